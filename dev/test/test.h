@@ -1,0 +1,31 @@
+// test.h: what every test file shares. A test is a function that calls EXPECT; test_gpt.c lists the functions and prints
+// "N passed, M failed". Nothing here needs a GPU, a network or Python.
+#pragma once
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct { int passed, failed; const char *name; } TestCount;
+extern TestCount test_count;
+
+// Counts one check; a failure prints the message and goes on.
+#define EXPECT(cond, ...) test_expect((cond), #cond, __FILE__, __LINE__, __VA_ARGS__)
+__attribute__((format(printf, 5, 6)))
+void test_expect(bool ok, const char *what, const char *file, int line, const char *fmt, ...);
+
+// Runs body(arg) in a child process and expects it to exit with a non-zero status (not a signal) after printing `words` on
+// stderr: how a refusal is tested.
+void test_expect_refusal(void (*body)(void *), void *arg, const char *words, const char *file, int line);
+#define EXPECT_REFUSAL(body, arg, words) test_expect_refusal(body, arg, words, __FILE__, __LINE__)
+
+// A fresh directory under build/test for one test's files; removed first when it exists. Returned string is static per call slot.
+const char *test_dir(const char *name);
+
+// One function per file in dev/test/ and one per section of test_gpt.c.
+void test_stories(void);
+void test_json(void);
+void test_checkpoint(void);
+void test_dataloader(void);
+void test_shard(void);
+void test_equations(void);

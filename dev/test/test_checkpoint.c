@@ -1,0 +1,519 @@
+// test_checkpoint.c: tensor files against bytes written by hand, and checkpoints against every kind of damage: cut files, flipped
+// bits, missing files, full disks, and kills while they are written.
+#include "../../llmc/checkpoint.h"
+#include "test.h"
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+
+// ------------------------------------------------------------------------------------------------------------------ hash
+
+static void test_hash(void) {
+    EXPECT(hash_bytes("", 0) == 0xef46db3751d8e999u, "XXH64 of nothing");
+    EXPECT(hash_bytes("a", 1) == 0xd24ec4f1a98c6e5bu, "XXH64 of a");
+    EXPECT(hash_bytes("abc", 3) == 0x44bc2cf5ad770999u, "XXH64 of abc");
+    unsigned char bytes[200];
+    for (int i = 0; i < 200; i++) bytes[i] = (unsigned char)(i * 7 + 3);
+    EXPECT(hash_bytes(bytes, 200) == 0xa6cb3c09bc829b24u, "XXH64 of 200 bytes");
+    for (size_t n = 0; n <= 200; n++) {
+        for (size_t piece = 1; piece < 48; piece += 3) {
+            Hash h = hash_begin();
+            for (size_t at = 0; at < n; at += piece) hash_add(&h, bytes + at, piece < n - at ? piece : n - at);
+            EXPECT(hash_end(&h) == hash_bytes(bytes, n), "%zu bytes in pieces of %zu", n, piece);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------------- tensors
+
+static void write_bytes(const char *path, const void *data, size_t n) {
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(data, 1, n, f) == n && fclose(f) == 0, "cannot write %s\n  -> check build/test", path);
+}
+
+// A file from its header and data, the length in front.
+static void write_safetensors(const char *path, const char *header, const void *data, size_t bytes) {
+    char file[2048];
+    uint64_t n = strlen(header);
+    memcpy(file, &n, 8);
+    memcpy(file + 8, header, n);
+    memcpy(file + 8 + n, data, bytes);
+    write_bytes(path, file, 8 + n + bytes);
+}
+
+static void test_write_golden(const char *dir) {
+    static const char HEADER[] = "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
+                                 "\"b\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[8,16]}}";
+    static const unsigned char DATA[16] = {0, 0, 0x80, 0x3F, 0, 0, 0x20, 0xC0, 0x9A, 0x99, 0x99, 0x99, 0x99, 0x99, 0xB9, 0x3F};
+    float a[2] = {1, -2.5f};
+    double b = 0.1;
+    Tensor tensors[2] = {{"a", "F32", 1, {2}, a}, {"b", "F64", 0, {0}, &b}};
+    char path[PATH_CAP];
+    check_format(path, sizeof path, "%s/golden.safetensors", dir);
+    FileSum sum = safetensors_write(path, tensors, 2);
+    size_t n;
+    char *file = file_read(path, &n);
+    EXPECT(n == 208 && sum.size == 208 && sum.hash == 0x649b03c1a88a101fu, "%zu bytes, size %" PRId64 ", hash %" PRIx64, n, sum.size, sum.hash);
+    EXPECT(memcmp(file, "\xB8\0\0\0\0\0\0\0", 8) == 0 && memcmp(file + 8, HEADER, sizeof HEADER - 1) == 0, "the header differs");
+    EXPECT(strspn(file + 8 + sizeof HEADER - 1, " ") >= 184 - (sizeof HEADER - 1) && memcmp(file + 192, DATA, 16) == 0, "padding or data differ");
+    free(file);
+    EXPECT(access(strcat(path, ".tmp"), F_OK) != 0, "the temporary file is still there");
+}
+
+static void test_read_golden(const char *dir) {
+    static const char HEADER[] = "{ \"half\":{\"shape\":[3],\"dtype\":\"F16\",\"data_offsets\":[1,7]}, \"byte\":{\"dtype\":\"U8\",\"shape\":[1],"
+                                 "\"data_offsets\":[0,1]},\"bf\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[7,11]},\"f\":{\"dtype\":\"F32\","
+                                 "\"shape\":[],\"data_offsets\":[11,15]},\"d\":{\"dtype\":\"F64\",\"shape\":[1,1,1,1],\"data_offsets\":[15,23]}}";
+    static const unsigned char DATA[23] = {7, 0, 0x3C, 1, 0x80, 0, 0xFC, 0x80, 0x3F, 0x49, 0xC0, 0, 0, 0xC0, 0x3F,
+                                           0x9A, 0x99, 0x99, 0x99, 0x99, 0x99, 0xB9, 0x3F};
+    char path[PATH_CAP];
+    check_format(path, sizeof path, "%s/hand.safetensors", dir);
+    write_safetensors(path, HEADER, DATA, sizeof DATA);
+    SafetensorsFile file;
+    safetensors_open(path, &file);
+    double x[3];
+    float y[3];
+    safetensors_read_real(safetensors_find(&file, "half"), x, true);
+    EXPECT(x[0] == 1 && x[1] == -0x1p-24 && x[2] == -INFINITY, "F16: %g %g %g", x[0], x[1], x[2]);
+    safetensors_read_real(safetensors_find(&file, "half"), y, false);
+    EXPECT(y[0] == 1 && y[1] == -0x1p-24f && y[2] == -INFINITY, "F16 to float: %g %g %g", (double)y[0], (double)y[1], (double)y[2]);
+    safetensors_read_real(safetensors_find(&file, "bf"), x, true);
+    EXPECT(x[0] == 1 && x[1] == -3.140625, "BF16: %g %g", x[0], x[1]);
+    safetensors_read_real(safetensors_find(&file, "f"), x, true);
+    EXPECT(x[0] == 1.5, "F32 to double: %g", x[0]);
+    safetensors_read_real(safetensors_find(&file, "d"), y, false);
+    EXPECT(y[0] == 0.1f, "F64 to float: %g", (double)y[0]);
+    const Tensor *bf = safetensors_find(&file, "bf"), *byte = safetensors_find(&file, "byte");
+    EXPECT(file.count == 5 && bf->rank == 2 && bf->shape[0] == 2 && bf->shape[1] == 1, "shapes differ");
+    EXPECT(*(const unsigned char *)byte->data == 7 && !safetensors_find(&file, "F"), "names differ");
+    safetensors_close(&file);
+}
+
+static void test_half(void) {
+    static const struct { unsigned bits; double value; } ROWS[] = {{0x3555, 0x1.554p-2}, {0x7BFF, 65504}, {0x0400, 0x1p-14}, {0x03FF, 0x1.ff8p-15},
+                                                                   {0xC000, -2}, {0x7C00, INFINITY}, {0, 0}};
+    for (int i = 0; i < 7; i++) {
+        double v = tensor_half((uint16_t)ROWS[i].bits);
+        EXPECT(v == ROWS[i].value, "F16 %04X: expected %a, found %a", ROWS[i].bits, ROWS[i].value, v);
+    }
+    EXPECT(isnan(tensor_half(0x7E00)) && signbit(tensor_half(0x8000)), "F16 NaN or -0");
+}
+
+// What is written comes back bit for bit: all bit patterns (NaNs with a payload too), ranks 0 to 4, an empty tensor, odd names.
+static void test_round_trip(const char *dir) {
+    enum { N = 70000 };
+    float *single = (float *)check_alloc(N * sizeof(float), "a test");
+    double *real = (double *)check_alloc(N * sizeof(double), "a test"), scalar = -0.0;
+    for (uint64_t i = 0; i < N; i++) {
+        uint64_t bits = rand_at(1, i);
+        memcpy(&real[i], &bits, 8);
+        memcpy(&single[i], &bits, 4);
+    }
+    Tensor tensors[] = {
+        {"odd", "F32", 3, {3, 5, 7}, single}, {"scalar", "F64", 0, {0}, &scalar}, {"empty", "F32", 2, {0, 9}, NULL}, {"four", "F64", 4, {2, 1, 3, 5}, real},
+        {"a \"name\"\\\n\xC3\xA9", "F32", 1, {1}, single + 9}, {"large", "F64", 2, {N / 7, 7}, real}, {"", "F32", 1, {N}, single},
+    };
+    const int count = sizeof tensors / sizeof tensors[0];
+    char path[PATH_CAP];
+    check_format(path, sizeof path, "%s/round.safetensors", dir);
+    FileSum sum = safetensors_write(path, tensors, count), again;
+    char error[256] = "";
+    EXPECT(file_try_sum(path, &again, error, sizeof error) && again.size == sum.size && again.hash == sum.hash, "the file's sum differs");
+    SafetensorsFile file;
+    safetensors_open(path, &file);
+    EXPECT(file.count == count && (size_t)sum.size == file.bytes, "%d tensors", file.count);
+    void *copy = check_alloc(N * sizeof(double), "a test");
+    for (int i = 0; i < count; i++) {
+        const Tensor *want = &tensors[i], *t = safetensors_find(&file, want->name);
+        bool same = t && strcmp(t->dtype, want->dtype) == 0 && t->rank == want->rank && memcmp(t->shape, want->shape, sizeof(int64_t) * (size_t)t->rank) == 0;
+        EXPECT(same, "tensor %d: type or shape differ", i);
+        if (!same) continue;
+        safetensors_read_real(t, copy, want->dtype[1] == '6');
+        EXPECT(tensor_bytes(want) == 0 || memcmp(copy, want->data, (size_t)tensor_bytes(want)) == 0, "tensor %s: data differ", t->name);
+    }
+    EXPECT(((uintptr_t)file.tensors[0].data & 63) == 0, "the data is not aligned to 64 bytes");
+    safetensors_close(&file);
+    sum = safetensors_write(path, NULL, 0);
+    safetensors_open(path, &file);
+    EXPECT(file.count == 0 && sum.size == 64, "a file of no tensors: %d, %" PRId64 " bytes", file.count, sum.size);
+    safetensors_close(&file);
+    free(copy);
+    free(single);
+    free(real);
+}
+
+#define F32_2 "{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
+static void open_file(void *path) {
+    SafetensorsFile file;
+    safetensors_open((const char *)path, &file);
+}
+
+static void test_refused_tensors(const char *dir) {
+    static const struct { const char *header; size_t bytes; const char *reason; } ROWS[] = {
+        {"{\"a\":" F32_2 "}", 8, NULL}, {"{}", 0, NULL},
+        {"{\"a\":" F32_2 "}", 7, "outside of the 7 bytes"}, {"{\"a\":" F32_2 "}", 9, "1 bytes of data belong to no tensor"},
+        {"{\"a\":" F32_2 ",\"a\":" F32_2 "}", 8, "\"a\" twice"}, {"{\"a\":" F32_2 ",\"b\":" F32_2 "}", 8, "overlap"},
+        {" {\"a\":" F32_2 "}", 8, "begin with '{'"}, {"", 8, "begin with '{'"}, {"[]", 0, "begin with '{'"}, {"{\"a\":" F32_2, 8, "expected ',' or '}'"},
+        {"{\"a\":" F32_2 ",\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[10,12]}}", 12, "leave a hole at byte 8"},
+        {"{\"a\":" F32_2 ",\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[7,9]}}", 9, "overlap at byte 8"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "its shape does not take the 8 bytes"},
+        {"{\"a\":{\"dtype\":\"F33\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "\"dtype\" to be F64"},
+        {"{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "\"dtype\" to be F64"}, {"{\"a\":7}", 0, "\"dtype\" to be F64"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "\"shape\" to be"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2.0],\"data_offsets\":[0,8]}}", 8, "\"shape\" to be"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,2],\"data_offsets\":[0,8]}}", 8, "\"shape\" to be at most 4"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":2,\"data_offsets\":[0,8]}}", 8, "\"shape\" to be"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "[begin, end]"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}", 8, "[begin, end]"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "outside"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[9223372036854775800,9223372036854775807]}}", 8, "outside"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387906],\"data_offsets\":[0,8]}}", 8, "its shape"},         // 2^62 + 2: wraps to 8
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "its shape"},       // 2^64: wraps to 0
+        {"{\"__metadata__\":{\"x\":1},\"a\":" F32_2 "}", 8, "__metadata__"}, {"{\"__metadata__\":[],\"a\":" F32_2 "}", 8, "__metadata__"},
+    };
+    static const char DATA[16];
+    char path[PATH_CAP], error[256];
+    check_format(path, sizeof path, "%s/refused.safetensors", dir);
+    SafetensorsFile file;
+    for (size_t i = 0; i < sizeof ROWS / sizeof ROWS[0]; i++) {
+        write_safetensors(path, ROWS[i].header, DATA, ROWS[i].bytes);
+        bool ok = safetensors_try_open(path, &file, error, sizeof error);
+        if (ROWS[i].reason) EXPECT(!ok && strstr(error, ROWS[i].reason), "%s: expected \"%s\", found \"%s\"", ROWS[i].header, ROWS[i].reason, ok ? "accepted" : error);
+        else EXPECT(ok, "%s was refused: %s", ROWS[i].header, error);
+        if (ok) safetensors_close(&file);
+    }
+    static const char *const LENGTHS[] = {"", "\x40\0\0\0\0\0\0", "\x03\0\0\0\0\0\0\0{}", "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", "\xFA\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}"};
+    static const size_t SIZES[] = {0, 7, 10, 10, 10};
+    for (int i = 0; i < 5; i++) {
+        write_bytes(path, LENGTHS[i], SIZES[i]);
+        EXPECT(!safetensors_try_open(path, &file, error, sizeof error), "a wrong header length was accepted, row %d", i);
+    }
+    EXPECT_REFUSAL(open_file, path, "expected a whole safetensors file, found: a header of");
+    EXPECT(!safetensors_try_open(dir, &file, error, sizeof error) && strstr(error, "regular file"), "a directory: %s", error);
+    EXPECT_REFUSAL(open_file, (void *)"absent.safetensors", "No such file");
+}
+
+static void write_twice(void *path) {
+    float x = 1;
+    Tensor tensors[2] = {{"a", "F32", 1, {1}, &x}, {"a", "F32", 1, {1}, &x}};
+    safetensors_write((const char *)path, tensors, 2);
+}
+static void write_unknown(void *path) {
+    Tensor t = {"a", "F8", 1, {1}, path};
+    safetensors_write((const char *)path, &t, 1);
+}
+static void read_bytes(void *out) {
+    Tensor t = {"tokens", "I32", 1, {1}, "abc"};
+    safetensors_read_real(&t, out, true);
+}
+
+// ------------------------------------------------------------------------------------------------------------ checkpoints
+
+static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json", "state.json", "manifest.json"};
+
+// A checkpoint that knows who it is: id stands in the tensors and in state.json.
+static void write_checkpoint(const char *run, int64_t step, int64_t id, int64_t floats) {
+    float *weights = (float *)check_alloc((size_t)floats * sizeof(float), "a test");
+    double moment = 0.5 * (double)id;
+    for (int64_t i = 0; i < floats; i++) weights[i] = (float)id;
+    Tensor model = {"w", "F32", 1, {floats}, weights}, optimizer = {"m", "F64", 0, {0}, &moment};
+    char text[64];
+    Checkpoint c;
+    checkpoint_begin(&c, run, step);
+    checkpoint_add_tensors(&c, "model.safetensors", &model, 1);
+    checkpoint_add_tensors(&c, "optimizer.safetensors", &optimizer, 1);
+    checkpoint_add_text(&c, "config.json", "{}\n");
+    checkpoint_add_text(&c, "state.json", check_format(text, sizeof text, "{\"id\": %" PRId64 "}\n", id));
+    checkpoint_commit(&c);
+    free(weights);
+}
+
+// The id of a checkpoint, or -1 when its parts disagree.
+static int64_t read_checkpoint(const char *dir) {
+    char path[PATH_CAP];
+    Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
+    int64_t id = json_get_int(state, "id", path);
+    json_free(state);
+    SafetensorsFile file;
+    safetensors_open(check_format(path, sizeof path, "%s/model.safetensors", dir), &file);
+    const Tensor *w = safetensors_find(&file, "w");
+    for (int64_t i = 0; i < w->shape[0]; i++) if (((const float *)w->data)[i] != (float)id) id = -1;
+    safetensors_close(&file);
+    return id;
+}
+
+// checkpoint_latest, with what it says on stderr kept in a file: the id found, or -1 when there is none.
+static int64_t latest(const char *run, char *said, size_t cap) {
+    char dir[PATH_CAP], path[PATH_CAP];
+    check_format(path, sizeof path, "%s/said", run);
+    int keep = dup(2), fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0666);
+    dup2(fd, 2);
+    bool found = checkpoint_latest(run, dir, sizeof dir);
+    dup2(keep, 2);
+    close(keep);
+    ssize_t n = pread(fd, said, cap - 1, 0);
+    said[n > 0 ? n : 0] = 0;
+    close(fd);
+    unlink(path);
+    return found ? read_checkpoint(dir) : -1;
+}
+
+static void expect_latest(const char *run, int64_t id, const char *words, int line) {
+    char said[4096];
+    int64_t found = latest(run, said, sizeof said);
+    EXPECT(found == id, "line %d: expected checkpoint %" PRId64 ", found %" PRId64 "; stderr: %s", line, id, found, said);
+    EXPECT(words ? strstr(said, words) != NULL : said[0] == 0, "line %d: expected stderr \"%s\", found \"%s\"", line, words ? words : "", said);
+}
+
+static void call_latest(void *run) {
+    char dir[PATH_CAP];
+    checkpoint_latest((const char *)run, dir, sizeof dir);
+}
+
+static void test_commit(const char *run) {
+    char path[PATH_CAP], why[256] = "";
+    struct stat info;
+    expect_latest(run, -1, NULL, __LINE__);
+    EXPECT(!checkpoint_latest("build/test/checkpoint/absent", path, sizeof path), "a checkpoint in an absent run");
+    for (int64_t step = 100; step <= 300; step += 100) write_checkpoint(run, step, step, 10);
+    write_checkpoint(run, 99, 99, 10);                        // the highest step wins, not the last one written
+    expect_latest(run, 300, NULL, __LINE__);
+    check_format(path, sizeof path, "%s/step_00000200", run);
+    EXPECT(checkpoint_verify(path, why, sizeof why) && read_checkpoint(path) == 200, "step 200: %s", why);
+    write_checkpoint(run, 300, 301, 20);                      // the same step again: replaced, nothing left over
+    expect_latest(run, 301, NULL, __LINE__);
+    EXPECT(lstat(check_format(path, sizeof path, "%s/.old-step_00000300", run), &info) != 0, "the replaced checkpoint is still there");
+    EXPECT(lstat(check_format(path, sizeof path, "%s/.tmp-step_00000300", run), &info) != 0, "the temporary directory is still there");
+    write_checkpoint(run, 1234567890, 5, 1);                  // more digits than the padding
+    expect_latest(run, 5, NULL, __LINE__);
+    EXPECT(checkpoint_remove(check_format(path, sizeof path, "%s/step_1234567890", run)), "cannot remove %s", path);
+    static const char *const STRANGERS[] = {"step_300", "step_000000400", "step_00000400x", "step_-0000001", "xstep_00000400", ".tmp-step_00000400"};
+    for (int i = 0; i < 6; i++) mkdir(check_format(path, sizeof path, "%s/%s", run, STRANGERS[i]), 0777);
+    expect_latest(run, 301, NULL, __LINE__);                  // not names of checkpoints: not looked at
+    write_checkpoint(run, 300, 300, 10);
+    EXPECT(lstat(path, &info) != 0, "%s was not cleared", path);
+}
+
+// Kinds of damage to a file of n bytes; each returns the new length of `bytes`, or -1 for no file.
+enum { CUT, EMPTY, LONGER, MISSING, ZEROED, KINDS_OF_DAMAGE };
+static int64_t damage(char *bytes, int64_t n, int kind) {
+    if (kind == ZEROED) memset(bytes, 0, (size_t)n);
+    bytes[n] = ' ';
+    return kind == CUT ? n - 1 : kind == EMPTY ? 0 : kind == LONGER ? n + 1 : kind == MISSING ? -1 : n;
+}
+
+// Every kind of damage to every file of the newest checkpoint is seen, named, and the one before it taken instead.
+static void test_damage(const char *run) {
+    for (int f = 0; f < 5; f++) {
+        char dir[PATH_CAP], path[PATH_CAP], why[256], bytes[1025];
+        check_format(dir, sizeof dir, "%s/step_00000300", run);
+        check_format(path, sizeof path, "%s/%s", dir, FILES[f]);
+        size_t n;
+        char *whole = file_read(path, &n);
+        CHECK(whole && n < 1024, "%s is too large for this test\n  -> a smaller tensor", path);
+        for (int kind = 0; kind < KINDS_OF_DAMAGE; kind++) {
+            if (strcmp(FILES[f], "manifest.json") == 0 && kind == LONGER) continue;      // white space behind a manifest is no damage
+            memcpy(bytes, whole, n);
+            int64_t left = damage(bytes, (int64_t)n, kind);
+            if (strcmp(FILES[f], "manifest.json") == 0 && kind == CUT) left--;           // nor is the lack of a last newline
+            unlink(path);
+            if (left >= 0) write_bytes(path, bytes, (size_t)left);
+            EXPECT(!checkpoint_verify(dir, why, sizeof why) && strstr(why, FILES[f]), "%s, damage %d: %s", FILES[f], kind, why);
+            expect_latest(run, 200, FILES[f], __LINE__);
+        }
+        for (size_t bit = 0; bit < 8 * n; bit++) {
+            memcpy(bytes, whole, n);
+            bytes[bit / 8] = (char)(bytes[bit / 8] ^ 1 << bit % 8);
+            write_bytes(path, bytes, n);
+            EXPECT(!checkpoint_verify(dir, why, sizeof why), "%s, bit %zu flipped: not seen", FILES[f], bit);
+        }
+        write_bytes(path, whole, n);
+        EXPECT(checkpoint_verify(dir, why, sizeof why), "repaired, but: %s", why);
+        free(whole);
+    }
+    expect_latest(run, 300, NULL, __LINE__);
+}
+
+static void test_manifests(const char *run) {
+    static const char *const TEXTS[] = {"{}", "[]", "[{\"size\":1,\"xxh64\":\"\"}]", "{\"state.json\":{}}", "{\"state.json\":1}", "{\"..\":{\"size\":0,\"xxh64\":\"x\"}}",
+        "{\"\":{\"size\":4096,\"xxh64\":\"ef46db3751d8e999\"}}", "{\"../step_00000100/config.json\":{\"size\":3,\"xxh64\":\"7d441b099c11d3ba\"}}"};
+    char dir[PATH_CAP], path[PATH_CAP], why[256];
+    check_format(dir, sizeof dir, "%s/step_00000300", run);
+    check_format(path, sizeof path, "%s/manifest.json", dir);
+    size_t n;
+    char *whole = file_read(path, &n);
+    for (size_t i = 0; i < sizeof TEXTS / sizeof TEXTS[0]; i++) {
+        write_bytes(path, TEXTS[i], strlen(TEXTS[i]));
+        EXPECT(!checkpoint_verify(dir, why, sizeof why), "the manifest %s was accepted", TEXTS[i]);
+    }
+    char name[2000];
+    memset(name, 'x', sizeof name);
+    memcpy(name, "{\"", 2);
+    memcpy(name + sizeof name - 6, "\": {}}", 6);
+    write_bytes(path, name, sizeof name);
+    EXPECT(!checkpoint_verify(dir, why, sizeof why), "a name of 2000 bytes was accepted");
+    write_bytes(path, whole, n);
+    free(whole);
+}
+
+// A kill between the two renames that replace a step leaves it under its other name: readers find it, the next begin restores it.
+static void test_aside(const char *run) {
+    char plain[PATH_CAP], aside[PATH_CAP], path[PATH_CAP];
+    struct stat info;
+    checkpoint_path(plain, run, "", 300);
+    checkpoint_path(aside, run, ".old-", 300);
+    CHECK(rename(plain, aside) == 0, "cannot rename %s\n  -> check build/test", plain);
+    expect_latest(run, 300, NULL, __LINE__);
+    write_checkpoint(run, 50, 50, 10);
+    EXPECT(lstat(plain, &info) == 0 && lstat(aside, &info) != 0, "the old checkpoint was not restored");
+    expect_latest(run, 300, NULL, __LINE__);
+
+    // A kill after both renames, before the old one is removed: the new one wins, and the old one goes.
+    mkdir(aside, 0777);
+    write_bytes(check_format(path, sizeof path, "%s/state.json", aside), "{}", 2);
+    expect_latest(run, 300, NULL, __LINE__);
+    write_checkpoint(run, 50, 50, 10);
+    EXPECT(lstat(aside, &info) != 0, "the replaced checkpoint is still there");
+}
+
+static void test_all_damaged(const char *run) {
+    char path[PATH_CAP];
+    write_checkpoint(run, 7, 7, 10);
+    CHECK(truncate(check_format(path, sizeof path, "%s/step_00000007/state.json", run), 3) == 0, "cannot truncate %s\n  -> check build/test", path);
+    EXPECT_REFUSAL(call_latest, (void *)run, "every checkpoint in");
+    write_checkpoint(run, 7, 8, 10);                             // a damaged one is replaced like any other
+    expect_latest(run, 8, NULL, __LINE__);
+}
+
+// ---------------------------------------------------------------------------------------------------------- full disks
+
+// A checkpoint of 400 kB in a process whose files may have 100 kB: the write that crosses the limit is cut short, the next fails.
+static void write_beyond_limit(void *run) {
+    struct rlimit limit = {100000, 100000};
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    write_checkpoint((const char *)run, 300, 999, 100000);
+}
+static void write_to_full(void *path) { file_write_atomic((const char *)path, "{}"); }
+static void begin_run(void *run) {
+    Checkpoint c;
+    checkpoint_begin(&c, (const char *)run, 1);
+}
+static void add_name(void *name) {
+    Checkpoint c;
+    checkpoint_begin(&c, "build/test/checkpoint/names", 1);
+    checkpoint_add_text(&c, "once.json", "{}");
+    checkpoint_add_text(&c, (const char *)name, "{}");
+}
+
+static void test_full_disk(const char *run) {
+    EXPECT_REFUSAL(write_beyond_limit, (void *)run, "model.safetensors.tmp after 100000 bytes: File too large\n  -> free space");
+    expect_latest(run, 300, NULL, __LINE__);
+    char path[PATH_CAP], temp[PATH_CAP];
+    struct stat info;
+    check_format(path, sizeof path, "%s/config.json", run);
+    file_write_atomic(path, "before");
+    bool linked = stat("/dev/full", &info) == 0 && symlink("/dev/full", check_format(temp, sizeof temp, "%s.tmp", path)) == 0;
+    EXPECT(linked, "this test needs /dev/full");
+    if (linked) EXPECT_REFUSAL(write_to_full, path, "No space left on device\n  -> free space");
+    unlink(temp);
+    size_t n;
+    char *text = file_read(path, &n);
+    EXPECT(text && n == 6 && memcmp(text, "before", 6) == 0, "the file before was lost");
+    free(text);
+    file_write_atomic(path, "after");
+    text = file_read(path, &n);
+    EXPECT(text && n == 5 && memcmp(text, "after", 5) == 0, "the file was not replaced");
+    free(text);
+
+    // A regular file where a directory is needed: refused for every user, root too.
+    EXPECT_REFUSAL(begin_run, check_format(temp, sizeof temp, "%s/sub", path), "cannot make the directory");
+    EXPECT_REFUSAL(begin_run, path, "cannot list");
+    EXPECT_REFUSAL(call_latest, path, "cannot list");
+    EXPECT_REFUSAL(write_to_full, check_format(temp, sizeof temp, "%s/file", path), "cannot create");
+    static const char *const NAMES[] = {"once.json", "manifest.json", "", ".hidden", "a/b"};
+    for (int i = 0; i < 5; i++) EXPECT_REFUSAL(add_name, (void *)NAMES[i], "a checkpoint cannot take a file named");
+}
+
+// --------------------------------------------------------------------------------------------------------------- kills
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void wait_seconds(double seconds) {
+    struct timespec t = {(time_t)seconds, (long)(1e9 * (seconds - floor(seconds)))};
+    nanosleep(&t, NULL);
+}
+
+// Writes checkpoint after checkpoint, each step twice, and tells the id of every one it has committed, until it is killed.
+static void write_forever(const char *run, int64_t id, int tell) {
+    for (;; id++) {
+        write_checkpoint(run, id / 2, id, 3000);
+        if (write(tell, &id, sizeof id) != sizeof id) _exit(1);
+    }
+}
+
+// Kills a writer at staggered times: what it had committed is never lost, and what is found is never a mixture.
+static void test_kills(const char *run) {
+    int64_t committed = 2, rounds = 100, inside = 0;
+    double start = now();
+    write_checkpoint(run, committed / 2, committed, 3000);
+    double seconds = now() - start;                           // of one checkpoint: the kills are spread over three of them
+    for (int64_t round = 0; round < rounds; round++) {
+        int ends[2];
+        CHECK(pipe(ends) == 0, "no pipe\n  -> close other programs");
+        fflush(NULL);
+        pid_t child = fork();
+        CHECK(child >= 0, "no child process\n  -> close other programs");
+        if (child == 0) write_forever(run, committed + 1, ends[1]);
+        close(ends[1]);
+        wait_seconds(3 * seconds * (double)round / (double)rounds);
+        kill(child, SIGKILL);
+        int status;
+        waitpid(child, &status, 0);
+        EXPECT(WIFSIGNALED(status), "round %d: the writer ended by itself", (int)round);
+        int64_t id;
+        while (read(ends[0], &id, sizeof id) == sizeof id) committed = id;
+        close(ends[0]);
+
+        char path[PATH_CAP], said[4096];
+        struct stat info;
+        inside += lstat(checkpoint_path(path, run, ".tmp-", (committed + 1) / 2), &info) == 0;
+        int64_t found = latest(run, said, sizeof said);
+        EXPECT(found == committed || found == committed + 1, "round %d: %d committed, %d found", (int)round, (int)committed, (int)found);
+        EXPECT(said[0] == 0, "round %d: %s", (int)round, said);
+        if (found > committed) committed = found;
+    }
+    EXPECT(inside > 20, "only %d of %d kills came while a checkpoint was being written", (int)inside, (int)rounds);
+}
+
+void test_checkpoint(void) {
+    char dir[256], run[512], second[512];
+    check_format(dir, sizeof dir, "%s", test_dir("checkpoint"));
+    check_format(run, sizeof run, "%s/run", dir);
+    test_hash();
+    test_write_golden(dir);
+    test_read_golden(dir);
+    test_half();
+    test_round_trip(dir);
+    test_refused_tensors(dir);
+    check_format(second, sizeof second, "%s/never.safetensors", dir);
+    EXPECT_REFUSAL(write_twice, second, "these tensors make no valid file");
+    EXPECT_REFUSAL(write_unknown, second, "expected a known type and shape");
+    EXPECT(access(second, F_OK) != 0, "a refused file was written");
+    EXPECT_REFUSAL(read_bytes, second, "tensor tokens: expected F64");
+    mkdir(run, 0777);
+    test_commit(run);
+    test_damage(run);
+    test_manifests(run);
+    test_aside(run);
+    test_full_disk(run);
+    check_format(second, sizeof second, "%s/second", dir);
+    test_all_damaged(second);
+    check_format(second, sizeof second, "%s/kills", dir);
+    test_kills(second);
+}

@@ -1,0 +1,48 @@
+// check.h: the one way this program refuses to go on.
+//
+// CHECK(cond, "what was expected, what was found\n  -> what to do", ...) prints the message with file and line on stderr
+// and exits with status 1. Every message for a user ends in a "->" line that names the command or flag that helps.
+// It works in every build: nothing here depends on NDEBUG, and host code is never compiled with fast-math.
+#pragma once
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define PRINTF_LIKE(fmt, args)
+#endif
+#define CHECK(cond, ...) do { if (!(cond)) check_failed(__FILE__, __LINE__, __VA_ARGS__); } while (0)
+#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+
+PRINTF_LIKE(3, 4) static inline void check_failed(const char *file, int line, const char *fmt, ...) {
+    const char *base = strrchr(file, '/');
+    va_list args;
+    va_start(args, fmt);
+    fflush(stdout);
+    fprintf(stderr, "error: ");
+    vfprintf(stderr, fmt, args);
+    fprintf(stderr, "\n  (%s:%d)\n", base ? base + 1 : file, line);
+    va_end(args);
+    exit(1);
+}
+
+// Zeroed memory or a clear end. Used at start only: nothing is allocated inside the training loop.
+static inline void *check_alloc(size_t bytes, const char *what) {
+    void *p = calloc(bytes ? bytes : 1, 1);
+    CHECK(p, "no memory for %s (%zu MiB)\n  -> a smaller --micro-batch, --seq or --model, or --recompute", what, bytes >> 20);
+    return p;
+}
+
+// Writes a formatted string of any length into buf, or ends if it does not fit: paths are never cut silently.
+PRINTF_LIKE(3, 4) static inline char *check_format(char *buf, size_t cap, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(buf, cap, fmt, args);
+    va_end(args);
+    CHECK(n >= 0 && (size_t)n < cap, "a name or path longer than %zu bytes: %.60s...\n  -> use a shorter path", cap - 1, buf);
+    return buf;
+}

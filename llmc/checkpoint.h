@@ -1,0 +1,541 @@
+// checkpoint.h: tensors in files, and directories of such files that survive a kill at any instant.
+//
+//   <run>/step_00000200/model.safetensors, optimizer.safetensors, config.json, state.json, ...
+//                       manifest.json        {"model.safetensors": {"size": 512, "xxh64": "d24ec4f1a98c6e5b"}, ...}
+//
+// A file is written under a temporary name, brought to the disk (fsync), then renamed. A checkpoint is written as the directory
+// .tmp-step_00000200, the manifest last, then renamed. When that step exists already it first steps aside as .old-step_00000200,
+// which readers take while the plain name is missing. So there is always the old state or the new one, whole; what a kill leaves
+// behind is ignored by readers and cleared by the next checkpoint_begin. One process writes to a run directory.
+//
+// Tensor files are safetensors: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, the data.
+// Errors end the program with what to do; functions with `try` and checkpoint_verify return false and say why instead.
+#pragma once
+#include "check.h"
+#include "json.h"
+#include "rand.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PATH_CAP 1024
+#define TENSOR_RANK 4
+#define SAFETENSORS_HEADER 100000000          // bytes of header at most, the format's own limit
+#define CHECKPOINT_FILES 16                   // in one checkpoint
+#define CHECKPOINT_NAME 64                    // bytes of a file's name, with its zero
+
+// ------------------------------------------------------------------------------------------------------------------ files
+
+typedef struct { int64_t size; uint64_t hash; } FileSum;          // hash: XXH64
+typedef struct { int fd; char path[PATH_CAP], temp[PATH_CAP]; Hash hash; } FileWriter;
+
+static inline void file_begin(FileWriter *w, const char *path) {
+    check_format(w->path, sizeof w->path, "%s", path);
+    check_format(w->temp, sizeof w->temp, "%s.tmp", path);
+    w->hash = hash_begin();
+    w->fd = open(w->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    CHECK(w->fd >= 0, "cannot create %s: %s\n  -> check that the directory exists and may be written to", w->temp, strerror(errno));
+}
+
+// Pieces of one MiB are hashed while they are still in the cache.
+static inline void file_add(FileWriter *w, const void *data, size_t n) {
+    const char *p = (const char *)data;
+    while (n) {
+        ssize_t written = write(w->fd, p, n < 1 << 20 ? n : 1 << 20);
+        if (written < 0 && errno == EINTR) continue;
+        CHECK(written > 0, "cannot write %s after %" PRIu64 " bytes: %s\n  -> free space on that disk, or write to another one",
+              w->temp, w->hash.length, strerror(errno));
+        hash_add(&w->hash, p, (size_t)written);
+        p += written;
+        n -= (size_t)written;
+    }
+}
+
+// A new name is on the disk only when its directory is. Some file systems cannot sync directories, and say EINVAL.
+static inline void file_sync_dir(const char *dir) {
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool ok = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
+    CHECK(ok, "cannot bring the directory %s to the disk: %s\n  -> check that it exists and its disk is sound", dir, strerror(errno));
+    close(fd);
+}
+
+static inline void file_sync_parent(const char *path) {
+    char dir[PATH_CAP];
+    size_t n = strlen(path);
+    while (n > 0 && path[n - 1] == '/') n--;
+    while (n > 0 && path[n - 1] != '/') n--;
+    file_sync_dir(check_format(dir, sizeof dir, "%.*s", n ? (int)n : 1, n ? path : "."));
+}
+
+static inline FileSum file_commit(FileWriter *w) {
+    bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 && rename(w->temp, w->path) == 0;
+    CHECK(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one", w->path, strerror(errno));
+    file_sync_parent(w->path);
+    FileSum sum = {(int64_t)w->hash.length, hash_end(&w->hash)};
+    return sum;
+}
+
+// The file holds either what it held or all of text, whatever happens.
+static inline FileSum file_write_atomic(const char *path, const char *text) {
+    FileWriter w;
+    file_begin(&w, path);
+    file_add(&w, text, strlen(text));
+    return file_commit(&w);
+}
+
+static inline bool file_try_sum(const char *path, FileSum *sum, char *error, size_t cap) {
+    const size_t piece = 1 << 20;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return error_set(error, cap, "%s", strerror(errno));
+    char *buffer = (char *)check_alloc(piece, "a checksum");
+    Hash hash = hash_begin();
+    ssize_t got;
+    while ((got = read(fd, buffer, piece)) > 0 || (got < 0 && errno == EINTR)) if (got > 0) hash_add(&hash, buffer, (size_t)got);
+    if (got < 0) error_set(error, cap, "%s", strerror(errno));
+    free(buffer);
+    close(fd);
+    sum->size = (int64_t)hash.length;
+    sum->hash = hash_end(&hash);
+    return got == 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- tensors
+
+// A name, a type and a shape for memory that belongs to somebody else. In a mapped file data may be unaligned.
+typedef struct {
+    const char *name, *dtype;         // dtype: F32 and F64 are what this program writes; BF16, F16, I64, I32, U8 are known too
+    int rank;                         // 0 is a scalar
+    int64_t shape[TENSOR_RANK];
+    const void *data;
+} Tensor;
+
+typedef struct {
+    Tensor *tensors;                  // in the order of the header
+    int count;
+    Json *header;                     // owns the names
+    void *map;
+    size_t bytes;
+} SafetensorsFile;
+
+static inline int tensor_dtype_bytes(const char *dtype) {
+    static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8"};
+    static const int BYTES[] = {8, 8, 4, 4, 2, 2, 1};
+    for (int i = 0; i < 7; i++) if (strcmp(dtype, NAMES[i]) == 0) return BYTES[i];
+    return 0;
+}
+
+// Bytes of data, or -1 when the type is unknown, a size negative, or the product beyond 63 bits.
+static inline int64_t tensor_bytes(const Tensor *t) {
+    int64_t bytes = tensor_dtype_bytes(t->dtype);
+    if (bytes == 0 || t->rank < 0 || t->rank > TENSOR_RANK) return -1;
+    for (int i = 0; i < t->rank; i++) {
+        if (t->shape[i] < 0 || (t->shape[i] > 0 && bytes > INT64_MAX / t->shape[i])) return -1;
+        bytes *= t->shape[i];
+    }
+    return bytes;
+}
+
+static inline int64_t tensor_count(const Tensor *t) { return tensor_bytes(t) / tensor_dtype_bytes(t->dtype); }
+
+static inline double tensor_half(uint16_t bits) {
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double v = exponent == 31 ? (fraction ? NAN : INFINITY) : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    return bits & 0x8000 ? -v : v;
+}
+
+static inline double tensor_bfloat(uint16_t bits) {
+    uint32_t word = (uint32_t)bits << 16;
+    float v;
+    memcpy(&v, &word, 4);
+    return v;
+}
+
+// Element i of a floating-point tensor. memcpy, because a mapped file promises no alignment.
+static inline double tensor_real(const Tensor *t, int bytes, bool bfloat, int64_t i) {
+    const char *p = (const char *)t->data + i * bytes;
+    double wide;
+    float single;
+    uint16_t half;
+    if (bytes == 8) { memcpy(&wide, p, 8); return wide; }
+    if (bytes == 4) { memcpy(&single, p, 4); return single; }
+    memcpy(&half, p, 2);
+    return bfloat ? tensor_bfloat(half) : tensor_half(half);
+}
+
+// Copies a tensor into floats or doubles, bit for bit where the type is the same already.
+static inline void safetensors_read_real(const Tensor *t, void *out, bool out_is_double) {
+    int bytes = tensor_dtype_bytes(t->dtype);
+    bool bfloat = strcmp(t->dtype, "BF16") == 0;
+    CHECK(bfloat || t->dtype[0] == 'F', "tensor %s: expected F64, F32, BF16 or F16, found %s\n  -> convert the file", t->name, t->dtype);
+    int64_t count = tensor_count(t);
+    if (bytes == (out_is_double ? 8 : 4)) {
+        if (count) memcpy(out, t->data, (size_t)(count * bytes));
+    } else if (out_is_double) {
+        for (int64_t i = 0; i < count; i++) ((double *)out)[i] = tensor_real(t, bytes, bfloat, i);
+    } else {
+        for (int64_t i = 0; i < count; i++) ((float *)out)[i] = (float)tensor_real(t, bytes, bfloat, i);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ safetensors: read
+
+typedef struct { int64_t begin, end; } SafetensorsRange;
+
+static inline int safetensors_compare_ranges(const void *a, const void *b) {
+    const SafetensorsRange *x = (const SafetensorsRange *)a, *y = (const SafetensorsRange *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);                  // an empty tensor before the one that begins at the same place
+}
+
+static inline bool safetensors_is_ints(const Json *v, size_t least, size_t most) {
+    if (!v || v->kind != JSON_ARRAY || v->count < least || v->count > most) return false;
+    for (const Json *i = v->first; i; i = i->next) if (i->kind != JSON_INT || i->integer < 0) return false;
+    return true;
+}
+
+// One entry of the header: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, offsets within `bytes` bytes of data.
+static inline bool safetensors_read_entry(const Json *entry, int64_t bytes, Tensor *t, SafetensorsRange *range, char *error, size_t cap) {
+    const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *offsets = json_get(entry, "data_offsets");
+    if (!dtype || dtype->kind != JSON_STRING || !tensor_dtype_bytes(dtype->text))
+        return error_set(error, cap, "tensor %s: expected \"dtype\" to be F64, F32, BF16, F16, I64, I32 or U8", entry->key);
+    if (!safetensors_is_ints(shape, 0, TENSOR_RANK))
+        return error_set(error, cap, "tensor %s: expected \"shape\" to be at most %d sizes", entry->key, TENSOR_RANK);
+    if (!safetensors_is_ints(offsets, 2, 2)) return error_set(error, cap, "tensor %s: expected \"data_offsets\" to be [begin, end]", entry->key);
+    t->name = entry->key;
+    t->dtype = dtype->text;
+    t->rank = 0;
+    for (const Json *size = shape->first; size; size = size->next) t->shape[t->rank++] = size->integer;
+    range->begin = offsets->first->integer;
+    range->end = offsets->first->next->integer;
+    if (range->begin > range->end || range->end > bytes)
+        return error_set(error, cap, "tensor %s: offsets [%" PRId64 ", %" PRId64 "] outside of the %" PRId64 " bytes of data", t->name,
+                         range->begin, range->end, bytes);
+    if (tensor_bytes(t) != range->end - range->begin)
+        return error_set(error, cap, "tensor %s: its shape does not take the %" PRId64 " bytes it has", t->name, range->end - range->begin);
+    return true;
+}
+
+// The data must be covered from end to end, each byte by one tensor.
+static inline bool safetensors_check_cover(SafetensorsRange *ranges, int count, int64_t bytes, char *error, size_t cap) {
+    int64_t at = 0;
+    qsort(ranges, (size_t)count, sizeof ranges[0], safetensors_compare_ranges);
+    for (int i = 0; i < count; at = ranges[i++].end)
+        if (ranges[i].begin != at)
+            return error_set(error, cap, "tensors %s at byte %" PRId64 " of the data", ranges[i].begin < at ? "overlap" : "leave a hole", at);
+    return at == bytes || error_set(error, cap, "%" PRId64 " bytes of data belong to no tensor", bytes - at);
+}
+
+// Fills file->header, tensors and count from the JSON header alone: data pointers are set by safetensors_try_open.
+static inline bool safetensors_read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file, SafetensorsRange **ranges,
+                                           char *error, size_t cap) {
+    if (n == 0 || text[0] != '{') return error_set(error, cap, "expected the header to begin with '{'");
+    if (!json_try_parse(text, n, &file->header, error, cap)) return false;
+    file->tensors = (Tensor *)check_alloc(file->header->count * sizeof(Tensor), "a list of tensors");
+    *ranges = (SafetensorsRange *)check_alloc(file->header->count * sizeof(SafetensorsRange), "a list of tensors");
+    for (const Json *entry = file->header->first; entry; entry = entry->next) {
+        if (strcmp(entry->key, "__metadata__") == 0) {
+            bool strings = entry->kind == JSON_OBJECT;
+            for (const Json *m = entry->first; m; m = m->next) strings = strings && m->kind == JSON_STRING;
+            if (!strings) return error_set(error, cap, "expected \"__metadata__\" to be an object of strings");
+        } else {
+            int i = file->count++;
+            if (!safetensors_read_entry(entry, bytes, &file->tensors[i], &(*ranges)[i], error, cap)) return false;
+        }
+    }
+    return true;
+}
+
+static inline void safetensors_close(SafetensorsFile *file) {
+    if (file->map) munmap(file->map, file->bytes);
+    json_free(file->header);
+    free(file->tensors);
+    memset(file, 0, sizeof *file);
+}
+
+// Maps a regular file read-only. Its pages are read when they are touched; the file must not be cut short while it is open.
+static inline bool safetensors_map(const char *path, SafetensorsFile *file, char *error, size_t cap) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);        // not waiting for the other end, should it be a pipe
+    if (fd < 0) return error_set(error, cap, "%s", strerror(errno));
+    bool ok = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= 8;
+    if (!ok) error_set(error, cap, "expected a regular file of at least 8 bytes");
+    if (ok) {
+        file->bytes = (size_t)info.st_size;
+        void *map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        ok = map != MAP_FAILED;
+        if (ok) file->map = map; else error_set(error, cap, "cannot map it into memory: %s", strerror(errno));
+    }
+    close(fd);
+    return ok;
+}
+
+static inline bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error, size_t cap) {
+    memset(file, 0, sizeof *file);
+    if (!safetensors_map(path, file, error, cap)) return false;
+    const char *base = (const char *)file->map + 8;
+    uint64_t n;
+    memcpy(&n, file->map, 8);
+    SafetensorsRange *ranges = NULL;
+    bool ok = n <= file->bytes - 8 && n <= SAFETENSORS_HEADER;
+    if (!ok) error_set(error, cap, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
+    int64_t data_bytes = ok ? (int64_t)(file->bytes - 8 - n) : 0;
+    ok = ok && safetensors_read_header(base, n, data_bytes, file, &ranges, error, cap);
+    for (int i = 0; ok && i < file->count; i++) file->tensors[i].data = base + n + ranges[i].begin;
+    ok = ok && safetensors_check_cover(ranges, file->count, data_bytes, error, cap);
+    free(ranges);
+    if (!ok) safetensors_close(file);
+    return ok;
+}
+
+static inline void safetensors_open(const char *path, SafetensorsFile *file) {
+    char error[256];
+    bool ok = safetensors_try_open(path, file, error, sizeof error);
+    CHECK(ok, "%s: expected a whole safetensors file, found: %s\n  -> check the path, or copy or download the file again", path, error);
+}
+
+static inline const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
+    for (int i = 0; i < file->count; i++) if (strcmp(file->tensors[i].name, name) == 0) return &file->tensors[i];
+    return NULL;
+}
+
+// ----------------------------------------------------------------------------------------------------- safetensors: write
+
+// Spaces at the end of the header bring the data to a multiple of 64 bytes: any type is aligned, also for vectors.
+static inline char *safetensors_header(const Tensor *tensors, int count, size_t *n) {
+    char *text = NULL;
+    int64_t at = 0;
+    FILE *f = open_memstream(&text, n);
+    CHECK(f, "no memory for the header of a safetensors file\n  -> a smaller --model");
+    fputs("{\"__metadata__\":{\"format\":\"pt\"}", f);
+    for (const Tensor *t = tensors; t < tensors + count; t++) {
+        int64_t bytes = tensor_bytes(t);
+        CHECK(bytes >= 0, "tensor %s: expected a known type and shape, found %s of rank %d\n  -> correct its row", t->name, t->dtype, t->rank);
+        fputc(',', f);
+        json_write_string(f, t->name);
+        fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
+        for (int i = 0; i < t->rank; i++) fprintf(f, "%s%" PRId64, i ? "," : "", t->shape[i]);
+        fprintf(f, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", at, at + bytes);
+        at += bytes;
+    }
+    fputc('}', f);
+    while ((ftell(f) + 8) % 64) fputc(' ', f);
+    CHECK(fclose(f) == 0, "no memory for the header of a safetensors file\n  -> a smaller --model");
+    return text;
+}
+
+// The tensors in the order given. Nothing is copied; size and checksum are those of the whole file.
+static inline FileSum safetensors_write(const char *path, const Tensor *tensors, int count) {
+    size_t n;
+    char *header = safetensors_header(tensors, count, &n), error[256];
+    // The reader judges the header before anything is written: a name used twice, say, would make a file that nobody can open.
+    Json *parsed;
+    bool ok = json_try_parse(header, n, &parsed, error, sizeof error);
+    CHECK(ok, "%s: these tensors make no valid file: %s\n  -> give each a name of its own", path, error);
+    json_free(parsed);
+
+    FileWriter w;
+    uint64_t length = n;
+    file_begin(&w, path);
+    file_add(&w, &length, 8);
+    file_add(&w, header, n);
+    for (int i = 0; i < count; i++) file_add(&w, tensors[i].data, (size_t)tensor_bytes(&tensors[i]));
+    free(header);
+    return file_commit(&w);
+}
+
+// ------------------------------------------------------------------------------------------------------------ checkpoints
+
+typedef struct {
+    char run_dir[PATH_CAP];
+    int64_t step;
+    int count;                                        // files so far
+    char names[CHECKPOINT_FILES][CHECKPOINT_NAME];
+    FileSum sums[CHECKPOINT_FILES];
+} Checkpoint;
+
+// <run>/step_00000200, with ".tmp-" or ".old-" before the name.
+static inline char *checkpoint_path(char *buf, const char *run_dir, const char *prefix, int64_t step) {
+    return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, prefix, step);
+}
+
+// The step in a directory's name, or -1 when it is not exactly prefix and step.
+static inline int64_t checkpoint_step(const char *name, const char *prefix) {
+    size_t n = strlen(prefix);
+    if (strncmp(name, prefix, n) != 0 || strncmp(name + n, "step_", 5) != 0) return -1;
+    char again[64];
+    long long step = strtoll(name + n + 5, NULL, 10);
+    snprintf(again, sizeof again, "step_%08lld", step);
+    return strcmp(again, name + n) == 0 ? step : -1;
+}
+
+// Removes a directory of plain files. The manifest goes first: what is half removed must not look whole.
+static inline bool checkpoint_remove(const char *dir) {
+    char path[PATH_CAP];
+    unlink(check_format(path, sizeof path, "%s/manifest.json", dir));
+    DIR *d = opendir(dir);
+    if (!d) return errno == ENOENT;
+    for (struct dirent *e; (e = readdir(d));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlink(check_format(path, sizeof path, "%s/%s", dir, e->d_name));
+    closedir(d);
+    return rmdir(dir) == 0;
+}
+
+// Clears what a kill left behind: unfinished checkpoints, and old ones that had stepped aside for a new one of the same step.
+static inline void checkpoint_tidy(const char *run_dir) {
+    char path[PATH_CAP], plain[PATH_CAP];
+    struct stat info;
+    DIR *d = opendir(run_dir);
+    CHECK(d, "cannot list %s: %s\n  -> choose a directory that can be read and written", run_dir, strerror(errno));
+    for (struct dirent *e; (e = readdir(d));) {
+        bool unfinished = checkpoint_step(e->d_name, ".tmp-") >= 0, aside = checkpoint_step(e->d_name, ".old-") >= 0;
+        if (!unfinished && !aside) continue;
+        check_format(path, sizeof path, "%s/%s", run_dir, e->d_name);
+        check_format(plain, sizeof plain, "%s/%s", run_dir, e->d_name + 5);
+        bool ok = aside && lstat(plain, &info) != 0 ? rename(path, plain) == 0 : checkpoint_remove(path);
+        CHECK(ok, "cannot clear the leftover %s: %s\n  -> remove it by hand", path, strerror(errno));
+    }
+    closedir(d);
+}
+
+// A checkpoint is begun, filled and committed. run_dir is made when it is missing, not its parents.
+static inline void checkpoint_begin(Checkpoint *c, const char *run_dir, int64_t step) {
+    char path[PATH_CAP];
+    CHECK(step >= 0, "a checkpoint of step %" PRId64 "\n  -> count steps from zero", step);
+    memset(c, 0, sizeof *c);
+    check_format(c->run_dir, sizeof c->run_dir, "%s", run_dir);
+    c->step = step;
+    if (mkdir(run_dir, 0777) == 0) file_sync_parent(run_dir);
+    else CHECK(errno == EEXIST, "cannot make the directory %s: %s\n  -> choose a directory that can be written", run_dir, strerror(errno));
+    checkpoint_tidy(run_dir);
+    int rc = mkdir(checkpoint_path(path, run_dir, ".tmp-", step), 0777);
+    CHECK(rc == 0, "cannot make the directory %s: %s\n  -> free space on that disk, or write to another one", path, strerror(errno));
+}
+
+// The path for one more file; its place in the manifest is c->sums[c->count].
+static inline char *checkpoint_new_file(Checkpoint *c, const char *name, char *path) {
+    bool plain = name[0] && name[0] != '.' && !strchr(name, '/') && strcmp(name, "manifest.json") != 0;
+    for (int i = 0; i < c->count; i++) plain = plain && strcmp(c->names[i], name) != 0;
+    CHECK(plain && c->count < CHECKPOINT_FILES, "a checkpoint cannot take a file named \"%s\"\n  -> at most %d plain names, each once",
+          name, CHECKPOINT_FILES);
+    check_format(c->names[c->count], sizeof c->names[0], "%s", name);
+    char dir[PATH_CAP];
+    return check_format(path, PATH_CAP, "%s/%s", checkpoint_path(dir, c->run_dir, ".tmp-", c->step), name);
+}
+
+static inline void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
+    char path[PATH_CAP];
+    FileSum sum = safetensors_write(checkpoint_new_file(c, name, path), tensors, count);
+    c->sums[c->count++] = sum;
+}
+
+static inline void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
+    char path[PATH_CAP];
+    FileSum sum = file_write_atomic(checkpoint_new_file(c, name, path), text);
+    c->sums[c->count++] = sum;
+}
+
+static inline void checkpoint_write_manifest(const Checkpoint *c, const char *dir) {
+    char path[PATH_CAP], *text = NULL;
+    size_t n;
+    FILE *f = open_memstream(&text, &n);
+    CHECK(f, "no memory for a manifest\n  -> a smaller --model");
+    for (int i = 0; i < c->count; i++) {
+        fputs(i ? ",\n" : "{\n", f);
+        json_write_string(f, c->names[i]);
+        fprintf(f, ": {\"size\": %" PRId64 ", \"xxh64\": \"%016" PRIx64 "\"}", c->sums[i].size, c->sums[i].hash);
+    }
+    fputs("\n}\n", f);
+    CHECK(fclose(f) == 0, "no memory for a manifest\n  -> a smaller --model");
+    file_write_atomic(check_format(path, sizeof path, "%s/manifest.json", dir), text);
+    free(text);
+}
+
+static inline void checkpoint_commit(Checkpoint *c) {
+    char temp[PATH_CAP], plain[PATH_CAP], aside[PATH_CAP];
+    checkpoint_path(temp, c->run_dir, ".tmp-", c->step);
+    checkpoint_path(plain, c->run_dir, "", c->step);
+    checkpoint_path(aside, c->run_dir, ".old-", c->step);
+    checkpoint_write_manifest(c, temp);
+    bool ok = rename(plain, aside) == 0 || errno == ENOENT;
+    ok = ok && rename(temp, plain) == 0;
+    CHECK(ok, "cannot move %s to %s: %s\n  -> choose a directory that can be written", temp, plain, strerror(errno));
+    file_sync_dir(c->run_dir);
+    checkpoint_remove(aside);         // the new one is safe: should this fail, the next begin tries again
+}
+
+// One member of the manifest against its file. Exactly two members, so that no flipped bit of the manifest passes unseen.
+static inline bool checkpoint_verify_file(const char *dir, const Json *entry, char *why, size_t cap) {
+    const char *name = entry->key;
+    const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
+    bool plain = strlen(name) < CHECKPOINT_NAME && !strchr(name, '/');
+    bool valid = plain && entry->count == 2 && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
+    if (!valid) return error_set(why, cap, "manifest.json: expected a plain name, \"size\" and \"xxh64\" for \"%.80s\"", name);
+    char path[PATH_CAP], hash[17], error[128];
+    struct stat info;
+    check_format(path, sizeof path, "%s/%s", dir, name);
+    if (stat(path, &info) != 0) return error_set(why, cap, "%s: %s", name, strerror(errno));
+    if (!S_ISREG(info.st_mode) || info.st_size != size->integer)
+        return error_set(why, cap, "%s: expected a file of %" PRId64 " bytes, found %" PRId64, name, size->integer, (int64_t)info.st_size);
+    FileSum sum;
+    if (!file_try_sum(path, &sum, error, sizeof error)) return error_set(why, cap, "%s: %s", name, error);
+    check_format(hash, sizeof hash, "%016" PRIx64, sum.hash);
+    return strcmp(hash, xxh64->text) == 0 || error_set(why, cap, "%s: expected checksum %s, found %s", name, xxh64->text, hash);
+}
+
+// Whether all that the manifest promises is there, bit for bit. Reads every byte.
+static inline bool checkpoint_verify(const char *dir, char *why, size_t cap) {
+    char path[PATH_CAP], error[256];
+    size_t n;
+    char *text = file_read(check_format(path, sizeof path, "%s/manifest.json", dir), &n);
+    if (!text) return error_set(why, cap, "manifest.json: %s", strerror(errno));
+    Json *manifest;
+    bool ok = json_try_parse(text, n, &manifest, error, sizeof error);
+    free(text);
+    if (!ok) return error_set(why, cap, "manifest.json: %s", error);
+    ok = (manifest->kind == JSON_OBJECT && manifest->count > 0) || error_set(why, cap, "manifest.json: expected an object of files");
+    for (const Json *entry = manifest->first; ok && entry; entry = entry->next) ok = checkpoint_verify_file(dir, entry, why, cap);
+    json_free(manifest);
+    return ok;
+}
+
+// The highest step below `below` of which run_dir holds a checkpoint, whole or not; -1 when there is none.
+static inline int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
+    int64_t best = -1;
+    DIR *d = opendir(run_dir);
+    CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a directory that can be read", run_dir, strerror(errno));
+    if (!d) return -1;
+    for (struct dirent *e; (e = readdir(d));) {
+        int64_t plain = checkpoint_step(e->d_name, ""), aside = checkpoint_step(e->d_name, ".old-");
+        int64_t step = plain > aside ? plain : aside;
+        if (step < below && step > best) best = step;
+    }
+    closedir(d);
+    return best;
+}
+
+// The newest whole checkpoint, into dir_out; false when the run has none. Damaged ones are named on stderr and passed over, but
+// when nothing else is left the program ends: a run must not silently start again from nothing.
+static inline bool checkpoint_latest(const char *run_dir, char *dir_out, size_t cap) {
+    static const char *const PREFIXES[] = {"", ".old-"};
+    char dir[PATH_CAP], why[256];
+    struct stat info;
+    bool damaged = false;
+    for (int64_t step = checkpoint_step_below(run_dir, INT64_MAX); step >= 0; step = checkpoint_step_below(run_dir, step)) {
+        for (int i = 0; i < 2; i++) {
+            if (lstat(checkpoint_path(dir, run_dir, PREFIXES[i], step), &info) != 0) continue;
+            if (checkpoint_verify(dir, why, sizeof why)) {
+                check_format(dir_out, cap, "%s", dir);
+                return true;
+            }
+            fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, why);
+            damaged = true;
+        }
+    }
+    CHECK(!damaged, "every checkpoint in %s is damaged\n  -> restore one from a copy, or remove them to begin anew", run_dir);
+    return false;
+}

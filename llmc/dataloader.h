@@ -1,0 +1,257 @@
+// dataloader.h: samples of T inputs and T targets, from shards on disk or from the built-in corpus.
+//
+// A shard is llm.c's format: a header of 256 int32 (magic, version, number of tokens, vocabulary or 0 where unknown, then zeros) and the
+// tokens, 2 bytes each (magic 20240520, version 1) or 4 (magic 20240801, version 7). Little-endian, as x86-64 and AArch64 are.
+// data/README.md draws it, data/shard.c writes it.
+//
+// The tokens of all shards in the order of their names are one stream of N tokens. Window w has the inputs w*T .. w*T+T-1 and as
+// targets the tokens one further on; windows straddle shards. An epoch is the (N-1)/T windows; the last (N-1)%T tokens are left over.
+// The window of sample number i is a function of (seed, i) alone: nothing here counts calls. One loader serves one thread.
+//
+// The built-in corpus (data/stories.c) is such a stream in memory, a new one for every epoch of training, so it never repeats.
+#pragma once
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "../data/stories.h"
+#include "check.h"
+#include "rand.h"
+
+enum { SHARD_HEADER_BYTES = 1024, SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
+enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB };         // the words of the header
+
+// Tokens of the built-in corpus: a power of two of them are inputs, the last one is only a target. An epoch takes a tenth of a second
+// to write, which is how long training waits where the next one begins.
+enum { CORPUS_TRAIN_TOKENS = (1 << 21) + 1, CORPUS_VAL_TOKENS = (1 << 17) + 1, CORPUS_VOCAB = 256 };
+
+typedef struct { char *path; int64_t first, count; } Shard;             // holds the tokens first .. first+count-1 of the stream
+
+typedef struct {
+    int64_t tokens, samples, seq;      // per epoch, per epoch, per sample
+    int vocab;                         // 0: unknown
+    double floor;                      // nats per token below which no model can get on average; NAN: unknown
+    int64_t limit;                     // tokens from here on are refused when they are read: the caller lowers it to the model's vocabulary
+    bool shuffle, validation;
+    uint64_t seed;
+    Shard *shards;
+    int64_t shard_count, shard_open;   // shard_open: the one shard that fd has open, -1 for none
+    int width, fd;                     // bytes per token
+    void *raw;                         // T+1 tokens as they are on disk
+    int32_t *window;                   // and widened
+    char *text;                        // the built-in corpus of this epoch, or NULL
+    int64_t epoch;
+} DataLoader;
+
+// The text of one epoch: stories, each after a NUL byte. Story numbers of different epochs do not meet. Validation has one text for
+// all seeds, so that runs with different seeds are compared on the same bytes.
+static inline void corpus_fill(DataLoader *d, int64_t epoch) {
+    uint64_t seed = stories_seed(d->validation ? 0 : d->seed, d->validation);
+    double nats = 0.0;
+    int64_t end = 0;
+    for (uint64_t i = 0; end < d->tokens; i++) {
+        size_t length = 0;
+        d->text[end++] = 0;
+        nats += stories_write(seed, (uint64_t)epoch << 32 | i, d->text + end, STORIES_MAX_BYTES, &length);
+        end += (int64_t)length;
+    }
+    d->floor = nats / (double)end;     // over whole stories: the last one reaches beyond the epoch
+    d->epoch = epoch;
+}
+
+static inline void corpus_open(DataLoader *d) {
+    d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
+    d->vocab = CORPUS_VOCAB;
+    d->text = (char *)check_alloc((size_t)d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
+    corpus_fill(d, 0);
+}
+
+// Reads up to `bytes` bytes at `offset`; fewer only at the end of the file, -1 for an error.
+static inline int64_t shard_read(int fd, void *out, int64_t bytes, int64_t offset) {
+    int64_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pread(fd, (char *)out + done, (size_t)(bytes - done), (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return -1;
+        if (n == 0) break;
+        done += n;
+    }
+    return done;
+}
+
+// Reads the header of one shard, refuses what does not fit the file or the shards before it, and appends it to the stream.
+static inline void shard_check(DataLoader *d, Shard *s) {
+    int32_t head[SHARD_HEADER_BYTES / 4] = {0};
+    struct stat info;
+    int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0, "%s: expected a shard, found that it cannot be opened: %s\n  -> check the path and its permissions", s->path, strerror(errno));
+    CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode), "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'", s->path);
+    int64_t got = shard_read(fd, head, SHARD_HEADER_BYTES, 0), size = info.st_size;
+    close(fd);
+
+    int32_t magic = head[SHARD_MAGIC], version = head[SHARD_VERSION], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
+    CHECK(got == SHARD_HEADER_BYTES && (magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32),
+          "%s is not a shard: expected a header of %d bytes with magic %d or %d, found %lld bytes with magic %d\n"
+          "  -> make shard && ./shard --out DIR your.txt, then --data DIR",
+          s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, (long long)got, magic);
+    int expected = magic == SHARD_MAGIC_16 ? SHARD_VERSION_16 : SHARD_VERSION_32, width = magic == SHARD_MAGIC_16 ? 2 : 4;
+    CHECK(version == expected, "%s: expected version %d for magic %d, found version %d\n  -> write the shards again with the tool they came from",
+          s->path, expected, magic, version);
+    CHECK(count > 0, "%s: expected at least one token, found the count %d in its header\n  -> write this shard again, or remove it", s->path, count);
+    int64_t need = SHARD_HEADER_BYTES + (int64_t)count * width;
+    CHECK(size == need, "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n  -> copy or download this shard again",
+          s->path, (long long)need, count, width, (long long)size);
+    CHECK(vocab >= 0, "%s: expected a vocabulary size, or 0 for unknown, found %d\n  -> write this shard again", s->path, vocab);
+
+    if (s == d->shards) d->width = width, d->vocab = vocab;
+    CHECK(width == d->width && vocab == d->vocab,
+          "%s: expected %d-byte tokens of vocabulary %d as in %s, found %d-byte tokens of vocabulary %d\n  -> one tokenizer per run: move one of the two away",
+          s->path, d->width, d->vocab, d->shards->path, width, vocab);
+    s->first = d->tokens;
+    s->count = count;
+    d->tokens += count;
+}
+
+static inline void shard_add(DataLoader *d, const char *folder, const char *name) {
+    int64_t n = d->shard_count++;
+    if ((n & (n - 1)) == 0) {                              // the room doubles at powers of two: linear time in all
+        d->shards = (Shard *)realloc(d->shards, (size_t)(n ? 2 * n : 1) * sizeof(Shard));
+        CHECK(d->shards, "no memory for a list of %lld shards\n  -> fewer and larger shards", (long long)n);
+    }
+    size_t bytes = strlen(folder) + strlen(name) + 2;
+    d->shards[n].path = (char *)check_alloc(bytes, "the path of a shard");
+    check_format(d->shards[n].path, bytes, "%s%s%s", folder, *folder ? "/" : "", name);
+}
+
+static inline int shard_order(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
+
+// The shards of one split in a folder: *.bin, not hidden, whose name contains the split's.
+static inline void shard_list_folder(DataLoader *d, const char *path, const char *split) {
+    struct dirent **entries;
+    int n = scandir(path, &entries, NULL, shard_order), bins = 0;
+    CHECK(n >= 0, "%s: expected a folder of shards, found that it cannot be read: %s\n  -> check its permissions", path, strerror(errno));
+    for (int i = 0; i < n; i++) {
+        const char *name = entries[i]->d_name;
+        size_t length = strlen(name);
+        if (name[0] != '.' && length > 4 && strcmp(name + length - 4, ".bin") == 0) {
+            bins++;
+            CHECK(!strstr(name, "train") || !strstr(name, "val"),       // such a file would be trained on and validated with
+                  "%s/%s: expected \"train\" or \"val\" in the name, found both\n  -> rename the file", path, name);
+            if (strstr(name, split)) shard_add(d, path, name);
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    CHECK(d->shard_count, "%s: expected files named *%s*.bin, found none among its %d .bin files\n  -> make shard && ./shard --out DIR your.txt, then --data DIR",
+          path, split, bins);
+}
+
+static inline void shard_list(DataLoader *d, const char *path, const char *split) {
+    struct stat info;
+    if (stat(path, &info) == 0) {
+        if (S_ISDIR(info.st_mode)) shard_list_folder(d, path, split);
+        else shard_add(d, "", path);
+        return;
+    }
+    int error = errno;
+    glob_t found;
+    CHECK(glob(path, 0, NULL, &found) == 0, "%s: expected a shard, a folder of shards or a pattern, found nothing there: %s\n"
+          "  -> check the path, or leave --data out for the built-in corpus", path, strerror(error));
+    for (size_t i = 0; i < found.gl_pathc; i++) shard_add(d, "", found.gl_pathv[i]);
+    globfree(&found);
+}
+
+// path: "" for the built-in corpus, a shard, a folder (its *train*.bin or *val*.bin, by split), or a glob pattern.
+static inline void loader_open(DataLoader *d, const char *path, const char *split, int seq, int shuffle, uint64_t seed) {
+    memset(d, 0, sizeof *d);
+    d->seq = seq;
+    d->shuffle = shuffle != 0;
+    d->validation = strcmp(split, "val") == 0;
+    d->seed = seed;
+    d->floor = NAN;
+    d->fd = -1;
+    d->shard_open = -1;
+    if (*path) {
+        shard_list(d, path, split);
+        for (int64_t i = 0; i < d->shard_count; i++) shard_check(d, &d->shards[i]);
+        d->raw = check_alloc(((size_t)seq + 1) * (size_t)d->width, "one sample");
+        d->window = (int32_t *)check_alloc(((size_t)seq + 1) * sizeof(int32_t), "one sample");
+    } else {
+        corpus_open(d);
+    }
+    d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
+    d->samples = (d->tokens - 1) / seq;
+    CHECK(d->samples > 0, "%s: expected at least seq + 1 = %d tokens for one sample, found %lld in the %s split (seq %d)\n  -> --seq %lld or less, or more text",
+          *path ? path : "built-in corpus", seq + 1, (long long)d->tokens, split, seq, (long long)(d->tokens > 1 ? d->tokens - 1 : 1));
+}
+
+static inline void loader_close(DataLoader *d) {
+    if (d->fd >= 0) close(d->fd);
+    for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
+    free(d->shards);
+    free(d->raw);
+    free(d->window);
+    free(d->text);
+    memset(d, 0, sizeof *d);
+    d->fd = -1;
+}
+
+// The shard that holds token `at`, opened. Only one is open at a time: a folder may hold more shards than a process may open.
+static inline const Shard *shard_seek(DataLoader *d, int64_t at) {
+    int64_t low = 0, high = d->shard_count - 1;
+    while (low < high) {                                   // the last shard that begins at or before `at`
+        int64_t middle = (low + high + 1) / 2;
+        if (d->shards[middle].first <= at) low = middle;
+        else high = middle - 1;
+    }
+    const Shard *s = &d->shards[low];
+    if (low != d->shard_open) {
+        if (d->fd >= 0) close(d->fd);
+        d->fd = open(s->path, O_RDONLY | O_CLOEXEC);
+        CHECK(d->fd >= 0, "%s: expected the shard seen at the start, found that it cannot be opened: %s\n  -> leave the shards in place while training",
+              s->path, strerror(errno));
+        d->shard_open = low;
+    }
+    return s;
+}
+
+// Reads and widens the T+1 tokens from `at` on, piece by piece where they lie in several shards.
+static inline void shard_window(DataLoader *d, int64_t at) {
+    for (int64_t done = 0; done < d->seq + 1;) {
+        const Shard *s = shard_seek(d, at + done);
+        int64_t skip = at + done - s->first, n = s->count - skip;
+        if (n > d->seq + 1 - done) n = d->seq + 1 - done;
+        int64_t got = shard_read(d->fd, d->raw, n * d->width, SHARD_HEADER_BYTES + skip * d->width);
+        CHECK(got == n * d->width, "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the start, or the disk fails\n"
+              "  -> restore the shard, then start again from the last checkpoint", s->path, (long long)(n * d->width), (long long)skip, (long long)got);
+        for (int64_t i = 0; i < n; i++) {
+            int64_t token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
+            CHECK(token < d->limit, "%s: expected tokens below %lld, found %lld at position %lld\n  -> --vocab %lld or more, or shards of the right tokenizer",
+                  s->path, (long long)d->limit, (long long)token, (long long)(skip + i), (long long)token + 1);
+            d->window[done + i] = (int32_t)token;
+        }
+        done += n;
+    }
+}
+
+// Sample number `index` counted from the start of training.
+static inline void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targets) {
+    int64_t epoch = index / d->samples, window = index % d->samples;
+    if (d->shuffle) window = (int64_t)rand_permute(rand_key(d->seed, "shuffle", (uint64_t)epoch), (uint64_t)window, (uint64_t)d->samples);
+    int64_t first = window * d->seq;
+    if (d->text) {
+        if (epoch != d->epoch && !d->validation) corpus_fill(d, epoch);
+        for (int64_t t = 0; t < d->seq; t++) {
+            inputs[t] = (unsigned char)d->text[first + t];
+            targets[t] = (unsigned char)d->text[first + t + 1];
+        }
+    } else {
+        shard_window(d, first);
+        memcpy(inputs, d->window, (size_t)d->seq * sizeof(int32_t));
+        memcpy(targets, d->window + 1, (size_t)d->seq * sizeof(int32_t));
+    }
+}

@@ -1,0 +1,211 @@
+// flags.h: TABLE 4, one row per command-line flag. The row drives parsing (--lr=3e-4 and --lr 3e-4), --help, presets, the run's
+// config.json, and what may change when a run is resumed.
+#pragma once
+#include <errno.h>
+#include <math.h>
+#include "check.h"
+#include "json.h"
+
+typedef int64_t FlagINT;
+typedef double FlagNUMBER;
+typedef const char *FlagTEXT;
+typedef int FlagCHOICE;                          // index into the choices
+typedef int FlagSWITCH;                          // on | off
+enum { INT, NUMBER, TEXT, CHOICE, SWITCH };
+enum { FIXED, FREE };                            // on resume: must be what it was | may change
+
+// FLAG(field, kind, default, low, high, choices, on resume, help). The flag's name is the field's with '-' for '_'.
+#define FLAG_TABLE(FLAG) \
+/* the model */ \
+FLAG(model,        TEXT,   "stories", 0, 0, "", FIXED, "named model, see --show models; other flags override its own") \
+FLAG(layers,       INT,    "4",     1, 4096,    "", FIXED, "blocks") \
+FLAG(width,        INT,    "128",   1, 1 << 20, "", FIXED, "channels of the stream") \
+FLAG(heads,        INT,    "4",     1, 4096,    "", FIXED, "attention heads; must divide the width") \
+FLAG(kv_heads,     INT,    "0",     0, 4096,    "", FIXED, "key/value heads; must divide the heads; 0: as many") \
+FLAG(ffn,          INT,    "0",     0, 1 << 22, "", FIXED, "hidden width of the ffn; 0: 4 width (GELU), 8/3 width up to a multiple of 32 (SwiGLU)") \
+FLAG(vocab,        INT,    "256",   2, 1 << 24, "", FIXED, "vocabulary; 256: bytes") \
+FLAG(seq,          INT,    "128",   1, 1 << 22, "", FIXED, "tokens of a sequence") \
+FLAG(norm,         CHOICE, "rms",   0, 0, "rms|layer", FIXED, "RMSNorm, or LayerNorm with bias") \
+FLAG(bias,         SWITCH, "off",   0, 0, "off|on", FIXED, "biases in linears") \
+FLAG(positions,    CHOICE, "rope",  0, 0, "rope|learned", FIXED, "rotary or learned positions") \
+FLAG(activation,   CHOICE, "swiglu", 0, 0, "swiglu|gelu", FIXED, "of the ffn") \
+FLAG(tied,         SWITCH, "on",    0, 0, "off|on", FIXED, "the head is the embedding") \
+FLAG(rope_theta,   NUMBER,   "10000", 1, 1e9, "", FIXED, "base of the rotary angles") \
+FLAG(eps,          NUMBER,   "1e-5",  0, 1, "", FIXED, "inside the norms' square root") \
+FLAG(emb_scale,    CHOICE, "one",   0, 0, "one|sqrt-width", FIXED, "multiplies the embedding; sqrt-width: Gemma") \
+FLAG(final_norm,   CHOICE, "auto",  0, 0, "auto|off|on", FIXED, "norm before the head; auto: as the mode says") \
+FLAG(mix_ratio,    NUMBER,   "0.25",  0, 1, "", FIXED, "MIX_LN: the part of the layers that is POST") \
+FLAG(sdd,          CHOICE, "paper", 0, 0, "paper|code", FIXED, "SDD: the paper's settings or the released code's") \
+/* how it starts and learns */ \
+FLAG(init,         CHOICE, "auto",  0, 0, "auto|normal|depth|megatron|scale|scale-recipe|global|olmo|deepnorm", FIXED, "initialization; auto: the mode's") \
+FLAG(init_std,     NUMBER,   "0",     0, 10, "", FIXED, "base sigma; 0: the initialization's own") \
+FLAG(seed,         INT,    "1",     0, 1e15, "", FIXED, "of weights, data order and samples") \
+FLAG(batch,        INT,    "12",    1, 1 << 24, "", FIXED, "sequences per step, over everything") \
+FLAG(micro_batch,  INT,    "0",     0, 1 << 24, "", FREE,  "sequences in memory at a time; 0: the batch") \
+FLAG(steps,        INT,    "1000",  0, 1e12, "", FREE,  "optimizer steps") \
+FLAG(lr,           NUMBER,   "1e-3",  0, 10, "", FIXED, "peak learning rate") \
+FLAG(min_lr,       NUMBER,   "0.1",   0, 1, "", FIXED, "end of the schedule, as a part of the peak") \
+FLAG(warmup,       INT,    "100",   0, 1e12, "", FIXED, "steps of linear warmup") \
+FLAG(schedule,     CHOICE, "cosine", 0, 0, "cosine|wsd|linear|constant", FIXED, "after the warmup") \
+FLAG(schedule_steps, INT,  "0",     0, 1e12, "", FREE,  "step at which the schedule ends; 0: --steps") \
+FLAG(decay_part,   NUMBER,   "0.2",   0, 1, "", FIXED, "wsd: the last part of the steps after the warmup, in which the rate falls") \
+FLAG(width_base,   INT,    "0",     0, 1 << 20, "", FIXED, "width at which --lr was tuned: scales the rate of matrices; 0: off") \
+FLAG(width_power,  CHOICE, "1",     0, 0, "1|0.5", FIXED, "rate x (width_base / width)^power: full alignment 1, none 0.5 (Everett et al. 2024)") \
+FLAG(weight_decay, NUMBER,   "0.1",   0, 10, "", FIXED, "AdamW, on matrices") \
+FLAG(decay_gains,  CHOICE, "off",   0, 0, "off|zero|one", FIXED, "decay norm gains and biases too: gains towards zero, or towards one (Gemma's 1 + w)") \
+FLAG(decay_embeddings, SWITCH, "on", 0, 0, "off|on", FIXED, "decay embeddings too") \
+FLAG(beta1,        NUMBER,   "0.9",   0, 0.999999, "", FIXED, "AdamW") \
+FLAG(beta2,        NUMBER,   "0.95",  0, 0.999999, "", FIXED, "AdamW") \
+FLAG(adam_eps,     NUMBER,   "1e-8",  0, 1, "", FIXED, "AdamW") \
+FLAG(clip,         NUMBER,   "1",     0, 1e9, "", FIXED, "largest global gradient norm; 0: off") \
+FLAG(z_loss,       NUMBER,   "0",     0, 1, "", FIXED, "adds this times the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
+FLAG(recompute,    SWITCH, "off",   0, 0, "off|on", FREE,  "keep only the stream between blocks and compute the rest again in backward") \
+/* data */ \
+FLAG(data,         TEXT,   "", 0, 0, "", FIXED, "a shard, a pattern or a folder of shards (make shard); empty: the built-in stories") \
+FLAG(val_data,     TEXT,   "", 0, 0, "", FREE,  "the same for validation; empty: the val shards of --data") \
+/* the run */ \
+FLAG(out,          TEXT,   "", 0, 0, "", FREE,  "the run's folder; empty: runs/<mode>-<model>-<time>") \
+FLAG(val_every,    INT,    "250",   0, 1e12, "", FREE,  "steps between validations; 0: at the end only") \
+FLAG(val_tokens,   INT,    "0",     0, 1e15, "", FREE,  "tokens of a validation; 0: the whole split") \
+FLAG(save_every,   INT,    "500",   0, 1e12, "", FREE,  "steps between checkpoints; 0: at the end only") \
+FLAG(norms_every,  INT,    "100",   0, 1e12, "", FREE,  "steps between lines with every tensor's gradient norm; 0: none") \
+FLAG(resume,       CHOICE, "never", 0, 0, "never|auto|required", FREE,  "continue the run in --out: if there is one, or else fail") \
+FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint or a model.safetensors") \
+FLAG(from,         TEXT,   "", 0, 0, "", FREE,  "a run or checkpoint to --eval or --sample without training") \
+FLAG(eval,         SWITCH, "off",   0, 0, "off|on", FREE,  "with --from: validation loss, no training") \
+FLAG(sample,       INT,    "400",   0, 1 << 20, "", FREE,  "tokens to sample at the end, or with --from") \
+FLAG(prompt,       TEXT,   "", 0, 0, "", FREE,  "text the sample continues") \
+FLAG(temperature,  NUMBER,   "0.8",   0, 100, "", FREE,  "of the sample; 0: the likeliest token") \
+FLAG(top_k,        INT,    "0",     0, 1 << 24, "", FREE,  "sample among the k likeliest tokens; 0: all") \
+FLAG(show,         TEXT,   "", 0, 0, "", FREE,  "print the expanded tables and stop: model|models|modes (--show alone: model)")
+
+typedef struct Flags {
+#define FLAG_FIELD(field, kind, ...) Flag##kind field;
+    FLAG_TABLE(FLAG_FIELD)
+#undef FLAG_FIELD
+} Flags;
+
+#define FLAG_ENUM(field, ...) FLAG_##field,
+enum { FLAG_TABLE(FLAG_ENUM) FLAG_COUNT };
+#undef FLAG_ENUM
+
+typedef struct FlagRow { const char *field; int kind; const char *def; double low, high; const char *choices; int resume; const char *help; size_t offset; } FlagRow;
+#define FLAG_ROW(field, kind, def, low, high, choices, resume, help) {#field, kind, def, (double)(low), (double)(high), choices, resume, help, offsetof(Flags, field)},
+static const FlagRow FLAGS[] = { FLAG_TABLE(FLAG_ROW) };
+#undef FLAG_ROW
+
+// Who set a flag last; a later source may override an earlier one.
+enum { BY_DEFAULT, BY_PRESET, BY_CHECKPOINT, BY_USER };
+typedef struct FlagSet { Flags f; unsigned char by[FLAG_COUNT]; } FlagSet;
+
+static inline void flag_name(char *name, size_t cap, const FlagRow *row) {
+    check_format(name, cap, "--%s", row->field);
+    for (char *c = name; *c; c++) if (*c == '_') *c = '-';
+}
+
+static inline const FlagRow *flag_find(const char *name, size_t n) {
+    char full[64];
+    for (int i = 0; i < FLAG_COUNT; i++) {
+        flag_name(full, sizeof full, &FLAGS[i]);
+        if (strlen(full) == n && !memcmp(full, name, n)) return &FLAGS[i];
+    }
+    return NULL;
+}
+
+// Index of value in "a|b|c", or -1.
+static inline int flag_choice(const char *choices, const char *value) {
+    int index = 0;
+    for (const char *c = choices;; index++) {
+        size_t n = strcspn(c, "|");
+        if (strlen(value) == n && !memcmp(c, value, n)) return index;
+        if (!c[n]) return -1;
+        c += n + 1;
+    }
+}
+
+static inline void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by) {
+    char name[64], *end;
+    char *at = (char *)&s->f + row->offset;
+    flag_name(name, sizeof name, row);
+    s->by[row - FLAGS] = (unsigned char)by;
+    errno = 0;
+    if (row->kind == TEXT) {
+        *(FlagTEXT *)at = strdup(value);
+        CHECK(*(FlagTEXT *)at, "no memory for %s", name);
+        return;
+    }
+    if (row->kind == CHOICE || row->kind == SWITCH) {
+        int index = flag_choice(row->choices, value);
+        CHECK(index >= 0, "%s=%s: expected %s\n  -> %s", name, value, row->choices, row->help);
+        *(int *)at = index;
+        return;
+    }
+    double number = strtod(value, &end);
+    CHECK(*value && !*end && errno == 0 && isfinite(number), "%s=%s: expected a number from %g to %g\n  -> %s", name, value, row->low, row->high, row->help);
+    CHECK(number >= row->low && number <= row->high, "%s=%s is out of range: expected %g to %g\n  -> %s", name, value, row->low, row->high, row->help);
+    CHECK(row->kind == NUMBER || number == floor(number), "%s=%s: expected a whole number\n  -> %s", name, value, row->help);
+    if (row->kind == INT) *(int64_t *)at = (int64_t)number;
+    else *(double *)at = number;
+}
+
+// The value as text, as it would be typed.
+static inline const char *flag_text(char *buf, size_t cap, const Flags *f, const FlagRow *row) {
+    const char *at = (const char *)f + row->offset;
+    if (row->kind == TEXT) return *(const FlagTEXT *)at;
+    if (row->kind == INT) return check_format(buf, cap, "%lld", (long long)*(const int64_t *)at);
+    if (row->kind == NUMBER) return check_format(buf, cap, "%.15g", *(const double *)at);
+    const char *c = row->choices;
+    for (int i = *(const int *)at; i > 0; i--) c += strcspn(c, "|") + 1;
+    return check_format(buf, cap, "%.*s", (int)strcspn(c, "|"), c);
+}
+
+static inline void flags_help(void) {
+    printf("usage: ./train_gpt [--flag value | --flag=value]...\n\n");
+    for (int i = 0; i < FLAG_COUNT; i++) {
+        const FlagRow *row = &FLAGS[i];
+        char name[64];
+        flag_name(name, sizeof name, row);
+        printf("  %-20s %s%s%s%s [%s]%s\n", name, row->choices, *row->choices ? ": " : "", row->help, row->resume == FREE ? "; may change on resume" : "",
+               *row->def ? row->def : "empty", "");
+    }
+}
+
+// The flag most like an unknown one: shares the longest beginning.
+static inline const char *flag_nearest(const char *word, char *name, size_t cap) {
+    size_t best = 0;
+    int index = FLAG_model;
+    for (int i = 0; i < FLAG_COUNT; i++) {
+        size_t n = 0;
+        flag_name(name, cap, &FLAGS[i]);
+        while (word[n] && word[n] == name[n]) n++;
+        if (n > best) { best = n; index = i; }
+    }
+    flag_name(name, cap, &FLAGS[index]);
+    return name;
+}
+
+// Words of a command line or of a preset. Switches may stand alone: --recompute.
+static inline void flags_parse(FlagSet *s, int count, char *const *words, int by) {
+    for (int i = 0; i < count; i++) {
+        const char *word = words[i], *equals = strchr(word, '=');
+        char nearest[64];
+        const FlagRow *row = flag_find(word, equals ? (size_t)(equals - word) : strlen(word));
+        CHECK(row, "unknown flag %s\n  -> did you mean %s? ./train_gpt --help lists all", word, flag_nearest(word, nearest, sizeof nearest));
+        CHECK(by != BY_USER || s->by[row - FLAGS] != BY_USER, "%s is given twice\n  -> give it once", word);
+        bool alone = !equals && (i + 1 == count || !strncmp(words[i + 1], "--", 2));
+        if (alone && row->kind == SWITCH) flag_set(s, row, "on", by);
+        else if (alone && row == &FLAGS[FLAG_show]) flag_set(s, row, "model", by);
+        else {
+            CHECK(!alone, "%s needs a value\n  -> %s", word, row->help);
+            flag_set(s, row, equals ? equals + 1 : words[++i], by);
+        }
+    }
+}
+
+static inline void flags_parse_text(FlagSet *s, const char *text, int by) {
+    char copy[1024], *words[128], *save = NULL;
+    int count = 0;
+    check_format(copy, sizeof copy, "%s", text);
+    for (char *w = strtok_r(copy, " ", &save); w; w = strtok_r(NULL, " ", &save)) words[count++] = w;
+    flags_parse(s, count, words, by);
+}

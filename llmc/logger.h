@@ -1,0 +1,96 @@
+// logger.h: log.jsonl, one JSON object a line, and the progress line on the terminal.
+//
+// A line reaches the file in one write when it is whole. After a kill the last line may be cut: log_open drops it, and with it
+// whatever the resumed run is going to write again.
+#pragma once
+#include <time.h>
+#include "checkpoint.h"
+
+typedef struct { FILE *file, *line; char *text; size_t length; const char *separator; char path[PATH_CAP]; } Log;
+
+static inline double clock_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// Whether a line of an earlier part of the run stays when it goes on from `step`: validations at that step are done again.
+static inline bool log_keeps(const char *line, size_t n, int64_t step) {
+    Json *root;
+    char error[256];
+    if (!json_try_parse(line, n, &root, error, sizeof error)) return false;
+    const Json *at = json_get(root, "step");
+    bool keep = at && at->kind == JSON_INT && (at->integer < step || (at->integer == step && !json_get(root, "val_loss")));
+    json_free(root);
+    return keep;
+}
+
+// Opens the log of a run that goes on from `step` (0: begins).
+static inline void log_open(Log *log, const char *path, int64_t step) {
+    memset(log, 0, sizeof *log);
+    check_format(log->path, sizeof log->path, "%s", path);
+    size_t n = 0, kept = 0;
+    char *old = file_read(path, &n);
+    for (size_t at = 0; old && at < n;) {
+        char *end = memchr(old + at, '\n', n - at);
+        if (!end) break;
+        size_t length = (size_t)(end - (old + at)) + 1;
+        if (step > 0 && log_keeps(old + at, length - 1, step)) { memmove(old + kept, old + at, length); kept += length; }
+        at += length;
+    }
+    if (old) {                                              // written anew under another name: a kill here loses nothing
+        FileWriter w;
+        file_begin(&w, path);
+        file_add(&w, old, kept);
+        file_commit(&w);
+        free(old);
+    }
+    log->file = fopen(path, "ab");
+    CHECK(log->file, "cannot write %s: %s\n  -> another --out", path, strerror(errno));
+}
+
+static inline void log_begin(Log *log) {
+    log->line = open_memstream(&log->text, &log->length);
+    CHECK(log->line, "no memory for a line of the log");
+    fputc('{', log->line);
+    log->separator = "";
+}
+
+static inline void log_key(Log *log, const char *key) {
+    fputs(log->separator, log->line);
+    json_write_string(log->line, key);
+    fputs(": ", log->line);
+    log->separator = ", ";
+}
+
+static inline void log_int(Log *log, const char *key, int64_t value) {
+    log_key(log, key);
+    fprintf(log->line, "%lld", (long long)value);
+}
+
+static inline void log_real(Log *log, const char *key, double value) {
+    log_key(log, key);
+    json_write_number(log->line, value);
+}
+
+static inline void log_text(Log *log, const char *key, const char *value) {
+    log_key(log, key);
+    json_write_string(log->line, value);
+}
+
+static inline void log_end(Log *log) {
+    fputs("}\n", log->line);
+    fclose(log->line);
+    bool ok = fwrite(log->text, 1, log->length, log->file) == log->length && fflush(log->file) == 0;
+    CHECK(ok, "cannot write %s: %s\n  -> free space on that disk and continue with --resume required", log->path, strerror(errno));
+    free(log->text);
+}
+
+static inline void log_close(Log *log) { if (log->file) fclose(log->file); }
+
+// 3:07, 1:02:33
+static inline const char *log_duration(char *buf, size_t cap, double seconds) {
+    long long s = (long long)(seconds + 0.5);
+    if (s >= 3600) return check_format(buf, cap, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    return check_format(buf, cap, "%lld:%02lld", s / 60, s % 60);
+}

@@ -1,0 +1,155 @@
+// memory.h: table row -> size -> offset in an arena -> pointer; and the view of layer l, a struct with one pointer per row.
+//
+// A tensor that does not exist in a model or layer takes no memory and its pointer is NULL: using it crashes instead of lying.
+// Offsets count elements, so one layout serves float and double. The includer defines `real`.
+#pragma once
+#include "check.h"
+#include "tensors.h"
+
+enum { ALIGN = 64 };                             // every tensor starts at a multiple of so many bytes and elements
+
+static inline int64_t memory_padded(int64_t elements) { return CEIL_DIV(elements, (int64_t)ALIGN) * ALIGN; }
+
+// ---------------------------------------------------------------------------------------------------------------- parameters
+
+#define PARAM_ENUM(field, ...) PARAM_##field,
+enum { PARAM_TABLE(PARAM_ENUM) PARAM_COUNT };
+#undef PARAM_ENUM
+
+typedef struct ParamRow { const char *field, *name; int per; int64_t rows, cols; int init, decay, lr; double gain; int exists; } ParamRow;
+
+// The parameter table evaluated for layer l of model m.
+static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l) {
+    Place place = place_at(m, l), *p = &place;
+#define PARAM_EVAL(field, name, per, r, c, init, decay, lr, gain, exists) {#field, name, per, r, c, init, decay, lr, gain, exists},
+    const ParamRow all[] = { PARAM_TABLE(PARAM_EVAL) };
+#undef PARAM_EVAL
+    memcpy(rows, all, sizeof all);
+}
+
+// One tensor that exists: a row of the table in one layer (-1: of the model).
+typedef struct Entry { ParamRow row; int id, layer; char name[96]; int64_t size, offset; } Entry;
+
+typedef struct Layout { Entry *entries; int count; int64_t total, parameters; int64_t *offset; } Layout;   // offset[(layer + 1) * PARAM_COUNT + id], -1: absent
+
+static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer) {
+    if (!row->exists) return;
+    Entry *e = &t->entries[t->count++];
+    e->row = *row;
+    e->id = id;
+    e->layer = layer;
+    e->size = row->rows * row->cols;
+    e->offset = t->total;
+    if (layer < 0) check_format(e->name, sizeof e->name, "%s", row->name);
+    else check_format(e->name, sizeof e->name, LAYER_NAME "%s", layer, row->name + strlen(LAYER_NAME));
+    t->offset[(layer + 1) * PARAM_COUNT + id] = e->offset;
+    t->total += memory_padded(e->size);
+    t->parameters += e->size;
+}
+
+// Model-level tensors first, then layer by layer in table order: a layer's tensors are neighbours.
+static inline Layout layout_make(const Model *m) {
+    Layout t = {0};
+    ParamRow rows[PARAM_COUNT];
+    int64_t places = (int64_t)(m->L + 1) * PARAM_COUNT;
+    t.entries = (Entry *)check_alloc((size_t)places * sizeof(Entry), "the list of parameters");
+    t.offset = (int64_t *)check_alloc((size_t)places * sizeof(int64_t), "the offsets of parameters");
+    for (int64_t i = 0; i < places; i++) t.offset[i] = -1;
+    for (int l = -1; l < m->L; l++) {
+        param_rows(rows, m, l < 0 ? 0 : l);
+        for (int id = 0; id < PARAM_COUNT; id++)
+            if ((rows[id].per == PER_LAYER) == (l >= 0)) layout_add(&t, &rows[id], id, l);
+    }
+    return t;
+}
+
+// Rows in use: the padded vocabulary's last rows are zero, are never read, and stay out of files.
+static inline int64_t entry_rows(const Model *m, const Entry *e) { return e->id == PARAM_wte || e->id == PARAM_wlm ? m->V : e->row.rows; }
+
+static inline void layout_free(Layout *t) { free(t->entries); free(t->offset); }
+
+// ---------------------------------------------------------------------------------------------------------------- activations
+
+#define ACT_ENUM(field, ...) ACT_##field,
+enum { ACT_TABLE(ACT_ENUM) ACT_COUNT };
+#undef ACT_ENUM
+
+typedef struct ActRow { const char *field; int copies; int64_t rows, cols; int grads, exists; } ActRow;
+
+static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes *s, int l) {
+    Place place = place_at(m, l), *p = &place;
+#define ACT_EVAL(field, copies, r, c, grads, exists) {#field, copies, r, c, grads, exists},
+    const ActRow all[] = { ACT_TABLE(ACT_EVAL) };
+#undef ACT_EVAL
+    memcpy(rows, all, sizeof all);
+}
+
+// Where copy c of each activation and of each gradient lies: [c * ACT_COUNT + id], -1: absent.
+typedef struct ActLayout { int64_t *act, *grad; int64_t acts, grads; } ActLayout;
+
+static inline int64_t act_place(int64_t *offset, int64_t *total, int64_t size) {
+    if (*offset < 0) { *offset = *total; *total += memory_padded(size); }
+    return *offset;
+}
+
+static inline ActLayout act_layout_make(const Model *m, const Sizes *s) {
+    ActLayout t = {0};
+    ActRow rows[ACT_COUNT];
+    size_t places = (size_t)m->L * ACT_COUNT;
+    t.act = (int64_t *)check_alloc(places * sizeof(int64_t), "the offsets of activations");
+    t.grad = (int64_t *)check_alloc(places * sizeof(int64_t), "the offsets of gradients");
+    for (size_t i = 0; i < places; i++) t.act[i] = t.grad[i] = -1;
+    for (int l = 0; l < m->L; l++) {
+        act_rows(rows, m, s, l);
+        for (int id = 0; id < ACT_COUNT; id++) {
+            if (!rows[id].exists) continue;
+            int64_t size = rows[id].rows * rows[id].cols;
+            act_place(&t.act[(l % rows[id].copies) * ACT_COUNT + id], &t.acts, size);
+            if (rows[id].grads > 0) act_place(&t.grad[(l % rows[id].grads) * ACT_COUNT + id], &t.grads, size);
+        }
+    }
+    return t;
+}
+
+static inline void act_layout_free(ActLayout *t) { free(t->act); free(t->grad); }
+
+// ---------------------------------------------------------------------------------------------------------------- views
+
+#ifdef real
+typedef struct Params {
+#define PARAM_FIELD(field, ...) real *field;
+    PARAM_TABLE(PARAM_FIELD)
+#undef PARAM_FIELD
+} Params;
+
+typedef struct Acts {
+#define ACT_FIELD(field, ...) real *field;
+    ACT_TABLE(ACT_FIELD)
+#undef ACT_FIELD
+} Acts;
+
+// The parameters (or gradients, or moments) that lie in `base`: the model's and layer l's.
+static inline Params params_view(const Layout *t, real *base, int l) {
+    Params v;
+    real **field = (real **)&v;                  // a struct of pointers only, in the order of the table
+    for (int id = 0; id < PARAM_COUNT; id++) {
+        int64_t model = t->offset[id], layer = t->offset[(int64_t)(l + 1) * PARAM_COUNT + id], at = model >= 0 ? model : layer;
+        field[id] = at < 0 || !base ? NULL : base + at;
+    }
+    return v;
+}
+
+// The activations of layer l, or with `grad` their gradients.
+static inline Acts acts_view(const ActLayout *t, const Model *m, const Sizes *s, real *base, int l, int grad) {
+    Acts v;
+    ActRow rows[ACT_COUNT];
+    real **field = (real **)&v;
+    act_rows(rows, m, s, l);
+    for (int id = 0; id < ACT_COUNT; id++) {
+        int copies = grad ? rows[id].grads : rows[id].copies;
+        int64_t at = copies <= 0 || !rows[id].exists ? -1 : (grad ? t->grad : t->act)[(int64_t)(l % copies) * ACT_COUNT + id];
+        field[id] = at < 0 || !base ? NULL : base + at;
+    }
+    return v;
+}
+#endif

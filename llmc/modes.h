@@ -1,0 +1,163 @@
+// modes.h: TABLE 1, one row per normalization placement, and what a row means for layer l of a model.
+//
+// A block is two sublayers, attention and ffn. With x the stream entering the sublayer, x0 the block's input, N the norm of the slot:
+//
+//   u  = in ? N(x) : x                   skip = OWN: x | NORMED: u | BLOCK: x0
+//   y  = F(c * u)                        c = ONE: 1 | LNS: 1/sqrt(l+1)
+//   y  = out ? N(y) : y                  q, k, v and the context (the heads' outputs, before the output projection) have slots of their own
+//   s  = a * skip + y                    a = ONE: 1 | DEEP: (2L)^(1/4)
+//   x' = post ? N(s) : s
+//
+// An absent slot is the identity: no call, no copy, no parameter. Adding a placement is adding a row; a placement the columns cannot
+// express gets a new, named column. Valid as C17 and as C++17.
+#pragma once
+#include <math.h>
+#include <stddef.h>
+
+enum { OWN, NORMED, BLOCK };                    // column skip
+enum { ONE, LNS, DEEP };                        // columns c and a
+enum { HEAD, FULL };                            // column per: q, k, v, context statistics over each head (gain shared by heads) or the full width
+enum { INIT_NORMAL, INIT_DEPTH, INIT_MEGATRON, INIT_SCALE, INIT_SCALE_RECIPE, INIT_GLOBAL, INIT_OLMO, INIT_DEEPNORM, INIT_COUNT };   // init.h
+
+// MODE(name, attention: in c out skip a post, ffn: the same, q k v context per, emb fin sdd, first early, init, source)
+//   0 = nothing, 1 = the model's norm;  emb: norm on the embedding;  fin: norm before the head;  sdd: every linear of a block becomes
+//   alpha * rmsnorm(V x);  first: the row of layer 0;  early: the row of the first mix-ratio * L layers;  init: used where --init is auto.
+// LAYER rows can only be named in `first` and `early`.
+// Papers: SPAN = SpanNorm, HYB = HybridNorm, SDD = Scale-Distribution Decoupling; others by their usual names.
+#define MODE_TABLE(MODE, LAYER) \
+/*    name            |in c  out skip   a  post|in c  out skip   a  post|q k v c per |emb fin sdd|first          early init          source                      */ \
+MODE( SPAN,            0, ONE, 0, OWN,    ONE, 1, 0, ONE, 0, BLOCK,  ONE, 1, 0,0,0,0, HEAD, 0, 0, 0, SPAN_FIRST,    NO_ROW, INIT_SCALE,    "SPAN eq 5-8") \
+MODE( PRE,             1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "SPAN eq 3-4, HYB eq 1-2") \
+MODE( POST,            0, ONE, 0, OWN,    ONE, 1, 0, ONE, 0, OWN,    ONE, 1, 0,0,0,0, HEAD, 0, 0, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "SPAN eq 1-2, HYB eq 3-4") \
+MODE( HYBRID,          0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB eq 8-9") \
+MODE( SDD,             1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 1, NO_ROW,        NO_ROW, INIT_NORMAL,   "SDD eq 2, on POST_SHIFTED") \
+MODE( HYBRID_STAR,     0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, PRE_QKV_PRE,   NO_ROW, INIT_MEGATRON, "HYB eq 10-11") \
+MODE( EMBED_NORM,      0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 1, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB table 4") \
+MODE( FIRST_QKV_PRE,   0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, QKV_PRE,       NO_ROW, INIT_MEGATRON, "HYB table 4") \
+MODE( QKVC_POST,       0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,1, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
+MODE( QKC_POST,        0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,0,1, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
+MODE( QK_POST,         0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
+MODE( KV_POST,         0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,1,1,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
+MODE( KC_POST,         0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,1,0,1, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB eq 39") \
+MODE( PRE_QKV_POST,    1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
+MODE( PRE_QKV_PRE,     1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB eq 47-48") \
+MODE( PRE_QK_PRE,      1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 1,1,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
+MODE( QKV_PRE,         0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
+MODE( PRE_POST,        1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
+MODE( POST_PRE,        1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
+MODE( POST_SHIFTED,    1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB and SDD code; POST plus an embedding norm") \
+MODE( MIX_LN,          1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        POST,   INIT_SCALE,    "Mix-LN; SPAN appendix B") \
+MODE( LNS,             1, LNS, 0, OWN,    ONE, 0, 1, LNS, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_NORMAL,   "LayerNorm Scaling") \
+MODE( PERI,            1, ONE, 1, OWN,    ONE, 0, 1, ONE, 1, OWN,    ONE, 0, 0,0,0,0, HEAD, 1, 1, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "Peri-LN") \
+MODE( SANDWICH,        1, ONE, 1, OWN,    ONE, 0, 1, ONE, 1, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "Sandwich-LN; Gemma 2") \
+MODE( OLMO2,           0, ONE, 1, OWN,    ONE, 0, 0, ONE, 1, OWN,    ONE, 0, 1,1,0,0, FULL, 0, 1, 0, NO_ROW,        NO_ROW, INIT_OLMO,     "OLMo 2 (reordered norm)") \
+MODE( DEEPNORM,        0, ONE, 0, OWN,   DEEP, 1, 0, ONE, 0, OWN,   DEEP, 1, 0,0,0,0, HEAD, 0, 0, 0, NO_ROW,        NO_ROW, INIT_DEEPNORM, "DeepNorm") \
+MODE( SDD_PRE,         1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 1, NO_ROW,        NO_ROW, INIT_NORMAL,   "SDD fig 8, on PRE") \
+LAYER(SPAN_FIRST,      1, ONE, 0, OWN,    ONE, 1, 0, ONE, 0, BLOCK,  ONE, 1, 0,0,0,0, HEAD, 0, 0, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "SPAN eq 7-8: layer 0 norms what q, k, v read")
+
+typedef struct { int in, c, out, skip, a, post; } SubMode;
+
+typedef struct Mode {
+    const char *name;
+    int selectable;
+    SubMode attn, ffn;
+    int q, k, v, ctx, per;
+    int emb, fin, sdd;
+    int first, early, init;
+    const char *source;
+} Mode;
+
+#define MODE_ENUM(name, ...) MODE_##name,
+enum { MODE_NO_ROW = -1, MODE_TABLE(MODE_ENUM, MODE_ENUM) MODE_COUNT };
+#undef MODE_ENUM
+
+#define ROW(sel, name, i1, c1, o1, s1, a1, p1, i2, c2, o2, s2, a2, p2, q, k, v, ctx, per, emb, fin, sdd, first, early, init, source) \
+    {#name, sel, {i1, c1, o1, s1, a1, p1}, {i2, c2, o2, s2, a2, p2}, q, k, v, ctx, per, emb, fin, sdd, MODE_##first, MODE_##early, init, source},
+#define MODE_ROW(...)  ROW(1, __VA_ARGS__)
+#define LAYER_ROW(...) ROW(0, __VA_ARGS__)
+static const Mode MODES[] = { MODE_TABLE(MODE_ROW, LAYER_ROW) };
+#undef ROW
+#undef MODE_ROW
+#undef LAYER_ROW
+
+// SDD's paper and its released code differ in five places; each setting is a row of switches (--sdd).
+//   out_layers: alpha of the two output projections starts at 1/sqrt(out_layers * L);   std: multiplies the base sigma of every matrix;
+//   v: v is a normalized linear (1), or plain with a norm on the context instead (0);   fused: one RMS over gate and up together;
+//   per: statistics of q and k over each head or the full width.
+#define SDD_TABLE(SDD) \
+/*   name    out_layers std   v  fused per   source */ \
+SDD( paper,  1,         1.0,  1, 0,    FULL, "SDD eq 2, appendix B") \
+SDD( code,   2,         0.1,  0, 1,    HEAD, "SDD released code")
+
+typedef struct { const char *name; int out_layers; double std; int v, fused, per; const char *source; } Sdd;
+#define SDD_ROW(name, ...) {#name, __VA_ARGS__},
+static const Sdd SDDS[] = { SDD_TABLE(SDD_ROW) };
+#undef SDD_ROW
+enum { SDD_COUNT = sizeof SDDS / sizeof *SDDS };
+
+// A model: a mode and the flags that are orthogonal to it. Letters are the field's: layers, channels, heads, kv heads, head size,
+// ffn width, vocabulary, padded vocabulary, longest sequence.
+typedef struct Model {
+    const Mode *mode;
+    const Sdd *sdd;                             // read only where mode->sdd
+    int L, C, NH, KV, HS, F, V, Vp, T;
+    int layernorm, bias, rope, swiglu, tied;    // LayerNorm with bias or RMSNorm; linear biases; RoPE or learned positions; SwiGLU or GELU; head = embedding
+    int fin;                                    // the norm before the head: the mode's, or as --final-norm says
+    double theta, eps, emb_scale, mix_ratio;
+} Model;
+
+// One norm site of one layer: rows of groups * width values, statistics over each group; gains: length of the gain vector
+// (width: shared by the groups; groups * width: one each); bias: LayerNorm; gain: initial value.
+typedef struct { int on, groups, width, gains, bias; double gain; } Site;
+
+// Everything the mode decides about layer l, as numbers: what the tables of tensors.h, the judge and --show read.
+typedef struct Place {
+    const Mode *row;
+    Site emb, attn_in, q, k, v, ctx, attn_out, attn_post, ffn_in, hidden, ffn_out, ffn_post, fin;
+    double attn_c, attn_a, ffn_c, ffn_a;
+} Place;
+
+static inline double mode_scale(int kind, int l, int L) {
+    return kind == LNS ? 1.0 / sqrt(l + 1.0) : kind == DEEP ? pow(2.0 * L, 0.25) : 1.0;
+}
+
+static inline Site site_make(int on, int groups, int width, int shared, int bias, double gain) {
+    Site s = {on, groups, width, shared ? width : groups * width, bias, gain};
+    return s;
+}
+
+// The norm of q, k, v or the context: `heads` groups with one shared gain, or one group over the full width.
+static inline Site site_heads(int on, int per, int heads, int HS, int bias) {
+    return site_make(on, per == HEAD ? heads : 1, per == HEAD ? HS : heads * HS, 1, bias, 1.0);
+}
+
+static inline Place place_at(const Model *m, int l) {
+    const Mode *base = m->mode, *r = base;
+    if (base->first >= 0 && l == 0) r = &MODES[base->first];
+    if (base->early >= 0 && l < (int)floor(m->mix_ratio * m->L)) r = &MODES[base->early];
+    // alpha * rmsnorm(V x) is a linear followed by an affine RMSNorm, so SDD fills the q, k, v, out slots and one inside the ffn.
+    const Sdd *sdd = base->sdd ? m->sdd : NULL;
+    int ln = m->layernorm, ln_or_sdd = m->layernorm && !sdd, per = sdd ? sdd->per : r->per;
+    double out_gain = sdd ? 1.0 / sqrt((double)sdd->out_layers * m->L) : 1.0;
+    Place p;
+    p.row = r;
+    p.emb       = site_make(base->emb,      1, m->C, 1, ln, 1.0);
+    p.attn_in   = site_make(r->attn.in,     1, m->C, 1, ln, 1.0);
+    p.attn_out  = site_make(sdd ? 1 : r->attn.out, 1, m->C, 1, ln_or_sdd, out_gain);
+    p.attn_post = site_make(r->attn.post,   1, m->C, 1, ln, 1.0);
+    p.ffn_in    = site_make(r->ffn.in,      1, m->C, 1, ln, 1.0);
+    p.ffn_out   = site_make(sdd ? 1 : r->ffn.out,  1, m->C, 1, ln_or_sdd, out_gain);
+    p.ffn_post  = site_make(r->ffn.post,    1, m->C, 1, ln, 1.0);
+    p.fin       = site_make(m->fin,         1, m->C, 1, ln, 1.0);
+    p.q   = site_heads(sdd ? 1 : r->q,         per, m->NH, m->HS, ln_or_sdd);
+    p.k   = site_heads(sdd ? 1 : r->k,         per, m->KV, m->HS, ln_or_sdd);
+    p.v   = site_heads(sdd ? sdd->v : r->v,    sdd ? FULL : per, m->KV, m->HS, ln_or_sdd);
+    p.ctx = site_heads(sdd ? !sdd->v : r->ctx, sdd ? FULL : per, m->NH, m->HS, ln_or_sdd);
+    int halves = m->swiglu && !(sdd && sdd->fused) ? 2 : 1, hidden = m->swiglu ? 2 * m->F : m->F;   // [gate | up], or one
+    p.hidden = site_make(sdd != NULL, halves, hidden / halves, 0, 0, 1.0);
+    p.attn_c = mode_scale(r->attn.c, l, m->L);
+    p.attn_a = mode_scale(r->attn.a, l, m->L);
+    p.ffn_c  = mode_scale(r->ffn.c, l, m->L);
+    p.ffn_a  = mode_scale(r->ffn.a, l, m->L);
+    return p;
+}

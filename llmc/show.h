@@ -1,0 +1,121 @@
+// show.h: --show prints what the tables say about the chosen model, before anything is allocated.
+#pragma once
+#include "flags.h"
+#include "init.h"
+#include "presets.h"
+
+// Floating-point operations of training on one token: 6 per matrix weight that takes part in a product (head included, embedding not) and
+// 6 L NH HS T for the causal half of attention (llm.c's convention; others count the full square).
+static inline double show_flops(const Model *m, const Layout *layout) {
+    double matrices = m->tied ? (double)m->V * m->C : 0;
+    for (int k = 0; k < layout->count; k++) {
+        const Entry *e = &layout->entries[k];
+        if (e->row.lr == LR_HIDDEN || e->row.lr == LR_HEAD) matrices += (double)(entry_rows(m, e) * e->row.cols);
+    }
+    return 6 * matrices + 6.0 * m->L * m->NH * m->HS * m->T;
+}
+
+static inline int64_t show_parameters(const Model *m, const Layout *layout) {
+    int64_t sum = 0;
+    for (int k = 0; k < layout->count; k++) sum += entry_rows(m, &layout->entries[k]) * layout->entries[k].row.cols;
+    return sum;
+}
+
+// One layer in one line: filled slots, skips and constants.
+static inline void show_layer(const Model *m, int l, char *line, size_t cap) {
+    static const char *const SKIPS[] = {"own", "normed", "block"};
+    Place p = place_at(m, l);
+    check_format(line, cap, "%-14s %d%d %-6s a=%-7.4g c=%-7.4g %d | %d%d %-6s a=%-7.4g c=%-7.4g %d | %d%d%d%d %dx%d/%dx%d   gains out %.4g, %.4g",
+                 p.row->name, p.attn_in.on, p.attn_out.on, SKIPS[p.row->attn.skip], p.attn_a, p.attn_c, p.attn_post.on,
+                 p.ffn_in.on, p.ffn_out.on, SKIPS[p.row->ffn.skip], p.ffn_a, p.ffn_c, p.ffn_post.on,
+                 p.q.on, p.k.on, p.v.on, p.ctx.on, p.q.groups, p.q.width, p.k.groups, p.k.width, p.attn_out.gain, p.ffn_out.gain);
+}
+
+static inline void show_layers(const Model *m) {
+    char line[256], next[256];
+    printf("\nlayers           row            attention: in out, skip, a, c, post | ffn: the same | q k v context norms, groups of q / k\n");
+    for (int l = 0, first = 0; l < m->L; l++) {
+        show_layer(m, l, line, sizeof line);
+        if (l + 1 < m->L) show_layer(m, l + 1, next, sizeof next);
+        if (l + 1 < m->L && !strcmp(line, next)) continue;
+        printf("  %4d..%-4d     %s\n", first, l, line);
+        first = l + 1;
+    }
+}
+
+static inline void show_parameters_table(const Model *m, const Init *init, const Layout *layout) {
+    static const char *const DECAYS[] = {"matrix", "embedding", "gain"}, *const GROUPS[] = {"embedding", "hidden", "head", "vector"};
+    printf("\nparameter                                  copies       shape          in all   starts                decay      rate\n");
+    for (int id = 0; id < PARAM_COUNT; id++) {
+        const Entry *first = NULL, *last = NULL;
+        int copies = 0;
+        int64_t size = 0;
+        for (int k = 0; k < layout->count; k++) {
+            if (layout->entries[k].id != id) continue;
+            last = &layout->entries[k];
+            first = first ? first : last;
+            size += entry_rows(m, last) * last->row.cols;
+            copies++;
+        }
+        if (!first) continue;
+        char start[64];
+        double one = init_std(init, m, first), other = init_std(init, m, last);
+        if (first->row.init == ROLE_GAIN) check_format(start, sizeof start, "%.4g", first->row.gain);
+        else if (first->row.init == ROLE_ZERO) check_format(start, sizeof start, "0");
+        else if (one == other) check_format(start, sizeof start, "sigma %.4g", one);
+        else check_format(start, sizeof start, "sigma %.4g..%.4g", one, other);
+        printf("  %-42s %4d  %8lld x %-6lld %12lld   %-20s  %-9s  %s\n", first->row.name, copies, (long long)entry_rows(m, first), (long long)first->row.cols,
+               (long long)size, start, DECAYS[first->row.decay], GROUPS[first->row.lr]);
+    }
+}
+
+static inline void show_activations(const Model *m, const Sizes *s, size_t element) {
+    printf("\nactivation     copies         shape          MiB   gradients      MiB     (micro-batch of %d x %d)\n", s->B, s->T);
+    for (int id = 0; id < ACT_COUNT; id++) {
+        ActRow rows[ACT_COUNT], *r = &rows[id];
+        int exists = 0, copies = 0;
+        for (int l = 0; l < m->L; l++) {
+            act_rows(rows, m, s, l);
+            exists = exists || r->exists;
+            if (r->copies > copies) copies = r->copies;
+        }
+        if (!exists) continue;
+        double mib = (double)(r->rows * r->cols) * (double)element / 1048576;
+        printf("  %-12s %6d  %9lld x %-7lld %9.2f   ", r->field, copies, (long long)r->rows, (long long)r->cols, copies * mib);
+        if (r->grads == SHARED) printf("in place\n");
+        else printf("%9d %9.2f\n", r->grads, r->grads * mib);
+    }
+}
+
+static inline void show_model(const Model *m, const Init *init, const char *name, const Sizes *s, size_t element, bool tables) {
+    Layout layout = layout_make(m);
+    ActLayout acts = act_layout_make(m, s);
+    double gib = 1.0 / (1 << 30), weights = (double)layout.total * (double)element * gib;
+    double kept = (double)acts.acts * (double)element * gib, grads = (double)acts.grads * (double)element * gib;
+    printf("%s under %s (%s)\n", name, m->mode->name, m->mode->source);
+    printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
+    printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm", m->bias ? "biases" : "no biases", m->rope ? "RoPE" : "learned positions",
+           m->swiglu ? "SwiGLU" : "GELU", m->tied ? "tied" : "untied", m->mode->sdd ? ", SDD setting " : "", m->mode->sdd ? m->sdd->name : "");
+    printf("  init %s, sigma %.4g (sigma sqrt(width) = %.3f)\n", INITS[init->scheme].name, init_sigma(init, m), init_sigma(init, m) * sqrt(m->C));
+    printf("  %.2fM parameters, %.1f MFLOP per token\n", (double)show_parameters(m, &layout) / 1e6, show_flops(m, &layout) / 1e6);
+    printf("  memory: weights %.3f GiB, gradients %.3f, AdamW %.3f, activations %.3f, their gradients %.3f: %.3f GiB in all\n",
+           weights, weights, 2 * weights, kept, grads, 4 * weights + kept + grads);
+    if (tables) {
+        show_layers(m);
+        show_parameters_table(m, init, &layout);
+        show_activations(m, s, element);
+    }
+    layout_free(&layout);
+    act_layout_free(&acts);
+}
+
+static inline void show_modes(void) {
+    static const char *const SKIPS[] = {"own", "normed", "block"};
+    printf("mode           attention: in out skip post | ffn: in out skip post | q k v context | embedding final norm | init      source\n");
+    for (int i = 0; i < MODE_COUNT; i++) {
+        const Mode *r = &MODES[i];
+        if (r->selectable)
+            printf("%-14s            %d  %d   %-6s %d  |      %d  %d   %-6s %d  | %d %d %d %d %-6s|     %d         %d      | %-9s %s\n", r->name, r->attn.in, r->attn.out, SKIPS[r->attn.skip],
+                   r->attn.post, r->ffn.in, r->ffn.out, SKIPS[r->ffn.skip], r->ffn.post, r->q, r->k, r->v, r->ctx, r->per == FULL ? "full" : "head", r->emb, r->fin, INITS[r->init].name, r->source);
+    }
+}

@@ -1,0 +1,566 @@
+// trainer.h: the run, the same on every device: flags to model, the run's folder, data, steps, validation, checkpoints, samples.
+// trainer_main at the end is the table of contents.
+//
+// Exit status: 0 done; 1 a refusal or a failed read or write, nothing lost; 3 the run diverged (see run_step).
+#pragma once
+#include "dataloader.h"
+#include "init.h"
+#include "judge.h"
+#include "logger.h"
+#include "presets.h"
+#include "sampler.h"
+#include "schedule.h"
+#include "show.h"
+
+#ifndef NORM_MODE
+#define NORM_MODE MODE_SPAN
+#endif
+#ifndef GIT_HASH
+#define GIT_HASH "unknown"
+#endif
+
+enum { CONFIG_VERSION = 1, DIVERGED_STEPS = 10, EXIT_DIVERGED = 3 };
+
+typedef struct Run {
+    const Trainer *t;
+    FlagSet set;
+    const Flags *f;
+    Model m;
+    Init init;
+    Layout layout;
+    Gpt *gpt;
+    int micro;                                  // sequences of a micro-batch
+    DataLoader train, val;
+    bool has_val;
+    int32_t *inputs, *targets;
+    char out[PATH_CAP];
+    Log log;
+    int64_t step, updates, tokens;              // steps done; of these, updates applied; tokens seen
+    int bad;                                    // steps in a row whose gradient was not finite
+    double val_loss, started, printed;
+    int64_t started_at;
+} Run;
+
+// ------------------------------------------------------------------------------------------------------------------ flags to model
+
+// Combinations that make no sense, refused by name. set: the FlagSet; f: its flags; r: the mode's row; user(x): x was given on the command line.
+#define user(flag) (set->by[FLAG_##flag] == BY_USER)
+#define REFUSAL_TABLE(REFUSE) \
+REFUSE(f->width % f->heads, "--heads %lld does not divide --width %lld\n  -> choose heads among the divisors of the width", f->heads, f->width) \
+REFUSE(f->kv_heads && f->heads % f->kv_heads, "--kv-heads %lld does not divide --heads %lld\n  -> choose kv heads among the divisors of the heads", f->kv_heads, f->heads) \
+REFUSE(f->positions == 0 && f->width / f->heads % 2, "--positions rope needs an even head size, found %lld (width %lld)\n  -> other --heads, or --positions learned", f->width / f->heads, f->width) \
+REFUSE(f->micro_batch && f->batch % f->micro_batch, "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", f->micro_batch, f->batch) \
+REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias (%lld of %lld)\n  -> leave out --bias on", 1LL, 1LL) \
+REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE (setting %lld of %lld)\n  -> leave it out", (long long)f->sdd, 1LL) \
+REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN (layers %lld, width %lld)\n  -> leave it out", f->layers, f->width) \
+REFUSE(r->fin && f->final_norm == 1, "this mode leaves the stream un-normed, so the head needs the final norm (layers %lld, width %lld)\n  -> --final-norm auto", f->layers, f->width) \
+REFUSE(f->warmup > 0 && f->steps > 0 && f->schedule_steps && f->schedule_steps < f->warmup, "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", f->schedule_steps, f->warmup) \
+REFUSE(*f->prompt && f->vocab != 256, "--prompt needs a byte-level model (vocabulary 256), this one has %lld (width %lld)\n  -> sample without a prompt", f->vocab, f->width) \
+REFUSE(f->eval && !*f->from, "--eval needs a model (steps %lld, sample %lld)\n  -> --from RUN", f->steps, f->sample) \
+REFUSE(*f->from && f->resume, "--from only evaluates or samples, --resume trains on (steps %lld, sample %lld)\n  -> --out RUN --resume required", f->steps, f->sample)
+
+static inline void run_refuse(const FlagSet *set, const Mode *r) {
+    const Flags *f = &set->f;
+#define REFUSE(condition, text, one, two) CHECK(!(condition), text, (long long)(one), (long long)(two));
+    REFUSAL_TABLE(REFUSE)
+#undef REFUSE
+}
+#undef user
+
+static inline Model model_from_flags(const Flags *f, const Mode *mode) {
+    Model m;
+    memset(&m, 0, sizeof m);
+    m.mode = mode;
+    m.sdd = &SDDS[f->sdd];
+    m.L = (int)f->layers;
+    m.C = (int)f->width;
+    m.NH = (int)f->heads;
+    m.KV = (int)(f->kv_heads ? f->kv_heads : f->heads);
+    m.HS = m.C / m.NH;
+    m.V = (int)f->vocab;
+    m.Vp = CEIL_DIV(m.V, 128) * 128;
+    m.T = (int)f->seq;
+    m.layernorm = f->norm;
+    m.bias = f->bias && !mode->sdd;
+    m.rope = f->positions == 0;
+    m.swiglu = f->activation == 0;
+    m.F = f->ffn ? (int)f->ffn : m.swiglu ? CEIL_DIV(8 * m.C / 3, 32) * 32 : 4 * m.C;
+    m.tied = f->tied;
+    m.fin = f->final_norm ? f->final_norm - 1 : mode->fin;
+    m.theta = f->rope_theta;
+    m.eps = f->eps;
+    m.emb_scale = f->emb_scale ? sqrt((double)m.C) : 1;
+    m.mix_ratio = f->mix_ratio;
+    return m;
+}
+
+static inline Init init_from_flags(const Flags *f, const Mode *mode) {
+    Init init = {f->init ? f->init - 1 : mode->init, f->init_std, (uint64_t)f->seed};
+    return init;
+}
+
+static inline void flags_default(FlagSet *set) {
+    memset(set, 0, sizeof *set);
+    for (int i = 0; i < FLAG_COUNT; i++) flag_set(set, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);
+}
+
+static inline void flags_preset(FlagSet *set, const char *name) {
+    const Preset *preset = preset_find(name);
+    CHECK(preset, "no model named %s\n  -> ./train_gpt --show models lists them", name);
+    flags_parse_text(set, preset->flags, BY_PRESET);
+    flag_set(set, &FLAGS[FLAG_model], name, BY_PRESET);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ config.json
+
+static inline char *config_text(const Run *r) {
+    char *text = NULL, buf[64];
+    size_t n = 0;
+    FILE *file = open_memstream(&text, &n);
+    CHECK(file, "no memory for config.json");
+    fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"flags\": {\n", CONFIG_VERSION,
+            r->m.mode->name, r->t->precision, GIT_HASH, (long long)show_parameters(&r->m, &r->layout));
+    for (int i = 0; i < FLAG_COUNT; i++) {
+        fprintf(file, "    \"%s\": ", FLAGS[i].field);
+        json_write_string(file, flag_text(buf, sizeof buf, r->f, &FLAGS[i]));
+        fputs(i + 1 < FLAG_COUNT ? ",\n" : "\n", file);
+    }
+    fputs("  }\n}\n", file);
+    fclose(file);
+    return text;
+}
+
+// The flags of an earlier run become the base; its mode and precision must be this binary's.
+static inline void config_read(FlagSet *set, const char *path, const char *precision) {
+    Json *root = json_read_file(path);
+    int64_t version = json_get_int(root, "norm_c_version", path);
+    CHECK(version <= CONFIG_VERSION, "%s: written by version %lld of the format, this program knows up to %d\n  -> use a newer norm.c", path, (long long)version, CONFIG_VERSION);
+    const char *mode = json_get_string(root, "norm_mode", path), *was = json_get_string(root, "precision", path);
+    CHECK(!strcmp(mode, MODES[NORM_MODE].name) && !strcmp(was, precision), "%s: a run of %s in %s, this program is %s in %s\n  -> make train_gpt NORM_MODE=%s PREC=%s",
+          path, mode, was, MODES[NORM_MODE].name, precision, mode, was);
+    const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
+    for (int i = 0; i < FLAG_COUNT; i++)
+        if (json_get(flags, FLAGS[i].field)) flag_set(set, &FLAGS[i], json_get_string(flags, FLAGS[i].field, path), BY_CHECKPOINT);
+    json_free(root);
+}
+
+// The command line over that base: what may not change must not.
+static inline void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
+    char was[64], now[64], name[64];
+    for (int i = 0; i < FLAG_COUNT; i++) {
+        const FlagRow *row = &FLAGS[i];
+        if (given->by[i] != BY_USER) continue;
+        const char *a = flag_text(was, sizeof was, &set->f, row), *b = flag_text(now, sizeof now, &given->f, row);
+        flag_name(name, sizeof name, row);
+        CHECK(!resuming || row->resume == FREE || !strcmp(a, b), "%s is %s in this run and %s on the command line; it may not change on resume\n  -> leave %s out, or start another run with another --out",
+              name, a, b, name);
+        flag_set(set, row, b, BY_USER);
+    }
+}
+
+static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
+
+// Resolves a run, a checkpoint or a safetensors file to the checkpoint directory that holds it.
+static inline void checkpoint_find(const char *path, char *dir) {
+    char config[PATH_CAP], why[256];
+    check_format(config, sizeof config, "%s/manifest.json", path);
+    if (file_exists(config)) {
+        check_format(dir, PATH_CAP, "%s", path);
+        CHECK(checkpoint_verify(dir, why, sizeof why), "%s is damaged: %s\n  -> use another checkpoint of that run", dir, why);
+        return;
+    }
+    CHECK(file_exists(path), "%s: expected a run or a checkpoint, found nothing\n  -> ls runs/", path);
+    CHECK(checkpoint_latest(path, dir, PATH_CAP), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
+}
+
+// What the folder of the run says: true when there is a run to go on with.
+static inline bool run_found(const char *out, int resume) {
+    char config[PATH_CAP], log[PATH_CAP], dir[PATH_CAP];
+    check_format(config, sizeof config, "%s/config.json", out);
+    check_format(log, sizeof log, "%s/log.jsonl", out);
+    bool run = file_exists(config) || file_exists(log);
+    CHECK(!run || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew", out);
+    bool found = run && resume && checkpoint_latest(out, dir, sizeof dir);
+    CHECK(found || resume != 2, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", out);
+    if (run && !found) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", out);
+    return found;
+}
+
+// Command line -> flags. Later wins: defaults, the preset, the run that is continued or read, the command line.
+static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, char **argv) {
+    FlagSet given;
+    char dir[PATH_CAP], config[PATH_CAP];
+    flags_default(&given);
+    flags_parse(&given, argc - 1, argv + 1, BY_USER);
+    flags_default(set);
+    flags_preset(set, given.f.model);
+    bool resuming = false;
+    CHECK(given.f.resume != 2 || *given.f.out, "--resume required needs the run's folder\n  -> --out RUN");
+    if (*given.f.from) {
+        checkpoint_find(given.f.from, dir);
+        config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);
+    } else if (*given.f.out && !*given.f.show) {
+        resuming = run_found(given.f.out, given.f.resume);
+        if (resuming) config_read(set, check_format(config, sizeof config, "%s/config.json", given.f.out), precision);
+    }
+    flags_override(set, &given, resuming);
+    return resuming;
+}
+
+// ------------------------------------------------------------------------------------------------------------------ weights and checkpoints
+
+static inline void run_init_weights(Run *r) {
+    for (int k = 0; k < r->layout.count; k++) {
+        const Entry *e = &r->layout.entries[k];
+        void *w = r->t->tensor(r->gpt, WEIGHTS, e);
+        double std = init_std(&r->init, &r->m, e);
+        uint64_t key = rand_key(r->init.seed, e->name, 0);
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < e->size; i++) {
+            double value = init_value(&r->init, &r->m, e, std, key, i);
+            if (r->t->element == sizeof(float)) ((float *)w)[i] = (float)value;
+            else ((double *)w)[i] = value;
+        }
+    }
+}
+
+// A hash of all weights in use: two runs that print the same one hold the same model.
+static inline uint64_t run_hash(Run *r) {
+    Hash h = hash_begin();
+    for (int k = 0; k < r->layout.count; k++) {
+        const Entry *e = &r->layout.entries[k];
+        hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), (size_t)(entry_rows(&r->m, e) * e->row.cols) * r->t->element);
+    }
+    return hash_end(&h);
+}
+
+// An entry as a tensor of a safetensors file: vectors have rank 1, the padding of the vocabulary stays out.
+static inline Tensor run_tensor(Run *r, int kind, const Entry *e, const char *name) {
+    Tensor t;
+    memset(&t, 0, sizeof t);
+    t.name = name;
+    t.dtype = r->t->element == sizeof(float) ? "F32" : "F64";
+    t.rank = e->row.rows == 1 ? 1 : 2;
+    t.shape[0] = e->row.rows == 1 ? e->row.cols : entry_rows(&r->m, e);
+    t.shape[1] = e->row.cols;
+    t.data = r->t->tensor(r->gpt, kind, e);
+    return t;
+}
+
+static const char *const MOMENT_NAMES[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
+
+// Reads every entry's weights or moments from a file; a missing or misshapen tensor is refused, and so is one too many.
+static inline void run_read_tensors(Run *r, const char *path, int first, int last) {
+    SafetensorsFile file;
+    char name[128];
+    int expected = 0;
+    safetensors_open(path, &file);
+    for (int kind = first; kind <= last; kind++)
+        for (int k = 0; k < r->layout.count; k++, expected++) {
+            const Entry *e = &r->layout.entries[k];
+            const Tensor *t = safetensors_find(&file, check_format(name, sizeof name, "%s%s", MOMENT_NAMES[kind], e->name));
+            Tensor want = run_tensor(r, kind, e, name);
+            CHECK(t, "%s has no tensor %s, which this model needs\n  -> the model's flags and NORM_MODE must be those of the file", path, name);
+            CHECK(t->rank == want.rank && t->shape[0] == want.shape[0] && (t->rank == 1 || t->shape[1] == want.shape[1]),
+                  "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> the model's flags must be those of the file", path, name, (long long)t->shape[0],
+                  (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1]);
+            safetensors_read_real(t, r->t->tensor(r->gpt, kind, e), r->t->element == sizeof(double));
+        }
+    CHECK(file.count == expected, "%s has %d tensors, this model %d\n  -> the model's flags and NORM_MODE must be those of the file", path, file.count, expected);
+    safetensors_close(&file);
+}
+
+static inline void run_read_weights(Run *r, const char *from) {
+    char dir[PATH_CAP], path[PATH_CAP];
+    size_t n = strlen(from);
+    if (n > 12 && !strcmp(from + n - 12, ".safetensors")) check_format(path, sizeof path, "%s", from);
+    else {
+        checkpoint_find(from, dir);
+        check_format(path, sizeof path, "%s/model.safetensors", dir);
+    }
+    run_read_tensors(r, path, WEIGHTS, WEIGHTS);
+}
+
+static inline void run_save(Run *r) {
+    Checkpoint c;
+    char state[512], *config = config_text(r), (*names)[128] = (char (*)[128])check_alloc((size_t)r->layout.count * 2 * 128, "names");
+    Tensor *tensors = (Tensor *)check_alloc((size_t)r->layout.count * 2 * sizeof *tensors, "a checkpoint");
+    checkpoint_begin(&c, r->out, r->step);
+    for (int k = 0; k < r->layout.count; k++) tensors[k] = run_tensor(r, WEIGHTS, &r->layout.entries[k], r->layout.entries[k].name);
+    checkpoint_add_tensors(&c, "model.safetensors", tensors, r->layout.count);
+    int count = 0;
+    for (int kind = ADAM_M; kind <= ADAM_V; kind++)
+        for (int k = 0; k < r->layout.count; k++, count++) {
+            check_format(names[count], 128, "%s%s", MOMENT_NAMES[kind], r->layout.entries[k].name);
+            tensors[count] = run_tensor(r, kind, &r->layout.entries[k], names[count]);
+        }
+    checkpoint_add_tensors(&c, "optimizer.safetensors", tensors, count);
+    checkpoint_add_text(&c, "config.json", config);
+    int64_t sample = r->step * r->f->batch;
+    check_format(state, sizeof state, "{\"step\": %lld, \"updates\": %lld, \"tokens\": %lld, \"bad\": %d, \"epoch\": %lld, \"sample\": %lld}\n", (long long)r->step,
+                 (long long)r->updates, (long long)r->tokens, r->bad, (long long)(sample / r->train.samples), (long long)(sample % r->train.samples));
+    checkpoint_add_text(&c, "state.json", state);
+    checkpoint_commit(&c);
+    free(config);
+    free(names);
+    free(tensors);
+}
+
+static inline void run_resume(Run *r) {
+    char dir[PATH_CAP], path[PATH_CAP];
+    CHECK(checkpoint_latest(r->out, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    run_read_tensors(r, check_format(path, sizeof path, "%s/model.safetensors", dir), WEIGHTS, WEIGHTS);
+    run_read_tensors(r, check_format(path, sizeof path, "%s/optimizer.safetensors", dir), ADAM_M, ADAM_V);
+    Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
+    r->step = json_get_int(state, "step", path);
+    r->updates = json_get_int(state, "updates", path);
+    r->tokens = json_get_int(state, "tokens", path);
+    r->bad = (int)json_get_int(state, "bad", path);
+    int64_t position = json_get_int(state, "epoch", path) * r->train.samples + json_get_int(state, "sample", path);
+    CHECK(position == r->step * r->f->batch, "%s: the data position %lld is not step %lld of this data (%lld samples an epoch)\n  -> --data must be the data of the run",
+          path, (long long)position, (long long)r->step, (long long)r->train.samples);
+    json_free(state);
+    printf("resumed from %s at step %lld\n", dir, (long long)r->step);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ steps
+
+// Mean loss of `samples` samples from number `first` on, in micro-batches; with scale > 0 also their gradients.
+static inline double run_batches(Run *r, DataLoader *data, int64_t first, int64_t samples, double scale) {
+    double sum = 0;
+    for (int64_t done = 0; done < samples;) {
+        int B = (int)(samples - done < r->micro ? samples - done : r->micro);
+        for (int b = 0; b < B; b++) loader_sample(data, first + done + b, r->inputs + (int64_t)b * r->m.T, r->targets + (int64_t)b * r->m.T);
+        sum += r->t->forward(r->gpt, r->inputs, r->targets, B, r->m.T).ce * B;
+        if (scale > 0) r->t->backward(r->gpt, scale);
+        done += B;
+    }
+    return sum / (double)samples;
+}
+
+static inline double run_validate(Run *r) {
+    int64_t most = r->f->val_tokens ? CEIL_DIV(r->f->val_tokens, r->m.T) : r->val.samples;
+    return run_batches(r, &r->val, 0, most < r->val.samples ? most : r->val.samples, 0);
+}
+
+// One step: gradients of the whole batch, clipping, update. A loss or gradient that is not finite never reaches the weights: the step is
+// skipped and said; DIVERGED_STEPS of them in a row end the run.
+static inline void run_step(Run *r) {
+    const Flags *f = r->f;
+    double begin = clock_seconds(), lr = schedule_lr(f, r->step + 1);
+    r->t->zero_grads(r->gpt);
+    double loss = run_batches(r, &r->train, r->step * f->batch, f->batch, 1.0 / (double)(f->batch * r->m.T));
+    double norm = r->t->grad_norm(r->gpt, NULL);
+    bool finite = isfinite(loss) && isfinite(norm);
+    AdamW o;
+    for (int group = 0; group < 4; group++) o.lr[group] = lr * schedule_group(f, group);
+    o.decay[DECAY_MATRIX] = f->weight_decay;
+    o.decay[DECAY_EMBEDDING] = f->decay_embeddings ? f->weight_decay : 0;
+    o.decay[DECAY_GAIN] = f->decay_gains ? f->weight_decay : 0;
+    o.gain_target = f->decay_gains == 2;
+    o.beta1 = f->beta1;
+    o.beta2 = f->beta2;
+    o.eps = f->adam_eps;
+    o.scale = f->clip > 0 && norm > f->clip ? f->clip / norm : 1;
+    o.step = r->updates + 1;
+    if (finite) r->t->update(r->gpt, &o);
+    r->updates += finite;
+    r->bad = finite ? 0 : r->bad + 1;
+    r->step++;
+    r->tokens += f->batch * r->m.T;
+
+    double seconds = clock_seconds() - begin;
+    log_begin(&r->log);
+    log_int(&r->log, "step", r->step);
+    log_real(&r->log, "loss", loss);
+    if (!isnan(r->train.floor)) log_real(&r->log, "above_floor", loss - r->train.floor);
+    log_real(&r->log, "lr", lr);
+    log_real(&r->log, "grad_norm", norm);
+    log_int(&r->log, "tokens", r->tokens);
+    log_real(&r->log, "ms", seconds * 1e3);
+    if (!finite) log_text(&r->log, "skipped", "not finite");
+    log_end(&r->log);
+    if (f->norms_every && (r->step % f->norms_every == 0 || r->step == 1)) {
+        log_begin(&r->log);
+        log_int(&r->log, "step", r->step);
+        for (int k = 0; k < r->layout.count; k++) log_real(&r->log, r->layout.entries[k].name, r->t->grad_norm(r->gpt, &r->layout.entries[k]));
+        log_end(&r->log);
+    }
+    double now = clock_seconds(), rate = (double)(r->tokens - r->started_at) / (now - r->started);
+    if (!finite) printf("step %lld: loss %g, gradient norm %g: not finite, the weights stay as they are\n", (long long)r->step, loss, norm);
+    if (now - r->printed >= 2 || r->step == 1 || r->step == f->steps) {
+        char eta[32], above[48] = "";
+        if (!isnan(r->train.floor)) check_format(above, sizeof above, " (floor +%.4f)", loss - r->train.floor);
+        log_duration(eta, sizeof eta, (double)((f->steps - r->step) * f->batch * r->m.T) / rate);
+        printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.1fk tok/s  ETA %s\n", (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate / 1e3, eta);
+        fflush(stdout);
+        r->printed = now;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ samples
+
+// Prints f->sample tokens: bytes as they are (a document separator as an empty line), others as numbers.
+static inline void run_sample(Run *r) {
+    const Flags *f = r->f;
+    int64_t prompt = (int64_t)strlen(f->prompt), total = 1 + prompt + f->sample, V = r->m.V, T = r->m.T;
+    int32_t *tokens = (int32_t *)check_alloc((size_t)total * sizeof *tokens, "a sample");
+    double *logits = (double *)check_alloc((size_t)V * sizeof *logits, "logits"), *weights = (double *)check_alloc((size_t)(2 * V) * sizeof *weights, "weights");
+    uint64_t key = rand_key((uint64_t)f->seed, "sample", (uint64_t)r->step);
+    for (int64_t i = 0; i < prompt; i++) tokens[1 + i] = (unsigned char)f->prompt[i];
+    printf("%s", f->prompt);
+    for (int64_t n = 1 + prompt; n < total; n++) {
+        int64_t from = n > T ? n - T : 0;
+        r->t->forward(r->gpt, tokens + from, NULL, 1, (int)(n - from));
+        const void *row = r->t->logits(r->gpt, n - from - 1);
+        for (int i = 0; i < V; i++) logits[i] = r->t->element == sizeof(float) ? ((const float *)row)[i] : ((const double *)row)[i];
+        tokens[n] = sample_token(logits, (int)V, f->temperature, f->top_k, rand_uniform(key, (uint64_t)n), weights);
+        if (V != 256) printf("%d ", tokens[n]);
+        else if (tokens[n]) putchar(tokens[n]);
+        else printf("\n\n");
+        fflush(stdout);
+    }
+    printf("\n");
+    free(tokens);
+    free(logits);
+    free(weights);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the run
+
+static inline void run_check_vocab(Run *r, DataLoader *d, const char *what) {
+    CHECK(d->vocab <= r->m.V, "%s data has a vocabulary of %d, the model of %d\n  -> --vocab %d", what, d->vocab, r->m.V, d->vocab);
+    d->limit = r->m.V;
+    if (d->vocab == 0) printf("%s data does not name its vocabulary; tokens of %d and more will be refused\n", what, r->m.V);
+    else if (d->vocab < r->m.V) printf("%s data has a vocabulary of %d, the model of %d: the rest goes unused\n", what, d->vocab, r->m.V);
+}
+
+static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
+
+static inline void run_open_data(Run *r, bool training) {
+    const Flags *f = r->f;
+    const char *val = *f->val_data ? f->val_data : f->data;
+    r->has_val = *f->val_data || !*f->data || is_folder(f->data);
+    CHECK(training || r->has_val, "--eval needs validation data\n  -> --val-data PATH");
+    if (training) {
+        loader_open(&r->train, f->data, "train", r->m.T, 1, (uint64_t)f->seed);
+        run_check_vocab(r, &r->train, "training");
+    }
+    if (r->has_val) {
+        loader_open(&r->val, val, "val", r->m.T, 0, 0);
+        run_check_vocab(r, &r->val, "validation");
+    }
+}
+
+// What --show prints, before any memory is taken.
+static inline int run_show(const Run *r, const Sizes *s) {
+    int what = flag_choice("model|models|modes", r->f->show);
+    CHECK(what >= 0, "--show %s: expected model, models or modes", r->f->show);
+    if (what == 2) show_modes();
+    if (what == 0) show_model(&r->m, &r->init, r->f->model, s, r->t->element, true);
+    for (int i = 0; what == 1 && i < PRESET_COUNT; i++) {
+        FlagSet set;
+        flags_default(&set);
+        flags_preset(&set, PRESETS[i].name);
+        Model m = model_from_flags(&set.f, r->m.mode);
+        Layout layout = layout_make(&m);
+        printf("%-14s %3d layers, width %4d, heads %2d/%2d, ffn %5d, vocabulary %6d, T %4d: %8.1fM  %s\n", PRESETS[i].name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
+               (double)show_parameters(&m, &layout) / 1e6, PRESETS[i].note);
+        layout_free(&layout);
+    }
+    return 0;
+}
+
+static inline void run_open_folder(Run *r, bool resuming) {
+    char path[PATH_CAP], parent[PATH_CAP], stamp[32];
+    const Flags *f = r->f;
+    time_t now = time(NULL);
+    strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime(&now));
+    if (*f->out) check_format(r->out, sizeof r->out, "%s", f->out);
+    else check_format(r->out, sizeof r->out, "runs/%s-%s-%s", r->m.mode->name, f->model, stamp);
+    check_format(parent, sizeof parent, "%s", r->out);
+    for (char *c = parent + 1; *c; c++)
+        if (*c == '/') { *c = 0; mkdir(parent, 0777); *c = '/'; }
+    CHECK(mkdir(r->out, 0777) == 0 || (errno == EEXIST && is_folder(r->out)), "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
+    if (!resuming) CHECK(!file_exists(check_format(path, sizeof path, "%s/config.json", r->out)) || f->resume, "%s already holds a run\n  -> another --out", r->out);
+    char *config = config_text(r);
+    file_write_atomic(check_format(path, sizeof path, "%s/config.json", r->out), config);
+    free(config);
+    log_open(&r->log, check_format(path, sizeof path, "%s/log.jsonl", r->out), r->step);
+}
+
+static inline void run_train(Run *r) {
+    const Flags *f = r->f;
+    bool saved = r->step > 0;
+    r->started = clock_seconds();
+    r->started_at = r->tokens;
+    for (;;) {
+        bool last = r->step >= f->steps;
+        if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) run_save(r);
+        if (r->has_val && r->step > 0 && (last || (f->val_every && r->step % f->val_every == 0))) {
+            double begin = clock_seconds();
+            r->val_loss = run_validate(r);
+            log_begin(&r->log);
+            log_int(&r->log, "step", r->step);
+            log_real(&r->log, "val_loss", r->val_loss);
+            if (!isnan(r->val.floor)) log_real(&r->log, "val_above_floor", r->val_loss - r->val.floor);
+            char hash[32];
+            log_text(&r->log, "weights", check_format(hash, sizeof hash, "%016llx", (unsigned long long)run_hash(r)));
+            log_end(&r->log);
+            printf("step %6lld/%lld  validation loss %.4f", (long long)r->step, (long long)f->steps, r->val_loss);
+            if (!isnan(r->val.floor)) printf(" (floor %.4f, +%.4f)", r->val.floor, r->val_loss - r->val.floor);
+            printf("  weights %s\n", hash);
+            fflush(stdout);
+            r->started += clock_seconds() - begin;                             // tokens/s is that of training
+        }
+        if (last) return;
+        run_step(r);
+        saved = false;
+        if (r->bad >= DIVERGED_STEPS) {
+            fprintf(stderr, "error: %d steps in a row were not finite: the run diverged at step %lld; the checkpoints before it are whole\n  -> a smaller --lr, a longer --warmup, or another --init\n",
+                    r->bad, (long long)r->step);
+            exit(EXIT_DIVERGED);
+        }
+    }
+}
+
+static inline int trainer_main(const Trainer *t, int argc, char **argv) {
+    static Run run;                                                            // zeroed, and too large for some stacks
+    Run *r = &run;
+    for (int i = 1; i < argc; i++) if (!strcmp(argv[i], "--help")) return flags_help(), 0;
+    r->t = t;
+    bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
+    const Flags *f = r->f = &r->set.f;
+    bool training = !*f->from;
+    run_refuse(&r->set, &MODES[NORM_MODE]);
+    r->m = model_from_flags(f, &MODES[NORM_MODE]);
+    r->init = init_from_flags(f, r->m.mode);
+    r->micro = (int)(f->micro_batch ? f->micro_batch : f->batch);
+    Sizes sizes = {r->micro, r->m.T, r->micro * r->m.T, f->recompute ? 1 : r->m.L, 1};
+    if (*f->show) return run_show(r, &sizes);
+
+    if (training || f->eval) run_open_data(r, training);
+    r->layout = layout_make(&r->m);
+    show_model(&r->m, &r->init, f->model, &sizes, t->element, false);
+    r->inputs = (int32_t *)check_alloc((size_t)sizes.n * sizeof(int32_t), "a batch");
+    r->targets = (int32_t *)check_alloc((size_t)sizes.n * sizeof(int32_t), "a batch");
+    r->gpt = t->create(&r->m, r->micro, r->m.T, f->recompute, training, f->z_loss);
+    if (!training) run_read_weights(r, f->from);
+    else if (*f->init_from && !resuming) run_read_weights(r, f->init_from);
+    else if (!resuming) run_init_weights(r);
+
+    if (training) {
+        if (*f->out && resuming) { check_format(r->out, sizeof r->out, "%s", f->out); run_resume(r); }
+        run_open_folder(r, resuming);
+        printf("run %s, %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, t->precision, GIT_HASH, (long long)r->train.samples, (long long)f->seq,
+               r->has_val ? "" : "; no validation data");
+        run_train(r);
+        printf("\nweights %016llx after %lld steps, %lld tokens; log and checkpoint in %s\n", (unsigned long long)run_hash(r), (long long)r->step, (long long)r->tokens, r->out);
+    } else if (f->eval) printf("validation loss %.6f, weights %016llx\n", run_validate(r), (unsigned long long)run_hash(r));
+    if (f->sample && !f->eval) {
+        printf("\n");
+        run_sample(r);
+    }
+    log_close(&r->log);
+    return 0;
+}

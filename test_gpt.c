@@ -1,0 +1,429 @@
+// test_gpt.c: the proof that the judge is right, and the list of all other tests. No GPU, no network, no Python.
+//
+//   link 1  dev/test/test_equations.c: each mode's equations, spelled out = the judge's forward
+//   link 2  finite differences of the judge's forward = the judge's backward
+//   link 4  the judge as users run it (float, packed product, threads) = the judge in double
+//
+// ./test_gpt [words]: only the tests whose name contains one of the words.
+#include "dev/test/test.h"
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#define real double
+#include "llmc/init.h"
+#include "llmc/judge.h"
+#undef real
+#define real float
+#include "llmc/gemm.h"
+
+// ------------------------------------------------------------------------------------------------------------------ models and weights
+
+typedef struct { Model m; char name[64]; int B; } Case;
+
+enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILIES };
+static const char *const FAMILY_NAMES[] = {"gpt2", "llama"};
+
+// A small model with odd sizes: V padded, groups of queries in the Llama-like one. L = 4: the default ratio of MIX_LN gives it one POST layer.
+static Case make_case(int mode, int family, int sdd) {
+    Case c = {.B = 2};
+    int gpt2 = family == FAMILY_GPT2;
+    c.m = (Model){.mode = &MODES[mode], .sdd = &SDDS[sdd], .L = 4, .C = 24, .NH = 4, .KV = gpt2 ? 4 : 2, .HS = 6, .F = 20, .V = 13, .Vp = 16, .T = 9,
+                  .layernorm = gpt2, .bias = gpt2 && !MODES[mode].sdd, .rope = !gpt2, .swiglu = !gpt2, .tied = gpt2, .fin = MODES[mode].fin,
+                  .theta = 10000, .eps = 1e-5, .emb_scale = 1, .mix_ratio = 0.25};
+    snprintf(c.name, sizeof c.name, "%s %s%s%s", MODES[mode].name, FAMILY_NAMES[family], MODES[mode].sdd ? " " : "", MODES[mode].sdd ? SDDS[sdd].name : "");
+    return c;
+}
+
+// Every mode in both families; SDD in both settings.
+static int all_cases(Case *cases) {
+    int count = 0;
+    for (int mode = 0; mode < MODE_COUNT; mode++)
+        for (int family = 0; MODES[mode].selectable && family < FAMILIES; family++)
+            for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) cases[count++] = make_case(mode, family, sdd);
+    return count;
+}
+enum { MAX_CASES = 2 * FAMILIES * MODE_COUNT };
+
+// Weights far from the initial ones: gains around 1, biases around 0, or a missing one would not show.
+static void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, uint64_t seed) {
+    for (int k = 0; k < layout->count; k++) {
+        const Entry *e = &layout->entries[k];
+        uint64_t key = rand_key(seed, e->name, 0);
+        double std = e->row.rows == 1 ? 0.3 : e->row.init == ROLE_EMBEDDING ? 0.5 : 1.2 / sqrt((double)e->row.cols);
+        for (int64_t i = 0; i < e->size; i++) {
+            double w = std * rand_normal(key, (uint64_t)i) + (e->row.init == ROLE_GAIN ? 1 : 0);
+            if (t->element == sizeof(float)) ((float *)t->tensor(g, WEIGHTS, e))[i] = (float)w;
+            else ((double *)t->tensor(g, WEIGHTS, e))[i] = (double)(float)w;                  // both precisions get the same numbers
+        }
+    }
+}
+
+// Tokens that repeat, as real ones do.
+static void fill_tokens(int32_t *inputs, int32_t *targets, int n, int V, uint64_t seed) {
+    for (int i = 0; i < n; i++) {
+        inputs[i] = (int32_t)(rand_at(seed, (uint64_t)i) % (uint64_t)(V - 3));
+        targets[i] = (int32_t)(rand_at(seed + 1, (uint64_t)i) % (uint64_t)V);
+    }
+}
+
+static double entry_value(const Trainer *t, Gpt *g, int kind, const Entry *e, int64_t i) {
+    void *p = t->tensor(g, kind, e);
+    return t->element == sizeof(float) ? ((float *)p)[i] : ((double *)p)[i];
+}
+
+// ------------------------------------------------------------------------------------------------------------------ link 2: finite differences
+
+enum { MAX_TOKENS = 64 };
+typedef struct { Gpt *g; const Layout *layout; double *direction; int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS]; int B, T; } Probe;
+
+static double probe_loss(Probe *p) {
+    Loss loss = judge_fp64.forward(p->g, p->inputs, p->targets, p->B, p->T);
+    return loss.ce + loss.z;
+}
+
+static void probe_move(Probe *p, int from, int to, double step) {
+    for (int k = from; k < to; k++) {
+        const Entry *e = &p->layout->entries[k];
+        double *w = judge_fp64.tensor(p->g, WEIGHTS, e);
+        for (int64_t i = 0; i < e->size; i++) w[i] += step * p->direction[e->offset + i];
+    }
+}
+
+// Derivative of the loss along the direction restricted to entries from..to: six-point central difference, error O(h^6).
+static double probe_derivative(Probe *p, int from, int to, double h) {
+    static const double weight[3] = {45.0 / 60, -9.0 / 60, 1.0 / 60};
+    double sum = 0, at = 0;
+    for (int k = 0; k < 3; k++)
+        for (int sign = 1; sign >= -1; sign -= 2) {
+            probe_move(p, from, to, sign * (k + 1) * h - at);
+            at = sign * (k + 1) * h;
+            sum += sign * weight[k] * probe_loss(p);
+        }
+    probe_move(p, from, to, -at);
+    return sum / h;
+}
+
+// |<g, v> - fd| <= 1e-6 max(|g|, 1e-6 |all g|) for a random unit direction v in each tensor, and through all of them at once.
+static void gradients_of(const Case *c) {
+    Probe p = {.B = c->B, .T = c->m.T};
+    Layout layout = layout_make(&c->m);
+    p.layout = &layout;
+    p.g = judge_fp64.create(&c->m, c->B, c->m.T, 0, 1, 0.01);
+    p.direction = check_alloc((size_t)layout.total * sizeof(double), "a direction");
+    fill_weights(&judge_fp64, p.g, &layout, 1);
+    fill_tokens(p.inputs, p.targets, c->B * c->m.T, c->m.V, 2);
+    probe_loss(&p);
+    judge_fp64.backward(p.g, 1.0 / (c->B * c->m.T));
+    double all = judge_fp64.grad_norm(p.g, NULL), through = 0, worst = 0;
+    const char *worst_name = "";
+    for (int k = 0; k < layout.count; k++) {
+        const Entry *e = &layout.entries[k];
+        const double *grad = judge_fp64.tensor(p.g, GRADS, e);
+        double length = 0, dot = 0, norm = judge_fp64.grad_norm(p.g, e);
+        for (int64_t i = 0; i < e->size; i++) {
+            p.direction[e->offset + i] = rand_normal(rand_key(3, e->name, 0), (uint64_t)i);
+            length += p.direction[e->offset + i] * p.direction[e->offset + i];
+        }
+        for (int64_t i = 0; i < e->size; i++) {
+            p.direction[e->offset + i] /= sqrt(length);
+            dot += p.direction[e->offset + i] * grad[i];
+        }
+        through += dot;
+        double fd = probe_derivative(&p, k, k + 1, 4e-3), error = fabs(dot - fd) / fmax(norm, 1e-6 * all);
+        if (error > 1e-6) {                                                      // a norm of a nearly zero vector bends on a smaller scale
+            fd = probe_derivative(&p, k, k + 1, 2e-4);
+            error = fabs(dot - fd) / fmax(norm, 1e-6 * all);
+        }
+        if (error > worst || isnan(error)) { worst = error; worst_name = e->name; }
+        EXPECT(error <= 1e-6, "%s, %s: gradient %.12g along the direction, finite difference %.12g (norm %.3g of %.3g)", c->name, e->name, dot, fd, norm, all);
+    }
+    double fd = probe_derivative(&p, 0, layout.count, 1e-3);
+    EXPECT(fabs(through - fd) <= 1e-6 * all, "%s, all tensors: %.12g, finite difference %.12g", c->name, through, fd);
+    if (getenv("VERBOSE")) printf("    %-24s worst %.1e at %s\n", c->name, worst, worst_name);
+    free(p.direction);
+    judge_fp64.destroy(p.g);
+    layout_free(&layout);
+}
+
+static void test_finite_differences(void) {
+    Case cases[MAX_CASES];
+    int count = all_cases(cases);
+    for (int i = 0; i < count; i++) gradients_of(&cases[i]);
+    Case odd = make_case(MODE_SPAN, FAMILY_LLAMA, 0);                       // switches no mode turns: positions, scale, tying, final norm, one layer
+    odd.m.rope = 0; odd.m.tied = 1; odd.m.fin = 1; odd.m.emb_scale = 3; odd.m.L = 1;
+    snprintf(odd.name, sizeof odd.name, "SPAN mixed flags");
+    gradients_of(&odd);
+    odd = make_case(MODE_OLMO2, FAMILY_GPT2, 0);
+    odd.m.swiglu = 1; odd.m.rope = 1; odd.m.tied = 0; odd.m.KV = 1;
+    snprintf(odd.name, sizeof odd.name, "OLMO2 mixed flags");
+    gradients_of(&odd);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ link 4: as users run it
+
+// Normalized error per tensor: |a - b|^2 / |b|^2.
+static double nmse(const Trainer *ta, Gpt *a, const Trainer *tb, Gpt *b, int kind, const Entry *e, double floor) {
+    double error = 0, scale = 0;
+    for (int64_t i = 0; i < e->size; i++) {
+        double x = entry_value(ta, a, kind, e, i), y = entry_value(tb, b, kind, e, i);
+        error += (x - y) * (x - y);
+        scale += y * y;
+    }
+    return error / fmax(scale, floor);
+}
+
+static void test_single_precision(void) {
+    Case cases[MAX_CASES];
+    int count = all_cases(cases);
+    for (int i = 0; i < count; i++) {
+        const Case *c = &cases[i];
+        Layout layout = layout_make(&c->m);
+        int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
+        fill_tokens(inputs, targets, c->B * c->m.T, c->m.V, 4);
+        Gpt *a = judge_fp32.create(&c->m, c->B, c->m.T, 0, 1, 0.01), *b = judge_fp64.create(&c->m, c->B, c->m.T, 0, 1, 0.01);
+        fill_weights(&judge_fp32, a, &layout, 5);
+        fill_weights(&judge_fp64, b, &layout, 5);
+        Loss la = judge_fp32.forward(a, inputs, targets, c->B, c->m.T), lb = judge_fp64.forward(b, inputs, targets, c->B, c->m.T);
+        EXPECT(fabs(la.ce - lb.ce) < 1e-5 * lb.ce && fabs(la.z - lb.z) < 1e-5 * lb.z, "%s: loss %.9g in float, %.9g in double", c->name, la.ce, lb.ce);
+        judge_fp32.backward(a, 1.0 / (c->B * c->m.T));
+        judge_fp64.backward(b, 1.0 / (c->B * c->m.T));
+        double all = judge_fp64.grad_norm(b, NULL);
+        for (int k = 0; k < layout.count; k++) {
+            double error = nmse(&judge_fp32, a, &judge_fp64, b, GRADS, &layout.entries[k], 1e-6 * all * all);
+            EXPECT(error < 1e-9, "%s, %s: gradient in float is off by nmse %.2g", c->name, layout.entries[k].name, error);
+        }
+        AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-4, .scale = 0.5, .gain_target = 1, .step = 1};
+        judge_fp32.update(a, &step);
+        judge_fp64.update(b, &step);
+        for (int k = 0; k < layout.count; k++) {
+            double error = nmse(&judge_fp32, a, &judge_fp64, b, WEIGHTS, &layout.entries[k], 0);
+            EXPECT(error < 1e-9, "%s, %s: updated weights in float are off by nmse %.2g", c->name, layout.entries[k].name, error);
+        }
+        judge_fp32.destroy(a);
+        judge_fp64.destroy(b);
+        layout_free(&layout);
+    }
+}
+
+// The packed product against its naive twin, all three forms, at sizes around every block boundary.
+static void test_gemm(void) {
+    static const int sizes[][3] = {{1, 1, 1}, {5, 17, 3}, {6, 16, 256}, {7, 15, 257}, {13, 33, 300}, {48, 64, 8}, {49, 65, 511}, {97, 130, 70}, {200, 3, 513}, {2, 150, 1}};
+    enum { MOST = 200 * 600 };
+    static float a[MOST], b[MOST], c[MOST], d[MOST];
+    for (int i = 0; i < MOST; i++) { a[i] = (float)rand_normal(6, (uint64_t)i); b[i] = (float)rand_normal(7, (uint64_t)i); }
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (int form = 0; form < 4; form++)
+            for (int beta = 0; beta < 2; beta++) {
+                int M = sizes[s][0], N = sizes[s][1], K = sizes[s][2], ldc = N + 2;
+                View A = form & 1 ? view(a, 1, M) : view(a, K, 1), B = form & 2 ? view(b, 1, K) : view(b, N, 1);
+                for (int i = 0; i < M * ldc; i++) c[i] = d[i] = beta ? a[i + 1] : NAN;                 // beta = 0 must not read C
+                gemm_packed(view(c, ldc, 1), A, B, M, N, K, 0.5f, (float)beta);
+                gemm_naive(view(d, ldc, 1), A, B, M, N, K, 0.5f, (float)beta);
+                double worst = 0, edge = 0;
+                for (int i = 0; i < M; i++)
+                    for (int j = 0; j < ldc; j++) {
+                        double difference = fabs((double)c[i * ldc + j] - d[i * ldc + j]);
+                        if (j < N) worst = isnan(difference) ? INFINITY : fmax(worst, difference);
+                        else edge += memcmp(&c[i * ldc + j], &d[i * ldc + j], 4) != 0;                 // nothing written beside C
+                    }
+                EXPECT(worst <= 2e-6 * sqrt(K) + 1e-6 && edge == 0, "gemm %dx%dx%d, form %d, beta %d: off by %g", M, N, K, form, beta, worst);
+            }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the table of modes
+
+// Two rows that compute the same function on the same weights would be one placement under two names.
+static void test_distinct(void) {
+    double loss[MODE_COUNT][2] = {{0}};
+    int pairs = 0;
+    for (int family = 0; family < FAMILIES; family++)
+        for (int mode = 0; mode < MODE_COUNT; mode++) {
+            if (!MODES[mode].selectable) continue;
+            Case c = make_case(mode, family, 0);
+            c.m.bias = 0;                                                        // SDD has none: compare at equal models
+            Layout layout = layout_make(&c.m);
+            int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
+            fill_tokens(inputs, targets, c.B * c.m.T, c.m.V, 8);
+            Gpt *g = judge_fp64.create(&c.m, c.B, c.m.T, 0, 0, 0);
+            fill_weights(&judge_fp64, g, &layout, 9);
+            loss[mode][family] = judge_fp64.forward(g, inputs, targets, c.B, c.m.T).ce;
+            judge_fp64.destroy(g);
+            layout_free(&layout);
+        }
+    for (int a = 0; a < MODE_COUNT; a++)
+        for (int b = 0; b < a; b++) {
+            if (!MODES[a].selectable || !MODES[b].selectable) continue;
+            pairs++;
+            for (int family = 0; family < FAMILIES; family++)
+                EXPECT(fabs(loss[a][family] - loss[b][family]) > 1e-6, "%s and %s compute the same function (%s)", MODES[a].name, MODES[b].name, FAMILY_NAMES[family]);
+        }
+    EXPECT(pairs == 27 * 26 / 2, "%d pairs of modes compared, expected those of 27 modes", pairs);
+}
+
+// A row may only use the columns where they mean something.
+static void test_mode_rows(void) {
+    for (int i = 0; i < MODE_COUNT; i++) {
+        const Mode *r = &MODES[i];
+        EXPECT(r->attn.skip != NORMED || r->attn.in, "%s: attention takes its skip after a norm it does not have", r->name);
+        EXPECT(r->ffn.skip != NORMED || r->ffn.in, "%s: the ffn takes its skip after a norm it does not have", r->name);
+        EXPECT(r->attn.skip != BLOCK, "%s: attention's own input is the block's input: write OWN", r->name);
+        EXPECT(!r->sdd || !(r->q || r->k || r->v || r->ctx || r->attn.out || r->ffn.out), "%s: SDD fills these slots itself", r->name);
+        EXPECT(r->fin || r->ffn.post, "%s: an un-normed stream reaches the head", r->name);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ invariances
+
+// Recompute changes no bit; threads change no bit; two micro-steps of half the batch give the whole batch's gradient to rounding.
+static void test_invariance(void) {
+    static const int modes[] = {MODE_SPAN, MODE_PRE, MODE_POST, MODE_HYBRID, MODE_SDD, MODE_OLMO2, MODE_EMBED_NORM, MODE_MIX_LN};
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        for (int family = 0; family < FAMILIES; family++) {
+            Case c = make_case(modes[i], family, 0);
+            Layout layout = layout_make(&c.m);
+            int n = c.B * c.m.T;
+            int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
+            fill_tokens(inputs, targets, n, c.m.V, 10);
+            Gpt *g[4];
+            for (int k = 0; k < 4; k++) {                                        // plain, recompute, other threads, two micro-steps
+#ifdef _OPENMP
+                int threads = omp_get_max_threads();
+                if (k == 2) omp_set_num_threads(3);
+#endif
+                g[k] = judge_fp32.create(&c.m, c.B, c.m.T, k == 1, 1, 0);
+                fill_weights(&judge_fp32, g[k], &layout, 11);
+                for (int micro = 0; micro < (k == 3 ? c.B : 1); micro++) {
+                    int rows = k == 3 ? 1 : c.B;
+                    judge_fp32.forward(g[k], inputs + micro * c.m.T, targets + micro * c.m.T, rows, c.m.T);
+                    judge_fp32.backward(g[k], 1.0 / n);
+                }
+#ifdef _OPENMP
+                omp_set_num_threads(threads);
+#endif
+            }
+            double all = judge_fp32.grad_norm(g[0], NULL);
+            for (int k = 0; k < layout.count; k++) {
+                const Entry *e = &layout.entries[k];
+                size_t bytes = (size_t)e->size * sizeof(float);
+                const void *plain = judge_fp32.tensor(g[0], GRADS, e);
+                EXPECT(!memcmp(plain, judge_fp32.tensor(g[1], GRADS, e), bytes), "%s, %s: --recompute changes the gradient", c.name, e->name);
+                EXPECT(!memcmp(plain, judge_fp32.tensor(g[2], GRADS, e), bytes), "%s, %s: the number of threads changes the gradient", c.name, e->name);
+                double error = nmse(&judge_fp32, g[3], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
+                EXPECT(error < 1e-10, "%s, %s: two micro-steps differ from one batch by nmse %.2g", c.name, e->name, error);
+            }
+            for (int k = 0; k < 4; k++) judge_fp32.destroy(g[k]);
+            layout_free(&layout);
+        }
+}
+
+// Causality: a token changes no logit before it; and a shorter sequence in memory made for a longer one gives the same logits.
+static void test_causality(void) {
+    for (int family = 0; family < FAMILIES; family++) {
+        Case c = make_case(MODE_HYBRID_STAR, family, 0);
+        c.m.T = 150;                                                             // more than two blocks of queries
+        Layout layout = layout_make(&c.m);
+        int32_t inputs[150], targets[150];
+        fill_tokens(inputs, targets, 150, c.m.V, 12);
+        Gpt *g = judge_fp32.create(&c.m, 1, 150, 0, 0, 0);
+        fill_weights(&judge_fp32, g, &layout, 13);
+        float before[150 * 13];
+        judge_fp32.forward(g, inputs, NULL, 1, 150);
+        for (int t = 0; t < 150; t++) memcpy(before + t * c.m.V, judge_fp32.logits(g, t), (size_t)c.m.V * sizeof(float));
+        inputs[100] = (inputs[100] + 1) % c.m.V;
+        judge_fp32.forward(g, inputs, NULL, 1, 150);
+        EXPECT(!memcmp(before + 99 * c.m.V, judge_fp32.logits(g, 99), (size_t)c.m.V * sizeof(float)), "%s: a later token changed an earlier logit", c.name);
+        EXPECT(memcmp(before + 100 * c.m.V, judge_fp32.logits(g, 100), (size_t)c.m.V * sizeof(float)), "%s: a token does not change its own logits", c.name);
+        EXPECT(memcmp(before + 149 * c.m.V, judge_fp32.logits(g, 149), (size_t)c.m.V * sizeof(float)), "%s: a token does not change later logits", c.name);
+        judge_fp32.forward(g, inputs, NULL, 1, 77);
+        EXPECT(!memcmp(before + 76 * c.m.V, judge_fp32.logits(g, 76), (size_t)c.m.V * sizeof(float)), "%s: a shorter sequence changes the logits", c.name);
+        judge_fp32.destroy(g);
+        layout_free(&layout);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the runner
+
+TestCount test_count;
+
+void test_expect(bool ok, const char *what, const char *file, int line, const char *fmt, ...) {
+    if (ok) { test_count.passed++; return; }
+    va_list args;
+    va_start(args, fmt);
+    fprintf(stderr, "FAILED %s: ", test_count.name);
+    vfprintf(stderr, fmt, args);
+    fprintf(stderr, "\n    expected %s (%s:%d)\n", what, file, line);
+    va_end(args);
+    test_count.failed++;
+}
+
+void test_expect_refusal(void (*body)(void *), void *arg, const char *words, const char *file, int line) {
+    int fds[2];
+    char message[4096];
+    size_t have = 0;
+    CHECK(pipe(fds) == 0, "no pipe");
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0, "no process");
+    if (child == 0) {
+        dup2(fds[1], STDERR_FILENO);
+        CHECK(freopen("/dev/null", "w", stdout), "no /dev/null");
+        close(fds[0]);
+        body(arg);
+        _exit(0);
+    }
+    close(fds[1]);
+    for (ssize_t got; have < sizeof message - 1 && (got = read(fds[0], message + have, sizeof message - 1 - have)) > 0;) have += (size_t)got;
+    message[have] = 0;
+    close(fds[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    test_expect(WIFEXITED(status) && WEXITSTATUS(status) != 0 && strstr(message, words) != NULL, "a refusal", file, line,
+                "status %d, message \"%s\", expected words \"%s\"", status, message, words);
+}
+
+const char *test_dir(const char *name) {
+    static char paths[8][256];
+    static int next;
+    char *path = paths[next++ % 8], command[600];
+    check_format(path, sizeof paths[0], "build/test/%s", name);
+    check_format(command, sizeof command, "rm -rf '%s' && mkdir -p '%s'", path, path);
+    CHECK(system(command) == 0, "cannot make %s", path);
+    return path;
+}
+
+static const struct { const char *name; void (*run)(void); } TESTS[] = {
+    {"mode_rows", test_mode_rows},
+    {"gemm", test_gemm},
+    {"equations", test_equations},
+    {"finite_differences", test_finite_differences},
+    {"single_precision", test_single_precision},
+    {"distinct", test_distinct},
+    {"invariance", test_invariance},
+    {"causality", test_causality},
+    {"json", test_json},
+    {"checkpoint", test_checkpoint},
+    {"stories", test_stories},
+    {"dataloader", test_dataloader},
+    {"shard", test_shard},
+};
+
+int main(int argc, char **argv) {
+    int passed = 0, failed = 0;
+    for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++) {
+        bool wanted = argc == 1;
+        for (int k = 1; k < argc; k++) wanted = wanted || strstr(TESTS[i].name, argv[k]);
+        if (!wanted) continue;
+        test_count = (TestCount){.name = TESTS[i].name};
+        TESTS[i].run();
+        printf("%-20s %6d passed, %d failed\n", TESTS[i].name, test_count.passed, test_count.failed);
+        fflush(stdout);
+        passed += test_count.passed;
+        failed += test_count.failed;
+    }
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed || !passed;
+}
