@@ -409,6 +409,12 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"stories", test_stories},
     {"dataloader", test_dataloader},
     {"shard", test_shard},
+    {"flags", test_flags},
+    {"schedule", test_schedule},
+    {"sampler", test_sampler},
+    {"logger", test_logger},
+    {"run", test_run},
+    {"refusals", test_run_refusals},
 };
 
 int main(int argc, char **argv) {

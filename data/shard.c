@@ -155,7 +155,8 @@ static void publish_shards(Writer *w) {
 }
 
 static void prepare_folder(const char *dir) {
-    CHECK(mkdir(dir, 0777) == 0 || errno == EEXIST, "%s: expected to make this folder, found: %s\n  -> mkdir -p the folder above it, or another --out", dir, strerror(errno));
+    CHECK(mkdir(dir, 0777) == 0 || errno == EEXIST,
+          "%s: expected to make this folder, found: %s\n  -> mkdir -p the folder above it, or another --out", dir, strerror(errno));
     struct dirent **entries;
     int n = scandir(dir, &entries, visible, shard_order);
     CHECK(n >= 0, "%s: expected a folder for the shards, found: %s\n  -> another --out", dir, strerror(errno));

@@ -1,4 +1,4 @@
-// stories.c: the built-in corpus: a grammar of children's stories and the sixty lines that tell them. See stories.h.
+// stories.c: the built-in corpus: a grammar of children's stories, and the few lines that tell them. See stories.h.
 //
 // A rule is a name and a list of options; an option is a text with slots in braces:
 //   {rule}        an option of that rule, drawn now
@@ -12,7 +12,7 @@
 // octave joins the one before it. All octaves are equally likely, and so are the options within one: Zipf's law in steps, and rational.
 //
 // One derivation per text. No rule can write the beginning of something else that it can write, counted in whole words and marks: its
-// options differ from each other, and where a longer one would continue a shorter one, both end in their own comma or full stop.
+// options differ, and where one could go on as another does, the comma or full stop that ends it is its own.
 // A slot is never followed by a letter. So a reader going from left to right always knows which option was drawn.
 #include "stories.h"
 #include "../llmc/check.h"
@@ -38,7 +38,7 @@ static const StoryRule RULES[] = {
     {"friendship", OPTIONS("{Hero.his} {best} friend was {pal}.", "{Hero.he} liked to {play} with {pal}.",
                            "Every {daytime}, {hero.he} {went} to the {vast} {wild} with {pal}.", "{Hero} and {pal} liked to {play}.",
                            "{Hero.his} {trait} {man} gave {hero.him} {pal}.", "{Hero.he} was never {sad}, for {hero.he} had {pal}.")},
-    {"home", OPTIONS("in a {homely} {house} by the {vast} {scenery}", "in a {homely} {house}", "near the {vast} {scenery}",
+    {"home", OPTIONS("in a {homely} {house} by the {vast} {scenery}", "near a {homely} {house}", "near the {vast} {scenery}",
                      "between a {vast} {scenery} and a {vast} {wild}")},
     {"when", OPTIONS("One {weather} {daytime},", "On a {weather} {weekday},", "One {weather} {daytime} in {season},", "One day,", "After {meal},")},
     {"inside", OPTIONS("under the {homely} {furniture}", "in the {homely} {room}", "behind the {homely} {furniture}",
@@ -48,7 +48,7 @@ static const StoryRule RULES[] = {
     // Something is lost. Roles: color, thing.
     {"lost", OPTIONS("{loss} {sorrow} {comfort} {search} {discovery} {joy}")},
     {"loss", OPTIONS("{When} {hero} lost {hero.his} {belonging} at the {vast} {wild}.", "{When} {hero} {mislaid} {hero.his} {belonging}.",
-                     "{When} a {worn} {creature} stole {hero.his} {belonging}.", "{When} a {strong} wind took {hero.his} {belonging}.")},
+                     "{When} a {worn} {creature} stole the {belonging} of {hero}.", "{When} a {strong} wind took the {belonging} of {hero}.")},
     {"belonging", OPTIONS("{fine} {color=hue} {thing=toy}", "{fine} {color=hue} {thing=garment}")},
     {"toy.use", OPTIONS("play with it", "keep it {inside}", "show it to {hero.his} {woman}")},
     {"garment.use", OPTIONS("wear it", "put it on", "take it to the {homely} {shop}")},
@@ -78,8 +78,8 @@ static const StoryRule RULES[] = {
     {"trip", OPTIONS("{setout} {clouds} {fear} {shelter} {calm} {joy}")},
     {"setout", OPTIONS("One {fair} {daytime}, {hero} and {friend} {went} to the {vast} {place=wild} to {outing}.",
                        "One {fair} {daytime} in {season}, {hero} took {friend} to the {vast} {place=wild}.",
-                       "'Let us go to the {vast} {place=wild},' {said} {friend} one {fair} {daytime}.",
-                       "On a {fair} {weekday}, they {went} to the {vast} {place=wild} to {outing}.")},
+                       "'Let us go to the {vast} {place=wild}, {hero},' {said} {friend} one {fair} {daytime}.",
+                       "On a {fair} {weekday}, {hero} {went} to the {vast} {place=wild} with {friend} to {outing}.")},
     {"outing", OPTIONS("look for {hue} {treasure}", "{play}", "pick {treasure}", "draw a {coat} {creature}", "feed the {coat} {creature}")},
     {"clouds", OPTIONS("{Then} it began to {storm=downpour}.", "{Then} a {strong} wind brought {storm=downpour}.",
                       "{Then} a {hue} cloud came, and it began to {storm=downpour}.")},
@@ -87,10 +87,8 @@ static const StoryRule RULES[] = {
     {"fear", OPTIONS("{Who} {felt} {very} {scared}, but {friend} {felt} {happy}.", "{Friend} {felt} {scared}. '{Soothe},' {said} {hero} {kindly}.",
                      "'I am {very} {scared},' {said} {hero}. '{Soothe},' {said} the {kind}.",
                      "{Who} {felt} {scared}. '{Offer},' {said} {friend} {kindly}.")},
-    {"shelter", OPTIONS("They {hid} {outside} and ate {food}.",
-                        "They {went} to a {homely} {house} and {hid} {inside}.",
-                        "They {hid} {outside} for {period}.",
-                        "A {trait} {worker} gave them {food} and a {fine} {garment}.")},
+    {"shelter", OPTIONS("They {hid} {outside} and ate {food}.", "They {went} to a {homely} {house} and {hid} {inside}.",
+                        "They {hid} {outside} for {period}.", "A {trait} {worker} gave them {food} and a {fine} {garment}.")},
     {"calm", OPTIONS("{Then} a {fine} rainbow stood over the {place}.", "The {storm} stopped, and a {coat} {creature} {danced} {kindly}.",
                      "{Then} the {place} was full of {fine} {hue} {treasure}.", "After the {storm} they found {number} {fine} {hue} {treasure}.")},
 
@@ -99,7 +97,7 @@ static const StoryRule RULES[] = {
     {"someone", OPTIONS("{elder=woman}", "{elder=man}")},
     {"wish", OPTIONS("{When} {hero} wanted to bake a {taste=flavor} {dish=pastry} for {hero.his} {trait} {someone}.",
                      "{When} {hero} and {friend} made a {taste=flavor} {dish=pastry} for {hero.his} {someone}.",
-                     "{When} {hero.his} {someone} {felt} {sad} and asked for a {taste=flavor} {dish=pastry}.")},
+                     "{When} the {trait} {someone} of {hero} asked for a {taste=flavor} {dish=pastry}.")},
     {"lack", OPTIONS("But a {worn} {creature} had eaten the {need=ingredient}.", "But the {homely} {room} had no {need=ingredient}.",
                      "But they had no {need=ingredient}, only {number} {worn} {findings}.")},
     {"errand", OPTIONS("They {went} to the {homely} {shop} for {need}.", "A {trait} {worker} gave them {need} and {number} {findings}.",
@@ -113,8 +111,8 @@ static const StoryRule RULES[] = {
 
     // A small animal needs help. Role: baby.
     {"rescue", OPTIONS("{cry} {trouble} {pity} {care} {thanks}")},
-    {"cry", OPTIONS("{When} {hero} {spotted} a {coat} {baby=creature} {outside}.", "{When} {friend} {spotted} a {coat} {baby=creature} {inside}.",
-                    "{When} they heard a {sound} {outside}. It was a {coat} {baby=creature}.")},
+    {"cry", OPTIONS("{When} {hero} {spotted} a {coat} {baby=creature} {outside}.", "{When} {friend} showed {hero} a {coat} {baby=creature} {inside}.",
+                    "{When} {hero} heard a {sound} {outside}. It was a {coat} {baby=creature}.")},
     {"sound", OPTIONS("sound", "soft cry", "strange noise", "quiet whimper", "loud squeak", "sad voice", "whisper")},
     {"trouble", OPTIONS("It {felt} {very} {sad}.", "It {felt} {very} {scared} and {wept}.", "It was stuck in the {mud} and {felt} {sad}.",
                         "Its {limb} hurt, and it {felt} {very} {scared}.", "'I am {very} {sad},' {said} the {baby} {kindly}.")},
@@ -131,10 +129,10 @@ static const StoryRule RULES[] = {
 
     // A present is made. Roles: elder, gift.
     {"surprise", OPTIONS("{birthday} {poor} {making} {unwrapping}")},
-    {"birthday", OPTIONS("{When} {hero.his} {trait} {someone} wanted a {fine} {hue} {gift=present}.",
-                         "{When} {hero.his} {someone} {felt} {very} {sad} and wanted a {fine} {gift=present}.",
+    {"birthday", OPTIONS("{When} the {trait} {someone} of {hero} wanted a {fine} {hue} {gift=present}.",
+                         "{When} {hero} wanted to give {hero.his} {someone} a {fine} {hue} {gift=present}.",
                          "'My {someone} needs a {fine} {hue} {gift=present},' {said} {hero} one {weather} {daytime}.",
-                         "{When} {hero.his} {someone} had a birthday and wanted a {hue} {gift=present}.")},
+                         "{When} {hero.his} {someone} {felt} {sad}, so {hero} wanted a {fine} {gift=present} for {elder.him}.")},
     {"poor", OPTIONS("But {hero} had only {number} {money}.", "At the {homely} {shop} a {gift} cost {number} {money}.",
                      "But the {homely} {shop} had only {worn} {findings}.", "But {who} had no {money} and {felt} {sad}.")},
     {"money", OPTIONS("coins", "pennies", "dollars", "cents", "dimes", "nickels", "pounds")},
@@ -149,8 +147,8 @@ static const StoryRule RULES[] = {
 
     // Two friends quarrel. Roles: color, thing.
     {"quarrel", OPTIONS("{prize} {dispute} {anger} {sorrow} {peace} {joy}")},
-    {"prize", OPTIONS("{When} {hero} and {friend} {spotted} a {belonging} {outside}.", "{When} a {trait} {worker} gave them a {belonging}.",
-                      "{When} there was a {belonging} {inside}.")},
+    {"prize", OPTIONS("{When} {hero} and {friend} {spotted} a {belonging} {outside}.",
+                      "{When} a {trait} {worker} gave {hero} and {friend} a {belonging}.", "{When} {friend} showed {hero} a {belonging}.")},
     {"dispute", OPTIONS("'It is mine!' {said} {hero}. 'No, mine!' {said} {friend}.", "Both {felt} {angry} and wanted the {thing}.",
                         "{Hero} took the {color} {thing}, but {friend} {felt} {angry}.")},
     {"anger", OPTIONS("{Friend} {felt} {very} {angry} and {went} to the {vast} {wild}.", "{Who} {felt} {angry} and hid the {thing} {inside}.",
@@ -166,15 +164,12 @@ static const StoryRule RULES[] = {
     {"ending", OPTIONS("That {night}, {hero} dreamed of {number} {hue} {dream}.", "They {went} home and ate {dessert} for {meal}.",
                        "'{Closing},' {said} {friend} {kindly}.", "From that day on, they {habit}.", "And so {who} learned that {moral}.",
                        "{Who} told {hero.his} {trait} {relative} about it and {danced}.", "When the {moon} came out, they slept {inside}.")},
-    {"night", OPTIONS("night", "evening")},
-    {"moon", OPTIONS("moon", "stars")},
-    {"relative", OPTIONS("{woman}", "{man}")},
-    {"who", OPTIONS("{hero}", "{hero.he}")},
+    {"night", OPTIONS("night", "evening")}, {"moon", OPTIONS("moon", "stars")},
+    {"relative", OPTIONS("{woman}", "{man}")}, {"who", OPTIONS("{hero}", "{hero.he}")},
     {"habit", OPTIONS("shared everything", "met {outside} every {weekday}", "never {felt} {sad} again", "{went} to the {vast} {wild} every {season}",
                       "helped every {creature} and {animal}", "were {trait} to everybody")},
     {"moral", OPTIONS("it is {good} to be {trait}", "a {trait} friend is the {best} friend", "it is {good} to share",
-                      "even a {coat} {creature} can be {trait}",
-                      "a {trait} heart is better than {number} {dream}", "friends help each other")},
+                      "even a {coat} {creature} can be {trait}", "a {trait} heart is better than {number} {dream}", "friends help each other")},
     {"good", OPTIONS("good", "easy", "fun", "important", "wonderful", "right", "noble")},
     {"closing", OPTIONS("this was the {best} day of the {season}", "let us {play}", "I am {very} {happy}", "you are {trait}")},
 
@@ -192,10 +187,9 @@ static const StoryRule RULES[] = {
 
     {"girl.he", OPTIONS("she")}, {"girl.him", OPTIONS("her")}, {"girl.his", OPTIONS("her")},
     {"boy.he", OPTIONS("he")}, {"boy.him", OPTIONS("him")}, {"boy.his", OPTIONS("his")},
-    {"lady.he", OPTIONS("she")}, {"lady.him", OPTIONS("her")}, {"lady.his", OPTIONS("her")},
-    {"lad.he", OPTIONS("he")}, {"lad.him", OPTIONS("him")}, {"lad.his", OPTIONS("his")},
-    {"woman.he", OPTIONS("she")}, {"woman.him", OPTIONS("her")}, {"woman.his", OPTIONS("her")},
-    {"man.he", OPTIONS("he")}, {"man.him", OPTIONS("him")}, {"man.his", OPTIONS("his")},
+    {"woman.he", OPTIONS("she")}, {"man.he", OPTIONS("he")},
+    {"woman.him", OPTIONS("her")}, {"man.him", OPTIONS("him")},
+    {"lady.he", OPTIONS("she")}, {"lad.he", OPTIONS("he")},
 
     {"woman", OPTIONS("mother", "grandmother", "aunt", "teacher", "sister", "neighbor", "nurse")},
     {"man", OPTIONS("father", "grandfather", "uncle", "brother", "cousin", "doctor", "gardener")},

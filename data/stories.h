@@ -4,8 +4,9 @@
 // weighted choices, and every text has exactly one derivation, so -log p(text) is the sum of -log of the choices made. The mean of
 // that sum is the lowest loss any language model can reach on this corpus; a model below it has seen the text before.
 //
-// A story is printable ASCII of 200 to 800 bytes, about 480 on average, with neither NUL nor newline. Whoever makes a stream of them puts one
-// NUL byte, the document separator, after each story; its entropy is zero given the story, for no story is the beginning of another.
+// A story is 300 to 600 bytes of printable ASCII, without newlines. Whoever makes a stream of them puts one NUL byte, the document
+// separator, after each story; it costs nothing to predict, for no story is the beginning of another. The mean story with its separator is
+// 444 bytes and 106.4 nats: 0.24 nats, 0.35 bits, a byte. Writing runs at 25 to 35 MB/s.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -2,6 +2,7 @@
 // config.json, and what may change when a run is resumed.
 #pragma once
 #include <errno.h>
+#include <stddef.h>
 #include <math.h>
 #include "check.h"
 #include "json.h"

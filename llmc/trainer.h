@@ -491,13 +491,13 @@ static inline void run_open_folder(Run *r, bool resuming) {
 
 static inline void run_train(Run *r) {
     const Flags *f = r->f;
-    bool saved = r->step > 0;
+    bool saved = r->step > 0, validated = r->log.validated;
     r->started = clock_seconds();
     r->started_at = r->tokens;
     for (;;) {
         bool last = r->step >= f->steps;
         if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) run_save(r);
-        if (r->has_val && r->step > 0 && (last || (f->val_every && r->step % f->val_every == 0))) {
+        if (r->has_val && r->step > 0 && !validated && (last || (f->val_every && r->step % f->val_every == 0))) {
             double begin = clock_seconds();
             r->val_loss = run_validate(r);
             log_begin(&r->log);
@@ -515,7 +515,7 @@ static inline void run_train(Run *r) {
         }
         if (last) return;
         run_step(r);
-        saved = false;
+        saved = validated = false;
         if (r->bad >= DIVERGED_STEPS) {
             fprintf(stderr, "error: %d steps in a row were not finite: the run diverged at step %lld; the checkpoints before it are whole\n  -> a smaller --lr, a longer --warmup, or another --init\n",
                     r->bad, (long long)r->step);

@@ -60,7 +60,8 @@ static void test_windows(void) {
         for (int s = 0; s < 6; s++) {
             DataLoader d;
             loader_open(&d, dir, "train", seqs[s], 0, 1);
-            EXPECT(d.tokens == n && d.samples == (n - 1) / seqs[s], "width %d seq %d: %lld tokens, %lld samples", width, seqs[s], (long long)d.tokens, (long long)d.samples);
+            EXPECT(d.tokens == n && d.samples == (n - 1) / seqs[s],
+                   "width %d seq %d: %lld tokens, %lld samples", width, seqs[s], (long long)d.tokens, (long long)d.samples);
             EXPECT(d.vocab == 0 && isnan(d.floor), "vocab %d, floor %g: neither is known", d.vocab, d.floor);
             EXPECT(wrong_samples(&d) == 0, "width %d seq %d: a sample holds other tokens than its window", width, seqs[s]);
             loader_close(&d);
@@ -235,7 +236,8 @@ static void test_refusals(void) {
     refuse(bad_shard(-1, 0, -1), 4, -1, 0, NULL, "expected 1224 bytes for its 100 tokens of 2 bytes, found 1223");
     refuse(bad_shard(-1, 0, 2), 4, -1, 0, NULL, "found 1226");
     refuse(bad_shard(SHARD_VOCAB, -1, 0), 4, -1, 0, NULL, "found -1");
-    refuse(bad_shard(-1, 0, 0), 100, -1, 0, NULL, "expected at least seq + 1 = 101 tokens for one sample, found 100 in the train split (seq 100)\n  -> --seq 99 or less");
+    refuse(bad_shard(-1, 0, 0), 100, -1, 0, NULL,
+           "expected at least seq + 1 = 101 tokens for one sample, found 100 in the train split (seq 100)\n  -> --seq 99 or less");
 
     // Sample 17 of four reads the tokens 68 to 72; each is its own value.
     refuse(bad_shard(-1, 0, 0), 4, 17, 72, NULL, "train.bin: expected tokens below 72, found 72 at position 72\n  -> --vocab 73");

@@ -1,0 +1,264 @@
+// test_trainer.c: flags, schedule, sampler, log, and whole runs of the built trainer: repeatable, resumable, and loud when refused.
+#include "test.h"
+#include "../../llmc/logger.h"
+#include "../../llmc/presets.h"
+#include "../../llmc/sampler.h"
+#include "../../llmc/schedule.h"
+#include <sys/wait.h>
+
+// ------------------------------------------------------------------------------------------------------------------ flags
+
+static FlagSet parse(const char *text) {
+    FlagSet s;
+    memset(&s, 0, sizeof s);
+    for (int i = 0; i < FLAG_COUNT; i++) flag_set(&s, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);
+    flags_parse_text(&s, text, BY_USER);
+    return s;
+}
+static void parse_refused(void *text) { parse(text); }
+
+void test_flags(void) {
+    FlagSet s = parse("--lr=3e-4 --steps 12 --recompute --schedule wsd --bias on --prompt=a=b --show");
+    EXPECT(s.f.lr == 3e-4 && s.f.steps == 12 && s.f.recompute == 1 && s.f.schedule == SCHEDULE_WSD && s.f.bias == 1, "values of all kinds");
+    EXPECT(!strcmp(s.f.prompt, "a=b") && !strcmp(s.f.show, "model"), "text keeps its '=', --show alone shows the model");
+    EXPECT(s.by[FLAG_lr] == BY_USER && s.by[FLAG_width] == BY_DEFAULT, "who set it");
+    static const char *const refused[][2] = {{"--learning-rate 1", "unknown flag"}, {"--stepz 1", "did you mean --steps"}, {"--lr", "needs a value"}, {"--lr --steps 3", "needs a value"},
+        {"--lr fast", "expected a number"}, {"--lr nan", "expected a number"}, {"--steps 1.5", "whole number"}, {"--steps -1", "out of range"}, {"--lr 1e3", "out of range"},
+        {"--steps 99999999999999999999", "out of range"}, {"--schedule cosin", "expected cosine|wsd"}, {"--bias maybe", "expected off|on"}, {"--lr 1 --lr=2", "given twice"}, {"steps", "unknown flag"},
+        {"--steps 0x", "expected a number"}, {"--layers 0", "out of range"}};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) EXPECT_REFUSAL(parse_refused, (void *)refused[i][0], refused[i][1]);
+    for (int i = 0; i < FLAG_COUNT; i++) {                                        // what is printed can be typed
+        char buf[64];
+        FlagSet again = s;
+        flag_set(&again, &FLAGS[i], flag_text(buf, sizeof buf, &s.f, &FLAGS[i]), BY_USER);
+        if (FLAGS[i].kind != TEXT) EXPECT(!memcmp(&again.f, &s.f, sizeof s.f), "flag %s does not read back what it prints", FLAGS[i].field);
+    }
+    for (int i = 0; i < PRESET_COUNT; i++) {
+        FlagSet preset = parse("");
+        flags_parse_text(&preset, PRESETS[i].flags, BY_PRESET);
+        EXPECT(preset.f.width % preset.f.heads == 0, "%s: heads divide the width", PRESETS[i].name);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ schedule
+
+static void expect_lr(const char *flags, int64_t step, double expected) {
+    FlagSet s = parse(flags);
+    double lr = schedule_lr(&s.f, step);
+    EXPECT(fabs(lr - expected) < 1e-12, "%s: rate %.15g at step %lld, expected %.15g", flags, lr, (long long)step, expected);
+}
+
+void test_schedule(void) {
+    const char *cosine = "--lr 1 --steps 110 --warmup 10 --min-lr 0.1 --schedule cosine";
+    expect_lr(cosine, 1, 0.1);
+    expect_lr(cosine, 10, 1);
+    expect_lr(cosine, 60, 0.55);
+    expect_lr(cosine, 110, 0.1);
+    expect_lr(cosine, 500, 0.1);
+    expect_lr("--lr 1 --steps 110 --warmup 10 --min-lr 0.1 --schedule linear", 35, 0.775);
+    expect_lr("--lr 1 --steps 110 --warmup 10 --min-lr 0 --schedule wsd --decay-part 0.2", 90, 1);
+    expect_lr("--lr 1 --steps 110 --warmup 10 --min-lr 0 --schedule wsd --decay-part 0.2", 100, 0.5);
+    expect_lr("--lr 1 --steps 110 --warmup 10 --min-lr 0 --schedule wsd --decay-part 0.2", 110, 0);
+    expect_lr("--lr 1 --steps 110 --warmup 10 --schedule wsd --decay-part 0", 110, 1);
+    expect_lr("--lr 0.5 --steps 110 --warmup 0 --schedule constant", 1, 0.5);
+    expect_lr("--lr 1 --steps 50 --schedule-steps 110 --warmup 10 --min-lr 0.1", 60, 0.55);
+    expect_lr("--lr 1 --steps 10 --warmup 10", 10, 1);
+    FlagSet s = parse("--width 1024 --width-base 256");
+    EXPECT(schedule_group(&s.f, LR_HIDDEN) == 0.25 && schedule_group(&s.f, LR_HEAD) == 0.25 && schedule_group(&s.f, LR_EMBEDDING) == 1 && schedule_group(&s.f, LR_VECTOR) == 1, "width scaling, power 1");
+    s = parse("--width 1024 --width-base 256 --width-power 0.5");
+    EXPECT(schedule_group(&s.f, LR_HIDDEN) == 0.5, "width scaling, power 1/2");
+    s = parse("--width 1024");
+    EXPECT(schedule_group(&s.f, LR_HIDDEN) == 1, "width scaling is off by default");
+}
+
+// ------------------------------------------------------------------------------------------------------------------ sampler
+
+void test_sampler(void) {
+    enum { V = 7, DRAWS = 40000 };
+    double logits[V] = {1, 3, -2, 3, 0.5, 2, -50}, scratch[2 * V], sum = 0, at_limit;
+    EXPECT(sample_token(logits, V, 0, 0, 0.99, scratch) == 1, "temperature 0 takes the first of the largest");
+    for (int k = 0; k <= V; k++) {
+        int count[V] = {0}, allowed = 0;
+        for (int i = 0; i < DRAWS; i++) count[sample_token(logits, V, 0.7, k, (i + 0.5) / DRAWS, scratch)]++;
+        double sorted[V] = {3, 3, 2, 1, 0.5, -2, -50};
+        at_limit = k ? sorted[k - 1] : -INFINITY;
+        sum = 0;
+        for (int i = 0; i < V; i++) if (logits[i] >= at_limit) { sum += exp(logits[i] / 0.7); allowed++; }
+        for (int i = 0; i < V; i++) {
+            double expected = logits[i] >= at_limit ? exp(logits[i] / 0.7) / sum : 0;
+            EXPECT(fabs((double)count[i] / DRAWS - expected) < 2.0 / DRAWS, "top %d: token %d drawn %d times, expected %.1f", k, i, count[i], expected * DRAWS);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ log
+
+// Number of lines of a log; every one must parse. The sum of the steps goes to *steps.
+static int log_lines(const char *path, int64_t *steps) {
+    size_t n;
+    int lines = 0;
+    char *text = file_read(path, &n), error[256];
+    *steps = 0;
+    EXPECT(text && n && text[n - 1] == '\n', "%s is there and whole", path);
+    for (size_t at = 0; text && at < n; lines++) {
+        size_t length = (size_t)((char *)memchr(text + at, '\n', n - at) - (text + at));
+        Json *root;
+        bool ok = json_try_parse(text + at, length, &root, error, sizeof error);
+        EXPECT(ok, "%s line %d: %s", path, lines + 1, error);
+        if (ok) { *steps += json_get_int(root, "step", path); json_free(root); }
+        at += length + 1;
+    }
+    free(text);
+    return lines;
+}
+
+void test_logger(void) {
+    char path[256];
+    int64_t steps;
+    Log log;
+    check_format(path, sizeof path, "%s/log.jsonl", test_dir("logger"));
+    log_open(&log, path, 0);
+    for (int step = 1; step <= 4; step++) {
+        log_begin(&log);
+        log_int(&log, "step", step);
+        log_real(&log, step == 2 ? "val_loss" : "loss", step == 3 ? NAN : step == 4 ? INFINITY : 0.1 * step);
+        log_text(&log, "text", "a \"quote\", a \\ and a \n line");
+        log_end(&log);
+    }
+    fputs("{\"step\": 5, \"lo", log.file);                                         // killed in the middle of a line
+    log_close(&log);
+    log_open(&log, path, 4);
+    EXPECT(log_lines(path, &steps) == 4 && steps == 10, "resume at 4 keeps the four whole lines");
+    EXPECT(!log.validated, "step 4 has no validation yet");
+    log_close(&log);
+    log_open(&log, path, 2);
+    EXPECT(log_lines(path, &steps) == 2 && steps == 3 && log.validated, "resume at 2 keeps step 1 and the validation of step 2");
+    log_close(&log);
+    log_open(&log, path, 0);
+    fputs("{\"step\": 1}\n", log.file);
+    log_close(&log);
+    EXPECT(log_lines(path, &steps) == 1, "a run that begins has an empty log");
+    char text[32];
+    EXPECT(!strcmp(log_duration(text, sizeof text, 3725.4), "1:02:05") && !strcmp(log_duration(text, sizeof text, 61), "1:01"), "durations");
+}
+
+// ------------------------------------------------------------------------------------------------------------------ whole runs
+
+#define PROGRAM "build/cpu-span-fp32/train_gpt"
+#define MODEL " --layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 4 --sample 0 "
+#define SHAPE MODEL "--warmup 4 --val-tokens 256 --val-every 5 "
+#define TINY SHAPE "--steps 12 "
+
+// Runs a command, keeps what it printed on both streams; returns its exit status, 128 + n for signal n.
+static char output[1 << 16];
+static int run(const char *command, const char *arguments) {
+    char line[1024];
+    size_t have = 0;
+    check_format(line, sizeof line, "%s%s 2>&1", command, arguments);
+    FILE *f = popen(line, "r");
+    CHECK(f, "cannot run %s", line);
+    for (size_t got; have < sizeof output - 1 && (got = fread(output + have, 1, sizeof output - 1 - have, f)) > 0;) have += got;
+    output[have] = 0;
+    int status = pclose(f);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// The weight hash in the run's last line of output.
+static const char *run_hash_of(char *hash) {
+    const char *at = strstr(output, "\nweights ");
+    EXPECT(at, "the run ends with its weight hash; it printed:\n%s", output);
+    snprintf(hash, 17, "%s", at ? at + 9 : "");
+    return hash;
+}
+
+static void expect_refused(const char *arguments, const char *words) {
+    int status = run(PROGRAM, arguments);
+    EXPECT(status == 1 && strstr(output, words) && strstr(output, "->"), "%s: status %d, expected a refusal with \"%s\", found:\n%s", arguments, status, words, output);
+}
+
+void test_run(void) {
+    char whole[17], again[17], resumed[17], other[17], line[1024], path[512];
+    const char *dir = test_dir("run");
+    int64_t steps;
+    check_format(line, sizeof line, TINY "--out %s/a", dir);
+    EXPECT(run(PROGRAM, line) == 0, "a small run: %s", output);
+    run_hash_of(whole);
+    check_format(path, sizeof path, "%s/a/log.jsonl", dir);
+    EXPECT(log_lines(path, &steps) == 12 + 3 + 1, "12 steps, validations at 5, 10, 12 and gradient norms at 1");
+    check_format(line, sizeof line, TINY "--out %s/b", dir);
+    run("OMP_NUM_THREADS=1 " PROGRAM, line);
+    EXPECT(!strcmp(whole, run_hash_of(again)), "the same command gives the same weights, with one thread too");
+    check_format(line, sizeof line, TINY "--seed 2 --out %s/c", dir);
+    run(PROGRAM, line);
+    EXPECT(strcmp(whole, run_hash_of(other)), "another seed gives other weights");
+    check_format(line, sizeof line, TINY "--recompute --out %s/c2", dir);
+    run(PROGRAM, line);
+    EXPECT(!strcmp(whole, run_hash_of(other)), "--recompute changes no bit of the weights");
+
+    // Stopped at 7 and resumed: first by --steps with the schedule's end kept, then by SIGKILL at odd moments.
+    check_format(line, sizeof line, SHAPE "--steps 7 --schedule-steps 12 --out %s/d --save-every 3", dir);
+    EXPECT(run(PROGRAM, line) == 0, "stop at 7: %s", output);
+    check_format(line, sizeof line, " --out %s/d --resume required --steps 12", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "at step 7"), "resume at 7: %s", output);
+    EXPECT(!strcmp(whole, run_hash_of(resumed)), "a run stopped and resumed ends with the same weights");
+    check_format(path, sizeof path, "%s/d/log.jsonl", dir);
+    EXPECT(log_lines(path, &steps) == 12 + 3 + 1 + 1, "its log has every step once, and the validation at 7");
+    for (int i = 0; i < 6; i++) {
+        check_format(line, sizeof line, "timeout -s KILL 0.%d%d " PROGRAM TINY "--out %s/e --resume auto --save-every 1", 1 + i / 2, i % 2 * 5, dir);
+        run(line, "");
+    }
+    check_format(line, sizeof line, TINY "--out %s/e --resume auto --save-every 1", dir);
+    EXPECT(run(PROGRAM, line) == 0, "the run killed six times ends: %s", output);
+    EXPECT(!strcmp(whole, run_hash_of(resumed)), "a run killed at any moment and resumed ends with the same weights");
+    check_format(path, sizeof path, "%s/e/log.jsonl", dir);
+    log_lines(path, &steps);
+
+    // What a finished run allows and refuses.
+    check_format(line, sizeof line, " --out %s/a", dir);
+    expect_refused(line, "already holds a run; nothing was overwritten");
+    check_format(line, sizeof line, " --out %s/a --resume required --lr 5", dir);
+    expect_refused(line, "--lr is 0.004 in this run and 5 on the command line");
+    check_format(line, sizeof line, " --out %s/none --resume required", dir);
+    expect_refused(line, "holds no checkpoint to resume from");
+    check_format(line, sizeof line, " --from %s/a --eval --val-tokens 0", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "validation loss") && strstr(output, whole), "--eval: %s", output);
+    check_format(line, sizeof line, " --from %s/a --sample 40 --prompt 'Once upon'", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "Once upon"), "--sample: %s", output);
+    check_format(line, sizeof line, MODEL "--steps 0 --init-from %s/a --out %s/f", dir, dir);
+    EXPECT(run(PROGRAM, line) == 0 && !strcmp(whole, run_hash_of(other)), "--init-from starts from the weights: %s", output);
+    check_format(line, sizeof line, " --layers 3 --width 32 --heads 2 --ffn 48 --seq 32 --batch 4 --steps 0 --init-from %s/a --out %s/g", dir, dir);
+    expect_refused(line, "which this model needs");
+
+    // Divergence: the weights stay finite, the run ends with its own status and says what to do.
+    check_format(line, sizeof line, MODEL "--steps 400 --warmup 0 --val-every 0 --lr 10 --weight-decay 10 --clip 0 --beta2 0 --beta1 0 --out %s/h", dir);
+    int status = run(PROGRAM, line);
+    EXPECT(status == 3 && strstr(output, "diverged"), "a diverging run: status %d, %s", status, output + (strlen(output) > 600 ? strlen(output) - 600 : 0));
+    check_format(path, sizeof path, "%s/h/log.jsonl", dir);
+    log_lines(path, &steps);
+}
+
+void test_run_refusals(void) {
+    const char *dir = test_dir("refusals");
+    char line[1024];
+    static const char *const flags[][2] = {{" --nonsense", "unknown flag"}, {" --model gpt5", "--show models lists them"}, {" --heads 3", "does not divide --width"},
+        {" --kv-heads 3", "does not divide --heads"}, {" --micro-batch 5", "does not divide --batch"}, {" --layers -1", "out of range"}, {" --data /no/such/path", "/no/such/path"},
+        {" --vocab 100", "vocabulary of 256, the model of 100"}, {" --sdd code", "only means something for NORM_MODE=SDD"}, {" --mix-ratio 0.5", "only means something for NORM_MODE=MIX_LN"},
+        {" --eval", "--from RUN"}, {" --from /no/such/run --eval", "/no/such/run"}, {" --show everything", "expected model, models or modes"}, {" --resume required", "--out RUN"},
+        {" --width 36 --heads 4", "even head size"}, {" --vocab 300 --prompt x", "byte-level"}, {" --out /proc/nothing/here", "/proc/nothing/here"}};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        int status = run(PROGRAM, flags[i][0]);
+        EXPECT(status == 1 && strstr(output, flags[i][1]) && !strstr(output, "\nstep "), "%s: status %d, expected \"%s\" before any step, found:\n%s", flags[i][0], status, flags[i][1], output);
+    }
+    check_format(line, sizeof line, "printf 'hello' > %s/text.bin", dir);
+    run(line, "");
+    check_format(line, sizeof line, " --data %s/text.bin --out %s/r", dir, dir);
+    expect_refused(line, "not a shard");
+    check_format(line, sizeof line, " --data %s --out %s/r", dir, dir);
+    expect_refused(line, dir);
+    check_format(line, sizeof line, "printf 'short' > %s/text && build/shard --out %s/small %s/text", dir, dir, dir);
+    run(line, "");
+    check_format(line, sizeof line, " --data %s/small --out %s/r", dir, dir);
+    expect_refused(line, "--seq");
+    check_format(line, sizeof line, "test ! -e %s/r", dir);
+    EXPECT(run(line, "") == 0, "a refused run leaves no folder");
+}
