@@ -204,7 +204,7 @@ static const StoryRule RULES[] = {
 
     // What people and things are like.
     {"trait", OPTIONS("little", "kind", "happy", "young", "brave", "clever", "shy", "curious", "quiet", "funny", "gentle", "cheerful", "careful",
-                      "playful", "friendly", "honest", "lively", "patient", "dreamy", "polite", "eager", "thoughtful", "helpful", "merry", "bold",
+                      "playful", "friendly", "loyal", "lively", "patient", "dreamy", "polite", "eager", "thoughtful", "helpful", "merry", "bold",
                       "sensible", "stubborn", "modest", "lucky", "adventurous", "imaginative")},
     {"coat", OPTIONS("small", "brown", "white", "gray", "tiny", "black", "fat", "golden", "spotted", "round", "old", "fluffy", "speckled",
                      "striped", "silver")},

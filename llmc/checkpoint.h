@@ -468,12 +468,12 @@ static inline void checkpoint_commit(Checkpoint *c) {
     checkpoint_remove(aside);         // the new one is safe: should this fail, the next begin tries again
 }
 
-// One member of the manifest against its file. Exactly two members, so that no flipped bit of the manifest passes unseen.
+// One member of the manifest against its file.
 static inline bool checkpoint_verify_file(const char *dir, const Json *entry, char *why, size_t cap) {
     const char *name = entry->key;
     const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
     bool plain = strlen(name) < CHECKPOINT_NAME && !strchr(name, '/');
-    bool valid = plain && entry->count == 2 && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
+    bool valid = plain && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
     if (!valid) return error_set(why, cap, "manifest.json: expected a plain name, \"size\" and \"xxh64\" for \"%.80s\"", name);
     char path[PATH_CAP], hash[17], error[128];
     struct stat info;

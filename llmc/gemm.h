@@ -51,8 +51,18 @@ static inline void gemm_pack(real *dst, const real *src, int64_t rs, int64_t cs,
         for (int64_t k = 0; k < depth; k++) dst[k * width + r] = r < rows ? src[r * rs + k * cs] : 0;
 }
 
-// acc[MR][NR] = A panel times B panel over `depth` steps.
-static inline void gemm_kernel(real *restrict acc, const real *restrict a, const real *restrict b, int64_t depth) {
+// Adds alpha times an MR x NR block to `keep` times C, as far as C reaches.
+static inline void gemm_store(View C, const real *acc, int64_t rows, int64_t cols, real alpha, real keep) {
+    for (int64_t r = 0; r < rows; r++) {
+        real *out = C.p + r * C.rs;
+        const real *a = acc + r * NR;
+        if (keep == 0) for (int64_t j = 0; j < cols; j++) out[j] = alpha * a[j];
+        else for (int64_t j = 0; j < cols; j++) out[j] = keep * out[j] + alpha * a[j];
+    }
+}
+
+// One MR x NR block of C: A panel times B panel over `depth` steps, in registers.
+static inline void gemm_kernel(View C, const real *restrict a, const real *restrict b, int64_t depth, int64_t rows, int64_t cols, real alpha, real keep) {
     Vec c[MR][2];
     memset(c, 0, sizeof c);
     for (int64_t k = 0; k < depth; k++, a += MR, b += NR) {
@@ -63,12 +73,15 @@ static inline void gemm_kernel(real *restrict acc, const real *restrict a, const
             c[r][1] += a[r] * b1;
         }
     }
+    real acc[MR * NR] __attribute__((aligned(64)));
     memcpy(acc, c, sizeof c);
+    if (cols == NR) gemm_store(C, acc, rows, NR, alpha, keep);             // a constant length vectorizes
+    else gemm_store(C, acc, rows, cols, alpha, keep);
 }
 
-// One tile of C, by one thread.
+// One tile of C, by one thread. The columns of C are contiguous.
 static inline void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta) {
-    real pa[MC * KC] __attribute__((aligned(64))), pb[NC * KC] __attribute__((aligned(64))), acc[MR * NR] __attribute__((aligned(64)));
+    real pa[MC * KC] __attribute__((aligned(64))), pb[NC * KC] __attribute__((aligned(64)));
     for (int64_t k0 = 0; k0 < K; k0 += KC) {
         int64_t depth = K - k0 < KC ? K - k0 : KC;
         for (int64_t i = 0; i < rows; i += MR)
@@ -77,15 +90,9 @@ static inline void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols,
             gemm_pack(pb + j * depth, B.p + k0 * B.rs + j * B.cs, B.cs, B.rs, cols - j < NR ? cols - j : NR, NR, depth);
         real keep = k0 == 0 ? beta : 1;
         for (int64_t j = 0; j < cols; j += NR)
-            for (int64_t i = 0; i < rows; i += MR) {
-                gemm_kernel(acc, pa + i * depth, pb + j * depth, depth);
-                int64_t r1 = rows - i < MR ? rows - i : MR, c1 = cols - j < NR ? cols - j : NR;
-                for (int64_t r = 0; r < r1; r++)
-                    for (int64_t c = 0; c < c1; c++) {
-                        real *out = &C.p[(i + r) * C.rs + (j + c) * C.cs];
-                        *out = (keep == 0 ? 0 : keep * *out) + alpha * acc[r * NR + c];
-                    }
-            }
+            for (int64_t i = 0; i < rows; i += MR)
+                gemm_kernel(view(C.p + i * C.rs + j, C.rs, 1), pa + i * depth, pb + j * depth, depth, rows - i < MR ? rows - i : MR,
+                            cols - j < NR ? cols - j : NR, alpha, keep);
     }
 }
 

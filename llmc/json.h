@@ -278,10 +278,10 @@ static inline Json *json_parse(const char *text, size_t n, const char *where) {
 // The bytes of a file, to be freed, or NULL with errno set.
 static inline char *file_read(const char *path, size_t *n) {
     FILE *f = fopen(path, "rb");
+    *n = 0;
     if (!f) return NULL;
     size_t cap = 4096;
     char *text = (char *)malloc(cap);
-    *n = 0;
     while (text && (*n += fread(text + *n, 1, cap - *n, f)) == cap) {
         char *larger = (char *)realloc(text, cap *= 2);
         if (!larger) free(text);

@@ -3,6 +3,7 @@
 #include "../../llmc/checkpoint.h"
 #include "test.h"
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -183,11 +184,14 @@ static void test_refused_tensors(const char *dir) {
         else EXPECT(ok, "%s was refused: %s", ROWS[i].header, error);
         if (ok) safetensors_close(&file);
     }
-    static const char *const LENGTHS[] = {"", "\x40\0\0\0\0\0\0", "\x03\0\0\0\0\0\0\0{}", "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", "\xFA\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}"};
-    static const size_t SIZES[] = {0, 7, 10, 10, 10};
-    for (int i = 0; i < 5; i++) {
-        write_bytes(path, LENGTHS[i], SIZES[i]);
-        EXPECT(!safetensors_try_open(path, &file, error, sizeof error), "a wrong header length was accepted, row %d", i);
+    static const struct { const char *bytes; size_t n; const char *reason; } SHORT[] = {
+        {"", 0, "at least 8 bytes"}, {"\2\0\0\0\0\0\0", 7, "at least 8 bytes"}, {"\1\0\0\0\0\0\0\0", 8, "a header of 1 bytes in a file of 8"},
+        {"\3\0\0\0\0\0\0\0{}", 10, "a header of 3 bytes in a file of 10"}, {"\xFA\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10, "a header of 18446744073709551610 bytes"},
+    };
+    for (size_t i = 0; i < sizeof SHORT / sizeof SHORT[0]; i++) {
+        write_bytes(path, SHORT[i].bytes, SHORT[i].n);
+        bool ok = safetensors_try_open(path, &file, error, sizeof error);
+        EXPECT(!ok && strstr(error, SHORT[i].reason), "row %zu: expected \"%s\", found \"%s\"", i, SHORT[i].reason, ok ? "accepted" : error);
     }
     EXPECT_REFUSAL(open_file, path, "expected a whole safetensors file, found: a header of");
     EXPECT(!safetensors_try_open(dir, &file, error, sizeof error) && strstr(error, "regular file"), "a directory: %s", error);
@@ -203,6 +207,10 @@ static void write_unknown(void *path) {
     Tensor t = {"a", "F8", 1, {1}, path};
     safetensors_write((const char *)path, &t, 1);
 }
+static void write_negative(void *path) {
+    Tensor t = {"a", "F32", 2, {-1, -2}, path};
+    safetensors_write((const char *)path, &t, 1);
+}
 static void read_bytes(void *out) {
     Tensor t = {"tokens", "I32", 1, {1}, "abc"};
     safetensors_read_real(&t, out, true);
@@ -213,20 +221,24 @@ static void read_bytes(void *out) {
 static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json", "state.json", "manifest.json"};
 
 // A checkpoint that knows who it is: id stands in the tensors and in state.json.
-static void write_checkpoint(const char *run, int64_t step, int64_t id, int64_t floats) {
+static void fill_checkpoint(Checkpoint *c, const char *run, int64_t step, int64_t id, int64_t floats) {
     float *weights = (float *)check_alloc((size_t)floats * sizeof(float), "a test");
     double moment = 0.5 * (double)id;
     for (int64_t i = 0; i < floats; i++) weights[i] = (float)id;
     Tensor model = {"w", "F32", 1, {floats}, weights}, optimizer = {"m", "F64", 0, {0}, &moment};
     char text[64];
-    Checkpoint c;
-    checkpoint_begin(&c, run, step);
-    checkpoint_add_tensors(&c, "model.safetensors", &model, 1);
-    checkpoint_add_tensors(&c, "optimizer.safetensors", &optimizer, 1);
-    checkpoint_add_text(&c, "config.json", "{}\n");
-    checkpoint_add_text(&c, "state.json", check_format(text, sizeof text, "{\"id\": %" PRId64 "}\n", id));
-    checkpoint_commit(&c);
+    checkpoint_begin(c, run, step);
+    checkpoint_add_tensors(c, "model.safetensors", &model, 1);
+    checkpoint_add_tensors(c, "optimizer.safetensors", &optimizer, 1);
+    checkpoint_add_text(c, "config.json", "{}\n");
+    checkpoint_add_text(c, "state.json", check_format(text, sizeof text, "{\"id\": %" PRId64 "}\n", id));
     free(weights);
+}
+
+static void write_checkpoint(const char *run, int64_t step, int64_t id, int64_t floats) {
+    Checkpoint c;
+    fill_checkpoint(&c, run, step, id, floats);
+    checkpoint_commit(&c);
 }
 
 // The id of a checkpoint, or -1 when its parts disagree.
@@ -288,11 +300,15 @@ static void test_commit(const char *run) {
     write_checkpoint(run, 1234567890, 5, 1);                  // more digits than the padding
     expect_latest(run, 5, NULL, __LINE__);
     EXPECT(checkpoint_remove(check_format(path, sizeof path, "%s/step_1234567890", run)), "cannot remove %s", path);
-    static const char *const STRANGERS[] = {"step_300", "step_000000400", "step_00000400x", "step_-0000001", "xstep_00000400", ".tmp-step_00000400"};
-    for (int i = 0; i < 6; i++) mkdir(check_format(path, sizeof path, "%s/%s", run, STRANGERS[i]), 0777);
+    static const char *const STRANGERS[] = {"step_300", "step_000000400", "step_00000400x", "step_-0000001", "xstep_00000400", ".tmp-step_400",
+                                            ".tmp-step_00000400"};
+    for (int i = 0; i < 7; i++) mkdir(check_format(path, sizeof path, "%s/%s", run, STRANGERS[i]), 0777);
     expect_latest(run, 301, NULL, __LINE__);                  // not names of checkpoints: not looked at
     write_checkpoint(run, 300, 300, 10);
-    EXPECT(lstat(path, &info) != 0, "%s was not cleared", path);
+    for (int i = 0; i < 7; i++) {                             // and only what a checkpoint left unfinished is cleared
+        bool there = lstat(check_format(path, sizeof path, "%s/%s", run, STRANGERS[i]), &info) == 0;
+        EXPECT(there == (i < 6), "%s is %s", path, there ? "still there" : "gone");
+    }
 }
 
 // Kinds of damage to a file of n bytes; each returns the new length of `bytes`, or -1 for no file.
@@ -347,11 +363,11 @@ static void test_manifests(const char *run) {
         write_bytes(path, TEXTS[i], strlen(TEXTS[i]));
         EXPECT(!checkpoint_verify(dir, why, sizeof why), "the manifest %s was accepted", TEXTS[i]);
     }
-    char name[2000];
-    memset(name, 'x', sizeof name);
-    memcpy(name, "{\"", 2);
-    memcpy(name + sizeof name - 6, "\": {}}", 6);
-    write_bytes(path, name, sizeof name);
+    char name[2001], text[2100];
+    memset(name, 'x', 2000);
+    name[2000] = 0;
+    check_format(text, sizeof text, "{\"%s\": {\"size\": 1, \"xxh64\": \"x\"}}", name);
+    write_bytes(path, text, strlen(text));
     EXPECT(!checkpoint_verify(dir, why, sizeof why), "a name of 2000 bytes was accepted");
     write_bytes(path, whole, n);
     free(whole);
@@ -422,6 +438,7 @@ static void test_full_disk(const char *run) {
     char *text = file_read(path, &n);
     EXPECT(text && n == 6 && memcmp(text, "before", 6) == 0, "the file before was lost");
     free(text);
+    write_bytes(temp, "what a kill left of a longer file", 33);
     file_write_atomic(path, "after");
     text = file_read(path, &n);
     EXPECT(text && n == 5 && memcmp(text, "after", 5) == 0, "the file was not replaced");
@@ -449,6 +466,53 @@ static void wait_seconds(double seconds) {
     nanosleep(&t, NULL);
 }
 
+// Lets the replacement of a checkpoint run up to its n-th stop (before a system call, after it, before the next one, ...) and
+// kills it there. Returns whether it ended before that; traced says whether this machine lets one process trace another.
+static bool replace_until(const char *run, int n, bool *traced) {
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0, "no child process\n  -> close other programs");
+    if (child == 0) {
+        Checkpoint c;
+        fill_checkpoint(&c, run, 1, 2, 10);
+        if (ptrace(PTRACE_TRACEME, 0, 0, 0) != 0) _exit(2);
+        raise(SIGSTOP);
+        checkpoint_commit(&c);
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    for (int i = 0; i < n && WIFSTOPPED(status); i++) {
+        ptrace(PTRACE_SYSCALL, child, 0, 0);
+        waitpid(child, &status, 0);
+    }
+    *traced = WIFSTOPPED(status) || WEXITSTATUS(status) == 0;
+    if (!WIFSTOPPED(status)) return true;
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    return false;
+}
+
+// At every system call of a replacement, the old checkpoint or the new one is found, and the next begin does not lose it.
+static void test_every_call(const char *run) {
+    bool ended = false, traced = true;
+    char said[4096];
+    int64_t before = 1;
+    write_checkpoint(run, 1, 1, 10);
+    for (int n = 1; !ended && traced; n += 2) {               // before a call is the same place as after the one before it
+        if (before == 2) write_checkpoint(run, 1, 1, 10);
+        ended = replace_until(run, n, &traced);
+        int64_t found = latest(run, said, sizeof said);
+        EXPECT(found == 1 || found == 2, "killed at stop %d: nothing found", n);
+        EXPECT(said[0] == 0 && found >= before, "killed at stop %d: found %d; %s", n, (int)found, said);
+        before = found;
+        checkpoint_tidy(run);
+        EXPECT(latest(run, said, sizeof said) == found, "killed at stop %d: lost by the next begin", n);
+    }
+    if (traced) EXPECT(before == 2, "the replacement ended, but the old checkpoint is found");
+    else printf("  note: no kill at every system call: this machine does not let a process trace another\n");
+}
+
 // Writes checkpoint after checkpoint, each step twice, and tells the id of every one it has committed, until it is killed.
 static void write_forever(const char *run, int64_t id, int tell) {
     for (;; id++) {
@@ -462,16 +526,19 @@ static void test_kills(const char *run) {
     int64_t committed = 2, rounds = 100, inside = 0;
     double start = now();
     write_checkpoint(run, committed / 2, committed, 3000);
-    double seconds = now() - start;                           // of one checkpoint: the kills are spread over three of them
+    double seconds = now() - start;                           // of one checkpoint: the kills are spread over two of them
     for (int64_t round = 0; round < rounds; round++) {
         int ends[2];
         CHECK(pipe(ends) == 0, "no pipe\n  -> close other programs");
         fflush(NULL);
         pid_t child = fork();
         CHECK(child >= 0, "no child process\n  -> close other programs");
-        if (child == 0) write_forever(run, committed + 1, ends[1]);
+        if (child == 0) {
+            close(ends[0]);                                   // a writer whose parent is gone ends with its next word
+            write_forever(run, committed + 1, ends[1]);
+        }
         close(ends[1]);
-        wait_seconds(3 * seconds * (double)round / (double)rounds);
+        wait_seconds(2 * seconds * (double)round / (double)rounds);
         kill(child, SIGKILL);
         int status;
         waitpid(child, &status, 0);
@@ -504,6 +571,7 @@ void test_checkpoint(void) {
     check_format(second, sizeof second, "%s/never.safetensors", dir);
     EXPECT_REFUSAL(write_twice, second, "these tensors make no valid file");
     EXPECT_REFUSAL(write_unknown, second, "expected a known type and shape");
+    EXPECT_REFUSAL(write_negative, second, "expected a known type and shape");
     EXPECT(access(second, F_OK) != 0, "a refused file was written");
     EXPECT_REFUSAL(read_bytes, second, "tensor tokens: expected F64");
     mkdir(run, 0777);
@@ -514,6 +582,8 @@ void test_checkpoint(void) {
     test_full_disk(run);
     check_format(second, sizeof second, "%s/second", dir);
     test_all_damaged(second);
+    check_format(second, sizeof second, "%s/calls", dir);
+    test_every_call(second);
     check_format(second, sizeof second, "%s/kills", dir);
     test_kills(second);
 }

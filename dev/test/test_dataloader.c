@@ -215,7 +215,7 @@ static void refuse(const char *path, int seq, int64_t sample, int64_t limit, con
     EXPECT_REFUSAL(ask, &r, words);
 }
 
-static void test_refusals(void) {
+static void test_bad_shards(void) {
     char path[256], empty[256];
     check_format(empty, sizeof empty, "%s", test_dir("loader_none"));
     refuse(check_format(path, sizeof path, "%s/missing", empty), 4, -1, 0, NULL, "missing: expected a shard, a folder of shards or a pattern, found nothing");
@@ -335,6 +335,6 @@ void test_dataloader(void) {
     test_order();
     test_paths();
     test_sizes();
-    test_refusals();
+    test_bad_shards();
     test_corpus();
 }

@@ -22,7 +22,7 @@ typedef struct { const Model *m; Gpt *gpt; Layout list; bool *asked; char missin
 
 // The weights of `name` in layer l, or of the model.
 static const double *tensor(Ref *r, const char *name, const char *part, int64_t size) {
-    static const double nothing[1024] = {0};
+    static const double nothing[2048] = {0};
     bool of_model = strncmp(name, "model.", 6) == 0 || strcmp(name, "lm_head") == 0;
     char full[128];
     if (of_model) check_format(full, sizeof full, "%s.%s", name, part);
@@ -139,7 +139,7 @@ static Seq activation(const Ref *r, Seq x) {
 
 // ------------------------------------------------------------------------------------------------------------------ the two branches
 
-// MHA_#(x), HYB eq 34-40: norms on # before RoPE, on C before W_o; statistics over each of q_parts and kv_parts parts of a row.
+// MHA_#(x), HYB eq 7, 35-40: norms on # before RoPE, on C before W_o; statistics over each of q_parts and kv_parts parts of a row.
 static Seq mha(Ref *r, const char *normed, int q_parts, int kv_parts, Seq x) {
     const Model *m = r->m;
     Seq q = linear(r, "self_attn.q_proj", m->NH * m->HS, x);
@@ -191,7 +191,7 @@ static Seq post(Ref *r, Seq X) {                         // SPAN eq 1-2, HYB eq 
     return N(r, F_SUM, add(FFN(r, Y), Y));
 }
 
-static Seq pre(Ref *r, const char *x, Seq X) {           // SPAN eq 3-4, HYB eq 1-2; with x: "Pre-#-Pre", HYB eq 47-48
+static Seq pre(Ref *r, const char *x, Seq X) {           // SPAN eq 3-4, HYB eq 5-6; with x: "Pre-#-Pre", HYB eq 47-48
     Seq Y = add(MHA(r, x, N(r, A_IN, X)), X);
     return add(FFN(r, N(r, F_IN, Y)), Y);
 }

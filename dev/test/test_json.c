@@ -43,6 +43,7 @@ static void test_reject(void) {
         {"\"a\nb\"", "byte 2: expected no control character"}, {"\"\x1f\"", "byte 1:"}, {"\"\\u12\"", "byte 5: expected four hex"},
         {"\"\\u123g\"", "byte 6:"}, {"\"\\u", "byte 3:"}, {"\"\\u0000\"", "\\u0000 inside"}, {"\"\\uD800\"", "half of a surrogate"},
         {"\"\\uDC00\"", "half of a surrogate"}, {"\"\\uD800\\u0041\"", "half of a surrogate"}, {"\"\\uD800\\uD800\"", "half of a surrogate"},
+        {"\"\\uD800\\uE000\"", "half of a surrogate"},
         {"\"\x80\"", "byte 1: expected valid UTF-8, found byte 0x80"}, {"\"\xC1\xBF\"", "UTF-8"}, {"\"\xC3\"", "UTF-8"}, {"\"\xE0\x9F\xBF\"", "UTF-8"},
         {"\"\xED\xA0\x80\"", "UTF-8"}, {"\"\xF0\x8F\xBF\xBF\"", "UTF-8"}, {"\"\xF4\x90\x80\x80\"", "UTF-8"}, {"\"\xF5\x80\x80\x80\"", "UTF-8"},
         {"\"\xE2\x82", "UTF-8"}, {"\xEF\xBB\xBF{}", "byte 0: expected a value, found byte 0xEF"}, {"/**/1", "byte 0:"}, {"\v1", "byte 0:"},

@@ -310,6 +310,14 @@ static bool has_word_of(const char *text, size_t length, const char *rule) {
     return false;
 }
 
+// Whether "an" goes before the word: by sound, where the generator goes by spelling.
+static bool spoken_vowel(const char *word) {
+    const char *silent[] = {"hour", "honest", "honor", "heir"}, *you[] = {"uni", "use", "usu", "eu", "one", "once"};
+    for (size_t i = 0; i < sizeof silent / sizeof silent[0]; i++) if (!strncmp(word, silent[i], strlen(silent[i]))) return true;
+    for (size_t i = 0; i < sizeof you / sizeof you[0]; i++) if (!strncmp(word, you[i], strlen(you[i]))) return false;
+    return vowel(*word);
+}
+
 // Reads one story as an English teacher would; returns what is wrong, or NULL.
 static const char *wrong_english(const char *text, size_t length) {
     if (!isupper((unsigned char)text[0]) && text[0] != '\'') return "no capital at the start";
@@ -322,7 +330,7 @@ static const char *wrong_english(const char *text, size_t length) {
         bool starts = i == 0 || !isalpha((unsigned char)text[i - 1]);
         size_t n = starts ? word_length(text + i, text + length) : 0;
         bool letter = tolower((unsigned char)text[i]) == 'a', a = letter && n == 1, an = letter && n == 2 && text[i + 1] == 'n';
-        if ((a || an) && i + n + 1 < length && (vowel(text[i + n + 1]) || !strncmp(text + i + n + 1, "hour", 4)) != an) return "a or an";
+        if ((a || an) && i + n + 1 < length && spoken_vowel(text + i + n + 1) != an) return "a or an";
     }
     // The name is told once with "named" and comes back; the pronouns are those of the people in the story.
     const char *named = strstr(text, " named ");
@@ -378,7 +386,7 @@ static void test_identity(void) {
     EXPECT(differ == 0, "%d stories are different the second time", differ);
     EXPECT(equal == 0, "%d stories of four corpora are there twice", equal);
     EXPECT(stories_seed(5, 0) != stories_seed(5, 1) && stories_seed(5, 1) != stories_seed(6, 0), "seeds collide");
-    uint64_t hash = hash_end(&corpus), golden = 0xf219b0f52c54e1d0ull;
+    uint64_t hash = hash_end(&corpus), golden = 0xab61330759fa044dull;
     EXPECT(hash == golden, "the corpus has changed (hash %#llx): losses measured before do not compare", (unsigned long long)hash);
 }
 

@@ -1,0 +1,73 @@
+#!/bin/sh
+# What a user types: make with modes and precisions, the README's recipes for adding a mode, a tensor and a flag, and the README's own
+# commands, all in a copy of the tree. Called by dev/test/run.sh.
+set -u
+root=$(pwd)
+tree=$root/build/test/tree
+passed=0 failed=0
+
+# check NAME COMMAND...: counts one check.
+check() {
+    name=$1; shift
+    if "$@" > "$root/build/cli.log" 2>&1; then passed=$((passed + 1)); else
+        failed=$((failed + 1)); echo "FAILED $name: $*"; tail -n 20 "$root/build/cli.log"
+    fi
+}
+refused() { ! "$@"; }
+
+fresh_tree() {
+    rm -rf "$tree"; mkdir -p "$tree/build"
+    { git ls-files -co --exclude-standard -z 2>/dev/null || find . -path ./build -prune -o -path ./runs -prune -o -type f -print0; } | xargs -0 tar cf - | tar xf - -C "$tree"
+}
+quick="make -s CFLAGS=-O1"                                 # the recipes are about what is built, not how fast it runs
+short="--layers 2 --width 32 --heads 2 --seq 32 --batch 2 --steps 2 --val-every 0 --val-tokens 64 --sample 0"
+
+fresh_tree
+cd "$tree" || exit 1
+mode_is() { $quick train_gpt "$@" && ./train_gpt --show | head -n 1 | grep -q " under ${expected} "; }
+expected=PRE  check "make PRE"            mode_is NORM_MODE=PRE
+expected=SPAN check "make SPAN"           mode_is NORM_MODE=SPAN
+expected=PRE  check "and PRE again"       mode_is NORM_MODE=PRE
+expected=SPAN check "FUSE is SPAN"        mode_is NORM_MODE=FUSE
+check "fp64"                              sh -c "$quick train_gpt PREC=fp64 && ./train_gpt $short --out r64 && grep -q fp64 r64/config.json"
+check "resume in another precision"       sh -c "$quick train_gpt && ! ./train_gpt --out r64 --resume auto 2> message && grep -q 'PREC=fp64' message"
+check "resume under another mode"         sh -c "$quick train_gpt && ./train_gpt $short --out r32 && $quick train_gpt NORM_MODE=POST && ! ./train_gpt --out r32 --resume auto 2> message && grep -q 'NORM_MODE=SPAN' message"
+check "an unknown mode stops make"        sh -c "! make train_gpt NORM_MODE=NONSENSE 2> message && grep -q 'SPAN PRE POST HYBRID SDD' message"
+check "an unknown precision stops make"   sh -c "! make train_gpt PREC=fp12 2> message && grep -q 'expected fp32 or fp64' message"
+check "paths with spaces"                 sh -c "mkdir 'my text' && yes 'to be or not to be' | head -n 400 > 'my text/a b.txt' && make -s shard && ./shard --out 'my shards' 'my text' && $quick train_gpt && ./train_gpt $short --data 'my shards' --out 'my run'"
+check "a full disk is refused"            sh -c "ulimit -f 200; trap '' XFSZ; ! ./train_gpt --steps 1 --sample 0 --out full 2> message && grep -q -- '->' message"
+
+# README, adding things: one row each.
+row='MODE( MINE, 1, ONE, 1, OWN, ONE, 0, 1, ONE, 0, OWN, ONE, 1, 1,1,0,0, HEAD, 0, 1, 0, NO_ROW, NO_ROW, INIT_SCALE, "a trial") \\'
+sed -i "/^MODE( PRE, /i $row" llmc/modes.h
+check "recipe: a mode is one row"         sh -c "$quick train_gpt NORM_MODE=MINE && ./train_gpt $short --out mine && grep -q MINE mine/config.json"
+check "recipe: its gradient is tested"    sh -c "$quick build/test_gpt && VERBOSE=1 build/test_gpt finite | grep 'MINE llama'"
+
+sed -i '/^PARAM(wlm, /i PARAM(head_b, "lm_head.bias", PER_MODEL, 1, m->Vp, ROLE_ZERO, DECAY_GAIN, LR_VECTOR, 0, 1) \\' llmc/tensors.h
+sed -i 's/m->tied ? b.w.wte : b.w.wlm, NULL,/m->tied ? b.w.wte : b.w.wlm, b.w.head_b,/; s/m->tied ? b.dw.wte : b.dw.wlm, NULL,/m->tied ? b.dw.wte : b.dw.wlm, b.dw.head_b,/' train_gpt.c
+check "recipe: a tensor is one row"       sh -c "$quick train_gpt && ./train_gpt --show | grep lm_head.bias && ./train_gpt $short --out tensor && grep -q lm_head.bias tensor/step_00000002/model.safetensors"
+check "recipe: its gradient is tested"    sh -c "$quick build/test_gpt && build/test_gpt finite"
+sed -i 's/b.dw.head_b,/NULL,/' train_gpt.c
+check "recipe: and missed when forgotten" sh -c "$quick build/test_gpt && ! build/test_gpt finite 2> message && grep -q lm_head.bias message"
+
+sed -i '/^FLAG(data, /i FLAG(note, TEXT, "", 0, 0, "", FREE, "a remark for config.json") \\' llmc/flags.h
+check "recipe: a flag is one row"         sh -c "$quick train_gpt && ./train_gpt --help | grep -q -- --note && ./train_gpt $short --note 'a trial' --out flag && grep -q 'a trial' flag/config.json"
+
+# README: every command of its sh blocks, in order, in a fresh copy; apt-get and the tests themselves stand aside.
+fresh_tree
+cd "$tree" || exit 1
+mkdir bin
+printf '#!/bin/sh\nexit 0\n' > bin/apt-get
+printf '#!/bin/sh\nexec "$@"\n' > bin/sudo
+chmod +x bin/apt-get bin/sudo
+PATH=$tree/bin:$PATH
+awk '/^```sh/ { on = 1; next } /^```/ { on = 0 } on && !/^#/ && NF' README.md > commands
+while IFS= read -r command; do
+    case $command in "make test"*) continue ;; esac
+    check "README: $command" sh -c "$command"
+    cat "$root/build/cli.log" 2>/dev/null >> "$root/build/readme.out"
+done < commands
+cd "$root" || exit 1
+rm -rf "$tree"
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
