@@ -90,6 +90,8 @@ static inline FileSum file_write_atomic(const char *path, const char *text) {
 
 static inline bool file_try_sum(const char *path, FileSum *sum, char *error, size_t cap) {
     const size_t piece = 1 << 20;
+    sum->size = 0;
+    sum->hash = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return error_set(error, cap, "%s", strerror(errno));
     char *buffer = (char *)check_alloc(piece, "a checksum");

@@ -39,7 +39,7 @@ enum { VECTOR_BYTES = 32, MR = 6 };
 enum { VECTOR_BYTES = 16, MR = 6 };
 #endif
 typedef real Vec __attribute__((vector_size(VECTOR_BYTES), aligned(VECTOR_BYTES)));
-enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256, MC = 8 * MR, NC = 4 * NR };
+enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256, MC = 16 * MR, NC = 8 * NR };
 
 // Packs the panel of rows i0.. of A: dst[k * MR + r]. Rows beyond the matrix are zero.
 static inline void gemm_pack(real *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t width, int64_t depth) {

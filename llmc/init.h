@@ -49,6 +49,9 @@ static inline double init_std(const Init *init, const Model *m, const Entry *e) 
     }
 }
 
+// The stream of a tensor's random numbers: its name and the seed, nothing else.
+static inline uint64_t init_key(const Init *init, const Entry *e) { return rand_key(init->seed, e->name, 0); }
+
 // The initial value of element i of a tensor. Rows of the padded vocabulary beyond V are zero.
 static inline double init_value(const Init *init, const Model *m, const Entry *e, double std, uint64_t key, int64_t i) {
     if (e->row.init == ROLE_ZERO) return 0;

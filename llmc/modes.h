@@ -27,7 +27,7 @@ enum { INIT_NORMAL, INIT_DEPTH, INIT_MEGATRON, INIT_SCALE, INIT_SCALE_RECIPE, IN
 #define MODE_TABLE(MODE, LAYER) \
 /*    name            |in c  out skip   a  post|in c  out skip   a  post|q k v c per |emb fin sdd|first          early init          source                      */ \
 MODE( SPAN,            0, ONE, 0, OWN,    ONE, 1, 0, ONE, 0, BLOCK,  ONE, 1, 0,0,0,0, HEAD, 0, 0, 0, SPAN_FIRST,    NO_ROW, INIT_SCALE,    "SPAN eq 5-8") \
-MODE( PRE,             1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "SPAN eq 3-4, HYB eq 1-2") \
+MODE( PRE,             1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "SPAN eq 3-4, HYB eq 5-6") \
 MODE( POST,            0, ONE, 0, OWN,    ONE, 1, 0, ONE, 0, OWN,    ONE, 1, 0,0,0,0, HEAD, 0, 0, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "SPAN eq 1-2, HYB eq 3-4") \
 MODE( HYBRID,          0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB eq 8-9") \
 MODE( SDD,             1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 1, NO_ROW,        NO_ROW, INIT_NORMAL,   "SDD eq 2, on POST_SHIFTED") \

@@ -214,7 +214,7 @@ static inline void run_init_weights(Run *r) {
         const Entry *e = &r->layout.entries[k];
         void *w = r->t->tensor(r->gpt, WEIGHTS, e);
         double std = init_std(&r->init, &r->m, e);
-        uint64_t key = rand_key(r->init.seed, e->name, 0);
+        uint64_t key = init_key(&r->init, e);
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < e->size; i++) {
             double value = init_value(&r->init, &r->m, e, std, key, i);

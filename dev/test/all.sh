@@ -1,6 +1,6 @@
 #!/bin/sh
-# make test-all: what make test leaves out. The C tests under AddressSanitizer and UndefinedBehaviorSanitizer, the trainer under
-# ThreadSanitizer (needs clang), and builds with the other compiler and without OpenMP. Each in a copy of the tree, without warnings.
+# make test-all: what make test leaves out. The C tests under AddressSanitizer and UndefinedBehaviorSanitizer, and the numerical ones built by
+# the other compiler and without OpenMP. Each in a copy of the tree, without warnings.
 set -eu
 passed=0 failed=0
 root=$(pwd)
@@ -18,11 +18,13 @@ step() {
 }
 
 sanitize='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined'
-step "gcc, address and undefined behaviour" sh -c "make CC=gcc CFLAGS='$sanitize' build/test_gpt build/shard train_gpt && ASAN_OPTIONS=detect_leaks=0 build/test_gpt"
-step "gcc, no OpenMP" sh -c "make CC=gcc OMP=0 build/test_gpt build/shard train_gpt && build/test_gpt"
+build='-j2 build/test_gpt build/shard build/cpu-span-fp32/train_gpt'
+export ASAN_OPTIONS=detect_leaks=0                        # memory that lives as long as the program is not freed at its end
+step "gcc, address and undefined behaviour" sh -c "make CC=gcc CFLAGS='$sanitize' $build && build/test_gpt mode gemm equations distinct invariance causality json stories dataloader shard flags sampler logger refusals"
+step "gcc, no OpenMP" sh -c "make CC=gcc OMP=0 $build && build/test_gpt mode gemm equations single distinct causality stories run"
 if command -v clang > /dev/null; then
-    step "clang" sh -c "make CC=clang build/test_gpt build/shard train_gpt && build/test_gpt"
-    step "clang, no OpenMP" sh -c "make CC=clang OMP=0 build/test_gpt build/shard train_gpt && build/test_gpt gemm finite single"
+    step "clang" sh -c "make CC=clang $build && build/test_gpt mode gemm equations finite single distinct invariance causality stories run"
+    step "clang, no OpenMP" sh -c "make CC=clang OMP=0 $build && build/test_gpt mode gemm equations single run"
 else
     failed=$((failed + 1)); echo "clang: not installed, 2 checks not run"
 fi

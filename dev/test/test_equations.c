@@ -408,7 +408,7 @@ static int64_t in_use(const Model *m, const Entry *e) {         // rows of the p
 
 static double *initial(const Init *init, const Model *m, const Entry *e) {
     double *x = (double *)check_alloc((size_t)e->size * sizeof *x, "initial values"), std = e->row.rows == 1 ? 0 : init_std(init, m, e);
-    for (int64_t i = 0; i < e->size; i++) x[i] = init_value(init, m, e, std, rand_key(init->seed, e->name, 0), i);
+    for (int64_t i = 0; i < e->size; i++) x[i] = init_value(init, m, e, std, init_key(init, e), i);
     return x;
 }
 
