@@ -23,7 +23,8 @@ endif
 # A compiler flag, where the compiler takes it.
 accepts = $(shell echo 'int x;' | $(CC) -c $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
 OPENMP := $(or $(if $(filter 1,$(OMP)),$(call accepts,-fopenmp)),$(call accepts,-fopenmp-simd))
-FLAGS  := -std=c17 -D_XOPEN_SOURCE=700 $(CFLAGS) $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) -MMD -MP
+# Never fast-math. These two only say that nobody reads errno after sqrt and nobody traps; no value changes, and loops with exp vectorize.
+FLAGS  := -std=c17 -D_XOPEN_SOURCE=700 $(CFLAGS) -fno-math-errno -fno-trapping-math $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) -MMD -MP
 GIT    := $(shell git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)
 NAME   := $(shell echo cpu-$(MODE)-$(PREC) | tr A-Z a-z)
 
@@ -74,4 +75,6 @@ test-all: test
 clean:
 	rm -rf build train_gpt shard
 
--include $(wildcard build/*.d build/*/*.d)
+DEPENDENCIES := $(wildcard build/*.d build/*/*.d)
+$(DEPENDENCIES): ;
+-include $(DEPENDENCIES)

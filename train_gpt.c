@@ -234,10 +234,11 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
                     for (int64_t i = 0; i < rows; i++) {
                         real *P_i = P + i * T, *dS_i = dS + i * T, D = 0, lse_i = lse[(b * T + t0 + i) * s.NH + h];
                         for (int j = 0; j < s.HS; j++) D += dc[q_bh + i * qs + j] * c[q_bh + i * qs + j];
-                        for (int64_t j = 0; j < keys; j++) {
-                            P_i[j] = j <= t0 + i ? exp_real(P_i[j] - lse_i) : 0;
+                        for (int64_t j = 0; j <= t0 + i; j++) {
+                            P_i[j] = exp_real(P_i[j] - lse_i);
                             dS_i[j] = P_i[j] * (dS_i[j] - D);
                         }
+                        for (int64_t j = t0 + i + 1; j < keys; j++) P_i[j] = dS_i[j] = 0;
                     }
                     gemm(view(dv + k_bh, ks, 1), view(P, 1, T), view(dc + q_bh, qs, 1), keys, s.HS, rows, 1, 1);
                     gemm(view(dq + q_bh, qs, 1), view(dS, T, 1), view(k + k_bh, ks, 1), rows, s.HS, keys, scale, 0);
@@ -247,7 +248,10 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
 }
 
 // ------------------------------------------------------------------------------------------------------------------ activation
-// SwiGLU (Shazeer 2020): h = silu(gate) * up, gu = [gate | up].   GELU, tanh form (GPT-2): h = gu/2 (1 + tanh(z)), z = sqrt(2/pi) (gu + 0.044715 gu^3)
+// SwiGLU (Shazeer 2020): h = silu(gate) * up, gu = [gate | up].
+// GELU, tanh form (GPT-2): h = gu/2 (1 + tanh(z)) = gu sigmoid(2z), 2z = sqrt(8/pi) (gu + 0.044715 gu^3)
+
+static const real GELU_SLOPE = (real)1.5957691216057308, GELU_CUBE = (real)0.044715;
 
 static inline real sigmoid(real x) { return 1 / (1 + exp_real(-x)); }
 
@@ -259,7 +263,7 @@ static void activation_forward(real *h, const real *gu, int64_t n, int F, int sw
         if (swiglu)
             for (int i = 0; i < F; i++) h_r[i] = g[i] * sigmoid(g[i]) * g[F + i];
         else
-            for (int i = 0; i < F; i++) h_r[i] = g[i] * sigmoid((real)1.5957691216057308 * (g[i] + (real)0.044715 * g[i] * g[i] * g[i]));   // 1 + tanh z = 2 sigmoid(2z)
+            for (int i = 0; i < F; i++) h_r[i] = g[i] * sigmoid(GELU_SLOPE * (g[i] + GELU_CUBE * g[i] * g[i] * g[i]));
     }
 }
 
@@ -268,17 +272,17 @@ static void activation_backward(real *dgu, const real *dh, const real *gu, int64
     for (int64_t row = 0; row < n; row++) {
         const real *g = gu + row * F * (swiglu ? 2 : 1), *dh_r = dh + row * F;
         real *dg = dgu + row * F * (swiglu ? 2 : 1);
-        for (int i = 0; i < F; i++) {
-            real x = g[i];
-            if (swiglu) {
-                real s = sigmoid(x);
-                dg[i] = dh_r[i] * g[F + i] * s * (1 + x * (1 - s));
-                dg[F + i] = dh_r[i] * x * s;
-            } else {
-                real s = sigmoid((real)1.5957691216057308 * (x + (real)0.044715 * x * x * x));
-                dg[i] = dh_r[i] * s * (1 + x * (1 - s) * (real)1.5957691216057308 * (1 + 3 * (real)0.044715 * x * x));
+        if (swiglu)
+            for (int i = 0; i < F; i++) {
+                real s = sigmoid(g[i]);
+                dg[i] = dh_r[i] * g[F + i] * s * (1 + g[i] * (1 - s));
+                dg[F + i] = dh_r[i] * g[i] * s;
             }
-        }
+        else
+            for (int i = 0; i < F; i++) {
+                real s = sigmoid(GELU_SLOPE * (g[i] + GELU_CUBE * g[i] * g[i] * g[i]));
+                dg[i] = dh_r[i] * s * (1 + g[i] * (1 - s) * GELU_SLOPE * (1 + 3 * GELU_CUBE * g[i] * g[i]));
+            }
     }
 }
 
