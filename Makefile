@@ -56,7 +56,7 @@ build/stories.o: data/stories.c build/flags
 build/judge_%.o: train_gpt.c build/flags
 	$(CC) $(FLAGS) -DREAL=$(REAL_$*) -DPREC=$* -Dmain=main_$* -c $< -o $@
 
-TESTS := $(patsubst dev/test/%.c,build/%.o,$(wildcard dev/test/*.c))
+TESTS := $(patsubst dev/test/%.c,build/%.o,$(wildcard dev/test/test_*.c))
 build/test_%.o: dev/test/test_%.c build/flags
 	$(CC) $(FLAGS) -c $< -o $@
 build/test_gpt.o: test_gpt.c build/flags
@@ -64,8 +64,11 @@ build/test_gpt.o: test_gpt.c build/flags
 build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_fp64.o build/stories.o
 	$(CC) $(FLAGS) $^ -o $@ -lm
 
+build/words: dev/test/words.c build/stories.o build/flags
+	$(CC) $(FLAGS) $< build/stories.o -o $@ -lm
+
 # The tests drive the default trainer; ./train_gpt stays what it was.
-test: build/test_gpt build/shard
+test: build/test_gpt build/shard build/words
 	@$(MAKE) --no-print-directory build/cpu-span-fp32/train_gpt NORM_MODE=SPAN PREC=fp32
 	sh dev/test/run.sh
 

@@ -165,7 +165,10 @@ static void test_finite_differences(void) {
 
 // ------------------------------------------------------------------------------------------------------------------ link 4: as users run it
 
-// Normalized error per tensor: |a - b|^2 / |b|^2.
+// Normalized error per tensor: |a - b|^2 / |b|^2. One bound for float everywhere: rounding (6e-8 relative, squared 4e-15) grows to at most
+// 1e-9 through four layers and a dozen norms at these sizes, worst in a small gradient; an error in one constant shows as 1e-4 or more.
+static const double NMSE_FLOAT = 1e-8;
+
 static double nmse(const Trainer *ta, Gpt *a, const Trainer *tb, Gpt *b, int kind, const Entry *e, double floor) {
     double error = 0, scale = 0;
     for (int64_t i = 0; i < e->size; i++) {
@@ -194,14 +197,14 @@ static void test_single_precision(void) {
         double all = judge_fp64.grad_norm(b, NULL);
         for (int k = 0; k < layout.count; k++) {
             double error = nmse(&judge_fp32, a, &judge_fp64, b, GRADS, &layout.entries[k], 1e-6 * all * all);
-            EXPECT(error < 1e-9, "%s, %s: gradient in float is off by nmse %.2g", c->name, layout.entries[k].name, error);
+            EXPECT(error < NMSE_FLOAT, "%s, %s: gradient in float is off by nmse %.2g", c->name, layout.entries[k].name, error);
         }
         AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-4, .scale = 0.5, .gain_target = 1, .step = 1};
         judge_fp32.update(a, &step);
         judge_fp64.update(b, &step);
         for (int k = 0; k < layout.count; k++) {
             double error = nmse(&judge_fp32, a, &judge_fp64, b, WEIGHTS, &layout.entries[k], 0);
-            EXPECT(error < 1e-9, "%s, %s: updated weights in float are off by nmse %.2g", c->name, layout.entries[k].name, error);
+            EXPECT(error < NMSE_FLOAT, "%s, %s: updated weights in float are off by nmse %.2g", c->name, layout.entries[k].name, error);
         }
         judge_fp32.destroy(a);
         judge_fp64.destroy(b);
@@ -313,7 +316,7 @@ static void test_invariance(void) {
                 EXPECT(!memcmp(plain, judge_fp32.tensor(g[1], GRADS, e), bytes), "%s, %s: --recompute changes the gradient", c.name, e->name);
                 EXPECT(!memcmp(plain, judge_fp32.tensor(g[2], GRADS, e), bytes), "%s, %s: the number of threads changes the gradient", c.name, e->name);
                 double error = nmse(&judge_fp32, g[3], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
-                EXPECT(error < 1e-10, "%s, %s: two micro-steps differ from one batch by nmse %.2g", c.name, e->name, error);
+                EXPECT(error < NMSE_FLOAT, "%s, %s: two micro-steps differ from one batch by nmse %.2g", c.name, e->name, error);
             }
             for (int k = 0; k < 4; k++) judge_fp32.destroy(g[k]);
             layout_free(&layout);

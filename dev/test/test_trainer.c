@@ -217,7 +217,7 @@ void test_run(void) {
     check_format(line, sizeof line, " --out %s/a", dir);
     expect_refused(line, "already holds a run; nothing was overwritten");
     check_format(line, sizeof line, " --out %s/a --resume required --lr 5", dir);
-    expect_refused(line, "--lr is 0.004 in this run and 5 on the command line");
+    expect_refused(line, "--lr is 0.0025 in this run and 5 on the command line");
     check_format(line, sizeof line, " --out %s/none --resume required", dir);
     expect_refused(line, "holds no checkpoint to resume from");
     check_format(line, sizeof line, " --from %s/a --eval --val-tokens 0", dir);
