@@ -18,6 +18,7 @@
 #include "llmc/judge.h"
 #undef real
 #define real float
+#include "llmc/exp.h"
 #include "llmc/gemm.h"
 
 // ------------------------------------------------------------------------------------------------------------------ models and weights
@@ -237,6 +238,17 @@ static void test_gemm(void) {
             }
 }
 
+static void test_exp(void) {
+    double worst = 0;
+    for (int i = 0; i <= 1750000; i++) {
+        float x = -87.0f + 1e-4f * (float)i;
+        worst = fmax(worst, fabs(exp_real(x) / exp((double)x) - 1));
+    }
+    EXPECT(worst < 2e-7, "exp is off by %g relative", worst);
+    EXPECT(exp_real(0) == 1 && exp_real(-1e30f) < 2e-38f && exp_real(-INFINITY) < 2e-38f && isfinite(exp_real(1e30f)), "exp at its limits");
+    EXPECT(isnan(exp_real(NAN)), "a NaN stays a NaN");
+}
+
 // ------------------------------------------------------------------------------------------------------------------ the table of modes
 
 // Two rows that compute the same function on the same weights would be one placement under two names.
@@ -401,6 +413,7 @@ const char *test_dir(const char *name) {
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"mode_rows", test_mode_rows},
     {"gemm", test_gemm},
+    {"exp", test_exp},
     {"equations", test_equations},
     {"finite_differences", test_finite_differences},
     {"single_precision", test_single_precision},

@@ -487,6 +487,14 @@ static inline void run_open_folder(Run *r, bool resuming) {
     file_write_atomic(check_format(path, sizeof path, "%s/config.json", r->out), config);
     free(config);
     log_open(&r->log, check_format(path, sizeof path, "%s/log.jsonl", r->out), r->step);
+    char value[64];
+    log_begin(&r->log);                                    // the first line, and the first after each resume: what runs here
+    log_int(&r->log, "step", r->step);
+    log_text(&r->log, "norm_mode", r->m.mode->name);
+    log_text(&r->log, "precision", r->t->precision);
+    log_text(&r->log, "git", GIT_HASH);
+    for (int i = 0; i < FLAG_COUNT; i++) log_text(&r->log, FLAGS[i].field, flag_text(value, sizeof value, f, &FLAGS[i]));
+    log_end(&r->log);
 }
 
 static inline void run_train(Run *r) {

@@ -184,7 +184,7 @@ void test_run(void) {
     EXPECT(run(PROGRAM, line) == 0, "a small run: %s", output);
     run_hash_of(whole);
     check_format(path, sizeof path, "%s/a/log.jsonl", dir);
-    EXPECT(log_lines(path, &steps) == 12 + 3 + 1, "12 steps, validations at 5, 10, 12 and gradient norms at 1");
+    EXPECT(log_lines(path, &steps) == 1 + 12 + 3 + 1, "the flags, 12 steps, validations at 5, 10, 12 and gradient norms at 1");
     check_format(line, sizeof line, TINY "--out %s/b", dir);
     run("OMP_NUM_THREADS=1 " PROGRAM, line);
     EXPECT(!strcmp(whole, run_hash_of(again)), "the same command gives the same weights, with one thread too");
@@ -202,7 +202,7 @@ void test_run(void) {
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "at step 7"), "resume at 7: %s", output);
     EXPECT(!strcmp(whole, run_hash_of(resumed)), "a run stopped and resumed ends with the same weights");
     check_format(path, sizeof path, "%s/d/log.jsonl", dir);
-    EXPECT(log_lines(path, &steps) == 12 + 3 + 1 + 1, "its log has every step once, and the validation at 7");
+    EXPECT(log_lines(path, &steps) == 2 + 12 + 4 + 1, "its log has the flags twice, every step once, and the validation at 7 too");
     for (int i = 0; i < 6; i++) {
         check_format(line, sizeof line, "timeout -s KILL 0.%d%d " PROGRAM TINY "--out %s/e --resume auto --save-every 1", 1 + i / 2, i % 2 * 5, dir);
         run(line, "");
