@@ -54,17 +54,18 @@ def draw_loss(axes, runs):
     axes.set_ylabel("loss, nats per token")
 
 
-def draw_norms(axes, runs):
-    for i, run in enumerate(runs):
-        log = [e for e in read_log(run) if any("mlp" in key for key in e)]
-        layers = sorted({int(m[1]) for e in log for key in e if (m := re.match(r"model\.layers\.(\d+)\.mlp.*proj\.weight", key))})
-        for layer in layers:
-            norms = [sum(v * v for key, v in e.items() if re.match(rf"model\.layers\.{layer}\.mlp.*proj\.weight", key)) ** 0.5 for e in log]
-            shade = plt.cm.viridis(layer / max(1, layers[-1]))
-            label = f"{pathlib.Path(run).name}, layer {layer}" if layer in (layers[0], layers[len(layers) // 2], layers[-1]) else None
-            axes.plot([e["step"] for e in log], norms, STYLES[i % 4], color=shade, lw=1, label=label)
+def draw_norms(axes, run):
+    """One panel for one run; dark is the first layer, light the last."""
+    log = [e for e in read_log(run) if any("mlp" in key for key in e)]
+    pattern = re.compile(r"model\.layers\.(\d+)\.mlp\..*proj\.weight")
+    layers = 1 + max(int(m[1]) for e in log for key in e if (m := pattern.match(key)))
+    for layer in range(layers):
+        norms = [sum(v * v for key, v in e.items() if (m := pattern.match(key)) and int(m[1]) == layer) ** 0.5 for e in log]
+        named = layer in (0, layers // 2, layers - 1)
+        axes.plot([e["step"] for e in log], norms, STYLES[layer % 4] if named else "-", color=plt.cm.viridis(0.9 * layer / max(1, layers - 1)),
+                  lw=2 if named else 0.7, label=f"layer {layer}" if named else None)
     axes.set_yscale("log")
-    axes.set_ylabel("gradient norm of the FFN's matrices")
+    axes.set_title(pathlib.Path(run).name, fontsize=10)
 
 
 def main():
@@ -73,11 +74,18 @@ def main():
     parser.add_argument("-o", "--out", default="loss.png")
     parser.add_argument("--norms", action="store_true", help="gradient norms per layer instead of losses")
     args = parser.parse_args()
-    figure, axes = plt.subplots(figsize=(8, 5), dpi=120)
-    (draw_norms if args.norms else draw_loss)(axes, args.runs)
-    axes.set_xlabel("step")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    panels = len(args.runs) if args.norms else 1
+    figure, axes = plt.subplots(1, panels, figsize=(max(8, 4 * panels), 4.5), dpi=120, sharey=True, squeeze=False)
+    if args.norms:
+        for panel, run in zip(axes[0], args.runs):
+            draw_norms(panel, run)
+        axes[0][0].set_ylabel("gradient norm of the FFN's matrices")
+    else:
+        draw_loss(axes[0][0], args.runs)
+    for panel in axes[0]:
+        panel.set_xlabel("step")
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(args.out)
     print(f"wrote {args.out}")

@@ -55,6 +55,7 @@ REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and S
 REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN (layers %lld, width %lld)\n  -> leave it out", f->layers, f->width) \
 REFUSE(r->fin && f->final_norm == 1, "this mode leaves the stream un-normed, so the head needs the final norm (layers %lld, width %lld)\n  -> --final-norm auto", f->layers, f->width) \
 REFUSE(f->warmup > 0 && f->steps > 0 && f->schedule_steps && f->schedule_steps < f->warmup, "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", f->schedule_steps, f->warmup) \
+REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq > INT32_MAX, "a micro-batch of %lld sequences of %lld tokens is more than 2^31 tokens\n  -> a smaller --micro-batch", f->micro_batch ? f->micro_batch : f->batch, f->seq) \
 REFUSE(*f->prompt && f->vocab != 256, "--prompt needs a byte-level model (vocabulary 256), this one has %lld (width %lld)\n  -> sample without a prompt", f->vocab, f->width) \
 REFUSE(f->eval && !*f->from, "--eval needs a model (steps %lld, sample %lld)\n  -> --from RUN", f->steps, f->sample) \
 REFUSE(*f->from && f->resume, "--from only evaluates or samples, --resume trains on (steps %lld, sample %lld)\n  -> --out RUN --resume required", f->steps, f->sample)
@@ -343,6 +344,20 @@ static inline double run_validate(Run *r) {
     return run_batches(r, &r->val, 0, most < r->val.samples ? most : r->val.samples, 0);
 }
 
+// The line on the terminal: at the first and last step and every two seconds.
+static inline void run_progress(Run *r, double loss, double lr, double norm) {
+    const Flags *f = r->f;
+    double now = clock_seconds(), rate = (double)(r->tokens - r->started_at) / (now - r->started);
+    if (r->bad) printf("step %lld: loss %g, gradient norm %g: not finite, the weights stay as they are\n", (long long)r->step, loss, norm);
+    if (now - r->printed < 2 && r->step > 1 && r->step < f->steps) return;
+    char eta[32], above[48] = "";
+    if (!isnan(r->train.floor)) check_format(above, sizeof above, " (floor +%.4f)", loss - r->train.floor);
+    log_duration(eta, sizeof eta, (double)((f->steps - r->step) * f->batch * r->m.T) / rate);
+    printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.1fk tok/s  ETA %s\n", (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate / 1e3, eta);
+    fflush(stdout);
+    r->printed = now;
+}
+
 // One step: gradients of the whole batch, clipping, update. A loss or gradient that is not finite never reaches the weights: the step is
 // skipped and said; DIVERGED_STEPS of them in a row end the run.
 static inline void run_step(Run *r) {
@@ -386,16 +401,7 @@ static inline void run_step(Run *r) {
         for (int k = 0; k < r->layout.count; k++) log_real(&r->log, r->layout.entries[k].name, r->t->grad_norm(r->gpt, &r->layout.entries[k]));
         log_end(&r->log);
     }
-    double now = clock_seconds(), rate = (double)(r->tokens - r->started_at) / (now - r->started);
-    if (!finite) printf("step %lld: loss %g, gradient norm %g: not finite, the weights stay as they are\n", (long long)r->step, loss, norm);
-    if (now - r->printed >= 2 || r->step == 1 || r->step == f->steps) {
-        char eta[32], above[48] = "";
-        if (!isnan(r->train.floor)) check_format(above, sizeof above, " (floor +%.4f)", loss - r->train.floor);
-        log_duration(eta, sizeof eta, (double)((f->steps - r->step) * f->batch * r->m.T) / rate);
-        printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.1fk tok/s  ETA %s\n", (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate / 1e3, eta);
-        fflush(stdout);
-        r->printed = now;
-    }
+    run_progress(r, loss, lr, norm);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ samples
