@@ -78,7 +78,7 @@ static double entry_value(const Trainer *t, Gpt *g, int kind, const Entry *e, in
 
 // ------------------------------------------------------------------------------------------------------------------ link 2: finite differences
 
-enum { MAX_TOKENS = 64 };
+enum { MAX_TOKENS = 2 * (QUERY_BLOCK + 36) };
 typedef struct { Gpt *g; const Layout *layout; double *direction; int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS]; int B, T; } Probe;
 
 static double probe_loss(Probe *p) {
@@ -158,6 +158,13 @@ static void test_finite_differences(void) {
     odd.m.rope = 0; odd.m.tied = 1; odd.m.fin = 1; odd.m.emb_scale = 3; odd.m.L = 1;
     snprintf(odd.name, sizeof odd.name, "SPAN mixed flags");
     gradients_of(&odd);
+    for (int family = 0; family < FAMILIES; family++) {                       // sequences longer than one and a half blocks of queries
+        odd = make_case(family ? MODE_HYBRID : MODE_SPAN, family, 0);
+        odd.m.L = 1;
+        odd.m.T = QUERY_BLOCK + 36;
+        snprintf(odd.name, sizeof odd.name, "%s %s long", odd.m.mode->name, FAMILY_NAMES[family]);
+        gradients_of(&odd);
+    }
     odd = make_case(MODE_OLMO2, FAMILY_GPT2, 0);
     odd.m.swiglu = 1; odd.m.rope = 1; odd.m.tied = 0; odd.m.KV = 1;
     snprintf(odd.name, sizeof odd.name, "OLMO2 mixed flags");
@@ -211,6 +218,44 @@ static void test_single_precision(void) {
         judge_fp64.destroy(b);
         layout_free(&layout);
     }
+}
+
+// AdamW against its equations on one number at a time, three steps, every group with a rate and a decay of its own.
+static void test_adamw(void) {
+    Case c = make_case(MODE_PRE, FAMILY_GPT2, 0);
+    c.m.tied = 0;
+    Layout layout = layout_make(&c.m);
+    Gpt *g = judge_fp64.create(&c.m, 1, c.m.T, 0, 1, 0);
+    fill_weights(&judge_fp64, g, &layout, 20);
+    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .scale = 0.5, .gain_target = 1};
+    double *w = check_alloc((size_t)layout.total * sizeof *w, "weights"), *m = check_alloc((size_t)layout.total * sizeof *m, "m"), *v = check_alloc((size_t)layout.total * sizeof *v, "v");
+    for (int k = 0; k < layout.count; k++) memcpy(w + layout.entries[k].offset, judge_fp64.tensor(g, WEIGHTS, &layout.entries[k]), (size_t)layout.entries[k].size * sizeof *w);
+    for (o.step = 1; o.step <= 3; o.step++) {
+        double worst = 0;
+        for (int k = 0; k < layout.count; k++) {
+            const Entry *e = &layout.entries[k];
+            double *grad = judge_fp64.tensor(g, GRADS, e);
+            for (int64_t i = 0; i < e->size; i++) grad[i] = rand_normal(rand_key((uint64_t)o.step, e->name, 0), (uint64_t)i);
+        }
+        judge_fp64.update(g, &o);
+        for (int k = 0; k < layout.count; k++) {
+            const Entry *e = &layout.entries[k];
+            const double *grad = judge_fp64.tensor(g, GRADS, e), *now = judge_fp64.tensor(g, WEIGHTS, e);
+            double toward = strstr(e->name, "norm.weight") ? 1 : 0;
+            for (int64_t i = 0; i < e->size; i++) {
+                int64_t at = e->offset + i;
+                m[at] = 0.8 * m[at] + 0.2 * 0.5 * grad[i];
+                v[at] = 0.9 * v[at] + 0.1 * 0.25 * grad[i] * grad[i];
+                double mhat = m[at] / (1 - pow(0.8, (double)o.step)), vhat = v[at] / (1 - pow(0.9, (double)o.step));
+                w[at] -= o.lr[e->row.lr] * (mhat / (sqrt(vhat) + 1e-3) + o.decay[e->row.decay] * (w[at] - toward));
+                worst = fmax(worst, fabs(w[at] - now[i]));
+            }
+        }
+        EXPECT(worst < 1e-13, "step %d of AdamW is off by %g", (int)o.step, worst);
+    }
+    free(w); free(m); free(v);
+    judge_fp64.destroy(g);
+    layout_free(&layout);
 }
 
 // The packed product against its naive twin, all three forms, at sizes around every block boundary.
@@ -417,6 +462,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"equations", test_equations},
     {"finite_differences", test_finite_differences},
     {"single_precision", test_single_precision},
+    {"adamw", test_adamw},
     {"distinct", test_distinct},
     {"invariance", test_invariance},
     {"causality", test_causality},

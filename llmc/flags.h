@@ -13,7 +13,7 @@ typedef const char *FlagTEXT;
 typedef int FlagCHOICE;                          // index into the choices
 typedef int FlagSWITCH;                          // on | off
 enum { INT, NUMBER, TEXT, CHOICE, SWITCH };
-enum { FIXED, FREE };                            // on resume: must be what it was | may change
+enum { FIXED, FREE, ONCE };                      // on resume: must be what it was | may change | belongs to one command, not to the run
 
 // FLAG(field, kind, default, low, high, choices, on resume, help). The flag's name is the field's with '-' for '_'.
 #define FLAG_TABLE(FLAG) \
@@ -38,7 +38,8 @@ FLAG(final_norm,   CHOICE, "auto",  0, 0, "auto|off|on", FIXED, "norm before the
 FLAG(mix_ratio,    NUMBER,   "0.25",  0, 1, "", FIXED, "MIX_LN: the part of the layers that is POST") \
 FLAG(sdd,          CHOICE, "paper", 0, 0, "paper|code", FIXED, "SDD: the paper's settings or the released code's") \
 /* how it starts and learns */ \
-FLAG(init,         CHOICE, "auto",  0, 0, "auto|normal|depth|megatron|scale|scale-recipe|global|olmo|deepnorm", FIXED, "initialization; auto: the mode's") \
+FLAG(init,         CHOICE, "auto",  0, 0, "auto|normal|depth|megatron|scale|scale-recipe|global|olmo|deepnorm", FIXED, "initialization; auto: the mode's, or --init-baseline") \
+FLAG(init_baseline, CHOICE, "scale", 0, 0, "normal|depth|megatron|scale|scale-recipe|global|olmo|deepnorm", FIXED, "the initialization --init auto takes for modes that name none") \
 FLAG(init_std,     NUMBER,   "0",     0, 10, "", FIXED, "base sigma; 0: the initialization's own") \
 FLAG(seed,         INT,    "1",     0, 1e15, "", FIXED, "of weights, data order and samples") \
 FLAG(batch,        INT,    "12",    1, 1 << 24, "", FIXED, "sequences per step, over everything") \
@@ -57,7 +58,7 @@ FLAG(decay_gains,  CHOICE, "off",   0, 0, "off|zero|one", FIXED, "decay norm gai
 FLAG(decay_embeddings, SWITCH, "on", 0, 0, "off|on", FIXED, "decay embeddings too") \
 FLAG(beta1,        NUMBER,   "0.9",   0, 0.999999, "", FIXED, "AdamW") \
 FLAG(beta2,        NUMBER,   "0.95",  0, 0.999999, "", FIXED, "AdamW") \
-FLAG(adam_eps,     NUMBER,   "1e-8",  0, 1, "", FIXED, "AdamW") \
+FLAG(adam_eps,     NUMBER,   "1e-8",  1e-30, 1, "", FIXED, "AdamW") \
 FLAG(clip,         NUMBER,   "1",     0, 1e9, "", FIXED, "largest global gradient norm; 0: off") \
 FLAG(z_loss,       NUMBER,   "0",     0, 1, "", FIXED, "adds this times the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
 FLAG(recompute,    SWITCH, "off",   0, 0, "off|on", FREE,  "keep only the stream between blocks and compute the rest again in backward") \
@@ -65,20 +66,20 @@ FLAG(recompute,    SWITCH, "off",   0, 0, "off|on", FREE,  "keep only the stream
 FLAG(data,         TEXT,   "", 0, 0, "", FIXED, "a shard, a pattern or a folder of shards (make shard); empty: the built-in stories") \
 FLAG(val_data,     TEXT,   "", 0, 0, "", FREE,  "the same for validation; empty: the val shards of --data") \
 /* the run */ \
-FLAG(out,          TEXT,   "", 0, 0, "", FREE,  "the run's folder; empty: runs/<mode>-<model>-<time>") \
+FLAG(out,          TEXT,   "", 0, 0, "", ONCE,  "the run's folder; empty: runs/<mode>-<model>-<time>") \
 FLAG(val_every,    INT,    "250",   0, 1e12, "", FREE,  "steps between validations; 0: at the end only") \
 FLAG(val_tokens,   INT,    "0",     0, 1e15, "", FREE,  "tokens of a validation; 0: the whole split") \
 FLAG(save_every,   INT,    "500",   0, 1e12, "", FREE,  "steps between checkpoints; 0: at the end only") \
 FLAG(norms_every,  INT,    "100",   0, 1e12, "", FREE,  "steps between lines with every tensor's gradient norm; 0: none") \
-FLAG(resume,       CHOICE, "never", 0, 0, "never|auto|required", FREE,  "continue the run in --out: if there is one, or else fail") \
+FLAG(resume,       CHOICE, "never", 0, 0, "never|auto|required", ONCE,  "continue the run in --out: if there is one, or else fail") \
 FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint or a model.safetensors") \
-FLAG(from,         TEXT,   "", 0, 0, "", FREE,  "a run or checkpoint to --eval or --sample without training") \
-FLAG(eval,         SWITCH, "off",   0, 0, "off|on", FREE,  "with --from: validation loss, no training") \
+FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run or checkpoint to --eval or --sample without training") \
+FLAG(eval,         SWITCH, "off",   0, 0, "off|on", ONCE,  "with --from: validation loss, no training") \
 FLAG(sample,       INT,    "400",   0, 1 << 20, "", FREE,  "tokens to sample at the end, or with --from") \
 FLAG(prompt,       TEXT,   "", 0, 0, "", FREE,  "text the sample continues") \
 FLAG(temperature,  NUMBER,   "0.8",   0, 100, "", FREE,  "of the sample; 0: the likeliest token") \
 FLAG(top_k,        INT,    "0",     0, 1 << 24, "", FREE,  "sample among the k likeliest tokens; 0: all") \
-FLAG(show,         TEXT,   "", 0, 0, "", FREE,  "print the expanded tables and stop: model|models|modes (--show alone: model)")
+FLAG(show,         TEXT,   "", 0, 0, "", ONCE,  "print the expanded tables and stop: model|models|modes (--show alone: model)")
 
 typedef struct Flags {
 #define FLAG_FIELD(field, kind, ...) Flag##kind field;
@@ -160,14 +161,15 @@ static inline const char *flag_text(char *buf, size_t cap, const Flags *f, const
     return check_format(buf, cap, "%.*s", (int)strcspn(c, "|"), c);
 }
 
-static inline void flags_help(void) {
-    printf("usage: ./train_gpt [--flag value | --flag=value]...\n\n");
+// Every flag with its value in f.
+static inline void flags_help(const Flags *f) {
+    printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many of them; --show prints what results\n\n");
     for (int i = 0; i < FLAG_COUNT; i++) {
         const FlagRow *row = &FLAGS[i];
-        char name[64];
+        char name[64], value[64];
         flag_name(name, sizeof name, row);
-        printf("  %-20s %s%s%s%s [%s]%s\n", name, row->choices, *row->choices ? ": " : "", row->help, row->resume == FREE ? "; may change on resume" : "",
-               *row->def ? row->def : "empty", "");
+        printf("  %-20s %s%s%s%s [%s]\n", name, row->choices, *row->choices ? ": " : "", row->help, row->resume == FREE ? "; may change on resume" : "",
+               flag_text(value, sizeof value, f, row));
     }
 }
 

@@ -52,7 +52,7 @@ static inline void log_open(Log *log, const char *path, int64_t step) {
 
 static inline void log_begin(Log *log) {
     log->line = open_memstream(&log->text, &log->length);
-    CHECK(log->line, "no memory for a line of the log");
+    CHECK(log->line, "no memory for a line of the log\n  -> a smaller --micro-batch");
     fputc('{', log->line);
     log->separator = "";
 }

@@ -17,18 +17,19 @@
 enum { OWN, NORMED, BLOCK };                    // column skip
 enum { ONE, LNS, DEEP };                        // columns c and a
 enum { HEAD, FULL };                            // column per: q, k, v, context statistics over each head (gain shared by heads) or the full width
-enum { INIT_NORMAL, INIT_DEPTH, INIT_MEGATRON, INIT_SCALE, INIT_SCALE_RECIPE, INIT_GLOBAL, INIT_OLMO, INIT_DEEPNORM, INIT_COUNT };   // init.h
+enum { INIT_BASELINE = -1, INIT_NORMAL, INIT_DEPTH, INIT_MEGATRON, INIT_SCALE, INIT_SCALE_RECIPE, INIT_GLOBAL, INIT_OLMO, INIT_DEEPNORM, INIT_COUNT };   // init.h
 
 // MODE(name, attention: in c out skip a post, ffn: the same, q k v context per, emb fin sdd, first early, init, source)
 //   0 = nothing, 1 = the model's norm;  emb: norm on the embedding;  fin: norm before the head;  sdd: every linear of a block becomes
-//   alpha * rmsnorm(V x);  first: the row of layer 0;  early: the row of the first mix-ratio * L layers;  init: used where --init is auto.
+//   alpha * rmsnorm(V x);  first: the row of layer 0;  early: the row of the first mix-ratio * L layers;  init: used where --init is auto;
+//   INIT_BASELINE: the method names none, and --init-baseline decides.
 // LAYER rows can only be named in `first` and `early`.
 // Papers: SPAN = SpanNorm, HYB = HybridNorm, SDD = Scale-Distribution Decoupling; others by their usual names.
 #define MODE_TABLE(MODE, LAYER) \
 /*    name            |in c  out skip   a  post|in c  out skip   a  post|q k v c per |emb fin sdd|first          early init          source                      */ \
 MODE( SPAN,            0, ONE, 0, OWN,    ONE, 1, 0, ONE, 0, BLOCK,  ONE, 1, 0,0,0,0, HEAD, 0, 0, 0, SPAN_FIRST,    NO_ROW, INIT_SCALE,    "SPAN eq 5-8") \
-MODE( PRE,             1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "SPAN eq 3-4, HYB eq 5-6") \
-MODE( POST,            0, ONE, 0, OWN,    ONE, 1, 0, ONE, 0, OWN,    ONE, 1, 0,0,0,0, HEAD, 0, 0, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "SPAN eq 1-2, HYB eq 3-4") \
+MODE( PRE,             1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_BASELINE, "SPAN eq 3-4, HYB eq 5-6") \
+MODE( POST,            0, ONE, 0, OWN,    ONE, 1, 0, ONE, 0, OWN,    ONE, 1, 0,0,0,0, HEAD, 0, 0, 0, NO_ROW,        NO_ROW, INIT_BASELINE, "SPAN eq 1-2, HYB eq 3-4") \
 MODE( HYBRID,          0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB eq 8-9") \
 MODE( SDD,             1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 1, NO_ROW,        NO_ROW, INIT_NORMAL,   "SDD eq 2, on POST_SHIFTED") \
 MODE( HYBRID_STAR,     0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, PRE_QKV_PRE,   NO_ROW, INIT_MEGATRON, "HYB eq 10-11") \
@@ -46,10 +47,10 @@ MODE( QKV_PRE,         0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 1,1
 MODE( PRE_POST,        1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
 MODE( POST_PRE,        1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
 MODE( POST_SHIFTED,    1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB and SDD code; POST plus an embedding norm") \
-MODE( MIX_LN,          1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        POST,   INIT_SCALE,    "Mix-LN; SPAN appendix B") \
+MODE( MIX_LN,          1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        POST,   INIT_BASELINE, "Mix-LN; SPAN appendix B") \
 MODE( LNS,             1, LNS, 0, OWN,    ONE, 0, 1, LNS, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_NORMAL,   "LayerNorm Scaling") \
-MODE( PERI,            1, ONE, 1, OWN,    ONE, 0, 1, ONE, 1, OWN,    ONE, 0, 0,0,0,0, HEAD, 1, 1, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "Peri-LN") \
-MODE( SANDWICH,        1, ONE, 1, OWN,    ONE, 0, 1, ONE, 1, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_SCALE,    "Sandwich-LN; Gemma 2") \
+MODE( PERI,            1, ONE, 1, OWN,    ONE, 0, 1, ONE, 1, OWN,    ONE, 0, 0,0,0,0, HEAD, 1, 1, 0, NO_ROW,        NO_ROW, INIT_BASELINE, "Peri-LN") \
+MODE( SANDWICH,        1, ONE, 1, OWN,    ONE, 0, 1, ONE, 1, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, NO_ROW,        NO_ROW, INIT_BASELINE, "Sandwich-LN; Gemma 2") \
 MODE( OLMO2,           0, ONE, 1, OWN,    ONE, 0, 0, ONE, 1, OWN,    ONE, 0, 1,1,0,0, FULL, 0, 1, 0, NO_ROW,        NO_ROW, INIT_OLMO,     "OLMo 2 (reordered norm)") \
 MODE( DEEPNORM,        0, ONE, 0, OWN,   DEEP, 1, 0, ONE, 0, OWN,   DEEP, 1, 0,0,0,0, HEAD, 0, 0, 0, NO_ROW,        NO_ROW, INIT_DEEPNORM, "DeepNorm") \
 MODE( SDD_PRE,         1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 1, NO_ROW,        NO_ROW, INIT_NORMAL,   "SDD fig 8, on PRE") \
@@ -115,6 +116,7 @@ typedef struct Place {
     const Mode *row;
     Site emb, attn_in, q, k, v, ctx, attn_out, attn_post, ffn_in, hidden, ffn_out, ffn_post, fin;
     double attn_c, attn_a, ffn_c, ffn_a;
+    int out_anywhere;                           // some layer of the model has an out slot
 } Place;
 
 static inline double mode_scale(int kind, int l, int L) {
@@ -134,7 +136,7 @@ static inline Site site_heads(int on, int per, int heads, int HS, int bias) {
 static inline Place place_at(const Model *m, int l) {
     const Mode *base = m->mode, *r = base;
     if (base->first >= 0 && l == 0) r = &MODES[base->first];
-    if (base->early >= 0 && l < (int)floor(m->mix_ratio * m->L)) r = &MODES[base->early];
+    if (base->early >= 0 && l < (int)floor(m->mix_ratio * m->L + 1e-9)) r = &MODES[base->early];
     // alpha * rmsnorm(V x) is a linear followed by an affine RMSNorm, so SDD fills the q, k, v, out slots and one inside the ffn.
     const Sdd *sdd = base->sdd ? m->sdd : NULL;
     int ln = m->layernorm, ln_or_sdd = m->layernorm && !sdd, per = sdd ? sdd->per : r->per;
@@ -155,6 +157,9 @@ static inline Place place_at(const Model *m, int l) {
     p.ctx = site_heads(sdd ? !sdd->v : r->ctx, sdd ? FULL : per, m->NH, m->HS, ln_or_sdd);
     int halves = m->swiglu && !(sdd && sdd->fused) ? 2 : 1, hidden = m->swiglu ? 2 * m->F : m->F;   // [gate | up], or one
     p.hidden = site_make(sdd != NULL, halves, hidden / halves, 0, 0, 1.0);
+    p.out_anywhere = sdd != NULL || base->attn.out || base->ffn.out;
+    if (base->first >= 0) p.out_anywhere |= MODES[base->first].attn.out | MODES[base->first].ffn.out;
+    if (base->early >= 0) p.out_anywhere |= MODES[base->early].attn.out | MODES[base->early].ffn.out;
     p.attn_c = mode_scale(r->attn.c, l, m->L);
     p.attn_a = mode_scale(r->attn.a, l, m->L);
     p.ffn_c  = mode_scale(r->ffn.c, l, m->L);

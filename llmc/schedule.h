@@ -1,7 +1,7 @@
 // schedule.h: the learning rate of a step (counted from 1) and its share for each group of tensors.
 #pragma once
 #include "flags.h"
-#include "tensors.h"
+#include "judge.h"
 
 enum { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };        // in the order of --schedule's choices
 
@@ -26,4 +26,20 @@ static inline double schedule_lr(const Flags *f, int64_t step) {
 static inline double schedule_group(const Flags *f, int group) {
     if (!f->width_base || group == LR_EMBEDDING || group == LR_VECTOR) return 1;
     return pow((double)f->width_base / (double)f->width, f->width_power == 0 ? 1 : 0.5);
+}
+
+// The optimizer's numbers for one update: rates and decays per group, and the factor that clips a gradient of this norm.
+static inline AdamW schedule_adamw(const Flags *f, double lr, double norm, int64_t update) {
+    AdamW o;
+    for (int group = 0; group < 4; group++) o.lr[group] = lr * schedule_group(f, group);
+    o.decay[DECAY_MATRIX] = f->weight_decay;
+    o.decay[DECAY_EMBEDDING] = f->decay_embeddings ? f->weight_decay : 0;
+    o.decay[DECAY_GAIN] = f->decay_gains ? f->weight_decay : 0;
+    o.gain_target = f->decay_gains == 2;
+    o.beta1 = f->beta1;
+    o.beta2 = f->beta2;
+    o.eps = f->adam_eps;
+    o.scale = f->clip > 0 && norm > f->clip ? f->clip / norm : 1;
+    o.step = update;
+    return o;
 }

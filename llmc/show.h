@@ -76,10 +76,11 @@ static inline void show_activations(const Model *m, const Sizes *s, size_t eleme
         int exists = 0, copies = 0;
         for (int l = 0; l < m->L; l++) {
             act_rows(rows, m, s, l);
-            exists = exists || r->exists;
-            if (r->copies > copies) copies = r->copies;
+            exists += r->exists != 0;
+            copies = r->copies;
         }
         if (!exists) continue;
+        if (exists < copies) copies = exists;                // a slot that only some layers fill
         double mib = (double)(r->rows * r->cols) * (double)element / 1048576;
         printf("  %-12s %6d  %9lld x %-7lld %9.2f   ", r->field, copies, (long long)r->rows, (long long)r->cols, copies * mib);
         if (r->grads == SHARED) printf("in place\n");
@@ -116,6 +117,6 @@ static inline void show_modes(void) {
         const Mode *r = &MODES[i];
         if (r->selectable)
             printf("%-14s            %d  %d   %-6s %d  |      %d  %d   %-6s %d  | %d %d %d %d %-6s|     %d         %d      | %-9s %s\n", r->name, r->attn.in, r->attn.out, SKIPS[r->attn.skip],
-                   r->attn.post, r->ffn.in, r->ffn.out, SKIPS[r->ffn.skip], r->ffn.post, r->q, r->k, r->v, r->ctx, r->per == FULL ? "full" : "head", r->emb, r->fin, INITS[r->init].name, r->source);
+                   r->attn.post, r->ffn.in, r->ffn.out, SKIPS[r->ffn.skip], r->ffn.post, r->q, r->k, r->v, r->ctx, r->per == FULL ? "full" : "head", r->emb, r->fin, r->init < 0 ? "baseline" : INITS[r->init].name, r->source);
     }
 }

@@ -50,7 +50,7 @@ typedef struct Sizes { int B, T, n, keep, threads; } Sizes;   // sequences, thei
 enum { QUERY_BLOCK = 64 };                                    // rows of attention scores in work at a time, per thread
 
 // ACT(field, copies, rows, cols, gradients, exists-if). Layer l uses copy l % copies, and copy l % gradients of the gradient:
-//   copies     s->keep = L, or 1 with --recompute: the block's forward is called again before its backward
+//   copies     the same for every layer: s->keep = L, or 1 with --recompute: the block's forward is called again before its backward
 //   gradients  0: none is stored; 1: one buffer for all blocks; 2: two in turn (the stream into a block and out of it);
 //   SHARED: the gradient takes over the row's own storage after its last read
 enum { SHARED = -1 };
@@ -73,7 +73,7 @@ ACT(scores,  1, s->threads, 2 * QUERY_BLOCK * s->T, 0,  1)               /* a bl
 ACT(lse,     s->keep,  s->n,  m->NH,         0,         1)               /* log-sum-exp of each row of scores */ \
 ACT(c,       s->keep,  s->n,  m->NH * m->HS, 1,         1)               /* context: the heads' outputs */ \
 ACT(cn,      s->keep,  s->n,  m->NH * m->HS, 1,         p->ctx.on) \
-ACT(ay,      p->attn_out.on ? s->keep : 1, s->n, m->C, 1, 1)             /* y of attention */ \
+ACT(ay,      p->out_anywhere ? s->keep : 1, s->n, m->C, 1, 1)            /* y of attention */ \
 ACT(ao,      1,        s->n,  m->C,          0,         p->attn_out.on)  /* y after its norm */ \
 ACT(as,      s->keep,  s->n,  m->C,          1,         p->attn_post.on) /* a * skip + y */ \
 ACT(mid,     s->keep,  s->n,  m->C,          1,         1)               /* stream between the sublayers */ \
@@ -81,7 +81,7 @@ ACT(fi,      s->keep,  s->n,  m->C,          1,         p->ffn_in.on)    /* u of
 ACT(gu,      s->keep,  s->n,  m->swiglu ? 2 * m->F : m->F, 1, 1)         /* [gate | up], or up alone */ \
 ACT(gun,     s->keep,  s->n,  m->swiglu ? 2 * m->F : m->F, 1, p->hidden.on) \
 ACT(h,       s->keep,  s->n,  m->F,          1,         1)               /* after the activation */ \
-ACT(fy,      p->ffn_out.on ? s->keep : 1, s->n, m->C, 1, 1)              /* y of the ffn */ \
+ACT(fy,      p->out_anywhere ? s->keep : 1, s->n, m->C, 1, 1)            /* y of the ffn */ \
 ACT(fo,      1,        s->n,  m->C,          0,         p->ffn_out.on) \
 ACT(fs,      s->keep,  s->n,  m->C,          1,         p->ffn_post.on) \
 ACT(x,       m->L,     s->n,  m->C,          2,         1)               /* stream out of the block */ \

@@ -37,34 +37,38 @@ typedef struct Run {
     Log log;
     int64_t step, updates, tokens;              // steps done; of these, updates applied; tokens seen
     int bad;                                    // steps in a row whose gradient was not finite
-    double val_loss, started, printed;
+    double started, printed;
     int64_t started_at;
 } Run;
 
 // ------------------------------------------------------------------------------------------------------------------ flags to model
 
-// Combinations that make no sense, refused by name. set: the FlagSet; f: its flags; r: the mode's row; user(x): x was given on the command line.
+// Combinations that make no sense, refused by name. f: the flags; r: the mode's row; user(x): x was given on the command line.
 #define user(flag) (set->by[FLAG_##flag] == BY_USER)
 #define REFUSAL_TABLE(REFUSE) \
-REFUSE(f->width % f->heads, "--heads %lld does not divide --width %lld\n  -> choose heads among the divisors of the width", f->heads, f->width) \
-REFUSE(f->kv_heads && f->heads % f->kv_heads, "--kv-heads %lld does not divide --heads %lld\n  -> choose kv heads among the divisors of the heads", f->kv_heads, f->heads) \
-REFUSE(f->positions == 0 && f->width / f->heads % 2, "--positions rope needs an even head size, found %lld (width %lld)\n  -> other --heads, or --positions learned", f->width / f->heads, f->width) \
-REFUSE(f->micro_batch && f->batch % f->micro_batch, "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", f->micro_batch, f->batch) \
-REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias (%lld of %lld)\n  -> leave out --bias on", 1LL, 1LL) \
-REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE (setting %lld of %lld)\n  -> leave it out", (long long)f->sdd, 1LL) \
-REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN (layers %lld, width %lld)\n  -> leave it out", f->layers, f->width) \
-REFUSE(r->fin && f->final_norm == 1, "this mode leaves the stream un-normed, so the head needs the final norm (layers %lld, width %lld)\n  -> --final-norm auto", f->layers, f->width) \
-REFUSE(f->warmup > 0 && f->steps > 0 && f->schedule_steps && f->schedule_steps < f->warmup, "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", f->schedule_steps, f->warmup) \
-REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq > INT32_MAX, "a micro-batch of %lld sequences of %lld tokens is more than 2^31 tokens\n  -> a smaller --micro-batch", f->micro_batch ? f->micro_batch : f->batch, f->seq) \
-REFUSE(*f->prompt && f->vocab != 256, "--prompt needs a byte-level model (vocabulary 256), this one has %lld (width %lld)\n  -> sample without a prompt", f->vocab, f->width) \
-REFUSE(f->eval && !*f->from, "--eval needs a model (steps %lld, sample %lld)\n  -> --from RUN", f->steps, f->sample) \
-REFUSE(*f->from && f->resume, "--from only evaluates or samples, --resume trains on (steps %lld, sample %lld)\n  -> --out RUN --resume required", f->steps, f->sample)
+REFUSE(f->width % f->heads, "--heads %lld does not divide --width %lld\n  -> choose heads among the divisors of the width", (long long)f->heads, (long long)f->width) \
+REFUSE(f->kv_heads && f->heads % f->kv_heads, "--kv-heads %lld does not divide --heads %lld\n  -> choose kv heads among the divisors of the heads", (long long)f->kv_heads, (long long)f->heads) \
+REFUSE(f->positions == 0 && f->width / f->heads % 2, "--positions rope needs an even head size, found %lld\n  -> other --heads, or --positions learned", (long long)(f->width / f->heads)) \
+REFUSE(f->micro_batch && f->batch % f->micro_batch, "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
+REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq > INT32_MAX, "a micro-batch of %lld sequences of %lld tokens: expected less than 2^31 tokens\n  -> a smaller --micro-batch", (long long)(f->micro_batch ? f->micro_batch : f->batch), (long long)f->seq) \
+REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias\n  -> leave out --bias on") \
+REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE\n  -> leave it out") \
+REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out") \
+REFUSE(r->fin && f->final_norm == 1, "%s leaves the stream un-normed, so the head needs the final norm\n  -> --final-norm auto", r->name) \
+REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps, (long long)f->warmup) \
+REFUSE(*f->prompt && f->vocab != 256, "--prompt needs a byte-level model (vocabulary 256), this one has %lld\n  -> sample without a prompt", (long long)f->vocab) \
+REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN") \
+REFUSE(*f->from && !f->eval && !f->sample, "--from needs something to do\n  -> --eval, or --sample TOKENS") \
+REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
+REFUSE(f->resume && !*f->out, "--resume needs the run's folder\n  -> --out RUN")
 
 static inline void run_refuse(const FlagSet *set, const Mode *r) {
     const Flags *f = &set->f;
-#define REFUSE(condition, text, one, two) CHECK(!(condition), text, (long long)(one), (long long)(two));
+#define REFUSE(condition, ...) CHECK(!(condition), __VA_ARGS__);
     REFUSAL_TABLE(REFUSE)
 #undef REFUSE
+    int64_t end = f->schedule_steps ? f->schedule_steps : f->steps;
+    if (!*f->from && f->steps && f->warmup >= end) printf("note: the warmup (%lld steps) fills the schedule (%lld); the rate never falls\n", (long long)f->warmup, (long long)end);
 }
 #undef user
 
@@ -96,7 +100,7 @@ static inline Model model_from_flags(const Flags *f, const Mode *mode) {
 }
 
 static inline Init init_from_flags(const Flags *f, const Mode *mode) {
-    Init init = {f->init ? f->init - 1 : mode->init, f->init_std, (uint64_t)f->seed};
+    Init init = {f->init ? f->init - 1 : mode->init == INIT_BASELINE ? f->init_baseline : mode->init, f->init_std, (uint64_t)f->seed};
     return init;
 }
 
@@ -118,14 +122,16 @@ static inline char *config_text(const Run *r) {
     char *text = NULL, buf[64];
     size_t n = 0;
     FILE *file = open_memstream(&text, &n);
-    CHECK(file, "no memory for config.json");
+    CHECK(file, "no memory for config.json\n  -> a smaller --micro-batch");
     fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"flags\": {\n", CONFIG_VERSION,
             r->m.mode->name, r->t->precision, GIT_HASH, (long long)show_parameters(&r->m, &r->layout));
-    for (int i = 0; i < FLAG_COUNT; i++) {
-        fprintf(file, "    \"%s\": ", FLAGS[i].field);
+    for (int i = 0, first = 1; i < FLAG_COUNT; i++) {
+        if (FLAGS[i].resume == ONCE) continue;
+        fprintf(file, "%s    \"%s\": ", first ? "" : ",\n", FLAGS[i].field);
         json_write_string(file, flag_text(buf, sizeof buf, r->f, &FLAGS[i]));
-        fputs(i + 1 < FLAG_COUNT ? ",\n" : "\n", file);
+        first = 0;
     }
+    fputc('\n', file);
     fputs("  }\n}\n", file);
     fclose(file);
     return text;
@@ -140,28 +146,34 @@ static inline void config_read(FlagSet *set, const char *path, const char *preci
     CHECK(!strcmp(mode, MODES[NORM_MODE].name) && !strcmp(was, precision), "%s: a run of %s in %s, this program is %s in %s\n  -> make train_gpt NORM_MODE=%s PREC=%s",
           path, mode, was, MODES[NORM_MODE].name, precision, mode, was);
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
-    for (int i = 0; i < FLAG_COUNT; i++)
-        if (json_get(flags, FLAGS[i].field)) flag_set(set, &FLAGS[i], json_get_string(flags, FLAGS[i].field, path), BY_CHECKPOINT);
+    for (const Json *v = flags->first; v; v = v->next) {
+        int i = 0;
+        while (i < FLAG_COUNT && strcmp(FLAGS[i].field, v->key)) i++;
+        CHECK(i < FLAG_COUNT, "%s: unknown flag \"%s\"\n  -> was the file edited? restore it, or use the norm.c that wrote it", path, v->key);
+        if (FLAGS[i].resume != ONCE) flag_set(set, &FLAGS[i], json_get_string(flags, v->key, path), BY_CHECKPOINT);
+    }
     json_free(root);
 }
 
-// The command line over that base: what may not change must not.
+// The command line over that base: what may not change must not. Reading a model (--from) pins the model alone, and not its --seq.
 static inline void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
     char was[64], now[64], name[64];
+    bool reading = *given->f.from;
     for (int i = 0; i < FLAG_COUNT; i++) {
         const FlagRow *row = &FLAGS[i];
         if (given->by[i] != BY_USER) continue;
         const char *a = flag_text(was, sizeof was, &set->f, row), *b = flag_text(now, sizeof now, &given->f, row);
         flag_name(name, sizeof name, row);
-        CHECK(!resuming || row->resume == FREE || !strcmp(a, b), "%s is %s in this run and %s on the command line; it may not change on resume\n  -> leave %s out, or start another run with another --out",
-              name, a, b, name);
+        bool pinned = (resuming && row->resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
+        CHECK(!pinned || !strcmp(a, b), "%s is %s in this run and %s on the command line; it may not change\n  -> leave %s out, or start another run with another --out", name, a, b, name);
         flag_set(set, row, b, BY_USER);
     }
+    if (given->by[FLAG_data] == BY_USER && given->by[FLAG_val_data] != BY_USER) flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
 }
 
 static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
 
-// Resolves a run, a checkpoint or a safetensors file to the checkpoint directory that holds it.
+// The checkpoint directory of a run (its newest whole one), or the checkpoint itself.
 static inline void checkpoint_find(const char *path, char *dir) {
     char config[PATH_CAP], why[256];
     check_format(config, sizeof config, "%s/manifest.json", path);
@@ -170,24 +182,26 @@ static inline void checkpoint_find(const char *path, char *dir) {
         CHECK(checkpoint_verify(dir, why, sizeof why), "%s is damaged: %s\n  -> use another checkpoint of that run", dir, why);
         return;
     }
-    CHECK(file_exists(path), "%s: expected a run or a checkpoint, found nothing\n  -> ls runs/", path);
+    struct stat info;
+    CHECK(stat(path, &info) == 0 && S_ISDIR(info.st_mode), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/", path);
     CHECK(checkpoint_latest(path, dir, PATH_CAP), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
 }
 
-// What the folder of the run says: true when there is a run to go on with.
+// Whether --out holds a run, and whether that may be: nothing is ever overwritten.
 static inline bool run_found(const char *out, int resume) {
-    char config[PATH_CAP], log[PATH_CAP], dir[PATH_CAP];
+    char config[PATH_CAP], log[PATH_CAP];
+    struct stat info;
+    if (stat(out, &info) == 0) CHECK(S_ISDIR(info.st_mode), "--out %s is a file\n  -> another --out", out);
     check_format(config, sizeof config, "%s/config.json", out);
     check_format(log, sizeof log, "%s/log.jsonl", out);
-    bool run = file_exists(config) || file_exists(log);
+    bool whole = file_exists(config), run = whole || file_exists(log) || checkpoint_step_below(out, INT64_MAX) >= 0;
     CHECK(!run || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew", out);
-    bool found = run && resume && checkpoint_latest(out, dir, sizeof dir);
-    CHECK(found || resume != 2, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", out);
-    if (run && !found) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", out);
-    return found;
+    CHECK(!run || whole, "%s holds a run without its config.json; nothing was overwritten\n  -> copy it from a checkpoint: cp %s/step_*/config.json %s/", out, out, out);
+    return run;
 }
 
 // Command line -> flags. Later wins: defaults, the preset, the run that is continued or read, the command line.
+// Returns whether there is a checkpoint to go on from; a run killed before its first one begins again, with its own flags.
 static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, char **argv) {
     FlagSet given;
     char dir[PATH_CAP], config[PATH_CAP];
@@ -195,16 +209,18 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
     flags_parse(&given, argc - 1, argv + 1, BY_USER);
     flags_default(set);
     flags_preset(set, given.f.model);
-    bool resuming = false;
-    CHECK(given.f.resume != 2 || *given.f.out, "--resume required needs the run's folder\n  -> --out RUN");
+    bool found = false, resuming = false;
     if (*given.f.from) {
         checkpoint_find(given.f.from, dir);
         config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);
     } else if (*given.f.out && !*given.f.show) {
-        resuming = run_found(given.f.out, given.f.resume);
-        if (resuming) config_read(set, check_format(config, sizeof config, "%s/config.json", given.f.out), precision);
+        found = run_found(given.f.out, given.f.resume);
+        if (found) config_read(set, check_format(config, sizeof config, "%s/config.json", given.f.out), precision);
+        resuming = found && checkpoint_step_below(given.f.out, INT64_MAX) >= 0;
+        CHECK(resuming || given.f.resume != 2, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", given.f.out);
+        if (found && !resuming) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", given.f.out);
     }
-    flags_override(set, &given, resuming);
+    flags_override(set, &given, found);
     return resuming;
 }
 
@@ -282,6 +298,17 @@ static inline void run_read_weights(Run *r, const char *from) {
     run_read_tensors(r, path, WEIGHTS, WEIGHTS);
 }
 
+// What the training data is, from its size and three of its samples: a resumed run refuses other data of the same name.
+static inline uint64_t run_data_hash(Run *r) {
+    Hash h = hash_begin();
+    hash_add(&h, &r->train.tokens, sizeof r->train.tokens);
+    for (int k = 0; k < 3; k++) {
+        loader_sample(&r->train, k * (r->train.samples - 1) / 2, r->inputs, r->targets);
+        hash_add(&h, r->inputs, (size_t)r->m.T * sizeof *r->inputs);
+    }
+    return hash_end(&h);
+}
+
 static inline void run_save(Run *r) {
     Checkpoint c;
     char state[512], *config = config_text(r), (*names)[128] = (char (*)[128])check_alloc((size_t)r->layout.count * 2 * 128, "names");
@@ -298,8 +325,9 @@ static inline void run_save(Run *r) {
     checkpoint_add_tensors(&c, "optimizer.safetensors", tensors, count);
     checkpoint_add_text(&c, "config.json", config);
     int64_t sample = r->step * r->f->batch;
-    check_format(state, sizeof state, "{\"step\": %lld, \"updates\": %lld, \"tokens\": %lld, \"bad\": %d, \"epoch\": %lld, \"sample\": %lld}\n", (long long)r->step,
-                 (long long)r->updates, (long long)r->tokens, r->bad, (long long)(sample / r->train.samples), (long long)(sample % r->train.samples));
+    check_format(state, sizeof state, "{\"step\": %lld, \"updates\": %lld, \"tokens\": %lld, \"bad\": %d, \"epoch\": %lld, \"sample\": %lld, \"data\": \"%016llx\"}\n",
+                 (long long)r->step, (long long)r->updates, (long long)r->tokens, r->bad, (long long)(sample / r->train.samples),
+                 (long long)(sample % r->train.samples), (unsigned long long)run_data_hash(r));
     checkpoint_add_text(&c, "state.json", state);
     checkpoint_commit(&c);
     free(config);
@@ -317,9 +345,11 @@ static inline void run_resume(Run *r) {
     r->updates = json_get_int(state, "updates", path);
     r->tokens = json_get_int(state, "tokens", path);
     r->bad = (int)json_get_int(state, "bad", path);
+    char hash[32];
+    check_format(hash, sizeof hash, "%016llx", (unsigned long long)run_data_hash(r));
+    CHECK(!strcmp(hash, json_get_string(state, "data", path)), "%s: the training data is not what this run was trained on\n  -> put the shards of --data back as they were", path);
     int64_t position = json_get_int(state, "epoch", path) * r->train.samples + json_get_int(state, "sample", path);
-    CHECK(position == r->step * r->f->batch, "%s: the data position %lld is not step %lld of this data (%lld samples an epoch)\n  -> --data must be the data of the run",
-          path, (long long)position, (long long)r->step, (long long)r->train.samples);
+    CHECK(position == r->step * r->f->batch, "%s: the data position %lld is not that of step %lld\n  -> was the file edited? use another checkpoint", path, (long long)position, (long long)r->step);
     json_free(state);
     printf("resumed from %s at step %lld\n", dir, (long long)r->step);
 }
@@ -367,17 +397,7 @@ static inline void run_step(Run *r) {
     double loss = run_batches(r, &r->train, r->step * f->batch, f->batch, 1.0 / (double)(f->batch * r->m.T));
     double norm = r->t->grad_norm(r->gpt, NULL);
     bool finite = isfinite(loss) && isfinite(norm);
-    AdamW o;
-    for (int group = 0; group < 4; group++) o.lr[group] = lr * schedule_group(f, group);
-    o.decay[DECAY_MATRIX] = f->weight_decay;
-    o.decay[DECAY_EMBEDDING] = f->decay_embeddings ? f->weight_decay : 0;
-    o.decay[DECAY_GAIN] = f->decay_gains ? f->weight_decay : 0;
-    o.gain_target = f->decay_gains == 2;
-    o.beta1 = f->beta1;
-    o.beta2 = f->beta2;
-    o.eps = f->adam_eps;
-    o.scale = f->clip > 0 && norm > f->clip ? f->clip / norm : 1;
-    o.step = r->updates + 1;
+    AdamW o = schedule_adamw(f, lr, norm, r->updates + 1);
     if (finite) r->t->update(r->gpt, &o);
     r->updates += finite;
     r->bad = finite ? 0 : r->bad + 1;
@@ -419,7 +439,9 @@ static inline void run_sample(Run *r) {
         int64_t from = n > T ? n - T : 0;
         r->t->forward(r->gpt, tokens + from, NULL, 1, (int)(n - from));
         const void *row = r->t->logits(r->gpt, n - from - 1);
-        for (int i = 0; i < V; i++) logits[i] = r->t->element == sizeof(float) ? ((const float *)row)[i] : ((const double *)row)[i];
+        double sum = 0;
+        for (int i = 0; i < V; i++) sum += logits[i] = r->t->element == sizeof(float) ? ((const float *)row)[i] : ((const double *)row)[i];
+        CHECK(isfinite(sum), "the model's logits are not finite\n  -> sample from an earlier checkpoint");
         tokens[n] = sample_token(logits, (int)V, f->temperature, f->top_k, rand_uniform(key, (uint64_t)n), weights);
         if (V != 256) printf("%d ", tokens[n]);
         else if (tokens[n]) putchar(tokens[n]);
@@ -461,7 +483,7 @@ static inline void run_open_data(Run *r, bool training) {
 // What --show prints, before any memory is taken.
 static inline int run_show(const Run *r, const Sizes *s) {
     int what = flag_choice("model|models|modes", r->f->show);
-    CHECK(what >= 0, "--show %s: expected model, models or modes", r->f->show);
+    CHECK(what >= 0, "--show %s: expected model, models or modes\n  -> --show modes", r->f->show);
     if (what == 2) show_modes();
     if (what == 0) show_model(&r->m, &r->init, r->f->model, s, r->t->element, true);
     for (int i = 0; what == 1 && i < PRESET_COUNT; i++) {
@@ -477,7 +499,7 @@ static inline int run_show(const Run *r, const Sizes *s) {
     return 0;
 }
 
-static inline void run_open_folder(Run *r, bool resuming) {
+static inline void run_open_folder(Run *r) {
     char path[PATH_CAP], parent[PATH_CAP], stamp[32];
     const Flags *f = r->f;
     time_t now = time(NULL);
@@ -487,8 +509,10 @@ static inline void run_open_folder(Run *r, bool resuming) {
     check_format(parent, sizeof parent, "%s", r->out);
     for (char *c = parent + 1; *c; c++)
         if (*c == '/') { *c = 0; mkdir(parent, 0777); *c = '/'; }
-    CHECK(mkdir(r->out, 0777) == 0 || (errno == EEXIST && is_folder(r->out)), "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
-    if (!resuming) CHECK(!file_exists(check_format(path, sizeof path, "%s/config.json", r->out)) || f->resume, "%s already holds a run\n  -> another --out", r->out);
+    int made = mkdir(r->out, 0777);
+    for (int i = 2; !*f->out && made < 0 && errno == EEXIST; i++)             // another run began in this second
+        made = mkdir(check_format(r->out, sizeof r->out, "%s-%d", parent, i), 0777);
+    CHECK(made == 0 || (*f->out && errno == EEXIST && is_folder(r->out)), "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
     char *config = config_text(r);
     file_write_atomic(check_format(path, sizeof path, "%s/config.json", r->out), config);
     free(config);
@@ -513,35 +537,45 @@ static inline void run_train(Run *r) {
         if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) run_save(r);
         if (r->has_val && r->step > 0 && !validated && (last || (f->val_every && r->step % f->val_every == 0))) {
             double begin = clock_seconds();
-            r->val_loss = run_validate(r);
+            double val_loss = run_validate(r);
             log_begin(&r->log);
             log_int(&r->log, "step", r->step);
-            log_real(&r->log, "val_loss", r->val_loss);
-            if (!isnan(r->val.floor)) log_real(&r->log, "val_above_floor", r->val_loss - r->val.floor);
+            log_real(&r->log, "val_loss", val_loss);
+            if (!isnan(r->val.floor)) log_real(&r->log, "val_above_floor", val_loss - r->val.floor);
             char hash[32];
             log_text(&r->log, "weights", check_format(hash, sizeof hash, "%016llx", (unsigned long long)run_hash(r)));
             log_end(&r->log);
-            printf("step %6lld/%lld  validation loss %.4f", (long long)r->step, (long long)f->steps, r->val_loss);
-            if (!isnan(r->val.floor)) printf(" (floor %.4f, +%.4f)", r->val.floor, r->val_loss - r->val.floor);
+            printf("step %6lld/%lld  validation loss %.4f", (long long)r->step, (long long)f->steps, val_loss);
+            if (!isnan(r->val.floor)) printf(" (floor %.4f, +%.4f)", r->val.floor, val_loss - r->val.floor);
             printf("  weights %s\n", hash);
             fflush(stdout);
             r->started += clock_seconds() - begin;                             // tokens/s is that of training
         }
-        if (last) return;
-        run_step(r);
-        saved = validated = false;
-        if (r->bad >= DIVERGED_STEPS) {
+        if (!last) {
+            run_step(r);
+            saved = validated = false;
+        }
+        if (r->bad >= DIVERGED_STEPS || (last && r->bad)) {
             fprintf(stderr, "error: %d steps in a row were not finite: the run diverged at step %lld; the checkpoints before it are whole\n  -> a smaller --lr, a longer --warmup, or another --init\n",
                     r->bad, (long long)r->step);
             exit(EXIT_DIVERGED);
         }
+        if (last) return;
     }
+}
+
+static inline int run_help(void) {
+    FlagSet set;
+    flags_default(&set);
+    flags_preset(&set, set.f.model);
+    flags_help(&set.f);
+    return 0;
 }
 
 static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     static Run run;                                                            // zeroed, and too large for some stacks
     Run *r = &run;
-    for (int i = 1; i < argc; i++) if (!strcmp(argv[i], "--help")) return flags_help(), 0;
+    for (int i = 1; i < argc; i++) if (!strcmp(argv[i], "--help")) return run_help();
     r->t = t;
     bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
     const Flags *f = r->f = &r->set.f;
@@ -549,8 +583,9 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     run_refuse(&r->set, &MODES[NORM_MODE]);
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
-    r->micro = (int)(f->micro_batch ? f->micro_batch : f->batch);
-    Sizes sizes = {r->micro, r->m.T, r->micro * r->m.T, f->recompute ? 1 : r->m.L, 1};
+    r->micro = !training && !f->eval ? 1 : (int)(f->micro_batch ? f->micro_batch : f->batch);
+    int recompute = f->recompute || !training;                                 // without a backward nothing needs to be kept
+    Sizes sizes = {r->micro, r->m.T, r->micro * r->m.T, recompute ? 1 : r->m.L, 1};
     if (*f->show) return run_show(r, &sizes);
 
     if (training || f->eval) run_open_data(r, training);
@@ -558,20 +593,20 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     show_model(&r->m, &r->init, f->model, &sizes, t->element, false);
     r->inputs = (int32_t *)check_alloc((size_t)sizes.n * sizeof(int32_t), "a batch");
     r->targets = (int32_t *)check_alloc((size_t)sizes.n * sizeof(int32_t), "a batch");
-    r->gpt = t->create(&r->m, r->micro, r->m.T, f->recompute, training, f->z_loss);
+    r->gpt = t->create(&r->m, r->micro, r->m.T, recompute, training, f->z_loss);
     if (!training) run_read_weights(r, f->from);
     else if (*f->init_from && !resuming) run_read_weights(r, f->init_from);
     else if (!resuming) run_init_weights(r);
 
     if (training) {
         if (*f->out && resuming) { check_format(r->out, sizeof r->out, "%s", f->out); run_resume(r); }
-        run_open_folder(r, resuming);
+        run_open_folder(r);
         printf("run %s, %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, t->precision, GIT_HASH, (long long)r->train.samples, (long long)f->seq,
                r->has_val ? "" : "; no validation data");
         run_train(r);
-        printf("\nweights %016llx after %lld steps, %lld tokens; log and checkpoint in %s\n", (unsigned long long)run_hash(r), (long long)r->step, (long long)r->tokens, r->out);
+        printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)run_hash(r), (long long)r->step, (long long)r->tokens, r->out);
     } else if (f->eval) printf("validation loss %.6f, weights %016llx\n", run_validate(r), (unsigned long long)run_hash(r));
-    if (f->sample && !f->eval) {
+    if (f->sample && (!f->eval || r->set.by[FLAG_sample] == BY_USER)) {
         printf("\n");
         run_sample(r);
     }

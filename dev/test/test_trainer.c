@@ -67,6 +67,14 @@ void test_schedule(void) {
     EXPECT(schedule_group(&s.f, LR_HIDDEN) == 0.25 && schedule_group(&s.f, LR_HEAD) == 0.25 && schedule_group(&s.f, LR_EMBEDDING) == 1 && schedule_group(&s.f, LR_VECTOR) == 1, "width scaling, power 1");
     s = parse("--width 1024 --width-base 256 --width-power 0.5");
     EXPECT(schedule_group(&s.f, LR_HIDDEN) == 0.5, "width scaling, power 1/2");
+    s = parse("--weight-decay 0.3 --clip 2 --width 512 --width-base 256 --decay-gains one --decay-embeddings off --beta2 0.97");
+    AdamW o = schedule_adamw(&s.f, 0.1, 8, 5);
+    EXPECT(o.scale == 0.25 && o.decay[DECAY_MATRIX] == 0.3 && o.decay[DECAY_EMBEDDING] == 0 && o.decay[DECAY_GAIN] == 0.3 && o.gain_target == 1, "clipping and decay");
+    EXPECT(o.lr[LR_HIDDEN] == 0.05 && o.lr[LR_HEAD] == 0.05 && o.lr[LR_EMBEDDING] == 0.1 && o.lr[LR_VECTOR] == 0.1 && o.beta2 == 0.97 && o.step == 5, "rates");
+    EXPECT(schedule_adamw(&s.f, 0.1, 1.99, 5).scale == 1, "a small gradient is not clipped");
+    s = parse("--clip 0");
+    o = schedule_adamw(&s.f, 0.1, 1e9, 1);
+    EXPECT(o.scale == 1 && o.decay[DECAY_GAIN] == 0 && o.decay[DECAY_EMBEDDING] == 0.1, "--clip 0 is off; gains do not decay by default");
     s = parse("--width 1024");
     EXPECT(schedule_group(&s.f, LR_HIDDEN) == 1, "width scaling is off by default");
 }
@@ -213,6 +221,20 @@ void test_run(void) {
     check_format(path, sizeof path, "%s/e/log.jsonl", dir);
     log_lines(path, &steps);
 
+    // Killed before its first checkpoint: --resume auto begins again with the run's own flags, and refuses others.
+    check_format(line, sizeof line, SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/k", dir);
+    run("timeout -s KILL 0.5 " PROGRAM, line);
+    check_format(line, sizeof line, " --out %s/k --resume auto --width 64", dir);
+    expect_refused(line, "--width is 32 in this run and 64");
+    check_format(line, sizeof line, " --out %s/k --resume required", dir);
+    expect_refused(line, "holds no checkpoint to resume from");
+    check_format(line, sizeof line, " --out %s/k --resume auto --steps 12", dir);
+    EXPECT(run(PROGRAM, line) == 0 && !strcmp(whole, run_hash_of(resumed)), "a run killed before its first checkpoint begins again as it was: %s", output);
+    check_format(line, sizeof line, "rm %s/k/config.json", dir);
+    run(line, "");
+    check_format(line, sizeof line, " --out %s/k", dir);
+    expect_refused(line, "nothing was overwritten");
+
     // What a finished run allows and refuses.
     check_format(line, sizeof line, " --out %s/a", dir);
     expect_refused(line, "already holds a run; nothing was overwritten");
@@ -220,6 +242,22 @@ void test_run(void) {
     expect_refused(line, "--lr is 0.0025 in this run and 5 on the command line");
     check_format(line, sizeof line, " --out %s/none --resume required", dir);
     expect_refused(line, "holds no checkpoint to resume from");
+    check_format(line, sizeof line, " --from %s/a --eval --heads 1", dir);
+    expect_refused(line, "--heads is 2 in this run");
+    check_format(line, sizeof line, " --from %s/e --eval", dir);
+    EXPECT(run(PROGRAM, line) == 0, "a run that was resumed can be read: %s", output);
+    check_format(line, sizeof line, "sed -i 's/\"layers\"/\"layerz\"/' %s/c/config.json", dir);
+    run(line, "");
+    check_format(line, sizeof line, " --out %s/c --resume auto", dir);
+    expect_refused(line, "unknown flag \"layerz\"");
+    check_format(line, sizeof line, "build/shard --out %s/one Makefile && build/shard --out %s/two README.md", dir, dir);
+    run(line, "");
+    check_format(line, sizeof line, SHAPE "--steps 3 --data %s/one --out %s/m", dir, dir);
+    run(PROGRAM, line);
+    check_format(line, sizeof line, "cp %s/two/* %s/one/", dir, dir);
+    run(line, "");
+    check_format(line, sizeof line, " --out %s/m --resume required --steps 6", dir);
+    expect_refused(line, "the training data is not what this run was trained on");
     check_format(line, sizeof line, " --from %s/a --eval --val-tokens 0", dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "validation loss") && strstr(output, whole), "--eval: %s", output);
     check_format(line, sizeof line, " --from %s/a --sample 40 --prompt 'Once upon'", dir);
@@ -244,7 +282,7 @@ void test_run_refusals(void) {
         {" --kv-heads 3", "does not divide --heads"}, {" --micro-batch 5", "does not divide --batch"}, {" --layers -1", "out of range"}, {" --data /no/such/path", "/no/such/path"},
         {" --vocab 100", "vocabulary of 256, the model of 100"}, {" --sdd code", "only means something for NORM_MODE=SDD"}, {" --mix-ratio 0.5", "only means something for NORM_MODE=MIX_LN"},
         {" --eval", "--from RUN"}, {" --from /no/such/run --eval", "/no/such/run"}, {" --show everything", "expected model, models or modes"}, {" --resume required", "--out RUN"},
-        {" --width 36 --heads 4", "even head size"}, {" --vocab 300 --prompt x", "byte-level"}, {" --out /proc/nothing/here", "/proc/nothing/here"}};
+        {" --width 36 --heads 4", "even head size"}, {" --vocab 300 --prompt x", "byte-level"}, {" --resume auto", "--out RUN"}, {" --batch 1048576 --seq 4096", "2^31 tokens"}, {" --adam-eps 0", "out of range"}, {" --out Makefile", "is a file"}, {" --out /proc/nothing/here", "/proc/nothing/here"}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         int status = run(PROGRAM, flags[i][0]);
         EXPECT(status == 1 && strstr(output, flags[i][1]) && !strstr(output, "\nstep "), "%s: status %d, expected \"%s\" before any step, found:\n%s", flags[i][0], status, flags[i][1], output);
