@@ -16,7 +16,7 @@ check() {
 refused() { ! "$@"; }
 
 fresh_tree() {
-    rm -rf "$tree"; mkdir -p "$tree/build"
+    cd "$root" && rm -rf "$tree" && mkdir -p "$tree/build"
     { git ls-files -co --exclude-standard -z 2>/dev/null || find . -path ./build -prune -o -path ./runs -prune -o -type f -print0; } | xargs -0 tar cf - | tar xf - -C "$tree"
 }
 quick="make -s CFLAGS=-O1"                                 # the recipes are about what is built, not how fast it runs
