@@ -45,7 +45,7 @@ static inline void show_layers(const Model *m) {
 
 static inline void show_parameters_table(const Model *m, const Init *init, const Layout *layout) {
     static const char *const DECAYS[] = {"matrix", "embedding", "gain"}, *const GROUPS[] = {"embedding", "hidden", "head", "vector"};
-    printf("\nparameter                                  copies       shape          in all   starts                decay      rate\n");
+    printf("\nparameter                                        copies       shape          in all   starts                decay      rate\n");
     for (int id = 0; id < PARAM_COUNT; id++) {
         const Entry *first = NULL, *last = NULL;
         int copies = 0;
@@ -64,13 +64,13 @@ static inline void show_parameters_table(const Model *m, const Init *init, const
         else if (first->row.init == ROLE_ZERO) check_format(start, sizeof start, "0");
         else if (one == other) check_format(start, sizeof start, "sigma %.4g", one);
         else check_format(start, sizeof start, "sigma %.4g..%.4g", one, other);
-        printf("  %-42s %4d  %8lld x %-6lld %12lld   %-20s  %-9s  %s\n", first->row.name, copies, (long long)entry_rows(m, first), (long long)first->row.cols,
+        printf("  %-48s %4d  %8lld x %-6lld %12lld   %-20s  %-9s  %s\n", first->row.name, copies, (long long)entry_rows(m, first), (long long)first->row.cols,
                (long long)size, start, DECAYS[first->row.decay], GROUPS[first->row.lr]);
     }
 }
 
 static inline void show_activations(const Model *m, const Sizes *s, size_t element) {
-    printf("\nactivation     copies         shape          MiB   gradients      MiB     (micro-batch of %d x %d)\n", s->B, s->T);
+    printf("\nactivation        copies         shape          MiB   gradients      MiB     (micro-batch of %d x %d)\n", s->B, s->T);
     for (int id = 0; id < ACT_COUNT; id++) {
         ActRow rows[ACT_COUNT], *r = &rows[id];
         int exists = 0, copies = 0;
@@ -82,7 +82,7 @@ static inline void show_activations(const Model *m, const Sizes *s, size_t eleme
         if (!exists) continue;
         if (exists < copies) copies = exists;                // a slot that only some layers fill
         double mib = (double)(r->rows * r->cols) * (double)element / 1048576;
-        printf("  %-12s %6d  %9lld x %-7lld %9.2f   ", r->field, copies, (long long)r->rows, (long long)r->cols, copies * mib);
+        printf("  %-15s %6d  %9lld x %-7lld %9.2f   ", r->field, copies, (long long)r->rows, (long long)r->cols, copies * mib);
         if (r->grads == SHARED) printf("in place\n");
         else printf("%9d %9.2f\n", r->grads, r->grads * mib);
     }
@@ -91,15 +91,14 @@ static inline void show_activations(const Model *m, const Sizes *s, size_t eleme
 static inline void show_model(const Model *m, const Init *init, const char *name, const Sizes *s, size_t element, bool tables) {
     Layout layout = layout_make(m);
     ActLayout acts = act_layout_make(m, s);
-    double gib = 1.0 / (1 << 30), weights = (double)layout.total * (double)element * gib;
-    double kept = (double)acts.acts * (double)element * gib, grads = (double)acts.grads * (double)element * gib;
+    double mib = (double)element / (1 << 20), weights = (double)layout.total * mib, kept = (double)acts.acts * mib, grads = (double)acts.grads * mib;
     printf("%s under %s (%s)\n", name, m->mode->name, m->mode->source);
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
     printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm", m->bias ? "biases" : "no biases", m->rope ? "RoPE" : "learned positions",
            m->swiglu ? "SwiGLU" : "GELU", m->tied ? "tied" : "untied", m->mode->sdd ? ", SDD setting " : "", m->mode->sdd ? m->sdd->name : "");
     printf("  init %s, sigma %.4g (sigma sqrt(width) = %.3f)\n", INITS[init->scheme].name, init_sigma(init, m), init_sigma(init, m) * sqrt(m->C));
     printf("  %.2fM parameters, %.1f MFLOP per token\n", (double)show_parameters(m, &layout) / 1e6, show_flops(m, &layout) / 1e6);
-    printf("  memory: weights %.3f GiB, gradients %.3f, AdamW %.3f, activations %.3f, their gradients %.3f: %.3f GiB in all\n",
+    printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all\n",
            weights, weights, 2 * weights, kept, grads, 4 * weights + kept + grads);
     if (tables) {
         show_layers(m);
