@@ -28,6 +28,17 @@ if command -v clang > /dev/null; then
 else
     failed=$((failed + 1)); echo "clang: not installed, 2 checks not run"
 fi
+step "every mode builds and trains" sh -c '
+    for mode in $(sed -n "s/^MODE. *\([A-Z0-9_]*\),.*/\1/p" llmc/modes.h); do
+        make -s CFLAGS=-O1 train_gpt NORM_MODE=$mode || exit 1
+        for model in stories nanogpt-char; do
+            ./train_gpt --model $model --width 32 --seq 32 --batch 4 --steps 30 --warmup 5 --val-every 0 --val-tokens 64 --sample 5 --out runs/$mode-$model || exit 1
+        done
+    done'
+step "pictures (python3 with matplotlib)" sh -c '
+    make -s build/cpu-span-fp32/train_gpt
+    build/cpu-span-fp32/train_gpt --width 32 --seq 32 --batch 4 --steps 6 --norms-every 2 --sample 0 --val-tokens 64 --out a
+    python3 dev/plot.py a -o loss.png && python3 dev/plot.py a --norms -o norms.png && test -s loss.png && test -s norms.png'
 rm -rf build/all
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
