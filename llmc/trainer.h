@@ -46,16 +46,22 @@ typedef struct Run {
 // Combinations that make no sense, refused by name. f: the flags; r: the mode's row; user(x): x was given on the command line.
 #define user(flag) (set->by[FLAG_##flag] == BY_USER)
 #define REFUSAL_TABLE(REFUSE) \
-REFUSE(f->width % f->heads, "--heads %lld does not divide --width %lld\n  -> choose heads among the divisors of the width", (long long)f->heads, (long long)f->width) \
-REFUSE(f->kv_heads && f->heads % f->kv_heads, "--kv-heads %lld does not divide --heads %lld\n  -> choose kv heads among the divisors of the heads", (long long)f->kv_heads, (long long)f->heads) \
-REFUSE(f->positions == 0 && f->width / f->heads % 2, "--positions rope needs an even head size, found %lld\n  -> other --heads, or --positions learned", (long long)(f->width / f->heads)) \
-REFUSE(f->micro_batch && f->batch % f->micro_batch, "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
-REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq > INT32_MAX, "a micro-batch of %lld sequences of %lld tokens: expected less than 2^31 tokens\n  -> a smaller --micro-batch", (long long)(f->micro_batch ? f->micro_batch : f->batch), (long long)f->seq) \
+REFUSE(f->width % f->heads, \
+      "--heads %lld does not divide --width %lld\n  -> choose heads among the divisors of the width", (long long)f->heads, (long long)f->width) \
+REFUSE(f->kv_heads && f->heads % f->kv_heads, \
+      "--kv-heads %lld does not divide --heads %lld\n  -> choose kv heads among the divisors of the heads", (long long)f->kv_heads, (long long)f->heads) \
+REFUSE(f->positions == 0 && f->width / f->heads % 2, \
+      "--positions rope needs an even head size, found %lld\n  -> other --heads, or --positions learned", (long long)(f->width / f->heads)) \
+REFUSE(f->micro_batch && f->batch % f->micro_batch, \
+      "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
+REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq > INT32_MAX, \
+      "a micro-batch of %lld sequences of %lld tokens: expected less than 2^31 tokens\n  -> a smaller --micro-batch", (long long)(f->micro_batch ? f->micro_batch : f->batch), (long long)f->seq) \
 REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias\n  -> leave out --bias on") \
 REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE\n  -> leave it out") \
 REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out") \
 REFUSE(r->fin && f->final_norm == 1, "%s leaves the stream un-normed, so the head needs the final norm\n  -> --final-norm auto", r->name) \
-REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps, (long long)f->warmup) \
+REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, \
+      "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps, (long long)f->warmup) \
 REFUSE(*f->prompt && f->vocab != 256, "--prompt needs a byte-level model (vocabulary 256), this one has %lld\n  -> sample without a prompt", (long long)f->vocab) \
 REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN") \
 REFUSE(*f->from && !f->eval && !f->sample, "--from needs something to do\n  -> --eval, or --sample TOKENS") \
@@ -383,7 +389,7 @@ static inline void run_progress(Run *r, double loss, double lr, double norm) {
     char eta[32], above[48] = "";
     if (!isnan(r->train.floor)) check_format(above, sizeof above, " (floor +%.4f)", loss - r->train.floor);
     log_duration(eta, sizeof eta, (double)((f->steps - r->step) * f->batch * r->m.T) / rate);
-    printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.1fk tok/s  ETA %s\n", (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate / 1e3, eta);
+    printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.0f tok/s  ETA %s\n", (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate, eta);
     fflush(stdout);
     r->printed = now;
 }
