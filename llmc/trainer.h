@@ -174,10 +174,12 @@ static inline void flags_override(FlagSet *set, const FlagSet *given, bool resum
         CHECK(!pinned || !strcmp(a, b), "%s is %s in this run and %s on the command line; it may not change\n  -> leave %s out, or start another run with another --out", name, a, b, name);
         flag_set(set, row, b, BY_USER);
     }
-    if (given->by[FLAG_data] == BY_USER && given->by[FLAG_val_data] != BY_USER) flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
+    // A model read with other data is not validated on the old run's.
+    if (reading && given->by[FLAG_data] == BY_USER && given->by[FLAG_val_data] != BY_USER) flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
 }
 
 static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
+static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
 
 // The checkpoint directory of a run (its newest whole one), or the checkpoint itself.
 static inline void checkpoint_find(const char *path, char *dir) {
@@ -188,16 +190,14 @@ static inline void checkpoint_find(const char *path, char *dir) {
         CHECK(checkpoint_verify(dir, why, sizeof why), "%s is damaged: %s\n  -> use another checkpoint of that run", dir, why);
         return;
     }
-    struct stat info;
-    CHECK(stat(path, &info) == 0 && S_ISDIR(info.st_mode), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/", path);
+    CHECK(is_folder(path), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/", path);
     CHECK(checkpoint_latest(path, dir, PATH_CAP), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
 }
 
 // Whether --out holds a run, and whether that may be: nothing is ever overwritten.
 static inline bool run_found(const char *out, int resume) {
     char config[PATH_CAP], log[PATH_CAP];
-    struct stat info;
-    if (stat(out, &info) == 0) CHECK(S_ISDIR(info.st_mode), "--out %s is a file\n  -> another --out", out);
+    CHECK(!file_exists(out) || is_folder(out), "--out %s is a file\n  -> another --out", out);
     check_format(config, sizeof config, "%s/config.json", out);
     check_format(log, sizeof log, "%s/log.jsonl", out);
     bool whole = file_exists(config), run = whole || file_exists(log) || checkpoint_step_below(out, INT64_MAX) >= 0;
@@ -469,8 +469,6 @@ static inline void run_check_vocab(Run *r, DataLoader *d, const char *what) {
     else if (d->vocab < r->m.V) printf("%s data has a vocabulary of %d, the model of %d: the rest goes unused\n", what, d->vocab, r->m.V);
 }
 
-static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
-
 static inline void run_open_data(Run *r, bool training) {
     const Flags *f = r->f;
     const char *val = *f->val_data ? f->val_data : f->data;
@@ -579,8 +577,8 @@ static inline int run_help(void) {
 }
 
 static inline int trainer_main(const Trainer *t, int argc, char **argv) {
-    static Run run;                                                            // zeroed, and too large for some stacks
-    Run *r = &run;
+    Run run, *r = &run;
+    memset(r, 0, sizeof *r);
     for (int i = 1; i < argc; i++) if (!strcmp(argv[i], "--help")) return run_help();
     r->t = t;
     bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
