@@ -1,0 +1,485 @@
+#!/usr/bin/env python3
+"""A second implementation of every normalization placement, in PyTorch and double precision, and the numbers it gives.
+
+    python3 dev/oracle/oracle.py            writes dev/oracle/goldens/ anew (half a minute)
+    python3 dev/oracle/oracle.py --check    computes everything again and compares it with the files
+
+Needs python3 with torch, numpy and safetensors. dev/test/test_oracle.c compares the judge with the files, which are part of the
+repository, and needs none of these.
+
+Nothing here is derived from the C code: a placement is its equations as the papers write them (section "blocks"), gradients are autograd's,
+steps are torch.optim.AdamW's. Shared with the C code are only names: of modes, of tensors, of settings (struct Model in llmc/modes.h).
+
+One file <shape>.safetensors for each entry of SHAPES, for models of that shape:
+  <checkpoint name>     F32   a weight, for all cases of the file. A mode whose gain is shorter (one head's instead of the full width) takes the
+                              first values. Gains, alphas and biases are drawn away from 1 and 0, or a missing one would not show.
+  inputs, targets       I32   [3, B, seq]: a batch for each of three steps
+  <case>.steps          F64   [3, 3]: cross-entropy, z-loss, gradient norm before clipping, for each step
+  <case>.gradients      F64   of the first step before clipping, all tensors of the model one after the other in the byte order of their names
+  <case>.parameters     F64   after the third step, in the same order
+  __metadata__                "oracle": JSON {"settings": {...}, "cases": {case: {"mode": ..., "tensors": [...], settings that differ}}};
+                              tensors: the numbers of the model's tensors in the file's weights, these in the byte order of their names.
+gpt2.safetensors also holds "files", the list of all of them, and "text", this file: the C test refuses goldens of another oracle.py.
+
+Sources: SpanNorm (SPAN), HybridNorm (HYB) and Scale-Distribution Decoupling (SDD) by equation number; Mix-LN (Li et al. 2025), LayerNorm Scaling
+(Sun et al. 2025), Peri-LN (Kim et al. 2025), Sandwich-LN (CogView, Ding et al. 2021), OLMo 2 (2025), DeepNorm (Wang et al. 2022); GPT-2 (Radford et
+al. 2019), Llama (Touvron et al. 2023), RoPE (Su et al. 2021), AdamW (Loshchilov, Hutter 2019).
+"""
+import json
+import math
+import pathlib
+import sys
+import zlib
+from functools import partial
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+GOLDENS = pathlib.Path(__file__).resolve().parent / "goldens"
+STEPS = 3
+
+# The slots of a block's norms, by checkpoint name.
+A_IN, A_OUT, A_SUM = "input_layernorm", "post_attention_layernorm", "attention_sum_layernorm"
+F_IN, F_OUT, F_SUM = "pre_feedforward_layernorm", "post_feedforward_layernorm", "feedforward_sum_layernorm"
+
+
+# ----------------------------------------------------------------------------------------------------------------------- layers
+
+
+def layernorm(x, gain, bias, eps):
+    mean = x.mean(-1, keepdim=True)
+    return gain * (x - mean) / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + eps) + bias
+
+
+def rmsnorm(x, gain, eps):
+    return gain * x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def gelu(x):
+    """The tanh form, GPT-2's."""
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def rope(x, theta):
+    """x: [B, T, heads, HS]. Turns the pair (i, i + HS/2) of each head by the angle t theta^(-2i/HS)."""
+    T, HS = x.shape[1], x.shape[3]
+    angle = torch.arange(T)[:, None, None] * theta ** (-2 * torch.arange(HS // 2).double() / HS)
+    a, b = x[..., : HS // 2], x[..., HS // 2 :]
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+
+def softmax_attention(Q, K, V):
+    """softmax(Q K^T / sqrt(HS)) V over the past. A run of NH / KV query heads shares one head of keys and values."""
+    T, NH, HS = Q.shape[1:]
+    K, V = (x.repeat_interleave(NH // x.shape[2], dim=2) for x in (K, V))
+    scores = torch.einsum("bthi,bshi->bhts", Q, K) / math.sqrt(HS)
+    future = torch.ones(T, T).triu(1).bool()
+    return torch.einsum("bhts,bshi->bthi", scores.masked_fill(future, -math.inf).softmax(-1), V)
+
+
+# ------------------------------------------------------------------------------------------------------------------- sublayers
+
+
+class Block:
+    """Layer l of L: its norms and sublayers, under the letters of the papers. `weight(name, *sizes)` gives a weight of the layer."""
+
+    def __init__(self, weight, s, l):
+        self.weight, self.s, self.l, self.L = weight, s, l, s["L"]
+
+    def N(self, slot, x):
+        """The model's norm over the last dimension. (On [B, T, heads, HS] this is one gain shared by the heads, HYB algorithm 1.)"""
+        gain = self.weight(slot + ".weight", x.shape[-1])
+        if not self.s["layernorm"]:
+            return rmsnorm(x, gain, self.s["eps"])
+        return layernorm(x, gain, self.weight(slot + ".bias", x.shape[-1]), self.s["eps"])
+
+    def linear(self, name, x, out):
+        y = x @ self.weight(name + ".weight", out, x.shape[-1]).T
+        return y + self.weight(name + ".bias", out) if self.s["bias"] else y
+
+    def alpha_norm(self, slot, z):
+        """SDD eq 2, y = alpha * norm(V x), given z = V x. The norm is RMS in both families: alpha is all that SDD adds."""
+        return rmsnorm(z, self.weight(slot + ".weight", z.shape[-1]), self.s["eps"])
+
+    def heads(self, x):
+        return x.reshape(*x.shape[:2], -1, self.s["HS"])
+
+    def attend(self, Q, K, V):
+        return softmax_attention(*((rope(x, self.s["theta"]) for x in (Q, K)) if self.s["rope"] else (Q, K)), V)
+
+    def qkv(self, x):
+        s = self.s
+        return [self.linear(f"self_attn.{c}_proj", x, heads * s["HS"]) for c, heads in (("q", s["NH"]), ("k", s["KV"]), ("v", s["KV"]))]
+
+    def out(self, context):
+        return self.linear("self_attn.o_proj", context.flatten(2), self.s["C"])
+
+    def MHA(self, x, norms=""):
+        """HYB eq 35-40: MHA_# with # the letters in `norms`, each norm over a head, before RoPE."""
+        Q, K, V = (self.heads(y) for y in self.qkv(x))
+        Q = self.N("self_attn.q_norm", Q) if "Q" in norms else Q
+        K = self.N("self_attn.k_norm", K) if "K" in norms else K
+        V = self.N("self_attn.v_norm", V) if "V" in norms else V
+        C = self.attend(Q, K, V)
+        return self.out(self.N("self_attn.context_norm", C) if "C" in norms else C)
+
+    def MHA_full_qk(self, x):
+        """OLMo 2: norms of q and k over their full width, before the split into heads."""
+        q, k, v = self.qkv(x)
+        return self.out(self.attend(self.heads(self.N("self_attn.q_norm", q)), self.heads(self.N("self_attn.k_norm", k)), self.heads(v)))
+
+    def FFN(self, x):
+        up = self.linear("mlp.up_proj", x, self.s["F"])
+        if not self.s["swiglu"]:
+            return self.linear("mlp.down_proj", gelu(up), self.s["C"])
+        gate = self.linear("mlp.gate_proj", x, self.s["F"])
+        return self.linear("mlp.down_proj", torch.nn.functional.silu(gate) * up, self.s["C"])
+
+    def MHA_sdd(self, x):
+        """SDD figure 2. paper: every linear by eq 2, over all its outputs. code (the release): q and k over each head with a shared alpha, v plain, and
+        a norm of the concatenated context instead; o by eq 2."""
+        q, k, v = self.qkv(x)
+        if self.s["sdd"] == "paper":
+            q, k, v = (self.alpha_norm(f"self_attn.{c}_norm", y) for c, y in (("q", q), ("k", k), ("v", v)))
+            context = self.attend(self.heads(q), self.heads(k), self.heads(v))
+        else:
+            Q, K = self.alpha_norm("self_attn.q_norm", self.heads(q)), self.alpha_norm("self_attn.k_norm", self.heads(k))
+            context = self.alpha_norm("self_attn.context_norm", self.attend(Q, K, self.heads(v)).flatten(2))
+        return self.alpha_norm(A_OUT, self.out(context))
+
+    def FFN_sdd(self, x):
+        """The alphas of gate and up are one vector, [gate | up]. paper: a norm for each of the two; code: one norm over both."""
+        F, eps = self.s["F"], self.s["eps"]
+        up = self.linear("mlp.up_proj", x, F)
+        if not self.s["swiglu"]:
+            hidden = gelu(self.alpha_norm("mlp.hidden_norm", up))
+        else:
+            gate = self.linear("mlp.gate_proj", x, F)
+            if self.s["sdd"] == "paper":
+                alpha = self.weight("mlp.hidden_norm.weight", 2 * F)
+                gate, up = rmsnorm(gate, alpha[:F], eps), rmsnorm(up, alpha[F:], eps)
+            else:
+                gate, up = self.alpha_norm("mlp.hidden_norm", torch.cat([gate, up], -1)).split(F, -1)
+            hidden = torch.nn.functional.silu(gate) * up
+        return self.alpha_norm(F_OUT, self.linear("mlp.down_proj", hidden, self.s["C"]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------- blocks
+# X: the stream into the block (E, the embedding, in layer 0). Y: between attention and ffn. Returned: the stream into the next block.
+
+
+def pre(b, X):  # SPAN eq 3-4
+    Y = b.MHA(b.N(A_IN, X)) + X
+    return b.FFN(b.N(F_IN, Y)) + Y
+
+
+def post(b, X):  # SPAN eq 1-2
+    Y = b.N(A_SUM, b.MHA(X) + X)
+    return b.N(F_SUM, b.FFN(Y) + Y)
+
+
+def span(b, X):  # SPAN eq 5-6; layer 0: eq 7-8
+    if b.l == 0:
+        Y = b.N(A_SUM, b.MHA(b.N(A_IN, X)) + X)
+    else:
+        Y = b.N(A_SUM, b.MHA(X) + X)
+    return b.N(F_SUM, b.FFN(Y) + X)
+
+
+def x_post(b, X, norms):  # HYB eq 41-42, "#-Post"; HybridNorm itself, eq 8-9, for QKV
+    Y = b.MHA(X, norms) + X
+    return b.FFN(b.N(F_IN, Y)) + b.N(F_IN, Y)
+
+
+def x_pre(b, X, norms):  # HYB eq 43-44, "#-Pre"
+    Y = b.MHA(X, norms) + X
+    return b.FFN(b.N(F_IN, Y)) + Y
+
+
+def pre_x_post(b, X, norms):  # HYB eq 45-46, "Pre-#-Post"; eq 49-50, "Pre-Post", without norms
+    Y = b.MHA(b.N(A_IN, X), norms) + X
+    return b.FFN(b.N(F_IN, Y)) + b.N(F_IN, Y)
+
+
+def pre_x_pre(b, X, norms):  # HYB eq 47-48, "Pre-#-Pre"
+    Y = b.MHA(b.N(A_IN, X), norms) + X
+    return b.FFN(b.N(F_IN, Y)) + Y
+
+
+def post_pre(b, X):  # HYB eq 51-52
+    Y = b.MHA(b.N(A_IN, X)) + b.N(A_IN, X)
+    return b.FFN(b.N(F_IN, Y)) + Y
+
+
+def post_shifted(b, X):  # the released code of HYB and SDD: the norm of each sum moved to the start of the next sublayer
+    Y = b.MHA(b.N(A_IN, X)) + b.N(A_IN, X)
+    return b.FFN(b.N(F_IN, Y)) + b.N(F_IN, Y)
+
+
+def hybrid_star(b, X):  # HYB eq 10-11 in layer 0, eq 8-9 above
+    return pre_x_pre(b, X, "QKV") if b.l == 0 else x_post(b, X, "QKV")
+
+
+def first_qkv_pre(b, X):  # HYB section 4.4, First-QKV-Pre
+    return x_pre(b, X, "QKV") if b.l == 0 else x_post(b, X, "QKV")
+
+
+def mix_ln(b, X):  # Mix-LN: the first floor(ratio L) layers PostNorm (the classical one), the others PreNorm
+    return post(b, X) if b.l < math.floor(b.s["mix_ratio"] * b.L) else pre(b, X)
+
+
+def lns(b, X):  # LayerNorm Scaling: 1 / sqrt of the layer's number, counted from 1, on what the sublayer reads
+    c = 1 / math.sqrt(b.l + 1)
+    Y = b.MHA(c * b.N(A_IN, X)) + X
+    return b.FFN(c * b.N(F_IN, Y)) + Y
+
+
+def peri(b, X):  # Peri-LN; Sandwich-LN is the same block
+    Y = b.N(A_OUT, b.MHA(b.N(A_IN, X))) + X
+    return b.N(F_OUT, b.FFN(b.N(F_IN, Y))) + Y
+
+
+def olmo2(b, X):
+    Y = b.N(A_OUT, b.MHA_full_qk(X)) + X
+    return b.N(F_OUT, b.FFN(Y)) + Y
+
+
+def deepnorm(b, X):  # decoder only: alpha = (2L)^(1/4)
+    a = (2 * b.L) ** 0.25
+    Y = b.N(A_SUM, a * X + b.MHA(X))
+    return b.N(F_SUM, a * Y + b.FFN(Y))
+
+
+def sdd(b, X):  # SDD's own models: post_shifted with eq 2 for every linear of the block
+    Y = b.MHA_sdd(b.N(A_IN, X)) + b.N(A_IN, X)
+    return b.FFN_sdd(b.N(F_IN, Y)) + b.N(F_IN, Y)
+
+
+def sdd_pre(b, X):  # SDD figure 8: on PreNorm
+    Y = b.MHA_sdd(b.N(A_IN, X)) + X
+    return b.FFN_sdd(b.N(F_IN, Y)) + Y
+
+
+MODES = {
+    "SPAN": span, "PRE": pre, "POST": post, "SDD": sdd, "SDD_PRE": sdd_pre, "MIX_LN": mix_ln, "LNS": lns, "PERI": peri, "SANDWICH": peri, "OLMO2": olmo2,
+    "DEEPNORM": deepnorm, "POST_SHIFTED": post_shifted, "POST_PRE": post_pre, "HYBRID_STAR": hybrid_star, "FIRST_QKV_PRE": first_qkv_pre,
+    "HYBRID": partial(x_post, norms="QKV"), "EMBED_NORM": partial(x_post, norms="QKV"), "QKVC_POST": partial(x_post, norms="QKVC"),
+    "QKC_POST": partial(x_post, norms="QKC"), "QK_POST": partial(x_post, norms="QK"), "KV_POST": partial(x_post, norms="KV"),
+    "KC_POST": partial(x_post, norms="KC"), "QKV_PRE": partial(x_pre, norms="QKV"), "PRE_POST": partial(pre_x_post, norms=""),
+    "PRE_QKV_POST": partial(pre_x_post, norms="QKV"), "PRE_QKV_PRE": partial(pre_x_pre, norms="QKV"), "PRE_QK_PRE": partial(pre_x_pre, norms="QK"),
+}  # fmt: skip
+EMBEDDING_NORM = {"EMBED_NORM", "PERI"}  # Peri-LN leaves it open; taken: with it. Without it, the block is SANDWICH's.
+STREAM_IS_NORMED = {"SPAN", "POST", "DEEPNORM"}  # so the papers leave a norm before the head open; taken: none, unless final_norm is on
+
+
+# ----------------------------------------------------------------------------------------------------------------------- model
+
+
+def logits_of(get, s, inputs):
+    C, V = s["C"], s["V"]
+    tokens = get("model.embed_tokens.weight", V, C)
+    X = s["emb_scale"] * tokens[inputs]  # learned positions are not scaled: the setting is Gemma's, which has none
+    if not s["rope"]:
+        X = X + get("model.embed_positions.weight", s["T"], C)[: inputs.shape[1]]
+    model = Block(lambda name, *sizes: get("model." + name, *sizes), s, None)  # only for its norm
+    if s["mode"] in EMBEDDING_NORM:
+        X = model.N("embed_norm", X)
+    for l in range(s["L"]):
+        X = MODES[s["mode"]](Block(lambda name, *sizes: get(f"model.layers.{l}.{name}", *sizes), s, l), X)
+    if s["final_norm"] or s["mode"] not in STREAM_IS_NORMED:
+        X = model.N("norm", X)
+    return X @ (tokens if s["tied"] else get("lm_head.weight", V, C)).T
+
+
+def loss_of(logits, targets, z_loss):
+    """Means over the tokens of the cross-entropy and of z_loss logsumexp^2 (PaLM, OLMo 2), in nats."""
+    lse = logits.logsumexp(-1)
+    return (lse - logits.gather(-1, targets[..., None])[..., 0]).mean(), z_loss * (lse**2).mean()
+
+
+# -------------------------------------------------------------------------------------------------------------------- training
+
+
+class Weights(dict):
+    """The weights of a shape, drawn when first asked for: a function of the name, rounded to float. The longest asked for is kept."""
+
+    def draw(self, name, *sizes):
+        n, random = math.prod(sizes), np.random.RandomState(zlib.crc32(name.encode()))  # RandomState: its streams never change
+        std, mean = (0.3, 0 if name.endswith("bias") else 1) if len(sizes) == 1 else (0.5 if "embed" in name else 1.2 / math.sqrt(sizes[-1]), 0)
+        value = torch.tensor((mean + std * random.standard_normal(n)).astype(np.float32)).reshape(sizes)
+        if name not in self or self[name].numel() < n:
+            self[name] = value
+        return value.double()
+
+
+def is_gain(name):
+    return name.endswith("norm.weight")
+
+
+def group_of(name, s):
+    """Learning rate and weight decay of a tensor: embeddings (the tied head is one), head, other matrices, vectors."""
+    embedding, hidden, head, vector = s["lr"]
+    of_matrix, of_embedding, of_vector = s["decay"]
+    if "embed_tokens" in name or "embed_positions" in name:
+        return {"lr": embedding, "weight_decay": of_embedding}
+    if name == "lm_head.weight":
+        return {"lr": head, "weight_decay": of_matrix}
+    if is_gain(name) or name.endswith(".bias"):
+        return {"lr": vector, "weight_decay": of_vector}
+    return {"lr": hidden, "weight_decay": of_matrix}
+
+
+def train(s, weights, inputs, targets):
+    """Three steps: names of the model's tensors in order, steps, first gradients, last parameters."""
+    leaves, record, first, optimizer = {}, [], None, None
+
+    def from_one(name):  # gains as 1 + w, where decay moves w towards 0 (Gemma)
+        return s["gain_target"] if is_gain(name) else 0
+
+    def get(name, *sizes):
+        if name not in leaves:
+            leaves[name] = (weights.draw(name, *sizes) - from_one(name)).requires_grad_()
+        return leaves[name] + from_one(name)
+
+    for step in range(STEPS):
+        ce, z = loss_of(logits_of(get, s, inputs[step].long()), targets[step].long(), s["z_loss"])
+        names = sorted(leaves, key=str.encode)
+        optimizer = optimizer or torch.optim.AdamW([{"params": [leaves[n]], **group_of(n, s)} for n in names], betas=s["betas"], eps=s["adam_eps"])
+        optimizer.zero_grad()
+        (ce + z).backward()
+        gradients = torch.cat([leaves[n].grad.flatten() for n in names])
+        norm = gradients.norm().item()
+        assert (norm > s["clip"]) == s["clipped"], f"{s['mode']}: a gradient norm of {norm} and --clip {s['clip']}"
+        record.append([ce.item(), z.item(), norm])
+        first = gradients if first is None else first
+        for name in names:
+            leaves[name].grad *= min(1, s["clip"] / norm)
+        optimizer.step()
+    return names, torch.tensor(record), first, torch.cat([(leaves[n].detach() + from_one(n)).flatten() for n in names])
+
+
+# ----------------------------------------------------------------------------------------------------------------------- cases
+
+GPT2 = {"layernorm": True, "bias": True, "rope": False, "swiglu": False, "tied": True}
+LLAMA = {"layernorm": False, "bias": False, "rope": True, "swiglu": True, "tied": False}
+# B, seq: the batch; T: the context. lr: embedding, hidden, head, vector; decay: matrix, embedding, vector (tensors.h's groups).
+# adam_eps: a gradient that is zero but for rounding (a key's bias, 1e-17) must stay small against it, or the step amplifies the rounding;
+# gradients that matter (1e-6 and more) still show whether it is there.
+SETTINGS = {
+    "theta": 1e4, "eps": 1e-5, "emb_scale": 1.0, "mix_ratio": 0.34, "final_norm": False, "sdd": "paper", "z_loss": 0.0,
+    "lr": [0.002, 0.004, 0.003, 0.006], "decay": [0.1, 0.3, 0.2], "gain_target": 0, "betas": [0.9, 0.95], "adam_eps": 1e-6, "clip": 0.1, "clipped": True,
+}  # fmt: skip
+SHAPES = {  # what is odd about it
+    "gpt2": GPT2 | {"L": 3, "C": 6, "NH": 2, "KV": 2, "HS": 3, "F": 4, "V": 11, "Vp": 128, "T": 7, "B": 2, "seq": 5},  # every mode
+    "llama": LLAMA | {"L": 3, "C": 6, "NH": 3, "KV": 1, "HS": 2, "F": 4, "V": 11, "Vp": 11, "T": 5, "B": 2, "seq": 5},  # every mode; Vp = V, odd
+    "gpt2-switches": GPT2 | {"L": 2, "C": 4, "NH": 1, "KV": 1, "HS": 4, "F": 3, "V": 7, "Vp": 7, "T": 3, "B": 3, "seq": 3},
+    "llama-switches": LLAMA | {"L": 2, "C": 4, "NH": 2, "KV": 1, "HS": 2, "F": 3, "V": 7, "Vp": 8, "T": 4, "B": 3, "seq": 4},
+    "llama-groups": LLAMA | {"L": 2, "C": 8, "NH": 4, "KV": 2, "HS": 2, "F": 3, "V": 5, "Vp": 8, "T": 6, "B": 2, "seq": 6},  # two heads share one
+    "llama-angles": LLAMA | {"L": 2, "C": 8, "NH": 2, "KV": 2, "HS": 4, "F": 3, "V": 5, "Vp": 8, "T": 9, "B": 1, "seq": 7, "theta": 500.0},
+    "gpt2-long": GPT2 | {"L": 2, "C": 3, "NH": 1, "KV": 1, "HS": 3, "F": 5, "V": 7, "Vp": 8, "T": 128, "B": 1, "seq": 128},  # whole blocks of queries
+    "llama-long": LLAMA | {"L": 2, "C": 4, "NH": 2, "KV": 1, "HS": 2, "F": 5, "V": 7, "Vp": 8, "T": 140, "B": 1, "seq": 131},  # and a part of one
+    "gpt2-one": GPT2 | {"L": 1, "C": 3, "NH": 1, "KV": 1, "HS": 3, "F": 13, "V": 128, "Vp": 128, "T": 4, "B": 3, "seq": 4},  # a layer, a head, odd
+    "llama-one": LLAMA | {"L": 1, "C": 10, "NH": 1, "KV": 1, "HS": 10, "F": 13, "V": 9, "Vp": 128, "T": 4, "B": 5, "seq": 4, "theta": 50.0},
+}  # fmt: skip
+CODE = {"sdd": "code"}
+SWITCHES = {  # name: settings, and the modes to try them with
+    "z_loss": ({"z_loss": 0.01}, ["SPAN", "HYBRID", "SDD", "OLMO2"]),
+    "final_norm": ({"final_norm": True}, ["SPAN", "POST", "DEEPNORM"]),
+    "emb_scale": ({"emb_scale": 2.0}, ["SPAN", "HYBRID", "SDD", "SANDWICH"]),  # the square root of the width
+    "towards_one": ({"gain_target": 1}, ["SPAN", "HYBRID", "SDD", "SANDWICH"]),
+    "eps": ({"eps": 0.3}, ["SPAN", "HYBRID", "SDD", "PERI"]),
+    "no_clip": ({"clip": 1e9, "clipped": False}, ["SPAN", "HYBRID"]),
+    "small_adam_eps": ({"adam_eps": 1e-8}, ["SPAN", "HYBRID"]),
+    "mix_none": ({"mix_ratio": 0.49}, ["MIX_LN"]),
+    "mix_half": ({"mix_ratio": 0.5}, ["MIX_LN"]),
+    "mix_all": ({"mix_ratio": 1.0}, ["MIX_LN"]),
+}
+OF_GPT2 = {"untied": ({"tied": False}, ["SPAN", "POST", "SDD"]), "no_bias": ({"bias": False}, ["SPAN", "HYBRID"]), "rope": ({"rope": True}, ["SPAN", "HYBRID"])}
+OF_LLAMA = {"tied": ({"tied": True}, ["SPAN", "HYBRID", "SDD"]), "gelu": ({"swiglu": False}, ["SPAN", "HYBRID"]), "bias": ({"bias": True}, ["SPAN", "HYBRID"])}
+
+
+def cases_of(shape):
+    """{case: settings that differ from the shape's, mode among them}"""
+    if shape in ("gpt2", "llama"):
+        return {mode: {"mode": mode} for mode in MODES} | {mode + ".code": {"mode": mode} | CODE for mode in ("SDD", "SDD_PRE")}
+    if not shape.endswith("switches"):
+        modes = {"SPAN": {}, "HYBRID": {}, "SDD": {}, "SDD.code": CODE} | ({"OLMO2": {}, "QKVC_POST": {}} if shape == "llama-groups" else {})
+        return {name: {"mode": name.split(".")[0]} | options for name, options in modes.items()}
+    switches = SWITCHES | (OF_GPT2 if SHAPES[shape]["layernorm"] else OF_LLAMA)
+    return {f"{name}.{mode}": {"mode": mode} | options for name, (options, modes) in switches.items() for mode in modes}
+
+
+def batches(s):
+    """Three batches. Every third token is the last of the vocabulary: the same row of the embedding collects many gradients."""
+    random = np.random.RandomState(s["seq"])
+    inputs, targets = (random.randint(0, s["V"], size=(STEPS, s["B"], s["seq"])).astype(np.int32) for _ in range(2))
+    inputs[..., ::3] = s["V"] - 1
+    return torch.tensor(inputs), torch.tensor(targets)
+
+
+def golden(shape):
+    """The tensors and the description of one file."""
+    weights, tensors, cases, settings = Weights(), {}, {}, SETTINGS | SHAPES[shape]
+    tensors["inputs"], tensors["targets"] = batches(settings)
+    for case, options in cases_of(shape).items():
+        if options["mode"].startswith("SDD"):
+            options = options | {"bias": False}  # eq 2 has none
+        names, *results = train(settings | options, weights, tensors["inputs"], tensors["targets"])
+        tensors |= {f"{case}.{what}": result for what, result in zip(("steps", "gradients", "parameters"), results)}
+        cases[case] = options | {"tensors": names}
+    order = sorted(weights, key=str.encode)
+    for case in cases.values():
+        case["tensors"] = [order.index(name) for name in case["tensors"]]
+    about = {"settings": settings, "cases": cases}
+    if shape == "gpt2":
+        about |= {"files": [name + ".safetensors" for name in SHAPES], "text": pathlib.Path(__file__).read_text(encoding="utf-8")}
+    return weights | tensors, about
+
+
+# ----------------------------------------------------------------------------------------------------------------------- files
+
+
+def differences(path, tensors, about):
+    """What a file holds otherwise than it should."""
+    if not path.exists():
+        return [f"{path.name} is missing"]
+    with safe_open(path, "pt") as file:
+        found, was = {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["oracle"])
+    wrong = [f"{path.name}: {key} differs" for key in sorted(about.keys() | was.keys()) if about.get(key) != was.get(key)]
+    wrong += [f"{path.name}: {name} is in one of the two only" for name in sorted(found.keys() ^ tensors.keys())]
+    for name in sorted(found.keys() & tensors.keys()):
+        a, b = found[name], tensors[name]
+        alike = a.shape == b.shape and a.dtype == b.dtype
+        error = ((a - b).double().norm() / b.double().norm()).item() if alike else math.inf
+        if not error <= 1e-11:  # the same machine gives the same bits; another one rounds otherwise, and three steps amplify it
+            wrong.append(f"{path.name}: {name} differs by {error:.2g} of its norm")
+    return wrong
+
+
+def main():
+    if sys.argv[1:] not in ([], ["--check"]):
+        sys.exit(f"expected no argument or --check, found {' '.join(sys.argv[1:])}\n  -> python3 dev/oracle/oracle.py [--check]")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.set_default_dtype(torch.float64)
+    made = {GOLDENS / f"{shape}.safetensors": golden(shape) for shape in SHAPES}
+    there = set(GOLDENS.glob("*"))
+    if sys.argv[1:]:
+        wrong = [line for path, (tensors, about) in made.items() for line in differences(path, tensors, about)]
+        wrong += [f"{path.name} is no golden" for path in sorted(there - made.keys())]
+        if wrong:
+            sys.exit("\n".join(wrong) + "\n  -> python3 dev/oracle/oracle.py, and look at what changed before you commit it")
+        print(f"{len(made)} files hold what oracle.py computes")
+        return
+    GOLDENS.mkdir(exist_ok=True)
+    for path in there - made.keys():
+        path.unlink()
+    for path, (tensors, about) in made.items():
+        save_file(tensors, path, metadata={"oracle": json.dumps(about)})
+        print(f"{path.name:30} {len(about['cases']):3} cases {path.stat().st_size:8} bytes")
+
+
+if __name__ == "__main__":
+    main()
