@@ -67,6 +67,9 @@ build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_fp64.o 
 build/words: dev/test/words.c build/stories.o build/flags
 	$(CC) $(FLAGS) $< build/stories.o -o $@ -lm
 
+build/tokenize: dev/test/tokenize.c build/flags
+	$(CC) $(FLAGS) $< -o $@ -lm
+
 # The tests drive the default trainer; ./train_gpt stays what it was.
 test: build/test_gpt build/shard build/words
 	@$(MAKE) --no-print-directory build/cpu-span-fp32/train_gpt NORM_MODE=SPAN PREC=fp32

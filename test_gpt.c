@@ -2,6 +2,7 @@
 //
 //   link 1  dev/test/test_equations.c: each mode's equations, spelled out = the judge's forward
 //   link 2  finite differences of the judge's forward = the judge's backward
+//   link 3  dev/test/test_oracle.c: PyTorch's autograd and AdamW (dev/oracle) = the judge's gradients and steps
 //   link 4  the judge as users run it (float, packed product, threads) = the judge in double
 //
 // ./test_gpt [words]: only the tests whose name contains one of the words.
@@ -460,6 +461,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"gemm", test_gemm},
     {"exp", test_exp},
     {"equations", test_equations},
+    {"oracle", test_oracle},
     {"finite_differences", test_finite_differences},
     {"single_precision", test_single_precision},
     {"adamw", test_adamw},
@@ -471,11 +473,13 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"stories", test_stories},
     {"dataloader", test_dataloader},
     {"shard", test_shard},
+    {"tokenizer", test_tokenizer},
     {"flags", test_flags},
     {"schedule", test_schedule},
     {"sampler", test_sampler},
     {"logger", test_logger},
     {"run", test_run},
+    {"run_tokens", test_run_tokens},
     {"refusals", test_run_refusals},
 };
 

@@ -64,11 +64,12 @@ static void add_path(Documents *d, const char *path, bool named) {
         struct dirent **entries;
         int n = scandir(path, &entries, visible, shard_order);
         CHECK(n >= 0, "%s: expected a folder of text, found that it cannot be read: %s\n  -> check its permissions", path, strerror(errno));
+        char *inside = check_alloc(MAX_PATH, "the path of a file");        // not on the stack: folders may lie two thousand deep
         for (int i = 0; i < n; i++) {
-            char inside[MAX_PATH];
-            add_path(d, check_format(inside, sizeof inside, "%s/%s", path, entries[i]->d_name), false);
+            add_path(d, check_format(inside, MAX_PATH, "%s/%s", path, entries[i]->d_name), false);
             free(entries[i]);
         }
+        free(inside);
         free(entries);
     } else if (S_ISREG(info.st_mode)) {
         if (info.st_size > 0) add_document(d, path, info.st_size);
@@ -250,9 +251,11 @@ typedef struct { const char *out; double val_fraction; int64_t shard_tokens; Doc
 // The value of `--name value` or `--name=value` at argv[*i], or NULL where that is another argument.
 static const char *option(int argc, char **argv, int *i, const char *name) {
     size_t length = strlen(name);
-    if (strncmp(argv[*i], name, length) != 0) return NULL;
+    if (strncmp(argv[*i], name, length) != 0 || (argv[*i][length] != 0 && argv[*i][length] != '=')) return NULL;
+    for (int k = 1; k < *i; k++) {
+        CHECK(strncmp(argv[k], name, length) != 0 || (argv[k][length] != 0 && argv[k][length] != '='), "%s is given twice\n  -> give it once", name);
+    }
     if (argv[*i][length] == '=') return argv[*i] + length + 1;
-    if (argv[*i][length] != 0) return NULL;
     CHECK(*i + 1 < argc, "%s: expected a value, found the end of the line\n  -> ./shard --help", name);
     return argv[++*i];
 }

@@ -87,7 +87,7 @@ static inline int64_t shard_read(int fd, void *out, int64_t bytes, int64_t offse
 static inline void shard_check(DataLoader *d, Shard *s) {
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
     struct stat info;
-    int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);     // not waiting for the other end, should it be a pipe
     CHECK(fd >= 0, "%s: expected a shard, found that it cannot be opened: %s\n  -> check the path and its permissions", s->path, strerror(errno));
     CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode), "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'", s->path);
     int64_t got = shard_read(fd, head, SHARD_HEADER_BYTES, 0), size = info.st_size;

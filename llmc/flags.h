@@ -24,7 +24,7 @@ FLAG(width,        INT,    "128",   1, 1 << 20, "", FIXED, "channels of the stre
 FLAG(heads,        INT,    "4",     1, 4096,    "", FIXED, "attention heads; must divide the width") \
 FLAG(kv_heads,     INT,    "0",     0, 4096,    "", FIXED, "key/value heads; must divide the heads; 0: as many") \
 FLAG(ffn,          INT,    "0",     0, 1 << 22, "", FIXED, "hidden width of the ffn; 0: 4 width (GELU), 8/3 width up to a multiple of 32 (SwiGLU)") \
-FLAG(vocab,        INT,    "256",   2, 1 << 24, "", FIXED, "vocabulary; 256: bytes") \
+FLAG(vocab,        INT,    "0",     0, 1 << 24, "", FIXED, "vocabulary; 0: that of the data (256, bytes, for the built-in stories)") \
 FLAG(seq,          INT,    "128",   1, 1 << 22, "", FIXED, "tokens of a sequence") \
 FLAG(norm,         CHOICE, "rms",   0, 0, "rms|layer", FIXED, "RMSNorm, or LayerNorm with bias") \
 FLAG(bias,         SWITCH, "off",   0, 0, "off|on", FIXED, "biases in linears") \
@@ -65,6 +65,7 @@ FLAG(recompute,    SWITCH, "off",   0, 0, "off|on", FREE,  "keep only the stream
 /* data */ \
 FLAG(data,         TEXT,   "", 0, 0, "", FIXED, "a shard, a pattern or a folder of shards (make shard); empty: the built-in stories") \
 FLAG(val_data,     TEXT,   "", 0, 0, "", FREE,  "the same for validation; empty: the val shards of --data") \
+FLAG(tokenizer,    TEXT,   "", 0, 0, "", FREE,  "tokenizer.bin for prompts and samples; empty: the run's own, or the one in the folder of --data") \
 /* the run */ \
 FLAG(out,          TEXT,   "", 0, 0, "", ONCE,  "the run's folder; empty: runs/<mode>-<model>-<time>") \
 FLAG(val_every,    INT,    "250",   0, 1e12, "", FREE,  "steps between validations; 0: at the end only") \
@@ -125,6 +126,14 @@ static inline int flag_choice(const char *choices, const char *value) {
     }
 }
 
+static inline bool flag_is_utf8(const char *text) {
+    for (size_t left = strlen(text), length; left; text += length, left -= length) {
+        length = json_utf8_length(text, left);
+        if (!length) return false;
+    }
+    return true;
+}
+
 static inline void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by) {
     char name[64], *end;
     char *at = (char *)&s->f + row->offset;
@@ -132,8 +141,9 @@ static inline void flag_set(FlagSet *s, const FlagRow *row, const char *value, i
     s->by[row - FLAGS] = (unsigned char)by;
     errno = 0;
     if (row->kind == TEXT) {
+        CHECK(row->resume == ONCE || flag_is_utf8(value), "%s: expected UTF-8, found other bytes, which config.json cannot hold\n  -> rename the file, or convert the text", name);
         *(FlagTEXT *)at = strdup(value);
-        CHECK(*(FlagTEXT *)at, "no memory for %s", name);
+        CHECK(*(FlagTEXT *)at, "no memory for %s\n  -> a shorter text", name);
         return;
     }
     if (row->kind == CHOICE || row->kind == SWITCH) {

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdbool.h>
+#include <sys/stat.h>
 
 #define JSON_DEPTH 64
 #define JSON_NUMBER 256
@@ -275,10 +276,15 @@ static inline Json *json_parse(const char *text, size_t n, const char *where) {
     return root;
 }
 
-// The bytes of a file, to be freed, or NULL with errno set.
+// The bytes of a regular file, to be freed, or NULL with errno set: a pipe may never begin, a device never end.
 static inline char *file_read(const char *path, size_t *n) {
-    FILE *f = fopen(path, "rb");
+    struct stat info;
     *n = 0;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
+        errno = S_ISDIR(info.st_mode) ? EISDIR : ENOTSUP;
+        return NULL;
+    }
+    FILE *f = fopen(path, "rb");
     if (!f) return NULL;
     size_t cap = 4096;
     char *text = (char *)malloc(cap);

@@ -11,6 +11,7 @@
 #include "sampler.h"
 #include "schedule.h"
 #include "show.h"
+#include "tokenizer.h"
 
 #ifndef NORM_MODE
 #define NORM_MODE MODE_SPAN
@@ -32,6 +33,8 @@ typedef struct Run {
     int micro;                                  // sequences of a micro-batch
     DataLoader train, val;
     bool has_val;
+    Tokenizer tokenizer;                        // none where count is 0: then a token is a byte if the vocabulary is 256, and a number elsewhere
+    char tokenizer_path[PATH_CAP];
     int32_t *inputs, *targets;
     char out[PATH_CAP];
     Log log;
@@ -62,7 +65,6 @@ REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NO
 REFUSE(r->fin && f->final_norm == 1, "%s leaves the stream un-normed, so the head needs the final norm\n  -> --final-norm auto", r->name) \
 REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, \
       "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps, (long long)f->warmup) \
-REFUSE(*f->prompt && f->vocab != 256, "--prompt needs a byte-level model (vocabulary 256), this one has %lld\n  -> sample without a prompt", (long long)f->vocab) \
 REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN") \
 REFUSE(*f->from && !f->eval && !f->sample, "--from needs something to do\n  -> --eval, or --sample TOKENS") \
 REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
@@ -88,7 +90,7 @@ static inline Model model_from_flags(const Flags *f, const Mode *mode) {
     m.NH = (int)f->heads;
     m.KV = (int)(f->kv_heads ? f->kv_heads : f->heads);
     m.HS = m.C / m.NH;
-    m.V = (int)f->vocab;
+    m.V = f->vocab ? (int)f->vocab : CORPUS_VOCAB;
     m.Vp = CEIL_DIV(m.V, 128) * 128;
     m.T = (int)f->seq;
     m.layernorm = f->norm;
@@ -432,16 +434,33 @@ static inline void run_step(Run *r) {
 
 // ------------------------------------------------------------------------------------------------------------------ samples
 
-// Prints f->sample tokens: bytes as they are (a document separator as an empty line), others as numbers.
+// The token that begins a document, and stands for its end.
+static inline int32_t run_separator(const Run *r) { return r->tokenizer.count ? r->tokenizer.end : 0; }
+
+// A token as text: a separator as an empty line, and as a number what nothing is known about.
+static inline void run_print_token(const Run *r, int32_t token) {
+    size_t n;
+    if (token == run_separator(r)) printf("\n\n");
+    else if (token < r->tokenizer.count) {
+        const char *bytes = tokenizer_decode(&r->tokenizer, token, &n);
+        fwrite(bytes, 1, n, stdout);
+    } else if (r->m.V == CORPUS_VOCAB) putchar(token);
+    else printf("%d ", token);
+}
+
+// Prints the prompt and f->sample tokens after it.
 static inline void run_sample(Run *r) {
     const Flags *f = r->f;
-    int64_t prompt = (int64_t)strlen(f->prompt), total = 1 + prompt + f->sample, V = r->m.V, T = r->m.T;
-    int32_t *tokens = (int32_t *)check_alloc((size_t)total * sizeof *tokens, "a sample");
+    int64_t bytes = (int64_t)strlen(f->prompt), V = r->m.V, T = r->m.T;
+    int32_t *tokens = (int32_t *)check_alloc((size_t)(1 + bytes + f->sample) * sizeof *tokens, "a sample");
     double *logits = (double *)check_alloc((size_t)V * sizeof *logits, "logits"), *weights = (double *)check_alloc((size_t)(2 * V) * sizeof *weights, "weights");
     uint64_t key = rand_key((uint64_t)f->seed, "sample", (uint64_t)r->step);
-    for (int64_t i = 0; i < prompt; i++) tokens[1 + i] = (unsigned char)f->prompt[i];
+    tokens[0] = run_separator(r);
+    int64_t begin = 1 + bytes;
+    if (r->tokenizer.count && bytes) begin = 1 + tokenizer_encode(&r->tokenizer, f->prompt, (size_t)bytes, tokens + 1);
+    else for (int64_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)f->prompt[i];
     printf("%s", f->prompt);
-    for (int64_t n = 1 + prompt; n < total; n++) {
+    for (int64_t n = begin; n < begin + f->sample; n++) {
         int64_t from = n > T ? n - T : 0;
         r->t->forward(r->gpt, tokens + from, NULL, 1, (int)(n - from));
         const void *row = r->t->logits(r->gpt, n - from - 1);
@@ -449,9 +468,7 @@ static inline void run_sample(Run *r) {
         for (int i = 0; i < V; i++) sum += logits[i] = r->t->element == sizeof(float) ? ((const float *)row)[i] : ((const double *)row)[i];
         CHECK(isfinite(sum), "the model's logits are not finite\n  -> sample from an earlier checkpoint");
         tokens[n] = sample_token(logits, (int)V, f->temperature, f->top_k, rand_uniform(key, (uint64_t)n), weights);
-        if (V != 256) printf("%d ", tokens[n]);
-        else if (tokens[n]) putchar(tokens[n]);
-        else printf("\n\n");
+        run_print_token(r, tokens[n]);
         fflush(stdout);
     }
     printf("\n");
@@ -462,11 +479,16 @@ static inline void run_sample(Run *r) {
 
 // ------------------------------------------------------------------------------------------------------------------ the run
 
+// Data and model must agree on the vocabulary, or it is said where they do not. --vocab 0 takes the data's.
 static inline void run_check_vocab(Run *r, DataLoader *d, const char *what) {
-    CHECK(d->vocab <= r->m.V, "%s data has a vocabulary of %d, the model of %d\n  -> --vocab %d", what, d->vocab, r->m.V, d->vocab);
-    d->limit = r->m.V;
-    if (d->vocab == 0) printf("%s data does not name its vocabulary; tokens of %d and more will be refused\n", what, r->m.V);
-    else if (d->vocab < r->m.V) printf("%s data has a vocabulary of %d, the model of %d: the rest goes unused\n", what, d->vocab, r->m.V);
+    char text[32];
+    CHECK(d->vocab || r->f->vocab, "%s data does not name its vocabulary\n  -> --vocab 50257 if its tokens are GPT-2's", what);
+    if (!r->f->vocab) flag_set(&r->set, &FLAGS[FLAG_vocab], check_format(text, sizeof text, "%d", d->vocab), BY_DEFAULT);
+    int64_t V = r->f->vocab;
+    CHECK(d->vocab <= V, "%s data has a vocabulary of %d, the model of %lld\n  -> --vocab %d", what, d->vocab, (long long)V, d->vocab);
+    d->limit = V;
+    if (d->vocab == 0) printf("%s data does not name its vocabulary; tokens of %lld and more will be refused\n", what, (long long)V);
+    else if (d->vocab < V) printf("%s data has a vocabulary of %d, the model of %lld: the rest goes unused\n", what, d->vocab, (long long)V);
 }
 
 static inline void run_open_data(Run *r, bool training) {
@@ -475,13 +497,46 @@ static inline void run_open_data(Run *r, bool training) {
     r->has_val = *f->val_data || !*f->data || is_folder(f->data);
     CHECK(training || r->has_val, "--eval needs validation data\n  -> --val-data PATH");
     if (training) {
-        loader_open(&r->train, f->data, "train", r->m.T, 1, (uint64_t)f->seed);
+        loader_open(&r->train, f->data, "train", (int)f->seq, 1, (uint64_t)f->seed);
         run_check_vocab(r, &r->train, "training");
     }
     if (r->has_val) {
-        loader_open(&r->val, val, "val", r->m.T, 0, 0);
+        loader_open(&r->val, val, "val", (int)f->seq, 0, 0);
         run_check_vocab(r, &r->val, "validation");
     }
+}
+
+// The tokenizer: --tokenizer, or the run's own, or the one beside its data. None is needed but for prompts of models that do not read bytes.
+static inline void run_open_tokenizer(Run *r) {
+    const Flags *f = r->f;
+    char *path = r->tokenizer_path;
+    const struct { const char *folder, *below; } places[] = {{f->from, ""}, {f->from, "/.."}, {f->out, ""}, {f->data, ""}};
+    check_format(path, PATH_CAP, "%s", f->tokenizer);
+    for (int i = 0; i < 4 && !*path; i++)
+        if (*places[i].folder && !file_exists(check_format(path, PATH_CAP, "%s%s/tokenizer.bin", places[i].folder, places[i].below))) *path = 0;
+    bool prompt = *f->prompt && f->sample;
+    if (*path) {
+        Tokenizer *t = &r->tokenizer;
+        tokenizer_open(path, t);
+        CHECK(t->count <= r->m.V, "%s has %d tokens, the model a vocabulary of %d\n  -> --tokenizer FILE, the one of this model's data", path, t->count, r->m.V);
+        CHECK(!prompt || t->encodes, "%s only decodes, and the prompt needs to be encoded\n  -> --tokenizer FILE: python3 data/get.py tokenizer writes GPT-2's", path);
+        if (t->count < r->m.V) printf("%s has %d tokens, the model a vocabulary of %d: the rest would be shown as numbers\n", path, t->count, r->m.V);
+    }
+    CHECK(!prompt || *path || r->m.V == CORPUS_VOCAB, "--prompt needs the tokenizer of this model's data\n  -> --tokenizer FILE: python3 data/get.py tokenizer writes GPT-2's");
+}
+
+// A copy in the run's folder: to sample from the run, nothing else is needed.
+static inline void run_keep_tokenizer(Run *r) {
+    char path[PATH_CAP];
+    size_t n;
+    FileWriter w;
+    if (!r->tokenizer.count || file_exists(check_format(path, sizeof path, "%s/tokenizer.bin", r->out))) return;
+    char *bytes = file_read(r->tokenizer_path, &n);
+    CHECK(bytes, "cannot read %s again: %s\n  -> leave it in place", r->tokenizer_path, strerror(errno));
+    file_begin(&w, path);
+    file_add(&w, bytes, n);
+    file_commit(&w);
+    free(bytes);
 }
 
 // What --show prints, before any memory is taken.
@@ -585,6 +640,7 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     const Flags *f = r->f = &r->set.f;
     bool training = !*f->from;
     run_refuse(&r->set, &MODES[NORM_MODE]);
+    if (f->eval || (training && (!*f->show || *f->data))) run_open_data(r, training);
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
     r->micro = !training && !f->eval ? 1 : (int)(f->micro_batch ? f->micro_batch : f->batch);
@@ -592,8 +648,8 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     Sizes sizes = {r->micro, r->m.T, r->micro * r->m.T, recompute ? 1 : r->m.L, 1};
     if (*f->show) return run_show(r, &sizes);
 
-    if (training || f->eval) run_open_data(r, training);
     r->layout = layout_make(&r->m);
+    run_open_tokenizer(r);
     show_model(&r->m, &r->init, f->model, &sizes, t->element, false);
     r->inputs = (int32_t *)check_alloc((size_t)sizes.n * sizeof(int32_t), "a batch");
     r->targets = (int32_t *)check_alloc((size_t)sizes.n * sizeof(int32_t), "a batch");
@@ -605,6 +661,7 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     if (training) {
         if (*f->out && resuming) { check_format(r->out, sizeof r->out, "%s", f->out); run_resume(r); }
         run_open_folder(r);
+        run_keep_tokenizer(r);
         printf("run %s, %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, t->precision, GIT_HASH, (long long)r->train.samples, (long long)f->seq,
                r->has_val ? "" : "; no validation data");
         run_train(r);
@@ -614,6 +671,7 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
         printf("\n");
         run_sample(r);
     }
+    tokenizer_close(&r->tokenizer);
     log_close(&r->log);
     return 0;
 }

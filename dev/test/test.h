@@ -22,16 +22,22 @@ void test_expect_refusal(void (*body)(void *), void *arg, const char *words, con
 // A fresh directory under build/test for one test's files; removed first when it exists. Returned string is static per call slot.
 const char *test_dir(const char *name);
 
+// Writes a small tokenizer.bin (test_tokenizer.c): the bytes, " the", "ing" and a few more.
+void test_write_tokenizer(const char *path);
+
 // One function per file in dev/test/ and one per section of test_gpt.c.
 void test_stories(void);
 void test_json(void);
 void test_checkpoint(void);
 void test_dataloader(void);
 void test_shard(void);
+void test_tokenizer(void);
 void test_equations(void);
+void test_oracle(void);
 void test_flags(void);
 void test_schedule(void);
 void test_sampler(void);
 void test_logger(void);
 void test_run(void);
+void test_run_tokens(void);
 void test_run_refusals(void);

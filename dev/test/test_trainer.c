@@ -4,6 +4,7 @@
 #include "../../llmc/presets.h"
 #include "../../llmc/sampler.h"
 #include "../../llmc/schedule.h"
+#include "../../llmc/tokenizer.h"
 #include <sys/wait.h>
 
 // ------------------------------------------------------------------------------------------------------------------ flags
@@ -275,6 +276,61 @@ void test_run(void) {
     log_lines(path, &steps);
 }
 
+// A shard of " theing theing...", as its header names the vocabulary (0: it does not).
+static void write_shard(const Tokenizer *t, const char *dir, const char *name, int vocab) {
+    enum { REPEATS = 600 };
+    int32_t head[256] = {20240520, 1, 2 * REPEATS, vocab}, pair[7];
+    char path[512];
+    uint16_t tokens[2 * REPEATS];
+    EXPECT(tokenizer_encode(t, " theing", 7, pair) == 2, "two tokens");
+    for (int i = 0; i < 2 * REPEATS; i++) tokens[i] = (uint16_t)pair[i % 2];
+    FILE *f = fopen(check_format(path, sizeof path, "%s/%s", dir, name), "wb");
+    CHECK(f && fwrite(head, 1, sizeof head, f) == sizeof head && fwrite(tokens, 1, sizeof tokens, f) == sizeof tokens && fclose(f) == 0, "cannot write %s", path);
+}
+
+// Data with a tokenizer beside it: the model takes its vocabulary, and prompts and samples are text. A prompt fed as bytes, which this model has
+// never seen, would not be continued.
+void test_run_tokens(void) {
+    const char *dir = test_dir("tokens");
+    char line[1024], path[512];
+    Tokenizer t;
+    check_format(line, sizeof line, "mkdir %s/data %s/silent", dir, dir);
+    run(line, "");
+    test_write_tokenizer(check_format(path, sizeof path, "%s/data/tokenizer.bin", dir));
+    tokenizer_open(path, &t);
+    int vocab = t.count;
+    check_format(path, sizeof path, "%s/data", dir);
+    write_shard(&t, path, "a_train.bin", vocab);
+    write_shard(&t, path, "a_val.bin", vocab);
+    check_format(path, sizeof path, "%s/silent", dir);
+    write_shard(&t, path, "a_train.bin", 0);
+    write_shard(&t, path, "a_val.bin", 0);
+    tokenizer_close(&t);
+
+    check_format(line, sizeof line, MODEL "--steps 30 --warmup 0 --lr 1e-2 --temperature 0 --sample 4 --prompt 'ing the' --data %s/data --out %s/a", dir, dir);
+    char shape[64], *at = strstr(line, "--sample 0 ");
+    memset(at, ' ', strlen("--sample 0"));
+    check_format(shape, sizeof shape, "vocabulary %d (padded %d)", vocab, CEIL_DIV(vocab, 128) * 128);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, shape), "the vocabulary is the data's: %s", output);
+    EXPECT(strstr(output, "\n\ning theing theing the\n"), "the prompt is continued: %s", output);
+    check_format(line, sizeof line, "mv %s/data %s/elsewhere", dir, dir);
+    run(line, "");
+    check_format(line, sizeof line, " --from %s/a --temperature 0 --sample 3 --prompt ' theing the'", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\n\n theing theing theing\n"), "the run has the tokenizer, when its data is gone: %s", output);
+    check_format(line, sizeof line, " --from %s/a/step_00000030 --temperature 0 --sample 1 --prompt ' theing the'", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\n\n theing theing\n"), "and so does its checkpoint: %s", output);
+    check_format(line, sizeof line, " --from %s/a --sample 2 --prompt ' the' --tokenizer %s/a/config.json", dir, dir);
+    expect_refused(line, "expected a tokenizer");
+    check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --out %s/b", dir, dir);
+    expect_refused(line, "does not name its vocabulary");
+    check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --vocab %d --out %s/b", dir, vocab, dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "does not name its vocabulary; tokens of"), "and it can be named: %s", output);
+    check_format(line, sizeof line, MODEL "--steps 1 --vocab %d --out %s/c", vocab - 1, dir);
+    run(PROGRAM, line);
+    check_format(line, sizeof line, " --from %s/c --sample 1 --tokenizer %s/a/tokenizer.bin", dir, dir);
+    expect_refused(line, "tokens, the model a vocabulary of");
+}
+
 void test_run_refusals(void) {
     const char *dir = test_dir("refusals");
     char line[1024];
@@ -282,7 +338,7 @@ void test_run_refusals(void) {
         {" --kv-heads 3", "does not divide --heads"}, {" --micro-batch 5", "does not divide --batch"}, {" --layers -1", "out of range"}, {" --data /no/such/path", "/no/such/path"},
         {" --vocab 100", "vocabulary of 256, the model of 100"}, {" --sdd code", "only means something for NORM_MODE=SDD"}, {" --mix-ratio 0.5", "only means something for NORM_MODE=MIX_LN"},
         {" --eval", "--from RUN"}, {" --from /no/such/run --eval", "/no/such/run"}, {" --show everything", "expected model, models or modes"}, {" --resume required", "--out RUN"},
-        {" --width 36 --heads 4", "even head size"}, {" --vocab 300 --prompt x", "byte-level"}, {" --resume auto", "--out RUN"}, {" --batch 1048576 --seq 4096", "2^31 tokens"}, {" --adam-eps 0", "out of range"}, {" --out Makefile", "is a file"}, {" --out /proc/nothing/here", "/proc/nothing/here"}};
+        {" --width 36 --heads 4", "even head size"}, {" --vocab 300 --prompt x", "--prompt needs the tokenizer"}, {" --resume auto", "--out RUN"}, {" --batch 1048576 --seq 4096", "2^31 tokens"}, {" --adam-eps 0", "out of range"}, {" --out Makefile", "is a file"}, {" --out /proc/nothing/here", "/proc/nothing/here"}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         int status = run(PROGRAM, flags[i][0]);
         EXPECT(status == 1 && strstr(output, flags[i][1]) && !strstr(output, "\nstep "), "%s: status %d, expected \"%s\" before any step, found:\n%s", flags[i][0], status, flags[i][1], output);
