@@ -125,8 +125,9 @@ static void gradients_of(const Case *c) {
     for (int k = 0; k < layout.count; k++) {
         const Entry *e = &layout.entries[k];
         const double *grad = judge_fp64.tensor(p.g, GRADS, e);
-        double length = 0, dot = 0, norm = judge_fp64.grad_norm(p.g, e);
+        double length = 0, dot = 0, norm = judge_fp64.grad_norm(p.g, e), square = 0;
         for (int64_t i = 0; i < e->size; i++) {
+            square += grad[i] * grad[i];
             p.direction[e->offset + i] = rand_normal(rand_key(3, e->name, 0), (uint64_t)i);
             length += p.direction[e->offset + i] * p.direction[e->offset + i];
         }
@@ -134,6 +135,7 @@ static void gradients_of(const Case *c) {
             p.direction[e->offset + i] /= sqrt(length);
             dot += p.direction[e->offset + i] * grad[i];
         }
+        EXPECT(fabs(norm - sqrt(square)) <= 1e-12 * norm, "%s, %s: the gradient's norm is %.15g, expected %.15g", c->name, e->name, norm, sqrt(square));
         through += dot;
         double fd = probe_derivative(&p, k, k + 1, 4e-3), error = fabs(dot - fd) / fmax(norm, 1e-6 * all);
         if (error > 1e-6) {                                                      // a norm of a nearly zero vector bends on a smaller scale

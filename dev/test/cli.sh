@@ -49,7 +49,8 @@ check "recipe: a flag is one row"         sh -c "./train_gpt --help | grep -q --
 check "recipe: a tensor is one row"       sh -c "./train_gpt --show | grep -q lm_head.bias && grep -q lm_head.bias mine/step_00000002/model.safetensors"
 check "recipe: gradients are tested"      sh -c "make -s -j2 build/test_gpt && VERBOSE=1 build/test_gpt finite > message && grep -q 'MINE llama' message"
 
-# README: every command of its sh blocks, in order, in a fresh copy; apt-get and the tests themselves stand aside.
+# README: every command of its sh blocks, in order, in a fresh copy; apt-get and the tests themselves stand aside, and the block that needs
+# a network and Python is dev/test/test_get.py's.
 fresh_tree
 cd "$tree" || exit 1
 mkdir bin
@@ -57,7 +58,7 @@ printf '#!/bin/sh\nexit 0\n' > bin/apt-get
 printf '#!/bin/sh\nexec "$@"\n' > bin/sudo
 chmod +x bin/apt-get bin/sudo
 PATH=$tree/bin:$PATH
-awk '/^```sh/ { on = 1; next } /^```/ { on = 0 } on && !/^#/ && NF' README.md > commands
+awk '/^```sh/ { on = 1; block = ""; next } /^```/ { if (on && block !~ /\.venv/) printf "%s", block; on = 0 } on && !/^#/ && NF { block = block $0 "\n" }' README.md > commands
 while IFS= read -r command; do
     case $command in "make test"*) continue ;; esac
     check "README: $command" sh -c "$command"

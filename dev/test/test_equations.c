@@ -441,11 +441,15 @@ static void test_init(const Mode *mode, const Sdd *sdd, bool llama, int scheme) 
     layout_free(&list);
 }
 
-// A matrix that two modes both have starts with the same bits in both.
+// A matrix that two modes both have starts with the same bits in both, and no two tensors of one model draw the same numbers.
 static void test_common_weights(void) {
     Init init = {INIT_SCALE, 0, 7};
     Model span = small_model(&MODES[MODE_SPAN], &SDDS[0], true, 4);
     Layout a = layout_make(&span);
+    int alike = 0;
+    for (int i = 0; i < a.count; i++)
+        for (int k = 0; k < i; k++) alike += init_key(&init, &a.entries[i]) == init_key(&init, &a.entries[k]);
+    EXPECT(alike == 0, "%d pairs of tensors draw the same numbers", alike);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
         Model other = small_model(&MODES[mode], &SDDS[0], true, 4);
         Layout b = layout_make(&other);

@@ -1,0 +1,741 @@
+#!/usr/bin/env python3
+"""get.py: real datasets, tokenized, as shards for training (data/README.md draws the format).
+
+    python3 data/get.py tinyshakespeare                    1 MB of text: 302 thousand tokens
+    python3 data/get.py tinystories [--tokens N]           2.2 GB of text, tokenized while it arrives
+    python3 data/get.py fineweb | fineweb-edu [--shards N] ready-made shards: 100 million tokens and 200 MB each, by default 10
+    python3 data/get.py --out DIR PATH...                  your own text: UTF-8 files, or folders with all that is in them
+    python3 data/get.py tokenizer [--out FILE]             tokenizer.bin alone
+
+The tokens are GPT-2's. Every folder also gets tokenizer.bin, so that what was trained can be prompted and read. Whatever stops a run
+(a kill, a full disk, no network), the same command continues it: DIR/get.json says what is done. Needs numpy and tiktoken.
+HF_ENDPOINT, HF_TOKEN and the usual proxy variables are honoured. A folder of your own called tinystories is ./tinystories here.
+"""
+import argparse
+import codecs
+import collections
+import concurrent.futures
+import email.utils
+import fcntl
+import hashlib
+import http.client
+import json
+import os
+import re
+import shlex
+import shutil
+import ssl
+import stat
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+try:
+    import numpy as np
+    import tiktoken
+    import tiktoken.load
+    tiktoken.Encoding.encode_to_numpy                      # is not in the oldest ones
+except (ImportError, AttributeError) as missing:
+    sys.exit(f"error: expected numpy and tiktoken, found: {missing}\n  -> python3 -m pip install --upgrade tiktoken numpy")
+
+# ---- the sources: where each file is, and what it must be. What has no checksum here gets it from the hub's list of files.
+
+Pinned = collections.namedtuple("Pinned", "url bytes sha256")
+Hub = collections.namedtuple("Hub", "repository train val ready")           # ready: shards already, numbered from 1 for training
+
+GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"   # the files that tiktoken takes
+VOCABULARY = {
+    "vocab.bpe": Pinned(GPT2 + "vocab.bpe", 456318, "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
+    "encoder.json": Pinned(GPT2 + "encoder.json", 1042301, "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
+}
+DATASETS = {
+    "tinyshakespeare": Pinned("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt", 1115394,
+                              "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
+    "tinystories": Hub("roneneldan/TinyStories", "TinyStoriesV2-GPT4-train.txt", "TinyStoriesV2-GPT4-valid.txt", False),
+    "fineweb": Hub("kjj0/fineweb10B-gpt2", "fineweb_train_{:06d}.bin", "fineweb_val_000000.bin", True),
+    "fineweb-edu": Hub("karpathy/fineweb-edu-100B-gpt2-token-shards", "edu_fineweb_train_{:06d}.bin", "edu_fineweb_val_000000.bin", True),
+}
+HERE = os.path.dirname(os.path.abspath(__file__))
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's, Radford et al. 2019
+EOT = "<|endoftext|>"
+SHARD_HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION = 1024, 20240520, 1          # llmc/dataloader.h
+TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2                            # llmc/tokenizer.h
+TIMEOUT, RETRIES, LONGEST_WAIT = 30, 6, 300                                 # seconds of silence, failures in a row, seconds between them
+BLOCK, PIECE = 1 << 18, 1 << 20                                             # bytes read at once, bytes tokenized at once
+
+
+class Refusal(Exception):
+    """A message for the user: what was expected, what was found, and "  -> what to do"."""
+
+
+class Changed(Exception):
+    """The server has another file now than the one whose beginning is here."""
+
+
+def readable(size):
+    return next(f"{size / unit:.1f} {name}" for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if size >= unit or unit == 1)
+
+
+def say(message):
+    """On a line of its own, below a progress line."""
+    print(("\n" if sys.stderr.isatty() else "") + message, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Bytes, tokens and time to go on stderr: one line that overwrites itself on a terminal, one every ten seconds in a log."""
+
+    def __init__(self, label, total, done=0):
+        self.label, self.total, self.done, self.first, self.tokens = label, total, done, done, 0
+        self.start = self.last = time.monotonic()
+        self.terminal = sys.stderr.isatty()
+
+    def add(self, size, tokens=0):
+        self.done, self.tokens, now = self.done + size, self.tokens + tokens, time.monotonic()
+        if now - self.last < (1 if self.terminal else 10):
+            return
+        self.last, rate = now, max(1.0, (self.done - self.first) / (now - self.start))
+        line = f"{self.label}: {readable(self.done)} of {readable(self.total)}, {rate / 1e6:.1f} MB/s, "
+        line += f"{self.tokens / 1e6:.1f}M tokens, " if self.tokens else ""
+        line += f"{max(0, self.total - self.done) / rate:.0f} s to go"
+        print(f"\r{line}\x1b[K" if self.terminal else line, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+
+
+# ---- files that are whole or not there
+
+def publish(file, part, path):
+    """Gives a finished file its name: at every instant the name is a whole file or absent."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    os.replace(part, path)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def write_whole(path, data):
+    with open(path + ".tmp", "wb") as file:
+        file.write(data)
+        publish(file, path + ".tmp", path)
+
+
+def sha256_file(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest
+
+
+# ---- the network
+
+class Remote:
+    """A file on a server, read through broken connections. bytes and etag are learned from the answers where they are not known."""
+
+    def __init__(self, url, size=None):
+        self.url, self.bytes, self.etag, self.link = url, size, None, ""
+
+    def open(self, start):
+        """The server's answer, positioned at byte `start`."""
+        request = urllib.request.Request(self.url, headers={"User-Agent": "norm.c"})
+        token = os.environ.get("HF_TOKEN")
+        if token and self.url.startswith(hub() + "/"):
+            request.add_unredirected_header("Authorization", f"Bearer {token}")       # not for the storage that the hub sends us to
+        if start:
+            request.add_header("Range", f"bytes={start}-")
+            if self.etag and not self.etag.startswith("W/"):
+                request.add_header("If-Range", self.etag)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+        etag, total = response.headers.get("ETag"), response.headers.get("Content-Length")
+        if response.status == 206:
+            served = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+            if not served or int(served[1]) != start:
+                raise ConnectionError(f"asked for the bytes from {start} on, got Content-Range {response.headers.get('Content-Range')}")
+            total = served[2]
+        if (self.etag and etag and etag != self.etag) or (self.bytes is not None and total is not None and int(total) != self.bytes):
+            raise Changed(f"expected {self.bytes} bytes with ETag {self.etag}, found {total} with {etag}")
+        self.etag, self.bytes = etag or self.etag, int(total) if total is not None else self.bytes
+        self.link = response.headers.get("Link", "")
+        behind = start if response.status != 206 else 0
+        while behind and (block := response.read(min(behind, BLOCK))):     # a server without ranges sends what is here already
+            behind -= len(block)
+        return response
+
+    def read(self, at=0):
+        """Yields the bytes from `at` to the end. A failure is retried; RETRIES of them without a byte between are too many."""
+        failures = 0
+        while self.bytes is None or at < self.bytes:
+            before, wait = at, None
+            try:
+                with self.open(at) as response:
+                    while block := response.read1(BLOCK):
+                        at += len(block)
+                        yield block
+                if self.bytes is None or at >= self.bytes:
+                    return
+                problem = f"the connection ended at byte {at} of {self.bytes}"
+            except urllib.error.HTTPError as error:
+                if error.code not in (408, 425, 429) and error.code < 500:
+                    self.refuse(f"the answer {error.code} {error.reason}")
+                problem, wait = f"the answer {error.code} {error.reason}", retry_after(error.headers.get("Retry-After"))
+            except (OSError, http.client.HTTPException) as error:
+                reason = getattr(error, "reason", error)
+                if isinstance(reason, ssl.SSLCertVerificationError):
+                    raise Refusal(f"{self.url}: expected a certificate that this system trusts, found: {reason}\n"
+                                  "  -> install or update the system's certificates (ca-certificates), and check its clock")
+                problem = str(reason) or type(reason).__name__
+            failures = 1 if at > before else failures + 1
+            if failures > RETRIES:
+                self.refuse(problem)
+            wait = min(2.0 ** (failures - 1), 60) if wait is None else wait
+            if wait > LONGEST_WAIT:
+                self.refuse(f"{problem}, and the request to wait {wait:.0f} s")
+            say(f"{self.url}: {problem}; retry {failures} of {RETRIES} in {wait:.0f} s")
+            time.sleep(wait)
+
+    def refuse(self, problem):
+        raise Refusal(f"{self.url}: expected a file, found {problem}\n"
+                      f"  -> the same command continues later; behind a proxy set https_proxy, for a mirror of the hub HF_ENDPOINT (now {hub()}), for permission HF_TOKEN")
+
+
+def hub():
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def retry_after(value):
+    """Retry-After is seconds or a date."""
+    if value is None or value.strip().isdigit():
+        return value and float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None
+
+
+def hub_files(repository):
+    """The files of a dataset on the hub as {path: (url, bytes, sha256)}; the list comes in pages."""
+    files, page = {}, f"/api/datasets/{repository}/tree/main?recursive=true"
+    while page:
+        remote = Remote(hub() + page)
+        body = b"".join(remote.read())
+        try:
+            for entry in json.loads(body):
+                name = entry["path"]
+                if "lfs" in entry:
+                    url = f"{hub()}/datasets/{repository}/resolve/main/{urllib.parse.quote(name)}"
+                    files[name] = Pinned(url, int(entry["lfs"]["size"]), entry["lfs"]["oid"])
+        except (ValueError, TypeError, KeyError):
+            remote.refuse(f"no list of files but {body[:80]!r}")
+        link = re.search(r'<([^>]*)>;\s*rel="next"', remote.link)
+        page = link and "{0.path}?{0.query}".format(urllib.parse.urlsplit(link[1]))        # on the same host, mirror or not
+    return files
+
+
+def download(pinned, path, label):
+    """Brings a file to `path` through path.part, which a later run continues, and checks size and sha256 before it gets its name."""
+    part = path + ".part"
+    for attempt in range(3):
+        with open(part, "ab") as file:
+            begun = file.tell()
+            digest, remote, progress = sha256_file(part), Remote(pinned.url, pinned.bytes), Progress(label, pinned.bytes, begun)
+            try:
+                for block in remote.read(begun):
+                    file.write(block)
+                    digest.update(block)
+                    progress.add(len(block))
+                problem, final = f"sha256 {digest.hexdigest()}", not begun
+            except Changed as change:
+                problem, final = str(change), attempt == 2
+            if digest.hexdigest() == pinned.sha256:
+                publish(file, part, path)
+                return
+        os.remove(part)
+        if final:
+            break
+        say(f"{label}: what was begun is no part of the file that is there ({problem}): from the start")
+    raise Refusal(f"{pinned.url}: expected {pinned.bytes} bytes with sha256 {pinned.sha256}, found {problem}: the part is deleted\n"
+                  "  -> run the same command again; if this stays, the file has changed or something between here and there rewrites it")
+
+
+# ---- the tokenizer
+
+class Tokenizer:
+    """GPT-2's, or whatever vocabulary of its kind is in `folder` (None: GPT-2's, downloaded beside this program)."""
+
+    def __init__(self, folder):
+        own = folder is None
+        folder = os.path.join(HERE, "gpt2") if own else folder
+        paths = {name: os.path.join(folder, name) for name in VOCABULARY}
+        for name, pinned in VOCABULARY.items():
+            if own and not os.path.exists(paths[name]):
+                os.makedirs(folder, exist_ok=True)
+                download(pinned, paths[name], name)
+            if not os.path.isfile(paths[name]):
+                raise Refusal(f"{folder}: expected vocab.bpe and encoder.json, found no {name}\n  -> --vocab DIR with both, or without --vocab to download GPT-2's")
+        self.is_gpt2 = all(sha256_file(paths[name]).hexdigest() == pinned.sha256 for name, pinned in VOCABULARY.items())
+        if own and not self.is_gpt2:
+            raise Refusal(f"{folder}: expected GPT-2's vocab.bpe and encoder.json, found other content\n  -> remove that folder, or --vocab {folder} to take it as it is")
+        os.environ["TIKTOKEN_CACHE_DIR"] = ""              # tiktoken's cache goes by the name alone and would outlive these files
+        try:
+            ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(paths["vocab.bpe"], paths["encoder.json"])
+            self.tokens = sorted(ranks, key=ranks.get) + [EOT.encode()]
+            self.eot = len(ranks)
+            if sorted(ranks.values()) != list(range(self.eot)) or self.eot >= 1 << 16 or max(map(len, self.tokens)) > 255:
+                raise ValueError(f"{self.eot} tokens; ids must count from 0, be below {1 << 16}, and stand for 255 bytes at most")
+        except (AssertionError, ValueError, KeyError, AttributeError) as error:
+            raise Refusal(f"{folder}: expected the merges of vocab.bpe and the tokens of encoder.json to agree, found: {error or 'they do not'}\n"
+                          "  -> take both files from one model; without --vocab GPT-2's are downloaded") from None
+        self.encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={EOT: self.eot})
+        if not self.is_gpt2:
+            print(f"{folder}: a vocabulary of {len(self.tokens)} tokens that is not GPT-2's")
+
+    def file(self):
+        """tokenizer.bin: a header of 256 uint32, each token's length and bytes, and the ranges of the pattern's character classes."""
+        classes = [character_ranges(name) for name in (r"\p{L}", r"\p{N}", r"\s")]
+        header = np.zeros(256, "<u4")
+        header[:7] = [TOKENIZER_MAGIC, TOKENIZER_VERSION, len(self.tokens), self.eot, *map(len, classes)]
+        return header.tobytes() + b"".join(bytes([len(t)]) + t for t in self.tokens) + b"".join(ranges.tobytes() for ranges in classes)
+
+    def write(self, path):
+        data = self.file()
+        if not os.path.exists(path) or sha256_file(path).digest() != hashlib.sha256(data).digest():
+            write_whole(path, data)
+
+
+def character_ranges(pattern):
+    """First and last code points of the runs that a class of the pattern matches, asked of tiktoken's own Unicode tables."""
+    every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    matcher = tiktoken.Encoding("class", pat_str=pattern, mergeable_ranks={bytes([b]): b for b in range(256)}, special_tokens={})
+    points = np.array([ord(c) for c in matcher.decode(matcher.encode_ordinary(every))])
+    ends = np.flatnonzero(np.diff(points) != 1)
+    return np.stack([points[np.r_[0, ends + 1]], points[np.r_[ends, len(points) - 1]]], axis=1).astype("<u4")
+
+
+# ---- shards, and the state of a folder of them
+
+class Folder:
+    """A folder of shards and its get.json: the settings it was made with, the text it is made of, and the shards that are done."""
+
+    def __init__(self, path, settings):
+        self.path, self.file = path, os.path.join(path, "get.json")
+        os.makedirs(path, exist_ok=True)
+        self.lock = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refusal(f"{path}: expected to be alone, found another get.py at work there\n  -> wait for it, or another --out") from None
+        there = sorted(name for name in os.listdir(path) if name.endswith(".bin") and name != "tokenizer.bin")
+        if not os.path.exists(self.file):
+            if there:
+                raise Refusal(f"{path}: expected a folder without shards, found {there[0]}\n  -> remove the old *.bin files, or another --out")
+            self.begin(settings)
+        else:
+            try:
+                with open(self.file, encoding="utf-8") as file:
+                    self.state = json.load(file)
+                before, _ = self.state["settings"], self.state["shards"]
+            except (ValueError, TypeError, KeyError):
+                raise Refusal(f"{self.file}: expected the state of an earlier run, found something else\n  -> remove {path}, or another --out") from None
+            differ = [f"{key} {before.get(key)}, now {settings.get(key)}" for key in {**before, **settings} if before.get(key) != settings.get(key)]
+            if differ and not there:
+                self.begin(settings)                       # nothing was done under the earlier ones
+            elif differ:
+                raise Refusal(f"{path}: expected the settings this folder was begun with, found {'; '.join(differ)}\n"
+                              "  -> the earlier settings to continue it, or another --out")
+
+    def begin(self, settings):
+        self.state = {"settings": settings, "text": None, "shards": {}, "complete": False}
+        self.save()
+
+    def save(self):
+        write_whole(self.file, (json.dumps(self.state, indent=1) + "\n").encode())
+
+    def same_text(self, text):
+        """Remembers what the text is; a later run must find the same."""
+        if self.state["text"] not in (None, text) and self.state["shards"]:
+            raise Refusal(f"{self.path}: expected the text that its shards began with, found another since: {self.state['text']}, now {text}\n"
+                          f"  -> remove {self.path} and begin again, or another --out")
+        self.state["text"] = text
+
+    def intact(self, name):
+        shard = self.state["shards"].get(name)
+        return shard is not None and shard_tokens(os.path.join(self.path, name)) == shard["tokens"]
+
+    def complete(self):
+        return self.state["complete"] and all(map(self.intact, self.state["shards"]))
+
+    def need(self, size):
+        free = shutil.disk_usage(self.path).free
+        if size > free:
+            raise Refusal(f"{self.path}: expected {readable(size)} of free disk space, found {readable(free)}\n  -> free some, or another --out, or less: --tokens, --shards")
+
+    def report(self, model):
+        self.state["complete"] = True
+        self.save()
+        say(f"{self.path}: complete, {len(self.state['shards'])} shards")
+        for split in ("train", "val"):
+            print(f"{split:5}  {sum(shard['tokens'] for name, shard in self.state['shards'].items() if f'_{split}_' in name)} tokens")
+        print(f"next: make train_gpt && ./train_gpt --data {shlex.quote(self.path)} --model {model}")
+
+
+def shard_tokens(path):
+    """The number of tokens that a whole shard's header gives; None where the file is not one."""
+    if not os.path.isfile(path) or os.path.getsize(path) <= SHARD_HEADER_BYTES:
+        return None
+    magic, version, tokens = np.fromfile(path, "<i4", 3).tolist()
+    whole = (magic, version, SHARD_HEADER_BYTES + 2 * tokens) == (SHARD_MAGIC, SHARD_VERSION, os.path.getsize(path))
+    return tokens if whole else None
+
+
+def get_ready(source, folder, count):
+    """Ready-made shards: the first `count` for training, and the one for validation."""
+    names = [source.val, *(source.train.format(i) for i in range(1, count + 1))]
+    missing = [name for name in names if not folder.intact(name)]
+    files = hub_files(source.repository) if missing else {}
+    absent = [name for name in missing if name not in files]
+    if absent:
+        there = sum(source.train.format(i) in files for i in range(1, len(files) + 1))
+        raise Refusal(f"{source.repository}: expected {absent[0]} on {hub()}, found {there} training shards without it\n"
+                      + (f"  -> --shards {there} or fewer" if source.val in files and there else "  -> another HF_ENDPOINT, or another dataset"))
+    parts = [os.path.join(folder.path, name + ".part") for name in missing]
+    folder.need(sum(files[name].bytes for name in missing) - sum(os.path.getsize(part) for part in parts if os.path.exists(part)))
+    for number, name in enumerate(missing, 1):
+        path = os.path.join(folder.path, name)
+        if not os.path.exists(path) or sha256_file(path).hexdigest() != files[name].sha256:     # whole, but a kill came before it was noted
+            download(files[name], path, f"{name} ({number} of {len(missing)})")
+        tokens = shard_tokens(path)
+        if tokens is None:
+            os.remove(path)
+            raise Refusal(f"{files[name].url}: expected a shard with magic {SHARD_MAGIC}, version {SHARD_VERSION} and as many tokens as it says, found another file\n"
+                          "  -> the dataset's authors have changed its format: take another dataset")
+        folder.state["shards"][name] = {"tokens": tokens}
+        folder.save()
+
+
+# ---- text: pieces of documents that are tokenized one by one
+
+# Where text may be cut without changing its tokens: before a space or newline that a visible character follows. The pattern begins a new
+# match there (a longer run of white space gives its last character back), and no match looks further ahead than that character.
+# The bytes are the first of characters that are no white space in Unicode; those of E1 and E2, some of which are, are left out.
+BOUNDARY = re.compile(rb"[ \n](?=[!-~\xc3-\xe0\xe4-\xf4]|\xe3[\x81-\xbf])")
+SEPARATOR = re.compile(re.escape(EOT.encode()))
+
+
+def cut(blocks, boundary, at):
+    """Yields (offset, bytes): the text in pieces of PIECE bytes and whatever it takes to a boundary."""
+    rest, searched = bytearray(), PIECE
+    for block in blocks:
+        rest += block
+        while match := boundary.search(rest, searched):
+            yield at, bytes(rest[:match.start()])
+            at, searched = at + match.start(), PIECE
+            del rest[:match.start()]
+        searched = max(PIECE, len(rest) - len(EOT))
+    if rest:
+        yield at, bytes(rest)
+
+
+class LocalText:
+    """Files one after the other, each a document: the bytes first..last of them all."""
+
+    special, pinned = frozenset(), None                    # "<|endoftext|>" in a file is just text
+
+    def __init__(self, documents, first, last):
+        self.documents, self.first, self.bytes = documents, first, last - first
+
+    def pieces(self, at):
+        """Yields (offset, bytes, whether a document begins) from offset `at` on; offsets count from `first`."""
+        begin = -self.first
+        for path, size in self.documents:
+            low, high = max(begin, at), min(begin + size, self.bytes)
+            if low < high:
+                for offset, data in cut(read_range(path, low - begin, high - begin, size), BOUNDARY, low):
+                    yield offset, data, offset in (0, begin)
+            begin += size
+
+
+def read_range(path, at, end, size):
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size != size:
+            raise Refusal(f"{path}: expected {size} bytes as at the start, found that it has changed\n  -> run again, with another --out, when nothing writes to it")
+        file.seek(at)
+        while at < end and (block := file.read(min(PIECE, end - at))):
+            at += len(block)
+            yield block
+
+
+class HubText:
+    """A text on the hub that is never on disk: documents with "<|endoftext|>" between them. Its shards decode to it byte for byte, which is
+    how its sha256 can be checked at the end although earlier runs have read a part of it."""
+
+    special = frozenset([EOT])
+
+    def __init__(self, pinned):
+        self.pinned, self.bytes, self.digest = pinned, pinned.bytes, hashlib.sha256()
+
+    def pieces(self, at):
+        try:
+            for offset, data in cut(Remote(self.pinned.url, self.bytes).read(at), SEPARATOR, at):
+                self.digest.update(data)
+                yield offset, data, offset == 0
+        except Changed as change:
+            raise Refusal(f"{self.pinned.url}: expected the file that was begun, found another one: {change}\n  -> run the same command again: it continues if the hub still lists the file it began with") from None
+
+
+def tokenized(text, tokenizer, at):
+    """Yields (offset, bytes, tokens) of the text's pieces in order; as many threads as cores work ahead."""
+    def encode(at, data, begins):
+        try:
+            tokens = tokenizer.encoding.encode_to_numpy(data.decode("utf-8"), allowed_special=text.special, disallowed_special=())
+        except UnicodeDecodeError as error:
+            raise Refusal(f"{text.pinned.url if text.pinned else 'the text'}: expected UTF-8, found {error}\n  -> another text") from None
+        except ValueError as error:                        # white space by the megabyte
+            raise Refusal(f"the text near byte {at}: expected what tiktoken can cut into words, found: {error}\n  -> break up or leave out the file with so long a run of white space") from None
+        return np.r_[tokenizer.eot, tokens].astype("<u2") if begins else tokens.astype("<u2")
+
+    threads, ahead = os.cpu_count() or 1, collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for offset, data, begins in text.pieces(at):
+            ahead.append((offset, len(data), pool.submit(encode, offset, data, begins)))
+            if len(ahead) > 2 * threads:
+                offset, size, future = ahead.popleft()
+                yield offset, size, future.result()
+        for offset, size, future in ahead:
+            yield offset, size, future.result()
+
+
+def write_shards(folder, prefix, split, text, tokenizer, limit, largest):
+    """Tokenizes one split from where its last whole shard ends. get.json knows of each shard which piece of the text its end lies in ("at")
+    and how many tokens of that piece it has ("skip")."""
+    shards, names = folder.state["shards"], [name for name in sorted(folder.state["shards"]) if f"_{split}_" in name]
+    kept = next((i for i, name in enumerate(names) if not folder.intact(name)), len(names))
+    for name in names[kept:]:
+        say(f"{folder.path}: expected {name} as it was written, found otherwise: it and those after it are written again")
+        del shards[name]
+    last = shards[names[kept - 1]] if kept else {"at": 0, "skip": 0}
+    skip, total, number, count, file = last["skip"], sum(shards[name]["tokens"] for name in names[:kept]), kept, 0, None
+    if text.pinned and limit is None:
+        hash_shards(folder, names[:kept], text.digest, last["at"], tokenizer)
+
+    def end_shard():
+        file.seek(0)
+        file.write(np.array([SHARD_MAGIC, SHARD_VERSION, count, len(tokenizer.tokens)], "<i4").tobytes())
+        publish(file, path + ".tmp", path)
+        shards[os.path.basename(path)] = {"tokens": count, "at": offset, "skip": used}
+        folder.save()
+
+    progress = Progress(f"{prefix} {split}", text.bytes, last["at"])
+    for offset, size, tokens in tokenized(text, tokenizer, last["at"]):
+        used = min(skip, len(tokens))
+        skip -= used
+        while used < len(tokens) and total != limit:
+            if file is None:
+                path, count = os.path.join(folder.path, f"{prefix}_{split}_{number:06d}.bin"), 0
+                file = open(path + ".tmp", "wb")
+                file.write(bytes(SHARD_HEADER_BYTES))
+            n = min(len(tokens) - used, largest - count, len(tokens) if limit is None else limit - total)
+            file.write(tokens[used:used + n].tobytes())
+            used, count, total = used + n, count + n, total + n
+            if count == largest:
+                end_shard()
+                file, number = None, number + 1
+        progress.add(size, len(tokens))
+        if total == limit:
+            break
+    if file:
+        end_shard()
+    if text.pinned and limit is None and text.digest.hexdigest() != text.pinned.sha256:
+        for name in [name for name in shards if f"_{split}_" in name]:
+            os.remove(os.path.join(folder.path, name))
+            del shards[name]
+        folder.save()
+        raise Refusal(f"{text.pinned.url}: expected sha256 {text.pinned.sha256}, found {text.digest.hexdigest()}: its shards are deleted\n"
+                      "  -> run the same command again; if this stays, something between here and there rewrites the file")
+
+
+def hash_shards(folder, names, digest, size, tokenizer):
+    """Continues a hash over the first `size` bytes of a text from the shards that were made of it; the first token only begins a document."""
+    for name in names:
+        tokens = np.fromfile(os.path.join(folder.path, name), "<u2", offset=SHARD_HEADER_BYTES)[name == names[0]:]
+        for i in range(0, len(tokens), PIECE):
+            data = tokenizer.encoding.decode_bytes(tokens[i:i + PIECE].tolist())[:size]
+            digest.update(data)
+            size -= len(data)
+
+
+def list_files(paths, out):
+    """The regular files at `paths` and within them, in a fixed order; what is hidden, a link within a folder, or the output stays out."""
+    found, out = [], os.path.realpath(out)
+
+    def unreadable(error):
+        raise error
+    for path in paths:
+        if os.path.isfile(path):
+            found.append(path)
+        elif not os.path.isdir(path):
+            raise Refusal(f"{path}: expected a text file, a folder, or one of {', '.join(DATASETS)}, tokenizer; found nothing of the kind\n  -> check the path")
+        for folder, inner, names in os.walk(path, onerror=unreadable) if os.path.isdir(path) else ():
+            inner[:] = sorted(name for name in inner if name[0] != "." and os.path.realpath(os.path.join(folder, name)) != out)
+            files = [os.path.join(folder, name) for name in sorted(names) if name[0] != "."]
+            found += [file for file in files if stat.S_ISREG(os.lstat(file).st_mode)]
+    return found
+
+
+def text_problem(path):
+    """Why a file is no text, or None."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open(path, "rb") as file:
+        try:
+            while block := file.read(PIECE):
+                if b"\0" in block:
+                    return "a NUL byte: no text, or UTF-16"
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            return f"not UTF-8 ({error.reason})"
+    return None if os.path.getsize(path) else "empty"
+
+
+def local_texts(files, val_fraction):
+    """Both splits of some files. Validation is the end of all the text: from the first character at or after 1 - val_fraction of its bytes."""
+    documents, skipped = [], []
+    for path in files:
+        problem = text_problem(path)
+        skipped += [f"skipped {path}: {problem}"] if problem else []
+        documents += [] if problem else [(path, os.path.getsize(path))]
+    total = sum(size for _, size in documents)
+    print("\n".join(skipped[:10] + [f"{len(documents)} documents, {readable(total)}; {len(skipped)} files skipped"]))
+    middle, begin = int(total * (1 - val_fraction)), 0
+    for path, size in documents:
+        if begin <= middle < begin + size:
+            with open(path, "rb") as file:
+                file.seek(middle - begin)
+                while (byte := file.read(1)) and byte[0] & 0xC0 == 0x80:
+                    middle += 1
+        begin += size
+    if middle == 0 or (middle == total and val_fraction):
+        raise Refusal(f"expected text for both splits, found {total} bytes in all: too few for --val-fraction {val_fraction:g}\n  -> more text, or --val-fraction 0")
+    texts = {"val": LocalText(documents, middle, total), "train": LocalText(documents, 0, middle)}
+    return {split: text for split, text in texts.items() if text.bytes}
+
+
+def hub_texts(source):
+    files = hub_files(source.repository)
+    if source.val not in files or source.train not in files:
+        raise Refusal(f"{source.repository}: expected {source.train} and {source.val} on {hub()}, found {', '.join(files) or 'no such files'}\n  -> another HF_ENDPOINT")
+    return {"val": HubText(files[source.val]), "train": HubText(files[source.train])}
+
+
+def get_text(name, files, folder, tokenizer, args):
+    """Tokenizes a dataset's text, or the user's files; validation first, because it is short."""
+    source = DATASETS.get(name)
+    if isinstance(source, Hub):
+        texts = hub_texts(source)
+        folder.same_text({split: text.pinned.sha256 for split, text in texts.items()})
+    else:
+        if source:
+            files = [os.path.join(folder.path, name + ".txt")]
+            if not os.path.exists(files[0]) or sha256_file(files[0]).hexdigest() != source.sha256:
+                download(source, files[0], name)
+        texts = local_texts(files, args.val_fraction)
+    sizes = {split: text.bytes // 2 for split, text in texts.items()}           # about 4 bytes a token, 2 bytes in the shard
+    if args.tokens:
+        sizes["train"] = min(sizes["train"], 2 * args.tokens)
+    folder.need(sum(sizes.values()) - sum(2 * shard["tokens"] for shard in folder.state["shards"].values()))
+    for split, text in texts.items():
+        write_shards(folder, name or "text", split, text, tokenizer, args.tokens if split == "train" else None, args.shard_tokens)
+
+
+# ---- the command line
+
+def at_least_one(text):
+    if not text.isdigit() or int(text) < 1:
+        raise Refusal(f"expected a number of 1 or more, found {text!r}\n  -> python3 data/get.py --help")
+    return int(text)
+
+
+def fraction(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise Refusal(f"--val-fraction: expected a number from 0 to below 1, found {text!r}\n  -> --val-fraction 0.1")
+    return value
+
+
+class Arguments(argparse.ArgumentParser):
+    def error(self, message):
+        raise Refusal(f"{message}\n  -> python3 data/get.py --help")
+
+
+def arguments():
+    parser = Arguments(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("what", nargs="+", help="a dataset, `tokenizer`, or files and folders")
+    parser.add_argument("--out", help="the folder for the shards (data/NAME for a dataset), or the file for `tokenizer` (tokenizer.bin)")
+    parser.add_argument("--tokens", type=at_least_one, help="at most this many tokens for training")
+    parser.add_argument("--shards", type=at_least_one, help="this many ready-made shards for training (10)")
+    parser.add_argument("--shard-tokens", type=at_least_one, default=100_000_000, help="tokens per shard (100000000)")
+    parser.add_argument("--val-fraction", type=fraction, default=0.1, help="part of the text for validation (0.1)")
+    parser.add_argument("--vocab", help="a folder with vocab.bpe and encoder.json instead of GPT-2's (data/gpt2, downloaded when missing)")
+    args = parser.parse_args()
+    commands = [what for what in args.what if what in DATASETS or what == "tokenizer"]
+    name = commands[0] if len(args.what) == 1 and commands else None
+    if commands and not name:
+        raise Refusal(f"expected one dataset or your own files, found {' '.join(args.what)}\n  -> one command each; a folder of that name is ./NAME")
+    ready = isinstance(DATASETS.get(name), Hub) and DATASETS[name].ready
+    if ready and args.tokens or not ready and args.shards:
+        raise Refusal(f"expected {'--shards' if ready else '--tokens'} for {' '.join(args.what)}, found {'--tokens' if ready else '--shards'}\n"
+                      "  -> ready-made shards have 100 million tokens each: --shards N; other text is counted in tokens: --tokens N")
+    if not name and not args.out:
+        raise Refusal("expected a folder to write to, found no --out\n  -> --out DIR")
+    return args, name, ready
+
+
+def run():
+    args, name, ready = arguments()
+    tokenizer = Tokenizer(args.vocab)
+    if name == "tokenizer":
+        path = args.out or "tokenizer.bin"
+        path = os.path.join(path, "tokenizer.bin") if os.path.isdir(path) else path
+        tokenizer.write(path)
+        print(f"{path}: {len(tokenizer.tokens)} tokens")
+        return
+    if ready and not tokenizer.is_gpt2:
+        raise Refusal(f"{name}: expected GPT-2's vocabulary, which its shards are made with, found another one in {args.vocab}\n  -> leave --vocab out")
+    settings = {"dataset": name or "text", "vocabulary": hashlib.sha256(b"\n".join(tokenizer.tokens)).hexdigest()[:16]}
+    if not ready:
+        settings.update({"--tokens": args.tokens, "--shard-tokens": args.shard_tokens, "--val-fraction": args.val_fraction})
+    out = args.out or os.path.relpath(os.path.join(HERE, name))
+    files = [] if name else list_files(args.what, out)     # before the folder is made: a mistyped path leaves nothing behind
+    folder = Folder(out, settings)
+    tokenizer.write(os.path.join(folder.path, "tokenizer.bin"))
+    if files:
+        marks = "".join(f"{os.fsencode(file)!r} {os.stat(file).st_size} {os.stat(file).st_mtime_ns}\n" for file in files)
+        folder.same_text(f"{len(files)} files {hashlib.sha256(marks.encode()).hexdigest()[:16]}")
+    if ready:
+        get_ready(DATASETS[name], folder, args.shards or 10)
+    elif not folder.complete():
+        get_text(name, files, folder, tokenizer, args)
+    folder.report("gpt2-124M" if ready else "llama-char")
+
+
+def main():
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")      # file names may be no text
+    try:
+        run()
+        return 0
+    except Refusal as refusal:
+        say(f"error: {refusal}")
+    except KeyboardInterrupt:
+        say("stopped; the same command continues")
+    except OSError as error:
+        say(f"error: expected to read and write, found: {error}\n  -> with disk space and permissions in order, the same command continues; or another --out")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
