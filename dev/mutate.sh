@@ -8,7 +8,7 @@ tree=$root/build/mutate
 killed=0 failed=0
 export OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0
 make="make -s CFLAGS=-O1 build/test_gpt"
-programs="build/shard build/cpu-span-fp32/train_gpt"              # what the tests run, refusals and shard drive
+programs="build/shard build/cpu-span-fp32/train_gpt"              # what the tests run, run_tokens, refusals and shard drive
 
 # Replaces the one occurrence of the text in file `old` by that in file `new`.
 replace='
@@ -26,7 +26,7 @@ fail() { failed=$((failed + 1)); echo "$1: $test $file: $what"; }
 try() {
     cp "$file" original
     if ! awk "$replace" old new original > "$file"; then cp original "$file"; fail "STALE, the text is not there once"; return; fi
-    case $test in run | refusals | shard) built=$programs ;; *) built="" ;; esac
+    case $test in run | run_tokens | refusals | shard) built=$programs ;; *) built="" ;; esac
     if $make $built > log 2>&1; then
         # grep ends at the first failure, and the test with it.
         if { timeout 600 build/test_gpt "$test" 2>&1 || echo "FAILED with status $?"; } | grep -m 1 -q FAILED; then

@@ -1,6 +1,6 @@
 #!/bin/sh
-# make test-all: what make test leaves out. The C tests under AddressSanitizer and UndefinedBehaviorSanitizer, and the numerical ones built by
-# the other compiler and without OpenMP. Each in a copy of the tree, without warnings.
+# make test-all: what make test leaves out. The C tests under AddressSanitizer and UndefinedBehaviorSanitizer, the numerical ones built by the other
+# compiler and without OpenMP, every mode, a minute of fuzzing, and what needs Python. Each in a copy of the tree, without warnings.
 set -eu
 passed=0 failed=0
 root=$(pwd)
@@ -20,13 +20,14 @@ step() {
 sanitize='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined'
 build='-j2 build/test_gpt build/shard build/cpu-span-fp32/train_gpt'
 export ASAN_OPTIONS=detect_leaks=0                        # memory that lives as long as the program is not freed at its end
-step "gcc, address and undefined behaviour" sh -c "make CC=gcc CFLAGS='$sanitize' $build && build/test_gpt mode gemm equations distinct invariance causality json stories dataloader shard flags sampler logger refusals"
+step "gcc, address and undefined behaviour" sh -c "make CC=gcc CFLAGS='$sanitize' $build && build/test_gpt mode gemm equations oracle distinct invariance causality json stories dataloader shard tokenizer flags sampler logger refusals"
 step "gcc, no OpenMP" sh -c "make CC=gcc OMP=0 $build && build/test_gpt mode gemm equations single distinct causality stories run"
 if command -v clang > /dev/null; then
-    step "clang" sh -c "make CC=clang $build && build/test_gpt mode gemm equations finite single distinct invariance causality stories run"
+    step "clang" sh -c "make CC=clang $build && build/test_gpt mode gemm equations oracle finite single distinct invariance causality stories run"
     step "clang, no OpenMP" sh -c "make CC=clang OMP=0 $build && build/test_gpt mode gemm equations single run"
+    step "fuzzers, a minute (libFuzzer, address and undefined behaviour)" sh dev/fuzz/run.sh
 else
-    failed=$((failed + 1)); echo "clang: not installed, 2 checks not run"
+    failed=$((failed + 1)); echo "clang: not installed, 3 checks not run"
 fi
 step "every mode builds and trains" sh -c '
     for mode in $(sed -n "s/^MODE. *\([A-Z0-9_]*\),.*/\1/p" llmc/modes.h); do
@@ -39,6 +40,9 @@ step "pictures (python3 with matplotlib)" sh -c '
     make -s build/cpu-span-fp32/train_gpt
     build/cpu-span-fp32/train_gpt --width 32 --seq 32 --batch 4 --steps 6 --norms-every 2 --sample 0 --val-tokens 64 --out a
     python3 dev/plot.py a -o loss.png && python3 dev/plot.py a --norms -o norms.png && test -s loss.png && test -s norms.png'
+step "the oracle gives the goldens (python3 with torch)" python3 dev/oracle/oracle.py --check
+step "tokenizer against tiktoken (python3 with tiktoken)" sh -c 'make -s build/tokenize && python3 dev/test/test_tokenizer.py'
+step "datasets, from a server that misbehaves (python3 with tiktoken)" python3 dev/test/test_get.py
 rm -rf build/all
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
