@@ -42,7 +42,7 @@ cd "$tree"
 cp dev/mutants mutants
 echo >> mutants
 $make $programs
-wanted=$(echo "$*" | tr ' ' '|')
+wanted=$(IFS='|'; echo "$*")
 for test in $(grep -E '^[a-z_]+ [a-z_./]+ ' mutants | grep -E "$wanted" | cut -d ' ' -f 1 | sort -u); do
     build/test_gpt "$test" > log 2>&1 || { tail -n 3 log; echo "the test $test is not green without a mutant"; exit 1; }
 done

@@ -375,10 +375,9 @@ static inline int64_t checkpoint_step(const char *name, const char *prefix) {
     return strcmp(again, name + n) == 0 ? step : -1;
 }
 
-// Removes a directory of plain files. The manifest goes first: what is half removed must not look whole.
+// Removes a directory of plain files.
 static inline bool checkpoint_remove(const char *dir) {
     char path[PATH_CAP];
-    unlink(check_format(path, sizeof path, "%s/manifest.json", dir));
     DIR *d = opendir(dir);
     if (!d) return errno == ENOENT;
     for (struct dirent *e; (e = readdir(d));)

@@ -1,5 +1,6 @@
 // test_trainer.c: flags, schedule, sampler, log, and whole runs of the built trainer: repeatable, resumable, and loud when refused.
 #include "test.h"
+#include "../../llmc/checkpoint.h"
 #include "../../llmc/logger.h"
 #include "../../llmc/presets.h"
 #include "../../llmc/sampler.h"
@@ -269,11 +270,29 @@ void test_run(void) {
     expect_refused(line, "which this model needs");
 
     // Divergence: the weights stay finite, the run ends with its own status and says what to do.
-    check_format(line, sizeof line, MODEL "--steps 400 --warmup 0 --val-every 0 --lr 10 --weight-decay 10 --clip 0 --beta2 0 --beta1 0 --out %s/h", dir);
+    check_format(line, sizeof line, MODEL "--steps 400 --warmup 0 --val-every 0 --lr 10 --weight-decay 10 --clip 0 --beta2 0 --beta1 0 --save-every 1 --out %s/h", dir);
     int status = run(PROGRAM, line);
     EXPECT(status == 3 && strstr(output, "diverged"), "a diverging run: status %d, %s", status, output + (strlen(output) > 600 ? strlen(output) - 600 : 0));
     check_format(path, sizeof path, "%s/h/log.jsonl", dir);
     log_lines(path, &steps);
+    SafetensorsFile file;
+    check_format(path, sizeof path, "%s/h", dir);
+    int64_t last = checkpoint_step_below(path, INT64_MAX);
+    safetensors_open(check_format(path, sizeof path, "%s/h/step_%08lld/model.safetensors", dir, (long long)last), &file);
+    float sum = 0;                                         // of a few that are not finite it is not either
+    for (int64_t i = 0; i < 32 * 256; i++) sum += 0 * ((const float *)safetensors_find(&file, "model.embed_tokens.weight")->data)[i];
+    EXPECT(sum == 0, "after steps that were not finite the weights are not finite at step %d", (int)last);
+    safetensors_close(&file);
+
+    // Killed between a checkpoint and its validation: the resumed run makes up for it.
+    check_format(line, sizeof line, SHAPE "--steps 10 --schedule-steps 12 --save-every 5 --out %s/v", dir);
+    run(PROGRAM, line);
+    check_format(line, sizeof line, "sed -i '$d' %s/v/log.jsonl", dir);
+    run(line, "");
+    check_format(line, sizeof line, " --out %s/v --resume auto --steps 12", dir);
+    EXPECT(run(PROGRAM, line) == 0 && !strcmp(whole, run_hash_of(resumed)), "resume at 10: %s", output);
+    check_format(line, sizeof line, "test $(grep -c '^{\"step\": 10, \"val_loss\"' %s/v/log.jsonl) = 1", dir);
+    EXPECT(run(line, "") == 0, "the validation at 10 is there once");
 }
 
 // A shard of " theing theing...", as its header names the vocabulary (0: it does not).
