@@ -1,0 +1,46 @@
+// flags.c: any bytes as a command line (a word a line), through presets, refusals and the model's tables, to where files would be touched.
+// The first byte: whether the words come as a command line, or on top of a run that is resumed. What was accepted survives config.json.
+#include "fuzz.h"
+#include "rows.h"
+
+enum { WORDS = 64, LAYERS = 512, TABLES = 8 };         // layers of a model that is laid out, and whose tables are printed: more take long
+
+static int split_words(char *text, char **words) {
+    int count = 0;
+    for (char *word = strtok(text, "\n"); word && count < WORDS; word = strtok(NULL, "\n")) words[count++] = word;
+    return count;
+}
+
+static void run_line(const uint8_t *data, size_t size) {
+    static Run run;
+    Run *r = memset(&run, 0, sizeof run);
+    const Trainer trainer = {.precision = "fp32", .element = 4};
+    char *text = check_alloc(size, "a command line"), *words[WORDS];
+    memcpy(text, data + 1, size - 1);
+    FlagSet given;
+    flags_default(&given);
+    flags_parse(&given, split_words(text, words), words, BY_USER);
+    expect_ranges(&given.f);
+    flags_default(&r->set);
+    flags_preset(&r->set, given.f.model);
+    flags_override(&r->set, &given, data[0] & 1);
+    r->t = &trainer;
+    r->f = &r->set.f;
+    expect_ranges(r->f);
+    run_refuse(&r->set, &MODES[NORM_MODE]);
+    r->m = model_from_flags(r->f, &MODES[NORM_MODE]);
+    r->init = init_from_flags(r->f, r->m.mode);
+    r->micro = (int)(r->f->micro_batch ? r->f->micro_batch : r->f->batch);
+    Sizes sizes = {r->micro, r->m.T, r->micro * r->m.T, r->f->recompute ? 1 : r->m.L, 1};
+    for (int64_t step = 1; step <= 3; step++) {
+        AdamW o = schedule_adamw(r->f, schedule_lr(r->f, step * r->f->steps / 3), 1, step);
+        must(isfinite(o.scale) && isfinite(o.lr[LR_HIDDEN]) && o.lr[LR_HIDDEN] >= 0);
+    }
+    if (r->m.L <= LAYERS) show_model(&r->m, &r->init, r->f->model, &sizes, 4, r->m.L <= TABLES);
+    expect_config(r);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size) fuzz_once(run_line, data, size, true);
+    return 0;
+}

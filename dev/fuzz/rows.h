@@ -1,0 +1,25 @@
+// rows.h: what holds of every set of flags that was accepted, from a command line or from config.json. Included after fuzz.h.
+#pragma once
+#include "../../llmc/trainer.h"
+
+// Each value is in the range of its row.
+static void expect_ranges(const Flags *f) {
+    for (int i = 0; i < FLAG_COUNT; i++) {
+        const FlagRow *row = &FLAGS[i];
+        const char *at = (const char *)f + row->offset;
+        double number = row->kind == INT ? (double)*(const int64_t *)at : row->kind == NUMBER ? *(const double *)at : row->low;
+        must(number >= row->low && number <= row->high);
+        if (row->kind == CHOICE || row->kind == SWITCH) must(*(const int *)at >= 0);
+        if (row->kind == TEXT) must(*(const FlagTEXT *)at);
+    }
+}
+
+// What config.json would say reads as the same flags.
+static void expect_config(const Run *r) {
+    char path[FUZZ_PATH], a[64], b[64], *text = config_text(r);
+    FlagSet again;
+    flags_default(&again);
+    config_read(&again, fuzz_file(path, "config.json", text, strlen(text)), r->t->precision);
+    for (int i = 0; i < FLAG_COUNT; i++)
+        must(FLAGS[i].resume == ONCE || strcmp(flag_text(a, sizeof a, r->f, &FLAGS[i]), flag_text(b, sizeof b, &again.f, &FLAGS[i])) == 0);
+}

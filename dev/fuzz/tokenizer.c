@@ -1,0 +1,69 @@
+// tokenizer.c: any bytes as a tokenizer file. What opens takes a fixed text to tokens and back, and the input itself, which may be refused.
+//
+// First byte, lowest bit: the rest is the file as it stands. Else seven words of header follow, without the 996 zeros, and with the next bit the
+// 256 single bytes come before the tokens, so that the fuzzer need not find out that encoding wants them all.
+#include "fuzz.h"
+#include "../../llmc/tokenizer.h"
+
+enum { WORDS = 7, LONG = 600 };
+
+static const char TEXT[] = "To be, or  not to be: I'll've don't 1234 caf\303\251 \342\202\254 \360\237\231\202\n\t x\302\240y   ";
+
+// Tokens are those of the table, in number at most the bytes; their bytes are the text.
+static void encode_and_back(const Tokenizer *t, const char *text, size_t n) {
+    int32_t *tokens = check_alloc((n + 1) * sizeof *tokens, "tokens");
+    int64_t count = tokenizer_encode(t, text, n, tokens);
+    size_t at = 0, length;
+    must(count >= 0 && count <= (int64_t)n);
+    for (int64_t i = 0; i < count; i++) {
+        const char *bytes = tokenizer_decode(t, tokens[i], &length);
+        must(tokens[i] != t->end && length <= n - at && memcmp(text + at, bytes, length) == 0);
+        at += length;
+    }
+    must(at == n);
+    free(tokens);
+}
+
+static void write_file(char *path, const uint8_t *data, size_t size) {
+    if (data[0] & 1) {
+        fuzz_file(path, "tokenizer.bin", data + 1, size - 1);
+        return;
+    }
+    size_t words = size - 1 < 4 * WORDS ? size - 1 : 4 * WORDS, at = TOKENIZER_HEADER_BYTES;
+    uint8_t *bytes = calloc(1, TOKENIZER_HEADER_BYTES + 512 + size);
+    memcpy(bytes, data + 1, words);
+    for (int i = 0; (data[0] & 2) && i < 256; i++, at += 2) {
+        bytes[at] = 1;
+        bytes[at + 1] = (uint8_t)i;
+    }
+    memcpy(bytes + at, data + 1 + words, size - 1 - words);
+    fuzz_file(path, "tokenizer.bin", bytes, at + size - 1 - words);
+    free(bytes);
+}
+
+static void use(const uint8_t *data, size_t size) {
+    char path[FUZZ_PATH], error[256] = "", word[LONG];
+    Tokenizer t;
+    size_t n;
+    write_file(path, data, size);
+    if (!tokenizer_try_open(path, &t, error, sizeof error)) {
+        must(*error);
+        return;
+    }
+    must(t.end >= 0 && t.end < t.count);
+    for (int32_t i = 0; i < t.count; i++) {
+        const char *bytes = tokenizer_decode(&t, i, &n);
+        int32_t token = tokenizer_find(&t, (const unsigned char *)bytes, n);
+        must(n >= 1 && n <= 255 && token == (i == t.end ? -1 : i));
+    }
+    memset(word, 'x', sizeof word);
+    encode_and_back(&t, TEXT, sizeof TEXT - 1);
+    encode_and_back(&t, word, sizeof word);
+    encode_and_back(&t, (const char *)data, size);
+    tokenizer_close(&t);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size) fuzz_once(use, data, size, false);
+    return 0;
+}
