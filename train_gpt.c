@@ -628,4 +628,9 @@ static void gpt_update(Gpt *g, const AdamW *o) {
 const Trainer NAMED(judge_, PREC) = {QUOTED(PREC), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_forward, gpt_backward, gpt_logits,
                                      gpt_zero_grads, gpt_grad_norm, gpt_update};
 
-int main(int argc, char **argv) { return trainer_main(&NAMED(judge_, PREC), argc, argv); }
+int main(int argc, char **argv) {
+    check_streams_begin();
+    int status = trainer_main(&NAMED(judge_, PREC), argc, argv);
+    check_streams_end();
+    return status;
+}

@@ -289,6 +289,7 @@ static Options parse(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    check_streams_begin();
     Options o = parse(argc, argv);
     Documents *text = &o.documents;
     prepare_folder(o.out);
@@ -320,5 +321,6 @@ int main(int argc, char **argv) {
     free(text->list);
     free(chunk);
     free(w);
+    check_streams_end();
     return 0;
 }

@@ -9,6 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #if defined(__GNUC__)
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
@@ -45,4 +48,16 @@ PRINTF_LIKE(3, 4) static inline char *check_format(char *buf, size_t cap, const 
     va_end(args);
     CHECK(n >= 0 && (size_t)n < cap, "a name or path longer than %zu bytes: %.60s...\n  -> use a shorter path", cap - 1, buf);
     return buf;
+}
+
+// Called first: where stdin, stdout or stderr is closed, the next file opened would take its number and be printed into.
+static inline void check_streams_begin(void) {
+    int fd = 0;
+    while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
+    if (fd >= 0) close(fd);
+}
+
+// Called last: what was printed has arrived.
+static inline void check_streams_end(void) {
+    CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write all of the output: %s\n  -> free space where stdout goes", strerror(errno));
 }

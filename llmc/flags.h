@@ -126,6 +126,7 @@ static inline int flag_choice(const char *choices, const char *value) {
     }
 }
 
+// A text in other bytes would come back from config.json as another one.
 static inline bool flag_is_utf8(const char *text) {
     for (size_t left = strlen(text), length; left; text += length, left -= length) {
         length = json_utf8_length(text, left);

@@ -300,7 +300,8 @@ static inline char *file_read(const char *path, size_t *n) {
         errno = problem;
         return NULL;
     }
-    return text;
+    char *exact = (char *)realloc(text, *n ? *n : 1);          // the room doubled: what is left of it goes back
+    return exact ? exact : text;
 }
 
 static inline Json *json_read_file(const char *path) {

@@ -32,6 +32,7 @@ static inline void log_open(Log *log, const char *path, int64_t step) {
     check_format(log->path, sizeof log->path, "%s", path);
     size_t n = 0, kept = 0;
     char *old = file_read(path, &n);
+    CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path, strerror(errno));
     for (size_t at = 0; old && at < n;) {
         char *end = memchr(old + at, '\n', n - at);
         if (!end) break;

@@ -10,6 +10,12 @@ enum { ALIGN = 64 };                             // every tensor starts at a mul
 
 static inline int64_t memory_padded(int64_t elements) { return CEIL_DIV(elements, (int64_t)ALIGN) * ALIGN; }
 
+// total with one more tensor: no single tensor overflows, a hundred thousand of them could.
+static inline int64_t memory_add(int64_t total, int64_t elements) {
+    CHECK(total < INT64_MAX / 16 - memory_padded(elements), "expected tensors of less than 2^59 elements in all, found more\n  -> a smaller --micro-batch, --seq or --model");
+    return total + memory_padded(elements);
+}
+
 // ---------------------------------------------------------------------------------------------------------------- parameters
 
 #define PARAM_ENUM(field, ...) PARAM_##field,
@@ -43,7 +49,7 @@ static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer)
     if (layer < 0) check_format(e->name, sizeof e->name, "%s", row->name);
     else check_format(e->name, sizeof e->name, LAYER_NAME "%s", layer, row->name + strlen(LAYER_NAME));
     t->offset[(layer + 1) * PARAM_COUNT + id] = e->offset;
-    t->total += memory_padded(e->size);
+    t->total = memory_add(t->total, e->size);
     t->parameters += e->size;
 }
 
@@ -88,7 +94,7 @@ static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes 
 typedef struct ActLayout { int64_t *act, *grad; int64_t acts, grads; } ActLayout;
 
 static inline int64_t act_place(int64_t *offset, int64_t *total, int64_t size) {
-    if (*offset < 0) { *offset = *total; *total += memory_padded(size); }
+    if (*offset < 0) { *offset = *total; *total = memory_add(*total, size); }
     return *offset;
 }
 

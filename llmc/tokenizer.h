@@ -113,6 +113,7 @@ static inline bool tokenizer_read(const char *path, Tokenizer *t, size_t *size, 
     if (magic != TOKENIZER_MAGIC) return error_set(error, cap, "expected a tokenizer with magic %d, found magic %u", TOKENIZER_MAGIC, magic);
     if (version != TOKENIZER_VERSION) return error_set(error, cap, "expected version %d, found %u", TOKENIZER_VERSION, version);
     if (count < 1 || count > TOKENIZER_MOST) return error_set(error, cap, "expected 1 to %d tokens, found the count %u", TOKENIZER_MOST, count);
+    if (*size < TOKENIZER_HEADER_BYTES + 2 * (size_t)count) return error_set(error, cap, "expected at least %zu bytes for %u tokens, found %zu", TOKENIZER_HEADER_BYTES + 2 * (size_t)count, count, *size);
     if (end >= count) return error_set(error, cap, "expected an end-of-text token below %u, found %u", count, end);
     t->count = (int32_t)count;
     t->end = (int32_t)end;

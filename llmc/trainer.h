@@ -12,6 +12,7 @@
 #include "schedule.h"
 #include "show.h"
 #include "tokenizer.h"
+#include <sys/file.h>
 
 #ifndef NORM_MODE
 #define NORM_MODE MODE_SPAN
@@ -343,9 +344,23 @@ static inline void run_save(Run *r) {
     free(tensors);
 }
 
+// The run's config.json is in no manifest, the checkpoint's copy is: what may not change is the same in both.
+static inline void run_check_config(const Run *r, const char *dir) {
+    FlagSet was;
+    char path[PATH_CAP], a[64], b[64];
+    flags_default(&was);
+    config_read(&was, check_format(path, sizeof path, "%s/config.json", dir), r->t->precision);
+    for (int i = 0; i < FLAG_COUNT; i++) {
+        const char *now = flag_text(a, sizeof a, r->f, &FLAGS[i]), *then = flag_text(b, sizeof b, &was.f, &FLAGS[i]);
+        CHECK(FLAGS[i].resume != FIXED || !strcmp(now, then), "%s/config.json: expected \"%s\": \"%s\" as in its checkpoint, found \"%s\"\n  -> cp %s %s/", r->out,
+              FLAGS[i].field, then, now, path, r->out);
+    }
+}
+
 static inline void run_resume(Run *r) {
     char dir[PATH_CAP], path[PATH_CAP];
     CHECK(checkpoint_latest(r->out, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    run_check_config(r, dir);
     run_read_tensors(r, check_format(path, sizeof path, "%s/model.safetensors", dir), WEIGHTS, WEIGHTS);
     run_read_tensors(r, check_format(path, sizeof path, "%s/optimizer.safetensors", dir), ADAM_M, ADAM_V);
     Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
@@ -390,7 +405,7 @@ static inline void run_progress(Run *r, double loss, double lr, double norm) {
     if (now - r->printed < 2 && r->step > 1 && r->step < f->steps) return;
     char eta[32], above[48] = "";
     if (!isnan(r->train.floor)) check_format(above, sizeof above, " (floor +%.4f)", loss - r->train.floor);
-    log_duration(eta, sizeof eta, (double)((f->steps - r->step) * f->batch * r->m.T) / rate);
+    log_duration(eta, sizeof eta, (double)(f->steps - r->step) * (double)(f->batch * r->m.T) / rate);
     printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.0f tok/s  ETA %s\n", (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate, eta);
     fflush(stdout);
     r->printed = now;
@@ -486,7 +501,7 @@ static inline void run_check_vocab(Run *r, DataLoader *d, const char *what) {
     if (!r->f->vocab) flag_set(&r->set, &FLAGS[FLAG_vocab], check_format(text, sizeof text, "%d", d->vocab), BY_DEFAULT);
     int64_t V = r->f->vocab;
     CHECK(d->vocab <= V, "%s data has a vocabulary of %d, the model of %lld\n  -> --vocab %d", what, d->vocab, (long long)V, d->vocab);
-    d->limit = V;
+    if (!d->vocab) d->limit = V;
     if (d->vocab == 0) printf("%s data does not name its vocabulary; tokens of %lld and more will be refused\n", what, (long long)V);
     else if (d->vocab < V) printf("%s data has a vocabulary of %d, the model of %lld: the rest goes unused\n", what, d->vocab, (long long)V);
 }
@@ -558,6 +573,12 @@ static inline int run_show(const Run *r, const Sizes *s) {
     return 0;
 }
 
+// One process trains a run: a second one would take the log from the first. The lock goes with the process; some file systems have none.
+static inline void run_lock(const char *out) {
+    int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "%s is in use by another process\n  -> wait for it to end, or another --out", out);
+}
+
 static inline void run_open_folder(Run *r) {
     char path[PATH_CAP], parent[PATH_CAP], stamp[32];
     const Flags *f = r->f;
@@ -572,6 +593,7 @@ static inline void run_open_folder(Run *r) {
     for (int i = 2; !*f->out && made < 0 && errno == EEXIST; i++)             // another run began in this second
         made = mkdir(check_format(r->out, sizeof r->out, "%s-%d", parent, i), 0777);
     CHECK(made == 0 || (*f->out && errno == EEXIST && is_folder(r->out)), "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
+    run_lock(r->out);
     char *config = config_text(r);
     file_write_atomic(check_format(path, sizeof path, "%s/config.json", r->out), config);
     free(config);
