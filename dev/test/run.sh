@@ -1,6 +1,7 @@
 #!/bin/sh
-# make test: the C tests, then the command-line tests; closes with one line that counts both.
+# make test: the C tests, the command-line tests, the hostile inputs; closes with one line that counts all.
 export OMP_WAIT_POLICY=passive                        # threads that spin would starve each other on a busy machine
 build/test_gpt "$@" | tee build/test.out
 sh dev/test/cli.sh | tee build/cli.out
-cat build/test.out build/cli.out | awk '/^[0-9]+ passed, [0-9]+ failed$/ { p += $1; f += $3; n++ } END { print p " passed, " f " failed"; exit (f > 0 || n != 2) }'
+sh dev/test/hostile.sh | tee build/hostile.out
+cat build/test.out build/cli.out build/hostile.out | awk '/^[0-9]+ passed, [0-9]+ failed$/ { p += $1; f += $3; n++ } END { print p " passed, " f " failed"; exit (f > 0 || n != 3) }'
