@@ -15,6 +15,7 @@ import argparse
 import codecs
 import collections
 import concurrent.futures
+import difflib
 import email.utils
 import fcntl
 import hashlib
@@ -377,7 +378,7 @@ class Folder:
         say(f"{self.path}: complete, {len(self.state['shards'])} shards")
         for split in ("train", "val"):
             print(f"{split:5}  {sum(shard['tokens'] for name, shard in self.state['shards'].items() if f'_{split}_' in name)} tokens")
-        print(f"next: make train_gpt && ./train_gpt --data {shlex.quote(self.path)} --model {model}")
+        print(f"next: ./train_gpt --data {shlex.quote(self.path)} --model {model}")
 
 
 def shard_tokens(path):
@@ -574,8 +575,6 @@ def list_files(paths, out):
     for path in paths:
         if os.path.isfile(path):
             found.append(path)
-        elif not os.path.isdir(path):
-            raise Refusal(f"{path}: expected a text file, a folder, or one of {', '.join(DATASETS)}, tokenizer; found nothing of the kind\n  -> check the path")
         for folder, inner, names in os.walk(path, onerror=unreadable) if os.path.isdir(path) else ():
             inner[:] = sorted(name for name in inner if name[0] != "." and os.path.realpath(os.path.join(folder, name)) != out)
             files = [os.path.join(folder, name) for name in sorted(names) if name[0] != "."]
@@ -607,6 +606,8 @@ def local_texts(files, val_fraction):
         documents += [] if problem else [(path, os.path.getsize(path))]
     total = sum(size for _, size in documents)
     print("\n".join(skipped[:10] + [f"{len(documents)} documents, {readable(total)}; {len(skipped)} files skipped"]))
+    if not documents:
+        raise Refusal("expected text, found none in these files\n  -> UTF-8 files that are not empty")
     middle, begin = int(total * (1 - val_fraction)), 0
     for path, size in documents:
         if begin <= middle < begin + size:
@@ -652,7 +653,7 @@ def get_text(name, files, folder, tokenizer, args):
 
 def at_least_one(text):
     if not text.isdigit() or int(text) < 1:
-        raise Refusal(f"expected a number of 1 or more, found {text!r}\n  -> python3 data/get.py --help")
+        raise Refusal(f"expected a whole number of 1 or more, found {text!r}\n  -> digits alone, as in --tokens 1000000")
     return int(text)
 
 
@@ -689,6 +690,11 @@ def arguments():
     if ready and args.tokens or not ready and args.shards:
         raise Refusal(f"expected {'--shards' if ready else '--tokens'} for {' '.join(args.what)}, found {'--tokens' if ready else '--shards'}\n"
                       "  -> ready-made shards have 100 million tokens each: --shards N; other text is counted in tokens: --tokens N")
+    for what in () if name else args.what:
+        if not os.path.exists(what):
+            near = difflib.get_close_matches(what.lower(), [*DATASETS, "tokenizer"], 1)
+            raise Refusal(f"{what}: expected a text file, a folder, or one of {', '.join(DATASETS)}, tokenizer; found nothing of the kind\n"
+                          f"  -> {'did you mean ' + near[0] + '?' if near else 'check the path'}")
     if not name and not args.out:
         raise Refusal("expected a folder to write to, found no --out\n  -> --out DIR")
     return args, name, ready

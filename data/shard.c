@@ -34,7 +34,7 @@ typedef struct { int64_t total, done; double start, last; bool terminal; } Progr
 static void help(void) {
     printf("usage: ./shard --out DIR FILE...\n\n"
            "Writes UTF-8 text as shards of bytes: DIR/train_000000.bin ..., DIR/val_000000.bin ...\n"
-           "FILE may be a folder: all its files, sorted, with those of its folders; hidden and empty files are skipped.\n"
+           "FILE may be a folder: all its files, sorted, with those of its folders; hidden files, empty ones and *.bin are skipped.\n"
            "Every file is a document and begins with the separator, token 0. The end of the text is the validation split.\n\n"
            "  --out DIR            where the shards go; made when missing\n"
            "  --val-fraction 0.1   part of the text for validation, 0 for none\n"
@@ -57,12 +57,18 @@ static void add_document(Documents *d, const char *path, int64_t bytes) {
 
 static int visible(const struct dirent *entry) { return entry->d_name[0] != '.'; }
 
+// Within a folder shards are not taken for text.
+static int maybe_text(const struct dirent *entry) {
+    size_t n = strlen(entry->d_name);
+    return visible(entry) && !(n > 4 && strcmp(entry->d_name + n - 4, ".bin") == 0);
+}
+
 static void add_path(Documents *d, const char *path, bool named) {
     struct stat info;
     CHECK(stat(path, &info) == 0, "%s: expected a text file or a folder, found: %s\n  -> check the path", path, strerror(errno));
     if (S_ISDIR(info.st_mode)) {
         struct dirent **entries;
-        int n = scandir(path, &entries, visible, shard_order);
+        int n = scandir(path, &entries, maybe_text, shard_order);
         CHECK(n >= 0, "%s: expected a folder of text, found that it cannot be read: %s\n  -> check its permissions", path, strerror(errno));
         char *inside = check_alloc(MAX_PATH, "the path of a file");        // not on the stack: folders may lie two thousand deep
         for (int i = 0; i < n; i++) {
@@ -314,9 +320,9 @@ int main(int argc, char **argv) {
     for (int part = TRAIN; part <= VAL; part++) {
         printf("%-5s  %lld tokens in %lld shard%s\n", SPLITS[part], (long long)w->tokens[part], (long long)w->shards[part], w->shards[part] == 1 ? "" : "s");
     }
-    const char *quote = strpbrk(o.out, " \t()&;*?$\"") ? "'" : "";
-    printf("%lld bytes of %lld document%s, vocabulary %d: a token is a byte, 0 begins a document\nnext: ./train_gpt --data %s%s%s\n",
-           (long long)text->bytes, (long long)text->count, text->count == 1 ? "" : "s", CORPUS_VOCAB, quote, o.out, quote);
+    const char *quote = strpbrk(o.out, " \t()&;*?$\"") || !w->tokens[VAL] ? "'" : "";
+    printf("%lld bytes of %lld document%s, vocabulary %d: a token is a byte, 0 begins a document\nnext: ./train_gpt --data %s%s%s%s --model llama-char\n",
+           (long long)text->bytes, (long long)text->count, text->count == 1 ? "" : "s", CORPUS_VOCAB, quote, o.out, w->tokens[VAL] ? "" : "/*.bin", quote);
     for (int64_t i = 0; i < text->count; i++) free(text->list[i].path);
     free(text->list);
     free(chunk);

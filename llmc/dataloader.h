@@ -146,7 +146,7 @@ static inline void shard_list_folder(DataLoader *d, const char *path, const char
         free(entries[i]);
     }
     free(entries);
-    CHECK(d->shard_count, "%s: expected files named *%s*.bin, found none among its %d .bin files\n  -> name them so, or give --data 'FOLDER/*.bin' and --val-data; from text: make shard && ./shard --out DIR your.txt",
+    CHECK(d->shard_count, "%s: expected files named *%s*.bin, found none among its %d .bin files\n  -> name them so, or give --data 'FOLDER/*.bin', or --val-data too; from text: make shard && ./shard --out DIR your.txt",
           path, split, bins);
 }
 

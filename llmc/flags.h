@@ -204,13 +204,14 @@ static inline void flags_parse(FlagSet *s, int count, char *const *words, int by
         const char *word = words[i], *equals = strchr(word, '=');
         char nearest[64];
         const FlagRow *row = flag_find(word, equals ? (size_t)(equals - word) : strlen(word));
+        CHECK(word[0] == '-', "expected a flag, found \"%s\"\n  -> a value with a space needs quotes; ./train_gpt --help lists the flags", word);
         CHECK(row, "unknown flag %s\n  -> did you mean %s? ./train_gpt --help lists all", word, flag_nearest(word, nearest, sizeof nearest));
         CHECK(by != BY_USER || s->by[row - FLAGS] != BY_USER, "%s is given twice\n  -> give it once", word);
         bool alone = !equals && (i + 1 == count || !strncmp(words[i + 1], "--", 2));
         if (alone && row->kind == SWITCH) flag_set(s, row, "on", by);
         else if (alone && row == &FLAGS[FLAG_show]) flag_set(s, row, "model", by);
         else {
-            CHECK(!alone, "%s needs a value\n  -> %s", word, row->help);
+            CHECK(!alone, "%s needs a value\n  -> %s %s: %s", word, word, *row->choices ? row->choices : "VALUE", row->help);
             flag_set(s, row, equals ? equals + 1 : words[++i], by);
         }
     }

@@ -5,6 +5,9 @@
 
 enum { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };        // in the order of --schedule's choices
 
+// The step at which the schedule ends.
+static inline int64_t schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_steps : f->steps; }
+
 // Linear warmup from lr / warmup to lr at step `warmup`; then, with p from 0 to 1 at the schedule's end and floor = min_lr:
 //   cosine    floor + (1 - floor) (1 + cos(pi p)) / 2
 //   linear    1 - (1 - floor) p
@@ -12,7 +15,7 @@ enum { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };     
 //   constant  1
 static inline double schedule_lr(const Flags *f, int64_t step) {
     if (step <= f->warmup) return f->lr * (double)step / (double)f->warmup;
-    int64_t end = f->schedule_steps ? f->schedule_steps : f->steps;
+    int64_t end = schedule_end(f);
     double p = end > f->warmup ? (double)(step - f->warmup) / (double)(end - f->warmup) : 1, factor = 1;
     if (p > 1) p = 1;
     if (f->schedule == SCHEDULE_COSINE) factor = f->min_lr + (1 - f->min_lr) * 0.5 * (1 + cos(3.14159265358979323846 * p));

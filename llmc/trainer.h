@@ -12,6 +12,7 @@
 #include "schedule.h"
 #include "show.h"
 #include "tokenizer.h"
+#include <signal.h>
 #include <sys/file.h>
 
 #ifndef NORM_MODE
@@ -76,8 +77,8 @@ static inline void run_refuse(const FlagSet *set, const Mode *r) {
 #define REFUSE(condition, ...) CHECK(!(condition), __VA_ARGS__);
     REFUSAL_TABLE(REFUSE)
 #undef REFUSE
-    int64_t end = f->schedule_steps ? f->schedule_steps : f->steps;
-    if (!*f->from && f->steps && f->warmup >= end) printf("note: the warmup (%lld steps) fills the schedule (%lld); the rate never falls\n", (long long)f->warmup, (long long)end);
+    int64_t end = schedule_end(f);
+    if (!*f->from && f->steps && f->warmup >= end) printf("note: the warmup (%lld steps) fills the schedule (%lld): the rate never falls\n  -> a smaller --warmup\n", (long long)f->warmup, (long long)end);
 }
 #undef user
 
@@ -204,7 +205,7 @@ static inline bool run_found(const char *out, int resume) {
     check_format(config, sizeof config, "%s/config.json", out);
     check_format(log, sizeof log, "%s/log.jsonl", out);
     bool whole = file_exists(config), run = whole || file_exists(log) || checkpoint_step_below(out, INT64_MAX) >= 0;
-    CHECK(!run || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew", out);
+    CHECK(!run || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew, --from %s --sample N only reads it", out, out);
     CHECK(!run || whole, "%s holds a run without its config.json; nothing was overwritten\n  -> copy it from a checkpoint: cp %s/step_*/config.json %s/", out, out, out);
     return run;
 }
@@ -229,7 +230,11 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
         CHECK(resuming || given.f.resume != 2, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", given.f.out);
         if (found && !resuming) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", given.f.out);
     }
+    int64_t end = schedule_end(&set->f);
     flags_override(set, &given, found);
+    if (*given.f.out && given.f.resume && !found) printf("resume: no run in %s yet; a new one begins: %s on %s\n", given.f.out, set->f.model, *set->f.data ? set->f.data : "the built-in stories");
+    if (resuming && schedule_end(&set->f) != end)
+        printf("note: the schedule now ends at step %lld, not %lld, and the rate follows it\n  -> --schedule-steps %lld keeps it as it was\n", (long long)schedule_end(&set->f), (long long)end, (long long)end);
     return resuming;
 }
 
@@ -510,15 +515,18 @@ static inline void run_open_data(Run *r, bool training) {
     const Flags *f = r->f;
     const char *val = *f->val_data ? f->val_data : f->data;
     r->has_val = *f->val_data || !*f->data || is_folder(f->data);
-    CHECK(training || r->has_val, "--eval needs validation data\n  -> --val-data PATH");
     if (training) {
         loader_open(&r->train, f->data, "train", (int)f->seq, 1, (uint64_t)f->seed);
         run_check_vocab(r, &r->train, "training");
     }
+    CHECK(training || r->has_val || file_exists(f->data), "--eval needs validation data, and this run's, %s, is not here\n  -> put it back, or --val-data PATH", f->data);
+    CHECK(training || r->has_val, "--eval needs validation data\n  -> --val-data PATH");
     if (r->has_val) {
         loader_open(&r->val, val, "val", (int)f->seq, 0, 0);
         run_check_vocab(r, &r->val, "validation");
     }
+    CHECK(!training || !r->has_val || !r->train.vocab || !r->val.vocab || r->train.vocab == r->val.vocab,
+          "training data has a vocabulary of %d, validation data one of %d\n  -> --val-data with shards of the same tokenizer", r->train.vocab, r->val.vocab);
 }
 
 // The tokenizer: --tokenizer, or the run's own, or the one beside its data. None is needed but for prompts of models that do not read bytes.
@@ -537,6 +545,7 @@ static inline void run_open_tokenizer(Run *r) {
         CHECK(!prompt || t->encodes, "%s only decodes, and the prompt needs to be encoded\n  -> --tokenizer FILE: python3 data/get.py tokenizer writes GPT-2's", path);
         if (t->count < r->m.V) printf("%s has %d tokens, the model a vocabulary of %d: the rest would be shown as numbers\n", path, t->count, r->m.V);
     }
+    if (!*path && r->m.V != CORPUS_VOCAB && f->sample) printf("note: no tokenizer.bin, so samples are the numbers of tokens\n  -> --tokenizer FILE\n");
     CHECK(!prompt || *path || r->m.V == CORPUS_VOCAB, "--prompt needs the tokenizer of this model's data\n  -> --tokenizer FILE: python3 data/get.py tokenizer writes GPT-2's");
 }
 
@@ -608,13 +617,29 @@ static inline void run_open_folder(Run *r) {
     log_end(&r->log);
 }
 
+// Ctrl-C or a scheduler's SIGTERM: the step in work is finished and saved. A second one ends at once. The one mutable global: a signal has no argument.
+static volatile sig_atomic_t run_stopped;
+static inline void run_stop(int signal) { run_stopped = signal; }
+
 static inline void run_train(Run *r) {
     const Flags *f = r->f;
+    struct sigaction stop;
+    memset(&stop, 0, sizeof stop);
+    stop.sa_handler = run_stop;
+    stop.sa_flags = (int)SA_RESETHAND | SA_RESTART;
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGTERM, &stop, NULL);
     bool saved = r->step > 0, validated = r->log.validated;
     r->started = clock_seconds();
     r->started_at = r->tokens;
+    if (r->step >= f->steps) printf("note: the run is at step %lld of --steps %lld: nothing to train\n  -> a larger --steps\n", (long long)r->step, (long long)f->steps);
     for (;;) {
         bool last = r->step >= f->steps;
+        if (run_stopped) {
+            if (r->step > 0 && !saved) run_save(r);
+            printf("\nstopped at step %lld; --out %s --resume auto goes on\n", (long long)r->step, r->out);
+            exit(128 + run_stopped);
+        }
         if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) run_save(r);
         if (r->has_val && r->step > 0 && !validated && (last || (f->val_every && r->step % f->val_every == 0))) {
             double begin = clock_seconds();

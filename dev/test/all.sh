@@ -39,7 +39,8 @@ step "every mode builds and trains" sh -c '
 step "pictures (python3 with matplotlib)" sh -c '
     make -s build/cpu-span-fp32/train_gpt
     build/cpu-span-fp32/train_gpt --width 32 --seq 32 --batch 4 --steps 6 --norms-every 2 --sample 0 --val-tokens 64 --out a
-    python3 dev/plot.py a -o loss.png && python3 dev/plot.py a --norms -o norms.png && test -s loss.png && test -s norms.png'
+    python3 dev/plot.py a && python3 dev/plot.py a --norms -o norms.png && test -s a/loss.png && test -s norms.png
+    ! python3 dev/plot.py nowhere 2> message && grep -q "expected the folder of a run" message'
 step "the oracle gives the goldens (python3 with torch)" python3 dev/oracle/oracle.py --check
 step "tokenizer against tiktoken (python3 with tiktoken)" sh -c 'make -s build/tokenize && python3 dev/test/test_tokenizer.py'
 step "datasets, from a server that misbehaves (python3 with tiktoken)" python3 dev/test/test_get.py

@@ -344,7 +344,7 @@ out of range|--beta1 1
 expected off|--tied maybe
 no model named|--model nonsense
 unknown flag --learning-rate|--learning-rate 1
-unknown flag|lr=1
+expected a flag|lr=1
 unknown flag|--
 unknown flag|-h
 is given twice|--lr 1 --lr 1
@@ -359,7 +359,7 @@ no memory|--layers 4096 --width 1048576 --heads 4096 --ffn 4194304 --seq 16 --ba
 END
 refused "flags: more than can be counted" "less than 2^59 elements" \
         "$train" --show --layers 4096 --width 1048576 --heads 4096 --ffn 4194304 --seq 4194304 --batch 511
-refused "flags: an empty word"           "unknown flag"                    "$train" ''
+refused "flags: an empty word"           "expected a flag"                   "$train" ''
 refused "flags: an empty model"          "no model named"                  "$train" --model ''
 works   "flags: a hexadecimal number"    "$train" $model --steps 0x2 --data data --out hex
 holds   "flags: is that number"          grep -q '"steps": "2"' hex/config.json

@@ -377,13 +377,13 @@ def test_local_text():
     (source / "täxt").write_text("y")  # of the same size
     expect_refusal(run("--vocab", vocab, "--out", out, "--val-fraction", 0, source), "found another", "begin again")
     expect(run("--vocab", vocab, "--out", fresh("link"), "--val-fraction", 0, source / "linked")[0] == 0 and shards(scratch / "link", "train") == encode(texts["a b.txt"]), "a named link")
-    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "latin1"), "expected text for both splits, found 0 bytes")
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "latin1"), "expected text, found none")
     read, get.read_range = get.read_range, lambda path, *rest: ((source / "a b.txt").write_text("shorter now"), read(path, *rest))[1]
     expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "a b.txt"), "found that it has changed")
     get.read_range = read
     expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "nothing"), "found nothing of the kind", "tinystories")
     expect(not (scratch / "x").exists(), "a mistyped path leaves nothing behind")
-    expect_refusal(run("--vocab", vocab, "--out", scratch / "x", source / "latin1"), "found 0 bytes")
+    expect_refusal(run("--vocab", vocab, "--out", scratch / "x", source / "latin1"), "found none")
     expect(run("--vocab", vocab, "--out", scratch / "x", source / "long.txt", "--shard-tokens", 50)[0] == 0, "and what came to nothing is no settings")
 
 
@@ -737,6 +737,7 @@ def test_missing_modules():
 
 
 def test_refusals():
+    expect_refusal(run("TinyShakespear"), "nothing of the kind", "did you mean tinyshakespeare?")
     text = fresh("text")
     text.write_text(words(3, 2000))
     expect_refusal(run(), "required: what", "--help")
@@ -747,7 +748,7 @@ def test_refusals():
     expect_refusal(run("fineweb", "--tokens", 5), "expected --shards", "--shards N")
     expect_refusal(run("tinystories", "--shards", 5), "expected --tokens", "--tokens N")
     for bad in ("0", "-1", "1.5", "x", ""):
-        expect_refusal(run("--out", scratch / "x", text, f"--tokens={bad}"), "expected a number of 1 or more")
+        expect_refusal(run("--out", scratch / "x", text, f"--tokens={bad}"), "expected a whole number of 1 or more")
     for bad in ("1", "-0.1", "x", "nan"):
         expect_refusal(run("--out", scratch / "x", text, f"--val-fraction={bad}"), "expected a number from 0 to below 1")
     other = fresh("others")

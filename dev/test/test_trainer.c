@@ -26,7 +26,7 @@ void test_flags(void) {
     EXPECT(s.by[FLAG_lr] == BY_USER && s.by[FLAG_width] == BY_DEFAULT, "who set it");
     static const char *const refused[][2] = {{"--learning-rate 1", "unknown flag"}, {"--stepz 1", "did you mean --steps"}, {"--lr", "needs a value"}, {"--lr --steps 3", "needs a value"},
         {"--lr fast", "expected a number"}, {"--lr nan", "expected a number"}, {"--steps 1.5", "whole number"}, {"--steps -1", "out of range"}, {"--lr 1e3", "out of range"},
-        {"--steps 99999999999999999999", "out of range"}, {"--schedule cosin", "expected cosine|wsd"}, {"--bias maybe", "expected off|on"}, {"--lr 1 --lr=2", "given twice"}, {"steps", "unknown flag"},
+        {"--steps 99999999999999999999", "out of range"}, {"--schedule cosin", "expected cosine|wsd"}, {"--bias maybe", "expected off|on"}, {"--lr 1 --lr=2", "given twice"}, {"steps", "expected a flag"},
         {"--steps 0x", "expected a number"}, {"--layers 0", "out of range"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) EXPECT_REFUSAL(parse_refused, (void *)refused[i][0], refused[i][1]);
     for (int i = 0; i < FLAG_COUNT; i++) {                                        // what is printed can be typed
@@ -209,7 +209,7 @@ void test_run(void) {
     check_format(line, sizeof line, SHAPE "--steps 7 --schedule-steps 12 --out %s/d --save-every 3", dir);
     EXPECT(run(PROGRAM, line) == 0, "stop at 7: %s", output);
     check_format(line, sizeof line, " --out %s/d --resume required --steps 12", dir);
-    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "at step 7"), "resume at 7: %s", output);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "at step 7") && !strstr(output, "the schedule now ends"), "resume at 7: %s", output);
     EXPECT(!strcmp(whole, run_hash_of(resumed)), "a run stopped and resumed ends with the same weights");
     check_format(path, sizeof path, "%s/d/log.jsonl", dir);
     EXPECT(log_lines(path, &steps) == 2 + 12 + 4 + 1, "its log has the flags twice, every step once, and the validation at 7 too");
@@ -222,6 +222,14 @@ void test_run(void) {
     EXPECT(!strcmp(whole, run_hash_of(resumed)), "a run killed at any moment and resumed ends with the same weights");
     check_format(path, sizeof path, "%s/e/log.jsonl", dir);
     log_lines(path, &steps);
+
+    // Ctrl-C: the step in work is saved, and the run goes on from there.
+    check_format(line, sizeof line, "timeout --preserve-status -s INT 0.5 " PROGRAM SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/i", dir);
+    EXPECT(run(line, "") == 130 && strstr(output, "stopped at step"), "interrupted: %s", output);
+    check_format(line, sizeof line, "ls -d %s/i/step_*", dir);
+    EXPECT(run(line, "") == 0, "an interrupted run has a checkpoint: %s", output);
+    check_format(line, sizeof line, " --out %s/i --resume required --steps 1", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "nothing to train") , "a run beyond its --steps says so: %s", output);
 
     // Killed before its first checkpoint: --resume auto begins again with the run's own flags, and refuses others.
     check_format(line, sizeof line, SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/k", dir);
@@ -268,6 +276,9 @@ void test_run(void) {
     EXPECT(run(PROGRAM, line) == 0 && !strcmp(whole, run_hash_of(other)), "--init-from starts from the weights: %s", output);
     check_format(line, sizeof line, " --layers 3 --width 32 --heads 2 --ffn 48 --seq 32 --batch 4 --steps 0 --init-from %s/a --out %s/g", dir, dir);
     expect_refused(line, "which this model needs");
+
+    check_format(line, sizeof line, " --out %s/a --resume auto --steps 14", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "ends at step 14, not 12"), "another end of the schedule is said: %s", output);
 
     // Divergence: the weights stay finite, the run ends with its own status and says what to do.
     check_format(line, sizeof line, MODEL "--steps 400 --warmup 0 --val-every 0 --lr 10 --weight-decay 10 --clip 0 --beta2 0 --beta1 0 --save-every 1 --out %s/h", dir);
@@ -344,6 +355,11 @@ void test_run_tokens(void) {
     expect_refused(line, "does not name its vocabulary");
     check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --vocab %d --out %s/b", dir, vocab, dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "does not name its vocabulary; tokens of"), "and it can be named: %s", output);
+    check_format(line, sizeof line, MODEL "--steps 1 --data %s/elsewhere --val-data %s/bytes --out %s/c", dir, dir, dir);
+    char shards[600];
+    check_format(shards, sizeof shards, "build/shard --out %s/bytes README.md", dir);
+    run(shards, "");
+    expect_refused(line, "validation data one of 256");
     check_format(line, sizeof line, MODEL "--steps 1 --vocab %d --out %s/c", vocab - 1, dir);
     run(PROGRAM, line);
     check_format(line, sizeof line, " --from %s/c --sample 1 --tokenizer %s/a/tokenizer.bin", dir, dir);
