@@ -21,7 +21,7 @@ static inline double schedule_lr(const Flags *f, int64_t step) {
     if (f->schedule == SCHEDULE_COSINE) factor = f->min_lr + (1 - f->min_lr) * 0.5 * (1 + cos(3.14159265358979323846 * p));
     if (f->schedule == SCHEDULE_LINEAR) factor = 1 - (1 - f->min_lr) * p;
     if (f->schedule == SCHEDULE_WSD && p > 1 - f->decay_part) factor = 1 - (1 - f->min_lr) * (p - (1 - f->decay_part)) / f->decay_part;
-    return f->lr * factor;
+    return f->lr * (factor < f->min_lr ? f->min_lr : factor);                          // rounding must not end below the floor
 }
 
 // Width scaling (Everett et al. 2024, standard parameterization with Adam): matrices (head included) learn at (base / width)^power,

@@ -62,6 +62,8 @@ void test_schedule(void) {
     expect_lr("--lr 1 --steps 110 --warmup 10 --min-lr 0 --schedule wsd --decay-part 0.2", 100, 0.5);
     expect_lr("--lr 1 --steps 110 --warmup 10 --min-lr 0 --schedule wsd --decay-part 0.2", 110, 0);
     expect_lr("--lr 1 --steps 110 --warmup 10 --schedule wsd --decay-part 0", 110, 1);
+    FlagSet end = parse("--lr 1 --steps 110 --warmup 10 --min-lr 0 --schedule wsd --decay-part 0.3");
+    EXPECT(schedule_lr(&end.f, 110) >= 0, "rounding ends the schedule below zero, at %g", schedule_lr(&end.f, 110));
     expect_lr("--lr 0.5 --steps 110 --warmup 0 --schedule constant", 1, 0.5);
     expect_lr("--lr 1 --steps 50 --schedule-steps 110 --warmup 10 --min-lr 0.1", 60, 0.55);
     expect_lr("--lr 1 --steps 10 --warmup 10", 10, 1);
