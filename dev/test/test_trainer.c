@@ -160,6 +160,9 @@ void test_logger(void) {
 #define MODEL " --layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 4 --sample 0 "
 #define SHAPE MODEL "--warmup 4 --val-tokens 256 --val-every 5 "
 #define TINY SHAPE "--steps 12 "
+// A run of many steps in DIR/NAME that gets a signal once its log has three lines; the arguments are DIR, NAME, DIR, NAME.
+#define LONG_RUN(signal) PROGRAM SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/%s & p=$!; " \
+    "for i in $(seq 400); do sleep 0.1; [ $(wc -l < %s/%s/log.jsonl) -lt 3 ] || break; done; kill -" signal " $p; wait $p"
 
 // Runs a command, keeps what it printed on both streams; returns its exit status, 128 + n for signal n.
 static char output[1 << 16];
@@ -226,8 +229,7 @@ void test_run(void) {
     log_lines(path, &steps);
 
     // Told to stop, by Ctrl-C or SIGTERM: the step in work is saved, and the run goes on from there.
-    check_format(line, sizeof line, PROGRAM SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/i & p=$!; "
-                 "for i in $(seq 400); do sleep 0.1; [ $(wc -l < %s/i/log.jsonl) -lt 3 ] || break; done; kill -TERM $p; wait $p", dir, dir);
+    check_format(line, sizeof line, LONG_RUN("TERM"), dir, "i", dir, "i");
     EXPECT(run(line, "") == 143 && strstr(output, "stopped at step"), "interrupted: %s", output);
     check_format(line, sizeof line, "ls -d %s/i/step_*", dir);
     EXPECT(run(line, "") == 0, "an interrupted run has a checkpoint: %s", output);
@@ -235,8 +237,8 @@ void test_run(void) {
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "nothing to train") , "a run beyond its --steps says so: %s", output);
 
     // Killed before its first checkpoint: --resume auto begins again with the run's own flags, and refuses others.
-    check_format(line, sizeof line, SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/k", dir);
-    run("timeout -s KILL 0.5 " PROGRAM, line);
+    check_format(line, sizeof line, LONG_RUN("KILL"), dir, "k", dir, "k");
+    run(line, "");
     check_format(line, sizeof line, " --out %s/k --resume auto --width 64", dir);
     expect_refused(line, "--width is 32 in this run and 64");
     check_format(line, sizeof line, " --out %s/k --resume required", dir);
