@@ -162,7 +162,7 @@ void test_logger(void) {
 #define TINY SHAPE "--steps 12 "
 // A run of many steps in DIR/NAME that gets a signal once its log has three lines; the arguments are DIR, NAME, DIR, NAME.
 #define LONG_RUN(signal) PROGRAM SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/%s & p=$!; " \
-    "for i in $(seq 400); do sleep 0.1; [ $(wc -l < %s/%s/log.jsonl) -lt 3 ] || break; done; kill -" signal " $p; wait $p"
+    "for i in $(seq 400); do sleep 0.1; [ $(cat %s/%s/log.jsonl 2> /dev/null | wc -l) -lt 3 ] || break; done; kill -" signal " $p; wait $p"
 
 // Runs a command, keeps what it printed on both streams; returns its exit status, 128 + n for signal n.
 static char output[1 << 16];
