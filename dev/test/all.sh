@@ -29,6 +29,7 @@ if command -v clang > /dev/null; then
 else
     failed=$((failed + 1)); echo "clang: not installed, 3 checks not run"
 fi
+step "the CUDA emulator finds what is planted (CUDA toolkit headers, no GPU)" sh dev/emu/test.sh 3
 step "every mode builds and trains" sh -c '
     for mode in $(sed -n "s/^MODE. *\([A-Z0-9_]*\),.*/\1/p" llmc/modes.h); do
         make -s CFLAGS=-O1 train_gpt NORM_MODE=$mode || exit 1

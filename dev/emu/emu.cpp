@@ -1,0 +1,652 @@
+// emu.cpp: the runtime under emu.h and launch.h. It runs kernels on one host thread: one fiber per CUDA thread, one block at a time.
+//
+// Compiled once, without sanitizers, and linked to test objects built plain, with -fsanitize=address or with -fsanitize=thread: what a sanitizer must be
+// told (which stack runs, what orders memory) goes through its public functions, weak here.
+//   EMU_SEED=n   n > 0: random order of blocks, of threads between two meetings, and of streams (every legal order is possible); 0: ascending, in issue order
+// Memory of cudaMalloc and shared memory start as 0xFF bytes: NaN as float and as bfloat16, -1 as int.
+// A kernel that breaks a rule of emu.h ends the program with status 3 and a message that names kernel, block and thread.
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#include <cuda_runtime.h>
+#if !defined(__x86_64__) || defined(EMU_UCONTEXT)
+#include <ucontext.h>
+#endif
+
+// ------------------------------------------------------------------ what the sanitizers are told
+extern "C" {
+#define WEAK __attribute__((weak))
+void __sanitizer_start_switch_fiber(void **fake_stack, const void *bottom, size_t size) WEAK;
+void __sanitizer_finish_switch_fiber(void *fake_stack, const void **bottom, size_t *size) WEAK;
+void *__tsan_get_current_fiber(void) WEAK;
+void *__tsan_create_fiber(unsigned flags) WEAK;
+void __tsan_destroy_fiber(void *fiber) WEAK;
+void __tsan_switch_to_fiber(void *fiber, unsigned flags) WEAK;
+void __tsan_acquire(void *address) WEAK;
+void __tsan_release(void *address) WEAK;
+void AnnotateIgnoreWritesBegin(const char *file, int line) WEAK;
+void AnnotateIgnoreWritesEnd(const char *file, int line) WEAK;
+}
+
+static void acquire(void *address) { if (__tsan_acquire) __tsan_acquire(address); }
+static void release(void *address) { if (__tsan_release) __tsan_release(address); }
+static void ignore_begin(void) { if (AnnotateIgnoreWritesBegin) AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }      // what is allocated meanwhile counts as
+static void ignore_end(void) { if (AnnotateIgnoreWritesEnd) AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }            // fresh, written by nobody
+
+// ------------------------------------------------------------------ contexts
+#if defined(__x86_64__) && !defined(EMU_UCONTEXT)
+struct Context { void *sp; };
+extern "C" void emu_swap(Context *from, Context *to);       // saves what the System V ABI makes the callee save
+asm(".text\n.p2align 4\nemu_swap:\n"
+    "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+    "movq %rsp, (%rdi)\n movq (%rsi), %rsp\n"
+    "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
+static void context_make(Context *c, char *stack, size_t bytes, void (*entry)(void)) {
+    void **top = reinterpret_cast<void **>(stack + bytes);
+    memset(top - 8, 0, 8 * sizeof *top);                     // a zero return address ends every backtrace
+    top[-2] = reinterpret_cast<void *>(entry);
+    c->sp = top - 8;
+}
+static void context_swap(Context *from, Context *to) { emu_swap(from, to); }
+#else
+struct Context { ucontext_t u; };
+static void context_make(Context *c, char *stack, size_t bytes, void (*entry)(void)) {
+    getcontext(&c->u);
+    c->u.uc_stack.ss_sp = stack;
+    c->u.uc_stack.ss_size = bytes;
+    c->u.uc_link = NULL;
+    makecontext(&c->u, entry, 0);
+}
+static void context_swap(Context *from, Context *to) { swapcontext(&from->u, &to->u); }
+#endif
+
+// ------------------------------------------------------------------ state
+static const size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 64 << 10, STATIC_SHARED_MAX = 48 << 10, SHARED_MAX = 227 << 10, DEVICE_BYTES = (size_t)1 << 30;
+static const int MAX_THREADS = 1024, MAX_MASKS = 48;
+
+struct Fiber {
+    Context context;
+    char *stack;
+    size_t stack_bytes;
+    void *fake_stack, *tsan;          // the sanitizers' handles
+    uint3 thread;
+    int index;                        // in the block; -1: the host
+    bool live;
+    const char *waits, *file;         // the operation it waits in, NULL: it can run
+    int line;
+    unsigned mask;
+};
+
+// Lanes that name the same mask meet here. Two buffers: a lane may bring its next value while slower ones still read the last.
+struct Slot {
+    const char *operation;
+    unsigned mask, arrived, generation, present[2];
+    uint64_t value[2][32];
+    char order[2];                    // addresses for acquire and release
+};
+
+struct Warp {
+    unsigned live;
+    int slots;
+    Slot slot[MAX_MASKS];
+};
+
+struct Shared { const void *key; size_t bytes; void *data; };
+
+struct Operation { std::vector<int> after; std::function<void()> run; };
+
+// Threads ask for their index and the API has no context argument, so the machine is one object of the process.
+struct Machine {
+    Fiber host, fiber[MAX_THREADS];
+    Fiber *now = &host;
+    Warp warp[MAX_THREADS / 32];
+    Fiber *ready[MAX_THREADS];        // a ring: ready_count fibers from ready_head on
+    unsigned ready_head;
+    int ready_count, live, barrier_count;
+    Fiber *barrier_first;             // of the barrier_count that wait
+    unsigned barrier_generation;
+    char barrier_order[2], fence_order, launch_order;
+    std::vector<Shared> shared;
+    void *dynamic;
+    size_t dynamic_bytes;
+    const std::function<void()> *body;
+    const char *text = NULL, *file;
+    int line;
+    uint3 block;
+    dim3 grid, size;
+    uint64_t random = 0;
+    bool seeded = false;
+    std::map<int, Operation> pending;
+    std::map<char *, size_t> device, pinned;
+    std::vector<cudaStream_t> streams;
+    size_t device_bytes = 0;
+    int issued = 0;
+    cudaError_t error = cudaSuccess;
+};
+static Machine emu;
+
+struct CUstream_st { int last; bool nonblocking; };
+struct CUevent_st { int operation; double seconds; };
+static CUstream_st default_stream = {0, false};
+
+// A number below n: 0 without EMU_SEED. The generator is SplitMix64 (Steele, Lea, Flood 2014).
+static int pick(int n) {
+    if (!emu.seeded) {
+        const char *seed = getenv("EMU_SEED");
+        emu.random = seed ? strtoull(seed, NULL, 10) * 0x632be59bd9b4e019ull : 0;
+        emu.seeded = true;
+    }
+    if (!emu.random || n <= 1) return 0;
+    uint64_t z = emu.random += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return (int)((z ^ (z >> 31)) % (uint64_t)n);
+}
+
+__attribute__((format(printf, 2, 3), noreturn)) static void fail(const char *help, const char *format, ...) {
+    va_list args;
+    fflush(stdout);
+    fprintf(stderr, "emulator: ");
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    const uint3 b = emu.block, t = emu.now->thread;
+    if (emu.text) fprintf(stderr, "\n  in LAUNCH(%s) of %s:%d, block (%u, %u, %u)", emu.text, emu.file, emu.line, b.x, b.y, b.z);
+    if (emu.now != &emu.host) fprintf(stderr, ", thread (%u, %u, %u)", t.x, t.y, t.z);
+    const char *seed = getenv("EMU_SEED");
+    fprintf(stderr, "\n  -> %s (EMU_SEED=%s repeats this order)\n", help, seed ? seed : "0");
+    _exit(3);
+}
+
+// ------------------------------------------------------------------ fibers
+static void switch_to(Fiber *to) {
+    Fiber *from = emu.now;
+    emu.now = to;
+    if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(from->live ? &from->fake_stack : NULL, to->stack, to->stack_bytes);
+    if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(to->tsan, 1);            // 1: the switch itself orders nothing
+    context_swap(&from->context, &to->context);
+    if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(from->fake_stack, NULL, NULL);
+}
+
+// Who stands where, one line per place.
+static void deadlock(void) {
+    int threads = (int)(emu.size.x * emu.size.y * emu.size.z);
+    fprintf(stderr, "emulator: threads that wait for each other:\n");
+    for (int i = 0; i < threads; i++) {
+        Fiber *f = &emu.fiber[i];
+        int same = 0, earlier = 0;
+        for (int j = 0; j < threads; j++) {
+            Fiber *g = &emu.fiber[j];
+            bool alike = g->live && f->live && g->line == f->line && g->mask == f->mask && !strcmp(g->waits, f->waits) && !strcmp(g->file, f->file);
+            same += alike;
+            earlier += alike && j < i;
+        }
+        if (!same || earlier) continue;
+        fprintf(stderr, "  %d in %s of %s:%d", same, f->waits, f->file, f->line);
+        if (f->mask) fprintf(stderr, " with mask 0x%08x", f->mask);
+        fprintf(stderr, ", the first is thread (%u, %u, %u)\n", f->thread.x, f->thread.y, f->thread.z);
+    }
+    emu.now = &emu.host;
+    fail("every live thread of the block (for a warp operation: of the mask) must come to the same call", "deadlock, %d threads live", emu.live);
+}
+
+static void run_next(void) {
+    if (!emu.ready_count) {
+        if (emu.live) deadlock();
+        switch_to(&emu.host);
+        return;
+    }
+    Fiber **first = &emu.ready[emu.ready_head % MAX_THREADS], *next;
+    std::swap(*first, emu.ready[(emu.ready_head + (unsigned)pick(emu.ready_count)) % MAX_THREADS]);
+    next = *first;
+    emu.ready_head++;
+    emu.ready_count--;
+    if (next != emu.now) switch_to(next);
+}
+
+static void make_ready(Fiber *f) {
+    f->waits = NULL;
+    emu.ready[(emu.ready_head + (unsigned)emu.ready_count++) % MAX_THREADS] = f;
+}
+
+static void wait_in(const char *operation, unsigned mask, const char *file, int line) {
+    emu.now->waits = operation;
+    emu.now->mask = mask;
+    emu.now->file = file;
+    emu.now->line = line;
+}
+
+static void barrier_release(void) {
+    emu.barrier_count = 0;
+    emu.barrier_generation++;
+    for (int i = 0; i < (int)(emu.size.x * emu.size.y * emu.size.z); i++) {
+        Fiber *f = &emu.fiber[i];
+        if (f->live && f->waits && !f->mask) make_ready(f);
+    }
+}
+
+static void slot_release(int warp, Slot *s) {
+    s->present[s->generation & 1] = s->arrived;
+    s->arrived = 0;
+    s->generation++;
+    for (int lane = 0; lane < 32; lane++) {
+        Fiber *f = &emu.fiber[warp * 32 + lane];
+        if ((s->mask >> lane & 1) && f->live && f->waits && f->mask == s->mask) make_ready(f);
+    }
+}
+
+// An exited thread counts as arrived, so its going may complete what others wait in.
+static void fiber_exit(Fiber *f) {
+    Warp *w = &emu.warp[f->index / 32];
+    release(&emu.launch_order);
+    f->live = false;
+    emu.live--;
+    w->live &= ~(1u << f->index % 32);
+    if (emu.barrier_count && emu.barrier_count == emu.live) barrier_release();
+    for (int i = 0; i < w->slots; i++) {
+        Slot *s = &w->slot[i];
+        if (s->arrived && s->arrived == (s->mask & w->live)) slot_release(f->index / 32, s);
+    }
+}
+
+static void fiber_entry(void) {
+    if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+    (*emu.body)();
+    fiber_exit(emu.now);
+    run_next();
+    abort();                                                 // nobody switches to a fiber that has ended
+}
+
+static void fiber_begin(int i) {
+    Fiber *f = &emu.fiber[i];
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    if (!f->stack || __tsan_create_fiber) {                  // ThreadSanitizer must forget what the last block wrote on it
+        ignore_begin();
+        if (f->stack) munmap(f->stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
+        char *p = static_cast<char *>(mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0));
+        if (p == MAP_FAILED || mprotect(p, GUARD_BYTES, PROT_NONE)) fail("free memory, or smaller blocks", "no memory for the stack of a thread");
+        ignore_end();
+        f->stack = p + GUARD_BYTES;
+        f->stack_bytes = STACK_BYTES;
+    }
+    context_make(&f->context, f->stack, STACK_BYTES, fiber_entry);
+    if (__tsan_create_fiber) f->tsan = __tsan_create_fiber(0);
+    f->fake_stack = NULL;
+    f->thread = {i % emu.size.x, i / emu.size.x % emu.size.y, i / (emu.size.x * emu.size.y)};
+    f->index = i;
+    f->live = true;
+    f->mask = 0;
+    emu.warp[i / 32].live |= 1u << i % 32;
+    make_ready(f);
+}
+
+static void *shared_make(const void *key, size_t bytes) {
+    size_t total = bytes + emu.dynamic_bytes, fixed = key ? bytes : 0;
+    for (const Shared &s : emu.shared) total += s.key ? s.bytes : 0, fixed += s.key ? s.bytes : 0;
+    if (fixed > STATIC_SHARED_MAX || total > SHARED_MAX) {
+        fail("smaller tiles, or SHARED_DYNAMIC", "%zu bytes of static shared memory (at most %zu), %zu in all (at most %zu)", fixed, STATIC_SHARED_MAX, total, SHARED_MAX);
+    }
+    ignore_begin();
+    void *p = malloc(bytes ? bytes : 1);
+    memset(p, 0xff, bytes);
+    emu.shared.push_back({key, bytes, p});
+    ignore_end();
+    return p;
+}
+
+static void run_block(void) {
+    int threads = (int)(emu.size.x * emu.size.y * emu.size.z);
+    emu.ready_count = emu.barrier_count = 0;
+    emu.live = threads;
+    emu.dynamic = NULL;
+    for (int w = 0; w <= (threads - 1) / 32; w++) emu.warp[w].live = 0, emu.warp[w].slots = 0;
+    for (int i = 0; i < threads; i++) fiber_begin(i);
+    run_next();
+    for (int i = 0; i < threads && __tsan_destroy_fiber; i++) __tsan_destroy_fiber(emu.fiber[i].tsan);
+    ignore_begin();
+    for (const Shared &s : emu.shared) free(s.data);
+    emu.shared.clear();
+    ignore_end();
+}
+
+// A thread that runs into the guard page below its stack. AddressSanitizer has a handler of its own.
+static void on_fault(int, siginfo_t *info, void *) {
+    const char *p = static_cast<const char *>(info->si_addr), *stack = emu.now->stack;
+    if (emu.now != &emu.host && p < stack && p >= stack - GUARD_BYTES) fail("smaller local arrays, no recursion", "stack overflow: more than %zu KiB of local variables", STACK_BYTES >> 10);
+    signal(SIGSEGV, SIG_DFL);
+}
+
+static void catch_faults(void) {
+    static char stack[64 << 10];
+    stack_t alternate = {};
+    struct sigaction action = {};
+    if (__sanitizer_start_switch_fiber || __tsan_create_fiber) return;
+    alternate.ss_sp = stack;
+    alternate.ss_size = sizeof stack;
+    sigaltstack(&alternate, NULL);
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, NULL);
+}
+
+static void host_begin(void) {
+    Fiber *h = &emu.host;
+    pthread_attr_t attributes;
+    void *stack;
+    pthread_getattr_np(pthread_self(), &attributes);
+    pthread_attr_getstack(&attributes, &stack, &h->stack_bytes);
+    pthread_attr_destroy(&attributes);
+    h->stack = static_cast<char *>(stack);
+    h->index = -1;
+    h->live = true;
+    if (__tsan_get_current_fiber) h->tsan = __tsan_get_current_fiber();
+    catch_faults();
+}
+
+static void run_kernel(const char *file, int line, const char *text, dim3 grid, dim3 size, size_t dynamic, const std::function<void()> &body) {
+    size_t blocks = (size_t)grid.x * grid.y * grid.z;
+    std::vector<size_t> order(blocks);
+    for (size_t i = 0; i < blocks; i++) order[i] = i;
+    host_begin();
+    emu.text = text, emu.file = file, emu.line = line;
+    emu.grid = grid, emu.size = size, emu.dynamic_bytes = dynamic, emu.body = &body;
+    for (size_t i = 0; i < blocks; i++) {
+        std::swap(order[i], order[i + (size_t)pick((int)(blocks - i))]);
+        size_t b = order[i];
+        emu.block = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
+        run_block();
+    }
+    acquire(&emu.launch_order);
+    emu.text = NULL;
+}
+
+// ------------------------------------------------------------------ what the kernels call
+const uint3 &emu_thread(void) { return emu.now->thread; }
+const uint3 &emu_block(void) { return emu.block; }
+const dim3 &emu_block_size(void) { return emu.size; }
+const dim3 &emu_grid_size(void) { return emu.grid; }
+int emu_lane(void) { return emu.now->index & 31; }
+
+static void in_kernel(const char *operation) {
+    if (emu.now == &emu.host || !emu.text) fail("start it with LAUNCH", "%s outside of a kernel", operation);
+}
+
+void emu_fence(void) {
+    acquire(&emu.fence_order);
+    release(&emu.fence_order);
+}
+
+void *emu_shared(const void *key, size_t bytes) {
+    in_kernel("SHARED");
+    for (const Shared &s : emu.shared) if (s.key == key) return s.data;
+    return shared_make(key, bytes);
+}
+
+void *emu_shared_dynamic(void) {
+    in_kernel("SHARED_DYNAMIC");
+    if (!emu.dynamic) emu.dynamic = shared_make(NULL, emu.dynamic_bytes);
+    return emu.dynamic;
+}
+
+void emu_barrier(const char *file, int line) {
+    in_kernel("__syncthreads");
+    if (!emu.barrier_count) emu.barrier_first = emu.now;
+    const Fiber *f = emu.barrier_first;
+    if (emu.barrier_count && (f->line != line || strcmp(f->file, file))) {
+        fail("move __syncthreads out of the branch", "divergent __syncthreads: this thread comes to %s:%d while thread (%u, %u, %u) waits in %s:%d",
+             file, line, f->thread.x, f->thread.y, f->thread.z, f->file, f->line);
+    }
+    char *order = &emu.barrier_order[emu.barrier_generation & 1];
+    release(order);
+    wait_in("__syncthreads", 0, file, line);
+    if (++emu.barrier_count == emu.live) barrier_release();
+    run_next();
+    acquire(order);
+}
+
+// Brings a value to the slot of (warp, mask) and waits for the other lanes; returns the slot and which of its buffers to read.
+static Slot *meet(const char *operation, unsigned mask, uint64_t value, const char *file, int line, int *buffer) {
+    in_kernel(operation);
+    int lane = emu.now->index % 32, warp = emu.now->index / 32, i = 0;
+    Warp *w = &emu.warp[warp];
+    if (!(mask >> lane & 1)) fail("every caller is in its own mask", "%s at %s:%d with mask 0x%08x, in which lane %d is not", operation, file, line, mask, lane);
+    while (i < w->slots && w->slot[i].mask != mask) i++;
+    if (i == MAX_MASKS) fail("fewer masks, or a larger MAX_MASKS in dev/emu/emu.cpp", "more than %d different masks in one warp", MAX_MASKS);
+    Slot *s = &w->slot[i];
+    if (i == w->slots) {
+        w->slots++;
+        s->mask = mask;
+        s->arrived = s->generation = 0;
+    }
+    if (s->arrived && strcmp(s->operation, operation)) {
+        fail("all lanes of the mask call the same operation", "%s at %s:%d, where other lanes of mask 0x%08x wait in %s", operation, file, line, mask, s->operation);
+    }
+    int b = *buffer = (int)(s->generation & 1);
+    s->operation = operation;
+    s->value[b][lane] = value;
+    s->arrived |= 1u << lane;
+    wait_in(operation, mask, file, line);
+    bool orders = !strcmp(operation, "__syncwarp");
+    if (orders) release(&s->order[b]);
+    if (s->arrived == (mask & w->live)) slot_release(warp, s);
+    run_next();
+    if (orders) acquire(&s->order[b]);
+    return s;
+}
+
+uint64_t emu_shuffle(const char *operation, unsigned mask, uint64_t value, int source, const char *file, int line) {
+    int b;
+    Slot *s = meet(operation, mask, value, file, line, &b);
+    if (source < 0 || source > 31 || !(s->present[b] >> source & 1)) {
+        fail("all lanes that are read take part: no early return, and a mask and width that fit the live lanes",
+             "%s at %s:%d reads lane %d, which is not there (mask 0x%08x, lanes that came 0x%08x)", operation, file, line, source, mask, s->present[b]);
+    }
+    return s->value[b][source];
+}
+
+unsigned emu_vote(const char *operation, unsigned mask, bool value, const char *file, int line) {
+    int b;
+    Slot *s = meet(operation, mask, value, file, line, &b);
+    unsigned votes = 0;
+    for (int lane = 0; lane < 32; lane++) if (s->present[b] >> lane & 1) votes |= (unsigned)s->value[b][lane] << lane;
+    return votes;
+}
+
+// ------------------------------------------------------------------ streams and events
+// Work is recorded and runs at a synchronization: then any operation whose predecessors are done may be the next. Predecessors are the operation before it
+// in its stream, an awaited event, and the rules of the legacy default stream (CUDA programming guide, "Default Stream").
+static CUstream_st *stream_of(cudaStream_t s) { return s && s != cudaStreamLegacy ? s : &default_stream; }
+
+static int enqueue(cudaStream_t handle, std::function<void()> run, int also = 0) {
+    CUstream_st *s = stream_of(handle);
+    Operation o = {{s->last, also}, run};
+    if (s == &default_stream) {
+        for (cudaStream_t other : emu.streams) if (!other->nonblocking) o.after.push_back(other->last);
+    } else if (!s->nonblocking) o.after.push_back(default_stream.last);
+    emu.pending[++emu.issued] = o;
+    return s->last = emu.issued;
+}
+
+static void run_one(void) {
+    std::vector<int> can;
+    for (const auto &p : emu.pending) {
+        bool free = true;
+        for (int a : p.second.after) free = free && !emu.pending.count(a);
+        if (free) can.push_back(p.first);
+    }
+    int id = can[(size_t)pick((int)can.size())];
+    emu.pending[id].run();
+    emu.pending.erase(id);
+}
+static void finish(int operation) { while (emu.pending.count(operation)) run_one(); }
+static void finish_all(void) { while (!emu.pending.empty()) run_one(); }
+static cudaError_t result(cudaError_t e) { return e == cudaSuccess ? e : (emu.error = e); }
+
+void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 size, size_t dynamic, cudaStream_t stream, std::function<void()> body) {
+    size_t threads = (size_t)size.x * size.y * size.z;
+    bool fits = threads && threads <= MAX_THREADS && size.z <= 64 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
+    if (!fits) { result(cudaErrorInvalidConfiguration); return; }
+    if (dynamic > SHARED_MAX) { result(cudaErrorInvalidValue); return; }
+    enqueue(stream, [=] { run_kernel(file, line, text, grid, size, dynamic, body); });
+}
+
+extern "C" {
+cudaError_t cudaGetLastError(void) { cudaError_t e = emu.error; emu.error = cudaSuccess; return e; }
+cudaError_t cudaPeekAtLastError(void) { return emu.error; }
+const char *cudaGetErrorName(cudaError_t e) { return e == cudaSuccess ? "cudaSuccess" : "cudaError"; }
+const char *cudaGetErrorString(cudaError_t e) {
+    switch (e) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorNotReady: return "device not ready";
+    default: return "an error that the emulator has no text for";
+    }
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
+    emu.streams.push_back(*s = new CUstream_st{0, flags == cudaStreamNonBlocking});
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
+cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    for (size_t i = 0; i < emu.streams.size(); i++) {
+        if (emu.streams[i] != s) continue;
+        finish(s->last);
+        emu.streams.erase(emu.streams.begin() + (long)i);
+        delete s;
+        return cudaSuccess;
+    }
+    return result(cudaErrorInvalidResourceHandle);
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t s) { finish(stream_of(s)->last); return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) { enqueue(s, [] {}, e->operation); return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize(void) { finish_all(); return cudaSuccess; }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) { *e = new CUevent_st{0, 0}; return cudaSuccess; }
+cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
+cudaError_t cudaEventDestroy(cudaEvent_t e) { finish(e->operation); delete e; return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t e) { finish(e->operation); return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    e->operation = enqueue(s, [e] {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        e->seconds = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    });
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t e) {                  // a loop of questions makes progress
+    if (!emu.pending.count(e->operation)) return cudaSuccess;
+    run_one();
+    return cudaErrorNotReady;
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+    if (emu.pending.count(from->operation) || emu.pending.count(to->operation)) return result(cudaErrorNotReady);
+    *ms = (float)(1e3 * (to->seconds - from->seconds));
+    return cudaSuccess;
+}
+
+// ------------------------------------------------------------------ memory
+// Is p inside, or one past the end of, an allocation of the table?
+static bool inside(const std::map<char *, size_t> &table, const void *p, size_t bytes) {
+    char *c = static_cast<char *>(const_cast<void *>(p));
+    auto it = table.upper_bound(c);
+    return it != table.begin() && (--it, c + bytes <= it->first + it->second);
+}
+
+cudaError_t cudaMalloc(void **p, size_t bytes) {
+    *p = NULL;
+    if (bytes > DEVICE_BYTES - emu.device_bytes || posix_memalign(p, 256, bytes ? bytes : 1)) return result(cudaErrorMemoryAllocation);
+    memset(*p, 0xff, bytes);
+    emu.device[static_cast<char *>(*p)] = bytes;
+    emu.device_bytes += bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaFree(void *p) {
+    finish_all();
+    if (!p) return cudaSuccess;
+    auto it = emu.device.find(static_cast<char *>(p));
+    if (it == emu.device.end()) return result(cudaErrorInvalidValue);
+    emu.device_bytes -= it->second;
+    emu.device.erase(it);
+    free(p);
+    return cudaSuccess;
+}
+cudaError_t cudaMallocHost(void **p, size_t bytes) {
+    if (posix_memalign(p, 256, bytes ? bytes : 1)) return result(cudaErrorMemoryAllocation);
+    memset(*p, 0xff, bytes);
+    emu.pinned[static_cast<char *>(*p)] = bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void *p) {
+    finish_all();
+    if (!p) return cudaSuccess;
+    if (!emu.pinned.erase(static_cast<char *>(p))) return result(cudaErrorInvalidValue);
+    free(p);
+    return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) { *total = DEVICE_BYTES, *free_bytes = DEVICE_BYTES - emu.device_bytes; return cudaSuccess; }
+
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s) {
+    if (!inside(emu.device, p, bytes)) return result(cudaErrorInvalidValue);
+    enqueue(s, [=] { memset(p, value, bytes); });
+    return cudaSuccess;
+}
+cudaError_t cudaMemset(void *p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, 0); }
+
+// Pinned memory is read and written when the stream gets there; pageable memory at once (CUDA runtime API, "API synchronization behavior").
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
+    bool to_device = inside(emu.device, to, 0) && kind != cudaMemcpyDeviceToHost, from_device = inside(emu.device, from, 0) && kind != cudaMemcpyHostToDevice;
+    bool wrong = (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) != to_device && kind != cudaMemcpyDefault;
+    wrong |= (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) != from_device && kind != cudaMemcpyDefault;
+    if (wrong) return result(cudaErrorInvalidMemcpyDirection);
+    if ((to_device && !inside(emu.device, to, bytes)) || (from_device && !inside(emu.device, from, bytes))) return result(cudaErrorInvalidValue);
+    if (!from_device && !inside(emu.pinned, from, bytes)) {
+        std::vector<char> staged(static_cast<const char *>(from), static_cast<const char *>(from) + bytes);
+        enqueue(s, [=] { memcpy(to, staged.data(), bytes); });
+        return cudaSuccess;
+    }
+    int id = enqueue(s, [=] { memmove(to, from, bytes); });
+    if (!to_device && !inside(emu.pinned, to, bytes)) finish(id);
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    cudaError_t e = cudaMemcpyAsync(to, from, bytes, kind, 0);
+    if (e == cudaSuccess && kind != cudaMemcpyDeviceToDevice) finish(default_stream.last);
+    return e;
+}
+
+// ------------------------------------------------------------------ the device
+cudaError_t cudaSetDevice(int device) { return device ? result(cudaErrorInvalidDevice) : cudaSuccess; }
+cudaError_t cudaGetDevice(int *device) { *device = 0; return cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int *count) { *count = 1; return cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
+    memset(p, 0, sizeof *p);
+    strcpy(p->name, "emulator");
+    p->major = 9;
+    p->multiProcessorCount = 2;
+    p->warpSize = 32;
+    p->maxThreadsPerBlock = MAX_THREADS;
+    p->maxThreadsPerMultiProcessor = 2048;
+    p->sharedMemPerBlock = STATIC_SHARED_MAX;
+    p->sharedMemPerBlockOptin = SHARED_MAX;
+    p->sharedMemPerMultiprocessor = SHARED_MAX + 1024;
+    p->regsPerBlock = 65536;
+    p->totalGlobalMem = DEVICE_BYTES;
+    return cudaSuccess;
+}
+}
