@@ -691,7 +691,7 @@ def arguments():
         raise Refusal(f"expected {'--shards' if ready else '--tokens'} for {' '.join(args.what)}, found {'--tokens' if ready else '--shards'}\n"
                       "  -> ready-made shards have 100 million tokens each: --shards N; other text is counted in tokens: --tokens N")
     for what in () if name else args.what:
-        if not os.path.exists(what):
+        if not os.path.isfile(what) and not os.path.isdir(what):
             near = difflib.get_close_matches(what.lower(), [*DATASETS, "tokenizer"], 1)
             raise Refusal(f"{what}: expected a text file, a folder, or one of {', '.join(DATASETS)}, tokenizer; found nothing of the kind\n"
                           f"  -> {'did you mean ' + near[0] + '?' if near else 'check the path'}")

@@ -59,8 +59,7 @@ static int visible(const struct dirent *entry) { return entry->d_name[0] != '.';
 
 // Within a folder shards are not taken for text.
 static int maybe_text(const struct dirent *entry) {
-    size_t n = strlen(entry->d_name);
-    return visible(entry) && !(n > 4 && strcmp(entry->d_name + n - 4, ".bin") == 0);
+    return visible(entry) && !shard_named(entry->d_name);
 }
 
 static void add_path(Documents *d, const char *path, bool named) {
@@ -168,8 +167,7 @@ static void prepare_folder(const char *dir) {
     int n = scandir(dir, &entries, visible, shard_order);
     CHECK(n >= 0, "%s: expected a folder for the shards, found: %s\n  -> another --out", dir, strerror(errno));
     for (int i = 0; i < n; i++) {                          // any .bin file: training would read old and new ones as one text
-        size_t length = strlen(entries[i]->d_name);
-        CHECK(length < 4 || strcmp(entries[i]->d_name + length - 4, ".bin") != 0,
+        CHECK(!shard_named(entries[i]->d_name),
               "%s: expected a folder without shards, found %s\n  -> remove the old *.bin files, or another --out", dir, entries[i]->d_name);
         free(entries[i]);
     }
@@ -254,13 +252,17 @@ static void write_document(Writer *w, const Document *doc, int64_t cut, unsigned
 
 typedef struct { const char *out; double val_fraction; int64_t shard_tokens; Documents documents; } Options;
 
+// Is this argument `--name` or `--name=value`?
+static bool is_option(const char *argument, const char *name) {
+    size_t length = strlen(name);
+    return strncmp(argument, name, length) == 0 && (argument[length] == 0 || argument[length] == '=');
+}
+
 // The value of `--name value` or `--name=value` at argv[*i], or NULL where that is another argument.
 static const char *option(int argc, char **argv, int *i, const char *name) {
     size_t length = strlen(name);
-    if (strncmp(argv[*i], name, length) != 0 || (argv[*i][length] != 0 && argv[*i][length] != '=')) return NULL;
-    for (int k = 1; k < *i; k++) {
-        CHECK(strncmp(argv[k], name, length) != 0 || (argv[k][length] != 0 && argv[k][length] != '='), "%s is given twice\n  -> give it once", name);
-    }
+    if (!is_option(argv[*i], name)) return NULL;
+    for (int k = 1; k < *i; k++) CHECK(!is_option(argv[k], name), "%s is given twice\n  -> give it once", name);
     if (argv[*i][length] == '=') return argv[*i] + length + 1;
     CHECK(*i + 1 < argc, "%s: expected a value, found the end of the line\n  -> ./shard --help", name);
     return argv[++*i];

@@ -10,7 +10,6 @@ import argparse
 import json
 import pathlib
 import re
-
 import sys
 
 try:

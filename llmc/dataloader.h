@@ -129,6 +129,11 @@ static inline void shard_add(DataLoader *d, const char *folder, const char *name
 
 static inline int shard_order(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
 
+static inline bool shard_named(const char *name) {
+    size_t length = strlen(name);
+    return length > 4 && strcmp(name + length - 4, ".bin") == 0;
+}
+
 // The shards of one split in a folder: *.bin, not hidden, whose name contains the split's.
 static inline void shard_list_folder(DataLoader *d, const char *path, const char *split) {
     struct dirent **entries;
@@ -136,8 +141,7 @@ static inline void shard_list_folder(DataLoader *d, const char *path, const char
     CHECK(n >= 0, "%s: expected a folder of shards, found that it cannot be read: %s\n  -> check its permissions", path, strerror(errno));
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
-        size_t length = strlen(name);
-        if (name[0] != '.' && length > 4 && strcmp(name + length - 4, ".bin") == 0) {
+        if (name[0] != '.' && shard_named(name)) {
             bins++;
             CHECK(!strstr(name, "train") || !strstr(name, "val"),       // such a file would be trained on and validated with
                   "%s/%s: expected \"train\" or \"val\" in the name, found both\n  -> rename the file", path, name);

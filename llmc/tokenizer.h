@@ -41,6 +41,7 @@ typedef struct {
     int32_t count, end;            // tokens; the end-of-text token
     bool encodes;                  // the file has ranges
     unsigned char *file;           // as it is on disk
+    size_t size;                   // of that
     uint32_t *where;               // the bytes of each token in it; how many is the byte before them
     TokenSlot *slots;              // hash table from bytes to token
     uint64_t mask;                 // its size - 1
@@ -203,6 +204,7 @@ static inline bool tokenizer_try_open(const char *path, Tokenizer *t, char *erro
     memset(t, 0, sizeof *t);
     bool ok = tokenizer_read(path, t, &size, error, cap) && tokenizer_read_tokens(t, size, &at, error, cap)
               && tokenizer_read_ranges(t, size, at, error, cap) && (!t->encodes || tokenizer_index_bytes(t, error, cap));
+    t->size = size;
     if (!ok) tokenizer_close(t);
     return ok;
 }

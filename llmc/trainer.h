@@ -36,7 +36,6 @@ typedef struct Run {
     DataLoader train, val;
     bool has_val;
     Tokenizer tokenizer;                        // none where count is 0: then a token is a byte if the vocabulary is 256, and a number elsewhere
-    char tokenizer_path[PATH_CAP];
     int32_t *inputs, *targets;
     char out[PATH_CAP];
     Log log;
@@ -506,9 +505,10 @@ static inline void run_check_vocab(Run *r, DataLoader *d, const char *what) {
     if (!r->f->vocab) flag_set(&r->set, &FLAGS[FLAG_vocab], check_format(text, sizeof text, "%d", d->vocab), BY_DEFAULT);
     int64_t V = r->f->vocab;
     CHECK(d->vocab <= V, "%s data has a vocabulary of %d, the model of %lld\n  -> --vocab %d", what, d->vocab, (long long)V, d->vocab);
-    if (!d->vocab) d->limit = V;
-    if (d->vocab == 0) printf("%s data does not name its vocabulary; tokens of %lld and more will be refused\n", what, (long long)V);
-    else if (d->vocab < V) printf("%s data has a vocabulary of %d, the model of %lld: the rest goes unused\n", what, d->vocab, (long long)V);
+    if (!d->vocab) {
+        d->limit = V;
+        printf("%s data does not name its vocabulary; tokens of %lld and more will be refused\n", what, (long long)V);
+    } else if (d->vocab < V) printf("%s data has a vocabulary of %d, the model of %lld: the rest goes unused\n", what, d->vocab, (long long)V);
 }
 
 static inline void run_open_data(Run *r, bool training) {
@@ -532,7 +532,7 @@ static inline void run_open_data(Run *r, bool training) {
 // The tokenizer: --tokenizer, or the run's own, or the one beside its data. None is needed but for prompts of models that do not read bytes.
 static inline void run_open_tokenizer(Run *r) {
     const Flags *f = r->f;
-    char *path = r->tokenizer_path;
+    char path[PATH_CAP];
     const struct { const char *folder, *below; } places[] = {{f->from, ""}, {f->from, "/.."}, {f->out, ""}, {f->data, ""}};
     check_format(path, PATH_CAP, "%s", f->tokenizer);
     for (int i = 0; i < 4 && !*path; i++)
@@ -552,15 +552,11 @@ static inline void run_open_tokenizer(Run *r) {
 // A copy in the run's folder: to sample from the run, nothing else is needed.
 static inline void run_keep_tokenizer(Run *r) {
     char path[PATH_CAP];
-    size_t n;
     FileWriter w;
     if (!r->tokenizer.count || file_exists(check_format(path, sizeof path, "%s/tokenizer.bin", r->out))) return;
-    char *bytes = file_read(r->tokenizer_path, &n);
-    CHECK(bytes, "cannot read %s again: %s\n  -> leave it in place", r->tokenizer_path, strerror(errno));
     file_begin(&w, path);
-    file_add(&w, bytes, n);
+    file_add(&w, r->tokenizer.file, r->tokenizer.size);
     file_commit(&w);
-    free(bytes);
 }
 
 // What --show prints, before any memory is taken.
