@@ -83,7 +83,8 @@ enum { MAX_TOKENS = 2 * (QUERY_BLOCK + 36) };
 typedef struct { Gpt *g; const Layout *layout; double *direction; int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS]; int B, T; } Probe;
 
 static double probe_loss(Probe *p) {
-    Loss loss = judge_fp64.forward(p->g, p->inputs, p->targets, p->B, p->T);
+    judge_fp64.forward(p->g, p->inputs, p->targets, p->B, p->T);
+    Loss loss = judge_fp64.loss(p->g);
     return loss.ce + loss.z;
 }
 
@@ -114,7 +115,7 @@ static void gradients_of(const Case *c) {
     Probe p = {.B = c->B, .T = c->m.T};
     Layout layout = layout_make(&c->m);
     p.layout = &layout;
-    p.g = judge_fp64.create(&c->m, c->B, c->m.T, 0, 1, 0.01);
+    p.g = judge_fp64.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01});
     p.direction = check_alloc((size_t)layout.total * sizeof(double), "a direction");
     fill_weights(&judge_fp64, p.g, &layout, 1);
     fill_tokens(p.inputs, p.targets, c->B * c->m.T, c->m.V, 2);
@@ -198,10 +199,12 @@ static void test_single_precision(void) {
         Layout layout = layout_make(&c->m);
         int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
         fill_tokens(inputs, targets, c->B * c->m.T, c->m.V, 4);
-        Gpt *a = judge_fp32.create(&c->m, c->B, c->m.T, 0, 1, 0.01), *b = judge_fp64.create(&c->m, c->B, c->m.T, 0, 1, 0.01);
+        Gpt *a = judge_fp32.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01}), *b = judge_fp64.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01});
         fill_weights(&judge_fp32, a, &layout, 5);
         fill_weights(&judge_fp64, b, &layout, 5);
-        Loss la = judge_fp32.forward(a, inputs, targets, c->B, c->m.T), lb = judge_fp64.forward(b, inputs, targets, c->B, c->m.T);
+        judge_fp32.forward(a, inputs, targets, c->B, c->m.T);
+        judge_fp64.forward(b, inputs, targets, c->B, c->m.T);
+        Loss la = judge_fp32.loss(a), lb = judge_fp64.loss(b);
         EXPECT(fabs(la.ce - lb.ce) < 1e-5 * lb.ce && fabs(la.z - lb.z) < 1e-5 * lb.z, "%s: loss %.9g in float, %.9g in double", c->name, la.ce, lb.ce);
         judge_fp32.backward(a, 1.0 / (c->B * c->m.T));
         judge_fp64.backward(b, 1.0 / (c->B * c->m.T));
@@ -210,7 +213,7 @@ static void test_single_precision(void) {
             double error = nmse(&judge_fp32, a, &judge_fp64, b, GRADS, &layout.entries[k], 1e-6 * all * all);
             EXPECT(error < NMSE_FLOAT, "%s, %s: gradient in float is off by nmse %.2g", c->name, layout.entries[k].name, error);
         }
-        AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-4, .scale = 0.5, .gain_target = 1, .step = 1};
+        AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-4, .clip = 0.5 * all, .gain_target = 1, .step = 1};
         judge_fp32.update(a, &step);
         judge_fp64.update(b, &step);
         for (int k = 0; k < layout.count; k++) {
@@ -228,9 +231,9 @@ static void test_adamw(void) {
     Case c = make_case(MODE_PRE, FAMILY_GPT2, 0);
     c.m.tied = 0;
     Layout layout = layout_make(&c.m);
-    Gpt *g = judge_fp64.create(&c.m, 1, c.m.T, 0, 1, 0);
+    Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = 1, .T = c.m.T, .training = 1});
     fill_weights(&judge_fp64, g, &layout, 20);
-    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .scale = 0.5, .gain_target = 1};
+    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .gain_target = 1};
     double *w = check_alloc((size_t)layout.total * sizeof *w, "weights"), *m = check_alloc((size_t)layout.total * sizeof *m, "m"), *v = check_alloc((size_t)layout.total * sizeof *v, "v");
     for (int k = 0; k < layout.count; k++) memcpy(w + layout.entries[k].offset, judge_fp64.tensor(g, WEIGHTS, &layout.entries[k]), (size_t)layout.entries[k].size * sizeof *w);
     for (o.step = 1; o.step <= 3; o.step++) {
@@ -240,6 +243,7 @@ static void test_adamw(void) {
             double *grad = judge_fp64.tensor(g, GRADS, e);
             for (int64_t i = 0; i < e->size; i++) grad[i] = rand_normal(rand_key((uint64_t)o.step, e->name, 0), (uint64_t)i);
         }
+        o.clip = 0.5 * judge_fp64.grad_norm(g, NULL);
         judge_fp64.update(g, &o);
         for (int k = 0; k < layout.count; k++) {
             const Entry *e = &layout.entries[k];
@@ -311,9 +315,10 @@ static void test_distinct(void) {
             Layout layout = layout_make(&c.m);
             int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
             fill_tokens(inputs, targets, c.B * c.m.T, c.m.V, 8);
-            Gpt *g = judge_fp64.create(&c.m, c.B, c.m.T, 0, 0, 0);
+            Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = c.B, .T = c.m.T});
             fill_weights(&judge_fp64, g, &layout, 9);
-            loss[mode][family] = judge_fp64.forward(g, inputs, targets, c.B, c.m.T).ce;
+            judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
+            loss[mode][family] = judge_fp64.loss(g).ce;
             judge_fp64.destroy(g);
             layout_free(&layout);
         }
@@ -351,16 +356,18 @@ static void test_invariance(void) {
             int n = c.B * c.m.T;
             int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
             fill_tokens(inputs, targets, n, c.m.V, 10);
-            Gpt *g[4];
-            for (int k = 0; k < 4; k++) {                                        // plain, recompute, other threads, two micro-steps
+            enum { RUNS = 5 };                                                   // plain, recompute, cheap recompute, other threads, two micro-steps
+            static const int RECOMPUTES[RUNS] = {RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP, RECOMPUTE_OFF, RECOMPUTE_OFF};
+            Gpt *g[RUNS];
+            for (int k = 0; k < RUNS; k++) {
 #ifdef _OPENMP
                 int threads = omp_get_max_threads();
-                if (k == 2) omp_set_num_threads(3);
+                if (k == 3) omp_set_num_threads(3);
 #endif
-                g[k] = judge_fp32.create(&c.m, c.B, c.m.T, k == 1, 1, 0);
+                g[k] = judge_fp32.create(&c.m, &(Setup){.B = c.B, .T = c.m.T, .recompute = RECOMPUTES[k], .training = 1});
                 fill_weights(&judge_fp32, g[k], &layout, 11);
-                for (int micro = 0; micro < (k == 3 ? c.B : 1); micro++) {
-                    int rows = k == 3 ? 1 : c.B;
+                for (int micro = 0; micro < (k == 4 ? c.B : 1); micro++) {
+                    int rows = k == 4 ? 1 : c.B;
                     judge_fp32.forward(g[k], inputs + micro * c.m.T, targets + micro * c.m.T, rows, c.m.T);
                     judge_fp32.backward(g[k], 1.0 / n);
                 }
@@ -374,11 +381,12 @@ static void test_invariance(void) {
                 size_t bytes = (size_t)e->size * sizeof(float);
                 const void *plain = judge_fp32.tensor(g[0], GRADS, e);
                 EXPECT(!memcmp(plain, judge_fp32.tensor(g[1], GRADS, e), bytes), "%s, %s: --recompute changes the gradient", c.name, e->name);
-                EXPECT(!memcmp(plain, judge_fp32.tensor(g[2], GRADS, e), bytes), "%s, %s: the number of threads changes the gradient", c.name, e->name);
-                double error = nmse(&judge_fp32, g[3], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
+                EXPECT(!memcmp(plain, judge_fp32.tensor(g[2], GRADS, e), bytes), "%s, %s: --recompute cheap changes the gradient", c.name, e->name);
+                EXPECT(!memcmp(plain, judge_fp32.tensor(g[3], GRADS, e), bytes), "%s, %s: the number of threads changes the gradient", c.name, e->name);
+                double error = nmse(&judge_fp32, g[4], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
                 EXPECT(error < NMSE_FLOAT, "%s, %s: two micro-steps differ from one batch by nmse %.2g", c.name, e->name, error);
             }
-            for (int k = 0; k < 4; k++) judge_fp32.destroy(g[k]);
+            for (int k = 0; k < RUNS; k++) judge_fp32.destroy(g[k]);
             layout_free(&layout);
         }
 }
@@ -391,7 +399,7 @@ static void test_causality(void) {
         Layout layout = layout_make(&c.m);
         int32_t inputs[150], targets[150];
         fill_tokens(inputs, targets, 150, c.m.V, 12);
-        Gpt *g = judge_fp32.create(&c.m, 1, 150, 0, 0, 0);
+        Gpt *g = judge_fp32.create(&c.m, &(Setup){.B = 1, .T = 150});
         fill_weights(&judge_fp32, g, &layout, 13);
         float before[150 * 13];
         judge_fp32.forward(g, inputs, NULL, 1, 150);

@@ -320,7 +320,8 @@ typedef struct Block {
     const Model *m;
     const Sizes *s;
     Place p;
-    Params w, dw;
+    Params w;
+    Grads dw;
     Acts a, d;
 } Block;
 
@@ -462,6 +463,14 @@ static void sublayer_backward(const Block *b, const Sublayer *f, real *dx, real 
     if (f->in.site.on) norm_backward(dx, du, x, &f->in, ADD);
 }
 
+// --recompute cheap: what costs memory traffic but no product, again.
+static void block_recompute(const Block *b, real *x) {
+    Norm attn_in = NORM(b, attn_in), ffn_in = NORM(b, ffn_in);
+    slot_forward(&attn_in, b->a.ai, x);
+    slot_forward(&ffn_in, b->a.fi, b->a.mid);
+    activation_forward(b->a.h, b->p.hidden.on ? b->a.gun : b->a.gu, b->s->n, b->m->F, b->m->swiglu);
+}
+
 static void block_forward(const Block *b, real *x) {
     Sublayer attn = attn_sublayer(b), ffn = ffn_sublayer(b);
     sublayer_forward(b, &attn, b->a.mid, x, x);
@@ -488,32 +497,34 @@ struct Gpt {
     real *tensors[TENSOR_KINDS], *acts, *grads;         // parameters, their gradients and moments; activations and their gradients
     int recompute;
     real z_loss;
+    double ce, z;                                       // sums of losses over the tokens seen since they were last asked
+    int64_t seen;
     int32_t *inputs, *targets;
 };
 
 static Block gpt_block(const Gpt *g, int l) {
-    return (Block){&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->tensors[WEIGHTS], l), params_view(&g->layout, g->tensors[GRADS], l),
+    return (Block){&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->tensors[WEIGHTS], l), grads_view(&g->layout, g->tensors[GRADS], l),
                    acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1)};
 }
 
-static Gpt *gpt_create(const Model *m, int B, int T, int recompute, int training, double z_loss) {
+static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = check_alloc(sizeof *g, "the model");
     int threads = 1;
 #ifdef _OPENMP
     threads = omp_get_max_threads();
 #endif
     g->m = *m;
-    g->recompute = recompute;
-    g->z_loss = (real)z_loss;
-    g->now = g->max = (Sizes){B, T, B * T, recompute ? 1 : m->L, threads};
+    g->recompute = setup->recompute;
+    g->z_loss = (real)setup->z_loss;
+    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, threads, 1);
     g->layout = layout_make(m);
     g->act_layout = act_layout_make(m, &g->max);
-    for (int kind = 0; kind < (training ? TENSOR_KINDS : WEIGHTS + 1); kind++)
+    for (int kind = 0; kind < (setup->training ? TENSOR_KINDS : WEIGHTS + 1); kind++)
         g->tensors[kind] = check_alloc((size_t)g->layout.total * sizeof(real), "the parameters, their gradients and moments");
     g->acts = check_alloc((size_t)g->act_layout.acts * sizeof(real), "the activations");
-    g->grads = training ? check_alloc((size_t)g->act_layout.grads * sizeof(real), "the gradients of activations") : NULL;
-    g->inputs = check_alloc((size_t)B * T * sizeof(int32_t), "the inputs");
-    g->targets = check_alloc((size_t)B * T * sizeof(int32_t), "the targets");
+    g->grads = setup->training ? check_alloc((size_t)g->act_layout.grads * sizeof(real), "the gradients of activations") : NULL;
+    g->inputs = check_alloc((size_t)g->max.n * sizeof(int32_t), "the inputs");
+    g->targets = check_alloc((size_t)g->max.n * sizeof(int32_t), "the targets");
     return g;
 }
 
@@ -528,10 +539,12 @@ static void gpt_destroy(Gpt *g) {
     free(g);
 }
 
-static Loss gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
+static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
     const Model *m = &g->m;
     CHECK(B * T <= g->max.n && T <= g->max.T, "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
-    g->now = (Sizes){B, T, B * T, g->max.keep, g->max.threads};
+    g->now.B = B;
+    g->now.T = T;
+    g->now.n = B * T;
     memcpy(g->inputs, inputs, (size_t)g->now.n * sizeof *inputs);
     for (int i = 0; i < g->now.n; i++) CHECK(inputs[i] >= 0 && inputs[i] < m->V, "token %d, expected 0..%d\n  -> --vocab must cover the data", inputs[i], m->V - 1);
     Block b = gpt_block(g, 0);
@@ -546,15 +559,22 @@ static Loss gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     Norm fin = NORM(&b, fin);
     x = slot_forward(&fin, b.a.fx, x);
     linear_forward(b.a.logits, x, m->tied ? b.w.wte : b.w.wlm, NULL, linear_shape(&b, m->Vp, m->C, 1));
-    Loss loss = {0, 0};
-    if (!targets) return loss;
+    if (!targets) return;
     memcpy(g->targets, targets, (size_t)g->now.n * sizeof *targets);
     for (int i = 0; i < g->now.n; i++) CHECK(targets[i] >= 0 && targets[i] < m->V, "target %d, expected 0..%d\n  -> --vocab must cover the data", targets[i], m->V - 1);
     crossentropy_forward(b.a.losses, b.a.logsum, b.a.logits, g->targets, g->now.n, m->V, m->Vp);
     for (int i = 0; i < g->now.n; i++) {
-        loss.ce += (double)b.a.losses[i] / g->now.n;
-        loss.z += (double)g->z_loss * b.a.logsum[i] * b.a.logsum[i] / g->now.n;
+        g->ce += (double)b.a.losses[i];
+        g->z += (double)g->z_loss * b.a.logsum[i] * b.a.logsum[i];
     }
+    g->seen += g->now.n;
+}
+
+static Loss gpt_loss(Gpt *g) {
+    double n = g->seen ? (double)g->seen : 1;
+    Loss loss = {g->ce / n, g->z / n};
+    g->ce = g->z = 0;
+    g->seen = 0;
     return loss;
 }
 
@@ -569,7 +589,8 @@ static void gpt_backward(Gpt *g, double scale) {
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
-        if (g->recompute) block_forward(&b, in);
+        if (g->recompute == RECOMPUTE_ON) block_forward(&b, in);
+        if (g->recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
         block_backward(&b, din, in);
         b = below;
     }
@@ -577,6 +598,10 @@ static void gpt_backward(Gpt *g, double scale) {
     real *de = slot_backward(&emb, b.d.raw, b.d.e, b.a.raw);
     embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, g->now.B, g->now.T, m->C, (real)m->emb_scale);
 }
+
+// The tensors are the host's own: nothing to bring and nothing to send.
+static void gpt_fetch(Gpt *g, int kind) { (void)g, (void)kind; }
+static void gpt_store(Gpt *g, int kind, int64_t step) { (void)g, (void)kind, (void)step; }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->tensors[kind] ? g->tensors[kind] + e->offset : NULL; }
 
@@ -602,9 +627,12 @@ static double gpt_grad_norm(Gpt *g, const Entry *e) {
 }
 
 // m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target))
-static void gpt_update(Gpt *g, const AdamW *o) {
+static Update gpt_update(Gpt *g, const AdamW *o) {
+    Update u = {gpt_loss(g), gpt_grad_norm(g, NULL), 0};
+    u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.norm);
+    if (!u.applied) return u;
     real correct1 = (real)(1 / (1 - pow(o->beta1, (double)o->step))), correct2 = (real)(1 / (1 - pow(o->beta2, (double)o->step)));
-    real b1 = (real)o->beta1, b2 = (real)o->beta2, eps = (real)o->eps, scale = (real)o->scale;
+    real b1 = (real)o->beta1, b2 = (real)o->beta2, eps = (real)o->eps, scale = (real)(o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1);
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         real *w = gpt_tensor(g, WEIGHTS, e), *d = gpt_tensor(g, GRADS, e), *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
@@ -617,7 +645,12 @@ static void gpt_update(Gpt *g, const AdamW *o) {
             w[i] -= lr * (m[i] * correct1 / ((real)sqrt(v[i] * correct2) + eps) + decay * (w[i] - target));
         }
     }
+    return u;
 }
+
+// Nothing on the CPU is chosen by timing.
+static void gpt_prepare(Gpt *g, const char *plans, const char *path) { (void)g, (void)plans, (void)path; }
+static char *gpt_plans(Gpt *g) { (void)g; return NULL; }
 
 // ------------------------------------------------------------------------------------------------------------------ main
 
@@ -625,8 +658,8 @@ static void gpt_update(Gpt *g, const AdamW *o) {
 #define NAMED(a, b) JOIN(a, b)
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
-const Trainer NAMED(judge_, PREC) = {QUOTED(PREC), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_forward, gpt_backward, gpt_logits,
-                                     gpt_zero_grads, gpt_grad_norm, gpt_update};
+const Trainer NAMED(judge_, PREC) = {"cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
+                                     gpt_loss, gpt_logits, gpt_zero_grads, gpt_grad_norm, gpt_update, gpt_prepare, gpt_plans, NULL};
 
 int main(int argc, char **argv) {
     check_streams_begin();

@@ -61,7 +61,10 @@ FLAG(beta2,        NUMBER,   "0.95",  0, 0.999999, "", FIXED, "AdamW") \
 FLAG(adam_eps,     NUMBER,   "1e-8",  1e-30, 1, "", FIXED, "AdamW") \
 FLAG(clip,         NUMBER,   "1",     0, 1e9, "", FIXED, "largest global gradient norm; 0: off") \
 FLAG(z_loss,       NUMBER,   "0",     0, 1, "", FIXED, "adds this times the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
-FLAG(recompute,    SWITCH, "off",   0, 0, "off|on", FREE,  "keep only the stream between blocks and compute the rest again in backward") \
+FLAG(recompute,    SWITCH, "off",   0, 0, "off|on|cheap", FREE, "compute again in backward: on: all but the stream between blocks; cheap: norms' and activations' outputs") \
+FLAG(tf32,         SWITCH, "off",   0, 0, "off|on", FIXED, "PREC=fp32 on a GPU: products of numbers rounded to TF32") \
+FLAG(rounding,     CHOICE, "nearest", 0, 0, "nearest|stochastic", FIXED, "PREC=bf16: how new weights are rounded for the products") \
+FLAG(graph,        SWITCH, "off",   0, 0, "off|on", FREE,  "on a GPU: a micro-step is one CUDA graph; faster where batches are small") \
 /* data */ \
 FLAG(data,         TEXT,   "", 0, 0, "", FIXED, "a shard, a pattern or a folder of shards (make shard); empty: the built-in stories") \
 FLAG(val_data,     TEXT,   "", 0, 0, "", FREE,  "the same for validation; empty: the val shards of --data") \

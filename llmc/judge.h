@@ -9,31 +9,44 @@ enum { WEIGHTS, GRADS, ADAM_M, ADAM_V, TENSOR_KINDS };
 
 typedef struct Loss { double ce, z; } Loss;               // means over tokens, nats: cross-entropy and --z-loss * logsumexp^2
 
-// One AdamW step (Loshchilov, Hutter 2019). scale multiplies every gradient (clipping); lr[] and decay[] per group of tensors.h;
+// One AdamW step (Loshchilov, Hutter 2019). clip: the largest norm of all gradients together, 0: none; lr[] and decay[] per group of tensors.h;
 // step counts from 1; gains decay towards gain_target (1: Gemma's 1 + w).
-typedef struct AdamW { double lr[4], decay[3], beta1, beta2, eps, scale, gain_target; int64_t step; } AdamW;
+typedef struct AdamW { double lr[4], decay[3], beta1, beta2, eps, clip, gain_target; int64_t step; } AdamW;
 
+typedef struct Update { Loss loss; double norm; int applied; } Update;   // what a step found: mean losses, norm before clipping, whether it changed the weights
+
+// How a model is made. B x T: the largest micro-batch. seed: of stochastic rounding.
+typedef struct Setup { int B, T, recompute, training; double z_loss; int tf32, stochastic, graph; uint64_t seed; } Setup;
+
+// On a GPU forward, backward, zero_grads return before the work is done; loss, update and what reads memory wait for it.
 typedef struct Trainer {
-    const char *precision;                                // fp32, fp64
-    size_t element;                                       // bytes of one weight
-    Gpt *(*create)(const Model *m, int B, int T, int recompute, int training, double z_loss);
+    const char *device, *precision;                       // cpu | cuda;  fp32 | fp64 | bf16
+    size_t element, storage;                              // bytes of a weight as the host sees it; of a weight or activation in the products
+    Gpt *(*create)(const Model *m, const Setup *setup);
     void (*destroy)(Gpt *gpt);
-    // Host address of an entry's weights, gradients or moments.
+    // Host address of an entry's weights, gradients or moments. On a GPU a copy: fetch brings it up to date, store sends it back; step: updates so far.
     void *(*tensor)(Gpt *gpt, int kind, const Entry *e);
-    // Loss of B sequences of T tokens; keeps what backward needs. targets may be NULL: logits only.
-    Loss (*forward)(Gpt *gpt, const int32_t *inputs, const int32_t *targets, int B, int T);
+    void (*fetch)(Gpt *gpt, int kind);
+    void (*store)(Gpt *gpt, int kind, int64_t step);
+    // B sequences of T tokens; keeps what backward needs and adds to the losses. targets may be NULL: logits only.
+    void (*forward)(Gpt *gpt, const int32_t *inputs, const int32_t *targets, int B, int T);
     // Adds the gradient of scale * (sum over the tokens of the last forward) to GRADS. Consumes the logits.
     void (*backward)(Gpt *gpt, double scale);
-    const void *(*logits)(Gpt *gpt, int64_t row);         // V values, of the last forward
+    Loss (*loss)(Gpt *gpt);                               // mean over the tokens of all forwards since it was last asked, by this or by update
+    const void *(*logits)(Gpt *gpt, int64_t row);         // V values of the type of a weight, of the last forward without targets
     void (*zero_grads)(Gpt *gpt);
     double (*grad_norm)(Gpt *gpt, const Entry *e);        // L2 norm of one entry's gradient, or of all for NULL
-    void (*update)(Gpt *gpt, const AdamW *adamw);
+    Update (*update)(Gpt *gpt, const AdamW *adamw);       // one step, where losses and gradients are finite; otherwise nothing changes
+    // Before weights are set: takes the matrix plans of an earlier run, or for NULL chooses them by timing. plans: as text, to keep with the run (NULL: none).
+    void (*prepare)(Gpt *gpt, const char *plans, const char *path);
+    char *(*plans)(Gpt *gpt);
+    void (*memory)(const Model *m, const Setup *setup);   // --show: prints what fits (NULL: not known)
 } Trainer;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern const Trainer judge_fp32, judge_fp64;
+extern const Trainer judge_fp32, judge_fp64, cuda_fp32, cuda_bf16;
 #ifdef __cplusplus
 }
 #endif

@@ -1,12 +1,13 @@
 // memory.h: table row -> size -> offset in an arena -> pointer; and the view of layer l, a struct with one pointer per row.
 //
 // A tensor that does not exist in a model or layer takes no memory and its pointer is NULL: using it crashes instead of lying.
-// Offsets count elements, so one layout serves float and double. The includer defines `real`.
+// Offsets count elements, so one layout serves float, double and bfloat16. The includer defines `real`, the storage type, and where statistics and
+// gradients of parameters are of another, `wide`.
 #pragma once
 #include "check.h"
 #include "tensors.h"
 
-enum { ALIGN = 64 };                             // every tensor starts at a multiple of so many bytes and elements
+enum { ALIGN = 32 };                             // every tensor starts at a multiple of so many elements; heads are too, so [wq wk wv] and [bq bk bv] have no gaps
 
 static inline int64_t memory_padded(int64_t elements) { return CEIL_DIV(elements, (int64_t)ALIGN) * ALIGN; }
 
@@ -80,13 +81,17 @@ static inline void layout_free(Layout *t) { free(t->entries); free(t->offset); }
 enum { ACT_TABLE(ACT_ENUM) ACT_COUNT };
 #undef ACT_ENUM
 
-typedef struct ActRow { const char *field; int copies; int64_t rows, cols; int grads, exists; } ActRow;
+typedef struct ActRow { const char *field; int copies; int64_t rows, cols, size; int grads, exists; } ActRow;      // size: in elements of the storage type
 
 static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes *s, int l) {
     Place place = place_at(m, l), *p = &place;
-#define ACT_EVAL(field, copies, r, c, grads, exists) {#field, copies, r, c, grads, exists},
+#define SIZE_real 1
+#define SIZE_wide s->ratio
+#define ACT_EVAL(field, type, copies, r, c, grads, exists) {#field, copies, r, c, (int64_t)(r) * (c) * SIZE_##type, grads, exists},
     const ActRow all[] = { ACT_TABLE(ACT_EVAL) };
 #undef ACT_EVAL
+#undef SIZE_real
+#undef SIZE_wide
     memcpy(rows, all, sizeof all);
 }
 
@@ -109,9 +114,8 @@ static inline ActLayout act_layout_make(const Model *m, const Sizes *s) {
         act_rows(rows, m, s, l);
         for (int id = 0; id < ACT_COUNT; id++) {
             if (!rows[id].exists) continue;
-            int64_t size = rows[id].rows * rows[id].cols;
-            act_place(&t.act[(l % rows[id].copies) * ACT_COUNT + id], &t.acts, size);
-            if (rows[id].grads > 0) act_place(&t.grad[(l % rows[id].grads) * ACT_COUNT + id], &t.grads, size);
+            act_place(&t.act[(l % rows[id].copies) * ACT_COUNT + id], &t.acts, rows[id].size);
+            if (rows[id].grads > 0) act_place(&t.grad[(l % rows[id].grads) * ACT_COUNT + id], &t.grads, rows[id].size);
         }
     }
     return t;
@@ -122,26 +126,48 @@ static inline void act_layout_free(ActLayout *t) { free(t->act); free(t->grad); 
 // ---------------------------------------------------------------------------------------------------------------- views
 
 #ifdef real
+#ifndef wide
+#define wide real
+#endif
+// One pointer per row of the table, and in its order: the structs of this section are filled as arrays.
 typedef struct Params {
 #define PARAM_FIELD(field, ...) real *field;
     PARAM_TABLE(PARAM_FIELD)
 #undef PARAM_FIELD
 } Params;
 
+typedef struct Grads {
+#define GRAD_FIELD(field, ...) wide *field;
+    PARAM_TABLE(GRAD_FIELD)
+#undef GRAD_FIELD
+} Grads;
+
 typedef struct Acts {
-#define ACT_FIELD(field, ...) real *field;
+#define ACT_FIELD(field, type, ...) type *field;
     ACT_TABLE(ACT_FIELD)
 #undef ACT_FIELD
 } Acts;
 
-// The parameters (or gradients, or moments) that lie in `base`: the model's and layer l's.
+// Element offset of parameter `id` as layer l sees it, -1 where it does not exist.
+static inline int64_t layout_offset(const Layout *t, int id, int l) {
+    int64_t model = t->offset[id];
+    return model >= 0 ? model : t->offset[(int64_t)(l + 1) * PARAM_COUNT + id];
+}
+
+// The parameters (gradients) that lie in `base`: the model's and layer l's.
 static inline Params params_view(const Layout *t, real *base, int l) {
     Params v;
-    real **field = (real **)&v;                  // a struct of pointers only, in the order of the table
-    for (int id = 0; id < PARAM_COUNT; id++) {
-        int64_t model = t->offset[id], layer = t->offset[(int64_t)(l + 1) * PARAM_COUNT + id], at = model >= 0 ? model : layer;
-        field[id] = at < 0 || !base ? NULL : base + at;
-    }
+    real *field[PARAM_COUNT];
+    for (int id = 0; id < PARAM_COUNT; id++) field[id] = layout_offset(t, id, l) < 0 || !base ? NULL : base + layout_offset(t, id, l);
+    memcpy(&v, field, sizeof v);
+    return v;
+}
+
+static inline Grads grads_view(const Layout *t, wide *base, int l) {
+    Grads v;
+    wide *field[PARAM_COUNT];
+    for (int id = 0; id < PARAM_COUNT; id++) field[id] = layout_offset(t, id, l) < 0 || !base ? NULL : base + layout_offset(t, id, l);
+    memcpy(&v, field, sizeof v);
     return v;
 }
 
@@ -149,13 +175,14 @@ static inline Params params_view(const Layout *t, real *base, int l) {
 static inline Acts acts_view(const ActLayout *t, const Model *m, const Sizes *s, real *base, int l, int grad) {
     Acts v;
     ActRow rows[ACT_COUNT];
-    real **field = (real **)&v;
+    void *field[ACT_COUNT];
     act_rows(rows, m, s, l);
     for (int id = 0; id < ACT_COUNT; id++) {
         int copies = grad ? rows[id].grads : rows[id].copies;
         int64_t at = copies <= 0 || !rows[id].exists ? -1 : (grad ? t->grad : t->act)[(int64_t)(l % copies) * ACT_COUNT + id];
-        field[id] = at < 0 || !base ? NULL : base + at;
+        field[id] = at < 0 || !base ? NULL : (void *)(base + at);
     }
+    memcpy(&v, field, sizeof v);
     return v;
 }
 #endif

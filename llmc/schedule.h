@@ -31,8 +31,8 @@ static inline double schedule_group(const Flags *f, int group) {
     return pow((double)f->width_base / (double)f->width, f->width_power == 0 ? 1 : 0.5);
 }
 
-// The optimizer's numbers for one update: rates and decays per group, and the factor that clips a gradient of this norm.
-static inline AdamW schedule_adamw(const Flags *f, double lr, double norm, int64_t update) {
+// The optimizer's numbers for one update: rates and decays per group.
+static inline AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
     AdamW o;
     for (int group = 0; group < 4; group++) o.lr[group] = lr * schedule_group(f, group);
     o.decay[DECAY_MATRIX] = f->weight_decay;
@@ -42,7 +42,7 @@ static inline AdamW schedule_adamw(const Flags *f, double lr, double norm, int64
     o.beta1 = f->beta1;
     o.beta2 = f->beta2;
     o.eps = f->adam_eps;
-    o.scale = f->clip > 0 && norm > f->clip ? f->clip / norm : 1;
+    o.clip = f->clip;
     o.step = update;
     return o;
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include "flags.h"
 #include "init.h"
+#include "judge.h"
 #include "presets.h"
 
 // Floating-point operations of training on one token: 6 per matrix weight that takes part in a product (head included, embedding not) and
@@ -69,7 +70,7 @@ static inline void show_parameters_table(const Model *m, const Init *init, const
     }
 }
 
-static inline void show_activations(const Model *m, const Sizes *s, size_t element) {
+static inline void show_activations(const Model *m, const Sizes *s, size_t storage) {
     printf("\nactivation        copies         shape          MiB   gradients      MiB     (micro-batch of %d x %d)\n", s->B, s->T);
     for (int id = 0; id < ACT_COUNT; id++) {
         ActRow rows[ACT_COUNT], *r = &rows[id];
@@ -81,17 +82,20 @@ static inline void show_activations(const Model *m, const Sizes *s, size_t eleme
         }
         if (!exists) continue;
         if (exists < copies) copies = exists;                // a slot that only some layers fill
-        double mib = (double)(r->rows * r->cols) * (double)element / 1048576;
+        double mib = (double)r->size * (double)storage / 1048576;
         printf("  %-15s %6d  %9lld x %-7lld %9.2f   ", r->field, copies, (long long)r->rows, (long long)r->cols, copies * mib);
         if (r->grads == SHARED) printf("in place\n");
         else printf("%9d %9.2f\n", r->grads, r->grads * mib);
     }
 }
 
-static inline void show_model(const Model *m, const Init *init, const char *name, const Sizes *s, size_t element, bool tables) {
+static inline void show_model(const Model *m, const Init *init, const char *name, const Trainer *t, const Setup *setup, bool tables) {
     Layout layout = layout_make(m);
-    ActLayout acts = act_layout_make(m, s);
-    double mib = (double)element / (1 << 20), weights = (double)layout.total * mib, kept = (double)acts.acts * mib, grads = (double)acts.grads * mib;
+    bool gpu = strcmp(t->device, "cpu");
+    Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, !gpu, gpu ? (int)(sizeof(float) / t->storage) : 1);
+    ActLayout acts = act_layout_make(m, &s);
+    double mib = 1.0 / (1 << 20), one = (double)layout.total * (double)t->element * mib, copy = t->storage == t->element ? 0 : (double)layout.total * (double)t->storage * mib;
+    double kept = (double)acts.acts * (double)t->storage * mib, grads = (double)acts.grads * (double)t->storage * mib;
     printf("%s under %s (%s)\n", name, m->mode->name, m->mode->source);
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
     printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm", m->bias ? "biases" : "no biases", m->rope ? "RoPE" : "learned positions",
@@ -99,11 +103,11 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     printf("  init %s, sigma %.4g (sigma sqrt(width) = %.3f)\n", INITS[init->scheme].name, init_sigma(init, m), init_sigma(init, m) * sqrt(m->C));
     printf("  %.2fM parameters, %.1f MFLOP per token\n", (double)show_parameters(m, &layout) / 1e6, show_flops(m, &layout) / 1e6);
     printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all\n",
-           weights, weights, 2 * weights, kept, grads, 4 * weights + kept + grads);
+           one + copy, one, 2 * one, kept, grads, 4 * one + copy + kept + grads);
     if (tables) {
         show_layers(m);
         show_parameters_table(m, init, &layout);
-        show_activations(m, s, element);
+        show_activations(m, &s, t->storage);
     }
     layout_free(&layout);
     act_layout_free(&acts);

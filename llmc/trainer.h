@@ -47,7 +47,7 @@ typedef struct Run {
 
 // ------------------------------------------------------------------------------------------------------------------ flags to model
 
-// Combinations that make no sense, refused by name. f: the flags; r: the mode's row; user(x): x was given on the command line.
+// Combinations that make no sense, refused by name. f: the flags; r: the mode's row; device: of the trainer; user(x): x was given on the command line.
 #define user(flag) (set->by[FLAG_##flag] == BY_USER)
 #define REFUSAL_TABLE(REFUSE) \
 REFUSE(f->width % f->heads, \
@@ -60,6 +60,7 @@ REFUSE(f->micro_batch && f->batch % f->micro_batch, \
       "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
 REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq > INT32_MAX, \
       "a micro-batch of %lld sequences of %lld tokens: expected less than 2^31 tokens\n  -> a smaller --micro-batch", (long long)(f->micro_batch ? f->micro_batch : f->batch), (long long)f->seq) \
+REFUSE(!strcmp(device, "cpu") && (user(tf32) || user(rounding) || user(graph)), "--tf32, --rounding and --graph only mean something on a GPU\n  -> leave them out, or make train_gpt DEVICE=cuda") \
 REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias\n  -> leave out --bias on") \
 REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE\n  -> leave it out") \
 REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out") \
@@ -71,7 +72,7 @@ REFUSE(*f->from && !f->eval && !f->sample, "--from needs something to do\n  -> -
 REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
 REFUSE(f->resume && !*f->out, "--resume needs the run's folder\n  -> --out RUN")
 
-static inline void run_refuse(const FlagSet *set, const Mode *r) {
+static inline void run_refuse(const FlagSet *set, const Mode *r, const char *device) {
     const Flags *f = &set->f;
 #define REFUSE(condition, ...) CHECK(!(condition), __VA_ARGS__);
     REFUSAL_TABLE(REFUSE)
@@ -152,8 +153,10 @@ static inline void config_read(FlagSet *set, const char *path, const char *preci
     int64_t version = json_get_int(root, "norm_c_version", path);
     CHECK(version <= CONFIG_VERSION, "%s: written by version %lld of the format, this program knows up to %d\n  -> use a newer norm.c", path, (long long)version, CONFIG_VERSION);
     const char *mode = json_get_string(root, "norm_mode", path), *was = json_get_string(root, "precision", path);
-    CHECK(!strcmp(mode, MODES[NORM_MODE].name) && !strcmp(was, precision), "%s: a run of %s in %s, this program is %s in %s\n  -> make train_gpt NORM_MODE=%s PREC=%s",
+    bool alike = !strcmp(was, precision) || (strcmp(was, "fp64") && strcmp(precision, "fp64"));      // runs in fp32 and bf16 both keep their weights in fp32
+    CHECK(!strcmp(mode, MODES[NORM_MODE].name) && alike, "%s: a run of %s in %s, this program is %s in %s\n  -> make train_gpt NORM_MODE=%s PREC=%s",
           path, mode, was, MODES[NORM_MODE].name, precision, mode, was);
+    if (strcmp(was, precision)) printf("note: a run in %s goes on in %s\n", was, precision);
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
     for (const Json *v = flags->first; v; v = v->next) {
         int i = 0;
@@ -252,11 +255,13 @@ static inline void run_init_weights(Run *r) {
             else ((double *)w)[i] = value;
         }
     }
+    r->t->store(r->gpt, WEIGHTS, 0);
 }
 
 // A hash of all weights in use: two runs that print the same one hold the same model.
 static inline uint64_t run_hash(Run *r) {
     Hash h = hash_begin();
+    r->t->fetch(r->gpt, WEIGHTS);
     for (int k = 0; k < r->layout.count; k++) {
         const Entry *e = &r->layout.entries[k];
         hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), (size_t)(entry_rows(&r->m, e) * e->row.cols) * r->t->element);
@@ -296,6 +301,7 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
                   (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1]);
             safetensors_read_real(t, r->t->tensor(r->gpt, kind, e), r->t->element == sizeof(double));
         }
+    for (int kind = first; kind <= last; kind++) r->t->store(r->gpt, kind, r->updates);
     CHECK(file.count == expected, "%s has %d tensors, this model %d\n  -> the model's flags and NORM_MODE must be those of the file", path, file.count, expected);
     safetensors_close(&file);
 }
@@ -322,11 +328,16 @@ static inline uint64_t run_data_hash(Run *r) {
     return hash_end(&h);
 }
 
+static const char PLANS[] = "plans.json";
+
 static inline void run_save(Run *r) {
     Checkpoint c;
     char state[512], *config = config_text(r), (*names)[128] = (char (*)[128])check_alloc((size_t)r->layout.count * 2 * 128, "names");
     Tensor *tensors = (Tensor *)check_alloc((size_t)r->layout.count * 2 * sizeof *tensors, "a checkpoint");
     checkpoint_begin(&c, r->out, r->step);
+    r->t->fetch(r->gpt, WEIGHTS);
+    r->t->fetch(r->gpt, ADAM_M);
+    r->t->fetch(r->gpt, ADAM_V);
     for (int k = 0; k < r->layout.count; k++) tensors[k] = run_tensor(r, WEIGHTS, &r->layout.entries[k], r->layout.entries[k].name);
     checkpoint_add_tensors(&c, "model.safetensors", tensors, r->layout.count);
     int count = 0;
@@ -337,6 +348,9 @@ static inline void run_save(Run *r) {
         }
     checkpoint_add_tensors(&c, "optimizer.safetensors", tensors, count);
     checkpoint_add_text(&c, "config.json", config);
+    char *plans = r->t->plans(r->gpt);
+    if (plans) checkpoint_add_text(&c, PLANS, plans);
+    free(plans);
     int64_t sample = r->step * r->f->batch;
     check_format(state, sizeof state, "{\"step\": %lld, \"updates\": %lld, \"tokens\": %lld, \"bad\": %d, \"epoch\": %lld, \"sample\": %lld, \"data\": \"%016llx\"}\n",
                  (long long)r->step, (long long)r->updates, (long long)r->tokens, r->bad, (long long)(sample / r->train.samples),
@@ -363,10 +377,12 @@ static inline void run_check_config(const Run *r, const char *dir) {
 
 static inline void run_resume(Run *r) {
     char dir[PATH_CAP], path[PATH_CAP];
+    size_t size;
     CHECK(checkpoint_latest(r->out, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     run_check_config(r, dir);
-    run_read_tensors(r, check_format(path, sizeof path, "%s/model.safetensors", dir), WEIGHTS, WEIGHTS);
-    run_read_tensors(r, check_format(path, sizeof path, "%s/optimizer.safetensors", dir), ADAM_M, ADAM_V);
+    char *plans = file_exists(check_format(path, sizeof path, "%s/%s", dir, PLANS)) ? file_read(path, &size) : NULL;
+    r->t->prepare(r->gpt, plans, path);
+    free(plans);
     Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
     r->step = json_get_int(state, "step", path);
     r->updates = json_get_int(state, "updates", path);
@@ -378,27 +394,28 @@ static inline void run_resume(Run *r) {
     int64_t position = json_get_int(state, "epoch", path) * r->train.samples + json_get_int(state, "sample", path);
     CHECK(position == r->step * r->f->batch, "%s: the data position %lld is not that of step %lld\n  -> was the file edited? use another checkpoint", path, (long long)position, (long long)r->step);
     json_free(state);
+    run_read_tensors(r, check_format(path, sizeof path, "%s/model.safetensors", dir), WEIGHTS, WEIGHTS);
+    run_read_tensors(r, check_format(path, sizeof path, "%s/optimizer.safetensors", dir), ADAM_M, ADAM_V);
     printf("resumed from %s at step %lld\n", dir, (long long)r->step);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ steps
 
-// Mean loss of `samples` samples from number `first` on, in micro-batches; with scale > 0 also their gradients.
-static inline double run_batches(Run *r, DataLoader *data, int64_t first, int64_t samples, double scale) {
-    double sum = 0;
+// The losses of `samples` samples from number `first` on, in micro-batches; with scale > 0 also their gradients.
+static inline void run_batches(Run *r, DataLoader *data, int64_t first, int64_t samples, double scale) {
     for (int64_t done = 0; done < samples;) {
         int B = (int)(samples - done < r->micro ? samples - done : r->micro);
         for (int b = 0; b < B; b++) loader_sample(data, first + done + b, r->inputs + (int64_t)b * r->m.T, r->targets + (int64_t)b * r->m.T);
-        sum += r->t->forward(r->gpt, r->inputs, r->targets, B, r->m.T).ce * B;
+        r->t->forward(r->gpt, r->inputs, r->targets, B, r->m.T);
         if (scale > 0) r->t->backward(r->gpt, scale);
         done += B;
     }
-    return sum / (double)samples;
 }
 
 static inline double run_validate(Run *r) {
     int64_t most = r->f->val_tokens ? CEIL_DIV(r->f->val_tokens, r->m.T) : r->val.samples;
-    return run_batches(r, &r->val, 0, most < r->val.samples ? most : r->val.samples, 0);
+    run_batches(r, &r->val, 0, most < r->val.samples ? most : r->val.samples, 0);
+    return r->t->loss(r->gpt).ce;
 }
 
 // The line on the terminal: at the first and last step and every two seconds.
@@ -421,13 +438,12 @@ static inline void run_step(Run *r) {
     const Flags *f = r->f;
     double begin = clock_seconds(), lr = schedule_lr(f, r->step + 1);
     r->t->zero_grads(r->gpt);
-    double loss = run_batches(r, &r->train, r->step * f->batch, f->batch, 1.0 / (double)(f->batch * r->m.T));
-    double norm = r->t->grad_norm(r->gpt, NULL);
-    bool finite = isfinite(loss) && isfinite(norm);
-    AdamW o = schedule_adamw(f, lr, norm, r->updates + 1);
-    if (finite) r->t->update(r->gpt, &o);
-    r->updates += finite;
-    r->bad = finite ? 0 : r->bad + 1;
+    run_batches(r, &r->train, r->step * f->batch, f->batch, 1.0 / (double)(f->batch * r->m.T));
+    AdamW o = schedule_adamw(f, lr, r->updates + 1);
+    Update u = r->t->update(r->gpt, &o);
+    double loss = u.loss.ce, norm = u.norm;
+    r->updates += u.applied;
+    r->bad = u.applied ? 0 : r->bad + 1;
     r->step++;
     r->tokens += f->batch * r->m.T;
 
@@ -440,7 +456,7 @@ static inline void run_step(Run *r) {
     log_real(&r->log, "grad_norm", norm);
     log_int(&r->log, "tokens", r->tokens);
     log_real(&r->log, "ms", seconds * 1e3);
-    if (!finite) log_text(&r->log, "skipped", "not finite");
+    if (!u.applied) log_text(&r->log, "skipped", "not finite");
     log_end(&r->log);
     if (f->norms_every && (r->step % f->norms_every == 0 || r->step == 1)) {
         log_begin(&r->log);
@@ -559,12 +575,28 @@ static inline void run_keep_tokenizer(Run *r) {
     file_commit(&w);
 }
 
+static inline Setup run_setup(const Run *r, bool training) {
+    const Flags *f = r->f;
+    Setup s;
+    s.B = r->micro;
+    s.T = r->m.T;
+    s.recompute = training ? f->recompute : RECOMPUTE_ON;                      // without a backward nothing needs to be kept
+    s.training = training;
+    s.z_loss = f->z_loss;
+    s.tf32 = f->tf32;
+    s.stochastic = f->rounding;
+    s.graph = f->graph;
+    s.seed = (uint64_t)f->seed;
+    return s;
+}
+
 // What --show prints, before any memory is taken.
-static inline int run_show(const Run *r, const Sizes *s) {
+static inline int run_show(const Run *r, const Setup *setup) {
     int what = flag_choice("model|models|modes", r->f->show);
     CHECK(what >= 0, "--show %s: expected model, models or modes\n  -> --show modes", r->f->show);
     if (what == 2) show_modes();
-    if (what == 0) show_model(&r->m, &r->init, r->f->model, s, r->t->element, true);
+    if (what == 0) show_model(&r->m, &r->init, r->f->model, r->t, setup, true);
+    if (what == 0 && r->t->memory) r->t->memory(&r->m, setup);
     for (int i = 0; what == 1 && i < PRESET_COUNT; i++) {
         FlagSet set;
         flags_default(&set);
@@ -607,6 +639,7 @@ static inline void run_open_folder(Run *r) {
     log_begin(&r->log);                                    // the first line, and the first after each resume: what runs here
     log_int(&r->log, "step", r->step);
     log_text(&r->log, "norm_mode", r->m.mode->name);
+    log_text(&r->log, "device", r->t->device);
     log_text(&r->log, "precision", r->t->precision);
     log_text(&r->log, "git", GIT_HASH);
     for (int i = 0; i < FLAG_COUNT; i++) log_text(&r->log, FLAGS[i].field, flag_text(value, sizeof value, f, &FLAGS[i]));
@@ -682,21 +715,22 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
     const Flags *f = r->f = &r->set.f;
     bool training = !*f->from;
-    run_refuse(&r->set, &MODES[NORM_MODE]);
+    run_refuse(&r->set, &MODES[NORM_MODE], t->device);
     if (f->eval || (training && (!*f->show || *f->data))) run_open_data(r, training);
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
     r->micro = !training && !f->eval ? 1 : (int)(f->micro_batch ? f->micro_batch : f->batch);
-    int recompute = f->recompute || !training;                                 // without a backward nothing needs to be kept
-    Sizes sizes = {r->micro, r->m.T, r->micro * r->m.T, recompute ? 1 : r->m.L, 1};
-    if (*f->show) return run_show(r, &sizes);
+    Setup setup = run_setup(r, training);
+    if (*f->show) return run_show(r, &setup);
 
     r->layout = layout_make(&r->m);
     run_open_tokenizer(r);
-    show_model(&r->m, &r->init, f->model, &sizes, t->element, false);
-    r->inputs = (int32_t *)check_alloc((size_t)sizes.n * sizeof(int32_t), "a batch");
-    r->targets = (int32_t *)check_alloc((size_t)sizes.n * sizeof(int32_t), "a batch");
-    r->gpt = t->create(&r->m, r->micro, r->m.T, recompute, training, f->z_loss);
+    show_model(&r->m, &r->init, f->model, t, &setup, false);
+    size_t batch = (size_t)setup.B * (size_t)setup.T * sizeof(int32_t);
+    r->inputs = (int32_t *)check_alloc(batch, "a batch");
+    r->targets = (int32_t *)check_alloc(batch, "a batch");
+    r->gpt = t->create(&r->m, &setup);
+    if (training && !resuming) t->prepare(r->gpt, NULL, NULL);
     if (!training) run_read_weights(r, f->from);
     else if (*f->init_from && !resuming) run_read_weights(r, f->init_from);
     else if (!resuming) run_init_weights(r);
@@ -705,7 +739,7 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
         if (*f->out && resuming) { check_format(r->out, sizeof r->out, "%s", f->out); run_resume(r); }
         run_open_folder(r);
         run_keep_tokenizer(r);
-        printf("run %s, %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, t->precision, GIT_HASH, (long long)r->train.samples, (long long)f->seq,
+        printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, t->precision, strcmp(t->device, "cpu") ? "GPU" : "CPU", GIT_HASH, (long long)r->train.samples, (long long)f->seq,
                r->has_val ? "" : "; no validation data");
         run_train(r);
         printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)run_hash(r), (long long)r->step, (long long)r->tokens, r->out);

@@ -320,10 +320,11 @@ static void compare(Model m, int T, bool final_norm, const char *what) {
         targets[i] = (int32_t)(rand_at(3, (uint64_t)i) % 11);
     }
     const double z_loss = 0.01;
-    Ref r = {.m = &m, .mode = m.mode->name, .list = layout_make(&m), .gpt = judge_fp64.create(&m, B, T, 0, 0, z_loss)};
+    Ref r = {.m = &m, .mode = m.mode->name, .list = layout_make(&m), .gpt = judge_fp64.create(&m, &(Setup){.B = B, .T = T, .z_loss = z_loss})};
     r.asked = (bool *)check_alloc((size_t)r.list.count, "the tensors asked for");
     fill(&r);
-    Loss got = judge_fp64.forward(r.gpt, tokens, targets, B, T), want = {0, 0};
+    judge_fp64.forward(r.gpt, tokens, targets, B, T);
+    Loss got = judge_fp64.loss(r.gpt), want = {0, 0};
     double worst = 0, largest = 0;
     for (int b = 0; b < B; b++) {
         Seq logits = logits_of(&r, tokens + b * T, T, final_norm);

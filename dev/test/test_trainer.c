@@ -72,13 +72,12 @@ void test_schedule(void) {
     s = parse("--width 1024 --width-base 256 --width-power 0.5");
     EXPECT(schedule_group(&s.f, LR_HIDDEN) == 0.5, "width scaling, power 1/2");
     s = parse("--weight-decay 0.3 --clip 2 --width 512 --width-base 256 --decay-gains one --decay-embeddings off --beta2 0.97");
-    AdamW o = schedule_adamw(&s.f, 0.1, 8, 5);
-    EXPECT(o.scale == 0.25 && o.decay[DECAY_MATRIX] == 0.3 && o.decay[DECAY_EMBEDDING] == 0 && o.decay[DECAY_GAIN] == 0.3 && o.gain_target == 1, "clipping and decay");
+    AdamW o = schedule_adamw(&s.f, 0.1, 5);
+    EXPECT(o.clip == 2 && o.decay[DECAY_MATRIX] == 0.3 && o.decay[DECAY_EMBEDDING] == 0 && o.decay[DECAY_GAIN] == 0.3 && o.gain_target == 1, "clipping and decay");
     EXPECT(o.lr[LR_HIDDEN] == 0.05 && o.lr[LR_HEAD] == 0.05 && o.lr[LR_EMBEDDING] == 0.1 && o.lr[LR_VECTOR] == 0.1 && o.beta2 == 0.97 && o.step == 5, "rates");
-    EXPECT(schedule_adamw(&s.f, 0.1, 1.99, 5).scale == 1, "a small gradient is not clipped");
     s = parse("--clip 0");
-    o = schedule_adamw(&s.f, 0.1, 1e9, 1);
-    EXPECT(o.scale == 1 && o.decay[DECAY_GAIN] == 0 && o.decay[DECAY_EMBEDDING] == 0.1, "--clip 0 is off; gains do not decay by default");
+    o = schedule_adamw(&s.f, 0.1, 1);
+    EXPECT(o.clip == 0 && o.decay[DECAY_GAIN] == 0 && o.decay[DECAY_EMBEDDING] == 0.1, "--clip 0 is off; gains do not decay by default");
     s = parse("--width 1024");
     EXPECT(schedule_group(&s.f, LR_HIDDEN) == 1, "width scaling is off by default");
 }
