@@ -17,6 +17,7 @@
 #define real double
 #include "llmc/init.h"
 #include "llmc/judge.h"
+#include "dev/test/model.h"
 #undef real
 #define real float
 #include "llmc/exp.h"
@@ -49,33 +50,6 @@ static int all_cases(Case *cases) {
     return count;
 }
 enum { MAX_CASES = 2 * FAMILIES * MODE_COUNT };
-
-// Weights far from the initial ones: gains around 1, biases around 0, or a missing one would not show.
-static void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, uint64_t seed) {
-    for (int k = 0; k < layout->count; k++) {
-        const Entry *e = &layout->entries[k];
-        uint64_t key = rand_key(seed, e->name, 0);
-        double std = e->row.rows == 1 ? 0.3 : e->row.init == ROLE_EMBEDDING ? 0.5 : 1.2 / sqrt((double)e->row.cols);
-        for (int64_t i = 0; i < e->size; i++) {
-            double w = std * rand_normal(key, (uint64_t)i) + (e->row.init == ROLE_GAIN ? 1 : 0);
-            if (t->element == sizeof(float)) ((float *)t->tensor(g, WEIGHTS, e))[i] = (float)w;
-            else ((double *)t->tensor(g, WEIGHTS, e))[i] = (double)(float)w;                  // both precisions get the same numbers
-        }
-    }
-}
-
-// Tokens that repeat, as real ones do.
-static void fill_tokens(int32_t *inputs, int32_t *targets, int n, int V, uint64_t seed) {
-    for (int i = 0; i < n; i++) {
-        inputs[i] = (int32_t)(rand_at(seed, (uint64_t)i) % (uint64_t)(V - 3));
-        targets[i] = (int32_t)(rand_at(seed + 1, (uint64_t)i) % (uint64_t)V);
-    }
-}
-
-static double entry_value(const Trainer *t, Gpt *g, int kind, const Entry *e, int64_t i) {
-    void *p = t->tensor(g, kind, e);
-    return t->element == sizeof(float) ? ((float *)p)[i] : ((double *)p)[i];
-}
 
 // ------------------------------------------------------------------------------------------------------------------ link 2: finite differences
 
@@ -117,7 +91,7 @@ static void gradients_of(const Case *c) {
     p.layout = &layout;
     p.g = judge_fp64.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01});
     p.direction = check_alloc((size_t)layout.total * sizeof(double), "a direction");
-    fill_weights(&judge_fp64, p.g, &layout, 1);
+    fill_weights(&judge_fp64, p.g, &layout, 1, 4);
     fill_tokens(p.inputs, p.targets, c->B * c->m.T, c->m.V, 2);
     probe_loss(&p);
     judge_fp64.backward(p.g, 1.0 / (c->B * c->m.T));
@@ -181,16 +155,6 @@ static void test_finite_differences(void) {
 // 1e-9 through four layers and a dozen norms at these sizes, worst in a small gradient; an error in one constant shows as 1e-4 or more.
 static const double NMSE_FLOAT = 1e-8;
 
-static double nmse(const Trainer *ta, Gpt *a, const Trainer *tb, Gpt *b, int kind, const Entry *e, double floor) {
-    double error = 0, scale = 0;
-    for (int64_t i = 0; i < e->size; i++) {
-        double x = entry_value(ta, a, kind, e, i), y = entry_value(tb, b, kind, e, i);
-        error += (x - y) * (x - y);
-        scale += y * y;
-    }
-    return error / fmax(scale, floor);
-}
-
 static void test_single_precision(void) {
     Case cases[MAX_CASES];
     int count = all_cases(cases);
@@ -200,8 +164,8 @@ static void test_single_precision(void) {
         int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
         fill_tokens(inputs, targets, c->B * c->m.T, c->m.V, 4);
         Gpt *a = judge_fp32.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01}), *b = judge_fp64.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01});
-        fill_weights(&judge_fp32, a, &layout, 5);
-        fill_weights(&judge_fp64, b, &layout, 5);
+        fill_weights(&judge_fp32, a, &layout, 5, 4);
+        fill_weights(&judge_fp64, b, &layout, 5, 4);
         judge_fp32.forward(a, inputs, targets, c->B, c->m.T);
         judge_fp64.forward(b, inputs, targets, c->B, c->m.T);
         Loss la = judge_fp32.loss(a), lb = judge_fp64.loss(b);
@@ -210,14 +174,14 @@ static void test_single_precision(void) {
         judge_fp64.backward(b, 1.0 / (c->B * c->m.T));
         double all = judge_fp64.grad_norm(b, NULL);
         for (int k = 0; k < layout.count; k++) {
-            double error = nmse(&judge_fp32, a, &judge_fp64, b, GRADS, &layout.entries[k], 1e-6 * all * all);
+            double error = entry_nmse(&judge_fp32, a, &judge_fp64, b, GRADS, &layout.entries[k], 1e-6 * all * all);
             EXPECT(error < NMSE_FLOAT, "%s, %s: gradient in float is off by nmse %.2g", c->name, layout.entries[k].name, error);
         }
         AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-4, .clip = 0.5 * all, .gain_target = 1, .step = 1};
         judge_fp32.update(a, &step);
         judge_fp64.update(b, &step);
         for (int k = 0; k < layout.count; k++) {
-            double error = nmse(&judge_fp32, a, &judge_fp64, b, WEIGHTS, &layout.entries[k], 0);
+            double error = entry_nmse(&judge_fp32, a, &judge_fp64, b, WEIGHTS, &layout.entries[k], 0);
             EXPECT(error < NMSE_FLOAT, "%s, %s: updated weights in float are off by nmse %.2g", c->name, layout.entries[k].name, error);
         }
         judge_fp32.destroy(a);
@@ -232,7 +196,7 @@ static void test_adamw(void) {
     c.m.tied = 0;
     Layout layout = layout_make(&c.m);
     Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = 1, .T = c.m.T, .training = 1});
-    fill_weights(&judge_fp64, g, &layout, 20);
+    fill_weights(&judge_fp64, g, &layout, 20, 4);
     AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .gain_target = 1};
     double *w = check_alloc((size_t)layout.total * sizeof *w, "weights"), *m = check_alloc((size_t)layout.total * sizeof *m, "m"), *v = check_alloc((size_t)layout.total * sizeof *v, "v");
     for (int k = 0; k < layout.count; k++) memcpy(w + layout.entries[k].offset, judge_fp64.tensor(g, WEIGHTS, &layout.entries[k]), (size_t)layout.entries[k].size * sizeof *w);
@@ -316,7 +280,7 @@ static void test_distinct(void) {
             int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
             fill_tokens(inputs, targets, c.B * c.m.T, c.m.V, 8);
             Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = c.B, .T = c.m.T});
-            fill_weights(&judge_fp64, g, &layout, 9);
+            fill_weights(&judge_fp64, g, &layout, 9, 4);
             judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
             loss[mode][family] = judge_fp64.loss(g).ce;
             judge_fp64.destroy(g);
@@ -365,7 +329,7 @@ static void test_invariance(void) {
                 if (k == 3) omp_set_num_threads(3);
 #endif
                 g[k] = judge_fp32.create(&c.m, &(Setup){.B = c.B, .T = c.m.T, .recompute = RECOMPUTES[k], .training = 1});
-                fill_weights(&judge_fp32, g[k], &layout, 11);
+                fill_weights(&judge_fp32, g[k], &layout, 11, 4);
                 for (int micro = 0; micro < (k == 4 ? c.B : 1); micro++) {
                     int rows = k == 4 ? 1 : c.B;
                     judge_fp32.forward(g[k], inputs + micro * c.m.T, targets + micro * c.m.T, rows, c.m.T);
@@ -383,7 +347,7 @@ static void test_invariance(void) {
                 EXPECT(!memcmp(plain, judge_fp32.tensor(g[1], GRADS, e), bytes), "%s, %s: --recompute changes the gradient", c.name, e->name);
                 EXPECT(!memcmp(plain, judge_fp32.tensor(g[2], GRADS, e), bytes), "%s, %s: --recompute cheap changes the gradient", c.name, e->name);
                 EXPECT(!memcmp(plain, judge_fp32.tensor(g[3], GRADS, e), bytes), "%s, %s: the number of threads changes the gradient", c.name, e->name);
-                double error = nmse(&judge_fp32, g[4], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
+                double error = entry_nmse(&judge_fp32, g[4], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
                 EXPECT(error < NMSE_FLOAT, "%s, %s: two micro-steps differ from one batch by nmse %.2g", c.name, e->name, error);
             }
             for (int k = 0; k < RUNS; k++) judge_fp32.destroy(g[k]);
@@ -400,7 +364,7 @@ static void test_causality(void) {
         int32_t inputs[150], targets[150];
         fill_tokens(inputs, targets, 150, c.m.V, 12);
         Gpt *g = judge_fp32.create(&c.m, &(Setup){.B = 1, .T = 150});
-        fill_weights(&judge_fp32, g, &layout, 13);
+        fill_weights(&judge_fp32, g, &layout, 13, 4);
         float before[150 * 13];
         judge_fp32.forward(g, inputs, NULL, 1, 150);
         for (int t = 0; t < 150; t++) memcpy(before + t * c.m.V, judge_fp32.logits(g, t), (size_t)c.m.V * sizeof(float));

@@ -160,10 +160,10 @@ static inline double tensor_bfloat(uint16_t bits) {
 // Element i of a floating-point tensor. memcpy, because a mapped file promises no alignment.
 static inline double tensor_real(const Tensor *t, int bytes, bool bfloat, int64_t i) {
     const char *p = (const char *)t->data + i * bytes;
-    double wide;
+    double full;
     float single;
     uint16_t half;
-    if (bytes == 8) { memcpy(&wide, p, 8); return wide; }
+    if (bytes == 8) { memcpy(&full, p, 8); return full; }
     if (bytes == 4) { memcpy(&single, p, 4); return single; }
     memcpy(&half, p, 2);
     return bfloat ? tensor_bfloat(half) : tensor_half(half);

@@ -15,8 +15,8 @@ typedef struct AdamW { double lr[4], decay[3], beta1, beta2, eps, clip, gain_tar
 
 typedef struct Update { Loss loss; double norm; int applied; } Update;   // what a step found: mean losses, norm before clipping, whether it changed the weights
 
-// How a model is made. B x T: the largest micro-batch. seed: of stochastic rounding.
-typedef struct Setup { int B, T, recompute, training; double z_loss; int tf32, stochastic, graph; uint64_t seed; } Setup;
+// How a model is made. B x T: the largest micro-batch, of steps of `batch` sequences. seed: of stochastic rounding.
+typedef struct Setup { int B, T, recompute, training; double z_loss; int64_t batch; int tf32, stochastic, graph; uint64_t seed; } Setup;
 
 // On a GPU forward, backward, zero_grads return before the work is done; loss, update and what reads memory wait for it.
 typedef struct Trainer {

@@ -34,7 +34,7 @@ static inline void log_open(Log *log, const char *path, int64_t step) {
     char *old = file_read(path, &n);
     CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path, strerror(errno));
     for (size_t at = 0; old && at < n;) {
-        char *end = memchr(old + at, '\n', n - at);
+        char *end = (char *)memchr(old + at, '\n', n - at);
         if (!end) break;
         size_t length = (size_t)(end - (old + at)) + 1;
         if (step > 0 && log_keeps(old + at, length - 1, step, &log->validated)) { memmove(old + kept, old + at, length); kept += length; }

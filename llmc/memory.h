@@ -56,7 +56,8 @@ static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer)
 
 // Model-level tensors first, then layer by layer in table order: a layer's tensors are neighbours.
 static inline Layout layout_make(const Model *m) {
-    Layout t = {0};
+    Layout t;
+    memset(&t, 0, sizeof t);
     ParamRow rows[PARAM_COUNT];
     int64_t places = (int64_t)(m->L + 1) * PARAM_COUNT;
     t.entries = (Entry *)check_alloc((size_t)places * sizeof(Entry), "the list of parameters");
@@ -104,7 +105,8 @@ static inline int64_t act_place(int64_t *offset, int64_t *total, int64_t size) {
 }
 
 static inline ActLayout act_layout_make(const Model *m, const Sizes *s) {
-    ActLayout t = {0};
+    ActLayout t;
+    memset(&t, 0, sizeof t);
     ActRow rows[ACT_COUNT];
     size_t places = (size_t)m->L * ACT_COUNT;
     t.act = (int64_t *)check_alloc(places * sizeof(int64_t), "the offsets of activations");

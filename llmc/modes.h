@@ -76,7 +76,11 @@ enum { MODE_NO_ROW = -1, MODE_TABLE(MODE_ENUM, MODE_ENUM) MODE_COUNT };
     {#name, sel, {i1, c1, o1, s1, a1, p1}, {i2, c2, o2, s2, a2, p2}, q, k, v, ctx, per, emb, fin, sdd, MODE_##first, MODE_##early, init, source},
 #define MODE_ROW(...)  ROW(1, __VA_ARGS__)
 #define LAYER_ROW(...) ROW(0, __VA_ARGS__)
+#ifdef __cplusplus
+static constexpr Mode MODES[] = { MODE_TABLE(MODE_ROW, LAYER_ROW) };          // CUDA's wiring decides by it at compile time (block.cuh)
+#else
 static const Mode MODES[] = { MODE_TABLE(MODE_ROW, LAYER_ROW) };
+#endif
 #undef ROW
 #undef MODE_ROW
 #undef LAYER_ROW

@@ -583,6 +583,7 @@ static inline Setup run_setup(const Run *r, bool training) {
     s.recompute = training ? f->recompute : RECOMPUTE_ON;                      // without a backward nothing needs to be kept
     s.training = training;
     s.z_loss = f->z_loss;
+    s.batch = f->batch;
     s.tf32 = f->tf32;
     s.stochastic = f->rounding;
     s.graph = f->graph;
