@@ -1,24 +1,44 @@
 # norm.c
-#   make train_gpt NORM_MODE=SPAN && ./train_gpt    the trainer for one placement (llmc/modes.h lists them), as ./train_gpt
+#   make train_gpt NORM_MODE=SPAN && ./train_gpt    the trainer for one placement (llmc/modes.h lists them), as ./train_gpt; for a GPU where there is one
 #   make shard                                      text files -> token shards
-#   make test | test-all | clean
-# Options: PREC=fp32|fp64   CC=gcc|clang   OMP=0 (no OpenMP)   CFLAGS=...
+#   make test | test-all | clean                    no GPU needed
+#   make test_gpt_cuda | arch-check                 the tests for a machine with a GPU; nvcc's word on every kernel, without one
+# Options: DEVICE=cpu|cuda   ARCH=90a,120 (GPUs to build for)   PREC=fp32|fp64 (CPU), bf16|fp32 (GPU)   OMP=0 (no OpenMP)
+#          CC=gcc|clang   CFLAGS=...   NVCC=...   CUBLAS=the folder of cublasLt.h
 
 NORM_MODE ?= SPAN
-PREC      ?= fp32
 OMP       ?= 1
+CUDA      ?= /usr/local/cuda
+CUBLAS    ?= $(CUDA)/include
 CFLAGS    ?= -O3 $(call accepts,-march=native)
 
+comma := ,
 MODES := $(shell sed -n 's/^MODE. *\([A-Z0-9_]*\),.*/\1/p' llmc/modes.h)
 MODE  := $(patsubst FUSE,SPAN,$(NORM_MODE))
 ifeq ($(filter $(MODE),$(MODES)),)
 $(error NORM_MODE=$(NORM_MODE) is not a placement; known are: $(MODES); FUSE is SPAN)
 endif
+# What to build for, and why: dev/device.sh looks and decides, for the goals that ask. A line of the environment is not an ARCH.
+GOALS := $(filter all train_gpt test_gpt_cuda build/cuda-%,$(or $(MAKECMDGOALS),all))
+ifneq ($(GOALS),)
+FOUND := $(shell CUDA='$(CUDA)' NVCC='$(NVCC)' DEVICE='$(or $(DEVICE),$(if $(filter-out all train_gpt,$(GOALS)),cuda))' PREC='$(PREC)' \
+                 ARCH='$(if $(filter command,$(origin ARCH)),$(ARCH))' sh dev/device.sh)
+ifeq ($(firstword $(FOUND)),stop)
+$(error $(wordlist 2,99,$(FOUND)))
+endif
+ON    := $(word 1,$(FOUND))
+NVCC  := $(word 2,$(FOUND))
+ARCHS := $(shell echo $(word 3,$(FOUND)) | tr , ' ')
+PREC  := $(word 4,$(FOUND))
+WHY   := $(wordlist 5,99,$(FOUND))
+else
+ON    := cpu
+PREC  ?= fp32
+endif
 REAL_fp32 := float
 REAL_fp64 := double
-ifeq ($(REAL_$(PREC)),)
-$(error PREC=$(PREC): expected fp32 or fp64)
-endif
+DEVICE_fp32 := float
+DEVICE_bf16 := __nv_bfloat16
 
 # A compiler flag, where the compiler takes it.
 accepts = $(shell echo 'int x;' | $(CC) -c $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
@@ -26,7 +46,7 @@ OPENMP := $(or $(if $(filter 1,$(OMP)),$(call accepts,-fopenmp)),$(call accepts,
 # Never fast-math. These two only say that nobody reads errno after sqrt and nobody traps; no value changes, and loops with exp vectorize.
 FLAGS  := -std=c17 -D_XOPEN_SOURCE=700 $(CFLAGS) -fno-math-errno -fno-trapping-math $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) -MMD -MP
 GIT    := $(shell git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)
-NAME   := $(shell echo cpu-$(MODE)-$(PREC) | tr A-Z a-z)
+NAME   := $(shell echo $(ON)-$(MODE)-$(PREC) | tr A-Z a-z)
 
 # Rebuild when the compiler, its flags or the commit change.
 STAMP := $(shell mkdir -p build && echo '$(CC) $(FLAGS)' > build/flags.new && { cmp -s build/flags.new build/flags || cp build/flags.new build/flags; }; \
@@ -36,12 +56,58 @@ all: train_gpt shard
 
 train_gpt: build/$(NAME)/train_gpt
 	@ln -sf $< $@
-	@echo "./train_gpt is $< (CPU)"
-.PHONY: all train_gpt shard test test-all clean
+	@echo "./train_gpt is $< ($(if $(filter cuda,$(ON)),CUDA$(comma) $(ARCHS:%=sm_%),CPU): $(WHY))"
+.PHONY: all train_gpt shard test test-all arch-check clean
 
+# GPU_TESTS: which of dev/test/test_*.cu the tests of a GPU, real or emulated, are built from; by default all, and the models.
+GPU_TESTS ?= $(patsubst dev/test/test_%.cu,%,$(wildcard dev/test/test_*.cu))
+ifeq ($(ON),cpu)
 build/$(NAME)/train_gpt: train_gpt.c build/stories.o build/flags build/git
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) -DREAL=$(REAL_$(PREC)) -DPREC=$(PREC) -DNORM_MODE=MODE_$(MODE) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ -lm
+else
+# For the GPUs of ARCHS alone. Products are cuBLASLt's. Never fast-math here either: kernels call the fast functions they mean by name.
+LT := $(firstword $(wildcard $(addsuffix /cublasLt.h,$(CUBLAS) $(dir $(NVCC))../include /usr/include)))
+ifeq ($(LT),)
+$(error cublasLt.h is neither in $(CUBLAS) nor in $(dir $(NVCC))../include: expected CUBLAS=its folder; it comes with the CUDA toolkit (Debian, Ubuntu: libcublas-dev-13-0))
+endif
+NVCC_HOST  := -Wall -Wextra -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math $(if $(filter 1,$(OMP)),-fopenmp,-fopenmp-simd)
+NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(foreach a,$(ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -I$(LT:/cublasLt.h=) -Xcompiler "$(NVCC_HOST)" -MMD -MP
+NVCC_STAMP := $(shell echo '$(NVCC) $(NVCC_FLAGS)' > build/nvcc.new && { cmp -s build/nvcc.new build/nvcc || cp build/nvcc.new build/nvcc; })
+
+# build/cuda-<mode>-<precision>/train_gpt, so that one make can build several (dev/gpu_check.sh).
+build/cuda-%/train_gpt: train_gpt.cu build/stories.o build/nvcc build/git
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -DREAL=$(DEVICE_$(lastword $(subst -, ,$*))) -DPREC=$(lastword $(subst -, ,$*)) \
+		-DNORM_MODE=MODE_$(shell echo $(firstword $(subst -, ,$*)) | tr a-z A-Z) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ -L$(LT:/cublasLt.h=/../lib64) -lcublasLt
+
+build/cuda-bench/kernels: dev/bench/gpu/kernels.cu build/nvcc
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -DREAL=__nv_bfloat16 -DPREC=bf16 $< -o $@ -L$(LT:/cublasLt.h=/../lib64) -lcublasLt
+
+# What the emulator runs (below), on the GPU: every layer and every mode against the judge.
+test_gpt_cuda: build/cuda-test/test_gpt-fp32 build/cuda-test/test_gpt-bf16
+.PHONY: test_gpt_cuda
+define CUDA_RULES
+build/cuda-test/model-$(1).o: train_gpt.cu build/nvcc
+	@mkdir -p $$(@D)
+	$(NVCC) $(NVCC_FLAGS) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -Dmain=main_$(1) -c $$< -o $$@
+build/cuda-test/%-$(1).o: dev/test/%.cu build/nvcc
+	@mkdir -p $$(@D)
+	$(NVCC) $(NVCC_FLAGS) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -c $$< -o $$@
+build/cuda-test/%-$(1).o: %.cu build/nvcc
+	@mkdir -p $$(@D)
+	$(NVCC) $(NVCC_FLAGS) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -c $$< -o $$@
+build/cuda-test/test_gpt-$(1): $(patsubst %,build/cuda-test/%-$(1).o,gpu_main test_gpt model $(GPU_TESTS:%=test_%)) build/judge_fp64.o build/stories.o
+	$(NVCC) $(NVCC_FLAGS) $$^ -o $$@ -L$(LT:/cublasLt.h=/../lib64) -lcublasLt
+endef
+$(eval $(call CUDA_RULES,fp32))
+$(eval $(call CUDA_RULES,bf16))
+endif
+
+# What nvcc makes of every kernel: registers, spills and warnings, for four generations of GPUs; no GPU needed.
+arch-check:
+	CUDA=$(CUDA) CUBLAS=$(CUBLAS) sh dev/arch_check.sh
 
 shard: build/shard
 	@ln -sf $< $@
@@ -69,6 +135,37 @@ build/words: dev/test/words.c build/stories.o build/flags
 
 build/tokenize: dev/test/tokenize.c build/flags
 	$(CC) $(FLAGS) $< -o $@ -lm
+
+# The CUDA files in the emulator (dev/emu): every test of a GPU, without one. EMU: where to build.
+EMU       ?= build/emu
+EMU_CXX   ?= g++
+EMU_FLAGS ?= -O1 -g
+EMU_ALL   := -std=c++17 -D_XOPEN_SOURCE=700 $(EMU_FLAGS) -Wall -Wextra -Wno-unknown-pragmas -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP
+EMU_OBJECTS := $(patsubst dev/emu/%.cpp,$(EMU)/%.o,$(wildcard dev/emu/*.cpp))
+$(EMU)/%.o: dev/emu/%.cpp
+	@mkdir -p $(@D)
+	$(EMU_CXX) -std=c++17 -O2 -g -Wall -Wextra -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP -c $< -o $@
+define EMU_RULES
+$(EMU)/%-$(1).o: dev/test/%.cu
+	@mkdir -p $$(@D)
+	$(EMU_CXX) $(EMU_ALL) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -x c++ -include dev/emu/emu.h -c $$< -o $$@
+$(EMU)/%-$(1).o: %.cu
+	@mkdir -p $$(@D)
+	$(EMU_CXX) $(EMU_ALL) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -x c++ -include dev/emu/emu.h -c $$< -o $$@
+$(EMU)/model-$(1).o: train_gpt.cu
+	@mkdir -p $$(@D)
+	$(EMU_CXX) $(EMU_ALL) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -Dmain=main_$(1) -x c++ -include dev/emu/emu.h -c $$< -o $$@
+$(EMU)/kernels-$(1): dev/bench/gpu/kernels.cu $(EMU_OBJECTS)
+	@mkdir -p $$(@D)
+	$(EMU_CXX) $(EMU_ALL) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -x c++ -include dev/emu/emu.h $$< -x none $(EMU_OBJECTS) -o $$@
+$(EMU)/test_gpt-$(1): $(EMU)/gpu_main-$(1).o $(patsubst %,$(EMU)/test_%-$(1).o,$(GPU_TESTS)) $(if $(filter file,$(origin GPU_TESTS)),$(EMU)/test_gpt-$(1).o $(EMU)/model-$(1).o build/judge_fp64.o build/stories.o) $(EMU_OBJECTS)
+	$(EMU_CXX) $(EMU_FLAGS) -fopenmp $$^ -o $$@
+$(EMU)/train_gpt-$(1): $(EMU)/train_gpt-$(1).o build/stories.o $(EMU_OBJECTS)
+	$(EMU_CXX) $(EMU_FLAGS) $$^ -o $$@
+endef
+$(eval $(call EMU_RULES,fp32))
+$(eval $(call EMU_RULES,bf16))
+.SECONDARY:
 
 # The tests drive the default trainer; ./train_gpt stays what it was.
 test: build/test_gpt build/shard build/words

@@ -1,14 +1,27 @@
 #!/bin/sh
 # dev/mutate.sh [WORDS]: breaks the code on purpose, one mistake of dev/mutants at a time, and expects the test named beside it to turn red.
 # With words only the mutants whose header line contains one of them. In a copy of the tree (build/mutate); about 20 seconds a mutant on one core.
+# Tests named cuda_* run in the emulator, in both precisions (CUDA=, CUBLAS=: where the toolkit's headers are).
 # A test that stays green is a survivor: either the test is blind there, or the mutant changes nothing; both are worth knowing.
 set -eu
 root=$(pwd)
 tree=$root/build/mutate
 killed=0 failed=0
 export OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0
-make="make -s CFLAGS=-O1 build/test_gpt"
+make="make -s DEVICE=cpu CFLAGS=-O1"
 programs="build/shard build/cpu-span-fp32/train_gpt"              # what the tests run, run_tokens, refusals and shard drive
+
+# What a test needs, as arguments of make, and how it is run. A CUDA layer's test is linked alone, those of whole models with everything.
+arrange() {
+    case $test in
+        cuda_*)
+            source=$(grep -l "GPU_TEST($test)" test_gpt.cu dev/test/*.cu | head -n 1) emu=build/emu only=""
+            case $source in dev/test/*) one=${source#dev/test/test_} emu=build/emu-${one%.cu} only="EMU=$emu GPU_TESTS=${one%.cu}" ;; esac
+            built="$only $emu/test_gpt-fp32 $emu/test_gpt-bf16" run="$emu/test_gpt-fp32 $test && $emu/test_gpt-bf16 $test" ;;
+        run | run_tokens | refusals | shard) built="build/test_gpt $programs" run="build/test_gpt $test" ;;
+        *) built=build/test_gpt run="build/test_gpt $test" ;;
+    esac
+}
 
 # Replaces the one occurrence of the text in file `old` by that in file `new`.
 replace='
@@ -26,10 +39,10 @@ fail() { failed=$((failed + 1)); echo "$1: $test $file: $what"; }
 try() {
     cp "$file" original
     if ! awk "$replace" old new original > "$file"; then cp original "$file"; fail "STALE, the text is not there once"; return; fi
-    case $test in run | run_tokens | refusals | shard) built=$programs ;; *) built="" ;; esac
+    arrange
     if $make $built > log 2>&1; then
         # grep ends at the first failure, and the test with it.
-        if { timeout 600 build/test_gpt "$test" 2>&1 || echo "FAILED with status $?"; } | grep -m 1 -q FAILED; then
+        if { timeout 600 sh -c "$run" 2>&1 || echo "FAILED with status $?"; } | grep -m 1 -q FAILED; then
             killed=$((killed + 1)); echo "killed: $test $file: $what"
         else fail SURVIVED; fi
     else fail "DOES NOT COMPILE"; tail -n 3 log; fi
@@ -41,10 +54,10 @@ rm -rf "$tree" && mkdir -p "$tree"
 cd "$tree"
 cp dev/mutants mutants
 echo >> mutants
-$make $programs
 wanted=$(IFS='|'; echo "$*")
 for test in $(grep -E '^[a-z_]+ [a-z_./]+ ' mutants | grep -E "$wanted" | cut -d ' ' -f 1 | sort -u); do
-    build/test_gpt "$test" > log 2>&1 || { tail -n 3 log; echo "the test $test is not green without a mutant"; exit 1; }
+    arrange
+    { $make $built && sh -c "$run"; } > log 2>&1 || { tail -n 3 log; echo "the test $test is not green without a mutant"; exit 1; }
 done
 test=""
 while IFS= read -r line; do

@@ -380,7 +380,7 @@ static inline bool checkpoint_remove(const char *dir) {
     char path[PATH_CAP];
     DIR *d = opendir(dir);
     if (!d) return errno == ENOENT;
-    for (struct dirent *e; (e = readdir(d));)
+    for (struct dirent *e; (e = readdir(d)) != NULL;)
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlink(check_format(path, sizeof path, "%s/%s", dir, e->d_name));
     closedir(d);
     return rmdir(dir) == 0;
@@ -392,7 +392,7 @@ static inline void checkpoint_tidy(const char *run_dir) {
     struct stat info;
     DIR *d = opendir(run_dir);
     CHECK(d, "cannot list %s: %s\n  -> choose a directory that can be read and written", run_dir, strerror(errno));
-    for (struct dirent *e; (e = readdir(d));) {
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
         bool unfinished = checkpoint_step(e->d_name, ".tmp-") >= 0, aside = checkpoint_step(e->d_name, ".old-") >= 0;
         if (!unfinished && !aside) continue;
         check_format(path, sizeof path, "%s/%s", run_dir, e->d_name);
@@ -510,7 +510,7 @@ static inline int64_t checkpoint_step_below(const char *run_dir, int64_t below) 
     DIR *d = opendir(run_dir);
     CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a directory that can be read", run_dir, strerror(errno));
     if (!d) return -1;
-    for (struct dirent *e; (e = readdir(d));) {
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
         int64_t plain = checkpoint_step(e->d_name, ""), aside = checkpoint_step(e->d_name, ".old-");
         int64_t step = plain > aside ? plain : aside;
         if (step < below && step > best) best = step;

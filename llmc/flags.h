@@ -64,6 +64,7 @@ FLAG(z_loss,       NUMBER,   "0",     0, 1, "", FIXED, "adds this times the squa
 FLAG(recompute,    SWITCH, "off",   0, 0, "off|on|cheap", FREE, "compute again in backward: on: all but the stream between blocks; cheap: norms' and activations' outputs") \
 FLAG(tf32,         SWITCH, "off",   0, 0, "off|on", FIXED, "PREC=fp32 on a GPU: products of numbers rounded to TF32") \
 FLAG(rounding,     CHOICE, "nearest", 0, 0, "nearest|stochastic", FIXED, "PREC=bf16: how new weights are rounded for the products") \
+FLAG(tune,         SWITCH, "on",    0, 0, "off|on", FREE,  "on a GPU: choose plans of matrix products by timing and keep them with the run; off: the library's first, the same in every run") \
 FLAG(graph,        SWITCH, "off",   0, 0, "off|on", FREE,  "on a GPU: a micro-step is one CUDA graph; faster where batches are small") \
 /* data */ \
 FLAG(data,         TEXT,   "", 0, 0, "", FIXED, "a shard, a pattern or a folder of shards (make shard); empty: the built-in stories") \

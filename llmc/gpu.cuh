@@ -1,4 +1,5 @@
-// launch.h: how this project starts kernels and declares shared memory, in a form that nvcc and the emulator (dev/emu) both compile as it stands.
+// gpu.cuh: what every CUDA file stands on: kernel launches and shared memory in a form that nvcc and the emulator (dev/emu) both compile as it stands,
+// errors, the storage type, 16-byte loads, sums over warps and blocks, and the context that launchers take.
 //
 //   LAUNCH(kernel, grid, block, dynamic_shared_bytes, stream, arguments...)     the kernel may be a template: LAUNCH(copy_kernel<float, 4>, ...)
 //   SHARED(type, name, count);        static shared array of the block, at the top of a kernel or device function; an array, so sizeof(name) is its size
@@ -6,11 +7,16 @@
 //
 // Arguments are converted to the kernel's parameter types as in any call; an empty pointer is nullptr (0 and NULL are integers here). Both kinds of arrays
 // are 16-byte aligned. A launch that cannot run ends the program here, with its text, file and line.
+//
+// REAL is the type of weights and activations on the device, `real` below: float or __nv_bfloat16 (PREC=fp32, bf16). Arithmetic is always in float; statistics,
+// gradients of parameters, moments and master weights are stored as float (`wide`).
 #pragma once
 #include <cuda_runtime.h>
-#include "../../llmc/check.h"
+#include <cuda_bf16.h>
+#include "check.h"
 
 #define LAUNCH(...) launch_kernel(__FILE__, __LINE__, #__VA_ARGS__, __VA_ARGS__)
+#define cudaCheck(call) cuda_check(call, #call, __FILE__, __LINE__)
 
 #if defined(__CUDACC__)
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
@@ -23,6 +29,10 @@ void *emu_shared_dynamic(void);
 #define SHARED(type, name, count) static char name##_key; type (&name)[count] = *static_cast<type (*)[count]>(emu_shared(&name##_key, sizeof(type) * (count)))
 #define SHARED_DYNAMIC(type, name) type *name = static_cast<type *>(emu_shared_dynamic())
 #endif
+
+static inline void cuda_check(cudaError_t error, const char *call, const char *file, int line) {
+    if (error != cudaSuccess) check_failed(file, line, "CUDA: %s: %s\n  -> nvidia-smi shows whether the GPU is well and free", call, cudaGetErrorString(error));
+}
 
 template <typename... P, typename... A>
 static void launch_kernel(const char *file, int line, const char *text, void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic, cudaStream_t stream, A... arguments) {
@@ -39,4 +49,101 @@ static void launch_kernel(const char *file, int line, const char *text, void (*k
                      "  -> at most 1024 threads a block and 227 KiB of shared memory; no empty grid", cudaGetErrorString(error), text,
                      grid.x, grid.y, grid.z, block.x, block.y, block.z, dynamic);
     }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ types
+
+typedef REAL Real;
+#define real Real
+#define wide float
+
+enum { WARP = 32, PACK = 16 / sizeof(real) };                  // PACK: values of 16 bytes, the widest load of a thread
+
+// 16 bytes of the storage type. Rows of all matrices begin at multiples of 16 bytes (gpu_refuse sees to it).
+struct alignas(16) Pack { real v[PACK]; };
+static __device__ inline Pack pack_load(const real *p) { return *reinterpret_cast<const Pack *>(p); }
+static __device__ inline void pack_store(real *p, const Pack &x) { *reinterpret_cast<Pack *>(p) = x; }
+
+static __host__ __device__ inline float to_float(float x) { return x; }
+static __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <typename T> static __host__ __device__ inline T from_float(float x);
+template <> __host__ __device__ inline float from_float<float>(float x) { return x; }
+template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+static __host__ __device__ inline real to_real(float x) { return from_float<real>(x); }
+
+// ------------------------------------------------------------------------------------------------------------------ sums
+
+// Over the 32 lanes of a warp, all present; every lane gets the result. The order is fixed.
+static __device__ inline float warp_sum(float x) {
+    for (int lane = WARP / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+    return x;
+}
+static __device__ inline float warp_max(float x) {
+    for (int lane = WARP / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
+    return x;
+}
+
+// Over a block of whole warps; every thread gets the result, in a fixed order. May be called in a loop: the barriers keep rounds apart.
+static __device__ inline float block_sum(float x) {
+    SHARED(float, partial, WARP);
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    x = warp_sum(x);
+    __syncthreads();
+    if (lane == 0) partial[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < warps ? partial[lane] : 0);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ context
+
+// What launchers share. scratch: floats that hold partial sums between two kernels of one launcher, in the order of the stream.
+typedef struct Gpu {
+    cudaStream_t stream;
+    int sms;                                                   // multiprocessors: grids of row loops are a few blocks for each
+    float *scratch;
+    size_t scratch_size;                                       // in floats
+    struct Plans *plans;                                       // of matrix products (linear.cuh)
+} Gpu;
+
+// ------------------------------------------------------------------------------------------------------------------ the device
+
+static __global__ void probe_kernel(void) {}                   // a binary for another GPU does not have it for this one
+
+// Is there a driver, is it as new as the toolkit, and does it see a GPU?
+static inline void gpu_find(void) {
+    int count = 0, driver = 0, toolkit = 0;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    cudaError_t found = cudaGetDeviceCount(&count);
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&toolkit);
+    CHECK(driver > 0, "expected an NVIDIA driver, found none\n  -> install it (nvidia-smi then lists the GPUs), or use the CPU: make train_gpt DEVICE=cpu");
+    CHECK(found != cudaErrorInsufficientDriver, "expected a driver for CUDA %d.%d, with which this program was built, or later; found one for CUDA %d.%d\n"
+          "  -> update the driver, or build with the toolkit of CUDA %d: make train_gpt NVCC=...", toolkit / 1000, toolkit % 1000 / 10, driver / 1000, driver % 1000 / 10, driver / 1000);
+    CHECK(found != cudaErrorNoDevice && !(found == cudaSuccess && count == 0), "expected an NVIDIA GPU, found none%s%s\n"
+          "  -> nvidia-smi lists those there are; without one: make train_gpt DEVICE=cpu", visible ? "; CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
+    cudaCheck(found);
+}
+
+// Takes the first GPU that CUDA_VISIBLE_DEVICES leaves, or says why it cannot serve; scratch and plans are for the caller to add.
+static inline void gpu_open(Gpu *gpu) {
+    cudaDeviceProp device;
+    cudaFuncAttributes probe;
+    gpu_find();
+    memset(gpu, 0, sizeof *gpu);
+    cudaCheck(cudaSetDevice(0));
+    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    CHECK(device.major >= 8, "expected a GPU of compute capability 8.0 (A100, RTX 30) or later, found %s with %d.%d\n"
+          "  -> CUDA_VISIBLE_DEVICES=... chooses another; without one: make train_gpt DEVICE=cpu", device.name, device.major, device.minor);
+    cudaError_t loaded = cudaFuncGetAttributes(&probe, (const void *)probe_kernel);
+    CHECK(loaded != cudaErrorNoKernelImageForDevice && loaded != cudaErrorInvalidDeviceFunction, "this program was not built for %s, compute capability %d.%d\n"
+          "  -> make train_gpt ARCH=%d%d%s", device.name, device.major, device.minor, device.major, device.minor, device.major == 9 ? "a" : "");
+    cudaCheck(loaded);
+    cudaCheck(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    gpu->sms = device.multiProcessorCount;
+}
+
+static inline void gpu_close(Gpu *gpu) {
+    cudaCheck(cudaStreamSynchronize(gpu->stream));
+    cudaCheck(cudaStreamDestroy(gpu->stream));
+    memset(gpu, 0, sizeof *gpu);
 }

@@ -276,7 +276,7 @@ static inline Json *json_parse(const char *text, size_t n, const char *where) {
     return root;
 }
 
-// The bytes of a regular file, to be freed, or NULL with errno set: a pipe may never begin, a device never end.
+// The bytes of a regular file and a zero behind them, to be freed, or NULL with errno set: a pipe may never begin, a device never end.
 static inline char *file_read(const char *path, size_t *n) {
     struct stat info;
     *n = 0;
@@ -300,6 +300,7 @@ static inline char *file_read(const char *path, size_t *n) {
         errno = problem;
         return NULL;
     }
+    text[*n] = 0;
     char *exact = (char *)realloc(text, *n ? *n : 1);          // the room doubled: what is left of it goes back
     return exact ? exact : text;
 }

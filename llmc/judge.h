@@ -16,7 +16,7 @@ typedef struct AdamW { double lr[4], decay[3], beta1, beta2, eps, clip, gain_tar
 typedef struct Update { Loss loss; double norm; int applied; } Update;   // what a step found: mean losses, norm before clipping, whether it changed the weights
 
 // How a model is made. B x T: the largest micro-batch, of steps of `batch` sequences. seed: of stochastic rounding.
-typedef struct Setup { int B, T, recompute, training; double z_loss; int64_t batch; int tf32, stochastic, graph; uint64_t seed; } Setup;
+typedef struct Setup { int B, T, recompute, training; double z_loss; int64_t batch; int tf32, stochastic, tune, graph; uint64_t seed; } Setup;
 
 // On a GPU forward, backward, zero_grads return before the work is done; loss, update and what reads memory wait for it.
 typedef struct Trainer {
@@ -37,7 +37,7 @@ typedef struct Trainer {
     void (*zero_grads)(Gpt *gpt);
     double (*grad_norm)(Gpt *gpt, const Entry *e);        // L2 norm of one entry's gradient, or of all for NULL
     Update (*update)(Gpt *gpt, const AdamW *adamw);       // one step, where losses and gradients are finite; otherwise nothing changes
-    // Before weights are set: takes the matrix plans of an earlier run, or for NULL chooses them by timing. plans: as text, to keep with the run (NULL: none).
+    // Before weights are set: takes the matrix plans of an earlier run, or for NULL chooses them by timing (setup.tune). plans: as text, to keep with the run (NULL: none).
     void (*prepare)(Gpt *gpt, const char *plans, const char *path);
     char *(*plans)(Gpt *gpt);
     void (*memory)(const Model *m, const Setup *setup);   // --show: prints what fits (NULL: not known)

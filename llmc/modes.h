@@ -60,7 +60,7 @@ typedef struct { int in, c, out, skip, a, post; } SubMode;
 
 typedef struct Mode {
     const char *name;
-    int selectable;
+    int id, selectable;                         // id: its place in MODES
     SubMode attn, ffn;
     int q, k, v, ctx, per;
     int emb, fin, sdd;
@@ -73,7 +73,7 @@ enum { MODE_NO_ROW = -1, MODE_TABLE(MODE_ENUM, MODE_ENUM) MODE_COUNT };
 #undef MODE_ENUM
 
 #define ROW(sel, name, i1, c1, o1, s1, a1, p1, i2, c2, o2, s2, a2, p2, q, k, v, ctx, per, emb, fin, sdd, first, early, init, source) \
-    {#name, sel, {i1, c1, o1, s1, a1, p1}, {i2, c2, o2, s2, a2, p2}, q, k, v, ctx, per, emb, fin, sdd, MODE_##first, MODE_##early, init, source},
+    {#name, MODE_##name, sel, {i1, c1, o1, s1, a1, p1}, {i2, c2, o2, s2, a2, p2}, q, k, v, ctx, per, emb, fin, sdd, MODE_##first, MODE_##early, init, source},
 #define MODE_ROW(...)  ROW(1, __VA_ARGS__)
 #define LAYER_ROW(...) ROW(0, __VA_ARGS__)
 #ifdef __cplusplus

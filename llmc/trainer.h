@@ -60,7 +60,7 @@ REFUSE(f->micro_batch && f->batch % f->micro_batch, \
       "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
 REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq > INT32_MAX, \
       "a micro-batch of %lld sequences of %lld tokens: expected less than 2^31 tokens\n  -> a smaller --micro-batch", (long long)(f->micro_batch ? f->micro_batch : f->batch), (long long)f->seq) \
-REFUSE(!strcmp(device, "cpu") && (user(tf32) || user(rounding) || user(graph)), "--tf32, --rounding and --graph only mean something on a GPU\n  -> leave them out, or make train_gpt DEVICE=cuda") \
+REFUSE(!strcmp(device, "cpu") && (user(tf32) || user(rounding) || user(tune) || user(graph)), "--tf32, --rounding, --tune and --graph only mean something on a GPU\n  -> leave them out, or make train_gpt DEVICE=cuda") \
 REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias\n  -> leave out --bias on") \
 REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE\n  -> leave it out") \
 REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out") \
@@ -586,6 +586,7 @@ static inline Setup run_setup(const Run *r, bool training) {
     s.batch = f->batch;
     s.tf32 = f->tf32;
     s.stochastic = f->rounding;
+    s.tune = f->tune;
     s.graph = f->graph;
     s.seed = (uint64_t)f->seed;
     return s;

@@ -1,8 +1,10 @@
-// emu.cpp: the runtime under emu.h and launch.h. It runs kernels on one host thread: one fiber per CUDA thread, one block at a time.
+// emu.cpp: the runtime under emu.h and gpu.cuh. It runs kernels on one host thread: one fiber per CUDA thread, one block at a time.
 //
 // Compiled once, without sanitizers, and linked to test objects built plain, with -fsanitize=address or with -fsanitize=thread: what a sanitizer must be
 // told (which stack runs, what orders memory) goes through its public functions, weak here.
 //   EMU_SEED=n   n > 0: random order of blocks, of threads between two meetings, and of streams (every legal order is possible); 0: ascending, in issue order
+//   EMU_MEMORY=bytes  EMU_DEVICES=n  EMU_DRIVER=13000  EMU_COMPUTE=90  EMU_BUILT=90   the machine a test asks for: device memory, how many GPUs, the CUDA version of
+//                the driver (0: none), the GPU's compute capability, and the one that the program was built for
 // Memory of cudaMalloc and shared memory start as 0xFF bytes: NaN as float and as bfloat16, -1 as int.
 // A kernel that breaks a rule of emu.h ends the program with status 3 and a message that names kernel, block and thread.
 #include <functional>
@@ -72,8 +74,11 @@ static void context_swap(Context *from, Context *to) { swapcontext(&from->u, &to
 #endif
 
 // ------------------------------------------------------------------ state
-static const size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 64 << 10, STATIC_SHARED_MAX = 48 << 10, SHARED_MAX = 227 << 10, DEVICE_BYTES = (size_t)1 << 30;
-static const int MAX_THREADS = 1024, MAX_MASKS = 48;
+static const size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 64 << 10, STATIC_SHARED_MAX = 48 << 10, SHARED_MAX = 227 << 10;
+static const int MAX_THREADS = 1024, MAX_MASKS = 48, MAX_COPIES = 256;
+
+// A 16-byte copy to shared memory that has begun: the value read, and the thread's group it belongs to.
+struct Copy { void *to; uint64_t value[2]; int group; const char *file; int line; };
 
 struct Fiber {
     Context context;
@@ -86,6 +91,10 @@ struct Fiber {
     const char *waits, *file;         // the operation it waits in, NULL: it can run
     int line;
     unsigned mask;
+    char exchange[2][32];             // what it brings to emu_exchange: one is read by other lanes while the other is written
+    int exchanges;
+    Copy copy[MAX_COPIES];            // a ring: begun and not waited for are those from copy_done to copy_begun - 1
+    int copy_begun, copy_done, copy_group;      // copy_group: the open one
 };
 
 // Lanes that name the same mask meet here. Two buffers: a lane may bring its next value while slower ones still read the last.
@@ -136,7 +145,10 @@ struct Machine {
 };
 static Machine emu;
 
-struct CUstream_st { int last; bool nonblocking; };
+typedef std::vector<std::function<void()>> Work;
+struct CUgraph_st { Work work; };
+struct CUgraphExec_st { Work work; };
+struct CUstream_st { int last; bool nonblocking; CUgraph_st *graph = NULL; bool relaxed = false, broken = false; };      // graph: not NULL while it records
 struct CUevent_st { int operation; double seconds; };
 static CUstream_st default_stream = {0, false};
 
@@ -246,9 +258,16 @@ static void slot_release(int warp, Slot *s) {
     }
 }
 
+static void copies_end(const Fiber *f) {
+    if (f->copy_done == f->copy_begun) return;
+    const Copy *c = &f->copy[f->copy_done % MAX_COPIES];
+    fail("commit the copies and wait for them", "a thread ends with %d asynchronous copies it has not waited for, the first from %s:%d", f->copy_begun - f->copy_done, c->file, c->line);
+}
+
 // An exited thread counts as arrived, so its going may complete what others wait in.
 static void fiber_exit(Fiber *f) {
     Warp *w = &emu.warp[f->index / 32];
+    copies_end(f);
     release(&emu.launch_order);
     f->live = false;
     emu.live--;
@@ -287,6 +306,7 @@ static void fiber_begin(int i) {
     f->index = i;
     f->live = true;
     f->mask = 0;
+    f->exchanges = f->copy_begun = f->copy_done = f->copy_group = 0;
     emu.warp[i / 32].live |= 1u << i % 32;
     make_ready(f);
 }
@@ -463,6 +483,44 @@ unsigned emu_vote(const char *operation, unsigned mask, bool value, const char *
     return votes;
 }
 
+// ------------------------------------------------------------------ matrix operations and asynchronous copies
+// A lane's bytes lie with its fiber, in turn in one of two places: it writes the first again in its next but one exchange, and by then all lanes have come to
+// the next, so that they have read this one.
+void emu_exchange_bytes(const char *operation, const void *mine, size_t bytes, const void *all[32], const char *file, int line) {
+    in_kernel(operation);
+    Fiber *f = emu.now;
+    char *place = f->exchange[f->exchanges++ & 1];
+    int b;
+    if (bytes > sizeof f->exchange[0]) fail("a larger Fiber.exchange in dev/emu/emu.cpp", "%s exchanges %zu bytes", operation, bytes);
+    ignore_begin();
+    memcpy(place, mine, bytes);
+    ignore_end();
+    const Slot *s = meet(operation, 0xffffffffu, reinterpret_cast<uintptr_t>(place), file, line, &b);
+    if (s->present[b] != 0xffffffffu) fail("all 32 lanes of a warp call it together", "%s at %s:%d with lanes 0x%08x alone", operation, file, line, s->present[b]);
+    for (int lane = 0; lane < 32; lane++) all[lane] = reinterpret_cast<const void *>(s->value[b][lane]);
+}
+
+// A copy has no effect before its group is waited for. Its queue is the runtime's, but what it reads and writes is read and written in emu.h, for the sanitizers.
+void emu_copy_begin(void *to, const uint64_t value[2], const char *file, int line) {
+    in_kernel("cp.async");
+    Fiber *f = emu.now;
+    if (f->copy_begun - f->copy_done == MAX_COPIES) fail("wait earlier, or a larger MAX_COPIES in dev/emu/emu.cpp", "more than %d copies of a thread under way", MAX_COPIES);
+    f->copy[f->copy_begun++ % MAX_COPIES] = {to, {value[0], value[1]}, f->copy_group, file, line};
+}
+void emu_copy_commit(void) { emu.now->copy_group++; }
+void *emu_copy_next(int groups, uint64_t value[2]) {
+    Fiber *f = emu.now;
+    const Copy *c = &f->copy[f->copy_done % MAX_COPIES];
+    if (f->copy_done == f->copy_begun || c->group >= f->copy_group - groups) return NULL;
+    value[0] = c->value[0], value[1] = c->value[1];
+    f->copy_done++;
+    return c->to;
+}
+
+void emu_misaligned(const char *operation, const void *p, const char *file, int line) {
+    fail("16-byte aligned addresses, in shared memory and in global", "%s at %s:%d with address %p", operation, file, line, p);
+}
+
 // ------------------------------------------------------------------ streams and events
 // Work is recorded and runs at a synchronization: then any operation whose predecessors are done may be the next. Predecessors are the operation before it
 // in its stream, an awaited event, and the rules of the legacy default stream (CUDA programming guide, "Default Stream").
@@ -470,6 +528,10 @@ static CUstream_st *stream_of(cudaStream_t s) { return s && s != cudaStreamLegac
 
 static int enqueue(cudaStream_t handle, std::function<void()> run, int also = 0) {
     CUstream_st *s = stream_of(handle);
+    if (s->graph) {
+        s->graph->work.push_back(run);
+        return 0;
+    }
     Operation o = {{s->last, also}, run};
     if (s == &default_stream) {
         for (cudaStream_t other : emu.streams) if (!other->nonblocking) o.after.push_back(other->last);
@@ -493,11 +555,48 @@ static void finish(int operation) { while (emu.pending.count(operation)) run_one
 static void finish_all(void) { while (!emu.pending.empty()) run_one(); }
 static cudaError_t result(cudaError_t e) { return e == cudaSuccess ? e : (emu.error = e); }
 
+// While a stream records a graph (below) some calls are not allowed; they spoil the recording. always: also in the relaxed mode.
+static cudaError_t while_recording(bool always) {
+    cudaError_t e = cudaSuccess;
+    for (cudaStream_t s : emu.streams) if (s->graph && (always || !s->relaxed)) s->broken = true, e = cudaErrorStreamCaptureUnsupported;
+    return result(e);
+}
+
+// May this stream be given work? Not once its recording is spoilt; and the default stream would wait for a blocking stream that records.
+static cudaError_t accepts(cudaStream_t handle) {
+    CUstream_st *s = stream_of(handle);
+    cudaError_t e = s->broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+    for (cudaStream_t other : emu.streams) {
+        if (s == &default_stream && other->graph && !other->nonblocking) other->broken = true, e = cudaErrorStreamCaptureImplicit;
+    }
+    return result(e);
+}
+
+// Waiting for a stream that records, or for the default stream while a blocking one does.
+static cudaError_t can_wait(cudaStream_t handle) { return stream_of(handle)->graph ? while_recording(true) : accepts(handle); }
+
+// A setting of the machine, from the environment.
+static size_t setting(const char *name, size_t otherwise) {
+    const char *value = getenv(name);
+    return value ? (size_t)strtoull(value, NULL, 10) : otherwise;
+}
+static size_t device_bytes(void) { return setting("EMU_MEMORY", (size_t)1 << 30); }
+static int compute(void) { return (int)setting("EMU_COMPUTE", 90); }
+static cudaError_t image(void) { return result(setting("EMU_BUILT", (size_t)compute()) == (size_t)compute() ? cudaSuccess : cudaErrorNoKernelImageForDevice); }
+
+// Work of an emulated library.
+cudaError_t emu_enqueue(cudaStream_t stream, std::function<void()> run) {
+    cudaError_t e = accepts(stream);
+    if (e == cudaSuccess) enqueue(stream, run);
+    return e;
+}
+
 void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 size, size_t dynamic, cudaStream_t stream, std::function<void()> body) {
     size_t threads = (size_t)size.x * size.y * size.z;
     bool fits = threads && threads <= MAX_THREADS && size.z <= 64 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
     if (!fits) { result(cudaErrorInvalidConfiguration); return; }
     if (dynamic > SHARED_MAX) { result(cudaErrorInvalidValue); return; }
+    if (image() != cudaSuccess || accepts(stream) != cudaSuccess) return;
     enqueue(stream, [=] { run_kernel(file, line, text, grid, size, dynamic, body); });
 }
 
@@ -514,6 +613,14 @@ const char *cudaGetErrorString(cudaError_t e) {
     case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorNotReady: return "device not ready";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
+    case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureImplicit: return "operation would make the legacy stream depend on a capturing blocking stream";
     default: return "an error that the emulator has no text for";
     }
 }
@@ -523,25 +630,41 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
+cudaError_t cudaStreamGetFlags(cudaStream_t s, unsigned *flags) { *flags = stream_of(s)->nonblocking ? cudaStreamNonBlocking : cudaStreamDefault; return cudaSuccess; }
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
     for (size_t i = 0; i < emu.streams.size(); i++) {
         if (emu.streams[i] != s) continue;
         finish(s->last);
         emu.streams.erase(emu.streams.begin() + (long)i);
+        delete s->graph;
         delete s;
         return cudaSuccess;
     }
     return result(cudaErrorInvalidResourceHandle);
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t s) { finish(stream_of(s)->last); return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) { enqueue(s, [] {}, e->operation); return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize(void) { finish_all(); return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    cudaError_t e = can_wait(s);
+    if (e == cudaSuccess) finish(stream_of(s)->last);
+    return e;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+    cudaError_t error = can_wait(s);                         // events are not part of the graphs here
+    if (error == cudaSuccess) enqueue(s, [] {}, e->operation);
+    return error;
+}
+cudaError_t cudaDeviceSynchronize(void) {
+    cudaError_t e = while_recording(true);
+    if (e == cudaSuccess) finish_all();
+    return e;
+}
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) { *e = new CUevent_st{0, 0}; return cudaSuccess; }
 cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
 cudaError_t cudaEventDestroy(cudaEvent_t e) { finish(e->operation); delete e; return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) { finish(e->operation); return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    cudaError_t error = can_wait(s);
+    if (error != cudaSuccess) return error;
     e->operation = enqueue(s, [e] {
         struct timespec t;
         clock_gettime(CLOCK_MONOTONIC, &t);
@@ -560,6 +683,46 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     return cudaSuccess;
 }
 
+// ------------------------------------------------------------------ graphs
+// Between begin and end the work given to a stream is recorded, not run; a launch gives the recorded operations to a stream, in their order. One stream a
+// graph. Waiting for a stream that records, its events, memory management (but in the relaxed mode) and copies to or from pageable memory are refused.
+cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
+    CUstream_st *s = stream_of(handle);
+    if (s == &default_stream) return result(cudaErrorStreamCaptureUnsupported);
+    if (s->graph) return result(cudaErrorIllegalState);
+    s->graph = new CUgraph_st;
+    s->relaxed = mode == cudaStreamCaptureModeRelaxed;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
+    CUstream_st *s = stream_of(handle);
+    *graph = NULL;
+    if (!s->graph) return result(cudaErrorIllegalState);
+    std::swap(*graph, s->graph);
+    if (!s->broken) return cudaSuccess;
+    s->broken = false;
+    delete *graph;
+    *graph = NULL;
+    return result(cudaErrorStreamCaptureInvalidated);
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *status) {
+    CUstream_st *s = stream_of(handle);
+    *status = s->broken ? cudaStreamCaptureStatusInvalidated : s->graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long) {
+    if (!graph) return result(cudaErrorInvalidValue);
+    *executable = new CUgraphExec_st{graph->work};
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t s) {
+    cudaError_t e = !executable ? result(cudaErrorInvalidValue) : can_wait(s);                      // no graphs inside graphs
+    for (size_t i = 0; e == cudaSuccess && i < executable->work.size(); i++) enqueue(s, executable->work[i]);
+    return e;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { delete graph; return graph ? cudaSuccess : result(cudaErrorInvalidValue); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { delete executable; return executable ? cudaSuccess : result(cudaErrorInvalidValue); }
+
 // ------------------------------------------------------------------ memory
 // Is p inside, or one past the end of, an allocation of the table?
 static bool inside(const std::map<char *, size_t> &table, const void *p, size_t bytes) {
@@ -567,16 +730,19 @@ static bool inside(const std::map<char *, size_t> &table, const void *p, size_t 
     auto it = table.upper_bound(c);
     return it != table.begin() && (--it, c + bytes <= it->first + it->second);
 }
+bool emu_on_device(const void *p, size_t bytes) { return inside(emu.device, p, bytes); }                    // for the emulated libraries
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
     *p = NULL;
-    if (bytes > DEVICE_BYTES - emu.device_bytes || posix_memalign(p, 256, bytes ? bytes : 1)) return result(cudaErrorMemoryAllocation);
+    if (while_recording(false) != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
+    if (bytes > device_bytes() || emu.device_bytes > device_bytes() - bytes || posix_memalign(p, 256, bytes ? bytes : 1)) return result(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
     emu.device[static_cast<char *>(*p)] = bytes;
     emu.device_bytes += bytes;
     return cudaSuccess;
 }
 cudaError_t cudaFree(void *p) {
+    if (while_recording(false) != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     finish_all();
     if (!p) return cudaSuccess;
     auto it = emu.device.find(static_cast<char *>(p));
@@ -587,24 +753,31 @@ cudaError_t cudaFree(void *p) {
     return cudaSuccess;
 }
 cudaError_t cudaMallocHost(void **p, size_t bytes) {
+    if (while_recording(false) != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     if (posix_memalign(p, 256, bytes ? bytes : 1)) return result(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
     emu.pinned[static_cast<char *>(*p)] = bytes;
     return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void *p) {
+    if (while_recording(false) != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
     finish_all();
     if (!p) return cudaSuccess;
     if (!emu.pinned.erase(static_cast<char *>(p))) return result(cudaErrorInvalidValue);
     free(p);
     return cudaSuccess;
 }
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) { *total = DEVICE_BYTES, *free_bytes = DEVICE_BYTES - emu.device_bytes; return cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    *total = device_bytes();
+    *free_bytes = *total - emu.device_bytes;
+    return cudaSuccess;
+}
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s) {
     if (!inside(emu.device, p, bytes)) return result(cudaErrorInvalidValue);
-    enqueue(s, [=] { memset(p, value, bytes); });
-    return cudaSuccess;
+    cudaError_t e = accepts(s);
+    if (e == cudaSuccess) enqueue(s, [=] { memset(p, value, bytes); });
+    return e;
 }
 cudaError_t cudaMemset(void *p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, 0); }
 
@@ -615,6 +788,9 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     wrong |= (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) != from_device && kind != cudaMemcpyDefault;
     if (wrong) return result(cudaErrorInvalidMemcpyDirection);
     if ((to_device && !inside(emu.device, to, bytes)) || (from_device && !inside(emu.device, from, bytes))) return result(cudaErrorInvalidValue);
+    bool pageable = (!from_device && !inside(emu.pinned, from, bytes)) || (!to_device && !inside(emu.pinned, to, bytes));
+    cudaError_t e = pageable && stream_of(s)->graph ? while_recording(true) : accepts(s);
+    if (e != cudaSuccess) return e;
     if (!from_device && !inside(emu.pinned, from, bytes)) {
         std::vector<char> staged(static_cast<const char *>(from), static_cast<const char *>(from) + bytes);
         enqueue(s, [=] { memcpy(to, staged.data(), bytes); });
@@ -625,7 +801,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
-    cudaError_t e = cudaMemcpyAsync(to, from, bytes, kind, 0);
+    cudaError_t e = while_recording(false);
+    if (e == cudaSuccess) e = cudaMemcpyAsync(to, from, bytes, kind, 0);
     if (e == cudaSuccess && kind != cudaMemcpyDeviceToDevice) finish(default_stream.last);
     return e;
 }
@@ -633,11 +810,43 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
 // ------------------------------------------------------------------ the device
 cudaError_t cudaSetDevice(int device) { return device ? result(cudaErrorInvalidDevice) : cudaSuccess; }
 cudaError_t cudaGetDevice(int *device) { *device = 0; return cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int *count) { *count = 1; return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) { *version = (int)setting("EMU_DRIVER", CUDART_VERSION); return cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int *count) {
+    int driver;
+    cudaDriverGetVersion(&driver);
+    *count = driver / 1000 < CUDART_VERSION / 1000 ? 0 : (int)setting("EMU_DEVICES", 1);          // drivers serve all toolkits of their major version
+    return result(driver / 1000 < CUDART_VERSION / 1000 ? cudaErrorInsufficientDriver : *count ? cudaSuccess : cudaErrorNoDevice);
+}
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
+    switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor: *value = compute() / 10; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor: *value = compute() % 10; return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount: *value = 2; return cudaSuccess;
+    case cudaDevAttrWarpSize: *value = 32; return cudaSuccess;
+    case cudaDevAttrMaxThreadsPerBlock: *value = MAX_THREADS; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)STATIC_SHARED_MAX; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)SHARED_MAX; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)SHARED_MAX + 1024; return cudaSuccess;
+    default: return result(cudaErrorInvalidValue);
+    }
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
+    memset(attributes, 0, sizeof *attributes);
+    attributes->maxThreadsPerBlock = MAX_THREADS;
+    attributes->binaryVersion = (int)setting("EMU_BUILT", (size_t)compute());
+    return image();
+}
+cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute attribute, int value) {
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value >= 0 && value <= (int)SHARED_MAX) return cudaSuccess;
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100) return cudaSuccess;
+    return result(cudaErrorInvalidValue);
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     memset(p, 0, sizeof *p);
     strcpy(p->name, "emulator");
-    p->major = 9;
+    p->major = compute() / 10;
+    p->minor = compute() % 10;
     p->multiProcessorCount = 2;
     p->warpSize = 32;
     p->maxThreadsPerBlock = MAX_THREADS;
@@ -646,7 +855,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     p->sharedMemPerBlockOptin = SHARED_MAX;
     p->sharedMemPerMultiprocessor = SHARED_MAX + 1024;
     p->regsPerBlock = 65536;
-    p->totalGlobalMem = DEVICE_BYTES;
+    p->totalGlobalMem = device_bytes();
     return cudaSuccess;
 }
 }

@@ -18,7 +18,7 @@
 #include <cuda_bf16.h>
 
 #undef __shared__
-#define __shared__ _Pragma("GCC error \"declare shared memory with SHARED or SHARED_DYNAMIC (launch.h)\"")
+#define __shared__ _Pragma("GCC error \"declare shared memory with SHARED or SHARED_DYNAMIC (gpu.cuh)\"")
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #define __noinline__ __attribute__((noinline))
@@ -73,6 +73,36 @@ template <typename T> static inline T __shfl_down_sync(unsigned mask, T value, u
 template <typename T> static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) {
     int lane = emu_lane(), source = lane - (int)delta;
     return emu_shuffle_value("__shfl_up_sync", mask, value, source < (lane & ~(width - 1)) ? lane : source, file, line);
+}
+
+// What mma.cuh's twins of PTX instructions stand on. emu_exchange: all 32 lanes of the warp bring a value and get everyone's; valid until the caller's next one.
+void emu_exchange_bytes(const char *operation, const void *mine, size_t bytes, const void *all[32], const char *file, int line);
+template <typename T> struct EmuLanes {
+    const void *all[32];
+    const T &operator[](int lane) const { return *static_cast<const T *>(all[lane]); }
+};
+template <typename T> static inline EmuLanes<T> emu_exchange(const char *operation, const T &mine, EMU_SITE) {
+    EmuLanes<T> lanes;
+    emu_exchange_bytes(operation, &mine, sizeof mine, lanes.all, file, line);
+    return lanes;
+}
+
+// cp.async: 16 bytes to shared memory (zeros unless present), which hold NaN from the call until the wait for the copy's group. So one that nobody waits
+// for, and one that begins while others still read, are wrong; and ThreadSanitizer sees a write in both places.
+void emu_misaligned(const char *operation, const void *p, const char *file, int line);
+void emu_copy_begin(void *to, const uint64_t value[2], const char *file, int line);
+void emu_copy_commit(void);
+void *emu_copy_next(int groups, uint64_t value[2]);
+static inline void emu_copy(void *to, const void *from, bool present, EMU_SITE) {
+    uint64_t value[2] = {0, 0}, poison[2] = {~0ull, ~0ull};
+    if (((uintptr_t)to | (uintptr_t)from) % 16) emu_misaligned("cp.async", (uintptr_t)to % 16 ? to : from, file, line);
+    if (present) memcpy(value, from, 16);
+    memcpy(to, poison, 16);
+    emu_copy_begin(to, value, file, line);
+}
+static inline void emu_copy_wait(int groups) {
+    uint64_t value[2];
+    while (void *to = emu_copy_next(groups, value)) memcpy(to, value, 16);
 }
 
 // Atomics are relaxed, as on the device: they order nothing else.

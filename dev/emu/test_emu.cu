@@ -3,21 +3,17 @@
 //   test_emu CASE      a correct case prints nothing and exits with 0, whatever EMU_SEED; a planted bug stops, or gives a wrong result (status 1)
 #include <stdio.h>
 #include <string.h>
+#include <functional>
 #include <vector>
 #include <cuda_bf16.h>
-#include "launch.h"
+#include "../../llmc/mma.cuh"
 
-#define cudaCheck(call) do { cudaError_t e_ = (call); CHECK(e_ == cudaSuccess, "%s: %s\n  -> see EMU_SEED", #call, cudaGetErrorString(e_)); } while (0)
 #define EXPECT(cond) CHECK(cond, "wrong result: expected %s\n  -> EMU_SEED repeats this order", #cond)
 enum Bug { NONE, NO_BARRIER, NO_LOOP_BARRIER, NO_SYNCWARP, DIVERGENT, EXIT_DIVERGENT, SHARED_OUT, DYNAMIC_OUT, GLOBAL_OUT, HALF_WARP, UNSET_SHARED, WRONG_MASK, MIXED_WARP, ACTIVE_MASK, NOT_IN_MASK,
-           NO_EVENT, PINNED_REUSE, BLOCK_RACE, DEEP_STACK };
+           NO_EVENT, PINNED_REUSE, BLOCK_RACE, DEEP_STACK, GRAPH_REUSE,
+           NO_COPY_WAIT, LATE_COPY_WAIT, NO_COMMIT, NO_COPY_BARRIER, EARLY_COPY, HALF_MMA, MATRIX_OUT, COPY_OUT, MISALIGNED };
 
 // ------------------------------------------------------------------ kernels, right for NONE and broken on purpose otherwise
-__device__ static float warp_sum(float x) {
-    for (int offset = 16; offset; offset >>= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);
-    return x;
-}
-
 // The sum over the block in every thread; called more than once in a kernel, hence the last barrier.
 template <Bug BUG> __device__ static float block_sum(float x) {
     SHARED(float, partial, 32);
@@ -131,6 +127,55 @@ __global__ void late_kernel(int *out) {
     if (threadIdx.x == 0) x[0] = 1;
     else out[0] = x[0];
     __syncthreads();
+}
+
+// Two warps: out[warp] = A B_0 + A B_1, A and both B of 16 x 16, of which B's rows from `rows` on count as zeros. The first warp's lanes bring A and B to shared
+// memory, 16 bytes each. To warp 0 a tile of B is B, to warp 1 B's transpose.
+template <Bug BUG> __global__ void matrix_kernel(float *out, const __nv_bfloat16 *a, const __nv_bfloat16 *b, int rows) {
+    typedef __nv_bfloat16 Row[24];
+    SHARED(Row, tile, 32);
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 2, c = lane % 2 * 8;
+    uint32_t left[4], right[4];
+    float d[2][4] = {};
+    if (warp == 0) {
+        copy_async(&tile[r][c], a + 16 * r + c, true);
+        copy_commit();
+    }
+    for (int round = 0; round < 2; round++) {
+        if (warp == 0) {
+            copy_async(&tile[16 + r][c + (BUG == MISALIGNED)], b + 16 * (rows * round + r) + c, BUG == COPY_OUT || r < rows);
+            if (BUG != NO_COMMIT) copy_commit();
+            if (round == 0) copy_wait<1>();
+        }
+        __syncthreads();
+        if (round == 0) ldmatrix<false>(left, &tile[lane % 16][lane / 16 * 8]);
+        if (warp == 0 && BUG != LATE_COPY_WAIT) copy_wait<BUG == NO_COPY_WAIT ? 1 : 0>();
+        if (BUG != NO_COPY_BARRIER) __syncthreads();
+        if (BUG == HALF_MMA && lane >= 16) return;
+        if (warp == 0) ldmatrix<true>(right, &tile[16 + lane % 16][lane / 16 * 8] + (BUG == MATRIX_OUT ? 24 : 0));
+        else ldmatrix<false>(right, &tile[16 + lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
+        for (int n = 0; n < 2; n++) mma_bf16(d[n], left, right + 2 * n);
+        if (BUG != EARLY_COPY) __syncthreads();
+    }
+    if (BUG == LATE_COPY_WAIT) copy_wait<0>();
+    for (int n = 0; n < 2; n++) for (int i = 0; i < 4; i++) out[warp * 256 + (lane / 4 + i / 2 * 8) * 16 + n * 8 + lane % 4 * 2 + i % 2] = d[n][i];
+}
+
+// Half a warp comes to a matrix product.
+__global__ void half_mma_kernel(float *out) {
+    uint32_t a[4] = {}, b[2] = {};
+    float d[4] = {};
+    if (threadIdx.x < 16) return;
+    mma_bf16(d, a, b);
+    out[threadIdx.x] = d[0];
+}
+
+// What the lanes of segments of `width` lanes get from `delta` lanes before, after, and at lane `delta` of the segment.
+__global__ void segments_kernel(int *out, int width, int delta) {
+    int lane = threadIdx.x;
+    out[lane] = __shfl_up_sync(0xffffffffu, 100 + lane, delta, width);
+    out[32 + lane] = __shfl_down_sync(0xffffffffu, 100 + lane, delta, width);
+    out[64 + lane] = __shfl_sync(0xffffffffu, 100 + lane, delta, width);
 }
 
 // No end: every level has its own array and hands it down.
@@ -275,6 +320,123 @@ static void default_stream_case(void) {
     cudaCheck(cudaStreamDestroy(s));
 }
 
+// A graph of copies, kernels and a memset, recorded once and launched three times; what it reads from pinned memory is what lies there when it runs, and
+// the arguments of its kernels are those of the recording. Work before it in the stream runs first.
+template <Bug BUG> static void graph_case(void) {
+    const int n = 100;
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    cudaStreamCaptureStatus status;
+    cudaCheck(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    int *a = to_device(std::vector<int>(n)), *b = to_device(std::vector<int>(n, 1)), *sum = to_device(std::vector<int>(n, 7)), *pinned;
+    cudaCheck(cudaMallocHost((void **)&pinned, 2 * n * sizeof(int)));
+    LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, b, b, b, n);                           // b = 4, in the stream before the recording
+    cudaCheck(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+    cudaCheck(cudaMemcpyAsync(a, pinned, n * sizeof(int), cudaMemcpyHostToDevice, s));
+    LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, a, a, b, n);                           // a = 3 pinned + 4
+    LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, sum, sum, a, n);                       // sum = 3 sum + a
+    cudaCheck(cudaMemcpyAsync(pinned + n, sum, n * sizeof(int), cudaMemcpyDeviceToHost, s));
+    cudaCheck(cudaMemsetAsync(a, 0, n * sizeof(int), s));
+    cudaCheck(cudaStreamIsCapturing(s, &status));
+    EXPECT(status == cudaStreamCaptureStatusActive);
+    cudaCheck(cudaStreamEndCapture(s, &graph));
+    cudaCheck(cudaStreamIsCapturing(s, &status));
+    EXPECT(status == cudaStreamCaptureStatusNone);
+    cudaCheck(cudaGraphInstantiate(&executable, graph, 0));
+    cudaCheck(cudaGraphDestroy(graph));
+    for (int round = 0, y = 7; round < 3; round++) {
+        for (int i = 0; i < n; i++) pinned[i] = round;
+        cudaCheck(cudaGraphLaunch(executable, s));
+        if (BUG != GRAPH_REUSE || round == 2) cudaCheck(cudaStreamSynchronize(s));
+        y = 3 * y + 3 * round + 4;
+        if (BUG != GRAPH_REUSE || round == 2) EXPECT(pinned[n] == y && pinned[2 * n - 1] == y);
+    }
+    EXPECT(take(a, n)[n - 1] == 0);
+    cudaCheck(cudaGraphExecDestroy(executable));
+    cudaCheck(cudaStreamDestroy(s));
+    cudaCheck(cudaFreeHost(pinned));
+    cudaCheck(cudaFree(b));
+    cudaCheck(cudaFree(sum));
+}
+
+// What a recording does not take spoils it: more work is refused, its end gives no graph, and the next one is as good as new.
+static void graph_refuses(cudaStreamCaptureMode mode, const char *what, cudaError_t expected, const std::function<cudaError_t(cudaStream_t)> &call) {
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaStreamCaptureStatus status;
+    int *a = to_device(std::vector<int>(8, 1));
+    cudaCheck(cudaStreamCreate(&s));
+    cudaCheck(cudaStreamBeginCapture(s, mode));
+    cudaError_t found = call(s);
+    CHECK(found == expected, "%s: expected %s, found %s\n  -> dev/emu/emu.cpp, graphs", what, cudaGetErrorString(expected), cudaGetErrorString(found));
+    cudaCheck(cudaStreamIsCapturing(s, &status));
+    EXPECT(status == (expected ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive));
+    EXPECT(cudaMemsetAsync(a, 0, 4, s) == (expected ? cudaErrorStreamCaptureInvalidated : cudaSuccess));
+    EXPECT(cudaStreamEndCapture(s, &graph) == (expected ? cudaErrorStreamCaptureInvalidated : cudaSuccess) && (graph == NULL) == (expected != cudaSuccess));
+    if (graph) cudaCheck(cudaGraphDestroy(graph));
+    cudaGetLastError();
+    cudaCheck(cudaMemsetAsync(a, 0, 4, s));
+    EXPECT(take(a, 2)[0] == 0);
+    cudaCheck(cudaStreamDestroy(s));
+}
+
+static void graph_refusals(void) {
+    const cudaStreamCaptureMode strict = cudaStreamCaptureModeThreadLocal, relaxed = cudaStreamCaptureModeRelaxed;
+    const cudaError_t unsupported = cudaErrorStreamCaptureUnsupported;
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    cudaStream_t free_stream;
+    int *a = to_device(std::vector<int>(8)), x[8] = {0}, *p = NULL;
+    cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    cudaCheck(cudaStreamCreateWithFlags(&free_stream, cudaStreamNonBlocking));
+    graph_refuses(strict, "synchronization", unsupported, [](cudaStream_t s) { return cudaStreamSynchronize(s); });
+    graph_refuses(relaxed, "synchronization", unsupported, [](cudaStream_t s) { return cudaStreamSynchronize(s); });
+    graph_refuses(relaxed, "the whole device", unsupported, [](cudaStream_t) { return cudaDeviceSynchronize(); });
+    graph_refuses(strict, "cudaMalloc", unsupported, [&](cudaStream_t) { return cudaMalloc((void **)&p, 8); });
+    graph_refuses(strict, "cudaFree", unsupported, [&](cudaStream_t) { return cudaFree(a); });
+    graph_refuses(relaxed, "cudaMalloc, relaxed", cudaSuccess, [&](cudaStream_t) { return cudaMalloc((void **)&p, 8); });
+    graph_refuses(strict, "cudaMemcpy", unsupported, [&](cudaStream_t) { return cudaMemcpy(x, a, 8, cudaMemcpyDeviceToHost); });
+    graph_refuses(strict, "pageable memory", unsupported, [&](cudaStream_t s) { return cudaMemcpyAsync(a, x, 8, cudaMemcpyHostToDevice, s); });
+    graph_refuses(relaxed, "pageable memory", unsupported, [&](cudaStream_t s) { return cudaMemcpyAsync(x, a, 8, cudaMemcpyDeviceToHost, s); });
+    graph_refuses(strict, "an event", unsupported, [&](cudaStream_t s) { return cudaEventRecord(event, s); });
+    graph_refuses(strict, "an awaited event", unsupported, [&](cudaStream_t s) { return cudaStreamWaitEvent(s, event, 0); });
+    graph_refuses(strict, "the default stream", cudaErrorStreamCaptureImplicit, [&](cudaStream_t) { return cudaMemsetAsync(a, 0, 8, 0); });
+    graph_refuses(strict, "another stream", cudaSuccess, [&](cudaStream_t) { return cudaMemsetAsync(a, 0, 8, free_stream); });
+    EXPECT(cudaStreamBeginCapture(0, strict) == unsupported);
+    EXPECT(cudaStreamEndCapture(free_stream, &graph) == cudaErrorIllegalState);
+    cudaGetLastError();
+    cudaCheck(cudaStreamDestroy(free_stream));
+    cudaCheck(cudaEventDestroy(event));
+    cudaCheck(cudaFree(p));
+    cudaCheck(cudaFree(a));
+}
+
+// What the runtime says of the machine, one word a line (test.sh sets the EMU_ variables).
+static void device_case(void) {
+    int devices = -1, driver, runtime, major, minor, shared, value;
+    cudaFuncAttributes attributes;
+    size_t free_bytes, total;
+    cudaError_t count = cudaGetDeviceCount(&devices), image = cudaFuncGetAttributes(&attributes, (const void *)add_kernel);
+    cudaCheck(cudaDriverGetVersion(&driver));
+    cudaCheck(cudaRuntimeGetVersion(&runtime));
+    cudaCheck(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    cudaCheck(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+    cudaCheck(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    cudaCheck(cudaFuncSetAttribute((const void *)add_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    EXPECT(cudaFuncSetAttribute((const void *)add_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared + 1) == cudaErrorInvalidValue);
+    EXPECT(cudaDeviceGetAttribute(&value, cudaDevAttrMaxPitch, 0) == cudaErrorInvalidValue);
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total));
+    EXPECT(runtime == CUDART_VERSION);
+    printf("devices %d: %s\ndriver %d\ncompute %d.%d: %s\nmemory %zu\n", devices, cudaGetErrorString(count), driver, major, minor, cudaGetErrorString(image), total);
+    void *p;
+    if (total < 1 << 24) EXPECT(cudaMalloc(&p, total) == cudaSuccess && cudaMalloc(&p, 1) == cudaErrorMemoryAllocation);
+    cudaGetLastError();
+    int *q = NULL;
+    LAUNCH(add_kernel, 1, 1, 0, 0, q, q, q, 0);
+    cudaCheck(cudaDeviceSynchronize());
+}
+
 // What the API refuses, and what it says of memory.
 static void api_case(void) {
     float *p, x = 0;
@@ -318,6 +480,51 @@ static void stack_case(void) {
     take(p, 2);
 }
 
+static float small_integer(int i) { return (float)(i * 37 % 23 - 11); }
+
+template <Bug BUG> static void matrix_case(void) {
+    const int rows = 13;
+    std::vector<__nv_bfloat16> a(256), b(2 * rows * 16);
+    for (int i = 0; i < 256; i++) a[i] = __float2bfloat16(small_integer(i));
+    for (int i = 0; i < 2 * rows * 16; i++) b[i] = __float2bfloat16(small_integer(i + 1000));
+    __nv_bfloat16 *d_a = to_device(a), *d_b = to_device(b);
+    float *d_out = to_device(std::vector<float>(512));
+    LAUNCH(matrix_kernel<BUG>, 1, 64, 0, 0, d_out, d_a, d_b, rows);
+    std::vector<float> out = take(d_out, 512);
+    cudaCheck(cudaFree(d_a));
+    cudaCheck(cudaFree(d_b));
+    for (int i = 0; i < 16; i++) for (int j = 0; j < 16; j++) {
+        float plain = 0, transposed = 0;
+        for (int round = 0; round < 2; round++) for (int k = 0; k < 16; k++) {
+            float a_k = small_integer(16 * i + k);
+            if (k < rows) plain += a_k * small_integer(1000 + 16 * (rows * round + k) + j);
+            if (j < rows) transposed += a_k * small_integer(1000 + 16 * (rows * round + j) + k);
+        }
+        EXPECT(out[16 * i + j] == plain);
+        EXPECT(out[256 + 16 * i + j] == transposed);
+    }
+}
+
+static void half_mma_case(void) {
+    float *p = to_device(std::vector<float>(32));
+    LAUNCH(half_mma_kernel, 1, 32, 0, 0, p);
+    take(p, 32);
+}
+
+static void segments_case(void) {
+    for (int width = 1; width <= 32; width *= 2) for (int delta = 0; delta < width; delta++) {
+        int *d = to_device(std::vector<int>(96));
+        LAUNCH(segments_kernel, 1, 32, 0, 0, d, width, delta);
+        std::vector<int> out = take(d, 96);
+        for (int lane = 0; lane < 32; lane++) {
+            int place = lane % width;
+            EXPECT(out[lane] == 100 + (place >= delta ? lane - delta : lane));
+            EXPECT(out[32 + lane] == 100 + (place + delta < width ? lane + delta : lane));
+            EXPECT(out[64 + lane] == 100 + lane - place + delta);
+        }
+    }
+}
+
 static void order_case(void) {
     int *d = to_device(std::vector<int>(3));
     LAUNCH(order_kernel, 8, 32, 0, 0, d);
@@ -333,15 +540,18 @@ static void all_correct(void) {
     reverse_case<NONE>();
     warp_case<NONE>(32);
     warp_case<NONE>(28);
+    segments_case();
+    matrix_case<NONE>();
     atomics_case<NONE>();
     streams_case<NONE>();
     default_stream_case();
+    graph_case<NONE>();
 }
 
 int main(int argc, char **argv) {
     struct Case { const char *name; void (*run)(void); };
     const Case cases[] = {
-        {"correct", all_correct}, {"api", api_case},
+        {"correct", all_correct}, {"api", api_case}, {"graph", graph_case<NONE>}, {"graph_refusals", graph_refusals}, {"graph_reuse", graph_case<GRAPH_REUSE>}, {"device", device_case},
         {"rows", [] { rows_case<NONE>(96); }}, {"transpose", transpose_case<NONE>}, {"bf16", bf16_case}, {"reverse", reverse_case<NONE>},
         {"warp", [] { warp_case<NONE>(28); }}, {"atomics", atomics_case<NONE>}, {"streams", streams_case<NONE>}, {"default_stream", default_stream_case},
         {"no_barrier", transpose_case<NO_BARRIER>}, {"no_sum_barrier", [] { rows_case<NO_BARRIER>(96); }}, {"no_loop_barrier", [] { rows_case<NO_LOOP_BARRIER>(96); }},
@@ -351,6 +561,9 @@ int main(int argc, char **argv) {
         {"shared_out", transpose_case<SHARED_OUT>}, {"dynamic_out", reverse_case<DYNAMIC_OUT>}, {"global_out", [] { rows_case<GLOBAL_OUT>(96); }},
         {"unset_shared", [] { rows_case<UNSET_SHARED>(96); }}, {"no_event", streams_case<NO_EVENT>}, {"pinned_reuse", streams_case<PINNED_REUSE>},
         {"too_many_threads", too_many_threads}, {"deep_stack", stack_case}, {"order", order_case}, {"late", late_case},
+        {"segments", segments_case}, {"matrix", matrix_case<NONE>}, {"half_mma", half_mma_case}, {"half_ldmatrix", matrix_case<HALF_MMA>},
+        {"no_copy_wait", matrix_case<NO_COPY_WAIT>}, {"late_copy_wait", matrix_case<LATE_COPY_WAIT>}, {"no_commit", matrix_case<NO_COMMIT>}, {"misaligned", matrix_case<MISALIGNED>},
+        {"no_copy_barrier", matrix_case<NO_COPY_BARRIER>}, {"early_copy", matrix_case<EARLY_COPY>}, {"matrix_out", matrix_case<MATRIX_OUT>}, {"copy_out", matrix_case<COPY_OUT>},
     };
     const char *name = argc > 1 ? argv[1] : "correct";
     for (const Case &c : cases) if (!strcmp(c.name, name)) { c.run(); return 0; }

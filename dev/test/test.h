@@ -6,6 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct { int passed, failed; const char *name; } TestCount;
 extern TestCount test_count;
 
@@ -41,3 +45,7 @@ void test_logger(void);
 void test_run(void);
 void test_run_tokens(void);
 void test_run_refusals(void);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,75 @@
+#!/bin/sh
+# make arch-check: what nvcc makes of every kernel of the trainer, in both precisions, for four generations of GPUs; needs the CUDA toolkit, no GPU.
+#
+#   sh dev/arch_check.sh [FILE.cu...]     default: train_gpt.cu;   NVCC=, CUDA=, CUBLAS= as for make
+#
+# Fails on any warning, of nvcc, ptxas or the host compiler, and on spilled registers: a spill is a round trip through memory inside the hottest loops. The
+# table says registers for each architecture, bytes spilled (stores + loads) behind a +, and bytes of arrays that do not fit in registers behind a *.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+CUDA=${CUDA:-/usr/local/cuda} CUBLAS=${CUBLAS:-$CUDA/include}
+NVCC=${NVCC:-$(command -v nvcc || ls "$CUDA/bin/nvcc" 2> /dev/null)}
+out=build/arch passed=0 failed=0 archs="" gencode="" tab=$(printf '\t')
+[ -n "$NVCC" ] || { echo "skipped: no nvcc in PATH or $CUDA/bin"; echo "0 passed, 0 failed"; exit 0; }
+[ $# -gt 0 ] || set -- train_gpt.cu
+mkdir -p $out
+
+# Kernels that may spill, with the reason: a part of the name (as in the table), a bar, why.
+allowed='
+'
+
+for arch in 80 90a 100 120; do
+    if "$NVCC" --list-gpu-arch | grep -qx "compute_${arch%a}"; then archs="$archs $arch" gencode="$gencode -gencode arch=compute_$arch,code=sm_$arch"
+    else echo "skipped: this nvcc does not know sm_$arch"; fi
+done
+
+# compile FILE PREC REAL: everything nvcc says goes to $out/log
+compile() {
+    "$NVCC" -std=c++17 -O3 $gencode --threads 2 "-DREAL=$3" "-DPREC=$2" "-I$CUBLAS" -Werror all-warnings -Xptxas -v \
+        -Xcompiler "-Wall -Wextra -Werror -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math -fopenmp" -c "$1" -o "$out/object.o" > $out/log 2>&1
+}
+
+# ptxas' words as lines: kernel, precision, arch, registers, spilled, in the stack; tabs between.
+kernels() {
+    awk -v prec="$1" -v OFS='\t' '
+        function done() { if (name) print name, prec, arch, registers, spilled + 0, stack + 0; spilled = stack = 0 }
+        /Compiling entry function/ { done(); split($0, part, "\047"); name = part[2]; arch = part[4] }
+        /bytes stack frame/ { stack += $1; spilled += $5 + $9 }
+        match($0, /Used [0-9]+ registers/) { split(substr($0, RSTART), part, " "); registers = part[2] }
+        END { done() }
+    ' $out/log | { if command -v c++filt > /dev/null; then c++filt -p; else cat; fi; } | sed 's/^void //'
+}
+
+: > $out/kernels
+for file; do
+    for prec in fp32:float bf16:__nv_bfloat16; do
+        if compile "$file" "${prec%:*}" "${prec#*:}" && ! grep -qiE 'warning|performance loss' $out/log; then passed=$((passed + 1))
+        else failed=$((failed + 1)); echo "FAILED: $file, ${prec%:*}"; grep -iE -A 4 'error|warning|performance loss' $out/log | awk '!seen[$0]++' | head -n 40; fi
+        kernels "${prec%:*}" >> $out/kernels
+    done
+done
+
+sort -u $out/kernels | awk -F '\t' -v archs="$archs" '
+    { key = $1 "\t" $2; if (!(key in seen)) order[++n] = key; seen[key]; cell[key, $3] = $4 ($5 > 0 ? "+" $5 : "") ($6 > 0 && $5 == 0 ? "*" $6 : ""); if (length($1) > wide) wide = length($1) }
+    END {
+        if (!n) exit
+        wide = wide > 90 ? 90 : wide
+        columns = split(archs, arch, " ")
+        printf "%-*s  prec", wide, "kernel"
+        for (a = 1; a <= columns; a++) printf "  %8s", "sm_" arch[a]
+        for (i = 1; i <= n; i++) {
+            split(order[i], part, "\t")
+            printf "\n%-*s  %s", wide, part[1], part[2]
+            for (a = 1; a <= columns; a++) printf "  %8s", cell[order[i], "sm_" arch[a]]
+        }
+        printf "\n"
+    }'
+
+while IFS=$tab read -r kernel prec arch registers spilled stack; do
+    [ "$spilled" -gt 0 ] || continue
+    reason=$(echo "$allowed" | awk -F '|' -v kernel="$kernel" 'length($1) && index(kernel, $1) { print $2 }')
+    if [ -n "$reason" ]; then echo "allowed: $kernel, $prec, $arch spills $spilled bytes: $reason"
+    else failed=$((failed + 1)); echo "FAILED: $kernel, $prec, $arch: $registers registers, and $spilled bytes spilled (fewer values at a time, or a line in 'allowed' above with the reason)"; fi
+done < $out/kernels
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

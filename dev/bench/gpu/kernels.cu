@@ -1,0 +1,274 @@
+// kernels.cu: times every layer of a training step, forward and backward, at the shapes of GPT-2 124M and of SpanNorm's 740M, beside its floor.
+//
+//   make build/cuda-bench/kernels && build/cuda-bench/kernels [tiny]       one JSON line a layer; report.py makes the table; tiny: shapes for the emulator
+//
+// The floor is a bound computed from the shape, not a measurement: the larger of FLOP / 790 TFLOP/s and bytes / 4.3 TB/s, with every input read once and every
+// output written once. 790 TFLOP/s is what the best cuBLAS products of random bfloat16 numbers reach on an H100 or H200 (their datasheets say 989), 4.3 TB/s what
+// a copy inside an H200's memory reaches (datasheet 4.8). On another GPU the times are good and the percentages are of an H200.
+//
+// A time is the median of SAMPLES, each over RUNS launches in a row between two events. Inputs are random: products of zeros run faster than real ones. What is
+// read is far larger than the caches, except for norms' gains and RoPE's angles.
+#include "../../../llmc/adamw.cuh"
+#include "../../../llmc/attention.cuh"
+#include "../../../llmc/embed.cuh"
+#include "../../../llmc/ffn.cuh"
+#include "../../../llmc/linear.cuh"
+#include "../../../llmc/loss.cuh"
+#include "../../../llmc/norm.cuh"
+#include "../../../llmc/qkv.cuh"
+#include "../../../llmc/rand.h"
+#include <algorithm>
+#include <string>
+#include <vector>
+
+static const double FLOPS = 790e12, BANDWIDTH = 4.3e12;
+enum { SAMPLES = 11, RUNS = 5 };
+
+struct Shapes { const char *model; int L, B, T, C, NH, KV, HS, F, swiglu, V, Vp; };
+static const Shapes LARGE[] = {{"gpt2-124M", 12, 64, 1024, 768, 12, 12, 64, 3072, 0, 50257, 50304}, {"span-740M", 24, 16, 2048, 1536, 24, 24, 64, 4224, 1, 32000, 32000}};
+static const Shapes TINY[] = {{"gpt2-tiny", 1, 2, 32, 64, 2, 2, 32, 128, 0, 57, 64}, {"span-tiny", 1, 1, 40, 64, 2, 1, 32, 96, 1, 64, 64}};
+
+struct Bench {
+    Gpu gpu;
+    Shapes s;
+    int64_t n;                                                 // tokens
+    bool tiny;
+    std::vector<void *> rooms;                                 // device memory of the case at hand
+};
+
+// Normal-looking numbers of this size from a hash of the index.
+template <typename T> static __global__ void fill_kernel(T *x, int64_t count, float size, uint64_t key) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, stride = (int64_t)gridDim.x * blockDim.x;
+    for (; i < count; i += stride) {
+        uint64_t z = ((uint64_t)i + key) * 0x9e3779b97f4a7c15ull;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z ^= z >> 27;
+        float sum = 0;
+        for (int k = 0; k < 4; k++) sum += (float)(z >> 16 * k & 0xffff) - 32767.5f;                           // variance 4 * 65536^2 / 12
+        x[i] = from_float<T>(size * sum * (1 / 37837.0f));
+    }
+}
+
+template <typename T = real> static T *room(Bench *b, int64_t count, float size = 1) {
+    T *x;
+    cudaCheck(cudaMalloc((void **)&x, (size_t)count * sizeof(T)));
+    LAUNCH(fill_kernel<T>, b->tiny ? 2 : 1024, b->tiny ? 64 : 256, 0, b->gpu.stream, x, count, size, (uint64_t)(b->rooms.size() + 1) << 40);
+    b->rooms.push_back(x);
+    return x;
+}
+
+static int32_t *room_of_integers(Bench *b, const std::vector<int32_t> &values) {
+    int32_t *x;
+    cudaCheck(cudaMalloc((void **)&x, values.size() * sizeof(int32_t)));
+    cudaCheck(cudaMemcpy(x, values.data(), values.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+    b->rooms.push_back(x);
+    return x;
+}
+
+static void leave_rooms(Bench *b) {
+    cudaCheck(cudaDeviceSynchronize());
+    for (void *x : b->rooms) cudaCheck(cudaFree(x));
+    b->rooms.clear();
+}
+
+// Times `launch`; work as it must be: floating-point operations and bytes.
+template <typename F> static void measure(Bench *b, const std::string &layer, double flops, double bytes, F launch) {
+    cudaStream_t stream = b->gpu.stream;
+    cudaEvent_t from, to;
+    std::vector<float> times;
+    cudaCheck(cudaEventCreate(&from));
+    cudaCheck(cudaEventCreate(&to));
+    for (int i = 0; i < (b->tiny ? 1 : 3); i++) launch();      // the first chooses the plans of products
+    for (int sample = 0; sample < (b->tiny ? 1 : SAMPLES); sample++) {
+        float ms;
+        cudaCheck(cudaEventRecord(from, stream));
+        for (int i = 0; i < RUNS; i++) launch();
+        cudaCheck(cudaEventRecord(to, stream));
+        cudaCheck(cudaEventSynchronize(to));
+        cudaCheck(cudaEventElapsedTime(&ms, from, to));
+        times.push_back(ms / RUNS);
+    }
+    cudaCheck(cudaEventDestroy(from));
+    cudaCheck(cudaEventDestroy(to));
+    std::sort(times.begin(), times.end());
+    double ms = times[times.size() / 2], floor = 1e3 * std::max(flops / FLOPS, bytes / BANDWIDTH);
+    printf("{\"model\": \"%s\", \"layer\": \"%s\", \"ms\": %.5f, \"ms_min\": %.5f, \"ms_max\": %.5f, \"floor_ms\": %.6g, \"bound\": \"%s\", \"flops\": %.6g, \"bytes\": %.6g}\n",
+           b->s.model, layer.c_str(), ms, times[0], times.back(), floor, flops / FLOPS > bytes / BANDWIDTH ? "product" : "memory", flops, bytes);
+    fflush(stdout);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ layers
+
+// A matrix product y = x W^T and its two backward products: 2 n out in operations each. dW is float and accumulates: read and written.
+static void time_linear(Bench *b, const std::string &name, int out, int in, bool gelu, bool add) {
+    double n = (double)b->n, flops = 2 * n * out * in, size = sizeof(real), weights = (double)out * in;
+    LinearShape s = {b->n, out, in, 1};
+    real *y = room(b, b->n * out), *x = room(b, b->n * in), *w = room(b, (int64_t)out * in, 0.02f), *bias = b->s.swiglu ? nullptr : room(b, out), *h = gelu ? room(b, b->n * out) : nullptr;
+    wide *dw = room<wide>(b, (int64_t)out * in), *db = bias ? room<wide>(b, out) : nullptr;
+    double forward = (n * in + weights + n * out * (gelu || add ? 2 : 1)) * size;
+    if (gelu) measure(b, name + " + GELU forward", flops, forward, [=] { linear_gelu_forward(h, y, x, w, bias, s, &b->gpu); });
+    else measure(b, name + (add ? " + skip forward" : " forward"), flops, forward, [=] { linear_forward(y, x, w, bias, add ? y : nullptr, add, s, &b->gpu); });
+    measure(b, name + " backward, input", flops, (n * in + weights + n * out) * size, [=] { linear_backward_input(x, y, w, nullptr, 0, 1, s, &b->gpu); });
+    measure(b, name + " backward, weight", flops, (n * in + n * out) * size + 2 * weights * sizeof(wide), [=] { linear_backward_weight(dw, db, y, x, 1, s, &b->gpu); });
+    leave_rooms(b);
+}
+
+static void time_linears(Bench *b) {
+    const Shapes &s = b->s;
+    time_linear(b, "q k v", (s.NH + 2 * s.KV) * s.HS, s.C, false, false);
+    time_linear(b, "attention output", s.C, s.NH * s.HS, false, true);
+    time_linear(b, s.swiglu ? "gate, up" : "up", s.swiglu ? 2 * s.F : s.F, s.C, !s.swiglu, false);
+    time_linear(b, "down", s.C, s.F, false, true);
+    time_linear(b, "head", s.Vp, s.C, false, false);
+    if (s.swiglu) return;
+    real *dpre = room(b, b->n * s.F), *pre = room(b, b->n * s.F), *dy = room(b, b->n * s.C), *w = room(b, (int64_t)s.C * s.F, 0.02f);
+    LinearShape down = {b->n, s.C, s.F, 1};
+    measure(b, "down + GELU backward, input", 2.0 * (double)b->n * s.C * s.F, ((double)b->n * (2 * s.F + s.C) + (double)s.C * s.F) * sizeof(real),
+            [=] { linear_gelu_backward_input(dpre, pre, dy, w, down, &b->gpu); });
+    leave_rooms(b);
+}
+
+// Causal: half of the 4 T^2 HS operations of a head forward; backward counts 2.5 times that (5 products for 2), as is usual, whatever is computed again.
+static void time_attention(Bench *b) {
+    const Shapes &s = b->s;
+    int64_t ld = (s.NH + 2 * s.KV) * s.HS, out = s.NH * s.HS;
+    AttentionShape shape = {s.B, s.T, s.NH, s.KV, s.HS, ld};
+    double flops = 2.0 * s.B * s.NH * s.T * (double)s.T * s.HS, n = (double)b->n, size = sizeof(real), saved = n * s.NH * sizeof(wide);
+    real *qkv = room(b, b->n * ld), *c = room(b, b->n * out), *d = room(b, b->n * ld), *dc = room(b, b->n * out);
+    wide *lse = room<wide>(b, b->n * s.NH), *D = room<wide>(b, b->n * s.NH);
+    real *k = qkv + s.NH * s.HS, *v = k + s.KV * s.HS, *dk = d + s.NH * s.HS, *dv = dk + s.KV * s.HS;
+    measure(b, "attention forward", flops, n * (double)(ld + out) * size + saved, [=] { attention_forward(c, lse, qkv, k, v, shape, &b->gpu); });
+    measure(b, "attention backward", 2.5 * flops, n * 2 * (double)(ld + out) * size + saved, [=] {
+        const real *const parts[3] = {qkv, k, v};
+        attention_backward(d, dk, dv, D, dc, c, lse, parts, shape, &b->gpu);
+    });
+    leave_rooms(b);
+}
+
+// In units of d = n C values: each array read or written is one.
+static void time_norms(Bench *b) {
+    const Shapes &s = b->s;
+    int64_t count = b->n * s.C;
+    double d = (double)count * sizeof(real);
+    bool layer = !s.swiglu;
+    real *y = room(b, count), *skip = room(b, count), *sum = room(b, count), *z = room(b, count), *dy = room(b, count), *w = room(b, s.C), *bias = layer ? room(b, s.C) : nullptr;
+    wide *dw = room<wide>(b, s.C), *db = layer ? room<wide>(b, s.C) : nullptr, *mean = room<wide>(b, b->n), *rstd = room<wide>(b, b->n);
+    Norm norm = {site_make(1, 1, s.C, 1, layer, 1.0), w, bias, dw, db, mean, rstd, b->n, 1e-5f};
+    const Norm *at = &norm;
+    measure(b, "norm forward", 0, 2 * d, [=] { add_norm_forward(AddNorm{nullptr, z, y, nullptr, 1, nullptr, at}, &b->gpu); });
+    measure(b, "add, norm forward", 0, 4 * d, [=] { add_norm_forward(AddNorm{sum, z, y, skip, 1, nullptr, at}, &b->gpu); });
+    measure(b, "norm backward", 0, 3 * d, [=] { norm_backward(at, NormBackward{z, nullptr, dy, y, nullptr, nullptr, 0, 0, 0}, &b->gpu); });
+    measure(b, "norm, add backward", 0, 4 * d, [=] { norm_backward(at, NormBackward{z, nullptr, dy, y, skip, nullptr, 1, 0, 0}, &b->gpu); });
+    measure(b, "norm, add, sum backward", 0, 6 * d, [=] { norm_backward(at, NormBackward{z, sum, dy, y, skip, sum, 1, 1, 1}, &b->gpu); });
+    leave_rooms(b);
+}
+
+// RoPE alone turns q and k in place; with norms (HYBRID) q, k and v are read and written elsewhere, and backward reads both gradient and value.
+static void time_qkv(Bench *b) {
+    const Shapes &s = b->s;
+    int64_t width = (s.NH + 2 * s.KV) * s.HS, count = b->n * width;
+    real *raw = room(b, count), *normed = room(b, count), *draw = room(b, count), *dnormed = room(b, count);
+    std::vector<float2> table((size_t)s.T * (size_t)s.HS / 2);
+    float2 *rotary;
+    rotary_table(table.data(), s.T, s.HS, 10000);
+    cudaCheck(cudaMalloc((void **)&rotary, table.size() * sizeof(float2)));
+    cudaCheck(cudaMemcpy(rotary, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice));
+    b->rooms.push_back(rotary);
+    Norm norms[3] = {}, *parts = norms;
+    QkvShape shape = {s.B, s.T, s.NH, s.KV, s.HS, rotary};
+    double turned = (double)b->n * (s.NH + s.KV) * s.HS * sizeof(real), all = (double)count * sizeof(real);
+    if (s.swiglu) {
+        measure(b, "RoPE forward", 0, 2 * turned, [=] { qkv_forward(nullptr, raw, parts, shape, &b->gpu); });
+        measure(b, "RoPE backward", 0, 2 * turned, [=] { qkv_backward(draw, nullptr, raw, parts, shape, &b->gpu); });
+    } else shape.rotary = nullptr;
+    for (int part = 0; part < 3; part++) {
+        int heads = part == 0 ? s.NH : s.KV;
+        norms[part] = Norm{site_heads(1, HEAD, heads, s.HS, 0), room(b, s.HS), nullptr, room<wide>(b, s.HS), nullptr, nullptr, room<wide>(b, b->n * heads), b->n, 1e-5f};
+    }
+    std::string name = s.swiglu ? "norms of q k v, RoPE" : "norms of q k v";
+    measure(b, name + " forward", 0, 2 * all, [=] { qkv_forward(normed, raw, parts, shape, &b->gpu); });
+    measure(b, name + " backward", 0, 3 * all, [=] { qkv_backward(draw, dnormed, raw, parts, shape, &b->gpu); });
+    leave_rooms(b);
+}
+
+static void time_activation(Bench *b) {
+    const Shapes &s = b->s;
+    int64_t width = s.swiglu ? 2 * s.F : s.F;
+    double row = (double)b->n * s.F * sizeof(real);
+    real *h = room(b, b->n * s.F), *gu = room(b, b->n * width), *dgu = room(b, b->n * width), *dh = room(b, b->n * s.F);
+    std::string name = s.swiglu ? "SwiGLU" : "GELU by itself";
+    measure(b, name + " forward", 0, row * (s.swiglu ? 3 : 2), [=] { activation_forward(h, gu, b->n, b->s.F, b->s.swiglu, &b->gpu); });
+    measure(b, name + " backward", 0, row * (s.swiglu ? 5 : 3), [=] { activation_backward(dgu, dh, gu, b->n, b->s.F, b->s.swiglu, &b->gpu); });
+    leave_rooms(b);
+}
+
+// Tokens as in text: a few are frequent (1/rank). Backward reads the gradient once, and reads and writes the rows of the tokens there are.
+static void time_ends(Bench *b) {
+    const Shapes &s = b->s;
+    std::vector<int32_t> tokens((size_t)b->n), groups((size_t)(2 * b->n + 2));
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (int32_t)fmin(s.V - 1.0, exp(log((double)s.V) * rand_uniform(1, i)) - 1);
+    token_groups(groups.data(), tokens.data(), b->n);
+    int32_t *t = room_of_integers(b, tokens), *g = room_of_integers(b, groups);
+    bool learned = !s.swiglu;
+    double row = (double)s.C * sizeof(real), n = (double)b->n, distinct = groups[0] + (learned ? s.T : 0);
+    real *e = room(b, b->n * s.C), *wte = room(b, (int64_t)s.V * s.C), *wpe = learned ? room(b, (int64_t)s.T * s.C) : nullptr;
+    wide *dwte = room<wide>(b, (int64_t)s.V * s.C), *dwpe = learned ? room<wide>(b, (int64_t)s.T * s.C) : nullptr;
+    measure(b, "embedding forward", 0, (n + distinct) * row, [=] { embedding_forward(e, t, wte, wpe, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
+    measure(b, "embedding backward", 0, n * row + 2 * distinct * s.C * sizeof(wide), [=] { embedding_backward(dwte, dwpe, e, t, g, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
+    leave_rooms(b);
+    real *logits = room(b, b->n * s.Vp);
+    wide *losses = room<wide>(b, b->n), *logsum = room<wide>(b, b->n);
+    t = room_of_integers(b, tokens);
+    measure(b, "classifier, forward and backward", 0, 2 * n * s.Vp * sizeof(real), [=] { classifier(losses, logsum, logits, t, b->n, b->s.V, b->s.Vp, 0, true, &b->gpu); });
+    leave_rooms(b);
+}
+
+// Moments and master weights are read and written (24 bytes a parameter), the gradient is read twice, for the norm and for the update (8), and the weights of the
+// products are written (sizeof(real), in bfloat16).
+static void time_update(Bench *b) {
+    const Shapes &s = b->s;
+    int64_t block = (int64_t)s.C * ((s.NH + 2 * s.KV) * s.HS + s.NH * s.HS + (s.swiglu ? 3 : 2) * s.F), total = s.L * block + (int64_t)s.Vp * s.C;
+    real *w = room(b, total);
+    float *master = sizeof(real) == sizeof(float) ? (float *)w : room<float>(b, total), *m = room<float>(b, total, 1e-3f), *v = room<float>(b, total, 0), *d = room<float>(b, total, 1e-3f);
+    UpdateEntry *entries, entry = {0, total, 1e-6f, 0.1f, 0};
+    UpdateState *state;
+    cudaCheck(cudaMalloc((void **)&entries, sizeof entry));
+    cudaCheck(cudaMemcpy(entries, &entry, sizeof entry, cudaMemcpyHostToDevice));
+    cudaCheck(cudaMalloc((void **)&state, sizeof *state));
+    cudaCheck(cudaMemset(state, 0, sizeof *state));
+    b->rooms.push_back(entries);
+    b->rooms.push_back(state);
+    Arenas arenas = {w, master, m, v, d, total};
+    AdamWStep step = {0.9f, 0.95f, 1e-8f, 1, 1, 1, 0, 1};
+    measure(b, "gradient norm, AdamW", 0, (double)total * (32 + (sizeof(real) == sizeof(float) ? 0 : sizeof(real))), [=] { adamw_update(arenas, entries, 1, state, step, &b->gpu); });
+    leave_rooms(b);
+}
+
+int main(int argc, char **argv) {
+    Bench bench = {}, *b = &bench;
+    cudaDeviceProp device;
+    CHECK(argc == 1 || (argc == 2 && !strcmp(argv[1], "tiny")), "expected no argument or tiny, found %s\n  -> kernels [tiny]", argv[1]);
+    b->tiny = argc == 2;
+    gpu_open(&b->gpu);
+    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    b->gpu.plans = plans_create(false);
+    b->gpu.plans->tuning = true;
+    printf("{\"gpu\": \"%s\", \"sms\": %d, \"memory\": %zu, \"bytes_of_real\": %zu}\n", device.name, b->gpu.sms, device.totalGlobalMem, sizeof(real));
+    for (const Shapes &s : b->tiny ? TINY : LARGE) {
+        b->s = s;
+        b->n = (int64_t)s.B * s.T;
+        b->gpu.scratch_size = (size_t)512 * (size_t)std::max(2 * s.F, 4 * s.C);
+        cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
+        time_linears(b);
+        time_attention(b);
+        time_norms(b);
+        time_qkv(b);
+        time_activation(b);
+        time_ends(b);
+        time_update(b);
+        cudaCheck(cudaFree(b->gpu.scratch));
+    }
+    plans_destroy(b->gpu.plans);
+    gpu_close(&b->gpu);
+    return 0;
+}

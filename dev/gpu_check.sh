@@ -1,0 +1,156 @@
+#!/bin/sh
+# What only a machine with a GPU can say, in stages of at most six minutes each, as it is:
+#
+#   sh dev/gpu_check.sh [STAGE...]      without: every stage in order. sh dev/gpu_check.sh help lists them
+#
+#   build       the trainer for the five headline modes, the tests in both precisions, the kernels' timer
+#   tests       every layer and every mode against the judge, on the GPU, in both precisions
+#   sanitize    compute-sanitizer over the tests of layers: memory, races, barriers
+#   kernels     every layer's time at the shapes of GPT-2 124M and of the 740M model, beside its floor
+#   train124    GPT-2 124M under the five modes, in turns: ms a step, tokens a second, percent of the peak, SPAN's time over PRE's
+#   train740    the 740M model likewise
+#   torch       GPT-2 124M in PyTorch (dev/bench/gpu/torch_gpt.py), in turns with ours
+#   report      report.json and report.md from all the results there are
+#
+# Each stage leaves one file in OUT (build/gpu_check), and needs no other stage but build. A stage, or a part of one, whose tool is missing says so and goes on.
+# In the environment: OUT; LIMIT, seconds of a stage (360); ROUNDS, of the stages that take turns; SECONDS_124M, SECONDS_740M, of one run; PYTHON.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} PYTHON=${PYTHON:-python3}
+STAGES="build tests sanitize kernels train124 train740 torch report"
+MODES="pre span post hybrid sdd"
+LAYERS="activation adamw attention classifier embedding gradient_norm graph linear loss_sums norm qkv rounding"      # words in the names of the small tests
+export OMP_WAIT_POLICY=passive
+
+say() { echo "$(date +%H:%M:%S) $*"; }
+have() { command -v "$1" > /dev/null || { say "skipped: no $1"; false; }; }
+built() { [ -x "$1" ] || { say "skipped: no $1 (sh dev/gpu_check.sh build)"; false; }; }
+jobs() { nproc 2> /dev/null || echo 4; }
+
+stage_build() {
+    targets=""
+    for mode in $MODES; do targets="$targets build/cuda-$mode-bf16/train_gpt"; done
+    # shellcheck disable=SC2086
+    make -k -j "$(jobs)" $targets test_gpt_cuda build/cuda-bench/kernels > "$OUT/build.txt" 2>&1
+    status=$?
+    say "make ended with status $status, $(grep -c -i 'warning' "$OUT/build.txt") lines with warnings"
+    [ $status = 0 ] || tail -n 30 "$OUT/build.txt"
+    return $status
+}
+
+# The tests of one precision side by side with the other's; their last lines are what counts.
+stage_tests() {
+    for prec in fp32 bf16; do
+        built build/cuda-test/test_gpt-$prec && { build/cuda-test/test_gpt-$prec > build/gpu_tests_$prec.txt 2>&1; echo "status $?" >> build/gpu_tests_$prec.txt; } &
+    done
+    wait
+    for prec in fp32 bf16; do [ -f build/gpu_tests_$prec.txt ] && sed "s/^/$prec: /" build/gpu_tests_$prec.txt; done > "$OUT/tests.txt"
+    rm -f build/gpu_tests_*.txt
+    grep -E 'FAILED|passed,|status' "$OUT/tests.txt"
+    [ "$(grep -c ': status 0' "$OUT/tests.txt")" = 2 ]
+}
+
+# Each tool gets a share of the stage. Status 9: the tool found something; 124: time was up.
+stage_sanitize() {
+    : > "$OUT/sanitize.txt"
+    have compute-sanitizer || return 0
+    share=$((LIMIT / 5)) bad=0
+    for run in memcheck:bf16 memcheck:fp32 racecheck:bf16 synccheck:bf16; do
+        tool=${run%:*} prec=${run#*:} log=build/gpu_sanitize.txt
+        built build/cuda-test/test_gpt-"$prec" || continue
+        # shellcheck disable=SC2086
+        timeout "$share" compute-sanitizer --tool "$tool" --error-exitcode 9 build/cuda-test/test_gpt-"$prec" $LAYERS > $log 2>&1
+        status=$?
+        [ $status = 0 ] || [ $status = 124 ] || bad=1
+        { sed "s/^/$tool $prec: /" $log | tail -n 200; echo "$tool $prec: status $status"; } >> "$OUT/sanitize.txt"
+        say "$tool $prec: status $status$([ $status = 124 ] && echo ', time was up'), $(grep -c ' ok ' $log) tests ok, $(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' $log | tail -n 1)"
+    done
+    return $bad
+}
+
+stage_kernels() {
+    built build/cuda-bench/kernels || return 1
+    build/cuda-bench/kernels > "$OUT/kernels.jsonl"
+    status=$?
+    say "$(wc -l < "$OUT/kernels.jsonl") lines"
+    return $status
+}
+
+# One run, killed when its time is up (a run that ends writes a checkpoint, which is not what is timed): a line with what ran and the milliseconds of its steps.
+# one_run WHAT MODEL ROUND SECONDS COMMAND...
+one_run() {
+    what=$1 model=$2 round=$3 seconds=$4; shift 4
+    rm -rf build/gpu_run
+    timeout --foreground -s KILL "$seconds" "$@" > build/gpu_run.txt 2>&1
+    if [ -s build/gpu_run/log.jsonl ]; then
+        ms=$(sed -n 's/.*"ms": \([0-9.e+]*\).*/\1/p' build/gpu_run/log.jsonl | tr '\n' ',')
+        config=$(tr -d '\n' < build/gpu_run/config.json)
+        echo "{\"what\": \"$what\", \"model\": \"$model\", \"round\": $round, \"ms\": [${ms%,}], \"config\": $config}"
+    else say "no steps: $what $model: $(tail -n 3 build/gpu_run.txt | tr '\n' ' ')" >&2; false; fi
+    status=$?
+    rm -rf build/gpu_run build/gpu_run.txt
+    return $status
+}
+
+ours() {                                                   # ours MODE MODEL ROUND SECONDS BATCH
+    built build/cuda-"$1"-bf16/train_gpt >&2 || return 1
+    one_run "$1" "$2" "$3" "$4" build/cuda-"$1"-bf16/train_gpt --model "$2" --batch "$5" --steps 100000 --val-every 0 --save-every 0 --norms-every 0 --sample 0 --out build/gpu_run
+}
+
+# All modes in turns, each round beginning with another, so that a GPU that warms up or slows down does so for all.
+train() {                                                  # train FILE MODEL SECONDS BATCH
+    bad=0 turn=$MODES
+    : > "$OUT/$1"
+    for round in $(seq 1 "${ROUNDS:-$((LIMIT * 19 / 20 / ($3 * 5)))}"); do
+        for mode in $turn; do ours "$mode" "$2" "$round" "$3" "$4" >> "$OUT/$1" || bad=1; done
+        say "round $round: $(wc -l < "$OUT/$1") runs"
+        turn="${turn#* } ${turn%% *}"
+    done
+    return $bad
+}
+stage_train124() { train train124.jsonl gpt2-124M "${SECONDS_124M:-11}" 64; }
+stage_train740() { train train740.jsonl span-740M "${SECONDS_740M:-22}" 16; }
+
+stage_torch() {
+    : > "$OUT/torch.jsonl"
+    have "$PYTHON" || return 0
+    "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null || { say "skipped: no PyTorch that sees the GPU"; return 0; }
+    bad=0
+    for round in $(seq 1 "${ROUNDS:-3}"); do
+        ours pre gpt2-124M "$round" "${SECONDS_124M:-11}" 64 >> "$OUT/torch.jsonl" || bad=1
+        timeout 100 "$PYTHON" dev/bench/gpu/torch_gpt.py --round "$round" >> "$OUT/torch.jsonl" || bad=1
+        say "round $round: $(wc -l < "$OUT/torch.jsonl") runs"
+    done
+    return $bad
+}
+
+stage_report() {
+    have "$PYTHON" || return 0
+    "$PYTHON" dev/bench/gpu/report.py "$OUT"
+}
+
+# Whose results these are: for the report, and taken at every stage, as the machine may be another each time.
+machine() {
+    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv,noheader 2> /dev/null | head -n 1 || true
+    git describe --always --dirty --exclude '*' 2> /dev/null || echo unknown
+    date -u +%Y-%m-%dT%H:%M:%SZ
+}
+
+case ${1:-} in
+    help | -h | --help) sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --inside) mkdir -p "$OUT"; "stage_$2"; exit ;;
+esac
+[ $# -gt 0 ] || set -- $STAGES
+for stage; do case " $STAGES " in *" $stage "*) ;; *) echo "error: no stage $stage; expected some of: $STAGES"; exit 2 ;; esac; done
+mkdir -p "$OUT"
+passed=0 failed=0
+export OUT LIMIT PYTHON
+for stage; do
+    say "$stage"
+    [ "$stage" = report ] || machine > "$OUT/machine.txt"
+    timeout "$LIMIT" sh "$0" --inside "$stage"
+    status=$?
+    if [ $status = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); say "$stage: FAILED with status $status$([ $status = 124 ] && echo ", after $LIMIT seconds")"; fi
+done
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

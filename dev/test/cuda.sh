@@ -1,0 +1,77 @@
+#!/bin/sh
+# The CUDA trainer as a user runs it, in the emulator: runs that are repeated, stopped, resumed, moved to the CPU and back; what does not fit or is not there.
+#   sh dev/test/cuda.sh        after: make build/emu/train_gpt-fp32 build/emu/train_gpt-bf16 and the CPU's build/cpu-span-fp32/train_gpt
+set -u
+root=$(pwd)
+gpu=$root/build/emu/train_gpt cpu=$root/build/cpu-span-fp32/train_gpt
+passed=0 failed=0
+export OMP_WAIT_POLICY=passive
+
+check() {
+    name=$1; shift
+    if "$@" > "$root/build/cuda.log" 2>&1; then passed=$((passed + 1)); else
+        failed=$((failed + 1)); echo "FAILED $name: $*"; tail -n 20 "$root/build/cuda.log"
+    fi
+}
+refused() { words=$1; shift; ! "$@" > message 2>&1 && grep -q -- "$words" message; }
+
+rm -rf build/test/cuda && mkdir -p build/test/cuda && cd build/test/cuda || exit 1
+model="--layers 2 --width 64 --heads 2 --kv-heads 1 --ffn 96 --seq 32 --sample 0 --val-tokens 64"
+on_cpu="$model --batch 4 --micro-batch 2 --warmup 2 --schedule-steps 4 --val-every 0"
+short="$on_cpu --tune off"                    # timing may choose another plan each time
+hash() { sed -n 's/.*"weights": "\([0-9a-f]*\)".*/\1/p' "$1/log.jsonl" | tail -n 1; }
+losses() { sed -n 's/.*"loss": \([0-9.e+-]*\),.*/\1/p' "$1/log.jsonl" | tail -n "$2"; }
+same() { [ -n "$(hash "$1")" ] && [ "$(hash "$1")" = "$(hash "$2")" ]; }
+differ() { [ -n "$(hash "$1")" ] && [ "$(hash "$1")" != "$(hash "$2")" ]; }
+# The last N losses of two runs agree to a relative error.
+agree() { losses "$1" "$3" > a; losses "$2" "$3" > b; [ "$(wc -l < a)" = "$3" ] && paste a b | awk -v e="$4" '{ d = $1 - $2; if (d < 0) d = -d; if (!($1 > 0) || d > e * $1) bad = 1 } END { exit bad }'; }
+
+for precision in fp32 bf16; do
+    p=$precision error=2e-5
+    [ $p = bf16 ] && error=1e-2
+    check "$p trains"                          "$gpu-$p" $short --steps 4 --save-every 2 --out $p
+    check "$p: the same command, the same bits" sh -c "EMU_SEED=7 $gpu-$p $short --steps 4 --out $p-again"
+    check "$p: the same weights"               same $p $p-again
+    check "$p stops"                           "$gpu-$p" $short --steps 2 --out $p-resumed
+    check "$p goes on"                         "$gpu-$p" --out $p-resumed --resume required --steps 4
+    check "$p: resumed is unbroken"            same $p $p-resumed
+    check "$p with plans chosen by timing"     "$gpu-$p" $on_cpu --steps 4 --save-every 2 --out $p-tuned
+    check "$p: plans are kept"                 grep -q '"algo"' $p-tuned/step_00000002/plans.json
+    rm -rf $p-tuned/step_00000004
+    check "$p: its weights"                    sh -c "sed -n 's/.*\"weights\": \"\([0-9a-f]*\)\".*/\1/p' $p-tuned/log.jsonl > tuned.hash"
+    check "$p goes on with the same plans"     "$gpu-$p" --out $p-tuned --resume required
+    check "$p: and gets the same weights"      sh -c "[ \"\$(cat tuned.hash)\" = \"$(hash $p-tuned)\" ]"
+    check "$p recomputes"                      "$gpu-$p" $short --steps 4 --recompute on --out $p-recompute
+    check "$p: recompute changes no bit"       same $p $p-recompute
+    check "$p in graphs"                       "$gpu-$p" $short --steps 4 --graph on --out $p-graph
+    check "$p: graphs change no bit"           same $p $p-graph
+    check "$p begins on the GPU"               "$gpu-$p" $short --steps 2 --out $p-to-cpu
+    check "$p goes on on the CPU"              "$cpu" --out $p-to-cpu --resume required --steps 4
+    check "$p: the CPU's losses are the GPU's" agree $p $p-to-cpu 2 $error
+    check "begins on the CPU"                  "$cpu" $on_cpu --steps 2 --out $p-to-gpu
+    check "goes on on the GPU in $p"           "$gpu-$p" --out $p-to-gpu --resume required --steps 4
+    check "$p: the GPU's losses are the CPU's" agree $p $p-to-gpu 2 $error
+    check "$p: evaluated on the GPU"           sh -c "$gpu-$p --from $p --eval > gpu.eval"
+    check "$p: evaluated on the CPU"           sh -c "$cpu --from $p --eval > cpu.eval"
+    check "$p: to the same loss"               sh -c "cat gpu.eval cpu.eval | awk -v e=$error '/^validation loss/ { v[n++] = \$3 + 0 } END { d = v[0] - v[1]; exit !(n == 2 && d * d <= e * e * v[0] * v[0]) }'"
+    check "$p writes a sample"                 sh -c "$gpu-$p --from $p --sample 20 --temperature 0 --prompt 'The ' | tail -n 1 | grep -q '^The '"
+done
+check "bf16 rounds stochastically"             "$gpu-bf16" $short --steps 4 --rounding stochastic --out stochastic
+check "and stops"                              "$gpu-bf16" $short --steps 2 --rounding stochastic --out stochastic-resumed
+check "and goes on"                            "$gpu-bf16" --out stochastic-resumed --resume required --steps 4
+check "stochastic: resumed is unbroken"        same stochastic stochastic-resumed
+check "stochastic is not nearest"              differ stochastic bf16
+check "a run in another precision is noted"    grep -q 'a run in bf16 goes on in fp32' cpu.eval
+
+check "--show says what fits"                  sh -c "$gpu-bf16 $model --batch 4 --show | grep -q 'GPU: .* what fits: --micro-batch 4'"
+check "too little memory names the flag"       refused "-> --micro-batch [0-9]*, or --micro-batch [0-9]* --recompute" env EMU_MEMORY=$((1500 << 20)) "$gpu-bf16" --layers 8 --width 512 --heads 8 --seq 256 --batch 64 --steps 1 --out none
+check "far too little memory"                  refused "a smaller --model" env EMU_MEMORY=$((20 << 20)) "$gpu-bf16" $short --steps 1 --out none
+check "no GPU"                                 refused "DEVICE=cpu" env EMU_DEVICES=0 "$gpu-bf16" $short --steps 1 --out none
+check "an old driver"                          refused "driver" env EMU_DRIVER=12040 "$gpu-bf16" $short --steps 1 --out none
+check "an old GPU"                             refused "DEVICE=cpu" env EMU_COMPUTE=70 "$gpu-bf16" $short --steps 1 --out none
+check "a head size the GPU has not"            refused "32, 64, 96 and 128" "$gpu-bf16" --width 64 --heads 4 --steps 1 --out none
+check "an ffn width the GPU has not"           refused "-> --ffn 128" "$gpu-bf16" --width 64 --heads 2 --ffn 100 --steps 1 --out none
+check "nothing was left behind"                test ! -e none
+check "a GPU's flag on the CPU"                refused "only mean something on a GPU" "$cpu" --graph on --steps 1 --out none
+cd "$root" && rm -rf build/test/cuda
+echo "$passed passed, $failed failed"

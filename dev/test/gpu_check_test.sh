@@ -1,0 +1,155 @@
+#!/bin/sh
+# dev/gpu_check.sh without a GPU: its stages, with stand-ins for nvcc, nvidia-smi, compute-sanitizer, PyTorch and what nvcc builds; report.py on numbers whose
+# outcome is known. Where CUDA's headers are, the kernels' timer itself, in the emulator; where PyTorch is, the model beside ours, on the CPU.
+#
+#   sh dev/test/gpu_check_test.sh     CUDA=, CUBLAS= as for make
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+root=$(pwd)
+tree=$root/build/test/gpu_check
+log=$root/build/gpu_check_test.log
+passed=0 failed=0
+CUDA=${CUDA:-/usr/local/cuda} CUBLAS=${CUBLAS:-$CUDA/include} PYTHON=$(command -v python3)
+headers=$CUBLAS
+unset MAKEFLAGS MFLAGS MAKELEVEL DEVICE ARCH PREC NVCC OUT LIMIT ROUNDS
+check() {
+    name=$1; shift
+    if "$@" > "$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $name: $*"; tail -n 20 "$log"; fi
+}
+
+# ---- the stand-ins. bin/made_*: what nvcc makes, by the name it is asked for.
+rm -rf "$tree" && mkdir -p "$tree/bin" "$tree/cublas"
+for file in Makefile llmc data train_gpt.c train_gpt.cu test_gpt.cu dev; do cp -R "$file" "$tree/" || exit 1; done
+rm -f "$tree"/dev/test/test_*.cu && touch "$tree/cublas/cublasLt.h" "$tree/dev/test/test_norm.cu"
+cd "$tree" || exit 1
+cat > bin/nvcc <<'END'
+#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+case $2 in */train_gpt) cp bin/made_train_gpt "$2" ;; */test_gpt-????) cp bin/made_test_gpt "$2" ;; */kernels) cp bin/made_kernels "$2" ;; *) touch "$2" ;; esac
+END
+cat > bin/made_train_gpt <<'END'
+#!/bin/sh
+[ -e no_steps ] && { echo "error: no memory"; exit 1; }
+case $0 in *-pre-*) ms=100 ;; *-span-*) ms=102 ;; *) ms=110 ;; esac
+while [ $# -gt 0 ]; do case $1 in --out) out=$2 ;; --model) model=$2 ;; --batch) batch=$2 ;; esac; shift; done
+mkdir "$out"
+case $model in
+    gpt2-124M) flags='"layers": "12", "width": "768", "heads": "12", "kv_heads": "0", "ffn": "0", "vocab": "50257", "seq": "1024", "activation": "gelu"' ;;
+    *) flags='"layers": "24", "width": "1536", "heads": "24", "kv_heads": "0", "ffn": "4224", "vocab": "32000", "seq": "2048", "activation": "swiglu"' ;;
+esac
+printf '{\n  "flags": {\n%s, "batch": "%s"\n}}\n' "$flags" "$batch" > "$out/config.json"
+for step in 1 2 3 4 5 6 7 8 9; do
+    [ $step -gt 5 ] || { echo "{\"step\": $step, \"loss\": 9, \"ms\": 900.5}"; continue; }
+    echo "{\"step\": $step, \"loss\": 9, \"ms\": $ms}"
+done > "$out/log.jsonl"
+echo '{"step": 9, "val_loss": 9}' >> "$out/log.jsonl"
+sleep 20
+END
+cat > bin/made_test_gpt <<'END'
+#!/bin/sh
+echo "cuda_norm                    ok  (9 checks)"
+[ -e red ] && { echo "9 passed, 1 failed"; exit 1; }
+echo "9 passed, 0 failed"
+END
+cat > bin/made_kernels <<'END'
+#!/bin/sh
+[ -e slow ] && sleep 20
+echo '{"gpu": "stand-in", "sms": 1}'
+echo '{"model": "gpt2-124M", "layer": "q k v forward", "ms": 0.5, "ms_min": 0.4, "ms_max": 0.6, "floor_ms": 0.294, "bound": "product", "flops": 2.32e+11, "bytes": 4e8}'
+echo '{"model": "gpt2-124M", "layer": "norm forward", "ms": 0.1, "ms_min": 0.1, "ms_max": 0.1, "floor_ms": 0.05, "bound": "memory", "flops": 0, "bytes": 2e8}'
+END
+cat > bin/nvidia-smi <<'END'
+#!/bin/sh
+case $* in *compute_cap*) echo "9.0, NVIDIA H200" ;; *driver_version*) echo "NVIDIA H200, 580.95.05, 143771 MiB, 1980 MHz, 700.00 W" ;; esac
+END
+cat > bin/compute-sanitizer <<'END'
+#!/bin/sh
+echo "========= COMPUTE-SANITIZER $*"
+[ -e found ] && { echo "========= ERROR SUMMARY: 2 errors"; exit 9; }
+while case $1 in build/*) false ;; esac; do shift; done
+"$@" && echo "========= ERROR SUMMARY: 0 errors"
+END
+cat > bin/python3 <<END
+#!/bin/sh
+case \$* in
+    *"import torch"*) exit 0 ;;
+    *torch_gpt.py*) echo '{"what": "torch", "model": "gpt2-124M", "round": '\$3', "ms": [9000, 900, 130, 130, 130, 125, 125], "torch": "2.11", "compiled": true, "batch": 64, "seq": 1024}' ;;
+    *) exec '$PYTHON' "\$@" ;;
+esac
+END
+chmod +x bin/*
+export CFLAGS=-O0 CUBLAS="$tree/cublas" PATH="$tree/bin:$PATH" ROUNDS=2 SECONDS_124M=0.3 SECONDS_740M=0.3
+gpu_check() { sh dev/gpu_check.sh "$@" > said 2>&1; status=$?; cat said; return $status; }
+refused() { ! "$@"; }
+says() { grep -qF -- "$1" said || { cat said; false; }; }
+reports() { grep -qF -- "$1" build/gpu_check/report.md || { cat build/gpu_check/report.md; false; }; }
+
+# ---- the stages
+check "help"                     sh -c "sh dev/gpu_check.sh help | grep -q 'train124 '"
+check "a stage not known"        refused gpu_check kernel
+check "is named"                 says "error: no stage kernel; expected some of: build tests sanitize kernels train124 train740 torch report"
+check "training before building" refused gpu_check train124
+check "says what is missing"     says "skipped: no build/cuda-pre-bf16/train_gpt (sh dev/gpu_check.sh build)"
+check "everything"               gpu_check
+check "is counted"               says "8 passed, 0 failed"
+for file in build.txt tests.txt sanitize.txt kernels.jsonl train124.jsonl train740.jsonl torch.jsonl report.json report.md machine.txt; do check "$file" test -s build/gpu_check/$file; done
+check "five trainers"            sh -c '[ "$(ls -d build/cuda-*-bf16/train_gpt | wc -l)" = 5 ]'
+check "two rounds of five"       sh -c '[ "$(wc -l < build/gpu_check/train124.jsonl)" = 10 ] && [ "$(wc -l < build/gpu_check/train740.jsonl)" = 10 ]'
+check "each begins with another" sh -c "sed -n '1p;6p' build/gpu_check/train124.jsonl | cut -c1-20 | uniq | wc -l | grep -qx 2"
+check "no run is left"           sh -c '[ ! -e build/gpu_run ]'
+
+# ---- the report: 64 * 1024 tokens in 100 ms are 655360 a second; F1 is 797.8 MFLOP a token, 4.910 GFLOP for the 740M model
+check "which machine"            reports "driver 580.95.05, 143771 MiB, power limit 700.00 W"
+check "tests"                    reports "tests, bf16: 9 passed, 0 failed"
+check "sanitizers"               reports "compute-sanitizer, racecheck bf16: clean"
+check "PRE, the first steps out" reports "| PRE | 100.00 | 655360 | 523 | 52.8 | - | 8 in 2 |"
+check "SPAN over PRE"            reports "| SPAN | 102.00 | 642510 | 513 | 51.8 | 1.0200 ± 0.0000 | 8 in 2 |"
+check "740M"                     reports "| PRE | 100.00 | 327680 | 1609 | 162.6 | - | 8 in 2 |"
+check "PyTorch"                  reports "| PyTorch 2.11 | 125.00 | 524288 | 418 | 42.3 | 1.2500 ± 0.0000 | 4 in 2 |"
+check "a product"                reports "| q k v forward | 0.5000 | 0.2940 | 59 | 464 TFLOP/s |"
+check "a layer of memory"        reports "| norm forward | 0.1000 | 0.0500 | 50 | 2.00 TB/s |"
+check "JSON"                     "$PYTHON" -c 'import json; r = json.load(open("build/gpu_check/report.json")); assert r["training"]["GPT-2 124M"][1]["over_pre"]["rounds"] == 2 and len(r["kernels"]) == 2'
+check "an interval"              "$PYTHON" -c '
+import sys; sys.path.insert(0, "dev/bench/gpu"); import report
+runs = [{"what": w, "round": r, "ms": ms} for w, times in (("pre", (100, 100, 100)), ("span", (101, 102, 103))) for r, ms in enumerate(times)]
+found = report.ratio_to(runs, "span", "pre")
+assert abs(found["mean"] - 1.02) < 1e-9 and abs(found["half"] - 4.30 * 0.01 / 3 ** 0.5) < 1e-9, found
+assert abs(report.flops_per_token(dict(layers=24, width=1536, heads=24, kv_heads=0, ffn=4224, vocab=32000, seq=2048, activation="swiglu")) / 4910e6 - 1) < 1e-3'
+
+# ---- what goes wrong
+touch red && check "a red test"  refused gpu_check tests report && check "is named" says "bf16: 9 passed, 1 failed" && rm red
+check "and reported"             reports "tests, fp32: 9 passed, 1 failed"
+touch found && check "a race"    refused gpu_check sanitize report && check "is reported" reports "memcheck bf16: FOUND SOMETHING" && rm found
+touch slow && check "too slow"   sh -c "! LIMIT=1 sh dev/gpu_check.sh kernels report > said 2>&1" && check "is said" says "kernels: FAILED with status 124, after 1 seconds" && rm slow
+check "the others went on"       says "1 passed, 1 failed"
+touch no_steps && check "no run" refused gpu_check train740 && check "and why" says "no steps: pre span-740M: error: no memory" && rm no_steps
+rm bin/compute-sanitizer
+check "no compute-sanitizer"     sh -c "PATH=$tree/bin:/usr/bin:/bin sh dev/gpu_check.sh sanitize > said 2>&1"
+command -v compute-sanitizer > /dev/null || check "is skipped" says "skipped: no compute-sanitizer"
+printf '#!/bin/sh\nexit 1\n' > bin/python3
+check "no PyTorch"               gpu_check torch
+check "is skipped"               says "skipped: no PyTorch that sees the GPU"
+check "no Python"                sh -c "PYTHON=no-python sh dev/gpu_check.sh report > said 2>&1"
+check "is skipped, too"          says "skipped: no no-python"
+rm bin/python3
+
+# ---- the programs themselves
+cd "$root" || exit 1
+"$PYTHON" -c 'import torch' 2> /dev/null || echo "skipped: no PyTorch for dev/bench/gpu/torch_gpt.py"
+"$PYTHON" -c 'import torch' 2> /dev/null && check "torch_gpt.py on the CPU" sh -c "'$PYTHON' dev/bench/gpu/torch_gpt.py --device cpu --tiny --batch 2 --seq 16 --steps 3 --round 4 | grep -E '^\{.*\"round\": 4, \"ms\": \[[0-9., ]+\], .*\"compiled\": false'"
+if [ -f "$CUDA/include/cuda_runtime.h" ] && [ -f "$headers/cublasLt.h" ]; then
+    for prec in fp32 bf16; do
+        check "the timer builds, $prec"  make build/emu/kernels-$prec CUDA="$CUDA" CUBLAS="$headers" EMU=build/emu EMU_FLAGS="-O1"
+        check "the timer runs, $prec"    sh -c "build/emu/kernels-$prec tiny > build/kernels.jsonl"
+        check "JSON of every layer"      "$PYTHON" -c "
+import json, math
+lines = [json.loads(line) for line in open('build/kernels.jsonl')]
+layers = {row['layer'] for row in lines[1:]}
+for row in lines[1:]: assert row['ms'] > 0 and row['floor_ms'] > 0 and math.isfinite(row['ms']), row
+for layer in ('q k v', 'attention', 'norm', 'SwiGLU', 'RoPE', 'embedding', 'classifier', 'AdamW', 'down', 'head', 'GELU'):
+    assert any(layer in name for name in layers), (layer, layers)"
+    done
+else echo "skipped: no CUDA and cuBLASLt headers for dev/bench/gpu/kernels.cu"; fi
+rm -rf "$tree"
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

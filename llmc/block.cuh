@@ -1,0 +1,237 @@
+// block.cuh: the two branches, the block and the model in CUDA. The only CUDA file that looks at the mode: `if constexpr` on its row of modes.h
+// decides which launches a block is made of; kernels never know it.
+//
+// What the judge writes as separate steps is fused here, inside a block and never across blocks:
+//   - q, k, v are one product, and gate and up are one: their weights are neighbours in memory;
+//   - norms of q, k, v and RoPE are one kernel (qkv.cuh);
+//   - `out` norm, skip and the norm that follows are one kernel (norm.cuh); where no norm stands next to it, the skip rides in the product as
+//     beta * C, and so does its gradient.
+// Elements moved per token around norms and skips, d = C: PRE forward 2d + 4d + (in the product), backward 4d + 4d; SPAN forward 4d + 4d, backward 3d + 5d.
+//
+// SET or ADD: every gradient of an activation is SET by the first that writes it; what comes from a second reader is its `add`.
+#pragma once
+#include "attention.cuh"
+#include "embed.cuh"
+#include "ffn.cuh"
+#include "linear.cuh"
+#include "loss.cuh"
+#include "memory.h"
+#include "norm.cuh"
+#include "qkv.cuh"
+
+// What the functions of one block share: its place in the mode, its parameters and activations, and their gradients.
+typedef struct Block {
+    const Model *m;
+    const Sizes *s;
+    Place p;
+    Params w;
+    Grads dw;
+    Acts a, d;
+    const float2 *rotary;
+    Gpu *gpu;
+} Block;
+
+static inline Norm block_norm(const Block *b, Site site, const real *w, const real *bias, wide *dw, wide *db, wide *mean, wide *rstd) {
+    return Norm{site, w, bias, dw, db, mean, rstd, b->s->n, (float)b->m->eps};
+}
+#define NORM(b, slot) block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
+
+// y = N(x) where the slot is filled; otherwise x itself: no call, no copy.
+static inline real *slot_forward(const Norm *norm, real *y, real *x, Gpu *gpu) {
+    if (!norm->site.on) return x;
+    AddNorm f = {};
+    f.y = x;
+    f.z = y;
+    f.next = norm;
+    add_norm_forward(f, gpu);
+    return y;
+}
+
+// Gradient of the slot's input: dx = N'(dy; x) + a * add where the slot is filled, otherwise dy itself.
+static inline real *slot_backward(const Norm *norm, real *dx, real *dy, const real *x, Gpu *gpu, const real *add = nullptr, float a = 0) {
+    if (!norm->site.on) return dy;
+    NormBackward f = {};
+    f.dx = dx;
+    f.dy = dy;
+    f.x = x;
+    f.add = add;
+    f.a = a;
+    norm_backward(norm, f, gpu);
+    return dx;
+}
+
+static inline LinearShape linear_shape(const Block *b, int out, int in, double c) { return LinearShape{b->s->n, out, in, (float)c}; }
+
+// ------------------------------------------------------------------------------------------------------------------ attention
+// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + beta * add
+
+static inline int qkv_width(const Model *m) { return (m->NH + 2 * m->KV) * m->HS; }
+static inline QkvShape qkv_shape(const Block *b) { return QkvShape{b->s->B, b->s->T, b->m->NH, b->m->KV, b->m->HS, b->rotary}; }
+static inline AttentionShape attn_shape(const Block *b) { return AttentionShape{b->s->B, b->s->T, b->m->NH, b->m->KV, b->m->HS, qkv_width(b->m)}; }
+
+// Where q, k and v (part 0, 1, 2) as attention reads them begin, or their gradients: in the normed row where their norm is on.
+static inline real *qkv_part(const Model *m, real *raw, real *normed, const Norm norms[3], int part) {
+    int64_t at = part == 0 ? 0 : (int64_t)(m->NH + (part - 1) * m->KV) * m->HS;
+    return (norms[part].site.on ? normed : raw) + at;
+}
+
+static inline void attn_branch_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
+    const Model *m = b->m;
+    Norm norms[3] = {NORM(b, q), NORM(b, k), NORM(b, v)}, nc = NORM(b, ctx);
+    linear_forward(b->a.qkv, u, b->w.wq, b->w.wq_b, nullptr, 0, linear_shape(b, qkv_width(m), m->C, b->p.attn_c), b->gpu);
+    qkv_forward(b->a.qkvn, b->a.qkv, norms, qkv_shape(b), b->gpu);
+    const real *qkv[3];
+    for (int part = 0; part < 3; part++) qkv[part] = qkv_part(m, b->a.qkv, b->a.qkvn, norms, part);
+    attention_forward(b->a.c, b->a.lse, qkv[0], qkv[1], qkv[2], attn_shape(b), b->gpu);
+    real *c = slot_forward(&nc, b->a.cn, b->a.c, b->gpu);
+    linear_forward(y, c, b->w.wo, b->w.wo_b, add, beta, linear_shape(b, m->C, m->NH * m->HS, 1), b->gpu);
+}
+
+// du = (gradient through the branch) + beta * add
+static inline void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u, const real *add, float beta) {
+    const Model *m = b->m;
+    Norm norms[3] = {NORM(b, q), NORM(b, k), NORM(b, v)}, nc = NORM(b, ctx);
+    LinearShape in = linear_shape(b, qkv_width(m), m->C, b->p.attn_c), out = linear_shape(b, m->C, m->NH * m->HS, 1);
+    real *dc = nc.site.on ? b->d.cn : b->d.c;
+    linear_backward_weight(b->dw.wo, b->dw.wo_b, dy, nc.site.on ? b->a.cn : b->a.c, 1, out, b->gpu);
+    linear_backward_input(dc, dy, b->w.wo, nullptr, 0, 1, out, b->gpu);
+    dc = slot_backward(&nc, b->d.c, dc, b->a.c, b->gpu);
+    const real *qkv[3];
+    real *d[3];
+    for (int part = 0; part < 3; part++) {
+        qkv[part] = qkv_part(m, b->a.qkv, b->a.qkvn, norms, part);
+        d[part] = qkv_part(m, b->d.qkv, b->d.qkvn, norms, part);
+    }
+    attention_backward(d[0], d[1], d[2], b->a.dots, dc, b->a.c, b->a.lse, qkv, attn_shape(b), b->gpu);
+    qkv_backward(b->d.qkv, b->d.qkvn, b->a.qkv, norms, qkv_shape(b), b->gpu);
+    linear_backward_weight(b->dw.wq, b->dw.wq_b, b->d.qkv, u, 1, in, b->gpu);
+    linear_backward_input(du, b->d.qkv, b->w.wq, add, beta, 1, in, b->gpu);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ ffn
+// y = W_down act(N_h([W_gate | W_up] c u)) + beta * add; N_h is SDD's. GELU without N_h rides in the products, forward and backward.
+
+static inline bool gelu_in_product(const Block *b) { return !b->m->swiglu && !b->p.hidden.on; }
+static inline LinearShape hidden_shape(const Block *b) { return linear_shape(b, b->m->swiglu ? 2 * b->m->F : b->m->F, b->m->C, b->p.ffn_c); }
+
+static inline void ffn_branch_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
+    const Model *m = b->m;
+    Norm nh = NORM(b, hidden);
+    if (gelu_in_product(b)) linear_gelu_forward(b->a.h, b->a.gu, u, b->w.wu, b->w.wu_b, hidden_shape(b), b->gpu);
+    else {
+        linear_forward(b->a.gu, u, m->swiglu ? b->w.wg : b->w.wu, m->swiglu ? b->w.wg_b : b->w.wu_b, nullptr, 0, hidden_shape(b), b->gpu);
+        real *gu = slot_forward(&nh, b->a.gun, b->a.gu, b->gpu);
+        activation_forward(b->a.h, gu, b->s->n, m->F, m->swiglu, b->gpu);
+    }
+    linear_forward(y, b->a.h, b->w.wd, b->w.wd_b, add, beta, linear_shape(b, m->C, m->F, 1), b->gpu);
+}
+
+static inline void ffn_branch_backward(const Block *b, real *du, const real *dy, const real *u, const real *add, float beta) {
+    const Model *m = b->m;
+    Norm nh = NORM(b, hidden);
+    LinearShape down = linear_shape(b, m->C, m->F, 1);
+    linear_backward_weight(b->dw.wd, b->dw.wd_b, dy, b->a.h, 1, down, b->gpu);
+    if (gelu_in_product(b)) linear_gelu_backward_input(b->d.gu, b->a.gu, dy, b->w.wd, down, b->gpu);
+    else {
+        real *dgu = nh.site.on ? b->d.gun : b->d.gu;
+        linear_backward_input(b->d.h, dy, b->w.wd, nullptr, 0, 1, down, b->gpu);
+        activation_backward(dgu, b->d.h, nh.site.on ? b->a.gun : b->a.gu, b->s->n, m->F, m->swiglu, b->gpu);
+        slot_backward(&nh, b->d.gu, dgu, b->a.gu, b->gpu);
+    }
+    linear_backward_weight(m->swiglu ? b->dw.wg : b->dw.wu, m->swiglu ? b->dw.wg_b : b->dw.wu_b, b->d.gu, u, 1, hidden_shape(b), b->gpu);
+    linear_backward_input(du, b->d.gu, m->swiglu ? b->w.wg : b->w.wu, add, beta, 1, hidden_shape(b), b->gpu);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the block
+// u = in(x);  y = out(F(c u));  s = a skip + y;  next = post(s)        (modes.h; x -> mid is attention's sublayer, mid -> x' the ffn's)
+
+// s = a * skip + out(y), z = next(s), as one kernel; norms that are off are absent.
+static inline void add_norm(const Block *b, real *s, real *z, const real *y, const real *skip, float a, const Norm *out, const Norm *next) {
+    AddNorm f = {s, z, y, skip, a, out, next};
+    add_norm_forward(f, b->gpu);
+}
+
+template <int ROW> static void block_forward(const Block *b, real *x) {
+    constexpr Mode r = MODES[ROW];
+    constexpr bool attn_out = r.attn.out || r.sdd, ffn_out = r.ffn.out || r.sdd;
+    const Acts *a = &b->a;
+    float attn_a = (float)b->p.attn_a, ffn_a = (float)b->p.ffn_a;
+    Norm attn_in = NORM(b, attn_in), out1 = NORM(b, attn_out), post1 = NORM(b, attn_post), ffn_in = NORM(b, ffn_in), out2 = NORM(b, ffn_out), post2 = NORM(b, ffn_post);
+
+    real *u = slot_forward(&attn_in, a->ai, x, b->gpu), *skip = r.attn.skip == NORMED ? u : x;
+    if constexpr (attn_out || r.attn.post || r.ffn.in) {
+        attn_branch_forward(b, a->ay, u, nullptr, 0);
+        if constexpr (r.attn.post) add_norm(b, a->as, a->mid, a->ay, skip, attn_a, &out1, &post1);
+        else add_norm(b, a->mid, a->fi, a->ay, skip, attn_a, &out1, &ffn_in);
+        if constexpr (r.attn.post && r.ffn.in) slot_forward(&ffn_in, a->fi, a->mid, b->gpu);
+    } else attn_branch_forward(b, a->mid, u, skip, attn_a);
+
+    u = r.ffn.in ? a->fi : a->mid;
+    skip = r.ffn.skip == OWN ? a->mid : r.ffn.skip == NORMED ? u : x;
+    if constexpr (ffn_out || r.ffn.post) {
+        ffn_branch_forward(b, a->fy, u, nullptr, 0);
+        add_norm(b, r.ffn.post ? a->fs : a->x, a->x, a->fy, skip, ffn_a, &out2, &post2);
+    } else ffn_branch_forward(b, a->x, u, skip, ffn_a);
+}
+
+// The ffn's half: from d.x to d.mid. Returns the gradient of its sum s, which the skip needs.
+template <int ROW> static const real *ffn_backward(const Block *b) {
+    constexpr Mode r = MODES[ROW];
+    const Acts *a = &b->a, *d = &b->d;
+    float ffn_a = (float)b->p.ffn_a;
+    Norm in = NORM(b, ffn_in), out = NORM(b, ffn_out), post = NORM(b, ffn_post);
+    real *ds = slot_backward(&post, d->fs, d->x, a->fs, b->gpu), *dy = slot_backward(&out, d->fy, ds, a->fy, b->gpu);
+    if constexpr (r.ffn.in) {
+        constexpr bool normed = r.ffn.skip == NORMED, own = r.ffn.skip == OWN;
+        ffn_branch_backward(b, d->fi, dy, a->fi, normed ? ds : nullptr, normed ? ffn_a : 0);
+        slot_backward(&in, d->mid, d->fi, a->mid, b->gpu, own ? ds : nullptr, own ? ffn_a : 0);
+    } else {
+        constexpr bool own = r.ffn.skip != BLOCK;
+        ffn_branch_backward(b, d->mid, dy, a->mid, own ? ds : nullptr, own ? ffn_a : 0);
+    }
+    return ds;
+}
+
+// dx: gradient of the block's input; d.x, the gradient of its output, is complete.
+template <int ROW> static void block_backward(const Block *b, real *dx, real *x) {
+    constexpr Mode r = MODES[ROW];
+    constexpr bool block = r.ffn.skip == BLOCK, normed = r.attn.in && r.attn.skip == NORMED;
+    const Acts *a = &b->a, *d = &b->d;
+    float attn_a = (float)b->p.attn_a, ffn_a = (float)b->p.ffn_a;
+    Norm in = NORM(b, attn_in), out = NORM(b, attn_out), post = NORM(b, attn_post);
+    const real *ds_ffn = ffn_backward<ROW>(b);
+    real *ds = d->mid;
+    // Where the ffn's skip is the block's input too, dx begins as the sum of both skips' gradients.
+    constexpr bool both = block && !normed;
+    if constexpr (r.attn.post) {
+        NormBackward f = {d->as, both ? dx : nullptr, d->mid, a->as, nullptr, both ? ds_ffn : nullptr, 0, attn_a, ffn_a};
+        norm_backward(&post, f, b->gpu);
+        ds = d->as;
+    } else if constexpr (both) scale_add(dx, ds, attn_a, ds_ffn, ffn_a, (int64_t)b->s->n * b->m->C, b->gpu);
+    real *dy = slot_backward(&out, d->ay, ds, a->ay, b->gpu);
+
+    const real *skip = both ? dx : ds;
+    float scale = both ? 1 : attn_a;
+    if constexpr (normed) {
+        attn_branch_backward(b, d->ai, dy, a->ai, ds, attn_a);
+        slot_backward(&in, dx, d->ai, x, b->gpu, block ? ds_ffn : nullptr, block ? ffn_a : 0);
+    } else if constexpr (r.attn.in) {
+        attn_branch_backward(b, d->ai, dy, a->ai, nullptr, 0);
+        slot_backward(&in, dx, d->ai, x, b->gpu, skip, scale);
+    } else attn_branch_backward(b, dx, dy, x, skip, scale);
+}
+
+// --recompute cheap: what costs memory traffic but no product, again.
+static inline void block_recompute(const Block *b, real *x) {
+    Norm attn_in = NORM(b, attn_in), ffn_in = NORM(b, ffn_in);
+    slot_forward(&attn_in, b->a.ai, x, b->gpu);
+    slot_forward(&ffn_in, b->a.fi, b->a.mid, b->gpu);
+    activation_forward(b->a.h, b->p.hidden.on ? b->a.gun : b->a.gu, b->s->n, b->m->F, b->m->swiglu, b->gpu);
+}
+
+// Every row of modes.h as a pair of functions; the row of layer l (Place.row) chooses.
+typedef struct BlockRow { void (*forward)(const Block *b, real *x); void (*backward)(const Block *b, real *dx, real *x); } BlockRow;
+#define BLOCK_ROW(name, ...) {block_forward<MODE_##name>, block_backward<MODE_##name>},
+static const BlockRow BLOCK_ROWS[] = { MODE_TABLE(BLOCK_ROW, BLOCK_ROW) };
+#undef BLOCK_ROW
+static inline const BlockRow *block_row(const Block *b) { return &BLOCK_ROWS[b->p.row->id]; }

@@ -1,0 +1,385 @@
+// train_gpt.cu: the CUDA trainer. The same models, placements, flags, data and checkpoints as train_gpt.c, on one NVIDIA GPU.
+//
+// 1. Memory, the model, the step, and the table of functions the shared services drive (llmc/judge.h). Layers are in llmc/*.cuh, the block in llmc/block.cuh.
+// 2. Built once per precision: PREC=bf16 keeps weights and activations in bfloat16 beside float master weights; PREC=fp32 keeps everything in float.
+//    Arithmetic inside kernels, statistics, parameter gradients and AdamW's moments are float in both.
+// 3. A step does not wait for the GPU: batches are copied from two pinned buffers in turn, the losses, the norm, the clip factor and the decision whether the
+//    update happens stay on the device; the host reads them once, at the step's end.
+// 4. No floating-point atomics, fixed orders of summation: the same command gives the same bits.
+#include "llmc/gpu.cuh"
+#include "llmc/judge.h"
+#include "llmc/block.cuh"
+#include "llmc/adamw.cuh"
+#include "llmc/trainer.h"
+
+// ------------------------------------------------------------------------------------------------------------------ memory
+
+struct Gpt {
+    Model m;
+    Setup setup;
+    Sizes max, now;                                     // the micro-batch memory was made for, and the one in work
+    Layout layout;
+    ActLayout act_layout;
+    Gpu gpu;
+    real *weights, *acts, *grads;                       // weights of the products; activations and their gradients
+    float *tensors[TENSOR_KINDS];                       // master weights (in fp32 the weights themselves), parameter gradients, moments
+    float *host[TENSOR_KINDS], *logits_row;             // the host's copies
+    float2 *rotary;
+    int32_t *staged[2], *batch;                         // pinned, in turn, and on the device: inputs | targets | groups of equal tokens
+    cudaEvent_t copied[2];
+    int turn;
+    UpdateEntry *entries, *host_entries;
+    UpdateState *state, *host_state;
+    double *norm;
+    int64_t seen;                                       // tokens in state->sums
+    cudaGraphExec_t forward_graph, backward_graph;
+    double scale;                                       // of the backward in work, and in its graph
+};
+
+enum { SCRATCH_ROWS = 512, WORKSPACE_MIB = 32, RESERVE_MIB = 512 };       // partial sums of a gain; of cuBLASLt; what CUDA's own code takes
+
+static inline int64_t batch_ints(int64_t n) { return 4 * n + 2; }
+static inline int64_t scratch_floats(const Model *m) { return (int64_t)SCRATCH_ROWS * (2 * m->F > 4 * m->C ? 2 * m->F : 4 * m->C); }
+static inline int gpt_ratio(void) { return (int)(sizeof(wide) / sizeof(real)); }
+
+// Bytes on the device, all that gpt_create takes.
+static size_t gpt_bytes(const Model *m, const Setup *setup) {
+    Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
+    Layout layout = layout_make(m);
+    ActLayout acts = act_layout_make(m, &s);
+    size_t weights = (size_t)layout.total * (sizeof(float) * (setup->training ? TENSOR_KINDS : 1) + (gpt_ratio() > 1 ? sizeof(real) : 0));
+    size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : 0)) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
+                   (size_t)scratch_floats(m) * sizeof(float) + ((size_t)(WORKSPACE_MIB + RESERVE_MIB) << 20);
+    layout_free(&layout);
+    act_layout_free(&acts);
+    return bytes;
+}
+
+// The flags that would fit into `bytes`: the largest micro-batch for each level of recompute.
+static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *text, size_t cap) {
+    static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""}, {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
+    size_t n = 0;
+    int best = 0;
+    *text = 0;
+    for (int i = 0; i < 3; i++) {
+        Setup s = *setup;
+        s.recompute = LEVELS[i].level;
+        for (s.B = (int)setup->batch; s.B > best && (setup->batch % s.B || gpt_bytes(m, &s) > bytes); ) s.B--;
+        if (s.B <= best) continue;
+        n += strlen(check_format(text + n, cap - n, "%s--micro-batch %d%s", n ? ", or " : "", s.B, LEVELS[i].flag));
+        best = s.B;
+    }
+    if (!best) check_format(text, cap, "a smaller --model, --seq, or another GPU");
+}
+
+static void gpt_memory(const Model *m, const Setup *setup) {
+    size_t free_bytes, total;
+    char fitting[256];
+    Gpu gpu = {};
+    gpu_open(&gpu);
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total));
+    gpt_fitting(m, setup, free_bytes, fitting, sizeof fitting);
+    printf("  GPU: %.2f GiB needed, %.2f of %.2f free; what fits: %s\n", (double)gpt_bytes(m, setup) / (1 << 30), (double)free_bytes / (1 << 30), (double)total / (1 << 30), fitting);
+    gpu_close(&gpu);
+}
+
+// What the kernels ask of a model's sizes.
+static void gpt_refuse(const Model *m) {
+    CHECK(m->HS == 32 || m->HS == 64 || m->HS == 96 || m->HS == 128, "a head size of %d; the GPU's attention has 32, 64, 96 and 128\n  -> other --heads (width / heads is the head size), or make train_gpt DEVICE=cpu", m->HS);
+    CHECK(m->F % 32 == 0, "--ffn %d; on a GPU it must be a multiple of 32\n  -> --ffn %d, or make train_gpt DEVICE=cpu", m->F, CEIL_DIV(m->F, 32) * 32);
+}
+
+template <typename T> static T *device_alloc(int64_t count, const char *what) {
+    T *p = nullptr;
+    cudaError_t error = cudaMalloc((void **)&p, (size_t)count * sizeof(T));
+    CHECK(error == cudaSuccess, "no GPU memory for %s (%lld MiB): %s\n  -> a smaller --micro-batch, or --recompute on; nvidia-smi shows who else uses the GPU", what, (long long)(count * (int64_t)sizeof(T) >> 20), cudaGetErrorString(error));
+    return p;
+}
+
+template <typename T> static T *pinned_alloc(int64_t count) {
+    T *p = nullptr;
+    cudaCheck(cudaMallocHost((void **)&p, (size_t)count * sizeof(T)));
+    memset((void *)p, 0, (size_t)count * sizeof(T));
+    return p;
+}
+
+static void gpt_alloc_tensors(Gpt *g) {
+    size_t bytes = (size_t)g->layout.total * sizeof(float);
+    for (int kind = 0; kind < (g->setup.training ? TENSOR_KINDS : WEIGHTS + 1); kind++) {
+        g->tensors[kind] = device_alloc<float>(g->layout.total, "the parameters, their gradients and moments");
+        cudaCheck(cudaMemset(g->tensors[kind], 0, bytes));
+        g->host[kind] = (float *)check_alloc(bytes, "the host's copy of the parameters and moments");
+    }
+    g->weights = gpt_ratio() > 1 ? device_alloc<real>(g->layout.total, "the weights of the products") : (real *)g->tensors[WEIGHTS];
+    g->acts = device_alloc<real>(g->act_layout.acts, "the activations");
+    if (g->setup.training) g->grads = device_alloc<real>(g->act_layout.grads, "the gradients of activations");
+}
+
+static void gpt_alloc_step(Gpt *g) {
+    const Model *m = &g->m;
+    g->batch = device_alloc<int32_t>(batch_ints(g->max.n), "a batch");
+    for (int k = 0; k < 2; k++) {
+        g->staged[k] = pinned_alloc<int32_t>(batch_ints(g->max.n));
+        cudaCheck(cudaEventCreateWithFlags(&g->copied[k], cudaEventDisableTiming));
+    }
+    g->gpu.scratch_size = (size_t)scratch_floats(m);
+    g->gpu.scratch = device_alloc<float>(scratch_floats(m), "partial sums");
+    g->state = device_alloc<UpdateState>(1, "the state of an update");
+    cudaCheck(cudaMemset(g->state, 0, sizeof *g->state));
+    g->norm = device_alloc<double>(1, "a norm");
+    g->entries = device_alloc<UpdateEntry>(g->layout.count, "the list of tensors");
+    g->host_entries = pinned_alloc<UpdateEntry>(g->layout.count);
+    g->host_state = pinned_alloc<UpdateState>(1);
+    g->logits_row = pinned_alloc<float>(m->Vp);
+    if (!m->rope) return;
+    int64_t count = (int64_t)m->T * m->HS / 2;
+    float2 *table = (float2 *)check_alloc((size_t)count * sizeof *table, "the rotary angles");
+    rotary_table(table, m->T, m->HS, m->theta);
+    g->rotary = device_alloc<float2>(count, "the rotary angles");
+    cudaCheck(cudaMemcpy(g->rotary, table, (size_t)count * sizeof *table, cudaMemcpyHostToDevice));
+    free(table);
+}
+
+static Gpt *gpt_create(const Model *m, const Setup *setup) {
+    size_t free_bytes, total, needed = gpt_bytes(m, setup);
+    char fitting[256];
+    Gpt *g = (Gpt *)check_alloc(sizeof *g, "the model");
+    gpt_refuse(m);
+    gpu_open(&g->gpu);
+    cudaCheck(cudaMemGetInfo(&free_bytes, &total));
+    if (needed > free_bytes) gpt_fitting(m, setup, free_bytes, fitting, sizeof fitting);
+    CHECK(needed <= free_bytes, "this takes %.2f GiB, the GPU has %.2f of %.2f free\n  -> %s", (double)needed / (1 << 30), (double)free_bytes / (1 << 30), (double)total / (1 << 30), fitting);
+    g->m = *m;
+    g->setup = *setup;
+    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
+    g->layout = layout_make(m);
+    g->act_layout = act_layout_make(m, &g->max);
+    g->gpu.plans = plans_create(setup->tf32);
+    gpt_alloc_tensors(g);
+    gpt_alloc_step(g);
+    return g;
+}
+
+static void gpt_destroy(Gpt *g) {
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    if (g->forward_graph) cudaCheck(cudaGraphExecDestroy(g->forward_graph));
+    if (g->backward_graph) cudaCheck(cudaGraphExecDestroy(g->backward_graph));
+    void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->rotary, g->batch, g->gpu.scratch, g->state, g->norm, g->entries};
+    for (void *p : device) cudaCheck(cudaFree(p));
+    for (int kind = 0; kind < TENSOR_KINDS; kind++) {
+        cudaCheck(cudaFree(g->tensors[kind]));
+        free(g->host[kind]);
+    }
+    void *pinned[] = {g->staged[0], g->staged[1], g->host_entries, g->host_state, g->logits_row};
+    for (void *p : pinned) cudaCheck(cudaFreeHost(p));
+    for (int k = 0; k < 2; k++) cudaCheck(cudaEventDestroy(g->copied[k]));
+    plans_destroy(g->gpu.plans);
+    gpu_close(&g->gpu);
+    layout_free(&g->layout);
+    act_layout_free(&g->act_layout);
+    free(g);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the model
+
+static const int32_t *gpt_inputs(const Gpt *g) { return g->batch; }
+static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
+static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
+
+static Block gpt_block(const Gpt *g, int l) {
+    return Block{&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->weights, l), grads_view(&g->layout, g->tensors[GRADS], l),
+                 acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), g->rotary, (Gpu *)&g->gpu};
+}
+
+static const real *gpt_head(const Gpt *g, const Block *b) { return g->m.tied ? b->w.wte : b->w.wlm; }
+
+// Everything from tokens to logits.
+static void model_forward(Gpt *g) {
+    const Model *m = &g->m;
+    Block b = gpt_block(g, 0);
+    Norm emb = NORM(&b, emb);
+    embedding_forward(emb.site.on ? b.a.raw : b.a.e, gpt_inputs(g), b.w.wte, b.w.wpe, g->now.B, g->now.T, m->C, (float)m->emb_scale, &g->gpu);
+    real *x = slot_forward(&emb, b.a.e, emb.site.on ? b.a.raw : b.a.e, &g->gpu);
+    for (int l = 0; l < m->L; l++) {
+        b = gpt_block(g, l);
+        block_row(&b)->forward(&b, x);
+        x = b.a.x;
+    }
+    Norm fin = NORM(&b, fin);
+    x = slot_forward(&fin, b.a.fx, x, &g->gpu);
+    linear_forward(b.a.logits, x, gpt_head(g, &b), nullptr, nullptr, 0, linear_shape(&b, m->Vp, m->C, 1), &g->gpu);
+}
+
+// From tokens to losses; where a backward can follow, logits become their gradient here, in the one pass over them.
+static void model_loss(Gpt *g) {
+    model_forward(g);
+    Block b = gpt_block(g, 0);
+    classifier(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), g->now.n, g->m.V, g->m.Vp, (float)g->setup.z_loss, g->setup.training, &g->gpu);
+    loss_sums(g->state->sums, b.a.losses, b.a.logsum, g->now.n, (float)g->setup.z_loss, &g->gpu);
+}
+
+static void model_backward(Gpt *g) {
+    const Model *m = &g->m;
+    Block b = gpt_block(g, m->L - 1);
+    Norm fin = NORM(&b, fin);
+    LinearShape head = linear_shape(&b, m->Vp, m->C, 1);
+    linear_backward_weight(m->tied ? b.dw.wte : b.dw.wlm, nullptr, b.a.logits, fin.site.on ? b.a.fx : b.a.x, (float)g->scale, head, &g->gpu);
+    linear_backward_input(fin.site.on ? b.d.fx : b.d.x, b.a.logits, gpt_head(g, &b), nullptr, 0, (float)g->scale, head, &g->gpu);
+    slot_backward(&fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
+    for (int l = m->L - 1; l >= 0; l--) {
+        Block below = gpt_block(g, l > 0 ? l - 1 : 0);
+        real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
+        if (g->setup.recompute == RECOMPUTE_ON) block_row(&b)->forward(&b, in);
+        if (g->setup.recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
+        block_row(&b)->backward(&b, din, in);
+        b = below;
+    }
+    Norm emb = NORM(&b, emb);
+    real *de = slot_backward(&emb, b.d.raw, b.d.e, b.a.raw, &g->gpu);
+    embedding_backward(b.dw.wte, b.dw.wpe, de, gpt_inputs(g), gpt_groups(g), g->now.B, g->now.T, m->C, (float)m->emb_scale, &g->gpu);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ a micro-step
+
+// Runs `work`, or its recorded graph: with --graph on a whole micro-batch is one launch forward and one backward.
+static void gpt_replay(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
+    bool whole = g->setup.graph && g->setup.training && g->now.n == g->max.n && g->now.T == g->max.T && !g->gpu.plans->tuning;
+    if (!whole) { work(g); return; }
+    if (!*graph) {
+        cudaGraph_t recorded;
+        cudaCheck(cudaStreamBeginCapture(g->gpu.stream, cudaStreamCaptureModeThreadLocal));
+        work(g);
+        cudaCheck(cudaStreamEndCapture(g->gpu.stream, &recorded));
+        cudaCheck(cudaGraphInstantiate(graph, recorded, 0));
+        cudaCheck(cudaGraphDestroy(recorded));
+    }
+    cudaCheck(cudaGraphLaunch(*graph, g->gpu.stream));
+}
+
+// Copies a batch to the device while it works on the one before; tokens outside of the vocabulary are refused first.
+static void gpt_stage(Gpt *g, const int32_t *inputs, const int32_t *targets) {
+    int64_t n = g->now.n, ints = n;
+    int32_t *staged = g->staged[g->turn];
+    for (int64_t i = 0; i < n; i++) CHECK(inputs[i] >= 0 && inputs[i] < g->m.V, "token %d, expected 0..%d\n  -> --vocab must cover the data", inputs[i], g->m.V - 1);
+    cudaCheck(cudaEventSynchronize(g->copied[g->turn]));
+    memcpy(staged, inputs, (size_t)n * sizeof *inputs);
+    if (targets) {
+        for (int64_t i = 0; i < n; i++) CHECK(targets[i] >= 0 && targets[i] < g->m.V, "target %d, expected 0..%d\n  -> --vocab must cover the data", targets[i], g->m.V - 1);
+        memcpy(staged + n, targets, (size_t)n * sizeof *targets);
+        if (g->setup.training) token_groups(staged + 2 * n, inputs, n);
+        ints = g->setup.training ? batch_ints(n) : 2 * n;
+    }
+    cudaCheck(cudaMemcpyAsync(g->batch, staged, (size_t)ints * sizeof *staged, cudaMemcpyHostToDevice, g->gpu.stream));
+    cudaCheck(cudaEventRecord(g->copied[g->turn], g->gpu.stream));
+    g->turn ^= 1;
+}
+
+static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
+    CHECK(B * T <= g->max.n && T <= g->max.T, "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
+    g->now.B = B;
+    g->now.T = T;
+    g->now.n = B * T;
+    gpt_stage(g, inputs, targets);
+    if (!targets) { model_forward(g); return; }
+    gpt_replay(g, &g->forward_graph, model_loss);
+    g->seen += g->now.n;
+}
+
+static void gpt_backward(Gpt *g, double scale) {
+    if (g->backward_graph && scale != g->scale) {
+        cudaCheck(cudaGraphExecDestroy(g->backward_graph));
+        g->backward_graph = nullptr;
+    }
+    g->scale = scale;
+    gpt_replay(g, &g->backward_graph, model_backward);
+}
+
+static void gpt_zero_grads(Gpt *g) { cudaCheck(cudaMemsetAsync(g->tensors[GRADS], 0, (size_t)g->layout.total * sizeof(float), g->gpu.stream)); }
+
+// ------------------------------------------------------------------------------------------------------------------ what the host reads and sets
+
+// Brings the state of the device to the host, and starts the sums anew.
+static Loss gpt_loss(Gpt *g) {
+    cudaCheck(cudaMemcpyAsync(g->host_state, g->state, sizeof *g->state, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaMemsetAsync(g->state->sums, 0, sizeof g->state->sums, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    double n = g->seen ? (double)g->seen : 1;
+    Loss loss = {g->host_state->sums[0] / n, g->host_state->sums[1] / n};
+    g->seen = 0;
+    return loss;
+}
+
+static uint64_t gpt_rounding(const Gpt *g, int64_t step) { return rand_key(g->setup.seed, "rounding", (uint64_t)step); }
+
+static Update gpt_update(Gpt *g, const AdamW *o) {
+    for (int k = 0; k < g->layout.count; k++) {
+        const Entry *e = &g->layout.entries[k];
+        g->host_entries[k] = UpdateEntry{e->offset, e->size, (float)o->lr[e->row.lr], (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0};
+    }
+    cudaCheck(cudaMemcpyAsync(g->entries, g->host_entries, (size_t)g->layout.count * sizeof *g->entries, cudaMemcpyHostToDevice, g->gpu.stream));
+    AdamWStep step = {(float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 / (1 - pow(o->beta1, (double)o->step))), (float)(1 / (1 - pow(o->beta2, (double)o->step))),
+                      (float)o->clip, g->setup.stochastic, gpt_rounding(g, o->step)};
+    Arenas arenas = {g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V], g->tensors[GRADS], g->layout.total};
+    adamw_update(arenas, g->entries, g->layout.count, g->state, step, &g->gpu);
+    Loss loss = gpt_loss(g);
+    return Update{loss, g->host_state->norm, g->host_state->finite};
+}
+
+static double gpt_grad_norm(Gpt *g, const Entry *e) {
+    double norm;
+    gradient_norm(g->norm, g->tensors[GRADS] + (e ? e->offset : 0), e ? e->size : g->layout.total, &g->gpu);
+    cudaCheck(cudaMemcpyAsync(&norm, g->norm, sizeof norm, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    return norm;
+}
+
+static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->host[kind] ? g->host[kind] + e->offset : NULL; }
+
+static void gpt_fetch(Gpt *g, int kind) {
+    cudaCheck(cudaMemcpyAsync(g->host[kind], g->tensors[kind], (size_t)g->layout.total * sizeof(float), cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+}
+
+static void gpt_store(Gpt *g, int kind, int64_t step) {
+    cudaCheck(cudaMemcpyAsync(g->tensors[kind], g->host[kind], (size_t)g->layout.total * sizeof(float), cudaMemcpyHostToDevice, g->gpu.stream));
+    if (kind == WEIGHTS) weights_round(g->weights, g->tensors[WEIGHTS], g->layout.total, g->setup.stochastic, gpt_rounding(g, step), &g->gpu);
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+}
+
+static const void *gpt_logits(Gpt *g, int64_t row) {
+    real *z = gpt_block(g, 0).a.logits + row * g->m.Vp, *raw = (real *)g->logits_row;
+    cudaCheck(cudaMemcpyAsync(raw, z, (size_t)g->m.V * sizeof(real), cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    for (int64_t i = g->m.V - 1; i >= 0; i--) g->logits_row[i] = to_float(raw[i]);        // from the end: a float takes the place of two bfloat16
+    return g->logits_row;
+}
+
+// One dry step over tokens 0, in which every matrix product is timed in its place. Memory holds nothing yet.
+static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
+    if (!g->setup.training || (plans && plans_read(g->gpu.plans, plans, path)) || !g->setup.tune) return;
+    int32_t *zeros = (int32_t *)check_alloc((size_t)g->max.n * sizeof *zeros, "a batch");
+    g->gpu.plans->tuning = true;
+    gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
+    gpt_backward(g, 1);
+    gpt_loss(g);
+    g->gpu.plans->tuning = false;
+    free(zeros);
+}
+
+static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
+
+// ------------------------------------------------------------------------------------------------------------------ main
+
+#define JOIN(a, b) a##b
+#define NAMED(a, b) JOIN(a, b)
+#define TEXT(a) #a
+#define QUOTED(a) TEXT(a)
+const Trainer NAMED(cuda_, PREC) = {"cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
+                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_grad_norm, gpt_update, gpt_prepare, gpt_plans, gpt_memory};
+
+int main(int argc, char **argv) {
+    check_streams_begin();
+    int status = trainer_main(&NAMED(cuda_, PREC), argc, argv);
+    check_streams_end();
+    return status;
+}
