@@ -14,8 +14,9 @@ out=build/arch passed=0 failed=0 archs="" gencode="" tab=$(printf '\t')
 [ $# -gt 0 ] || set -- train_gpt.cu
 mkdir -p $out
 
-# Kernels that may spill, with the reason: a part of the name (as in the table), a bar, why.
+# What may spill: kernel, precision and architecture as the table has them, a bar, at most how many bytes, a bar, why.
 allowed='
+attention_dkv_kernel<64, 2, 32> bf16 sm_80|12|three values at the limit of 255 registers; half as many strips of queries would read each tile from shared memory twice
 '
 
 for arch in 80 90a 100 120; do
@@ -67,7 +68,7 @@ sort -u $out/kernels | awk -F '\t' -v archs="$archs" '
 
 while IFS=$tab read -r kernel prec arch registers spilled stack; do
     [ "$spilled" -gt 0 ] || continue
-    reason=$(echo "$allowed" | awk -F '|' -v kernel="$kernel" 'length($1) && index(kernel, $1) { print $2 }')
+    reason=$(echo "$allowed" | awk -F '|' -v name="$kernel $prec $arch" -v spilled="$spilled" '$1 == name && spilled <= $2 { print $3 }')
     if [ -n "$reason" ]; then echo "allowed: $kernel, $prec, $arch spills $spilled bytes: $reason"
     else failed=$((failed + 1)); echo "FAILED: $kernel, $prec, $arch: $registers registers, and $spilled bytes spilled (fewer values at a time, or a line in 'allowed' above with the reason)"; fi
 done < $out/kernels

@@ -194,8 +194,9 @@ static inline void plan_choose(Plan *p, const Product *f, Gpu *gpu) {
     int count = 0;
     float best = INFINITY;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(plans->handle, p->desc, p->a, p->b, p->d, p->d, plans->preference, GUESSES, guesses, &count);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) count = 0;
-    else lt_check(status, "cublasLtMatmulAlgoGetHeuristic", p->key);
+    bool plain = p->key.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+    if (plain) lt_check(status, "cublasLtMatmulAlgoGetHeuristic", p->key);
+    if (status != CUBLAS_STATUS_SUCCESS) count = 0;
     plan_set_arrays(p, f->vector, f->aux);
     for (int i = 0; i < count && (plans->tuning || !p->found); i++) {
         if (guesses[i].state != CUBLAS_STATUS_SUCCESS) continue;
@@ -205,7 +206,7 @@ static inline void plan_choose(Plan *p, const Product *f, Gpu *gpu) {
         p->algo = guesses[i].algo;
         p->found = true;
     }
-    if (!p->found && p->key.epilogue == CUBLASLT_EPILOGUE_DEFAULT) lt_check(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", p->key);
+    if (!p->found && plain) lt_check(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", p->key);
     p->keep = plans->tuning;
 }
 

@@ -14,7 +14,8 @@
 //   forward   norm alone            2 (y; z)                  0.047 ms      norm after an add  3 (y, skip; z)            0.070      s kept  4   0.094 ms
 //   backward  norm alone            3 (dy, x; dx)             0.070 ms      with an add        4 (dy, x, add; dx)        0.094 ms
 //             with sum              5 (dy, x, add; dx, sum)   0.117 ms      and other          6                         0.141 ms
-// Gains are read from the caches. Their gradients go through gpu->scratch: at most 256 rows of partial sums (0.4 % of the bytes of a norm with an add above).
+// Gains are read from the caches. Their gradients add up in shared memory, then go through gpu->scratch: at most 256 rows of partial sums, 1024 for gains as
+// short as a head's (under 1 % of the bytes above).
 #pragma once
 #include "gpu.cuh"
 #include "modes.h"
@@ -57,7 +58,7 @@ template <int T, int P> struct Team {
 template <typename First, typename... Wider, typename F> static inline void team_launch(int packs, F launch) {
     if (packs <= First::THREADS * First::PACKS) launch(First());
     else if constexpr (sizeof...(Wider) > 0) team_launch<Wider...>(packs, launch);
-    else CHECK(false, "a norm over %d times 16 bytes; the widest team holds %d\n  -> a smaller --channels or --ffn", packs, First::THREADS * First::PACKS);
+    else CHECK(false, "a norm over %d times 16 bytes; the widest team holds %d\n  -> a smaller --width or --ffn", packs, First::THREADS * First::PACKS);
 }
 
 template <typename F> static inline void norm_launch(int width, F launch) {
@@ -299,9 +300,12 @@ static inline void partials_of(PartialList *list, const Norm *norm, const float 
 }
 
 static inline void partials_add(const PartialList *list, Gpu *gpu) {
-    int gains = 0;
-    for (int i = 0; i < list->count; i++) gains = list->of[i].gains > gains ? list->of[i].gains : gains;
-    if (gains) LAUNCH(partials_add_kernel, dim3(CEIL_DIV(gains, WARP), list->count), 256, 0, gpu->stream, *list);
+    int gains = 0, warps = 1;                                  // the longest gain; a warp for each chunk, as far as a block goes
+    for (int i = 0; i < list->count; i++) {
+        gains = list->of[i].gains > gains ? list->of[i].gains : gains;
+        while (warps < 8 && warps < list->of[i].chunks) warps *= 2;
+    }
+    if (gains) LAUNCH(partials_add_kernel, dim3(CEIL_DIV(gains, WARP), list->count), warps * WARP, 0, gpu->stream, *list);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ backward

@@ -312,7 +312,7 @@ static void fiber_begin(int i) {
 }
 
 static void *shared_make(const void *key, size_t bytes) {
-    size_t total = bytes + emu.dynamic_bytes, fixed = key ? bytes : 0;
+    size_t total = emu.dynamic_bytes + (key ? bytes : 0), fixed = key ? bytes : 0;
     for (const Shared &s : emu.shared) total += s.key ? s.bytes : 0, fixed += s.key ? s.bytes : 0;
     if (fixed > STATIC_SHARED_MAX || total > SHARED_MAX) {
         fail("smaller tiles, or SHARED_DYNAMIC", "%zu bytes of static shared memory (at most %zu), %zu in all (at most %zu)", fixed, STATIC_SHARED_MAX, total, SHARED_MAX);

@@ -6,7 +6,8 @@
 
 static int ladder_failed;
 
-typedef struct LadderResult { const char *what; const real *got; const Values *want; } LadderResult;
+// What a step writes: an activation, or a gradient of parameters to which it adds.
+typedef struct LadderResult { const char *what; real *got; wide *got_wide; const Values *want; } LadderResult;
 
 static inline void ladder_header(const char *title) {
     printf("\n%s\n%-34s %12s %10s %8s %14s\n", title, "step", "error", "ms", "TB/s", "of the floor");
@@ -32,9 +33,13 @@ template <typename F> static float ladder_time(F launch, cudaStream_t stream) {
 // One line of the table. launch() runs the step, and may run again; bytes: what it has to move.
 template <typename F> static void ladder_step(const char *name, double bytes, const std::vector<LadderResult> &results, Gpu *gpu, F launch) {
     double error = 0;
+    for (const LadderResult &r : results) {                    // what the step before has left is not this one's
+        if (r.got) cudaCheck(cudaMemset(r.got, 0, r.want->size() * sizeof(real)));
+        else cudaCheck(cudaMemset(r.got_wide, 0, r.want->size() * sizeof(wide)));
+    }
     launch();
     for (const LadderResult &r : results) {
-        double e = nmse(host_values(r.got, r.want->size()), *r.want);
+        double e = nmse(r.got ? host_values(r.got, r.want->size()) : host_values(r.got_wide, r.want->size()), *r.want);
         if (!(e <= TOLERANCE)) printf("FAILED %s: %s has a normalized mean squared error of %.3g, allowed %.3g\n", name, r.what, e, TOLERANCE), ladder_failed++;
         error = std::max(error, e);
     }

@@ -4,24 +4,25 @@
 //   2  a block a row          neighbours read neighbours; sums over the block in shared memory; each pass still reads the row again, from the caches
 //   3  llmc/norm.cuh          the row stays in registers, 16 bytes a load; a warp a row; gradients of gains in the same pass over the rows
 //
-//   nvcc -std=c++17 -O3 -arch=native -DREAL=__nv_bfloat16 -DPREC=bf16 dev/kernels/norm.cu -o build/norm_ladder && build/norm_ladder
+//   nvcc -std=c++17 -O3 -arch=native -DREAL=__nv_bfloat16 dev/kernels/norm.cu -o build/norm_ladder && build/norm_ladder
 // In the emulator (small sizes, no times):
-//   make build/emu/emu.o && g++ -std=c++17 -O1 -g -D_XOPEN_SOURCE=700 -DREAL=float -DPREC=fp32 -isystem /usr/local/cuda/include \
-//       -x c++ -include dev/emu/emu.h dev/kernels/norm.cu -x none build/emu/emu.o -o build/norm_ladder && build/norm_ladder
+//   make build/emu/emu.o
+//   g++ -std=c++17 -DREAL=__nv_bfloat16 -isystem /usr/local/cuda/include -include dev/emu/emu.h -x c++ dev/kernels/norm.cu -x none build/emu/emu.o -o build/norm_ladder
+//   build/norm_ladder
 #include "ladder.cuh"
 #include "../../llmc/norm.cuh"
 
-static float *device_floats(size_t n) {
-    float *p = device_empty<float>(n);
-    cudaCheck(cudaMemset(p, 0, n * sizeof(float)));
-    return p;
-}
+#if defined(__CUDACC__)
+enum { ROWS = 65536, C = 768 };
+#else
+enum { ROWS = 40, C = 776 };
+#endif
+static const float EPS = 1e-5f;
 
 // ------------------------------------------------------------------------------------------------------------------ step 1
 
 static __global__ void thread_forward_kernel(real *s, real *z, const real *x, const real *y, Norm norm) {
     int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int C = norm.site.width;
     if (row >= norm.n) return;
     s += row * C, z += row * C, x += row * C, y += row * C;
     float mean = 0, square = 0;
@@ -36,7 +37,6 @@ static __global__ void thread_forward_kernel(real *s, real *z, const real *x, co
 
 static __global__ void thread_backward_kernel(real *dx, const real *dz, const real *s, const real *add, Norm norm) {
     int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int C = norm.site.width;
     if (row >= norm.n) return;
     dx += row * C, dz += row * C, s += row * C, add += row * C;
     float mean = norm.mean[row], rstd = norm.rstd[row], u = 0, ux = 0;
@@ -50,7 +50,7 @@ static __global__ void thread_backward_kernel(real *dx, const real *dz, const re
 
 // A thread a gain; of steps 1 and 2.
 static __global__ void gains_kernel(const real *dz, const real *s, Norm norm) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x, C = norm.site.width;
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= C) return;
     float dw = 0, db = 0;
     for (int64_t row = 0; row < norm.n; row++) {
@@ -79,7 +79,6 @@ static __device__ float shared_sum(float x) {
 
 static __global__ void block_forward_kernel(real *s, real *z, const real *x, const real *y, Norm norm) {
     int64_t row = blockIdx.x;
-    int C = norm.site.width;
     s += row * C, z += row * C, x += row * C, y += row * C;
     float mean = 0, square = 0;
     for (int i = threadIdx.x; i < C; i += blockDim.x) s[i] = to_real(to_float(x[i]) + to_float(y[i]));
@@ -93,7 +92,6 @@ static __global__ void block_forward_kernel(real *s, real *z, const real *x, con
 
 static __global__ void block_backward_kernel(real *dx, const real *dz, const real *s, const real *add, Norm norm) {
     int64_t row = blockIdx.x;
-    int C = norm.site.width;
     dx += row * C, dz += row * C, s += row * C, add += row * C;
     float mean = norm.mean[row], rstd = norm.rstd[row], u = 0, ux = 0;
     for (int i = threadIdx.x; i < C; i += blockDim.x) {
@@ -110,66 +108,59 @@ static __global__ void block_backward_kernel(real *dx, const real *dz, const rea
 
 // ------------------------------------------------------------------------------------------------------------------ the truth
 
-typedef struct Truth { Values x, y, w, b, dz, add, s, z, dx; } Truth;
+typedef struct Problem { Values x, y, w, b, dz, add; } Problem;
+typedef struct Solution { Values s, z, dx, dw, db; } Solution;
 
-static Truth make_truth(int64_t n, int C, double eps) {
-    Truth t = {random_values(n * C, 1), random_values(n * C, 2), random_values(C, 3, 0.3, 1), random_values(C, 4, 0.3), random_values(n * C, 5), random_values(n * C, 6),
-               Values(n * C), Values(n * C), Values(n * C)};
-    return (void)eps, t;
-}
-
-// s, z and dx of the rounded inputs.
-static void solve(Truth *t, int64_t n, int C, double eps) {
-    for (int64_t row = 0; row < n; row++) {
-        const double *x = &t->x[row * C], *y = &t->y[row * C], *dz = &t->dz[row * C], *add = &t->add[row * C];
-        double *s = &t->s[row * C], mean = 0, square = 0, u = 0, ux = 0;
+static Solution solve(const Problem &p) {
+    Solution t = {p.x, p.x, p.x, Values(C, 0), Values(C, 0)};
+    for (int64_t row = 0; row < ROWS; row++) {
+        const double *x = &p.x[row * C], *y = &p.y[row * C], *dz = &p.dz[row * C], *add = &p.add[row * C];
+        double *s = &t.s[row * C], mean = 0, square = 0, u = 0, ux = 0;
         for (int i = 0; i < C; i++) s[i] = to_float(to_real((float)(x[i] + y[i]))), mean += s[i] / C;
         for (int i = 0; i < C; i++) square += (s[i] - mean) * (s[i] - mean) / C;
-        double rstd = 1 / sqrt(square + eps);
-        for (int i = 0; i < C; i++) u += t->w[i] * dz[i] / C, ux += t->w[i] * dz[i] * (s[i] - mean) * rstd / C;
+        double rstd = 1 / sqrt(square + EPS);
+        for (int i = 0; i < C; i++) u += p.w[i] * dz[i] / C, ux += p.w[i] * dz[i] * (s[i] - mean) * rstd / C;
         for (int i = 0; i < C; i++) {
-            t->z[row * C + i] = t->w[i] * (s[i] - mean) * rstd + t->b[i];
-            t->dx[row * C + i] = add[i] + rstd * (t->w[i] * dz[i] - u - (s[i] - mean) * rstd * ux);
+            double xhat = (s[i] - mean) * rstd;
+            t.z[row * C + i] = p.w[i] * xhat + p.b[i];
+            t.dx[row * C + i] = add[i] + rstd * (p.w[i] * dz[i] - u - xhat * ux);
+            t.dw[i] += dz[i] * xhat;
+            t.db[i] += dz[i];
         }
     }
+    return t;
 }
 
 int main(void) {
-#if defined(__CUDACC__)
-    int64_t n = 65536;
-    int C = 768;
-#else
-    int64_t n = 40;
-    int C = 776;
-#endif
+    size_t count = (size_t)ROWS * C;
+    Problem p = {random_values(count, 1), random_values(count, 2), random_values(C, 3, 0.3, 1), random_values(C, 4, 0.3), random_values(count, 5), random_values(count, 6)};
+    real *x = device_copy<real>(&p.x), *y = device_copy<real>(&p.y), *w = device_copy<real>(&p.w), *b = device_copy<real>(&p.b), *dz = device_copy<real>(&p.dz);
+    real *add = device_copy<real>(&p.add), *s = device_empty<real>(count), *z = device_empty<real>(count), *dx = device_empty<real>(count);
+    wide *dw = device_empty<wide>(C), *db = device_empty<wide>(C);
+    Norm norm = {site_make(1, 1, C, 1, 1, 1), w, b, dw, db, device_empty<wide>(ROWS), device_empty<wide>(ROWS), ROWS, EPS};
+    Solution t = solve(p);
     Gpu *gpu = test_gpu();
     cudaStream_t stream = gpu->stream;
-    Truth t = make_truth(n, C, 1e-5);
-    size_t count = n * C;
-    real *x = device_copy<real>(&t.x), *y = device_copy<real>(&t.y), *w = device_copy<real>(&t.w), *b = device_copy<real>(&t.b), *dz = device_copy<real>(&t.dz);
-    real *add = device_copy<real>(&t.add), *s = device_empty<real>(count), *z = device_empty<real>(count), *dx = device_empty<real>(count);
-    Norm norm = {site_make(1, 1, C, 1, 1, 1), w, b, device_floats(C), device_floats(C), device_floats(n), device_floats(n), n, 1e-5f};
-    solve(&t, n, C, 1e-5);
-    double row = C * (double)n * sizeof(real);
-    unsigned rows = (unsigned)n, threads = (unsigned)CEIL_DIV(n, 64), columns = (unsigned)CEIL_DIV(C, 64);
+    double bytes = 4.0 * count * sizeof(real);
+    int threads = CEIL_DIV(ROWS, 64), columns = CEIL_DIV(C, 64);
 
     ladder_header("forward: reads x, y; writes s, z");
-    std::vector<LadderResult> forward = {{"s", s, &t.s}, {"z", z, &t.z}};
-    ladder_step("1 a thread a row", 4 * row, forward, gpu, [&] { LAUNCH(thread_forward_kernel, threads, 64, 0, stream, s, z, x, y, norm); });
-    ladder_step("2 a block a row", 4 * row, forward, gpu, [&] { LAUNCH(block_forward_kernel, rows, 256, 0, stream, s, z, x, y, norm); });
-    ladder_step("3 llmc/norm.cuh", 4 * row, forward, gpu, [&] { add_norm_forward({s, z, y, x, 1, nullptr, &norm}, gpu); });
+    std::vector<LadderResult> forward = {{"s", s, nullptr, &t.s}, {"z", z, nullptr, &t.z}};
+    ladder_step("1 a thread a row", bytes, forward, gpu, [&] { LAUNCH(thread_forward_kernel, threads, 64, 0, stream, s, z, x, y, norm); });
+    ladder_step("2 a block a row", bytes, forward, gpu, [&] { LAUNCH(block_forward_kernel, ROWS, 256, 0, stream, s, z, x, y, norm); });
+    ladder_step("3 llmc/norm.cuh", bytes, forward, gpu, [&] { add_norm_forward({s, z, y, x, 1, nullptr, &norm}, gpu); });
 
     ladder_header("backward: reads dz, s, add; writes dx; gradients of gain and bias");
-    std::vector<LadderResult> backward = {{"dx", dx, &t.dx}};
-    ladder_step("1 a thread a row, a thread a gain", 4 * row, backward, gpu, [&] {
+    std::vector<LadderResult> backward = {{"dx", dx, nullptr, &t.dx}, {"dw", nullptr, dw, &t.dw}, {"db", nullptr, db, &t.db}};
+    ladder_step("1 a thread a row, a thread a gain", bytes, backward, gpu, [&] {
         LAUNCH(thread_backward_kernel, threads, 64, 0, stream, dx, dz, s, add, norm);
         LAUNCH(gains_kernel, columns, 64, 0, stream, dz, s, norm);
     });
-    ladder_step("2 a block a row, a thread a gain", 4 * row, backward, gpu, [&] {
-        LAUNCH(block_backward_kernel, rows, 256, 0, stream, dx, dz, s, add, norm);
+    ladder_step("2 a block a row, a thread a gain", bytes, backward, gpu, [&] {
+        LAUNCH(block_backward_kernel, ROWS, 256, 0, stream, dx, dz, s, add, norm);
         LAUNCH(gains_kernel, columns, 64, 0, stream, dz, s, norm);
     });
-    ladder_step("3 llmc/norm.cuh", 4 * row, backward, gpu, [&] { norm_backward(&norm, {dx, nullptr, dz, s, add, nullptr, 1, 0, 0}, gpu); });
+    ladder_step("3 llmc/norm.cuh", bytes, backward, gpu, [&] { norm_backward(&norm, {dx, nullptr, dz, s, add, nullptr, 1, 0, 0}, gpu); });
     printf("\n%s\n", ladder_failed ? "FAILED" : "all steps agree with double");
     return ladder_failed > 0;
 }

@@ -17,9 +17,21 @@ step() {
     fi
 }
 
+# cuda NAME FOLDER TESTS [MAKE'S ARGUMENTS]: tests of CUDA code in the emulator, in both precisions, built in FOLDER of the tree itself.
+cuda() {
+    name=$1 emu=$2 tests=$3; shift 3
+    if { make -s -j2 EMU="$emu" "$@" "$emu/test_gpt-fp32" "$emu/test_gpt-bf16" && "$emu/test_gpt-fp32" $tests && "$emu/test_gpt-bf16" $tests; } > build/all.log 2>&1 &&
+       ! grep -q 'warning:' build/all.log; then
+        passed=$((passed + 1)); echo "$name: ok, $(awk '/^[0-9]+ passed/ { p += $1 } END { print p }' build/all.log) passed"
+    else
+        failed=$((failed + 1)); echo "$name: FAILED"; tail -n 30 build/all.log
+    fi
+}
+
+export DEVICE=cpu                                         # what is tested here needs no GPU
+export ASAN_OPTIONS=detect_leaks=0                        # memory that lives as long as the program is not freed at its end
 sanitize='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined'
 build='-j2 build/test_gpt build/shard build/cpu-span-fp32/train_gpt'
-export ASAN_OPTIONS=detect_leaks=0                        # memory that lives as long as the program is not freed at its end
 step "gcc, address and undefined behaviour" sh -c "make CC=gcc CFLAGS='$sanitize' $build && build/test_gpt mode gemm equations oracle distinct invariance causality json stories dataloader shard tokenizer flags sampler logger refusals"
 step "gcc, no OpenMP" sh -c "make CC=gcc OMP=0 $build && build/test_gpt mode gemm equations single distinct causality stories run"
 if command -v clang > /dev/null; then
@@ -28,6 +40,11 @@ if command -v clang > /dev/null; then
     step "fuzzers, a minute (libFuzzer, address and undefined behaviour)" sh dev/fuzz/run.sh
 else
     failed=$((failed + 1)); echo "clang: not installed, 3 checks not run"
+fi
+if [ -x build/emu/test_gpt-fp32 ]; then
+    cuda "CUDA, every other mode" build/emu other_modes
+    cuda "CUDA, address and undefined behaviour" build/emu-asan cuda_ EMU_FLAGS="$sanitize -Wno-maybe-uninitialized"
+    cuda "CUDA, data races" build/emu-tsan cuda_ EMU_CXX=clang++ EMU_FLAGS='-O1 -g -fsanitize=thread'
 fi
 step "the CUDA emulator finds what is planted (CUDA toolkit headers, no GPU)" sh dev/emu/test.sh 3
 step "every mode builds and trains" sh -c '

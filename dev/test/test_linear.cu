@@ -196,6 +196,12 @@ GPU_TEST(cuda_linear_plans) {
     check_layer(&t, &first.gpu);
     EXPECT(first.gpu.plans->count == 14, "%d plans, expected 14", first.gpu.plans->count);
     EXPECT(count_of(text_of(first.gpu.plans), "\"algo\"") == 0, "the text holds plans that were not timed: %s", text_of(first.gpu.plans).c_str());
+    TestPlans zero;
+    real *d_y = device_copy<real>(&t.y0);
+    linear_forward(d_y, t.d_x, t.d_w, nullptr, d_y, 0, t.s, &zero.gpu);
+    linear_forward(d_y, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, &zero.gpu);
+    EXPECT(zero.gpu.plans->count == 1, "%d plans, expected one: an addend times 0 is none", zero.gpu.plans->count);
+    cudaFree(d_y);
     tune(&t, &tuned.gpu);
     EXPECT(tuned.gpu.plans->count == 14, "%d plans after tuning, expected 14", tuned.gpu.plans->count);
     check_layer(&t, &tuned.gpu);
