@@ -51,11 +51,11 @@ static void pair_close(Pair *p) {
     layout_free(&p->layout);
 }
 
-// Gradients of two micro-steps; the second is one sequence shorter in the middle of a run, as a last micro-batch may be.
-static void gradients(const Trainer *t, Gpt *g, const Model *m, int step) {
+// Gradients of some micro-steps; in one step the second is a sequence shorter, as the last of a validation may be.
+static void gradients(const Trainer *t, Gpt *g, const Model *m, int step, int micros) {
     int32_t inputs[TOKENS], targets[TOKENS];
     t->zero_grads(g);
-    for (int micro = 0; micro < MICRO; micro++) {
+    for (int micro = 0; micro < micros; micro++) {
         int B = micro == 1 && step == 1 ? BATCH - 1 : BATCH;
         fill_tokens(inputs, targets, B * TIME, m->V, (uint64_t)(10 * step + micro));
         t->forward(g, inputs, targets, B, TIME);
@@ -81,8 +81,8 @@ static void compare_mode(int mode, int family, int sdd) {
     for (int i = 0; i < 3; i++) o.decay[i] = 0.1 * (i + 1);
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-2, o.gain_target = 1;
     for (o.step = 1; o.step <= 3; o.step++) {
-        gradients(CUDA, p.cuda, &p.m, (int)o.step - 1);
-        gradients(JUDGE, p.judge, &p.m, (int)o.step - 1);
+        gradients(CUDA, p.cuda, &p.m, (int)o.step - 1, MICRO);
+        gradients(JUDGE, p.judge, &p.m, (int)o.step - 1, MICRO);
         double all = JUDGE->grad_norm(p.judge, NULL);
         if (o.step == 1) compare(&p, GRADS, (CUDA->storage == 2 ? 1e-4 : 1e-6) * all * all, "gradient");
         o.clip = 0.5 * all;
@@ -122,7 +122,7 @@ static Values trained(const Setup *setup, int mode, int family) {
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.clip = 1;
     fill_weights(CUDA, g, &layout, 5, 4);
     for (o.step = 1; o.step <= 2; o.step++) {
-        gradients(CUDA, g, &m, 0);
+        gradients(CUDA, g, &m, 0, MICRO + 1);                              // more than there are buffers for batches
         CUDA->update(g, &o);
     }
     CUDA->fetch(g, WEIGHTS);
@@ -171,7 +171,7 @@ GPU_TEST(cuda_not_finite) {
     float *w = (float *)CUDA->tensor(p.cuda, WEIGHTS, last), was = w[last->size - 1];
     w[last->size - 1] = NAN;
     CUDA->store(p.cuda, WEIGHTS, 0);
-    gradients(CUDA, p.cuda, &p.m, 0);
+    gradients(CUDA, p.cuda, &p.m, 0, MICRO);
     Update u = CUDA->update(p.cuda, &o);
     EXPECT(!u.applied && !std::isfinite(u.norm), "a NaN gave norm %g, applied %d", u.norm, u.applied);
     CUDA->fetch(p.cuda, WEIGHTS);

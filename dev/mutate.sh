@@ -1,5 +1,5 @@
 #!/bin/sh
-# dev/mutate.sh [WORDS]: breaks the code on purpose, one mistake of dev/mutants at a time, and expects the test named beside it to turn red.
+# dev/mutate.sh [WORDS]: breaks the code on purpose, one mistake of dev/mutants and dev/mutants_cuda at a time, and expects the test named beside it to turn red.
 # With words only the mutants whose header line contains one of them. In a copy of the tree (build/mutate); about 20 seconds a mutant on one core.
 # Tests named cuda_* run in the emulator, in both precisions (CUDA=, CUBLAS=: where the toolkit's headers are).
 # A test that stays green is a survivor: either the test is blind there, or the mutant changes nothing; both are worth knowing.
@@ -52,7 +52,7 @@ try() {
 rm -rf "$tree" && mkdir -p "$tree"
 { git ls-files -co --exclude-standard -z 2>/dev/null || find . -path ./build -prune -o -path ./runs -prune -o -type f -print0; } | xargs -0 tar cf - | tar xf - -C "$tree"
 cd "$tree"
-cp dev/mutants mutants
+cat dev/mutants dev/mutants_cuda > mutants
 echo >> mutants
 wanted=$(IFS='|'; echo "$*")
 for test in $(grep -E '^[a-z_]+ [a-z_./]+ ' mutants | grep -E "$wanted" | cut -d ' ' -f 1 | sort -u); do

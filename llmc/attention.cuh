@@ -396,7 +396,8 @@ static inline void head_size_check(int HS) {
 // c[B*T, NH*HS]; lse: B*NH*T floats for backward.
 static inline void attention_forward(real *c, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
     head_size_check(s.HS);
-    auto launch = s.HS == 32 ? attention_forward_launch<32> : s.HS == 64 ? attention_forward_launch<64> : s.HS == 96 ? attention_forward_launch<96> : attention_forward_launch<128>;
+    auto launch = s.HS == 32 ? attention_forward_launch<32> : s.HS == 64 ? attention_forward_launch<64>
+                : s.HS == 96 ? attention_forward_launch<96> : attention_forward_launch<128>;
     launch(c, lse, q, k, v, s, gpu);
 }
 
@@ -404,7 +405,8 @@ static inline void attention_forward(real *c, wide *lse, const real *q, const re
 static inline void attention_backward(real *dq, real *dk, real *dv, wide *D, const real *dc, const real *c, const wide *lse, const real *const qkv[3],
                                       AttentionShape s, Gpu *gpu) {
     head_size_check(s.HS);
-    auto launch = s.HS == 32 ? attention_backward_launch<32> : s.HS == 64 ? attention_backward_launch<64> : s.HS == 96 ? attention_backward_launch<96> : attention_backward_launch<128>;
+    auto launch = s.HS == 32 ? attention_backward_launch<32> : s.HS == 64 ? attention_backward_launch<64>
+                : s.HS == 96 ? attention_backward_launch<96> : attention_backward_launch<128>;
     LAUNCH(attention_dot_kernel, CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, ATTENTION_THREADS), ATTENTION_THREADS, 0, gpu->stream, D, dc, c, s);
     launch(dq, dk, dv, AttentionSaved{dc, qkv[0], qkv[1], qkv[2], lse, D}, s, gpu);
 }

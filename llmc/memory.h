@@ -178,10 +178,11 @@ static inline Acts acts_view(const ActLayout *t, const Model *m, const Sizes *s,
     Acts v;
     ActRow rows[ACT_COUNT];
     void *field[ACT_COUNT];
+    const int64_t *offset = grad ? t->grad : t->act;
     act_rows(rows, m, s, l);
     for (int id = 0; id < ACT_COUNT; id++) {
         int copies = grad ? rows[id].grads : rows[id].copies;
-        int64_t at = copies <= 0 || !rows[id].exists ? -1 : (grad ? t->grad : t->act)[(int64_t)(l % copies) * ACT_COUNT + id];
+        int64_t at = copies > 0 && rows[id].exists ? offset[(int64_t)(l % copies) * ACT_COUNT + id] : -1;
         field[id] = at < 0 || !base ? NULL : (void *)(base + at);
     }
     memcpy(&v, field, sizeof v);

@@ -1,34 +1,28 @@
 // mma.cuh: the PTX instructions attention stands on, one small device function each. Beside the instruction is a twin in C++ for the emulator (dev/emu), where
 // the lanes of a warp hand each other their operands. For bfloat16 and compute capability 8.0 or later.
 //
-// mma_bf16 multiplies matrices that lie spread over the registers of a warp: D (16 x 8, float) += A (16 x 16) * B (16 x 8). Lane = 4 * row + quad, row = 0..7,
-// quad = 0..3. The smallest piece is an 8 x 8 matrix of which each lane holds two neighbours, packed in a 32-bit register, the left one in the low half:
+// mma_bf16 multiplies matrices that lie spread over the registers of a warp: D (16 x 8, float) += A (16 x 16) B (16 x 8). They are made of pieces of 8 x 8.
+// Lane 4 * row + quad, row = 0..7, quad = 0..3, holds two neighbours of each piece; bfloat16 are packed in a register, the first in the low half:
 //
-//            column  0   1   2   3   4   5   6   7            A = | a[0]  a[2] |         B (its transpose   D = | d[0], d[1] |
-//        row 0       lane 0  lane 1  lane 2  lane 3               | a[1]  a[3] |         is in pieces):         | d[2], d[3] |
-//        row 1       lane 4  lane 5  lane 6  lane 7            rows `row`, `row + 8`;    B = | b[0] |       rows `row`, `row + 8`;
-//         ...                                                  columns 2 quad, + 1           | b[1] |       columns 2 quad, + 1
-//        row 7       lane 28 lane 29 lane 30 lane 31           and 8 further on          rows 2 quad, + 1 and 8 further on; column `row`
+//     a piece:       column 0, 1     2, 3     4, 5     6, 7           A:  a[0] a[2]        B:  b[0]        D:  d[0], d[1]
+//        row 0         lane  0   lane  1  lane  2  lane  3                a[1] a[3]            b[1]            d[2], d[3]
+//        row 1         lane  4   lane  5  lane  6  lane  7
+//         ...                                                     B's pieces are transposed: `row` is the column of B, the two neighbours
+//        row 7         lane 28   lane 29  lane 30  lane 31        lie below each other. So b[0] is B's rows 2 quad and 2 quad + 1.
 //
-// So two D pieces side by side, rounded to bfloat16, are an A for the next product: nothing has to move between lanes.
+// Two D side by side, rounded to bfloat16, are an A for the next product, and nothing moves between lanes.
 //
-// ldmatrix fills four registers with pieces: lane 8 i + r names the address of row r of piece i, 16 bytes. `transposed` deals out each piece's transpose: it
+// ldmatrix fills four registers with pieces: lane 8 i + r names the address of row r of piece i, 16 bytes. TRANSPOSED deals out each piece's transpose: it
 // makes a B of rows that lie in memory as the rows of B, the plain form one of rows that are B's columns.
 #pragma once
-#include "gpu.cuh"
-#if !defined(__CUDACC__)
 #include <string.h>
-#endif
+#include "gpu.cuh"
 
-// Register arrays need constant indices, hence unrolled loops. (g++ has no such pragma.)
 #if defined(__CUDACC__)
-#define UNROLL _Pragma("unroll")
+#define UNROLL _Pragma("unroll")                               // arrays stay in registers only where all indices are constants
 #else
 #define UNROLL
-#endif
-
-#if !defined(__CUDACC__)
-// Element (row, column) of a piece, of which `held` is what its lane has in the register.
+// The value at an even or odd column of a piece, from the register that holds it.
 static inline float mma_half(uint32_t held, int column) { return __uint_as_float(held >> column % 2 * 16 << 16); }
 #endif
 
@@ -75,7 +69,8 @@ template <bool TRANSPOSED> static __device__ inline void ldmatrix(uint32_t r[4],
 // other threads, a barrier; until then the place belongs to the copy.
 static __device__ inline void copy_async(void *to, const void *from, bool present) {
 #if defined(__CUDACC__)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)), "r"(present ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)), "r"(present ? 16 : 0) : "memory");
 #else
     emu_copy(to, from, present);
 #endif

@@ -43,7 +43,7 @@ else
 fi
 if [ -x build/emu/test_gpt-fp32 ]; then
     cuda "CUDA, every other mode" build/emu other_modes
-    cuda "CUDA, address and undefined behaviour" build/emu-asan cuda_ EMU_FLAGS="$sanitize -Wno-maybe-uninitialized"
+    cuda "CUDA, address and undefined behaviour" build/emu-asan cuda_ EMU_FLAGS="$sanitize"
     cuda "CUDA, data races" build/emu-tsan cuda_ EMU_CXX=clang++ EMU_FLAGS='-O1 -g -fsanitize=thread'
 fi
 step "the CUDA emulator finds what is planted (CUDA toolkit headers, no GPU)" sh dev/emu/test.sh 3

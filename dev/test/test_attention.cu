@@ -70,7 +70,8 @@ struct Device { real *x, *dc, *c, *d; wide *lse, *D; };
 
 static Device device_make(Values *x, Values *dc, const Rows &r) {
     int64_t rows = r.n * r.s.NH;
-    return {device_copy<real>(x), device_copy<real>(dc), device_empty<real>(r.n * r.c_width), device_empty<real>(r.n * r.s.ld), device_empty<wide>(rows), device_empty<wide>(rows)};
+    return {device_copy<real>(x), device_copy<real>(dc), device_empty<real>(r.n * r.c_width), device_empty<real>(r.n * r.s.ld),
+            device_empty<wide>(rows), device_empty<wide>(rows)};
 }
 static void device_free(Device d) { cudaFree(d.x), cudaFree(d.dc), cudaFree(d.c), cudaFree(d.d), cudaFree(d.lse), cudaFree(d.D); }
 
