@@ -17,11 +17,11 @@ step() {
     fi
 }
 
-# cuda NAME FOLDER TESTS [MAKE'S ARGUMENTS]: tests of CUDA code in the emulator, in both precisions, built in FOLDER of the tree itself.
+# cuda NAME FOLDER TESTS [MAKE'S ARGUMENTS]: tests of CUDA code in the emulator, in both precisions side by side, built in FOLDER of the tree itself.
 cuda() {
     name=$1 emu=$2 tests=$3; shift 3
-    if { make -s -j2 EMU="$emu" "$@" "$emu/test_gpt-fp32" "$emu/test_gpt-bf16" && "$emu/test_gpt-fp32" $tests && "$emu/test_gpt-bf16" $tests; } > build/all.log 2>&1 &&
-       ! grep -q 'warning:' build/all.log; then
+    { make -s -j2 EMU="$emu" "$@" "$emu/test_gpt-fp32" "$emu/test_gpt-bf16" && { "$emu/test_gpt-fp32" "$tests" & "$emu/test_gpt-bf16" "$tests"; wait; }; } > build/all.log 2>&1
+    if [ "$(grep -c '^[0-9]* passed, 0 failed' build/all.log)" = 2 ] && ! grep -qE 'warning:|WARNING:|ERROR:' build/all.log; then
         passed=$((passed + 1)); echo "$name: ok, $(awk '/^[0-9]+ passed/ { p += $1 } END { print p }' build/all.log) passed"
     else
         failed=$((failed + 1)); echo "$name: FAILED"; tail -n 30 build/all.log
@@ -43,8 +43,9 @@ else
 fi
 if [ -x build/emu/test_gpt-fp32 ]; then
     cuda "CUDA, every other mode" build/emu other_modes
-    cuda "CUDA, address and undefined behaviour" build/emu-asan cuda_ EMU_FLAGS="$sanitize"
-    cuda "CUDA, data races" build/emu-tsan cuda_ EMU_CXX=clang++ EMU_FLAGS='-O1 -g -fsanitize=thread'
+    cuda "CUDA, addresses" build/emu-asan cuda_ EMU_FLAGS='-O1 -g -fsanitize=address'
+    layers=$(for file in dev/test/test_*.cu; do name=${file#dev/test/test_}; printf '%s ' "${name%.cu}"; done)       # named one by one: without whole models
+    cuda "CUDA, data races in layers" build/emu-tsan cuda_ EMU_CXX=clang++ EMU_FLAGS='-O1 -g -fsanitize=thread' GPU_TESTS="$layers"
 fi
 step "the CUDA emulator finds what is planted (CUDA toolkit headers, no GPU)" sh dev/emu/test.sh 3
 step "every mode builds and trains" sh -c '

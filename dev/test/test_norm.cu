@@ -68,13 +68,13 @@ struct TestNorm {
 // ------------------------------------------------------------------------------------------------------------------ forward
 
 // What is there of t = out(y), s = a skip + t, z = next(s), s kept.
-static void check_forward(int64_t n, int width, int skip, int out, int next, int keep, int bias) {
-    char what[80];
-    snprintf(what, sizeof what, "n %d, width %d, skip %d, out %d, next %d, s kept %d, bias %d", (int)n, width, skip, out, next, keep, bias);
+static void check_forward(int64_t n, int width, int skip, int out, int next, int keep, int bias, double mean = 3) {
+    char what[100];
+    snprintf(what, sizeof what, "n %d, width %d, skip %d, out %d, next %d, s kept %d, bias %d, mean %g", (int)n, width, skip, out, next, keep, bias, mean);
     size_t count = n * width;
     float a = 1.75f;
     TestNorm first(n, 1, width, 0, bias, 1e-5f, 11), second(n, 1, width, 0, bias, 1e-5f, 21);
-    Values y = random_values(count, 31, 1, 3), x = random_values(count, 32);    // a mean of 3: in bfloat16 s is much coarser than its deviation from it
+    Values y = random_values(count, 31, 1, mean), x = random_values(count, 32);
     real *d_y = device_copy<real>(&y), *d_x = device_copy<real>(&x), *d_s = device_empty<real>(count), *d_z = device_empty<real>(count);
     Values s = out ? first.forward(y) : y;
     for (size_t i = 0; i < count; i++) s[i] = stored(s[i] + (skip ? a * x[i] : 0));
@@ -103,6 +103,7 @@ GPU_TEST(cuda_add_norm) {
         check_forward(3, 776, skip, out, next, keep, bias);
     }
     check_forward(2, 2056, 1, 1, 1, 1, 1);                     // the block's sums, four in a row
+    check_forward(5, 768, 1, 0, 1, 1, 1, 300);                 // s is coarse in bfloat16, beside its deviation from the mean: z is of s as stored
 }
 
 // Every size of team: parts of a warp, warps, blocks; columns beyond the end; rows beyond the last.
