@@ -73,17 +73,18 @@ $(error cublasLt.h is neither in $(CUBLAS) nor in $(dir $(NVCC))../include: expe
 endif
 NVCC_HOST  := -Wall -Wextra -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math $(if $(filter 1,$(OMP)),-fopenmp,-fopenmp-simd)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(foreach a,$(ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -I$(LT:/cublasLt.h=) -Xcompiler "$(NVCC_HOST)" -MMD -MP
+LINK_LT := -L$(LT:/cublasLt.h=/../lib64) -Xlinker -rpath=$(abspath $(LT:/cublasLt.h=/../lib64)) -lcublasLt
 NVCC_STAMP := $(shell echo '$(NVCC) $(NVCC_FLAGS)' > build/nvcc.new && { cmp -s build/nvcc.new build/nvcc || cp build/nvcc.new build/nvcc; })
 
 # build/cuda-<mode>-<precision>/train_gpt, so that one make can build several (dev/gpu_check.sh).
 build/cuda-%/train_gpt: train_gpt.cu build/stories.o build/nvcc build/git
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -DREAL=$(DEVICE_$(lastword $(subst -, ,$*))) -DPREC=$(lastword $(subst -, ,$*)) \
-		-DNORM_MODE=MODE_$(shell echo $(firstword $(subst -, ,$*)) | tr a-z A-Z) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ -L$(LT:/cublasLt.h=/../lib64) -lcublasLt
+		-DNORM_MODE=MODE_$(shell echo $(firstword $(subst -, ,$*)) | tr a-z A-Z) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ $(LINK_LT)
 
 build/cuda-bench/kernels: dev/bench/gpu/kernels.cu build/nvcc
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCC_FLAGS) -DREAL=__nv_bfloat16 -DPREC=bf16 $< -o $@ -L$(LT:/cublasLt.h=/../lib64) -lcublasLt
+	$(NVCC) $(NVCC_FLAGS) -DREAL=__nv_bfloat16 -DPREC=bf16 $< -o $@ $(LINK_LT)
 
 # What the emulator runs (below), on the GPU: every layer and every mode against the judge.
 test_gpt_cuda: build/cuda-test/test_gpt-fp32 build/cuda-test/test_gpt-bf16
@@ -99,7 +100,7 @@ build/cuda-test/%-$(1).o: %.cu build/nvcc
 	@mkdir -p $$(@D)
 	$(NVCC) $(NVCC_FLAGS) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -c $$< -o $$@
 build/cuda-test/test_gpt-$(1): $(patsubst %,build/cuda-test/%-$(1).o,gpu_main test_gpt model $(GPU_TESTS:%=test_%)) build/judge_fp64.o build/stories.o
-	$(NVCC) $(NVCC_FLAGS) $$^ -o $$@ -L$(LT:/cublasLt.h=/../lib64) -lcublasLt
+	$(NVCC) $(NVCC_FLAGS) $$^ -o $$@ $(LINK_LT)
 endef
 $(eval $(call CUDA_RULES,fp32))
 $(eval $(call CUDA_RULES,bf16))

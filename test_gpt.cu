@@ -38,8 +38,8 @@ static Pair pair_open(int mode, int family, int sdd, int recompute) {
     p.layout = layout_make(&p.m);
     p.cuda = CUDA->create(&p.m, &p.setup);
     p.judge = JUDGE->create(&p.m, &p.setup);
-    CUDA->prepare(p.cuda, NULL, NULL);
     fill_weights(CUDA, p.cuda, &p.layout, 5, CUDA->storage);
+    CUDA->prepare(p.cuda, NULL, NULL);
     fill_weights(JUDGE, p.judge, &p.layout, 5, CUDA->storage);
     snprintf(p.name, sizeof p.name, "%s %s%s", p.m.mode->name, family == FAMILY_GPT2 ? "gpt2" : "llama", p.m.mode->sdd && sdd ? " code" : "");
     return p;
@@ -134,8 +134,8 @@ static Values trained(const Setup *setup, int mode, int family) {
     return v;
 }
 
-// Recompute and graphs change no bit, and the same command gives the same bits. With GELU inside the product, `cheap` computes it once more from the rounded
-// value: the same to rounding.
+// Recompute and graphs change no bit, and the same command gives the same bits. With GELU inside the product (bf16), `cheap` computes it once more from the
+// rounded value: the same to rounding.
 GPU_TEST(cuda_invariance) {
     for (int family = 0; family < FAMILIES; family++) {
         Setup plain;
@@ -153,7 +153,7 @@ GPU_TEST(cuda_invariance) {
             EXPECT(trained(&on, mode, family) == want, "%s: --recompute on changes the weights", name);
             EXPECT(trained(&graph, mode, family) == want, "%s: --graph on changes the weights", name);
             Values close = trained(&cheap, mode, family);
-            EXPECT(family == FAMILY_GPT2 ? nmse(close, want) < TOLERANCE : close == want, "%s: --recompute cheap changes the weights", name);
+            EXPECT(family == FAMILY_GPT2 && CUDA->storage == 2 ? nmse(close, want) < TOLERANCE : close == want, "%s: --recompute cheap changes the weights", name);
             EXPECT((trained(&stochastic, mode, family) == want) == (CUDA->storage == 4), "%s: stochastic rounding where there is something to round", name);
             EXPECT(trained(&stochastic, mode, family) == trained(&stochastic, mode, family), "%s: stochastic rounding by the seed", name);
         }

@@ -34,9 +34,10 @@ struct Gpt {
     int64_t seen;                                       // tokens in state->sums
     cudaGraphExec_t forward_graph, backward_graph;
     double scale;                                       // of the backward in work, and in its graph
+    bool preparing;                                     // the dry step of gpt_prepare: nothing is recorded
 };
 
-enum { SCRATCH_ROWS = 512, WORKSPACE_MIB = 32, RESERVE_MIB = 512 };       // partial sums of a gain; of cuBLASLt; what CUDA's own code takes
+enum { SCRATCH_ROWS = 512, RESERVE_MIB = 512 };          // partial sums of a gain; what CUDA's own code takes
 
 static inline int64_t batch_ints(int64_t n) { return 4 * n + 2; }
 static inline int64_t scratch_floats(const Model *m) { return (int64_t)SCRATCH_ROWS * (2 * m->F > 4 * m->C ? 2 * m->F : 4 * m->C); }
@@ -49,22 +50,22 @@ static size_t gpt_bytes(const Model *m, const Setup *setup) {
     ActLayout acts = act_layout_make(m, &s);
     size_t weights = (size_t)layout.total * (sizeof(float) * (setup->training ? TENSOR_KINDS : 1) + (gpt_ratio() > 1 ? sizeof(real) : 0));
     size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : 0)) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
-                   (size_t)scratch_floats(m) * sizeof(float) + ((size_t)(WORKSPACE_MIB + RESERVE_MIB) << 20);
+                   (size_t)scratch_floats(m) * sizeof(float) + PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
     layout_free(&layout);
     act_layout_free(&acts);
     return bytes;
 }
 
-// The flags that would fit into `bytes`: the largest micro-batch for each level of recompute.
+// The flags that would fit into `bytes`: the largest micro-batch for each level of recompute. Without a backward there is one level, and no flag for it.
 static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *text, size_t cap) {
     static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""}, {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
     size_t n = 0;
     int best = 0;
     *text = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (setup->training ? 3 : 1); i++) {
         Setup s = *setup;
-        s.recompute = LEVELS[i].level;
-        for (s.B = (int)setup->batch; s.B > best && (setup->batch % s.B || gpt_bytes(m, &s) > bytes); ) s.B--;
+        if (setup->training) s.recompute = LEVELS[i].level;
+        for (s.B = (int)(setup->batch < INT32_MAX / s.T ? setup->batch : INT32_MAX / s.T); s.B > best && (setup->batch % s.B || gpt_bytes(m, &s) > bytes); ) s.B--;
         if (s.B <= best) continue;
         n += strlen(check_format(text + n, cap - n, "%s--micro-batch %d%s", n ? ", or " : "", s.B, LEVELS[i].flag));
         best = s.B;
@@ -72,21 +73,29 @@ static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *
     if (!best) check_format(text, cap, "a smaller --model, --seq, or another GPU");
 }
 
+// What the kernels ask of a model's sizes: attention of its heads; 16-byte rows; biases of products that are one, side by side without gaps.
+static void gpt_refuse(const Model *m) {
+    attention_refuse(m->HS);
+    CHECK(m->F % 8 == 0, "--ffn %d; on a GPU it must be a multiple of 8\n  -> --ffn %d, or make train_gpt DEVICE=cpu", m->F, CEIL_DIV(m->F, 8) * 8);
+    CHECK(!m->bias || (m->NH * m->HS % ALIGN == 0 && m->KV * m->HS % ALIGN == 0 && (!m->swiglu || m->F % ALIGN == 0)),
+          "--bias on with heads of %d x %d and %d, --ffn %d; on a GPU biases must be multiples of %d\n  -> --bias off, or make train_gpt DEVICE=cpu", m->NH, m->HS, m->KV, m->F, ALIGN);
+}
+
 static void gpt_memory(const Model *m, const Setup *setup) {
     size_t free_bytes, total;
     char fitting[256];
+    int devices = 0;
     Gpu gpu = {};
+    gpt_refuse(m);
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || !devices) {
+        printf("  GPU: %.2f GiB needed; none found here\n", (double)gpt_bytes(m, setup) / (1 << 30));
+        return;
+    }
     gpu_open(&gpu);
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
     gpt_fitting(m, setup, free_bytes, fitting, sizeof fitting);
     printf("  GPU: %.2f GiB needed, %.2f of %.2f free; what fits: %s\n", (double)gpt_bytes(m, setup) / (1 << 30), (double)free_bytes / (1 << 30), (double)total / (1 << 30), fitting);
     gpu_close(&gpu);
-}
-
-// What the kernels ask of a model's sizes.
-static void gpt_refuse(const Model *m) {
-    CHECK(m->HS == 32 || m->HS == 64 || m->HS == 96 || m->HS == 128, "a head size of %d; the GPU's attention has 32, 64, 96 and 128\n  -> other --heads (width / heads is the head size), or make train_gpt DEVICE=cpu", m->HS);
-    CHECK(m->F % 32 == 0, "--ffn %d; on a GPU it must be a multiple of 32\n  -> --ffn %d, or make train_gpt DEVICE=cpu", m->F, CEIL_DIV(m->F, 32) * 32);
 }
 
 template <typename T> static T *device_alloc(int64_t count, const char *what) {
@@ -107,7 +116,7 @@ static void gpt_alloc_tensors(Gpt *g) {
     size_t bytes = (size_t)g->layout.total * sizeof(float);
     for (int kind = 0; kind < (g->setup.training ? TENSOR_KINDS : WEIGHTS + 1); kind++) {
         g->tensors[kind] = device_alloc<float>(g->layout.total, "the parameters, their gradients and moments");
-        cudaCheck(cudaMemset(g->tensors[kind], 0, bytes));
+        cudaCheck(cudaMemsetAsync(g->tensors[kind], 0, bytes, g->gpu.stream));
         g->host[kind] = (float *)check_alloc(bytes, "the host's copy of the parameters and moments");
     }
     g->weights = gpt_ratio() > 1 ? device_alloc<real>(g->layout.total, "the weights of the products") : (real *)g->tensors[WEIGHTS];
@@ -125,7 +134,7 @@ static void gpt_alloc_step(Gpt *g) {
     g->gpu.scratch_size = (size_t)scratch_floats(m);
     g->gpu.scratch = device_alloc<float>(scratch_floats(m), "partial sums");
     g->state = device_alloc<UpdateState>(1, "the state of an update");
-    cudaCheck(cudaMemset(g->state, 0, sizeof *g->state));
+    cudaCheck(cudaMemsetAsync(g->state, 0, sizeof *g->state, g->gpu.stream));
     g->norm = device_alloc<double>(1, "a norm");
     g->entries = device_alloc<UpdateEntry>(g->layout.count, "the list of tensors");
     g->host_entries = pinned_alloc<UpdateEntry>(g->layout.count);
@@ -136,7 +145,8 @@ static void gpt_alloc_step(Gpt *g) {
     float2 *table = (float2 *)check_alloc((size_t)count * sizeof *table, "the rotary angles");
     rotary_table(table, m->T, m->HS, m->theta);
     g->rotary = device_alloc<float2>(count, "the rotary angles");
-    cudaCheck(cudaMemcpy(g->rotary, table, (size_t)count * sizeof *table, cudaMemcpyHostToDevice));
+    cudaCheck(cudaMemcpyAsync(g->rotary, table, (size_t)count * sizeof *table, cudaMemcpyHostToDevice, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     free(table);
 }
 
@@ -243,7 +253,7 @@ static void model_backward(Gpt *g) {
 
 // Runs `work`, or its recorded graph: with --graph on a whole micro-batch is one launch forward and one backward.
 static void gpt_replay(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
-    bool whole = g->setup.graph && g->setup.training && g->now.n == g->max.n && g->now.T == g->max.T && !g->gpu.plans->tuning;
+    bool whole = g->setup.graph && g->setup.training && g->now.n == g->max.n && g->now.T == g->max.T && !g->preparing;
     if (!whole) { work(g); return; }
     if (!*graph) {
         cudaGraph_t recorded;
@@ -256,22 +266,24 @@ static void gpt_replay(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
     cudaCheck(cudaGraphLaunch(*graph, g->gpu.stream));
 }
 
+// Copies part of what is staged to the device. The buffer is free again when the event has passed.
+static void gpt_copy(Gpt *g, int64_t first, int64_t count) {
+    cudaCheck(cudaMemcpyAsync(g->batch + first, g->staged[g->turn] + first, (size_t)count * sizeof *g->batch, cudaMemcpyHostToDevice, g->gpu.stream));
+    cudaCheck(cudaEventRecord(g->copied[g->turn], g->gpu.stream));
+}
+
 // Copies a batch to the device while it works on the one before; tokens outside of the vocabulary are refused first.
 static void gpt_stage(Gpt *g, const int32_t *inputs, const int32_t *targets) {
-    int64_t n = g->now.n, ints = n;
-    int32_t *staged = g->staged[g->turn];
+    int64_t n = g->now.n;
+    int32_t *staged = g->staged[g->turn ^= 1];
     for (int64_t i = 0; i < n; i++) CHECK(inputs[i] >= 0 && inputs[i] < g->m.V, "token %d, expected 0..%d\n  -> --vocab must cover the data", inputs[i], g->m.V - 1);
     cudaCheck(cudaEventSynchronize(g->copied[g->turn]));
     memcpy(staged, inputs, (size_t)n * sizeof *inputs);
     if (targets) {
         for (int64_t i = 0; i < n; i++) CHECK(targets[i] >= 0 && targets[i] < g->m.V, "target %d, expected 0..%d\n  -> --vocab must cover the data", targets[i], g->m.V - 1);
         memcpy(staged + n, targets, (size_t)n * sizeof *targets);
-        if (g->setup.training) token_groups(staged + 2 * n, inputs, n);
-        ints = g->setup.training ? batch_ints(n) : 2 * n;
     }
-    cudaCheck(cudaMemcpyAsync(g->batch, staged, (size_t)ints * sizeof *staged, cudaMemcpyHostToDevice, g->gpu.stream));
-    cudaCheck(cudaEventRecord(g->copied[g->turn], g->gpu.stream));
-    g->turn ^= 1;
+    gpt_copy(g, 0, targets ? 2 * n : n);
 }
 
 static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
@@ -291,6 +303,9 @@ static void gpt_backward(Gpt *g, double scale) {
         g->backward_graph = nullptr;
     }
     g->scale = scale;
+    int64_t n = g->now.n;
+    token_groups(g->staged[g->turn] + 2 * n, g->staged[g->turn], n);          // while the GPU goes forward
+    gpt_copy(g, 2 * n, batch_ints(n) - 2 * n);
     gpt_replay(g, &g->backward_graph, model_backward);
 }
 
@@ -354,15 +369,17 @@ static const void *gpt_logits(Gpt *g, int64_t row) {
     return g->logits_row;
 }
 
-// One dry step over tokens 0, in which every matrix product is timed in its place. Memory holds nothing yet.
+// One dry step over tokens 0: kernels are loaded, and with --tune on each matrix product without a plan is timed in its place. Weights and moments stay as they are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
-    if (!g->setup.training || (plans && plans_read(g->gpu.plans, plans, path)) || !g->setup.tune) return;
+    if (!g->setup.training) return;
+    if (plans) plans_read(g->gpu.plans, plans, path);
     int32_t *zeros = (int32_t *)check_alloc((size_t)g->max.n * sizeof *zeros, "a batch");
-    g->gpu.plans->tuning = true;
+    g->gpu.plans->tuning = g->setup.tune;
+    g->preparing = true;
     gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
     gpt_backward(g, 1);
     gpt_loss(g);
-    g->gpu.plans->tuning = false;
+    g->gpu.plans->tuning = g->preparing = false;
     free(zeros);
 }
 

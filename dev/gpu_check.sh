@@ -3,21 +3,23 @@
 #
 #   sh dev/gpu_check.sh [STAGE...]      without: every stage in order. sh dev/gpu_check.sh help lists them
 #
-#   build       the trainer for the five headline modes, the tests in both precisions, the kernels' timer
+#   build       the trainer for the five headline modes, the tests in both precisions, the kernels' timer; the trainer in float32 and the CPU's, for runs
 #   tests       every layer and every mode against the judge, on the GPU, in both precisions
+#   runs        the trainer as a user runs it (dev/test/cuda.sh): runs repeated, stopped, resumed, moved to the CPU and back
 #   sanitize    compute-sanitizer over the tests of layers: memory, races, barriers
 #   kernels     every layer's time at the shapes of GPT-2 124M and of the 740M model, beside its floor
 #   train124    GPT-2 124M under the five modes, in turns: ms a step, tokens a second, percent of the peak, SPAN's time over PRE's
 #   train740    the 740M model likewise
 #   torch       GPT-2 124M in PyTorch (dev/bench/gpu/torch_gpt.py), in turns with ours
-#   report      report.json and report.md from all the results there are
+#   report      report.json and report.md from all the results there are; results.tar.gz, all files of OUT in one
 #
 # Each stage leaves one file in OUT (build/gpu_check), and needs no other stage but build. A stage, or a part of one, whose tool is missing says so and goes on.
-# In the environment: OUT; LIMIT, seconds of a stage (360); ROUNDS, of the stages that take turns; SECONDS_124M, SECONDS_740M, of one run; PYTHON.
+# In the environment: OUT; LIMIT, seconds of a stage (360); ROUNDS, of the stages that take turns, as many as there is time for (6; with PyTorch 3);
+# SECONDS_124M (8), SECONDS_740M (10), of one run from its first step on; STARTUP, seconds until then, at most (150); PYTHON.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} PYTHON=${PYTHON:-python3}
-STAGES="build tests sanitize kernels train124 train740 torch report"
+OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} STARTUP=${STARTUP:-150} PYTHON=${PYTHON:-python3}
+STAGES="build tests runs sanitize kernels train124 train740 torch report"
 MODES="pre span post hybrid sdd"
 LAYERS="activation adamw attention classifier embedding gradient_norm graph linear loss_sums norm qkv rounding"      # words in the names of the small tests
 export OMP_WAIT_POLICY=passive
@@ -26,28 +28,42 @@ say() { echo "$(date +%H:%M:%S) $*"; }
 have() { command -v "$1" > /dev/null || { say "skipped: no $1"; false; }; }
 built() { [ -x "$1" ] || { say "skipped: no $1 (sh dev/gpu_check.sh build)"; false; }; }
 jobs() { nproc 2> /dev/null || echo 4; }
+# Of the stage, but for the five it takes to end; at least 1.
+seconds_left() { left=$((deadline - 5 - $(date +%s))); echo $((left > 1 ? left : 1)); }
 
 stage_build() {
-    targets=""
+    targets="test_gpt_cuda build/cuda-bench/kernels build/cuda-span-fp32/train_gpt"
     for mode in $MODES; do targets="$targets build/cuda-$mode-bf16/train_gpt"; done
     # shellcheck disable=SC2086
-    make -k -j "$(jobs)" $targets test_gpt_cuda build/cuda-bench/kernels > "$OUT/build.txt" 2>&1
+    make -k -j "$(jobs)" $targets > "$OUT/build.txt" 2>&1
     status=$?
+    make build/cpu-span-fp32/train_gpt DEVICE=cpu PREC=fp32 NORM_MODE=SPAN >> "$OUT/build.txt" 2>&1 || status=$?
     say "make ended with status $status, $(grep -c -i 'warning' "$OUT/build.txt") lines with warnings"
     [ $status = 0 ] || tail -n 30 "$OUT/build.txt"
     return $status
 }
 
-# The tests of one precision side by side with the other's; their last lines are what counts.
+# The tests of one precision side by side with the other's, line by line into one file, which so has what was found when time is up.
 stage_tests() {
+    : > "$OUT/tests.txt"
     for prec in fp32 bf16; do
-        built build/cuda-test/test_gpt-$prec && { build/cuda-test/test_gpt-$prec > build/gpu_tests_$prec.txt 2>&1; echo "status $?" >> build/gpu_tests_$prec.txt; } &
+        built build/cuda-test/test_gpt-$prec && { build/cuda-test/test_gpt-$prec 2>&1; echo "status $?"; } | sed -u "s/^/$prec: /" >> "$OUT/tests.txt" &
     done
     wait
-    for prec in fp32 bf16; do [ -f build/gpu_tests_$prec.txt ] && sed "s/^/$prec: /" build/gpu_tests_$prec.txt; done > "$OUT/tests.txt"
-    rm -f build/gpu_tests_*.txt
     grep -E 'FAILED|passed,|status' "$OUT/tests.txt"
     [ "$(grep -c ': status 0' "$OUT/tests.txt")" = 2 ]
+}
+
+stage_runs() {
+    for file in build/cuda-span-fp32/train_gpt build/cuda-span-bf16/train_gpt build/cpu-span-fp32/train_gpt; do built $file || return 1; done
+    mkdir -p build/gpu_check
+    for prec in fp32 bf16; do ln -sf ../cuda-span-$prec/train_gpt build/gpu_check/train_gpt-$prec; done
+    GPU=$(pwd)/build/gpu_check/train_gpt timeout "$(seconds_left)" sh dev/test/cuda.sh > "$OUT/runs.txt" 2>&1
+    status=$?
+    rm build/gpu_check/train_gpt-fp32 build/gpu_check/train_gpt-bf16
+    echo "status $status" >> "$OUT/runs.txt"
+    grep -E 'FAILED|passed,|^status' "$OUT/runs.txt"
+    return $status
 }
 
 # Each tool gets a share of the stage. Status 9: the tool found something; 124: time was up.
@@ -76,17 +92,40 @@ stage_kernels() {
     return $status
 }
 
-# One run, killed when its time is up (a run that ends writes a checkpoint, which is not what is timed): a line with what ran and the milliseconds of its steps.
-# one_run WHAT MODEL ROUND SECONDS COMMAND...
+# Whether there is time for a turn as long as the longest so far: another NAME, before each. Without it a stage ends with what it has.
+began="" longest=0
+another() {
+    now=$(date +%s)
+    [ -n "$began" ] && [ $((now - began)) -gt $longest ] && longest=$((now - began))
+    began=$now
+    [ "$(seconds_left)" -gt $longest ] || { say "time is up before $1: $(seconds_left) s are left, the longest so far took $longest"; false; }
+}
+
+# One run, killed SECONDS after its first step: memory, weights and plans take as long as they take, and a run that ends writes a checkpoint, neither of which
+# is what is timed. A line with what ran and the milliseconds of its steps. one_run WHAT MODEL ROUND SECONDS COMMAND...
+first_step() { grep -q '"ms"' build/gpu_run/log.jsonl 2> /dev/null; }
 one_run() {
-    what=$1 model=$2 round=$3 seconds=$4; shift 4
+    what=$1 model=$2 round=$3 seconds=$4 late=""; shift 4
+    patience=$(($(seconds_left) - ${seconds%.*}))
+    [ $patience -lt "$STARTUP" ] || patience=$STARTUP
+    end=$(($(date +%s) + patience))
     rm -rf build/gpu_run
-    timeout --foreground -s KILL "$seconds" "$@" > build/gpu_run.txt 2>&1
-    if [ -s build/gpu_run/log.jsonl ]; then
+    "$@" > build/gpu_run.txt 2>&1 &
+    pid=$!
+    trap 'kill -KILL $pid; exit 1' INT TERM
+    until first_step; do
+        kill -0 $pid 2> /dev/null || break
+        [ "$(date +%s)" -lt $end ] || { late=" within $patience s"; break; }
+        sleep 0.1
+    done
+    first_step && sleep "$seconds"
+    { kill -KILL $pid; wait $pid; } 2> /dev/null
+    trap - INT TERM
+    if first_step; then
         ms=$(sed -n 's/.*"ms": \([0-9.e+]*\).*/\1/p' build/gpu_run/log.jsonl | tr '\n' ',')
         config=$(tr -d '\n' < build/gpu_run/config.json)
         echo "{\"what\": \"$what\", \"model\": \"$model\", \"round\": $round, \"ms\": [${ms%,}], \"config\": $config}"
-    else say "no steps: $what $model: $(tail -n 3 build/gpu_run.txt | tr '\n' ' ')" >&2; false; fi
+    else say "no steps$late: $what $model: $(tail -n 3 build/gpu_run.txt | tr '\n' ' ')" >&2; false; fi
     status=$?
     rm -rf build/gpu_run build/gpu_run.txt
     return $status
@@ -101,15 +140,18 @@ ours() {                                                   # ours MODE MODEL ROU
 train() {                                                  # train FILE MODEL SECONDS BATCH
     bad=0 turn=$MODES
     : > "$OUT/$1"
-    for round in $(seq 1 "${ROUNDS:-$((LIMIT * 19 / 20 / ($3 * 5)))}"); do
-        for mode in $turn; do ours "$mode" "$2" "$round" "$3" "$4" >> "$OUT/$1" || bad=1; done
+    for round in $(seq 1 "${ROUNDS:-6}"); do
+        for mode in $turn; do
+            another "$mode in round $round" || { [ "$round" -gt 1 ]; return; }      # one round of all is the least
+            ours "$mode" "$2" "$round" "$3" "$4" >> "$OUT/$1" || bad=1
+        done
         say "round $round: $(wc -l < "$OUT/$1") runs"
         turn="${turn#* } ${turn%% *}"
     done
     return $bad
 }
-stage_train124() { train train124.jsonl gpt2-124M "${SECONDS_124M:-11}" 64; }
-stage_train740() { train train740.jsonl span-740M "${SECONDS_740M:-22}" 16; }
+stage_train124() { train train124.jsonl gpt2-124M "${SECONDS_124M:-8}" 64; }
+stage_train740() { train train740.jsonl span-740M "${SECONDS_740M:-10}" 16; }
 
 stage_torch() {
     : > "$OUT/torch.jsonl"
@@ -117,16 +159,19 @@ stage_torch() {
     "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null || { say "skipped: no PyTorch that sees the GPU"; return 0; }
     bad=0
     for round in $(seq 1 "${ROUNDS:-3}"); do
-        ours pre gpt2-124M "$round" "${SECONDS_124M:-11}" 64 >> "$OUT/torch.jsonl" || bad=1
-        timeout 100 "$PYTHON" dev/bench/gpu/torch_gpt.py --round "$round" >> "$OUT/torch.jsonl" || bad=1
+        another "round $round" || { [ "$round" -gt 1 ]; return; }
+        ours pre gpt2-124M "$round" "${SECONDS_124M:-8}" 64 >> "$OUT/torch.jsonl" || bad=1
+        timeout "$(seconds_left)" "$PYTHON" dev/bench/gpu/torch_gpt.py --round "$round" >> "$OUT/torch.jsonl" || bad=1
         say "round $round: $(wc -l < "$OUT/torch.jsonl") runs"
     done
     return $bad
 }
 
 stage_report() {
-    have "$PYTHON" || return 0
-    "$PYTHON" dev/bench/gpu/report.py "$OUT"
+    status=0
+    have "$PYTHON" && { "$PYTHON" dev/bench/gpu/report.py "$OUT" || status=1; }
+    (cd "$OUT" && find . -type f ! -name results.tar.gz | sort | tar -czf results.tar.gz -T -) || status=1
+    return $status
 }
 
 # Whose results these are: for the report, and taken at every stage, as the machine may be another each time.
@@ -138,13 +183,13 @@ machine() {
 
 case ${1:-} in
     help | -h | --help) sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    --inside) mkdir -p "$OUT"; "stage_$2"; exit ;;
+    --inside) deadline=$(($(date +%s) + LIMIT)); "stage_$2"; exit ;;
 esac
 [ $# -gt 0 ] || set -- $STAGES
 for stage; do case " $STAGES " in *" $stage "*) ;; *) echo "error: no stage $stage; expected some of: $STAGES"; exit 2 ;; esac; done
 mkdir -p "$OUT"
 passed=0 failed=0
-export OUT LIMIT PYTHON
+export OUT LIMIT STARTUP PYTHON
 for stage; do
     say "$stage"
     [ "$stage" = report ] || machine > "$OUT/machine.txt"

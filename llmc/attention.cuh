@@ -389,14 +389,15 @@ template <int HS> static void attention_backward_launch(real *dq, real *dk, real
     LAUNCH(attention_dq_kernel<HS, Tiles::BACK_STRIPS, Tiles::BACK_COLUMNS>, dim3(s.B * s.NH, tiles), ATTENTION_THREADS, Tiles::BACK_BYTES, gpu->stream, dq, a, s);
 }
 
-static inline void head_size_check(int HS) {
-    CHECK(HS == 32 || HS == 64 || HS == 96 || HS == 128, "expected heads of 32, 64, 96 or 128 on the GPU, found %d\n  -> --heads, so that width / heads is one of these", HS);
+static inline void attention_refuse(int HS) {
+    CHECK(HS == 32 || HS == 48 || HS == 64 || HS == 96 || HS == 128, "expected heads of 32, 48, 64, 96 or 128 on the GPU, found %d\n"
+          "  -> --heads, so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS);
 }
 
 // c[B*T, NH*HS]; lse: B*NH*T floats for backward.
 static inline void attention_forward(real *c, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
-    head_size_check(s.HS);
-    auto launch = s.HS == 32 ? attention_forward_launch<32> : s.HS == 64 ? attention_forward_launch<64>
+    attention_refuse(s.HS);
+    auto launch = s.HS == 32 ? attention_forward_launch<32> : s.HS == 48 ? attention_forward_launch<48> : s.HS == 64 ? attention_forward_launch<64>
                 : s.HS == 96 ? attention_forward_launch<96> : attention_forward_launch<128>;
     launch(c, lse, q, k, v, s, gpu);
 }
@@ -404,8 +405,8 @@ static inline void attention_forward(real *c, wide *lse, const real *q, const re
 // SETs dq, dk and dv, which may not be q, k or v. D: scratch of B*NH*T floats; dc[B*T, NH*HS].
 static inline void attention_backward(real *dq, real *dk, real *dv, wide *D, const real *dc, const real *c, const wide *lse, const real *const qkv[3],
                                       AttentionShape s, Gpu *gpu) {
-    head_size_check(s.HS);
-    auto launch = s.HS == 32 ? attention_backward_launch<32> : s.HS == 64 ? attention_backward_launch<64>
+    attention_refuse(s.HS);
+    auto launch = s.HS == 32 ? attention_backward_launch<32> : s.HS == 48 ? attention_backward_launch<48> : s.HS == 64 ? attention_backward_launch<64>
                 : s.HS == 96 ? attention_backward_launch<96> : attention_backward_launch<128>;
     LAUNCH(attention_dot_kernel, CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, ATTENTION_THREADS), ATTENTION_THREADS, 0, gpu->stream, D, dc, c, s);
     launch(dq, dk, dv, AttentionSaved{dc, qkv[0], qkv[1], qkv[2], lse, D}, s, gpu);

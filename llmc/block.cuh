@@ -109,9 +109,10 @@ static inline void attn_branch_backward(const Block *b, real *du, const real *dy
 }
 
 // ------------------------------------------------------------------------------------------------------------------ ffn
-// y = W_down act(N_h([W_gate | W_up] c u)) + beta * add; N_h is SDD's. GELU without N_h rides in the products, forward and backward.
+// y = W_down act(N_h([W_gate | W_up] c u)) + beta * add; N_h is SDD's. GELU without N_h rides in the products of bf16, forward and backward; in float the
+// library's tanh need not be ours to the last bits.
 
-static inline bool gelu_in_product(const Block *b) { return !b->m->swiglu && !b->p.hidden.on; }
+static inline bool gelu_in_product(const Block *b) { return sizeof(real) == 2 && !b->m->swiglu && !b->p.hidden.on; }
 static inline LinearShape hidden_shape(const Block *b) { return linear_shape(b, b->m->swiglu ? 2 * b->m->F : b->m->F, b->m->C, b->p.ffn_c); }
 
 static inline void ffn_branch_forward(const Block *b, real *y, const real *u, const real *add, float beta) {

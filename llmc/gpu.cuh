@@ -38,7 +38,8 @@ template <typename... P, typename... A>
 static void launch_kernel(const char *file, int line, const char *text, void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic, cudaStream_t stream, A... arguments) {
     static_assert(sizeof...(P) == sizeof...(A), "LAUNCH: the kernel takes another number of arguments");
 #if defined(__CUDACC__)
-    if (dynamic > 48 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
+    // 48 KiB need no leave, static arrays counted in: 2 KiB are more than any kernel of ours has.
+    if (dynamic > 46 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
     kernel<<<grid, block, dynamic, stream>>>(arguments...);
 #else
     emu_launch(file, line, text, grid, block, dynamic, stream, [=] { kernel(arguments...); });
@@ -51,6 +52,13 @@ static void launch_kernel(const char *file, int line, const char *text, void (*k
     }
 }
 
+// UNROLL for (...): arrays stay in registers only where all indices are constants. (g++ has no such pragma.)
+#if defined(__CUDACC__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
+#endif
+
 // ------------------------------------------------------------------------------------------------------------------ types
 
 typedef REAL Real;
@@ -59,7 +67,7 @@ typedef REAL Real;
 
 enum { WARP = 32, PACK = 16 / sizeof(real) };                  // PACK: values of 16 bytes, the widest load of a thread
 
-// 16 bytes of the storage type. Rows of all matrices begin at multiples of 16 bytes (gpu_refuse sees to it).
+// 16 bytes of the storage type. Rows of all matrices begin at multiples of 16 bytes (gpt_refuse in train_gpt.cu sees to it).
 struct alignas(16) Pack { real v[PACK]; };
 static __device__ inline Pack pack_load(const real *p) { return *reinterpret_cast<const Pack *>(p); }
 static __device__ inline void pack_store(real *p, const Pack &x) { *reinterpret_cast<Pack *>(p) = x; }
@@ -99,7 +107,6 @@ static __device__ inline float block_sum(float x) {
 // What launchers share. scratch: floats that hold partial sums between two kernels of one launcher, in the order of the stream.
 typedef struct Gpu {
     cudaStream_t stream;
-    int sms;                                                   // multiprocessors: grids of row loops are a few blocks for each
     float *scratch;
     size_t scratch_size;                                       // in floats
     struct Plans *plans;                                       // of matrix products (linear.cuh)
@@ -139,7 +146,6 @@ static inline void gpu_open(Gpu *gpu) {
           "  -> make train_gpt ARCH=%d%d%s", device.name, device.major, device.minor, device.major, device.minor, device.major == 9 ? "a" : "");
     cudaCheck(loaded);
     cudaCheck(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
-    gpu->sms = device.multiProcessorCount;
 }
 
 static inline void gpu_close(Gpu *gpu) {

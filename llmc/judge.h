@@ -37,7 +37,8 @@ typedef struct Trainer {
     void (*zero_grads)(Gpt *gpt);
     double (*grad_norm)(Gpt *gpt, const Entry *e);        // L2 norm of one entry's gradient, or of all for NULL
     Update (*update)(Gpt *gpt, const AdamW *adamw);       // one step, where losses and gradients are finite; otherwise nothing changes
-    // Before weights are set: takes the matrix plans of an earlier run, or for NULL chooses them by timing (setup.tune). plans: as text, to keep with the run (NULL: none).
+    // After weights are set, before the first step: takes the matrix plans of an earlier run, if any, and chooses by timing those that lack (setup.tune).
+    // plans: as text, to keep with the run (NULL: none).
     void (*prepare)(Gpt *gpt, const char *plans, const char *path);
     char *(*plans)(Gpt *gpt);
     void (*memory)(const Model *m, const Setup *setup);   // --show: prints what fits (NULL: not known)

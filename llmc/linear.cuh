@@ -97,6 +97,7 @@ static inline Plans *plans_create(bool tf32) {
     cudaCheck(cudaMalloc(&plans->workspace, PLANS_WORKSPACE));
     lt_check(cublasLtMatmulPreferenceCreate(&plans->preference), "cublasLtMatmulPreferenceCreate");
     preference_set<uint64_t>(plans, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, PLANS_WORKSPACE);
+    preference_set<uint32_t>(plans, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);     // parts of a split K meet in float
     for (cublasLtMatmulPreferenceAttributes_t matrix : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                                                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
         preference_set<uint32_t>(plans, matrix, ALIGNMENT);
@@ -264,20 +265,22 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     cublasLtMatmulHeuristicResult_t result = {};
     int e = 0;
     while (e < EPILOGUE_COUNT && strcmp(EPILOGUES[e].name, epilogue)) e++;
-    CHECK(e < EPILOGUE_COUNT, "%s: \"epilogue\": \"%s\" is not known\n  -> delete the file: plans are then chosen anew", path, epilogue);
+    CHECK(e < EPILOGUE_COUNT, "%s: \"epilogue\": \"%s\" is not known\n  -> use another checkpoint", path, epilogue);
     PlanKey key = {json_get_int(entry, "m", path), json_get_int(entry, "n", path), json_get_int(entry, "k", path), json_get_int(entry, "ta", path),
                    json_get_int(entry, "tb", path), json_get_int(entry, "wide_out", path), EPILOGUES[e].value, json_get_int(entry, "add", path)};
-    CHECK(!plan_find(plans, &key), "%s: the same product twice\n  -> delete the file: plans are then chosen anew", path);
+    CHECK(!plan_find(plans, &key), "%s: the same product twice\n  -> use another checkpoint", path);
     Plan *p = plan_make(plans, key);
     p->keep = true;
     p->found = *hex || e == 0;                               // no algorithm: the library has none for this epilogue
     bool right = !p->found || (strlen(hex) == 2 * sizeof p->algo && strspn(hex, "0123456789abcdef") == 2 * sizeof p->algo);
-    CHECK(right, "%s: expected \"algo\" to be %zu digits of 0-9 and a-f, found \"%s\"\n  -> delete the file: plans are then chosen anew", path, 2 * sizeof p->algo, hex);
+    CHECK(right, "%s: expected \"algo\" to be %zu digits of 0-9 and a-f, found \"%s\"\n  -> use another checkpoint", path, 2 * sizeof p->algo, hex);
     if (!p->found) return;
     for (size_t byte = 0; byte < sizeof p->algo; byte++) sscanf(hex + 2 * byte, "%2hhx", (unsigned char *)&p->algo + byte);
     cublasStatus_t status = cublasLtMatmulAlgoCheck(plans->handle, p->desc, p->a, p->b, p->d, p->d, &p->algo, &result);
-    CHECK(status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= PLANS_WORKSPACE, "%s: the library refuses a saved algorithm: %s\n  -> delete the file: plans are then chosen anew", path,
-          cublasLtGetStatusName(status));
+    p->keep = status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= PLANS_WORKSPACE;
+    if (p->keep) return;
+    printf("note: %s: the library refuses a saved algorithm (%s): it is chosen anew\n", path, cublasLtGetStatusName(status));
+    plans_forget(plans, false);
 }
 
 // Takes the plans that an earlier run wrote, in place of all there are; false, after a note, where they are of another library, GPU or precision.

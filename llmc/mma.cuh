@@ -18,10 +18,7 @@
 #include <string.h>
 #include "gpu.cuh"
 
-#if defined(__CUDACC__)
-#define UNROLL _Pragma("unroll")                               // arrays stay in registers only where all indices are constants
-#else
-#define UNROLL
+#if !defined(__CUDACC__)
 // The value at an even or odd column of a piece, from the register that holds it.
 static inline float mma_half(uint32_t held, int column) { return __uint_as_float(held >> column % 2 * 16 << 16); }
 #endif

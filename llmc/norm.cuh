@@ -20,13 +20,6 @@
 #include "gpu.cuh"
 #include "modes.h"
 
-// Register arrays need constant indices, hence unrolled loops. (g++ has no such pragma.)
-#if defined(__CUDACC__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
-#endif
-
 // One norm of n rows. The gain is one vector of length site.gains, shared by the groups when gains == width. b == nullptr is RMSNorm.
 // Saved by forward: mean (LayerNorm) and rstd, [n, groups].
 typedef struct Norm {

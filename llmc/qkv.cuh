@@ -78,7 +78,7 @@ static inline int qkv_blocks(const QkvParts *parts, int p, int teams, int most) 
 }
 
 // The part of this block, and in *chunk its number among the part's blocks.
-static __device__ inline const QkvPart &qkv_part(const QkvParts &parts, int *chunk) {
+static __device__ inline const QkvPart &qkv_block_part(const QkvParts &parts, int *chunk) {
     int p = 0;
     for (*chunk = blockIdx.x; *chunk >= parts.of[p].chunks; p++) *chunk -= parts.of[p].chunks;
     return parts.of[p];
@@ -121,7 +121,7 @@ template <int N> static __device__ inline void line_rotate(Floats (&x)[N], const
 
 template <typename TEAM> static __global__ void __launch_bounds__(TEAM::BLOCK, 1) qkv_forward_kernel(real *normed, real *raw, QkvParts parts) {
     int column[2 * TEAM::PACKS], n = parts.s.B * parts.s.T, HS = parts.s.HS, chunk;
-    const QkvPart &part = qkv_part(parts, &chunk);
+    const QkvPart &part = qkv_block_part(parts, &chunk);
     real *to = part.norm.site.on ? normed : raw;
     Line line = line_at(chunk * TEAM::TEAMS + threadIdx.x / TEAM::THREADS, part.groups), step = line_at(part.chunks * TEAM::TEAMS, part.groups);
     for (int first = chunk * TEAM::TEAMS; first < n * part.groups; first += part.chunks * TEAM::TEAMS) {
@@ -154,7 +154,7 @@ template <typename TEAM>
 static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS == 1 ? 3 : 1) qkv_backward_kernel(real *draw, const real *dnormed, const real *raw, QkvParts parts) {
     constexpr int N = 2 * TEAM::PACKS;
     int column[N], n = parts.s.B * parts.s.T, HS = parts.s.HS, chunk;
-    const QkvPart &part = qkv_part(parts, &chunk);
+    const QkvPart &part = qkv_block_part(parts, &chunk);
     const bool on = part.norm.site.on;
     GainSums sums = {};
     if (on) sums = gains_begin<TEAM, N>(part.norm.b != nullptr);

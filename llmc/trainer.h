@@ -47,7 +47,7 @@ typedef struct Run {
 
 // ------------------------------------------------------------------------------------------------------------------ flags to model
 
-// Combinations that make no sense, refused by name. f: the flags; r: the mode's row; device: of the trainer; user(x): x was given on the command line.
+// Combinations that make no sense, refused by name. f: the flags; r: the mode's row; device, precision: of the trainer; user(x): x was given on the command line.
 #define user(flag) (set->by[FLAG_##flag] == BY_USER)
 #define REFUSAL_TABLE(REFUSE) \
 REFUSE(f->width % f->heads, \
@@ -61,6 +61,8 @@ REFUSE(f->micro_batch && f->batch % f->micro_batch, \
 REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq > INT32_MAX, \
       "a micro-batch of %lld sequences of %lld tokens: expected less than 2^31 tokens\n  -> a smaller --micro-batch", (long long)(f->micro_batch ? f->micro_batch : f->batch), (long long)f->seq) \
 REFUSE(!strcmp(device, "cpu") && (user(tf32) || user(rounding) || user(tune) || user(graph)), "--tf32, --rounding, --tune and --graph only mean something on a GPU\n  -> leave them out, or make train_gpt DEVICE=cuda") \
+REFUSE(f->tf32 && user(tf32) && strcmp(precision, "fp32"), "--tf32 only means something for PREC=fp32, this is %s\n  -> leave it out, or make train_gpt PREC=fp32", precision) \
+REFUSE(f->rounding && user(rounding) && strcmp(precision, "bf16"), "--rounding only means something for PREC=bf16, this is %s\n  -> leave it out, or make train_gpt PREC=bf16", precision) \
 REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias\n  -> leave out --bias on") \
 REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE\n  -> leave it out") \
 REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out") \
@@ -72,7 +74,7 @@ REFUSE(*f->from && !f->eval && !f->sample, "--from needs something to do\n  -> -
 REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
 REFUSE(f->resume && !*f->out, "--resume needs the run's folder\n  -> --out RUN")
 
-static inline void run_refuse(const FlagSet *set, const Mode *r, const char *device) {
+static inline void run_refuse(const FlagSet *set, const Mode *r, const char *device, const char *precision) {
     const Flags *f = &set->f;
 #define REFUSE(condition, ...) CHECK(!(condition), __VA_ARGS__);
     REFUSAL_TABLE(REFUSE)
@@ -380,9 +382,6 @@ static inline void run_resume(Run *r) {
     size_t size;
     CHECK(checkpoint_latest(r->out, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     run_check_config(r, dir);
-    char *plans = file_exists(check_format(path, sizeof path, "%s/%s", dir, PLANS)) ? file_read(path, &size) : NULL;
-    r->t->prepare(r->gpt, plans, path);
-    free(plans);
     Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
     r->step = json_get_int(state, "step", path);
     r->updates = json_get_int(state, "updates", path);
@@ -396,6 +395,9 @@ static inline void run_resume(Run *r) {
     json_free(state);
     run_read_tensors(r, check_format(path, sizeof path, "%s/model.safetensors", dir), WEIGHTS, WEIGHTS);
     run_read_tensors(r, check_format(path, sizeof path, "%s/optimizer.safetensors", dir), ADAM_M, ADAM_V);
+    char *plans = file_exists(check_format(path, sizeof path, "%s/%s", dir, PLANS)) ? file_read(path, &size) : NULL;
+    r->t->prepare(r->gpt, plans, path);
+    free(plans);
     printf("resumed from %s at step %lld\n", dir, (long long)r->step);
 }
 
@@ -717,7 +719,7 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
     const Flags *f = r->f = &r->set.f;
     bool training = !*f->from;
-    run_refuse(&r->set, &MODES[NORM_MODE], t->device);
+    run_refuse(&r->set, &MODES[NORM_MODE], t->device, t->precision);
     if (f->eval || (training && (!*f->show || *f->data))) run_open_data(r, training);
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
@@ -732,10 +734,10 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     r->inputs = (int32_t *)check_alloc(batch, "a batch");
     r->targets = (int32_t *)check_alloc(batch, "a batch");
     r->gpt = t->create(&r->m, &setup);
-    if (training && !resuming) t->prepare(r->gpt, NULL, NULL);
     if (!training) run_read_weights(r, f->from);
     else if (*f->init_from && !resuming) run_read_weights(r, f->init_from);
     else if (!resuming) run_init_weights(r);
+    if (training && !resuming) t->prepare(r->gpt, NULL, NULL);
 
     if (training) {
         if (*f->out && resuming) { check_format(r->out, sizeof r->out, "%s", f->out); run_resume(r); }

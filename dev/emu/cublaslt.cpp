@@ -34,7 +34,7 @@ struct Desc {
     int64_t aux_ld = 0;
 };
 struct Layout { int type; int64_t rows, cols, ld; };
-struct Preference { uint64_t workspace = 0; uint32_t alignment[4] = {256, 256, 256, 256}; };
+struct Preference { uint64_t workspace = 0; uint32_t alignment[4] = {256, 256, 256, 256}, reductions = CUBLASLT_REDUCTION_SCHEME_MASK; };     // reductions: parts of K always meet in float here
 struct Handle { int unused; };
 
 // What the 64 bytes of an algorithm hold here: which of the three, what it needs, and the problem it was chosen for.
@@ -330,6 +330,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return assign(&p->alignment[1], value, size);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return assign(&p->alignment[2], value, size);
     case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return assign(&p->alignment[3], value, size);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return assign(&p->reductions, value, size);
     default: return refuse(CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a preference is not emulated", (int)attribute);
     }
 }

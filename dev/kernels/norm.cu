@@ -4,19 +4,11 @@
 //   2  a block a row          neighbours read neighbours; sums over the block in shared memory; each pass still reads the row again, from the caches
 //   3  llmc/norm.cuh          the row stays in registers, 16 bytes a load; a warp a row; gradients of gains in the same pass over the rows
 //
-//   nvcc -std=c++17 -O3 -arch=native -DREAL=__nv_bfloat16 dev/kernels/norm.cu -o build/norm_ladder && build/norm_ladder
-// In the emulator (small sizes, no times):
-//   make build/emu/emu.o
-//   g++ -std=c++17 -DREAL=__nv_bfloat16 -isystem /usr/local/cuda/include -include dev/emu/emu.h -x c++ dev/kernels/norm.cu -x none build/emu/emu.o -o build/norm_ladder
-//   build/norm_ladder
+// To run: sh dev/kernels/run.sh; in the emulator sizes are small and there are no times.
 #include "ladder.cuh"
 #include "../../llmc/norm.cuh"
 
-#if defined(__CUDACC__)
-enum { ROWS = 65536, C = 768 };
-#else
-enum { ROWS = 40, C = 776 };
-#endif
+enum { ROWS = TIMED ? 65536 : 40, C = TIMED ? 768 : 776 };
 static const float EPS = 1e-5f;
 
 // ------------------------------------------------------------------------------------------------------------------ step 1
@@ -141,26 +133,25 @@ int main(void) {
     Solution t = solve(p);
     Gpu *gpu = test_gpu();
     cudaStream_t stream = gpu->stream;
-    double bytes = 4.0 * count * sizeof(real);
+    double floor = 4.0 * count * sizeof(real) / BYTES_PER_MS;
     int threads = CEIL_DIV(ROWS, 64), columns = CEIL_DIV(C, 64);
 
-    ladder_header("forward: reads x, y; writes s, z");
+    ladder_header("forward: reads x, y; writes s, z", floor);
     std::vector<LadderResult> forward = {{"s", s, nullptr, &t.s}, {"z", z, nullptr, &t.z}};
-    ladder_step("1 a thread a row", bytes, forward, gpu, [&] { LAUNCH(thread_forward_kernel, threads, 64, 0, stream, s, z, x, y, norm); });
-    ladder_step("2 a block a row", bytes, forward, gpu, [&] { LAUNCH(block_forward_kernel, ROWS, 256, 0, stream, s, z, x, y, norm); });
-    ladder_step("3 llmc/norm.cuh", bytes, forward, gpu, [&] { add_norm_forward({s, z, y, x, 1, nullptr, &norm}, gpu); });
+    ladder_step("1 a thread a row", floor, forward, gpu, [&] { LAUNCH(thread_forward_kernel, threads, 64, 0, stream, s, z, x, y, norm); });
+    ladder_step("2 a block a row", floor, forward, gpu, [&] { LAUNCH(block_forward_kernel, ROWS, 256, 0, stream, s, z, x, y, norm); });
+    ladder_step("3 llmc/norm.cuh", floor, forward, gpu, [&] { add_norm_forward({s, z, y, x, 1, nullptr, &norm}, gpu); });
 
-    ladder_header("backward: reads dz, s, add; writes dx; gradients of gain and bias");
+    ladder_header("backward: reads dz, s, add; writes dx; gradients of gain and bias", floor);
     std::vector<LadderResult> backward = {{"dx", dx, nullptr, &t.dx}, {"dw", nullptr, dw, &t.dw}, {"db", nullptr, db, &t.db}};
-    ladder_step("1 a thread a row, a thread a gain", bytes, backward, gpu, [&] {
+    ladder_step("1 a thread a row, a thread a gain", floor, backward, gpu, [&] {
         LAUNCH(thread_backward_kernel, threads, 64, 0, stream, dx, dz, s, add, norm);
         LAUNCH(gains_kernel, columns, 64, 0, stream, dz, s, norm);
     });
-    ladder_step("2 a block a row, a thread a gain", bytes, backward, gpu, [&] {
+    ladder_step("2 a block a row, a thread a gain", floor, backward, gpu, [&] {
         LAUNCH(block_backward_kernel, ROWS, 256, 0, stream, dx, dz, s, add, norm);
         LAUNCH(gains_kernel, columns, 64, 0, stream, dz, s, norm);
     });
-    ladder_step("3 llmc/norm.cuh", bytes, backward, gpu, [&] { norm_backward(&norm, {dx, nullptr, dz, s, add, nullptr, 1, 0, 0}, gpu); });
-    printf("\n%s\n", ladder_failed ? "FAILED" : "all steps agree with double");
-    return ladder_failed > 0;
+    ladder_step("3 llmc/norm.cuh", floor, backward, gpu, [&] { norm_backward(&norm, {dx, nullptr, dz, s, add, nullptr, 1, 0, 0}, gpu); });
+    return ladder_end();
 }

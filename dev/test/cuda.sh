@@ -1,9 +1,10 @@
 #!/bin/sh
 # The CUDA trainer as a user runs it, in the emulator: runs that are repeated, stopped, resumed, moved to the CPU and back; what does not fit or is not there.
 #   sh dev/test/cuda.sh        after: make build/emu/train_gpt-fp32 build/emu/train_gpt-bf16 and the CPU's build/cpu-span-fp32/train_gpt
+#   GPU=... sh dev/test/cuda.sh        the same with GPU-fp32 and GPU-bf16, trainers built for a real one
 set -u
 root=$(pwd)
-gpu=$root/build/emu/train_gpt cpu=$root/build/cpu-span-fp32/train_gpt
+gpu=${GPU:-$root/build/emu/train_gpt} cpu=$root/build/cpu-span-fp32/train_gpt
 passed=0 failed=0
 export OMP_WAIT_POLICY=passive
 
@@ -64,14 +65,23 @@ check "stochastic is not nearest"              differ stochastic bf16
 check "a run in another precision is noted"    grep -q 'a run in bf16 goes on in fp32' cpu.eval
 
 check "--show says what fits"                  sh -c "$gpu-bf16 $model --batch 4 --show | grep -q 'GPU: .* what fits: --micro-batch 4'"
+if [ -z "${GPU:-}" ]; then
 check "too little memory names the flag"       refused "-> --micro-batch [0-9]*, or --micro-batch [0-9]* --recompute" env EMU_MEMORY=$((1500 << 20)) "$gpu-bf16" --layers 8 --width 512 --heads 8 --seq 256 --batch 64 --steps 1 --out none
 check "far too little memory"                  refused "a smaller --model" env EMU_MEMORY=$((20 << 20)) "$gpu-bf16" $short --steps 1 --out none
 check "no GPU"                                 refused "DEVICE=cpu" env EMU_DEVICES=0 "$gpu-bf16" $short --steps 1 --out none
 check "an old driver"                          refused "driver" env EMU_DRIVER=12040 "$gpu-bf16" $short --steps 1 --out none
 check "an old GPU"                             refused "DEVICE=cpu" env EMU_COMPUTE=70 "$gpu-bf16" $short --steps 1 --out none
-check "a head size the GPU has not"            refused "32, 64, 96 and 128" "$gpu-bf16" --width 64 --heads 4 --steps 1 --out none
-check "an ffn width the GPU has not"           refused "-> --ffn 128" "$gpu-bf16" --width 64 --heads 2 --ffn 100 --steps 1 --out none
+check "--show without a GPU"                   sh -c "EMU_DEVICES=0 $gpu-bf16 $model --show | grep -q 'GPU: .* none found here'"
+small="--layers 1 --width 64 --heads 2 --ffn 96 --seq 32 --batch 2 --norm layer --bias on --activation gelu --positions learned --tune off --warmup 1 --steps 1 --sample 0 --val-tokens 64"
+for seed in 0 5 9; do check "any order of streams, $seed"        env EMU_SEED=$seed "$gpu-bf16" $small --out order-$seed; done
+check "0 and 5 agree"                          same order-0 order-5
+check "0 and 9 agree"                          same order-0 order-9
+fi
+check "a head size the GPU has not"            refused "32, 48, 64, 96 or 128" "$gpu-bf16" --width 64 --heads 4 --steps 1 --out none
+check "an ffn width the GPU has not"           refused "-> --ffn 104" "$gpu-bf16" --width 64 --heads 2 --ffn 100 --steps 1 --out none
 check "nothing was left behind"                test ! -e none
+check "TF32 in bf16"                           refused "PREC=fp32" "$gpu-bf16" --tf32 on --steps 1 --out none
+check "rounding in fp32"                       refused "PREC=bf16" "$gpu-fp32" --rounding stochastic --steps 1 --out none
 check "a GPU's flag on the CPU"                refused "only mean something on a GPU" "$cpu" --graph on --steps 1 --out none
 cd "$root" && rm -rf build/test/cuda
 echo "$passed passed, $failed failed"

@@ -34,7 +34,6 @@ static inline Gpu *test_gpu(void) {
     static Gpu gpu;
     if (!gpu.stream) {
         cudaCheck(cudaStreamCreate(&gpu.stream));
-        gpu.sms = 2;
         gpu.scratch_size = 1 << 20;
         cudaCheck(cudaMalloc((void **)&gpu.scratch, gpu.scratch_size * sizeof(float)));
     }

@@ -16,14 +16,13 @@ GPU_TEST(cuda_gpu_open) {
     unsigned flags = 0;
     cudaCheck(cudaStreamGetFlags(gpu.stream, &flags));
     EXPECT(flags == cudaStreamNonBlocking, "flags %u: a stream that the default stream waits for", flags);
-    EXPECT(gpu.sms >= 1, "sms %d", gpu.sms);
     EXPECT(!gpu.scratch && !gpu.scratch_size && !gpu.plans, "what others fill in starts empty");
     Values one(n, 1);
     float *x = device_copy<float>(&one), *y = device_copy<float>(&one);
     cudaCheck(cudaDeviceSynchronize());                        // the copies of device_copy are the default stream's
     LAUNCH(twice_plus_kernel, CEIL_DIV(n, 64), 64, 0, gpu.stream, x, y, n);
     gpu_close(&gpu);
-    EXPECT(!gpu.stream && gpu.sms == 0, "closed");
+    EXPECT(!gpu.stream, "closed");
     expect_close(x, Values(n, 3), "a kernel on the stream");
     cudaCheck(cudaFree(x));
     cudaCheck(cudaFree(y));

@@ -163,14 +163,15 @@ struct BackwardCase { int64_t n; int groups, width, own, bias, add, sum, other; 
 
 static void check_backward(BackwardCase k) {
     char what[120];
-    snprintf(what, sizeof what, "n %d, %d groups of %d, own gains %d, bias %d, add %d, sum %d, other %d, scratch %zu", (int)k.n, k.groups, k.width, k.own, k.bias, k.add,
-             k.sum, k.other, k.scratch);
+    snprintf(what, sizeof what, "n %d, %d groups of %d, own gains %d, bias %d, add %d, sum %d, other %d, scratch %zu",
+             (int)k.n, k.groups, k.width, k.own, k.bias, k.add, k.sum, k.other, k.scratch);
     size_t count = k.n * k.groups * k.width;
     TestNorm test(k.n, k.groups, k.width, k.own, k.bias, 1e-5f, 61);
-    Values x = random_values(count, 62, 1, k.mean), dy = random_values(count, 63, 1, 0.5), add = random_values(count, 64), other = random_values(count, 65), zero, mean, rstd;
+    Values x = random_values(count, 62, 1, k.mean), dy = random_values(count, 63, 1, 0.5), add = random_values(count, 64), other = random_values(count, 65);
     real *d_x = device_copy<real>(&x), *d_dy = device_copy<real>(&dy), *d_add = device_copy<real>(&add), *d_other = device_copy<real>(&other);
     real *d_dx = device_empty<real>(count), *d_sum = device_empty<real>(count);
-    test.normalize(x, &zero, &mean, &rstd);                    // what forward would have kept
+    Values xhat, mean, rstd;
+    test.normalize(x, &xhat, &mean, &rstd);                    // what forward would have kept
     std::vector<float> kept(mean.begin(), mean.end()), kept_rstd(rstd.begin(), rstd.end());
     if (k.bias) cudaMemcpy(test.norm.mean, kept.data(), kept.size() * sizeof(float), cudaMemcpyHostToDevice);
     cudaMemcpy(test.norm.rstd, kept_rstd.data(), kept_rstd.size() * sizeof(float), cudaMemcpyHostToDevice);

@@ -7,7 +7,7 @@
 // a copy inside an H200's memory reaches (datasheet 4.8). On another GPU the times are good and the percentages are of an H200.
 //
 // A time is the median of SAMPLES, each over RUNS launches in a row between two events. Inputs are random: products of zeros run faster than real ones. What is
-// read is far larger than the caches, except for norms' gains and RoPE's angles.
+// read is far larger than the caches, except for norms' gains and RoPE's angles. Fills and copies go to the stream of the launches: it waits for no other.
 #include "../../../llmc/adamw.cuh"
 #include "../../../llmc/attention.cuh"
 #include "../../../llmc/embed.cuh"
@@ -60,7 +60,7 @@ template <typename T = real> static T *room(Bench *b, int64_t count, float size 
 static int32_t *room_of_integers(Bench *b, const std::vector<int32_t> &values) {
     int32_t *x;
     cudaCheck(cudaMalloc((void **)&x, values.size() * sizeof(int32_t)));
-    cudaCheck(cudaMemcpy(x, values.data(), values.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+    cudaCheck(cudaMemcpyAsync(x, values.data(), values.size() * sizeof(int32_t), cudaMemcpyHostToDevice, b->gpu.stream));
     b->rooms.push_back(x);
     return x;
 }
@@ -172,7 +172,7 @@ static void time_qkv(Bench *b) {
     float2 *rotary;
     rotary_table(table.data(), s.T, s.HS, 10000);
     cudaCheck(cudaMalloc((void **)&rotary, table.size() * sizeof(float2)));
-    cudaCheck(cudaMemcpy(rotary, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice));
+    cudaCheck(cudaMemcpyAsync(rotary, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice, b->gpu.stream));
     b->rooms.push_back(rotary);
     Norm norms[3] = {}, *parts = norms;
     QkvShape shape = {s.B, s.T, s.NH, s.KV, s.HS, rotary};
@@ -233,9 +233,9 @@ static void time_update(Bench *b) {
     UpdateEntry *entries, entry = {0, total, 1e-6f, 0.1f, 0};
     UpdateState *state;
     cudaCheck(cudaMalloc((void **)&entries, sizeof entry));
-    cudaCheck(cudaMemcpy(entries, &entry, sizeof entry, cudaMemcpyHostToDevice));
+    cudaCheck(cudaMemcpyAsync(entries, &entry, sizeof entry, cudaMemcpyHostToDevice, b->gpu.stream));
     cudaCheck(cudaMalloc((void **)&state, sizeof *state));
-    cudaCheck(cudaMemset(state, 0, sizeof *state));
+    cudaCheck(cudaMemsetAsync(state, 0, sizeof *state, b->gpu.stream));
     b->rooms.push_back(entries);
     b->rooms.push_back(state);
     Arenas arenas = {w, master, m, v, d, total};
@@ -253,7 +253,7 @@ int main(int argc, char **argv) {
     cudaCheck(cudaGetDeviceProperties(&device, 0));
     b->gpu.plans = plans_create(false);
     b->gpu.plans->tuning = true;
-    printf("{\"gpu\": \"%s\", \"sms\": %d, \"memory\": %zu, \"bytes_of_real\": %zu}\n", device.name, b->gpu.sms, device.totalGlobalMem, sizeof(real));
+    printf("{\"gpu\": \"%s\", \"sms\": %d, \"memory\": %zu, \"bytes_of_real\": %zu}\n", device.name, device.multiProcessorCount, device.totalGlobalMem, sizeof(real));
     for (const Shapes &s : b->tiny ? TINY : LARGE) {
         b->s = s;
         b->n = (int64_t)s.B * s.T;

@@ -100,13 +100,25 @@ def kernels_of(folder):
     return rows
 
 
+def count_of(text):
+    """What a run of tests counted in its last line; failures so far (and no number of those passed) where time was up before that."""
+    count = re.search(r"^(\d+) passed, (\d+) failed$", text, re.MULTILINE)
+    if count:
+        return {"passed": int(count[1]), "failed": int(count[2])}
+    return {"passed": None, "failed": len(re.findall(r"^FAILED ", text, re.MULTILINE))}
+
+
 def tests_of(folder):
-    path, found = folder / "tests.txt", {}
+    path, texts = folder / "tests.txt", {}
     for line in path.read_text().splitlines() if path.exists() else []:
-        count = re.match(r"(fp32|bf16): (\d+) passed, (\d+) failed$", line)
-        if count:
-            found[count[1]] = {"passed": int(count[2]), "failed": int(count[3])}
-    return found
+        precision, _, text = line.partition(": ")
+        texts[precision] = texts.get(precision, "") + text + "\n"
+    return {precision: count_of(text) for precision, text in sorted(texts.items())}
+
+
+def trainer_of(folder):
+    path = folder / "runs.txt"
+    return count_of(path.read_text()) if path.exists() else None
 
 
 def sanitizer_of(folder):
@@ -114,6 +126,10 @@ def sanitizer_of(folder):
     words = {"0": "clean", "124": "clean until time was up", "9": "FOUND SOMETHING"}
     found = re.findall(r"^(\w+ \w+): status (\d+)$", path.read_text(), re.MULTILINE) if path.exists() else []
     return {run: words.get(status, f"status {status}") for run, status in found}
+
+
+def count_text(count):
+    return f"not finished, {count['failed']} failed so far" if count["passed"] is None else f"{count['passed']} passed, {count['failed']} failed"
 
 
 def number(value, digits):
@@ -134,7 +150,9 @@ def markdown(report):
     machine = report["machine"]
     text = [f"# norm.c on {machine['gpu']}", "", f"{machine['date']}, commit {machine['commit']}, driver {machine['driver']}, {machine['memory']}, power limit {machine['power limit']}.", ""]
     for precision, count in report["tests"].items():
-        text.append(f"- tests, {precision}: {count['passed']} passed, {count['failed']} failed")
+        text.append(f"- tests, {precision}: {count_text(count)}")
+    if report["runs"]:
+        text.append(f"- runs of the trainer: {count_text(report['runs'])}")
     for run, verdict in report["sanitizer"].items():
         text.append(f"- compute-sanitizer, {run}: {verdict}")
     text.append("")
@@ -155,7 +173,7 @@ def main():
     machine = machine_of(folder)
     peak = next((rate for name, rate in PEAKS.items() if name in machine["gpu"]), None)
     training = {"GPT-2 124M": runs_of(folder, "train124.jsonl"), "740M": runs_of(folder, "train740.jsonl"), "GPT-2 124M beside PyTorch": runs_of(folder, "torch.jsonl")}
-    report = {"machine": machine, "peak_tflops": peak, "tests": tests_of(folder), "sanitizer": sanitizer_of(folder),
+    report = {"machine": machine, "peak_tflops": peak, "tests": tests_of(folder), "runs": trainer_of(folder), "sanitizer": sanitizer_of(folder),
               "training": {model: training_of(runs, peak) for model, runs in training.items() if runs}, "kernels": kernels_of(folder)}
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "report.md").write_text(markdown(report))
