@@ -47,6 +47,8 @@ if [ -x build/emu/test_gpt-fp32 ]; then
     layers=$(for file in dev/test/test_*.cu; do name=${file#dev/test/test_}; printf '%s ' "${name%.cu}"; done)       # named one by one: without whole models
     cuda "CUDA, data races in layers" build/emu-tsan cuda_ EMU_CXX=clang++ EMU_FLAGS='-O1 -g -fsanitize=thread' GPU_TESTS="$layers"
 fi
+step "the ladders of dev/kernels reach their last step" sh dev/kernels/run.sh
+step "gpu_check.sh, on stand-ins for what it needs" sh dev/test/gpu_check_test.sh
 step "the CUDA emulator finds what is planted (CUDA toolkit headers, no GPU)" sh dev/emu/test.sh 3
 step "every mode builds and trains" sh -c '
     for mode in $(sed -n "s/^MODE. *\([A-Z0-9_]*\),.*/\1/p" llmc/modes.h); do
