@@ -79,6 +79,17 @@ template <> __host__ __device__ inline float from_float<float>(float x) { return
 template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 static __host__ __device__ inline real to_real(float x) { return from_float<real>(x); }
 
+// 2^x to two units in the last place; 0 for -infinity.
+static __device__ inline float exp2_fast(float x) {
+#if defined(__CUDACC__)
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
 // ------------------------------------------------------------------------------------------------------------------ sums
 
 // Over the 32 lanes of a warp, all present; every lane gets the result. The order is fixed.

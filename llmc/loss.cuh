@@ -40,19 +40,8 @@ static __device__ inline double block_sum_double(double x) {
 
 // ------------------------------------------------------------------------------------------------------------------ classifier
 
-// 2^x, subnormal results as 0: one instruction, where exp2f takes three and the classifier has two exponentials per column.
-static __device__ inline float classifier_exp2(float x) {
-#if defined(__CUDA_ARCH__)
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    return exp2f(x);
-#endif
-}
-
-// e^(x - shift): one multiply-add and classifier_exp2.
-static __device__ inline float classifier_exp(float x, float shift) { return classifier_exp2(x * 1.44269504f - shift * 1.44269504f); }
+// e^(x - shift): one multiply-add and exp2_fast.
+static __device__ inline float classifier_exp(float x, float shift) { return exp2_fast(x * 1.44269504f - shift * 1.44269504f); }
 
 // sum = sum of e^(z - max) over what was seen; max starts at -1e30, below any logit and finite, so that masked columns (-inf) give e^-inf = 0 and not NaN.
 typedef struct Softmax { float max, sum; } Softmax;

@@ -90,14 +90,3 @@ template <int GROUPS> static __device__ inline void copy_wait(void) {
     emu_copy_wait(GROUPS);
 #endif
 }
-
-// 2^x to two units in the last place; 0 for -infinity.
-static __device__ inline float exp2_fast(float x) {
-#if defined(__CUDACC__)
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    return exp2f(x);
-#endif
-}
