@@ -142,7 +142,7 @@ train() {                                                  # train FILE MODEL SE
     : > "$OUT/$1"
     for round in $(seq 1 "${ROUNDS:-6}"); do
         for mode in $turn; do
-            another "$mode in round $round" || { [ "$round" -gt 1 ]; return; }      # one round of all is the least
+            another "$mode in round $round" || { [ "$round" -gt 1 ] && return $bad; return 1; }      # one round of all is the least
             ours "$mode" "$2" "$round" "$3" "$4" >> "$OUT/$1" || bad=1
         done
         say "round $round: $(wc -l < "$OUT/$1") runs"
@@ -159,7 +159,7 @@ stage_torch() {
     "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null || { say "skipped: no PyTorch that sees the GPU"; return 0; }
     bad=0
     for round in $(seq 1 "${ROUNDS:-3}"); do
-        another "round $round" || { [ "$round" -gt 1 ]; return; }
+        another "round $round" || { [ "$round" -gt 1 ] && return $bad; return 1; }
         ours pre gpt2-124M "$round" "${SECONDS_124M:-8}" 64 >> "$OUT/torch.jsonl" || bad=1
         timeout "$(seconds_left)" "$PYTHON" dev/bench/gpu/torch_gpt.py --round "$round" >> "$OUT/torch.jsonl" || bad=1
         say "round $round: $(wc -l < "$OUT/torch.jsonl") runs"

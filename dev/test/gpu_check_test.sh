@@ -11,7 +11,7 @@ log=$root/build/gpu_check_test.log
 passed=0 failed=0
 CUDA=${CUDA:-/usr/local/cuda} CUBLAS=${CUBLAS:-$CUDA/include} PYTHON=$(command -v python3)
 headers=$CUBLAS
-unset MAKEFLAGS MFLAGS MAKELEVEL DEVICE ARCH PREC NVCC OUT LIMIT ROUNDS
+unset MAKEFLAGS MFLAGS MAKELEVEL DEVICE ARCH PREC NVCC OUT LIMIT ROUNDS STARTUP GPU
 check() {
     name=$1; shift
     if "$@" > "$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $name: $*"; tail -n 20 "$log"; fi
@@ -33,6 +33,8 @@ cat > bin/made_train_gpt <<'END'
 case $0 in *-pre-*) ms=100 ;; *-span-*) ms=102 ;; *) ms=110 ;; esac
 while [ $# -gt 0 ]; do case $1 in --out) out=$2 ;; --model) model=$2 ;; --batch) batch=$2 ;; esac; shift; done
 mkdir "$out"
+[ -e never ] && exec sleep 20
+[ -e late ] && sleep 1
 case $model in
     gpt2-124M) flags='"layers": "12", "width": "768", "heads": "12", "kv_heads": "0", "ffn": "0", "vocab": "50257", "seq": "1024", "activation": "gelu"' ;;
     *) flags='"layers": "24", "width": "1536", "heads": "24", "kv_heads": "0", "ffn": "4224", "vocab": "32000", "seq": "2048", "activation": "swiglu"' ;;
@@ -43,11 +45,12 @@ for step in 1 2 3 4 5 6 7 8 9; do
     echo "{\"step\": $step, \"loss\": 9, \"ms\": $ms}"
 done > "$out/log.jsonl"
 echo '{"step": 9, "val_loss": 9}' >> "$out/log.jsonl"
-sleep 20
+exec sleep 20
 END
 cat > bin/made_test_gpt <<'END'
 #!/bin/sh
 echo "cuda_norm                    ok  (9 checks)"
+[ -e slow_test ] && { echo "FAILED cuda_linear: 1 is not 2"; exec sleep 20; }
 [ -e red ] && { echo "9 passed, 1 failed"; exit 1; }
 echo "9 passed, 0 failed"
 END
@@ -77,6 +80,15 @@ case \$* in
     *) exec '$PYTHON' "\$@" ;;
 esac
 END
+cat > dev/test/cuda.sh <<'END'
+[ -e slow_run ] && { echo "FAILED fp32 trains: no"; exec sleep 20; }
+root=$(pwd)
+cd build/test && for program in "$GPU-fp32" "$GPU-bf16" "$root/build/cpu-span-fp32/train_gpt"; do [ -x "$program" ] || { echo "no $program"; exit 1; }; done
+case $(readlink -f "$GPU-fp32")$(readlink -f "$GPU-bf16") in */cuda-span-fp32/train_gpt*/cuda-span-bf16/train_gpt) ;; *) exit 1 ;; esac
+[ -e "$root/red" ] && { echo "FAILED bf16 stops: no"; echo "69 passed, 1 failed"; exit 1; }
+echo "70 passed, 0 failed"
+END
+mkdir -p build/test
 chmod +x bin/*
 export CFLAGS=-O0 CUBLAS="$tree/cublas" PATH="$tree/bin:$PATH" ROUNDS=2 SECONDS_124M=0.3 SECONDS_740M=0.3
 gpu_check() { sh dev/gpu_check.sh "$@" > said 2>&1; status=$?; cat said; return $status; }
@@ -87,20 +99,24 @@ reports() { grep -qF -- "$1" build/gpu_check/report.md || { cat build/gpu_check/
 # ---- the stages
 check "help"                     sh -c "sh dev/gpu_check.sh help | grep -q 'train124 '"
 check "a stage not known"        refused gpu_check kernel
-check "is named"                 says "error: no stage kernel; expected some of: build tests sanitize kernels train124 train740 torch report"
+check "is named"                 says "error: no stage kernel; expected some of: build tests runs sanitize kernels train124 train740 torch report"
 check "training before building" refused gpu_check train124
 check "says what is missing"     says "skipped: no build/cuda-pre-bf16/train_gpt (sh dev/gpu_check.sh build)"
+check "runs before building"     refused gpu_check runs
+check "says what is missing, too" says "skipped: no build/cuda-span-fp32/train_gpt (sh dev/gpu_check.sh build)"
 check "everything"               gpu_check
-check "is counted"               says "8 passed, 0 failed"
-for file in build.txt tests.txt sanitize.txt kernels.jsonl train124.jsonl train740.jsonl torch.jsonl report.json report.md machine.txt; do check "$file" test -s build/gpu_check/$file; done
+check "is counted"               says "9 passed, 0 failed"
+for file in build.txt tests.txt runs.txt sanitize.txt kernels.jsonl train124.jsonl train740.jsonl torch.jsonl report.json report.md machine.txt results.tar.gz; do check "$file" test -s build/gpu_check/$file; done
 check "five trainers"            sh -c '[ "$(ls -d build/cuda-*-bf16/train_gpt | wc -l)" = 5 ]'
 check "two rounds of five"       sh -c '[ "$(wc -l < build/gpu_check/train124.jsonl)" = 10 ] && [ "$(wc -l < build/gpu_check/train740.jsonl)" = 10 ]'
 check "each begins with another" sh -c "sed -n '1p;6p' build/gpu_check/train124.jsonl | cut -c1-20 | uniq | wc -l | grep -qx 2"
-check "no run is left"           sh -c '[ ! -e build/gpu_run ]'
+check "no run is left"           sh -c '[ ! -e build/gpu_run ] && [ ! -e build/gpu_check/train_gpt-fp32 ] && [ ! -e build/gpu_check/train_gpt-bf16 ]'
+check "one file has all"         sh -c 'mkdir unpacked && tar -xzf build/gpu_check/results.tar.gz -C unpacked && [ "$(ls unpacked | wc -l)" = 11 ] && cp build/gpu_check/results.tar.gz unpacked && diff -r build/gpu_check unpacked'
 
 # ---- the report: 64 * 1024 tokens in 100 ms are 655360 a second; F1 is 797.8 MFLOP a token, 4.910 GFLOP for the 740M model
 check "which machine"            reports "driver 580.95.05, 143771 MiB, power limit 700.00 W"
 check "tests"                    reports "tests, bf16: 9 passed, 0 failed"
+check "runs of the trainer"      reports "- runs of the trainer: 70 passed, 0 failed"
 check "sanitizers"               reports "compute-sanitizer, racecheck bf16: clean"
 check "PRE, the first steps out" reports "| PRE | 100.00 | 655360 | 523 | 52.8 | - | 8 in 2 |"
 check "SPAN over PRE"            reports "| SPAN | 102.00 | 642510 | 513 | 51.8 | 1.0200 ± 0.0000 | 8 in 2 |"
@@ -108,7 +124,7 @@ check "740M"                     reports "| PRE | 100.00 | 327680 | 1609 | 162.6
 check "PyTorch"                  reports "| PyTorch 2.11 | 125.00 | 524288 | 418 | 42.3 | 1.2500 ± 0.0000 | 4 in 2 |"
 check "a product"                reports "| q k v forward | 0.5000 | 0.2940 | 59 | 464 TFLOP/s |"
 check "a layer of memory"        reports "| norm forward | 0.1000 | 0.0500 | 50 | 2.00 TB/s |"
-check "JSON"                     "$PYTHON" -c 'import json; r = json.load(open("build/gpu_check/report.json")); assert r["training"]["GPT-2 124M"][1]["over_pre"]["rounds"] == 2 and len(r["kernels"]) == 2'
+check "JSON"                     "$PYTHON" -c 'import json; r = json.load(open("build/gpu_check/report.json")); assert r["training"]["GPT-2 124M"][1]["over_pre"]["rounds"] == 2 and len(r["kernels"]) == 2 and r["runs"]["passed"] == 70'
 check "an interval"              "$PYTHON" -c '
 import sys; sys.path.insert(0, "dev/bench/gpu"); import report
 runs = [{"what": w, "round": r, "ms": ms} for w, times in (("pre", (100, 100, 100)), ("span", (101, 102, 103))) for r, ms in enumerate(times)]
@@ -117,12 +133,30 @@ assert abs(found["mean"] - 1.02) < 1e-9 and abs(found["half"] - 4.30 * 0.01 / 3 
 assert abs(report.flops_per_token(dict(layers=24, width=1536, heads=24, kv_heads=0, ffn=4224, vocab=32000, seq=2048, activation="swiglu")) / 4910e6 - 1) < 1e-3'
 
 # ---- what goes wrong
-touch red && check "a red test"  refused gpu_check tests report && check "is named" says "bf16: 9 passed, 1 failed" && rm red
+touch red && check "a red test"  refused gpu_check tests runs report && check "is named" says "bf16: 9 passed, 1 failed" && rm red
 check "and reported"             reports "tests, fp32: 9 passed, 1 failed"
+check "a red run"                says "FAILED bf16 stops"
+check "is reported, too"         reports "runs of the trainer: 69 passed, 1 failed"
+check "both are counted"         says "1 passed, 2 failed"
+touch slow_test slow_run && check "no time for tests" sh -c "! LIMIT=4 sh dev/gpu_check.sh tests runs report > said 2>&1" && rm slow_test slow_run
+for prec in fp32 bf16; do check "what ran is kept, $prec" grep -q "^$prec: cuda_norm " build/gpu_check/tests.txt && check "and reported, $prec" reports "tests, $prec: not finished, 1 failed so far"; done
+check "runs, too"                reports "runs of the trainer: not finished, 1 failed so far"
+check "and say why"              grep -q "^status 124" build/gpu_check/runs.txt
 touch found && check "a race"    refused gpu_check sanitize report && check "is reported" reports "memcheck bf16: FOUND SOMETHING" && rm found
 touch slow && check "too slow"   sh -c "! LIMIT=1 sh dev/gpu_check.sh kernels report > said 2>&1" && check "is said" says "kernels: FAILED with status 124, after 1 seconds" && rm slow
 check "the others went on"       says "1 passed, 1 failed"
 touch no_steps && check "no run" refused gpu_check train740 && check "and why" says "no steps: pre span-740M: error: no memory" && rm no_steps
+touch late && check "a late first step" sh -c "ROUNDS=1 sh dev/gpu_check.sh train124 > said 2>&1" && rm late
+check "has its seconds after it" sh -c '[ "$(grep -c 900.5,100, build/gpu_check/train124.jsonl)" = 1 ] && [ "$(wc -l < build/gpu_check/train124.jsonl)" = 5 ]'
+touch never && check "no first step" sh -c "! ROUNDS=1 STARTUP=0 sh dev/gpu_check.sh train124 > said 2>&1" && check "is not waited for" says "no steps within 0 s: pre gpt2-124M" && rm never
+check "more rounds than time"    sh -c "ROUNDS=99 LIMIT=10 sh dev/gpu_check.sh train124 > said 2>&1"
+check "those there is time for"  says "time is up before "
+check "are kept"                 sh -c 'n=$(wc -l < build/gpu_check/train124.jsonl); [ "$n" -ge 5 ] && [ "$n" -lt 100 ]'
+check "not one round"            sh -c "! SECONDS_124M=2 LIMIT=10 sh dev/gpu_check.sh train124 > said 2>&1"
+check "is a failure"             says "in round 1: "
+check "what ran is kept"         test -s build/gpu_check/train124.jsonl
+check "a round with PyTorch"     sh -c "ROUNDS=99 LIMIT=9 sh dev/gpu_check.sh torch > said 2>&1"
+check "and no more than fit"     says "time is up before round "
 rm bin/compute-sanitizer
 check "no compute-sanitizer"     sh -c "PATH=$tree/bin:/usr/bin:/bin sh dev/gpu_check.sh sanitize > said 2>&1"
 command -v compute-sanitizer > /dev/null || check "is skipped" says "skipped: no compute-sanitizer"
