@@ -1,5 +1,5 @@
 // flags.c: any bytes as a command line (a word a line), through presets, refusals and the model's tables, to where files would be touched.
-// The first byte: whether the words come as a command line, or on top of a run that is resumed. What was accepted survives config.json.
+// The first byte: whether the words come as a command line, or on top of a run that is resumed (1); for the CPU, or for a GPU (2). What was accepted survives config.json.
 #include "fuzz.h"
 #include "rows.h"
 
@@ -14,7 +14,7 @@ static int split_words(char *text, char **words) {
 static void run_line(const uint8_t *data, size_t size) {
     static Run run;
     Run *r = memset(&run, 0, sizeof run);
-    const Trainer trainer = {.precision = "fp32", .element = 4};
+    const Trainer trainer = data[0] & 2 ? (Trainer){.device = "cuda", .precision = "bf16", .element = 4, .storage = 2} : (Trainer){.device = "cpu", .precision = "fp32", .element = 4, .storage = 4};
     char *text = check_alloc(size, "a command line"), *words[WORDS];
     memcpy(text, data + 1, size - 1);
     FlagSet given;
@@ -27,16 +27,16 @@ static void run_line(const uint8_t *data, size_t size) {
     r->t = &trainer;
     r->f = &r->set.f;
     expect_ranges(r->f);
-    run_refuse(&r->set, &MODES[NORM_MODE]);
+    run_refuse(&r->set, &MODES[NORM_MODE], trainer.device, trainer.precision);
     r->m = model_from_flags(r->f, &MODES[NORM_MODE]);
     r->init = init_from_flags(r->f, r->m.mode);
     r->micro = (int)(r->f->micro_batch ? r->f->micro_batch : r->f->batch);
-    Sizes sizes = {r->micro, r->m.T, r->micro * r->m.T, r->f->recompute ? 1 : r->m.L, 1};
+    Setup setup = run_setup(r, true);
     for (int64_t step = 1; step <= 3; step++) {
-        AdamW o = schedule_adamw(r->f, schedule_lr(r->f, step * r->f->steps / 3), 1, step);
-        must(isfinite(o.scale) && isfinite(o.lr[LR_HIDDEN]) && o.lr[LR_HIDDEN] >= 0);
+        AdamW o = schedule_adamw(r->f, schedule_lr(r->f, step * r->f->steps / 3), step);
+        must(o.clip >= 0 && isfinite(o.lr[LR_HIDDEN]) && o.lr[LR_HIDDEN] >= 0);
     }
-    if (r->m.L <= LAYERS) show_model(&r->m, &r->init, r->f->model, &sizes, 4, r->m.L <= TABLES);
+    if (r->m.L <= LAYERS) show_model(&r->m, &r->init, r->f->model, &trainer, &setup, r->m.L <= TABLES);
     expect_config(r);
 }
 
