@@ -82,14 +82,14 @@ static __global__ void __launch_bounds__(NORM_THREADS) square_sum_kernel(double 
         for (int k = 0; k < FOUR; k++) sum += (double)x.v[k] * x.v[k];
     }
     for (; i < size; i++) sum += (double)d[i] * d[i];          // fewer than four are left, for one thread
-    sum = block_sum_double(sum);
+    sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
 static __global__ void __launch_bounds__(NORM_THREADS) norm_kernel(double *norm, const double *partial, int pieces) {
     double sum = 0;
     for (int i = threadIdx.x; i < pieces; i += blockDim.x) sum += partial[i];
-    sum = block_sum_double(sum);
+    sum = block_sum(sum);
     if (threadIdx.x == 0) *norm = sqrt(sum);
 }
 

@@ -3,7 +3,7 @@
 //   e_t = scale * wte[token_t] (+ wpe[t])        dwte[token] += scale * sum of de over its positions        dwpe[t] += sum of de over the sequences
 //
 // Many positions hold the same token, so the gradient is a sum of rows of de chosen by token. Instead of atomics, whose order changes from run to run, the
-// host sorts the positions of the batch by token (token_groups) while the GPU works on the batch before, and a block owns the sum of a whole group.
+// host sorts the positions of the batch by token (token_groups) while the GPU goes forward, and a block owns the sum of a whole group.
 // Elements moved, and the computed floor at 4.3 TB/s for GPT-2 in bf16 (n = 65536, C = 768):
 //   forward    2C per position: a row of wte, a row of e (wpe stays in the L2 cache)                                       0.047 ms
 //   backward   C per position of de; per token that occurs a row of dwte, float, read and written (here 15,000 tokens)     0.045 ms

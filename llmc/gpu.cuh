@@ -93,7 +93,7 @@ static __device__ inline float exp2_fast(float x) {
 // ------------------------------------------------------------------------------------------------------------------ sums
 
 // Over the 32 lanes of a warp, all present; every lane gets the result. The order is fixed.
-static __device__ inline float warp_sum(float x) {
+template <typename T> static __device__ inline T warp_sum(T x) {
     for (int lane = WARP / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
     return x;
 }
@@ -103,14 +103,14 @@ static __device__ inline float warp_max(float x) {
 }
 
 // Over a block of whole warps; every thread gets the result, in a fixed order. May be called in a loop: the barriers keep rounds apart.
-static __device__ inline float block_sum(float x) {
-    SHARED(float, partial, WARP);
+template <typename T> static __device__ inline T block_sum(T x) {
+    SHARED(T, partial, WARP);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     x = warp_sum(x);
     __syncthreads();
     if (lane == 0) partial[warp] = x;
     __syncthreads();
-    return warp_sum(lane < warps ? partial[lane] : 0);
+    return warp_sum(lane < warps ? partial[lane] : T(0));
 }
 
 // ------------------------------------------------------------------------------------------------------------------ context

@@ -25,19 +25,6 @@ static __device__ inline float block_max(float x) {
     return warp_max(lane < warps ? partial[lane] : -FLT_MAX);
 }
 
-// As block_sum, in double.
-static __device__ inline double block_sum_double(double x) {
-    SHARED(double, partial, WARP);
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    for (int other = WARP / 2; other > 0; other /= 2) x += __shfl_xor_sync(0xffffffffu, x, other);
-    __syncthreads();
-    if (lane == 0) partial[warp] = x;
-    __syncthreads();
-    x = lane < warps ? partial[lane] : 0;
-    for (int other = WARP / 2; other > 0; other /= 2) x += __shfl_xor_sync(0xffffffffu, x, other);
-    return x;
-}
-
 // ------------------------------------------------------------------------------------------------------------------ classifier
 
 // e^(x - shift): one multiply-add and exp2_fast.
@@ -132,15 +119,15 @@ static inline void classifier(wide *losses, wide *logsum, real *logits, const in
 
 // ------------------------------------------------------------------------------------------------------------------ sums
 
-// One block, so one order: each thread its strided part, then the tree of block_sum_double. 8 bytes per row: nothing beside the logits' 2 Vp.
+// One block, so one order: each thread its strided part, then the tree of block_sum. 8 bytes per row: nothing beside the logits' 2 Vp.
 static __global__ void __launch_bounds__(SUMS_THREADS) loss_sums_kernel(double *sums, const wide *losses, const wide *logsum, int64_t n, float z_loss) {
     double ce = 0, z = 0;
     for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
         ce += losses[i];
         z += (double)logsum[i] * logsum[i];
     }
-    ce = block_sum_double(ce);
-    z = block_sum_double(z);
+    ce = block_sum(ce);
+    z = block_sum(z);
     if (threadIdx.x == 0) {
         sums[0] += ce;
         sums[1] += z_loss * z;

@@ -51,7 +51,7 @@ static inline QkvParts qkv_parts(const Norm norms[3], QkvShape s) {
     QkvParts parts = {};
     bool full = false;
     for (int p = 0; p < 3; p++) full |= norms[p].site.on && norms[p].site.width != s.HS;
-    CHECK(s.HS % (2 * PACK) == 0, "a head of %d values: expected a multiple of %d\n  -> another --heads or --channels", s.HS, 2 * PACK);
+    CHECK(s.HS % (2 * PACK) == 0, "a head of %d values: expected a multiple of %d\n  -> another --heads or --width", s.HS, 2 * PACK);
     parts.s = s;
     for (int p = 0; p < 3; p++) {
         QkvPart *part = &parts.of[p];
