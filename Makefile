@@ -19,9 +19,9 @@ ifeq ($(filter $(MODE),$(MODES)),)
 $(error NORM_MODE=$(NORM_MODE) is not a placement; known are: $(MODES); FUSE is SPAN)
 endif
 # What to build for, and why: dev/device.sh looks and decides, for the goals that ask. A line of the environment is not an ARCH.
-GOALS := $(filter all train_gpt test_gpt_cuda build/cuda-%,$(or $(MAKECMDGOALS),all))
+GOALS := $(filter all train_gpt binary test_gpt_cuda build/cuda-%,$(or $(MAKECMDGOALS),all))
 ifneq ($(GOALS),)
-FOUND := $(shell CUDA='$(CUDA)' NVCC='$(NVCC)' DEVICE='$(or $(DEVICE),$(if $(filter-out all train_gpt,$(GOALS)),cuda))' PREC='$(PREC)' \
+FOUND := $(shell CUDA='$(CUDA)' NVCC='$(NVCC)' DEVICE='$(or $(DEVICE),$(if $(filter-out all train_gpt binary,$(GOALS)),cuda))' PREC='$(PREC)' \
                  ARCH='$(if $(filter command,$(origin ARCH)),$(ARCH))' sh dev/device.sh)
 ifeq ($(firstword $(FOUND)),stop)
 $(error $(wordlist 2,99,$(FOUND)))
@@ -57,7 +57,10 @@ all: train_gpt shard
 train_gpt: build/$(NAME)/train_gpt
 	@ln -sf $< $@
 	@echo "./train_gpt is $< ($(if $(filter cuda,$(ON)),CUDA$(comma) $(ARCHS:%=sm_%),CPU): $(WHY))"
-.PHONY: all train_gpt shard test test-all arch-check clean
+# The same under its own name alone, and says that: for who keeps several (dev/ablate.py).
+binary: build/$(NAME)/train_gpt
+	@echo $<
+.PHONY: all train_gpt binary shard test test-all arch-check clean
 
 # GPU_TESTS: which of dev/test/test_*.cu the tests of a GPU, real or emulated, are built from; by default all, and the models.
 GPU_TESTS ?= $(patsubst dev/test/test_%.cu,%,$(wildcard dev/test/test_*.cu))

@@ -95,12 +95,14 @@ static void gradients_of(const Case *c) {
     fill_tokens(p.inputs, p.targets, c->B * c->m.T, c->m.V, 2);
     probe_loss(&p);
     judge_fp64.backward(p.g, 1.0 / (c->B * c->m.T));
-    double all = judge_fp64.grad_norm(p.g, NULL), through = 0, worst = 0;
+    TensorStats *stats = check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
+    judge_fp64.tensor_stats(p.g, NULL, stats);
+    double all = grads_norm(&judge_fp64, p.g, &layout), through = 0, worst = 0;
     const char *worst_name = "";
     for (int k = 0; k < layout.count; k++) {
         const Entry *e = &layout.entries[k];
         const double *grad = judge_fp64.tensor(p.g, GRADS, e);
-        double length = 0, dot = 0, norm = judge_fp64.grad_norm(p.g, e), square = 0;
+        double length = 0, dot = 0, square = 0, norm = stats[k].grad;
         for (int64_t i = 0; i < e->size; i++) {
             square += grad[i] * grad[i];
             p.direction[e->offset + i] = rand_normal(rand_key(3, e->name, 0), (uint64_t)i);
@@ -123,6 +125,7 @@ static void gradients_of(const Case *c) {
     double fd = probe_derivative(&p, 0, layout.count, 1e-3);
     EXPECT(fabs(through - fd) <= 1e-6 * all, "%s, all tensors: %.12g, finite difference %.12g", c->name, through, fd);
     if (getenv("VERBOSE")) printf("    %-24s worst %.1e at %s\n", c->name, worst, worst_name);
+    free(stats);
     free(p.direction);
     judge_fp64.destroy(p.g);
     layout_free(&layout);
@@ -172,7 +175,7 @@ static void test_single_precision(void) {
         EXPECT(fabs(la.ce - lb.ce) < 1e-5 * lb.ce && fabs(la.z - lb.z) < 1e-5 * lb.z, "%s: loss %.9g in float, %.9g in double", c->name, la.ce, lb.ce);
         judge_fp32.backward(a, 1.0 / (c->B * c->m.T));
         judge_fp64.backward(b, 1.0 / (c->B * c->m.T));
-        double all = judge_fp64.grad_norm(b, NULL);
+        double all = grads_norm(&judge_fp64, b, &layout);
         for (int k = 0; k < layout.count; k++) {
             double error = entry_nmse(&judge_fp32, a, &judge_fp64, b, GRADS, &layout.entries[k], 1e-6 * all * all);
             EXPECT(error < NMSE_FLOAT, "%s, %s: gradient in float is off by nmse %.2g", c->name, layout.entries[k].name, error);
@@ -200,6 +203,7 @@ static void test_adamw(void) {
     AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .gain_target = 1};
     double *w = check_alloc((size_t)layout.total * sizeof *w, "weights"), *m = check_alloc((size_t)layout.total * sizeof *m, "m"), *v = check_alloc((size_t)layout.total * sizeof *v, "v");
     for (int k = 0; k < layout.count; k++) memcpy(w + layout.entries[k].offset, judge_fp64.tensor(g, WEIGHTS, &layout.entries[k]), (size_t)layout.entries[k].size * sizeof *w);
+    TensorStats *stats = check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
     for (o.step = 1; o.step <= 3; o.step++) {
         double worst = 0;
         for (int k = 0; k < layout.count; k++) {
@@ -207,24 +211,32 @@ static void test_adamw(void) {
             double *grad = judge_fp64.tensor(g, GRADS, e);
             for (int64_t i = 0; i < e->size; i++) grad[i] = rand_normal(rand_key((uint64_t)o.step, e->name, 0), (uint64_t)i);
         }
-        o.clip = 0.5 * judge_fp64.grad_norm(g, NULL);
+        o.clip = 0.5 * grads_norm(&judge_fp64, g, &layout);
         judge_fp64.update(g, &o);
+        judge_fp64.tensor_stats(g, &o, stats);
         for (int k = 0; k < layout.count; k++) {
             const Entry *e = &layout.entries[k];
+            double squares[3] = {0};                                             // of gradient, weight before, and change
             const double *grad = judge_fp64.tensor(g, GRADS, e), *now = judge_fp64.tensor(g, WEIGHTS, e);
             double toward = strstr(e->name, "norm.weight") ? 1 : 0;
             for (int64_t i = 0; i < e->size; i++) {
                 int64_t at = e->offset + i;
                 m[at] = 0.8 * m[at] + 0.2 * 0.5 * grad[i];
                 v[at] = 0.9 * v[at] + 0.1 * 0.25 * grad[i] * grad[i];
+                squares[0] += grad[i] * grad[i];
+                squares[1] += w[at] * w[at];
+                squares[2] += (w[at] - now[i]) * (w[at] - now[i]);
                 double mhat = m[at] / (1 - pow(0.8, (double)o.step)), vhat = v[at] / (1 - pow(0.9, (double)o.step));
                 w[at] -= o.lr[e->row.lr] * (mhat / (sqrt(vhat) + 1e-3) + o.decay[e->row.decay] * (w[at] - toward));
                 worst = fmax(worst, fabs(w[at] - now[i]));
             }
+            const double found[] = {stats[k].grad, stats[k].weight, stats[k].update};
+            for (int i = 0; i < 3; i++)
+                EXPECT(fabs(found[i] - sqrt(squares[i])) <= 1e-11 * sqrt(squares[i]), "%s: norm %d is %.15g, expected %.15g", e->name, i, found[i], sqrt(squares[i]));
         }
         EXPECT(worst < 1e-13, "step %d of AdamW is off by %g", (int)o.step, worst);
     }
-    free(w); free(m); free(v);
+    free(w); free(m); free(v); free(stats);
     judge_fp64.destroy(g);
     layout_free(&layout);
 }
@@ -339,7 +351,7 @@ static void test_invariance(void) {
                 omp_set_num_threads(threads);
 #endif
             }
-            double all = judge_fp32.grad_norm(g[0], NULL);
+            double all = grads_norm(&judge_fp32, g[0], &layout);
             for (int k = 0; k < layout.count; k++) {
                 const Entry *e = &layout.entries[k];
                 size_t bytes = (size_t)e->size * sizeof(float);

@@ -71,8 +71,38 @@ static void compare(Pair *p, int kind, double floor, const char *what) {
     }
 }
 
-// Logits, gradients of two micro-steps, then three optimizer steps: losses, norms, weights, moments. An entry whose gradient is a thousandth of all (in bf16 a
-// hundredth; a key bias has none but for rounding) is measured against that part.
+// What --norms-every shows. Norms of two tensors that are TOLERANCE apart differ by sqrt(TOLERANCE) of them, to either side; what two such tensors make, a quotient
+// of two norms or a logit, by twice that. What is a thousandth of all (in bf16 a hundredth) is measured against that part, as the gradients themselves are.
+static void compare_layer_stats(Pair *p) {
+    static const char *const NAMES[] = {"residual RMS", "attention's ratio", "the ffn's ratio", "largest logit"};
+    std::vector<LayerStats> got(p->m.L), want(p->m.L);
+    CUDA->layer_stats(p->cuda, got.data());
+    JUDGE->layer_stats(p->judge, want.data());
+    for (int l = 0; l < p->m.L; l++) {
+        const double a[] = {got[l].residual_rms, got[l].attn_ratio, got[l].ffn_ratio, got[l].attn_logit_max}, b[] = {want[l].residual_rms, want[l].attn_ratio, want[l].ffn_ratio, want[l].attn_logit_max};
+        for (int i = 0; i < 4; i++)
+            EXPECT(fabs(a[i] - b[i]) <= (i ? 2 : 1) * sqrt(TOLERANCE) * fabs(b[i]), "%s, layer %d: %s %.9g, the judge has %.9g", p->name, l, NAMES[i], a[i], b[i]);
+    }
+}
+
+static void compare_tensor_stats(Pair *p, const AdamW *applied) {
+    static const char *const NAMES[] = {"gradient", "weights", "update"};
+    std::vector<TensorStats> got(p->layout.count), want(p->layout.count);
+    double all[3] = {0};
+    CUDA->tensor_stats(p->cuda, applied, got.data());
+    JUDGE->tensor_stats(p->judge, applied, want.data());
+    for (const TensorStats &s : want) all[0] += s.grad * s.grad, all[1] += s.weight * s.weight, all[2] += s.update * s.update;
+    for (int k = 0; k < p->layout.count; k++) {
+        const double a[] = {got[k].grad, got[k].weight, got[k].update}, b[] = {want[k].grad, want[k].weight, want[k].update};
+        for (int i = 0; i < 3; i++) {
+            double floor = (CUDA->storage == 2 ? 1e-2 : 1e-3) * sqrt(all[i]);
+            EXPECT(fabs(a[i] - b[i]) <= sqrt(TOLERANCE) * fmax(b[i], floor), "%s, %s: norm of its %s %.9g, the judge has %.9g", p->name, p->layout.entries[k].name, NAMES[i], a[i], b[i]);
+        }
+    }
+}
+
+// Logits, gradients of two micro-steps, then three optimizer steps: losses, norms, weights, moments, and what was measured meanwhile. An entry whose gradient is a
+// thousandth of all (in bf16 a hundredth; a key bias has none but for rounding) is measured against that part.
 static void compare_mode(int mode, int family, int sdd) {
     Pair p = pair_open(mode, family, sdd, RECOMPUTE_OFF);
     AdamW o;
@@ -82,16 +112,21 @@ static void compare_mode(int mode, int family, int sdd) {
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-2, o.gain_target = 1;
     for (o.step = 1; o.step <= 3; o.step++) {
         int micros = o.step == 2 ? MICRO + 1 : MICRO;                      // once more than there are buffers for batches
+        CUDA->watch(p.cuda);
+        JUDGE->watch(p.judge);
         gradients(CUDA, p.cuda, &p.m, (int)o.step - 1, micros);
         gradients(JUDGE, p.judge, &p.m, (int)o.step - 1, micros);
-        double all = JUDGE->grad_norm(p.judge, NULL);
+        compare_layer_stats(&p);
+        double all = grads_norm(JUDGE, p.judge, &p.layout);
         if (o.step == 1) compare(&p, GRADS, (CUDA->storage == 2 ? 1e-4 : 1e-6) * all * all, "gradient");
         o.clip = 0.5 * all;
         Update a = CUDA->update(p.cuda, &o), b = JUDGE->update(p.judge, &o);
         double bound = sqrt(TOLERANCE);
         EXPECT(fabs(a.loss.ce - b.loss.ce) <= bound * b.loss.ce && fabs(a.loss.z - b.loss.z) <= 2 * bound * b.loss.z, "%s: loss %.9g + %.9g, the judge has %.9g + %.9g", p.name, a.loss.ce, a.loss.z, b.loss.ce, b.loss.z);
         EXPECT(fabs(a.norm - b.norm) <= bound * b.norm && a.applied, "%s: norm %.9g, the judge has %.9g", p.name, a.norm, b.norm);
+        compare_tensor_stats(&p, &o);
     }
+    compare_tensor_stats(&p, NULL);
     compare(&p, WEIGHTS, 0, "weights after three steps");
     pair_close(&p);
 }
@@ -112,8 +147,8 @@ GPU_TEST(other_modes) { for (int mode = 0; mode < MODE_COUNT; mode++) if (MODES[
 
 // ------------------------------------------------------------------------------------------------------------------ invariances
 
-// The weights after two steps as the host sees them, made in a given way.
-static Values trained(const Setup *setup, int mode, int family) {
+// The weights after two steps as the host sees them, made in a given way. stats: what the second step shows where it is measured; nullptr: it is not.
+static Values trained(const Setup *setup, int mode, int family, Values *stats = nullptr) {
     Model m = make_model(mode, family, 0);
     Layout layout = layout_make(&m);
     Gpt *g = CUDA->create(&m, setup);
@@ -123,8 +158,17 @@ static Values trained(const Setup *setup, int mode, int family) {
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.clip = 1;
     fill_weights(CUDA, g, &layout, 5, 4);
     for (o.step = 1; o.step <= 2; o.step++) {
+        bool watched = stats && o.step == 2;
+        if (watched) CUDA->watch(g);
         gradients(CUDA, g, &m, 0, MICRO);
         CUDA->update(g, &o);
+        if (!watched) continue;
+        std::vector<LayerStats> layers(m.L);
+        std::vector<TensorStats> tensors(layout.count);
+        CUDA->layer_stats(g, layers.data());
+        CUDA->tensor_stats(g, &o, tensors.data());
+        for (const LayerStats &s : layers) stats->insert(stats->end(), {s.residual_rms, s.attn_ratio, s.ffn_ratio, s.attn_logit_max});
+        for (const TensorStats &s : tensors) stats->insert(stats->end(), {s.grad, s.weight, s.update});
     }
     CUDA->fetch(g, WEIGHTS);
     Values v;
@@ -135,7 +179,7 @@ static Values trained(const Setup *setup, int mode, int family) {
     return v;
 }
 
-// Recompute and graphs change no bit, and the same command gives the same bits. With GELU inside the product (bf16), `cheap` computes it once more from the
+// Recompute, graphs and measuring change no bit, nor do graphs change what is measured, and the same command gives the same bits. With GELU inside the product (bf16), `cheap` computes it once more from the
 // rounded value: the same to rounding.
 GPU_TEST(cuda_invariance) {
     for (int family = 0; family < FAMILIES; family++) {
@@ -148,11 +192,13 @@ GPU_TEST(cuda_invariance) {
         graph.graph = 1;
         stochastic.stochastic = 1;
         for (int mode : {(int)MODE_SPAN, (int)MODE_HYBRID}) {
-            Values want = trained(&plain, mode, family);
+            Values want = trained(&plain, mode, family), seen, seen_in_graphs;
             const char *name = MODES[mode].name;
             EXPECT(trained(&plain, mode, family) == want, "%s: twice the same and another result", name);
             EXPECT(trained(&on, mode, family) == want, "%s: --recompute on changes the weights", name);
             EXPECT(trained(&graph, mode, family) == want, "%s: --graph on changes the weights", name);
+            EXPECT(trained(&plain, mode, family, &seen) == want && trained(&graph, mode, family, &seen_in_graphs) == want, "%s: measuring changes the weights", name);
+            EXPECT(seen == seen_in_graphs, "%s: --graph on changes what is measured", name);
             Values close = trained(&cheap, mode, family);
             EXPECT(family == FAMILY_GPT2 && CUDA->storage == 2 ? nmse(close, want) < TOLERANCE : close == want, "%s: --recompute cheap changes the weights", name);
             EXPECT((trained(&stochastic, mode, family) == want) == (CUDA->storage == 4), "%s: stochastic rounding where there is something to round", name);

@@ -146,7 +146,7 @@ static void rope(real *x, int B, int T, int heads, int HS, double theta, int dir
 
 // ------------------------------------------------------------------------------------------------------------------ attention
 // Causal attention with grouped queries (Ainslie et al. 2023): S = Q K^T / sqrt(HS), P = softmax over keys <= query, C = P V.
-// q: [n, NH, HS], k, v: [n, KV, HS], c: [n, NH, HS]; head h reads kv head h / (NH / KV). Saved: lse, the log-sum-exp of each row of S.
+// q: [n, NH, HS], k, v: [n, KV, HS], c: [n, NH, HS]; head h reads kv head h / (NH / KV). Saved: lse, the log-sum-exp of each row of S. peak: its largest value.
 // Worked in blocks of QUERY_BLOCK rows of S in a thread's own scratch; S is never stored whole, and is recomputed in backward.
 
 typedef struct { int B, T, NH, KV, HS; } AttnShape;
@@ -159,7 +159,7 @@ static inline int thread_id(void) {
 #endif
 }
 
-static void attention_forward(real *c, real *lse, real *scores, const real *q, const real *k, const real *v, AttnShape s) {
+static void attention_forward(real *c, real *peak, real *lse, real *scores, const real *q, const real *k, const real *v, AttnShape s) {
     int64_t qs = (int64_t)s.NH * s.HS, ks = (int64_t)s.KV * s.HS, T = s.T;
     real scale = 1 / (real)sqrt(s.HS);
 #pragma omp parallel for collapse(2) schedule(dynamic)
@@ -179,6 +179,7 @@ static void attention_forward(real *c, real *lse, real *scores, const real *q, c
                     for (int64_t j = 0; j < seen; j++) sum += S_i[j] = exp_real(S_i[j] - max);
                     for (int64_t j = 0; j < seen; j++) S_i[j] /= sum;
                     for (int64_t j = seen; j < keys; j++) S_i[j] = 0;
+                    peak[(b * T + t0 + i) * s.NH + h] = max;
                     lse[(b * T + t0 + i) * s.NH + h] = max + (real)log(sum);
                 }
                 gemm(view(c + q_bh + t0 * qs, qs, 1), view(S, T, 1), view(v + k_bh, ks, 1), rows, s.HS, keys, 1, 0);
@@ -362,7 +363,7 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
         rope(q, s->B, s->T, m->NH, m->HS, m->theta, +1);
         rope(k, s->B, s->T, m->KV, m->HS, m->theta, +1);
     }
-    attention_forward(b->a.c, b->a.lse, b->a.scores, q, k, v, attn_shape(b));
+    attention_forward(b->a.c, b->a.peak, b->a.lse, b->a.scores, q, k, v, attn_shape(b));
     real *c = slot_forward(&nc, b->a.cn, b->a.c);
     linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, Q, 1));
 }
@@ -487,6 +488,44 @@ static void block_backward(const Block *b, real *dx, real *x) {
     sublayer_backward(b, &attn, dx, dx, b->d.mid, x);
 }
 
+// ------------------------------------------------------------------------------------------------------------------ diagnostics
+// What --norms-every shows (judge.h). Sums are of fixed pieces, in double, added in order.
+
+// sum of (x - a y)^2; y may be NULL where a is 0
+static double square_sum(const real *x, const real *y, double a, int64_t size) {
+    enum { PIECES = 64 };
+    double part[PIECES], sum = 0;
+#pragma omp parallel for schedule(static)
+    for (int64_t k = 0; k < PIECES; k++) {
+        part[k] = 0;
+        for (int64_t i = size * k / PIECES; i < size * (k + 1) / PIECES; i++) {
+            double d = x[i] - (y ? a * y[i] : 0);
+            part[k] += d * d;
+        }
+    }
+    for (int k = 0; k < PIECES; k++) sum += part[k];
+    return sum;
+}
+
+// Of one layer: sums of squares of the stream out of it, and for attention and ffn of a skip and of y; the values of each; the largest logit.
+typedef struct Watched { double stream, skip[2], branch[2], logit; int64_t values; } Watched;
+
+// After block_forward, whose buffers still hold this layer: y is what the sum has beyond a skip.
+static void block_watch(const Block *b, Watched *w, const real *x0) {
+    const Sublayer subs[2] = {attn_sublayer(b), ffn_sublayer(b)};
+    const real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};
+    int64_t values = b->s->n * (int64_t)b->m->C, rows = b->s->n * (int64_t)b->m->NH;
+    for (int i = 0; i < 2; i++) {
+        const Sublayer *f = &subs[i];
+        const real *u = f->in.site.on ? f->u : in[i], *skip = f->skip == OWN ? in[i] : f->skip == NORMED ? u : x0;
+        w->branch[i] += square_sum(f->post.site.on ? f->s : next[i], skip, f->a, values);
+        w->skip[i] += (double)f->a * f->a * square_sum(skip, NULL, 0, values);
+    }
+    w->stream += square_sum(b->a.x, NULL, 0, values);
+    w->values += values;
+    for (int64_t i = 0; i < rows; i++) if (!(b->a.peak[i] <= w->logit)) w->logit = b->a.peak[i];           // NaN stays
+}
+
 // ------------------------------------------------------------------------------------------------------------------ the model
 
 struct Gpt {
@@ -499,6 +538,8 @@ struct Gpt {
     real z_loss;
     double ce, z;                                       // sums of losses over the tokens seen since they were last asked
     int64_t seen;
+    bool watching;
+    Watched *watched;                                   // one for each layer
     int32_t *inputs, *targets;
 };
 
@@ -525,6 +566,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->grads = setup->training ? check_alloc((size_t)g->act_layout.grads * sizeof(real), "the gradients of activations") : NULL;
     g->inputs = check_alloc((size_t)g->max.n * sizeof(int32_t), "the inputs");
     g->targets = check_alloc((size_t)g->max.n * sizeof(int32_t), "the targets");
+    g->watched = check_alloc((size_t)m->L * sizeof *g->watched, "what is measured of layers");
     return g;
 }
 
@@ -534,6 +576,7 @@ static void gpt_destroy(Gpt *g) {
     free(g->grads);
     free(g->inputs);
     free(g->targets);
+    free(g->watched);
     layout_free(&g->layout);
     act_layout_free(&g->act_layout);
     free(g);
@@ -554,6 +597,7 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_forward(&b, x);
+        if (g->watching) block_watch(&b, &g->watched[l], x);
         x = b.a.x;
     }
     Norm fin = NORM(&b, fin);
@@ -609,26 +653,24 @@ static const void *gpt_logits(Gpt *g, int64_t row) { return gpt_block(g, 0).a.lo
 
 static void gpt_zero_grads(Gpt *g) { memset(g->tensors[GRADS], 0, (size_t)g->layout.total * sizeof(real)); }
 
-// ------------------------------------------------------------------------------------------------------------------ the optimizer
-
-// Sums of squares of fixed pieces, in double, added in order.
-static double gpt_grad_norm(Gpt *g, const Entry *e) {
-    const real *d = g->tensors[GRADS] + (e ? e->offset : 0);
-    int64_t size = e ? e->size : g->layout.total;
-    enum { PIECES = 64 };
-    double part[PIECES], sum = 0;
-#pragma omp parallel for schedule(static)
-    for (int64_t k = 0; k < PIECES; k++) {
-        part[k] = 0;
-        for (int64_t i = size * k / PIECES; i < size * (k + 1) / PIECES; i++) part[k] += (double)d[i] * d[i];
-    }
-    for (int k = 0; k < PIECES; k++) sum += part[k];
-    return sqrt(sum);
+static void gpt_watch(Gpt *g) {
+    g->watching = true;
+    for (int l = 0; l < g->m.L; l++) g->watched[l] = (Watched){.logit = -INFINITY};
 }
+
+static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
+    g->watching = false;
+    for (int l = 0; l < g->m.L; l++) {
+        const Watched *w = &g->watched[l];
+        layers[l] = (LayerStats){sqrt(w->stream / (double)w->values), sqrt(w->branch[0] / w->skip[0]), sqrt(w->branch[1] / w->skip[1]), w->logit};
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the optimizer
 
 // m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target))
 static Update gpt_update(Gpt *g, const AdamW *o) {
-    Update u = {gpt_loss(g), gpt_grad_norm(g, NULL), 0};
+    Update u = {gpt_loss(g), sqrt(square_sum(g->tensors[GRADS], NULL, 0, g->layout.total)), 0};
     u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.norm);
     if (!u.applied) return u;
     real correct1 = (real)(1 / (1 - pow(o->beta1, (double)o->step))), correct2 = (real)(1 / (1 - pow(o->beta2, (double)o->step)));
@@ -648,6 +690,26 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     return u;
 }
 
+// After a step. Its update is computed again from the moments: with c m / (sqrt(c v) + eps) = A,  before = (w + lr (A - decay target)) / (1 - lr decay).
+static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
+    double correct1 = o ? 1 / (1 - pow(o->beta1, (double)o->step)) : 0, correct2 = o ? 1 / (1 - pow(o->beta2, (double)o->step)) : 0;
+#pragma omp parallel for schedule(dynamic)
+    for (int k = 0; k < g->layout.count; k++) {
+        const Entry *e = &g->layout.entries[k];
+        const real *w = gpt_tensor(g, WEIGHTS, e), *d = gpt_tensor(g, GRADS, e), *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
+        double lr = o ? o->lr[e->row.lr] : 0, decay = o ? o->decay[e->row.decay] : 0, target = o && e->row.init == ROLE_GAIN ? o->gain_target : 0;
+        double eps = o ? o->eps : 1, grad = 0, weight = 0, update = 0;
+        for (int64_t i = 0; i < e->size; i++) {
+            double adam = m[i] * correct1 / (sqrt(v[i] * correct2) + eps), before = (w[i] + lr * (adam - decay * target)) / (1 - lr * decay);
+            double step = lr * (adam + decay * (before - target));
+            grad += (double)d[i] * d[i];
+            weight += before * before;
+            update += step * step;
+        }
+        stats[k] = (TensorStats){sqrt(grad), sqrt(weight), sqrt(update)};
+    }
+}
+
 // Nothing on the CPU is chosen by timing.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) { (void)g, (void)plans, (void)path; }
 static char *gpt_plans(Gpt *g) { (void)g; return NULL; }
@@ -659,7 +721,7 @@ static char *gpt_plans(Gpt *g) { (void)g; return NULL; }
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const Trainer NAMED(judge_, PREC) = {"cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
-                                     gpt_loss, gpt_logits, gpt_zero_grads, gpt_grad_norm, gpt_update, gpt_prepare, gpt_plans, NULL};
+                                     gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL};
 
 int main(int argc, char **argv) {
     check_streams_begin();

@@ -30,8 +30,10 @@ struct Gpt {
     int turn;
     UpdateEntry *entries, *host_entries;
     UpdateState *state, *host_state;
-    double *norm;
-    int64_t seen;                                       // tokens in state->sums
+    LayerSums *layer_sums, *host_layer_sums;            // what --norms-every shows: of each layer, each entry
+    TensorSums *tensor_sums, *host_tensor_sums;
+    bool watching;
+    int64_t seen, watched;                              // tokens in state->sums, in layer_sums
     cudaGraphExec_t forward_graph, backward_graph;
     double scale;                                       // of the backward in work, and in its graph
     bool preparing;                                     // the dry step of gpt_prepare: nothing is recorded
@@ -50,7 +52,8 @@ static size_t gpt_bytes(const Model *m, const Setup *setup) {
     ActLayout acts = act_layout_make(m, &s);
     size_t weights = (size_t)layout.total * (sizeof(float) * (setup->training ? TENSOR_KINDS : 1) + (gpt_ratio() > 1 ? sizeof(real) : 0));
     size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : 0)) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
-                   (size_t)scratch_floats(m) * sizeof(float) + PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
+                   (size_t)scratch_floats(m) * sizeof(float) + (size_t)m->L * sizeof(LayerSums) + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums)) +
+                   PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
     layout_free(&layout);
     act_layout_free(&acts);
     return bytes;
@@ -135,9 +138,12 @@ static void gpt_alloc_step(Gpt *g) {
     g->gpu.scratch = device_alloc<float>(scratch_floats(m), "partial sums");
     g->state = device_alloc<UpdateState>(1, "the state of an update");
     cudaCheck(cudaMemsetAsync(g->state, 0, sizeof *g->state, g->gpu.stream));
-    g->norm = device_alloc<double>(1, "a norm");
     g->entries = device_alloc<UpdateEntry>(g->layout.count, "the list of tensors");
     g->host_entries = pinned_alloc<UpdateEntry>(g->layout.count);
+    g->layer_sums = device_alloc<LayerSums>(m->L, "what is measured of layers");
+    g->host_layer_sums = pinned_alloc<LayerSums>(m->L);
+    g->tensor_sums = device_alloc<TensorSums>(g->layout.count, "what is measured of tensors");
+    g->host_tensor_sums = pinned_alloc<TensorSums>(g->layout.count);
     g->host_state = pinned_alloc<UpdateState>(1);
     g->logits_row = pinned_alloc<float>(m->Vp);
     if (!m->rope) return;
@@ -174,13 +180,13 @@ static void gpt_destroy(Gpt *g) {
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     if (g->forward_graph) cudaCheck(cudaGraphExecDestroy(g->forward_graph));
     if (g->backward_graph) cudaCheck(cudaGraphExecDestroy(g->backward_graph));
-    void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->rotary, g->batch, g->gpu.scratch, g->state, g->norm, g->entries};
+    void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->rotary, g->batch, g->gpu.scratch, g->state, g->entries, g->layer_sums, g->tensor_sums};
     for (void *p : device) cudaCheck(cudaFree(p));
     for (int kind = 0; kind < TENSOR_KINDS; kind++) {
         cudaCheck(cudaFree(g->tensors[kind]));
         free(g->host[kind]);
     }
-    void *pinned[] = {g->staged[0], g->staged[1], g->host_entries, g->host_state, g->logits_row};
+    void *pinned[] = {g->staged[0], g->staged[1], g->host_entries, g->host_layer_sums, g->host_tensor_sums, g->host_state, g->logits_row};
     for (void *p : pinned) cudaCheck(cudaFreeHost(p));
     for (int k = 0; k < 2; k++) cudaCheck(cudaEventDestroy(g->copied[k]));
     plans_destroy(g->gpu.plans);
@@ -213,6 +219,7 @@ static void model_forward(Gpt *g) {
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
+        if (g->watching) block_watch(&b, &g->layer_sums[l], x);
         x = b.a.x;
     }
     Norm fin = NORM(&b, fin);
@@ -251,9 +258,9 @@ static void model_backward(Gpt *g) {
 
 // ------------------------------------------------------------------------------------------------------------------ a micro-step
 
-// Runs `work`, or its recorded graph: with --graph on a whole micro-batch is one launch forward and one backward.
+// Runs `work`, or its recorded graph: with --graph on a whole micro-batch is one launch forward and one backward. What is measured is in no graph.
 static void gpt_replay(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
-    bool whole = g->setup.graph && g->setup.training && g->now.n == g->max.n && g->now.T == g->max.T && !g->preparing;
+    bool whole = g->setup.graph && g->setup.training && g->now.n == g->max.n && g->now.T == g->max.T && !g->preparing && !g->watching;
     if (!whole) { work(g); return; }
     if (!*graph) {
         cudaGraph_t recorded;
@@ -291,6 +298,7 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     g->now.B = B;
     g->now.T = T;
     g->now.n = B * T;
+    if (g->watching) g->watched += g->now.n;
     gpt_stage(g, inputs, targets);
     if (!targets) { model_forward(g); return; }
     gpt_replay(g, &g->forward_graph, model_loss);
@@ -326,26 +334,55 @@ static Loss gpt_loss(Gpt *g) {
 
 static uint64_t gpt_rounding(const Gpt *g, int64_t step) { return rand_key(g->setup.seed, "rounding", (uint64_t)step); }
 
-static Update gpt_update(Gpt *g, const AdamW *o) {
+// Brings the rates of each entry to the device; returns those that all share.
+static AdamWStep gpt_rates(Gpt *g, const AdamW *o) {
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         g->host_entries[k] = UpdateEntry{e->offset, e->size, (float)o->lr[e->row.lr], (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0};
     }
     cudaCheck(cudaMemcpyAsync(g->entries, g->host_entries, (size_t)g->layout.count * sizeof *g->entries, cudaMemcpyHostToDevice, g->gpu.stream));
-    AdamWStep step = {(float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 / (1 - pow(o->beta1, (double)o->step))), (float)(1 / (1 - pow(o->beta2, (double)o->step))),
-                      (float)o->clip, g->setup.stochastic, gpt_rounding(g, o->step)};
-    Arenas arenas = {g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V], g->tensors[GRADS], g->layout.total};
-    adamw_update(arenas, g->entries, g->layout.count, g->state, step, &g->gpu);
+    return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 / (1 - pow(o->beta1, (double)o->step))), (float)(1 / (1 - pow(o->beta2, (double)o->step))),
+                     (float)o->clip, g->setup.stochastic, gpt_rounding(g, o->step)};
+}
+
+static Arenas gpt_arenas(const Gpt *g) { return Arenas{g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V], g->tensors[GRADS], g->layout.total}; }
+
+static Update gpt_update(Gpt *g, const AdamW *o) {
+    AdamWStep step = gpt_rates(g, o);
+    adamw_update(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     Loss loss = gpt_loss(g);
     return Update{loss, g->host_state->norm, g->host_state->finite};
 }
 
-static double gpt_grad_norm(Gpt *g, const Entry *e) {
-    double norm;
-    gradient_norm(g->norm, g->tensors[GRADS] + (e ? e->offset : 0), e ? e->size : g->layout.total, &g->gpu);
-    cudaCheck(cudaMemcpyAsync(&norm, g->norm, sizeof norm, cudaMemcpyDeviceToHost, g->gpu.stream));
+static void gpt_watch(Gpt *g) {
+    g->watching = true;
+    g->watched = 0;
+    for (int l = 0; l < g->m.L; l++) g->host_layer_sums[l] = LayerSums{{}, -INFINITY};
+    cudaCheck(cudaMemcpyAsync(g->layer_sums, g->host_layer_sums, (size_t)g->m.L * sizeof *g->layer_sums, cudaMemcpyHostToDevice, g->gpu.stream));
+}
+
+static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
+    g->watching = false;
+    cudaCheck(cudaMemcpyAsync(g->host_layer_sums, g->layer_sums, (size_t)g->m.L * sizeof *g->layer_sums, cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
-    return norm;
+    for (int l = 0; l < g->m.L; l++) {
+        const double *s = g->host_layer_sums[l].squares;
+        layers[l] = LayerStats{sqrt(s[STREAM] / ((double)g->watched * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), g->host_layer_sums[l].logit};
+    }
+}
+
+// Without an update all rates are 0, and so are the steps.
+static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors) {
+    AdamW none = {};
+    none.eps = none.step = 1;
+    AdamWStep step = gpt_rates(g, applied ? applied : &none);
+    tensor_sums(g->tensor_sums, gpt_arenas(g), g->entries, g->layout.count, step, &g->gpu);
+    cudaCheck(cudaMemcpyAsync(g->host_tensor_sums, g->tensor_sums, (size_t)g->layout.count * sizeof *g->tensor_sums, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    for (int k = 0; k < g->layout.count; k++) {
+        const double *s = g->host_tensor_sums[k].squares;
+        tensors[k] = TensorStats{sqrt(s[TENSOR_GRAD]), sqrt(s[TENSOR_WEIGHT]), sqrt(s[TENSOR_STEP])};
+    }
 }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->host[kind] ? g->host[kind] + e->offset : NULL; }
@@ -392,7 +429,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const Trainer NAMED(cuda_, PREC) = {"cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
-                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_grad_norm, gpt_update, gpt_prepare, gpt_plans, gpt_memory};
+                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory};
 
 int main(int argc, char **argv) {
     check_streams_begin();

@@ -3,14 +3,14 @@
 //   forward    S = Q K^T / sqrt(HS)      P = softmax of S over keys <= query = exp(S - lse)      C = P V
 //   backward   dV = P^T dC    dP = dC V^T    dS = P (dP - D), D = rowsum(dC C)    dQ = dS K / sqrt(HS)    dK = dS^T Q / sqrt(HS)
 //
-// Saved: lse, the log-sum-exp of each row of S, in base 2, as [B, NH, T]; backward computes P again from it. D lies alike.
+// Saved: lse, the log-sum-exp of each row of S, in base 2, as [B, NH, T]; backward computes P again from it. D lies alike, and peak, the largest value of each row of S.
 //
 // Three kernels of one shape. A block of four warps owns a tile of rows of one head, 16 or 32 rows a warp, and walks over tiles of columns, two matrices side by
 // side; while it works on one tile, the next is on its way to the other half of a double buffer (cp.async). What a block owns it writes once: no atomics, one order
 // of summation, the same bits in every run.
 //
 //              rows, kept    columns, passing by                    per tile                                                  result
-//   forward    Q             K, V: keys up to the last row          S = Q K^T, online softmax, C += P V                       C, lse
+//   forward    Q             K, V: keys up to the last row          S = Q K^T, online softmax, C += P V                       C, lse, peak
 //   dq         Q, dC         K, V: keys up to the last row          S = Q K^T, dP = dC V^T, dQ += dS K                        dQ
 //   dkv        K, V          Q, dC: queries from the first row on,  S^T = K Q^T, dP^T = V dC^T, dV += P^T dC, dK += dS^T Q    dK, dV
 //                            of all heads of the group
@@ -212,7 +212,7 @@ static __device__ inline void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, 
 
 // Block (head of a sequence, tile of queries from the last on).
 template <int HS, int STRIPS, int COLUMNS>
-static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel(real *c, wide *lse, const real *q, const real *k, const real *v, AttentionShape s) {
+static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel(real *c, wide *peak, wide *lse, const real *q, const real *k, const real *v, AttentionShape s) {
     constexpr int OWN = 16 * STRIPS, ROWS = ATTENTION_WARPS * OWN, PITCH = TILE_PITCH<HS>;
     SHARED_DYNAMIC(real, shared);
     real *q_tile = shared, *buffer = shared + ROWS * PITCH;
@@ -243,7 +243,11 @@ static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward
             int t = row0 + 16 * m + 8 * i + lane / 4;
             float total = quad_sum(sum[m][i]);
             UNROLL for (int n = 0; n < HS / 8; n++) sums.v[m][n][2 * i] /= total, sums.v[m][n][2 * i + 1] /= total;
-            if (lane % 4 == 0 && t < s.T) lse[(int64_t)blockIdx.x * s.T + t] = max[m][i] + log2f(total);
+            if (lane % 4 == 0 && t < s.T) {
+                int64_t row = (int64_t)blockIdx.x * s.T + t;
+                lse[row] = max[m][i] + log2f(total);
+                peak[row] = total == total ? max[m][i] * 0.693147181f : total;         // fmaxf passes over NaN, the sum does not
+            }
         }
     int64_t width = (int64_t)s.NH * HS;
     rows_store(c + ((int64_t)b * s.T + row0) * width + h * HS, width, s.T - row0, q_tile + own * PITCH, sums);
@@ -376,10 +380,10 @@ template <int HS> struct AttentionTiles {
     static_assert(BYTES <= 99 << 10 && BACK_BYTES <= 99 << 10, "smaller tiles");
 };
 
-template <int HS> static void attention_forward_launch(real *c, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
+template <int HS> static void attention_forward_launch(real *c, wide *peak, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
     typedef AttentionTiles<HS> Tiles;
     dim3 grid(s.B * s.NH, CEIL_DIV(s.T, Tiles::ROWS));
-    LAUNCH(attention_forward_kernel<HS, Tiles::STRIPS, Tiles::COLUMNS>, grid, ATTENTION_THREADS, Tiles::BYTES, gpu->stream, c, lse, q, k, v, s);
+    LAUNCH(attention_forward_kernel<HS, Tiles::STRIPS, Tiles::COLUMNS>, grid, ATTENTION_THREADS, Tiles::BYTES, gpu->stream, c, peak, lse, q, k, v, s);
 }
 
 template <int HS> static void attention_backward_launch(real *dq, real *dk, real *dv, AttentionSaved a, AttentionShape s, Gpu *gpu) {
@@ -394,12 +398,12 @@ static inline void attention_refuse(int HS) {
           "  -> --heads, so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS);
 }
 
-// c[B*T, NH*HS]; lse: B*NH*T floats for backward.
-static inline void attention_forward(real *c, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
+// c[B*T, NH*HS]; peak and lse: B*NH*T floats each, lse for backward.
+static inline void attention_forward(real *c, wide *peak, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
     attention_refuse(s.HS);
     auto launch = s.HS == 32 ? attention_forward_launch<32> : s.HS == 48 ? attention_forward_launch<48> : s.HS == 64 ? attention_forward_launch<64>
                 : s.HS == 96 ? attention_forward_launch<96> : attention_forward_launch<128>;
-    launch(c, lse, q, k, v, s, gpu);
+    launch(c, peak, lse, q, k, v, s, gpu);
 }
 
 // SETs dq, dk and dv, which may not be q, k or v. D: scratch of B*NH*T floats; dc[B*T, NH*HS].

@@ -18,6 +18,7 @@
 #include "memory.h"
 #include "norm.cuh"
 #include "qkv.cuh"
+#include "stats.cuh"
 
 // What the functions of one block share: its place in the mode, its parameters and activations, and their gradients.
 typedef struct Block {
@@ -82,7 +83,7 @@ static inline void attn_branch_forward(const Block *b, real *y, const real *u, c
     qkv_forward(b->a.qkvn, b->a.qkv, norms, qkv_shape(b), b->gpu);
     const real *qkv[3];
     for (int part = 0; part < 3; part++) qkv[part] = qkv_part(m, b->a.qkv, b->a.qkvn, norms, part);
-    attention_forward(b->a.c, b->a.lse, qkv[0], qkv[1], qkv[2], attn_shape(b), b->gpu);
+    attention_forward(b->a.c, b->a.peak, b->a.lse, qkv[0], qkv[1], qkv[2], attn_shape(b), b->gpu);
     real *c = slot_forward(&nc, b->a.cn, b->a.c, b->gpu);
     linear_forward(y, c, b->w.wo, b->w.wo_b, add, beta, linear_shape(b, m->C, m->NH * m->HS, 1), b->gpu);
 }
@@ -228,6 +229,17 @@ static inline void block_recompute(const Block *b, real *x) {
     slot_forward(&attn_in, b->a.ai, x, b->gpu);
     slot_forward(&ffn_in, b->a.fi, b->a.mid, b->gpu);
     activation_forward(b->a.h, b->p.hidden.on ? b->a.gun : b->a.gu, b->s->n, b->m->F, b->m->swiglu, b->gpu);
+}
+
+// Right after a forward, whose buffers still hold this layer: y is what the sum has beyond a skip. x: the block's input.
+static inline void block_watch(const Block *b, LayerSums *sums, const real *x) {
+    const Mode *r = b->p.row;
+    const Acts *a = &b->a;
+    const real *attn_skip = r->attn.skip == NORMED && r->attn.in ? a->ai : x;
+    const real *ffn_skip = r->ffn.skip == BLOCK ? x : r->ffn.skip == NORMED && r->ffn.in ? a->fi : a->mid;
+    LayerTensors t = {{r->attn.post ? a->as : a->mid, r->ffn.post ? a->fs : a->x}, {attn_skip, ffn_skip}, a->x, a->peak, {(float)b->p.attn_a, (float)b->p.ffn_a},
+                      (int64_t)b->s->n * b->m->C, (int64_t)b->s->n * b->m->NH};
+    layer_sums(sums, t, b->gpu);
 }
 
 // Every row of modes.h as a pair of functions; the row of layer l (Place.row) chooses.

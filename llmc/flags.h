@@ -75,7 +75,7 @@ FLAG(out,          TEXT,   "", 0, 0, "", ONCE,  "the run's folder; empty: runs/<
 FLAG(val_every,    INT,    "250",   0, 1e12, "", FREE,  "steps between validations; 0: at the end only") \
 FLAG(val_tokens,   INT,    "0",     0, 1e15, "", FREE,  "tokens of a validation; 0: the whole split") \
 FLAG(save_every,   INT,    "500",   0, 1e12, "", FREE,  "steps between checkpoints; 0: at the end only") \
-FLAG(norms_every,  INT,    "100",   0, 1e12, "", FREE,  "steps between lines with every tensor's gradient norm; 0: none") \
+FLAG(norms_every,  INT,    "100",   0, 1e12, "", FREE,  "steps between lines with diagnostics of every layer and tensor (README); 0: none") \
 FLAG(resume,       CHOICE, "never", 0, 0, "never|auto|required", ONCE,  "continue the run in --out: if there is one, or else fail") \
 FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint or a model.safetensors") \
 FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run or checkpoint to --eval or --sample without training") \
@@ -84,7 +84,7 @@ FLAG(sample,       INT,    "400",   0, 1 << 20, "", FREE,  "tokens to sample at 
 FLAG(prompt,       TEXT,   "", 0, 0, "", FREE,  "text the sample continues") \
 FLAG(temperature,  NUMBER,   "0.8",   0, 100, "", FREE,  "of the sample; 0: the likeliest token") \
 FLAG(top_k,        INT,    "0",     0, 1 << 24, "", FREE,  "sample among the k likeliest tokens; 0: all") \
-FLAG(show,         TEXT,   "", 0, 0, "", ONCE,  "print the expanded tables and stop: model|models|modes (--show alone: model)")
+FLAG(show,         TEXT,   "", 0, 0, "", ONCE,  "print the expanded tables and stop: model|models|modes|config (--show alone: model; config: config.json)")
 
 typedef struct Flags {
 #define FLAG_FIELD(field, kind, ...) Flag##kind field;

@@ -15,6 +15,12 @@ typedef struct AdamW { double lr[4], decay[3], beta1, beta2, eps, clip, gain_tar
 
 typedef struct Update { Loss loss; double norm; int applied; } Update;   // what a step found: mean losses, norm before clipping, whether it changed the weights
 
+// What --norms-every shows. Of a layer, over the tokens of the forwards since watch: RMS of the stream that leaves the block; for each sublayer, with
+// s = a skip + y (modes.h), RMS(y) / RMS(a skip); the largest attention logit q k / sqrt(HS).
+typedef struct LayerStats { double residual_rms, attn_ratio, ffn_ratio, attn_logit_max; } LayerStats;
+// Of a tensor after a step: L2 norms of its gradient before clipping, of its weights before the step, and of what the step subtracted from them.
+typedef struct TensorStats { double grad, weight, update; } TensorStats;
+
 // How a model is made. B x T: the largest micro-batch, of steps of `batch` sequences. seed: of stochastic rounding.
 typedef struct Setup { int B, T, recompute, training; double z_loss; int64_t batch; int tf32, stochastic, tune, graph; uint64_t seed; } Setup;
 
@@ -35,8 +41,10 @@ typedef struct Trainer {
     Loss (*loss)(Gpt *gpt);                               // mean over the tokens of all forwards since it was last asked, by this or by update
     const void *(*logits)(Gpt *gpt, int64_t row);         // V values of the type of a weight, of the last forward without targets
     void (*zero_grads)(Gpt *gpt);
-    double (*grad_norm)(Gpt *gpt, const Entry *e);        // L2 norm of one entry's gradient, or of all for NULL
     Update (*update)(Gpt *gpt, const AdamW *adamw);       // one step, where losses and gradients are finite; otherwise nothing changes
+    void (*watch)(Gpt *gpt);                              // the forwards from here on are measured, until layer_stats is asked
+    void (*layer_stats)(Gpt *gpt, LayerStats *layers);    // one for each layer
+    void (*tensor_stats)(Gpt *gpt, const AdamW *applied, TensorStats *tensors);   // one for each entry; after the update that `applied` describes, NULL: none was
     // After weights are set, before the first step: takes the matrix plans of an earlier run, if any, and chooses by timing those that lack (setup.tune).
     // plans: as text, to keep with the run (NULL: none).
     void (*prepare)(Gpt *gpt, const char *plans, const char *path);

@@ -80,6 +80,24 @@ static inline void log_text(Log *log, const char *key, const char *value) {
     json_write_string(log->line, value);
 }
 
+// Values in brackets: '{' with keys, '[' with log_item.
+static inline void log_nest(Log *log, const char *key, char bracket) {
+    log_key(log, key);
+    fputc(bracket, log->line);
+    log->separator = "";
+}
+
+static inline void log_unnest(Log *log, char bracket) {
+    fputc(bracket, log->line);
+    log->separator = ", ";
+}
+
+static inline void log_item(Log *log, double value) {
+    fputs(log->separator, log->line);
+    json_write_number(log->line, value);
+    log->separator = ", ";
+}
+
 static inline void log_end(Log *log) {
     fputs("}\n", log->line);
     fclose(log->line);

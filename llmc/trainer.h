@@ -135,8 +135,8 @@ static inline char *config_text(const Run *r) {
     size_t n = 0;
     FILE *file = open_memstream(&text, &n);
     CHECK(file, "no memory for config.json\n  -> a smaller --micro-batch");
-    fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"flags\": {\n", CONFIG_VERSION,
-            r->m.mode->name, r->t->precision, GIT_HASH, (long long)show_parameters(&r->m, &r->layout));
+    fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"flags\": {\n", CONFIG_VERSION,
+            r->m.mode->name, r->t->precision, GIT_HASH, (long long)show_parameters(&r->m, &r->layout), show_flops(&r->m, &r->layout), INITS[r->init.scheme].name);
     for (int i = 0, first = 1; i < FLAG_COUNT; i++) {
         if (FLAGS[i].resume == ONCE) continue;
         fprintf(file, "%s    \"%s\": ", first ? "" : ",\n", FLAGS[i].field);
@@ -434,12 +434,43 @@ static inline void run_progress(Run *r, double loss, double lr, double norm) {
     r->printed = now;
 }
 
+// The line with a step's diagnostics (judge.h): arrays by layer, objects by tensor. applied: the update, NULL where the step was skipped.
+static inline void run_log_stats(Run *r, const AdamW *applied) {
+    static const char *const NAMES[] = {"residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max"};
+    int L = r->m.L, count = r->layout.count;
+    LayerStats *layers = (LayerStats *)check_alloc((size_t)L * sizeof *layers, "what is measured of layers");
+    TensorStats *tensors = (TensorStats *)check_alloc((size_t)count * sizeof *tensors, "what is measured of tensors");
+    r->t->layer_stats(r->gpt, layers);
+    r->t->tensor_stats(r->gpt, applied, tensors);
+    log_begin(&r->log);
+    log_int(&r->log, "step", r->step);
+    for (int i = 0; i < 4; i++) {
+        log_nest(&r->log, NAMES[i], '[');
+        for (int l = 0; l < L; l++) {
+            const double values[] = {layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max};
+            log_item(&r->log, values[i]);
+        }
+        log_unnest(&r->log, ']');
+    }
+    log_nest(&r->log, "grad_norms", '{');
+    for (int k = 0; k < count; k++) log_real(&r->log, r->layout.entries[k].name, tensors[k].grad);
+    log_unnest(&r->log, '}');
+    log_nest(&r->log, "update_ratios", '{');
+    for (int k = 0; k < count; k++) log_real(&r->log, r->layout.entries[k].name, tensors[k].update / tensors[k].weight);
+    log_unnest(&r->log, '}');
+    log_end(&r->log);
+    free(layers);
+    free(tensors);
+}
+
 // One step: gradients of the whole batch, clipping, update. A loss or gradient that is not finite never reaches the weights: the step is
 // skipped and said; DIVERGED_STEPS of them in a row end the run.
 static inline void run_step(Run *r) {
     const Flags *f = r->f;
     double begin = clock_seconds(), lr = schedule_lr(f, r->step + 1);
+    bool watched = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
     r->t->zero_grads(r->gpt);
+    if (watched) r->t->watch(r->gpt);
     run_batches(r, &r->train, r->step * f->batch, f->batch, 1.0 / (double)(f->batch * r->m.T));
     AdamW o = schedule_adamw(f, lr, r->updates + 1);
     Update u = r->t->update(r->gpt, &o);
@@ -460,12 +491,7 @@ static inline void run_step(Run *r) {
     log_real(&r->log, "ms", seconds * 1e3);
     if (!u.applied) log_text(&r->log, "skipped", "not finite");
     log_end(&r->log);
-    if (f->norms_every && (r->step % f->norms_every == 0 || r->step == 1)) {
-        log_begin(&r->log);
-        log_int(&r->log, "step", r->step);
-        for (int k = 0; k < r->layout.count; k++) log_real(&r->log, r->layout.entries[k].name, r->t->grad_norm(r->gpt, &r->layout.entries[k]));
-        log_end(&r->log);
-    }
+    if (watched) run_log_stats(r, u.applied ? &o : NULL);
     run_progress(r, loss, lr, norm);
 }
 
@@ -595,10 +621,15 @@ static inline Setup run_setup(const Run *r, bool training) {
 }
 
 // What --show prints, before any memory is taken.
-static inline int run_show(const Run *r, const Setup *setup) {
-    int what = flag_choice("model|models|modes", r->f->show);
-    CHECK(what >= 0, "--show %s: expected model, models or modes\n  -> --show modes", r->f->show);
+static inline int run_show(Run *r, const Setup *setup) {
+    int what = flag_choice("model|models|modes|config", r->f->show);
+    CHECK(what >= 0, "--show %s: expected model, models, modes or config\n  -> --show modes", r->f->show);
     if (what == 2) show_modes();
+    if (what == 3) {
+        char *config = config_text(r);
+        printf("%s", config);
+        free(config);
+    }
     if (what == 0) show_model(&r->m, &r->init, r->f->model, r->t, setup, true);
     if (what == 0 && r->t->memory) r->t->memory(&r->m, setup);
     for (int i = 0; what == 1 && i < PRESET_COUNT; i++) {
@@ -725,9 +756,9 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     r->init = init_from_flags(f, r->m.mode);
     r->micro = !training && !f->eval ? 1 : (int)(f->micro_batch ? f->micro_batch : f->batch);
     Setup setup = run_setup(r, training);
+    r->layout = layout_make(&r->m);
     if (*f->show) return run_show(r, &setup);
 
-    r->layout = layout_make(&r->m);
     run_open_tokenizer(r);
     show_model(&r->m, &r->init, f->model, t, &setup, false);
     size_t batch = (size_t)setup.B * (size_t)setup.T * sizeof(int32_t);

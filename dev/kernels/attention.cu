@@ -166,7 +166,8 @@ int main(void) {
     real *q = device_repeat(&host[0], B), *k = device_repeat(&host[1], B), *v = device_repeat(&host[2], B), *dc = device_repeat(&host[3], B);
     real *c = device_empty<real>(all), *dq = device_empty<real>(all), *dk = device_empty<real>(all), *dv = device_empty<real>(all);
     float *p = device_empty<float>((size_t)B * NH * T * T), *ds = device_empty<float>((size_t)B * NH * T * T);
-    wide *lse = device_empty<wide>(B * NH * T), *lse2 = device_empty<wide>(B * NH * T), *D = device_empty<wide>(B * NH * T);         // lse2: to base 2, of step 3
+    wide *lse = device_empty<wide>(B * NH * T), *D = device_empty<wide>(B * NH * T), *lse2 = device_empty<wide>(B * NH * T), *peak = device_empty<wide>(B * NH * T);
+    // lse2, to base 2, and peak: of step 3
     const real *qkv[3] = {q, k, v};
     AttentionShape shape = {B, T, NH, NH, HS, C};
     Solution t = solve(host[0], host[1], host[2], host[3]);
@@ -184,7 +185,7 @@ int main(void) {
         LAUNCH(naive_sum_kernel<false>, elements, 128, 0, stream, c, p, v);
     });
     ladder_step("2 flash", floor, forward, gpu, [&] { LAUNCH(flash_forward_kernel, rows, ROWS, 0, stream, c, lse, q, k, v); });
-    ladder_step("3 llmc/attention.cuh", floor, forward, gpu, [&] { attention_forward(c, lse2, q, k, v, shape, gpu); });
+    ladder_step("3 llmc/attention.cuh", floor, forward, gpu, [&] { attention_forward(c, peak, lse2, q, k, v, shape, gpu); });
 
     // c is what step 3 has left.
     ladder_header("backward: reads dC, C, Q, K, V; writes dQ, dK, dV; 5 products", back);

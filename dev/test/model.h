@@ -42,6 +42,14 @@ static inline double entry_value(const Trainer *t, Gpt *g, int kind, const Entry
     return t->element == sizeof(float) ? ((float *)p)[i] : ((double *)p)[i];
 }
 
+// L2 norm of all gradients together.
+static inline double grads_norm(const Trainer *t, Gpt *g, const Layout *layout) {
+    double square = 0;
+    for (int k = 0; k < layout->count; k++)
+        for (int64_t i = 0; i < layout->entries[k].size; i++) square += pow(entry_value(t, g, GRADS, &layout->entries[k], i), 2);
+    return sqrt(square);
+}
+
 // Normalized error of one tensor: |a - b|^2 / max(|b|^2, floor).
 static inline double entry_nmse(const Trainer *ta, Gpt *a, const Trainer *tb, Gpt *b, int kind, const Entry *e, double floor) {
     double error = 0, scale = 0;

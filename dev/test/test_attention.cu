@@ -17,7 +17,7 @@ struct Rows {
 
 // ------------------------------------------------------------------------------------------------------------------ the equations
 
-struct Truth { Values c, d; };                                 // d: rows of dq, dk, dv; NaN in the gaps
+struct Truth { Values c, d, peak; };                           // d: rows of dq, dk, dv; NaN in the gaps
 
 // dot product of the head's rows
 static double dot(const Values &x, int64_t i, const Values &y, int64_t j, int HS) {
@@ -37,6 +37,7 @@ static void head_truth(Truth *truth, const Values &x, const Values &dc, const Ro
         int64_t c_t = (int64_t)(b * s.T + t) * r.c_width + h * s.HS;
         double max = -INFINITY, sum = 0, mean = 0;
         for (int u = 0; u <= t; u++) max = fmax(max, p[u] = scale * dot(x, row(0, t), x, row(1, u), s.HS));
+        truth->peak[((int64_t)b * s.NH + h) * s.T + t] = max;
         for (int u = 0; u <= t; u++) sum += p[u] = exp(p[u] - max);
         for (int u = 0; u <= t; u++) {
             p[u] /= sum;
@@ -55,7 +56,7 @@ static void head_truth(Truth *truth, const Values &x, const Values &dc, const Ro
 }
 
 static Truth attention_truth(const Values &x, const Values &dc, const Rows &r) {
-    Truth truth = {Values(r.n * r.c_width), Values(r.n * r.s.ld, NAN)};
+    Truth truth = {Values(r.n * r.c_width), Values(r.n * r.s.ld, NAN), Values(r.n * r.s.NH)};
     for (int64_t bt = 0; bt < r.n; bt++)
         for (int part = 0; part < 3; part++)
             for (int64_t i = 0; i < r.width[part]; i++) truth.d[bt * r.s.ld + r.at[part] + i] = 0;
@@ -66,18 +67,18 @@ static Truth attention_truth(const Values &x, const Values &dc, const Rows &r) {
 
 // ------------------------------------------------------------------------------------------------------------------ the device
 
-struct Device { real *x, *dc, *c, *d; wide *lse, *D; };
+struct Device { real *x, *dc, *c, *d; wide *peak, *lse, *D; };
 
 static Device device_make(Values *x, Values *dc, const Rows &r) {
     int64_t rows = r.n * r.s.NH;
     return {device_copy<real>(x), device_copy<real>(dc), device_empty<real>(r.n * r.c_width), device_empty<real>(r.n * r.s.ld),
-            device_empty<wide>(rows), device_empty<wide>(rows)};
+            device_empty<wide>(rows), device_empty<wide>(rows), device_empty<wide>(rows)};
 }
-static void device_free(Device d) { cudaFree(d.x), cudaFree(d.dc), cudaFree(d.c), cudaFree(d.d), cudaFree(d.lse), cudaFree(d.D); }
+static void device_free(Device d) { cudaFree(d.x), cudaFree(d.dc), cudaFree(d.c), cudaFree(d.d), cudaFree(d.peak), cudaFree(d.lse), cudaFree(d.D); }
 
 static void device_run(Device d, const Rows &r) {
     const real *qkv[3] = {d.x + r.at[0], d.x + r.at[1], d.x + r.at[2]};
-    attention_forward(d.c, d.lse, qkv[0], qkv[1], qkv[2], r.s, test_gpu());
+    attention_forward(d.c, d.peak, d.lse, qkv[0], qkv[1], qkv[2], r.s, test_gpu());
     attention_backward(d.d + r.at[0], d.d + r.at[1], d.d + r.at[2], d.D, d.dc, d.c, d.lse, qkv, r.s, test_gpu());
 }
 
@@ -113,6 +114,8 @@ static void check(int B, int T, int NH, int KV, int HS, double q_std) {
         e = nmse(part_of(got, r, part), part_of(truth.d, r, part));
         EXPECT(e <= TOLERANCE, "B %d, T %d, NH %d, KV %d, HS %d: d%c's error is %.3g", B, T, NH, KV, HS, "qkv"[part], e);
     }
+    e = nmse(host_values(d.peak, truth.peak.size()), truth.peak);                             // sums in float of products of what is stored, in both precisions
+    EXPECT(e <= 1e-10, "B %d, T %d, NH %d, KV %d, HS %d: the peaks' error is %.3g", B, T, NH, KV, HS, e);
     int64_t strangers = 0;
     for (size_t i = 0; i < got.size(); i++) strangers += isnan(truth.d[i]) && !isnan(got[i]);
     EXPECT(strangers == 0, "T %d, HS %d: %lld elements beside dq, dk and dv are written", T, HS, (long long)strangers);
@@ -135,6 +138,24 @@ GPU_TEST(cuda_attention) {
 GPU_TEST(cuda_attention_large) {
     check(2, 130, 2, 1, 32, 20);
     check(1, 65, 2, 2, 64, 20);
+}
+
+// A key that is not a number shows in the peaks of the queries that see it, and of no other.
+GPU_TEST(cuda_attention_not_finite) {
+    Rows r(2, 70, 4, 2, 32);
+    const int sequence = 1, group = 1, bad = 37;
+    Values x = random_rows(r, 13, 1), dc = random_values(r.n * r.c_width, 14);
+    x[(sequence * r.s.T + bad) * r.s.ld + r.at[1] + group * r.s.HS + 5] = NAN;
+    Device d = device_make(&x, &dc, r);
+    device_run(d, r);
+    Values peak = host_values(d.peak, r.n * r.s.NH);
+    int wrong = 0;
+    for (size_t i = 0; i < peak.size(); i++) {
+        int t = (int)i % r.s.T, head = (int)i / r.s.T % r.s.NH, b = (int)i / r.s.T / r.s.NH;
+        wrong += isnan(peak[i]) != (b == sequence && head / 2 == group && t >= bad);
+    }
+    EXPECT(wrong == 0, "%d of %d peaks are NaN and should not be, or the other way round", wrong, (int)peak.size());
+    device_free(d);
 }
 
 // The elements of two runs that differ in any bit, of those whose position in the sequence is below `before`.

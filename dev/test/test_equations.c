@@ -11,12 +11,15 @@
 #include "../../llmc/judge.h"
 #include "test.h"
 
-enum { B = 2, LONGEST = QUERY_BLOCK + 3, WIDEST = 40 };
+enum { B = 2, LONGEST = QUERY_BLOCK + 3, WIDEST = 40, DEEPEST = 5 };
 
 // One sequence: T rows of `cols` numbers. A value, so that equations can be written as equations.
 typedef struct { int T, cols; double v[LONGEST][WIDEST]; } Seq;
 
-typedef struct { const Model *m; Gpt *gpt; Layout list; bool *asked; char missing[128]; const char *mode; int l; } Ref;
+// Sums of squares over all tokens, and the largest attention logit: what judge.h's LayerStats are made of.
+typedef struct { double y[2], skip[2], stream, logit; int sums; } Seen;
+
+typedef struct { const Model *m; Gpt *gpt; Layout list; bool *asked; char missing[128]; const char *mode; int l; Seen seen[DEEPEST]; } Ref;
 
 // ------------------------------------------------------------------------------------------------------------------ layers
 
@@ -37,10 +40,21 @@ static const double *tensor(Ref *r, const char *name, const char *part, int64_t 
     return nothing;
 }
 
-static Seq add(Seq a, Seq b) {
-    for (int t = 0; t < a.T; t++)
-        for (int i = 0; i < a.cols; i++) a.v[t][i] += b.v[t][i];
-    return a;
+static double square(const Seq *a) {
+    double sum = 0;
+    for (int t = 0; t < a->T; t++)
+        for (int i = 0; i < a->cols; i++) sum += a->v[t][i] * a->v[t][i];
+    return sum;
+}
+
+// What a sublayer returns, and its skip: every sum of a block is of these two, attention's first.
+static Seq add(Ref *r, Seq y, Seq skip) {
+    Seen *seen = &r->seen[r->l];
+    seen->y[seen->sums % 2] += square(&y);
+    seen->skip[seen->sums++ % 2] += square(&skip);
+    for (int t = 0; t < y.T; t++)
+        for (int i = 0; i < y.cols; i++) y.v[t][i] += skip.v[t][i];
+    return y;
 }
 
 static Seq times(double c, Seq a) {
@@ -97,7 +111,7 @@ static Seq rope(const Ref *r, Seq x) {
 }
 
 // softmax(Q K^T / sqrt(HS)) V over the past, each head; NH / KV heads of queries in a row share one head of keys and values.
-static Seq attention(const Ref *r, Seq q, Seq k, Seq v) {
+static Seq attention(Ref *r, Seq q, Seq k, Seq v) {
     const Model *m = r->m;
     Seq c = {.T = q.T, .cols = q.cols};
     for (int h = 0; h < m->NH; h++)
@@ -108,6 +122,7 @@ static Seq attention(const Ref *r, Seq q, Seq k, Seq v) {
                 double dot = 0;
                 for (int i = 0; i < m->HS; i++) dot += q.v[t][of_q + i] * k.v[s][of_kv + i];
                 sum += p[s] = exp(dot / sqrt(m->HS));
+                r->seen[r->l].logit = fmax(r->seen[r->l].logit, dot / sqrt(m->HS));
             }
             for (int s = 0; s <= t; s++)
                 for (int i = 0; i < m->HS; i++) c.v[t][of_q + i] += p[s] / sum * v.v[s][of_kv + i];
@@ -187,28 +202,28 @@ static const char A_IN[] = "input_layernorm", A_OUT[] = "post_attention_layernor
 static const char F_IN[] = "pre_feedforward_layernorm", F_OUT[] = "post_feedforward_layernorm", F_SUM[] = "feedforward_sum_layernorm";
 
 static Seq post(Ref *r, Seq X) {                         // SPAN eq 1-2, HYB eq 3-4
-    Seq Y = N(r, A_SUM, add(MHA(r, "", X), X));
-    return N(r, F_SUM, add(FFN(r, Y), Y));
+    Seq Y = N(r, A_SUM, add(r, MHA(r, "", X), X));
+    return N(r, F_SUM, add(r, FFN(r, Y), Y));
 }
 
 static Seq pre(Ref *r, const char *x, Seq X) {           // SPAN eq 3-4, HYB eq 5-6; with x: "Pre-#-Pre", HYB eq 47-48
-    Seq Y = add(MHA(r, x, N(r, A_IN, X)), X);
-    return add(FFN(r, N(r, F_IN, Y)), Y);
+    Seq Y = add(r, MHA(r, x, N(r, A_IN, X)), X);
+    return add(r, FFN(r, N(r, F_IN, Y)), Y);
 }
 
 static Seq pre_post(Ref *r, const char *x, Seq X) {      // HYB eq 49-50; with x: "Pre-#-Post", HYB eq 45-46
-    Seq Y = add(MHA(r, x, N(r, A_IN, X)), X), n = N(r, F_IN, Y);
-    return add(FFN(r, n), n);
+    Seq Y = add(r, MHA(r, x, N(r, A_IN, X)), X), n = N(r, F_IN, Y);
+    return add(r, FFN(r, n), n);
 }
 
 static Seq x_pre(Ref *r, const char *x, Seq X) {         // "#-Pre", HYB eq 43-44
-    Seq Y = add(MHA(r, x, X), X);
-    return add(FFN(r, N(r, F_IN, Y)), Y);
+    Seq Y = add(r, MHA(r, x, X), X);
+    return add(r, FFN(r, N(r, F_IN, Y)), Y);
 }
 
 static Seq x_post(Ref *r, const char *x, Seq X) {        // "#-Post", HYB eq 41-42; with QKV: HYB eq 8-9
-    Seq Y = add(MHA(r, x, X), X), n = N(r, F_IN, Y);
-    return add(FFN(r, n), n);
+    Seq Y = add(r, MHA(r, x, X), X), n = N(r, F_IN, Y);
+    return add(r, FFN(r, n), n);
 }
 
 static bool is(const Ref *r, const char *mode) { return strcmp(r->mode, mode) == 0; }
@@ -220,8 +235,8 @@ static Seq block(Ref *r, Seq X) {
     if (is(r, "PRE"))  return pre(r, "", X);
     if (is(r, "POST")) return post(r, X);
     if (is(r, "SPAN")) {                                // SPAN eq 5-8: ffn's skip starts where attention's does
-        Y = N(r, A_SUM, add(MHA(r, "", l == 0 ? N(r, A_IN, X) : X), X));
-        return N(r, F_SUM, add(FFN(r, Y), X));
+        Y = N(r, A_SUM, add(r, MHA(r, "", l == 0 ? N(r, A_IN, X) : X), X));
+        return N(r, F_SUM, add(r, FFN(r, Y), X));
     }
     if (is(r, "HYBRID") || is(r, "EMBED_NORM")) return x_post(r, "QKV", X);
     if (is(r, "HYBRID_STAR"))   return l == 0 ? pre(r, "QKV", X) : x_post(r, "QKV", X);
@@ -238,36 +253,36 @@ static Seq block(Ref *r, Seq X) {
     if (is(r, "QKV_PRE"))       return x_pre(r, "QKV", X);
     if (is(r, "POST_PRE") || is(r, "POST_SHIFTED")) {   // HYB eq 51-52; and the released code's POST
         n = N(r, A_IN, X);
-        Y = add(MHA(r, "", n), n);
+        Y = add(r, MHA(r, "", n), n);
         n = N(r, F_IN, Y);
-        return add(FFN(r, n), is(r, "POST_PRE") ? Y : n);
+        return add(r, FFN(r, n), is(r, "POST_PRE") ? Y : n);
     }
     if (is(r, "MIX_LN")) return l < (int)floor(r->m->mix_ratio * L) ? post(r, X) : pre(r, "", X);
     if (is(r, "LNS")) {                                 // the branch reads N(x) / sqrt(l+1)
-        Y = add(MHA(r, "", times(1 / sqrt(l + 1), N(r, A_IN, X))), X);
-        return add(FFN(r, times(1 / sqrt(l + 1), N(r, F_IN, Y))), Y);
+        Y = add(r, MHA(r, "", times(1 / sqrt(l + 1), N(r, A_IN, X))), X);
+        return add(r, FFN(r, times(1 / sqrt(l + 1), N(r, F_IN, Y))), Y);
     }
     if (is(r, "PERI") || is(r, "SANDWICH")) {
-        Y = add(N(r, A_OUT, MHA(r, "", N(r, A_IN, X))), X);
-        return add(N(r, F_OUT, FFN(r, N(r, F_IN, Y))), Y);
+        Y = add(r, N(r, A_OUT, MHA(r, "", N(r, A_IN, X))), X);
+        return add(r, N(r, F_OUT, FFN(r, N(r, F_IN, Y))), Y);
     }
     if (is(r, "OLMO2")) {
-        Y = add(N(r, A_OUT, mha(r, "QK", 1, 1, X)), X);  // over the full width
-        return add(N(r, F_OUT, FFN(r, Y)), Y);
+        Y = add(r, N(r, A_OUT, mha(r, "QK", 1, 1, X)), X);  // over the full width
+        return add(r, N(r, F_OUT, FFN(r, Y)), Y);
     }
     if (is(r, "DEEPNORM")) {                            // N(a x + F(x)), a = (2L)^(1/4)
-        Y = N(r, A_SUM, add(MHA(r, "", X), times(pow(2.0 * L, 0.25), X)));
-        return N(r, F_SUM, add(FFN(r, Y), times(pow(2.0 * L, 0.25), Y)));
+        Y = N(r, A_SUM, add(r, MHA(r, "", X), times(pow(2.0 * L, 0.25), X)));
+        return N(r, F_SUM, add(r, FFN(r, Y), times(pow(2.0 * L, 0.25), Y)));
     }
     if (is(r, "SDD")) {                                 // on POST_SHIFTED
         n = N(r, A_IN, X);
-        Y = add(SDD_MHA(r, n), n);
+        Y = add(r, SDD_MHA(r, n), n);
         n = N(r, F_IN, Y);
-        return add(SDD_FFN(r, n), n);
+        return add(r, SDD_FFN(r, n), n);
     }
     if (is(r, "SDD_PRE")) {                             // on PRE
-        Y = add(SDD_MHA(r, N(r, A_IN, X)), X);
-        return add(SDD_FFN(r, N(r, F_IN, Y)), Y);
+        Y = add(r, SDD_MHA(r, N(r, A_IN, X)), X);
+        return add(r, SDD_FFN(r, N(r, F_IN, Y)), Y);
     }
     EXPECT(false, "%s has no equations here: write its block", r->mode);
     return X;
@@ -285,7 +300,10 @@ static Seq logits_of(Ref *r, const int32_t *tokens, int T, bool final_norm) {
     for (int t = 0; t < T; t++)
         for (int i = 0; i < m->C; i++) X.v[t][i] = m->emb_scale * wte[tokens[t] * m->C + i] + (wpe ? wpe[t * m->C + i] : 0);
     if (is(r, "EMBED_NORM") || is(r, "PERI")) X = N(r, "model.embed_norm", X);
-    for (r->l = 0; r->l < m->L; r->l++) X = block(r, X);
+    for (r->l = 0; r->l < m->L; r->l++) {
+        X = block(r, X);
+        r->seen[r->l].stream += square(&X);
+    }
     if (final_norm) X = N(r, "model.norm", X);
     for (int t = 0; t < T; t++)
         for (int v = 0; v < m->V; v++)
@@ -323,6 +341,8 @@ static void compare(Model m, int T, bool final_norm, const char *what) {
     Ref r = {.m = &m, .mode = m.mode->name, .list = layout_make(&m), .gpt = judge_fp64.create(&m, &(Setup){.B = B, .T = T, .z_loss = z_loss})};
     r.asked = (bool *)check_alloc((size_t)r.list.count, "the tensors asked for");
     fill(&r);
+    for (int l = 0; l < m.L; l++) r.seen[l].logit = -INFINITY;
+    judge_fp64.watch(r.gpt);
     judge_fp64.forward(r.gpt, tokens, targets, B, T);
     Loss got = judge_fp64.loss(r.gpt), want = {0, 0};
     double worst = 0, largest = 0;
@@ -346,6 +366,16 @@ static void compare(Model m, int T, bool final_norm, const char *what) {
     EXPECT(worst <= 1e-11 * largest, "%s %s %s L=%d: logits differ by %.2g of %.2g", name, family, what, m.L, worst, largest);
     EXPECT(fabs(got.ce - want.ce) <= 1e-11 * want.ce, "%s %s %s L=%d: loss %.15g, expected %.15g", name, family, what, m.L, got.ce, want.ce);
     EXPECT(fabs(got.z - want.z) <= 1e-11 * want.z, "%s %s %s L=%d: z-loss %.15g, expected %.15g", name, family, what, m.L, got.z, want.z);
+    LayerStats stats[DEEPEST];
+    judge_fp64.layer_stats(r.gpt, stats);
+    for (int l = 0; l < m.L; l++) {
+        const Seen *seen = &r.seen[l];
+        double rms = sqrt(seen->stream / (B * T * m.C)), attn = sqrt(seen->y[0] / seen->skip[0]), ffn = sqrt(seen->y[1] / seen->skip[1]);
+        const double found[] = {stats[l].residual_rms, stats[l].attn_ratio, stats[l].ffn_ratio, stats[l].attn_logit_max}, right[] = {rms, attn, ffn, seen->logit};
+        EXPECT(seen->sums == 2 * B, "%s: %d sums in layer %d", name, seen->sums, l);
+        for (int i = 0; i < 4; i++)
+            EXPECT(fabs(found[i] - right[i]) <= 1e-11 * fabs(right[i]), "%s %s %s L=%d: diagnostic %d of layer %d is %.15g, expected %.15g", name, family, what, m.L, i, l, found[i], right[i]);
+    }
     judge_fp64.destroy(r.gpt);
     layout_free(&r.list);
     free(r.asked);

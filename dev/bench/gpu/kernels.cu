@@ -135,9 +135,9 @@ static void time_attention(Bench *b) {
     AttentionShape shape = {s.B, s.T, s.NH, s.KV, s.HS, ld};
     double flops = 2.0 * s.B * s.NH * s.T * (double)s.T * s.HS, n = (double)b->n, size = sizeof(real), saved = n * s.NH * sizeof(wide);
     real *qkv = room(b, b->n * ld), *c = room(b, b->n * out), *d = room(b, b->n * ld), *dc = room(b, b->n * out);
-    wide *lse = room<wide>(b, b->n * s.NH), *D = room<wide>(b, b->n * s.NH);
+    wide *peak = room<wide>(b, b->n * s.NH), *lse = room<wide>(b, b->n * s.NH), *D = room<wide>(b, b->n * s.NH);
     real *k = qkv + s.NH * s.HS, *v = k + s.KV * s.HS, *dk = d + s.NH * s.HS, *dv = dk + s.KV * s.HS;
-    measure(b, "attention forward", flops, n * (double)(ld + out) * size + saved, [=] { attention_forward(c, lse, qkv, k, v, shape, &b->gpu); });
+    measure(b, "attention forward", flops, n * (double)(ld + out) * size + 2 * saved, [=] { attention_forward(c, peak, lse, qkv, k, v, shape, &b->gpu); });
     measure(b, "attention backward", 2.5 * flops, n * 2 * (double)(ld + out) * size + saved, [=] {
         const real *const parts[3] = {qkv, k, v};
         attention_backward(d, dk, dv, D, dc, c, lse, parts, shape, &b->gpu);
