@@ -4,50 +4,37 @@
 The picture is loss.png (norms.png) in the first run's folder, if -o does not say otherwise.
 Training loss (thin, smoothed over about 1 % of the run), validation loss (dots), the corpus's entropy floor where it is known (dotted).
 --norms draws the gradient norm of the FFN's matrices instead, one line per layer, as in SpanNorm's figures 3 and 7.
-Needs matplotlib.
+Needs numpy, scipy and matplotlib.
 """
 import argparse
-import json
 import pathlib
-import re
 import sys
 
 try:
     import matplotlib
-except ModuleNotFoundError:
-    sys.exit("error: expected matplotlib\n  -> python3 -m pip install matplotlib")
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from ablation.pictures import diagnostics, draw_layer_norms
+    from ablation.stats import smooth
+    from ablation.study import read_log
+except ModuleNotFoundError as error:
+    sys.exit(f"error: expected {error.name}\n  -> python3 -m pip install {error.name}")
 
 STYLES = ["-", "--", "-.", ":"]  # so that curves differ in black and white too
 
 
-def read_log(run):
-    """The log's lines as dictionaries; a cut last line (a run killed while writing) is left out."""
+def log_of(run):
+    """The log's lines as dictionaries, of a run's folder or of the file itself."""
     path = pathlib.Path(run)
     path = path / "log.jsonl" if path.is_dir() else path
     if not path.is_file():
         sys.exit(f"error: {run}: expected the folder of a run, found no {path}\n  -> ls runs/")
-    lines = []
-    for text in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return lines
-
-
-def smooth(values, width):
-    out, total = [], 0.0
-    for i, value in enumerate(values):
-        total += value - (values[i - width] if i >= width else 0.0)
-        out.append(total / min(i + 1, width))
-    return out
+    return read_log(path)
 
 
 def draw_loss(axes, runs):
     for i, run in enumerate(runs):
-        log, color = read_log(run), f"C{i}"
+        log, color = log_of(run), f"C{i}"
         train = [(e["step"], e["loss"]) for e in log if e.get("loss") is not None]
         val = [(e["step"], e["val_loss"]) for e in log if e.get("val_loss") is not None]
         floors = [e["val_loss"] - e["val_above_floor"] for e in log if e.get("val_above_floor") is not None]
@@ -64,17 +51,10 @@ def draw_loss(axes, runs):
 
 def draw_norms(axes, run):
     """One panel for one run; dark is the first layer, light the last."""
-    log = [e for e in read_log(run) if any("mlp" in key for key in e)]
-    if len(log) < 2:
-        sys.exit(f"error: {run}: expected gradient norms of two steps or more, found {len(log)}\n  -> train with a smaller --norms-every")
-    pattern = re.compile(r"model\.layers\.(\d+)\.mlp\..*proj\.weight")
-    layers = 1 + max(int(m[1]) for e in log for key in e if (m := pattern.match(key)))
-    for layer in range(layers):
-        norms = [sum(v * v for key, v in e.items() if (m := pattern.match(key)) and int(m[1]) == layer) ** 0.5 for e in log]
-        named = layer in (0, layers // 2, layers - 1)
-        axes.plot([e["step"] for e in log], norms, STYLES[layer % 4] if named else "-", color=plt.cm.viridis(0.9 * layer / max(1, layers - 1)),
-                  lw=2 if named else 0.7, marker="." if len(log) < 30 else None, label=f"layer {layer}" if named else None)
-    axes.set_yscale("log")
+    log = log_of(run)
+    if len(diagnostics(log)) < 2:
+        sys.exit(f"error: {run}: expected gradient norms of two steps or more, found {len(diagnostics(log))}\n  -> train with a smaller --norms-every")
+    draw_layer_norms(axes, log)
     axes.set_title(pathlib.Path(run).name, fontsize=10)
 
 

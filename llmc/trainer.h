@@ -35,6 +35,7 @@ typedef struct Run {
     int micro;                                  // sequences of a micro-batch
     DataLoader train, val;
     bool has_val;
+    double unigram;                             // of the validation data, see run_unigram; NAN: none
     Tokenizer tokenizer;                        // none where count is 0: then a token is a byte if the vocabulary is 256, and a number elsewhere
     int32_t *inputs, *targets;
     char out[PATH_CAP];
@@ -135,8 +136,10 @@ static inline char *config_text(const Run *r) {
     size_t n = 0;
     FILE *file = open_memstream(&text, &n);
     CHECK(file, "no memory for config.json\n  -> a smaller --micro-batch");
-    fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"flags\": {\n", CONFIG_VERSION,
+    fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"unigram_entropy\": ", CONFIG_VERSION,
             r->m.mode->name, r->t->precision, GIT_HASH, (long long)show_parameters(&r->m, &r->layout), show_flops(&r->m, &r->layout), INITS[r->init.scheme].name);
+    json_write_number(file, r->unigram);
+    fprintf(file, ",\n  \"flags\": {\n");
     for (int i = 0, first = 1; i < FLAG_COUNT; i++) {
         if (FLAGS[i].resume == ONCE) continue;
         fprintf(file, "%s    \"%s\": ", first ? "" : ",\n", FLAGS[i].field);
@@ -414,9 +417,13 @@ static inline void run_batches(Run *r, DataLoader *data, int64_t first, int64_t 
     }
 }
 
+static inline int64_t run_val_samples(const Run *r) {
+    int64_t most = r->f->val_tokens ? CEIL_DIV(r->f->val_tokens, r->f->seq) : r->val.samples;
+    return most < r->val.samples ? most : r->val.samples;
+}
+
 static inline double run_validate(Run *r) {
-    int64_t most = r->f->val_tokens ? CEIL_DIV(r->f->val_tokens, r->m.T) : r->val.samples;
-    run_batches(r, &r->val, 0, most < r->val.samples ? most : r->val.samples, 0);
+    run_batches(r, &r->val, 0, run_val_samples(r), 0);
     return r->t->loss(r->gpt).ce;
 }
 
@@ -571,6 +578,24 @@ static inline void run_open_data(Run *r, bool training) {
     }
     CHECK(!training || !r->has_val || !r->train.vocab || !r->val.vocab || r->train.vocab == r->val.vocab,
           "training data has a vocabulary of %d, validation data one of %d\n  -> --val-data with shards of the same tokenizer", r->train.vocab, r->val.vocab);
+}
+
+// Entropy of the frequencies of the tokens that validations predict, in nats: what a model reaches that looks at none of the tokens before. One that ends there
+// has collapsed (dev/ablate.py).
+static inline double run_unigram(Run *r) {
+    int64_t T = r->f->seq, V = r->f->vocab ? r->f->vocab : CORPUS_VOCAB, samples = run_val_samples(r);
+    int32_t *inputs = (int32_t *)check_alloc((size_t)T * sizeof *inputs, "a sample"), *targets = (int32_t *)check_alloc((size_t)T * sizeof *targets, "a sample");
+    int64_t *counts = (int64_t *)check_alloc((size_t)V * sizeof *counts, "the frequencies of tokens");
+    for (int64_t i = 0; i < samples; i++) {
+        loader_sample(&r->val, i, inputs, targets);
+        for (int64_t t = 0; t < T; t++) counts[targets[t]]++;
+    }
+    double entropy = 0, all = (double)(samples * T);
+    for (int64_t v = 0; v < V; v++) if (counts[v]) entropy -= (double)counts[v] / all * log((double)counts[v] / all);
+    free(inputs);
+    free(targets);
+    free(counts);
+    return entropy;
 }
 
 // The tokenizer: --tokenizer, or the run's own, or the one beside its data. None is needed but for prompts of models that do not read bytes.
@@ -751,7 +776,9 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     const Flags *f = r->f = &r->set.f;
     bool training = !*f->from;
     run_refuse(&r->set, &MODES[NORM_MODE], t->device, t->precision);
-    if (f->eval || (training && (!*f->show || *f->data))) run_open_data(r, training);
+    bool configure = !*f->show || !strcmp(f->show, "config");
+    if (f->eval || (training && (configure || *f->data))) run_open_data(r, training);
+    r->unigram = training && configure && r->has_val ? run_unigram(r) : NAN;
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
     r->micro = !training && !f->eval ? 1 : (int)(f->micro_batch ? f->micro_batch : f->batch);

@@ -12,10 +12,11 @@ left_out() { [ -n "${SKIP:-}" ] && echo "$1" | grep -qE "$SKIP" && echo "$1: lef
 step() {
     name=$1; shift
     if left_out "$name"; then return; fi
+    begun=$(date +%s)
     rm -rf build/all; mkdir -p build/all/tree
     git ls-files -z 2>/dev/null | xargs -0 tar cf - | tar xf - -C build/all/tree
     if (cd build/all/tree && "$@") > build/all.log 2>&1 && ! grep -q 'warning:' build/all.log; then
-        passed=$((passed + 1)); echo "$name: ok, $(grep -E '^[0-9]+ passed' build/all.log | tail -n 1)"
+        passed=$((passed + 1)); echo "$name: ok, $(grep -E '^[0-9]+ passed' build/all.log | tail -n 1) ($(($(date +%s) - begun)) s)"
     else
         failed=$((failed + 1)); echo "$name: FAILED"; tail -n 30 build/all.log
     fi
@@ -25,9 +26,10 @@ step() {
 cuda() {
     name=$1 emu=$2 tests=$3; shift 3
     if left_out "$name"; then return; fi
+    begun=$(date +%s)
     { make -s -j2 EMU="$emu" "$@" "$emu/test_gpt-fp32" "$emu/test_gpt-bf16" && { "$emu/test_gpt-fp32" "$tests" & "$emu/test_gpt-bf16" "$tests"; wait; }; } > build/all.log 2>&1
     if [ "$(grep -c '^[0-9]* passed, 0 failed' build/all.log)" = 2 ] && ! grep -qE 'warning:|WARNING:|ERROR:' build/all.log; then
-        passed=$((passed + 1)); echo "$name: ok, $(awk '/^[0-9]+ passed/ { p += $1 } END { print p }' build/all.log) passed"
+        passed=$((passed + 1)); echo "$name: ok, $(awk '/^[0-9]+ passed/ { p += $1 } END { print p }' build/all.log) passed ($(($(date +%s) - begun)) s)"
     else
         failed=$((failed + 1)); echo "$name: FAILED"; tail -n 30 build/all.log
     fi
@@ -68,6 +70,14 @@ step "pictures (python3 with matplotlib)" sh -c '
     build/cpu-span-fp32/train_gpt --width 32 --seq 32 --batch 4 --steps 6 --norms-every 2 --sample 0 --val-tokens 64 --out a
     python3 dev/plot.py a && python3 dev/plot.py a --norms -o norms.png && test -s a/loss.png && test -s norms.png
     ! python3 dev/plot.py nowhere 2> message && grep -q "expected the folder of a run" message'
+step "diagnostics against numpy (python3 with numpy)" sh -c '
+    for mode in PRE POST SPAN HYBRID DEEPNORM PERI; do made="$made $mode=$(make -s CFLAGS=-O1 binary NORM_MODE=$mode)" || exit 1; done
+    python3 dev/test/test_diagnostics.py $made'
+step "statistics of ablations (python3 with scipy)" python3 dev/test/test_stats.py
+step "the page of an ablation in a browser (python3 with matplotlib, chromium)" python3 dev/test/test_page.py
+step "ablations, killed and gone on with (python3 with scipy and matplotlib)" python3 dev/test/test_ablate.py
+awk 'BEGIN { RS = "```" } /^sh/ && /ablate.py/' README.md | sed 1d > build/readme.sh
+step "README: the first ablation, in five minutes" sh -c "test -s '$root/build/readme.sh' && timeout 300 sh -e '$root/build/readme.sh' && ls ablations/*/index.html"
 step "the oracle gives the goldens (python3 with torch)" python3 dev/oracle/oracle.py --check
 step "tokenizer against tiktoken (python3 with tiktoken)" sh -c 'make -s build/tokenize && python3 dev/test/test_tokenizer.py'
 step "datasets, from a server that misbehaves (python3 with tiktoken)" python3 dev/test/test_get.py
