@@ -241,6 +241,29 @@ static void test_adamw(void) {
     layout_free(&layout);
 }
 
+// A token whose embedding is NaN, in the middle of the first sequence: what is measured says so, whatever comes after.
+static void test_diagnostics(void) {
+    Case c = make_case(MODE_PRE, FAMILY_LLAMA, 0);
+    Layout layout = layout_make(&c.m);
+    int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
+    LayerStats stats[16];
+    Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = c.B, .T = c.m.T, .training = 1});
+    fill_weights(&judge_fp64, g, &layout, 30, 4);
+    for (int i = 0; i < c.B * c.m.T; i++) inputs[i] = targets[i] = i == 3;
+    judge_fp64.watch(g);
+    judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
+    judge_fp64.layer_stats(g, stats);
+    EXPECT(isfinite(stats[0].attn_logit_max) && isfinite(stats[0].residual_rms), "before: logit %g, residual %g", stats[0].attn_logit_max, stats[0].residual_rms);
+    ((double *)judge_fp64.tensor(g, WEIGHTS, &layout.entries[PARAM_wte]))[c.m.C] = NAN;
+    judge_fp64.watch(g);
+    judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
+    judge_fp64.layer_stats(g, stats);
+    EXPECT(isnan(stats[0].attn_logit_max) && isnan(stats[0].attn_ratio) && isnan(stats[0].residual_rms), "with NaN: logit %g, ratio %g, residual %g", stats[0].attn_logit_max,
+           stats[0].attn_ratio, stats[0].residual_rms);
+    judge_fp64.destroy(g);
+    layout_free(&layout);
+}
+
 // The packed product against its naive twin, all three forms, at sizes around every block boundary.
 static void test_gemm(void) {
     static const int sizes[][3] = {{1, 1, 1}, {5, 17, 3}, {6, 16, 256}, {7, 15, 257}, {13, 33, 300}, {48, 64, 8}, {49, 65, 511}, {97, 130, 70}, {200, 3, 513}, {2, 150, 1}};
@@ -444,6 +467,7 @@ const char *test_dir(const char *name) {
 
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"mode_rows", test_mode_rows},
+    {"diagnostics", test_diagnostics},
     {"gemm", test_gemm},
     {"exp", test_exp},
     {"equations", test_equations},

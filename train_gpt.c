@@ -523,7 +523,7 @@ static void block_watch(const Block *b, Watched *w, const real *x0) {
     }
     w->stream += square_sum(b->a.x, NULL, 0, values);
     w->values += values;
-    for (int64_t i = 0; i < rows; i++) if (!(b->a.peak[i] <= w->logit)) w->logit = b->a.peak[i];           // NaN stays
+    for (int64_t i = 0; i < rows; i++) if (b->a.peak[i] > w->logit || isnan(b->a.peak[i])) w->logit = b->a.peak[i];     // NaN stays
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the model

@@ -103,9 +103,10 @@ static __global__ void __launch_bounds__(STATS_THREADS) tensor_sums_kernel(Tenso
     if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = seen;
 }
 
-// Block: an entry.
-static __global__ void __launch_bounds__(TENSOR_PIECES) tensor_add_kernel(TensorSums *sums, const TensorSums *partial) {
-    TensorSums seen = partial[blockIdx.x * blockDim.x + threadIdx.x];
+// Block: an entry. A thread for each piece.
+static __global__ void __launch_bounds__(TENSOR_PIECES) tensor_add_kernel(TensorSums *sums, const TensorSums *partial, int pieces) {
+    TensorSums seen = {};
+    if ((int)threadIdx.x < pieces) seen = partial[blockIdx.x * pieces + threadIdx.x];
     block_sums(seen.squares);
     if (threadIdx.x == 0) sums[blockIdx.x] = seen;
 }
@@ -113,12 +114,14 @@ static __global__ void __launch_bounds__(TENSOR_PIECES) tensor_add_kernel(Tensor
 // sums[count], on the device, of the entries and arenas that adamw_update has just worked on with `step`; entries whose lr is 0 were not moved. All of them
 // in one launch where scratch has room for their partial sums.
 static inline void tensor_sums(TensorSums *sums, Arenas t, const UpdateEntry *entries, int count, AdamWStep step, Gpu *gpu) {
+    int64_t rounds = CEIL_DIV(t.total, (int64_t)STATS_THREADS * FOUR * 4);                     // what would be four loads for a thread, were all one tensor
+    int pieces = rounds < TENSOR_PIECES ? (int)rounds : TENSOR_PIECES;
     TensorSums *partial = (TensorSums *)gpu->scratch;
-    int room = (int)(gpu->scratch_size * sizeof(float) / (TENSOR_PIECES * sizeof *partial));
-    CHECK(room > 0, "expected room for %d partial sums, found %zu floats\n  -> a bug: report it with the command line", TENSOR_PIECES, gpu->scratch_size);
+    int room = (int)(gpu->scratch_size * sizeof(float) / (pieces * sizeof *partial));
+    CHECK(room > 0, "expected room for the partial sums of %d blocks, found %zu floats\n  -> a bug: report it with the command line", pieces, gpu->scratch_size);
     for (int first = 0; first < count; first += room) {
         int some = count - first < room ? count - first : room;
-        LAUNCH(tensor_sums_kernel, dim3(TENSOR_PIECES, some), STATS_THREADS, 0, gpu->stream, partial, t, entries + first, step);
-        LAUNCH(tensor_add_kernel, some, TENSOR_PIECES, 0, gpu->stream, sums + first, partial);
+        LAUNCH(tensor_sums_kernel, dim3(pieces, some), STATS_THREADS, 0, gpu->stream, partial, t, entries + first, step);
+        LAUNCH(tensor_add_kernel, some, TENSOR_PIECES, 0, gpu->stream, sums + first, partial, pieces);
     }
 }

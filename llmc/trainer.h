@@ -583,7 +583,7 @@ static inline void run_open_data(Run *r, bool training) {
 // Entropy of the frequencies of the tokens that validations predict, in nats: what a model reaches that looks at none of the tokens before. One that ends there
 // has collapsed (dev/ablate.py).
 static inline double run_unigram(Run *r) {
-    int64_t T = r->f->seq, V = r->f->vocab ? r->f->vocab : CORPUS_VOCAB, samples = run_val_samples(r);
+    int64_t T = r->f->seq, V = r->f->vocab ? r->f->vocab : (int64_t)CORPUS_VOCAB, samples = run_val_samples(r);
     int32_t *inputs = (int32_t *)check_alloc((size_t)T * sizeof *inputs, "a sample"), *targets = (int32_t *)check_alloc((size_t)T * sizeof *targets, "a sample");
     int64_t *counts = (int64_t *)check_alloc((size_t)V * sizeof *counts, "the frequencies of tokens");
     for (int64_t i = 0; i < samples; i++) {
