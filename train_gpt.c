@@ -179,7 +179,7 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
                     for (int64_t j = 0; j < seen; j++) sum += S_i[j] = exp_real(S_i[j] - max);
                     for (int64_t j = 0; j < seen; j++) S_i[j] /= sum;
                     for (int64_t j = seen; j < keys; j++) S_i[j] = 0;
-                    peak[(b * T + t0 + i) * s.NH + h] = max;
+                    peak[(b * T + t0 + i) * s.NH + h] = isnan(sum) ? sum : max;               // max passes over NaN, the sum does not
                     lse[(b * T + t0 + i) * s.NH + h] = max + (real)log(sum);
                 }
                 gemm(view(c + q_bh + t0 * qs, qs, 1), view(S, T, 1), view(v + k_bh, ks, 1), rows, s.HS, keys, 1, 0);
