@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 
-from ablation.study import COLLAPSED, DIVERGED, ENDED, FAILED, FINISHED, KILLED, WAITING, Run, Study, read_json, read_log, read_run, write_json
+from ablation.study import DIVERGED, ENDED, FAILED, FINISHED, KILLED, WAITING, Run, Study, read_json, read_log, read_run, write_json
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = 1
@@ -308,24 +308,24 @@ def make_plan(out, kept, axes, slots):
 
 
 def plan_runs(out, kept, slots, failed):
-    """A plan for each run that lacks one. What cannot be trained is marked as failed and said; failed: modes that were not built."""
+    """A plan for each run that lacks one; failed: modes that were not built. Returns the names of runs that cannot be trained, marked as failed and said."""
+    refused = {}
     for axes in combinations(kept):
-        plan = plan_of(kept, axes)
-        if axes["mode"] in failed:
-            plan = {"error": failed[axes["mode"]]}
-        elif "steps" not in plan:
-            plan = make_plan(out, kept, axes, slots)
-        kept["plans"][run_name(kept, dict(axes, seed=""))] = plan
-        if "error" in plan:
-            folder = out / "runs" / run_name(kept, axes)
-            write_json(folder / "outcome.json", {"status": FAILED, "exit": 1, "seconds": 0})
-            (folder / "output.txt").write_text("\n".join(plan["error"]) + "\n")
+        name, plan = run_name(kept, axes), plan_of(kept, axes)
+        if "steps" not in plan:
+            plan = {"error": failed[axes["mode"]]} if axes["mode"] in failed else make_plan(out, kept, axes, slots)
+            kept["plans"][run_name(kept, dict(axes, seed=""))] = plan
+        error = failed.get(axes["mode"]) or plan.get("error")
+        if error and (read_json(out / "runs" / name / "outcome.json") or {}).get("status") not in (FINISHED, DIVERGED):
+            refused[name] = "\n  ".join(error)
+            write_json(out / "runs" / name / "outcome.json", {"status": FAILED, "exit": 1, "seconds": 0})
+            (out / "runs" / name / "output.txt").write_text("\n".join(error) + "\n")
     write_json(out / "study.json", kept)
-    said = ["\n  ".join(plan_of(kept, axes)["error"]) for axes in combinations(kept) if "error" in plan_of(kept, axes)]
-    for text in dict.fromkeys(said):
-        print(f"{said.count(text)} of {len(combinations(kept))} runs cannot be trained:\n  {text}", flush=True)
-    if len(said) == len(combinations(kept)):
+    for text in dict.fromkeys(refused.values()):
+        print(f"{list(refused.values()).count(text)} of {len(combinations(kept))} runs cannot be trained:\n  {text}", flush=True)
+    if len(refused) == len(combinations(kept)):
         sys.exit("error: none of the runs can be trained, see above\n  -> other flags, and another --out")
+    return set(refused)
 
 
 # ---------------------------------------------------------------------------------------------------------------- training
@@ -424,10 +424,10 @@ class Progress:
 
 def train(out, kept, slots, failed):
     """Runs all that has not ended, as many at a time as there are slots. One that fails does not stop the others."""
-    plan_runs(out, kept, slots, failed)
+    refused = plan_runs(out, kept, slots, failed)
     study = make_study(out, kept)
     cost = {run.name: {"steps": plan["steps"], "flops": plan["steps"] * plan["tokens_per_step"] * plan["flops_per_token"]}
-            for run, axes in zip(study.runs, combinations(kept)) for plan in [plan_of(kept, axes)] if "steps" in plan}
+            for run, axes in zip(study.runs, combinations(kept)) for plan in [plan_of(kept, axes)] if run.name not in refused}
     waiting = [run for run in study.runs if run.status not in ENDED and run.name in cost]
     print(f"{out}: {len(study.runs)} runs, {len(waiting)} to train, {len(slots)} at a time; {sum(c['flops'] for c in cost.values()):.3g} FLOP in all", flush=True)
     working, free, stopped, progress = [], list(slots), [], Progress(study, cost)

@@ -55,8 +55,8 @@ def expect(ok, what):
         print(f"FAILED: {what}")
 
 
-def ablate(*words, **more):
-    return subprocess.run([sys.executable, "dev/ablate.py", *map(str, words)], capture_output=True, text=True, env=ENVIRONMENT, timeout=300, **more)
+def ablate(*words, environment=ENVIRONMENT):
+    return subprocess.run([sys.executable, "dev/ablate.py", *map(str, words)], capture_output=True, text=True, env=environment, timeout=300)
 
 
 def stand_in(folder, *modes):
@@ -134,6 +134,14 @@ def test_outcomes(folder):
         expect(words in done.stdout, f"the report says \"{words}\": {done.stdout}")
     expect(done.returncode == 1 and "tries them again" in done.stderr, f"a study with failed runs: status {done.returncode}, {done.stderr}")
     expect("the disk is full" in (out / "index.html").read_text(), "the page says why a run failed")
+    os.rename(out / "bin/PRE", folder / "PRE")
+    (folder / "make").write_text("#!/bin/sh\nexit 2\n")
+    (folder / "make").chmod(0o755)
+    ablate("--out", out, environment=dict(ENVIRONMENT, PATH=f"{folder}:{os.environ['PATH']}"))
+    (folder / "make").unlink()
+    expect({name: outcome["status"] for name, outcome in outcomes(out).items() if outcome["status"] in ("finished", "diverged")} ==
+           {name: status for name, status in found.items() if status in ("finished", "diverged")}, "results stay when their trainer is gone and cannot be built")
+    os.rename(folder / "PRE", out / "bin/PRE")
     before = {name: (out / "runs" / name / "outcome.json").stat().st_mtime_ns for name, status in found.items() if status in ("finished", "diverged")}
     ablate("--out", out)
     expect(all((out / "runs" / name / "outcome.json").stat().st_mtime_ns == when for name, when in before.items()), "finished and diverged runs are not run again")

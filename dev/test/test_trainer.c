@@ -376,7 +376,7 @@ void test_run_refusals(void) {
     static const char *const flags[][2] = {{" --nonsense", "unknown flag"}, {" --model gpt5", "--show models lists them"}, {" --heads 3", "does not divide --width"},
         {" --kv-heads 3", "does not divide --heads"}, {" --micro-batch 5", "does not divide --batch"}, {" --layers -1", "out of range"}, {" --data /no/such/path", "/no/such/path"},
         {" --vocab 100", "vocabulary of 256, the model of 100"}, {" --sdd code", "only means something for NORM_MODE=SDD"}, {" --mix-ratio 0.5", "only means something for NORM_MODE=MIX_LN"},
-        {" --eval", "--from RUN"}, {" --from /no/such/run --eval", "/no/such/run"}, {" --show everything", "expected model, models or modes"}, {" --resume required", "--out RUN"},
+        {" --eval", "--from RUN"}, {" --from /no/such/run --eval", "/no/such/run"}, {" --show everything", "expected model, models, modes or config"}, {" --resume required", "--out RUN"},
         {" --width 36 --heads 4", "even head size"}, {" --vocab 300 --prompt x", "--prompt needs the tokenizer"}, {" --resume auto", "--out RUN"}, {" --batch 1048576 --seq 4096", "2^31 tokens"}, {" --adam-eps 0", "out of range"}, {" --out Makefile", "is a file"}, {" --out /proc/nothing/here", "/proc/nothing/here"}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         int status = run(PROGRAM, flags[i][0]);
