@@ -354,7 +354,7 @@ needs a value|--lr --steps 3
 does not divide|--heads 3
 expected less than 2^31 tokens|--batch 16777216 --seq 4194304
 expected at least seq + 1|--seq 4194304 --micro-batch 1
-expected model, models or modes|--show nonsense
+expected model, models, modes or config|--show nonsense
 no memory|--layers 4096 --width 1048576 --heads 4096 --ffn 4194304 --seq 16 --batch 1
 END
 refused "flags: more than can be counted" "less than 2^59 elements" \
