@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import dataclasses
 import fcntl
+import hashlib
 import importlib.util
 import itertools
 import json
@@ -175,12 +176,18 @@ def check_growth(out, kept, asked):
             stop(f"{out} holds a study whose {name} is {kept[name]}, not {asked[name]}", "its own command goes on with it; for another study: another --out")
 
 
+def source_hash():
+    """Of all that a trainer is made of."""
+    paths = [ROOT / "Makefile", *ROOT.glob("train_gpt.c*"), *ROOT.glob("llmc/*"), *ROOT.glob("data/stories.*")]
+    return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(paths))).hexdigest()
+
+
 def open_study(options, axes):
     """study.json as a dictionary: new, as it was, or grown."""
     out = pathlib.Path(options.out or f"ablations/{question(axes)}")
     kept = read_json(out / "study.json")
-    if kept and kept.get("version") != VERSION:
-        stop(f"{out}/study.json is of version {kept.get('version')}, this program knows {VERSION}", "use the norm.c that wrote it, or another --out")
+    if kept is not None and (not isinstance(kept, dict) or kept.get("version") != VERSION):
+        stop(f"{out}/study.json is not of version {VERSION}, which this program knows", "use the norm.c that wrote it, or another --out")
     if not axes:
         if not kept:
             stop(f"{out} holds no study" if options.out else "expected something to compare", EXAMPLE)
@@ -192,7 +199,7 @@ def open_study(options, axes):
     if kept:
         check_growth(out, kept, asked)
         return out, dict(kept, **asked)
-    return out, dict(asked, machine=machine(), plans={}, searched=[])
+    return out, dict(asked, source=source_hash(), machine=machine(), plans={}, searched=[])
 
 
 def combinations(kept):
@@ -320,11 +327,11 @@ def plan_runs(out, kept, slots, failed):
             refused[name] = "\n  ".join(error)
             write_json(out / "runs" / name / "outcome.json", {"status": FAILED, "exit": 1, "seconds": 0})
             (out / "runs" / name / "output.txt").write_text("\n".join(error) + "\n")
-    write_json(out / "study.json", kept)
     for text in dict.fromkeys(refused.values()):
         print(f"{list(refused.values()).count(text)} of {len(combinations(kept))} runs cannot be trained:\n  {text}", flush=True)
     if len(refused) == len(combinations(kept)):
-        sys.exit("error: none of the runs can be trained, see above\n  -> other flags, and another --out")
+        sys.exit("error: none of the runs can be trained, see above\n  -> other flags; nothing is kept of this attempt")
+    write_json(out / "study.json", kept)
     return set(refused)
 
 
@@ -520,8 +527,13 @@ def main():
     if missing:
         stop(f"expected the Python packages {', '.join(missing)}", f"python3 -m pip install {' '.join(missing)}")
     out, kept = open_study(options, axes)
-    make_study(out, kept)                                      # what is wrong with --compare is said before anything is built
+    try:
+        make_study(out, kept)                                  # what is wrong with --compare is said before anything is built
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        stop(f"{out}/study.json does not describe a study: {error!r}", "was it edited? put it back, or take another --out")
     if not options.report:
+        if kept["source"] != source_hash():
+            print(f"note: the source has changed since {out} was begun, whose trainers stay as they are; modes built from now on differ from them\n  -> another --out compares the new code", flush=True)
         lock(out)
         failed = build(out, kept)
         slots = environments(kept, options.jobs)

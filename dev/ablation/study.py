@@ -87,14 +87,14 @@ class Study:
 
 
 def read_log(path):
-    """The lines of a log.jsonl as dictionaries; a cut last line (a run killed while writing) is left out."""
+    """The lines of a log.jsonl as dictionaries with their step; anything else, like a cut last line (a run killed while writing), is left out."""
     lines = []
     for text in pathlib.Path(path).read_text(errors="replace").splitlines():
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError:
             continue
-    return lines
+    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 
 def read_json(path):

@@ -202,9 +202,17 @@ def test_refusals(folder):
     done = ablate(good, "--lr", "0.03")
     command = json.loads((folder / "toml/runs/SPAN-seed2/config.json").read_text())["flags"] if done.returncode == 0 else {}
     expect(command.get("lr") == "0.03" and command.get("steps") == "5" and "1 at a time" in done.stdout, f"a TOML file, and a flag that wins over it: {done.stdout}{done.stderr}")
-    (folder / "toml/study.json").write_text("{")
+    whole = json.loads((folder / "toml/study.json").read_text())
+    (folder / "toml/runs/SPAN-seed2/log.jsonl").write_text('[1]\n"x"\n{"step": "many", "loss": 1}\n{"step": 5, "val_loss": 2.0}\n\xff{"st')
+    (folder / "toml/study.json").write_text(json.dumps(dict(whole, source="another")))
     done = ablate("--out", folder / "toml")
-    expect(done.returncode == 1 and "study.json" in done.stderr and "Traceback" not in done.stderr, f"a damaged study.json: {done.stderr}")
+    expect(done.returncode == 0 and "the source has changed" in done.stdout, f"other code, and a log of other things: {done.stdout}{done.stderr}")
+    for text in ("{", "[]", '{"version": 1}', json.dumps(dict(whole, axes={"mode": "PRE"})), json.dumps(dict(whole, version=2)), json.dumps(dict(whole, plans=[]))):
+        (folder / "toml/study.json").write_text(text)
+        done = ablate("--out", folder / "toml")
+        expect(done.returncode == 1 and "study.json" in done.stderr and "Traceback" not in done.stderr, f"a study.json that is {text[:40]}: {done.stderr}")
+    wrong = stand_in(folder / "wrong", "PRE")
+    expect(ablate("--mode", "PRE", "--heads", "3", "--out", wrong).returncode == 1 and ablate("--mode", "PRE", "--heads", "1", "--out", wrong).returncode == 0, "a corrected attempt under the same name")
 
 
 def test_lock(folder):
