@@ -242,7 +242,7 @@ def test_gpus(folder):
 
 
 def test_own_placement(folder):
-    """README: a row in modes.h, and the same command compares it."""
+    """README: a row in modes.h, and the same command compares it. In 20 steps such a model learns less than the frequencies of bytes."""
     tree = folder / "tree"
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True).stdout.split() or ["."]
     tree.mkdir()
@@ -253,7 +253,7 @@ def test_own_placement(folder):
     modes.write_text(modes.read_text().replace("MODE( PRE, ", row[1] + "\nMODE( PRE, ", 1))
     small = [*SMALL[:-2], "--make", "DEVICE=cpu PREC=fp32 CFLAGS=-O1"]
     done = subprocess.run([sys.executable, "dev/ablate.py", "--mode", "PRE,MINE", "--steps", "20", *small, "--out", "mine"], capture_output=True, text=True, env=ENVIRONMENT, cwd=tree)
-    expect(done.returncode == 0 and "MINE-seed1: finished" in done.stdout and "MINE" in (tree / "mine/index.html").read_text(), f"a placement of one's own: {done.stdout}{done.stderr}")
+    expect(done.returncode == 0 and "MINE-seed1: collapsed" in done.stdout and "MINE" in (tree / "mine/index.html").read_text(), f"a placement of one's own: {done.stdout}{done.stderr}")
 
 
 def main():
