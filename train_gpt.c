@@ -441,11 +441,14 @@ static Sublayer ffn_sublayer(const Block *b) {
                       b->a.fy, b->d.fy, b->a.fo, b->a.fs, b->d.fs, ffn_branch_forward, ffn_branch_backward};
 }
 
+// Of the sublayer's input x, u = in(x) and the block's input x0, or of their gradients: the one that its skip taps.
+static real *sublayer_skip(const Sublayer *f, real *x, real *u, real *x0) { return f->skip == OWN ? x : f->skip == NORMED ? u : x0; }
+
 static void sublayer_forward(const Block *b, const Sublayer *f, real *next, real *x, real *x0) {
     real *u = slot_forward(&f->in, f->u, x);
     f->forward(b, f->y, u);
     const real *y = slot_forward(&f->out, f->yn, f->y);
-    const real *skip = f->skip == OWN ? x : f->skip == NORMED ? u : x0;
+    const real *skip = sublayer_skip(f, x, u, x0);
     real *s = f->post.site.on ? f->s : next;
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < b->s->n * (int64_t)b->m->C; i++) s[i] = f->a * skip[i] + y[i];
@@ -458,7 +461,7 @@ static void sublayer_backward(const Block *b, const Sublayer *f, real *dx, real 
     real *dy = slot_backward(&f->out, f->dy, ds, f->y);
     real *u = f->in.site.on ? f->u : x, *du = f->in.site.on ? f->du : dx;
     f->backward(b, du, dy, u, f->in.site.on ? SET : ADD);
-    real *dskip = f->skip == OWN ? dx : f->skip == NORMED ? du : dx0;
+    real *dskip = sublayer_skip(f, dx, du, dx0);
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < b->s->n * (int64_t)b->m->C; i++) dskip[i] += f->a * ds[i];
     if (f->in.site.on) norm_backward(dx, du, x, &f->in, ADD);
@@ -511,13 +514,13 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
 typedef struct Watched { double stream, skip[2], branch[2], logit; int64_t values; } Watched;
 
 // After block_forward, whose buffers still hold this layer: y is what the sum has beyond a skip.
-static void block_watch(const Block *b, Watched *w, const real *x0) {
+static void block_watch(const Block *b, Watched *w, real *x0) {
     const Sublayer subs[2] = {attn_sublayer(b), ffn_sublayer(b)};
-    const real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};
+    real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};
     int64_t values = b->s->n * (int64_t)b->m->C, rows = b->s->n * (int64_t)b->m->NH;
     for (int i = 0; i < 2; i++) {
         const Sublayer *f = &subs[i];
-        const real *u = f->in.site.on ? f->u : in[i], *skip = f->skip == OWN ? in[i] : f->skip == NORMED ? u : x0;
+        const real *skip = sublayer_skip(f, in[i], f->in.site.on ? f->u : in[i], x0);
         w->branch[i] += square_sum(f->post.site.on ? f->s : next[i], skip, f->a, values);
         w->skip[i] += (double)f->a * f->a * square_sum(skip, NULL, 0, values);
     }

@@ -216,7 +216,7 @@ def run_name(kept, axes):
 
 
 def plan_of(kept, axes):
-    """Runs that differ by their seed alone share a plan: {"steps", "tokens_per_step", "flops_per_token", "unigram_entropy"}, or {"error": lines}."""
+    """Runs that differ by their seed alone share a plan: {"steps", "tokens_per_step", "flops_per_token"}, or {"error": lines}."""
     return kept["plans"].get(run_name(kept, dict(axes, seed="")), {})
 
 
@@ -240,7 +240,7 @@ def make_study(out, kept):
     if tune:
         shown["lr"] = sorted(set(kept["axes"]["lr"]) | {axes["lr"] for axes in kept["searched"]}, key=float)
     flags = {name: values[0] for name, values in kept["axes"].items() if name not in shown}
-    runs = [read_run(Run(name, {axis: axes[axis] for axis in shown}, out / "runs" / name, run_command(out, kept, axes), plan_of(kept, axes).get("unigram_entropy")))
+    runs = [read_run(Run(name, {axis: axes[axis] for axis in shown}, out / "runs" / name, run_command(out, kept, axes)))
             for axes in combinations(kept) for name in [run_name(kept, axes)]]
     tokens = {plan["tokens_per_step"] for plan in kept["plans"].values() if "steps" in plan}
     return Study(out, shown, flags, kept["command"], kept["machine"], compare, tune, runs, tokens_per_step=tokens.pop() if len(tokens) == 1 else 0)
@@ -302,8 +302,7 @@ def make_plan(out, kept, axes, slots):
         return {"error": (shown.stdout + shown.stderr).strip().splitlines()[-8:]}
     config = json.loads(shown.stdout[re.search(r"^\{", shown.stdout, re.M).start():])       # notes may stand before it
     flags, budget = config["flags"], kept["budget"]
-    plan = {"steps": int(flags["steps"]), "tokens_per_step": int(flags["batch"]) * int(flags["seq"]), "flops_per_token": config["flops_per_token"],
-            "unigram_entropy": config["unigram_entropy"]}
+    plan = {"steps": int(flags["steps"]), "tokens_per_step": int(flags["batch"]) * int(flags["seq"]), "flops_per_token": config["flops_per_token"]}
     if budget["tokens"] or budget["flops"]:
         plan["steps"] = round((budget["tokens"] or budget["flops"] / plan["flops_per_token"]) / plan["tokens_per_step"])
     if budget["minutes"]:

@@ -5,7 +5,7 @@ import pathlib
 import shlex
 
 from ablation.pictures import difference_text, known, lost_runs, lost_text, panel_name, printable, signed
-from ablation.study import COLLAPSED, DIVERGED, FAILED, FINISHED, KILLED, WAITING
+from ablation.study import DIVERGED, ENDED, FAILED, KILLED, WAITING
 
 STYLE = """
 body { max-width: 62rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: #111; background: #fff; overflow-wrap: anywhere; }
@@ -130,8 +130,7 @@ def panels_of(study, rows):
 def answers(study, rows):
     for name, here in panels_of(study, rows):
         yield "<p>" + (f"<strong>{escaped(name)}:</strong> " if name else "") + escaped(answer(here)) + "</p>"
-    words = {FINISHED: "finished", COLLAPSED: "collapsed", DIVERGED: "diverged", FAILED: "failed", KILLED: "killed", WAITING: "waiting or in work"}
-    counts = [f"{count} {word}" for status, word in words.items() if (count := sum(run.status == status for run in study.runs))]
+    counts = [f"{count} {status}" + " or in work" * (status == WAITING) for status in (*ENDED, FAILED, KILLED, WAITING) if (count := sum(run.status == status for run in study.runs))]
     seconds = sum(run.seconds or 0 for run in study.runs)
     time = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
     best = f" Each {study.compare} at its best {study.tune}." if study.tune else ""

@@ -26,11 +26,10 @@ class Run:
     axes: dict
     folder: pathlib.Path
     command: list
-    unigram: float | None = None             # the entropy of the validation tokens' frequencies, nats: what a model reaches that looks at no context
     status: str = WAITING
     exit: int | None = None
     seconds: float | None = None
-    config: dict | None = None               # config.json: flags (as text), parameters, flops_per_token, initialization
+    config: dict | None = None               # config.json: flags (as text), parameters, flops_per_token, initialization, unigram_entropy
     log: list = dataclasses.field(default_factory=list)
 
     def series(self, key):
@@ -126,6 +125,7 @@ def read_run(run):
     run.status, run.exit, run.seconds = outcome.get("status", WAITING), outcome.get("exit"), outcome.get("seconds")
     run.config = read_json(run.folder / "config.json")
     run.log = read_log(run.folder / "log.jsonl") if (run.folder / "log.jsonl").is_file() else []
-    if run.status == FINISHED and run.unigram and run.last_loss() is not None and run.last_loss() > 0.98 * run.unigram:
-        run.status = COLLAPSED                                 # it predicts by the frequencies of tokens alone
+    unigram = (run.config or {}).get("unigram_entropy")        # of the validation tokens' frequencies, nats: what a model reaches that looks at no context
+    if run.status == FINISHED and unigram and run.last_loss() is not None and run.last_loss() > 0.98 * unigram:
+        run.status = COLLAPSED
     return run
