@@ -2,8 +2,9 @@
 #   make train_gpt NORM_MODE=SPAN && ./train_gpt    the trainer for one placement (llmc/modes.h lists them), as ./train_gpt; for a GPU where there is one
 #   make shard                                      text files -> token shards
 #   make test | test-all | clean                    no GPU needed
+#   make bench                                      what a training step costs on this CPU, layer by layer, beside what the CPU can do
 #   make test_gpt_cuda | arch-check                 the tests for a machine with a GPU; nvcc's word on every kernel, without one
-# Options: DEVICE=cpu|cuda   ARCH=90a,120 (GPUs to build for)   PREC=fp32|fp64 (CPU), bf16|fp32 (GPU)   OMP=0 (no OpenMP)
+# Options: DEVICE=cpu|cuda   ARCH=90a,120 (GPUs to build for)   PREC=fp32|bf16|fp64 (CPU), bf16|fp32 (GPU)   OMP=0 (no OpenMP)
 #          CC=gcc|clang   CFLAGS=...   NVCC=...   CUBLAS=the folder of cublasLt.h
 
 NORM_MODE ?= SPAN
@@ -35,16 +36,19 @@ else
 ON    := cpu
 PREC  ?= fp32
 endif
-REAL_fp32 := float
-REAL_fp64 := double
+# On the CPU the precision of everything, except that bf16 is of the products alone; on a GPU the type weights and activations are kept in.
+CPU_fp32 := -DREAL=float -DPREC=fp32
+CPU_fp64 := -DREAL=double -DPREC=fp64
+CPU_bf16 := -DREAL=float -DPREC=bf16 -DBF16_PRODUCTS
 DEVICE_fp32 := float
 DEVICE_bf16 := __nv_bfloat16
 
 # A compiler flag, where the compiler takes it.
 accepts = $(shell echo 'int x;' | $(CC) -c $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
 OPENMP := $(or $(if $(filter 1,$(OMP)),$(call accepts,-fopenmp)),$(call accepts,-fopenmp-simd))
-# Never fast-math. These two only say that nobody reads errno after sqrt and nobody traps; no value changes, and loops with exp vectorize.
-FLAGS  := -std=c17 -D_XOPEN_SOURCE=700 $(CFLAGS) -fno-math-errno -fno-trapping-math $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) -MMD -MP
+# Never fast-math. Two only say that nobody reads errno after sqrt and nobody traps; no value changes, and loops with exp vectorize. -ffp-contract
+# lets a b + c be one instruction with one rounding, which -std=c17 forbids gcc.
+FLAGS  := -std=c17 -D_XOPEN_SOURCE=700 $(CFLAGS) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) -MMD -MP
 GIT    := $(shell git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)
 NAME   := $(shell echo $(ON)-$(MODE)-$(PREC) | tr A-Z a-z)
 
@@ -67,7 +71,7 @@ GPU_TESTS ?= $(patsubst dev/test/test_%.cu,%,$(wildcard dev/test/test_*.cu))
 ifeq ($(ON),cpu)
 build/$(NAME)/train_gpt: train_gpt.c build/stories.o build/flags build/git
 	@mkdir -p $(@D)
-	$(CC) $(FLAGS) -DREAL=$(REAL_$(PREC)) -DPREC=$(PREC) -DNORM_MODE=MODE_$(MODE) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ -lm
+	$(CC) $(FLAGS) $(CPU_$(PREC)) -DNORM_MODE=MODE_$(MODE) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ -lm
 else
 # For the GPUs of ARCHS alone. Products are cuBLASLt's. Never fast-math here either: kernels call the fast functions they mean by name.
 LT := $(firstword $(wildcard $(addsuffix /cublasLt.h,$(CUBLAS) $(dir $(NVCC))../include /usr/include)))
@@ -113,6 +117,14 @@ endif
 arch-check:
 	CUDA=$(CUDA) CUBLAS=$(CUBLAS) sh dev/arch_check.sh
 
+# What a training step costs on this CPU, and what the CPU can do; dev/bench/cpu/README.md reads the tables.
+bench: build/bench-fp32 build/bench-bf16
+	build/bench-fp32
+	build/bench-bf16
+.PHONY: bench
+build/bench-%: dev/bench/cpu/bench.c build/stories.o build/flags build/git
+	$(CC) $(FLAGS) $(CPU_$*) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ -lm
+
 shard: build/shard
 	@ln -sf $< $@
 
@@ -124,14 +136,14 @@ build/stories.o: data/stories.c build/flags
 
 # The judge in both precisions, its main out of the way, for the tests.
 build/judge_%.o: train_gpt.c build/flags
-	$(CC) $(FLAGS) -DREAL=$(REAL_$*) -DPREC=$* -Dmain=main_$* -c $< -o $@
+	$(CC) $(FLAGS) $(CPU_$*) -Dmain=main_$* -c $< -o $@
 
 TESTS := $(patsubst dev/test/%.c,build/%.o,$(wildcard dev/test/test_*.c))
 build/test_%.o: dev/test/test_%.c build/flags
 	$(CC) $(FLAGS) -c $< -o $@
 build/test_gpt.o: test_gpt.c build/flags
 	$(CC) $(FLAGS) -c $< -o $@
-build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_fp64.o build/stories.o
+build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_bf16.o build/judge_fp64.o build/stories.o
 	$(CC) $(FLAGS) $^ -o $@ -lm
 
 build/words: dev/test/words.c build/stories.o build/flags

@@ -21,7 +21,6 @@
 #undef real
 #define real float
 #include "llmc/exp.h"
-#include "llmc/gemm.h"
 
 // ------------------------------------------------------------------------------------------------------------------ models and weights
 
@@ -158,7 +157,11 @@ static void test_finite_differences(void) {
 // 1e-9 through four layers and a dozen norms at these sizes, worst in a small gradient; an error in one constant shows as 1e-4 or more.
 static const double NMSE_FLOAT = 1e-8;
 
-static void test_single_precision(void) {
+// With bf16 products each input of each product is rounded by 2^-9 at most: 1.3e-6 in the mean, squared. In these models, of large weights and few values, gradients are off by 3e-4 in
+// the median, one tensor in a hundred by more than 4e-2, the worst by 0.18; half of a gradient missing shows as 0.25. The products are tested in test_gemm.c, to the last bits.
+static const double NMSE_BF16 = 0.25;
+
+static void in_single_precision(const Trainer *t, double bound, double loss_bound) {
     Case cases[MAX_CASES];
     int count = all_cases(cases);
     for (int i = 0; i < count; i++) {
@@ -166,31 +169,36 @@ static void test_single_precision(void) {
         Layout layout = layout_make(&c->m);
         int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
         fill_tokens(inputs, targets, c->B * c->m.T, c->m.V, 4);
-        Gpt *a = judge_fp32.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01}), *b = judge_fp64.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01});
-        fill_weights(&judge_fp32, a, &layout, 5, 4);
+        Gpt *a = t->create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01}), *b = judge_fp64.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01});
+        fill_weights(t, a, &layout, 5, 4);
         fill_weights(&judge_fp64, b, &layout, 5, 4);
-        judge_fp32.forward(a, inputs, targets, c->B, c->m.T);
+        t->forward(a, inputs, targets, c->B, c->m.T);
         judge_fp64.forward(b, inputs, targets, c->B, c->m.T);
-        Loss la = judge_fp32.loss(a), lb = judge_fp64.loss(b);
-        EXPECT(fabs(la.ce - lb.ce) < 1e-5 * lb.ce && fabs(la.z - lb.z) < 1e-5 * lb.z, "%s: loss %.9g in float, %.9g in double", c->name, la.ce, lb.ce);
-        judge_fp32.backward(a, 1.0 / (c->B * c->m.T));
+        Loss la = t->loss(a), lb = judge_fp64.loss(b);
+        EXPECT(fabs(la.ce - lb.ce) < loss_bound * lb.ce && fabs(la.z - lb.z) < loss_bound * lb.z, "%s: loss %.9g in %s, %.9g in double", c->name, la.ce, t->precision, lb.ce);
+        t->backward(a, 1.0 / (c->B * c->m.T));
         judge_fp64.backward(b, 1.0 / (c->B * c->m.T));
         double all = grads_norm(&judge_fp64, b, &layout);
         for (int k = 0; k < layout.count; k++) {
-            double error = entry_nmse(&judge_fp32, a, &judge_fp64, b, GRADS, &layout.entries[k], 1e-6 * all * all);
-            EXPECT(error < NMSE_FLOAT, "%s, %s: gradient in float is off by nmse %.2g", c->name, layout.entries[k].name, error);
+            double error = entry_nmse(t, a, &judge_fp64, b, GRADS, &layout.entries[k], (t == &judge_bf16 ? 1e-4 : 1e-6) * all * all);
+            EXPECT(error < bound, "%s, %s: gradient in %s is off by nmse %.2g", c->name, layout.entries[k].name, t->precision, error);
         }
         AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-4, .clip = 0.5 * all, .gain_target = 1, .step = 1};
-        judge_fp32.update(a, &step);
+        t->update(a, &step);
         judge_fp64.update(b, &step);
         for (int k = 0; k < layout.count; k++) {
-            double error = entry_nmse(&judge_fp32, a, &judge_fp64, b, WEIGHTS, &layout.entries[k], 0);
-            EXPECT(error < NMSE_FLOAT, "%s, %s: updated weights in float are off by nmse %.2g", c->name, layout.entries[k].name, error);
+            double error = entry_nmse(t, a, &judge_fp64, b, WEIGHTS, &layout.entries[k], 0);
+            EXPECT(error < bound, "%s, %s: updated weights in %s are off by nmse %.2g", c->name, layout.entries[k].name, t->precision, error);
         }
-        judge_fp32.destroy(a);
+        t->destroy(a);
         judge_fp64.destroy(b);
         layout_free(&layout);
     }
+}
+
+static void test_single_precision(void) {
+    in_single_precision(&judge_fp32, NMSE_FLOAT, 1e-5);
+    in_single_precision(&judge_bf16, NMSE_BF16, 1e-2);
 }
 
 // AdamW against its equations on one number at a time, three steps, every group with a rate and a decay of its own.
@@ -262,31 +270,6 @@ static void test_diagnostics(void) {
            stats[0].attn_ratio, stats[0].residual_rms);
     judge_fp64.destroy(g);
     layout_free(&layout);
-}
-
-// The packed product against its naive twin, all three forms, at sizes around every block boundary.
-static void test_gemm(void) {
-    static const int sizes[][3] = {{1, 1, 1}, {5, 17, 3}, {6, 16, 256}, {7, 15, 257}, {13, 33, 300}, {48, 64, 8}, {49, 65, 511}, {97, 130, 70}, {200, 3, 513}, {2, 150, 1}};
-    enum { MOST = 200 * 600 };
-    static float a[MOST], b[MOST], c[MOST], d[MOST];
-    for (int i = 0; i < MOST; i++) { a[i] = (float)rand_normal(6, (uint64_t)i); b[i] = (float)rand_normal(7, (uint64_t)i); }
-    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
-        for (int form = 0; form < 4; form++)
-            for (int beta = 0; beta < 2; beta++) {
-                int M = sizes[s][0], N = sizes[s][1], K = sizes[s][2], ldc = N + 2;
-                View A = form & 1 ? view(a, 1, M) : view(a, K, 1), B = form & 2 ? view(b, 1, K) : view(b, N, 1);
-                for (int i = 0; i < M * ldc; i++) c[i] = d[i] = beta ? a[i + 1] : NAN;                 // beta = 0 must not read C
-                gemm_packed(view(c, ldc, 1), A, B, M, N, K, 0.5f, (float)beta);
-                gemm_naive(view(d, ldc, 1), A, B, M, N, K, 0.5f, (float)beta);
-                double worst = 0, edge = 0;
-                for (int i = 0; i < M; i++)
-                    for (int j = 0; j < ldc; j++) {
-                        double difference = fabs((double)c[i * ldc + j] - d[i * ldc + j]);
-                        if (j < N) worst = isnan(difference) ? INFINITY : fmax(worst, difference);
-                        else edge += memcmp(&c[i * ldc + j], &d[i * ldc + j], 4) != 0;                 // nothing written beside C
-                    }
-                EXPECT(worst <= 2e-6 * sqrt(K) + 1e-6 && edge == 0, "gemm %dx%dx%d, form %d, beta %d: off by %g", M, N, K, form, beta, worst);
-            }
 }
 
 static void test_exp(void) {
@@ -469,6 +452,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"mode_rows", test_mode_rows},
     {"diagnostics", test_diagnostics},
     {"gemm", test_gemm},
+    {"bf16", test_bf16},
     {"exp", test_exp},
     {"equations", test_equations},
     {"oracle", test_oracle},

@@ -8,12 +8,9 @@ chips="80 86 87 88 89 90a 100 103 110 120 121"
 by_hand=$DEVICE$ARCH archs=
 
 stop() { echo "stop $*"; exit; }
-cpu() {
-    [ "$PREC" = bf16 ] && stop "PREC=bf16 is for GPUs: expected fp32 or fp64 (CPU: $1), or DEVICE=cuda ARCH=..."
-    echo "cpu - - ${PREC:-fp32} $1"; exit
-}
+cpu() { echo "cpu - - ${PREC:-fp32} $1"; exit; }
 
-case $PREC in "" | fp32 | fp64 | bf16) ;; *) stop "PREC=$PREC: expected fp32 or fp64 on the CPU, bf16 or fp32 on a GPU" ;; esac
+case $PREC in "" | fp32 | fp64 | bf16) ;; *) stop "PREC=$PREC: expected fp32, bf16 or fp64 on the CPU, bf16 or fp32 on a GPU" ;; esac
 case $DEVICE in "" | cpu | cuda) ;; *) stop "DEVICE=$DEVICE: expected cpu or cuda" ;; esac
 for arch in $(echo "$ARCH" | tr , ' '); do
     [ "$arch" = 90 ] && arch=90a

@@ -1,5 +1,5 @@
 // judge.h: what a trainer on any device offers, as a table of functions. train_gpt.c exports one such table per precision:
-// judge_fp64 is the judge that proofs compare with, judge_fp32 the CPU trainer. The services of trainer.h drive either.
+// judge_fp64 is the judge that proofs compare with, judge_fp32 and judge_bf16 (bf16 products) the CPU trainer. The services of trainer.h drive either.
 #pragma once
 #include "memory.h"
 
@@ -55,7 +55,7 @@ typedef struct Trainer {
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern const Trainer judge_fp32, judge_fp64, cuda_fp32, cuda_bf16;
+extern const Trainer judge_fp32, judge_bf16, judge_fp64, cuda_fp32, cuda_bf16;
 #ifdef __cplusplus
 }
 #endif

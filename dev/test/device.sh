@@ -46,7 +46,7 @@ check "no nvcc"                  says "cpu-span-fp32/train_gpt (CPU: no nvcc fou
 smi 0 '9.0, NVIDIA H200\n'
 check "a GPU, no nvcc"           says "cpu-span-fp32/train_gpt (CPU: no nvcc found)"
 check "DEVICE=cuda, no nvcc"     stops "expected nvcc in PATH, in $tree/toolkit/bin or as NVCC=..., found none" DEVICE=cuda
-check "bf16, no nvcc"            stops "PREC=bf16 is for GPUs: expected fp32 or fp64 (CPU: no nvcc found)" PREC=bf16
+check "bf16, no nvcc"            says "cpu-span-bf16/train_gpt (CPU: no nvcc found)" PREC=bf16
 nvcc "$tree/toolkit/bin"
 check "nvcc in the toolkit"      says "cuda-span-bf16/train_gpt (CUDA, sm_90a: NVIDIA H200)"
 check "nvcc by name"             says "cuda-span-bf16/train_gpt (CUDA, sm_90a: NVIDIA H200)" NVCC="$tree/toolkit/bin/nvcc"
@@ -62,7 +62,7 @@ smi 9 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA dr
 check "a driver that fails"      says "cpu-span-fp32/train_gpt (CPU: nvcc found, but nvidia-smi lists no GPU)"
 smi 0 'No devices were found\n'
 check "no devices"               says "cpu-span-fp32/train_gpt (CPU: nvcc found, but nvidia-smi lists no GPU)"
-check "bf16, no devices"         stops "PREC=bf16 is for GPUs: expected fp32 or fp64 (CPU: nvcc found, but nvidia-smi lists no GPU)" PREC=bf16
+check "bf16, no devices"         says "cpu-span-bf16/train_gpt (CPU: nvcc found, but nvidia-smi lists no GPU)" PREC=bf16
 for gpu in "8.0 80 NVIDIA A100-SXM4-80GB" "8.6 86 NVIDIA RTX A6000" "8.9 89 NVIDIA GeForce RTX 4090" "9.0 90a NVIDIA H100 80GB HBM3" "10.0 100 NVIDIA B200" "12.0 120 NVIDIA GeForce RTX 5090"; do
     rest=${gpu#* } name=${gpu#* * }
     smi 0 "${gpu%% *}, $name\n"
@@ -81,8 +81,8 @@ check "an ARCH of other meaning" env ARCH=x86_64 sh -c "make -n train_gpt CUDA='
 check "fp64 is the CPU's"        says "cpu-span-fp64/train_gpt (CPU: PREC=fp64)" PREC=fp64
 check "fp32 on the GPU"          says "cuda-span-fp32/train_gpt (CUDA, sm_90a: NVIDIA H200)" PREC=fp32
 check "fp64 on the GPU"          stops "PREC=fp64 is for the CPU: expected bf16 or fp32, or DEVICE=cpu" DEVICE=cuda PREC=fp64
-check "bf16 on the CPU"          stops "PREC=bf16 is for GPUs: expected fp32 or fp64 (CPU: DEVICE=cpu)" DEVICE=cpu PREC=bf16
-check "another precision"        stops "PREC=fp16: expected fp32 or fp64 on the CPU, bf16 or fp32 on a GPU" PREC=fp16
+check "bf16 on the CPU"          says "cpu-span-bf16/train_gpt (CPU: DEVICE=cpu)" DEVICE=cpu PREC=bf16
+check "another precision"        stops "PREC=fp16: expected fp32, bf16 or fp64 on the CPU, bf16 or fp32 on a GPU" PREC=fp16
 check "another device"           stops "DEVICE=gpu: expected cpu or cuda" DEVICE=gpu
 check "an old ARCH"              stops "ARCH=75: expected one or more of 80 86" ARCH=75
 check "an ARCH not there"        stops "ARCH=90a sm_80: expected one or more of 80 86" ARCH="90a sm_80"

@@ -31,6 +31,8 @@ void test_write_tokenizer(const char *path);
 
 // One function per file in dev/test/ and one per section of test_gpt.c.
 void test_stories(void);
+void test_gemm(void);
+void test_bf16(void);
 void test_json(void);
 void test_checkpoint(void);
 void test_dataloader(void);

@@ -1,0 +1,92 @@
+// test_gemm.c: the packed product of llmc/gemm.h against its naive twin, with fp32 products and with bf16 products (test_gemm_bf16.c: the same header built the
+// other way), all forms, at sizes around every block boundary.
+#include "test.h"
+#include "../../llmc/rand.h"
+#include <stdlib.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#define real float
+#include "../../llmc/gemm.h"
+
+typedef void (*Product)(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta);
+void gemm_packed_bf16(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta);
+void bf16_round4(float *out, const float *x);
+
+enum { MOST = 400 * 600 };
+static float a[MOST], b[MOST], c[MOST], d[MOST];
+
+// What bf16 products read must already be in bfloat16: then they differ from fp32 by the order of sums alone.
+static void against_naive(Product packed, const char *name) {
+    static const int sizes[][3] = {{1, 1, 1}, {5, 17, 3}, {6, 16, 256}, {7, 15, 257}, {12, 32, 512}, {13, 33, 300}, {48, 64, 8}, {49, 65, 511}, {97, 130, 70}, {200, 3, 513},
+                                   {2, 150, 1}, {400, 40, 30}, {193, 50, 20}, {24, 590, 33}, {192, 192, 9}, {1, 100, 1030}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (int form = 0; form < 4; form++)
+            for (int beta = 0; beta < 2; beta++) {
+                int M = sizes[s][0], N = sizes[s][1], K = sizes[s][2], ldc = N + 2;
+                View A = form & 1 ? view(a, 1, M) : view(a, K, 1), B = form & 2 ? view(b, 1, K) : view(b, N, 1);
+                for (int i = 0; i < M * ldc; i++) c[i] = d[i] = beta ? a[i + 1] : NAN;                 // beta = 0 must not read C
+                packed(view(c, ldc, 1), A, B, M, N, K, 0.5f, (float)beta);
+                gemm_naive(view(d, ldc, 1), A, B, M, N, K, 0.5f, (float)beta);
+                double worst = 0, edge = 0;
+                for (int i = 0; i < M; i++)
+                    for (int j = 0; j < ldc; j++) {
+                        double difference = fabs((double)c[i * ldc + j] - d[i * ldc + j]);
+                        if (j < N) worst = isnan(difference) ? INFINITY : fmax(worst, difference);
+                        else edge += memcmp(&c[i * ldc + j], &d[i * ldc + j], 4) != 0;                 // nothing written beside C
+                    }
+                EXPECT(worst <= 2e-6 * sqrt(K) + 1e-6 && edge == 0, "%s %dx%dx%d, form %d, beta %d: off by %g", name, M, N, K, form, beta, worst);
+#ifdef _OPENMP
+                int threads = omp_get_max_threads();
+                memcpy(d, c, sizeof c);
+                for (int i = 0; i < M * ldc; i++) c[i] = beta ? a[i + 1] : NAN;
+                omp_set_num_threads(7);
+                packed(view(c, ldc, 1), A, B, M, N, K, 0.5f, (float)beta);
+                omp_set_num_threads(threads);
+                EXPECT(!memcmp(c, d, sizeof c), "%s %dx%dx%d, form %d, beta %d: other bits with 7 threads", name, M, N, K, form, beta);
+#endif
+            }
+    // No depth: beta C.
+    for (int i = 0; i < 6; i++) c[i] = (float)i;
+    packed(view(c, 3, 1), view(a, 1, 1), view(b, 1, 1), 2, 3, 0, 1, 1);
+    EXPECT(c[5] == 5, "%s of depth 0 gives %g, expected C as it was", name, c[5]);
+    packed(view(c, 3, 1), view(a, 1, 1), view(b, 1, 1), 2, 3, 0, 1, 0);
+    EXPECT(c[0] == 0 && c[5] == 0, "%s of depth 0, beta 0 gives %g, expected 0", name, c[5]);
+}
+
+void test_gemm(void) {
+    for (int i = 0; i < MOST; i++) { a[i] = (float)rand_normal(6, (uint64_t)i); b[i] = (float)rand_normal(7, (uint64_t)i); }
+    against_naive(gemm_packed, "fp32");
+    for (int i = 0; i < MOST; i += 4) { bf16_round4(a + i, a + i); bf16_round4(b + i, b + i); }
+    against_naive(gemm_packed_bf16, "bf16");
+    // The product itself rounds: 1 + 2^-9 is 1 in bfloat16, 1 + 3 2^-9 is 1 + 2^-7.
+    float x[8] = {1 + 0x1p-9f, 1 + 0x3p-9f, 1, 1, 1 + 0x1p-9f, 1, 1, 1}, ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    for (int K = 1; K <= 8; K++) {
+        float sum = 0;
+        gemm_packed_bf16(view(&sum, 1, 1), view(x, 8, 1), view(ones, 1, 8), 1, 1, K, 1, 0);
+        EXPECT(sum == (float)K + (K > 1) * 0x1p-7f, "bf16, depth %d: %.9g", K, sum);
+    }
+}
+
+// Against the definition: of the two bfloat16 about x the nearer, and of two as near the one whose last bit is 0.
+void test_bf16(void) {
+    int wrong = 0;
+    uint32_t first = 0;
+    for (int i = 0; i < 200000; i++) {
+        uint32_t bits = (uint32_t)rand_at(8, (uint64_t)i), low, high;
+        if (i % 4 == 0) bits = (bits & 0xFFFF0000) | 0x8000;                    // ties
+        if (i % 64 == 1) bits &= 0x807FFFFF;                                    // denormal
+        if (i % 256 == 2) bits |= 0x7F800000;                                   // infinite or NaN
+        float x[4] = {0}, out[4], below, above;
+        memcpy(x, &bits, 4);
+        bf16_round4(out, x);
+        low = bits & 0xFFFF0000, high = low + 0x10000;
+        memcpy(&below, &low, 4);
+        memcpy(&above, &high, 4);
+        double to_below = fabs((double)x[0] - below), to_above = fabs((isinf(above) ? copysign(0x1p128, x[0]) : (double)above) - x[0]);
+        float nearest = isinf(x[0]) ? x[0] : to_below < to_above ? below : to_below > to_above ? above : low >> 16 & 1 ? above : below;
+        bool right = isnan(x[0]) ? isnan(out[0]) : out[0] == nearest;
+        if (!right && !wrong++) first = bits;
+    }
+    EXPECT(wrong == 0, "%d of 200000 rounded wrongly, the first %08x", wrong, first);
+}
