@@ -48,7 +48,7 @@ accepts = $(shell echo 'int x;' | $(CC) -c $(1) -x c - -o /dev/null 2>/dev/null 
 OPENMP := $(or $(if $(filter 1,$(OMP)),$(call accepts,-fopenmp)),$(call accepts,-fopenmp-simd))
 # Never fast-math. Two only say that nobody reads errno after sqrt and nobody traps; no value changes, and loops with exp vectorize. -ffp-contract
 # lets a b + c be one instruction with one rounding, which -std=c17 forbids gcc.
-FLAGS  := -std=c17 -D_XOPEN_SOURCE=700 $(CFLAGS) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) -MMD -MP
+FLAGS  := -std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(CFLAGS) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) -MMD -MP
 GIT    := $(shell git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)
 NAME   := $(shell echo $(ON)-$(MODE)-$(PREC) | tr A-Z a-z)
 
@@ -156,7 +156,7 @@ build/tokenize: dev/test/tokenize.c build/flags
 EMU       ?= build/emu
 EMU_CXX   ?= g++
 EMU_FLAGS ?= -O1 -g
-EMU_ALL   := -std=c++17 -D_XOPEN_SOURCE=700 $(EMU_FLAGS) -Wall -Wextra -Wno-unknown-pragmas -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP
+EMU_ALL   := -std=c++17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(EMU_FLAGS) -Wall -Wextra -Wno-unknown-pragmas -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP
 EMU_OBJECTS := $(patsubst dev/emu/%.cpp,$(EMU)/%.o,$(wildcard dev/emu/*.cpp))
 $(EMU)/%.o: dev/emu/%.cpp
 	@mkdir -p $(@D)

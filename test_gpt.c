@@ -52,7 +52,7 @@ enum { MAX_CASES = 2 * FAMILIES * MODE_COUNT };
 
 // ------------------------------------------------------------------------------------------------------------------ link 2: finite differences
 
-enum { MAX_TOKENS = 2 * (QUERY_BLOCK + 36) };
+enum { MAX_TOKENS = 2 * (KEY_BLOCK + 36) };
 typedef struct { Gpt *g; const Layout *layout; double *direction; int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS]; int B, T; } Probe;
 
 static double probe_loss(Probe *p) {
@@ -141,7 +141,7 @@ static void test_finite_differences(void) {
     for (int family = 0; family < FAMILIES; family++) {                       // sequences longer than one and a half blocks of queries
         odd = make_case(family ? MODE_HYBRID : MODE_SPAN, family, 0);
         odd.m.L = 1;
-        odd.m.T = QUERY_BLOCK + 36;
+        odd.m.T = KEY_BLOCK + 36;
         snprintf(odd.name, sizeof odd.name, "%s %s long", odd.m.mode->name, FAMILY_NAMES[family]);
         gradients_of(&odd);
     }

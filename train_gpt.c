@@ -22,6 +22,7 @@ typedef REAL Real;
 #include "llmc/trainer.h"
 
 enum { SET, ADD };
+enum { STRIP = 32 };                                    // columns that a thread owns where it sums over rows, so that each sum has one order
 
 // ------------------------------------------------------------------------------------------------------------------ linear
 // y = c W x + b over n rows. x: [n, in], W: [out, in], b: [out] or NULL, y: [n, ldy] of which `out` columns are written.
@@ -42,10 +43,12 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
     gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), view(x, s.in, 1), s.out, s.in, s.n, s.c, 1);
     if (!db) return;
 #pragma omp parallel for schedule(static)
-    for (int j = 0; j < s.out; j++) {
-        real sum = 0;
-        for (int64_t i = 0; i < s.n; i++) sum += dy[i * s.ldy + j];
-        db[j] += sum;
+    for (int j0 = 0; j0 < s.out; j0 += STRIP) {
+        int strip = s.out - j0 < STRIP ? s.out - j0 : STRIP;
+        real sum[STRIP] = {0};
+        for (int64_t i = 0; i < s.n; i++)
+            for (int j = 0; j < strip; j++) sum[j] += dy[i * s.ldy + j0 + j];
+        for (int j = 0; j < strip; j++) db[j0 + j] += sum[j];
     }
 }
 
@@ -101,27 +104,25 @@ static void norm_backward(real *dx, const real *dy, const real *x, const Norm *s
             dx_r[i] = add == ADD ? dx_r[i] + d : d;
         }
     }
-    // Gains and biases: a thread owns a strip of them and walks all rows, so each sum has one order.
-    enum { STRIP = 16 };
-#pragma omp parallel for schedule(static)
-    for (int i0 = 0; i0 < s->site.gains; i0 += STRIP) {
-        int strip = s->site.gains - i0 < STRIP ? s->site.gains - i0 : STRIP;
-        real dw[STRIP] = {0}, db[STRIP] = {0};
-        for (int64_t row = 0; row < s->n * G; row++) {
-            if (!shared && row % G != i0 / W && i0 % W + strip <= W) continue;
-            real mean = s->b ? s->mean[row] : 0, rstd = s->rstd[row];
+    // Gains and biases: all rows where they are shared, otherwise those of their group.
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int g = 0; g < s->site.gains / W; g++)
+        for (int i0 = 0; i0 < W; i0 += STRIP) {
+            int strip = W - i0 < STRIP ? W - i0 : STRIP;
+            real dw[STRIP] = {0}, db[STRIP] = {0};
+            for (int64_t row = g; row < s->n * G; row += shared ? 1 : G) {
+                const real *dy_r = dy + row * W + i0, *x_r = x + row * W + i0;
+                real mean = s->b ? s->mean[row] : 0, rstd = s->rstd[row];
+                for (int i = 0; i < strip; i++) {
+                    dw[i] += dy_r[i] * ((x_r[i] - mean) * rstd);
+                    db[i] += dy_r[i];
+                }
+            }
             for (int i = 0; i < strip; i++) {
-                int64_t at = row * W + (i0 + i) % W;
-                if (!shared && row % G != (i0 + i) / W) continue;
-                dw[i] += dy[at] * ((x[at] - mean) * rstd);
-                db[i] += dy[at];
+                s->dw[g * W + i0 + i] += dw[i];
+                if (s->b) s->db[g * W + i0 + i] += db[i];
             }
         }
-        for (int i = 0; i < strip; i++) {
-            s->dw[i0 + i] += dw[i];
-            if (s->b) s->db[i0 + i] += db[i];
-        }
-    }
 }
 
 // ------------------------------------------------------------------------------------------------------------------ RoPE
@@ -147,7 +148,8 @@ static void rope(real *x, int B, int T, int heads, int HS, double theta, int dir
 // ------------------------------------------------------------------------------------------------------------------ attention
 // Causal attention with grouped queries (Ainslie et al. 2023): S = Q K^T / sqrt(HS), P = softmax over keys <= query, C = P V.
 // q: [n, NH, HS], k, v: [n, KV, HS], c: [n, NH, HS]; head h reads kv head h / (NH / KV). Saved: lse, the log-sum-exp of each row of S. peak: its largest value.
-// Worked in blocks of QUERY_BLOCK rows of S in a thread's own scratch; S is never stored whole, and is recomputed in backward.
+// S is never stored whole: QUERY_BLOCK x KEY_BLOCK of it at a time in a thread's own scratch. Forward, c and the sums so far fade by exp(old - new maximum)
+// from block to block (online softmax: Milakov, Gimelshein 2018; Dao et al. 2022); backward computes S again.
 
 typedef struct { int B, T, NH, KV, HS; } AttnShape;
 
@@ -165,24 +167,38 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++) {
-            real *S = scores + (int64_t)thread_id() * 2 * QUERY_BLOCK * T;
+            real *S = scores + (int64_t)thread_id() * 2 * QUERY_BLOCK * KEY_BLOCK;
             int64_t q_bh = b * T * qs + h * s.HS, k_bh = b * T * ks + h / (s.NH / s.KV) * s.HS;
             for (int64_t t0 = 0; t0 < T; t0 += QUERY_BLOCK) {
-                int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, keys = t0 + rows;
-                gemm(view(S, T, 1), view(q + q_bh + t0 * qs, qs, 1), view(k + k_bh, 1, ks), rows, keys, s.HS, scale, 0);
-                for (int64_t i = 0; i < rows; i++) {
-                    real *S_i = S + i * T, max = S_i[0], sum = 0;
-                    int64_t seen = t0 + i + 1;
-#pragma omp simd reduction(max : max)
-                    for (int64_t j = 1; j < seen; j++) max = S_i[j] > max ? S_i[j] : max;
-#pragma omp simd reduction(+ : sum)
-                    for (int64_t j = 0; j < seen; j++) sum += S_i[j] = exp_real(S_i[j] - max);
-                    for (int64_t j = 0; j < seen; j++) S_i[j] /= sum;
-                    for (int64_t j = seen; j < keys; j++) S_i[j] = 0;
-                    peak[(b * T + t0 + i) * s.NH + h] = isnan(sum) ? sum : max;               // max passes over NaN, the sum does not
-                    lse[(b * T + t0 + i) * s.NH + h] = max + (real)log(sum);
+                int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, q_t = q_bh + t0 * qs;
+                real max[QUERY_BLOCK], sum[QUERY_BLOCK];
+                for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
+                    int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK;
+                    gemm(view(S, KEY_BLOCK, 1), view(q + q_t, qs, 1), view(k + k_bh + j0 * ks, 1, ks), rows, keys, s.HS, scale, 0);
+                    for (int64_t i = 0; i < rows; i++) {
+                        real *S_i = S + i * KEY_BLOCK, *c_i = c + q_t + i * qs, most = S_i[0], total = 0;
+                        int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
+#pragma omp simd reduction(max : most)
+                        for (int64_t j = 1; j < seen; j++) most = S_i[j] > most ? S_i[j] : most;
+                        if (j0 > 0 && max[i] > most) most = max[i];
+#pragma omp simd reduction(+ : total)
+                        for (int64_t j = 0; j < seen; j++) total += S_i[j] = exp_real(S_i[j] - most);
+                        for (int64_t j = seen; j < keys; j++) S_i[j] = 0;
+                        if (j0 > 0) {                                        // what there is so far was relative to the old maximum
+                            real fade = exp_real(max[i] - most);
+                            total += fade * sum[i];
+                            for (int j = 0; j < s.HS; j++) c_i[j] *= fade;
+                        }
+                        max[i] = most;
+                        sum[i] = total;
+                    }
+                    gemm(view(c + q_t, qs, 1), view(S, KEY_BLOCK, 1), view(v + k_bh + j0 * ks, ks, 1), rows, s.HS, keys, 1, j0 > 0);
                 }
-                gemm(view(c + q_bh + t0 * qs, qs, 1), view(S, T, 1), view(v + k_bh, ks, 1), rows, s.HS, keys, 1, 0);
+                for (int64_t i = 0; i < rows; i++) {
+                    for (int j = 0; j < s.HS; j++) c[q_t + i * qs + j] /= sum[i];
+                    peak[(b * T + t0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];        // max passes over NaN, the sum does not
+                    lse[(b * T + t0 + i) * s.NH + h] = max[i] + (real)log(sum[i]);
+                }
             }
         }
 }
@@ -197,7 +213,7 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int b = 0; b < s.B; b++)
         for (int kv = 0; kv < s.KV; kv++) {                                  // one thread owns a kv head: its dk, dv have one order
-            real *P = scores + (int64_t)thread_id() * 2 * QUERY_BLOCK * T, *dS = P + QUERY_BLOCK * T;
+            real *P = scores + (int64_t)thread_id() * 2 * QUERY_BLOCK * KEY_BLOCK, *dS = P + QUERY_BLOCK * KEY_BLOCK;
             int64_t k_bh = b * T * ks + kv * s.HS;
             for (int64_t t = 0; t < T; t++) {
                 memset(dk + k_bh + t * ks, 0, (size_t)s.HS * sizeof(real));
@@ -205,21 +221,29 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
             }
             for (int h = kv * group; h < (kv + 1) * group; h++)
                 for (int64_t t0 = 0; t0 < T; t0 += QUERY_BLOCK) {
-                    int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, keys = t0 + rows, q_bh = (b * T + t0) * qs + h * s.HS;
-                    gemm(view(P, T, 1), view(q + q_bh, qs, 1), view(k + k_bh, 1, ks), rows, keys, s.HS, scale, 0);
-                    gemm(view(dS, T, 1), view(dc + q_bh, qs, 1), view(v + k_bh, 1, ks), rows, keys, s.HS, 1, 0);
+                    int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, q_t = (b * T + t0) * qs + h * s.HS;
+                    real D[QUERY_BLOCK];
                     for (int64_t i = 0; i < rows; i++) {
-                        real *P_i = P + i * T, *dS_i = dS + i * T, D = 0, lse_i = lse[(b * T + t0 + i) * s.NH + h];
-                        for (int j = 0; j < s.HS; j++) D += dc[q_bh + i * qs + j] * c[q_bh + i * qs + j];
-                        for (int64_t j = 0; j <= t0 + i; j++) {
-                            P_i[j] = exp_real(P_i[j] - lse_i);
-                            dS_i[j] = P_i[j] * (dS_i[j] - D);
-                        }
-                        for (int64_t j = t0 + i + 1; j < keys; j++) P_i[j] = dS_i[j] = 0;
+                        D[i] = 0;
+                        for (int j = 0; j < s.HS; j++) D[i] += dc[q_t + i * qs + j] * c[q_t + i * qs + j];
                     }
-                    gemm(view(dv + k_bh, ks, 1), view(P, 1, T), view(dc + q_bh, qs, 1), keys, s.HS, rows, 1, 1);
-                    gemm(view(dq + q_bh, qs, 1), view(dS, T, 1), view(k + k_bh, ks, 1), rows, s.HS, keys, scale, 0);
-                    gemm(view(dk + k_bh, ks, 1), view(dS, 1, T), view(q + q_bh, qs, 1), keys, s.HS, rows, scale, 1);
+                    for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
+                        int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK, k_j = k_bh + j0 * ks;
+                        gemm(view(P, KEY_BLOCK, 1), view(q + q_t, qs, 1), view(k + k_j, 1, ks), rows, keys, s.HS, scale, 0);
+                        gemm(view(dS, KEY_BLOCK, 1), view(dc + q_t, qs, 1), view(v + k_j, 1, ks), rows, keys, s.HS, 1, 0);
+                        for (int64_t i = 0; i < rows; i++) {
+                            real *P_i = P + i * KEY_BLOCK, *dS_i = dS + i * KEY_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
+                            int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
+                            for (int64_t j = 0; j < seen; j++) {
+                                P_i[j] = exp_real(P_i[j] - lse_i);
+                                dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
+                            }
+                            for (int64_t j = seen; j < keys; j++) P_i[j] = dS_i[j] = 0;
+                        }
+                        gemm(view(dv + k_j, ks, 1), view(P, 1, KEY_BLOCK), view(dc + q_t, qs, 1), keys, s.HS, rows, 1, 1);
+                        gemm(view(dq + q_t, qs, 1), view(dS, KEY_BLOCK, 1), view(k + k_j, ks, 1), rows, s.HS, keys, scale, j0 > 0);
+                        gemm(view(dk + k_j, ks, 1), view(dS, 1, KEY_BLOCK), view(q + q_t, qs, 1), keys, s.HS, rows, scale, 1);
+                    }
                 }
         }
 }
@@ -272,9 +296,8 @@ static void embedding_forward(real *e, const int32_t *tokens, const real *wte, c
         for (int i = 0; i < C; i++) e[bt * C + i] = scale * wte[(int64_t)tokens[bt] * C + i] + (wpe ? wpe[bt % T * C + i] : 0);
 }
 
-// A thread owns a strip of columns and walks all tokens, so repeated tokens add up in one order.
+// Repeated tokens add up in one order too.
 static void embedding_backward(real *dwte, real *dwpe, const real *de, const int32_t *tokens, int B, int T, int C, real scale) {
-    enum { STRIP = 16 };
 #pragma omp parallel for schedule(static)
     for (int i0 = 0; i0 < C; i0 += STRIP) {
         int i1 = C - i0 < STRIP ? C : i0 + STRIP;

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #if defined(__GNUC__)
@@ -33,9 +34,15 @@ PRINTF_LIKE(3, 4) static inline void check_failed(const char *file, int line, co
     exit(1);
 }
 
-// Zeroed memory or a clear end. Used at start only: nothing is allocated inside the training loop.
+// Zeroed memory or a clear end. Used at start only: nothing is allocated inside the training loop. Large memory asks Linux for pages of 2 MiB: far fewer
+// page faults at the first touch, and products that read columns stay within the address cache (TLB).
 static inline void *check_alloc(size_t bytes, const char *what) {
     void *p = calloc(bytes ? bytes : 1, 1);
+#ifdef MADV_HUGEPAGE
+    const size_t huge = 2 << 20;
+    uintptr_t first = ((uintptr_t)p + huge - 1) / huge * huge, last = ((uintptr_t)p + bytes) / huge * huge;
+    if (p && bytes >= 32 * huge) madvise((void *)first, last - first, MADV_HUGEPAGE);
+#endif
     CHECK(p, "no memory for %s (%zu MiB)\n  -> a smaller --micro-batch, --seq or --model, or --recompute", what, bytes >> 20);
     return p;
 }

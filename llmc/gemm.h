@@ -11,6 +11,7 @@
 //
 //                    B: NR columns                Bytes at VECTOR_BYTES = 32 (AVX2):
 //                      | k |                      packed A    rows of the tile x KC   at most 198 KiB, L2
+//                                               tile of C   MC x NC                       768 KiB, L2, L3
 //                      | v |                      panel of B  KC x NR                          16 KiB, L1
 //   A: MR rows |k ->|  [MR x NR]  one rank-1      block of C  MR x NR                  12 of the 16 registers
 //      MR rows |k ->|  [       ]  update a k
@@ -63,7 +64,7 @@ enum { PER_UNIT = 1 };
 #endif
 typedef Unit Units __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef Unit Quad __attribute__((vector_size(4 * sizeof(Unit)), aligned(sizeof(Unit)), may_alias));
-enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, MC = 192 };
+enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, MC = 192, NC = 1024, LINE = 64 / sizeof(real) };
 
 // c + a b, lane by lane.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__)
@@ -174,13 +175,14 @@ static inline void gemm_store(View C, Vec block[MR][2], int64_t rows, int64_t co
         }
 }
 
-// Asks for lines first..last of a panel of B, of which `length` numbers lie side by side, pieces of them `stride` apart.
-static inline void gemm_prefetch(const real *panel, int64_t length, int64_t stride, int64_t first, int64_t last) {
-    enum { LINE = 64 / sizeof(real) };
-    int64_t lines = length > LINE ? length / LINE : 1, piece = first / lines, line = first % lines;
-    for (; first < last; first++) {
-        __builtin_prefetch(panel + piece * stride + line * LINE);
-        if (++line == lines) line = 0, piece++;
+// The next panel of B, of which a few cache lines are fetched with every block of C: so many pieces, `stride` apart, of `length` numbers side by side.
+typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
+
+static inline void gemm_fetch(Ahead *f, int64_t lines) {
+    for (; lines > 0 && f->pieces > 0; lines--) {
+        __builtin_prefetch(f->piece + f->at);
+        f->at += LINE;
+        if (f->at >= f->length) f->at = 0, f->piece += f->stride, f->pieces--;
     }
 }
 
@@ -190,16 +192,17 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
     Vec block[MR][2];
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
-        int64_t depth = K - k0 < KC ? K - k0 : KC, units = (depth + PER_UNIT - 1) / PER_UNIT, panels = (rows + MR - 1) / MR;
+        int64_t depth = K - k0 < KC ? K - k0 : KC, units = (depth + PER_UNIT - 1) / PER_UNIT, lines = NR * depth * MR / (LINE * rows) + 1;
         for (int64_t i = 0; i < rows; i += MR)
             gemm_pack(pa + i * units, A.p + i * A.rs + k0 * A.cs, A.rs, A.cs, rows - i < MR ? rows - i : MR, MR, depth);
         for (int64_t j = 0; j < cols; j += NR) {
-            const real *panel = B.p + k0 * B.rs + j * B.cs, *next = panel + NR * B.cs;
-            int64_t length = B.cs == 1 ? NR : depth, stride = B.cs == 1 ? B.rs : B.cs, lines = j + 2 * NR <= cols ? NR * depth * (int64_t)sizeof(real) / 64 : 0;
+            const real *panel = B.p + k0 * B.rs + j * B.cs;
+            Ahead next = {panel + NR * B.cs, NR, B.cs, depth, 0};
+            if (B.cs == 1) next = (Ahead){panel + NR, depth, B.rs, NR, 0};
+            if (j + 2 * NR > cols) next.pieces = 0;
             gemm_pack(pb, panel, B.cs, B.rs, cols - j < NR ? cols - j : NR, NR, depth);
-            for (int64_t p = 0; p < panels; p++) {
-                int64_t i = p * MR;
-                gemm_prefetch(next, length, stride, lines * p / panels, lines * (p + 1) / panels);
+            for (int64_t i = 0; i < rows; i += MR) {
+                gemm_fetch(&next, lines);
                 for (int64_t r = i; r < i + MR && r < rows; r++) __builtin_prefetch(C.p + r * C.rs + j, 1);
                 gemm_kernel(block, pa + i * units, pb, units);
                 gemm_store(view(C.p + i * C.rs + j, C.rs, 1), block, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1);
@@ -212,7 +215,7 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
 static inline int64_t gemm_even(int64_t size, int64_t pieces, int64_t unit) { return (size + pieces * unit - 1) / (pieces * unit) * unit; }
 
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
-    int64_t threads = 1, mp = (M + MC - 1) / MC, np = 1, tm = gemm_even(M, mp, MR), tn = N;
+    int64_t threads = 1, mp = (M + MC - 1) / MC, np = (N + NC - 1) / NC, tm = gemm_even(M, mp, MR), tn = gemm_even(N, np, NR);
 #ifdef _OPENMP
     if (!omp_in_parallel() && M * N * K > 1 << 15) threads = omp_get_max_threads();
 #endif

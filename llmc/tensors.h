@@ -57,7 +57,7 @@ PARAM(wlm, "lm_head.weight", PER_MODEL, m->Vp, m->C, ROLE_HEAD, DECAY_MATRIX, LR
 //   threads: OpenMP threads on the CPU, 0 on a GPU;   ratio: how many elements of the storage type one of type `wide` takes (2 in bf16)
 typedef struct Sizes { int B, T, n, keep, cheap, threads, ratio; } Sizes;
 enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP };        // in the order of --recompute's choices
-enum { QUERY_BLOCK = 64 };                                    // rows of attention scores in work at a time, per thread
+enum { QUERY_BLOCK = 64, KEY_BLOCK = 128 };                   // rows and columns of attention scores in work at a time, per thread
 
 static inline Sizes sizes_make(const Model *m, int B, int T, int recompute, int threads, int ratio) {
     Sizes s = {B, T, B * T, recompute == RECOMPUTE_ON ? 1 : m->L, recompute == RECOMPUTE_OFF ? m->L : 1, threads, ratio};
@@ -88,7 +88,7 @@ ACT(v,       real, s->keep,  s->n,  m->KV * m->HS, 1,         s->threads) \
 ACT(qn,      real, s->keep,  s->n,  m->NH * m->HS, 1,         s->threads && p->q.on) \
 ACT(kn,      real, s->keep,  s->n,  m->KV * m->HS, 1,         s->threads && p->k.on) \
 ACT(vn,      real, s->keep,  s->n,  m->KV * m->HS, 1,         s->threads && p->v.on) \
-ACT(scores,  real, 1, s->threads, 2 * QUERY_BLOCK * s->T, 0,  s->threads)      /* a block of rows of QK^T, and of its gradient */ \
+ACT(scores,  real, 1, s->threads, 2 * QUERY_BLOCK * KEY_BLOCK, 0, s->threads)  /* a block of QK^T, and of its gradient */ \
 ACT(lse,     wide, s->keep,  s->n,  m->NH,         0,         1)               /* log-sum-exp of each row of scores */ \
 ACT(peak,    wide, 1,        s->n,  m->NH,         0,         1)               /* largest of each row of scores; nothing but --norms-every reads it */ \
 ACT(dots,    wide, 1,        s->n,  m->NH,         0,         !s->threads)     /* context times its gradient, summed over a head */ \

@@ -27,7 +27,7 @@ dictionary() {
 }
 
 build() {
-    clang -std=c17 -D_XOPEN_SOURCE=700 -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+    clang -std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
           -Wall -Wextra -Wno-unknown-pragmas "dev/fuzz/$1.c" data/stories.c -o "build/fuzz/$1" -lm
 }
 

@@ -11,7 +11,7 @@
 #include "../../llmc/judge.h"
 #include "test.h"
 
-enum { B = 2, LONGEST = QUERY_BLOCK + 3, WIDEST = 40, DEEPEST = 5 };
+enum { B = 2, LONGEST = KEY_BLOCK + 3, WIDEST = 40, DEEPEST = 5 };
 
 // One sequence: T rows of `cols` numbers. A value, so that equations can be written as equations.
 typedef struct { int T, cols; double v[LONGEST][WIDEST]; } Seq;
