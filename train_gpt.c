@@ -19,6 +19,7 @@ typedef REAL Real;
 #include "llmc/exp.h"
 #include "llmc/gemm.h"
 #include "llmc/judge.h"
+#include "llmc/peak.h"
 #include "llmc/trainer.h"
 
 enum { SET, ADD };
@@ -740,6 +741,12 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) { (void)g, (void)plans, (void)path; }
 static char *gpt_plans(Gpt *g) { (void)g; return NULL; }
 
+#ifdef BF16_PRODUCTS
+static double gpt_peak(void) { return peak_bf16(0.05); }
+#else
+static double gpt_peak(void) { return sizeof(real) == 4 ? peak_fp32(0.05) : 0; }
+#endif
+
 // ------------------------------------------------------------------------------------------------------------------ main
 
 #define JOIN(a, b) a##b
@@ -747,7 +754,7 @@ static char *gpt_plans(Gpt *g) { (void)g; return NULL; }
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const Trainer NAMED(judge_, PREC) = {"cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
-                                     gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL};
+                                     gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL, gpt_peak};
 
 int main(int argc, char **argv) {
     check_streams_begin();

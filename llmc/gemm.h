@@ -86,12 +86,12 @@ static inline Vec gemm_dot(Vec c, Unit a, Units b) { return c + a * b; }
 
 #ifdef BF16_PRODUCTS
 typedef uint32_t Bits __attribute__((vector_size(16)));
+typedef real Reals __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
 
 // The bits of four neighbours rounded to bfloat16, to the nearest, ties to even; their lower halves are 0. A NaN stays one.
 static inline Bits bf16_bits(const real *x) {
-    Quad quad;
-    memcpy(&quad, x, sizeof quad);
-    Bits bits = (Bits)quad, number = (Bits)(quad == quad);
+    Reals four = *(const Reals *)x;
+    Bits bits = (Bits)four, number = (Bits)(four == four);
     return (((bits + 0x7FFF + (bits >> 16 & 1)) & number) | (0x7FC00000 & ~number)) & 0xFFFF0000;
 }
 #endif

@@ -50,6 +50,7 @@ typedef struct Trainer {
     void (*prepare)(Gpt *gpt, const char *plans, const char *path);
     char *(*plans)(Gpt *gpt);
     void (*memory)(const Model *m, const Setup *setup);   // --show: prints what fits (NULL: not known)
+    double (*peak)(void);                                 // FLOP/s of products that this machine can do at most, measured in a moment (NULL: not known)
 } Trainer;
 
 #ifdef __cplusplus

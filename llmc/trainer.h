@@ -42,7 +42,7 @@ typedef struct Run {
     Log log;
     int64_t step, updates, tokens;              // steps done; of these, updates applied; tokens seen
     int bad;                                    // steps in a row whose gradient was not finite
-    double started, printed;
+    double started, printed, peak;
     int64_t started_at;
 } Run;
 
@@ -433,10 +433,11 @@ static inline void run_progress(Run *r, double loss, double lr, double norm) {
     double now = clock_seconds(), rate = (double)(r->tokens - r->started_at) / (now - r->started);
     if (r->bad) printf("step %lld: loss %g, gradient norm %g: not finite, the weights stay as they are\n", (long long)r->step, loss, norm);
     if (now - r->printed < 2 && r->step > 1 && r->step < f->steps) return;
-    char eta[32], above[48] = "";
+    char eta[32], above[48] = "", part[32] = "";
     if (!isnan(r->train.floor)) check_format(above, sizeof above, " (floor +%.4f)", loss - r->train.floor);
+    if (r->peak > 0) check_format(part, sizeof part, " (%.0f %% of peak)", 100 * rate * show_flops(&r->m, &r->layout) / r->peak);
     log_duration(eta, sizeof eta, (double)(f->steps - r->step) * (double)(f->batch * r->m.T) / rate);
-    printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.0f tok/s  ETA %s\n", (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate, eta);
+    printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.0f tok/s%s  ETA %s\n", (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate, part, eta);
     fflush(stdout);
     r->printed = now;
 }
@@ -719,6 +720,7 @@ static inline void run_train(Run *r) {
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
     bool saved = r->step > 0, validated = r->log.validated;
+    r->peak = r->t->peak ? r->t->peak() : 0;
     r->started = clock_seconds();
     r->started_at = r->tokens;
     if (r->step >= f->steps) printf("note: the run is at step %lld of --steps %lld: nothing to train\n  -> a larger --steps\n", (long long)r->step, (long long)f->steps);

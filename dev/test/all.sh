@@ -48,6 +48,14 @@ if command -v clang > /dev/null; then
 else
     failed=$((failed + 1)); echo "clang: not installed, 3 checks not run"
 fi
+# With the instruction that multiplies pairs of bfloat16, which few x86 machines have.
+if command -v aarch64-linux-gnu-gcc > /dev/null && command -v qemu-aarch64 > /dev/null; then
+    step "AArch64 with bfloat16 instructions (cross compiler, qemu-user)" sh -c "
+        make -j2 CC=aarch64-linux-gnu-gcc CFLAGS='-O2 -march=armv8.2-a+bf16' build/test_gpt && aarch64-linux-gnu-objdump -d build/test_gemm_bf16.o | grep -q bfdot &&
+        QEMU_LD_PREFIX=/usr/aarch64-linux-gnu qemu-aarch64 -cpu max build/test_gpt mode gemm bf16 exp equations single distinct"
+else
+    left_out "AArch64" || { failed=$((failed + 1)); echo "AArch64: gcc-aarch64-linux-gnu or qemu-user not installed, 1 check not run"; }
+fi
 if [ -x build/emu/test_gpt-fp32 ]; then
     cuda "CUDA, every other mode" build/emu other_modes
     layers=$(for file in dev/test/test_*.cu; do name=${file#dev/test/test_}; printf '%s ' "${name%.cu}"; done)       # named one by one: without whole models
