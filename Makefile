@@ -48,7 +48,7 @@ accepts = $(shell echo 'int x;' | $(CC) -c $(1) -x c - -o /dev/null 2>/dev/null 
 OPENMP := $(or $(if $(filter 1,$(OMP)),$(call accepts,-fopenmp)),$(call accepts,-fopenmp-simd))
 # Never fast-math. Two only say that nobody reads errno after sqrt and nobody traps; no value changes, and loops with exp vectorize. -ffp-contract
 # lets a b + c be one instruction with one rounding, which -std=c17 forbids gcc.
-FLAGS  := -std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(CFLAGS) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) -MMD -MP
+FLAGS  := -std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(CFLAGS) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) $(call accepts,-Wno-psabi) -MMD -MP
 GIT    := $(shell git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)
 NAME   := $(shell echo $(ON)-$(MODE)-$(PREC) | tr A-Z a-z)
 
