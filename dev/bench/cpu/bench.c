@@ -10,7 +10,6 @@
 #define main train_gpt_main
 #include "../../../train_gpt.c"
 #undef main
-#include "../../../llmc/peak.h"
 
 _Static_assert(sizeof(real) == sizeof(float), "expected PREC=fp32 or bf16: there is no peak of another to compare with");
 static const double SECONDS = 0.4;
