@@ -12,7 +12,7 @@
 #undef main
 
 _Static_assert(sizeof(real) == sizeof(float), "expected PREC=fp32 or bf16: there is no peak of another to compare with");
-static const double SECONDS = 0.4;
+static const double SECONDS = 0.25;
 typedef struct Peaks { double flops, bandwidth; } Peaks;                       // FLOP/s in this precision, bytes/s
 
 // for (Timer t = {.what = what, .best = &best}; timer_next(&t);) run;         and best is in seconds

@@ -152,7 +152,7 @@ def results(contenders):
             row.update(median_ms=statistics.median(c.times), waiting_ms=statistics.mean(c.waiting or [0.0]))
         if not c.error and not base.error:
             rates = [base.about["flops_per_step"] / ms * 1e3 for ms in c.times]
-            row.update(gflops=1e-9 * statistics.median(rates), percent_of_peak=100 * statistics.median(rate / peak for rate, peak in zip(rates, base.peaks)))
+            row.update(gflops=base.about["flops_per_step"] / row["median_ms"] * 1e-6, percent_of_peak=100 * statistics.median(rate / peak for rate, peak in zip(rates, base.peaks)))
             row.update(zip(("ratio", "low", "high"), ratio(c.times, base.times)))
         rows.append(row)
     return rows
