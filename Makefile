@@ -134,7 +134,7 @@ build/shard: data/shard.c build/flags
 build/stories.o: data/stories.c build/flags
 	$(CC) $(FLAGS) -c $< -o $@
 
-# The judge in both precisions, its main out of the way, for the tests.
+# The judge in every precision, its main out of the way, for the tests.
 build/judge_%.o: train_gpt.c build/flags
 	$(CC) $(FLAGS) $(CPU_$*) -Dmain=main_$* -c $< -o $@
 

@@ -11,8 +11,8 @@
 //
 //                    B: NR columns                Bytes at VECTOR_BYTES = 32 (AVX2):
 //                      | k |                      packed A    rows of the tile x KC   at most 198 KiB, L2
-//                                               tile of C   MC x NC                       768 KiB, L2, L3
-//                      | v |                      panel of B  KC x NR                          16 KiB, L1
+//                      | v |                      tile of C   MC x NC                         768 KiB, L2, L3
+//                                                 panel of B  KC x NR                          16 KiB, L1
 //   A: MR rows |k ->|  [MR x NR]  one rank-1      block of C  MR x NR                  12 of the 16 registers
 //      MR rows |k ->|  [       ]  update a k
 //

@@ -1,38 +1,17 @@
 // peak.h: what this machine can do at most, measured: products in registers, and memory far beyond the caches. Each function takes the seconds to spend.
 //
-//   peak_fp32        FLOP/s of c = c a + b on vectors of floats, 2 FLOP an element: one instruction where the CPU has it and -ffp-contract=fast allows it
-//   peak_bf16        FLOP/s of c += a0 b0 + a1 b1, pairs of bfloat16 into floats, by the instruction that the build may use: AVX512_BF16's or AArch64's dot
-//                    product. Where there is none, peak_fp32: bfloat16 has to be widened first. Matrix units (AMX, SME, bfmmla) do not count.
+//   peak_products    FLOP/s of gemm.h's innermost step, gemm_dot, on as many vectors as its kernel holds: multiply-adds of floats, one instruction where the CPU
+//                    has it and -ffp-contract=fast allows it; with BF16_PRODUCTS the dot product of pairs, where the build may use it. Where it may not, bfloat16
+//                    is widened first, at the speed of floats. Matrix units (AMX, SME, bfmmla) do not count.
 //   peak_bandwidth   bytes/s of a[i] = b[i] + s c[i], 12 bytes an element, as STREAM counts (McCalpin 1995); that a is read before it is written comes on top
 //
 // All OpenMP threads work at once and time their own short runs; the result is the sum of their rates, each from the median of its times. So other programs, which
 // take a core for some milliseconds, do not show, and neither does a moment in which a thread has a core or the memory for itself.
 #pragma once
 #include "logger.h"
-#if defined(__AVX512F__) && defined(__AVX512BF16__)
-#include <immintrin.h>
-typedef __m512 PeakSum;
-typedef __m512bh PeakPairs;
-#define peak_dot _mm512_dpbf16_ps
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#include <arm_neon.h>
-typedef float32x4_t PeakSum;
-typedef bfloat16x8_t PeakPairs;
-#define peak_dot vbfdotq_f32
-#endif
+#include "gemm.h"
 
-// Chains of products side by side: enough to cover an instruction's latency on all of a core's units, few enough for its registers.
-#if defined(__AVX512F__)
-enum { PEAK_VECTOR = 64, PEAK_CHAINS = 24 };
-#elif defined(__AVX__)
-enum { PEAK_VECTOR = 32, PEAK_CHAINS = 12 };
-#elif defined(__aarch64__)
-enum { PEAK_VECTOR = 16, PEAK_CHAINS = 24 };
-#else
-enum { PEAK_VECTOR = 16, PEAK_CHAINS = 12 };
-#endif
 enum { PEAK_STEPS = 1 << 15, PEAK_BLOCK = 1 << 16, PEAK_RUNS = 4096 };    // of a run: steps of a chain, or elements of each array; runs at most
-typedef float PeakVec __attribute__((vector_size(PEAK_VECTOR)));
 
 static inline int peak_order(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
 
@@ -61,42 +40,22 @@ static inline double peak_rate(double seconds, double work, int64_t blocks, void
     return sum;
 }
 
-// A chain's value is its next factor, and no two begin alike: the compiler can neither move a product out of the loop nor make one chain of two.
-static inline void peak_fp32_run(float *block) {
-    PeakVec c[PEAK_CHAINS], sum = {0}, a = sum + 0.999f, b = sum + 0.001f;
+// Of numbers, a chain's value is its next factor, and no two begin alike: the compiler can neither move a product out of the loop nor make one chain of two.
+static inline void peak_products_run(float *block) {
+    Vec c[2 * MR], sum = {0}, b = sum + (real)0.001;
+    Unit a = PER_UNIT == 1 ? (Unit)0.999 : 1;
 #pragma GCC unroll 24
-    for (int i = 0; i < PEAK_CHAINS; i++) c[i] = a + (float)i;
+    for (int i = 0; i < 2 * MR; i++) c[i] = b + (real)i;
     for (int k = 0; k < PEAK_STEPS; k++) {
 #pragma GCC unroll 24
-        for (int i = 0; i < PEAK_CHAINS; i++) c[i] = c[i] * a + b;
+        for (int i = 0; i < 2 * MR; i++) c[i] = PER_UNIT == 1 ? gemm_dot(b, a, (Units)c[i]) : gemm_dot(c[i], a, (Units)b);
     }
 #pragma GCC unroll 24
-    for (int i = 0; i < PEAK_CHAINS; i++) sum += c[i];
+    for (int i = 0; i < 2 * MR; i++) sum += c[i];
     memcpy(block, &sum, sizeof sum);
 }
 
-static inline double peak_fp32(double seconds) { return peak_rate(seconds, 2.0 * PEAK_VECTOR / 4 * PEAK_CHAINS * PEAK_STEPS, 1, peak_fp32_run); }
-
-#ifdef peak_dot
-static inline void peak_bf16_run(float *block) {
-    PeakSum c[PEAK_CHAINS], sum = {0};
-    PeakPairs pairs;
-    memcpy(&pairs, block, sizeof pairs);
-#pragma GCC unroll 24
-    for (int i = 0; i < PEAK_CHAINS; i++) c[i] = sum + (float)i;
-    for (int k = 0; k < PEAK_STEPS; k++) {
-#pragma GCC unroll 24
-        for (int i = 0; i < PEAK_CHAINS; i++) c[i] = peak_dot(c[i], pairs, pairs);
-    }
-#pragma GCC unroll 24
-    for (int i = 0; i < PEAK_CHAINS; i++) sum += c[i];
-    memcpy(block + sizeof pairs, &sum, sizeof sum);
-}
-
-static inline double peak_bf16(double seconds) { return peak_rate(seconds, 4.0 * sizeof(PeakSum) / 4 * PEAK_CHAINS * PEAK_STEPS, 1, peak_bf16_run); }
-#else
-static inline double peak_bf16(double seconds) { return peak_fp32(seconds); }
-#endif
+static inline double peak_products(double seconds) { return peak_rate(seconds, 2.0 * PER_UNIT * VL * 2 * MR * PEAK_STEPS, 1, peak_products_run); }
 
 static inline void peak_bandwidth_run(float *block) {
     float *restrict a = block, *restrict b = a + PEAK_BLOCK, *restrict c = b + PEAK_BLOCK;
