@@ -58,6 +58,7 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
 // LayerNorm (Ba et al. 2016):     y = g * (x - m) r + b,   m = mean(x), r = (mean((x - m)^2) + eps)^(-1/2)
 // Each of n rows holds `groups` groups of `width` values with statistics of their own; the gain is one vector of length `gains`, shared by
 // the groups when gains == width. b == NULL is RMSNorm. Saved: mean (LayerNorm) and rstd, [n, groups].
+// g = site.scale * w, or site.scale where w is NULL. nGPT (Loshchilov et al. 2024): L2 is RMSNorm with g = 1/sqrt(width), x / |x|; SCALE is y = g * x.
 
 typedef struct Norm {
     Site site;
@@ -69,39 +70,43 @@ typedef struct Norm {
 
 static void norm_forward(real *y, const real *x, const Norm *s) {
     int W = s->site.width, G = s->site.groups, shared = s->site.gains == W;
+    real scale = (real)s->site.scale;
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < s->n * G; row++) {
-        const real *x_r = x + row * W, *w = s->w + (shared ? 0 : row % G * W), *b = s->b ? s->b + (shared ? 0 : row % G * W) : NULL;
-        real *y_r = y + row * W, mean = 0, square = 0;
+        const real *x_r = x + row * W, *w = s->w ? s->w + (shared ? 0 : row % G * W) : NULL, *b = s->b ? s->b + (shared ? 0 : row % G * W) : NULL;
+        real *y_r = y + row * W, mean = 0, square = 0, rstd = 1;
         if (b) {
 #pragma omp simd reduction(+ : mean)
             for (int i = 0; i < W; i++) mean += x_r[i];
             mean /= W;
             s->mean[row] = mean;
         }
+        if (s->site.on != SCALE) {
 #pragma omp simd reduction(+ : square)
-        for (int i = 0; i < W; i++) square += (x_r[i] - mean) * (x_r[i] - mean);
-        real rstd = 1 / (real)sqrt(square / W + s->eps);
-        s->rstd[row] = rstd;
-        for (int i = 0; i < W; i++) y_r[i] = w[i] * ((x_r[i] - mean) * rstd) + (b ? b[i] : 0);
+            for (int i = 0; i < W; i++) square += (x_r[i] - mean) * (x_r[i] - mean);
+            s->rstd[row] = rstd = 1 / (real)sqrt(square / W + s->eps);
+        }
+        for (int i = 0; i < W; i++) y_r[i] = scale * (w ? w[i] : 1) * ((x_r[i] - mean) * rstd) + (b ? b[i] : 0);
     }
 }
 
-// With xhat = (x - m) r and u = g * dy:  dx = r (u - [mean(u)] - xhat mean(u * xhat)), the bracket for LayerNorm only;  dg += dy * xhat;  db += dy
+// With xhat = (x - m) r and u = g * dy:  dx = r (u - [mean(u)] - xhat mean(u * xhat)), the bracket for LayerNorm only, SCALE u alone;  dg += dy * xhat;  db += dy
 static void norm_backward(real *dx, const real *dy, const real *x, const Norm *s, int add) {
-    int W = s->site.width, G = s->site.groups, shared = s->site.gains == W;
+    int W = s->site.width, G = s->site.groups, shared = s->site.gains == W, scaled = s->site.on == SCALE;
+    real scale = (real)s->site.scale;
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < s->n * G; row++) {
-        const real *x_r = x + row * W, *dy_r = dy + row * W, *w = s->w + (shared ? 0 : row % G * W);
-        real *dx_r = dx + row * W, mean = s->b ? s->mean[row] : 0, rstd = s->rstd[row], sum_u = 0, sum_ux = 0;
+        const real *x_r = x + row * W, *dy_r = dy + row * W, *w = s->w ? s->w + (shared ? 0 : row % G * W) : NULL;
+        real *dx_r = dx + row * W, mean = s->b ? s->mean[row] : 0, rstd = scaled ? 1 : s->rstd[row], sum_u = 0, sum_ux = 0;
 #pragma omp simd reduction(+ : sum_u, sum_ux)
         for (int i = 0; i < W; i++) {
-            sum_u += w[i] * dy_r[i];
-            sum_ux += w[i] * dy_r[i] * (x_r[i] - mean) * rstd;
+            real u = scale * (w ? w[i] : 1) * dy_r[i];
+            sum_u += u;
+            sum_ux += u * (x_r[i] - mean) * rstd;
         }
-        real mean_u = s->b ? sum_u / W : 0, mean_ux = sum_ux / W;
+        real mean_u = s->b ? sum_u / W : 0, mean_ux = scaled ? 0 : sum_ux / W;
         for (int i = 0; i < W; i++) {
-            real d = rstd * (w[i] * dy_r[i] - mean_u - (x_r[i] - mean) * rstd * mean_ux);
+            real d = rstd * (scale * (w ? w[i] : 1) * dy_r[i] - mean_u - (x_r[i] - mean) * rstd * mean_ux);
             dx_r[i] = add == ADD ? dx_r[i] + d : d;
         }
     }
@@ -113,46 +118,48 @@ static void norm_backward(real *dx, const real *dy, const real *x, const Norm *s
             real dw[STRIP] = {0}, db[STRIP] = {0};
             for (int64_t row = g; row < s->n * G; row += shared ? 1 : G) {
                 const real *dy_r = dy + row * W + i0, *x_r = x + row * W + i0;
-                real mean = s->b ? s->mean[row] : 0, rstd = s->rstd[row];
+                real mean = s->b ? s->mean[row] : 0, rstd = scaled ? 1 : s->rstd[row];
                 for (int i = 0; i < strip; i++) {
                     dw[i] += dy_r[i] * ((x_r[i] - mean) * rstd);
                     db[i] += dy_r[i];
                 }
             }
             for (int i = 0; i < strip; i++) {
-                s->dw[g * W + i0 + i] += dw[i];
+                s->dw[g * W + i0 + i] += scale * dw[i];
                 if (s->b) s->db[g * W + i0 + i] += db[i];
             }
         }
 }
 
 // ------------------------------------------------------------------------------------------------------------------ RoPE
-// Rotary positions (Su et al. 2021), half-split: the pair (i, i + HS/2) of every head turns by t * theta^(-2i/HS). In place.
+// Rotary positions (Su et al. 2021), half-split: of the last R of a head's `size` channels, the pair (i, i + R/2) turns by t * theta^(-2i/R). In place.
 // direction +1 forward, -1 backward (the transpose of a rotation).
 
-static void rope(real *x, int B, int T, int heads, int HS, double theta, int direction) {
-    int half = HS / 2;
+typedef struct { int B, T, heads, size, R; double theta; } RopeShape;
+
+static void rope(real *x, RopeShape s, int direction) {
+    int half = s.R / 2;
 #pragma omp parallel for collapse(2) schedule(static)
-    for (int t = 0; t < T; t++)
+    for (int t = 0; t < s.T; t++)
         for (int i = 0; i < half; i++) {
-            double angle = t * pow(theta, -2.0 * i / HS);
-            real c = (real)cos(angle), s = (real)(direction * sin(angle));
-            for (int64_t b = 0; b < B; b++)
-                for (int h = 0; h < heads; h++) {
-                    real *x_i = x + ((b * T + t) * heads + h) * HS + i, first = x_i[0], second = x_i[half];
-                    x_i[0] = first * c - second * s;
-                    x_i[half] = second * c + first * s;
+            double angle = t * pow(s.theta, -2.0 * i / s.R);
+            real cosine = (real)cos(angle), sine = (real)(direction * sin(angle));
+            for (int64_t b = 0; b < s.B; b++)
+                for (int h = 0; h < s.heads; h++) {
+                    real *x_i = x + ((b * s.T + t) * s.heads + h + 1) * s.size - s.R + i, first = x_i[0], second = x_i[half];
+                    x_i[0] = first * cosine - second * sine;
+                    x_i[half] = second * cosine + first * sine;
                 }
         }
 }
 
 // ------------------------------------------------------------------------------------------------------------------ attention
-// Causal attention with grouped queries (Ainslie et al. 2023): S = Q K^T / sqrt(HS), P = softmax over keys <= query, C = P V.
-// q: [n, NH, HS], k, v: [n, KV, HS], c: [n, NH, HS]; head h reads kv head h / (NH / KV). Saved: lse, the log-sum-exp of each row of S. peak: its largest value.
+// Causal attention with grouped queries (Ainslie et al. 2023): S = scale Q K^T, P = softmax over keys <= query, C = P V.
+// q: [n, NH, QK], k: [n, KV, QK], v: [n, KV, HS], c: [n, NH, HS]; head h reads kv head h / (NH / KV). Saved: lse, the log-sum-exp of each row of S. peak: its largest value.
 // S is never stored whole: QUERY_BLOCK x KEY_BLOCK of it at a time in a thread's own scratch. Forward, c and the sums so far fade by exp(old - new maximum)
 // from block to block (online softmax: Milakov, Gimelshein 2018; Dao et al. 2022); backward computes S again.
 
-typedef struct { int B, T, NH, KV, HS; } AttnShape;
+typedef struct { int B, T, NH, KV, QK, HS; real scale; } AttnShape;
 
 static inline int thread_id(void) {
 #ifdef _OPENMP
@@ -163,21 +170,20 @@ static inline int thread_id(void) {
 }
 
 static void attention_forward(real *c, real *peak, real *lse, real *scores, const real *q, const real *k, const real *v, AttnShape s) {
-    int64_t qs = (int64_t)s.NH * s.HS, ks = (int64_t)s.KV * s.HS, T = s.T;
-    real scale = 1 / (real)sqrt(s.HS);
+    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T;
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++) {
             real *S = scores + (int64_t)thread_id() * 2 * QUERY_BLOCK * KEY_BLOCK;
-            int64_t q_bh = b * T * qs + h * s.HS, k_bh = b * T * ks + h / (s.NH / s.KV) * s.HS;
+            int64_t kv = h / (s.NH / s.KV), q_bh = b * T * qs + h * s.QK, k_bh = b * T * ks + kv * s.QK, c_bh = b * T * cs + h * s.HS, v_bh = b * T * vs + kv * s.HS;
             for (int64_t t0 = 0; t0 < T; t0 += QUERY_BLOCK) {
-                int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, q_t = q_bh + t0 * qs;
+                int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, q_t = q_bh + t0 * qs, c_t = c_bh + t0 * cs;
                 real max[QUERY_BLOCK], sum[QUERY_BLOCK];
                 for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
                     int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK;
-                    gemm(view(S, KEY_BLOCK, 1), view(q + q_t, qs, 1), view(k + k_bh + j0 * ks, 1, ks), rows, keys, s.HS, scale, 0);
+                    gemm(view(S, KEY_BLOCK, 1), view(q + q_t, qs, 1), view(k + k_bh + j0 * ks, 1, ks), rows, keys, s.QK, s.scale, 0);
                     for (int64_t i = 0; i < rows; i++) {
-                        real *S_i = S + i * KEY_BLOCK, *c_i = c + q_t + i * qs, most = S_i[0], total = 0;
+                        real *S_i = S + i * KEY_BLOCK, *c_i = c + c_t + i * cs, most = S_i[0], total = 0;
                         int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
 #pragma omp simd reduction(max : most)
                         for (int64_t j = 1; j < seen; j++) most = S_i[j] > most ? S_i[j] : most;
@@ -193,10 +199,10 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
                         max[i] = most;
                         sum[i] = total;
                     }
-                    gemm(view(c + q_t, qs, 1), view(S, KEY_BLOCK, 1), view(v + k_bh + j0 * ks, ks, 1), rows, s.HS, keys, 1, j0 > 0);
+                    gemm(view(c + c_t, cs, 1), view(S, KEY_BLOCK, 1), view(v + v_bh + j0 * vs, vs, 1), rows, s.HS, keys, 1, j0 > 0);
                 }
                 for (int64_t i = 0; i < rows; i++) {
-                    for (int j = 0; j < s.HS; j++) c[q_t + i * qs + j] /= sum[i];
+                    for (int j = 0; j < s.HS; j++) c[c_t + i * cs + j] /= sum[i];
                     peak[(b * T + t0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];        // max passes over NaN, the sum does not
                     lse[(b * T + t0 + i) * s.NH + h] = max[i] + (real)log(sum[i]);
                 }
@@ -204,34 +210,33 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
         }
 }
 
-// With P = exp(S - lse):  dV = P^T dC;  dP = dC V^T;  dS = P * (dP - D), D = rowsum(dC * C);  dQ = dS K / sqrt(HS);  dK = dS^T Q / sqrt(HS)
+// With P = exp(S - lse):  dV = P^T dC;  dP = dC V^T;  dS = P * (dP - D), D = rowsum(dC * C);  dQ = scale dS K;  dK = scale dS^T Q
 static void attention_backward(real *dq, real *dk, real *dv, real *scores, const real *dc, const real *c, const real *lse,
                                const real *const qkv[3], AttnShape s) {
     const real *q = qkv[0], *k = qkv[1], *v = qkv[2];
-    int64_t qs = (int64_t)s.NH * s.HS, ks = (int64_t)s.KV * s.HS, T = s.T;
+    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T;
     int group = s.NH / s.KV;
-    real scale = 1 / (real)sqrt(s.HS);
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int b = 0; b < s.B; b++)
         for (int kv = 0; kv < s.KV; kv++) {                                  // one thread owns a kv head: its dk, dv have one order
             real *P = scores + (int64_t)thread_id() * 2 * QUERY_BLOCK * KEY_BLOCK, *dS = P + QUERY_BLOCK * KEY_BLOCK;
-            int64_t k_bh = b * T * ks + kv * s.HS;
+            int64_t k_bh = b * T * ks + kv * s.QK, v_bh = b * T * vs + kv * s.HS;
             for (int64_t t = 0; t < T; t++) {
-                memset(dk + k_bh + t * ks, 0, (size_t)s.HS * sizeof(real));
-                memset(dv + k_bh + t * ks, 0, (size_t)s.HS * sizeof(real));
+                memset(dk + k_bh + t * ks, 0, (size_t)s.QK * sizeof(real));
+                memset(dv + v_bh + t * vs, 0, (size_t)s.HS * sizeof(real));
             }
             for (int h = kv * group; h < (kv + 1) * group; h++)
                 for (int64_t t0 = 0; t0 < T; t0 += QUERY_BLOCK) {
-                    int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, q_t = (b * T + t0) * qs + h * s.HS;
+                    int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, q_t = (b * T + t0) * qs + h * s.QK, c_t = (b * T + t0) * cs + h * s.HS;
                     real D[QUERY_BLOCK];
                     for (int64_t i = 0; i < rows; i++) {
                         D[i] = 0;
-                        for (int j = 0; j < s.HS; j++) D[i] += dc[q_t + i * qs + j] * c[q_t + i * qs + j];
+                        for (int j = 0; j < s.HS; j++) D[i] += dc[c_t + i * cs + j] * c[c_t + i * cs + j];
                     }
                     for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
-                        int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK, k_j = k_bh + j0 * ks;
-                        gemm(view(P, KEY_BLOCK, 1), view(q + q_t, qs, 1), view(k + k_j, 1, ks), rows, keys, s.HS, scale, 0);
-                        gemm(view(dS, KEY_BLOCK, 1), view(dc + q_t, qs, 1), view(v + k_j, 1, ks), rows, keys, s.HS, 1, 0);
+                        int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK, k_j = k_bh + j0 * ks, v_j = v_bh + j0 * vs;
+                        gemm(view(P, KEY_BLOCK, 1), view(q + q_t, qs, 1), view(k + k_j, 1, ks), rows, keys, s.QK, s.scale, 0);
+                        gemm(view(dS, KEY_BLOCK, 1), view(dc + c_t, cs, 1), view(v + v_j, 1, vs), rows, keys, s.HS, 1, 0);
                         for (int64_t i = 0; i < rows; i++) {
                             real *P_i = P + i * KEY_BLOCK, *dS_i = dS + i * KEY_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
                             int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
@@ -241,12 +246,38 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
                             }
                             for (int64_t j = seen; j < keys; j++) P_i[j] = dS_i[j] = 0;
                         }
-                        gemm(view(dv + k_j, ks, 1), view(P, 1, KEY_BLOCK), view(dc + q_t, qs, 1), keys, s.HS, rows, 1, 1);
-                        gemm(view(dq + q_t, qs, 1), view(dS, KEY_BLOCK, 1), view(k + k_j, ks, 1), rows, s.HS, keys, scale, j0 > 0);
-                        gemm(view(dk + k_j, ks, 1), view(dS, 1, KEY_BLOCK), view(q + q_t, qs, 1), keys, s.HS, rows, scale, 1);
+                        gemm(view(dv + v_j, vs, 1), view(P, 1, KEY_BLOCK), view(dc + c_t, cs, 1), keys, s.HS, rows, 1, 1);
+                        gemm(view(dq + q_t, qs, 1), view(dS, KEY_BLOCK, 1), view(k + k_j, ks, 1), rows, s.QK, keys, s.scale, j0 > 0);
+                        gemm(view(dk + k_j, ks, 1), view(dS, 1, KEY_BLOCK), view(q + q_t, qs, 1), keys, s.QK, rows, s.scale, 1);
                     }
                 }
         }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ latent heads
+// Latent attention (DeepSeek-V2 2024, eq 9-19, without compression of q) makes keys and values from a narrow latent: kvb = W_kvb norm(c), [n, NH, HS + HS].
+// Head h gets k = [first half of kvb | kr], kr being one for all heads and turned by RoPE later, and v = second half. k: [n, NH, HS + R], v: [n, NH, HS].
+
+static void latent_heads_forward(real *k, real *v, const real *kvb, const real *kr, int64_t n, int NH, int HS, int R) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n * NH; i++) {
+        memcpy(k + i * (HS + R), kvb + i * 2 * HS, (size_t)HS * sizeof(real));
+        memcpy(k + i * (HS + R) + HS, kr + i / NH * R, (size_t)R * sizeof(real));
+        memcpy(v + i * HS, kvb + (i * 2 + 1) * HS, (size_t)HS * sizeof(real));
+    }
+}
+
+// dkvb = [dk's first HS | dv];  dkr = sum over heads of dk's last R
+static void latent_heads_backward(real *dkvb, real *dkr, const real *dk, const real *dv, int64_t n, int NH, int HS, int R) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < n; t++) {
+        memset(dkr + t * R, 0, (size_t)R * sizeof(real));
+        for (int64_t i = t * NH; i < (t + 1) * NH; i++) {
+            memcpy(dkvb + i * 2 * HS, dk + i * (HS + R), (size_t)HS * sizeof(real));
+            memcpy(dkvb + (i * 2 + 1) * HS, dv + i * HS, (size_t)HS * sizeof(real));
+            for (int j = 0; j < R; j++) dkr[t * R + j] += dk[i * (HS + R) + HS + j];
+        }
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------------ activation
@@ -285,6 +316,151 @@ static void activation_backward(real *dgu, const real *dh, const real *gu, int64
                 real s = sigmoid(GELU_SLOPE * (g[i] + GELU_CUBE * g[i] * g[i] * g[i]));
                 dg[i] = dh_r[i] * s * (1 + g[i] * (1 - s) * GELU_SLOPE * (1 + 3 * GELU_CUBE * g[i] * g[i]));
             }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ the router
+// Which K of E experts a token goes through, and with what weight, from logits z = W x [n, E] (Shazeer et al. 2017; OLMoE 2024; DeepSeek-V3 2024 eq 12-16):
+//   s = softmax(z) or sigmoid(z);  S = the K experts with the largest s + bias, among equals the first;  gate_e = scale s_e, or scale s_e / sum_S s
+// Losses, with load_be the tokens of expert e in sequence b, p = s / sum s (softmax: s itself), share_be the mean of p_e over sequence b:
+//   balance   E/(K n)   sum_e (sum_b load_be) (mean_b share_be)       over the micro-batch (Switch, Fedus et al. 2021; OLMoE): 1 where all is even
+//   sequence  E/(K T B) sum_b sum_e load_be share_be                  over each sequence (DeepSeek-V2 eq 23-25)
+//   z         mean_t logsumexp(z_t)^2                                 (ST-MoE, Zoph et al. 2022)
+// Layers add up as their mean, and z is divided by K too (--router-losses mean: OLMoE's), or plainly (sum: DeepSeek, OLMo-core).
+// balance, sequence, z: the coefficients of one layer. load has a last row, [B + 1, E]: the sum of the others.
+
+typedef struct { int64_t n; int B, T, E, K, kind; real scale, balance, sequence, z; } RouterShape;
+
+static void router_scores(real *s, real *lse, const real *z, RouterShape r) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < r.n; t++) {
+        const real *z_t = z + t * r.E;
+        real max = z_t[0], sum = 0;
+        for (int j = 1; j < r.E; j++) max = z_t[j] > max ? z_t[j] : max;
+        for (int j = 0; j < r.E; j++) sum += exp_real(z_t[j] - max);
+        lse[t] = max + (real)log(sum);
+        for (int j = 0; j < r.E; j++) s[t * r.E + j] = r.kind == ROUTER_SIGMOID ? sigmoid(z_t[j]) : exp_real(z_t[j] - lse[t]);
+    }
+}
+
+static void router_forward(real *gate, int32_t *choice, real *load, real *share, const real *s, const real *bias, RouterShape r) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < r.n; t++) {
+        const real *s_t = s + t * r.E;
+        int32_t *choice_t = choice + t * r.K;
+        real sum = 0;
+        for (int k = 0; k < r.K; k++) {
+            int best = -1;                                                   // always some expert, also where scores are NaN
+            for (int j = 0; j < r.E; j++) {
+                bool taken = false;
+                for (int i = 0; i < k; i++) taken = taken || choice_t[i] == j;
+                if (!taken && (best < 0 || s_t[j] + (bias ? bias[j] : 0) > s_t[best] + (bias ? bias[best] : 0))) best = j;
+            }
+            choice_t[k] = best;
+            sum += s_t[best];
+        }
+        for (int k = 0; k < r.K; k++) gate[t * r.K + k] = r.scale * s_t[choice_t[k]] / (r.kind == ROUTER_SOFTMAX ? 1 : sum);
+    }
+#pragma omp parallel for schedule(static)
+    for (int b = 0; b < r.B; b++) {
+        real *load_b = load + b * r.E, *share_b = share + b * r.E;
+        for (int j = 0; j < r.E; j++) load_b[j] = share_b[j] = 0;
+        for (int64_t t = (int64_t)b * r.T; t < (int64_t)(b + 1) * r.T; t++) {
+            real sum = 0;
+            for (int k = 0; k < r.K; k++) load_b[choice[t * r.K + k]]++;
+            for (int j = 0; j < r.E; j++) sum += s[t * r.E + j];
+            for (int j = 0; j < r.E; j++) share_b[j] += s[t * r.E + j] / (r.kind == ROUTER_SIGMOID ? sum * r.T : r.T);
+        }
+    }
+    for (int j = 0; j < r.E; j++) load[r.B * r.E + j] = 0;
+    for (int i = 0; i < r.B * r.E; i++) load[r.B * r.E + i % r.E] += load[i];
+}
+
+// dz (SET) from the gradient of the gates and from the losses. pull_e = d(loss) / d(p_e) of a token; loss_scale: the gradient of the micro-batch's mean loss.
+// With ds_e = scale dgate_e, or scale / sum_S s (dgate_e - sum_S dgate gate / scale), for e in S:
+//   softmax: u = ds + pull, dz = s (u - sum s u);   sigmoid: dz = s (1 - s) (ds + (pull - sum p pull) / sum s);   z: + 2 z lse softmax(z) / n
+static void router_backward(real *dz, const real *dgate, const real *gate, const int32_t *choice, const real *load, const real *s, const real *const z_lse[2],
+                            RouterShape r, real loss_scale) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < r.n; t++) {
+        const real *s_t = s + t * r.E, *z_t = z_lse[0] + t * r.E, lse = z_lse[1][t];
+        real *dz_t = dz + t * r.E, chosen = 0, inner = 0, sum = 0, pulled = 0;
+        for (int k = 0; k < r.K; k++) {
+            chosen += s_t[choice[t * r.K + k]];
+            inner += dgate[t * r.K + k] * gate[t * r.K + k];
+        }
+        for (int j = 0; j < r.E; j++) {
+            dz_t[j] = loss_scale * r.E / r.K / r.n * (r.balance * load[r.B * r.E + j] / r.n + r.sequence * load[t / r.T * r.E + j] / r.T);
+            sum += s_t[j];
+            pulled += s_t[j] * dz_t[j];
+        }
+        if (r.kind == ROUTER_SIGMOID)
+            for (int j = 0; j < r.E; j++) dz_t[j] = (dz_t[j] - pulled / sum) / sum;
+        for (int k = 0; k < r.K; k++) {
+            real dg = dgate[t * r.K + k];
+            dz_t[choice[t * r.K + k]] += r.kind == ROUTER_SOFTMAX ? r.scale * dg : (r.scale * dg - inner) / chosen;
+        }
+        real along = 0;
+        for (int j = 0; j < r.E; j++) along += s_t[j] * dz_t[j];
+        for (int j = 0; j < r.E; j++) {
+            dz_t[j] = s_t[j] * (r.kind == ROUTER_SIGMOID ? (1 - s_t[j]) * dz_t[j] : dz_t[j] - along);
+            dz_t[j] += loss_scale * 2 * r.z * lse / r.n * exp_real(z_t[j] - lse);
+        }
+    }
+}
+
+// Rows of an expert become neighbours, in the order of the tokens: start[e] is the first of expert e, place[t, k] that of a token's k-th choice.
+static void router_sort(int32_t *place, int32_t *start, const int32_t *choice, RouterShape r) {
+    int32_t first = 0;
+    memset(start, 0, (size_t)(r.E + 1) * sizeof *start);
+    for (int64_t i = 0; i < r.n * r.K; i++) start[choice[i] + 1]++;
+    for (int j = 0; j < r.E; j++) start[j + 1] += start[j];
+    for (int64_t i = 0; i < r.n * r.K; i++) place[i] = start[choice[i]]++;
+    for (int j = 0; j <= r.E; j++) {                                         // each start has moved to the next one's
+        int32_t next = start[j];
+        start[j] = first;
+        first = next;
+    }
+}
+
+// rows[place[t, k]] = x[t]
+static void gather_forward(real *rows, const real *x, const int32_t *place, int64_t n, int K, int C) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n * K; i++) memcpy(rows + (int64_t)place[i] * C, x + i / K * C, (size_t)C * sizeof(real));
+}
+
+// dx[t] += sum_k drows[place[t, k]]
+static void gather_backward(real *dx, const real *drows, const int32_t *place, int64_t n, int K, int C) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < n; t++)
+        for (int k = 0; k < K; k++) {
+            const real *row = drows + (int64_t)place[t * K + k] * C;
+            for (int i = 0; i < C; i++) dx[t * C + i] += row[i];
+        }
+}
+
+// y[t] = sum_k gate[t, k] rows[place[t, k]], added to what y holds where add is ADD
+static void combine_forward(real *y, const real *rows, const real *gate, const int32_t *place, int64_t n, int K, int C, int add) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < n; t++) {
+        if (add == SET) memset(y + t * C, 0, (size_t)C * sizeof(real));
+        for (int k = 0; k < K; k++) {
+            const real *row = rows + (int64_t)place[t * K + k] * C, g = gate[t * K + k];
+            for (int i = 0; i < C; i++) y[t * C + i] += g * row[i];
+        }
+    }
+}
+
+// drows[place[t, k]] = gate[t, k] dy[t];  dgate[t, k] = dy[t] . rows[place[t, k]]
+static void combine_backward(real *drows, real *dgate, const real *dy, const real *rows, const real *gate, const int32_t *place, int64_t n, int K, int C) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n * K; i++) {
+        const real *row = rows + (int64_t)place[i] * C, *dy_t = dy + i / K * C;
+        real *drow = drows + (int64_t)place[i] * C, dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int j = 0; j < C; j++) dot += dy_t[j] * row[j];
+        for (int j = 0; j < C; j++) drow[j] = gate[i] * dy_t[j];
+        dgate[i] = dot;
     }
 }
 
@@ -348,12 +524,16 @@ typedef struct Block {
     Params w;
     Grads dw;
     Acts a, d;
+    real loss_scale;                                    // backward: the gradient of the micro-batch's mean loss, for the router's
 } Block;
 
 static Norm block_norm(const Block *b, Site site, const real *w, const real *bias, real *dw, real *db, real *mean, real *rstd) {
-    return (Norm){site, w, bias, dw, db, mean, rstd, b->s->n, (real)b->m->eps};
+    return (Norm){site, w, bias, dw, db, mean, rstd, b->s->n, site.on == L2 ? (real)1e-12 : (real)b->m->eps};      // of L2 only against 0/0
 }
 #define NORM(b, slot) block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
+
+// nGPT's s_z: logits have a gain, and no norm.
+static Norm logits_gain(const Block *b) { return block_norm(b, b->p.logits, b->w.logits_w, NULL, b->dw.logits_w, NULL, NULL, NULL); }
 
 // y = N(x) where the slot is filled; otherwise x itself: no call, no copy.
 static real *slot_forward(const Norm *norm, real *y, real *x) {
@@ -369,104 +549,261 @@ static real *slot_backward(const Norm *norm, real *dx, real *dy, const real *x) 
     return dx;
 }
 
-static AttnShape attn_shape(const Block *b) { return (AttnShape){b->s->B, b->s->T, b->m->NH, b->m->KV, b->m->HS}; }
+// nGPT: q and k have length 1 when they meet, so scores are scaled up, and both read the one gain s_qk, after RoPE.
+static AttnShape attn_shape(const Block *b) {
+    int QK = qk_size(b->m);
+    return (AttnShape){b->s->B, b->s->T, b->m->NH, b->m->KV, QK, b->m->HS, (real)(b->p.q.on == L2 ? sqrt(QK) : 1 / sqrt(QK))};
+}
 
 static LinearShape linear_shape(const Block *b, int out, int in, double c) { return (LinearShape){b->s->n, out, in, out, (real)c}; }
 
-// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u)))
-static void attn_branch_forward(const Block *b, real *y, const real *u) {
+static void qk_rope(const Block *b, real *q, real *k, int direction) {
     const Model *m = b->m;
-    const Sizes *s = b->s;
-    int Q = m->NH * m->HS, K = m->KV * m->HS;
-    linear_forward(b->a.q, u, b->w.wq, b->w.wq_b, linear_shape(b, Q, m->C, b->p.attn_c));
-    linear_forward(b->a.k, u, b->w.wk, b->w.wk_b, linear_shape(b, K, m->C, b->p.attn_c));
-    linear_forward(b->a.v, u, b->w.wv, b->w.wv_b, linear_shape(b, K, m->C, b->p.attn_c));
-    Norm nq = NORM(b, q), nk = NORM(b, k), nv = NORM(b, v), nc = NORM(b, ctx);
-    real *q = slot_forward(&nq, b->a.qn, b->a.q), *k = slot_forward(&nk, b->a.kn, b->a.k), *v = slot_forward(&nv, b->a.vn, b->a.v);
-    if (m->rope) {
-        rope(q, s->B, s->T, m->NH, m->HS, m->theta, +1);
-        rope(k, s->B, s->T, m->KV, m->HS, m->theta, +1);
-    }
-    attention_forward(b->a.c, b->a.peak, b->a.lse, b->a.scores, q, k, v, attn_shape(b));
-    real *c = slot_forward(&nc, b->a.cn, b->a.c);
-    linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, Q, 1));
+    rope(q, (RopeShape){b->s->B, b->s->T, m->NH, qk_size(m), rotary_size(m), m->theta}, direction);
+    rope(k, (RopeShape){b->s->B, b->s->T, m->KV, qk_size(m), rotary_size(m), m->theta}, direction);
 }
 
-static void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u, int add) {
+static Norm k_norm(const Block *b) {
+    Norm k = NORM(b, k);
+    if (k.site.on == L2) {
+        k.site.gains = b->p.q.gains;
+        k.w = b->w.q_w;
+        k.dw = b->dw.q_w;
+    }
+    return k;
+}
+
+// k, v = latent_heads(W_kvb N(W_kva c u), W_kr c u), W_kva above W_kr in one matrix; or k, v = W c u
+static void kv_forward(const Block *b, const real *u) {
     const Model *m = b->m;
-    const Sizes *s = b->s;
-    int Q = m->NH * m->HS, K = m->KV * m->HS;
-    Norm nq = NORM(b, q), nk = NORM(b, k), nv = NORM(b, v), nc = NORM(b, ctx);
+    int K = m->KV * m->HS, R = m->rope_size;
+    if (!m->kv_rank) {
+        linear_forward(b->a.k, u, b->w.wk, b->w.wk_b, linear_shape(b, K, m->C, b->p.attn_c));
+        linear_forward(b->a.v, u, b->w.wv, b->w.wv_b, linear_shape(b, K, m->C, b->p.attn_c));
+        return;
+    }
+    Norm latent = NORM(b, latent);
+    linear_forward(b->a.kvc, u, b->w.wkva, NULL, linear_shape(b, m->kv_rank, m->C, b->p.attn_c));
+    linear_forward(b->a.kr, u, b->w.wkva + (int64_t)m->kv_rank * m->C, NULL, linear_shape(b, R, m->C, b->p.attn_c));
+    norm_forward(b->a.kvcn, b->a.kvc, &latent);
+    linear_forward(b->a.kvb, b->a.kvcn, b->w.wkvb, NULL, linear_shape(b, 2 * K, m->kv_rank, 1));
+    latent_heads_forward(b->a.k, b->a.v, b->a.kvb, b->a.kr, b->s->n, m->NH, m->HS, R);
+}
+
+static void kv_backward(const Block *b, real *du, const real *dk, const real *dv, const real *u) {
+    const Model *m = b->m;
+    int K = m->KV * m->HS, R = m->rope_size;
+    if (!m->kv_rank) {
+        linear_backward(du, b->dw.wk, b->dw.wk_b, dk, u, b->w.wk, linear_shape(b, K, m->C, b->p.attn_c), ADD);
+        linear_backward(du, b->dw.wv, b->dw.wv_b, dv, u, b->w.wv, linear_shape(b, K, m->C, b->p.attn_c), ADD);
+        return;
+    }
+    Norm latent = NORM(b, latent);
+    int64_t rotary = (int64_t)m->kv_rank * m->C;
+    latent_heads_backward(b->d.kvb, b->d.kr, dk, dv, b->s->n, m->NH, m->HS, R);
+    linear_backward(b->d.kvcn, b->dw.wkvb, NULL, b->d.kvb, b->a.kvcn, b->w.wkvb, linear_shape(b, 2 * K, m->kv_rank, 1), SET);
+    norm_backward(b->d.kvc, b->d.kvcn, b->a.kvc, &latent, SET);
+    linear_backward(du, b->dw.wkva, NULL, b->d.kvc, u, b->w.wkva, linear_shape(b, m->kv_rank, m->C, b->p.attn_c), ADD);
+    linear_backward(du, b->dw.wkva + rotary, NULL, b->d.kr, u, b->w.wkva + rotary, linear_shape(b, R, m->C, b->p.attn_c), ADD);
+}
+
+// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(k)), N_v(v))); for L2, N(rope(.))
+static void attn_branch_forward(const Block *b, real *y, const real *u) {
+    const Model *m = b->m;
+    int Q = m->NH * qk_size(m), l2 = b->p.q.on == L2;
+    linear_forward(b->a.q, u, b->w.wq, b->w.wq_b, linear_shape(b, Q, m->C, b->p.attn_c));
+    kv_forward(b, u);
+    Norm nq = NORM(b, q), nk = k_norm(b), nv = NORM(b, v), nc = NORM(b, ctx);
+    if (m->rope && l2) qk_rope(b, b->a.q, b->a.k, +1);
+    real *q = slot_forward(&nq, b->a.qn, b->a.q), *k = slot_forward(&nk, b->a.kn, b->a.k), *v = slot_forward(&nv, b->a.vn, b->a.v);
+    if (m->rope && !l2) qk_rope(b, q, k, +1);
+    attention_forward(b->a.c, b->a.peak, b->a.lse, b->a.scores, q, k, v, attn_shape(b));
+    real *c = slot_forward(&nc, b->a.cn, b->a.c);
+    linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, m->NH * m->HS, 1));
+}
+
+static void attn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
+    const Model *m = b->m;
+    int Q = m->NH * qk_size(m), l2 = b->p.q.on == L2;
+    Norm nq = NORM(b, q), nk = k_norm(b), nv = NORM(b, v), nc = NORM(b, ctx);
     const real *c = nc.site.on ? b->a.cn : b->a.c;
     const real *qkv[3] = {nq.site.on ? b->a.qn : b->a.q, nk.site.on ? b->a.kn : b->a.k, nv.site.on ? b->a.vn : b->a.v};
     real *dc = nc.site.on ? b->d.cn : b->d.c;
     real *dq = nq.site.on ? b->d.qn : b->d.q, *dk = nk.site.on ? b->d.kn : b->d.k, *dv = nv.site.on ? b->d.vn : b->d.v;
-    linear_backward(dc, b->dw.wo, b->dw.wo_b, dy, c, b->w.wo, linear_shape(b, m->C, Q, 1), SET);
+    linear_backward(dc, b->dw.wo, b->dw.wo_b, dy, c, b->w.wo, linear_shape(b, m->C, m->NH * m->HS, 1), SET);
     dc = slot_backward(&nc, b->d.c, dc, b->a.c);
     attention_backward(dq, dk, dv, b->a.scores, dc, b->a.c, b->a.lse, qkv, attn_shape(b));
-    if (m->rope) {
-        rope(dq, s->B, s->T, m->NH, m->HS, m->theta, -1);
-        rope(dk, s->B, s->T, m->KV, m->HS, m->theta, -1);
-    }
+    if (m->rope && !l2) qk_rope(b, dq, dk, -1);
     dq = slot_backward(&nq, b->d.q, dq, b->a.q);
     dk = slot_backward(&nk, b->d.k, dk, b->a.k);
     dv = slot_backward(&nv, b->d.v, dv, b->a.v);
+    if (m->rope && l2) qk_rope(b, dq, dk, -1);
     linear_backward(du, b->dw.wq, b->dw.wq_b, dq, u, b->w.wq, linear_shape(b, Q, m->C, b->p.attn_c), add);
-    linear_backward(du, b->dw.wk, b->dw.wk_b, dk, u, b->w.wk, linear_shape(b, K, m->C, b->p.attn_c), ADD);
-    linear_backward(du, b->dw.wv, b->dw.wv_b, dv, u, b->w.wv, linear_shape(b, K, m->C, b->p.attn_c), ADD);
+    kv_backward(b, du, dk, dv, u);
 }
 
-// y = W_down act(N_h([W_gate | W_up] c u)); N_h is SDD's.
-static LinearShape hidden_shape(const Block *b) {
-    return (LinearShape){b->s->n, b->m->F, b->m->C, b->m->swiglu ? 2 * b->m->F : b->m->F, (real)b->p.ffn_c};
+// One ffn over n rows, y = N_o(W_down act(N_h([W_gate | W_up] c u))): all tokens', or an expert's on the rows of its own. N_h is SDD's or nGPT's, N_o SDD's.
+typedef struct Mlp {
+    int64_t n;
+    int C, F, swiglu;
+    real c;
+    const real *wg, *wu, *wd, *bg, *bu, *bd;
+    real *dwg, *dwu, *dwd, *dbg, *dbu, *dbd;
+    real *gu, *gun, *h, *y, *dgu, *dgun, *dh, *dy;      // y, dy: before N_o, where that is
+    Norm hidden, out;
+} Mlp;
+
+static Mlp mlp_of_tokens(const Block *b) {
+    const Params *w = &b->w;
+    const Grads *dw = &b->dw;
+    return (Mlp){b->s->n, b->m->C, b->p.F, b->m->swiglu, (real)b->p.ffn_c, w->wg, w->wu, w->wd, w->wg_b, w->wu_b, w->wd_b, dw->wg, dw->wu, dw->wd, dw->wg_b, dw->wu_b, dw->wd_b,
+                 b->a.gu, b->a.gun, b->a.h, b->a.sy, b->d.gu, b->d.gun, b->d.h, b->d.sy, NORM(b, hidden), NORM(b, shared_out)};
+}
+
+// x + offset, where x is
+static real *at(real *x, int64_t offset) { return x ? x + offset : NULL; }
+
+static Mlp mlp_of_expert(const Block *b, int e) {
+    const Params *w = &b->w;
+    const Grads *dw = &b->dw;
+    const Acts *a = &b->a, *d = &b->d;
+    const Site *hidden = &b->p.expert_hidden, *out = &b->p.expert_out;
+    int64_t row = a->start[e], n = a->start[e + 1] - row, C = b->m->C, F = b->m->F, GU = b->m->swiglu ? 2 * F : F, in = e * F * C, h = (int64_t)e * hidden->gains, o = (int64_t)e * out->gains;
+    Norm nh = {*hidden, at(w->expert_hidden_w, h), NULL, at(dw->expert_hidden_w, h), NULL, NULL, at(a->expert_hidden_rstd, row * hidden->groups), n, (real)b->m->eps};
+    Norm no = {*out, at(w->expert_out_w, o), NULL, at(dw->expert_out_w, o), NULL, NULL, at(a->expert_out_rstd, row), n, (real)b->m->eps};
+    return (Mlp){n, (int)C, (int)F, b->m->swiglu, (real)b->p.ffn_c, at(w->xg, in), w->xu + in, w->xd + in, NULL, NULL, NULL, at(dw->xg, in), at(dw->xu, in), at(dw->xd, in), NULL, NULL, NULL,
+                 a->xgu + row * GU, at(a->xgun, row * GU), a->xh + row * F, a->xy + row * C, at(d->xgu, row * GU), at(d->xgun, row * GU), at(d->xh, row * F), at(d->xy, row * C), nh, no};
+}
+
+static void mlp_forward(const Mlp *f, real *y, const real *u) {
+    LinearShape in = {f->n, f->F, f->C, f->swiglu ? 2 * f->F : f->F, f->c}, down = {f->n, f->C, f->F, f->C, 1};
+    if (f->swiglu) linear_forward(f->gu, u, f->wg, f->bg, in);
+    linear_forward(f->gu + (f->swiglu ? f->F : 0), u, f->wu, f->bu, in);
+    activation_forward(f->h, slot_forward(&f->hidden, f->gun, f->gu), f->n, f->F, f->swiglu);
+    real *out = f->out.site.on ? f->y : y;
+    linear_forward(out, f->h, f->wd, f->bd, down);
+    slot_forward(&f->out, y, out);
+}
+
+static void mlp_backward(const Mlp *f, real *du, real *dy, const real *u, int add) {
+    LinearShape in = {f->n, f->F, f->C, f->swiglu ? 2 * f->F : f->F, f->c}, down = {f->n, f->C, f->F, f->C, 1};
+    real *dout = slot_backward(&f->out, f->dy, dy, f->y), *dgu = f->hidden.site.on ? f->dgun : f->dgu;
+    linear_backward(f->dh, f->dwd, f->dbd, dout, f->h, f->wd, down, SET);
+    activation_backward(dgu, f->dh, f->hidden.site.on ? f->gun : f->gu, f->n, f->F, f->swiglu);
+    dgu = slot_backward(&f->hidden, f->dgu, dgu, f->gu);
+    linear_backward(du, f->dwu, f->dbu, dgu + (f->swiglu ? f->F : 0), u, f->wu, in, add);
+    if (f->swiglu) linear_backward(du, f->dwg, f->dbg, dgu, u, f->wg, in, ADD);
+}
+
+static RouterShape router_shape(const Block *b) {
+    const Moe *o = &b->m->moe;
+    double layer = o->losses == LOSSES_MEAN ? 1.0 / moe_layers(b->m) : 1, z = o->losses == LOSSES_MEAN ? layer / o->K : layer;
+    return (RouterShape){b->s->n, b->s->B, b->s->T, o->E, o->K, o->router, (real)o->scale, (real)(layer * o->balance), (real)(layer * o->sequence), (real)(z * o->z)};
+}
+
+// y = sum of gate_e expert_e(u) over a token's experts, + shared(u). Experts run side by side, each on one thread: the same bits for any number of them.
+static void moe_forward(const Block *b, real *y, const real *u) {
+    const Acts *a = &b->a;
+    RouterShape r = router_shape(b);
+    real *rows = b->p.expert_out.on ? a->xyn : a->xy;
+    linear_forward(a->rz, u, b->w.router, NULL, linear_shape(b, r.E, b->m->C, b->p.ffn_c));
+    router_scores(a->rs, a->rlse, a->rz, r);
+    router_forward(a->gate, a->choice, a->load, a->share, a->rs, b->w.router_bias, r);
+    router_sort(a->place, a->start, a->choice, r);
+    gather_forward(a->xx, u, a->place, r.n, r.K, b->m->C);
+#pragma omp parallel for schedule(dynamic)
+    for (int e = 0; e < r.E; e++) {
+        Mlp f = mlp_of_expert(b, e);
+        if (f.n) mlp_forward(&f, rows + a->start[e] * (int64_t)f.C, a->xx + a->start[e] * (int64_t)f.C);
+    }
+    Mlp shared = mlp_of_tokens(b);
+    if (shared.F) mlp_forward(&shared, y, u);
+    combine_forward(y, rows, a->gate, a->place, r.n, r.K, b->m->C, shared.F ? ADD : SET);
+}
+
+static void moe_backward(const Block *b, real *du, real *dy, const real *u, int add) {
+    const Acts *a = &b->a, *d = &b->d;
+    RouterShape r = router_shape(b);
+    real *drows = b->p.expert_out.on ? d->xyn : d->xy;
+    const real *z_lse[2] = {a->rz, a->rlse};
+    combine_backward(drows, d->gate, dy, b->p.expert_out.on ? a->xyn : a->xy, a->gate, a->place, r.n, r.K, b->m->C);
+    router_backward(d->rz, d->gate, a->gate, a->choice, a->load, a->rs, z_lse, r, b->loss_scale);
+    linear_backward(du, b->dw.router, NULL, d->rz, u, b->w.router, linear_shape(b, r.E, b->m->C, b->p.ffn_c), add);
+#pragma omp parallel for schedule(dynamic)
+    for (int e = 0; e < r.E; e++) {
+        Mlp f = mlp_of_expert(b, e);
+        int64_t row = a->start[e] * (int64_t)f.C;
+        if (f.n) mlp_backward(&f, d->xx + row, drows + row, a->xx + row, SET);
+    }
+    gather_backward(du, d->xx, a->place, r.n, r.K, b->m->C);
+    Mlp shared = mlp_of_tokens(b);
+    if (shared.F) mlp_backward(&shared, du, dy, u, ADD);
 }
 
 static void ffn_branch_forward(const Block *b, real *y, const real *u) {
-    const Model *m = b->m;
-    real *up = b->a.gu + (m->swiglu ? m->F : 0);
-    if (m->swiglu) linear_forward(b->a.gu, u, b->w.wg, b->w.wg_b, hidden_shape(b));
-    linear_forward(up, u, b->w.wu, b->w.wu_b, hidden_shape(b));
-    Norm nh = NORM(b, hidden);
-    real *gu = slot_forward(&nh, b->a.gun, b->a.gu);
-    activation_forward(b->a.h, gu, b->s->n, m->F, m->swiglu);
-    linear_forward(y, b->a.h, b->w.wd, b->w.wd_b, linear_shape(b, m->C, m->F, 1));
+    Mlp dense = mlp_of_tokens(b);
+    if (b->p.moe) moe_forward(b, y, u);
+    else mlp_forward(&dense, y, u);
 }
 
-static void ffn_branch_backward(const Block *b, real *du, const real *dy, const real *u, int add) {
-    const Model *m = b->m;
-    Norm nh = NORM(b, hidden);
-    linear_backward(b->d.h, b->dw.wd, b->dw.wd_b, dy, b->a.h, b->w.wd, linear_shape(b, m->C, m->F, 1), SET);
-    real *dgu = nh.site.on ? b->d.gun : b->d.gu;
-    activation_backward(dgu, b->d.h, nh.site.on ? b->a.gun : b->a.gu, b->s->n, m->F, m->swiglu);
-    dgu = slot_backward(&nh, b->d.gu, dgu, b->a.gu);
-    linear_backward(du, b->dw.wu, b->dw.wu_b, dgu + (m->swiglu ? m->F : 0), u, b->w.wu, hidden_shape(b), add);
-    if (m->swiglu) linear_backward(du, b->dw.wg, b->dw.wg_b, dgu, u, b->w.wg, hidden_shape(b), ADD);
+static void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
+    Mlp dense = mlp_of_tokens(b);
+    if (b->p.moe) moe_backward(b, du, dy, u, add);
+    else mlp_backward(&dense, du, dy, u, add);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the sublayer
-// u = in(x);  y = out(F(c u));  s = a skip + y;  next = post(s)        (llmc/modes.h)
+// u = in(x);  y = out(F(c u));  s = a skip + y, or s = (1 - alpha) skip + alpha y;  next = post(s)        (llmc/modes.h)
 
 typedef struct Sublayer {
     Norm in, out, post;
     int skip;
     real a;
-    real *u, *du, *y, *dy, *yn, *s, *ds;                                    // buffers of the filled slots, and of y
+    const real *alpha;                                                      // NULL: a
+    real *dalpha;
+    real *u, *du, *y, *dy, *yn, *dyn, *s, *ds;                              // buffers of the filled slots, and of y
     void (*forward)(const Block *b, real *y, const real *u);
-    void (*backward)(const Block *b, real *du, const real *dy, const real *u, int add);
+    void (*backward)(const Block *b, real *du, real *dy, const real *u, int add);
 } Sublayer;
 
 static Sublayer attn_sublayer(const Block *b) {
-    return (Sublayer){NORM(b, attn_in), NORM(b, attn_out), NORM(b, attn_post), b->p.row->attn.skip, (real)b->p.attn_a, b->a.ai, b->d.ai,
-                      b->a.ay, b->d.ay, b->a.ao, b->a.as, b->d.as, attn_branch_forward, attn_branch_backward};
+    return (Sublayer){NORM(b, attn_in), NORM(b, attn_out), NORM(b, attn_post), b->p.row->attn.skip, (real)b->p.attn_a, b->w.attn_alpha, b->dw.attn_alpha,
+                      b->a.ai, b->d.ai, b->a.ay, b->d.ay, b->a.ao, b->d.ao, b->a.as, b->d.as, attn_branch_forward, attn_branch_backward};
 }
 
 static Sublayer ffn_sublayer(const Block *b) {
-    return (Sublayer){NORM(b, ffn_in), NORM(b, ffn_out), NORM(b, ffn_post), b->p.row->ffn.skip, (real)b->p.ffn_a, b->a.fi, b->d.fi,
-                      b->a.fy, b->d.fy, b->a.fo, b->a.fs, b->d.fs, ffn_branch_forward, ffn_branch_backward};
+    return (Sublayer){NORM(b, ffn_in), NORM(b, ffn_out), NORM(b, ffn_post), b->p.row->ffn.skip, (real)b->p.ffn_a, b->w.ffn_alpha, b->dw.ffn_alpha,
+                      b->a.fi, b->d.fi, b->a.fy, b->d.fy, b->a.fo, b->d.fo, b->a.fs, b->d.fs, ffn_branch_forward, ffn_branch_backward};
 }
 
 // Of the sublayer's input x, u = in(x) and the block's input x0, or of their gradients: the one that its skip taps.
 static real *sublayer_skip(const Sublayer *f, real *x, real *u, real *x0) { return f->skip == OWN ? x : f->skip == NORMED ? u : x0; }
+
+// nGPT's residual (eq 10-11): s = skip + alpha (y - skip), alpha_i = 0.05 sqrt(C) |p_i|, so that p, which starts at 1/sqrt(C), gives 0.05.
+static real alpha_of(real p, int C) { return (real)(0.05 * sqrt(C)) * (p < 0 ? -p : p); }
+
+static void interpolate_forward(real *s, const real *skip, const real *y, const real *p, int64_t n, int C) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < n; t++)
+        for (int64_t i = 0; i < C; i++) s[t * C + i] = skip[t * C + i] + alpha_of(p[i], C) * (y[t * C + i] - skip[t * C + i]);
+}
+
+// dskip += (1 - alpha) ds;  dy = alpha ds;  dp += 0.05 sqrt(C) sign(p) sum over t of ds (y - skip)
+static void interpolate_backward(real *dskip, real *dy, real *dp, const real *ds, const real *skip, const real *y, const real *p, int64_t n, int C) {
+#pragma omp parallel for schedule(static)
+    for (int i0 = 0; i0 < C; i0 += STRIP) {
+        int i1 = C - i0 < STRIP ? C : i0 + STRIP;
+        real sum[STRIP] = {0};
+        for (int64_t t = 0; t < n; t++)
+            for (int64_t i = i0; i < i1; i++) {
+                real alpha = alpha_of(p[i], C), d = ds[t * C + i];
+                dskip[t * C + i] += (1 - alpha) * d;
+                dy[t * C + i] = alpha * d;
+                sum[i - i0] += d * (y[t * C + i] - skip[t * C + i]);
+            }
+        for (int i = i0; i < i1; i++) dp[i] += (real)(0.05 * sqrt(C)) * (p[i] < 0 ? -sum[i - i0] : sum[i - i0]);
+    }
+}
 
 static void sublayer_forward(const Block *b, const Sublayer *f, real *next, real *x, real *x0) {
     real *u = slot_forward(&f->in, f->u, x);
@@ -474,20 +811,29 @@ static void sublayer_forward(const Block *b, const Sublayer *f, real *next, real
     const real *y = slot_forward(&f->out, f->yn, f->y);
     const real *skip = sublayer_skip(f, x, u, x0);
     real *s = f->post.site.on ? f->s : next;
+    if (f->alpha) interpolate_forward(s, skip, y, f->alpha, b->s->n, b->m->C);
+    else {
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < b->s->n * (int64_t)b->m->C; i++) s[i] = f->a * skip[i] + y[i];
+        for (int64_t i = 0; i < b->s->n * (int64_t)b->m->C; i++) s[i] = f->a * skip[i] + y[i];
+    }
     slot_forward(&f->post, next, s);
 }
 
 // dx and dx0 are gradients of the stream: ADD. dnext is complete when this begins.
 static void sublayer_backward(const Block *b, const Sublayer *f, real *dx, real *dx0, real *dnext, real *x) {
-    real *ds = slot_backward(&f->post, f->ds, dnext, f->s);
-    real *dy = slot_backward(&f->out, f->dy, ds, f->y);
+    real *ds = slot_backward(&f->post, f->ds, dnext, f->s), *dyn = ds;
     real *u = f->in.site.on ? f->u : x, *du = f->in.site.on ? f->du : dx;
+    if (f->alpha) {                                                         // nGPT: out and post are filled, the skip is x; y after its norm was not kept
+        slot_forward(&f->out, f->yn, f->y);
+        interpolate_backward(dx, dyn = f->dyn, f->dalpha, ds, x, f->yn, f->alpha, b->s->n, b->m->C);
+    }
+    real *dy = slot_backward(&f->out, f->dy, dyn, f->y);
     f->backward(b, du, dy, u, f->in.site.on ? SET : ADD);
     real *dskip = sublayer_skip(f, dx, du, dx0);
+    if (!f->alpha) {
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < b->s->n * (int64_t)b->m->C; i++) dskip[i] += f->a * ds[i];
+        for (int64_t i = 0; i < b->s->n * (int64_t)b->m->C; i++) dskip[i] += f->a * ds[i];
+    }
     if (f->in.site.on) norm_backward(dx, du, x, &f->in, ADD);
 }
 
@@ -495,8 +841,13 @@ static void sublayer_backward(const Block *b, const Sublayer *f, real *dx, real 
 static void block_recompute(const Block *b, real *x) {
     Norm attn_in = NORM(b, attn_in), ffn_in = NORM(b, ffn_in);
     slot_forward(&attn_in, b->a.ai, x);
-    slot_forward(&ffn_in, b->a.fi, b->a.mid);
-    activation_forward(b->a.h, b->p.hidden.on ? b->a.gun : b->a.gu, b->s->n, b->m->F, b->m->swiglu);
+    real *u = slot_forward(&ffn_in, b->a.fi, b->a.mid);
+    if (b->p.F) activation_forward(b->a.h, b->p.hidden.on ? b->a.gun : b->a.gu, b->s->n, b->p.F, b->m->swiglu);
+    if (!b->p.moe) return;
+    RouterShape r = router_shape(b);
+    router_scores(b->a.rs, b->a.rlse, b->a.rz, r);
+    gather_forward(b->a.xx, u, b->a.place, r.n, r.K, b->m->C);
+    activation_forward(b->a.xh, b->p.expert_hidden.on ? b->a.xgun : b->a.xgu, r.n * r.K, b->m->F, b->m->swiglu);
 }
 
 static void block_forward(const Block *b, real *x) {
@@ -534,8 +885,43 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
     return sum;
 }
 
-// Of one layer: sums of squares of the stream out of it, and for attention and ffn of a skip and of y; the values of each; the largest logit.
-typedef struct Watched { double stream, skip[2], branch[2], logit; int64_t values; } Watched;
+// Of one layer: sums of squares of the stream out of it, and for attention and ffn of a skip and of b y; the values of each; the largest logit.
+// Of its router: sums over tokens of entropy and losses, and the tokens of each expert.
+typedef struct Watched { double stream, skip[2], branch[2], logit, entropy, balance, sequence, z, *load; int64_t values, tokens; } Watched;
+
+// The losses of one router, as they are defined (see "the router"): balance, sequence, z.
+static void router_losses(double losses[3], const Block *b) {
+    RouterShape r = router_shape(b);
+    losses[0] = losses[1] = losses[2] = 0;
+    for (int j = 0; j < r.E; j++) {
+        double share = 0;
+        for (int i = 0; i < r.B; i++) {
+            share += (double)b->a.share[i * r.E + j] / r.B;
+            losses[1] += (double)r.E / r.K / r.T / r.B * b->a.load[i * r.E + j] * b->a.share[i * r.E + j];
+        }
+        losses[0] += (double)r.E / r.K / (double)r.n * b->a.load[r.B * r.E + j] * share;
+    }
+    for (int64_t t = 0; t < r.n; t++) losses[2] += (double)b->a.rlse[t] * b->a.rlse[t] / (double)r.n;
+}
+
+static void router_watch(const Block *b, Watched *w) {
+    RouterShape r = router_shape(b);
+    double losses[3];
+    router_losses(losses, b);
+    w->balance += losses[0] * (double)r.n;
+    w->sequence += losses[1] * (double)r.n;
+    w->z += losses[2] * (double)r.n;
+    w->tokens += r.n;
+    for (int j = 0; j < r.E; j++) w->load[j] += b->a.load[r.B * r.E + j];
+    for (int64_t t = 0; t < r.n; t++) {
+        double sum = 0;
+        for (int j = 0; j < r.E; j++) sum += b->a.rs[t * r.E + j];
+        for (int j = 0; j < r.E; j++) {
+            double p = b->a.rs[t * r.E + j] / sum;
+            w->entropy -= p > 0 ? p * log(p) : 0;
+        }
+    }
+}
 
 // After block_forward, whose buffers still hold this layer: y is what the sum has beyond a skip.
 static void block_watch(const Block *b, Watched *w, real *x0) {
@@ -545,11 +931,20 @@ static void block_watch(const Block *b, Watched *w, real *x0) {
     for (int i = 0; i < 2; i++) {
         const Sublayer *f = &subs[i];
         const real *skip = sublayer_skip(f, in[i], f->in.site.on ? f->u : in[i], x0);
+        if (f->alpha) {
+            for (int64_t k = 0; k < values; k++) {
+                double alpha = alpha_of(f->alpha[k % b->m->C], b->m->C);
+                w->branch[i] += alpha * f->yn[k] * alpha * f->yn[k];
+                w->skip[i] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
+            }
+            continue;
+        }
         w->branch[i] += square_sum(f->post.site.on ? f->s : next[i], skip, f->a, values);
         w->skip[i] += (double)f->a * f->a * square_sum(skip, NULL, 0, values);
     }
     w->stream += square_sum(b->a.x, NULL, 0, values);
     w->values += values;
+    if (b->p.moe) router_watch(b, w);
     for (int64_t i = 0; i < rows; i++) if (b->a.peak[i] > w->logit || isnan(b->a.peak[i])) w->logit = b->a.peak[i];     // NaN stays
 }
 
@@ -563,16 +958,17 @@ struct Gpt {
     real *tensors[TENSOR_KINDS], *acts, *grads;         // parameters, their gradients and moments; activations and their gradients
     int recompute;
     real z_loss;
-    double ce, z;                                       // sums of losses over the tokens seen since they were last asked
+    double ce, z, router;                               // sums of losses over the tokens seen since they were last asked
     int64_t seen;
     bool watching;
     Watched *watched;                                   // one for each layer
+    double *watched_loads;
     int32_t *inputs, *targets;
 };
 
 static Block gpt_block(const Gpt *g, int l) {
     return (Block){&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->tensors[WEIGHTS], l), grads_view(&g->layout, g->tensors[GRADS], l),
-                   acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1)};
+                   acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), 0};
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
@@ -594,6 +990,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->inputs = check_alloc((size_t)g->max.n * sizeof(int32_t), "the inputs");
     g->targets = check_alloc((size_t)g->max.n * sizeof(int32_t), "the targets");
     g->watched = check_alloc((size_t)m->L * sizeof *g->watched, "what is measured of layers");
+    g->watched_loads = check_alloc((size_t)(m->L * m->moe.E + 1) * sizeof(double), "the loads of experts");
     return g;
 }
 
@@ -604,9 +1001,19 @@ static void gpt_destroy(Gpt *g) {
     free(g->inputs);
     free(g->targets);
     free(g->watched);
+    free(g->watched_loads);
     layout_free(&g->layout);
     act_layout_free(&g->act_layout);
     free(g);
+}
+
+// Adds up, besides the router's losses, how many tokens each expert got since gradients were zeroed.
+static void gpt_count(Gpt *g, const Block *b) {
+    RouterShape r = router_shape(b);
+    double losses[3];
+    router_losses(losses, b);
+    g->router += (double)r.n * (r.balance * losses[0] + r.sequence * losses[1] + r.z * losses[2]);
+    for (int j = 0; j < r.E; j++) b->a.loads[j] += b->a.load[r.B * r.E + j];
 }
 
 static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
@@ -624,12 +1031,15 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_forward(&b, x);
+        if (b.p.moe) gpt_count(g, &b);
         if (g->watching) block_watch(&b, &g->watched[l], x);
         x = b.a.x;
     }
     Norm fin = NORM(&b, fin);
     x = slot_forward(&fin, b.a.fx, x);
-    linear_forward(b.a.logits, x, m->tied ? b.w.wte : b.w.wlm, NULL, linear_shape(&b, m->Vp, m->C, 1));
+    Norm gain = logits_gain(&b);
+    linear_forward(gain.site.on ? b.a.z : b.a.logits, x, m->tied ? b.w.wte : b.w.wlm, NULL, linear_shape(&b, m->Vp, m->C, 1));
+    slot_forward(&gain, b.a.logits, b.a.z);
     if (!targets) return;
     memcpy(g->targets, targets, (size_t)g->now.n * sizeof *targets);
     for (int i = 0; i < g->now.n; i++) CHECK(targets[i] >= 0 && targets[i] < m->V, "target %d, expected 0..%d\n  -> --vocab must cover the data", targets[i], m->V - 1);
@@ -643,8 +1053,8 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
 
 static Loss gpt_loss(Gpt *g) {
     double n = g->seen ? (double)g->seen : 1;
-    Loss loss = {g->ce / n, g->z / n};
-    g->ce = g->z = 0;
+    Loss loss = {g->ce / n, g->z / n, g->router / n};
+    g->ce = g->z = g->router = 0;
     g->seen = 0;
     return loss;
 }
@@ -655,11 +1065,14 @@ static void gpt_backward(Gpt *g, double scale) {
     Norm fin = NORM(&b, fin);
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
     crossentropy_backward(b.a.logits, b.a.logsum, g->targets, g->now.n, m->V, m->Vp, (real)scale, g->z_loss);
-    linear_backward(dx, m->tied ? b.dw.wte : b.dw.wlm, NULL, b.a.logits, x, m->tied ? b.w.wte : b.w.wlm, linear_shape(&b, m->Vp, m->C, 1), SET);
+    Norm gain = logits_gain(&b);
+    real *dlogits = slot_backward(&gain, b.d.z, b.a.logits, b.a.z);
+    linear_backward(dx, m->tied ? b.dw.wte : b.dw.wlm, NULL, dlogits, x, m->tied ? b.w.wte : b.w.wlm, linear_shape(&b, m->Vp, m->C, 1), SET);
     slot_backward(&fin, b.d.x, dx, b.a.x);
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
+        b.loss_scale = (real)(scale * (double)g->now.n);
         if (g->recompute == RECOMPUTE_ON) block_forward(&b, in);
         if (g->recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
         block_backward(&b, din, in);
@@ -678,27 +1091,61 @@ static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->tensors[ki
 
 static const void *gpt_logits(Gpt *g, int64_t row) { return gpt_block(g, 0).a.logits + row * g->m.Vp; }
 
-static void gpt_zero_grads(Gpt *g) { memset(g->tensors[GRADS], 0, (size_t)g->layout.total * sizeof(real)); }
+static void gpt_zero_grads(Gpt *g) {
+    memset(g->tensors[GRADS], 0, (size_t)g->layout.total * sizeof(real));
+    for (int l = 0; l < g->m.L; l++) {
+        Block b = gpt_block(g, l);
+        if (b.p.moe) memset(b.a.loads, 0, (size_t)g->m.moe.E * sizeof(real));
+    }
+}
 
 static void gpt_watch(Gpt *g) {
     g->watching = true;
-    for (int l = 0; l < g->m.L; l++) g->watched[l] = (Watched){.logit = -INFINITY};
+    memset(g->watched_loads, 0, (size_t)(g->m.L * g->m.moe.E) * sizeof(double));
+    for (int l = 0; l < g->m.L; l++) g->watched[l] = (Watched){.logit = -INFINITY, .load = g->watched_loads + (int64_t)l * g->m.moe.E};
 }
 
 static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     g->watching = false;
     for (int l = 0; l < g->m.L; l++) {
         const Watched *w = &g->watched[l];
-        layers[l] = (LayerStats){sqrt(w->stream / (double)w->values), sqrt(w->branch[0] / w->skip[0]), sqrt(w->branch[1] / w->skip[1]), w->logit};
+        layers[l] = (LayerStats){sqrt(w->stream / (double)w->values), sqrt(w->branch[0] / w->skip[0]), sqrt(w->branch[1] / w->skip[1]), w->logit,
+                                 w->entropy / (double)w->tokens, w->balance / (double)w->tokens, w->sequence / (double)w->tokens, w->z / (double)w->tokens, w->load};
     }
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the optimizer
 
+// How nGPT keeps matrices (section 2.3): each row divided by its length, as it meets the stream in a dot product; of output projections, which write to the
+// stream, each column. The experts' are one below the other. The router, which nGPT does not know, stays as it is.
+static void gpt_normalize(Gpt *g) {
+    int64_t C = g->m.C;
+    for (int k = 0; k < g->layout.count && g->m.mode->unit; k++) {
+        const Entry *e = &g->layout.entries[k];
+        real *w = gpt_tensor(g, WEIGHTS, e);
+        bool out = e->row.init == ROLE_OUT;
+        if (e->row.init == ROLE_GAIN || e->row.init == ROLE_ZERO || e->id == PARAM_router) continue;
+        int64_t lines = out ? e->row.rows / C * e->row.cols : e->row.rows, length = out ? C : e->row.cols, step = out ? e->row.cols : 1;
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < lines; i++) {
+            real *line = w + (out ? i / e->row.cols * C * e->row.cols + i % e->row.cols : i * length), square = 0;
+            for (int64_t j = 0; j < length; j++) square += line[j * step] * line[j * step];
+            for (int64_t j = 0; j < length && square > 0; j++) line[j * step] /= (real)sqrt(square);
+        }
+    }
+}
+
+// The selection bias of an expert moves by a fixed step towards an even load (Wang et al. 2024; DeepSeek-V3 section 2.1.2): b += rate sign(mean load - load)
+static real balance_step(const real *load, int E, int e, real rate) {
+    real sum = 0;
+    for (int j = 0; j < E; j++) sum += load[j];
+    return load[e] * E < sum ? rate : load[e] * E > sum ? -rate : 0;
+}
+
 // m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target))
 static Update gpt_update(Gpt *g, const AdamW *o) {
     Update u = {gpt_loss(g), sqrt(square_sum(g->tensors[GRADS], NULL, 0, g->layout.total)), 0};
-    u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.norm);
+    u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.loss.router) && isfinite(u.norm);
     if (!u.applied) return u;
     real correct1 = (real)(1 / (1 - pow(o->beta1, (double)o->step))), correct2 = (real)(1 / (1 - pow(o->beta2, (double)o->step)));
     real b1 = (real)o->beta1, b2 = (real)o->beta2, eps = (real)o->eps, scale = (real)(o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1);
@@ -706,6 +1153,11 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
         const Entry *e = &g->layout.entries[k];
         real *w = gpt_tensor(g, WEIGHTS, e), *d = gpt_tensor(g, GRADS, e), *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
         real lr = (real)o->lr[e->row.lr], decay = (real)o->decay[e->row.decay], target = e->row.init == ROLE_GAIN ? (real)o->gain_target : 0;
+        if (e->row.lr == LR_BALANCE) {
+            const real *load = gpt_block(g, e->layer).a.loads;
+            for (int i = 0; i < e->size; i++) w[i] += balance_step(load, g->m.moe.E, i, lr);
+            continue;
+        }
 #pragma omp parallel for simd schedule(static)
         for (int64_t i = 0; i < e->size; i++) {
             real grad = scale * d[i];
@@ -714,10 +1166,12 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
             w[i] -= lr * (m[i] * correct1 / ((real)sqrt(v[i] * correct2) + eps) + decay * (w[i] - target));
         }
     }
+    gpt_normalize(g);
     return u;
 }
 
 // After a step. Its update is computed again from the moments: with c m / (sqrt(c v) + eps) = A,  before = (w + lr (A - decay target)) / (1 - lr decay).
+// nGPT's matrices, normalized since: w stands for before, which had the same length.
 static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
     double correct1 = o ? 1 / (1 - pow(o->beta1, (double)o->step)) : 0, correct2 = o ? 1 / (1 - pow(o->beta2, (double)o->step)) : 0;
 #pragma omp parallel for schedule(dynamic)
@@ -726,9 +1180,15 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
         const real *w = gpt_tensor(g, WEIGHTS, e), *d = gpt_tensor(g, GRADS, e), *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
         double lr = o ? o->lr[e->row.lr] : 0, decay = o ? o->decay[e->row.decay] : 0, target = o && e->row.init == ROLE_GAIN ? o->gain_target : 0;
         double eps = o ? o->eps : 1, grad = 0, weight = 0, update = 0;
+        const real *load = o && e->row.lr == LR_BALANCE ? gpt_block(g, e->layer).a.loads : NULL;
         for (int64_t i = 0; i < e->size; i++) {
             double adam = m[i] * correct1 / (sqrt(v[i] * correct2) + eps), before = (w[i] + lr * (adam - decay * target)) / (1 - lr * decay);
+            if (g->m.mode->unit && e->row.rows > 1) before = w[i];
             double step = lr * (adam + decay * (before - target));
+            if (load) {
+                step = balance_step(load, g->m.moe.E, (int)i, (real)lr);
+                before = w[i] - step;
+            }
             grad += (double)d[i] * d[i];
             weight += before * before;
             update += step * step;
@@ -750,7 +1210,7 @@ static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const Trainer NAMED(judge_, PREC) = {"cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
-                                     gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL, gpt_peak};
+                                     gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL, gpt_peak};
 
 int main(int argc, char **argv) {
     check_streams_begin();

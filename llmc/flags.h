@@ -23,7 +23,21 @@ FLAG(layers,       INT,    "4",     1, 4096,    "", FIXED, "blocks") \
 FLAG(width,        INT,    "128",   1, 1 << 20, "", FIXED, "channels of the stream") \
 FLAG(heads,        INT,    "4",     1, 4096,    "", FIXED, "attention heads; must divide the width") \
 FLAG(kv_heads,     INT,    "0",     0, 4096,    "", FIXED, "key/value heads; must divide the heads; 0: as many") \
-FLAG(ffn,          INT,    "0",     0, 1 << 22, "", FIXED, "hidden width of the ffn; 0: 4 width (GELU), 8/3 width up to a multiple of 32 (SwiGLU)") \
+FLAG(kv_rank,      INT,    "0",     0, 1 << 20, "", FIXED, "latent attention (MLA): width of the latent that keys and values are made from; 0: none") \
+FLAG(rope_size,    INT,    "64",    2, 1 << 16, "", FIXED, "latent attention: rotary channels that a head of q and k has besides width / heads") \
+FLAG(ffn,          INT,    "0",     0, 1 << 22, "", FIXED, "hidden width of the ffn, of each expert; 0: 4 width (GELU), 8/3 width up to a multiple of 32 (SwiGLU)") \
+FLAG(experts,      INT,    "0",     0, 1 << 14, "", FIXED, "routed experts of a layer (mixture of experts); 0: the ffn is dense") \
+FLAG(experts_per_token, INT, "2",   1, 1 << 14, "", FIXED, "experts that a token goes through") \
+FLAG(shared_experts, INT,  "0",     0, 1 << 14, "", FIXED, "experts that every token goes through besides, as one ffn of so many times --ffn") \
+FLAG(dense_layers, INT,    "0",     0, 4096,    "", FIXED, "leading layers whose ffn is dense") \
+FLAG(dense_ffn,    INT,    "0",     0, 1 << 22, "", FIXED, "their hidden width; 0: that of the experts of a token, shared ones too") \
+FLAG(router,       CHOICE, "softmax", 0, 0, "softmax|softmax-renorm|sigmoid", FIXED, "gates: softmax over all experts; the same, of the chosen ones divided by their sum; sigmoids divided by their sum") \
+FLAG(router_scale, NUMBER, "1",     0, 1000, "", FIXED, "multiplies the gates") \
+FLAG(balance_loss, NUMBER, "0.01",  0, 10, "", FIXED, "adds this times the load balance loss over a micro-batch (OLMoE: 0.01)") \
+FLAG(sequence_loss, NUMBER, "0",    0, 10, "", FIXED, "adds this times the load balance loss over each sequence (DeepSeek-V3: 1e-4)") \
+FLAG(router_z_loss, NUMBER, "0.001", 0, 10, "", FIXED, "adds this times the squared log-sum-exp of the router's logits (OLMoE: 0.001)") \
+FLAG(router_losses, CHOICE, "mean", 0, 0, "mean|sum", FIXED, "over layers: mean, and the router's z-loss divided by the experts of a token (OLMoE); or sum (DeepSeek)") \
+FLAG(balance_rate, NUMBER, "0",     0, 1, "", FIXED, "step of a selection bias that balances without a loss (DeepSeek-V3: 0.001); 0: no such bias") \
 FLAG(vocab,        INT,    "0",     0, 1 << 24, "", FIXED, "vocabulary; 0: that of the data (256, bytes, for the built-in stories)") \
 FLAG(seq,          INT,    "128",   1, 1 << 22, "", FIXED, "tokens of a sequence") \
 FLAG(norm,         CHOICE, "rms",   0, 0, "rms|layer", FIXED, "RMSNorm, or LayerNorm with bias") \

@@ -7,17 +7,20 @@ typedef struct Gpt Gpt;                                   // a model with its me
 
 enum { WEIGHTS, GRADS, ADAM_M, ADAM_V, TENSOR_KINDS };
 
-typedef struct Loss { double ce, z; } Loss;               // means over tokens, nats: cross-entropy and --z-loss * logsumexp^2
+// Means over tokens, nats: cross-entropy, --z-loss * logsumexp^2, and the losses of all routers with their coefficients.
+typedef struct Loss { double ce, z, router; } Loss;
 
 // One AdamW step (Loshchilov, Hutter 2019). clip: the largest norm of all gradients together, 0: none; lr[] and decay[] per group of tensors.h;
 // step counts from 1; gains decay towards gain_target (1: Gemma's 1 + w).
-typedef struct AdamW { double lr[4], decay[3], beta1, beta2, eps, clip, gain_target; int64_t step; } AdamW;
+typedef struct AdamW { double lr[LR_GROUPS], decay[3], beta1, beta2, eps, clip, gain_target; int64_t step; } AdamW;
 
 typedef struct Update { Loss loss; double norm; int applied; } Update;   // what a step found: mean losses, norm before clipping, whether it changed the weights
 
 // What --norms-every shows. Of a layer, over the tokens of the forwards since watch: RMS of the stream that leaves the block; for each sublayer, with
-// s = a skip + y (modes.h), RMS(y) / RMS(a skip); the largest attention logit q k / sqrt(HS).
-typedef struct LayerStats { double residual_rms, attn_ratio, ffn_ratio, attn_logit_max; } LayerStats;
+// s = a skip + b y (modes.h), RMS(b y) / RMS(a skip); the largest attention logit.
+// Of its router: mean entropy of the probabilities of experts, nats; its losses, without coefficients; and the tokens of each of the E experts, which lie in
+// the model until the next watch.
+typedef struct LayerStats { double residual_rms, attn_ratio, ffn_ratio, attn_logit_max, entropy, balance, sequence, router_z; const double *load; } LayerStats;
 // Of a tensor after a step: L2 norms of its gradient before clipping, of its weights before the step, and of what the step subtracted from them.
 typedef struct TensorStats { double grad, weight, update; } TensorStats;
 
@@ -42,6 +45,7 @@ typedef struct Trainer {
     const void *(*logits)(Gpt *gpt, int64_t row);         // V values of the type of a weight, of the last forward without targets
     void (*zero_grads)(Gpt *gpt);
     Update (*update)(Gpt *gpt, const AdamW *adamw);       // one step, where losses and gradients are finite; otherwise nothing changes
+    void (*normalize)(Gpt *gpt);                          // nGPT: gives matrices the lengths they have after every update; elsewhere nothing
     void (*watch)(Gpt *gpt);                              // the forwards from here on are measured, until layer_stats is asked
     void (*layer_stats)(Gpt *gpt, LayerStats *layers);    // one for each layer
     void (*tensor_stats)(Gpt *gpt, const AdamW *applied, TensorStats *tensors);   // one for each entry; after the update that `applied` describes, NULL: none was

@@ -72,7 +72,7 @@ static inline Layout layout_make(const Model *m) {
 }
 
 // Rows in use: the padded vocabulary's last rows are zero, are never read, and stay out of files.
-static inline int64_t entry_rows(const Model *m, const Entry *e) { return e->id == PARAM_wte || e->id == PARAM_wlm ? m->V : e->row.rows; }
+static inline int64_t entry_rows(const Model *m, const Entry *e) { return e->id == PARAM_wte || e->id == PARAM_wlm || e->id == PARAM_logits_w ? m->V : e->row.rows; }
 
 static inline void layout_free(Layout *t) { free(t->entries); free(t->offset); }
 
@@ -88,6 +88,7 @@ static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes 
     Place place = place_at(m, l), *p = &place;
 #define SIZE_real 1
 #define SIZE_wide s->ratio
+#define SIZE_int32_t s->ratio
 #define ACT_EVAL(field, type, copies, r, c, grads, exists) {#field, copies, r, c, (int64_t)(r) * (c) * SIZE_##type, grads, exists},
     const ActRow all[] = { ACT_TABLE(ACT_EVAL) };
 #undef ACT_EVAL

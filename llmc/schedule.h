@@ -34,7 +34,8 @@ static inline double schedule_group(const Flags *f, int group) {
 // The optimizer's numbers for one update: rates and decays per group.
 static inline AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
     AdamW o;
-    for (int group = 0; group < 4; group++) o.lr[group] = lr * schedule_group(f, group);
+    for (int group = 0; group < LR_BALANCE; group++) o.lr[group] = lr * schedule_group(f, group);
+    o.lr[LR_BALANCE] = f->balance_rate;
     o.decay[DECAY_MATRIX] = f->weight_decay;
     o.decay[DECAY_EMBEDDING] = f->decay_embeddings ? f->weight_decay : 0;
     o.decay[DECAY_GAIN] = f->decay_gains ? f->weight_decay : 0;

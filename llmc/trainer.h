@@ -55,7 +55,23 @@ REFUSE(f->width % f->heads, \
       "--heads %lld does not divide --width %lld\n  -> choose heads among the divisors of the width", (long long)f->heads, (long long)f->width) \
 REFUSE(f->kv_heads && f->heads % f->kv_heads, \
       "--kv-heads %lld does not divide --heads %lld\n  -> choose kv heads among the divisors of the heads", (long long)f->kv_heads, (long long)f->heads) \
-REFUSE(f->positions == 0 && f->width / f->heads % 2, \
+REFUSE(f->experts && f->experts_per_token > f->experts, \
+      "--experts-per-token %lld of --experts %lld\n  -> at most as many as there are", (long long)f->experts_per_token, (long long)f->experts) \
+REFUSE(f->experts && f->dense_layers >= f->layers, "--dense-layers %lld of --layers %lld leaves none with experts\n  -> fewer, or --experts 0", (long long)f->dense_layers, (long long)f->layers) \
+REFUSE(f->experts && f->bias, "experts have no biases\n  -> --bias off") \
+REFUSE(!f->experts && (user(experts_per_token) || user(shared_experts) || user(dense_layers) || user(dense_ffn) || user(router) || user(router_scale) || user(balance_loss) || \
+                       user(sequence_loss) || user(router_z_loss) || user(router_losses) || user(balance_rate)), \
+      "flags of routers and experts only mean something with experts\n  -> --experts 8, or leave them out") \
+REFUSE(f->experts && !f->dense_layers && user(dense_ffn), "--dense-ffn only means something with --dense-layers\n  -> leave it out") \
+REFUSE(!f->kv_rank && user(rope_size), "--rope-size only means something with --kv-rank\n  -> leave it out") \
+REFUSE(f->kv_rank && f->kv_heads && f->kv_heads != f->heads, "latent attention makes keys and values for every head\n  -> leave out --kv-heads") \
+REFUSE(f->kv_rank && f->bias, "latent attention has no biases\n  -> --bias off") \
+REFUSE(f->kv_rank && f->positions, "latent attention has rotary positions\n  -> --positions rope") \
+REFUSE(f->kv_rank && f->rope_size % 2, "--rope-size %lld is odd; rotary positions turn pairs\n  -> an even one", (long long)f->rope_size) \
+REFUSE(r->unit && f->kv_heads && f->kv_heads != f->heads, "%s scales q and k by one vector, so they have as many heads\n  -> leave out --kv-heads", r->name) \
+REFUSE(r->unit && f->positions, "%s has rotary positions\n  -> --positions rope", r->name) \
+REFUSE(r->unit && f->decay_gains == 2, "%s has no gains around one\n  -> --decay-gains off", r->name) \
+REFUSE(!f->kv_rank && f->positions == 0 && f->width / f->heads % 2, \
       "--positions rope needs an even head size, found %lld\n  -> other --heads, or --positions learned", (long long)(f->width / f->heads)) \
 REFUSE(f->micro_batch && f->batch % f->micro_batch, \
       "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
@@ -99,10 +115,18 @@ static inline Model model_from_flags(const Flags *f, const Mode *mode) {
     m.Vp = CEIL_DIV(m.V, 128) * 128;
     m.T = (int)f->seq;
     m.layernorm = f->norm;
-    m.bias = f->bias && !mode->sdd;
+    m.bias = f->bias && !mode->sdd && !mode->unit;
     m.rope = f->positions == 0;
     m.swiglu = f->activation == 0;
     m.F = f->ffn ? (int)f->ffn : m.swiglu ? CEIL_DIV(8 * m.C / 3, 32) * 32 : 4 * m.C;
+    m.kv_rank = (int)f->kv_rank;
+    m.rope_size = m.kv_rank ? (int)f->rope_size : 0;
+    if (f->experts) {
+        int dense = (int)(f->dense_ffn ? f->dense_ffn : (f->experts_per_token + f->shared_experts) * m.F);
+        Moe moe = {(int)f->experts, (int)f->experts_per_token, (int)f->dense_layers, dense, (int)f->shared_experts * m.F, f->router, f->router_losses,
+                   f->router_scale, f->balance_loss, f->sequence_loss, f->router_z_loss, f->balance_rate};
+        m.moe = moe;
+    }
     m.tied = f->tied;
     m.fin = f->final_norm ? f->final_norm - 1 : mode->fin;
     m.theta = f->rope_theta;

@@ -13,7 +13,7 @@ static inline double stored(double value, size_t storage) {
     return f;
 }
 
-// Weights far from the initial ones: gains around 1, biases around 0, or a missing one would not show. All precisions get the same numbers, those that
+// Weights far from the initial ones: gains around theirs, biases around 0, or a missing one would not show. All precisions get the same numbers, those that
 // a weight of `storage` bytes can hold.
 static inline void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, uint64_t seed, size_t storage) {
     for (int k = 0; k < layout->count; k++) {
@@ -21,7 +21,7 @@ static inline void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, 
         uint64_t key = rand_key(seed, e->name, 0);
         double std = e->row.rows == 1 ? 0.3 : e->row.init == ROLE_EMBEDDING ? 0.5 : 1.2 / sqrt((double)e->row.cols);
         for (int64_t i = 0; i < e->size; i++) {
-            double w = stored(std * rand_normal(key, (uint64_t)i) + (e->row.init == ROLE_GAIN ? 1 : 0), storage);
+            double w = stored(e->row.init == ROLE_GAIN ? e->row.gain * (1 + 0.3 * rand_normal(key, (uint64_t)i)) : std * rand_normal(key, (uint64_t)i), storage);
             if (t->element == sizeof(float)) ((float *)t->tensor(g, WEIGHTS, e))[i] = (float)w;
             else ((double *)t->tensor(g, WEIGHTS, e))[i] = w;
         }

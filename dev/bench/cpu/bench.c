@@ -181,18 +181,18 @@ static void layers(Run *r, const Peaks *p) {
     real *head = m->tied ? l->b.w.wte : l->b.w.wlm, *dhead = m->tied ? l->b.dw.wte : l->b.dw.wlm;
     double width = norms(&blocks[m->L - 1].b, false);
     Norm fin = NORM(&l->b, fin);
-    LinearShape q = linear_shape(&l->b, Q, C, 1), k = linear_shape(&l->b, K, C, 1), o = linear_shape(&l->b, C, Q, 1), down = linear_shape(&l->b, C, F, 1);
+    LinearShape q = linear_shape(&l->b, Q, C, 1), k = linear_shape(&l->b, K, C, 1), o = linear_shape(&l->b, C, Q, 1), in = {s->n, F, C, F + up, 1}, down = linear_shape(&l->b, C, F, 1);
     printf("\n%-38s %10s    calls    ms a step  of it   rate\n", check_format(text, sizeof text, "%s under %s, %d x %d tokens", r->f->model, m->mode->name, s->B, s->T), "ms");
     while (timed(t, &l, "embedding forward", micros, moved(n * C * (m->rope ? 2 : 3)))) embedding_forward(l->b.a.e, g->inputs, l->b.w.wte, l->b.w.wpe, s->B, s->T, C, 1);
     while (timed(t, &l, "norms forward", all, moved(2 * n * width))) norms(&l->b, false);
     while (timed(t, &l, "q forward", all, forward_work(n, Q, C))) linear_forward(l->b.a.q, l->u, l->b.w.wq, l->b.w.wq_b, q);
     while (timed(t, &l, "k, v forward", 2 * all, forward_work(n, K, C))) linear_forward(l->b.a.k, l->u, l->b.w.wk, l->b.w.wk_b, k);
     while (timed(t, &l, "rope forward", m->rope ? all : 0, moved(2 * n * (Q + K))))
-        rope(l->q, s->B, s->T, m->NH, m->HS, m->theta, +1), rope(l->k, s->B, s->T, m->KV, m->HS, m->theta, +1);
+        qk_rope(&l->b, l->q, l->k, +1);
     while (timed(t, &l, "attention forward", all, (Work){2 * squares, 2 * n * (Q + K)}))
         attention_forward(l->b.a.c, l->b.a.peak, l->b.a.lse, l->b.a.scores, l->q, l->k, l->v, attn_shape(&l->b));
     while (timed(t, &l, "o forward", all, forward_work(n, C, Q))) linear_forward(l->b.a.ay, l->b.a.c, l->b.w.wo, l->b.w.wo_b, o);
-    while (timed(t, &l, "up, gate forward", m->swiglu ? 2 * all : all, forward_work(n, F, C))) linear_forward(l->b.a.gu + up, l->u, l->b.w.wu, l->b.w.wu_b, hidden_shape(&l->b));
+    while (timed(t, &l, "up, gate forward", m->swiglu ? 2 * all : all, forward_work(n, F, C))) linear_forward(l->b.a.gu + up, l->u, l->b.w.wu, l->b.w.wu_b, in);
     while (timed(t, &l, "activation forward", all, moved(n * (up + 2 * F)))) activation_forward(l->b.a.h, l->gu, s->n, F, m->swiglu);
     while (timed(t, &l, "down forward", all, forward_work(n, C, F))) linear_forward(l->b.a.fy, l->b.a.h, l->b.w.wd, l->b.w.wd_b, down);
     while (timed(t, &l, "final norm forward", m->fin ? micros : 0, moved(2 * n * C))) slot_forward(&fin, l->b.a.fx, l->b.a.x);
@@ -204,12 +204,12 @@ static void layers(Run *r, const Peaks *p) {
     while (timed(t, &l, "down backward", all, backward_work(n, C, F))) linear_backward(l->b.d.h, l->b.dw.wd, l->b.dw.wd_b, l->b.d.fy, l->b.a.h, l->b.w.wd, down, SET);
     while (timed(t, &l, "activation backward", all, moved(n * (2 * up + 3 * F)))) activation_backward(l->dgu, l->b.d.h, l->gu, s->n, F, m->swiglu);
     while (timed(t, &l, "up, gate backward", m->swiglu ? 2 * all : all, backward_work(n, F, C)))
-        linear_backward(l->du, l->b.dw.wu, l->b.dw.wu_b, l->dgu + up, l->u, l->b.w.wu, hidden_shape(&l->b), SET);
+        linear_backward(l->du, l->b.dw.wu, l->b.dw.wu_b, l->dgu + up, l->u, l->b.w.wu, in, SET);
     while (timed(t, &l, "o backward", all, backward_work(n, C, Q))) linear_backward(l->b.d.c, l->b.dw.wo, l->b.dw.wo_b, l->b.d.ay, l->b.a.c, l->b.w.wo, o, SET);
     while (timed(t, &l, "attention backward", all, (Work){5 * squares, 4 * n * (Q + K)}))
         attention_backward(l->dq, l->dk, l->dv, l->b.a.scores, l->b.d.c, l->b.a.c, l->b.a.lse, (const real *const[3]){l->q, l->k, l->v}, attn_shape(&l->b));
     while (timed(t, &l, "rope backward", m->rope ? all : 0, moved(2 * n * (Q + K))))
-        rope(l->dq, s->B, s->T, m->NH, m->HS, m->theta, -1), rope(l->dk, s->B, s->T, m->KV, m->HS, m->theta, -1);
+        qk_rope(&l->b, l->dq, l->dk, -1);
     while (timed(t, &l, "q backward", all, backward_work(n, Q, C))) linear_backward(l->du, l->b.dw.wq, l->b.dw.wq_b, l->dq, l->u, l->b.w.wq, q, SET);
     while (timed(t, &l, "k, v backward", 2 * all, backward_work(n, K, C))) linear_backward(l->du, l->b.dw.wk, l->b.dw.wk_b, l->dk, l->u, l->b.w.wk, k, ADD);
     while (timed(t, &l, "norms backward", all, moved(3 * n * width))) norms(&l->b, true);
