@@ -11,6 +11,10 @@
               "--decay-embeddings off --val-tokens 1048576 --heads 16 --kv-heads 4 "
 #define SDD_  LLAMA "--init-baseline depth --tied on --vocab 100278 --seq 4096 --rope-theta 500000 --lr 3e-4 --min-lr 0.05 --warmup 2000 --batch 1024 --decay-gains zero " \
               "--decay-embeddings off --val-tokens 1048576 --heads 32 --kv-heads 8 "
+#define OLMOE_ROUTER "--router softmax --balance-loss 0.01 --router-z-loss 0.001 --router-losses mean "
+#define OLMOE LLAMA OLMOE_ROUTER "--tied off --vocab 50280 --seq 4096 --experts 64 --experts-per-token 8 --init-baseline normal --lr 4e-4 --min-lr 0.125 --warmup 2500 --batch 1024 " \
+              "--decay-gains zero --decay-embeddings on --val-tokens 1048576 "
+#define DEEPSEEK LLAMA "--tied off --router sigmoid --balance-loss 0 --router-z-loss 0 --sequence-loss 1e-4 --router-losses sum --balance-rate 0.001 --shared-experts 2 --dense-layers 1 --eps 1e-6 "
 
 // PRESET(name, flags, note)
 #define PRESET_TABLE(PRESET) \
@@ -39,13 +43,34 @@ PRESET("hybrid-543M",  HYB_ "--layers 29 --width 1024 --ffn 4096 --steps 95367",
 PRESET("hybrid-1.2B",  HYB_ "--layers 16 --width 2048 --heads 32 --kv-heads 8 --ffn 9192 --steps 238419", "ffn as in the paper; the released configuration has 8192") \
 PRESET("sdd-581M",     SDD_ "--layers 8 --width 2048 --ffn 8192 --steps 47684",   "dimensions open: these give 692M with the embedding, 487M without") \
 PRESET("sdd-1B",       SDD_ "--layers 16 --width 2048 --ffn 8192 --steps 476837",  "SDD 1B; the released configuration ends at 0.1 of the rate, the paper at 0.05") \
-PRESET("sdd-7B",       SDD_ "--layers 32 --width 4096 --ffn 11008 --steps 953674", "SDD 7B; the paper prints the fused ffn width 22016")
+PRESET("sdd-7B",       SDD_ "--layers 32 --width 4096 --ffn 11008 --steps 953674", "SDD 7B; the paper prints the fused ffn width 22016") \
+PRESET("olmoe-588M-3B", OLMOE "--layers 32 --width 1024 --heads 16 --ffn 512 --steps 119209", "SDD's MoE of 588M active, 3.4B in all: they count one embedding and no router") \
+PRESET("olmoe-1B-7B",  OLMOE "--layers 16 --width 2048 --heads 16 --ffn 1024 --steps 119209", "OLMoE; HybridNorm's and SDD's MoE") \
+PRESET("deepseek-16B", DEEPSEEK "--layers 27 --width 2048 --heads 16 --kv-rank 512 --rope-size 64 --ffn 1408 --experts 64 --experts-per-token 6 --dense-ffn 10944 --vocab 32000 " \
+       "--seq 2048 --init scale --init-std 0.02 --lr 2e-4 --min-lr 0.1 --warmup 200 --batch 2048 --steps 119209 --val-tokens 1048576", \
+       "SpanNorm's A2.4B-16B: DeepSeek-V3's small model; router, losses, batch and steps open") \
+PRESET("olmoe-char",   LLAMA "--tied off " OLMOE_ROUTER "--layers 4 --width 128 --heads 4 --ffn 128 --experts 8 --experts-per-token 2 --seq 64 --batch 16 --steps 2000 --lr 2e-3 --warmup 100", \
+       "miniature of OLMoE: 8 experts, 2 a token") \
+PRESET("olmoe64-char", LLAMA "--tied off " OLMOE_ROUTER "--layers 4 --width 128 --heads 4 --ffn 32 --experts 64 --experts-per-token 8 --seq 64 --batch 16 --steps 2000 --lr 2e-3 --warmup 100", \
+       "64 narrow experts, 8 a token, as OLMoE has") \
+PRESET("deepseek-char", DEEPSEEK "--layers 5 --width 128 --heads 4 --kv-rank 32 --rope-size 16 --ffn 64 --experts 16 --experts-per-token 4 --dense-ffn 384 --seq 64 --batch 16 --steps 2000 " \
+       "--lr 2e-3 --warmup 100", "miniature of DeepSeek's small model: latent attention, 16 experts, 4 a token, 2 shared")
+
+// What a placement trains with where its paper says so, over the model's flags. PLACEMENT(mode, flags, note)
+#define PLACEMENT_TABLE(PLACEMENT) \
+PLACEMENT("NGPT", "--warmup 0 --weight-decay 0", "nGPT section 2.6: normalized matrices need neither")
 
 typedef struct { const char *name, *flags, *note; } Preset;
 #define PRESET_ROW(name, flags, note) {name, flags, note},
-static const Preset PRESETS[] = { PRESET_TABLE(PRESET_ROW) };
+static const Preset PRESETS[] = { PRESET_TABLE(PRESET_ROW) }, PLACEMENTS[] = { PLACEMENT_TABLE(PRESET_ROW) };
 #undef PRESET_ROW
 enum { PRESET_COUNT = sizeof PRESETS / sizeof *PRESETS };
+
+static inline const char *placement_flags(const char *mode) {
+    for (size_t i = 0; i < sizeof PLACEMENTS / sizeof *PLACEMENTS; i++)
+        if (!strcmp(PLACEMENTS[i].name, mode)) return PLACEMENTS[i].flags;
+    return "";
+}
 
 static inline const Preset *preset_find(const char *name) {
     for (int i = 0; i < PRESET_COUNT; i++)

@@ -5,21 +5,27 @@
 #include "judge.h"
 #include "presets.h"
 
-// Floating-point operations of training on one token: 6 per matrix weight that takes part in a product (head included, embedding not) and
-// 6 L NH HS T for the causal half of attention (llm.c's convention; others count the full square).
+// Parameters of a tensor, or those of them that a token meets: of E experts K.
+static inline double show_size(const Model *m, const Entry *e, bool active) {
+    bool expert = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd || e->id == PARAM_expert_hidden_w || e->id == PARAM_expert_out_w;
+    return (double)(entry_rows(m, e) * e->row.cols) * (active && expert ? (double)m->moe.K / m->moe.E : 1);
+}
+
+// Floating-point operations of training on one token: 6 per matrix weight that it meets in a product (head included, embedding not) and
+// 3 L NH (QK + HS) T for the causal half of attention (llm.c's convention; others count the full square).
 static inline double show_flops(const Model *m, const Layout *layout) {
     double matrices = m->tied ? (double)m->V * m->C : 0;
     for (int k = 0; k < layout->count; k++) {
         const Entry *e = &layout->entries[k];
-        if (e->row.lr == LR_HIDDEN || e->row.lr == LR_HEAD) matrices += (double)(entry_rows(m, e) * e->row.cols);
+        if (e->row.lr == LR_HIDDEN || e->row.lr == LR_HEAD) matrices += show_size(m, e, true);
     }
-    return 6 * matrices + 6.0 * m->L * m->NH * m->HS * m->T;
+    return 6 * matrices + 3.0 * m->L * m->NH * (qk_size(m) + m->HS) * m->T;
 }
 
-static inline int64_t show_parameters(const Model *m, const Layout *layout) {
-    int64_t sum = 0;
-    for (int k = 0; k < layout->count; k++) sum += entry_rows(m, &layout->entries[k]) * layout->entries[k].row.cols;
-    return sum;
+static inline int64_t show_parameters(const Model *m, const Layout *layout, bool active) {
+    double sum = 0;
+    for (int k = 0; k < layout->count; k++) sum += show_size(m, &layout->entries[k], active);
+    return (int64_t)sum;
 }
 
 // One layer in one line: filled slots, skips and constants.
@@ -45,7 +51,7 @@ static inline void show_layers(const Model *m) {
 }
 
 static inline void show_parameters_table(const Model *m, const Init *init, const Layout *layout) {
-    static const char *const DECAYS[] = {"matrix", "embedding", "gain"}, *const GROUPS[] = {"embedding", "hidden", "head", "vector"};
+    static const char *const DECAYS[] = {"matrix", "embedding", "gain"}, *const GROUPS[LR_GROUPS] = {"embedding", "hidden", "head", "vector", "balance"};
     printf("\nparameter                                        copies       shape          in all   starts                decay      rate\n");
     for (int id = 0; id < PARAM_COUNT; id++) {
         const Entry *first = NULL, *last = NULL;
@@ -90,6 +96,7 @@ static inline void show_activations(const Model *m, const Sizes *s, size_t stora
 }
 
 static inline void show_model(const Model *m, const Init *init, const char *name, const Trainer *t, const Setup *setup, bool tables) {
+    static const char *const ROUTERS[] = {"softmax", "softmax-renorm", "sigmoid"};
     Layout layout = layout_make(m);
     bool gpu = strcmp(t->device, "cpu");
     Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, !gpu, gpu ? (int)(sizeof(float) / t->storage) : 1);
@@ -98,10 +105,15 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     double kept = (double)acts.acts * (double)t->storage * mib, grads = (double)acts.grads * (double)t->storage * mib;
     printf("%s under %s (%s)\n", name, m->mode->name, m->mode->source);
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
+    if (m->kv_rank) printf("  latent attention: keys and values from %d channels, heads of q and k %d + %d rotary\n", m->kv_rank, m->HS, m->rope_size);
+    if (m->moe.E) printf("  %d experts, %d a token, router %s; shared ffn %d; dense layers %d, of ffn %d\n", m->moe.E, m->moe.K, ROUTERS[m->moe.router], m->moe.shared_F, m->moe.dense,
+                         m->moe.dense ? m->moe.dense_F : 0);
     printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm", m->bias ? "biases" : "no biases", m->rope ? "RoPE" : "learned positions",
            m->swiglu ? "SwiGLU" : "GELU", m->tied ? "tied" : "untied", m->mode->sdd ? ", SDD setting " : "", m->mode->sdd ? m->sdd->name : "");
     printf("  init %s, sigma %.4g (sigma sqrt(width) = %.3f)\n", INITS[init->scheme].name, init_sigma(init, m), init_sigma(init, m) * sqrt(m->C));
-    printf("  %.2fM parameters, %.1f MFLOP per token\n", (double)show_parameters(m, &layout) / 1e6, show_flops(m, &layout) / 1e6);
+    printf("  %.2fM parameters, ", (double)show_parameters(m, &layout, false) / 1e6);
+    if (m->moe.E) printf("%.2fM active, ", (double)show_parameters(m, &layout, true) / 1e6);
+    printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
     printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all\n",
            one + copy, one, 2 * one, kept, grads, 4 * one + copy + kept + grads);
     if (tables) {

@@ -160,8 +160,8 @@ static inline char *config_text(const Run *r) {
     size_t n = 0;
     FILE *file = open_memstream(&text, &n);
     CHECK(file, "no memory for config.json\n  -> a smaller --micro-batch");
-    fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"unigram_entropy\": ", CONFIG_VERSION,
-            r->m.mode->name, r->t->precision, GIT_HASH, (long long)show_parameters(&r->m, &r->layout), show_flops(&r->m, &r->layout), INITS[r->init.scheme].name);
+    fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"active_parameters\": %lld,\n  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"unigram_entropy\": ", CONFIG_VERSION,
+            r->m.mode->name, r->t->precision, GIT_HASH, (long long)show_parameters(&r->m, &r->layout, false), (long long)show_parameters(&r->m, &r->layout, true), show_flops(&r->m, &r->layout), INITS[r->init.scheme].name);
     json_write_number(file, r->unigram);
     fprintf(file, ",\n  \"flags\": {\n");
     for (int i = 0, first = 1; i < FLAG_COUNT; i++) {
@@ -250,6 +250,7 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
     flags_parse(&given, argc - 1, argv + 1, BY_USER);
     flags_default(set);
     flags_preset(set, given.f.model);
+    flags_parse_text(set, placement_flags(MODES[NORM_MODE].name), BY_PRESET);
     bool found = false, resuming = false;
     if (*given.f.from) {
         checkpoint_find(given.f.from, dir);
@@ -285,6 +286,7 @@ static inline void run_init_weights(Run *r) {
         }
     }
     r->t->store(r->gpt, WEIGHTS, 0);
+    r->t->normalize(r->gpt);
 }
 
 // A hash of all weights in use: two runs that print the same one hold the same model.
@@ -466,6 +468,38 @@ static inline void run_progress(Run *r, double loss, double lr, double norm) {
     r->printed = now;
 }
 
+// Of each router: the largest load over the mean, experts without a token, entropy and losses (null in dense layers), and by layer the part of its tokens
+// that each expert got.
+static inline void run_log_routers(Run *r, const LayerStats *layers) {
+    static const char *const NAMES[] = {"router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence", "router_z"};
+    int E = r->m.moe.E, first = r->m.moe.dense;
+    double *sums = (double *)check_alloc((size_t)r->m.L * sizeof *sums, "the loads of experts");
+    for (int l = first; l < r->m.L; l++)
+        for (int e = 0; e < E; e++) sums[l] += layers[l].load[e];
+    for (int i = 0; i < 6; i++) {
+        log_nest(&r->log, NAMES[i], '[');
+        for (int l = 0; l < r->m.L; l++) {
+            double most = 0, dead = 0;
+            for (int e = 0; e < E && l >= first; e++) {
+                most = layers[l].load[e] > most ? layers[l].load[e] : most;
+                dead += layers[l].load[e] == 0;
+            }
+            const double values[] = {most * E / sums[l], dead, layers[l].entropy, layers[l].balance, layers[l].sequence, layers[l].router_z};
+            log_item(&r->log, l < first ? NAN : values[i]);
+        }
+        log_unnest(&r->log, ']');
+    }
+    log_nest(&r->log, "router_load", '{');
+    for (int l = first; l < r->m.L; l++) {
+        char key[16];
+        log_nest(&r->log, check_format(key, sizeof key, "%d", l), '[');
+        for (int e = 0; e < E; e++) log_item(&r->log, layers[l].load[e] / sums[l]);
+        log_unnest(&r->log, ']');
+    }
+    log_unnest(&r->log, '}');
+    free(sums);
+}
+
 // The line with a step's diagnostics (judge.h): arrays by layer, objects by tensor. applied: the update, NULL where the step was skipped.
 static inline void run_log_stats(Run *r, const AdamW *applied) {
     static const char *const NAMES[] = {"residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max"};
@@ -484,6 +518,7 @@ static inline void run_log_stats(Run *r, const AdamW *applied) {
         }
         log_unnest(&r->log, ']');
     }
+    if (r->m.moe.E) run_log_routers(r, layers);
     log_nest(&r->log, "grad_norms", '{');
     for (int k = 0; k < count; k++) log_real(&r->log, r->layout.entries[k].name, tensors[k].grad);
     log_unnest(&r->log, '}');
@@ -517,6 +552,7 @@ static inline void run_step(Run *r) {
     log_int(&r->log, "step", r->step);
     log_real(&r->log, "loss", loss);
     if (!isnan(r->train.floor)) log_real(&r->log, "above_floor", loss - r->train.floor);
+    if (r->m.moe.E) log_real(&r->log, "router_loss", u.loss.router);
     log_real(&r->log, "lr", lr);
     log_real(&r->log, "grad_norm", norm);
     log_int(&r->log, "tokens", r->tokens);
@@ -689,7 +725,7 @@ static inline int run_show(Run *r, const Setup *setup) {
         Model m = model_from_flags(&set.f, r->m.mode);
         Layout layout = layout_make(&m);
         printf("%-14s %3d layers, width %4d, heads %2d/%2d, ffn %5d, vocabulary %6d, T %4d: %8.1fM  %s\n", PRESETS[i].name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
-               (double)show_parameters(&m, &layout) / 1e6, PRESETS[i].note);
+               (double)show_parameters(&m, &layout, false) / 1e6, PRESETS[i].note);
         layout_free(&layout);
     }
     return 0;

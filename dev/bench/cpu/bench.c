@@ -108,7 +108,7 @@ static double step_flops(const Run *r) { return show_flops(&r->m, &r->layout) * 
 
 static void serve(Run *r) {
     char line[256];
-    printf("{\"flops_per_step\": %.0f, \"peak\": %.0f, \"parameters\": %lld}\n", step_flops(r), r->t->peak(), (long long)show_parameters(&r->m, &r->layout));
+    printf("{\"flops_per_step\": %.0f, \"peak\": %.0f, \"parameters\": %lld}\n", step_flops(r), r->t->peak(), (long long)show_parameters(&r->m, &r->layout, false));
     while (fflush(stdout) == 0 && fgets(line, sizeof line, stdin)) {
         if (!strcmp(line, "peak\n")) { printf("{\"peak\": %.0f}\n", r->t->peak()); continue; }
         double begun = clock_seconds();
