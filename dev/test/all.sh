@@ -73,6 +73,7 @@ step "every mode builds and trains" sh -c '
             ./train_gpt --model $model --width 32 --seq 32 --batch 4 --steps 30 --warmup 5 --val-every 0 --val-tokens 64 --sample 5 --out runs/$mode-$model || exit 1
         done
     done'
+step "the text of every mutant is in the code" sh dev/mutate.sh --stale
 step "pictures (python3 with matplotlib)" sh -c '
     make -s build/cpu-span-fp32/train_gpt
     build/cpu-span-fp32/train_gpt --width 32 --seq 32 --batch 4 --steps 6 --norms-every 2 --sample 0 --val-tokens 64 --out a
