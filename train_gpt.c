@@ -349,16 +349,14 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
         const real *s_t = s + t * r.E;
         int32_t *choice_t = choice + t * r.K;
         real sum = 0;
-        for (int k = 0; k < r.K; k++) {
-            int best = -1;                                                   // always some expert, also where scores are NaN
-            for (int j = 0; j < r.E; j++) {
-                bool taken = false;
-                for (int i = 0; i < k; i++) taken = taken || choice_t[i] == j;
-                if (!taken && (best < 0 || s_t[j] + (bias ? bias[j] : 0) > s_t[best] + (bias ? bias[best] : 0))) best = j;
-            }
-            choice_t[k] = best;
-            sum += s_t[best];
+        for (int j = 0, found = 0; j < r.E; j++) {                           // the best so far, in order; K of them also where scores are NaN
+            real score = s_t[j] + (bias ? bias[j] : 0);
+            int i = found < r.K ? found++ : r.K;
+            for (; i > 0 && score > s_t[choice_t[i - 1]] + (bias ? bias[choice_t[i - 1]] : 0); i--)
+                if (i < r.K) choice_t[i] = choice_t[i - 1];
+            if (i < r.K) choice_t[i] = j;
         }
+        for (int k = 0; k < r.K; k++) sum += s_t[choice_t[k]];
         for (int k = 0; k < r.K; k++) gate[t * r.K + k] = r.scale * s_t[choice_t[k]] / (r.kind == ROUTER_SOFTMAX ? 1 : sum);
     }
 #pragma omp parallel for schedule(static)
