@@ -159,6 +159,7 @@ void test_logger(void) {
 #define MODEL " --layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 4 --sample 0 "
 #define SHAPE MODEL "--warmup 4 --val-tokens 256 --val-every 5 "
 #define TINY SHAPE "--steps 12 "
+#define EXPERTS SHAPE "--experts 4 --experts-per-token 2 --shared-experts 1 --dense-layers 1 --router sigmoid --balance-rate 0.01 --kv-rank 8 --rope-size 4 "
 // A run of many steps in DIR/NAME that gets a signal once its log has three lines; the arguments are DIR, NAME, DIR, NAME.
 #define LONG_RUN(signal) PROGRAM SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/%s & p=$!; " \
     "for i in $(seq 400); do sleep 0.1; [ $(cat %s/%s/log.jsonl 2> /dev/null | wc -l) -lt 3 ] || break; done; kill -" signal " $p; wait $p"
@@ -299,6 +300,21 @@ void test_run(void) {
     EXPECT(sum == 0, "after steps that were not finite the weights are not finite at step %d", (int)last);
     safetensors_close(&file);
 
+    // Experts, whose selection bias is part of the model: the same bits with one thread, with recompute, and in a run stopped and resumed.
+    check_format(line, sizeof line, EXPERTS "--steps 9 --out %s/x", dir);
+    EXPECT(run(PROGRAM, line) == 0, "a run with experts: %s", output);
+    run_hash_of(other);
+    check_format(path, sizeof path, "grep -q '\"router_loss\": 0.0' %s/x/log.jsonl && grep -q '\"router_max_load\": .null, [1-9].*\"router_load\": {\"1\": .[0-9.]*, [0-9.]*, [0-9.]*, [0-9.]*.' %s/x/log.jsonl", dir, dir);
+    EXPECT(run(path, "") == 0, "the log has the router's losses and loads");
+    check_format(line, sizeof line, EXPERTS "--steps 9 --recompute --out %s/x1", dir);
+    EXPECT(run("OMP_NUM_THREADS=1 " PROGRAM, line) == 0 && !strcmp(other, run_hash_of(again)), "experts, with one thread and --recompute: %s", output);
+    check_format(line, sizeof line, EXPERTS "--steps 4 --schedule-steps 9 --recompute cheap --out %s/x2", dir);
+    run(PROGRAM, line);
+    check_format(line, sizeof line, " --out %s/x2 --resume required --steps 9", dir);
+    EXPECT(run(PROGRAM, line) == 0 && !strcmp(other, run_hash_of(again)), "experts, stopped at 4 and resumed: %s", output);
+    check_format(line, sizeof line, " --from %s/x --sample 20", dir);
+    EXPECT(run(PROGRAM, line) == 0, "experts, a sample: %s", output);
+
     // Killed between a checkpoint and its validation: the resumed run makes up for it.
     check_format(line, sizeof line, SHAPE "--steps 10 --schedule-steps 12 --save-every 5 --out %s/v", dir);
     run(PROGRAM, line);
@@ -377,7 +393,10 @@ void test_run_refusals(void) {
         {" --kv-heads 3", "does not divide --heads"}, {" --micro-batch 5", "does not divide --batch"}, {" --layers -1", "out of range"}, {" --data /no/such/path", "/no/such/path"},
         {" --vocab 100", "vocabulary of 256, the model of 100"}, {" --sdd code", "only means something for NORM_MODE=SDD"}, {" --mix-ratio 0.5", "only means something for NORM_MODE=MIX_LN"},
         {" --eval", "--from RUN"}, {" --from /no/such/run --eval", "/no/such/run"}, {" --show everything", "expected model, models, modes or config"}, {" --resume required", "--out RUN"},
-        {" --width 36 --heads 4", "even head size"}, {" --vocab 300 --prompt x", "--prompt needs the tokenizer"}, {" --resume auto", "--out RUN"}, {" --batch 1048576 --seq 4096", "2^31 tokens"}, {" --adam-eps 0", "out of range"}, {" --out Makefile", "is a file"}, {" --out /proc/nothing/here", "/proc/nothing/here"}};
+        {" --width 36 --heads 4", "even head size"}, {" --experts 4 --experts-per-token 5", "--experts-per-token 5 of --experts 4"}, {" --experts 4 --dense-layers 4", "leaves none with experts"},
+        {" --experts 4 --bias on", "experts have no biases"}, {" --router sigmoid", "only mean something with experts"}, {" --experts 4 --dense-ffn 64", "only means something with --dense-layers"},
+        {" --rope-size 8", "only means something with --kv-rank"}, {" --kv-rank 16 --kv-heads 2", "leave out --kv-heads"}, {" --kv-rank 16 --bias on", "latent attention has no biases"},
+        {" --kv-rank 16 --positions learned", "rotary positions"}, {" --kv-rank 16 --rope-size 7", "is odd"}, {" --vocab 300 --prompt x", "--prompt needs the tokenizer"}, {" --resume auto", "--out RUN"}, {" --batch 1048576 --seq 4096", "2^31 tokens"}, {" --adam-eps 0", "out of range"}, {" --out Makefile", "is a file"}, {" --out /proc/nothing/here", "/proc/nothing/here"}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
         int status = run(PROGRAM, flags[i][0]);
         EXPECT(status == 1 && strstr(output, flags[i][1]) && !strstr(output, "\nstep "), "%s: status %d, expected \"%s\" before any step, found:\n%s", flags[i][0], status, flags[i][1], output);
