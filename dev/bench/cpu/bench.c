@@ -242,6 +242,7 @@ int main(int argc, char **argv) {
         Peaks p = {r.t->peak(), peak_bandwidth(1)};
         printf("%s: products at most %.1f GFLOP/s, memory %.1f GB/s\n", QUOTED(PREC), 1e-9 * p.flops, 1e-9 * p.bandwidth);
         if (all) products(&p);
+        CHECK(!r.m.moe.E && !r.m.kv_rank && !r.m.mode->unit, "the table of layers is for dense models with ordinary attention\n  -> --serve times whole steps of any model");
         layers(&r, &p);
         printf("at the end: products at most %.1f GFLOP/s, memory %.1f GB/s\n", 1e-9 * r.t->peak(), 1e-9 * peak_bandwidth(1));
     }
