@@ -75,8 +75,10 @@ REFUSE(!f->kv_rank && f->positions == 0 && f->width / f->heads % 2, \
       "--positions rope needs an even head size, found %lld\n  -> other --heads, or --positions learned", (long long)(f->width / f->heads)) \
 REFUSE(f->micro_batch && f->batch % f->micro_batch, \
       "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
-REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq > INT32_MAX, \
-      "a micro-batch of %lld sequences of %lld tokens: expected less than 2^31 tokens\n  -> a smaller --micro-batch", (long long)(f->micro_batch ? f->micro_batch : f->batch), (long long)f->seq) \
+REFUSE(f->experts && (f->experts_per_token + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24, \
+      "the experts of a token are too wide together, expected a hidden width of less than 2^24\n  -> a smaller --ffn, --experts-per-token or --shared-experts") \
+REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq * (f->experts ? f->experts_per_token : 1) > INT32_MAX, \
+      "a micro-batch of %lld sequences of %lld tokens: expected less than 2^31 tokens, counted for each of their experts\n  -> a smaller --micro-batch", (long long)(f->micro_batch ? f->micro_batch : f->batch), (long long)f->seq) \
 REFUSE(!strcmp(device, "cpu") && (user(tf32) || user(rounding) || user(tune) || user(graph)), "--tf32, --rounding, --tune and --graph only mean something on a GPU\n  -> leave them out, or make train_gpt DEVICE=cuda") \
 REFUSE(f->tf32 && user(tf32) && strcmp(precision, "fp32"), "--tf32 only means something for PREC=fp32, this is %s\n  -> leave it out, or make train_gpt PREC=fp32", precision) \
 REFUSE(f->rounding && user(rounding) && strcmp(precision, "bf16"), "--rounding only means something for PREC=bf16, this is %s\n  -> leave it out, or make train_gpt PREC=bf16", precision) \
