@@ -518,17 +518,19 @@ static void block_backward(const Block *b, real *dx, real *x) {
 // ------------------------------------------------------------------------------------------------------------------ diagnostics
 // What --norms-every shows (judge.h). Sums are of fixed pieces, in double, added in order.
 
-// sum of (x - a y)^2; y may be NULL where a is 0
+// sum of (x - a y)^2; where there is no y, a is 0 and x stands for it
 static double square_sum(const real *x, const real *y, double a, int64_t size) {
     enum { PIECES = 64 };
     double part[PIECES], sum = 0;
 #pragma omp parallel for schedule(static)
     for (int64_t k = 0; k < PIECES; k++) {
-        part[k] = 0;
+        double piece = 0;
+#pragma omp simd reduction(+ : piece)
         for (int64_t i = size * k / PIECES; i < size * (k + 1) / PIECES; i++) {
-            double d = x[i] - (y ? a * y[i] : 0);
-            part[k] += d * d;
+            double d = x[i] - a * y[i];
+            piece += d * d;
         }
+        part[k] = piece;
     }
     for (int k = 0; k < PIECES; k++) sum += part[k];
     return sum;
@@ -546,9 +548,9 @@ static void block_watch(const Block *b, Watched *w, real *x0) {
         const Sublayer *f = &subs[i];
         const real *skip = sublayer_skip(f, in[i], f->in.site.on ? f->u : in[i], x0);
         w->branch[i] += square_sum(f->post.site.on ? f->s : next[i], skip, f->a, values);
-        w->skip[i] += (double)f->a * f->a * square_sum(skip, NULL, 0, values);
+        w->skip[i] += (double)f->a * f->a * square_sum(skip, skip, 0, values);
     }
-    w->stream += square_sum(b->a.x, NULL, 0, values);
+    w->stream += square_sum(b->a.x, b->a.x, 0, values);
     w->values += values;
     for (int64_t i = 0; i < rows; i++) if (b->a.peak[i] > w->logit || isnan(b->a.peak[i])) w->logit = b->a.peak[i];     // NaN stays
 }
@@ -697,7 +699,7 @@ static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
 
 // m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target))
 static Update gpt_update(Gpt *g, const AdamW *o) {
-    Update u = {gpt_loss(g), sqrt(square_sum(g->tensors[GRADS], NULL, 0, g->layout.total)), 0};
+    Update u = {gpt_loss(g), sqrt(square_sum(g->tensors[GRADS], g->tensors[GRADS], 0, g->layout.total)), 0};
     u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.norm);
     if (!u.applied) return u;
     real correct1 = (real)(1 / (1 - pow(o->beta1, (double)o->step))), correct2 = (real)(1 / (1 - pow(o->beta2, (double)o->step)));
