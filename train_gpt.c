@@ -873,11 +873,13 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
     double part[PIECES], sum = 0;
 #pragma omp parallel for schedule(static)
     for (int64_t k = 0; k < PIECES; k++) {
-        part[k] = 0;
+        double piece = 0;
+#pragma omp simd reduction(+ : piece)
         for (int64_t i = size * k / PIECES; i < size * (k + 1) / PIECES; i++) {
             double d = x[i] - (y ? a * y[i] : 0);
-            part[k] += d * d;
+            piece += d * d;
         }
+        part[k] = piece;
     }
     for (int k = 0; k < PIECES; k++) sum += part[k];
     return sum;

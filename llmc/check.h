@@ -34,16 +34,19 @@ PRINTF_LIKE(3, 4) static inline void check_failed(const char *file, int line, co
     exit(1);
 }
 
-// Zeroed memory or a clear end. Used at start only: nothing is allocated inside the training loop. Large memory asks Linux for pages of 2 MiB: far fewer
-// page faults at the first touch, and products that read columns stay within the address cache (TLB).
+// Zeroed memory or a clear end. Used at start only: nothing is allocated inside the training loop. It begins with a cache line, so that vectors of aligned rows
+// lie in one line each. Large memory asks Linux for pages of 2 MiB: far fewer page faults, and products that read columns stay within the address cache
+// (TLB); all threads zero it, which spreads it over the memories of a machine that has several.
 static inline void *check_alloc(size_t bytes, const char *what) {
-    void *p = calloc(bytes ? bytes : 1, 1);
+    const size_t line = 64, huge = 2 << 20;
+    void *p = NULL;
+    int large = bytes >= 32 * huge, failed = posix_memalign(&p, large ? huge : line, bytes ? bytes : 1);
+    CHECK(!failed, "no memory for %s (%zu MiB)\n  -> a smaller --micro-batch, --seq or --model, or --recompute", what, bytes >> 20);
 #ifdef MADV_HUGEPAGE
-    const size_t huge = 2 << 20;
-    uintptr_t first = ((uintptr_t)p + huge - 1) / huge * huge, last = ((uintptr_t)p + bytes) / huge * huge;
-    if (p && bytes >= 32 * huge) madvise((void *)first, last - first, MADV_HUGEPAGE);
+    if (large) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
-    CHECK(p, "no memory for %s (%zu MiB)\n  -> a smaller --micro-batch, --seq or --model, or --recompute", what, bytes >> 20);
+#pragma omp parallel for schedule(static) if (large)
+    for (size_t i = 0; i < bytes; i += huge) memset((char *)p + i, 0, bytes - i < huge ? bytes - i : huge);
     return p;
 }
 
