@@ -52,13 +52,13 @@ static inline void show_layers(const Model *m) {
 
 static inline void show_parameters_table(const Model *m, const Init *init, const Layout *layout) {
     static const char *const DECAYS[] = {"matrix", "embedding", "gain"}, *const GROUPS[LR_GROUPS] = {"embedding", "hidden", "head", "vector", "balance"};
-    printf("\nparameter                                        copies       shape          in all   starts                decay      rate\n");
-    for (int id = 0; id < PARAM_COUNT; id++) {
+    printf("\nparameter                                             copies       shape          in all   starts                decay      rate\n");
+    for (int i = 0; i < 2 * PARAM_COUNT; i++) {              // a row of the table has two names where some layers are dense and others have shared experts
         const Entry *first = NULL, *last = NULL;
         int copies = 0;
         int64_t size = 0;
         for (int k = 0; k < layout->count; k++) {
-            if (layout->entries[k].id != id) continue;
+            if (layout->entries[k].id != i / 2 || (strstr(layout->entries[k].name, "shared") != NULL) != i % 2) continue;
             last = &layout->entries[k];
             first = first ? first : last;
             size += entry_rows(m, last) * last->row.cols;
@@ -71,7 +71,7 @@ static inline void show_parameters_table(const Model *m, const Init *init, const
         else if (first->row.init == ROLE_ZERO) check_format(start, sizeof start, "0");
         else if (one == other) check_format(start, sizeof start, "sigma %.4g", one);
         else check_format(start, sizeof start, "sigma %.4g..%.4g", one, other);
-        printf("  %-48s %4d  %8lld x %-6lld %12lld   %-20s  %-9s  %s\n", first->row.name, copies, (long long)entry_rows(m, first), (long long)first->row.cols,
+        printf("  %-53s %4d  %8lld x %-6lld %12lld   %-20s  %-9s  %s\n", first->row.name, copies, (long long)entry_rows(m, first), (long long)first->row.cols,
                (long long)size, start, DECAYS[first->row.decay], GROUPS[first->row.lr]);
     }
 }
