@@ -96,6 +96,11 @@ def load_balance(chosen, p, sequences):
 # ------------------------------------------------------------------------------------------------------------------- sublayers
 
 
+def of_part(part, name):
+    """The name in a mixture of what a dense ffn calls `name`. (SDD's norm of the ffn's output then belongs to the part, before the gate.)"""
+    return f"mlp.{part}." + ("out_norm.weight" if name == F_OUT + ".weight" else name.removeprefix("mlp."))
+
+
 class Block:
     """Layer l of L: its norms and sublayers, under the letters of the papers. `weight(name, *sizes)` gives a weight of the layer; its router leaves what it
     found in the list `routed`. part: not the layer but an ffn inside its mixture of experts."""
@@ -122,7 +127,8 @@ class Block:
 
     def qkv(self, x):
         """MLA (DeepSeek-V2 eq 9-19, q not compressed): keys and values come from a latent, but for the last rope_size channels of a key, which come from x
-        and are the same in every head. They and the last ones of q turn with the position, the others do not."""
+        and are the same in every head. They and the last ones of q turn with the position, the others do not. How norms of q and k go with that, papers
+        leave open; taken: they act on heads as attention sees them, before they turn."""
         s, NH, HS = self.s, self.s["NH"], self.s["HS"]
         if not s["kv_rank"]:
             widths = (("q", NH), ("k", s["KV"]), ("v", s["KV"]))
@@ -201,11 +207,14 @@ class Block:
         return self.alpha_norm(F_OUT, self.linear("mlp.down_proj", hidden, self.s["C"]))
 
     def MLP_ngpt(self, x, F):
-        """nGPT: gate and up times s_uv and the root of the width."""
-        names = ["gate", "up"] if self.s["swiglu"] else ["up"]
-        s_uv = math.sqrt(self.s["C"]) * self.weight("mlp.hidden_norm.weight", len(names) * F)
-        *gate, up = (g * self.linear(f"mlp.{name}_proj", x, F) for g, name in zip(s_uv.split(F), names))
-        return self.linear("mlp.down_proj", torch.nn.functional.silu(gate[0]) * up if gate else gelu(up), self.s["C"])
+        """nGPT: gate and up times s_uv, [gate | up], and the root of the width."""
+        root, up = math.sqrt(self.s["C"]), self.linear("mlp.up_proj", x, F)
+        if not self.s["swiglu"]:
+            hidden = gelu(root * self.weight("mlp.hidden_norm.weight", F) * up)
+        else:
+            s_gate, s_up = self.weight("mlp.hidden_norm.weight", 2 * F).split(F)
+            hidden = torch.nn.functional.silu(root * s_gate * self.linear("mlp.gate_proj", x, F)) * (root * s_up * up)
+        return self.linear("mlp.down_proj", hidden, self.s["C"])
 
     def FFN(self, x, mlp=MLP):
         s = self.s
@@ -234,12 +243,11 @@ class Block:
         return y + mlp(self.shared_experts(), x, s["moe.shared_F"]) if s["moe.shared_F"] else y
 
     def expert(self, e):
-        """Expert e as a dense ffn: matrices of all experts lie one below the other, and so do gains. SDD's norm of an ffn's output is then the expert's own."""
+        """Expert e as a dense ffn: matrices of all experts lie one below the other, and so do gains."""
 
         def weight(name, *sizes):
-            name = "mlp.experts." + {F_OUT + ".weight": "out_norm.weight"}.get(name, name.removeprefix("mlp."))
             E = self.s["moe.E"]
-            return self.weight(name, *((E * sizes[0], sizes[1]) if len(sizes) == 2 else (E, *sizes))).reshape(E, *sizes)[e]
+            return self.weight(of_part("experts", name), *((E * sizes[0], sizes[1]) if len(sizes) == 2 else (E, *sizes))).reshape(E, *sizes)[e]
 
         return Block(weight, self.s, self.l, None, part=True)
 
@@ -247,9 +255,7 @@ class Block:
         """What all tokens go through, as a dense ffn."""
 
         def weight(name, *sizes):
-            if name != "mlp.hidden_norm.weight":
-                name = "mlp.shared_experts." + {F_OUT + ".weight": "out_norm.weight"}.get(name, name.removeprefix("mlp."))
-            return self.weight(name, *sizes)
+            return self.weight(name if name == "mlp.hidden_norm.weight" else of_part("shared_experts", name), *sizes)
 
         return Block(weight, self.s, self.l, None, part=True)
 
@@ -445,8 +451,8 @@ def group_of(name, s):
 
 @torch.no_grad()
 def to_length_one(name, W, C):
-    """nGPT, after every step: the vectors of a matrix that lie in the stream's space, or a head's row, get length 1. Those of the projections into the
-    stream are columns, in each expert; those of all others rows. The router and vectors stay."""
+    """nGPT, after every step: rows of matrices get length 1; of the projections into the stream, of each expert's too, the columns. The router and vectors
+    stay. No gradient knows of it."""
     if name.endswith(("o_proj.weight", "down_proj.weight")):
         each = W.unflatten(0, (-1, C))
         each /= each.norm(dim=1, keepdim=True)
@@ -499,7 +505,8 @@ LLAMA = {"layernorm": False, "bias": False, "rope": True, "swiglu": True, "tied"
 # Router losses over a micro-batch; DeepSeek: latent attention, a dense layer first, shared experts, a loss over sequences, a selection bias.
 OLMOE = LLAMA | {"moe.router": "softmax", "moe.losses": "mean", "moe.balance": 0.2, "moe.z": 0.1}
 DEEPSEEK = LLAMA | {"moe.dense": 1, "moe.router": "sigmoid", "moe.scale": 1.5, "moe.losses": "sum", "moe.sequence": 0.2, "moe.bias_rate": 0.05}
-# B, seq: the batch, in micro-batches of `micro` sequences, B where no entry says otherwise; T: the context. lr: embedding, hidden, head, vector; decay: matrix, embedding, vector (tensors.h's groups).
+# B, seq: the batch; T: the context; micro: sequences of a micro-batch, B where nothing else is said. moe.*: modes.h's Moe; router and losses as flags.h
+# names them. lr: embedding, hidden, head, vector; decay: matrix, embedding, vector (tensors.h's groups).
 # adam_eps: a gradient that is zero but for rounding (a key's bias, 1e-17) must stay small against it, or the step amplifies the rounding;
 # gradients that matter (1e-6 and more) still show whether it is there.
 SETTINGS = {

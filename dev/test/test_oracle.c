@@ -281,7 +281,7 @@ static void test_golden(const char *path, bool met[MODE_COUNT][2]) {
     for (const Json *json = json_need(g.about, "cases", JSON_OBJECT, path)->first; json; json = json->next) {
         Case c;
         if (read_case(&c, &g, json)) {
-            bool balances = c.m.moe.balance > 0;                                 // the sum is that of the golden's micro-batches then, and of no others
+            bool balances = c.m.moe.balance > 0;                                 // a loss over micro-batches: over the golden's, and no others
             compare_case(&c, balances ? c.micro : c.B, 0);
             compare_case(&c, balances ? c.micro : 1, 1);
             met[c.m.mode - MODES][c.m.layernorm] = true;
