@@ -25,8 +25,8 @@ typedef struct {
     Model m;
     Layout layout;
     const Entry **order;
-    int B, T;
-    double z_loss, clip, *gradients, *parameters, steps[STEPS][3];
+    int B, T, micro;
+    double z_loss, clip, *gradients, *parameters, steps[STEPS][4];
     AdamW adamw;
     int32_t *inputs, *targets;
 } Case;
@@ -73,13 +73,30 @@ static void numbers(const Case *c, const char *key, double *out, size_t count) {
     for (const Json *v = array->first; v && i < count; v = v->next) out[i++] = v->number;
 }
 
+static int choice(const Case *c, const char *key, const char *const *names, int count) {
+    const char *name = json_get_string(holder(c, key), key, c->g->path);
+    int i = 0;
+    while (i < count && strcmp(names[i], name) != 0) i++;
+    CHECK(i < count, "%s %s: no %s %s" REMEDY, c->g->path, c->name, key, name);
+    return i;
+}
+
+static Moe read_moe(const Case *c) {
+    static const char *const ROUTERS[] = {"softmax", "softmax-renorm", "sigmoid"}, *const LOSSES[] = {"mean", "sum"};
+    return (Moe){.E = integer(c, "moe.E"), .K = integer(c, "moe.K"), .dense = integer(c, "moe.dense"), .dense_F = integer(c, "moe.dense_F"),
+                 .shared_F = integer(c, "moe.shared_F"), .router = choice(c, "moe.router", ROUTERS, 3), .losses = choice(c, "moe.losses", LOSSES, 2),
+                 .scale = number(c, "moe.scale"), .balance = number(c, "moe.balance"), .sequence = number(c, "moe.sequence"), .z = number(c, "moe.z"),
+                 .bias_rate = number(c, "moe.bias_rate")};
+}
+
 // A model as the trainer makes it of flags: the mode's own norm before the head, unless the case forces one.
 static Model read_model(const Case *c) {
     const char *mode = json_get_string(c->json, "mode", c->g->path), *sdd = json_get_string(holder(c, "sdd"), "sdd", c->g->path);
     Model m = {.L = integer(c, "L"), .C = integer(c, "C"), .NH = integer(c, "NH"), .KV = integer(c, "KV"), .HS = integer(c, "HS"), .F = integer(c, "F"),
-               .V = integer(c, "V"), .Vp = integer(c, "Vp"), .T = integer(c, "T"), .layernorm = yes(c, "layernorm"), .bias = yes(c, "bias"),
-               .rope = yes(c, "rope"), .swiglu = yes(c, "swiglu"), .tied = yes(c, "tied"), .theta = number(c, "theta"), .eps = number(c, "eps"),
-               .emb_scale = number(c, "emb_scale"), .mix_ratio = number(c, "mix_ratio")};
+               .V = integer(c, "V"), .Vp = integer(c, "Vp"), .T = integer(c, "T"), .kv_rank = integer(c, "kv_rank"), .rope_size = integer(c, "rope_size"),
+               .layernorm = yes(c, "layernorm"), .bias = yes(c, "bias"), .rope = yes(c, "rope"), .swiglu = yes(c, "swiglu"), .tied = yes(c, "tied"),
+               .theta = number(c, "theta"), .eps = number(c, "eps"), .emb_scale = number(c, "emb_scale"), .mix_ratio = number(c, "mix_ratio")};
+    if (integer(c, "moe.E")) m.moe = read_moe(c);
     for (int i = 0; i < MODE_COUNT; i++) if (MODES[i].selectable && !strcmp(MODES[i].name, mode)) m.mode = &MODES[i];
     for (int i = 0; i < SDD_COUNT; i++) if (!strcmp(SDDS[i].name, sdd)) m.sdd = &SDDS[i];
     CHECK(m.mode && m.sdd, "%s %s: expected a mode and an SDD setting of llmc/modes.h, found %s and %s\n  -> rename or remove it in dev/oracle/oracle.py, then"
@@ -91,7 +108,8 @@ static Model read_model(const Case *c) {
 static AdamW read_adamw(const Case *c) {
     AdamW o = {.eps = number(c, "adam_eps"), .gain_target = number(c, "gain_target")};
     double betas[2] = {0, 0};
-    numbers(c, "lr", o.lr, 4);
+    numbers(c, "lr", o.lr, LR_BALANCE);
+    o.lr[LR_BALANCE] = number(c, "moe.bias_rate");
     numbers(c, "decay", o.decay, 3);
     numbers(c, "betas", betas, 2);
     o.beta1 = betas[0];
@@ -157,12 +175,13 @@ static bool read_case(Case *c, const Golden *g, const Json *json) {
     c->adamw = read_adamw(c);
     c->B = integer(c, "B");
     c->T = integer(c, "seq");
+    c->micro = integer(c, "micro");
     c->z_loss = number(c, "z_loss");
     c->clip = number(c, "clip");
     c->layout = layout_make(&c->m);
     int64_t total = pair_tensors(c);
     if (total < 0) return false;
-    double *steps = doubles(c, "steps", STEPS * 3);
+    double *steps = doubles(c, "steps", STEPS * 4);
     memcpy(c->steps, steps, sizeof c->steps);
     free(steps);
     c->gradients = doubles(c, "gradients", total);
@@ -222,7 +241,8 @@ static void compare_number(const Case *c, int step, const char *what, double got
 // Three steps, in micro-batches of `micro` sequences, in memory for sequences as long as the context.
 static void compare_case(const Case *c, int micro, int recompute) {
     const Trainer *t = &judge_fp64;
-    const char *how = recompute ? "with recompute in micro-steps" : "in one piece";
+    char how[64];
+    check_format(how, sizeof how, "in micro-batches of %d%s", micro, recompute ? " with recompute" : "");
     Gpt *gpt = t->create(&c->m, &(Setup){.B = micro, .T = c->m.T, .recompute = recompute, .training = 1, .z_loss = c->z_loss});
     AdamW adamw = c->adamw;
     load_weights(c, gpt);
@@ -233,13 +253,14 @@ static void compare_case(const Case *c, int micro, int recompute) {
             t->forward(gpt, c->inputs + at, c->targets + at, micro, c->T);
             t->backward(gpt, 1.0 / (c->B * c->T));
         }
-        if (step == 0) compare_tensors(c, gpt, GRADS, c->gradients, SMALLEST * c->steps[0][2], how);
+        if (step == 0) compare_tensors(c, gpt, GRADS, c->gradients, SMALLEST * c->steps[0][3], how);
         adamw.clip = c->clip;
         adamw.step = step + 1;
         Update u = t->update(gpt, &adamw);
         compare_number(c, step, "the loss", u.loss.ce, c->steps[step][0], LOSS_ERROR, how);
         compare_number(c, step, "the z-loss", u.loss.z, c->steps[step][1], LOSS_ERROR, how);
-        compare_number(c, step, "the gradient's norm", u.norm, c->steps[step][2], TENSOR_ERROR, how);
+        compare_number(c, step, "the routers' losses", u.loss.router, c->steps[step][2], LOSS_ERROR, how);
+        compare_number(c, step, "the gradient's norm", u.norm, c->steps[step][3], TENSOR_ERROR, how);
     }
     compare_tensors(c, gpt, WEIGHTS, c->parameters, 0, how);
     t->destroy(gpt);
@@ -260,8 +281,9 @@ static void test_golden(const char *path, bool met[MODE_COUNT][2]) {
     for (const Json *json = json_need(g.about, "cases", JSON_OBJECT, path)->first; json; json = json->next) {
         Case c;
         if (read_case(&c, &g, json)) {
-            compare_case(&c, c.B, 0);
-            compare_case(&c, 1, 1);
+            bool balances = c.m.moe.balance > 0;                                 // a loss over micro-batches: over the golden's, and no others
+            compare_case(&c, balances ? c.micro : c.B, 0);
+            compare_case(&c, balances ? c.micro : 1, 1);
             met[c.m.mode - MODES][c.m.layernorm] = true;
         }
         free_case(&c);
