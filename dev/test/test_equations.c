@@ -1,5 +1,5 @@
 // test_equations.c: link 1 of the chain of trust. Every normalization placement as the papers write it, computed the slow and plain way,
-// must give the judge's logits and loss; and weights start as the papers say.
+// must give the judge's logits, losses and diagnostics; and weights start as the papers say, and after an update have the lengths and selection biases they say.
 //
 // Nothing here reads the columns of modes.h. A mode is its equations (`block` below) and asks for the weights these equations need, by
 // checkpoint name: a name the table of parameters lacks is a failure, and so is a tensor that no equation asks for.
@@ -532,22 +532,26 @@ static void draw(int32_t *tokens, int n, int V, uint64_t seed) {
 
 static bool near(double found, double right) { return fabs(found - right) <= 1e-11 * fabs(right); }
 
-// The losses and the diagnostics of the routers; returns what they add to the loss.
-static double check_routers(const Ref *r, const LayerStats *stats, double tokens, const char *name) {
+// What the routers add to the loss, mean over the tokens seen. OLMoE: the mean over layers with experts, and z over K; or the sum.
+static double router_loss(const Ref *r, double tokens) {
     const Moe *moe = &r->m->moe;
     bool mean = moe->losses == LOSSES_MEAN;
-    double all = 0;
+    double sum = 0;
     for (int l = moe->dense; l < r->m->L && moe->E; l++) {
         const Seen *seen = &r->seen[l];
-        double entropy = seen->entropy / tokens, balance = seen->balance / tokens, sequence = seen->sequence / tokens, z = seen->lse2 / tokens;
-        EXPECT(near(stats[l].entropy, entropy), "%s: entropy of the router of layer %d is %.15g, expected %.15g", name, l, stats[l].entropy, entropy);
-        EXPECT(near(stats[l].balance, balance), "%s: balance loss of layer %d is %.15g, expected %.15g", name, l, stats[l].balance, balance);
-        EXPECT(near(stats[l].sequence, sequence), "%s: sequence loss of layer %d is %.15g, expected %.15g", name, l, stats[l].sequence, sequence);
-        EXPECT(near(stats[l].router_z, z), "%s: z-loss of the router of layer %d is %.15g, expected %.15g", name, l, stats[l].router_z, z);
-        for (int e = 0; e < moe->E; e++) EXPECT(stats[l].load[e] == seen->load[e], "%s: expert %d of layer %d has %g tokens, expected %g", name, e, l, stats[l].load[e], seen->load[e]);
-        all += (moe->balance * balance + moe->sequence * sequence + moe->z * z / (mean ? moe->K : 1)) / (mean ? r->m->L - moe->dense : 1);
+        sum += (moe->balance * seen->balance + moe->sequence * seen->sequence + moe->z * seen->lse2 / (mean ? moe->K : 1)) / tokens;
     }
-    return all;
+    return mean ? sum / (r->m->L - moe->dense) : sum;
+}
+
+static void check_routers(const Ref *r, const LayerStats *stats, double tokens, const char *name) {
+    for (int l = r->m->moe.dense; l < r->m->L && r->m->moe.E; l++) {
+        const Seen *seen = &r->seen[l];
+        const double found[] = {stats[l].entropy, stats[l].balance, stats[l].sequence, stats[l].router_z}, sums[] = {seen->entropy, seen->balance, seen->sequence, seen->lse2};
+        static const char *const what[] = {"entropy", "balance loss", "sequence loss", "z-loss"};
+        for (int i = 0; i < 4; i++) EXPECT(near(found[i], sums[i] / tokens), "%s: %s of the router of layer %d is %.15g, expected %.15g", name, what[i], l, found[i], sums[i] / tokens);
+        for (int e = 0; e < r->m->moe.E; e++) EXPECT(stats[l].load[e] == seen->load[e], "%s: expert %d of layer %d has %g tokens, expected %g", name, e, l, stats[l].load[e], seen->load[e]);
+    }
 }
 
 // Two micro-batches, of two sequences and of one.
@@ -586,7 +590,8 @@ static void compare(Model m, int T, bool final_norm, const char *what, const Cho
     Loss loss = judge_fp64.loss(r.gpt);
     LayerStats stats[DEEPEST];
     judge_fp64.layer_stats(r.gpt, stats);
-    double router = check_routers(&r, stats, tokens, name);
+    double router = router_loss(&r, tokens);
+    check_routers(&r, stats, tokens, name);
     EXPECT(!r.missing[0], "%s: the equations need %s", name, r.missing);
     for (int k = 0; k < r.list.count; k++) EXPECT(r.asked[k], "%s: no equation reads %s", name, r.list.entries[k].name);
     EXPECT(worst <= 1e-11 * largest, "%s: logits differ by %.2g of %.2g", name, worst, largest);
@@ -892,6 +897,7 @@ static void test_selection_bias(int mode, int family, int recompute) {
         Update update = judge_fp64.update(r.gpt, &o);
         EXPECT(update.applied == (o.step != REFUSED), "%s %s: step %d applied: %d", r.mode, FAMILY[family], (int)o.step, update.applied);
         EXPECT(!update.applied || fabs(update.norm - sqrt(square)) <= 1e-12 * sqrt(square), "%s %s: norm %.15g, expected %.15g", r.mode, FAMILY[family], update.norm, sqrt(square));
+        EXPECT(near(update.loss.router, router_loss(&r, batches * B * T)), "%s %s: losses of routers %.15g in step %d", r.mode, FAMILY[family], update.loss.router, (int)o.step);
         expect_weights(&r, w, 1e-15, "selection bias");
         free(w);
     }
