@@ -1,5 +1,5 @@
 // test_equations.c: link 1 of the chain of trust. Every normalization placement as the papers write it, computed the slow and plain way,
-// must give the judge's logits and loss; and weights start as the papers say.
+// must give the judge's logits, losses and diagnostics; and weights start as the papers say, and after an update have the lengths and selection biases they say.
 //
 // Nothing here reads the columns of modes.h. A mode is its equations (`block` below) and asks for the weights these equations need, by
 // checkpoint name: a name the table of parameters lacks is a failure, and so is a tensor that no equation asks for.
@@ -7,17 +7,22 @@
 //   E, X, Y   the embedding, the stream into the block, the stream between attention and ffn       l   layer, from 0
 //   N(slot, .)  the norm with the weights called slot        MHA_#  attention with norms on # of Q, K, V and C (the context)
 // GPT-2's family: learned positions, tanh-GELU, LayerNorm with bias, biases, tied head. Llama's: RoPE, SwiGLU, RMSNorm, groups of queries.
+// OLMoE's: Llama's with experts in every layer, softmax router, losses over the micro-batch. DeepSeek's: latent attention, a dense layer and then experts
+// beside shared ones, sigmoid router with a selection bias, a loss over each sequence.
 #include "../../llmc/init.h"
 #include "../../llmc/judge.h"
 #include "test.h"
 
-enum { B = 2, LONGEST = KEY_BLOCK + 3, WIDEST = 40, DEEPEST = 5 };
+enum { B = 2, SEQUENCES = 3, LONGEST = KEY_BLOCK + 3, WIDEST = 40, DEEPEST = 5, MOST_EXPERTS = 6 };
+enum { GPT2, LLAMA, OLMOE, DEEPSEEK, FAMILIES };
+static const char *const FAMILY[] = {"GPT-2", "Llama", "OLMoE", "DeepSeek"};
 
 // One sequence: T rows of `cols` numbers. A value, so that equations can be written as equations.
 typedef struct { int T, cols; double v[LONGEST][WIDEST]; } Seq;
 
-// Sums of squares over all tokens, and the largest attention logit: what judge.h's LayerStats are made of.
-typedef struct { double y[2], skip[2], stream, logit; int sums; } Seen;
+// What judge.h's LayerStats are made of. Sums over all tokens: squares, entropies, squared log-sum-exps, tokens of each expert, and the losses of the sequence and
+// of the micro-batch that a token is in; and the largest attention logit. n, p: tokens and probabilities of each expert, summed over this micro-batch alone.
+typedef struct { double y[2], skip[2], stream, logit, entropy, lse2, sequence, balance, load[MOST_EXPERTS], n[MOST_EXPERTS], p[MOST_EXPERTS]; int sums; } Seen;
 
 typedef struct { const Model *m; Gpt *gpt; Layout list; bool *asked; char missing[128]; const char *mode; int l; Seen seen[DEEPEST]; } Ref;
 
@@ -25,7 +30,7 @@ typedef struct { const Model *m; Gpt *gpt; Layout list; bool *asked; char missin
 
 // The weights of `name` in layer l, or of the model.
 static const double *tensor(Ref *r, const char *name, const char *part, int64_t size) {
-    static const double nothing[2048] = {0};
+    static const double nothing[4096] = {0};
     bool of_model = strncmp(name, "model.", 6) == 0 || strcmp(name, "lm_head") == 0;
     char full[128];
     if (of_model) check_format(full, sizeof full, "%s.%s", name, part);
@@ -63,19 +68,36 @@ static Seq times(double c, Seq a) {
     return a;
 }
 
-// gain * (x - mean) / sqrt(variance + eps) + bias, or RMSNorm: gain * x / sqrt(mean(x^2) + eps). Statistics over each of `parts` equal parts
-// of a row; a gain of fewer values than a row repeats.
-static Seq normalize(Ref *r, const char *slot, bool layernorm, int parts, int gains, Seq x) {
-    const double *gain = tensor(r, slot, "weight", gains), *bias = layernorm ? tensor(r, slot, "bias", gains) : NULL;
+static Seq columns(Seq a, int from, int n) {
+    for (int t = 0; t < a.T; t++) memmove(a.v[t], a.v[t] + from, (size_t)n * sizeof(double));
+    a.cols = n;
+    return a;
+}
+
+// [a | b]
+static Seq beside(Seq a, Seq b) {
+    for (int t = 0; t < a.T; t++) memcpy(a.v[t] + a.cols, b.v[t], (size_t)b.cols * sizeof(double));
+    a.cols += b.cols;
+    return a;
+}
+
+// gain * (x - mean) / sqrt(variance + eps) + bias, or without bias RMSNorm: gain * x / sqrt(mean(x^2) + eps). Statistics over each of `parts`
+// equal parts of a row; a gain of fewer values than a row repeats.
+static Seq affine(const Ref *r, const double *gain, const double *bias, int parts, int gains, Seq x) {
     int n = x.cols / parts;
     for (int t = 0; t < x.T; t++)
         for (int p = 0; p < x.cols; p += n) {
             double mean = 0, variance = 0;
-            for (int i = p; i < p + n && layernorm; i++) mean += x.v[t][i] / n;
+            for (int i = p; i < p + n && bias; i++) mean += x.v[t][i] / n;
             for (int i = p; i < p + n; i++) variance += (x.v[t][i] - mean) * (x.v[t][i] - mean) / n;
             for (int i = p; i < p + n; i++) x.v[t][i] = gain[i % gains] * (x.v[t][i] - mean) / sqrt(variance + r->m->eps) + (bias ? bias[i % gains] : 0);
         }
     return x;
+}
+
+static Seq normalize(Ref *r, const char *slot, bool layernorm, int parts, int gains, Seq x) {
+    const double *gain = tensor(r, slot, "weight", gains), *bias = layernorm ? tensor(r, slot, "bias", gains) : NULL;
+    return affine(r, gain, bias, parts, gains, x);
 }
 
 // The model's norm, of a row or of each head of it, heads sharing the gain.
@@ -85,9 +107,34 @@ static Seq N(Ref *r, const char *slot, Seq x) { return norm_heads(r, slot, 1, x)
 // SDD eq 2: y = alpha * rmsnorm(V x), over the outputs of the linear or parts of them. RMS in both families.
 static Seq scaled(Ref *r, const char *alpha, int parts, int gains, Seq Vx) { return normalize(r, alpha, false, parts, gains, Vx); }
 
+// The gains of expert e lie e-th in a tensor of all experts'.
+static Seq expert_scaled(Ref *r, const char *alpha, int e, int parts, Seq Vx) {
+    return affine(r, tensor(r, alpha, "weight", r->m->moe.E * Vx.cols) + e * Vx.cols, NULL, parts, Vx.cols, Vx);
+}
+
+// nGPT: x / |x|, of each of `parts` equal parts of a row; 1e-12 is added to the mean square.
+static Seq L2_parts(int parts, Seq x) {
+    int n = x.cols / parts;
+    for (int t = 0; t < x.T; t++)
+        for (int p = 0; p < x.cols; p += n) {
+            double sum = 0;
+            for (int i = p; i < p + n; i++) sum += x.v[t][i] * x.v[t][i];
+            for (int i = p; i < p + n; i++) x.v[t][i] /= sqrt(sum + n * 1e-12);
+        }
+    return x;
+}
+
+static Seq L2_of(Seq x) { return L2_parts(1, x); }
+
+// sqrt(C) s x: nGPT's s_qk and s_z start at 1/sqrt(C), its s_uv at 1.
+static Seq gained(const Ref *r, const double *s, Seq x) {
+    for (int t = 0; t < x.T; t++)
+        for (int i = 0; i < x.cols; i++) x.v[t][i] *= sqrt(r->m->C) * s[i];
+    return x;
+}
+
 // y = W x + b
-static Seq linear(Ref *r, const char *name, int out, Seq x) {
-    const double *w = tensor(r, name, "weight", (int64_t)out * x.cols), *b = r->m->bias ? tensor(r, name, "bias", out) : NULL;
+static Seq product(const double *w, const double *b, int out, Seq x) {
     Seq y = {.T = x.T, .cols = out};
     for (int t = 0; t < y.T; t++)
         for (int o = 0; o < out; o++) {
@@ -97,53 +144,59 @@ static Seq linear(Ref *r, const char *name, int out, Seq x) {
     return y;
 }
 
-// Turns the pair (i, i + HS/2) of every head by the angle t * theta^(-2i/HS); nothing where positions are learned.
-static Seq rope(const Ref *r, Seq x) {
-    int HS = r->m->HS, half = HS / 2;
+static Seq linear(Ref *r, const char *name, int out, Seq x) {
+    const double *w = tensor(r, name, "weight", (int64_t)out * x.cols), *b = r->m->bias ? tensor(r, name, "bias", out) : NULL;
+    return product(w, b, out, x);
+}
+
+// The matrix of expert e lies e-th, one below the other, and has no bias in any family.
+static Seq expert_linear(Ref *r, const char *name, int e, int out, Seq x) {
+    return product(tensor(r, name, "weight", (int64_t)r->m->moe.E * out * x.cols) + e * out * x.cols, NULL, out, x);
+}
+
+// Turns the pair (i, i + R/2) of the last R channels of every head by the angle t * theta^(-2i/R): all of a head, or in latent attention what it has for
+// positions; nothing where positions are learned.
+static Seq rope(const Ref *r, int heads, Seq x) {
+    int width = x.cols / heads, R = r->m->kv_rank ? r->m->rope_size : width;
     for (int t = 0; t < x.T && r->m->rope; t++)
-        for (int j = 0; j < x.cols; j++) {
-            if (j % HS >= half) continue;
-            double angle = t * pow(r->m->theta, -2.0 * (j % HS) / HS), a = x.v[t][j], b = x.v[t][j + half];
-            x.v[t][j] = a * cos(angle) - b * sin(angle);
-            x.v[t][j + half] = b * cos(angle) + a * sin(angle);
-        }
+        for (int h = 0; h < heads; h++)
+            for (int i = 0; i < R / 2; i++) {
+                double angle = t * pow(r->m->theta, -2.0 * i / R), *x_i = &x.v[t][h * width + width - R + i], a = x_i[0], b = x_i[R / 2];
+                x_i[0] = a * cos(angle) - b * sin(angle);
+                x_i[R / 2] = b * cos(angle) + a * sin(angle);
+            }
     return x;
 }
 
-// softmax(Q K^T / sqrt(HS)) V over the past, each head; NH / KV heads of queries in a row share one head of keys and values.
+static bool is(const Ref *r, const char *mode) { return strcmp(r->mode, mode) == 0; }
+static bool is_sdd(const char *mode) { return strcmp(mode, "SDD") == 0 || strcmp(mode, "SDD_PRE") == 0; }
+
+// softmax(Q K^T / sqrt(width of a head of Q)) V over the past, each head; NH / KV heads of queries in a row share one head of keys and values.
+// nGPT multiplies by the root: its q and k have length 1.
 static Seq attention(Ref *r, Seq q, Seq k, Seq v) {
     const Model *m = r->m;
-    Seq c = {.T = q.T, .cols = q.cols};
+    int QK = q.cols / m->NH;
+    double scale = is(r, "NGPT") ? sqrt(QK) : 1 / sqrt(QK);
+    Seq c = {.T = q.T, .cols = m->NH * m->HS};
     for (int h = 0; h < m->NH; h++)
         for (int t = 0; t < c.T; t++) {
-            int of_q = h * m->HS, of_kv = h / (m->NH / m->KV) * m->HS;
+            int of_kv = h / (m->NH / m->KV);
             double p[LONGEST], sum = 0;
             for (int s = 0; s <= t; s++) {
                 double dot = 0;
-                for (int i = 0; i < m->HS; i++) dot += q.v[t][of_q + i] * k.v[s][of_kv + i];
-                sum += p[s] = exp(dot / sqrt(m->HS));
-                r->seen[r->l].logit = fmax(r->seen[r->l].logit, dot / sqrt(m->HS));
+                for (int i = 0; i < QK; i++) dot += q.v[t][h * QK + i] * k.v[s][of_kv * QK + i];
+                sum += p[s] = exp(dot * scale);
+                r->seen[r->l].logit = fmax(r->seen[r->l].logit, dot * scale);
             }
             for (int s = 0; s <= t; s++)
-                for (int i = 0; i < m->HS; i++) c.v[t][of_q + i] += p[s] / sum * v.v[s][of_kv + i];
+                for (int i = 0; i < m->HS; i++) c.v[t][h * m->HS + i] += p[s] / sum * v.v[s][of_kv * m->HS + i];
         }
     return c;
 }
 
-// The inputs of the activation: [gate | up], or up alone in GPT-2's family.
-static Seq hidden(Ref *r, Seq x) {
-    int F = r->m->F;
-    Seq up = linear(r, "mlp.up_proj", F, x);
-    if (!r->m->swiglu) return up;
-    Seq both = linear(r, "mlp.gate_proj", F, x);
-    both.cols = 2 * F;
-    for (int t = 0; t < x.T; t++) memcpy(both.v[t] + F, up.v[t], (size_t)F * sizeof(double));
-    return both;
-}
-
-// silu(gate) * up, or GELU(up).
+// silu(gate) * up of [gate | up], or GELU(up).
 static Seq activation(const Ref *r, Seq x) {
-    Seq h = {.T = x.T, .cols = r->m->F};
+    Seq h = {.T = x.T, .cols = r->m->swiglu ? x.cols / 2 : x.cols};
     for (int t = 0; t < h.T; t++)
         for (int i = 0; i < h.cols; i++) {
             double u = x.v[t][i];
@@ -154,45 +207,156 @@ static Seq activation(const Ref *r, Seq x) {
 
 // ------------------------------------------------------------------------------------------------------------------ the two branches
 
+// What attention is made of, before any norm of heads.
+// Latent attention, DeepSeek-V2 eq 9-19: [c | kr] = W_kva x; the [k | v] of every head = W_kvb N(c); to each k the heads' common kr is appended.
+typedef struct { Seq q, k, v; } Heads;
+
+static Heads heads(Ref *r, Seq x) {
+    const Model *m = r->m;
+    if (!m->kv_rank) return (Heads){linear(r, "self_attn.q_proj", m->NH * m->HS, x), linear(r, "self_attn.k_proj", m->KV * m->HS, x), linear(r, "self_attn.v_proj", m->KV * m->HS, x)};
+    Heads a = {.q = linear(r, "self_attn.q_proj", m->NH * (m->HS + m->rope_size), x), .k.T = x.T, .v.T = x.T};
+    Seq ckr = linear(r, "self_attn.kv_a_proj_with_mqa", m->kv_rank + m->rope_size, x), kr = columns(ckr, m->kv_rank, m->rope_size);
+    Seq kv = linear(r, "self_attn.kv_b_proj", m->NH * 2 * m->HS, N(r, "self_attn.kv_a_layernorm", columns(ckr, 0, m->kv_rank)));
+    for (int h = 0; h < m->NH; h++) {
+        a.k = beside(beside(a.k, columns(kv, 2 * h * m->HS, m->HS)), kr);
+        a.v = beside(a.v, columns(kv, (2 * h + 1) * m->HS, m->HS));
+    }
+    return a;
+}
+
 // MHA_#(x), HYB eq 7, 35-40: norms on # before RoPE, on C before W_o; statistics over each of q_parts and kv_parts parts of a row.
 static Seq mha(Ref *r, const char *normed, int q_parts, int kv_parts, Seq x) {
     const Model *m = r->m;
-    Seq q = linear(r, "self_attn.q_proj", m->NH * m->HS, x);
-    Seq k = linear(r, "self_attn.k_proj", m->KV * m->HS, x);
-    Seq v = linear(r, "self_attn.v_proj", m->KV * m->HS, x);
-    if (strchr(normed, 'Q')) q = norm_heads(r, "self_attn.q_norm", q_parts, q);
-    if (strchr(normed, 'K')) k = norm_heads(r, "self_attn.k_norm", kv_parts, k);
-    if (strchr(normed, 'V')) v = norm_heads(r, "self_attn.v_norm", kv_parts, v);
-    Seq c = attention(r, rope(r, q), rope(r, k), v);
+    Heads a = heads(r, x);
+    if (strchr(normed, 'Q')) a.q = norm_heads(r, "self_attn.q_norm", q_parts, a.q);
+    if (strchr(normed, 'K')) a.k = norm_heads(r, "self_attn.k_norm", kv_parts, a.k);
+    if (strchr(normed, 'V')) a.v = norm_heads(r, "self_attn.v_norm", kv_parts, a.v);
+    Seq c = attention(r, rope(r, m->NH, a.q), rope(r, m->KV, a.k), a.v);
     if (strchr(normed, 'C')) c = norm_heads(r, "self_attn.context_norm", q_parts, c);
     return linear(r, "self_attn.o_proj", m->C, c);
 }
 
 static Seq MHA(Ref *r, const char *normed, Seq x) { return mha(r, normed, r->m->NH, r->m->KV, x); }
 
-static Seq FFN(Ref *r, Seq x) { return linear(r, "mlp.down_proj", r->m->C, activation(r, hidden(r, x))); }
+static bool is_paper(const Ref *r) { return strcmp(r->m->sdd->name, "paper") == 0; }
 
 // paper: q, k, v each with one statistic over the whole output.
 // code, as released: q, k with one for each head and a common alpha; v plain; the context over its width instead.
 static Seq SDD_MHA(Ref *r, Seq x) {
     const Model *m = r->m;
-    bool paper = strcmp(m->sdd->name, "paper") == 0;
-    int q_width = m->NH * m->HS, kv_width = m->KV * m->HS;
-    Seq q = linear(r, "self_attn.q_proj", q_width, x), k = linear(r, "self_attn.k_proj", kv_width, x), v = linear(r, "self_attn.v_proj", kv_width, x);
-    q = scaled(r, "self_attn.q_norm", paper ? 1 : m->NH, paper ? q_width : m->HS, q);
-    k = scaled(r, "self_attn.k_norm", paper ? 1 : m->KV, paper ? kv_width : m->HS, k);
-    if (paper) v = scaled(r, "self_attn.v_norm", 1, kv_width, v);
-    Seq c = attention(r, rope(r, q), rope(r, k), v);
-    if (!paper) c = scaled(r, "self_attn.context_norm", 1, q_width, c);
+    Heads a = heads(r, x);
+    int q_heads = is_paper(r) ? 1 : m->NH, k_heads = is_paper(r) ? 1 : m->KV;
+    a.q = scaled(r, "self_attn.q_norm", q_heads, a.q.cols / q_heads, a.q);
+    a.k = scaled(r, "self_attn.k_norm", k_heads, a.k.cols / k_heads, a.k);
+    if (is_paper(r)) a.v = scaled(r, "self_attn.v_norm", 1, a.v.cols, a.v);
+    Seq c = attention(r, rope(r, m->NH, a.q), rope(r, m->KV, a.k), a.v);
+    if (!is_paper(r)) c = scaled(r, "self_attn.context_norm", 1, c.cols, c);
     return scaled(r, "post_attention_layernorm", 1, m->C, linear(r, "self_attn.o_proj", m->C, c));
 }
 
-// paper: gate and up each with a statistic; code: one over [gate | up].
-static Seq SDD_FFN(Ref *r, Seq x) {
-    Seq gu = hidden(r, x);
-    bool separate = r->m->swiglu && strcmp(r->m->sdd->name, "paper") == 0;
-    gu = scaled(r, "mlp.hidden_norm", separate ? 2 : 1, gu.cols, gu);
-    return scaled(r, "post_feedforward_layernorm", 1, r->m->C, linear(r, "mlp.down_proj", r->m->C, activation(r, gu)));
+// nGPT: each head of q and k has length 1 after RoPE, and then both have the same gains.
+static Seq NGPT_MHA(Ref *r, Seq x) {
+    const Model *m = r->m;
+    Heads a = heads(r, x);
+    const double *s_qk = tensor(r, "self_attn.q_norm", "weight", a.q.cols);
+    a.q = gained(r, s_qk, L2_parts(m->NH, rope(r, m->NH, a.q)));
+    a.k = gained(r, s_qk, L2_parts(m->NH, rope(r, m->NH, a.k)));
+    return linear(r, "self_attn.o_proj", m->C, attention(r, a.q, a.k, a.v));
+}
+
+static bool has_experts(const Ref *r) { return r->m->moe.E && r->l >= r->m->moe.dense; }
+
+static Seq mlp_linear(Ref *r, const char *part, int out, Seq x) {
+    char name[64];
+    check_format(name, sizeof name, "mlp.%s%s", has_experts(r) ? "shared_experts." : "", part);
+    return linear(r, name, out, x);
+}
+
+// down(activation([gate | up])), of width F: of a dense layer or of shared experts. SDD: alpha * rmsnorm on what down returns and on gate and up, each with a
+// statistic; code: in dense layers one over [gate | up]. nGPT: sqrt(C) s_uv [gate | up].
+static Seq mlp(Ref *r, int F, Seq x) {
+    const Model *m = r->m;
+    bool sdd = is_sdd(r->mode);
+    Seq up = mlp_linear(r, "up_proj", F, x), gu = m->swiglu ? beside(mlp_linear(r, "gate_proj", F, x), up) : up;
+    if (sdd) gu = scaled(r, "mlp.hidden_norm", m->swiglu && (is_paper(r) || has_experts(r)) ? 2 : 1, gu.cols, gu);
+    if (is(r, "NGPT")) gu = gained(r, tensor(r, "mlp.hidden_norm", "weight", gu.cols), gu);
+    Seq y = mlp_linear(r, "down_proj", m->C, activation(r, gu));
+    return sdd ? scaled(r, has_experts(r) ? "mlp.shared_experts.out_norm" : "post_feedforward_layernorm", 1, m->C, y) : y;
+}
+
+// The same in expert e, SDD in both settings with a statistic on each of gate and up.
+static Seq expert(Ref *r, int e, Seq x) {
+    const Model *m = r->m;
+    bool sdd = is_sdd(r->mode);
+    Seq up = expert_linear(r, "mlp.experts.up_proj", e, m->F, x), gu = m->swiglu ? beside(expert_linear(r, "mlp.experts.gate_proj", e, m->F, x), up) : up;
+    if (sdd) gu = expert_scaled(r, "mlp.experts.hidden_norm", e, m->swiglu ? 2 : 1, gu);
+    if (is(r, "NGPT")) gu = gained(r, tensor(r, "mlp.experts.hidden_norm", "weight", m->moe.E * gu.cols) + e * gu.cols, gu);
+    Seq y = expert_linear(r, "mlp.experts.down_proj", e, m->C, activation(r, gu));
+    return sdd ? expert_scaled(r, "mlp.experts.out_norm", e, 1, y) : y;
+}
+
+// g_te for every expert e, zero where token t does not go: of the K with the largest s + b, the lower index before the higher where they are equal.
+// Softmax (OLMoE, DeepSeek-V2): g = scale s; renormalized, or sigmoid (DeepSeek-V3 eq 12-16): g = scale s / sum of the chosen s.
+static Seq gates(Ref *r, Seq x) {
+    const Moe *moe = &r->m->moe;
+    Seen *seen = &r->seen[r->l];
+    const int E = moe->E;
+    const double *b = moe->bias_rate > 0 ? tensor(r, "mlp.gate", "e_score_correction_bias", E) : NULL;
+    Seq z = product(tensor(r, "mlp.gate", "weight", E * x.cols), NULL, E, x), g = {.T = x.T, .cols = E};
+    double n[MOST_EXPERTS] = {0}, p[MOST_EXPERTS] = {0};            // tokens, and probabilities, of each expert in this sequence
+    for (int t = 0; t < g.T; t++) {
+        double s[MOST_EXPERTS], rank[MOST_EXPERTS], exps = 0, all = 0, chosen = 0;
+        for (int e = 0; e < E; e++) exps += exp(z.v[t][e]);
+        for (int e = 0; e < E; e++) {
+            s[e] = moe->router == ROUTER_SIGMOID ? 1 / (1 + exp(-z.v[t][e])) : exp(z.v[t][e]) / exps;
+            rank[e] = s[e] + (b ? b[e] : 0);
+            all += s[e];
+        }
+        for (int e = 0; e < E; e++) {
+            int before = 0;
+            for (int i = 0; i < E; i++) before += rank[i] > rank[e] || (rank[i] == rank[e] && i < e);
+            if (before < moe->K) { g.v[t][e] = moe->scale * s[e]; chosen += s[e]; n[e]++; }
+        }
+        for (int e = 0; e < E && moe->router != ROUTER_SOFTMAX; e++) g.v[t][e] /= chosen;
+        for (int e = 0; e < E; e++) {
+            p[e] += s[e] / all;
+            seen->entropy -= s[e] / all * log(s[e] / all);
+        }
+        seen->lse2 += log(exps) * log(exps);
+    }
+    for (int e = 0; e < E; e++) {
+        seen->sequence += g.T * (E / (double)(moe->K * g.T) * n[e] * p[e] / g.T);       // V2 eq 23-25, V3 eq 17-20
+        seen->n[e] += n[e];
+        seen->p[e] += p[e];
+    }
+    return g;
+}
+
+// E / (K n) sum_e n_e mean(p_e) over the n tokens of a micro-batch (OLMoE): where one ends.
+static void end_batch(Ref *r, int tokens) {
+    const Moe *moe = &r->m->moe;
+    for (int l = 0; l < r->m->L; l++)
+        for (int e = 0; e < moe->E; e++) {
+            Seen *seen = &r->seen[l];
+            seen->balance += tokens * (moe->E / (double)(moe->K * tokens) * seen->n[e] * seen->p[e] / tokens);
+            seen->load[e] += seen->n[e];
+            seen->n[e] = seen->p[e] = 0;
+        }
+}
+
+// y = sum_e g_e E_e(x), and the shared experts' y, without a gate.
+static Seq FFN(Ref *r, Seq x) {
+    const Model *m = r->m;
+    if (!m->moe.E) return mlp(r, m->F, x);
+    if (!has_experts(r)) return mlp(r, m->moe.dense_F, x);
+    Seq y = {.T = x.T, .cols = m->C}, g = gates(r, x);
+    if (m->moe.shared_F) y = mlp(r, m->moe.shared_F, x);
+    for (int e = 0; e < m->moe.E; e++) {
+        Seq y_e = expert(r, e, x);
+        for (int t = 0; t < x.T; t++)
+            for (int i = 0; i < m->C; i++) y.v[t][i] += g.v[t][e] * y_e.v[t][i];
+    }
+    return y;
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the blocks
@@ -226,7 +390,17 @@ static Seq x_post(Ref *r, const char *x, Seq X) {        // "#-Post", HYB eq 41-
     return add(r, FFN(r, n), n);
 }
 
-static bool is(const Ref *r, const char *mode) { return strcmp(r->mode, mode) == 0; }
+// nGPT: alpha y + (1 - alpha) skip, alpha a vector that starts at 0.05.
+static Seq toward(Ref *r, const char *branch, Seq y, Seq skip) {
+    const double *p = tensor(r, branch, "alpha", y.cols);
+    for (int t = 0; t < y.T; t++)
+        for (int i = 0; i < y.cols; i++) {
+            double alpha = 0.05 * sqrt(r->m->C) * fabs(p[i]);
+            y.v[t][i] *= alpha;
+            skip.v[t][i] *= 1 - alpha;
+        }
+    return add(r, y, skip);
+}
 
 // The block of every mode. X is E in layer 0.
 static Seq block(Ref *r, Seq X) {
@@ -278,18 +452,24 @@ static Seq block(Ref *r, Seq X) {
         n = N(r, A_IN, X);
         Y = add(r, SDD_MHA(r, n), n);
         n = N(r, F_IN, Y);
-        return add(r, SDD_FFN(r, n), n);
+        return add(r, FFN(r, n), n);
     }
     if (is(r, "SDD_PRE")) {                             // on PRE
         Y = add(r, SDD_MHA(r, N(r, A_IN, X)), X);
-        return add(r, SDD_FFN(r, N(r, F_IN, Y)), Y);
+        return add(r, FFN(r, N(r, F_IN, Y)), Y);
+    }
+    if (is(r, "NGPT")) {
+        Y = L2_of(toward(r, "self_attn", L2_of(NGPT_MHA(r, X)), X));
+        return L2_of(toward(r, "mlp", L2_of(FFN(r, Y)), Y));
     }
     EXPECT(false, "%s has no equations here: write its block", r->mode);
     return X;
 }
 
 // The norm before the head: none where the block ends in a norm of the stream.
-static bool norm_before_head(const char *mode) { return strcmp(mode, "SPAN") != 0 && strcmp(mode, "POST") != 0 && strcmp(mode, "DEEPNORM") != 0; }
+static bool norm_before_head(const char *mode) {
+    return strcmp(mode, "SPAN") != 0 && strcmp(mode, "POST") != 0 && strcmp(mode, "DEEPNORM") != 0 && strcmp(mode, "NGPT") != 0;
+}
 
 static Seq logits_of(Ref *r, const int32_t *tokens, int T, bool final_norm) {
     const Model *m = r->m;
@@ -308,73 +488,122 @@ static Seq logits_of(Ref *r, const int32_t *tokens, int T, bool final_norm) {
     for (int t = 0; t < T; t++)
         for (int v = 0; v < m->V; v++)
             for (int i = 0; i < m->C; i++) logits.v[t][v] += head[v * m->C + i] * X.v[t][i];
-    return logits;
+    return is(r, "NGPT") ? gained(r, tensor(r, "lm_head", "s_z", m->Vp), logits) : logits;
 }
 
 // ------------------------------------------------------------------------------------------------------------------ equations = judge
 
-static bool is_sdd(const char *mode) { return strcmp(mode, "SDD") == 0 || strcmp(mode, "SDD_PRE") == 0; }
-
-static Model small_model(const Mode *mode, const Sdd *sdd, bool llama, int L) {
-    return (Model){.mode = mode, .sdd = sdd, .L = L, .C = 24, .NH = 4, .KV = llama ? 2 : 4, .HS = 6, .F = 20, .V = 11, .Vp = 16, .T = LONGEST + 2,
-                   .layernorm = !llama, .bias = !llama && !is_sdd(mode->name), .rope = llama, .swiglu = llama, .tied = !llama, .fin = mode->fin,
-                   .theta = 10000, .eps = 1e-5, .emb_scale = 1, .mix_ratio = 0.25};
+static Model small_model(const Mode *mode, const Sdd *sdd, int family, int L) {
+    bool gpt2 = family == GPT2, ngpt = strcmp(mode->name, "NGPT") == 0;
+    Model m = {.mode = mode, .sdd = sdd, .L = L, .C = 24, .NH = 4, .KV = gpt2 || ngpt ? 4 : 2, .HS = 6, .F = 20, .V = 11, .Vp = 16, .T = LONGEST + 2,
+               .layernorm = gpt2, .bias = gpt2 && !is_sdd(mode->name) && !ngpt, .rope = !gpt2, .swiglu = !gpt2, .tied = gpt2, .fin = mode->fin,
+               .theta = 10000, .eps = 1e-5, .emb_scale = 1, .mix_ratio = 0.25};
+    if (family == OLMOE) m.moe = (Moe){.E = 5, .K = 2, .router = ROUTER_SOFTMAX, .losses = LOSSES_MEAN, .scale = 1, .balance = 0.2, .z = 0.1};
+    if (family == DEEPSEEK) {
+        m.KV = m.NH, m.HS = 4, m.kv_rank = 10, m.rope_size = 6;
+        m.moe = (Moe){.E = 6, .K = 3, .dense = 1, .dense_F = 18, .shared_F = 14, .router = ROUTER_SIGMOID, .losses = LOSSES_SUM, .scale = 1.5, .sequence = 0.3, .bias_rate = 0.01};
+    }
+    return m;
 }
 
-// Gains around 1 and biases around 0, or a missing one would not show; the padded rows too, since nothing may read them.
-static void fill(Ref *r) {
+static const char *family_of(const Model *m) { return FAMILY[m->kv_rank ? DEEPSEEK : m->moe.E ? OLMOE : m->layernorm ? GPT2 : LLAMA]; }
+
+// A choice of experts that no router would make by itself: the same router weights times `router`, and the selection bias of every layer.
+typedef struct { double router, bias[MOST_EXPERTS]; } Choice;
+
+// Gains around where they start and biases around 0, or a missing one would not show; nGPT's alphas of either sign; the padded rows too, since nothing may read them.
+static void fill(Ref *r, const Choice *choice) {
     for (int k = 0; k < r->list.count; k++) {
         const Entry *e = &r->list.entries[k];
-        bool vector = e->row.rows == 1, bias = strstr(e->name, ".bias") != NULL, embedding = strstr(e->name, "model.embed_") != NULL;
-        double *w = (double *)judge_fp64.tensor(r->gpt, WEIGHTS, e), std = vector ? 0.3 : embedding ? 0.5 : 1.2 / sqrt((double)e->row.cols);
-        for (int64_t i = 0; i < e->size; i++) w[i] = (vector && !bias ? 1 : 0) + std * rand_normal(rand_key(1, e->name, 0), (uint64_t)i);
+        bool gain = e->row.init == ROLE_GAIN, bias = e->row.init == ROLE_ZERO, embedding = strstr(e->name, "model.embed_") != NULL, alpha = strstr(e->name, ".alpha") != NULL;
+        double *w = (double *)judge_fp64.tensor(r->gpt, WEIGHTS, e), std = gain || bias ? 0.3 : embedding ? 0.5 : 1.2 / sqrt((double)e->row.cols);
+        for (int64_t i = 0; i < e->size; i++) {
+            double x = std * rand_normal(rand_key(1, e->name, 0), (uint64_t)i);
+            w[i] = gain ? e->row.gain * (1 + x) * (alpha && i % 2 ? -1 : 1) : x;
+            if (choice && strstr(e->name, "mlp.gate.weight")) w[i] *= choice->router;
+            if (choice && strstr(e->name, "correction_bias")) w[i] = choice->bias[i];
+        }
     }
 }
 
-static void compare(Model m, int T, bool final_norm, const char *what) {
-    int32_t tokens[B * LONGEST], targets[B * LONGEST];
-    for (int i = 0; i < B * T; i++) {
-        tokens[i] = (int32_t)(rand_at(2, (uint64_t)i) % 11);
-        targets[i] = (int32_t)(rand_at(3, (uint64_t)i) % 11);
+static void draw(int32_t *tokens, int n, int V, uint64_t seed) {
+    for (int i = 0; i < n; i++) tokens[i] = (int32_t)(rand_at(seed, (uint64_t)i) % (uint64_t)V);
+}
+
+static bool near(double found, double right) { return fabs(found - right) <= 1e-11 * fabs(right); }
+
+// What the routers add to the loss, mean over the tokens seen. OLMoE: the mean over layers with experts, and z over K; or the sum.
+static double router_loss(const Ref *r, double tokens) {
+    const Moe *moe = &r->m->moe;
+    bool mean = moe->losses == LOSSES_MEAN;
+    double sum = 0;
+    for (int l = moe->dense; l < r->m->L && moe->E; l++) {
+        const Seen *seen = &r->seen[l];
+        sum += (moe->balance * seen->balance + moe->sequence * seen->sequence + moe->z * seen->lse2 / (mean ? moe->K : 1)) / tokens;
     }
-    const double z_loss = 0.01;
+    return mean ? sum / (r->m->L - moe->dense) : sum;
+}
+
+static void check_routers(const Ref *r, const LayerStats *stats, double tokens, const char *name) {
+    for (int l = r->m->moe.dense; l < r->m->L && r->m->moe.E; l++) {
+        const Seen *seen = &r->seen[l];
+        const double found[] = {stats[l].entropy, stats[l].balance, stats[l].sequence, stats[l].router_z}, sums[] = {seen->entropy, seen->balance, seen->sequence, seen->lse2};
+        static const char *const what[] = {"entropy", "balance loss", "sequence loss", "z-loss"};
+        for (int i = 0; i < 4; i++) EXPECT(near(found[i], sums[i] / tokens), "%s: %s of the router of layer %d is %.15g, expected %.15g", name, what[i], l, found[i], sums[i] / tokens);
+        for (int e = 0; e < r->m->moe.E; e++) EXPECT(stats[l].load[e] == seen->load[e], "%s: expert %d of layer %d has %g tokens, expected %g", name, e, l, stats[l].load[e], seen->load[e]);
+    }
+}
+
+// Two micro-batches, of two sequences and of one.
+static void compare(Model m, int T, bool final_norm, const char *what, const Choice *choice) {
+    const double z_loss = 0.01, tokens = SEQUENCES * T;
     Ref r = {.m = &m, .mode = m.mode->name, .list = layout_make(&m), .gpt = judge_fp64.create(&m, &(Setup){.B = B, .T = T, .z_loss = z_loss})};
+    char name[96];
+    check_format(name, sizeof name, "%s %s %s L=%d", m.mode->name, family_of(&m), what, m.L);
     r.asked = (bool *)check_alloc((size_t)r.list.count, "the tensors asked for");
-    fill(&r);
+    fill(&r, choice);
     for (int l = 0; l < m.L; l++) r.seen[l].logit = -INFINITY;
+    double ce = 0, z2 = 0, worst = 0, largest = 0;
     judge_fp64.watch(r.gpt);
-    judge_fp64.forward(r.gpt, tokens, targets, B, T);
-    Loss got = judge_fp64.loss(r.gpt), want = {0, 0};
-    double worst = 0, largest = 0;
-    for (int b = 0; b < B; b++) {
-        Seq logits = logits_of(&r, tokens + b * T, T, final_norm);
-        for (int t = 0; t < T; t++) {
-            const double *z = logits.v[t], *judged = (const double *)judge_fp64.logits(r.gpt, b * T + t);
-            double sum = 0;
-            for (int v = 0; v < m.V; v++) {
-                sum += exp(z[v]);
-                worst = isnan(judged[v]) ? INFINITY : fmax(worst, fabs(z[v] - judged[v]));
-                largest = fmax(largest, fabs(z[v]));
+    for (int first = 0; first < SEQUENCES; first += B) {
+        int32_t inputs[B * LONGEST], targets[B * LONGEST];
+        int rows = SEQUENCES - first < B ? SEQUENCES - first : B;
+        draw(inputs, rows * T, m.V, 2 + 2 * (uint64_t)first);
+        draw(targets, rows * T, m.V, 3 + 2 * (uint64_t)first);
+        judge_fp64.forward(r.gpt, inputs, targets, rows, T);
+        for (int b = 0; b < rows; b++) {
+            Seq logits = logits_of(&r, inputs + b * T, T, final_norm);
+            for (int t = 0; t < T; t++) {
+                const double *z = logits.v[t], *judged = (const double *)judge_fp64.logits(r.gpt, b * T + t);
+                double sum = 0;
+                for (int v = 0; v < m.V; v++) {
+                    sum += exp(z[v]);
+                    worst = isnan(judged[v]) ? INFINITY : fmax(worst, fabs(z[v] - judged[v]));
+                    largest = fmax(largest, fabs(z[v]));
+                }
+                ce += (log(sum) - z[targets[b * T + t]]) / tokens;
+                z2 += z_loss * log(sum) * log(sum) / tokens;
             }
-            want.ce += (log(sum) - z[targets[b * T + t]]) / (B * T);
-            want.z += z_loss * log(sum) * log(sum) / (B * T);
         }
+        end_batch(&r, rows * T);
     }
-    const char *name = m.mode->name, *family = m.layernorm ? "GPT-2" : "Llama";
-    EXPECT(!r.missing[0], "%s %s %s L=%d: the equations need %s", name, family, what, m.L, r.missing);
-    for (int k = 0; k < r.list.count; k++) EXPECT(r.asked[k], "%s %s %s L=%d: no equation reads %s", name, family, what, m.L, r.list.entries[k].name);
-    EXPECT(worst <= 1e-11 * largest, "%s %s %s L=%d: logits differ by %.2g of %.2g", name, family, what, m.L, worst, largest);
-    EXPECT(fabs(got.ce - want.ce) <= 1e-11 * want.ce, "%s %s %s L=%d: loss %.15g, expected %.15g", name, family, what, m.L, got.ce, want.ce);
-    EXPECT(fabs(got.z - want.z) <= 1e-11 * want.z, "%s %s %s L=%d: z-loss %.15g, expected %.15g", name, family, what, m.L, got.z, want.z);
+    Loss loss = judge_fp64.loss(r.gpt);
     LayerStats stats[DEEPEST];
     judge_fp64.layer_stats(r.gpt, stats);
+    double router = router_loss(&r, tokens);
+    check_routers(&r, stats, tokens, name);
+    EXPECT(!r.missing[0], "%s: the equations need %s", name, r.missing);
+    for (int k = 0; k < r.list.count; k++) EXPECT(r.asked[k], "%s: no equation reads %s", name, r.list.entries[k].name);
+    EXPECT(worst <= 1e-11 * largest, "%s: logits differ by %.2g of %.2g", name, worst, largest);
+    EXPECT(near(loss.ce, ce), "%s: loss %.15g, expected %.15g", name, loss.ce, ce);
+    EXPECT(near(loss.z, z2), "%s: z-loss %.15g, expected %.15g", name, loss.z, z2);
+    EXPECT(near(loss.router, router), "%s: losses of routers %.15g, expected %.15g", name, loss.router, router);
     for (int l = 0; l < m.L; l++) {
         const Seen *seen = &r.seen[l];
-        double rms = sqrt(seen->stream / (B * T * m.C)), attn = sqrt(seen->y[0] / seen->skip[0]), ffn = sqrt(seen->y[1] / seen->skip[1]);
+        double rms = sqrt(seen->stream / (tokens * m.C)), attn = sqrt(seen->y[0] / seen->skip[0]), ffn = sqrt(seen->y[1] / seen->skip[1]);
         const double found[] = {stats[l].residual_rms, stats[l].attn_ratio, stats[l].ffn_ratio, stats[l].attn_logit_max}, right[] = {rms, attn, ffn, seen->logit};
-        EXPECT(seen->sums == 2 * B, "%s: %d sums in layer %d", name, seen->sums, l);
-        for (int i = 0; i < 4; i++)
-            EXPECT(fabs(found[i] - right[i]) <= 1e-11 * fabs(right[i]), "%s %s %s L=%d: diagnostic %d of layer %d is %.15g, expected %.15g", name, family, what, m.L, i, l, found[i], right[i]);
+        EXPECT(seen->sums == 2 * SEQUENCES, "%s: %d sums in layer %d", name, seen->sums, l);
+        for (int i = 0; i < 4; i++) EXPECT(near(found[i], right[i]), "%s: diagnostic %d of layer %d is %.15g, expected %.15g", name, i, l, found[i], right[i]);
     }
     judge_fp64.destroy(r.gpt);
     layout_free(&r.list);
@@ -389,27 +618,65 @@ static void test_modes(void) {
         count++;
         EXPECT(mode->fin == norm_before_head(mode->name), "%s: norm before the head", mode->name);
         for (int s = 0; s < (is_sdd(mode->name) ? SDD_COUNT : 1); s++)
-            for (int llama = 0; llama < 2; llama++)
-                for (int L = 4; L <= 5; L++)
-                    compare(small_model(mode, &SDDS[s], llama, L), 7, norm_before_head(mode->name), is_sdd(mode->name) ? SDDS[s].name : "");
+            for (int family = 0; family < FAMILIES; family++)
+                for (int L = 4; L <= (family < OLMOE ? 5 : 4); L++)
+                    compare(small_model(mode, &SDDS[s], family, L), 7, norm_before_head(mode->name), is_sdd(mode->name) ? SDDS[s].name : "", NULL);
     }
-    EXPECT(count == 27, "%d modes, expected 27", count);
+    EXPECT(count == 28, "%d modes, expected 28", count);
 }
 
 // Switches that are not the mode's: Gemma 2's embedding scale, a norm before the head where the mode has none, another ratio of Mix-LN,
 // a sequence longer than the block of rows that attention works on.
 static void test_switches(void) {
-    for (int llama = 0; llama < 2; llama++) {
-        Model gemma = small_model(&MODES[MODE_SANDWICH], NULL, llama, 4), span = small_model(&MODES[MODE_SPAN], NULL, llama, 4);
-        Model classic = small_model(&MODES[MODE_POST], NULL, llama, 4), mix = small_model(&MODES[MODE_MIX_LN], NULL, llama, 5);
+    for (int family = 0; family < FAMILIES; family++) {
+        Model gemma = small_model(&MODES[MODE_SANDWICH], NULL, family, 4), span = small_model(&MODES[MODE_SPAN], NULL, family, 4);
+        Model classic = small_model(&MODES[MODE_POST], NULL, family, 4), mix = small_model(&MODES[MODE_MIX_LN], NULL, family, 5);
         gemma.emb_scale = sqrt(gemma.C);
         span.fin = classic.fin = 1;
         mix.mix_ratio = 0.75;
-        compare(gemma, 7, true, "emb_scale");
-        compare(span, 7, true, "final norm");
-        compare(classic, 7, true, "final norm");
-        compare(mix, 7, true, "mix_ratio 0.75");
-        compare(small_model(&MODES[MODE_HYBRID], NULL, llama, 4), LONGEST, true, "long");
+        compare(gemma, 7, true, "emb_scale", NULL);
+        compare(span, 7, true, "final norm", NULL);
+        compare(classic, 7, true, "final norm", NULL);
+        compare(mix, 7, true, "mix_ratio 0.75", NULL);
+        compare(small_model(&MODES[MODE_HYBRID], NULL, family, 4), LONGEST, true, "long", NULL);
+    }
+}
+
+// Experts and latent attention beyond the two families: other routers and losses, and choices that no router makes by itself.
+static void test_experts(void) {
+    static const int modes[] = {MODE_PRE, MODE_SDD, MODE_NGPT};
+    static const Choice flat = {0, {0}}, tied = {0, {0, 1, 0, 1, 0, 1}}, nobody = {1, {0, 0, -1e3}}, everybody = {1, {0, 1e3}};
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        const Mode *mode = &MODES[modes[i]];
+        bool fin = norm_before_head(mode->name);
+        Model olmoe = small_model(mode, &SDDS[i % SDD_COUNT], OLMOE, 3), deepseek = small_model(mode, &SDDS[i % SDD_COUNT], DEEPSEEK, 3), gpt2 = small_model(mode, &SDDS[0], GPT2, 3), m;
+        m = olmoe, m.moe.router = ROUTER_SOFTMAX_RENORM, m.moe.scale = 1.5;
+        compare(m, 7, fin, "softmax-renorm", NULL);
+        m = olmoe, m.moe.scale = 1.5;
+        compare(m, 7, fin, "scale", NULL);
+        m = olmoe, m.moe.losses = LOSSES_SUM, m.moe.sequence = 0.3;
+        compare(m, 7, fin, "sums of losses", NULL);
+        m = deepseek, m.moe.losses = LOSSES_MEAN, m.moe.balance = 0.2, m.moe.z = 0.1;
+        compare(m, 7, fin, "means of losses", NULL);
+        m = olmoe, m.moe.shared_F = 14;
+        compare(m, 7, fin, "shared experts", NULL);
+        m = deepseek, m.moe.shared_F = 0;
+        compare(m, 7, fin, "no shared experts", NULL);
+        m = olmoe, m.moe.K = m.moe.E;
+        compare(m, 7, fin, "K = E", NULL);
+        m = gpt2, m.moe = deepseek.moe;
+        compare(m, 7, fin, "GELU", NULL);
+        m = deepseek, m.moe = (Moe){0};
+        compare(m, 7, fin, "without experts", NULL);
+        m = deepseek, m.layernorm = 1;
+        compare(m, 7, fin, "LayerNorm", NULL);
+        compare(olmoe, 7, fin, "equal scores", &flat);
+        m = deepseek, m.moe.K = 2;
+        compare(m, 7, fin, "equal scores among the largest", &tied);
+        m.moe.K = 4;
+        compare(m, 7, fin, "equal scores among the smallest", &tied);
+        compare(deepseek, 7, fin, "an expert nobody chooses", &nobody);
+        compare(deepseek, 7, fin, "an expert everybody chooses", &everybody);
     }
 }
 
@@ -433,14 +700,30 @@ static double spec_std(int scheme, const Model *m, const char *name, int l) {
     }
 }
 
+static bool is_matrix(const Entry *e) {
+    return !strstr(e->name, "bias") && (strstr(e->name, "_proj") || strstr(e->name, "embed_tokens") || strstr(e->name, "embed_positions") || strstr(e->name, "lm_head.weight")
+                                        || strstr(e->name, "mlp.gate.weight"));
+}
+
 static int64_t in_use(const Model *m, const Entry *e) {         // rows of the padded vocabulary beyond V are not
     return strstr(e->name, "embed_tokens") || strstr(e->name, "lm_head") ? (int64_t)m->V * m->C : e->size;
 }
 
 static double *initial(const Init *init, const Model *m, const Entry *e) {
-    double *x = (double *)check_alloc((size_t)e->size * sizeof *x, "initial values"), std = e->row.rows == 1 ? 0 : init_std(init, m, e);
+    double *x = (double *)check_alloc((size_t)e->size * sizeof *x, "initial values"), std = is_matrix(e) ? init_std(init, m, e) : 0;
     for (int64_t i = 0; i < e->size; i++) x[i] = init_value(init, m, e, std, init_key(init, e), i);
     return x;
+}
+
+// Where a vector starts: biases at 0; SDD's alphas of what attention, ffn, experts and shared experts return by the number of layers (SPEC 5.2); nGPT's
+// parameters (SPEC 6); gains at 1.
+static double spec_gain(const Model *m, const char *name) {
+    bool sdd = is_sdd(m->mode->name), code = sdd && strcmp(m->sdd->name, "code") == 0, ngpt = strcmp(m->mode->name, "NGPT") == 0;
+    if (strstr(name, ".bias") || strstr(name, "_bias")) return 0;
+    if (sdd && strstr(name, "mlp.experts.out_norm")) return (code ? m->F / (double)m->moe.E : 1) / sqrt((code ? 2.0 : 1.0) * m->L);
+    if (sdd && (strstr(name, A_OUT) || strstr(name, F_OUT) || strstr(name, "shared_experts.out_norm"))) return 1 / sqrt((code ? 2.0 : 1.0) * m->L);
+    if (ngpt && (strstr(name, "q_norm") || strstr(name, ".alpha") || strstr(name, "s_z"))) return 1 / sqrt(m->C);
+    return 1;
 }
 
 // Mean and root mean square of n values within four standard errors, and the cut at three deviations.
@@ -452,61 +735,202 @@ static void check_sample(const char *scheme, const char *name, const double *x, 
     EXPECT(cut ? largest > 2.9 * std && largest <= 3 * std : largest > 3 * std, "%s %s: largest of %g deviations", scheme, name, largest / std);
 }
 
-static void test_init(const Mode *mode, const Sdd *sdd, bool llama, int scheme) {
-    Model m = small_model(mode, sdd, llama, 3);
-    m.C = 96; m.NH = 8; m.KV = llama ? 4 : 8; m.HS = 12; m.F = 128; m.V = 150; m.T = m.Vp = 160;
+static void test_init(const Mode *mode, const Sdd *sdd, int family, int scheme) {
+    Model m = small_model(mode, sdd, family, 3);
+    m.C = 96, m.NH = 8, m.KV = m.KV < 4 ? 4 : 8, m.HS = 12, m.F = m.moe.E ? 8 : 128, m.V = 150, m.T = m.Vp = 160;
+    if (m.moe.E) m.moe.E = 48;
+    if (family == DEEPSEEK) m.kv_rank = 44, m.rope_size = 6, m.moe.dense_F = 128, m.moe.shared_F = 64;
     Init init = {scheme, 0, 7};
     bool cut = scheme != INIT_SCALE && scheme != INIT_SCALE_RECIPE && scheme != INIT_GLOBAL, code = sdd && strcmp(sdd->name, "code") == 0;
     Layout list = layout_make(&m);
     for (int k = 0; k < list.count; k++) {
         const Entry *e = &list.entries[k];
-        double *x = initial(&init, &m, e);
-        bool vector = e->row.rows == 1, out_alpha = sdd && (strstr(e->name, A_OUT) || strstr(e->name, F_OUT));
-        double rest = !vector || strstr(e->name, ".bias") ? 0 : out_alpha ? 1 / sqrt((code ? 2.0 : 1.0) * m.L) : 1;
-        int64_t wrong = 0, used = vector ? 0 : in_use(&m, e);
-        for (int64_t i = used; i < e->size; i++) wrong += fabs(x[i] - rest) > 1e-15;
+        double *x = initial(&init, &m, e), rest = is_matrix(e) ? 0 : spec_gain(&m, e->name);
+        int64_t wrong = 0, used = is_matrix(e) ? in_use(&m, e) : 0;
+        for (int64_t i = used; i < e->size; i++) wrong += fabs(x[i] - rest) > 1e-15 * fabs(rest);
         EXPECT(wrong == 0, "%s %s: %d values that are not %g", mode->name, e->name, (int)wrong, rest);
-        if (!vector) check_sample(INITS[scheme].name, e->name, x, used, spec_std(scheme, &m, e->name, e->layer) * (code ? 0.1 : 1), cut);
+        if (is_matrix(e)) check_sample(INITS[scheme].name, e->name, x, used, spec_std(scheme, &m, e->name, e->layer) * (code ? 0.1 : 1), cut);
         free(x);
     }
     layout_free(&list);
 }
 
 // A matrix that two modes both have starts with the same bits in both, and no two tensors of one model draw the same numbers.
-static void test_common_weights(void) {
+static void test_common_weights(int family, int matrices) {
     Init init = {INIT_SCALE, 0, 7};
-    Model span = small_model(&MODES[MODE_SPAN], &SDDS[0], true, 4);
+    Model span = small_model(&MODES[MODE_SPAN], &SDDS[0], family, 4);
+    span.KV = span.NH;
     Layout a = layout_make(&span);
     int alike = 0;
     for (int i = 0; i < a.count; i++)
         for (int k = 0; k < i; k++) alike += init_key(&init, &a.entries[i]) == init_key(&init, &a.entries[k]);
     EXPECT(alike == 0, "%d pairs of tensors draw the same numbers", alike);
     for (int mode = 0; mode < MODE_COUNT; mode++) {
-        Model other = small_model(&MODES[mode], &SDDS[0], true, 4);
+        Model other = small_model(&MODES[mode], &SDDS[0], family, 4);
+        other.KV = other.NH;
         Layout b = layout_make(&other);
         int same = 0;
         for (int i = 0; i < a.count * b.count; i++) {
             const Entry *e = &a.entries[i % a.count], *f = &b.entries[i / a.count];
-            if (e->row.rows == 1 || strcmp(e->name, f->name) != 0) continue;
+            if (!is_matrix(e) || strcmp(e->name, f->name) != 0) continue;
             double *x = initial(&init, &span, e), *y = initial(&init, &other, f);
             same += memcmp(x, y, (size_t)e->size * sizeof *x) == 0;
             free(x);
             free(y);
         }
-        EXPECT(same == 2 + 7 * other.L, "%s and SPAN: %d matrices start alike, expected embedding, head and seven a layer", MODES[mode].name, same);
+        EXPECT(same == matrices, "%s and SPAN, %s: %d matrices start alike, expected %d", MODES[mode].name, FAMILY[family], same, matrices);
         layout_free(&b);
     }
     layout_free(&a);
 }
 
+// ------------------------------------------------------------------------------------------------------------------ after an update
+
+// nGPT: rows of length 1, of output projections columns, those of each expert by themselves; the router and vectors as they are. Zeros have no direction.
+static void unit(const Model *m, const Entry *e, double *w) {
+    bool out = strstr(e->name, "o_proj") || strstr(e->name, "down_proj");
+    int64_t cols = e->row.cols, n = out ? m->C : cols, stride = out ? cols : 1;
+    if (!is_matrix(e) || strstr(e->name, "mlp.gate.weight")) return;
+    for (int64_t i = 0; i < e->size / n; i++) {
+        double *v = w + (out ? i / cols * m->C * cols + i % cols : i * cols), square = 0;
+        for (int64_t k = 0; k < n; k++) square += v[k * stride] * v[k * stride];
+        for (int64_t k = 0; k < n && square > 0; k++) v[k * stride] /= sqrt(square);
+    }
+}
+
+// The weights of all tensors, as they were.
+static double *copy_weights(const Ref *r) {
+    double *w = (double *)check_alloc((size_t)r->list.total * sizeof *w, "weights");
+    for (int k = 0; k < r->list.count; k++) memcpy(w + r->list.entries[k].offset, judge_fp64.tensor(r->gpt, WEIGHTS, &r->list.entries[k]), (size_t)r->list.entries[k].size * sizeof *w);
+    return w;
+}
+
+static void expect_weights(const Ref *r, const double *right, double tolerance, const char *what) {
+    for (int k = 0; k < r->list.count; k++) {
+        const Entry *e = &r->list.entries[k];
+        const double *w = (const double *)judge_fp64.tensor(r->gpt, WEIGHTS, e);
+        double worst = 0;
+        for (int64_t i = 0; i < e->size; i++) worst = isnan(w[i]) ? INFINITY : fmax(worst, fabs(w[i] - right[e->offset + i]));
+        EXPECT(worst <= tolerance, "%s %s, %s %s: off by %.2g", r->mode, family_of(r->m), what, e->name, worst);
+    }
+}
+
+static Ref trained(const Model *m, int recompute) {
+    Ref r = {.m = m, .mode = m->mode->name, .list = layout_make(m), .gpt = judge_fp64.create(m, &(Setup){.B = B, .T = 7, .training = 1, .recompute = recompute})};
+    r.asked = (bool *)check_alloc((size_t)r.list.count, "the tensors asked for");
+    fill(&r, NULL);
+    return r;
+}
+
+static void discard(Ref *r) {
+    judge_fp64.destroy(r->gpt);
+    layout_free(&r->list);
+    free(r->asked);
+}
+
+// Trainer.normalize, and AdamW's first step, w - lr (g / (|g| + eps) + decay w), gives lengths back; a row and a column of zeros stay zeros.
+static void test_lengths(const Mode *mode, int family) {
+    Model m = small_model(mode, NULL, family, 3);
+    Ref r = trained(&m, RECOMPUTE_OFF);
+    bool ngpt = strcmp(mode->name, "NGPT") == 0;
+    for (int k = 0; k < r.list.count; k++) {
+        const Entry *e = &r.list.entries[k];
+        double *w = (double *)judge_fp64.tensor(r.gpt, WEIGHTS, e), *grad = (double *)judge_fp64.tensor(r.gpt, GRADS, e);
+        for (int64_t i = 0; i < e->size && e->row.lr != LR_BALANCE; i++) {
+            bool zero = is_matrix(e) && (i / e->row.cols == 2 || i % e->row.cols == 3 || i >= in_use(&m, e));
+            grad[i] = zero ? 0 : rand_normal(rand_key(5, e->name, 0), (uint64_t)i);
+            if (zero) w[i] = 0;
+        }
+    }
+    double *w = copy_weights(&r);
+    for (int k = 0; k < r.list.count && ngpt; k++) unit(&m, &r.list.entries[k], w + r.list.entries[k].offset);
+    judge_fp64.normalize(r.gpt);
+    expect_weights(&r, w, ngpt ? 1e-12 : 0, "normalized");
+    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .step = 1};
+    judge_fp64.update(r.gpt, &o);
+    for (int k = 0; k < r.list.count; k++) {
+        const Entry *e = &r.list.entries[k];
+        const double *grad = (const double *)judge_fp64.tensor(r.gpt, GRADS, e);
+        for (int64_t i = e->offset; i < e->offset + e->size && e->row.lr != LR_BALANCE; i++)
+            w[i] -= o.lr[e->row.lr] * (grad[i - e->offset] / (fabs(grad[i - e->offset]) + o.eps) + o.decay[e->row.decay] * w[i]);
+        if (ngpt) unit(&m, e, w + e->offset);
+    }
+    expect_weights(&r, w, 1e-12, "updated");
+    free(w);
+    discard(&r);
+}
+
+// DeepSeek-V3 2.1.2: an update adds rate * sign(mean load - load) to the selection bias, loads counted over all micro-batches since zero_grads. With rates of
+// zero for all others nothing else changes; the bias has no gradient and no part in the norm; an update that is not applied leaves it as it is.
+static void test_selection_bias(int mode, int family, int recompute) {
+    enum { T = 7, STEPS = 4, REFUSED = 2 };
+    Model m = small_model(&MODES[mode], NULL, family, 3);
+    m.moe.bias_rate = 0.01;
+    Ref r = trained(&m, recompute);
+    AdamW o = {.lr[LR_BALANCE] = 0.05, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 1e-3};
+    for (o.step = 1; o.step <= STEPS; o.step++) {
+        int batches = o.step % 2 ? 1 : 3;
+        double square = 0, mean = batches * B * T * m.moe.K / (double)m.moe.E, *w = copy_weights(&r);
+        judge_fp64.zero_grads(r.gpt);
+        memset(r.seen, 0, sizeof r.seen);
+        for (int micro = 0; micro < batches; micro++) {
+            int32_t tokens[B * T], targets[B * T];
+            draw(tokens, B * T, m.V, (uint64_t)(10 * o.step + micro));
+            draw(targets, B * T, m.V, 1);
+            for (int b = 0; b < B; b++) logits_of(&r, tokens + b * T, T, norm_before_head(r.mode));
+            end_batch(&r, B * T);
+            judge_fp64.forward(r.gpt, tokens, targets, B, T);
+            judge_fp64.backward(r.gpt, 1.0 / (B * T));
+        }
+        for (int k = 0; k < r.list.count; k++) {
+            const Entry *e = &r.list.entries[k];
+            double *grad = (double *)judge_fp64.tensor(r.gpt, GRADS, e);
+            bool bias = strstr(e->name, "correction_bias") != NULL;
+            for (int64_t i = 0; i < e->size; i++) square += bias ? 0 : grad[i] * grad[i];
+            for (int x = 0; x < m.moe.E && bias; x++) {
+                double load = r.seen[e->layer].load[x];
+                EXPECT(grad[x] == 0, "%s %s: the selection bias has the gradient %g", r.mode, FAMILY[family], grad[x]);
+                if (o.step != REFUSED) w[e->offset + x] += o.lr[LR_BALANCE] * ((mean > load) - (mean < load));
+            }
+            if (o.step == REFUSED && strstr(e->name, "o_proj")) grad[0] = NAN;
+        }
+        Update update = judge_fp64.update(r.gpt, &o);
+        EXPECT(update.applied == (o.step != REFUSED), "%s %s: step %d applied: %d", r.mode, FAMILY[family], (int)o.step, update.applied);
+        EXPECT(!update.applied || fabs(update.norm - sqrt(square)) <= 1e-12 * sqrt(square), "%s %s: norm %.15g, expected %.15g", r.mode, FAMILY[family], update.norm, sqrt(square));
+        EXPECT(near(update.loss.router, router_loss(&r, batches * B * T)), "%s %s: losses of routers %.15g in step %d", r.mode, FAMILY[family], update.loss.router, (int)o.step);
+        expect_weights(&r, w, 1e-15, "selection bias");
+        free(w);
+    }
+    EXPECT(!r.missing[0], "%s: the equations need %s", r.mode, r.missing);
+    discard(&r);
+}
+
+static void test_update(void) {
+    for (int family = 0; family < FAMILIES; family++) test_lengths(&MODES[MODE_NGPT], family);
+    test_lengths(&MODES[MODE_PRE], DEEPSEEK);
+    for (int recompute = RECOMPUTE_OFF; recompute <= RECOMPUTE_CHEAP; recompute++) {
+        test_selection_bias(MODE_PRE, DEEPSEEK, recompute);
+        test_selection_bias(MODE_SPAN, OLMOE, recompute);
+    }
+}
+
 void test_equations(void) {
+    static const int families[] = {GPT2, LLAMA, DEEPSEEK};
     test_modes();
     test_switches();
+    test_experts();
     for (int scheme = 0; scheme < INIT_COUNT; scheme++)
-        for (int llama = 0; llama < 2; llama++) test_init(&MODES[MODE_PRE], NULL, llama, scheme);
+        for (int i = 0; i < 3; i++) test_init(&MODES[MODE_PRE], NULL, families[i], scheme);
     for (int s = 0; s < SDD_COUNT; s++) {
-        test_init(&MODES[MODE_SDD], &SDDS[s], true, INIT_NORMAL);
-        test_init(&MODES[MODE_SDD_PRE], &SDDS[s], false, INIT_NORMAL);
+        test_init(&MODES[MODE_SDD], &SDDS[s], LLAMA, INIT_NORMAL);
+        test_init(&MODES[MODE_SDD], &SDDS[s], DEEPSEEK, INIT_NORMAL);
+        test_init(&MODES[MODE_SDD_PRE], &SDDS[s], GPT2, INIT_NORMAL);
+        test_init(&MODES[MODE_SDD_PRE], &SDDS[s], OLMOE, INIT_NORMAL);
     }
-    test_common_weights();
+    test_init(&MODES[MODE_NGPT], NULL, LLAMA, INIT_SCALE);
+    test_init(&MODES[MODE_NGPT], NULL, DEEPSEEK, INIT_SCALE);
+    test_common_weights(LLAMA, 2 + 4 * 7);
+    test_common_weights(OLMOE, 2 + 4 * (4 + 1 + 3));
+    test_common_weights(DEEPSEEK, 2 + (4 + 3) + 3 * (4 + 1 + 3 + 3));
+    test_update();
 }
