@@ -213,7 +213,8 @@ typedef struct { Seq q, k, v; } Heads;
 
 static Heads heads(Ref *r, Seq x) {
     const Model *m = r->m;
-    if (!m->kv_rank) return (Heads){linear(r, "self_attn.q_proj", m->NH * m->HS, x), linear(r, "self_attn.k_proj", m->KV * m->HS, x), linear(r, "self_attn.v_proj", m->KV * m->HS, x)};
+    int Q = m->NH * m->HS, K = m->KV * m->HS;
+    if (!m->kv_rank) return (Heads){linear(r, "self_attn.q_proj", Q, x), linear(r, "self_attn.k_proj", K, x), linear(r, "self_attn.v_proj", K, x)};
     Heads a = {.q = linear(r, "self_attn.q_proj", m->NH * (m->HS + m->rope_size), x), .k.T = x.T, .v.T = x.T};
     Seq ckr = linear(r, "self_attn.kv_a_proj_with_mqa", m->kv_rank + m->rope_size, x), kr = columns(ckr, m->kv_rank, m->rope_size);
     Seq kv = linear(r, "self_attn.kv_b_proj", m->NH * 2 * m->HS, N(r, "self_attn.kv_a_layernorm", columns(ckr, 0, m->kv_rank)));
@@ -501,7 +502,8 @@ static Model small_model(const Mode *mode, const Sdd *sdd, int family, int L) {
     if (family == OLMOE) m.moe = (Moe){.E = 5, .K = 2, .router = ROUTER_SOFTMAX, .losses = LOSSES_MEAN, .scale = 1, .balance = 0.2, .z = 0.1};
     if (family == DEEPSEEK) {
         m.KV = m.NH, m.HS = 4, m.kv_rank = 10, m.rope_size = 6;
-        m.moe = (Moe){.E = 6, .K = 3, .dense = 1, .dense_F = 18, .shared_F = 14, .router = ROUTER_SIGMOID, .losses = LOSSES_SUM, .scale = 1.5, .sequence = 0.3, .bias_rate = 0.01};
+        m.moe = (Moe){.E = 6, .K = 3, .dense = 1, .dense_F = 18, .shared_F = 14, .router = ROUTER_SIGMOID,
+                      .losses = LOSSES_SUM, .scale = 1.5, .sequence = 0.3, .bias_rate = 0.01};
     }
     return m;
 }
@@ -515,7 +517,7 @@ typedef struct { double router, bias[MOST_EXPERTS]; } Choice;
 static void fill(Ref *r, const Choice *choice) {
     for (int k = 0; k < r->list.count; k++) {
         const Entry *e = &r->list.entries[k];
-        bool gain = e->row.init == ROLE_GAIN, bias = e->row.init == ROLE_ZERO, embedding = strstr(e->name, "model.embed_") != NULL, alpha = strstr(e->name, ".alpha") != NULL;
+        bool gain = e->row.init == ROLE_GAIN, bias = e->row.init == ROLE_ZERO, alpha = strstr(e->name, ".alpha") != NULL, embedding = strstr(e->name, "model.embed_") != NULL;
         double *w = (double *)judge_fp64.tensor(r->gpt, WEIGHTS, e), std = gain || bias ? 0.3 : embedding ? 0.5 : 1.2 / sqrt((double)e->row.cols);
         for (int64_t i = 0; i < e->size; i++) {
             double x = std * rand_normal(rand_key(1, e->name, 0), (uint64_t)i);
@@ -545,12 +547,15 @@ static double router_loss(const Ref *r, double tokens) {
 }
 
 static void check_routers(const Ref *r, const LayerStats *stats, double tokens, const char *name) {
+    static const char *const what[] = {"entropy", "balance loss", "sequence loss", "z-loss"};
     for (int l = r->m->moe.dense; l < r->m->L && r->m->moe.E; l++) {
         const Seen *seen = &r->seen[l];
-        const double found[] = {stats[l].entropy, stats[l].balance, stats[l].sequence, stats[l].router_z}, sums[] = {seen->entropy, seen->balance, seen->sequence, seen->lse2};
-        static const char *const what[] = {"entropy", "balance loss", "sequence loss", "z-loss"};
-        for (int i = 0; i < 4; i++) EXPECT(near(found[i], sums[i] / tokens), "%s: %s of the router of layer %d is %.15g, expected %.15g", name, what[i], l, found[i], sums[i] / tokens);
-        for (int e = 0; e < r->m->moe.E; e++) EXPECT(stats[l].load[e] == seen->load[e], "%s: expert %d of layer %d has %g tokens, expected %g", name, e, l, stats[l].load[e], seen->load[e]);
+        const LayerStats *stat = &stats[l];
+        const double found[] = {stat->entropy, stat->balance, stat->sequence, stat->router_z}, sums[] = {seen->entropy, seen->balance, seen->sequence, seen->lse2};
+        for (int i = 0; i < 4; i++)
+            EXPECT(near(found[i], sums[i] / tokens), "%s: %s of the router of layer %d is %.15g, expected %.15g", name, what[i], l, found[i], sums[i] / tokens);
+        for (int e = 0; e < r->m->moe.E; e++)
+            EXPECT(stat->load[e] == seen->load[e], "%s: expert %d of layer %d has %g tokens, expected %g", name, e, l, stat->load[e], seen->load[e]);
     }
 }
 
@@ -649,7 +654,7 @@ static void test_experts(void) {
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
         const Mode *mode = &MODES[modes[i]];
         bool fin = norm_before_head(mode->name);
-        Model olmoe = small_model(mode, &SDDS[i % SDD_COUNT], OLMOE, 3), deepseek = small_model(mode, &SDDS[i % SDD_COUNT], DEEPSEEK, 3), gpt2 = small_model(mode, &SDDS[0], GPT2, 3), m;
+        Model olmoe = small_model(mode, &SDDS[1], OLMOE, 3), deepseek = small_model(mode, &SDDS[1], DEEPSEEK, 3), gpt2 = small_model(mode, &SDDS[0], GPT2, 3), m;
         m = olmoe, m.moe.router = ROUTER_SOFTMAX_RENORM, m.moe.scale = 1.5;
         compare(m, 7, fin, "softmax-renorm", NULL);
         m = olmoe, m.moe.scale = 1.5;
@@ -701,8 +706,10 @@ static double spec_std(int scheme, const Model *m, const char *name, int l) {
 }
 
 static bool is_matrix(const Entry *e) {
-    return !strstr(e->name, "bias") && (strstr(e->name, "_proj") || strstr(e->name, "embed_tokens") || strstr(e->name, "embed_positions") || strstr(e->name, "lm_head.weight")
-                                        || strstr(e->name, "mlp.gate.weight"));
+    static const char *const parts[] = {"_proj.weight", "_proj_with_mqa.weight", "embed_tokens.weight", "embed_positions.weight", "lm_head.weight", "mlp.gate.weight"};
+    bool found = false;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) found = found || strstr(e->name, parts[i]);
+    return found;
 }
 
 static int64_t in_use(const Model *m, const Entry *e) {         // rows of the padded vocabulary beyond V are not
@@ -801,7 +808,10 @@ static void unit(const Model *m, const Entry *e, double *w) {
 // The weights of all tensors, as they were.
 static double *copy_weights(const Ref *r) {
     double *w = (double *)check_alloc((size_t)r->list.total * sizeof *w, "weights");
-    for (int k = 0; k < r->list.count; k++) memcpy(w + r->list.entries[k].offset, judge_fp64.tensor(r->gpt, WEIGHTS, &r->list.entries[k]), (size_t)r->list.entries[k].size * sizeof *w);
+    for (int k = 0; k < r->list.count; k++) {
+        const Entry *e = &r->list.entries[k];
+        memcpy(w + e->offset, judge_fp64.tensor(r->gpt, WEIGHTS, e), (size_t)e->size * sizeof *w);
+    }
     return w;
 }
 
@@ -896,8 +906,9 @@ static void test_selection_bias(int mode, int family, int recompute) {
         }
         Update update = judge_fp64.update(r.gpt, &o);
         EXPECT(update.applied == (o.step != REFUSED), "%s %s: step %d applied: %d", r.mode, FAMILY[family], (int)o.step, update.applied);
-        EXPECT(!update.applied || fabs(update.norm - sqrt(square)) <= 1e-12 * sqrt(square), "%s %s: norm %.15g, expected %.15g", r.mode, FAMILY[family], update.norm, sqrt(square));
-        EXPECT(near(update.loss.router, router_loss(&r, batches * B * T)), "%s %s: losses of routers %.15g in step %d", r.mode, FAMILY[family], update.loss.router, (int)o.step);
+        EXPECT(!update.applied || near(update.norm, sqrt(square)), "%s %s: norm %.15g, expected %.15g", r.mode, FAMILY[family], update.norm, sqrt(square));
+        double router = router_loss(&r, batches * B * T);
+        EXPECT(near(update.loss.router, router), "%s %s: losses of routers %.15g, expected %.15g", r.mode, FAMILY[family], update.loss.router, router);
         expect_weights(&r, w, 1e-15, "selection bias");
         free(w);
     }
