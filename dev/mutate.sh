@@ -6,7 +6,7 @@
 set -eu
 root=$(pwd)
 tree=$root/build/mutate
-killed=0 failed=0 stale=""
+killed=0 failed=0 stale="" test="" file="" what=""
 if [ "${1:-}" = --stale ]; then stale=1; shift; fi
 export OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0
 make="make -s DEVICE=cpu CFLAGS=-O1"
@@ -68,6 +68,7 @@ while IFS= read -r line; do
         "- "* | "-") printf '%s\n' "${line#-}" | sed 's/^ //' >> old ;;
         "+ "* | "+") printf '%s\n' "${line#+}" | sed 's/^ //' >> new ;;
         "") if [ -n "$test" ] && echo "$test $file $what" | grep -qE "$wanted"; then try; fi; test="" ;;
+        " "*) fail "NEITHER - NOR + BEFORE THE LINE '$line'" ;;
         *) test=${line%% *} line=${line#* } file=${line%% *} what=${line#* }; rm -f old new ;;
     esac
 done < mutants

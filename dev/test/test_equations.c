@@ -569,6 +569,7 @@ static void compare(Model m, int T, bool final_norm, const char *what, const Cho
     fill(&r, choice);
     for (int l = 0; l < m.L; l++) r.seen[l].logit = -INFINITY;
     double ce = 0, z2 = 0, worst = 0, largest = 0;
+    judge_fp64.forward(r.gpt, (const int32_t[B * LONGEST]){0}, NULL, 1, T);              // logits alone add to no loss
     judge_fp64.watch(r.gpt);
     for (int first = 0; first < SEQUENCES; first += B) {
         int32_t inputs[B * LONGEST], targets[B * LONGEST];
@@ -857,16 +858,22 @@ static void test_lengths(const Mode *mode, int family) {
     judge_fp64.normalize(r.gpt);
     expect_weights(&r, w, ngpt ? 1e-12 : 0, "normalized");
     AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .step = 1};
+    TensorStats *stats = (TensorStats *)check_alloc((size_t)r.list.count * sizeof *stats, "norms");
     judge_fp64.update(r.gpt, &o);
+    judge_fp64.tensor_stats(r.gpt, &o, stats);
     for (int k = 0; k < r.list.count; k++) {
         const Entry *e = &r.list.entries[k];
         const double *grad = (const double *)judge_fp64.tensor(r.gpt, GRADS, e);
+        double square = 0;
+        for (int64_t i = e->offset; i < e->offset + e->size; i++) square += w[i] * w[i];
+        EXPECT(fabs(stats[k].weight - sqrt(square)) <= 1e-12 * sqrt(square), "%s %s: the norm before the step is %.15g, expected %.15g", r.mode, e->name, stats[k].weight, sqrt(square));
         for (int64_t i = e->offset; i < e->offset + e->size && e->row.lr != LR_BALANCE; i++)
             w[i] -= o.lr[e->row.lr] * (grad[i - e->offset] / (fabs(grad[i - e->offset]) + o.eps) + o.decay[e->row.decay] * w[i]);
         if (ngpt) unit(&m, e, w + e->offset);
     }
     expect_weights(&r, w, 1e-12, "updated");
     free(w);
+    free(stats);
     discard(&r);
 }
 
