@@ -78,6 +78,7 @@ static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *
 
 // What the kernels ask of a model's sizes: attention of its heads; 16-byte rows; biases of products that are one, side by side without gaps.
 static void gpt_refuse(const Model *m) {
+    CHECK(!m->mode->unit && !m->kv_rank && !m->moe.E, "nGPT, latent attention and experts are not on the GPU yet\n  -> make train_gpt DEVICE=cpu");
     attention_refuse(m->HS);
     CHECK(m->F % 8 == 0, "--ffn %d; on a GPU it must be a multiple of 8\n  -> --ffn %d, or make train_gpt DEVICE=cpu", m->F, CEIL_DIV(m->F, 8) * 8);
     CHECK(!m->bias || (m->NH * m->HS % ALIGN == 0 && m->KV * m->HS % ALIGN == 0 && (!m->swiglu || m->F % ALIGN == 0)),
@@ -327,7 +328,7 @@ static Loss gpt_loss(Gpt *g) {
     cudaCheck(cudaMemsetAsync(g->state->sums, 0, sizeof g->state->sums, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     double n = g->seen ? (double)g->seen : 1;
-    Loss loss = {g->host_state->sums[0] / n, g->host_state->sums[1] / n};
+    Loss loss = {g->host_state->sums[0] / n, g->host_state->sums[1] / n, 0};
     g->seen = 0;
     return loss;
 }
@@ -367,7 +368,7 @@ static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     for (int l = 0; l < g->m.L; l++) {
         const double *s = g->host_layer_sums[l].squares;
-        layers[l] = LayerStats{sqrt(s[STREAM] / ((double)g->watched * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), g->host_layer_sums[l].logit};
+        layers[l] = LayerStats{sqrt(s[STREAM] / ((double)g->watched * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), g->host_layer_sums[l].logit, 0, 0, 0, 0, NULL};
     }
 }
 
@@ -384,6 +385,8 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors)
         tensors[k] = TensorStats{sqrt(s[TENSOR_GRAD]), sqrt(s[TENSOR_WEIGHT]), sqrt(s[TENSOR_STEP])};
     }
 }
+
+static void gpt_normalize(Gpt *g) { (void)g; }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->host[kind] ? g->host[kind] + e->offset : NULL; }
 
@@ -429,7 +432,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const Trainer NAMED(cuda_, PREC) = {"cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
-                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
+                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
 
 int main(int argc, char **argv) {
     check_streams_begin();
