@@ -292,10 +292,10 @@ static inline void router_balance(wide *bias, const wide *loads, int E, float ra
 
 // ------------------------------------------------------------------------------------------------------------------ tokens and rows
 
-enum { COMBINE_THREADS = 128 };
+enum { COMBINE_THREADS = 128 };                                // 8 blocks at a time leave a thread registers for several loads in flight
 
 // Block (token, part of the row): 16 bytes a thread. gate nullptr: all 1; add may be absent (nullptr), and may be y.
-static __global__ void __launch_bounds__(COMBINE_THREADS)
+static __global__ void __launch_bounds__(COMBINE_THREADS, 8)
 combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place, const real *add, float beta, int K, int C) {
     int64_t t = blockIdx.x, at = t * K;
     int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
@@ -321,7 +321,7 @@ static inline void combine(real *y, const real *rows, const wide *gate, const in
 }
 
 // Block: a token; warp: every so many-th of its rows.
-static __global__ void __launch_bounds__(COMBINE_THREADS)
+static __global__ void __launch_bounds__(COMBINE_THREADS, 8)
 combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *rows, const wide *gate, const int32_t *place, int K, int C) {
     int64_t t = blockIdx.x;
     int lane = threadIdx.x % WARP;
