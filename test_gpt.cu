@@ -10,11 +10,13 @@ static const Trainer *const CUDA = &NAMED(cuda_, PREC), *const JUDGE = &judge_fp
 
 // ------------------------------------------------------------------------------------------------------------------ models
 
-enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILIES };
+enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILY_OLMOE, FAMILY_DEEPSEEK, FAMILIES };
+static const char *const FAMILY_NAMES[] = {"gpt2", "llama", "olmoe", "deepseek"};
 enum { BATCH = 2, TIME = 19, TOKENS = BATCH * TIME, MICRO = 2 };           // two micro-steps of two sequences; T is odd
 static const int HEADLINE[] = {MODE_SPAN, MODE_PRE, MODE_POST, MODE_HYBRID, MODE_SDD};
 
-// A small model with the GPU's head size 32, V padded, grouped queries in the Llama-like one. L = 2: MIX_LN gets one POST layer.
+// A small model with the GPU's head size 32, V padded, grouped queries in the Llama-like ones. L = 2: MIX_LN gets one POST layer, DeepSeek's family one dense layer.
+// In bfloat16 a token goes through all experts: what is rounded before the router would choose others than the judge does. (Routing by itself: test_moe.cu.)
 static Model make_model(int mode, int family, int sdd) {
     Model m;
     bool gpt2 = family == FAMILY_GPT2;
@@ -24,16 +26,19 @@ static Model make_model(int mode, int family, int sdd) {
     m.L = 2, m.C = 64, m.NH = 2, m.KV = gpt2 ? 2 : 1, m.HS = 32, m.F = 96, m.V = 50, m.Vp = 56, m.T = TIME;
     m.layernorm = gpt2, m.bias = gpt2 && !MODES[mode].sdd, m.rope = !gpt2, m.swiglu = !gpt2, m.tied = gpt2, m.fin = MODES[mode].fin;
     m.theta = 10000, m.eps = 1e-5, m.emb_scale = gpt2 ? 1 : 3, m.mix_ratio = 0.5;
+    if (family == FAMILY_OLMOE) m.F = 40, m.moe = Moe{8, 2, 0, 0, 0, ROUTER_SOFTMAX, LOSSES_MEAN, 1, 0.2, 0, 0.1, 0};
+    if (family == FAMILY_DEEPSEEK) m.F = 24, m.moe = Moe{16, 3, 1, 56, 48, ROUTER_SIGMOID, LOSSES_SUM, 1.5, 0, 0.2, 0, 0.05};
+    if (sizeof(real) == 2) m.moe.K = m.moe.E;
     return m;
 }
 
 // What two trainers do with the same weights and tokens, side by side.
 typedef struct Pair { Model m; Setup setup; Layout layout; Gpt *cuda, *judge; char name[64]; } Pair;
 
-static Pair pair_open(int mode, int family, int sdd, int recompute) {
+static Pair pair_of(const Model *m, const char *family, int recompute) {
     Pair p;
     memset(&p, 0, sizeof p);
-    p.m = make_model(mode, family, sdd);
+    p.m = *m;
     p.setup.B = BATCH, p.setup.T = TIME, p.setup.recompute = recompute, p.setup.training = 1, p.setup.z_loss = 0.01, p.setup.batch = MICRO * BATCH, p.setup.tune = 1;
     p.layout = layout_make(&p.m);
     p.cuda = CUDA->create(&p.m, &p.setup);
@@ -41,8 +46,13 @@ static Pair pair_open(int mode, int family, int sdd, int recompute) {
     fill_weights(CUDA, p.cuda, &p.layout, 5, CUDA->storage);
     CUDA->prepare(p.cuda, NULL, NULL);
     fill_weights(JUDGE, p.judge, &p.layout, 5, CUDA->storage);
-    snprintf(p.name, sizeof p.name, "%s %s%s", p.m.mode->name, family == FAMILY_GPT2 ? "gpt2" : "llama", p.m.mode->sdd && sdd ? " code" : "");
+    snprintf(p.name, sizeof p.name, "%s %s%s", p.m.mode->name, family, p.m.mode->sdd && p.m.sdd == &SDDS[1] ? " code" : "");
     return p;
+}
+
+static Pair pair_open(int mode, int family, int sdd, int recompute) {
+    Model m = make_model(mode, family, sdd);
+    return pair_of(&m, FAMILY_NAMES[family], recompute);
 }
 
 static void pair_close(Pair *p) {
@@ -74,6 +84,13 @@ static void compare(Pair *p, int kind, double floor, const char *what) {
 // What --norms-every shows. Norms of two tensors that are TOLERANCE apart differ by sqrt(TOLERANCE) of them, to either side; what two such tensors make, a quotient
 // of two norms or a logit, by twice that, and so do norms after the first step, when weights are apart as well. What is a thousandth of all (in bf16 a
 // hundredth) is measured against that part, as the gradients themselves are.
+static void compare_router_stats(Pair *p, int l, const LayerStats *got, const LayerStats *want) {
+    static const char *const NAMES[] = {"entropy", "balance loss", "sequence loss", "z-loss"};
+    const double a[] = {got->entropy, got->balance, got->sequence, got->router_z}, b[] = {want->entropy, want->balance, want->sequence, want->router_z};
+    for (int i = 0; i < 4; i++) EXPECT(fabs(a[i] - b[i]) <= 2 * sqrt(TOLERANCE) * fabs(b[i]), "%s, layer %d: the router's %s %.9g, the judge has %.9g", p->name, l, NAMES[i], a[i], b[i]);
+    for (int e = 0; e < p->m.moe.E; e++) EXPECT(got->load[e] == want->load[e], "%s, layer %d: %g tokens of expert %d, the judge has %g", p->name, l, got->load[e], e, want->load[e]);
+}
+
 static void compare_layer_stats(Pair *p) {
     static const char *const NAMES[] = {"residual RMS", "attention's ratio", "the ffn's ratio", "largest logit"};
     std::vector<LayerStats> got(p->m.L), want(p->m.L);
@@ -83,6 +100,7 @@ static void compare_layer_stats(Pair *p) {
         const double a[] = {got[l].residual_rms, got[l].attn_ratio, got[l].ffn_ratio, got[l].attn_logit_max}, b[] = {want[l].residual_rms, want[l].attn_ratio, want[l].ffn_ratio, want[l].attn_logit_max};
         for (int i = 0; i < 4; i++)
             EXPECT(fabs(a[i] - b[i]) <= (i ? 2 : 1) * sqrt(TOLERANCE) * fabs(b[i]), "%s, layer %d: %s %.9g, the judge has %.9g", p->name, l, NAMES[i], a[i], b[i]);
+        if (l >= p->m.moe.dense && p->m.moe.E) compare_router_stats(p, l, &got[l], &want[l]);
     }
 }
 
@@ -104,11 +122,10 @@ static void compare_tensor_stats(Pair *p, const AdamW *applied) {
 
 // Logits, gradients of two micro-steps, then three optimizer steps: losses, norms, weights, moments, and what was measured meanwhile. An entry whose gradient is a
 // thousandth of all (in bf16 a hundredth; a key bias has none but for rounding) is measured against that part.
-static void compare_mode(int mode, int family, int sdd) {
-    Pair p = pair_open(mode, family, sdd, RECOMPUTE_OFF);
+static void compare_pair(Pair p) {
     AdamW o;
     memset(&o, 0, sizeof o);
-    for (int i = 0; i < 4; i++) o.lr[i] = 0.01 * (i + 1);
+    for (int i = 0; i < LR_GROUPS; i++) o.lr[i] = i == LR_BALANCE ? p.m.moe.bias_rate : 0.01 * (i + 1);
     for (int i = 0; i < 3; i++) o.decay[i] = 0.1 * (i + 1);
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-2, o.gain_target = 1;
     for (o.step = 1; o.step <= 3; o.step++) {
@@ -124,6 +141,7 @@ static void compare_mode(int mode, int family, int sdd) {
         Update a = CUDA->update(p.cuda, &o), b = JUDGE->update(p.judge, &o);
         double bound = sqrt(TOLERANCE);
         EXPECT(fabs(a.loss.ce - b.loss.ce) <= bound * b.loss.ce && fabs(a.loss.z - b.loss.z) <= 2 * bound * b.loss.z, "%s: loss %.9g + %.9g, the judge has %.9g + %.9g", p.name, a.loss.ce, a.loss.z, b.loss.ce, b.loss.z);
+        EXPECT(fabs(a.loss.router - b.loss.router) <= 2 * bound * b.loss.router, "%s: loss of routers %.9g, the judge has %.9g", p.name, a.loss.router, b.loss.router);
         EXPECT(fabs(a.norm - b.norm) <= bound * b.norm && a.applied, "%s: norm %.9g, the judge has %.9g", p.name, a.norm, b.norm);
         compare_tensor_stats(&p, &o);
     }
@@ -134,7 +152,7 @@ static void compare_mode(int mode, int family, int sdd) {
 
 static void compare_family(int mode) {
     for (int family = 0; family < FAMILIES; family++)
-        for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) compare_mode(mode, family, sdd);
+        for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) compare_pair(pair_open(mode, family, sdd, RECOMPUTE_OFF));
 }
 
 static bool is_headline(int mode) {
@@ -144,7 +162,18 @@ static bool is_headline(int mode) {
 
 GPU_TEST(cuda_modes) { for (int mode : HEADLINE) compare_family(mode); }
 
-GPU_TEST(other_modes) { for (int mode = 0; mode < MODE_COUNT; mode++) if (MODES[mode].selectable && !is_headline(mode)) compare_family(mode); }
+GPU_TEST(other_modes) { for (int mode = 0; mode < MODE_COUNT; mode++) if (MODES[mode].selectable && !MODES[mode].unit && !is_headline(mode)) compare_family(mode); }
+
+// What no family turns: gates renormalized after a softmax; GELU in experts and beside them; one expert a token; both losses over layers that are part dense.
+GPU_TEST(cuda_routers) {
+    Model m = make_model(MODE_PRE, FAMILY_OLMOE, 0);
+    m.moe.router = ROUTER_SOFTMAX_RENORM, m.swiglu = 0;
+    compare_pair(pair_of(&m, "renormalized, GELU", RECOMPUTE_OFF));
+    m = make_model(MODE_SPAN, FAMILY_DEEPSEEK, 0);
+    m.moe.balance = 0.1, m.moe.z = 0.05, m.moe.losses = LOSSES_MEAN, m.swiglu = 0;
+    if (sizeof(real) == 4) m.moe.K = 1;
+    compare_pair(pair_of(&m, "one expert a token, GELU", RECOMPUTE_OFF));
+}
 
 // ------------------------------------------------------------------------------------------------------------------ invariances
 
@@ -155,7 +184,7 @@ static Values trained(const Setup *setup, int mode, int family, Values *stats = 
     Gpt *g = CUDA->create(&m, setup);
     AdamW o;
     memset(&o, 0, sizeof o);
-    for (int i = 0; i < 4; i++) o.lr[i] = 0.01;
+    for (int i = 0; i < LR_GROUPS; i++) o.lr[i] = 0.01;
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.clip = 1;
     fill_weights(CUDA, g, &layout, 5, 4);
     for (o.step = 1; o.step <= 2; o.step++) {
@@ -168,7 +197,10 @@ static Values trained(const Setup *setup, int mode, int family, Values *stats = 
         std::vector<TensorStats> tensors(layout.count);
         CUDA->layer_stats(g, layers.data());
         CUDA->tensor_stats(g, &o, tensors.data());
-        for (const LayerStats &s : layers) stats->insert(stats->end(), {s.residual_rms, s.attn_ratio, s.ffn_ratio, s.attn_logit_max});
+        for (const LayerStats &s : layers) {
+            stats->insert(stats->end(), {s.residual_rms, s.attn_ratio, s.ffn_ratio, s.attn_logit_max, s.entropy, s.balance, s.sequence, s.router_z});
+            stats->insert(stats->end(), s.load, s.load + m.moe.E);
+        }
         for (const TensorStats &s : tensors) stats->insert(stats->end(), {s.grad, s.weight, s.update});
     }
     CUDA->fetch(g, WEIGHTS);

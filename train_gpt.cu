@@ -32,6 +32,7 @@ struct Gpt {
     UpdateState *state, *host_state;
     LayerSums *layer_sums, *host_layer_sums;            // what --norms-every shows: of each layer, each entry
     TensorSums *tensor_sums, *host_tensor_sums;
+    double *router_sums, *host_router_sums;             // of each layer ROUTER_SUMS sums and E loads
     bool watching;
     int64_t seen, watched;                              // tokens in state->sums, in layer_sums
     cudaGraphExec_t forward_graph, backward_graph;
@@ -42,7 +43,14 @@ struct Gpt {
 enum { SCRATCH_ROWS = 512, RESERVE_MIB = 512 };          // partial sums of a gain; what CUDA's own code takes
 
 static inline int64_t batch_ints(int64_t n) { return 4 * n + 2; }
-static inline int64_t scratch_floats(const Model *m) { return (int64_t)SCRATCH_ROWS * (2 * m->F > 4 * m->C ? 2 * m->F : 4 * m->C); }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// A router's chunks of a micro-batch (moe.cuh), and one row of the gains of all experts, are room that only experts take.
+static inline int64_t scratch_floats(const Model *m, const Setup *setup) {
+    RouterShape r = {setup->B, setup->T, m->moe.E, m->moe.K, 0, 0, 0, 0, 0};
+    return most((int64_t)SCRATCH_ROWS * most(2 * most(m->F, MLP_WIDTH), 4 * m->C), most((int64_t)router_scratch(r), (int64_t)m->moe.E * most(2 * m->F, m->C)));
+}
+static inline int64_t router_doubles(const Model *m) { return (int64_t)m->L * (ROUTER_SUMS + m->moe.E); }
 static inline int gpt_ratio(void) { return (int)(sizeof(wide) / sizeof(real)); }
 
 // Bytes on the device, all that gpt_create takes.
@@ -52,7 +60,7 @@ static size_t gpt_bytes(const Model *m, const Setup *setup) {
     ActLayout acts = act_layout_make(m, &s);
     size_t weights = (size_t)layout.total * (sizeof(float) * (setup->training ? TENSOR_KINDS : 1) + (gpt_ratio() > 1 ? sizeof(real) : 0));
     size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : 0)) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
-                   (size_t)scratch_floats(m) * sizeof(float) + (size_t)m->L * sizeof(LayerSums) + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums)) +
+                   (size_t)scratch_floats(m, setup) * sizeof(float) + (size_t)m->L * sizeof(LayerSums) + (size_t)router_doubles(m) * sizeof(double) + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums)) +
                    PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
     layout_free(&layout);
     act_layout_free(&acts);
@@ -76,10 +84,14 @@ static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *
     if (!best) check_format(text, cap, "a smaller --model, --seq, or another GPU");
 }
 
-// What the kernels ask of a model's sizes: attention of its heads; 16-byte rows; biases of products that are one, side by side without gaps.
+// What the kernels ask of a model's sizes: attention of its heads; 16-byte rows, of logits of routers too; biases of products that are one, side by side without gaps.
 static void gpt_refuse(const Model *m) {
+    CHECK(!m->mode->unit && !m->kv_rank, "nGPT and latent attention are not on the GPU yet\n  -> make train_gpt DEVICE=cpu");
     attention_refuse(m->HS);
     CHECK(m->F % 8 == 0, "--ffn %d; on a GPU it must be a multiple of 8\n  -> --ffn %d, or make train_gpt DEVICE=cpu", m->F, CEIL_DIV(m->F, 8) * 8);
+    CHECK(m->moe.dense_F % 8 == 0, "--dense-ffn %d; on a GPU it must be a multiple of 8\n  -> --dense-ffn %d, or make train_gpt DEVICE=cpu", m->moe.dense_F, CEIL_DIV(m->moe.dense_F, 8) * 8);
+    CHECK(m->moe.E % 8 == 0 && m->moe.E <= ROUTER_MOST, "--experts %d; on a GPU they must be a multiple of 8, at most %d\n  -> --experts %d, or make train_gpt DEVICE=cpu", m->moe.E, ROUTER_MOST,
+          m->moe.E < ROUTER_MOST ? CEIL_DIV(m->moe.E, 8) * 8 : ROUTER_MOST);
     CHECK(!m->bias || (m->NH * m->HS % ALIGN == 0 && m->KV * m->HS % ALIGN == 0 && (!m->swiglu || m->F % ALIGN == 0)),
           "--bias on with heads of %d x %d and %d, --ffn %d; on a GPU biases must be multiples of %d\n  -> --bias off, or make train_gpt DEVICE=cpu", m->NH, m->HS, m->KV, m->F, ALIGN);
 }
@@ -134,8 +146,8 @@ static void gpt_alloc_step(Gpt *g) {
         g->staged[k] = pinned_alloc<int32_t>(batch_ints(g->max.n));
         cudaCheck(cudaEventCreateWithFlags(&g->copied[k], cudaEventDisableTiming));
     }
-    g->gpu.scratch_size = (size_t)scratch_floats(m);
-    g->gpu.scratch = device_alloc<float>(scratch_floats(m), "partial sums");
+    g->gpu.scratch_size = (size_t)scratch_floats(m, &g->setup);
+    g->gpu.scratch = device_alloc<float>((int64_t)g->gpu.scratch_size, "partial sums");
     g->state = device_alloc<UpdateState>(1, "the state of an update");
     cudaCheck(cudaMemsetAsync(g->state, 0, sizeof *g->state, g->gpu.stream));
     g->entries = device_alloc<UpdateEntry>(g->layout.count, "the list of tensors");
@@ -144,6 +156,8 @@ static void gpt_alloc_step(Gpt *g) {
     g->host_layer_sums = pinned_alloc<LayerSums>(m->L);
     g->tensor_sums = device_alloc<TensorSums>(g->layout.count, "what is measured of tensors");
     g->host_tensor_sums = pinned_alloc<TensorSums>(g->layout.count);
+    g->router_sums = device_alloc<double>(router_doubles(m), "what is measured of routers");
+    g->host_router_sums = pinned_alloc<double>(router_doubles(m));
     g->host_state = pinned_alloc<UpdateState>(1);
     g->logits_row = pinned_alloc<float>(m->Vp);
     if (!m->rope) return;
@@ -180,13 +194,13 @@ static void gpt_destroy(Gpt *g) {
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     if (g->forward_graph) cudaCheck(cudaGraphExecDestroy(g->forward_graph));
     if (g->backward_graph) cudaCheck(cudaGraphExecDestroy(g->backward_graph));
-    void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->rotary, g->batch, g->gpu.scratch, g->state, g->entries, g->layer_sums, g->tensor_sums};
+    void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->rotary, g->batch, g->gpu.scratch, g->state, g->entries, g->layer_sums, g->tensor_sums, g->router_sums};
     for (void *p : device) cudaCheck(cudaFree(p));
     for (int kind = 0; kind < TENSOR_KINDS; kind++) {
         cudaCheck(cudaFree(g->tensors[kind]));
         free(g->host[kind]);
     }
-    void *pinned[] = {g->staged[0], g->staged[1], g->host_entries, g->host_layer_sums, g->host_tensor_sums, g->host_state, g->logits_row};
+    void *pinned[] = {g->staged[0], g->staged[1], g->host_entries, g->host_layer_sums, g->host_tensor_sums, g->host_router_sums, g->host_state, g->logits_row};
     for (void *p : pinned) cudaCheck(cudaFreeHost(p));
     for (int k = 0; k < 2; k++) cudaCheck(cudaEventDestroy(g->copied[k]));
     plans_destroy(g->gpu.plans);
@@ -204,10 +218,19 @@ static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n;
 
 static Block gpt_block(const Gpt *g, int l) {
     return Block{&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->weights, l), grads_view(&g->layout, g->tensors[GRADS], l),
-                 acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), g->rotary, (Gpu *)&g->gpu};
+                 acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), g->rotary,
+                 grads_view(&g->layout, g->tensors[WEIGHTS], l).router_bias, (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
 static const real *gpt_head(const Gpt *g, const Block *b) { return g->m.tied ? b->w.wte : b->w.wlm; }
+
+// What a router has to say of its forward: into the loss, the loads that its bias follows, and where it is watched.
+static void model_count(Gpt *g, const Block *b, int l) {
+    double *sums = g->router_sums + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
+    RouterWatch watch = {g->watching ? sums : nullptr, g->watching ? sums + ROUTER_SUMS : nullptr};
+    Routed o = routed(b);
+    router_count(&g->state->sums[2], b->a.loads, watch, &o, b->a.rz, router_shape(b), &g->gpu);
+}
 
 // Everything from tokens to logits.
 static void model_forward(Gpt *g) {
@@ -219,6 +242,7 @@ static void model_forward(Gpt *g) {
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
+        if (b.p.moe) model_count(g, &b, l);
         if (g->watching) block_watch(&b, &g->layer_sums[l], x);
         x = b.a.x;
     }
@@ -317,7 +341,11 @@ static void gpt_backward(Gpt *g, double scale) {
     gpt_replay(g, &g->backward_graph, model_backward);
 }
 
-static void gpt_zero_grads(Gpt *g) { cudaCheck(cudaMemsetAsync(g->tensors[GRADS], 0, (size_t)g->layout.total * sizeof(float), g->gpu.stream)); }
+static void gpt_zero_grads(Gpt *g) {
+    cudaCheck(cudaMemsetAsync(g->tensors[GRADS], 0, (size_t)g->layout.total * sizeof(float), g->gpu.stream));
+    for (int l = g->m.moe.dense; l < g->m.L && g->m.moe.E; l++)
+        cudaCheck(cudaMemsetAsync(gpt_block(g, l).a.loads, 0, (size_t)g->m.moe.E * sizeof(wide), g->gpu.stream));
+}
 
 // ------------------------------------------------------------------------------------------------------------------ what the host reads and sets
 
@@ -327,7 +355,7 @@ static Loss gpt_loss(Gpt *g) {
     cudaCheck(cudaMemsetAsync(g->state->sums, 0, sizeof g->state->sums, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     double n = g->seen ? (double)g->seen : 1;
-    Loss loss = {g->host_state->sums[0] / n, g->host_state->sums[1] / n};
+    Loss loss = {g->host_state->sums[0] / n, g->host_state->sums[1] / n, g->host_state->sums[2] / n};
     g->seen = 0;
     return loss;
 }
@@ -338,7 +366,8 @@ static uint64_t gpt_rounding(const Gpt *g, int64_t step) { return rand_key(g->se
 static AdamWStep gpt_rates(Gpt *g, const AdamW *o) {
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
-        g->host_entries[k] = UpdateEntry{e->offset, e->size, (float)o->lr[e->row.lr], (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0};
+        float lr = e->row.lr == LR_BALANCE ? 0 : (float)o->lr[e->row.lr];              // gpt_balance moves these
+        g->host_entries[k] = UpdateEntry{e->offset, e->size, lr, (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0};
     }
     cudaCheck(cudaMemcpyAsync(g->entries, g->host_entries, (size_t)g->layout.count * sizeof *g->entries, cudaMemcpyHostToDevice, g->gpu.stream));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 / (1 - pow(o->beta1, (double)o->step))), (float)(1 / (1 - pow(o->beta2, (double)o->step))),
@@ -347,9 +376,17 @@ static AdamWStep gpt_rates(Gpt *g, const AdamW *o) {
 
 static Arenas gpt_arenas(const Gpt *g) { return Arenas{g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V], g->tensors[GRADS], g->layout.total}; }
 
+static void gpt_balance(Gpt *g, double rate) {
+    for (int l = 0; l < g->m.L; l++) {
+        Block b = gpt_block(g, l);
+        if (b.router_bias) router_balance((wide *)b.router_bias, b.a.loads, g->m.moe.E, (float)rate, &g->state->finite, &g->gpu);
+    }
+}
+
 static Update gpt_update(Gpt *g, const AdamW *o) {
     AdamWStep step = gpt_rates(g, o);
     adamw_update(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
+    gpt_balance(g, o->lr[LR_BALANCE]);
     Loss loss = gpt_loss(g);
     return Update{loss, g->host_state->norm, g->host_state->finite};
 }
@@ -359,16 +396,37 @@ static void gpt_watch(Gpt *g) {
     g->watched = 0;
     for (int l = 0; l < g->m.L; l++) g->host_layer_sums[l] = LayerSums{{}, -INFINITY};
     cudaCheck(cudaMemcpyAsync(g->layer_sums, g->host_layer_sums, (size_t)g->m.L * sizeof *g->layer_sums, cudaMemcpyHostToDevice, g->gpu.stream));
+    cudaCheck(cudaMemsetAsync(g->router_sums, 0, (size_t)router_doubles(&g->m) * sizeof(double), g->gpu.stream));
 }
 
 static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     g->watching = false;
     cudaCheck(cudaMemcpyAsync(g->host_layer_sums, g->layer_sums, (size_t)g->m.L * sizeof *g->layer_sums, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(g->host_router_sums, g->router_sums, (size_t)router_doubles(&g->m) * sizeof(double), cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     for (int l = 0; l < g->m.L; l++) {
-        const double *s = g->host_layer_sums[l].squares;
-        layers[l] = LayerStats{sqrt(s[STREAM] / ((double)g->watched * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), g->host_layer_sums[l].logit};
+        const double *s = g->host_layer_sums[l].squares, *r = g->host_router_sums + l * (ROUTER_SUMS + (int64_t)g->m.moe.E), n = (double)g->watched;
+        layers[l] = LayerStats{sqrt(s[STREAM] / (n * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), g->host_layer_sums[l].logit,
+                               r[ROUTER_ENTROPY] / n, r[ROUTER_BALANCE] / n, r[ROUTER_SEQUENCE] / n, r[ROUTER_Z] / n, r + ROUTER_SUMS};
     }
+}
+
+// What gpt_balance has just done to a layer's selection bias, which has no gradient; computed again from the loads.
+static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
+    int E = g->m.moe.E;
+    float *w = (float *)check_alloc(2 * (size_t)E * sizeof *w, "a selection bias and loads"), *load = w + E, sum = 0;
+    double before = 0, moved = 0;
+    cudaCheck(cudaMemcpyAsync(w, g->tensors[WEIGHTS] + e->offset, (size_t)E * sizeof *w, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(load, gpt_block(g, e->layer).a.loads, (size_t)E * sizeof *load, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    for (int j = 0; j < E; j++) sum += load[j];
+    for (int j = 0; j < E; j++) {
+        double step = router_step(load[j], sum, E, rate);
+        before += (w[j] - step) * (w[j] - step);
+        moved += step * step;
+    }
+    free(w);
+    return TensorStats{0, sqrt(before), sqrt(moved)};
 }
 
 // Without an update all rates are 0, and so are the steps.
@@ -382,8 +440,11 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors)
     for (int k = 0; k < g->layout.count; k++) {
         const double *s = g->host_tensor_sums[k].squares;
         tensors[k] = TensorStats{sqrt(s[TENSOR_GRAD]), sqrt(s[TENSOR_WEIGHT]), sqrt(s[TENSOR_STEP])};
+        if (applied && g->layout.entries[k].row.lr == LR_BALANCE) tensors[k] = balance_stats(g, &g->layout.entries[k], (float)applied->lr[LR_BALANCE]);
     }
 }
+
+static void gpt_normalize(Gpt *g) { (void)g; }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->host[kind] ? g->host[kind] + e->offset : NULL; }
 
@@ -429,7 +490,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const Trainer NAMED(cuda_, PREC) = {"cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
-                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
+                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
 
 int main(int argc, char **argv) {
     check_streams_begin();

@@ -13,8 +13,8 @@
 #include "loss.cuh"
 
 typedef struct UpdateEntry { int64_t offset, size; float lr, decay, target; } UpdateEntry;             // one tensor: where it lies in the arenas, and its rates
-// On the device. sums: of the losses since the last update (loss_sums); norm: of all gradients together, before clipping; finite: sums and norm are.
-typedef struct UpdateState { double sums[2]; double norm; float scale; int finite; } UpdateState;
+// On the device. sums: of the losses since the last update (loss_sums; router_count); norm: of all gradients together, before clipping; finite: sums and norm are.
+typedef struct UpdateState { double sums[3]; double norm; float scale; int finite; } UpdateState;
 // correct1 = 1 / (1 - beta1^step), correct2 as well; clip: the largest norm, 0 or less: none; stochastic, key: of the rounding, another key each step.
 typedef struct AdamWStep { float beta1, beta2, eps, correct1, correct2; float clip; int stochastic; uint64_t key; } AdamWStep;
 // Weights as the products read them, master weights, moments, gradients: the same offsets in all. Gaps between tensors hold zeros. w may be master itself.
@@ -109,7 +109,7 @@ static inline void gradient_norm(double *norm, const wide *d, int64_t size, Gpu 
 static __device__ inline bool is_finite(double x) { return x - x == 0; }
 
 static __global__ void decide_kernel(UpdateState *state, float clip) {
-    state->finite = is_finite(state->sums[0]) && is_finite(state->sums[1]) && is_finite(state->norm);
+    state->finite = is_finite(state->sums[0]) && is_finite(state->sums[1]) && is_finite(state->sums[2]) && is_finite(state->norm);
     state->scale = clip > 0 && state->norm > clip ? (float)(clip / state->norm) : 1.0f;
 }
 

@@ -158,8 +158,8 @@ template <int STRIPS, int N> static __device__ inline void scale_by(Strips<STRIP
             UNROLL for (int i = 0; i < 4; i++) x.v[s][n][i] *= scale;
 }
 
-// The warp's sums to `rows` rows in memory, through its own rows of a tile that nobody needs any more: so 16 bytes a lane, side by side.
-template <int HS, int STRIPS> static __device__ inline void rows_store(real *to, int64_t ld, int rows, real *tile, const Strips<STRIPS, HS> &x) {
+// The warp's sums to `rows` rows in memory, of which there are `columns`, through its own rows of a tile that nobody needs any more: so 16 bytes a lane, side by side.
+template <int HS, int STRIPS> static __device__ inline void rows_store(real *to, int64_t ld, int rows, real *tile, const Strips<STRIPS, HS> &x, int columns = HS) {
     struct alignas(2 * sizeof(real)) Two { real v[2]; };
     int lane = threadIdx.x % WARP;
     __syncwarp();
@@ -172,7 +172,7 @@ template <int HS, int STRIPS> static __device__ inline void rows_store(real *to,
     __syncwarp();
     for (int i = lane; i < 16 * STRIPS * HS / PACK; i += WARP) {
         int row = i / (HS / PACK), column = i % (HS / PACK) * PACK;
-        if (row < rows) pack_store(to + row * ld + column, pack_load(tile + row * TILE_PITCH<HS> + column));
+        if (row < rows && column < columns) pack_store(to + row * ld + column, pack_load(tile + row * TILE_PITCH<HS> + column));
     }
 }
 

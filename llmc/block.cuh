@@ -16,6 +16,7 @@
 #include "linear.cuh"
 #include "loss.cuh"
 #include "memory.h"
+#include "moe.cuh"
 #include "norm.cuh"
 #include "qkv.cuh"
 #include "stats.cuh"
@@ -29,6 +30,8 @@ typedef struct Block {
     Grads dw;
     Acts a, d;
     const float2 *rotary;
+    const wide *router_bias;                            // the master weights: the steps of the bias are too small for bfloat16
+    float loss_scale;                                   // backward: the gradient of the micro-batch's mean loss, for the router's
     Gpu *gpu;
 } Block;
 
@@ -59,6 +62,12 @@ static inline real *slot_backward(const Norm *norm, real *dx, real *dy, const re
     f.a = a;
     norm_backward(norm, f, gpu);
     return dx;
+}
+
+// s = a * skip + out(y), z = next(s), as one kernel; norms that are off are absent.
+static inline void add_norm(const Block *b, real *s, real *z, const real *y, const real *skip, float a, const Norm *out, const Norm *next) {
+    AddNorm f = {s, z, y, skip, a, out, next};
+    add_norm_forward(f, b->gpu);
 }
 
 static inline LinearShape linear_shape(const Block *b, int out, int in, double c) { return LinearShape{b->s->n, out, in, (float)c}; }
@@ -110,48 +119,122 @@ static inline void attn_branch_backward(const Block *b, real *du, const real *dy
 }
 
 // ------------------------------------------------------------------------------------------------------------------ ffn
-// y = W_down act(N_h([W_gate | W_up] c u)) + beta * add; N_h is SDD's. GELU without N_h rides in the products of bf16, forward and backward; in float the
-// library's tanh need not be ours to the last bits.
+// y = N_o(W_down act(N_h([W_gate | W_up] c u))) + beta * add, of width p.F: dense, or what all tokens go through beside experts. N_h and N_o are SDD's. GELU without
+// N_h rides in the products of bf16, forward and backward; in float the library's tanh need not be ours to the last bits.
 
 static inline bool gelu_in_product(const Block *b) { return sizeof(real) == 2 && !b->m->swiglu && !b->p.hidden.on; }
-static inline LinearShape hidden_shape(const Block *b) { return linear_shape(b, b->m->swiglu ? 2 * b->m->F : b->m->F, b->m->C, b->p.ffn_c); }
+static inline LinearShape hidden_shape(const Block *b) { return linear_shape(b, b->m->swiglu ? 2 * b->p.F : b->p.F, b->m->C, b->p.ffn_c); }
 
-static inline void ffn_branch_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
+static inline void mlp_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
     const Model *m = b->m;
-    Norm nh = NORM(b, hidden);
+    Norm nh = NORM(b, hidden), no = NORM(b, shared_out);
+    LinearShape down = linear_shape(b, m->C, b->p.F, 1);
     if (gelu_in_product(b)) linear_gelu_forward(b->a.h, b->a.gu, u, b->w.wu, b->w.wu_b, hidden_shape(b), b->gpu);
     else {
         linear_forward(b->a.gu, u, m->swiglu ? b->w.wg : b->w.wu, m->swiglu ? b->w.wg_b : b->w.wu_b, nullptr, 0, hidden_shape(b), b->gpu);
         real *gu = slot_forward(&nh, b->a.gun, b->a.gu, b->gpu);
-        activation_forward(b->a.h, gu, b->s->n, m->F, m->swiglu, b->gpu);
+        activation_forward(b->a.h, gu, b->s->n, b->p.F, m->swiglu, b->gpu);
     }
-    linear_forward(y, b->a.h, b->w.wd, b->w.wd_b, add, beta, linear_shape(b, m->C, m->F, 1), b->gpu);
+    if (no.site.on) {
+        linear_forward(b->a.sy, b->a.h, b->w.wd, b->w.wd_b, nullptr, 0, down, b->gpu);
+        add_norm(b, y, nullptr, b->a.sy, add, beta, &no, nullptr);
+    } else linear_forward(y, b->a.h, b->w.wd, b->w.wd_b, add, beta, down, b->gpu);
 }
 
-static inline void ffn_branch_backward(const Block *b, real *du, const real *dy, const real *u, const real *add, float beta) {
+static inline void mlp_backward(const Block *b, real *du, real *dy, const real *u, const real *add, float beta) {
     const Model *m = b->m;
-    Norm nh = NORM(b, hidden);
-    LinearShape down = linear_shape(b, m->C, m->F, 1);
+    Norm nh = NORM(b, hidden), no = NORM(b, shared_out);
+    LinearShape down = linear_shape(b, m->C, b->p.F, 1);
+    dy = slot_backward(&no, b->d.sy, dy, b->a.sy, b->gpu);
     linear_backward_weight(b->dw.wd, b->dw.wd_b, dy, b->a.h, 1, down, b->gpu);
     if (gelu_in_product(b)) linear_gelu_backward_input(b->d.gu, b->a.gu, dy, b->w.wd, down, b->gpu);
     else {
         real *dgu = nh.site.on ? b->d.gun : b->d.gu;
         linear_backward_input(b->d.h, dy, b->w.wd, nullptr, 0, 1, down, b->gpu);
-        activation_backward(dgu, b->d.h, nh.site.on ? b->a.gun : b->a.gu, b->s->n, m->F, m->swiglu, b->gpu);
+        activation_backward(dgu, b->d.h, nh.site.on ? b->a.gun : b->a.gu, b->s->n, b->p.F, m->swiglu, b->gpu);
         slot_backward(&nh, b->d.gu, dgu, b->a.gu, b->gpu);
     }
     linear_backward_weight(m->swiglu ? b->dw.wg : b->dw.wu, m->swiglu ? b->dw.wg_b : b->dw.wu_b, b->d.gu, u, 1, hidden_shape(b), b->gpu);
     linear_backward_input(du, b->d.gu, m->swiglu ? b->w.wg : b->w.wu, add, beta, 1, hidden_shape(b), b->gpu);
 }
 
+// ------------------------------------------------------------------------------------------------------------------ experts
+// y = sum of gate_e expert_e(u) over a token's experts + mlp(u) + beta * add; an expert is N_o(W_down act(N_h([W_gate | W_up] c u))) too (moe.cuh).
+
+static inline RouterShape router_shape(const Block *b) {
+    const Moe *o = &b->m->moe;
+    double layer = o->losses == LOSSES_MEAN ? 1.0 / moe_layers(b->m) : 1, z = o->losses == LOSSES_MEAN ? layer / o->K : layer;
+    return RouterShape{b->s->B, b->s->T, o->E, o->K, o->router, (float)o->scale, (float)(layer * o->balance), (float)(layer * o->sequence), (float)(z * o->z)};
+}
+
+static inline Routed routed(const Block *b) {
+    const Acts *a = &b->a;
+    return Routed{a->gate, a->rlse, a->load, a->share, a->choice, a->place, a->start, a->source, a->tiles};
+}
+
+static inline int64_t assigned(const Block *b) { return (int64_t)b->s->n * b->m->moe.K; }
+static inline ExpertRows expert_rows(const Block *b, bool tokens) { return ExpertRows{b->a.start, b->a.tiles, tokens ? b->a.source : nullptr, assigned(b)}; }
+static inline ExpertShape expert_up(const Block *b) { return ExpertShape{b->m->moe.E, b->m->swiglu ? 2 : 1, b->m->F, b->m->C, (float)b->p.ffn_c}; }
+static inline ExpertShape expert_down(const Block *b) { return ExpertShape{b->m->moe.E, 1, b->m->C, b->m->F, 1}; }
+
+static inline Norm expert_norm(const Block *b, Site site, const real *w, wide *dw, wide *rstd) {
+    return Norm{site, w, nullptr, dw, nullptr, nullptr, rstd, assigned(b), (float)b->m->eps, b->a.start, b->m->moe.E};
+}
+#define EXPERT_NORM(b, slot) expert_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->dw.slot##_w, (b)->a.slot##_rstd)
+
+static inline void moe_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
+    const Model *m = b->m;
+    const Acts *a = &b->a;
+    Norm nh = EXPERT_NORM(b, expert_hidden), no = EXPERT_NORM(b, expert_out);
+    Routed o = routed(b);
+    linear_forward_wide(a->rz, u, b->w.router, linear_shape(b, m->moe.E, m->C, b->p.ffn_c), b->gpu);
+    router_forward(&o, a->rz, b->router_bias, router_shape(b), b->gpu);
+    experts_forward(a->xgu, u, m->swiglu ? b->w.xg : b->w.xu, expert_rows(b, true), expert_up(b), b->gpu);
+    activation_forward(a->xh, slot_forward(&nh, a->xgun, a->xgu, b->gpu), assigned(b), m->F, m->swiglu, b->gpu);
+    experts_forward(a->xy, a->xh, b->w.xd, expert_rows(b, false), expert_down(b), b->gpu);
+    const real *rows = slot_forward(&no, a->xyn, a->xy, b->gpu);
+    if (b->p.F) {
+        mlp_forward(b, y, u, add, beta);
+        add = y, beta = 1;
+    }
+    combine(y, rows, a->gate, a->place, add, beta, b->s->n, m->moe.K, m->C, b->gpu);
+}
+
+// du = (gradient through the experts, the router and the mlp) + beta * add
+static inline void moe_backward(const Block *b, real *du, real *dy, const real *u, const real *add, float beta) {
+    const Model *m = b->m;
+    const Acts *a = &b->a, *d = &b->d;
+    Norm nh = EXPERT_NORM(b, expert_hidden), no = EXPERT_NORM(b, expert_out);
+    Routed o = routed(b);
+    LinearShape logits = linear_shape(b, m->moe.E, m->C, b->p.ffn_c);
+    real *drows = no.site.on ? d->xyn : d->xy, *dgu = nh.site.on ? d->xgun : d->xgu;
+    combine_backward(drows, d->gate, dy, no.site.on ? a->xyn : a->xy, a->gate, a->place, b->s->n, m->moe.K, m->C, b->gpu);
+    drows = slot_backward(&no, d->xy, drows, a->xy, b->gpu);
+    experts_backward_weight(b->dw.xd, drows, a->xh, expert_rows(b, false), expert_down(b), b->gpu);
+    experts_backward_input(d->xh, drows, b->w.xd, expert_rows(b, false), expert_down(b), b->gpu);
+    activation_backward(dgu, d->xh, nh.site.on ? a->xgun : a->xgu, assigned(b), m->F, m->swiglu, b->gpu);
+    dgu = slot_backward(&nh, d->xgu, dgu, a->xgu, b->gpu);
+    experts_backward_weight(m->swiglu ? b->dw.xg : b->dw.xu, dgu, u, expert_rows(b, true), expert_up(b), b->gpu);
+    experts_backward_input(a->xdx, dgu, m->swiglu ? b->w.xg : b->w.xu, expert_rows(b, false), expert_up(b), b->gpu);
+    combine(du, a->xdx, nullptr, a->place, add, beta, b->s->n, m->moe.K, m->C, b->gpu);
+    router_backward(a->rdz, d->gate, &o, a->rz, router_shape(b), b->loss_scale, b->gpu);
+    linear_backward_weight(b->dw.router, nullptr, a->rdz, u, 1, logits, b->gpu);
+    linear_backward_input(du, a->rdz, b->w.router, du, 1, 1, logits, b->gpu);
+    if (b->p.F) mlp_backward(b, du, dy, u, du, 1);
+}
+
+static inline void ffn_branch_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
+    if (b->p.moe) moe_forward(b, y, u, add, beta);
+    else mlp_forward(b, y, u, add, beta);
+}
+
+static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u, const real *add, float beta) {
+    if (b->p.moe) moe_backward(b, du, dy, u, add, beta);
+    else mlp_backward(b, du, dy, u, add, beta);
+}
+
 // ------------------------------------------------------------------------------------------------------------------ the block
 // u = in(x);  y = out(F(c u));  s = a skip + y;  next = post(s)        (modes.h; x -> mid is attention's sublayer, mid -> x' the ffn's)
-
-// s = a * skip + out(y), z = next(s), as one kernel; norms that are off are absent.
-static inline void add_norm(const Block *b, real *s, real *z, const real *y, const real *skip, float a, const Norm *out, const Norm *next) {
-    AddNorm f = {s, z, y, skip, a, out, next};
-    add_norm_forward(f, b->gpu);
-}
 
 template <int ROW> static void block_forward(const Block *b, real *x) {
     constexpr Mode r = MODES[ROW];
@@ -228,7 +311,8 @@ static inline void block_recompute(const Block *b, real *x) {
     Norm attn_in = NORM(b, attn_in), ffn_in = NORM(b, ffn_in);
     slot_forward(&attn_in, b->a.ai, x, b->gpu);
     slot_forward(&ffn_in, b->a.fi, b->a.mid, b->gpu);
-    activation_forward(b->a.h, b->p.hidden.on ? b->a.gun : b->a.gu, b->s->n, b->m->F, b->m->swiglu, b->gpu);
+    if (b->p.F) activation_forward(b->a.h, b->p.hidden.on ? b->a.gun : b->a.gu, b->s->n, b->p.F, b->m->swiglu, b->gpu);
+    if (b->p.moe) activation_forward(b->a.xh, b->p.expert_hidden.on ? b->a.xgun : b->a.xgu, assigned(b), b->m->F, b->m->swiglu, b->gpu);
 }
 
 // Right after a forward, whose buffers still hold this layer: y is what the sum has beyond a skip. x: the block's input.

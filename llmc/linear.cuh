@@ -2,7 +2,7 @@
 //
 //   linear_forward              y = c x W^T + b + beta add               linear_backward_input        dx = scale c dy W + beta add
 //   linear_gelu_forward         pre = c x W^T + b,  h = gelu(pre)        linear_gelu_backward_input   dpre = gelu'(pre) * (c dy W)
-//   linear_backward_weight      dW += scale c dy^T x,  db += scale (sum of the rows of dy)
+//   linear_backward_weight      dW += scale c dy^T x,  db += scale (sum of the rows of dy)        linear_forward_wide   y = c x W^T in float
 //
 // The library is column-major: it walks down a column where C walks along a row, so it sees every array of ours transposed:
 //
@@ -324,6 +324,12 @@ static inline void linear_forward(real *y, const real *x, const real *w, const r
     if (b && product(f, CUBLASLT_EPILOGUE_BIAS, gpu)) return;
     product(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
     if (b) LAUNCH(bias_kernel, dim3((unsigned)s.n, CEIL_DIV(s.out / PACK, LINEAR_THREADS)), LINEAR_THREADS, 0, gpu->stream, y, b, s.out);
+}
+
+// y = c x W^T, not rounded: a router's logits.
+static inline void linear_forward_wide(wide *y, const real *x, const real *w, LinearShape s, Gpu *gpu) {
+    Product f = {PlanKey{s.out, s.n, s.in, 1, 0, 1, 0, 0}, w, x, nullptr, y, nullptr, nullptr, s.c, 0};
+    product(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
 }
 
 static inline void linear_gelu_forward(real *h, real *pre, const real *x, const real *w, const real *b, LinearShape s, Gpu *gpu) {

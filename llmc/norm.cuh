@@ -28,18 +28,32 @@ typedef struct Norm {
     wide *dw, *db, *mean, *rstd;
     int64_t n;
     float eps;
+    const int32_t *start = nullptr;                            // of `experts`, each with a gain of its own, the first row of each and the end (moe.cuh)
+    int experts = 1;
 } Norm;
 
 // ------------------------------------------------------------------------------------------------------------------ lines and teams
 
 // The lines of a norm as kernels walk them. Groups that share a gain are lines alike; groups with gains of their own are sets, and blockIdx.y is the set.
 // Line (row, set) is number row * sets + set, of the statistics too, and begins at that number times width.
-typedef struct Lines { int64_t rows; int sets, width; } Lines;
+// Experts have sets of their own, of as many lines as an expert has rows; rows says what is even among them, for a grid whose blocks walk on where it is more.
+typedef struct Lines { int64_t rows; int sets, width; const int32_t *start; } Lines;
 
 static inline Lines norm_lines(const Norm *norm) {
     Site s = norm->site;
-    if (s.gains == s.width) return {norm->n * s.groups, 1, s.width};
-    return {norm->n, s.groups, s.width};
+    if (norm->start) return {CEIL_DIV(norm->n, norm->experts), s.groups, s.width, norm->start};
+    if (s.gains == s.width) return {norm->n * s.groups, 1, s.width, nullptr};
+    return {norm->n, s.groups, s.width, nullptr};
+}
+static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *norm) { return dim3((unsigned)blocks, lines.sets * norm->experts); }
+static inline int norm_gains(const Norm *norm) { return norm->site.gains * norm->experts; }
+
+// The rows of this block's set, and its place among the sets of a row.
+typedef struct SetRows { int64_t first, end; int set; } SetRows;
+static __device__ inline SetRows set_rows(const Lines &lines) {
+    int set = blockIdx.y, expert = set / lines.sets;
+    if (!lines.start) return {0, lines.rows, set};
+    return {lines.start[expert], lines.start[expert + 1], set % lines.sets};
 }
 
 // A team: THREADS neighbours of a block share a line, each holding up to PACKS packs of it. A block is TEAMS teams.
@@ -182,17 +196,20 @@ typedef struct AddNorm {
 template <typename TEAM>
 static __global__ void __launch_bounds__(TEAM::BLOCK, 1) add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
     int column[TEAM::PACKS], set = blockIdx.y;
-    int64_t row = (int64_t)blockIdx.x * TEAM::TEAMS + threadIdx.x / TEAM::THREADS, line = row * lines.sets + set, at = line * lines.width;
-    Floats x[TEAM::PACKS];
-    line_columns<TEAM>(column, row < lines.rows ? lines.width : 0);
-    line_load(x, f.y + at, column);
-    if (out.site.on) line_normalize<TEAM>(x, column, out, line, set);
-    if (f.skip) line_add(x, f.a, f.skip + at, column);
-    if (f.s) line_store(f.s + at, x, column);
-    if (!next.site.on) return;
-    UNROLL for (int i = 0; i < TEAM::PACKS; i++) x[i] = pack_floats(pack_round(x[i]));
-    line_normalize<TEAM>(x, column, next, line, set);
-    line_store(f.z + at, x, column);
+    SetRows rows = set_rows(lines);
+    for (int64_t first = rows.first + (int64_t)blockIdx.x * TEAM::TEAMS; first < rows.end; first += (int64_t)gridDim.x * TEAM::TEAMS) {
+        int64_t row = first + threadIdx.x / TEAM::THREADS, line = row * lines.sets + rows.set, at = line * lines.width;
+        Floats x[TEAM::PACKS];
+        line_columns<TEAM>(column, row < rows.end ? lines.width : 0);
+        line_load(x, f.y + at, column);
+        if (out.site.on) line_normalize<TEAM>(x, column, out, line, set);
+        if (f.skip) line_add(x, f.a, f.skip + at, column);
+        if (f.s) line_store(f.s + at, x, column);
+        if (!next.site.on) continue;
+        UNROLL for (int i = 0; i < TEAM::PACKS; i++) x[i] = pack_floats(pack_round(x[i]));
+        line_normalize<TEAM>(x, column, next, line, set);
+        line_store(f.z + at, x, column);
+    }
 }
 
 // out[i] = a x[i] + b y[i]; y == nullptr leaves it out.
@@ -222,8 +239,7 @@ static inline void add_norm_forward(AddNorm f, Gpu *gpu) {
     Lines lines = norm_lines(shape);
     norm_launch(lines.width, [&](auto team) {
         typedef decltype(team) TEAM;
-        dim3 grid((unsigned)CEIL_DIV(lines.rows, TEAM::TEAMS), lines.sets);
-        LAUNCH(add_norm_forward_kernel<TEAM>, grid, TEAM::BLOCK, 0, gpu->stream, f, out, next, lines);
+        LAUNCH(add_norm_forward_kernel<TEAM>, lines_grid(CEIL_DIV(lines.rows, TEAM::TEAMS), lines, shape), TEAM::BLOCK, 0, gpu->stream, f, out, next, lines);
     });
 }
 
@@ -287,7 +303,7 @@ static __global__ void __launch_bounds__(256) partials_add_kernel(PartialList li
 
 // Appends the gain of a norm, and its bias if it has one, whose partial sums begin at `partial`: chunks rows of gains, then chunks rows of biases.
 static inline void partials_of(PartialList *list, const Norm *norm, const float *partial, int chunks) {
-    int gains = norm->site.gains;
+    int gains = norm_gains(norm);
     list->of[list->count++] = {norm->dw, partial, gains, chunks};
     if (norm->b) list->of[list->count++] = {norm->db, partial + (size_t)chunks * gains, gains, chunks};
 }
@@ -361,10 +377,11 @@ static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1) 
     int column[N], width = lines.width, set = blockIdx.y;
     const real *w = norm.w + set * width;
     GainSums sums = gains_begin<TEAM, N>(norm.b != nullptr);
-    for (int64_t first = (int64_t)blockIdx.x * TEAM::TEAMS; first < lines.rows; first += (int64_t)gridDim.x * TEAM::TEAMS) {
-        int64_t row = first + threadIdx.x / TEAM::THREADS, line = row * lines.sets + set, at = line * width;
+    SetRows rows = set_rows(lines);
+    for (int64_t first = rows.first + (int64_t)blockIdx.x * TEAM::TEAMS; first < rows.end; first += (int64_t)gridDim.x * TEAM::TEAMS) {
+        int64_t row = first + threadIdx.x / TEAM::THREADS, line = row * lines.sets + rows.set, at = line * width;
         Bits dy[N], x[N], gain[BATCH], add[BATCH], other[BATCH];
-        line_columns<TEAM>(column, row < lines.rows ? width : 0);
+        line_columns<TEAM>(column, row < rows.end ? width : 0);
         UNROLL for (int i = 0; i < N; i++) dy[i] = bits_load(f.dy + at, column[i]), x[i] = bits_load(f.x + at, column[i]);
         Moments m = line_kept(norm, line, column);
         Slopes s = line_slopes<TEAM>(dy, x, column, w, m, width, norm.b != nullptr);
@@ -385,21 +402,22 @@ static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1) 
         }
     }
     line_columns<TEAM>(column, width);
-    partial += (int64_t)blockIdx.x * norm.site.gains + set * width;
+    int64_t gains = (int64_t)norm.site.gains * norm.experts;
+    partial += blockIdx.x * gains + set * width;
     gains_store<TEAM>(partial, sums.w, column);
-    if (sums.b) gains_store<TEAM>(partial + (int64_t)gridDim.x * norm.site.gains, sums.b, column);
+    if (sums.b) gains_store<TEAM>(partial + gridDim.x * gains, sums.b, column);
 }
 
 static inline void norm_backward(const Norm *norm, NormBackward f, Gpu *gpu) {
     Lines lines = norm_lines(norm);
     norm_launch(lines.width, [&](auto team) {
         typedef decltype(team) TEAM;
-        int gains = norm->site.gains, most = gain_chunks(gains, (size_t)gains * (norm->b ? 2 : 1), gpu);
+        int gains = norm_gains(norm), most = gain_chunks(gains, (size_t)gains * (norm->b ? 2 : 1), gpu);
         int64_t blocks = CEIL_DIV(lines.rows, TEAM::TEAMS);
         int chunks = blocks < most ? (int)blocks : most;
         size_t shared = gains_bytes<TEAM, TEAM::PACKS>(norm->b != nullptr);
         PartialList list = {};
-        LAUNCH(norm_backward_kernel<TEAM>, dim3(chunks, lines.sets), TEAM::BLOCK, shared, gpu->stream, f, *norm, lines, gpu->scratch);
+        LAUNCH(norm_backward_kernel<TEAM>, lines_grid(chunks, lines, norm), TEAM::BLOCK, shared, gpu->stream, f, *norm, lines, gpu->scratch);
         partials_of(&list, norm, gpu->scratch, chunks);
         partials_add(&list, gpu);
     });

@@ -82,6 +82,10 @@ PARAM(logits_w, "lm_head.s_z", PER_MODEL, m->Vp, 1, ROLE_GAIN, DECAY_GAIN, LR_VE
 typedef struct Sizes { int B, T, n, keep, cheap, threads, ratio; } Sizes;
 enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP };        // in the order of --recompute's choices
 enum { QUERY_BLOCK = 64, KEY_BLOCK = 128 };                   // rows and columns of attention scores in work at a time, per thread
+enum { ROW_TILE = 128 };                                      // rows of an expert that a block of the GPU multiplies at a time
+
+// Tiles for so many rows, at most: each expert may leave its last one short.
+static inline int64_t row_tiles(int64_t rows, int E) { return rows / ROW_TILE + E; }
 
 static inline Sizes sizes_make(const Model *m, int B, int T, int recompute, int threads, int ratio) {
     Sizes s = {B, T, B * T, recompute == RECOMPUTE_ON ? 1 : m->L, recompute == RECOMPUTE_OFF ? m->L : 1, threads, ratio};
@@ -133,8 +137,9 @@ ACT(gu,      real, s->keep,  s->n,  MLP_WIDTH * (m->swiglu ? 2 : 1), 1, p->F)  /
 ACT(gun,     real, s->keep,  s->n,  MLP_WIDTH * (m->swiglu ? 2 : 1), 1, p->hidden.on) \
 ACT(h,       real, s->cheap, s->n,  MLP_WIDTH,     1,         p->F)            /* after the activation */ \
 ACT(sy,      real, s->keep,  s->n,  m->C,          1,         p->shared_out.on) /* y of the shared experts before its norm */ \
-ACT(rz,      real, s->keep,  s->n,  m->moe.E,      1,         p->moe)          /* the router's logits, */ \
-ACT(rs,      real, s->cheap, s->n,  m->moe.E,      1,         p->moe)          /* scores, */ \
+ACT(rz,      wide, s->keep,  s->n,  m->moe.E,      s->threads != 0, p->moe)    /* the router's logits, */ \
+ACT(rs,      real, s->cheap, s->n,  m->moe.E,      0,         s->threads && p->moe)   /* CPU: scores, */ \
+ACT(rdz,     real, 1,        s->n,  m->moe.E,      0,         !s->threads && p->moe)  /* GPU: gradient of the logits, as products read it, */ \
 ACT(rlse,    wide, s->keep,  s->n,  1,             0,         p->moe)          /* log-sum-exp, */ \
 ACT(gate,    wide, s->keep,  s->n,  m->moe.K,      1,         p->moe)          /* weight of each expert of a token, */ \
 ACT(load,    wide, s->keep,  s->B + 1, m->moe.E,   0,         p->moe)          /* tokens of each expert in each sequence, and in all */ \
@@ -143,8 +148,11 @@ ACT(loads,   wide, m->L,     1,     m->moe.E,      0,         p->moe)          /
 ACT(choice,  int32_t, s->keep, s->n, m->moe.K,     0,         p->moe)          /* experts of a token */ \
 ACT(place,   int32_t, s->keep, s->n, m->moe.K,     0,         p->moe)          /* and its rows in xx .. xyn, where rows of an expert are neighbours */ \
 ACT(start,   int32_t, s->keep, 1,   m->moe.E + 1,  0,         p->moe)          /* first row of each expert */ \
-ACT(xx,      real, s->cheap, ASSIGNED, m->C,       1,         p->moe)          /* inputs of experts, as u, gu, gun, h, y before and after its norm: */ \
-ACT(xgu,     real, s->keep,  ASSIGNED, m->F * (m->swiglu ? 2 : 1), 1, p->moe) \
+ACT(source,  int32_t, s->keep, ASSIGNED, 1,        0,         !s->threads && p->moe)  /* GPU: the token of each row, */ \
+ACT(tiles,   int32_t, s->keep, row_tiles(ASSIGNED, m->moe.E), 2, 0,        !s->threads && p->moe)  /* and of each tile of rows the expert and the first row */ \
+ACT(xx,      real, s->cheap, ASSIGNED, m->C,       1,         s->threads && p->moe)   /* CPU: inputs of experts, as u; */ \
+ACT(xdx,     real, 1,        ASSIGNED, m->C,       0,         !s->threads && p->moe)  /* GPU: their gradient alone, as products read u itself; */ \
+ACT(xgu,     real, s->keep,  ASSIGNED, m->F * (m->swiglu ? 2 : 1), 1, p->moe)  /* as gu, gun, h, y before and after its norm: of experts */ \
 ACT(xgun,    real, s->keep,  ASSIGNED, m->F * (m->swiglu ? 2 : 1), 1, p->expert_hidden.on) \
 ACT(xh,      real, s->cheap, ASSIGNED, m->F,       1,         p->moe) \
 ACT(xy,      real, s->keep,  ASSIGNED, m->C,       1,         p->moe) \
