@@ -78,6 +78,9 @@ static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *
 
 // What the kernels ask of a model's sizes: attention of its heads; 16-byte rows; biases of products that are one, side by side without gaps.
 static void gpt_refuse(const Model *m) {
+    CHECK(!m->moe.E, "--experts %d are not there yet on the GPU\n  -> make train_gpt DEVICE=cpu", m->moe.E);
+    CHECK(!m->kv_rank, "--kv-rank %d: latent attention is not there yet on the GPU\n  -> make train_gpt DEVICE=cpu", m->kv_rank);
+    CHECK(!m->mode->unit, "%s is not there yet on the GPU\n  -> make train_gpt DEVICE=cpu NORM_MODE=%s", m->mode->name, m->mode->name);
     attention_refuse(m->HS);
     CHECK(m->F % 8 == 0, "--ffn %d; on a GPU it must be a multiple of 8\n  -> --ffn %d, or make train_gpt DEVICE=cpu", m->F, CEIL_DIV(m->F, 8) * 8);
     CHECK(!m->bias || (m->NH * m->HS % ALIGN == 0 && m->KV * m->HS % ALIGN == 0 && (!m->swiglu || m->F % ALIGN == 0)),
@@ -327,7 +330,7 @@ static Loss gpt_loss(Gpt *g) {
     cudaCheck(cudaMemsetAsync(g->state->sums, 0, sizeof g->state->sums, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     double n = g->seen ? (double)g->seen : 1;
-    Loss loss = {g->host_state->sums[0] / n, g->host_state->sums[1] / n};
+    Loss loss = {g->host_state->sums[0] / n, g->host_state->sums[1] / n, 0};
     g->seen = 0;
     return loss;
 }
@@ -367,9 +370,12 @@ static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     for (int l = 0; l < g->m.L; l++) {
         const double *s = g->host_layer_sums[l].squares;
-        layers[l] = LayerStats{sqrt(s[STREAM] / ((double)g->watched * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), g->host_layer_sums[l].logit};
+        layers[l] = LayerStats{sqrt(s[STREAM] / ((double)g->watched * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), g->host_layer_sums[l].logit,
+                               0, 0, 0, 0, nullptr};
     }
 }
+
+static void gpt_normalize(Gpt *g) { (void)g; }
 
 // Without an update all rates are 0, and so are the steps.
 static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors) {
@@ -429,7 +435,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const Trainer NAMED(cuda_, PREC) = {"cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
-                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
+                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
 
 int main(int argc, char **argv) {
     check_streams_begin();
