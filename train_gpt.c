@@ -1118,13 +1118,17 @@ static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
 
 // How nGPT keeps matrices (section 2.3): each row divided by its length, as it meets the stream in a dot product; of output projections, which write to the
 // stream, each column. The experts' are one below the other. The router, which nGPT does not know, stays as it is.
+static bool is_normalized(const Gpt *g, const Entry *e) {
+    return g->m.mode->unit && e->row.init != ROLE_GAIN && e->row.init != ROLE_ZERO && e->id != PARAM_router;
+}
+
 static void gpt_normalize(Gpt *g) {
     int64_t C = g->m.C;
-    for (int k = 0; k < g->layout.count && g->m.mode->unit; k++) {
+    for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         real *w = gpt_tensor(g, WEIGHTS, e);
         bool out = e->row.init == ROLE_OUT;
-        if (e->row.init == ROLE_GAIN || e->row.init == ROLE_ZERO || e->id == PARAM_router) continue;
+        if (!is_normalized(g, e)) continue;
         int64_t lines = out ? e->row.rows / C * e->row.cols : e->row.rows, length = out ? C : e->row.cols, step = out ? e->row.cols : 1;
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < lines; i++) {
@@ -1183,7 +1187,7 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
         const real *load = o && e->row.lr == LR_BALANCE ? gpt_block(g, e->layer).a.loads : NULL;
         for (int64_t i = 0; i < e->size; i++) {
             double adam = m[i] * correct1 / (sqrt(v[i] * correct2) + eps), before = (w[i] + lr * (adam - decay * target)) / (1 - lr * decay);
-            if (g->m.mode->unit && e->row.rows > 1) before = w[i];
+            if (is_normalized(g, e)) before = w[i];
             double step = lr * (adam + decay * (before - target));
             if (load) {
                 step = balance_step(load, g->m.moe.E, (int)i, (real)lr);
