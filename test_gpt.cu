@@ -1,6 +1,6 @@
 // test_gpt.cu: the CUDA trainer against the judge in double (link 5 of the chain of proof), on a GPU or in the emulator. Built once per precision.
 //
-// Each CUDA file has its own test in dev/test/test_*.cu; here are whole models: every mode, both families. dev/test/gpu_main.cu runs them all.
+// Each CUDA file has its own test in dev/test/test_*.cu; here are whole models: every mode, every family. dev/test/gpu_main.cu runs them all.
 #include "dev/test/gpu_test.cuh"
 #include "dev/test/model.h"
 
@@ -10,13 +10,13 @@ static const Trainer *const CUDA = &NAMED(cuda_, PREC), *const JUDGE = &judge_fp
 
 // ------------------------------------------------------------------------------------------------------------------ models
 
-enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILY_OLMOE, FAMILY_DEEPSEEK, FAMILIES };
-static const char *const FAMILY_NAMES[] = {"gpt2", "llama", "olmoe", "deepseek"};
+enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILY_LATENT, FAMILY_OLMOE, FAMILY_DEEPSEEK, FAMILIES };
+static const char *const FAMILY_NAMES[] = {"gpt2", "llama", "latent", "olmoe", "deepseek"};
 enum { BATCH = 2, TIME = 19, TOKENS = BATCH * TIME, MICRO = 2 };           // two micro-steps of two sequences; T is odd
 static const int HEADLINE[] = {MODE_SPAN, MODE_PRE, MODE_POST, MODE_HYBRID, MODE_SDD};
 
-// A small model with the GPU's head size 32, V padded, grouped queries in the Llama-like ones. L = 2: MIX_LN gets one POST layer, DeepSeek's family one dense layer.
-// In bfloat16 a token goes through all experts: what is rounded before the router would choose others than the judge does. (Routing by itself: test_moe.cu.)
+// A small model with the GPU's head size 32, V padded, grouped queries in the Llama-like ones but those with latent attention. L = 2: MIX_LN gets one POST layer, DeepSeek's
+// family one dense layer. In bfloat16 a token goes through all experts: what is rounded before the router would choose others than the judge does. (Routing by itself: test_moe.cu.)
 static Model make_model(int mode, int family, int sdd) {
     Model m;
     bool gpt2 = family == FAMILY_GPT2;
@@ -24,7 +24,9 @@ static Model make_model(int mode, int family, int sdd) {
     m.mode = &MODES[mode];
     m.sdd = &SDDS[sdd];
     m.L = 2, m.C = 64, m.NH = 2, m.KV = gpt2 ? 2 : 1, m.HS = 32, m.F = 96, m.V = 50, m.Vp = 56, m.T = TIME;
-    m.layernorm = gpt2, m.bias = gpt2 && !MODES[mode].sdd, m.rope = !gpt2, m.swiglu = !gpt2, m.tied = gpt2, m.fin = MODES[mode].fin;
+    if (family == FAMILY_LATENT || family == FAMILY_DEEPSEEK) m.kv_rank = 48, m.rope_size = 16;
+    if (m.kv_rank || MODES[mode].unit) m.KV = m.NH;
+    m.layernorm = gpt2, m.bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit, m.rope = !gpt2, m.swiglu = !gpt2, m.tied = gpt2, m.fin = MODES[mode].fin;
     m.theta = 10000, m.eps = 1e-5, m.emb_scale = gpt2 ? 1 : 3, m.mix_ratio = 0.5;
     if (family == FAMILY_OLMOE) m.F = 40, m.moe = Moe{8, 2, 0, 0, 0, ROUTER_SOFTMAX, LOSSES_MEAN, 1, 0.2, 0, 0.1, 0};
     if (family == FAMILY_DEEPSEEK) m.F = 24, m.moe = Moe{16, 3, 1, 56, 48, ROUTER_SIGMOID, LOSSES_SUM, 1.5, 0, 0.2, 0, 0.05};
@@ -162,7 +164,7 @@ static bool is_headline(int mode) {
 
 GPU_TEST(cuda_modes) { for (int mode : HEADLINE) compare_family(mode); }
 
-GPU_TEST(other_modes) { for (int mode = 0; mode < MODE_COUNT; mode++) if (MODES[mode].selectable && !MODES[mode].unit && !is_headline(mode)) compare_family(mode); }
+GPU_TEST(other_modes) { for (int mode = 0; mode < MODE_COUNT; mode++) if (MODES[mode].selectable && !is_headline(mode)) compare_family(mode); }
 
 // What no family turns: gates renormalized after a softmax; GELU in experts and beside them; one expert a token; both losses over layers that are part dense.
 GPU_TEST(cuda_routers) {
@@ -224,7 +226,7 @@ GPU_TEST(cuda_invariance) {
         cheap.recompute = RECOMPUTE_CHEAP;
         graph.graph = 1;
         stochastic.stochastic = 1;
-        for (int mode : {(int)MODE_SPAN, (int)MODE_HYBRID}) {
+        for (int mode : {(int)MODE_SPAN, (int)MODE_HYBRID, (int)MODE_NGPT}) {
             Values want = trained(&plain, mode, family), seen, seen_in_graphs;
             const char *name = MODES[mode].name;
             EXPECT(trained(&plain, mode, family) == want, "%s: twice the same and another result", name);
@@ -268,8 +270,8 @@ GPU_TEST(cuda_not_finite) {
 
 // A shorter sequence in memory made for a longer one, and logits of one row, as sampling asks for them.
 GPU_TEST(cuda_logits) {
-    for (int family = 0; family < FAMILIES; family++) {
-        Pair p = pair_open(MODE_HYBRID_STAR, family, 0, RECOMPUTE_OFF);
+    for (int i = 0; i < 2 * FAMILIES; i++) {
+        Pair p = pair_open(i % 2 ? MODE_NGPT : MODE_HYBRID_STAR, i / 2, 0, RECOMPUTE_OFF);
         int32_t inputs[TOKENS], targets[TOKENS];
         fill_tokens(inputs, targets, TOKENS, p.m.V, 3);
         for (int T : {(int)TIME, 7}) {
@@ -284,6 +286,24 @@ GPU_TEST(cuda_logits) {
             }
             EXPECT(nmse(got, want) <= TOLERANCE, "%s, %d tokens: logits off by nmse %.2g", p.name, T, nmse(got, want));
         }
+        pair_close(&p);
+    }
+}
+
+// The lengths that nGPT's matrices have, given to weights of any length, which then stay what they are; elsewhere nothing changes.
+GPU_TEST(cuda_normalize) {
+    for (int mode : {(int)MODE_NGPT, (int)MODE_SPAN}) {
+        Pair p = pair_open(mode, FAMILY_LATENT, 0, RECOMPUTE_OFF);
+        CUDA->normalize(p.cuda);
+        JUDGE->normalize(p.judge);
+        compare(&p, WEIGHTS, 0, "normalized weights");
+        AdamW o;
+        memset(&o, 0, sizeof o);
+        o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1, o.step = 1;
+        for (Gpt *g : {p.cuda, p.judge}) gradients(g == p.cuda ? CUDA : JUDGE, g, &p.m, 0, MICRO);
+        Update a = CUDA->update(p.cuda, &o), b = JUDGE->update(p.judge, &o);
+        EXPECT(fabs(a.loss.ce - b.loss.ce) <= sqrt(TOLERANCE) * b.loss.ce, "%s: loss %.9g with normalized weights, the judge has %.9g", p.name, a.loss.ce, b.loss.ce);
+        compare(&p, WEIGHTS, 0, "weights normalized twice");
         pair_close(&p);
     }
 }

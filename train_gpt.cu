@@ -86,8 +86,8 @@ static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *
 
 // What the kernels ask of a model's sizes: attention of its heads; 16-byte rows, of logits of routers too; biases of products that are one, side by side without gaps.
 static void gpt_refuse(const Model *m) {
-    CHECK(!m->mode->unit && !m->kv_rank, "nGPT and latent attention are not on the GPU yet\n  -> make train_gpt DEVICE=cpu");
-    attention_refuse(m->HS);
+    attention_kernels(qk_size(m), m->HS);
+    CHECK(m->kv_rank % 16 == 0, "--kv-rank %d; on a GPU it must be a multiple of 16\n  -> --kv-rank %d, or make train_gpt DEVICE=cpu", m->kv_rank, CEIL_DIV(m->kv_rank, 16) * 16);
     CHECK(m->F % 8 == 0, "--ffn %d; on a GPU it must be a multiple of 8\n  -> --ffn %d, or make train_gpt DEVICE=cpu", m->F, CEIL_DIV(m->F, 8) * 8);
     CHECK(m->moe.dense_F % 8 == 0, "--dense-ffn %d; on a GPU it must be a multiple of 8\n  -> --dense-ffn %d, or make train_gpt DEVICE=cpu", m->moe.dense_F, CEIL_DIV(m->moe.dense_F, 8) * 8);
     CHECK(m->moe.E % 8 == 0 && m->moe.E <= ROUTER_MOST, "--experts %d; on a GPU they must be a multiple of 8, at most %d\n  -> --experts %d, or make train_gpt DEVICE=cpu", m->moe.E, ROUTER_MOST,
@@ -161,9 +161,9 @@ static void gpt_alloc_step(Gpt *g) {
     g->host_state = pinned_alloc<UpdateState>(1);
     g->logits_row = pinned_alloc<float>(m->Vp);
     if (!m->rope) return;
-    int64_t count = (int64_t)m->T * m->HS / 2;
+    int64_t count = (int64_t)m->T * rotary_size(m) / 2;
     float2 *table = (float2 *)check_alloc((size_t)count * sizeof *table, "the rotary angles");
-    rotary_table(table, m->T, m->HS, m->theta);
+    rotary_table(table, m->T, rotary_size(m), m->theta);
     g->rotary = device_alloc<float2>(count, "the rotary angles");
     cudaCheck(cudaMemcpyAsync(g->rotary, table, (size_t)count * sizeof *table, cudaMemcpyHostToDevice, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
@@ -233,6 +233,10 @@ static void model_count(Gpt *g, const Block *b, int l) {
 }
 
 // Everything from tokens to logits.
+// nGPT's s_z: logits have a gain, which the classifier applies.
+static Norm logits_gain(const Block *b) { return block_norm(b, b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr); }
+
+// Everything from tokens to logits, or to what becomes them with their gain.
 static void model_forward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, 0);
@@ -251,19 +255,29 @@ static void model_forward(Gpt *g) {
     linear_forward(b.a.logits, x, gpt_head(g, &b), nullptr, nullptr, 0, linear_shape(&b, m->Vp, m->C, 1), &g->gpu);
 }
 
-// From tokens to losses; where a backward can follow, logits become their gradient here, in the one pass over them.
+// From tokens to losses; where a backward can follow, logits become their gradient here, in the one pass over them, except where they have a gain.
 static void model_loss(Gpt *g) {
     model_forward(g);
     Block b = gpt_block(g, 0);
-    classifier(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), g->now.n, g->m.V, g->m.Vp, (float)g->setup.z_loss, g->setup.training, &g->gpu);
+    Norm gain = logits_gain(&b);
+    if (gain.site.on) gained_classifier_forward(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), &gain, g->m.V, &g->gpu);
+    else classifier(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), g->now.n, g->m.V, g->m.Vp, (float)g->setup.z_loss, g->setup.training, &g->gpu);
     loss_sums(g->state->sums, b.a.losses, b.a.logsum, g->now.n, (float)g->setup.z_loss, &g->gpu);
+}
+
+static void model_logits(Gpt *g) {
+    model_forward(g);
+    Block b = gpt_block(g, 0);
+    Norm gain = logits_gain(&b);
+    slot_forward(&gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
 static void model_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
-    Norm fin = NORM(&b, fin);
+    Norm fin = NORM(&b, fin), gain = logits_gain(&b);
     LinearShape head = linear_shape(&b, m->Vp, m->C, 1);
+    if (gain.site.on) gained_classifier_backward(b.a.logits, b.a.logsum, gpt_targets(g), &gain, m->V, (float)g->setup.z_loss, (float)g->scale, &g->gpu);
     linear_backward_weight(m->tied ? b.dw.wte : b.dw.wlm, nullptr, b.a.logits, fin.site.on ? b.a.fx : b.a.x, (float)g->scale, head, &g->gpu);
     linear_backward_input(fin.site.on ? b.d.fx : b.d.x, b.a.logits, gpt_head(g, &b), nullptr, 0, (float)g->scale, head, &g->gpu);
     slot_backward(&fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
@@ -324,7 +338,7 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     g->now.n = B * T;
     if (g->watching) g->watched += g->now.n;
     gpt_stage(g, inputs, targets);
-    if (!targets) { model_forward(g); return; }
+    if (!targets) { model_logits(g); return; }
     gpt_replay(g, &g->forward_graph, model_loss);
     g->seen += g->now.n;
 }
@@ -362,12 +376,15 @@ static Loss gpt_loss(Gpt *g) {
 
 static uint64_t gpt_rounding(const Gpt *g, int64_t step) { return rand_key(g->setup.seed, "rounding", (uint64_t)step); }
 
-// Brings the rates of each entry to the device; returns those that all share.
+// Brings the rates of each entry to the device, and where nGPT keeps lines of length 1: rows of matrices, and columns of output projections, which write to the stream.
+// Returns the rates that all share.
 static AdamWStep gpt_rates(Gpt *g, const AdamW *o) {
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
+        bool unit = g->m.mode->unit && e->row.init != ROLE_GAIN && e->row.init != ROLE_ZERO && e->id != PARAM_router, out = e->row.init == ROLE_OUT;
+        int columns = (int)e->row.cols, line = out ? g->m.C : columns, step = out ? columns : 1;
         float lr = e->row.lr == LR_BALANCE ? 0 : (float)o->lr[e->row.lr];              // gpt_balance moves these
-        g->host_entries[k] = UpdateEntry{e->offset, e->size, lr, (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0};
+        g->host_entries[k] = UpdateEntry{e->offset, e->size, lr, (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0, unit ? line : 0, unit ? step : 0};
     }
     cudaCheck(cudaMemcpyAsync(g->entries, g->host_entries, (size_t)g->layout.count * sizeof *g->entries, cudaMemcpyHostToDevice, g->gpu.stream));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 / (1 - pow(o->beta1, (double)o->step))), (float)(1 / (1 - pow(o->beta2, (double)o->step))),
@@ -387,6 +404,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     AdamWStep step = gpt_rates(g, o);
     adamw_update(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     gpt_balance(g, o->lr[LR_BALANCE]);
+    if (g->m.mode->unit) unit_lines(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     Loss loss = gpt_loss(g);
     return Update{loss, g->host_state->norm, g->host_state->finite};
 }
@@ -409,6 +427,14 @@ static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
         layers[l] = LayerStats{sqrt(s[STREAM] / (n * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), g->host_layer_sums[l].logit,
                                r[ROUTER_ENTROPY] / n, r[ROUTER_BALANCE] / n, r[ROUTER_SEQUENCE] / n, r[ROUTER_Z] / n, r + ROUTER_SUMS};
     }
+}
+
+// As after step 0.
+static void gpt_normalize(Gpt *g) {
+    AdamW none = {};
+    AdamWStep step = gpt_rates(g, &none);
+    if (g->m.mode->unit) unit_lines(gpt_arenas(g), g->entries, g->layout.count, nullptr, step, &g->gpu);
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));           // the list of entries is the host's to change again
 }
 
 // What gpt_balance has just done to a layer's selection bias, which has no gradient; computed again from the loads.

@@ -9,10 +9,13 @@
 //   gradient_norm    4   (d)                                                                     0.12 ms
 //   adamw_update    30   in bf16 (m, v, master read and written: 24; d: 4; w: 2)                 0.87 ms
 //                   28   in float, where w is the master itself                                  0.81 ms
+//   unit_lines      10   in bf16 (master read, and once more from the caches, and written; w)    0.29 ms         nGPT alone: w = w / |w| along lines of matrices
 #pragma once
 #include "loss.cuh"
 
-typedef struct UpdateEntry { int64_t offset, size; float lr, decay, target; } UpdateEntry;             // one tensor: where it lies in the arenas, and its rates
+// One tensor: where it lies in the arenas, and its rates. Of a matrix whose lines have length 1, how many elements a line has, and from one to the next: 1 in rows, in
+// columns the width of the matrix, of which several may lie one below the other; otherwise 0, 0.
+typedef struct UpdateEntry { int64_t offset, size; float lr, decay, target; int line, step; } UpdateEntry;
 // On the device. sums: of the losses since the last update (loss_sums; router_count); norm: of all gradients together, before clipping; finite: sums and norm are.
 typedef struct UpdateState { double sums[3]; double norm; float scale; int finite; } UpdateState;
 // correct1 = 1 / (1 - beta1^step), correct2 as well; clip: the largest norm, 0 or less: none; stochastic, key: of the rounding, another key each step.
@@ -160,4 +163,71 @@ static inline void adamw_update(Arenas t, const UpdateEntry *entries, int count,
     gradient_norm(&state->norm, t.d, t.total, gpu);
     LAUNCH(decide_kernel, 1, 1, 0, gpu->stream, state, step.clip);
     LAUNCH(adamw_kernel, (unsigned)CEIL_DIV(t.total, (int64_t)UPDATE_PIECE), UPDATE_THREADS, 0, gpu->stream, t, entries, count, state, step);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ lines of length 1
+
+enum { UNIT_PIECES = 256, UNIT_WARPS = UPDATE_THREADS / WARP, STRIP_QUADS = 8, STRIP = STRIP_QUADS * FOUR };        // a strip: columns whose rows are 128 bytes
+
+static __device__ inline void unit_four(const Arenas &t, int64_t i, const float (&scale)[FOUR], const AdamWStep &s) {
+    Four w = four_load(t.master + i);
+    for (int k = 0; k < FOUR; k++) w.v[k] *= scale[k];
+    four_store(t.master + i, w);
+    if ((const void *)t.w != t.master) weights_store(t.w, i, w, s.stochastic, s.key);
+}
+
+// What a line of this square is multiplied by; a line of zeros, as of the padded vocabulary, stays.
+static __device__ inline float unit_scale(float square) { return square > 0 ? 1 / sqrtf(square) : 1; }
+
+// A warp takes a row, and reads it again once it knows its length.
+static __device__ inline void unit_rows(const Arenas &t, const UpdateEntry &e, const AdamWStep &s) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int64_t rows = e.size / e.line;
+    for (int64_t row = (int64_t)blockIdx.x * UNIT_WARPS + warp; row < rows; row += (int64_t)gridDim.x * UNIT_WARPS) {
+        int64_t at = e.offset + row * e.line;
+        float square = 0;
+        for (int i = lane * FOUR; i < e.line; i += WARP * FOUR) {
+            Four w = four_load(t.master + at + i);
+            for (int k = 0; k < FOUR; k++) square += w.v[k] * w.v[k];
+        }
+        float scale = unit_scale(warp_sum(square)), all[FOUR] = {scale, scale, scale, scale};
+        for (int i = lane * FOUR; i < e.line; i += WARP * FOUR) unit_four(t, at + i, all, s);
+    }
+}
+
+// A block takes a strip of columns, each warp every so many rows of it.
+static __device__ inline void unit_columns(const Arenas &t, const UpdateEntry &e, const AdamWStep &s) {
+    SHARED(Four, squares, UPDATE_THREADS);
+    int quad = threadIdx.x % STRIP_QUADS, first = threadIdx.x / STRIP_QUADS, rows = UPDATE_THREADS / STRIP_QUADS, strips = CEIL_DIV(e.step, STRIP);
+    int64_t matrix = (int64_t)e.line * e.step;
+    for (int64_t strip = blockIdx.x; strip < e.size / matrix * strips; strip += gridDim.x) {
+        int column = (int)(strip % strips) * STRIP + quad * FOUR, end = column < e.step ? e.line : 0;
+        int64_t at = e.offset + strip / strips * matrix + column;
+        Four mine = {};
+        for (int i = first; i < end; i += rows) {
+            Four w = four_load(t.master + at + (int64_t)i * e.step);
+            for (int k = 0; k < FOUR; k++) mine.v[k] += w.v[k] * w.v[k];
+        }
+        __syncthreads();                                       // all are done with the sums of the strip before
+        squares[threadIdx.x] = mine;
+        __syncthreads();
+        float scale[FOUR] = {};
+        for (int row = 0; row < rows; row++)
+            for (int k = 0; k < FOUR; k++) scale[k] += squares[row * STRIP_QUADS + quad].v[k];
+        for (int k = 0; k < FOUR; k++) scale[k] = unit_scale(scale[k]);
+        for (int i = first; i < end; i += rows) unit_four(t, at + (int64_t)i * e.step, scale, s);
+    }
+}
+
+// Block (piece, entry).
+static __global__ void __launch_bounds__(UPDATE_THREADS) unit_lines_kernel(Arenas t, const UpdateEntry *entries, const UpdateState *state, AdamWStep step) {
+    UpdateEntry e = entries[blockIdx.y];
+    if (!e.line || (state && !state->finite)) return;
+    if (e.step == 1) unit_rows(t, e, step);
+    else unit_columns(t, e, step);
+}
+
+// After adamw_update with the same step: where state->finite, divides the lines of entries that have such by their lengths. state may be nullptr: at any rate.
+static inline void unit_lines(Arenas t, const UpdateEntry *entries, int count, const UpdateState *state, AdamWStep step, Gpu *gpu) {
+    LAUNCH(unit_lines_kernel, dim3(UNIT_PIECES, count), UPDATE_THREADS, 0, gpu->stream, t, entries, state, step);
 }

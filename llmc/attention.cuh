@@ -1,7 +1,7 @@
 // attention.cuh: causal attention with grouped queries (Ainslie et al. 2023) that never stores the T x T scores (FlashAttention: Dao et al. 2022, Dao 2023).
 //
-//   forward    S = Q K^T / sqrt(HS)      P = softmax of S over keys <= query = exp(S - lse)      C = P V
-//   backward   dV = P^T dC    dP = dC V^T    dS = P (dP - D), D = rowsum(dC C)    dQ = dS K / sqrt(HS)    dK = dS^T Q / sqrt(HS)
+//   forward    S = scale Q K^T           P = softmax of S over keys <= query = exp(S - lse)      C = P V
+//   backward   dV = P^T dC    dP = dC V^T    dS = P (dP - D), D = rowsum(dC C)    dQ = scale dS K        dK = scale dS^T Q
 //
 // Saved: lse, the log-sum-exp of each row of S, in base 2, as [B, NH, T]; backward computes P again from it. D lies alike, and peak, the largest value of each row of S.
 //
@@ -28,10 +28,14 @@
 #pragma once
 #include "mma.cuh"
 
-// q, k, v are parts of rows of ld elements: q[b, t] begins at q + (b * T + t) * ld, its head h HS elements further each; k and v alike with KV heads. So are dq, dk, dv.
-typedef struct AttentionShape { int B, T, NH, KV, HS; int64_t ld; } AttentionShape;
+// NH heads of q and KV of k have QK channels, those of v and c HS: QK = HS but for latent attention. q, k, v and their gradients lie in rows of B * T (Heads); where QK = HS k
+// and v are parts of the same rows, and one offset serves both.
+// Scores are scaled and taken to base 2 in one multiplication, exp(scale s - m) = 2^(log2_scale s - m'); as arguments, which instructions read where they lie.
+typedef struct AttentionShape { int B, T, NH, KV, QK, HS; float scale, log2_scale; } AttentionShape;
 
-enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = ATTENTION_WARPS * WARP };
+static inline AttentionShape attention_shape(int B, int T, int NH, int KV, int QK, int HS, double scale) {
+    return AttentionShape{B, T, NH, KV, QK, HS, (float)scale, (float)(scale * M_LOG2E)};
+}
 
 // ------------------------------------------------------------------------------------------------------------------ products
 // A warp's rows come in strips of 16. Lane = 4 * row + quad, as in mma.cuh, which draws a piece.
@@ -98,46 +102,47 @@ static __device__ inline void product(Strips<STRIPS, N> &d, const Left<float> (&
 }
 
 // ------------------------------------------------------------------------------------------------------------------ tiles
-// A tile in shared memory: rows of HS elements, 16 bytes further apart than that, so that the 8 rows of a piece lie in different banks.
+// A tile in shared memory: rows of SIZE elements, 16 bytes further apart than that, so that the 8 rows of a piece lie in different banks.
 
-template <int HS> static constexpr int TILE_PITCH = HS + PACK;
+template <int SIZE> static constexpr int TILE_PITCH = SIZE + PACK;
 
 // The rows of one head of one sequence.
 struct HeadRows { const real *at; int64_t ld; };
-static __device__ inline HeadRows head_rows(const real *x, int64_t ld, int64_t b, int h, AttentionShape s) { return HeadRows{x + b * s.T * ld + h * s.HS, ld}; }
+static __device__ inline HeadRows head_rows(Heads x, int64_t b, int h, int T) { return HeadRows{x.at + b * T * x.ld + h * x.head, x.ld}; }
+static __device__ inline HeadRows context_rows(const real *c, int64_t b, int h, AttentionShape s) { return HeadRows{c + (b * s.T * s.NH + h) * s.HS, (int64_t)s.NH * s.HS}; }
 
 // Begins the copy of rows first, first + 1, ... to a tile; rows from T on are zeros.
-template <int HS, int ROWS> static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T) {
-    for (int i = threadIdx.x; i < ROWS * HS / PACK; i += ATTENTION_THREADS) {
-        int row = i / (HS / PACK), column = i % (HS / PACK) * PACK;
-        copy_async(tile + row * TILE_PITCH<HS> + column, x.at + (first + row) * x.ld + column, first + row < T);
+template <int SIZE, int ROWS, int THREADS> static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T) {
+    for (int i = threadIdx.x; i < ROWS * SIZE / PACK; i += THREADS) {
+        int row = i / (SIZE / PACK), column = i % (SIZE / PACK) * PACK;
+        copy_async(tile + row * TILE_PITCH<SIZE> + column, x.at + (first + row) * x.ld + column, first + row < T);
     }
 }
 
-// The double buffer: the same rows of two matrices, in its half `step % 2`.
-template <int HS, int COLUMNS> static __device__ inline real *half_of(real *buffer, int step) { return buffer + step % 2 * 2 * COLUMNS * TILE_PITCH<HS>; }
-template <int HS, int COLUMNS> static __device__ inline void pair_copy(real *buffer, int step, HeadRows x, HeadRows y, int first, int T) {
-    real *half = half_of<HS, COLUMNS>(buffer, step);
-    tile_copy<HS, COLUMNS>(half, x, first, T);
-    tile_copy<HS, COLUMNS>(half + COLUMNS * TILE_PITCH<HS>, y, first, T);
+// The double buffer: the same rows of two matrices, of QK and of HS elements, in its half `step % 2`.
+template <int QK, int HS, int COLUMNS> static __device__ inline real *half_of(real *buffer, int step) { return buffer + step % 2 * COLUMNS * (TILE_PITCH<QK> + TILE_PITCH<HS>); }
+template <int QK, int HS, int COLUMNS, int THREADS> static __device__ inline void pair_copy(real *buffer, int step, HeadRows x, HeadRows y, int first, int T) {
+    real *half = half_of<QK, HS, COLUMNS>(buffer, step);
+    tile_copy<QK, COLUMNS, THREADS>(half, x, first, T);
+    tile_copy<HS, COLUMNS, THREADS>(half + COLUMNS * TILE_PITCH<QK>, y, first, T);
     copy_commit();
 }
 
 // d += X Y^T: rows of the warp (x: its first) by rows of a tile.
-template <int HS, int STRIPS, int N> static __device__ inline void rows_by_rows(Strips<STRIPS, N> &d, const real *x, const real *y) {
-    UNROLL for (int k = 0; k < HS; k += 16) {
+template <int SIZE, int STRIPS, int N> static __device__ inline void rows_by_rows(Strips<STRIPS, N> &d, const real *x, const real *y) {
+    UNROLL for (int k = 0; k < SIZE; k += 16) {
         Left<real> a[STRIPS];
-        UNROLL for (int s = 0; s < STRIPS; s++) left_load<TILE_PITCH<HS>>(a[s], x + 16 * s * TILE_PITCH<HS> + k);
-        product<false, TILE_PITCH<HS>>(d, a, y + k);
+        UNROLL for (int s = 0; s < STRIPS; s++) left_load<TILE_PITCH<SIZE>>(a[s], x + 16 * s * TILE_PITCH<SIZE> + k);
+        product<false, TILE_PITCH<SIZE>>(d, a, y + k);
     }
 }
 
 // d += P Y: sums rounded to the storage type, by a tile.
-template <int HS, int STRIPS, int N> static __device__ inline void sums_by_tile(Strips<STRIPS, HS> &d, const Strips<STRIPS, N> &p, const real *y) {
+template <int SIZE, int STRIPS, int N> static __device__ inline void sums_by_tile(Strips<STRIPS, SIZE> &d, const Strips<STRIPS, N> &p, const real *y) {
     UNROLL for (int k = 0; k < N; k += 16) {
         Left<real> a[STRIPS];
         UNROLL for (int s = 0; s < STRIPS; s++) left_round(a[s], p.v[s][k / 8], p.v[s][k / 8 + 1]);
-        product<true, TILE_PITCH<HS>>(d, a, y + k * TILE_PITCH<HS>);
+        product<true, TILE_PITCH<SIZE>>(d, a, y + k * TILE_PITCH<SIZE>);
     }
 }
 
@@ -159,20 +164,20 @@ template <int STRIPS, int N> static __device__ inline void scale_by(Strips<STRIP
 }
 
 // The warp's sums to `rows` rows in memory, of which there are `columns`, through its own rows of a tile that nobody needs any more: so 16 bytes a lane, side by side.
-template <int HS, int STRIPS> static __device__ inline void rows_store(real *to, int64_t ld, int rows, real *tile, const Strips<STRIPS, HS> &x, int columns = HS) {
+template <int SIZE, int STRIPS> static __device__ inline void rows_store(real *to, int64_t ld, int rows, real *tile, const Strips<STRIPS, SIZE> &x, int columns = SIZE) {
     struct alignas(2 * sizeof(real)) Two { real v[2]; };
     int lane = threadIdx.x % WARP;
     __syncwarp();
     UNROLL for (int s = 0; s < STRIPS; s++)
-        UNROLL for (int n = 0; n < HS / 8; n++)
+        UNROLL for (int n = 0; n < SIZE / 8; n++)
             UNROLL for (int i = 0; i < 2; i++) {
                 Two two = {{to_real(x.v[s][n][2 * i]), to_real(x.v[s][n][2 * i + 1])}};
-                *reinterpret_cast<Two *>(tile + (16 * s + 8 * i + lane / 4) * TILE_PITCH<HS> + 8 * n + 2 * (lane % 4)) = two;
+                *reinterpret_cast<Two *>(tile + (16 * s + 8 * i + lane / 4) * TILE_PITCH<SIZE> + 8 * n + 2 * (lane % 4)) = two;
             }
     __syncwarp();
-    for (int i = lane; i < 16 * STRIPS * HS / PACK; i += WARP) {
-        int row = i / (HS / PACK), column = i % (HS / PACK) * PACK;
-        if (row < rows && column < columns) pack_store(to + row * ld + column, pack_load(tile + row * TILE_PITCH<HS> + column));
+    for (int i = lane; i < 16 * STRIPS * SIZE / PACK; i += WARP) {
+        int row = i / (SIZE / PACK), column = i % (SIZE / PACK) * PACK;
+        if (row < rows && column < columns) pack_store(to + row * ld + column, pack_load(tile + row * TILE_PITCH<SIZE> + column));
     }
 }
 
@@ -186,9 +191,18 @@ static __device__ inline float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// Scores are scaled and taken to base 2 in one multiplication: exp(s / sqrt(HS) - m) = 2^(s * log2_scale - m').
-static __device__ inline float score_scale(int HS) { return 1 / sqrtf((float)HS); }
-static __device__ inline float log2_scale(int HS) { return score_scale(HS) * 1.44269504f; }
+// ------------------------------------------------------------------------------------------------------------------ sizes
+
+// What fits in 255 registers a thread, and in the 99 KiB of shared memory that every GPU from compute capability 8.0 on has for a block.
+template <int QK, int HS> struct AttentionTiles {
+    static constexpr bool SMALL = QK <= 64, BF16 = sizeof(real) == 2;
+    static constexpr int WARPS = 4, STRIPS = BF16 ? 2 : 1, COLUMNS = (SMALL ? 64 : 32) / (BF16 ? 1 : 2);                                                      // forward
+    static constexpr int BACK_WARPS = BF16 || QK <= 128 ? 4 : 2, BACK_STRIPS = BF16 && SMALL ? 2 : 1, BACK_COLUMNS = BF16 || SMALL ? 32 : 16;                 // backward
+    static constexpr int THREADS = WARPS * WARP, ROWS = WARPS * 16 * STRIPS, BACK_THREADS = BACK_WARPS * WARP, BACK_ROWS = BACK_WARPS * 16 * BACK_STRIPS;
+    static constexpr size_t BYTES = sizeof(real) * (TILE_PITCH<QK> * ROWS + (TILE_PITCH<QK> + TILE_PITCH<HS>) * 2 * COLUMNS);
+    static constexpr size_t BACK_BYTES = sizeof(real) * (TILE_PITCH<QK> + TILE_PITCH<HS>) * (BACK_ROWS + 2 * BACK_COLUMNS);
+    static_assert(BYTES <= 99 << 10 && BACK_BYTES <= 99 << 10, "smaller tiles");
+};
 
 // ------------------------------------------------------------------------------------------------------------------ forward
 
@@ -211,31 +225,33 @@ static __device__ inline void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, 
 }
 
 // Block (head of a sequence, tile of queries from the last on).
-template <int HS, int STRIPS, int COLUMNS>
-static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward_kernel(real *c, wide *peak, wide *lse, const real *q, const real *k, const real *v, AttentionShape s) {
-    constexpr int OWN = 16 * STRIPS, ROWS = ATTENTION_WARPS * OWN, PITCH = TILE_PITCH<HS>;
+template <int QK, int HS>
+static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::THREADS, 2) attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads v, AttentionShape s) {
+    typedef AttentionTiles<QK, HS> Tiles;
+    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS, OWN = 16 * STRIPS, ROWS = Tiles::ROWS, PITCH = TILE_PITCH<QK>;
     SHARED_DYNAMIC(real, shared);
     real *q_tile = shared, *buffer = shared + ROWS * PITCH;
     int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
     int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own, tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);
-    HeadRows q_h = head_rows(q, s.ld, b, h, s), k_h = head_rows(k, s.ld, b, g, s), v_h = head_rows(v, s.ld, b, g, s);
+    HeadRows k_h = head_rows(k, b, g, s.T), v_h = head_rows(v, b, g, s.T);
+    if (QK == HS) v_h.ld = k_h.ld;
     Strips<STRIPS, HS> sums = {};
     float max[STRIPS][2], sum[STRIPS][2] = {};
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -INFINITY;
 
-    tile_copy<HS, ROWS>(q_tile, q_h, first, s.T);
-    pair_copy<HS, COLUMNS>(buffer, 0, k_h, v_h, 0, s.T);
+    tile_copy<QK, ROWS, THREADS>(q_tile, head_rows(q, b, h, s.T), first, s.T);
+    pair_copy<QK, HS, COLUMNS, THREADS>(buffer, 0, k_h, v_h, 0, s.T);
     for (int step = 0; step < tiles; step++) {
         copy_wait<0>();
         __syncthreads();                                       // this tile is there for all, and all are done with the one before
-        if (step + 1 < tiles) pair_copy<HS, COLUMNS>(buffer, step + 1, k_h, v_h, (step + 1) * COLUMNS, s.T);
+        if (step + 1 < tiles) pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step + 1, k_h, v_h, (step + 1) * COLUMNS, s.T);
         int key0 = step * COLUMNS;
         if (row0 >= s.T || key0 >= row0 + OWN) continue;
-        const real *k_tile = half_of<HS, COLUMNS>(buffer, step), *v_tile = k_tile + COLUMNS * PITCH;
+        const real *k_tile = half_of<QK, HS, COLUMNS>(buffer, step), *v_tile = k_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {};
-        rows_by_rows<HS>(p, q_tile + own * PITCH, k_tile);
+        rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);
         if (key0 + COLUMNS - 1 > row0) mask<false>(p, row0 - key0);
-        softmax_tile(p, sums, max, sum, log2_scale(HS));
+        softmax_tile(p, sums, max, sum, s.log2_scale);
         sums_by_tile(sums, p, v_tile);
     }
     UNROLL for (int m = 0; m < STRIPS; m++)
@@ -256,8 +272,9 @@ static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_forward
 // ------------------------------------------------------------------------------------------------------------------ backward
 
 // D = rowsum(dC * C): four lanes a row of a head, at 16 bytes.
-static __global__ void __launch_bounds__(ATTENTION_THREADS) attention_dot_kernel(wide *D, const real *dc, const real *c, AttentionShape s) {
-    int64_t row = (blockIdx.x * (int64_t)ATTENTION_THREADS + threadIdx.x) / 4, bh = row / s.T, t = row % s.T;
+enum { DOT_THREADS = 128 };
+static __global__ void __launch_bounds__(DOT_THREADS) attention_dot_kernel(wide *D, const real *dc, const real *c, AttentionShape s) {
+    int64_t row = (blockIdx.x * (int64_t)DOT_THREADS + threadIdx.x) / 4, bh = row / s.T, t = row % s.T;
     bool live = bh < (int64_t)s.B * s.NH;
     int64_t at = ((bh / s.NH * s.T + t) * s.NH + bh % s.NH) * s.HS;
     float sum = 0;
@@ -269,24 +286,27 @@ static __global__ void __launch_bounds__(ATTENTION_THREADS) attention_dot_kernel
     if (live && threadIdx.x % 4 == 0) D[row] = sum;
 }
 
-// What both kernels read. q, k, v as in AttentionShape; dc like c.
-struct AttentionSaved { const real *dc, *q, *k, *v; const wide *lse, *D; };
+// What both kernels read; dc like c.
+struct AttentionSaved { const real *dc; Heads q, k, v; const wide *lse, *D; };
 
 // Block (head of a sequence, tile of queries from the last on).
-template <int HS, int STRIPS, int COLUMNS>
-static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_dq_kernel(real *dq, AttentionSaved a, AttentionShape s) {
-    constexpr int OWN = 16 * STRIPS, ROWS = ATTENTION_WARPS * OWN, PITCH = TILE_PITCH<HS>;
+template <int QK, int HS>
+static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2) attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
+    typedef AttentionTiles<QK, HS> Tiles;
+    constexpr int STRIPS = Tiles::BACK_STRIPS, COLUMNS = Tiles::BACK_COLUMNS, THREADS = Tiles::BACK_THREADS, OWN = 16 * STRIPS, ROWS = Tiles::BACK_ROWS;
+    constexpr int PITCH = TILE_PITCH<QK>, C_PITCH = TILE_PITCH<HS>;
     SHARED_DYNAMIC(real, shared);
-    real *q_tile = shared, *dc_tile = q_tile + ROWS * PITCH, *buffer = dc_tile + ROWS * PITCH;
+    real *q_tile = shared, *dc_tile = q_tile + ROWS * PITCH, *buffer = dc_tile + ROWS * C_PITCH;
     int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
     int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own, tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);
-    HeadRows k_h = head_rows(a.k, s.ld, b, g, s), v_h = head_rows(a.v, s.ld, b, g, s);
-    Strips<STRIPS, HS> sums = {};
+    HeadRows k_h = head_rows(a.k, b, g, s.T), v_h = head_rows(a.v, b, g, s.T);
+    if (QK == HS) v_h.ld = k_h.ld;
+    Strips<STRIPS, QK> sums = {};
     float lse[STRIPS][2], D[STRIPS][2];
 
-    tile_copy<HS, ROWS>(q_tile, head_rows(a.q, s.ld, b, h, s), first, s.T);
-    tile_copy<HS, ROWS>(dc_tile, head_rows(a.dc, (int64_t)s.NH * HS, b, h, s), first, s.T);
-    pair_copy<HS, COLUMNS>(buffer, 0, k_h, v_h, 0, s.T);
+    tile_copy<QK, ROWS, THREADS>(q_tile, head_rows(a.q, b, h, s.T), first, s.T);
+    tile_copy<HS, ROWS, THREADS>(dc_tile, context_rows(a.dc, b, h, s), first, s.T);
+    pair_copy<QK, HS, COLUMNS, THREADS>(buffer, 0, k_h, v_h, 0, s.T);
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) {
         int t = row0 + 8 * i + lane / 4;
         lse[i / 2][i % 2] = t < s.T ? a.lse[(int64_t)blockIdx.x * s.T + t] : 0;
@@ -295,32 +315,32 @@ static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_dq_kern
     for (int step = 0; step < tiles; step++) {
         copy_wait<0>();
         __syncthreads();                                       // this tile is there for all, and all are done with the one before
-        if (step + 1 < tiles) pair_copy<HS, COLUMNS>(buffer, step + 1, k_h, v_h, (step + 1) * COLUMNS, s.T);
+        if (step + 1 < tiles) pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step + 1, k_h, v_h, (step + 1) * COLUMNS, s.T);
         int key0 = step * COLUMNS;
         if (row0 >= s.T || key0 >= row0 + OWN) continue;
-        const real *k_tile = half_of<HS, COLUMNS>(buffer, step), *v_tile = k_tile + COLUMNS * PITCH;
+        const real *k_tile = half_of<QK, HS, COLUMNS>(buffer, step), *v_tile = k_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
-        rows_by_rows<HS>(p, q_tile + own * PITCH, k_tile);
-        rows_by_rows<HS>(ds, dc_tile + own * PITCH, v_tile);
+        rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);
+        rows_by_rows<HS>(ds, dc_tile + own * C_PITCH, v_tile);
         if (key0 + COLUMNS - 1 > row0) mask<false>(p, row0 - key0);
         UNROLL for (int m = 0; m < STRIPS; m++)
             UNROLL for (int n = 0; n < COLUMNS / 8; n++)
-                UNROLL for (int i = 0; i < 4; i++) ds.v[m][n][i] = exp2_fast(fmaf(p.v[m][n][i], log2_scale(HS), -lse[m][i / 2])) * (ds.v[m][n][i] - D[m][i / 2]);
+                UNROLL for (int i = 0; i < 4; i++) ds.v[m][n][i] = exp2_fast(fmaf(p.v[m][n][i], s.log2_scale, -lse[m][i / 2])) * (ds.v[m][n][i] - D[m][i / 2]);
         sums_by_tile(sums, ds, k_tile);
     }
-    scale_by(sums, score_scale(HS));
-    rows_store(dq + ((int64_t)b * s.T + row0) * s.ld + h * HS, s.ld, s.T - row0, q_tile + own * PITCH, sums);
+    scale_by(sums, s.scale);
+    rows_store(dq.at + ((int64_t)b * s.T + row0) * dq.ld + h * dq.head, dq.ld, s.T - row0, q_tile + own * PITCH, sums);
 }
 
 // P and dS of one tile, keys in rows, in the place of S and dP. Lane i has lse and D of the tile's query i.
-template <int HS, int STRIPS, int N> static __device__ inline void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds, float lse, float D) {
+template <int STRIPS, int N> static __device__ inline void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds, float lse, float D, float scale) {
     UNROLL for (int n = 0; n < N / 8; n++)
         UNROLL for (int j = 0; j < 2; j++) {
             int column = 8 * n + 2 * (threadIdx.x % 4) + j;
             float lse_t = __shfl_sync(0xffffffffu, lse, column), D_t = __shfl_sync(0xffffffffu, D, column);
             UNROLL for (int s = 0; s < STRIPS; s++)
                 UNROLL for (int i = j; i < 4; i += 2) {
-                    p.v[s][n][i] = exp2_fast(fmaf(p.v[s][n][i], log2_scale(HS), -lse_t));
+                    p.v[s][n][i] = exp2_fast(fmaf(p.v[s][n][i], scale, -lse_t));
                     ds.v[s][n][i] = p.v[s][n][i] * (ds.v[s][n][i] - D_t);
                 }
         }
@@ -328,22 +348,25 @@ template <int HS, int STRIPS, int N> static __device__ inline void scores_backwa
 
 // Block (kv head of a sequence, tile of keys). It walks over the query heads of the group, one after the other. Queries from T on are rows of zeros, with lse and
 // D 0: they add nothing.
-template <int HS, int STRIPS, int COLUMNS>
-static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_dkv_kernel(real *dk, real *dv, AttentionSaved a, AttentionShape s) {
+template <int QK, int HS>
+static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2) attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
+    typedef AttentionTiles<QK, HS> Tiles;
+    constexpr int STRIPS = Tiles::BACK_STRIPS, COLUMNS = Tiles::BACK_COLUMNS, THREADS = Tiles::BACK_THREADS, OWN = 16 * STRIPS, ROWS = Tiles::BACK_ROWS;
+    constexpr int PITCH = TILE_PITCH<QK>, V_PITCH = TILE_PITCH<HS>;
     static_assert(COLUMNS <= WARP, "a lane has one query's lse and D");
-    constexpr int OWN = 16 * STRIPS, ROWS = ATTENTION_WARPS * OWN, PITCH = TILE_PITCH<HS>;
     SHARED_DYNAMIC(real, shared);
-    real *k_tile = shared, *v_tile = k_tile + ROWS * PITCH, *buffer = v_tile + ROWS * PITCH;
+    real *k_tile = shared, *v_tile = k_tile + ROWS * PITCH, *buffer = v_tile + ROWS * V_PITCH;
     int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
     int first = blockIdx.y * ROWS, row0 = first + own, tiles = CEIL_DIV(s.T - first, COLUMNS);
-    Strips<STRIPS, HS> dk_sums = {}, dv_sums = {};
+    Strips<STRIPS, QK> dk_sums = {};
+    Strips<STRIPS, HS> dv_sums = {};
     auto begin = [=](int step) {
         int h = g * heads + step / tiles;
-        pair_copy<HS, COLUMNS>(buffer, step, head_rows(a.q, s.ld, b, h, s), head_rows(a.dc, (int64_t)s.NH * HS, b, h, s), first + step % tiles * COLUMNS, s.T);
+        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, head_rows(a.q, b, h, s.T), context_rows(a.dc, b, h, s), first + step % tiles * COLUMNS, s.T);
     };
 
-    tile_copy<HS, ROWS>(k_tile, head_rows(a.k, s.ld, b, g, s), first, s.T);
-    tile_copy<HS, ROWS>(v_tile, head_rows(a.v, s.ld, b, g, s), first, s.T);
+    tile_copy<QK, ROWS, THREADS>(k_tile, head_rows(a.k, b, g, s.T), first, s.T);
+    tile_copy<HS, ROWS, THREADS>(v_tile, head_rows(a.v, b, g, s.T), first, s.T);
     begin(0);
     for (int step = 0; step < heads * tiles; step++) {
         int query0 = first + step % tiles * COLUMNS, t = query0 + lane;
@@ -353,65 +376,62 @@ static __global__ void __launch_bounds__(ATTENTION_THREADS, 2) attention_dkv_ker
         __syncthreads();                                       // this tile is there for all, and all are done with the one before
         if (step + 1 < heads * tiles) begin(step + 1);
         if (row0 >= s.T || query0 + COLUMNS <= row0) continue;
-        const real *q_tile = half_of<HS, COLUMNS>(buffer, step), *dc_tile = q_tile + COLUMNS * PITCH;
+        const real *q_tile = half_of<QK, HS, COLUMNS>(buffer, step), *dc_tile = q_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
-        rows_by_rows<HS>(p, k_tile + own * PITCH, q_tile);
-        rows_by_rows<HS>(ds, v_tile + own * PITCH, dc_tile);
+        rows_by_rows<QK>(p, k_tile + own * PITCH, q_tile);
+        rows_by_rows<HS>(ds, v_tile + own * V_PITCH, dc_tile);
         if (query0 < row0 + OWN - 1) mask<true>(p, row0 - query0);
-        scores_backward<HS>(p, ds, lse, D);
+        scores_backward(p, ds, lse, D, s.log2_scale);
         sums_by_tile(dv_sums, p, dc_tile);
         sums_by_tile(dk_sums, ds, q_tile);
     }
-    scale_by(dk_sums, score_scale(HS));
-    int64_t at = ((int64_t)b * s.T + row0) * s.ld + g * HS;
-    rows_store(dk + at, s.ld, s.T - row0, k_tile + own * PITCH, dk_sums);
-    rows_store(dv + at, s.ld, s.T - row0, v_tile + own * PITCH, dv_sums);
+    scale_by(dk_sums, s.scale);
+    int64_t row = (int64_t)b * s.T + row0;
+    rows_store(dk.at + row * dk.ld + g * dk.head, dk.ld, s.T - row0, k_tile + own * PITCH, dk_sums);
+    rows_store(dv.at + row * dv.ld + g * dv.head, dv.ld, s.T - row0, v_tile + own * V_PITCH, dv_sums);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ launchers
 
-// Sizes of tiles: what fits in 255 registers a thread, and in the 99 KiB of shared memory that every GPU from compute capability 8.0 on has for a block.
-template <int HS> struct AttentionTiles {
-    static constexpr bool SMALL = HS <= 64, BF16 = sizeof(real) == 2;
-    static constexpr int STRIPS = BF16 ? 2 : 1, COLUMNS = (SMALL ? 64 : 32) / (BF16 ? 1 : 2);                          // forward
-    static constexpr int BACK_STRIPS = BF16 && SMALL ? 2 : 1, BACK_COLUMNS = BF16 || SMALL ? 32 : 16;                  // backward
-    static constexpr int ROWS = ATTENTION_WARPS * 16 * STRIPS, BACK_ROWS = ATTENTION_WARPS * 16 * BACK_STRIPS;
-    static constexpr size_t BYTES = sizeof(real) * TILE_PITCH<HS> * (ROWS + 4 * COLUMNS), BACK_BYTES = sizeof(real) * TILE_PITCH<HS> * (2 * BACK_ROWS + 4 * BACK_COLUMNS);
-    static_assert(BYTES <= 99 << 10 && BACK_BYTES <= 99 << 10, "smaller tiles");
-};
-
-template <int HS> static void attention_forward_launch(real *c, wide *peak, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
-    typedef AttentionTiles<HS> Tiles;
+template <int QK, int HS> static void attention_forward_launch(real *c, wide *peak, wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
+    typedef AttentionTiles<QK, HS> Tiles;
     dim3 grid(s.B * s.NH, CEIL_DIV(s.T, Tiles::ROWS));
-    LAUNCH(attention_forward_kernel<HS, Tiles::STRIPS, Tiles::COLUMNS>, grid, ATTENTION_THREADS, Tiles::BYTES, gpu->stream, c, peak, lse, q, k, v, s);
+    LAUNCH(attention_forward_kernel<QK, HS>, grid, Tiles::THREADS, Tiles::BYTES, gpu->stream, c, peak, lse, qkv[0], qkv[1], qkv[2], s);
 }
 
-template <int HS> static void attention_backward_launch(real *dq, real *dk, real *dv, AttentionSaved a, AttentionShape s, Gpu *gpu) {
-    typedef AttentionTiles<HS> Tiles;
+template <int QK, int HS> static void attention_backward_launch(const Heads d[3], AttentionSaved a, AttentionShape s, Gpu *gpu) {
+    typedef AttentionTiles<QK, HS> Tiles;
     unsigned tiles = CEIL_DIV(s.T, Tiles::BACK_ROWS);
-    LAUNCH(attention_dkv_kernel<HS, Tiles::BACK_STRIPS, Tiles::BACK_COLUMNS>, dim3(s.B * s.KV, tiles), ATTENTION_THREADS, Tiles::BACK_BYTES, gpu->stream, dk, dv, a, s);
-    LAUNCH(attention_dq_kernel<HS, Tiles::BACK_STRIPS, Tiles::BACK_COLUMNS>, dim3(s.B * s.NH, tiles), ATTENTION_THREADS, Tiles::BACK_BYTES, gpu->stream, dq, a, s);
+    LAUNCH(attention_dkv_kernel<QK, HS>, dim3(s.B * s.KV, tiles), Tiles::BACK_THREADS, Tiles::BACK_BYTES, gpu->stream, d[1], d[2], a, s);
+    LAUNCH(attention_dq_kernel<QK, HS>, dim3(s.B * s.NH, tiles), Tiles::BACK_THREADS, Tiles::BACK_BYTES, gpu->stream, d[0], a, s);
 }
 
-static inline void attention_refuse(int HS) {
-    CHECK(HS == 32 || HS == 48 || HS == 64 || HS == 96 || HS == 128, "expected heads of 32, 48, 64, 96 or 128 on the GPU, found %d\n"
-          "  -> --heads, so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS);
+// Every pair of sizes there are kernels for.
+typedef struct AttentionKernels {
+    int QK, HS;
+    void (*forward)(real *c, wide *peak, wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu);
+    void (*backward)(const Heads d[3], AttentionSaved a, AttentionShape s, Gpu *gpu);
+} AttentionKernels;
+template <int QK, int HS> static constexpr AttentionKernels attention_kernels_of(void) { return {QK, HS, attention_forward_launch<QK, HS>, attention_backward_launch<QK, HS>}; }
+static const AttentionKernels ATTENTION_KERNELS[] = {attention_kernels_of<32, 32>(), attention_kernels_of<48, 48>(), attention_kernels_of<64, 64>(), attention_kernels_of<96, 96>(),
+                                                     attention_kernels_of<128, 128>(), attention_kernels_of<48, 32>(), attention_kernels_of<96, 64>(), attention_kernels_of<192, 128>()};
+
+static inline const AttentionKernels *attention_kernels(int QK, int HS) {
+    for (const AttentionKernels &kernels : ATTENTION_KERNELS)
+        if (kernels.QK == QK && kernels.HS == HS) return &kernels;
+    CHECK(QK == HS, "expected heads of 32, 64 or 128 with --rope-size of half as many on the GPU, found %d and %d\n"
+          "  -> --rope-size %d, and --heads so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS, QK - HS, HS / 2);
+    CHECK(false, "expected heads of 32, 48, 64, 96 or 128 on the GPU, found %d\n  -> --heads, so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS);
+    return nullptr;
 }
 
 // c[B*T, NH*HS]; peak and lse: B*NH*T floats each, lse for backward.
-static inline void attention_forward(real *c, wide *peak, wide *lse, const real *q, const real *k, const real *v, AttentionShape s, Gpu *gpu) {
-    attention_refuse(s.HS);
-    auto launch = s.HS == 32 ? attention_forward_launch<32> : s.HS == 48 ? attention_forward_launch<48> : s.HS == 64 ? attention_forward_launch<64>
-                : s.HS == 96 ? attention_forward_launch<96> : attention_forward_launch<128>;
-    launch(c, peak, lse, q, k, v, s, gpu);
+static inline void attention_forward(real *c, wide *peak, wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
+    attention_kernels(s.QK, s.HS)->forward(c, peak, lse, qkv, s, gpu);
 }
 
-// SETs dq, dk and dv, which may not be q, k or v. D: scratch of B*NH*T floats; dc[B*T, NH*HS].
-static inline void attention_backward(real *dq, real *dk, real *dv, wide *D, const real *dc, const real *c, const wide *lse, const real *const qkv[3],
-                                      AttentionShape s, Gpu *gpu) {
-    attention_refuse(s.HS);
-    auto launch = s.HS == 32 ? attention_backward_launch<32> : s.HS == 48 ? attention_backward_launch<48> : s.HS == 64 ? attention_backward_launch<64>
-                : s.HS == 96 ? attention_backward_launch<96> : attention_backward_launch<128>;
-    LAUNCH(attention_dot_kernel, CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, ATTENTION_THREADS), ATTENTION_THREADS, 0, gpu->stream, D, dc, c, s);
-    launch(dq, dk, dv, AttentionSaved{dc, qkv[0], qkv[1], qkv[2], lse, D}, s, gpu);
+// SETs d: dq, dk and dv, which may not be q, k or v. D: scratch of B*NH*T floats; dc[B*T, NH*HS].
+static inline void attention_backward(const Heads d[3], wide *D, const real *dc, const real *c, const wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
+    LAUNCH(attention_dot_kernel, CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, DOT_THREADS), DOT_THREADS, 0, gpu->stream, D, dc, c, s);
+    attention_kernels(s.QK, s.HS)->backward(d, AttentionSaved{dc, qkv[0], qkv[1], qkv[2], lse, D}, s, gpu);
 }

@@ -20,6 +20,7 @@
 #include "norm.cuh"
 #include "qkv.cuh"
 #include "stats.cuh"
+#include "unit.cuh"
 
 // What the functions of one block share: its place in the mode, its parameters and activations, and their gradients.
 typedef struct Block {
@@ -36,7 +37,7 @@ typedef struct Block {
 } Block;
 
 static inline Norm block_norm(const Block *b, Site site, const real *w, const real *bias, wide *dw, wide *db, wide *mean, wide *rstd) {
-    return Norm{site, w, bias, dw, db, mean, rstd, b->s->n, (float)b->m->eps};
+    return Norm{site, w, bias, dw, db, mean, rstd, b->s->n, site.on == L2 ? 1e-12f : (float)b->m->eps};          // of L2 only against 0/0
 }
 #define NORM(b, slot) block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
 
@@ -47,7 +48,8 @@ static inline real *slot_forward(const Norm *norm, real *y, real *x, Gpu *gpu) {
     f.y = x;
     f.z = y;
     f.next = norm;
-    add_norm_forward(f, gpu);
+    if (norm->site.on == SCALE) gain_forward(y, x, norm, gpu);
+    else add_norm_forward(f, gpu);
     return y;
 }
 
@@ -60,7 +62,8 @@ static inline real *slot_backward(const Norm *norm, real *dx, real *dy, const re
     f.x = x;
     f.add = add;
     f.a = a;
-    norm_backward(norm, f, gpu);
+    if (norm->site.on == SCALE) gain_backward(dx, dy, x, norm, gpu);
+    else norm_backward(norm, f, gpu);
     return dx;
 }
 
@@ -73,54 +76,105 @@ static inline void add_norm(const Block *b, real *s, real *z, const real *y, con
 static inline LinearShape linear_shape(const Block *b, int out, int in, double c) { return LinearShape{b->s->n, out, in, (float)c}; }
 
 // ------------------------------------------------------------------------------------------------------------------ attention
-// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + beta * add
+// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + beta * add; for L2, N(rope(.))
 
-static inline int qkv_width(const Model *m) { return (m->NH + 2 * m->KV) * m->HS; }
-static inline QkvShape qkv_shape(const Block *b) { return QkvShape{b->s->B, b->s->T, b->m->NH, b->m->KV, b->m->HS, b->rotary}; }
-static inline AttentionShape attn_shape(const Block *b) { return AttentionShape{b->s->B, b->s->T, b->m->NH, b->m->KV, b->m->HS, qkv_width(b->m)}; }
+// Latent attention: k and v are made of W_kvb N([the latent's rows of] W_kva c u), and W_q above W_kva is one product: [q | latent | what turns of k].
 
-// Where q, k and v (part 0, 1, 2) as attention reads them begin, or their gradients: in the normed row where their norm is on.
-static inline real *qkv_part(const Model *m, real *raw, real *normed, const Norm norms[3], int part) {
-    int64_t at = part == 0 ? 0 : (int64_t)(m->NH + (part - 1) * m->KV) * m->HS;
-    return (norms[part].site.on ? normed : raw) + at;
+static inline QkvShape qkv_shape(const Block *b) { return QkvShape{b->s->B, b->s->T, b->m->NH, b->m->KV, qk_size(b->m), rotary_size(b->m), b->m->HS, b->rotary}; }
+
+// nGPT: q and k have length 1 when they meet, so scores are scaled up, and both read the one gain s_qk.
+static inline AttentionShape attn_shape(const Block *b) {
+    double root = sqrt((double)qk_size(b->m));
+    return attention_shape(b->s->B, b->s->T, b->m->NH, b->m->KV, qk_size(b->m), b->m->HS, b->p.q.on == L2 ? root : 1 / root);
 }
+
+typedef struct QkvNorms { Norm of[3]; } QkvNorms;
+static inline QkvNorms qkv_norms(const Block *b) {
+    QkvNorms norms = {{NORM(b, q), NORM(b, k), NORM(b, v)}};
+    if (norms.of[1].site.on != L2) return norms;
+    norms.of[1].site.gains = norms.of[0].site.gains;
+    norms.of[1].w = norms.of[0].w;
+    norms.of[1].dw = norms.of[0].dw;
+    return norms;
+}
+
+// Where q, k and v lie as products make them; t: activations or their gradients.
+static inline QkvPlaces qkv_made(const Block *b, const Acts *t) {
+    const Model *m = b->m;
+    int QK = qk_size(m), ld = qkv_width(m), ld_b = 2 * m->NH * m->HS;
+    if (!m->kv_rank) return qkv_row(t->qkv, m->NH, m->KV, m->HS);
+    return {{{t->qkv, ld, QK}, {t->kvb, ld_b, 2 * m->HS}, {t->kvb + m->HS, ld_b, 2 * m->HS}}, {{t->qkv + m->HS, ld, QK}, {t->qkv + ld - m->rope_size, ld, 0}, {}}};
+}
+
+// Where they lie as attention reads them: those with a norm elsewhere, and k where it was put together. There a row has those parts alone.
+static inline QkvPlaces qkv_read(const Block *b, const Acts *t) {
+    const Model *m = b->m;
+    QkvPlaces places = qkv_made(b, t), normed = qkv_row(t->qkvn, m->NH, m->KV, m->HS);
+    const int on[3] = {b->p.q.on, b->p.k.on || m->kv_rank, b->p.v.on}, heads[3] = {m->NH, m->KV, m->KV};
+    for (int part = 0, at = 0; part < 3; part++) {
+        int size = part < 2 ? qk_size(m) : m->HS;
+        if (!on[part]) continue;
+        places.of[part] = normed.of[part];
+        if (!m->kv_rank) continue;
+        places.of[part] = {t->qkvn + at, qkvn_width(m, &b->p), size};
+        places.turned[part] = {t->qkvn + at + m->HS, qkvn_width(m, &b->p), size};
+        at += heads[part] * size;
+    }
+    return places;
+}
+
+// The latent in rows of qkv.
+static inline Heads latent_of(const Model *m, const Acts *t) { return Heads{t->qkv + m->NH * qk_size(m), qkv_width(m), m->kv_rank}; }
 
 static inline void attn_branch_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
     const Model *m = b->m;
-    Norm norms[3] = {NORM(b, q), NORM(b, k), NORM(b, v)}, nc = NORM(b, ctx);
+    QkvNorms norms = qkv_norms(b);
+    QkvPlaces made = qkv_made(b, &b->a), read = qkv_read(b, &b->a);
+    Norm nc = NORM(b, ctx), latent = NORM(b, latent);
     linear_forward(b->a.qkv, u, b->w.wq, b->w.wq_b, nullptr, 0, linear_shape(b, qkv_width(m), m->C, b->p.attn_c), b->gpu);
-    qkv_forward(b->a.qkvn, b->a.qkv, norms, qkv_shape(b), b->gpu);
-    const real *qkv[3];
-    for (int part = 0; part < 3; part++) qkv[part] = qkv_part(m, b->a.qkv, b->a.qkvn, norms, part);
-    attention_forward(b->a.c, b->a.peak, b->a.lse, qkv[0], qkv[1], qkv[2], attn_shape(b), b->gpu);
+    if (m->kv_rank) {
+        latent_norm_forward(Heads{b->a.kvcn, m->kv_rank, m->kv_rank}, latent_of(m, &b->a), &latent, b->gpu);
+        linear_forward(b->a.kvb, b->a.kvcn, b->w.wkvb, nullptr, nullptr, 0, linear_shape(b, 2 * m->NH * m->HS, m->kv_rank, 1), b->gpu);
+    }
+    qkv_forward(&read, &made, norms.of, qkv_shape(b), b->gpu);
+    attention_forward(b->a.c, b->a.peak, b->a.lse, read.of, attn_shape(b), b->gpu);
     real *c = slot_forward(&nc, b->a.cn, b->a.c, b->gpu);
     linear_forward(y, c, b->w.wo, b->w.wo_b, add, beta, linear_shape(b, m->C, m->NH * m->HS, 1), b->gpu);
+}
+
+// From d.kvb and the heads' gradients of what turns to the rest of d.qkv.
+static inline void latent_backward(const Block *b, Heads turned) {
+    const Model *m = b->m;
+    Norm latent = NORM(b, latent);
+    LinearShape shape = linear_shape(b, 2 * m->NH * m->HS, m->kv_rank, 1);
+    latent_sum(qkv_made(b, &b->d).turned[1], turned, b->s->n, m->NH, m->rope_size, b->gpu);
+    linear_backward_weight(b->dw.wkvb, nullptr, b->d.kvb, b->a.kvcn, 1, shape, b->gpu);
+    linear_backward_input(b->d.kvcn, b->d.kvb, b->w.wkvb, nullptr, 0, 1, shape, b->gpu);
+    latent_norm_backward(latent_of(m, &b->d), Heads{b->d.kvcn, m->kv_rank, m->kv_rank}, latent_of(m, &b->a), &latent, b->gpu);
 }
 
 // du = (gradient through the branch) + beta * add
 static inline void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u, const real *add, float beta) {
     const Model *m = b->m;
-    Norm norms[3] = {NORM(b, q), NORM(b, k), NORM(b, v)}, nc = NORM(b, ctx);
+    QkvNorms norms = qkv_norms(b);
+    QkvPlaces made = qkv_made(b, &b->a), read = qkv_read(b, &b->a), dmade = qkv_made(b, &b->d), dread = qkv_read(b, &b->d);
+    Norm nc = NORM(b, ctx);
     LinearShape in = linear_shape(b, qkv_width(m), m->C, b->p.attn_c), out = linear_shape(b, m->C, m->NH * m->HS, 1);
     real *dc = nc.site.on ? b->d.cn : b->d.c;
     linear_backward_weight(b->dw.wo, b->dw.wo_b, dy, nc.site.on ? b->a.cn : b->a.c, 1, out, b->gpu);
     linear_backward_input(dc, dy, b->w.wo, nullptr, 0, 1, out, b->gpu);
     dc = slot_backward(&nc, b->d.c, dc, b->a.c, b->gpu);
-    const real *qkv[3];
-    real *d[3];
-    for (int part = 0; part < 3; part++) {
-        qkv[part] = qkv_part(m, b->a.qkv, b->a.qkvn, norms, part);
-        d[part] = qkv_part(m, b->d.qkv, b->d.qkvn, norms, part);
-    }
-    attention_backward(d[0], d[1], d[2], b->a.dots, dc, b->a.c, b->a.lse, qkv, attn_shape(b), b->gpu);
-    qkv_backward(b->d.qkv, b->d.qkvn, b->a.qkv, norms, qkv_shape(b), b->gpu);
+    attention_backward(dread.of, b->a.dots, dc, b->a.c, b->a.lse, read.of, attn_shape(b), b->gpu);
+    if (m->kv_rank) dmade.turned[1] = dread.turned[1];          // of each head; they are yet to be added up
+    qkv_backward(&dmade, &dread, &made, norms.of, qkv_shape(b), b->gpu);
+    if (m->kv_rank) latent_backward(b, dread.turned[1]);
     linear_backward_weight(b->dw.wq, b->dw.wq_b, b->d.qkv, u, 1, in, b->gpu);
     linear_backward_input(du, b->d.qkv, b->w.wq, add, beta, 1, in, b->gpu);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ ffn
-// y = N_o(W_down act(N_h([W_gate | W_up] c u))) + beta * add, of width p.F: dense, or what all tokens go through beside experts. N_h and N_o are SDD's. GELU without
-// N_h rides in the products of bf16, forward and backward; in float the library's tanh need not be ours to the last bits.
+// y = N_o(W_down act(N_h([W_gate | W_up] c u))) + beta * add, of width p.F: dense, or what all tokens go through beside experts. N_h is SDD's or nGPT's, N_o SDD's.
+// GELU without N_h rides in the products of bf16, forward and backward; in float the library's tanh need not be ours to the last bits.
 
 static inline bool gelu_in_product(const Block *b) { return sizeof(real) == 2 && !b->m->swiglu && !b->p.hidden.on; }
 static inline LinearShape hidden_shape(const Block *b) { return linear_shape(b, b->m->swiglu ? 2 * b->p.F : b->p.F, b->m->C, b->p.ffn_c); }
@@ -234,7 +288,35 @@ static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the block
-// u = in(x);  y = out(F(c u));  s = a skip + y;  next = post(s)        (modes.h; x -> mid is attention's sublayer, mid -> x' the ffn's)
+// u = in(x);  y = out(F(c u));  s = a skip + y, or skip + alpha (y - skip);  next = post(s)        (modes.h; x -> mid is attention's sublayer, mid -> x' the ffn's)
+
+// s = a * skip + out(y), z = next(s), as one kernel; norms that are off are absent.
+static inline void add_norm(const Block *b, real *s, real *z, const real *y, const real *skip, float a, const Norm *out, const Norm *next) {
+    AddNorm f = {s, z, y, skip, a, out, next};
+    add_norm_forward(f, b->gpu);
+}
+
+// nGPT's sublayers: next = post(skip + alpha (out(y) - skip)).
+static inline Interpolation attn_interpolation(const Block *b) { return Interpolation{b->w.attn_alpha, b->dw.attn_alpha, NORM(b, attn_out), NORM(b, attn_post)}; }
+static inline Interpolation ffn_interpolation(const Block *b) { return Interpolation{b->w.ffn_alpha, b->dw.ffn_alpha, NORM(b, ffn_out), NORM(b, ffn_post)}; }
+
+static inline void interpolated_forward(const Block *b, real *x) {
+    Interpolation attn = attn_interpolation(b), ffn = ffn_interpolation(b);
+    attn_branch_forward(b, b->a.ay, x, nullptr, 0);
+    interpolate_forward(b->a.mid, b->a.ay, x, &attn, b->gpu);
+    ffn_branch_forward(b, b->a.fy, b->a.mid, nullptr, 0);
+    interpolate_forward(b->a.x, b->a.fy, b->a.mid, &ffn, b->gpu);
+}
+
+// The skip's gradient waits where the branch's is added to it.
+static inline void interpolated_backward(const Block *b, real *dx, real *x) {
+    const Acts *a = &b->a, *d = &b->d;
+    Interpolation attn = attn_interpolation(b), ffn = ffn_interpolation(b);
+    interpolate_backward({d->fy, d->mid, d->x, a->x, a->fy, a->mid}, &ffn, b->gpu);
+    ffn_branch_backward(b, d->mid, d->fy, a->mid, d->mid, 1);
+    interpolate_backward({d->ay, dx, d->mid, a->mid, a->ay, x}, &attn, b->gpu);
+    attn_branch_backward(b, dx, d->ay, x, dx, 1);
+}
 
 template <int ROW> static void block_forward(const Block *b, real *x) {
     constexpr Mode r = MODES[ROW];
@@ -322,13 +404,21 @@ static inline void block_watch(const Block *b, LayerSums *sums, const real *x) {
     const real *attn_skip = r->attn.skip == NORMED && r->attn.in ? a->ai : x;
     const real *ffn_skip = r->ffn.skip == BLOCK ? x : r->ffn.skip == NORMED && r->ffn.in ? a->fi : a->mid;
     LayerTensors t = {{r->attn.post ? a->as : a->mid, r->ffn.post ? a->fs : a->x}, {attn_skip, ffn_skip}, a->x, a->peak, {(float)b->p.attn_a, (float)b->p.ffn_a},
-                      (int64_t)b->s->n * b->m->C, (int64_t)b->s->n * b->m->NH};
+                      (int64_t)b->s->n * b->m->C, (int64_t)b->s->n * b->m->NH, {a->attn_out_rstd, a->ffn_out_rstd}, {b->w.attn_alpha, b->w.ffn_alpha}, b->m->C};
+    if (r->attn.a == LEARNED) t.s[0] = a->ay, t.s[1] = a->fy;
     layer_sums(sums, t, b->gpu);
 }
 
 // Every row of modes.h as a pair of functions; the row of layer l (Place.row) chooses.
 typedef struct BlockRow { void (*forward)(const Block *b, real *x); void (*backward)(const Block *b, real *dx, real *x); } BlockRow;
-#define BLOCK_ROW(name, ...) {block_forward<MODE_##name>, block_backward<MODE_##name>},
+static constexpr bool sub_interpolated(SubMode s) { return !s.in && s.c == ONE && s.out == L2 && s.skip == OWN && s.a == LEARNED && s.post == L2; }
+template <int ROW> static constexpr BlockRow block_row_of(void) {
+    constexpr Mode r = MODES[ROW];
+    static_assert(sub_interpolated(r.attn) == sub_interpolated(r.ffn) && sub_interpolated(r.attn) == (r.attn.a == LEARNED || r.ffn.a == LEARNED), "an interpolation of another kind");
+    if constexpr (sub_interpolated(r.attn)) return {interpolated_forward, interpolated_backward};
+    else return {block_forward<ROW>, block_backward<ROW>};
+}
+#define BLOCK_ROW(name, ...) block_row_of<MODE_##name>(),
 static const BlockRow BLOCK_ROWS[] = { MODE_TABLE(BLOCK_ROW, BLOCK_ROW) };
 #undef BLOCK_ROW
 static inline const BlockRow *block_row(const Block *b) { return &BLOCK_ROWS[b->p.row->id]; }

@@ -72,6 +72,9 @@ struct alignas(16) Pack { real v[PACK]; };
 static __device__ inline Pack pack_load(const real *p) { return *reinterpret_cast<const Pack *>(p); }
 static __device__ inline void pack_store(real *p, const Pack &x) { *reinterpret_cast<Pack *>(p) = x; }
 
+// Heads in rows of something wider: head h of row i begins at at + i * ld + h * head.
+typedef struct Heads { real *at; int ld, head; } Heads;
+
 static __host__ __device__ inline float to_float(float x) { return x; }
 static __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 template <typename T> static __host__ __device__ inline T from_float(float x);

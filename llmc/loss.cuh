@@ -8,9 +8,12 @@
 // what it has seen, and puts it aside in shared memory, from where the gradient is made: one read and one write of the row. A row that does not fit
 // there (bf16: 116,000 columns on Hopper, float: 58,000) is read again. Without gradient it is read once and not kept.
 // Elements moved per row: Vp forward, 2 Vp with gradient. The computed floor at 4.3 TB/s for GPT-2 in bf16, n = 65536, Vp = 50304: 1.53 and 3.07 ms.
+//
+// Logits may have a gain (nGPT): logit = g z, g = scale w. Then the gradient of w, scale * sum over rows of dlogit z, sums down columns, and a second kernel
+// computes softmax anew where it does so, and dz = g dlogit with it. Elements moved per row: Vp forward, 2 Vp backward.
 #pragma once
 #include <float.h>
-#include "gpu.cuh"
+#include "unit.cuh"
 
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_LOADS = 4, SUMS_THREADS = 512 };
 
@@ -33,22 +36,31 @@ static __device__ inline float classifier_exp(float x, float shift) { return exp
 // sum = sum of e^(z - max) over what was seen; max starts at -1e30, below any logit and finite, so that masked columns (-inf) give e^-inf = 0 and not NaN.
 typedef struct Softmax { float max, sum; } Softmax;
 
+// The logits at columns j..j+PACK-1.
+template <bool GAINED> static __device__ inline Floats logits_of(const Pack &z, const Norm &gain, int j) {
+    Floats x = pack_floats(z);
+    if constexpr (GAINED) {
+        Floats g = gain_load(gain, j);
+        for (int k = 0; k < PACK; k++) x.v[k] *= g.v[k];
+    }
+    return x;
+}
+
 // Takes in the columns j..j+PACK-1, of which those from V on are padding.
-static __device__ inline Softmax softmax_add(Softmax s, const Pack &x, int j, int V) {
-    float z[PACK], max = s.max;
-    for (int k = 0; k < PACK; k++) z[k] = to_float(x.v[k]);
+static __device__ inline Softmax softmax_add(Softmax s, Floats z, int j, int V) {
+    float max = s.max;
     if (j + PACK > V)
         for (int k = 0; k < PACK; k++)
-            if (j + k >= V) z[k] = -INFINITY;
-    for (int k = 0; k < PACK; k++) max = fmaxf(max, z[k]);
+            if (j + k >= V) z.v[k] = -INFINITY;
+    for (int k = 0; k < PACK; k++) max = fmaxf(max, z.v[k]);
     if (max > s.max) s.sum *= classifier_exp(s.max, max);
     s.max = max;
-    for (int k = 0; k < PACK; k++) s.sum += classifier_exp(z[k], max);
+    for (int k = 0; k < PACK; k++) s.sum += classifier_exp(z.v[k], max);
     return s;
 }
 
 // This thread's part of a row; the row is also copied to kept unless that is nullptr. A few loads are in flight at a time.
-static __device__ inline Softmax softmax_row(real *kept, const real *z, int V, int Vp) {
+template <bool GAINED> static __device__ inline Softmax softmax_row(real *kept, const real *z, const Norm &gain, int V, int Vp) {
     Softmax s = {-1e30f, 0};
     int step = blockDim.x * PACK;
     for (int first = threadIdx.x * PACK; first < Vp; first += CLASSIFIER_LOADS * step) {
@@ -58,7 +70,7 @@ static __device__ inline Softmax softmax_row(real *kept, const real *z, int V, i
         for (int l = 0; l < CLASSIFIER_LOADS; l++) {
             int j = first + l * step;
             if (j >= Vp) break;
-            s = softmax_add(s, x[l], j, V);
+            s = softmax_add(s, logits_of<GAINED>(x[l], gain, j), j, V);
             if (kept) pack_store(kept + j, x[l]);
         }
     }
@@ -86,15 +98,16 @@ static __device__ inline void classifier_gradient(real *dz, const real *z, Class
 // Whether there is a gradient, and where it finds the row: in shared memory, or read again.
 enum { GRADIENT_NONE, GRADIENT_KEPT, GRADIENT_AGAIN };
 
-template <int GRADIENT>
+template <int GRADIENT, bool GAINED>
 static __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
-classifier_kernel(wide *losses, wide *logsum, real *logits, const int32_t *targets, int V, int Vp, float z_loss) {
+classifier_kernel(wide *losses, wide *logsum, real *logits, const int32_t *targets, Norm gain, int V, int Vp, float z_loss) {
     SHARED_DYNAMIC(real, kept);
     int64_t row = blockIdx.x;
     real *z = logits + row * Vp;
     int target = targets[row];
-    Softmax s = softmax_row(GRADIENT == GRADIENT_KEPT ? kept : nullptr, z, V, Vp);
+    Softmax s = softmax_row<GAINED>(GRADIENT == GRADIENT_KEPT ? kept : nullptr, z, gain, V, Vp);
     float z_target = to_float(z[target]);                      // every thread has it before the barriers of block_max let one write the row
+    if constexpr (GAINED) z_target *= (float)gain.site.scale * to_float(gain.w[target]);
     float max = block_max(s.max);
     float log_row = max + logf(block_sum(s.sum * classifier_exp(s.max, max)));
     if (threadIdx.x == 0) {
@@ -105,16 +118,64 @@ classifier_kernel(wide *losses, wide *logsum, real *logits, const int32_t *targe
     if (GRADIENT != GRADIENT_NONE) classifier_gradient(z, GRADIENT == GRADIENT_KEPT ? kept : z, r);
 }
 
-// losses[n] and logsum[n]; with gradient logits[n, Vp] becomes its own gradient. A thread for each 16 bytes of the row, up to CLASSIFIER_THREADS.
+// A thread for each 16 bytes of the row, up to CLASSIFIER_THREADS.
+static inline int classifier_threads(int Vp) {
+    int threads = CEIL_DIV(Vp / PACK, WARP) * WARP;
+    return threads < CLASSIFIER_THREADS ? threads : CLASSIFIER_THREADS;
+}
+
+// losses[n] and logsum[n]; with gradient logits[n, Vp] becomes its own gradient.
 static inline void classifier(wide *losses, wide *logsum, real *logits, const int32_t *targets, int64_t n, int V, int Vp, float z_loss, bool gradient, Gpu *gpu) {
-    int device, most, threads = CEIL_DIV(Vp / PACK, WARP) * WARP;
+    int device, most;
     cudaCheck(cudaGetDevice(&device));
     cudaCheck(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    if (threads > CLASSIFIER_THREADS) threads = CLASSIFIER_THREADS;
     size_t bytes = Vp * sizeof(real), reserved = 2 * WARP * sizeof(float);                     // the arrays of block_max and block_sum
     bool kept = gradient && bytes + reserved <= (size_t)most;
-    auto kernel = kept ? classifier_kernel<GRADIENT_KEPT> : gradient ? classifier_kernel<GRADIENT_AGAIN> : classifier_kernel<GRADIENT_NONE>;
-    LAUNCH(kernel, (unsigned)n, threads, kept ? bytes : 0, gpu->stream, losses, logsum, logits, targets, V, Vp, z_loss);
+    auto kernel = kept ? classifier_kernel<GRADIENT_KEPT, false> : gradient ? classifier_kernel<GRADIENT_AGAIN, false> : classifier_kernel<GRADIENT_NONE, false>;
+    LAUNCH(kernel, (unsigned)n, classifier_threads(Vp), kept ? bytes : 0, gpu->stream, losses, logsum, logits, targets, Norm(), V, Vp, z_loss);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ with a gain
+
+// losses and logsum of the logits g z; z[n, Vp] stays for backward. gain: of n rows of Vp.
+static inline void gained_classifier_forward(wide *losses, wide *logsum, real *z, const int32_t *targets, const Norm *gain, int V, Gpu *gpu) {
+    int Vp = gain->site.gains;
+    auto kernel = classifier_kernel<GRADIENT_NONE, true>;
+    LAUNCH(kernel, (unsigned)gain->n, classifier_threads(Vp), 0, gpu->stream, losses, logsum, z, targets, *gain, V, Vp, 0.0f);
+}
+
+// As gain_backward_kernel: partial has a row of gains for each chunk.
+static __global__ void __launch_bounds__(GAIN_THREADS)
+gained_classifier_backward_kernel(real *z, const wide *logsum, const int32_t *targets, Norm gain, GainRows r, int V, float z_loss, float scale, float *partial) {
+    int j = gain_column(), Vp = gain.site.gains;
+    if (j >= Vp) return;
+    int64_t first = blockIdx.y * r.rows, end = first + r.rows < r.n ? first + r.rows : r.n;
+    Floats g = gain_load(gain, j), sum = {};
+    for (int64_t i = first; i < end; i += GAIN_LOADS) {
+        Bits load[GAIN_LOADS];
+        UNROLL for (int l = 0; l < GAIN_LOADS; l++) load[l] = bits_load(i + l < end ? z + (i + l) * Vp : nullptr, j);
+        UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
+            if (i + l >= end) break;
+            Floats x = bits_floats(load[l]);
+            float log_row = logsum[i + l], both = 1 + 2 * z_loss * log_row;
+            int target = targets[i + l];
+            for (int k = 0; k < PACK; k++) {
+                float d = j + k < V ? both * classifier_exp(g.v[k] * x.v[k], log_row) - (j + k == target) : 0;
+                sum.v[k] += d * x.v[k];
+                x.v[k] = g.v[k] * d;
+            }
+            pack_store(z + (i + l) * Vp + j, pack_round(x));
+        }
+    }
+    for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.y * Vp + j + k] = scale * (float)gain.site.scale * sum.v[k];
+}
+
+// z becomes its gradient, unscaled; gain->dw is ADDed to, scaled.
+static inline void gained_classifier_backward(real *z, const wide *logsum, const int32_t *targets, const Norm *gain, int V, float z_loss, float scale, Gpu *gpu) {
+    GainRows r = gain_rows(gain, gpu);
+    PartialList list = {{{gain->dw, gpu->scratch, gain->site.gains, r.chunks}}, 1};
+    LAUNCH(gained_classifier_backward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, z, logsum, targets, *gain, r, V, z_loss, scale, gpu->scratch);
+    partials_add(&list, gpu);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ sums

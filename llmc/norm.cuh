@@ -124,11 +124,11 @@ static __device__ inline Bits bits_load(const real *from, int column) {
     return x;
 }
 
-template <int N> static __device__ inline void bits_round(Bits (&y)[N], const Floats (&x)[N]) {
-    UNROLL for (int i = 0; i < N; i++) {
-        Pack pack = pack_round(x[i]);
-        memcpy(&y[i], &pack, sizeof pack);
-    }
+static __device__ inline Bits bits_round(const Floats &x) {
+    Bits y;
+    Pack pack = pack_round(x);
+    memcpy(&y, &pack, sizeof pack);
+    return y;
 }
 
 static __device__ inline Floats bits_floats(const Bits &x) {
@@ -166,16 +166,16 @@ template <int N> static __device__ inline Moments line_kept(const Norm &norm, in
     return {norm.b && column[0] >= 0 ? norm.mean[line] : 0, column[0] >= 0 ? norm.rstd[line] : 0};
 }
 
-// x = N(x); line and set as in Lines. One thread keeps the statistics.
+// x = N(x) with the gain scale * w; line and set as in Lines. One thread keeps the statistics.
 template <typename TEAM, int N>
-static __device__ inline void line_normalize(Floats (&x)[N], const int (&column)[N], const Norm &norm, int64_t line, int set) {
+static __device__ inline void line_normalize(Floats (&x)[N], const int (&column)[N], const Norm &norm, int64_t line, int set, float scale = 1) {
     int width = norm.site.width;
     const real *w = norm.w + set * width, *b = norm.b ? norm.b + set * width : nullptr;
     Moments m = line_moments<TEAM>(x, column, width, b != nullptr, norm.eps);
     UNROLL for (int i = 0; i < N; i++) {
         if (column[i] < 0) continue;
         Floats gain = pack_floats(pack_load(w + column[i])), bias = b ? pack_floats(pack_load(b + column[i])) : Floats{};
-        for (int k = 0; k < PACK; k++) x[i].v[k] = gain.v[k] * ((x[i].v[k] - m.mean) * m.rstd) + bias.v[k];
+        for (int k = 0; k < PACK; k++) x[i].v[k] = scale * gain.v[k] * ((x[i].v[k] - m.mean) * m.rstd) + bias.v[k];
     }
     if (column[0] != 0) return;
     norm.rstd[line] = m.rstd;
@@ -329,14 +329,14 @@ typedef struct NormBackward {
 
 typedef struct Slopes { float u, ux; } Slopes;                 // means of u and of u * xhat over the line
 
-// The two means; w: the line's gains.
+// The two means; w: the line's gains, times scale.
 template <typename TEAM, int N>
-static __device__ inline Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N], const int (&column)[N], const real *w, Moments m, int width, bool centered) {
+static __device__ inline Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N], const int (&column)[N], const real *w, Moments m, int width, bool centered, float scale = 1) {
     float u = 0, ux = 0;
     UNROLL for (int i = 0; i < N; i++) {
         Floats dy_i = bits_floats(dy[i]), x_i = bits_floats(x[i]), gain_i = bits_floats(bits_load(w, column[i]));
         for (int k = 0; k < PACK; k++) {
-            float u_k = gain_i.v[k] * dy_i.v[k];
+            float u_k = scale * gain_i.v[k] * dy_i.v[k];
             u += u_k;
             ux += u_k * ((x_i.v[k] - m.mean) * m.rstd);
         }
@@ -352,7 +352,7 @@ template <int N> static __device__ inline void unpack_again(Bits (&x)[N]) {
 
 // N'(dy; x) of pack i, and its part in the sums for gain and bias.
 template <typename TEAM>
-static __device__ inline Floats pack_slope(GainSums sums, int i, const Bits &dy_i, const Bits &x_i, const Bits &gain_i, Moments m, Slopes s) {
+static __device__ inline Floats pack_slope(GainSums sums, int i, const Bits &dy_i, const Bits &x_i, const Bits &gain_i, Moments m, Slopes s, float scale = 1) {
     Floats dy = bits_floats(dy_i), x = bits_floats(x_i), gain = bits_floats(gain_i), dx;
     for (int q = 0; q < QUADS; q++) {
         int at = (i * QUADS + q) * TEAM::BLOCK;
@@ -360,8 +360,8 @@ static __device__ inline Floats pack_slope(GainSums sums, int i, const Bits &dy_
         for (int j = 0; j < 4; j++) {
             int k = q * 4 + j;
             float xhat = (x.v[k] - m.mean) * m.rstd;
-            dx.v[k] = m.rstd * (gain.v[k] * dy.v[k] - s.u - xhat * s.ux);
-            dw.v[j] += dy.v[k] * xhat;
+            dx.v[k] = m.rstd * (scale * gain.v[k] * dy.v[k] - s.u - xhat * s.ux);
+            dw.v[j] += scale * dy.v[k] * xhat;
             db.v[j] += dy.v[k];
         }
         sums.w[at] = dw;

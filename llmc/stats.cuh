@@ -1,9 +1,10 @@
 // stats.cuh: what --norms-every shows (judge.h): sums over the activations of one layer, after its forward, and over every parameter tensor, after its update.
 //
 //   layer     s = a skip + y (modes.h):   sums of x^2, the stream out of the block, and for each sublayer of y^2 = (s - a skip)^2 and of (a skip)^2;
-//             the largest of attention's peaks
+//             the largest of attention's peaks.  nGPT (unit.cuh): of (alpha t)^2 and of ((1 - alpha) skip)^2
 //   tensor    sums of d^2, before^2 and step^2: the gradient, the weights before the step, and what it subtracted. The step is computed again from the moments:
 //             A = c1 m / (sqrt(c2 v) + eps)     before = (w + lr (A - decay target)) / (1 - lr decay)     step = lr (A + decay (before - target))
+//             of nGPT's matrices, which were normalized since, w stands for before: it had the same length
 //
 // Values are float; squares and sums are double, as no float overflows them. Two kernels each: a fixed grid leaves partial sums in gpu->scratch, and one block a
 // result adds them in order. Bytes, 16 a thread and load, and the computed floor at 4.3 TB/s:
@@ -14,7 +15,8 @@
 #include "adamw.cuh"
 
 // What a forward has left of a layer, of size values each: of attention (0) and ffn (1) the sum s and its skip, and x; rows peaks. size: a multiple of 8.
-typedef struct LayerTensors { const real *s[2], *skip[2], *x; const wide *peak; float a[2]; int64_t size, rows; } LayerTensors;
+// nGPT: y in the place of s, C values a row, of which forward kept rstd, and p of C values.
+typedef struct LayerTensors { const real *s[2], *skip[2], *x; const wide *peak; float a[2]; int64_t size, rows; const wide *rstd[2]; const real *p[2]; int C; } LayerTensors;
 
 enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, LAYER_SQUARES };
 enum { TENSOR_GRAD, TENSOR_WEIGHT, TENSOR_STEP, TENSOR_SQUARES };
@@ -42,7 +44,17 @@ static __device__ inline void layer_store(LayerSums *to, LayerSums seen) {
     if (threadIdx.x == 0) *to = seen;
 }
 
-static __global__ void __launch_bounds__(STATS_THREADS) layer_sums_kernel(LayerSums *partial, LayerTensors t) {
+// Of value i of a sublayer: the skip's part of the sum, and the branch's.
+template <bool INTERPOLATED> static __device__ inline float2 sum_parts(const LayerTensors &t, int sub, int64_t i, float s, float skip) {
+    if constexpr (INTERPOLATED) {
+        float alpha = alpha_slope(t.C) * fabsf(to_float(t.p[sub][i % t.C]));
+        return {(1 - alpha) * skip, alpha * s * t.rstd[sub][i / t.C] * rsqrtf((float)t.C)};
+    }
+    float skipped = t.a[sub] * skip;
+    return {skipped, s - skipped};
+}
+
+template <bool INTERPOLATED> static __global__ void __launch_bounds__(STATS_THREADS) layer_sums_kernel(LayerSums *partial, LayerTensors t) {
     LayerSums seen = {{}, -INFINITY};
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = first * PACK; i < t.size; i += step * PACK) {
@@ -51,9 +63,9 @@ static __global__ void __launch_bounds__(STATS_THREADS) layer_sums_kernel(LayerS
         for (int k = 0; k < PACK; k++) seen.squares[STREAM] += square(to_float(x.v[k]));
         UNROLL for (int sub = 0; sub < 2; sub++)
             for (int k = 0; k < PACK; k++) {
-                float skipped = t.a[sub] * to_float(skip[sub].v[k]);
-                seen.squares[ATTN_BRANCH + 2 * sub] += square(to_float(s[sub].v[k]) - skipped);
-                seen.squares[ATTN_SKIP + 2 * sub] += square(skipped);
+                float2 parts = sum_parts<INTERPOLATED>(t, sub, i + k, to_float(s[sub].v[k]), to_float(skip[sub].v[k]));
+                seen.squares[ATTN_BRANCH + 2 * sub] += square(parts.y);
+                seen.squares[ATTN_SKIP + 2 * sub] += square(parts.x);
             }
     }
     for (int64_t i = first; i < t.rows; i += step) seen.logit = larger(seen.logit, t.peak[i]);
@@ -77,7 +89,7 @@ static inline void layer_sums(LayerSums *sums, const LayerTensors &t, Gpu *gpu) 
     LayerSums *partial = (LayerSums *)gpu->scratch;
     CHECK(gpu->scratch_size * sizeof(float) >= pieces * sizeof *partial, "expected room for the partial sums of %d blocks, found %zu floats\n"
           "  -> a bug: report it with the command line", pieces, gpu->scratch_size);
-    LAUNCH(layer_sums_kernel, pieces, STATS_THREADS, 0, gpu->stream, partial, t);
+    LAUNCH(t.p[0] ? layer_sums_kernel<true> : layer_sums_kernel<false>, pieces, STATS_THREADS, 0, gpu->stream, partial, t);
     LAUNCH(layer_add_kernel, 1, STATS_THREADS, 0, gpu->stream, sums, partial, pieces);
 }
 
@@ -94,6 +106,7 @@ static __global__ void __launch_bounds__(STATS_THREADS) tensor_sums_kernel(Tenso
         for (int k = 0; k < FOUR; k++) {
             if (i + k >= e.size) break;
             float adam = m.v[k] * s.correct1 / (sqrtf(v.v[k] * s.correct2) + s.eps), before = (w.v[k] + e.lr * (adam - e.decay * e.target)) / (1 - e.lr * e.decay);
+            if (e.line) before = w.v[k];
             seen.squares[TENSOR_GRAD] += square(d.v[k]);
             seen.squares[TENSOR_WEIGHT] += square(before);
             seen.squares[TENSOR_STEP] += square(e.lr * (adam + e.decay * (before - e.target)));

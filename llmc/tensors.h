@@ -102,7 +102,11 @@ enum { SHARED = -1 };
 ACT(site##_mean, wide, copies, s->n, p->site.groups, 0, p->site.on && p->site.bias) \
 ACT(site##_rstd, wide, copies, s->n, p->site.groups, 0, p->site.on && p->site.on != SCALE)
 
-#define QKV_WIDTH ((m->NH + m->KV) * qk_size(m) + m->KV * m->HS)
+// On a GPU: a row of the product that q, k, v read u by, [q | k | v] or [q | latent | kr]; and of those of q, k, v that are kept apart from it.
+static inline int qkv_width(const Model *m) { return m->kv_rank ? m->NH * qk_size(m) + m->kv_rank + m->rope_size : (m->NH + 2 * m->KV) * m->HS; }
+static inline int qkvn_width(const Model *m, const Place *p) {
+    return m->kv_rank ? ((p->q.on != 0) + 1) * m->NH * qk_size(m) + (p->v.on ? m->NH * m->HS : 0) : qkv_width(m);
+}
 #define MLP_WIDTH (!m->moe.E ? m->F : m->moe.dense && m->moe.dense_F > m->moe.shared_F ? m->moe.dense_F : m->moe.shared_F)      // the widest of all layers
 #define ASSIGNED ((int64_t)s->n * m->moe.K)                                                                                     // a row for each expert of each token
 #define ACT_TABLE(ACT) \
@@ -110,12 +114,12 @@ ACT(site##_rstd, wide, copies, s->n, p->site.groups, 0, p->site.on && p->site.on
 ACT(raw,     real, 1,        s->n,  m->C,          1,         p->emb.on)       /* embedding before its norm */ \
 ACT(e,       real, 1,        s->n,  m->C,          1,         1)               /* stream into block 0 */ \
 ACT(ai,      real, s->cheap, s->n,  m->C,          1,         p->attn_in.on)   /* u of attention: normed input */ \
-ACT(qkv,     real, s->keep,  s->n,  QKV_WIDTH,     1,         !s->threads)     /* GPU: [q | k | v] */ \
-ACT(qkvn,    real, s->keep,  s->n,  QKV_WIDTH,     1,         !s->threads && (p->q.on || p->k.on || p->v.on))   /* after their norms */ \
-ACT(kvc,     real, s->keep,  s->n,  m->kv_rank,    1,         m->kv_rank)      /* latent attention: the latent, */ \
+ACT(qkv,     real, s->keep,  s->n,  qkv_width(m),  1,         !s->threads)     /* GPU: q, k, v */ \
+ACT(qkvn,    real, s->keep,  s->n,  qkvn_width(m, p), 1,      !s->threads && (m->kv_rank || p->q.on || p->k.on || p->v.on))  /* after their norms; k put together */ \
+ACT(kvc,     real, s->keep,  s->n,  m->kv_rank,    1,         s->threads && m->kv_rank)      /* latent attention: the latent (GPU: in qkv), */ \
 ACT(kvcn,    real, s->keep,  s->n,  m->kv_rank,    1,         m->kv_rank)      /* after its norm, */ \
-ACT(kr,      real, 1,        s->n,  m->rope_size,  1,         m->kv_rank)      /* the rotary part of k that heads share, */ \
-ACT(kvb,     real, 1,        s->n,  m->NH * 2 * m->HS, 1,     m->kv_rank)      /* and [k without it | v] of each head */ \
+ACT(kr,      real, 1,        s->n,  m->rope_size,  1,         s->threads && m->kv_rank)      /* the rotary part of k that heads share (GPU: in qkv), */ \
+ACT(kvb,     real, s->threads ? 1 : s->keep, s->n, m->NH * 2 * m->HS, 1, m->kv_rank)         /* and [k without it | v] of each head */ \
 ACT(q,       real, s->keep,  s->n,  m->NH * qk_size(m), 1,    s->threads)      /* CPU: one by one */ \
 ACT(k,       real, s->keep,  s->n,  m->KV * qk_size(m), 1,    s->threads) \
 ACT(v,       real, s->keep,  s->n,  m->KV * m->HS, 1,         s->threads) \
@@ -130,7 +134,7 @@ ACT(c,       real, s->keep,  s->n,  m->NH * m->HS, 1,         1)               /
 ACT(cn,      real, s->keep,  s->n,  m->NH * m->HS, 1,         p->ctx.on) \
 ACT(ay,      real, p->out_anywhere ? s->keep : 1, s->n, m->C, 1, 1)            /* y of attention */ \
 ACT(ao,      real, 1,        s->n,  m->C,          m->mode->unit, s->threads && p->attn_out.on)  /* y after its norm */ \
-ACT(as,      real, s->keep,  s->n,  m->C,          1,         p->attn_post.on) /* a * skip + y */ \
+ACT(as,      real, s->keep,  s->n,  m->C,          1,         p->attn_post.on && (s->threads || p->attn_post.on != L2))  /* a * skip + y */ \
 ACT(mid,     real, s->keep,  s->n,  m->C,          1,         1)               /* stream between the sublayers */ \
 ACT(fi,      real, s->cheap, s->n,  m->C,          1,         p->ffn_in.on)    /* u of the ffn */ \
 ACT(gu,      real, s->keep,  s->n,  MLP_WIDTH * (m->swiglu ? 2 : 1), 1, p->F)  /* [gate | up], or up alone */ \
@@ -161,10 +165,10 @@ ACT(expert_hidden_rstd, wide, s->keep, ASSIGNED, p->expert_hidden.groups, 0, p->
 ACT(expert_out_rstd, wide, s->keep, ASSIGNED, 1,   0,         p->expert_out.on) \
 ACT(fy,      real, p->out_anywhere ? s->keep : 1, s->n, m->C, 1, 1)            /* y of the ffn */ \
 ACT(fo,      real, 1,        s->n,  m->C,          m->mode->unit, s->threads && p->ffn_out.on) \
-ACT(fs,      real, s->keep,  s->n,  m->C,          1,         p->ffn_post.on) \
+ACT(fs,      real, s->keep,  s->n,  m->C,          1,         p->ffn_post.on && (s->threads || p->ffn_post.on != L2)) \
 ACT(x,       real, m->L,     s->n,  m->C,          2,         1)               /* stream out of the block */ \
 ACT(fx,      real, 1,        s->n,  m->C,          1,         p->fin.on)       /* stream after the final norm */ \
-ACT(z,       real, 1,        s->n,  m->Vp,         1,         p->logits.on)    /* logits before their gain */ \
+ACT(z,       real, 1,        s->n,  m->Vp,         1,         s->threads && p->logits.on)  /* logits before their gain; GPU: in logits */ \
 ACT(logits,  real, 1,        s->n,  m->Vp,         SHARED,    1) \
 ACT(logsum,  wide, 1,        s->n,  1,             0,         1)               /* log-sum-exp of the logits */ \
 ACT(losses,  wide, 1,        s->n,  1,             0,         1)               /* cross-entropy of each token */ \

@@ -168,8 +168,8 @@ int main(void) {
     float *p = device_empty<float>((size_t)B * NH * T * T), *ds = device_empty<float>((size_t)B * NH * T * T);
     wide *lse = device_empty<wide>(B * NH * T), *D = device_empty<wide>(B * NH * T), *lse2 = device_empty<wide>(B * NH * T), *peak = device_empty<wide>(B * NH * T);
     // lse2, to base 2, and peak: of step 3
-    const real *qkv[3] = {q, k, v};
-    AttentionShape shape = {B, T, NH, NH, HS, C};
+    const Heads qkv[3] = {{q, C, HS}, {k, C, HS}, {v, C, HS}}, dqkv[3] = {{dq, C, HS}, {dk, C, HS}, {dv, C, HS}};
+    AttentionShape shape = attention_shape(B, T, NH, NH, HS, HS, SCALE);
     Solution t = solve(host[0], host[1], host[2], host[3]);
     Gpu *gpu = test_gpu();
     cudaStream_t stream = gpu->stream;
@@ -185,7 +185,7 @@ int main(void) {
         LAUNCH(naive_sum_kernel<false>, elements, 128, 0, stream, c, p, v);
     });
     ladder_step("2 flash", floor, forward, gpu, [&] { LAUNCH(flash_forward_kernel, rows, ROWS, 0, stream, c, lse, q, k, v); });
-    ladder_step("3 llmc/attention.cuh", floor, forward, gpu, [&] { attention_forward(c, peak, lse2, q, k, v, shape, gpu); });
+    ladder_step("3 llmc/attention.cuh", floor, forward, gpu, [&] { attention_forward(c, peak, lse2, qkv, shape, gpu); });
 
     // c is what step 3 has left.
     ladder_header("backward: reads dC, C, Q, K, V; writes dQ, dK, dV; 5 products", back);
@@ -202,6 +202,6 @@ int main(void) {
         LAUNCH(flash_backward_kernel<false>, rows, ROWS, 0, stream, dq, nullptr, q, dc, k, v, lse, D);
         LAUNCH(flash_backward_kernel<true>, rows, ROWS, 0, stream, dk, dv, k, v, q, dc, lse, D);
     });
-    ladder_step("3 llmc/attention.cuh", back, backward, gpu, [&] { attention_backward(dq, dk, dv, D, dc, c, lse2, qkv, shape, gpu); });
+    ladder_step("3 llmc/attention.cuh", back, backward, gpu, [&] { attention_backward(dqkv, D, dc, c, lse2, qkv, shape, gpu); });
     return ladder_end();
 }

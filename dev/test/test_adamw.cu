@@ -2,7 +2,7 @@
 #include "gpu_test.cuh"
 #include "../../llmc/adamw.cuh"
 
-typedef std::vector<float> Floats;
+typedef std::vector<float> HostFloats;
 
 template <typename T> static T *device_raw(const std::vector<T> &host) {
     T *device;
@@ -36,8 +36,8 @@ struct Toy {
     float *d;
 };
 
-static Floats toy_values(const Toy &toy, uint64_t seed, double deviation) {                   // zeros in the gaps
-    Floats x(toy.t.total, 0.0f);
+static HostFloats toy_values(const Toy &toy, uint64_t seed, double deviation) {                   // zeros in the gaps
+    HostFloats x(toy.t.total, 0.0f);
     for (const UpdateEntry &e : toy.host)
         for (int64_t i = e.offset; i < e.offset + e.size; i++) x[i] = (float)(deviation * rand_normal(seed, i));
     return x;
@@ -47,7 +47,7 @@ static Toy toy_make(bool master_only) {
     Toy toy = {};
     toy.t.total = 32;
     for (int k = 0; k < TENSORS; k++) {
-        UpdateEntry e = {toy.t.total, SIZES[k], 0.01f * (k + 1), k % 3 ? 0.1f * k : 0, k % 2 ? 1.0f : 0};
+        UpdateEntry e = {toy.t.total, SIZES[k], 0.01f * (k + 1), k % 3 ? 0.1f * k : 0, k % 2 ? 1.0f : 0, 0, 0};
         toy.host.push_back(e);
         toy.t.total += CEIL_DIV(e.size, (int64_t)32) * 32;
     }
@@ -55,9 +55,9 @@ static Toy toy_make(bool master_only) {
     toy.entries = device_raw(toy.host);
     toy.state = device_raw(std::vector<UpdateState>(1));
     toy.t.master = device_raw(toy_values(toy, 61, 1));
-    toy.t.m = device_raw(Floats(toy.t.total, 0.0f));
-    toy.t.v = device_raw(Floats(toy.t.total, 0.0f));
-    toy.t.d = toy.d = device_raw(Floats(toy.t.total, 0.0f));
+    toy.t.m = device_raw(HostFloats(toy.t.total, 0.0f));
+    toy.t.v = device_raw(HostFloats(toy.t.total, 0.0f));
+    toy.t.d = toy.d = device_raw(HostFloats(toy.t.total, 0.0f));
     toy.t.w = master_only ? (real *)(void *)toy.t.master : device_empty<real>(toy.t.total);
     return toy;
 }
@@ -72,7 +72,7 @@ static void toy_sums(const Toy &toy, double ce, double z) {
     UpdateState state = {{ce, z}, NAN, NAN, -1};
     cudaCheck(cudaMemcpy(toy.state, &state, sizeof state, cudaMemcpyHostToDevice));
 }
-static void toy_gradients(const Toy &toy, const Floats &d) { cudaCheck(cudaMemcpy(toy.d, d.data(), d.size() * sizeof(float), cudaMemcpyHostToDevice)); }
+static void toy_gradients(const Toy &toy, const HostFloats &d) { cudaCheck(cudaMemcpy(toy.d, d.data(), d.size() * sizeof(float), cudaMemcpyHostToDevice)); }
 
 static AdamWStep toy_step(int step, float clip, int stochastic) {
     AdamWStep s = {0.9f, 0.95f, 1e-3f, (float)(1 / (1 - pow(0.9, step))), (float)(1 / (1 - pow(0.95, step))), clip, stochastic, rand_at(5, step)};
@@ -83,13 +83,13 @@ static AdamWStep toy_step(int step, float clip, int stochastic) {
 
 struct Truth { Values w, m, v; };
 
-static double truth_norm(const Floats &d) {
+static double truth_norm(const HostFloats &d) {
     double sum = 0;
     for (float x : d) sum += (double)x * x;
     return sqrt(sum);
 }
 
-static void truth_step(Truth *t, const Toy &toy, const Floats &d, AdamWStep s) {
+static void truth_step(Truth *t, const Toy &toy, const HostFloats &d, AdamWStep s) {
     double norm = truth_norm(d), scale = s.clip > 0 && norm > s.clip ? s.clip / norm : 1;
     for (const UpdateEntry &e : toy.host)
         for (int64_t i = e.offset; i < e.offset + e.size; i++) {
@@ -100,7 +100,7 @@ static void truth_step(Truth *t, const Toy &toy, const Floats &d, AdamWStep s) {
         }
 }
 
-static int gaps_touched(const Toy &toy, const Floats &x) {
+static int gaps_touched(const Toy &toy, const HostFloats &x) {
     std::vector<bool> gap(toy.t.total, true);
     int touched = 0;
     for (const UpdateEntry &e : toy.host)
@@ -128,7 +128,7 @@ static void check_adamw(bool master_only, int stochastic) {
     const char *names[] = {"no clip", "a small clip", "a large clip", "clip"};
     Truth truth = {host_values(toy.t.master, toy.t.total), Values(toy.t.total), Values(toy.t.total)};
     for (int step = 1; step <= 4; step++) {
-        Floats d = toy_values(toy, 62 + step, step == 4 ? 1e-2 : 1);
+        HostFloats d = toy_values(toy, 62 + step, step == 4 ? 1e-2 : 1);
         AdamWStep s = toy_step(step, clips[step - 1], stochastic);
         toy_gradients(toy, d);
         toy_sums(toy, 123.5, 0.25);
@@ -159,9 +159,9 @@ GPU_TEST(cuda_adamw) {
 // ------------------------------------------------------------------------------------------------------------------ steps refused
 
 // What is in gradients or losses that are not finite reaches no weight and no moment.
-static void check_refused(Toy *toy, const Floats &d, double ce, double z, const char *what) {
+static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, const char *what) {
     const float *arenas[] = {toy->t.master, toy->t.m, toy->t.v};
-    std::vector<Floats> before;
+    std::vector<HostFloats> before;
     for (const float *arena : arenas) before.push_back(host_raw(arena, toy->t.total));
     std::vector<real> w = host_raw(toy->t.w, toy->t.total);
     toy_gradients(*toy, d);
@@ -174,13 +174,13 @@ static void check_refused(Toy *toy, const Floats &d, double ce, double z, const 
 
 GPU_TEST(cuda_adamw_refused) {
     Toy toy = toy_make(false);
-    Floats d = toy_values(toy, 71, 1);
+    HostFloats d = toy_values(toy, 71, 1);
     toy_gradients(toy, d);
     toy_sums(toy, 0, 0);
     adamw_update(toy.t, toy.entries, TENSORS, toy.state, toy_step(1, 1, 1), test_gpu());
     const int64_t places[] = {0, toy.host[1].offset, toy.host[7].offset + toy.host[7].size - 1, toy.host[9].offset + 126};
     for (int64_t at : places) {
-        Floats spoiled = d;
+        HostFloats spoiled = d;
         spoiled[at] = NAN;
         check_refused(&toy, spoiled, 1, 1, "a NaN in the gradients");
         spoiled[at] = -INFINITY;
@@ -194,6 +194,63 @@ GPU_TEST(cuda_adamw_refused) {
     adamw_update(toy.t, toy.entries, TENSORS, toy.state, toy_step(2, 1, 1), test_gpu());
     EXPECT(toy_state(toy).finite == 1 && isfinite(host_values(toy.t.v, 1)[0]), "a large gradient: norm %g, finite %d", toy_state(toy).norm, toy_state(toy).finite);
     toy_free(&toy);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ lines of length 1
+
+// Rows, long and short and one of zeros; columns, more and fewer than a strip, of one matrix and of three one below the other; and what has no lines.
+static const struct { int64_t size; int line, step; } LINES[] = {{37 * 40, 40, 1}, {5 * 1032, 1032, 1}, {48 * 72, 48, 72}, {77, 0, 0}, {3 * 40 * 24, 40, 24}, {700 * 8, 8, 1}};
+
+static Toy lines_make(bool master_only) {
+    Toy toy = {};
+    toy.t.total = 32;
+    for (const auto &lines : LINES) {
+        toy.host.push_back({toy.t.total, lines.size, 0, 0, 0, lines.line, lines.step});
+        toy.t.total += CEIL_DIV(lines.size, (int64_t)32) * 32;
+    }
+    HostFloats w = toy_values(toy, 81, 3);
+    for (int i = 0; i < 40; i++) w[toy.host[0].offset + 11 * 40 + i] = 0;
+    toy.entries = device_raw(toy.host);
+    toy.state = device_raw(std::vector<UpdateState>(1));
+    toy.t.master = device_raw(w);
+    toy.t.w = master_only ? (real *)(void *)toy.t.master : device_empty<real>(toy.t.total);
+    return toy;
+}
+
+static void check_lines(bool master_only, int stochastic) {
+    Toy toy = lines_make(master_only);
+    AdamWStep step = toy_step(1, 0, stochastic);
+    HostFloats was = host_raw(toy.t.master, toy.t.total);
+    Values want(was.begin(), was.end());
+    unit_lines(toy.t, toy.entries, (int)toy.host.size(), toy.state, step, test_gpu());       // its state is not finite: zeros
+    EXPECT(same_bits(was, host_raw(toy.t.master, toy.t.total)), "lines are divided after a step that was refused");
+    unit_lines(toy.t, toy.entries, (int)toy.host.size(), nullptr, step, test_gpu());
+    for (const UpdateEntry &e : toy.host)
+        for (int64_t first = 0; e.line && first < e.size; first += (int64_t)e.line * e.step)
+            for (int i = 0; i < e.step; i++) {
+                double square = 0;
+                for (int j = 0; j < e.line; j++) square += pow(was[e.offset + first + i + (int64_t)j * e.step], 2);
+                for (int j = 0; j < e.line && square > 0; j++) want[e.offset + first + i + (int64_t)j * e.step] /= sqrt(square);
+            }
+    HostFloats now = host_raw(toy.t.master, toy.t.total);
+    real *rounded = device_empty<real>(toy.t.total);
+    weights_round(rounded, toy.t.master, toy.t.total, stochastic, step.key, test_gpu());
+    std::vector<real> w = host_raw(toy.t.w, toy.t.total), again = host_raw(rounded, toy.t.total);
+    for (const UpdateEntry &e : toy.host) {
+        double error = nmse(Values(now.begin() + e.offset, now.begin() + e.offset + e.size), Values(want.begin() + e.offset, want.begin() + e.offset + e.size));
+        EXPECT(error < 1e-12, "lines of %d, %d apart: %g", e.line, e.step, error);
+        if (e.line) EXPECT(!memcmp(&w[e.offset], &again[e.offset], e.size * sizeof(real)), "lines of %d: weights_round gives other bits", e.line);
+    }
+    for (int64_t i = toy.host[3].offset; i < toy.host[4].offset; i++) EXPECT(now[i] == was[i], "element %d of what has no lines is %g, was %g", (int)i, now[i], was[i]);
+    EXPECT(gaps_touched(toy, now) == 0, "something in a gap");
+    cudaFree(rounded);
+    toy_free(&toy);
+}
+
+GPU_TEST(cuda_unit_lines) {
+    check_lines(false, 0);
+    check_lines(false, 1);
+    if (sizeof(real) == sizeof(float)) check_lines(true, 0);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the norm
@@ -218,7 +275,7 @@ GPU_TEST(cuda_gradient_norm) {
 
 // ------------------------------------------------------------------------------------------------------------------ rounding
 
-static std::vector<real> rounded(const Floats &x, int stochastic, uint64_t key) {
+static std::vector<real> rounded(const HostFloats &x, int stochastic, uint64_t key) {
     float *master = device_raw(x);
     real *w = device_empty<real>(x.size());
     weights_round(w, master, (int64_t)x.size(), stochastic, key, test_gpu());
@@ -239,7 +296,7 @@ static void check_chances(uint32_t bits) {
     enum { N = 40000 };
     float x = float_of(bits), low = float_of(bits & 0xffff0000u), high = float_of((bits & 0xffff0000u) + 0x10000u);
     double chance = (bits & 0xffff) / 65536.0, up[4] = {0}, pairs = 0, bound = 5 * sqrt(chance * (1 - chance) / (N / 4)) + 1e-9;
-    std::vector<real> w = rounded(Floats(N, x), 1, rand_at(91, bits));
+    std::vector<real> w = rounded(HostFloats(N, x), 1, rand_at(91, bits));
     int wrong = 0;
     for (int i = 0; i < N; i++) {
         float got = to_float(w[i]);
@@ -263,7 +320,7 @@ GPU_TEST(cuda_rounding) {
 }
 
 GPU_TEST(cuda_rounding_repeats) {
-    Floats x(5000);
+    HostFloats x(5000);
     for (size_t i = 0; i < x.size(); i++) x[i] = (float)rand_normal(92, i);
     std::vector<real> first = rounded(x, 1, 7), again = rounded(x, 1, 7), other = rounded(x, 1, 8), nearest = rounded(x, 0, 7);
     EXPECT(same_bits(first, again), "the same key gives other bits");
@@ -274,14 +331,14 @@ GPU_TEST(cuda_rounding_repeats) {
     }
     EXPECT(wrong == 0, "%d of %d values not rounded to nearest", wrong, (int)x.size());
     EXPECT(sizeof(real) == 4 ? moved == 0 : moved > 1000 && moved < 2500, "another key moves %d of %d values", moved, (int)x.size());
-    std::vector<real> far = rounded(Floats(x.size(), 1.003f), 1, 7);                          // a constant: no period in the random numbers
+    std::vector<real> far = rounded(HostFloats(x.size(), 1.003f), 1, 7);                          // a constant: no period in the random numbers
     for (size_t i = 0; i + 1024 < x.size(); i++) equal += to_float(far[i]) == to_float(far[i + 1024]);
     EXPECT(sizeof(real) == 4 || (equal > 1500 && equal < 3000), "%d of %d values round as those 1024 further on", equal, (int)x.size() - 1024);
 }
 
 GPU_TEST(cuda_rounding_special) {
     const uint32_t max = 0x7f7fffff, infinity = 0x7f800000, nan = 0x7f800001;
-    Floats x(4096);
+    HostFloats x(4096);
     for (size_t i = 0; i < x.size(); i++) {
         const uint32_t values[4] = {max, infinity, nan, max - 0x100};
         x[i] = float_of(values[i / 4 % 4] | (i / 16 % 2 ? 0x80000000u : 0));                  // each in every place of a hash

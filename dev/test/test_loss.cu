@@ -70,6 +70,56 @@ GPU_TEST(cuda_classifier) {
     check_classifier({3, 5003, 5120, 3, 0.001f});           // more than one round of loads
 }
 
+// Logits with a gain: the truth is that of g z, whose gradient goes on to z and to the gain.
+static void check_gained(LossCase s, size_t scratch) {
+    Values z = random_values(s.n * s.Vp, 56, s.deviation, 1), w = random_values(s.Vp, 57, 0.3, 1), dw = random_values(s.Vp, 58), want_dw, logits(s.n * s.Vp);
+    std::vector<int32_t> targets(s.n);
+    const double factor = 1.5, scale = 0.25;
+    for (int64_t row = 0; row < s.n; row++) {
+        targets[row] = row == 0 ? s.V - 1 : (int32_t)(rand_uniform(59, row) * s.V);
+        for (int j = s.V; j < s.Vp; j++) z[row * s.Vp + j] = 0;                             // as the padding's weights make it
+    }
+    real *d_z = device_copy<real>(&z), *d_w = device_copy<real>(&w);
+    wide *d_dw = device_copy<wide>(&dw), *losses = device_empty<wide>(s.n), *logsum = device_empty<wide>(s.n);
+    int32_t *d_targets;
+    cudaCheck(cudaMalloc((void **)&d_targets, s.n * sizeof(int32_t)));
+    cudaCheck(cudaMemcpy(d_targets, targets.data(), s.n * sizeof(int32_t), cudaMemcpyHostToDevice));
+    Norm gain = {site_make(SCALE, 1, s.Vp, 1, 0, 1), d_w, nullptr, d_dw, nullptr, nullptr, nullptr, s.n, 1e-5f};
+    gain.site.scale = factor;
+    Gpu gpu = *test_gpu();
+    if (scratch) gpu.scratch_size = scratch, gpu.scratch = device_empty<float>(scratch);
+    for (size_t i = 0; i < z.size(); i++) logits[i] = factor * w[i % s.Vp] * z[i];
+    LossTruth t = loss_truth(s, logits, targets);
+    gained_classifier_forward(losses, logsum, d_z, d_targets, &gain, s.V, &gpu);
+    check_losses(s, t, losses, logsum);
+    EXPECT(host_values(d_z, z.size()) == z, "n %d, V %d: what gives logits changed before backward", (int)s.n, s.V);
+    gained_classifier_backward(d_z, logsum, d_targets, &gain, s.V, s.z_loss, (float)scale, &gpu);
+    want_dw = dw;
+    Values want_dz(z.size());
+    for (int64_t row = 0; row < s.n; row++) {
+        t.dz[row * s.Vp + targets[row]] = t.dz_target[row];
+        for (int j = 0; j < s.Vp; j++) {
+            want_dw[j] += scale * factor * t.dz[row * s.Vp + j] * z[row * s.Vp + j];
+            want_dz[row * s.Vp + j] = factor * w[j] * t.dz[row * s.Vp + j];
+        }
+    }
+    expect_close(d_z, want_dz, "the gradient through a gain");
+    expect_close(d_dw, want_dw, "a gain's gradient");
+    Values dz = host_values(d_z, z.size());
+    int padding = 0;
+    for (size_t i = 0; i < dz.size(); i++) padding += (int)(i % s.Vp) >= s.V && dz[i] != 0;
+    EXPECT(padding == 0, "n %d, V %d: %d columns of the padding are not 0", (int)s.n, s.V, padding);
+    if (scratch) cudaFree(gpu.scratch);
+    cudaFree(d_z), cudaFree(d_w), cudaFree(d_dw), cudaFree(losses), cudaFree(logsum), cudaFree(d_targets);
+}
+
+GPU_TEST(cuda_classifier_gain) {
+    check_gained({1, 8, 8, 1, 0}, 0);
+    check_gained({9, 249, 384, 2, 0.02f}, 0);
+    check_gained({37, 100, 104, 3, 0.01f}, 104 * 5 + 3);
+    check_gained({3, 5003, 5120, 2, 0.001f}, 0);
+}
+
 // A row that takes most of the shared memory, and one that does not fit.
 GPU_TEST(cuda_classifier_wide) {
     check_classifier({2, 50257, 50304, 2, 0.01f});

@@ -1,50 +1,53 @@
-// test_qkv.cu: the norms of q, k and v and rotary positions between the fused product and attention (llmc/qkv.cuh), against their equations in double.
+// test_qkv.cu: the norms of q, k and v and rotary positions between the products and attention (llmc/qkv.cuh), against their equations in double.
 #include "gpu_test.cuh"
 #include "../../llmc/qkv.cuh"
 
-// on: which of q, k, v have a norm (bits 0, 1, 2); full: statistics over the full part (the same bits); scratch: 0, or this many floats.
-struct QkvCase { int B, T, NH, KV, HS, rope, on, full, bias; size_t scratch; };
+// on: which of q, k, v have a norm (bits 0, 1, 2); full: statistics over the full part (the same bits); scratch: 0, or this many floats. unit: L2 after RoPE, and gains of
+// their own for each head. R: 0, or latent attention: so many channels that turn besides the HS of a head of q and k.
+struct QkvCase { int B, T, NH, KV, HS, rope, on, full, bias; size_t scratch; int unit, R; };
 
 static QkvCase qkv_case;                                       // the one that runs, for messages
 
 static const char *describe(const char *what) {
     static char text[200];
     const QkvCase &k = qkv_case;
-    snprintf(text, sizeof text, "%s: B %d, T %d, heads %d and %d of %d, rope %d, norms %d, full %d, bias %d, scratch %zu", what, k.B, k.T, k.NH, k.KV, k.HS, k.rope, k.on,
-             k.full, k.bias, k.scratch);
+    snprintf(text, sizeof text, "%s: B %d, T %d, heads %d and %d of %d, rope %d, norms %d, full %d, bias %d, scratch %zu, unit %d, R %d", what, k.B, k.T, k.NH, k.KV, k.HS,
+             k.rope, k.on, k.full, k.bias, k.scratch, k.unit, k.R);
     return text;
 }
 
-// One of q, k, v: n rows of heads * HS values out of rows of ld, with what a norm of it needs.
+// One of q, k, v: heads of `size` values, of which the last `turns` turn, with what a norm of it needs.
 struct Part {
     Norm norm;
     Values w, b, dw, db;
-    int offset, width, on, rotates;
+    int heads, size, width, on, turns;
 };
 
-static double *at(Values &x, const Part &part, int ld, int64_t row) { return &x[row * ld + part.offset]; }
-
-static void make_part(Part *part, const QkvCase &k, int p, int offset) {
-    int heads = p ? k.KV : k.NH, full = k.full >> p & 1, gains = full ? heads * k.HS : k.HS, stats = k.B * k.T * (full ? 1 : heads);
-    part->offset = offset, part->width = heads * k.HS, part->on = k.on >> p & 1, part->rotates = k.rope && p < 2;
+static void make_part(Part *part, const QkvCase &k, int p) {
+    int heads = p ? k.KV : k.NH, full = k.full >> p & 1, size = p < 2 ? k.HS + k.R : k.HS, n = k.B * k.T, stats = n * (full ? 1 : heads);
+    int width = full ? heads * size : size, gains = k.unit ? heads * size : width;
+    part->heads = heads, part->size = size, part->width = width, part->on = k.on >> p & 1, part->turns = !k.rope || p == 2 ? 0 : k.R ? k.R : k.HS;
     part->w = random_values(gains, 70 + p, 0.3, 1.2), part->dw = random_values(gains, 73 + p), part->b.clear(), part->db.clear();
     if (k.bias) part->b = random_values(gains, 76 + p, 0.5), part->db = random_values(gains, 79 + p);
     part->norm = {};
     if (!part->on) return;
-    part->norm = {site_heads(1, full ? FULL : HEAD, heads, k.HS, k.bias), device_copy<real>(&part->w), k.bias ? device_copy<real>(&part->b) : nullptr,
+    part->norm = {site_heads(k.unit ? L2 : 1, full ? FULL : HEAD, heads, size, k.bias), device_copy<real>(&part->w), k.bias ? device_copy<real>(&part->b) : nullptr,
                   device_copy<wide>(&part->dw), k.bias ? device_copy<wide>(&part->db) : nullptr, k.bias ? device_empty<wide>(stats) : nullptr,
-                  device_empty<wide>(stats), (int64_t)k.B * k.T, 1e-5f};
+                  device_empty<wide>(stats), n, k.unit ? 1e-12f : 1e-5f};
+    if (k.unit) site_stored(&part->norm.site, gains, 1, 0.3);
 }
 
 static void free_part(Part *part) {
     cudaFree((void *)part->norm.w), cudaFree((void *)part->norm.b), cudaFree(part->norm.dw), cudaFree(part->norm.db), cudaFree(part->norm.mean), cudaFree(part->norm.rstd);
 }
 
-// A row's part turns as complex numbers do: (x_i + j x_(i + HS/2)) e^(j angle).
-static void turn(double *x, const QkvCase &k, int heads, int t, double direction) {
-    for (int h = 0; h < heads; h++)
-        for (int i = 0; i < k.HS / 2; i++) {
-            double angle = direction * t * pow(10000, -2.0 * i / k.HS), *even = x + h * k.HS + i, *odd = even + k.HS / 2;
+// ------------------------------------------------------------------------------------------------------------------ the equations
+
+// A head's last channels turn as complex numbers do: (x_i + j x_(i + R/2)) e^(j angle).
+static void turn(double *x, const Part &part, int t, double direction) {
+    for (int h = 1; h <= part.heads; h++)
+        for (int i = 0; i < part.turns / 2; i++) {
+            double angle = direction * t * pow(10000, -2.0 * i / part.turns), *even = x + h * part.size - part.turns + i, *odd = even + part.turns / 2;
             double first = *even * cos(angle) - *odd * sin(angle);
             *odd = *even * sin(angle) + *odd * cos(angle);
             *even = first;
@@ -52,121 +55,228 @@ static void turn(double *x, const QkvCase &k, int heads, int t, double direction
 }
 
 // xhat of a group and its rstd.
-static double normalize(Values *xhat, const double *x, int width, int bias) {
+static double normalize(Values *xhat, const double *x, const Part &part) {
     double mean = 0, square = 0;
-    for (int i = 0; i < width && bias; i++) mean += x[i] / width;
+    int width = part.width;
+    for (int i = 0; i < width && !part.b.empty(); i++) mean += x[i] / width;
     for (int i = 0; i < width; i++) square += (x[i] - mean) * (x[i] - mean) / width;
     xhat->resize(width);
-    for (int i = 0; i < width; i++) (*xhat)[i] = (x[i] - mean) / sqrt(square + 1e-5);
-    return 1 / sqrt(square + 1e-5);
+    for (int i = 0; i < width; i++) (*xhat)[i] = (x[i] - mean) / sqrt(square + part.norm.eps);
+    return 1 / sqrt(square + part.norm.eps);
 }
 
-// x of one part of one row: N(x), then turned.
+static int gain(const QkvCase &k, int at, int i) { return k.unit ? at + i : i; }                 // of value i of the group that begins at `at`
+
+// x of one part of one row: N(x), then turned; unit, turned, then N(x).
 static void part_forward(double *x, const Part &part, const QkvCase &k, int t) {
-    int group = part.on ? part.norm.site.width : part.width;
     Values xhat;
-    for (int g = 0; part.on && g < part.width; g += group) {
-        normalize(&xhat, x + g, group, k.bias);
-        for (int i = 0; i < group; i++) x[g + i] = part.w[i] * xhat[i] + (k.bias ? part.b[i] : 0);
+    if (k.unit) turn(x, part, t, 1);
+    for (int g = 0; part.on && g < part.heads * part.size; g += part.width) {
+        normalize(&xhat, x + g, part);
+        for (int i = 0; i < part.width; i++) x[g + i] = part.norm.site.scale * part.w[gain(k, g, i)] * xhat[i] + (k.bias ? part.b[i] : 0);
     }
-    if (part.rotates) turn(x, k, part.width / k.HS, t, 1);
+    if (!k.unit) turn(x, part, t, 1);
 }
 
 // d: the gradient of what part_forward made of x; becomes the gradient of x. Adds to the gradients of gain and bias.
-static void part_backward(double *d, const double *x, const Part &part, const QkvCase &k, int t, Values *dw, Values *db) {
-    int group = part.on ? part.norm.site.width : part.width;
+static void part_backward(double *d, Values x, const Part &part, const QkvCase &k, int t, Values *dw, Values *db) {
     Values xhat;
-    if (part.rotates) turn(d, k, part.width / k.HS, t, -1);
-    for (int g = 0; part.on && g < part.width; g += group) {
-        double rstd = normalize(&xhat, x + g, group, k.bias), u = 0, ux = 0;
-        for (int i = 0; i < group; i++) {
-            (*dw)[i] += d[g + i] * xhat[i];
-            if (k.bias) (*db)[i] += d[g + i], u += part.w[i] * d[g + i] / group;
-            ux += part.w[i] * d[g + i] * xhat[i] / group;
+    if (k.unit) turn(x.data(), part, t, 1);
+    else turn(d, part, t, -1);
+    for (int g = 0; part.on && g < part.heads * part.size; g += part.width) {
+        double rstd = normalize(&xhat, &x[g], part), u = 0, ux = 0, scale = part.norm.site.scale;
+        for (int i = 0; i < part.width; i++) {
+            double du = scale * part.w[gain(k, g, i)] * d[g + i] / part.width;
+            (*dw)[gain(k, g, i)] += scale * d[g + i] * xhat[i];
+            if (k.bias) (*db)[i] += d[g + i], u += du;
+            ux += du * xhat[i];
         }
-        for (int i = 0; i < group; i++) d[g + i] = rstd * (part.w[i] * d[g + i] - u - xhat[i] * ux);
+        for (int i = 0; i < part.width; i++) d[g + i] = rstd * (scale * part.w[gain(k, g, i)] * d[g + i] - u - xhat[i] * ux);
     }
+    if (k.unit) turn(d, part, t, -1);
 }
 
-// Forward: normed holds the parts with a norm and nothing else, raw turns where there is none.
-static void check_forward(const QkvCase &k, Part part[3], const Norm norms[3], QkvShape s, const Values &raw, int ld) {
-    Values want = raw, empty(raw.size(), NAN), copy = raw;
-    int n = k.B * k.T;
-    real *d_raw = device_copy<real>(&copy), *d_normed = k.on ? device_empty<real>(raw.size()) : nullptr;
-    qkv_forward(d_normed, d_raw, norms, s, test_gpu());
-    Values got_raw = host_values(d_raw, raw.size()), got_normed = k.on ? host_values(d_normed, raw.size()) : empty;
+// ------------------------------------------------------------------------------------------------------------------ where things lie
+// Three arrays: what q, k and v are made in, two in latent attention ([q | gap | what turns of k] and [k | v] of each head), and what attention reads.
+
+enum { MADE, MADE_B, READ, ARRAYS, GAP = 16 };
+
+struct Room {
+    QkvCase k;
+    int n, QK, ld[ARRAYS];
+    Values host[ARRAYS];
+    real *device[ARRAYS];
+
+    Room(const QkvCase &c) : k(c), n(c.B * c.T), QK(c.HS + c.R) {
+        ld[MADE] = k.R ? k.NH * QK + GAP + k.R : (k.NH + 2 * k.KV) * k.HS, ld[MADE_B] = 2 * k.NH * k.HS, ld[READ] = (k.NH + k.KV) * QK + k.KV * k.HS;
+        for (int a = 0; a < ARRAYS; a++) host[a].assign((size_t)n * ld[a], NAN), device[a] = nullptr;
+    }
+    void send() { for (int a = 0; a < ARRAYS; a++) device[a] = device_copy<real>(&host[a]); }
+    Values now(int a) const { return host_values(device[a], host[a].size()); }
+    ~Room() { for (real *p : device) cudaFree(p); }
+
+    int start(int p) const { return p == 0 ? 0 : p == 1 ? k.NH * QK : (k.NH + k.KV) * QK; }       // of a part in a row of READ, and in the one row of heads that are alike
+    bool apart(int p) const { return (k.on >> p & 1) || (k.R && p == 1); }
+
+    // Array and index of channel c of a head, as made and as read. each: what turns of k, of each head.
+    void made(int p, int row, int h, int c, int *a, int64_t *at, bool each) const {
+        *a = MADE, *at = (int64_t)row * ld[MADE] + start(p) + h * k.HS + c;
+        if (!k.R) return;
+        if (p == 1 && c >= k.HS && each) return read(p, row, h, c, a, at);
+        if (p == 1 && c >= k.HS) *at = (int64_t)row * ld[MADE] + ld[MADE] - k.R + c - k.HS;
+        else if (p == 0) *at = (int64_t)row * ld[MADE] + h * QK + c;
+        else *a = MADE_B, *at = (int64_t)row * ld[MADE_B] + (2 * h + p - 1) * k.HS + c;
+    }
+    void read(int p, int row, int h, int c, int *a, int64_t *at) const {
+        if (!apart(p)) return made(p, row, h, c, a, at, false);
+        *a = READ, *at = (int64_t)row * ld[READ] + start(p) + h * (p < 2 ? QK : k.HS) + c;
+    }
+
+    QkvPlaces made_places(bool each) const {
+        if (!k.R) return qkv_row(device[MADE], k.NH, k.KV, k.HS);
+        real *turned = device[MADE] + ld[MADE] - k.R, *b = device[MADE_B];
+        QkvPlaces places = {{{device[MADE], ld[MADE], QK}, {b, ld[MADE_B], 2 * k.HS}, {b + k.HS, ld[MADE_B], 2 * k.HS}}, {{device[MADE] + k.HS, ld[MADE], QK}, {turned, ld[MADE], 0}, {}}};
+        if (each) places.turned[1] = read_places().turned[1];
+        return places;
+    }
+    QkvPlaces read_places() const {
+        QkvPlaces places = made_places(false);
+        for (int p = 0; p < 3; p++) {
+            real *at = device[READ] + start(p);
+            int size = p < 2 ? QK : k.HS;
+            if (apart(p)) places.of[p] = {at, ld[READ], size}, places.turned[p] = {at + k.HS, ld[READ], size};
+        }
+        return places;
+    }
+};
+
+// One part of one row, from where it is made or read.
+static Values gather(const Room &r, const Part &part, int p, int row, bool read) {
+    Values x;
+    for (int h = 0; h < part.heads; h++)
+        for (int c = 0; c < part.size; c++) {
+            int a;
+            int64_t at;
+            if (read) r.read(p, row, h, c, &a, &at);
+            else r.made(p, row, h, c, &a, &at, false);
+            x.push_back(r.host[a][at]);
+        }
+    return x;
+}
+
+// Expects what is computed to lie in the room's arrays, part for part, and everything else to be as it was. to_read: at the places attention reads.
+static void expect_room(const Room &r, const Part part[3], const std::vector<Values> want[3], bool to_read, const char *what) {
+    Values got[ARRAYS] = {r.now(MADE), r.now(MADE_B), r.now(READ)};
+    int64_t other = 0;
+    std::vector<bool> seen[ARRAYS];
+    for (int a = 0; a < ARRAYS; a++) seen[a].assign(got[a].size(), false);
     for (int p = 0; p < 3; p++) {
-        double error = 0, norm = 0, other = 0;
-        for (int row = 0; row < n; row++) {
-            part_forward(at(want, part[p], ld, row), part[p], k, row % k.T);
-            for (int64_t i = (int64_t)row * ld + part[p].offset; i < (int64_t)row * ld + part[p].offset + part[p].width; i++) {
-                error += pow((part[p].on ? got_normed : got_raw)[i] - want[i], 2), norm += want[i] * want[i];
-                if (part[p].on || !part[p].rotates) other += got_raw[i] != raw[i];
-                if (!part[p].on) other += !isnan(got_normed[i]);
-            }
-        }
-        EXPECT(error <= TOLERANCE * norm, "%s, part %d: normalized mean squared error %.3g", describe("forward"), p, error / norm);
-        EXPECT(other == 0, "%s, part %d: %g values changed that should not", describe("forward"), p, other);
+        double error = 0, norm = 0;
+        for (int row = 0; row < r.n; row++)
+            for (int h = 0; h < part[p].heads; h++)
+                for (int c = 0; c < part[p].size; c++) {
+                    int a;
+                    int64_t at;
+                    double value = want[p][row][h * part[p].size + c];
+                    if (to_read) r.read(p, row, h, c, &a, &at);
+                    else r.made(p, row, h, c, &a, &at, true);
+                    seen[a][at] = true;
+                    error += pow(got[a][at] - value, 2), norm += value * value;
+                }
+        EXPECT(error <= TOLERANCE * norm, "%s, part %d: normalized mean squared error %.3g", describe(what), p, error / norm);
     }
-    cudaFree(d_raw), cudaFree(d_normed);
+    for (int a = 0; a < ARRAYS; a++)
+        for (size_t i = 0; i < got[a].size(); i++) other += !seen[a][i] && got[a][i] != r.host[a][i] && !(isnan(got[a][i]) && isnan(r.host[a][i]));
+    EXPECT(other == 0, "%s: %d values changed that should not", describe(what), (int)other);
 }
 
-// Backward twice, as gains and biases accumulate; the second time with draw = dnormed where every part has a norm.
-static void check_backward(const QkvCase &k, Part part[3], const Norm norms[3], QkvShape s, const Values &raw, int ld) {
-    Values d = random_values(raw.size(), 91), want = d, copy = raw, start(raw.size(), NAN);
-    int n = k.B * k.T;
-    real *d_raw = device_copy<real>(&copy), *d_dnormed = device_copy<real>(&d);
-    want = d;
-    for (int row = 0; row < n; row++)                          // draw begins as NaN where a norm sets it, as the gradient where it turns in place
-        for (int p = 0; p < 3; p++)
-            if (!part[p].on)
-                for (int64_t i = (int64_t)row * ld + part[p].offset; i < (int64_t)row * ld + part[p].offset + part[p].width; i++) start[i] = d[i];
-    real *d_draw = device_copy<real>(&start);
+// ------------------------------------------------------------------------------------------------------------------ checks
+
+static void check_forward(Room *r, const Part part[3], const Norm norms[3], QkvShape s) {
+    std::vector<Values> want[3];
+    r->send();
+    QkvPlaces made = r->made_places(false), read = r->read_places();
+    qkv_forward(&read, &made, norms, s, test_gpu());
+    for (int p = 0; p < 3; p++)
+        for (int row = 0; row < r->n; row++) {
+            want[p].push_back(gather(*r, part[p], p, row, false));
+            part_forward(want[p][row].data(), part[p], r->k, row % r->k.T);
+        }
+    expect_room(*r, part, want, true, "forward");
+}
+
+// Backward twice, as gains and biases accumulate; the second time in the place of d where every part lies alike.
+static void check_backward(const Room &r, Part part[3], const Norm norms[3], QkvShape s) {
+    const QkvCase &k = r.k;
+    Values dw[3], db[3];
+    std::vector<Values> want[3];
+    Room d(k), again(k);
+    for (int p = 0; p < 3; p++)
+        for (int row = 0; row < r.n; row++)
+            for (int h = 0; h < part[p].heads; h++)
+                for (int c = 0; c < part[p].size; c++) {
+                    int a;
+                    int64_t at;
+                    d.read(p, row, h, c, &a, &at);
+                    d.host[a][at] = rand_normal(91 + p, ((uint64_t)row * 64 + h) * 512 + c);
+                }
+    d.send();
+    for (int a = 0; a < ARRAYS; a++) again.host[a] = d.host[a];
+    again.send();
     Gpu gpu = *test_gpu();
     if (k.scratch) gpu.scratch_size = k.scratch, gpu.scratch = device_empty<float>(k.scratch);
-    qkv_backward(d_draw, d_dnormed, d_raw, norms, s, &gpu);
-    Values dw[3], db[3];
+    bool in_place = k.on == 7 && !k.R;
+    QkvPlaces made = r.made_places(false), dmade = d.made_places(true), dread = d.read_places(), made2 = again.made_places(true), read2 = again.read_places();
+    qkv_backward(&dmade, &dread, &made, norms, s, &gpu);
+    qkv_backward(in_place ? &read2 : &made2, &read2, &made, norms, s, &gpu);
     for (int p = 0; p < 3; p++) {
         dw[p].resize(part[p].w.size()), db[p].resize(part[p].b.size());
-        for (int row = 0; row < n; row++) part_backward(at(want, part[p], ld, row), &copy[row * ld + part[p].offset], part[p], k, row % k.T, &dw[p], &db[p]);
+        for (int row = 0; row < r.n; row++) {
+            want[p].push_back(gather(d, part[p], p, row, true));
+            part_backward(want[p][row].data(), gather(r, part[p], p, row, false), part[p], k, row % k.T, &dw[p], &db[p]);
+        }
     }
-    expect_close(d_draw, want, describe("gradient"));
-    bool in_place = k.on == 7;
-    Values once = host_values(d_draw, raw.size());
-    if (!in_place) cudaFree(d_draw), d_draw = device_copy<real>(&start);
-    qkv_backward(in_place ? d_dnormed : d_draw, d_dnormed, d_raw, norms, s, &gpu);
-    EXPECT(host_values(in_place ? d_dnormed : d_draw, raw.size()) == once, "%s", describe("another gradient the second time"));
+    expect_room(d, part, want, false, "gradient");
+    Values first = d.now(MADE), second = again.now(in_place ? READ : MADE);
+    int64_t different = 0;
+    for (size_t i = 0; i < first.size(); i++) different += first[i] != second[i] && !(isnan(first[i]) && isnan(second[i]));
+    EXPECT(different == 0, "%s", describe("another gradient the second time"));
+    if (k.unit)
+        for (size_t j = 0; j < dw[1].size(); j++) dw[0][j] += dw[1][j];                // one gain for both
     for (int p = 0; p < 3; p++) {
-        if (!part[p].on) continue;
+        if (!part[p].on || (k.unit && p)) continue;
         for (size_t j = 0; j < dw[p].size(); j++) part[p].dw[j] += 2 * dw[p][j];
         for (size_t j = 0; j < db[p].size(); j++) part[p].db[j] += 2 * db[p][j];
         expect_close(part[p].norm.dw, part[p].dw, describe("gradient of a gain"));
         if (k.bias) expect_close(part[p].norm.db, part[p].db, describe("gradient of a bias"));
     }
     if (k.scratch) cudaFree(gpu.scratch);
-    cudaFree(d_raw), cudaFree(d_dnormed), cudaFree(d_draw);
 }
 
 static void check_qkv(QkvCase k) {
-    int ld = (k.NH + 2 * k.KV) * k.HS;
     qkv_case = k;
-    Values raw = random_values((size_t)k.B * k.T * ld, 90, 1, 0.5);
-    real *rounded = device_copy<real>(&raw);
-    std::vector<float2> table((size_t)k.T * k.HS / 2);
+    int turns = k.R ? k.R : k.HS;
+    std::vector<float2> table((size_t)k.T * turns / 2);
     float2 *rotary = nullptr;
     if (k.rope) {
-        rotary_table(table.data(), k.T, k.HS, 10000);
+        rotary_table(table.data(), k.T, turns, 10000);
         cudaCheck(cudaMalloc((void **)&rotary, table.size() * sizeof(float2)));
         cudaCheck(cudaMemcpy(rotary, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice));
     }
     Part part[3];
-    for (int p = 0; p < 3; p++) make_part(&part[p], k, p, (p > 0 ? k.NH : 0) * k.HS + (p > 1 ? k.KV : 0) * k.HS);
+    for (int p = 0; p < 3; p++) make_part(&part[p], k, p);
     Norm norms[3] = {part[0].norm, part[1].norm, part[2].norm};
-    QkvShape s = {k.B, k.T, k.NH, k.KV, k.HS, rotary};
-    check_forward(k, part, norms, s, raw, ld);
-    check_backward(k, part, norms, s, raw, ld);
+    if (k.unit) part[1].w = part[0].w, norms[1].w = norms[0].w, norms[1].dw = norms[0].dw;
+    QkvShape s = {k.B, k.T, k.NH, k.KV, k.HS + k.R, turns, k.HS, rotary};
+    Room room(k);
+    room.host[MADE] = random_values(room.host[MADE].size(), 90, 1, 0.5), room.host[MADE_B] = random_values(room.host[MADE_B].size(), 89, 1, 0.5);
+    check_forward(&room, part, norms, s);
+    real *turned = room.device[MADE];                          // backward of a part without a norm needs nothing of it, one with a norm what it was
+    room.device[MADE] = device_copy<real>(&room.host[MADE]);
+    cudaFree(turned);
+    check_backward(room, part, norms, s);
     for (int p = 0; p < 3; p++) free_part(&part[p]);
-    cudaFree(rounded), cudaFree(rotary);
+    cudaFree(rotary);
 }
 
 // Every choice of norms, with and without rope, over heads and over full parts.
@@ -174,22 +284,103 @@ GPU_TEST(cuda_qkv) {
     for (int on = 0; on < 8; on++)
         for (int rope = 0; rope < 2; rope++)
             for (int bias = 0; bias < 2; bias++) {
-                check_qkv({2, 5, 3, 1, 32, rope, on, 0, bias, 0});
-                check_qkv({1, 3, 4, 2, 64, rope, on, 7, bias, 0});
+                check_qkv({2, 5, 3, 1, 32, rope, on, 0, bias, 0, 0, 0});
+                check_qkv({1, 3, 4, 2, 64, rope, on, 7, bias, 0, 0, 0});
             }
-    check_qkv({2, 3, 4, 2, 32, 1, 5, 4, 0, 0});                // a head's norm beside a full one
+    check_qkv({2, 3, 4, 2, 32, 1, 5, 4, 0, 0, 0, 0});          // a head's norm beside a full one
 }
 
 // Sizes of heads, full parts of every size of team.
 GPU_TEST(cuda_qkv_sizes) {
     for (int HS : {32, 48, 64, 96, 128})
-        for (int on = 0; on < 8; on += 7) check_qkv({2, 7, 2, 2, HS, 1, on, 0, 0, 0});
+        for (int on = 0; on < 8; on += 7) check_qkv({2, 7, 2, 2, HS, 1, on, 0, 0, 0, 0, 0});
     const int widths[] = {256, 768, 1536, 3072, 6144};
-    for (int i = 0; i < 5; i++) check_qkv({1, 3, widths[i] / 128, 1, 128, 1, 3, 7, i % 2, 0});
+    for (int i = 0; i < 5; i++) check_qkv({1, 3, widths[i] / 128, 1, 128, 1, 3, 7, i % 2, 0, 0, 0});
 }
 
 // Many lines for each team: little scratch, few chunks, and an odd number of heads, so that a team's lines change head and row at once.
 GPU_TEST(cuda_qkv_chunks) {
-    check_qkv({3, 31, 5, 3, 32, 1, 7, 0, 1, 2 * 2 * 3 * 32});
-    check_qkv({2, 19, 3, 1, 64, 1, 3, 7, 0, 2 * (192 + 64)});
+    check_qkv({3, 31, 5, 3, 32, 1, 7, 0, 1, 2 * 2 * 3 * 32, 0, 0});
+    check_qkv({2, 19, 3, 1, 64, 1, 3, 7, 0, 2 * (192 + 64), 0, 0});
+    check_qkv({2, 29, 3, 3, 32, 1, 3, 0, 0, 3 * 2 * 96, 1, 0});
+    check_qkv({2, 31, 3, 3, 32, 1, 7, 0, 1, 2 * 2 * 3 * 48, 0, 16});
+}
+
+// nGPT's order, with positions and without: q and k alike, v plain.
+GPU_TEST(cuda_qkv_unit) {
+    for (int rope = 0; rope < 2; rope++) {
+        check_qkv({2, 5, 3, 3, 32, rope, 3, 0, 0, 0, 1, 0});
+        check_qkv({1, 7, 2, 2, 128, rope, 3, 0, 0, 0, 1, 0});
+    }
+    check_qkv({2, 5, 3, 3, 32, 1, 3, 0, 0, 0, 1, 16});
+    check_qkv({1, 5, 2, 2, 128, 1, 3, 0, 0, 0, 1, 64});
+}
+
+// Latent attention: every choice of norms, over heads and over full parts, and the head sizes of attention.
+GPU_TEST(cuda_qkv_latent) {
+    for (int on = 0; on < 8; on++) {
+        check_qkv({2, 5, 3, 3, 32, 1, on, 0, on % 2, 0, 0, 16});
+        check_qkv({1, 3, 4, 4, 64, 1, on, 7, 1 - on % 2, 0, 0, 32});
+    }
+    for (int on = 0; on < 8; on += 7) check_qkv({2, 3, 2, 2, 128, 1, on, 0, 0, 0, 0, 64});
+    check_qkv({1, 2, 16, 16, 128, 1, 3, 3, 0, 0, 0, 64});
+}
+
+// The latent's norm from and to rows of something wider.
+static void check_latent_norm(int n, int width, int bias) {
+    const int ld = width + 48, offset = 32;
+    QkvCase k = {1, n, 1, 1, width, 0, 1, 0, bias, 0, 0, 0};
+    Part part;
+    qkv_case = k;
+    make_part(&part, k, 0);
+    Values rows = random_values((size_t)n * ld, 95, 1, 0.5), d = random_values((size_t)n * width, 96), empty(rows.size(), NAN), want_y, want_dx(rows.size(), NAN), dw(width), db(part.b.size());
+    real *d_rows = device_copy<real>(&rows), *d_d = device_copy<real>(&d), *d_y = device_empty<real>(d.size()), *d_dx = device_copy<real>(&empty);
+    latent_norm_forward(Heads{d_y, width, width}, Heads{d_rows + offset, ld, width}, &part.norm, test_gpu());
+    latent_norm_backward(Heads{d_dx + offset, ld, width}, Heads{d_d, width, width}, Heads{d_rows + offset, ld, width}, &part.norm, test_gpu());
+    for (int row = 0; row < n; row++) {
+        Values x(rows.begin() + row * ld + offset, rows.begin() + row * ld + offset + width), dx(d.begin() + row * width, d.begin() + (row + 1) * width);
+        part_backward(dx.data(), x, part, k, 0, &dw, &db);
+        part_forward(x.data(), part, k, 0);
+        want_y.insert(want_y.end(), x.begin(), x.end());
+        std::copy(dx.begin(), dx.end(), want_dx.begin() + row * ld + offset);
+    }
+    expect_close(d_y, want_y, describe("the latent's norm"));
+    Values got = host_values(d_dx, rows.size()), inside, want_inside;
+    int other = 0;
+    for (size_t i = 0; i < got.size(); i++) {
+        if (isnan(want_dx[i])) other += !isnan(got[i]);
+        else inside.push_back(got[i]), want_inside.push_back(want_dx[i]);
+    }
+    EXPECT(other == 0 && nmse(inside, want_inside) <= TOLERANCE, "%s: nmse %.3g, %d values beside the latent are written", describe("the latent's gradient"), nmse(inside, want_inside), other);
+    for (size_t j = 0; j < dw.size(); j++) part.dw[j] += dw[j];
+    for (size_t j = 0; j < db.size(); j++) part.db[j] += db[j];
+    expect_close(part.norm.dw, part.dw, describe("the latent's gain"));
+    if (bias) expect_close(part.norm.db, part.db, describe("the latent's bias"));
+    free_part(&part);
+    cudaFree(d_rows), cudaFree(d_d), cudaFree(d_y), cudaFree(d_dx);
+}
+
+GPU_TEST(cuda_qkv_latent_norm) {
+    for (int bias = 0; bias < 2; bias++) {
+        check_latent_norm(11, 48, bias);
+        check_latent_norm(5, 512, bias);
+    }
+}
+
+GPU_TEST(cuda_qkv_latent_sum) {
+    const int n = 7, heads = 3, R = 32, ld = 200, head = 48, to_ld = 72;
+    Values x = random_values(n * ld, 97), to(n * to_ld, NAN), want = to;
+    real *d_x = device_copy<real>(&x), *d_to = device_copy<real>(&to);
+    latent_sum(Heads{d_to + 16, to_ld, 0}, Heads{d_x + 8, ld, head}, n, heads, R, test_gpu());
+    Values got = host_values(d_to, to.size()), inside, want_inside;
+    int other = 0;
+    for (int row = 0; row < n; row++)
+        for (int j = 0; j < to_ld; j++) {
+            if (j < 16 || j >= 16 + R) { other += !isnan(got[row * to_ld + j]); continue; }
+            double sum = 0;
+            for (int h = 0; h < heads; h++) sum += x[row * ld + 8 + h * head + j - 16];
+            inside.push_back(got[row * to_ld + j]), want_inside.push_back(sum);
+        }
+    EXPECT(other == 0 && nmse(inside, want_inside) <= TOLERANCE, "the sum over heads: nmse %.3g, %d values beside it are written", nmse(inside, want_inside), other);
+    cudaFree(d_x), cudaFree(d_to);
 }

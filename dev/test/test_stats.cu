@@ -89,6 +89,37 @@ GPU_TEST(cuda_layer_stats) {
     check_layer(331, 520, 1);                                  // several blocks, none with the same share
 }
 
+// nGPT: of y forward kept 1 / RMS, and t = y / |y|; the parts of the sum are alpha t and (1 - alpha) skip.
+GPU_TEST(cuda_layer_stats_unit) {
+    const int64_t n = 301;
+    const int C = 72;
+    Layer f = layer_make(n, C, 5, 330);
+    LayerTensors plain = f.t;
+    for (int sub = 0; sub < 2; sub++) {
+        Values y = host_values(f.t.s[sub], f.t.size), skip = host_values(f.t.skip[sub], f.t.size), p = random_values(C, 331 + sub, 0.5), rstd(n);
+        for (int64_t row = 0; row < n; row++) {
+            double square = 0;
+            for (int i = 0; i < C; i++) square += y[row * C + i] * y[row * C + i];
+            rstd[row] = (float)sqrt(C / square);
+        }
+        f.device.push_back((void *)(f.t.rstd[sub] = device_copy<wide>(&rstd)));
+        f.device.push_back((void *)(f.t.p[sub] = device_copy<real>(&p)));
+        f.want[sub ? FFN_BRANCH : ATTN_BRANCH] = f.want[sub ? FFN_SKIP : ATTN_SKIP] = 0;
+        for (int64_t i = 0; i < f.t.size; i++) {
+            double alpha = 0.05 * sqrt(C) * fabs(p[i % C]);
+            f.want[sub ? FFN_BRANCH : ATTN_BRANCH] += pow(alpha * y[i] * rstd[i / C] / sqrt(C), 2);
+            f.want[sub ? FFN_SKIP : ATTN_SKIP] += pow((1 - alpha) * skip[i], 2);
+        }
+    }
+    f.t.C = C;
+    LayerSums begin = {{}, -INFINITY}, *sums = device_struct(&begin, 1);
+    layer_sums(sums, f.t, test_gpu());
+    LayerSums got = host_struct(sums, 1)[0];
+    for (int k = 0; k < LAYER_SQUARES; k++) EXPECT(close_to(got.squares[k], f.want[k]), "sum %d of squares is %.9g, expected %.9g", k, got.squares[k], f.want[k]);
+    EXPECT(got.logit == (float)f.logit && !plain.p[0], "the largest logit is %.9g, expected %.9g", got.logit, f.logit);
+    layer_free(f), cudaFree(sums);
+}
+
 // Values whose squares are beyond float, and whose sum no float holds.
 GPU_TEST(cuda_layer_stats_large) {
     Layer f = layer_make(9, 40, 1, 310);
@@ -126,8 +157,9 @@ GPU_TEST(cuda_layer_stats_not_finite) {
 // ------------------------------------------------------------------------------------------------------------------ tensors
 
 // Long and short ones, most not a multiple of 4 or of a block's share; the third was not moved, the last has gradients whose squares are beyond float.
+// UNIT has lines of length 1: its weights, as they are, stand for those before.
 static const int64_t SIZES[] = {40, 26301, 9, 1, 5000, 4096, 3, 4099, 127};
-enum { TENSORS = sizeof SIZES / sizeof *SIZES, STILL = 2 };
+enum { TENSORS = sizeof SIZES / sizeof *SIZES, STILL = 2, UNIT = 5 };
 
 struct Toy {
     std::vector<UpdateEntry> host;
@@ -143,7 +175,7 @@ static Toy toy_make() {
     toy.step = {0.9f, 0.95f, 1e-3f, 2.5f, 4.0f, 0, 0, 0};
     toy.t.total = 32;
     for (int k = 0; k < TENSORS; k++) {
-        toy.host.push_back({toy.t.total, SIZES[k], k == STILL ? 0 : 0.01f * (k + 1), k == STILL ? 0 : 0.1f * k, k % 2 ? 1.0f : 0});
+        toy.host.push_back({toy.t.total, SIZES[k], k == STILL ? 0 : 0.01f * (k + 1), k == STILL ? 0 : 0.1f * k, k % 2 ? 1.0f : 0, k == UNIT ? 64 : 0, k == UNIT});
         toy.t.total += CEIL_DIV(SIZES[k], (int64_t)32) * 32;
     }
     Values w(toy.t.total, NAN), m = w, v = w, d = w;
@@ -155,7 +187,8 @@ static Toy toy_make() {
             m[i] = (float)(0.1 * rand_normal(403, i));
             v[i] = (float)(0.01 * pow(rand_normal(404, i), 2));
             double step = e.lr * (m[i] * toy.step.correct1 / (sqrt(v[i] * toy.step.correct2) + toy.step.eps) + e.decay * (before - e.target));
-            w[i] = before - step;
+            w[i] = k == UNIT ? before = (float)before : before - step;
+            if (k == UNIT) step = e.lr * (m[i] * toy.step.correct1 / (sqrt(v[i] * toy.step.correct2) + toy.step.eps) + e.decay * (before - e.target));
             toy.want[k][TENSOR_GRAD] += d[i] * d[i];
             toy.want[k][TENSOR_WEIGHT] += before * before;
             toy.want[k][TENSOR_STEP] += step * step;

@@ -132,16 +132,13 @@ static void time_linears(Bench *b) {
 static void time_attention(Bench *b) {
     const Shapes &s = b->s;
     int64_t ld = (s.NH + 2 * s.KV) * s.HS, out = s.NH * s.HS;
-    AttentionShape shape = {s.B, s.T, s.NH, s.KV, s.HS, ld};
+    AttentionShape shape = attention_shape(s.B, s.T, s.NH, s.KV, s.HS, s.HS, 1 / sqrt((double)s.HS));
     double flops = 2.0 * s.B * s.NH * s.T * (double)s.T * s.HS, n = (double)b->n, size = sizeof(real), saved = n * s.NH * sizeof(wide);
     real *qkv = room(b, b->n * ld), *c = room(b, b->n * out), *d = room(b, b->n * ld), *dc = room(b, b->n * out);
     wide *peak = room<wide>(b, b->n * s.NH), *lse = room<wide>(b, b->n * s.NH), *D = room<wide>(b, b->n * s.NH);
-    real *k = qkv + s.NH * s.HS, *v = k + s.KV * s.HS, *dk = d + s.NH * s.HS, *dv = dk + s.KV * s.HS;
-    measure(b, "attention forward", flops, n * (double)(ld + out) * size + 2 * saved, [=] { attention_forward(c, peak, lse, qkv, k, v, shape, &b->gpu); });
-    measure(b, "attention backward", 2.5 * flops, n * 2 * (double)(ld + out) * size + saved, [=] {
-        const real *const parts[3] = {qkv, k, v};
-        attention_backward(d, dk, dv, D, dc, c, lse, parts, shape, &b->gpu);
-    });
+    QkvPlaces places = qkv_row(qkv, s.NH, s.KV, s.HS), dplaces = qkv_row(d, s.NH, s.KV, s.HS);
+    measure(b, "attention forward", flops, n * (double)(ld + out) * size + 2 * saved, [=] { attention_forward(c, peak, lse, places.of, shape, &b->gpu); });
+    measure(b, "attention backward", 2.5 * flops, n * 2 * (double)(ld + out) * size + saved, [=] { attention_backward(dplaces.of, D, dc, c, lse, places.of, shape, &b->gpu); });
     leave_rooms(b);
 }
 
@@ -175,19 +172,22 @@ static void time_qkv(Bench *b) {
     cudaCheck(cudaMemcpyAsync(rotary, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice, b->gpu.stream));
     b->rooms.push_back(rotary);
     Norm norms[3] = {}, *parts = norms;
-    QkvShape shape = {s.B, s.T, s.NH, s.KV, s.HS, rotary};
+    QkvShape shape = {s.B, s.T, s.NH, s.KV, s.HS, s.HS, s.HS, rotary};
+    QkvPlaces rows[4];
+    int place = 0;
+    for (real *row : {raw, normed, draw, dnormed}) rows[place++] = qkv_row(row, s.NH, s.KV, s.HS);
     double turned = (double)b->n * (s.NH + s.KV) * s.HS * sizeof(real), all = (double)count * sizeof(real);
     if (s.swiglu) {
-        measure(b, "RoPE forward", 0, 2 * turned, [=] { qkv_forward(nullptr, raw, parts, shape, &b->gpu); });
-        measure(b, "RoPE backward", 0, 2 * turned, [=] { qkv_backward(draw, nullptr, raw, parts, shape, &b->gpu); });
+        measure(b, "RoPE forward", 0, 2 * turned, [&] { qkv_forward(&rows[0], &rows[0], parts, shape, &b->gpu); });
+        measure(b, "RoPE backward", 0, 2 * turned, [&] { qkv_backward(&rows[2], &rows[2], &rows[0], parts, shape, &b->gpu); });
     } else shape.rotary = nullptr;
     for (int part = 0; part < 3; part++) {
         int heads = part == 0 ? s.NH : s.KV;
         norms[part] = Norm{site_heads(1, HEAD, heads, s.HS, 0), room(b, s.HS), nullptr, room<wide>(b, s.HS), nullptr, nullptr, room<wide>(b, b->n * heads), b->n, 1e-5f};
     }
     std::string name = s.swiglu ? "norms of q k v, RoPE" : "norms of q k v";
-    measure(b, name + " forward", 0, 2 * all, [=] { qkv_forward(normed, raw, parts, shape, &b->gpu); });
-    measure(b, name + " backward", 0, 3 * all, [=] { qkv_backward(draw, dnormed, raw, parts, shape, &b->gpu); });
+    measure(b, name + " forward", 0, 2 * all, [&] { qkv_forward(&rows[1], &rows[0], parts, shape, &b->gpu); });
+    measure(b, name + " backward", 0, 3 * all, [&] { qkv_backward(&rows[2], &rows[3], &rows[0], parts, shape, &b->gpu); });
     leave_rooms(b);
 }
 
@@ -230,7 +230,7 @@ static void time_update(Bench *b) {
     int64_t block = (int64_t)s.C * ((s.NH + 2 * s.KV) * s.HS + s.NH * s.HS + (s.swiglu ? 3 : 2) * s.F), total = s.L * block + (int64_t)s.Vp * s.C;
     real *w = room(b, total);
     float *master = sizeof(real) == sizeof(float) ? (float *)w : room<float>(b, total), *m = room<float>(b, total, 1e-3f), *v = room<float>(b, total, 0), *d = room<float>(b, total, 1e-3f);
-    UpdateEntry *entries, entry = {0, total, 1e-6f, 0.1f, 0};
+    UpdateEntry *entries, entry = {0, total, 1e-6f, 0.1f, 0, 0, 0};
     UpdateState *state;
     cudaCheck(cudaMalloc((void **)&entries, sizeof entry));
     cudaCheck(cudaMemcpyAsync(entries, &entry, sizeof entry, cudaMemcpyHostToDevice, b->gpu.stream));
