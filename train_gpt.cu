@@ -232,12 +232,11 @@ static void model_count(Gpt *g, const Block *b, int l) {
     router_count(&g->state->sums[2], b->a.loads, watch, &o, b->a.rz, router_shape(b), &g->gpu);
 }
 
-// Everything from tokens to logits.
 // nGPT's s_z: logits have a gain, which the classifier applies.
 static Norm logits_gain(const Block *b) { return block_norm(b, b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr); }
 
-// Everything from tokens to logits, or to what becomes them with their gain.
-static void model_forward(Gpt *g) {
+// Everything from tokens to logits, or to what becomes them with their gain. counted: routers' losses are part of this forward's.
+static void model_forward(Gpt *g, bool counted) {
     const Model *m = &g->m;
     Block b = gpt_block(g, 0);
     Norm emb = NORM(&b, emb);
@@ -246,7 +245,7 @@ static void model_forward(Gpt *g) {
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
-        if (b.p.moe) model_count(g, &b, l);
+        if (b.p.moe && counted) model_count(g, &b, l);
         if (g->watching) block_watch(&b, &g->layer_sums[l], x);
         x = b.a.x;
     }
@@ -257,7 +256,7 @@ static void model_forward(Gpt *g) {
 
 // From tokens to losses; where a backward can follow, logits become their gradient here, in the one pass over them, except where they have a gain.
 static void model_loss(Gpt *g) {
-    model_forward(g);
+    model_forward(g, true);
     Block b = gpt_block(g, 0);
     Norm gain = logits_gain(&b);
     if (gain.site.on) gained_classifier_forward(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), &gain, g->m.V, &g->gpu);
@@ -266,7 +265,7 @@ static void model_loss(Gpt *g) {
 }
 
 static void model_logits(Gpt *g) {
-    model_forward(g);
+    model_forward(g, false);
     Block b = gpt_block(g, 0);
     Norm gain = logits_gain(&b);
     slot_forward(&gain, b.a.logits, b.a.logits, &g->gpu);
@@ -469,8 +468,6 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors)
         if (applied && g->layout.entries[k].row.lr == LR_BALANCE) tensors[k] = balance_stats(g, &g->layout.entries[k], (float)applied->lr[LR_BALANCE]);
     }
 }
-
-static void gpt_normalize(Gpt *g) { (void)g; }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->host[kind] ? g->host[kind] + e->offset : NULL; }
 

@@ -290,12 +290,6 @@ static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const
 // ------------------------------------------------------------------------------------------------------------------ the block
 // u = in(x);  y = out(F(c u));  s = a skip + y, or skip + alpha (y - skip);  next = post(s)        (modes.h; x -> mid is attention's sublayer, mid -> x' the ffn's)
 
-// s = a * skip + out(y), z = next(s), as one kernel; norms that are off are absent.
-static inline void add_norm(const Block *b, real *s, real *z, const real *y, const real *skip, float a, const Norm *out, const Norm *next) {
-    AddNorm f = {s, z, y, skip, a, out, next};
-    add_norm_forward(f, b->gpu);
-}
-
 // nGPT's sublayers: next = post(skip + alpha (out(y) - skip)).
 static inline Interpolation attn_interpolation(const Block *b) { return Interpolation{b->w.attn_alpha, b->dw.attn_alpha, NORM(b, attn_out), NORM(b, attn_post)}; }
 static inline Interpolation ffn_interpolation(const Block *b) { return Interpolation{b->w.ffn_alpha, b->dw.ffn_alpha, NORM(b, ffn_out), NORM(b, ffn_post)}; }

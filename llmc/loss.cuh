@@ -146,10 +146,10 @@ static inline void gained_classifier_forward(wide *losses, wide *logsum, real *z
 
 // As gain_backward_kernel: partial has a row of gains for each chunk.
 static __global__ void __launch_bounds__(GAIN_THREADS)
-gained_classifier_backward_kernel(real *z, const wide *logsum, const int32_t *targets, Norm gain, GainRows r, int V, float z_loss, float scale, float *partial) {
+gained_classifier_backward_kernel(real *z, const wide *logsum, const int32_t *targets, Norm gain, int V, float z_loss, float scale, float *partial) {
     int j = gain_column(), Vp = gain.site.gains;
     if (j >= Vp) return;
-    int64_t first = blockIdx.y * r.rows, end = first + r.rows < r.n ? first + r.rows : r.n;
+    auto [first, end] = gain_span(gain);
     Floats g = gain_load(gain, j), sum = {};
     for (int64_t i = first; i < end; i += GAIN_LOADS) {
         Bits load[GAIN_LOADS];
@@ -174,7 +174,7 @@ gained_classifier_backward_kernel(real *z, const wide *logsum, const int32_t *ta
 static inline void gained_classifier_backward(real *z, const wide *logsum, const int32_t *targets, const Norm *gain, int V, float z_loss, float scale, Gpu *gpu) {
     GainRows r = gain_rows(gain, gpu);
     PartialList list = {{{gain->dw, gpu->scratch, gain->site.gains, r.chunks}}, 1};
-    LAUNCH(gained_classifier_backward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, z, logsum, targets, *gain, r, V, z_loss, scale, gpu->scratch);
+    LAUNCH(gained_classifier_backward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, z, logsum, targets, *gain, V, z_loss, scale, gpu->scratch);
     partials_add(&list, gpu);
 }
 

@@ -125,31 +125,40 @@ static inline void interpolate_backward(InterpolationArrays a, const Interpolati
 }
 
 // ------------------------------------------------------------------------------------------------------------------ gains
-// n rows of site.gains values, a gain for each column. A thread has 16 bytes of columns in a chunk of the rows, a few of which are in flight at a time.
+// n rows of site.gains values, a gain for each column, those of an expert its own. A thread has 16 bytes of columns in a chunk of the rows, a few of which are in flight
+// at a time.
 
 enum { GAIN_THREADS = 128, GAIN_LOADS = 4 };
 
-typedef struct GainRows { int64_t n, rows; int chunks; dim3 grid; } GainRows;                  // rows: of a chunk, which is blockIdx.y
+typedef struct GainRows { int chunks; dim3 grid; } GainRows;
+typedef struct GainSpan { int64_t first, end; } GainSpan;
 
 static inline GainRows gain_rows(const Norm *gain, Gpu *gpu) {
-    int gains = gain->site.gains, most = gain_chunks(gains, gains, gpu);
+    int gains = gain->site.gains, most = gain_chunks(gains, (size_t)norm_gains(gain), gpu);
     int64_t rows = CEIL_DIV(gain->n, (int64_t)most), chunks = CEIL_DIV(gain->n, rows);
-    return {gain->n, rows, (int)chunks, dim3(CEIL_DIV(gains / PACK, GAIN_THREADS), (unsigned)chunks)};
+    return {(int)chunks, dim3(CEIL_DIV(gains / PACK, GAIN_THREADS), (unsigned)chunks, (unsigned)gain->experts)};
+}
+
+// The rows of chunk blockIdx.y of expert blockIdx.z.
+static __device__ inline GainSpan gain_span(const Norm &gain) {
+    int64_t begin = gain.start ? gain.start[blockIdx.z] : 0, end = gain.start ? gain.start[blockIdx.z + 1] : gain.n, rows = CEIL_DIV(end - begin, (int64_t)gridDim.y);
+    int64_t first = begin + blockIdx.y * rows;
+    return {first, first + rows < end ? first + rows : end};
 }
 
 static __device__ inline int gain_column(void) { return (blockIdx.x * blockDim.x + threadIdx.x) * PACK; }
 
 // scale * w of the pack at column j
 static __device__ inline Floats gain_load(const Norm &gain, int j) {
-    Floats g = pack_floats(pack_load(gain.w + j));
+    Floats g = pack_floats(pack_load(gain.w + (int64_t)blockIdx.z * gain.site.gains + j));
     for (int k = 0; k < PACK; k++) g.v[k] *= (float)gain.site.scale;
     return g;
 }
 
-static __global__ void __launch_bounds__(GAIN_THREADS) gain_forward_kernel(real *y, const real *x, Norm gain, GainRows r) {
+static __global__ void __launch_bounds__(GAIN_THREADS) gain_forward_kernel(real *y, const real *x, Norm gain) {
     int j = gain_column(), width = gain.site.gains;
     if (j >= width) return;
-    int64_t first = blockIdx.y * r.rows, end = first + r.rows < r.n ? first + r.rows : r.n;
+    auto [first, end] = gain_span(gain);
     Floats g = gain_load(gain, j);
     for (int64_t i = first; i < end; i += GAIN_LOADS) {
         Bits load[GAIN_LOADS];
@@ -165,14 +174,14 @@ static __global__ void __launch_bounds__(GAIN_THREADS) gain_forward_kernel(real 
 // y may be x.
 static inline void gain_forward(real *y, const real *x, const Norm *gain, Gpu *gpu) {
     GainRows r = gain_rows(gain, gpu);
-    LAUNCH(gain_forward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, y, x, *gain, r);
+    LAUNCH(gain_forward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, y, x, *gain);
 }
 
-// partial: a row of gains for each chunk.
-static __global__ void __launch_bounds__(GAIN_THREADS) gain_backward_kernel(real *dx, const real *dy, const real *x, Norm gain, GainRows r, float *partial) {
+// partial: a row of all gains for each chunk.
+static __global__ void __launch_bounds__(GAIN_THREADS) gain_backward_kernel(real *dx, const real *dy, const real *x, Norm gain, float *partial) {
     int j = gain_column(), width = gain.site.gains;
     if (j >= width) return;
-    int64_t first = blockIdx.y * r.rows, end = first + r.rows < r.n ? first + r.rows : r.n;
+    auto [first, end] = gain_span(gain);
     Floats g = gain_load(gain, j), sum = {};
     for (int64_t i = first; i < end; i += GAIN_LOADS) {
         Bits d[GAIN_LOADS], load[GAIN_LOADS];
@@ -186,13 +195,14 @@ static __global__ void __launch_bounds__(GAIN_THREADS) gain_backward_kernel(real
             if (i + l < end) pack_store(dx + (i + l) * width + j, pack_round(d_l));
         }
     }
-    for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.y * width + j + k] = (float)gain.site.scale * sum.v[k];
+    partial += (blockIdx.y * (int64_t)gridDim.z + blockIdx.z) * width;
+    for (int k = 0; k < PACK; k++) partial[j + k] = (float)gain.site.scale * sum.v[k];
 }
 
 // SETs dx, which may be dy, and ADDs to gain->dw.
 static inline void gain_backward(real *dx, const real *dy, const real *x, const Norm *gain, Gpu *gpu) {
     GainRows r = gain_rows(gain, gpu);
-    PartialList list = {{{gain->dw, gpu->scratch, gain->site.gains, r.chunks}}, 1};
-    LAUNCH(gain_backward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, dx, dy, x, *gain, r, gpu->scratch);
+    PartialList list = {{{gain->dw, gpu->scratch, norm_gains(gain), r.chunks}}, 1};
+    LAUNCH(gain_backward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, dx, dy, x, *gain, gpu->scratch);
     partials_add(&list, gpu);
 }
