@@ -7,7 +7,7 @@
 #   tests       every layer and every mode against the judge, on the GPU, in both precisions
 #   runs        the trainer as a user runs it (dev/test/cuda.sh): runs repeated, stopped, resumed, moved to the CPU and back
 #   sanitize    compute-sanitizer over the tests of layers: memory, races, barriers
-#   kernels     every layer's time at the shapes of GPT-2 124M and of the 740M model, beside its floor
+#   kernels     every layer's time at the shapes of GPT-2 124M and of the 740M model, and of experts, beside its floor; their products in PyTorch
 #   train124    GPT-2 124M under the five modes, in turns: ms a step, tokens a second, percent of the peak, SPAN's time over PRE's
 #   train740    the 740M model likewise
 #   torch       GPT-2 124M in PyTorch (dev/bench/gpu/torch_gpt.py), in turns with ours
@@ -21,7 +21,7 @@ cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} STARTUP=${STARTUP:-150} PYTHON=${PYTHON:-python3}
 STAGES="build tests runs sanitize kernels train124 train740 torch report"
 MODES="pre span post hybrid sdd"
-LAYERS="activation adamw attention classifier embedding gradient_norm graph linear loss_sums norm qkv rounding"      # words in the names of the small tests
+LAYERS="activation adamw attention combine classifier embedding experts gradient_norm graph linear loss_sums norm qkv rounding router_"      # words in the names of the small tests
 export OMP_WAIT_POLICY=passive
 
 say() { echo "$(date +%H:%M:%S) $*"; }
@@ -84,10 +84,16 @@ stage_sanitize() {
     return $bad
 }
 
+torch_sees_gpu() {
+    have "$PYTHON" || return 1
+    "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null || { say "skipped: no PyTorch that sees the GPU"; return 1; }
+}
+
 stage_kernels() {
     built build/cuda-bench/kernels || return 1
     build/cuda-bench/kernels > "$OUT/kernels.jsonl"
     status=$?
+    torch_sees_gpu && { timeout "$(seconds_left)" "$PYTHON" dev/bench/gpu/torch_experts.py >> "$OUT/kernels.jsonl" || status=1; }
     say "$(wc -l < "$OUT/kernels.jsonl") lines"
     return $status
 }
@@ -155,8 +161,7 @@ stage_train740() { train train740.jsonl span-740M "${SECONDS_740M:-10}" 16; }
 
 stage_torch() {
     : > "$OUT/torch.jsonl"
-    have "$PYTHON" || return 0
-    "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null || { say "skipped: no PyTorch that sees the GPU"; return 0; }
+    torch_sees_gpu || return 0
     bad=0
     for round in $(seq 1 "${ROUNDS:-3}"); do
         another "round $round" || { [ "$round" -gt 1 ] && return $bad; return 1; }

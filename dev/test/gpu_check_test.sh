@@ -59,7 +59,7 @@ cat > bin/made_kernels <<'END'
 [ -e slow ] && sleep 20
 echo '{"gpu": "stand-in", "sms": 1}'
 echo '{"model": "gpt2-124M", "layer": "q k v forward", "ms": 0.5, "ms_min": 0.4, "ms_max": 0.6, "floor_ms": 0.294, "bound": "product", "flops": 2.32e+11, "bytes": 4e8}'
-echo '{"model": "gpt2-124M", "layer": "norm forward", "ms": 0.1, "ms_min": 0.1, "ms_max": 0.1, "floor_ms": 0.05, "bound": "memory", "flops": 0, "bytes": 2e8}'
+echo '{"model": "gpt2-124M", "layer": "norm forward", "tokens": 65536, "ms": 0.1, "ms_min": 0.1, "ms_max": 0.1, "floor_ms": 0.05, "bound": "memory", "flops": 0, "bytes": 2e8}'
 END
 cat > bin/nvidia-smi <<'END'
 #!/bin/sh
@@ -77,6 +77,7 @@ cat > bin/python3 <<END
 case \$* in
     *"import torch"*) exit 0 ;;
     *torch_gpt.py*) echo '{"what": "torch", "model": "gpt2-124M", "round": '\$3', "ms": [9000, 900, 130, 130, 130, 125, 125], "torch": "2.11", "compiled": true, "batch": 64, "seq": 1024}' ;;
+    *torch_experts.py*) echo '{"model": "experts of 512", "layer": "down of experts forward, torch._grouped_mm", "tokens": 32768, "ms": 0.5, "floor_ms": 0.4, "bound": "product", "flops": 2.75e+11, "bytes": 1e9}' ;;
     *) exec '$PYTHON' "\$@" ;;
 esac
 END
@@ -123,8 +124,9 @@ check "SPAN over PRE"            reports "| SPAN | 102.00 | 642510 | 513 | 51.8 
 check "740M"                     reports "| PRE | 100.00 | 327680 | 1609 | 162.6 | - | 8 in 2 |"
 check "PyTorch"                  reports "| PyTorch 2.11 | 125.00 | 524288 | 418 | 42.3 | 1.2500 ± 0.0000 | 4 in 2 |"
 check "a product"                reports "| q k v forward | 0.5000 | 0.2940 | 59 | 464 TFLOP/s |"
-check "a layer of memory"        reports "| norm forward | 0.1000 | 0.0500 | 50 | 2.00 TB/s |"
-check "JSON"                     "$PYTHON" -c 'import json; r = json.load(open("build/gpu_check/report.json")); assert r["training"]["GPT-2 124M"][1]["over_pre"]["rounds"] == 2 and len(r["kernels"]) == 2 and r["runs"]["passed"] == 70'
+check "a layer of memory"        reports "| norm forward | 0.1000 | 0.0500 | 50 | 2.00 TB/s | 655.4 |"
+check "experts in PyTorch"       reports "| down of experts forward, torch._grouped_mm | 0.5000 | 0.4000 | 80 | 550 TFLOP/s | 65.5 |"
+check "JSON"                     "$PYTHON" -c 'import json; r = json.load(open("build/gpu_check/report.json")); assert r["training"]["GPT-2 124M"][1]["over_pre"]["rounds"] == 2 and len(r["kernels"]) == 3 and r["runs"]["passed"] == 70'
 check "an interval"              "$PYTHON" -c '
 import sys; sys.path.insert(0, "dev/bench/gpu"); import report
 runs = [{"what": w, "round": r, "ms": ms} for w, times in (("pre", (100, 100, 100)), ("span", (101, 102, 103))) for r, ms in enumerate(times)]
@@ -171,6 +173,7 @@ rm bin/python3
 cd "$root" || exit 1
 "$PYTHON" -c 'import torch' 2> /dev/null || echo "skipped: no PyTorch for dev/bench/gpu/torch_gpt.py"
 "$PYTHON" -c 'import torch' 2> /dev/null && check "torch_gpt.py on the CPU" sh -c "'$PYTHON' dev/bench/gpu/torch_gpt.py --device cpu --tiny --batch 2 --seq 16 --steps 3 --round 4 | grep -E '^\{.*\"round\": 4, \"ms\": \[[0-9., ]+\], .*\"compiled\": false'"
+"$PYTHON" -c 'import torch; torch._grouped_mm' 2> /dev/null && check "torch_experts.py on the CPU" sh -c "'$PYTHON' dev/bench/gpu/torch_experts.py --device cpu --tiny | [ \$(grep -c -E '^\{.*_grouped_mm.*\"ms\": [0-9.e-]+, ') = 6 ]"
 if [ -f "$CUDA/include/cuda_runtime.h" ] && [ -f "$headers/cublasLt.h" ]; then
     for prec in fp32 bf16; do
         check "the timer builds, $prec"  make build/emu/kernels-$prec CUDA="$CUDA" CUBLAS="$headers" EMU=build/emu EMU_FLAGS="-O1"
@@ -180,7 +183,7 @@ import json, math
 lines = [json.loads(line) for line in open('build/kernels.jsonl')]
 layers = {row['layer'] for row in lines[1:]}
 for row in lines[1:]: assert row['ms'] > 0 and row['floor_ms'] > 0 and math.isfinite(row['ms']), row
-for layer in ('q k v', 'attention', 'norm', 'SwiGLU', 'RoPE', 'embedding', 'classifier', 'AdamW', 'down', 'head', 'GELU'):
+for layer in ('q k v', 'attention', 'norm', 'SwiGLU', 'RoPE', 'embedding', 'classifier', 'AdamW', 'down', 'head', 'GELU', 'router', 'combine', 'of experts'):
     assert any(layer in name for name in layers), (layer, layers)"
     done
 else echo "skipped: no CUDA and cuBLASLt headers for dev/bench/gpu/kernels.cu"; fi

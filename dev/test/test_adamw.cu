@@ -68,8 +68,8 @@ static void toy_free(Toy *toy) {
 }
 
 static UpdateState toy_state(const Toy &toy) { return host_raw(toy.state, 1)[0]; }
-static void toy_sums(const Toy &toy, double ce, double z) {
-    UpdateState state = {{ce, z}, NAN, NAN, -1};
+static void toy_sums(const Toy &toy, double ce, double z, double router = 0) {
+    UpdateState state = {{ce, z, router}, NAN, NAN, -1};
     cudaCheck(cudaMemcpy(toy.state, &state, sizeof state, cudaMemcpyHostToDevice));
 }
 static void toy_gradients(const Toy &toy, const HostFloats &d) { cudaCheck(cudaMemcpy(toy.d, d.data(), d.size() * sizeof(float), cudaMemcpyHostToDevice)); }
@@ -159,13 +159,13 @@ GPU_TEST(cuda_adamw) {
 // ------------------------------------------------------------------------------------------------------------------ steps refused
 
 // What is in gradients or losses that are not finite reaches no weight and no moment.
-static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, const char *what) {
+static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, double router, const char *what) {
     const float *arenas[] = {toy->t.master, toy->t.m, toy->t.v};
     std::vector<HostFloats> before;
     for (const float *arena : arenas) before.push_back(host_raw(arena, toy->t.total));
     std::vector<real> w = host_raw(toy->t.w, toy->t.total);
     toy_gradients(*toy, d);
-    toy_sums(*toy, ce, z);
+    toy_sums(*toy, ce, z, router);
     adamw_update(toy->t, toy->entries, TENSORS, toy->state, toy_step(2, 1, 1), test_gpu());
     for (int i = 0; i < 3; i++) EXPECT(same_bits(before[i], host_raw(arenas[i], toy->t.total)), "%s: arena %d changed", what, i);
     EXPECT(same_bits(w, host_raw(toy->t.w, toy->t.total)), "%s: weights changed", what);
@@ -182,12 +182,13 @@ GPU_TEST(cuda_adamw_refused) {
     for (int64_t at : places) {
         HostFloats spoiled = d;
         spoiled[at] = NAN;
-        check_refused(&toy, spoiled, 1, 1, "a NaN in the gradients");
+        check_refused(&toy, spoiled, 1, 1, 1, "a NaN in the gradients");
         spoiled[at] = -INFINITY;
-        check_refused(&toy, spoiled, 1, 1, "an infinity in the gradients");
+        check_refused(&toy, spoiled, 1, 1, 1, "an infinity in the gradients");
     }
-    check_refused(&toy, d, NAN, 1, "a NaN among the losses");
-    check_refused(&toy, d, 1, INFINITY, "an infinite z-loss");
+    check_refused(&toy, d, NAN, 1, 1, "a NaN among the losses");
+    check_refused(&toy, d, 1, INFINITY, 1, "an infinite z-loss");
+    check_refused(&toy, d, 1, 1, NAN, "a NaN from a router");
     for (float &x : d) x *= 1e25f;                                                            // squares beyond float: large, yet a number
     toy_gradients(toy, d);
     toy_sums(toy, 1, 1);

@@ -81,7 +81,11 @@ static void check_forward(Layer *t, bool bias, Gpu *gpu) {
     expect_close(d_add, mixed(t->y(bias), 1, t->y0, -0.5), "y in place");
     linear_forward(d_add, t->d_x, t->d_w, b, d_add, 0, t->s, gpu);
     expect_close(d_add, t->y(bias), "y with beta 0");
-    cudaFree(d_y), cudaFree(d_add);
+    wide *d_wide = device_empty<wide>(t->y0.size());
+    linear_forward_wide(d_wide, t->d_x, t->d_w, t->s, gpu);
+    double e = nmse(host_values(d_wide, t->y0.size()), t->y(false));
+    EXPECT(e < 1e-12, "y in float: normalized mean squared error %.3g", e);
+    cudaFree(d_y), cudaFree(d_add), cudaFree(d_wide);
 }
 
 static void check_gelu(Layer *t, Gpu *gpu) {

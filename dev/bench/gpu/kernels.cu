@@ -1,4 +1,5 @@
-// kernels.cu: times every layer of a training step, forward and backward, at the shapes of GPT-2 124M and of SpanNorm's 740M, beside its floor.
+// kernels.cu: times every layer of a training step, forward and backward, at the shapes of GPT-2 124M and of SpanNorm's 740M, beside its floor; and a layer of experts
+// like OLMoE's, half as wide (64 experts of 512, 8 a token), its products beside their plain twin, one product of the library for each expert.
 //
 //   make build/cuda-bench/kernels && build/cuda-bench/kernels [tiny]       one JSON line a layer; report.py makes the table; tiny: shapes for the emulator
 //
@@ -14,9 +15,11 @@
 #include "../../../llmc/ffn.cuh"
 #include "../../../llmc/linear.cuh"
 #include "../../../llmc/loss.cuh"
+#include "../../../llmc/moe.cuh"
 #include "../../../llmc/norm.cuh"
 #include "../../../llmc/qkv.cuh"
 #include "../../../llmc/rand.h"
+#include "../../test/experts_plain.cuh"
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -27,6 +30,10 @@ enum { SAMPLES = 11, RUNS = 5 };
 struct Shapes { const char *model; int L, B, T, C, NH, KV, HS, F, swiglu, V, Vp; };
 static const Shapes LARGE[] = {{"gpt2-124M", 12, 64, 1024, 768, 12, 12, 64, 3072, 0, 50257, 50304}, {"span-740M", 24, 16, 2048, 1536, 24, 24, 64, 4224, 1, 32000, 32000}};
 static const Shapes TINY[] = {{"gpt2-tiny", 1, 2, 32, 64, 2, 2, 32, 128, 0, 57, 64}, {"span-tiny", 1, 1, 40, 64, 2, 1, 32, 96, 1, 64, 64}};
+
+// Experts are the only thing timed at these.
+struct ExpertShapes { Shapes s; int E, K; };
+static const ExpertShapes EXPERTS_LARGE = {{"experts of 512", 16, 16, 2048, 1024, 16, 16, 64, 512, 1, 50280, 50304}, 64, 8}, EXPERTS_TINY = {{"experts of 24", 1, 2, 32, 64, 2, 2, 32, 24, 1, 64, 64}, 8, 2};
 
 struct Bench {
     Gpu gpu;
@@ -92,8 +99,8 @@ template <typename F> static void measure(Bench *b, const std::string &layer, do
     cudaCheck(cudaEventDestroy(to));
     std::sort(times.begin(), times.end());
     double ms = times[times.size() / 2], floor = 1e3 * std::max(flops / FLOPS, bytes / BANDWIDTH);
-    printf("{\"model\": \"%s\", \"layer\": \"%s\", \"ms\": %.5f, \"ms_min\": %.5f, \"ms_max\": %.5f, \"floor_ms\": %.6g, \"bound\": \"%s\", \"flops\": %.6g, \"bytes\": %.6g}\n",
-           b->s.model, layer.c_str(), ms, times[0], times.back(), floor, flops / FLOPS > bytes / BANDWIDTH ? "product" : "memory", flops, bytes);
+    printf("{\"model\": \"%s\", \"layer\": \"%s\", \"tokens\": %lld, \"ms\": %.5f, \"ms_min\": %.5f, \"ms_max\": %.5f, \"floor_ms\": %.6g, \"bound\": \"%s\", \"flops\": %.6g, \"bytes\": %.6g}\n",
+           b->s.model, layer.c_str(), (long long)b->n, ms, times[0], times.back(), floor, flops / FLOPS > bytes / BANDWIDTH ? "product" : "memory", flops, bytes);
     fflush(stdout);
 }
 
@@ -244,6 +251,66 @@ static void time_update(Bench *b) {
     leave_rooms(b);
 }
 
+// Logits under which every expert gets as many tokens as any other: plans of the plain twin are one for all, and no expert's weights are read more often.
+static wide *room_of_logits(Bench *b, int E, int K) {
+    std::vector<float> z((size_t)(b->n * E));
+    wide *device = room<wide>(b, b->n * E);
+    for (int64_t i = 0; i < b->n * E; i++) z[(size_t)i] = (float)rand_normal(7, (uint64_t)i);
+    for (int64_t i = 0; i < b->n * K; i++) z[(size_t)(i / K * E + (i / K + i % K * (E / K)) % E)] += 20;
+    cudaCheck(cudaMemcpyAsync(device, z.data(), z.size() * sizeof(float), cudaMemcpyHostToDevice, b->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(b->gpu.stream));
+    return device;
+}
+
+// The three products of all experts, x from the tokens where it is u; and expert by expert, where x has a row for each row. dW is float and accumulates.
+static void time_expert_products(Bench *b, const std::string &name, const Routed &o, ExpertShape s, int64_t rows, bool from_tokens) {
+    double out = (double)s.parts * s.width, flops = 2.0 * (double)rows * out * s.in, size = sizeof(real), weights = s.E * out * s.in;
+    double x_bytes = (double)(from_tokens ? b->n : rows) * s.in * size, y_bytes = (double)rows * out * size, dx_bytes = (double)rows * s.in * size;
+    ExpertRows from = {o.start, o.tiles, from_tokens ? o.source : nullptr, rows}, plain = {o.start, o.tiles, nullptr, rows};
+    ExpertShape one = {s.E, 1, s.parts * s.width, s.in, 1};
+    std::vector<int32_t> start((size_t)s.E + 1);
+    real *x = room(b, rows * s.in), *y = room(b, rows * one.width), *w = room(b, (int64_t)s.E * one.width * s.in, 0.02f);
+    wide *dw = room<wide>(b, (int64_t)s.E * one.width * s.in);
+    cudaCheck(cudaMemcpyAsync(start.data(), o.start, start.size() * sizeof(int32_t), cudaMemcpyDeviceToHost, b->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(b->gpu.stream));
+    const int32_t *at = start.data();
+    measure(b, name + " forward", flops, x_bytes + weights * size + y_bytes, [=] { experts_forward(y, x, w, from, s, &b->gpu); });
+    measure(b, name + " forward, expert by expert", flops, dx_bytes + weights * size + y_bytes, [=] { experts_plain_forward(y, x, w, at, one, &b->gpu); });
+    measure(b, name + " backward, input", flops, dx_bytes + weights * size + y_bytes, [=] { experts_backward_input(x, y, w, plain, s, &b->gpu); });
+    measure(b, name + " backward, input, expert by expert", flops, dx_bytes + weights * size + y_bytes, [=] { experts_plain_backward_input(x, y, w, at, one, &b->gpu); });
+    measure(b, name + " backward, weight", flops, x_bytes + y_bytes + 2 * weights * sizeof(wide), [=] { experts_backward_weight(dw, y, x, from, s, &b->gpu); });
+    measure(b, name + " backward, weight, expert by expert", flops, dx_bytes + y_bytes + 2 * weights * sizeof(wide), [=] { experts_plain_backward_weight(dw, y, x, at, one, &b->gpu); });
+}
+
+static void time_experts(Bench *b, int E, int K) {
+    const Shapes &s = b->s;
+    int64_t n = b->n, rows = n * K;
+    double row = (double)s.C * sizeof(real), tokens = (double)n;
+    RouterShape r = {s.B, s.T, E, K, ROUTER_SOFTMAX, 1, 0.01f, 0, 0.001f};
+    wide *z = room_of_logits(b, E, K), *dgate = room<wide>(b, rows);
+    auto integers = [=](int64_t count) { return room_of_integers(b, std::vector<int32_t>((size_t)count)); };
+    Routed o = {room<wide>(b, rows), room<wide>(b, n), room<wide>(b, (int64_t)(s.B + 1) * E), room<wide>(b, (int64_t)s.B * E),
+                integers(rows), integers(rows), integers(E + 1), integers(rows), integers(2 * row_tiles(rows, E))};
+    real *u = room(b, n * s.C), *w = room(b, (int64_t)E * s.C, 0.02f), *dz = room(b, n * E);
+    wide *logits = room<wide>(b, n * E);
+    size_t common = b->rooms.size();
+    measure(b, "router's logits", 2 * tokens * s.C * E, tokens * (row + E * sizeof(wide)) + E * row, [=] { linear_forward_wide(logits, u, w, LinearShape{b->n, E, b->s.C, 1}, &b->gpu); });
+    measure(b, "router, rows forward", 0, tokens * (E * 4 + K * 20 + 4), [=] { router_forward(&o, z, nullptr, r, &b->gpu); });
+    measure(b, "router backward", 0, tokens * (E * (4 + sizeof(real)) + K * 12 + 4), [=] { router_backward(dz, dgate, &o, z, r, 1, &b->gpu); });
+    {
+        real *y = room(b, n * s.C), *x = room(b, rows * s.C), *dx = room(b, rows * s.C);
+        measure(b, "combine + skip forward", 0, tokens * (K + 2) * row, [=] { combine(y, x, o.gate, o.place, u, 1, b->n, K, b->s.C, &b->gpu); });
+        measure(b, "combine backward", 0, tokens * (2 * K + 1) * row, [=] { combine_backward(dx, dgate, y, x, o.gate, o.place, b->n, K, b->s.C, &b->gpu); });
+        measure(b, "gradient of what experts read", 0, tokens * (K + 1) * row, [=] { combine(y, x, nullptr, o.place, nullptr, 0, b->n, K, b->s.C, &b->gpu); });
+    }
+    for (bool up : {true, false}) {
+        cudaCheck(cudaDeviceSynchronize());
+        for (; b->rooms.size() > common; b->rooms.pop_back()) cudaCheck(cudaFree(b->rooms.back()));
+        time_expert_products(b, up ? "gate, up of experts" : "down of experts", o, up ? ExpertShape{E, 2, s.F, s.C, 1} : ExpertShape{E, 1, s.C, s.F, 1}, rows, up);
+    }
+    leave_rooms(b);
+}
+
 int main(int argc, char **argv) {
     Bench bench = {}, *b = &bench;
     cudaDeviceProp device;
@@ -268,6 +335,13 @@ int main(int argc, char **argv) {
         time_update(b);
         cudaCheck(cudaFree(b->gpu.scratch));
     }
+    const ExpertShapes &experts = b->tiny ? EXPERTS_TINY : EXPERTS_LARGE;
+    b->s = experts.s;
+    b->n = (int64_t)b->s.B * b->s.T;
+    b->gpu.scratch_size = router_scratch(RouterShape{b->s.B, b->s.T, experts.E, experts.K, 0, 0, 0, 0, 0});
+    cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
+    time_experts(b, experts.E, experts.K);
+    cudaCheck(cudaFree(b->gpu.scratch));
     plans_destroy(b->gpu.plans);
     gpu_close(&b->gpu);
     return 0;

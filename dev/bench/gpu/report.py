@@ -96,7 +96,8 @@ def kernels_of(folder):
         if "layer" in row:
             product = row["bound"] == "product"
             rate = row["flops"] / row["ms"] / 1e9 if product else row["bytes"] / row["ms"] / 1e9
-            rows.append({**row, "percent_of_floor": 100 * row["floor_ms"] / row["ms"], "rate": rate, "unit": "TFLOP/s" if product else "TB/s"})
+            speed = row["tokens"] / row["ms"] / 1e3 if "tokens" in row else None
+            rows.append({**row, "million_tokens_per_second": speed, "percent_of_floor": 100 * row["floor_ms"] / row["ms"], "rate": rate, "unit": "TFLOP/s" if product else "TB/s"})
     return rows
 
 
@@ -159,8 +160,8 @@ def markdown(report):
     for model, rows in report["training"].items():
         text += training_text(model, rows)
     for model in dict.fromkeys(row["model"] for row in report["kernels"]):
-        text += [f"## Layers of {model}", "", "| layer | ms | floor, ms | % of floor | rate |", "|---|---|---|---|---|"]
-        text += [f"| {row['layer']} | {row['ms']:.4f} | {row['floor_ms']:.4f} | {row['percent_of_floor']:.0f} | {row['rate']:.{0 if row['unit'] == 'TFLOP/s' else 2}f} {row['unit']} |"
+        text += [f"## Layers of {model}", "", "| layer | ms | floor, ms | % of floor | rate | million tokens/s |", "|---|---|---|---|---|---|"]
+        text += [f"| {row['layer']} | {row['ms']:.4f} | {row['floor_ms']:.4f} | {row['percent_of_floor']:.0f} | {row['rate']:.{0 if row['unit'] == 'TFLOP/s' else 2}f} {row['unit']} | {number(row['million_tokens_per_second'], 1)} |"
                  for row in report["kernels"] if row["model"] == model]
         text.append("")
     return "\n".join(text)
