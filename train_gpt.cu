@@ -395,7 +395,7 @@ static Arenas gpt_arenas(const Gpt *g) { return Arenas{g->weights, g->tensors[WE
 static void gpt_balance(Gpt *g, double rate) {
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
-        if (b.router_bias) router_balance((wide *)b.router_bias, b.a.loads, g->m.moe.E, (float)rate, &g->state->finite, &g->gpu);
+        if (b.router_bias) router_balance(b.router_bias, b.a.loads, g->m.moe.E, (float)rate, &g->state->finite, &g->gpu);
     }
 }
 

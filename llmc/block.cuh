@@ -31,7 +31,7 @@ typedef struct Block {
     Grads dw;
     Acts a, d;
     const float2 *rotary;
-    const wide *router_bias;                            // the master weights: the steps of the bias are too small for bfloat16
+    wide *router_bias;                                  // the master weights: the steps of the bias are too small for bfloat16
     float loss_scale;                                   // backward: the gradient of the micro-batch's mean loss, for the router's
     Gpu *gpu;
 } Block;

@@ -1,4 +1,4 @@
-// mma.cuh: the PTX instructions attention stands on, one small device function each. Beside the instruction is a twin in C++ for the emulator (dev/emu), where
+// mma.cuh: the PTX instructions attention and experts stand on, one small device function each. Beside the instruction is a twin in C++ for the emulator (dev/emu), where
 // the lanes of a warp hand each other their operands. For bfloat16 and compute capability 8.0 or later.
 //
 // mma_bf16 multiplies matrices that lie spread over the registers of a warp: D (16 x 8, float) += A (16 x 16) B (16 x 8). They are made of pieces of 8 x 8.

@@ -116,9 +116,8 @@ router_forward_kernel(wide *gate, int32_t *choice, wide *lse, RouterParts parts,
 
 // One block. Loads and shares from those of the chunks; the rows of each expert from the loads; and which tile is whose. Loads are whole numbers below 2^24.
 static __global__ void __launch_bounds__(PLAN_THREADS) router_plan_kernel(wide *load, wide *share, int32_t *start, int32_t *tiles, RouterParts parts, RouterShape r, int bound) {
-    SHARED(int, row, ROUTER_MOST + 1);
-    SHARED(int, tile, ROUTER_MOST + 1);
-    int chunks = router_chunks(r);
+    SHARED_DYNAMIC(int, row);
+    int *tile = row + r.E + 1, chunks = router_chunks(r);
     for (int i = threadIdx.x; i < r.B * r.E; i += blockDim.x) {
         int64_t at = (int64_t)(i / r.E) * chunks * r.E + i % r.E;
         int count = 0;
@@ -183,7 +182,8 @@ static inline void router_forward(const Routed *o, const wide *z, const wide *bi
     CHECK(router_scratch(r) <= gpu->scratch_size && r.E <= ROUTER_MOST, "%d x %d tokens and %d experts need %zu floats of scratch, there are %zu\n  -> a larger scratch_size", r.B, r.T, r.E,
           router_scratch(r), gpu->scratch_size);
     LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, o->gate, o->choice, o->lse, parts, z, bias, r);
-    LAUNCH(router_plan_kernel, 1, threads_for(r.B * r.E, PLAN_THREADS), 0, gpu->stream, o->load, o->share, o->start, o->tiles, parts, r, (int)row_tiles((int64_t)r.B * r.T * r.K, r.E));
+    LAUNCH(router_plan_kernel, 1, threads_for(r.B * r.E, PLAN_THREADS), 2 * (r.E + 1) * sizeof(int), gpu->stream, o->load, o->share, o->start, o->tiles, parts, r,
+           (int)row_tiles((int64_t)r.B * r.T * r.K, r.E));
     LAUNCH(router_place_kernel, blocks, ROUTER_THREADS, 0, gpu->stream, o->place, o->source, o->start, o->load, parts, o->choice, r);
 }
 

@@ -20,6 +20,7 @@ rm -rf build/test/cuda && mkdir -p build/test/cuda && cd build/test/cuda || exit
 model="--layers 2 --width 64 --heads 2 --kv-heads 1 --ffn 96 --seq 32 --sample 0 --val-tokens 64"
 on_cpu="$model --batch 4 --micro-batch 2 --warmup 2 --schedule-steps 4 --val-every 0"
 short="$on_cpu --tune off"                    # timing may choose another plan each time
+experts="--experts 8 --experts-per-token 3 --shared-experts 1 --dense-layers 1 --router sigmoid --balance-rate 0.01 --sequence-loss 0.01"
 hash() { sed -n 's/.*"weights": "\([0-9a-f]*\)".*/\1/p' "$1/log.jsonl" | tail -n 1; }
 losses() { sed -n 's/.*"loss": \([0-9.e+-]*\),.*/\1/p' "$1/log.jsonl" | tail -n "$2"; }
 same() { [ -n "$(hash "$1")" ] && [ "$(hash "$1")" = "$(hash "$2")" ]; }
@@ -52,6 +53,14 @@ for precision in fp32 bf16; do
     check "begins on the CPU"                  "$cpu" $on_cpu --steps 2 --out $p-to-gpu
     check "goes on on the GPU in $p"           "$gpu-$p" --out $p-to-gpu --resume required --steps 4
     check "$p: the GPU's losses are the CPU's" agree $p $p-to-gpu 2 $error
+    check "$p trains experts"                  "$gpu-$p" $short $experts --steps 4 --norms-every 2 --out $p-experts
+    check "$p: what routers do is logged"      grep -q '"router_load": {"1": \[0' $p-experts/log.jsonl
+    check "$p: experts in graphs, recomputed"  env EMU_SEED=3 "$gpu-$p" $short $experts --steps 4 --graph on --recompute on --out $p-experts-graph
+    check "$p: change no bit"                  same $p-experts $p-experts-graph
+    check "$p begins with experts on the CPU"  "$cpu" $on_cpu $experts --steps 2 --out $p-experts-to-gpu
+    check "$p goes on on the GPU"              "$gpu-$p" --out $p-experts-to-gpu --resume required --steps 3
+    check "$p goes back to the CPU"            "$cpu" --out $p-experts-to-gpu --resume required --steps 4
+    check "$p: there and back, the same losses" agree $p-experts $p-experts-to-gpu 4 $error
     check "$p: evaluated on the GPU"           sh -c "$gpu-$p --from $p --eval > gpu.eval"
     check "$p: evaluated on the CPU"           sh -c "$cpu --from $p --eval > cpu.eval"
     check "$p: to the same loss"               sh -c "cat gpu.eval cpu.eval | awk -v e=$error '/^validation loss/ { v[n++] = \$3 + 0 } END { d = v[0] - v[1]; exit !(n == 2 && d * d <= e * e * v[0] * v[0]) }'"
@@ -77,6 +86,7 @@ for seed in 0 5 9; do check "any order of streams, $seed"        env EMU_SEED=$s
 check "0 and 5 agree"                          same order-0 order-5
 check "0 and 9 agree"                          same order-0 order-9
 fi
+check "experts that make no 16-byte rows"      refused "a multiple of 8, at most 1024" "$gpu-bf16" $short --experts 6 --steps 1 --out none
 check "a head size the GPU has not"            refused "32, 48, 64, 96 or 128" "$gpu-bf16" --width 64 --heads 4 --steps 1 --out none
 check "an ffn width the GPU has not"           refused "-> --ffn 104" "$gpu-bf16" --width 64 --heads 2 --ffn 100 --steps 1 --out none
 check "nothing was left behind"                test ! -e none
