@@ -13,7 +13,7 @@ rm -rf $OUT      # a stale binary must not answer for one that no longer compile
 mkdir -p $OUT
 [ -f "$CUDA/include/cuda_runtime.h" ] || { echo "0 passed, 0 failed, all skipped: no CUDA headers in $CUDA/include"; echo "  -> CUDA=<toolkit> sh dev/emu/test.sh"; exit 0; }
 
-WARN="-std=c++17 -g -O1 -Wall -Wextra -Werror -isystem $CUDA/include"
+WARN="-std=c++17 -g -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -isystem $CUDA/include"
 AS_CU="-DREAL=float -x c++ -include dev/emu/emu.h"
 
 ok()  { passed=$((passed + 1)); }

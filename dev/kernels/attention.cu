@@ -13,7 +13,7 @@
 
 // Q, K, V and C are [B, T, NH, HS]. The last of B sequences is compared with the truth; those before are the same. Scores are float, [B * NH, T, T].
 static const int B = TIMED ? 16 : 2, T = TIMED ? 1024 : 140, NH = TIMED ? 12 : 2, HS = 64, C = NH * HS, ROWS = 64, COLUMNS = 16;
-static const float SCALE = 0.125f;                             // 1 / sqrt(HS)
+static const float INV_SQRT_HS = 0.125f;                             // 1 / sqrt(HS)
 
 // blockIdx.y is the head of a sequence, in every kernel here.
 template <typename X> static __device__ inline X *head_row(X *x, int t) { return x + ((int64_t)(blockIdx.y / NH) * T + t) * C + blockIdx.y % NH * HS; }
@@ -46,7 +46,7 @@ static __global__ void naive_softmax_backward_kernel(float *ds, const float *p) 
     float mean = 0;
     ds += ((int64_t)blockIdx.y * T + t) * T, p += ((int64_t)blockIdx.y * T + t) * T;
     for (int u = 0; u <= t; u++) mean += p[u] * ds[u];
-    for (int u = 0; u <= t; u++) ds[u] = SCALE * p[u] * (ds[u] - mean);
+    for (int u = 0; u <= t; u++) ds[u] = INV_SQRT_HS * p[u] * (ds[u] - mean);
 }
 
 // BY_KEYS: out_u = sum over queries t >= u of s[t][u] x_t; otherwise out_t = sum over keys u <= t of s[t][u] x_u.
@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(ROWS) flash_forward_kernel(real *c, wid
     SHARED(float, v_tile, COLUMNS * HS);
     int first = blockIdx.x * ROWS, t = min(first + (int)threadIdx.x, T - 1);                         // threads beyond T help to load
     float own[HS], sums[HS] = {}, max = -INFINITY, sum = 0;
-    UNROLL for (int e = 0; e < HS; e++) own[e] = SCALE * to_float(head_row(q, t)[e]);
+    UNROLL for (int e = 0; e < HS; e++) own[e] = INV_SQRT_HS * to_float(head_row(q, t)[e]);
     for (int key0 = 0; key0 < min(first + ROWS, T); key0 += COLUMNS) {
         tiles_load<HS>(k_tile, v_tile, k, v, key0, COLUMNS);
         for (int u = 0; u < COLUMNS && key0 + u <= t; u++) {
@@ -126,7 +126,7 @@ flash_backward_kernel(real *dx, real *dy, const real *x, const real *y, const re
             int64_t query = (int64_t)blockIdx.y * T + (BY_KEYS ? j : i);
             float s = 0, dp = 0;
             for (int e = 0; e < HS; e++) s += x_own[own + e] * x_j[e], dp += y_own[own + e] * y_j[e];
-            float p = expf(SCALE * s - lse[query]), ds = SCALE * p * (dp - D[query]);
+            float p = expf(INV_SQRT_HS * s - lse[query]), ds = INV_SQRT_HS * p * (dp - D[query]);
             UNROLL for (int e = 0; e < HS; e++) dx_i[e] += ds * x_j[e], dy_i[e] += p * y_j[e];
         }
     }
@@ -146,13 +146,13 @@ static Solution solve(const Values &q, const Values &k, const Values &v, const V
             Values p(t + 1), dp(t + 1);
             double sum = 0, mean = 0;
             for (int u = 0; u <= t; u++) {
-                for (int e = h; e < h + HS; e++) p[u] += q[t * C + e] * k[u * C + e] * SCALE, dp[u] += dc[t * C + e] * v[u * C + e];
+                for (int e = h; e < h + HS; e++) p[u] += q[t * C + e] * k[u * C + e] * INV_SQRT_HS, dp[u] += dc[t * C + e] * v[u * C + e];
                 sum += p[u] = exp(p[u]);
             }
             for (int u = 0; u <= t; u++) p[u] /= sum, mean += p[u] * dp[u];
             for (int u = 0; u <= t; u++)
                 for (int e = h; e < h + HS; e++) {
-                    double ds = p[u] * (dp[u] - mean) * SCALE;
+                    double ds = p[u] * (dp[u] - mean) * INV_SQRT_HS;
                     s.c[t * C + e] += p[u] * v[u * C + e], s.dv[u * C + e] += p[u] * dc[t * C + e];
                     s.dq[t * C + e] += ds * k[u * C + e], s.dk[u * C + e] += ds * q[t * C + e];
                 }
@@ -169,7 +169,7 @@ int main(void) {
     wide *lse = device_empty<wide>(B * NH * T), *D = device_empty<wide>(B * NH * T), *lse2 = device_empty<wide>(B * NH * T), *peak = device_empty<wide>(B * NH * T);
     // lse2, to base 2, and peak: of step 3
     const Heads qkv[3] = {{q, C, HS}, {k, C, HS}, {v, C, HS}}, dqkv[3] = {{dq, C, HS}, {dk, C, HS}, {dv, C, HS}};
-    AttentionShape shape = attention_shape(B, T, NH, NH, HS, HS, SCALE);
+    AttentionShape shape = attention_shape(B, T, NH, NH, HS, HS, INV_SQRT_HS);
     Solution t = solve(host[0], host[1], host[2], host[3]);
     Gpu *gpu = test_gpu();
     cudaStream_t stream = gpu->stream;
@@ -180,7 +180,7 @@ int main(void) {
     ladder_header("forward: reads Q, K, V; writes C; 2 products", floor);
     std::vector<LadderResult> forward = {{"C", c + last, nullptr, &t.c}};
     ladder_step("1 naive", floor, forward, gpu, [&] {
-        LAUNCH(naive_dot_kernel, pairs, 128, 0, stream, p, q, k, SCALE);
+        LAUNCH(naive_dot_kernel, pairs, 128, 0, stream, p, q, k, INV_SQRT_HS);
         LAUNCH(naive_softmax_kernel, rows, ROWS, 0, stream, p);
         LAUNCH(naive_sum_kernel<false>, elements, 128, 0, stream, c, p, v);
     });
