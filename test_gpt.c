@@ -100,7 +100,7 @@ static void gradients_of(const Case *c) {
     fill_weights(&judge_fp64, p.g, &layout, 1, 4);
     fill_tokens(p.inputs, p.targets, c->B * c->m.T, c->m.V, 2);
     probe_loss(&p);
-    judge_fp64.backward(p.g, 1.0 / (c->B * c->m.T));
+    judge_fp64.backward(p.g, 1.0 / (c->B * c->m.T), 0);
     TensorStats *stats = check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
     judge_fp64.tensor_stats(p.g, NULL, stats);
     double all = grads_norm(&judge_fp64, p.g, &layout), through = 0, worst = 0;
@@ -196,8 +196,8 @@ static void in_single_precision(const Trainer *t, double bound, double loss_boun
         judge_fp64.forward(b, inputs, targets, c->B, c->m.T);
         Loss la = t->loss(a), lb = judge_fp64.loss(b);
         EXPECT(fabs(la.ce - lb.ce) < loss_bound * lb.ce && fabs(la.z - lb.z) < loss_bound * lb.z && fabs(la.router - lb.router) <= loss_bound * lb.router, "%s: loss %.9g in %s, %.9g in double", c->name, la.ce, t->precision, lb.ce);
-        t->backward(a, 1.0 / (c->B * c->m.T));
-        judge_fp64.backward(b, 1.0 / (c->B * c->m.T));
+        t->backward(a, 1.0 / (c->B * c->m.T), 0);
+        judge_fp64.backward(b, 1.0 / (c->B * c->m.T), 0);
         double all = grads_norm(&judge_fp64, b, &layout);
         for (int k = 0; k < layout.count; k++) {
             double error = entry_nmse(t, a, &judge_fp64, b, GRADS, &layout.entries[k], (t == &judge_bf16 ? 1e-4 : 1e-6) * all * all);
@@ -372,7 +372,7 @@ static void test_invariance(void) {
                 for (int micro = 0; micro < (k == 4 ? c.B : 1); micro++) {
                     int rows = k == 4 ? 1 : c.B;
                     judge_fp32.forward(g[k], inputs + micro * c.m.T, targets + micro * c.m.T, rows, c.m.T);
-                    judge_fp32.backward(g[k], 1.0 / n);
+                    judge_fp32.backward(g[k], 1.0 / n, 0);
                 }
 #ifdef _OPENMP
                 omp_set_num_threads(threads);

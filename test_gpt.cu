@@ -71,7 +71,7 @@ static void gradients(const Trainer *t, Gpt *g, const Model *m, int step, int mi
         int B = micro == 1 && step == 1 ? BATCH - 1 : BATCH;
         fill_tokens(inputs, targets, B * TIME, m->V, (uint64_t)(10 * step + micro));
         t->forward(g, inputs, targets, B, TIME);
-        t->backward(g, 1.0 / (MICRO * TOKENS));
+        t->backward(g, 1.0 / (MICRO * TOKENS), 0);
     }
 }
 

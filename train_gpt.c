@@ -960,6 +960,8 @@ struct Gpt {
     real z_loss;
     double ce, z, router;                               // sums of losses over the tokens seen since they were last asked
     int64_t seen;
+    Comm *comm;
+    double *load_sums;                                  // of one router, over processes
     bool watching;
     Watched *watched;                                   // one for each layer
     double *watched_loads;
@@ -981,16 +983,19 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->recompute = setup->recompute;
     g->z_loss = (real)setup->z_loss;
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, threads, 1);
+    g->comm = setup->comm;
     g->layout = layout_make(m);
+    layout_share(&g->layout, comm_rank(g->comm), comm_size(g->comm));
     g->act_layout = act_layout_make(m, &g->max);
     for (int kind = 0; kind < (setup->training ? TENSOR_KINDS : WEIGHTS + 1); kind++)
-        g->tensors[kind] = check_alloc((size_t)g->layout.total * sizeof(real), "the parameters, their gradients and moments");
+        g->tensors[kind] = check_alloc((size_t)(kind < ADAM_M ? g->layout.total : g->layout.state) * sizeof(real), "the parameters, their gradients and moments");
     g->acts = check_alloc((size_t)g->act_layout.acts * sizeof(real), "the activations");
     g->grads = setup->training ? check_alloc((size_t)g->act_layout.grads * sizeof(real), "the gradients of activations") : NULL;
     g->inputs = check_alloc((size_t)g->max.n * sizeof(int32_t), "the inputs");
     g->targets = check_alloc((size_t)g->max.n * sizeof(int32_t), "the targets");
     g->watched = check_alloc((size_t)m->L * sizeof *g->watched, "what is measured of layers");
     g->watched_loads = check_alloc((size_t)(m->L * m->moe.E + 1) * sizeof(double), "the loads of experts");
+    g->load_sums = check_alloc((size_t)(m->moe.E + 1) * sizeof(double), "the loads of experts");
     return g;
 }
 
@@ -1002,6 +1007,7 @@ static void gpt_destroy(Gpt *g) {
     free(g->targets);
     free(g->watched);
     free(g->watched_loads);
+    free(g->load_sums);
     layout_free(&g->layout);
     act_layout_free(&g->act_layout);
     free(g);
@@ -1051,16 +1057,36 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     g->seen += g->now.n;
 }
 
-static Loss gpt_loss(Gpt *g) {
-    double n = g->seen ? (double)g->seen : 1;
-    Loss loss = {g->ce / n, g->z / n, g->router / n};
+// Means over all tokens that all processes saw; *square, theirs too, becomes the sum of it.
+static Loss gpt_means(Gpt *g, double *square) {
+    double sums[] = {g->ce, g->z, g->router, (double)g->seen, *square};
+    comm_combine(g->comm, sums, 5, COMM_SUM);
+    double n = sums[3] > 0 ? sums[3] : 1;
+    Loss loss = {sums[0] / n, sums[1] / n, sums[2] / n};
+    *square = sums[4];
     g->ce = g->z = g->router = 0;
     g->seen = 0;
     return loss;
 }
 
-static void gpt_backward(Gpt *g, double scale) {
+static Loss gpt_loss(Gpt *g) {
+    double none = 0;
+    return gpt_means(g, &none);
+}
+
+// The gradients of layer l (-1: of the model) are complete here: they travel to their owners.
+static void gpt_reduce(Gpt *g, int l) {
+    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
+        for (int rank = 0; rank < comm_size(g->comm) && e->layer == l; rank++) {
+            Part part = entry_part(e, rank, comm_size(g->comm));
+            comm_reduce(g->comm, g->tensors[GRADS] + e->offset + part.first, part.size, sizeof(real), rank);
+        }
+    comm_poke(g->comm);
+}
+
+static void gpt_backward(Gpt *g, double scale, int last) {
     const Model *m = &g->m;
+    bool traveling = last && comm_size(g->comm) > 1;
     Block b = gpt_block(g, m->L - 1);
     Norm fin = NORM(&b, fin);
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
@@ -1076,18 +1102,20 @@ static void gpt_backward(Gpt *g, double scale) {
         if (g->recompute == RECOMPUTE_ON) block_forward(&b, in);
         if (g->recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
         block_backward(&b, din, in);
+        if (traveling) gpt_reduce(g, l);
         b = below;
     }
     Norm emb = NORM(&b, emb);
     real *de = slot_backward(&emb, b.d.raw, b.d.e, b.a.raw);
     embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, g->now.B, g->now.T, m->C, (real)m->emb_scale);
+    if (traveling) gpt_reduce(g, -1);
 }
 
 // The tensors are the host's own: nothing to bring and nothing to send.
 static void gpt_fetch(Gpt *g, int kind) { (void)g, (void)kind; }
 static void gpt_store(Gpt *g, int kind, int64_t step) { (void)g, (void)kind, (void)step; }
 
-static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->tensors[kind] ? g->tensors[kind] + e->offset : NULL; }
+static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->tensors[kind] ? g->tensors[kind] + (kind < ADAM_M ? e->offset : e->state) : NULL; }
 
 static const void *gpt_logits(Gpt *g, int64_t row) { return gpt_block(g, 0).a.logits + row * g->m.Vp; }
 
@@ -1107,10 +1135,13 @@ static void gpt_watch(Gpt *g) {
 
 static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     g->watching = false;
+    comm_combine(g->comm, g->watched_loads, (int64_t)g->m.L * g->m.moe.E, COMM_SUM);
     for (int l = 0; l < g->m.L; l++) {
         const Watched *w = &g->watched[l];
-        layers[l] = (LayerStats){sqrt(w->stream / (double)w->values), sqrt(w->branch[0] / w->skip[0]), sqrt(w->branch[1] / w->skip[1]), w->logit,
-                                 w->entropy / (double)w->tokens, w->balance / (double)w->tokens, w->sequence / (double)w->tokens, w->z / (double)w->tokens, w->load};
+        double s[] = {w->stream, w->skip[0], w->skip[1], w->branch[0], w->branch[1], (double)w->values, w->entropy, w->balance, w->sequence, w->z, (double)w->tokens}, logit = w->logit;
+        comm_combine(g->comm, s, 11, COMM_SUM);
+        comm_combine(g->comm, &logit, 1, COMM_MAX);
+        layers[l] = (LayerStats){sqrt(s[0] / s[5]), sqrt(s[3] / s[1]), sqrt(s[4] / s[2]), logit, s[6] / s[10], s[7] / s[10], s[8] / s[10], s[9] / s[10], w->load};
     }
 }
 
@@ -1140,36 +1171,70 @@ static void gpt_normalize(Gpt *g) {
 }
 
 // The selection bias of an expert moves by a fixed step towards an even load (Wang et al. 2024; DeepSeek-V3 section 2.1.2): b += rate sign(mean load - load)
-static real balance_step(const real *load, int E, int e, real rate) {
-    real sum = 0;
+static real balance_step(const double *load, int E, int e, real rate) {
+    double sum = 0;
     for (int j = 0; j < E; j++) sum += load[j];
     return load[e] * E < sum ? rate : load[e] * E > sum ? -rate : 0;
 }
 
-// m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target))
+// The tokens that each expert of layer l got in this step, from all processes.
+static const double *gpt_loads(Gpt *g, int l) {
+    const real *loads = gpt_block(g, l).a.loads;
+    for (int j = 0; j < g->m.moe.E; j++) g->load_sums[j] = loads[j];
+    comm_combine(g->comm, g->load_sums, g->m.moe.E, COMM_SUM);
+    return g->load_sums;
+}
+
+// Of the gradients that this process owns, in pieces as long as possible: of one process, all at once.
+static double gpt_square(const Gpt *g) {
+    int64_t begin = 0, end = 0;
+    double sum = 0;
+    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++) {
+        Part part = entry_part(e, comm_rank(g->comm), comm_size(g->comm));
+        if (!part.size) continue;
+        if (e->offset + part.first != end) {
+            sum += square_sum(g->tensors[GRADS] + begin, NULL, 0, end - begin);
+            begin = e->offset + part.first;
+        }
+        end = e->offset + (part.first + part.size < e->size ? part.first + part.size : memory_padded(e->size));
+    }
+    return sum + square_sum(g->tensors[GRADS] + begin, NULL, 0, end - begin);
+}
+
+// m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target)).  Each process updates its part, which then goes to all.
 static Update gpt_update(Gpt *g, const AdamW *o) {
-    Update u = {gpt_loss(g), sqrt(square_sum(g->tensors[GRADS], NULL, 0, g->layout.total)), 0};
+    comm_wait(g->comm);
+    double square = gpt_square(g);
+    Update u = {gpt_means(g, &square), sqrt(square), 0};
     u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.loss.router) && isfinite(u.norm);
     if (!u.applied) return u;
     real correct1 = (real)(1 / (1 - pow(o->beta1, (double)o->step))), correct2 = (real)(1 / (1 - pow(o->beta2, (double)o->step)));
     real b1 = (real)o->beta1, b2 = (real)o->beta2, eps = (real)o->eps, scale = (real)(o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1);
+    int processes = comm_size(g->comm);
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
-        real *w = gpt_tensor(g, WEIGHTS, e), *d = gpt_tensor(g, GRADS, e), *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
+        Part part = entry_part(e, comm_rank(g->comm), processes);
+        real *w = (real *)gpt_tensor(g, WEIGHTS, e) + part.first, *d = (real *)gpt_tensor(g, GRADS, e) + part.first, *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
         real lr = (real)o->lr[e->row.lr], decay = (real)o->decay[e->row.decay], target = e->row.init == ROLE_GAIN ? (real)o->gain_target : 0;
-        if (e->row.lr == LR_BALANCE) {
-            const real *load = gpt_block(g, e->layer).a.loads;
+        if (e->row.lr == LR_BALANCE) {                                      // every process, alike
+            const double *load = gpt_loads(g, e->layer);
+            w = gpt_tensor(g, WEIGHTS, e);
             for (int i = 0; i < e->size; i++) w[i] += balance_step(load, g->m.moe.E, i, lr);
             continue;
         }
 #pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < e->size; i++) {
+        for (int64_t i = 0; i < part.size; i++) {
             real grad = scale * d[i];
             m[i] = b1 * m[i] + (1 - b1) * grad;
             v[i] = b2 * v[i] + (1 - b2) * grad * grad;
             w[i] -= lr * (m[i] * correct1 / ((real)sqrt(v[i] * correct2) + eps) + decay * (w[i] - target));
         }
+        for (int rank = 0; rank < processes && processes > 1; rank++) {
+            Part theirs = entry_part(e, rank, processes);
+            comm_spread(g->comm, (real *)gpt_tensor(g, WEIGHTS, e) + theirs.first, theirs.size, sizeof(real), rank);
+        }
     }
+    comm_wait(g->comm);
     gpt_normalize(g);
     return u;
 }
@@ -1181,24 +1246,35 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
 #pragma omp parallel for schedule(dynamic)
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
-        const real *w = gpt_tensor(g, WEIGHTS, e), *d = gpt_tensor(g, GRADS, e), *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
+        Part part = entry_part(e, comm_rank(g->comm), comm_size(g->comm));
+        const real *w = (real *)gpt_tensor(g, WEIGHTS, e) + part.first, *d = (real *)gpt_tensor(g, GRADS, e) + part.first, *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
         double lr = o ? o->lr[e->row.lr] : 0, decay = o ? o->decay[e->row.decay] : 0, target = o && e->row.init == ROLE_GAIN ? o->gain_target : 0;
         double eps = o ? o->eps : 1, grad = 0, weight = 0, update = 0;
         bool normalized = is_normalized(g, e);
-        const real *load = o && e->row.lr == LR_BALANCE ? gpt_block(g, e->layer).a.loads : NULL;
-        for (int64_t i = 0; i < e->size; i++) {
+        for (int64_t i = 0; i < part.size && !(o && e->row.lr == LR_BALANCE); i++) {
             double adam = m[i] * correct1 / (sqrt(v[i] * correct2) + eps), before = (w[i] + lr * (adam - decay * target)) / (1 - lr * decay);
             if (normalized) before = w[i];
             double step = lr * (adam + decay * (before - target));
-            if (load) {
-                step = balance_step(load, g->m.moe.E, (int)i, (real)lr);
-                before = w[i] - step;
-            }
             grad += (double)d[i] * d[i];
             weight += before * before;
             update += step * step;
         }
-        stats[k] = (TensorStats){sqrt(grad), sqrt(weight), sqrt(update)};
+        stats[k] = (TensorStats){grad, weight, update};
+    }
+    for (int k = 0; k < g->layout.count; k++) {
+        const Entry *e = &g->layout.entries[k];
+        double s[] = {stats[k].grad, stats[k].weight, stats[k].update};
+        comm_combine(g->comm, s, 3, COMM_SUM);
+        if (o && e->row.lr == LR_BALANCE) {                                 // moved alike by every process
+            const double *load = gpt_loads(g, e->layer);
+            const real *w = gpt_tensor(g, WEIGHTS, e);
+            for (int i = 0; i < e->size; i++) {
+                double step = balance_step(load, g->m.moe.E, i, (real)o->lr[LR_BALANCE]), before = w[i] - step;
+                s[1] += before * before;
+                s[2] += step * step;
+            }
+        }
+        stats[k] = (TensorStats){sqrt(s[0]), sqrt(s[1]), sqrt(s[2])};
     }
 }
 

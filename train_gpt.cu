@@ -342,7 +342,8 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     g->seen += g->now.n;
 }
 
-static void gpt_backward(Gpt *g, double scale) {
+static void gpt_backward(Gpt *g, double scale, int last) {
+    (void)last;
     if (g->backward_graph && scale != g->scale) {
         cudaCheck(cudaGraphExecDestroy(g->backward_graph));
         g->backward_graph = nullptr;
@@ -498,7 +499,7 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     g->gpu.plans->tuning = g->setup.tune;
     g->preparing = true;
     gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
-    gpt_backward(g, 1);
+    gpt_backward(g, 1, 0);
     gpt_loss(g);
     g->gpu.plans->tuning = g->preparing = false;
     free(zeros);

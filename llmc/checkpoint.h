@@ -108,12 +108,15 @@ static inline bool file_try_sum(const char *path, FileSum *sum, char *error, siz
 
 // ---------------------------------------------------------------------------------------------------------------- tensors
 
-// A name, a type and a shape for memory that belongs to somebody else. In a mapped file data may be unaligned.
+// A name, a type and a shape for memory that belongs to somebody else. In a mapped file data may be unaligned. To be written, data may be NULL: then bring(source)
+// gives it when its turn comes, good until the next one's.
 typedef struct {
     const char *name, *dtype;         // dtype: F32 and F64 are what this program writes; BF16, F16, I64, I32, U8 are known too
     int rank;                         // 0 is a scalar
     int64_t shape[TENSOR_RANK];
     const void *data;
+    const void *(*bring)(void *source);
+    void *source;
 } Tensor;
 
 typedef struct {
@@ -345,7 +348,7 @@ static inline FileSum safetensors_write(const char *path, const Tensor *tensors,
     file_begin(&w, path);
     file_add(&w, &length, 8);
     file_add(&w, header, n);
-    for (int i = 0; i < count; i++) file_add(&w, tensors[i].data, (size_t)tensor_bytes(&tensors[i]));
+    for (const Tensor *t = tensors; t < tensors + count; t++) file_add(&w, t->data || !t->bring ? t->data : t->bring(t->source), (size_t)tensor_bytes(t));
     free(header);
     return file_commit(&w);
 }

@@ -1,6 +1,7 @@
 // judge.h: what a trainer on any device offers, as a table of functions. train_gpt.c exports one such table per precision:
 // judge_fp64 is the judge that proofs compare with, judge_fp32 and judge_bf16 (bf16 products) the CPU trainer. The services of trainer.h drive either.
 #pragma once
+#include "comm.h"
 #include "memory.h"
 
 typedef struct Gpt Gpt;                                   // a model with its memory, private to the device
@@ -24,23 +25,25 @@ typedef struct LayerStats { double residual_rms, attn_ratio, ffn_ratio, attn_log
 // Of a tensor after a step: L2 norms of its gradient before clipping, of its weights before the step, and of what the step subtracted from them.
 typedef struct TensorStats { double grad, weight, update; } TensorStats;
 
-// How a model is made. B x T: the largest micro-batch, of steps of `batch` sequences. seed: of stochastic rounding.
-typedef struct Setup { int B, T, recompute, training; double z_loss; int64_t batch; int tf32, stochastic, tune, graph; uint64_t seed; } Setup;
+// How a model is made. B x T: the largest micro-batch, of steps of `batch` sequences. seed: of stochastic rounding. comm: the processes that train it (NULL: one).
+typedef struct Setup { int B, T, recompute, training; double z_loss; int64_t batch; int tf32, stochastic, tune, graph; uint64_t seed; Comm *comm; } Setup;
 
 // On a GPU forward, backward, zero_grads return before the work is done; loss, update and what reads memory wait for it.
+// Several processes call loss, update and what follows it together: what these return is of all of them.
 typedef struct Trainer {
     const char *device, *precision;                       // cpu | cuda;  fp32 | fp64 | bf16
     size_t element, storage;                              // bytes of a weight as the host sees it; of a weight or activation in the products
     Gpt *(*create)(const Model *m, const Setup *setup);
     void (*destroy)(Gpt *gpt);
-    // Host address of an entry's weights, gradients or moments. On a GPU a copy: fetch brings it up to date, store sends it back; step: updates so far.
+    // Host address of an entry's weights or gradients, or of the moments of its part that this process owns. On a GPU a copy: fetch brings it up to date, store
+    // sends it back; step: updates so far.
     void *(*tensor)(Gpt *gpt, int kind, const Entry *e);
     void (*fetch)(Gpt *gpt, int kind);
     void (*store)(Gpt *gpt, int kind, int64_t step);
     // B sequences of T tokens; keeps what backward needs and adds to the losses. targets may be NULL: logits only.
     void (*forward)(Gpt *gpt, const int32_t *inputs, const int32_t *targets, int B, int T);
-    // Adds the gradient of scale * (sum over the tokens of the last forward) to GRADS. Consumes the logits.
-    void (*backward)(Gpt *gpt, double scale);
+    // Adds the gradient of scale * (sum over the tokens of the last forward) to GRADS. Consumes the logits. last: of a step, nothing more is added before update.
+    void (*backward)(Gpt *gpt, double scale, int last);
     Loss (*loss)(Gpt *gpt);                               // mean over the tokens of all forwards since it was last asked, by this or by update
     const void *(*logits)(Gpt *gpt, int64_t row);         // V values of the type of a weight, of the last forward without targets
     void (*zero_grads)(Gpt *gpt);

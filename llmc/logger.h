@@ -1,6 +1,6 @@
 // logger.h: log.jsonl, one JSON object a line, and the progress line on the terminal.
 //
-// A line reaches the file in one write when it is whole. After a kill the last line may be cut: log_open drops it, and with it
+// A line reaches the file in one write when it is whole. Without a file (of several processes one has it) nothing is written. After a kill the last line may be cut: log_open drops it, and with it
 // the steps that the resumed run is going to do again. `validated`: the step it goes on from has its validation in the log.
 #pragma once
 #include <time.h>
@@ -101,7 +101,7 @@ static inline void log_item(Log *log, double value) {
 static inline void log_end(Log *log) {
     fputs("}\n", log->line);
     fclose(log->line);
-    bool ok = fwrite(log->text, 1, log->length, log->file) == log->length && fflush(log->file) == 0;
+    bool ok = !log->file || (fwrite(log->text, 1, log->length, log->file) == log->length && fflush(log->file) == 0);
     CHECK(ok, "cannot write %s: %s\n  -> free space on that disk and continue with --resume required", log->path, strerror(errno));
     free(log->text);
 }

@@ -4,6 +4,7 @@
 // Offsets count elements, so one layout serves float, double and bfloat16. The includer defines `real`, the storage type, and where statistics and
 // gradients of parameters are of another, `wide`.
 #pragma once
+#include <stdbool.h>
 #include "check.h"
 #include "tensors.h"
 
@@ -34,10 +35,11 @@ static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l)
     memcpy(rows, all, sizeof all);
 }
 
-// One tensor that exists: a row of the table in one layer (-1: of the model).
-typedef struct Entry { ParamRow row; int id, layer; char name[96]; int64_t size, offset; } Entry;
+// One tensor that exists: a row of the table in one layer (-1: of the model). Its moments lie at `state` in their arena, which differs where there are several processes.
+typedef struct Entry { ParamRow row; int id, layer; char name[96]; int64_t size, offset; int owner; int64_t state; } Entry;
 
-typedef struct Layout { Entry *entries; int count; int64_t total, parameters; int64_t *offset; } Layout;   // offset[(layer + 1) * PARAM_COUNT + id], -1: absent
+// total: elements of weights, state: of each moment;   offset[(layer + 1) * PARAM_COUNT + id], -1: absent
+typedef struct Layout { Entry *entries; int count; int64_t total, state, parameters; int64_t *offset; } Layout;
 
 static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer) {
     if (!row->exists) return;
@@ -46,11 +48,11 @@ static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer)
     e->id = id;
     e->layer = layer;
     e->size = row->rows * row->cols;
-    e->offset = t->total;
+    e->offset = e->state = t->total;
     if (layer < 0) check_format(e->name, sizeof e->name, "%s", row->name);
     else check_format(e->name, sizeof e->name, LAYER_NAME "%s", layer, row->name + strlen(LAYER_NAME));
     t->offset[(layer + 1) * PARAM_COUNT + id] = e->offset;
-    t->total = memory_add(t->total, e->size);
+    t->state = t->total = memory_add(t->total, e->size);
     t->parameters += e->size;
 }
 
@@ -69,6 +71,34 @@ static inline Layout layout_make(const Model *m) {
             if ((rows[id].per == PER_LAYER) == (l >= 0)) layout_add(&t, &rows[id], id, l);
     }
     return t;
+}
+
+// What a process owns of an entry: it keeps the moments of these elements, and updates them (ZeRO-1). Entries have one owner, except embeddings and head, the
+// largest, of which every process has some rows.
+typedef struct Part { int64_t first, size; } Part;
+
+static inline bool entry_is_split(const Entry *e) { return e->row.init == ROLE_EMBEDDING || e->row.init == ROLE_HEAD; }
+
+static inline Part entry_part(const Entry *e, int rank, int processes) {
+    Part part = {0, e->owner == rank ? e->size : 0};
+    if (!entry_is_split(e)) return part;
+    part.first = e->row.rows * rank / processes * e->row.cols;
+    part.size = e->row.rows * (rank + 1) / processes * e->row.cols - part.first;
+    return part;
+}
+
+// Shares entries out: in their order, each to the process that has least so far.
+static inline void layout_share(Layout *t, int rank, int processes) {
+    int64_t *load = (int64_t *)check_alloc((size_t)processes * sizeof *load, "the loads of processes");
+    t->state = 0;
+    for (Entry *e = t->entries; e < t->entries + t->count; e++) {
+        e->owner = 0;
+        for (int r = 1; r < processes; r++) if (load[r] < load[e->owner]) e->owner = r;
+        for (int r = 0; r < processes; r++) load[r] += entry_part(e, r, processes).size;
+        e->state = t->state;
+        t->state = memory_add(t->state, entry_part(e, rank, processes).size);
+    }
+    free(load);
 }
 
 // Rows in use: the padded vocabulary's last rows are zero, are never read, and stay out of files.

@@ -28,6 +28,7 @@ typedef struct Run {
     const Trainer *t;
     FlagSet set;
     const Flags *f;
+    Comm comm;
     Model m;
     Init init;
     Layout layout;
@@ -291,7 +292,7 @@ static inline void run_init_weights(Run *r) {
     r->t->normalize(r->gpt);
 }
 
-// A hash of all weights in use: two runs that print the same one hold the same model.
+// A hash of all weights in use: two runs that print the same one hold the same model, and so do all processes of a run.
 static inline uint64_t run_hash(Run *r) {
     Hash h = hash_begin();
     r->t->fetch(r->gpt, WEIGHTS);
@@ -299,7 +300,9 @@ static inline uint64_t run_hash(Run *r) {
         const Entry *e = &r->layout.entries[k];
         hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), (size_t)(entry_rows(&r->m, e) * e->row.cols) * r->t->element);
     }
-    return hash_end(&h);
+    uint64_t hash = hash_end(&h);
+    CHECK(comm_agree(&r->comm, &hash, sizeof hash), "the processes no longer hold the same weights: memory or a transfer failed\n  -> --resume required goes on from the last checkpoint");
+    return hash;
 }
 
 // An entry as a tensor of a safetensors file: vectors have rank 1, the padding of the vocabulary stays out.
@@ -317,7 +320,7 @@ static inline Tensor run_tensor(Run *r, int kind, const Entry *e, const char *na
 
 static const char *const MOMENT_NAMES[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
-// Reads every entry's weights or moments from a file; a missing or misshapen tensor is refused, and so is one too many.
+// Reads every entry's weights, or the moments of the parts that this process owns; a missing or misshapen tensor is refused, and so is one too many.
 static inline void run_read_tensors(Run *r, const char *path, int first, int last) {
     SafetensorsFile file;
     char name[128];
@@ -332,7 +335,14 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
             CHECK(t->rank == want.rank && t->shape[0] == want.shape[0] && (t->rank == 1 || t->shape[1] == want.shape[1]),
                   "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> the model's flags must be those of the file", path, name, (long long)t->shape[0],
                   (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1]);
-            safetensors_read_real(t, r->t->tensor(r->gpt, kind, e), r->t->element == sizeof(double));
+            Part part = {0, e->size};
+            if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
+            Tensor own = *t;
+            int64_t rest = tensor_count(t) - part.first;                       // without the padding of the vocabulary
+            own.rank = 1;
+            own.shape[0] = rest < 0 ? 0 : part.size < rest ? part.size : rest;
+            own.data = (const char *)t->data + part.first * tensor_dtype_bytes(t->dtype);
+            safetensors_read_real(&own, r->t->tensor(r->gpt, kind, e), r->t->element == sizeof(double));
         }
     for (int kind = first; kind <= last; kind++) r->t->store(r->gpt, kind, r->updates);
     CHECK(file.count == expected, "%s has %d tensors, this model %d\n  -> the model's flags and NORM_MODE must be those of the file", path, file.count, expected);
@@ -363,27 +373,64 @@ static inline uint64_t run_data_hash(Run *r) {
 
 static const char PLANS[] = "plans.json";
 
+// One tensor on its way into a file: of moments, the parts of all processes come together in `room` of the first one.
+typedef struct Gather { Run *r; int kind; const Entry *e; char *room; } Gather;
+
+static inline const void *run_gather(void *source) {
+    const Gather *g = (const Gather *)source;
+    Comm *c = &g->r->comm;
+    size_t element = g->r->t->element;
+    char *own = (char *)g->r->t->tensor(g->r->gpt, g->kind, g->e);
+    for (int rank = 0; rank < c->size; rank++) {
+        Part part = entry_part(g->e, rank, c->size);
+        char *at = g->room + (size_t)part.first * element;
+        if (rank) comm_move(c, c->rank ? own : at, (size_t)part.size * element, rank, 0);
+        else if (!c->rank) memcpy(at, own, (size_t)part.size * element);
+    }
+    return g->room;
+}
+
+// A file of weights or moments. Process 0 writes it, the others give what they have.
+static inline void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first, int last) {
+    int most = r->layout.count * (last - first + 1), count = 0;
+    size_t largest = 0;
+    char (*names)[128] = (char (*)[128])check_alloc((size_t)most * 128, "names");
+    Tensor *tensors = (Tensor *)check_alloc((size_t)most * sizeof *tensors, "a checkpoint");
+    Gather *gathers = (Gather *)check_alloc((size_t)most * sizeof *gathers, "a checkpoint");
+    for (int k = 0; k < r->layout.count; k++) largest = (size_t)r->layout.entries[k].size > largest ? (size_t)r->layout.entries[k].size : largest;
+    char *room = first == WEIGHTS || r->comm.size == 1 ? NULL : (char *)check_alloc(largest * r->t->element, "a tensor of a checkpoint");
+    for (int kind = first; kind <= last; kind++) {
+        r->t->fetch(r->gpt, kind);
+        for (int k = 0; k < r->layout.count; k++, count++) {
+            const Entry *e = &r->layout.entries[k];
+            check_format(names[count], 128, "%s%s", MOMENT_NAMES[kind], e->name);
+            Gather g = {r, kind, e, room};
+            gathers[count] = g;
+            tensors[count] = run_tensor(r, kind, e, names[count]);
+            if (!room) continue;
+            tensors[count].data = NULL;
+            tensors[count].bring = run_gather;
+            tensors[count].source = &gathers[count];
+        }
+    }
+    if (!r->comm.rank) checkpoint_add_tensors(c, file, tensors, count);
+    else for (int i = 0; room && i < count; i++) run_gather(&gathers[i]);
+    free(names);
+    free(tensors);
+    free(gathers);
+    free(room);
+}
+
 static inline void run_save(Run *r) {
     Checkpoint c;
-    char state[512], *config = config_text(r), (*names)[128] = (char (*)[128])check_alloc((size_t)r->layout.count * 2 * 128, "names");
-    Tensor *tensors = (Tensor *)check_alloc((size_t)r->layout.count * 2 * sizeof *tensors, "a checkpoint");
-    checkpoint_begin(&c, r->out, r->step);
-    r->t->fetch(r->gpt, WEIGHTS);
-    r->t->fetch(r->gpt, ADAM_M);
-    r->t->fetch(r->gpt, ADAM_V);
-    for (int k = 0; k < r->layout.count; k++) tensors[k] = run_tensor(r, WEIGHTS, &r->layout.entries[k], r->layout.entries[k].name);
-    checkpoint_add_tensors(&c, "model.safetensors", tensors, r->layout.count);
-    int count = 0;
-    for (int kind = ADAM_M; kind <= ADAM_V; kind++)
-        for (int k = 0; k < r->layout.count; k++, count++) {
-            check_format(names[count], 128, "%s%s", MOMENT_NAMES[kind], r->layout.entries[k].name);
-            tensors[count] = run_tensor(r, kind, &r->layout.entries[k], names[count]);
-        }
-    checkpoint_add_tensors(&c, "optimizer.safetensors", tensors, count);
+    char state[512];
+    if (!r->comm.rank) checkpoint_begin(&c, r->out, r->step);
+    run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
+    run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
+    if (r->comm.rank) return;
+    char *config = config_text(r), *plans = r->t->plans(r->gpt);
     checkpoint_add_text(&c, "config.json", config);
-    char *plans = r->t->plans(r->gpt);
     if (plans) checkpoint_add_text(&c, PLANS, plans);
-    free(plans);
     int64_t sample = r->step * r->f->batch;
     check_format(state, sizeof state, "{\"step\": %lld, \"updates\": %lld, \"tokens\": %lld, \"bad\": %d, \"epoch\": %lld, \"sample\": %lld, \"data\": \"%016llx\"}\n",
                  (long long)r->step, (long long)r->updates, (long long)r->tokens, r->bad, (long long)(sample / r->train.samples),
@@ -391,8 +438,7 @@ static inline void run_save(Run *r) {
     checkpoint_add_text(&c, "state.json", state);
     checkpoint_commit(&c);
     free(config);
-    free(names);
-    free(tensors);
+    free(plans);
 }
 
 // The run's config.json is in no manifest, the checkpoint's copy is: what may not change is the same in both.
@@ -411,7 +457,9 @@ static inline void run_check_config(const Run *r, const char *dir) {
 static inline void run_resume(Run *r) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t size;
-    CHECK(checkpoint_latest(r->out, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    memset(dir, 0, sizeof dir);
+    if (!r->comm.rank) CHECK(checkpoint_latest(r->out, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    comm_broadcast(&r->comm, dir, sizeof dir);
     run_check_config(r, dir);
     Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
     r->step = json_get_int(state, "step", path);
@@ -434,14 +482,15 @@ static inline void run_resume(Run *r) {
 
 // ------------------------------------------------------------------------------------------------------------------ steps
 
-// The losses of `samples` samples from number `first` on, in micro-batches; with scale > 0 also their gradients.
+// The losses of `samples` samples from number `first` on, in micro-batches; with scale > 0 also their gradients. Each process takes its share of them.
 static inline void run_batches(Run *r, DataLoader *data, int64_t first, int64_t samples, double scale) {
-    for (int64_t done = 0; done < samples;) {
-        int B = (int)(samples - done < r->micro ? samples - done : r->micro);
-        for (int b = 0; b < B; b++) loader_sample(data, first + done + b, r->inputs + (int64_t)b * r->m.T, r->targets + (int64_t)b * r->m.T);
+    int64_t end = first + samples * (r->comm.rank + 1) / r->comm.size;
+    for (int64_t at = first + samples * r->comm.rank / r->comm.size; at < end;) {
+        int B = (int)(end - at < r->micro ? end - at : r->micro);
+        for (int b = 0; b < B; b++) loader_sample(data, at + b, r->inputs + (int64_t)b * r->m.T, r->targets + (int64_t)b * r->m.T);
         r->t->forward(r->gpt, r->inputs, r->targets, B, r->m.T);
-        if (scale > 0) r->t->backward(r->gpt, scale);
-        done += B;
+        at += B;
+        if (scale > 0) r->t->backward(r->gpt, scale, at == end);
     }
 }
 
@@ -705,6 +754,7 @@ static inline Setup run_setup(const Run *r, bool training) {
     s.tune = f->tune;
     s.graph = f->graph;
     s.seed = (uint64_t)f->seed;
+    s.comm = (Comm *)&r->comm;
     return s;
 }
 
@@ -739,9 +789,14 @@ static inline void run_lock(const char *out) {
     CHECK(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "%s is in use by another process\n  -> wait for it to end, or another --out", out);
 }
 
+// Of several processes one keeps the folder and the log; all know its name.
 static inline void run_open_folder(Run *r) {
     char path[PATH_CAP], parent[PATH_CAP], stamp[32];
     const Flags *f = r->f;
+    if (r->comm.rank) {
+        comm_broadcast(&r->comm, r->out, sizeof r->out);
+        return;
+    }
     time_t now = time(NULL);
     strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime(&now));
     if (*f->out) check_format(r->out, sizeof r->out, "%s", f->out);
@@ -765,15 +820,25 @@ static inline void run_open_folder(Run *r) {
     log_text(&r->log, "device", r->t->device);
     log_text(&r->log, "precision", r->t->precision);
     log_text(&r->log, "git", GIT_HASH);
+    log_int(&r->log, "processes", r->comm.size);
     for (int i = 0; i < FLAG_COUNT; i++) log_text(&r->log, FLAGS[i].field, flag_text(value, sizeof value, f, &FLAGS[i]));
     log_end(&r->log);
+    comm_broadcast(&r->comm, r->out, sizeof r->out);
 }
 
 // Ctrl-C or a scheduler's SIGTERM: the step in work is finished and saved. A second one ends at once. The one mutable global: a signal has no argument.
 static volatile sig_atomic_t run_stopped;
 static inline void run_stop(int signal) { run_stopped = signal; }
 
-static inline void run_train(Run *r) {
+// The signal that any of the processes got, or 0.
+static inline int run_signal(Run *r) {
+    double signal = run_stopped;
+    comm_combine(&r->comm, &signal, 1, COMM_MAX);
+    return (int)signal;
+}
+
+// Returns the program's exit status.
+static inline int run_train(Run *r) {
     const Flags *f = r->f;
     struct sigaction stop;
     memset(&stop, 0, sizeof stop);
@@ -782,16 +847,19 @@ static inline void run_train(Run *r) {
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
     bool saved = r->step > 0, validated = r->log.validated;
+    comm_broadcast(&r->comm, &validated, sizeof validated);
     r->peak = r->t->peak ? r->t->peak() : 0;
+    comm_combine(&r->comm, &r->peak, 1, COMM_SUM);
     r->started = clock_seconds();
     r->started_at = r->tokens;
     if (r->step >= f->steps) printf("note: the run is at step %lld of --steps %lld: nothing to train\n  -> a larger --steps\n", (long long)r->step, (long long)f->steps);
     for (;;) {
         bool last = r->step >= f->steps;
-        if (run_stopped) {
+        int signal = run_signal(r);
+        if (signal) {
             if (r->step > 0 && !saved) run_save(r);
             printf("\nstopped at step %lld; --out %s --resume auto goes on\n", (long long)r->step, r->out);
-            exit(128 + run_stopped);
+            return 128 + signal;
         }
         if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) run_save(r);
         if (r->has_val && r->step > 0 && !validated && (last || (f->val_every && r->step % f->val_every == 0))) {
@@ -815,11 +883,11 @@ static inline void run_train(Run *r) {
             saved = validated = false;
         }
         if (r->bad >= DIVERGED_STEPS || (last && r->bad)) {
-            fprintf(stderr, "error: %d steps in a row were not finite: the run diverged at step %lld; the checkpoints before it are whole\n  -> a smaller --lr, a longer --warmup, or another --init\n",
-                    r->bad, (long long)r->step);
-            exit(EXIT_DIVERGED);
+            if (!r->comm.rank) fprintf(stderr, "error: %d steps in a row were not finite: the run diverged at step %lld; the checkpoints before it are whole\n  -> a smaller --lr, a longer --warmup, or another --init\n",
+                                       r->bad, (long long)r->step);
+            return EXIT_DIVERGED;
         }
-        if (last) return;
+        if (last) return 0;
     }
 }
 
@@ -831,11 +899,31 @@ static inline int run_help(void) {
     return 0;
 }
 
+// All processes were begun alike, and each has samples of every batch.
+static inline void run_check_processes(Run *r) {
+    char *config = config_text(r);
+    Hash hash = hash_begin();
+    hash_add(&hash, config, strlen(config));
+    uint64_t sum = hash_end(&hash);
+    CHECK(comm_agree(&r->comm, &sum, sizeof sum), "the processes have different flags, data or builds\n  -> begin all of them with one command");
+    free(config);
+    CHECK(!r->comm.rank || !r->f->from[0] || r->f->eval, "one process samples\n  -> without mpirun");
+    CHECK(r->f->batch >= r->comm.size, "--batch %lld for %d processes: expected at least a sequence for each\n  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
+}
+
+static inline int run_end(Run *r, int status) {
+    tokenizer_close(&r->tokenizer);
+    log_close(&r->log);
+    comm_close(&r->comm);
+    return status;
+}
+
 static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     Run run, *r = &run;
     memset(r, 0, sizeof *r);
     for (int i = 1; i < argc; i++) if (!strcmp(argv[i], "--help")) return run_help();
     r->t = t;
+    comm_open(&r->comm, t->device);
     bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
     const Flags *f = r->f = &r->set.f;
     bool training = !*f->from;
@@ -845,10 +933,12 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     r->unigram = training && configure && r->has_val ? run_unigram(r) : NAN;
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
-    r->micro = !training && !f->eval ? 1 : (int)(f->micro_batch ? f->micro_batch : f->batch);
+    r->micro = !training && !f->eval ? 1 : (int)(f->micro_batch ? f->micro_batch : CEIL_DIV(f->batch, r->comm.size));
     Setup setup = run_setup(r, training);
     r->layout = layout_make(&r->m);
-    if (*f->show) return run_show(r, &setup);
+    layout_share(&r->layout, r->comm.rank, r->comm.size);
+    if (*f->show) return run_end(r, run_show(r, &setup));
+    run_check_processes(r);
 
     run_open_tokenizer(r);
     show_model(&r->m, &r->init, f->model, t, &setup, false);
@@ -864,17 +954,22 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     if (training) {
         if (*f->out && resuming) { check_format(r->out, sizeof r->out, "%s", f->out); run_resume(r); }
         run_open_folder(r);
-        run_keep_tokenizer(r);
+        if (!r->comm.rank) run_keep_tokenizer(r);
+        if (r->comm.size > 1) printf("%d processes, each with a part of every batch and of the optimizer's state\n", r->comm.size);
         printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, t->precision, strcmp(t->device, "cpu") ? "GPU" : "CPU", GIT_HASH, (long long)r->train.samples, (long long)f->seq,
                r->has_val ? "" : "; no validation data");
-        run_train(r);
-        printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)run_hash(r), (long long)r->step, (long long)r->tokens, r->out);
-    } else if (f->eval) printf("validation loss %.6f, weights %016llx\n", run_validate(r), (unsigned long long)run_hash(r));
-    if (f->sample && (!f->eval || r->set.by[FLAG_sample] == BY_USER)) {
+        int status = run_train(r);
+        if (status) return run_end(r, status);
+        uint64_t hash = run_hash(r);
+        printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)hash, (long long)r->step, (long long)r->tokens, r->out);
+    } else if (f->eval) {
+        double loss = run_validate(r);
+        uint64_t hash = run_hash(r);
+        printf("validation loss %.6f, weights %016llx\n", loss, (unsigned long long)hash);
+    }
+    if (!r->comm.rank && f->sample && (!f->eval || r->set.by[FLAG_sample] == BY_USER)) {
         printf("\n");
         run_sample(r);
     }
-    tokenizer_close(&r->tokenizer);
-    log_close(&r->log);
-    return 0;
+    return run_end(r, 0);
 }

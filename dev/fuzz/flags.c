@@ -27,6 +27,7 @@ static void run_line(const uint8_t *data, size_t size) {
     r->t = &trainer;
     r->f = &r->set.f;
     expect_ranges(r->f);
+    comm_open(&r->comm, trainer.device);
     run_refuse(&r->set, &MODES[NORM_MODE], trainer.device, trainer.precision);
     r->m = model_from_flags(r->f, &MODES[NORM_MODE]);
     r->init = init_from_flags(r->f, r->m.mode);

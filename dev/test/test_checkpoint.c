@@ -49,7 +49,7 @@ static void test_write_golden(const char *dir) {
     static const unsigned char DATA[16] = {0, 0, 0x80, 0x3F, 0, 0, 0x20, 0xC0, 0x9A, 0x99, 0x99, 0x99, 0x99, 0x99, 0xB9, 0x3F};
     float a[2] = {1, -2.5f};
     double b = 0.1;
-    Tensor tensors[2] = {{"a", "F32", 1, {2}, a}, {"b", "F64", 0, {0}, &b}};
+    Tensor tensors[2] = {{"a", "F32", 1, {2}, .data = a}, {"b", "F64", 0, {0}, .data = &b}};
     char path[PATH_CAP];
     check_format(path, sizeof path, "%s/golden.safetensors", dir);
     FileSum sum = safetensors_write(path, tensors, 2);
@@ -112,8 +112,8 @@ static void test_round_trip(const char *dir) {
         memcpy(&single[i], &bits, 4);
     }
     Tensor tensors[] = {
-        {"odd", "F32", 3, {3, 5, 7}, single}, {"scalar", "F64", 0, {0}, &scalar}, {"empty", "F32", 2, {0, 9}, NULL}, {"four", "F64", 4, {2, 1, 3, 5}, real},
-        {"a \"name\"\\\n\xC3\xA9", "F32", 1, {1}, single + 9}, {"large", "F64", 2, {N / 7, 7}, real}, {"", "F32", 1, {N}, single},
+        {"odd", "F32", 3, {3, 5, 7}, .data = single}, {"scalar", "F64", 0, {0}, .data = &scalar}, {"empty", "F32", 2, {0, 9}, .data = NULL}, {"four", "F64", 4, {2, 1, 3, 5}, .data = real},
+        {"a \"name\"\\\n\xC3\xA9", "F32", 1, {1}, .data = single + 9}, {"large", "F64", 2, {N / 7, 7}, .data = real}, {"", "F32", 1, {N}, .data = single},
     };
     const int count = sizeof tensors / sizeof tensors[0];
     char path[PATH_CAP];
@@ -200,19 +200,19 @@ static void test_refused_tensors(const char *dir) {
 
 static void write_twice(void *path) {
     float x = 1;
-    Tensor tensors[2] = {{"a", "F32", 1, {1}, &x}, {"a", "F32", 1, {1}, &x}};
+    Tensor tensors[2] = {{"a", "F32", 1, {1}, .data = &x}, {"a", "F32", 1, {1}, .data = &x}};
     safetensors_write((const char *)path, tensors, 2);
 }
 static void write_unknown(void *path) {
-    Tensor t = {"a", "F8", 1, {1}, path};
+    Tensor t = {"a", "F8", 1, {1}, .data = path};
     safetensors_write((const char *)path, &t, 1);
 }
 static void write_negative(void *path) {
-    Tensor t = {"a", "F32", 2, {-1, -2}, path};
+    Tensor t = {"a", "F32", 2, {-1, -2}, .data = path};
     safetensors_write((const char *)path, &t, 1);
 }
 static void read_bytes(void *out) {
-    Tensor t = {"tokens", "I32", 1, {1}, "abc"};
+    Tensor t = {"tokens", "I32", 1, {1}, .data = "abc"};
     safetensors_read_real(&t, out, true);
 }
 
@@ -225,7 +225,7 @@ static void fill_checkpoint(Checkpoint *c, const char *run, int64_t step, int64_
     float *weights = (float *)check_alloc((size_t)floats * sizeof(float), "a test");
     double moment = 0.5 * (double)id;
     for (int64_t i = 0; i < floats; i++) weights[i] = (float)id;
-    Tensor model = {"w", "F32", 1, {floats}, weights}, optimizer = {"m", "F64", 0, {0}, &moment};
+    Tensor model = {"w", "F32", 1, {floats}, .data = weights}, optimizer = {"m", "F64", 0, {0}, .data = &moment};
     char text[64];
     checkpoint_begin(c, run, step);
     checkpoint_add_tensors(c, "model.safetensors", &model, 1);

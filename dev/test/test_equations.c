@@ -897,7 +897,7 @@ static void test_selection_bias(int mode, int family, int recompute) {
             for (int b = 0; b < B; b++) logits_of(&r, tokens + b * T, T, norm_before_head(r.mode));
             end_batch(&r, B * T);
             judge_fp64.forward(r.gpt, tokens, targets, B, T);
-            judge_fp64.backward(r.gpt, 1.0 / (B * T));
+            judge_fp64.backward(r.gpt, 1.0 / (B * T), 0);
         }
         for (int k = 0; k < r.list.count; k++) {
             const Entry *e = &r.list.entries[k];

@@ -251,7 +251,7 @@ static void compare_case(const Case *c, int micro, int recompute) {
         for (int b = 0; b < c->B; b += micro) {
             int64_t at = ((int64_t)step * c->B + b) * c->T;
             t->forward(gpt, c->inputs + at, c->targets + at, micro, c->T);
-            t->backward(gpt, 1.0 / (c->B * c->T));
+            t->backward(gpt, 1.0 / (c->B * c->T), 0);
         }
         if (step == 0) compare_tensors(c, gpt, GRADS, c->gradients, SMALLEST * c->steps[0][3], how);
         adamw.clip = c->clip;

@@ -74,6 +74,7 @@ static void run_make(Run *r, const char *mode, int count, char **flags) {
     for (int i = 0; i < MODE_COUNT; i++) if (MODES[i].selectable && !strcmp(MODES[i].name, mode)) row = &MODES[i];
     CHECK(row, "no placement named %s\n  -> ./train_gpt --show modes lists them", mode);
     r->t = &NAMED(judge_, PREC);
+    comm_open(&r->comm, r->t->device);
     flags_resolve(&r->set, r->t->precision, count, flags);
     r->f = &r->set.f;
     run_refuse(&r->set, row, r->t->device, r->t->precision);
@@ -95,7 +96,7 @@ static Update step(Run *r) {
     r->t->zero_grads(r->gpt);
     for (int64_t done = 0; done < r->f->batch; done += r->micro) {
         r->t->forward(r->gpt, r->inputs, r->targets, r->micro, r->m.T);
-        r->t->backward(r->gpt, 1.0 / (double)(r->f->batch * r->m.T));
+        r->t->backward(r->gpt, 1.0 / (double)(r->f->batch * r->m.T), true);
     }
     r->step++;
     AdamW o = schedule_adamw(r->f, schedule_lr(r->f, r->step), r->step);

@@ -1,0 +1,185 @@
+// comm.h: several processes that train one model, each with some samples of every batch (data parallelism) and a part of the optimizer's state
+// (ZeRO-1; Rajbhandari et al. 2020): who they are, and how they talk.
+//
+// A step: every process computes the gradients of its samples. The sum over processes of each part of the gradients travels to the part's owner (memory.h) while
+// backward still works on the layers below; the owner updates its part of the weights, and from there it travels to all. What the step decides on (losses, norm,
+// signals) is added in one place and one order, so that all processes decide alike.
+//
+// On the CPU processes are started by Open MPI's mpirun, or by srun, and speak MPI. Its library is loaded only then: one process needs none, and so does the build.
+#pragma once
+#include <dlfcn.h>
+#include <math.h>
+#include <stdbool.h>
+#include "check.h"
+
+// What is called of MPI. Handles are pointers and constants as in Open MPI's mpi.h.
+#define MPI_TABLE(CALL) \
+CALL(Init_thread, int *argc, char ***argv, int level, int *provided) \
+CALL(Finalize,    void) \
+CALL(Comm_rank,   void *world, int *rank) \
+CALL(Comm_size,   void *world, int *size) \
+CALL(Send,        const void *data, int count, void *type, int to, int tag, void *world) \
+CALL(Recv,        void *data, int count, void *type, int from, int tag, void *world, void *status) \
+CALL(Ireduce,     const void *from, void *to, int count, void *type, void *sum, int root, void *world, void **request) \
+CALL(Ibcast,      void *data, int count, void *type, int root, void *world, void **request) \
+CALL(Testall,     int count, void **requests, int *done, void *statuses) \
+CALL(Waitall,     int count, void **requests, void *statuses)
+typedef struct Mpi {
+#define MPI_FIELD(name, ...) int (*name)(__VA_ARGS__);
+    MPI_TABLE(MPI_FIELD)
+#undef MPI_FIELD
+    void *world, *byte, *float_type, *double_type, *sum;
+} Mpi;
+#define MPI_IN_PLACE ((void *)1)
+enum { MPI_THREAD_FUNNELED = 1 };
+
+enum { COMM_PENDING = 256, COMM_PIECE = 1 << 24 };            // transfers in flight at most; elements, or bytes, of one
+
+// Processes are numbered by rank, from 0. NULL, or size 1: there is one.
+typedef struct Comm {
+    int rank, size;
+    Mpi mpi;
+    void *pending[COMM_PENDING];
+    int count;
+} Comm;
+
+static inline int comm_rank(const Comm *c) { return c ? c->rank : 0; }
+static inline int comm_size(const Comm *c) { return c && c->size > 1 ? c->size : 1; }
+
+// ------------------------------------------------------------------------------------------------------------------ beginning and end
+
+// Which launcher began this process, by the variables it sets.
+typedef struct Launcher { const char *name, *size, *rank; } Launcher;
+static const Launcher LAUNCHERS[] = {
+    {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}, {"torchrun", "WORLD_SIZE", "RANK"}};
+
+static inline const Launcher *comm_launcher(void) {
+    for (size_t i = 0; i < sizeof LAUNCHERS / sizeof LAUNCHERS[0]; i++) {
+        const char *size = getenv(LAUNCHERS[i].size);
+        if (size && atoi(size) > 1) return &LAUNCHERS[i];
+    }
+    return NULL;
+}
+
+static inline void *mpi_symbol(void *library, const char *name) {
+    void *symbol = dlsym(library, name);
+    CHECK(symbol, "the MPI library has no %s: expected Open MPI's\n  -> apt install openmpi-bin, and start with its mpirun", name);
+    return symbol;
+}
+
+static inline void mpi_open(Comm *c, const Launcher *by) {
+    const char *const NAMES[] = {"libmpi.so.40", "libmpi.so"};
+    void *library = NULL;
+    int provided;
+    for (int i = 0; i < 2 && !library; i++) library = dlopen(NAMES[i], RTLD_NOW | RTLD_GLOBAL);
+    CHECK(library, "%s began %s processes, which speak MPI, and Open MPI's library is not found: %s\n  -> apt install openmpi-bin", by->name, getenv(by->size), dlerror());
+#define MPI_LOAD(name, ...) *(void **)&c->mpi.name = mpi_symbol(library, "MPI_" #name);
+    MPI_TABLE(MPI_LOAD)
+#undef MPI_LOAD
+    c->mpi.world = mpi_symbol(library, "ompi_mpi_comm_world");
+    c->mpi.byte = mpi_symbol(library, "ompi_mpi_byte");
+    c->mpi.float_type = mpi_symbol(library, "ompi_mpi_float");
+    c->mpi.double_type = mpi_symbol(library, "ompi_mpi_double");
+    c->mpi.sum = mpi_symbol(library, "ompi_mpi_op_sum");
+    c->mpi.Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+    c->mpi.Comm_rank(c->mpi.world, &c->rank);
+    c->mpi.Comm_size(c->mpi.world, &c->size);
+    CHECK(c->size == atoi(getenv(by->size)), "%s began %s processes, and MPI knows of %d: is it another MPI?\n  -> start with Open MPI's mpirun", by->name, getenv(by->size), c->size);
+}
+
+// Before anything is printed: of several processes only the first one has the word. Errors are everyone's.
+static inline void comm_open(Comm *c, const char *device) {
+    memset(c, 0, sizeof *c);
+    c->size = 1;
+    const Launcher *by = comm_launcher();
+    if (!by) return;
+    CHECK(strcmp(device, "cuda"), "%s began %s processes, and the CUDA trainer knows one GPU\n  -> start ./train_gpt by itself, or make train_gpt DEVICE=cpu", by->name, getenv(by->size));
+    CHECK(strcmp(by->name, "torchrun"), "torchrun began %s processes; on the CPU they are started by mpirun\n  -> mpirun -np %s ./train_gpt", getenv(by->size), getenv(by->size));
+    mpi_open(c, by);
+    if (c->rank) CHECK(freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s", strerror(errno));
+}
+
+// All processes have come here: without it mpirun calls an end a failure.
+static inline void comm_close(Comm *c) { if (comm_size(c) > 1) c->mpi.Finalize(); }
+
+// ------------------------------------------------------------------------------------------------------------------ small things, at once
+
+// From process `from` to process `to`: the same buffer on both.
+static inline void comm_move(Comm *c, void *data, size_t bytes, int from, int to) {
+    for (size_t at = 0; at < bytes; at += COMM_PIECE) {
+        int n = (int)(bytes - at < COMM_PIECE ? bytes - at : COMM_PIECE);
+        if (c->rank == from) c->mpi.Send((char *)data + at, n, c->mpi.byte, to, 0, c->mpi.world);
+        if (c->rank == to) c->mpi.Recv((char *)data + at, n, c->mpi.byte, from, 0, c->mpi.world, NULL);
+    }
+}
+
+static inline void comm_broadcast(Comm *c, void *data, size_t bytes) {
+    for (int to = 1; to < comm_size(c); to++) comm_move(c, data, bytes, 0, to);
+}
+
+enum { COMM_SUM, COMM_MAX };
+// x[i] = the sum, or the largest, of all processes' x[i]: combined by process 0 in the order of ranks, the same bits everywhere. A NaN stays.
+static inline void comm_combine(Comm *c, double *x, int64_t n, int how) {
+    double other[512];
+    for (int64_t at = 0; at < n && comm_size(c) > 1; at += 512) {
+        int64_t piece = n - at < 512 ? n - at : 512;
+        for (int from = 1; from < c->size; from++) {
+            if (c->rank == from) memcpy(other, x + at, (size_t)piece * sizeof *x);
+            comm_move(c, other, (size_t)piece * sizeof *x, from, 0);
+            for (int64_t i = 0; i < piece && !c->rank; i++)
+                x[at + i] = how == COMM_SUM ? x[at + i] + other[i] : other[i] > x[at + i] || isnan(other[i]) ? other[i] : x[at + i];
+        }
+        comm_broadcast(c, x + at, (size_t)piece * sizeof *x);
+    }
+}
+
+// Whether all processes hold the same bytes; one exchange.
+static inline bool comm_agree(Comm *c, const void *data, size_t bytes) {
+    const unsigned char *own = (const unsigned char *)data;
+    double differ = 0;
+    for (size_t at = 0; at < bytes; at += 64) {
+        unsigned char first[64];
+        size_t n = bytes - at < 64 ? bytes - at : 64;
+        memcpy(first, own + at, n);
+        comm_broadcast(c, first, n);
+        differ += memcmp(first, own + at, n) != 0;
+    }
+    comm_combine(c, &differ, 1, COMM_SUM);
+    return differ == 0;
+}
+
+// ------------------------------------------------------------------------------------------------------------------ tensors, in the background
+
+static inline void comm_wait(Comm *c) {
+    if (comm_size(c) > 1 && c->count) c->mpi.Waitall(c->count, c->pending, NULL);
+    if (c) c->count = 0;
+}
+
+// MPI moves on only inside of its calls: now and then, from a computation that takes longer.
+static inline void comm_poke(Comm *c) {
+    int done;
+    if (comm_size(c) > 1 && c->count) c->mpi.Testall(c->count, c->pending, &done, NULL);
+}
+
+static inline void **comm_request(Comm *c) {
+    if (c->count == COMM_PENDING) comm_wait(c);
+    return &c->pending[c->count++];
+}
+
+// Begins: the sum of all processes' x, to x of process `root`; elsewhere x stays, until comm_wait nobody may change it. element: sizeof(float), sizeof(double).
+static inline void comm_reduce(Comm *c, void *x, int64_t n, size_t element, int root) {
+    for (int64_t at = 0; at < n; at += COMM_PIECE) {
+        void *piece = (char *)x + (size_t)at * element, *type = element == sizeof(float) ? c->mpi.float_type : c->mpi.double_type;
+        int count = (int)(n - at < COMM_PIECE ? n - at : COMM_PIECE);
+        bool here = c->rank == root;
+        c->mpi.Ireduce(here ? MPI_IN_PLACE : piece, here ? piece : NULL, count, type, c->mpi.sum, root, c->mpi.world, comm_request(c));
+    }
+}
+
+// Begins: x of process `root` to all.
+static inline void comm_spread(Comm *c, void *x, int64_t n, size_t element, int root) {
+    for (int64_t at = 0; at < n; at += COMM_PIECE) {
+        int count = (int)(n - at < COMM_PIECE ? n - at : COMM_PIECE);
+        c->mpi.Ibcast((char *)x + (size_t)at * element, count, element == sizeof(float) ? c->mpi.float_type : c->mpi.double_type, root, c->mpi.world, comm_request(c));
+    }
+}
