@@ -33,7 +33,8 @@ typedef struct Mpi {
 #define MPI_IN_PLACE ((void *)1)
 enum { MPI_THREAD_FUNNELED = 1 };
 
-enum { COMM_PENDING = 256, COMM_PIECE = 1 << 24 };            // transfers in flight at most; elements, or bytes, of one
+enum { COMM_PENDING = 256 };                                  // transfers in flight at most
+static const int64_t COMM_PIECE = 1 << 24;                    // elements, or bytes, of one
 
 // Processes are numbered by rank, from 0. NULL, or size 1: there is one.
 typedef struct Comm {
@@ -106,8 +107,8 @@ static inline void comm_close(Comm *c) { if (comm_size(c) > 1) c->mpi.Finalize()
 
 // From process `from` to process `to`: the same buffer on both.
 static inline void comm_move(Comm *c, void *data, size_t bytes, int from, int to) {
-    for (size_t at = 0; at < bytes; at += COMM_PIECE) {
-        int n = (int)(bytes - at < COMM_PIECE ? bytes - at : COMM_PIECE);
+    for (int64_t at = 0; at < (int64_t)bytes; at += COMM_PIECE) {
+        int n = (int)((int64_t)bytes - at < COMM_PIECE ? (int64_t)bytes - at : COMM_PIECE);
         if (c->rank == from) c->mpi.Send((char *)data + at, n, c->mpi.byte, to, 0, c->mpi.world);
         if (c->rank == to) c->mpi.Recv((char *)data + at, n, c->mpi.byte, from, 0, c->mpi.world, NULL);
     }
