@@ -146,6 +146,9 @@ build/test_gpt.o: test_gpt.c build/flags
 build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_bf16.o build/judge_fp64.o build/stories.o
 	$(CC) $(FLAGS) $^ -o $@ -lm
 
+build/faulty: dev/test/faulty.c build/judge_fp32.o build/stories.o build/flags
+	$(CC) $(FLAGS) $(CPU_fp32) $< build/judge_fp32.o build/stories.o -o $@ -lm
+
 build/words: dev/test/words.c build/stories.o build/flags
 	$(CC) $(FLAGS) $< build/stories.o -o $@ -lm
 

@@ -1206,7 +1206,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     comm_wait(g->comm);
     double square = gpt_square(g);
     Update u = {gpt_means(g, &square), sqrt(square), 0};
-    u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.loss.router) && isfinite(u.norm);
+    u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.loss.router) && isfinite(u.norm) && (!o->most_ce || u.loss.ce <= o->most_ce) && (!o->most_norm || u.norm <= o->most_norm);
     if (!u.applied) return u;
     real correct1 = (real)(1 / (1 - pow(o->beta1, (double)o->step))), correct2 = (real)(1 / (1 - pow(o->beta2, (double)o->step)));
     real b1 = (real)o->beta1, b2 = (real)o->beta2, eps = (real)o->eps, scale = (real)(o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1);

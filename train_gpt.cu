@@ -388,7 +388,7 @@ static AdamWStep gpt_rates(Gpt *g, const AdamW *o) {
     }
     cudaCheck(cudaMemcpyAsync(g->entries, g->host_entries, (size_t)g->layout.count * sizeof *g->entries, cudaMemcpyHostToDevice, g->gpu.stream));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 / (1 - pow(o->beta1, (double)o->step))), (float)(1 / (1 - pow(o->beta2, (double)o->step))),
-                     (float)o->clip, g->setup.stochastic, gpt_rounding(g, o->step)};
+                     (float)o->clip, g->setup.stochastic, gpt_rounding(g, o->step), o->most_ce * (double)g->seen, o->most_norm};
 }
 
 static Arenas gpt_arenas(const Gpt *g) { return Arenas{g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V], g->tensors[GRADS], g->layout.total}; }

@@ -16,10 +16,12 @@
 // One tensor: where it lies in the arenas, and its rates. Of a matrix whose lines have length 1, how many elements a line has, and from one to the next: 1 in rows, in
 // columns the width of the matrix, of which several may lie one below the other; otherwise 0, 0.
 typedef struct UpdateEntry { int64_t offset, size; float lr, decay, target; int line, step; } UpdateEntry;
-// On the device. sums: of the losses since the last update (loss_sums; router_count); norm: of all gradients together, before clipping; finite: sums and norm are.
+// On the device. sums: of the losses since the last update (loss_sums; router_count); norm: of all gradients together, before clipping; finite: sums and norm are,
+// and within the step's limits.
 typedef struct UpdateState { double sums[3]; double norm; float scale; int finite; } UpdateState;
 // correct1 = 1 / (1 - beta1^step), correct2 as well; clip: the largest norm, 0 or less: none; stochastic, key: of the rounding, another key each step.
-typedef struct AdamWStep { float beta1, beta2, eps, correct1, correct2; float clip; int stochastic; uint64_t key; } AdamWStep;
+// most: the largest sums[0] and norm with which anything changes; 0: any.
+typedef struct AdamWStep { float beta1, beta2, eps, correct1, correct2; float clip; int stochastic; uint64_t key; double most_ce, most_norm; } AdamWStep;
 // Weights as the products read them, master weights, moments, gradients: the same offsets in all. Gaps between tensors hold zeros. w may be master itself.
 typedef struct Arenas { real *w; float *master, *m, *v; const float *d; int64_t total; } Arenas;
 
@@ -111,9 +113,10 @@ static inline void gradient_norm(double *norm, const wide *d, int64_t size, Gpu 
 
 static __device__ inline bool is_finite(double x) { return x - x == 0; }
 
-static __global__ void decide_kernel(UpdateState *state, float clip) {
-    state->finite = is_finite(state->sums[0]) && is_finite(state->sums[1]) && is_finite(state->sums[2]) && is_finite(state->norm);
-    state->scale = clip > 0 && state->norm > clip ? (float)(clip / state->norm) : 1.0f;
+static __global__ void decide_kernel(UpdateState *state, AdamWStep step) {
+    state->finite = is_finite(state->sums[0]) && is_finite(state->sums[1]) && is_finite(state->sums[2]) && is_finite(state->norm) &&
+                    (!step.most_ce || state->sums[0] <= step.most_ce) && (!step.most_norm || state->norm <= step.most_norm);
+    state->scale = step.clip > 0 && state->norm > step.clip ? (float)(step.clip / state->norm) : 1.0f;
 }
 
 // The last entry that begins at or before element i; the first where none does.
@@ -161,7 +164,7 @@ static __global__ void __launch_bounds__(UPDATE_THREADS) adamw_kernel(Arenas t, 
 // entries: on the device, ascending; offsets and t.total are multiples of 32 elements. state->sums is left for the caller to read and to clear.
 static inline void adamw_update(Arenas t, const UpdateEntry *entries, int count, UpdateState *state, AdamWStep step, Gpu *gpu) {
     gradient_norm(&state->norm, t.d, t.total, gpu);
-    LAUNCH(decide_kernel, 1, 1, 0, gpu->stream, state, step.clip);
+    LAUNCH(decide_kernel, 1, 1, 0, gpu->stream, state, step);
     LAUNCH(adamw_kernel, (unsigned)CEIL_DIV(t.total, (int64_t)UPDATE_PIECE), UPDATE_THREADS, 0, gpu->stream, t, entries, count, state, step);
 }
 

@@ -1,7 +1,8 @@
 // check.h: the one way this program refuses to go on.
 //
 // CHECK(cond, "what was expected, what was found\n  -> what to do", ...) prints the message with file and line on stderr
-// and exits with status 1. Every message for a user ends in a "->" line that names the command or flag that helps.
+// and exits with status 1; CHECK_WRITE, of what could not be written, with status 2. Every message for a user ends in a "->" line that names the command or flag
+// that helps.
 // It works in every build: nothing here depends on NDEBUG, and host code is never compiled with fast-math.
 #pragma once
 #include <stdarg.h>
@@ -19,10 +20,14 @@
 #else
 #define PRINTF_LIKE(fmt, args)
 #endif
-#define CHECK(cond, ...) do { if (!(cond)) check_failed(__FILE__, __LINE__, __VA_ARGS__); } while (0)
+#define CHECK(cond, ...) do { if (!(cond)) check_failed(EXIT_REFUSED, __FILE__, __LINE__, __VA_ARGS__); } while (0)
+#define CHECK_WRITE(cond, ...) do { if (!(cond)) check_failed(EXIT_WRITE, __FILE__, __LINE__, __VA_ARGS__); } while (0)
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 
-PRINTF_LIKE(3, 4) static inline void check_failed(const char *file, int line, const char *fmt, ...) {
+// How a program ends, besides 0 and 128 + the signal that stopped it; README, "When things go wrong", says what each asks for.
+enum { EXIT_REFUSED = 1, EXIT_WRITE, EXIT_DIVERGED, EXIT_LOST };
+
+PRINTF_LIKE(4, 5) static inline void check_failed(int status, const char *file, int line, const char *fmt, ...) {
     const char *base = strrchr(file, '/');
     va_list args;
     va_start(args, fmt);
@@ -31,7 +36,7 @@ PRINTF_LIKE(3, 4) static inline void check_failed(const char *file, int line, co
     vfprintf(stderr, fmt, args);
     fprintf(stderr, "\n  (%s:%d)\n", base ? base + 1 : file, line);
     va_end(args);
-    exit(1);
+    exit(status);
 }
 
 // Zeroed memory or a clear end. Used at start only: nothing is allocated inside the training loop. It begins with a cache line, so that vectors of aligned rows

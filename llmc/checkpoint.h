@@ -39,7 +39,7 @@ static inline void file_begin(FileWriter *w, const char *path) {
     check_format(w->temp, sizeof w->temp, "%s.tmp", path);
     w->hash = hash_begin();
     w->fd = open(w->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    CHECK(w->fd >= 0, "cannot create %s: %s\n  -> check that the directory exists and may be written to", w->temp, strerror(errno));
+    CHECK_WRITE(w->fd >= 0, "cannot create %s: %s\n  -> check that the directory exists and may be written to", w->temp, strerror(errno));
 }
 
 // Pieces of one MiB are hashed while they are still in the cache.
@@ -48,7 +48,7 @@ static inline void file_add(FileWriter *w, const void *data, size_t n) {
     while (n) {
         ssize_t written = write(w->fd, p, n < 1 << 20 ? n : 1 << 20);
         if (written < 0 && errno == EINTR) continue;
-        CHECK(written > 0, "cannot write %s after %" PRIu64 " bytes: %s\n  -> free space on that disk, or write to another one",
+        CHECK_WRITE(written > 0, "cannot write %s after %" PRIu64 " bytes: %s\n  -> free space on that disk, or write to another one",
               w->temp, w->hash.length, strerror(errno));
         hash_add(&w->hash, p, (size_t)written);
         p += written;
@@ -60,7 +60,7 @@ static inline void file_add(FileWriter *w, const void *data, size_t n) {
 static inline void file_sync_dir(const char *dir) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool ok = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
-    CHECK(ok, "cannot bring the directory %s to the disk: %s\n  -> check that it exists and its disk is sound", dir, strerror(errno));
+    CHECK_WRITE(ok, "cannot bring the directory %s to the disk: %s\n  -> check that it exists and its disk is sound", dir, strerror(errno));
     close(fd);
 }
 
@@ -74,7 +74,7 @@ static inline void file_sync_parent(const char *path) {
 
 static inline FileSum file_commit(FileWriter *w) {
     bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 && rename(w->temp, w->path) == 0;
-    CHECK(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one", w->path, strerror(errno));
+    CHECK_WRITE(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one", w->path, strerror(errno));
     file_sync_parent(w->path);
     FileSum sum = {(int64_t)w->hash.length, hash_end(&w->hash)};
     return sum;
@@ -417,7 +417,7 @@ static inline void checkpoint_begin(Checkpoint *c, const char *run_dir, int64_t 
     else CHECK(errno == EEXIST, "cannot make the directory %s: %s\n  -> choose a directory that can be written", run_dir, strerror(errno));
     checkpoint_tidy(run_dir);
     int rc = mkdir(checkpoint_path(path, run_dir, ".tmp-", step), 0777);
-    CHECK(rc == 0, "cannot make the directory %s: %s\n  -> free space on that disk, or write to another one", path, strerror(errno));
+    CHECK_WRITE(rc == 0, "cannot make the directory %s: %s\n  -> free space on that disk, or write to another one", path, strerror(errno));
 }
 
 // The path for one more file; its place in the manifest is c->sums[c->count].
@@ -467,7 +467,7 @@ static inline void checkpoint_commit(Checkpoint *c) {
     checkpoint_write_manifest(c, temp);
     bool ok = rename(plain, aside) == 0 || errno == ENOENT;
     ok = ok && rename(temp, plain) == 0;
-    CHECK(ok, "cannot move %s to %s: %s\n  -> choose a directory that can be written", temp, plain, strerror(errno));
+    CHECK_WRITE(ok, "cannot move %s to %s: %s\n  -> choose a directory that can be written", temp, plain, strerror(errno));
     file_sync_dir(c->run_dir);
     checkpoint_remove(aside);         // the new one is safe: should this fail, the next begin tries again
 }
@@ -522,14 +522,25 @@ static inline int64_t checkpoint_step_below(const char *run_dir, int64_t below) 
     return best;
 }
 
-// The newest whole checkpoint, into dir_out; false when the run has none. Damaged ones are named on stderr and passed over, but
+// Removes what is neither among the newest `last` checkpoints nor of a step that `every` divides; 0: all stay. Each steps aside first: a kill leaves no half of one.
+static inline void checkpoint_prune(const char *run_dir, int64_t last, int64_t every) {
+    char path[PATH_CAP], aside[PATH_CAP];
+    int64_t step = INT64_MAX;
+    for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
+        if (kept < last || (every && step % every == 0)) continue;
+        bool ok = rename(checkpoint_path(path, run_dir, "", step), checkpoint_path(aside, run_dir, ".tmp-", step)) == 0 && checkpoint_remove(aside);
+        CHECK_WRITE(ok, "cannot remove %s: %s\n  -> remove it by hand, or --keep-last 0", path, strerror(errno));
+    }
+}
+
+// The newest whole checkpoint of a step below `below`, into dir_out; false when the run has none. Damaged ones are named on stderr and passed over, but
 // when nothing else is left the program ends: a run must not silently start again from nothing.
-static inline bool checkpoint_latest(const char *run_dir, char *dir_out, size_t cap) {
+static inline bool checkpoint_latest(const char *run_dir, int64_t below, char *dir_out, size_t cap) {
     static const char *const PREFIXES[] = {"", ".old-"};
     char dir[PATH_CAP], why[256];
     struct stat info;
     bool damaged = false;
-    for (int64_t step = checkpoint_step_below(run_dir, INT64_MAX); step >= 0; step = checkpoint_step_below(run_dir, step)) {
+    for (int64_t step = checkpoint_step_below(run_dir, below); step >= 0; step = checkpoint_step_below(run_dir, step)) {
         for (int i = 0; i < 2; i++) {
             if (lstat(checkpoint_path(dir, run_dir, PREFIXES[i], step), &info) != 0) continue;
             if (checkpoint_verify(dir, why, sizeof why)) {

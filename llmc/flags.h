@@ -74,6 +74,8 @@ FLAG(beta1,        NUMBER,   "0.9",   0, 0.999999, "", FIXED, "AdamW") \
 FLAG(beta2,        NUMBER,   "0.95",  0, 0.999999, "", FIXED, "AdamW") \
 FLAG(adam_eps,     NUMBER,   "1e-8",  1e-30, 1, "", FIXED, "AdamW") \
 FLAG(clip,         NUMBER,   "1",     0, 1e9, "", FIXED, "largest global gradient norm; 0: off") \
+FLAG(spike_z,      NUMBER,   "10",    0, 1e9, "", FREE,  "a loss or gradient norm so many robust deviations above the last ones is a spike, and an event; 0: none is") \
+FLAG(skip_spikes,  SWITCH, "off",   0, 0, "off|on", FREE,  "no update from a spike, as from what is not finite") \
 FLAG(z_loss,       NUMBER,   "0",     0, 1, "", FIXED, "adds this times the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
 FLAG(recompute,    SWITCH, "off",   0, 0, "off|on|cheap", FREE, "compute again in backward: on: all but the stream between blocks; cheap: norms' and activations' outputs") \
 FLAG(tf32,         SWITCH, "off",   0, 0, "off|on", FIXED, "PREC=fp32 on a GPU: products of numbers rounded to TF32") \
@@ -89,10 +91,13 @@ FLAG(out,          TEXT,   "", 0, 0, "", ONCE,  "the run's folder; empty: runs/<
 FLAG(val_every,    INT,    "250",   0, 1e12, "", FREE,  "steps between validations; 0: at the end only") \
 FLAG(val_tokens,   INT,    "0",     0, 1e15, "", FREE,  "tokens of a validation; 0: the whole split") \
 FLAG(save_every,   INT,    "500",   0, 1e12, "", FREE,  "steps between checkpoints; 0: at the end only") \
+FLAG(keep_last,    INT,    "0",     0, 1e12, "", FREE,  "checkpoints that stay, the newest; 0: all") \
+FLAG(keep_every,   INT,    "0",     0, 1e12, "", FREE,  "and those of every so many steps; 0: no others") \
 FLAG(norms_every,  INT,    "100",   0, 1e12, "", FREE,  "steps between lines with diagnostics of every layer and tensor (README); 0: none") \
 FLAG(resume,       CHOICE, "never", 0, 0, "never|auto|required", ONCE,  "continue the run in --out: if there is one, or else fail") \
 FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint or a model.safetensors") \
 FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run or checkpoint to --eval or --sample without training") \
+FLAG(replay,       TEXT,   "", 0, 0, "", ONCE,  "an event of a run (RUN/events/*.json): does its step again and shows every tensor; changes nothing") \
 FLAG(eval,         SWITCH, "off",   0, 0, "off|on", ONCE,  "with --from: validation loss, no training") \
 FLAG(sample,       INT,    "400",   0, 1 << 20, "", FREE,  "tokens to sample at the end, or with --from") \
 FLAG(prompt,       TEXT,   "", 0, 0, "", FREE,  "text the sample continues") \

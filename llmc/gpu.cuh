@@ -31,7 +31,7 @@ void *emu_shared_dynamic(void);
 #endif
 
 static inline void cuda_check(cudaError_t error, const char *call, const char *file, int line) {
-    if (error != cudaSuccess) check_failed(file, line, "CUDA: %s: %s\n  -> nvidia-smi shows whether the GPU is well and free", call, cudaGetErrorString(error));
+    if (error != cudaSuccess) check_failed(EXIT_REFUSED, file, line, "CUDA: %s: %s\n  -> nvidia-smi shows whether the GPU is well and free", call, cudaGetErrorString(error));
 }
 
 template <typename... P, typename... A>
@@ -46,7 +46,7 @@ static void launch_kernel(const char *file, int line, const char *text, void (*k
 #endif
     cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess) {
-        check_failed(file, line, "a launch was refused: %s: LAUNCH(%s) with grid (%u, %u, %u), block (%u, %u, %u), %zu bytes of dynamic shared memory\n"
+        check_failed(EXIT_REFUSED, file, line, "a launch was refused: %s: LAUNCH(%s) with grid (%u, %u, %u), block (%u, %u, %u), %zu bytes of dynamic shared memory\n"
                      "  -> at most 1024 threads a block and 227 KiB of shared memory; no empty grid", cudaGetErrorString(error), text,
                      grid.x, grid.y, grid.z, block.x, block.y, block.z, dynamic);
     }

@@ -12,8 +12,8 @@ enum { WEIGHTS, GRADS, ADAM_M, ADAM_V, TENSOR_KINDS };
 typedef struct Loss { double ce, z, router; } Loss;
 
 // One AdamW step (Loshchilov, Hutter 2019). clip: the largest norm of all gradients together, 0: none; lr[] and decay[] per group of tensors.h;
-// step counts from 1; gains decay towards gain_target (1: Gemma's 1 + w).
-typedef struct AdamW { double lr[LR_GROUPS], decay[3], beta1, beta2, eps, clip, gain_target; int64_t step; } AdamW;
+// step counts from 1; gains decay towards gain_target (1: Gemma's 1 + w). Where the cross-entropy or the norm is above most_ce, most_norm, nothing changes; 0: no such limit.
+typedef struct AdamW { double lr[LR_GROUPS], decay[3], beta1, beta2, eps, clip, gain_target; int64_t step; double most_ce, most_norm; } AdamW;
 
 typedef struct Update { Loss loss; double norm; int applied; } Update;   // what a step found: mean losses, norm before clipping, whether it changed the weights
 
@@ -47,7 +47,7 @@ typedef struct Trainer {
     Loss (*loss)(Gpt *gpt);                               // mean over the tokens of all forwards since it was last asked, by this or by update
     const void *(*logits)(Gpt *gpt, int64_t row);         // V values of the type of a weight, of the last forward without targets
     void (*zero_grads)(Gpt *gpt);
-    Update (*update)(Gpt *gpt, const AdamW *adamw);       // one step, where losses and gradients are finite; otherwise nothing changes
+    Update (*update)(Gpt *gpt, const AdamW *adamw);       // one step, where losses and gradients are finite and within limits; otherwise nothing changes
     void (*normalize)(Gpt *gpt);                          // nGPT: gives matrices the lengths they have after every update; elsewhere nothing
     void (*watch)(Gpt *gpt);                              // the forwards from here on are measured, until layer_stats is asked
     void (*layer_stats)(Gpt *gpt, LayerStats *layers);    // one for each layer

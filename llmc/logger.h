@@ -92,18 +92,31 @@ static inline void log_unnest(Log *log, char bracket) {
     log->separator = ", ";
 }
 
+// An object in an array.
+static inline void log_element(Log *log) {
+    fputs(log->separator, log->line);
+    fputc('{', log->line);
+    log->separator = "";
+}
+
 static inline void log_item(Log *log, double value) {
     fputs(log->separator, log->line);
     json_write_number(log->line, value);
     log->separator = ", ";
 }
 
-static inline void log_end(Log *log) {
+// The line by itself, for another file; to be freed.
+static inline char *log_take(Log *log) {
     fputs("}\n", log->line);
     fclose(log->line);
-    bool ok = !log->file || (fwrite(log->text, 1, log->length, log->file) == log->length && fflush(log->file) == 0);
-    CHECK(ok, "cannot write %s: %s\n  -> free space on that disk and continue with --resume required", log->path, strerror(errno));
-    free(log->text);
+    return log->text;
+}
+
+static inline void log_end(Log *log) {
+    char *text = log_take(log);
+    bool ok = !log->file || (fwrite(text, 1, log->length, log->file) == log->length && fflush(log->file) == 0);
+    CHECK_WRITE(ok, "cannot write %s: %s\n  -> free space on that disk and continue with --resume required", log->path, strerror(errno));
+    free(text);
 }
 
 static inline void log_close(Log *log) { if (log->file) fclose(log->file); }

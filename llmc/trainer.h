@@ -1,11 +1,12 @@
 // trainer.h: the run, the same on every device: flags to model, the run's folder, data, steps, validation, checkpoints, samples.
 // trainer_main at the end is the table of contents.
 //
-// Exit status: 0 done; 1 a refusal or a failed read or write, nothing lost; 3 the run diverged (see run_step).
+// Exit status: check.h.
 #pragma once
 #include "dataloader.h"
 #include "init.h"
 #include "judge.h"
+#include "events.h"
 #include "logger.h"
 #include "presets.h"
 #include "sampler.h"
@@ -22,7 +23,7 @@
 #define GIT_HASH "unknown"
 #endif
 
-enum { CONFIG_VERSION = 1, DIVERGED_STEPS = 10, EXIT_DIVERGED = 3 };
+enum { CONFIG_VERSION = 1, DIVERGED_STEPS = 10 };
 
 typedef struct Run {
     const Trainer *t;
@@ -43,6 +44,8 @@ typedef struct Run {
     Log log;
     int64_t step, updates, tokens;              // steps done; of these, updates applied; tokens seen
     int bad;                                    // steps in a row whose gradient was not finite
+    SpikeWindow losses, norms;
+    Recorder recorder;
     double started, printed, peak;
     int64_t started_at;
 } Run;
@@ -92,6 +95,9 @@ REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, \
 REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN") \
 REFUSE(*f->from && !f->eval && !f->sample, "--from needs something to do\n  -> --eval, or --sample TOKENS") \
 REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
+REFUSE(f->skip_spikes && !f->spike_z, "--skip-spikes needs to know what a spike is\n  -> --spike-z 10") \
+REFUSE(f->keep_every && !f->keep_last, "--keep-every adds to the newest checkpoints that stay, and without --keep-last all do\n  -> --keep-last 1 --keep-every %lld", (long long)f->keep_every) \
+REFUSE(*f->replay && (*f->from || *f->out || *f->init_from), "--replay reads the run of its event, and changes nothing\n  -> leave out --from, --out and --init-from") \
 REFUSE(f->resume && !*f->out, "--resume needs the run's folder\n  -> --out RUN")
 
 static inline void run_refuse(const FlagSet *set, const Mode *r, const char *device, const char *precision) {
@@ -229,7 +235,7 @@ static inline void checkpoint_find(const char *path, char *dir) {
         return;
     }
     CHECK(is_folder(path), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/", path);
-    CHECK(checkpoint_latest(path, dir, PATH_CAP), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
+    CHECK(checkpoint_latest(path, INT64_MAX, dir, PATH_CAP), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
 }
 
 // Whether --out holds a run, and whether that may be: nothing is ever overwritten.
@@ -242,6 +248,21 @@ static inline bool run_found(const char *out, int resume) {
     CHECK(!run || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew, --from %s --sample N only reads it", out, out);
     CHECK(!run || whole, "%s holds a run without its config.json; nothing was overwritten\n  -> copy it from a checkpoint: cp %s/step_*/config.json %s/", out, out, out);
     return run;
+}
+
+// The run of an event, RUN/events/step_00000123.json, into out; returns the event's step.
+static inline int64_t replay_find(const char *path, char *out) {
+    Json *event = json_read_file(path);
+    int64_t step = json_get_int(event, "step", path);
+    json_free(event);
+    check_format(out, PATH_CAP, "%s", path);
+    for (int i = 0; i < 2; i++) {
+        char *slash = strrchr(out, '/');
+        CHECK(slash && slash > out, "--replay %s: expected RUN/events/step_N.json\n  -> the path of an event in the folder of its run", path);
+        *slash = 0;
+    }
+    CHECK(step > 0, "%s: an event of step %lld, expected 1 or more\n  -> was the file edited?", path, (long long)step);
+    return step;
 }
 
 // Command line -> flags. Later wins: defaults, the preset, the run that is continued or read, the command line.
@@ -264,6 +285,10 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
         resuming = found && checkpoint_step_below(given.f.out, INT64_MAX) >= 0;
         CHECK(resuming || given.f.resume != 2, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", given.f.out);
         if (found && !resuming) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", given.f.out);
+    } else if (*given.f.replay) {
+        replay_find(given.f.replay, dir);
+        config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);
+        found = true;
     }
     int64_t end = schedule_end(&set->f);
     flags_override(set, &given, found);
@@ -421,9 +446,45 @@ static inline void run_save_tensors(Run *r, Checkpoint *c, const char *file, int
     free(room);
 }
 
+// What shapes the future besides tensors and flags: all that a resumed run needs to know.
+static inline char *run_state_text(Run *r) {
+    Log state;
+    char hash[32];
+    int64_t sample = r->step * r->f->batch;
+    const struct { const char *name; const SpikeWindow *window; } windows[] = {{"losses", &r->losses}, {"norms", &r->norms}};
+    log_begin(&state);
+    log_int(&state, "step", r->step);
+    log_int(&state, "updates", r->updates);
+    log_int(&state, "tokens", r->tokens);
+    log_int(&state, "bad", r->bad);
+    log_int(&state, "epoch", sample / r->train.samples);
+    log_int(&state, "sample", sample % r->train.samples);
+    log_text(&state, "data", check_format(hash, sizeof hash, "%016llx", (unsigned long long)run_data_hash(r)));
+    for (int i = 0; i < 2; i++) {
+        log_nest(&state, windows[i].name, '{');
+        log_int(&state, "row", windows[i].window->row);
+        log_nest(&state, "values", '[');
+        for (int k = 0; k < windows[i].window->count; k++) log_item(&state, windows[i].window->values[k]);
+        log_unnest(&state, ']');
+        log_unnest(&state, '}');
+    }
+    return log_take(&state);
+}
+
+static inline void run_read_window(SpikeWindow *w, const Json *state, const char *name, const char *path) {
+    if (!json_get(state, name)) return;                    // by a norm.c that knew of no spikes
+    const Json *window = json_need(state, name, JSON_OBJECT, path), *values = json_need(window, "values", JSON_ARRAY, path);
+    w->row = (int)json_get_int(window, "row", path);
+    w->count = 0;
+    CHECK(values->count <= SPIKE_WINDOW, "%s: %zu values in \"%s\", expected at most %d\n  -> was the file edited? use another checkpoint", path, values->count, name, SPIKE_WINDOW);
+    for (const Json *v = values->first; v; v = v->next) {
+        CHECK(v->kind == JSON_INT || v->kind == JSON_REAL, "%s: expected numbers in \"%s\"\n  -> was the file edited? use another checkpoint", path, name);
+        w->values[w->count++] = v->number;
+    }
+}
+
 static inline void run_save(Run *r) {
     Checkpoint c;
-    char state[512];
     if (!r->comm.rank) checkpoint_begin(&c, r->out, r->step);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
@@ -431,14 +492,13 @@ static inline void run_save(Run *r) {
     char *config = config_text(r), *plans = r->t->plans(r->gpt);
     checkpoint_add_text(&c, "config.json", config);
     if (plans) checkpoint_add_text(&c, PLANS, plans);
-    int64_t sample = r->step * r->f->batch;
-    check_format(state, sizeof state, "{\"step\": %lld, \"updates\": %lld, \"tokens\": %lld, \"bad\": %d, \"epoch\": %lld, \"sample\": %lld, \"data\": \"%016llx\"}\n",
-                 (long long)r->step, (long long)r->updates, (long long)r->tokens, r->bad, (long long)(sample / r->train.samples),
-                 (long long)(sample % r->train.samples), (unsigned long long)run_data_hash(r));
+    char *state = run_state_text(r);
     checkpoint_add_text(&c, "state.json", state);
     checkpoint_commit(&c);
+    checkpoint_prune(r->out, r->f->keep_last, r->f->keep_every);
     free(config);
     free(plans);
+    free(state);
 }
 
 // The run's config.json is in no manifest, the checkpoint's copy is: what may not change is the same in both.
@@ -454,11 +514,12 @@ static inline void run_check_config(const Run *r, const char *dir) {
     }
 }
 
-static inline void run_resume(Run *r) {
+// Goes on from the newest whole checkpoint of a step below `below`.
+static inline void run_resume(Run *r, int64_t below) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t size;
     memset(dir, 0, sizeof dir);
-    if (!r->comm.rank) CHECK(checkpoint_latest(r->out, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    if (!r->comm.rank) CHECK(checkpoint_latest(r->out, below, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     comm_broadcast(&r->comm, dir, sizeof dir);
     run_check_config(r, dir);
     Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
@@ -471,6 +532,8 @@ static inline void run_resume(Run *r) {
     CHECK(!strcmp(hash, json_get_string(state, "data", path)), "%s: the training data is not what this run was trained on\n  -> put the shards of --data back as they were", path);
     int64_t position = json_get_int(state, "epoch", path) * r->train.samples + json_get_int(state, "sample", path);
     CHECK(position == r->step * r->f->batch, "%s: the data position %lld is not that of step %lld\n  -> was the file edited? use another checkpoint", path, (long long)position, (long long)r->step);
+    run_read_window(&r->losses, state, "losses", path);
+    run_read_window(&r->norms, state, "norms", path);
     json_free(state);
     run_read_tensors(r, check_format(path, sizeof path, "%s/model.safetensors", dir), WEIGHTS, WEIGHTS);
     run_read_tensors(r, check_format(path, sizeof path, "%s/optimizer.safetensors", dir), ADAM_M, ADAM_V);
@@ -508,7 +571,6 @@ static inline double run_validate(Run *r) {
 static inline void run_progress(Run *r, double loss, double lr, double norm) {
     const Flags *f = r->f;
     double now = clock_seconds(), rate = (double)(r->tokens - r->started_at) / (now - r->started);
-    if (r->bad) printf("step %lld: loss %g, gradient norm %g: not finite, the weights stay as they are\n", (long long)r->step, loss, norm);
     if (now - r->printed < 2 && r->step > 1 && r->step < f->steps) return;
     char eta[32], above[48] = "", part[32] = "";
     if (!isnan(r->train.floor)) check_format(above, sizeof above, " (floor +%.4f)", loss - r->train.floor);
@@ -551,24 +613,26 @@ static inline void run_log_routers(Run *r, const LayerStats *layers) {
     free(sums);
 }
 
-// The line with a step's diagnostics (judge.h): arrays by layer, objects by tensor. applied: the update, NULL where the step was skipped.
-static inline void run_log_stats(Run *r, const AdamW *applied) {
+static inline void run_log_layers(Log *log, const LayerStats *layers, int L) {
     static const char *const NAMES[] = {"residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max"};
-    int L = r->m.L, count = r->layout.count;
-    LayerStats *layers = (LayerStats *)check_alloc((size_t)L * sizeof *layers, "what is measured of layers");
+    for (int i = 0; i < 4; i++) {
+        log_nest(log, NAMES[i], '[');
+        for (int l = 0; l < L; l++) {
+            const double values[] = {layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max};
+            log_item(log, values[i]);
+        }
+        log_unnest(log, ']');
+    }
+}
+
+// The line with a step's diagnostics (judge.h): arrays by layer, objects by tensor. applied: the update, NULL where the step was skipped.
+static inline void run_log_stats(Run *r, const LayerStats *layers, const AdamW *applied) {
+    int count = r->layout.count;
     TensorStats *tensors = (TensorStats *)check_alloc((size_t)count * sizeof *tensors, "what is measured of tensors");
-    r->t->layer_stats(r->gpt, layers);
     r->t->tensor_stats(r->gpt, applied, tensors);
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
-    for (int i = 0; i < 4; i++) {
-        log_nest(&r->log, NAMES[i], '[');
-        for (int l = 0; l < L; l++) {
-            const double values[] = {layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max};
-            log_item(&r->log, values[i]);
-        }
-        log_unnest(&r->log, ']');
-    }
+    run_log_layers(&r->log, layers, r->m.L);
     if (r->m.moe.E) run_log_routers(r, layers);
     log_nest(&r->log, "grad_norms", '{');
     for (int k = 0; k < count; k++) log_real(&r->log, r->layout.entries[k].name, tensors[k].grad);
@@ -577,41 +641,162 @@ static inline void run_log_stats(Run *r, const AdamW *applied) {
     for (int k = 0; k < count; k++) log_real(&r->log, r->layout.entries[k].name, tensors[k].update / tensors[k].weight);
     log_unnest(&r->log, '}');
     log_end(&r->log);
-    free(layers);
     free(tensors);
+}
+
+// An event: <run>/events/step_00000123.json says what it was and what the recorder has of the steps before it, the event's own last.
+static inline void run_event(Run *r, const StepRecord *now, const char *what) {
+    char path[PATH_CAP];
+    Log event;
+    if (r->comm.rank) return;
+    const Recorder *k = &r->recorder;
+    log_begin(&event);
+    log_int(&event, "step", r->step);
+    log_text(&event, "event", what);
+    log_nest(&event, "steps", '[');
+    for (int64_t i = k->count > RECORD_STEPS ? k->count - RECORD_STEPS : 0; i < k->count; i++) {
+        const StepRecord *s = &k->steps[i % RECORD_STEPS];
+        log_element(&event);
+        log_int(&event, "step", s->step);
+        log_int(&event, "first_sample", s->sample);
+        log_int(&event, "samples", s->samples);
+        log_real(&event, "loss", s->loss);
+        log_real(&event, "grad_norm", s->norm);
+        log_real(&event, "loss_z", s->loss_z);
+        log_real(&event, "grad_norm_z", s->norm_z);
+        log_real(&event, "lr", s->lr);
+        log_text(&event, "update", s->applied ? "applied" : "skipped");
+        if (s->measured) run_log_layers(&event, s->layers, r->m.L);
+        log_unnest(&event, '}');
+    }
+    log_unnest(&event, ']');
+    char *text = log_take(&event);
+    mkdir(check_format(path, sizeof path, "%s/events", r->out), 0777);
+    file_write_atomic(check_format(path, sizeof path, "%s/events/step_%08lld.json", r->out, (long long)r->step), text);
+    free(text);
+    printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f); %s\n  -> --replay %s shows every tensor of that step\n", (long long)r->step, what, now->loss, now->loss_z, now->norm, now->norm_z,
+           now->applied ? "the update was applied" : "the weights stay as they are", path);
+}
+
+// The gradients of the batch of the next step.
+static inline void run_gradients(Run *r) {
+    r->t->zero_grads(r->gpt);
+    run_batches(r, &r->train, r->step * r->f->batch, r->f->batch, 1.0 / (double)(r->f->batch * r->m.T));
+}
+
+static inline AdamW run_adamw(const Run *r) {
+    const Flags *f = r->f;
+    AdamW o = schedule_adamw(f, schedule_lr(f, r->step + 1), r->updates + 1);
+    if (f->skip_spikes) {
+        o.most_ce = spike_limit(&r->losses, f->spike_z);
+        o.most_norm = spike_limit(&r->norms, f->spike_z);
+    }
+    return o;
+}
+
+// After an update: what it means for the next ones. Returns what happened, NULL for nothing of note.
+static inline const char *run_advance(Run *r, const Update *u, StepRecord *s) {
+    const Flags *f = r->f;
+    s->step = r->step + 1;
+    s->sample = r->step * f->batch;
+    s->samples = f->batch;
+    s->loss = u->loss.ce;
+    s->norm = u->norm;
+    s->lr = schedule_lr(f, r->step + 1);
+    s->loss_z = spike_z(&r->losses, s->loss);
+    s->norm_z = spike_z(&r->norms, s->norm);
+    s->applied = u->applied;
+    bool finite = isfinite(u->loss.ce + u->loss.z + u->loss.router + u->norm), high = f->spike_z > 0 && s->loss_z > f->spike_z, steep = f->spike_z > 0 && s->norm_z > f->spike_z;
+    if (finite) spike_add(&r->losses, s->loss, high);
+    if (finite) spike_add(&r->norms, s->norm, steep);
+    r->updates += u->applied;
+    r->bad = finite ? 0 : r->bad + 1;
+    r->step++;
+    r->tokens += f->batch * r->m.T;
+    return !finite ? "not finite" : high ? "a spike of the loss" : steep ? "a spike of the gradient norm" : NULL;
 }
 
 // One step: gradients of the whole batch, clipping, update. A loss or gradient that is not finite never reaches the weights: the step is
 // skipped and said; DIVERGED_STEPS of them in a row end the run.
 static inline void run_step(Run *r) {
     const Flags *f = r->f;
-    double begin = clock_seconds(), lr = schedule_lr(f, r->step + 1);
+    double begin = clock_seconds();
     bool watched = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
-    r->t->zero_grads(r->gpt);
-    if (watched) r->t->watch(r->gpt);
-    run_batches(r, &r->train, r->step * f->batch, f->batch, 1.0 / (double)(f->batch * r->m.T));
-    AdamW o = schedule_adamw(f, lr, r->updates + 1);
+    StepRecord *s = recorder_next(&r->recorder);
+    s->measured = watched || !f->graph;                    // what is measured is in no graph
+    if (s->measured) r->t->watch(r->gpt);
+    run_gradients(r);
+    AdamW o = run_adamw(r);
     Update u = r->t->update(r->gpt, &o);
-    double loss = u.loss.ce, norm = u.norm;
-    r->updates += u.applied;
-    r->bad = u.applied ? 0 : r->bad + 1;
-    r->step++;
-    r->tokens += f->batch * r->m.T;
+    const char *event = run_advance(r, &u, s);
+    if (s->measured) r->t->layer_stats(r->gpt, s->layers);
 
     double seconds = clock_seconds() - begin;
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
-    log_real(&r->log, "loss", loss);
-    if (!isnan(r->train.floor)) log_real(&r->log, "above_floor", loss - r->train.floor);
+    log_real(&r->log, "loss", s->loss);
+    if (!isnan(r->train.floor)) log_real(&r->log, "above_floor", s->loss - r->train.floor);
     if (r->m.moe.E) log_real(&r->log, "router_loss", u.loss.router);
-    log_real(&r->log, "lr", lr);
-    log_real(&r->log, "grad_norm", norm);
+    log_real(&r->log, "lr", s->lr);
+    log_real(&r->log, "grad_norm", s->norm);
     log_int(&r->log, "tokens", r->tokens);
     log_real(&r->log, "ms", seconds * 1e3);
-    if (!u.applied) log_text(&r->log, "skipped", "not finite");
+    if (event) log_text(&r->log, "event", event);
+    if (!u.applied) log_text(&r->log, "skipped", event ? event : "above the limit");
     log_end(&r->log);
-    if (watched) run_log_stats(r, u.applied ? &o : NULL);
-    run_progress(r, loss, lr, norm);
+    if (watched) run_log_stats(r, s->layers, u.applied ? &o : NULL);
+    if (event) run_event(r, s, event);
+    run_progress(r, s->loss, s->lr, s->norm);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ replay
+
+// Of the values of a tensor: root mean square and largest magnitude of those that are finite, and how many are not.
+typedef struct Figures { double rms, most; int64_t bad; } Figures;
+
+static inline Figures run_figures(Run *r, int kind, const Entry *e) {
+    const void *x = r->t->tensor(r->gpt, kind, e);
+    Figures f = {0, 0, 0};
+    for (int64_t i = 0; i < e->size; i++) {
+        double v = r->t->element == sizeof(float) ? ((const float *)x)[i] : ((const double *)x)[i];
+        if (!isfinite(v)) f.bad++;
+        else f.rms += v * v, f.most = fabs(v) > f.most ? fabs(v) : f.most;
+    }
+    f.rms = sqrt(f.rms / (double)(e->size - f.bad ? e->size - f.bad : 1));
+    return f;
+}
+
+// Does the step of an event again, from the newest checkpoint before it, and shows what each layer and tensor held when it came to the update. Writes nothing.
+static inline void run_replay(Run *r, int64_t step) {
+    LayerStats *layers = (LayerStats *)check_alloc((size_t)r->m.L * sizeof *layers, "what is measured of layers");
+    StepRecord record;
+    while (r->step < step - 1) {
+        run_gradients(r);
+        AdamW o = run_adamw(r);
+        Update u = r->t->update(r->gpt, &o);
+        run_advance(r, &u, &record);
+        printf("\rstep %lld of %lld, loss %.4f ", (long long)r->step, (long long)step, u.loss.ce);
+        fflush(stdout);
+    }
+    r->t->watch(r->gpt);
+    run_gradients(r);
+    r->t->fetch(r->gpt, WEIGHTS);
+    r->t->fetch(r->gpt, GRADS);
+    printf("\n%-56s %11s %11s %9s %11s %11s %9s\n", "tensor, before the update", "weights rms", "largest", "not finite", "grads rms", "largest", "not finite");
+    for (int k = 0; k < r->layout.count; k++) {
+        const Entry *e = &r->layout.entries[k];
+        Figures w = run_figures(r, WEIGHTS, e), d = run_figures(r, GRADS, e);
+        printf("%-56s %11.3e %11.3e %9lld %11.3e %11.3e %9lld\n", e->name, w.rms, w.most, (long long)w.bad, d.rms, d.most, (long long)d.bad);
+    }
+    AdamW o = run_adamw(r);
+    Update u = r->t->update(r->gpt, &o);
+    r->t->layer_stats(r->gpt, layers);
+    printf("\nlayer  residual rms  attn / skip  ffn / skip  largest logit\n");
+    for (int l = 0; l < r->m.L; l++) printf("%5d  %12.4g  %11.4g  %10.4g  %13.4g\n", l, layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max);
+    const char *event = run_advance(r, &u, &record);
+    printf("\nstep %lld, samples %lld to %lld: loss %.6f (z %.1f), gradient norm %.6f (z %.1f): %s\n", (long long)record.step, (long long)record.sample, (long long)(record.sample + record.samples - 1),
+           record.loss, record.loss_z, record.norm, record.norm_z, event ? event : "no event this time");
+    free(layers);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ samples
@@ -907,7 +1092,7 @@ static inline void run_check_processes(Run *r) {
     uint64_t sum = hash_end(&hash);
     CHECK(comm_agree(&r->comm, &sum, sizeof sum), "the processes have different flags, data or builds\n  -> begin all of them with one command");
     free(config);
-    CHECK(!r->comm.rank || !r->f->from[0] || r->f->eval, "one process samples\n  -> without mpirun");
+    CHECK(r->comm.size == 1 || !*r->f->replay, "one process replays\n  -> without mpirun");
     CHECK(r->f->batch >= r->comm.size, "--batch %lld for %d processes: expected at least a sequence for each\n  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
 }
 
@@ -946,14 +1131,18 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     r->inputs = (int32_t *)check_alloc(batch, "a batch");
     r->targets = (int32_t *)check_alloc(batch, "a batch");
     r->gpt = t->create(&r->m, &setup);
-    if (!training) run_read_weights(r, f->from);
+    int64_t event = *f->replay ? replay_find(f->replay, r->out) : 0;
+    if (event && checkpoint_step_below(r->out, event) >= 0) run_resume(r, event);
+    else if (!training) run_read_weights(r, f->from);
     else if (*f->init_from && !resuming) run_read_weights(r, f->init_from);
     else if (!resuming) run_init_weights(r);
-    if (training && !resuming) t->prepare(r->gpt, NULL, NULL);
+    if (training && !resuming && !r->step) t->prepare(r->gpt, NULL, NULL);
 
-    if (training) {
-        if (*f->out && resuming) { check_format(r->out, sizeof r->out, "%s", f->out); run_resume(r); }
+    if (event) run_replay(r, event);
+    else if (training) {
+        if (*f->out && resuming) { check_format(r->out, sizeof r->out, "%s", f->out); run_resume(r, INT64_MAX); }
         run_open_folder(r);
+        recorder_open(&r->recorder, r->m.L);
         if (!r->comm.rank) run_keep_tokenizer(r);
         if (r->comm.size > 1) printf("%d processes, each with a part of every batch and of the optimizer's state\n", r->comm.size);
         printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, t->precision, strcmp(t->device, "cpu") ? "GPU" : "CPU", GIT_HASH, (long long)r->train.samples, (long long)f->seq,
@@ -967,7 +1156,7 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
         uint64_t hash = run_hash(r);
         printf("validation loss %.6f, weights %016llx\n", loss, (unsigned long long)hash);
     }
-    if (!r->comm.rank && f->sample && (!f->eval || r->set.by[FLAG_sample] == BY_USER)) {
+    if (!event && !r->comm.rank && f->sample && (!f->eval || r->set.by[FLAG_sample] == BY_USER)) {
         printf("\n");
         run_sample(r);
     }

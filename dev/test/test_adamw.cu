@@ -75,7 +75,7 @@ static void toy_sums(const Toy &toy, double ce, double z, double router = 0) {
 static void toy_gradients(const Toy &toy, const HostFloats &d) { cudaCheck(cudaMemcpy(toy.d, d.data(), d.size() * sizeof(float), cudaMemcpyHostToDevice)); }
 
 static AdamWStep toy_step(int step, float clip, int stochastic) {
-    AdamWStep s = {0.9f, 0.95f, 1e-3f, (float)(1 / (1 - pow(0.9, step))), (float)(1 / (1 - pow(0.95, step))), clip, stochastic, rand_at(5, step)};
+    AdamWStep s = {0.9f, 0.95f, 1e-3f, (float)(1 / (1 - pow(0.9, step))), (float)(1 / (1 - pow(0.95, step))), clip, stochastic, rand_at(5, step), 0, 0};
     return s;
 }
 

@@ -265,7 +265,7 @@ static int64_t latest(const char *run, char *said, size_t cap) {
     if (child == 0) {
         char dir[PATH_CAP];
         dup2(words[1], 2);
-        int64_t id = checkpoint_latest(run, dir, sizeof dir) ? read_checkpoint(dir) : -1;
+        int64_t id = checkpoint_latest(run, INT64_MAX, dir, sizeof dir) ? read_checkpoint(dir) : -1;
         _exit(write(answer[1], &id, sizeof id) != sizeof id);
     }
     close(words[1]);
@@ -290,14 +290,14 @@ static void expect_latest(const char *run, int64_t id, const char *words, int li
 
 static void call_latest(void *run) {
     char dir[PATH_CAP];
-    checkpoint_latest((const char *)run, dir, sizeof dir);
+    checkpoint_latest((const char *)run, INT64_MAX, dir, sizeof dir);
 }
 
 static void test_commit(const char *run) {
     char path[PATH_CAP], why[256] = "";
     struct stat info;
     expect_latest(run, -1, NULL, __LINE__);
-    EXPECT(!checkpoint_latest("build/test/checkpoint/absent", path, sizeof path), "a checkpoint in an absent run");
+    EXPECT(!checkpoint_latest("build/test/checkpoint/absent", INT64_MAX, path, sizeof path), "a checkpoint in an absent run");
     for (int64_t step = 100; step <= 300; step += 100) write_checkpoint(run, step, step, 10);
     write_checkpoint(run, 99, 99, 10);                        // the highest step wins, not the last one written
     expect_latest(run, 300, NULL, __LINE__);

@@ -246,7 +246,7 @@ static void time_update(Bench *b) {
     b->rooms.push_back(entries);
     b->rooms.push_back(state);
     Arenas arenas = {w, master, m, v, d, total};
-    AdamWStep step = {0.9f, 0.95f, 1e-8f, 1, 1, 1, 0, 1};
+    AdamWStep step = {0.9f, 0.95f, 1e-8f, 1, 1, 1, 0, 1, 0, 0};
     measure(b, "gradient norm, AdamW", 0, (double)total * (32 + (sizeof(real) == sizeof(float) ? 0 : sizeof(real))), [=] { adamw_update(arenas, entries, 1, state, step, &b->gpu); });
     leave_rooms(b);
 }
