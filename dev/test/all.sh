@@ -74,6 +74,7 @@ step "every mode builds and trains" sh -c '
         done
     done'
 step "the text of every mutant is in the code" sh dev/mutate.sh --stale
+step "dev/SCALE.md says what dev/scale.py computes (python3)" sh -c 'python3 dev/scale.py | grep "^|" > tables && grep "^|" dev/SCALE.md | diff - tables'
 step "pictures (python3 with matplotlib)" sh -c '
     make -s build/cpu-span-fp32/train_gpt
     build/cpu-span-fp32/train_gpt --width 32 --seq 32 --batch 4 --steps 6 --norms-every 2 --sample 0 --val-tokens 64 --out a

@@ -1,0 +1,33 @@
+// scale.c: what the code says of a model's sizes on several GPUs, for dev/scale.py: one number or row of numbers a line, after its name.
+//   entry  layer (-1: of the model), elements, whether its matrices are experts'          share  processes, elements of one process's moments
+//   model  sizes and weights that a token meets, in the order of dev/scale.py's `sizes`   acts   level of --recompute, micro-batch, bytes in bf16 with gradients
+#include "llmc/trainer.h"
+
+int main(int argc, char **argv) {
+    static const int PROCESSES[] = {8, 64}, LEVELS[] = {RECOMPUTE_OFF, RECOMPUTE_CHEAP, RECOMPUTE_ON};
+    FlagSet set;
+    flags_resolve(&set, "bf16", argc, argv);
+    Model m = model_from_flags(&set.f, &MODES[NORM_MODE]);
+    Layout t = layout_make(&m);
+    double hidden = 0, experts = 0, head = 0, ffn = 0, rows = (double)moe_layers(&m) * m.moe.K, flops = show_flops(&m, &t);
+    for (Entry *e = t.entries; e < t.entries + t.count; e++) {
+        bool expert = show_size(&m, e, true) != show_size(&m, e, false);
+        if (e->row.lr == LR_HEAD) head += show_size(&m, e, true);
+        if (e->row.lr == LR_HIDDEN) *(expert ? &experts : &hidden) += show_size(&m, e, true);
+        printf("entry %d %lld %d\n", e->layer, (long long)e->size, expert);
+    }
+    for (int l = 0; l < m.L; l++) ffn += place_at(&m, l).F;
+    printf("model %d %d %d %d %d %lld %.0f %.0f %.0f %.0f %.0f %.0f %.0f\n", m.L, m.C, m.T, m.Vp, m.NH * qk_size(&m), (long long)set.f.batch, ffn, rows * m.F, rows * m.C,
+           hidden, experts, head, flops);
+    for (int p = 0; p < 2; p++)
+        for (int r = 0; r < PROCESSES[p]; r++) {
+            layout_share(&t, r, PROCESSES[p]);
+            printf("share %d %lld\n", PROCESSES[p], (long long)t.state);
+        }
+    for (int i = 0; i < 3; i++)
+        for (int B = 1; B <= 32; B *= 2) {
+            Sizes s = sizes_make(&m, B, m.T, LEVELS[i], 0, 2);
+            ActLayout a = act_layout_make(&m, &s);
+            printf("acts %d %d %lld\n", i, B, (long long)(a.acts + a.grads) * 2);
+        }
+}
