@@ -10,7 +10,7 @@ killed=0 failed=0 stale="" test="" file="" what=""
 if [ "${1:-}" = --stale ]; then stale=1; shift; fi
 export OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0
 make="make -s DEVICE=cpu CFLAGS=-O1"
-programs="build/shard build/cpu-span-fp32/train_gpt"              # what the tests run, run_tokens, refusals and shard drive
+programs="build/shard build/faulty build/cpu-span-fp32/train_gpt"        # what the tests run, run_tokens, refusals, shard and processes drive
 
 # What a test needs, as arguments of make, and how it is run. A CUDA layer's test is linked alone, those of whole models with everything.
 arrange() {
@@ -19,6 +19,7 @@ arrange() {
             source=$(grep -l "GPU_TEST($test)" test_gpt.cu dev/test/*.cu | head -n 1) emu=build/emu only=""
             case $source in dev/test/*) one=${source#dev/test/test_} emu=build/emu-${one%.cu} only="EMU=$emu GPU_TESTS=${one%.cu}" ;; esac
             built="$only $emu/test_gpt-fp32 $emu/test_gpt-bf16" run="$emu/test_gpt-fp32 $test && $emu/test_gpt-bf16 $test" ;;
+        processes) built=$programs run="sh dev/test/processes.sh" ;;
         run | run_tokens | refusals | shard) built="build/test_gpt $programs" run="build/test_gpt $test" ;;
         *) built=build/test_gpt run="build/test_gpt $test" ;;
     esac
@@ -52,7 +53,7 @@ try() {
 }
 
 rm -rf "$tree" && mkdir -p "$tree"
-{ git ls-files -co --exclude-standard -z 2>/dev/null || find . -path ./build -prune -o -path ./runs -prune -o -type f -print0; } | xargs -0 tar cf - | tar xf - -C "$tree"
+{ if [ -e .git ]; then git ls-files -co --exclude-standard -z; else find . -path ./build -prune -o -path ./runs -prune -o -type f -print0; fi; } | xargs -0 tar cf - | tar xf - -C "$tree"
 cd "$tree"
 cat dev/mutants dev/mutants_cuda > mutants
 echo >> mutants

@@ -1,6 +1,7 @@
 // test_trainer.c: flags, schedule, sampler, log, and whole runs of the built trainer: repeatable, resumable, and loud when refused.
 #include "test.h"
 #include "../../llmc/checkpoint.h"
+#include "../../llmc/events.h"
 #include "../../llmc/logger.h"
 #include "../../llmc/presets.h"
 #include "../../llmc/sampler.h"
@@ -153,6 +154,29 @@ void test_logger(void) {
     EXPECT(!strcmp(log_duration(text, sizeof text, 3725.4), "1:02:05") && !strcmp(log_duration(text, sizeof text, 61), "1:01"), "durations");
 }
 
+// The median of 1 .. 100 is 50.5 and the median distance from it 25, so one robust deviation is 1.4826 * 25.
+void test_spikes(void) {
+    SpikeWindow w = {.count = 0};
+    for (int i = 0; i < SPIKE_ENOUGH - 1; i++) spike_add(&w, 1 + i % 100, false);
+    EXPECT(spike_z(&w, 1e9) == 0 && spike_limit(&w, 10) == 0, "with %d values nothing is a spike yet", w.count);
+    for (int i = SPIKE_ENOUGH - 1; i < 100; i++) spike_add(&w, 1 + i, false);
+    double spread = 1.4826 * 25;
+    EXPECT(fabs(spike_z(&w, 50.5 + 7 * spread) - 7) < 1e-12 && fabs(spike_limit(&w, 7) - (50.5 + 7 * spread)) < 1e-9, "z of seven deviations is %.15g", spike_z(&w, 50.5 + 7 * spread));
+    EXPECT(spike_z(&w, 0) < 0, "what is low is no spike");
+    double before = spike_limit(&w, 10);
+    spike_add(&w, 1e6, true);
+    spike_add(&w, NAN, false);
+    spike_add(&w, INFINITY, true);
+    EXPECT(w.count == 100 && spike_limit(&w, 10) == before, "neither spikes nor what is not finite enter the window");
+    spike_add(&w, 50, false);
+    for (int i = 0; i < SPIKES_IN_A_ROW - 1; i++) spike_add(&w, 1e6, true);
+    EXPECT(w.count == 101, "one short of a new level");
+    spike_add(&w, 1e6, true);
+    EXPECT(w.count == 1 && w.values[0] == 1e6 && spike_limit(&w, 10) == 0, "many spikes in a row are a new level, found %d values", w.count);
+    for (int i = 0; i < 2 * SPIKE_WINDOW; i++) spike_add(&w, 3, false);
+    EXPECT(w.count == SPIKE_WINDOW && fabs(spike_z(&w, 3.03) - 10) < 1e-9, "a constant window: the spread is a thousandth of the median, z %.15g", spike_z(&w, 3.03));
+}
+
 // ------------------------------------------------------------------------------------------------------------------ whole runs
 
 #define PROGRAM "build/cpu-span-fp32/train_gpt"
@@ -160,6 +184,9 @@ void test_logger(void) {
 #define SHAPE MODEL "--warmup 4 --val-tokens 256 --val-every 5 "
 #define TINY SHAPE "--steps 12 "
 #define EXPERTS SHAPE "--experts 4 --experts-per-token 2 --shared-experts 1 --dense-layers 1 --router sigmoid --balance-rate 0.01 --kv-rank 8 --rope-size 4 "
+// The trainer with a fault on purpose; gradient norms of its small model vary little from step 60 on.
+#define FAULTY "build/faulty "
+#define SPIKY MODEL "--warmup 4 --val-tokens 256 --val-every 0 --steps 100 --save-every 80 "
 // A run of many steps in DIR/NAME that gets a signal once its log has three lines; the arguments are DIR, NAME, DIR, NAME.
 #define LONG_RUN(signal) PROGRAM SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/%s & p=$!; " \
     "for i in $(seq 400); do sleep 0.1; [ $(cat %s/%s/log.jsonl 2> /dev/null | wc -l) -lt 3 ] || break; done; kill -" signal " $p; wait $p"
@@ -284,6 +311,28 @@ void test_run(void) {
 
     check_format(line, sizeof line, " --out %s/a --resume auto --steps 14", dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "ends at step 14, not 12"), "another end of the schedule is said: %s", output);
+
+    // What stays of six checkpoints: the newest two, and those of every fourth step.
+    check_format(line, sizeof line, TINY "--save-every 2 --keep-last 2 --keep-every 4 --out %s/kept", dir);
+    EXPECT(run(PROGRAM, line) == 0 && !strcmp(whole, run_hash_of(again)), "a run that keeps few checkpoints: %s", output);
+    check_format(line, sizeof line, "ls -A %s/kept | tr '\\n' ' '", dir);
+    EXPECT(run(line, "") == 0 && !strcmp(output, "config.json log.jsonl step_00000004 step_00000008 step_00000010 step_00000012 "), "found %s", output);
+
+    // A spike: said, kept as an event with the steps before it, skipped only on demand. The windows are part of a checkpoint.
+    check_format(line, sizeof line, "FAULT='spike 90 0' " FAULTY SPIKY "--out %s/s1", dir);
+    EXPECT(run(line, "") == 0 && strstr(output, "step 90: a spike of the gradient norm") && strstr(output, "the update was applied"), "a spike: %s", output);
+    check_format(line, sizeof line, "grep -q '\"step\": 90, .*\"event\": \"a spike' %s/s1/log.jsonl && ! grep -q skipped %s/s1/log.jsonl", dir, dir);
+    EXPECT(run(line, "") == 0, "the log says so");
+    Json *event = json_read_file(check_format(path, sizeof path, "%s/s1/events/step_00000090.json", dir));
+    const Json *before = json_need(event, "steps", JSON_ARRAY, path);
+    EXPECT(before->count == RECORD_STEPS && json_get_int(before->first, "step", path) == 59 && json_get_int(before->first, "first_sample", path) == 58 * 4 && json_get(before->first, "residual_rms")->count == 2,
+           "the event has the steps from 59 on, with their layers");
+    json_free(event);
+    check_format(line, sizeof line, "FAULT='spike 90 0' " FAULTY SPIKY "--skip-spikes --out %s/s2", dir);
+    EXPECT(run(line, "") == 0 && strstr(output, "the weights stay as they are"), "a spike left out: %s", output);
+    run_hash_of(other);
+    check_format(line, sizeof line, "rm -r %s/s2/step_00000100; FAULT='spike 10 0' " FAULTY "--out %s/s2 --resume required", dir, dir);
+    EXPECT(run(line, "") == 0 && strstr(output, "resumed from") && strstr(output, "step 90: a spike") && !strcmp(other, run_hash_of(again)), "and resumed before it, with the windows: %s", output);
 
     // Divergence: the weights stay finite, the run ends with its own status and says what to do.
     check_format(line, sizeof line, MODEL "--steps 400 --warmup 0 --val-every 0 --lr 10 --weight-decay 10 --clip 0 --beta2 0 --beta1 0 --save-every 1 --out %s/h", dir);
