@@ -223,7 +223,7 @@ static __device__ inline void unit_columns(const Arenas &t, const UpdateEntry &e
 }
 
 // Block (piece, entry).
-static __global__ void __launch_bounds__(UPDATE_THREADS) unit_lines_kernel(Arenas t, const UpdateEntry *entries, const UpdateState *state, AdamWStep step) {
+static __global__ void __launch_bounds__(UPDATE_THREADS, 2) unit_lines_kernel(Arenas t, const UpdateEntry *entries, const UpdateState *state, AdamWStep step) {
     UpdateEntry e = entries[blockIdx.y];
     if (!e.line || (state && !state->finite)) return;
     if (e.step == 1) unit_rows(t, e, step);

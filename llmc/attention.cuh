@@ -109,13 +109,20 @@ template <int SIZE> static constexpr int TILE_PITCH = SIZE + PACK;
 // The rows of one head of one sequence.
 struct HeadRows { const real *at; int64_t ld; };
 static __device__ inline HeadRows head_rows(Heads x, int64_t b, int h, int T) { return HeadRows{x.at + b * T * x.ld + h * x.head, x.ld}; }
-static __device__ inline HeadRows context_rows(const real *c, int64_t b, int h, AttentionShape s) { return HeadRows{c + (b * s.T * s.NH + h) * s.HS, (int64_t)s.NH * s.HS}; }
+template <int HS> static __device__ inline HeadRows context_rows(const real *c, int64_t b, int h, AttentionShape s) { return HeadRows{c + (b * s.T * s.NH + h) * HS, (int64_t)s.NH * HS}; }
+// v where it lies beside k.
+template <int QK, int HS> static __device__ inline Heads beside(Heads v, Heads k) { return QK == HS ? Heads{v.at, k.ld, k.head} : v; }
 
-// Begins the copy of rows first, first + 1, ... to a tile; rows from T on are zeros.
+// Begins the copy of rows first, first + 1, ... to a tile; rows from T on are zeros. Of rows longer than 128 a thread has two places, and so its places in all are as many
+// rows apart, which takes fewer registers.
 template <int SIZE, int ROWS, int THREADS> static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T) {
-    for (int i = threadIdx.x; i < ROWS * SIZE / PACK; i += THREADS) {
-        int row = i / (SIZE / PACK), column = i % (SIZE / PACK) * PACK;
-        copy_async(tile + row * TILE_PITCH<SIZE> + column, x.at + (first + row) * x.ld + column, first + row < T);
+    constexpr int WIDTH = SIZE > 128 ? 128 : SIZE;
+    for (int i = threadIdx.x; i < ROWS * WIDTH / PACK; i += THREADS) {
+        int row = i / (WIDTH / PACK), column = i % (WIDTH / PACK) * PACK;
+        real *to = tile + row * TILE_PITCH<SIZE> + column;
+        const real *from = x.at + (first + row) * x.ld + column;
+        copy_async(to, from, first + row < T);
+        if (SIZE > WIDTH && column < SIZE - WIDTH) copy_async(to + WIDTH, from + WIDTH, first + row < T);
     }
 }
 
@@ -233,8 +240,7 @@ static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::THREADS, 2) att
     real *q_tile = shared, *buffer = shared + ROWS * PITCH;
     int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
     int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own, tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);
-    HeadRows k_h = head_rows(k, b, g, s.T), v_h = head_rows(v, b, g, s.T);
-    if (QK == HS) v_h.ld = k_h.ld;
+    HeadRows k_h = head_rows(k, b, g, s.T), v_h = head_rows(beside<QK, HS>(v, k), b, g, s.T);
     Strips<STRIPS, HS> sums = {};
     float max[STRIPS][2], sum[STRIPS][2] = {};
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -INFINITY;
@@ -299,13 +305,12 @@ static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2
     real *q_tile = shared, *dc_tile = q_tile + ROWS * PITCH, *buffer = dc_tile + ROWS * C_PITCH;
     int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
     int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own, tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);
-    HeadRows k_h = head_rows(a.k, b, g, s.T), v_h = head_rows(a.v, b, g, s.T);
-    if (QK == HS) v_h.ld = k_h.ld;
+    HeadRows k_h = head_rows(a.k, b, g, s.T), v_h = head_rows(beside<QK, HS>(a.v, a.k), b, g, s.T);
     Strips<STRIPS, QK> sums = {};
     float lse[STRIPS][2], D[STRIPS][2];
 
     tile_copy<QK, ROWS, THREADS>(q_tile, head_rows(a.q, b, h, s.T), first, s.T);
-    tile_copy<HS, ROWS, THREADS>(dc_tile, context_rows(a.dc, b, h, s), first, s.T);
+    tile_copy<HS, ROWS, THREADS>(dc_tile, context_rows<HS>(a.dc, b, h, s), first, s.T);
     pair_copy<QK, HS, COLUMNS, THREADS>(buffer, 0, k_h, v_h, 0, s.T);
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) {
         int t = row0 + 8 * i + lane / 4;
@@ -362,11 +367,11 @@ static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2
     Strips<STRIPS, HS> dv_sums = {};
     auto begin = [=](int step) {
         int h = g * heads + step / tiles;
-        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, head_rows(a.q, b, h, s.T), context_rows(a.dc, b, h, s), first + step % tiles * COLUMNS, s.T);
+        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, head_rows(a.q, b, h, s.T), context_rows<HS>(a.dc, b, h, s), first + step % tiles * COLUMNS, s.T);
     };
 
-    tile_copy<QK, ROWS, THREADS>(k_tile, head_rows(a.k, b, g, s.T), first, s.T);
-    tile_copy<HS, ROWS, THREADS>(v_tile, head_rows(a.v, b, g, s.T), first, s.T);
+    tile_copy<QK, ROWS, THREADS>(k_tile, head_rows(beside<QK, HS>(a.k, a.q), b, g, s.T), first, s.T);
+    tile_copy<HS, ROWS, THREADS>(v_tile, head_rows(beside<QK, HS>(a.v, a.q), b, g, s.T), first, s.T);
     begin(0);
     for (int step = 0; step < heads * tiles; step++) {
         int query0 = first + step % tiles * COLUMNS, t = query0 + lane;
@@ -388,6 +393,7 @@ static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2
     scale_by(dk_sums, s.scale);
     int64_t row = (int64_t)b * s.T + row0;
     rows_store(dk.at + row * dk.ld + g * dk.head, dk.ld, s.T - row0, k_tile + own * PITCH, dk_sums);
+    dv = beside<QK, HS>(dv, dk);
     rows_store(dv.at + row * dv.ld + g * dv.head, dv.ld, s.T - row0, v_tile + own * V_PITCH, dv_sums);
 }
 

@@ -142,9 +142,9 @@ template <typename TEAM, bool LATENT> static __device__ inline void pair_columns
     }
 }
 
-// Where a column of a line lies.
+// Where a column of a line lies. But for LATENT raw, d and to lie alike, and one offset serves all.
 template <bool LATENT> static __device__ inline real *column_at(const PartPlace &p, const QkvPart &part, Line line, int column) {
-    if constexpr (!LATENT) return p.of.at + (int64_t)line.row * p.of.ld + line.group * part.width + column;
+    if constexpr (!LATENT) return p.of.at + (int64_t)line.row * part.raw.of.ld + line.group * part.width + column;
     int h = line.group + column / part.head, channel = column % part.head;             // a full line is group 0
     if (channel < part.low) return p.of.at + (int64_t)line.row * p.of.ld + h * p.of.head + channel;
     return p.turned.at + (int64_t)line.row * p.turned.ld + h * p.turned.head + channel - part.low;
@@ -218,7 +218,7 @@ static inline void qkv_forward(const QkvPlaces *to, const QkvPlaces *raw, const 
 
 // The turned-back gradient is rounded to `real`, as between two kernels, before the norm's backward; UNIT, what the norm reads.
 template <typename TEAM, bool UNIT, bool LATENT>
-static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS == 1 ? 3 : 1) qkv_backward_kernel(QkvParts parts) {
+static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS == 1 ? 3 : TEAM::PACKS == 2 && !UNIT ? 2 : 1) qkv_backward_kernel(QkvParts parts) {
     constexpr int N = 2 * TEAM::PACKS;
     int column[N], chunk, set = 0;
     const QkvPart &part = qkv_block_part(parts, &chunk);

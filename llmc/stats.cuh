@@ -54,7 +54,7 @@ template <bool INTERPOLATED> static __device__ inline float2 sum_parts(const Lay
     return {skipped, s - skipped};
 }
 
-template <bool INTERPOLATED> static __global__ void __launch_bounds__(STATS_THREADS) layer_sums_kernel(LayerSums *partial, LayerTensors t) {
+template <bool INTERPOLATED> static __global__ void __launch_bounds__(STATS_THREADS, 2) layer_sums_kernel(LayerSums *partial, LayerTensors t) {
     LayerSums seen = {{}, -INFINITY};
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = first * PACK; i < t.size; i += step * PACK) {
