@@ -175,6 +175,8 @@ void test_spikes(void) {
     EXPECT(w.count == 1 && w.values[0] == 1e6 && spike_limit(&w, 10) == 0, "many spikes in a row are a new level, found %d values", w.count);
     for (int i = 0; i < 2 * SPIKE_WINDOW; i++) spike_add(&w, 3, false);
     EXPECT(w.count == SPIKE_WINDOW && fabs(spike_z(&w, 3.03) - 10) < 1e-9, "a constant window: the spread is a thousandth of the median, z %.15g", spike_z(&w, 3.03));
+    for (int i = 0; i < SPIKE_WINDOW; i++) spike_add(&w, 5, false);
+    EXPECT(w.count == SPIKE_WINDOW && fabs(spike_z(&w, 5.05) - 10) < 1e-9, "the oldest leave the window, z %.15g", spike_z(&w, 5.05));
 }
 
 // ------------------------------------------------------------------------------------------------------------------ whole runs
