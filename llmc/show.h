@@ -98,6 +98,7 @@ static inline void show_activations(const Model *m, const Sizes *s, size_t stora
 static inline void show_model(const Model *m, const Init *init, const char *name, const Trainer *t, const Setup *setup, bool tables) {
     static const char *const ROUTERS[] = {"softmax", "softmax-renorm", "sigmoid"};
     Layout layout = layout_make(m);
+    layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
     bool gpu = strcmp(t->device, "cpu");
     Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, !gpu, gpu ? (int)(sizeof(float) / t->storage) : 1);
     ActLayout acts = act_layout_make(m, &s);
@@ -114,8 +115,9 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     printf("  %.2fM parameters, ", (double)show_parameters(m, &layout, false) / 1e6);
     if (m->moe.E) printf("%.2fM active, ", (double)show_parameters(m, &layout, true) / 1e6);
     printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
-    printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all\n",
-           one + copy, one, 2 * one, kept, grads, 4 * one + copy + kept + grads);
+    double moments = 2 * (double)layout.state * (double)t->element * mib;
+    printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all%s\n",
+           one + copy, one, moments, kept, grads, 2 * one + copy + moments + kept + grads, comm_size(setup->comm) > 1 ? ", in the first process" : "");
     if (tables) {
         show_layers(m);
         show_parameters_table(m, init, &layout);
