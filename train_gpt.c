@@ -964,7 +964,7 @@ struct Gpt {
     double *load_sums;                                  // of one router, over processes
     bool watching;
     Watched *watched;                                   // one for each layer
-    double *watched_loads;
+    double *watched_loads, *watched_sums;
     int32_t *inputs, *targets;
 };
 
@@ -995,6 +995,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->targets = check_alloc((size_t)g->max.n * sizeof(int32_t), "the targets");
     g->watched = check_alloc((size_t)m->L * sizeof *g->watched, "what is measured of layers");
     g->watched_loads = check_alloc((size_t)(m->L * m->moe.E + 1) * sizeof(double), "the loads of experts");
+    g->watched_sums = check_alloc((size_t)m->L * 12 * sizeof(double), "what is measured of layers");
     g->load_sums = check_alloc((size_t)(m->moe.E + 1) * sizeof(double), "the loads of experts");
     return g;
 }
@@ -1007,6 +1008,7 @@ static void gpt_destroy(Gpt *g) {
     free(g->targets);
     free(g->watched);
     free(g->watched_loads);
+    free(g->watched_sums);
     free(g->load_sums);
     layout_free(&g->layout);
     act_layout_free(&g->act_layout);
@@ -1134,14 +1136,22 @@ static void gpt_watch(Gpt *g) {
 }
 
 static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
+    enum { SUMS = 11 };
+    int L = g->m.L;
+    double *logits = g->watched_sums + (int64_t)L * SUMS;
     g->watching = false;
-    comm_combine(g->comm, g->watched_loads, (int64_t)g->m.L * g->m.moe.E, COMM_SUM);
-    for (int l = 0; l < g->m.L; l++) {
+    for (int l = 0; l < L; l++) {
         const Watched *w = &g->watched[l];
-        double s[] = {w->stream, w->skip[0], w->skip[1], w->branch[0], w->branch[1], (double)w->values, w->entropy, w->balance, w->sequence, w->z, (double)w->tokens}, logit = w->logit;
-        comm_combine(g->comm, s, 11, COMM_SUM);
-        comm_combine(g->comm, &logit, 1, COMM_MAX);
-        layers[l] = (LayerStats){sqrt(s[0] / s[5]), sqrt(s[3] / s[1]), sqrt(s[4] / s[2]), logit, s[6] / s[10], s[7] / s[10], s[8] / s[10], s[9] / s[10], w->load};
+        const double sums[SUMS] = {w->stream, (double)w->values, w->skip[0], w->branch[0], w->skip[1], w->branch[1], (double)w->tokens, w->entropy, w->balance, w->sequence, w->z};
+        memcpy(g->watched_sums + (int64_t)l * SUMS, sums, sizeof sums);
+        logits[l] = w->logit;
+    }
+    comm_combine(g->comm, g->watched_sums, (int64_t)L * SUMS, COMM_SUM);
+    comm_combine(g->comm, logits, L, COMM_MAX);
+    comm_combine(g->comm, g->watched_loads, (int64_t)L * g->m.moe.E, COMM_SUM);
+    for (int l = 0; l < L; l++) {
+        const double *s = g->watched_sums + (int64_t)l * SUMS;
+        layers[l] = (LayerStats){sqrt(s[0] / s[1]), sqrt(s[3] / s[2]), sqrt(s[5] / s[4]), logits[l], s[7] / s[6], s[8] / s[6], s[9] / s[6], s[10] / s[6], g->watched[l].load};
     }
 }
 
