@@ -925,7 +925,7 @@ static inline void run_keep_tokenizer(Run *r) {
     file_commit(&w);
 }
 
-static inline Setup run_setup(const Run *r, bool training) {
+static inline Setup run_setup(Run *r, bool training) {
     const Flags *f = r->f;
     Setup s;
     s.B = r->micro;
@@ -939,7 +939,7 @@ static inline Setup run_setup(const Run *r, bool training) {
     s.tune = f->tune;
     s.graph = f->graph;
     s.seed = (uint64_t)f->seed;
-    s.comm = (Comm *)&r->comm;
+    s.comm = &r->comm;
     return s;
 }
 
