@@ -45,7 +45,7 @@ try() {
     arrange
     if $make $built > log 2>&1; then
         # grep ends at the first failure, and the test with it.
-        if { timeout 600 sh -c "$run" 2>&1 || echo "FAILED with status $?"; } | grep -m 1 -q FAILED; then
+        if { timeout 600 sh -c "$run" < /dev/null 2>&1 || echo "FAILED with status $?"; } | grep -m 1 -q FAILED; then
             killed=$((killed + 1)); echo "killed: $test $file: $what"
         else fail SURVIVED; fi
     else fail "DOES NOT COMPILE"; tail -n 3 log; fi

@@ -63,7 +63,7 @@ export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_R
 awk '/^```sh/ { on = 1; block = ""; next } /^```/ { if (on && block !~ /\.venv/) printf "%s", block; on = 0 } on && !/^#/ && NF { block = block $0 "\n" }' README.md > commands
 while IFS= read -r command; do
     case $command in "make test"*) continue ;; mpirun*) command -v mpirun > /dev/null || { echo "skipped: $command: no mpirun"; continue; } ;; esac
-    check "README: $command" sh -c "$command"
+    check "README: $command" sh -c "$command" < /dev/null
     [ -f sample ] || sed '1,/^weights/d' "$root/build/cli.log" > sample
 done < commands
 check "the first command's sample"        sh -c "cat sample && '$root/build/words' 95 < sample"
