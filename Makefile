@@ -149,6 +149,9 @@ build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_bf16.o 
 build/faulty: dev/test/faulty.c build/judge_fp32.o build/stories.o build/flags
 	$(CC) $(FLAGS) $(CPU_fp32) $< build/judge_fp32.o build/stories.o -o $@ -lm
 
+build/shim.so: dev/test/shim.c build/flags
+	$(CC) $(FLAGS) -shared -fPIC $< -o $@
+
 build/words: dev/test/words.c build/stories.o build/flags
 	$(CC) $(FLAGS) $< build/stories.o -o $@ -lm
 

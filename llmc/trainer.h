@@ -485,6 +485,7 @@ static inline void run_read_window(SpikeWindow *w, const Json *state, const char
 
 static inline void run_save(Run *r) {
     Checkpoint c;
+    log_sync(&r->log);
     if (!r->comm.rank) checkpoint_begin(&c, r->out, r->step);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
