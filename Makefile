@@ -190,7 +190,7 @@ $(eval $(call EMU_RULES,bf16))
 .SECONDARY:
 
 # The tests drive the default trainer; ./train_gpt stays what it was.
-test: build/test_gpt build/shard build/words build/faulty
+test: build/test_gpt build/shard build/words build/faulty build/shim.so
 	@$(MAKE) --no-print-directory build/cpu-span-fp32/train_gpt NORM_MODE=SPAN PREC=fp32
 	sh dev/test/run.sh
 
