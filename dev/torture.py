@@ -111,7 +111,7 @@ def kill(dice, configuration, whole, out, processes, at_call):
         victim = min(victim, len(pids))                       # 0: mpirun, or the only process
         if process.poll() is None: os.kill([process.pid, *pids][victim], signal.SIGKILL)
         how = f"after {delay:.2f} s" + (f", {f'rank {victim - 1}' if victim else 'mpirun'}" if processes > 1 else "")
-    error = end(process, pids) or complaint()
+    error = end(process, pids) or complaint() or halves(out)
     if process.returncode == 0: return "", error
     if process.returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL): error = error or f"status {process.returncode}"
     return how.replace(" ", " at call ") if at_call else how, error
@@ -121,6 +121,17 @@ def complaint():
     """A kill never leaves anything that a resume warns of or refuses."""
     found = re.search(r"^(warning|error): .*", said(), re.M)
     return found[0] if found else ""
+
+
+def halves(out):
+    """Whatever has the name of a checkpoint is one: all files that its manifest promises are there and as long as it says. (Their bits: the trainer looks when it resumes.)"""
+    for name in os.listdir(out) if os.path.isdir(out) else []:
+        if not name.startswith("step_"): continue
+        try:
+            with open(f"{out}/{name}/manifest.json") as f: wrong = [n for n, promised in json.load(f).items() if os.path.getsize(f"{out}/{name}/{n}") != promised["size"]]
+        except (OSError, ValueError) as e: wrong = [e]
+        if wrong: return f"{name} is no whole checkpoint: {wrong[0]}"
+    return ""
 
 
 def resumed_from():

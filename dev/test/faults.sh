@@ -97,18 +97,21 @@ holds "nothing was overwritten" cmp sums sums.after
 # ---- signals
 
 lines() { if [ -e run/log.jsonl ]; then wc -l < run/log.jsonl; else echo 0; fi; }
-# begins LINES COMMAND...: in the background, until the log has more than LINES lines.
+children() { cat /proc/"$1"/task/*/children | tr ' ' '\n'; }
+# begins LINES COMMAND...: in the background, a minute at most; goes on when the log has more than LINES lines.
 begins() {
     least=$1; shift
     fresh
-    "$@" --out "$dir/run" > message 2>&1 < /dev/null & background=$!
-    for i in $(seq 600); do [ "$(lines)" -gt "$least" ] && return; sleep 0.05; done
+    timeout -k 5 60 "$@" --out "$dir/run" > message 2>&1 < /dev/null & timer=$!
+    for i in $(seq 600); do [ "$(lines)" -gt "$least" ] && break; sleep 0.05; done
+    background=$(children $timer | head -n 1)
 }
+ended() { wait $timer 2> /dev/null; status=$?; background=; }
 long="$model --steps 1500 --save-every 0 --val-every 500 --norms-every 500"
 # stopped NAME STATUS COMMAND: the run in the background stopped with that status, saved and said so; when COMMAND goes on with it, it ends with $weights.
 stopped() {
     fault=$1 expected=$2; shift 2
-    wait "$background"; status=$?; background=
+    ended
     holds "$fault: status $status" test $status = "$expected"
     holds "$fault: it says so" grep -q "^stopped at step [0-9]*; --out $dir/run --resume auto goes on" message
     stop=$(sed -n 's/^stopped at step \([0-9]*\);.*/\1/p' message)
@@ -125,7 +128,7 @@ begins 50 env --default-signal=INT "$train" $long; kill -INT "$background"; stop
 begins 0 "$train" --model stories --batch 300 --sample 0 --steps 3 --val-every 0; sleep 1
 kill -TERM "$background"; sleep 0.2
 holds "the first one waits for the step" kill -0 "$background"
-kill -TERM "$background"; wait "$background" 2> /dev/null; status=$?; background=
+kill -TERM "$background"; ended
 holds "the second one ends it" test "$status" = 143
 holds "at once" sh -c "! grep -q 'stopped at' message && ! ls run | grep -q step_"
 
@@ -133,7 +136,7 @@ if command -v mpirun > /dev/null; then
     ends "four processes" 0 "^weights" mpirun -np 4 "$train" $long --out "$dir/four"
     weights=$(sed -n 's/^weights \([0-9a-f]*\) after.*/\1/p' message)
     for rank in 1 4; do
-        begins 50 mpirun -np 4 "$train" $long; kill -TERM "$(cat /proc/"$background"/task/*/children | tr ' ' '\n' | sed -n ${rank}p)"
+        begins 50 mpirun -np 4 "$train" $long; kill -TERM "$(children "$background" | sed -n ${rank}p)"
         stopped "SIGTERM to process $rank of 4" 143 mpirun -np 4 "$train"
     done
 else
