@@ -55,14 +55,22 @@ for n in 1 5 9 14; do
     fresh; ends "fsync $n fails" 2 "Input/output error" ./shim "sync $n" "$train" $twelve --out "$dir/run"
     arrives "fsync $n failed"
 done
-# Every so many calls of a run, CALLS, the next one fails: that is said, with what to do, or it does no harm.
+# At every call of a run in turn (CALLS=29: at each 29th): it fails, which is said with what to do or does no harm; the process is killed; the power is cut.
 fresh; ./shim "count 0" "$train" $twelve --out "$dir/run" > message 2>&1
 calls=$(sed -n 's/^shim: \([0-9]*\) calls/\1/p' message)
-for n in $(seq 1 "${CALLS:-11}" "$calls"); do
-    fresh
-    timeout 60 ./shim "error $n" "$train" $twelve --out "$dir/run" > message 2>&1; status=$?
-    if [ $status = 0 ] || { [ $status -le 2 ] && grep -q '^error: ' message && grep -q '^  -> ' message; }; then pass; else fail "error at call $n: status $status, found:"; fi
-    ends "after an error at call $n" 0 "^weights $weights after 12" "$train" $twelve --out "$dir/run" --resume auto
+holds "there are calls" test "${calls:-0}" -gt 100
+for fault in error kill power; do
+    for n in $(seq 1 "${CALLS:-29}" "$calls"); do
+        fresh
+        timeout 60 ./shim "$fault $n" "$train" $twelve --out "$dir/run" > message 2>&1; status=$?
+        case "$fault $status" in
+        "error 0" | "kill 137" | "power 137") pass ;;
+        "error 1" | "error 2") holds "$fault at call $n says what to do" sh -c "grep -q '^error: ' message && grep -q '^  -> ' message" ;;
+        *) fail "$fault at call $n: status $status, found:" ;;
+        esac
+        arrives "$fault at call $n"
+        holds "$fault at call $n: nothing is damaged" sh -c '! grep -q "^warning:" message'
+    done
 done
 
 # ---- damaged checkpoints
