@@ -9,7 +9,7 @@ and begun again with --resume auto, often killed again, until the end. There eve
 once, the events. A third of the runs goes on with another number of processes; then losses agree to 1e-5.
 
 Needs nothing beyond Python's standard library. Without mpirun there are no configurations of 4 processes, and it says so."""
-import itertools, json, math, os, random, re, shutil, signal, subprocess, sys, tempfile, time
+import atexit, itertools, json, math, os, random, re, shutil, signal, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TRAIN, SHIM = ROOT + "/build/cpu-span-fp32/train_gpt", ROOT + "/build/shim.so"
@@ -19,7 +19,8 @@ STEPS, LIMIT = 90, 60                                        # LIMIT: seconds wi
 MODEL = f"""--layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 8 --steps {STEPS} --warmup 4 --lr 1e-2 --spike-z 0.2 --skip-spikes --save-every 5 --keep-last 2
             --val-every 10 --val-tokens 256 --norms-every 20 --sample 0""".split()
 EXPERTS = "--experts 4 --shared-experts 1 --balance-rate 0.01 --balance-loss 0 --sequence-loss 0.001".split()
-ENV = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", OMPI_MCA_rmaps_base_oversubscribe="1")
+ENV = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", OMPI_MCA_rmaps_base_oversubscribe="1",
+           OMPI_MCA_orte_tmpdir_base=DIR, OMPI_MCA_btl_vader_backing_directory=DIR)      # an mpirun that is killed leaves its files behind
 if os.getuid() == 0: ENV.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
 
@@ -170,6 +171,9 @@ def torture(dice, configuration, whole, out, most, first_at_call):
 
 
 def main(kills=100, seed=1):
+    atexit.register(shutil.rmtree, DIR, ignore_errors=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    shutil.rmtree(ROOT + "/build/test/torture", ignore_errors=True)
     with open(ROOT + "/README.md", "rb") as f, open(DIR + "/text", "w") as text: text.write(f.read(6000).decode(errors="ignore"))
     subprocess.run([ROOT + "/build/shard", "--out", DIR + "/data", "--shard-tokens", "1500", DIR + "/text"], check=True, stdout=subprocess.DEVNULL)
     if not shutil.which("mpirun"): print("skipped: kills of 4 processes: no mpirun (apt install openmpi-bin)")
@@ -183,12 +187,13 @@ def main(kills=100, seed=1):
         for line in lines:
             done, failed = done + 1, failed + bool(error)
             print(f"{done:4}/{kills} {line}: {'FAILED: ' + error if error else 'ok'}; ETA {(kills - done) * (time.time() - began) / done:.0f} s", flush=True)
-        if error: print(f"  {out} said:\n" + "\n".join(said().splitlines()[-8:]))
-        else: shutil.rmtree(out)
+        if error:
+            kept = shutil.copytree(out, f"{ROOT}/build/test/torture/run-{run}", dirs_exist_ok=True)
+            print(f"  it said, and is now {kept}:\n" + "\n".join(said().splitlines()[-8:]))
+        shutil.rmtree(out)
         if error and not lines: return f"{configuration.name}: {error}"
     print(f"{time.time() - began:.0f} s, seed {seed}")
     print(f"{done - failed} passed, {failed} failed")
-    if not failed: shutil.rmtree(DIR)
     return failed > 0
 
 
