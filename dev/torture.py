@@ -57,9 +57,15 @@ def alive(pid):
 
 
 def end(process, pids=()):
-    """Waits until the process and pids are gone; what is not within LIMIT is ended here and is an error."""
-    until = time.time() + LIMIT
-    while time.time() < until and (process.poll() is None or any(map(alive, pids))): time.sleep(0.005)
+    """Waits until the process and pids are gone; what is not within LIMIT is ended here and is an error. But an mpirun may hang that loses a process just as that one calls in
+    (Open MPI 4.1: "PMIX ERROR: UNREACHABLE"); where all it began are gone that is its own affair, and only said."""
+    until, hangs = time.time() + LIMIT, time.time() + LIMIT
+    while time.time() < until and (process.poll() is None or any(map(alive, pids))):
+        if not pids or any(map(alive, pids)): hangs = time.time() + 10
+        if time.time() > hangs:
+            print("  note: all processes are gone and mpirun is not; it is ended", flush=True)
+            process.kill()
+        time.sleep(0.005)
     late = [p for p in (process.pid, *pids) if alive(p)]
     for pid in late: os.kill(pid, signal.SIGKILL)
     process.wait()

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Faults that are no kills (those: dev/torture.py), with the real trainer and a tiny model: disks that are full, short or broken (dev/test/shim.c), damaged checkpoints,
-# signals that ask a run to stop, a process of several that is lost. After each the run goes on, and ends with the weights of the run that had none.
+# Faults one by one, with the real trainer and a tiny model: disks that are full, short or broken, and kills at their calls (dev/test/shim.c), damaged checkpoints, signals that ask
+# a run to stop. (Kills by the hundred: dev/torture.py.) After each the run goes on, and ends with the weights of the run that had none.
 # Called by make test, from the root of the repository.
 set -u
 root=$(pwd)
@@ -24,8 +24,8 @@ ends() {
 }
 printf '#!/bin/sh\n# shim FAULT COMMAND...\nexport LD_PRELOAD="%s" SHIM_DIR="%s" SHIM="$1"; shift; exec "$@"\n' "$root/build/shim.so" "$dir/run" > shim; chmod +x shim
 head -c 6000 "$root/README.md" | iconv -c -f UTF-8 -t ASCII > text && "$root/build/shard" --out data --shard-tokens 1500 text > message
-model="--data data --layers 1 --width 16 --heads 2 --ffn 16 --seq 16 --batch 4 --warmup 1 --sample 0 --val-tokens 64 --keep-last 2"
-fours="$model --val-every 4 --save-every 4" twelve="$fours --steps 12"
+model="--data data --layers 1 --width 16 --heads 2 --ffn 16 --seq 16 --batch 4 --warmup 1 --sample 0 --val-tokens 64"
+fours="$model --val-every 4 --save-every 4 --keep-last 2" twelve="$fours --steps 12"
 # arrives NAME: the run goes on and ends as the one without faults: weights, the last checkpoint bit for bit, each line of the log once.
 plain() { grep -v norm_mode "$1/log.jsonl" | sed 's/, "ms": [^,}]*//'; }
 arrives() {
@@ -94,6 +94,12 @@ for path in eight/step_00000008/*; do
         holds "$file $damage: the same end" grep -q "^weights $weights after 12" message
     done
 done
+
+# A run that went back behind a damaged checkpoint keeps the ones it then writes, though the damaged one has a later step.
+fresh eight; flip run/step_00000008/model.safetensors 300
+ends "behind a damaged one, and stopped there" 0 "^weights" "$train" $model --val-every 4 --save-every 1 --steps 6 --schedule-steps 12 --out "$dir/run" --resume auto --keep-last 1
+ends "goes on from the newest whole one" 0 "^weights $weights after 12" "$train" $fours --steps 12 --out "$dir/run" --resume auto
+holds "which is step 6" grep -q "resumed from .* at step 6" message
 
 fresh eight
 for file in run/step_*/model.safetensors; do flip "$file" 300; done
