@@ -149,6 +149,9 @@ build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_bf16.o 
 build/faulty: dev/test/faulty.c build/judge_fp32.o build/stories.o build/flags
 	$(CC) $(FLAGS) $(CPU_fp32) $< build/judge_fp32.o build/stories.o -o $@ -lm
 
+build/shim.so: dev/test/shim.c build/flags
+	$(CC) $(FLAGS) -shared -fPIC $< -o $@
+
 build/words: dev/test/words.c build/stories.o build/flags
 	$(CC) $(FLAGS) $< build/stories.o -o $@ -lm
 
@@ -187,7 +190,7 @@ $(eval $(call EMU_RULES,bf16))
 .SECONDARY:
 
 # The tests drive the default trainer; ./train_gpt stays what it was.
-test: build/test_gpt build/shard build/words build/faulty
+test: build/test_gpt build/shard build/words build/faulty build/shim.so
 	@$(MAKE) --no-print-directory build/cpu-span-fp32/train_gpt NORM_MODE=SPAN PREC=fp32
 	sh dev/test/run.sh
 

@@ -10,7 +10,7 @@ killed=0 failed=0 stale="" test="" file="" what=""
 if [ "${1:-}" = --stale ]; then stale=1; shift; fi
 export OMP_WAIT_POLICY=passive ASAN_OPTIONS=detect_leaks=0
 make="make -s DEVICE=cpu CFLAGS=-O1"
-programs="build/shard build/faulty build/cpu-span-fp32/train_gpt"        # what the tests run, run_tokens, refusals, shard and processes drive
+programs="build/shard build/faulty build/shim.so build/cpu-span-fp32/train_gpt"        # what the tests run, run_tokens, refusals, shard and processes drive
 
 # What a test needs, as arguments of make, and how it is run. A CUDA layer's test is linked alone, those of whole models with everything.
 arrange() {
@@ -20,6 +20,8 @@ arrange() {
             case $source in dev/test/*) one=${source#dev/test/test_} emu=build/emu-${one%.cu} only="EMU=$emu GPU_TESTS=${one%.cu}" ;; esac
             built="$only $emu/test_gpt-fp32 $emu/test_gpt-bf16" run="$emu/test_gpt-fp32 $test && $emu/test_gpt-bf16 $test" ;;
         processes) built=$programs run="sh dev/test/processes.sh" ;;
+        faults) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="sh dev/test/faults.sh" ;;
+        torture) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="python3 dev/torture.py 24" ;;
         run | run_tokens | refusals | shard) built="build/test_gpt $programs" run="build/test_gpt $test" ;;
         *) built=build/test_gpt run="build/test_gpt $test" ;;
     esac

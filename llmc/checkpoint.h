@@ -522,10 +522,11 @@ static inline int64_t checkpoint_step_below(const char *run_dir, int64_t below) 
     return best;
 }
 
-// Removes what is neither among the newest `last` checkpoints nor of a step that `every` divides; 0: all stay. Each steps aside first: a kill leaves no half of one.
-static inline void checkpoint_prune(const char *run_dir, int64_t last, int64_t every) {
+// With the checkpoint of `newest` just written: removes what is neither among the last `last` ones up to it nor of a step that `every` divides; 0: all stay. Those of later steps are
+// damaged ones that a resume passed over: they neither count nor go. Each steps aside first: a kill leaves no half of one.
+static inline void checkpoint_prune(const char *run_dir, int64_t newest, int64_t last, int64_t every) {
     char path[PATH_CAP], aside[PATH_CAP];
-    int64_t step = INT64_MAX;
+    int64_t step = newest + 1;
     for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
         if (kept < last || (every && step % every == 0)) continue;
         bool ok = rename(checkpoint_path(path, run_dir, "", step), checkpoint_path(aside, run_dir, ".tmp-", step)) == 0 && checkpoint_remove(aside);

@@ -1,12 +1,12 @@
 // logger.h: log.jsonl, one JSON object a line, and the progress line on the terminal.
 //
-// A line reaches the file in one write when it is whole. Without a file (of several processes one has it) nothing is written. After a kill the last line may be cut: log_open drops it, and with it
-// the steps that the resumed run is going to do again. `validated`: the step it goes on from has its validation in the log.
+// A line reaches the file in one write when it is whole, and the disk with the next checkpoint. Without a file (fd 0: of several processes one has it) nothing is written. After a kill
+// the last line may be cut: log_open drops it, and with it the steps that the resumed run is going to do again. `validated`: the step it goes on from has its validation in the log.
 #pragma once
 #include <time.h>
 #include "checkpoint.h"
 
-typedef struct { FILE *file, *line; char *text; size_t length; const char *separator; bool validated; char path[PATH_CAP]; } Log;
+typedef struct { int fd; FILE *line; char *text; size_t length; const char *separator; bool validated; char path[PATH_CAP]; } Log;
 
 static inline double clock_seconds(void) {
     struct timespec t;
@@ -47,8 +47,8 @@ static inline void log_open(Log *log, const char *path, int64_t step) {
         file_commit(&w);
         free(old);
     }
-    log->file = fopen(path, "ab");
-    CHECK(log->file, "cannot write %s: %s\n  -> another --out", path, strerror(errno));
+    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    CHECK(log->fd > 0, "cannot write %s: %s\n  -> another --out", path, strerror(errno));
 }
 
 static inline void log_begin(Log *log) {
@@ -114,12 +114,20 @@ static inline char *log_take(Log *log) {
 
 static inline void log_end(Log *log) {
     char *text = log_take(log);
-    bool ok = !log->file || (fwrite(text, 1, log->length, log->file) == log->length && fflush(log->file) == 0);
-    CHECK_WRITE(ok, "cannot write %s: %s\n  -> free space on that disk and continue with --resume required", log->path, strerror(errno));
+    for (size_t at = 0; log->fd && at < log->length;) {
+        ssize_t written = write(log->fd, text + at, log->length - at);
+        CHECK_WRITE(written > 0 || errno == EINTR, "cannot write %s: %s\n  -> free space on that disk and continue with --resume required", log->path, strerror(errno));
+        at += written > 0 ? (size_t)written : 0;
+    }
     free(text);
 }
 
-static inline void log_close(Log *log) { if (log->file) fclose(log->file); }
+// Before a checkpoint: a run that goes on from there finds the lines up to it.
+static inline void log_sync(Log *log) {
+    CHECK_WRITE(!log->fd || fsync(log->fd) == 0 || errno == EINVAL, "cannot bring %s to the disk: %s\n  -> check that its disk is sound and continue with --resume required", log->path, strerror(errno));
+}
+
+static inline void log_close(Log *log) { if (log->fd) close(log->fd); }
 
 // 3:07, 1:02:33
 static inline const char *log_duration(char *buf, size_t cap, double seconds) {

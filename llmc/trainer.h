@@ -485,6 +485,7 @@ static inline void run_read_window(SpikeWindow *w, const Json *state, const char
 
 static inline void run_save(Run *r) {
     Checkpoint c;
+    log_sync(&r->log);
     if (!r->comm.rank) checkpoint_begin(&c, r->out, r->step);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
@@ -495,7 +496,7 @@ static inline void run_save(Run *r) {
     char *state = run_state_text(r);
     checkpoint_add_text(&c, "state.json", state);
     checkpoint_commit(&c);
-    checkpoint_prune(r->out, r->f->keep_last, r->f->keep_every);
+    checkpoint_prune(r->out, r->step, r->f->keep_last, r->f->keep_every);
     free(config);
     free(plans);
     free(state);
@@ -993,6 +994,7 @@ static inline void run_open_folder(Run *r) {
     for (int i = 2; !*f->out && made < 0 && errno == EEXIST; i++)             // another run began in this second
         made = mkdir(check_format(r->out, sizeof r->out, "%s-%d", parent, i), 0777);
     CHECK(made == 0 || (*f->out && errno == EEXIST && is_folder(r->out)), "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
+    if (made == 0) file_sync_parent(r->out);
     run_lock(r->out);
     char *config = config_text(r);
     file_write_atomic(check_format(path, sizeof path, "%s/config.json", r->out), config);

@@ -73,6 +73,8 @@ step "every mode builds and trains" sh -c '
             ./train_gpt --model $model --width 32 --seq 32 --batch 4 --steps 30 --warmup 5 --val-every 0 --val-tokens 64 --sample 5 --out runs/$mode-$model || exit 1
         done
     done'
+step "a hundred kills of runs, an error at every call (python3, mpirun)" sh -c '
+    make -s build/shim.so build/shard build/cpu-span-fp32/train_gpt && command -v mpirun && CALLS=1 sh dev/test/faults.sh && python3 dev/torture.py 100'
 step "the text of every mutant is in the code" sh dev/mutate.sh --stale
 step "dev/SCALE.md says what dev/scale.py computes (python3)" sh -c 'python3 dev/scale.py | grep "^|" > tables && grep "^|" dev/SCALE.md | diff - tables'
 step "pictures (python3 with matplotlib)" sh -c '

@@ -26,13 +26,15 @@ fail() { failed=$((failed + 1)); echo "FAILED $*"; tail -n 6 "$dir/message"; }
 # Runs a command into message and sets status; 124 is no end within thirty seconds, and 128 and more a signal.
 run() { timeout 30 "$@" < /dev/null > "$dir/message" 2>&1; status=$?; }
 
-# refused NAME WORDS COMMAND...: ends with status 1, says WORDS, and what to do.
-refused() {
-    name=$1 words=$2; shift 2
+# refused NAME WORDS COMMAND...: ends with status 1, says WORDS, and what to do; unwritten: the same of a write that failed, with status 2.
+ends() {
+    expected_status=$1 name=$2 words=$3; shift 3
     run "$@"
-    if [ $status = 1 ] && grep -q -e "$words" "$dir/message" && grep -q '^  -> ' "$dir/message"; then pass
-    else fail "$name: status $status, expected a refusal with \"$words\", found:"; fi
+    if [ $status = "$expected_status" ] && grep -q -e "$words" "$dir/message" && grep -q '^  -> ' "$dir/message"; then pass
+    else fail "$name: status $status, expected $expected_status and \"$words\", found:"; fi
 }
+refused() { ends 1 "$@"; }
+unwritten() { ends 2 "$@"; }
 
 works() {
     name=$1; shift
@@ -239,13 +241,13 @@ small=$dir/small; mkdir small; limit=
 if [ "$(id -u)" = 0 ] && mount -t tmpfs -o size=400k none "$small" 2> /dev/null; then mounted=$small
 else limit=./limited; echo "note: no small disk could be mounted; a limit on file sizes stands in"; fi
 works   "a run on a small disk" "$train" $two --data data --out small/run
-refused "full while saving" "free space" $limit "$train" --out small/run --resume auto --steps 99 --schedule-steps 2 --save-every 1 --norms-every 0 --val-every 0
+unwritten "full while saving" "free space" $limit "$train" --out small/run --resume auto --steps 99 --schedule-steps 2 --save-every 1 --norms-every 0 --val-every 0
 [ -z "$mounted" ] || mount -o remount,size=20m "$small"
 works   "the checkpoint before is whole" "$train" --from small/run --eval
 rm -rf small/run
 works   "another run" "$train" $two --data data --out small/run
 [ -z "$mounted" ] || mount -o remount,size=400k "$small"
-refused "full while writing the log" "cannot write small/run/log.jsonl" \
+unwritten "full while writing the log" "cannot write small/run/log.jsonl" \
         $limit "$train" --out small/run --resume auto --steps 99999 --schedule-steps 2 --save-every 0 --norms-every 1 --val-every 0
 [ -z "$mounted" ] || mount -o remount,size=20m "$small"
 works   "with space again it goes on" "$train" --out small/run $more
@@ -264,7 +266,7 @@ if $as test -x "$train" && $as test -r data/train_000000.bin; then
     refused "./shard --out a read-only folder"    "expected to write"               $as "$shard" --out sealed text.txt
     refused "a shard that may not be read"        "cannot be opened: Permission"    $as "$train" $two --data secret.bin
     refused "a text that may not be read"         "cannot be opened: Permission"    $as "$shard" --out open/data secret.txt
-    refused "a run in a read-only folder"         "may be written to"               $as "$train" --out sealed_run $more
+    unwritten "a run in a read-only folder"        "may be written to"               $as "$train" --out sealed_run $more
 else echo "not run: folders and files without permission (nobody cannot reach $dir)"; fi
 
 # ---- what is not a file, and paths

@@ -137,7 +137,7 @@ void test_logger(void) {
         log_text(&log, "text", "a \"quote\", a \\ and a \n line");
         log_end(&log);
     }
-    fputs("{\"step\": 5, \"lo", log.file);                                         // killed in the middle of a line
+    dprintf(log.fd, "{\"step\": 5, \"lo");                                         // killed in the middle of a line
     log_close(&log);
     log_open(&log, path, 4);
     EXPECT(log_lines(path, &steps) == 4 && steps == 10, "resume at 4 keeps the four whole lines");
@@ -147,7 +147,7 @@ void test_logger(void) {
     EXPECT(log_lines(path, &steps) == 2 && steps == 3 && log.validated, "resume at 2 keeps step 1 and the validation of step 2");
     log_close(&log);
     log_open(&log, path, 0);
-    fputs("{\"step\": 1}\n", log.file);
+    dprintf(log.fd, "{\"step\": 1}\n");
     log_close(&log);
     EXPECT(log_lines(path, &steps) == 1, "a run that begins has an empty log");
     char text[32];
