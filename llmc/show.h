@@ -98,10 +98,12 @@ static inline void show_activations(const Model *m, const Sizes *s, size_t stora
 static inline void show_model(const Model *m, const Init *init, const char *name, const Trainer *t, const Setup *setup, bool tables) {
     static const char *const ROUTERS[] = {"softmax", "softmax-renorm", "sigmoid"};
     Layout layout = layout_make(m);
+    layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
     bool gpu = strcmp(t->device, "cpu");
     Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, !gpu, gpu ? (int)(sizeof(float) / t->storage) : 1);
     ActLayout acts = act_layout_make(m, &s);
     double mib = 1.0 / (1 << 20), one = (double)layout.total * (double)t->element * mib, copy = t->storage == t->element ? 0 : (double)layout.total * (double)t->storage * mib;
+    double own = (double)layout.state * (double)t->element * mib, weights = copy > 0 && setup->training ? own + copy : one + copy;     // master weights are shared out like moments
     double kept = (double)acts.acts * (double)t->storage * mib, grads = (double)acts.grads * (double)t->storage * mib;
     printf("%s under %s (%s)\n", name, m->mode->name, m->mode->source);
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
@@ -115,7 +117,7 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     if (m->moe.E) printf("%.2fM active, ", (double)show_parameters(m, &layout, true) / 1e6);
     printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
     printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all\n",
-           one + copy, one, 2 * one, kept, grads, 4 * one + copy + kept + grads);
+           weights, one, 2 * own, kept, grads, weights + one + 2 * own + kept + grads);
     if (tables) {
         show_layers(m);
         show_parameters_table(m, init, &layout);

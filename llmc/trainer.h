@@ -1,7 +1,8 @@
 // trainer.h: the run, the same on every device: flags to model, the run's folder, data, steps, validation, checkpoints, samples.
 // trainer_main at the end is the table of contents.
 //
-// Exit status: 0 done; 1 a refusal or a failed read or write, nothing lost; 3 the run diverged (see run_step).
+// Exit status: 0 done; 1 a refusal or a failed read or write, nothing lost; 3 the run diverged (see run_step); 4 another process of the run is gone
+// (socket.h).
 #pragma once
 #include "dataloader.h"
 #include "init.h"
@@ -907,13 +908,14 @@ static inline void run_check_processes(Run *r) {
     uint64_t sum = hash_end(&hash);
     CHECK(comm_agree(&r->comm, &sum, sizeof sum), "the processes have different flags, data or builds\n  -> begin all of them with one command");
     free(config);
-    CHECK(!r->comm.rank || !r->f->from[0] || r->f->eval, "one process samples\n  -> without mpirun");
+    CHECK(!r->comm.rank || !r->f->from[0] || r->f->eval, "one process samples\n  -> start ./train_gpt by itself");
     CHECK(r->f->batch >= r->comm.size, "--batch %lld for %d processes: expected at least a sequence for each\n  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
 }
 
 static inline int run_end(Run *r, int status) {
     tokenizer_close(&r->tokenizer);
     log_close(&r->log);
+    if (r->gpt) r->t->destroy(r->gpt);
     comm_close(&r->comm);
     return status;
 }
