@@ -165,8 +165,8 @@ $(EMU)/%.o: dev/emu/%.cpp
 $(EMU)/libnccl.so.2: dev/emu/nccl.cpp
 	@mkdir -p $(@D)
 	$(EMU_CXX) -std=c++17 -O2 -g -Wall -Wextra -isystem $(CUDA)/include -fPIC -shared $< -o $@
-$(EMU)/test_nccl: dev/emu/test_nccl.cpp $(EMU_OBJECTS)
-	$(EMU_CXX) -std=c++17 -O1 -g -Wall -Wextra -isystem $(CUDA)/include -rdynamic $^ -o $@
+$(EMU)/test_nccl: dev/emu/test_nccl.cpp $(EMU_OBJECTS) $(EMU)/libnccl.so.2
+	$(EMU_CXX) -std=c++17 -O1 -g -Wall -Wextra -isystem $(CUDA)/include -rdynamic -Wl,-rpath,$(abspath $(EMU)) $^ -o $@
 define EMU_RULES
 $(EMU)/%-$(1).o: dev/test/%.cu
 	@mkdir -p $$(@D)
