@@ -163,10 +163,16 @@ EMU       ?= build/emu
 EMU_CXX   ?= g++
 EMU_FLAGS ?= -O1 -g
 EMU_ALL   := -std=c++17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(EMU_FLAGS) -Wall -Wextra -Wno-unknown-pragmas -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP
-EMU_OBJECTS := $(patsubst dev/emu/%.cpp,$(EMU)/%.o,$(wildcard dev/emu/*.cpp))
+EMU_OBJECTS := $(EMU)/emu.o $(EMU)/cublaslt.o
 $(EMU)/%.o: dev/emu/%.cpp
 	@mkdir -p $(@D)
 	$(EMU_CXX) -std=c++17 -O2 -g -Wall -Wextra -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP -c $< -o $@
+# NCCL is found at run time, by LD_LIBRARY_PATH=$(EMU); it calls the emulator in the program that loads it.
+$(EMU)/libnccl.so.2: dev/emu/nccl.cpp
+	@mkdir -p $(@D)
+	$(EMU_CXX) -std=c++17 -O2 -g -Wall -Wextra -isystem $(CUDA)/include -fPIC -shared -Wl,-soname,libnccl.so.2 $< -o $@
+$(EMU)/test_nccl: dev/emu/test_nccl.cpp $(EMU_OBJECTS) $(EMU)/libnccl.so.2
+	$(EMU_CXX) -std=c++17 -O1 -g -Wall -Wextra -isystem $(CUDA)/include -rdynamic -Wl,-rpath,$(abspath $(EMU)) $^ -o $@
 define EMU_RULES
 $(EMU)/%-$(1).o: dev/test/%.cu
 	@mkdir -p $$(@D)
@@ -182,8 +188,11 @@ $(EMU)/kernels-$(1): dev/bench/gpu/kernels.cu $(EMU_OBJECTS)
 	$(EMU_CXX) $(EMU_ALL) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -x c++ -include dev/emu/emu.h $$< -x none $(EMU_OBJECTS) -o $$@
 $(EMU)/test_gpt-$(1): $(EMU)/gpu_main-$(1).o $(patsubst %,$(EMU)/test_%-$(1).o,$(GPU_TESTS)) $(if $(filter file,$(origin GPU_TESTS)),$(EMU)/test_gpt-$(1).o $(EMU)/model-$(1).o build/judge_fp64.o build/stories.o) $(EMU_OBJECTS)
 	$(EMU_CXX) $(EMU_FLAGS) -fopenmp $$^ -o $$@
-$(EMU)/train_gpt-$(1): $(EMU)/train_gpt-$(1).o build/stories.o $(EMU_OBJECTS)
-	$(EMU_CXX) $(EMU_FLAGS) $$^ -o $$@
+$(EMU)/ngpt-$(1).o: train_gpt.cu
+	@mkdir -p $$(@D)
+	$(EMU_CXX) $(EMU_ALL) -O0 -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -DNORM_MODE=MODE_NGPT -x c++ -include dev/emu/emu.h -c $$< -o $$@
+$(EMU)/train_gpt-$(1) $(EMU)/ngpt-$(1): $(EMU)/%-$(1): $(EMU)/%-$(1).o build/stories.o $(EMU_OBJECTS)
+	$(EMU_CXX) $(EMU_FLAGS) -rdynamic $$^ -o $$@
 endef
 $(eval $(call EMU_RULES,fp32))
 $(eval $(call EMU_RULES,bf16))

@@ -486,6 +486,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"json", test_json},
     {"checkpoint", test_checkpoint},
     {"stories", test_stories},
+    {"comm", test_comm},
     {"dataloader", test_dataloader},
     {"shard", test_shard},
     {"tokenizer", test_tokenizer},

@@ -1079,7 +1079,7 @@ static Loss gpt_loss(Gpt *g) {
 // The gradients of layer l (-1: of the model) are complete here: they travel to their owners.
 static void gpt_reduce(Gpt *g, int l) {
     for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
-        for (int rank = 0; rank < comm_size(g->comm) && e->layer == l; rank++) {
+        for (int rank = 0; rank < comm_size(g->comm) && e->layer == l && !entry_is_common(e); rank++) {
             Part part = entry_part(e, rank, comm_size(g->comm));
             comm_reduce(g->comm, g->tensors[GRADS] + e->offset + part.first, part.size, sizeof(real), rank);
         }
@@ -1226,7 +1226,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
         Part part = entry_part(e, comm_rank(g->comm), processes);
         real *w = (real *)gpt_tensor(g, WEIGHTS, e) + part.first, *d = (real *)gpt_tensor(g, GRADS, e) + part.first, *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
         real lr = (real)o->lr[e->row.lr], decay = (real)o->decay[e->row.decay], target = e->row.init == ROLE_GAIN ? (real)o->gain_target : 0;
-        if (e->row.lr == LR_BALANCE) {                                      // every process, alike
+        if (entry_is_common(e)) {                                           // every process, alike
             const double *load = gpt_loads(g, e->layer);
             w = gpt_tensor(g, WEIGHTS, e);
             for (int i = 0; i < e->size; i++) w[i] += balance_step(load, g->m.moe.E, i, lr);
@@ -1261,7 +1261,7 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
         double lr = o ? o->lr[e->row.lr] : 0, decay = o ? o->decay[e->row.decay] : 0, target = o && e->row.init == ROLE_GAIN ? o->gain_target : 0;
         double eps = o ? o->eps : 1, grad = 0, weight = 0, update = 0;
         bool normalized = is_normalized(g, e);
-        for (int64_t i = 0; i < part.size && !(o && e->row.lr == LR_BALANCE); i++) {
+        for (int64_t i = 0; i < part.size && !entry_is_common(e); i++) {
             double adam = m[i] * correct1 / (sqrt(v[i] * correct2) + eps), before = (w[i] + lr * (adam - decay * target)) / (1 - lr * decay);
             if (normalized) before = w[i];
             double step = lr * (adam + decay * (before - target));
@@ -1275,11 +1275,11 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
         const Entry *e = &g->layout.entries[k];
         double s[] = {stats[k].grad, stats[k].weight, stats[k].update};
         comm_combine(g->comm, s, 3, COMM_SUM);
-        if (o && e->row.lr == LR_BALANCE) {                                 // moved alike by every process
+        if (entry_is_common(e)) {                                           // moved alike by every process
             const double *load = gpt_loads(g, e->layer);
             const real *w = gpt_tensor(g, WEIGHTS, e);
             for (int i = 0; i < e->size; i++) {
-                double step = balance_step(load, g->m.moe.E, i, (real)o->lr[LR_BALANCE]), before = w[i] - step;
+                double step = balance_step(load, g->m.moe.E, i, (real)(o ? o->lr[LR_BALANCE] : 0)), before = w[i] - step;
                 s[1] += before * before;
                 s[2] += step * step;
             }

@@ -1,12 +1,15 @@
-// train_gpt.cu: the CUDA trainer. The same models, placements, flags, data and checkpoints as train_gpt.c, on one NVIDIA GPU.
+// train_gpt.cu: the CUDA trainer. The same models, placements, flags, data and checkpoints as train_gpt.c, on one NVIDIA GPU, or on several with a process each.
 //
 // 1. Memory, the model, the step, and the table of functions the shared services drive (llmc/judge.h). Layers are in llmc/*.cuh, the block in llmc/block.cuh.
 // 2. Built once per precision: PREC=bf16 keeps weights and activations in bfloat16 beside float master weights; PREC=fp32 keeps everything in float.
 //    Arithmetic inside kernels, statistics, parameter gradients and AdamW's moments are float in both.
 // 3. A step does not wait for the GPU: batches are copied from two pinned buffers in turn, the losses, the norm, the clip factor and the decision whether the
 //    update happens stay on the device; the host reads them once, at the step's end.
-// 4. No floating-point atomics, fixed orders of summation: the same command gives the same bits.
+// 4. No floating-point atomics, fixed orders of summation: the same command gives the same bits. (Of several processes NCCL's order is its own.)
+// 5. Several processes (llmc/comm.h): in a step's last backward each layer's gradients travel to their owners while the layers below are computed; what the step
+//    decides on is added up on the device; each process updates its parts, which then go to all. What lies where is said at gpt_count.
 #include "llmc/gpu.cuh"
+#include "llmc/comm.cuh"
 #include "llmc/judge.h"
 #include "llmc/block.cuh"
 #include "llmc/adamw.cuh"
@@ -21,9 +24,11 @@ struct Gpt {
     Layout layout;
     ActLayout act_layout;
     Gpu gpu;
+    Nccl nccl;
     real *weights, *acts, *grads;                       // weights of the products; activations and their gradients
     float *tensors[TENSOR_KINDS];                       // master weights (in fp32 the weights themselves), parameter gradients, moments
     float *host[TENSOR_KINDS], *logits_row;             // the host's copies
+    float **router_bias;                                // of each layer, among the master weights: nullptr where it has none
     float2 *rotary;
     int32_t *staged[2], *batch;                         // pinned, in turn, and on the device: inputs | targets | groups of equal tokens
     cudaEvent_t copied[2];
@@ -38,9 +43,10 @@ struct Gpt {
     cudaGraphExec_t forward_graph, backward_graph;
     double scale;                                       // of the backward in work, and in its graph
     bool preparing;                                     // the dry step of gpt_prepare: nothing is recorded
+    bool traveling;                                     // in the backward in work gradients go to their owners
 };
 
-enum { SCRATCH_ROWS = 512, RESERVE_MIB = 512 };          // partial sums of a gain; what CUDA's own code takes
+enum { SCRATCH_ROWS = 512, RESERVE_MIB = 512, NCCL_MIB = 512 };      // partial sums of a gain; what CUDA's own code takes; room for NCCL's buffers, an estimate
 
 static inline int64_t batch_ints(int64_t n) { return 4 * n + 2; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -53,12 +59,21 @@ static inline int64_t scratch_floats(const Model *m, const Setup *setup) {
 static inline int64_t router_doubles(const Model *m) { return (int64_t)m->L * (ROUTER_SUMS + m->moe.E); }
 static inline int gpt_ratio(void) { return (int)(sizeof(wide) / sizeof(real)); }
 
+// Where processes are several, all have the weights of the products and their own sums of gradients, whole. Moments they have of what they own alone (memory.h), and
+// so it is with master weights where these are others than the products' (bf16): they come together where gradients lie, which between steps nobody needs.
+static int64_t gpt_count(const Layout *layout, int kind, bool training) {
+    bool owned = kind >= ADAM_M || (kind == WEIGHTS && training && gpt_ratio() > 1);
+    return owned ? layout->state : layout->total;
+}
+
 // Bytes on the device, all that gpt_create takes.
 static size_t gpt_bytes(const Model *m, const Setup *setup) {
     Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
     Layout layout = layout_make(m);
     ActLayout acts = act_layout_make(m, &s);
-    size_t weights = (size_t)layout.total * (sizeof(float) * (setup->training ? TENSOR_KINDS : 1) + (gpt_ratio() > 1 ? sizeof(real) : 0));
+    layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
+    size_t weights = (size_t)layout.total * (gpt_ratio() > 1 ? sizeof(real) : 0) + (comm_size(setup->comm) > 1 ? (size_t)NCCL_MIB << 20 : 0);
+    for (int kind = 0; kind < (setup->training ? TENSOR_KINDS : WEIGHTS + 1); kind++) weights += (size_t)gpt_count(&layout, kind, setup->training) * sizeof(float);
     size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : 0)) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
                    (size_t)scratch_floats(m, setup) * sizeof(float) + (size_t)m->L * sizeof(LayerSums) + (size_t)router_doubles(m) * sizeof(double) + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums)) +
                    PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
@@ -106,7 +121,7 @@ static void gpt_memory(const Model *m, const Setup *setup) {
         printf("  GPU: %.2f GiB needed; none found here\n", (double)gpt_bytes(m, setup) / (1 << 30));
         return;
     }
-    gpu_open(&gpu);
+    gpu_open(&gpu, comm_local(setup->comm));
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
     gpt_fitting(m, setup, free_bytes, fitting, sizeof fitting);
     printf("  GPU: %.2f GiB needed, %.2f of %.2f free; what fits: %s\n", (double)gpt_bytes(m, setup) / (1 << 30), (double)free_bytes / (1 << 30), (double)total / (1 << 30), fitting);
@@ -127,13 +142,19 @@ template <typename T> static T *pinned_alloc(int64_t count) {
     return p;
 }
 
+// Whether this process has master weights of its parts alone.
+static bool gpt_has_parts(const Gpt *g) { return g->nccl.size > 1 && g->setup.training && gpt_ratio() > 1; }
+
 static void gpt_alloc_tensors(Gpt *g) {
-    size_t bytes = (size_t)g->layout.total * sizeof(float);
     for (int kind = 0; kind < (g->setup.training ? TENSOR_KINDS : WEIGHTS + 1); kind++) {
-        g->tensors[kind] = device_alloc<float>(g->layout.total, "the parameters, their gradients and moments");
-        cudaCheck(cudaMemsetAsync(g->tensors[kind], 0, bytes, g->gpu.stream));
-        g->host[kind] = (float *)check_alloc(bytes, "the host's copy of the parameters and moments");
+        int64_t count = gpt_count(&g->layout, kind, g->setup.training);
+        g->tensors[kind] = device_alloc<float>(count, "the parameters, their gradients and moments");
+        cudaCheck(cudaMemsetAsync(g->tensors[kind], 0, (size_t)count * sizeof(float), g->gpu.stream));
+        g->host[kind] = (float *)check_alloc((size_t)(kind == WEIGHTS ? g->layout.total : count) * sizeof(float), "the host's copy of the parameters and moments");
     }
+    g->router_bias = (float **)check_alloc((size_t)g->m.L * sizeof *g->router_bias, "a list of layers");
+    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
+        if (e->id == PARAM_router_bias) g->router_bias[e->layer] = g->tensors[WEIGHTS] + (gpt_has_parts(g) ? e->state : e->offset);
     g->weights = gpt_ratio() > 1 ? device_alloc<real>(g->layout.total, "the weights of the products") : (real *)g->tensors[WEIGHTS];
     g->acts = device_alloc<real>(g->act_layout.acts, "the activations");
     if (g->setup.training) g->grads = device_alloc<real>(g->act_layout.grads, "the gradients of activations");
@@ -175,7 +196,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     char fitting[256];
     Gpt *g = (Gpt *)check_alloc(sizeof *g, "the model");
     gpt_refuse(m);
-    gpu_open(&g->gpu);
+    gpu_open(&g->gpu, comm_local(setup->comm));
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
     if (needed > free_bytes) gpt_fitting(m, setup, free_bytes, fitting, sizeof fitting);
     CHECK(needed <= free_bytes, "this takes %.2f GiB, the GPU has %.2f of %.2f free\n  -> %s", (double)needed / (1 << 30), (double)free_bytes / (1 << 30), (double)total / (1 << 30), fitting);
@@ -183,7 +204,9 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->setup = *setup;
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
     g->layout = layout_make(m);
+    layout_share(&g->layout, comm_rank(setup->comm), comm_size(setup->comm));
     g->act_layout = act_layout_make(m, &g->max);
+    nccl_open(&g->nccl, setup->comm);
     g->gpu.plans = plans_create(setup->tf32);
     gpt_alloc_tensors(g);
     gpt_alloc_step(g);
@@ -192,6 +215,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
 
 static void gpt_destroy(Gpt *g) {
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    nccl_close(&g->nccl);
     if (g->forward_graph) cudaCheck(cudaGraphExecDestroy(g->forward_graph));
     if (g->backward_graph) cudaCheck(cudaGraphExecDestroy(g->backward_graph));
     void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->rotary, g->batch, g->gpu.scratch, g->state, g->entries, g->layer_sums, g->tensor_sums, g->router_sums};
@@ -203,6 +227,7 @@ static void gpt_destroy(Gpt *g) {
     void *pinned[] = {g->staged[0], g->staged[1], g->host_entries, g->host_layer_sums, g->host_tensor_sums, g->host_router_sums, g->host_state, g->logits_row};
     for (void *p : pinned) cudaCheck(cudaFreeHost(p));
     for (int k = 0; k < 2; k++) cudaCheck(cudaEventDestroy(g->copied[k]));
+    free(g->router_bias);
     plans_destroy(g->gpu.plans);
     gpu_close(&g->gpu);
     layout_free(&g->layout);
@@ -219,7 +244,7 @@ static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n;
 static Block gpt_block(const Gpt *g, int l) {
     return Block{&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->weights, l), grads_view(&g->layout, g->tensors[GRADS], l),
                  acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), g->rotary,
-                 grads_view(&g->layout, g->tensors[WEIGHTS], l).router_bias, (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
+                 g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
 static const real *gpt_head(const Gpt *g, const Block *b) { return g->m.tied ? b->w.wte : b->w.wlm; }
@@ -271,6 +296,18 @@ static void model_logits(Gpt *g) {
     slot_forward(&gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
+// The gradients of layer l (-1: of the model) are complete here: they travel to their owners.
+static void model_reduce(Gpt *g, int l) {
+    if (!g->traveling) return;
+    nccl_begin(&g->nccl, &g->gpu);
+    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
+        for (int rank = 0; rank < g->nccl.size && e->layer == l && !entry_is_common(e); rank++) {
+            Part part = entry_part(e, rank, g->nccl.size);
+            nccl_reduce(&g->nccl, g->tensors[GRADS] + e->offset + part.first, part.size, rank);
+        }
+    nccl_end(&g->nccl);
+}
+
 static void model_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
@@ -286,18 +323,21 @@ static void model_backward(Gpt *g) {
         if (g->setup.recompute == RECOMPUTE_ON) block_row(&b)->forward(&b, in);
         if (g->setup.recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
         block_row(&b)->backward(&b, din, in);
+        model_reduce(g, l);
         b = below;
     }
     Norm emb = NORM(&b, emb);
     real *de = slot_backward(&emb, b.d.raw, b.d.e, b.a.raw, &g->gpu);
     embedding_backward(b.dw.wte, b.dw.wpe, de, gpt_inputs(g), gpt_groups(g), g->now.B, g->now.T, m->C, (float)m->emb_scale, &g->gpu);
+    model_reduce(g, -1);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ a micro-step
 
-// Runs `work`, or its recorded graph: with --graph on a whole micro-batch is one launch forward and one backward. What is measured is in no graph.
+// Runs `work`, or its recorded graph: with --graph on a whole micro-batch is one launch forward and one backward. What is measured, or talks to other processes, is
+// in no graph.
 static void gpt_replay(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
-    bool whole = g->setup.graph && g->setup.training && g->now.n == g->max.n && g->now.T == g->max.T && !g->preparing && !g->watching;
+    bool whole = g->setup.graph && g->setup.training && g->now.n == g->max.n && g->now.T == g->max.T && !g->preparing && !g->watching && !g->traveling;
     if (!whole) { work(g); return; }
     if (!*graph) {
         cudaGraph_t recorded;
@@ -343,7 +383,6 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
 }
 
 static void gpt_backward(Gpt *g, double scale, int last) {
-    (void)last;
     if (g->backward_graph && scale != g->scale) {
         cudaCheck(cudaGraphExecDestroy(g->backward_graph));
         g->backward_graph = nullptr;
@@ -352,7 +391,9 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     int64_t n = g->now.n;
     token_groups(g->staged[g->turn] + 2 * n, g->staged[g->turn], n);          // while the GPU goes forward
     gpt_copy(g, 2 * n, batch_ints(n) - 2 * n);
+    g->traveling = last && g->nccl.size > 1;
     gpt_replay(g, &g->backward_graph, model_backward);
+    g->traveling = false;
 }
 
 static void gpt_zero_grads(Gpt *g) {
@@ -363,15 +404,52 @@ static void gpt_zero_grads(Gpt *g) {
 
 // ------------------------------------------------------------------------------------------------------------------ what the host reads and sets
 
+// Adds up over processes, on the device, what is the same for all: the sums of the state, and the loads that selection biases follow.
+static void gpt_add_up(Gpt *g) {
+    if (g->nccl.size == 1) return;
+    g->host_state->seen = (double)g->seen;
+    cudaCheck(cudaMemcpyAsync(&g->state->seen, &g->host_state->seen, sizeof(double), cudaMemcpyHostToDevice, g->gpu.stream));
+    for (int spread = 0; spread < 2; spread++) {
+        nccl_begin(&g->nccl, &g->gpu);
+        if (spread) nccl_spread(&g->nccl, g->state->sums, SHARED_SUMS, 0);
+        else nccl_reduce(&g->nccl, g->state->sums, SHARED_SUMS, 0);
+        for (int l = 0; l < g->m.L; l++) {
+            if (!g->router_bias[l]) continue;
+            if (spread) nccl_spread(&g->nccl, gpt_block(g, l).a.loads, g->m.moe.E, 0);
+            else nccl_reduce(&g->nccl, gpt_block(g, l).a.loads, g->m.moe.E, 0);
+        }
+        nccl_end(&g->nccl);
+    }
+    nccl_join(&g->nccl, &g->gpu);
+}
+
+// The parts of `whole`, which lies as parameters do, go from their owners to all.
+template <typename T> static void gpt_spread(Gpt *g, T *whole) {
+    if (g->nccl.size == 1) return;
+    nccl_begin(&g->nccl, &g->gpu);
+    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
+        for (int rank = 0; rank < g->nccl.size && !entry_is_common(e); rank++) {
+            Part part = entry_part(e, rank, g->nccl.size);
+            nccl_spread(&g->nccl, whole + e->offset + part.first, part.size, rank);
+        }
+    nccl_end(&g->nccl);
+    nccl_join(&g->nccl, &g->gpu);
+}
+
 // Brings the state of the device to the host, and starts the sums anew.
-static Loss gpt_loss(Gpt *g) {
+static Loss gpt_read_loss(Gpt *g) {
     cudaCheck(cudaMemcpyAsync(g->host_state, g->state, sizeof *g->state, cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaMemsetAsync(g->state->sums, 0, sizeof g->state->sums, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
-    double n = g->seen ? (double)g->seen : 1;
+    double seen = g->nccl.size > 1 ? g->host_state->seen : (double)g->seen, n = seen > 0 ? seen : 1;
     Loss loss = {g->host_state->sums[0] / n, g->host_state->sums[1] / n, g->host_state->sums[2] / n};
     g->seen = 0;
     return loss;
+}
+
+static Loss gpt_loss(Gpt *g) {
+    gpt_add_up(g);
+    return gpt_read_loss(g);
 }
 
 static uint64_t gpt_rounding(const Gpt *g, int64_t step) { return rand_key(g->setup.seed, "rounding", (uint64_t)step); }
@@ -379,19 +457,21 @@ static uint64_t gpt_rounding(const Gpt *g, int64_t step) { return rand_key(g->se
 // Brings the rates of each entry to the device, and where nGPT keeps lines of length 1: rows of matrices, and columns of output projections, which write to the stream.
 // Returns the rates that all share.
 static AdamWStep gpt_rates(Gpt *g, const AdamW *o) {
+    double tokens = g->nccl.size > 1 ? (double)(g->setup.batch * g->max.T) : (double)g->seen;         // of all processes
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         bool unit = g->m.mode->unit && e->row.init != ROLE_GAIN && e->row.init != ROLE_ZERO && e->id != PARAM_router, out = e->row.init == ROLE_OUT;
+        Part part = entry_part(e, g->nccl.rank, g->nccl.size);
         int columns = (int)e->row.cols, line = out ? g->m.C : columns, step = out ? columns : 1;
         float lr = e->row.lr == LR_BALANCE ? 0 : (float)o->lr[e->row.lr];              // gpt_balance moves these
-        g->host_entries[k] = UpdateEntry{e->offset, e->size, lr, (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0, unit ? line : 0, unit ? step : 0};
+        g->host_entries[k] = UpdateEntry{e->offset + part.first, e->state, part.size, lr, (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0, unit ? line : 0, unit ? step : 0};
     }
     cudaCheck(cudaMemcpyAsync(g->entries, g->host_entries, (size_t)g->layout.count * sizeof *g->entries, cudaMemcpyHostToDevice, g->gpu.stream));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 / (1 - pow(o->beta1, (double)o->step))), (float)(1 / (1 - pow(o->beta2, (double)o->step))),
-                     (float)o->clip, g->setup.stochastic, gpt_rounding(g, o->step), o->most_ce * (double)g->seen, o->most_norm};
+                     (float)o->clip, g->setup.stochastic, gpt_rounding(g, o->step), o->most_ce * tokens, o->most_norm};
 }
 
-static Arenas gpt_arenas(const Gpt *g) { return Arenas{g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V], g->tensors[GRADS], g->layout.total}; }
+static Arenas gpt_arenas(const Gpt *g) { return Arenas{g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V], g->tensors[GRADS], g->layout.state}; }
 
 static void gpt_balance(Gpt *g, double rate) {
     for (int l = 0; l < g->m.L; l++) {
@@ -402,10 +482,17 @@ static void gpt_balance(Gpt *g, double rate) {
 
 static Update gpt_update(Gpt *g, const AdamW *o) {
     AdamWStep step = gpt_rates(g, o);
-    adamw_update(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
+    if (g->nccl.size == 1) adamw_update(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
+    else {
+        nccl_join(&g->nccl, &g->gpu);                          // gradients have come to their owners
+        part_square(&g->state->square, gpt_arenas(g), g->entries, g->layout.count, &g->gpu);
+        gpt_add_up(g);
+        adamw_apply(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
+    }
     gpt_balance(g, o->lr[LR_BALANCE]);
     if (g->m.mode->unit) unit_lines(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
-    Loss loss = gpt_loss(g);
+    gpt_spread(g, g->weights);
+    Loss loss = gpt_read_loss(g);
     return Update{loss, g->host_state->norm, g->host_state->finite};
 }
 
@@ -422,9 +509,14 @@ static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     cudaCheck(cudaMemcpyAsync(g->host_layer_sums, g->layer_sums, (size_t)g->m.L * sizeof *g->layer_sums, cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaMemcpyAsync(g->host_router_sums, g->router_sums, (size_t)router_doubles(&g->m) * sizeof(double), cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    double n = (double)g->watched;
+    comm_combine(g->setup.comm, &n, 1, COMM_SUM);
+    comm_combine(g->setup.comm, g->host_router_sums, router_doubles(&g->m), COMM_SUM);
     for (int l = 0; l < g->m.L; l++) {
-        const double *s = g->host_layer_sums[l].squares, *r = g->host_router_sums + l * (ROUTER_SUMS + (int64_t)g->m.moe.E), n = (double)g->watched;
-        layers[l] = LayerStats{sqrt(s[STREAM] / (n * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), g->host_layer_sums[l].logit,
+        double *s = g->host_layer_sums[l].squares, *r = g->host_router_sums + l * (ROUTER_SUMS + (int64_t)g->m.moe.E), logit = g->host_layer_sums[l].logit;
+        comm_combine(g->setup.comm, s, LAYER_SQUARES, COMM_SUM);
+        comm_combine(g->setup.comm, &logit, 1, COMM_MAX);
+        layers[l] = LayerStats{sqrt(s[STREAM] / (n * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), logit,
                                r[ROUTER_ENTROPY] / n, r[ROUTER_BALANCE] / n, r[ROUTER_SEQUENCE] / n, r[ROUTER_Z] / n, r + ROUTER_SUMS};
     }
 }
@@ -434,6 +526,7 @@ static void gpt_normalize(Gpt *g) {
     AdamW none = {};
     AdamWStep step = gpt_rates(g, &none);
     if (g->m.mode->unit) unit_lines(gpt_arenas(g), g->entries, g->layout.count, nullptr, step, &g->gpu);
+    gpt_spread(g, g->weights);
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));           // the list of entries is the host's to change again
 }
 
@@ -442,7 +535,7 @@ static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
     int E = g->m.moe.E;
     float *w = (float *)check_alloc(2 * (size_t)E * sizeof *w, "a selection bias and loads"), *load = w + E, sum = 0;
     double before = 0, moved = 0;
-    cudaCheck(cudaMemcpyAsync(w, g->tensors[WEIGHTS] + e->offset, (size_t)E * sizeof *w, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(w, g->router_bias[e->layer], (size_t)E * sizeof *w, cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaMemcpyAsync(load, gpt_block(g, e->layer).a.loads, (size_t)E * sizeof *load, cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     for (int j = 0; j < E; j++) sum += load[j];
@@ -463,23 +556,54 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors)
     tensor_sums(g->tensor_sums, gpt_arenas(g), g->entries, g->layout.count, step, &g->gpu);
     cudaCheck(cudaMemcpyAsync(g->host_tensor_sums, g->tensor_sums, (size_t)g->layout.count * sizeof *g->tensor_sums, cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    comm_combine(g->setup.comm, g->host_tensor_sums[0].squares, (int64_t)g->layout.count * TENSOR_SQUARES, COMM_SUM);
     for (int k = 0; k < g->layout.count; k++) {
         const double *s = g->host_tensor_sums[k].squares;
         tensors[k] = TensorStats{sqrt(s[TENSOR_GRAD]), sqrt(s[TENSOR_WEIGHT]), sqrt(s[TENSOR_STEP])};
-        if (applied && g->layout.entries[k].row.lr == LR_BALANCE) tensors[k] = balance_stats(g, &g->layout.entries[k], (float)applied->lr[LR_BALANCE]);
+        if (entry_is_common(&g->layout.entries[k])) tensors[k] = balance_stats(g, &g->layout.entries[k], applied ? (float)applied->lr[LR_BALANCE] : 0);
     }
 }
 
-static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->host[kind] ? g->host[kind] + e->offset : NULL; }
+static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->host[kind] ? g->host[kind] + (kind >= ADAM_M ? e->state : e->offset) : NULL; }
+
+// What is fetched and stored of a kind: of master weights that are in parts the whole, in the place of gradients.
+static float *gpt_whole(Gpt *g, int kind) { return g->tensors[kind == WEIGHTS && gpt_has_parts(g) ? GRADS : kind]; }
+static size_t gpt_whole_bytes(const Gpt *g, int kind) { return (size_t)(kind >= ADAM_M ? g->layout.state : g->layout.total) * sizeof(float); }
+
+// This process's parts of the master weights, from where they lie to their places among all, or back.
+static void gpt_copy_parts(Gpt *g, bool back) {
+    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++) {
+        Part part = entry_part(e, g->nccl.rank, g->nccl.size);
+        float *own = g->tensors[WEIGHTS] + e->state, *place = gpt_whole(g, WEIGHTS) + e->offset + part.first;
+        cudaCheck(cudaMemcpyAsync(back ? own : place, back ? place : own, (size_t)part.size * sizeof(float), cudaMemcpyDeviceToDevice, g->gpu.stream));
+    }
+}
+
+// Whole weights of the products, rounded by the owner of each part, are the same on all processes, or something has failed.
+static void gpt_compare(Gpt *g) {
+    size_t bytes = (size_t)g->layout.total * sizeof(real);
+    Hash h = hash_begin();
+    cudaCheck(cudaMemcpyAsync(g->host[GRADS], g->weights, bytes, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    hash_add(&h, g->host[GRADS], bytes);
+    uint64_t hash = hash_end(&h);
+    CHECK(comm_agree(g->setup.comm, &hash, sizeof hash), "the processes no longer hold the same weights: memory or a transfer failed\n  -> --resume required goes on from the last checkpoint");
+}
 
 static void gpt_fetch(Gpt *g, int kind) {
-    cudaCheck(cudaMemcpyAsync(g->host[kind], g->tensors[kind], (size_t)g->layout.total * sizeof(float), cudaMemcpyDeviceToHost, g->gpu.stream));
+    if (kind == WEIGHTS && gpt_has_parts(g)) {
+        gpt_compare(g);
+        gpt_copy_parts(g, false);
+        gpt_spread(g, gpt_whole(g, WEIGHTS));
+    }
+    cudaCheck(cudaMemcpyAsync(g->host[kind], gpt_whole(g, kind), gpt_whole_bytes(g, kind), cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
 }
 
 static void gpt_store(Gpt *g, int kind, int64_t step) {
-    cudaCheck(cudaMemcpyAsync(g->tensors[kind], g->host[kind], (size_t)g->layout.total * sizeof(float), cudaMemcpyHostToDevice, g->gpu.stream));
-    if (kind == WEIGHTS) weights_round(g->weights, g->tensors[WEIGHTS], g->layout.total, g->setup.stochastic, gpt_rounding(g, step), &g->gpu);
+    cudaCheck(cudaMemcpyAsync(gpt_whole(g, kind), g->host[kind], gpt_whole_bytes(g, kind), cudaMemcpyHostToDevice, g->gpu.stream));
+    if (kind == WEIGHTS) weights_round(g->weights, gpt_whole(g, kind), g->layout.total, g->setup.stochastic, gpt_rounding(g, step), &g->gpu);
+    if (kind == WEIGHTS && gpt_has_parts(g)) gpt_copy_parts(g, true);
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
 }
 

@@ -6,11 +6,13 @@
 // signals) is added in one place and one order, so that all processes decide alike.
 //
 // On the CPU processes are started by Open MPI's mpirun, or by srun, and speak MPI. Its library is loaded only then: one process needs none, and so does the build.
+// With GPUs torchrun may start them too, one for each; small things travel over sockets (socket.h), tensors by NCCL (comm.cuh), and MPI is not needed.
 #pragma once
 #include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
 #include "check.h"
+#include "socket.h"
 
 // What is called of MPI. Handles are pointers and constants as in Open MPI's mpi.h.
 #define MPI_TABLE(CALL) \
@@ -36,29 +38,35 @@ enum { MPI_THREAD_FUNNELED = 1 };
 enum { COMM_PENDING = 256 };                                  // transfers in flight at most
 static const int64_t COMM_PIECE = 1 << 24;                    // elements, or bytes, of one
 
-// Processes are numbered by rank, from 0. NULL, or size 1: there is one.
+// Processes are numbered by rank, from 0, and those of one machine by local. NULL, or size 1: there is one.
 typedef struct Comm {
-    int rank, size;
+    int rank, size, local;
+    bool by_sockets;                                          // not by MPI
+    Sockets sockets;
     Mpi mpi;
     void *pending[COMM_PENDING];
     int count;
 } Comm;
 
 static inline int comm_rank(const Comm *c) { return c ? c->rank : 0; }
+static inline int comm_local(const Comm *c) { return c ? c->local : 0; }
 static inline int comm_size(const Comm *c) { return c && c->size > 1 ? c->size : 1; }
 
 // ------------------------------------------------------------------------------------------------------------------ beginning and end
 
-// Which launcher began this process, by the variables it sets.
-typedef struct Launcher { const char *name, *size, *rank; } Launcher;
+// Which launcher began this process, by the variables it sets: how many processes, which is this, which on its machine, and how many are there (srun: of each machine,
+// "2(x3)" or "2,1": the first number is that of all only where there is one machine). Each may run under those that follow it.
+typedef struct Launcher { const char *name, *size, *rank, *local, *here; } Launcher;
 static const Launcher LAUNCHERS[] = {
-    {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}, {"torchrun", "WORLD_SIZE", "RANK"}};
+    {"torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}};
+
+static inline int comm_setting(const char *name) { return getenv(name) ? atoi(getenv(name)) : 0; }
 
 static inline const Launcher *comm_launcher(void) {
-    for (size_t i = 0; i < sizeof LAUNCHERS / sizeof LAUNCHERS[0]; i++) {
-        const char *size = getenv(LAUNCHERS[i].size);
-        if (size && atoi(size) > 1) return &LAUNCHERS[i];
-    }
+    for (size_t i = 0; i < sizeof LAUNCHERS / sizeof LAUNCHERS[0]; i++)
+        if (comm_setting(LAUNCHERS[i].size) > 1 && getenv(LAUNCHERS[i].rank)) return &LAUNCHERS[i];
     return NULL;
 }
 
@@ -94,24 +102,40 @@ static inline void comm_open(Comm *c, const char *device) {
     c->size = 1;
     const Launcher *by = comm_launcher();
     if (!by) return;
-    CHECK(strcmp(device, "cuda"), "%s began %s processes, and the CUDA trainer knows one GPU\n  -> start ./train_gpt by itself, or make train_gpt DEVICE=cpu", by->name, getenv(by->size));
-    CHECK(strcmp(by->name, "torchrun"), "torchrun began %s processes; on the CPU they are started by mpirun\n  -> mpirun -np %s ./train_gpt", getenv(by->size), getenv(by->size));
-    mpi_open(c, by);
+    c->by_sockets = !strcmp(device, "cuda");
+    CHECK(c->by_sockets || strcmp(by->name, "torchrun"), "torchrun began %s processes; on the CPU they are started by mpirun\n  -> mpirun -np %s ./train_gpt", getenv(by->size), getenv(by->size));
+    c->local = comm_setting(by->local);
+    if (c->by_sockets) {
+        c->rank = c->sockets.rank = comm_setting(by->rank);
+        c->size = c->sockets.size = comm_setting(by->size);
+        CHECK(c->rank >= 0 && c->rank < c->size && c->local >= 0, "%s=%d and %s=%d: expected numbers below %s=%d\n  -> start with torchrun, mpirun or srun", by->rank, c->rank, by->local, c->local, by->size, c->size);
+        socket_open(&c->sockets, comm_setting(by->here) == c->size);
+    } else mpi_open(c, by);
     if (c->rank) CHECK(freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s", strerror(errno));
 }
 
-// All processes have come here: without it mpirun calls an end a failure.
-static inline void comm_close(Comm *c) { if (comm_size(c) > 1) c->mpi.Finalize(); }
+// All processes have come here: without it an end is a failure.
+static inline void comm_close(Comm *c) {
+    if (comm_size(c) == 1) return;
+    if (c->by_sockets) socket_close(&c->sockets);
+    else c->mpi.Finalize();
+}
 
 // ------------------------------------------------------------------------------------------------------------------ small things, at once
 
-// From process `from` to process `to`: the same buffer on both.
-static inline void comm_move(Comm *c, void *data, size_t bytes, int from, int to) {
+static inline void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
     for (int64_t at = 0; at < (int64_t)bytes; at += COMM_PIECE) {
         int n = (int)((int64_t)bytes - at < COMM_PIECE ? (int64_t)bytes - at : COMM_PIECE);
         if (c->rank == from) c->mpi.Send((char *)data + at, n, c->mpi.byte, to, 0, c->mpi.world);
         if (c->rank == to) c->mpi.Recv((char *)data + at, n, c->mpi.byte, from, 0, c->mpi.world, NULL);
     }
+}
+
+// From process `from` to process `to`, of which one is process 0: the same buffer on both.
+static inline void comm_move(Comm *c, void *data, size_t bytes, int from, int to) {
+    if (c->rank != from && c->rank != to) return;
+    if (c->by_sockets) socket_move(&c->sockets, data, bytes, from, to);
+    else mpi_move(c, data, bytes, from, to);
 }
 
 static inline void comm_broadcast(Comm *c, void *data, size_t bytes) {
@@ -149,7 +173,7 @@ static inline bool comm_agree(Comm *c, const void *data, size_t bytes) {
     return differ == 0;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ tensors, in the background
+// ------------------------------------------------------------------------------------------------------------------ tensors of a CPU, in the background
 
 static inline void comm_wait(Comm *c) {
     if (comm_size(c) > 1 && c->count) c->mpi.Waitall(c->count, c->pending, NULL);

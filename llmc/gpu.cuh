@@ -145,14 +145,18 @@ static inline void gpu_find(void) {
     cudaCheck(found);
 }
 
-// Takes the first GPU that CUDA_VISIBLE_DEVICES leaves, or says why it cannot serve; scratch and plans are for the caller to add.
-static inline void gpu_open(Gpu *gpu) {
+// Takes GPU number `local` of those that CUDA_VISIBLE_DEVICES leaves, or the only one, or says why it cannot serve; scratch and plans are for the caller to add.
+static inline void gpu_open(Gpu *gpu, int local) {
     cudaDeviceProp device;
     cudaFuncAttributes probe;
+    int count;
     gpu_find();
     memset(gpu, 0, sizeof *gpu);
-    cudaCheck(cudaSetDevice(0));
-    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    cudaCheck(cudaGetDeviceCount(&count));
+    CHECK(count == 1 || local < count, "process %d of this machine (counted from 0) has no GPU of its own: there are %d here\n  -> at most %d processes on this machine", local, count, count);
+    int id = count == 1 ? 0 : local;
+    cudaCheck(cudaSetDevice(id));
+    cudaCheck(cudaGetDeviceProperties(&device, id));
     CHECK(device.major >= 8, "expected a GPU of compute capability 8.0 (A100, RTX 30) or later, found %s with %d.%d\n"
           "  -> CUDA_VISIBLE_DEVICES=... chooses another; without one: make train_gpt DEVICE=cpu", device.name, device.major, device.minor);
     cudaError_t loaded = cudaFuncGetAttributes(&probe, (const void *)probe_kernel);

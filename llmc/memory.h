@@ -74,13 +74,15 @@ static inline Layout layout_make(const Model *m) {
 }
 
 // What a process owns of an entry: it keeps the moments of these elements, and updates them (ZeRO-1). Entries have one owner, except embeddings and head, the
-// largest, of which every process has some rows.
+// largest, of which every process has some rows; and selection biases, which have no gradient: every process moves all of them, alike.
 typedef struct Part { int64_t first, size; } Part;
 
 static inline bool entry_is_split(const Entry *e) { return e->row.init == ROLE_EMBEDDING || e->row.init == ROLE_HEAD; }
 
+static inline bool entry_is_common(const Entry *e) { return e->row.lr == LR_BALANCE; }
+
 static inline Part entry_part(const Entry *e, int rank, int processes) {
-    Part part = {0, e->owner == rank ? e->size : 0};
+    Part part = {0, e->owner == rank || entry_is_common(e) ? e->size : 0};
     if (!entry_is_split(e)) return part;
     part.first = e->row.rows * rank / processes * e->row.cols;
     part.size = e->row.rows * (rank + 1) / processes * e->row.cols - part.first;

@@ -103,6 +103,7 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, !gpu, gpu ? (int)(sizeof(float) / t->storage) : 1);
     ActLayout acts = act_layout_make(m, &s);
     double mib = 1.0 / (1 << 20), one = (double)layout.total * (double)t->element * mib, copy = t->storage == t->element ? 0 : (double)layout.total * (double)t->storage * mib;
+    double own = (double)layout.state * (double)t->element * mib, weights = copy > 0 && setup->training ? own + copy : one + copy;     // master weights are shared out like moments
     double kept = (double)acts.acts * (double)t->storage * mib, grads = (double)acts.grads * (double)t->storage * mib;
     printf("%s under %s (%s)\n", name, m->mode->name, m->mode->source);
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
@@ -115,9 +116,8 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     printf("  %.2fM parameters, ", (double)show_parameters(m, &layout, false) / 1e6);
     if (m->moe.E) printf("%.2fM active, ", (double)show_parameters(m, &layout, true) / 1e6);
     printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
-    double moments = 2 * (double)layout.state * (double)t->element * mib;
     printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all%s\n",
-           one + copy, one, moments, kept, grads, 2 * one + copy + moments + kept + grads, comm_size(setup->comm) > 1 ? ", in the first process" : "");
+           weights, one, 2 * own, kept, grads, weights + one + 2 * own + kept + grads, comm_size(setup->comm) > 1 ? ", in the first process" : "");
     if (tables) {
         show_layers(m);
         show_parameters_table(m, init, &layout);

@@ -99,10 +99,10 @@ static inline void layer_sums(LayerSums *sums, const LayerTensors &t, Gpu *gpu) 
 static __global__ void __launch_bounds__(STATS_THREADS) tensor_sums_kernel(TensorSums *partial, Arenas t, const UpdateEntry *entries, AdamWStep s) {
     UpdateEntry e = entries[blockIdx.y];
     TensorSums seen = {};
+    const float *master = master_of(t, e), *m_own = t.m + e.state, *v_own = t.v + e.state, *d_own = t.d + e.offset;
     int64_t first = (int64_t)blockIdx.x * blockDim.x * FOUR, step = (int64_t)gridDim.x * blockDim.x * FOUR;
     for (int64_t i = first + threadIdx.x * FOUR; i < e.size; i += step) {
-        int64_t at = e.offset + i;
-        Four w = four_load(t.master + at), m = four_load(t.m + at), v = four_load(t.v + at), d = four_load(t.d + at);
+        Four w = four_load(master + i), m = four_load(m_own + i), v = four_load(v_own + i), d = four_load(d_own + i);
         for (int k = 0; k < FOUR; k++) {
             if (i + k >= e.size) break;
             float adam = m.v[k] * s.correct1 / (sqrtf(v.v[k] * s.correct2) + s.eps), before = (w.v[k] + e.lr * (adam - e.decay * e.target)) / (1 - e.lr * e.decay);

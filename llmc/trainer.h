@@ -1101,6 +1101,7 @@ static inline void run_check_processes(Run *r) {
 static inline int run_end(Run *r, int status) {
     tokenizer_close(&r->tokenizer);
     log_close(&r->log);
+    if (r->gpt) r->t->destroy(r->gpt);
     comm_close(&r->comm);
     return status;
 }

@@ -808,7 +808,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
 }
 
 // ------------------------------------------------------------------ the device
-cudaError_t cudaSetDevice(int device) { return device ? result(cudaErrorInvalidDevice) : cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return device < 0 || device >= (int)setting("EMU_DEVICES", 1) ? result(cudaErrorInvalidDevice) : cudaSuccess; }
 cudaError_t cudaGetDevice(int *device) { *device = 0; return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) { *version = (int)setting("EMU_DRIVER", CUDART_VERSION); return cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }

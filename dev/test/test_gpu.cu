@@ -12,7 +12,7 @@ static __global__ void twice_plus_kernel(float *x, const float *y, int n) {
 GPU_TEST(cuda_gpu_open) {
     const int n = 100;
     Gpu gpu;
-    gpu_open(&gpu);
+    gpu_open(&gpu, 0);
     unsigned flags = 0;
     cudaCheck(cudaStreamGetFlags(gpu.stream, &flags));
     EXPECT(flags == cudaStreamNonBlocking, "flags %u: a stream that the default stream waits for", flags);
@@ -65,7 +65,7 @@ GPU_TEST(cuda_graph) {
     cudaGraph_t graph;
     cudaGraphExec_t step;
     float *pinned;
-    gpu_open(&gpu);
+    gpu_open(&gpu, 0);
     Values zero(n, 0), want(n, 0);
     float *x = device_copy<float>(&zero), *y = device_empty<float>(n);
     cudaCheck(cudaDeviceSynchronize());

@@ -175,7 +175,7 @@ static Toy toy_make() {
     toy.step = {0.9f, 0.95f, 1e-3f, 2.5f, 4.0f, 0, 0, 0};
     toy.t.total = 32;
     for (int k = 0; k < TENSORS; k++) {
-        toy.host.push_back({toy.t.total, SIZES[k], k == STILL ? 0 : 0.01f * (k + 1), k == STILL ? 0 : 0.1f * k, k % 2 ? 1.0f : 0, k == UNIT ? 64 : 0, k == UNIT});
+        toy.host.push_back({toy.t.total, toy.t.total, SIZES[k], k == STILL ? 0 : 0.01f * (k + 1), k == STILL ? 0 : 0.1f * k, k % 2 ? 1.0f : 0, k == UNIT ? 64 : 0, k == UNIT});
         toy.t.total += CEIL_DIV(SIZES[k], (int64_t)32) * 32;
     }
     Values w(toy.t.total, NAN), m = w, v = w, d = w;

@@ -237,7 +237,7 @@ static void time_update(Bench *b) {
     int64_t block = (int64_t)s.C * ((s.NH + 2 * s.KV) * s.HS + s.NH * s.HS + (s.swiglu ? 3 : 2) * s.F), total = s.L * block + (int64_t)s.Vp * s.C;
     real *w = room(b, total);
     float *master = sizeof(real) == sizeof(float) ? (float *)w : room<float>(b, total), *m = room<float>(b, total, 1e-3f), *v = room<float>(b, total, 0), *d = room<float>(b, total, 1e-3f);
-    UpdateEntry *entries, entry = {0, total, 1e-6f, 0.1f, 0, 0, 0};
+    UpdateEntry *entries, entry = {0, 0, total, 1e-6f, 0.1f, 0, 0, 0};
     UpdateState *state;
     cudaCheck(cudaMalloc((void **)&entries, sizeof entry));
     cudaCheck(cudaMemcpyAsync(entries, &entry, sizeof entry, cudaMemcpyHostToDevice, b->gpu.stream));
@@ -316,7 +316,7 @@ int main(int argc, char **argv) {
     cudaDeviceProp device;
     CHECK(argc == 1 || (argc == 2 && !strcmp(argv[1], "tiny")), "expected no argument or tiny, found %s\n  -> kernels [tiny]", argv[1]);
     b->tiny = argc == 2;
-    gpu_open(&b->gpu);
+    gpu_open(&b->gpu, 0);
     cudaCheck(cudaGetDeviceProperties(&device, 0));
     b->gpu.plans = plans_create(false);
     b->gpu.plans->tuning = true;

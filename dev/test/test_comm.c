@@ -1,0 +1,198 @@
+// test_comm.c: processes that find one another over sockets (llmc/socket.h), what they tell each other, and how they end when one of them is gone.
+// All are forked here; the launchers' variables are set by hand. What MPI does is tested with mpirun.
+#include <signal.h>
+#include <sys/wait.h>
+#include "../../llmc/comm.h"
+#include "test.h"
+
+enum { PROCESSES = 3, BIG = 3 << 20 };
+
+// A port that was free a moment ago.
+static int free_port(void) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(bind(fd, (struct sockaddr *)&at, size) == 0 && getsockname(fd, (struct sockaddr *)&at, &size) == 0, "no free port");
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+static void set(const char *name, int value) {
+    char text[32];
+    setenv(name, check_format(text, sizeof text, "%d", value), 1);
+}
+
+static void forget(void) {
+    unsetenv("MASTER_ADDR");
+    for (size_t i = 0; i < sizeof LAUNCHERS / sizeof LAUNCHERS[0]; i++) {
+        const char *names[] = {LAUNCHERS[i].size, LAUNCHERS[i].rank, LAUNCHERS[i].local, LAUNCHERS[i].here};
+        for (int k = 0; k < 4; k++) unsetenv(names[k]);
+    }
+}
+
+static int late;                                                            // milliseconds that all but process 0 begin later
+
+// As process `rank` of PROCESSES begins, from comm_open to comm_close.
+static void take_part(const Launcher *by, int rank, int port, void (*body)(Comm *)) {
+    Comm c;
+    forget();
+    set(by->size, PROCESSES);
+    set(by->rank, rank);
+    set(by->local, rank);
+    set(by->here, PROCESSES);
+    set("MASTER_PORT", port - 1);
+    alarm(30);
+    if (rank) usleep((useconds_t)late * 1000);
+    comm_open(&c, "cuda");
+    body(&c);
+    comm_close(&c);
+    exit(0);
+}
+
+// A run of all processes; statuses: what they end with, 128 + n for signal n. All that they say on stderr comes back, till the next call.
+static const char *run_all(const char *what, const Launcher *by, int port, void (*body)(Comm *), const int statuses[PROCESSES]) {
+    static char text[4096];
+    char path[256];
+    pid_t children[PROCESSES];
+    check_format(path, sizeof path, "%s/stderr", test_dir("comm"));
+    int begin = socket_seconds();
+    for (int rank = 0; rank < PROCESSES; rank++) {
+        fflush(stdout);
+        if ((children[rank] = fork())) continue;
+        CHECK(freopen(path, "a", stderr), "no %s", path);
+        take_part(by, rank, port, body);
+    }
+    for (int rank = 0; rank < PROCESSES; rank++) {
+        int got;
+        waitpid(children[rank], &got, 0);
+        got = WIFSIGNALED(got) ? 128 + WTERMSIG(got) : WEXITSTATUS(got);
+        EXPECT(got == statuses[rank], "%s: process %d ends with status %d, expected %d", what, rank, got, statuses[rank]);
+    }
+    EXPECT(socket_seconds() - begin < 20, "%s takes %d seconds", what, socket_seconds() - begin);
+    memset(text, 0, sizeof text);
+    FILE *said = fopen(path, "r");
+    size_t n = said ? fread(text, 1, sizeof text - 1, said) : 0;
+    if (said) fclose(said);
+    text[n] = 0;
+    return text;
+}
+
+// ------------------------------------------------------------------------------------------------------------------ messages
+
+#define NEED(condition) CHECK(condition, "process %d: expected %s", c->rank, #condition)
+
+static void body_talk(Comm *c) {
+    double x[] = {c->rank + 1, c->rank == 1 ? NAN : 0, -c->rank}, most[] = {c->rank == 2 ? 7 : 1, -5};
+    char *big = (char *)check_alloc(BIG, "a message");
+    NEED(c->size == PROCESSES && c->local == c->rank);
+    comm_combine(c, x, 3, COMM_SUM);
+    comm_combine(c, most, 2, COMM_MAX);
+    NEED(x[0] == 6 && isnan(x[1]) && x[2] == -3 && most[0] == 7 && most[1] == -5);
+    for (int i = 0; i < BIG; i++) big[i] = (char)(c->rank == 2 ? i % 101 : 0);
+    comm_move(c, big, BIG, 2, 0);
+    comm_broadcast(c, big, BIG);
+    for (int i = 0; i < BIG; i++) if (big[i] != i % 101) NEED(!"the message that was sent");
+    NEED(comm_agree(c, big, 1000));
+    big[999] = (char)c->rank;
+    NEED(!comm_agree(c, big, 1000));
+    free(big);
+}
+
+// Each comes to the end at another time, and none is missed.
+static void body_late_first(Comm *c) { usleep((useconds_t)(c->rank ? 0 : 1500) * 1000); }
+static void body_late_last(Comm *c) { usleep((useconds_t)(c->rank == 2 ? 1500 : 0) * 1000); }
+
+// ------------------------------------------------------------------------------------------------------------------ an end
+
+static void die(Comm *c, int rank) { if (c->rank == rank) { usleep(300 * 1000); kill(getpid(), SIGKILL); } }
+static void body_wait(Comm *c) { die(c, 1); double x = 1; comm_combine(c, &x, 1, COMM_SUM); }
+static void body_hang(Comm *c) { die(c, 1); for (;;) pause(); }
+static void body_hang_first(Comm *c) { die(c, 0); for (;;) pause(); }
+static void body_end(Comm *c) { die(c, 2); }
+static void body_refuse(Comm *c) { usleep((useconds_t)c->rank * 200 * 1000); CHECK(false, "all refuse this"); }
+
+// ------------------------------------------------------------------------------------------------------------------ strangers
+
+// A connection to process 0, as soon as it listens.
+static int call(int port) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (int i = 0; i < 2000; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (!connect(fd, (struct sockaddr *)&at, sizeof at)) return fd;
+        close(fd);
+        usleep(2000);
+    }
+    CHECK(false, "nobody listens at %d", port);
+    return -1;
+}
+
+// Others come first to where process 0 listens: one says something else, one says nothing and goes.
+static void test_strangers(void) {
+    const int fine[] = {0, 0, 0};
+    int port = free_port(), status;
+    pid_t child = fork();
+    if (!child) {
+        const char words[64] = "GET / HTTP/1.1";
+        int first = call(port), second = call(port);
+        socket_send(first, words, sizeof words);
+        usleep(100 * 1000);
+        close(second);
+        _exit(0);
+    }
+    late = 200;
+    EXPECT(!*run_all("with strangers", &LAUNCHERS[0], port, body_talk, fine), "with strangers something is said");
+    late = 0;
+    waitpid(child, &status, 0);
+    EXPECT(status == 0, "the strangers were not heard");
+}
+
+// Of two runs that were begun with one port, or of one whose processes know different sizes.
+static void meet_another(void *greeting) {
+    int port = free_port();
+    if (!fork()) {                                                          // greets, and again
+        for (int i = 0; i < 2; i++) socket_send(call(port), greeting, sizeof(Greeting));
+        usleep(500 * 1000);
+        _exit(0);
+    }
+    take_part(&LAUNCHERS[0], 0, port, body_talk);
+}
+
+static void open_elsewhere(void *unused) {
+    Comm c;
+    (void)unused;
+    forget();
+    set("WORLD_SIZE", 4), set("RANK", 1), set("LOCAL_RANK", 1), set("LOCAL_WORLD_SIZE", 2);
+    comm_open(&c, "cuda");
+}
+
+static void open_misnumbered(void *unused) {
+    Comm c;
+    (void)unused;
+    forget();
+    set("WORLD_SIZE", 4), set("RANK", 4);
+    comm_open(&c, "cuda");
+}
+
+void test_comm(void) {
+    const int fine[] = {0, 0, 0}, one[] = {EXIT_LOST, 128 + SIGKILL, EXIT_LOST}, first[] = {128 + SIGKILL, EXIT_LOST, EXIT_LOST}, refused[] = {1, 1, 1}, last[] = {EXIT_LOST, 0, 128 + SIGKILL};
+    for (size_t i = 0; i < sizeof LAUNCHERS / sizeof LAUNCHERS[0]; i++)
+        EXPECT(!*run_all(LAUNCHERS[i].name, &LAUNCHERS[i], free_port(), body_talk, fine), "something is said");
+    EXPECT(!*run_all("a late process 0", &LAUNCHERS[0], free_port(), body_late_first, fine), "a late process 0");
+    EXPECT(!*run_all("a late process 2", &LAUNCHERS[0], free_port(), body_late_last, fine), "a late process 2");
+    const char *said = run_all("one dies, others wait for it", &LAUNCHERS[0], free_port(), body_wait, one);
+    EXPECT(strstr(said, "process 1 of 3 is gone, and process 0 ends") && strstr(said, "process 1 of 3 is gone, and process 2 ends") && strstr(said, "--resume required"), "what is said: %s", said);
+    said = run_all("one dies, others hang", &LAUNCHERS[0], free_port(), body_hang, one);
+    EXPECT(strstr(said, "process 1 of 3 is gone, and process 2 ends"), "what is said: %s", said);
+    said = run_all("process 0 dies", &LAUNCHERS[0], free_port(), body_hang_first, first);
+    EXPECT(strstr(said, "process 0 of 3 is gone, and process 1 ends") && strstr(said, "process 0 of 3 is gone, and process 2 ends"), "what is said: %s", said);
+    said = run_all("one dies where others have come to their end", &LAUNCHERS[0], free_port(), body_end, last);
+    EXPECT(strstr(said, "process 2 of 3 is gone, and process 0 ends"), "what is said: %s", said);
+    said = run_all("all refuse", &LAUNCHERS[0], free_port(), body_refuse, refused);
+    EXPECT(strstr(said, "all refuse this") && !strstr(said, "is gone"), "what is said: %s", said);
+    test_strangers();
+    Greeting other_size = {SOCKET_MAGIC, 1, PROCESSES + 1, 0, 0}, twice = {SOCKET_MAGIC, 1, PROCESSES, 0, 0};
+    EXPECT_REFUSAL(meet_another, &other_size, "process 0 of 3 met a process 1 of 4");
+    EXPECT_REFUSAL(meet_another, &twice, "two processes have the number 1");
+    EXPECT_REFUSAL(open_elsewhere, NULL, "MASTER_ADDR does not say where process 0 is");
+    EXPECT_REFUSAL(open_misnumbered, NULL, "RANK=4 and LOCAL_RANK=0: expected numbers below WORLD_SIZE=4");
+}
