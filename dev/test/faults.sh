@@ -10,7 +10,7 @@ passed=0 failed=0 background=
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive OMPI_MCA_rmaps_base_oversubscribe=1
 [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 trap '[ -z "$background" ] || kill -9 "$background" 2> /dev/null; rm -rf "$dir"' EXIT
-trap 'exit 1' INT TERM
+trap 'exit 1' INT TERM PIPE
 mkdir -p "$dir"; cd "$dir" || exit 1
 
 pass() { passed=$((passed + 1)); }
