@@ -10,7 +10,7 @@ passed=0 failed=0 background=
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive OMPI_MCA_rmaps_base_oversubscribe=1
 [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 trap '[ -z "$background" ] || kill -9 "$background" 2> /dev/null; rm -rf "$dir"' EXIT
-trap 'exit 1' INT TERM
+trap 'exit 1' INT TERM PIPE
 mkdir -p "$dir"; cd "$dir" || exit 1
 
 pass() { passed=$((passed + 1)); }
@@ -55,12 +55,16 @@ for n in 1 5 9 14; do
     fresh; ends "fsync $n fails" 2 "Input/output error" ./shim "sync $n" "$train" $twelve --out "$dir/run"
     arrives "fsync $n failed"
 done
+# Whatever has the name of a checkpoint has all its files.
+are_whole() { for step in run/step_*; do [ ! -d "$step" ] || { [ -f "$step/manifest.json" ] && (cd "$step" && ls $(sed -n 's/^"\([^"]*\)": {.*/\1/p' manifest.json) > /dev/null); } || return 1; done; }
 # At every call of a run in turn (CALLS=29: at each 29th): it fails, which is said with what to do or does no harm; the process is killed; the power is cut.
 fresh; ./shim "count 0" "$train" $twelve --out "$dir/run" > message 2>&1
 calls=$(sed -n 's/^shim: \([0-9]*\) calls/\1/p' message)
 holds "there are calls" test "${calls:-0}" -gt 100
+first=0
 for fault in error kill power; do
-    for n in $(seq 1 "${CALLS:-29}" "$calls"); do
+    first=$(((first + 9) % ${CALLS:-29} + 1))                                     # so that each kind is at calls of its own
+    for n in $(seq $first "${CALLS:-29}" "$calls"); do
         fresh
         timeout 60 ./shim "$fault $n" "$train" $twelve --out "$dir/run" > message 2>&1; status=$?
         case "$fault $status" in
@@ -68,6 +72,7 @@ for fault in error kill power; do
         "error 1" | "error 2") holds "$fault at call $n says what to do" sh -c "grep -q '^error: ' message && grep -q '^  -> ' message" ;;
         *) fail "$fault at call $n: status $status, found:" ;;
         esac
+        holds "$fault at call $n: checkpoints are whole" are_whole
         arrives "$fault at call $n"
         holds "$fault at call $n: nothing is damaged" sh -c '! grep -q "^warning:" message'
     done
