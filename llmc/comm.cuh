@@ -43,7 +43,7 @@ static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
 static inline void nccl_check(const Nccl *n, int result, const char *call, const char *file, int line) {
     if (!result) return;
     socket_await_end();
-    check_failed(file, line, "NCCL: %s: %s\n  -> NCCL_DEBUG=WARN says more; every process needs a GPU of its own", call, n->GetErrorString(result));
+    check_failed(EXIT_REFUSED, file, line, "NCCL: %s: %s\n  -> NCCL_DEBUG=WARN says more; every process needs a GPU of its own", call, n->GetErrorString(result));
 }
 
 static inline void *nccl_symbol(void *library, const char *name) {

@@ -172,7 +172,7 @@ struct Toy {
 // Weights before a step, and moments as after it; what the step subtracts follows, and the weights after it. Gaps are NaN, so whoever counts them in shows it.
 static Toy toy_make() {
     Toy toy = {};
-    toy.step = {0.9f, 0.95f, 1e-3f, 2.5f, 4.0f, 0, 0, 0};
+    toy.step = {0.9f, 0.95f, 1e-3f, 2.5f, 4.0f, 0, 0, 0, 0, 0};
     toy.t.total = 32;
     for (int k = 0; k < TENSORS; k++) {
         toy.host.push_back({toy.t.total, toy.t.total, SIZES[k], k == STILL ? 0 : 0.01f * (k + 1), k == STILL ? 0 : 0.1f * k, k % 2 ? 1.0f : 0, k == UNIT ? 64 : 0, k == UNIT});
