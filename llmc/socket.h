@@ -1,4 +1,4 @@
-// socket.h: how processes of which each has a GPU begin, speak and watch one another. Two TCP connections lead from each of them to process 0:
+// socket.h: how processes of which each has a GPU find, tell and watch one another. Two TCP connections (IPv4) lead from each of them to process 0:
 //
 //   talk     small messages, of the main thread
 //   watch    a thread listens here for a last word: GOODBYE, or the number of a process that is gone. An end without a word means that its process died.
