@@ -1,7 +1,7 @@
 // nccl.cpp: the calls of NCCL that llmc/comm.cuh makes, between emulated GPUs of processes on one machine. Built as a library of NCCL's name, libnccl.so.2, which the
 // trainer finds by LD_LIBRARY_PATH as it finds the real one.
 //
-// A call runs when its stream gets there, like all work here (emu.cpp), and then waits for the other processes. They meet in a shared file, the board: each says there
+// A call runs when its stream gets there, like all work here (emu.cpp), and then waits for the other processes. They meet in shared memory, the board: each says there
 // which call it stands in, and data goes through it in pieces. Sums are added in the order of ranks.
 // Arguments that NCCL forbids are refused with its result; NCCL_DEBUG=WARN prints the reason. What makes the real library hang or worse ends the process with
 // status 3 and says who stands where: processes in different calls, or in the same with other counts, types or roots; a group that is another group elsewhere; a
@@ -169,11 +169,9 @@ const char *ncclGetErrorString(int result) {
 
 int ncclGetUniqueId(Id *id) {
     memset(id, 0, sizeof *id);
-    snprintf(id->path, sizeof id->path, "%s/emu-nccl-XXXXXX", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm");
-    int fd = mkstemp(id->path);
-    if (fd < 0 || ftruncate(fd, sizeof(Board))) return SYSTEM_ERROR;
-    close(fd);
-    return SUCCESS;
+    int fd = memfd_create("emulated NCCL", 0);               // it goes with the last process that has it
+    snprintf(id->path, sizeof id->path, "/proc/%d/fd/%d", (int)getpid(), fd);
+    return fd < 0 || ftruncate(fd, sizeof(Board)) ? SYSTEM_ERROR : SUCCESS;
 }
 
 int ncclCommInitRank(World **out, int size, Id id, int rank) {
@@ -187,7 +185,6 @@ int ncclCommInitRank(World **out, int size, Id id, int rank) {
     if (w->board->here[rank].exchange(1)) return refuse("ncclCommInitRank: rank %d twice", rank);
     snprintf(w->now.name, sizeof w->now.name, "CommInitRank");
     meet(w);
-    if (!rank) unlink(id.path);
     live.insert(*out = w);
     return SUCCESS;
 }
