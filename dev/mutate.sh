@@ -1,7 +1,7 @@
 #!/bin/sh
 # dev/mutate.sh [--stale] [WORDS]: breaks the code on purpose, one mistake of dev/mutants and dev/mutants_cuda at a time, and expects the test named beside it to turn red.
 # With words only the mutants whose header line contains one of them; --stale only looks whether the text of each is still there. In a copy of the tree (build/mutate); about 20 seconds a mutant on one core.
-# Tests named cuda_* run in the emulator, in both precisions (CUDA=, CUBLAS=: where the toolkit's headers are).
+# Tests named cuda_* and gpus run in the emulator, in both precisions (CUDA=, CUBLAS=: where the toolkit's headers are).
 # A test that stays green is a survivor: either the test is blind there, or the mutant changes nothing; both are worth knowing.
 set -eu
 root=$(pwd)
@@ -19,6 +19,9 @@ arrange() {
             source=$(grep -l "GPU_TEST($test)" test_gpt.cu dev/test/*.cu | head -n 1) emu=build/emu only=""
             case $source in dev/test/*) one=${source#dev/test/test_} emu=build/emu-${one%.cu} only="EMU=$emu GPU_TESTS=${one%.cu}" ;; esac
             built="$only $emu/test_gpt-fp32 $emu/test_gpt-bf16" run="$emu/test_gpt-fp32 $test && $emu/test_gpt-bf16 $test" ;;
+        gpus)
+            built="$programs build/emu/train_gpt-fp32 build/emu/train_gpt-bf16 build/emu/ngpt-fp32 build/emu/ngpt-bf16 build/emu/libnccl.so.2 build/emu/test_nccl"
+            run="sh dev/test/gpus.sh" ;;
         processes) built=$programs run="sh dev/test/processes.sh" ;;
         faults) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="sh dev/test/faults.sh" ;;
         torture) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="python3 dev/torture.py 24" ;;
