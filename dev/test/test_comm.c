@@ -82,12 +82,12 @@ static const char *run_all(const char *what, const Launcher *by, int port, void 
 #define NEED(condition) CHECK(condition, "process %d: expected %s", c->rank, #condition)
 
 static void body_talk(Comm *c) {
-    double x[] = {c->rank + 1, c->rank == 1 ? NAN : 0, -c->rank}, most[] = {c->rank == 2 ? 7 : 1, -5};
+    double x[] = {c->rank + 1, c->rank == 1 ? NAN : 0, -c->rank}, most[] = {c->rank == 2 ? 7 : 1, -5, c->rank == 1 ? NAN : c->rank};
     char *big = (char *)check_alloc(BIG, "a message");
     NEED(c->size == PROCESSES && c->local == c->rank);
     comm_combine(c, x, 3, COMM_SUM);
-    comm_combine(c, most, 2, COMM_MAX);
-    NEED(x[0] == 6 && isnan(x[1]) && x[2] == -3 && most[0] == 7 && most[1] == -5);
+    comm_combine(c, most, 3, COMM_MAX);
+    NEED(x[0] == 6 && isnan(x[1]) && x[2] == -3 && most[0] == 7 && most[1] == -5 && isnan(most[2]));
     for (int i = 0; i < BIG; i++) big[i] = (char)(c->rank == 2 ? i % 101 : 0);
     comm_move(c, big, BIG, 2, 0);
     comm_broadcast(c, big, BIG);
