@@ -888,6 +888,7 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
 // Of one layer: sums of squares of the stream out of it, and for attention and ffn of a skip and of b y; the values of each; the largest logit.
 // Of its router: sums over tokens of entropy and losses, and the tokens of each expert.
 typedef struct Watched { double stream, skip[2], branch[2], logit, entropy, balance, sequence, z, *load; int64_t values, tokens; } Watched;
+enum { WATCHED_SUMS = 11 };                             // of these, what is added up over processes; beside them the logit
 
 // The losses of one router, as they are defined (see "the router"): balance, sequence, z.
 static void router_losses(double losses[3], const Block *b) {
@@ -995,7 +996,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->targets = check_alloc((size_t)g->max.n * sizeof(int32_t), "the targets");
     g->watched = check_alloc((size_t)m->L * sizeof *g->watched, "what is measured of layers");
     g->watched_loads = check_alloc((size_t)(m->L * m->moe.E + 1) * sizeof(double), "the loads of experts");
-    g->watched_sums = check_alloc((size_t)m->L * 12 * sizeof(double), "what is measured of layers");
+    g->watched_sums = check_alloc((size_t)m->L * (WATCHED_SUMS + 1) * sizeof(double), "what is measured of layers");
     g->load_sums = check_alloc((size_t)(m->moe.E + 1) * sizeof(double), "the loads of experts");
     return g;
 }
@@ -1136,21 +1137,20 @@ static void gpt_watch(Gpt *g) {
 }
 
 static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
-    enum { SUMS = 11 };
     int L = g->m.L;
-    double *logits = g->watched_sums + (int64_t)L * SUMS;
+    double *logits = g->watched_sums + (int64_t)L * WATCHED_SUMS;
     g->watching = false;
     for (int l = 0; l < L; l++) {
         const Watched *w = &g->watched[l];
-        const double sums[SUMS] = {w->stream, (double)w->values, w->skip[0], w->branch[0], w->skip[1], w->branch[1], (double)w->tokens, w->entropy, w->balance, w->sequence, w->z};
-        memcpy(g->watched_sums + (int64_t)l * SUMS, sums, sizeof sums);
+        const double sums[WATCHED_SUMS] = {w->stream, (double)w->values, w->skip[0], w->branch[0], w->skip[1], w->branch[1], (double)w->tokens, w->entropy, w->balance, w->sequence, w->z};
+        memcpy(g->watched_sums + (int64_t)l * WATCHED_SUMS, sums, sizeof sums);
         logits[l] = w->logit;
     }
-    comm_combine(g->comm, g->watched_sums, (int64_t)L * SUMS, COMM_SUM);
+    comm_combine(g->comm, g->watched_sums, (int64_t)L * WATCHED_SUMS, COMM_SUM);
     comm_combine(g->comm, logits, L, COMM_MAX);
     comm_combine(g->comm, g->watched_loads, (int64_t)L * g->m.moe.E, COMM_SUM);
     for (int l = 0; l < L; l++) {
-        const double *s = g->watched_sums + (int64_t)l * SUMS;
+        const double *s = g->watched_sums + (int64_t)l * WATCHED_SUMS;
         layers[l] = (LayerStats){sqrt(s[0] / s[1]), sqrt(s[3] / s[2]), sqrt(s[5] / s[4]), logits[l], s[7] / s[6], s[8] / s[6], s[9] / s[6], s[10] / s[6], g->watched[l].load};
     }
 }
