@@ -16,7 +16,7 @@ static void expect_ranges(const Flags *f) {
 
 // What config.json would say reads as the same flags.
 static void expect_config(const Run *r) {
-    char path[FUZZ_PATH], a[64], b[64], *text = config_text(r);
+    char path[FUZZ_PATH], a[64], b[64], *text = run_config(r);
     FlagSet again;
     flags_default(&again);
     config_read(&again, fuzz_file(path, "config.json", text, strlen(text)), r->t->precision);

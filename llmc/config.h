@@ -1,0 +1,267 @@
+// config.h: what a run is, from its command line: flags with their preset and the run they go on from, the refusals, the model, and config.json.
+// flags_resolve at the end is the order in which they win.
+#pragma once
+#include "checkpoint.h"
+#include "dataloader.h"
+#include "init.h"
+#include "judge.h"
+#include "presets.h"
+#include "schedule.h"
+#include "show.h"
+
+#ifndef NORM_MODE
+#define NORM_MODE MODE_SPAN
+#endif
+#ifndef GIT_HASH
+#define GIT_HASH "unknown"
+#endif
+
+enum { CONFIG_VERSION = 1 };
+
+// ------------------------------------------------------------------------------------------------------------------ flags to model
+
+// Combinations that make no sense, refused by name. f: the flags; r: the mode's row; device, precision: of the trainer; user(x): x was given on the command line.
+#define user(flag) (set->by[FLAG_##flag] == BY_USER)
+#define REFUSAL_TABLE(REFUSE) \
+REFUSE(f->width % f->heads, \
+      "--heads %lld does not divide --width %lld\n  -> choose heads among the divisors of the width", (long long)f->heads, (long long)f->width) \
+REFUSE(f->kv_heads && f->heads % f->kv_heads, \
+      "--kv-heads %lld does not divide --heads %lld\n  -> choose kv heads among the divisors of the heads", (long long)f->kv_heads, (long long)f->heads) \
+REFUSE(f->experts && f->experts_per_token > f->experts, \
+      "--experts-per-token %lld of --experts %lld\n  -> at most as many as there are", (long long)f->experts_per_token, (long long)f->experts) \
+REFUSE(f->experts && f->dense_layers >= f->layers, "--dense-layers %lld of --layers %lld leaves none with experts\n  -> fewer, or --experts 0", (long long)f->dense_layers, (long long)f->layers) \
+REFUSE(f->experts && f->bias, "experts have no biases\n  -> --bias off") \
+REFUSE(!f->experts && (user(experts_per_token) || user(shared_experts) || user(dense_layers) || user(dense_ffn) || user(router) || user(router_scale) || user(balance_loss) || \
+                       user(sequence_loss) || user(router_z_loss) || user(router_losses) || user(balance_rate)), \
+      "flags of routers and experts only mean something with experts\n  -> --experts 8, or leave them out") \
+REFUSE(f->experts && !f->dense_layers && user(dense_ffn), "--dense-ffn only means something with --dense-layers\n  -> leave it out") \
+REFUSE(!f->kv_rank && user(rope_size), "--rope-size only means something with --kv-rank\n  -> leave it out") \
+REFUSE(f->kv_rank && f->kv_heads && f->kv_heads != f->heads, "latent attention makes keys and values for every head\n  -> leave out --kv-heads") \
+REFUSE(f->kv_rank && f->bias, "latent attention has no biases\n  -> --bias off") \
+REFUSE(f->kv_rank && f->positions, "latent attention has rotary positions\n  -> --positions rope") \
+REFUSE(f->kv_rank && f->rope_size % 2, "--rope-size %lld is odd; rotary positions turn pairs\n  -> an even one", (long long)f->rope_size) \
+REFUSE(r->unit && f->kv_heads && f->kv_heads != f->heads, "%s scales q and k by one vector, so they have as many heads\n  -> leave out --kv-heads", r->name) \
+REFUSE(r->unit && f->positions, "%s has rotary positions\n  -> --positions rope", r->name) \
+REFUSE(r->unit && f->decay_gains == 2, "%s has no gains around one\n  -> --decay-gains off", r->name) \
+REFUSE(!f->kv_rank && f->positions == 0 && f->width / f->heads % 2, \
+      "--positions rope needs an even head size, found %lld\n  -> other --heads, or --positions learned", (long long)(f->width / f->heads)) \
+REFUSE(f->micro_batch && f->batch % f->micro_batch, \
+      "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
+REFUSE(f->experts && (f->experts_per_token + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24, \
+      "the experts of a token are too wide together, expected a hidden width of less than 2^24\n  -> a smaller --ffn, --experts-per-token or --shared-experts") \
+REFUSE((f->micro_batch ? f->micro_batch : f->batch) * f->seq * (f->experts ? f->experts_per_token : 1) > INT32_MAX, \
+      "a micro-batch of %lld sequences of %lld tokens: expected less than 2^31 tokens, counted for each of their experts\n  -> a smaller --micro-batch", (long long)(f->micro_batch ? f->micro_batch : f->batch), (long long)f->seq) \
+REFUSE(!strcmp(device, "cpu") && (user(tf32) || user(rounding) || user(tune) || user(graph)), "--tf32, --rounding, --tune and --graph only mean something on a GPU\n  -> leave them out, or make train_gpt DEVICE=cuda") \
+REFUSE(f->tf32 && user(tf32) && strcmp(precision, "fp32"), "--tf32 only means something for PREC=fp32, this is %s\n  -> leave it out, or make train_gpt PREC=fp32", precision) \
+REFUSE(f->rounding && user(rounding) && strcmp(precision, "bf16"), "--rounding only means something for PREC=bf16, this is %s\n  -> leave it out, or make train_gpt PREC=bf16", precision) \
+REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias\n  -> leave out --bias on") \
+REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE\n  -> leave it out") \
+REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out") \
+REFUSE(r->fin && f->final_norm == 1, "%s leaves the stream un-normed, so the head needs the final norm\n  -> --final-norm auto", r->name) \
+REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, \
+      "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps, (long long)f->warmup) \
+REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN") \
+REFUSE(*f->from && !f->eval && !f->sample, "--from needs something to do\n  -> --eval, or --sample TOKENS") \
+REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
+REFUSE(f->skip_spikes && !f->spike_z, "--skip-spikes needs to know what a spike is\n  -> --spike-z 10") \
+REFUSE(f->keep_every && !f->keep_last, "--keep-every adds to the newest checkpoints that stay, and without --keep-last all do\n  -> --keep-last 1 --keep-every %lld", (long long)f->keep_every) \
+REFUSE(*f->replay && (*f->from || *f->out || *f->init_from), "--replay reads the run of its event, and changes nothing\n  -> leave out --from, --out and --init-from") \
+REFUSE(f->resume && !*f->out, "--resume needs the run's folder\n  -> --out RUN")
+
+static inline void run_refuse(const FlagSet *set, const Mode *r, const char *device, const char *precision) {
+    const Flags *f = &set->f;
+#define REFUSE(condition, ...) CHECK(!(condition), __VA_ARGS__);
+    REFUSAL_TABLE(REFUSE)
+#undef REFUSE
+    int64_t end = schedule_end(f);
+    if (!*f->from && f->steps && f->warmup >= end) printf("note: the warmup (%lld steps) fills the schedule (%lld): the rate never falls\n  -> a smaller --warmup\n", (long long)f->warmup, (long long)end);
+}
+#undef user
+
+static inline Model model_from_flags(const Flags *f, const Mode *mode) {
+    Model m;
+    memset(&m, 0, sizeof m);
+    m.mode = mode;
+    m.sdd = &SDDS[f->sdd];
+    m.L = (int)f->layers;
+    m.C = (int)f->width;
+    m.NH = (int)f->heads;
+    m.KV = (int)(f->kv_heads ? f->kv_heads : f->heads);
+    m.HS = m.C / m.NH;
+    m.V = f->vocab ? (int)f->vocab : CORPUS_VOCAB;
+    m.Vp = CEIL_DIV(m.V, 128) * 128;
+    m.T = (int)f->seq;
+    m.layernorm = f->norm;
+    m.bias = f->bias && !mode->sdd && !mode->unit;
+    m.rope = f->positions == 0;
+    m.swiglu = f->activation == 0;
+    m.F = f->ffn ? (int)f->ffn : m.swiglu ? CEIL_DIV(8 * m.C / 3, 32) * 32 : 4 * m.C;
+    m.kv_rank = (int)f->kv_rank;
+    m.rope_size = m.kv_rank ? (int)f->rope_size : 0;
+    if (f->experts) {
+        int dense = (int)(f->dense_ffn ? f->dense_ffn : (f->experts_per_token + f->shared_experts) * m.F);
+        Moe moe = {(int)f->experts, (int)f->experts_per_token, (int)f->dense_layers, dense, (int)f->shared_experts * m.F, f->router, f->router_losses,
+                   f->router_scale, f->balance_loss, f->sequence_loss, f->router_z_loss, f->balance_rate};
+        m.moe = moe;
+    }
+    m.tied = f->tied;
+    m.fin = f->final_norm ? f->final_norm - 1 : mode->fin;
+    m.theta = f->rope_theta;
+    m.eps = f->eps;
+    m.emb_scale = f->emb_scale ? sqrt((double)m.C) : 1;
+    m.mix_ratio = f->mix_ratio;
+    return m;
+}
+
+static inline Init init_from_flags(const Flags *f, const Mode *mode) {
+    Init init = {f->init ? f->init - 1 : mode->init == INIT_BASELINE ? f->init_baseline : mode->init, f->init_std, (uint64_t)f->seed};
+    return init;
+}
+
+static inline void flags_default(FlagSet *set) {
+    memset(set, 0, sizeof *set);
+    for (int i = 0; i < FLAG_COUNT; i++) flag_set(set, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);
+}
+
+static inline void flags_preset(FlagSet *set, const char *name) {
+    const Preset *preset = preset_find(name);
+    CHECK(preset, "no model named %s\n  -> ./train_gpt --show models lists them", name);
+    flags_parse_text(set, preset->flags, BY_PRESET);
+    flag_set(set, &FLAGS[FLAG_model], name, BY_PRESET);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ config.json
+
+static inline char *config_text(const Flags *f, const Model *m, const Layout *layout, const Init *init, const char *precision, double unigram) {
+    char *text = NULL, buf[64];
+    size_t n = 0;
+    FILE *file = open_memstream(&text, &n);
+    CHECK(file, "no memory for config.json\n  -> a smaller --micro-batch");
+    fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"active_parameters\": %lld,\n  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"unigram_entropy\": ", CONFIG_VERSION,
+            m->mode->name, precision, GIT_HASH, (long long)show_parameters(m, layout, false), (long long)show_parameters(m, layout, true), show_flops(m, layout), INITS[init->scheme].name);
+    json_write_number(file, unigram);
+    fprintf(file, ",\n  \"flags\": {\n");
+    for (int i = 0, first = 1; i < FLAG_COUNT; i++) {
+        if (FLAGS[i].resume == ONCE) continue;
+        fprintf(file, "%s    \"%s\": ", first ? "" : ",\n", FLAGS[i].field);
+        json_write_string(file, flag_text(buf, sizeof buf, f, &FLAGS[i]));
+        first = 0;
+    }
+    fputc('\n', file);
+    fputs("  }\n}\n", file);
+    fclose(file);
+    return text;
+}
+
+// The flags of an earlier run become the base; its mode and precision must be this binary's.
+static inline void config_read(FlagSet *set, const char *path, const char *precision) {
+    Json *root = json_read_file(path);
+    int64_t version = json_get_int(root, "norm_c_version", path);
+    CHECK(version <= CONFIG_VERSION, "%s: written by version %lld of the format, this program knows up to %d\n  -> use a newer norm.c", path, (long long)version, CONFIG_VERSION);
+    const char *mode = json_get_string(root, "norm_mode", path), *was = json_get_string(root, "precision", path);
+    bool alike = !strcmp(was, precision) || (strcmp(was, "fp64") && strcmp(precision, "fp64"));      // runs in fp32 and bf16 both keep their weights in fp32
+    CHECK(!strcmp(mode, MODES[NORM_MODE].name) && alike, "%s: a run of %s in %s, this program is %s in %s\n  -> make train_gpt NORM_MODE=%s PREC=%s",
+          path, mode, was, MODES[NORM_MODE].name, precision, mode, was);
+    if (strcmp(was, precision)) printf("note: a run in %s goes on in %s\n", was, precision);
+    const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
+    for (const Json *v = flags->first; v; v = v->next) {
+        int i = 0;
+        while (i < FLAG_COUNT && strcmp(FLAGS[i].field, v->key)) i++;
+        CHECK(i < FLAG_COUNT, "%s: unknown flag \"%s\"\n  -> was the file edited? restore it, or use the norm.c that wrote it", path, v->key);
+        if (FLAGS[i].resume != ONCE) flag_set(set, &FLAGS[i], json_get_string(flags, v->key, path), BY_CHECKPOINT);
+    }
+    json_free(root);
+}
+
+// The command line over that base: what may not change must not. Reading a model (--from) pins the model alone, and not its --seq.
+static inline void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
+    char was[64], now[64], name[64];
+    bool reading = *given->f.from;
+    for (int i = 0; i < FLAG_COUNT; i++) {
+        const FlagRow *row = &FLAGS[i];
+        if (given->by[i] != BY_USER) continue;
+        const char *a = flag_text(was, sizeof was, &set->f, row), *b = flag_text(now, sizeof now, &given->f, row);
+        flag_name(name, sizeof name, row);
+        bool pinned = (resuming && row->resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
+        CHECK(!pinned || !strcmp(a, b), "%s is %s in this run and %s on the command line; it may not change\n  -> leave %s out, or start another run with another --out", name, a, b, name);
+        flag_set(set, row, b, BY_USER);
+    }
+    // A model read with other data is not validated on the old run's.
+    if (reading && given->by[FLAG_data] == BY_USER && given->by[FLAG_val_data] != BY_USER) flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
+}
+
+static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
+static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
+
+// The checkpoint directory of a run (its newest whole one), or the checkpoint itself.
+static inline void checkpoint_find(const char *path, char *dir) {
+    char config[PATH_CAP], why[256];
+    check_format(config, sizeof config, "%s/manifest.json", path);
+    if (file_exists(config)) {
+        check_format(dir, PATH_CAP, "%s", path);
+        CHECK(checkpoint_verify(dir, why, sizeof why), "%s is damaged: %s\n  -> use another checkpoint of that run", dir, why);
+        return;
+    }
+    CHECK(is_folder(path), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/", path);
+    CHECK(checkpoint_latest(path, INT64_MAX, dir, PATH_CAP), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
+}
+
+// Whether --out holds a run, and whether that may be: nothing is ever overwritten.
+static inline bool run_found(const char *out, int resume) {
+    char config[PATH_CAP], log[PATH_CAP];
+    CHECK(!file_exists(out) || is_folder(out), "--out %s is a file\n  -> another --out", out);
+    check_format(config, sizeof config, "%s/config.json", out);
+    check_format(log, sizeof log, "%s/log.jsonl", out);
+    bool whole = file_exists(config), run = whole || file_exists(log) || checkpoint_step_below(out, INT64_MAX) >= 0;
+    CHECK(!run || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew, --from %s --sample N only reads it", out, out);
+    CHECK(!run || whole, "%s holds a run without its config.json; nothing was overwritten\n  -> copy it from a checkpoint: cp %s/step_*/config.json %s/", out, out, out);
+    return run;
+}
+
+// The run of an event, RUN/events/step_00000123.json, into out; returns the event's step.
+static inline int64_t replay_find(const char *path, char *out) {
+    Json *event = json_read_file(path);
+    int64_t step = json_get_int(event, "step", path);
+    json_free(event);
+    check_format(out, PATH_CAP, "%s", path);
+    for (int i = 0; i < 2; i++) {
+        char *slash = strrchr(out, '/');
+        CHECK(slash && slash > out, "--replay %s: expected RUN/events/step_N.json\n  -> the path of an event in the folder of its run", path);
+        *slash = 0;
+    }
+    CHECK(step > 0, "%s: an event of step %lld, expected 1 or more\n  -> was the file edited?", path, (long long)step);
+    return step;
+}
+
+// Command line -> flags. Later wins: defaults, the preset, the run that is continued or read, the command line.
+// Returns whether there is a checkpoint to go on from; a run killed before its first one begins again, with its own flags.
+static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, char **argv) {
+    FlagSet given;
+    char dir[PATH_CAP], config[PATH_CAP];
+    flags_default(&given);
+    flags_parse(&given, argc - 1, argv + 1, BY_USER);
+    flags_default(set);
+    flags_preset(set, given.f.model);
+    flags_parse_text(set, placement_flags(MODES[NORM_MODE].name), BY_PRESET);
+    bool found = false, resuming = false;
+    if (*given.f.from) {
+        checkpoint_find(given.f.from, dir);
+        config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);
+    } else if (*given.f.out && !*given.f.show) {
+        found = run_found(given.f.out, given.f.resume);
+        if (found) config_read(set, check_format(config, sizeof config, "%s/config.json", given.f.out), precision);
+        resuming = found && checkpoint_step_below(given.f.out, INT64_MAX) >= 0;
+        CHECK(resuming || given.f.resume != 2, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", given.f.out);
+        if (found && !resuming) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", given.f.out);
+    } else if (*given.f.replay) {
+        replay_find(given.f.replay, dir);
+        config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);
+        found = true;
+    }
+    int64_t end = schedule_end(&set->f);
+    flags_override(set, &given, found);
+    if (*given.f.out && given.f.resume && !found) printf("resume: no run in %s yet; a new one begins: %s on %s\n", given.f.out, set->f.model, *set->f.data ? set->f.data : "the built-in stories");
+    if (resuming && schedule_end(&set->f) != end)
+        printf("note: the schedule now ends at step %lld, not %lld, and the rate follows it\n  -> --schedule-steps %lld keeps it as it was\n", (long long)schedule_end(&set->f), (long long)end, (long long)end);
+    return resuming;
+}
