@@ -509,16 +509,22 @@ static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     cudaCheck(cudaMemcpyAsync(g->host_layer_sums, g->layer_sums, (size_t)g->m.L * sizeof *g->layer_sums, cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaMemcpyAsync(g->host_router_sums, g->router_sums, (size_t)router_doubles(&g->m) * sizeof(double), cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
-    double n = (double)g->watched;
+    int L = g->m.L;
+    double n = (double)g->watched, *squares = (double *)check_alloc((size_t)L * (LAYER_SQUARES + 1) * sizeof *squares, "what is measured of layers"), *logits = squares + (int64_t)L * LAYER_SQUARES;
+    for (int l = 0; l < L; l++) {
+        memcpy(squares + (int64_t)l * LAYER_SQUARES, g->host_layer_sums[l].squares, sizeof g->host_layer_sums[l].squares);
+        logits[l] = g->host_layer_sums[l].logit;
+    }
     comm_combine(g->setup.comm, &n, 1, COMM_SUM);
+    comm_combine(g->setup.comm, squares, (int64_t)L * LAYER_SQUARES, COMM_SUM);
+    comm_combine(g->setup.comm, logits, L, COMM_MAX);
     comm_combine(g->setup.comm, g->host_router_sums, router_doubles(&g->m), COMM_SUM);
-    for (int l = 0; l < g->m.L; l++) {
-        double *s = g->host_layer_sums[l].squares, *r = g->host_router_sums + l * (ROUTER_SUMS + (int64_t)g->m.moe.E), logit = g->host_layer_sums[l].logit;
-        comm_combine(g->setup.comm, s, LAYER_SQUARES, COMM_SUM);
-        comm_combine(g->setup.comm, &logit, 1, COMM_MAX);
-        layers[l] = LayerStats{sqrt(s[STREAM] / (n * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), logit,
+    for (int l = 0; l < L; l++) {
+        const double *s = squares + (int64_t)l * LAYER_SQUARES, *r = g->host_router_sums + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
+        layers[l] = LayerStats{sqrt(s[STREAM] / (n * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), logits[l],
                                r[ROUTER_ENTROPY] / n, r[ROUTER_BALANCE] / n, r[ROUTER_SEQUENCE] / n, r[ROUTER_Z] / n, r + ROUTER_SUMS};
     }
+    free(squares);
 }
 
 // As after step 0.
@@ -586,8 +592,7 @@ static void gpt_compare(Gpt *g) {
     cudaCheck(cudaMemcpyAsync(g->host[GRADS], g->weights, bytes, cudaMemcpyDeviceToHost, g->gpu.stream));
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
     hash_add(&h, g->host[GRADS], bytes);
-    uint64_t hash = hash_end(&h);
-    CHECK(comm_agree(g->setup.comm, &hash, sizeof hash), "the processes no longer hold the same weights: memory or a transfer failed\n  -> --resume required goes on from the last checkpoint");
+    comm_check_weights(g->setup.comm, hash_end(&h));
 }
 
 static void gpt_fetch(Gpt *g, int kind) {
@@ -615,17 +620,33 @@ static const void *gpt_logits(Gpt *g, int64_t row) {
     return g->logits_row;
 }
 
-// One dry step over tokens 0: kernels are loaded, and with --tune on each matrix product without a plan is timed in its place. Weights and moments stay as they are.
+// Process 0's plans to all: another algorithm adds in another order, and its plans are the ones that are kept with the run.
+static void gpt_share_plans(Gpt *g) {
+    Comm *comm = g->setup.comm;
+    char *text = comm_rank(comm) ? NULL : plans_text(g->gpu.plans);
+    uint64_t size = text ? strlen(text) + 1 : 0;
+    comm_broadcast(comm, &size, sizeof size);
+    if (!text) text = (char *)check_alloc(size, "the plans of matrix products");
+    comm_broadcast(comm, text, size);
+    if (comm_rank(comm)) plans_read(g->gpu.plans, text, "process 0");
+    free(text);
+}
+
+// One dry step over tokens 0: kernels are loaded, and with --tune on each matrix product without a plan is timed in its place, by process 0 before the others begin.
+// Weights and moments stay as they are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);
     int32_t *zeros = (int32_t *)check_alloc((size_t)g->max.n * sizeof *zeros, "a batch");
+    if (comm_rank(g->setup.comm)) gpt_share_plans(g);
     g->gpu.plans->tuning = g->setup.tune;
     g->preparing = true;
     gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
     gpt_backward(g, 1, 0);
+    g->gpu.plans->tuning = false;
+    if (!comm_rank(g->setup.comm)) gpt_share_plans(g);
     gpt_loss(g);
-    g->gpu.plans->tuning = g->preparing = false;
+    g->preparing = false;
     free(zeros);
 }
 

@@ -173,6 +173,10 @@ static inline bool comm_agree(Comm *c, const void *data, size_t bytes) {
     return differ == 0;
 }
 
+static inline void comm_check_weights(Comm *c, uint64_t hash) {
+    CHECK(comm_agree(c, &hash, sizeof hash), "the processes no longer hold the same weights: memory or a transfer failed\n  -> --resume required goes on from the last checkpoint");
+}
+
 // ------------------------------------------------------------------------------------------------------------------ tensors of a CPU, in the background
 
 static inline void comm_wait(Comm *c) {

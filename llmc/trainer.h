@@ -68,7 +68,7 @@ static inline uint64_t run_hash(Run *r) {
         hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), (size_t)(entry_rows(&r->m, e) * e->row.cols) * r->t->element);
     }
     uint64_t hash = hash_end(&h);
-    CHECK(comm_agree(&r->comm, &hash, sizeof hash), "the processes no longer hold the same weights: memory or a transfer failed\n  -> --resume required goes on from the last checkpoint");
+    comm_check_weights(&r->comm, hash);
     return hash;
 }
 

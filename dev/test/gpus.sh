@@ -80,6 +80,14 @@ for p in fp32 bf16; do
     check "$p, graphs, recomputed"                 several 3 "$gpu" $short $experts --graph on --recompute on --steps 3 --out $p-graph
     check "$p: change no bit"                      same $p-experts-3 $p-graph
 
+    # Each process would find another algorithm the fastest, which adds in another order: the plans of process 0 are everyone's, and the run's.
+    tuned=$(echo "$short" | sed 's/--tune off/--tune on/')
+    fast() { which=$1; shift; several 2 sh -c "export EMU_CUBLASLT_FAST=$which"'; exec "$@"' sh "$@"; }
+    check "$p, 2 processes, plans of one"          fast 2 "$gpu" $tuned --steps 3 --out $p-tuned
+    check "$p, 2 processes, plans by timing"       fast '$((2 - RANK))' "$gpu" $tuned --steps 2 --out $p-plans
+    check "$p goes on by the plans"                fast 0 "$gpu" --out $p-plans --resume required --steps 3
+    check "$p: plans change no bit"                same $p-tuned $p-plans
+
     check "$p, 3 processes, stopped"               several 3 "$gpu" $short $experts --steps 2 --out $p-stopped
     cp -R $p-stopped $p-on-1 && cp -R $p-stopped $p-on-2 && cp -R $p-stopped $p-on-cpu
     check "$p goes on with 3"                      several 3 "$gpu" --out $p-stopped --resume required --steps 3
