@@ -755,9 +755,13 @@ static inline void run_open_folder(Run *r) {
     comm_broadcast(&r->comm, r->out, sizeof r->out);
 }
 
-// Ctrl-C or a scheduler's SIGTERM: the step in work is finished and saved. A second one ends at once. The one mutable global: a signal has no argument.
+// Ctrl-C or a scheduler's SIGTERM: the step in work is finished and saved. A second one, of either, ends at once. The one mutable global: a signal has no argument.
 static volatile sig_atomic_t run_stopped;
-static inline void run_stop(int signal) { run_stopped = signal; }
+static inline void run_stop(int number) {
+    run_stopped = number;
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+}
 
 // The signal that any of the processes got, or 0.
 static inline int run_signal(Run *r) {
@@ -772,7 +776,7 @@ static inline int run_train(Run *r) {
     struct sigaction stop;
     memset(&stop, 0, sizeof stop);
     stop.sa_handler = run_stop;
-    stop.sa_flags = (int)SA_RESETHAND | SA_RESTART;
+    stop.sa_flags = SA_RESTART;
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
     bool saved = r->step > 0, validated = r->log.validated;
