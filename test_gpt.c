@@ -589,6 +589,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"logger", test_logger},
     {"spikes", test_spikes},
     {"run", test_run},
+    {"run_sample", test_run_sample},
     {"run_tokens", test_run_tokens},
     {"refusals", test_run_refusals},
 };

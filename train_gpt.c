@@ -1066,7 +1066,7 @@ static real *gpt_stream(Gpt *g, const int32_t *inputs, int B, int T, bool counte
         b = gpt_block(g, l);
         block_forward(&b, x);
         if (b.p.moe && counted) gpt_count(g, &b);
-        if (g->watching) block_watch(&b, &g->watched[l], x);
+        if (g->watching && !g->extending) block_watch(&b, &g->watched[l], x);
         x = b.a.x;
     }
     return x;

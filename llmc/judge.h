@@ -44,7 +44,7 @@ typedef struct Trainer {
     void (*forward)(Gpt *gpt, const int32_t *inputs, const int32_t *targets, int B, int T);
     // Sampling: the next n tokens of one text, at positions `at`, at + 1, ... up to T of the setup. Keys and values of those before are kept (tensors.h, past_width), in memory
     // that the first call takes; at 0 another text begins, at a position before the last the text goes on from there. Gives the logits of the last token, as row 0: what
-    // forward gives for it, on the CPU to the bit. Adds to no loss, and of several processes concerns the one that asks, as each has all weights.
+    // forward gives for it, on the CPU to the bit. Adds to no loss, is not measured, and of several processes concerns the one that asks, as each has all weights.
     void (*extend)(Gpt *gpt, const int32_t *inputs, int n, int at);
     // Adds the gradient of scale * (sum over the tokens of the last forward) to GRADS. Consumes the logits. last: of a step, nothing more is added before update.
     void (*backward)(Gpt *gpt, double scale, int last);
