@@ -987,9 +987,10 @@ struct Gpt {
 };
 
 static Past gpt_past(const Gpt *g, int l) {
+    if (!g->extending) return (Past){NULL, NULL, 0};
     int64_t T = g->max.T;
     real *k = g->past + l * T * past_width(&g->m);
-    return g->extending ? (Past){k, k + T * g->m.KV * qk_size(&g->m), g->before} : (Past){NULL, NULL, 0};
+    return (Past){k, k + T * g->m.KV * qk_size(&g->m), g->before};
 }
 
 static Block gpt_block(const Gpt *g, int l) {

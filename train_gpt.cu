@@ -247,9 +247,10 @@ static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
 static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
 
 static Past gpt_past(const Gpt *g, int l) {
+    if (!g->extending) return Past{};
     int64_t T = g->max.T;
     real *k = g->past + l * T * past_width(&g->m);
-    return g->extending ? Past{k, k + T * g->m.KV * qk_size(&g->m), g->before} : Past{};
+    return Past{k, k + T * g->m.KV * qk_size(&g->m), g->before};
 }
 
 static Block gpt_block(const Gpt *g, int l) {
