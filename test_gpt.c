@@ -419,6 +419,98 @@ static void test_causality(void) {
     }
 }
 
+// ------------------------------------------------------------------------------------------------------------------ sampling
+// Trainer.extend gives, to the bit, the logits of the full forward, whatever the pieces of the text, and whatever was in the cache before.
+
+typedef struct { const Trainer *t; Gpt *g; const Case *c; int32_t tokens[MAX_TOKENS]; int length; double *logits; } Text;
+
+static double logit_at(const Text *x, int64_t row, int j) {
+    const void *z = x->t->logits(x->g, row);
+    return x->t->element == sizeof(float) ? ((const float *)z)[j] : ((const double *)z)[j];
+}
+
+static Text text_make(const Trainer *t, Gpt *g, const Case *c, uint64_t seed) {
+    Text x = {.t = t, .g = g, .c = c, .length = c->m.T, .logits = check_alloc((size_t)(c->m.T * c->m.V) * sizeof(double), "logits")};
+    int32_t targets[MAX_TOKENS];
+    fill_tokens(x.tokens, targets, x.length, c->m.V, seed);
+    t->forward(g, x.tokens, NULL, 1, x.length);
+    for (int row = 0; row < x.length; row++)
+        for (int j = 0; j < c->m.V; j++) x.logits[row * c->m.V + j] = logit_at(&x, row, j);
+    return x;
+}
+
+// The text from position `at` on, in pieces up to a 0 or its end.
+static void expect_text(const Text *x, int at, const int *pieces) {
+    int wrong = 0, V = x->c->m.V;
+    for (int i = 0; pieces[i] && at < x->length; at += pieces[i++]) {
+        x->t->extend(x->g, x->tokens + at, pieces[i], at);
+        const double *want = x->logits + (int64_t)(at + pieces[i] - 1) * V;
+        for (int j = 0; j < V; j++) wrong += logit_at(x, 0, j) != want[j];
+    }
+    EXPECT(wrong == 0, "%s in %s, pieces %d, %d, %d ... to position %d: %d logits differ from the full forward's", x->c->name, x->t->precision, pieces[0], pieces[1], pieces[2], at, wrong);
+}
+
+static void extend_case(const Trainer *t, const Case *c, const int (*pieces)[16], int count) {
+    Layout layout = layout_make(&c->m);
+    Gpt *g = t->create(&c->m, &(Setup){.B = 1, .T = c->m.T});
+    fill_weights(t, g, &layout, 14, 4);
+    Text one = text_make(t, g, c, 15), other = text_make(t, g, c, 16);
+    for (int i = 0; i < count; i++) {
+        expect_text(&one, 0, pieces[i]);
+        expect_text(&other, 0, pieces[i]);                                        // another text begins: nothing of the first is left
+    }
+    expect_text(&one, 0, (const int[]){3, 1, 0, 0});
+    expect_text(&other, 0, (const int[]){2, 0, 0, 0});                            // shorter than what is in the cache
+    t->forward(g, one.tokens, NULL, 1, one.length);                               // does not touch it
+    expect_text(&other, 2, (const int[]){1, 1, 2, 0});
+    expect_text(&other, 4, (const int[]){1, 1, 0, 0});                            // back, and on from there
+    free(one.logits), free(other.logits);
+    t->destroy(g);
+    layout_free(&layout);
+}
+
+static Gpt *extend_model(int training) {
+    Case c = make_case(MODE_SPAN, FAMILY_LLAMA, 0);
+    Layout layout = layout_make(&c.m);
+    Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = 2, .T = c.m.T, .training = training});
+    fill_weights(&judge_fp64, g, &layout, 14, 4);
+    judge_fp64.extend(g, (const int32_t[]){1, 2, 3, 4}, 4, 0);
+    layout_free(&layout);
+    return g;
+}
+
+static void extend_refused(void *arg) {
+    const int *given = arg;                                                       // tokens, position, what happens before
+    const int32_t tokens[16] = {0};
+    Gpt *g = extend_model(1);
+    if (given[2] == 1) judge_fp64.store(g, WEIGHTS, 0);
+    if (given[2] == 2) {
+        judge_fp64.forward(g, tokens, tokens, 1, 9);
+        judge_fp64.backward(g, 1.0 / 9, 1);
+        judge_fp64.update(g, &(AdamW){.beta1 = 0.9, .beta2 = 0.9, .eps = 1, .step = 1});
+    }
+    if (given[2] == 3) judge_fp64.extend(g, tokens, 2, 0);                        // a shorter text
+    judge_fp64.extend(g, tokens, given[0], given[1]);
+}
+
+static void test_extend(void) {
+    static const int SHORT[][16] = {{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 1, 1, 1, 1, 1}, {1, 5, 3}, {2, 1, 6}}, LONG[][16] = {{63, 1, 1, 62, 1, 1, 35}, {100, 64}, {1, 130, 1, 1, 31}};
+    static const Trainer *const TRAINERS[] = {&judge_fp64, &judge_fp32, &judge_bf16};
+    Case cases[MAX_CASES];
+    int count = all_cases(cases);
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < count; i++) extend_case(TRAINERS[k], &cases[i], SHORT, 5);
+        for (int family = 0; family < FAMILIES; family++) {                       // several blocks of queries and keys
+            Case c = make_case(family % 2 ? MODE_HYBRID : MODE_SPAN, family, 0);
+            c.m.T = KEY_BLOCK + 36;
+            extend_case(TRAINERS[k], &c, LONG, 3);
+        }
+    }
+    static const struct { int given[3]; const char *words; } REFUSED[] = {{{1, 5, 0}, "of only 4 tokens"}, {{6, 4, 0}, "6 tokens at position 4 of a text, where memory was made for 9"}, {{1, 9, 0}, "made for 9"},
+        {{0, 4, 0}, "0 tokens"}, {{1, -1, 0}, "position -1"}, {{INT32_MAX, 4, 0}, "made for 9"}, {{1, 4, 1}, "of only 0 tokens"}, {{1, 4, 2}, "of only 0 tokens"}, {{1, 4, 3}, "of only 2 tokens"}};
+    for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) EXPECT_REFUSAL(extend_refused, (void *)REFUSED[i].given, REFUSED[i].words);
+}
+
 // ------------------------------------------------------------------------------------------------------------------ the runner
 
 TestCount test_count;
@@ -483,6 +575,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"distinct", test_distinct},
     {"invariance", test_invariance},
     {"causality", test_causality},
+    {"extend", test_extend},
     {"json", test_json},
     {"checkpoint", test_checkpoint},
     {"stories", test_stories},
@@ -496,6 +589,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"logger", test_logger},
     {"spikes", test_spikes},
     {"run", test_run},
+    {"run_sample", test_run_sample},
     {"run_tokens", test_run_tokens},
     {"refusals", test_run_refusals},
 };

@@ -299,6 +299,45 @@ GPU_TEST(cuda_logits) {
     }
 }
 
+// A text in pieces (Trainer.extend) against the full forward: of the judge, and of the same trainer, whose attention then comes from another kernel.
+static void compare_extended(int mode, int family, int sdd) {
+    static const int PIECES[][6] = {{TIME}, {7, 1, 1, 3, 1, 6}, {1, 1, 1, 15, 1}, {18, 1}};
+    Pair p = pair_open(mode, family, sdd, RECOMPUTE_OFF);
+    for (int i = 0; i < 4; i++) {
+        int32_t inputs[TIME], targets[TIME];
+        Values got, own, want;
+        fill_tokens(inputs, targets, TIME, p.m.V, (uint64_t)(40 + i));        // another text each time: nothing of the one before is left
+        for (int at = 0, k = 0; k < 6 && PIECES[i][k]; at += PIECES[i][k++]) {
+            CUDA->extend(p.cuda, inputs + at, PIECES[i][k], at);
+            const float *z = (const float *)CUDA->logits(p.cuda, 0);
+            got.insert(got.end(), z, z + p.m.V);
+        }
+        CUDA->forward(p.cuda, inputs, NULL, 1, TIME);
+        JUDGE->forward(p.judge, inputs, NULL, 1, TIME);
+        for (int at = 0, k = 0; k < 6 && PIECES[i][k]; k++) {
+            at += PIECES[i][k];
+            const float *z = (const float *)CUDA->logits(p.cuda, at - 1);
+            const double *y = (const double *)JUDGE->logits(p.judge, at - 1);
+            own.insert(own.end(), z, z + p.m.V);
+            want.insert(want.end(), y, y + p.m.V);
+        }
+        EXPECT(nmse(got, want) <= TOLERANCE, "%s, text %d in pieces: logits off by nmse %.2g from the judge's", p.name, i, nmse(got, want));
+        EXPECT(nmse(got, own) <= TOLERANCE, "%s, text %d in pieces: logits off by nmse %.2g from the full forward's", p.name, i, nmse(got, own));
+    }
+    pair_close(&p);
+}
+
+GPU_TEST(cuda_extend) {
+    for (int mode : HEADLINE)
+        for (int family : {FAMILY_GPT2, FAMILY_LLAMA, FAMILY_OLMOE, FAMILY_DEEPSEEK})
+            for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) compare_extended(mode, family, sdd);
+    compare_extended(MODE_QKVC_POST, FAMILY_LLAMA, 0);
+    compare_extended(MODE_OLMO2, FAMILY_GPT2, 0);
+    compare_extended(MODE_NGPT, FAMILY_LLAMA, 0);
+    compare_extended(MODE_HYBRID, FAMILY_LATENT, 0);
+    compare_extended(MODE_NGPT, FAMILY_LATENT, 0);
+}
+
 // The lengths that nGPT's matrices have, given to weights of any length, which then stay what they are; elsewhere nothing changes.
 GPU_TEST(cuda_normalize) {
     for (int mode : {(int)MODE_NGPT, (int)MODE_SPAN}) {

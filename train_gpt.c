@@ -133,16 +133,16 @@ static void norm_backward(real *dx, const real *dy, const real *x, const Norm *s
 
 // ------------------------------------------------------------------------------------------------------------------ RoPE
 // Rotary positions (Su et al. 2021), half-split: of the last R of a head's `size` channels, the pair (i, i + R/2) turns by t * theta^(-2i/R). In place.
-// direction +1 forward, -1 backward (the transpose of a rotation).
+// direction +1 forward, -1 backward (the transpose of a rotation). past: rows of the sequence before the first, which stands at position t = past.
 
-typedef struct { int B, T, heads, size, R; double theta; } RopeShape;
+typedef struct { int B, T, heads, size, R, past; double theta; } RopeShape;
 
 static void rope(real *x, RopeShape s, int direction) {
     int half = s.R / 2;
 #pragma omp parallel for collapse(2) schedule(static)
     for (int t = 0; t < s.T; t++)
         for (int i = 0; i < half; i++) {
-            double angle = t * pow(s.theta, -2.0 * i / s.R);
+            double angle = (s.past + t) * pow(s.theta, -2.0 * i / s.R);
             real cosine = (real)cos(angle), sine = (real)(direction * sin(angle));
             for (int64_t b = 0; b < s.B; b++)
                 for (int h = 0; h < s.heads; h++) {
@@ -158,8 +158,9 @@ static void rope(real *x, RopeShape s, int direction) {
 // q: [n, NH, QK], k: [n, KV, QK], v: [n, KV, HS], c: [n, NH, HS]; head h reads kv head h / (NH / KV). Saved: lse, the log-sum-exp of each row of S. peak: its largest value.
 // S is never stored whole: QUERY_BLOCK x KEY_BLOCK of it at a time in a thread's own scratch. Forward, c and the sums so far fade by exp(old - new maximum)
 // from block to block (online softmax: Milakov, Gimelshein 2018; Dao et al. 2022); backward computes S again.
+// Forward with a past (B is 1 then): k and v begin `past` rows before q. Blocks of queries end at the same positions with and without it, so the bits are the same too.
 
-typedef struct { int B, T, NH, KV, QK, HS; real scale; } AttnShape;
+typedef struct { int B, T, NH, KV, QK, HS, past; real scale; } AttnShape;
 
 static inline int thread_id(void) {
 #ifdef _OPENMP
@@ -170,14 +171,15 @@ static inline int thread_id(void) {
 }
 
 static void attention_forward(real *c, real *peak, real *lse, real *scores, const real *q, const real *k, const real *v, AttnShape s) {
-    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T;
+    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T, end = s.past + T;
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++) {
             real *S = scores + (int64_t)thread_id() * 2 * QUERY_BLOCK * KEY_BLOCK;
             int64_t kv = h / (s.NH / s.KV), q_bh = b * T * qs + h * s.QK, k_bh = b * T * ks + kv * s.QK, c_bh = b * T * cs + h * s.HS, v_bh = b * T * vs + kv * s.HS;
-            for (int64_t t0 = 0; t0 < T; t0 += QUERY_BLOCK) {
-                int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, q_t = q_bh + t0 * qs, c_t = c_bh + t0 * cs;
+            for (int64_t t0 = s.past, rows; t0 < end; t0 += rows) {          // positions; q and c begin at the first
+                rows = QUERY_BLOCK - t0 % QUERY_BLOCK < end - t0 ? QUERY_BLOCK - t0 % QUERY_BLOCK : end - t0;
+                int64_t row0 = t0 - s.past, q_t = q_bh + row0 * qs, c_t = c_bh + row0 * cs;
                 real max[QUERY_BLOCK], sum[QUERY_BLOCK];
                 for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
                     int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK;
@@ -203,8 +205,8 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
                 }
                 for (int64_t i = 0; i < rows; i++) {
                     for (int j = 0; j < s.HS; j++) c[c_t + i * cs + j] /= sum[i];
-                    peak[(b * T + t0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];        // max passes over NaN, the sum does not
-                    lse[(b * T + t0 + i) * s.NH + h] = max[i] + (real)log(sum[i]);
+                    peak[(b * T + row0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];        // max passes over NaN, the sum does not
+                    lse[(b * T + row0 + i) * s.NH + h] = max[i] + (real)log(sum[i]);
                 }
             }
         }
@@ -515,6 +517,9 @@ static void crossentropy_backward(real *logits, const real *logsum, const int32_
 // ------------------------------------------------------------------------------------------------------------------ the block
 // What the functions of one block share: its place in the mode, its parameters and activations, and their gradients.
 
+// k [T, KV, QK] and v [T, KV, HS] of all positions of one text, in one layer (tensors.h, past_width), and how many there are already. k is NULL in a forward of whole sequences.
+typedef struct Past { real *k, *v; int rows; } Past;
+
 typedef struct Block {
     const Model *m;
     const Sizes *s;
@@ -522,6 +527,7 @@ typedef struct Block {
     Params w;
     Grads dw;
     Acts a, d;
+    Past past;
     real loss_scale;                                    // backward: the gradient of the micro-batch's mean loss, for the router's
 } Block;
 
@@ -550,15 +556,15 @@ static real *slot_backward(const Norm *norm, real *dx, real *dy, const real *x) 
 // nGPT: q and k have length 1 when they meet, so scores are scaled up, and both read the one gain s_qk, after RoPE.
 static AttnShape attn_shape(const Block *b) {
     int QK = qk_size(b->m);
-    return (AttnShape){b->s->B, b->s->T, b->m->NH, b->m->KV, QK, b->m->HS, (real)(b->p.q.on == L2 ? sqrt(QK) : 1 / sqrt(QK))};
+    return (AttnShape){b->s->B, b->s->T, b->m->NH, b->m->KV, QK, b->m->HS, b->past.rows, (real)(b->p.q.on == L2 ? sqrt(QK) : 1 / sqrt(QK))};
 }
 
 static LinearShape linear_shape(const Block *b, int out, int in, double c) { return (LinearShape){b->s->n, out, in, out, (real)c}; }
 
 static void qk_rope(const Block *b, real *q, real *k, int direction) {
     const Model *m = b->m;
-    rope(q, (RopeShape){b->s->B, b->s->T, m->NH, qk_size(m), rotary_size(m), m->theta}, direction);
-    rope(k, (RopeShape){b->s->B, b->s->T, m->KV, qk_size(m), rotary_size(m), m->theta}, direction);
+    rope(q, (RopeShape){b->s->B, b->s->T, m->NH, qk_size(m), rotary_size(m), b->past.rows, m->theta}, direction);
+    rope(k, (RopeShape){b->s->B, b->s->T, m->KV, qk_size(m), rotary_size(m), b->past.rows, m->theta}, direction);
 }
 
 static Norm k_norm(const Block *b) {
@@ -605,6 +611,13 @@ static void kv_backward(const Block *b, real *du, const real *dk, const real *dv
     linear_backward(du, b->dw.wkva + rotary, NULL, b->d.kr, u, b->w.wkva + rotary, linear_shape(b, R, m->C, b->p.attn_c), ADD);
 }
 
+// Keys or values as attention reads them, `width` a row: x itself, or with a past all rows of the text so far, which x now joins.
+static const real *past_join(const Block *b, real *past, const real *x, int width) {
+    if (!past) return x;
+    memcpy(past + (int64_t)b->past.rows * width, x, (size_t)b->s->n * (size_t)width * sizeof(real));
+    return past;
+}
+
 // y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(k)), N_v(v))); for L2, N(rope(.))
 static void attn_branch_forward(const Block *b, real *y, const real *u) {
     const Model *m = b->m;
@@ -615,7 +628,8 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
     if (m->rope && l2) qk_rope(b, b->a.q, b->a.k, +1);
     real *q = slot_forward(&nq, b->a.qn, b->a.q), *k = slot_forward(&nk, b->a.kn, b->a.k), *v = slot_forward(&nv, b->a.vn, b->a.v);
     if (m->rope && !l2) qk_rope(b, q, k, +1);
-    attention_forward(b->a.c, b->a.peak, b->a.lse, b->a.scores, q, k, v, attn_shape(b));
+    const real *keys = past_join(b, b->past.k, k, m->KV * qk_size(m)), *values = past_join(b, b->past.v, v, m->KV * m->HS);
+    attention_forward(b->a.c, b->a.peak, b->a.lse, b->a.scores, q, keys, values, attn_shape(b));
     real *c = slot_forward(&nc, b->a.cn, b->a.c);
     linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, m->NH * m->HS, 1));
 }
@@ -957,6 +971,9 @@ struct Gpt {
     Layout layout;
     ActLayout act_layout;
     real *tensors[TENSOR_KINDS], *acts, *grads;         // parameters, their gradients and moments; activations and their gradients
+    real *past;                                         // keys and values of a text, layer by layer; made when extend first asks for it
+    int past_rows, before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
+    bool extending;
     int recompute;
     real z_loss;
     double ce, z, router;                               // sums of losses over the tokens seen since they were last asked
@@ -969,9 +986,16 @@ struct Gpt {
     int32_t *inputs, *targets;
 };
 
+static Past gpt_past(const Gpt *g, int l) {
+    if (!g->extending) return (Past){NULL, NULL, 0};
+    int64_t T = g->max.T;
+    real *k = g->past + l * T * past_width(&g->m);
+    return (Past){k, k + T * g->m.KV * qk_size(&g->m), g->before};
+}
+
 static Block gpt_block(const Gpt *g, int l) {
     return (Block){&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->tensors[WEIGHTS], l), grads_view(&g->layout, g->tensors[GRADS], l),
-                   acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), 0};
+                   acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), gpt_past(g, l), 0};
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
@@ -1005,6 +1029,7 @@ static void gpt_destroy(Gpt *g) {
     for (int kind = 0; kind < TENSOR_KINDS; kind++) free(g->tensors[kind]);
     free(g->acts);
     free(g->grads);
+    free(g->past);
     free(g->inputs);
     free(g->targets);
     free(g->watched);
@@ -1025,7 +1050,8 @@ static void gpt_count(Gpt *g, const Block *b) {
     for (int j = 0; j < r.E; j++) b->a.loads[j] += b->a.load[r.B * r.E + j];
 }
 
-static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
+// From tokens to the stream out of the last block. counted: routers' losses are part of this forward's.
+static real *gpt_stream(Gpt *g, const int32_t *inputs, int B, int T, bool counted) {
     const Model *m = &g->m;
     CHECK(B * T <= g->max.n && T <= g->max.T, "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
     g->now.B = B;
@@ -1035,21 +1061,33 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     for (int i = 0; i < g->now.n; i++) CHECK(inputs[i] >= 0 && inputs[i] < m->V, "token %d, expected 0..%d\n  -> --vocab must cover the data", inputs[i], m->V - 1);
     Block b = gpt_block(g, 0);
     Norm emb = NORM(&b, emb);
-    embedding_forward(emb.site.on ? b.a.raw : b.a.e, g->inputs, b.w.wte, b.w.wpe, B, T, m->C, (real)m->emb_scale);
+    embedding_forward(emb.site.on ? b.a.raw : b.a.e, g->inputs, b.w.wte, at(b.w.wpe, (int64_t)b.past.rows * m->C), B, T, m->C, (real)m->emb_scale);
     real *x = slot_forward(&emb, b.a.e, emb.site.on ? b.a.raw : b.a.e);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_forward(&b, x);
-        if (b.p.moe && targets) gpt_count(g, &b);
-        if (g->watching) block_watch(&b, &g->watched[l], x);
+        if (b.p.moe && counted) gpt_count(g, &b);
+        if (g->watching && !g->extending) block_watch(&b, &g->watched[l], x);
         x = b.a.x;
     }
-    Norm fin = NORM(&b, fin);
+    return x;
+}
+
+// The logits of the rows in work, of which x is the stream.
+static void gpt_head(Gpt *g, real *x) {
+    const Model *m = &g->m;
+    Block b = gpt_block(g, m->L - 1);
+    Norm fin = NORM(&b, fin), gain = logits_gain(&b);
     x = slot_forward(&fin, b.a.fx, x);
-    Norm gain = logits_gain(&b);
     linear_forward(gain.site.on ? b.a.z : b.a.logits, x, m->tied ? b.w.wte : b.w.wlm, NULL, linear_shape(&b, m->Vp, m->C, 1));
     slot_forward(&gain, b.a.logits, b.a.z);
+}
+
+static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
+    const Model *m = &g->m;
+    gpt_head(g, gpt_stream(g, inputs, B, T, targets != NULL));
     if (!targets) return;
+    Block b = gpt_block(g, m->L - 1);
     memcpy(g->targets, targets, (size_t)g->now.n * sizeof *targets);
     for (int i = 0; i < g->now.n; i++) CHECK(targets[i] >= 0 && targets[i] < m->V, "target %d, expected 0..%d\n  -> --vocab must cover the data", targets[i], m->V - 1);
     crossentropy_forward(b.a.losses, b.a.logsum, b.a.logits, g->targets, g->now.n, m->V, m->Vp);
@@ -1058,6 +1096,20 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
         g->z += (double)g->z_loss * b.a.logsum[i] * b.a.logsum[i];
     }
     g->seen += g->now.n;
+}
+
+// Everything but attention and positions is the business of one token: the new rows go through the same blocks, and read the keys and values of those before.
+static void gpt_extend(Gpt *g, const int32_t *inputs, int n, int position) {
+    int T = g->max.T;
+    extend_check(n, position, g->past_rows, T);
+    if (!g->past) g->past = check_alloc((size_t)g->m.L * (size_t)T * (size_t)past_width(&g->m) * sizeof(real), "the keys and values of a text");
+    g->extending = true;
+    g->before = position;
+    real *x = gpt_stream(g, inputs, 1, n, false);
+    g->now.T = g->now.n = 1;                                // of the last row alone
+    gpt_head(g, x + (int64_t)(n - 1) * g->m.C);
+    g->past_rows = position + n;
+    g->extending = false;
 }
 
 // Means over all tokens that all processes saw; *square, theirs too, becomes the sum of it.
@@ -1114,9 +1166,9 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     if (traveling) gpt_reduce(g, -1);
 }
 
-// The tensors are the host's own: nothing to bring and nothing to send.
+// The tensors are the host's own: nothing to bring and nothing to send. Keys and values are of the weights before.
 static void gpt_fetch(Gpt *g, int kind) { (void)g, (void)kind; }
-static void gpt_store(Gpt *g, int kind, int64_t step) { (void)g, (void)kind, (void)step; }
+static void gpt_store(Gpt *g, int kind, int64_t step) { (void)kind, (void)step; g->past_rows = 0; }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->tensors[kind] ? g->tensors[kind] + (kind < ADAM_M ? e->offset : e->state) : NULL; }
 
@@ -1218,6 +1270,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     Update u = {gpt_means(g, &square), sqrt(square), 0};
     u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.loss.router) && isfinite(u.norm) && (!o->most_ce || u.loss.ce <= o->most_ce) && (!o->most_norm || u.norm <= o->most_norm);
     if (!u.applied) return u;
+    g->past_rows = 0;                                                       // of the weights before
     real correct1 = (real)(1 / (1 - pow(o->beta1, (double)o->step))), correct2 = (real)(1 / (1 - pow(o->beta2, (double)o->step)));
     real b1 = (real)o->beta1, b2 = (real)o->beta2, eps = (real)o->eps, scale = (real)(o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1);
     int processes = comm_size(g->comm);
@@ -1300,7 +1353,7 @@ static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 
 #define NAMED(a, b) JOIN(a, b)
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
-const Trainer NAMED(judge_, PREC) = {"cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
+const Trainer NAMED(judge_, PREC) = {"cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward,
                                      gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL, gpt_peak};
 
 int main(int argc, char **argv) {

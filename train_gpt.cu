@@ -40,6 +40,9 @@ struct Gpt {
     double *router_sums, *host_router_sums;             // of each layer ROUTER_SUMS sums and E loads
     bool watching;
     int64_t seen, watched;                              // tokens in state->sums, in layer_sums
+    real *past;                                         // keys and values of a text, layer by layer; made when extend first asks for it
+    int past_rows, before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
+    bool extending;
     cudaGraphExec_t forward_graph, backward_graph;
     double scale;                                       // of the backward in work, and in its graph
     bool preparing;                                     // the dry step of gpt_prepare: nothing is recorded
@@ -66,7 +69,9 @@ static int64_t gpt_count(const Layout *layout, int kind, bool training) {
     return owned ? layout->state : layout->total;
 }
 
-// Bytes on the device, all that gpt_create takes.
+static inline int64_t past_values(const Model *m, int T) { return (int64_t)m->L * T * past_width(m); }
+
+// Bytes on the device: all that gpt_create takes, and without training what extend does.
 static size_t gpt_bytes(const Model *m, const Setup *setup) {
     Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
     Layout layout = layout_make(m);
@@ -74,7 +79,7 @@ static size_t gpt_bytes(const Model *m, const Setup *setup) {
     layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
     size_t weights = (size_t)layout.total * (gpt_ratio() > 1 ? sizeof(real) : 0) + (comm_size(setup->comm) > 1 ? (size_t)NCCL_MIB << 20 : 0);
     for (int kind = 0; kind < (setup->training ? TENSOR_KINDS : WEIGHTS + 1); kind++) weights += (size_t)gpt_count(&layout, kind, setup->training) * sizeof(float);
-    size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : 0)) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
+    size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : past_values(m, setup->T))) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
                    (size_t)scratch_floats(m, setup) * sizeof(float) + (size_t)m->L * sizeof(LayerSums) + (size_t)router_doubles(m) * sizeof(double) + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums)) +
                    PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
     layout_free(&layout);
@@ -218,7 +223,7 @@ static void gpt_destroy(Gpt *g) {
     nccl_close(&g->nccl);
     if (g->forward_graph) cudaCheck(cudaGraphExecDestroy(g->forward_graph));
     if (g->backward_graph) cudaCheck(cudaGraphExecDestroy(g->backward_graph));
-    void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->rotary, g->batch, g->gpu.scratch, g->state, g->entries, g->layer_sums, g->tensor_sums, g->router_sums};
+    void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->past, g->rotary, g->batch, g->gpu.scratch, g->state, g->entries, g->layer_sums, g->tensor_sums, g->router_sums};
     for (void *p : device) cudaCheck(cudaFree(p));
     for (int kind = 0; kind < TENSOR_KINDS; kind++) {
         cudaCheck(cudaFree(g->tensors[kind]));
@@ -241,9 +246,18 @@ static const int32_t *gpt_inputs(const Gpt *g) { return g->batch; }
 static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
 static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
 
+static Past gpt_past(const Gpt *g, int l) {
+    if (!g->extending) return Past{};
+    int64_t T = g->max.T;
+    real *k = g->past + l * T * past_width(&g->m);
+    return Past{k, k + T * g->m.KV * qk_size(&g->m), g->before};
+}
+
 static Block gpt_block(const Gpt *g, int l) {
+    Past past = gpt_past(g, l);
+    const float2 *rotary = g->rotary ? g->rotary + (int64_t)past.rows * rotary_size(&g->m) / 2 : nullptr;
     return Block{&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->weights, l), grads_view(&g->layout, g->tensors[GRADS], l),
-                 acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), g->rotary,
+                 acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), past, rotary,
                  g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
@@ -260,28 +274,35 @@ static void model_count(Gpt *g, const Block *b, int l) {
 // nGPT's s_z: logits have a gain, which the classifier applies.
 static Norm logits_gain(const Block *b) { return block_norm(b, b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr); }
 
-// Everything from tokens to logits, or to what becomes them with their gain. counted: routers' losses are part of this forward's.
-static void model_forward(Gpt *g, bool counted) {
+// From tokens to the stream out of the last block. counted: routers' losses are part of this forward's.
+static real *model_stream(Gpt *g, bool counted) {
     const Model *m = &g->m;
     Block b = gpt_block(g, 0);
     Norm emb = NORM(&b, emb);
-    embedding_forward(emb.site.on ? b.a.raw : b.a.e, gpt_inputs(g), b.w.wte, b.w.wpe, g->now.B, g->now.T, m->C, (float)m->emb_scale, &g->gpu);
+    const real *wpe = b.w.wpe ? b.w.wpe + (int64_t)b.past.rows * m->C : nullptr;
+    embedding_forward(emb.site.on ? b.a.raw : b.a.e, gpt_inputs(g), b.w.wte, wpe, g->now.B, g->now.T, m->C, (float)m->emb_scale, &g->gpu);
     real *x = slot_forward(&emb, b.a.e, emb.site.on ? b.a.raw : b.a.e, &g->gpu);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
         if (b.p.moe && counted) model_count(g, &b, l);
-        if (g->watching) block_watch(&b, &g->layer_sums[l], x);
+        if (g->watching && !g->extending) block_watch(&b, &g->layer_sums[l], x);
         x = b.a.x;
     }
+    return x;
+}
+
+// The logits of the rows in work, of which x is the stream; or what becomes them with their gain.
+static void model_head(Gpt *g, real *x) {
+    Block b = gpt_block(g, g->m.L - 1);
     Norm fin = NORM(&b, fin);
     x = slot_forward(&fin, b.a.fx, x, &g->gpu);
-    linear_forward(b.a.logits, x, gpt_head(g, &b), nullptr, nullptr, 0, linear_shape(&b, m->Vp, m->C, 1), &g->gpu);
+    linear_forward(b.a.logits, x, gpt_head(g, &b), nullptr, nullptr, 0, linear_shape(&b, g->m.Vp, g->m.C, 1), &g->gpu);
 }
 
 // From tokens to losses; where a backward can follow, logits become their gradient here, in the one pass over them, except where they have a gain.
 static void model_loss(Gpt *g) {
-    model_forward(g, true);
+    model_head(g, model_stream(g, true));
     Block b = gpt_block(g, 0);
     Norm gain = logits_gain(&b);
     if (gain.site.on) gained_classifier_forward(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), &gain, g->m.V, &g->gpu);
@@ -289,8 +310,8 @@ static void model_loss(Gpt *g) {
     loss_sums(g->state->sums, b.a.losses, b.a.logsum, g->now.n, (float)g->setup.z_loss, &g->gpu);
 }
 
-static void model_logits(Gpt *g) {
-    model_forward(g, false);
+static void model_logits(Gpt *g, real *x) {
+    model_head(g, x);
     Block b = gpt_block(g, 0);
     Norm gain = logits_gain(&b);
     slot_forward(&gain, b.a.logits, b.a.logits, &g->gpu);
@@ -377,9 +398,25 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     g->now.n = B * T;
     if (g->watching) g->watched += g->now.n;
     gpt_stage(g, inputs, targets);
-    if (!targets) { model_logits(g); return; }
+    if (!targets) { model_logits(g, model_stream(g, false)); return; }
     gpt_replay(g, &g->forward_graph, model_loss);
     g->seen += g->now.n;
+}
+
+// The new rows go through the blocks as any others do, and attention reads the keys and values of those before.
+static void gpt_extend(Gpt *g, const int32_t *inputs, int n, int position) {
+    extend_check(n, position, g->past_rows, g->max.T);
+    if (!g->past) g->past = device_alloc<real>(past_values(&g->m, g->max.T), "the keys and values of a text");
+    g->now.B = 1;
+    g->now.T = g->now.n = n;
+    g->extending = true;
+    g->before = position;
+    gpt_stage(g, inputs, nullptr);
+    real *x = model_stream(g, false);
+    g->now.T = g->now.n = 1;                                // of the last row alone
+    model_logits(g, x + (int64_t)(n - 1) * g->m.C);
+    g->past_rows = position + n;
+    g->extending = false;
 }
 
 static void gpt_backward(Gpt *g, double scale, int last) {
@@ -489,6 +526,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
         gpt_add_up(g);
         adamw_apply(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     }
+    g->past_rows = 0;                                          // of the weights before
     gpt_balance(g, o->lr[LR_BALANCE]);
     if (g->m.mode->unit) unit_lines(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     gpt_spread(g, g->weights);
@@ -609,6 +647,7 @@ static void gpt_store(Gpt *g, int kind, int64_t step) {
     cudaCheck(cudaMemcpyAsync(gpt_whole(g, kind), g->host[kind], gpt_whole_bytes(g, kind), cudaMemcpyHostToDevice, g->gpu.stream));
     if (kind == WEIGHTS) weights_round(g->weights, gpt_whole(g, kind), g->layout.total, g->setup.stochastic, gpt_rounding(g, step), &g->gpu);
     if (kind == WEIGHTS && gpt_has_parts(g)) gpt_copy_parts(g, true);
+    g->past_rows = 0;
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
 }
 
@@ -658,7 +697,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 #define NAMED(a, b) JOIN(a, b)
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
-const Trainer NAMED(cuda_, PREC) = {"cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_backward,
+const Trainer NAMED(cuda_, PREC) = {"cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward,
                                     gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
 
 int main(int argc, char **argv) {

@@ -21,7 +21,7 @@ cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} STARTUP=${STARTUP:-150} PYTHON=${PYTHON:-python3}
 STAGES="build tests runs sanitize kernels train124 train740 torch report"
 MODES="pre span post hybrid sdd"
-LAYERS="activation adamw attention combine classifier embedding experts gradient_norm graph linear loss_sums norm qkv rounding router_"      # words in the names of the small tests
+LAYERS="activation adamw attention combine classifier decode embedding experts gradient_norm graph linear loss_sums norm qkv rounding router_"      # words in the names of the small tests
 export OMP_WAIT_POLICY=passive
 
 say() { echo "$(date +%H:%M:%S) $*"; }

@@ -11,6 +11,7 @@
 // SET or ADD: every gradient of an activation is SET by the first that writes it; what comes from a second reader is its `add`.
 #pragma once
 #include "attention.cuh"
+#include "decode.cuh"
 #include "embed.cuh"
 #include "ffn.cuh"
 #include "linear.cuh"
@@ -30,7 +31,8 @@ typedef struct Block {
     Params w;
     Grads dw;
     Acts a, d;
-    const float2 *rotary;
+    Past past;
+    const float2 *rotary;                               // from the position of the first row on
     wide *router_bias;                                  // the master weights: the steps of the bias are too small for bfloat16
     float loss_scale;                                   // backward: the gradient of the micro-batch's mean loss, for the router's
     Gpu *gpu;
@@ -137,7 +139,9 @@ static inline void attn_branch_forward(const Block *b, real *y, const real *u, c
         linear_forward(b->a.kvb, b->a.kvcn, b->w.wkvb, nullptr, nullptr, 0, linear_shape(b, 2 * m->NH * m->HS, m->kv_rank, 1), b->gpu);
     }
     qkv_forward(&read, &made, norms.of, qkv_shape(b), b->gpu);
-    attention_forward(b->a.c, b->a.peak, b->a.lse, read.of, attn_shape(b), b->gpu);
+    if (b->past.k) past_join(b->past, read.of, attn_shape(b), b->gpu);
+    if (b->past.rows) attention_decode(b->a.c, read.of[0], b->past, attn_shape(b), b->gpu);
+    else attention_forward(b->a.c, b->a.peak, b->a.lse, read.of, attn_shape(b), b->gpu);
     real *c = slot_forward(&nc, b->a.cn, b->a.c, b->gpu);
     linear_forward(y, c, b->w.wo, b->w.wo_b, add, beta, linear_shape(b, m->C, m->NH * m->HS, 1), b->gpu);
 }

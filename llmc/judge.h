@@ -42,10 +42,14 @@ typedef struct Trainer {
     void (*store)(Gpt *gpt, int kind, int64_t step);
     // B sequences of T tokens; keeps what backward needs and adds to the losses. targets may be NULL: logits only.
     void (*forward)(Gpt *gpt, const int32_t *inputs, const int32_t *targets, int B, int T);
+    // Sampling: the next n tokens of one text, at positions `at`, at + 1, ... up to T of the setup. Keys and values of those before are kept (tensors.h, past_width), in memory
+    // that the first call takes; at 0 another text begins, at a position before the last the text goes on from there. Gives the logits of the last token, as row 0: what
+    // forward gives for it, on the CPU to the bit. Adds to no loss, is not measured, and of several processes concerns the one that asks, as each has all weights.
+    void (*extend)(Gpt *gpt, const int32_t *inputs, int n, int at);
     // Adds the gradient of scale * (sum over the tokens of the last forward) to GRADS. Consumes the logits. last: of a step, nothing more is added before update.
     void (*backward)(Gpt *gpt, double scale, int last);
     Loss (*loss)(Gpt *gpt);                               // mean over the tokens of all forwards since it was last asked, by this or by update
-    const void *(*logits)(Gpt *gpt, int64_t row);         // V values of the type of a weight, of the last forward without targets
+    const void *(*logits)(Gpt *gpt, int64_t row);         // V values of the type of a weight, of the last forward without targets, or of the last extend
     void (*zero_grads)(Gpt *gpt);
     Update (*update)(Gpt *gpt, const AdamW *adamw);       // one step, where losses and gradients are finite and within limits; otherwise nothing changes
     void (*normalize)(Gpt *gpt);                          // nGPT: gives matrices the lengths they have after every update; elsewhere nothing
@@ -59,6 +63,12 @@ typedef struct Trainer {
     void (*memory)(const Model *m, const Setup *setup);   // --show: prints what fits (NULL: not known)
     double (*peak)(void);                                 // FLOP/s of products that this machine can do at most, measured in a moment (NULL: not known)
 } Trainer;
+
+// What every device refuses: rows of a text that are not there, or were made by weights that are no more.
+static inline void extend_check(int n, int at, int rows, int T) {
+    CHECK(n >= 1 && at >= 0 && n <= T - at, "%d tokens at position %d of a text, where memory was made for %d\n  -> begin again with the last of them at position 0, or a larger --seq", n, at, T);
+    CHECK(at <= rows, "a text goes on at position %d, but the keys and values of only %d tokens before it are there, under these weights\n  -> give it from position %d on", at, rows, rows);
+}
 
 #ifdef __cplusplus
 extern "C" {

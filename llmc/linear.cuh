@@ -145,7 +145,7 @@ static inline Plan *plan_find(Plans *plans, const PlanKey *key) {
     return nullptr;
 }
 
-// A new plan that has no algorithm yet. A full table forgets: sampling grows its text by a token at a time, and each length is a product of its own.
+// A new plan that has no algorithm yet. A full table forgets: each length of a prompt or a text is a product of its own.
 static inline Plan *plan_make(Plans *plans, PlanKey key) {
     cudaDataType type = sizeof(real) == sizeof(float) ? CUDA_R_32F : CUDA_R_16BF;
     if (plans->count == PLANS_MAX) plans_forget(plans, false);

@@ -118,6 +118,8 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
     printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all%s\n",
            weights, one, 2 * own, kept, grads, weights + one + 2 * own + kept + grads, comm_size(setup->comm) > 1 ? ", in the first process" : "");
+    double past = (double)m->L * m->T * past_width(m) * (double)t->storage * mib;
+    if (past >= 1) printf("  sampling: %.1f MiB more, the keys and values of %d tokens\n", past, m->T);
     if (tables) {
         show_layers(m);
         show_parameters_table(m, init, &layout);

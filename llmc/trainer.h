@@ -558,10 +558,12 @@ static inline void run_print_token(const Run *r, int32_t token) {
     else printf("%d ", token);
 }
 
-// Prints the prompt and f->sample tokens after it.
+// Prints the prompt and f->sample tokens after it. The model reads the prompt at once (prefill), then a token at a time (decode): tokens [from, read) are in its cache. Where
+// they are T, the last half of them is read again, as the beginning of a text.
 static inline void run_sample(Run *r) {
     const Flags *f = r->f;
-    int64_t bytes = (int64_t)strlen(f->prompt), V = r->m.V, T = r->m.T;
+    int64_t bytes = (int64_t)strlen(f->prompt), V = r->m.V, T = r->m.T, from = 0, read = 0, count[2] = {0};
+    double seconds[2] = {0};
     int32_t *tokens = (int32_t *)check_alloc((size_t)(1 + bytes + f->sample) * sizeof *tokens, "a sample");
     double *logits = (double *)check_alloc((size_t)V * sizeof *logits, "logits"), *weights = (double *)check_alloc((size_t)(2 * V) * sizeof *weights, "weights");
     uint64_t key = rand_key((uint64_t)f->seed, "sample", (uint64_t)r->step);
@@ -571,16 +573,22 @@ static inline void run_sample(Run *r) {
     else for (int64_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)f->prompt[i];
     printf("%s", f->prompt);
     for (int64_t n = begin; n < begin + f->sample; n++) {
-        int64_t from = n > T ? n - T : 0;
-        r->t->forward(r->gpt, tokens + from, NULL, 1, (int)(n - from));
-        const void *row = r->t->logits(r->gpt, n - from - 1);
-        double sum = 0;
+        double sum = 0, start = clock_seconds();
+        if (n - from > T) from = read = n - CEIL_DIV(T, 2);
+        int decode = read > from;
+        r->t->extend(r->gpt, tokens + read, (int)(n - read), (int)(read - from));
+        const void *row = r->t->logits(r->gpt, 0);
+        count[decode] += n - read;
+        read = n;
         for (int i = 0; i < V; i++) sum += logits[i] = r->t->element == sizeof(float) ? ((const float *)row)[i] : ((const double *)row)[i];
         CHECK(isfinite(sum), "the model's logits are not finite\n  -> sample from an earlier checkpoint");
         tokens[n] = sample_token(logits, (int)V, f->temperature, f->top_k, rand_uniform(key, (uint64_t)n), weights);
+        seconds[decode] += clock_seconds() - start;
         run_print_token(r, tokens[n]);
         fflush(stdout);
     }
+    printf("\nprefill %lld tokens at %.0f tok/s", (long long)count[0], (double)count[0] / seconds[0]);
+    if (count[1]) printf(", decode %lld at %.0f tok/s", (long long)count[1], (double)count[1] / seconds[1]);
     printf("\n");
     free(tokens);
     free(logits);

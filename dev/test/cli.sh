@@ -64,7 +64,7 @@ awk '/^```sh/ { on = 1; block = ""; next } /^```/ { if (on && block !~ /\.venv/)
 while IFS= read -r command; do
     case $command in "make test"*) continue ;; mpirun*) command -v mpirun > /dev/null || { echo "skipped: $command: no mpirun"; continue; } ;; esac
     check "README: $command" sh -c "$command" < /dev/null
-    [ -f sample ] || sed '1,/^weights/d' "$root/build/cli.log" > sample
+    [ -f sample ] || sed '1,/^weights/d; $d' "$root/build/cli.log" > sample
 done < commands
 check "the first command's sample"        sh -c "cat sample && '$root/build/words' 95 < sample"
 cd "$root" || exit 1

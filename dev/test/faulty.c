@@ -2,6 +2,7 @@
 //   nan     one gradient of process RANK is not a number in step STEP;   nans: in that one and all later ones
 //   spike   the gradients of all processes are a thousand times too large
 //   killed  process RANK gets SIGKILL
+//   full    none: a sample's text goes through the model whole, for every token
 #include "../../llmc/trainer.h"
 
 static struct { char kind[16]; long long step, rank, now; } fault;
@@ -25,6 +26,19 @@ static void faulty_zero_grads(Gpt *gpt) {
 
 static void faulty_backward(Gpt *gpt, double scale, int last) { judge_fp32.backward(gpt, fault_is("spike") ? 1000 * scale : scale, last); }
 
+// A window that begins again does so with the last tokens of the text, and a new one.
+static int32_t text[1 << 12];
+static int length, from;
+static void full_extend(Gpt *gpt, const int32_t *inputs, int n, int at) {
+    int again = at || !length ? 0 : n - 1;
+    if (!at) from = length - again;
+    CHECK(from + at + again == length && length + n <= 1 << 12 && !memcmp(inputs, text + from + at, (size_t)again * sizeof *text), "a sample goes on at %d of %d tokens\n  -> run_sample", from + at, length);
+    memcpy(text + length, inputs + again, (size_t)(n - again) * sizeof *text);
+    length += n - again;
+    judge_fp32.forward(gpt, text + from, NULL, 1, length - from);
+}
+static const void *full_logits(Gpt *gpt, int64_t row) { return judge_fp32.logits(gpt, length - from - 1 + row); }
+
 int main(int argc, char **argv) {
     const char *text = getenv("FAULT");
     CHECK(text && sscanf(text, "%15s %lld %lld", fault.kind, &fault.step, &fault.rank) == 3, "FAULT=\"%s\": expected KIND STEP RANK\n  -> FAULT=\"nan 7 0\"", text ? text : "");
@@ -32,5 +46,6 @@ int main(int argc, char **argv) {
     t.create = faulty_create;
     t.zero_grads = faulty_zero_grads;
     t.backward = faulty_backward;
+    if (!strcmp(fault.kind, "full")) t.extend = full_extend, t.logits = full_logits;
     return trainer_main(&t, argc, argv);
 }

@@ -47,6 +47,7 @@ void test_sampler(void);
 void test_logger(void);
 void test_spikes(void);
 void test_run(void);
+void test_run_sample(void);
 void test_run_tokens(void);
 void test_run_refusals(void);
 

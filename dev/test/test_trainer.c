@@ -391,6 +391,25 @@ static void write_shard(const Tokenizer *t, const char *dir, const char *name, i
 
 // Data with a tokenizer beside it: the model takes its vocabulary, and prompts and samples are text. A prompt fed as bytes, which this model has
 // never seen, would not be continued.
+// A sample is what whole forwards give, for every token, and of a text longer than the window: 10 tokens of the prompt and 22 more, then 16 again and 16 more, ...
+void test_run_sample(void) {
+    char line[1024], whole[sizeof output];
+    const char *dir = test_dir("sample");
+    check_format(line, sizeof line, MODEL "--warmup 4 --val-every 0 --val-tokens 32 --steps 12 --out %s/a", dir);
+    EXPECT(run(PROGRAM, line) == 0, "a small run: %s", output);
+    check_format(line, sizeof line, " --from %s/a --sample 100 --prompt 'Once upon'", dir);
+    EXPECT(run("FAULT='full 0 0' " FAULTY, line) == 0, "whole forwards: %s", output);
+    char *end = strstr(output, "\nprefill ");
+    check_format(whole, sizeof whole, "%.*s", end ? (int)(end - output) : 0, output);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\nprefill 90 tokens at ") && strstr(output, " tok/s, decode 94 at "), "tokens that were read: %s", output);
+    EXPECT(*whole && !strncmp(output, whole, strlen(whole)) && strstr(whole, "Once upon"), "the sample\n%s\nis not that of whole forwards,\n%s", output, whole);
+    check_format(line, sizeof line, " --from %s/a --sample 1 --seq 1", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\nprefill 1 tokens at ") && !strstr(output, "decode"), "a single token: %s", output);
+    check_format(line, sizeof line, " --from %s/a --sample 5 --seq 1", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\nprefill 5 tokens at ") && !strstr(output, "decode"), "a window of one token: %s", output);
+    EXPECT(run(PROGRAM, " --model gpt2-124M --vocab 50257 --show") == 0 && strstr(output, "sampling: 72.0 MiB more, the keys and values of 1024 tokens"), "--show says what a sample takes: %s", output);
+}
+
 void test_run_tokens(void) {
     const char *dir = test_dir("tokens");
     char line[1024], path[512];

@@ -1,0 +1,82 @@
+// decode.cuh: attention of the newest n rows of one text over the keys and values of all its rows so far (Trainer.extend in judge.h; a batch of one).
+//
+//   past_join           the new rows' k and v, as attention reads them, join those before:  k [T, KV, QK], v [T, KV, HS]
+//   attention_decode    c = softmax(scale q K^T) V, of a query over the keys up to its own position
+//
+// Of a query the past is all there is to read: position * KV (QK + HS) values, once (query heads of a group share theirs in the caches). Computed floor at 4.3 TB/s for GPT-2 124M
+// in bf16 (12 heads of 64) at position 1024: 3.1 MB a layer, 0.7 us; what the new token reads of weights is 14.2 MB a layer, 3.3 us. So time goes to launches and to the
+// latency of loads, and one kernel that needs no second one serves better than keys split over blocks: a block has one head of one query. Its warps take 32 keys each in
+// turn, each with an online softmax of its own, and what they found is put together at the end in the order of the warps: no atomics, the same bits in every run.
+// In a step of a warp a lane has a key (scores), then channels (sums over the 32 values).
+#pragma once
+#include "gpu.cuh"
+#include "attention.cuh"
+
+// Keys and values of all positions of one text, in one layer (tensors.h, past_width), and how many there are already. k is nullptr in a forward of whole sequences.
+typedef struct Past { real *k, *v; int rows; } Past;
+
+enum { JOIN_THREADS = 128, DECODE_WARPS = 8, DECODE_QK = 192, DECODE_HS = 128 };       // DECODE_QK, DECODE_HS: the largest of ATTENTION_KERNELS
+
+// 16 bytes a thread; blockIdx.y is 0 for k, 1 for v.
+static __global__ void __launch_bounds__(JOIN_THREADS) past_join_kernel(Past past, Heads k, Heads v, int n, int KV, int QK, int HS) {
+    Heads from = blockIdx.y ? v : k;
+    int size = blockIdx.y ? HS : QK, width = KV * size;
+    int64_t i = (blockIdx.x * (int64_t)JOIN_THREADS + threadIdx.x) * PACK, row = i / width, column = i % width;
+    if (row >= n) return;
+    real *to = (blockIdx.y ? past.v : past.k) + (int64_t)past.rows * width;
+    pack_store(to + i, pack_load(from.at + row * from.ld + column / size * from.head + column % size));
+}
+
+static inline void past_join(Past past, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
+    dim3 grid((unsigned)CEIL_DIV((int64_t)s.T * s.KV * s.QK / PACK, JOIN_THREADS), 2);
+    LAUNCH(past_join_kernel, grid, JOIN_THREADS, 0, gpu->stream, past, qkv[1], qkv[2], s.T, s.KV, s.QK, s.HS);
+}
+
+// What a warp has of its keys: the largest score, in base 2, and relative to it the sum of the weights and of the weighted values.
+struct DecodeSums { float max, sum, c[DECODE_HS]; };
+
+// Block (head, query).
+static __global__ void __launch_bounds__(DECODE_WARPS * WARP) attention_decode_kernel(real *c, Heads q, Past past, AttentionShape s) {
+    SHARED(float, query, DECODE_QK);
+    SHARED(DecodeSums, found, DECODE_WARPS);
+    int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, h = blockIdx.x, t = blockIdx.y, g = h / (s.NH / s.KV), keys = past.rows + t + 1;
+    if (thread < s.QK) query[thread] = s.log2_scale * to_float(q.at[(int64_t)t * q.ld + h * q.head + thread]);
+    __syncthreads();
+    float max = -INFINITY, sum = 0, sums[DECODE_HS / WARP] = {};
+    for (int first = warp * WARP; first < keys; first += DECODE_WARPS * WARP) {
+        const real *k = past.k + ((int64_t)min(first + lane, keys - 1) * s.KV + g) * s.QK;
+        float score = 0;
+        for (int x = 0; x < s.QK; x += PACK) {
+            Pack k_x = pack_load(k + x);
+            for (int i = 0; i < PACK; i++) score += query[x + i] * to_float(k_x.v[i]);
+        }
+        if (first + lane >= keys) score = -INFINITY;
+        float now = fmaxf(max, warp_max(score)), shrink = exp2_fast(max - now), weight = exp2_fast(score - now);
+        max = now;
+        sum = sum * shrink + warp_sum(weight);
+        UNROLL for (int i = 0; i < DECODE_HS / WARP; i++) sums[i] *= shrink;
+        for (int j = 0; j < WARP && first + j < keys; j++) {
+            const real *v = past.v + ((int64_t)(first + j) * s.KV + g) * s.HS;
+            float weight_j = __shfl_sync(0xffffffffu, weight, j);
+            UNROLL for (int i = 0; i < DECODE_HS / WARP; i++)
+                if (i * WARP + lane < s.HS) sums[i] += weight_j * to_float(v[i * WARP + lane]);
+        }
+    }
+    if (lane == 0) found[warp].max = max, found[warp].sum = sum;
+    UNROLL for (int i = 0; i < DECODE_HS / WARP; i++) found[warp].c[i * WARP + lane] = sums[i];
+    __syncthreads();
+    if (thread >= s.HS) return;
+    float most = -INFINITY, total = 0, value = 0;
+    for (int w = 0; w < DECODE_WARPS; w++) most = fmaxf(most, found[w].max);
+    for (int w = 0; w < DECODE_WARPS; w++) {
+        float shrink = exp2_fast(found[w].max - most);         // 0 of a warp without keys
+        total += shrink * found[w].sum;
+        value += shrink * found[w].c[thread];
+    }
+    c[((int64_t)t * s.NH + h) * s.HS + thread] = to_real(value / total);
+}
+
+// c[T, NH * HS], of the T queries at positions past.rows, past.rows + 1, ..., whose keys and values have joined the past.
+static inline void attention_decode(real *c, Heads q, Past past, AttentionShape s, Gpu *gpu) {
+    LAUNCH(attention_decode_kernel, dim3(s.NH, s.T), DECODE_WARPS * WARP, 0, gpu->stream, c, q, past, s);
+}
