@@ -81,7 +81,7 @@ def eigenvalues(symmetric):
 
 
 def hard_rank(values):
-    """(sum l)^2 / sum l^2 of the eigenvalues l of a covariance: their participation ratio. SpanNorm figure 8 plots it over the width (SPEC: after Jha and Reagen).
+    """(sum l)^2 / sum l^2 of the eigenvalues l of a covariance: their participation ratio. SpanNorm figure 8 plots it over the width (after Jha and Reagen, whom it cites).
     Their code raises eigenvalues to 1e-12 at least, which gives a layer that is zero all ranks; here it has none."""
     return np.sum(values) ** 2 / np.sum(values ** 2) if np.any(values) else 0.0
 
