@@ -1,6 +1,7 @@
 """Pictures of what models do inside, arms side by side: of probe.json (dev/probe.py), and of the gradient norms in the logs.
 
-An arm is a label, its look (colour, line, marker), and what there is of its runs, one for each seed. Lines are means over the runs in their 95 % interval.
+An arm is a label, its look (colour, line, marker), and what there is of its runs, one for each seed. Lines are means over the runs in their 95 % interval, of
+logarithms where the scale is logarithmic; a band that leaves the picture is wider than what the runs show.
 """
 import dataclasses
 
@@ -41,33 +42,41 @@ def pick(found, path):
     return found
 
 
-def over_runs(found, path):
-    """Mean, low and high ends over the runs of a list in their probe.json, as arrays: the shortest list's length; ends are NaN of one run."""
-    lists = [numbers(pick(one, path)) for one in found]
-    length = min(map(len, lists))
-    intervals = [mean_interval(list(column)) for column in np.array([values[:length] for values in lists]).T]
-    return np.array([[interval.mean, interval.low, interval.high] for interval in intervals]).reshape(-1, 3).T
+def over_runs(runs):
+    """Mean, low and high ends over the runs of an array [run][x]; ends are NaN of one run."""
+    return np.array([list(mean_interval(list(column)))[:3] for column in runs.T]).reshape(-1, 3).T
 
 
-def draw_arms(axes, arms, path, first=0, **more):
-    """A line for each arm, from x = first on."""
-    for arm in (arm for arm in arms if arm.found):
-        mean, low, high = over_runs(arm.found, path)
+def draw_arms(axes, arms, path, logarithmic=False, first=0, **more):
+    """A line for each arm, from x = first on, of a list in its runs' probe.json; the picture holds the runs' own values. Zeros and less are not on a logarithmic scale."""
+    tables = [np.array([numbers(pick(one, path)) for one in arm.found]) for arm in arms]
+    if logarithmic:
+        tables = [np.log(np.where(table > 0, table, np.nan)) for table in tables]
+        axes.set_yscale("log")
+    plain = np.exp if logarithmic else np.array
+    bands = []
+    for arm, table in ((arm, table) for arm, table in zip(arms, tables) if np.any(np.isfinite(table))):
+        mean, low, high = over_runs(table)
         x = np.arange(first, first + len(mean))
-        axes.plot(x, mean, **{"lw": 1.5, "ms": 4, "markevery": max(1, len(mean) // 8)} | arm.look | more)
-        axes.fill_between(x, low, high, color=arm.look["color"], alpha=0.15, lw=0)
+        axes.plot(x, plain(mean), **{"lw": 1.5, "ms": 4, "markevery": max(1, len(mean) // 8)} | arm.look | more)
+        axes.plot(x, plain(table).T, ls="none")
+        bands.append((x, plain(low), plain(high), arm.look["color"]))
+    ends = axes.get_ylim()
+    for x, low, high, color in bands:
+        axes.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
+    axes.set_ylim(ends)
 
 
-def finish(figure, grid, arms, path, logarithmic=()):
+def finish(figure, grid, arms, path):
     for axes in grid:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(labelsize=8)
+        axes.title.set_fontsize(10)
         axes.grid(alpha=0.3)
-        drawn = [line for line in axes.lines if np.any(np.isfinite(line.get_ydata()))]
-        if not drawn:
+        if not axes.lines:
             note(axes, "nothing here")
             axes.set(xticks=[], yticks=[])
-        elif axes in logarithmic and all(np.nanmin(line.get_ydata()) > 0 for line in drawn):
+        elif axes.get_yscale() == "log":
             log_scale(axes, "y")
     legend(figure, [Line2D([], [], ms=6, **arm.look) for arm in arms], [arm.label for arm in arms])
     save(figure, path)
@@ -149,11 +158,11 @@ def draw_embedding(arms, path):
     figure = new_figure(3.6)
     grid = list(figure.subplots(1, 2, sharey=True))
     for axes, kind in zip(grid, ("gram", "centred")):
-        draw_arms(axes, arms, ["embedding_spectrum", kind], first=1, markevery=0.15)
+        draw_arms(axes, arms, ["embedding_spectrum", kind], True, 1, markevery=0.15)
         axes.set_title({"gram": "EᵀE / V", "centred": "covariance"}[kind], fontsize=10)
         axes.set_xlabel("number of the eigenvalue", fontsize=9)
     grid[0].set_ylabel("eigenvalue / median", fontsize=9)
-    finish(figure, grid, arms, path, grid)
+    finish(figure, grid, arms, path)
 
 
 def draw_condition(arms, path):
@@ -161,12 +170,12 @@ def draw_condition(arms, path):
     figure = new_figure(5.6)
     grid = list(figure.subplots(2, 2, sharex=True).flat)
     for axes, (part, title) in zip(grid, {"up": "up", "gate": "gate", "fused": "gate and up as one (MLP1)", "down": "down (MLP2)"}.items()):
-        draw_arms(axes, arms, ["condition", part])
+        draw_arms(axes, arms, ["condition", part], True)
         axes.set_title(title, fontsize=10)
         axes.set_ylabel("condition number", fontsize=9)
     for axes in grid[2:]:
         axes.set_xlabel("layer", fontsize=9)
-    finish(figure, grid, arms, path, grid)
+    finish(figure, grid, arms, path)
 
 
 def draw_streams(arms, path):
@@ -174,9 +183,9 @@ def draw_streams(arms, path):
     figure = new_figure(3.6)
     grid = list(figure.subplots(1, 2))
     for axes, key, title in zip(grid, ("residual_rms", "gradient_rms"), ("stream", "dL/dstream")):
-        draw_arms(axes, arms, [key], first=-1)
+        draw_arms(axes, arms, [key], True, -1)
         axes.set(xlabel="layer it leaves (−1: the embedding)", ylabel="root mean square", title=title)
-    finish(figure, grid, arms, path, grid)
+    finish(figure, grid, arms, path)
 
 
 PROBES = {
@@ -262,17 +271,17 @@ def draw_groups(arms, path):
     for row, step in zip(grid, steps):
         for axes, (group, parts) in zip(row, GROUPS.items()):
             here = [Arm(arm.label, arm.look, [{"norms": list(norms_by_layer(line["grad_norms"], parts))} for log in arm.found for line in diagnostics(log) if line["step"] == step]) for arm in arms]
-            draw_arms(axes, here, ["norms"])
-            axes.set_title(f"{group}, step {step}", fontsize=9)
+            draw_arms(axes, here, ["norms"], True)
+            axes.set_title(f"{group}, step {step}")
         row[0].set_ylabel("gradient norm", fontsize=9)
     for axes in grid[-1]:
         axes.set_xlabel("layer", fontsize=9)
-    finish(figure, list(grid.flat), arms, path, list(grid.flat))
+    finish(figure, list(grid.flat), arms, path)
 
 
 LOGS = {
     "gradients": (draw_gradients, "Gradients by layer over the run", "Norm of the gradient of all that belongs to a layer, before clipping; geometric mean over the seeds. The same colours for all."),
-    "groups": (draw_groups, "Gradients by layer, of groups of matrices", "At the first step, near step 100 and at the end; mean over the seeds and its 95 % interval. Flat: all layers learn at one pace."),
+    "groups": (draw_groups, "Gradients by layer, of groups of matrices", "At the first step with diagnostics, near step 100 and at the end; geometric mean over the seeds and its 95 % interval. Flat: all layers learn at one pace."),
 }
 
 
