@@ -90,7 +90,7 @@ def draw_similarity(arms, path):
     figure, grid, left, bottom = panels_of(len(arms), 4, 2.6)
     low = min([0.0] + [found.min() for found in maps if found is not None])
     for axes, arm, found in zip(grid, arms, maps):
-        axes.set_title(short(arm.label, 24), fontsize=9)
+        axes.set_title(short(arm.label, 18), fontsize=9)
         axes.grid(False)
         if found is None:
             note(axes, "no probe")
@@ -243,7 +243,7 @@ def draw_gradients(arms, path):
     scale = LogNorm(max(seen.min(), 1e-12 * seen.max()), seen.max()) if len(seen) else None
     image = None
     for axes, arm, table in zip(grid, arms, tables):
-        axes.set_title(short(arm.label, 24), fontsize=9)
+        axes.set_title(short(arm.label, 18), fontsize=9)
         axes.grid(False)
         if table is None or scale is None:
             note(axes, "no diagnostics in the logs")

@@ -191,7 +191,7 @@ def check_run(trainer, folder, name, *flags, layers, experts=0):
     out = folder / name
     done = run(trainer, *SMALL, "--layers", layers, *flags, "--out", out)
     expect(done.returncode == 0, f"{name}: {done.stderr or done.stdout}")
-    done = run(sys.executable, "dev/probe.py", out, "--trainer", trainer, "--tokens", 145, "--keep")
+    done = run(sys.executable, "dev/probe.py", out, "--trainer", trainer, "--tokens", 145, "--keep", *["--no-pictures"] * (name != "SPAN"))
     expect(done.returncode == 0, f"{name}: {done.stderr or done.stdout}")
     if done.returncode:
         return
@@ -213,7 +213,7 @@ def check_run(trainer, folder, name, *flags, layers, experts=0):
         worst = max(np.linalg.norm(there[tensor] - x) / np.linalg.norm(x) for tensor, x in dump.items())
         expect(there.keys() == dump.keys() and worst < 1e-4, f"{name}: in other micro-batches off by {worst}")
     pictures = sorted(path.name for path in out.glob("probe_*.png"))
-    expect(len(pictures) == 7 and all((out / picture).stat().st_size > 1000 for picture in pictures), f"{name}: pictures {pictures}")
+    expect(len(pictures) == 7 * (name == "SPAN") and all((out / picture).stat().st_size > 1000 for picture in pictures), f"{name}: pictures {pictures}")
 
 
 def check_refusals(trainer, folder):
