@@ -495,8 +495,9 @@ def say_rates(study, kept):
 # ---------------------------------------------------------------------------------------------------------------- probes
 
 def probe_runs(out, kept, slots):
-    """A probe.json for each finished run that has none, as many at a time as there are slots. Returns what failed, as sentences."""
-    runs, free, failed = [run for run in make_study(out, kept).runs if run.status in (FINISHED, COLLAPSED) and not run.probe], list(slots), []
+    """A probe.json of as many tokens as asked for each finished run that lacks it, as many at a time as there are slots. Returns what failed, as sentences."""
+    lacks = lambda run: not run.probe or run.probe.get("tokens_asked") != kept["probe_tokens"]
+    runs, free, failed = [run for run in make_study(out, kept).runs if run.status in (FINISHED, COLLAPSED) and lacks(run)], list(slots), []
 
     def one(run):
         slot = free.pop()
@@ -506,10 +507,15 @@ def probe_runs(out, kept, slots):
         return run, done
 
     with concurrent.futures.ThreadPoolExecutor(len(slots)) as pool:
-        for run, done in pool.map(one, runs):
-            print((done.stdout or done.stderr).strip(), flush=True)
-            if done.returncode:
-                failed.append(f"{run.name} could not be probed: {' '.join((done.stderr.strip() or f'status {done.returncode}').splitlines()[-3:])}")
+        try:
+            for run, done in pool.map(one, runs):
+                print((done.stdout or done.stderr).strip(), flush=True)
+                if done.returncode:
+                    failed.append(f"{run.name} could not be probed: {' '.join((done.stderr.strip() or f'status {done.returncode}').splitlines()[-3:])}")
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            print("\nstopped; the same command goes on", flush=True)
+            sys.exit(128 + signal.SIGINT)
     return failed
 
 

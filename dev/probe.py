@@ -232,7 +232,7 @@ def probe(run, options):
     found = measure(read_tensors(path), read_tensors(checkpoint / "model.safetensors"), lambda what: show(f"{run}: {what}"))
     if found["tokens"] <= found["ffn"]:
         print(f"note: {found['tokens']} tokens of an ffn of {found['ffn']} channels: ranks are at most {found['tokens'] - 1}\n  -> more --tokens, or more validation data")
-    found = plain({"version": VERSION, "norm_mode": config["norm_mode"], "step": int(checkpoint.name[5:]) if checkpoint.name.startswith("step_") else None, "checkpoint": str(checkpoint)} | found)
+    found = plain({"version": VERSION, "norm_mode": config["norm_mode"], "step": int(checkpoint.name[5:]) if checkpoint.name.startswith("step_") else None, "checkpoint": str(checkpoint), "tokens_asked": options.tokens} | found)
     write_json(pathlib.Path(run) / "probe.json", found)
     if not options.keep and not options.dump:
         path.unlink()

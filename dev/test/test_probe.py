@@ -244,10 +244,9 @@ def check_refusals(trainer, folder):
 
 def check_study(trainer, folder):
     """A study with probes: all runs, what is there is not done again, what fails is said and stops no other."""
-    study, words = folder / "study", ["--mode", "SPAN", "--seed", "1,2", "--layers", "2", *SMALL, "--jobs", "2", "--probe", "--probe-tokens", "64"]
+    study, words = folder / "study", ["--mode", "SPAN", "--seed", "1,2", "--layers", "2", *SMALL[:-2], "--jobs", "2", "--probe", "--probe-tokens", "64"]
     (study / "bin").mkdir(parents=True)
     shutil.copy2(trainer, study / "bin/SPAN")
-    words = [word for i, word in enumerate(words) if word != "--sample" and words[i - 1] != "--sample"]
     ablate = lambda *more: run(sys.executable, "dev/ablate.py", "--out", study, *more)
     done = ablate(*words)
     probes = sorted(study.glob("runs/*/probe.json"))
@@ -259,6 +258,8 @@ def check_study(trainer, folder):
     probes[0].unlink()
     done = ablate()
     expect(done.returncode == 0 and probes[0].exists() and probes[1].stat().st_mtime_ns == before[1], f"only what lacks is done again: {done.stdout}{done.stderr}")
+    done = ablate(*words[:-1], "32")
+    expect(done.returncode == 0 and [json.loads(path.read_text())["tokens"] for path in probes] == [32, 32], f"probes of other tokens are others: {done.stdout}{done.stderr}")
     probes[0].unlink()
     damaged = next(study.glob("runs/SPAN-seed1/step_*/model.safetensors"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
