@@ -568,6 +568,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"bf16", test_bf16},
     {"exp", test_exp},
     {"equations", test_equations},
+    {"probe", test_probe},
     {"oracle", test_oracle},
     {"finite_differences", test_finite_differences},
     {"single_precision", test_single_precision},

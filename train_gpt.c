@@ -1012,7 +1012,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->layout = layout_make(m);
     layout_share(&g->layout, comm_rank(g->comm), comm_size(g->comm));
     g->act_layout = act_layout_make(m, &g->max);
-    for (int kind = 0; kind < (setup->training ? TENSOR_KINDS : WEIGHTS + 1); kind++)
+    for (int kind = 0; kind < setup_kinds(setup); kind++)
         g->tensors[kind] = check_alloc((size_t)(kind < ADAM_M ? g->layout.total : g->layout.state) * sizeof(real), "the parameters, their gradients and moments");
     g->acts = check_alloc((size_t)g->act_layout.acts * sizeof(real), "the activations");
     g->grads = setup->training ? check_alloc((size_t)g->act_layout.grads * sizeof(real), "the gradients of activations") : NULL;
@@ -1173,6 +1173,15 @@ static void gpt_store(Gpt *g, int kind, int64_t step) { (void)kind, (void)step; 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->tensors[kind] ? g->tensors[kind] + (kind < ADAM_M ? e->offset : e->state) : NULL; }
 
 static const void *gpt_logits(Gpt *g, int64_t row) { return gpt_block(g, 0).a.logits + row * g->m.Vp; }
+
+static void gpt_activation(Gpt *g, void *out, int kind, int l) {
+    CHECK(g->recompute == KEEP_ALL, "expected a model made for probing, whose activations stay");
+    Block b = gpt_block(g, l < 0 ? 0 : l);
+    const real *gu = b.p.hidden.on ? b.a.gun : b.a.gu;
+    const real *from[PROBE_KINDS] = {l < 0 ? b.a.e : b.a.x, l < 0 ? b.d.e : b.d.x, b.m->swiglu ? gu + b.p.F : gu, b.a.h};
+    int64_t width = probe_width(&g->m, kind, l), step = kind == PROBE_UP && b.m->swiglu ? 2 * width : width;
+    for (int64_t t = 0; t < g->now.n; t++) memcpy((real *)out + t * width, from[kind] + t * step, (size_t)width * sizeof(real));
+}
 
 static void gpt_zero_grads(Gpt *g) {
     memset(g->tensors[GRADS], 0, (size_t)g->layout.total * sizeof(real));
@@ -1354,7 +1363,7 @@ static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const Trainer NAMED(judge_, PREC) = {"cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward,
-                                     gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL, gpt_peak};
+                                     gpt_loss, gpt_logits, gpt_activation, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL, gpt_peak};
 
 int main(int argc, char **argv) {
     check_streams_begin();

@@ -78,7 +78,7 @@ static size_t gpt_bytes(const Model *m, const Setup *setup) {
     ActLayout acts = act_layout_make(m, &s);
     layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
     size_t weights = (size_t)layout.total * (gpt_ratio() > 1 ? sizeof(real) : 0) + (comm_size(setup->comm) > 1 ? (size_t)NCCL_MIB << 20 : 0);
-    for (int kind = 0; kind < (setup->training ? TENSOR_KINDS : WEIGHTS + 1); kind++) weights += (size_t)gpt_count(&layout, kind, setup->training) * sizeof(float);
+    for (int kind = 0; kind < setup_kinds(setup); kind++) weights += (size_t)gpt_count(&layout, kind, setup->training) * sizeof(float);
     size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : past_values(m, setup->T))) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
                    (size_t)scratch_floats(m, setup) * sizeof(float) + (size_t)m->L * sizeof(LayerSums) + (size_t)router_doubles(m) * sizeof(double) + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums)) +
                    PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
@@ -93,9 +93,10 @@ static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *
     size_t n = 0;
     int best = 0;
     *text = 0;
-    for (int i = 0; i < (setup->training ? 3 : 1); i++) {
+    int levels = setup->training && setup->recompute != KEEP_ALL ? 3 : 1;
+    for (int i = 0; i < levels; i++) {
         Setup s = *setup;
-        if (setup->training) s.recompute = LEVELS[i].level;
+        if (levels > 1) s.recompute = LEVELS[i].level;
         for (s.B = (int)(setup->batch < INT32_MAX / s.T ? setup->batch : INT32_MAX / s.T); s.B > best && (setup->batch % s.B || gpt_bytes(m, &s) > bytes); ) s.B--;
         if (s.B <= best) continue;
         n += strlen(check_format(text + n, cap - n, "%s--micro-batch %d%s", n ? ", or " : "", s.B, LEVELS[i].flag));
@@ -151,7 +152,7 @@ template <typename T> static T *pinned_alloc(int64_t count) {
 static bool gpt_has_parts(const Gpt *g) { return g->nccl.size > 1 && g->setup.training && gpt_ratio() > 1; }
 
 static void gpt_alloc_tensors(Gpt *g) {
-    for (int kind = 0; kind < (g->setup.training ? TENSOR_KINDS : WEIGHTS + 1); kind++) {
+    for (int kind = 0; kind < setup_kinds(&g->setup); kind++) {
         int64_t count = gpt_count(&g->layout, kind, g->setup.training);
         g->tensors[kind] = device_alloc<float>(count, "the parameters, their gradients and moments");
         cudaCheck(cudaMemsetAsync(g->tensors[kind], 0, (size_t)count * sizeof(float), g->gpu.stream));
@@ -659,6 +660,20 @@ static const void *gpt_logits(Gpt *g, int64_t row) {
     return g->logits_row;
 }
 
+static void gpt_activation(Gpt *g, void *out, int kind, int l) {
+    CHECK(g->setup.recompute == KEEP_ALL, "expected a model made for probing, whose activations stay");
+    Block b = gpt_block(g, l < 0 ? 0 : l);
+    const real *from[PROBE_KINDS] = {l < 0 ? b.a.e : b.a.x, l < 0 ? b.d.e : b.d.x, b.p.hidden.on ? b.a.gun : b.a.gu, b.a.h};
+    int64_t width = probe_width(&g->m, kind, l), n = g->now.n, first = kind == PROBE_UP && b.m->swiglu ? width : 0;      // after the gate's
+    size_t bytes = (size_t)(n * (first + width)) * sizeof(real);
+    real *raw = (real *)check_alloc(bytes, "activations");
+    cudaCheck(cudaMemcpyAsync(raw, from[kind], bytes, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    for (int64_t t = 0; t < n; t++)
+        for (int64_t i = 0; i < width; i++) ((float *)out)[t * width + i] = to_float(raw[t * (first + width) + first + i]);
+    free(raw);
+}
+
 // Process 0's plans to all: another algorithm adds in another order, and its plans are the ones that are kept with the run.
 static void gpt_share_plans(Gpt *g) {
     Comm *comm = g->setup.comm;
@@ -698,7 +713,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 #define TEXT(a) #a
 #define QUOTED(a) TEXT(a)
 const Trainer NAMED(cuda_, PREC) = {"cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward,
-                                    gpt_loss, gpt_logits, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
+                                    gpt_loss, gpt_logits, gpt_activation, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
 
 int main(int argc, char **argv) {
     check_streams_begin();

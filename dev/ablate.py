@@ -12,7 +12,7 @@ Killed or stopped, the same command goes on from the last checkpoints, to the sa
 of what there is, at any time. Needs numpy, scipy and matplotlib.
 """
 import argparse
-import ctypes
+import concurrent.futures
 import dataclasses
 import fcntl
 import hashlib
@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 
-from ablation.study import DIVERGED, ENDED, FAILED, FINISHED, KILLED, WAITING, Run, Study, read_json, read_log, read_run, write_json
+from ablation.study import COLLAPSED, DIVERGED, ENDED, FAILED, FINISHED, KILLED, WAITING, Run, Study, die_with_parent, read_json, read_log, read_run, write_json
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = 1
@@ -112,6 +112,8 @@ def parse(argv):
     parser.add_argument("--compare", help="the flag whose values are compared")
     parser.add_argument("--largest-lr", action="store_true", help="also search the largest stable learning rate of each, by bisection, from --lr on")
     parser.add_argument("--within", type=float, default=0.5, help="a rate is stable if its loss ends within so many nats of the best rate's (default: 0.5)")
+    parser.add_argument("--probe", action="store_true", help="look into every finished run (dev/probe.py): similarity of layers, ranks, spectra, condition numbers")
+    parser.add_argument("--probe-tokens", type=int, default=0, help="tokens of a probe; default: ten for each channel of the ffn")
     parser.add_argument("--report", action="store_true", help="no training: the page of the runs that are there")
     parser.add_argument("--make", default="", metavar="'DEVICE=cpu PREC=fp32'", help="variables for make")
     table = {}
@@ -135,6 +137,8 @@ def parse(argv):
         stop(f"--{' and --'.join(given)}: expected one budget", f"--{given[0]} alone")
     if options.jobs is not None and not 1 <= options.jobs <= 1024:
         stop(f"--jobs {options.jobs}: expected 1 to 1024", "--jobs 2")
+    if not isinstance(options.probe, bool) or not isinstance(options.probe_tokens, int) or options.probe_tokens < 0:
+        stop(f"probe = {options.probe}, probe-tokens = {options.probe_tokens}: expected true or false, and a number from 0", "probe = true")
     if options.largest_lr and axes and "lr" not in axes:
         stop("--largest-lr begins with a rate that may work", "--lr 1e-3")
     return options, axes
@@ -195,7 +199,7 @@ def open_study(options, axes):
     for name, value in (("mode", ["SPAN"]), ("seed", ["1"])):
         axes.setdefault(name, kept["axes"][name] if kept else value)
     asked = {"version": VERSION, "command": shlex.join(["python3", "dev/ablate.py"] + sys.argv[1:]), "axes": axes, "budget": {name: getattr(options, name) for name in BUDGETS},
-             "compare": options.compare, "largest_lr": options.largest_lr, "within": options.within, "make": options.make}
+             "compare": options.compare, "largest_lr": options.largest_lr, "within": options.within, "make": options.make, "probe": options.probe, "probe_tokens": options.probe_tokens}
     if kept:
         check_growth(out, kept, asked)
         return out, dict(kept, **asked)
@@ -335,12 +339,6 @@ def plan_runs(out, kept, slots, failed):
 
 
 # ---------------------------------------------------------------------------------------------------------------- training
-
-def die_with_parent():
-    """In the child: when ablate.py is gone the trainer gets SIGTERM, saves, and ends (Linux: PR_SET_PDEATHSIG)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
 
 def wait_for_lock(folder, seconds=60):
     """The trainer of an ablate.py that was killed may still be saving its last checkpoint."""
@@ -494,16 +492,44 @@ def say_rates(study, kept):
             study.notes.append(", ".join([f"{name} {value}" for name, value in panel.items()] + [f"{level}: the largest stable learning rate is {where}"]))
 
 
+# ---------------------------------------------------------------------------------------------------------------- probes
+
+def probe_runs(out, kept, slots):
+    """A probe.json of as many tokens as asked for each finished run that lacks it, as many at a time as there are slots. Returns what failed, as sentences."""
+    lacks = lambda run: not run.probe or run.probe.get("tokens_asked") != kept["probe_tokens"]
+    runs, free, failed = [run for run in make_study(out, kept).runs if run.status in (FINISHED, COLLAPSED) and lacks(run)], list(slots), []
+
+    def one(run):
+        slot = free.pop()
+        words = [str(run.folder), "--trainer", run.command[0], "--tokens", str(kept["probe_tokens"]), "--no-pictures"]
+        done = subprocess.run([sys.executable, str(ROOT / "dev/probe.py"), *words], env=slot, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", preexec_fn=die_with_parent)
+        free.append(slot)
+        return run, done
+
+    with concurrent.futures.ThreadPoolExecutor(len(slots)) as pool:
+        try:
+            for run, done in pool.map(one, runs):
+                print((done.stdout or done.stderr).strip(), flush=True)
+                if done.returncode:
+                    failed.append(f"{run.name} could not be probed: {' '.join((done.stderr.strip() or f'status {done.returncode}').splitlines()[-3:])}")
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            print("\nstopped; the same command goes on", flush=True)
+            sys.exit(128 + signal.SIGINT)
+    return failed
+
+
 # ---------------------------------------------------------------------------------------------------------------- the table of contents
 
-def report(out, kept):
+def report(out, kept, notes=()):
     """The pictures and the page of what there is; returns how many runs have no result."""
-    from ablation import page, pictures, stats
+    from ablation import inside, page, pictures, stats
     study = make_study(out, kept)
+    study.notes += notes
     if kept["largest_lr"]:
         say_rates(study, kept)
     rows, warnings = stats.summarize(study), stats.confounded(study)
-    page.write_page(study, rows, warnings, pictures.draw(study, rows, out), out / "index.html")
+    page.write_page(study, rows, warnings, pictures.draw(study, rows, out) + inside.draw(study, rows, out), out / "index.html")
     for text in warnings + study.notes:
         print(f"note: {text}")
     print(f"wrote {out}/index.html")
@@ -530,6 +556,7 @@ def main():
         make_study(out, kept)                                  # what is wrong with --compare is said before anything is built
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         stop(f"{out}/study.json does not describe a study: {error!r}", "was it edited? put it back, or take another --out")
+    notes = []
     if not options.report:
         if kept["source"] != source_hash():
             print(f"note: the source has changed since {out} was begun, whose trainers stay as they are; modes built from now on differ from them\n  -> another --out compares the new code", flush=True)
@@ -539,9 +566,13 @@ def main():
         train(out, kept, slots, failed)
         if kept["largest_lr"]:
             search_rates(out, kept, slots, failed)
-    left = report(out, kept)
+        if kept.get("probe"):
+            notes = probe_runs(out, kept, slots)
+    left = report(out, kept, notes)
     if left and not options.report:
         stop(f"{left} runs failed or were killed, see above and the page", "the same command tries them again")
+    if notes:
+        stop(f"{len(notes)} runs could not be probed, see above and the page", "the same command tries them again")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ arrange() {
             run="sh dev/test/gpus.sh" ;;
         processes) built=$programs run="sh dev/test/processes.sh" ;;
         faults) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="sh dev/test/faults.sh" ;;
+        formulas) built=build/stories.o run="python3 dev/test/test_probe.py" ;;
+        probe_files) built=build/cpu-span-fp32/train_gpt run="python3 dev/test/test_probe.py build/cpu-span-fp32/train_gpt" ;;
         torture) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="python3 dev/torture.py 24" ;;
         run | run_sample | run_tokens | refusals | shard) built="build/test_gpt $programs" run="build/test_gpt $test" ;;
         *) built=build/test_gpt run="build/test_gpt $test" ;;

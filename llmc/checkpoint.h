@@ -56,6 +56,17 @@ static inline void file_add(FileWriter *w, const void *data, size_t n) {
     }
 }
 
+// Bytes at a place of their own, for files whose parts come in another order; the checksum has no part of them.
+static inline void file_put(FileWriter *w, const void *data, size_t n, int64_t at) {
+    const char *p = (const char *)data;
+    while (n) {
+        ssize_t written = pwrite(w->fd, p, n, (off_t)at);
+        if (written < 0 && errno == EINTR) continue;
+        CHECK_WRITE(written > 0, "cannot write %s: %s\n  -> free space on that disk, or write to another one", w->temp, strerror(errno));
+        p += written, at += written, n -= (size_t)written;
+    }
+}
+
 // A new name is on the disk only when its directory is. Some file systems cannot sync directories, and say EINVAL.
 static inline void file_sync_dir(const char *dir) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -61,7 +61,9 @@ REFUSE(r->fin && f->final_norm == 1, "%s leaves the stream un-normed, so the hea
 REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, \
       "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps, (long long)f->warmup) \
 REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN") \
-REFUSE(*f->from && !f->eval && !f->sample, "--from needs something to do\n  -> --eval, or --sample TOKENS") \
+REFUSE(*f->from && !f->eval && !*f->probe && !f->sample, "--from needs something to do\n  -> --eval, --probe FILE, or --sample TOKENS") \
+REFUSE(*f->probe && !*f->from, "--probe needs a model\n  -> --from RUN") \
+REFUSE(!*f->probe && user(probe_tokens), "--probe-tokens only means something with --probe\n  -> --probe FILE") \
 REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
 REFUSE(f->skip_spikes && !f->spike_z, "--skip-spikes needs to know what a spike is\n  -> --spike-z 10") \
 REFUSE(f->keep_every && !f->keep_last, "--keep-every adds to the newest checkpoints that stay, and without --keep-last all do\n  -> --keep-last 1 --keep-every %lld", (long long)f->keep_every) \
@@ -244,6 +246,7 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
     flags_preset(set, given.f.model);
     flags_parse_text(set, placement_flags(MODES[NORM_MODE].name), BY_PRESET);
     bool found = false, resuming = false;
+    CHECK(!*given.f.probe || !file_exists(given.f.probe), "--probe %s is there already; nothing was overwritten\n  -> another name, or remove it", given.f.probe);
     if (*given.f.from) {
         checkpoint_find(given.f.from, dir);
         config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);

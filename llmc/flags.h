@@ -99,6 +99,8 @@ FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run
 FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run or checkpoint to --eval or --sample without training") \
 FLAG(replay,       TEXT,   "", 0, 0, "", ONCE,  "an event of a run (RUN/events/*.json): does its step again and shows every tensor; changes nothing") \
 FLAG(eval,         SWITCH, "off",   0, 0, "off|on", ONCE,  "with --from: validation loss, no training") \
+FLAG(probe,        TEXT,   "", 0, 0, "", ONCE,  "with --from: writes activations of validation tokens, and gradients, into this safetensors file (dev/probe.py reads it)") \
+FLAG(probe_tokens, INT,    "0",     0, 1e12, "", ONCE,  "tokens of --probe; 0: ten for each channel of the ffn; at most the whole split") \
 FLAG(sample,       INT,    "400",   0, 1 << 20, "", FREE,  "tokens to sample at the end, or with --from; a text of --seq tokens goes on with its last half as the beginning") \
 FLAG(prompt,       TEXT,   "", 0, 0, "", FREE,  "text the sample continues") \
 FLAG(temperature,  NUMBER,   "0.8",   0, 100, "", FREE,  "of the sample; 0: the likeliest token") \

@@ -6,6 +6,7 @@
 #include "config.h"
 #include "events.h"
 #include "logger.h"
+#include "probe.h"
 #include "sampler.h"
 #include "tokenizer.h"
 #include <signal.h>
@@ -542,6 +543,14 @@ static inline void run_replay(Run *r, int64_t step) {
     free(layers);
 }
 
+// Activations of validation samples, and gradients, in a file (probe.h).
+static inline void run_probe(Run *r) {
+    const Flags *f = r->f;
+    Probe p = {r->t, r->gpt, &r->m, &r->val, r->micro, probe_samples(&r->m, &r->val, f->probe_tokens)};
+    Loss loss = probe_write(&p, f->probe);
+    printf("loss of these tokens %.6f; python3 dev/probe.py computes spectra and similarities\n", loss.ce);
+}
+
 // ------------------------------------------------------------------------------------------------------------------ samples
 
 // The token that begins a document, and stands for its end.
@@ -618,8 +627,8 @@ static inline void run_open_data(Run *r, bool training) {
         loader_open(&r->train, f->data, "train", (int)f->seq, 1, (uint64_t)f->seed);
         run_check_vocab(r, &r->train, "training");
     }
-    CHECK(training || r->has_val || file_exists(f->data), "--eval needs validation data, and this run's, %s, is not here\n  -> put it back, or --val-data PATH", f->data);
-    CHECK(training || r->has_val, "--eval needs validation data\n  -> --val-data PATH");
+    CHECK(training || r->has_val || file_exists(f->data), "--eval and --probe need validation data, and this run's, %s, is not here\n  -> put it back, or --val-data PATH", f->data);
+    CHECK(training || r->has_val, "--eval and --probe need validation data\n  -> --val-data PATH");
     if (r->has_val) {
         loader_open(&r->val, val, "val", (int)f->seq, 0, 0);
         run_check_vocab(r, &r->val, "validation");
@@ -681,8 +690,8 @@ static inline Setup run_setup(Run *r, bool training) {
     Setup s;
     s.B = r->micro;
     s.T = r->m.T;
-    s.recompute = training ? f->recompute : RECOMPUTE_ON;                      // without a backward nothing needs to be kept
-    s.training = training;
+    s.recompute = *f->probe ? KEEP_ALL : training ? f->recompute : RECOMPUTE_ON;       // without a backward nothing needs to be kept
+    s.training = training || *f->probe;
     s.z_loss = f->z_loss;
     s.batch = f->batch;
     s.tf32 = f->tf32;
@@ -848,7 +857,7 @@ static inline void run_check_processes(Run *r) {
     uint64_t sum = hash_end(&hash);
     CHECK(comm_agree(&r->comm, &sum, sizeof sum), "the processes have different flags, data or builds\n  -> begin all of them with one command");
     free(config);
-    CHECK(r->comm.size == 1 || !*r->f->replay, "one process replays\n  -> without mpirun");
+    CHECK(r->comm.size == 1 || (!*r->f->replay && !*r->f->probe), "one process replays or probes\n  -> without mpirun");
     CHECK(r->f->batch >= r->comm.size, "--batch %lld for %d processes: expected at least a sequence for each\n  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
 }
 
@@ -871,11 +880,11 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     bool training = !*f->from;
     run_refuse(&r->set, &MODES[NORM_MODE], t->device, t->precision);
     bool configure = !*f->show || !strcmp(f->show, "config");
-    if (f->eval || (training && (configure || *f->data))) run_open_data(r, training);
+    if (f->eval || *f->probe || (training && (configure || *f->data))) run_open_data(r, training);
     r->unigram = training && configure && r->has_val ? run_unigram(r) : NAN;
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
-    r->micro = !training && !f->eval ? 1 : (int)(f->micro_batch ? f->micro_batch : CEIL_DIV(f->batch, r->comm.size));
+    r->micro = !training && !f->eval && !*f->probe ? 1 : (int)(f->micro_batch ? f->micro_batch : CEIL_DIV(f->batch, r->comm.size));
     Setup setup = run_setup(r, training);
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, r->comm.rank, r->comm.size);
@@ -913,7 +922,8 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
         uint64_t hash = run_hash(r);
         printf("validation loss %.6f, weights %016llx\n", loss, (unsigned long long)hash);
     }
-    if (!event && !r->comm.rank && f->sample && (!f->eval || r->set.by[FLAG_sample] == BY_USER)) {
+    if (*f->probe) run_probe(r);
+    if (!event && !r->comm.rank && f->sample && ((!f->eval && !*f->probe) || r->set.by[FLAG_sample] == BY_USER)) {
         printf("\n");
         run_sample(r);
     }

@@ -5,14 +5,17 @@
     OUT/runs/NAME/                 a run as the trainer leaves it: config.json, log.jsonl, checkpoints
     OUT/runs/NAME/output.txt       what it printed
     OUT/runs/NAME/outcome.json     how it ended; absent: waiting, running or interrupted
+    OUT/runs/NAME/probe.json       what it does inside (dev/probe.py), where that was asked for
     OUT/index.html, OUT/*.png      the page
 
 Everything that is known about a run lies in its folder: whatever is killed, the same command goes on from there.
 """
+import ctypes
 import dataclasses
 import json
 import os
 import pathlib
+import signal
 import sys
 
 WAITING, FINISHED, COLLAPSED, DIVERGED, KILLED, FAILED = "waiting", "finished", "collapsed", "diverged", "killed", "failed"
@@ -31,6 +34,7 @@ class Run:
     seconds: float | None = None
     config: dict | None = None               # config.json: flags (as text), parameters, flops_per_token, initialization, unigram_entropy
     log: list = dataclasses.field(default_factory=list)
+    probe: dict | None = None                # probe.json
 
     def series(self, key):
         """Steps and values of one key of the log, as lists; values that are null (not finite) are left out."""
@@ -119,11 +123,17 @@ def write_json(path, value):
     os.replace(new, path)
 
 
+def die_with_parent():
+    """In the child: when this program is gone the trainer gets SIGTERM, saves if it trains, and ends (Linux: PR_SET_PDEATHSIG)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
 def read_run(run):
     """Brings a run up to date with its folder."""
     outcome = read_json(run.folder / "outcome.json") or {}
     run.status, run.exit, run.seconds = outcome.get("status", WAITING), outcome.get("exit"), outcome.get("seconds")
-    run.config = read_json(run.folder / "config.json")
+    run.config, run.probe = read_json(run.folder / "config.json"), read_json(run.folder / "probe.json")
     run.log = read_log(run.folder / "log.jsonl") if (run.folder / "log.jsonl").is_file() else []
     unigram = (run.config or {}).get("unigram_entropy")        # of the validation tokens' frequencies, nats: what a model reaches that looks at no context
     if run.status == FINISHED and unigram and run.last_loss() is not None and run.last_loss() > 0.98 * unigram:

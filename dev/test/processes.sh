@@ -72,6 +72,7 @@ check "different flags" refused "different flags" mpirun -np 1 "$span" --lr 1e-3
 check "torchrun on the CPU" refused "mpirun -np 2 ./train_gpt" env WORLD_SIZE=2 RANK=0 "$span"
 check "another MPI" refused "is it another MPI" env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$span"
 check "a replay by 2" refused "one process replays" mpirun -np 2 "$span" --replay nan-4/events/step_00000013.json
+check "a probe by 2" refused "one process replays or probes" mpirun -np 2 "$span" --from from1-4 --probe probed
 check "a folder in use" sh -c "'$span' --steps 100000 --sample 0 --out busy > busy.out 2>&1 & p=\$!; while ! grep -q step busy.out; do sleep 0.1; done; ! mpirun -np 2 '$span' --out busy --resume auto > refused.out 2>&1; kill -9 \$p; cat refused.out; grep -q 'in use by another process' refused.out"
 
 # A step of the past again: its tensors, with the NaN among them, and nothing written.

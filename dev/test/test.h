@@ -40,6 +40,7 @@ void test_dataloader(void);
 void test_shard(void);
 void test_tokenizer(void);
 void test_equations(void);
+void test_probe(void);
 void test_oracle(void);
 void test_flags(void);
 void test_schedule(void);

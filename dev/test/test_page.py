@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of dev/ablation/pictures.py and page.py: python3 dev/test/test_page.py [NAME...]
+"""Tests of dev/ablation/pictures.py, inside.py and page.py: python3 dev/test/test_page.py [NAME...]
 
 Draws made-up studies, friendly and hostile, and opens their pages in headless Chromium, 1200 and 400 pixels wide, with every request of the browser caught by this
 program. Needs numpy, scipy, matplotlib, and Chromium or Chrome. No network; half a minute.
@@ -28,7 +28,7 @@ from matplotlib import image
 from matplotlib.text import Text
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from ablation import page, pictures, stats
+from ablation import inside, page, pictures, stats
 from ablation.study import COLLAPSED, DIVERGED, FAILED, FINISHED, KILLED, WAITING, Run, Study
 
 WIDE, NARROW, HEIGHT = 1200, 400, 8000                    # of the pages in the screenshot, which stand side by side
@@ -145,6 +145,28 @@ def draw(study):
         check_picture(figure, study.folder / name)
         expect(len(title) > 3 and caption.endswith("."), f"{study.folder.name}/{name}: {title}: {caption}")
     return rows, drawn, list(saved)
+
+
+def draw_inside(study):
+    """The same of what models do inside."""
+    saved.clear()
+    drawn = inside.draw(study, stats.summarize(study), study.folder)
+    expect(len(saved) == len(drawn), f"{study.folder.name}: {len(saved)} saved, {len(drawn)} named")
+    for (name, title, caption), figure in zip(drawn, saved):
+        check_picture(figure, study.folder / name)
+        expect(len(title) > 2 and caption.endswith("."), f"{study.folder.name}/{name}: {title}: {caption}")
+    return drawn, {name: figure for (name, *_), figure in zip(drawn, saved)}
+
+
+def made_up_probe(r, layers, width=24, dense=True):
+    """As dev/probe.py writes it; dense: the ffn has no experts."""
+    numbers = lambda count, there=True: [r.uniform(0.1, 0.9) if there else None for _ in range(count)]
+    cosine = lambda i, j: 1 - 0.02 * abs(i - j) - (i != j) * r.uniform(0, 0.01)
+    return {"layers": layers, "similarity": [[cosine(i, j) for j in range(layers)] for i in range(layers)], "similarity_by_distance": sorted(numbers(layers), reverse=True),
+            "hard_rank": {site: numbers(layers, dense) for site in ("hidden", "up")}, "soft_rank": {site: numbers(layers, dense) for site in ("hidden", "up")},
+            "edr_harmonic": dict(zip(("hidden", "up"), numbers(2, dense))), "edr_geometric": dict(zip(("hidden", "up"), numbers(2, dense))),
+            "embedding_spectrum": {kind: [100 / (1 + i * r.uniform(0.9, 1.1)) for i in range(width)] for kind in ("gram", "centred")},
+            "condition": {part: [10 ** x if dense else None for x in numbers(layers)] for part in ("gate", "up", "fused", "down")}, "residual_rms": numbers(layers + 1), "gradient_rms": numbers(layers + 1)}
 
 
 def draw_one(picture, study):
@@ -396,6 +418,50 @@ def test_nothing():
     write_page(nulls, rows, drawn)
 
 
+def test_inside():
+    """Probes and gradients by layer: means over seeds, eight levels, runs without probes or diagnostics, experts, hostile names."""
+    r = random.Random(3)
+    study = made_up_study("inside", {"mode": ["PRE", "POST", "SPAN"], "layers": ["6", "24"], "seed": ["1", "2", "3"]}, steps=200)
+    for run in study.runs:
+        run.probe = made_up_probe(r, int(run.axes["layers"]))
+    drawn, figures = draw_inside(study)
+    expect(len(drawn) == 9 and all(title.endswith(", layers 24") for _, title, _ in drawn), f"nine pictures of the deepest panel: {drawn}")
+    means = [np.array([run.probe["similarity_by_distance"] for run in study.runs if run.axes["mode"] == mode and run.axes["layers"] == "24"]).mean(0) for mode in study.axes["mode"]]
+    lines = [line.get_ydata() for line in figures["distance.png"].axes[0].lines if line.get_linestyle() != "None"]
+    expect(np.allclose(lines, means), "a line is the mean over the seeds")
+    logs = [np.array([np.log(run.probe["gradient_rms"]) for run in study.runs if run.axes["mode"] == mode and run.axes["layers"] == "24"]) for mode in study.axes["mode"]]
+    lines = [line.get_ydata() for line in figures["streams.png"].axes[1].lines if line.get_linestyle() != "None"]
+    expect(np.allclose(lines, [np.exp(log.mean(0)) for log in logs]), "on a logarithmic scale the geometric mean")
+    band = figures["streams.png"].axes[1].collections[0].get_paths()[0].vertices
+    half = 4.302652730 * logs[0][:, 0].std(ddof=1) / np.sqrt(3)
+    at = band[band[:, 0] == -1][:, 1]
+    expect(np.isclose(at.min(), np.exp(logs[0][:, 0].mean() - half)) and np.isclose(at.max(), np.exp(logs[0][:, 0].mean() + half)), "its band is Student's 95 % interval")
+    norms = [line["grad_norms"] for line in study.runs[-1].log if "grad_norms" in line][-1]
+    right = [np.sqrt(sum(value ** 2 for name, value in norms.items() if name.startswith(f"model.layers.{l}."))) for l in range(24)]
+    expect(np.allclose(inside.norms_by_layer(norms), right), "the norm of all that belongs to a layer")
+    right = [np.hypot(*(norms[f"model.layers.{l}.mlp.{part}_proj.weight"] for part in ("gate", "up"))) for l in range(24)]
+    expect(np.allclose(inside.norms_by_layer(norms, inside.GROUPS["ffn in"]), right), "and of a group")
+    expect_words(words_in(figures["groups.png"]), "q, k, v, step 1", "ffn out, step 100", "attention out, step 200")
+    many = made_up_study("inside, many", {"mode": [f"A_RATHER_LONG_PLACEMENT_{i}" for i in range(8)], "seed": ["1"]}, steps=40)
+    for run in many.runs[1:]:
+        run.probe = made_up_probe(r, 6, dense=run is not many.runs[2])
+    many.runs[3].log = []
+    _, figures = draw_inside(many)
+    expect("no probe" in words_in(figures["similarity.png"]) and "no diagnostics" in words_in(figures["gradients.png"]), "runs without are said to be")
+    experts = made_up_study("inside, experts", {"mode": ["$PRE_<b>$"], "seed": ["1", "2"]}, steps=40)
+    for run in experts.runs:
+        run.probe = made_up_probe(r, 1, dense=False)
+    _, figures = draw_inside(experts)
+    expect("nothing here" in words_in(figures["ranks.png"]), "experts have no ranks")
+    empty = made_up_study("inside, empty", {"mode": ["PRE", "SPAN"], "seed": ["1", "2"]}, fate=lambda one: WAITING)
+    expect(draw_inside(empty)[0] == [], "nothing to draw, no pictures")
+    nulls = made_up_study("inside, nulls", {"mode": ["PRE"], "seed": ["1"]}, steps=40)
+    for line in nulls.runs[0].log:
+        if "grad_norms" in line:
+            line["grad_norms"] = dict.fromkeys(line["grad_norms"])
+    draw_inside(nulls)
+
+
 def test_hostile():
     """Names and outputs that are HTML, mathematics, quotes, control characters, and 200 characters long."""
     script, picture = "<script>document.title='owned'</script>", "\"><img src=http://evil.test/x onerror=\"document.title='owned'\">"
@@ -421,7 +487,7 @@ if __name__ == "__main__":
     if browser is None:
         sys.exit("error: expected Chromium or Chrome\n  -> apt-get install chromium")
     saved, save = [], pictures.save                        # the figures that were drawn
-    pictures.save = lambda figure, path: (saved.append(figure), save(figure, path))
+    pictures.save = inside.save = lambda figure, path: (saved.append(figure), save(figure, path))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,0 +1,298 @@
+"""Pictures of what models do inside, arms side by side: of probe.json (dev/probe.py), and of the gradient norms in the logs.
+
+An arm is a label, its look (colour, line, marker), and what there is of its runs, one for each seed. Lines are means over the runs in their 95 % interval, of
+logarithms where the scale is logarithmic; a band that leaves the picture is wider than what the runs show.
+"""
+import dataclasses
+
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from ablation.pictures import COLORS, LINES, MARKERS, deepest, diagnostics, legend, log_scale, look, new_figure, note, numbers, panel_name, panels_of, runs_of, save, short
+from ablation.stats import mean_interval
+
+GROUPS = {"q, k, v": ("q_proj", "k_proj", "v_proj", "kv_a_proj_with_mqa", "kv_b_proj"), "attention out": ("o_proj",), "ffn in": ("gate_proj", "up_proj"), "ffn out": ("down_proj",)}
+
+
+@dataclasses.dataclass
+class Arm:
+    label: str
+    look: dict
+    found: list                              # of each run: its probe.json, or its log
+
+
+def arms_of_probes(labels, probes):
+    """Each probe an arm of its own."""
+    return [Arm(str(label), {"color": COLORS[i % 8], "linestyle": LINES[i % 8], "marker": MARKERS[i % 8]}, [probe]) for i, (label, probe) in enumerate(zip(labels, probes))]
+
+
+def arms_of(study, rows, what):
+    """The levels of the deepest panel, with what(run) of each run that has it."""
+    panel = deepest(study, rows)
+    return [Arm(row.level, look(study, row.level), [found for run in runs_of(study, row).values() if (found := what(run))]) for row in rows if row.panel == panel]
+
+
+# ---------------------------------------------------------------------------------------------------------------- means over runs
+
+def pick(found, path):
+    for key in path:
+        found = found[key]
+    return found
+
+
+def over_runs(runs):
+    """Mean, low and high ends over the runs of an array [run][x]; ends are NaN of one run."""
+    return np.array([list(mean_interval(list(column)))[:3] for column in runs.T]).reshape(-1, 3).T
+
+
+def draw_arms(axes, arms, path, logarithmic=False, first=0, **more):
+    """A line for each arm, from x = first on, of a list in its runs' probe.json; the picture holds the runs' own values. Zeros and less are not on a logarithmic scale."""
+    tables = [np.array([numbers(pick(one, path)) for one in arm.found]) for arm in arms]
+    if logarithmic:
+        tables = [np.log(np.where(table > 0, table, np.nan)) for table in tables]
+        axes.set_yscale("log")
+    plain = np.exp if logarithmic else np.array
+    bands = []
+    for arm, table in ((arm, table) for arm, table in zip(arms, tables) if np.any(np.isfinite(table))):
+        mean, low, high = over_runs(table)
+        x = np.arange(first, first + len(mean))
+        axes.plot(x, plain(mean), **{"lw": 1.5, "ms": 4, "markevery": max(1, len(mean) // 8)} | arm.look | more)
+        axes.plot(x, plain(table).T, ls="none")
+        bands.append((x, plain(low), plain(high), arm.look["color"]))
+    ends = axes.get_ylim()
+    for x, low, high, color in bands:
+        axes.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
+    axes.set_ylim(ends)
+
+
+def finish(figure, grid, arms, path):
+    for axes in grid:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.tick_params(labelsize=8)
+        axes.title.set_fontsize(10)
+        axes.grid(alpha=0.3)
+        if not axes.lines:
+            note(axes, "nothing here")
+            axes.set(xticks=[], yticks=[])
+        elif axes.get_yscale() == "log":
+            log_scale(axes, "y")
+    legend(figure, [Line2D([], [], ms=6, **arm.look) for arm in arms], [arm.label for arm in arms])
+    save(figure, path)
+
+
+# ---------------------------------------------------------------------------------------------------------------- of probes
+
+def draw_similarity(arms, path):
+    """Heat maps, one for each arm: cosine of the streams that leave two blocks, mean over tokens and runs."""
+    maps = [np.nanmean([[numbers(row) for row in one["similarity"]] for one in arm.found], axis=0) if arm.found else None for arm in arms]
+    figure, grid, left, bottom = panels_of(len(arms), 4, 2.6)
+    low = min([0.0] + [found.min() for found in maps if found is not None])
+    for axes, arm, found in zip(grid, arms, maps):
+        axes.set_title(short(arm.label, 18), fontsize=9)
+        axes.grid(False)
+        if found is None:
+            note(axes, "no probe")
+            axes.set(xticks=[], yticks=[])
+            continue
+        image = axes.imshow(found, cmap="viridis", vmin=low, vmax=1, origin="lower", interpolation="nearest")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
+    for axes in left:
+        axes.set_ylabel("layer", fontsize=9)
+    for axes in bottom:
+        axes.set_xlabel("layer", fontsize=9)
+    if any(found is not None for found in maps):
+        figure.colorbar(image, ax=grid, shrink=0.8, label="cosine")
+    save(figure, path)
+
+
+def draw_distance(arms, path):
+    """Similarity against the distance of layers, mean over pairs; the same of neighbours against the layer."""
+    figure = new_figure(3.6)
+    distance, neighbours = figure.subplots(1, 2)
+    draw_arms(distance, arms, ["similarity_by_distance"])
+    near = [Arm(arm.label, arm.look, [{"near": [one["similarity"][i][i + 1] for i in range(one["layers"] - 1)]} for one in arm.found]) for arm in arms]
+    draw_arms(neighbours, near, ["near"])
+    distance.set(xlabel="distance of layers", ylabel="cosine", title="by distance")
+    neighbours.set(xlabel="layer", ylabel="cosine with the next", title="of neighbours")
+    finish(figure, [distance, neighbours], arms, path)
+
+
+def draw_ranks(arms, path):
+    """Hard and soft rank of the ffn over its width against the layer, at both sites."""
+    figure = new_figure(5.6)
+    grid = list(figure.subplots(2, 2, sharex=True).flat)
+    for axes, (key, site) in zip(grid, ((key, site) for site in ("hidden", "up") for key in ("hard_rank", "soft_rank"))):
+        draw_arms(axes, arms, [key, site])
+        axes.set_title(f"{key.replace('_', ' ')}, {'input of down' if site == 'hidden' else 'output of up'}", fontsize=10)
+        axes.set_ylabel("rank / width of the ffn", fontsize=9)
+    for axes in grid[2:]:
+        axes.set_xlabel("layer", fontsize=9)
+    finish(figure, grid, arms, path)
+
+
+def draw_edr(arms, path):
+    """EDR as the harmonic and the geometric mean, of both sites: a line of the picture for each arm, every run (small) and the mean with its interval."""
+    figure = new_figure(1.4 + 0.3 * len(arms))
+    grid = figure.subplots(1, 4, sharey=True)
+    for axes, (key, site) in zip(grid, ((key, site) for site in ("hidden", "up") for key in ("edr_harmonic", "edr_geometric"))):
+        for y, arm in enumerate(arms):
+            values = [one[key][site] for one in arm.found if one[key][site] is not None]
+            interval = mean_interval(values)
+            axes.plot(values, [y + 0.25] * len(values), arm.look["marker"], ms=4, mfc="none", color=arm.look["color"])
+            if values:
+                ends = [[interval.mean - interval.low], [interval.high - interval.mean]] if len(values) > 1 else None
+                axes.errorbar(interval.mean, y, xerr=ends, fmt=arm.look["marker"], color=arm.look["color"], ms=7, lw=1.5, capsize=3)
+        axes.set_title(f"{key[4:]}, {site}", fontsize=9)
+        axes.set_yticks(range(len(arms)), [short(arm.label) for arm in arms])
+        axes.set_ylim(len(arms) - 0.4, -0.6)
+        axes.tick_params(labelsize=8)
+        axes.grid(alpha=0.3)
+    save(figure, path)
+
+
+def draw_embedding(arms, path):
+    """Eigenvalues of the embedding over their median (logarithmic), largest first, as they are and centred."""
+    figure = new_figure(3.6)
+    grid = list(figure.subplots(1, 2, sharey=True))
+    for axes, kind in zip(grid, ("gram", "centred")):
+        draw_arms(axes, arms, ["embedding_spectrum", kind], True, 1, markevery=0.15)
+        axes.set_title({"gram": "EᵀE / V", "centred": "covariance"}[kind], fontsize=10)
+        axes.set_xlabel("number of the eigenvalue", fontsize=9)
+    grid[0].set_ylabel("eigenvalue / median", fontsize=9)
+    finish(figure, grid, arms, path)
+
+
+def draw_condition(arms, path):
+    """Condition numbers of the ffn's matrices (logarithmic) against the layer."""
+    figure = new_figure(5.6)
+    grid = list(figure.subplots(2, 2, sharex=True).flat)
+    for axes, (part, title) in zip(grid, {"up": "up", "gate": "gate", "fused": "gate and up as one (MLP1)", "down": "down (MLP2)"}.items()):
+        draw_arms(axes, arms, ["condition", part], True)
+        axes.set_title(title, fontsize=10)
+        axes.set_ylabel("condition number", fontsize=9)
+    for axes in grid[2:]:
+        axes.set_xlabel("layer", fontsize=9)
+    finish(figure, grid, arms, path)
+
+
+def draw_streams(arms, path):
+    """Root mean square of the stream and of the loss's gradient there, into block 0 (-1) and out of each block."""
+    figure = new_figure(3.6)
+    grid = list(figure.subplots(1, 2))
+    for axes, key, title in zip(grid, ("residual_rms", "gradient_rms"), ("stream", "dL/dstream")):
+        draw_arms(axes, arms, [key], True, -1)
+        axes.set(xlabel="layer it leaves (−1: the embedding)", ylabel="root mean square", title=title)
+    finish(figure, grid, arms, path)
+
+
+PROBES = {
+    "similarity": (draw_similarity, "Similarity of layers", "Cosine of the streams that leave two blocks, token by token; mean over tokens and runs."),
+    "distance": (draw_distance, "Similarity by distance", "The same, mean over the pairs of layers so far apart. Flat and high: deep layers change little."),
+    "ranks": (draw_ranks, "How much of the ffn is used", "Effective rank of the covariance of the ffn's activations over the ffn's width: hard is the participation ratio of the eigenvalues, soft the "
+              "exponential of their entropy. 1: all directions alike."),
+    "edr": (draw_edr, "EDR", "100 times the harmonic, or geometric, mean of hard and soft rank, mean over layers; hidden: the input of the down projection, up: the output of the up projection."),
+    "embedding": (draw_embedding, "Spectrum of the embedding", "Eigenvalues over their median. Flat: all directions of the embedding are used."),
+    "condition": (draw_condition, "Condition of the ffn's matrices", "Largest over smallest singular value."),
+    "streams": (draw_streams, "The stream and its gradient", "Of the validation data, at the end of training. The gradient is that of the sum of the tokens' losses, for each token."),
+}
+
+
+def draw_probes(arms, folder, prefix=""):
+    """Draws all pictures of probes; returns (file name, title, caption) of each."""
+    for name, (picture, *_) in PROBES.items():
+        picture(arms, f"{folder}/{prefix}{name}.png")
+    return [(f"{prefix}{name}.png", title, caption) for name, (_, title, caption) in PROBES.items()]
+
+
+# ---------------------------------------------------------------------------------------------------------------- of logs
+
+def layer_of(name):
+    return int(name.split(".")[2]) if name.startswith("model.layers.") else None
+
+
+def norms_by_layer(grad_norms, parts=None):
+    """sqrt(sum of squares) of the gradient norms of a layer's tensors, or of those matrices alone, for each layer."""
+    squares = {}
+    for name, value in grad_norms.items():
+        layer = layer_of(name)
+        if layer is not None and (parts is None or (name.endswith(".weight") and name.split(".")[-2] in parts)):
+            squares[layer] = squares.get(layer, 0.0) + (np.nan if value is None else value ** 2)
+    return np.sqrt([squares.get(layer, np.nan) for layer in range(max(squares, default=-1) + 1)])
+
+
+def table_of(log):
+    """Steps, and an array [step][layer] of gradient norms."""
+    lines = diagnostics(log)
+    return [line["step"] for line in lines], np.array([norms_by_layer(line["grad_norms"]) for line in lines])
+
+
+def draw_gradients(arms, path):
+    """Heat maps, one for each arm: gradient norm of a whole layer (colour, logarithmic) against layer and step; geometric mean over runs."""
+    figure, grid, left, bottom = panels_of(len(arms), 4, 2.6)
+    tables = []
+    for arm in arms:
+        steps, norms = zip(*map(table_of, arm.found)) if arm.found else ((), ())
+        alike = [table for step, table in zip(steps, norms) if step == steps[0]]
+        with np.errstate(divide="ignore"):
+            tables.append((steps[0], np.exp(np.mean(np.log(alike), axis=0))) if alike and alike[0].size else None)
+    seen = np.concatenate([table.ravel() for _, table in filter(None, tables)] + [[]])
+    seen = seen[np.isfinite(seen) & (seen > 0)]
+    scale = LogNorm(max(seen.min(), 1e-12 * seen.max()), seen.max()) if len(seen) else None
+    image = None
+    for axes, arm, table in zip(grid, arms, tables):
+        axes.set_title(short(arm.label, 18), fontsize=9)
+        axes.grid(False)
+        if table is None or scale is None:
+            note(axes, "no diagnostics in the logs")
+            axes.set(xticks=[], yticks=[])
+            continue
+        steps, norms = table
+        image = axes.pcolormesh(np.append(steps, 2 * steps[-1] - steps[-2] if len(steps) > 1 else steps[-1] + 1), np.arange(norms.shape[1] + 1) - 0.5, norms.T, norm=scale, cmap="viridis")
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    for axes in left:
+        axes.set_ylabel("layer", fontsize=9)
+    for axes in bottom:
+        axes.set_xlabel("step", fontsize=9)
+    if image is not None:
+        figure.colorbar(image, ax=grid, shrink=0.8, label="gradient norm")
+    save(figure, path)
+
+
+def draw_groups(arms, path):
+    """Gradient norms by layer, of groups of matrices: at the first step with diagnostics, at the one nearest to 100, and at the last."""
+    every = sorted({line["step"] for arm in arms for log in arm.found for line in diagnostics(log)})
+    steps = sorted({every[0], min(every, key=lambda step: abs(step - 100)), every[-1]}) if every else [0]
+    figure = new_figure(0.7 + 2.2 * len(steps))
+    grid = figure.subplots(len(steps), len(GROUPS), sharex=True, squeeze=False)
+    for row, step in zip(grid, steps):
+        for axes, (group, parts) in zip(row, GROUPS.items()):
+            here = [Arm(arm.label, arm.look, [{"norms": list(norms_by_layer(line["grad_norms"], parts))} for log in arm.found for line in diagnostics(log) if line["step"] == step]) for arm in arms]
+            draw_arms(axes, here, ["norms"], True)
+            axes.set_title(f"{group}, step {step}")
+        row[0].set_ylabel("gradient norm", fontsize=9)
+    for axes in grid[-1]:
+        axes.set_xlabel("layer", fontsize=9)
+    finish(figure, list(grid.flat), arms, path)
+
+
+LOGS = {
+    "gradients": (draw_gradients, "Gradients by layer over the run", "Norm of the gradient of all that belongs to a layer, before clipping; geometric mean over the seeds. The same colours for all."),
+    "groups": (draw_groups, "Gradients by layer, of groups of matrices", "At the first step with diagnostics, near step 100 and at the end; geometric mean over the seeds and its 95 % interval. Flat: all layers learn at one pace."),
+}
+
+
+def draw(study, rows, folder):
+    """The pictures that the study has something for; (file name, title, caption) of each."""
+    deep = panel_name(deepest(study, rows))
+    logs = arms_of(study, rows, lambda run: run.log if diagnostics(run.log) else None)
+    probes = arms_of(study, rows, lambda run: run.probe)
+    found = []
+    for name, (picture, title, caption) in LOGS.items() if any(arm.found for arm in logs) else ():
+        picture(logs, f"{folder}/{name}.png")
+        found.append((f"{name}.png", title, caption))
+    found += draw_probes(probes, folder) if any(arm.found for arm in probes) else []
+    return [(name, title + (f", {deep}" if deep else ""), caption) for name, title, caption in found]
