@@ -119,6 +119,10 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
 static inline void run_read_weights(Run *r, const char *from) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t n = strlen(from);
+    if (hf_is_folder(from)) {
+        hf_read_weights(r->t, r->gpt, &r->m, &r->layout, from);
+        return;
+    }
     if (n > 12 && !strcmp(from + n - 12, ".safetensors")) check_format(path, sizeof path, "%s", from);
     else {
         checkpoint_find(from, dir);
