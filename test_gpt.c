@@ -485,6 +485,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"causality", test_causality},
     {"json", test_json},
     {"checkpoint", test_checkpoint},
+    {"hf", test_hf},
     {"stories", test_stories},
     {"comm", test_comm},
     {"dataloader", test_dataloader},

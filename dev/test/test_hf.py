@@ -28,7 +28,7 @@ import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
-sys.path.insert(0, str(ROOT / "dev"))
+sys.path[:0] = [str(ROOT / "dev"), str(ROOT / "dev" / "test")]
 import export_hf  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
@@ -168,6 +168,183 @@ def generation(names):
             alone = model.generate(prompt[:1, 2:], use_cache=True, **options | {"attention_mask": mask[:1, 2:]})
         check(with_cache.shape == (2, 14) and torch.equal(with_cache, without), f"{name}: generate with a cache is not as without one")
         check(torch.equal(with_cache[0, 2:], alone[0]), f"{name}: a text padded on the left goes on otherwise than alone")
+
+
+# ---------------------------------------------------------------------------------------------------------------- their classes
+
+COMMON = dict(vocab_size=150, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=20, max_position_embeddings=21, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+MIX = dict(num_experts_per_tok=2, moe_intermediate_size=12)
+LATENT = dict(num_key_value_heads=4, n_routed_experts=4, n_shared_experts=2, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=6, n_group=1,
+              topk_group=1, rope_interleave=False, routed_scaling_factor=1.5)  # fmt: skip
+CLASSES = {
+    "GPT2LMHeadModel": ("PRE", dict(vocab_size=150, n_embd=24, n_layer=2, n_head=4, n_positions=21, bos_token_id=0, eos_token_id=0, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)),
+    "LlamaForCausalLM": ("PRE", COMMON | dict(rope_theta=500.0)), "MistralForCausalLM": ("PRE", COMMON | dict(sliding_window=None)), "Olmo2ForCausalLM": ("OLMO2", COMMON),
+    "Qwen3ForCausalLM": ("PRE_QK_PRE", COMMON | dict(head_dim=6, tie_word_embeddings=True)), "MixtralForCausalLM": ("PRE", COMMON | dict(num_local_experts=4)),
+    "FlexOlmoForCausalLM": ("OLMO2", COMMON | dict(num_experts=4, num_experts_per_tok=2)), "Qwen3MoeForCausalLM": ("PRE_QK_PRE", COMMON | MIX | dict(head_dim=6, num_experts=4, norm_topk_prob=True)),
+    "DeepseekV3ForCausalLM": ("PRE", COMMON | MIX | LATENT),
+}  # fmt: skip
+
+
+def their_model(name, **more):
+    """A model of that class, its weights away from ones and zeros."""
+    model_class = getattr(transformers, name)
+    torch.manual_seed(len(name))
+    model = model_class(model_class.config_class(**CLASSES[name][1] | more)).eval()
+    for key, p in [*model.named_parameters(), *model.named_buffers()]:
+        if "inv_freq" not in key:
+            p.data += 0.2 * torch.randn_like(p)
+    return model
+
+
+def test_classes():
+    """Folders that transformers saved: whole, in shards, in bfloat16 and float16, and as its older versions wrote them."""
+    models, lines = {}, []
+    for name, (mode, _) in CLASSES.items():
+        for how, options in {"whole": {}, "shards": {"max_shard_size": "20KB"}, "bfloat16": {}, "float16": {}}.items():
+            model, folder = their_model(name), DIR / "theirs" / f"{name}-{how}"
+            model = model.to(getattr(torch, how)) if "float" in how else model
+            model.save_pretrained(folder, **options)
+            models[f"{name}-{how}"] = model.float()
+            lines.append((f"{name}-{how}", mode, f"--init-from {folder}"))
+    old = DIR / "theirs" / "old"
+    shutil.copytree(DIR / "theirs" / "GPT2LMHeadModel-whole", old)
+    w = {key.removeprefix("transformer."): value for key, value in load_file(old / "model.safetensors").items()}
+    save_file(w | {"h.0.attn.bias": torch.ones(1, 1, 21, 21), "h.1.attn.masked_bias": torch.tensor(-1e4)}, old / "model.safetensors")
+    llama = DIR / "theirs" / "LlamaForCausalLM-whole" / "config.json"
+    config = json.loads(llama.read_text())
+    llama.write_text(json.dumps(config | {"rope_theta": config.pop("rope_parameters")["rope_theta"], "rope_scaling": None}))
+    lines.append(("old", "PRE", f"--init-from {old}"))
+    check((DIR / "theirs" / "LlamaForCausalLM-shards" / "model.safetensors.index.json").exists(), "no shards")
+    for name, out in logits_of(*lines).items():
+        with torch.no_grad():
+            close(models["GPT2LMHeadModel-whole" if name == "old" else name](out["tokens"].long()).logits, out["logits"], 1e-4, f"{name}: logits in the judge")
+
+
+# ---------------------------------------------------------------------------------------------------------------- there and back, and training
+
+
+def train(mode, *flags):
+    made = subprocess.run([ROOT / "build" / f"cpu-{mode.lower()}-fp32" / "train_gpt", *map(str, flags)], capture_output=True, text=True)
+    check(made.returncode == 0, f"{mode} {' '.join(map(str, flags))}: {made.stderr}")
+    return made.stdout
+
+
+def losses(run):
+    return torch.tensor([line["loss"] for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if "loss" in line])
+
+
+def test_round_trip():
+    """A run of ours, exported and read again: the same loss and weights, the same twenty steps from there, and in transformers the loss of the same tokens."""
+    small = "--layers 2 --width 32 --heads 4 --seq 32 --batch 4 --warmup 2 --val-tokens 2048 --norms-every 0 --sample 0".split()
+    for name, mode, more, architecture in (
+        ("gpt2", "PRE", "--norm layer --bias on --positions learned --activation gelu", "GPT2LMHeadModel"), ("llama", "PRE", "--kv-heads 2 --tied off", "LlamaForCausalLM"),
+        ("olmo2", "OLMO2", "--kv-heads 2", "Olmo2ForCausalLM"), ("mixtral", "PRE", "--experts 4 --router softmax-renorm --tied off --ffn 24", "MixtralForCausalLM"),
+    ):  # fmt: skip
+        run, out, flags = DIR / f"run-{name}", DIR / f"out-{name}", small + more.split()
+        train(mode, *flags, "--steps", 20, "--out", run)
+        export(run, out)
+        said = [re.search(r"validation loss ([\d.]+), weights (\w+)", train(mode, "--from", path, "--eval", "--seq", 32, "--val-tokens", 2048)) for path in (run, out)]
+        check(said[0] and said[1] and said[0][0] == said[1][0], f"{name}: expected the run's loss and weights, found {said}")
+        model = load(out)
+        check(type(model).__name__ == architecture, f"{name}: found {type(model).__name__}")
+        free = [flag for flag in small[6:]] + ["--steps", 20]
+        train(mode, *flags, "--steps", 20, "--init-from", run, "--out", DIR / f"there-{name}")
+        train(mode, *free, "--init-from", out, "--out", DIR / f"back-{name}")
+        there, back = losses(DIR / f"there-{name}"), losses(DIR / f"back-{name}")
+        check(len(there) == 20 and torch.equal(there, back), f"{name}: twenty steps from the run {there}, from the export {back}")
+        tokens = torch.tensor(list(pathlib.Path(__file__).read_bytes()[:129]))
+        save_bytes(DIR / "text.bin", tokens.tolist(), 256)
+        said = re.search(r"validation loss ([\d.]+)", train(mode, "--from", out, "--eval", "--val-data", DIR / "text.bin", "--seq", 32, "--val-tokens", 128))
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(model(tokens[:-1].view(4, 32)).logits.flatten(0, 1), tokens[1:])
+        close(torch.tensor(float(said[1])), loss, 2e-6, f"{name}: the loss in transformers")
+
+
+def save_bytes(path, tokens, vocab):
+    path.write_bytes(struct.pack("<4i", 20240520, 1, len(tokens), vocab) + bytes(1008) + struct.pack(f"<{len(tokens)}H", *tokens))
+
+
+def test_training():
+    """From one folder twenty steps here, and in transformers with torch's AdamW: the same losses. The data is one batch, whose order means nothing."""
+    B, T = 4, 16
+    for name in ("GPT2LMHeadModel", "LlamaForCausalLM"):
+        model, folder, run = their_model(name), DIR / "theirs" / f"{name}-trained", DIR / f"trained-{name}"
+        model.save_pretrained(folder)
+        tokens = torch.randint(0, 150, (B * T + 1,), generator=torch.Generator().manual_seed(3))
+        save_bytes(DIR / "batch.bin", tokens.tolist(), 150)
+        train("PRE", "--init-from", folder, "--data", DIR / "batch.bin", "--seq", T, "--batch", B, "--steps", 20, "--lr", 3e-3, "--warmup", 0, "--schedule", "constant", "--sample", 0, "--norms-every", 0,
+              "--out", run)  # fmt: skip
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        vectors = [p for p in model.parameters() if p.dim() == 1]
+        optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}], lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
+        theirs = []
+        for _ in range(20):
+            loss = torch.nn.functional.cross_entropy(model(tokens[:-1].view(B, T)).logits.flatten(0, 1), tokens[1:])
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1)
+            optimizer.step()
+            theirs.append(loss.item())
+        check(theirs[0] > theirs[-1] + 0.5, f"{name}: nothing was learned: {theirs}")
+        close(losses(run), torch.tensor(theirs), 1e-4, f"{name}: twenty steps")
+
+
+# ---------------------------------------------------------------------------------------------------------------- tokenizers, and what is refused
+
+
+def test_tokenizers():
+    """Bytes, and a learned vocabulary: what transformers makes of a text; and a folder's tokenizer.json back into tokenizer.bin."""
+    import test_tokenizer
+    import tiktoken.load
+
+    logits_of(("bytes", "SPAN", SHAPES["llama"]), ("tokens", "SPAN", SMALL + "--vocab 557"))
+    text = "The cat's naïve \u4e2d\u6587, 12  34!\n\n  It said: \"Ā ~\" 'll"
+    export(DIR / "bytes", DIR / "out-bytes")
+    t = AutoTokenizer.from_pretrained(DIR / "out-bytes")
+    ids = t(text)["input_ids"]
+    check(ids == list(text.encode()) and t.decode(ids) == text, f"bytes: found {ids}, {t.decode(ids)!r}")
+    check((t.eos_token_id, t.bos_token_id, t.pad_token_id, t("<|endoftext|>")["input_ids"]) == (0, 0, 0, [0]), "bytes: token 0 ends a text")
+    learned = DIR / "learned"
+    learned.mkdir()
+    source = pathlib.Path(test_tokenizer.__file__).read_text(encoding="utf-8")
+    test_tokenizer.learn_vocabulary(source, 300, learned)
+    made = DIR / "tokens" / "tokenizer.bin"
+    subprocess.run([sys.executable, ROOT / "data" / "get.py", "tokenizer", "--vocab", learned, "--out", made], check=True, capture_output=True)
+    export(DIR / "tokens", DIR / "out-tokens")
+    t = AutoTokenizer.from_pretrained(DIR / "out-tokens")
+    ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(str(learned / "vocab.bpe"), str(learned / "encoder.json"))
+    encoding = tiktoken.Encoding("test", pat_str=test_tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
+    for some in (text, source):
+        ids = t(some)["input_ids"]
+        check(ids == encoding.encode_ordinary(some) and t.decode(ids) == some, "a learned vocabulary: not tiktoken's tokens")
+    check(t.eos_token_id == len(ranks), "a learned vocabulary: the token that ends a text")
+    back = DIR / "back.bin"
+    subprocess.run([sys.executable, ROOT / "data" / "get.py", "tokenizer", "--vocab", DIR / "out-tokens", "--out", back], check=True, capture_output=True)
+    check(back.read_bytes() == made.read_bytes(), "tokenizer.json does not give the tokenizer.bin it is made of")
+    config = json.loads((DIR / "out-tokens" / "tokenizer.json").read_text())
+    (DIR / "learned" / "tokenizer.json").write_text(json.dumps(config | {"pre_tokenizer": {"type": "Metaspace"}}))
+    (DIR / "learned" / "vocab.bpe").unlink()
+    refused = subprocess.run([sys.executable, ROOT / "data" / "get.py", "tokenizer", "--vocab", learned, "--out", back], capture_output=True, text=True)
+    check(refused.returncode == 1 and "cuts text as GPT-2 does, found BPE after Metaspace" in refused.stdout + refused.stderr, f"another pattern: {refused.stdout}{refused.stderr}")
+
+
+def test_export():
+    """bfloat16, and what export_hf.py refuses."""
+    logits_of(("bf16", "SPAN", SHAPES["deepseek"]))
+    said = export(DIR / "bf16", DIR / "out-bf16", "bfloat16")
+    model, want = load(DIR / "out-bf16"), load_file(DIR / "bf16" / "logits.safetensors")
+    check("no tokenizer" in said, "that there is no tokenizer is said")
+    check(model.dtype == torch.bfloat16 and model.model.layers[1].mlp.gate.e_score_correction_bias.dtype == torch.float32, f"found weights in {model.dtype}")
+    with torch.no_grad():
+        z = model(want["tokens"].long()).logits.float()
+    off = ((z - want["logits"]).square().mean() / want["logits"].square().mean()).sqrt().item()
+    check(1e-4 < off < 0.3, f"bfloat16: logits off by {off} of their size")
+    for words, source, out in (("nothing was overwritten", "bf16", "out-bf16"), ("expected the folder of a run", "nowhere", "x"), ("expected the folder of a run", "damaged", "x")):
+        if source == "damaged":
+            shutil.copytree(DIR / "bf16", DIR / "damaged")
+            os.truncate(DIR / "damaged" / "step_00000000" / "model.safetensors", 5000)
+        made = subprocess.run([sys.executable, ROOT / "dev" / "export_hf.py", DIR / source, DIR / out], capture_output=True, text=True)
+        check(made.returncode == 1 and words in made.stderr and "\n  -> " in made.stderr, f"{source}: expected {words}, found {made.stderr}")
 
 
 def main():
