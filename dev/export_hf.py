@@ -247,7 +247,7 @@ def export(source, out, dtype):
     path = next((place for place in places if place.is_file()), None)
     if path or f["vocab"] == 256:
         end = write_tokenizer(out, path, f["seq"])
-        theirs |= {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+        theirs |= {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}             # or classes of transformers would not train its row of the embedding
         (out / "generation_config.json").write_text(json.dumps({"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}, indent=2) + "\n")
     else:
         theirs |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

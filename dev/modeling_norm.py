@@ -257,6 +257,7 @@ class NormForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = NormConfig
     base_model_prefix = "model"
     _no_split_modules = ["Block"]
+    _keep_in_fp32_modules_strict = ["e_score_correction_bias"]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config):
