@@ -30,68 +30,33 @@ CLASS(IS_DEEPSEEK, "DeepseekV3ForCausalLM", "deepseek_v3", "PRE",        HF_LLAM
 // KEY(classes, key of config.json, our flag, its value where the key is missing or null: "" the next row for the flag says it, NULL one of them must be there).
 // "a.b" is b of a; true and false are the flag's choices 1 and 0.
 #define HF_KEY_TABLE(KEY) \
-KEY(IS_GPT2, "n_layer", layers, NULL) \
-KEY(IS_GPT2, "n_embd", width, NULL) \
-KEY(IS_GPT2, "n_head", heads, NULL) \
-KEY(IS_GPT2, "n_positions", seq, NULL) \
-KEY(IS_GPT2, "n_inner", ffn, "0") \
-KEY(IS_GPT2, "layer_norm_epsilon", eps, "1e-5") \
-KEY(IS_GPT2, "tie_word_embeddings", tied, "on") \
-KEY(HF_ALL, "vocab_size", vocab, NULL) \
-KEY(HF_ROPES, "num_hidden_layers", layers, NULL) \
-KEY(HF_ROPES, "hidden_size", width, NULL) \
-KEY(HF_ROPES, "num_attention_heads", heads, NULL) \
-KEY(HF_ROPES, "num_key_value_heads", kv_heads, "0") \
-KEY(HF_ROPES, "max_position_embeddings", seq, NULL) \
-KEY(HF_ROPES, "rms_norm_eps", eps, NULL) \
-KEY(HF_ROPES, "rope_parameters.rope_theta", rope_theta, "") \
-KEY(IS_LLAMA, "rope_theta", rope_theta, "10000") \
-KEY(HF_ROPES & ~IS_LLAMA, "rope_theta", rope_theta, NULL) \
-KEY(HF_ROPES, "tie_word_embeddings", tied, "off") \
-KEY(HF_ROPES & ~(IS_QWEN3M | IS_DEEPSEEK), "intermediate_size", ffn, NULL) \
-KEY(IS_QWEN3M | IS_FLEX, "num_local_experts", experts, "") \
-KEY(IS_MIXTRAL, "num_local_experts", experts, NULL) \
-KEY(IS_FLEX | IS_QWEN3M, "num_experts", experts, NULL) \
-KEY(HF_MOES, "num_experts_per_tok", experts_per_token, NULL) \
-KEY(IS_FLEX | IS_QWEN3M, "norm_topk_prob", router, "softmax") \
-KEY(IS_QWEN3M | IS_DEEPSEEK, "moe_intermediate_size", ffn, NULL) \
-KEY(IS_DEEPSEEK, "n_routed_experts", experts, NULL) \
-KEY(IS_DEEPSEEK, "n_shared_experts", shared_experts, NULL) \
-KEY(IS_DEEPSEEK, "first_k_dense_replace", dense_layers, NULL) \
-KEY(IS_DEEPSEEK, "intermediate_size", dense_ffn, NULL) \
-KEY(IS_DEEPSEEK, "kv_lora_rank", kv_rank, NULL) \
-KEY(IS_DEEPSEEK, "qk_rope_head_dim", rope_size, NULL) \
-KEY(IS_DEEPSEEK, "routed_scaling_factor", router_scale, NULL)
+KEY(IS_GPT2, "n_layer", layers, NULL)   KEY(IS_GPT2, "n_embd", width, NULL)   KEY(IS_GPT2, "n_head", heads, NULL)   KEY(IS_GPT2, "n_inner", ffn, "0") \
+KEY(IS_GPT2, "n_positions", seq, NULL)  KEY(IS_GPT2, "layer_norm_epsilon", eps, "1e-5") \
+KEY(IS_GPT2, "tie_word_embeddings", tied, "on")  KEY(HF_ROPES, "tie_word_embeddings", tied, "off")  KEY(HF_ALL, "vocab_size", vocab, NULL) \
+KEY(HF_ROPES, "num_hidden_layers", layers, NULL)  KEY(HF_ROPES, "hidden_size", width, NULL)  KEY(HF_ROPES, "num_attention_heads", heads, NULL) \
+KEY(HF_ROPES, "num_key_value_heads", kv_heads, "0")  KEY(HF_ROPES, "max_position_embeddings", seq, NULL)  KEY(HF_ROPES, "rms_norm_eps", eps, NULL) \
+KEY(HF_ROPES, "rope_parameters.rope_theta", rope_theta, "")  KEY(IS_LLAMA, "rope_theta", rope_theta, "10000")  KEY(HF_ROPES & ~IS_LLAMA, "rope_theta", rope_theta, NULL) \
+KEY(HF_ROPES & ~(IS_QWEN3M | IS_DEEPSEEK), "intermediate_size", ffn, NULL)  KEY(IS_QWEN3M | IS_DEEPSEEK, "moe_intermediate_size", ffn, NULL) \
+KEY(IS_FLEX | IS_QWEN3M, "num_local_experts", experts, "")  KEY(IS_FLEX | IS_QWEN3M, "num_experts", experts, NULL)  KEY(IS_MIXTRAL, "num_local_experts", experts, NULL) \
+KEY(HF_MOES, "num_experts_per_tok", experts_per_token, NULL)  KEY(IS_FLEX | IS_QWEN3M, "norm_topk_prob", router, "softmax") \
+KEY(IS_DEEPSEEK, "n_routed_experts", experts, NULL)  KEY(IS_DEEPSEEK, "n_shared_experts", shared_experts, NULL)  KEY(IS_DEEPSEEK, "first_k_dense_replace", dense_layers, NULL) \
+KEY(IS_DEEPSEEK, "intermediate_size", dense_ffn, NULL)  KEY(IS_DEEPSEEK, "routed_scaling_factor", router_scale, NULL) \
+KEY(IS_DEEPSEEK, "kv_lora_rank", kv_rank, NULL)  KEY(IS_DEEPSEEK, "qk_rope_head_dim", rope_size, NULL)
 
 // MUST(classes, key, what it is where it is missing, the values that this program computes; head: width / heads)
 #define HF_MUST_TABLE(MUST) \
 MUST(HF_ALL, "quantization_config", "null", "null") \
-MUST(IS_GPT2, "activation_function", "gelu_new", "gelu_new|gelu_pytorch_tanh") \
-MUST(IS_GPT2, "scale_attn_weights", "true", "true") \
-MUST(IS_GPT2, "scale_attn_by_inverse_layer_idx", "false", "false") \
-MUST(IS_GPT2, "add_cross_attention", "false", "false") \
-MUST(HF_ROPES, "hidden_act", "silu", "silu") \
-MUST(HF_ROPES, "attention_bias", "false", "false") \
-MUST(IS_LLAMA, "mlp_bias", "false", "false") \
-MUST(HF_ROPES, "rope_scaling", "null", "null") \
-MUST(HF_ROPES, "rope_parameters.rope_type", "default", "default") \
-MUST(HF_ROPES, "rope_parameters.partial_rotary_factor", "1", "1") \
-MUST(HF_ROPES, "partial_rotary_factor", "1", "1") \
-MUST(IS_MISTRAL, "sliding_window", "4096", "null") \
-MUST(IS_MIXTRAL, "sliding_window", "null", "null") \
-MUST(IS_QWEN3 | IS_QWEN3M, "use_sliding_window", "false", "false") \
-MUST(IS_LLAMA | IS_MISTRAL | IS_OLMO2 | IS_MIXTRAL | IS_FLEX, "head_dim", "null", "null|head") \
-MUST(IS_QWEN3 | IS_QWEN3M, "head_dim", "128", "head") \
-MUST(IS_QWEN3M, "decoder_sparse_step", "1", "1") \
-MUST(IS_QWEN3M, "mlp_only_layers", "[]", "[]|null") \
-MUST(IS_DEEPSEEK, "q_lora_rank", "1536", "null") \
-MUST(IS_DEEPSEEK, "qk_nope_head_dim", "128", "head") \
-MUST(IS_DEEPSEEK, "v_head_dim", "128", "head") \
-MUST(IS_DEEPSEEK, "n_group", "8", "1") \
-MUST(IS_DEEPSEEK, "topk_group", "4", "1") \
-MUST(IS_DEEPSEEK, "norm_topk_prob", "true", "true") \
-MUST(IS_DEEPSEEK, "rope_interleave", "true", "false") \
-MUST(IS_DEEPSEEK, "rms_norm_eps", "1e-06", "1e-06")           /* its norm of the latent knows no other */
+MUST(IS_GPT2, "activation_function", "gelu_new", "gelu_new|gelu_pytorch_tanh")  MUST(IS_GPT2, "scale_attn_weights", "true", "true") \
+MUST(IS_GPT2, "scale_attn_by_inverse_layer_idx", "false", "false")  MUST(IS_GPT2, "add_cross_attention", "false", "false") \
+MUST(HF_ROPES, "hidden_act", "silu", "silu")  MUST(HF_ROPES, "attention_bias", "false", "false")  MUST(IS_LLAMA, "mlp_bias", "false", "false") \
+MUST(HF_ROPES, "rope_scaling", "null", "null")  MUST(HF_ROPES, "rope_parameters.rope_type", "default", "default") \
+MUST(HF_ROPES, "rope_parameters.partial_rotary_factor", "1", "1")  MUST(HF_ROPES, "partial_rotary_factor", "1", "1") \
+MUST(IS_MISTRAL, "sliding_window", "4096", "null")  MUST(IS_MIXTRAL, "sliding_window", "null", "null")  MUST(IS_QWEN3 | IS_QWEN3M, "use_sliding_window", "false", "false") \
+MUST(IS_LLAMA | IS_MISTRAL | IS_OLMO2 | IS_MIXTRAL | IS_FLEX, "head_dim", "null", "null|head")  MUST(IS_QWEN3 | IS_QWEN3M, "head_dim", "128", "head") \
+MUST(IS_QWEN3M, "decoder_sparse_step", "1", "1")  MUST(IS_QWEN3M, "mlp_only_layers", "[]", "[]|null") \
+MUST(IS_DEEPSEEK, "q_lora_rank", "1536", "null")  MUST(IS_DEEPSEEK, "qk_nope_head_dim", "128", "head")  MUST(IS_DEEPSEEK, "v_head_dim", "128", "head") \
+MUST(IS_DEEPSEEK, "n_group", "8", "1")  MUST(IS_DEEPSEEK, "topk_group", "4", "1")  MUST(IS_DEEPSEEK, "norm_topk_prob", "true", "true") \
+MUST(IS_DEEPSEEK, "rope_interleave", "true", "false")  MUST(IS_DEEPSEEK, "rms_norm_eps", "1e-06", "1e-06")           /* its norm of the latent knows no other */
 
 // TENSOR(classes, our name, theirs, whether theirs is [in, out], our part of how many that it holds one after the other). %d: the layer, then the expert.
 #define HF_BLOCK "model.layers.%d."
@@ -206,13 +171,12 @@ static inline void hf_read_config(FlagSet *set, const char *folder, const char *
     }
     check_format(head, sizeof head, "%lld", (long long)(set->f.width / set->f.heads));
     for (const HfMust *k = HF_MUSTS; k < HF_MUSTS + HF_MUST_COUNT; k++) {
-        const Json *v = hf_get(config, k->key), *parent = config;
         if (!(k->classes & c->is)) continue;
-        if (!strchr(k->key, '.')) parent = json_get(config, k->key);
-        const char *text = v ? hf_text(buf, sizeof buf, v) : parent && parent->kind == JSON_NULL ? "null" : k->missing;
-        bool right = flag_choice(k->allowed, text) >= 0 || (flag_choice(k->allowed, "head") >= 0 && !strcmp(text, head));
-        CHECK(right, "%s: \"%s\" is %s%s; this program only computes %s%s%s\n  -> another model", path, k->key, text, v || parent ? "" : " where it is not said", k->allowed,
-              strstr(k->allowed, "head") ? ", the width of a head, hidden_size / num_attention_heads = " : "", strstr(k->allowed, "head") ? head : "");
+        const Json *v = hf_get(config, k->key);
+        bool of_head = strstr(k->allowed, "head") != NULL, said = v || json_get(config, k->key);        // null counts as said
+        const char *text = v ? hf_text(buf, sizeof buf, v) : said ? "null" : k->missing;
+        CHECK(flag_choice(k->allowed, text) >= 0 || (of_head && !strcmp(text, head)), "%s: \"%s\" is %s%s; this program only computes %s%s%s\n  -> another model", path, k->key, text,
+              said ? "" : " where it is not said", k->allowed, of_head ? ", the width of a head, hidden_size / num_attention_heads = " : "", of_head ? head : "");
     }
     json_free(config);
 }
@@ -247,14 +211,14 @@ static inline const Tensor *hf_find(HfTensors *all, const char *name) {
     return NULL;
 }
 
-// model.safetensors, or the shards of the index: each a file of the folder, and each tensor in the one that is said.
+// model.safetensors, or the shards of the index, each a file of the folder.
 static inline HfTensors hf_open(const char *folder) {
     HfTensors all;
     char path[PATH_CAP], index_path[PATH_CAP];
     struct stat info;
-    memset(&all, 0, sizeof all);
     Json *index = NULL;
     const Json *map = NULL, *first = NULL;
+    memset(&all, 0, sizeof all);
     if (stat(check_format(path, sizeof path, "%s/model.safetensors", folder), &info) != 0) {
         check_format(index_path, sizeof index_path, "%s/model.safetensors.index.json", folder);
         CHECK(stat(index_path, &info) == 0, "%s: expected model.safetensors or model.safetensors.index.json, found neither\n  -> convert the weights to safetensors", folder);
@@ -276,12 +240,6 @@ static inline HfTensors hf_open(const char *folder) {
     all.used = (bool *)check_alloc((size_t)all.count, "the list of tensors");
     for (int i = 0, n = 0; i < all.file_count; i++)
         for (int k = 0; k < all.files[i].count; k++) all.tensors[n++] = &all.files[i].tensors[k];
-    for (const Json *t = map ? map->first : NULL; t; t = t->next) {
-        bool there = false;
-        for (int i = 0; i < all.count && !there; i++) there = !strcmp(all.tensors[i]->name, t->key);
-        CHECK(there, "%s: %s is said to be in %s, which does not hold it\n  -> download both again", index_path, t->key, t->text);
-    }
-    CHECK(!map || (size_t)all.count == map->count, "%s names %zu tensors, its files hold %d\n  -> download them again", index_path, map->count, all.count);
     json_free(index);
     return all;
 }

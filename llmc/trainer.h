@@ -646,9 +646,9 @@ static inline double run_unigram(Run *r) {
 static inline void run_open_tokenizer(Run *r) {
     const Flags *f = r->f;
     char path[PATH_CAP];
-    const struct { const char *folder, *below; } places[] = {{f->from, ""}, {f->from, "/.."}, {f->out, ""}, {f->data, ""}};
+    const struct { const char *folder, *below; } places[] = {{f->from, ""}, {f->from, "/.."}, {f->out, ""}, {f->init_from, ""}, {f->data, ""}};
     check_format(path, PATH_CAP, "%s", f->tokenizer);
-    for (int i = 0; i < 4 && !*path; i++)
+    for (int i = 0; i < 5 && !*path; i++)
         if (*places[i].folder && !file_exists(check_format(path, PATH_CAP, "%s%s/tokenizer.bin", places[i].folder, places[i].below))) *path = 0;
     bool prompt = *f->prompt && f->sample;
     if (*path) {
