@@ -158,6 +158,9 @@ build/words: dev/test/words.c build/stories.o build/flags
 build/tokenize: dev/test/tokenize.c build/flags
 	$(CC) $(FLAGS) $< -o $@ -lm
 
+build/logits: dev/test/logits.c build/judge_fp32.o build/stories.o build/flags
+	$(CC) $(FLAGS) $< build/judge_fp32.o build/stories.o -o $@ -lm
+
 # The CUDA files in the emulator (dev/emu): every test of a GPU, without one. EMU: where to build.
 EMU       ?= build/emu
 EMU_CXX   ?= g++

@@ -579,6 +579,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"extend", test_extend},
     {"json", test_json},
     {"checkpoint", test_checkpoint},
+    {"hf", test_hf},
     {"stories", test_stories},
     {"comm", test_comm},
     {"dataloader", test_dataloader},

@@ -5,7 +5,7 @@
     python3 data/get.py tinystories [--tokens N]           2.2 GB of text, tokenized while it arrives
     python3 data/get.py fineweb | fineweb-edu [--shards N] ready-made shards: 100 million tokens and 200 MB each, by default 10
     python3 data/get.py --out DIR PATH...                  your own text: UTF-8 files, or folders with all that is in them
-    python3 data/get.py tokenizer [--out FILE]             tokenizer.bin alone
+    python3 data/get.py tokenizer [--out FILE]             tokenizer.bin alone; --vocab FOLDER: of a Hugging Face folder
 
 The tokens are GPT-2's. Every folder also gets tokenizer.bin, so that what was trained can be prompted and read. Whatever stops a run
 (a kill, a full disk, no network), the same command continues it: DIR/get.json says what is done. Needs numpy and tiktoken.
@@ -28,6 +28,7 @@ import shutil
 import ssl
 import stat
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -268,6 +269,10 @@ class Tokenizer:
     def __init__(self, folder):
         own = folder is None
         folder = os.path.join(HERE, "gpt2") if own else folder
+        if not own and not os.path.exists(os.path.join(folder, "vocab.bpe")) and os.path.isfile(os.path.join(folder, "tokenizer.json")):
+            unpacked = tempfile.TemporaryDirectory()
+            unpack_tokenizer(os.path.join(folder, "tokenizer.json"), unpacked.name)
+            folder = unpacked.name
         paths = {name: os.path.join(folder, name) for name in VOCABULARY}
         for name, pinned in VOCABULARY.items():
             if own and not os.path.exists(paths[name]):
@@ -303,6 +308,20 @@ class Tokenizer:
         data = self.file()
         if not os.path.exists(path) or sha256_file(path).digest() != hashlib.sha256(data).digest():
             write_whole(path, data)
+
+
+def unpack_tokenizer(path, folder):
+    """Hugging Face's tokenizer.json as GPT-2's two files, where it is a byte-level BPE that cuts text as GPT-2 does."""
+    with open(path, encoding="utf-8") as file:
+        tokenizer = json.load(file)
+    model, cut = tokenizer.get("model") or {}, tokenizer.get("pre_tokenizer") or {}
+    if model.get("type") != "BPE" or cut.get("type") != "ByteLevel" or cut.get("add_prefix_space") or not cut.get("use_regex", True) or tokenizer.get("normalizer"):
+        raise Refusal(f"{path}: expected byte-level BPE that cuts text as GPT-2 does, found {model.get('type')} after {cut.get('type')}\n"
+                      "  -> another model; without its tokenizer its samples are numbers of tokens, and text for it must be tokenized elsewhere")
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    for name, text in (("vocab.bpe", "\n".join(["#version: 0.2", *merges, ""])), ("encoder.json", json.dumps(dict(sorted(model["vocab"].items(), key=lambda item: item[1]))))):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def character_ranges(pattern):
@@ -680,7 +699,7 @@ def arguments():
     parser.add_argument("--shards", type=at_least_one, help="this many ready-made shards for training (10)")
     parser.add_argument("--shard-tokens", type=at_least_one, default=100_000_000, help="tokens per shard (100000000)")
     parser.add_argument("--val-fraction", type=fraction, default=0.1, help="part of the text for validation (0.1)")
-    parser.add_argument("--vocab", help="a folder with vocab.bpe and encoder.json instead of GPT-2's (data/gpt2, downloaded when missing)")
+    parser.add_argument("--vocab", help="a folder with vocab.bpe and encoder.json, or a tokenizer.json of their kind, instead of GPT-2's (data/gpt2, downloaded when missing)")
     args = parser.parse_args()
     commands = [what for what in args.what if what in DATASETS or what == "tokenizer"]
     name = commands[0] if len(args.what) == 1 and commands else None

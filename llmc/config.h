@@ -3,6 +3,7 @@
 #pragma once
 #include "checkpoint.h"
 #include "dataloader.h"
+#include "hf.h"
 #include "init.h"
 #include "judge.h"
 #include "presets.h"
@@ -247,7 +248,8 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
     flags_parse_text(set, placement_flags(MODES[NORM_MODE].name), BY_PRESET);
     bool found = false, resuming = false;
     CHECK(!*given.f.probe || !file_exists(given.f.probe), "--probe %s is there already; nothing was overwritten\n  -> another name, or remove it", given.f.probe);
-    if (*given.f.from) {
+    if (hf_is_folder(given.f.from)) hf_read_config(set, given.f.from, MODES[NORM_MODE].name);
+    else if (*given.f.from) {
         checkpoint_find(given.f.from, dir);
         config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);
     } else if (*given.f.out && !*given.f.show) {
@@ -260,6 +262,11 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
         replay_find(given.f.replay, dir);
         config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);
         found = true;
+    }
+    if (!found && hf_is_folder(given.f.init_from)) {
+        FlagSet before = *set;
+        hf_read_config(set, given.f.init_from, MODES[NORM_MODE].name);
+        hf_check_flags(set, &before, &given, given.f.init_from);
     }
     int64_t end = schedule_end(&set->f);
     flags_override(set, &given, found);

@@ -95,8 +95,8 @@ FLAG(keep_last,    INT,    "0",     0, 1e12, "", FREE,  "checkpoints that stay, 
 FLAG(keep_every,   INT,    "0",     0, 1e12, "", FREE,  "and those of every so many steps; 0: no others") \
 FLAG(norms_every,  INT,    "100",   0, 1e12, "", FREE,  "steps between lines with diagnostics of every layer and tensor (README); 0: none") \
 FLAG(resume,       CHOICE, "never", 0, 0, "never|auto|required", ONCE,  "continue the run in --out: if there is one, or else fail") \
-FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint or a model.safetensors") \
-FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run or checkpoint to --eval or --sample without training") \
+FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint, a model.safetensors or a Hugging Face folder") \
+FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run, a checkpoint or a Hugging Face folder to --eval or --sample without training") \
 FLAG(replay,       TEXT,   "", 0, 0, "", ONCE,  "an event of a run (RUN/events/*.json): does its step again and shows every tensor; changes nothing") \
 FLAG(eval,         SWITCH, "off",   0, 0, "off|on", ONCE,  "with --from: validation loss, no training") \
 FLAG(probe,        TEXT,   "", 0, 0, "", ONCE,  "with --from: writes activations of validation tokens, and gradients, into this safetensors file (dev/probe.py reads it)") \

@@ -120,6 +120,10 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
 static inline void run_read_weights(Run *r, const char *from) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t n = strlen(from);
+    if (hf_is_folder(from)) {
+        hf_read_weights(r->t, r->gpt, &r->m, &r->layout, from);
+        return;
+    }
     if (n > 12 && !strcmp(from + n - 12, ".safetensors")) check_format(path, sizeof path, "%s", from);
     else {
         checkpoint_find(from, dir);
@@ -659,9 +663,9 @@ static inline double run_unigram(Run *r) {
 static inline void run_open_tokenizer(Run *r) {
     const Flags *f = r->f;
     char path[PATH_CAP];
-    const struct { const char *folder, *below; } places[] = {{f->from, ""}, {f->from, "/.."}, {f->out, ""}, {f->data, ""}};
+    const struct { const char *folder, *below; } places[] = {{f->from, ""}, {f->from, "/.."}, {f->out, ""}, {f->init_from, ""}, {f->data, ""}};
     check_format(path, PATH_CAP, "%s", f->tokenizer);
-    for (int i = 0; i < 4 && !*path; i++)
+    for (int i = 0; i < 5 && !*path; i++)
         if (*places[i].folder && !file_exists(check_format(path, PATH_CAP, "%s%s/tokenizer.bin", places[i].folder, places[i].below))) *path = 0;
     bool prompt = *f->prompt && f->sample;
     if (*path) {

@@ -93,6 +93,8 @@ step "benchmarks of the CPU, and steps beside PyTorch's (python3 with torch)" py
 awk 'BEGIN { RS = "```" } /^sh/ && /ablate.py/' README.md | sed 1d > build/readme.sh
 step "README: the first ablation, in five minutes" sh -c "test -s '$root/build/readme.sh' && timeout 300 sh -e '$root/build/readme.sh' && ls ablations/*/index.html"
 step "the oracle gives the goldens (python3 with torch)" python3 dev/oracle/oracle.py --check
+step "Hugging Face: every placement there, and folders back (python3 with torch and transformers)" sh -c '
+    make -s -j2 build/logits && make -s binary NORM_MODE=PRE && make -s binary NORM_MODE=OLMO2 && python3 dev/test/test_hf.py'
 step "tokenizer against tiktoken (python3 with tiktoken)" sh -c 'make -s build/tokenize && python3 dev/test/test_tokenizer.py'
 step "datasets, from a server that misbehaves (python3 with tiktoken)" python3 dev/test/test_get.py
 rm -rf build/all

@@ -35,6 +35,7 @@ void test_gemm(void);
 void test_bf16(void);
 void test_json(void);
 void test_checkpoint(void);
+void test_hf(void);
 void test_comm(void);
 void test_dataloader(void);
 void test_shard(void);

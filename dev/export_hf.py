@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""export_hf.py: a run or a checkpoint as a folder for Hugging Face transformers.
+
+    python3 dev/export_hf.py RUN|CHECKPOINT FOLDER [--dtype float32|bfloat16]
+
+FOLDER gets config.json, model.safetensors and, where the vocabulary is known, tokenizer.json. Where a class of transformers computes exactly what the model does (a row of
+llmc/hf.h), it is that class; everywhere else NormForCausalLM: dev/modeling_norm.py goes along, and the placement's row of llmc/modes.h into config.json, so that
+AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) works. The tables are read from those headers by the C preprocessor ($CC, else cc).
+Needs torch, safetensors and transformers.
+"""
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+END = "<|endoftext|>"
+
+
+class Refusal(Exception):
+    pass
+
+
+# ---------------------------------------------------------------------------------------------------------------------- tables
+
+
+class Names(dict):
+    """Identifiers of C stand for themselves."""
+
+    def __missing__(self, name):
+        return name
+
+
+def read_tables():
+    """The rows of the tables of llmc/, as the C preprocessor expands them: {table: [row, ...]}"""
+    wanted = {name: f"HF_{name.upper()}_TABLE(ROW)" for name in ("class", "key", "must", "tensor")}
+    wanted |= {"mode": "MODE_TABLE(ROW, ROW)", "sdd": "SDD_TABLE(ROW)", "flag": "FLAG_TABLE(WORD_ROW)"}
+    text = '#include "llmc/hf.h"\n#define ROW(...) row(__VA_ARGS__),\n#define WORD_ROW(word, ...) row(#word, __VA_ARGS__),\n' + "".join(f"@@{name} {call}\n" for name, call in wanted.items())
+    command = [*os.environ.get("CC", "cc").split(), "-E", "-P", "-x", "c", "-std=c17", "-D_DEFAULT_SOURCE", "-D_XOPEN_SOURCE=700", f"-I{ROOT}", "-"]
+    made = subprocess.run(command, input=text, capture_output=True, text=True)
+    if made.returncode:
+        raise Refusal(f"{' '.join(command)}: expected the tables of llmc/, found: {made.stderr.strip()}\n  -> CC=the C compiler that builds norm.c")
+    tables = {}
+    for part in made.stdout.replace("((void *)0)", "None").split("@@")[1:]:
+        name, rows = part.split(None, 1)
+        classes = {bit: 1 << i for i, bit in enumerate(dict.fromkeys(re.findall(r"\brow\((IS_\w+),", rows if name == "class" else "")))}
+        tables.setdefault("bits", Names(row=lambda *row: row)).update(classes)
+        tables[name] = eval(f"[{rows}]", {"__builtins__": {}}, tables["bits"])
+    return tables
+
+
+def named_rows(tables, name):
+    """The row of a placement, and those that it names for some of its layers."""
+    sub = ("in", "c", "out", "skip", "a", "post")
+    columns = ("q", "k", "v", "ctx", "per", "emb", "fin", "sdd", "unit", "first", "early")
+    rows = {row[0]: {"attn": dict(zip(sub, row[1:7])), "ffn": dict(zip(sub, row[7:13])), **dict(zip(columns, row[13:24]))} for row in tables["mode"]}
+    for row in rows.values():
+        for column in ("first", "early"):
+            row[column] = None if row[column] == "NO_ROW" else row[column]
+        for part in (row, row["attn"], row["ffn"]):
+            part.update({key: 2 for key, value in part.items() if value == "L2"})
+    if name not in rows:
+        raise Refusal(f"a run of {name}, which llmc/modes.h does not know\n  -> the norm.c that trained it")
+    return {key: rows[key] for key in (name, rows[name]["first"], rows[name]["early"]) if key}
+
+
+# ------------------------------------------------------------------------------------------------------------------ checkpoint
+
+
+def find_checkpoint(path):
+    """The folder of the newest whole checkpoint of a run, or of the checkpoint that path is."""
+    steps = [path] if (path / "manifest.json").is_file() else sorted(path.glob("step_*"), key=lambda p: p.name, reverse=True)
+    for folder in steps:
+        manifest = folder / "manifest.json"
+        files = json.loads(manifest.read_text()) if manifest.is_file() else {}
+        if files and all((folder / name).is_file() and (folder / name).stat().st_size == entry["size"] for name, entry in files.items()):
+            return folder
+        print(f"warning: passing over the damaged checkpoint {folder}", file=sys.stderr)
+    raise Refusal(f"{path}: expected the folder of a run or of a checkpoint\n  -> ls runs/")
+
+
+def read_flags(config, tables, w):
+    """The flags that shape the model, as numbers and words; what is 0 for "as usual" is taken from the tensors w, and what means nothing in this model has its default."""
+    order = [row[0] for row in tables["flag"]]
+    default = {row[0]: row[2] for row in tables["flag"][1 : order.index("init")]}
+    kinds = {row[0]: row[1] for row in tables["flag"]}
+
+    def typed(name, text):
+        return int(text) if kinds[name] == "INT" else float(text) if kinds[name] == "NUMBER" else text
+
+    f = {name: typed(name, config["flags"].get(name, text)) for name, text in default.items()}
+    f["vocab"] = len(w["model.embed_tokens.weight"])
+    default["kv_heads"], f["kv_heads"] = str(f["heads"]), f["kv_heads"] or f["heads"]
+    last = f"model.layers.{f['layers'] - 1}.mlp."
+    f["ffn"] = len(w[last + "experts.up_proj.weight"]) // f["experts"] if f["experts"] else len(w[last + "up_proj.weight"])
+    f["dense_ffn"] = len(w["model.layers.0.mlp.up_proj.weight"]) if f["experts"] and f["dense_layers"] else 0
+    rows = named_rows(tables, config["norm_mode"])
+    idle = ["balance_loss", "sequence_loss", "router_z_loss", "router_losses"]
+    idle += ["rope_theta"] * (f["positions"] == "learned") + ["rope_size"] * (not f["kv_rank"]) + ["sdd"] * (not rows[config["norm_mode"]]["sdd"])
+    idle += [] if rows[config["norm_mode"]]["early"] else ["mix_ratio"]
+    idle += [] if f["experts"] else ["experts_per_token", "shared_experts", "dense_layers", "dense_ffn", "router", "router_scale", "balance_rate"]
+    f["final_norm"] = "auto" if ("model.norm.weight" in w) == (rows[config["norm_mode"]]["fin"] == 1) else "on"
+    return f | {name: typed(name, default[name]) for name in idle}, {name: typed(name, text) for name, text in default.items()}, rows
+
+
+# --------------------------------------------------------------------------------------------------------------- stock classes
+
+
+def stock_class(tables, mode, f, default):
+    """The row of the first class that is this model, and its config.json; or None. A class fits where its placement and flags are ours, and what it has no key for is as usual."""
+    choices = {row[0]: row[5].split("|") for row in tables["flag"]}
+    for row in tables["class"]:
+        bit, name, model_type, placement, flags = row
+        keys = [key[1:3] for key in tables["key"] if key[0] & tables["bits"][bit]]
+        own = dict(zip(*[iter(flags.replace("--", "").replace("-rate", "_rate").split())] * 2))
+        told = {flag for _, flag in keys} | {"seq"}
+        fits = mode == placement and all(f[flag] > 0 if flag == "balance_rate" else f[flag] == value for flag, value in own.items())
+        fits = fits and all(f[flag] == value for flag, value in default.items() if flag not in told | own.keys())
+        fits = fits and all(f[flag] for flag in ("experts", "kv_rank", "shared_experts") if flag in told)
+        config = {"architectures": [name], "model_type": model_type}
+
+        def put(key, value):
+            *outer, last = key.split(".")
+            (config.setdefault(outer[0], {}) if outer else config)[last] = value
+
+        for key, flag in keys if fits else []:
+            if choices[flag] != [""]:
+                fits = fits and f[flag] in choices[flag][:2]
+                put(key, f[flag] == choices[flag][1])
+            else:
+                put(key, f[flag])
+        for classes, key, missing, allowed in tables["must"] if fits else []:
+            if not classes & tables["bits"][bit]:
+                continue
+            allowed = [f["width"] // f["heads"] if word == "head" else {"null": None, "true": True, "false": False, "[]": []}.get(word, word) for word in allowed.split("|")]
+            allowed = [float(word) if isinstance(word, str) and re.fullmatch(r"[\d.e-]+", word) else word for word in allowed]
+            if key in config:
+                fits = fits and config[key] in allowed
+            elif allowed[0] is not None or missing != "null":
+                put(key, int(allowed[0]) if isinstance(allowed[0], float) and allowed[0] == int(allowed[0]) else allowed[0])
+        if fits:
+            return row, config
+    return None
+
+
+def their_tensors(tables, bit, f, w):
+    """Our tensors under the names and in the form of that class."""
+    parts, theirs = {}, {}
+    for name, tensor in w.items():
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        ours = re.sub(r"^model\.layers\.\d+\.", "model.layers.%d.", name)
+        row = next((row[2:] for row in tables["tensor"] if row[0] & tables["bits"][bit] and row[1] == ours), (ours, 0, 0, 1))
+        pattern, turned, part, count = row
+        pattern = pattern.replace("%d", layer[1], 1) if layer else pattern
+        for e, piece in enumerate(tensor.chunk(f["experts"]) if "%d" in pattern else [tensor]):
+            parts.setdefault((pattern.replace("%d", str(e)), turned), [None] * count)[part] = piece
+    for (name, turned), pieces in parts.items():
+        theirs[name] = torch.cat(pieces).T if turned else torch.cat(pieces)
+    return theirs
+
+
+# ------------------------------------------------------------------------------------------------------------------- tokenizer
+
+
+def letters():
+    """GPT-2's way to write bytes as characters of a vocabulary (Radford et al. 2019)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(rest)}
+
+
+def read_tokens(path):
+    """The tokens of a tokenizer.bin (data/README.md), and the number of the one that ends a text."""
+    data = path.read_bytes()
+    magic, version, count, end = struct.unpack_from("<4I", data) if len(data) >= 1024 else (0, 0, 0, 0)
+    if (magic, version) != (20240328, 2):
+        raise Refusal(f"{path}: expected a tokenizer.bin of version 2, found another file\n  -> python3 data/get.py tokenizer --out {path}")
+    tokens, at = [], 1024
+    for _ in range(count):
+        tokens.append(data[at + 1 : at + 1 + data[at]])
+        at += 1 + data[at]
+    return tokens, end
+
+
+def merges_of(tokens, end):
+    """The pairs that byte-pair encoding merges, in their order: those that each token falls into by the merges before it."""
+    rank = {token: i for i, token in enumerate(tokens) if i != end}
+    for i, token in enumerate(tokens):
+        pieces = [token[k : k + 1] for k in range(len(token))] if i != end else [token]
+        while len(pieces) > 2:
+            best = min(range(len(pieces) - 1), key=lambda k: rank.get(pieces[k] + pieces[k + 1], i))
+            if rank.get(pieces[best] + pieces[best + 1], i) >= i:
+                raise Refusal(f"token {i} of tokenizer.bin is made by no merge\n  -> a tokenizer.bin that data/get.py wrote")
+            pieces[best : best + 2] = [pieces[best] + pieces[best + 1]]
+        if len(pieces) == 2:
+            yield tuple(pieces)
+
+
+def write_tokenizer(out, path, seq):
+    """tokenizer.json: of bytes (path None), whose token 0 begins and ends texts, or of a tokenizer.bin. Returns the number of the token that ends a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letter = letters()
+    tokens, end = read_tokens(path) if path else ([bytes([b]) for b in range(256)], 0)
+    vocab = {END if i == end else "".join(letter[b] for b in token): i for i, token in enumerate(tokens)}
+    merges = [("".join(letter[b] for b in first), "".join(letter[b] for b in second)) for first, second in merges_of(tokens, end)]
+    t = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=path is not None)
+    t.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=t, bos_token=END, eos_token=END, pad_token=END, model_max_length=seq, clean_up_tokenization_spaces=False).save_pretrained(out)
+    return end
+
+
+# ---------------------------------------------------------------------------------------------------------------------- export
+
+
+def export(source, out, dtype):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise Refusal(f"{out} is there already; nothing was overwritten\n  -> another folder")
+    checkpoint = find_checkpoint(source)
+    config = json.loads((checkpoint / "config.json").read_text())
+    tables, mode, w = read_tables(), config["norm_mode"], load_file(checkpoint / "model.safetensors")
+    f, default, rows = read_flags(config, tables, w)
+    stock = stock_class(tables, mode, f, default)
+    out.mkdir(parents=True, exist_ok=True)
+    if stock:
+        (bit, name, *_), theirs = stock
+        w = their_tensors(tables, bit, f, w)
+    else:
+        name, sdd = "NormForCausalLM", {row[0]: dict(zip(("v", "fused", "per"), row[3:6])) for row in tables["sdd"]}[f["sdd"]]
+        shaping = [flag for flag in f if flag not in ("vocab", "tied", "sdd", "bias", "final_norm", "balance_loss", "sequence_loss", "router_z_loss", "router_losses", "balance_rate")]
+        theirs = {"architectures": [name], "model_type": "norm_c", "auto_map": {"AutoConfig": "modeling_norm.NormConfig", "AutoModelForCausalLM": "modeling_norm.NormForCausalLM"}}
+        theirs |= {"placement": mode, "rows": rows, "sdd": sdd if rows[mode]["sdd"] else None} | {flag: f[flag] for flag in shaping} | {"vocab_size": f["vocab"]}
+        theirs |= {"bias": "model.layers.0.self_attn.o_proj.bias" in w, "final_norm": "model.norm.weight" in w, "tie_word_embeddings": f["tied"] == "on"}
+        theirs |= {"selection_bias": any(key.endswith("e_score_correction_bias") for key in w)}
+        shutil.copy(ROOT / "dev" / "modeling_norm.py", out / "modeling_norm.py")
+    places = [checkpoint.parent / "tokenizer.bin", pathlib.Path(config["flags"].get("tokenizer") or "-"), pathlib.Path(config["flags"].get("data") or "-") / "tokenizer.bin"]
+    path = next((place for place in places if place.is_file()), None)
+    if path or f["vocab"] == 256:
+        end = write_tokenizer(out, path, f["seq"])
+        theirs |= {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}             # or classes of transformers would not train its row of the embedding
+        (out / "generation_config.json").write_text(json.dumps({"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}, indent=2) + "\n")
+    else:
+        theirs |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        print("note: no tokenizer.bin of the run, so the folder gets no tokenizer")
+    kept = {key: value if key.endswith("e_score_correction_bias") else value.to(dtype) for key, value in w.items()}      # transformers keeps that one in float32
+    save_file({key: value.contiguous() for key, value in kept.items()}, out / "model.safetensors", metadata={"format": "pt"})
+    word = str(dtype).removeprefix("torch.")
+    (out / "config.json").write_text(json.dumps(theirs | {"dtype": word, "torch_dtype": word}, indent=2) + "\n")
+    print(f"{out}: {mode} as {name}, {word}, from {checkpoint}" + ("" if stock else "; trust_remote_code=True loads it"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=pathlib.Path, help="a run or a checkpoint")
+    parser.add_argument("out", type=pathlib.Path, help="the folder to make")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    args = parser.parse_args()
+    try:
+        export(args.source, args.out, getattr(torch, args.dtype))
+    except Refusal as refusal:
+        sys.exit(f"error: {refusal}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+// logits.c: what the judge makes of a model in any mode, for dev/test/test_hf.py. Reads lines
+//     OUT MODE FLAGS...
+// from standard input. Of each it writes OUT/logits.safetensors with "tokens" [B, T] and the judge's "logits" [B, T, V]. The weights are random, far from the initial
+// ones, and OUT is a run with a checkpoint of step 0 that holds them; with --init-from FOLDER among the flags they are those of a Hugging Face folder.
+#include "../../llmc/trainer.h"
+#include "model.h"
+
+enum { B = 2 };
+
+static void write_checkpoint(Run *r, const char *out) {
+    Checkpoint c;
+    char *config = config_text(r->f, &r->m, &r->layout, &r->init, "fp32", NAN);
+    checkpoint_begin(&c, out, 0);
+    run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
+    checkpoint_add_text(&c, "config.json", config);
+    checkpoint_commit(&c);
+    free(config);
+}
+
+static void write_logits(Run *r, const char *out) {
+    char path[PATH_CAP];
+    int T = r->m.T, V = r->m.V;
+    int32_t tokens[B * 256], targets[B * 256];
+    CHECK(T <= 256, "--seq %d\n  -> at most 256", T);
+    float *logits = (float *)check_alloc((size_t)(B * T * V) * sizeof *logits, "logits");
+    fill_tokens(tokens, targets, B * T, V, 7);
+    r->t->forward(r->gpt, tokens, NULL, B, T);
+    for (int i = 0; i < B * T; i++) memcpy(logits + i * V, r->t->logits(r->gpt, i), (size_t)V * sizeof *logits);
+    const Tensor tensors[] = {{.name = "tokens", .dtype = "I32", .rank = 2, .shape = {B, T}, .data = tokens}, {.name = "logits", .dtype = "F32", .rank = 3, .shape = {B, T, V}, .data = logits}};
+    safetensors_write(check_format(path, sizeof path, "%s/logits.safetensors", out), tensors, 2);
+    free(logits);
+}
+
+static void one(const char *out, const char *mode_name, const char *flags) {
+    const Mode *mode = NULL;
+    FlagSet set, given;
+    Run run, *r = &run;
+    memset(r, 0, sizeof *r);
+    flags_default(&given);
+    flags_parse_text(&given, flags, BY_USER);
+    flags_default(&set);
+    if (*given.f.init_from) hf_read_config(&set, given.f.init_from, mode_name);
+    flags_override(&set, &given, false);
+    for (int i = 0; i < MODE_COUNT; i++) if (MODES[i].selectable && !strcmp(MODES[i].name, mode_name)) mode = &MODES[i];
+    CHECK(mode, "no mode %s\n  -> llmc/modes.h", mode_name);
+    run_refuse(&set, mode, "cpu", "fp32");
+    r->t = &judge_fp32;
+    r->f = &set.f;
+    r->m = model_from_flags(&set.f, mode);
+    r->init = init_from_flags(&set.f, mode);
+    r->layout = layout_make(&r->m);
+    r->gpt = r->t->create(&r->m, &(Setup){.B = B, .T = r->m.T, .batch = B});
+    if (*given.f.init_from) hf_read_weights(r->t, r->gpt, &r->m, &r->layout, given.f.init_from);
+    else {
+        fill_weights(r->t, r->gpt, &r->layout, 11, sizeof(float));
+        write_checkpoint(r, out);
+    }
+    write_logits(r, out);
+    r->t->destroy(r->gpt);
+    layout_free(&r->layout);
+}
+
+int main(void) {
+    char line[2048], out[1024], mode[64];
+    int at;
+    while (fgets(line, sizeof line, stdin)) {
+        CHECK(sscanf(line, "%1023s %63s %n", out, mode, &at) == 2, "expected OUT MODE FLAGS, found %s", line);
+        line[strcspn(line, "\n")] = 0;
+        one(out, mode, line + at);
+    }
+    return 0;
+}
