@@ -492,6 +492,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"schedule", test_schedule},
     {"sampler", test_sampler},
     {"logger", test_logger},
+    {"eval", test_eval},
     {"spikes", test_spikes},
     {"run", test_run},
     {"run_tokens", test_run_tokens},

@@ -141,7 +141,14 @@ void test_logger(void) {
     log_close(&log);
     log_open(&log, path, 4);
     EXPECT(log_lines(path, &steps) == 4 && steps == 10, "resume at 4 keeps the four whole lines");
-    EXPECT(!log.validated, "step 4 has no validation yet");
+    EXPECT(!log.validated && !log.tasked, "step 4 has no validation yet");
+    dprintf(log.fd, "{\"step\": 4, \"tasks\": \"data/tasks\"}\n{\"step\": 4, \"task_results\": {}}\n");
+    log_close(&log);
+    log_open(&log, path, 4);
+    EXPECT(log_lines(path, &steps) == 6 && !log.validated && log.tasked, "resume at 4 finds its tasks");
+    log_close(&log);
+    log_open(&log, path, 3);
+    EXPECT(log_lines(path, &steps) == 3 && !log.tasked, "and at 3 no longer");
     log_close(&log);
     log_open(&log, path, 2);
     EXPECT(log_lines(path, &steps) == 2 && steps == 3 && log.validated, "resume at 2 keeps step 1 and the validation of step 2");
