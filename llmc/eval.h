@@ -17,13 +17,14 @@
 #include "logger.h"
 #include "tokenizer.h"
 
-enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_START = 65535, EVAL_CHOICES = 1 << 12 };
+enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_START = 65535 };
 enum { SHARD_BYTES = 4, SHARD_WORDS = 5 };                 // words of a shard's header: of the text that it holds, 0: unknown
 enum { TASK_CHOICE, TASK_WORD, TASK_TEXT };
 enum { TASK_METRICS = 4, TASK_STEP = 32 };                 // TASK_STEP: sequences of a batch are padded to a multiple of it, so that few lengths occur
 
 // A sequence: tokens context .. context+before-1 of the file, and completion .. completion+after-1 behind them, of which the last `scored` count.
-typedef struct { int64_t context, completion; int32_t before, after, scored, example; double length; } TaskRow;
+// label: the completion of its example that is right.
+typedef struct { int64_t context, completion; int32_t before, after, scored, example, label; double length; } TaskRow;
 
 typedef struct Task {
     char name[64];
@@ -32,7 +33,6 @@ typedef struct Task {
     int64_t tokens;                    // of the file behind its header; of examples everything is counted in them
     int64_t examples, rows, cut;       // examples, or documents; sequences; and how many of them are cut
     TaskRow *row;
-    int32_t *label;                    // of each example
     int64_t *order;                    // rows, the longest first
     double *scores;                    // of each row: log p, and whether each of its tokens is the likeliest
     double words, bytes;               // of a text
@@ -87,7 +87,7 @@ static inline int64_t task_read_example(Task *t, const char *path, int64_t at, c
     int64_t bytes = task_token(t, at + 1), index = task_token(t, at + 2), label = task_token(t, at + 3), choices = task_token(t, at + 4), end = at + bytes / 2, before = task_token(t, at + 5);
     if (!example) t->kind = choices == 1 ? TASK_WORD : TASK_CHOICE;
     CHECK((choices == 1) == (t->kind == TASK_WORD), "%s: example %lld has %lld completions, and the ones before it %s\n  -> a file for each kind", path, (long long)example, (long long)choices, t->kind ? "one" : "several");
-    CHECK(bytes >= 12 && bytes % 2 == 0 && end <= t->tokens && index == (example & 0xFFFF) && choices >= 1 && choices <= EVAL_CHOICES && label < choices,
+    CHECK(bytes >= 12 && bytes % 2 == 0 && end <= t->tokens && index == (example & 0xFFFF) && label < choices,
           "%s: example %lld says that it has number %lld, %lld bytes, %lld completions and that number %lld is right, which cannot be\n  -> write or download this file again",
           path, (long long)example, (long long)index, (long long)bytes, (long long)choices, (long long)label);
     at += 6;
@@ -96,7 +96,7 @@ static inline int64_t task_read_example(Task *t, const char *path, int64_t at, c
     for (int64_t i = 0; i < choices; i++) {
         int64_t after = at < end ? task_token(t, at) : 0;
         CHECK(after > 0 && at + 1 + after <= end, "%s: example %lld ends within its completion %lld, or that one is empty\n  -> write or download this file again", path, (long long)example, (long long)i);
-        TaskRow row = {context, at + 1, (int32_t)before, (int32_t)after, (int32_t)after, (int32_t)example, 0};
+        TaskRow row = {context, at + 1, (int32_t)before, (int32_t)after, (int32_t)after, (int32_t)example, (int32_t)label, 0};
         *task_add_row(t) = row;
         task_check_tokens(t, path, at + 1, after, r->V);
         at += 1 + after;
@@ -113,9 +113,6 @@ static inline int64_t task_read_example(Task *t, const char *path, int64_t at, c
         row->length = at < end ? (double)task_token(t, at + i) : task_length(t, row, r->tokenizer);
     }
     if (at == end && !r->tokenizer->count && !example) printf("note: %s does not say the lengths of completions, and there is no tokenizer.bin: acc_norm divides by tokens, as llm.c does\n  -> --tokenizer FILE\n", t->name);
-    t->label = (int32_t *)((example & (example - 1)) == 0 ? realloc(t->label, (size_t)(example ? 2 * example : 1) * sizeof *t->label) : t->label);
-    CHECK(t->label, "no memory for %lld examples\n  -> a smaller file", (long long)example);
-    t->label[example] = (int32_t)label;
     return end;
 }
 
@@ -140,7 +137,7 @@ static inline void task_read_examples(Task *t, const char *path, size_t size, co
 static inline void task_read_document(Task *t, int64_t at, int64_t n, int T) {
     for (int64_t done = 0; done < n;) {
         int64_t most = n - done < T ? n - done : T, inputs = done ? T : most;
-        TaskRow row = {0, at + done + most - inputs, 0, (int32_t)inputs + 1, (int32_t)most, (int32_t)t->examples, 0};
+        TaskRow row = {0, at + done + most - inputs, 0, (int32_t)inputs + 1, (int32_t)most, (int32_t)t->examples, 0, 0};
         *task_add_row(t) = row;
         done += most;
     }
@@ -229,7 +226,6 @@ static inline void tasks_close(Tasks *tasks) {
     for (Task *t = tasks->task; t < tasks->task + tasks->count; t++) {
         free(t->file);
         free(t->row);
-        free(t->label);
         free(t->order);
         free(t->scores);
     }
@@ -238,22 +234,21 @@ static inline void tasks_close(Tasks *tasks) {
 
 // ------------------------------------------------------------------------------------------------------------------ scores
 
-// log softmax(z)[target]; *likeliest stays where no value is above the target's.
+// log softmax(z)[target] of V floats or doubles; *likeliest becomes 0 where a value is above the target's.
 static inline double task_log_softmax(const void *logits, size_t element, int V, int64_t target, double *likeliest) {
     const float *z = (const float *)logits;
-    const double *zd = (const double *)logits;
-    double max = -INFINITY, total = 0, chosen = element == sizeof(float) ? z[target] : zd[target];
-    if (element == sizeof(float)) {
+    const double *exact = (const double *)logits;
+    bool single = element == sizeof(float);
+    double max = -INFINITY, total = 0, chosen = single ? z[target] : exact[target];
+    for (int i = 0; i < V && !single; i++) max = exact[i] > max ? exact[i] : max;
+    for (int i = 0; i < V && !single; i++) total += exp(exact[i] - max);
+    if (single) {
         float most = z[0], sum = 0;
 #pragma omp simd reduction(max : most)
         for (int i = 0; i < V; i++) most = z[i] > most ? z[i] : most;
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < V; i++) sum += exp_float(z[i] - most);
-        max = most;
-        total = sum;
-    } else {
-        for (int i = 0; i < V; i++) max = zd[i] > max ? zd[i] : max;
-        for (int i = 0; i < V; i++) total += exp(zd[i] - max);
+        max = most, total = sum;
     }
     if (!(chosen >= max)) *likeliest = 0;
     return chosen - max - log(total);
@@ -303,12 +298,13 @@ static inline void task_score(Task *t, const TaskScorer *s) {
     comm_combine(s->comm, t->scores, 2 * t->rows, COMM_SUM);
 }
 
-// Mean of n values with its standard error.
-static inline TaskMetric task_mean(const char *name, const double *x, int64_t n) {
-    double sum = 0, square = 0;
-    for (int64_t i = 0; i < n; i++) sum += x[i];
-    for (int64_t i = 0; i < n; i++) square += (x[i] - sum / (double)n) * (x[i] - sum / (double)n);
-    TaskMetric m = {name, sum / (double)n, sqrt(square / (double)(n - 1) / (double)n)};
+// Mean of n values with its standard error; or e^-mean.
+static inline TaskMetric task_mean(const char *name, const double *x, int64_t n, bool power) {
+    double mean = 0, square = 0;
+    for (int64_t i = 0; i < n; i++) mean += x[i] / (double)n;
+    for (int64_t i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean);
+    double value = power ? exp(-mean) : mean, deviation = sqrt(square / (double)(n - 1) / (double)n);
+    TaskMetric m = {name, value, power ? value * deviation : deviation};
     return m;
 }
 
@@ -325,21 +321,15 @@ static inline int task_choice(const Task *t, int64_t first, bool norm, int64_t *
 
 // The metrics of a task that has been scored; returns how many.
 static inline int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
-    double *x = (double *)check_alloc((size_t)(t->examples > t->rows ? t->examples : t->rows) * sizeof *x, "the results of a task"), sum = 0, tokens = 0;
+    double *x = (double *)check_alloc((size_t)t->rows * sizeof *x, "the results of a task"), sum = 0, tokens = 0;
     int count = 0;
-    for (int norm = 0; norm < 2 && t->kind == TASK_CHOICE; norm++) {
-        for (int64_t at = 0, next; at < t->rows; at = next) x[t->row[at].example] = task_choice(t, at, norm, &next) == t->label[t->row[at].example];
-        metrics[count++] = task_mean(norm ? "acc_norm" : "acc", x, t->examples);
+    for (int second = 0; second < 2 && t->kind != TASK_TEXT; second++) {
+        for (int64_t at = 0, next; at < t->rows; at = next)
+            if (t->kind == TASK_CHOICE) x[t->row[at].example] = task_choice(t, at, second, &next) == t->row[at].label;
+            else x[at] = t->scores[2 * at + !second], next = at + 1;
+        metrics[count++] = task_mean(!second ? "acc" : t->kind == TASK_CHOICE ? "acc_norm" : "perplexity", x, t->examples, second && t->kind == TASK_WORD);
     }
-    for (int what = 0; what < 2 && t->kind == TASK_WORD; what++) {
-        for (int64_t i = 0; i < t->rows; i++) x[i] = t->scores[2 * i + !what];
-        metrics[count++] = task_mean(what ? "perplexity" : "acc", x, t->examples);
-    }
-    if (t->kind == TASK_WORD) {
-        metrics[1].value = exp(-metrics[1].value);
-        metrics[1].deviation *= metrics[1].value;
-    }
-    for (int64_t i = 0; i < t->rows && t->kind == TASK_TEXT; i++) {
+    for (int64_t i = 0; i < t->rows; i++) {
         sum += t->scores[2 * i];
         tokens += t->row[i].scored;
     }

@@ -63,7 +63,7 @@ static void test_hostile_files(void) {
     static const struct { int at, value; const char *words; } wrong[] = {
         {-1, 20240521, "magic 20240521"}, {-2, 2, "version 2"}, {-3, 0, "0 examples"}, {-3, -1, "-1 examples"}, {-3, 3, "the end of the file"}, {-3, 1, "bytes follow its 1 examples"},
         {-4, 1000, "where the header says 1000"}, {0, 7, "to begin with 65535"}, {1, 9, "9 bytes"}, {1, 0, "0 bytes"}, {1, 65534, "65534 bytes"}, {2, 5, "number 5"}, {3, 2, "number 2 is right"},
-        {4, 0, "0 completions"}, {4, 1, "1 completions"}, {4, 60000, "60000 completions"}, {5, 60000, "ends within its completion 0"}, {5, 3, "ends within its completion"}, {6, V, "token 40 at position 6"},
+        {4, 0, "0 completions"}, {4, 1, "1 completions"}, {4, 60000, "ends within its completion 2"}, {4, 0, "0 completions"}, {5, 60000, "ends within its completion 0"}, {5, 3, "ends within its completion"}, {6, V, "token 40 at position 6"},
         {8, 0, "that one is empty"}, {8, 500, "ends within its completion 0"}, {9, V + 9, "token 49"}, {15, 2, "tokens to score"}, {16, 65535, "tokens to score"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         File f = file_make("wrong.bin");
