@@ -6,7 +6,7 @@
 The tasks are lm-evaluation-harness's own definitions of hellaswag, piqa, arc, winogrande, sciq, lambada_openai and wikitext, over the made-up rows of dev/test/tasks.jsonl
 in the place of the datasets; data/get.py makes our files of the same rows. The model is trained here for a moment; it is given to the harness as a folder that
 transformers loads: what --export makes of a run, or, without it, a stock LlamaForCausalLM with the weights of a PRE run. Compared are log-likelihoods to 1e-4, whether they are
-greedy, the choices and every metric, at two lengths of sequences, one of which cuts contexts and makes several windows of a text. Needs lm_eval, torch, transformers and tiktoken.
+greedy, the choices and every metric, at two lengths of sequences, one of which cuts contexts and makes several windows of a text. Needs lm_eval, torch, transformers, accelerate and tiktoken.
 """
 import argparse
 import json
