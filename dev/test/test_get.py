@@ -946,22 +946,26 @@ def test_interrupt():
 
 
 def test_readme():
-    """README's block that needs Python and a network, in a copy of the tree: its get.py here, from the server; what follows as it is written."""
+    """README's blocks that need Python and a network, in a copy of the tree: their get.py here, from the server; what follows as it is written."""
     root, tree, text = pathlib.Path(REAL["HERE"]).parent, scratch / "tree", scratch / "input.txt"
     shutil.copytree(root, tree, ignore=shutil.ignore_patterns("build", "runs", ".git", ".venv", "tinyshakespeare", "gpt2"))
-    block = next(b for b in re.findall(r"```sh\n(.*?)```", (root / "README.md").read_text(), re.S) if "data/get.py" in b).splitlines()
+    blocks = [b.splitlines() for b in re.findall(r"```sh\n(.*?)```", (root / "README.md").read_text(), re.S) if "/python data/get.py" in b]
     get.BLOCK, get.PIECE, get.HERE = REAL["BLOCK"], REAL["PIECE"], str(tree / "data")
     text.write_bytes(words("shakespeare", 300000).encode())
     get.DATASETS = {**REAL["DATASETS"], "tinyshakespeare": pinned(text, elsewhere + "/input.txt")}
     Handler.files.update({"/input.txt": text.read_bytes(), **{"/" + name: (vocab / name).read_bytes() for name in get.VOCABULARY}})
-    for line in block[1:]:                                 # the first is pip's
+    publish_tasks()
+    output = []
+    for line in (line for block in blocks for line in block if "/pip " not in line):
         if " data/get.py " in line:
             status, said = run(*line.split(" data/get.py ")[1].split())
         else:
             result = subprocess.run(line, shell=True, cwd=tree, capture_output=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"})
             status, said = result.returncode, result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
         expect(status in (0, None), f"{line}: {said[-2000:]}")
-    expect(len(block) == 4 and "\n\nROMEO:" in said, f"the sample continues the prompt: {said[-2000:]}")
+        output.append(said)
+    expect(len(output) == 5 and "\n\nROMEO:" in output[2], f"the sample continues the prompt: {output[2][-2000:]}")
+    expect(all(f"\n{name} " in output[4] for name in get.TASKS), f"the tasks' table: {output[4][-2000:]}")
     get.DATASETS, get.HERE = REAL["DATASETS"], REAL["HERE"]
 
 
