@@ -149,6 +149,10 @@ build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_bf16.o 
 build/faulty: dev/test/faulty.c build/judge_fp32.o build/stories.o build/flags
 	$(CC) $(FLAGS) $(CPU_fp32) $< build/judge_fp32.o build/stories.o -o $@ -lm
 
+build/$(NAME)/scores: dev/test/scores.c build/judge_fp32.o build/stories.o build/flags
+	@mkdir -p $(@D)
+	$(CC) $(FLAGS) $(CPU_fp32) -DNORM_MODE=MODE_$(MODE) $< build/judge_fp32.o build/stories.o -o $@ -lm
+
 build/shim.so: dev/test/shim.c build/flags
 	$(CC) $(FLAGS) -shared -fPIC $< -o $@
 

@@ -18,8 +18,6 @@
 #include "llmc/init.h"
 #include "llmc/judge.h"
 #include "dev/test/model.h"
-#undef real
-#define real float
 #include "llmc/exp.h"
 
 // ------------------------------------------------------------------------------------------------------------------ models and weights
@@ -296,11 +294,11 @@ static void test_exp(void) {
     double worst = 0;
     for (int i = 0; i <= 1750000; i++) {
         float x = -87.0f + 1e-4f * (float)i;
-        worst = fmax(worst, fabs(exp_real(x) / exp((double)x) - 1));
+        worst = fmax(worst, fabs(exp_float(x) / exp((double)x) - 1));
     }
     EXPECT(worst < 2e-7, "exp is off by %g relative", worst);
-    EXPECT(exp_real(0) == 1 && exp_real(-1e30f) < 2e-38f && exp_real(-INFINITY) < 2e-38f && isfinite(exp_real(1e30f)), "exp at its limits");
-    EXPECT(isnan(exp_real(NAN)), "a NaN stays a NaN");
+    EXPECT(exp_float(0) == 1 && exp_float(-1e30f) < 2e-38f && exp_float(-INFINITY) < 2e-38f && isfinite(exp_float(1e30f)), "exp at its limits");
+    EXPECT(isnan(exp_float(NAN)), "a NaN stays a NaN");
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the table of modes
@@ -589,6 +587,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"schedule", test_schedule},
     {"sampler", test_sampler},
     {"logger", test_logger},
+    {"eval", test_eval},
     {"spikes", test_spikes},
     {"run", test_run},
     {"run_sample", test_run_sample},

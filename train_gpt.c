@@ -22,6 +22,8 @@ typedef REAL Real;
 #include "llmc/peak.h"
 #include "llmc/trainer.h"
 
+static inline real exp_real(real x) { return sizeof(real) == 8 ? (real)exp((double)x) : (real)exp_float((float)x); }
+
 enum { SET, ADD };
 enum { STRIP = 32 };                                    // columns that a thread owns where it sums over rows, so that each sum has one order
 

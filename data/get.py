@@ -5,6 +5,8 @@
     python3 data/get.py tinystories [--tokens N]           2.2 GB of text, tokenized while it arrives
     python3 data/get.py fineweb | fineweb-edu [--shards N] ready-made shards: 100 million tokens and 200 MB each, by default 10
     python3 data/get.py --out DIR PATH...                  your own text: UTF-8 files, or folders with all that is in them
+    python3 data/get.py tasks | hellaswag piqa ...         what ./train_gpt --tasks reads: all, or some of hellaswag, piqa, arc_easy, arc_challenge,
+                                                           winogrande, sciq, lambada_openai, wikitext; 15 MB (needs pyarrow too)
     python3 data/get.py tokenizer [--out FILE]             tokenizer.bin alone; --vocab FOLDER: of a Hugging Face folder
 
 The tokens are GPT-2's. Every folder also gets tokenizer.bin, so that what was trained can be prompted and read. Whatever stops a run
@@ -59,10 +61,23 @@ DATASETS = {
     "fineweb": Hub("kjj0/fineweb10B-gpt2", "fineweb_train_{:06d}.bin", "fineweb_val_000000.bin", True),
     "fineweb-edu": Hub("karpathy/fineweb-edu-100B-gpt2-token-shards", "edu_fineweb_train_{:06d}.bin", "edu_fineweb_val_000000.bin", True),
 }
+# Evaluation tasks by the names and from the datasets that lm-evaluation-harness has for them; config None: the only one.
+Task = collections.namedtuple("Task", "repository config split")
+TASKS = {
+    "hellaswag": Task("Rowan/hellaswag", None, "validation"),
+    "piqa": Task("baber/piqa", None, "validation"),
+    "arc_easy": Task("allenai/ai2_arc", "ARC-Easy", "test"),
+    "arc_challenge": Task("allenai/ai2_arc", "ARC-Challenge", "test"),
+    "winogrande": Task("allenai/winogrande", "winogrande_xl", "validation"),
+    "sciq": Task("allenai/sciq", None, "test"),
+    "lambada_openai": Task("EleutherAI/lambada_openai", "default", "test"),
+    "wikitext": Task("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test"),
+}
 HERE = os.path.dirname(os.path.abspath(__file__))
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's, Radford et al. 2019
 EOT = "<|endoftext|>"
 SHARD_HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION = 1024, 20240520, 1          # llmc/dataloader.h
+EVAL_MAGIC, EVAL_VERSION, EVAL_START = 20240522, 1, 65535                   # llmc/eval.h
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2                            # llmc/tokenizer.h
 TIMEOUT, RETRIES, LONGEST_WAIT = 30, 6, 300                                 # seconds of silence, failures in a row, seconds between them
 BLOCK, PIECE = 1 << 18, 1 << 20                                             # bytes read at once, bytes tokenized at once
@@ -216,9 +231,10 @@ def retry_after(value):
         return None
 
 
-def hub_files(repository):
+def hub_files(repository, branch="main"):
     """The files of a dataset on the hub as {path: (url, bytes, sha256)}; the list comes in pages."""
-    files, page = {}, f"/api/datasets/{repository}/tree/main?recursive=true"
+    branch = urllib.parse.quote(branch, safe="")
+    files, page = {}, f"/api/datasets/{repository}/tree/{branch}?recursive=true"
     while page:
         remote = Remote(hub() + page)
         body = b"".join(remote.read())
@@ -226,7 +242,7 @@ def hub_files(repository):
             for entry in json.loads(body):
                 name = entry["path"]
                 if "lfs" in entry:
-                    url = f"{hub()}/datasets/{repository}/resolve/main/{urllib.parse.quote(name)}"
+                    url = f"{hub()}/datasets/{repository}/resolve/{branch}/{urllib.parse.quote(name)}"
                     files[name] = Pinned(url, int(entry["lfs"]["size"]), entry["lfs"]["oid"])
         except (ValueError, TypeError, KeyError):
             remote.refuse(f"no list of files but {body[:80]!r}")
@@ -322,6 +338,10 @@ def unpack_tokenizer(path, folder):
     for name, text in (("vocab.bpe", "\n".join(["#version: 0.2", *merges, ""])), ("encoder.json", json.dumps(dict(sorted(model["vocab"].items(), key=lambda item: item[1]))))):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
+
+
+def vocabulary_hash(tokenizer):
+    return hashlib.sha256(b"\n".join(tokenizer.tokens)).hexdigest()[:16]
 
 
 def character_ranges(pattern):
@@ -668,6 +688,114 @@ def get_text(name, files, folder, tokenizer, args):
         write_shards(folder, name or "text", split, text, tokenizer, args.tokens if split == "train" else None, args.shard_tokens)
 
 
+# ---- evaluation tasks. The prompts are those of lm-evaluation-harness's tasks of the same names, without examples; dev/test/test_lm_eval.py compares.
+
+def hellaswag_text(text):
+    """Without the traces of WikiHow's markup."""
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
+def wikitext_text(text):
+    """WikiText's tokens as text; the order matters."""
+    text = re.sub(r"/' [0-9]/", "/'[0-9]/", text.replace("s '", "s'"))
+    for sign in "-,.":
+        text = text.replace(f" @{sign}@ ", sign)
+    for sign in ":;.!?,":
+        text = text.replace(f" {sign} ", f"{sign} ")
+    for left, inside, right in ((r"\(", r"[^\)]", r"\)"), (r"\[", r"[^\]]", r"\]"), ("{", "[^}]", "}"), ('"', '[^"]', '"'), ("'", "[^']", "'")):
+        text = re.sub(rf"{left}\s*({inside}*?)\s*{right}", lambda match: match[0][0] + match[1] + match[0][-1], text)
+    for old, new in (("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" \u00b0 ", "\u00b0"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+        text = text.replace(old, new)
+    return text
+
+
+def task_example(name, row):
+    """(number of the right completion, contexts, completions) of a dataset's row."""
+    if name == "hellaswag":
+        context = hellaswag_text(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+        label, endings = int(row["label"]), [hellaswag_text(ending) for ending in row["endings"]]
+    elif name == "piqa":
+        context, label, endings = f"Question: {row['goal']}\nAnswer:", row["label"], [row["sol1"], row["sol2"]]
+    elif name in ("arc_easy", "arc_challenge"):
+        context, label, endings = f"Question: {row['question']}\nAnswer:", row["choices"]["label"].index(row["answerKey"]), row["choices"]["text"]
+    elif name == "sciq":
+        context, label = f"{row['support'].lstrip()}\nQuestion: {row['question']}\nAnswer:", 3
+        endings = [row["distractor1"], row["distractor2"], row["distractor3"], row["correct_answer"]]
+    elif name == "winogrande":                             # the completion is shared, the contexts differ (Trinh, Le 2018)
+        before, after = row["sentence"].split("_", 1)
+        return int(row["answer"]) - 1, [before + row["option1"], before + row["option2"]], [after.strip()] * 2
+    else:
+        context, _, last = row["text"].rpartition(" ")
+        label, endings = 0, [last]
+    return label, [context] * len(endings), endings
+
+
+def encode_pair(tokenizer, context, ending):
+    """Tokens of both as lm-evaluation-harness splits them: what the whole has behind as many tokens as the context alone has; spaces at the context's end go with the rest."""
+    encode, text = tokenizer.encoding.encode_ordinary, context.rstrip()
+    before = encode(text)
+    after = encode(f"{context} {ending}")[len(before):]
+    return (before, after) if context else ([tokenizer.eot], encode(f" {ending}"))
+
+
+def eval_file(name, rows, tokenizer):
+    """llm.c's evaluation format (data/README.md)."""
+    stream, longest = [], 0
+    for index, row in enumerate(rows):
+        label, contexts, endings = task_example(name, row)
+        if not 0 <= label < len(endings):
+            raise ValueError(f"completion {label} of {len(endings)} is right")
+        pairs = [encode_pair(tokenizer, context, ending) for context, ending in zip(contexts, endings)]
+        shared = pairs[0][0] if all(before == pairs[0][0] for before, _ in pairs) else []
+        own = [before[len(shared):] for before, _ in pairs]
+        example = [EVAL_START, 0, index, label, len(pairs), len(shared), *shared]
+        for before, (_, after) in zip(own, pairs):
+            example += [len(before) + len(after), *before, *after]
+        example += [*map(len, endings), *map(len, own)]
+        example[1] = 2 * len(example)
+        if example[1] >= 1 << 16 or index >= 1 << 16:
+            raise Refusal(f"{name}: expected up to {1 << 16} examples of less than {1 << 16} bytes each, found {example[1]} in example {index}\n  -> another dataset")
+        longest = max(longest, example[1])
+        stream += example
+    header = np.zeros(256, "<i4")
+    header[:4] = [EVAL_MAGIC, EVAL_VERSION, len(rows), longest]
+    return header.tobytes() + np.array(stream, "<u2").tobytes()
+
+
+def text_file(rows, tokenizer):
+    """A shard of documents, and in its header the bytes and words of what they are as WikiText has them."""
+    pages = [row["page"] for row in rows]
+    tokens = [token for page in pages for token in (tokenizer.eot, *tokenizer.encoding.encode_ordinary(wikitext_text(page)))]
+    header = np.zeros(256, "<i4")
+    header[:6] = [SHARD_MAGIC, SHARD_VERSION, len(tokens), len(tokenizer.tokens), sum(len(page.encode()) for page in pages), sum(len(re.split(r"\s+", page)) for page in pages)]
+    return header.tobytes() + np.array(tokens, "<u2").tobytes()
+
+
+def get_task(name, out, tokenizer):
+    """The dataset's split as the hub keeps it in Parquet, and what is made of it."""
+    try:
+        import pyarrow.parquet
+    except ImportError as missing:
+        raise Refusal(f"{name}: expected pyarrow, found: {missing}\n  -> python3 -m pip install pyarrow") from None
+    task, rows = TASKS[name], []
+    files = hub_files(task.repository, "refs/convert/parquet")
+    wanted = re.compile(rf"{re.escape(task.config) if task.config else '[^/]+'}/{task.split}/[0-9]+\.parquet")
+    names = sorted(filter(wanted.fullmatch, files))
+    if len({path.split("/")[0] for path in names}) != 1:
+        raise Refusal(f"{task.repository}: expected {task.config or 'one configuration'} with the split {task.split}, found {', '.join(names or files) or 'no files'}\n  -> another HF_ENDPOINT")
+    for number, source in enumerate(names):
+        path = os.path.join(out, f"{name}_{number}.parquet")
+        if not os.path.exists(path) or sha256_file(path).hexdigest() != files[source].sha256:
+            download(files[source], path, name)
+        rows += pyarrow.parquet.read_table(path).to_pylist()
+    try:
+        data = text_file(rows, tokenizer) if name == "wikitext" else eval_file(name, rows, tokenizer)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise Refusal(f"{task.repository}: expected rows of {name}, found others: {type(error).__name__}: {error}\n  -> the dataset's authors have changed it: without this one") from None
+    write_whole(os.path.join(out, f"{name}.bin"), data)
+    print(f"{name}: {len(rows)} {'documents' if name == 'wikitext' else 'examples'}")
+
+
 # ---- the command line
 
 def at_least_one(text):
@@ -701,8 +829,10 @@ def arguments():
     parser.add_argument("--val-fraction", type=fraction, default=0.1, help="part of the text for validation (0.1)")
     parser.add_argument("--vocab", help="a folder with vocab.bpe and encoder.json, or a tokenizer.json of their kind, instead of GPT-2's (data/gpt2, downloaded when missing)")
     args = parser.parse_args()
-    commands = [what for what in args.what if what in DATASETS or what == "tokenizer"]
-    name = commands[0] if len(args.what) == 1 and commands else None
+    commands = [what for what in args.what if what in (*DATASETS, *TASKS, "tasks", "tokenizer")]
+    name = commands[0] if len(args.what) == 1 and commands else "tasks" if all(what in TASKS for what in args.what) else None
+    if (name == "tasks" or name in TASKS) and (args.tokens or args.shards):
+        raise Refusal("expected a task alone, found a number of tokens or shards\n  -> without --tokens and --shards: tasks are small")
     if commands and not name:
         raise Refusal(f"expected one dataset or your own files, found {' '.join(args.what)}\n  -> one command each; a folder of that name is ./NAME")
     ready = isinstance(DATASETS.get(name), Hub) and DATASETS[name].ready
@@ -711,8 +841,8 @@ def arguments():
                       "  -> ready-made shards have 100 million tokens each: --shards N; other text is counted in tokens: --tokens N")
     for what in () if name else args.what:
         if not os.path.isfile(what) and not os.path.isdir(what):
-            near = difflib.get_close_matches(what.lower(), [*DATASETS, "tokenizer"], 1)
-            raise Refusal(f"{what}: expected a text file, a folder, or one of {', '.join(DATASETS)}, tokenizer; found nothing of the kind\n"
+            near = difflib.get_close_matches(what.lower(), [*DATASETS, *TASKS, "tokenizer"], 1)
+            raise Refusal(f"{what}: expected a text file, a folder, or one of {', '.join((*DATASETS, *TASKS))}, tokenizer; found nothing of the kind\n"
                           f"  -> {'did you mean ' + near[0] + '?' if near else 'check the path'}")
     if not name and not args.out:
         raise Refusal("expected a folder to write to, found no --out\n  -> --out DIR")
@@ -728,9 +858,16 @@ def run():
         tokenizer.write(path)
         print(f"{path}: {len(tokenizer.tokens)} tokens")
         return
+    if name == "tasks" or name in TASKS:
+        folder = Folder(args.out or os.path.relpath(os.path.join(HERE, "tasks")), {"dataset": "tasks", "vocabulary": vocabulary_hash(tokenizer)})
+        tokenizer.write(os.path.join(folder.path, "tokenizer.bin"))
+        for task in TASKS if args.what == ["tasks"] else args.what:
+            get_task(task, folder.path, tokenizer)
+        print(f"next: ./train_gpt --from RUN --eval --tasks {shlex.quote(folder.path)}")
+        return
     if ready and not tokenizer.is_gpt2:
         raise Refusal(f"{name}: expected GPT-2's vocabulary, which its shards are made with, found another one in {args.vocab}\n  -> leave --vocab out")
-    settings = {"dataset": name or "text", "vocabulary": hashlib.sha256(b"\n".join(tokenizer.tokens)).hexdigest()[:16]}
+    settings = {"dataset": name or "text", "vocabulary": vocabulary_hash(tokenizer)}
     if not ready:
         settings.update({"--tokens": args.tokens, "--shard-tokens": args.shard_tokens, "--val-fraction": args.val_fraction})
     out = args.out or os.path.relpath(os.path.join(HERE, name))

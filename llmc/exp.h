@@ -1,15 +1,13 @@
 // exp.h: e^x, in a form that compilers turn into vector instructions.
 //
-// In double libm's. In float 2^k times a polynomial for the rest (|rest| <= ln 2 / 2): relative error below 2e-7, tested over the whole
-// range. Values below -87 give e^-87, above 88 e^88; a NaN stays a NaN.
+// 2^k times a polynomial for the rest (|rest| <= ln 2 / 2): relative error below 2e-7, tested over the whole range. Values below -87 give e^-87,
+// above 88 e^88; a NaN stays a NaN.
 #pragma once
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-static inline real exp_real(real x) {
-    if (sizeof(real) == 8) return (real)exp((double)x);
-    float v = (float)x;
+static inline float exp_float(float v) {
     v = v < -87.0f ? -87.0f : v > 88.0f ? 88.0f : v;
     float shifted = v * 1.44269504f + 12582912.0f, k = shifted - 12582912.0f;         // adding 1.5 * 2^23 rounds to an integer
     float r = (v - k * 0.693359375f) - k * -2.12194440e-4f;                           // Cody, Waite: ln 2 in two parts
@@ -25,5 +23,5 @@ static inline real exp_real(real x) {
     bits = (bits - 0x4B400000u + 127u) << 23;                                          // the integer sits in shifted's low bits
     float scale;
     memcpy(&scale, &bits, 4);
-    return (real)(p * scale);
+    return p * scale;
 }

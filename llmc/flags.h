@@ -90,6 +90,7 @@ FLAG(tokenizer,    TEXT,   "", 0, 0, "", FREE,  "tokenizer.bin for prompts and s
 FLAG(out,          TEXT,   "", 0, 0, "", ONCE,  "the run's folder; empty: runs/<mode>-<model>-<time>") \
 FLAG(val_every,    INT,    "250",   0, 1e12, "", FREE,  "steps between validations; 0: at the end only") \
 FLAG(val_tokens,   INT,    "0",     0, 1e15, "", FREE,  "tokens of a validation; 0: the whole split") \
+FLAG(tasks,        TEXT,   "", 0, 0, "", FREE,  "files of tasks, with commas between them, or folders of them, evaluated at each validation and by --eval (data/get.py tasks)") \
 FLAG(save_every,   INT,    "500",   0, 1e12, "", FREE,  "steps between checkpoints; 0: at the end only") \
 FLAG(keep_last,    INT,    "0",     0, 1e12, "", FREE,  "checkpoints that stay, the newest; 0: all") \
 FLAG(keep_every,   INT,    "0",     0, 1e12, "", FREE,  "and those of every so many steps; 0: no others") \
@@ -98,7 +99,7 @@ FLAG(resume,       CHOICE, "never", 0, 0, "never|auto|required", ONCE,  "continu
 FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint, a model.safetensors or a Hugging Face folder") \
 FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run, a checkpoint or a Hugging Face folder to --eval or --sample without training") \
 FLAG(replay,       TEXT,   "", 0, 0, "", ONCE,  "an event of a run (RUN/events/*.json): does its step again and shows every tensor; changes nothing") \
-FLAG(eval,         SWITCH, "off",   0, 0, "off|on", ONCE,  "with --from: validation loss, no training") \
+FLAG(eval,         SWITCH, "off",   0, 0, "off|on", ONCE,  "with --from: validation loss and --tasks, no training") \
 FLAG(probe,        TEXT,   "", 0, 0, "", ONCE,  "with --from: writes activations of validation tokens, and gradients, into this safetensors file (dev/probe.py reads it)") \
 FLAG(probe_tokens, INT,    "0",     0, 1e12, "", ONCE,  "tokens of --probe; 0: ten for each channel of the ffn; at most the whole split") \
 FLAG(sample,       INT,    "400",   0, 1 << 20, "", FREE,  "tokens to sample at the end, or with --from; a text of --seq tokens goes on with its last half as the beginning") \

@@ -1,12 +1,12 @@
 // logger.h: log.jsonl, one JSON object a line, and the progress line on the terminal.
 //
 // A line reaches the file in one write when it is whole, and the disk with the next checkpoint. Without a file (fd 0: of several processes one has it) nothing is written. After a kill
-// the last line may be cut: log_open drops it, and with it the steps that the resumed run is going to do again. `validated`: the step it goes on from has its validation in the log.
+// the last line may be cut: log_open drops it, and with it the steps that the resumed run is going to do again. `validated`, `tasked`: the step it goes on from has its validation, its tasks in the log.
 #pragma once
 #include <time.h>
 #include "checkpoint.h"
 
-typedef struct { int fd; FILE *line; char *text; size_t length; const char *separator; bool validated; char path[PATH_CAP]; } Log;
+typedef struct { int fd; FILE *line; char *text; size_t length; const char *separator; bool validated, tasked; char path[PATH_CAP]; } Log;
 
 static inline double clock_seconds(void) {
     struct timespec t;
@@ -14,14 +14,16 @@ static inline double clock_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Whether a line of an earlier part of the run stays when it goes on from `step`; *validated: it is the validation of that very step.
-static inline bool log_keeps(const char *line, size_t n, int64_t step, bool *validated) {
+// Whether a line of an earlier part of the run stays when it goes on from `step`; notes the validation and the tasks of that very step.
+static inline bool log_keeps(Log *log, const char *line, size_t n, int64_t step) {
     Json *root;
     char error[256];
     if (!json_try_parse(line, n, &root, error, sizeof error)) return false;
     const Json *at = json_get(root, "step");
     bool keep = at && at->kind == JSON_INT && at->integer <= step;
-    *validated = *validated || (keep && at->integer == step && json_get(root, "val_loss"));
+    bool last = keep && at->integer == step;
+    log->validated = log->validated || (last && json_get(root, "val_loss"));
+    log->tasked = log->tasked || (last && json_get(root, "task_results"));
     json_free(root);
     return keep;
 }
@@ -37,7 +39,7 @@ static inline void log_open(Log *log, const char *path, int64_t step) {
         char *end = (char *)memchr(old + at, '\n', n - at);
         if (!end) break;
         size_t length = (size_t)(end - (old + at)) + 1;
-        if (step > 0 && log_keeps(old + at, length - 1, step, &log->validated)) { memmove(old + kept, old + at, length); kept += length; }
+        if (step > 0 && log_keeps(log, old + at, length - 1, step)) { memmove(old + kept, old + at, length); kept += length; }
         at += length;
     }
     if (old) {                                              // written anew under another name: a kill here loses nothing

@@ -4,6 +4,7 @@
 // Exit status: check.h.
 #pragma once
 #include "config.h"
+#include "eval.h"
 #include "events.h"
 #include "logger.h"
 #include "probe.h"
@@ -28,6 +29,7 @@ typedef struct Run {
     bool has_val;
     double unigram;                             // of the validation data, see run_unigram; NAN: none
     Tokenizer tokenizer;                        // none where count is 0: then a token is a byte if the vocabulary is 256, and a number elsewhere
+    Tasks tasks;
     int32_t *inputs, *targets;
     char out[PATH_CAP];
     Log log;
@@ -313,6 +315,37 @@ static inline int64_t run_val_samples(const Run *r) {
 static inline double run_validate(Run *r) {
     run_batches(r, &r->val, 0, run_val_samples(r), 0);
     return r->t->loss(r->gpt).ce;
+}
+
+// A validation of a run that trains, on the terminal and in the log.
+static inline void run_log_validation(Run *r) {
+    double val_loss = run_validate(r);
+    char hash[32];
+    log_begin(&r->log);
+    log_int(&r->log, "step", r->step);
+    log_real(&r->log, "val_loss", val_loss);
+    if (!isnan(r->val.floor)) log_real(&r->log, "val_above_floor", val_loss - r->val.floor);
+    log_text(&r->log, "weights", check_format(hash, sizeof hash, "%016llx", (unsigned long long)run_hash(r)));
+    log_end(&r->log);
+    printf("step %6lld/%lld  validation loss %.4f", (long long)r->step, (long long)r->f->steps, val_loss);
+    if (!isnan(r->val.floor)) printf(" (floor %.4f, +%.4f)", r->val.floor, val_loss - r->val.floor);
+    printf("  weights %s\n", hash);
+    fflush(stdout);
+}
+
+static inline void run_open_tasks(Run *r) {
+    TaskReader reader = {r->m.V, r->m.T, &r->tokenizer};
+    tasks_open(&r->tasks, r->f->tasks, &reader);
+}
+
+// --tasks, on the terminal and as a line of the log.
+static inline void run_tasks(Run *r) {
+    TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
+    for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++) task_score(t, &s);
+    log_begin(&r->log);
+    log_int(&r->log, "step", r->step);
+    tasks_report(&r->tasks, &r->log);
+    log_end(&r->log);
 }
 
 // The line on the terminal: at the first and last step and every two seconds.
@@ -800,8 +833,9 @@ static inline int run_train(Run *r) {
     stop.sa_flags = SA_RESTART;
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGTERM, &stop, NULL);
-    bool saved = r->step > 0, validated = r->log.validated;
+    bool saved = r->step > 0, validated = r->log.validated, tasked = r->log.tasked;
     comm_broadcast(&r->comm, &validated, sizeof validated);
+    comm_broadcast(&r->comm, &tasked, sizeof tasked);
     r->peak = r->t->peak ? r->t->peak() : 0;
     comm_combine(&r->comm, &r->peak, 1, COMM_SUM);
     r->started = clock_seconds();
@@ -816,25 +850,14 @@ static inline int run_train(Run *r) {
             return 128 + signal;
         }
         if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) run_save(r);
-        if (r->has_val && r->step > 0 && !validated && (last || (f->val_every && r->step % f->val_every == 0))) {
-            double begin = clock_seconds();
-            double val_loss = run_validate(r);
-            log_begin(&r->log);
-            log_int(&r->log, "step", r->step);
-            log_real(&r->log, "val_loss", val_loss);
-            if (!isnan(r->val.floor)) log_real(&r->log, "val_above_floor", val_loss - r->val.floor);
-            char hash[32];
-            log_text(&r->log, "weights", check_format(hash, sizeof hash, "%016llx", (unsigned long long)run_hash(r)));
-            log_end(&r->log);
-            printf("step %6lld/%lld  validation loss %.4f", (long long)r->step, (long long)f->steps, val_loss);
-            if (!isnan(r->val.floor)) printf(" (floor %.4f, +%.4f)", r->val.floor, val_loss - r->val.floor);
-            printf("  weights %s\n", hash);
-            fflush(stdout);
-            r->started += clock_seconds() - begin;                             // tokens/s is that of training
-        }
+        bool due = r->step > 0 && (last || (f->val_every && r->step % f->val_every == 0));
+        double begin = clock_seconds();
+        if (due && r->has_val && !validated) run_log_validation(r);
+        if (due && r->tasks.count && !tasked) run_tasks(r);
+        r->started += clock_seconds() - begin;                                 // tokens/s is that of training
         if (!last) {
             run_step(r);
-            saved = validated = false;
+            saved = validated = tasked = false;
         }
         if (r->bad >= DIVERGED_STEPS || (last && r->bad)) {
             if (!r->comm.rank) fprintf(stderr, "error: %d steps in a row were not finite: the run diverged at step %lld; the checkpoints before it are whole\n  -> a smaller --lr, a longer --warmup, or another --init\n",
@@ -866,6 +889,7 @@ static inline void run_check_processes(Run *r) {
 }
 
 static inline int run_end(Run *r, int status) {
+    tasks_close(&r->tasks);
     tokenizer_close(&r->tokenizer);
     log_close(&r->log);
     if (r->gpt) r->t->destroy(r->gpt);
@@ -896,6 +920,7 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     run_check_processes(r);
 
     run_open_tokenizer(r);
+    if (f->eval || (training && !*f->replay)) run_open_tasks(r);
     show_model(&r->m, &r->init, f->model, t, &setup, false);
     size_t batch = (size_t)setup.B * (size_t)setup.T * sizeof(int32_t);
     r->inputs = (int32_t *)check_alloc(batch, "a batch");
@@ -925,6 +950,7 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
         double loss = run_validate(r);
         uint64_t hash = run_hash(r);
         printf("validation loss %.6f, weights %016llx\n", loss, (unsigned long long)hash);
+        if (r->tasks.count) run_tasks(r);
     }
     if (*f->probe) run_probe(r);
     if (!event && !r->comm.rank && f->sample && ((!f->eval && !*f->probe) || r->set.by[FLAG_sample] == BY_USER)) {

@@ -28,6 +28,9 @@ differ() { [ -n "$(hash "$1")" ] && [ "$(hash "$1")" != "$(hash "$2")" ]; }
 # The last N losses of two runs agree to a relative error.
 agree() { losses "$1" "$3" > a; losses "$2" "$3" > b; [ "$(wc -l < a)" = "$3" ] && paste a b | awk -v e="$4" '{ d = $1 - $2; if (d < 0) d = -d; if (!($1 > 0) || d > e * $1) bad = 1 } END { exit bad }'; }
 
+# A shard of 60 bytes behind the one that begins documents: longer than --seq, so that --tasks reads it in windows.
+{ printf '\210\330\064\001\001\0\0\0\075\0\0\0\0\001\0\0'; head -c 1008 /dev/zero; printf '\0\0'; printf 'The old man and the little dog went to the sea, and sat down.' | head -c 60 | sed 's/./&\n/g' | tr '\n' '\0'; } > text.bin
+
 for precision in fp32 bf16; do
     p=$precision error=2e-5
     [ $p = bf16 ] && error=1e-2
@@ -61,9 +64,10 @@ for precision in fp32 bf16; do
     check "$p goes on on the GPU"              "$gpu-$p" --out $p-experts-to-gpu --resume required --steps 3
     check "$p goes back to the CPU"            "$cpu" --out $p-experts-to-gpu --resume required --steps 4
     check "$p: there and back, the same losses" agree $p-experts $p-experts-to-gpu 4 $error
-    check "$p: evaluated on the GPU"           sh -c "$gpu-$p --from $p --eval > gpu.eval"
-    check "$p: evaluated on the CPU"           sh -c "$cpu --from $p --eval > cpu.eval"
+    check "$p: evaluated on the GPU"           sh -c "$gpu-$p --from $p --eval --tasks text.bin > gpu.eval"
+    check "$p: evaluated on the CPU"           sh -c "$cpu --from $p --eval --tasks text.bin > cpu.eval"
     check "$p: to the same loss"               sh -c "cat gpu.eval cpu.eval | awk -v e=$error '/^validation loss/ { v[n++] = \$3 + 0 } END { d = v[0] - v[1]; exit !(n == 2 && d * d <= e * e * v[0] * v[0]) }'"
+    check "$p: and the same of a task"         sh -c "cat gpu.eval cpu.eval | awk -v e=$error '/ token_perplexity / { v[n++] = log(\$4) } END { d = v[0] - v[1]; exit !(n == 2 && v[0] > 1 && d * d <= e * e * v[0] * v[0]) }'"
     check "$p writes a sample"                 sh -c "$gpu-$p --from $p --sample 20 --temperature 0 --prompt 'The ' > $p.sample && grep -q '^The ' $p.sample && grep -q '^prefill 5 tokens at [0-9]* tok/s, decode 19 at' $p.sample"
     check "$p probes, with that loss"          sh -c "$gpu-$p --from $p --probe $p.safetensors --probe-tokens 64 > probe.out && grep \"^loss of these tokens \$(sed -n 's/^validation loss \([0-9.]*\),.*/\1/p' gpu.eval);\" probe.out"
 done

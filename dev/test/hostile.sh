@@ -400,6 +400,34 @@ refused "stdout on a full disk"          "cannot write all of the output"  ./ful
 refused "./shard, stdout on a full disk" "cannot write all of the output"  ./full_stdout "$shard" --out full text.txt
 works   "the shards are whole"           "$train" $two --data full --out full_run
 
+# ---- tasks: change nothing, are done once, and are read with care
+
+weights() { sed -n 's/.*"weights": "\([0-9a-f]*\)".*/\1/p' "$1/log.jsonl" | tail -n 1; }
+shard_file task.bin 20240522 1 1 28  65535 28 0 1 2 2 72 73  1 74  3 75 76 77
+works   "with tasks"                     "$train" $two --data data --tasks data,task.bin --out tasks
+holds   "which change no weight"         test "$(weights tasks)" = "$(weights run)"
+holds   "and are logged"                 grep -q '"task_results": {.*"token_perplexity": .*"task": {"examples": 1, "acc": ' tasks/log.jsonl
+edit tasks/log.jsonl '$d'
+for i in 1 2; do works "resumed where they lack, $i" "$train" --out tasks --resume required; done
+holds   "they are done, and not twice"   test "$(grep -c task_results tasks/log.jsonl)" = 1
+works   "evaluated"                      "$train" --from tasks --eval
+holds   "and shown"                      grep -q '^task  *1  acc ' message
+works   "sampled from, no task is read"  "$train" --from tasks --sample 2 --tasks nowhere
+refused "--tasks, a text"                "is no file of tasks"        "$train" --from run --eval --tasks text.txt
+refused "--tasks, nothing"               "cannot read nowhere"        "$train" --from run --eval --tasks data,nowhere
+refused "--tasks, a folder of none"      "found none"                 "$train" --from run --eval --tasks run
+refused "--tasks twice"                  "is named task too"          "$train" --from run --eval --tasks task.bin,task.bin
+refused "a completion longer than --seq" "longer than --seq 2"        "$train" --from run --eval --tasks task.bin --seq 2
+works   "a context longer than --seq"    "$train" --from run --eval --tasks task.bin --seq 3
+holds   "is cut, and that is said"       grep -q '1 of the 2 sequences of task are longer than --seq 3' message
+for i in $(seq 0 13); do
+    shard_file bad.bin 20240522 1 1 28  65535 28 0 1 2 2 72 73  1 74  3 75 76 77
+    flip bad.bin $((1024 + 2 * i + 1)) 0
+    refused "word $i of an example is another" "bad.bin" "$train" --from run --eval --tasks bad.bin
+    cut_to bad.bin $((1024 + 2 * i))
+    refused "an example of $i words"           "bad.bin" "$train" --from run --eval --tasks bad.bin
+done
+
 chmod 755 sealed sealed_run; rm -rf deep
 cd "$root" || exit 1
 echo "$passed passed, $failed failed"

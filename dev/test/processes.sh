@@ -54,6 +54,9 @@ check "from 1 on 4 as unbroken" alike 1e-5 SPAN-stories-1 from1-4
 check "the same twice" sh -c "cp -R from1-4 again && rm -r again/step_00000050 && mpirun -np 4 '$span' --out again --resume required > again.out && [ \"\$(tail -n 1 again.out | cut -d' ' -f2)\" = \"\$(tail -n 1 from1-4.out | cut -d' ' -f2)\" ]"
 check "evaluated by 3 as by 1" sh -c "'$span' --from from1-4 --eval --sample 0 > 1.out; mpirun -np 3 '$span' --from from1-4 --eval --sample 0 > 3.out; cut -c1-20 1.out | tail -n 1; [ \"\$(tail -n 1 1.out)\" = \"\$(tail -n 1 3.out)\" ]"
 
+check "texts as tasks" "$root/build/shard" --out texts "$root/README.md" "$root/llmc/eval.h"
+check "tasks evaluated by 3 as by 1" sh -c "'$span' --from from1-4 --eval --sample 0 --tasks texts > 1.out && mpirun -np 3 '$span' --from from1-4 --eval --sample 0 --tasks texts > 3.out; tail -n 3 1.out 3.out; tail -n 2 1.out | grep -c token_perplexity && [ \"\$(tail -n 3 1.out)\" = \"\$(tail -n 3 3.out)\" ]"
+
 # One of four has a NaN: all leave the step out, and go on alike. (run_hash compares the weights of all at every validation.)
 FAULT="nan 13 2" check "a NaN on one of 4" trains 4 nan-4 "$faulty" --batch 8 $small --steps 50
 FAULT="nan 13 0" check "a NaN on one" trains 1 nan-1 "$faulty" --batch 8 $small --steps 50

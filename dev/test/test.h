@@ -47,6 +47,7 @@ void test_flags(void);
 void test_schedule(void);
 void test_sampler(void);
 void test_logger(void);
+void test_eval(void);
 void test_spikes(void);
 void test_run(void);
 void test_run_sample(void);

@@ -2,7 +2,7 @@
 """Tests of data/get.py: python3 dev/test/test_get.py [NAME...]
 
 Everything runs against a server of this program on the local machine, which serves small stand-ins for the datasets and misbehaves as
-told, with a small vocabulary that this program makes. No network, no GPT-2 files. Needs numpy and tiktoken, and takes about half a minute.
+told, with a small vocabulary that this program makes. No network, no GPT-2 files. Needs numpy, tiktoken and pyarrow, and takes about half a minute.
 """
 import contextlib
 import fcntl
@@ -27,6 +27,7 @@ import time
 import types
 
 import numpy as np
+import pyarrow.parquet
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "data"))
 import get
@@ -176,16 +177,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def publish_dataset(repository, files, page=1000):
+def publish_dataset(repository, files, page=1000, branch="main"):
     """Puts files on the server as the hub has them, with their list in pages."""
     entries = [{"type": "directory", "oid": "0", "size": 0, "path": "data"}, {"type": "file", "oid": "0", "size": 3, "path": "README.md"}]
     for name, data in files.items():
-        Handler.files["/storage/" + name] = data
+        Handler.files["/storage/" + name.rsplit("/", 1)[-1]] = data
         entries.append({"type": "file", "oid": "0", "size": len(data), "path": name,
                         "lfs": {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}})
-    url = f"/api/datasets/{repository}/tree/main?recursive=true"
+    url = first = f"/api/datasets/{repository}/tree/{branch}?recursive=true"
     for i in range(0, len(entries), page):
-        link = f"/api/datasets/{repository}/tree/main?recursive=true&cursor={i + page}" if i + page < len(entries) else None
+        link = f"{first}&cursor={i + page}" if i + page < len(entries) else None
         Handler.files[url] = (json.dumps(entries[i:i + page]).encode(), link)
         url = link
 
@@ -607,6 +608,107 @@ def test_ready_shards():
     expect_refusal(run(*args), "416")
 
 
+def publish_tasks():
+    """The rows of tasks.jsonl as the hub's conversion to Parquet has the datasets; a number for each file, since the server knows them by the last part of their path."""
+    rows, published = {name: [] for name in get.TASKS}, {}
+    for line in (pathlib.Path(__file__).parent / "tasks.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        rows[row.pop("task")].append(row)
+    for number, (name, task) in enumerate(get.TASKS.items()):
+        table = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[name]), table)
+        files = published.setdefault(task.repository, {})
+        files[f"{task.config or 'default'}/{task.split}/{number:04d}.parquet"] = table.getvalue()
+        files[f"{task.config or 'default'}/train/{100 + number:04d}.parquet"] = b"not this one"
+    for repository, files in published.items():
+        publish_dataset(repository, files, branch="refs%2Fconvert%2Fparquet")
+    return rows
+
+
+def read_examples(path):
+    """Of a file in llm.c's format (label, context's text, [(its own context's text, completion's text, characters)])."""
+    words, header, at, examples = np.fromfile(path, "<u2", offset=1024).tolist(), np.fromfile(path, "<i4", 256).tolist(), 0, []
+    longest = 0
+    expect(header[:2] == [20240522, 1] and not any(header[4:]), f"{header[:8]}")
+    while at < len(words):
+        start, size, number, label, choices, n = words[at:at + 6]
+        expect(start == 65535 and number == len(examples), f"{words[at:at + 6]}")
+        end, at, parts = at + size // 2, at + 6 + n, []
+        context = tokenizer.decode(words[at - n:at])
+        for _ in range(choices):
+            parts.append(words[at + 1:at + 1 + words[at]])
+            at += 1 + words[at]
+        lengths, own, at = words[at:at + choices], words[at + choices:at + 2 * choices], at + 2 * choices
+        expect(at == end, f"an example ends at {end}, not at {at}")
+        examples.append((label, context, [(tokenizer.decode(part[:k]), tokenizer.decode(part[k:]), length) for part, k, length in zip(parts, own, lengths)]))
+        longest = max(longest, size)
+    expect(header[2:4] == [len(examples), longest], "examples are counted, and the longest measured")
+    return examples
+
+
+def test_tasks():
+    rows, out = publish_tasks(), fresh("tasks")
+    parquet = "/storage/0000.parquet"
+    Handler.behaviour[parquet] = [("cut", 100), ("status", 503), ("slow", 200)]
+    status, said = run("tasks", "--vocab", vocab, "--out", out)
+    expect(status == 0 and "hellaswag: 5 examples" in said and "wikitext: 3 documents" in said and f"--eval --tasks {out}" in said, said)
+    unbroken, own = content(out), get.Tokenizer(str(vocab))
+    expect(all(unbroken[f"{name}.bin"] == get.eval_file(name, rows[name], own) for name in rows if name != "wikitext") and unbroken["wikitext.bin"] == get.text_file(rows["wikitext"], own), "files of the rows")
+    expect("tokenizer.bin" in unbroken and len(unbroken) == 8 + 8 + 2, f"{sorted(unbroken)}")
+    label, context, choices = read_examples(out / "piqa.bin")[1]
+    expect(label == 1 and context == "Question: To dry a wet book, \nAnswer:" and choices[0] == ("", " put it into the bath overnight.", 31), f"{label} {context!r} {choices}")
+    label, context, choices = read_examples(out / "hellaswag.bin")[1]
+    expect(context == "Home and Garden: How to plant a tree. Choose a place. It needs light. Dig a hole" and choices[2][1] == " Fill it with soup. and wait.", f"{context!r} {choices}")
+    label, context, choices = read_examples(out / "winogrande.bin")[1]
+    expect(label == 1 and context == "" and choices == [("Anna lent Maria her coat, since " + who, " was cold.", 9) for who in ("Anna", "Maria")], f"{label} {context!r} {choices}")
+    label, context, choices = read_examples(out / "lambada_openai.bin")[4]
+    expect(label == 0 and context == "Once upon a time there was a" and choices == [("", " dog", 3)], f"{context!r} {choices}")
+    header = np.fromfile(out / "wikitext.bin", "<i4", 8).tolist()
+    pages = [row["page"] for row in rows["wikitext"]]
+    expect(header[4:] == [sum(len(page.encode()) for page in pages), sum(len(re.split(r"\s+", page)) for page in pages), 0, 0], f"bytes and words: {header}")
+    tokens = np.fromfile(out / "wikitext.bin", "<u2", offset=1024).tolist()
+    expect(tokens.count(tokenizer.eot_token) == 3 and tokens[0] == tokenizer.eot_token and "a water-mill in the valley of the river. It was built in 1,742 words" in tokenizer.decode(tokens), "documents")
+    Handler.log.clear()
+    expect(run("tasks", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken and not any("storage" in path for path, _ in Handler.log), "again, from what is there")
+    (out / "piqa_0.parquet").write_bytes(b"damaged")
+    (out / "piqa.bin").unlink()
+    expect(run("piqa", "sciq", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken, "some of them, and what is damaged comes again")
+    (out / "hellaswag_0.parquet").unlink()
+    (out / "hellaswag_0.parquet.part").write_bytes(Handler.files[parquet][:300])
+    Handler.log.clear()
+    expect(run("hellaswag", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken and any(headers.get("Range") == "bytes=300-" for _, headers in Handler.log), "goes on with a part")
+    other = fresh("other vocabulary")
+    make_vocabulary(other, 30)
+    expect_refusal(run("piqa", "--vocab", other, "--out", out), "expected the settings this folder was begun with")
+    expect_refusal(run("piqa", "--tokens", 5), "a task alone")
+    expect_refusal(run("piqa", "tinystories"), "one dataset")
+    expect_refusal(run("hellaswg"), "did you mean hellaswag?")
+    bad = {"a/validation/0050.parquet": b"", "b/validation/0051.parquet": b""}
+    publish_dataset("baber/piqa", bad, branch="refs%2Fconvert%2Fparquet")
+    expect_refusal(run("piqa", "--vocab", vocab, "--out", fresh("tasks")), "expected one configuration with the split validation")
+    for wrong in ({**rows["sciq"][0], "support": None}, {"question": "?"}):
+        table = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([wrong]), table)
+        publish_dataset("allenai/sciq", {"default/test/0052.parquet": table.getvalue()}, branch="refs%2Fconvert%2Fparquet")
+        expect_refusal(run("sciq", "--vocab", vocab, "--out", fresh("tasks")), "expected rows of sciq")
+    for wrong in ({**rows["piqa"][0], "label": 2}, {**rows["piqa"][0], "label": -1}):
+        try:
+            get.eval_file("piqa", [wrong], own)
+            expect(False, f"label {wrong['label']} is refused")
+        except ValueError as error:
+            expect("of 2 is right" in str(error), f"{error}")
+    try:
+        get.eval_file("piqa", [{**rows["piqa"][0], "goal": words(8, 300000)}], own)
+        expect(False, "an example of more than 65535 bytes is refused")
+    except get.Refusal as refusal:
+        expect("less than 65536 bytes" in str(refusal), f"{refusal}")
+    fake = fresh("fake")
+    (fake / "pyarrow").mkdir(parents=True)
+    (fake / "pyarrow/__init__.py").write_text("raise ModuleNotFoundError('no pyarrow')")
+    done = subprocess.run([sys.executable, get.__file__, "piqa", "--vocab", vocab, "--out", fresh("tasks")], env={**os.environ, "PYTHONPATH": str(fake)}, capture_output=True, text=True)
+    expect_refusal((done.returncode, done.stderr), "expected pyarrow", "pip install pyarrow")
+
+
 def test_parts():
     """A part of an earlier run is continued, whatever it is worth."""
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
@@ -844,22 +946,26 @@ def test_interrupt():
 
 
 def test_readme():
-    """README's block that needs Python and a network, in a copy of the tree: its get.py here, from the server; what follows as it is written."""
+    """README's blocks that need Python and a network, in a copy of the tree: their get.py here, from the server; what follows as it is written."""
     root, tree, text = pathlib.Path(REAL["HERE"]).parent, scratch / "tree", scratch / "input.txt"
     shutil.copytree(root, tree, ignore=shutil.ignore_patterns("build", "runs", ".git", ".venv", "tinyshakespeare", "gpt2"))
-    block = next(b for b in re.findall(r"```sh\n(.*?)```", (root / "README.md").read_text(), re.S) if "data/get.py" in b).splitlines()
+    blocks = [b.splitlines() for b in re.findall(r"```sh\n(.*?)```", (root / "README.md").read_text(), re.S) if "/python data/get.py" in b]
     get.BLOCK, get.PIECE, get.HERE = REAL["BLOCK"], REAL["PIECE"], str(tree / "data")
     text.write_bytes(words("shakespeare", 300000).encode())
     get.DATASETS = {**REAL["DATASETS"], "tinyshakespeare": pinned(text, elsewhere + "/input.txt")}
     Handler.files.update({"/input.txt": text.read_bytes(), **{"/" + name: (vocab / name).read_bytes() for name in get.VOCABULARY}})
-    for line in block[1:]:                                 # the first is pip's
+    publish_tasks()
+    output = []
+    for line in (line for block in blocks for line in block if "/pip " not in line):
         if " data/get.py " in line:
             status, said = run(*line.split(" data/get.py ")[1].split())
         else:
             result = subprocess.run(line, shell=True, cwd=tree, capture_output=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"})
             status, said = result.returncode, result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
         expect(status in (0, None), f"{line}: {said[-2000:]}")
-    expect(len(block) == 4 and "\n\nROMEO:" in said, f"the sample continues the prompt: {said[-2000:]}")
+        output.append(said)
+    expect(len(output) == 5 and "\n\nROMEO:" in output[2], f"the sample continues the prompt: {output[2][-2000:]}")
+    expect(all(f"\n{name} " in output[4] for name in get.TASKS), f"the tasks' table: {output[4][-2000:]}")
     get.DATASETS, get.HERE = REAL["DATASETS"], REAL["HERE"]
 
 

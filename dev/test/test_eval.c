@@ -1,0 +1,311 @@
+// test_eval.c: files of tasks and what they are refused for; scores against softmax written out; windows; metrics by hand.
+#include "test.h"
+#include "../../llmc/config.h"
+#include "../../llmc/eval.h"
+#include "model.h"
+
+enum { V = 40, T = 16, WORDS = 512 };
+
+static const Tokenizer NO_TOKENIZER;
+static const TaskReader READER = {V, T, &NO_TOKENIZER};
+
+typedef struct { int32_t head[256]; uint16_t words[WORDS]; int count; char path[256]; } File;
+
+static void file_write(const File *f) {
+    FILE *out = fopen(f->path, "wb");
+    fwrite(f->head, 1, sizeof f->head, out);
+    fwrite(f->words, 2, (size_t)f->count, out);
+    fclose(out);
+}
+
+// An example of `choices` completions: context tokens first, first+1, ... and completion i of 1 + i tokens. own: tokens of each completion that are context; -1: without the extension.
+static void add_example(File *f, int label, int choices, int context, int own) {
+    int begin = f->count, token = f->head[2];
+    uint16_t *w = f->words;
+    w[f->count++] = EVAL_START;
+    f->count++;
+    w[f->count++] = (uint16_t)f->head[2]++;
+    w[f->count++] = (uint16_t)label;
+    w[f->count++] = (uint16_t)choices;
+    w[f->count++] = (uint16_t)context;
+    for (int i = 0; i < context; i++) w[f->count++] = (uint16_t)(token++ * 7 % V);
+    for (int i = 0; i < choices; i++) {
+        int after = 1 + i + (own > 0 ? own : 0);
+        w[f->count++] = (uint16_t)after;
+        for (int k = 0; k < after; k++) w[f->count++] = (uint16_t)(token++ * 11 % V);
+    }
+    for (int i = 0; i < choices && own >= 0; i++) w[f->count++] = (uint16_t)(10 * (choices - i));
+    for (int i = 0; i < choices && own >= 0; i++) w[f->count++] = (uint16_t)own;
+    w[begin + 1] = (uint16_t)(2 * (f->count - begin));
+    if (w[begin + 1] > f->head[3]) f->head[3] = w[begin + 1];
+}
+
+static File file_make(const char *name) {
+    File f = {.head = {EVAL_MAGIC, EVAL_VERSION}};
+    check_format(f.path, sizeof f.path, "%s/%s", test_dir("eval"), name);
+    return f;
+}
+
+static void open_file(void *path) {
+    Task t;
+    task_open(&t, path, &READER);
+}
+
+static void open_list(void *list) {
+    Tasks tasks;
+    tasks_open(&tasks, list, &READER);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ refusals
+
+// Files that are wrong in one word. at: of the header where negative, -1 - at; else of the tokens.
+static void test_hostile_files(void) {
+    static const struct { int at, value; const char *words; } wrong[] = {
+        {-1, 20240521, "magic 20240521"}, {-2, 2, "version 2"}, {-3, 0, "0 examples"}, {-3, -1, "-1 examples"}, {-3, 3, "the end of the file"}, {-3, 1, "bytes follow its 1 examples"},
+        {-4, 1000, "where the header says 1000"}, {0, 7, "to begin with 65535"}, {1, 9, "9 bytes"}, {1, 0, "0 bytes"}, {1, 65534, "65534 bytes"}, {2, 5, "number 5"}, {3, 2, "number 2 is right"},
+        {4, 0, "0 completions"}, {4, 1, "1 completions"}, {4, 60000, "ends within its completion 2"}, {4, 0, "0 completions"}, {5, 60000, "ends within its completion 0"}, {5, 3, "ends within its completion"}, {6, V, "token 40 at position 6"},
+        {8, 0, "that one is empty"}, {8, 500, "ends within its completion 0"}, {9, V + 9, "token 49"}, {15, 2, "tokens to score"}, {16, 65535, "tokens to score"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        File f = file_make("wrong.bin");
+        add_example(&f, 1, 2, 2, 0);
+        add_example(&f, 0, 2, 3, 0);
+        if (wrong[i].at < 0) f.head[-1 - wrong[i].at] = wrong[i].value;
+        else f.words[wrong[i].at] = (uint16_t)wrong[i].value;
+        file_write(&f);
+        EXPECT_REFUSAL(open_file, f.path, wrong[i].words);
+    }
+    File f = file_make("wrong.bin");
+    add_example(&f, 0, 2, 0, 0);
+    file_write(&f);
+    EXPECT_REFUSAL(open_file, f.path, "0 before them");
+    f = file_make("wrong.bin");
+    add_example(&f, 0, T + 1, 2, 0);
+    file_write(&f);
+    EXPECT_REFUSAL(open_file, f.path, "longer than --seq 16");
+    f = file_make("wrong.bin");
+    add_example(&f, 0, 1, 2, 0);
+    add_example(&f, 0, 2, 2, 0);
+    file_write(&f);
+    EXPECT_REFUSAL(open_file, f.path, "has 2 completions, and the ones before it one");
+    f.count = 0;
+    for (int bytes = 0; bytes < 1024; bytes += 511) {
+        file_write(&f);
+        EXPECT(truncate(f.path, bytes) == 0, "a shorter file");
+        EXPECT_REFUSAL(open_file, f.path, "is no file of tasks");
+    }
+    EXPECT_REFUSAL(open_file, "build/test/eval/nothing.bin", "cannot read");
+    EXPECT_REFUSAL(open_list, "build/test/eval/nothing.bin,", "cannot read");
+    f = file_make("text.bin");
+    f.head[0] = SHARD_MAGIC_16;
+    f.head[2] = f.count = 4;
+    f.head[3] = V;
+    file_write(&f);
+    EXPECT_REFUSAL(open_file, f.path, "tokens that begin documents and nothing else");
+    f.words[2] = V;
+    file_write(&f);
+    EXPECT_REFUSAL(open_file, f.path, "token 40 at position 2");
+}
+
+static void test_lists(void) {
+    File f = file_make("b_val.bin");
+    add_example(&f, 0, 1, 2, 0);
+    file_write(&f);
+    char folder[256], list[600], other[300];
+    check_format(folder, sizeof folder, "%.*s", (int)(strrchr(f.path, '/') - f.path), f.path);
+    EXPECT_REFUSAL(open_list, "build/test", "found none");
+    const char *names[] = {"a.bin", "tokenizer.bin", "note.txt"};
+    for (int i = 0; i < 3; i++) {
+        check_format(f.path, sizeof f.path, "%s/%s", folder, names[i]);
+        if (i) f.head[0] = 0;
+        file_write(&f);
+    }
+    Tasks tasks;
+    tasks_open(&tasks, folder, &READER);
+    EXPECT(tasks.count == 2 && !strcmp(tasks.task[0].name, "a") && !strcmp(tasks.task[1].name, "b") && tasks.task[1].kind == TASK_WORD, "a folder's tasks by name, without tokenizer.bin and text");
+    tasks_close(&tasks);
+    check_format(other, sizeof other, "%s/a.bin", folder);
+    tasks_open(&tasks, check_format(list, sizeof list, "%s,%s/b_val.bin", other, folder), &READER);
+    EXPECT(tasks.count == 2, "files with a comma between them");
+    tasks_close(&tasks);
+    tasks_open(&tasks, "", &READER);
+    EXPECT(!tasks.count, "no tasks");
+    EXPECT_REFUSAL(open_list, check_format(list, sizeof list, "%s,%s", other, other), "another task is named a too");
+}
+
+// ------------------------------------------------------------------------------------------------------------------ scores
+
+static Model small_model(void) {
+    FlagSet set;
+    char vocab[32];
+    flags_default(&set);
+    flags_preset(&set, set.f.model);
+    flags_parse_text(&set, "--layers 2 --width 32 --heads 2 --seq 16", BY_USER);
+    flag_set(&set, &FLAGS[FLAG_vocab], check_format(vocab, sizeof vocab, "%d", V), BY_USER);
+    return model_from_flags(&set.f, &MODES[MODE_SPAN]);
+}
+
+// log p of the last `scored` of n tokens after those before them, one sequence by itself, softmax as it is written.
+static double log_p(const Trainer *t, Gpt *gpt, const int32_t *tokens, int n, int scored, bool *greedy) {
+    double sum = 0;
+    t->forward(gpt, tokens, NULL, 1, n - 1);
+    *greedy = true;
+    for (int i = n - scored; i < n; i++) {
+        const double *z = t->logits(gpt, i - 1);
+        double total = 0;
+        for (int v = 0; v < V; v++) total += exp(z[v]);
+        for (int v = 0; v < V; v++) *greedy = *greedy && z[v] <= z[tokens[i]];
+        sum += z[tokens[i]] - log(total);
+    }
+    return sum;
+}
+
+static int row_tokens(const Task *t, const TaskRow *row, int32_t *tokens) {
+    int all = row->before + row->after, first = all > T + 1 ? all - T - 1 : 0;
+    for (int i = first; i < all; i++) tokens[i - first] = (int32_t)task_token(t, i < row->before ? row->context + i : row->completion + i - row->before);
+    return all - first;
+}
+
+// Every sequence of a task, in batches of B, as log_p has it alone.
+static void expect_scores(const Trainer *t, Task *task, const Model *m, int B, double bound) {
+    Setup setup = {.B = B, .T = T, .batch = B}, judge = {.B = 1, .T = T, .batch = 1};
+    Layout layout = layout_make(m);
+    Gpt *g = t->create(m, &setup), *h = judge_fp64.create(m, &judge);
+    int32_t inputs[8 * T], tokens[T + 1];
+    TaskScorer s = {t, g, NULL, B, T, V, inputs};
+    fill_weights(t, g, &layout, 3, sizeof(float));
+    fill_weights(&judge_fp64, h, &layout, 3, sizeof(float));
+    task_score(task, &s);
+    for (int64_t i = 0; i < task->rows; i++) {
+        bool greedy;
+        double p = log_p(&judge_fp64, h, tokens, row_tokens(task, &task->row[i], tokens), task->row[i].scored, &greedy);
+        EXPECT(fabs(task->scores[2 * i] - p) < bound * (1 + fabs(p)) && (task->scores[2 * i + 1] == 1) == greedy, "%s, batches of %d, sequence %lld: %.12g, expected %.12g", t->precision, B, (long long)i,
+               task->scores[2 * i], p);
+    }
+    t->destroy(g);
+    judge_fp64.destroy(h);
+    layout_free(&layout);
+}
+
+static void test_scores(void) {
+    Model m = small_model();
+    File f = file_make("choice.bin");
+    for (int i = 0; i < 6; i++) add_example(&f, i % 3, 3, 1 + 4 * i, i % 2 ? 0 : 2);
+    file_write(&f);
+    Task t;
+    task_open(&t, f.path, &READER);
+    EXPECT(t.kind == TASK_CHOICE && t.rows == 18 && t.examples == 6 && t.cut == 6, "%lld sequences, %lld cut", (long long)t.rows, (long long)t.cut);
+    EXPECT(t.row[2].scored == 3 && t.row[2].after == 5 && t.row[2].length == 10 && t.row[0].length == 30, "a completion's own context and its length in characters");
+    expect_scores(&judge_fp64, &t, &m, 1, 1e-12);
+    expect_scores(&judge_fp64, &t, &m, 5, 1e-12);
+    expect_scores(&judge_fp32, &t, &m, 8, 1e-5);
+
+    // In every other example the last word is what the judge itself would say.
+    Setup setup = {.B = 1, .T = T, .batch = 1};
+    Layout layout = layout_make(&m);
+    Gpt *g = judge_fp64.create(&m, &setup);
+    fill_weights(&judge_fp64, g, &layout, 3, sizeof(float));
+    f = file_make("word.bin");
+    for (int i = 0; i < 4; i++) {
+        int32_t tokens[T + 1];
+        add_example(&f, 0, 1, 5, 0);
+        uint16_t *last = &f.words[f.count - 3];
+        for (int k = 0; k < 5; k++) tokens[k] = last[k - 6];
+        for (int v = 0; v < V && i % 2; v++) {
+            bool greedy;
+            tokens[5] = v;
+            log_p(&judge_fp64, g, tokens, 6, 1, &greedy);
+            if (greedy) *last = (uint16_t)v;
+        }
+    }
+    judge_fp64.destroy(g);
+    layout_free(&layout);
+    file_write(&f);
+    task_open(&t, f.path, &READER);
+    expect_scores(&judge_fp64, &t, &m, 3, 1e-12);
+    TaskMetric metrics[TASK_METRICS];
+    int count = task_metrics(&t, metrics);
+    EXPECT(count == 2 && metrics[0].value >= 0.5 && metrics[0].value < 1, "two of four last words are the likeliest: %g", metrics[0].value);
+}
+
+// Windows of a text: every token is scored once, by as many tokens before it as there are and fit.
+static void test_windows(void) {
+    Model m = small_model();
+    File f = file_make("text_val.bin");
+    f.head[0] = SHARD_MAGIC_16;
+    f.head[3] = V;
+    static const int documents[] = {1, T, T + 1, 0, 3 * T - 2};
+    for (int d = 0; d < 5; f.count += documents[d++] + 1)
+        for (int i = 0; i <= documents[d]; i++) f.words[f.count + i] = (uint16_t)(i ? 1 + (f.count + i) * 5 % (V - 1) : 0);
+    f.head[2] = f.count;
+    f.head[SHARD_BYTES] = 300;
+    f.head[SHARD_WORDS] = 60;
+    file_write(&f);
+    Task t;
+    task_open(&t, f.path, &READER);
+    int seen[WORDS] = {0}, wrong = 0;
+    for (int64_t i = 0; i < t.rows; i++) {
+        const TaskRow *row = &t.row[i];
+        wrong += row->after - 1 > T || (row->scored < T && row->after - 1 < T && task_token(&t, row->completion));      // reaches back to the document's begin, or T tokens
+        for (int k = 0; k < row->scored; k++) seen[row->completion + row->after - 1 - k]++;
+    }
+    for (int i = 0; i < f.count; i++) wrong += seen[i] != (f.words[i] != 0);
+    EXPECT(!wrong && t.rows == 1 + 1 + 2 + 3 && t.examples == 4 && t.words == 60, "%d wrong, %lld windows of %lld documents", wrong, (long long)t.rows, (long long)t.examples);
+    expect_scores(&judge_fp64, &t, &m, 2, 1e-12);
+    TaskMetric metrics[TASK_METRICS];
+    double sum = 0;
+    for (int64_t i = 0; i < t.rows; i++) sum += t.scores[2 * i];
+    int count = task_metrics(&t, metrics);
+    EXPECT(count == 4 && fabs(metrics[0].value / exp(-sum / 60) - 1) < 1e-12 && fabs(metrics[2].value + sum / 300 / log(2)) < 1e-12 &&
+           fabs(metrics[3].value / exp(-sum / 80) - 1) < 1e-12, "perplexities of a text: %g %g %g", metrics[0].value, metrics[2].value, metrics[3].value);
+}
+
+// Three examples of two completions, scores by hand: acc takes the larger sum, the first of equals, acc_norm the larger quotient.
+static void test_metrics(void) {
+    File f = file_make("hand.bin");
+    for (int i = 0; i < 3; i++) add_example(&f, i == 2, 2, 2, 0);
+    file_write(&f);
+    Task t;
+    task_open(&t, f.path, &READER);                                           // lengths are 20 and 10
+    static const double scores[] = {-3, -2, -5, -5, -4, -1};
+    for (int i = 0; i < 6; i++) t.scores[2 * i] = scores[i];
+    TaskMetric metrics[TASK_METRICS];
+    int count = task_metrics(&t, metrics);
+    EXPECT(count == 2 && !strcmp(metrics[1].name, "acc_norm"), "two metrics");
+    EXPECT(fabs(metrics[0].value - 2.0 / 3) < 1e-15 && fabs(metrics[0].deviation - 1.0 / 3) < 1e-15, "acc %g +- %g", metrics[0].value, metrics[0].deviation);
+    EXPECT(metrics[1].value == 1, "acc_norm %g", metrics[1].value);
+    f = file_make("hand.bin");
+    for (int i = 0; i < 2; i++) add_example(&f, 0, 1, 2, 0);
+    file_write(&f);
+    task_open(&t, f.path, &READER);
+    t.scores[0] = -1;
+    t.scores[2] = -3;
+    t.scores[1] = 1;
+    task_metrics(&t, metrics);
+    EXPECT(metrics[0].value == 0.5 && fabs(metrics[1].value - exp(2)) < 1e-12 && fabs(metrics[1].deviation - exp(2)) < 1e-12, "perplexity %g +- %g", metrics[1].value, metrics[1].deviation);
+
+    // A file that does not say lengths: characters by the tokenizer, tokens without one.
+    char path[256];
+    Tokenizer tokenizer;
+    test_write_tokenizer(check_format(path, sizeof path, "%s/tokenizer.bin", test_dir("eval_tokenizer")));
+    tokenizer_open(path, &tokenizer);
+    f = file_make("plain.bin");
+    int32_t words[8];
+    int n = (int)tokenizer_encode(&tokenizer, " the\xC3\xA9", 6, words);
+    add_example(&f, 0, n, 2, -1);
+    for (int i = 0; i < n; i++) f.words[f.count - n + i] = (uint16_t)words[i];
+    file_write(&f);
+    TaskReader reader = {tokenizer.count, T, &tokenizer}, without = {tokenizer.count, T, &NO_TOKENIZER};
+    task_open(&t, f.path, &reader);
+    EXPECT(n > 1 && t.row[n - 1].length == 4, "the\xC3\xA9 has four characters, found %g", t.row[n - 1].length);
+    task_open(&t, f.path, &without);
+    EXPECT(t.row[n - 1].length == n, "and %d tokens, found %g", n, t.row[n - 1].length);
+    tokenizer_close(&tokenizer);
+}
+
+void test_eval(void) {
+    test_hostile_files();
+    test_lists();
+    test_scores();
+    test_windows();
+    test_metrics();
+}
