@@ -25,6 +25,7 @@ arrange() {
         processes) built=$programs run="sh dev/test/processes.sh" ;;
         faults) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="sh dev/test/faults.sh" ;;
         torture) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="python3 dev/torture.py 24" ;;
+        repro) built=build/shard run="python3 dev/test/test_repro.py table sides verdicts statistics kept" ;;
         run | run_tokens | refusals | shard) built="build/test_gpt $programs" run="build/test_gpt $test" ;;
         *) built=build/test_gpt run="build/test_gpt $test" ;;
     esac

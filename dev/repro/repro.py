@@ -140,7 +140,7 @@ def kept_layers(run):
     kept = {str(step): found[step] for step in (1, 100) if step in found}
     if late:
         logs = {name: np.log(np.maximum([[np.nan if x is None else x for x in one[name]] for one in late], 1e-300)) for name in late[0]}
-        kept["late"] = {name: np.exp(np.nanmean(values, axis=0)) for name, values in logs.items()}
+        kept["late"] = {name: np.exp(np.mean(values, axis=0)) for name, values in logs.items()}
     return {when: {name: digits(list(values), 4) for name, values in norms.items()} for when, norms in kept.items()}
 
 
@@ -256,11 +256,12 @@ def main():
         if "calculations" in chosen:
             write_calculations()
         for name in sorted((name for name in chosen if name != "calculations"), key=lambda name: stated_minutes(name) / max(1, len(claims_of(table, name)))):
-            out = ROOT / "ablations/repro" / name
-            if deadline and time.time() >= deadline:
-                break
-            in_time = not missing(name) or run_study(name, out, deadline, options.jobs)
-            harvest(name, out, table["keep"].get(name, []))
+            out, keep = ROOT / "ablations/repro" / name, table["keep"].get(name, [])
+            harvest(name, out, keep)
+            if not missing(name):
+                continue
+            in_time = not (deadline and time.time() >= deadline) and run_study(name, out, deadline, options.jobs)
+            harvest(name, out, keep)
             if not in_time:
                 print("the time is up; the same command goes on", flush=True)
                 break

@@ -23,7 +23,7 @@ import calculations
 import report
 import repro
 import statistic
-from ablation.study import COLLAPSED, DIVERGED, FINISHED
+from ablation.study import COLLAPSED, DIVERGED, FINISHED, Run
 from statistic import AGREES, DISAGREES, ELSEWHERE, OPEN, SIGN, WAITING, Seeds
 
 passed = failed = 0
@@ -126,11 +126,12 @@ def test_verdicts():
     expect(judged(small({"PRE": [[2.00, 2.10, 2.20]], "SPAN": [[1.90, 1.99]]}), ["", minus, "< 0"]) == WAITING, "a seed that has not been run yet")
     killed = small({"PRE": [[2.00, 2.10, 2.20]], "SPAN": [[1.90, 1.99, 2.09]]}, {("SPAN", "0.001", "3"): "killed"})
     expect(judged(killed, ["", minus, "< 0"]) == WAITING and judged({}, ["", minus, "< 0"]) == WAITING, "a killed run has no result, nor has a study that was never begun")
-    broken = small({"PRE": [[2.0, 2.1, 2.2]], "SPAN": [[None, math.nan, 1.9]]}, {("SPAN", "0.001", seed): DIVERGED for seed in "12"})
+    broken = small({"PRE": [[2.0, 2.1, 2.2]], "SPAN": [[None, math.nan, 1.9]]}, {("SPAN", "0.001", seed): DIVERGED for seed in "123"})
     functions = statistic.Functions(broken, "s")
-    expect(list(functions.loss("SPAN").values()) == [3.0, 3.0, 1.9], f"a run that diverged counts with the entropy of frequencies: {functions.loss('SPAN')}")
-    expect(judged(broken, ["", minus, "< 0"]) == OPEN and judged(broken, ["", "fails('SPAN')", "always"]) == OPEN, "two of three diverged")
-    rates = small({"PRE": [[2.0, 2.1, 2.2], [1.8, 1.9, 2.0]], "SPAN": [[1.95, 2.05, 2.15], [3.1, 3.1, 1.0]]}, {("SPAN", "0.002", "1"): COLLAPSED, ("SPAN", "0.002", "2"): DIVERGED}, ("0.001", "0.002"))
+    expect(list(functions.loss("SPAN").values()) == [3.0, 3.0, 3.0], f"a run that diverged counts with the entropy of frequencies: {functions.loss('SPAN')}")
+    expect(judged(broken, ["", minus, "> 0"]) == AGREES and judged(broken, ["", "fails('SPAN')", "always"]) == AGREES, "all three diverged, one of them after a good validation")
+    rates = small({"PRE": [[2.0, 2.1, 2.2], [1.8, 1.9, 2.0]], "SPAN": [[1.95, 2.05, 2.15], [2.4, 3.1, 1.0]]}, {("SPAN", "0.002", "1"): COLLAPSED, ("SPAN", "0.002", "2"): DIVERGED}, ("0.001", "0.002"))
+    expect(judged(rates, ["", "fails('SPAN', lr=0.002)", "always"]) == OPEN and judged(rates, ["", "fails('PRE', lr=0.002)", "never"]) == AGREES, "two of three failed, and none")
     functions = statistic.Functions(rates, "s")
     expect((functions.best("PRE"), functions.best("SPAN")) == ("0.002", "0.001"), "each at its best rate; one lucky seed does not make a rate")
     expect(functions.loss("PRE")["1"] == 1.8 and functions.loss("PRE", lr="1e-3")["1"] == 2.0, "a rate that is named, written another way")
@@ -155,6 +156,18 @@ def test_statistics():
     expect(shared["all_pairs"](Seeds({"1": np.array([[1, 0.2], [0.4, 1]])}))["1"] == 0.30000000000000004, "the diagonal is no pair")
     by_depth = {6: Seeds({"1": 1.0, "2": 2.0}), 12: Seeds({"1": 1.5, "2": 1.0}), 24: Seeds({"1": 2.0, "2": 0.0})}
     expect(np.allclose(list(statistic.Functions({}, "s").trend(by_depth).values()), [0.5, -1.0]), "a slope by seed, for each doubling")
+
+
+def test_kept():
+    """Norms by layer and group as the log has them; over the last quarter, and there alone, the geometric mean."""
+    weight = {"q_proj": 3.0, "k_proj": 4.0, "v_proj": 0.0, "o_proj": 2.0, "gate_proj": 1.0, "up_proj": 0.0, "down_proj": 5.0}
+    line = lambda step, size: {"step": step, "residual_rms": [size, size], "attn_ratio": [1, 1], "ffn_ratio": [1, 1], "loss": 2.0,
+                               "grad_norms": {f"model.layers.{layer}.{'self_attn' if name[0] in 'qkvo' else 'mlp'}.{name}.weight": size * norm * (layer + 1) for layer in (0, 1) for name, norm in weight.items()}}
+    run = Run("x", {}, pathlib.Path(), [], config={"flags": {"steps": "400"}}, log=[line(1, 1), line(100, 2), line(300, 1000), line(350, 1e-8), line(400, 1e-12)])
+    kept = repro.kept_layers(run)
+    expect(set(kept) == {"1", "100", "late"} and kept["1"]["att_proj"] == [5, 10] and kept["100"]["ff_out"] == [10, 20], f"steps 1 and 100: {kept}")
+    expect(np.allclose(kept["late"]["attn_out"], [2e-10, 4e-10]), f"the last quarter: {kept['late']['attn_out']}")
+    expect(np.allclose(statistic.gradient_of(kept["1"], "ffn"), [math.sqrt(26), 2 * math.sqrt(26)]), "the ffn is gate, up and down")
 
 
 # ---- what is committed
