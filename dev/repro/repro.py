@@ -215,7 +215,7 @@ def write_calculations():
     write_json(HERE / "results/calculations.json", {"study": "calculations", "figures": calculations.compute_all()})
 
 
-def write_timing(rounds=10, modes=("PRE", "SPAN", "SDD"), flags=("--width", "512", "--heads", "8", "--layers", "6", "--seq", "256", "--batch", "4")):
+def write_timing(rounds=10, modes=("PRE", "SPAN", "SDD"), flags=("--width", "1280", "--heads", "20", "--layers", "2", "--seq", "256", "--batch", "1")):
     """Rounds in each of which every placement trains a few steps, in a new order: what the machine does meanwhile reaches all alike."""
     made = [subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary", f"NORM_MODE={mode}"], capture_output=True, text=True) for mode in modes]
     binaries = {mode: str(ROOT / one.stdout.split()[-1]) for mode, one in zip(modes, made)}
@@ -224,7 +224,7 @@ def write_timing(rounds=10, modes=("PRE", "SPAN", "SDD"), flags=("--width", "512
         times = {}
         for mode in modes[i % len(modes):] + modes[:i % len(modes)]:
             with tempfile.TemporaryDirectory() as folder:
-                words = ["--steps", "10", "--warmup", "2", "--val-every", "0", "--save-every", "0", "--norms-every", "0", "--sample", "0", "--val-tokens", "1", "--out", f"{folder}/run"]
+                words = ["--steps", "8", "--warmup", "2", "--val-every", "0", "--save-every", "0", "--norms-every", "0", "--sample", "0", "--val-tokens", "1", "--out", f"{folder}/run"]
                 subprocess.run([binaries[mode], *flags, *words], check=True, stdout=subprocess.DEVNULL)
                 times[mode] = statistics.median(line["ms"] for line in ablate.read_log(f"{folder}/run/log.jsonl") if "ms" in line and line["step"] > 2)
         found.append(times)
@@ -263,9 +263,12 @@ def main():
             in_time = not (deadline and time.time() >= deadline) and run_study(name, out, deadline, options.jobs)
             harvest(name, out, keep)
             if not in_time:
-                print("the time is up; the same command goes on", flush=True)
+                print("the time is up: the same command goes on", flush=True)
                 break
     report.write(table, HERE, pictures=not options.table)
+    left = {name: missing(name) for name in chosen if name != "calculations" and missing(name)}
+    if left and not (options.table or options.timing or options.budget):
+        sys.exit(f"error: runs without a result: {', '.join(f'{name} {count}' for name, count in left.items())}\n  -> see above; the same command tries them again")
 
 
 if __name__ == "__main__":
