@@ -34,6 +34,23 @@ def flag_values(flags):
     return found
 
 
+def ablate_command(full, model, words, seeds, name):
+    """One run for each GPU at a time."""
+    words = f"--tokens {full['tokens']:.0f} {words} --seed {','.join(seeds)}".replace("  ", " ")
+    return f"python3 dev/ablate.py --mode {full['mode']} --model {model} --data DATA {words} --out ablations/full-{name}"
+
+
+def torchrun_command(model, steps, axes, name):
+    """One run after the other, each on the GPUs of a node; flags with several values are loops of the shell."""
+    variable = lambda flag: flag.replace("-", "_")
+    several = {flag: values for flag, values in axes.items() if len(values) > 1 or flag == "mode"}
+    loops = "".join(f"for {variable(flag)} in {' '.join(values)}; do " for flag, values in several.items())
+    flags = "".join(f"--{flag} {'$' + variable(flag) if flag in several else ' '.join(values)} " for flag, values in axes.items() if flag not in ("mode", "probe"))
+    out = f"runs/{name}-" + "-".join("$" + variable(flag) for flag in several)
+    train = f"torchrun --no-python --nproc-per-node 8 ./train_gpt --model {model} --data DATA --steps {steps} {flags}--out {out} --resume auto"
+    return f"{loops}make -s train_gpt NORM_MODE=$mode && {train}{'; done' * len(several)}" + (f"; python3 dev/probe.py runs/{name}-*" if "probe" in axes else "")
+
+
 def full_scale(claim, models):
     """[(command, runs, GPU hours of all), ...]"""
     full, found = claim["full"], []
@@ -47,15 +64,7 @@ def full_scale(claim, models):
         alone = everything * max(sizes) / parameters <= ONE_GPU
         seeds = ["1", "2", "3"] if one <= AFFORDABLE and alone else ["1"]
         name = claim["id"] + (f"-{model}" if "," in full["model"] else "") + (f"-{number}" if len(flags) > 1 else "")
-        if alone:
-            command = f"python3 dev/ablate.py --mode {full['mode']} --model {model} --data DATA --tokens {full['tokens']:.0f} {words + ' ' if words else ''}--seed {','.join(seeds)} --out ablations/full-{name}"
-        else:
-            several = {flag: values for flag, values in axes.items() if len(values) > 1 or flag == "mode"}
-            one_of = " ".join(f"--{flag} {'$' + flag.replace('-', '_') if flag in several else ' '.join(values)}".strip() for flag, values in axes.items() if flag not in ("mode", "probe"))
-            loops = "".join(f"for {flag.replace('-', '_')} in {' '.join(values)}; do " for flag, values in several.items())
-            out = "-".join("$" + flag.replace("-", "_") for flag in several)
-            command = (f"{loops}make -s train_gpt NORM_MODE=$mode && torchrun --no-python --nproc-per-node 8 ./train_gpt --model {model} --data DATA --steps {round(full['tokens'] / batch)} "
-                       f"{one_of + ' ' if one_of else ''}--out runs/{name}-{out} --resume auto;{' done;' * len(several)}").rstrip(";") + (f"; python3 dev/probe.py runs/{name}-*" if "probe" in axes else "")
+        command = ablate_command(full, model, words, seeds, name) if alone else torchrun_command(model, round(full["tokens"] / batch), axes, name)
         found.append((command, arms * len(seeds), arms * len(seeds) * one))
     return found
 
@@ -113,15 +122,18 @@ def cell(text):
 # ---------------------------------------------------------------------------------------------------------------- the page
 
 def claim_row(claim, outcome):
-    seeds = max((len(seeds) for _, seeds, _, _ in outcome.rows), default=0)
+    drawn = max(([*seeds] for _, seeds, _, _ in outcome.rows), key=len, default=[])
+    seeds = "exact" if drawn == ["exact"] else f"{len(drawn)} {'rounds' if claim.get('study') == 'timing' else 'seeds'}"
     parts = [cell(figure(*row)) if row[3] else "*" + cell(figure(*row)) + "*" for row in outcome.rows]
-    where = {"timing": "`--timing`", "calculations": "[calculations](calculations.py)"}.get(claim.get("study"), f"[{claim.get('study')}]({claim.get('study')}.toml)")
-    if outcome.verdict == statistic.WAITING:
-        here = f"{where}: " + (f"waits for {outcome.why}" if outcome.why != claim["study"] else "not run")
+    where = {"calculations": "[calculations](calculations.py)", "timing": "`--timing`"}.get(claim.get("study"), f"[{claim.get('study')}]({claim.get('study')}.toml)")
+    if outcome.verdict == statistic.WAITING and claim["study"] == "timing":
+        here = "`python3 dev/repro/repro.py --timing`, six minutes of a machine with nothing else to do"
+    elif outcome.verdict == statistic.WAITING:
+        here = f"{where} waits for {outcome.why}: `python3 dev/repro/repro.py {' '.join([claim['study'], *claim.get('reads', [])])}`"
     elif outcome.verdict == statistic.ELSEWHERE:
-        here = cell(outcome.why)
+        here = f"{cell(outcome.why)}; command and cost are in the last table"
     else:
-        here = "<br>".join(parts) + f"<br>{where}, {seeds} {'rounds' if claim['study'] == 'timing' else 'seeds'}"
+        here = "<br>".join(parts) + f"<br>{where}, {seeds}"
     failing = [what for what, _, side, _ in outcome.rows if side == statistic.DISAGREES]
     verdict = f"**{outcome.verdict}**" + (f": {cell('; '.join(failing))}" if failing and len(claim["expect"]) > 1 else "")
     paper = cell(claim["paper"]) + (f"<br>*{cell(claim['trap'])}*" if claim.get("trap") else "")
@@ -155,24 +167,34 @@ def study_rows(table, here, results):
         total = int(np.prod([len(values) for values in axes.values()]))
         ended = found["runs"] if found else []
         spent = f"{sum(run['seconds'] or 0 for run in ended) / 60:.1f}" if ended else ""
-        commits = ", ".join(sorted({run["commit"] for run in ended}))
-        lines.append(f"| [{name}]({name}.toml) | {claims} | {described} | {len(ended)} of {total}{', commit ' + commits if commits else ''} | {repro.stated_minutes(name):.1f} | {spent} |")
+        runs = f"{len(ended)} of {total}" + (f", commit {', '.join(sorted({run['commit'] for run in ended}))}" if ended else "")
+        lines.append(f"| [{name}]({name}.toml) | {claims} | {described} | {runs} | {repro.stated_minutes(name):.1f} | {spent} |")
     return lines
 
 
 HEAD = """# What reproduces at small scale
 
-Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/); `--table` writes it again without runs. {count} claims of four papers, each with
-a figure and a predicted side that were written down before the figure was looked at. **A claim agrees if the 95 % interval lies wholly on the predicted side, disagrees if wholly on the other, and is not resolved at this scale otherwise.** Of several
-parts all must agree; one that disagrees is enough. Nobody marks anything by eye.
+Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/); `--table` writes it again without runs. {count} claims of four papers,
+each with a figure and a predicted side that were written down before the figure was looked at. **A claim agrees if the 95 % interval lies wholly on the predicted side,
+disagrees if wholly on the other, and is not resolved at this scale otherwise.** Of several parts all must agree; one that disagrees is enough. Nobody marks anything by eye.
 
-Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data in the same order, the same bits in common weights): differences are taken seed by seed. Losses are nats per byte of
-the built-in stories at the end of the run, validation, each arm at its best rate of the study's grid unless the row names one. A run *fails* if it diverges or ends above 0.98 of the entropy of the bytes' frequencies
-(collapsed); one that diverged counts with that entropy in means. In italics, without a say: what else was measured, and what a test can trip over. Models here have widths of 32 to 128 and see less than a tenth of
-a million tokens each: a disagreement is one with this scale, not with the paper's.
+Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data in the same order, the same bits in common weights): differences
+are taken seed by seed. Losses are nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate of the study's grid unless the
+row names one. A run *fails* if it diverges or ends above 0.98 of the entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
+In italics, without a say: what else was measured, and what a test can trip over. Models here have widths of 32 to 128 and see less than a tenth of a million tokens
+each: a disagreement is one with this scale, not with the paper's.
 
 Intervals are for one comparison each, and there are {parts} of them: where there is nothing to see, one in twenty still lies wholly on one side.
 """
+
+FULL = """## At the papers' scale
+
+Hours of one H100 or H200: 6 operations for each active parameter and token, at {share:.0f} % of {peak:.0f} TFLOP/s. Three seeds where a run takes at most {affordable} of them.
+DATA is a folder of shards; data/get.py makes them of other text and GPT-2's tokens (add `--vocab 50257`), which compares placements with each other, not with the
+papers' figures. Models above {one:.0f}B parameters in all go over the eight GPUs of a node. None of this has been run.
+
+| claim | command | runs | GPU hours |
+|---|---|---|---|"""
 
 
 def render(table, here):
@@ -182,8 +204,8 @@ def render(table, here):
     ended = [run for name, found in results.items() for run in found.get("runs", [])]
     lines = HEAD.format(count=len(table["claim"]), parts=sum(len(claim.get("expect", [])) for claim in table["claim"])).splitlines() + [""] + counts(outcomes)
     total = sum(repro.stated_minutes(name) for name in repro.studies())
-    lines += ["", f"{len(ended)} runs so far, {sum(run['seconds'] or 0 for run in ended) / 3600:.2f} hours of their own time, on a core that others were using too where the spent exceeds the expected. "
-              f"All of them: {total / 60:.1f} hours of one core.", ""]
+    lines += ["", f"{len(ended)} runs so far, {sum(run['seconds'] or 0 for run in ended) / 3600:.2f} hours of their own time (a core that others were using too, where more was spent than "
+              f"expected). All of them: {total / 60:.1f} hours of one core.", ""]
     for letter, paper in PAPERS.items():
         lines += [f"## {paper}", "", "| | claim | the paper | here | verdict |", "|---|---|---|---|---|"]
         lines += [claim_row(claim, outcomes[claim["id"]]) for claim in table["claim"] if claim["id"].startswith(letter)] + [""]
@@ -191,9 +213,7 @@ def render(table, here):
     machines = sorted({f"{found['machine']['processor']}, {found['machine'].get('compiler', '')}" for found in results.values() if "machine" in found})
     lines += [f"Machine: {'; '.join(machines)}.", ""] if machines else []
     lines += [line for name in repro.studies() if (here / f"{name}.png").exists() for line in (f"![{name}: training loss]({name}.png)", "")]
-    lines += ["## At the papers' scale", "", f"Hours of one H100 or H200: 6 operations for each active parameter and token, at {100 * SHARE:.0f} % of {PEAK / 1e12:.0f} TFLOP/s. Three seeds where a run takes at most "
-              f"{AFFORDABLE} of them. DATA is a folder of shards; for these tokens and these vocabularies data/get.py and `make shard` make it. Models above {ONE_GPU / 1e9:.0f}B parameters in all go over the eight GPUs of a node. "
-              "None of this has been run.", "", "| claim | command | runs | GPU hours |", "|---|---|---|---|"]
+    lines += FULL.format(share=100 * SHARE, peak=PEAK / 1e12, affordable=AFFORDABLE, one=ONE_GPU / 1e9).splitlines()
     for claim in table["claim"]:
         if "model" in claim.get("full", {}):
             lines += [f"| {claim['id']} | `{command}` | {runs} | {hours(cost)} |" for command, runs, cost in full_scale(claim, table["models"])]

@@ -36,9 +36,11 @@ import calculations
 import report
 from ablation.study import ENDED, read_json, write_json
 
-# Floating-point operations a second of one core of an AMD EPYC, in whole training steps by width, and seconds that a run takes besides (starting, validating): one short run of each, measured on 2026-11-22.
+# Floating-point operations a second of one core of an AMD EPYC, in whole training steps by width, and seconds that a run takes besides (starting, validating):
+# one short run of each, 2026-11-22.
 CORE = {32: 20e9, 64: 31e9, 128: 43e9}
 BESIDES = 1.5
+PROBED = ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr_harmonic", "embedding_spectrum", "condition")        # of probe.json, what claims read
 
 
 def read_claims():
@@ -50,7 +52,8 @@ def read_study(name):
     """A study's axes, name -> list of texts."""
     with open(HERE / f"{name}.toml", "rb") as file:
         table = tomllib.load(file)
-    return {axis: [ablate.as_text(one) for one in (value if isinstance(value, list) else [value])] for axis, value in table.items() if axis not in ("make", "compare", "probe", "probe-tokens")}
+    options = ("make", "compare", "probe", "probe-tokens")       # of dev/ablate.py
+    return {axis: [ablate.as_text(one) for one in (value if isinstance(value, list) else [value])] for axis, value in table.items() if axis not in options}
 
 
 def studies():
@@ -159,7 +162,7 @@ def kept_run(run, keep):
         found["layers"] = kept_layers(run)
     probe = read_json(run.folder / "probe.json")
     if probe:
-        found["probe"] = {name: shortened(probe[name]) for name in ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr_harmonic", "embedding_spectrum", "condition") if name in probe}
+        found["probe"] = {name: shortened(probe[name]) for name in PROBED if name in probe}
     return found
 
 

@@ -224,9 +224,14 @@ class Functions:
         return self.values(field, mode, **axes)
 
     def ranks(self, papers):
-        """Spearman's rank correlation of our losses with the paper's figures, by seed."""
-        losses = [self.loss(mode) for mode in papers]
-        return Seeds({seed: float(scipy.stats.spearmanr([loss[seed] for loss in losses], list(papers.values()))[0]) for seed in losses[0]})
+        """Spearman's rank correlation of our losses with the paper's figures, [placement, figure], by seed."""
+        losses = [self.loss(mode) for mode, _ in papers]
+        return Seeds({seed: float(scipy.stats.spearmanr([loss[seed] for loss in losses], [figure for _, figure in papers])[0]) for seed in losses[0]})
+
+    def placements(self):
+        if self.study not in self.results:
+            raise Waiting(self.study)
+        return self.results[self.study]["axes"]["mode"]
 
     def trend(self, by_depth):
         """The slope over log2 of the depth, by seed."""
@@ -240,8 +245,8 @@ class Functions:
         return Seeds({str(i): one[a] / one[b] for i, one in enumerate(rounds)})
 
     def names(self):
-        own = ("loss", "loss_at", "early", "fails", "best", "largest_stable", "some_rate_fails", "rates_agree", "saved", "gradient", "group_spread", "residual", "ratio", "branch_variance", "probe", "ranks",
-               "trend", "timing")
+        own = ("loss", "loss_at", "early", "fails", "best", "largest_stable", "some_rate_fails", "rates_agree", "saved", "gradient", "group_spread", "residual", "ratio",
+               "branch_variance", "probe", "ranks", "placements", "trend", "timing")
         return dict({name: getattr(self, name) for name in own}, calculation=self.calculation, **SHARED)
 
 
@@ -268,7 +273,7 @@ SHARED = {
 def evaluate(claim, results, calculation):
     """[(what, seeds, side or None), ...] of a claim's expect and also, and the runs they read; Waiting where something is not there yet."""
     functions = Functions(results, claim.get("study"), calculation)
-    names = dict(functions.names(), __builtins__={"dict": dict})
+    names = dict(functions.names(), figures=claim.get("figures"), ours=claim.get("ours"), __builtins__={"dict": dict})
     rows = [(what, eval(statistic, names), wanted) for what, statistic, wanted in claim["expect"]]
     rows += [(what, eval(statistic, names), None) for what, statistic in claim.get("also", [])]
     return [(what, seeds, side(seeds, wanted) if wanted else None, wanted) for what, seeds, wanted in rows], functions.read
