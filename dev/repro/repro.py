@@ -185,7 +185,8 @@ def harvest(name, out, keep):
     before = {json.dumps(run["axes"]): run for run in (read_json(path) or {"runs": []})["runs"]}
     now = {json.dumps(run.axes): kept_run(run, keep) for run in study.runs if run.status in ENDED}
     order = [json.dumps(run.axes) for run in study.runs]
-    found = {"study": name, "machine": kept["machine"], "axes": study.axes, "flags": study.flags, "runs": [now.get(key) or before[key] for key in order if key in now or key in before]}
+    asked = {axis: values for axis, values in read_study(name).items() if axis in study.axes}          # the study in work may not have grown to all of it
+    found = {"study": name, "machine": kept["machine"], "axes": asked, "flags": study.flags, "runs": [now.get(key) or before[key] for key in order if key in now or key in before]}
     if found["runs"]:
         write_results(path, found)
 

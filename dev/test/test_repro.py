@@ -198,6 +198,13 @@ def test_costs():
         config = json.loads(shown[re.search(r"^\{", shown, re.M).start():])
         flags = config["flags"]
         expect(row == [config["active_parameters"], int(flags["batch"]) * int(flags["seq"]), int(flags["layers"]), config["parameters"]], f"{name}: {row}")
+    for claim in repro.read_claims()["claim"]:
+        full = claim.get("full", {})
+        for words in [full["flags"]] if isinstance(full.get("flags"), str) else full.get("flags", []):
+            given = [word for flag, values in report.flag_values(words).items() if flag not in ("probe", "mix-ratio") for word in (f"--{flag}", values[0])]
+            for model in full["model"].split(","):
+                shown = subprocess.run([binary, "--model", model, *given, "--show", "config"], capture_output=True, text=True)
+                expect(shown.returncode == 0, f"{claim['id']}: --model {model} {' '.join(given)}: {shown.stderr}")
     expect(abs(report.gpu_hours(1e9, 20e9) - 6 * 20e18 / (0.4 * 989e12) / 3600) < 1e-9 and 80 < report.gpu_hours(1e9, 20e9) < 90, "1B parameters on 20B tokens: 84 hours")
     full = {"id": "X", "full": {"model": "span-740M", "mode": "PRE,SPAN", "tokens": 1e9, "flags": "--layers 12,36 --init scale"}}
     (command, runs, cost), = report.full_scale(full, repro.read_claims()["models"])
