@@ -89,6 +89,7 @@ step "probes against plain numpy, of a run, in a study (python3 with scipy and m
 step "statistics of ablations (python3 with scipy)" python3 dev/test/test_stats.py
 step "the page of an ablation in a browser (python3 with matplotlib, chromium)" python3 dev/test/test_page.py
 step "ablations, killed and gone on with (python3 with scipy and matplotlib)" python3 dev/test/test_ablate.py
+step "the papers' claims (python3 with scipy and matplotlib)" python3 dev/test/test_repro.py
 step "benchmarks of the CPU, and steps beside PyTorch's (python3 with torch)" python3 dev/test/test_peers.py
 awk 'BEGIN { RS = "```" } /^sh/ && /ablate.py/' README.md | sed 1d > build/readme.sh
 step "README: the first ablation, in five minutes" sh -c "test -s '$root/build/readme.sh' && timeout 300 sh -e '$root/build/readme.sh' && ls ablations/*/index.html"
