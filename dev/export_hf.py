@@ -114,13 +114,22 @@ def read_flags(config, tables, w):
 # --------------------------------------------------------------------------------------------------------------- stock classes
 
 
+def value_of(word):
+    """null, true, a number or [] as JSON has them; any other word is itself."""
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
 def stock_class(tables, mode, f, default):
     """The row of the first class that is this model, and its config.json; or None. A class fits where its placement and flags are ours, and what it has no key for is as usual."""
     choices = {row[0]: row[5].split("|") for row in tables["flag"]}
     for row in tables["class"]:
         bit, name, model_type, placement, flags = row
         keys = [key[1:3] for key in tables["key"] if key[0] & tables["bits"][bit]]
-        own = dict(zip(*[iter(flags.replace("--", "").replace("-rate", "_rate").split())] * 2))
+        words = iter(flags.split())
+        own = {flag[2:].replace("-", "_"): value for flag, value in zip(words, words)}
         told = {flag for _, flag in keys} | {"seq"}
         fits = mode == placement and all(f[flag] > 0 if flag == "balance_rate" else f[flag] == value for flag, value in own.items())
         fits = fits and all(f[flag] == value for flag, value in default.items() if flag not in told | own.keys())
@@ -140,12 +149,11 @@ def stock_class(tables, mode, f, default):
         for classes, key, missing, allowed in tables["must"] if fits else []:
             if not classes & tables["bits"][bit]:
                 continue
-            allowed = [f["width"] // f["heads"] if word == "head" else {"null": None, "true": True, "false": False, "[]": []}.get(word, word) for word in allowed.split("|")]
-            allowed = [float(word) if isinstance(word, str) and re.fullmatch(r"[\d.e-]+", word) else word for word in allowed]
+            allowed = [f["width"] // f["heads"] if word == "head" else value_of(word) for word in allowed.split("|")]
             if key in config:
                 fits = fits and config[key] in allowed
             elif allowed[0] is not None or missing != "null":
-                put(key, int(allowed[0]) if isinstance(allowed[0], float) and allowed[0] == int(allowed[0]) else allowed[0])
+                put(key, allowed[0])
         if fits:
             return row, config
     return None

@@ -257,7 +257,6 @@ class NormForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = NormConfig
     base_model_prefix = "model"
     _no_split_modules = ["Block"]
-    _keep_in_fp32_modules_strict = ["e_score_correction_bias"]
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config):
@@ -266,6 +265,8 @@ class NormForCausalLM(PreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.rows[config.placement]["unit"]:
             self.lm_head.s_z = nn.Parameter(torch.ones(config.vocab_size, 1))
+        if config.selection_bias:
+            self._keep_in_fp32_modules_strict = ["e_score_correction_bias"]
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, labels=None, use_cache=None, logits_to_keep=0, **kwargs):

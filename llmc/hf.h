@@ -141,7 +141,7 @@ static inline const Json *hf_get(const Json *config, const char *key) {
 static inline const char *hf_text(char *buf, size_t cap, const Json *v) {
     if (v->kind == JSON_STRING) return v->text;
     if (v->kind == JSON_BOOL) return v->boolean ? "true" : "false";
-    if (v->kind == JSON_ARRAY || v->kind == JSON_OBJECT) return v->count ? "a list" : "[]";
+    if (v->kind == JSON_ARRAY || v->kind == JSON_OBJECT) return !v->count ? "[]" : v->kind == JSON_ARRAY ? "[...]" : "{...}";
     return check_format(buf, cap, "%.15g", v->number);
 }
 
@@ -151,7 +151,7 @@ static inline void hf_read_config(FlagSet *set, const char *folder, const char *
     bool told[FLAG_COUNT] = {false};
     Json *config = json_read_file(check_format(path, sizeof path, "%s/config.json", folder));
     const HfClass *c = hf_class(config, path);
-    CHECK(!strcmp(c->mode, mode), "%s: a %s is a model of %s, this program is %s\n  -> make train_gpt NORM_MODE=%s", path, c->name, c->mode, mode, c->mode);
+    CHECK(!strcmp(c->mode, mode), "%s: %s is a model of %s, this program is %s\n  -> make train_gpt NORM_MODE=%s", path, c->name, c->mode, mode, c->mode);
     for (int i = FLAG_model + 1; i < FLAG_init; i++) flag_set(set, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);
     flags_parse_text(set, c->flags, BY_CHECKPOINT);
     flag_set(set, &FLAGS[FLAG_model], c->name, BY_CHECKPOINT);
@@ -244,14 +244,6 @@ static inline HfTensors hf_open(const char *folder) {
     return all;
 }
 
-// "a.%d.b.%d": the layer, then the expert
-static inline char *hf_name(char *name, size_t cap, const char *pattern, int layer, int expert) {
-    const char *one = strstr(pattern, "%d"), *two = one ? strstr(one + 2, "%d") : NULL;
-    if (!one) return check_format(name, cap, "%s", pattern);
-    if (!two) return check_format(name, cap, "%.*s%d%s", (int)(one - pattern), pattern, layer, one + 2);
-    return check_format(name, cap, "%.*s%d%.*s%d%s", (int)(one - pattern), pattern, layer, (int)(two - one - 2), one + 2, expert, two + 2);
-}
-
 // One of our tensors; of experts, whose matrices are one below the other, one of theirs for each.
 static inline void hf_read_entry(HfTensors *all, const HfClass *c, const Model *m, const Entry *e, void *weights, bool is_double, const char *folder) {
     HfTensor same = {0, e->row.name, e->row.name, 0, 0, 1};
@@ -263,7 +255,7 @@ static inline void hf_read_entry(HfTensors *all, const HfClass *c, const Model *
     if (row->turned) want[0] = cols, want[1] = rows * row->parts;
     for (int x = 0; x < copies; x++) {
         char name[128];
-        const Tensor *t = hf_find(all, hf_name(name, sizeof name, row->theirs, e->layer, x));
+        const Tensor *t = hf_find(all, check_format(name, sizeof name, row->theirs, e->layer, x));
         CHECK(t, "%s has no tensor %s, which its config.json needs\n  -> all files of the model, and the config.json that belongs to them", folder, name);
         bool more = e->id == PARAM_wpe && t->rank == 2 && t->shape[0] > want[0];            // a shorter --seq takes the first positions
         CHECK(t->rank == rank && (t->shape[0] == want[0] || more) && (rank == 1 || t->shape[1] == want[1]),

@@ -31,6 +31,12 @@ static void write_logits(Run *r, const char *out) {
     free(logits);
 }
 
+// nGPT's alphas count by their absolute value.
+static void turn_alphas(Run *r) {
+    for (const Entry *e = r->layout.entries; e < r->layout.entries + r->layout.count; e++)
+        for (int64_t i = 1; i < e->size && (e->id == PARAM_attn_alpha || e->id == PARAM_ffn_alpha); i += 2) ((float *)r->t->tensor(r->gpt, WEIGHTS, e))[i] *= -1;
+}
+
 static void one(const char *out, const char *mode_name, const char *flags) {
     const Mode *mode = NULL;
     FlagSet set, given;
@@ -53,6 +59,7 @@ static void one(const char *out, const char *mode_name, const char *flags) {
     if (*given.f.init_from) hf_read_weights(r->t, r->gpt, &r->m, &r->layout, given.f.init_from);
     else {
         fill_weights(r->t, r->gpt, &r->layout, 11, sizeof(float));
+        turn_alphas(r);
         write_checkpoint(r, out);
     }
     write_logits(r, out);
