@@ -39,7 +39,7 @@ export DEVICE=cpu                                         # what is tested here 
 export ASAN_OPTIONS=detect_leaks=0                        # memory that lives as long as the program is not freed at its end
 sanitize='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined'
 build='-j2 build/test_gpt build/shard build/faulty build/cpu-span-fp32/train_gpt'
-step "gcc, address and undefined behaviour" sh -c "make CC=gcc CFLAGS='$sanitize' $build && build/test_gpt mode gemm equations oracle distinct invariance causality extend json stories dataloader shard tokenizer flags sampler logger refusals eval hf"
+step "gcc, address and undefined behaviour" sh -c "make CC=gcc CFLAGS='$sanitize' $build && build/test_gpt mode gemm equations oracle distinct invariance causality extend json stories dataloader shard tokenizer flags sampler logger refusals eval hf probe"
 step "gcc, no OpenMP" sh -c "make CC=gcc OMP=0 $build && build/test_gpt mode gemm equations single distinct causality stories run"
 if command -v clang > /dev/null; then
     step "clang" sh -c "make CC=clang $build && build/test_gpt mode gemm equations oracle finite single distinct invariance causality extend stories run"
