@@ -97,7 +97,8 @@ step "the oracle gives the goldens (python3 with torch)" python3 dev/oracle/orac
 step "Hugging Face: every placement there, and folders back (python3 with torch and transformers)" sh -c '
     make -s -j2 build/logits && make -s binary NORM_MODE=PRE && make -s binary NORM_MODE=OLMO2 && python3 dev/test/test_hf.py'
 step "tokenizer against tiktoken (python3 with tiktoken)" sh -c 'make -s build/tokenize && python3 dev/test/test_tokenizer.py'
-step "tasks as lm-evaluation-harness scores them (python3 with lm_eval, torch, transformers)" python3 dev/test/test_lm_eval.py
+step "tasks as lm-evaluation-harness scores them, of a stock folder and of SPAN's (python3 with lm_eval, torch, transformers)" sh -c '
+    python3 dev/test/test_lm_eval.py && python3 dev/test/test_lm_eval.py --mode SPAN --export "python3 dev/export_hf.py {run} {folder}"'
 step "logs as a table and event files (python3 with tensorboard)" sh -c 'make -s build/cpu-span-fp32/train_gpt && python3 dev/test/test_logs.py build/cpu-span-fp32/train_gpt'
 step "datasets, from a server that misbehaves (python3 with tiktoken and pyarrow)" python3 dev/test/test_get.py
 rm -rf build/all
