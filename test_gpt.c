@@ -139,12 +139,19 @@ static void gradients_of(const Case *c) {
     layout_free(&layout);
 }
 
-// On one thread: waking another takes longer than its share of models this small.
-static void test_finite_differences(void) {
+// Returns how many there were; 0 leaves them. On one thread models this small are faster: waking another takes longer than its share.
+static int set_threads(int n) {
 #ifdef _OPENMP
-    int threads = omp_get_max_threads();
-    omp_set_num_threads(1);
+    int was = omp_get_max_threads();
+    if (n) omp_set_num_threads(n);
+    return was;
+#else
+    return n;
 #endif
+}
+
+static void test_finite_differences(void) {
+    int threads = set_threads(1);
     Case cases[MAX_CASES];
     int count = all_cases(cases);
     for (int i = 0; i < count; i++) gradients_of(&cases[i]);
@@ -163,9 +170,7 @@ static void test_finite_differences(void) {
     odd.m.swiglu = 1; odd.m.rope = 1; odd.m.tied = 0; odd.m.KV = 1;
     snprintf(odd.name, sizeof odd.name, "OLMO2 mixed flags");
     gradients_of(&odd);
-#ifdef _OPENMP
-    omp_set_num_threads(threads);
-#endif
+    set_threads(threads);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ link 4: as users run it
@@ -361,10 +366,7 @@ static void test_invariance(void) {
             static const int RECOMPUTES[RUNS] = {RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP, RECOMPUTE_OFF, RECOMPUTE_OFF};
             Gpt *g[RUNS];
             for (int k = 0; k < RUNS; k++) {
-#ifdef _OPENMP
-                int threads = omp_get_max_threads();
-                if (k == 3) omp_set_num_threads(3);
-#endif
+                int threads = set_threads(k == 3 ? 3 : 0);
                 g[k] = judge_fp32.create(&c.m, &(Setup){.B = c.B, .T = c.m.T, .recompute = RECOMPUTES[k], .training = 1});
                 fill_weights(&judge_fp32, g[k], &layout, 11, 4);
                 for (int micro = 0; micro < (k == 4 ? c.B : 1); micro++) {
@@ -372,9 +374,7 @@ static void test_invariance(void) {
                     judge_fp32.forward(g[k], inputs + micro * c.m.T, targets + micro * c.m.T, rows, c.m.T);
                     judge_fp32.backward(g[k], 1.0 / n, 0);
                 }
-#ifdef _OPENMP
-                omp_set_num_threads(threads);
-#endif
+                set_threads(threads);
             }
             double all = grads_norm(&judge_fp32, g[0], &layout);
             for (int k = 0; k < layout.count; k++) {
@@ -495,7 +495,7 @@ static void test_extend(void) {
     static const int SHORT[][16] = {{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 1, 1, 1, 1, 1}, {1, 5, 3}, {2, 1, 6}}, LONG[][16] = {{63, 1, 1, 62, 1, 1, 35}, {100, 64}, {1, 130, 1, 1, 31}};
     static const Trainer *const TRAINERS[] = {&judge_fp64, &judge_fp32, &judge_bf16};
     Case cases[MAX_CASES];
-    int count = all_cases(cases);
+    int count = all_cases(cases), threads = set_threads(1);
     for (int k = 0; k < 3; k++) {
         for (int i = 0; i < count; i++) extend_case(TRAINERS[k], &cases[i], SHORT, 5);
         for (int family = 0; family < FAMILIES; family++) {                       // several blocks of queries and keys
@@ -507,6 +507,7 @@ static void test_extend(void) {
     static const struct { int given[3]; const char *words; } REFUSED[] = {{{1, 5, 0}, "of only 4 tokens"}, {{6, 4, 0}, "6 tokens at position 4 of a text, where memory was made for 9"}, {{1, 9, 0}, "made for 9"},
         {{0, 4, 0}, "0 tokens"}, {{1, -1, 0}, "position -1"}, {{INT32_MAX, 4, 0}, "made for 9"}, {{1, 4, 1}, "of only 0 tokens"}, {{1, 4, 2}, "of only 0 tokens"}, {{1, 4, 3}, "of only 2 tokens"}};
     for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) EXPECT_REFUSAL(extend_refused, (void *)REFUSED[i].given, REFUSED[i].words);
+    set_threads(threads);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the runner
@@ -535,6 +536,7 @@ void test_expect_refusal(void (*body)(void *), void *arg, const char *words, con
     if (child == 0) {
         dup2(fds[1], STDERR_FILENO);
         CHECK(freopen("/dev/null", "w", stdout), "no /dev/null");
+        set_threads(1);                                        // the others were not forked
         close(fds[0]);
         body(arg);
         _exit(0);
