@@ -125,7 +125,7 @@ static inline const HfClass *hf_class(const Json *config, const char *where) {
         if (!strcmp(HF_CLASSES[i].name, name)) return &HF_CLASSES[i];
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", HF_CLASSES[i].name);
     }
-    CHECK(false, "%s: expected \"architectures\" to be one of %s; found %s\n  -> a model of one of these classes", where, known, name);
+    CHECK(false, "%s: expected \"architectures\" to be one of %s; found %s\n  -> a model of one of these classes; what dev/export_hf.py wrote as NormForCausalLM: --init-from FOLDER/model.safetensors, with the flags of its run", where, known, name);
     return NULL;
 }
 

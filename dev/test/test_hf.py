@@ -260,6 +260,18 @@ def test_round_trip():
         close(torch.tensor(float(said[1])), loss, 2e-6, f"{name}: the loss in transformers")
 
 
+def test_own_class():
+    """What is exported as NormForCausalLM comes back as its model.safetensors, with the run's flags."""
+    flags = "--layers 2 --width 32 --heads 4 --seq 32 --batch 4 --warmup 2 --val-tokens 2048 --norms-every 0 --sample 0 --norm layer".split()
+    run, out = DIR / "run-norm", DIR / "out-norm"
+    train("PRE", *flags, "--steps", 20, "--out", run)
+    export(run, out)
+    check(json.loads((out / "config.json").read_text())["architectures"] == ["NormForCausalLM"], "a class of transformers has LayerNorm and RoPE now?")
+    for name, source in (("there", run), ("back", out / "model.safetensors")):
+        train("PRE", *flags, "--steps", 20, "--init-from", source, "--out", DIR / f"{name}-norm")
+    check(len(losses(DIR / "back-norm")) == 20 and torch.equal(losses(DIR / "there-norm"), losses(DIR / "back-norm")), "norm: twenty steps from the run and from the export")
+
+
 def save_bytes(path, tokens, vocab):
     path.write_bytes(struct.pack("<4i", 20240520, 1, len(tokens), vocab) + bytes(1008) + struct.pack(f"<{len(tokens)}H", *tokens))
 
