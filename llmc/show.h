@@ -104,7 +104,8 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     ActLayout acts = act_layout_make(m, &s);
     double mib = 1.0 / (1 << 20), one = (double)layout.total * (double)t->element * mib, copy = t->storage == t->element ? 0 : (double)layout.total * (double)t->storage * mib;
     double own = (double)layout.state * (double)t->element * mib, weights = copy > 0 && setup->training ? own + copy : one + copy;     // master weights are shared out like moments
-    double kept = (double)acts.acts * (double)t->storage * mib, grads = (double)acts.grads * (double)t->storage * mib;
+    double kept = (double)acts.acts * (double)t->storage * mib, grads = setup->training ? (double)acts.grads * (double)t->storage * mib : 0;
+    double gradients = setup_kinds(setup) > GRADS ? one : 0, moments = setup_kinds(setup) > ADAM_V ? 2 * own : 0;
     printf("%s under %s (%s)\n", name, m->mode->name, m->mode->source);
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
     if (m->kv_rank) printf("  latent attention: keys and values from %d channels, heads of q and k %d + %d rotary\n", m->kv_rank, m->HS, m->rope_size);
@@ -117,7 +118,7 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     if (m->moe.E) printf("%.2fM active, ", (double)show_parameters(m, &layout, true) / 1e6);
     printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
     printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all%s\n",
-           weights, one, 2 * own, kept, grads, weights + one + 2 * own + kept + grads, comm_size(setup->comm) > 1 ? ", in the first process" : "");
+           weights, gradients, moments, kept, grads, weights + gradients + moments + kept + grads, comm_size(setup->comm) > 1 ? ", in the first process" : "");
     double past = (double)m->L * m->T * past_width(m) * (double)t->storage * mib;
     if (past >= 1) printf("  sampling: %.1f MiB more, the keys and values of %d tokens\n", past, m->T);
     if (tables) {
