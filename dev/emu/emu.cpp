@@ -80,6 +80,11 @@ static const int MAX_THREADS = 1024, MAX_MASKS = 48, MAX_COPIES = 256;
 // A 16-byte copy to shared memory that has begun: the value read, and the thread's group it belongs to.
 struct Copy { void *to; uint64_t value[2]; int group; const char *file; int line; };
 
+// What a thread runs on: a stack, and who ThreadSanitizer takes it for. A lane serves many blocks: to make one costs more than most blocks do. What is on one lane is in
+// order for ThreadSanitizer, so a block has its threads on other lanes than the block before.
+struct Lane { char *stack; void *tsan; int blocks; };
+static const int LANE_STEP = 37, LANE_BLOCKS = 256;     // after so many a new one: calls that a thread's end left open stay on ThreadSanitizer's list of the lane
+
 struct Fiber {
     Context context;
     char *stack;
@@ -118,6 +123,8 @@ struct Operation { std::vector<int> after; std::function<void()> run; };
 // Threads ask for their index and the API has no context argument, so the machine is one object of the process.
 struct Machine {
     Fiber host, fiber[MAX_THREADS];
+    Lane lane[MAX_THREADS];
+    unsigned blocks;                  // begun so far
     Fiber *now = &host;
     Warp warp[MAX_THREADS / 32];
     Fiber *ready[MAX_THREADS];        // a ring: ready_count fibers from ready_head on
@@ -125,7 +132,7 @@ struct Machine {
     int ready_count, live, barrier_count;
     Fiber *barrier_first;             // of the barrier_count that wait
     unsigned barrier_generation;
-    char barrier_order[2], fence_order, launch_order;
+    char barrier_order[2], fence_order, begin_order, launch_order;
     std::vector<Shared> shared;
     void *dynamic;
     size_t dynamic_bytes;
@@ -281,26 +288,33 @@ static void fiber_exit(Fiber *f) {
 
 static void fiber_entry(void) {
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
+    acquire(&emu.begin_order);
     (*emu.body)();
     fiber_exit(emu.now);
     run_next();
     abort();                                                 // nobody switches to a fiber that has ended
 }
 
+static void lane_make(Lane *lane) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    ignore_begin();
+    if (lane->tsan) __tsan_destroy_fiber(lane->tsan);
+    if (lane->stack) munmap(lane->stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);         // ThreadSanitizer must forget what was written on it
+    char *p = static_cast<char *>(mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0));
+    if (p == MAP_FAILED || mprotect(p, GUARD_BYTES, PROT_NONE)) fail("free memory, or smaller blocks", "no memory for the stack of a thread");
+    *lane = {p + GUARD_BYTES, __tsan_create_fiber ? __tsan_create_fiber(0) : NULL, 0};
+    ignore_end();
+}
+
 static void fiber_begin(int i) {
     Fiber *f = &emu.fiber[i];
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    if (!f->stack || __tsan_create_fiber) {                  // ThreadSanitizer must forget what the last block wrote on it
-        ignore_begin();
-        if (f->stack) munmap(f->stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
-        char *p = static_cast<char *>(mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0));
-        if (p == MAP_FAILED || mprotect(p, GUARD_BYTES, PROT_NONE)) fail("free memory, or smaller blocks", "no memory for the stack of a thread");
-        ignore_end();
-        f->stack = p + GUARD_BYTES;
-        f->stack_bytes = STACK_BYTES;
-    }
+    Lane *lane = &emu.lane[__tsan_create_fiber ? (i + emu.blocks * LANE_STEP) % MAX_THREADS : i];
+    if (!lane->stack || lane->blocks == LANE_BLOCKS) lane_make(lane);
+    if (__tsan_create_fiber) lane->blocks++;
+    f->stack = lane->stack;
+    f->stack_bytes = STACK_BYTES;
+    f->tsan = lane->tsan;
     context_make(&f->context, f->stack, STACK_BYTES, fiber_entry);
-    if (__tsan_create_fiber) f->tsan = __tsan_create_fiber(0);
     f->fake_stack = NULL;
     f->thread = {i % emu.size.x, i / emu.size.x % emu.size.y, i / (emu.size.x * emu.size.y)};
     f->index = i;
@@ -331,9 +345,10 @@ static void run_block(void) {
     emu.live = threads;
     emu.dynamic = NULL;
     for (int w = 0; w <= (threads - 1) / 32; w++) emu.warp[w].live = 0, emu.warp[w].slots = 0;
+    emu.blocks++;
     for (int i = 0; i < threads; i++) fiber_begin(i);
+    release(&emu.begin_order);
     run_next();
-    for (int i = 0; i < threads && __tsan_destroy_fiber; i++) __tsan_destroy_fiber(emu.fiber[i].tsan);
     ignore_begin();
     for (const Shared &s : emu.shared) free(s.data);
     emu.shared.clear();
