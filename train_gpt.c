@@ -889,12 +889,14 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
     double part[PIECES], sum = 0;
 #pragma omp parallel for schedule(static)
     for (int64_t k = 0; k < PIECES; k++) {
+        int64_t begin = size * k / PIECES, end = size * (k + 1) / PIECES;
         double piece = 0;
+        if (!y)                                                             // a loop of its own: with the choice inside, it takes four times as long
 #pragma omp simd reduction(+ : piece)
-        for (int64_t i = size * k / PIECES; i < size * (k + 1) / PIECES; i++) {
-            double d = x[i] - (y ? a * y[i] : 0);
-            piece += d * d;
-        }
+            for (int64_t i = begin; i < end; i++) piece += (double)x[i] * x[i];
+        else
+#pragma omp simd reduction(+ : piece)
+            for (int64_t i = begin; i < end; i++) piece += (x[i] - a * y[i]) * (x[i] - a * y[i]);
         part[k] = piece;
     }
     for (int k = 0; k < PIECES; k++) sum += part[k];
@@ -1186,7 +1188,9 @@ static void gpt_activation(Gpt *g, void *out, int kind, int l) {
 }
 
 static void gpt_zero_grads(Gpt *g) {
-    memset(g->tensors[GRADS], 0, (size_t)g->layout.total * sizeof(real));
+    real *grads = g->tensors[GRADS];
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < g->layout.total; i++) grads[i] = 0;
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
         if (b.p.moe) memset(b.a.loads, 0, (size_t)g->m.moe.E * sizeof(real));

@@ -11,17 +11,20 @@
 //
 //                    B: NR columns                Bytes at VECTOR_BYTES = 32 (AVX2):
 //                      | k |                      packed A    rows of the tile x KC   at most 198 KiB, L2
-//                      | v |                      tile of C   MC x NC                         768 KiB, L2, L3
+//                      | v |                      tile of C   MC x NC at most                 768 KiB, L2, L3
 //                                                 panel of B  KC x NR                          16 KiB, L1
 //   A: MR rows |k ->|  [MR x NR]  one rank-1      block of C  MR x NR                  12 of the 16 registers
 //      MR rows |k ->|  [       ]  update a k
 //
-// An element of C is summed in an order that depends on K alone: the same bits for any number of threads and any tiling.
+// An element of C is summed in an order that depends on K, alpha and beta alone: the same bits for any number of rows, of threads, and any tiling.
 //
 // BF16_PRODUCTS (PREC=bf16): A and B are rounded to bfloat16 while they are packed, nearest even; sums are in fp32. Where the CPU has the instruction
 // that multiplies two pairs of bfloat16 and adds both products (AVX-512 BF16, Arm BF16), a lane takes a pair of neighbours in k; elsewhere the
-// rounded numbers stay floats, at the speed of fp32.
+// rounded numbers stay floats, at the speed of fp32. Where it has a unit for matrices (AMX), a block of C is 2 x 2 of its tiles of 16 x 16, and an instruction
+// multiplies 16 rows by 16 columns, 16 pairs deep: 16 times the work of multiply-adds of floats, so that memory and packing take most of the time.
+// AMX and AVX-512 BF16 take denormals for zero.
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 #ifdef _OPENMP
@@ -42,14 +45,21 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
         }
 }
 
-#if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, MR = 12 };
-#elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, MR = 6 };
-#elif defined(__aarch64__)
-enum { VECTOR_BYTES = 16, MR = 12 };
+#if defined(BF16_PRODUCTS) && defined(__AVX512BF16__) && defined(__AMX_BF16__) && defined(__linux__)
+#define AMX 1
 #else
-enum { VECTOR_BYTES = 16, MR = 6 };
+#define AMX 0
+#endif
+#if AMX
+enum { VECTOR_BYTES = 64, MR = 32, MC = 384 };
+#elif defined(__AVX512F__)
+enum { VECTOR_BYTES = 64, MR = 12, MC = 384 };
+#elif defined(__AVX__)
+enum { VECTOR_BYTES = 32, MR = 6, MC = 192 };
+#elif defined(__aarch64__)
+enum { VECTOR_BYTES = 16, MR = 12, MC = 192 };
+#else
+enum { VECTOR_BYTES = 16, MR = 6, MC = 192 };
 #endif
 typedef real Vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef real VecAnywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
@@ -64,7 +74,7 @@ enum { PER_UNIT = 1 };
 #endif
 typedef Unit Units __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef Unit Quad __attribute__((vector_size(4 * sizeof(Unit)), aligned(sizeof(Unit)), may_alias));
-enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, MC = 192, NC = 1024, LINE = 64 / sizeof(real) };
+enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, NC = 1024, LINE = 64 / sizeof(real), STEP = AMX ? 16 : 1 };       // STEP: units of k that an instruction takes
 
 // c + a b, lane by lane.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__)
@@ -77,11 +87,11 @@ static inline Vec gemm_dot(Vec c, Unit a, Units b) { return (Vec)vbfdotq_f32((fl
 static inline Vec gemm_dot(Vec c, Unit a, Units b) { return c + a * b; }
 #endif
 
-// Vector lanes a and b as one list of 8, of which four are taken. Both compilers' word for it; gcc has clang's since version 12.
+// The lanes of vectors a and b as one list, of which as many are taken as a has. Both compilers' word for it; gcc has clang's since version 12.
 #if defined(__clang__) || __GNUC__ >= 12
-#define PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define PICK(a, b, i, j, k, l) __builtin_shuffle(a, b, (__typeof__(a) __attribute__((vector_size(sizeof(a))))){i, j, k, l})
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (__typeof__(a) __attribute__((vector_size(sizeof(a))))){__VA_ARGS__})
 #endif
 
 #ifdef BF16_PRODUCTS
@@ -147,6 +157,136 @@ static inline __attribute__((always_inline)) void gemm_pack(Unit *restrict dst, 
     if (k < depth) gemm_pack_any(dst + k / PER_UNIT * width, src + k * cs, rs, cs, rows, width, depth - k);
 }
 
+#if defined(__AVX512F__) && (!defined(BF16_PRODUCTS) || defined(__AVX512BF16__))
+#define SQUARES
+// With 16 lanes a panel is packed in squares of 16 rows by 16 units of k, whole registers at a time. A line of a square is of one row, side by side in k
+// (along), or of 16 rows at one unit (across).
+typedef uint32_t Line __attribute__((vector_size(64), aligned(4), may_alias));
+#ifdef BF16_PRODUCTS
+static inline Line gemm_round(const real *low, const real *high) { return (Line)_mm512_cvtne2ps_pbh((__m512)*(const VecAnywhere *)high, (__m512)*(const VecAnywhere *)low); }
+static inline Line gemm_along(const real *x) { return gemm_round(x, x + 16); }
+static inline Line gemm_across(const real *x, int64_t next) {
+    const Line pairs = {0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008, 0x190009, 0x1A000A, 0x1B000B, 0x1C000C, 0x1D000D, 0x1E000E, 0x1F000F};
+    return (Line)_mm512_permutexvar_epi16((__m512i)pairs, (__m512i)gemm_round(x, x + next));
+}
+#else
+static inline Line gemm_along(const real *x) { return *(const Line *)x; }
+static inline Line gemm_across(const real *x, int64_t next) { (void)next; return *(const Line *)x; }
+#endif
+
+// The transpose of a square: for s = 1, 2, 4, 8 each line i without bit s and line i + s exchange what lies off the diagonal of their blocks of 2 s.
+#define OWN(j, s) ((j) & (s) ? (j) - (s) + 16 : (j))
+#define OTHER(j, s) ((j) & (s) ? (j) + 16 : (j) + (s))
+#define LANES(of, s) of(0, s), of(1, s), of(2, s), of(3, s), of(4, s), of(5, s), of(6, s), of(7, s), of(8, s), of(9, s), of(10, s), of(11, s), of(12, s), of(13, s), of(14, s), of(15, s)
+#define EXCHANGE(s) \
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) \
+        if (!(i & s)) { Line a = x[i], b = x[i + s]; x[i] = PICK(a, b, LANES(OWN, s)), x[i + s] = PICK(a, b, LANES(OTHER, s)); }
+static inline __attribute__((always_inline)) void gemm_transpose(Line x[16]) { EXCHANGE(1) EXCHANGE(2) EXCHANGE(4) EXCHANGE(8) }
+#undef OWN
+#undef OTHER
+#undef LANES
+#undef EXCHANGE
+
+// Packs a square of which `rows` and `depth` are there, the others zero: a line for each row (by_row) or for each unit, `apart` units apart. The memory of the next
+// square is asked for on the way.
+static inline __attribute__((always_inline)) void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth, const bool by_row) {
+    enum { DEPTH = 16 * PER_UNIT };
+    Line x[16];
+    bool along = cs == 1 && depth >= DEPTH, across = !along && rs == 1 && rows >= 16 && depth >= DEPTH;
+#pragma GCC unroll 16
+    for (int i = 0; i < 16 && along; i++) {
+        for (int j = 0; j < DEPTH; j += LINE) __builtin_prefetch(src + i * rs + DEPTH + j);
+        x[i] = i < rows ? gemm_along(src + i * rs) : (Line){0};
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16 && across; i++) {
+        for (int j = 0; j < PER_UNIT; j++) __builtin_prefetch(src + (DEPTH + i * PER_UNIT + j) * cs);
+        x[i] = gemm_across(src + i * PER_UNIT * cs, cs);
+    }
+    for (int64_t i = 0; i < 256 && !along && !across; i++) {
+        int64_t row = i / 16, k = i % 16 * PER_UNIT;
+        ((Unit *)x)[i] = row < rows && k < depth ? gemm_unit(src + row * rs + k * cs, cs, depth - k) : 0;
+    }
+    if (across == by_row) gemm_transpose(x);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) *(Line *)(dst + i * apart) = x[i];
+}
+#endif
+
+// A panel of A, MR rows, and of B, NR columns, each from a slice of K. What AMX reads of A has 16 units of a row side by side; everything else, all rows of a unit.
+static __attribute__((noinline)) void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
+#if AMX
+    for (int64_t k = 0; k < depth; k += 32)
+        for (int64_t r = 0; r < MR; r += 16, dst += 256) gemm_square(dst, 16, src + r * rs + k * cs, rs, cs, rows - r, depth - k, true);
+#else
+    gemm_pack(dst, src, rs, cs, rows, MR, depth);
+#endif
+}
+
+static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t cols, int64_t depth) {
+#ifdef SQUARES
+    for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * NR)
+        for (int64_t j = 0; j < NR; j += 16) gemm_square(dst + j, NR, src + j * cs + k * rs, cs, rs, cols - j, depth - k, false);
+#else
+    gemm_pack(dst, src, cs, rs, cols, NR, depth);
+#endif
+}
+
+#if AMX
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+// Linux gives the registers of AMX, 8 KiB a thread, to programs that ask (Documentation/arch/x86/xstate.rst).
+static __attribute__((constructor)) void gemm_ask(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0) return;
+    fprintf(stderr, "this system does not let programs use AMX, which this build's bf16 products need\n  -> build with CFLAGS='-O3 -march=native -mno-amx-bf16'\n");
+    exit(1);
+}
+
+// All eight registers: 16 lines of 64 bytes.
+static inline void gemm_begin(void) {
+    struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t lines[16]; } shape = {.palette = 1};
+    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.lines[i] = 16;
+    _tile_loadconfig(&shape);
+}
+static inline void gemm_end(void) { _tile_release(); }
+
+// c, MR rows `stride` apart, = (panel of A) (panel of B) over `units` of K; with `add`, on top of what is there.
+static __attribute__((noinline)) void gemm_kernel(real *c, int64_t stride, bool add, const Unit *a, const Unit *b, int64_t units) {
+    real *below = c + 16 * stride;
+    stride *= (int64_t)sizeof(real);
+    if (add) {
+        _tile_loadd(0, c, stride);
+        _tile_loadd(1, c + 16, stride);
+        _tile_loadd(2, below, stride);
+        _tile_loadd(3, below + 16, stride);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t k = 0; k < units; k += 16, a += 16 * MR, b += 16 * NR) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 4 * NR);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + 16, 4 * NR);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + 256, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, stride);
+    _tile_stored(1, c + 16, stride);
+    _tile_stored(2, below, stride);
+    _tile_stored(3, below + 16, stride);
+}
+#else
+static inline void gemm_begin(void) {}
+static inline void gemm_end(void) {}
+
 // block = (panel of A) (panel of B) over `units` of K. Alone in its function, so that nothing else claims a register. Unrolled, because a core that
 // shares its decoders with another thread gets fewer instructions a cycle, and a multiply-add less then is one that is missing.
 static __attribute__((noinline)) void gemm_kernel(Vec block[MR][2], const Unit *restrict a, const Unit *restrict b, int64_t units) {
@@ -162,6 +302,7 @@ static __attribute__((noinline)) void gemm_kernel(Vec block[MR][2], const Unit *
     }
     memcpy(block, c, sizeof c);
 }
+#endif
 
 // rows x cols of C = keep C + alpha block.
 static inline void gemm_store(View C, Vec block[MR][2], int64_t rows, int64_t cols, real alpha, real keep) {
@@ -177,52 +318,72 @@ static inline void gemm_store(View C, Vec block[MR][2], int64_t rows, int64_t co
         }
 }
 
+// rows x cols of C, at most a block, = keep C + alpha (panel of A) (panel of B).
+static inline void gemm_block(View C, const Unit *a, const Unit *b, int64_t units, int64_t rows, int64_t cols, real alpha, real keep) {
+    Vec block[MR][2];
+#if AMX
+    real *c = (real *)block;
+    bool add = alpha == 1 && keep == 1;                                     // on top of C, also where only a part of the block is in C: one order of sums for all rows
+    if (rows == MR && cols == NR && alpha == 1 && (add || keep == 0)) {
+        gemm_kernel(C.p, C.rs, add, a, b, units);
+        return;
+    }
+    for (int64_t r = 0; r < MR && add; r++)
+        for (int64_t j = 0; j < NR; j++) c[r * NR + j] = r < rows && j < cols ? C.p[r * C.rs + j] : 0;
+    gemm_kernel(c, NR, add, a, b, units);
+    if (add) keep = 0;
+#else
+    gemm_kernel(block, a, b, units);
+#endif
+    gemm_store(C, block, rows, cols, alpha, keep);
+}
+
 // The next panel of B, of which a few cache lines are fetched with every block of C: so many pieces, `stride` apart, of `length` numbers side by side.
 typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
 
 static inline void gemm_fetch(Ahead *f, int64_t lines) {
     for (; lines > 0 && f->pieces > 0; lines--) {
-        __builtin_prefetch(f->piece + f->at);
+        __builtin_prefetch(f->piece + f->at, 0, 2);
         f->at += LINE;
         if (f->at >= f->length) f->at = 0, f->piece += f->stride, f->pieces--;
-    }
-}
-
-// One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous.
-static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta) {
-    enum { UNITS = KC / PER_UNIT };
-    Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
-    Vec block[MR][2];
-    for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
-        int64_t depth = K - k0 < KC ? K - k0 : KC, units = (depth + PER_UNIT - 1) / PER_UNIT, lines = NR * depth * MR / (LINE * rows) + 1;
-        for (int64_t i = 0; i < rows; i += MR)
-            gemm_pack(pa + i * units, A.p + i * A.rs + k0 * A.cs, A.rs, A.cs, rows - i < MR ? rows - i : MR, MR, depth);
-        for (int64_t j = 0; j < cols; j += NR) {
-            const real *panel = B.p + k0 * B.rs + j * B.cs;
-            Ahead next = {panel + NR * B.cs, NR, B.cs, depth, 0};
-            if (B.cs == 1) next = (Ahead){panel + NR, depth, B.rs, NR, 0};
-            if (j + 2 * NR > cols) next.pieces = 0;
-            gemm_pack(pb, panel, B.cs, B.rs, cols - j < NR ? cols - j : NR, NR, depth);
-            for (int64_t i = 0; i < rows; i += MR) {
-                gemm_fetch(&next, lines);
-                for (int64_t r = i; r < i + MR && r < rows; r++) __builtin_prefetch(C.p + r * C.rs + j, 1);
-                gemm_kernel(block, pa + i * units, pb, units);
-                gemm_store(view(C.p + i * C.rs + j, C.rs, 1), block, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1);
-            }
-        }
     }
 }
 
 // The size of pieces as even as can be: at least `pieces` of them, each a multiple of `unit`.
 static inline int64_t gemm_even(int64_t size, int64_t pieces, int64_t unit) { return (size + pieces * unit - 1) / (pieces * unit) * unit; }
 
+// One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous.
+static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta) {
+    enum { UNITS = KC / PER_UNIT };
+    Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
+    gemm_begin();
+    for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
+        int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_even(depth, 1, STEP * PER_UNIT) / PER_UNIT, lines = NR * depth * MR / (LINE * rows) + 1;
+        for (int64_t i = 0; i < rows; i += MR)
+            gemm_pack_a(pa + i * units, A.p + i * A.rs + k0 * A.cs, A.rs, A.cs, rows - i < MR ? rows - i : MR, depth);
+        for (int64_t j = 0; j < cols; j += NR) {
+            const real *panel = B.p + k0 * B.rs + j * B.cs;
+            Ahead next = {panel + NR * B.cs, NR, B.cs, depth, 0};
+            if (B.cs == 1) next = (Ahead){panel + NR, depth, B.rs, NR, 0};
+            if (j + 2 * NR > cols || AMX) next.pieces = 0;                  // AMX: slower with than without
+            gemm_pack_b(pb, panel, B.rs, B.cs, cols - j < NR ? cols - j : NR, depth);
+            for (int64_t i = 0; i < rows; i += MR) {
+                gemm_fetch(&next, lines);
+                for (int64_t r = i; r < i + MR && r < rows && VECTOR_BYTES < 64; r++) __builtin_prefetch(C.p + r * C.rs + j, 1);      // AVX-512: slower with than without
+                gemm_block(view(C.p + i * C.rs + j, C.rs, 1), pa + i * units, pb, units, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1);
+            }
+        }
+    }
+    gemm_end();
+}
+
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
     int64_t threads = 1, mp = (M + MC - 1) / MC, np = (N + NC - 1) / NC, tm = gemm_even(M, mp, MR), tn = gemm_even(N, np, NR);
 #ifdef _OPENMP
     if (!omp_in_parallel() && M * N * K > 1 << 15) threads = omp_get_max_threads();
 #endif
-    // Smaller tiles until there is one for every thread, and while they are large, four: threads are never equally fast.
-    while (mp * np < threads || (mp * np < 4 * threads && tm * tn > 128 * 128)) {
+    // Smaller tiles until there is one for every thread, and while they are large, two: threads are never equally fast, but each packs its rows of A anew.
+    while (mp * np < threads || (mp * np < 2 * threads && tm * tn > 128 * 128)) {
         if (tm <= 4 * MR && tn <= 4 * NR) break;
         if (tn > tm) tn = gemm_even(N, np *= 2, NR);
         else tm = gemm_even(M, mp *= 2, MR);

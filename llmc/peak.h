@@ -1,8 +1,8 @@
 // peak.h: what this machine can do at most, measured: products in registers, and memory far beyond the caches. Each function takes the seconds to spend.
 //
-//   peak_products    FLOP/s of gemm.h's innermost step, gemm_dot, on as many vectors as its kernel holds: multiply-adds of floats, one instruction where the CPU
-//                    has it and -ffp-contract=fast allows it; with BF16_PRODUCTS the dot product of pairs, where the build may use it. Where it may not, bfloat16
-//                    is widened first, at the speed of floats. Matrix units (AMX, SME, bfmmla) do not count.
+//   peak_products    FLOP/s of gemm.h's innermost step, in registers: gemm_dot on as many vectors as its kernel holds, multiply-adds of floats, one instruction where
+//                    the CPU has it and -ffp-contract=fast allows it; with BF16_PRODUCTS the dot product of pairs, or AMX's of tiles, where the build may use
+//                    it. Where it may not, bfloat16 is widened first, at the speed of floats. Units that gemm.h does not use (SME, bfmmla) do not count.
 //   peak_bandwidth   bytes/s of a[i] = b[i] + s c[i], 12 bytes an element, as STREAM counts (McCalpin 1995); that a is read before it is written comes on top
 //
 // All OpenMP threads work at once and time their own short runs; the result is the sum of their rates, each from the median of its times. So other programs, which
@@ -40,6 +40,25 @@ static inline double peak_rate(double seconds, double work, int64_t blocks, void
     return sum;
 }
 
+#if AMX
+static inline void peak_products_run(float *block) {
+    gemm_begin();
+    _tile_loadd(4, block, 64);
+    _tile_loadd(5, block, 64);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int k = 0; k < PEAK_STEPS; k++) {
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_dpbf16ps(1, 4, 5);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, block, 64);
+    gemm_end();
+}
+#else
 // Of numbers, a chain's value is its next factor, and no two begin alike: the compiler can neither move a product out of the loop nor make one chain of two.
 static inline void peak_products_run(float *block) {
     Vec c[2 * MR], sum = {0}, b = sum + (real)0.001;
@@ -54,8 +73,9 @@ static inline void peak_products_run(float *block) {
     for (int i = 0; i < 2 * MR; i++) sum += c[i];
     memcpy(block, &sum, sizeof sum);
 }
+#endif
 
-static inline double peak_products(double seconds) { return peak_rate(seconds, 2.0 * PER_UNIT * VL * 2 * MR * PEAK_STEPS, 1, peak_products_run); }
+static inline double peak_products(double seconds) { return peak_rate(seconds, 2.0 * MR * NR * STEP * PER_UNIT * PEAK_STEPS, 1, peak_products_run); }
 
 static inline void peak_bandwidth_run(float *block) {
     float *restrict a = block, *restrict b = a + PEAK_BLOCK, *restrict c = b + PEAK_BLOCK;
