@@ -36,7 +36,7 @@ static inline void past_join(Past past, const Heads qkv[3], AttentionShape s, Gp
 struct DecodeSums { float max, sum, c[DECODE_HS]; };
 
 // Block (head, query).
-static __global__ void __launch_bounds__(DECODE_WARPS * WARP) attention_decode_kernel(real *c, Heads q, Past past, AttentionShape s) {
+static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decode_kernel(real *c, Heads q, Past past, AttentionShape s) {
     SHARED(float, query, DECODE_QK);
     SHARED(DecodeSums, found, DECODE_WARPS);
     int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, h = blockIdx.x, t = blockIdx.y, g = h / (s.NH / s.KV), keys = past.rows + t + 1;
