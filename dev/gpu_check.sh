@@ -10,16 +10,17 @@
 #   kernels     every layer's time at the shapes of GPT-2 124M and of the 740M model, and of experts, beside its floor; their products in PyTorch
 #   train124    GPT-2 124M under the five modes, in turns: ms a step, tokens a second, percent of the peak, SPAN's time over PRE's
 #   train740    the 740M model likewise
+#   trainmoe    OLMoE with 588M active parameters of 3.4B likewise: 64 experts, 8 a token
 #   torch       GPT-2 124M in PyTorch (dev/bench/gpu/torch_gpt.py), in turns with ours
 #   report      report.json and report.md from all the results there are; results.tar.gz, all files of OUT in one
 #
 # Each stage leaves one file in OUT (build/gpu_check), and needs no other stage but build. A stage, or a part of one, whose tool is missing says so and goes on.
 # In the environment: OUT; LIMIT, seconds of a stage (360); ROUNDS, of the stages that take turns, as many as there is time for (6; with PyTorch 3);
-# SECONDS_124M (8), SECONDS_740M (10), of one run from its first step on; STARTUP, seconds until then, at most (150); PYTHON.
+# SECONDS_124M (8), SECONDS_740M (10), SECONDS_MOE (10), of one run from its first step on; STARTUP, seconds until then, at most (150); PYTHON.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} STARTUP=${STARTUP:-150} PYTHON=${PYTHON:-python3}
-STAGES="build tests runs sanitize kernels train124 train740 torch report"
+STAGES="build tests runs sanitize kernels train124 train740 trainmoe torch report"
 MODES="pre span post hybrid sdd"
 LAYERS="activation adamw attention combine classifier decode embedding experts gradient_norm graph linear loss_sums norm qkv rounding router_"      # words in the names of the small tests
 export OMP_WAIT_POLICY=passive
@@ -158,6 +159,7 @@ train() {                                                  # train FILE MODEL SE
 }
 stage_train124() { train train124.jsonl gpt2-124M "${SECONDS_124M:-8}" 64; }
 stage_train740() { train train740.jsonl span-740M "${SECONDS_740M:-10}" 16; }
+stage_trainmoe() { train trainmoe.jsonl olmoe-588M-3B "${SECONDS_MOE:-10}" 4; }
 
 stage_torch() {
     : > "$OUT/torch.jsonl"

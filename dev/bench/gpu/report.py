@@ -2,7 +2,7 @@
 """report.py: what dev/gpu_check.sh left in a folder, as report.json and report.md there (and on stdout). Only the standard library.
 
 A run's time is the median of its steps but for the first WARMUP. A mode's time is the median of its runs; over PRE's: the mean over rounds of the ratio of the
-two runs of a round, with a 95 % interval (Student's t over rounds). Percent of the peak: formula F1, 6 (parameters in matrix products) + 6 layers width sequence
+two runs of a round, with a 95 % interval (Student's t over rounds). Percent of the peak: formula F1, 6 (parameters in matrix products of a token) + 6 layers width sequence
 FLOP a token (causal attention counts half), over the dense bfloat16 rate of the datasheet.
 """
 import json
@@ -43,7 +43,9 @@ def flops_per_token(flags):
     kv, swiglu = int(flags["kv_heads"]) or heads, flags["activation"] == "swiglu"
     hidden = int(flags["ffn"]) or (32 * math.ceil(8 * width / 3 / 32) if swiglu else 4 * width)
     attention = 2 * width * width + 2 * kv * (width // heads) * width
-    products = layers * (attention + (3 if swiglu else 2) * width * hidden) + vocab * width
+    experts = int(flags.get("experts", 0))
+    met = int(flags["experts_per_token"]) if experts else 1                     # by a token; and all of the router
+    products = layers * (attention + (3 if swiglu else 2) * width * hidden * met + experts * width) + vocab * width
     return 6 * products + 6 * layers * width * seq
 
 
@@ -173,7 +175,8 @@ def main():
     folder = Path(sys.argv[1])
     machine = machine_of(folder)
     peak = next((rate for name, rate in PEAKS.items() if name in machine["gpu"]), None)
-    training = {"GPT-2 124M": runs_of(folder, "train124.jsonl"), "740M": runs_of(folder, "train740.jsonl"), "GPT-2 124M beside PyTorch": runs_of(folder, "torch.jsonl")}
+    training = {"GPT-2 124M": runs_of(folder, "train124.jsonl"), "740M": runs_of(folder, "train740.jsonl"), "OLMoE 588M-3B": runs_of(folder, "trainmoe.jsonl"),
+                "GPT-2 124M beside PyTorch": runs_of(folder, "torch.jsonl")}
     report = {"machine": machine, "peak_tflops": peak, "tests": tests_of(folder), "runs": trainer_of(folder), "sanitizer": sanitizer_of(folder),
               "training": {model: training_of(runs, peak) for model, runs in training.items() if runs}, "kernels": kernels_of(folder)}
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
