@@ -172,6 +172,37 @@ def study_rows(table, here, results):
     return lines
 
 
+def arm_text(runs):
+    """Of one arm's seeds: the mean of the losses of those that did not fail, from the lowest to the highest, and how many failed."""
+    losses, failed = [run["loss"] for run in runs if not statistic.failed(run)], sum(map(statistic.failed, runs))
+    text = f"{np.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})" if losses else ""
+    return ", ".join(filter(None, (text, f"{failed} of {len(runs)} fail" if failed else "")))
+
+
+def runs_with(found, axes):
+    """A study's runs with these values; None stands for an axis that the study does not have."""
+    return [run for run in found["runs"] if all(run["axes"].get(axis) == value for axis, value in axes.items())]
+
+
+def loss_grids(results):
+    """Final losses of the studies that train: a row for each arm but for its rate, a column for each rate."""
+    import repro
+    lines = []
+    for name in repro.studies():
+        found = results.get(name)
+        if not found or int(found["flags"]["steps"]) == 1:
+            continue
+        axes = found["axes"]
+        others, rates = [axis for axis in axes if axis not in ("lr", "seed")], axes.get("lr", [None])
+        heads = others + [f"rate {rate or found['flags'].get('lr', '')}" for rate in rates]
+        lines += [f"**{name}**", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+        for arm in itertools.product(*(axes[axis] for axis in others)):
+            losses = [arm_text(runs_with(found, dict(zip(others, arm), lr=rate))) for rate in rates]
+            lines.append("| " + " | ".join([*arm, *losses]) + " |")
+        lines.append("")
+    return lines
+
+
 HEAD = """# What reproduces at small scale
 
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/); `--table` writes it again without runs. {count} claims of four papers,
@@ -210,6 +241,8 @@ def render(table, here):
         lines += [f"## {paper}", "", "| | claim | the paper | here | verdict |", "|---|---|---|---|---|"]
         lines += [claim_row(claim, outcomes[claim["id"]]) for claim in table["claim"] if claim["id"].startswith(letter)] + [""]
     lines += ["## Studies", ""] + study_rows(table, here, results) + [""]
+    lines += ["## Losses", "", "At the end of the runs: the mean of the seeds that did not fail, the lowest and the highest of them. Compare rows by the claims' intervals, which pair seeds.", ""]
+    lines += loss_grids(results)
     machines = sorted({f"{found['machine']['processor']}, {found['machine'].get('compiler', '')}" for found in results.values() if "machine" in found})
     lines += [f"Machine: {'; '.join(machines)}.", ""] if machines else []
     lines += [line for name in repro.studies() if (here / f"{name}.png").exists() for line in (f"![{name}: training loss]({name}.png)", "")]
@@ -235,9 +268,8 @@ def draw(name, found, path):
     chart, panes = plt.subplots(1, len(panels), figsize=(3.2 * len(panels) + 0.8, 3), sharey=True, squeeze=False)
     for panel, pane in zip(panels, panes[0]):
         for mode in axes["mode"]:
-            here = [run for run in found["runs"] if run["axes"]["mode"] == mode and all(run["axes"][axis] == value for axis, value in zip(others, panel))]
-            rates = {rate: [run for run in here if run["axes"].get("lr") == rate] for rate in axes.get("lr", [None])}
-            runs = min((runs for runs in rates.values() if runs), key=lambda runs: np.mean([statistic.cost(run) for run in runs]), default=[])
+            rates = [runs_with(found, dict(zip(others, panel), mode=mode, lr=rate)) for rate in axes.get("lr", [None])]
+            runs = min(filter(None, rates), key=lambda runs: np.mean([statistic.cost(run) for run in runs]), default=[])
             length = min((len(run["drawn"]) for run in runs), default=0)
             if length:
                 values = np.array([[np.nan if loss is None else loss for _, loss in run["drawn"][:length]] for run in runs])

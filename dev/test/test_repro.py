@@ -170,6 +170,13 @@ def test_kept():
     expect(np.allclose(statistic.gradient_of(kept["1"], "ffn"), [math.sqrt(26), 2 * math.sqrt(26)]), "the ffn is gate, up and down")
 
 
+def test_losses():
+    """An arm's losses: what failed is in no mean, and is counted; an arm that did not run is empty."""
+    arm = lambda *runs: report.arm_text([{"status": status, "loss": loss} for status, loss in runs])
+    expect(arm((FINISHED, 2.0), (COLLAPSED, 3.0), (FINISHED, 2.5)) == "2.250 (2.000 to 2.500), 1 of 3 fail", "a mean of two")
+    expect(arm((DIVERGED, None), (COLLAPSED, 3.0)) == "2 of 2 fail" and arm() == "", "no mean")
+
+
 # ---- what is committed
 
 def test_page():
