@@ -4,7 +4,7 @@
 // 1. What is here can be read from top to bottom: layers, then the two branches of a block, the sublayer, the model, the optimizer, main.
 // 2. Every layer is a pair, <layer>_forward and <layer>_backward. Arguments: outputs | saved | inputs | parameters | sizes.
 // 3. SET or ADD: a gradient is ADDed exactly where the forward value was read more than once (the stream, the block's input, the tied
-//    embedding, parameters over micro-steps); everything else is SET.
+//    embedding, parameters over micro-steps); everything else is SET, and so are the matrices' gradients by a step's first micro-step.
 // 4. The mode is data (llmc/modes.h). The only function that looks at it is the sublayer; layers never do.
 // 5. Built once per precision (REAL = float or double). Work is split by fixed pieces and every sum has one order: the same bits for any
 //    number of threads.
@@ -30,7 +30,7 @@ enum { STRIP = 32 };                                    // columns that a thread
 // ------------------------------------------------------------------------------------------------------------------ linear
 // y = c W x + b over n rows. x: [n, in], W: [out, in], b: [out] or NULL, y: [n, ldy] of which `out` columns are written.
 
-typedef struct { int64_t n; int out, in, ldy; real c; } LinearShape;
+typedef struct { int64_t n; int out, in, ldy, dw; real c; } LinearShape;           // dw: SET or ADD
 
 static void linear_forward(real *y, const real *x, const real *w, const real *b, LinearShape s) {
     gemm(view(y, s.ldy, 1), view(x, s.in, 1), view(w, 1, s.in), s.n, s.out, s.in, s.c, 0);
@@ -40,10 +40,10 @@ static void linear_forward(real *y, const real *x, const real *w, const real *b,
         for (int j = 0; j < s.out; j++) y[i * s.ldy + j] += b[j];
 }
 
-// dx = c W^T dy (SET or ADD);  dW += c dy x^T;  db += dy
+// dx = c W^T dy and dW = c dy x^T (each SET or ADD);  db += dy
 static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x, const real *w, LinearShape s, int add) {
     gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), view(w, s.in, 1), s.n, s.in, s.out, s.c, add == ADD);
-    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), view(x, s.in, 1), s.out, s.in, s.n, s.c, 1);
+    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), view(x, s.in, 1), s.out, s.in, s.n, s.c, s.dw == ADD);
     if (!db) return;
 #pragma omp parallel for schedule(static)
     for (int j0 = 0; j0 < s.out; j0 += STRIP) {
@@ -530,6 +530,7 @@ typedef struct Block {
     Grads dw;
     Acts a, d;
     Past past;
+    int dweights;                                       // backward: SET or ADD, of linears' weights
     real loss_scale;                                    // backward: the gradient of the micro-batch's mean loss, for the router's
 } Block;
 
@@ -561,7 +562,7 @@ static AttnShape attn_shape(const Block *b) {
     return (AttnShape){b->s->B, b->s->T, b->m->NH, b->m->KV, QK, b->m->HS, b->past.rows, (real)(b->p.q.on == L2 ? sqrt(QK) : 1 / sqrt(QK))};
 }
 
-static LinearShape linear_shape(const Block *b, int out, int in, double c) { return (LinearShape){b->s->n, out, in, out, (real)c}; }
+static LinearShape linear_shape(const Block *b, int out, int in, double c) { return (LinearShape){b->s->n, out, in, out, b->dweights, (real)c}; }
 
 static void qk_rope(const Block *b, real *q, real *k, int direction) {
     const Model *m = b->m;
@@ -659,7 +660,7 @@ static void attn_branch_backward(const Block *b, real *du, real *dy, const real 
 // One ffn over n rows, y = N_o(W_down act(N_h([W_gate | W_up] c u))): all tokens', or an expert's on the rows of its own. N_h is SDD's or nGPT's, N_o SDD's.
 typedef struct Mlp {
     int64_t n;
-    int C, F, swiglu;
+    int C, F, swiglu, dweights;
     real c;
     const real *wg, *wu, *wd, *bg, *bu, *bd;
     real *dwg, *dwu, *dwd, *dbg, *dbu, *dbd;
@@ -670,7 +671,7 @@ typedef struct Mlp {
 static Mlp mlp_of_tokens(const Block *b) {
     const Params *w = &b->w;
     const Grads *dw = &b->dw;
-    return (Mlp){b->s->n, b->m->C, b->p.F, b->m->swiglu, (real)b->p.ffn_c, w->wg, w->wu, w->wd, w->wg_b, w->wu_b, w->wd_b, dw->wg, dw->wu, dw->wd, dw->wg_b, dw->wu_b, dw->wd_b,
+    return (Mlp){b->s->n, b->m->C, b->p.F, b->m->swiglu, b->dweights, (real)b->p.ffn_c, w->wg, w->wu, w->wd, w->wg_b, w->wu_b, w->wd_b, dw->wg, dw->wu, dw->wd, dw->wg_b, dw->wu_b, dw->wd_b,
                  b->a.gu, b->a.gun, b->a.h, b->a.sy, b->d.gu, b->d.gun, b->d.h, b->d.sy, NORM(b, hidden), NORM(b, shared_out)};
 }
 
@@ -685,12 +686,12 @@ static Mlp mlp_of_expert(const Block *b, int e) {
     int64_t row = a->start[e], n = a->start[e + 1] - row, C = b->m->C, F = b->m->F, GU = b->m->swiglu ? 2 * F : F, in = e * F * C, h = (int64_t)e * hidden->gains, o = (int64_t)e * out->gains;
     Norm nh = {*hidden, at(w->expert_hidden_w, h), NULL, at(dw->expert_hidden_w, h), NULL, NULL, at(a->expert_hidden_rstd, row * hidden->groups), n, (real)b->m->eps};
     Norm no = {*out, at(w->expert_out_w, o), NULL, at(dw->expert_out_w, o), NULL, NULL, at(a->expert_out_rstd, row), n, (real)b->m->eps};
-    return (Mlp){n, (int)C, (int)F, b->m->swiglu, (real)b->p.ffn_c, at(w->xg, in), w->xu + in, w->xd + in, NULL, NULL, NULL, at(dw->xg, in), at(dw->xu, in), at(dw->xd, in), NULL, NULL, NULL,
+    return (Mlp){n, (int)C, (int)F, b->m->swiglu, b->dweights, (real)b->p.ffn_c, at(w->xg, in), w->xu + in, w->xd + in, NULL, NULL, NULL, at(dw->xg, in), at(dw->xu, in), at(dw->xd, in), NULL, NULL, NULL,
                  a->xgu + row * GU, at(a->xgun, row * GU), a->xh + row * F, a->xy + row * C, at(d->xgu, row * GU), at(d->xgun, row * GU), at(d->xh, row * F), at(d->xy, row * C), nh, no};
 }
 
 static void mlp_forward(const Mlp *f, real *y, const real *u) {
-    LinearShape in = {f->n, f->F, f->C, f->swiglu ? 2 * f->F : f->F, f->c}, down = {f->n, f->C, f->F, f->C, 1};
+    LinearShape in = {f->n, f->F, f->C, f->swiglu ? 2 * f->F : f->F, f->dweights, f->c}, down = {f->n, f->C, f->F, f->C, f->dweights, 1};
     if (f->swiglu) linear_forward(f->gu, u, f->wg, f->bg, in);
     linear_forward(f->gu + (f->swiglu ? f->F : 0), u, f->wu, f->bu, in);
     activation_forward(f->h, slot_forward(&f->hidden, f->gun, f->gu), f->n, f->F, f->swiglu);
@@ -700,7 +701,7 @@ static void mlp_forward(const Mlp *f, real *y, const real *u) {
 }
 
 static void mlp_backward(const Mlp *f, real *du, real *dy, const real *u, int add) {
-    LinearShape in = {f->n, f->F, f->C, f->swiglu ? 2 * f->F : f->F, f->c}, down = {f->n, f->C, f->F, f->C, 1};
+    LinearShape in = {f->n, f->F, f->C, f->swiglu ? 2 * f->F : f->F, f->dweights, f->c}, down = {f->n, f->C, f->F, f->C, f->dweights, 1};
     real *dout = slot_backward(&f->out, f->dy, dy, f->y), *dgu = f->hidden.site.on ? f->dgun : f->dgu;
     linear_backward(f->dh, f->dwd, f->dbd, dout, f->h, f->wd, down, SET);
     activation_backward(dgu, f->dh, f->hidden.site.on ? f->gun : f->gu, f->n, f->F, f->swiglu);
@@ -747,7 +748,7 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
     for (int e = 0; e < r.E; e++) {
         Mlp f = mlp_of_expert(b, e);
         int64_t row = a->start[e] * (int64_t)f.C;
-        if (f.n) mlp_backward(&f, d->xx + row, drows + row, a->xx + row, SET);
+        if (f.n || f.dweights == SET) mlp_backward(&f, d->xx + row, drows + row, a->xx + row, SET);
     }
     gather_backward(du, d->xx, a->place, r.n, r.K, b->m->C);
     Mlp shared = mlp_of_tokens(b);
@@ -977,7 +978,7 @@ struct Gpt {
     real *tensors[TENSOR_KINDS], *acts, *grads;         // parameters, their gradients and moments; activations and their gradients
     real *past;                                         // keys and values of a text, layer by layer; made when extend first asks for it
     int past_rows, before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
-    bool extending;
+    bool extending, fresh;                              // fresh: gradients are to be 0, and those of linears' weights are yet what they were
     int recompute;
     real z_loss;
     double ce, z, router;                               // sums of losses over the tokens seen since they were last asked
@@ -999,7 +1000,7 @@ static Past gpt_past(const Gpt *g, int l) {
 
 static Block gpt_block(const Gpt *g, int l) {
     return (Block){&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->tensors[WEIGHTS], l), grads_view(&g->layout, g->tensors[GRADS], l),
-                   acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), gpt_past(g, l), 0};
+                   acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), gpt_past(g, l), g->fresh ? SET : ADD, 0};
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
@@ -1168,13 +1169,43 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     real *de = slot_backward(&emb, b.d.raw, b.d.e, b.a.raw);
     embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, g->now.B, g->now.T, m->C, (real)m->emb_scale);
     if (traveling) gpt_reduce(g, -1);
+    g->fresh = false;
+}
+
+static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->tensors[kind] ? g->tensors[kind] + (kind < ADAM_M ? e->offset : e->state) : NULL; }
+
+// The weights of linears, the head's among them: what linear_backward SETs in a step's first micro-step.
+static bool is_set_first(const Gpt *g, const Entry *e) {
+    int role = e->row.init;
+    return role != ROLE_GAIN && role != ROLE_ZERO && (role != ROLE_EMBEDDING || (g->m.tied && e->id == PARAM_wte));
+}
+
+static void gpt_zero(Gpt *g, bool set_first) {
+    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++) {
+        real *d = gpt_tensor(g, GRADS, e);
+#pragma omp parallel for schedule(static) if (e->size > 1 << 16)
+        for (int64_t i = 0; i < (is_set_first(g, e) == set_first ? e->size : 0); i++) d[i] = 0;
+    }
+}
+
+static void gpt_zero_grads(Gpt *g) {
+    gpt_zero(g, false);
+    g->fresh = true;
+    for (int l = 0; l < g->m.L; l++) {
+        Block b = gpt_block(g, l);
+        if (b.p.moe) memset(b.a.loads, 0, (size_t)g->m.moe.E * sizeof(real));
+    }
+}
+
+// Gradients without a micro-step are 0.
+static void gpt_settle(Gpt *g) {
+    if (g->fresh) gpt_zero(g, true);
+    g->fresh = false;
 }
 
 // The tensors are the host's own: nothing to bring and nothing to send. Keys and values are of the weights before.
-static void gpt_fetch(Gpt *g, int kind) { (void)g, (void)kind; }
+static void gpt_fetch(Gpt *g, int kind) { if (kind == GRADS) gpt_settle(g); }
 static void gpt_store(Gpt *g, int kind, int64_t step) { (void)kind, (void)step; g->past_rows = 0; }
-
-static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->tensors[kind] ? g->tensors[kind] + (kind < ADAM_M ? e->offset : e->state) : NULL; }
 
 static const void *gpt_logits(Gpt *g, int64_t row) { return gpt_block(g, 0).a.logits + row * g->m.Vp; }
 
@@ -1185,16 +1216,6 @@ static void gpt_activation(Gpt *g, void *out, int kind, int l) {
     const real *from[PROBE_KINDS] = {l < 0 ? b.a.e : b.a.x, l < 0 ? b.d.e : b.d.x, b.m->swiglu ? gu + b.p.F : gu, b.a.h};
     int64_t width = probe_width(&g->m, kind, l), step = kind == PROBE_UP && b.m->swiglu ? 2 * width : width;
     for (int64_t t = 0; t < g->now.n; t++) memcpy((real *)out + t * width, from[kind] + t * step, (size_t)width * sizeof(real));
-}
-
-static void gpt_zero_grads(Gpt *g) {
-    real *grads = g->tensors[GRADS];
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < g->layout.total; i++) grads[i] = 0;
-    for (int l = 0; l < g->m.L; l++) {
-        Block b = gpt_block(g, l);
-        if (b.p.moe) memset(b.a.loads, 0, (size_t)g->m.moe.E * sizeof(real));
-    }
 }
 
 static void gpt_watch(Gpt *g) {
@@ -1280,6 +1301,7 @@ static double gpt_square(const Gpt *g) {
 
 // m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target)).  Each process updates its part, which then goes to all.
 static Update gpt_update(Gpt *g, const AdamW *o) {
+    gpt_settle(g);
     comm_wait(g->comm);
     double square = gpt_square(g);
     Update u = {gpt_means(g, &square), sqrt(square), 0};

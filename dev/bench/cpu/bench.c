@@ -143,11 +143,11 @@ static double norms(const Block *b, bool backward) {
     return width;
 }
 
-// FLOP, and values that are read or written once: a gradient of weights counts as both.
+// FLOP, and values that are read or written once; gradients of weights as a first micro-step's, which are written alone.
 typedef struct Work { double flops, values; } Work;
 static Work moved(double values) { return (Work){0, values}; }
 static Work forward_work(double n, double out, double in) { return (Work){2 * n * out * in, n * (out + in) + out * in}; }
-static Work backward_work(double n, double out, double in) { return (Work){4 * n * out * in, 2 * n * (out + in) + 3 * out * in}; }
+static Work backward_work(double n, double out, double in) { return (Work){4 * n * out * in, 2 * n * (out + in) + 2 * out * in}; }
 
 // while (timed(t, &l, name, calls, work)) run;       one row of the table; l is another block's layers in each run
 typedef struct Table { const Peaks *peaks; const Layer *blocks; int count; double whole, sum, best; Timer timer; } Table;
@@ -178,11 +178,14 @@ static void layers(Run *r, const Peaks *p) {
     Table table = {.peaks = p, .blocks = blocks, .count = m->L}, *t = &table;
     char text[64];
     for (Timer one = {.what = "a step", .best = &t->whole}; timer_next(&one);) step(r);
-    for (int i = 0; i < m->L; i++) blocks[i] = layer_at(g, i);
+    for (int i = 0; i < m->L; i++) {
+        blocks[i] = layer_at(g, i);
+        blocks[i].b.dweights = SET;
+    }
     real *head = m->tied ? l->b.w.wte : l->b.w.wlm, *dhead = m->tied ? l->b.dw.wte : l->b.dw.wlm;
     double width = norms(&blocks[m->L - 1].b, false);
     Norm fin = NORM(&l->b, fin);
-    LinearShape q = linear_shape(&l->b, Q, C, 1), k = linear_shape(&l->b, K, C, 1), o = linear_shape(&l->b, C, Q, 1), in = {s->n, F, C, F + up, 1}, down = linear_shape(&l->b, C, F, 1);
+    LinearShape q = linear_shape(&l->b, Q, C, 1), k = linear_shape(&l->b, K, C, 1), o = linear_shape(&l->b, C, Q, 1), in = {s->n, F, C, F + up, SET, 1}, down = linear_shape(&l->b, C, F, 1);
     printf("\n%-38s %10s    calls    ms a step  of it   rate\n", check_format(text, sizeof text, "%s under %s, %d x %d tokens", r->f->model, m->mode->name, s->B, s->T), "ms");
     while (timed(t, &l, "embedding forward", micros, moved(n * C * (m->rope ? 2 : 3)))) embedding_forward(l->b.a.e, g->inputs, l->b.w.wte, l->b.w.wpe, s->B, s->T, C, 1);
     while (timed(t, &l, "norms forward", all, moved(2 * n * width))) norms(&l->b, false);
@@ -215,7 +218,6 @@ static void layers(Run *r, const Peaks *p) {
     while (timed(t, &l, "k, v backward", 2 * all, backward_work(n, K, C))) linear_backward(l->du, l->b.dw.wk, l->b.dw.wk_b, l->dk, l->u, l->b.w.wk, k, ADD);
     while (timed(t, &l, "norms backward", all, moved(3 * n * width))) norms(&l->b, true);
     while (timed(t, &l, "embedding backward", micros, moved(n * C * (m->rope ? 3 : 5)))) embedding_backward(l->b.dw.wte, l->b.dw.wpe, l->b.d.e, g->inputs, s->B, s->T, C, 1);
-    while (timed(t, &l, "zero_grads", 1, moved(weights))) gpt_zero_grads(g);
     while (timed(t, &l, "optimizer", 1, moved(8 * weights))) gpt_update(g, &adamw);
     printf("%-61s %10.2f %5.1f %%\n", "the sum", 1e3 * t->sum, 100 * t->sum / t->whole);
     printf("%-61s %10.2f %5.1f %%  %s\n", "a whole step, measured", 1e3 * t->whole, 100.0, rate(text, p, t->whole, step_flops(r), 0));
