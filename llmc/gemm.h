@@ -378,6 +378,7 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
 }
 
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
+    if (!M || !N) return;
     int64_t threads = 1, mp = (M + MC - 1) / MC, np = (N + NC - 1) / NC, tm = gemm_even(M, mp, MR), tn = gemm_even(N, np, NR);
 #ifdef _OPENMP
     if (!omp_in_parallel() && M * N * K > 1 << 15) threads = omp_get_max_threads();

@@ -58,6 +58,9 @@ static void against_naive(Product packed, const char *name) {
     EXPECT(c[5] == 5, "%s of depth 0 gives %g, expected C as it was", name, c[5]);
     packed(view(c, 3, 1), view(a, 1, 1), view(b, 1, 1), 2, 3, 0, 1, 0);
     EXPECT(c[0] == 0 && c[5] == 0, "%s of depth 0, beta 0 gives %g, expected 0", name, c[5]);
+    // No rows, as of an expert without tokens, or no columns: nothing.
+    for (int i = 0; i < 2; i++) packed(view(c, 3, 1), view(a, 8, 1), view(b, 3, 1), i ? 2 : 0, i ? 0 : 3, 8, 1, 1);
+    EXPECT(c[0] == 0 && c[5] == 0, "%s without rows or columns writes %g", name, c[0]);
 }
 
 void test_gemm(void) {
