@@ -301,7 +301,7 @@ static inline char *file_read(const char *path, size_t *n) {
         return NULL;
     }
     text[*n] = 0;
-    char *exact = (char *)realloc(text, *n ? *n : 1);          // the room doubled: what is left of it goes back
+    char *exact = (char *)realloc(text, *n + 1);                // the room doubled: what is left of it goes back
     return exact ? exact : text;
 }
 

@@ -230,6 +230,18 @@ static void test_files(void) {
     EXPECT(json_get_int(root, "step", path) == 7 && strlen(json_get_string(root, "pad", path)) == 10000, "a file is read wrongly");
     json_free(root);
     size_t n;
+    int ended = 0, sizes = 300;                             // behind the bytes of a file of any size there is a zero
+    for (int size = 0; size < sizes; size++) {
+        char bytes[300];
+        memset(bytes, 'x', sizeof bytes);
+        f = fopen(path, "wb");
+        fwrite(bytes, 1, (size_t)size, f);
+        fclose(f);
+        char *text = file_read(path, &n);
+        ended += n == (size_t)size && strlen(text) == n;
+        free(text);
+    }
+    EXPECT(ended == sizes, "of %d files, %d are read with a zero behind them", sizes, ended);
     EXPECT(!file_read(test_dir("json"), &n) && errno == EISDIR, "a directory was read as a file");
     EXPECT_REFUSAL(read_missing, (void *)"build/test/json/absent.json", "cannot read build/test/json/absent.json");
     EXPECT_REFUSAL(parse_broken, (void *)"{\"step\" 7}", "state.json is not valid JSON: byte 8: expected ':', found '7'");
