@@ -351,15 +351,14 @@ static inline void tasks_report(const Tasks *tasks, Log *log) {
         log_nest(log, t->name, '{');
         log_int(log, "examples", t->examples);
         for (const TaskMetric *m = metrics; m < metrics + count; m++) {
-            char name[32], deviation[32] = "";
+            char name[32];
             log_real(log, m->name, m->value);
-            if (!isnan(m->deviation)) {
-                log_real(log, check_format(name, sizeof name, "%s_stderr", m->name), m->deviation);
-                check_format(deviation, sizeof deviation, "%.4f", m->deviation);
-            }
+            if (!isnan(m->deviation)) log_real(log, check_format(name, sizeof name, "%s_stderr", m->name), m->deviation);
             if (m == metrics) printf("%-20s %9lld", t->name, (long long)t->examples);
             else printf("%-20s %9s", "", "");
-            printf("  %-16s %10.4f %10s\n", m->name, m->value, deviation);
+            printf("  %-16s %10.4f", m->name, m->value);
+            if (!isnan(m->deviation)) printf(" %10.4f", m->deviation);
+            printf("\n");
         }
         log_unnest(log, '}');
     }

@@ -282,6 +282,13 @@ static void test_metrics(void) {
     t.scores[1] = 1;
     task_metrics(&t, metrics);
     EXPECT(metrics[0].value == 0.5 && fabs(metrics[1].value - exp(2)) < 1e-12 && fabs(metrics[1].deviation - exp(2)) < 1e-12, "perplexity %g +- %g", metrics[1].value, metrics[1].deviation);
+    t.scores[0] = -300;                                                       // a number of 66 digits goes into the table, and into the log
+    Log log = {0};
+    log_begin(&log);
+    tasks_report(&(Tasks){&t, 1}, &log);
+    char *text = log_take(&log);
+    EXPECT(strstr(text, "\"perplexity_stderr\": ") && strstr(text, "e+65"), "a large perplexity is logged as %s", text);
+    free(text);
 
     // A file that does not say lengths: characters by the tokenizer, tokens without one.
     char path[256];
