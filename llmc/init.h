@@ -55,7 +55,7 @@ static inline uint64_t init_key(const Init *init, const Entry *e) { return rand_
 // The initial value of element i of a tensor. Rows of the padded vocabulary beyond V are zero.
 static inline double init_value(const Init *init, const Model *m, const Entry *e, double std, uint64_t key, int64_t i) {
     if (e->row.init == ROLE_ZERO) return 0;
-    if (e->row.init == ROLE_GAIN) return e->row.gain;
     if (i >= entry_rows(m, e) * e->row.cols) return 0;
+    if (e->row.init == ROLE_GAIN) return e->row.gain;
     return std * (INITS[init->scheme].cut ? rand_truncated(key, (uint64_t)i, 3.0) : rand_normal(key, (uint64_t)i));
 }
