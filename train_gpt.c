@@ -1304,7 +1304,8 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     gpt_settle(g);
     comm_wait(g->comm);
     double square = gpt_square(g);
-    Update u = {gpt_means(g, &square), sqrt(square), 0};
+    Loss loss = gpt_means(g, &square);
+    Update u = {loss, sqrt(square), 0};
     u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.loss.router) && isfinite(u.norm) && (!o->most_ce || u.loss.ce <= o->most_ce) && (!o->most_norm || u.norm <= o->most_norm);
     if (!u.applied) return u;
     g->past_rows = 0;                                                       // of the weights before
