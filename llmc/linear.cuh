@@ -229,7 +229,9 @@ static inline bool product(Product f, cublasLtEpilogue_t epilogue, Gpu *gpu) {
 // What an algorithm's 64 bytes mean changes with the library and the GPU; which of them fit, with the types.
 static inline void plans_origin(const Plans *plans, char *text, size_t cap) {
     cudaDeviceProp device;
-    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    int id;
+    cudaCheck(cudaGetDevice(&id));
+    cudaCheck(cudaGetDeviceProperties(&device, id));
     check_format(text, cap, "cuBLASLt %zu, %s, %s", cublasLtGetVersion(), device.name, plans->tf32 ? "tf32" : sizeof(real) == sizeof(float) ? "fp32" : "bf16");
 }
 
