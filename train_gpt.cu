@@ -71,7 +71,7 @@ static int64_t gpt_count(const Layout *layout, int kind, bool training) {
 
 static inline int64_t past_values(const Model *m, int T) { return (int64_t)m->L * T * past_width(m); }
 
-// Bytes on the device: all that gpt_create takes, and without training what extend does.
+// Bytes on the device: all that gpt_create takes, and what extend does.
 static size_t gpt_bytes(const Model *m, const Setup *setup) {
     Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
     Layout layout = layout_make(m);
@@ -79,7 +79,7 @@ static size_t gpt_bytes(const Model *m, const Setup *setup) {
     layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
     size_t weights = (size_t)layout.total * (gpt_ratio() > 1 ? sizeof(real) : 0) + (comm_size(setup->comm) > 1 ? (size_t)NCCL_MIB << 20 : 0);
     for (int kind = 0; kind < setup_kinds(setup); kind++) weights += (size_t)gpt_count(&layout, kind, setup->training) * sizeof(float);
-    size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : past_values(m, setup->T))) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
+    size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : 0) + (setup->extends ? past_values(m, setup->T) : 0)) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
                    (size_t)scratch_floats(m, setup) * sizeof(float) + (size_t)m->L * sizeof(LayerSums) + (size_t)router_doubles(m) * sizeof(double) + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums)) +
                    PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
     layout_free(&layout);

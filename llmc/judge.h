@@ -25,8 +25,8 @@ typedef struct LayerStats { double residual_rms, attn_ratio, ffn_ratio, attn_log
 // Of a tensor after a step: L2 norms of its gradient before clipping, of its weights before the step, and of what the step subtracted from them.
 typedef struct TensorStats { double grad, weight, update; } TensorStats;
 
-// How a model is made. B x T: the largest micro-batch, of steps of `batch` sequences. seed: of stochastic rounding. comm: the processes that train it (NULL: one).
-typedef struct Setup { int B, T, recompute, training; double z_loss; int64_t batch; int tf32, stochastic, tune, graph; uint64_t seed; Comm *comm; } Setup;
+// How a model is made. B x T: the largest micro-batch, of steps of `batch` sequences. extends: extend will be called. seed: of stochastic rounding. comm: the processes that train it (NULL: one).
+typedef struct Setup { int B, T, recompute, training, extends; double z_loss; int64_t batch; int tf32, stochastic, tune, graph; uint64_t seed; Comm *comm; } Setup;
 
 // What a probe reads (llmc/probe.h): of layer l the stream that leaves it (-1: that enters the first) and the loss's gradient there; of a dense ffn, as its activation
 // function reads it, the up projection's output, and the input of the down projection. `recompute` is then KEEP_ALL: nothing is overwritten, and there are no moments.

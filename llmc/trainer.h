@@ -729,6 +729,7 @@ static inline Setup run_setup(Run *r, bool training) {
     s.T = r->m.T;
     s.recompute = *f->probe ? KEEP_ALL : training ? f->recompute : RECOMPUTE_ON;       // without a backward nothing needs to be kept
     s.training = training || *f->probe;
+    s.extends = f->sample > 0;
     s.z_loss = f->z_loss;
     s.batch = f->batch;
     s.tf32 = f->tf32;
