@@ -159,20 +159,42 @@ static inline __attribute__((always_inline)) void gemm_pack(Unit *restrict dst, 
 
 #if defined(__AVX512F__) && (!defined(BF16_PRODUCTS) || defined(__AVX512BF16__))
 #define SQUARES
+#include <immintrin.h>
 // With 16 lanes a panel is packed in squares of 16 rows by 16 units of k, whole registers at a time. A line of a square is of one row, side by side in k
 // (along), or of 16 rows at one unit (across).
 typedef uint32_t Line __attribute__((vector_size(64), aligned(4), may_alias));
+
 #ifdef BF16_PRODUCTS
-static inline Line gemm_round(const real *low, const real *high) { return (Line)_mm512_cvtne2ps_pbh((__m512)*(const VecAnywhere *)high, (__m512)*(const VecAnywhere *)low); }
-static inline Line gemm_along(const real *x) { return gemm_round(x, x + 16); }
-static inline Line gemm_across(const real *x, int64_t next) {
+static inline Line gemm_round(Line low, Line high) { return (Line)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low); }
+static inline Line gemm_pairs(Line low, Line high) {
     const Line pairs = {0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008, 0x190009, 0x1A000A, 0x1B000B, 0x1C000C, 0x1D000D, 0x1E000E, 0x1F000F};
-    return (Line)_mm512_permutexvar_epi16((__m512i)pairs, (__m512i)gemm_round(x, x + next));
+    return (Line)_mm512_permutexvar_epi16((__m512i)pairs, (__m512i)gemm_round(low, high));
 }
+static inline Line gemm_along(const real *x) { return gemm_round(*(const Line *)x, *(const Line *)(x + 16)); }
+static inline Line gemm_across(const real *x, int64_t next) { return gemm_pairs(*(const Line *)x, *(const Line *)(x + next)); }
 #else
 static inline Line gemm_along(const real *x) { return *(const Line *)x; }
 static inline Line gemm_across(const real *x, int64_t next) { (void)next; return *(const Line *)x; }
 #endif
+
+// Of 16 neighbours the first `there`, the others 0, and not read.
+static inline Line gemm_some(const real *x, int64_t there) { return (Line)_mm512_maskz_loadu_ps((__mmask16)(there >= 16 ? 0xFFFF : there > 0 ? (1 << there) - 1 : 0), x); }
+
+// The lines of a square of which not all is there.
+static __attribute__((noinline)) void gemm_edge(Line x[16], const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
+    for (int64_t i = 0; i < 16; i++) {
+        const real *row = src + i * rs, *unit = src + i * PER_UNIT * cs;
+        int64_t left = depth - i * PER_UNIT;
+#ifdef BF16_PRODUCTS
+        if (cs == 1) x[i] = gemm_round(gemm_some(row, i < rows ? depth : 0), gemm_some(row + 16, i < rows ? depth - 16 : 0));
+        else if (rs == 1) x[i] = gemm_pairs(gemm_some(unit, left > 0 ? rows : 0), gemm_some(unit + cs, left > 1 ? rows : 0));
+#else
+        if (cs == 1) x[i] = gemm_some(row, i < rows ? depth : 0);
+        else if (rs == 1) x[i] = gemm_some(unit, left > 0 ? rows : 0);
+#endif
+        else for (int64_t k = 0; k < 16; k++) ((Unit *)x)[16 * i + k] = i < rows && k * PER_UNIT < depth ? gemm_unit(row + k * PER_UNIT * cs, cs, depth - k * PER_UNIT) : 0;
+    }
+}
 
 // The transpose of a square: for s = 1, 2, 4, 8 each line i without bit s and line i + s exchange what lies off the diagonal of their blocks of 2 s.
 #define OWN(j, s) ((j) & (s) ? (j) - (s) + 16 : (j))
@@ -187,46 +209,52 @@ static inline __attribute__((always_inline)) void gemm_transpose(Line x[16]) { E
 #undef LANES
 #undef EXCHANGE
 
-// Packs a square of which `rows` and `depth` are there, the others zero: a line for each row (by_row) or for each unit, `apart` units apart. The memory of the next
-// square is asked for on the way.
-static inline __attribute__((always_inline)) void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth, const bool by_row) {
+// Packs a square of which `rows` and `depth` are there, the others zero: a line for each row (by_row) or for each unit, `apart` units apart. Of its rows the panel
+// takes the first `wide`; where lines are no further apart than that, each overwrites what the one before has beyond. The next square is fetched on the way.
+static inline __attribute__((always_inline)) void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth, const int wide, const bool by_row) {
     enum { DEPTH = 16 * PER_UNIT };
-    Line x[16];
-    bool along = cs == 1 && depth >= DEPTH, across = !along && rs == 1 && rows >= 16 && depth >= DEPTH;
+    Line x[16] = {0};
+    bool along = cs == 1, across = !along && rs == 1;
+    if (depth < DEPTH || rows < (along ? wide : 16) || !(along || across)) {
+        Line edge[16];                                                      // x itself has no address, and stays in registers
+        gemm_edge(edge, src, rs, cs, rows, depth);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16 && along; i++) {
-        for (int j = 0; j < DEPTH; j += LINE) __builtin_prefetch(src + i * rs + DEPTH + j);
-        x[i] = i < rows ? gemm_along(src + i * rs) : (Line){0};
-    }
+        for (int i = 0; i < 16; i++) x[i] = edge[i];
+    } else if (along)
 #pragma GCC unroll 16
-    for (int i = 0; i < 16 && across; i++) {
-        for (int j = 0; j < PER_UNIT; j++) __builtin_prefetch(src + (DEPTH + i * PER_UNIT + j) * cs);
-        x[i] = gemm_across(src + i * PER_UNIT * cs, cs);
-    }
-    for (int64_t i = 0; i < 256 && !along && !across; i++) {
-        int64_t row = i / 16, k = i % 16 * PER_UNIT;
-        ((Unit *)x)[i] = row < rows && k < depth ? gemm_unit(src + row * rs + k * cs, cs, depth - k) : 0;
-    }
+        for (int i = 0; i < wide; i++) {
+            for (int j = 0; j < DEPTH; j += LINE) __builtin_prefetch(src + i * rs + DEPTH + j);
+            x[i] = gemm_along(src + i * rs);
+        }
+    else
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            for (int j = 0; j < PER_UNIT; j++) __builtin_prefetch(src + (DEPTH + i * PER_UNIT + j) * cs);
+            x[i] = gemm_across(src + i * PER_UNIT * cs, cs);
+        }
     if (across == by_row) gemm_transpose(x);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) *(Line *)(dst + i * apart) = x[i];
 }
 #endif
 
-// A panel of A, MR rows, and of B, NR columns, each from a slice of K. What AMX reads of A has 16 units of a row side by side; everything else, all rows of a unit.
+// A panel of A, the first MR of `rows`, and of B, NR columns, each from a slice of K. What AMX reads of A has 16 units of a row side by side; everything else, all rows
+// of a unit. Panels of A are packed in order: in squares, one may end in the next.
 static __attribute__((noinline)) void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
 #if AMX
     for (int64_t k = 0; k < depth; k += 32)
-        for (int64_t r = 0; r < MR; r += 16, dst += 256) gemm_square(dst, 16, src + r * rs + k * cs, rs, cs, rows - r, depth - k, true);
+        for (int64_t r = 0; r < MR; r += 16, dst += 256) gemm_square(dst, 16, src + r * rs + k * cs, rs, cs, rows - r, depth - k, 16, true);
+#elif defined(SQUARES)
+    for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * MR) gemm_square(dst, MR, src + k * cs, rs, cs, rows, depth - k, MR, false);
 #else
-    gemm_pack(dst, src, rs, cs, rows, MR, depth);
+    gemm_pack(dst, src, rs, cs, rows < MR ? rows : MR, MR, depth);
 #endif
 }
 
 static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t cols, int64_t depth) {
 #ifdef SQUARES
     for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * NR)
-        for (int64_t j = 0; j < NR; j += 16) gemm_square(dst + j, NR, src + j * cs + k * rs, cs, rs, cols - j, depth - k, false);
+        for (int64_t j = 0; j < NR; j += 16) gemm_square(dst + j, NR, src + j * cs + k * rs, cs, rs, cols - j, depth - k, 16, false);
 #else
     gemm_pack(dst, src, cs, rs, cols, NR, depth);
 #endif
@@ -355,12 +383,12 @@ static inline int64_t gemm_even(int64_t size, int64_t pieces, int64_t unit) { re
 // One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous.
 static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta) {
     enum { UNITS = KC / PER_UNIT };
-    Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
+    Unit pa[(MC + MR) * UNITS ] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
         int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_even(depth, 1, STEP * PER_UNIT) / PER_UNIT, lines = NR * depth * MR / (LINE * rows) + 1;
         for (int64_t i = 0; i < rows; i += MR)
-            gemm_pack_a(pa + i * units, A.p + i * A.rs + k0 * A.cs, A.rs, A.cs, rows - i < MR ? rows - i : MR, depth);
+            gemm_pack_a(pa + i * units, A.p + i * A.rs + k0 * A.cs, A.rs, A.cs, rows - i, depth);
         for (int64_t j = 0; j < cols; j += NR) {
             const real *panel = B.p + k0 * B.rs + j * B.cs;
             Ahead next = {panel + NR * B.cs, NR, B.cs, depth, 0};
@@ -369,7 +397,8 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
             gemm_pack_b(pb, panel, B.rs, B.cs, cols - j < NR ? cols - j : NR, depth);
             for (int64_t i = 0; i < rows; i += MR) {
                 gemm_fetch(&next, lines);
-                for (int64_t r = i; r < i + MR && r < rows && VECTOR_BYTES < 64; r++) __builtin_prefetch(C.p + r * C.rs + j, 1);      // AVX-512: slower with than without
+                for (int64_t r = i; r < i + MR && r < rows && !AMX; r++)
+                    for (int64_t c = j; c < j + NR; c += LINE) __builtin_prefetch(C.p + r * C.rs + c, 1);
                 gemm_block(view(C.p + i * C.rs + j, C.rs, 1), pa + i * units, pb, units, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1);
             }
         }
