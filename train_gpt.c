@@ -27,6 +27,12 @@ static inline real exp_real(real x) { return sizeof(real) == 8 ? (real)exp((doub
 enum { SET, ADD };
 enum { STRIP = 32 };                                    // columns that a thread owns where it sums over rows, so that each sum has one order
 
+// x = 0
+static void zero(real *x, int64_t size) {
+#pragma omp parallel for schedule(static) if (size > 1 << 16)
+    for (int64_t i = 0; i < size; i++) x[i] = 0;
+}
+
 // ------------------------------------------------------------------------------------------------------------------ linear
 // y = c W x + b over n rows. x: [n, in], W: [out, in], b: [out] or NULL, y: [n, ldy] of which `out` columns are written.
 
@@ -874,9 +880,8 @@ static void block_forward(const Block *b, real *x) {
 // dx: gradient of the block's input; d.x, the gradient of its output, is complete.
 static void block_backward(const Block *b, real *dx, real *x) {
     Sublayer attn = attn_sublayer(b), ffn = ffn_sublayer(b);
-    size_t bytes = (size_t)b->s->n * (size_t)b->m->C * sizeof(real);
-    memset(dx, 0, bytes);
-    memset(b->d.mid, 0, bytes);
+    zero(dx, b->s->n * (int64_t)b->m->C);
+    zero(b->d.mid, b->s->n * (int64_t)b->m->C);
     sublayer_backward(b, &ffn, b->d.mid, dx, b->d.x, b->a.mid);
     sublayer_backward(b, &attn, dx, dx, b->d.mid, x);
 }
@@ -1181,11 +1186,8 @@ static bool is_set_first(const Gpt *g, const Entry *e) {
 }
 
 static void gpt_zero(Gpt *g, bool set_first) {
-    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++) {
-        real *d = gpt_tensor(g, GRADS, e);
-#pragma omp parallel for schedule(static) if (e->size > 1 << 16)
-        for (int64_t i = 0; i < (is_set_first(g, e) == set_first ? e->size : 0); i++) d[i] = 0;
-    }
+    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
+        if (is_set_first(g, e) == set_first) zero(gpt_tensor(g, GRADS, e), e->size);
 }
 
 static void gpt_zero_grads(Gpt *g) {
