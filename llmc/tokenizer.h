@@ -258,58 +258,42 @@ static inline size_t tokenizer_piece(const Tokenizer *t, const char *text, size_
     return kind == CLASS_SPACE && next < n && last > at ? last : next;
 }
 
-// Merging keeps the parts of a piece as a list: next[i] and prev[i] are where the neighbours of the part at i begin. merge[0][i] is the token
-// that the part at i makes with the next one, and merge[l + 1][i] the lowest of the row merge[l][16 i .. 16 i + 15]. So the lowest of all is
-// kept and found in log n steps: n log n in all, whatever the text. A piece of up to 16 bytes is one row; 8 levels hold 16^8 bytes.
-typedef struct { uint32_t *next, *prev, *merge[8]; int top; } TokenizerParts;
+// Merging keeps the parts of a piece as a list: next[i] and prev[i] are where the neighbours of the part at i begin. tree[leaves + i] is the token
+// that the part at i makes with the next one, and tree[k] the lower of tree[2 k] and tree[2 k + 1]. So the lowest of all, tree[1], is kept and
+// found in log n steps: n log n in all, whatever the text.
+typedef struct { uint32_t *next, *prev, *tree; size_t leaves; } TokenizerParts;        // leaves: the power of two that is not below n
 
-#define TOKENIZER_PARTS_WORDS(n) (4 * (n) + 16)                                        // of memory: next, prev, 16 / 15 n for merge, and the ends of its rows
+#define TOKENIZER_PARTS_WORDS(n) (6 * (n))                                             // of memory: next, prev, and a tree of two words for each leaf
 
-static inline uint32_t tokenizer_lowest(const uint32_t *row) {
-    uint32_t lowest = row[0];
-    for (int k = 1; k < 16; k++) lowest = row[k] < lowest ? row[k] : lowest;
-    return lowest;
-}
+static inline uint32_t tokenizer_lower(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 // The n bytes of a piece as parts, laid out in memory.
 static inline void tokenizer_parts(const Tokenizer *t, const unsigned char *p, size_t n, TokenizerParts *parts, uint32_t *memory) {
     parts->next = memory;
     parts->prev = memory + n;
-    parts->merge[0] = memory + 2 * n;
-    parts->top = 0;
+    parts->tree = memory + 2 * n;
+    for (parts->leaves = 1; parts->leaves < n;) parts->leaves *= 2;
     for (size_t i = 0; i < n; i++) {
         parts->next[i] = (uint32_t)i + 1;
         parts->prev[i] = (uint32_t)i - 1;
-        parts->merge[0][i] = i + 1 < n ? t->pairs[p[i] << 8 | p[i + 1]] : TOKENIZER_NO_MERGE;
     }
-    for (;; parts->top++) {
-        size_t rows = CEIL_DIV(n, 16);
-        uint32_t *level = parts->merge[parts->top], *above = level + 16 * rows;
-        for (size_t i = n; i < 16 * rows; i++) level[i] = TOKENIZER_NO_MERGE;
-        if (rows == 1) break;
-        for (size_t i = 0; i < rows; i++) above[i] = tokenizer_lowest(level + 16 * i);
-        parts->merge[parts->top + 1] = above;
-        n = rows;
-    }
+    for (size_t i = 0; i < parts->leaves; i++) parts->tree[parts->leaves + i] = i + 1 < n ? t->pairs[p[i] << 8 | p[i + 1]] : TOKENIZER_NO_MERGE;
+    for (size_t k = parts->leaves - 1; k > 0; k--) parts->tree[k] = tokenizer_lower(parts->tree[2 * k], parts->tree[2 * k + 1]);
 }
 
 static inline void tokenizer_set_merge(TokenizerParts *parts, size_t i, uint32_t token) {
-    parts->merge[0][i] = token;
-    for (int l = 0; l < parts->top; l++) {
-        i /= 16;
-        token = tokenizer_lowest(parts->merge[l] + 16 * i);
-        if (parts->merge[l + 1][i] == token) break;
-        parts->merge[l + 1][i] = token;
+    uint32_t *tree = parts->tree;
+    for (tree[i += parts->leaves] = token; i /= 2; tree[i] = token) {
+        token = tokenizer_lower(tree[2 * i], tree[2 * i + 1]);
+        if (tree[i] == token) break;
     }
 }
 
 // The leftmost part that makes this token, the lowest of all.
 static inline size_t tokenizer_leftmost(const TokenizerParts *parts, uint32_t token) {
-    size_t i = 0;
-    for (int l = parts->top; l >= 0; l--) {
-        for (i *= 16; parts->merge[l][i] != token;) i++;
-    }
-    return i;
+    size_t i = 1;
+    while (i < parts->leaves) i = 2 * i + (parts->tree[2 * i] != token);
+    return i - parts->leaves;
 }
 
 // The token that the part at i makes with the next part.
@@ -323,7 +307,7 @@ static inline int64_t tokenizer_merge(const Tokenizer *t, const unsigned char *p
     int64_t count = 0;
     tokenizer_parts(t, p, n, &parts, memory);
     for (size_t i = 0; i < n; i++) tokens[i] = t->bytes[p[i]];
-    for (uint32_t token; (token = tokenizer_lowest(parts.merge[parts.top])) != TOKENIZER_NO_MERGE;) {
+    for (uint32_t token; (token = parts.tree[1]) != TOKENIZER_NO_MERGE;) {
         size_t i = tokenizer_leftmost(&parts, token), gone = parts.next[i];
         tokens[i] = (int32_t)token;
         parts.next[i] = parts.next[gone];
