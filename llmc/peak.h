@@ -1,9 +1,8 @@
-// peak.h: what this machine can do at most, measured: products in registers, and memory far beyond the caches. Each function takes the seconds to spend.
+// peak.h: what this machine can do at most, measured: products in registers. (Memory far beyond the caches: dev/bench/cpu/bench.c.) Takes the seconds to spend.
 //
 //   peak_products    FLOP/s of gemm.h's innermost step, in registers: gemm_dot on as many vectors as its kernel holds, multiply-adds of floats, one instruction where
 //                    the CPU has it and -ffp-contract=fast allows it; with BF16_PRODUCTS the dot product of pairs, or AMX's of tiles, where the build may use
 //                    it. Where it may not, bfloat16 is widened first, at the speed of floats. Units that gemm.h does not use (SME, bfmmla) do not count.
-//   peak_bandwidth   bytes/s of a[i] = b[i] + s c[i], 12 bytes an element, as STREAM counts (McCalpin 1995); that a is read before it is written comes on top
 //
 // All OpenMP threads work at once and time their own short runs; the result is the sum of their rates, each from the median of its times. So other programs, which
 // take a core for some milliseconds, do not show, and neither does a moment in which a thread has a core or the memory for itself.
@@ -76,17 +75,3 @@ static inline void peak_products_run(float *block) {
 #endif
 
 static inline double peak_products(double seconds) { return peak_rate(seconds, 2.0 * MR * NR * STEP * PER_UNIT * PEAK_STEPS, 1, peak_products_run); }
-
-static inline void peak_bandwidth_run(float *block) {
-    float *restrict a = block, *restrict b = a + PEAK_BLOCK, *restrict c = b + PEAK_BLOCK;
-    for (int64_t i = 0; i < PEAK_BLOCK; i++) a[i] = b[i] + 0.5f * c[i];
-}
-
-// Together four times the last-level cache, 192 MiB, and 48 MiB a thread, whichever is most: some systems do not say how large the cache is.
-static inline double peak_bandwidth(double seconds) {
-    int threads = 0;
-#pragma omp parallel reduction(+ : threads)
-    threads++;
-    double cache = 4.0 * (double)sysconf(_SC_LEVEL3_CACHE_SIZE) / 1048576, MiB = fmax(fmax(cache, 192), 48.0 * threads);
-    return peak_rate(seconds, 3.0 * sizeof(float) * PEAK_BLOCK, (int64_t)(MiB / threads / 0.75) + 1, peak_bandwidth_run);
-}

@@ -15,6 +15,25 @@ _Static_assert(sizeof(real) == sizeof(float), "expected PREC=fp32 or bf16: there
 static const double SECONDS = 0.25;
 typedef struct Peaks { double flops, bandwidth; } Peaks;                       // FLOP/s in this precision, bytes/s
 
+// ------------------------------------------------------------------------------------------------------------------ memory
+
+// bytes/s of a[i] = b[i] + s c[i], 12 bytes an element, as STREAM counts (McCalpin 1995); that a is read before it is written comes on top.
+static void peak_bandwidth_run(float *block) {
+    float *restrict a = block, *restrict b = a + PEAK_BLOCK, *restrict c = b + PEAK_BLOCK;
+    for (int64_t i = 0; i < PEAK_BLOCK; i++) a[i] = b[i] + 0.5f * c[i];
+}
+
+// The arrays are together four times the last-level cache, 192 MiB, and 48 MiB a thread, whichever is most: some systems do not say how large the cache is.
+static double peak_bandwidth(double seconds) {
+    int threads = 0;
+#pragma omp parallel reduction(+ : threads)
+    threads++;
+    double cache = 4.0 * (double)sysconf(_SC_LEVEL3_CACHE_SIZE) / 1048576, MiB = fmax(fmax(cache, 192), 48.0 * threads);
+    return peak_rate(seconds, 3.0 * sizeof(float) * PEAK_BLOCK, (int64_t)(MiB / threads / 0.75) + 1, peak_bandwidth_run);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ timing
+
 // for (Timer t = {.what = what, .best = &best}; timer_next(&t);) run;         and best is in seconds
 typedef struct Timer { const char *what; double *best, begun, end; int runs; } Timer;
 
