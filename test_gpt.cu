@@ -4,8 +4,6 @@
 #include "dev/test/gpu_test.cuh"
 #include "dev/test/model.h"
 
-#define JOIN(a, b) a##b
-#define NAMED(a, b) JOIN(a, b)
 static const Trainer *const CUDA = &NAMED(cuda_, PREC), *const JUDGE = &judge_fp64;
 
 // ------------------------------------------------------------------------------------------------------------------ models

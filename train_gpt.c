@@ -1389,16 +1389,7 @@ static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 
 
 // ------------------------------------------------------------------------------------------------------------------ main
 
-#define JOIN(a, b) a##b
-#define NAMED(a, b) JOIN(a, b)
-#define TEXT(a) #a
-#define QUOTED(a) TEXT(a)
 const Trainer NAMED(judge_, PREC) = {"cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward,
                                      gpt_loss, gpt_logits, gpt_activation, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL, gpt_peak};
 
-int main(int argc, char **argv) {
-    check_streams_begin();
-    int status = trainer_main(&NAMED(judge_, PREC), argc, argv);
-    check_streams_end();
-    return status;
-}
+int main(int argc, char **argv) { return trainer_main(&NAMED(judge_, PREC), argc, argv); }

@@ -83,6 +83,11 @@ static inline void extend_check(int n, int at, int rows, int T) {
     CHECK(at <= rows, "a text goes on at position %d, but the keys and values of only %d tokens before it are there, under these weights\n  -> give it from position %d on", at, rows, rows);
 }
 
+// NAMED(judge_, PREC), QUOTED(PREC): of the precision that is built.
+#define JOIN(a, b) a##b
+#define NAMED(a, b) JOIN(a, b)
+#define SPELLED(a) #a
+#define QUOTED(a) SPELLED(a)
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -1,5 +1,5 @@
 // trainer.h: the run, the same on every device: the run's folder, data, steps, validation, checkpoints, samples.
-// trainer_main at the end is the table of contents.
+// trainer_run at the end is the table of contents.
 //
 // Exit status: check.h.
 #pragma once
@@ -898,7 +898,7 @@ static inline int run_end(Run *r, int status) {
     return status;
 }
 
-static inline int trainer_main(const Trainer *t, int argc, char **argv) {
+static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     Run run, *r = &run;
     memset(r, 0, sizeof *r);
     for (int i = 1; i < argc; i++) if (!strcmp(argv[i], "--help")) return run_help();
@@ -959,4 +959,11 @@ static inline int trainer_main(const Trainer *t, int argc, char **argv) {
         run_sample(r);
     }
     return run_end(r, 0);
+}
+
+static inline int trainer_main(const Trainer *t, int argc, char **argv) {
+    check_streams_begin();
+    int status = trainer_run(t, argc, argv);
+    check_streams_end();
+    return status;
 }
