@@ -909,10 +909,9 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
     return sum;
 }
 
-// Of one layer: sums of squares of the stream out of it, and for attention and ffn of a skip and of b y; the values of each; the largest logit.
-// Of its router: sums over tokens of entropy and losses, and the tokens of each expert.
-typedef struct Watched { double stream, skip[2], branch[2], logit, entropy, balance, sequence, z, *load; int64_t values, tokens; } Watched;
-enum { WATCHED_SUMS = 11 };                             // of these, what is added up over processes; beside them the logit
+// Of one layer: sums of squares of the stream out of it, and for attention and ffn of b y and of a skip; the values of each. Of its router: sums over tokens of
+// entropy and losses, and their number. Beside these sums the largest logit, and the tokens of each expert.
+enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, VALUES, ENTROPY, BALANCE, SEQUENCE, ROUTER_Z, TOKENS, WATCHED_SUMS };
 
 // The losses of one router, as they are defined (see "the router"): balance, sequence, z.
 static void router_losses(double losses[3], const Block *b) {
@@ -929,27 +928,27 @@ static void router_losses(double losses[3], const Block *b) {
     for (int64_t t = 0; t < r.n; t++) losses[2] += (double)b->a.rlse[t] * b->a.rlse[t] / (double)r.n;
 }
 
-static void router_watch(const Block *b, Watched *w) {
+static void router_watch(const Block *b, double *sums, double *load) {
     RouterShape r = router_shape(b);
     double losses[3];
     router_losses(losses, b);
-    w->balance += losses[0] * (double)r.n;
-    w->sequence += losses[1] * (double)r.n;
-    w->z += losses[2] * (double)r.n;
-    w->tokens += r.n;
-    for (int j = 0; j < r.E; j++) w->load[j] += b->a.load[r.B * r.E + j];
+    sums[BALANCE] += losses[0] * (double)r.n;
+    sums[SEQUENCE] += losses[1] * (double)r.n;
+    sums[ROUTER_Z] += losses[2] * (double)r.n;
+    sums[TOKENS] += (double)r.n;
+    for (int j = 0; j < r.E; j++) load[j] += b->a.load[r.B * r.E + j];
     for (int64_t t = 0; t < r.n; t++) {
         double sum = 0;
         for (int j = 0; j < r.E; j++) sum += b->a.rs[t * r.E + j];
         for (int j = 0; j < r.E; j++) {
             double p = b->a.rs[t * r.E + j] / sum;
-            w->entropy -= p > 0 ? p * log(p) : 0;
+            sums[ENTROPY] -= p > 0 ? p * log(p) : 0;
         }
     }
 }
 
 // After block_forward, whose buffers still hold this layer: y is what the sum has beyond a skip.
-static void block_watch(const Block *b, Watched *w, real *x0) {
+static void block_watch(const Block *b, double *sums, double *logit, double *load, real *x0) {
     const Sublayer subs[2] = {attn_sublayer(b), ffn_sublayer(b)};
     real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};
     int64_t values = b->s->n * (int64_t)b->m->C, rows = b->s->n * (int64_t)b->m->NH;
@@ -959,18 +958,18 @@ static void block_watch(const Block *b, Watched *w, real *x0) {
         if (f->alpha) {
             for (int64_t k = 0; k < values; k++) {
                 double alpha = alpha_of(f->alpha[k % b->m->C], b->m->C);
-                w->branch[i] += alpha * f->yn[k] * alpha * f->yn[k];
-                w->skip[i] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
+                sums[ATTN_BRANCH + 2 * i] += alpha * f->yn[k] * alpha * f->yn[k];
+                sums[ATTN_SKIP + 2 * i] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
             }
             continue;
         }
-        w->branch[i] += square_sum(f->post.site.on ? f->s : next[i], skip, f->a, values);
-        w->skip[i] += (double)f->a * f->a * square_sum(skip, NULL, 0, values);
+        sums[ATTN_BRANCH + 2 * i] += square_sum(f->post.site.on ? f->s : next[i], skip, f->a, values);
+        sums[ATTN_SKIP + 2 * i] += (double)f->a * f->a * square_sum(skip, NULL, 0, values);
     }
-    w->stream += square_sum(b->a.x, NULL, 0, values);
-    w->values += values;
-    if (b->p.moe) router_watch(b, w);
-    for (int64_t i = 0; i < rows; i++) if (b->a.peak[i] > w->logit || isnan(b->a.peak[i])) w->logit = b->a.peak[i];     // NaN stays
+    sums[STREAM] += square_sum(b->a.x, NULL, 0, values);
+    sums[VALUES] += (double)values;
+    if (b->p.moe) router_watch(b, sums, load);
+    for (int64_t i = 0; i < rows; i++) if (b->a.peak[i] > *logit || isnan(b->a.peak[i])) *logit = b->a.peak[i];     // NaN stays
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the model
@@ -991,10 +990,11 @@ struct Gpt {
     Comm *comm;
     double *load_sums;                                  // of one router, over processes
     bool watching;
-    Watched *watched;                                   // one for each layer
-    double *watched_loads, *watched_sums;
+    double *watched_sums, *watched_loads;               // of each layer WATCHED_SUMS sums, then of each its logit; of each the tokens of its experts
     int32_t *inputs, *targets;
 };
+
+static double *watched_logits(const Gpt *g) { return g->watched_sums + (int64_t)g->m.L * WATCHED_SUMS; }
 
 static Past gpt_past(const Gpt *g, int l) {
     if (!g->extending) return (Past){NULL, NULL, 0};
@@ -1028,7 +1028,6 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->grads = setup->training ? check_alloc((size_t)g->act_layout.grads * sizeof(real), "the gradients of activations") : NULL;
     g->inputs = check_alloc((size_t)g->max.n * sizeof(int32_t), "the inputs");
     g->targets = check_alloc((size_t)g->max.n * sizeof(int32_t), "the targets");
-    g->watched = check_alloc((size_t)m->L * sizeof *g->watched, "what is measured of layers");
     g->watched_loads = check_alloc((size_t)(m->L * m->moe.E + 1) * sizeof(double), "the loads of experts");
     g->watched_sums = check_alloc((size_t)m->L * (WATCHED_SUMS + 1) * sizeof(double), "what is measured of layers");
     g->load_sums = check_alloc((size_t)(m->moe.E + 1) * sizeof(double), "the loads of experts");
@@ -1042,7 +1041,6 @@ static void gpt_destroy(Gpt *g) {
     free(g->past);
     free(g->inputs);
     free(g->targets);
-    free(g->watched);
     free(g->watched_loads);
     free(g->watched_sums);
     free(g->load_sums);
@@ -1077,7 +1075,7 @@ static real *gpt_stream(Gpt *g, const int32_t *inputs, int B, int T, bool counte
         b = gpt_block(g, l);
         block_forward(&b, x);
         if (b.p.moe && counted) gpt_count(g, &b);
-        if (g->watching && !g->extending) block_watch(&b, &g->watched[l], x);
+        if (g->watching && !g->extending) block_watch(&b, g->watched_sums + (int64_t)l * WATCHED_SUMS, watched_logits(g) + l, g->watched_loads + (int64_t)l * m->moe.E, x);
         x = b.a.x;
     }
     return x;
@@ -1222,26 +1220,21 @@ static void gpt_activation(Gpt *g, void *out, int kind, int l) {
 
 static void gpt_watch(Gpt *g) {
     g->watching = true;
+    memset(g->watched_sums, 0, (size_t)g->m.L * WATCHED_SUMS * sizeof(double));
     memset(g->watched_loads, 0, (size_t)(g->m.L * g->m.moe.E) * sizeof(double));
-    for (int l = 0; l < g->m.L; l++) g->watched[l] = (Watched){.logit = -INFINITY, .load = g->watched_loads + (int64_t)l * g->m.moe.E};
+    for (int l = 0; l < g->m.L; l++) watched_logits(g)[l] = -INFINITY;
 }
 
 static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     int L = g->m.L;
-    double *logits = g->watched_sums + (int64_t)L * WATCHED_SUMS;
     g->watching = false;
-    for (int l = 0; l < L; l++) {
-        const Watched *w = &g->watched[l];
-        const double sums[WATCHED_SUMS] = {w->stream, (double)w->values, w->skip[0], w->branch[0], w->skip[1], w->branch[1], (double)w->tokens, w->entropy, w->balance, w->sequence, w->z};
-        memcpy(g->watched_sums + (int64_t)l * WATCHED_SUMS, sums, sizeof sums);
-        logits[l] = w->logit;
-    }
     comm_combine(g->comm, g->watched_sums, (int64_t)L * WATCHED_SUMS, COMM_SUM);
-    comm_combine(g->comm, logits, L, COMM_MAX);
+    comm_combine(g->comm, watched_logits(g), L, COMM_MAX);
     comm_combine(g->comm, g->watched_loads, (int64_t)L * g->m.moe.E, COMM_SUM);
     for (int l = 0; l < L; l++) {
-        const double *s = g->watched_sums + (int64_t)l * WATCHED_SUMS;
-        layers[l] = (LayerStats){sqrt(s[0] / s[1]), sqrt(s[3] / s[2]), sqrt(s[5] / s[4]), logits[l], s[7] / s[6], s[8] / s[6], s[9] / s[6], s[10] / s[6], g->watched[l].load};
+        const double *s = g->watched_sums + (int64_t)l * WATCHED_SUMS, n = s[TOKENS];
+        layers[l] = (LayerStats){sqrt(s[STREAM] / s[VALUES]), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), watched_logits(g)[l],
+                                 s[ENTROPY] / n, s[BALANCE] / n, s[SEQUENCE] / n, s[ROUTER_Z] / n, g->watched_loads + (int64_t)l * g->m.moe.E};
     }
 }
 
