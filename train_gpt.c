@@ -525,9 +525,6 @@ static void crossentropy_backward(real *logits, const real *logsum, const int32_
 // ------------------------------------------------------------------------------------------------------------------ the block
 // What the functions of one block share: its place in the mode, its parameters and activations, and their gradients.
 
-// k [T, KV, QK] and v [T, KV, HS] of all positions of one text, in one layer (tensors.h, past_width), and how many there are already. k is NULL in a forward of whole sequences.
-typedef struct Past { real *k, *v; int rows; } Past;
-
 typedef struct Block {
     const Model *m;
     const Sizes *s;
@@ -996,16 +993,10 @@ struct Gpt {
 
 static double *watched_logits(const Gpt *g) { return g->watched_sums + (int64_t)g->m.L * WATCHED_SUMS; }
 
-static Past gpt_past(const Gpt *g, int l) {
-    if (!g->extending) return (Past){NULL, NULL, 0};
-    int64_t T = g->max.T;
-    real *k = g->past + l * T * past_width(&g->m);
-    return (Past){k, k + T * g->m.KV * qk_size(&g->m), g->before};
-}
-
 static Block gpt_block(const Gpt *g, int l) {
     return (Block){&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->tensors[WEIGHTS], l), grads_view(&g->layout, g->tensors[GRADS], l),
-                   acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), gpt_past(g, l), g->fresh ? SET : ADD, 0};
+                   acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1),
+                   past_view(&g->m, g->extending ? g->past : NULL, g->max.T, l, g->before), g->fresh ? SET : ADD, 0};
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {

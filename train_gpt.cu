@@ -247,15 +247,8 @@ static const int32_t *gpt_inputs(const Gpt *g) { return g->batch; }
 static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
 static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
 
-static Past gpt_past(const Gpt *g, int l) {
-    if (!g->extending) return Past{};
-    int64_t T = g->max.T;
-    real *k = g->past + l * T * past_width(&g->m);
-    return Past{k, k + T * g->m.KV * qk_size(&g->m), g->before};
-}
-
 static Block gpt_block(const Gpt *g, int l) {
-    Past past = gpt_past(g, l);
+    Past past = past_view(&g->m, g->extending ? g->past : nullptr, g->max.T, l, g->before);
     const float2 *rotary = g->rotary ? g->rotary + (int64_t)past.rows * rotary_size(&g->m) / 2 : nullptr;
     return Block{&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->weights, l), grads_view(&g->layout, g->tensors[GRADS], l),
                  acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), past, rotary,

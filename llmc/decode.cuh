@@ -11,9 +11,7 @@
 #pragma once
 #include "gpu.cuh"
 #include "attention.cuh"
-
-// Keys and values of all positions of one text, in one layer (tensors.h, past_width), and how many there are already. k is nullptr in a forward of whole sequences.
-typedef struct Past { real *k, *v; int rows; } Past;
+#include "memory.h"
 
 enum { JOIN_THREADS = 128, DECODE_WARPS = 8, DECODE_QK = 192, DECODE_HS = 128 };       // DECODE_QK, DECODE_HS: the largest of ATTENTION_KERNELS
 
