@@ -6,6 +6,7 @@
 // It works in every build: nothing here depends on NDEBUG, and host code is never compiled with fast-math.
 #pragma once
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,6 +64,19 @@ PRINTF_LIKE(3, 4) static inline char *check_format(char *buf, size_t cap, const 
     va_end(args);
     CHECK(n >= 0 && (size_t)n < cap, "a name or path longer than %zu bytes: %.60s...\n  -> use a shorter path", cap - 1, buf);
     return buf;
+}
+
+// A text that grows in memory: what is written between the two is in *text, *size bytes long, and is the caller's to free. glibc does not remember on such a stream
+// that a write found no memory, and neither ferror nor fclose says so; but then the last piece finds none either.
+static inline FILE *text_begin(char **text, size_t *size, const char *what) {
+    FILE *f = open_memstream(text, size);
+    CHECK(f, "no memory for %s\n  -> a smaller --model or --micro-batch", what);
+    return f;
+}
+
+static inline void text_end(FILE *f, const char *last, const char *what) {
+    bool whole = fputs(last, f) >= 0;
+    CHECK(fclose(f) == 0 && whole, "no memory for %s\n  -> a smaller --model or --micro-batch", what);
 }
 
 // Called first: where stdin, stdout or stderr is closed, the next file opened would take its number and be printed into.

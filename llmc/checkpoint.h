@@ -323,10 +323,9 @@ static inline const Tensor *safetensors_find(const SafetensorsFile *file, const 
 
 // Spaces at the end of the header bring the data to a multiple of 64 bytes: any type is aligned, also for vectors.
 static inline char *safetensors_header(const Tensor *tensors, int count, size_t *n) {
-    char *text = NULL;
+    char *text = NULL, end[65];
     int64_t at = 0;
-    FILE *f = open_memstream(&text, n);
-    CHECK(f, "no memory for the header of a safetensors file\n  -> a smaller --model");
+    FILE *f = text_begin(&text, n, "the header of a safetensors file");
     fputs("{\"__metadata__\":{\"format\":\"pt\"}", f);
     for (const Tensor *t = tensors; t < tensors + count; t++) {
         int64_t bytes = tensor_bytes(t);
@@ -338,9 +337,7 @@ static inline char *safetensors_header(const Tensor *tensors, int count, size_t 
         fprintf(f, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", at, at + bytes);
         at += bytes;
     }
-    fputc('}', f);
-    while ((ftell(f) + 8) % 64) fputc(' ', f);
-    CHECK(fclose(f) == 0, "no memory for the header of a safetensors file\n  -> a smaller --model");
+    text_end(f, check_format(end, sizeof end, "%-*s", 64 - (int)((ftell(f) + 8) % 64), "}"), "the header of a safetensors file");
     return text;
 }
 
@@ -457,15 +454,13 @@ static inline void checkpoint_add_text(Checkpoint *c, const char *name, const ch
 static inline void checkpoint_write_manifest(const Checkpoint *c, const char *dir) {
     char path[PATH_CAP], *text = NULL;
     size_t n;
-    FILE *f = open_memstream(&text, &n);
-    CHECK(f, "no memory for a manifest\n  -> a smaller --model");
+    FILE *f = text_begin(&text, &n, "a manifest");
     for (int i = 0; i < c->count; i++) {
         fputs(i ? ",\n" : "{\n", f);
         json_write_string(f, c->names[i]);
         fprintf(f, ": {\"size\": %" PRId64 ", \"xxh64\": \"%016" PRIx64 "\"}", c->sums[i].size, c->sums[i].hash);
     }
-    fputs("\n}\n", f);
-    CHECK(fclose(f) == 0, "no memory for a manifest\n  -> a smaller --model");
+    text_end(f, "\n}\n", "a manifest");
     file_write_atomic(check_format(path, sizeof path, "%s/manifest.json", dir), text);
     free(text);
 }

@@ -138,8 +138,7 @@ static inline void flags_preset(FlagSet *set, const char *name) {
 static inline char *config_text(const Flags *f, const Model *m, const Layout *layout, const Init *init, const char *precision, double unigram) {
     char *text = NULL, buf[64];
     size_t n = 0;
-    FILE *file = open_memstream(&text, &n);
-    CHECK(file, "no memory for config.json\n  -> a smaller --micro-batch");
+    FILE *file = text_begin(&text, &n, "config.json");
     fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"active_parameters\": %lld,\n  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"unigram_entropy\": ", CONFIG_VERSION,
             m->mode->name, precision, GIT_HASH, (long long)show_parameters(m, layout, false), (long long)show_parameters(m, layout, true), show_flops(m, layout), INITS[init->scheme].name);
     json_write_number(file, unigram);
@@ -150,9 +149,7 @@ static inline char *config_text(const Flags *f, const Model *m, const Layout *la
         json_write_string(file, flag_text(buf, sizeof buf, f, &FLAGS[i]));
         first = 0;
     }
-    fputc('\n', file);
-    fputs("  }\n}\n", file);
-    fclose(file);
+    text_end(file, "\n  }\n}\n", "config.json");
     return text;
 }
 

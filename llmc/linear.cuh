@@ -240,8 +240,7 @@ static inline char *plans_text(const Plans *plans) {
     char origin[512], *text = nullptr;
     const char *separator = "\n";
     size_t size;
-    FILE *f = open_memstream(&text, &size);
-    CHECK(f, "no memory for the text of the plans\n  -> free some");
+    FILE *f = text_begin(&text, &size, "the text of the plans");
     plans_origin(plans, origin, sizeof origin);
     fprintf(f, "{\"origin\": ");
     json_write_string(f, origin);
@@ -256,8 +255,7 @@ static inline char *plans_text(const Plans *plans) {
         fprintf(f, "\"}");
         separator = ",\n";
     }
-    fprintf(f, "\n]}\n");
-    CHECK(fclose(f) == 0, "no memory for the text of the plans\n  -> free some");
+    text_end(f, "\n]}\n", "the text of the plans");
     return text;
 }
 

@@ -54,8 +54,7 @@ static inline void log_open(Log *log, const char *path, int64_t step) {
 }
 
 static inline void log_begin(Log *log) {
-    log->line = open_memstream(&log->text, &log->length);
-    CHECK(log->line, "no memory for a line of the log\n  -> a smaller --micro-batch");
+    log->line = text_begin(&log->text, &log->length, "a line of the log");
     fputc('{', log->line);
     log->separator = "";
 }
@@ -109,8 +108,7 @@ static inline void log_item(Log *log, double value) {
 
 // The line by itself, for another file; to be freed.
 static inline char *log_take(Log *log) {
-    fputs("}\n", log->line);
-    fclose(log->line);
+    text_end(log->line, "}\n", "a line of the log");
     return log->text;
 }
 

@@ -568,11 +568,30 @@ static void test_kills(const char *run) {
     EXPECT(inside > 20, "only %d of %d kills came while a checkpoint was being written", (int)inside, (int)rounds);
 }
 
+// The last piece finds no room, and closing says nothing, as in memory.
+static void text_without_room(void *what) {
+    FILE *f = fopen("/dev/full", "w");
+    CHECK(f && setvbuf(f, NULL, _IONBF, 0) == 0, "/dev/full cannot be written");
+    text_end(f, "}\n", what);
+}
+
+static void test_text(void) {
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = text_begin(&text, &n, "a test");
+    fputc('{', f);
+    text_end(f, "}\n", "a test");
+    EXPECT(n == 3 && !strcmp(text, "{}\n"), "%zu bytes: %s", n, text);
+    EXPECT_REFUSAL(text_without_room, "a test", "no memory for a test");
+    free(text);
+}
+
 void test_checkpoint(void) {
     char dir[256], run[512], second[512];
     check_format(dir, sizeof dir, "%s", test_dir("checkpoint"));
     check_format(run, sizeof run, "%s/run", dir);
     test_hash();
+    test_text();
     test_write_golden(dir);
     test_read_golden(dir);
     test_half();
