@@ -341,8 +341,8 @@ static inline char *safetensors_header(const Tensor *tensors, int count, size_t 
     return text;
 }
 
-// The tensors in the order given. Nothing is copied; size and checksum are those of the whole file.
-static inline FileSum safetensors_write(const char *path, const Tensor *tensors, int count) {
+// A file with its header, ready for the data of the tensors in the order given. Returns where that begins.
+static inline int64_t safetensors_begin(FileWriter *w, const char *path, const Tensor *tensors, int count) {
     size_t n;
     char *header = safetensors_header(tensors, count, &n), error[256];
     // The reader judges the header before anything is written: a name used twice, say, would make a file that nobody can open.
@@ -350,14 +350,19 @@ static inline FileSum safetensors_write(const char *path, const Tensor *tensors,
     bool ok = json_try_parse(header, n, &parsed, error, sizeof error);
     CHECK(ok, "%s: these tensors make no valid file: %s\n  -> give each a name of its own", path, error);
     json_free(parsed);
-
-    FileWriter w;
     uint64_t length = n;
-    file_begin(&w, path);
-    file_add(&w, &length, 8);
-    file_add(&w, header, n);
-    for (const Tensor *t = tensors; t < tensors + count; t++) file_add(&w, t->data || !t->bring ? t->data : t->bring(t->source), (size_t)tensor_bytes(t));
+    file_begin(w, path);
+    file_add(w, &length, 8);
+    file_add(w, header, n);
     free(header);
+    return (int64_t)n + 8;
+}
+
+// Nothing is copied; size and checksum are those of the whole file.
+static inline FileSum safetensors_write(const char *path, const Tensor *tensors, int count) {
+    FileWriter w;
+    safetensors_begin(&w, path, tensors, count);
+    for (const Tensor *t = tensors; t < tensors + count; t++) file_add(&w, t->data || !t->bring ? t->data : t->bring(t->source), (size_t)tensor_bytes(t));
     return file_commit(&w);
 }
 

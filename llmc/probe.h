@@ -44,30 +44,24 @@ static inline int probe_list(const Probe *p, ProbeTensor *list, Tensor *tensors)
     return count;
 }
 
-// The file with its header, ready for rows; *data: where they begin.
-static inline void probe_begin(FileWriter *w, const char *path, const Tensor *tensors, int count, int64_t *data) {
-    size_t n;
-    char *header = safetensors_header(tensors, count, &n);
-    uint64_t length = n;
+// The file, ready for rows. Returns where they begin.
+static inline int64_t probe_begin(FileWriter *w, const char *path, const Tensor *tensors, int count) {
     struct statvfs disk;
-    double needed = (double)n + 8, mib = 1.0 / (1 << 20);
+    int64_t data = safetensors_begin(w, path, tensors, count);
+    double needed = (double)data, mib = 1.0 / (1 << 20);
     for (int i = 0; i < count; i++) needed += (double)tensor_bytes(&tensors[i]);
-    file_begin(w, path);
-    bool known = fstatvfs(w->fd, &disk) == 0, room = !known || (double)disk.f_bavail * (double)disk.f_frsize > needed;
+    bool known = fstatvfs(w->fd, &disk) == 0, room = !known || (double)disk.f_bavail * (double)disk.f_frsize > needed - (double)data;
     if (!room) unlink(w->temp);
     CHECK_WRITE(room, "%s takes %.0f MiB, that disk has %.0f free\n  -> another disk, or fewer --probe-tokens", path, needed * mib, (double)disk.f_bavail * (double)disk.f_frsize * mib);
     printf("probe: %lld tokens, %d tensors, %.1f MiB into %s\n", (long long)tensors[0].shape[0], count, needed * mib, path);
-    file_add(w, &length, 8);
-    file_add(w, header, n);
-    *data = (int64_t)n + 8;
-    free(header);
+    return data;
 }
 
 // Goes through the samples, forward and backward, and writes the file. Returns the mean losses.
 static inline Loss probe_write(const Probe *p, const char *path) {
     const Model *m = p->m;
     FileWriter w;
-    int64_t data, widest = m->C;
+    int64_t widest = m->C;
     size_t most = (size_t)(m->L + 1) * PROBE_KINDS;
     ProbeTensor *list = (ProbeTensor *)check_alloc(most * sizeof *list, "a list of tensors");
     Tensor *tensors = (Tensor *)check_alloc(most * sizeof *tensors, "a list of tensors");
@@ -76,7 +70,7 @@ static inline Loss probe_write(const Probe *p, const char *path) {
     int64_t tokens = (int64_t)p->micro * m->T;
     int32_t *inputs = (int32_t *)check_alloc((size_t)tokens * 2 * sizeof *inputs, "a batch"), *targets = inputs + tokens;
     void *rows = check_alloc((size_t)(tokens * widest) * p->t->element, "activations of a micro-batch");
-    probe_begin(&w, path, tensors, count, &data);
+    int64_t data = probe_begin(&w, path, tensors, count);
     for (int64_t at = 0; at < p->samples; at += p->micro) {
         int B = (int)(p->samples - at < p->micro ? p->samples - at : p->micro);
         for (int b = 0; b < B; b++) loader_sample(p->data, at + b, inputs + (int64_t)b * m->T, targets + (int64_t)b * m->T);
