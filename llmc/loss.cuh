@@ -118,11 +118,11 @@ classifier_kernel(wide *losses, wide *logsum, real *logits, const int32_t *targe
     if (GRADIENT != GRADIENT_NONE) classifier_gradient(z, GRADIENT == GRADIENT_KEPT ? kept : z, r);
 }
 
-// A thread for each 16 bytes of the row, up to CLASSIFIER_THREADS.
-static inline int classifier_threads(int Vp) {
-    int threads = CEIL_DIV(Vp / PACK, WARP) * WARP;
-    return threads < CLASSIFIER_THREADS ? threads : CLASSIFIER_THREADS;
-}
+// Whole warps for so many, up to `most` threads.
+static inline int threads_for(int64_t count, int most) { return count < most ? (int)CEIL_DIV(count, WARP) * WARP : most; }
+
+// A thread for each 16 bytes of the row.
+static inline int classifier_threads(int Vp) { return threads_for(Vp / PACK, CLASSIFIER_THREADS); }
 
 // losses[n] and logsum[n]; with gradient logits[n, Vp] becomes its own gradient.
 static inline void classifier(wide *losses, wide *logsum, real *logits, const int32_t *targets, int64_t n, int V, int Vp, float z_loss, bool gradient, Gpu *gpu) {
@@ -197,6 +197,5 @@ static __global__ void __launch_bounds__(SUMS_THREADS) loss_sums_kernel(double *
 
 // sums[0] += sum of losses, sums[1] += z_loss * sum of logsum^2, on the device. Fewer rows than threads take fewer warps.
 static inline void loss_sums(double *sums, const wide *losses, const wide *logsum, int64_t n, float z_loss, Gpu *gpu) {
-    int threads = n < SUMS_THREADS ? (int)CEIL_DIV(n, WARP) * WARP : SUMS_THREADS;
-    LAUNCH(loss_sums_kernel, 1, threads, 0, gpu->stream, sums, losses, logsum, n, z_loss);
+    LAUNCH(loss_sums_kernel, 1, threads_for(n, SUMS_THREADS), 0, gpu->stream, sums, losses, logsum, n, z_loss);
 }

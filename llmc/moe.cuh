@@ -36,9 +36,6 @@ static __host__ __device__ inline int router_chunks(RouterShape r) { return CEIL
 static inline size_t router_scratch(RouterShape r) { return 2 * (size_t)r.B * router_chunks(r) * r.E; }        // floats
 static inline RouterParts router_parts(RouterShape r, Gpu *gpu) { return RouterParts{(int *)gpu->scratch, gpu->scratch + router_scratch(r) / 2}; }
 
-// Whole warps for so many, up to `most` threads.
-static inline int threads_for(int64_t count, int most) { return count < most ? (int)CEIL_DIV(count, WARP) * WARP : most; }
-
 static __device__ inline float router_score(float z, float lse, int kind) { return kind == ROUTER_SIGMOID ? 1 / (1 + expf(-z)) : expf(z - lse); }
 
 // Over a warp's row of E values, every lane gets it.
