@@ -13,6 +13,7 @@
 #pragma once
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
+#include <float.h>
 #include "check.h"
 
 #define LAUNCH(...) launch_kernel(__FILE__, __LINE__, #__VA_ARGS__, __VA_ARGS__)
@@ -106,15 +107,17 @@ static __device__ inline float warp_max(float x) {
 }
 
 // Over a block of whole warps; every thread gets the result, in a fixed order. May be called in a loop: the barriers keep rounds apart.
-template <typename T> static __device__ inline T block_sum(T x) {
+template <typename T, typename Warp> static __device__ inline T block_all(T x, T none, Warp over_warp) {
     SHARED(T, partial, WARP);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    x = warp_sum(x);
+    x = over_warp(x);
     __syncthreads();
     if (lane == 0) partial[warp] = x;
     __syncthreads();
-    return warp_sum(lane < warps ? partial[lane] : T(0));
+    return over_warp(lane < warps ? partial[lane] : none);
 }
+template <typename T> static __device__ inline T block_sum(T x) { return block_all(x, T(0), [](T y) { return warp_sum(y); }); }
+static __device__ inline float block_max(float x) { return block_all(x, -FLT_MAX, [](float y) { return warp_max(y); }); }
 
 // ------------------------------------------------------------------------------------------------------------------ context
 

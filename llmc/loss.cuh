@@ -12,21 +12,9 @@
 // Logits may have a gain (nGPT): logit = g z, g = scale w. Then the gradient of w, scale * sum over rows of dlogit z, sums down columns, and a second kernel
 // computes softmax anew where it does so, and dz = g dlogit with it. Elements moved per row: Vp forward, 2 Vp backward.
 #pragma once
-#include <float.h>
 #include "unit.cuh"
 
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_LOADS = 4, SUMS_THREADS = 512 };
-
-// As block_sum; every thread gets the largest value.
-static __device__ inline float block_max(float x) {
-    SHARED(float, partial, WARP);
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    x = warp_max(x);
-    __syncthreads();
-    if (lane == 0) partial[warp] = x;
-    __syncthreads();
-    return warp_max(lane < warps ? partial[lane] : -FLT_MAX);
-}
 
 // ------------------------------------------------------------------------------------------------------------------ classifier
 
