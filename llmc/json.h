@@ -336,22 +336,12 @@ static inline const Json *json_need(const Json *object, const char *key, JsonKin
     return v;
 }
 
-static inline bool json_get_bool(const Json *object, const char *key, const char *where) {
-    return json_need(object, key, JSON_BOOL, where)->boolean;
-}
-
 static inline int64_t json_get_int(const Json *object, const char *key, const char *where) {
     return json_need(object, key, JSON_INT, where)->integer;
 }
 
 static inline const char *json_get_string(const Json *object, const char *key, const char *where) {
     return json_need(object, key, JSON_STRING, where)->text;
-}
-
-// null reads as NaN: that is how json_write_number writes what is not finite.
-static inline double json_get_number(const Json *object, const char *key, const char *where) {
-    const Json *v = json_get(object, key);
-    return v && v->kind == JSON_NULL ? NAN : json_need(object, key, JSON_REAL, where)->number;
 }
 
 // ---------------------------------------------------------------------------------------------------------------- writing

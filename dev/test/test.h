@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include "../../llmc/json.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -57,3 +58,14 @@ void test_run_refusals(void);
 #ifdef __cplusplus
 }
 #endif
+
+// Members of what tests read, as json_get_int.
+static inline bool json_get_bool(const Json *object, const char *key, const char *where) {
+    return json_need(object, key, JSON_BOOL, where)->boolean;
+}
+
+// null reads as NaN: that is how json_write_number writes what is not finite.
+static inline double json_get_number(const Json *object, const char *key, const char *where) {
+    const Json *v = json_get(object, key);
+    return v && v->kind == JSON_NULL ? NAN : json_need(object, key, JSON_REAL, where)->number;
+}
