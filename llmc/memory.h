@@ -24,12 +24,12 @@ static inline int64_t memory_add(int64_t total, int64_t elements) {
 enum { PARAM_TABLE(PARAM_ENUM) PARAM_COUNT };
 #undef PARAM_ENUM
 
-typedef struct ParamRow { const char *field, *name; int per; int64_t rows, cols; int init, decay, lr; double gain; int exists; } ParamRow;
+typedef struct ParamRow { const char *name; int per; int64_t rows, cols; int init, decay, lr; double gain; int exists; } ParamRow;
 
 // The parameter table evaluated for layer l of model m.
 static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l) {
     Place place = place_at(m, l), *p = &place;
-#define PARAM_EVAL(field, name, per, r, c, init, decay, lr, gain, exists) {#field, name, per, r, c, init, decay, lr, gain, exists},
+#define PARAM_EVAL(field, name, per, r, c, init, decay, lr, gain, exists) {name, per, r, c, init, decay, lr, gain, exists},
     const ParamRow all[] = { PARAM_TABLE(PARAM_EVAL) };
 #undef PARAM_EVAL
     memcpy(rows, all, sizeof all);
@@ -39,7 +39,7 @@ static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l)
 typedef struct Entry { ParamRow row; int id, layer; char name[96]; int64_t size, offset; int owner; int64_t state; } Entry;
 
 // total: elements of weights, state: of each moment;   offset[(layer + 1) * PARAM_COUNT + id], -1: absent
-typedef struct Layout { Entry *entries; int count; int64_t total, state, parameters; int64_t *offset; } Layout;
+typedef struct Layout { Entry *entries; int count; int64_t total, state, *offset; } Layout;
 
 static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer) {
     if (!row->exists) return;
@@ -53,7 +53,6 @@ static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer)
     else check_format(e->name, sizeof e->name, LAYER_NAME "%s", layer, row->name + strlen(LAYER_NAME));
     t->offset[(layer + 1) * PARAM_COUNT + id] = e->offset;
     t->state = t->total = memory_add(t->total, e->size);
-    t->parameters += e->size;
 }
 
 // Model-level tensors first, then layer by layer in table order: a layer's tensors are neighbours.
@@ -126,6 +125,7 @@ static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes 
 #undef ACT_EVAL
 #undef SIZE_real
 #undef SIZE_wide
+#undef SIZE_int32_t
     memcpy(rows, all, sizeof all);
 }
 
@@ -190,21 +190,17 @@ static inline int64_t layout_offset(const Layout *t, int id, int l) {
 }
 
 // The parameters (gradients) that lie in `base`: the model's and layer l's.
-static inline Params params_view(const Layout *t, real *base, int l) {
-    Params v;
-    real *field[PARAM_COUNT];
-    for (int id = 0; id < PARAM_COUNT; id++) field[id] = layout_offset(t, id, l) < 0 || !base ? NULL : base + layout_offset(t, id, l);
-    memcpy(&v, field, sizeof v);
-    return v;
+static inline void layout_view(void *view, const Layout *t, void *base, size_t element, int l) {
+    void *field[PARAM_COUNT];
+    for (int id = 0; id < PARAM_COUNT; id++) {
+        int64_t at = layout_offset(t, id, l);
+        field[id] = at < 0 || !base ? NULL : (char *)base + at * (int64_t)element;
+    }
+    memcpy(view, field, sizeof field);
 }
 
-static inline Grads grads_view(const Layout *t, wide *base, int l) {
-    Grads v;
-    wide *field[PARAM_COUNT];
-    for (int id = 0; id < PARAM_COUNT; id++) field[id] = layout_offset(t, id, l) < 0 || !base ? NULL : base + layout_offset(t, id, l);
-    memcpy(&v, field, sizeof v);
-    return v;
-}
+static inline Params params_view(const Layout *t, real *base, int l) { Params v; layout_view(&v, t, base, sizeof *base, l); return v; }
+static inline Grads grads_view(const Layout *t, wide *base, int l) { Grads v; layout_view(&v, t, base, sizeof *base, l); return v; }
 
 // The activations of layer l, or with `grad` their gradients.
 static inline Acts acts_view(const ActLayout *t, const Model *m, const Sizes *s, real *base, int l, int grad) {
