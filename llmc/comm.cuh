@@ -46,12 +46,6 @@ static inline void nccl_check(const Nccl *n, int result, const char *call, const
     check_failed(EXIT_REFUSED, file, line, "NCCL: %s: %s\n  -> NCCL_DEBUG=WARN says more; every process needs a GPU of its own", call, n->GetErrorString(result));
 }
 
-static inline void *nccl_symbol(void *library, const char *name) {
-    void *symbol = dlsym(library, name);
-    CHECK(symbol, "libnccl.so.2 has no %s\n  -> a newer NCCL", name);
-    return symbol;
-}
-
 // After gpu_open, by all processes.
 static inline void nccl_open(Nccl *n, Comm *c) {
     NcclId id;
@@ -59,13 +53,14 @@ static inline void nccl_open(Nccl *n, Comm *c) {
     n->rank = comm_rank(c);
     n->size = comm_size(c);
     if (n->size == 1) return;
+    const char *const WHERE = "libnccl.so.2\n  -> a newer NCCL";
     void *library = dlopen("libnccl.so.2", RTLD_NOW);
     CHECK(library, "%d processes with a GPU each speak through NCCL, and it is not found: %s\n"
           "  -> apt install libnccl2, or pip install nvidia-nccl-cu%d and LD_LIBRARY_PATH=its folder nvidia/nccl/lib", n->size, dlerror(), CUDART_VERSION / 1000);
-#define NCCL_LOAD(name, ...) *(void **)&n->name = nccl_symbol(library, "nccl" #name);
+#define NCCL_LOAD(name, ...) *(void **)&n->name = comm_symbol(library, "nccl" #name, WHERE);
     NCCL_TABLE(NCCL_LOAD)
 #undef NCCL_LOAD
-    *(void **)&n->GetErrorString = nccl_symbol(library, "ncclGetErrorString");
+    *(void **)&n->GetErrorString = comm_symbol(library, "ncclGetErrorString", WHERE);
     memset(&id, 0, sizeof id);
     if (!n->rank) ncclCheck(n, GetUniqueId(&id));
     comm_broadcast(c, &id, sizeof id);

@@ -70,26 +70,26 @@ static inline const Launcher *comm_launcher(void) {
     return NULL;
 }
 
-static inline void *mpi_symbol(void *library, const char *name) {
+static inline void *comm_symbol(void *library, const char *name, const char *where) {
     void *symbol = dlsym(library, name);
-    CHECK(symbol, "the MPI library has no %s: expected Open MPI's\n  -> apt install openmpi-bin, and start with its mpirun", name);
+    CHECK(symbol, "there is no %s in %s", name, where);
     return symbol;
 }
 
 static inline void mpi_open(Comm *c, const Launcher *by) {
-    const char *const NAMES[] = {"libmpi.so.40", "libmpi.so"};
+    const char *const NAMES[] = {"libmpi.so.40", "libmpi.so"}, *const WHERE = "the MPI library: expected Open MPI's\n  -> apt install openmpi-bin, and start with its mpirun";
     void *library = NULL;
     int provided;
     for (int i = 0; i < 2 && !library; i++) library = dlopen(NAMES[i], RTLD_NOW | RTLD_GLOBAL);
     CHECK(library, "%s began %s processes, which speak MPI, and Open MPI's library is not found: %s\n  -> apt install openmpi-bin", by->name, getenv(by->size), dlerror());
-#define MPI_LOAD(name, ...) *(void **)&c->mpi.name = mpi_symbol(library, "MPI_" #name);
+#define MPI_LOAD(name, ...) *(void **)&c->mpi.name = comm_symbol(library, "MPI_" #name, WHERE);
     MPI_TABLE(MPI_LOAD)
 #undef MPI_LOAD
-    c->mpi.world = mpi_symbol(library, "ompi_mpi_comm_world");
-    c->mpi.byte = mpi_symbol(library, "ompi_mpi_byte");
-    c->mpi.float_type = mpi_symbol(library, "ompi_mpi_float");
-    c->mpi.double_type = mpi_symbol(library, "ompi_mpi_double");
-    c->mpi.sum = mpi_symbol(library, "ompi_mpi_op_sum");
+    c->mpi.world = comm_symbol(library, "ompi_mpi_comm_world", WHERE);
+    c->mpi.byte = comm_symbol(library, "ompi_mpi_byte", WHERE);
+    c->mpi.float_type = comm_symbol(library, "ompi_mpi_float", WHERE);
+    c->mpi.double_type = comm_symbol(library, "ompi_mpi_double", WHERE);
+    c->mpi.sum = comm_symbol(library, "ompi_mpi_op_sum", WHERE);
     c->mpi.Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     c->mpi.Comm_rank(c->mpi.world, &c->rank);
     c->mpi.Comm_size(c->mpi.world, &c->size);
