@@ -1057,7 +1057,7 @@ static real *gpt_stream(Gpt *g, const int32_t *inputs, int B, int T, bool counte
     g->now.T = T;
     g->now.n = B * T;
     memcpy(g->inputs, inputs, (size_t)g->now.n * sizeof *inputs);
-    for (int i = 0; i < g->now.n; i++) CHECK(inputs[i] >= 0 && inputs[i] < m->V, "token %d, expected 0..%d\n  -> --vocab must cover the data", inputs[i], m->V - 1);
+    tokens_check("token", inputs, g->now.n, m->V);
     Block b = gpt_block(g, 0);
     Norm emb = NORM(&b, emb);
     embedding_forward(emb.site.on ? b.a.raw : b.a.e, g->inputs, b.w.wte, at(b.w.wpe, (int64_t)b.past.rows * m->C), B, T, m->C, (real)m->emb_scale);
@@ -1088,7 +1088,7 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     if (!targets) return;
     Block b = gpt_block(g, m->L - 1);
     memcpy(g->targets, targets, (size_t)g->now.n * sizeof *targets);
-    for (int i = 0; i < g->now.n; i++) CHECK(targets[i] >= 0 && targets[i] < m->V, "target %d, expected 0..%d\n  -> --vocab must cover the data", targets[i], m->V - 1);
+    tokens_check("target", targets, g->now.n, m->V);
     crossentropy_forward(b.a.losses, b.a.logsum, b.a.logits, g->targets, g->now.n, m->V, m->Vp);
     for (int i = 0; i < g->now.n; i++) {
         g->ce += (double)b.a.losses[i];

@@ -375,11 +375,11 @@ static void gpt_copy(Gpt *g, int64_t first, int64_t count) {
 static void gpt_stage(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     int64_t n = g->now.n;
     int32_t *staged = g->staged[g->turn ^= 1];
-    for (int64_t i = 0; i < n; i++) CHECK(inputs[i] >= 0 && inputs[i] < g->m.V, "token %d, expected 0..%d\n  -> --vocab must cover the data", inputs[i], g->m.V - 1);
+    tokens_check("token", inputs, n, g->m.V);
     cudaCheck(cudaEventSynchronize(g->copied[g->turn]));
     memcpy(staged, inputs, (size_t)n * sizeof *inputs);
     if (targets) {
-        for (int64_t i = 0; i < n; i++) CHECK(targets[i] >= 0 && targets[i] < g->m.V, "target %d, expected 0..%d\n  -> --vocab must cover the data", targets[i], g->m.V - 1);
+        tokens_check("target", targets, n, g->m.V);
         memcpy(staged + n, targets, (size_t)n * sizeof *targets);
     }
     gpt_copy(g, 0, targets ? 2 * n : n);

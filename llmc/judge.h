@@ -77,7 +77,12 @@ typedef struct Trainer {
     double (*peak)(void);                                 // FLOP/s of products that this machine can do at most, measured in a moment (NULL: not known)
 } Trainer;
 
-// What every device refuses: rows of a text that are not there, or were made by weights that are no more.
+// What every device refuses: tokens outside of the vocabulary.
+static inline void tokens_check(const char *what, const int32_t *tokens, int64_t n, int V) {
+    for (int64_t i = 0; i < n; i++) CHECK(tokens[i] >= 0 && tokens[i] < V, "%s %d, expected 0..%d\n  -> --vocab must cover the data", what, tokens[i], V - 1);
+}
+
+// And rows of a text that are not there, or were made by weights that are no more.
 static inline void extend_check(int n, int at, int rows, int T) {
     CHECK(n >= 1 && at >= 0 && n <= T - at, "%d tokens at position %d of a text, where memory was made for %d\n  -> begin again with the last of them at position 0, or a larger --seq", n, at, T);
     CHECK(at <= rows, "a text goes on at position %d, but the keys and values of only %d tokens before it are there, under these weights\n  -> give it from position %d on", at, rows, rows);
