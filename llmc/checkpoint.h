@@ -31,6 +31,9 @@
 
 // ------------------------------------------------------------------------------------------------------------------ files
 
+static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
+static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
+
 typedef struct { int64_t size; uint64_t hash; } FileSum;          // hash: XXH64
 typedef struct { int fd; char path[PATH_CAP], temp[PATH_CAP]; Hash hash; } FileWriter;
 

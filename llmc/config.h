@@ -190,9 +190,6 @@ static inline void flags_override(FlagSet *set, const FlagSet *given, bool resum
     if (reading && given->by[FLAG_data] == BY_USER && given->by[FLAG_val_data] != BY_USER) flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
 }
 
-static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
-static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
-
 // The checkpoint directory of a run (its newest whole one), or the checkpoint itself.
 static inline void checkpoint_find(const char *path, char *dir) {
     char config[PATH_CAP], why[256];

@@ -108,9 +108,8 @@ enum { HF_CLASS_COUNT = sizeof HF_CLASSES / sizeof *HF_CLASSES, HF_KEY_COUNT = s
 // Whether this is a folder of theirs: with a config.json that is not this program's, and no checkpoint.
 static inline bool hf_is_folder(const char *path) {
     char file[PATH_CAP];
-    struct stat info;
-    if (!*path || stat(check_format(file, sizeof file, "%s/manifest.json", path), &info) == 0) return false;
-    if (stat(check_format(file, sizeof file, "%s/config.json", path), &info) != 0 || checkpoint_step_below(path, INT64_MAX) >= 0) return false;
+    if (!*path || file_exists(check_format(file, sizeof file, "%s/manifest.json", path))) return false;
+    if (!file_exists(check_format(file, sizeof file, "%s/config.json", path)) || checkpoint_step_below(path, INT64_MAX) >= 0) return false;
     Json *config = json_read_file(file);
     bool theirs = !json_get(config, "norm_c_version");
     json_free(config);
@@ -215,13 +214,12 @@ static inline const Tensor *hf_find(HfTensors *all, const char *name) {
 static inline HfTensors hf_open(const char *folder) {
     HfTensors all;
     char path[PATH_CAP], index_path[PATH_CAP];
-    struct stat info;
     Json *index = NULL;
     const Json *map = NULL, *first = NULL;
     memset(&all, 0, sizeof all);
-    if (stat(check_format(path, sizeof path, "%s/model.safetensors", folder), &info) != 0) {
+    if (!file_exists(check_format(path, sizeof path, "%s/model.safetensors", folder))) {
         check_format(index_path, sizeof index_path, "%s/model.safetensors.index.json", folder);
-        CHECK(stat(index_path, &info) == 0, "%s: expected model.safetensors or model.safetensors.index.json, found neither\n  -> convert the weights to safetensors", folder);
+        CHECK(file_exists(index_path), "%s: expected model.safetensors or model.safetensors.index.json, found neither\n  -> convert the weights to safetensors", folder);
         index = json_read_file(index_path);
         map = json_need(index, "weight_map", JSON_OBJECT, index_path);
         CHECK(map->count, "%s: expected tensors and their files in \"weight_map\", found none\n  -> download the file again", index_path);
