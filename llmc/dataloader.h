@@ -1,7 +1,8 @@
 // dataloader.h: samples of T inputs and T targets, from shards on disk or from the built-in corpus.
 //
-// A shard is llm.c's format: a header of 256 int32 (magic, version, number of tokens, vocabulary or 0 where unknown, then zeros) and the
-// tokens, 2 bytes each (magic 20240520, version 1) or 4 (magic 20240801, version 7). Little-endian, as x86-64 and AArch64 are.
+// A shard is llm.c's format: a header of 256 int32 (magic, version, number of tokens; vocabulary, and bytes and words of the text, or 0 where
+// unknown; then zeros) and the tokens, 2 bytes each (magic 20240520, version 1) or 4 (magic 20240801, version 7). Little-endian, as x86-64 and
+// AArch64 are.
 // data/README.md draws it, data/shard.c writes it.
 //
 // The tokens of all shards in the order of their names are one stream of N tokens. Window w has the inputs w*T .. w*T+T-1 and as
@@ -23,7 +24,7 @@
 #include "rand.h"
 
 enum { SHARD_HEADER_BYTES = 1024, SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
-enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB };         // the words of the header
+enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD_WORDS };       // the words of the header
 
 // Tokens of the built-in corpus: a power of two of them are inputs, the last one is only a target. An epoch takes a tenth of a second
 // to write, which is how long training waits where the next one begins.

@@ -18,7 +18,6 @@
 #include "tokenizer.h"
 
 enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_START = 65535 };
-enum { SHARD_BYTES = 4, SHARD_WORDS = 5 };                 // words of a shard's header: of the text that it holds, 0: unknown
 enum { TASK_CHOICE, TASK_WORD, TASK_TEXT };
 enum { TASK_METRICS = 4, TASK_STEP = 32 };                 // TASK_STEP: sequences of a batch are padded to a multiple of it, so that few lengths occur
 
