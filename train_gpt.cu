@@ -435,6 +435,12 @@ static void gpt_zero_grads(Gpt *g) {
 
 // ------------------------------------------------------------------------------------------------------------------ what the host reads and sets
 
+// From the device to the host, when the work before is done.
+static void gpt_bring(Gpt *g, void *to, const void *from, size_t bytes) {
+    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+}
+
 // Adds up over processes, on the device, what is the same for all: the sums of the state, and the loads that selection biases follow.
 static void gpt_add_up(Gpt *g) {
     if (g->nccl.size == 1) return;
@@ -538,9 +544,8 @@ static void gpt_watch(Gpt *g) {
 
 static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     g->watching = false;
-    cudaCheck(cudaMemcpyAsync(g->host_layer_sums, g->layer_sums, (size_t)g->m.L * sizeof *g->layer_sums, cudaMemcpyDeviceToHost, g->gpu.stream));
-    cudaCheck(cudaMemcpyAsync(g->host_router_sums, g->router_sums, (size_t)router_doubles(&g->m) * sizeof(double), cudaMemcpyDeviceToHost, g->gpu.stream));
-    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    gpt_bring(g, g->host_layer_sums, g->layer_sums, (size_t)g->m.L * sizeof *g->layer_sums);
+    gpt_bring(g, g->host_router_sums, g->router_sums, (size_t)router_doubles(&g->m) * sizeof(double));
     int L = g->m.L;
     double n = (double)g->watched, *squares = (double *)check_alloc((size_t)L * (LAYER_SQUARES + 1) * sizeof *squares, "what is measured of layers"), *logits = squares + (int64_t)L * LAYER_SQUARES;
     for (int l = 0; l < L; l++) {
@@ -573,9 +578,8 @@ static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
     int E = g->m.moe.E;
     float *w = (float *)check_alloc(2 * (size_t)E * sizeof *w, "a selection bias and loads"), *load = w + E, sum = 0;
     double before = 0, moved = 0;
-    cudaCheck(cudaMemcpyAsync(w, g->router_bias[e->layer], (size_t)E * sizeof *w, cudaMemcpyDeviceToHost, g->gpu.stream));
-    cudaCheck(cudaMemcpyAsync(load, gpt_block(g, e->layer).a.loads, (size_t)E * sizeof *load, cudaMemcpyDeviceToHost, g->gpu.stream));
-    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    gpt_bring(g, w, g->router_bias[e->layer], (size_t)E * sizeof *w);
+    gpt_bring(g, load, gpt_block(g, e->layer).a.loads, (size_t)E * sizeof *load);
     for (int j = 0; j < E; j++) sum += load[j];
     for (int j = 0; j < E; j++) {
         double step = router_step(load[j], sum, E, rate);
@@ -592,8 +596,7 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors)
     none.eps = none.step = 1;
     AdamWStep step = gpt_rates(g, applied ? applied : &none);
     tensor_sums(g->tensor_sums, gpt_arenas(g), g->entries, g->layout.count, step, &g->gpu);
-    cudaCheck(cudaMemcpyAsync(g->host_tensor_sums, g->tensor_sums, (size_t)g->layout.count * sizeof *g->tensor_sums, cudaMemcpyDeviceToHost, g->gpu.stream));
-    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    gpt_bring(g, g->host_tensor_sums, g->tensor_sums, (size_t)g->layout.count * sizeof *g->tensor_sums);
     comm_combine(g->setup.comm, g->host_tensor_sums[0].squares, (int64_t)g->layout.count * TENSOR_SQUARES, COMM_SUM);
     for (int k = 0; k < g->layout.count; k++) {
         const double *s = g->host_tensor_sums[k].squares;
@@ -621,8 +624,7 @@ static void gpt_copy_parts(Gpt *g, bool back) {
 static void gpt_compare(Gpt *g) {
     size_t bytes = (size_t)g->layout.total * sizeof(real);
     Hash h = hash_begin();
-    cudaCheck(cudaMemcpyAsync(g->host[GRADS], g->weights, bytes, cudaMemcpyDeviceToHost, g->gpu.stream));
-    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    gpt_bring(g, g->host[GRADS], g->weights, bytes);
     hash_add(&h, g->host[GRADS], bytes);
     comm_check_weights(g->setup.comm, hash_end(&h));
 }
@@ -633,8 +635,7 @@ static void gpt_fetch(Gpt *g, int kind) {
         gpt_copy_parts(g, false);
         gpt_spread(g, gpt_whole(g, WEIGHTS));
     }
-    cudaCheck(cudaMemcpyAsync(g->host[kind], gpt_whole(g, kind), gpt_whole_bytes(g, kind), cudaMemcpyDeviceToHost, g->gpu.stream));
-    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    gpt_bring(g, g->host[kind], gpt_whole(g, kind), gpt_whole_bytes(g, kind));
 }
 
 static void gpt_store(Gpt *g, int kind, int64_t step) {
@@ -647,8 +648,7 @@ static void gpt_store(Gpt *g, int kind, int64_t step) {
 
 static const void *gpt_logits(Gpt *g, int64_t row) {
     real *z = gpt_block(g, 0).a.logits + row * g->m.Vp, *raw = (real *)g->logits_row;
-    cudaCheck(cudaMemcpyAsync(raw, z, (size_t)g->m.V * sizeof(real), cudaMemcpyDeviceToHost, g->gpu.stream));
-    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    gpt_bring(g, raw, z, (size_t)g->m.V * sizeof(real));
     for (int64_t i = g->m.V - 1; i >= 0; i--) g->logits_row[i] = to_float(raw[i]);        // from the end: a float takes the place of two bfloat16
     return g->logits_row;
 }
@@ -660,8 +660,7 @@ static void gpt_activation(Gpt *g, void *out, int kind, int l) {
     int64_t width = probe_width(&g->m, kind, l), n = g->now.n, first = kind == PROBE_UP && b.m->swiglu ? width : 0;      // after the gate's
     size_t bytes = (size_t)(n * (first + width)) * sizeof(real);
     real *raw = (real *)check_alloc(bytes, "activations");
-    cudaCheck(cudaMemcpyAsync(raw, from[kind], bytes, cudaMemcpyDeviceToHost, g->gpu.stream));
-    cudaCheck(cudaStreamSynchronize(g->gpu.stream));
+    gpt_bring(g, raw, from[kind], bytes);
     for (int64_t t = 0; t < n; t++)
         for (int64_t i = 0; i < width; i++) ((float *)out)[t * width + i] = to_float(raw[t * (first + width) + first + i]);
     free(raw);
