@@ -133,8 +133,8 @@ typedef struct Gpu {
 
 static __global__ void probe_kernel(void) {}                   // a binary for another GPU does not have it for this one
 
-// Is there a driver, is it as new as the toolkit, and does it see a GPU?
-static inline void gpu_find(void) {
+// Is there a driver, is it as new as the toolkit, and does it see a GPU? Returns how many.
+static inline int gpu_find(void) {
     int count = 0, driver = 0, toolkit = 0;
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     cudaError_t found = cudaGetDeviceCount(&count);
@@ -146,16 +146,15 @@ static inline void gpu_find(void) {
     CHECK(found != cudaErrorNoDevice && !(found == cudaSuccess && count == 0), "expected an NVIDIA GPU, found none%s%s\n"
           "  -> nvidia-smi lists those there are; without one: make train_gpt DEVICE=cpu", visible ? "; CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
     cudaCheck(found);
+    return count;
 }
 
 // Takes GPU number `local` of those that CUDA_VISIBLE_DEVICES leaves, or the only one, or says why it cannot serve; scratch and plans are for the caller to add.
 static inline void gpu_open(Gpu *gpu, int local) {
     cudaDeviceProp device;
     cudaFuncAttributes probe;
-    int count;
-    gpu_find();
+    int count = gpu_find();
     memset(gpu, 0, sizeof *gpu);
-    cudaCheck(cudaGetDeviceCount(&count));
     CHECK(count == 1 || local < count, "process %d of this machine (counted from 0) has no GPU of its own: there are %d here\n  -> at most %d processes on this machine", local, count, count);
     int id = count == 1 ? 0 : local;
     cudaCheck(cudaSetDevice(id));
