@@ -152,6 +152,12 @@ static inline int flag_choice(const char *choices, const char *value) {
     }
 }
 
+// The word of "a|b|c" that has this index.
+static inline const char *flag_word(char *buf, size_t cap, const char *choices, int index) {
+    for (; index > 0; index--) choices += strcspn(choices, "|") + 1;
+    return check_format(buf, cap, "%.*s", (int)strcspn(choices, "|"), choices);
+}
+
 // A text in other bytes would come back from config.json as another one.
 static inline bool flag_is_utf8(const char *text) {
     for (size_t left = strlen(text), length; left; text += length, left -= length) {
@@ -193,9 +199,7 @@ static inline const char *flag_text(char *buf, size_t cap, const Flags *f, const
     if (row->kind == TEXT) return *(const FlagTEXT *)at;
     if (row->kind == INT) return check_format(buf, cap, "%lld", (long long)*(const int64_t *)at);
     if (row->kind == NUMBER) return check_format(buf, cap, "%.15g", *(const double *)at);
-    const char *c = row->choices;
-    for (int i = *(const int *)at; i > 0; i--) c += strcspn(c, "|") + 1;
-    return check_format(buf, cap, "%.*s", (int)strcspn(c, "|"), c);
+    return flag_word(buf, cap, row->choices, *(const int *)at);
 }
 
 // Every flag with its value in f.

@@ -161,9 +161,8 @@ static inline void hf_read_config(FlagSet *set, const char *folder, const char *
         CHECK(v || k->missing, "%s: expected \"%s\", found no such member\n  -> the config.json that belongs to these weights", path, k->key);
         const char *text = v ? hf_text(buf, sizeof buf, v) : k->missing;
         if (v && v->kind == JSON_BOOL) {                     // the flag's choice 0 or 1
-            const char *choice = row->choices + (v->boolean ? strcspn(row->choices, "|") + 1 : 0);
             CHECK(*row->choices, "%s: expected \"%s\" to be a number, found %s\n  -> the config.json that belongs to these weights", path, k->key, text);
-            text = check_format(buf, sizeof buf, "%.*s", (int)strcspn(choice, "|"), choice);
+            text = flag_word(buf, sizeof buf, row->choices, v->boolean);
         }
         flag_set(set, row, text, BY_CHECKPOINT);
         told[k->flag] = true;

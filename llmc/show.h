@@ -28,9 +28,10 @@ static inline int64_t show_parameters(const Model *m, const Layout *layout, bool
     return (int64_t)sum;
 }
 
+static const char *const SKIPS[] = {"own", "normed", "block"};       // of a sublayer, as modes.h has them
+
 // One layer in one line: filled slots, skips and constants.
 static inline void show_layer(const Model *m, int l, char *line, size_t cap) {
-    static const char *const SKIPS[] = {"own", "normed", "block"};
     Place p = place_at(m, l);
     check_format(line, cap, "%-14s %d%d %-6s a=%-7.4g c=%-7.4g %d | %d%d %-6s a=%-7.4g c=%-7.4g %d | %d%d%d%d %dx%d/%dx%d   gains out %.4g, %.4g",
                  p.row->name, p.attn_in.on, p.attn_out.on, SKIPS[p.row->attn.skip], p.attn_a, p.attn_c, p.attn_post.on,
@@ -96,7 +97,7 @@ static inline void show_activations(const Model *m, const Sizes *s, size_t stora
 }
 
 static inline void show_model(const Model *m, const Init *init, const char *name, const Trainer *t, const Setup *setup, bool tables) {
-    static const char *const ROUTERS[] = {"softmax", "softmax-renorm", "sigmoid"};
+    char router[32];
     Layout layout = layout_make(m);
     layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
     bool gpu = strcmp(t->device, "cpu");
@@ -109,7 +110,7 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     printf("%s under %s (%s)\n", name, m->mode->name, m->mode->source);
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
     if (m->kv_rank) printf("  latent attention: keys and values from %d channels, heads of q and k %d + %d rotary\n", m->kv_rank, m->HS, m->rope_size);
-    if (m->moe.E) printf("  %d experts, %d a token, router %s; shared ffn %d; dense layers %d, of ffn %d\n", m->moe.E, m->moe.K, ROUTERS[m->moe.router], m->moe.shared_F, m->moe.dense,
+    if (m->moe.E) printf("  %d experts, %d a token, router %s; shared ffn %d; dense layers %d, of ffn %d\n", m->moe.E, m->moe.K, flag_word(router, sizeof router, FLAGS[FLAG_router].choices, m->moe.router), m->moe.shared_F, m->moe.dense,
                          m->moe.dense ? m->moe.dense_F : 0);
     printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm", m->bias ? "biases" : "no biases", m->rope ? "RoPE" : "learned positions",
            m->swiglu ? "SwiGLU" : "GELU", m->tied ? "tied" : "untied", m->mode->sdd ? ", SDD setting " : "", m->mode->sdd ? m->sdd->name : "");
@@ -131,7 +132,6 @@ static inline void show_model(const Model *m, const Init *init, const char *name
 }
 
 static inline void show_modes(void) {
-    static const char *const SKIPS[] = {"own", "normed", "block"};
     printf("mode           attention: in out skip post | ffn: in out skip post | q k v context | embedding final norm | init      source\n");
     for (int i = 0; i < MODE_COUNT; i++) {
         const Mode *r = &MODES[i];
