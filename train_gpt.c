@@ -5,7 +5,7 @@
 // 2. Every layer is a pair, <layer>_forward and <layer>_backward. Arguments: outputs | saved | inputs | parameters | sizes.
 // 3. SET or ADD: a gradient is ADDed exactly where the forward value was read more than once (the stream, the block's input, the tied
 //    embedding, parameters over micro-steps); everything else is SET, and so are the matrices' gradients by a step's first micro-step.
-// 4. The mode is data (llmc/modes.h). The only function that looks at it is the sublayer; layers never do.
+// 4. The mode is data (llmc/modes.h): which slots are filled, and with what. Branches and sublayers look at that, and what keeps nGPT's lengths; layers never do.
 // 5. Built once per precision (REAL = float or double). Work is split by fixed pieces and every sum has one order: the same bits for any
 //    number of threads.
 #include <math.h>

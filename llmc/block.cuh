@@ -1,5 +1,5 @@
-// block.cuh: the two branches, the block and the model in CUDA. The only CUDA file that looks at the mode: `if constexpr` on its row of modes.h
-// decides which launches a block is made of; kernels never know it.
+// block.cuh: the two branches and the block in CUDA. `if constexpr` on the mode's row of modes.h decides which launches a block is made of; kernels never
+// know it. (Outside of this file only nGPT's lengths of 1 are asked for: train_gpt.cu.)
 //
 // What the judge writes as separate steps is fused here, inside a block and never across blocks:
 //   - q, k, v are one product, and gate and up are one: their weights are neighbours in memory;

@@ -40,8 +40,8 @@ PRINTF_LIKE(4, 5) static inline void check_failed(int status, const char *file, 
     exit(status);
 }
 
-// Zeroed memory or a clear end. Used at start only: nothing is allocated inside the training loop. It begins with a cache line, so that vectors of aligned rows
-// lie in one line each. Large memory asks Linux for pages of 2 MiB: far fewer page faults, and products that read columns stay within the address cache
+// Zeroed memory or a clear end. What a step computes with is taken before the first one; logs, saves and tasks take their own in their turn. It begins with a
+// cache line, so that vectors of aligned rows lie in one line each. Large memory asks Linux for pages of 2 MiB: far fewer page faults, and products that read columns stay within the address cache
 // (TLB); all threads zero it, which spreads it over the memories of a machine that has several.
 static inline void *check_alloc(size_t bytes, const char *what) {
     const size_t line = 64, huge = 2 << 20;
