@@ -1231,25 +1231,17 @@ static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
 
 // ------------------------------------------------------------------------------------------------------------------ the optimizer
 
-// How nGPT keeps matrices (section 2.3): each row divided by its length, as it meets the stream in a dot product; of output projections, which write to the
-// stream, each column. The experts' are one below the other. The router, which nGPT does not know, stays as it is.
-static bool is_normalized(const Gpt *g, const Entry *e) {
-    return g->m.mode->unit && e->row.init != ROLE_GAIN && e->row.init != ROLE_ZERO && e->id != PARAM_router;
-}
-
 static void gpt_normalize(Gpt *g) {
-    int64_t C = g->m.C;
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         real *w = gpt_tensor(g, WEIGHTS, e);
-        bool out = e->row.init == ROLE_OUT;
-        if (!is_normalized(g, e)) continue;
-        int64_t lines = out ? e->row.rows / C * e->row.cols : e->row.rows, length = out ? C : e->row.cols, step = out ? e->row.cols : 1;
+        EntryLines s = entry_lines(&g->m, e);
+        if (!s.length) continue;
 #pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < lines; i++) {
-            real *line = w + (out ? i / e->row.cols * C * e->row.cols + i % e->row.cols : i * length), square = 0;
-            for (int64_t j = 0; j < length; j++) square += line[j * step] * line[j * step];
-            for (int64_t j = 0; j < length && square > 0; j++) line[j * step] /= (real)sqrt(square);
+        for (int64_t i = 0; i < e->size / s.length; i++) {
+            real *line = w + i / s.step * s.length * s.step + i % s.step, square = 0;
+            for (int64_t j = 0; j < s.length; j++) square += line[j * s.step] * line[j * s.step];
+            for (int64_t j = 0; j < s.length && square > 0; j++) line[j * s.step] /= (real)sqrt(square);
         }
     }
 }
@@ -1337,7 +1329,7 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
         const real *w = (real *)gpt_tensor(g, WEIGHTS, e) + part.first, *d = (real *)gpt_tensor(g, GRADS, e) + part.first, *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
         double lr = o ? o->lr[e->row.lr] : 0, decay = o ? o->decay[e->row.decay] : 0, target = o && e->row.init == ROLE_GAIN ? o->gain_target : 0;
         double eps = o ? o->eps : 1, grad = 0, weight = 0, update = 0;
-        bool normalized = is_normalized(g, e);
+        bool normalized = entry_lines(&g->m, e).length > 0;
         for (int64_t i = 0; i < part.size && !entry_is_common(e); i++) {
             double adam = m[i] * correct1 / (sqrt(v[i] * correct2) + eps), before = (w[i] + lr * (adam - decay * target)) / (1 - lr * decay);
             if (normalized) before = w[i];

@@ -491,17 +491,15 @@ static Loss gpt_loss(Gpt *g) {
 
 static uint64_t gpt_rounding(const Gpt *g, int64_t step) { return rand_key(g->setup.seed, "rounding", (uint64_t)step); }
 
-// Brings the rates of each entry to the device, and where nGPT keeps lines of length 1: rows of matrices, and columns of output projections, which write to the stream.
-// Returns the rates that all share.
+// Brings the rates of each entry to the device, and the lines that nGPT keeps. Returns the rates that all share.
 static AdamWStep gpt_rates(Gpt *g, const AdamW *o) {
     double tokens = g->nccl.size > 1 ? (double)(g->setup.batch * g->max.T) : (double)g->seen;         // of all processes
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
-        bool unit = g->m.mode->unit && e->row.init != ROLE_GAIN && e->row.init != ROLE_ZERO && e->id != PARAM_router, out = e->row.init == ROLE_OUT;
+        EntryLines lines = entry_lines(&g->m, e);
         Part part = entry_part(e, g->nccl.rank, g->nccl.size);
-        int columns = (int)e->row.cols, line = out ? g->m.C : columns, step = out ? columns : 1;
         float lr = e->row.lr == LR_BALANCE ? 0 : (float)o->lr[e->row.lr];              // gpt_balance moves these
-        g->host_entries[k] = UpdateEntry{e->offset + part.first, e->state, part.size, lr, (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0, unit ? line : 0, unit ? step : 0};
+        g->host_entries[k] = UpdateEntry{e->offset + part.first, e->state, part.size, lr, (float)o->decay[e->row.decay], e->row.init == ROLE_GAIN ? (float)o->gain_target : 0, lines.length, lines.step};
     }
     cudaCheck(cudaMemcpyAsync(g->entries, g->host_entries, (size_t)g->layout.count * sizeof *g->entries, cudaMemcpyHostToDevice, g->gpu.stream));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 / (1 - pow(o->beta1, (double)o->step))), (float)(1 / (1 - pow(o->beta2, (double)o->step))),

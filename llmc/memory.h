@@ -88,6 +88,17 @@ static inline Part entry_part(const Entry *e, int rank, int processes) {
     return part;
 }
 
+// How nGPT keeps matrices (section 2.3): each row divided by its length, as it meets the stream in a dot product; of output projections, which write to the
+// stream, each column. The experts' are one below the other. The router, which nGPT does not know, stays as it is. `length` elements, `step` apart; 0: as they are.
+typedef struct EntryLines { int length, step; } EntryLines;
+
+static inline EntryLines entry_lines(const Model *m, const Entry *e) {
+    bool unit = m->mode->unit && e->row.init != ROLE_GAIN && e->row.init != ROLE_ZERO && e->id != PARAM_router;
+    bool out = e->row.init == ROLE_OUT;
+    EntryLines none = {0, 0}, rows = {(int)e->row.cols, 1}, columns = {m->C, (int)e->row.cols};
+    return !unit ? none : out ? columns : rows;
+}
+
 // Shares entries out: in their order, each to the process that has least so far.
 static inline void layout_share(Layout *t, int rank, int processes) {
     int64_t *load = (int64_t *)check_alloc((size_t)processes * sizeof *load, "the loads of processes");
