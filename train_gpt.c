@@ -979,7 +979,7 @@ struct Gpt {
     real *tensors[TENSOR_KINDS], *acts, *grads;         // parameters, their gradients and moments; activations and their gradients
     real *past;                                         // keys and values of a text, layer by layer; made when extend first asks for it
     int past_rows, before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
-    bool extending, fresh;                              // fresh: gradients are to be 0, and those of linears' weights are yet what they were
+    bool extending, fresh;                              // fresh: gradients were zeroed, but those of linears' weights, which the first micro-step SETs, are still the last step's
     int recompute;
     real z_loss;
     double ce, z, router;                               // sums of losses over the tokens seen since they were last asked
@@ -1188,7 +1188,7 @@ static void gpt_zero_grads(Gpt *g) {
     }
 }
 
-// Gradients without a micro-step are 0.
+// Before gradients are read: without a micro-step all of them are 0.
 static void gpt_settle(Gpt *g) {
     if (g->fresh) gpt_zero(g, true);
     g->fresh = false;
