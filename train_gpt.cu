@@ -542,7 +542,7 @@ static void gpt_watch(Gpt *g) {
 
 static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
     g->watching = false;
-    gpt_bring(g, g->host_layer_sums, g->layer_sums, (size_t)g->m.L * sizeof *g->layer_sums);
+    cudaCheck(cudaMemcpyAsync(g->host_layer_sums, g->layer_sums, (size_t)g->m.L * sizeof *g->layer_sums, cudaMemcpyDeviceToHost, g->gpu.stream));     // one wait for both
     gpt_bring(g, g->host_router_sums, g->router_sums, (size_t)router_doubles(&g->m) * sizeof(double));
     int L = g->m.L;
     double n = (double)g->watched, *squares = (double *)check_alloc((size_t)L * (LAYER_SQUARES + 1) * sizeof *squares, "what is measured of layers"), *logits = squares + (int64_t)L * LAYER_SQUARES;

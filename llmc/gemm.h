@@ -164,7 +164,7 @@ static inline __attribute__((always_inline)) void gemm_pack(Unit *restrict dst, 
 #define SQUARES
 #include <immintrin.h>
 // With 16 lanes a panel is packed in squares of 16 rows by 16 units of k, whole registers at a time. A line of a square is of one row, side by side in k
-// (along), or of 16 rows at one unit (across).
+// (along), or of 16 rows at one unit (across); from one line of numbers, or of pairs from two.
 typedef uint32_t Line __attribute__((vector_size(64), aligned(4), may_alias));
 
 #ifdef BF16_PRODUCTS
@@ -173,12 +173,12 @@ static inline Line gemm_pairs(Line low, Line high) {
     const Line pairs = {0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008, 0x190009, 0x1A000A, 0x1B000B, 0x1C000C, 0x1D000D, 0x1E000E, 0x1F000F};
     return (Line)_mm512_permutexvar_epi16((__m512i)pairs, (__m512i)gemm_round(low, high));
 }
-static inline Line gemm_along(const real *x) { return gemm_round(*(const Line *)x, *(const Line *)(x + 16)); }
-static inline Line gemm_across(const real *x, int64_t next) { return gemm_pairs(*(const Line *)x, *(const Line *)(x + next)); }
 #else
-static inline Line gemm_along(const real *x) { return *(const Line *)x; }
-static inline Line gemm_across(const real *x, int64_t next) { (void)next; return *(const Line *)x; }
+static inline Line gemm_round(Line low, Line high) { (void)high; return low; }
+static inline Line gemm_pairs(Line low, Line high) { (void)high; return low; }
 #endif
+static inline Line gemm_along(const real *x) { return gemm_round(*(const Line *)x, *(const Line *)(PER_UNIT == 2 ? x + 16 : x)); }
+static inline Line gemm_across(const real *x, int64_t next) { return gemm_pairs(*(const Line *)x, *(const Line *)(PER_UNIT == 2 ? x + next : x)); }
 
 // Of 16 neighbours the first `there`, the others 0, and not read.
 static inline Line gemm_some(const real *x, int64_t there) { return (Line)_mm512_maskz_loadu_ps((__mmask16)(there >= 16 ? 0xFFFF : there > 0 ? (1 << there) - 1 : 0), x); }
@@ -188,13 +188,8 @@ static __attribute__((noinline)) void gemm_edge(Line x[16], const real *src, int
     for (int64_t i = 0; i < 16; i++) {
         const real *row = src + i * rs, *unit = src + i * PER_UNIT * cs;
         int64_t left = depth - i * PER_UNIT;
-#ifdef BF16_PRODUCTS
         if (cs == 1) x[i] = gemm_round(gemm_some(row, i < rows ? depth : 0), gemm_some(row + 16, i < rows ? depth - 16 : 0));
         else if (rs == 1) x[i] = gemm_pairs(gemm_some(unit, left > 0 ? rows : 0), gemm_some(unit + cs, left > 1 ? rows : 0));
-#else
-        if (cs == 1) x[i] = gemm_some(row, i < rows ? depth : 0);
-        else if (rs == 1) x[i] = gemm_some(unit, left > 0 ? rows : 0);
-#endif
         else for (int64_t k = 0; k < 16; k++) ((Unit *)x)[16 * i + k] = i < rows && k * PER_UNIT < depth ? gemm_unit(row + k * PER_UNIT * cs, cs, depth - k * PER_UNIT) : 0;
     }
 }
@@ -386,7 +381,7 @@ static inline int64_t gemm_even(int64_t size, int64_t pieces, int64_t unit) { re
 // One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous.
 static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta) {
     enum { UNITS = KC / PER_UNIT };
-    Unit pa[(MC + MR) * UNITS ] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
+    Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
         int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_even(depth, 1, STEP * PER_UNIT) / PER_UNIT, lines = NR * depth * MR / (LINE * rows) + 1;
