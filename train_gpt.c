@@ -141,23 +141,32 @@ static void norm_backward(real *dx, const real *dy, const real *x, const Norm *s
 
 // ------------------------------------------------------------------------------------------------------------------ RoPE
 // Rotary positions (Su et al. 2021), half-split: of the last R of a head's `size` channels, the pair (i, i + R/2) turns by t * theta^(-2i/R). In place.
-// direction +1 forward, -1 backward (the transpose of a rotation). past: rows of the sequence before the first, which stands at position t = past.
+// direction +1 forward, -1 backward (the transpose of a rotation). table: [positions, 2, R/2], cosines and sines, from the position of the first row on.
 
-typedef struct { int B, T, heads, size, R, past; double theta; } RopeShape;
+typedef struct { int B, T, heads, size, R; } RopeShape;
 
-static void rope(real *x, RopeShape s, int direction) {
+static void rope_table(real *table, int64_t positions, int R, double theta) {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < positions; t++)
+        for (int i = 0; i < R / 2; i++) {
+            double angle = (double)t * pow(theta, -2.0 * i / R);
+            table[t * R + i] = (real)cos(angle);
+            table[t * R + R / 2 + i] = (real)sin(angle);
+        }
+}
+
+static void rope(real *x, const real *table, RopeShape s, int direction) {
     int half = s.R / 2;
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int t = 0; t < s.T; t++)
-        for (int i = 0; i < half; i++) {
-            double angle = (s.past + t) * pow(s.theta, -2.0 * i / s.R);
-            real cosine = (real)cos(angle), sine = (real)(direction * sin(angle));
-            for (int64_t b = 0; b < s.B; b++)
-                for (int h = 0; h < s.heads; h++) {
-                    real *x_i = x + ((b * s.T + t) * s.heads + h + 1) * s.size - s.R + i, first = x_i[0], second = x_i[half];
-                    x_i[0] = first * cosine - second * sine;
-                    x_i[half] = second * cosine + first * sine;
-                }
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < (int64_t)s.B * s.T; row++)
+        for (int h = 0; h < s.heads; h++) {
+            const real *cosine = table + row % s.T * s.R, *sine = cosine + half;
+            real *x_h = x + (row * s.heads + h + 1) * s.size - s.R;
+            for (int i = 0; i < half; i++) {
+                real first = x_h[i], second = x_h[half + i], turn = (real)direction * sine[i];
+                x_h[i] = first * cosine[i] - second * turn;
+                x_h[half + i] = second * cosine[i] + first * turn;
+            }
         }
 }
 
@@ -178,6 +187,32 @@ static inline int thread_id(void) {
 #endif
 }
 
+// A row of S in vectors of LANES, whatever the compiler makes of them: the last one is computed whole, and what lies beyond `seen` in it ignored.
+enum { LANES = 16 };
+_Static_assert(KEY_BLOCK % LANES == 0, "a row of a block of scores ends with a vector");
+
+static real row_max(const real *x, int64_t seen) {
+    real most[LANES];
+    for (int l = 0; l < LANES; l++) most[l] = x[0];
+    for (int64_t j = 0; j < seen; j += LANES)
+        for (int l = 0; l < LANES; l++) most[l] = j + l < seen && x[j + l] > most[l] ? x[j + l] : most[l];
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) most[l] = most[l] > most[l + half] ? most[l] : most[l + half];
+    return most[0];
+}
+
+// x = exp(x - most) for those seen and 0 for the other keys; returns the sum.
+static real row_exp(real *x, int64_t seen, int64_t keys, real most) {
+    real sum[LANES] = {0};
+    int64_t j = 0;
+    for (; j < seen; j += LANES)
+        for (int l = 0; l < LANES; l++) sum[l] += x[j + l] = j + l < seen ? exp_real(x[j + l] - most) : 0;
+    for (; j < keys; j++) x[j] = 0;
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) sum[l] += sum[l + half];
+    return sum[0];
+}
+
 static void attention_forward(real *c, real *peak, real *lse, real *scores, const real *q, const real *k, const real *v, AttnShape s) {
     int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T, end = s.past + T;
 #pragma omp parallel for collapse(2) schedule(dynamic)
@@ -193,14 +228,11 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
                     int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK;
                     gemm(view(S, KEY_BLOCK, 1), view(q + q_t, qs, 1), view(k + k_bh + j0 * ks, 1, ks), rows, keys, s.QK, s.scale, 0);
                     for (int64_t i = 0; i < rows; i++) {
-                        real *S_i = S + i * KEY_BLOCK, *c_i = c + c_t + i * cs, most = S_i[0], total = 0;
+                        real *S_i = S + i * KEY_BLOCK, *c_i = c + c_t + i * cs;
                         int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
-#pragma omp simd reduction(max : most)
-                        for (int64_t j = 1; j < seen; j++) most = S_i[j] > most ? S_i[j] : most;
+                        real most = row_max(S_i, seen);
                         if (j0 > 0 && max[i] > most) most = max[i];
-#pragma omp simd reduction(+ : total)
-                        for (int64_t j = 0; j < seen; j++) total += S_i[j] = exp_real(S_i[j] - most);
-                        for (int64_t j = seen; j < keys; j++) S_i[j] = 0;
+                        real total = row_exp(S_i, seen, keys, most);
                         if (j0 > 0) {                                        // what there is so far was relative to the old maximum
                             real fade = exp_real(max[i] - most);
                             total += fade * sum[i];
@@ -240,8 +272,10 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
                     int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, q_t = (b * T + t0) * qs + h * s.QK, c_t = (b * T + t0) * cs + h * s.HS;
                     real D[QUERY_BLOCK];
                     for (int64_t i = 0; i < rows; i++) {
-                        D[i] = 0;
-                        for (int j = 0; j < s.HS; j++) D[i] += dc[c_t + i * cs + j] * c[c_t + i * cs + j];
+                        real sum = 0;
+#pragma omp simd reduction(+ : sum)
+                        for (int j = 0; j < s.HS; j++) sum += dc[c_t + i * cs + j] * c[c_t + i * cs + j];
+                        D[i] = sum;
                     }
                     for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
                         int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK, k_j = k_bh + j0 * ks, v_j = v_bh + j0 * vs;
@@ -249,12 +283,8 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
                         gemm(view(dS, KEY_BLOCK, 1), view(dc + c_t, cs, 1), view(v + v_j, 1, vs), rows, keys, s.HS, 1, 0);
                         for (int64_t i = 0; i < rows; i++) {
                             real *P_i = P + i * KEY_BLOCK, *dS_i = dS + i * KEY_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
-                            int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
-                            for (int64_t j = 0; j < seen; j++) {
-                                P_i[j] = exp_real(P_i[j] - lse_i);
-                                dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
-                            }
-                            for (int64_t j = seen; j < keys; j++) P_i[j] = dS_i[j] = 0;
+                            row_exp(P_i, t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys, keys, lse_i);
+                            for (int64_t j = 0; j < keys; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                         }
                         gemm(view(dv + v_j, vs, 1), view(P, 1, KEY_BLOCK), view(dc + c_t, cs, 1), keys, s.HS, rows, 1, 1);
                         gemm(view(dq + q_t, qs, 1), view(dS, KEY_BLOCK, 1), view(k + k_j, ks, 1), rows, s.QK, keys, s.scale, j0 > 0);
@@ -533,6 +563,7 @@ typedef struct Block {
     Grads dw;
     Acts a, d;
     Past past;
+    const real *rotary;                                 // rope_table from the position of the first row on; NULL with learned positions
     int dweights;                                       // backward: SET or ADD, of linears' weights
     real loss_scale;                                    // backward: the gradient of the micro-batch's mean loss, for the router's
 } Block;
@@ -569,8 +600,8 @@ static LinearShape linear_shape(const Block *b, int out, int in, double c) { ret
 
 static void qk_rope(const Block *b, real *q, real *k, int direction) {
     const Model *m = b->m;
-    rope(q, (RopeShape){b->s->B, b->s->T, m->NH, qk_size(m), rotary_size(m), b->past.rows, m->theta}, direction);
-    rope(k, (RopeShape){b->s->B, b->s->T, m->KV, qk_size(m), rotary_size(m), b->past.rows, m->theta}, direction);
+    rope(q, b->rotary, (RopeShape){b->s->B, b->s->T, m->NH, qk_size(m), rotary_size(m)}, direction);
+    rope(k, b->rotary, (RopeShape){b->s->B, b->s->T, m->KV, qk_size(m), rotary_size(m)}, direction);
 }
 
 static Norm k_norm(const Block *b) {
@@ -978,6 +1009,7 @@ struct Gpt {
     ActLayout act_layout;
     real *tensors[TENSOR_KINDS], *acts, *grads;         // parameters, their gradients and moments; activations and their gradients
     real *past;                                         // keys and values of a text, layer by layer; made when extend first asks for it
+    real *rotary;                                       // rope_table of all positions, or NULL
     int past_rows, before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
     bool extending, fresh;                              // fresh: gradients were zeroed, but those of linears' weights, which the first micro-step SETs, are still the last step's
     int recompute;
@@ -994,9 +1026,10 @@ struct Gpt {
 static double *watched_logits(const Gpt *g) { return g->watched_sums + (int64_t)g->m.L * WATCHED_SUMS; }
 
 static Block gpt_block(const Gpt *g, int l) {
+    Past past = past_view(&g->m, g->extending ? g->past : NULL, g->max.T, l, g->before);
     return (Block){&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->tensors[WEIGHTS], l), grads_view(&g->layout, g->tensors[GRADS], l),
                    acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1),
-                   past_view(&g->m, g->extending ? g->past : NULL, g->max.T, l, g->before), g->fresh ? SET : ADD, 0};
+                   past, g->rotary ? g->rotary + (int64_t)past.rows * rotary_size(&g->m) : NULL, g->fresh ? SET : ADD, 0};
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
@@ -1017,6 +1050,10 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
         g->tensors[kind] = check_alloc((size_t)(kind < ADAM_M ? g->layout.total : g->layout.state) * sizeof(real), "the parameters, their gradients and moments");
     g->acts = check_alloc((size_t)g->act_layout.acts * sizeof(real), "the activations");
     g->grads = setup->training ? check_alloc((size_t)g->act_layout.grads * sizeof(real), "the gradients of activations") : NULL;
+    if (m->rope) {
+        g->rotary = check_alloc((size_t)(g->max.T * rotary_size(m)) * sizeof(real), "the rotary angles");
+        rope_table(g->rotary, g->max.T, rotary_size(m), m->theta);
+    }
     g->inputs = check_alloc((size_t)g->max.n * sizeof(int32_t), "the inputs");
     g->targets = check_alloc((size_t)g->max.n * sizeof(int32_t), "the targets");
     g->watched_loads = check_alloc((size_t)(m->L * m->moe.E + 1) * sizeof(double), "the loads of experts");
@@ -1030,6 +1067,7 @@ static void gpt_destroy(Gpt *g) {
     free(g->acts);
     free(g->grads);
     free(g->past);
+    free(g->rotary);
     free(g->inputs);
     free(g->targets);
     free(g->watched_loads);

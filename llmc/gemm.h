@@ -177,22 +177,9 @@ static inline Line gemm_pairs(Line low, Line high) {
 static inline Line gemm_round(Line low, Line high) { (void)high; return low; }
 static inline Line gemm_pairs(Line low, Line high) { (void)high; return low; }
 #endif
-static inline Line gemm_along(const real *x) { return gemm_round(*(const Line *)x, *(const Line *)(PER_UNIT == 2 ? x + 16 : x)); }
-static inline Line gemm_across(const real *x, int64_t next) { return gemm_pairs(*(const Line *)x, *(const Line *)(PER_UNIT == 2 ? x + next : x)); }
 
 // Of 16 neighbours the first `there`, the others 0, and not read.
 static inline Line gemm_some(const real *x, int64_t there) { return (Line)_mm512_maskz_loadu_ps((__mmask16)(there >= 16 ? 0xFFFF : there > 0 ? (1 << there) - 1 : 0), x); }
-
-// The lines of a square of which not all is there.
-static __attribute__((noinline)) void gemm_edge(Line x[16], const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
-    for (int64_t i = 0; i < 16; i++) {
-        const real *row = src + i * rs, *unit = src + i * PER_UNIT * cs;
-        int64_t left = depth - i * PER_UNIT;
-        if (cs == 1) x[i] = gemm_round(gemm_some(row, i < rows ? depth : 0), gemm_some(row + 16, i < rows ? depth - 16 : 0));
-        else if (rs == 1) x[i] = gemm_pairs(gemm_some(unit, left > 0 ? rows : 0), gemm_some(unit + cs, left > 1 ? rows : 0));
-        else for (int64_t k = 0; k < 16; k++) ((Unit *)x)[16 * i + k] = i < rows && k * PER_UNIT < depth ? gemm_unit(row + k * PER_UNIT * cs, cs, depth - k * PER_UNIT) : 0;
-    }
-}
 
 // The transpose of a square: for s = 1, 2, 4, 8 each line i without bit s and line i + s exchange what lies off the diagonal of their blocks of 2 s.
 #define OWN(j, s) ((j) & (s) ? (j) - (s) + 16 : (j))
@@ -207,30 +194,32 @@ static inline __attribute__((always_inline)) void gemm_transpose(Line x[16]) { E
 #undef LANES
 #undef EXCHANGE
 
-// Packs a square of which `rows` and `depth` are there, the others zero: a line for each row (by_row) or for each unit, `apart` units apart. Of its rows the panel
+// Packs a square of which `rows` and `depth` are there, the others zero and not read: a line for each row (by_row) or for each unit, `apart` units apart. Of its rows the panel
 // takes the first `wide`; where lines are no further apart than that, each overwrites what the one before has beyond. The next square is fetched on the way.
 static inline __attribute__((always_inline)) void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth, const int wide, const bool by_row) {
     enum { DEPTH = 16 * PER_UNIT };
     Line x[16] = {0};
-    bool along = cs == 1, across = !along && rs == 1;
-    if (depth < DEPTH || rows < (along ? wide : 16) || !(along || across)) {
-        Line edge[16];                                                      // x itself has no address, and stays in registers
-        gemm_edge(edge, src, rs, cs, rows, depth);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) x[i] = edge[i];
-    } else if (along)
+    bool along = cs == 1;
+    if (along)
 #pragma GCC unroll 16
         for (int i = 0; i < wide; i++) {
             for (int j = 0; j < DEPTH; j += LINE) __builtin_prefetch(src + i * rs + DEPTH + j);
-            x[i] = gemm_along(src + i * rs);
+            if (i < rows) x[i] = gemm_round(gemm_some(src + i * rs, depth), gemm_some(src + i * rs + 16, depth - 16));
         }
-    else
+    else if (rs == 1)
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) {
-            for (int j = 0; j < PER_UNIT; j++) __builtin_prefetch(src + (DEPTH + i * PER_UNIT + j) * cs);
-            x[i] = gemm_across(src + i * PER_UNIT * cs, cs);
+            const real *unit = src + i * PER_UNIT * cs;
+            for (int j = 0; j < PER_UNIT; j++) __builtin_prefetch(unit + (DEPTH + j) * cs);
+            if (i * PER_UNIT < depth) x[i] = gemm_pairs(gemm_some(unit, rows), gemm_some(unit + cs, depth > i * PER_UNIT + 1 ? rows : 0));
         }
-    if (across == by_row) gemm_transpose(x);
+    else {
+        Line any[16] = {0};                                                 // x itself has no address, and stays in registers
+        gemm_pack_any((Unit *)any, src, rs, cs, rows, 16, depth < DEPTH ? depth : DEPTH);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) x[i] = any[i];
+    }
+    if (along != by_row) gemm_transpose(x);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) *(Line *)(dst + i * apart) = x[i];
 }
