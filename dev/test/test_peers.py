@@ -111,7 +111,9 @@ def test_peers():                                             # of one model, bo
     expect(re.match("error: .*ompiler", compiled["error"]) and f"| PyTorch, compiled | fp32 | failed: {compiled['error']} |" in done.stdout, f"{compiled['error']}")
     expect(set(report["machine"]) == {"cpu", "cores", "threads", "isa", "commit", "date", "environment"}, f"{report['machine']}")
     expect(re.search(r"\nPyTorch, fp32: PyTorch \d+\.\d+.*BLAS_INFO.* (fused|foreach) AdamW", done.stdout), "the version of PyTorch and its libraries")
-    contenders = peers.contenders_of(peers.CASES["tinyshakespeare"], ["bf16"], None, 2)
+    contenders = peers.contenders_of(peers.CASES["tinyshakespeare"], ["bf16"], None, 2, True)
+    expect([c.name for c in contenders] == ["norm.c", "PyTorch, as installed", "PyTorch, compiled, as installed"] and b"MALLOC" not in pathlib.Path(f"/proc/{contenders[1].process.pid}/environ").read_bytes(),
+           "PyTorch as installed has its own allocator")
     gone = contenders.pop()
     gone.process.kill()
     expect(gone.process.wait() and math.isnan(gone.step()) and "status -9" in gone.error, f"killed while it waits: {gone.error}")

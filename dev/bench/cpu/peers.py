@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """peers.py: a training step of norm.c on this CPU beside the same step in PyTorch: same model, batch, optimizer and number of threads.
 
-    python3 dev/bench/cpu/peers.py [--case NAME] [--precision fp32|bf16|all] [--rounds N] [--threads N] [--json FILE]
+    python3 dev/bench/cpu/peers.py [--case NAME] [--precision fp32|bf16|all] [--rounds N] [--threads N] [--installed] [--json FILE]
     python3 dev/bench/cpu/peers.py --modes PRE,POST,SPAN,HYBRID,SDD [...]           our placements against the first of them; no PyTorch
 
 Every contender is a process that waits for a line and then makes a step. They take turns, and each round begins with another one, so that whatever else the
@@ -179,7 +179,7 @@ def machine(threads):
             "environment": {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_", "KMP_", "MKL_"))}}
 
 
-def contenders_of(case, precisions, modes, threads):
+def contenders_of(case, precisions, modes, threads, installed):
     found = []
     flags = [*case.flags.split(), "--batch", str(case.batch), "--seq", str(case.seq), *SAME.split()]
     for p in precisions:
@@ -187,7 +187,8 @@ def contenders_of(case, precisions, modes, threads):
             found.append(Contender(mode if modes else "norm.c", p, [f"build/bench-{p}", "--serve", "--mode", mode, *flags], threads))
         for compiled in () if modes else (False, True):
             spec = json.dumps({**case._asdict(), "compiled": compiled, "bf16": p == "bf16", "threads": threads})
-            found.append(Contender("PyTorch, compiled" if compiled else "PyTorch", p, [sys.executable, str(Path(__file__).with_name("torch_step.py")), spec], threads, KEPT))
+            name = "PyTorch" + ", compiled" * compiled + ", as installed" * installed
+            found.append(Contender(name, p, [sys.executable, str(Path(__file__).with_name("torch_step.py")), spec], threads, None if installed else KEPT))
     return found
 
 
@@ -198,6 +199,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--modes", help="our placements, separated by commas, and no PyTorch")
+    parser.add_argument("--installed", action="store_true", help="PyTorch with the allocator's own settings, not those that make it faster")
     parser.add_argument("--json", help="a file for the machine and all times")
     options = parser.parse_args()
     if options.rounds < 1 or options.threads < 1:
@@ -210,7 +212,7 @@ def main():
     m = report["machine"]
     print(f"{m['cpu']}, {m['cores']} cores ({' '.join(m['isa'])}), {m['threads']} threads; norm.c {m['commit']}; {m['date']}")
     for name in CASES if options.case == "all" else [options.case]:
-        contenders = contenders_of(CASES[name], precisions, options.modes and options.modes.split(","), options.threads)
+        contenders = contenders_of(CASES[name], precisions, options.modes and options.modes.split(","), options.threads, options.installed)
         race(contenders, options.rounds)
         report["cases"][name] = results(contenders)
         print(table(name, report["cases"][name]), flush=True)
