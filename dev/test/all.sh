@@ -2,37 +2,51 @@
 # make test-all: what make test leaves out. The C tests under AddressSanitizer and UndefinedBehaviorSanitizer, the numerical ones built by the other
 # compiler and without OpenMP, every mode, a minute of fuzzing, and what needs Python. Each in a copy of the tree, without warnings.
 set -eu
-passed=0 failed=0
-root=$(pwd)
+root=$(pwd) number=0
+rm -rf build/all; mkdir -p build/all
+touch build/all/passed                                    # a line for each step
+export OMP_WAIT_POLICY=passive                            # threads that spin would starve each other
+trap 'kill 0' INT                                         # in the background nothing hears Ctrl-C
+
+# Two steps at a time, most of which keep one core busy: a line in this pipe is room for one.
+mkfifo build/all/room; exec 9<> build/all/room; rm build/all/room
+printf '\n\n' >&9
 
 # SKIP in the environment: a regular expression; steps whose name it matches are left out, and said to be.
 left_out() { [ -n "${SKIP:-}" ] && echo "$1" | grep -qE "$SKIP" && echo "$1: left out"; }
+
+# said OK NAME BEGUN LOG CHECKS: the line of a step that ended, with the end of its log where it failed.
+said() {
+    if [ "$1" = 1 ]; then echo "$2" >> build/all/passed; echo "$2: ok, $5 ($(($(date +%s) - $3)) s)"
+    else printf '%s\n' "$2: FAILED
+$(tail -n 30 "$4")"; fi
+}
 
 # step NAME COMMAND: one line each, the log shown on failure.
 step() {
     name=$1; shift
     if left_out "$name"; then return; fi
-    begun=$(date +%s)
-    rm -rf build/all; mkdir -p build/all/tree
-    git ls-files -z 2>/dev/null | xargs -0 tar cf - | tar xf - -C build/all/tree
-    if (cd build/all/tree && "$@") > build/all.log 2>&1 && ! grep -q 'warning:' build/all.log; then
-        passed=$((passed + 1)); echo "$name: ok, $(grep -E '^[0-9]+ passed' build/all.log | tail -n 1) ($(($(date +%s) - begun)) s)"
-    else
-        failed=$((failed + 1)); echo "$name: FAILED"; tail -n 30 build/all.log
-    fi
+    read -r _ <&9
+    number=$((number + 1))
+    (
+        begun=$(date +%s) tree=$root/build/all/$number log=$root/build/all/$number.log ok=0
+        if (mkdir "$tree" && git ls-files -z | xargs -0 tar cf - | tar xf - -C "$tree" && cd "$tree" && "$@") > "$log" 2>&1 && ! grep -q 'warning:' "$log"; then ok=1; fi
+        said $ok "$name" "$begun" "$log" "$(grep -E '^[0-9]+ passed' "$log" | tail -n 1)"
+        rm -rf "$tree"
+        echo >&9
+    ) &
 }
 
 # cuda NAME FOLDER TESTS [MAKE'S ARGUMENTS]: tests of CUDA code in the emulator, in both precisions side by side, built in FOLDER of the tree itself.
 cuda() {
     name=$1 emu=$2 tests=$3; shift 3
     if left_out "$name"; then return; fi
-    begun=$(date +%s)
-    { make -s -j2 EMU="$emu" "$@" "$emu/test_gpt-fp32" "$emu/test_gpt-bf16" && { "$emu/test_gpt-fp32" "$tests" & "$emu/test_gpt-bf16" "$tests"; wait; }; } > build/all.log 2>&1
-    if [ "$(grep -c '^[0-9]* passed, 0 failed' build/all.log)" = 2 ] && ! grep -qE 'warning:|WARNING:|ERROR:' build/all.log; then
-        passed=$((passed + 1)); echo "$name: ok, $(awk '/^[0-9]+ passed/ { p += $1 } END { print p }' build/all.log) passed ($(($(date +%s) - begun)) s)"
-    else
-        failed=$((failed + 1)); echo "$name: FAILED"; tail -n 30 build/all.log
-    fi
+    wait
+    number=$((number + 1))
+    begun=$(date +%s) log=build/all/cuda.log ok=0
+    { make -s -j2 EMU="$emu" "$@" "$emu/test_gpt-fp32" "$emu/test_gpt-bf16" && { "$emu/test_gpt-fp32" "$tests" & "$emu/test_gpt-bf16" "$tests"; wait; }; } > $log 2>&1
+    if [ "$(grep -c '^[0-9]* passed, 0 failed' $log)" = 2 ] && ! grep -qE 'warning:|WARNING:|ERROR:' $log; then ok=1; fi
+    said $ok "$name" "$begun" $log "$(awk '/^[0-9]+ passed/ { p += $1 } END { print p }' $log) passed"
 }
 
 export DEVICE=cpu                                         # what is tested here needs no GPU
@@ -46,7 +60,7 @@ if command -v clang > /dev/null; then
     step "clang, no OpenMP" sh -c "make CC=clang OMP=0 $build && build/test_gpt mode gemm equations single run"
     step "fuzzers, a minute (libFuzzer, address and undefined behaviour)" sh dev/fuzz/run.sh
 else
-    failed=$((failed + 1)); echo "clang: not installed, 3 checks not run"
+    number=$((number + 1)); echo "clang: not installed, 3 checks not run"
 fi
 # With the instruction that multiplies pairs of bfloat16, which few x86 machines have.
 if command -v aarch64-linux-gnu-gcc > /dev/null && command -v qemu-aarch64 > /dev/null; then
@@ -54,7 +68,7 @@ if command -v aarch64-linux-gnu-gcc > /dev/null && command -v qemu-aarch64 > /de
         make -j2 CC=aarch64-linux-gnu-gcc CFLAGS='-O2 -march=armv8.2-a+bf16' build/test_gpt && aarch64-linux-gnu-objdump -d build/test_gemm_bf16.o | grep -q bfdot &&
         QEMU_LD_PREFIX=/usr/aarch64-linux-gnu qemu-aarch64 -cpu max build/test_gpt mode gemm bf16 exp equations single distinct"
 else
-    left_out "AArch64" || { failed=$((failed + 1)); echo "AArch64: gcc-aarch64-linux-gnu or qemu-user not installed, 1 check not run"; }
+    left_out "AArch64" || { number=$((number + 1)); echo "AArch64: gcc-aarch64-linux-gnu or qemu-user not installed, 1 check not run"; }
 fi
 if [ -x build/emu/test_gpt-fp32 ]; then
     cuda "CUDA, every other mode" build/emu other_modes
@@ -95,7 +109,9 @@ step "ablations, killed and gone on with (python3 with scipy and matplotlib)" py
 step "the papers' claims (python3 with scipy and matplotlib)" python3 dev/test/test_repro.py
 step "benchmarks of the CPU, and steps beside PyTorch's (python3 with torch)" python3 dev/test/test_peers.py
 awk 'BEGIN { RS = "```" } /^sh/ && /ablate.py/' README.md | sed 1d > build/readme.sh
+wait                                                      # it says how long it takes: alone
 step "README: the first ablation, in five minutes" sh -c "test -s '$root/build/readme.sh' && timeout 300 sh -e '$root/build/readme.sh' && ls ablations/*/index.html"
+wait
 step "the oracle gives the goldens (python3 with torch)" python3 dev/oracle/oracle.py --check
 step "Hugging Face: every placement there, and folders back (python3 with torch and transformers)" sh -c '
     make -s -j2 build/logits && make -s binary NORM_MODE=PRE && make -s binary NORM_MODE=OLMO2 && python3 dev/test/test_hf.py'
@@ -104,6 +120,7 @@ step "tasks as lm-evaluation-harness scores them, of a stock folder and of SPAN'
     python3 dev/test/test_lm_eval.py && python3 dev/test/test_lm_eval.py --mode SPAN --export "python3 dev/export_hf.py {run} {folder}"'
 step "logs as a table and event files (python3 with tensorboard)" sh -c 'make -s build/cpu-span-fp32/train_gpt && python3 dev/test/test_logs.py build/cpu-span-fp32/train_gpt'
 step "datasets, from a server that misbehaves (python3 with tiktoken and pyarrow)" python3 dev/test/test_get.py
-rm -rf build/all
-echo "$passed passed, $failed failed"
-[ "$failed" = 0 ]
+wait
+passed=$(grep -c . build/all/passed) || true
+echo "$passed passed, $((number - passed)) failed"
+[ "$passed" = "$number" ]
