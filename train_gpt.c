@@ -187,27 +187,39 @@ static inline int thread_id(void) {
 #endif
 }
 
-// A row of S in vectors of LANES, whatever the compiler makes of them: the last one is computed whole, and what lies beyond `seen` in it ignored.
+// A row of S in vectors. Its largest: the last vector may overlap the one before. `seen` is never 0.
+static real row_max(const real *x, int64_t seen) {
+    real max[VL];
+    for (int l = 0; l < VL; l++) max[l] = x[0];
+    for (int64_t j = 0; j < seen && seen < VL; j++) max[0] = x[j] > max[0] ? x[j] : max[0];
+    if (seen >= VL) {
+        Vec most = *(const VecAnywhere *)(x + seen - VL);
+        for (int64_t j = 0; j + VL <= seen; j += VL) {
+            Vec v = *(const VecAnywhere *)(x + j);
+            __typeof__(v > most) more = v > most;
+            most = (Vec)((more & (__typeof__(more))v) | (~more & (__typeof__(more))most));
+        }
+        memcpy(max, &most, sizeof max);
+    }
+#pragma GCC unroll 4
+    for (int half = VL / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) max[l] = max[l] > max[l + half] ? max[l] : max[l + half];
+    return max[0];
+}
+
+// x = exp(x - most) for those seen and 0 for the other keys; returns the sum. The last vector is computed whole, and what lies beyond `seen` in it ignored.
 enum { LANES = 16 };
 _Static_assert(KEY_BLOCK % LANES == 0, "a row of a block of scores ends with a vector");
 
-static real row_max(const real *x, int64_t seen) {
-    real most[LANES];
-    for (int l = 0; l < LANES; l++) most[l] = x[0];
-    for (int64_t j = 0; j < seen; j += LANES)
-        for (int l = 0; l < LANES; l++) most[l] = j + l < seen && x[j + l] > most[l] ? x[j + l] : most[l];
-    for (int half = LANES / 2; half; half /= 2)
-        for (int l = 0; l < half; l++) most[l] = most[l] > most[l + half] ? most[l] : most[l + half];
-    return most[0];
-}
-
-// x = exp(x - most) for those seen and 0 for the other keys; returns the sum.
 static real row_exp(real *x, int64_t seen, int64_t keys, real most) {
     real sum[LANES] = {0};
     int64_t j = 0;
-    for (; j < seen; j += LANES)
-        for (int l = 0; l < LANES; l++) sum[l] += x[j + l] = j + l < seen ? exp_real(x[j + l] - most) : 0;
+    for (; j < seen; j += LANES) {
+        int left = (int)(seen - j);
+        for (int l = 0; l < LANES; l++) sum[l] += x[j + l] = l < left ? exp_real(x[j + l] - most) : 0;
+    }
     for (; j < keys; j++) x[j] = 0;
+#pragma GCC unroll 4
     for (int half = LANES / 2; half; half /= 2)
         for (int l = 0; l < half; l++) sum[l] += sum[l + half];
     return sum[0];
