@@ -223,6 +223,18 @@ static inline __attribute__((always_inline)) void gemm_square(Unit *dst, int64_t
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++) *(Line *)(dst + i * apart) = x[i];
 }
+
+// Those of A and of B, a whole one apart: nothing is asked there. Functions of their own: inlined into the loop over K, they would have the address of every line on the stack.
+static __attribute__((noinline)) void gemm_square_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
+    enum { WIDE = AMX ? 16 : MR };
+    if (rows >= 16 && depth >= 16 * PER_UNIT) gemm_square(dst, WIDE, src, rs, cs, 16, 16 * PER_UNIT, WIDE, AMX);
+    else gemm_square(dst, WIDE, src, rs, cs, rows, depth, WIDE, AMX);
+}
+
+static __attribute__((noinline)) void gemm_square_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
+    if (rows >= 16 && depth >= 16 * PER_UNIT) gemm_square(dst, NR, src, rs, cs, 16, 16 * PER_UNIT, 16, false);
+    else gemm_square(dst, NR, src, rs, cs, rows, depth, 16, false);
+}
 #endif
 
 // A panel of A, the first MR of `rows`, and of B, NR columns, each from a slice of K. What AMX reads of A has 16 units of a row side by side; everything else, all rows
@@ -230,9 +242,9 @@ static inline __attribute__((always_inline)) void gemm_square(Unit *dst, int64_t
 static __attribute__((noinline)) void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
 #if AMX
     for (int64_t k = 0; k < depth; k += 32)
-        for (int64_t r = 0; r < MR; r += 16, dst += 256) gemm_square(dst, 16, src + r * rs + k * cs, rs, cs, rows - r, depth - k, 16, true);
+        for (int64_t r = 0; r < MR; r += 16, dst += 256) gemm_square_a(dst, src + r * rs + k * cs, rs, cs, rows - r, depth - k);
 #elif defined(SQUARES)
-    for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * MR) gemm_square(dst, MR, src + k * cs, rs, cs, rows, depth - k, MR, false);
+    for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * MR) gemm_square_a(dst, src + k * cs, rs, cs, rows, depth - k);
 #else
     gemm_pack(dst, src, rs, cs, rows < MR ? rows : MR, MR, depth);
 #endif
@@ -241,7 +253,7 @@ static __attribute__((noinline)) void gemm_pack_a(Unit *dst, const real *src, in
 static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t cols, int64_t depth) {
 #ifdef SQUARES
     for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * NR)
-        for (int64_t j = 0; j < NR; j += 16) gemm_square(dst + j, NR, src + j * cs + k * rs, cs, rs, cols - j, depth - k, 16, false);
+        for (int64_t j = 0; j < NR; j += 16) gemm_square_b(dst + j, src + j * cs + k * rs, cs, rs, cols - j, depth - k);
 #else
     gemm_pack(dst, src, cs, rs, cols, NR, depth);
 #endif
@@ -302,19 +314,29 @@ static __attribute__((noinline)) void gemm_kernel(real *c, int64_t stride, bool 
 static inline void gemm_begin(void) {}
 static inline void gemm_end(void) {}
 
+// c += (column of A) (row of B)
+static inline __attribute__((always_inline)) void gemm_update(Vec c[MR][2], const Unit *restrict a, const Unit *restrict b) {
+    Units b0 = *(const Units *)b, b1 = *(const Units *)(b + VL);
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; r++) {
+        c[r][0] = gemm_dot(c[r][0], a[r], b0);
+        c[r][1] = gemm_dot(c[r][1], a[r], b1);
+    }
+}
+
 // block = (panel of A) (panel of B) over `units` of K. Alone in its function, so that nothing else claims a register. Unrolled, because a core that
 // shares its decoders with another thread gets fewer instructions a cycle, and a multiply-add less then is one that is missing.
-static __attribute__((noinline)) void gemm_kernel(Vec block[MR][2], const Unit *restrict a, const Unit *restrict b, int64_t units) {
+// The rows of C, where the block will be stored, are fetched on the way, one a unit: all at once they would wait for each other.
+static __attribute__((noinline)) void gemm_kernel(Vec block[MR][2], const Unit *restrict a, const Unit *restrict b, int64_t units, const real *row, int64_t stride) {
     Vec c[MR][2] = {0};
+    int64_t k = 0;
 #pragma GCC unroll 4
-    for (int64_t k = 0; k < units; k++, a += MR, b += NR) {
-        Units b0 = *(const Units *)b, b1 = *(const Units *)(b + VL);
-#pragma GCC unroll 12
-        for (int r = 0; r < MR; r++) {
-            c[r][0] = gemm_dot(c[r][0], a[r], b0);
-            c[r][1] = gemm_dot(c[r][1], a[r], b1);
-        }
+    for (; k < MR && k < units; k++, a += MR, b += NR, row += stride) {
+        for (int j = 0; j < NR; j += LINE) __builtin_prefetch(row + j, 1);
+        gemm_update(c, a, b);
     }
+#pragma GCC unroll 4
+    for (; k < units; k++, a += MR, b += NR) gemm_update(c, a, b);
     memcpy(block, c, sizeof c);
 }
 #endif
@@ -348,7 +370,7 @@ static inline void gemm_block(View C, const Unit *a, const Unit *b, int64_t unit
     gemm_kernel(c, NR, add, a, b, units);
     if (add) keep = 0;
 #else
-    gemm_kernel(block, a, b, units);
+    gemm_kernel(block, a, b, units, C.p, C.rs);
 #endif
     gemm_store(C, block, rows, cols, alpha, keep);
 }
@@ -384,8 +406,6 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
             gemm_pack_b(pb, panel, B.rs, B.cs, cols - j < NR ? cols - j : NR, depth);
             for (int64_t i = 0; i < rows; i += MR) {
                 gemm_fetch(&next, lines);
-                for (int64_t r = i; r < i + MR && r < rows && !AMX; r++)
-                    for (int64_t c = j; c < j + NR; c += LINE) __builtin_prefetch(C.p + r * C.rs + c, 1);
                 gemm_block(view(C.p + i * C.rs + j, C.rs, 1), pa + i * units, pb, units, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1);
             }
         }
