@@ -280,15 +280,17 @@ static inline void gemm_begin(void) {
 }
 static inline void gemm_end(void) { _tile_release(); }
 
-// c, MR rows `stride` apart, = (panel of A) (panel of B) over `units` of K; with `add`, on top of what is there.
-static __attribute__((noinline)) void gemm_kernel(real *c, int64_t stride, bool add, const Unit *a, const Unit *b, int64_t units) {
-    real *below = c + 16 * stride;
-    stride *= (int64_t)sizeof(real);
-    if (add) {
-        _tile_loadd(0, c, stride);
-        _tile_loadd(1, c + 16, stride);
-        _tile_loadd(2, below, stride);
-        _tile_loadd(3, below + 16, stride);
+// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over `units` of K. The unit itself can only write a product, or add it to what is there.
+static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *a, const Unit *b, int64_t units, real alpha, real keep) {
+    real block[MR * NR], *c = out;
+    bool itself = alpha == 1 && (keep == 0 || keep == 1);
+    int64_t line = itself ? stride : NR, bytes = line * (int64_t)sizeof(real);
+    if (!itself) c = block;
+    if (itself && keep == 1) {
+        _tile_loadd(0, c, bytes);
+        _tile_loadd(1, c + 16, bytes);
+        _tile_loadd(2, c + 16 * line, bytes);
+        _tile_loadd(3, c + 16 * line + 16, bytes);
     } else {
         _tile_zero(0);
         _tile_zero(1);
@@ -305,10 +307,12 @@ static __attribute__((noinline)) void gemm_kernel(real *c, int64_t stride, bool 
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, c, stride);
-    _tile_stored(1, c + 16, stride);
-    _tile_stored(2, below, stride);
-    _tile_stored(3, below + 16, stride);
+    _tile_stored(0, c, bytes);
+    _tile_stored(1, c + 16, bytes);
+    _tile_stored(2, c + 16 * line, bytes);
+    _tile_stored(3, c + 16 * line + 16, bytes);
+    for (int64_t r = 0; r < MR && !itself; r++)
+        for (int64_t j = 0; j < NR; j++) out[r * stride + j] = (keep == 0 ? 0 : keep * out[r * stride + j]) + alpha * block[r * NR + j];
 }
 #else
 static inline void gemm_begin(void) {}
@@ -324,55 +328,41 @@ static inline __attribute__((always_inline)) void gemm_update(Vec c[MR][2], cons
     }
 }
 
-// block = (panel of A) (panel of B) over `units` of K. Alone in its function, so that nothing else claims a register. Unrolled, because a core that
-// shares its decoders with another thread gets fewer instructions a cycle, and a multiply-add less then is one that is missing.
-// The rows of C, where the block will be stored, are fetched on the way, one a unit: all at once they would wait for each other.
-static __attribute__((noinline)) void gemm_kernel(Vec block[MR][2], const Unit *restrict a, const Unit *restrict b, int64_t units, const real *row, int64_t stride) {
+// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over `units` of K. Alone in its function, so that nothing else claims a register. Unrolled,
+// because a core that shares its decoders with another thread gets fewer instructions a cycle, and a multiply-add less then is one that is missing.
+// The rows of `out`, and some below, are fetched before the end, one a unit: all at once they would wait for each other, and earlier B would push them out of the L1.
+static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *restrict a, const Unit *restrict b, int64_t units, real alpha, real keep) {
     Vec c[MR][2] = {0};
     int64_t k = 0;
 #pragma GCC unroll 4
-    for (; k < MR && k < units; k++, a += MR, b += NR, row += stride) {
+    for (; k < units - 2 * MR; k++, a += MR, b += NR) gemm_update(c, a, b);
+#pragma GCC unroll 4
+    for (const real *row = out; k < units; k++, a += MR, b += NR, row += stride) {
         for (int j = 0; j < NR; j += LINE) __builtin_prefetch(row + j, 1);
         gemm_update(c, a, b);
     }
-#pragma GCC unroll 4
-    for (; k < units; k++, a += MR, b += NR) gemm_update(c, a, b);
-    memcpy(block, c, sizeof c);
-}
-#endif
-
-// rows x cols of C = keep C + alpha block.
-static inline void gemm_store(View C, Vec block[MR][2], int64_t rows, int64_t cols, real alpha, real keep) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t v = 0; v < 2; v++) {
-            real *out = C.p + r * C.rs + v * VL;
-            Vec sum = alpha * block[r][v];
-            if (cols == NR) {
-                if (keep != 0) sum += keep * *(VecAnywhere *)out;
-                *(VecAnywhere *)out = sum;
-            }
-            else for (int64_t j = 0; j < VL && v * VL + j < cols; j++) out[j] = keep == 0 ? sum[j] : keep * out[j] + sum[j];
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; r++, out += stride)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+            VecAnywhere *to = (VecAnywhere *)(out + v * VL);
+            Vec sum = alpha * c[r][v];
+            if (keep != 0) sum += keep * *to;
+            *to = sum;
         }
 }
+#endif
 
-// rows x cols of C, at most a block, = keep C + alpha (panel of A) (panel of B).
+// rows x cols of C, at most a block, = keep C + alpha (panel of A) (panel of B). Of a part of a block the kernel makes a whole one elsewhere: the same sums.
 static inline void gemm_block(View C, const Unit *a, const Unit *b, int64_t units, int64_t rows, int64_t cols, real alpha, real keep) {
-    Vec block[MR][2];
-#if AMX
-    real *c = (real *)block;
-    bool add = alpha == 1 && keep == 1;                                     // on top of C, also where only a part of the block is in C: one order of sums for all rows
-    if (rows == MR && cols == NR && alpha == 1 && (add || keep == 0)) {
-        gemm_kernel(C.p, C.rs, add, a, b, units);
+    if (rows == MR && cols == NR) {
+        gemm_kernel(C.p, C.rs, a, b, units, alpha, keep);
         return;
     }
-    for (int64_t r = 0; r < MR && add; r++)
-        for (int64_t j = 0; j < NR; j++) c[r * NR + j] = r < rows && j < cols ? C.p[r * C.rs + j] : 0;
-    gemm_kernel(c, NR, add, a, b, units);
-    if (add) keep = 0;
-#else
-    gemm_kernel(block, a, b, units, C.p, C.rs);
-#endif
-    gemm_store(C, block, rows, cols, alpha, keep);
+    real block[MR * NR] __attribute__((aligned(64))) = {0};
+    for (int64_t r = 0; r < rows && keep != 0; r++) memcpy(block + r * NR, C.p + r * C.rs, (size_t)cols * sizeof(real));
+    gemm_kernel(block, NR, a, b, units, alpha, keep);
+    for (int64_t r = 0; r < rows; r++) memcpy(C.p + r * C.rs, block + r * NR, (size_t)cols * sizeof(real));
 }
 
 // The next panel of B, of which a few cache lines are fetched with every block of C: so many pieces, `stride` apart, of `length` numbers side by side.
