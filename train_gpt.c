@@ -191,8 +191,9 @@ static inline int thread_id(void) {
 static real row_max(const real *x, int64_t seen) {
     real max[VL];
     for (int l = 0; l < VL; l++) max[l] = x[0];
-    for (int64_t j = 0; j < seen && seen < VL; j++) max[0] = x[j] > max[0] ? x[j] : max[0];
-    if (seen >= VL) {
+    if (seen < VL)
+        for (int64_t j = 1; j < seen; j++) max[0] = x[j] > max[0] ? x[j] : max[0];
+    else {
         Vec most = *(const VecAnywhere *)(x + seen - VL);
         for (int64_t j = 0; j + VL <= seen; j += VL) {
             Vec v = *(const VecAnywhere *)(x + j);
