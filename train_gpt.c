@@ -239,7 +239,8 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
                 real max[QUERY_BLOCK], sum[QUERY_BLOCK];
                 for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
                     int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK;
-                    gemm(view(S, KEY_BLOCK, 1), view(q + q_t, qs, 1), view(k + k_bh + j0 * ks, 1, ks), rows, keys, s.QK, s.scale, 0);
+                    View seen_S = band(S, KEY_BLOCK, 1, -FAR, t0 - j0);
+                    gemm(seen_S, view(q + q_t, qs, 1), view(k + k_bh + j0 * ks, 1, ks), rows, keys, s.QK, s.scale, 0);
                     for (int64_t i = 0; i < rows; i++) {
                         real *S_i = S + i * KEY_BLOCK, *c_i = c + c_t + i * cs;
                         int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
@@ -254,7 +255,7 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
                         max[i] = most;
                         sum[i] = total;
                     }
-                    gemm(view(c + c_t, cs, 1), view(S, KEY_BLOCK, 1), view(v + v_bh + j0 * vs, vs, 1), rows, s.HS, keys, 1, j0 > 0);
+                    gemm(view(c + c_t, cs, 1), seen_S, view(v + v_bh + j0 * vs, vs, 1), rows, s.HS, keys, 1, j0 > 0);
                 }
                 for (int64_t i = 0; i < rows; i++) {
                     for (int j = 0; j < s.HS; j++) c[c_t + i * cs + j] /= sum[i];
@@ -292,16 +293,19 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
                     }
                     for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
                         int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK, k_j = k_bh + j0 * ks, v_j = v_bh + j0 * vs;
-                        gemm(view(P, KEY_BLOCK, 1), view(q + q_t, qs, 1), view(k + k_j, 1, ks), rows, keys, s.QK, s.scale, 0);
-                        gemm(view(dS, KEY_BLOCK, 1), view(dc + c_t, cs, 1), view(v + v_j, 1, vs), rows, keys, s.HS, 1, 0);
+                        View seen_P = band(P, KEY_BLOCK, 1, -FAR, t0 - j0), seen_dS = band(dS, KEY_BLOCK, 1, -FAR, t0 - j0);
+                        gemm(seen_P, view(q + q_t, qs, 1), view(k + k_j, 1, ks), rows, keys, s.QK, s.scale, 0);
+                        gemm(seen_dS, view(dc + c_t, cs, 1), view(v + v_j, 1, vs), rows, keys, s.HS, 1, 0);
                         for (int64_t i = 0; i < rows; i++) {
                             real *P_i = P + i * KEY_BLOCK, *dS_i = dS + i * KEY_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
-                            row_exp(P_i, t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys, keys, lse_i);
-                            for (int64_t j = 0; j < keys; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
+                            int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
+                            row_exp(P_i, seen, keys, lse_i);
+                            for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
+                            for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
                         }
-                        gemm(view(dv + v_j, vs, 1), view(P, 1, KEY_BLOCK), view(dc + c_t, cs, 1), keys, s.HS, rows, 1, 1);
-                        gemm(view(dq + q_t, qs, 1), view(dS, KEY_BLOCK, 1), view(k + k_j, ks, 1), rows, s.QK, keys, s.scale, j0 > 0);
-                        gemm(view(dk + k_j, ks, 1), view(dS, 1, KEY_BLOCK), view(q + q_t, qs, 1), keys, s.QK, rows, s.scale, 1);
+                        gemm(view(dv + v_j, vs, 1), band(P, 1, KEY_BLOCK, j0 - t0, FAR), view(dc + c_t, cs, 1), keys, s.HS, rows, 1, 1);
+                        gemm(view(dq + q_t, qs, 1), seen_dS, view(k + k_j, ks, 1), rows, s.QK, keys, s.scale, j0 > 0);
+                        gemm(view(dk + k_j, ks, 1), band(dS, 1, KEY_BLOCK, j0 - t0, FAR), view(q + q_t, qs, 1), keys, s.QK, rows, s.scale, 1);
                     }
                 }
         }

@@ -34,8 +34,12 @@
 #include <omp.h>
 #endif
 
-typedef struct { real *p; int64_t rs, cs; } View;                  // element (i, j) is p[i * rs + j * cs]
-static inline View view(const real *p, int64_t rs, int64_t cs) { View v = {(real *)p, rs, cs}; return v; }
+// Element (i, j) is p[i * rs + j * cs]. A band of it: where j - i is less than `first` or more than `last`, A is 0 and C is not wanted; what is so as a whole is passed over.
+typedef struct { real *p; int64_t rs, cs, first, last; } View;
+#define FAR ((int64_t)1 << 40)
+static inline View band(const real *p, int64_t rs, int64_t cs, int64_t first, int64_t last) { View v = {(real *)p, rs, cs, first, last}; return v; }
+static inline View view(const real *p, int64_t rs, int64_t cs) { return band(p, rs, cs, -FAR, FAR); }
+static inline View part(View v, int64_t i, int64_t j) { return band(v.p + i * v.rs + j * v.cs, v.rs, v.cs, v.first + i - j, v.last + i - j); }
 
 static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
 #pragma omp parallel for schedule(static)
@@ -379,6 +383,16 @@ static inline void gemm_fetch(Ahead *f, int64_t lines) {
 // The size of pieces as even as can be: at least `pieces` of them, each a multiple of `unit`.
 static inline int64_t gemm_even(int64_t size, int64_t pieces, int64_t unit) { return (size + pieces * unit - 1) / (pieces * unit) * unit; }
 
+// The units of a panel of A, MR rows of the band, that are not all 0: `from` up to `to`.
+typedef struct { int64_t from, to; } Span;
+static inline Span gemm_span(View a, int64_t units) {
+    Span s = {a.first > 0 ? a.first / (STEP * PER_UNIT) * STEP : 0, units};
+    if (s.from > units) s.from = units;
+    if (a.last + MR < units * PER_UNIT) s.to = a.last + MR > 0 ? gemm_even(a.last + MR, 1, STEP * PER_UNIT) / PER_UNIT : 0;
+    if (s.to < s.from) s.to = s.from;
+    return s;
+}
+
 // One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous.
 static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta) {
     enum { UNITS = KC / PER_UNIT };
@@ -386,8 +400,12 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
         int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_even(depth, 1, STEP * PER_UNIT) / PER_UNIT, lines = NR * depth * MR / (LINE * rows) + 1;
-        for (int64_t i = 0; i < rows; i += MR)
-            gemm_pack_a(pa + i * units, A.p + i * A.rs + k0 * A.cs, A.rs, A.cs, rows - i, depth);
+        for (int64_t i = 0; i < rows; i += MR) {
+            View a = part(A, i, k0);
+            Span s = gemm_span(a, units);
+            int64_t k = s.from * PER_UNIT, end = s.to * PER_UNIT;
+            gemm_pack_a(pa + i * units + s.from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i, (end < depth ? end : depth) - k);
+        }
         for (int64_t j = 0; j < cols; j += NR) {
             const real *panel = B.p + k0 * B.rs + j * B.cs;
             Ahead next = {panel + NR * B.cs, NR, B.cs, depth, 0};
@@ -395,8 +413,11 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
             if (j + 2 * NR > cols || AMX) next.pieces = 0;                  // AMX: slower with than without
             gemm_pack_b(pb, panel, B.rs, B.cs, cols - j < NR ? cols - j : NR, depth);
             for (int64_t i = 0; i < rows; i += MR) {
+                View c = part(C, i, j);
+                if (c.first >= NR || c.last <= -MR) continue;
+                Span s = gemm_span(part(A, i, k0), units);
                 gemm_fetch(&next, lines);
-                gemm_block(view(C.p + i * C.rs + j, C.rs, 1), pa + i * units, pb, units, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1);
+                gemm_block(c, pa + i * units + s.from * MR, pb + s.from * NR, s.to - s.from, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1);
             }
         }
     }
@@ -419,8 +440,7 @@ static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int
 #pragma omp parallel for schedule(dynamic) if (threads > 1)
     for (int64_t t = 0; t < mp * np; t++) {
         int64_t i = t % mp * tm, j = t / mp * tn;
-        gemm_tile(view(C.p + i * C.rs + j * C.cs, C.rs, C.cs), view(A.p + i * A.rs, A.rs, A.cs), view(B.p + j * B.cs, B.rs, B.cs),
-                  M - i < tm ? M - i : tm, N - j < tn ? N - j : tn, K, alpha, beta);
+        gemm_tile(part(C, i, j), part(A, i, 0), part(B, 0, j), M - i < tm ? M - i : tm, N - j < tn ? N - j : tn, K, alpha, beta);
     }
 }
 

@@ -63,11 +63,44 @@ static void against_naive(Product packed, const char *name) {
     EXPECT(c[0] == 0 && c[5] == 0, "%s without rows or columns writes %g", name, c[0]);
 }
 
+// A band of A, whose zeros are passed over, gives the bits of the whole A; a band of C the bits of the whole C. Far outside, A is NaN, which no sum may meet, and C stays as it is.
+static void against_band(Product packed, const char *name) {
+    enum { M = 130, K = 600, N = 100, REACH = 64 };                         // REACH: no block is larger, with the units that one instruction takes
+    static float zeros[M * K], nans[M * K], whole[M * N], some[M * N];
+    static const int64_t bands[][2] = {{-FAR, 0}, {-FAR, 45}, {-FAR, -20}, {0, FAR}, {-45, FAR}, {77, FAR}, {530, FAR}, {-9, 400}, {-FAR, -FAR}};
+    for (size_t t = 0; t < sizeof bands / sizeof *bands; t++)
+        for (int transposed = 0; transposed < 2; transposed++) {
+            int64_t first = bands[t][0], last = bands[t][1], rs = transposed ? 1 : K, cs = transposed ? M : 1;
+            int wrong = 0, wrong_c = 0;
+            for (int64_t i = 0; i < M; i++)
+                for (int64_t j = 0; j < K; j++) {
+                    bool in = first <= j - i && j - i <= last, far = j - i < first - REACH || j - i > last + REACH;
+                    zeros[i * rs + j * cs] = in ? given_a[i * K + j] : 0;
+                    nans[i * rs + j * cs] = far ? NAN : zeros[i * rs + j * cs];
+                }
+            for (int i = 0; i < M * N; i++) whole[i] = some[i] = given_b[i];
+            packed(view(whole, N, 1), view(zeros, rs, cs), view(given_b, N, 1), M, N, K, 0.3f, 1);
+            packed(view(some, N, 1), band(nans, rs, cs, first, last), view(given_b, N, 1), M, N, K, 0.3f, 1);
+            for (int i = 0; i < M * N; i++) wrong += whole[i] != some[i];
+            for (int i = 0; i < M * N; i++) some[i] = NAN;
+            packed(view(whole, N, 1), view(given_a, rs, cs), view(given_b, N, 1), M, N, K, 1, 0);
+            packed(band(some, N, 1, first, last), view(given_a, rs, cs), view(given_b, N, 1), M, N, K, 1, 0);
+            for (int64_t i = 0; i < M; i++)
+                for (int64_t j = 0; j < N; j++) {
+                    bool in = first <= j - i && j - i <= last, far = j - i < first - REACH || j - i > last + REACH;
+                    wrong_c += (in && whole[i * N + j] != some[i * N + j]) || (far && !isnan(some[i * N + j]));
+                }
+            EXPECT(wrong == 0 && wrong_c == 0, "%s, band %zu, transposed %d: %d of A C and %d of a band of C are wrong", name, t, transposed, wrong, wrong_c);
+        }
+}
+
 void test_gemm(void) {
     for (int i = 0; i < MOST; i++) { given_a[i] = a[i] = (float)rand_normal(6, (uint64_t)i); given_b[i] = b[i] = (float)rand_normal(7, (uint64_t)i); }
     against_naive(gemm_packed, "fp32");
+    against_band(gemm_packed, "fp32");
     for (int i = 0; i < MOST; i += 4) { bf16_round4(a + i, a + i); bf16_round4(b + i, b + i); }
     against_naive(gemm_packed_bf16, "bf16");
+    against_band(gemm_packed_bf16, "bf16");
     // The product itself rounds: 1 + 2^-9 is 1 in bfloat16, 1 + 3 2^-9 is 1 + 2^-7.
     float x[8] = {1 + 0x1p-9f, 1 + 0x3p-9f, 1, 1, 1 + 0x1p-9f, 1, 1, 1}, ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     for (int K = 1; K <= 8; K++) {
