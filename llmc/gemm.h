@@ -60,13 +60,13 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
 #if AMX
 enum { VECTOR_BYTES = 64, MR = 32, MC = 384 };
 #elif defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, MR = 12, MC = 384 };
+enum { VECTOR_BYTES = 64, MR = 12, MC = 384, EVERY = 4 };
 #elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, MR = 6, MC = 192 };
+enum { VECTOR_BYTES = 32, MR = 6, MC = 192, EVERY = 16 };
 #elif defined(__aarch64__)
-enum { VECTOR_BYTES = 16, MR = 12, MC = 192 };
+enum { VECTOR_BYTES = 16, MR = 12, MC = 192, EVERY = 8 };
 #else
-enum { VECTOR_BYTES = 16, MR = 6, MC = 192 };
+enum { VECTOR_BYTES = 16, MR = 6, MC = 192, EVERY = 8 };
 #endif
 typedef real Vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef real VecAnywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
@@ -263,6 +263,17 @@ static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, in
 #endif
 }
 
+// What the kernel fetches into the L2 while it works: so many pieces, `stride` apart, of `length` numbers side by side.
+typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
+static inline Ahead gemm_ahead(View v, int64_t rows, int64_t cols) { return v.cs == 1 ? (Ahead){v.p, rows, v.rs, cols, 0} : (Ahead){v.p, cols, v.cs, rows, 0}; }
+
+static inline void gemm_fetch(Ahead *f) {
+    if (f->pieces <= 0) return;
+    __builtin_prefetch(f->piece + f->at, 0, 2);
+    f->at += LINE;
+    if (f->at >= f->length) f->at = 0, f->piece += f->stride, f->pieces--;
+}
+
 #if AMX
 #include <stdio.h>
 #include <stdlib.h>
@@ -285,7 +296,9 @@ static inline void gemm_begin(void) {
 static inline void gemm_end(void) { _tile_release(); }
 
 // out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over `units` of K. The unit itself can only write a product, or add it to what is there.
-static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *a, const Unit *b, int64_t units, real alpha, real keep) {
+// It fetches nothing: slower with than without.
+static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *a, const Unit *b, int64_t units, real alpha, real keep, Ahead *ahead) {
+    (void)ahead;
     real block[MR * NR], *c = out;
     bool itself = alpha == 1 && (keep == 0 || keep == 1);
     int64_t line = itself ? stride : NR, bytes = line * (int64_t)sizeof(real);
@@ -334,12 +347,18 @@ static inline __attribute__((always_inline)) void gemm_update(Vec c[MR][2], cons
 
 // out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over `units` of K. Alone in its function, so that nothing else claims a register. Unrolled,
 // because a core that shares its decoders with another thread gets fewer instructions a cycle, and a multiply-add less then is one that is missing.
-// The rows of `out`, and some below, are fetched before the end, one a unit: all at once they would wait for each other, and earlier B would push them out of the L1.
-static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *restrict a, const Unit *restrict b, int64_t units, real alpha, real keep) {
+// Memory is fetched a line at a time: many at once would wait for each other. With EVERY units, some 100 cycles, one of those ahead; last, one a unit, the rows of `out` and
+// some below: earlier, B would push them out of the L1.
+static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *restrict a, const Unit *restrict b, int64_t units, real alpha, real keep, Ahead *ahead) {
     Vec c[MR][2] = {0};
     int64_t k = 0;
+    Ahead rest = *ahead;                                                    // in registers
+    for (; k <= units - 2 * MR - EVERY; k += EVERY) {
+        gemm_fetch(&rest);
 #pragma GCC unroll 4
-    for (; k < units - 2 * MR; k++, a += MR, b += NR) gemm_update(c, a, b);
+        for (int u = 0; u < EVERY; u++, a += MR, b += NR) gemm_update(c, a, b);
+    }
+    *ahead = rest;
 #pragma GCC unroll 4
     for (const real *row = out; k < units; k++, a += MR, b += NR, row += stride) {
         for (int j = 0; j < NR; j += LINE) __builtin_prefetch(row + j, 1);
@@ -358,26 +377,15 @@ static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, con
 #endif
 
 // rows x cols of C, at most a block, = keep C + alpha (panel of A) (panel of B). Of a part of a block the kernel makes a whole one elsewhere: the same sums.
-static inline void gemm_block(View C, const Unit *a, const Unit *b, int64_t units, int64_t rows, int64_t cols, real alpha, real keep) {
+static inline void gemm_block(View C, const Unit *a, const Unit *b, int64_t units, int64_t rows, int64_t cols, real alpha, real keep, Ahead *ahead) {
     if (rows == MR && cols == NR) {
-        gemm_kernel(C.p, C.rs, a, b, units, alpha, keep);
+        gemm_kernel(C.p, C.rs, a, b, units, alpha, keep, ahead);
         return;
     }
     real block[MR * NR] __attribute__((aligned(64))) = {0};
     for (int64_t r = 0; r < rows && keep != 0; r++) memcpy(block + r * NR, C.p + r * C.rs, (size_t)cols * sizeof(real));
-    gemm_kernel(block, NR, a, b, units, alpha, keep);
+    gemm_kernel(block, NR, a, b, units, alpha, keep, ahead);
     for (int64_t r = 0; r < rows; r++) memcpy(C.p + r * C.rs, block + r * NR, (size_t)cols * sizeof(real));
-}
-
-// The next panel of B, of which a few cache lines are fetched with every block of C: so many pieces, `stride` apart, of `length` numbers side by side.
-typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
-
-static inline void gemm_fetch(Ahead *f, int64_t lines) {
-    for (; lines > 0 && f->pieces > 0; lines--) {
-        __builtin_prefetch(f->piece + f->at, 0, 2);
-        f->at += LINE;
-        if (f->at >= f->length) f->at = 0, f->piece += f->stride, f->pieces--;
-    }
 }
 
 // The size of pieces as even as can be: at least `pieces` of them, each a multiple of `unit`.
@@ -393,13 +401,15 @@ static inline Span gemm_span(View a, int64_t units) {
     return s;
 }
 
-// One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous.
-static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta) {
+// One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous. On the way the next panel of B is fetched, and the next slice of A,
+// after the last what is needed `then`.
+static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta, Ahead then) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
-        int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_even(depth, 1, STEP * PER_UNIT) / PER_UNIT, lines = NR * depth * MR / (LINE * rows) + 1;
+        int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_even(depth, 1, STEP * PER_UNIT) / PER_UNIT, left = K - k0 - KC;
+        Ahead slice = left > 0 ? gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC) : then;
         for (int64_t i = 0; i < rows; i += MR) {
             View a = part(A, i, k0);
             Span s = gemm_span(a, units);
@@ -407,17 +417,15 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
             gemm_pack_a(pa + i * units + s.from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i, (end < depth ? end : depth) - k);
         }
         for (int64_t j = 0; j < cols; j += NR) {
-            const real *panel = B.p + k0 * B.rs + j * B.cs;
-            Ahead next = {panel + NR * B.cs, NR, B.cs, depth, 0};
-            if (B.cs == 1) next = (Ahead){panel + NR, depth, B.rs, NR, 0};
-            if (j + 2 * NR > cols || AMX) next.pieces = 0;                  // AMX: slower with than without
-            gemm_pack_b(pb, panel, B.rs, B.cs, cols - j < NR ? cols - j : NR, depth);
+            Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);
+            if (j + 2 * NR > cols) panel.pieces = 0;
+            gemm_pack_b(pb, part(B, k0, j).p, B.rs, B.cs, cols - j < NR ? cols - j : NR, depth);
             for (int64_t i = 0; i < rows; i += MR) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;
                 Span s = gemm_span(part(A, i, k0), units);
-                gemm_fetch(&next, lines);
-                gemm_block(c, pa + i * units + s.from * MR, pb + s.from * NR, s.to - s.from, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1);
+                gemm_block(c, pa + i * units + s.from * MR, pb + s.from * NR, s.to - s.from, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1,
+                           panel.pieces ? &panel : &slice);
             }
         }
     }
@@ -439,8 +447,9 @@ static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int
     mp = (M + tm - 1) / tm, np = (N + tn - 1) / tn;
 #pragma omp parallel for schedule(dynamic) if (threads > 1)
     for (int64_t t = 0; t < mp * np; t++) {
-        int64_t i = t % mp * tm, j = t / mp * tn;
-        gemm_tile(part(C, i, j), part(A, i, 0), part(B, 0, j), M - i < tm ? M - i : tm, N - j < tn ? N - j : tn, K, alpha, beta);
+        int64_t i = t % mp * tm, j = t / mp * tn, then = (t + threads) % mp * tm;
+        gemm_tile(part(C, i, j), part(A, i, 0), part(B, 0, j), M - i < tm ? M - i : tm, N - j < tn ? N - j : tn, K, alpha, beta,
+                  t + threads < mp * np ? gemm_ahead(part(A, then, 0), M - then < tm ? M - then : tm, K < KC ? K : KC) : (Ahead){0});
     }
 }
 
