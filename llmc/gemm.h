@@ -388,15 +388,15 @@ static inline void gemm_block(View C, const Unit *a, const Unit *b, int64_t unit
     for (int64_t r = 0; r < rows; r++) memcpy(C.p + r * C.rs, block + r * NR, (size_t)cols * sizeof(real));
 }
 
-// The size of pieces as even as can be: at least `pieces` of them, each a multiple of `unit`.
-static inline int64_t gemm_even(int64_t size, int64_t pieces, int64_t unit) { return (size + pieces * unit - 1) / (pieces * unit) * unit; }
+// As many units of K as instructions take for `depth`.
+static inline int64_t gemm_units(int64_t depth) { return (depth + STEP * PER_UNIT - 1) / (STEP * PER_UNIT) * STEP; }
 
 // The units of a panel of A, MR rows of the band, that are not all 0: `from` up to `to`.
 typedef struct { int64_t from, to; } Span;
 static inline Span gemm_span(View a, int64_t units) {
     Span s = {a.first > 0 ? a.first / (STEP * PER_UNIT) * STEP : 0, units};
     if (s.from > units) s.from = units;
-    if (a.last + MR < units * PER_UNIT) s.to = a.last + MR > 0 ? gemm_even(a.last + MR, 1, STEP * PER_UNIT) / PER_UNIT : 0;
+    if (a.last + MR < units * PER_UNIT) s.to = a.last + MR > 0 ? gemm_units(a.last + MR) : 0;
     if (s.to < s.from) s.to = s.from;
     return s;
 }
@@ -408,7 +408,7 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
-        int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_even(depth, 1, STEP * PER_UNIT) / PER_UNIT, left = K - k0 - KC;
+        int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_units(depth), left = K - k0 - KC;
         Ahead slice = left > 0 ? gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC) : then;
         for (int64_t i = 0; i < rows; i += MR) {
             View a = part(A, i, k0);
@@ -432,24 +432,30 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
     gemm_end();
 }
 
+// Where piece `which` begins of pieces as even as can be, each of whole units.
+static inline int64_t gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t which) {
+    int64_t begin = (size + unit - 1) / unit * which / pieces * unit;
+    return begin < size ? begin : size;
+}
+
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
     if (!M || !N) return;
-    int64_t threads = 1, mp = (M + MC - 1) / MC, np = (N + NC - 1) / NC, tm = gemm_even(M, mp, MR), tn = gemm_even(N, np, NR);
+    int64_t threads = 1, mp = (M + MC - 1) / MC, np = (N + NC - 1) / NC;
 #ifdef _OPENMP
     if (!omp_in_parallel() && M * N * K > 1 << 15) threads = omp_get_max_threads();
 #endif
     // Smaller tiles until there is one for every thread, and while they are large, two: threads are never equally fast, but each packs its rows of A anew.
-    while (mp * np < threads || (mp * np < 2 * threads && tm * tn > 128 * 128)) {
+    while (mp * np < threads || (mp * np < 2 * threads && M / mp * (N / np) > 128 * 128)) {
+        int64_t tm = M / mp, tn = N / np;
         if (tm <= 4 * MR && tn <= 4 * NR) break;
-        if (tn > tm) tn = gemm_even(N, np *= 2, NR);
-        else tm = gemm_even(M, mp *= 2, MR);
+        if (tn >= tm) np *= 2;
+        else mp *= 2;
     }
-    mp = (M + tm - 1) / tm, np = (N + tn - 1) / tn;
 #pragma omp parallel for schedule(dynamic) if (threads > 1)
     for (int64_t t = 0; t < mp * np; t++) {
-        int64_t i = t % mp * tm, j = t / mp * tn, then = (t + threads) % mp * tm;
-        gemm_tile(part(C, i, j), part(A, i, 0), part(B, 0, j), M - i < tm ? M - i : tm, N - j < tn ? N - j : tn, K, alpha, beta,
-                  t + threads < mp * np ? gemm_ahead(part(A, then, 0), M - then < tm ? M - then : tm, K < KC ? K : KC) : (Ahead){0});
+        int64_t i = gemm_cut(M, mp, MR, t % mp), j = gemm_cut(N, np, NR, t / mp), then = gemm_cut(M, mp, MR, (t + threads) % mp);
+        gemm_tile(part(C, i, j), part(A, i, 0), part(B, 0, j), gemm_cut(M, mp, MR, t % mp + 1) - i, gemm_cut(N, np, NR, t / mp + 1) - j, K, alpha, beta,
+                  t + threads < mp * np ? gemm_ahead(part(A, then, 0), gemm_cut(M, mp, MR, (t + threads) % mp + 1) - then, K < KC ? K : KC) : (Ahead){0});
     }
 }
 
