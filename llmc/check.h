@@ -46,7 +46,7 @@ PRINTF_LIKE(4, 5) static inline void check_failed(int status, const char *file, 
 static inline void *check_alloc(size_t bytes, const char *what) {
     const size_t line = 64, huge = 2 << 20;
     void *p = NULL;
-    int large = bytes >= 32 * huge, failed = posix_memalign(&p, large ? huge : line, bytes ? bytes : 1);
+    int large = bytes >= huge, failed = posix_memalign(&p, large ? huge : line, bytes ? bytes : 1);
     CHECK(!failed, "no memory for %s (%zu MiB)\n  -> a smaller --micro-batch, --seq or --model, or --recompute", what, bytes >> 20);
 #ifdef MADV_HUGEPAGE
     if (large) madvise(p, bytes, MADV_HUGEPAGE);
