@@ -57,7 +57,7 @@ enum { MAX_CASES = 2 * FAMILIES * MODE_COUNT };
 
 // ------------------------------------------------------------------------------------------------------------------ link 2: finite differences
 
-enum { MAX_TOKENS = 2 * (KEY_BLOCK + 36) };
+enum { MAX_TOKENS = 2 * (ATTN_BLOCK + 36) };
 typedef struct { Gpt *g; const Layout *layout; double *direction; int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS]; int B, T; } Probe;
 
 static double probe_loss(Probe *p) {
@@ -162,7 +162,7 @@ static void test_finite_differences(void) {
     for (int family = 0; family < FAMILIES; family++) {                       // sequences longer than one and a half blocks of queries
         odd = make_case(family ? MODE_HYBRID : MODE_SPAN, family, 0);
         odd.m.L = 1;
-        odd.m.T = KEY_BLOCK + 36;
+        odd.m.T = ATTN_BLOCK + 36;
         snprintf(odd.name, sizeof odd.name, "%s %s long", odd.m.mode->name, FAMILY_NAMES[family]);
         gradients_of(&odd);
     }
@@ -500,7 +500,7 @@ static void test_extend(void) {
         for (int i = 0; i < count; i++) extend_case(TRAINERS[k], &cases[i], SHORT, 5);
         for (int family = 0; family < FAMILIES; family++) {                       // several blocks of queries and keys
             Case c = make_case(family % 2 ? MODE_HYBRID : MODE_SPAN, family, 0);
-            c.m.T = KEY_BLOCK + 36;
+            c.m.T = ATTN_BLOCK + 36;
             extend_case(TRAINERS[k], &c, LONG, 3);
         }
     }

@@ -173,7 +173,7 @@ static void rope(real *x, const real *table, RopeShape s, int direction) {
 // ------------------------------------------------------------------------------------------------------------------ attention
 // Causal attention with grouped queries (Ainslie et al. 2023): S = scale Q K^T, P = softmax over keys <= query, C = P V.
 // q: [n, NH, QK], k: [n, KV, QK], v: [n, KV, HS], c: [n, NH, HS]; head h reads kv head h / (NH / KV). Saved: lse, the log-sum-exp of each row of S. peak: its largest value.
-// S is never stored whole: QUERY_BLOCK x KEY_BLOCK of it at a time in a thread's own scratch. Forward, c and the sums so far fade by exp(old - new maximum)
+// S is never stored whole: ATTN_BLOCK x ATTN_BLOCK of it at a time in a thread's own scratch, of which the products pass over what no query sees. Forward, c and the sums so far fade by exp(old - new maximum)
 // from block to block (online softmax: Milakov, Gimelshein 2018; Dao et al. 2022); backward computes S again.
 // Forward with a past (B is 1 then): k and v begin `past` rows before q. Blocks of queries end at the same positions with and without it, so the bits are the same too.
 
@@ -210,7 +210,7 @@ static real row_max(const real *x, int64_t seen) {
 
 // x = exp(x - most) for those seen and 0 for the other keys; returns the sum. The last vector is computed whole, and what lies beyond `seen` in it ignored.
 enum { LANES = 16 };
-_Static_assert(KEY_BLOCK % LANES == 0, "a row of a block of scores ends with a vector");
+_Static_assert(ATTN_BLOCK % LANES == 0, "a row of a block of scores ends with a vector");
 
 static real row_exp(real *x, int64_t seen, int64_t keys, real most) {
     real sum[LANES] = {0};
@@ -231,18 +231,18 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++) {
-            real *S = scores + (int64_t)thread_id() * 2 * QUERY_BLOCK * KEY_BLOCK;
+            real *S = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK;
             int64_t kv = h / (s.NH / s.KV), q_bh = b * T * qs + h * s.QK, k_bh = b * T * ks + kv * s.QK, c_bh = b * T * cs + h * s.HS, v_bh = b * T * vs + kv * s.HS;
             for (int64_t t0 = s.past, rows; t0 < end; t0 += rows) {          // positions; q and c begin at the first
-                rows = QUERY_BLOCK - t0 % QUERY_BLOCK < end - t0 ? QUERY_BLOCK - t0 % QUERY_BLOCK : end - t0;
+                rows = ATTN_BLOCK - t0 % ATTN_BLOCK < end - t0 ? ATTN_BLOCK - t0 % ATTN_BLOCK : end - t0;
                 int64_t row0 = t0 - s.past, q_t = q_bh + row0 * qs, c_t = c_bh + row0 * cs;
-                real max[QUERY_BLOCK], sum[QUERY_BLOCK];
-                for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
-                    int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK;
-                    View seen_S = band(S, KEY_BLOCK, 1, -FAR, t0 - j0);
+                real max[ATTN_BLOCK], sum[ATTN_BLOCK];
+                for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
+                    int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
+                    View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);
                     gemm(seen_S, view(q + q_t, qs, 1), view(k + k_bh + j0 * ks, 1, ks), rows, keys, s.QK, s.scale, 0);
                     for (int64_t i = 0; i < rows; i++) {
-                        real *S_i = S + i * KEY_BLOCK, *c_i = c + c_t + i * cs;
+                        real *S_i = S + i * ATTN_BLOCK, *c_i = c + c_t + i * cs;
                         int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
                         real most = row_max(S_i, seen);
                         if (j0 > 0 && max[i] > most) most = max[i];
@@ -275,37 +275,34 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int b = 0; b < s.B; b++)
         for (int kv = 0; kv < s.KV; kv++) {                                  // one thread owns a kv head: its dk, dv have one order
-            real *P = scores + (int64_t)thread_id() * 2 * QUERY_BLOCK * KEY_BLOCK, *dS = P + QUERY_BLOCK * KEY_BLOCK;
+            real *P = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK, *dS = P + ATTN_BLOCK * ATTN_BLOCK;
             int64_t k_bh = b * T * ks + kv * s.QK, v_bh = b * T * vs + kv * s.HS;
-            for (int64_t t = 0; t < T; t++) {
-                memset(dk + k_bh + t * ks, 0, (size_t)s.QK * sizeof(real));
-                memset(dv + v_bh + t * vs, 0, (size_t)s.HS * sizeof(real));
-            }
             for (int h = kv * group; h < (kv + 1) * group; h++)
-                for (int64_t t0 = 0; t0 < T; t0 += QUERY_BLOCK) {
-                    int64_t rows = T - t0 < QUERY_BLOCK ? T - t0 : QUERY_BLOCK, q_t = (b * T + t0) * qs + h * s.QK, c_t = (b * T + t0) * cs + h * s.HS;
-                    real D[QUERY_BLOCK];
+                for (int64_t t0 = 0; t0 < T; t0 += ATTN_BLOCK) {
+                    int64_t rows = T - t0 < ATTN_BLOCK ? T - t0 : ATTN_BLOCK, q_t = (b * T + t0) * qs + h * s.QK, c_t = (b * T + t0) * cs + h * s.HS;
+                    real D[ATTN_BLOCK];
                     for (int64_t i = 0; i < rows; i++) {
                         real sum = 0;
 #pragma omp simd reduction(+ : sum)
                         for (int j = 0; j < s.HS; j++) sum += dc[c_t + i * cs + j] * c[c_t + i * cs + j];
                         D[i] = sum;
                     }
-                    for (int64_t j0 = 0; j0 < t0 + rows; j0 += KEY_BLOCK) {
-                        int64_t keys = t0 + rows - j0 < KEY_BLOCK ? t0 + rows - j0 : KEY_BLOCK, k_j = k_bh + j0 * ks, v_j = v_bh + j0 * vs;
-                        View seen_P = band(P, KEY_BLOCK, 1, -FAR, t0 - j0), seen_dS = band(dS, KEY_BLOCK, 1, -FAR, t0 - j0);
+                    for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
+                        int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK, k_j = k_bh + j0 * ks, v_j = v_bh + j0 * vs;
+                        View seen_P = band(P, ATTN_BLOCK, 1, -FAR, t0 - j0), seen_dS = band(dS, ATTN_BLOCK, 1, -FAR, t0 - j0);
                         gemm(seen_P, view(q + q_t, qs, 1), view(k + k_j, 1, ks), rows, keys, s.QK, s.scale, 0);
                         gemm(seen_dS, view(dc + c_t, cs, 1), view(v + v_j, 1, vs), rows, keys, s.HS, 1, 0);
                         for (int64_t i = 0; i < rows; i++) {
-                            real *P_i = P + i * KEY_BLOCK, *dS_i = dS + i * KEY_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
+                            real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
                             int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
                             row_exp(P_i, seen, keys, lse_i);
                             for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                             for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
                         }
-                        gemm(view(dv + v_j, vs, 1), band(P, 1, KEY_BLOCK, j0 - t0, FAR), view(dc + c_t, cs, 1), keys, s.HS, rows, 1, 1);
+                        int add = h > kv * group || t0 > j0;                 // of all who see these keys the first are the queries at the same positions
+                        gemm(view(dv + v_j, vs, 1), band(P, 1, ATTN_BLOCK, j0 - t0, FAR), view(dc + c_t, cs, 1), keys, s.HS, rows, 1, add);
                         gemm(view(dq + q_t, qs, 1), seen_dS, view(k + k_j, ks, 1), rows, s.QK, keys, s.scale, j0 > 0);
-                        gemm(view(dk + k_j, ks, 1), band(dS, 1, KEY_BLOCK, j0 - t0, FAR), view(q + q_t, qs, 1), keys, s.QK, rows, s.scale, 1);
+                        gemm(view(dk + k_j, ks, 1), band(dS, 1, ATTN_BLOCK, j0 - t0, FAR), view(q + q_t, qs, 1), keys, s.QK, rows, s.scale, add);
                     }
                 }
         }

@@ -34,7 +34,7 @@
 #include <omp.h>
 #endif
 
-// Element (i, j) is p[i * rs + j * cs]. A band of it: where j - i is less than `first` or more than `last`, A is 0 and C is not wanted; what is so as a whole is passed over.
+// Element (i, j) is p[i * rs + j * cs]. A band, of A or C: where j - i is less than `first` or more than `last`, A is 0 and C is not wanted; blocks that lie there are passed over.
 typedef struct { real *p; int64_t rs, cs, first, last; } View;
 #define FAR ((int64_t)1 << 40)
 static inline View band(const real *p, int64_t rs, int64_t cs, int64_t first, int64_t last) { View v = {(real *)p, rs, cs, first, last}; return v; }

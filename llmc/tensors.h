@@ -82,7 +82,7 @@ PARAM(logits_w, "lm_head.s_z", PER_MODEL, m->Vp, 1, ROLE_GAIN, DECAY_GAIN, LR_VE
 //   threads: OpenMP threads on the CPU, 0 on a GPU;   ratio: how many elements of the storage type one of type `wide` takes (2 in bf16)
 typedef struct Sizes { int B, T, n, keep, cheap, streams, threads, ratio; } Sizes;
 enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP, KEEP_ALL };      // in the order of --recompute's choices; and a probe's (judge.h)
-enum { QUERY_BLOCK = 192, KEY_BLOCK = 192 };                   // rows and columns of attention scores in work at a time, per thread
+enum { ATTN_BLOCK = 192 };                   // rows and columns of attention scores in work at a time, per thread
 enum { ROW_TILE = 128 };                                      // rows of an expert that a block of the GPU multiplies at a time
 
 // Tiles for so many rows, at most: each expert may leave its last one short.
@@ -131,7 +131,7 @@ ACT(v,       real, s->keep,  s->n,  m->KV * m->HS, 1,         s->threads) \
 ACT(qn,      real, s->keep,  s->n,  m->NH * qk_size(m), 1,    s->threads && p->q.on) \
 ACT(kn,      real, s->keep,  s->n,  m->KV * qk_size(m), 1,    s->threads && p->k.on) \
 ACT(vn,      real, s->keep,  s->n,  m->KV * m->HS, 1,         s->threads && p->v.on) \
-ACT(scores,  real, 1, s->threads, 2 * QUERY_BLOCK * KEY_BLOCK, 0, s->threads)  /* a block of QK^T, and of its gradient */ \
+ACT(scores,  real, 1, s->threads, 2 * ATTN_BLOCK * ATTN_BLOCK, 0, s->threads)  /* a block of QK^T, and of its gradient */ \
 ACT(lse,     wide, s->keep,  s->n,  m->NH,         0,         1)               /* log-sum-exp of each row of scores */ \
 ACT(peak,    wide, 1,        s->n,  m->NH,         0,         1)               /* largest of each row of scores; nothing but --norms-every reads it */ \
 ACT(dots,    wide, 1,        s->n,  m->NH,         0,         !s->threads)     /* context times its gradient, summed over a head */ \

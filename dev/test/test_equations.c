@@ -13,7 +13,7 @@
 #include "../../llmc/judge.h"
 #include "test.h"
 
-enum { B = 2, SEQUENCES = 3, LONGEST = KEY_BLOCK + 3, WIDEST = 40, DEEPEST = 5, MOST_EXPERTS = 6 };
+enum { B = 2, SEQUENCES = 3, LONGEST = ATTN_BLOCK + 3, WIDEST = 40, DEEPEST = 5, MOST_EXPERTS = 6 };
 enum { GPT2, LLAMA, OLMOE, DEEPSEEK, FAMILIES };
 static const char *const FAMILY[] = {"GPT-2", "Llama", "OLMoE", "DeepSeek"};
 
