@@ -42,7 +42,7 @@ PRINTF_LIKE(4, 5) static inline void check_failed(int status, const char *file, 
 
 // Zeroed memory or a clear end. What a step computes with is taken before the first one; logs, saves and tasks take their own in their turn. It begins with a
 // cache line, so that vectors of aligned rows lie in one line each. Large memory asks Linux for pages of 2 MiB: far fewer page faults, and products that read columns stay within the address cache
-// (TLB); all threads zero it, which spreads it over the memories of a machine that has several.
+// (TLB). What is larger still all threads zero, which spreads it over the memories of a machine that has several.
 static inline void *check_alloc(size_t bytes, const char *what) {
     const size_t line = 64, huge = 2 << 20;
     void *p = NULL;
@@ -51,7 +51,7 @@ static inline void *check_alloc(size_t bytes, const char *what) {
 #ifdef MADV_HUGEPAGE
     if (large) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
-#pragma omp parallel for schedule(static) if (large)
+#pragma omp parallel for schedule(static) if (bytes >= 32 * huge)
     for (size_t i = 0; i < bytes; i += huge) memset((char *)p + i, 0, bytes - i < huge ? bytes - i : huge);
     return p;
 }
