@@ -159,7 +159,7 @@ static void test_finite_differences(void) {
     odd.m.rope = 0; odd.m.tied = 1; odd.m.fin = 1; odd.m.emb_scale = 3; odd.m.L = 1;
     snprintf(odd.name, sizeof odd.name, "SPAN mixed flags");
     gradients_of(&odd);
-    for (int family = 0; family < FAMILIES; family++) {                       // sequences longer than one and a half blocks of queries
+    for (int family = 0; family < FAMILIES; family++) {                       // more than one block of queries and keys
         odd = make_case(family ? MODE_HYBRID : MODE_SPAN, family, 0);
         odd.m.L = 1;
         odd.m.T = ATTN_BLOCK + 36;
@@ -492,7 +492,7 @@ static void extend_refused(void *arg) {
 }
 
 static void test_extend(void) {
-    static const int SHORT[][16] = {{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 1, 1, 1, 1, 1}, {1, 5, 3}, {2, 1, 6}}, LONG[][16] = {{63, 1, 1, 62, 1, 1, 35}, {100, 64}, {1, 130, 1, 1, 31}};
+    static const int SHORT[][16] = {{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 1, 1, 1, 1, 1}, {1, 5, 3}, {2, 1, 6}}, LONG[][16] = {{ATTN_BLOCK - 1, 1, 1, 35}, {100, ATTN_BLOCK - 64}, {1, ATTN_BLOCK - 2, 1, 1, 35}};          // over the edge of a block, 36 tokens past it
     static const Trainer *const TRAINERS[] = {&judge_fp64, &judge_fp32, &judge_bf16};
     Case cases[MAX_CASES];
     int count = all_cases(cases), threads = set_threads(1);
