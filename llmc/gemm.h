@@ -391,15 +391,15 @@ static inline void gemm_block(View C, const Unit *a, const Unit *b, int64_t unit
 // As many units of K as instructions take for `depth`.
 static inline int64_t gemm_units(int64_t depth) { return (depth + STEP * PER_UNIT - 1) / (STEP * PER_UNIT) * STEP; }
 
-// The units of a panel of A, MR rows of the band, that are not all 0: `from` up to `to`.
+// From `from` up to `to`, within 0 .. size.
 typedef struct { int64_t from, to; } Span;
-static inline Span gemm_span(View a, int64_t units) {
-    Span s = {a.first > 0 ? a.first / (STEP * PER_UNIT) * STEP : 0, units};
-    if (s.from > units) s.from = units;
-    if (a.last + MR < units * PER_UNIT) s.to = a.last + MR > 0 ? gemm_units(a.last + MR) : 0;
-    if (s.to < s.from) s.to = s.from;
-    return s;
+static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
+    from = from < 0 ? 0 : from > size ? size : from;
+    return (Span){from, to < from ? from : to > size ? size : to};
 }
+
+// The units of a panel of A, MR rows of the band, that are not all 0.
+static inline Span gemm_span(View a, int64_t units) { return gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units); }
 
 // One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous. On the way the next panel of B is fetched, and the next slice of A,
 // after the last what is needed `then`.
@@ -432,10 +432,10 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
     gemm_end();
 }
 
-// Where piece `which` begins of pieces as even as can be, each of whole units.
-static inline int64_t gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t which) {
-    int64_t begin = (size + unit - 1) / unit * which / pieces * unit;
-    return begin < size ? begin : size;
+// Piece `which` of pieces as even as can be, each of whole units but the last.
+static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t which) {
+    int64_t units = (size + unit - 1) / unit;
+    return gemm_within(units * which / pieces * unit, units * (which + 1) / pieces * unit, size);
 }
 
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
@@ -453,9 +453,9 @@ static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int
     }
 #pragma omp parallel for schedule(dynamic) if (threads > 1)
     for (int64_t t = 0; t < mp * np; t++) {
-        int64_t i = gemm_cut(M, mp, MR, t % mp), j = gemm_cut(N, np, NR, t / mp), then = gemm_cut(M, mp, MR, (t + threads) % mp);
-        gemm_tile(part(C, i, j), part(A, i, 0), part(B, 0, j), gemm_cut(M, mp, MR, t % mp + 1) - i, gemm_cut(N, np, NR, t / mp + 1) - j, K, alpha, beta,
-                  t + threads < mp * np ? gemm_ahead(part(A, then, 0), gemm_cut(M, mp, MR, (t + threads) % mp + 1) - then, K < KC ? K : KC) : (Ahead){0});
+        Span i = gemm_cut(M, mp, MR, t % mp), j = gemm_cut(N, np, NR, t / mp), then = gemm_cut(M, mp, MR, (t + threads) % mp);
+        gemm_tile(part(C, i.from, j.from), part(A, i.from, 0), part(B, 0, j.from), i.to - i.from, j.to - j.from, K, alpha, beta,
+                  t + threads < mp * np ? gemm_ahead(part(A, then.from, 0), then.to - then.from, K < KC ? K : KC) : (Ahead){0});
     }
 }
 

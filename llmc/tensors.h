@@ -82,7 +82,7 @@ PARAM(logits_w, "lm_head.s_z", PER_MODEL, m->Vp, 1, ROLE_GAIN, DECAY_GAIN, LR_VE
 //   threads: OpenMP threads on the CPU, 0 on a GPU;   ratio: how many elements of the storage type one of type `wide` takes (2 in bf16)
 typedef struct Sizes { int B, T, n, keep, cheap, streams, threads, ratio; } Sizes;
 enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP, KEEP_ALL };      // in the order of --recompute's choices; and a probe's (judge.h)
-enum { ATTN_BLOCK = 192 };                   // rows and columns of attention scores in work at a time, per thread
+enum { ATTN_BLOCK = 192 };                                    // rows and columns of attention scores in work at a time, per thread
 enum { ROW_TILE = 128 };                                      // rows of an expert that a block of the GPU multiplies at a time
 
 // Tiles for so many rows, at most: each expert may leave its last one short.

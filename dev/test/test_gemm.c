@@ -63,6 +63,9 @@ static void against_naive(Product packed, const char *name) {
     EXPECT(c[0] == 0 && c[5] == 0, "%s without rows or columns writes %g", name, c[0]);
 }
 
+// How far (i, j) is outside of a band; 0 within.
+static int64_t outside(int64_t i, int64_t j, int64_t first, int64_t last) { return j - i < first ? first - (j - i) : j - i > last ? j - i - last : 0; }
+
 // A band of A, whose zeros are passed over, gives the bits of the whole A; a band of C the bits of the whole C. Far outside, A is NaN, which no sum may meet, and C stays as it is.
 static void against_band(Product packed, const char *name) {
     enum { M = 130, K = 600, N = 100, REACH = 64 };                         // REACH: no block is larger, with the units that one instruction takes
@@ -74,9 +77,9 @@ static void against_band(Product packed, const char *name) {
             int wrong = 0, wrong_c = 0;
             for (int64_t i = 0; i < M; i++)
                 for (int64_t j = 0; j < K; j++) {
-                    bool in = first <= j - i && j - i <= last, far = j - i < first - REACH || j - i > last + REACH;
-                    zeros[i * rs + j * cs] = in ? given_a[i * K + j] : 0;
-                    nans[i * rs + j * cs] = far ? NAN : zeros[i * rs + j * cs];
+                    int64_t out = outside(i, j, first, last);
+                    zeros[i * rs + j * cs] = out ? 0 : given_a[i * K + j];
+                    nans[i * rs + j * cs] = out > REACH ? NAN : zeros[i * rs + j * cs];
                 }
             for (int i = 0; i < M * N; i++) whole[i] = some[i] = given_b[i];
             packed(view(whole, N, 1), view(zeros, rs, cs), view(given_b, N, 1), M, N, K, 0.3f, 1);
@@ -87,8 +90,8 @@ static void against_band(Product packed, const char *name) {
             packed(band(some, N, 1, first, last), view(given_a, rs, cs), view(given_b, N, 1), M, N, K, 1, 0);
             for (int64_t i = 0; i < M; i++)
                 for (int64_t j = 0; j < N; j++) {
-                    bool in = first <= j - i && j - i <= last, far = j - i < first - REACH || j - i > last + REACH;
-                    wrong_c += (in && whole[i * N + j] != some[i * N + j]) || (far && !isnan(some[i * N + j]));
+                    int64_t out = outside(i, j, first, last);
+                    wrong_c += (!out && whole[i * N + j] != some[i * N + j]) || (out > REACH && !isnan(some[i * N + j]));
                 }
             EXPECT(wrong == 0 && wrong_c == 0, "%s, band %zu, transposed %d: %d of A C and %d of a band of C are wrong", name, t, transposed, wrong, wrong_c);
         }
