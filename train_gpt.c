@@ -175,7 +175,7 @@ static void rope(real *x, const real *table, RopeShape s, int direction) {
 // q: [n, NH, QK], k: [n, KV, QK], v: [n, KV, HS], c: [n, NH, HS]; head h reads kv head h / (NH / KV). Saved: lse, the log-sum-exp of each row of S. peak: its largest value.
 // S is never stored whole: ATTN_BLOCK x ATTN_BLOCK of it at a time in a thread's own scratch, of which the products pass over what no query sees. Forward, c and the sums so far fade by exp(old - new maximum)
 // from block to block (online softmax: Milakov, Gimelshein 2018; Dao et al. 2022); backward computes S again.
-// Forward with a past (B is 1 then): k and v begin `past` rows before q. Blocks of queries end at the same positions with and without it, so the bits are the same too.
+// Forward with a past (B is 1 then): k and v begin `past` rows before q. Blocks end at multiples of ATTN_BLOCK of the whole text: reading it in pieces gives the same bits.
 
 typedef struct { int B, T, NH, KV, QK, HS, past; real scale; } AttnShape;
 
@@ -232,17 +232,19 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
     for (int b = 0; b < s.B; b++)
         for (int h = 0; h < s.NH; h++) {
             real *S = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK;
-            int64_t kv = h / (s.NH / s.KV), q_bh = b * T * qs + h * s.QK, k_bh = b * T * ks + kv * s.QK, c_bh = b * T * cs + h * s.HS, v_bh = b * T * vs + kv * s.HS;
+            int64_t kv = h / (s.NH / s.KV);
+            View q_h = view(q + b * T * qs + h * s.QK, qs, 1), k_h = view(k + b * T * ks + kv * s.QK, ks, 1), c_h = view(c + b * T * cs + h * s.HS, cs, 1), v_h = view(v + b * T * vs + kv * s.HS, vs, 1);
             for (int64_t t0 = s.past, rows; t0 < end; t0 += rows) {          // positions; q and c begin at the first
                 rows = ATTN_BLOCK - t0 % ATTN_BLOCK < end - t0 ? ATTN_BLOCK - t0 % ATTN_BLOCK : end - t0;
-                int64_t row0 = t0 - s.past, q_t = q_bh + row0 * qs, c_t = c_bh + row0 * cs;
+                int64_t row0 = t0 - s.past;
+                View q_t = part(q_h, row0, 0), c_t = part(c_h, row0, 0);
                 real max[ATTN_BLOCK], sum[ATTN_BLOCK];
                 for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
                     int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
                     View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);
-                    gemm(seen_S, view(q + q_t, qs, 1), view(k + k_bh + j0 * ks, 1, ks), rows, keys, s.QK, s.scale, 0);
+                    gemm(seen_S, q_t, transpose(part(k_h, j0, 0)), rows, keys, s.QK, s.scale, 0);
                     for (int64_t i = 0; i < rows; i++) {
-                        real *S_i = S + i * ATTN_BLOCK, *c_i = c + c_t + i * cs;
+                        real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * cs;
                         int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
                         real most = row_max(S_i, seen);
                         if (j0 > 0 && max[i] > most) most = max[i];
@@ -255,10 +257,10 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
                         max[i] = most;
                         sum[i] = total;
                     }
-                    gemm(view(c + c_t, cs, 1), seen_S, view(v + v_bh + j0 * vs, vs, 1), rows, s.HS, keys, 1, j0 > 0);
+                    gemm(c_t, seen_S, part(v_h, j0, 0), rows, s.HS, keys, 1, j0 > 0);
                 }
                 for (int64_t i = 0; i < rows; i++) {
-                    for (int j = 0; j < s.HS; j++) c[c_t + i * cs + j] /= sum[i];
+                    for (int j = 0; j < s.HS; j++) c_t.p[i * cs + j] /= sum[i];
                     peak[(b * T + row0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];        // max passes over NaN, the sum does not
                     lse[(b * T + row0 + i) * s.NH + h] = max[i] + (real)log(sum[i]);
                 }
@@ -276,22 +278,23 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
     for (int b = 0; b < s.B; b++)
         for (int kv = 0; kv < s.KV; kv++) {                                  // one thread owns a kv head: its dk, dv have one order
             real *P = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK, *dS = P + ATTN_BLOCK * ATTN_BLOCK;
-            int64_t k_bh = b * T * ks + kv * s.QK, v_bh = b * T * vs + kv * s.HS;
             for (int h = kv * group; h < (kv + 1) * group; h++)
                 for (int64_t t0 = 0; t0 < T; t0 += ATTN_BLOCK) {
-                    int64_t rows = T - t0 < ATTN_BLOCK ? T - t0 : ATTN_BLOCK, q_t = (b * T + t0) * qs + h * s.QK, c_t = (b * T + t0) * cs + h * s.HS;
+                    int64_t rows = T - t0 < ATTN_BLOCK ? T - t0 : ATTN_BLOCK, at_q = (b * T + t0) * qs + h * s.QK, at_c = (b * T + t0) * cs + h * s.HS;
+                    View q_t = view(q + at_q, qs, 1), dq_t = view(dq + at_q, qs, 1), dc_t = view(dc + at_c, cs, 1);
                     real D[ATTN_BLOCK];
                     for (int64_t i = 0; i < rows; i++) {
                         real sum = 0;
 #pragma omp simd reduction(+ : sum)
-                        for (int j = 0; j < s.HS; j++) sum += dc[c_t + i * cs + j] * c[c_t + i * cs + j];
+                        for (int j = 0; j < s.HS; j++) sum += dc[at_c + i * cs + j] * c[at_c + i * cs + j];
                         D[i] = sum;
                     }
                     for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
-                        int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK, k_j = k_bh + j0 * ks, v_j = v_bh + j0 * vs;
+                        int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK, at_k = (b * T + j0) * ks + kv * s.QK, at_v = (b * T + j0) * vs + kv * s.HS;
+                        View k_j = view(k + at_k, ks, 1), dk_j = view(dk + at_k, ks, 1), v_j = view(v + at_v, vs, 1), dv_j = view(dv + at_v, vs, 1);
                         View seen_P = band(P, ATTN_BLOCK, 1, -FAR, t0 - j0), seen_dS = band(dS, ATTN_BLOCK, 1, -FAR, t0 - j0);
-                        gemm(seen_P, view(q + q_t, qs, 1), view(k + k_j, 1, ks), rows, keys, s.QK, s.scale, 0);
-                        gemm(seen_dS, view(dc + c_t, cs, 1), view(v + v_j, 1, vs), rows, keys, s.HS, 1, 0);
+                        gemm(seen_P, q_t, transpose(k_j), rows, keys, s.QK, s.scale, 0);
+                        gemm(seen_dS, dc_t, transpose(v_j), rows, keys, s.HS, 1, 0);
                         for (int64_t i = 0; i < rows; i++) {
                             real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
                             int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
@@ -299,10 +302,10 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
                             for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                             for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
                         }
-                        int add = h > kv * group || t0 > j0;                 // of all who see these keys the first are the queries at the same positions
-                        gemm(view(dv + v_j, vs, 1), band(P, 1, ATTN_BLOCK, j0 - t0, FAR), view(dc + c_t, cs, 1), keys, s.HS, rows, 1, add);
-                        gemm(view(dq + q_t, qs, 1), seen_dS, view(k + k_j, ks, 1), rows, s.QK, keys, s.scale, j0 > 0);
-                        gemm(view(dk + k_j, ks, 1), band(dS, 1, ATTN_BLOCK, j0 - t0, FAR), view(q + q_t, qs, 1), keys, s.QK, rows, s.scale, add);
+                        int add = h > kv * group || t0 > j0;                 // the first to write dk and dv: the group's first head, in the block on its diagonal
+                        gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
+                        gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > 0);
+                        gemm(dk_j, transpose(seen_dS), q_t, keys, s.QK, rows, s.scale, add);
                     }
                 }
         }
@@ -719,8 +722,11 @@ typedef struct Mlp {
 static Mlp mlp_of_tokens(const Block *b) {
     const Params *w = &b->w;
     const Grads *dw = &b->dw;
-    return (Mlp){b->s->n, b->m->C, b->p.F, b->m->swiglu, b->dweights, (real)b->p.ffn_c, w->wg, w->wu, w->wd, w->wg_b, w->wu_b, w->wd_b, dw->wg, dw->wu, dw->wd, dw->wg_b, dw->wu_b, dw->wd_b,
-                 b->a.gu, b->a.gun, b->a.h, b->a.sy, b->d.gu, b->d.gun, b->d.h, b->d.sy, NORM(b, hidden), NORM(b, shared_out)};
+    const Acts *a = &b->a, *d = &b->d;
+    return (Mlp){.n = b->s->n, .C = b->m->C, .F = b->p.F, .swiglu = b->m->swiglu, .dweights = b->dweights, .c = (real)b->p.ffn_c,
+                 .wg = w->wg, .wu = w->wu, .wd = w->wd, .bg = w->wg_b, .bu = w->wu_b, .bd = w->wd_b,
+                 .dwg = dw->wg, .dwu = dw->wu, .dwd = dw->wd, .dbg = dw->wg_b, .dbu = dw->wu_b, .dbd = dw->wd_b,
+                 .gu = a->gu, .gun = a->gun, .h = a->h, .y = a->sy, .dgu = d->gu, .dgun = d->gun, .dh = d->h, .dy = d->sy, .hidden = NORM(b, hidden), .out = NORM(b, shared_out)};
 }
 
 // x + offset, where x is
@@ -732,10 +738,12 @@ static Mlp mlp_of_expert(const Block *b, int e) {
     const Acts *a = &b->a, *d = &b->d;
     const Site *hidden = &b->p.expert_hidden, *out = &b->p.expert_out;
     int64_t row = a->start[e], n = a->start[e + 1] - row, C = b->m->C, F = b->m->F, GU = b->m->swiglu ? 2 * F : F, in = e * F * C, h = (int64_t)e * hidden->gains, o = (int64_t)e * out->gains;
-    Norm nh = {*hidden, at(w->expert_hidden_w, h), NULL, at(dw->expert_hidden_w, h), NULL, NULL, at(a->expert_hidden_rstd, row * hidden->groups), n, (real)b->m->eps};
-    Norm no = {*out, at(w->expert_out_w, o), NULL, at(dw->expert_out_w, o), NULL, NULL, at(a->expert_out_rstd, row), n, (real)b->m->eps};
-    return (Mlp){n, (int)C, (int)F, b->m->swiglu, b->dweights, (real)b->p.ffn_c, at(w->xg, in), w->xu + in, w->xd + in, NULL, NULL, NULL, at(dw->xg, in), at(dw->xu, in), at(dw->xd, in), NULL, NULL, NULL,
-                 a->xgu + row * GU, at(a->xgun, row * GU), a->xh + row * F, a->xy + row * C, at(d->xgu, row * GU), at(d->xgun, row * GU), at(d->xh, row * F), at(d->xy, row * C), nh, no};
+    Norm nh = {.site = *hidden, .w = at(w->expert_hidden_w, h), .dw = at(dw->expert_hidden_w, h), .rstd = at(a->expert_hidden_rstd, row * hidden->groups), .n = n, .eps = (real)b->m->eps};
+    Norm no = {.site = *out, .w = at(w->expert_out_w, o), .dw = at(dw->expert_out_w, o), .rstd = at(a->expert_out_rstd, row), .n = n, .eps = (real)b->m->eps};
+    return (Mlp){.n = n, .C = (int)C, .F = (int)F, .swiglu = b->m->swiglu, .dweights = b->dweights, .c = (real)b->p.ffn_c,
+                 .wg = at(w->xg, in), .wu = w->xu + in, .wd = w->xd + in, .dwg = at(dw->xg, in), .dwu = at(dw->xu, in), .dwd = at(dw->xd, in),
+                 .gu = a->xgu + row * GU, .gun = at(a->xgun, row * GU), .h = a->xh + row * F, .y = a->xy + row * C,
+                 .dgu = at(d->xgu, row * GU), .dgun = at(d->xgun, row * GU), .dh = at(d->xh, row * F), .dy = at(d->xy, row * C), .hidden = nh, .out = no};
 }
 
 static void mlp_forward(const Mlp *f, real *y, const real *u) {
@@ -804,15 +812,19 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
 }
 
 static void ffn_branch_forward(const Block *b, real *y, const real *u) {
-    Mlp dense = mlp_of_tokens(b);
     if (b->p.moe) moe_forward(b, y, u);
-    else mlp_forward(&dense, y, u);
+    else {
+        Mlp dense = mlp_of_tokens(b);
+        mlp_forward(&dense, y, u);
+    }
 }
 
 static void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
-    Mlp dense = mlp_of_tokens(b);
     if (b->p.moe) moe_backward(b, du, dy, u, add);
-    else mlp_backward(&dense, du, dy, u, add);
+    else {
+        Mlp dense = mlp_of_tokens(b);
+        mlp_backward(&dense, du, dy, u, add);
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the sublayer

@@ -40,6 +40,7 @@ typedef struct { real *p; int64_t rs, cs, first, last; } View;
 static inline View band(const real *p, int64_t rs, int64_t cs, int64_t first, int64_t last) { View v = {(real *)p, rs, cs, first, last}; return v; }
 static inline View view(const real *p, int64_t rs, int64_t cs) { return band(p, rs, cs, -FAR, FAR); }
 static inline View part(View v, int64_t i, int64_t j) { return band(v.p + i * v.rs + j * v.cs, v.rs, v.cs, v.first + i - j, v.last + i - j); }
+static inline View transpose(View v) { return band(v.p, v.cs, v.rs, -v.last, -v.first); }
 
 static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
 #pragma omp parallel for schedule(static)
@@ -164,105 +165,6 @@ static inline __attribute__((always_inline)) void gemm_pack(Unit *restrict dst, 
     if (k < depth) gemm_pack_any(dst + k / PER_UNIT * width, src + k * cs, rs, cs, rows, width, depth - k);
 }
 
-#if defined(__AVX512F__) && (!defined(BF16_PRODUCTS) || defined(__AVX512BF16__))
-#define SQUARES
-#include <immintrin.h>
-// With 16 lanes a panel is packed in squares of 16 rows by 16 units of k, whole registers at a time. A line of a square is of one row, side by side in k
-// (along), or of 16 rows at one unit (across); from one line of numbers, or of pairs from two.
-typedef uint32_t Line __attribute__((vector_size(64), aligned(4), may_alias));
-
-#ifdef BF16_PRODUCTS
-static inline Line gemm_round(Line low, Line high) { return (Line)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low); }
-static inline Line gemm_pairs(Line low, Line high) {
-    const Line pairs = {0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008, 0x190009, 0x1A000A, 0x1B000B, 0x1C000C, 0x1D000D, 0x1E000E, 0x1F000F};
-    return (Line)_mm512_permutexvar_epi16((__m512i)pairs, (__m512i)gemm_round(low, high));
-}
-#else
-static inline Line gemm_round(Line low, Line high) { (void)high; return low; }
-static inline Line gemm_pairs(Line low, Line high) { (void)high; return low; }
-#endif
-
-// Of 16 neighbours the first `there`, the others 0, and not read.
-static inline Line gemm_some(const real *x, int64_t there) { return (Line)_mm512_maskz_loadu_ps((__mmask16)(there >= 16 ? 0xFFFF : there > 0 ? (1 << there) - 1 : 0), x); }
-
-// The transpose of a square: for s = 1, 2, 4, 8 each line i without bit s and line i + s exchange what lies off the diagonal of their blocks of 2 s.
-#define OWN(j, s) ((j) & (s) ? (j) - (s) + 16 : (j))
-#define OTHER(j, s) ((j) & (s) ? (j) + 16 : (j) + (s))
-#define LANES(of, s) of(0, s), of(1, s), of(2, s), of(3, s), of(4, s), of(5, s), of(6, s), of(7, s), of(8, s), of(9, s), of(10, s), of(11, s), of(12, s), of(13, s), of(14, s), of(15, s)
-#define EXCHANGE(s) \
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) \
-        if (!(i & s)) { Line a = x[i], b = x[i + s]; x[i] = PICK(a, b, LANES(OWN, s)), x[i + s] = PICK(a, b, LANES(OTHER, s)); }
-static inline __attribute__((always_inline)) void gemm_transpose(Line x[16]) { EXCHANGE(1) EXCHANGE(2) EXCHANGE(4) EXCHANGE(8) }
-#undef OWN
-#undef OTHER
-#undef LANES
-#undef EXCHANGE
-
-// Packs a square of which `rows` and `depth` are there, the others zero and not read: a line for each row (by_row) or for each unit, `apart` units apart. Of its rows the panel
-// takes the first `wide`; where lines are no further apart than that, each overwrites what the one before has beyond. The next square is fetched on the way.
-static inline __attribute__((always_inline)) void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth, const int wide, const bool by_row) {
-    enum { DEPTH = 16 * PER_UNIT };
-    Line x[16] = {0};
-    bool along = cs == 1;
-    if (along)
-#pragma GCC unroll 16
-        for (int i = 0; i < wide; i++) {
-            for (int j = 0; j < DEPTH; j += LINE) __builtin_prefetch(src + i * rs + DEPTH + j);
-            if (i < rows) x[i] = gemm_round(gemm_some(src + i * rs, depth), gemm_some(src + i * rs + 16, depth - 16));
-        }
-    else if (rs == 1)
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) {
-            const real *unit = src + i * PER_UNIT * cs;
-            for (int j = 0; j < PER_UNIT; j++) __builtin_prefetch(unit + (DEPTH + j) * cs);
-            if (i * PER_UNIT < depth) x[i] = gemm_pairs(gemm_some(unit, rows), gemm_some(unit + cs, depth > i * PER_UNIT + 1 ? rows : 0));
-        }
-    else {
-        Line any[16] = {0};                                                 // x itself has no address, and stays in registers
-        gemm_pack_any((Unit *)any, src, rs, cs, rows, 16, depth < DEPTH ? depth : DEPTH);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) x[i] = any[i];
-    }
-    if (along != by_row) gemm_transpose(x);
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) *(Line *)(dst + i * apart) = x[i];
-}
-
-// Those of A and of B, a whole one apart: nothing is asked there. Functions of their own: inlined into the loop over K, they would have the address of every line on the stack.
-static __attribute__((noinline)) void gemm_square_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
-    enum { WIDE = AMX ? 16 : MR };
-    if (rows >= 16 && depth >= 16 * PER_UNIT) gemm_square(dst, WIDE, src, rs, cs, 16, 16 * PER_UNIT, WIDE, AMX);
-    else gemm_square(dst, WIDE, src, rs, cs, rows, depth, WIDE, AMX);
-}
-
-static __attribute__((noinline)) void gemm_square_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
-    if (rows >= 16 && depth >= 16 * PER_UNIT) gemm_square(dst, NR, src, rs, cs, 16, 16 * PER_UNIT, 16, false);
-    else gemm_square(dst, NR, src, rs, cs, rows, depth, 16, false);
-}
-#endif
-
-// A panel of A, the first MR of `rows`, and of B, NR columns, each from a slice of K. What AMX reads of A has 16 units of a row side by side; everything else, all rows
-// of a unit. Panels of A are packed in order: in squares, one may end in the next.
-static __attribute__((noinline)) void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
-#if AMX
-    for (int64_t k = 0; k < depth; k += 32)
-        for (int64_t r = 0; r < MR; r += 16, dst += 256) gemm_square_a(dst, src + r * rs + k * cs, rs, cs, rows - r, depth - k);
-#elif defined(SQUARES)
-    for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * MR) gemm_square_a(dst, src + k * cs, rs, cs, rows, depth - k);
-#else
-    gemm_pack(dst, src, rs, cs, rows < MR ? rows : MR, MR, depth);
-#endif
-}
-
-static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t cols, int64_t depth) {
-#ifdef SQUARES
-    for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * NR)
-        for (int64_t j = 0; j < NR; j += 16) gemm_square_b(dst + j, src + j * cs + k * rs, cs, rs, cols - j, depth - k);
-#else
-    gemm_pack(dst, src, cs, rs, cols, NR, depth);
-#endif
-}
-
 // What the kernel fetches into the L2 while it works: so many pieces, `stride` apart, of `length` numbers side by side.
 typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
 static inline Ahead gemm_ahead(View v, int64_t rows, int64_t cols) { return v.cs == 1 ? (Ahead){v.p, rows, v.rs, cols, 0} : (Ahead){v.p, cols, v.cs, rows, 0}; }
@@ -274,64 +176,20 @@ static inline void gemm_fetch(Ahead *f) {
     if (f->at >= f->length) f->at = 0, f->piece += f->stride, f->pieces--;
 }
 
-#if AMX
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-// Linux gives the registers of AMX, 8 KiB a thread, to programs that ask (Documentation/arch/x86/xstate.rst).
-static __attribute__((constructor)) void gemm_ask(void) {
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
-    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0) return;
-    fprintf(stderr, "this system does not let programs use AMX, which this build's bf16 products need\n  -> build with CFLAGS='-O3 -march=native -mno-amx-bf16'\n");
-    exit(1);
+#include "gemm_x86.h"                                                      // AVX-512: packing in squares, SQUARES; AMX: a kernel, too
+
+#ifndef SQUARES
+// A panel of A, the first MR of `rows`, and of B, NR of `cols`, each from a slice of K: all rows (columns) of a unit, then of the next.
+static __attribute__((noinline)) void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
+    gemm_pack(dst, src, rs, cs, rows < MR ? rows : MR, MR, depth);
 }
 
-// All eight registers: 16 lines of 64 bytes.
-static inline void gemm_begin(void) {
-    struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t lines[16]; } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.lines[i] = 16;
-    _tile_loadconfig(&shape);
+static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t cols, int64_t depth) {
+    gemm_pack(dst, src, cs, rs, cols < NR ? cols : NR, NR, depth);
 }
-static inline void gemm_end(void) { _tile_release(); }
+#endif
 
-// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over `units` of K. The unit itself can only write a product, or add it to what is there.
-// It fetches nothing: slower with than without.
-static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *a, const Unit *b, int64_t units, real alpha, real keep, Ahead *ahead) {
-    (void)ahead;
-    real block[MR * NR], *c = out;
-    bool itself = alpha == 1 && (keep == 0 || keep == 1);
-    int64_t line = itself ? stride : NR, bytes = line * (int64_t)sizeof(real);
-    if (!itself) c = block;
-    if (itself && keep == 1) {
-        _tile_loadd(0, c, bytes);
-        _tile_loadd(1, c + 16, bytes);
-        _tile_loadd(2, c + 16 * line, bytes);
-        _tile_loadd(3, c + 16 * line + 16, bytes);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (int64_t k = 0; k < units; k += 16, a += 16 * MR, b += 16 * NR) {
-        _tile_loadd(4, a, 64);
-        _tile_loadd(6, b, 4 * NR);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + 16, 4 * NR);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, a + 256, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, c, bytes);
-    _tile_stored(1, c + 16, bytes);
-    _tile_stored(2, c + 16 * line, bytes);
-    _tile_stored(3, c + 16 * line + 16, bytes);
-    for (int64_t r = 0; r < MR && !itself; r++)
-        for (int64_t j = 0; j < NR; j++) out[r * stride + j] = (keep == 0 ? 0 : keep * out[r * stride + j]) + alpha * block[r * NR + j];
-}
-#else
+#if !AMX
 static inline void gemm_begin(void) {}
 static inline void gemm_end(void) {}
 
@@ -347,8 +205,8 @@ static inline __attribute__((always_inline)) void gemm_update(Vec c[MR][2], cons
 
 // out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over `units` of K. Alone in its function, so that nothing else claims a register. Unrolled,
 // because a core that shares its decoders with another thread gets fewer instructions a cycle, and a multiply-add less then is one that is missing.
-// Memory is fetched a line at a time: many at once would wait for each other. With EVERY units, some 100 cycles, one of those ahead; last, one a unit, the rows of `out` and
-// some below: earlier, B would push them out of the L1.
+// Memory is fetched a line at a time: many at once would wait for each other. Every EVERY units, some 100 cycles, a line of what is ahead; in the last 2 MR units the rows of
+// `out`, one a unit, and some below: fetched earlier, B would push them out of the L1.
 static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *restrict a, const Unit *restrict b, int64_t units, real alpha, real keep, Ahead *ahead) {
     Vec c[MR][2] = {0};
     int64_t k = 0;
@@ -401,29 +259,36 @@ static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
 // The units of a panel of A, MR rows of the band, that are not all 0.
 static inline Span gemm_span(View a, int64_t units) { return gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units); }
 
-// One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous. On the way the next panel of B is fetched, and the next slice of A,
-// after the last what is needed `then`.
+// A slice of a tile of A in panels, and the units of each that count.
+static void gemm_pack_slice(Unit *dst, Span *spans, View A, int64_t rows, int64_t depth) {
+    int64_t units = gemm_units(depth);
+    for (int64_t i = 0; i < rows; i += MR, spans++) {
+        View a = part(A, i, 0);
+        *spans = gemm_span(a, units);
+        int64_t k = spans->from * PER_UNIT, end = spans->to * PER_UNIT;
+        gemm_pack_a(dst + i * units + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i, (end < depth ? end : depth) - k);
+    }
+}
+
+// One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous. Meanwhile the kernel fetches the next panel of B and the next slice of A;
+// with the last slice `then`, the next tile's.
 static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta, Ahead then) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
+    Span spans[MC / MR + 1];
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
         int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_units(depth), left = K - k0 - KC;
         Ahead slice = left > 0 ? gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC) : then;
-        for (int64_t i = 0; i < rows; i += MR) {
-            View a = part(A, i, k0);
-            Span s = gemm_span(a, units);
-            int64_t k = s.from * PER_UNIT, end = s.to * PER_UNIT;
-            gemm_pack_a(pa + i * units + s.from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i, (end < depth ? end : depth) - k);
-        }
+        gemm_pack_slice(pa, spans, part(A, 0, k0), rows, depth);
         for (int64_t j = 0; j < cols; j += NR) {
             Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);
             if (j + 2 * NR > cols) panel.pieces = 0;
-            gemm_pack_b(pb, part(B, k0, j).p, B.rs, B.cs, cols - j < NR ? cols - j : NR, depth);
+            gemm_pack_b(pb, part(B, k0, j).p, B.rs, B.cs, cols - j, depth);
             for (int64_t i = 0; i < rows; i += MR) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;
-                Span s = gemm_span(part(A, i, k0), units);
+                Span s = spans[i / MR];
                 gemm_block(c, pa + i * units + s.from * MR, pb + s.from * NR, s.to - s.from, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1,
                            panel.pieces ? &panel : &slice);
             }

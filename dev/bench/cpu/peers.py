@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """peers.py: a training step of norm.c on this CPU beside the same step in PyTorch: same model, batch, optimizer and number of threads.
 
-    python3 dev/bench/cpu/peers.py [--case NAME] [--precision fp32|bf16|all] [--rounds N] [--threads N] [--installed] [--json FILE]
+    python3 dev/bench/cpu/peers.py [--case NAME] [--precision fp32|bf16|all] [--rounds N] [--threads N] [--installed] [--python PROGRAM] [--json FILE]
     python3 dev/bench/cpu/peers.py --modes PRE,POST,SPAN,HYBRID,SDD [...]           our placements against the first of them; no PyTorch
 
 Every contender is a process that waits for a line and then makes a step. They take turns, and each round begins with another one, so that whatever else the
@@ -9,7 +9,7 @@ machine does hits all alike. Where steps are short (SHORT_MS), a turn is one tha
 that time, of which the median counts. First steps (compilation, page faults) stand apart; WARMUP more do not count.
 A ratio is the median over rounds of the ratio of two times of the same round. Its 95 % interval is the sign test's: between two of the ratios in order, such
 that the true median lies outside with a probability of at most 5 %, whatever the distribution. It takes 6 rounds.
-Needs make and gcc or clang; PyTorch 2.4 or later, but for --modes.
+Needs make and gcc or clang; PyTorch 1.13 or later, but for --modes.
 """
 import argparse
 import glob
@@ -179,7 +179,7 @@ def machine(threads):
             "environment": {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_", "KMP_", "MKL_"))}}
 
 
-def contenders_of(case, precisions, modes, threads, installed):
+def contenders_of(case, precisions, modes, threads, installed, python):
     found = []
     flags = [*case.flags.split(), "--batch", str(case.batch), "--seq", str(case.seq), *SAME.split()]
     for p in precisions:
@@ -188,7 +188,7 @@ def contenders_of(case, precisions, modes, threads, installed):
         for compiled in () if modes else (False, True):
             spec = json.dumps({**case._asdict(), "compiled": compiled, "bf16": p == "bf16", "threads": threads})
             name = "PyTorch" + ", compiled" * compiled + ", as installed" * installed
-            found.append(Contender(name, p, [sys.executable, str(Path(__file__).with_name("torch_step.py")), spec], threads, None if installed else KEPT))
+            found.append(Contender(name, p, [python, str(Path(__file__).with_name("torch_step.py")), spec], threads, None if installed else KEPT))
     return found
 
 
@@ -200,6 +200,7 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--modes", help="our placements, separated by commas, and no PyTorch")
     parser.add_argument("--installed", action="store_true", help="PyTorch with the allocator's own settings, not those that make it faster")
+    parser.add_argument("--python", default=sys.executable, help="the Python whose PyTorch it is")
     parser.add_argument("--json", help="a file for the machine and all times")
     options = parser.parse_args()
     if options.rounds < 1 or options.threads < 1:
@@ -212,7 +213,7 @@ def main():
     m = report["machine"]
     print(f"{m['cpu']}, {m['cores']} cores ({' '.join(m['isa'])}), {m['threads']} threads; norm.c {m['commit']}; {m['date']}")
     for name in CASES if options.case == "all" else [options.case]:
-        contenders = contenders_of(CASES[name], precisions, options.modes and options.modes.split(","), options.threads, options.installed)
+        contenders = contenders_of(CASES[name], precisions, options.modes and options.modes.split(","), options.threads, options.installed, options.python)
         race(contenders, options.rounds)
         report["cases"][name] = results(contenders)
         print(table(name, report["cases"][name]), flush=True)

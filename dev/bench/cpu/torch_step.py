@@ -21,6 +21,24 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 from torch_gpt import GPT
 
+OLD = not hasattr(nn, "RMSNorm")                               # before 2.4, when AdamW was fused on GPUs alone
+if not hasattr(F, "scaled_dot_product_attention"):             # PyTorch 1
+    def attention(q, k, v, is_causal):
+        hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+        return F.softmax((q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(hidden, -math.inf), dim=3).to(v.dtype) @ v
+
+    F.scaled_dot_product_attention = attention
+if OLD:
+    class RMSNorm(nn.Module):
+        def __init__(self, width, eps):
+            super().__init__()
+            self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+        def forward(self, x):
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+    nn.RMSNorm = RMSNorm
+
 
 class Block(nn.Module):
     def __init__(self, width, heads):
@@ -52,7 +70,7 @@ class Llama(nn.Module):
 
     def forward(self, inputs, targets):
         x = self.tokens(inputs)
-        cos, sin = self.turns.bfloat16() if torch.is_autocast_enabled("cpu") else self.turns
+        cos, sin = self.turns
         for block in self.blocks:
             x = block(x, cos, sin)
         logits = F.linear(self.norm(x), self.tokens.weight)
@@ -66,7 +84,7 @@ def fastest_adamw(model):
     def adamw(kind, lr):
         return torch.optim.AdamW([{"params": group, "weight_decay": decay} for group, decay in zip(groups, (0.1, 0.0))], lr=lr, betas=(0.9, 0.95), **{kind: True})
 
-    times = {"fused": [], "foreach": []}
+    times = {"fused": [], "foreach": []} if not OLD else {"foreach": []}
     for kind, found in times.items():
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
@@ -86,11 +104,13 @@ def serve(case):
     model = (Llama if case.llama else GPT)(case.layers, case.width, case.heads, case.vocab, case.seq)
     for linear in (m for m in model.modules() if isinstance(m, nn.Linear) and not case.bias):
         linear.bias = None
+    if case.llama and case.bf16:
+        model.turns = model.turns.bfloat16()
     kind, optimizer = fastest_adamw(model)
     run = torch.compile(model) if case.compiled else model
     tokens = torch.randint(case.vocab, (case.batch * case.seq + 1,))
     inputs, targets = tokens[:-1].view(case.batch, case.seq), tokens[1:].view(case.batch, case.seq)
-    libraries = re.findall(r"BLAS_INFO=\w+|MKL-DNN v[\d.]+", torch.__config__.show()) + [torch.backends.cpu.get_cpu_capability()]
+    libraries = re.findall(r"BLAS_INFO=\w+|MKL-DNN v[\d.]+", torch.__config__.show()) + re.findall(r"CPU capability usage: (\w+)", torch.__config__.show())
     print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "adamw": kind, "torch": torch.__version__, "libraries": libraries}), flush=True)
     for _ in sys.stdin:
         begin = time.perf_counter()
