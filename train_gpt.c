@@ -5,7 +5,7 @@
 // 2. Every layer is a pair, <layer>_forward and <layer>_backward. Arguments: outputs | saved | inputs | parameters | sizes.
 // 3. SET or ADD: a gradient is ADDed exactly where the forward value was read more than once (the stream, the block's input, the tied
 //    embedding, parameters over micro-steps); everything else is SET, and so are the matrices' gradients by a step's first micro-step.
-// 4. The mode is data (llmc/modes.h): which slots are filled, and with what. Branches and sublayers look at that, and what keeps nGPT's lengths; layers never do.
+// 4. The mode is data (llmc/modes.h): which slots are filled, and with what. Branches, sublayers and gpt_normalize look at that; layers never do.
 // 5. Built once per precision (REAL = float or double). Work is split by fixed pieces and every sum has one order: the same bits for any
 //    number of threads.
 #include <math.h>
@@ -941,7 +941,7 @@ static void block_backward(const Block *b, real *dx, real *x) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------ diagnostics
-// What --norms-every shows (judge.h). Sums are of fixed pieces, in double, added in order.
+// What is measured of layers (judge.h). Sums are of fixed pieces, in double, added in order.
 
 // sum of (x - a y)^2; y may be NULL where a is 0
 static double square_sum(const real *x, const real *y, double a, int64_t size) {
@@ -1060,14 +1060,10 @@ static Block gpt_block(const Gpt *g, int l) {
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = check_alloc(sizeof *g, "the model");
-    int threads = 1;
-#ifdef _OPENMP
-    threads = omp_get_max_threads();
-#endif
     g->m = *m;
     g->recompute = setup->recompute;
     g->z_loss = (real)setup->z_loss;
-    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, threads, 1);
+    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, max_threads(), 1);
     g->comm = setup->comm;
     g->layout = layout_make(m);
     layout_share(&g->layout, comm_rank(g->comm), comm_size(g->comm));

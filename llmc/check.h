@@ -40,7 +40,7 @@ PRINTF_LIKE(4, 5) static inline void check_failed(int status, const char *file, 
     exit(status);
 }
 
-// Zeroed memory or a clear end. What a step computes with is taken before the first one; logs, saves and tasks take their own in their turn. It begins with a
+// Zeroed memory or a clear end. A step computes in what was taken before the first one; logs, saves and tasks take their own. It begins with a
 // cache line, so that vectors of aligned rows lie in one line each. Large memory asks Linux for pages of 2 MiB: far fewer page faults, and products that read columns stay within the address cache
 // (TLB). What is larger still all threads zero, which spreads it over the memories of a machine that has several.
 static inline void *check_alloc(size_t bytes, const char *what) {

@@ -39,12 +39,12 @@ REFUSE(f->experts && !f->dense_layers && user(dense_ffn), "--dense-ffn only mean
 REFUSE(!f->kv_rank && user(rope_size), "--rope-size only means something with --kv-rank\n  -> leave it out") \
 REFUSE(f->kv_rank && f->kv_heads && f->kv_heads != f->heads, "latent attention makes keys and values for every head\n  -> leave out --kv-heads") \
 REFUSE(f->kv_rank && f->bias, "latent attention has no biases\n  -> --bias off") \
-REFUSE(f->kv_rank && f->positions, "latent attention has rotary positions\n  -> --positions rope") \
+REFUSE(f->kv_rank && f->positions != POSITIONS_ROPE, "latent attention has rotary positions\n  -> --positions rope") \
 REFUSE(f->kv_rank && f->rope_size % 2, "--rope-size %lld is odd; rotary positions turn pairs\n  -> an even one", (long long)f->rope_size) \
 REFUSE(r->unit && f->kv_heads && f->kv_heads != f->heads, "%s scales q and k by one vector, so they have as many heads\n  -> leave out --kv-heads", r->name) \
-REFUSE(r->unit && f->positions, "%s has rotary positions\n  -> --positions rope", r->name) \
-REFUSE(r->unit && f->decay_gains == 2, "%s has no gains around one\n  -> --decay-gains off", r->name) \
-REFUSE(!f->kv_rank && f->positions == 0 && f->width / f->heads % 2, \
+REFUSE(r->unit && f->positions != POSITIONS_ROPE, "%s has rotary positions\n  -> --positions rope", r->name) \
+REFUSE(r->unit && f->decay_gains == GAINS_TO_ONE, "%s has no gains around one\n  -> --decay-gains off", r->name) \
+REFUSE(!f->kv_rank && f->positions == POSITIONS_ROPE && f->width / f->heads % 2, \
       "--positions rope needs an even head size, found %lld\n  -> other --heads, or --positions learned", (long long)(f->width / f->heads)) \
 REFUSE(f->micro_batch && f->batch % f->micro_batch, \
       "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
@@ -58,7 +58,7 @@ REFUSE(f->rounding && user(rounding) && strcmp(precision, "bf16"), "--rounding o
 REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias\n  -> leave out --bias on") \
 REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE\n  -> leave it out") \
 REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out") \
-REFUSE(r->fin && f->final_norm == 1, "%s leaves the stream un-normed, so the head needs the final norm\n  -> --final-norm auto", r->name) \
+REFUSE(r->fin && f->final_norm == FINAL_NORM_OFF, "%s leaves the stream un-normed, so the head needs the final norm\n  -> --final-norm auto", r->name) \
 REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, \
       "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps, (long long)f->warmup) \
 REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN") \
@@ -96,8 +96,8 @@ static inline Model model_from_flags(const Flags *f, const Mode *mode) {
     m.T = (int)f->seq;
     m.layernorm = f->norm;
     m.bias = f->bias && !mode->sdd && !mode->unit;
-    m.rope = f->positions == 0;
-    m.swiglu = f->activation == 0;
+    m.rope = f->positions == POSITIONS_ROPE;
+    m.swiglu = f->activation == ACTIVATION_SWIGLU;
     m.F = f->ffn ? (int)f->ffn : m.swiglu ? CEIL_DIV(8 * m.C / 3, 32) * 32 : 4 * m.C;
     m.kv_rank = (int)f->kv_rank;
     m.rope_size = m.kv_rank ? (int)f->rope_size : 0;
@@ -108,7 +108,7 @@ static inline Model model_from_flags(const Flags *f, const Mode *mode) {
         m.moe = moe;
     }
     m.tied = f->tied;
-    m.fin = f->final_norm ? f->final_norm - 1 : mode->fin;
+    m.fin = f->final_norm == FINAL_NORM_AUTO ? mode->fin : f->final_norm == FINAL_NORM_ON;
     m.theta = f->rope_theta;
     m.eps = f->eps;
     m.emb_scale = f->emb_scale ? sqrt((double)m.C) : 1;

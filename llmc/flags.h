@@ -114,6 +114,13 @@ typedef struct Flags {
 #undef FLAG_FIELD
 } Flags;
 
+// Choices that code asks for by name, in the order of their rows. (Others stand where their meaning does: INIT_, ROUTER_, LOSSES_, RECOMPUTE_, SCHEDULE_.)
+enum { POSITIONS_ROPE, POSITIONS_LEARNED };
+enum { ACTIVATION_SWIGLU, ACTIVATION_GELU };
+enum { FINAL_NORM_AUTO, FINAL_NORM_OFF, FINAL_NORM_ON };
+enum { WIDTH_POWER_1, WIDTH_POWER_HALF };
+enum { GAINS_KEPT, GAINS_TO_ZERO, GAINS_TO_ONE };
+
 #define FLAG_ENUM(field, ...) FLAG_##field,
 enum { FLAG_TABLE(FLAG_ENUM) FLAG_COUNT };
 #undef FLAG_ENUM

@@ -1,11 +1,12 @@
 // init.h: how parameters start. A scheme is a row; the deviation of a tensor follows from the scheme, the tensor's class and the layer.
 //
-// Element i of a tensor is a function of (seed, tensor name, i) alone, so two placements, two precisions and two devices share every
+// Element i of a tensor is a function of (scheme, seed, tensor name, i) alone: under one scheme two placements, two precisions and two devices share every
 // common weight. Gains start at 1 (or as modes.h says), biases at 0.
 #pragma once
 #include "memory.h"
 #include "rand.h"
 
+// A new one is a word in flags.h (init, init_baseline), a constant in modes.h and a row here, in the same place of each.
 enum { SIGMA_WIDTH_2_5, SIGMA_SPAN, SIGMA_002 };                     // default base: 1/sqrt(2.5 d) | 0.784/sqrt(d), that is 0.02 at d = 1536 | 0.02
 enum { OUT_SAME, OUT_BY_LAYER, OUT_BY_DEPTH, OUT_RECIPE };           // output projections: sigma | /sqrt(2(l+1)) | /sqrt(2L) | /sqrt(L)
 enum { HEAD_SAME, HEAD_WIDTH };                                      // untied head: sigma | 1/sqrt(d)
@@ -23,7 +24,7 @@ INIT(INIT_DEEPNORM,     "deepnorm",     SIGMA_WIDTH_2_5, OUT_SAME,     HEAD_SAME
 
 typedef struct { const char *name; int sigma, out, head, cut, beta; const char *source; } InitScheme;
 #define INIT_ROW(scheme, ...) {__VA_ARGS__},
-static const InitScheme INITS[] = { INIT_TABLE(INIT_ROW) };
+static const InitScheme INITS[INIT_COUNT] = { INIT_TABLE(INIT_ROW) };
 #undef INIT_ROW
 
 typedef struct { int scheme; double sigma; uint64_t seed; } Init;    // sigma 0: the scheme's own

@@ -17,7 +17,7 @@ typedef struct AdamW { double lr[LR_GROUPS], decay[3], beta1, beta2, eps, clip, 
 
 typedef struct Update { Loss loss; double norm; int applied; } Update;   // what a step found: mean losses, norm before clipping, whether it changed the weights
 
-// What --norms-every shows. Of a layer, over the tokens of the forwards since watch: RMS of the stream that leaves the block; for each sublayer, with
+// What is measured of a step: --norms-every logs it, events keep it. Of a layer, over the tokens of the forwards since watch: RMS of the stream that leaves the block; for each sublayer, with
 // s = a skip + b y (modes.h), RMS(b y) / RMS(a skip); the largest attention logit.
 // Of its router: mean entropy of the probabilities of experts, nats; its losses, without coefficients; and the tokens of each of the E experts, which lie in
 // the model until the next watch.

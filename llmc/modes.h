@@ -21,8 +21,8 @@ enum { HEAD, FULL };                            // column per: q, k, v, context 
 enum { INIT_BASELINE = -1, INIT_NORMAL, INIT_DEPTH, INIT_MEGATRON, INIT_SCALE, INIT_SCALE_RECIPE, INIT_GLOBAL, INIT_OLMO, INIT_DEEPNORM, INIT_COUNT };   // init.h
 
 // MODE(name, attention: in c out skip a post, ffn: the same, q k v context per, emb fin sdd unit, first early, init, source)
-//   emb: norm on the embedding;  fin: norm before the head;  sdd: every linear of a block becomes alpha * rmsnorm(V x);  unit: after every step
-//   matrices have rows (output projections: columns) of length 1, and what these products give gets gains (gate, up, logits), q and k after RoPE;
+//   emb: norm on the embedding;  fin: norm before the head;  sdd: every linear of a block becomes alpha * rmsnorm(V x);  unit (nGPT): after every
+//   step the rows of every matrix (of output projections the columns) are scaled to length 1; gate, up and logits get gains, q and k theirs after RoPE;
 //   first: the row of layer 0;  early: the row of the first mix-ratio * L layers;  init: used where --init is auto;  INIT_BASELINE: the method
 //   names none, and --init-baseline decides.
 // LAYER rows can only be named in `first` and `early`.
@@ -48,7 +48,7 @@ MODE( PRE_QK_PRE,      1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 1,1
 MODE( QKV_PRE,         0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
 MODE( PRE_POST,        1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
 MODE( POST_PRE,        1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
-MODE( POST_SHIFTED,    1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB and SDD code; POST plus an embedding norm") \
+MODE( POST_SHIFTED,    1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB and SDD code: POST whose first norm is of the embedding") \
 MODE( MIX_LN,          1, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, 0, NO_ROW,        POST,   INIT_BASELINE, "Mix-LN; SPAN appendix B") \
 MODE( LNS,             1, LNS, 0, OWN,    ONE, 0, 1, LNS, 0, OWN,    ONE, 0, 0,0,0,0, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_NORMAL,   "LayerNorm Scaling") \
 MODE( PERI,            1, ONE, 1, OWN,    ONE, 0, 1, ONE, 1, OWN,    ONE, 0, 0,0,0,0, HEAD, 1, 1, 0, 0, NO_ROW,        NO_ROW, INIT_BASELINE, "Peri-LN") \
@@ -166,10 +166,10 @@ static inline void site_stored(Site *s, int gains, double start, double stored) 
     s->scale *= start / stored;
 }
 
-// The SDD or nGPT gain between gate, up and the activation.
-static inline Site site_hidden(const Model *m, int F, int fused) {
+// The SDD or nGPT gain between gate, up and the activation, where there is such an ffn.
+static inline Site site_hidden(int there, const Model *m, int F, int fused) {
     int halves = m->swiglu && !fused ? 2 : 1, hidden = m->swiglu ? 2 * F : F;   // [gate | up], or one
-    Site s = site_make(m->mode->sdd ? 1 : m->mode->unit ? SCALE : 0, halves, hidden / halves, 0, 0, 1.0);
+    Site s = site_make(!there ? 0 : m->mode->sdd ? 1 : m->mode->unit ? SCALE : 0, halves, hidden / halves, 0, 0, 1.0);
     if (m->mode->unit) s.scale = sqrt((double)m->C);
     return s;
 }
@@ -203,13 +203,11 @@ static inline Place place_at(const Model *m, int l) {
     if (r->q == L2) site_stored(&p.q, m->NH * QK, 1, 1 / root);                // s_qk; k, of as many heads, reads q's
     if (r->k == L2) site_stored(&p.k, 0, 1, 1 / root);
     if (base->unit) site_stored(&p.logits, m->Vp, 1, 1 / root);                // s_z
-    p.hidden = site_hidden(m, p.F, sdd && sdd->fused && !p.moe);               // nGPT: s_uv
-    p.expert_hidden = site_hidden(m, m->F, 0);
-    p.expert_out = p.shared_out = site_make(sdd != NULL, 1, m->C, 1, 0, out_gain);
-    if (sdd && sdd->share) p.expert_out.gain *= (double)m->F / (m->moe.E ? m->moe.E : 1);
-    p.hidden.on = p.F ? p.hidden.on : 0;
-    p.shared_out.on = p.moe && p.F ? p.shared_out.on : 0;
-    if (!p.moe) p.expert_hidden.on = p.expert_out.on = 0;
+    p.hidden        = site_hidden(p.F > 0, m, p.F, sdd && sdd->fused && !p.moe);       // nGPT: s_uv
+    p.expert_hidden = site_hidden(p.moe, m, m->F, 0);
+    p.expert_out    = site_make(sdd && p.moe, 1, m->C, 1, 0, out_gain);
+    p.shared_out    = site_make(sdd && p.moe && p.F, 1, m->C, 1, 0, out_gain);
+    if (sdd && sdd->share && p.moe) p.expert_out.gain *= (double)m->F / m->moe.E;
     p.out_anywhere = sdd != NULL || base->attn.out || base->ffn.out;
     if (base->first >= 0) p.out_anywhere |= MODES[base->first].attn.out | MODES[base->first].ffn.out;
     if (base->early >= 0) p.out_anywhere |= MODES[base->early].attn.out | MODES[base->early].ffn.out;

@@ -1,4 +1,4 @@
-// peak.h: what this machine can do at most, measured: products in registers. (Memory far beyond the caches: dev/bench/cpu/bench.c.) Takes the seconds to spend.
+// peak.h: what this machine can do at most, measured: products in registers. (Memory far beyond the caches: dev/bench/cpu/bench.c.)
 //
 //   peak_products    FLOP/s of gemm.h's innermost step, in registers: gemm_dot on as many vectors as its kernel holds, multiply-adds of floats, one instruction where
 //                    the CPU has it and -ffp-contract=fast allows it; with BF16_PRODUCTS the dot product of pairs, or AMX's of tiles, where the build may use

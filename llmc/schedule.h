@@ -28,7 +28,7 @@ static inline double schedule_lr(const Flags *f, int64_t step) {
 // embeddings and vectors at 1.
 static inline double schedule_group(const Flags *f, int group) {
     if (!f->width_base || group == LR_EMBEDDING || group == LR_VECTOR) return 1;
-    return pow((double)f->width_base / (double)f->width, f->width_power == 0 ? 1 : 0.5);
+    return pow((double)f->width_base / (double)f->width, f->width_power == WIDTH_POWER_1 ? 1 : 0.5);
 }
 
 // The optimizer's numbers for one update: rates and decays per group.
@@ -38,8 +38,8 @@ static inline AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
     o.lr[LR_BALANCE] = f->balance_rate;
     o.decay[DECAY_MATRIX] = f->weight_decay;
     o.decay[DECAY_EMBEDDING] = f->decay_embeddings ? f->weight_decay : 0;
-    o.decay[DECAY_GAIN] = f->decay_gains ? f->weight_decay : 0;
-    o.gain_target = f->decay_gains == 2;
+    o.decay[DECAY_GAIN] = f->decay_gains == GAINS_KEPT ? 0 : f->weight_decay;
+    o.gain_target = f->decay_gains == GAINS_TO_ONE;
     o.beta1 = f->beta1;
     o.beta2 = f->beta2;
     o.eps = f->adam_eps;

@@ -101,7 +101,7 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     Layout layout = layout_make(m);
     layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
     bool gpu = strcmp(t->device, "cpu");
-    Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, !gpu, gpu ? (int)(sizeof(float) / t->storage) : 1);
+    Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, gpu ? 0 : max_threads(), gpu ? (int)(sizeof(float) / t->storage) : 1);
     ActLayout acts = act_layout_make(m, &s);
     double mib = 1.0 / (1 << 20), one = (double)layout.total * (double)t->element * mib, copy = t->storage == t->element ? 0 : (double)layout.total * (double)t->storage * mib;
     double own = (double)layout.state * (double)t->element * mib, weights = copy > 0 && setup->training ? own + copy : one + copy;     // master weights are shared out like moments
@@ -131,12 +131,20 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     act_layout_free(&acts);
 }
 
+static inline void show_sub(const SubMode *s) {
+    static const char *const FACTORS[] = {"1", "lns", "deep", "learn"};
+    printf(" %d %-3s %d  %-6s %-5s  %d |", s->in, FACTORS[s->c], s->out, SKIPS[s->skip], FACTORS[s->a], s->post);
+}
+
+// The table of modes.h, column by column. Slots: 0 nothing, 1 the model's norm, 2 length 1.
 static inline void show_modes(void) {
-    printf("mode           attention: in out skip post | ffn: in out skip post | q k v context | embedding final norm | init      source\n");
+    printf("               attention                  | ffn                       |\nmode           in c out skip   a    post |in c out skip   a    post |q k v c per  |emb fin sdd unit|layer 0      early init      source\n");
     for (int i = 0; i < MODE_COUNT; i++) {
         const Mode *r = &MODES[i];
-        if (r->selectable)
-            printf("%-14s            %d  %d   %-6s %d  |      %d  %d   %-6s %d  | %d %d %d %d %-6s|     %d         %d      | %-9s %s\n", r->name, r->attn.in, r->attn.out, SKIPS[r->attn.skip],
-                   r->attn.post, r->ffn.in, r->ffn.out, SKIPS[r->ffn.skip], r->ffn.post, r->q, r->k, r->v, r->ctx, r->per == FULL ? "full" : "head", r->emb, r->fin, r->init < 0 ? "baseline" : INITS[r->init].name, r->source);
+        printf("%-14s", r->name);
+        show_sub(&r->attn);
+        show_sub(&r->ffn);
+        printf("%d %d %d %d %-5s| %d   %d   %d   %d  |%-12s %-5s %-9s %s%s\n", r->q, r->k, r->v, r->ctx, r->per == FULL ? "full" : "head", r->emb, r->fin, r->sdd, r->unit, r->first < 0 ? "" : MODES[r->first].name,
+               r->early < 0 ? "" : MODES[r->early].name, r->init < 0 ? "baseline" : INITS[r->init].name, r->selectable ? "" : "(only for layer 0) ", r->source);
     }
 }

@@ -133,7 +133,7 @@ ACT(kn,      real, s->keep,  s->n,  m->KV * qk_size(m), 1,    s->threads && p->k
 ACT(vn,      real, s->keep,  s->n,  m->KV * m->HS, 1,         s->threads && p->v.on) \
 ACT(scores,  real, 1, s->threads, 2 * ATTN_BLOCK * ATTN_BLOCK, 0, s->threads)  /* a block of QK^T, and of its gradient */ \
 ACT(lse,     wide, s->keep,  s->n,  m->NH,         0,         1)               /* log-sum-exp of each row of scores */ \
-ACT(peak,    wide, 1,        s->n,  m->NH,         0,         1)               /* largest of each row of scores; nothing but --norms-every reads it */ \
+ACT(peak,    wide, 1,        s->n,  m->NH,         0,         1)               /* largest of each row of scores; read by nothing but block_watch */ \
 ACT(dots,    wide, 1,        s->n,  m->NH,         0,         !s->threads)     /* context times its gradient, summed over a head */ \
 ACT(c,       real, s->keep,  s->n,  m->NH * m->HS, 1,         1)               /* context: the heads' outputs */ \
 ACT(cn,      real, s->keep,  s->n,  m->NH * m->HS, 1,         p->ctx.on) \

@@ -110,7 +110,7 @@ static void run_make(Run *r, const char *mode, int count, char **flags) {
     for (size_t i = 0; i <= n; i++) r->inputs[i] = (int32_t)(rand_at((uint64_t)r->f->seed, i) % (uint64_t)r->m.V);
 }
 
-// What run_step does, but for its log.
+// What run_step does, but for its log and what it measures of layers.
 static Update step(Run *r) {
     r->t->zero_grads(r->gpt);
     for (int64_t done = 0; done < r->f->batch; done += r->micro) {
