@@ -88,5 +88,5 @@ static inline void check_streams_begin(void) {
 
 // Called last: what was printed has arrived.
 static inline void check_streams_end(void) {
-    CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write all of the output: %s\n  -> free space where stdout goes", strerror(errno));
+    CHECK_WRITE(fflush(stdout) == 0 && !ferror(stdout), "cannot write all of the output: %s\n  -> free space where stdout goes", strerror(errno));
 }

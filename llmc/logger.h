@@ -43,14 +43,11 @@ static inline void log_open(Log *log, const char *path, int64_t step) {
         at += length;
     }
     if (old) {                                              // written anew under another name: a kill here loses nothing
-        FileWriter w;
-        file_begin(&w, path);
-        file_add(&w, old, kept);
-        file_commit(&w);
+        file_write_bytes(path, old, kept);
         free(old);
     }
     log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    CHECK(log->fd > 0, "cannot write %s: %s\n  -> another --out", path, strerror(errno));
+    CHECK_WRITE(log->fd > 0, "cannot write %s: %s\n  -> another --out", path, strerror(errno));
 }
 
 static inline void log_begin(Log *log) {
