@@ -203,19 +203,24 @@ static inline double tensor_real(const Tensor *t, int bytes, bool bfloat, int64_
     return bfloat ? tensor_bfloat(half) : tensor_half(half);
 }
 
+// Value i of floats or doubles, by the size of one.
+static inline double real_get(const void *x, size_t element, int64_t i) { return element == sizeof(float) ? ((const float *)x)[i] : ((const double *)x)[i]; }
+static inline void real_put(void *x, size_t element, int64_t i, double value) {
+    if (element == sizeof(float)) ((float *)x)[i] = (float)value;
+    else ((double *)x)[i] = value;
+}
+
 // Copies a tensor into floats or doubles, bit for bit where the type is the same already.
 static inline void safetensors_read_real(const Tensor *t, void *out, bool out_is_double) {
+    size_t element = out_is_double ? sizeof(double) : sizeof(float);
     int bytes = tensor_dtype_bytes(t->dtype);
     bool bfloat = strcmp(t->dtype, "BF16") == 0;
     CHECK(bfloat || t->dtype[0] == 'F', "tensor %s: expected F64, F32, BF16 or F16, found %s\n  -> convert the file", t->name, t->dtype);
     int64_t count = tensor_count(t);
-    if (bytes == (out_is_double ? 8 : 4)) {
-        if (count) memcpy(out, t->data, (size_t)(count * bytes));
-    } else if (out_is_double) {
-        for (int64_t i = 0; i < count; i++) ((double *)out)[i] = tensor_real(t, bytes, bfloat, i);
-    } else {
-        for (int64_t i = 0; i < count; i++) ((float *)out)[i] = (float)tensor_real(t, bytes, bfloat, i);
-    }
+    if ((size_t)bytes == element) {
+        if (count) memcpy(out, t->data, (size_t)count * element);
+    } else
+        for (int64_t i = 0; i < count; i++) real_put(out, element, i, tensor_real(t, bytes, bfloat, i));
 }
 
 // ------------------------------------------------------------------------------------------------------ safetensors: read

@@ -283,29 +283,23 @@ static inline Json *json_parse(const char *text, size_t n, const char *where) {
 static inline char *file_read(const char *path, size_t *n) {
     struct stat info;
     *n = 0;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
+    if (stat(path, &info) != 0) return NULL;
+    if (!S_ISREG(info.st_mode)) {
         errno = S_ISDIR(info.st_mode) ? EISDIR : ENOTSUP;
         return NULL;
     }
     FILE *f = fopen(path, "rb");
-    if (!f) return NULL;
-    size_t cap = 4096;
-    char *text = (char *)malloc(cap);
-    while (text && (*n += fread(text + *n, 1, cap - *n, f)) == cap) {
-        char *larger = (char *)realloc(text, cap *= 2);
-        if (!larger) free(text);
-        text = larger;
-    }
-    int problem = !text ? ENOMEM : ferror(f) ? errno : 0;
-    fclose(f);
+    char *text = f ? (char *)malloc((size_t)info.st_size + 1) : NULL;
+    if (text) *n = fread(text, 1, (size_t)info.st_size, f);
+    int problem = !text || ferror(f) ? errno : 0;
+    if (f) fclose(f);
     if (problem) {
         free(text);
         errno = problem;
         return NULL;
     }
     text[*n] = 0;
-    char *exact = (char *)realloc(text, *n + 1);                // the room doubled: what is left of it goes back
-    return exact ? exact : text;
+    return text;
 }
 
 static inline Json *json_read_file(const char *path) {

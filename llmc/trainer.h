@@ -53,11 +53,7 @@ static inline void run_init_weights(Run *r) {
         double std = init_std(&r->init, &r->m, e);
         uint64_t key = init_key(&r->init, e);
 #pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < e->size; i++) {
-            double value = init_value(&r->init, &r->m, e, std, key, i);
-            if (r->t->element == sizeof(float)) ((float *)w)[i] = (float)value;
-            else ((double *)w)[i] = value;
-        }
+        for (int64_t i = 0; i < e->size; i++) real_put(w, r->t->element, i, init_value(&r->init, &r->m, e, std, key, i));
     }
     r->t->store(r->gpt, WEIGHTS, 0);
     r->t->normalize(r->gpt);
@@ -216,7 +212,7 @@ static inline char *run_state_text(Run *r) {
         log_nest(&state, windows[i].name, '{');
         log_int(&state, "row", windows[i].window->row);
         log_nest(&state, "values", '[');
-        for (int k = 0; k < windows[i].window->count; k++) log_item(&state, windows[i].window->values[k]);
+        for (int k = 0; k < windows[i].window->count; k++) log_real(&state, NULL, windows[i].window->values[k]);
         log_unnest(&state, ']');
         log_unnest(&state, '}');
     }
@@ -391,7 +387,7 @@ static inline void run_log_routers(Run *r, const LayerStats *layers) {
                 dead += layers[l].load[e] == 0;
             }
             const double values[] = {most * E / sums[l], dead, layers[l].entropy, layers[l].balance, layers[l].sequence, layers[l].router_z};
-            log_item(&r->log, l < first ? NAN : values[i]);
+            log_real(&r->log, NULL, l < first ? NAN : values[i]);
         }
         log_unnest(&r->log, ']');
     }
@@ -399,7 +395,7 @@ static inline void run_log_routers(Run *r, const LayerStats *layers) {
     for (int l = first; l < r->m.L; l++) {
         char key[16];
         log_nest(&r->log, check_format(key, sizeof key, "%d", l), '[');
-        for (int e = 0; e < E; e++) log_item(&r->log, layers[l].load[e] / sums[l]);
+        for (int e = 0; e < E; e++) log_real(&r->log, NULL, layers[l].load[e] / sums[l]);
         log_unnest(&r->log, ']');
     }
     log_unnest(&r->log, '}');
@@ -412,7 +408,7 @@ static inline void run_log_layers(Log *log, const LayerStats *layers, int L) {
         log_nest(log, NAMES[i], '[');
         for (int l = 0; l < L; l++) {
             const double values[] = {layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max};
-            log_item(log, values[i]);
+            log_real(log, NULL, values[i]);
         }
         log_unnest(log, ']');
     }
@@ -460,7 +456,7 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
     log_nest(&event, "steps", '[');
     for (int64_t i = k->count > RECORD_STEPS ? k->count - RECORD_STEPS : 0; i < k->count; i++) {
         const StepRecord *s = &k->steps[i % RECORD_STEPS];
-        log_element(&event);
+        log_nest(&event, NULL, '{');
         log_int(&event, "step", s->step);
         log_int(&event, "first_sample", s->sample);
         log_int(&event, "samples", s->samples);
@@ -562,7 +558,7 @@ static inline Figures run_figures(Run *r, int kind, const Entry *e) {
     const void *x = r->t->tensor(r->gpt, kind, e);
     Figures f = {0, 0, 0};
     for (int64_t i = 0; i < e->size; i++) {
-        double v = r->t->element == sizeof(float) ? ((const float *)x)[i] : ((const double *)x)[i];
+        double v = real_get(x, r->t->element, i);
         if (!isfinite(v)) f.bad++;
         else f.rms += v * v, f.most = fabs(v) > f.most ? fabs(v) : f.most;
     }
@@ -649,7 +645,7 @@ static inline void run_sample(Run *r) {
         const void *row = r->t->logits(r->gpt, 0);
         count[decode] += n - read;
         read = n;
-        for (int i = 0; i < V; i++) sum += logits[i] = r->t->element == sizeof(float) ? ((const float *)row)[i] : ((const double *)row)[i];
+        for (int i = 0; i < V; i++) sum += logits[i] = real_get(row, r->t->element, i);
         CHECK(isfinite(sum), "the model's logits are not finite\n  -> sample from an earlier checkpoint");
         tokens[n] = sample_token(logits, (int)V, f->temperature, f->top_k, rand_uniform(key, (uint64_t)n), weights);
         seconds[decode] += clock_seconds() - start;

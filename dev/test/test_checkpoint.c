@@ -583,10 +583,11 @@ static void test_pruning(const char *run) {
     fflush(NULL);
     pid_t child = fork();
     CHECK(child >= 0, "no child process\n  -> close other programs");
-    for (int64_t step = 2; child == 0; step++) {
-        write_checkpoint(run, step, step, 100000);
-        checkpoint_prune(run, step, 1, 0);
-    }
+    if (child == 0)
+        for (int64_t step = 2;; step++) {
+            write_checkpoint(run, step, step, 100000);
+            checkpoint_prune(run, step, 1, 0);
+        }
     int whole = 0, rounds = 100, status;
     for (int i = 0; i < rounds; i++) whole += latest_found(run, false, said, sizeof said) == 0 && !said[0];
     kill(child, SIGKILL);
