@@ -1073,7 +1073,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->acts = check_alloc((size_t)g->act_layout.acts * sizeof(real), "the activations");
     g->grads = setup->training ? check_alloc((size_t)g->act_layout.grads * sizeof(real), "the gradients of activations") : NULL;
     if (m->rope) {
-        g->rotary = check_alloc((size_t)(g->max.T * rotary_size(m)) * sizeof(real), "the rotary angles");
+        g->rotary = check_alloc((size_t)g->max.T * (size_t)rotary_size(m) * sizeof(real), "the rotary angles");
         rope_table(g->rotary, g->max.T, rotary_size(m), m->theta);
     }
     g->inputs = check_alloc((size_t)g->max.n * sizeof(int32_t), "the inputs");

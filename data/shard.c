@@ -6,7 +6,6 @@
 // so text must not contain NUL bytes. Validation is the end of the text: all documents in order are one sequence of bytes, cut at
 // (1 - fraction) of it or at the first character that begins after that. Both parts begin with a separator.
 // Memory does not grow with the text. Shards get their names only when all text has been read and found valid.
-#include <time.h>
 #include "../llmc/dataloader.h"
 
 enum { SEPARATOR = 0, TRAIN = 0, VAL = 1, MAX_PATH = 4096, BUFFER_TOKENS = 1 << 16, READ_BYTES = 1 << 20 };
@@ -192,15 +191,9 @@ static bool utf8_next(Utf8 *u, unsigned char c) {
     return c < 0x80 || (c >= 0xC2 && c <= 0xF4);
 }
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 // One line a second that overwrites itself on a terminal; in a log file one line every ten seconds.
 static void show_progress(Progress *p) {
-    double now = seconds();
+    double now = clock_seconds();
     if (now - p->last < (p->terminal ? 1.0 : 10.0)) return;
     p->last = now;
     double rate = (double)p->done / (now - p->start);
@@ -307,7 +300,7 @@ int main(int argc, char **argv) {
     w->shard_tokens = o.shard_tokens;
     int64_t cut = (int64_t)((1.0 - o.val_fraction) * (double)text->bytes);
 
-    double now = seconds();
+    double now = clock_seconds();
     Progress progress = {text->bytes, 0, now, now, isatty(STDERR_FILENO) != 0};
     for (int64_t i = 0; i < text->count; i++) write_document(w, &text->list[i], cut, chunk, &progress);
     end_shard(w);

@@ -24,10 +24,6 @@ double stories_write(uint64_t seed, uint64_t index, char *text, size_t capacity,
 // no two splits ever share a corpus; that no story occurs in both is a matter of entropy: two stories are equal once in e^70 pairs or less.
 uint64_t stories_seed(uint64_t seed, int validation);
 
-// The vocabulary: a word is a run of lower-case letters; names count, in lower case.
-int stories_is_word(const char *word, size_t n);
-int stories_words(void);
-
 // The grammar, for whoever wants to parse a story: rule 0 is the story. stories.c explains what an option says and what its weight is.
 typedef struct { const char *name; int count; const char *const *option; } StoryRule;
 typedef struct { int count; const StoryRule *rule; } StoryGrammar;

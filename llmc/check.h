@@ -1,4 +1,4 @@
-// check.h: the one way this program refuses to go on.
+// check.h: the one way this program refuses to go on; memory, texts, a clock and streams, of which every part has need.
 //
 // CHECK(cond, "what was expected, what was found\n  -> what to do", ...) prints the message with file and line on stderr
 // and exits with status 1; CHECK_WRITE, of what could not be written, with status 2. Every message for a user ends in a "->" line that names the command or flag
@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__GNUC__)
@@ -79,6 +80,13 @@ static inline void text_end(FILE *f, const char *last, const char *what) {
     CHECK(fclose(f) == 0 && whole, "no memory for %s\n  -> a smaller --model or --micro-batch", what);
 }
 
+// Of a clock that nobody sets.
+static inline double clock_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 // Called first: where stdin, stdout or stderr is closed, the next file opened would take its number and be printed into.
 static inline void check_streams_begin(void) {
     int fd = 0;
@@ -88,5 +96,5 @@ static inline void check_streams_begin(void) {
 
 // Called last: what was printed has arrived.
 static inline void check_streams_end(void) {
-    CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write all of the output: %s\n  -> free space where stdout goes", strerror(errno));
+    CHECK_WRITE(fflush(stdout) == 0 && !ferror(stdout), "cannot write all of the output: %s\n  -> free space where stdout goes", strerror(errno));
 }

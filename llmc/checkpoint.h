@@ -78,12 +78,27 @@ static inline void file_sync_dir(const char *dir) {
     close(fd);
 }
 
-static inline void file_sync_parent(const char *path) {
-    char dir[PATH_CAP];
+// The folder that a name is in.
+static inline char *file_parent(char *dir, const char *path) {
     size_t n = strlen(path);
     while (n > 0 && path[n - 1] == '/') n--;
     while (n > 0 && path[n - 1] != '/') n--;
-    file_sync_dir(check_format(dir, sizeof dir, "%.*s", n ? (int)n : 1, n ? path : "."));
+    while (n > 1 && path[n - 1] == '/') n--;
+    return check_format(dir, PATH_CAP, "%.*s", n ? (int)n : 1, n ? path : ".");
+}
+
+static inline void file_sync_parent(const char *path) {
+    char dir[PATH_CAP];
+    file_sync_dir(file_parent(dir, path));
+}
+
+// Makes a folder and those above it; the names of new ones are on the disk. False with errno set: the folder is there already (EEXIST), or cannot be made.
+static inline bool folder_make(const char *path) {
+    char above[PATH_CAP];
+    if (!is_folder(file_parent(above, path)) && !folder_make(above) && errno != EEXIST) return false;
+    if (mkdir(path, 0777) != 0) return false;
+    file_sync_parent(path);
+    return true;
 }
 
 static inline FileSum file_commit(FileWriter *w) {
@@ -94,13 +109,15 @@ static inline FileSum file_commit(FileWriter *w) {
     return sum;
 }
 
-// The file holds either what it held or all of text, whatever happens.
-static inline FileSum file_write_atomic(const char *path, const char *text) {
+// The file holds either what it held or all of data, whatever happens.
+static inline FileSum file_write_bytes(const char *path, const void *data, size_t n) {
     FileWriter w;
     file_begin(&w, path);
-    file_add(&w, text, strlen(text));
+    file_add(&w, data, n);
     return file_commit(&w);
 }
+
+static inline FileSum file_write_atomic(const char *path, const char *text) { return file_write_bytes(path, text, strlen(text)); }
 
 static inline bool file_try_sum(const char *path, FileSum *sum, char *error, size_t cap) {
     const size_t piece = 1 << 20;
@@ -125,7 +142,7 @@ static inline bool file_try_sum(const char *path, FileSum *sum, char *error, siz
 // A name, a type and a shape for memory that belongs to somebody else. In a mapped file data may be unaligned. To be written, data may be NULL: then bring(source)
 // gives it when its turn comes, good until the next one's.
 typedef struct {
-    const char *name, *dtype;         // dtype: F32 and F64 are what this program writes; BF16, F16, I64, I32, U8 are known too
+    const char *name, *dtype;         // dtype: F32 and F64 are what this program writes; BF16 and F16 are read too, integers and BOOL known
     int rank;                         // 0 is a scalar
     int64_t shape[TENSOR_RANK];
     const void *data;
@@ -142,9 +159,9 @@ typedef struct {
 } SafetensorsFile;
 
 static inline int tensor_dtype_bytes(const char *dtype) {
-    static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8"};
-    static const int BYTES[] = {8, 8, 4, 4, 2, 2, 1};
-    for (int i = 0; i < 7; i++) if (strcmp(dtype, NAMES[i]) == 0) return BYTES[i];
+    static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8", "BOOL"};
+    static const int BYTES[] = {8, 8, 4, 4, 2, 2, 1, 1};
+    for (int i = 0; i < 8; i++) if (strcmp(dtype, NAMES[i]) == 0) return BYTES[i];
     return 0;
 }
 
@@ -186,24 +203,30 @@ static inline double tensor_real(const Tensor *t, int bytes, bool bfloat, int64_
     return bfloat ? tensor_bfloat(half) : tensor_half(half);
 }
 
+// Value i of floats or doubles, by the size of one.
+static inline double real_get(const void *x, size_t element, int64_t i) { return element == sizeof(float) ? ((const float *)x)[i] : ((const double *)x)[i]; }
+static inline void real_put(void *x, size_t element, int64_t i, double value) {
+    if (element == sizeof(float)) ((float *)x)[i] = (float)value;
+    else ((double *)x)[i] = value;
+}
+
 // Copies a tensor into floats or doubles, bit for bit where the type is the same already.
 static inline void safetensors_read_real(const Tensor *t, void *out, bool out_is_double) {
+    size_t element = out_is_double ? sizeof(double) : sizeof(float);
     int bytes = tensor_dtype_bytes(t->dtype);
     bool bfloat = strcmp(t->dtype, "BF16") == 0;
     CHECK(bfloat || t->dtype[0] == 'F', "tensor %s: expected F64, F32, BF16 or F16, found %s\n  -> convert the file", t->name, t->dtype);
     int64_t count = tensor_count(t);
-    if (bytes == (out_is_double ? 8 : 4)) {
-        if (count) memcpy(out, t->data, (size_t)(count * bytes));
-    } else if (out_is_double) {
-        for (int64_t i = 0; i < count; i++) ((double *)out)[i] = tensor_real(t, bytes, bfloat, i);
-    } else {
-        for (int64_t i = 0; i < count; i++) ((float *)out)[i] = (float)tensor_real(t, bytes, bfloat, i);
-    }
+    if ((size_t)bytes == element) {
+        if (count) memcpy(out, t->data, (size_t)count * element);
+    } else
+        for (int64_t i = 0; i < count; i++) real_put(out, element, i, tensor_real(t, bytes, bfloat, i));
 }
 
 // ------------------------------------------------------------------------------------------------------ safetensors: read
 
 typedef struct { int64_t begin, end; } SafetensorsRange;
+static const char ANOTHER_TYPE[] = "\n  -> convert the file";         // it is whole: another copy would be refused too
 
 static inline int safetensors_compare_ranges(const void *a, const void *b) {
     const SafetensorsRange *x = (const SafetensorsRange *)a, *y = (const SafetensorsRange *)b;
@@ -220,8 +243,9 @@ static inline bool safetensors_is_ints(const Json *v, size_t least, size_t most)
 // One entry of the header: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, offsets within `bytes` bytes of data.
 static inline bool safetensors_read_entry(const Json *entry, int64_t bytes, Tensor *t, SafetensorsRange *range, char *error, size_t cap) {
     const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *offsets = json_get(entry, "data_offsets");
-    if (!dtype || dtype->kind != JSON_STRING || !tensor_dtype_bytes(dtype->text))
-        return error_set(error, cap, "tensor %s: expected \"dtype\" to be F64, F32, BF16, F16, I64, I32 or U8", entry->key);
+    if (!dtype || dtype->kind != JSON_STRING) return error_set(error, cap, "tensor %s: expected \"dtype\" to be F64, F32, BF16, F16, I64, I32, U8 or BOOL", entry->key);
+    if (!tensor_dtype_bytes(dtype->text))
+        return error_set(error, cap, "tensor %.80s: expected F64, F32, BF16, F16, I64, I32, U8 or BOOL, found \"%.16s\"%s", entry->key, dtype->text, ANOTHER_TYPE);
     if (!safetensors_is_ints(shape, 0, TENSOR_RANK))
         return error_set(error, cap, "tensor %s: expected \"shape\" to be at most %d sizes", entry->key, TENSOR_RANK);
     if (!safetensors_is_ints(offsets, 2, 2)) return error_set(error, cap, "tensor %s: expected \"data_offsets\" to be [begin, end]", entry->key);
@@ -314,7 +338,7 @@ static inline bool safetensors_try_open(const char *path, SafetensorsFile *file,
 static inline void safetensors_open(const char *path, SafetensorsFile *file) {
     char error[256];
     bool ok = safetensors_try_open(path, file, error, sizeof error);
-    CHECK(ok, "%s: expected a whole safetensors file, found: %s\n  -> check the path, or copy or download the file again", path, error);
+    CHECK(ok, "%s: expected a whole safetensors file, found: %s%s", path, error, strstr(error, ANOTHER_TYPE) ? "" : "\n  -> check the path, or copy or download the file again");
 }
 
 static inline const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
@@ -417,7 +441,7 @@ static inline void checkpoint_tidy(const char *run_dir) {
         check_format(path, sizeof path, "%s/%s", run_dir, e->d_name);
         check_format(plain, sizeof plain, "%s/%s", run_dir, e->d_name + 5);
         bool ok = aside && lstat(plain, &info) != 0 ? rename(path, plain) == 0 : checkpoint_remove(path);
-        CHECK(ok, "cannot clear the leftover %s: %s\n  -> remove it by hand", path, strerror(errno));
+        CHECK_WRITE(ok, "cannot clear the leftover %s: %s\n  -> remove it by hand", path, strerror(errno));
     }
     closedir(d);
 }
@@ -430,7 +454,7 @@ static inline void checkpoint_begin(Checkpoint *c, const char *run_dir, int64_t 
     check_format(c->run_dir, sizeof c->run_dir, "%s", run_dir);
     c->step = step;
     if (mkdir(run_dir, 0777) == 0) file_sync_parent(run_dir);
-    else CHECK(errno == EEXIST, "cannot make the directory %s: %s\n  -> choose a directory that can be written", run_dir, strerror(errno));
+    else CHECK_WRITE(errno == EEXIST, "cannot make the directory %s: %s\n  -> choose a directory that can be written", run_dir, strerror(errno));
     checkpoint_tidy(run_dir);
     int rc = mkdir(checkpoint_path(path, run_dir, ".tmp-", step), 0777);
     CHECK_WRITE(rc == 0, "cannot make the directory %s: %s\n  -> free space on that disk, or write to another one", path, strerror(errno));
@@ -549,22 +573,30 @@ static inline void checkpoint_prune(const char *run_dir, int64_t newest, int64_t
 }
 
 // The newest whole checkpoint of a step below `below`, into dir_out; false when the run has none. Damaged ones are named on stderr and passed over, but
-// when nothing else is left the program ends: a run must not silently start again from nothing.
+// when nothing else is left the program ends: a run must not silently start again from nothing. One that goes while it is read made room for a newer one, of a process that trains
+// (checkpoint_prune): the search begins again.
 static inline bool checkpoint_latest(const char *run_dir, int64_t below, char *dir_out, size_t cap) {
     static const char *const PREFIXES[] = {"", ".old-"};
     char dir[PATH_CAP], why[256];
     struct stat info;
     bool damaged = false;
     for (int64_t step = checkpoint_step_below(run_dir, below); step >= 0; step = checkpoint_step_below(run_dir, step)) {
+        bool gone = true;
         for (int i = 0; i < 2; i++) {
-            if (lstat(checkpoint_path(dir, run_dir, PREFIXES[i], step), &info) != 0) continue;
+            if (lstat(checkpoint_path(dir, run_dir, PREFIXES[i], step), &info) != 0) {
+                gone = gone && errno == ENOENT;
+                continue;
+            }
             if (checkpoint_verify(dir, why, sizeof why)) {
                 check_format(dir_out, cap, "%s", dir);
                 return true;
             }
+            gone = lstat(dir, &info) != 0;
+            if (gone) break;
             fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, why);
             damaged = true;
         }
+        if (gone) step = below;
     }
     CHECK(!damaged, "every checkpoint in %s is damaged\n  -> restore one from a copy, or remove them to begin anew", run_dir);
     return false;

@@ -10,6 +10,7 @@
 #pragma once
 #include <dlfcn.h>
 #include <math.h>
+#include <signal.h>
 #include <stdbool.h>
 #include "check.h"
 #include "socket.h"
@@ -171,6 +172,21 @@ static inline bool comm_agree(Comm *c, const void *data, size_t bytes) {
     }
     comm_combine(c, &differ, 1, COMM_SUM);
     return differ == 0;
+}
+
+// Ctrl-C or a scheduler's SIGTERM: the step in work is finished and saved. A second one, of either, ends at once. The one mutable global: a signal has no argument.
+static volatile sig_atomic_t comm_stopped;
+static inline void comm_stop(int number) {
+    comm_stopped = number;
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+}
+
+// The signal that any of the processes got, or 0.
+static inline int comm_signal(Comm *c) {
+    double signal = comm_stopped;
+    comm_combine(c, &signal, 1, COMM_MAX);
+    return (int)signal;
 }
 
 static inline void comm_check_weights(Comm *c, uint64_t hash) {

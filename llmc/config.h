@@ -68,7 +68,7 @@ REFUSE(!*f->probe && user(probe_tokens), "--probe-tokens only means something wi
 REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
 REFUSE(f->skip_spikes && !f->spike_z, "--skip-spikes needs to know what a spike is\n  -> --spike-z 10") \
 REFUSE(f->keep_every && !f->keep_last, "--keep-every adds to the newest checkpoints that stay, and without --keep-last all do\n  -> --keep-last 1 --keep-every %lld", (long long)f->keep_every) \
-REFUSE(*f->replay && (*f->from || *f->out || *f->init_from), "--replay reads the run of its event, and changes nothing\n  -> leave out --from, --out and --init-from") \
+REFUSE(*f->replay && (*f->from || *f->out || user(init_from)), "--replay reads the run of its event, and changes nothing\n  -> leave out --from, --out and --init-from") \
 REFUSE(f->resume && !*f->out, "--resume needs the run's folder\n  -> --out RUN")
 
 static inline void run_refuse(const FlagSet *set, const Mode *r, const char *device, const char *precision) {
@@ -153,8 +153,8 @@ static inline char *config_text(const Flags *f, const Model *m, const Layout *la
     return text;
 }
 
-// The flags of an earlier run become the base; its mode and precision must be this binary's.
-static inline void config_read(FlagSet *set, const char *path, const char *precision) {
+// The flags of an earlier run become the base; its mode and precision must be this binary's. Returns whether its precision is the other one of fp32 and bf16.
+static inline bool config_read(FlagSet *set, const char *path, const char *precision) {
     Json *root = json_read_file(path);
     int64_t version = json_get_int(root, "norm_c_version", path);
     CHECK(version <= CONFIG_VERSION, "%s: written by version %lld of the format, this program knows up to %d\n  -> use a newer norm.c", path, (long long)version, CONFIG_VERSION);
@@ -162,7 +162,7 @@ static inline void config_read(FlagSet *set, const char *path, const char *preci
     bool alike = !strcmp(was, precision) || (strcmp(was, "fp64") && strcmp(precision, "fp64"));      // runs in fp32 and bf16 both keep their weights in fp32
     CHECK(!strcmp(mode, MODES[NORM_MODE].name) && alike, "%s: a run of %s in %s, this program is %s in %s\n  -> make train_gpt NORM_MODE=%s PREC=%s",
           path, mode, was, MODES[NORM_MODE].name, precision, mode, was);
-    if (strcmp(was, precision)) printf("note: a run in %s goes on in %s\n", was, precision);
+    bool other = strcmp(was, precision) != 0;
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
     for (const Json *v = flags->first; v; v = v->next) {
         int i = 0;
@@ -171,6 +171,7 @@ static inline void config_read(FlagSet *set, const char *path, const char *preci
         if (FLAGS[i].resume != ONCE) flag_set(set, &FLAGS[i], json_get_string(flags, v->key, path), BY_CHECKPOINT);
     }
     json_free(root);
+    return other;
 }
 
 // The command line over that base: what may not change must not. Reading a model (--from) pins the model alone, and not its --seq.
@@ -205,20 +206,24 @@ static inline void checkpoint_find(const char *path, char *dir) {
 
 // Whether --out holds a run, and whether that may be: nothing is ever overwritten.
 static inline bool run_found(const char *out, int resume) {
-    char config[PATH_CAP], log[PATH_CAP];
+    char config[PATH_CAP], log[PATH_CAP], run[PATH_CAP];
     CHECK(!file_exists(out) || is_folder(out), "--out %s is a file\n  -> another --out", out);
+    CHECK(!file_exists(check_format(config, sizeof config, "%s/manifest.json", out)), "--out %s is a checkpoint of the run %s; nothing was overwritten\n  -> --out %s --resume auto goes on with that run, --from %s only reads the checkpoint",
+          out, file_parent(run, out), run, out);
     check_format(config, sizeof config, "%s/config.json", out);
     check_format(log, sizeof log, "%s/log.jsonl", out);
-    bool whole = file_exists(config), run = whole || file_exists(log) || checkpoint_step_below(out, INT64_MAX) >= 0;
-    CHECK(!run || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew, --from %s --sample N only reads it", out, out);
-    CHECK(!run || whole, "%s holds a run without its config.json; nothing was overwritten\n  -> copy it from a checkpoint: cp %s/step_*/config.json %s/", out, out, out);
-    return run;
+    bool whole = file_exists(config), found = whole || file_exists(log) || checkpoint_step_below(out, INT64_MAX) >= 0;
+    CHECK(!found || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew, --from %s --sample N only reads it", out, out);
+    CHECK(!found || whole, "%s holds a run without its config.json; nothing was overwritten\n  -> copy it from a checkpoint: cp %s/step_*/config.json %s/", out, out, out);
+    return found;
 }
 
-// The run of an event, RUN/events/step_00000123.json, into out; returns the event's step.
-static inline int64_t replay_find(const char *path, char *out) {
+// The run of an event, RUN/events/step_00000123.json, into out; returns the event's step. config: where the flags of that step are, in the event itself. The run's may be others by
+// now, with --steps that make other rates; they are taken where an older norm.c wrote the event.
+static inline int64_t replay_find(const char *path, char *out, char *config) {
     Json *event = json_read_file(path);
     int64_t step = json_get_int(event, "step", path);
+    bool knows = json_get(event, "flags") != NULL;
     json_free(event);
     check_format(out, PATH_CAP, "%s", path);
     for (int i = 0; i < 2; i++) {
@@ -227,6 +232,7 @@ static inline int64_t replay_find(const char *path, char *out) {
         *slash = 0;
     }
     CHECK(step > 0, "%s: an event of step %lld, expected 1 or more\n  -> was the file edited?", path, (long long)step);
+    check_format(config, PATH_CAP, knows ? "%s" : "%s/config.json", knows ? path : out);
     return step;
 }
 
@@ -234,7 +240,7 @@ static inline int64_t replay_find(const char *path, char *out) {
 // Returns whether there is a checkpoint to go on from; a run killed before its first one begins again, with its own flags.
 static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, char **argv) {
     FlagSet given;
-    char dir[PATH_CAP], config[PATH_CAP];
+    char dir[PATH_CAP], config[PATH_CAP] = "";
     flags_default(&given);
     flags_parse(&given, argc - 1, argv + 1, BY_USER);
     flags_default(set);
@@ -245,18 +251,18 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
     if (hf_is_folder(given.f.from)) hf_read_config(set, given.f.from, MODES[NORM_MODE].name);
     else if (*given.f.from) {
         checkpoint_find(given.f.from, dir);
-        config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);
+        check_format(config, sizeof config, "%s/config.json", dir);
     } else if (*given.f.out && !*given.f.show) {
         found = run_found(given.f.out, given.f.resume);
-        if (found) config_read(set, check_format(config, sizeof config, "%s/config.json", given.f.out), precision);
+        if (found) check_format(config, sizeof config, "%s/config.json", given.f.out);
         resuming = found && checkpoint_step_below(given.f.out, INT64_MAX) >= 0;
         CHECK(resuming || given.f.resume != 2, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", given.f.out);
         if (found && !resuming) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", given.f.out);
     } else if (*given.f.replay) {
-        replay_find(given.f.replay, dir);
-        config_read(set, check_format(config, sizeof config, "%s/config.json", dir), precision);
+        replay_find(given.f.replay, dir, config);
         found = true;
     }
+    if (*config && config_read(set, config, precision)) printf("note: a run in %s goes on in %s\n", strcmp(precision, "fp32") ? "fp32" : "bf16", precision);
     if (!found && hf_is_folder(given.f.init_from)) {
         FlagSet before = *set;
         hf_read_config(set, given.f.init_from, MODES[NORM_MODE].name);

@@ -48,20 +48,29 @@ typedef struct {
     int64_t epoch;
 } DataLoader;
 
-// The text of one epoch: stories, each after a NUL byte. Story numbers of different epochs do not meet. Validation has one text for
-// all seeds, so that runs with different seeds are compared on the same bytes.
-static inline void corpus_fill(DataLoader *d, int64_t epoch) {
+// The first `tokens` bytes of an epoch: stories, each after a NUL byte. Story numbers of different epochs do not meet. Validation has one text for
+// all seeds, so that runs with different seeds are compared on the same bytes. Returns their nats a byte, over whole stories: the last one reaches beyond.
+static inline double corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
     uint64_t seed = stories_seed(d->validation ? 0 : d->seed, d->validation);
     double nats = 0.0;
     int64_t end = 0;
-    for (uint64_t i = 0; end < d->tokens; i++) {
+    for (uint64_t i = 0; end < tokens; i++) {
         size_t length = 0;
         d->text[end++] = 0;
         nats += stories_write(seed, (uint64_t)epoch << 32 | i, d->text + end, STORIES_MAX_BYTES, &length);
         end += (int64_t)length;
     }
-    d->floor = nats / (double)end;     // over whole stories: the last one reaches beyond the epoch
+    return nats / (double)end;
+}
+
+static inline void corpus_fill(DataLoader *d, int64_t epoch) {
+    d->floor = corpus_write(d, epoch, d->tokens);
     d->epoch = epoch;
+}
+
+// Of whom only the first samples are asked for, as by a validation, the floor is that of their text, which is written once more.
+static inline void loader_floor(DataLoader *d, int64_t samples) {
+    if (d->text) d->floor = corpus_write(d, d->epoch, samples * d->seq);
 }
 
 static inline void corpus_open(DataLoader *d) {

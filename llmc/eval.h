@@ -277,14 +277,15 @@ static inline void task_score_batch(Task *t, const TaskScorer *s, int64_t first,
     }
 }
 
-// Fills t->scores. Each process takes its share of the batches.
-static inline void task_score(Task *t, const TaskScorer *s) {
+// Fills t->scores. Each process takes its share of the batches. False: a signal stopped it.
+static inline bool task_score(Task *t, const TaskScorer *s) {
     int64_t step = (int64_t)s->B * comm_size(s->comm);
     double begin = clock_seconds(), said = begin, all = 0, done = 0;
     for (int64_t i = 0; i < t->rows; i++) all += (double)(t->order[i] >> 32);
     memset(t->scores, 0, 2 * (size_t)t->rows * sizeof *t->scores);
     for (int64_t group = 0; group < t->rows; group += step) {
         int64_t first = group + (int64_t)s->B * comm_rank(s->comm), left = t->rows - first;
+        if (comm_signal(s->comm)) return false;
         if (left > 0) task_score_batch(t, s, first, left < s->B ? (int)left : s->B);
         for (int64_t i = group; i < group + step && i < t->rows; i++) done += (double)(t->order[i] >> 32);
         double now = clock_seconds();
@@ -295,6 +296,7 @@ static inline void task_score(Task *t, const TaskScorer *s) {
         said = now;
     }
     comm_combine(s->comm, t->scores, 2 * t->rows, COMM_SUM);
+    return true;
 }
 
 // Mean of n values with its standard error; or e^-mean.

@@ -242,7 +242,7 @@ static inline HfTensors hf_open(const char *folder) {
 }
 
 // One of our tensors; of experts, whose matrices are one below the other, one of theirs for each.
-static inline void hf_read_entry(HfTensors *all, const HfClass *c, const Model *m, const Entry *e, void *weights, bool is_double, const char *folder) {
+static inline void hf_read_entry(HfTensors *all, const HfClass *c, const Model *m, const Entry *e, void *weights, size_t element, const char *folder) {
     HfTensor same = {0, e->row.name, e->row.name, 0, 0, 1};
     const HfTensor *row = &same;
     for (const HfTensor *t = HF_TENSORS; t < HF_TENSORS + HF_TENSOR_COUNT; t++)
@@ -265,9 +265,7 @@ static inline void hf_read_entry(HfTensors *all, const HfClass *c, const Model *
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < cols; j++) {
                 int64_t at = row->part * rows + i, to = (x * rows + i) * cols + j;
-                double v = tensor_real(t, bytes, bfloat, row->turned ? j * want[1] + at : at * cols + j);
-                if (is_double) ((double *)weights)[to] = v;
-                else ((float *)weights)[to] = (float)v;
+                real_put(weights, element, to, tensor_real(t, bytes, bfloat, row->turned ? j * want[1] + at : at * cols + j));
             }
     }
 }
@@ -280,7 +278,7 @@ static inline void hf_read_weights(const Trainer *t, Gpt *gpt, const Model *m, c
     HfTensors all = hf_open(folder);
     for (int k = 0; k < layout->count; k++) {
         const Entry *e = &layout->entries[k];
-        hf_read_entry(&all, c, m, e, t->tensor(gpt, WEIGHTS, e), t->element == sizeof(double), folder);
+        hf_read_entry(&all, c, m, e, t->tensor(gpt, WEIGHTS, e), t->element, folder);
     }
     t->store(gpt, WEIGHTS, 0);
     const Tensor *head = m->tied ? hf_find(&all, "lm_head.weight") : NULL, *wte = head ? hf_find(&all, c->is == IS_GPT2 ? "transformer.wte.weight" : "model.embed_tokens.weight") : NULL;

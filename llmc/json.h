@@ -1,7 +1,8 @@
 // json.h: a small strict JSON reader (RFC 8259) into a tree, and two helpers that write JSON which always parses.
 //
 // The reader accepts exactly the grammar, in UTF-8, and refuses what two readers might understand differently: duplicate keys,
-// numbers that overflow a double, \u0000 (so every string is a C string). Limits: 64 nested containers, 256 characters a number.
+// numbers that overflow a double, \u0000 (so every string is a C string). Limits: 64 nested containers, 256 characters a number, four million values: a safetensors
+// header of 128 layers with 512 experts has 1.6 million, and as many more would take more memory than the file can be worth.
 // Errors name the byte offset, what was expected and what was found. json_parse ends the program, json_try_parse returns false.
 // The C locale is assumed (strtod and printf with a decimal point): the program never calls setlocale.
 #pragma once
@@ -13,6 +14,7 @@
 
 #define JSON_DEPTH 64
 #define JSON_NUMBER 256
+#define JSON_VALUES (1 << 22)
 
 typedef enum { JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonKind;
 
@@ -29,7 +31,7 @@ typedef struct Json {
     size_t count;            // elements or members
 } Json;
 
-typedef struct { const char *text; size_t n, at; char *error; size_t cap; } JsonReader;
+typedef struct { const char *text; size_t n, at; char *error; size_t cap; int values; } JsonReader;
 
 // Writes the reason into error (cut to cap bytes) and returns false, so that a refusal is one line.
 PRINTF_LIKE(3, 4) static inline bool error_set(char *error, size_t cap, const char *fmt, ...) {
@@ -210,6 +212,7 @@ static inline bool json_read_container(JsonReader *r, int depth, Json *v) {
     json_take_space(r);
     if (json_take(r, close)) return true;
     for (Json **link = &v->first;; link = &(*link)->next) {
+        if (++r->values > JSON_VALUES) return error_set(r->error, r->cap, "byte %zu: more than %d values", r->at, JSON_VALUES);
         Json *item = *link = (Json *)check_alloc(sizeof(Json), "a JSON value");
         v->count++;
         json_take_space(r);
@@ -255,7 +258,7 @@ static inline void json_free(Json *v) {
 
 // text need not end in a zero byte. After false, *out is NULL and error says why.
 static inline bool json_try_parse(const char *text, size_t n, Json **out, char *error, size_t cap) {
-    JsonReader r = {text, n, 0, error, cap};
+    JsonReader r = {text, n, 0, error, cap, 0};
     *out = (Json *)check_alloc(sizeof(Json), "a JSON value");
     json_take_space(&r);
     bool ok = json_read_value(&r, 0, *out);
@@ -280,29 +283,23 @@ static inline Json *json_parse(const char *text, size_t n, const char *where) {
 static inline char *file_read(const char *path, size_t *n) {
     struct stat info;
     *n = 0;
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
+    if (stat(path, &info) != 0) return NULL;
+    if (!S_ISREG(info.st_mode)) {
         errno = S_ISDIR(info.st_mode) ? EISDIR : ENOTSUP;
         return NULL;
     }
     FILE *f = fopen(path, "rb");
-    if (!f) return NULL;
-    size_t cap = 4096;
-    char *text = (char *)malloc(cap);
-    while (text && (*n += fread(text + *n, 1, cap - *n, f)) == cap) {
-        char *larger = (char *)realloc(text, cap *= 2);
-        if (!larger) free(text);
-        text = larger;
-    }
-    int problem = !text ? ENOMEM : ferror(f) ? errno : 0;
-    fclose(f);
+    char *text = f ? (char *)malloc((size_t)info.st_size + 1) : NULL;
+    if (text) *n = fread(text, 1, (size_t)info.st_size, f);
+    int problem = !text || ferror(f) ? errno : 0;
+    if (f) fclose(f);
     if (problem) {
         free(text);
         errno = problem;
         return NULL;
     }
     text[*n] = 0;
-    char *exact = (char *)realloc(text, *n + 1);                // the room doubled: what is left of it goes back
-    return exact ? exact : text;
+    return text;
 }
 
 static inline Json *json_read_file(const char *path) {

@@ -1,18 +1,11 @@
-// logger.h: log.jsonl, one JSON object a line; a clock, and its seconds as words.
+// logger.h: log.jsonl, one JSON object a line; seconds as words.
 //
 // A line reaches the file in one write when it is whole, and the disk with the next checkpoint. Without a file (fd 0: of several processes one has it) nothing is written. After a kill
 // the last line may be cut: log_open drops it, and with it the steps that the resumed run is going to do again. `validated`, `tasked`: the step it goes on from has its validation, its tasks in the log.
 #pragma once
-#include <time.h>
 #include "checkpoint.h"
 
 typedef struct { int fd; FILE *line; char *text; size_t length; const char *separator; bool validated, tasked; char path[PATH_CAP]; } Log;
-
-static inline double clock_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // Whether a line of an earlier part of the run stays when it goes on from `step`; notes the validation and the tasks of that very step.
 static inline bool log_keeps(Log *log, const char *line, size_t n, int64_t step) {
@@ -43,14 +36,11 @@ static inline void log_open(Log *log, const char *path, int64_t step) {
         at += length;
     }
     if (old) {                                              // written anew under another name: a kill here loses nothing
-        FileWriter w;
-        file_begin(&w, path);
-        file_add(&w, old, kept);
-        file_commit(&w);
+        file_write_bytes(path, old, kept);
         free(old);
     }
     log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    CHECK(log->fd > 0, "cannot write %s: %s\n  -> another --out", path, strerror(errno));
+    CHECK_WRITE(log->fd > 0, "cannot write %s: %s\n  -> another --out", path, strerror(errno));
 }
 
 static inline void log_begin(Log *log) {
@@ -61,8 +51,8 @@ static inline void log_begin(Log *log) {
 
 static inline void log_key(Log *log, const char *key) {
     fputs(log->separator, log->line);
-    json_write_string(log->line, key);
-    fputs(": ", log->line);
+    if (key) json_write_string(log->line, key);
+    if (key) fputs(": ", log->line);
     log->separator = ", ";
 }
 
@@ -81,7 +71,7 @@ static inline void log_text(Log *log, const char *key, const char *value) {
     json_write_string(log->line, value);
 }
 
-// Values in brackets: '{' with keys, '[' with log_item.
+// Values in brackets: '{' with keys, '[' where the key of each is NULL.
 static inline void log_nest(Log *log, const char *key, char bracket) {
     log_key(log, key);
     fputc(bracket, log->line);
@@ -90,19 +80,6 @@ static inline void log_nest(Log *log, const char *key, char bracket) {
 
 static inline void log_unnest(Log *log, char bracket) {
     fputc(bracket, log->line);
-    log->separator = ", ";
-}
-
-// An object in an array.
-static inline void log_element(Log *log) {
-    fputs(log->separator, log->line);
-    fputc('{', log->line);
-    log->separator = "";
-}
-
-static inline void log_item(Log *log, double value) {
-    fputs(log->separator, log->line);
-    json_write_number(log->line, value);
     log->separator = ", ";
 }
 

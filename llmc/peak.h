@@ -7,12 +7,10 @@
 // All OpenMP threads work at once and time their own short runs; the result is the sum of their rates, each from the median of its times. So other programs, which
 // take a core for some milliseconds, do not show, and neither does a moment in which a thread has a core or the memory for itself.
 #pragma once
-#include "logger.h"
+#include "events.h"
 #include "gemm.h"
 
 enum { PEAK_STEPS = 1 << 15, PEAK_BLOCK = 1 << 16, PEAK_RUNS = 4096 };    // of a run: steps of a chain, or elements of each array; runs at most
-
-static inline int peak_order(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
 
 // The rates of all threads together, where a run of `kernel` does `work`. Each run has another of the thread's own blocks of three arrays.
 static inline double peak_rate(double seconds, double work, int64_t blocks, void (*kernel)(float *block)) {
@@ -32,8 +30,7 @@ static inline double peak_rate(double seconds, double work, int64_t blocks, void
             now = clock_seconds();
             times[runs] = now - begun;
         }
-        qsort(times, (size_t)runs, sizeof *times, peak_order);
-        sum += work / times[runs / 2];
+        sum += work / spike_median(times, runs);
         free(memory);
     }
     return sum;

@@ -18,7 +18,7 @@
 
 // PRESET(name, flags, note)
 #define PRESET_TABLE(PRESET) \
-PRESET("stories",      LLAMA "--layers 4 --width 128 --heads 4 --seq 128 --batch 8 --steps 600 --lr 2.5e-3 --warmup 60 --min-lr 0.05 --val-every 200 --val-tokens 32768 --save-every 0 --temperature 0.6 --sample 600", "the built-in corpus in about a minute on two cores") \
+PRESET("stories",      LLAMA "--layers 4 --width 128 --heads 4 --seq 128 --batch 8 --steps 600 --lr 2.5e-3 --warmup 60 --min-lr 0.05 --val-every 200 --val-tokens 32768 --temperature 0.6 --sample 600", "the built-in corpus in about a minute on two cores") \
 PRESET("nanogpt-char", "--norm layer --bias off --positions learned --activation gelu --tied on --layers 4 --width 128 --heads 4 --seq 64 --batch 12 --steps 2000 --lr 1e-3 --min-lr 0.1 --warmup 100 --beta2 0.99 --init scale --init-std 0.02", "nanoGPT's CPU recipe for TinyShakespeare, bytes, no dropout") \
 PRESET("llama-char",   LLAMA "--layers 6 --width 192 --heads 6 --kv-heads 2 --seq 128 --batch 16 --steps 2000 --lr 2e-3 --warmup 100", "a small Llama for bytes of your own text") \
 PRESET("deep-char",    LLAMA "--layers 24 --width 128 --heads 4 --seq 64 --batch 12 --steps 800 --lr 3e-3 --warmup 200 --init scale", "24 narrow layers with the branch sizes of SpanNorm's 740M") \

@@ -16,7 +16,6 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <sys/socket.h>
-#include <time.h>
 #include "check.h"
 
 enum { SOCKET_PORT = 29500, SOCKET_SECONDS = 60, GREETING_SECONDS = 5, GOODBYE = -1 };
@@ -58,12 +57,6 @@ static inline void socket_limit(int fd, int seconds) {
 
 static inline void socket_set(int fd, int level, int option, int value) { setsockopt(fd, level, option, &value, sizeof value); }
 
-static inline int socket_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int)now.tv_sec;
-}
-
 // ------------------------------------------------------------------------------------------------------------------ finding one another
 
 // A connection is there, and both know whose it is. Messages go out at once; a watch that is silent for 20 seconds is asked, and given up after three questions.
@@ -90,15 +83,16 @@ static inline int socket_listen(struct sockaddr_in at, bool here) {
 
 // Process 0: all the others come, or are missed.
 static inline void socket_gather(Sockets *s, int listener) {
-    int deadline = socket_seconds() + SOCKET_SECONDS;
+    double deadline = clock_seconds() + SOCKET_SECONDS;
     Greeting own = {SOCKET_MAGIC, 0, s->size, 0, 0};
     for (int come = 0; come < 2 * (s->size - 1);) {
         struct pollfd wait = {listener, POLLIN, 0};
-        int left = deadline - socket_seconds(), missing = 1;
+        double left = deadline - clock_seconds();
+        int missing = 1;
         while (missing < s->size && s->watch[missing] >= 0) missing++;
         CHECK(left > 0, "process 0 waits for %d others, and process %d has not come in %d seconds\n  -> did it say why? can its machine reach this one, MASTER_ADDR, at port MASTER_PORT + 1?",
               s->size - 1, missing, SOCKET_SECONDS);
-        if (poll(&wait, 1, 1000 * left) <= 0) continue;
+        if (poll(&wait, 1, (int)(1000 * left)) <= 0) continue;
         int fd = accept(listener, NULL, NULL);
         if (fd < 0) continue;
         Greeting g;
@@ -117,7 +111,7 @@ static inline void socket_gather(Sockets *s, int listener) {
 
 // The others: process 0 may begin later than they do.
 static inline void socket_reach(Sockets *s, struct sockaddr_in at, const char *host, int watch) {
-    int deadline = socket_seconds() + SOCKET_SECONDS;
+    double deadline = clock_seconds() + SOCKET_SECONDS;
     Greeting own = {SOCKET_MAGIC, s->rank, s->size, watch, 0}, g;
     for (;;) {
         int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -128,7 +122,7 @@ static inline void socket_reach(Sockets *s, struct sockaddr_in at, const char *h
             return;
         }
         close(fd);
-        CHECK(socket_seconds() < deadline, "process %d of %d has not found process 0 at %s, port %d, in %d seconds\n  -> did process 0 say why? else: MASTER_ADDR=its machine, and a MASTER_PORT that no firewall bars, for all processes",
+        CHECK(clock_seconds() < deadline, "process %d of %d has not found process 0 at %s, port %d, in %d seconds\n  -> did process 0 say why? else: MASTER_ADDR=its machine, and a MASTER_PORT that no firewall bars, for all processes",
               s->rank, s->size, host, ntohs(at.sin_port), SOCKET_SECONDS);
         usleep(200 * 1000);
     }

@@ -10,7 +10,6 @@
 #include "probe.h"
 #include "sampler.h"
 #include "tokenizer.h"
-#include <signal.h>
 #include <sys/file.h>
 
 enum { DIVERGED_STEPS = 10 };
@@ -31,7 +30,9 @@ typedef struct Run {
     Tokenizer tokenizer;                        // none where count is 0: then a token is a byte if the vocabulary is 256, and a number elsewhere
     Tasks tasks;
     int32_t *inputs, *targets;
+    uint64_t data;                              // what the training data is, see run_data_hash
     char out[PATH_CAP];
+    bool locked;                                // the folder, for this process
     Log log;
     int64_t step, updates, tokens;              // steps done; of these, updates applied; tokens seen
     int bad;                                    // steps in a row whose gradient was not finite
@@ -52,11 +53,7 @@ static inline void run_init_weights(Run *r) {
         double std = init_std(&r->init, &r->m, e);
         uint64_t key = init_key(&r->init, e);
 #pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < e->size; i++) {
-            double value = init_value(&r->init, &r->m, e, std, key, i);
-            if (r->t->element == sizeof(float)) ((float *)w)[i] = (float)value;
-            else ((double *)w)[i] = value;
-        }
+        for (int64_t i = 0; i < e->size; i++) real_put(w, r->t->element, i, init_value(&r->init, &r->m, e, std, key, i));
     }
     r->t->store(r->gpt, WEIGHTS, 0);
     r->t->normalize(r->gpt);
@@ -90,7 +87,8 @@ static inline Tensor run_tensor(Run *r, int kind, const Entry *e, const char *na
 
 static const char *const MOMENT_NAMES[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
-// Reads every entry's weights, or the moments of the parts that this process owns; a missing or misshapen tensor is refused, and so is one too many.
+// Reads every entry's weights, or the moments of the parts that this process owns; a missing or misshapen tensor is refused, and so is one too many. A shorter --seq takes the first
+// of learned positions.
 static inline void run_read_tensors(Run *r, const char *path, int first, int last) {
     SafetensorsFile file;
     char name[128];
@@ -102,9 +100,10 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
             const Tensor *t = safetensors_find(&file, check_format(name, sizeof name, "%s%s", MOMENT_NAMES[kind], e->name));
             Tensor want = run_tensor(r, kind, e, name);
             CHECK(t, "%s has no tensor %s, which this model needs\n  -> the model's flags and NORM_MODE must be those of the file", path, name);
-            CHECK(t->rank == want.rank && t->shape[0] == want.shape[0] && (t->rank == 1 || t->shape[1] == want.shape[1]),
-                  "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> the model's flags must be those of the file", path, name, (long long)t->shape[0],
-                  (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1]);
+            bool more = e->id == PARAM_wpe && kind == WEIGHTS && t->rank == 2 && t->shape[0] > want.shape[0];
+            CHECK(t->rank == want.rank && (t->shape[0] == want.shape[0] || more) && (t->rank == 1 || t->shape[1] == want.shape[1]),
+                  "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> the model's flags must be those of the file%s", path, name, (long long)t->shape[0],
+                  (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1], e->id == PARAM_wpe ? ", or a smaller --seq" : "");
             Part part = {0, e->size};
             if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
             Tensor own = *t;
@@ -208,12 +207,12 @@ static inline char *run_state_text(Run *r) {
     log_int(&state, "bad", r->bad);
     log_int(&state, "epoch", sample / r->train.samples);
     log_int(&state, "sample", sample % r->train.samples);
-    log_text(&state, "data", check_format(hash, sizeof hash, "%016llx", (unsigned long long)run_data_hash(r)));
+    log_text(&state, "data", check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->data));
     for (int i = 0; i < 2; i++) {
         log_nest(&state, windows[i].name, '{');
         log_int(&state, "row", windows[i].window->row);
         log_nest(&state, "values", '[');
-        for (int k = 0; k < windows[i].window->count; k++) log_item(&state, windows[i].window->values[k]);
+        for (int k = 0; k < windows[i].window->count; k++) log_real(&state, NULL, windows[i].window->values[k]);
         log_unnest(&state, ']');
         log_unnest(&state, '}');
     }
@@ -232,6 +231,7 @@ static inline void run_read_window(SpikeWindow *w, const Json *state, const char
     }
 }
 
+// After steps that were not finite the checkpoints before stay, --keep-last or not: they may be what somebody wants to go back to.
 static inline void run_save(Run *r) {
     Checkpoint c;
     log_sync(&r->log);
@@ -245,7 +245,7 @@ static inline void run_save(Run *r) {
     char *state = run_state_text(r);
     checkpoint_add_text(&c, "state.json", state);
     checkpoint_commit(&c);
-    checkpoint_prune(r->out, r->step, r->f->keep_last, r->f->keep_every);
+    if (!r->bad) checkpoint_prune(r->out, r->step, r->f->keep_last, r->f->keep_every);
     free(config);
     free(plans);
     free(state);
@@ -278,7 +278,7 @@ static inline void run_resume(Run *r, int64_t below) {
     r->tokens = json_get_int(state, "tokens", path);
     r->bad = (int)json_get_int(state, "bad", path);
     char hash[32];
-    check_format(hash, sizeof hash, "%016llx", (unsigned long long)run_data_hash(r));
+    check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->data);
     CHECK(!strcmp(hash, json_get_string(state, "data", path)), "%s: the training data is not what this run was trained on\n  -> put the shards of --data back as they were", path);
     int64_t position = json_get_int(state, "epoch", path) * r->train.samples + json_get_int(state, "sample", path);
     CHECK(position == r->step * r->f->batch, "%s: the data position %lld is not that of step %lld\n  -> was the file edited? use another checkpoint", path, (long long)position, (long long)r->step);
@@ -312,15 +312,22 @@ static inline int64_t run_val_samples(const Run *r) {
     return most < r->val.samples ? most : r->val.samples;
 }
 
-static inline double run_validate(Run *r) {
-    run_batches(r, &r->val, 0, run_val_samples(r), 0);
-    return r->t->loss(r->gpt).ce;
+// False: a signal stopped it. All processes do their parts of the same batches, and ask between them.
+static inline bool run_validate(Run *r, double *loss) {
+    int64_t samples = run_val_samples(r), batch = (int64_t)r->micro * r->comm.size;
+    for (int64_t at = 0; at < samples; at += batch) {
+        if (comm_signal(&r->comm)) return false;
+        run_batches(r, &r->val, at, samples - at < batch ? samples - at : batch, 0);
+    }
+    *loss = r->t->loss(r->gpt).ce;
+    return true;
 }
 
-// A validation of a run that trains, on the terminal and in the log.
+// A validation of a run that trains, on the terminal and in the log. One that was stopped leaves nothing there: the run that goes on makes up for it, as for tasks.
 static inline void run_log_validation(Run *r) {
-    double val_loss = run_validate(r);
+    double val_loss;
     char hash[32];
+    if (!run_validate(r, &val_loss)) return;
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
     log_real(&r->log, "val_loss", val_loss);
@@ -341,7 +348,8 @@ static inline void run_open_tasks(Run *r) {
 // --tasks, on the terminal and as a line of the log.
 static inline void run_tasks(Run *r) {
     TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
-    for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++) task_score(t, &s);
+    for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++)
+        if (!task_score(t, &s)) return;
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
     tasks_report(&r->tasks, &r->log);
@@ -379,7 +387,7 @@ static inline void run_log_routers(Run *r, const LayerStats *layers) {
                 dead += layers[l].load[e] == 0;
             }
             const double values[] = {most * E / sums[l], dead, layers[l].entropy, layers[l].balance, layers[l].sequence, layers[l].router_z};
-            log_item(&r->log, l < first ? NAN : values[i]);
+            log_real(&r->log, NULL, l < first ? NAN : values[i]);
         }
         log_unnest(&r->log, ']');
     }
@@ -387,7 +395,7 @@ static inline void run_log_routers(Run *r, const LayerStats *layers) {
     for (int l = first; l < r->m.L; l++) {
         char key[16];
         log_nest(&r->log, check_format(key, sizeof key, "%d", l), '[');
-        for (int e = 0; e < E; e++) log_item(&r->log, layers[l].load[e] / sums[l]);
+        for (int e = 0; e < E; e++) log_real(&r->log, NULL, layers[l].load[e] / sums[l]);
         log_unnest(&r->log, ']');
     }
     log_unnest(&r->log, '}');
@@ -400,7 +408,7 @@ static inline void run_log_layers(Log *log, const LayerStats *layers, int L) {
         log_nest(log, NAMES[i], '[');
         for (int l = 0; l < L; l++) {
             const double values[] = {layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max};
-            log_item(log, values[i]);
+            log_real(log, NULL, values[i]);
         }
         log_unnest(log, ']');
     }
@@ -425,7 +433,12 @@ static inline void run_log_stats(Run *r, const LayerStats *layers, const AdamW *
     free(tensors);
 }
 
-// An event: <run>/events/step_00000123.json says what it was and what the recorder has of the steps before it, the event's own last.
+static inline void run_log_flags(const Run *r, Log *log) {
+    char value[64];
+    for (int i = 0; i < FLAG_COUNT; i++) log_text(log, FLAGS[i].field, flag_text(value, sizeof value, r->f, &FLAGS[i]));
+}
+
+// An event: <run>/events/step_00000123.json says what it was, with which flags, as config.json does, and what the recorder has of the steps before it, the event's own last.
 static inline void run_event(Run *r, const StepRecord *now, const char *what) {
     char path[PATH_CAP];
     Log event;
@@ -434,10 +447,16 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
     log_begin(&event);
     log_int(&event, "step", r->step);
     log_text(&event, "event", what);
+    log_int(&event, "norm_c_version", CONFIG_VERSION);
+    log_text(&event, "norm_mode", r->m.mode->name);
+    log_text(&event, "precision", r->t->precision);
+    log_nest(&event, "flags", '{');
+    run_log_flags(r, &event);
+    log_unnest(&event, '}');
     log_nest(&event, "steps", '[');
     for (int64_t i = k->count > RECORD_STEPS ? k->count - RECORD_STEPS : 0; i < k->count; i++) {
         const StepRecord *s = &k->steps[i % RECORD_STEPS];
-        log_element(&event);
+        log_nest(&event, NULL, '{');
         log_int(&event, "step", s->step);
         log_int(&event, "first_sample", s->sample);
         log_int(&event, "samples", s->samples);
@@ -452,7 +471,7 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
     }
     log_unnest(&event, ']');
     char *text = log_take(&event);
-    mkdir(check_format(path, sizeof path, "%s/events", r->out), 0777);
+    folder_make(check_format(path, sizeof path, "%s/events", r->out));
     file_write_atomic(check_format(path, sizeof path, "%s/events/step_%08lld.json", r->out, (long long)r->step), text);
     free(text);
     printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f); %s\n  -> --replay %s shows every tensor of that step\n", (long long)r->step, what, now->loss, now->loss_z, now->norm, now->norm_z,
@@ -539,7 +558,7 @@ static inline Figures run_figures(Run *r, int kind, const Entry *e) {
     const void *x = r->t->tensor(r->gpt, kind, e);
     Figures f = {0, 0, 0};
     for (int64_t i = 0; i < e->size; i++) {
-        double v = r->t->element == sizeof(float) ? ((const float *)x)[i] : ((const double *)x)[i];
+        double v = real_get(x, r->t->element, i);
         if (!isfinite(v)) f.bad++;
         else f.rms += v * v, f.most = fabs(v) > f.most ? fabs(v) : f.most;
     }
@@ -626,7 +645,7 @@ static inline void run_sample(Run *r) {
         const void *row = r->t->logits(r->gpt, 0);
         count[decode] += n - read;
         read = n;
-        for (int i = 0; i < V; i++) sum += logits[i] = r->t->element == sizeof(float) ? ((const float *)row)[i] : ((const double *)row)[i];
+        for (int i = 0; i < V; i++) sum += logits[i] = real_get(row, r->t->element, i);
         CHECK(isfinite(sum), "the model's logits are not finite\n  -> sample from an earlier checkpoint");
         tokens[n] = sample_token(logits, (int)V, f->temperature, f->top_k, rand_uniform(key, (uint64_t)n), weights);
         seconds[decode] += clock_seconds() - start;
@@ -669,6 +688,7 @@ static inline void run_open_data(Run *r, bool training) {
     if (r->has_val) {
         loader_open(&r->val, val, "val", (int)f->seq, 0, 0);
         run_check_vocab(r, &r->val, "validation");
+        loader_floor(&r->val, run_val_samples(r));
     }
     CHECK(!training || !r->has_val || !r->train.vocab || !r->val.vocab || r->train.vocab == r->val.vocab,
           "training data has a vocabulary of %d, validation data one of %d\n  -> --val-data with shards of the same tokenizer", r->train.vocab, r->val.vocab);
@@ -692,14 +712,15 @@ static inline double run_unigram(Run *r) {
     return entropy;
 }
 
-// The tokenizer: --tokenizer, or the run's own, or the one beside its data. None is needed but for prompts of models that do not read bytes.
+// The tokenizer: --tokenizer, or the run's own, or where the run had it from, or the one beside its data. None is needed but for prompts of models that do not read bytes.
 static inline void run_open_tokenizer(Run *r) {
     const Flags *f = r->f;
-    char path[PATH_CAP];
-    const struct { const char *folder, *below; } places[] = {{f->from, ""}, {f->from, "/.."}, {f->out, ""}, {f->init_from, ""}, {f->data, ""}};
-    check_format(path, PATH_CAP, "%s", f->tokenizer);
-    for (int i = 0; i < 5 && !*path; i++)
-        if (*places[i].folder && !file_exists(check_format(path, PATH_CAP, "%s%s/tokenizer.bin", places[i].folder, places[i].below))) *path = 0;
+    char path[PATH_CAP] = "";
+    const struct { const char *at, *below; } places[] = {{f->from, "/tokenizer.bin"}, {f->from, "/../tokenizer.bin"}, {f->out, "/tokenizer.bin"}, {f->tokenizer, ""},
+                                                         {f->init_from, "/tokenizer.bin"}, {f->data, "/tokenizer.bin"}};
+    if (r->set.by[FLAG_tokenizer] == BY_USER) check_format(path, PATH_CAP, "%s", f->tokenizer);
+    for (int i = 0; i < 6 && !*path; i++)
+        if (*places[i].at && !file_exists(check_format(path, PATH_CAP, "%s%s", places[i].at, places[i].below))) *path = 0;
     bool prompt = *f->prompt && f->sample;
     if (*path) {
         Tokenizer *t = &r->tokenizer;
@@ -712,14 +733,11 @@ static inline void run_open_tokenizer(Run *r) {
     CHECK(!prompt || *path || r->m.V == CORPUS_VOCAB, "--prompt needs the tokenizer of this model's data\n  -> --tokenizer FILE: python3 data/get.py tokenizer writes GPT-2's");
 }
 
-// A copy in the run's folder: to sample from the run, nothing else is needed.
+// A copy in the run's folder: to sample from the run, nothing else is needed. Another --tokenizer takes its place.
 static inline void run_keep_tokenizer(Run *r) {
     char path[PATH_CAP];
-    FileWriter w;
-    if (!r->tokenizer.count || file_exists(check_format(path, sizeof path, "%s/tokenizer.bin", r->out))) return;
-    file_begin(&w, path);
-    file_add(&w, r->tokenizer.file, r->tokenizer.size);
-    file_commit(&w);
+    if (!r->tokenizer.count || (file_exists(check_format(path, sizeof path, "%s/tokenizer.bin", r->out)) && r->set.by[FLAG_tokenizer] != BY_USER)) return;
+    file_write_bytes(path, r->tokenizer.file, r->tokenizer.size);
 }
 
 static inline Setup run_setup(Run *r, bool training) {
@@ -774,7 +792,7 @@ static inline void run_lock(const char *out) {
 
 // Of several processes one keeps the folder and the log; all know its name.
 static inline void run_open_folder(Run *r) {
-    char path[PATH_CAP], parent[PATH_CAP], stamp[32];
+    char path[PATH_CAP], name[PATH_CAP], stamp[32];
     const Flags *f = r->f;
     if (r->comm.rank) {
         comm_broadcast(&r->comm, r->out, sizeof r->out);
@@ -784,20 +802,18 @@ static inline void run_open_folder(Run *r) {
     strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime(&now));
     if (*f->out) check_format(r->out, sizeof r->out, "%s", f->out);
     else check_format(r->out, sizeof r->out, "runs/%s-%s-%s", r->m.mode->name, f->model, stamp);
-    check_format(parent, sizeof parent, "%s", r->out);
-    for (char *c = parent + 1; *c; c++)
-        if (*c == '/') { *c = 0; mkdir(parent, 0777); *c = '/'; }
-    int made = mkdir(r->out, 0777);
-    for (int i = 2; !*f->out && made < 0 && errno == EEXIST; i++)             // another run began in this second
-        made = mkdir(check_format(r->out, sizeof r->out, "%s-%d", parent, i), 0777);
-    CHECK(made == 0 || (*f->out && errno == EEXIST && is_folder(r->out)), "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
-    if (made == 0) file_sync_parent(r->out);
-    run_lock(r->out);
+    check_format(name, sizeof name, "%s", r->out);
+    bool made = folder_make(r->out);
+    for (int i = 2; !*f->out && !made && errno == EEXIST; i++)                // another run began in this second
+        made = folder_make(check_format(r->out, sizeof r->out, "%s-%d", name, i));
+    bool there = made || (*f->out && errno == EEXIST && is_folder(r->out)), full = errno == ENOSPC || errno == EDQUOT;
+    if (!there) check_failed(full ? EXIT_WRITE : EXIT_REFUSED, __FILE__, __LINE__, "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
+    if (!r->locked) run_lock(r->out);
+    if (!r->locked && !made) run_found(r->out, 0);         // it was not there when this process began: by now it may hold a run
     char *config = run_config(r);
     file_write_atomic(check_format(path, sizeof path, "%s/config.json", r->out), config);
     free(config);
     log_open(&r->log, check_format(path, sizeof path, "%s/log.jsonl", r->out), r->step);
-    char value[64];
     log_begin(&r->log);                                    // the first line, and the first after each resume: what runs here
     log_int(&r->log, "step", r->step);
     log_text(&r->log, "norm_mode", r->m.mode->name);
@@ -805,38 +821,18 @@ static inline void run_open_folder(Run *r) {
     log_text(&r->log, "precision", r->t->precision);
     log_text(&r->log, "git", GIT_HASH);
     log_int(&r->log, "processes", r->comm.size);
-    for (int i = 0; i < FLAG_COUNT; i++) log_text(&r->log, FLAGS[i].field, flag_text(value, sizeof value, f, &FLAGS[i]));
+    run_log_flags(r, &r->log);
     log_end(&r->log);
     comm_broadcast(&r->comm, r->out, sizeof r->out);
 }
 
-// Ctrl-C or a scheduler's SIGTERM: the step in work is finished and saved. A second one, of either, ends at once. The one mutable global: a signal has no argument.
-static volatile sig_atomic_t run_stopped;
-static inline void run_stop(int number) {
-    run_stopped = number;
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
-}
-
-// The signal that any of the processes got, or 0.
-static inline int run_signal(Run *r) {
-    double signal = run_stopped;
-    comm_combine(&r->comm, &signal, 1, COMM_MAX);
-    return (int)signal;
-}
-
 // Returns the program's exit status.
-static inline int run_train(Run *r) {
+static inline int run_steps(Run *r) {
     const Flags *f = r->f;
-    struct sigaction stop;
-    memset(&stop, 0, sizeof stop);
-    stop.sa_handler = run_stop;
-    stop.sa_flags = SA_RESTART;
-    sigaction(SIGINT, &stop, NULL);
-    sigaction(SIGTERM, &stop, NULL);
     bool saved = r->step > 0, validated = r->log.validated, tasked = r->log.tasked;
     comm_broadcast(&r->comm, &validated, sizeof validated);
     comm_broadcast(&r->comm, &tasked, sizeof tasked);
+    int64_t kept = saved ? r->updates : -1;                // of the weights that the last checkpoint holds
     r->peak = r->t->peak ? r->t->peak() : 0;
     comm_combine(&r->comm, &r->peak, 1, COMM_SUM);
     r->started = clock_seconds();
@@ -844,29 +840,49 @@ static inline int run_train(Run *r) {
     if (r->step >= f->steps) printf("note: the run is at step %lld of --steps %lld: nothing to train\n  -> a larger --steps\n", (long long)r->step, (long long)f->steps);
     for (;;) {
         bool last = r->step >= f->steps;
-        int signal = run_signal(r);
-        if (signal) {
-            if (r->step > 0 && !saved) run_save(r);
-            printf("\nstopped at step %lld; --out %s --resume auto goes on\n", (long long)r->step, r->out);
-            return 128 + signal;
+        if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) {
+            run_save(r);
+            saved = true;
+            kept = r->updates;
         }
-        if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) run_save(r);
         bool due = r->step > 0 && (last || (f->val_every && r->step % f->val_every == 0));
         double begin = clock_seconds();
         if (due && r->has_val && !validated) run_log_validation(r);
         if (due && r->tasks.count && !tasked) run_tasks(r);
         r->started += clock_seconds() - begin;                                 // tokens/s is that of training
+        int signal = comm_signal(&r->comm);
+        if (signal) {
+            if (r->step > 0 && !saved) run_save(r);
+            printf("\nstopped at step %lld; --out %s --resume auto goes on\n", (long long)r->step, r->out);
+            return 128 + signal;
+        }
         if (!last) {
             run_step(r);
             saved = validated = tasked = false;
         }
         if (r->bad >= DIVERGED_STEPS || (last && r->bad)) {
-            if (!r->comm.rank) fprintf(stderr, "error: %d steps in a row were not finite: the run diverged at step %lld; the checkpoints before it are whole\n  -> a smaller --lr, a longer --warmup, or another --init\n",
-                                       r->bad, (long long)r->step);
+            if (r->updates != kept) run_save(r);
+            if (!r->comm.rank) fprintf(stderr, "error: %d steps in a row were not finite: the run diverged at step %lld; its last sound weights are saved in %s\n  -> a smaller --lr, a longer --warmup, or another --init\n",
+                                       r->bad, (long long)r->step, r->out);
             return EXIT_DIVERGED;
         }
         if (last) return 0;
     }
+}
+
+// While the run trains a signal waits for the step in work; before and after that it ends the program.
+static inline int run_train(Run *r) {
+    struct sigaction stop, interrupt, terminate;
+    memset(&stop, 0, sizeof stop);
+    stop.sa_handler = comm_stop;
+    stop.sa_flags = SA_RESTART;
+    sigaction(SIGINT, &stop, &interrupt);
+    sigaction(SIGTERM, &stop, &terminate);
+    int status = run_steps(r);
+    sigaction(SIGINT, &interrupt, NULL);
+    sigaction(SIGTERM, &terminate, NULL);
+    if (!status && comm_stopped) raise(comm_stopped);      // it came when nobody asked any more
+    return status;
 }
 
 static inline int run_help(void) {
@@ -878,12 +894,13 @@ static inline int run_help(void) {
 }
 
 // All processes were begun alike, and each has samples of every batch.
-static inline void run_check_processes(Run *r) {
+static inline void run_check_processes(Run *r, bool resuming) {
     char *config = run_config(r);
     Hash hash = hash_begin();
     hash_add(&hash, config, strlen(config));
+    hash_add(&hash, &resuming, sizeof resuming);           // one that sees no checkpoint begins anew
     uint64_t sum = hash_end(&hash);
-    CHECK(comm_agree(&r->comm, &sum, sizeof sum), "the processes have different flags, data or builds\n  -> begin all of them with one command");
+    CHECK(comm_agree(&r->comm, &sum, sizeof sum), "the processes have different flags, data or builds, or see different checkpoints in --out\n  -> begin all of them with one command, with --out on a disk that they share");
     free(config);
     CHECK(r->comm.size == 1 || (!*r->f->replay && !*r->f->probe), "one process replays or probes\n  -> without mpirun");
     CHECK(r->f->batch >= r->comm.size, "--batch %lld for %d processes: expected at least a sequence for each\n  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
@@ -907,6 +924,8 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
     const Flags *f = r->f = &r->set.f;
     bool training = !*f->from;
+    r->locked = *f->out && !*f->show && is_folder(f->out);
+    if (r->locked && !r->comm.rank) run_lock(f->out);
     run_refuse(&r->set, &MODES[NORM_MODE], t->device, t->precision);
     bool configure = !*f->show || !strcmp(f->show, "config");
     if (f->eval || *f->probe || (training && (configure || *f->data))) run_open_data(r, training);
@@ -918,7 +937,7 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, r->comm.rank, r->comm.size);
     if (*f->show) return run_end(r, run_show(r, &setup));
-    run_check_processes(r);
+    run_check_processes(r, resuming);
 
     run_open_tokenizer(r);
     if (f->eval || (training && !*f->replay)) run_open_tasks(r);
@@ -926,8 +945,10 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     size_t batch = (size_t)setup.B * (size_t)setup.T * sizeof(int32_t);
     r->inputs = (int32_t *)check_alloc(batch, "a batch");
     r->targets = (int32_t *)check_alloc(batch, "a batch");
+    if (training) r->data = run_data_hash(r);
     r->gpt = t->create(&r->m, &setup);
-    int64_t event = *f->replay ? replay_find(f->replay, r->out) : 0;
+    char config[PATH_CAP];
+    int64_t event = *f->replay ? replay_find(f->replay, r->out, config) : 0;
     if (event && checkpoint_step_below(r->out, event) >= 0) run_resume(r, event);
     else if (!training) run_read_weights(r, f->from);
     else if (*f->init_from && !resuming) run_read_weights(r, f->init_from);
@@ -948,7 +969,8 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
         uint64_t hash = run_hash(r);
         printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)hash, (long long)r->step, (long long)r->tokens, r->out);
     } else if (f->eval) {
-        double loss = run_validate(r);
+        double loss = NAN;
+        run_validate(r, &loss);
         uint64_t hash = run_hash(r);
         printf("validation loss %.6f, weights %016llx\n", loss, (unsigned long long)hash);
         if (r->tasks.count) run_tasks(r);

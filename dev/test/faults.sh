@@ -55,6 +55,11 @@ for n in 1 5 9 14; do
     fresh; ends "fsync $n fails" 2 "Input/output error" ./shim "sync $n" "$train" $twelve --out "$dir/run"
     arrives "fsync $n failed"
 done
+n=0
+for folder in run run/new; do                                             # made on the way, and with a slash behind it
+    n=$((n + 1)); fresh; mkdir run
+    ends "fsync of $folder fails" 2 "cannot bring the directory $dir/$folder to the disk" ./shim "sync $n" "$train" $twelve --out "$dir/run/new/deep/"
+done
 # Whatever has the name of a checkpoint has all its files.
 are_whole() { for step in run/step_*; do [ ! -d "$step" ] || { [ -f "$step/manifest.json" ] && (cd "$step" && ls $(sed -n 's/^"\([^"]*\)": {.*/\1/p' manifest.json) > /dev/null); } || return 1; done; }
 # At every call of a run in turn (CALLS=29: at each 29th): it fails, which is said with what to do or does no harm; the process is killed; the power is cut.
@@ -151,6 +156,29 @@ kill -TERM "$background"; ended
 holds "the second one ends it" test "$status" = 143
 holds "at once" sh -c "! grep -q 'stopped at' message && ! ls run | grep -q step_"
 
+# A validation and tasks, which here take seconds, do not wait for their end: the step before them is saved, and the run that goes on makes up for them.
+brief="--model stories --seq 64 --batch 2 --warmup 1 --sample 0 --save-every 0 --val-every 5 --norms-every 0 --steps 6"
+interrupted() {                                                          # WHAT KEY COMMAND...
+    what=$1 key=$2; shift 2
+    begins 5 "$@"; sleep 0.3; kill -TERM "$background"; ended
+    holds "SIGTERM in $what: status $status" test $status = 143
+    holds "SIGTERM in $what: it is not in the log" sh -c "! grep '\"step\": 5, \"$key' run/log.jsonl"
+    ends "SIGTERM in $what: goes on" 0 "^weights $weights after 6" "$train" $brief --val-tokens 64 --tasks texts/one --out "$dir/run" --resume required
+    holds "SIGTERM in $what: the step was saved" grep -q "^resumed from .* at step 5\$" message
+    holds "SIGTERM in $what: it is done once" test "$(grep -c "\"step\": 5, \"$key" run/log.jsonl)" = 1
+}
+mkdir texts && "$root/build/shard" --out texts/all "$root/README.md" "$root/llmc/trainer.h" > message && "$root/build/shard" --out texts/one "$root/dev/test/model.h" > message
+ends "a brief run" 0 "^weights" "$train" $brief --val-tokens 64 --out "$dir/brief"
+weights=$(sed -n 's/^weights \([0-9a-f]*\) after.*/\1/p' message)
+interrupted "a validation" val_loss "$train" $brief --val-tokens 0
+interrupted "tasks" task_results "$train" $brief --val-tokens 64 --tasks texts/all
+
+# After the last step a signal ends the program like any other.
+begins 3 "$train" --layers 1 --width 16 --heads 2 --val-tokens 64 --steps 3 --warmup 1 --sample 1000000
+for i in $(seq 200); do grep -q '^weights' message && break; sleep 0.05; done
+kill -TERM "$background"; ended
+holds "SIGTERM in the sample: status $status" test "$status" = 143
+
 if command -v mpirun > /dev/null; then
     ends "four processes" 0 "^weights" mpirun -np 4 "$train" $long --out "$dir/four"
     weights=$(sed -n 's/^weights \([0-9a-f]*\) after.*/\1/p' message)
@@ -158,6 +186,9 @@ if command -v mpirun > /dev/null; then
         begins 50 mpirun -np 4 "$train" $long; kill -TERM "$(children "$background" | sed -n ${rank}p)"
         stopped "SIGTERM to process $rank of 4" 143 mpirun -np 4 "$train"
     done
+    begins 5 mpirun -np 2 "$train" $brief --val-tokens 0; sleep 0.3; kill -TERM "$(children "$background" | sed -n 2p)"; ended
+    holds "SIGTERM to process 2 of 2 in a validation: status $status" test $status = 143
+    holds "SIGTERM to process 2 of 2 in a validation: it is not in the log" sh -c '! grep -q val_loss run/log.jsonl'
 else
     echo "skipped: stopping four processes: no mpirun (apt install openmpi-bin)"
 fi

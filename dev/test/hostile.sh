@@ -257,6 +257,9 @@ for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do cat text.txt; do
 [ -z "$mounted" ] || mount -o remount,size=400k "$small"
 refused "full while ./shard writes" "free disk space" $limit "$shard" --out small/data long.txt
 holds   "nothing is left of it" test -z "$(ls -A small/data)"
+if [ -n "$mounted" ] && mount -o remount,nr_inodes="$(df --output=iused small | tail -n 1 | tr -d ' ')" "$small" 2> /dev/null; then
+    unwritten "no room for a folder" "cannot make the folder" "$train" $two --data data --out small/none/run
+fi
 
 as=; [ "$(id -u)" != 0 ] || as=./as_nobody
 mkdir sealed open; copy run sealed_run; cp text.txt secret.txt; cp good.bin secret.bin; chmod 555 sealed sealed_run; chmod 777 open; chmod 000 secret.txt secret.bin
@@ -413,8 +416,8 @@ works   "without an environment"         env -i "$train" $two --data data --out 
 works   "with stdout closed"             ./no_stdout "$train" $two --data data --out closed --norms-every 1
 holds   "and only JSON in the log"       test "$(grep -vc '^{.*}$' closed/log.jsonl)" = 0
 works   "the run is whole"               "$train" --from closed --eval
-refused "stdout on a full disk"          "cannot write all of the output"  ./full_stdout "$train" --from run --sample 20
-refused "./shard, stdout on a full disk" "cannot write all of the output"  ./full_stdout "$shard" --out full text.txt
+unwritten "stdout on a full disk"          "cannot write all of the output"  ./full_stdout "$train" --from run --sample 20
+unwritten "./shard, stdout on a full disk" "cannot write all of the output"  ./full_stdout "$shard" --out full text.txt
 works   "the shards are whole"           "$train" $two --data full --out full_run
 
 # ---- tasks: change nothing, are done once, and are read with care

@@ -159,7 +159,8 @@ static void test_refused_tensors(const char *dir) {
         {"{\"a\":" F32_2 ",\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[10,12]}}", 12, "leave a hole at byte 8"},
         {"{\"a\":" F32_2 ",\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[7,9]}}", 9, "overlap at byte 8"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "its shape does not take the 8 bytes"},
-        {"{\"a\":{\"dtype\":\"F33\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "\"dtype\" to be F64"},
+        {"{\"a\":{\"dtype\":\"F33\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "found \"F33\"\n  -> convert the file"},
+        {"{\"mask\":{\"dtype\":\"BOOL\",\"shape\":[2,4],\"data_offsets\":[0,8]}}", 8, NULL},
         {"{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "\"dtype\" to be F64"}, {"{\"a\":7}", 0, "\"dtype\" to be F64"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, "\"shape\" to be"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2.0],\"data_offsets\":[0,8]}}", 8, "\"shape\" to be"},
@@ -194,6 +195,8 @@ static void test_refused_tensors(const char *dir) {
         EXPECT(!ok && strstr(error, SHORT[i].reason), "row %zu: expected \"%s\", found \"%s\"", i, SHORT[i].reason, ok ? "accepted" : error);
     }
     EXPECT_REFUSAL(open_file, path, "expected a whole safetensors file, found: a header of");
+    write_safetensors(path, "{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[8],\"data_offsets\":[0,8]}}", DATA, 8);
+    EXPECT_REFUSAL(open_file, path, "found \"F8_E4M3\"\n  -> convert the file\n  (");          // nothing is said of copying it again
     EXPECT(!safetensors_try_open(dir, &file, error, sizeof error) && strstr(error, "regular file"), "a directory: %s", error);
     EXPECT_REFUSAL(open_file, (void *)"absent.safetensors", "No such file");
 }
@@ -213,6 +216,10 @@ static void write_negative(void *path) {
 }
 static void read_bytes(void *out) {
     Tensor t = {"tokens", "I32", 1, {1}, .data = "abc"};
+    safetensors_read_real(&t, out, true);
+}
+static void read_mask(void *out) {
+    Tensor t = {"mask", "BOOL", 1, {1}, .data = "abc"};
     safetensors_read_real(&t, out, true);
 }
 
@@ -255,8 +262,8 @@ static int64_t read_checkpoint(const char *dir) {
     return id;
 }
 
-// checkpoint_latest in a child process, which may refuse: the id found, -1 when there is none, -2 after a refusal, and what it said.
-static int64_t latest(const char *run, char *said, size_t cap) {
+// checkpoint_latest in a child process, which may refuse: the id found (0: without reading it), -1 when there is none, -2 after a refusal, and what it said.
+static int64_t latest_found(const char *run, bool read_it, char *said, size_t cap) {
     int words[2], answer[2];
     CHECK(pipe(words) == 0 && pipe(answer) == 0, "no pipe\n  -> close other programs");
     fflush(NULL);
@@ -265,7 +272,7 @@ static int64_t latest(const char *run, char *said, size_t cap) {
     if (child == 0) {
         char dir[PATH_CAP];
         dup2(words[1], 2);
-        int64_t id = checkpoint_latest(run, INT64_MAX, dir, sizeof dir) ? read_checkpoint(dir) : -1;
+        int64_t id = checkpoint_latest(run, INT64_MAX, dir, sizeof dir) ? read_it ? read_checkpoint(dir) : 0 : -1;
         _exit(write(answer[1], &id, sizeof id) != sizeof id);
     }
     close(words[1]);
@@ -280,6 +287,7 @@ static int64_t latest(const char *run, char *said, size_t cap) {
     waitpid(child, NULL, 0);
     return id;
 }
+static int64_t latest(const char *run, char *said, size_t cap) { return latest_found(run, true, said, cap); }
 
 static void expect_latest(const char *run, int64_t id, const char *words, int line) {
     char said[4096];
@@ -568,6 +576,25 @@ static void test_kills(const char *run) {
     EXPECT(inside > 20, "only %d of %d kills came while a checkpoint was being written", (int)inside, (int)rounds);
 }
 
+// Read while a process writes and prunes: there is always a whole one, and none that goes is called damaged.
+static void test_pruning(const char *run) {
+    char said[4096];
+    write_checkpoint(run, 1, 1, 100000);
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0, "no child process\n  -> close other programs");
+    if (child == 0)
+        for (int64_t step = 2;; step++) {
+            write_checkpoint(run, step, step, 100000);
+            checkpoint_prune(run, step, 1, 0);
+        }
+    int whole = 0, rounds = 100, status;
+    for (int i = 0; i < rounds; i++) whole += latest_found(run, false, said, sizeof said) == 0 && !said[0];
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    EXPECT(whole == rounds, "in %d of %d looks the newest checkpoint was not found, or another was called damaged", rounds - whole, rounds);
+}
+
 // The last piece finds no room, and closing says nothing, as in memory.
 static void text_without_room(void *what) {
     FILE *f = fopen("/dev/full", "w");
@@ -603,6 +630,7 @@ void test_checkpoint(void) {
     EXPECT_REFUSAL(write_negative, second, "expected a known type and shape");
     EXPECT(access(second, F_OK) != 0, "a refused file was written");
     EXPECT_REFUSAL(read_bytes, second, "tensor tokens: expected F64");
+    EXPECT_REFUSAL(read_mask, second, "tensor mask: expected F64, F32, BF16 or F16, found BOOL");
     mkdir(run, 0777);
     test_commit(run);
     test_damage(run);
@@ -613,6 +641,8 @@ void test_checkpoint(void) {
     test_all_damaged(second);
     check_format(second, sizeof second, "%s/calls", dir);
     test_every_call(second);
+    check_format(second, sizeof second, "%s/pruning", dir);
+    test_pruning(second);
     check_format(second, sizeof second, "%s/kills", dir);
     test_kills(second);
 }

@@ -295,6 +295,19 @@ static void test_corpus(void) {
     EXPECT(train.floor > 0.1 && train.floor < 2.0, "floor %g", train.floor);
     EXPECT(fabs(val.floor / train.floor - 1.0) < 0.02, "floors %g and %g", train.floor, val.floor);
 
+    char text[STORIES_MAX_BYTES];                          // of few samples the floor is that of the first stories
+    double nats = 0;
+    int64_t bytes = 0;
+    for (uint64_t i = 0; bytes < 100 * SEQ; i++) {
+        size_t length;
+        nats += stories_write(stories_seed(0, 1), i, text, sizeof text, &length);
+        bytes += 1 + (int64_t)length;
+    }
+    uint64_t before = hash_samples(&val_other, 0, COUNT);
+    loader_floor(&val_other, 100);
+    EXPECT(fabs(val_other.floor - nats / (double)bytes) < 1e-12 && val_other.floor != val.floor, "the floor of 100 samples is %g, expected %g", val_other.floor, nats / (double)bytes);
+    EXPECT(before == hash_samples(&val_other, 0, COUNT), "asking for it changes the text");
+
     int32_t inputs[SEQ], targets[SEQ];
     int wrong = 0, separators = 0;
     for (int i = 0; i < COUNT; i++) {

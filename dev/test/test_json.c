@@ -57,6 +57,13 @@ static void test_reject(void) {
     }
     Json *root;
     char error[256];
+    size_t many = 2 * (size_t)JSON_VALUES + 3;                                       // [0,0,...,0] with one too many
+    char *zeros = (char *)malloc(many);
+    for (size_t i = 0; i < many; i++) zeros[i] = i % 2 ? '0' : ',';
+    zeros[0] = '[';
+    zeros[many - 1] = ']';
+    EXPECT(!json_try_parse(zeros, many, &root, error, sizeof error) && strstr(error, "values"), "a million of values too many: %s", error);
+    free(zeros);
     EXPECT(!parse_copy("[1]\0", 4, &root, error, sizeof error), "a zero byte behind the text was accepted");
 }
 

@@ -267,7 +267,7 @@ static WordSet *words_of_grammar(void) {
 static void test_words(void) {
     WordSet *set = words_of_grammar();
     char text[STORIES_MAX_BYTES];
-    int missing = set->count, unknown = 0, refused = 0;
+    int missing = set->count, unknown = 0;
     for (uint64_t i = 0; i < 200000 && missing; i++) {
         size_t length;
         stories_write(stories_seed(3, 1), i, text, sizeof text, &length);
@@ -279,17 +279,14 @@ static void test_words(void) {
             else if (!set->seen[place]) {
                 set->seen[place] = true;
                 missing--;
-                refused += !stories_is_word(set->begin[place], n);
             }
             at += n;
         }
     }
     for (int i = 0; i < 8192 && missing; i++)
         if (set->begin[i] && !set->seen[i]) { printf("  never written: %.*s\n", (int)set->n[i], set->begin[i]); break; }
-    EXPECT(missing == 0 && unknown == 0 && refused == 0, "%d words never occur, %d unknown, %d refused", missing, unknown, refused);
-    EXPECT(stories_words() == set->count && set->count >= 800, "%d words, the grammar has %d", stories_words(), set->count);
-    EXPECT(stories_is_word("lily", 4) && stories_is_word("an", 2) && stories_is_word("once", 4), "common words are refused");
-    EXPECT(!stories_is_word("lil", 3) && !stories_is_word("lilyx", 5) && !stories_is_word("hero", 4) && !stories_is_word("", 0), "non-words pass");
+    EXPECT(missing == 0 && unknown == 0, "%d words never occur, %d unknown", missing, unknown);
+    EXPECT(set->count >= 800, "the grammar has %d words", set->count);
     free(set);
 }
 

@@ -40,6 +40,7 @@ void test_flags(void) {
         FlagSet preset = parse("");
         flags_parse_text(&preset, PRESETS[i].flags, BY_PRESET);
         EXPECT(preset.f.width % preset.f.heads == 0, "%s: heads divide the width", PRESETS[i].name);
+        EXPECT(preset.f.save_every > 0, "%s: a long run is saved on its way", PRESETS[i].name);
     }
 }
 
@@ -293,6 +294,8 @@ void test_run(void) {
     // What a finished run allows and refuses.
     check_format(line, sizeof line, " --out %s/a", dir);
     expect_refused(line, "already holds a run; nothing was overwritten");
+    check_format(line, sizeof line, " --out %s/a/step_00000012 --resume auto", dir);
+    expect_refused(line, "is a checkpoint of the run");
     check_format(line, sizeof line, " --out %s/a --resume required --lr 5", dir);
     expect_refused(line, "--lr is 0.0025 in this run and 5 on the command line");
     check_format(line, sizeof line, " --out %s/none --resume required", dir);
@@ -347,7 +350,26 @@ void test_run(void) {
     check_format(line, sizeof line, "rm -r %s/s2/step_00000100; FAULT='spike 10 0' " FAULTY "--out %s/s2 --resume required", dir, dir);
     EXPECT(run(line, "") == 0 && strstr(output, "resumed from") && strstr(output, "step 90: a spike") && !strcmp(other, run_hash_of(again)), "and resumed before it, with the windows: %s", output);
 
-    // Divergence: the weights stay finite, the run ends with its own status and says what to do.
+    // A replay, here of a run that began from another's weights, knows the flags of its step: what the run becomes later changes nothing.
+    check_format(line, sizeof line, "FAULT='spike 90 0' " FAULTY SPIKY "--init-from %s/a --out %s/s3", dir, dir);
+    EXPECT(run(line, "") == 0, "a spike of a run begun elsewhere: %s", output);
+    check_format(line, sizeof line, "FAULT='spike 10 0' " FAULTY "--replay %s/s3/events/step_00000090.json > %s/first", dir, dir);
+    EXPECT(run(line, "") == 0, "its replay: %s", output);
+    check_format(line, sizeof line, " --out %s/s3 --resume required --steps 300", dir);
+    EXPECT(run(PROGRAM, line) == 0, "the run goes on: %s", output);
+    check_format(line, sizeof line, "FAULT='spike 10 0' " FAULTY "--replay %s/s3/events/step_00000090.json > %s/second && grep -q 'a spike of the gradient' %s/second && diff %s/first %s/second", dir, dir, dir, dir, dir);
+    EXPECT(run(line, "") == 0, "another replay, after the run went on: %s", output);
+
+    // Divergence: the weights stay finite and are saved, the run ends with its own status and says what to do. Checkpoints before it stay, and the same weights are not saved again.
+    static const char *const diverging[][2] = {{"--save-every 0", "step_00000015 "}, {"--save-every 5 --keep-last 1", "step_00000005 step_00000010 "}};
+    for (int i = 0; i < 2; i++) {
+        check_format(line, sizeof line, "FAULT='nans 6 0' " FAULTY MODEL "--warmup 4 --val-every 0 --val-tokens 256 --steps 100 %s --out %s/n%d", diverging[i][0], dir, i);
+        EXPECT(run(line, "") == 3 && strstr(output, "its last sound weights are saved in"), "never finite from step 6 on: %s", output);
+        check_format(line, sizeof line, "ls %s/n%d | grep step | tr '\\n' ' '", dir, i);
+        EXPECT(run(line, "") == 0 && !strcmp(output, diverging[i][1]), "what is saved of it, expected %s: %s", diverging[i][1], output);
+    }
+    check_format(line, sizeof line, " --out %s/n0 --resume required --steps 20", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "at step 15"), "where later steps are finite it goes on: %s", output);
     check_format(line, sizeof line, MODEL "--steps 400 --warmup 0 --val-every 0 --lr 10 --weight-decay 10 --clip 0 --beta2 0 --beta1 0 --save-every 1 --out %s/h", dir);
     int status = run(PROGRAM, line);
     EXPECT(status == 3 && strstr(output, "diverged"), "a diverging run: status %d, %s", status, output + (strlen(output) > 600 ? strlen(output) - 600 : 0));
@@ -414,6 +436,10 @@ void test_run_sample(void) {
     check_format(whole, sizeof whole, "%.*s", end ? (int)(end - output) : 0, output);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\nprefill 90 tokens at ") && strstr(output, " tok/s, decode 94 at "), "tokens that were read: %s", output);
     EXPECT(*whole && !strncmp(output, whole, strlen(whole)) && strstr(whole, "Once upon"), "the sample\n%s\nis not that of whole forwards,\n%s", output, whole);
+    check_format(line, sizeof line, MODEL "--positions learned --warmup 4 --val-every 0 --val-tokens 32 --steps 3 --out %s/p && " PROGRAM " --from %s/p --sample 20 --seq 8", dir, dir);
+    EXPECT(run(PROGRAM, line) == 0, "the first of learned positions: %s", output);
+    check_format(line, sizeof line, " --from %s/p --sample 20 --seq 64", dir);
+    EXPECT(run(PROGRAM, line) == 1 && strstr(output, "or a smaller --seq"), "more of them than there are: %s", output);
     check_format(line, sizeof line, " --from %s/a --sample 1 --seq 1", dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\nprefill 1 tokens at ") && !strstr(output, "decode"), "a single token: %s", output);
     check_format(line, sizeof line, " --from %s/a --sample 5 --seq 1", dir);
@@ -444,10 +470,14 @@ void test_run_tokens(void) {
     check_format(shape, sizeof shape, "vocabulary %d (padded %d)", vocab, CEIL_DIV(vocab, 128) * 128);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, shape), "the vocabulary is the data's: %s", output);
     EXPECT(strstr(output, "\n\ning theing theing the\n"), "the prompt is continued: %s", output);
+    check_format(line, sizeof line, MODEL "--steps 3 --warmup 0 --data %s/data --tokenizer %s/data/tokenizer.bin --out %s/told", dir, dir, dir);
+    EXPECT(run(PROGRAM, line) == 0, "a tokenizer by name: %s", output);
     check_format(line, sizeof line, "mv %s/data %s/elsewhere", dir, dir);
     run(line, "");
     check_format(line, sizeof line, " --from %s/a --temperature 0 --sample 3 --prompt ' theing the'", dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\n\n theing theing theing\n"), "the run has the tokenizer, when its data is gone: %s", output);
+    check_format(line, sizeof line, " --from %s/told --sample 1 --prompt ' the'", dir);
+    EXPECT(run(PROGRAM, line) == 0, "also one that was told where it is: %s", output);
     check_format(line, sizeof line, " --from %s/a/step_00000030 --temperature 0 --sample 1 --prompt ' theing the'", dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\n\n theing theing\n"), "and so does its checkpoint: %s", output);
     check_format(line, sizeof line, " --from %s/a --sample 2 --prompt ' the' --tokenizer %s/a/config.json", dir, dir);
