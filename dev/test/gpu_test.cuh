@@ -5,6 +5,10 @@
 #include "../../llmc/modes.h"
 #include "../../llmc/rand.h"
 #include "test.h"
+#include <functional>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 
 // The one bound per precision of the whole repository, for every tensor of every layer and mode: sum (x - y)^2 <= TOLERANCE * sum y^2.
@@ -88,3 +92,31 @@ template <typename T> static void expect_close(const T *device, const Values &wa
     double e = nmse(host_values(device, want.size()), want);
     EXPECT(e <= TOLERANCE, "%s: normalized mean squared error %.3g, allowed %.3g", what, e, TOLERANCE);
 }
+
+#if !defined(__CUDACC__)
+// What body says, in a process of its own (where a GPU could not be used): its status, a space, and its output.
+static inline std::string said(std::function<int()> body) {
+    int fds[2];
+    std::string words;
+    char piece[512];
+    CHECK(pipe(fds) == 0, "no pipe");
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0, "no process");
+    if (child == 0) {
+        dup2(fds[1], STDOUT_FILENO), dup2(fds[1], STDERR_FILENO);
+        int status = body();
+        fflush(stdout);
+        _exit(status);
+    }
+    close(fds[1]);
+    for (ssize_t got; (got = read(fds[0], piece, sizeof piece)) > 0;) words.append(piece, (size_t)got);
+    close(fds[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1) + " " + words;
+}
+static inline void expect_words(const std::string &got, const char *words, const char *what) {
+    EXPECT(got.compare(0, strlen(words), words) == 0, "%s: \"%s\", expected \"%s\"", what, got.c_str(), words);
+}
+#endif

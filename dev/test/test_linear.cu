@@ -4,7 +4,6 @@
 #include "../../llmc/linear.cuh"
 #include <functional>
 #include <string>
-#include <sys/wait.h>
 
 // The shared context with plans of its own, and a setting of the emulated library while it lives (on a GPU it has no effect).
 struct TestPlans {
@@ -311,35 +310,9 @@ GPU_TEST(cuda_linear_plans_full) {
 }
 
 #if !defined(__CUDACC__)
-// What body says, in a process of its own (where a GPU could not be used): its status, a space, and its output.
-static std::string said(std::function<int()> body) {
-    int fds[2];
-    std::string words;
-    char piece[512];
-    CHECK(pipe(fds) == 0, "no pipe");
-    fflush(NULL);
-    pid_t child = fork();
-    CHECK(child >= 0, "no process");
-    if (child == 0) {
-        dup2(fds[1], STDOUT_FILENO), dup2(fds[1], STDERR_FILENO);
-        int status = body();
-        fflush(stdout);
-        _exit(status);
-    }
-    close(fds[1]);
-    for (ssize_t got; (got = read(fds[0], piece, sizeof piece)) > 0;) words.append(piece, (size_t)got);
-    close(fds[0]);
-    int status = 0;
-    waitpid(child, &status, 0);
-    return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1) + " " + words;
-}
 static std::string reading(const std::string &text, bool tf32) {
     return said([&] { return plans_read(plans_create(tf32), text.c_str(), "saved.json") ? 0 : 2; });
 }
-static void expect_words(const std::string &got, const char *words, const char *what) {
-    EXPECT(got.compare(0, strlen(words), words) == 0, "%s: \"%s\", expected \"%s\"", what, got.c_str(), words);
-}
-
 static std::string replaced(std::string text, const char *old, const std::string &by) {
     size_t at = text.find(old);
     CHECK(at != std::string::npos, "the text has no %s", old);
