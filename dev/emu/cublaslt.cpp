@@ -8,6 +8,7 @@
 // The bias gradient of BGRADB is the sum of B's rows where alpha is 1, and NaN otherwise: the documentation does not say whether alpha scales it.
 // A heuristic has three algorithms, which add in different orders; the first, split in two halves of K, works in the workspace.
 //   EMU_CUBLASLT_PLAIN=1     no algorithm has an epilogue
+//   EMU_CUBLASLT_REFUSE=1    algorithms with an epilogue are offered, and refused when they are to run
 //   EMU_CUBLASLT_FAST=i      the algorithms other than the i-th take 2 ms more
 // Not modelled: batches, device-side scalars, row-major layouts, other types. TF32 rounds the inputs to its 10 bits, as tensor cores see them.
 #if __has_include(<cublasLt.h>)
@@ -388,6 +389,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     cublasStatus_t status = problem_make(&p, desc, a_layout, b_layout, c_layout, d_layout);
     if (!status) status = check_algorithm(p, algo, &algorithm);
     if (status) return status;
+    UNSUPPORTED_IF(p.d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && setting("EMU_CUBLASLT_REFUSE", 0), "EMU_CUBLASLT_REFUSE: an epilogue");
     Arrays x = {a, b, c, d, *static_cast<const float *>(alpha), *static_cast<const float *>(beta), static_cast<float *>(workspace)};
     status = check_arrays(p, x, algorithm);
     if (status) return status;

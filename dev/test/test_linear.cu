@@ -133,8 +133,8 @@ static void check_layer(Layer *t, Gpu *gpu) {
 
 GPU_TEST(cuda_linear) {
     Layer layers[] = {{25, 40, 72, 0.75f}, {24, 72, 40, 1}, {1, 8, 16, -1.5f}, {515, 24, 8, 0.5f}, {3, 1048, 8, 1}};
-    for (const char *plain : {"0", "1"}) {
-        TestPlans plans(false, "EMU_CUBLASLT_PLAIN", plain);
+    for (auto [setting, value] : {std::pair("EMU_CUBLASLT_PLAIN", "0"), std::pair("EMU_CUBLASLT_PLAIN", "1"), std::pair("EMU_CUBLASLT_REFUSE", "1")}) {
+        TestPlans plans(false, setting, value);
         for (Layer &t : layers) check_layer(&t, &plans.gpu);
     }
 }
