@@ -389,10 +389,20 @@ static inline void linear_backward_weight(wide *dw, wide *db, const real *dy, co
     int64_t rows = CEIL_DIV(s.n, COLUMN_SPLITS), splits = CEIL_DIV(s.n, rows);
     CHECK(!db || (size_t)(splits * s.out) <= gpu->scratch_size, "the bias gradient of %d columns needs %lld floats of scratch, there are %zu\n  -> a larger scratch_size", s.out,
           (long long)(splits * s.out), gpu->scratch_size);
-    bool summed = db && f.alpha == 1 && product(f, CUBLASLT_EPILOGUE_BGRADB, gpu);
-    if (!summed) product(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+    auto apart = [&] {
+        product(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+        if (db) LAUNCH(column_sums_kernel, dim3(CEIL_DIV(s.out / PACK, LINEAR_THREADS), (unsigned)splits), LINEAR_THREADS, 0, gpu->stream, gpu->scratch, dy, s.n, s.out, rows);
+        return true;
+    };
+    f.key.epilogue = CUBLASLT_EPILOGUE_BGRADB, f.key.add = ADDED_IN_PLACE;
+    bool first = gpu->plans->tuning && !plan_find(gpu->plans, &f.key), summed = db && f.alpha == 1 && product(f, CUBLASLT_EPILOGUE_BGRADB, gpu);
+    if (summed && first) {                                   // an epilogue can cost more than reading dy once more: the plan then says that there is none
+        float ms = fastest(gpu, [&] { return product(f, CUBLASLT_EPILOGUE_BGRADB, gpu); });
+        bool faster = ms <= fastest(gpu, apart);
+        plan_find(gpu->plans, &f.key)->found = summed = faster;
+    }
+    if (!summed) apart();
     if (!db) return;
     if (summed) splits = 1;
-    else LAUNCH(column_sums_kernel, dim3(CEIL_DIV(s.out / PACK, LINEAR_THREADS), (unsigned)splits), LINEAR_THREADS, 0, gpu->stream, gpu->scratch, dy, s.n, s.out, rows);
     LAUNCH(add_sums_kernel, CEIL_DIV(s.out, LINEAR_THREADS), LINEAR_THREADS, 0, gpu->stream, db, gpu->scratch, (int)splits, s.out, scale);
 }

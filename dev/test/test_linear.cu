@@ -227,6 +227,22 @@ GPU_TEST(cuda_linear_plans) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+// The sums of dy's rows ride in the product where tuning found that no slower than a kernel of their own.
+GPU_TEST(cuda_linear_sums_apart) {
+    Layer t(24, 40, 72, 1);
+    for (int slow : {(int)CUBLASLT_EPILOGUE_BGRADB, (int)CUBLASLT_EPILOGUE_DEFAULT}) {
+        TestPlans plans(false, "EMU_CUBLASLT_SLOW", std::to_string(slow).c_str());
+        tune(&t, &plans.gpu);
+        for (int i = 0; i < plans.gpu.plans->count; i++) {
+            const Plan *p = &plans.gpu.plans->plans[i];
+            if (p->key.epilogue == CUBLASLT_EPILOGUE_BGRADB) EXPECT(p->found == (slow == CUBLASLT_EPILOGUE_DEFAULT), "products with epilogue %d are slow, the fused one was%s taken", slow, p->found ? "" : " not");
+        }
+        check_backward_weight(&t, &plans.gpu);
+    }
+}
+#endif
+
 // 16 bytes into an allocation, where more alignment would be luck.
 static real *device_shifted(Values v) {
     v.insert(v.begin(), PACK, 0);
