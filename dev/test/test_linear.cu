@@ -83,19 +83,22 @@ static void check_forward(Layer *t, bool bias, Gpu *gpu) {
     cudaFree(d_y), cudaFree(d_add);
 }
 
+// The library's GELU may stand on tanh.approx, which is right to 2^-11. (In float the trainer does without it.)
+static const double GELU_TOLERANCE = ON_GPU ? fmax(TOLERANCE, 1e-6) : TOLERANCE;
+
 static void check_gelu(Layer *t, Gpu *gpu) {
     for (bool bias : {false, true}) {
         real *d_h = device_empty<real>(t->y0.size()), *d_pre = device_empty<real>(t->y0.size());
         linear_gelu_forward(d_h, d_pre, t->d_x, t->d_w, bias ? t->d_b : nullptr, t->s, gpu);
         expect_close(d_pre, t->y(bias), bias ? "pre with a bias" : "pre");
-        expect_close(d_h, map(t->y(bias), gelu_tanh), bias ? "h with a bias" : "h");
+        expect_close(d_h, map(t->y(bias), gelu_tanh), bias ? "h with a bias" : "h", GELU_TOLERANCE);
         cudaFree(d_h), cudaFree(d_pre);
     }
     Values pre = random_values(t->dx0.size(), 9), want = mixed(t->dyw, t->s.c, pre, 0);
     real *d_pre = device_copy<real>(&pre), *d_dpre = device_empty<real>(pre.size());
     for (size_t i = 0; i < pre.size(); i++) want[i] *= gelu_tanh_slope(pre[i]);
     linear_gelu_backward_input(d_dpre, d_pre, t->d_dy, t->d_w, t->s, gpu);
-    expect_close(d_dpre, want, "dpre");
+    expect_close(d_dpre, want, "dpre", GELU_TOLERANCE);
     expect_close(d_pre, pre, "pre, which is only read");
     cudaFree(d_pre), cudaFree(d_dpre);
 }
@@ -153,13 +156,14 @@ GPU_TEST(cuda_linear_wide) {
 
 // ------------------------------------------------------------------------------------------------------------------ plans
 
+// TF32 is leave to round, not an order: a GPU's library may take a product that does not. The emulated one always rounds.
 GPU_TEST(cuda_linear_tf32) {
-    Layer t(16, 24, 64, 1);
+    Layer t(192, 256, 320, 1);
     TestPlans plans(true);
     real *d_y = device_empty<real>(t.y0.size());
     linear_forward(d_y, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, &plans.gpu);
     double e = nmse(host_values(d_y, t.y0.size()), t.y(false));
-    if (sizeof(real) == sizeof(float)) EXPECT(e > 1e-9 && e < 1e-5, "TF32: normalized mean squared error %.3g, expected about 1e-7", e);
+    if (sizeof(real) == sizeof(float)) EXPECT((e > 1e-9 || ON_GPU) && e < 1e-5, "TF32: normalized mean squared error %.3g, expected about 1e-7", e);
     else EXPECT(e < TOLERANCE && !plans.gpu.plans->tf32, "bfloat16 has no TF32: error %.3g", e);
     cudaFree(d_y);
 }
@@ -259,11 +263,11 @@ GPU_TEST(cuda_linear_alignment) {
     linear_forward(d_h, d_x, d_w, d_b, d_add, 1, t.s, &plans.gpu);
     expect_close(d_h, mixed(t.y(true), 1, t.y0, 1), "y at 16 bytes");
     linear_gelu_forward(d_h, d_pre, d_x, d_w, d_b, t.s, &plans.gpu);
-    expect_close(d_h, map(t.y(true), gelu_tanh), "h at 16 bytes");
+    expect_close(d_h, map(t.y(true), gelu_tanh), "h at 16 bytes", GELU_TOLERANCE);
     linear_gelu_backward_input(d_dpre, d_x, d_dy, d_w, t.s, &plans.gpu);
     Values want = mixed(t.dyw, 1, t.dx0, 0);
     for (size_t i = 0; i < want.size(); i++) want[i] *= gelu_tanh_slope(t.x[i]);
-    expect_close(d_dpre, want, "dpre at 16 bytes");
+    expect_close(d_dpre, want, "dpre at 16 bytes", GELU_TOLERANCE);
     EXPECT(plans.gpu.plans->count == 14, "%d plans, expected 14", plans.gpu.plans->count);
     for (real *p : {d_x, d_w, d_b, d_add, d_dy, d_h, d_pre, d_dpre}) cudaFree(p - PACK);
 }
