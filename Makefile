@@ -80,7 +80,9 @@ $(error cublasLt.h is neither in $(CUBLAS) nor in $(dir $(NVCC))../include: expe
 endif
 NVCC_HOST  := -Wall -Wextra -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math $(if $(filter 1,$(OMP)),-fopenmp,-fopenmp-simd)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(foreach a,$(ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -I$(LT:/cublasLt.h=) -Xcompiler "$(NVCC_HOST)" -MMD -MP
-LINK_LT := -L$(LT:/cublasLt.h=/../lib64) -Xlinker -rpath=$(abspath $(LT:/cublasLt.h=/../lib64)) -lcublasLt
+# The library that belongs to the header: in lib64 of a toolkit, in lib of NVIDIA's Python packages, where its name has a version; else wherever the linker finds it.
+LT_FILE := $(firstword $(foreach name,libcublasLt.so libcublasLt.so.*,$(wildcard $(addsuffix /$(name),$(LT:/cublasLt.h=/../lib64) $(LT:/cublasLt.h=/../lib)))))
+LINK_LT := $(if $(LT_FILE),-L$(abspath $(dir $(LT_FILE))) -Xlinker -rpath=$(abspath $(dir $(LT_FILE)))) $(if $(filter-out %.so,$(LT_FILE)),-l:$(notdir $(LT_FILE)),-lcublasLt)
 NVCC_STAMP := $(shell echo '$(NVCC) $(NVCC_FLAGS)' > build/nvcc.new && { cmp -s build/nvcc.new build/nvcc || cp build/nvcc.new build/nvcc; })
 
 # build/cuda-<mode>-<precision>/train_gpt, so that one make can build several (dev/gpu_check.sh).

@@ -3,6 +3,7 @@
 // Each CUDA file has its own test in dev/test/test_*.cu; here are whole models: every mode, every family. dev/test/gpu_main.cu runs them all.
 #include "dev/test/gpu_test.cuh"
 #include "dev/test/model.h"
+#include <malloc.h>
 
 static const Trainer *const CUDA = &NAMED(cuda_, PREC), *const JUDGE = &judge_fp64;
 
@@ -281,6 +282,26 @@ GPU_TEST(cuda_invariance) {
         }
     }
 }
+
+#if !defined(__CUDACC__)
+// On the host a model takes no more than what it stages: copies of parameters and moments come when they are asked for.
+GPU_TEST(cuda_host_memory) {
+    size_t free_before, free_after, total;
+    auto bytes = [] { struct mallinfo2 all = mallinfo2(); return all.uordblks + all.hblkhd; };
+    Model m = make_model(MODE_SPAN, FAMILY_LLAMA, 0);
+    Setup setup = {};
+    setup.B = BATCH, setup.T = TIME, setup.training = 1, setup.batch = MICRO * BATCH;
+    Layout layout = layout_make(&m);
+    size_t one = (size_t)layout.total * sizeof(float), before = bytes();
+    cudaCheck(cudaMemGetInfo(&free_before, &total));
+    Gpt *g = CUDA->create(&m, &setup);
+    cudaCheck(cudaMemGetInfo(&free_after, &total));
+    size_t taken = bytes() - before - (free_before - free_after);                       // the emulated device's memory is the host's
+    EXPECT(taken < one, "%zu bytes on the host before anything is asked for, where all parameters take %zu", taken, one);
+    CUDA->destroy(g);
+    layout_free(&layout);
+}
+#endif
 
 // A gradient or loss that is not finite changes nothing: not a weight, not a moment.
 GPU_TEST(cuda_not_finite) {

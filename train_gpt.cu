@@ -27,7 +27,7 @@ struct Gpt {
     Nccl nccl;
     real *weights, *acts, *grads;                       // weights of the products; activations and their gradients
     float *tensors[TENSOR_KINDS];                       // master weights (in fp32 the weights themselves), parameter gradients, moments
-    float *host[TENSOR_KINDS], *logits_row;             // the host's copies
+    float *host[TENSOR_KINDS], *logits_row;             // the host's copies, each made when it is first asked for
     float **router_bias;                                // of each layer, among the master weights: nullptr where it has none
     float2 *rotary;
     int32_t *staged[2], *batch;                         // pinned, in turn, and on the device: inputs | targets | groups of equal tokens
@@ -105,9 +105,10 @@ static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *
     if (!best) check_format(text, cap, "a smaller --model, --seq, or another GPU");
 }
 
-// What the kernels ask of a model's sizes: attention of its heads; 16-byte rows, of logits of routers too; biases of products that are one, side by side without gaps.
+// What the kernels ask of a model's sizes: attention of its heads and its sequence; 16-byte rows, of logits of routers too; biases of products that are one, side by side without gaps.
 static void gpt_refuse(const Model *m) {
-    attention_kernels(qk_size(m), m->HS);
+    int longest = attention_kernels(qk_size(m), m->HS)->longest;
+    CHECK(m->T <= longest, "--seq %d; on a GPU with heads of %d it is at most %d\n  -> --seq %d, or make train_gpt DEVICE=cpu", m->T, m->HS, longest, longest);
     CHECK(m->kv_rank % 16 == 0, "--kv-rank %d; on a GPU it must be a multiple of 16\n  -> --kv-rank %d, or make train_gpt DEVICE=cpu", m->kv_rank, CEIL_DIV(m->kv_rank, 16) * 16);
     CHECK(m->F % 8 == 0, "--ffn %d; on a GPU it must be a multiple of 8\n  -> --ffn %d, or make train_gpt DEVICE=cpu", m->F, CEIL_DIV(m->F, 8) * 8);
     CHECK(m->moe.dense_F % 8 == 0, "--dense-ffn %d; on a GPU it must be a multiple of 8\n  -> --dense-ffn %d, or make train_gpt DEVICE=cpu", m->moe.dense_F, CEIL_DIV(m->moe.dense_F, 8) * 8);
@@ -156,7 +157,6 @@ static void gpt_alloc_tensors(Gpt *g) {
         int64_t count = gpt_count(&g->layout, kind, g->setup.training);
         g->tensors[kind] = device_alloc<float>(count, "the parameters, their gradients and moments");
         cudaCheck(cudaMemsetAsync(g->tensors[kind], 0, (size_t)count * sizeof(float), g->gpu.stream));
-        g->host[kind] = (float *)check_alloc((size_t)(kind == WEIGHTS ? g->layout.total : count) * sizeof(float), "the host's copy of the parameters and moments");
     }
     g->router_bias = (float **)check_alloc((size_t)g->m.L * sizeof *g->router_bias, "a list of layers");
     for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
@@ -603,11 +603,20 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors)
     }
 }
 
-static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->host[kind] ? g->host[kind] + (kind >= ADAM_M ? e->state : e->offset) : NULL; }
-
 // What is fetched and stored of a kind: of master weights that are in parts the whole, in the place of gradients.
 static float *gpt_whole(Gpt *g, int kind) { return g->tensors[kind == WEIGHTS && gpt_has_parts(g) ? GRADS : kind]; }
 static size_t gpt_whole_bytes(const Gpt *g, int kind) { return (size_t)(kind >= ADAM_M ? g->layout.state : g->layout.total) * sizeof(float); }
+
+// Gradients and moments only a save or an event asks for, which steps do not wait for; a kind that this model has not is NULL.
+static float *gpt_host(Gpt *g, int kind) {
+    if (!g->host[kind] && g->tensors[kind]) g->host[kind] = (float *)check_alloc(gpt_whole_bytes(g, kind), "the host's copy of the parameters or moments");
+    return g->host[kind];
+}
+
+static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
+    float *all = gpt_host(g, kind);
+    return all ? all + (kind >= ADAM_M ? e->state : e->offset) : NULL;
+}
 
 // This process's parts of the master weights, from where they lie to their places among all, or back.
 static void gpt_copy_parts(Gpt *g, bool back) {
@@ -622,8 +631,9 @@ static void gpt_copy_parts(Gpt *g, bool back) {
 static void gpt_compare(Gpt *g) {
     size_t bytes = (size_t)g->layout.total * sizeof(real);
     Hash h = hash_begin();
-    gpt_bring(g, g->host[GRADS], g->weights, bytes);
-    hash_add(&h, g->host[GRADS], bytes);
+    float *room = gpt_host(g, GRADS);
+    gpt_bring(g, room, g->weights, bytes);
+    hash_add(&h, room, bytes);
     comm_check_weights(g->setup.comm, hash_end(&h));
 }
 
@@ -633,11 +643,11 @@ static void gpt_fetch(Gpt *g, int kind) {
         gpt_copy_parts(g, false);
         gpt_spread(g, gpt_whole(g, WEIGHTS));
     }
-    gpt_bring(g, g->host[kind], gpt_whole(g, kind), gpt_whole_bytes(g, kind));
+    gpt_bring(g, gpt_host(g, kind), gpt_whole(g, kind), gpt_whole_bytes(g, kind));
 }
 
 static void gpt_store(Gpt *g, int kind, int64_t step) {
-    cudaCheck(cudaMemcpyAsync(gpt_whole(g, kind), g->host[kind], gpt_whole_bytes(g, kind), cudaMemcpyHostToDevice, g->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(gpt_whole(g, kind), gpt_host(g, kind), gpt_whole_bytes(g, kind), cudaMemcpyHostToDevice, g->gpu.stream));
     if (kind == WEIGHTS) weights_round(g->weights, gpt_whole(g, kind), g->layout.total, g->setup.stochastic, gpt_rounding(g, step), &g->gpu);
     if (kind == WEIGHTS && gpt_has_parts(g)) gpt_copy_parts(g, true);
     g->past_rows = 0;

@@ -4,25 +4,28 @@
 #   sh dev/gpu_check.sh [STAGE...]      without: every stage in order. sh dev/gpu_check.sh help lists them
 #
 #   build       the trainer for the five headline modes, the tests in both precisions, the kernels' timer; the trainer in float32 and the CPU's, for runs
-#   tests       every layer and every mode against the judge, on the GPU, in both precisions
+#   tests       every layer and every mode against the judge, on the GPU, in both precisions, each test in a process of its own
 #   runs        the trainer as a user runs it (dev/test/cuda.sh): runs repeated, stopped, resumed, moved to the CPU and back
-#   sanitize    compute-sanitizer over the tests of layers: memory, races, barriers
+#   sanitize    compute-sanitizer over the tests of layers: memory; and races and barriers, where all kernels are ours
 #   kernels     every layer's time at the shapes of GPT-2 124M and of the 740M model, and of experts, beside its floor; their products in PyTorch
 #   train124    GPT-2 124M under the five modes, in turns: ms a step, tokens a second, percent of the peak, SPAN's time over PRE's
 #   train740    the 740M model likewise
 #   trainmoe    OLMoE with 588M active parameters of 3.4B likewise: 64 experts, 8 a token
 #   torch       GPT-2 124M in PyTorch (dev/bench/gpu/torch_gpt.py), in turns with ours
-#   report      report.json and report.md from all the results there are; results.tar.gz, all files of OUT in one
+#   report      report.json and report.md from all the results there are, of one call or of several; results.tar.gz, all files of OUT in one
 #
 # Each stage leaves one file in OUT (build/gpu_check), and needs no other stage but build. A stage, or a part of one, whose tool is missing says so and goes on.
-# In the environment: OUT; LIMIT, seconds of a stage (360); ROUNDS, of the stages that take turns, as many as there is time for (6; with PyTorch 3);
+# In the environment: OUT; LIMIT, seconds of a stage (360); TEST_SECONDS, of one test (60); ROUNDS, of the stages that take turns, as many as there is time for (6; with PyTorch 3);
 # SECONDS_124M (8), SECONDS_740M (10), SECONDS_MOE (10), of one run from its first step on; STARTUP, seconds until then, at most (150); PYTHON.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} STARTUP=${STARTUP:-150} PYTHON=${PYTHON:-python3}
+OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} TEST_SECONDS=${TEST_SECONDS:-60} STARTUP=${STARTUP:-150} PYTHON=${PYTHON:-python3}
 STAGES="build tests runs sanitize kernels train124 train740 trainmoe torch report"
 MODES="pre span post hybrid sdd"
-LAYERS="activation adamw attention combine classifier decode embedding experts gradient_norm graph linear loss_sums norm qkv rounding router_"      # words in the names of the small tests
+SECTIONS="linears attention norms qkv activation ends update experts"                  # of kernels.cu
+# Names of the small tests, and of those among them that run the library's kernels beside ours.
+LAYERS="activation|adamw|attention|combine|classifier|decode|embedding|experts|gradient|graph|linear|loss_sums|norm(_|$)|qkv|rounding|router(_|$)"
+LIBRARY="linear|experts$"
 export OMP_WAIT_POLICY=passive
 
 say() { echo "$(date +%H:%M:%S) $*"; }
@@ -31,6 +34,7 @@ built() { [ -x "$1" ] || { say "skipped: no $1 (sh dev/gpu_check.sh build)"; fal
 jobs() { nproc 2> /dev/null || echo 4; }
 # Of the stage, but for the five it takes to end; at least 1.
 seconds_left() { left=$((deadline - 5 - $(date +%s))); echo $((left > 1 ? left : 1)); }
+at_most() { left=$(seconds_left); echo $((left < $1 ? left : $1)); }
 
 stage_build() {
     targets="test_gpt_cuda build/cuda-bench/kernels build/cuda-span-fp32/train_gpt"
@@ -44,15 +48,37 @@ stage_build() {
     return $status
 }
 
-# The tests of one precision side by side with the other's, line by line into one file, which so has what was found when time is up.
+# One test in a process of its own, so that a fault or a hang ends no other: what it says, and then how it ended. one_test PRECISION NAME
+one_test() {
+    log=build/gpu_test-$1-$2.txt verdict="not run"
+    : > "$log"
+    if [ "$(seconds_left)" -gt 1 ]; then
+        timeout -k 5 "$(at_most "$TEST_SECONDS")" build/cuda-test/test_gpt-"$1" "=$2" > "$log" 2>&1
+        status=$?
+        case $status in
+            0) verdict=passed ;;
+            124 | 137) verdict="timed out" ;;
+            *) if grep -q '^[0-9]* passed, [0-9]* failed$' "$log"; then verdict=failed; else verdict="crashed with status $status"; fi ;;
+        esac
+    fi
+    { sed "s/^/$1: /" "$log"; echo "$1: $2: $verdict"; } >> "$OUT/tests.txt"
+    rm "$log"
+}
+
+# A few at a time: the judge in double takes longer than the GPU.
 stage_tests() {
+    bad=0 at_once=4
+    export deadline OMP_NUM_THREADS=$((($(jobs) + at_once - 1) / at_once))
     : > "$OUT/tests.txt"
+    for prec in fp32 bf16; do built build/cuda-test/test_gpt-$prec && build/cuda-test/test_gpt-$prec --list | sed "s/^/$prec /"; done > build/gpu_tests.txt
+    xargs -n 2 -P $at_once sh "$0" --test < build/gpu_tests.txt
     for prec in fp32 bf16; do
-        built build/cuda-test/test_gpt-$prec && { build/cuda-test/test_gpt-$prec 2>&1; echo "status $?"; } | sed -u "s/^/$prec: /" >> "$OUT/tests.txt" &
+        all=$(grep -c "^$prec " build/gpu_tests.txt) good=$(grep -c "^$prec: [a-z0-9_]*: passed$" "$OUT/tests.txt")
+        say "$prec: $good of $all tests passed"
+        { [ "$all" -gt 0 ] && [ "$good" = "$all" ]; } || bad=1
     done
-    wait
-    grep -E 'FAILED|passed,|status' "$OUT/tests.txt"
-    [ "$(grep -c ': status 0' "$OUT/tests.txt")" = 2 ]
+    grep -E ': FAILED |: error: |: [a-z0-9_]+: (failed|crashed with status [0-9]+|timed out|not run)$' "$OUT/tests.txt"
+    return $bad
 }
 
 stage_runs() {
@@ -67,16 +93,19 @@ stage_runs() {
     return $status
 }
 
-# Each tool gets a share of the stage. Status 9: the tool found something; 124: time was up.
+# Each tool gets a share of the stage. Status 9: the tool found something; 124: time was up. Calls that fail are no finding: the library tries what it then does
+# otherwise, and ours are all checked. How the library's kernels meet at barriers is not for us to judge, and they would take all of the time.
 stage_sanitize() {
     : > "$OUT/sanitize.txt"
     have compute-sanitizer || return 0
     share=$((LIMIT / 5)) bad=0
     for run in memcheck:bf16 memcheck:fp32 racecheck:bf16 synccheck:bf16; do
-        tool=${run%:*} prec=${run#*:} log=build/gpu_sanitize.txt
+        tool=${run%:*} prec=${run#*:} log=build/gpu_sanitize.txt without="$LIBRARY"
+        [ "$tool" != memcheck ] || without=none
         built build/cuda-test/test_gpt-"$prec" || continue
-        # shellcheck disable=SC2086
-        timeout "$share" compute-sanitizer --tool "$tool" --error-exitcode 9 build/cuda-test/test_gpt-"$prec" $LAYERS > $log 2>&1
+        # shellcheck disable=SC2046
+        timeout "$share" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 build/cuda-test/test_gpt-"$prec" \
+            $(build/cuda-test/test_gpt-"$prec" --list | grep -E "$LAYERS" | grep -vE "$without" | sed 's/^/=/') > $log 2>&1
         status=$?
         [ $status = 0 ] || [ $status = 124 ] || bad=1
         { sed "s/^/$tool $prec: /" $log | tail -n 200; echo "$tool $prec: status $status"; } >> "$OUT/sanitize.txt"
@@ -92,8 +121,11 @@ torch_sees_gpu() {
 
 stage_kernels() {
     built build/cuda-bench/kernels || return 1
-    build/cuda-bench/kernels > "$OUT/kernels.jsonl"
-    status=$?
+    status=0
+    : > "$OUT/kernels.jsonl"
+    for section in $SECTIONS; do                               # a section that ends in a fault, or never, costs no other
+        timeout -k 5 "$(at_most $((LIMIT / 3)))" build/cuda-bench/kernels "$section" >> "$OUT/kernels.jsonl" || { say "$section ended with status $?"; status=1; }
+    done
     torch_sees_gpu && { timeout "$(seconds_left)" "$PYTHON" dev/bench/gpu/torch_experts.py >> "$OUT/kernels.jsonl" || status=1; }
     say "$(wc -l < "$OUT/kernels.jsonl") lines"
     return $status
@@ -191,12 +223,13 @@ machine() {
 case ${1:-} in
     help | -h | --help) sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 0 ;;
     --inside) deadline=$(($(date +%s) + LIMIT)); "stage_$2"; exit ;;
+    --test) one_test "$2" "$3"; exit ;;
 esac
 [ $# -gt 0 ] || set -- $STAGES
 for stage; do case " $STAGES " in *" $stage "*) ;; *) echo "error: no stage $stage; expected some of: $STAGES"; exit 2 ;; esac; done
 mkdir -p "$OUT"
 passed=0 failed=0
-export OUT LIMIT STARTUP PYTHON
+export OUT LIMIT TEST_SECONDS STARTUP PYTHON
 for stage; do
     say "$stage"
     [ "$stage" = report ] || machine > "$OUT/machine.txt"

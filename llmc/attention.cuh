@@ -208,6 +208,7 @@ template <int QK, int HS> struct AttentionTiles {
     static constexpr int THREADS = WARPS * WARP, ROWS = WARPS * 16 * STRIPS, BACK_THREADS = BACK_WARPS * WARP, BACK_ROWS = BACK_WARPS * 16 * BACK_STRIPS;
     static constexpr size_t BYTES = sizeof(real) * (TILE_PITCH<QK> * ROWS + (TILE_PITCH<QK> + TILE_PITCH<HS>) * 2 * COLUMNS);
     static constexpr size_t BACK_BYTES = sizeof(real) * (TILE_PITCH<QK> + TILE_PITCH<HS>) * (BACK_ROWS + 2 * BACK_COLUMNS);
+    static constexpr int LONGEST = (ROWS < BACK_ROWS ? ROWS : BACK_ROWS) * 65535;                      // sequence: a grid has so many tiles along it
     static_assert(BYTES <= 99 << 10 && BACK_BYTES <= 99 << 10, "smaller tiles");
 };
 
@@ -414,11 +415,11 @@ template <int QK, int HS> static void attention_backward_launch(const Heads d[3]
 
 // Every pair of sizes there are kernels for.
 typedef struct AttentionKernels {
-    int QK, HS;
+    int QK, HS, longest;
     void (*forward)(real *c, wide *peak, wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu);
     void (*backward)(const Heads d[3], AttentionSaved a, AttentionShape s, Gpu *gpu);
 } AttentionKernels;
-template <int QK, int HS> static constexpr AttentionKernels attention_kernels_of(void) { return {QK, HS, attention_forward_launch<QK, HS>, attention_backward_launch<QK, HS>}; }
+template <int QK, int HS> static constexpr AttentionKernels attention_kernels_of(void) { return {QK, HS, AttentionTiles<QK, HS>::LONGEST, attention_forward_launch<QK, HS>, attention_backward_launch<QK, HS>}; }
 static const AttentionKernels ATTENTION_KERNELS[] = {attention_kernels_of<32, 32>(), attention_kernels_of<48, 48>(), attention_kernels_of<64, 64>(), attention_kernels_of<96, 96>(),
                                                      attention_kernels_of<128, 128>(), attention_kernels_of<48, 32>(), attention_kernels_of<96, 64>(), attention_kernels_of<192, 128>()};
 

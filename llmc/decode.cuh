@@ -33,11 +33,11 @@ static inline void past_join(Past past, const Heads qkv[3], AttentionShape s, Gp
 // What a warp has of its keys: the largest score, in base 2, and relative to it the sum of the weights and of the weighted values.
 struct DecodeSums { float max, sum, c[DECODE_HS]; };
 
-// Block (head, query).
+// Block (query, head): of queries a long prompt has more than a grid has in its second direction.
 static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decode_kernel(real *c, Heads q, Past past, AttentionShape s) {
     SHARED(float, query, DECODE_QK);
     SHARED(DecodeSums, found, DECODE_WARPS);
-    int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, h = blockIdx.x, t = blockIdx.y, g = h / (s.NH / s.KV), keys = past.rows + t + 1;
+    int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, h = blockIdx.y, t = blockIdx.x, g = h / (s.NH / s.KV), keys = past.rows + t + 1;
     if (thread < s.QK) query[thread] = s.log2_scale * to_float(q.at[(int64_t)t * q.ld + h * q.head + thread]);
     __syncthreads();
     float max = -INFINITY, sum = 0, sums[DECODE_HS / WARP] = {};
@@ -76,5 +76,5 @@ static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decod
 
 // c[T, NH * HS], of the T queries at positions past.rows, past.rows + 1, ..., whose keys and values have joined the past.
 static inline void attention_decode(real *c, Heads q, Past past, AttentionShape s, Gpu *gpu) {
-    LAUNCH(attention_decode_kernel, dim3(s.NH, s.T), DECODE_WARPS * WARP, 0, gpu->stream, c, q, past, s);
+    LAUNCH(attention_decode_kernel, dim3(s.T, s.NH), DECODE_WARPS * WARP, 0, gpu->stream, c, q, past, s);
 }

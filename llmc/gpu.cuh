@@ -31,7 +31,17 @@ void *emu_shared_dynamic(void);
 #define SHARED_DYNAMIC(type, name) type *name = static_cast<type *>(emu_shared_dynamic())
 #endif
 
+// What a kernel ends with when it goes wrong (714 to 719: stack, instruction, address, its space, program counter, anything else). Every call after it returns that,
+// a launch as well: what reports it is not what failed.
+static inline bool kernel_failed(cudaError_t error) {
+    return error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);
+}
+
 static inline void cuda_check(cudaError_t error, const char *call, const char *file, int line) {
+    if (kernel_failed(error)) {
+        check_failed(EXIT_REFUSED, file, line, "CUDA: a kernel launched before failed: %s; found by %s\n  -> CUDA_LAUNCH_BLOCKING=1 ends at the launch of that kernel, compute-sanitizer names its line",
+                     cudaGetErrorString(error), call);
+    }
     if (error != cudaSuccess) check_failed(EXIT_REFUSED, file, line, "CUDA: %s: %s\n  -> nvidia-smi shows whether the GPU is well and free", call, cudaGetErrorString(error));
 }
 
@@ -46,6 +56,7 @@ static void launch_kernel(const char *file, int line, const char *text, void (*k
     emu_launch(file, line, text, grid, block, dynamic, stream, [=] { kernel(arguments...); });
 #endif
     cudaError_t error = cudaGetLastError();
+    if (kernel_failed(error)) cuda_check(error, text, file, line);
     if (error != cudaSuccess) {
         check_failed(EXIT_REFUSED, file, line, "a launch was refused: %s: LAUNCH(%s) with grid (%u, %u, %u), block (%u, %u, %u), %zu bytes of dynamic shared memory\n"
                      "  -> at most 1024 threads a block and 227 KiB of shared memory; no empty grid", cudaGetErrorString(error), text,

@@ -169,15 +169,15 @@ static inline cublasStatus_t plan_run(const Plan *p, const cublasLtMatmulAlgo_t 
     return cublasLtMatmul(gpu->plans->handle, p->desc, &f->alpha, f->a, p->a, f->b, p->b, &f->beta, f->c, p->d, f->d, p->d, algo, gpu->plans->workspace, PLANS_WORKSPACE, gpu->stream);
 }
 
-// Milliseconds of the fastest of a few runs after one that warms up; infinite where the algorithm will not run.
-static inline float plan_time(const Plan *p, const cublasLtMatmulAlgo_t *algo, const Product *f, Gpu *gpu) {
+// Milliseconds of the fastest of a few runs after one that warms up; infinite where `start` says that it will not run.
+template <typename F> static float fastest(Gpu *gpu, F start) {
     cudaEvent_t from, to;
     float best = INFINITY, ms;
     cudaCheck(cudaEventCreate(&from));
     cudaCheck(cudaEventCreate(&to));
     for (int run = 0; run <= TIMED_RUNS; run++) {
         cudaCheck(cudaEventRecord(from, gpu->stream));
-        if (plan_run(p, algo, f, gpu) != CUBLAS_STATUS_SUCCESS) break;
+        if (!start()) break;
         cudaCheck(cudaEventRecord(to, gpu->stream));
         cudaCheck(cudaEventSynchronize(to));
         cudaCheck(cudaEventElapsedTime(&ms, from, to));
@@ -201,7 +201,7 @@ static inline void plan_choose(Plan *p, const Product *f, Gpu *gpu) {
     plan_set_arrays(p, f->vector, f->aux);
     for (int i = 0; i < count && (plans->tuning || !p->found); i++) {
         if (guesses[i].state != CUBLAS_STATUS_SUCCESS) continue;
-        float ms = plans->tuning ? plan_time(p, &guesses[i].algo, f, gpu) : 0;
+        float ms = plans->tuning ? fastest(gpu, [&] { return plan_run(p, &guesses[i].algo, f, gpu) == CUBLAS_STATUS_SUCCESS; }) : 0;
         if (ms >= best) continue;
         best = ms;
         p->algo = guesses[i].algo;
@@ -211,7 +211,8 @@ static inline void plan_choose(Plan *p, const Product *f, Gpu *gpu) {
     p->keep = plans->tuning;
 }
 
-// Starts the product with this epilogue; or returns false where the library has no algorithm for the two together, and nothing is started.
+// Starts the product with this epilogue; or returns false where the library has no algorithm for the two together, and nothing is started. A guess that was not
+// timed is first tried here: the library may offer what it then refuses.
 static inline bool product(Product f, cublasLtEpilogue_t epilogue, Gpu *gpu) {
     f.key.epilogue = epilogue;
     f.key.add = !f.c || f.beta == 0 ? NOTHING_ADDED : f.c == f.d ? ADDED_IN_PLACE : ADDED_ELSEWHERE;
@@ -220,8 +221,10 @@ static inline bool product(Product f, cublasLtEpilogue_t epilogue, Gpu *gpu) {
     if (!p) plan_choose(p = plan_make(gpu->plans, f.key), &f, gpu);
     if (!p->found) return false;
     plan_set_arrays(p, f.vector, f.aux);
-    lt_check(plan_run(p, &p->algo, &f, gpu), "cublasLtMatmul", p->key);
-    return true;
+    cublasStatus_t status = plan_run(p, &p->algo, &f, gpu);
+    p->found = epilogue == CUBLASLT_EPILOGUE_DEFAULT || (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE);
+    if (p->found) lt_check(status, "cublasLtMatmul", p->key);
+    return p->found;
 }
 
 // ------------------------------------------------------------------------------------------------------------------ plans as text
@@ -386,10 +389,20 @@ static inline void linear_backward_weight(wide *dw, wide *db, const real *dy, co
     int64_t rows = CEIL_DIV(s.n, COLUMN_SPLITS), splits = CEIL_DIV(s.n, rows);
     CHECK(!db || (size_t)(splits * s.out) <= gpu->scratch_size, "the bias gradient of %d columns needs %lld floats of scratch, there are %zu\n  -> a larger scratch_size", s.out,
           (long long)(splits * s.out), gpu->scratch_size);
-    bool summed = db && f.alpha == 1 && product(f, CUBLASLT_EPILOGUE_BGRADB, gpu);
-    if (!summed) product(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+    auto apart = [&] {
+        product(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+        if (db) LAUNCH(column_sums_kernel, dim3(CEIL_DIV(s.out / PACK, LINEAR_THREADS), (unsigned)splits), LINEAR_THREADS, 0, gpu->stream, gpu->scratch, dy, s.n, s.out, rows);
+        return true;
+    };
+    f.key.epilogue = CUBLASLT_EPILOGUE_BGRADB, f.key.add = ADDED_IN_PLACE;
+    bool first = gpu->plans->tuning && !plan_find(gpu->plans, &f.key), summed = db && f.alpha == 1 && product(f, CUBLASLT_EPILOGUE_BGRADB, gpu);
+    if (summed && first) {                                   // an epilogue can cost more than reading dy once more: the plan then says that there is none
+        float ms = fastest(gpu, [&] { return product(f, CUBLASLT_EPILOGUE_BGRADB, gpu); });
+        bool faster = ms <= fastest(gpu, apart);
+        plan_find(gpu->plans, &f.key)->found = summed = faster;
+    }
+    if (!summed) apart();
     if (!db) return;
     if (summed) splits = 1;
-    else LAUNCH(column_sums_kernel, dim3(CEIL_DIV(s.out / PACK, LINEAR_THREADS), (unsigned)splits), LINEAR_THREADS, 0, gpu->stream, gpu->scratch, dy, s.n, s.out, rows);
     LAUNCH(add_sums_kernel, CEIL_DIV(s.out, LINEAR_THREADS), LINEAR_THREADS, 0, gpu->stream, db, gpu->scratch, (int)splits, s.out, scale);
 }

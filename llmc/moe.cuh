@@ -234,24 +234,29 @@ static inline void router_backward(real *dz, const wide *dgate, const Routed *o,
 typedef struct RouterWatch { double *sums, *load; } RouterWatch;
 enum { ROUTER_ENTROPY, ROUTER_BALANCE, ROUTER_SEQUENCE, ROUTER_Z, ROUTER_SUMS };
 
-// Entropy of token t's p.
-static __device__ inline double router_entropy(const wide *z, float lse, RouterShape r) {
-    double entropy = 0, sum = 0;
-    for (int j = 0; j < r.E; j++) sum += router_score(z[j], lse, r.kind);
-    for (int j = 0; j < r.E; j++) {
-        double p = router_score(z[j], lse, r.kind) / sum;
-        entropy -= p > 0 ? p * log(p) : 0;
+// Block: ROUTER_CHUNK tokens; warp: a token at a time. partial[block] = the sum of the entropies of their p. Reads 4 (E + 1) bytes a token.
+static __global__ void __launch_bounds__(ROUTER_THREADS) router_entropy_kernel(float *partial, const wide *lse, const wide *z, RouterShape r) {
+    int lane = threadIdx.x % WARP;
+    int64_t n = (int64_t)r.B * r.T, first = (int64_t)blockIdx.x * ROUTER_CHUNK, end = min(first + ROUTER_CHUNK, n);
+    float entropy = 0;
+    for (int64_t t = first + threadIdx.x / WARP; t < end; t += ROUTER_WARPS) {
+        float sum = 0;
+        for (int j = lane; j < r.E; j += WARP) sum += router_score(z[t * r.E + j], lse[t], r.kind);
+        sum = warp_sum(sum);
+        for (int j = lane; j < r.E; j += WARP) {
+            float p = router_score(z[t * r.E + j], lse[t], r.kind) / sum;
+            entropy -= p > 0 ? p * logf(p) : 0;
+        }
     }
-    return entropy;
+    entropy = block_sum(entropy);
+    if (threadIdx.x == 0) partial[blockIdx.x] = entropy;
 }
 
-// One block, one order. Reads 4 bytes a token; where it is watched, the logits too.
-static __global__ void __launch_bounds__(SUMS_THREADS) router_count_kernel(double *loss, wide *loads, RouterWatch watch, Routed o, const wide *z, RouterShape r) {
+// One block, one order. Reads 4 bytes a token. entropy: `parts` sums, where it is watched.
+static __global__ void __launch_bounds__(SUMS_THREADS) router_count_kernel(double *loss, wide *loads, RouterWatch watch, Routed o, const float *entropy, int parts, RouterShape r) {
     double n = (double)r.B * r.T, each = r.E / (n * r.K), sums[ROUTER_SUMS] = {};
-    for (int64_t t = threadIdx.x; t < (int64_t)r.B * r.T; t += blockDim.x) {
-        sums[ROUTER_Z] += (double)o.lse[t] * o.lse[t];
-        if (watch.sums) sums[ROUTER_ENTROPY] += router_entropy(z + t * r.E, o.lse[t], r);
-    }
+    for (int64_t t = threadIdx.x; t < (int64_t)r.B * r.T; t += blockDim.x) sums[ROUTER_Z] += (double)o.lse[t] * o.lse[t];
+    for (int i = threadIdx.x; i < parts && watch.sums; i += blockDim.x) sums[ROUTER_ENTROPY] += entropy[i];
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
         double load = o.load[(int64_t)r.B * r.E + j], share = 0;
         for (int b = 0; b < r.B; b++) {
@@ -270,7 +275,9 @@ static __global__ void __launch_bounds__(SUMS_THREADS) router_count_kernel(doubl
 
 // After a forward that counts: n times the router's losses are added to *loss, the tokens of each expert to loads [E]; watch: nullptrs, where nobody looks.
 static inline void router_count(double *loss, wide *loads, RouterWatch watch, const Routed *o, const wide *z, RouterShape r, Gpu *gpu) {
-    LAUNCH(router_count_kernel, 1, threads_for((int64_t)r.B * r.T, SUMS_THREADS), 0, gpu->stream, loss, loads, watch, *o, z, r);
+    int parts = CEIL_DIV((int64_t)r.B * r.T, ROUTER_CHUNK);        // no more than the forward's chunks, which there is scratch for
+    if (watch.sums) LAUNCH(router_entropy_kernel, parts, ROUTER_THREADS, 0, gpu->stream, gpu->scratch, o->lse, z, r);
+    LAUNCH(router_count_kernel, 1, threads_for((int64_t)r.B * r.T, SUMS_THREADS), 0, gpu->stream, loss, loads, watch, *o, gpu->scratch, parts, r);
 }
 
 // A fixed step towards an even load (Wang et al. 2024; DeepSeek-V3 section 2.1.2): b += rate sign(mean load - load), in the master weights, which the router reads.

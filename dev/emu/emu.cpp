@@ -5,6 +5,7 @@
 //   EMU_SEED=n   n > 0: random order of blocks, of threads between two meetings, and of streams (every legal order is possible); 0: ascending, in issue order
 //   EMU_MEMORY=bytes  EMU_DEVICES=n  EMU_DRIVER=13000  EMU_COMPUTE=90  EMU_BUILT=90   the machine a test asks for: device memory, how many GPUs, the CUDA version of
 //                the driver (0: none), the GPU's compute capability, and the one that the program was built for
+//   EMU_FAULT=700   the first kernel that runs ends with this error, which every call for a stream returns from then on
 // Memory of cudaMalloc and shared memory start as 0xFF bytes: NaN as float and as bfloat16, -1 as int.
 // A kernel that breaks a rule of emu.h ends the program with status 3 and a message that names kernel, block and thread.
 #include <functional>
@@ -148,7 +149,7 @@ struct Machine {
     std::vector<cudaStream_t> streams;
     size_t device_bytes = 0;
     int issued = 0;
-    cudaError_t error = cudaSuccess;
+    cudaError_t error = cudaSuccess, fault = cudaSuccess;    // fault: what a kernel left
 };
 static Machine emu;
 
@@ -580,7 +581,7 @@ static cudaError_t while_recording(bool always) {
 // May this stream be given work? Not once its recording is spoilt; and the default stream would wait for a blocking stream that records.
 static cudaError_t accepts(cudaStream_t handle) {
     CUstream_st *s = stream_of(handle);
-    cudaError_t e = s->broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+    cudaError_t e = s->broken ? cudaErrorStreamCaptureInvalidated : emu.fault;
     for (cudaStream_t other : emu.streams) {
         if (s == &default_stream && other->graph && !other->nonblocking) other->broken = true, e = cudaErrorStreamCaptureImplicit;
     }
@@ -612,7 +613,10 @@ void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 si
     if (!fits) { result(cudaErrorInvalidConfiguration); return; }
     if (dynamic > SHARED_MAX) { result(cudaErrorInvalidValue); return; }
     if (image() != cudaSuccess || accepts(stream) != cudaSuccess) return;
-    enqueue(stream, [=] { run_kernel(file, line, text, grid, size, dynamic, body); });
+    enqueue(stream, [=] {
+        run_kernel(file, line, text, grid, size, dynamic, body);
+        emu.fault = (cudaError_t)setting("EMU_FAULT", cudaSuccess);
+    });
 }
 
 extern "C" {
@@ -627,6 +631,7 @@ const char *cudaGetErrorString(cudaError_t e) {
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
@@ -660,7 +665,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     cudaError_t e = can_wait(s);
     if (e == cudaSuccess) finish(stream_of(s)->last);
-    return e;
+    return e == cudaSuccess ? result(emu.fault) : e;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     cudaError_t error = can_wait(s);                         // events are not part of the graphs here

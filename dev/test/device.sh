@@ -91,6 +91,18 @@ rm "$tree/cublas/cublasLt.h"
 [ -e /usr/include/cublasLt.h ] || check "no cublasLt.h" stops "cublasLt.h is neither in $tree/cublas nor in"
 touch "$tree/cublas/cublasLt.h"
 
+# Where the library is linked from: beside its header, as a toolkit has it, or as a Python package has it; where it is in neither place, by its name.
+links() { make -n train_gpt ARCH=90a "$@" > said 2>&1; grep -E -- "$words" said || { cat said; false; }; }
+mkdir -p "$tree/wheel/include" "$tree/wheel/lib" "$tree/kit/include" "$tree/kit/lib64" "$tree/kit/lib"
+touch "$tree/wheel/include/cublasLt.h" "$tree/wheel/lib/libcublasLt.so.13" "$tree/kit/include/cublasLt.h"
+for file in lib64/libcublasLt.so.13 lib64/libcublasLt.so lib/libcublasLt.so; do touch "$tree/kit/$file"; done
+words="train_gpt *-lcublasLt\$"
+check "a library somewhere else" links CUBLAS="$tree/cublas"
+words="-L$tree/wheel/lib -Xlinker -rpath=$tree/wheel/lib -l:libcublasLt.so.13\$"
+check "a Python package's"       links CUBLAS="$tree/wheel/include"
+words="-L$tree/kit/lib64 -Xlinker -rpath=$tree/kit/lib64 -lcublasLt\$"
+check "a toolkit's"              links CUBLAS="$tree/kit/include"
+
 # What nvcc is told, when it is called again, and who asks for the GPU.
 build() { : > calls; make train_gpt CUBLAS="$tree/cublas" CFLAGS=-O0 "$@"; }
 check "a build"                  build NORM_MODE=PRE

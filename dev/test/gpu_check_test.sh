@@ -50,15 +50,22 @@ exec sleep 20
 END
 cat > bin/made_test_gpt <<'END'
 #!/bin/sh
-echo "cuda_norm                    ok  (9 checks)"
-[ -e slow_test ] && { echo "FAILED cuda_linear: 1 is not 2"; exec sleep 20; }
-[ -e red ] && { echo "9 passed, 1 failed"; exit 1; }
+[ "$1" = --list ] && { printf 'cuda_norm\ncuda_linear\ncuda_normalize\n'; exit; }
+for name; do
+    case $name in =cuda_norm | =cuda_linear | =cuda_normalize) ;; *) echo "$name is no test"; exit 3 ;; esac
+    [ -e fault ] && [ $name = =cuda_linear ] && { echo "error: CUDA: a kernel launched before failed"; exit 1; }
+    [ -e slow_test ] && [ $name = =cuda_linear ] && { echo "FAILED cuda_linear: 1 is not 2"; exec sleep 20; }
+    [ -e red ] && [ $name = =cuda_norm ] && { echo "FAILED cuda_norm: 1 is not 2"; echo "9 passed, 1 failed"; exit 1; }
+    echo "${name#=}                    ok  (9 checks)"
+done
 echo "9 passed, 0 failed"
 END
 cat > bin/made_kernels <<'END'
 #!/bin/sh
-[ -e slow ] && sleep 20
+[ -e slow ] && [ $1 = norms ] && sleep 20
+[ -e fault ] && [ $1 = attention ] && exit 1
 echo '{"gpu": "stand-in", "sms": 1}'
+[ $1 = linears ] || exit 0
 echo '{"model": "gpt2-124M", "layer": "q k v forward", "ms": 0.5, "ms_min": 0.4, "ms_max": 0.6, "floor_ms": 0.294, "bound": "product", "flops": 2.32e+11, "bytes": 4e8}'
 echo '{"model": "gpt2-124M", "layer": "norm forward", "tokens": 65536, "ms": 0.1, "ms_min": 0.1, "ms_max": 0.1, "floor_ms": 0.05, "bound": "memory", "flops": 0, "bytes": 2e8}'
 END
@@ -70,7 +77,8 @@ cat > bin/compute-sanitizer <<'END'
 #!/bin/sh
 echo "========= COMPUTE-SANITIZER $*"
 [ -e found ] && { echo "========= ERROR SUMMARY: 2 errors"; exit 9; }
-while case $1 in build/*) false ;; esac; do shift; done
+while case $1 in build/*) false ;; esac; do [ "$1" = --tool ] && tool=$2; shift; done
+case "$tool $*" in memcheck*" =cuda_norm =cuda_linear" | race*" =cuda_norm" | sync*" =cuda_norm") ;; *) echo "$tool of $*"; exit 9 ;; esac
 "$@" && echo "========= ERROR SUMMARY: 0 errors"
 END
 cat > bin/python3 <<END
@@ -117,7 +125,7 @@ check "one file has all"         sh -c 'mkdir unpacked && tar -xzf build/gpu_che
 
 # ---- the report: 64 * 1024 tokens in 100 ms are 655360 a second; F1 is 797.8 MFLOP a token, 4.910 GFLOP for the 740M model, 4.348 GFLOP for OLMoE's
 check "which machine"            reports "driver 580.95.05, 143771 MiB, power limit 700.00 W"
-check "tests"                    reports "tests, bf16: 9 passed, 0 failed"
+check "tests"                    reports "tests, bf16: 3 passed, 0 did not"
 check "runs of the trainer"      reports "- runs of the trainer: 70 passed, 0 failed"
 check "sanitizers"               reports "compute-sanitizer, racecheck bf16: clean"
 check "PRE, the first steps out" reports "| PRE | 100.00 | 655360 | 523 | 52.8 | - | 8 in 2 |"
@@ -136,19 +144,33 @@ found = report.ratio_to(runs, "span", "pre")
 assert abs(found["mean"] - 1.02) < 1e-9 and abs(found["half"] - 4.30 * 0.01 / 3 ** 0.5) < 1e-9, found
 assert abs(report.flops_per_token(dict(layers=24, width=1536, heads=24, kv_heads=0, ffn=4224, vocab=32000, seq=2048, activation="swiglu")) / 4910e6 - 1) < 1e-3'
 
+# ---- results of two calls, put together from what each left in one file
+check "one call"                 sh -c "OUT=build/one sh dev/gpu_check.sh tests report > said 2>&1"
+check "another"                  sh -c "OUT=build/two LIMIT=60 sh dev/gpu_check.sh kernels report > said 2>&1"
+check "together"                 sh -c "mkdir build/both && for part in one two; do tar -xzf build/\$part/results.tar.gz -C build/both || exit 1; done; OUT=build/both sh dev/gpu_check.sh report > said 2>&1"
+check "have all"                 sh -c "grep -q 'tests, bf16: 3 passed' build/both/report.md && grep -q 'q k v forward' build/both/report.md && tar -tzf build/both/results.tar.gz | grep -q kernels.jsonl"
+
 # ---- what goes wrong
-touch red && check "a red test"  refused gpu_check tests runs report && check "is named" says "bf16: 9 passed, 1 failed" && rm red
-check "and reported"             reports "tests, fp32: 9 passed, 1 failed"
+touch red && check "a red test"  refused gpu_check tests runs report && check "is named" says "bf16: cuda_norm: failed" && rm red
+check "and counted"              says "fp32: 2 of 3 tests passed"
+check "and reported"             reports "tests, fp32: 2 passed, 1 did not; cuda_norm failed"
 check "a red run"                says "FAILED bf16 stops"
 check "is reported, too"         reports "runs of the trainer: 69 passed, 1 failed"
 check "both are counted"         says "1 passed, 2 failed"
-touch slow_test slow_run && check "no time for tests" sh -c "! LIMIT=4 sh dev/gpu_check.sh tests runs report > said 2>&1" && rm slow_test slow_run
-for prec in fp32 bf16; do check "what ran is kept, $prec" grep -q "^$prec: cuda_norm " build/gpu_check/tests.txt && check "and reported, $prec" reports "tests, $prec: not finished, 1 failed so far"; done
+touch fault && check "a fault"   refused gpu_check tests kernels report && check "is named" says "bf16: cuda_linear: crashed with status 1" && rm fault
+check "and what it said"         says "fp32: error: CUDA: a kernel launched before failed"
+check "and ends no other test"   reports "tests, fp32: 2 passed, 1 did not; cuda_linear crashed with status 1"
+check "nor section of kernels"   sh -c 'grep -q "attention ended with status 1" said && [ "$(grep -c stand-in build/gpu_check/kernels.jsonl)" = 7 ]'
+touch slow_test && check "a hang" sh -c "! TEST_SECONDS=2 sh dev/gpu_check.sh tests report > said 2>&1" && rm slow_test
+check "ends after its time"      reports "tests, bf16: 2 passed, 1 did not; cuda_linear timed out"
+touch slow_test slow_run && check "no time for tests" sh -c "! LIMIT=9 sh dev/gpu_check.sh tests runs report > said 2>&1" && rm slow_test slow_run
+for prec in fp32 bf16; do check "what ran is kept, $prec" grep -q "^$prec: FAILED cuda_linear" build/gpu_check/tests.txt && check "and reported, $prec" reports "tests, $prec: 2 passed, 1 did not; cuda_linear timed out"; done
 check "runs, too"                reports "runs of the trainer: not finished, 1 failed so far"
 check "and say why"              grep -q "^status 124" build/gpu_check/runs.txt
 touch found && check "a race"    refused gpu_check sanitize report && check "is reported" reports "memcheck bf16: FOUND SOMETHING" && rm found
-touch slow && check "too slow"   sh -c "! LIMIT=1 sh dev/gpu_check.sh kernels report > said 2>&1" && check "is said" says "kernels: FAILED with status 124, after 1 seconds" && rm slow
+touch slow && check "too slow"   sh -c "! LIMIT=8 sh dev/gpu_check.sh kernels report > said 2>&1" && check "is said" says "norms ended with status 124" && rm slow
 check "the others went on"       says "1 passed, 1 failed"
+check "the sections after it too" sh -c '[ "$(grep -c stand-in build/gpu_check/kernels.jsonl)" = 7 ]'
 touch no_steps && check "no run" refused gpu_check train740 && check "and why" says "no steps: pre span-740M: error: no memory" && rm no_steps
 touch late && check "a late first step" sh -c "ROUNDS=1 sh dev/gpu_check.sh train124 > said 2>&1" && rm late
 check "has its seconds after it" sh -c '[ "$(grep -c 900.5,100, build/gpu_check/train124.jsonl)" = 1 ] && [ "$(wc -l < build/gpu_check/train124.jsonl)" = 5 ]'
@@ -179,12 +201,13 @@ cd "$root" || exit 1
 if [ -f "$CUDA/include/cuda_runtime.h" ] && [ -f "$headers/cublasLt.h" ]; then
     for prec in fp32 bf16; do
         check "the timer builds, $prec"  make build/emu/kernels-$prec CUDA="$CUDA" CUBLAS="$headers" EMU=build/emu EMU_FLAGS="-O1"
-        check "the timer runs, $prec"    sh -c "build/emu/kernels-$prec tiny > build/kernels.jsonl"
+        check "the timer runs, $prec"    sh -c "for section in $(sed -n 's/^SECTIONS="\([a-z ]*\)".*/\1/p' dev/gpu_check.sh); do build/emu/kernels-$prec tiny \$section || exit 1; done > build/kernels.jsonl"
+        check "a section it has not"     sh -c "! build/emu/kernels-$prec tiny norm 2> build/kernels.err && grep -q 'found norm' build/kernels.err"
         check "JSON of every layer"      "$PYTHON" -c "
 import json, math
-lines = [json.loads(line) for line in open('build/kernels.jsonl')]
-layers = {row['layer'] for row in lines[1:]}
-for row in lines[1:]: assert row['ms'] > 0 and row['floor_ms'] > 0 and math.isfinite(row['ms']), row
+lines = [row for row in map(json.loads, open('build/kernels.jsonl')) if 'gpu' not in row]
+layers = {row['layer'] for row in lines}
+for row in lines: assert row['ms'] > 0 and row['floor_ms'] > 0 and math.isfinite(row['ms']), row
 for layer in ('q k v', 'attention', 'norm', 'SwiGLU', 'RoPE', 'embedding', 'classifier', 'AdamW', 'down', 'head', 'GELU', 'router', 'combine', 'of experts'):
     assert any(layer in name for name in layers), (layer, layers)"
     done

@@ -1,4 +1,5 @@
-// gpu_main.cu: runs the tests of CUDA code that are linked with it. ./test_gpt-fp32 [words]: only those whose name contains one of the words.
+// gpu_main.cu: runs the tests of CUDA code that are linked with it. ./test_gpt-fp32 [words]: only those whose name contains one of the words, or is NAME where the word
+// is =NAME. ./test_gpt-fp32 --list: their names.
 #include "gpu_test.cuh"
 #include <stdarg.h>
 
@@ -16,11 +17,17 @@ void test_expect(bool ok, const char *what, const char *file, int line, const ch
     fflush(stdout);
 }
 
+static bool wants(const char *name, int count, char **words) {
+    for (int i = 0; i < count; i++) if (*words[i] == '=' ? !strcmp(name, words[i] + 1) : strstr(name, words[i]) != NULL) return true;
+    return !count;
+}
+
 int main(int argc, char **argv) {
+    bool list = argc == 2 && !strcmp(argv[1], "--list");
+    for (const GpuTest *t = GpuTest::first(); list && t; t = t->next) puts(t->name);
+    if (list) return 0;
     for (const GpuTest *t = GpuTest::first(); t; t = t->next) {
-        bool wanted = argc < 2;
-        for (int i = 1; i < argc; i++) wanted |= strstr(t->name, argv[i]) != NULL;
-        if (!wanted) continue;
+        if (!wants(t->name, argc - 1, argv + 1)) continue;
         int failed = test_count.failed, passed = test_count.passed;
         test_count.name = t->name;
         t->run();

@@ -5,12 +5,23 @@
 #include "../../llmc/modes.h"
 #include "../../llmc/rand.h"
 #include "test.h"
+#include <functional>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 
 // The one bound per precision of the whole repository, for every tensor of every layer and mode: sum (x - y)^2 <= TOLERANCE * sum y^2.
 // float: as the judge's own float build against double (test_gpt.c). bfloat16: a value keeps 8 bits, so one rounding has a mean square of 1.3e-6, and the
 // few dozen between a weight and its gradient, with differences of nearly equal numbers among them, add up: the worst tensor of all modes is at 2.7e-3.
 static const double TOLERANCE = sizeof(real) == 4 ? 1e-8 : 5e-3;
+
+// On a real GPU the library's algorithms are its own; of the emulated ones every rounding is known.
+#if defined(__CUDACC__)
+static const bool ON_GPU = true;
+#else
+static const bool ON_GPU = false;
+#endif
 
 // GPU_TEST(name) { ... } is a test; main runs all that are linked, in the order of their names.
 struct GpuTest {
@@ -84,7 +95,35 @@ static inline double nmse(const Values &got, const Values &want) {
 }
 
 // The device array equals `want` within the bound.
-template <typename T> static void expect_close(const T *device, const Values &want, const char *what) {
+template <typename T> static void expect_close(const T *device, const Values &want, const char *what, double allowed = TOLERANCE) {
     double e = nmse(host_values(device, want.size()), want);
-    EXPECT(e <= TOLERANCE, "%s: normalized mean squared error %.3g, allowed %.3g", what, e, TOLERANCE);
+    EXPECT(e <= allowed, "%s: normalized mean squared error %.3g, allowed %.3g", what, e, allowed);
 }
+
+#if !defined(__CUDACC__)
+// What body says, in a process of its own (where a GPU could not be used): its status, a space, and its output.
+static inline std::string said(std::function<int()> body) {
+    int fds[2];
+    std::string words;
+    char piece[512];
+    CHECK(pipe(fds) == 0, "no pipe");
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0, "no process");
+    if (child == 0) {
+        dup2(fds[1], STDOUT_FILENO), dup2(fds[1], STDERR_FILENO);
+        int status = body();
+        fflush(stdout);
+        _exit(status);
+    }
+    close(fds[1]);
+    for (ssize_t got; (got = read(fds[0], piece, sizeof piece)) > 0;) words.append(piece, (size_t)got);
+    close(fds[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1) + " " + words;
+}
+static inline void expect_words(const std::string &got, const char *words, const char *what) {
+    EXPECT(got.compare(0, strlen(words), words) == 0, "%s: \"%s\", expected \"%s\"", what, got.c_str(), words);
+}
+#endif

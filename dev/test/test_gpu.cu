@@ -58,6 +58,23 @@ GPU_TEST(cuda_gpu) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+// A launch that is refused is the culprit itself; one that only finds that a kernel before it has failed is not.
+GPU_TEST(cuda_gpu_failed) {
+    cudaStream_t stream = test_gpu()->stream;
+    float *x = device_empty<float>(64);
+    auto launch = [=](int threads) { LAUNCH(twice_plus_kernel, 1, threads, 0, stream, x, x, 64); };
+    expect_words(said([=] { launch(1025); return 0; }), "1 error: a launch was refused: invalid configuration argument: LAUNCH(twice_plus_kernel, 1, threads, 0, stream, x, x, 64) with grid", "a block too large");
+    setenv("EMU_FAULT", "700", 1);
+    expect_words(said([=] { launch(64); cudaStreamSynchronize(stream); launch(64); return 0; }),
+                 "1 error: CUDA: a kernel launched before failed: an illegal memory access was encountered; found by twice_plus_kernel, 1, threads", "a launch after a kernel that failed");
+    expect_words(said([=] { launch(64); cudaCheck(cudaStreamSynchronize(stream)); return 0; }),
+                 "1 error: CUDA: a kernel launched before failed: an illegal memory access was encountered; found by cudaStreamSynchronize(stream)\n  -> CUDA_LAUNCH_BLOCKING=1", "a call after it");
+    unsetenv("EMU_FAULT");
+    cudaFree(x);
+}
+#endif
+
 // Three micro-steps: the inputs go through pinned memory, the state stays on the device.
 GPU_TEST(cuda_graph) {
     const int n = 1000;

@@ -4,7 +4,6 @@
 #include "../../llmc/linear.cuh"
 #include <functional>
 #include <string>
-#include <sys/wait.h>
 
 // The shared context with plans of its own, and a setting of the emulated library while it lives (on a GPU it has no effect).
 struct TestPlans {
@@ -84,19 +83,22 @@ static void check_forward(Layer *t, bool bias, Gpu *gpu) {
     cudaFree(d_y), cudaFree(d_add);
 }
 
+// The library's GELU may stand on tanh.approx, which is right to 2^-11. (In float the trainer does without it.)
+static const double GELU_TOLERANCE = ON_GPU ? fmax(TOLERANCE, 1e-6) : TOLERANCE;
+
 static void check_gelu(Layer *t, Gpu *gpu) {
     for (bool bias : {false, true}) {
         real *d_h = device_empty<real>(t->y0.size()), *d_pre = device_empty<real>(t->y0.size());
         linear_gelu_forward(d_h, d_pre, t->d_x, t->d_w, bias ? t->d_b : nullptr, t->s, gpu);
         expect_close(d_pre, t->y(bias), bias ? "pre with a bias" : "pre");
-        expect_close(d_h, map(t->y(bias), gelu_tanh), bias ? "h with a bias" : "h");
+        expect_close(d_h, map(t->y(bias), gelu_tanh), bias ? "h with a bias" : "h", GELU_TOLERANCE);
         cudaFree(d_h), cudaFree(d_pre);
     }
     Values pre = random_values(t->dx0.size(), 9), want = mixed(t->dyw, t->s.c, pre, 0);
     real *d_pre = device_copy<real>(&pre), *d_dpre = device_empty<real>(pre.size());
     for (size_t i = 0; i < pre.size(); i++) want[i] *= gelu_tanh_slope(pre[i]);
     linear_gelu_backward_input(d_dpre, d_pre, t->d_dy, t->d_w, t->s, gpu);
-    expect_close(d_dpre, want, "dpre");
+    expect_close(d_dpre, want, "dpre", GELU_TOLERANCE);
     expect_close(d_pre, pre, "pre, which is only read");
     cudaFree(d_pre), cudaFree(d_dpre);
 }
@@ -134,8 +136,8 @@ static void check_layer(Layer *t, Gpu *gpu) {
 
 GPU_TEST(cuda_linear) {
     Layer layers[] = {{25, 40, 72, 0.75f}, {24, 72, 40, 1}, {1, 8, 16, -1.5f}, {515, 24, 8, 0.5f}, {3, 1048, 8, 1}};
-    for (const char *plain : {"0", "1"}) {
-        TestPlans plans(false, "EMU_CUBLASLT_PLAIN", plain);
+    for (auto [setting, value] : {std::pair("EMU_CUBLASLT_PLAIN", "0"), std::pair("EMU_CUBLASLT_PLAIN", "1"), std::pair("EMU_CUBLASLT_REFUSE", "1")}) {
+        TestPlans plans(false, setting, value);
         for (Layer &t : layers) check_layer(&t, &plans.gpu);
     }
 }
@@ -154,13 +156,14 @@ GPU_TEST(cuda_linear_wide) {
 
 // ------------------------------------------------------------------------------------------------------------------ plans
 
+// TF32 is leave to round, not an order: a GPU's library may take a product that does not. The emulated one always rounds.
 GPU_TEST(cuda_linear_tf32) {
-    Layer t(16, 24, 64, 1);
+    Layer t(192, 256, 320, 1);
     TestPlans plans(true);
     real *d_y = device_empty<real>(t.y0.size());
     linear_forward(d_y, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, &plans.gpu);
     double e = nmse(host_values(d_y, t.y0.size()), t.y(false));
-    if (sizeof(real) == sizeof(float)) EXPECT(e > 1e-9 && e < 1e-5, "TF32: normalized mean squared error %.3g, expected about 1e-7", e);
+    if (sizeof(real) == sizeof(float)) EXPECT((e > 1e-9 || ON_GPU) && e < 1e-5, "TF32: normalized mean squared error %.3g, expected about 1e-7", e);
     else EXPECT(e < TOLERANCE && !plans.gpu.plans->tf32, "bfloat16 has no TF32: error %.3g", e);
     cudaFree(d_y);
 }
@@ -228,6 +231,22 @@ GPU_TEST(cuda_linear_plans) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+// The sums of dy's rows ride in the product where tuning found that no slower than a kernel of their own.
+GPU_TEST(cuda_linear_sums_apart) {
+    Layer t(24, 40, 72, 1);
+    for (int slow : {(int)CUBLASLT_EPILOGUE_BGRADB, (int)CUBLASLT_EPILOGUE_DEFAULT}) {
+        TestPlans plans(false, "EMU_CUBLASLT_SLOW", std::to_string(slow).c_str());
+        tune(&t, &plans.gpu);
+        for (int i = 0; i < plans.gpu.plans->count; i++) {
+            const Plan *p = &plans.gpu.plans->plans[i];
+            if (p->key.epilogue == CUBLASLT_EPILOGUE_BGRADB) EXPECT(p->found == (slow == CUBLASLT_EPILOGUE_DEFAULT), "products with epilogue %d are slow, the fused one was%s taken", slow, p->found ? "" : " not");
+        }
+        check_backward_weight(&t, &plans.gpu);
+    }
+}
+#endif
+
 // 16 bytes into an allocation, where more alignment would be luck.
 static real *device_shifted(Values v) {
     v.insert(v.begin(), PACK, 0);
@@ -244,11 +263,11 @@ GPU_TEST(cuda_linear_alignment) {
     linear_forward(d_h, d_x, d_w, d_b, d_add, 1, t.s, &plans.gpu);
     expect_close(d_h, mixed(t.y(true), 1, t.y0, 1), "y at 16 bytes");
     linear_gelu_forward(d_h, d_pre, d_x, d_w, d_b, t.s, &plans.gpu);
-    expect_close(d_h, map(t.y(true), gelu_tanh), "h at 16 bytes");
+    expect_close(d_h, map(t.y(true), gelu_tanh), "h at 16 bytes", GELU_TOLERANCE);
     linear_gelu_backward_input(d_dpre, d_x, d_dy, d_w, t.s, &plans.gpu);
     Values want = mixed(t.dyw, 1, t.dx0, 0);
     for (size_t i = 0; i < want.size(); i++) want[i] *= gelu_tanh_slope(t.x[i]);
-    expect_close(d_dpre, want, "dpre at 16 bytes");
+    expect_close(d_dpre, want, "dpre at 16 bytes", GELU_TOLERANCE);
     EXPECT(plans.gpu.plans->count == 14, "%d plans, expected 14", plans.gpu.plans->count);
     for (real *p : {d_x, d_w, d_b, d_add, d_dy, d_h, d_pre, d_dpre}) cudaFree(p - PACK);
 }
@@ -311,35 +330,9 @@ GPU_TEST(cuda_linear_plans_full) {
 }
 
 #if !defined(__CUDACC__)
-// What body says, in a process of its own (where a GPU could not be used): its status, a space, and its output.
-static std::string said(std::function<int()> body) {
-    int fds[2];
-    std::string words;
-    char piece[512];
-    CHECK(pipe(fds) == 0, "no pipe");
-    fflush(NULL);
-    pid_t child = fork();
-    CHECK(child >= 0, "no process");
-    if (child == 0) {
-        dup2(fds[1], STDOUT_FILENO), dup2(fds[1], STDERR_FILENO);
-        int status = body();
-        fflush(stdout);
-        _exit(status);
-    }
-    close(fds[1]);
-    for (ssize_t got; (got = read(fds[0], piece, sizeof piece)) > 0;) words.append(piece, (size_t)got);
-    close(fds[0]);
-    int status = 0;
-    waitpid(child, &status, 0);
-    return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1) + " " + words;
-}
 static std::string reading(const std::string &text, bool tf32) {
     return said([&] { return plans_read(plans_create(tf32), text.c_str(), "saved.json") ? 0 : 2; });
 }
-static void expect_words(const std::string &got, const char *words, const char *what) {
-    EXPECT(got.compare(0, strlen(words), words) == 0, "%s: \"%s\", expected \"%s\"", what, got.c_str(), words);
-}
-
 static std::string replaced(std::string text, const char *old, const std::string &by) {
     size_t at = text.find(old);
     CHECK(at != std::string::npos, "the text has no %s", old);

@@ -2,6 +2,7 @@
 #include "gpu_test.cuh"
 #include "experts_plain.cuh"
 #include "../../llmc/norm.cuh"
+#include <tuple>
 
 typedef std::vector<int> Ints;
 

@@ -1,7 +1,9 @@
 // kernels.cu: times every layer of a training step, forward and backward, at the shapes of GPT-2 124M and of SpanNorm's 740M, beside its floor; and a layer of experts
 // like OLMoE's, half as wide (64 experts of 512, 8 a token), its products beside their plain twin, one product of the library for each expert.
 //
-//   make build/cuda-bench/kernels && build/cuda-bench/kernels [tiny]       one JSON line a layer; report.py makes the table; tiny: shapes for the emulator
+//   make build/cuda-bench/kernels && build/cuda-bench/kernels [tiny] [SECTION]      one JSON line a layer; report.py makes the table; tiny: shapes for the emulator
+//
+// A SECTION (SECTIONS below, or experts) is timed by itself, so that a fault in one does not cost the others.
 //
 // The floor is a bound computed from the shape, not a measurement: the larger of FLOP / 790 TFLOP/s and bytes / 4.3 TB/s, with every input read once and every
 // output written once. 790 TFLOP/s is what the best cuBLAS products of random bfloat16 numbers reach on an H100 or H200 (their datasheets say 989), 4.3 TB/s what
@@ -29,7 +31,8 @@ enum { SAMPLES = 11, RUNS = 5 };
 
 struct Shapes { const char *model; int L, B, T, C, NH, KV, HS, F, swiglu, V, Vp; };
 static const Shapes LARGE[] = {{"gpt2-124M", 12, 64, 1024, 768, 12, 12, 64, 3072, 0, 50257, 50304}, {"span-740M", 24, 16, 2048, 1536, 24, 24, 64, 4224, 1, 32000, 32000}};
-static const Shapes TINY[] = {{"gpt2-tiny", 1, 2, 32, 64, 2, 2, 32, 128, 0, 57, 64}, {"span-tiny", 1, 1, 40, 64, 2, 1, 32, 96, 1, 64, 64}};
+// A vocabulary as large beside the ffn as GPT-2's: scratch is made for the ffn.
+static const Shapes TINY[] = {{"gpt2-tiny", 1, 2, 32, 64, 2, 2, 32, 128, 0, 2257, 2304}, {"span-tiny", 1, 1, 40, 64, 2, 1, 32, 96, 1, 64, 64}};
 
 // Experts are the only thing timed at these.
 struct ExpertShapes { Shapes s; int E, K; };
@@ -107,10 +110,10 @@ template <typename F> static void measure(Bench *b, const std::string &layer, do
 // ------------------------------------------------------------------------------------------------------------------ layers
 
 // A matrix product y = x W^T and its two backward products: 2 n out in operations each. dW is float and accumulates: read and written.
-static void time_linear(Bench *b, const std::string &name, int out, int in, bool gelu, bool add) {
+static void time_linear(Bench *b, const std::string &name, int out, int in, bool biased, bool gelu, bool add) {
     double n = (double)b->n, flops = 2 * n * out * in, size = sizeof(real), weights = (double)out * in;
     LinearShape s = {b->n, out, in, 1};
-    real *y = room(b, b->n * out), *x = room(b, b->n * in), *w = room(b, (int64_t)out * in, 0.02f), *bias = b->s.swiglu ? nullptr : room(b, out), *h = gelu ? room(b, b->n * out) : nullptr;
+    real *y = room(b, b->n * out), *x = room(b, b->n * in), *w = room(b, (int64_t)out * in, 0.02f), *bias = biased ? room(b, out) : nullptr, *h = gelu ? room(b, b->n * out) : nullptr;
     wide *dw = room<wide>(b, (int64_t)out * in), *db = bias ? room<wide>(b, out) : nullptr;
     double forward = (n * in + weights + n * out * (gelu || add ? 2 : 1)) * size;
     if (gelu) measure(b, name + " + GELU forward", flops, forward, [=] { linear_gelu_forward(h, y, x, w, bias, s, &b->gpu); });
@@ -122,11 +125,12 @@ static void time_linear(Bench *b, const std::string &name, int out, int in, bool
 
 static void time_linears(Bench *b) {
     const Shapes &s = b->s;
-    time_linear(b, "q k v", (s.NH + 2 * s.KV) * s.HS, s.C, false, false);
-    time_linear(b, "attention output", s.C, s.NH * s.HS, false, true);
-    time_linear(b, s.swiglu ? "gate, up" : "up", s.swiglu ? 2 * s.F : s.F, s.C, !s.swiglu, false);
-    time_linear(b, "down", s.C, s.F, false, true);
-    time_linear(b, "head", s.Vp, s.C, false, false);
+    bool biased = !s.swiglu;
+    time_linear(b, "q k v", (s.NH + 2 * s.KV) * s.HS, s.C, biased, false, false);
+    time_linear(b, "attention output", s.C, s.NH * s.HS, biased, false, true);
+    time_linear(b, s.swiglu ? "gate, up" : "up", s.swiglu ? 2 * s.F : s.F, s.C, biased, !s.swiglu, false);
+    time_linear(b, "down", s.C, s.F, biased, false, true);
+    time_linear(b, "head", s.Vp, s.C, false, false, false);
     if (s.swiglu) return;
     real *dpre = room(b, b->n * s.F), *pre = room(b, b->n * s.F), *dy = room(b, b->n * s.C), *w = room(b, (int64_t)s.C * s.F, 0.02f);
     LinearShape down = {b->n, s.C, s.F, 1};
@@ -282,11 +286,15 @@ static void time_expert_products(Bench *b, const std::string &name, const Routed
     measure(b, name + " backward, weight, expert by expert", flops, dx_bytes + y_bytes + 2 * weights * sizeof(wide), [=] { experts_plain_backward_weight(dw, y, x, at, one, &b->gpu); });
 }
 
-static void time_experts(Bench *b, int E, int K) {
-    const Shapes &s = b->s;
-    int64_t n = b->n, rows = n * K;
+static void time_experts(Bench *b) {
+    const ExpertShapes &shapes = b->tiny ? EXPERTS_TINY : EXPERTS_LARGE;
+    const Shapes &s = b->s = shapes.s;
+    int E = shapes.E, K = shapes.K;
+    int64_t n = b->n = (int64_t)s.B * s.T, rows = n * K;
     double row = (double)s.C * sizeof(real), tokens = (double)n;
     RouterShape r = {s.B, s.T, E, K, ROUTER_SOFTMAX, 1, 0.01f, 0, 0.001f};
+    b->gpu.scratch_size = router_scratch(r);
+    cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
     wide *z = room_of_logits(b, E, K), *dgate = room<wide>(b, rows);
     auto integers = [=](int64_t count) { return room_of_integers(b, std::vector<int32_t>((size_t)count)); };
     Routed o = {room<wide>(b, rows), room<wide>(b, n), room<wide>(b, (int64_t)(s.B + 1) * E), room<wide>(b, (int64_t)s.B * E),
@@ -296,6 +304,10 @@ static void time_experts(Bench *b, int E, int K) {
     size_t common = b->rooms.size();
     measure(b, "router's logits", 2 * tokens * s.C * E, tokens * (row + E * sizeof(wide)) + E * row, [=] { linear_forward_wide(logits, u, w, LinearShape{b->n, E, b->s.C, 1}, &b->gpu); });
     measure(b, "router, rows forward", 0, tokens * (E * 4 + K * 20 + 4), [=] { router_forward(&o, z, nullptr, r, &b->gpu); });
+    double *sums = (double *)room<float>(b, 2 * (1 + ROUTER_SUMS + E));
+    wide *loads = room<wide>(b, E);
+    measure(b, "router's losses", 0, tokens * 4, [=] { router_count(sums, loads, RouterWatch{nullptr, nullptr}, &o, z, r, &b->gpu); });
+    measure(b, "router's losses, measured", 0, tokens * (E + 2) * 4, [=] { router_count(sums, loads, RouterWatch{sums + 1, sums + 1 + ROUTER_SUMS}, &o, z, r, &b->gpu); });
     measure(b, "router backward", 0, tokens * (E * (4 + sizeof(real)) + K * 12 + 4), [=] { router_backward(dz, dgate, &o, z, r, 1, &b->gpu); });
     {
         real *y = room(b, n * s.C), *x = room(b, rows * s.C), *dx = room(b, rows * s.C);
@@ -309,13 +321,20 @@ static void time_experts(Bench *b, int E, int K) {
         time_expert_products(b, up ? "gate, up of experts" : "down of experts", o, up ? ExpertShape{E, 2, s.F, s.C, 1} : ExpertShape{E, 1, s.C, s.F, 1}, rows, up);
     }
     leave_rooms(b);
+    cudaCheck(cudaFree(b->gpu.scratch));
 }
+
+static const struct { const char *name; void (*time)(Bench *); } SECTIONS[] = {
+    {"linears", time_linears}, {"attention", time_attention}, {"norms", time_norms}, {"qkv", time_qkv}, {"activation", time_activation}, {"ends", time_ends}, {"update", time_update}};
 
 int main(int argc, char **argv) {
     Bench bench = {}, *b = &bench;
     cudaDeviceProp device;
-    CHECK(argc == 1 || (argc == 2 && !strcmp(argv[1], "tiny")), "expected no argument or tiny, found %s\n  -> kernels [tiny]", argv[1]);
-    b->tiny = argc == 2;
+    b->tiny = argc > 1 && !strcmp(argv[1], "tiny");
+    const char *only = argc > 1 + b->tiny ? argv[1 + b->tiny] : nullptr;
+    bool known = !only || !strcmp(only, "experts");
+    for (const auto &section : SECTIONS) known |= only && !strcmp(only, section.name);
+    CHECK(known && argc <= 2 + b->tiny, "expected one section of linears, attention, norms, qkv, activation, ends, update and experts, found %s\n  -> kernels [tiny] [SECTION]", argv[argc - 1]);
     gpu_open(&b->gpu, 0);
     cudaCheck(cudaGetDeviceProperties(&device, 0));
     b->gpu.plans = plans_create(false);
@@ -326,22 +345,10 @@ int main(int argc, char **argv) {
         b->n = (int64_t)s.B * s.T;
         b->gpu.scratch_size = (size_t)512 * (size_t)std::max(2 * s.F, 4 * s.C);
         cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
-        time_linears(b);
-        time_attention(b);
-        time_norms(b);
-        time_qkv(b);
-        time_activation(b);
-        time_ends(b);
-        time_update(b);
+        for (const auto &section : SECTIONS) if (!only || !strcmp(only, section.name)) section.time(b);
         cudaCheck(cudaFree(b->gpu.scratch));
     }
-    const ExpertShapes &experts = b->tiny ? EXPERTS_TINY : EXPERTS_LARGE;
-    b->s = experts.s;
-    b->n = (int64_t)b->s.B * b->s.T;
-    b->gpu.scratch_size = router_scratch(RouterShape{b->s.B, b->s.T, experts.E, experts.K, 0, 0, 0, 0, 0});
-    cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
-    time_experts(b, experts.E, experts.K);
-    cudaCheck(cudaFree(b->gpu.scratch));
+    if (!only || !strcmp(only, "experts")) time_experts(b);
     plans_destroy(b->gpu.plans);
     gpu_close(&b->gpu);
     return 0;

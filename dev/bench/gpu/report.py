@@ -112,11 +112,16 @@ def count_of(text):
 
 
 def tests_of(folder):
-    path, texts = folder / "tests.txt", {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        precision, _, text = line.partition(": ")
-        texts[precision] = texts.get(precision, "") + text + "\n"
-    return {precision: count_of(text) for precision, text in sorted(texts.items())}
+    """How many tests of each precision passed, and how each other one ended."""
+    path, found = folder / "tests.txt", {}
+    text = path.read_text() if path.exists() else ""
+    for precision, name, verdict in re.findall(r"^(\w+): (\w+): (passed|failed|crashed with status \d+|timed out|not run)$", text, re.MULTILINE):
+        count = found.setdefault(precision, {"passed": 0, "others": {}})
+        if verdict == "passed":
+            count["passed"] += 1
+        else:
+            count["others"][name] = verdict
+    return dict(sorted(found.items()))
 
 
 def trainer_of(folder):
@@ -133,6 +138,10 @@ def sanitizer_of(folder):
 
 def count_text(count):
     return f"not finished, {count['failed']} failed so far" if count["passed"] is None else f"{count['passed']} passed, {count['failed']} failed"
+
+
+def tests_text(count):
+    return f"{count['passed']} passed, {len(count['others'])} did not" + "".join(f"; {name} {verdict}" for name, verdict in sorted(count["others"].items()))
 
 
 def number(value, digits):
@@ -153,7 +162,7 @@ def markdown(report):
     machine = report["machine"]
     text = [f"# norm.c on {machine['gpu']}", "", f"{machine['date']}, commit {machine['commit']}, driver {machine['driver']}, {machine['memory']}, power limit {machine['power limit']}.", ""]
     for precision, count in report["tests"].items():
-        text.append(f"- tests, {precision}: {count_text(count)}")
+        text.append(f"- tests, {precision}: {tests_text(count)}")
     if report["runs"]:
         text.append(f"- runs of the trainer: {count_text(report['runs'])}")
     for run, verdict in report["sanitizer"].items():
