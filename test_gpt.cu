@@ -283,7 +283,7 @@ GPU_TEST(cuda_invariance) {
     }
 }
 
-#if !defined(__CUDACC__)
+#if !defined(__CUDACC__) && __GLIBC_PREREQ(2, 33)
 // On the host a model takes no more than what it stages: copies of parameters and moments come when they are asked for.
 GPU_TEST(cuda_host_memory) {
     size_t free_before, free_after, total;

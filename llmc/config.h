@@ -256,7 +256,7 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
         found = run_found(given.f.out, given.f.resume);
         if (found) check_format(config, sizeof config, "%s/config.json", given.f.out);
         resuming = found && checkpoint_step_below(given.f.out, INT64_MAX) >= 0;
-        CHECK(resuming || given.f.resume != 2, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", given.f.out);
+        CHECK(resuming || given.f.resume != RESUME_REQUIRED, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", given.f.out);
         if (found && !resuming) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", given.f.out);
     } else if (*given.f.replay) {
         replay_find(given.f.replay, dir, config);

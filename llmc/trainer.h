@@ -35,7 +35,7 @@ typedef struct Run {
     bool locked;                                // the folder, for this process
     Log log;
     int64_t step, updates, tokens;              // steps done; of these, updates applied; tokens seen
-    int bad;                                    // steps in a row whose gradient was not finite
+    int bad;                                    // steps in a row whose loss or gradient was not finite
     SpikeWindow losses, norms;
     Recorder recorder;
     double started, printed, peak;
@@ -251,7 +251,7 @@ static inline void run_save(Run *r) {
     free(state);
 }
 
-// The run's config.json is in no manifest, the checkpoint's copy is: what may not change is the same in both.
+// No checksum covers the run's config.json: what may not change must be as in the checkpoint's copy.
 static inline void run_check_config(const Run *r, const char *dir) {
     FlagSet was;
     char path[PATH_CAP], a[64], b[64];
@@ -761,17 +761,18 @@ static inline Setup run_setup(Run *r, bool training) {
 
 // What --show prints, before any memory is taken.
 static inline int run_show(Run *r, const Setup *setup) {
+    enum { SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
     int what = flag_choice("model|models|modes|config", r->f->show);
     CHECK(what >= 0, "--show %s: expected model, models, modes or config\n  -> --show modes", r->f->show);
-    if (what == 2) show_modes();
-    if (what == 3) {
+    if (what == SHOW_MODES) show_modes();
+    if (what == SHOW_CONFIG) {
         char *config = run_config(r);
         printf("%s", config);
         free(config);
     }
-    if (what == 0) show_model(&r->m, &r->init, r->f->model, r->t, setup, true);
-    if (what == 0 && r->t->memory) r->t->memory(&r->m, setup);
-    for (int i = 0; what == 1 && i < PRESET_COUNT; i++) {
+    if (what == SHOW_MODEL) show_model(&r->m, &r->init, r->f->model, r->t, setup, true);
+    if (what == SHOW_MODEL && r->t->memory) r->t->memory(&r->m, setup);
+    for (int i = 0; what == SHOW_MODELS && i < PRESET_COUNT; i++) {
         FlagSet set;
         flags_default(&set);
         flags_preset(&set, PRESETS[i].name);
@@ -885,6 +886,43 @@ static inline int run_train(Run *r) {
     return status;
 }
 
+// A run, from its folder to its last line; returns the exit status.
+static inline int run_training(Run *r) {
+    run_open_folder(r);
+    recorder_open(&r->recorder, r->m.L);
+    if (!r->comm.rank) run_keep_tokenizer(r);
+    if (r->comm.size > 1) printf("%d processes, each with a part of every batch and of the optimizer's state\n", r->comm.size);
+    printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, r->t->precision, strcmp(r->t->device, "cpu") ? "GPU" : "CPU", GIT_HASH, (long long)r->train.samples,
+           (long long)r->f->seq, r->has_val ? "" : "; no validation data");
+    int status = run_train(r);
+    if (status) return status;
+    uint64_t hash = run_hash(r);
+    printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)hash, (long long)r->step, (long long)r->tokens, r->out);
+    return 0;
+}
+
+static inline void run_eval(Run *r) {
+    double loss = NAN;
+    run_validate(r, &loss);
+    uint64_t hash = run_hash(r);
+    printf("validation loss %.6f, weights %016llx\n", loss, (unsigned long long)hash);
+    if (r->tasks.count) run_tasks(r);
+}
+
+// The weights to begin with, and the plans of products: of the run that goes on, or that an event is of; of another model; or new ones.
+static inline void run_begin(Run *r, bool resuming, int64_t event) {
+    const Flags *f = r->f;
+    if (resuming) check_format(r->out, sizeof r->out, "%s", f->out);
+    if (resuming || (event && checkpoint_step_below(r->out, event) >= 0)) {
+        run_resume(r, event ? event : INT64_MAX);
+        return;
+    }
+    if (*f->from) run_read_weights(r, f->from);
+    else if (*f->init_from) run_read_weights(r, f->init_from);
+    else run_init_weights(r);
+    if (!*f->from) r->t->prepare(r->gpt, NULL, NULL);
+}
+
 static inline int run_help(void) {
     FlagSet set;
     flags_default(&set);
@@ -949,32 +987,12 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     r->gpt = t->create(&r->m, &setup);
     char config[PATH_CAP];
     int64_t event = *f->replay ? replay_find(f->replay, r->out, config) : 0;
-    if (event && checkpoint_step_below(r->out, event) >= 0) run_resume(r, event);
-    else if (!training) run_read_weights(r, f->from);
-    else if (*f->init_from && !resuming) run_read_weights(r, f->init_from);
-    else if (!resuming) run_init_weights(r);
-    if (training && !resuming && !r->step) t->prepare(r->gpt, NULL, NULL);
+    run_begin(r, resuming, event);
 
+    int status = training && !event ? run_training(r) : 0;
+    if (status) return run_end(r, status);
     if (event) run_replay(r, event);
-    else if (training) {
-        if (*f->out && resuming) { check_format(r->out, sizeof r->out, "%s", f->out); run_resume(r, INT64_MAX); }
-        run_open_folder(r);
-        recorder_open(&r->recorder, r->m.L);
-        if (!r->comm.rank) run_keep_tokenizer(r);
-        if (r->comm.size > 1) printf("%d processes, each with a part of every batch and of the optimizer's state\n", r->comm.size);
-        printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, t->precision, strcmp(t->device, "cpu") ? "GPU" : "CPU", GIT_HASH, (long long)r->train.samples, (long long)f->seq,
-               r->has_val ? "" : "; no validation data");
-        int status = run_train(r);
-        if (status) return run_end(r, status);
-        uint64_t hash = run_hash(r);
-        printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)hash, (long long)r->step, (long long)r->tokens, r->out);
-    } else if (f->eval) {
-        double loss = NAN;
-        run_validate(r, &loss);
-        uint64_t hash = run_hash(r);
-        printf("validation loss %.6f, weights %016llx\n", loss, (unsigned long long)hash);
-        if (r->tasks.count) run_tasks(r);
-    }
+    if (f->eval) run_eval(r);
     if (*f->probe) run_probe(r);
     if (!event && !r->comm.rank && f->sample && ((!f->eval && !*f->probe) || r->set.by[FLAG_sample] == BY_USER)) {
         printf("\n");
