@@ -52,6 +52,14 @@ for file; do
     done
 done
 
+# The tests and the timer only have to compile: to PTX, for one architecture.
+for file in test_gpt.cu dev/test/test_*.cu dev/test/gpu_main.cu dev/bench/gpu/kernels.cu; do
+    [ "$*" = train_gpt.cu ] || break
+    if "$NVCC" -std=c++17 -ptx -arch=compute_90 -DREAL=__nv_bfloat16 -DPREC=bf16 "-I$CUBLAS" -Werror all-warnings -Xcompiler "-Wall -Wextra -Werror -Wno-unknown-pragmas" \
+        "$file" -o $out/tests.ptx > $out/log 2>&1; then passed=$((passed + 1))
+    else failed=$((failed + 1)); echo "FAILED: $file"; head -n 20 $out/log; fi
+done
+
 sort -u $out/kernels | awk -F '\t' -v archs="$archs" '
     { key = $1 "\t" $2; if (!(key in seen)) order[++n] = key; seen[key]; cell[key, $3] = $4 ($5 > 0 ? "+" $5 : "") ($6 > 0 && $5 == 0 ? "*" $6 : ""); if (length($1) > wide) wide = length($1) }
     END {
