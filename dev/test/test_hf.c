@@ -74,6 +74,7 @@ static const char *write_folder(const Source *s, const Folder *f) {
         const Theirs *t = i < s->count ? &s->tensors[i] : &extra;
         if (f->drop && !strcmp(t->name, f->drop)) continue;
         Tensor one = {.name = t->name, .dtype = f->dtype ? f->dtype : "F32", .rank = t->rows ? 2 : 1, .shape = {t->rows ? t->rows : t->cols, t->cols}};
+        if (strstr(t->name, ".attn.bias")) one.dtype = "BOOL";               // a mask
         if (f->misshape && !strcmp(t->name, f->misshape)) one.shape[0]++;
         one.data = values(t->name, tensor_count(&one), one.dtype);
         tensors[count++] = one;
