@@ -111,7 +111,15 @@ def test_peers():                                             # of one model, bo
     expect(re.match("error: .*ompiler", compiled["error"]) and f"| PyTorch, compiled | fp32 | failed: {compiled['error']} |" in done.stdout, f"{compiled['error']}")
     expect(set(report["machine"]) == {"cpu", "cores", "threads", "isa", "commit", "date", "environment"}, f"{report['machine']}")
     expect(re.search(r"\nPyTorch, fp32: PyTorch \d+\.\d+.*BLAS_INFO.* (fused|foreach) AdamW", done.stdout), "the version of PyTorch and its libraries")
-    contenders = peers.contenders_of(peers.CASES["tinyshakespeare"], ["bf16"], None, 2, True)
+    old = pathlib.Path(out, "python")                                # one whose PyTorch lacks what 1.13 lacks
+    old.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import runpy, sys, torch; del torch.nn.RMSNorm, torch.nn.functional.scaled_dot_product_attention; "
+                   "del sys.argv[0]; sys.path[0] = \"dev/bench/cpu\"; runpy.run_path(sys.argv[0], run_name=\"__main__\")' \"$@\"\n")
+    old.chmod(0o755)
+    contenders = peers.contenders_of(peers.CASES["default"], ["fp32"], None, 2, True, str(old))[:2]
+    peers.race(contenders, 2)
+    ours, theirs = report["cases"]["default"][1], peers.results(contenders)[1]
+    expect(theirs["adamw"] == "foreach" and all(abs(a - b) < 1e-3 for a, b in zip(ours["losses"][:3], theirs["losses"])), f"written out: {ours['losses'][:3]}, {theirs['losses'][:3]}, {theirs['error']}")
+    contenders = peers.contenders_of(peers.CASES["tinyshakespeare"], ["bf16"], None, 2, True, sys.executable)
     expect([c.name for c in contenders] == ["norm.c", "PyTorch, as installed", "PyTorch, compiled, as installed"] and b"MALLOC" not in pathlib.Path(f"/proc/{contenders[1].process.pid}/environ").read_bytes(),
            "PyTorch as installed has its own allocator")
     gone = contenders.pop()
