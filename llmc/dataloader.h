@@ -68,7 +68,7 @@ static inline void corpus_fill(DataLoader *d, int64_t epoch) {
     d->epoch = epoch;
 }
 
-// Of whom only the first samples are asked for, as by a validation, the floor is that of their text, which is written once more.
+// Where only the first samples are read, as in a validation, the floor is that of their text, which is written once more.
 static inline void loader_floor(DataLoader *d, int64_t samples) {
     if (d->text) d->floor = corpus_write(d, d->epoch, samples * d->seq);
 }
