@@ -26,10 +26,11 @@ for arch in 80 90a 100 120; do
     else echo "skipped: this nvcc does not know sm_$arch"; fi
 done
 
-# compile FILE PREC REAL: everything nvcc says goes to $out/log
+# compile FILE PREC REAL OPTIONS...: everything nvcc says goes to $out/log
 compile() {
-    "$NVCC" -std=c++17 -O3 $gencode --threads 2 "-DREAL=$3" "-DPREC=$2" "-I$CUBLAS" -Werror all-warnings -Xptxas -v \
-        -Xcompiler "-Wall -Wextra -Werror -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math -fopenmp" -c "$1" -o "$out/object.o" > $out/log 2>&1
+    source=$1 precision=$2 real=$3; shift 3
+    "$NVCC" -std=c++17 -O3 "$@" "-DREAL=$real" "-DPREC=$precision" "-I$CUBLAS" -Werror all-warnings \
+        -Xcompiler "-Wall -Wextra -Werror -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math -fopenmp" "$source" -o "$out/object.o" > $out/log 2>&1
 }
 
 # ptxas' words as lines: kernel, precision, arch, registers, spilled, in the stack; tabs between.
@@ -46,7 +47,8 @@ kernels() {
 : > $out/kernels
 for file; do
     for prec in fp32:float bf16:__nv_bfloat16; do
-        if compile "$file" "${prec%:*}" "${prec#*:}" && ! grep -qiE 'warning|performance loss' $out/log; then passed=$((passed + 1))
+        # shellcheck disable=SC2086
+        if compile "$file" "${prec%:*}" "${prec#*:}" -c $gencode --threads 2 -Xptxas -v && ! grep -qiE 'warning|performance loss' $out/log; then passed=$((passed + 1))
         else failed=$((failed + 1)); echo "FAILED: $file, ${prec%:*}"; grep -iE -A 4 'error|warning|performance loss' $out/log | awk '!seen[$0]++' | head -n 40; fi
         kernels "${prec%:*}" >> $out/kernels
     done
@@ -55,8 +57,7 @@ done
 # The tests and the timer only have to compile: to PTX, for one architecture.
 for file in test_gpt.cu dev/test/test_*.cu dev/test/gpu_main.cu dev/bench/gpu/kernels.cu; do
     [ "$*" = train_gpt.cu ] || break
-    if "$NVCC" -std=c++17 -ptx -arch=compute_90 -DREAL=__nv_bfloat16 -DPREC=bf16 "-I$CUBLAS" -Werror all-warnings -Xcompiler "-Wall -Wextra -Werror -Wno-unknown-pragmas" \
-        "$file" -o $out/tests.ptx > $out/log 2>&1; then passed=$((passed + 1))
+    if compile "$file" bf16 __nv_bfloat16 -ptx -arch=compute_90; then passed=$((passed + 1))
     else failed=$((failed + 1)); echo "FAILED: $file"; head -n 20 $out/log; fi
 done
 

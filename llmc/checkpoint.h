@@ -210,6 +210,11 @@ static inline void real_put(void *x, size_t element, int64_t i, double value) {
     else ((double *)x)[i] = value;
 }
 
+// Whether a tensor has this shape; longer: or is a matrix of more rows, of which the first are wanted.
+static inline bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2], bool longer) {
+    return t->rank == rank && (t->shape[0] == shape[0] || (longer && rank == 2 && t->shape[0] > shape[0])) && (rank == 1 || t->shape[1] == shape[1]);
+}
+
 // Copies a tensor into floats or doubles, bit for bit where the type is the same already.
 static inline void safetensors_read_real(const Tensor *t, void *out, bool out_is_double) {
     size_t element = out_is_double ? sizeof(double) : sizeof(float);
@@ -453,8 +458,7 @@ static inline void checkpoint_begin(Checkpoint *c, const char *run_dir, int64_t 
     memset(c, 0, sizeof *c);
     check_format(c->run_dir, sizeof c->run_dir, "%s", run_dir);
     c->step = step;
-    if (mkdir(run_dir, 0777) == 0) file_sync_parent(run_dir);
-    else CHECK_WRITE(errno == EEXIST, "cannot make the directory %s: %s\n  -> choose a directory that can be written", run_dir, strerror(errno));
+    CHECK_WRITE(folder_make(run_dir) || errno == EEXIST, "cannot make the directory %s: %s\n  -> choose a directory that can be written", run_dir, strerror(errno));
     checkpoint_tidy(run_dir);
     int rc = mkdir(checkpoint_path(path, run_dir, ".tmp-", step), 0777);
     CHECK_WRITE(rc == 0, "cannot make the directory %s: %s\n  -> free space on that disk, or write to another one", path, strerror(errno));

@@ -254,8 +254,7 @@ static inline void hf_read_entry(HfTensors *all, const HfClass *c, const Model *
         char name[128];
         const Tensor *t = hf_find(all, check_format(name, sizeof name, row->theirs, e->layer, x));
         CHECK(t, "%s has no tensor %s, which its config.json needs\n  -> all files of the model, and the config.json that belongs to them", folder, name);
-        bool more = e->id == PARAM_wpe && t->rank == 2 && t->shape[0] > want[0];            // a shorter --seq takes the first positions
-        CHECK(t->rank == rank && (t->shape[0] == want[0] || more) && (rank == 1 || t->shape[1] == want[1]),
+        CHECK(tensor_fits(t, rank, want, e->id == PARAM_wpe),                               // a shorter --seq takes the first positions
               "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> the config.json that belongs to these weights%s", folder, name, (long long)(t->rank > 0 ? t->shape[0] : 1),
               (long long)(t->rank > 1 ? t->shape[1] : 1), (long long)want[0], (long long)want[1], e->id == PARAM_wpe ? ", or a smaller --seq" : "");
         int bytes = tensor_dtype_bytes(t->dtype);

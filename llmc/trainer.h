@@ -100,8 +100,7 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
             const Tensor *t = safetensors_find(&file, check_format(name, sizeof name, "%s%s", MOMENT_NAMES[kind], e->name));
             Tensor want = run_tensor(r, kind, e, name);
             CHECK(t, "%s has no tensor %s, which this model needs\n  -> the model's flags and NORM_MODE must be those of the file", path, name);
-            bool more = e->id == PARAM_wpe && kind == WEIGHTS && t->rank == 2 && t->shape[0] > want.shape[0];
-            CHECK(t->rank == want.rank && (t->shape[0] == want.shape[0] || more) && (t->rank == 1 || t->shape[1] == want.shape[1]),
+            CHECK(tensor_fits(t, want.rank, want.shape, e->id == PARAM_wpe && kind == WEIGHTS),
                   "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> the model's flags must be those of the file%s", path, name, (long long)t->shape[0],
                   (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1], e->id == PARAM_wpe ? ", or a smaller --seq" : "");
             Part part = {0, e->size};
@@ -809,8 +808,10 @@ static inline void run_open_folder(Run *r) {
         made = folder_make(check_format(r->out, sizeof r->out, "%s-%d", name, i));
     bool there = made || (*f->out && errno == EEXIST && is_folder(r->out)), full = errno == ENOSPC || errno == EDQUOT;
     if (!there) check_failed(full ? EXIT_WRITE : EXIT_REFUSED, __FILE__, __LINE__, "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
-    if (!r->locked) run_lock(r->out);
-    if (!r->locked && !made) run_found(r->out, 0);         // it was not there when this process began: by now it may hold a run
+    if (!r->locked) {                                      // it was not there when this process began: by now it may hold a run
+        run_lock(r->out);
+        if (!made) run_found(r->out, 0);
+    }
     char *config = run_config(r);
     file_write_atomic(check_format(path, sizeof path, "%s/config.json", r->out), config);
     free(config);
