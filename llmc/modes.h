@@ -35,8 +35,8 @@ MODE( POST,            0, ONE, 0, OWN,    ONE, 1, 0, ONE, 0, OWN,    ONE, 1, 0,0
 MODE( HYBRID,          0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB eq 8-9") \
 MODE( SDD,             1, ONE, 0, NORMED, ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 0,0,0,0, HEAD, 0, 1, 1, 0, NO_ROW,        NO_ROW, INIT_NORMAL,   "SDD eq 2, on POST_SHIFTED") \
 MODE( HYBRID_STAR,     0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, 0, PRE_QKV_PRE,   NO_ROW, INIT_MEGATRON, "HYB eq 10-11") \
-MODE( EMBED_NORM,      0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 1, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB table 4") \
-MODE( FIRST_QKV_PRE,   0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, 0, QKV_PRE,       NO_ROW, INIT_MEGATRON, "HYB table 4") \
+MODE( EMBED_NORM,      0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 1, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB section 4.4, fig 4") \
+MODE( FIRST_QKV_PRE,   0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,0, HEAD, 0, 1, 0, 0, QKV_PRE,       NO_ROW, INIT_MEGATRON, "HYB section 4.4, fig 4") \
 MODE( QKVC_POST,       0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,1,1, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
 MODE( QKC_POST,        0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,0,1, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
 MODE( QK_POST,         0, ONE, 0, OWN,    ONE, 0, 1, ONE, 0, NORMED, ONE, 0, 1,1,0,0, HEAD, 0, 1, 0, 0, NO_ROW,        NO_ROW, INIT_MEGATRON, "HYB appendix E") \
@@ -94,7 +94,7 @@ static const Mode MODES[] = { MODE_TABLE(MODE_ROW, LAYER_ROW) };
 //   per: statistics of q and k over each head or the full width;   share: alpha of an expert's output starts F/E times as large.
 #define SDD_TABLE(SDD) \
 /*   name    out_layers std   v  fused per   share source */ \
-SDD( paper,  1,         1.0,  1, 0,    FULL, 0,    "SDD eq 2, appendix B") \
+SDD( paper,  1,         1.0,  1, 0,    FULL, 0,    "SDD eq 2, section 4.1") \
 SDD( code,   2,         0.1,  0, 1,    HEAD, 1,    "SDD released code")
 
 typedef struct { const char *name; int out_layers; double std; int v, fused, per, share; const char *source; } Sdd;
