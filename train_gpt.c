@@ -769,7 +769,7 @@ static void mlp_backward(const Mlp *f, real *du, real *dy, const real *u, int ad
 static RouterShape router_shape(const Block *b) {
     const Moe *o = &b->m->moe;
     double layer = o->losses == LOSSES_MEAN ? 1.0 / moe_layers(b->m) : 1, z = o->losses == LOSSES_MEAN ? layer / o->K : layer;
-    return (RouterShape){b->s->n, b->s->B, b->s->T, o->E, o->K, o->router, (real)o->scale, (real)(layer * o->balance), (real)(layer * o->sequence), (real)(z * o->z)};
+    return (RouterShape){b->s->n, b->s->B, b->s->T, o->E, o->K, o->router, (real)b->p.gate_scale, (real)(layer * o->balance), (real)(layer * o->sequence), (real)(z * o->z)};
 }
 
 // y = sum of gate_e expert_e(u) over a token's experts, + shared(u). Experts run side by side, each on one thread: the same bits for any number of them.

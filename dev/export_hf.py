@@ -244,7 +244,7 @@ def export(source, out, dtype):
         (bit, name, *_), theirs = stock
         w = their_tensors(tables, bit, f, w)
     else:
-        name, sdd = "NormForCausalLM", {row[0]: dict(zip(("v", "fused", "per"), row[3:6])) for row in tables["sdd"]}[f["sdd"]]
+        name, sdd = "NormForCausalLM", {row[0]: dict(zip(("v", "fused", "per", "share"), row[3:7])) for row in tables["sdd"]}[f["sdd"]]
         shaping = [flag for flag in f if flag not in ("vocab", "tied", "sdd", "bias", "final_norm", "balance_loss", "sequence_loss", "router_z_loss", "router_losses", "balance_rate")]
         theirs = {"architectures": [name], "model_type": "norm_c", "auto_map": {"AutoConfig": "modeling_norm.NormConfig", "AutoModelForCausalLM": "modeling_norm.NormForCausalLM"}}
         theirs |= {"placement": mode, "rows": rows, "sdd": sdd if rows[mode]["sdd"] else None} | {flag: f[flag] for flag in shaping} | {"vocab_size": f["vocab"]}

@@ -176,6 +176,7 @@ class Mixture(nn.Module):
         if c.selection_bias:
             self.gate.e_score_correction_bias = nn.Parameter(torch.zeros(c.experts), requires_grad=False)
         self.experts = Mlp(c, c.ffn, copies=c.experts, part=True)
+        self.scale = c.router_scale * (c.ffn / c.experts if c.sdd and c.sdd["share"] else 1)
         self.shared_experts = Mlp(c, c.shared_experts * c.ffn, part=True) if c.shared_experts else None
         if c.shared_experts:  # their norm has the name of the layer's
             self.hidden_norm, self.shared_experts.hidden_norm = self.shared_experts.hidden_norm, None
@@ -186,7 +187,7 @@ class Mixture(nn.Module):
         s = z.sigmoid() if c.router == "sigmoid" else z.softmax(-1)
         choice = (s + self.gate.e_score_correction_bias if c.selection_bias else s).topk(c.experts_per_token).indices
         gates = s.gather(-1, choice)
-        gates = c.router_scale * (gates if c.router == "softmax" else gates / gates.sum(-1, keepdim=True))
+        gates = self.scale * (gates if c.router == "softmax" else gates / gates.sum(-1, keepdim=True))
         y = self.shared_experts(x, hidden_norm=self.hidden_norm) if c.shared_experts else torch.zeros_like(x)
         for e in range(c.experts):
             token, k = (choice == e).nonzero(as_tuple=True)

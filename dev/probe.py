@@ -87,7 +87,7 @@ def hard_rank(values):
 
 
 def soft_rank(values):
-    """exp(-sum p ln p), p = l / sum l: the exponential of the spectrum's entropy (Roy and Vetterli 2007; SpanNorm figure 8)."""
+    """exp(-sum p ln p), p = l / sum l: the exponential of the spectrum's entropy (Roy and Vetterli 2007, of singular values; SpanNorm figure 8)."""
     p = values[values > 0] / np.sum(values)
     return np.exp(-np.sum(p * np.log(p))) if len(p) else 0.0
 

@@ -222,7 +222,7 @@ static inline void mlp_backward(const Block *b, real *du, real *dy, const real *
 static inline RouterShape router_shape(const Block *b) {
     const Moe *o = &b->m->moe;
     double layer = o->losses == LOSSES_MEAN ? 1.0 / moe_layers(b->m) : 1, z = o->losses == LOSSES_MEAN ? layer / o->K : layer;
-    return RouterShape{b->s->B, b->s->T, o->E, o->K, o->router, (float)o->scale, (float)(layer * o->balance), (float)(layer * o->sequence), (float)(z * o->z)};
+    return RouterShape{b->s->B, b->s->T, o->E, o->K, o->router, (float)b->p.gate_scale, (float)(layer * o->balance), (float)(layer * o->sequence), (float)(z * o->z)};
 }
 
 static inline Routed routed(const Block *b) {

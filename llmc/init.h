@@ -1,7 +1,7 @@
 // init.h: how parameters start. A scheme is a row; the deviation of a tensor follows from the scheme, the tensor's class and the layer.
 //
 // Element i of a tensor is a function of (scheme, seed, tensor name, i) alone: under one scheme two placements, two precisions and two devices share every
-// common weight. Gains start at 1 (or as modes.h says), biases at 0.
+// common weight (but NGPT then normalizes them, and SDD's released setting multiplies sigma). Gains start at 1 (or as modes.h says), biases at 0.
 #pragma once
 #include "memory.h"
 #include "rand.h"
@@ -41,7 +41,7 @@ static inline double init_std(const Init *init, const Model *m, const Entry *e) 
     const InitScheme *s = &INITS[init->scheme];
     double sigma = init_sigma(init, m), beta = s->beta ? pow(8.0 * m->L, -0.25) : 1.0;
     switch (e->row.init) {
-        case ROLE_HEAD:   return s->head == HEAD_WIDTH ? 1 / sqrt(m->C) : sigma;
+        case ROLE_HEAD:   return s->head == HEAD_WIDTH || (m->mode->sdd && m->sdd->head) ? 1 / sqrt(m->C) : sigma;
         case ROLE_VALUE:
         case ROLE_FFN_IN: return sigma * beta;
         case ROLE_OUT:    return sigma * beta / (s->out == OUT_BY_LAYER ? sqrt(2.0 * (e->layer + 1)) : s->out == OUT_BY_DEPTH ? sqrt(2.0 * m->L)

@@ -88,16 +88,16 @@ static const Mode MODES[] = { MODE_TABLE(MODE_ROW, LAYER_ROW) };
 #undef MODE_ROW
 #undef LAYER_ROW
 
-// SDD's paper and its released code differ in six places; each setting is a row of switches (--sdd).
+// SDD's paper and its released code differ in seven places; each setting is a row of switches (--sdd).
 //   out_layers: alpha of the two output projections starts at 1/sqrt(out_layers * L);   std: multiplies the base sigma of every matrix;
 //   v: v is a normalized linear (1), or plain with a norm on the context instead (0);   fused: one RMS over gate and up together, in a dense ffn;
-//   per: statistics of q and k over each head or the full width;   share: alpha of an expert's output starts F/E times as large.
+//   per: statistics of q and k over each head or the full width;   share: what experts return counts F/E times;   head: an untied head starts with 1/sqrt(d), not with sigma.
 #define SDD_TABLE(SDD) \
-/*   name    out_layers std   v  fused per   share source */ \
-SDD( paper,  1,         1.0,  1, 0,    FULL, 0,    "SDD eq 2, section 4.1") \
-SDD( code,   2,         0.1,  0, 1,    HEAD, 1,    "SDD released code")
+/*   name    out_layers std   v  fused per   share head source */ \
+SDD( paper,  1,         1.0,  1, 0,    FULL, 0,    0,   "SDD eq 2, section 4.1") \
+SDD( code,   2,         0.1,  0, 1,    HEAD, 1,    1,   "SDD released code")
 
-typedef struct { const char *name; int out_layers; double std; int v, fused, per, share; const char *source; } Sdd;
+typedef struct { const char *name; int out_layers; double std; int v, fused, per, share, head; const char *source; } Sdd;
 #define SDD_ROW(name, ...) {#name, __VA_ARGS__},
 static const Sdd SDDS[] = { SDD_TABLE(SDD_ROW) };
 #undef SDD_ROW
@@ -139,7 +139,7 @@ typedef struct Place {
     const Mode *row;
     Site emb, attn_in, q, k, v, latent, ctx, attn_out, attn_post, ffn_in, hidden, ffn_out, ffn_post, fin, logits;
     Site expert_hidden, expert_out, shared_out; // inside each expert, and of the shared experts
-    double attn_c, attn_a, ffn_c, ffn_a;
+    double attn_c, attn_a, ffn_c, ffn_a, gate_scale;
     int moe, F;                                 // whether this layer has experts; width of the ffn that all tokens go through, 0: none
     int out_anywhere;                           // some layer of the model has an out slot
 } Place;
@@ -207,7 +207,8 @@ static inline Place place_at(const Model *m, int l) {
     p.expert_hidden = site_hidden(p.moe, m, m->F, 0);
     p.expert_out    = site_make(sdd && p.moe, 1, m->C, 1, 0, out_gain);
     p.shared_out    = site_make(sdd && p.moe && p.F, 1, m->C, 1, 0, out_gain);
-    if (sdd && sdd->share && p.moe) p.expert_out.gain *= (double)m->F / m->moe.E;
+    p.gate_scale = m->moe.scale;
+    if (sdd && sdd->share && p.moe) p.gate_scale *= (double)m->F / m->moe.E;
     p.out_anywhere = sdd != NULL || base->attn.out || base->ffn.out;
     if (base->first >= 0) p.out_anywhere |= MODES[base->first].attn.out | MODES[base->first].ffn.out;
     if (base->early >= 0) p.out_anywhere |= MODES[base->early].attn.out | MODES[base->early].ffn.out;

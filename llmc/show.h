@@ -114,7 +114,8 @@ static inline void show_model(const Model *m, const Init *init, const char *name
                          m->moe.dense ? m->moe.dense_F : 0);
     printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm", m->bias ? "biases" : "no biases", m->rope ? "RoPE" : "learned positions",
            m->swiglu ? "SwiGLU" : "GELU", m->tied ? "tied" : "untied", m->mode->sdd ? ", SDD setting " : "", m->mode->sdd ? m->sdd->name : "");
-    printf("  init %s, sigma %.4g (sigma sqrt(width) = %.3f)\n", INITS[init->scheme].name, init_sigma(init, m), init_sigma(init, m) * sqrt(m->C));
+    printf("  init %s, sigma %.4g (sigma sqrt(width) = %.3f)%s\n", INITS[init->scheme].name, init_sigma(init, m), init_sigma(init, m) * sqrt(m->C),
+           m->mode->init == INIT_DEEPNORM && init->scheme != INIT_DEEPNORM ? ", without the beta of DeepNorm's own, --init deepnorm" : "");
     printf("  %.2fM parameters, ", (double)show_parameters(m, &layout, false) / 1e6);
     if (m->moe.E) printf("%.2fM active, ", (double)show_parameters(m, &layout, true) / 1e6);
     printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);

@@ -233,7 +233,8 @@ class Block:
         if K < E:
             order = rank.sort(-1, descending=True).values
             assert (order[..., K - 1] - order[..., K]).min() > 1e-6, f"{s['mode']}, layer {self.l}: a choice so close that rounding may decide it"
-        gates = s["moe.scale"] * chosen * score
+        share = s["F"] / E if s["mode"].startswith("SDD") and s["sdd"] == "code" else 1  # SDD's release
+        gates = s["moe.scale"] * share * chosen * score
         if s["moe.router"] != "softmax":
             gates = gates / (chosen * score).sum(-1, keepdim=True)
         p = score / score.sum(-1, keepdim=True)

@@ -34,9 +34,9 @@ def flag_values(flags):
     return found
 
 
-def ablate_command(full, model, words, seeds, name):
+def ablate_command(full, model, tokens, words, seeds, name):
     """One run for each GPU at a time."""
-    words = f"--tokens {full['tokens']:.0f} {words} --seed {','.join(seeds)}".replace("  ", " ")
+    words = f"--tokens {tokens:.0f} {words} --seed {','.join(seeds)}".replace("  ", " ")
     return f"python3 dev/ablate.py --mode {full['mode']} --model {model} --data DATA {words} --out ablations/full-{name}"
 
 
@@ -55,16 +55,17 @@ def full_scale(claim, models):
     """[(command, runs, GPU hours of all), ...]"""
     full, found = claim["full"], []
     flags = full["flags"] if isinstance(full["flags"], list) else [full["flags"]]
-    for model, (number, words) in itertools.product(full["model"].split(","), enumerate(flags, 1)):
+    given = full["tokens"] if isinstance(full["tokens"], list) else itertools.repeat(full["tokens"])        # of each model, or one for all
+    for (model, tokens), (number, words) in itertools.product(zip(full["model"].split(","), given), enumerate(flags, 1)):
         parameters, batch, layers, everything = models[model]
         axes = dict(mode=full["mode"].split(","), **flag_values(words))
         sizes = [parameters * int(depth) / layers for depth in axes.get("layers", [layers])]
         arms = int(np.prod([len(values) or 1 for values in axes.values()]))
-        one = gpu_hours(float(np.mean(sizes)), full["tokens"])
+        one = gpu_hours(float(np.mean(sizes)), tokens)
         alone = everything * max(sizes) / parameters <= ONE_GPU
         seeds = ["1", "2", "3"] if one <= AFFORDABLE and alone else ["1"]
         name = claim["id"] + (f"-{model}" if "," in full["model"] else "") + (f"-{number}" if len(flags) > 1 else "")
-        command = ablate_command(full, model, words, seeds, name) if alone else torchrun_command(model, round(full["tokens"] / batch), axes, name)
+        command = ablate_command(full, model, tokens, words, seeds, name) if alone else torchrun_command(model, round(tokens / batch), axes, name)
         found.append((command, arms * len(seeds), arms * len(seeds) * one))
     return found
 

@@ -361,10 +361,11 @@ static Seq FFN(Ref *r, Seq x) {
     if (!has_experts(r)) return mlp(r, m->moe.dense_F, x);
     Seq y = {.T = x.T, .cols = m->C}, g = gates(r, x);
     if (m->moe.shared_F) y = mlp(r, m->moe.shared_F, x);
+    double share = is_sdd(r->mode) && !is_paper(r) ? m->F / (double)m->moe.E : 1;         // SPEC 5.3, of SDD's release
     for (int e = 0; e < m->moe.E; e++) {
         Seq y_e = expert(r, e, x);
         for (int t = 0; t < x.T; t++)
-            for (int i = 0; i < m->C; i++) y.v[t][i] += g.v[t][e] * y_e.v[t][i];
+            for (int i = 0; i < m->C; i++) y.v[t][i] += share * g.v[t][e] * y_e.v[t][i];
     }
     return y;
 }
@@ -841,8 +842,7 @@ static double *initial(const Init *init, const Model *m, const Entry *e) {
 static double spec_gain(const Model *m, const char *name) {
     bool sdd = is_sdd(m->mode->name), code = sdd && strcmp(m->sdd->name, "code") == 0, ngpt = strcmp(m->mode->name, "NGPT") == 0;
     if (strstr(name, ".bias") || strstr(name, "_bias")) return 0;
-    if (sdd && strstr(name, "mlp.experts.out_norm")) return (code ? m->F / (double)m->moe.E : 1) / sqrt((code ? 2.0 : 1.0) * m->L);
-    if (sdd && (strstr(name, A_OUT) || strstr(name, F_OUT) || strstr(name, "shared_experts.out_norm"))) return 1 / sqrt((code ? 2.0 : 1.0) * m->L);
+    if (sdd && (strstr(name, A_OUT) || strstr(name, F_OUT) || strstr(name, "experts.out_norm"))) return 1 / sqrt((code ? 2.0 : 1.0) * m->L);
     if (ngpt && (strstr(name, "q_norm") || strstr(name, ".alpha") || strstr(name, "s_z"))) return 1 / sqrt(m->C);
     return 1;
 }
@@ -870,7 +870,8 @@ static void test_init(const Mode *mode, const Sdd *sdd, int family, int scheme) 
         int64_t wrong = 0, used = in_use(&m, e);
         for (int64_t i = is_matrix(e) ? used : 0; i < e->size; i++) wrong += fabs(x[i] - (i < used ? rest : 0)) > 1e-15 * fabs(rest);
         EXPECT(wrong == 0, "%s %s: %d values that are not %g, or 0 beyond the vocabulary", mode->name, e->name, (int)wrong, rest);
-        if (is_matrix(e)) check_sample(INITS[scheme].name, e->name, x, used, spec_std(scheme, &m, e->name, e->layer) * (code ? 0.1 : 1), cut);
+        double std = code && strstr(e->name, "lm_head") ? 1 / sqrt(m.C) : spec_std(scheme, &m, e->name, e->layer) * (code ? 0.1 : 1);          // SPEC 5.2
+        if (is_matrix(e)) check_sample(INITS[scheme].name, e->name, x, used, std, cut);
         free(x);
     }
     layout_free(&list);

@@ -216,6 +216,9 @@ def test_costs():
     full = {"id": "X", "full": {"model": "span-740M", "mode": "PRE,SPAN", "tokens": 1e9, "flags": "--layers 12,36 --init scale"}}
     (command, runs, cost), = report.full_scale(full, repro.read_claims()["models"])
     expect(runs == 12 and abs(cost - 12 * report.gpu_hours(742860288, 1e9)) < 1e-6 and "--seed 1,2,3" in command and "--layers 12,36" in command, f"two placements, two depths, three seeds: {runs}, {command}")
+    full["full"] |= {"model": "span-740M,span-1.3B", "tokens": [1e9, 3e9]}
+    given = [re.search(r"--model (\S+) .*--tokens (\d+)", command).groups() for command, _, _ in report.full_scale(full, repro.read_claims()["models"])]
+    expect(given == [("span-740M", "1000000000"), ("span-1.3B", "3000000000")], f"each model has tokens of its own: {given}")
 
 
 # ---- killed, and gone on with
