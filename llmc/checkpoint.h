@@ -26,8 +26,7 @@
 #define PATH_CAP 1024
 #define TENSOR_RANK 4
 #define SAFETENSORS_HEADER 100000000          // bytes of header at most, the format's own limit
-#define CHECKPOINT_FILES 16                   // in one checkpoint
-#define CHECKPOINT_NAME 64                    // bytes of a file's name, with its zero
+#define CHECKPOINT_NAME 64                    // bytes of the name of a checkpoint's file, with its zero
 
 // ------------------------------------------------------------------------------------------------------------------ files
 
@@ -403,9 +402,9 @@ static inline FileSum safetensors_write(const char *path, const Tensor *tensors,
 typedef struct {
     char run_dir[PATH_CAP];
     int64_t step;
-    int count;                                        // files so far
-    char names[CHECKPOINT_FILES][CHECKPOINT_NAME];
-    FileSum sums[CHECKPOINT_FILES];
+    FILE *manifest;                                   // its text, a line for each file so far
+    char *text;
+    size_t size;
 } Checkpoint;
 
 // <run>/step_00000200, with ".tmp-" or ".old-" before the name.
@@ -462,51 +461,45 @@ static inline void checkpoint_begin(Checkpoint *c, const char *run_dir, int64_t 
     checkpoint_tidy(run_dir);
     int rc = mkdir(checkpoint_path(path, run_dir, ".tmp-", step), 0777);
     CHECK_WRITE(rc == 0, "cannot make the directory %s: %s\n  -> free space on that disk, or write to another one", path, strerror(errno));
+    c->manifest = text_begin(&c->text, &c->size, "a manifest");
 }
 
-// The path for one more file; its place in the manifest is c->sums[c->count].
-static inline char *checkpoint_new_file(Checkpoint *c, const char *name, char *path) {
-    bool plain = name[0] && name[0] != '.' && !strchr(name, '/') && strcmp(name, "manifest.json") != 0;
-    for (int i = 0; i < c->count; i++) plain = plain && strcmp(c->names[i], name) != 0;
-    CHECK(plain && c->count < CHECKPOINT_FILES, "a checkpoint cannot take a file named \"%s\"\n  -> at most %d plain names, each once",
-          name, CHECKPOINT_FILES);
-    check_format(c->names[c->count], sizeof c->names[0], "%s", name);
+static inline bool checkpoint_is_name(const char *name) {
+    return *name && *name != '.' && !strchr(name, '/') && strlen(name) < CHECKPOINT_NAME && strcmp(name, "manifest.json") != 0;
+}
+
+// The path for one more file.
+static inline char *checkpoint_new_file(const Checkpoint *c, const char *name, char *path) {
     char dir[PATH_CAP];
-    return check_format(path, PATH_CAP, "%s/%s", checkpoint_path(dir, c->run_dir, ".tmp-", c->step), name);
+    check_format(path, PATH_CAP, "%s/%s", checkpoint_path(dir, c->run_dir, ".tmp-", c->step), name);
+    CHECK(checkpoint_is_name(name) && !file_exists(path), "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once", name);
+    return path;
+}
+
+static inline void checkpoint_note(const Checkpoint *c, const char *name, FileSum sum) {
+    fputs(ftell(c->manifest) ? ",\n" : "{\n", c->manifest);
+    json_write_string(c->manifest, name);
+    fprintf(c->manifest, ": {\"size\": %" PRId64 ", \"xxh64\": \"%016" PRIx64 "\"}", sum.size, sum.hash);
 }
 
 static inline void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
     char path[PATH_CAP];
-    FileSum sum = safetensors_write(checkpoint_new_file(c, name, path), tensors, count);
-    c->sums[c->count++] = sum;
+    checkpoint_note(c, name, safetensors_write(checkpoint_new_file(c, name, path), tensors, count));
 }
 
 static inline void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
     char path[PATH_CAP];
-    FileSum sum = file_write_atomic(checkpoint_new_file(c, name, path), text);
-    c->sums[c->count++] = sum;
-}
-
-static inline void checkpoint_write_manifest(const Checkpoint *c, const char *dir) {
-    char path[PATH_CAP], *text = NULL;
-    size_t n;
-    FILE *f = text_begin(&text, &n, "a manifest");
-    for (int i = 0; i < c->count; i++) {
-        fputs(i ? ",\n" : "{\n", f);
-        json_write_string(f, c->names[i]);
-        fprintf(f, ": {\"size\": %" PRId64 ", \"xxh64\": \"%016" PRIx64 "\"}", c->sums[i].size, c->sums[i].hash);
-    }
-    text_end(f, "\n}\n", "a manifest");
-    file_write_atomic(check_format(path, sizeof path, "%s/manifest.json", dir), text);
-    free(text);
+    checkpoint_note(c, name, file_write_atomic(checkpoint_new_file(c, name, path), text));
 }
 
 static inline void checkpoint_commit(Checkpoint *c) {
-    char temp[PATH_CAP], plain[PATH_CAP], aside[PATH_CAP];
+    char temp[PATH_CAP], plain[PATH_CAP], aside[PATH_CAP], manifest[PATH_CAP];
     checkpoint_path(temp, c->run_dir, ".tmp-", c->step);
     checkpoint_path(plain, c->run_dir, "", c->step);
     checkpoint_path(aside, c->run_dir, ".old-", c->step);
-    checkpoint_write_manifest(c, temp);
+    text_end(c->manifest, "\n}\n", "a manifest");
+    file_write_atomic(check_format(manifest, sizeof manifest, "%s/manifest.json", temp), c->text);
+    free(c->text);
     bool ok = rename(plain, aside) == 0 || errno == ENOENT;
     ok = ok && rename(temp, plain) == 0;
     CHECK_WRITE(ok, "cannot move %s to %s: %s\n  -> choose a directory that can be written", temp, plain, strerror(errno));
@@ -518,8 +511,7 @@ static inline void checkpoint_commit(Checkpoint *c) {
 static inline bool checkpoint_verify_file(const char *dir, const Json *entry, char *why, size_t cap) {
     const char *name = entry->key;
     const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
-    bool plain = strlen(name) < CHECKPOINT_NAME && !strchr(name, '/');
-    bool valid = plain && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
+    bool valid = checkpoint_is_name(name) && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
     if (!valid) return error_set(why, cap, "manifest.json: expected a plain name, \"size\" and \"xxh64\" for \"%.80s\"", name);
     char path[PATH_CAP], hash[17], error[128];
     struct stat info;
