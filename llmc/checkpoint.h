@@ -568,29 +568,21 @@ static inline void checkpoint_prune(const char *run_dir, int64_t newest, int64_t
     }
 }
 
-// The newest whole checkpoint of a step below `below`, into dir_out; false when the run has none. Damaged ones are named on stderr and passed over, but
+// The newest whole checkpoint of a step below `below`, into dir (of PATH_CAP bytes); false when the run has none. Damaged ones are named on stderr and passed over, but
 // when nothing else is left the program ends: a run must not silently start again from nothing. One that goes while it is read made room for a newer one, of a process that trains
 // (checkpoint_prune): the search begins again.
-static inline bool checkpoint_latest(const char *run_dir, int64_t below, char *dir_out, size_t cap) {
-    static const char *const PREFIXES[] = {"", ".old-"};
-    char dir[PATH_CAP], why[256];
+static inline bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
+    char why[256];
     struct stat info;
     bool damaged = false;
     for (int64_t step = checkpoint_step_below(run_dir, below); step >= 0; step = checkpoint_step_below(run_dir, step)) {
         bool gone = true;
-        for (int i = 0; i < 2; i++) {
-            if (lstat(checkpoint_path(dir, run_dir, PREFIXES[i], step), &info) != 0) {
-                gone = gone && errno == ENOENT;
-                continue;
-            }
-            if (checkpoint_verify(dir, why, sizeof why)) {
-                check_format(dir_out, cap, "%s", dir);
-                return true;
-            }
-            gone = lstat(dir, &info) != 0;
-            if (gone) break;
+        for (int aside = 0; aside < 2; aside++) {
+            if (lstat(checkpoint_path(dir, run_dir, aside ? ".old-" : "", step), &info) != 0 && errno == ENOENT) continue;
+            if (checkpoint_verify(dir, why, sizeof why)) return true;
+            if (lstat(dir, &info) != 0 && errno == ENOENT) continue;
             fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, why);
-            damaged = true;
+            gone = false, damaged = true;
         }
         if (gone) step = below;
     }

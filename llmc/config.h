@@ -201,7 +201,7 @@ static inline void checkpoint_find(const char *path, char *dir) {
         return;
     }
     CHECK(is_folder(path), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/", path);
-    CHECK(checkpoint_latest(path, INT64_MAX, dir, PATH_CAP), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
+    CHECK(checkpoint_latest(path, INT64_MAX, dir), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
 }
 
 // Whether --out holds a run, and whether that may be: nothing is ever overwritten.

@@ -268,7 +268,7 @@ static inline void run_resume(Run *r, int64_t below) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t size;
     memset(dir, 0, sizeof dir);
-    if (!r->comm.rank) CHECK(checkpoint_latest(r->out, below, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    if (!r->comm.rank) CHECK(checkpoint_latest(r->out, below, dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     comm_broadcast(&r->comm, dir, sizeof dir);
     run_check_config(r, dir);
     Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
