@@ -150,7 +150,7 @@ typedef struct {
 } Tensor;
 
 typedef struct {
-    Tensor *tensors;                  // in the order of the header
+    Tensor *tensors;                  // in the order of their data
     int count;
     Json *header;                     // owns the names
     void *map;
@@ -229,13 +229,12 @@ static inline void safetensors_read_real(const Tensor *t, void *out, bool out_is
 
 // ------------------------------------------------------------------------------------------------------ safetensors: read
 
-typedef struct { int64_t begin, end; } SafetensorsRange;
 static const char ANOTHER_TYPE[] = "\n  -> convert the file";         // it is whole: another copy would be refused too
 
-static inline int safetensors_compare_ranges(const void *a, const void *b) {
-    const SafetensorsRange *x = (const SafetensorsRange *)a, *y = (const SafetensorsRange *)b;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return (x->end > y->end) - (x->end < y->end);                  // an empty tensor before the one that begins at the same place
+static inline int safetensors_order(const void *a, const void *b) {
+    const Tensor *x = (const Tensor *)a, *y = (const Tensor *)b;
+    if (x->data != y->data) return (const char *)x->data < (const char *)y->data ? -1 : 1;
+    return (tensor_bytes(x) > tensor_bytes(y)) - (tensor_bytes(x) < tensor_bytes(y));        // an empty tensor before the one that begins at the same place
 }
 
 static inline bool safetensors_is_ints(const Json *v, size_t least, size_t most) {
@@ -245,7 +244,7 @@ static inline bool safetensors_is_ints(const Json *v, size_t least, size_t most)
 }
 
 // One entry of the header: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, offsets within `bytes` bytes of data.
-static inline bool safetensors_read_entry(const Json *entry, int64_t bytes, Tensor *t, SafetensorsRange *range, char *error, size_t cap) {
+static inline bool safetensors_read_entry(const Json *entry, const char *data, int64_t bytes, Tensor *t, char *error, size_t cap) {
     const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *offsets = json_get(entry, "data_offsets");
     if (!dtype || dtype->kind != JSON_STRING) return error_set(error, cap, "tensor %s: expected \"dtype\" to be F64, F32, BF16, F16, I64, I32, U8 or BOOL", entry->key);
     if (!tensor_dtype_bytes(dtype->text))
@@ -257,44 +256,35 @@ static inline bool safetensors_read_entry(const Json *entry, int64_t bytes, Tens
     t->dtype = dtype->text;
     t->rank = 0;
     for (const Json *size = shape->first; size; size = size->next) t->shape[t->rank++] = size->integer;
-    range->begin = offsets->first->integer;
-    range->end = offsets->first->next->integer;
-    if (range->begin > range->end || range->end > bytes)
-        return error_set(error, cap, "tensor %s: offsets [%" PRId64 ", %" PRId64 "] outside of the %" PRId64 " bytes of data", t->name,
-                         range->begin, range->end, bytes);
-    if (tensor_bytes(t) != range->end - range->begin)
-        return error_set(error, cap, "tensor %s: its shape does not take the %" PRId64 " bytes it has", t->name, range->end - range->begin);
-    return true;
+    int64_t begin = offsets->first->integer, end = offsets->first->next->integer;
+    if (begin > end || end > bytes)
+        return error_set(error, cap, "tensor %s: offsets [%" PRId64 ", %" PRId64 "] outside of the %" PRId64 " bytes of data", t->name, begin, end, bytes);
+    t->data = data + begin;
+    return tensor_bytes(t) == end - begin || error_set(error, cap, "tensor %s: its shape does not take the %" PRId64 " bytes it has", t->name, end - begin);
 }
 
 // The data must be covered from end to end, each byte by one tensor.
-static inline bool safetensors_check_cover(SafetensorsRange *ranges, int count, int64_t bytes, char *error, size_t cap) {
-    int64_t at = 0;
-    qsort(ranges, (size_t)count, sizeof ranges[0], safetensors_compare_ranges);
-    for (int i = 0; i < count; at = ranges[i++].end)
-        if (ranges[i].begin != at)
-            return error_set(error, cap, "tensors %s at byte %" PRId64 " of the data", ranges[i].begin < at ? "overlap" : "leave a hole", at);
-    return at == bytes || error_set(error, cap, "%" PRId64 " bytes of data belong to no tensor", bytes - at);
+static inline bool safetensors_check_cover(SafetensorsFile *file, const char *data, int64_t bytes, char *error, size_t cap) {
+    const char *at = data;
+    qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, safetensors_order);
+    for (const Tensor *t = file->tensors; t < file->tensors + file->count; at += tensor_bytes(t++))
+        if (t->data != at) return error_set(error, cap, "tensors %s at byte %" PRId64 " of the data", (const char *)t->data < at ? "overlap" : "leave a hole", (int64_t)(at - data));
+    return at == data + bytes || error_set(error, cap, "%" PRId64 " bytes of data belong to no tensor", (int64_t)(data + bytes - at));
 }
 
-// Fills file->header, tensors and count from the JSON header alone: data pointers are set by safetensors_try_open.
-static inline bool safetensors_read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file, SafetensorsRange **ranges,
-                                           char *error, size_t cap) {
+// Fills file->header, tensors and count from the JSON header; the data are the `bytes` bytes behind it.
+static inline bool safetensors_read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file, char *error, size_t cap) {
     if (n == 0 || text[0] != '{') return error_set(error, cap, "expected the header to begin with '{'");
     if (!json_try_parse(text, n, &file->header, error, cap)) return false;
     file->tensors = (Tensor *)check_alloc(file->header->count * sizeof(Tensor), "a list of tensors");
-    *ranges = (SafetensorsRange *)check_alloc(file->header->count * sizeof(SafetensorsRange), "a list of tensors");
     for (const Json *entry = file->header->first; entry; entry = entry->next) {
         if (strcmp(entry->key, "__metadata__") == 0) {
             bool strings = entry->kind == JSON_OBJECT;
             for (const Json *m = entry->first; m; m = m->next) strings = strings && m->kind == JSON_STRING;
             if (!strings) return error_set(error, cap, "expected \"__metadata__\" to be an object of strings");
-        } else {
-            int i = file->count++;
-            if (!safetensors_read_entry(entry, bytes, &file->tensors[i], &(*ranges)[i], error, cap)) return false;
-        }
+        } else if (!safetensors_read_entry(entry, text + n, bytes, &file->tensors[file->count++], error, cap)) return false;
     }
-    return true;
+    return safetensors_check_cover(file, text + n, bytes, error, cap);
 }
 
 static inline void safetensors_close(SafetensorsFile *file) {
@@ -322,19 +312,13 @@ static inline bool safetensors_map(const char *path, SafetensorsFile *file, char
 }
 
 static inline bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error, size_t cap) {
+    uint64_t n;
     memset(file, 0, sizeof *file);
     if (!safetensors_map(path, file, error, cap)) return false;
-    const char *base = (const char *)file->map + 8;
-    uint64_t n;
     memcpy(&n, file->map, 8);
-    SafetensorsRange *ranges = NULL;
-    bool ok = n <= file->bytes - 8 && n <= SAFETENSORS_HEADER;
-    if (!ok) error_set(error, cap, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
-    int64_t data_bytes = ok ? (int64_t)(file->bytes - 8 - n) : 0;
-    ok = ok && safetensors_read_header(base, n, data_bytes, file, &ranges, error, cap);
-    for (int i = 0; ok && i < file->count; i++) file->tensors[i].data = base + n + ranges[i].begin;
-    ok = ok && safetensors_check_cover(ranges, file->count, data_bytes, error, cap);
-    free(ranges);
+    bool fits = n <= file->bytes - 8 && n <= SAFETENSORS_HEADER;
+    if (!fits) error_set(error, cap, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
+    bool ok = fits && safetensors_read_header((const char *)file->map + 8, n, (int64_t)(file->bytes - 8 - n), file, error, cap);
     if (!ok) safetensors_close(file);
     return ok;
 }
