@@ -138,8 +138,8 @@ static inline bool file_try_sum(const char *path, FileSum *sum, char *error, siz
 
 // ---------------------------------------------------------------------------------------------------------------- tensors
 
-// A name, a type and a shape for memory that belongs to somebody else. In a mapped file data may be unaligned. To be written, data may be NULL: then bring(source)
-// gives it when its turn comes, good until the next one's.
+// A name, a type and a shape for memory that belongs to somebody else. In a mapped file data may be unaligned. To be written: bring(source), where there is one, gives
+// the data when its turn comes, good until the next one's.
 typedef struct {
     const char *name, *dtype;         // dtype: F32 and F64 are what this program writes; BF16 and F16 are read too, integers and BOOL known
     int rank;                         // 0 is a scalar
@@ -214,17 +214,16 @@ static inline bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2]
     return t->rank == rank && (t->shape[0] == shape[0] || (longer && rank == 2 && t->shape[0] > shape[0])) && (rank == 1 || t->shape[1] == shape[1]);
 }
 
-// Copies a tensor into floats or doubles, bit for bit where the type is the same already.
-static inline void safetensors_read_real(const Tensor *t, void *out, bool out_is_double) {
-    size_t element = out_is_double ? sizeof(double) : sizeof(float);
+// Copies values of a tensor, from number `first` on and at most so many, into floats or doubles, bit for bit where the type is the same already.
+static inline void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out, size_t element) {
     int bytes = tensor_dtype_bytes(t->dtype);
     bool bfloat = strcmp(t->dtype, "BF16") == 0;
     CHECK(bfloat || t->dtype[0] == 'F', "tensor %s: expected F64, F32, BF16 or F16, found %s\n  -> convert the file", t->name, t->dtype);
-    int64_t count = tensor_count(t);
+    int64_t rest = tensor_count(t) - first, count = rest < most ? rest : most;
     if ((size_t)bytes == element) {
-        if (count) memcpy(out, t->data, (size_t)count * element);
+        if (count > 0) memcpy(out, (const char *)t->data + first * bytes, (size_t)count * element);
     } else
-        for (int64_t i = 0; i < count; i++) real_put(out, element, i, tensor_real(t, bytes, bfloat, i));
+        for (int64_t i = 0; i < count; i++) real_put(out, element, i, tensor_real(t, bytes, bfloat, first + i));
 }
 
 // ------------------------------------------------------------------------------------------------------ safetensors: read
@@ -377,7 +376,7 @@ static inline int64_t safetensors_begin(FileWriter *w, const char *path, const T
 static inline FileSum safetensors_write(const char *path, const Tensor *tensors, int count) {
     FileWriter w;
     safetensors_begin(&w, path, tensors, count);
-    for (const Tensor *t = tensors; t < tensors + count; t++) file_add(&w, t->data || !t->bring ? t->data : t->bring(t->source), (size_t)tensor_bytes(t));
+    for (const Tensor *t = tensors; t < tensors + count; t++) file_add(&w, t->bring ? t->bring(t->source) : t->data, (size_t)tensor_bytes(t));
     return file_commit(&w);
 }
 

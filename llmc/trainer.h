@@ -105,12 +105,7 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
                   (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1], e->id == PARAM_wpe ? ", or a smaller --seq" : "");
             Part part = {0, e->size};
             if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
-            Tensor own = *t;
-            int64_t rest = tensor_count(t) - part.first;                       // without the padding of the vocabulary
-            own.rank = 1;
-            own.shape[0] = rest < 0 ? 0 : part.size < rest ? part.size : rest;
-            own.data = (const char *)t->data + part.first * tensor_dtype_bytes(t->dtype);
-            safetensors_read_real(&own, r->t->tensor(r->gpt, kind, e), r->t->element == sizeof(double));
+            safetensors_read_real(t, part.first, part.size, r->t->tensor(r->gpt, kind, e), r->t->element);        // the file has no padding of the vocabulary
         }
     for (int kind = first; kind <= last; kind++) r->t->store(r->gpt, kind, r->updates);
     CHECK(file.count == expected, "%s has %d tensors, this model %d\n  -> the model's flags and NORM_MODE must be those of the file", path, file.count, expected);
@@ -145,28 +140,27 @@ static inline uint64_t run_data_hash(Run *r) {
 
 static const char PLANS[] = "plans.json";
 
-// One tensor on its way into a file: of moments, the parts of all processes come together in `room` of the first one.
-typedef struct Gather { Run *r; int kind; const Entry *e; char *room; } Gather;
+// One tensor on its way into a file: of moments, the parts of several processes come together in `room` of the first one (NULL: it is all here).
+typedef struct Gather { Run *r; int kind; const Entry *e; char *room, name[128]; } Gather;
 
 static inline const void *run_gather(void *source) {
     const Gather *g = (const Gather *)source;
     Comm *c = &g->r->comm;
     size_t element = g->r->t->element;
     char *own = (char *)g->r->t->tensor(g->r->gpt, g->kind, g->e);
-    for (int rank = 0; rank < c->size; rank++) {
+    for (int rank = 0; g->room && rank < c->size; rank++) {
         Part part = entry_part(g->e, rank, c->size);
         char *at = g->room + (size_t)part.first * element;
         if (rank) comm_move(c, c->rank ? own : at, (size_t)part.size * element, rank, 0);
         else if (!c->rank) memcpy(at, own, (size_t)part.size * element);
     }
-    return g->room;
+    return g->room ? g->room : own;
 }
 
 // A file of weights or moments. Process 0 writes it, the others give what they have.
 static inline void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first, int last) {
     int most = r->layout.count * (last - first + 1), count = 0;
     size_t largest = 0;
-    char (*names)[128] = (char (*)[128])check_alloc((size_t)most * 128, "names");
     Tensor *tensors = (Tensor *)check_alloc((size_t)most * sizeof *tensors, "a checkpoint");
     Gather *gathers = (Gather *)check_alloc((size_t)most * sizeof *gathers, "a checkpoint");
     for (int k = 0; k < r->layout.count; k++) largest = (size_t)r->layout.entries[k].size > largest ? (size_t)r->layout.entries[k].size : largest;
@@ -175,19 +169,15 @@ static inline void run_save_tensors(Run *r, Checkpoint *c, const char *file, int
         r->t->fetch(r->gpt, kind);
         for (int k = 0; k < r->layout.count; k++, count++) {
             const Entry *e = &r->layout.entries[k];
-            check_format(names[count], 128, "%s%s", MOMENT_NAMES[kind], e->name);
-            Gather g = {r, kind, e, room};
-            gathers[count] = g;
-            tensors[count] = run_tensor(r, kind, e, names[count]);
-            if (!room) continue;
-            tensors[count].data = NULL;
+            Gather *g = &gathers[count];
+            g->r = r, g->kind = kind, g->e = e, g->room = room;
+            tensors[count] = run_tensor(r, kind, e, check_format(g->name, sizeof g->name, "%s%s", MOMENT_NAMES[kind], e->name));
             tensors[count].bring = run_gather;
-            tensors[count].source = &gathers[count];
+            tensors[count].source = g;
         }
     }
     if (!r->comm.rank) checkpoint_add_tensors(c, file, tensors, count);
-    else for (int i = 0; room && i < count; i++) run_gather(&gathers[i]);
-    free(names);
+    else for (int i = 0; i < count; i++) run_gather(&gathers[i]);
     free(tensors);
     free(gathers);
     free(room);

@@ -75,15 +75,15 @@ static void test_read_golden(const char *dir) {
     safetensors_open(path, &file);
     double x[3];
     float y[3];
-    safetensors_read_real(safetensors_find(&file, "half"), x, true);
+    safetensors_read_real(safetensors_find(&file, "half"), 0, INT64_MAX, x, sizeof(double));
     EXPECT(x[0] == 1 && x[1] == -0x1p-24 && x[2] == -INFINITY, "F16: %g %g %g", x[0], x[1], x[2]);
-    safetensors_read_real(safetensors_find(&file, "half"), y, false);
+    safetensors_read_real(safetensors_find(&file, "half"), 0, INT64_MAX, y, sizeof(float));
     EXPECT(y[0] == 1 && y[1] == -0x1p-24f && y[2] == -INFINITY, "F16 to float: %g %g %g", (double)y[0], (double)y[1], (double)y[2]);
-    safetensors_read_real(safetensors_find(&file, "bf"), x, true);
+    safetensors_read_real(safetensors_find(&file, "bf"), 0, INT64_MAX, x, sizeof(double));
     EXPECT(x[0] == 1 && x[1] == -3.140625, "BF16: %g %g", x[0], x[1]);
-    safetensors_read_real(safetensors_find(&file, "f"), x, true);
+    safetensors_read_real(safetensors_find(&file, "f"), 0, INT64_MAX, x, sizeof(double));
     EXPECT(x[0] == 1.5, "F32 to double: %g", x[0]);
-    safetensors_read_real(safetensors_find(&file, "d"), y, false);
+    safetensors_read_real(safetensors_find(&file, "d"), 0, INT64_MAX, y, sizeof(float));
     EXPECT(y[0] == 0.1f, "F64 to float: %g", (double)y[0]);
     const Tensor *bf = safetensors_find(&file, "bf"), *byte = safetensors_find(&file, "byte");
     EXPECT(file.count == 5 && bf->rank == 2 && bf->shape[0] == 2 && bf->shape[1] == 1, "shapes differ");
@@ -130,7 +130,7 @@ static void test_round_trip(const char *dir) {
         bool same = t && strcmp(t->dtype, want->dtype) == 0 && t->rank == want->rank && memcmp(t->shape, want->shape, sizeof(int64_t) * (size_t)t->rank) == 0;
         EXPECT(same, "tensor %d: type or shape differ", i);
         if (!same) continue;
-        safetensors_read_real(t, copy, want->dtype[1] == '6');
+        safetensors_read_real(t, 0, INT64_MAX, copy, (size_t)tensor_dtype_bytes(want->dtype));
         EXPECT(tensor_bytes(want) == 0 || memcmp(copy, want->data, (size_t)tensor_bytes(want)) == 0, "tensor %s: data differ", t->name);
     }
     EXPECT(((uintptr_t)file.tensors[0].data & 63) == 0, "the data is not aligned to 64 bytes");
@@ -216,11 +216,11 @@ static void write_negative(void *path) {
 }
 static void read_bytes(void *out) {
     Tensor t = {"tokens", "I32", 1, {1}, .data = "abc"};
-    safetensors_read_real(&t, out, true);
+    safetensors_read_real(&t, 0, INT64_MAX, out, sizeof(double));
 }
 static void read_mask(void *out) {
     Tensor t = {"mask", "BOOL", 1, {1}, .data = "abc"};
-    safetensors_read_real(&t, out, true);
+    safetensors_read_real(&t, 0, INT64_MAX, out, sizeof(double));
 }
 
 // ------------------------------------------------------------------------------------------------------------ checkpoints
