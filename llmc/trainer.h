@@ -447,8 +447,8 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
         const StepRecord *s = &k->steps[i % RECORD_STEPS];
         log_nest(&event, NULL, '{');
         log_int(&event, "step", s->step);
-        log_int(&event, "first_sample", s->sample);
-        log_int(&event, "samples", s->samples);
+        log_int(&event, "first_sample", (s->step - 1) * r->f->batch);
+        log_int(&event, "samples", r->f->batch);
         log_real(&event, "loss", s->loss);
         log_real(&event, "grad_norm", s->norm);
         log_real(&event, "loss_z", s->loss_z);
@@ -473,25 +473,19 @@ static inline void run_gradients(Run *r) {
     run_batches(r, &r->train, r->step * r->f->batch, r->f->batch, 1.0 / (double)(r->f->batch * r->m.T));
 }
 
-static inline AdamW run_adamw(const Run *r) {
-    const Flags *f = r->f;
-    AdamW o = schedule_adamw(f, schedule_lr(f, r->step + 1), r->updates + 1);
-    if (f->skip_spikes) {
-        o.most_ce = spike_limit(&r->losses, f->spike_z);
-        o.most_norm = spike_limit(&r->norms, f->spike_z);
-    }
-    return o;
-}
-
-// After an update: what it means for the next ones. Returns what happened, NULL for nothing of note.
-static inline const char *run_advance(Run *r, const Update *u, StepRecord *s) {
+// The update by these gradients, and what it means for the next ones: *o is how, *u and *s what it found. Returns what happened, NULL for nothing of note.
+static inline const char *run_update(Run *r, AdamW *o, Update *u, StepRecord *s) {
     const Flags *f = r->f;
     s->step = r->step + 1;
-    s->sample = r->step * f->batch;
-    s->samples = f->batch;
+    s->lr = schedule_lr(f, s->step);
+    *o = schedule_adamw(f, s->lr, r->updates + 1);
+    if (f->skip_spikes) {
+        o->most_ce = spike_limit(&r->losses, f->spike_z);
+        o->most_norm = spike_limit(&r->norms, f->spike_z);
+    }
+    *u = r->t->update(r->gpt, o);
     s->loss = u->loss.ce;
     s->norm = u->norm;
-    s->lr = schedule_lr(f, r->step + 1);
     s->loss_z = spike_z(&r->losses, s->loss);
     s->norm_z = spike_z(&r->norms, s->norm);
     s->applied = u->applied;
@@ -512,12 +506,12 @@ static inline void run_step(Run *r) {
     double begin = clock_seconds();
     bool watched = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
     StepRecord *s = recorder_next(&r->recorder);
+    AdamW o;
+    Update u;
     s->measured = watched || !f->graph;                    // what is measured is in no graph
     if (s->measured) r->t->watch(r->gpt);
     run_gradients(r);
-    AdamW o = run_adamw(r);
-    Update u = r->t->update(r->gpt, &o);
-    const char *event = run_advance(r, &u, s);
+    const char *event = run_update(r, &o, &u, s);
     if (s->measured) r->t->layer_stats(r->gpt, s->layers);
 
     double seconds = clock_seconds() - begin;
@@ -559,12 +553,12 @@ static inline Figures run_figures(Run *r, int kind, const Entry *e) {
 static inline void run_replay(Run *r, int64_t step) {
     LayerStats *layers = (LayerStats *)check_alloc((size_t)r->m.L * sizeof *layers, "what is measured of layers");
     StepRecord record;
+    AdamW o;
+    Update u;
     while (r->step < step - 1) {
         run_gradients(r);
-        AdamW o = run_adamw(r);
-        Update u = r->t->update(r->gpt, &o);
-        run_advance(r, &u, &record);
-        printf("\rstep %lld of %lld, loss %.4f ", (long long)r->step, (long long)step, u.loss.ce);
+        run_update(r, &o, &u, &record);
+        printf("\rstep %lld of %lld, loss %.4f ", (long long)r->step, (long long)step, record.loss);
         fflush(stdout);
     }
     r->t->watch(r->gpt);
@@ -577,13 +571,11 @@ static inline void run_replay(Run *r, int64_t step) {
         Figures w = run_figures(r, WEIGHTS, e), d = run_figures(r, GRADS, e);
         printf("%-56s %11.3e %11.3e %9lld %11.3e %11.3e %9lld\n", e->name, w.rms, w.most, (long long)w.bad, d.rms, d.most, (long long)d.bad);
     }
-    AdamW o = run_adamw(r);
-    Update u = r->t->update(r->gpt, &o);
+    const char *event = run_update(r, &o, &u, &record);
     r->t->layer_stats(r->gpt, layers);
     printf("\nlayer  residual rms  attn / skip  ffn / skip  largest logit\n");
     for (int l = 0; l < r->m.L; l++) printf("%5d  %12.4g  %11.4g  %10.4g  %13.4g\n", l, layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max);
-    const char *event = run_advance(r, &u, &record);
-    printf("\nstep %lld, samples %lld to %lld: loss %.6f (z %.1f), gradient norm %.6f (z %.1f): %s\n", (long long)record.step, (long long)record.sample, (long long)(record.sample + record.samples - 1),
+    printf("\nstep %lld, samples %lld to %lld: loss %.6f (z %.1f), gradient norm %.6f (z %.1f): %s\n", (long long)step, (long long)((step - 1) * r->f->batch), (long long)(step * r->f->batch - 1),
            record.loss, record.loss_z, record.norm, record.norm_z, event ? event : "no event this time");
     free(layers);
 }
