@@ -920,8 +920,7 @@ static inline void run_check_processes(Run *r, bool resuming) {
     Hash hash = hash_begin();
     hash_add(&hash, config, strlen(config));
     hash_add(&hash, &resuming, sizeof resuming);           // one that sees no checkpoint begins anew
-    uint64_t sum = hash_end(&hash);
-    CHECK(comm_agree(&r->comm, &sum, sizeof sum), "the processes have different flags, data or builds, or see different checkpoints in --out\n  -> begin all of them with one command, with --out on a disk that they share");
+    CHECK(comm_agree(&r->comm, hash_end(&hash)), "the processes have different flags, data or builds, or see different checkpoints in --out\n  -> begin all of them with one command, with --out on a disk that they share");
     free(config);
     CHECK(r->comm.size == 1 || (!*r->f->replay && !*r->f->probe), "one process replays or probes\n  -> without mpirun");
     CHECK(r->f->batch >= r->comm.size, "--batch %lld for %d processes: expected at least a sequence for each\n  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
