@@ -33,8 +33,7 @@
 static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
 static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
 
-typedef struct { int64_t size; uint64_t hash; } FileSum;          // hash: XXH64
-typedef struct { int fd; char path[PATH_CAP], temp[PATH_CAP]; Hash hash; } FileWriter;
+typedef struct { int fd; char path[PATH_CAP], temp[PATH_CAP]; Hash hash; } FileWriter;          // hash: of what was added, and its length
 
 static inline void file_begin(FileWriter *w, const char *path) {
     check_format(w->path, sizeof w->path, "%s", path);
@@ -100,39 +99,34 @@ static inline bool folder_make(const char *path) {
     return true;
 }
 
-static inline FileSum file_commit(FileWriter *w) {
+static inline Hash file_commit(FileWriter *w) {
     bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 && rename(w->temp, w->path) == 0;
     CHECK_WRITE(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one", w->path, strerror(errno));
     file_sync_parent(w->path);
-    FileSum sum = {(int64_t)w->hash.length, hash_end(&w->hash)};
-    return sum;
+    return w->hash;
 }
 
 // The file holds either what it held or all of data, whatever happens.
-static inline FileSum file_write_bytes(const char *path, const void *data, size_t n) {
+static inline Hash file_write_bytes(const char *path, const void *data, size_t n) {
     FileWriter w;
     file_begin(&w, path);
     file_add(&w, data, n);
     return file_commit(&w);
 }
 
-static inline FileSum file_write_atomic(const char *path, const char *text) { return file_write_bytes(path, text, strlen(text)); }
+static inline Hash file_write_atomic(const char *path, const char *text) { return file_write_bytes(path, text, strlen(text)); }
 
-static inline bool file_try_sum(const char *path, FileSum *sum, char *error, size_t cap) {
+static inline bool file_try_hash(const char *path, Hash *hash, char *error, size_t cap) {
     const size_t piece = 1 << 20;
-    sum->size = 0;
-    sum->hash = 0;
+    *hash = hash_begin();
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return error_set(error, cap, "%s", strerror(errno));
     char *buffer = (char *)check_alloc(piece, "a checksum");
-    Hash hash = hash_begin();
     ssize_t got;
-    while ((got = read(fd, buffer, piece)) > 0 || (got < 0 && errno == EINTR)) if (got > 0) hash_add(&hash, buffer, (size_t)got);
+    while ((got = read(fd, buffer, piece)) > 0 || (got < 0 && errno == EINTR)) if (got > 0) hash_add(hash, buffer, (size_t)got);
     if (got < 0) error_set(error, cap, "%s", strerror(errno));
     free(buffer);
     close(fd);
-    sum->size = (int64_t)hash.length;
-    sum->hash = hash_end(&hash);
     return got == 0;
 }
 
@@ -372,8 +366,8 @@ static inline int64_t safetensors_begin(FileWriter *w, const char *path, const T
     return (int64_t)n + 8;
 }
 
-// Nothing is copied; size and checksum are those of the whole file.
-static inline FileSum safetensors_write(const char *path, const Tensor *tensors, int count) {
+// Nothing is copied; the hash is that of the whole file.
+static inline Hash safetensors_write(const char *path, const Tensor *tensors, int count) {
     FileWriter w;
     safetensors_begin(&w, path, tensors, count);
     for (const Tensor *t = tensors; t < tensors + count; t++) file_add(&w, t->bring ? t->bring(t->source) : t->data, (size_t)tensor_bytes(t));
@@ -459,10 +453,10 @@ static inline char *checkpoint_new_file(const Checkpoint *c, const char *name, c
     return path;
 }
 
-static inline void checkpoint_note(const Checkpoint *c, const char *name, FileSum sum) {
+static inline void checkpoint_note(const Checkpoint *c, const char *name, Hash hash) {
     fputs(ftell(c->manifest) ? ",\n" : "{\n", c->manifest);
     json_write_string(c->manifest, name);
-    fprintf(c->manifest, ": {\"size\": %" PRId64 ", \"xxh64\": \"%016" PRIx64 "\"}", sum.size, sum.hash);
+    fprintf(c->manifest, ": {\"size\": %" PRIu64 ", \"xxh64\": \"%016" PRIx64 "\"}", hash.length, hash_end(&hash));
 }
 
 static inline void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
@@ -496,16 +490,16 @@ static inline bool checkpoint_verify_file(const char *dir, const Json *entry, ch
     const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
     bool valid = checkpoint_is_name(name) && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
     if (!valid) return error_set(why, cap, "manifest.json: expected a plain name, \"size\" and \"xxh64\" for \"%.80s\"", name);
-    char path[PATH_CAP], hash[17], error[128];
+    char path[PATH_CAP], found[17], error[128];
     struct stat info;
     check_format(path, sizeof path, "%s/%s", dir, name);
     if (stat(path, &info) != 0) return error_set(why, cap, "%s: %s", name, strerror(errno));
     if (!S_ISREG(info.st_mode) || info.st_size != size->integer)
         return error_set(why, cap, "%s: expected a file of %" PRId64 " bytes, found %" PRId64, name, size->integer, (int64_t)info.st_size);
-    FileSum sum;
-    if (!file_try_sum(path, &sum, error, sizeof error)) return error_set(why, cap, "%s: %s", name, error);
-    check_format(hash, sizeof hash, "%016" PRIx64, sum.hash);
-    return strcmp(hash, xxh64->text) == 0 || error_set(why, cap, "%s: expected checksum %s, found %s", name, xxh64->text, hash);
+    Hash hash;
+    if (!file_try_hash(path, &hash, error, sizeof error)) return error_set(why, cap, "%s: %s", name, error);
+    check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
+    return strcmp(found, xxh64->text) == 0 || error_set(why, cap, "%s: expected checksum %s, found %s", name, xxh64->text, found);
 }
 
 // Whether all that the manifest promises is there, bit for bit. Reads every byte.
