@@ -359,48 +359,38 @@ static inline void run_progress(Run *r, double loss, double lr, double norm) {
     r->printed = now;
 }
 
-// Of each router: the largest load over the mean, experts without a token, entropy and losses (null in dense layers), and by layer the part of its tokens
-// that each expert got.
-static inline void run_log_routers(Run *r, const LayerStats *layers) {
-    static const char *const NAMES[] = {"router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence", "router_z"};
-    int E = r->m.moe.E, first = r->m.moe.dense;
-    double *sums = (double *)check_alloc((size_t)r->m.L * sizeof *sums, "the loads of experts");
-    for (int l = first; l < r->m.L; l++)
-        for (int e = 0; e < E; e++) sums[l] += layers[l].load[e];
-    for (int i = 0; i < 6; i++) {
-        log_nest(&r->log, NAMES[i], '[');
-        for (int l = 0; l < r->m.L; l++) {
-            double most = 0, dead = 0;
-            for (int e = 0; e < E && l >= first; e++) {
-                most = layers[l].load[e] > most ? layers[l].load[e] : most;
-                dead += layers[l].load[e] == 0;
-            }
-            const double values[] = {most * E / sums[l], dead, layers[l].entropy, layers[l].balance, layers[l].sequence, layers[l].router_z};
-            log_real(&r->log, NULL, l < first ? NAN : values[i]);
-        }
-        log_unnest(&r->log, ']');
-    }
-    log_nest(&r->log, "router_load", '{');
-    for (int l = first; l < r->m.L; l++) {
-        char key[16];
-        log_nest(&r->log, check_format(key, sizeof key, "%d", l), '[');
-        for (int e = 0; e < E; e++) log_real(&r->log, NULL, layers[l].load[e] / sums[l]);
-        log_unnest(&r->log, ']');
-    }
-    log_unnest(&r->log, '}');
-    free(sums);
-}
-
-static inline void run_log_layers(Log *log, const LayerStats *layers, int L) {
-    static const char *const NAMES[] = {"residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max"};
-    for (int i = 0; i < 4; i++) {
+// Arrays by layer of what judge.h measures. With routers of each of them too (null in dense layers): the largest load over the mean, experts without a token, entropy and losses,
+// and by layer the part of its tokens that each expert got.
+static inline void run_log_layers(Log *log, const Model *m, const LayerStats *layers, bool routers) {
+    static const char *const NAMES[] = {"residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max",
+                                        "router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence", "router_z"};
+    for (int i = 0; i < (routers ? 10 : 4); i++) {
         log_nest(log, NAMES[i], '[');
-        for (int l = 0; l < L; l++) {
-            const double values[] = {layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max};
-            log_real(log, NULL, values[i]);
+        for (int l = 0; l < m->L; l++) {
+            const LayerStats *s = &layers[l];
+            bool router = i >= 4, absent = router && l < m->moe.dense;
+            double sum = 0, most = 0, dead = 0;
+            for (int e = 0; e < m->moe.E && router && !absent; e++) {
+                sum += s->load[e];
+                most = s->load[e] > most ? s->load[e] : most;
+                dead += s->load[e] == 0;
+            }
+            const double values[] = {s->residual_rms, s->attn_ratio, s->ffn_ratio, s->attn_logit_max, most * m->moe.E / sum, dead, s->entropy, s->balance, s->sequence, s->router_z};
+            log_real(log, NULL, absent ? NAN : values[i]);
         }
         log_unnest(log, ']');
     }
+    if (!routers) return;
+    log_nest(log, "router_load", '{');
+    for (int l = m->moe.dense; l < m->L; l++) {
+        char key[16];
+        double sum = 0;
+        for (int e = 0; e < m->moe.E; e++) sum += layers[l].load[e];
+        log_nest(log, check_format(key, sizeof key, "%d", l), '[');
+        for (int e = 0; e < m->moe.E; e++) log_real(log, NULL, layers[l].load[e] / sum);
+        log_unnest(log, ']');
+    }
+    log_unnest(log, '}');
 }
 
 // The line with a step's diagnostics (judge.h): arrays by layer, objects by tensor. applied: the update, NULL where the step was skipped.
@@ -410,8 +400,7 @@ static inline void run_log_stats(Run *r, const LayerStats *layers, const AdamW *
     r->t->tensor_stats(r->gpt, applied, tensors);
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
-    run_log_layers(&r->log, layers, r->m.L);
-    if (r->m.moe.E) run_log_routers(r, layers);
+    run_log_layers(&r->log, &r->m, layers, r->m.moe.E > 0);
     log_nest(&r->log, "grad_norms", '{');
     for (int k = 0; k < count; k++) log_real(&r->log, r->layout.entries[k].name, tensors[k].grad);
     log_unnest(&r->log, '}');
@@ -455,7 +444,7 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
         log_real(&event, "grad_norm_z", s->norm_z);
         log_real(&event, "lr", s->lr);
         log_text(&event, "update", s->applied ? "applied" : "skipped");
-        if (s->measured) run_log_layers(&event, s->layers, r->m.L);
+        if (s->measured) run_log_layers(&event, &r->m, s->layers, false);
         log_unnest(&event, '}');
     }
     log_unnest(&event, ']');
