@@ -177,13 +177,6 @@ static inline double tensor_half(uint16_t bits) {
     return bits & 0x8000 ? -v : v;
 }
 
-static inline double tensor_bfloat(uint16_t bits) {
-    uint32_t word = (uint32_t)bits << 16;
-    float v;
-    memcpy(&v, &word, 4);
-    return v;
-}
-
 // Element i of a floating-point tensor. memcpy, because a mapped file promises no alignment.
 static inline double tensor_real(const Tensor *t, int bytes, bool bfloat, int64_t i) {
     const char *p = (const char *)t->data + i * bytes;
@@ -193,7 +186,10 @@ static inline double tensor_real(const Tensor *t, int bytes, bool bfloat, int64_
     if (bytes == 8) { memcpy(&full, p, 8); return full; }
     if (bytes == 4) { memcpy(&single, p, 4); return single; }
     memcpy(&half, p, 2);
-    return bfloat ? tensor_bfloat(half) : tensor_half(half);
+    if (!bfloat) return tensor_half(half);
+    uint32_t word = (uint32_t)half << 16;
+    memcpy(&single, &word, 4);
+    return single;
 }
 
 // Value i of floats or doubles, by the size of one.
