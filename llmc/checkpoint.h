@@ -26,16 +26,14 @@
 #define PATH_CAP 1024
 #define TENSOR_RANK 4
 #define SAFETENSORS_HEADER 100000000          // bytes of header at most, the format's own limit
-#define CHECKPOINT_FILES 16                   // in one checkpoint
-#define CHECKPOINT_NAME 64                    // bytes of a file's name, with its zero
+#define CHECKPOINT_NAME 64                    // bytes of the name of a checkpoint's file, with its zero
 
 // ------------------------------------------------------------------------------------------------------------------ files
 
 static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
 static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
 
-typedef struct { int64_t size; uint64_t hash; } FileSum;          // hash: XXH64
-typedef struct { int fd; char path[PATH_CAP], temp[PATH_CAP]; Hash hash; } FileWriter;
+typedef struct { int fd; char path[PATH_CAP], temp[PATH_CAP]; Hash hash; } FileWriter;          // hash: of what was added, and its length
 
 static inline void file_begin(FileWriter *w, const char *path) {
     check_format(w->path, sizeof w->path, "%s", path);
@@ -101,46 +99,41 @@ static inline bool folder_make(const char *path) {
     return true;
 }
 
-static inline FileSum file_commit(FileWriter *w) {
+static inline Hash file_commit(FileWriter *w) {
     bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 && rename(w->temp, w->path) == 0;
     CHECK_WRITE(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one", w->path, strerror(errno));
     file_sync_parent(w->path);
-    FileSum sum = {(int64_t)w->hash.length, hash_end(&w->hash)};
-    return sum;
+    return w->hash;
 }
 
 // The file holds either what it held or all of data, whatever happens.
-static inline FileSum file_write_bytes(const char *path, const void *data, size_t n) {
+static inline Hash file_write_bytes(const char *path, const void *data, size_t n) {
     FileWriter w;
     file_begin(&w, path);
     file_add(&w, data, n);
     return file_commit(&w);
 }
 
-static inline FileSum file_write_atomic(const char *path, const char *text) { return file_write_bytes(path, text, strlen(text)); }
+static inline Hash file_write_atomic(const char *path, const char *text) { return file_write_bytes(path, text, strlen(text)); }
 
-static inline bool file_try_sum(const char *path, FileSum *sum, char *error, size_t cap) {
+static inline bool file_try_hash(const char *path, Hash *hash, char *error, size_t cap) {
     const size_t piece = 1 << 20;
-    sum->size = 0;
-    sum->hash = 0;
+    *hash = hash_begin();
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return error_set(error, cap, "%s", strerror(errno));
     char *buffer = (char *)check_alloc(piece, "a checksum");
-    Hash hash = hash_begin();
     ssize_t got;
-    while ((got = read(fd, buffer, piece)) > 0 || (got < 0 && errno == EINTR)) if (got > 0) hash_add(&hash, buffer, (size_t)got);
+    while ((got = read(fd, buffer, piece)) > 0 || (got < 0 && errno == EINTR)) if (got > 0) hash_add(hash, buffer, (size_t)got);
     if (got < 0) error_set(error, cap, "%s", strerror(errno));
     free(buffer);
     close(fd);
-    sum->size = (int64_t)hash.length;
-    sum->hash = hash_end(&hash);
     return got == 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------- tensors
 
-// A name, a type and a shape for memory that belongs to somebody else. In a mapped file data may be unaligned. To be written, data may be NULL: then bring(source)
-// gives it when its turn comes, good until the next one's.
+// A name, a type and a shape for memory that belongs to somebody else. In a mapped file data may be unaligned. To be written: bring(source), where there is one, gives
+// the data when its turn comes, good until the next one's.
 typedef struct {
     const char *name, *dtype;         // dtype: F32 and F64 are what this program writes; BF16 and F16 are read too, integers and BOOL known
     int rank;                         // 0 is a scalar
@@ -151,7 +144,7 @@ typedef struct {
 } Tensor;
 
 typedef struct {
-    Tensor *tensors;                  // in the order of the header
+    Tensor *tensors;                  // in the order of their data
     int count;
     Json *header;                     // owns the names
     void *map;
@@ -184,13 +177,6 @@ static inline double tensor_half(uint16_t bits) {
     return bits & 0x8000 ? -v : v;
 }
 
-static inline double tensor_bfloat(uint16_t bits) {
-    uint32_t word = (uint32_t)bits << 16;
-    float v;
-    memcpy(&v, &word, 4);
-    return v;
-}
-
 // Element i of a floating-point tensor. memcpy, because a mapped file promises no alignment.
 static inline double tensor_real(const Tensor *t, int bytes, bool bfloat, int64_t i) {
     const char *p = (const char *)t->data + i * bytes;
@@ -200,7 +186,10 @@ static inline double tensor_real(const Tensor *t, int bytes, bool bfloat, int64_
     if (bytes == 8) { memcpy(&full, p, 8); return full; }
     if (bytes == 4) { memcpy(&single, p, 4); return single; }
     memcpy(&half, p, 2);
-    return bfloat ? tensor_bfloat(half) : tensor_half(half);
+    if (!bfloat) return tensor_half(half);
+    uint32_t word = (uint32_t)half << 16;
+    memcpy(&single, &word, 4);
+    return single;
 }
 
 // Value i of floats or doubles, by the size of one.
@@ -215,28 +204,26 @@ static inline bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2]
     return t->rank == rank && (t->shape[0] == shape[0] || (longer && rank == 2 && t->shape[0] > shape[0])) && (rank == 1 || t->shape[1] == shape[1]);
 }
 
-// Copies a tensor into floats or doubles, bit for bit where the type is the same already.
-static inline void safetensors_read_real(const Tensor *t, void *out, bool out_is_double) {
-    size_t element = out_is_double ? sizeof(double) : sizeof(float);
+// Copies values of a tensor, from number `first` on and at most so many, into floats or doubles, bit for bit where the type is the same already.
+static inline void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out, size_t element) {
     int bytes = tensor_dtype_bytes(t->dtype);
     bool bfloat = strcmp(t->dtype, "BF16") == 0;
     CHECK(bfloat || t->dtype[0] == 'F', "tensor %s: expected F64, F32, BF16 or F16, found %s\n  -> convert the file", t->name, t->dtype);
-    int64_t count = tensor_count(t);
+    int64_t rest = tensor_count(t) - first, count = rest < most ? rest : most;
     if ((size_t)bytes == element) {
-        if (count) memcpy(out, t->data, (size_t)count * element);
+        if (count > 0) memcpy(out, (const char *)t->data + first * bytes, (size_t)count * element);
     } else
-        for (int64_t i = 0; i < count; i++) real_put(out, element, i, tensor_real(t, bytes, bfloat, i));
+        for (int64_t i = 0; i < count; i++) real_put(out, element, i, tensor_real(t, bytes, bfloat, first + i));
 }
 
 // ------------------------------------------------------------------------------------------------------ safetensors: read
 
-typedef struct { int64_t begin, end; } SafetensorsRange;
 static const char ANOTHER_TYPE[] = "\n  -> convert the file";         // it is whole: another copy would be refused too
 
-static inline int safetensors_compare_ranges(const void *a, const void *b) {
-    const SafetensorsRange *x = (const SafetensorsRange *)a, *y = (const SafetensorsRange *)b;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return (x->end > y->end) - (x->end < y->end);                  // an empty tensor before the one that begins at the same place
+static inline int safetensors_order(const void *a, const void *b) {
+    const Tensor *x = (const Tensor *)a, *y = (const Tensor *)b;
+    if (x->data != y->data) return (const char *)x->data < (const char *)y->data ? -1 : 1;
+    return (tensor_bytes(x) > tensor_bytes(y)) - (tensor_bytes(x) < tensor_bytes(y));        // an empty tensor before the one that begins at the same place
 }
 
 static inline bool safetensors_is_ints(const Json *v, size_t least, size_t most) {
@@ -246,7 +233,7 @@ static inline bool safetensors_is_ints(const Json *v, size_t least, size_t most)
 }
 
 // One entry of the header: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, offsets within `bytes` bytes of data.
-static inline bool safetensors_read_entry(const Json *entry, int64_t bytes, Tensor *t, SafetensorsRange *range, char *error, size_t cap) {
+static inline bool safetensors_read_entry(const Json *entry, const char *data, int64_t bytes, Tensor *t, char *error, size_t cap) {
     const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape"), *offsets = json_get(entry, "data_offsets");
     if (!dtype || dtype->kind != JSON_STRING) return error_set(error, cap, "tensor %s: expected \"dtype\" to be F64, F32, BF16, F16, I64, I32, U8 or BOOL", entry->key);
     if (!tensor_dtype_bytes(dtype->text))
@@ -258,44 +245,35 @@ static inline bool safetensors_read_entry(const Json *entry, int64_t bytes, Tens
     t->dtype = dtype->text;
     t->rank = 0;
     for (const Json *size = shape->first; size; size = size->next) t->shape[t->rank++] = size->integer;
-    range->begin = offsets->first->integer;
-    range->end = offsets->first->next->integer;
-    if (range->begin > range->end || range->end > bytes)
-        return error_set(error, cap, "tensor %s: offsets [%" PRId64 ", %" PRId64 "] outside of the %" PRId64 " bytes of data", t->name,
-                         range->begin, range->end, bytes);
-    if (tensor_bytes(t) != range->end - range->begin)
-        return error_set(error, cap, "tensor %s: its shape does not take the %" PRId64 " bytes it has", t->name, range->end - range->begin);
-    return true;
+    int64_t begin = offsets->first->integer, end = offsets->first->next->integer;
+    if (begin > end || end > bytes)
+        return error_set(error, cap, "tensor %s: offsets [%" PRId64 ", %" PRId64 "] outside of the %" PRId64 " bytes of data", t->name, begin, end, bytes);
+    t->data = data + begin;
+    return tensor_bytes(t) == end - begin || error_set(error, cap, "tensor %s: its shape does not take the %" PRId64 " bytes it has", t->name, end - begin);
 }
 
 // The data must be covered from end to end, each byte by one tensor.
-static inline bool safetensors_check_cover(SafetensorsRange *ranges, int count, int64_t bytes, char *error, size_t cap) {
-    int64_t at = 0;
-    qsort(ranges, (size_t)count, sizeof ranges[0], safetensors_compare_ranges);
-    for (int i = 0; i < count; at = ranges[i++].end)
-        if (ranges[i].begin != at)
-            return error_set(error, cap, "tensors %s at byte %" PRId64 " of the data", ranges[i].begin < at ? "overlap" : "leave a hole", at);
-    return at == bytes || error_set(error, cap, "%" PRId64 " bytes of data belong to no tensor", bytes - at);
+static inline bool safetensors_check_cover(SafetensorsFile *file, const char *data, int64_t bytes, char *error, size_t cap) {
+    const char *at = data;
+    qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, safetensors_order);
+    for (const Tensor *t = file->tensors; t < file->tensors + file->count; at += tensor_bytes(t++))
+        if (t->data != at) return error_set(error, cap, "tensors %s at byte %" PRId64 " of the data", (const char *)t->data < at ? "overlap" : "leave a hole", (int64_t)(at - data));
+    return at == data + bytes || error_set(error, cap, "%" PRId64 " bytes of data belong to no tensor", (int64_t)(data + bytes - at));
 }
 
-// Fills file->header, tensors and count from the JSON header alone: data pointers are set by safetensors_try_open.
-static inline bool safetensors_read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file, SafetensorsRange **ranges,
-                                           char *error, size_t cap) {
+// Fills file->header, tensors and count from the JSON header; the data are the `bytes` bytes behind it.
+static inline bool safetensors_read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file, char *error, size_t cap) {
     if (n == 0 || text[0] != '{') return error_set(error, cap, "expected the header to begin with '{'");
     if (!json_try_parse(text, n, &file->header, error, cap)) return false;
     file->tensors = (Tensor *)check_alloc(file->header->count * sizeof(Tensor), "a list of tensors");
-    *ranges = (SafetensorsRange *)check_alloc(file->header->count * sizeof(SafetensorsRange), "a list of tensors");
     for (const Json *entry = file->header->first; entry; entry = entry->next) {
         if (strcmp(entry->key, "__metadata__") == 0) {
             bool strings = entry->kind == JSON_OBJECT;
             for (const Json *m = entry->first; m; m = m->next) strings = strings && m->kind == JSON_STRING;
             if (!strings) return error_set(error, cap, "expected \"__metadata__\" to be an object of strings");
-        } else {
-            int i = file->count++;
-            if (!safetensors_read_entry(entry, bytes, &file->tensors[i], &(*ranges)[i], error, cap)) return false;
-        }
+        } else if (!safetensors_read_entry(entry, text + n, bytes, &file->tensors[file->count++], error, cap)) return false;
     }
-    return true;
+    return safetensors_check_cover(file, text + n, bytes, error, cap);
 }
 
 static inline void safetensors_close(SafetensorsFile *file) {
@@ -323,19 +301,13 @@ static inline bool safetensors_map(const char *path, SafetensorsFile *file, char
 }
 
 static inline bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error, size_t cap) {
+    uint64_t n;
     memset(file, 0, sizeof *file);
     if (!safetensors_map(path, file, error, cap)) return false;
-    const char *base = (const char *)file->map + 8;
-    uint64_t n;
     memcpy(&n, file->map, 8);
-    SafetensorsRange *ranges = NULL;
-    bool ok = n <= file->bytes - 8 && n <= SAFETENSORS_HEADER;
-    if (!ok) error_set(error, cap, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
-    int64_t data_bytes = ok ? (int64_t)(file->bytes - 8 - n) : 0;
-    ok = ok && safetensors_read_header(base, n, data_bytes, file, &ranges, error, cap);
-    for (int i = 0; ok && i < file->count; i++) file->tensors[i].data = base + n + ranges[i].begin;
-    ok = ok && safetensors_check_cover(ranges, file->count, data_bytes, error, cap);
-    free(ranges);
+    bool fits = n <= file->bytes - 8 && n <= SAFETENSORS_HEADER;
+    if (!fits) error_set(error, cap, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
+    bool ok = fits && safetensors_read_header((const char *)file->map + 8, n, (int64_t)(file->bytes - 8 - n), file, error, cap);
     if (!ok) safetensors_close(file);
     return ok;
 }
@@ -390,11 +362,11 @@ static inline int64_t safetensors_begin(FileWriter *w, const char *path, const T
     return (int64_t)n + 8;
 }
 
-// Nothing is copied; size and checksum are those of the whole file.
-static inline FileSum safetensors_write(const char *path, const Tensor *tensors, int count) {
+// Nothing is copied; the hash is that of the whole file.
+static inline Hash safetensors_write(const char *path, const Tensor *tensors, int count) {
     FileWriter w;
     safetensors_begin(&w, path, tensors, count);
-    for (const Tensor *t = tensors; t < tensors + count; t++) file_add(&w, t->data || !t->bring ? t->data : t->bring(t->source), (size_t)tensor_bytes(t));
+    for (const Tensor *t = tensors; t < tensors + count; t++) file_add(&w, t->bring ? t->bring(t->source) : t->data, (size_t)tensor_bytes(t));
     return file_commit(&w);
 }
 
@@ -403,9 +375,9 @@ static inline FileSum safetensors_write(const char *path, const Tensor *tensors,
 typedef struct {
     char run_dir[PATH_CAP];
     int64_t step;
-    int count;                                        // files so far
-    char names[CHECKPOINT_FILES][CHECKPOINT_NAME];
-    FileSum sums[CHECKPOINT_FILES];
+    FILE *manifest;                                   // its text, a line for each file so far
+    char *text;
+    size_t size;
 } Checkpoint;
 
 // <run>/step_00000200, with ".tmp-" or ".old-" before the name.
@@ -462,51 +434,45 @@ static inline void checkpoint_begin(Checkpoint *c, const char *run_dir, int64_t 
     checkpoint_tidy(run_dir);
     int rc = mkdir(checkpoint_path(path, run_dir, ".tmp-", step), 0777);
     CHECK_WRITE(rc == 0, "cannot make the directory %s: %s\n  -> free space on that disk, or write to another one", path, strerror(errno));
+    c->manifest = text_begin(&c->text, &c->size, "a manifest");
 }
 
-// The path for one more file; its place in the manifest is c->sums[c->count].
-static inline char *checkpoint_new_file(Checkpoint *c, const char *name, char *path) {
-    bool plain = name[0] && name[0] != '.' && !strchr(name, '/') && strcmp(name, "manifest.json") != 0;
-    for (int i = 0; i < c->count; i++) plain = plain && strcmp(c->names[i], name) != 0;
-    CHECK(plain && c->count < CHECKPOINT_FILES, "a checkpoint cannot take a file named \"%s\"\n  -> at most %d plain names, each once",
-          name, CHECKPOINT_FILES);
-    check_format(c->names[c->count], sizeof c->names[0], "%s", name);
+static inline bool checkpoint_is_name(const char *name) {
+    return *name && *name != '.' && !strchr(name, '/') && strlen(name) < CHECKPOINT_NAME && strcmp(name, "manifest.json") != 0;
+}
+
+// The path for one more file.
+static inline char *checkpoint_new_file(const Checkpoint *c, const char *name, char *path) {
     char dir[PATH_CAP];
-    return check_format(path, PATH_CAP, "%s/%s", checkpoint_path(dir, c->run_dir, ".tmp-", c->step), name);
+    check_format(path, PATH_CAP, "%s/%s", checkpoint_path(dir, c->run_dir, ".tmp-", c->step), name);
+    CHECK(checkpoint_is_name(name) && !file_exists(path), "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once", name);
+    return path;
+}
+
+static inline void checkpoint_note(const Checkpoint *c, const char *name, Hash hash) {
+    fputs(ftell(c->manifest) ? ",\n" : "{\n", c->manifest);
+    json_write_string(c->manifest, name);
+    fprintf(c->manifest, ": {\"size\": %" PRIu64 ", \"xxh64\": \"%016" PRIx64 "\"}", hash.length, hash_end(&hash));
 }
 
 static inline void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
     char path[PATH_CAP];
-    FileSum sum = safetensors_write(checkpoint_new_file(c, name, path), tensors, count);
-    c->sums[c->count++] = sum;
+    checkpoint_note(c, name, safetensors_write(checkpoint_new_file(c, name, path), tensors, count));
 }
 
 static inline void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
     char path[PATH_CAP];
-    FileSum sum = file_write_atomic(checkpoint_new_file(c, name, path), text);
-    c->sums[c->count++] = sum;
-}
-
-static inline void checkpoint_write_manifest(const Checkpoint *c, const char *dir) {
-    char path[PATH_CAP], *text = NULL;
-    size_t n;
-    FILE *f = text_begin(&text, &n, "a manifest");
-    for (int i = 0; i < c->count; i++) {
-        fputs(i ? ",\n" : "{\n", f);
-        json_write_string(f, c->names[i]);
-        fprintf(f, ": {\"size\": %" PRId64 ", \"xxh64\": \"%016" PRIx64 "\"}", c->sums[i].size, c->sums[i].hash);
-    }
-    text_end(f, "\n}\n", "a manifest");
-    file_write_atomic(check_format(path, sizeof path, "%s/manifest.json", dir), text);
-    free(text);
+    checkpoint_note(c, name, file_write_atomic(checkpoint_new_file(c, name, path), text));
 }
 
 static inline void checkpoint_commit(Checkpoint *c) {
-    char temp[PATH_CAP], plain[PATH_CAP], aside[PATH_CAP];
+    char temp[PATH_CAP], plain[PATH_CAP], aside[PATH_CAP], manifest[PATH_CAP];
     checkpoint_path(temp, c->run_dir, ".tmp-", c->step);
     checkpoint_path(plain, c->run_dir, "", c->step);
     checkpoint_path(aside, c->run_dir, ".old-", c->step);
-    checkpoint_write_manifest(c, temp);
+    text_end(c->manifest, "\n}\n", "a manifest");
+    file_write_atomic(check_format(manifest, sizeof manifest, "%s/manifest.json", temp), c->text);
+    free(c->text);
     bool ok = rename(plain, aside) == 0 || errno == ENOENT;
     ok = ok && rename(temp, plain) == 0;
     CHECK_WRITE(ok, "cannot move %s to %s: %s\n  -> choose a directory that can be written", temp, plain, strerror(errno));
@@ -518,19 +484,18 @@ static inline void checkpoint_commit(Checkpoint *c) {
 static inline bool checkpoint_verify_file(const char *dir, const Json *entry, char *why, size_t cap) {
     const char *name = entry->key;
     const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
-    bool plain = strlen(name) < CHECKPOINT_NAME && !strchr(name, '/');
-    bool valid = plain && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
+    bool valid = checkpoint_is_name(name) && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
     if (!valid) return error_set(why, cap, "manifest.json: expected a plain name, \"size\" and \"xxh64\" for \"%.80s\"", name);
-    char path[PATH_CAP], hash[17], error[128];
+    char path[PATH_CAP], found[17], error[128];
     struct stat info;
     check_format(path, sizeof path, "%s/%s", dir, name);
     if (stat(path, &info) != 0) return error_set(why, cap, "%s: %s", name, strerror(errno));
     if (!S_ISREG(info.st_mode) || info.st_size != size->integer)
         return error_set(why, cap, "%s: expected a file of %" PRId64 " bytes, found %" PRId64, name, size->integer, (int64_t)info.st_size);
-    FileSum sum;
-    if (!file_try_sum(path, &sum, error, sizeof error)) return error_set(why, cap, "%s: %s", name, error);
-    check_format(hash, sizeof hash, "%016" PRIx64, sum.hash);
-    return strcmp(hash, xxh64->text) == 0 || error_set(why, cap, "%s: expected checksum %s, found %s", name, xxh64->text, hash);
+    Hash hash;
+    if (!file_try_hash(path, &hash, error, sizeof error)) return error_set(why, cap, "%s: %s", name, error);
+    check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
+    return strcmp(found, xxh64->text) == 0 || error_set(why, cap, "%s: expected checksum %s, found %s", name, xxh64->text, found);
 }
 
 // Whether all that the manifest promises is there, bit for bit. Reads every byte.
@@ -576,29 +541,21 @@ static inline void checkpoint_prune(const char *run_dir, int64_t newest, int64_t
     }
 }
 
-// The newest whole checkpoint of a step below `below`, into dir_out; false when the run has none. Damaged ones are named on stderr and passed over, but
+// The newest whole checkpoint of a step below `below`, into dir (of PATH_CAP bytes); false when the run has none. Damaged ones are named on stderr and passed over, but
 // when nothing else is left the program ends: a run must not silently start again from nothing. One that goes while it is read made room for a newer one, of a process that trains
 // (checkpoint_prune): the search begins again.
-static inline bool checkpoint_latest(const char *run_dir, int64_t below, char *dir_out, size_t cap) {
-    static const char *const PREFIXES[] = {"", ".old-"};
-    char dir[PATH_CAP], why[256];
+static inline bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
+    char why[256];
     struct stat info;
     bool damaged = false;
     for (int64_t step = checkpoint_step_below(run_dir, below); step >= 0; step = checkpoint_step_below(run_dir, step)) {
         bool gone = true;
-        for (int i = 0; i < 2; i++) {
-            if (lstat(checkpoint_path(dir, run_dir, PREFIXES[i], step), &info) != 0) {
-                gone = gone && errno == ENOENT;
-                continue;
-            }
-            if (checkpoint_verify(dir, why, sizeof why)) {
-                check_format(dir_out, cap, "%s", dir);
-                return true;
-            }
-            gone = lstat(dir, &info) != 0;
-            if (gone) break;
+        for (int aside = 0; aside < 2; aside++) {
+            if (lstat(checkpoint_path(dir, run_dir, aside ? ".old-" : "", step), &info) != 0 && errno == ENOENT) continue;
+            if (checkpoint_verify(dir, why, sizeof why)) return true;
+            if (lstat(dir, &info) != 0 && errno == ENOENT) continue;
             fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, why);
-            damaged = true;
+            gone = false, damaged = true;
         }
         if (gone) step = below;
     }

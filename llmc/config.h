@@ -127,9 +127,10 @@ static inline void flags_default(FlagSet *set) {
 }
 
 static inline void flags_preset(FlagSet *set, const char *name) {
-    const Preset *preset = preset_find(name);
-    CHECK(preset, "no model named %s\n  -> ./train_gpt --show models lists them", name);
-    flags_parse_text(set, preset->flags, BY_PRESET);
+    int i = 0;
+    while (i < PRESET_COUNT && strcmp(PRESETS[i].name, name)) i++;
+    CHECK(i < PRESET_COUNT, "no model named %s\n  -> ./train_gpt --show models lists them", name);
+    flags_parse_text(set, PRESETS[i].flags, BY_PRESET);
     flag_set(set, &FLAGS[FLAG_model], name, BY_PRESET);
 }
 
@@ -201,7 +202,7 @@ static inline void checkpoint_find(const char *path, char *dir) {
         return;
     }
     CHECK(is_folder(path), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/", path);
-    CHECK(checkpoint_latest(path, INT64_MAX, dir, PATH_CAP), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
+    CHECK(checkpoint_latest(path, INT64_MAX, dir), "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
 }
 
 // Whether --out holds a run, and whether that may be: nothing is ever overwritten.
@@ -245,7 +246,7 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
     flags_parse(&given, argc - 1, argv + 1, BY_USER);
     flags_default(set);
     flags_preset(set, given.f.model);
-    flags_parse_text(set, placement_flags(MODES[NORM_MODE].name), BY_PRESET);
+    if (MODES[NORM_MODE].unit) flags_parse_text(set, "--warmup 0 --weight-decay 0", BY_PRESET);     // nGPT section 2.6: normalized matrices need neither
     bool found = false, resuming = false;
     CHECK(!*given.f.probe || !file_exists(given.f.probe), "--probe %s is there already; nothing was overwritten\n  -> another name, or remove it", given.f.probe);
     if (hf_is_folder(given.f.from)) hf_read_config(set, given.f.from, MODES[NORM_MODE].name);

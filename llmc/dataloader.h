@@ -43,14 +43,13 @@ typedef struct {
     int64_t shard_count, shard_open;   // shard_open: the one shard that fd has open, -1 for none
     int width, fd;                     // bytes per token
     void *raw;                         // T+1 tokens as they are on disk
-    int32_t *window;                   // and widened
     char *text;                        // the built-in corpus of this epoch, or NULL
     int64_t epoch;
 } DataLoader;
 
 // The first `tokens` bytes of an epoch: stories, each after a NUL byte. Story numbers of different epochs do not meet. Validation has one text for
-// all seeds, so that runs with different seeds are compared on the same bytes. Returns their nats a byte, over whole stories: the last one reaches beyond.
-static inline double corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
+// all seeds, so that runs with different seeds are compared on the same bytes. The floor is their nats a byte, over whole stories: the last one reaches beyond.
+static inline void corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
     uint64_t seed = stories_seed(d->validation ? 0 : d->seed, d->validation);
     double nats = 0.0;
     int64_t end = 0;
@@ -60,24 +59,13 @@ static inline double corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) 
         nats += stories_write(seed, (uint64_t)epoch << 32 | i, d->text + end, STORIES_MAX_BYTES, &length);
         end += (int64_t)length;
     }
-    return nats / (double)end;
-}
-
-static inline void corpus_fill(DataLoader *d, int64_t epoch) {
-    d->floor = corpus_write(d, epoch, d->tokens);
+    d->floor = nats / (double)end;
     d->epoch = epoch;
 }
 
 // Where only the first samples are read, as in a validation, the floor is that of their text, which is written once more.
 static inline void loader_floor(DataLoader *d, int64_t samples) {
-    if (d->text) d->floor = corpus_write(d, d->epoch, samples * d->seq);
-}
-
-static inline void corpus_open(DataLoader *d) {
-    d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
-    d->vocab = CORPUS_VOCAB;
-    d->text = (char *)check_alloc((size_t)d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
-    corpus_fill(d, 0);
+    if (d->text) corpus_write(d, d->epoch, samples * d->seq);
 }
 
 // Reads up to `bytes` bytes at `offset`; fewer only at the end of the file, -1 for an error.
@@ -193,9 +181,11 @@ static inline void loader_open(DataLoader *d, const char *path, const char *spli
         shard_list(d, path, split);
         for (int64_t i = 0; i < d->shard_count; i++) shard_check(d, &d->shards[i]);
         d->raw = check_alloc(((size_t)seq + 1) * (size_t)d->width, "one sample");
-        d->window = (int32_t *)check_alloc(((size_t)seq + 1) * sizeof(int32_t), "one sample");
     } else {
-        corpus_open(d);
+        d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
+        d->vocab = CORPUS_VOCAB;
+        d->text = (char *)check_alloc((size_t)d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
+        corpus_write(d, 0, d->tokens);
     }
     d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
     d->samples = (d->tokens - 1) / seq;
@@ -208,7 +198,6 @@ static inline void loader_close(DataLoader *d) {
     for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
     free(d->shards);
     free(d->raw);
-    free(d->window);
     free(d->text);
     memset(d, 0, sizeof *d);
     d->fd = -1;
@@ -234,7 +223,7 @@ static inline const Shard *shard_seek(DataLoader *d, int64_t at) {
 }
 
 // Reads and widens the T+1 tokens from `at` on, piece by piece where they lie in several shards.
-static inline void shard_window(DataLoader *d, int64_t at) {
+static inline void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *targets) {
     for (int64_t done = 0; done < d->seq + 1;) {
         const Shard *s = shard_seek(d, at + done);
         int64_t skip = at + done - s->first, n = s->count - skip;
@@ -242,13 +231,13 @@ static inline void shard_window(DataLoader *d, int64_t at) {
         int64_t got = shard_read(d->fd, d->raw, n * d->width, SHARD_HEADER_BYTES + skip * d->width);
         CHECK(got == n * d->width, "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the start, or the disk fails\n"
               "  -> restore the shard, then start again from the last checkpoint", s->path, (long long)(n * d->width), (long long)skip, (long long)got);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++, done++) {
             int64_t token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
             CHECK(token < d->limit, "%s: expected tokens below %lld, found %lld at position %lld\n  -> --vocab %lld or more, or shards of the right tokenizer",
                   s->path, (long long)d->limit, (long long)token, (long long)(skip + i), (long long)token + 1);
-            d->window[done + i] = (int32_t)token;
+            if (done < d->seq) inputs[done] = (int32_t)token;
+            if (done > 0) targets[done - 1] = (int32_t)token;
         }
-        done += n;
     }
 }
 
@@ -257,15 +246,13 @@ static inline void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, 
     int64_t epoch = index / d->samples, window = index % d->samples;
     if (d->shuffle) window = (int64_t)rand_permute(rand_key(d->seed, "shuffle", (uint64_t)epoch), (uint64_t)window, (uint64_t)d->samples);
     int64_t first = window * d->seq;
-    if (d->text) {
-        if (epoch != d->epoch && !d->validation) corpus_fill(d, epoch);
-        for (int64_t t = 0; t < d->seq; t++) {
-            inputs[t] = (unsigned char)d->text[first + t];
-            targets[t] = (unsigned char)d->text[first + t + 1];
-        }
-    } else {
-        shard_window(d, first);
-        memcpy(inputs, d->window, (size_t)d->seq * sizeof(int32_t));
-        memcpy(targets, d->window + 1, (size_t)d->seq * sizeof(int32_t));
+    if (!d->text) {
+        shard_window(d, first, inputs, targets);
+        return;
+    }
+    if (epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
+    for (int64_t t = 0; t < d->seq; t++) {
+        inputs[t] = (unsigned char)d->text[first + t];
+        targets[t] = (unsigned char)d->text[first + t + 1];
     }
 }

@@ -46,11 +46,8 @@ typedef struct TaskReader { int V, T; const Tokenizer *tokenizer; } TaskReader;
 // ------------------------------------------------------------------------------------------------------------------ files
 
 static inline int64_t task_token(const Task *t, int64_t i) {
-    uint16_t narrow;
-    uint32_t wide_token;
-    if (t->width == 2) memcpy(&narrow, t->file + SHARD_HEADER_BYTES + 2 * i, 2);
-    else memcpy(&wide_token, t->file + SHARD_HEADER_BYTES + 4 * i, 4);
-    return t->width == 2 ? narrow : wide_token;
+    const void *tokens = t->file + SHARD_HEADER_BYTES;
+    return t->width == 2 ? ((const uint16_t *)tokens)[i] : ((const uint32_t *)tokens)[i];
 }
 
 static inline void task_check_tokens(const Task *t, const char *path, int64_t at, int64_t count, int V) {

@@ -58,8 +58,8 @@ static inline void spike_add(SpikeWindow *w, double x, bool spike) {
 
 enum { RECORD_STEPS = 32 };
 
-// A step as the recorder keeps it: its first sample and how many; what it found; and of every layer what judge.h measures.
-typedef struct StepRecord { int64_t step, sample, samples; double loss, norm, lr, loss_z, norm_z; int applied, measured; LayerStats *layers; } StepRecord;
+// A step as the recorder keeps it: what it found, and of every layer what judge.h measures.
+typedef struct StepRecord { int64_t step; double loss, norm, lr, loss_z, norm_z; int applied, measured; LayerStats *layers; } StepRecord;
 typedef struct Recorder { StepRecord steps[RECORD_STEPS]; int64_t count; } Recorder;         // a ring: step number i is at i % RECORD_STEPS
 
 static inline void recorder_open(Recorder *k, int L) {

@@ -154,9 +154,8 @@ static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes 
 // Where copy c of each activation and of each gradient lies: [c * ACT_COUNT + id], -1: absent.
 typedef struct ActLayout { int64_t *act, *grad; int64_t acts, grads; } ActLayout;
 
-static inline int64_t act_place(int64_t *offset, int64_t *total, int64_t size) {
+static inline void act_place(int64_t *offset, int64_t *total, int64_t size) {
     if (*offset < 0) { *offset = *total; *total = memory_add(*total, size); }
-    return *offset;
 }
 
 static inline ActLayout act_layout_make(const Model *m, const Sizes *s) {

@@ -57,24 +57,8 @@ PRESET("olmoe64-char", LLAMA "--tied off " OLMOE_ROUTER "--layers 4 --width 128 
 PRESET("deepseek-char", DEEPSEEK "--layers 5 --width 128 --heads 4 --kv-rank 32 --rope-size 16 --ffn 64 --experts 16 --experts-per-token 4 --dense-ffn 384 --seq 64 --batch 16 --steps 2000 " \
        "--lr 2e-3 --warmup 100", "miniature of DeepSeek's small model: latent attention, 16 experts, 4 a token, 2 shared")
 
-// What a placement trains with where its paper says so, over the model's flags. PLACEMENT(mode, flags, note)
-#define PLACEMENT_TABLE(PLACEMENT) \
-PLACEMENT("NGPT", "--warmup 0 --weight-decay 0", "nGPT section 2.6: normalized matrices need neither")
-
 typedef struct { const char *name, *flags, *note; } Preset;
 #define PRESET_ROW(name, flags, note) {name, flags, note},
-static const Preset PRESETS[] = { PRESET_TABLE(PRESET_ROW) }, PLACEMENTS[] = { PLACEMENT_TABLE(PRESET_ROW) };
+static const Preset PRESETS[] = { PRESET_TABLE(PRESET_ROW) };
 #undef PRESET_ROW
 enum { PRESET_COUNT = sizeof PRESETS / sizeof *PRESETS };
-
-static inline const char *placement_flags(const char *mode) {
-    for (size_t i = 0; i < sizeof PLACEMENTS / sizeof *PLACEMENTS; i++)
-        if (!strcmp(PLACEMENTS[i].name, mode)) return PLACEMENTS[i].flags;
-    return "";
-}
-
-static inline const Preset *preset_find(const char *name) {
-    for (int i = 0; i < PRESET_COUNT; i++)
-        if (!strcmp(PRESETS[i].name, name)) return &PRESETS[i];
-    return NULL;
-}

@@ -46,8 +46,6 @@ typedef struct {
     TokenSlot *slots;              // hash table from bytes to token
     uint64_t mask;                 // its size - 1
     unsigned char *classes;        // one per code point
-    int32_t bytes[256];            // the token of each single byte
-    uint32_t *pairs;               // and of each pair, [first << 8 | second]
 } Tokenizer;
 
 static inline void tokenizer_close(Tokenizer *t) {
@@ -55,7 +53,6 @@ static inline void tokenizer_close(Tokenizer *t) {
     free(t->where);
     free(t->slots);
     free(t->classes);
-    free(t->pairs);
     memset(t, 0, sizeof *t);
 }
 
@@ -126,9 +123,8 @@ static inline bool tokenizer_read_tokens(Tokenizer *t, size_t size, size_t *at, 
     size_t room = 2;
     while (room < 2 * (size_t)t->count) room *= 2;
     t->mask = room - 1;
-    t->where = (uint32_t *)malloc((size_t)t->count * sizeof *t->where);
-    t->slots = (TokenSlot *)malloc(room * sizeof *t->slots);
-    if (!t->where || !t->slots) return error_set(error, cap, "no memory for %d tokens", t->count);
+    t->where = (uint32_t *)check_alloc((size_t)t->count * sizeof *t->where, "the tokens of a tokenizer");
+    t->slots = (TokenSlot *)check_alloc(room * sizeof *t->slots, "the tokens of a tokenizer");
     memset(t->slots, 0xFF, room * sizeof *t->slots);
     for (int32_t token = 0; token < t->count; token++) {
         if (*at >= size) return error_set(error, cap, "byte %zu: expected %d tokens, found the end after %d", *at, t->count, token);
@@ -159,8 +155,7 @@ static inline bool tokenizer_read_ranges(Tokenizer *t, size_t size, size_t at, c
     }
     t->encodes = ranges > 0;
     if (!t->encodes) return true;
-    t->classes = (unsigned char *)calloc(TOKENIZER_CODES, 1);
-    if (!t->classes) return error_set(error, cap, "no memory for the classes of characters");
+    t->classes = (unsigned char *)check_alloc(TOKENIZER_CODES, "the classes of characters");
     for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++) {
         int64_t before = -1;
         for (uint32_t left = tokenizer_word(t, 4 * (size_t)(TOKENIZER_RANGES + kind - CLASS_LETTER)); left; left--, at += 8) {
@@ -180,20 +175,11 @@ static inline bool tokenizer_read_ranges(Tokenizer *t, size_t size, size_t at, c
     return t->classes[0x20] == CLASS_SPACE || error_set(error, cap, "expected U+0020 among the spaces, found it elsewhere");
 }
 
-// Merging begins with single bytes and their pairs: those have tables of their own.
-static inline bool tokenizer_index_bytes(Tokenizer *t, char *error, size_t cap) {
-    t->pairs = (uint32_t *)malloc((1 << 16) * sizeof *t->pairs);
-    if (!t->pairs) return error_set(error, cap, "no memory for the pairs of bytes");
-    memset(t->pairs, 0xFF, (1 << 16) * sizeof *t->pairs);
-    memset(t->bytes, 0xFF, sizeof t->bytes);
-    for (int32_t token = 0; token < t->count; token++) {
-        const unsigned char *bytes = t->file + t->where[token];
-        if (token == t->end) continue;
-        if (bytes[-1] == 1) t->bytes[bytes[0]] = token;
-        if (bytes[-1] == 2) t->pairs[bytes[0] << 8 | bytes[1]] = (uint32_t)token;
-    }
+// Merging begins with single bytes: of each there must be a token.
+static inline bool tokenizer_check_bytes(const Tokenizer *t, char *error, size_t cap) {
     for (unsigned byte = 0; byte < 256; byte++) {
-        if (t->bytes[byte] < 0) return error_set(error, cap, "expected every single byte as a token to encode with, found none for byte 0x%02X", byte);
+        const unsigned char p = (unsigned char)byte;
+        if (tokenizer_find(t, &p, 1) < 0) return error_set(error, cap, "expected every single byte as a token to encode with, found none for byte 0x%02X", byte);
     }
     return true;
 }
@@ -203,7 +189,7 @@ static inline bool tokenizer_try_open(const char *path, Tokenizer *t, char *erro
     size_t size = 0, at = TOKENIZER_HEADER_BYTES;
     memset(t, 0, sizeof *t);
     bool ok = tokenizer_read(path, t, &size, error, cap) && tokenizer_read_tokens(t, size, &at, error, cap)
-              && tokenizer_read_ranges(t, size, at, error, cap) && (!t->encodes || tokenizer_index_bytes(t, error, cap));
+              && tokenizer_read_ranges(t, size, at, error, cap) && (!t->encodes || tokenizer_check_bytes(t, error, cap));
     t->size = size;
     if (!ok) tokenizer_close(t);
     return ok;
@@ -277,7 +263,7 @@ static inline void tokenizer_parts(const Tokenizer *t, const unsigned char *p, s
         parts->next[i] = (uint32_t)i + 1;
         parts->prev[i] = (uint32_t)i - 1;
     }
-    for (size_t i = 0; i < parts->leaves; i++) parts->tree[parts->leaves + i] = i + 1 < n ? t->pairs[p[i] << 8 | p[i + 1]] : TOKENIZER_NO_MERGE;
+    for (size_t i = 0; i < parts->leaves; i++) parts->tree[parts->leaves + i] = i + 1 < n ? (uint32_t)tokenizer_find(t, p + i, 2) : TOKENIZER_NO_MERGE;
     for (size_t k = parts->leaves - 1; k > 0; k--) parts->tree[k] = tokenizer_lower(parts->tree[2 * k], parts->tree[2 * k + 1]);
 }
 
@@ -306,7 +292,7 @@ static inline int64_t tokenizer_merge(const Tokenizer *t, const unsigned char *p
     TokenizerParts parts;
     int64_t count = 0;
     tokenizer_parts(t, p, n, &parts, memory);
-    for (size_t i = 0; i < n; i++) tokens[i] = t->bytes[p[i]];
+    for (size_t i = 0; i < n; i++) tokens[i] = tokenizer_find(t, p + i, 1);
     for (uint32_t token; (token = parts.tree[1]) != TOKENIZER_NO_MERGE;) {
         size_t i = tokenizer_leftmost(&parts, token), gone = parts.next[i];
         tokens[i] = (int32_t)token;

@@ -105,12 +105,7 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
                   (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1], e->id == PARAM_wpe ? ", or a smaller --seq" : "");
             Part part = {0, e->size};
             if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
-            Tensor own = *t;
-            int64_t rest = tensor_count(t) - part.first;                       // without the padding of the vocabulary
-            own.rank = 1;
-            own.shape[0] = rest < 0 ? 0 : part.size < rest ? part.size : rest;
-            own.data = (const char *)t->data + part.first * tensor_dtype_bytes(t->dtype);
-            safetensors_read_real(&own, r->t->tensor(r->gpt, kind, e), r->t->element == sizeof(double));
+            safetensors_read_real(t, part.first, part.size, r->t->tensor(r->gpt, kind, e), r->t->element);        // the file has no padding of the vocabulary
         }
     for (int kind = first; kind <= last; kind++) r->t->store(r->gpt, kind, r->updates);
     CHECK(file.count == expected, "%s has %d tensors, this model %d\n  -> the model's flags and NORM_MODE must be those of the file", path, file.count, expected);
@@ -145,28 +140,27 @@ static inline uint64_t run_data_hash(Run *r) {
 
 static const char PLANS[] = "plans.json";
 
-// One tensor on its way into a file: of moments, the parts of all processes come together in `room` of the first one.
-typedef struct Gather { Run *r; int kind; const Entry *e; char *room; } Gather;
+// One tensor on its way into a file: of moments, the parts of several processes come together in `room` of the first one (NULL: it is all here).
+typedef struct Gather { Run *r; int kind; const Entry *e; char *room, name[128]; } Gather;
 
 static inline const void *run_gather(void *source) {
     const Gather *g = (const Gather *)source;
     Comm *c = &g->r->comm;
     size_t element = g->r->t->element;
     char *own = (char *)g->r->t->tensor(g->r->gpt, g->kind, g->e);
-    for (int rank = 0; rank < c->size; rank++) {
+    for (int rank = 0; g->room && rank < c->size; rank++) {
         Part part = entry_part(g->e, rank, c->size);
         char *at = g->room + (size_t)part.first * element;
         if (rank) comm_move(c, c->rank ? own : at, (size_t)part.size * element, rank, 0);
         else if (!c->rank) memcpy(at, own, (size_t)part.size * element);
     }
-    return g->room;
+    return g->room ? g->room : own;
 }
 
 // A file of weights or moments. Process 0 writes it, the others give what they have.
 static inline void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first, int last) {
     int most = r->layout.count * (last - first + 1), count = 0;
     size_t largest = 0;
-    char (*names)[128] = (char (*)[128])check_alloc((size_t)most * 128, "names");
     Tensor *tensors = (Tensor *)check_alloc((size_t)most * sizeof *tensors, "a checkpoint");
     Gather *gathers = (Gather *)check_alloc((size_t)most * sizeof *gathers, "a checkpoint");
     for (int k = 0; k < r->layout.count; k++) largest = (size_t)r->layout.entries[k].size > largest ? (size_t)r->layout.entries[k].size : largest;
@@ -175,19 +169,15 @@ static inline void run_save_tensors(Run *r, Checkpoint *c, const char *file, int
         r->t->fetch(r->gpt, kind);
         for (int k = 0; k < r->layout.count; k++, count++) {
             const Entry *e = &r->layout.entries[k];
-            check_format(names[count], 128, "%s%s", MOMENT_NAMES[kind], e->name);
-            Gather g = {r, kind, e, room};
-            gathers[count] = g;
-            tensors[count] = run_tensor(r, kind, e, names[count]);
-            if (!room) continue;
-            tensors[count].data = NULL;
+            Gather *g = &gathers[count];
+            g->r = r, g->kind = kind, g->e = e, g->room = room;
+            tensors[count] = run_tensor(r, kind, e, check_format(g->name, sizeof g->name, "%s%s", MOMENT_NAMES[kind], e->name));
             tensors[count].bring = run_gather;
-            tensors[count].source = &gathers[count];
+            tensors[count].source = g;
         }
     }
     if (!r->comm.rank) checkpoint_add_tensors(c, file, tensors, count);
-    else for (int i = 0; room && i < count; i++) run_gather(&gathers[i]);
-    free(names);
+    else for (int i = 0; i < count; i++) run_gather(&gathers[i]);
     free(tensors);
     free(gathers);
     free(room);
@@ -268,7 +258,7 @@ static inline void run_resume(Run *r, int64_t below) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t size;
     memset(dir, 0, sizeof dir);
-    if (!r->comm.rank) CHECK(checkpoint_latest(r->out, below, dir, sizeof dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    if (!r->comm.rank) CHECK(checkpoint_latest(r->out, below, dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     comm_broadcast(&r->comm, dir, sizeof dir);
     run_check_config(r, dir);
     Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
@@ -369,48 +359,38 @@ static inline void run_progress(Run *r, double loss, double lr, double norm) {
     r->printed = now;
 }
 
-// Of each router: the largest load over the mean, experts without a token, entropy and losses (null in dense layers), and by layer the part of its tokens
-// that each expert got.
-static inline void run_log_routers(Run *r, const LayerStats *layers) {
-    static const char *const NAMES[] = {"router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence", "router_z"};
-    int E = r->m.moe.E, first = r->m.moe.dense;
-    double *sums = (double *)check_alloc((size_t)r->m.L * sizeof *sums, "the loads of experts");
-    for (int l = first; l < r->m.L; l++)
-        for (int e = 0; e < E; e++) sums[l] += layers[l].load[e];
-    for (int i = 0; i < 6; i++) {
-        log_nest(&r->log, NAMES[i], '[');
-        for (int l = 0; l < r->m.L; l++) {
-            double most = 0, dead = 0;
-            for (int e = 0; e < E && l >= first; e++) {
-                most = layers[l].load[e] > most ? layers[l].load[e] : most;
-                dead += layers[l].load[e] == 0;
-            }
-            const double values[] = {most * E / sums[l], dead, layers[l].entropy, layers[l].balance, layers[l].sequence, layers[l].router_z};
-            log_real(&r->log, NULL, l < first ? NAN : values[i]);
-        }
-        log_unnest(&r->log, ']');
-    }
-    log_nest(&r->log, "router_load", '{');
-    for (int l = first; l < r->m.L; l++) {
-        char key[16];
-        log_nest(&r->log, check_format(key, sizeof key, "%d", l), '[');
-        for (int e = 0; e < E; e++) log_real(&r->log, NULL, layers[l].load[e] / sums[l]);
-        log_unnest(&r->log, ']');
-    }
-    log_unnest(&r->log, '}');
-    free(sums);
-}
-
-static inline void run_log_layers(Log *log, const LayerStats *layers, int L) {
-    static const char *const NAMES[] = {"residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max"};
-    for (int i = 0; i < 4; i++) {
+// Arrays by layer of what judge.h measures. With routers of each of them too (null in dense layers): the largest load over the mean, experts without a token, entropy and losses,
+// and by layer the part of its tokens that each expert got.
+static inline void run_log_layers(Log *log, const Model *m, const LayerStats *layers, bool routers) {
+    static const char *const NAMES[] = {"residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max",
+                                        "router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence", "router_z"};
+    for (int i = 0; i < (routers ? 10 : 4); i++) {
         log_nest(log, NAMES[i], '[');
-        for (int l = 0; l < L; l++) {
-            const double values[] = {layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max};
-            log_real(log, NULL, values[i]);
+        for (int l = 0; l < m->L; l++) {
+            const LayerStats *s = &layers[l];
+            bool router = i >= 4, absent = router && l < m->moe.dense;
+            double sum = 0, most = 0, dead = 0;
+            for (int e = 0; e < m->moe.E && router && !absent; e++) {
+                sum += s->load[e];
+                most = s->load[e] > most ? s->load[e] : most;
+                dead += s->load[e] == 0;
+            }
+            const double values[] = {s->residual_rms, s->attn_ratio, s->ffn_ratio, s->attn_logit_max, most * m->moe.E / sum, dead, s->entropy, s->balance, s->sequence, s->router_z};
+            log_real(log, NULL, absent ? NAN : values[i]);
         }
         log_unnest(log, ']');
     }
+    if (!routers) return;
+    log_nest(log, "router_load", '{');
+    for (int l = m->moe.dense; l < m->L; l++) {
+        char key[16];
+        double sum = 0;
+        for (int e = 0; e < m->moe.E; e++) sum += layers[l].load[e];
+        log_nest(log, check_format(key, sizeof key, "%d", l), '[');
+        for (int e = 0; e < m->moe.E; e++) log_real(log, NULL, layers[l].load[e] / sum);
+        log_unnest(log, ']');
+    }
+    log_unnest(log, '}');
 }
 
 // The line with a step's diagnostics (judge.h): arrays by layer, objects by tensor. applied: the update, NULL where the step was skipped.
@@ -420,8 +400,7 @@ static inline void run_log_stats(Run *r, const LayerStats *layers, const AdamW *
     r->t->tensor_stats(r->gpt, applied, tensors);
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
-    run_log_layers(&r->log, layers, r->m.L);
-    if (r->m.moe.E) run_log_routers(r, layers);
+    run_log_layers(&r->log, &r->m, layers, r->m.moe.E > 0);
     log_nest(&r->log, "grad_norms", '{');
     for (int k = 0; k < count; k++) log_real(&r->log, r->layout.entries[k].name, tensors[k].grad);
     log_unnest(&r->log, '}');
@@ -457,15 +436,15 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
         const StepRecord *s = &k->steps[i % RECORD_STEPS];
         log_nest(&event, NULL, '{');
         log_int(&event, "step", s->step);
-        log_int(&event, "first_sample", s->sample);
-        log_int(&event, "samples", s->samples);
+        log_int(&event, "first_sample", (s->step - 1) * r->f->batch);
+        log_int(&event, "samples", r->f->batch);
         log_real(&event, "loss", s->loss);
         log_real(&event, "grad_norm", s->norm);
         log_real(&event, "loss_z", s->loss_z);
         log_real(&event, "grad_norm_z", s->norm_z);
         log_real(&event, "lr", s->lr);
         log_text(&event, "update", s->applied ? "applied" : "skipped");
-        if (s->measured) run_log_layers(&event, s->layers, r->m.L);
+        if (s->measured) run_log_layers(&event, &r->m, s->layers, false);
         log_unnest(&event, '}');
     }
     log_unnest(&event, ']');
@@ -483,25 +462,19 @@ static inline void run_gradients(Run *r) {
     run_batches(r, &r->train, r->step * r->f->batch, r->f->batch, 1.0 / (double)(r->f->batch * r->m.T));
 }
 
-static inline AdamW run_adamw(const Run *r) {
-    const Flags *f = r->f;
-    AdamW o = schedule_adamw(f, schedule_lr(f, r->step + 1), r->updates + 1);
-    if (f->skip_spikes) {
-        o.most_ce = spike_limit(&r->losses, f->spike_z);
-        o.most_norm = spike_limit(&r->norms, f->spike_z);
-    }
-    return o;
-}
-
-// After an update: what it means for the next ones. Returns what happened, NULL for nothing of note.
-static inline const char *run_advance(Run *r, const Update *u, StepRecord *s) {
+// The update by these gradients, and what it means for the next ones: *o is how, *u and *s what it found. Returns what happened, NULL for nothing of note.
+static inline const char *run_update(Run *r, AdamW *o, Update *u, StepRecord *s) {
     const Flags *f = r->f;
     s->step = r->step + 1;
-    s->sample = r->step * f->batch;
-    s->samples = f->batch;
+    s->lr = schedule_lr(f, s->step);
+    *o = schedule_adamw(f, s->lr, r->updates + 1);
+    if (f->skip_spikes) {
+        o->most_ce = spike_limit(&r->losses, f->spike_z);
+        o->most_norm = spike_limit(&r->norms, f->spike_z);
+    }
+    *u = r->t->update(r->gpt, o);
     s->loss = u->loss.ce;
     s->norm = u->norm;
-    s->lr = schedule_lr(f, r->step + 1);
     s->loss_z = spike_z(&r->losses, s->loss);
     s->norm_z = spike_z(&r->norms, s->norm);
     s->applied = u->applied;
@@ -522,12 +495,12 @@ static inline void run_step(Run *r) {
     double begin = clock_seconds();
     bool watched = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
     StepRecord *s = recorder_next(&r->recorder);
+    AdamW o;
+    Update u;
     s->measured = watched || !f->graph;                    // what is measured is in no graph
     if (s->measured) r->t->watch(r->gpt);
     run_gradients(r);
-    AdamW o = run_adamw(r);
-    Update u = r->t->update(r->gpt, &o);
-    const char *event = run_advance(r, &u, s);
+    const char *event = run_update(r, &o, &u, s);
     if (s->measured) r->t->layer_stats(r->gpt, s->layers);
 
     double seconds = clock_seconds() - begin;
@@ -569,12 +542,12 @@ static inline Figures run_figures(Run *r, int kind, const Entry *e) {
 static inline void run_replay(Run *r, int64_t step) {
     LayerStats *layers = (LayerStats *)check_alloc((size_t)r->m.L * sizeof *layers, "what is measured of layers");
     StepRecord record;
+    AdamW o;
+    Update u;
     while (r->step < step - 1) {
         run_gradients(r);
-        AdamW o = run_adamw(r);
-        Update u = r->t->update(r->gpt, &o);
-        run_advance(r, &u, &record);
-        printf("\rstep %lld of %lld, loss %.4f ", (long long)r->step, (long long)step, u.loss.ce);
+        run_update(r, &o, &u, &record);
+        printf("\rstep %lld of %lld, loss %.4f ", (long long)r->step, (long long)step, record.loss);
         fflush(stdout);
     }
     r->t->watch(r->gpt);
@@ -587,13 +560,11 @@ static inline void run_replay(Run *r, int64_t step) {
         Figures w = run_figures(r, WEIGHTS, e), d = run_figures(r, GRADS, e);
         printf("%-56s %11.3e %11.3e %9lld %11.3e %11.3e %9lld\n", e->name, w.rms, w.most, (long long)w.bad, d.rms, d.most, (long long)d.bad);
     }
-    AdamW o = run_adamw(r);
-    Update u = r->t->update(r->gpt, &o);
+    const char *event = run_update(r, &o, &u, &record);
     r->t->layer_stats(r->gpt, layers);
     printf("\nlayer  residual rms  attn / skip  ffn / skip  largest logit\n");
     for (int l = 0; l < r->m.L; l++) printf("%5d  %12.4g  %11.4g  %10.4g  %13.4g\n", l, layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max);
-    const char *event = run_advance(r, &u, &record);
-    printf("\nstep %lld, samples %lld to %lld: loss %.6f (z %.1f), gradient norm %.6f (z %.1f): %s\n", (long long)record.step, (long long)record.sample, (long long)(record.sample + record.samples - 1),
+    printf("\nstep %lld, samples %lld to %lld: loss %.6f (z %.1f), gradient norm %.6f (z %.1f): %s\n", (long long)step, (long long)((step - 1) * r->f->batch), (long long)(step * r->f->batch - 1),
            record.loss, record.loss_z, record.norm, record.norm_z, event ? event : "no event this time");
     free(layers);
 }
@@ -938,8 +909,7 @@ static inline void run_check_processes(Run *r, bool resuming) {
     Hash hash = hash_begin();
     hash_add(&hash, config, strlen(config));
     hash_add(&hash, &resuming, sizeof resuming);           // one that sees no checkpoint begins anew
-    uint64_t sum = hash_end(&hash);
-    CHECK(comm_agree(&r->comm, &sum, sizeof sum), "the processes have different flags, data or builds, or see different checkpoints in --out\n  -> begin all of them with one command, with --out on a disk that they share");
+    CHECK(comm_agree(&r->comm, hash_end(&hash)), "the processes have different flags, data or builds, or see different checkpoints in --out\n  -> begin all of them with one command, with --out on a disk that they share");
     free(config);
     CHECK(r->comm.size == 1 || (!*r->f->replay && !*r->f->probe), "one process replays or probes\n  -> without mpirun");
     CHECK(r->f->batch >= r->comm.size, "--batch %lld for %d processes: expected at least a sequence for each\n  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);

@@ -25,8 +25,8 @@ static void read_tensor(const Tensor *t) {
     size_t count = (size_t)tensor_count(t);
     float *single = check_alloc(count * sizeof *single, "floats");
     double *wide = check_alloc(count * sizeof *wide, "doubles");
-    safetensors_read_real(t, single, false);
-    safetensors_read_real(t, wide, true);
+    safetensors_read_real(t, 0, INT64_MAX, single, sizeof(float));
+    safetensors_read_real(t, 0, INT64_MAX, wide, sizeof(double));
     for (size_t i = 0; i < count; i++) must(single[i] == (float)wide[i] || isnan(wide[i]));
     free(single);
     free(wide);

@@ -157,7 +157,7 @@ static const Tensor *result(const Case *c, const char *of, const char *what, con
 static double *doubles(const Case *c, const char *what, int64_t count) {
     const Tensor *t = result(c, c->name, what, "F64", count);
     double *x = (double *)check_alloc((size_t)count * sizeof *x, "a golden");
-    if (t) safetensors_read_real(t, x, true);
+    if (t) safetensors_read_real(t, 0, INT64_MAX, x, sizeof(double));
     return x;
 }
 
@@ -207,7 +207,7 @@ static void load_weights(const Case *c, Gpt *gpt) {
         const Entry *e = c->order[k];
         const Tensor *t = safetensors_find(&c->g->file, e->name);
         double *whole = (double *)check_alloc((size_t)tensor_count(t) * sizeof *whole, "a weight");
-        safetensors_read_real(t, whole, true);
+        safetensors_read_real(t, 0, INT64_MAX, whole, sizeof(double));
         memcpy(judge_fp64.tensor(gpt, WEIGHTS, e), whole, (size_t)used(c, e) * sizeof *whole);
         free(whole);
     }
