@@ -167,10 +167,10 @@ build/tokenize: dev/test/tokenize.c build/flags
 build/logits: dev/test/logits.c build/judge_fp32.o build/stories.o build/flags
 	$(CC) $(FLAGS) $< build/judge_fp32.o build/stories.o -o $@ -lm
 
-# The CUDA files in the emulator (dev/emu): every test of a GPU, without one. EMU: where to build.
+# The CUDA files in the emulator (dev/emu): every test of a GPU, without one. EMU: where to build; EMU_FLAGS='-O1 -g': for a debugger, twice as long to compile.
 EMU       ?= build/emu
 EMU_CXX   ?= g++
-EMU_FLAGS ?= -O1 -g
+EMU_FLAGS ?= -O1
 EMU_ALL   := -std=c++17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(EMU_FLAGS) -Wall -Wextra -Wno-unknown-pragmas -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP
 EMU_OBJECTS := $(EMU)/emu.o $(EMU)/cublaslt.o
 $(EMU)/%.o: dev/emu/%.cpp

@@ -24,6 +24,7 @@ static inline double spike_median(double *x, int n) {
 // Median and spread of the window; false where it holds too little to judge by.
 static inline bool spike_level(const SpikeWindow *w, double *median, double *spread) {
     double x[SPIKE_WINDOW];
+    *median = *spread = 0;
     if (w->count < SPIKE_ENOUGH) return false;
     memcpy(x, w->values, (size_t)w->count * sizeof *x);
     *median = spike_median(x, w->count);

@@ -49,7 +49,7 @@ check "recipe: a mode is one row"         grep -q '"norm_mode": "MINE"' mine/con
 check "recipe: a flag is one row"         sh -c "./train_gpt --help | grep -q -- --note && grep -q 'a trial' mine/config.json"
 check "recipe: a tensor is one row"       sh -c "./train_gpt --show | grep -q lm_head.bias && grep -q lm_head.bias mine/step_00000002/model.safetensors"
 check "--show modes tells rows apart"     sh -c "test -z \"\$(./train_gpt --show modes | cut -c15-119 | sort | uniq -d)\""
-check "recipe: gradients are tested"      sh -c "make -s -j2 build/test_gpt && VERBOSE=1 build/test_gpt finite > message && grep -q 'MINE llama' message"
+check "recipe: gradients are tested"      sh -c "$quick -j2 build/test_gpt && VERBOSE=1 build/test_gpt finite > message && grep -q 'MINE llama' message"
 
 # README: every command of its sh blocks, in order, in a fresh copy; apt-get and the tests themselves stand aside, and the block that needs
 # a network and Python is dev/test/test_get.py's.
