@@ -139,7 +139,8 @@ typedef struct Place {
     const Mode *row;
     Site emb, attn_in, q, k, v, latent, ctx, attn_out, attn_post, ffn_in, hidden, ffn_out, ffn_post, fin, logits;
     Site expert_hidden, expert_out, shared_out; // inside each expert, and of the shared experts
-    double attn_c, attn_a, ffn_c, ffn_a, gate_scale;
+    double attn_c, attn_a, ffn_c, ffn_a;        // what multiplies u and the skip
+    double gate_scale;                          // and the experts' gates: --router-scale, and SDD's share
     int moe, F;                                 // whether this layer has experts; width of the ffn that all tokens go through, 0: none
     int out_anywhere;                           // some layer of the model has an out slot
 } Place;
