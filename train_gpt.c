@@ -532,12 +532,13 @@ static void embedding_forward(real *e, const int32_t *tokens, const real *wte, c
 static void embedding_backward(real *dwte, real *dwpe, const real *de, const int32_t *tokens, int B, int T, int C, real scale) {
 #pragma omp parallel for schedule(static)
     for (int i0 = 0; i0 < C; i0 += STRIP) {
-        int i1 = C - i0 < STRIP ? C : i0 + STRIP;
-        for (int64_t bt = 0; bt < (int64_t)B * T; bt++)
-            for (int i = i0; i < i1; i++) {
-                dwte[(int64_t)tokens[bt] * C + i] += scale * de[bt * C + i];
-                if (dwpe) dwpe[bt % T * C + i] += de[bt * C + i];
-            }
+        int strip = C - i0 < STRIP ? C - i0 : STRIP;
+        for (int64_t bt = 0; bt < (int64_t)B * T; bt++) {
+            const real *restrict d = de + bt * C + i0;
+            real *restrict token = dwte + (int64_t)tokens[bt] * C + i0, *restrict position = dwpe ? dwpe + bt % T * C + i0 : NULL;
+            for (int i = 0; i < strip; i++) token[i] += scale * d[i];
+            for (int i = 0; i < strip && position; i++) position[i] += d[i];
+        }
     }
 }
 

@@ -81,6 +81,12 @@ typedef real Unit;
 enum { PER_UNIT = 1 };
 #endif
 typedef Unit Units __attribute__((vector_size(VECTOR_BYTES), may_alias));
+#ifdef BF16_PRODUCTS
+enum { IN_PLACE = 0 };
+#else
+enum { IN_PLACE = 1 };                                                     // the kernel may read what is not packed
+#endif
+typedef Unit UnitsAnywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(Unit)), may_alias));
 typedef Unit Quad __attribute__((vector_size(4 * sizeof(Unit)), aligned(sizeof(Unit)), may_alias));
 enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, NC = 1024, LINE = 64 / sizeof(real), STEP = AMX ? 16 : 1 };       // STEP: units of k that an instruction takes
 
@@ -165,6 +171,16 @@ static inline __attribute__((always_inline)) void gemm_pack(Unit *restrict dst, 
     if (k < depth) gemm_pack_any(dst + k / PER_UNIT * width, src + k * cs, rs, cs, rows, width, depth - k);
 }
 
+// From `from` up to `to`, within 0 .. size.
+typedef struct { int64_t from, to; } Span;
+static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
+    from = from < 0 ? 0 : from > size ? size : from;
+    return (Span){from, to < from ? from : to > size ? size : to};
+}
+
+// What the kernel reads: row r (of B: column r) at unit k is p[r * row + k * unit]. A packed panel, or the matrix itself (gemm_in_place).
+typedef struct { const Unit *p; int64_t row, unit; } Panel;
+
 // What the kernel fetches into the L2 while it works: so many pieces, `stride` apart, of `length` numbers side by side.
 typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
 static inline Ahead gemm_ahead(View v, int64_t rows, int64_t cols) { return v.cs == 1 ? (Ahead){v.p, rows, v.rs, cols, 0} : (Ahead){v.p, cols, v.cs, rows, 0}; }
@@ -193,34 +209,41 @@ static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, in
 static inline void gemm_begin(void) {}
 static inline void gemm_end(void) {}
 
-// c += (column of A) (row of B)
-static inline __attribute__((always_inline)) void gemm_update(Vec c[MR][2], const Unit *restrict a, const Unit *restrict b) {
-    Units b0 = *(const Units *)b, b1 = *(const Units *)(b + VL);
+// c += (column of A) (row of B). Where rows of A lie apart, three share an address: that many registers there are.
+static inline __attribute__((always_inline)) void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, const Unit *b, const bool apart) {
+    Units b0 = *(const UnitsAnywhere *)b, b1 = *(const UnitsAnywhere *)(b + VL);
 #pragma GCC unroll 12
     for (int r = 0; r < MR; r++) {
-        c[r][0] = gemm_dot(c[r][0], a[r], b0);
-        c[r][1] = gemm_dot(c[r][1], a[r], b1);
+        Unit x = apart ? a[r / 3][r % 3 * row] : a[0][r];
+        c[r][0] = gemm_dot(c[r][0], x, b0);
+        c[r][1] = gemm_dot(c[r][1], x, b1);
     }
 }
 
-// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over `units` of K. Alone in its function, so that nothing else claims a register. Unrolled,
-// because a core that shares its decoders with another thread gets fewer instructions a cycle, and a multiply-add less then is one that is missing.
-// Memory is fetched a line at a time: many at once would wait for each other. Every EVERY units, some 100 cycles, a line of what is ahead; in the last 2 MR units the rows of
-// `out`, one a unit, and some below: fetched earlier, B would push them out of the L1.
-static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *restrict a, const Unit *restrict b, int64_t units, real alpha, real keep, Ahead *ahead) {
+// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over the units s of K. Unrolled, because a core that shares its decoders with another thread gets fewer
+// instructions a cycle, and a multiply-add less then is one that is missing. Memory is fetched a line at a time: many at once would wait for each other. Every EVERY units, some
+// 100 cycles, a line of what is ahead; in the last 2 MR units the rows of `out`, one a unit, and some below: fetched earlier, B would push them out of the L1.
+static inline __attribute__((always_inline)) void gemm_run(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, const bool apart) {
     Vec c[MR][2] = {0};
-    int64_t k = 0;
+    const int64_t next_a = !IN_PLACE ? MR : apart ? 1 : a->unit, next_b = IN_PLACE ? b->unit : NR, row = a->row;
+    const Unit *rows[MR / 3], *of_b = b->p + s.from * next_b;
+    int64_t k = s.from;
     Ahead rest = *ahead;                                                    // in registers
-    for (; k <= units - 2 * MR - EVERY; k += EVERY) {
+    for (int i = 0; i < MR / 3; i++) rows[i] = a->p + s.from * next_a + 3 * i * row;
+    for (; k <= s.to - 2 * MR - EVERY; k += EVERY) {
         gemm_fetch(&rest);
 #pragma GCC unroll 4
-        for (int u = 0; u < EVERY; u++, a += MR, b += NR) gemm_update(c, a, b);
+        for (int u = 0; u < EVERY; u++, of_b += next_b) {
+            gemm_update(c, rows, row, of_b, apart);
+            for (int i = 0; i < MR / 3; i++) rows[i] += next_a;
+        }
     }
     *ahead = rest;
 #pragma GCC unroll 4
-    for (const real *row = out; k < units; k++, a += MR, b += NR, row += stride) {
-        for (int j = 0; j < NR; j += LINE) __builtin_prefetch(row + j, 1);
-        gemm_update(c, a, b);
+    for (const real *line = out; k < s.to; k++, of_b += next_b, line += stride) {
+        for (int j = 0; j < NR; j += LINE) __builtin_prefetch(line + j, 1);
+        gemm_update(c, rows, row, of_b, apart);
+        for (int i = 0; i < MR / 3; i++) rows[i] += next_a;
     }
 #pragma GCC unroll 12
     for (int r = 0; r < MR; r++, out += stride)
@@ -232,64 +255,97 @@ static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, con
             *to = sum;
         }
 }
+
+// Each alone in its function, so that nothing else claims a register: rows of A side by side, or apart and then side by side in k.
+static __attribute__((noinline)) void gemm_beside(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead) {
+    gemm_run(out, stride, a, b, s, alpha, keep, ahead, false);
+}
+
+static __attribute__((noinline)) void gemm_apart(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead) {
+    gemm_run(out, stride, a, b, s, alpha, keep, ahead, true);
+}
+
+static inline void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead) {
+    (!IN_PLACE || a->row == 1 ? gemm_beside : gemm_apart)(out, stride, a, b, s, alpha, keep, ahead);
+}
 #endif
 
 // rows x cols of C, at most a block, = keep C + alpha (panel of A) (panel of B). Of a part of a block the kernel makes a whole one elsewhere: the same sums.
-static inline void gemm_block(View C, const Unit *a, const Unit *b, int64_t units, int64_t rows, int64_t cols, real alpha, real keep, Ahead *ahead) {
+static inline void gemm_block(View C, const Panel *a, const Panel *b, Span s, int64_t rows, int64_t cols, real alpha, real keep, Ahead *ahead) {
     if (rows == MR && cols == NR) {
-        gemm_kernel(C.p, C.rs, a, b, units, alpha, keep, ahead);
+        gemm_kernel(C.p, C.rs, a, b, s, alpha, keep, ahead);
         return;
     }
     real block[MR * NR] __attribute__((aligned(64))) = {0};
     for (int64_t r = 0; r < rows && keep != 0; r++) memcpy(block + r * NR, C.p + r * C.rs, (size_t)cols * sizeof(real));
-    gemm_kernel(block, NR, a, b, units, alpha, keep, ahead);
+    gemm_kernel(block, NR, a, b, s, alpha, keep, ahead);
     for (int64_t r = 0; r < rows; r++) memcpy(C.p + r * C.rs, block + r * NR, (size_t)cols * sizeof(real));
 }
 
 // As many units of K as instructions take for `depth`.
 static inline int64_t gemm_units(int64_t depth) { return (depth + STEP * PER_UNIT - 1) / (STEP * PER_UNIT) * STEP; }
 
-// From `from` up to `to`, within 0 .. size.
-typedef struct { int64_t from, to; } Span;
-static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
-    from = from < 0 ? 0 : from > size ? size : from;
-    return (Span){from, to < from ? from : to > size ? size : to};
-}
-
 // The units of a panel of A, MR rows of the band, that are not all 0.
 static inline Span gemm_span(View a, int64_t units) { return gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units); }
 
-// A slice of a tile of A in panels, and the units of each that count.
-static void gemm_pack_slice(Unit *dst, Span *spans, View A, int64_t rows, int64_t depth) {
+// Whether panels are read where they are: floats, side by side one way, and the other way no more than a page apart, since a row each in another page wants more of the TLB
+// than there is.
+static inline bool gemm_in_place(int64_t beside, int64_t apart) { return IN_PLACE && beside == 1 && apart <= 4096 / (int64_t)sizeof(real); }
+
+// The panels of a slice of a tile of A, and the units of each that count.
+static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t rows, int64_t depth) {
     int64_t units = gemm_units(depth);
-    for (int64_t i = 0; i < rows; i += MR, spans++) {
+    bool in_place = gemm_in_place(A.rs, A.cs) || gemm_in_place(A.cs, A.rs);
+    for (int64_t i = 0; i < rows; i += MR, panels++, spans++, dst += MR * units) {
         View a = part(A, i, 0);
         *spans = gemm_span(a, units);
+        *panels = in_place && rows - i >= MR ? (Panel){(const Unit *)a.p, a.rs, a.cs} : (Panel){dst, 1, MR};
+        if (panels->p != dst) continue;
         int64_t k = spans->from * PER_UNIT, end = spans->to * PER_UNIT;
-        gemm_pack_a(dst + i * units + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i, (end < depth ? end : depth) - k);
+        gemm_pack_a(dst + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i, (end < depth ? end : depth) - k);
     }
 }
 
-// One tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous. Meanwhile the kernel fetches the next panel of B and the next slice of A;
-// with the last slice `then`, the next tile's.
-static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_t K, real alpha, real beta, Ahead then) {
+// A panel of B.
+static inline Panel gemm_panel_b(Unit *dst, View B, int64_t cols, int64_t depth) {
+    if (gemm_in_place(B.cs, B.rs) && cols >= NR) return (Panel){(const Unit *)B.p, 1, B.rs};
+    gemm_pack_b(dst, B.p, B.rs, B.cs, cols, depth);
+    return (Panel){dst, 1, NR};
+}
+
+// Piece `which` of pieces as even as can be, each of whole units but the last.
+static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t which) {
+    int64_t units = (size + unit - 1) / unit;
+    return gemm_within((units * which + pieces - 1) / pieces * unit, (units * (which + 1) + pieces - 1) / pieces * unit, size);
+}
+
+// C is mp x np tiles.
+typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha, beta; } Tiles;
+
+// A tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous. Meanwhile the kernel fetches the next panel of B and the next slice of A;
+// with the last slice that of tile `next`.
+static void gemm_tile(const Tiles *p, int64_t tile, int64_t next) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
-    Span spans[MC / MR + 1];
+    Panel panels[MC / MR + 1];
+    Span spans[MC / MR + 1], mine = gemm_cut(p->M, p->mp, MR, tile % p->mp), my = gemm_cut(p->N, p->np, NR, tile / p->mp), then = gemm_cut(p->M, p->mp, MR, next % p->mp);
+    int64_t rows = mine.to - mine.from, cols = my.to - my.from, K = p->K;
+    View A = part(p->A, mine.from, 0), B = part(p->B, 0, my.from), C = part(p->C, mine.from, my.from);
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
-        int64_t depth = K - k0 < KC ? K - k0 : KC, units = gemm_units(depth), left = K - k0 - KC;
-        Ahead slice = left > 0 ? gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC) : then;
-        gemm_pack_slice(pa, spans, part(A, 0, k0), rows, depth);
+        int64_t depth = K - k0 < KC ? K - k0 : KC, left = K - k0 - KC;
+        Ahead slice = {0};
+        if (left > 0) slice = gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC);
+        else if (next < p->mp * p->np) slice = gemm_ahead(part(p->A, then.from, 0), then.to - then.from, K < KC ? K : KC);
+        gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth);
         for (int64_t j = 0; j < cols; j += NR) {
             Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);
             if (j + 2 * NR > cols) panel.pieces = 0;
-            gemm_pack_b(pb, part(B, k0, j).p, B.rs, B.cs, cols - j, depth);
+            Panel b = gemm_panel_b(pb, part(B, k0, j), cols - j, depth);
             for (int64_t i = 0; i < rows; i += MR) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;
-                Span s = spans[i / MR];
-                gemm_block(c, pa + i * units + s.from * MR, pb + s.from * NR, s.to - s.from, rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, alpha, k0 == 0 ? beta : 1,
+                gemm_block(c, &panels[i / MR], &b, spans[i / MR], rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, p->alpha, k0 == 0 ? p->beta : 1,
                            panel.pieces ? &panel : &slice);
             }
         }
@@ -297,31 +353,27 @@ static void gemm_tile(View C, View A, View B, int64_t rows, int64_t cols, int64_
     gemm_end();
 }
 
-// Piece `which` of pieces as even as can be, each of whole units but the last.
-static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t which) {
-    int64_t units = (size + unit - 1) / unit;
-    return gemm_within(units * which / pieces * unit, units * (which + 1) / pieces * unit, size);
-}
-
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
     if (!M || !N) return;
-    int64_t threads = 1, mp = (M + MC - 1) / MC, np = (N + NC - 1) / NC;
+    Tiles p = {C, A, B, M, N, K, (M + MC - 1) / MC, (N + NC - 1) / NC, alpha, beta};
+    int64_t threads = 1;
 #ifdef _OPENMP
     if (!omp_in_parallel() && M * N * K > 1 << 15) threads = omp_get_max_threads();
 #endif
     // Smaller tiles until there is one for every thread, and while they are large, two: threads are never equally fast, but each packs its rows of A anew.
-    while (mp * np < threads || (mp * np < 2 * threads && M / mp * (N / np) > 128 * 128)) {
-        int64_t tm = M / mp, tn = N / np;
+    while (p.mp * p.np < threads || (p.mp * p.np < 2 * threads && M / p.mp * (N / p.np) > 128 * 128)) {
+        int64_t tm = M / p.mp, tn = N / p.np;
         if (tm <= 4 * MR && tn <= 4 * NR) break;
-        if (tn >= tm) np *= 2;
-        else mp *= 2;
+        if (tn >= tm) p.np *= 2;
+        else p.mp *= 2;
     }
-#pragma omp parallel for schedule(dynamic) if (threads > 1)
-    for (int64_t t = 0; t < mp * np; t++) {
-        Span i = gemm_cut(M, mp, MR, t % mp), j = gemm_cut(N, np, NR, t / mp), then = gemm_cut(M, mp, MR, (t + threads) % mp);
-        gemm_tile(part(C, i.from, j.from), part(A, i.from, 0), part(B, 0, j.from), i.to - i.from, j.to - j.from, K, alpha, beta,
-                  t + threads < mp * np ? gemm_ahead(part(A, then.from, 0), then.to - then.from, K < KC ? K : KC) : (Ahead){0});
+    int64_t tiles = p.mp * p.np;
+    if (threads == 1) {                                                     // no parallel region: a team of one, made anew, takes as long as a head's product
+        for (int64_t t = 0; t < tiles; t++) gemm_tile(&p, t, t + 1);
+        return;
     }
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t t = 0; t < tiles; t++) gemm_tile(&p, t, t + threads);
 }
 
 // The product the judge uses: packed in float, naive in double.

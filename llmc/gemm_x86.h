@@ -115,9 +115,9 @@ static inline void gemm_begin(void) {
 }
 static inline void gemm_end(void) { _tile_release(); }
 
-// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over `units` of K. The unit itself can only write a product, or add it to what is there.
+// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over the units s of K. The unit itself can only write a product, or add it to what is there.
 // It fetches nothing: slower with than without.
-static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Unit *a, const Unit *b, int64_t units, real alpha, real keep, Ahead *ahead) {
+static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead) {
     (void)ahead;
     real block[MR * NR], *c = out;
     bool itself = alpha == 1 && (keep == 0 || keep == 1);
@@ -134,13 +134,14 @@ static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, con
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t k = 0; k < units; k += 16, a += 16 * MR, b += 16 * NR) {
-        _tile_loadd(4, a, 64);
-        _tile_loadd(6, b, 4 * NR);
+    const Unit *at_a = a->p + s.from * MR, *at_b = b->p + s.from * NR;
+    for (int64_t k = s.from; k < s.to; k += 16, at_a += 16 * MR, at_b += 16 * NR) {
+        _tile_loadd(4, at_a, 64);
+        _tile_loadd(6, at_b, 4 * NR);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + 16, 4 * NR);
+        _tile_loadd(7, at_b + 16, 4 * NR);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, a + 256, 64);
+        _tile_loadd(5, at_a + 256, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
