@@ -88,7 +88,7 @@ enum { IN_PLACE = 1 };                                                     // th
 #endif
 typedef Unit UnitsAnywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(Unit)), may_alias));
 typedef Unit Quad __attribute__((vector_size(4 * sizeof(Unit)), aligned(sizeof(Unit)), may_alias));
-enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, NC = 1024, LINE = 64 / sizeof(real), STEP = AMX ? 16 : 1 };       // STEP: units of k that an instruction takes
+enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, NC = 1024, LINE = 64 / sizeof(real), STEP = AMX ? 16 : 1, THIRD = AMX ? MR : MR / 3 };       // STEP: units of k that an instruction takes; THIRD: the kernel makes blocks of one, two or three
 
 // c + a b, lane by lane.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__)
@@ -210,43 +210,43 @@ static inline void gemm_begin(void) {}
 static inline void gemm_end(void) {}
 
 // c += (column of A) (row of B). Where rows of A lie apart, three share an address: that many registers there are.
-static inline __attribute__((always_inline)) void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, const Unit *b, const bool apart) {
+static inline __attribute__((always_inline)) void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, const Unit *b, const int rows, const bool apart) {
     Units b0 = *(const UnitsAnywhere *)b, b1 = *(const UnitsAnywhere *)(b + VL);
 #pragma GCC unroll 12
-    for (int r = 0; r < MR; r++) {
+    for (int r = 0; r < rows; r++) {
         Unit x = apart ? a[r / 3][r % 3 * row] : a[0][r];
         c[r][0] = gemm_dot(c[r][0], x, b0);
         c[r][1] = gemm_dot(c[r][1], x, b1);
     }
 }
 
-// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over the units s of K. Unrolled, because a core that shares its decoders with another thread gets fewer
+// out, `rows` rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over the units s of K. Unrolled, because a core that shares its decoders with another thread gets fewer
 // instructions a cycle, and a multiply-add less then is one that is missing. Memory is fetched a line at a time: many at once would wait for each other. Every EVERY units, some
 // 100 cycles, a line of what is ahead; in the last 2 MR units the rows of `out`, one a unit, and some below: fetched earlier, B would push them out of the L1.
-static inline __attribute__((always_inline)) void gemm_run(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, const bool apart) {
+static inline __attribute__((always_inline)) void gemm_run(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, const int rows, const bool apart) {
     Vec c[MR][2] = {0};
     const int64_t next_a = !IN_PLACE ? MR : apart ? 1 : a->unit, next_b = IN_PLACE ? b->unit : NR, row = a->row;
-    const Unit *rows[MR / 3], *of_b = b->p + s.from * next_b;
+    const Unit *of_a[MR / 3], *of_b = b->p + s.from * next_b;
     int64_t k = s.from;
     Ahead rest = *ahead;                                                    // in registers
-    for (int i = 0; i < MR / 3; i++) rows[i] = a->p + s.from * next_a + 3 * i * row;
+    for (int i = 0; i < MR / 3; i++) of_a[i] = a->p + s.from * next_a + 3 * i * row;
     for (; k <= s.to - 2 * MR - EVERY; k += EVERY) {
         gemm_fetch(&rest);
 #pragma GCC unroll 4
         for (int u = 0; u < EVERY; u++, of_b += next_b) {
-            gemm_update(c, rows, row, of_b, apart);
-            for (int i = 0; i < MR / 3; i++) rows[i] += next_a;
+            gemm_update(c, of_a, row, of_b, rows, apart);
+            for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
         }
     }
     *ahead = rest;
 #pragma GCC unroll 4
     for (const real *line = out; k < s.to; k++, of_b += next_b, line += stride) {
         for (int j = 0; j < NR; j += LINE) __builtin_prefetch(line + j, 1);
-        gemm_update(c, rows, row, of_b, apart);
-        for (int i = 0; i < MR / 3; i++) rows[i] += next_a;
+        gemm_update(c, of_a, row, of_b, rows, apart);
+        for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
     }
 #pragma GCC unroll 12
-    for (int r = 0; r < MR; r++, out += stride)
+    for (int r = 0; r < rows; r++, out += stride)
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
             VecAnywhere *to = (VecAnywhere *)(out + v * VL);
@@ -256,29 +256,33 @@ static inline __attribute__((always_inline)) void gemm_run(real *out, int64_t st
         }
 }
 
-// Each alone in its function, so that nothing else claims a register: rows of A side by side, or apart and then side by side in k.
-static __attribute__((noinline)) void gemm_beside(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead) {
-    gemm_run(out, stride, a, b, s, alpha, keep, ahead, false);
+// In functions of their own, so that nothing else claims a register: rows of A side by side, or apart and then side by side in k.
+static __attribute__((noinline)) void gemm_beside(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
+    if (rows > 2 * THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, MR, false);
+    else if (rows > THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, 2 * THIRD, false);
+    else gemm_run(out, stride, a, b, s, alpha, keep, ahead, THIRD, false);
 }
 
-static __attribute__((noinline)) void gemm_apart(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead) {
-    gemm_run(out, stride, a, b, s, alpha, keep, ahead, true);
+static __attribute__((noinline)) void gemm_apart(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
+    if (rows > 2 * THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, MR, true);
+    else if (rows > THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, 2 * THIRD, true);
+    else gemm_run(out, stride, a, b, s, alpha, keep, ahead, THIRD, true);
 }
 
-static inline void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead) {
-    (!IN_PLACE || a->row == 1 ? gemm_beside : gemm_apart)(out, stride, a, b, s, alpha, keep, ahead);
+static inline void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
+    (!IN_PLACE || a->row == 1 ? gemm_beside : gemm_apart)(out, stride, a, b, s, alpha, keep, ahead, rows);
 }
 #endif
 
-// rows x cols of C, at most a block, = keep C + alpha (panel of A) (panel of B). Of a part of a block the kernel makes a whole one elsewhere: the same sums.
+// rows x cols of C, at most a block, = keep C + alpha (panel of A) (panel of B). What is not a whole number of thirds of a block the kernel makes elsewhere: the same sums.
 static inline void gemm_block(View C, const Panel *a, const Panel *b, Span s, int64_t rows, int64_t cols, real alpha, real keep, Ahead *ahead) {
-    if (rows == MR && cols == NR) {
-        gemm_kernel(C.p, C.rs, a, b, s, alpha, keep, ahead);
+    if (rows % THIRD == 0 && cols == NR) {
+        gemm_kernel(C.p, C.rs, a, b, s, alpha, keep, ahead, rows);
         return;
     }
     real block[MR * NR] __attribute__((aligned(64))) = {0};
     for (int64_t r = 0; r < rows && keep != 0; r++) memcpy(block + r * NR, C.p + r * C.rs, (size_t)cols * sizeof(real));
-    gemm_kernel(block, NR, a, b, s, alpha, keep, ahead);
+    gemm_kernel(block, NR, a, b, s, alpha, keep, ahead, rows);
     for (int64_t r = 0; r < rows; r++) memcpy(C.p + r * C.rs, block + r * NR, (size_t)cols * sizeof(real));
 }
 
@@ -299,7 +303,7 @@ static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t 
     for (int64_t i = 0; i < rows; i += MR, panels++, spans++, dst += MR * units) {
         View a = part(A, i, 0);
         *spans = gemm_span(a, units);
-        *panels = in_place && rows - i >= MR ? (Panel){(const Unit *)a.p, a.rs, a.cs} : (Panel){dst, 1, MR};
+        *panels = in_place && (rows - i >= MR || (rows - i) % THIRD == 0) ? (Panel){(const Unit *)a.p, a.rs, a.cs} : (Panel){dst, 1, MR};
         if (panels->p != dst) continue;
         int64_t k = spans->from * PER_UNIT, end = spans->to * PER_UNIT;
         gemm_pack_a(dst + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i, (end < depth ? end : depth) - k);

@@ -117,8 +117,8 @@ static inline void gemm_end(void) { _tile_release(); }
 
 // out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over the units s of K. The unit itself can only write a product, or add it to what is there.
 // It fetches nothing: slower with than without.
-static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead) {
-    (void)ahead;
+static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
+    (void)ahead, (void)rows;
     real block[MR * NR], *c = out;
     bool itself = alpha == 1 && (keep == 0 || keep == 1);
     int64_t line = itself ? stride : NR, bytes = line * (int64_t)sizeof(real);
