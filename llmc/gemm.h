@@ -7,7 +7,8 @@
 //
 // gemm_naive is three loops: the judge in double, and the truth gemm_packed is tested against.
 // gemm_packed cuts C into tiles, one thread a tile, and K into slices. Of A it packs a slice of its tile, which stays in the L2 cache; of B one
-// panel after another, which stays in the L1 while the kernel runs down the tile. The kernel holds an MR x NR block of C in vector registers:
+// panel after another, which stays in the L1 while the kernel runs down the tile. Floats that lie close together are not packed but read where they are (gemm_in_place).
+// The kernel holds an MR x NR block of C in vector registers, at the lower edge of C one or two thirds of it:
 //
 //                    B: NR columns                Bytes at VECTOR_BYTES = 32 (AVX2):
 //                      | k |                      packed A    rows of the tile x KC   at most 198 KiB, L2
@@ -16,8 +17,9 @@
 //   A: MR rows |k ->|  [MR x NR]  one rank-1      block of C  MR x NR                  12 of the 16 registers
 //      MR rows |k ->|  [       ]  update a k
 //
-// Percent of the peak of both cores of a Zen 4 in bf16, forward and input gradient: GPT-2 124M's layers 78 to 85 with 256 tokens, 77 to 90 with 1024; 6 x 384 with 2048, 86
-// to 89; the default model's, 75 to 82. The kernel alone 99. Other machines, fp32, whole steps, and what PyTorch takes: dev/bench/cpu/RESULTS.md.
+// Percent of the peak of both cores of a Zen 5, all three forms, fp32 and bf16: GPT-2 124M's layers 88 to 97 and 85 to 88 with 256 tokens, 81 to 94 and 74 to 87 with 1024;
+// 6 x 384 with 2048, 88 to 98 and 75 to 91; the default model's, 86 to 95 and 59 to 84. The kernel alone 98 to 99. Other machines, whole steps, and what PyTorch takes:
+// dev/bench/cpu/RESULTS.md.
 //
 // An element of C is summed in an order that depends on K, alpha and beta alone: the same bits for any number of rows, of threads, and any tiling.
 //
