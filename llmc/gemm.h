@@ -83,14 +83,10 @@ typedef real Unit;
 enum { PER_UNIT = 1 };
 #endif
 typedef Unit Units __attribute__((vector_size(VECTOR_BYTES), may_alias));
-#ifdef BF16_PRODUCTS
-enum { IN_PLACE = 0 };
-#else
-enum { IN_PLACE = 1 };                                                     // the kernel may read what is not packed
-#endif
 typedef Unit UnitsAnywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(Unit)), may_alias));
 typedef Unit Quad __attribute__((vector_size(4 * sizeof(Unit)), aligned(sizeof(Unit)), may_alias));
-enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, NC = 1024, LINE = 64 / sizeof(real), STEP = AMX ? 16 : 1, THIRD = AMX ? MR : MR / 3 };       // STEP: units of k that an instruction takes; THIRD: the kernel makes blocks of one, two or three
+enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, NC = 1024, LINE = 64 / sizeof(real), STEP = AMX ? 16 : 1 };       // STEP: units of k that an instruction takes
+enum { THIRD = AMX ? MR : MR / 3 };                                         // rows: the kernel makes one, two or three such parts of a block
 
 // c + a b, lane by lane.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__)
@@ -180,8 +176,13 @@ static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
     return (Span){from, to < from ? from : to > size ? size : to};
 }
 
-// What the kernel reads: row r (of B: column r) at unit k is p[r * row + k * unit]. A packed panel, or the matrix itself (gemm_in_place).
+// What the kernel reads: row r (of B: column r) at unit k is p[r * row + k * unit]. A packed panel, or of floats the matrix itself, IN_PLACE.
 typedef struct { const Unit *p; int64_t row, unit; } Panel;
+#ifdef BF16_PRODUCTS
+enum { IN_PLACE = 0 };
+#else
+enum { IN_PLACE = 1 };
+#endif
 
 // What the kernel fetches into the L2 while it works: so many pieces, `stride` apart, of `length` numbers side by side.
 typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
@@ -294,8 +295,7 @@ static inline int64_t gemm_units(int64_t depth) { return (depth + STEP * PER_UNI
 // The units of a panel of A, MR rows of the band, that are not all 0.
 static inline Span gemm_span(View a, int64_t units) { return gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units); }
 
-// Whether panels are read where they are: floats, side by side one way, and the other way no more than a page apart, since a row each in another page wants more of the TLB
-// than there is.
+// Whether panels are read where they are: side by side one way, and the other way at most a page apart. Rows of a page each want more of the TLB than there is.
 static inline bool gemm_in_place(int64_t beside, int64_t apart) { return IN_PLACE && beside == 1 && apart <= 4096 / (int64_t)sizeof(real); }
 
 // The panels of a slice of a tile of A, and the units of each that count.
