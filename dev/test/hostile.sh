@@ -403,7 +403,7 @@ holds   "a shard cut while it is read: said"       grep -q 'the file has changed
 holds   "a shard cut while it is read: what to do" grep -q '^  -> ' message
 
 copy run both; before=$(lines both)
-"$train" --out both --resume auto --steps 1000000 --schedule-steps 2 --val-every 0 --norms-every 0 > first 2>&1 & background=$!
+"$train" --out both --resume auto --steps 1000000 --schedule-steps 2 --save-every 0 --val-every 0 --norms-every 0 > first 2>&1 & background=$!
 logs both $((before + 10))
 refused "a second process on the same run" "in use" "$train" --out both $more
 before=$(lines both); logs both "$before"
