@@ -84,7 +84,6 @@ enum { PER_UNIT = 1 };
 #endif
 typedef Unit Units __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef Unit UnitsAnywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(Unit)), may_alias));
-typedef Unit Quad __attribute__((vector_size(4 * sizeof(Unit)), aligned(sizeof(Unit)), may_alias));
 enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, NC = 1024, LINE = 64 / sizeof(real), STEP = AMX ? 16 : 1 };       // STEP: units of k that an instruction takes
 enum { THIRD = AMX ? MR : MR / 3 };                                         // rows: the kernel makes one, two or three such parts of a block
 
@@ -98,76 +97,6 @@ static inline Vec gemm_dot(Vec c, Unit a, Units b) { return (Vec)vbfdotq_f32((fl
 #else
 static inline Vec gemm_dot(Vec c, Unit a, Units b) { return c + a * b; }
 #endif
-
-// The lanes of vectors a and b as one list, of which as many are taken as a has. Both compilers' word for it; gcc has clang's since version 12.
-#if defined(__clang__) || __GNUC__ >= 12
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (__typeof__(a) __attribute__((vector_size(sizeof(a))))){__VA_ARGS__})
-#endif
-
-#ifdef BF16_PRODUCTS
-typedef uint32_t Bits __attribute__((vector_size(16)));
-typedef real Reals __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
-
-// The bits of four neighbours rounded to bfloat16, to the nearest, ties to even; their lower halves are 0. A NaN stays one.
-static inline Bits bf16_bits(const real *x) {
-    Reals four = *(const Reals *)x;
-    Bits bits = (Bits)four, number = (Bits)(four == four);
-    return (((bits + 0x7FFF + (bits >> 16 & 1)) & number) | (0x7FC00000 & ~number)) & 0xFFFF0000;
-}
-#endif
-
-// Four units, from x[0..3] at one k, where `next` is how far it is to the next k; with next = 1 four neighbours in k (pairs: eight).
-static inline Quad gemm_quad(const real *x, int64_t next) {
-#ifndef BF16_PRODUCTS
-    (void)next;
-    return *(const Quad *)x;
-#else
-    if (PER_UNIT == 1) return (Quad)bf16_bits(x);
-    Bits a = bf16_bits(x), b = bf16_bits(x + (next == 1 ? 4 : next));
-    return (Quad)(next == 1 ? PICK(a, b, 0, 2, 4, 6) >> 16 | PICK(a, b, 1, 3, 5, 7) : a >> 16 | b);
-#endif
-}
-
-// One unit of x[0], and x[next] if there is one left.
-static inline Unit gemm_unit(const real *x, int64_t next, int64_t left) {
-    real one[8] = {x[0], left > 1 ? x[next] : 0};
-    return gemm_quad(one, 1)[0];
-}
-
-// Packs `width` rows of A from a slice of K (or columns of B: the strides change places), of which `rows` are there, the others zero:
-// dst[unit * width + row]. rs: from row to row, cs: from k to k.
-static __attribute__((noinline)) void gemm_pack_any(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t width, int64_t depth) {
-    for (int64_t k = 0; k < depth; k += PER_UNIT, dst += width)
-        for (int64_t r = 0; r < width; r++) dst[r] = r < rows ? gemm_unit(src + r * rs + k * cs, cs, depth - k) : 0;
-}
-
-static inline __attribute__((always_inline)) void gemm_pack(Unit *restrict dst, const real *restrict src, int64_t rs, int64_t cs, int64_t rows, const int64_t width, int64_t depth) {
-    int64_t k = 0;
-    if (rs == 1 && rows == width)
-        for (; k + PER_UNIT <= depth; k += PER_UNIT)
-#pragma GCC unroll 8
-            for (int64_t r = 0; r < width; r += 4) {
-                int64_t r0 = r + 4 <= width ? r : width - 4;                // the last may overlap the one before
-                *(Quad *)(dst + k / PER_UNIT * width + r0) = gemm_quad(src + k * cs + r0, cs);
-            }
-    if (cs == 1 && rows == width)
-        for (; k + 4 * PER_UNIT <= depth; k += 4 * PER_UNIT)
-#pragma GCC unroll 8
-            for (int64_t r = 0; r < width; r += 4) {                        // a 4 x 4 transpose in registers
-                int64_t r0 = r + 4 <= width ? r : width - 4;
-                const real *x = src + r0 * rs + k;
-                Quad x0 = gemm_quad(x, 1), x1 = gemm_quad(x + rs, 1), x2 = gemm_quad(x + 2 * rs, 1), x3 = gemm_quad(x + 3 * rs, 1);
-                Quad even0 = PICK(x0, x2, 0, 4, 1, 5), even1 = PICK(x0, x2, 2, 6, 3, 7), odd0 = PICK(x1, x3, 0, 4, 1, 5), odd1 = PICK(x1, x3, 2, 6, 3, 7);
-                Unit *to = dst + k / PER_UNIT * width + r0;
-                *(Quad *)to = PICK(even0, odd0, 0, 4, 1, 5);
-                *(Quad *)(to + width) = PICK(even0, odd0, 2, 6, 3, 7);
-                *(Quad *)(to + 2 * width) = PICK(even1, odd1, 0, 4, 1, 5);
-                *(Quad *)(to + 3 * width) = PICK(even1, odd1, 2, 6, 3, 7);
-            }
-    if (k < depth) gemm_pack_any(dst + k / PER_UNIT * width, src + k * cs, rs, cs, rows, width, depth - k);
-}
 
 // From `from` up to `to`, within 0 .. size.
 typedef struct { int64_t from, to; } Span;
@@ -195,18 +124,8 @@ static inline void gemm_fetch(Ahead *f) {
     if (f->at >= f->length) f->at = 0, f->piece += f->stride, f->pieces--;
 }
 
-#include "gemm_x86.h"                                                      // AVX-512: packing in squares, SQUARES; AMX: a kernel, too
-
-#ifndef SQUARES
-// A panel of A, the first MR of `rows`, and of B, NR of `cols`, each from a slice of K: all rows (columns) of a unit, then of the next.
-static __attribute__((noinline)) void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
-    gemm_pack(dst, src, rs, cs, rows < MR ? rows : MR, MR, depth);
-}
-
-static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t cols, int64_t depth) {
-    gemm_pack(dst, src, cs, rs, cols < NR ? cols : NR, NR, depth);
-}
-#endif
+#include "gemm_pack.h"                                                     // gemm_pack_a, gemm_pack_b: a panel
+#include "gemm_amx.h"                                                      // where AMX is, another kernel
 
 #if !AMX
 static inline void gemm_begin(void) {}
@@ -259,17 +178,19 @@ static inline __attribute__((always_inline)) void gemm_run(real *out, int64_t st
         }
 }
 
+static inline __attribute__((always_inline)) void gemm_thirds(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows, const bool apart) {
+    if (rows > 2 * THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, MR, apart);
+    else if (rows > THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, 2 * THIRD, apart);
+    else gemm_run(out, stride, a, b, s, alpha, keep, ahead, THIRD, apart);
+}
+
 // In functions of their own, so that nothing else claims a register: rows of A side by side, or apart and then side by side in k.
 static __attribute__((noinline)) void gemm_beside(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
-    if (rows > 2 * THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, MR, false);
-    else if (rows > THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, 2 * THIRD, false);
-    else gemm_run(out, stride, a, b, s, alpha, keep, ahead, THIRD, false);
+    gemm_thirds(out, stride, a, b, s, alpha, keep, ahead, rows, false);
 }
 
 static __attribute__((noinline)) void gemm_apart(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
-    if (rows > 2 * THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, MR, true);
-    else if (rows > THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, 2 * THIRD, true);
-    else gemm_run(out, stride, a, b, s, alpha, keep, ahead, THIRD, true);
+    gemm_thirds(out, stride, a, b, s, alpha, keep, ahead, rows, true);
 }
 
 static inline void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {

@@ -1,13 +1,86 @@
-// gemm_x86.h: two things that gemm.h does otherwise on x86-64, for speed alone; without this file it is complete. The first reading may skip it.
+// gemm_pack.h: how gemm.h's operands get into panels. The first reading may skip it.
 //
-//   SQUARES   AVX-512: a panel is packed 16 x 16 at a time, in registers. Of a step of GPT-2 124M in bf16, 1.08 times as fast; of small models, 1.16.
-//   AMX       Intel's unit for matrices: a kernel of 2 x 2 of its tiles. GPT-2 124M in bf16, with squares, 2.7 times as fast (dev/bench/cpu/RESULTS.md).
+//   dst[unit * width + row]    `width` rows of a slice of A, MR of them, or columns of B, NR: all rows of a unit of k, then of the next; with BF16_PRODUCTS rounded
+//
+// On any CPU four rows at a time. With AVX-512 in SQUARES of 16 rows by 16 units, whole registers: of a step of GPT-2 124M in bf16 1.08 times as fast, of small models 1.16; without that
+// part the file is complete. What AMX reads of A has another order (gemm_pack_a).
 //
 // Included by gemm.h, whose names it uses, where they are known.
 #pragma once
 
+// The lanes of vectors a and b as one list, of which as many are taken as a has. Both compilers' word for it; gcc has clang's since version 12.
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (__typeof__(a) __attribute__((vector_size(sizeof(a))))){__VA_ARGS__})
+#endif
+
+typedef Unit Quad __attribute__((vector_size(4 * sizeof(Unit)), aligned(sizeof(Unit)), may_alias));
+
+#ifdef BF16_PRODUCTS
+typedef uint32_t Bits __attribute__((vector_size(16)));
+typedef real Reals __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
+
+// The bits of four neighbours rounded to bfloat16, to the nearest, ties to even; their lower halves are 0. A NaN stays one.
+static inline Bits bf16_bits(const real *x) {
+    Reals four = *(const Reals *)x;
+    Bits bits = (Bits)four, number = (Bits)(four == four);
+    return (((bits + 0x7FFF + (bits >> 16 & 1)) & number) | (0x7FC00000 & ~number)) & 0xFFFF0000;
+}
+#endif
+
+// Four units, from x[0..3] at one k, where `next` is how far it is to the next k; with next = 1 four neighbours in k (pairs: eight).
+static inline Quad gemm_quad(const real *x, int64_t next) {
+#ifndef BF16_PRODUCTS
+    (void)next;
+    return *(const Quad *)x;
+#else
+    if (PER_UNIT == 1) return (Quad)bf16_bits(x);
+    Bits a = bf16_bits(x), b = bf16_bits(x + (next == 1 ? 4 : next));
+    return (Quad)(next == 1 ? PICK(a, b, 0, 2, 4, 6) >> 16 | PICK(a, b, 1, 3, 5, 7) : a >> 16 | b);
+#endif
+}
+
+// One unit of x[0], and x[next] if there is one left.
+static inline Unit gemm_unit(const real *x, int64_t next, int64_t left) {
+    real one[8] = {x[0], left > 1 ? x[next] : 0};
+    return gemm_quad(one, 1)[0];
+}
+
+// Packs `width` rows of A from a slice of K (or columns of B: the strides change places), of which `rows` are there, the others zero:
+// dst[unit * width + row]. rs: from row to row, cs: from k to k.
+static __attribute__((noinline)) void gemm_pack_any(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t width, int64_t depth) {
+    for (int64_t k = 0; k < depth; k += PER_UNIT, dst += width)
+        for (int64_t r = 0; r < width; r++) dst[r] = r < rows ? gemm_unit(src + r * rs + k * cs, cs, depth - k) : 0;
+}
+
+static inline __attribute__((always_inline)) void gemm_pack(Unit *restrict dst, const real *restrict src, int64_t rs, int64_t cs, int64_t rows, const int64_t width, int64_t depth) {
+    int64_t k = 0;
+    if (rs == 1 && rows == width)
+        for (; k + PER_UNIT <= depth; k += PER_UNIT)
+#pragma GCC unroll 8
+            for (int64_t r = 0; r < width; r += 4) {
+                int64_t r0 = r + 4 <= width ? r : width - 4;                // the last may overlap the one before
+                *(Quad *)(dst + k / PER_UNIT * width + r0) = gemm_quad(src + k * cs + r0, cs);
+            }
+    if (cs == 1 && rows == width)
+        for (; k + 4 * PER_UNIT <= depth; k += 4 * PER_UNIT)
+#pragma GCC unroll 8
+            for (int64_t r = 0; r < width; r += 4) {                        // a 4 x 4 transpose in registers
+                int64_t r0 = r + 4 <= width ? r : width - 4;
+                const real *x = src + r0 * rs + k;
+                Quad x0 = gemm_quad(x, 1), x1 = gemm_quad(x + rs, 1), x2 = gemm_quad(x + 2 * rs, 1), x3 = gemm_quad(x + 3 * rs, 1);
+                Quad even0 = PICK(x0, x2, 0, 4, 1, 5), even1 = PICK(x0, x2, 2, 6, 3, 7), odd0 = PICK(x1, x3, 0, 4, 1, 5), odd1 = PICK(x1, x3, 2, 6, 3, 7);
+                Unit *to = dst + k / PER_UNIT * width + r0;
+                *(Quad *)to = PICK(even0, odd0, 0, 4, 1, 5);
+                *(Quad *)(to + width) = PICK(even0, odd0, 2, 6, 3, 7);
+                *(Quad *)(to + 2 * width) = PICK(even1, odd1, 0, 4, 1, 5);
+                *(Quad *)(to + 3 * width) = PICK(even1, odd1, 2, 6, 3, 7);
+            }
+    if (k < depth) gemm_pack_any(dst + k / PER_UNIT * width, src + k * cs, rs, cs, rows, width, depth - k);
+}
+
 #if defined(__AVX512F__) && (!defined(BF16_PRODUCTS) || defined(__AVX512BF16__))
-#define SQUARES
 #include <immintrin.h>
 // With 16 lanes a panel is packed in squares of 16 rows by 16 units of k, whole registers at a time. A line of a square is of one row, side by side in k
 // (along), or of 16 rows at one unit (across); from one line of numbers, or of pairs from two.
@@ -82,7 +155,7 @@ static __attribute__((noinline)) void gemm_square_b(Unit *dst, const real *src, 
     else gemm_square(dst, NR, src, rs, cs, rows, depth, 16, false);
 }
 
-// As in gemm.h, but that what AMX reads of A has 16 units of a row side by side. Panels of A are packed in order: one may end in the next.
+// As below, but that what AMX reads of A has 16 units of a row side by side. Panels of A are packed in order: one may end in the next.
 static __attribute__((noinline)) void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
     for (int64_t k = 0; k < depth; k += 16 * PER_UNIT)
         for (int64_t r = 0; r < MR; r += 16, dst += 16 * WIDE) gemm_square_a(dst, src + r * rs + k * cs, rs, cs, rows - r, depth - k);
@@ -92,64 +165,14 @@ static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, in
     for (int64_t k = 0; k < depth; k += 16 * PER_UNIT, dst += 16 * NR)
         for (int64_t j = 0; j < NR; j += 16) gemm_square_b(dst + j, src + j * cs + k * rs, cs, rs, cols - j, depth - k);
 }
-#endif
 
-#if AMX
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-// Linux gives the registers of AMX, 8 KiB a thread, to programs that ask (Documentation/arch/x86/xstate.rst).
-static __attribute__((constructor)) void gemm_ask(void) {
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
-    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0) return;
-    fprintf(stderr, "this system does not let programs use AMX, which this build's bf16 products need\n  -> build with CFLAGS='-O3 -march=native -mno-amx-bf16'\n");
-    exit(1);
+#else
+// A panel of A, the first MR of `rows`, and of B, NR of `cols`, each from a slice of K: all rows (columns) of a unit, then of the next.
+static __attribute__((noinline)) void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows, int64_t depth) {
+    gemm_pack(dst, src, rs, cs, rows < MR ? rows : MR, MR, depth);
 }
 
-// All eight registers: 16 lines of 64 bytes.
-static inline void gemm_begin(void) {
-    struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t lines[16]; } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.lines[i] = 16;
-    _tile_loadconfig(&shape);
-}
-static inline void gemm_end(void) { _tile_release(); }
-
-// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over the units s of K. The unit itself can only write a product, or add it to what is there.
-// It fetches nothing: slower with than without.
-static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
-    (void)ahead, (void)rows;
-    real block[MR * NR], *c = out;
-    bool itself = alpha == 1 && (keep == 0 || keep == 1);
-    int64_t line = itself ? stride : NR, bytes = line * (int64_t)sizeof(real);
-    if (!itself) c = block;
-    if (itself && keep == 1) {
-        _tile_loadd(0, c, bytes);
-        _tile_loadd(1, c + 16, bytes);
-        _tile_loadd(2, c + 16 * line, bytes);
-        _tile_loadd(3, c + 16 * line + 16, bytes);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    const Unit *at_a = a->p + s.from * MR, *at_b = b->p + s.from * NR;
-    for (int64_t k = s.from; k < s.to; k += 16, at_a += 16 * MR, at_b += 16 * NR) {
-        _tile_loadd(4, at_a, 64);
-        _tile_loadd(6, at_b, 4 * NR);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, at_b + 16, 4 * NR);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, at_a + 256, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, c, bytes);
-    _tile_stored(1, c + 16, bytes);
-    _tile_stored(2, c + 16 * line, bytes);
-    _tile_stored(3, c + 16 * line + 16, bytes);
-    for (int64_t r = 0; r < MR && !itself; r++)
-        for (int64_t j = 0; j < NR; j++) out[r * stride + j] = (keep == 0 ? 0 : keep * out[r * stride + j]) + alpha * block[r * NR + j];
+static __attribute__((noinline)) void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t cols, int64_t depth) {
+    gemm_pack(dst, src, cs, rs, cols < NR ? cols : NR, NR, depth);
 }
 #endif
