@@ -1,4 +1,4 @@
-// gemm.h: the CPU's matrix product, C = beta C + alpha A B, for all three forms training needs: a View carries its own row and column
+// gemm.h: the CPU's matrix product, C = alpha A B, or C += alpha A B, for all three forms training needs: a View carries its own row and column
 // stride, so a transpose is a swap of strides.
 //
 //   forward   Y[n,out]  = X[n,in]       W[out,in]^T
@@ -21,7 +21,7 @@
 // 6 x 384 with 2048, 88 to 98 and 75 to 91; the default model's, 86 to 95 and 59 to 84. The kernel alone 98 to 99. Other machines, whole steps, and what PyTorch takes:
 // dev/bench/cpu/RESULTS.md.
 //
-// An element of C is summed in an order that depends on K, alpha and beta alone: the same bits for any number of rows, of threads, and any tiling.
+// An element of C is summed in an order that depends on K and alpha alone: the same bits for any number of rows, of threads, and any tiling.
 //
 // BF16_PRODUCTS (PREC=bf16): A and B are rounded to bfloat16 while they are packed, nearest even; sums are in fp32. Where the CPU has the instruction
 // that multiplies two pairs of bfloat16 and adds both products (AVX-512 BF16, Arm BF16), a lane takes a pair of neighbours in k; elsewhere the
@@ -44,14 +44,14 @@ static inline View view(const real *p, int64_t rs, int64_t cs) { return band(p, 
 static inline View part(View v, int64_t i, int64_t j) { return band(v.p + i * v.rs + j * v.cs, v.rs, v.cs, v.first + i - j, v.last + i - j); }
 static inline View transpose(View v) { return band(v.p, v.cs, v.rs, -v.last, -v.first); }
 
-static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
+static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < M; i++)
         for (int64_t j = 0; j < N; j++) {
             real sum = 0;
             for (int64_t k = 0; k < K; k++) sum += A.p[i * A.rs + k * A.cs] * B.p[k * B.rs + j * B.cs];
             real *c = &C.p[i * C.rs + j * C.cs];
-            *c = (beta == 0 ? 0 : beta * *c) + alpha * sum;
+            *c = (add ? *c : 0) + alpha * sum;
         }
 }
 
@@ -87,15 +87,30 @@ typedef Unit UnitsAnywhere __attribute__((vector_size(VECTOR_BYTES), aligned(siz
 enum { VL = VECTOR_BYTES / sizeof(real), NR = 2 * VL, KC = 256 * PER_UNIT, NC = 1024, LINE = 64 / sizeof(real), STEP = AMX ? 16 : 1 };       // STEP: units of k that an instruction takes
 enum { THIRD = AMX ? MR : MR / 3 };                                         // rows: the kernel makes one, two or three such parts of a block
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 // c + a b, lane by lane.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__)
-#include <immintrin.h>
 static inline Vec gemm_dot(Vec c, Unit a, Units b) { return (Vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b); }
 #elif defined(BF16_PRODUCTS) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-#include <arm_neon.h>
 static inline Vec gemm_dot(Vec c, Unit a, Units b) { return (Vec)vbfdotq_f32((float32x4_t)c, (bfloat16x8_t)vdupq_n_u32(a), (bfloat16x8_t)b); }
 #else
 static inline Vec gemm_dot(Vec c, Unit a, Units b) { return c + a * b; }
+#endif
+
+// c + alpha sum, rounded once, in the CPU's own words: compilers contract a product and a sum in one kernel, and not in the next.
+#if defined(__AVX512F__)
+static inline Vec gemm_scaled(Vec c, real alpha, Vec sum) { return (Vec)_mm512_fmadd_ps(_mm512_set1_ps((float)alpha), (__m512)sum, (__m512)c); }
+#elif defined(__FMA__)
+static inline Vec gemm_scaled(Vec c, real alpha, Vec sum) { return (Vec)_mm256_fmadd_ps(_mm256_set1_ps((float)alpha), (__m256)sum, (__m256)c); }
+#elif defined(__aarch64__)
+static inline Vec gemm_scaled(Vec c, real alpha, Vec sum) { return (Vec)vfmaq_n_f32((float32x4_t)c, (float32x4_t)sum, (float)alpha); }
+#else
+static inline Vec gemm_scaled(Vec c, real alpha, Vec sum) { return c + alpha * sum; }
 #endif
 
 // From `from` up to `to`, within 0 .. size.
@@ -142,10 +157,10 @@ static inline __attribute__((always_inline)) void gemm_update(Vec c[MR][2], cons
     }
 }
 
-// out, `rows` rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over the units s of K. Unrolled, because a core that shares its decoders with another thread gets fewer
+// out, `rows` rows `stride` apart, (+)= alpha (panel of A) (panel of B) over the units s of K. Unrolled, because a core that shares its decoders with another thread gets fewer
 // instructions a cycle, and a multiply-add less then is one that is missing. Memory is fetched a line at a time: many at once would wait for each other. Every EVERY units, some
 // 100 cycles, a line of what is ahead; in the last 2 MR units the rows of `out`, one a unit, and some below: fetched earlier, B would push them out of the L1.
-static inline __attribute__((always_inline)) void gemm_run(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, const int rows, const bool apart) {
+static inline __attribute__((always_inline)) void gemm_run(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, bool add, Ahead *ahead, const int rows, const bool apart) {
     Vec c[MR][2] = {0};
     const int64_t next_a = !IN_PLACE ? MR : apart ? 1 : a->unit, next_b = IN_PLACE ? b->unit : NR, row = a->row;
     const Unit *of_a[MR / 3], *of_b = b->p + s.from * next_b;
@@ -172,41 +187,39 @@ static inline __attribute__((always_inline)) void gemm_run(real *out, int64_t st
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
             VecAnywhere *to = (VecAnywhere *)(out + v * VL);
-            Vec sum = alpha * c[r][v];
-            if (keep != 0) sum += keep * *to;
-            *to = sum;
+            *to = gemm_scaled(add ? (Vec)*to : (Vec){0}, alpha, c[r][v]);
         }
 }
 
-static inline __attribute__((always_inline)) void gemm_thirds(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows, const bool apart) {
-    if (rows > 2 * THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, MR, apart);
-    else if (rows > THIRD) gemm_run(out, stride, a, b, s, alpha, keep, ahead, 2 * THIRD, apart);
-    else gemm_run(out, stride, a, b, s, alpha, keep, ahead, THIRD, apart);
+static inline __attribute__((always_inline)) void gemm_thirds(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, bool add, Ahead *ahead, int64_t rows, const bool apart) {
+    if (rows > 2 * THIRD) gemm_run(out, stride, a, b, s, alpha, add, ahead, MR, apart);
+    else if (rows > THIRD) gemm_run(out, stride, a, b, s, alpha, add, ahead, 2 * THIRD, apart);
+    else gemm_run(out, stride, a, b, s, alpha, add, ahead, THIRD, apart);
 }
 
 // In functions of their own, so that nothing else claims a register: rows of A side by side, or apart and then side by side in k.
-static __attribute__((noinline)) void gemm_beside(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
-    gemm_thirds(out, stride, a, b, s, alpha, keep, ahead, rows, false);
+static __attribute__((noinline)) void gemm_beside(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, bool add, Ahead *ahead, int64_t rows) {
+    gemm_thirds(out, stride, a, b, s, alpha, add, ahead, rows, false);
 }
 
-static __attribute__((noinline)) void gemm_apart(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
-    gemm_thirds(out, stride, a, b, s, alpha, keep, ahead, rows, true);
+static __attribute__((noinline)) void gemm_apart(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, bool add, Ahead *ahead, int64_t rows) {
+    gemm_thirds(out, stride, a, b, s, alpha, add, ahead, rows, true);
 }
 
-static inline void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
-    (!IN_PLACE || a->row == 1 ? gemm_beside : gemm_apart)(out, stride, a, b, s, alpha, keep, ahead, rows);
+static inline void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, bool add, Ahead *ahead, int64_t rows) {
+    (!IN_PLACE || a->row == 1 ? gemm_beside : gemm_apart)(out, stride, a, b, s, alpha, add, ahead, rows);
 }
 #endif
 
-// rows x cols of C, at most a block, = keep C + alpha (panel of A) (panel of B). What is not a whole number of thirds of a block the kernel makes elsewhere: the same sums.
-static inline void gemm_block(View C, const Panel *a, const Panel *b, Span s, int64_t rows, int64_t cols, real alpha, real keep, Ahead *ahead) {
+// rows x cols of C, at most a block, (+)= alpha (panel of A) (panel of B). What is not a whole number of thirds of a block the kernel makes elsewhere: the same sums.
+static inline void gemm_block(View C, const Panel *a, const Panel *b, Span s, int64_t rows, int64_t cols, real alpha, bool add, Ahead *ahead) {
     if (rows % THIRD == 0 && cols == NR) {
-        gemm_kernel(C.p, C.rs, a, b, s, alpha, keep, ahead, rows);
+        gemm_kernel(C.p, C.rs, a, b, s, alpha, add, ahead, rows);
         return;
     }
     real block[MR * NR] __attribute__((aligned(64))) = {0};
-    for (int64_t r = 0; r < rows && keep != 0; r++) memcpy(block + r * NR, C.p + r * C.rs, (size_t)cols * sizeof(real));
-    gemm_kernel(block, NR, a, b, s, alpha, keep, ahead, rows);
+    for (int64_t r = 0; r < rows && add; r++) memcpy(block + r * NR, C.p + r * C.rs, (size_t)cols * sizeof(real));
+    gemm_kernel(block, NR, a, b, s, alpha, add, ahead, rows);
     for (int64_t r = 0; r < rows; r++) memcpy(C.p + r * C.rs, block + r * NR, (size_t)cols * sizeof(real));
 }
 
@@ -247,7 +260,7 @@ static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t 
 }
 
 // C is mp x np tiles.
-typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha, beta; } Tiles;
+typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha; bool add; } Tiles;
 
 // A tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous. Meanwhile the kernel fetches the next panel of B and the next slice of A;
 // with the last slice that of tile `next`.
@@ -259,7 +272,7 @@ static void gemm_tile(const Tiles *p, int64_t tile, int64_t next) {
     int64_t rows = mine.to - mine.from, cols = my.to - my.from, K = p->K;
     View A = part(p->A, mine.from, 0), B = part(p->B, 0, my.from), C = part(p->C, mine.from, my.from);
     gemm_begin();
-    for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0: beta C
+    for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0
         int64_t depth = K - k0 < KC ? K - k0 : KC, left = K - k0 - KC;
         Ahead slice = {0};
         if (left > 0) slice = gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC);
@@ -272,7 +285,7 @@ static void gemm_tile(const Tiles *p, int64_t tile, int64_t next) {
             for (int64_t i = 0; i < rows; i += MR) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;
-                gemm_block(c, &panels[i / MR], &b, spans[i / MR], rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, p->alpha, k0 == 0 ? p->beta : 1,
+                gemm_block(c, &panels[i / MR], &b, spans[i / MR], rows - i < MR ? rows - i : MR, cols - j < NR ? cols - j : NR, p->alpha, k0 > 0 || p->add,
                            panel.pieces ? &panel : &slice);
             }
         }
@@ -280,9 +293,9 @@ static void gemm_tile(const Tiles *p, int64_t tile, int64_t next) {
     gemm_end();
 }
 
-static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
+static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add) {
     if (!M || !N) return;
-    Tiles p = {C, A, B, M, N, K, (M + MC - 1) / MC, (N + NC - 1) / NC, alpha, beta};
+    Tiles p = {C, A, B, M, N, K, (M + MC - 1) / MC, (N + NC - 1) / NC, alpha, add};
     int64_t threads = 1;
 #ifdef _OPENMP
     if (!omp_in_parallel() && M * N * K > 1 << 15) threads = omp_get_max_threads();
@@ -304,7 +317,7 @@ static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int
 }
 
 // The product the judge uses: packed in float, naive in double.
-static inline void gemm(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) {
-    if (sizeof(real) == 4) gemm_packed(C, A, B, M, N, K, alpha, beta);
-    else gemm_naive(C, A, B, M, N, K, alpha, beta);
+static inline void gemm(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add) {
+    if (sizeof(real) == 4) gemm_packed(C, A, B, M, N, K, alpha, add);
+    else gemm_naive(C, A, B, M, N, K, alpha, add);
 }

@@ -23,15 +23,15 @@ static inline void gemm_begin(void) {
 }
 static inline void gemm_end(void) { _tile_release(); }
 
-// out, MR rows `stride` apart, = keep out + alpha (panel of A) (panel of B) over the units s of K. The unit itself can only write a product, or add it to what is there.
+// out, MR rows `stride` apart, (+)= alpha (panel of A) (panel of B) over the units s of K. The unit itself can only write a product, or add it to what is there.
 // It fetches nothing: slower with than without.
-static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, real keep, Ahead *ahead, int64_t rows) {
+static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, bool add, Ahead *ahead, int64_t rows) {
     (void)ahead, (void)rows;
     real block[MR * NR], *c = out;
-    bool itself = alpha == 1 && (keep == 0 || keep == 1);
+    bool itself = alpha == 1;
     int64_t line = itself ? stride : NR, bytes = line * (int64_t)sizeof(real);
     if (!itself) c = block;
-    if (itself && keep == 1) {
+    if (itself && add) {
         _tile_loadd(0, c, bytes);
         _tile_loadd(1, c + 16, bytes);
         _tile_loadd(2, c + 16 * line, bytes);
@@ -58,6 +58,6 @@ static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, con
     _tile_stored(2, c + 16 * line, bytes);
     _tile_stored(3, c + 16 * line + 16, bytes);
     for (int64_t r = 0; r < MR && !itself; r++)
-        for (int64_t j = 0; j < NR; j++) out[r * stride + j] = (keep == 0 ? 0 : keep * out[r * stride + j]) + alpha * block[r * NR + j];
+        for (int64_t j = 0; j < NR; j++) out[r * stride + j] = (add ? out[r * stride + j] : 0) + alpha * block[r * NR + j];
 }
 #endif

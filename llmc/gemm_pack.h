@@ -81,7 +81,6 @@ static inline __attribute__((always_inline)) void gemm_pack(Unit *restrict dst, 
 }
 
 #if defined(__AVX512F__) && (!defined(BF16_PRODUCTS) || defined(__AVX512BF16__))
-#include <immintrin.h>
 // With 16 lanes a panel is packed in squares of 16 rows by 16 units of k, whole registers at a time. A line of a square is of one row, side by side in k
 // (along), or of 16 rows at one unit (across); from one line of numbers, or of pairs from two.
 typedef uint32_t Line __attribute__((vector_size(64), aligned(4), may_alias));

@@ -9,8 +9,8 @@
 #define real float
 #include "../../llmc/gemm.h"
 
-typedef void (*Product)(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta);
-void gemm_packed_bf16(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta);
+typedef void (*Product)(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add);
+void gemm_packed_bf16(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add);
 void bf16_round4(float *out, const float *x);
 
 enum { MOST = 400 * 600 };
@@ -23,13 +23,13 @@ static void against_naive(Product packed, const char *name) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int form = 0; form < 4; form++)
             for (int scale = 0; scale < 4; scale++) {
-                int beta = scale % 2;
+                int add = scale % 2;
                 float alpha = scale / 2 ? 1 : 0.3f;                 // not a power of two: its product is rounded
                 int M = sizes[s][0], N = sizes[s][1], K = sizes[s][2], ldc = N + 2;
                 View A = form & 1 ? view(a, 1, M) : view(a, K, 1), B = form & 2 ? view(b, 1, K) : view(b, N, 1), given_A = view(given_a, A.rs, A.cs), given_B = view(given_b, B.rs, B.cs);
-                for (int i = 0; i < M * ldc; i++) c[i] = d[i] = beta ? a[i + 1] : NAN;                 // beta = 0 must not read C
-                packed(view(c, ldc, 1), given_A, given_B, M, N, K, alpha, (float)beta);
-                gemm_naive(view(d, ldc, 1), A, B, M, N, K, alpha, (float)beta);
+                for (int i = 0; i < M * ldc; i++) c[i] = d[i] = add ? a[i + 1] : NAN;                 // without add C is not read
+                packed(view(c, ldc, 1), given_A, given_B, M, N, K, alpha, add);
+                gemm_naive(view(d, ldc, 1), A, B, M, N, K, alpha, add);
                 double worst = 0, edge = 0;
                 for (int i = 0; i < M; i++)
                     for (int j = 0; j < ldc; j++) {
@@ -37,27 +37,27 @@ static void against_naive(Product packed, const char *name) {
                         if (j < N) worst = isnan(difference) ? INFINITY : fmax(worst, difference);
                         else edge += memcmp(&c[i * ldc + j], &d[i * ldc + j], 4) != 0;                 // nothing written beside C
                     }
-                EXPECT(worst <= (5e-6 * sqrt(K) + 2e-6) * alpha && edge == 0, "%s %dx%dx%d, form %d, alpha %g, beta %d: off by %g", name, M, N, K, form, alpha, beta, worst);
+                EXPECT(worst <= (5e-6 * sqrt(K) + 2e-6) * alpha && edge == 0, "%s %dx%dx%d, form %d, alpha %g, add %d: off by %g", name, M, N, K, form, alpha, add, worst);
                 int some = (M + 1) / 2;
-                for (int i = 0; i < some * ldc; i++) d[i] = beta ? a[i + 1] : NAN;
-                packed(view(d, ldc, 1), given_A, given_B, some, N, K, alpha, (float)beta);
-                EXPECT(!memcmp(c, d, (size_t)(some * ldc) * sizeof *c), "%s %dx%dx%d, form %d, alpha %g, beta %d: other bits in the first %d rows alone", name, M, N, K, form, alpha, beta, some);
+                for (int i = 0; i < some * ldc; i++) d[i] = add ? a[i + 1] : NAN;
+                packed(view(d, ldc, 1), given_A, given_B, some, N, K, alpha, add);
+                EXPECT(!memcmp(c, d, (size_t)(some * ldc) * sizeof *c), "%s %dx%dx%d, form %d, alpha %g, add %d: other bits in the first %d rows alone", name, M, N, K, form, alpha, add, some);
 #ifdef _OPENMP
                 int threads = omp_get_max_threads();
                 memcpy(d, c, sizeof c);
-                for (int i = 0; i < M * ldc; i++) c[i] = beta ? a[i + 1] : NAN;
+                for (int i = 0; i < M * ldc; i++) c[i] = add ? a[i + 1] : NAN;
                 omp_set_num_threads(7);
-                packed(view(c, ldc, 1), given_A, given_B, M, N, K, alpha, (float)beta);
+                packed(view(c, ldc, 1), given_A, given_B, M, N, K, alpha, add);
                 omp_set_num_threads(threads);
-                EXPECT(!memcmp(c, d, sizeof c), "%s %dx%dx%d, form %d, alpha %g, beta %d: other bits with 7 threads", name, M, N, K, form, alpha, beta);
+                EXPECT(!memcmp(c, d, sizeof c), "%s %dx%dx%d, form %d, alpha %g, add %d: other bits with 7 threads", name, M, N, K, form, alpha, add);
 #endif
             }
-    // No depth: beta C.
+    // No depth: C, or nothing.
     for (int i = 0; i < 6; i++) c[i] = (float)i;
     packed(view(c, 3, 1), view(a, 1, 1), view(b, 1, 1), 2, 3, 0, 1, 1);
     EXPECT(c[5] == 5, "%s of depth 0 gives %g, expected C as it was", name, c[5]);
     packed(view(c, 3, 1), view(a, 1, 1), view(b, 1, 1), 2, 3, 0, 1, 0);
-    EXPECT(c[0] == 0 && c[5] == 0, "%s of depth 0, beta 0 gives %g, expected 0", name, c[5]);
+    EXPECT(c[0] == 0 && c[5] == 0, "%s of depth 0, add 0 gives %g, expected 0", name, c[5]);
     // No rows, as of an expert without tokens, or no columns: nothing.
     for (int i = 0; i < 2; i++) packed(view(c, 3, 1), view(a, 8, 1), view(b, 3, 1), i ? 2 : 0, i ? 0 : 3, 8, 1, 1);
     EXPECT(c[0] == 0 && c[5] == 0, "%s without rows or columns writes %g", name, c[0]);

@@ -3,10 +3,10 @@
 #define real float
 #include "../../llmc/gemm.h"
 
-void gemm_packed_bf16(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta);
+void gemm_packed_bf16(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add);
 void bf16_round4(float *out, const float *x);
 
-void gemm_packed_bf16(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, real beta) { gemm_packed(C, A, B, M, N, K, alpha, beta); }
+void gemm_packed_bf16(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add) { gemm_packed(C, A, B, M, N, K, alpha, add); }
 
 void bf16_round4(float *out, const float *x) {
     Bits bits = bf16_bits(x);
