@@ -239,8 +239,11 @@ static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t 
     for (int64_t i = 0; i < rows; i += MR, panels++, spans++, dst += MR * units) {
         View a = part(A, i, 0);
         *spans = gemm_span(a, units);
-        *panels = in_place && (rows - i >= MR || (rows - i) % THIRD == 0) ? (Panel){(const Unit *)a.p, a.rs, a.cs} : (Panel){dst, 1, MR};
-        if (panels->p != dst) continue;
+        if (in_place && (rows - i >= MR || (rows - i) % THIRD == 0)) {
+            *panels = (Panel){(const Unit *)a.p, a.rs, a.cs};
+            continue;
+        }
+        *panels = (Panel){dst, 1, MR};
         int64_t k = spans->from * PER_UNIT, end = spans->to * PER_UNIT;
         gemm_pack_a(dst + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i, (end < depth ? end : depth) - k);
     }
@@ -268,15 +271,18 @@ static void gemm_tile(const Tiles *p, int64_t tile, int64_t next) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
     Panel panels[MC / MR + 1];
-    Span spans[MC / MR + 1], mine = gemm_cut(p->M, p->mp, MR, tile % p->mp), my = gemm_cut(p->N, p->np, NR, tile / p->mp), then = gemm_cut(p->M, p->mp, MR, next % p->mp);
-    int64_t rows = mine.to - mine.from, cols = my.to - my.from, K = p->K;
-    View A = part(p->A, mine.from, 0), B = part(p->B, 0, my.from), C = part(p->C, mine.from, my.from);
+    Span spans[MC / MR + 1], down = gemm_cut(p->M, p->mp, MR, tile % p->mp), across = gemm_cut(p->N, p->np, NR, tile / p->mp);
+    int64_t rows = down.to - down.from, cols = across.to - across.from, K = p->K;
+    View A = part(p->A, down.from, 0), B = part(p->B, 0, across.from), C = part(p->C, down.from, across.from);
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {                     // once where K is 0
         int64_t depth = K - k0 < KC ? K - k0 : KC, left = K - k0 - KC;
         Ahead slice = {0};
         if (left > 0) slice = gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC);
-        else if (next < p->mp * p->np) slice = gemm_ahead(part(p->A, then.from, 0), then.to - then.from, K < KC ? K : KC);
+        else if (next < p->mp * p->np) {
+            Span then = gemm_cut(p->M, p->mp, MR, next % p->mp);
+            slice = gemm_ahead(part(p->A, then.from, 0), then.to - then.from, K < KC ? K : KC);
+        }
         gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth);
         for (int64_t j = 0; j < cols; j += NR) {
             Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);

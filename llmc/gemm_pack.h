@@ -2,7 +2,7 @@
 //
 //   dst[unit * width + row]    `width` rows of a slice of A, MR of them, or columns of B, NR: all rows of a unit of k, then of the next; with BF16_PRODUCTS rounded
 //
-// On any CPU four rows at a time. With AVX-512 in SQUARES of 16 rows by 16 units, whole registers: of a step of GPT-2 124M in bf16 1.08 times as fast, of small models 1.16; without that
+// On any CPU four rows at a time. With AVX-512 in squares of 16 rows by 16 units, whole registers: of a step of GPT-2 124M in bf16 1.08 times as fast, of small models 1.16; without that
 // part the file is complete. What AMX reads of A has another order (gemm_pack_a).
 //
 // Included by gemm.h, whose names it uses, where they are known.
