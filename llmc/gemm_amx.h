@@ -17,16 +17,18 @@ static __attribute__((constructor)) void gemm_ask(void) {
 
 // All eight registers: 16 lines of 64 bytes.
 static inline void gemm_begin(void) {
-    struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t lines[16]; } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.lines[i] = 16;
+    static const struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t lines[16]; } shape = {
+        1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};     // constant: gcc's word says that eight bytes of it are read, and other stores may go
     _tile_loadconfig(&shape);
 }
 static inline void gemm_end(void) { _tile_release(); }
 
 // out, MR rows `stride` apart, (+)= alpha (panel of A) (panel of B) over the units s of K. The unit itself can only write a product, or add it to what is there.
-// It fetches nothing: slower with than without.
+// With every instruction's depth four lines of what is ahead are fetched, and four rows of `out`, then of the block below: 1.07 (GPT-2 124M) to 1.13 times as fast.
 static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, const Panel *a, const Panel *b, Span s, real alpha, bool add, Ahead *ahead, int64_t rows) {
-    (void)ahead, (void)rows;
+    (void)rows;
+    Ahead rest = *ahead;
+    const real *row = out;
     real block[MR * NR], *c = out;
     bool itself = alpha == 1;
     int64_t line = itself ? stride : NR, bytes = line * (int64_t)sizeof(real);
@@ -44,6 +46,10 @@ static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, con
     }
     const Unit *at_a = a->p + s.from * MR, *at_b = b->p + s.from * NR;
     for (int64_t k = s.from; k < s.to; k += 16, at_a += 16 * MR, at_b += 16 * NR) {
+        for (int i = 0; i < 4; i++, row += stride) {
+            gemm_fetch(&rest);
+            for (int j = 0; j < NR; j += LINE) __builtin_prefetch(row + j, 1);
+        }
         _tile_loadd(4, at_a, 64);
         _tile_loadd(6, at_b, 4 * NR);
         _tile_dpbf16ps(0, 4, 6);
@@ -53,6 +59,7 @@ static __attribute__((noinline)) void gemm_kernel(real *out, int64_t stride, con
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
+    *ahead = rest;
     _tile_stored(0, c, bytes);
     _tile_stored(1, c + 16, bytes);
     _tile_stored(2, c + 16 * line, bytes);
