@@ -179,14 +179,6 @@ static void rope(real *x, const real *table, RopeShape s, int direction) {
 
 typedef struct { int B, T, NH, KV, QK, HS, past; real scale; } AttnShape;
 
-static inline int thread_id(void) {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
 // A row of S in vectors. Its largest: the last vector may overlap the one before. `seen` is never 0.
 static real row_max(const real *x, int64_t seen) {
     real max[VL];
@@ -228,44 +220,45 @@ static real row_exp(real *x, int64_t seen, int64_t keys, real most) {
 
 static void attention_forward(real *c, real *peak, real *lse, real *scores, const real *q, const real *k, const real *v, AttnShape s) {
     int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T, end = s.past + T;
-#pragma omp parallel for collapse(2) schedule(dynamic)
-    for (int b = 0; b < s.B; b++)
-        for (int h = 0; h < s.NH; h++) {
-            real *S = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK;
-            int64_t kv = h / (s.NH / s.KV);
-            View q_h = view(q + b * T * qs + h * s.QK, qs, 1), k_h = view(k + b * T * ks + kv * s.QK, ks, 1), c_h = view(c + b * T * cs + h * s.HS, cs, 1), v_h = view(v + b * T * vs + kv * s.HS, vs, 1);
-            for (int64_t t0 = s.past, rows; t0 < end; t0 += rows) {          // positions; q and c begin at the first
-                rows = ATTN_BLOCK - t0 % ATTN_BLOCK < end - t0 ? ATTN_BLOCK - t0 % ATTN_BLOCK : end - t0;
-                int64_t row0 = t0 - s.past;
-                View q_t = part(q_h, row0, 0), c_t = part(c_h, row0, 0);
-                real max[ATTN_BLOCK], sum[ATTN_BLOCK];
-                for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
-                    int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
-                    View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);
-                    gemm(seen_S, q_t, transpose(part(k_h, j0, 0)), rows, keys, s.QK, s.scale, 0);
-                    for (int64_t i = 0; i < rows; i++) {
-                        real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * cs;
-                        int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
-                        real most = row_max(S_i, seen);
-                        if (j0 > 0 && max[i] > most) most = max[i];
-                        real total = row_exp(S_i, seen, keys, most);
-                        if (j0 > 0) {                                        // what there is so far was relative to the old maximum
-                            real fade = exp_real(max[i] - most);
-                            total += fade * sum[i];
-                            for (int j = 0; j < s.HS; j++) c_i[j] *= fade;
-                        }
-                        max[i] = most;
-                        sum[i] = total;
-                    }
-                    gemm(c_t, seen_S, part(v_h, j0, 0), rows, s.HS, keys, 1, j0 > 0);
-                }
+    Shares heads = shares_make((int64_t)s.B * s.NH);
+#pragma omp parallel
+    for (int64_t head; (head = shares_take(&heads)) >= 0;) {
+        int64_t b = head / s.NH, h = head % s.NH;
+        real *S = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK;
+        int64_t kv = h / (s.NH / s.KV);
+        View q_h = view(q + b * T * qs + h * s.QK, qs, 1), k_h = view(k + b * T * ks + kv * s.QK, ks, 1), c_h = view(c + b * T * cs + h * s.HS, cs, 1), v_h = view(v + b * T * vs + kv * s.HS, vs, 1);
+        for (int64_t t0 = s.past, rows; t0 < end; t0 += rows) {          // positions; q and c begin at the first
+            rows = ATTN_BLOCK - t0 % ATTN_BLOCK < end - t0 ? ATTN_BLOCK - t0 % ATTN_BLOCK : end - t0;
+            int64_t row0 = t0 - s.past;
+            View q_t = part(q_h, row0, 0), c_t = part(c_h, row0, 0);
+            real max[ATTN_BLOCK], sum[ATTN_BLOCK];
+            for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
+                int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
+                View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);
+                gemm(seen_S, q_t, transpose(part(k_h, j0, 0)), rows, keys, s.QK, s.scale, 0);
                 for (int64_t i = 0; i < rows; i++) {
-                    for (int j = 0; j < s.HS; j++) c_t.p[i * cs + j] /= sum[i];
-                    peak[(b * T + row0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];        // max passes over NaN, the sum does not
-                    lse[(b * T + row0 + i) * s.NH + h] = max[i] + (real)log(sum[i]);
+                    real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * cs;
+                    int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
+                    real most = row_max(S_i, seen);
+                    if (j0 > 0 && max[i] > most) most = max[i];
+                    real total = row_exp(S_i, seen, keys, most);
+                    if (j0 > 0) {                                        // what there is so far was relative to the old maximum
+                        real fade = exp_real(max[i] - most);
+                        total += fade * sum[i];
+                        for (int j = 0; j < s.HS; j++) c_i[j] *= fade;
+                    }
+                    max[i] = most;
+                    sum[i] = total;
                 }
+                gemm(c_t, seen_S, part(v_h, j0, 0), rows, s.HS, keys, 1, j0 > 0);
+            }
+            for (int64_t i = 0; i < rows; i++) {
+                for (int j = 0; j < s.HS; j++) c_t.p[i * cs + j] /= sum[i];
+                peak[(b * T + row0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];        // max passes over NaN, the sum does not
+                lse[(b * T + row0 + i) * s.NH + h] = max[i] + (real)log(sum[i]);
             }
         }
+    }
 }
 
 // With P = exp(S - lse):  dV = P^T dC;  dP = dC V^T;  dS = P * (dP - D), D = rowsum(dC * C);  dQ = scale dS K;  dK = scale dS^T Q
@@ -274,41 +267,42 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
     const real *q = qkv[0], *k = qkv[1], *v = qkv[2];
     int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T;
     int group = s.NH / s.KV;
-#pragma omp parallel for collapse(2) schedule(dynamic)
-    for (int b = 0; b < s.B; b++)
-        for (int kv = 0; kv < s.KV; kv++) {                                  // one thread owns a kv head: its dk, dv have one order
-            real *P = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK, *dS = P + ATTN_BLOCK * ATTN_BLOCK;
-            for (int h = kv * group; h < (kv + 1) * group; h++)
-                for (int64_t t0 = 0; t0 < T; t0 += ATTN_BLOCK) {
-                    int64_t rows = T - t0 < ATTN_BLOCK ? T - t0 : ATTN_BLOCK, at_q = (b * T + t0) * qs + h * s.QK, at_c = (b * T + t0) * cs + h * s.HS;
-                    View q_t = view(q + at_q, qs, 1), dq_t = view(dq + at_q, qs, 1), dc_t = view(dc + at_c, cs, 1);
-                    real D[ATTN_BLOCK];
-                    for (int64_t i = 0; i < rows; i++) {
-                        real sum = 0;
+    Shares heads = shares_make((int64_t)s.B * s.KV);
+#pragma omp parallel
+    for (int64_t head; (head = shares_take(&heads)) >= 0;) {                 // one thread owns a kv head: its dk, dv have one order
+        int64_t b = head / s.KV, kv = head % s.KV;
+        real *P = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK, *dS = P + ATTN_BLOCK * ATTN_BLOCK;
+        for (int h = kv * group; h < (kv + 1) * group; h++)
+            for (int64_t t0 = 0; t0 < T; t0 += ATTN_BLOCK) {
+                int64_t rows = T - t0 < ATTN_BLOCK ? T - t0 : ATTN_BLOCK, at_q = (b * T + t0) * qs + h * s.QK, at_c = (b * T + t0) * cs + h * s.HS;
+                View q_t = view(q + at_q, qs, 1), dq_t = view(dq + at_q, qs, 1), dc_t = view(dc + at_c, cs, 1);
+                real D[ATTN_BLOCK];
+                for (int64_t i = 0; i < rows; i++) {
+                    real sum = 0;
 #pragma omp simd reduction(+ : sum)
-                        for (int j = 0; j < s.HS; j++) sum += dc[at_c + i * cs + j] * c[at_c + i * cs + j];
-                        D[i] = sum;
-                    }
-                    for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
-                        int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK, at_k = (b * T + j0) * ks + kv * s.QK, at_v = (b * T + j0) * vs + kv * s.HS;
-                        View k_j = view(k + at_k, ks, 1), dk_j = view(dk + at_k, ks, 1), v_j = view(v + at_v, vs, 1), dv_j = view(dv + at_v, vs, 1);
-                        View seen_P = band(P, ATTN_BLOCK, 1, -FAR, t0 - j0), seen_dS = band(dS, ATTN_BLOCK, 1, -FAR, t0 - j0);
-                        gemm(seen_P, q_t, transpose(k_j), rows, keys, s.QK, s.scale, 0);
-                        gemm(seen_dS, dc_t, transpose(v_j), rows, keys, s.HS, 1, 0);
-                        for (int64_t i = 0; i < rows; i++) {
-                            real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
-                            int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
-                            row_exp(P_i, seen, keys, lse_i);
-                            for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
-                            for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
-                        }
-                        int add = h > kv * group || t0 > j0;                 // the first to write dk and dv: the group's first head, in the block on its diagonal
-                        gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
-                        gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > 0);
-                        gemm(dk_j, transpose(seen_dS), q_t, keys, s.QK, rows, s.scale, add);
-                    }
+                    for (int j = 0; j < s.HS; j++) sum += dc[at_c + i * cs + j] * c[at_c + i * cs + j];
+                    D[i] = sum;
                 }
-        }
+                for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
+                    int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK, at_k = (b * T + j0) * ks + kv * s.QK, at_v = (b * T + j0) * vs + kv * s.HS;
+                    View k_j = view(k + at_k, ks, 1), dk_j = view(dk + at_k, ks, 1), v_j = view(v + at_v, vs, 1), dv_j = view(dv + at_v, vs, 1);
+                    View seen_P = band(P, ATTN_BLOCK, 1, -FAR, t0 - j0), seen_dS = band(dS, ATTN_BLOCK, 1, -FAR, t0 - j0);
+                    gemm(seen_P, q_t, transpose(k_j), rows, keys, s.QK, s.scale, 0);
+                    gemm(seen_dS, dc_t, transpose(v_j), rows, keys, s.HS, 1, 0);
+                    for (int64_t i = 0; i < rows; i++) {
+                        real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
+                        int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
+                        row_exp(P_i, seen, keys, lse_i);
+                        for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
+                        for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
+                    }
+                    int add = h > kv * group || t0 > j0;                 // the first to write dk and dv: the group's first head, in the block on its diagonal
+                    gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
+                    gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > 0);
+                    gemm(dk_j, transpose(seen_dS), q_t, keys, s.QK, rows, s.scale, add);
+                }
+            }
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------------ latent heads

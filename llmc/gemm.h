@@ -32,9 +32,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "threads.h"
 
 // Element (i, j) is p[i * rs + j * cs]. A band, of A or C: where j - i is less than `first` or more than `last`, A is 0 and C is not wanted; blocks that lie there are passed over.
 typedef struct { real *p; int64_t rs, cs, first, last; } View;
@@ -267,11 +265,11 @@ typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha; bool add; } 
 
 // A tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous. Meanwhile the kernel fetches the next panel of B and the next slice of A;
 // with the last slice that of tile `next`.
-static void gemm_tile(const Tiles *p, int64_t tile, int64_t next) {
+static void gemm_tile(const Tiles *p, int64_t tile) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
     Panel panels[MC / MR + 1];
-    Span spans[MC / MR + 1], down = gemm_cut(p->M, p->mp, MR, tile % p->mp), across = gemm_cut(p->N, p->np, NR, tile / p->mp);
+    Span spans[MC / MR + 1], down = gemm_cut(p->M, p->mp, MR, tile / p->np), across = gemm_cut(p->N, p->np, NR, tile % p->np);
     int64_t rows = down.to - down.from, cols = across.to - across.from, K = p->K;
     View A = part(p->A, down.from, 0), B = part(p->B, 0, across.from), C = part(p->C, down.from, across.from);
     gemm_begin();
@@ -279,8 +277,8 @@ static void gemm_tile(const Tiles *p, int64_t tile, int64_t next) {
         int64_t depth = K - k0 < KC ? K - k0 : KC, left = K - k0 - KC;
         Ahead slice = {0};
         if (left > 0) slice = gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC);
-        else if (next < p->mp * p->np) {
-            Span then = gemm_cut(p->M, p->mp, MR, next % p->mp);
+        else if (tile + 1 < p->mp * p->np) {
+            Span then = gemm_cut(p->M, p->mp, MR, (tile + 1) / p->np);
             slice = gemm_ahead(part(p->A, then.from, 0), then.to - then.from, K < KC ? K : KC);
         }
         gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth);
@@ -302,10 +300,7 @@ static void gemm_tile(const Tiles *p, int64_t tile, int64_t next) {
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add) {
     if (!M || !N) return;
     Tiles p = {C, A, B, M, N, K, (M + MC - 1) / MC, (N + NC - 1) / NC, alpha, add};
-    int64_t threads = 1;
-#ifdef _OPENMP
-    if (!omp_in_parallel() && M * N * K > 1 << 15) threads = omp_get_max_threads();
-#endif
+    int64_t threads = M * N * K > 1 << 15 && !in_parallel() ? max_threads() : 1;
     // Smaller tiles until there is one for every thread, and while they are large, two: threads are never equally fast, but each packs its rows of A anew.
     while (p.mp * p.np < threads || (p.mp * p.np < 2 * threads && M / p.mp * (N / p.np) > 128 * 128)) {
         int64_t tm = M / p.mp, tn = N / p.np;
@@ -315,11 +310,12 @@ static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int
     }
     int64_t tiles = p.mp * p.np;
     if (threads == 1) {                                                     // no parallel region: a team of one, made anew, takes as long as a head's product
-        for (int64_t t = 0; t < tiles; t++) gemm_tile(&p, t, t + 1);
+        for (int64_t t = 0; t < tiles; t++) gemm_tile(&p, t);
         return;
     }
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t t = 0; t < tiles; t++) gemm_tile(&p, t, t + threads);
+    Shares shares = shares_make(tiles);
+#pragma omp parallel
+    for (int64_t t; (t = shares_take(&shares)) >= 0;) gemm_tile(&p, t);
 }
 
 // The product the judge uses: packed in float, naive in double.

@@ -7,17 +7,7 @@
 #include <stdbool.h>
 #include "check.h"
 #include "tensors.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-static inline int max_threads(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
+#include "threads.h"
 
 enum { ALIGN = 32 };                             // every tensor starts at a multiple of so many elements; heads are too, so [wq wk wv] and [bq bk bv] have no gaps
 

@@ -97,7 +97,37 @@ static void against_band(Product packed, const char *name) {
         }
 }
 
+// Threads begin with a share each; those that are done take what one that stands still has left; nobody gets a piece again.
+static void every_piece_once(int threads, int pieces) {
+#ifdef _OPENMP
+    int before = omp_get_max_threads(), times[300] = {0}, wrong = 0;
+    omp_set_num_threads(threads);
+    Shares s = shares_make(pieces);
+#pragma omp parallel reduction(+ : wrong)
+    {
+        int64_t first = shares_take(&s), left = 0;
+#pragma omp barrier
+        if (threads <= pieces && threads <= MOST_SHARES) wrong += first != (int64_t)pieces * thread_id() / threads;
+        for (int64_t at = first; at >= 0; at = thread_id() ? shares_take(&s) : -1) {
+#pragma omp atomic
+            times[at]++;
+        }
+#pragma omp barrier
+        for (int64_t at; (at = shares_take(&s)) >= 0; left++) times[at]++;
+        wrong += threads > 1 && left > 0;
+    }
+    omp_set_num_threads(before);
+    for (int i = 0; i < pieces; i++) wrong += times[i] != 1;
+    EXPECT(wrong == 0, "%d pieces for %d threads: %d of them, or of the threads' first ones, wrong", pieces, threads, wrong);
+#else
+    (void)threads, (void)pieces;
+#endif
+}
+
 void test_gemm(void) {
+    for (int threads = 1; threads <= 4; threads++)
+        for (int pieces = 0; pieces < 10; pieces++) every_piece_once(threads, pieces);
+    every_piece_once(MOST_SHARES + 2, 300);
     for (int i = 0; i < MOST; i++) { given_a[i] = a[i] = (float)rand_normal(6, (uint64_t)i); given_b[i] = b[i] = (float)rand_normal(7, (uint64_t)i); }
     against_naive(gemm_packed, "fp32");
     against_band(gemm_packed, "fp32");
