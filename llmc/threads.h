@@ -36,8 +36,11 @@ static inline bool in_parallel(void) {
 enum { MOST_SHARES = 128 };                                                 // more threads than that have a share between them
 
 // Made before a parallel region, in which each thread takes until nothing is left.
-typedef struct { int64_t pieces, taken[MOST_SHARES]; int count; } Shares;
-static inline Shares shares_make(int64_t pieces) { return (Shares){.pieces = pieces, .count = max_threads() < MOST_SHARES ? max_threads() : MOST_SHARES}; }
+typedef struct { int64_t pieces; int count; int64_t taken[MOST_SHARES]; } Shares;
+static inline Shares shares_make(int64_t pieces) {
+    Shares s = {pieces, max_threads() < MOST_SHARES ? max_threads() : MOST_SHARES, {0}};
+    return s;
+}
 
 // A piece that nobody else gets, or -1.
 static inline int64_t shares_take(Shares *s) {
