@@ -227,7 +227,7 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
         real *S = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK;
         int64_t kv = h / (s.NH / s.KV);
         View q_h = view(q + b * T * qs + h * s.QK, qs, 1), k_h = view(k + b * T * ks + kv * s.QK, ks, 1), c_h = view(c + b * T * cs + h * s.HS, cs, 1), v_h = view(v + b * T * vs + kv * s.HS, vs, 1);
-        for (int64_t t0 = s.past, rows; t0 < end; t0 += rows) {          // positions; q and c begin at the first
+        for (int64_t t0 = s.past, rows; t0 < end; t0 += rows) {             // positions; q and c begin at the first
             rows = ATTN_BLOCK - t0 % ATTN_BLOCK < end - t0 ? ATTN_BLOCK - t0 % ATTN_BLOCK : end - t0;
             int64_t row0 = t0 - s.past;
             View q_t = part(q_h, row0, 0), c_t = part(c_h, row0, 0);
@@ -242,7 +242,7 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
                     real most = row_max(S_i, seen);
                     if (j0 > 0 && max[i] > most) most = max[i];
                     real total = row_exp(S_i, seen, keys, most);
-                    if (j0 > 0) {                                        // what there is so far was relative to the old maximum
+                    if (j0 > 0) {                                           // what there is so far was relative to the old maximum
                         real fade = exp_real(max[i] - most);
                         total += fade * sum[i];
                         for (int j = 0; j < s.HS; j++) c_i[j] *= fade;
@@ -254,7 +254,7 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
             }
             for (int64_t i = 0; i < rows; i++) {
                 for (int j = 0; j < s.HS; j++) c_t.p[i * cs + j] /= sum[i];
-                peak[(b * T + row0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];        // max passes over NaN, the sum does not
+                peak[(b * T + row0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];  // max passes over NaN, the sum does not
                 lse[(b * T + row0 + i) * s.NH + h] = max[i] + (real)log(sum[i]);
             }
         }
@@ -269,7 +269,7 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
     int group = s.NH / s.KV;
     Shares heads = shares_make((int64_t)s.B * s.KV);
 #pragma omp parallel
-    for (int64_t head; (head = shares_take(&heads)) >= 0;) {                 // one thread owns a kv head: its dk, dv have one order
+    for (int64_t head; (head = shares_take(&heads)) >= 0;) {                // one thread owns a kv head: its dk, dv have one order
         int64_t b = head / s.KV, kv = head % s.KV;
         real *P = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK, *dS = P + ATTN_BLOCK * ATTN_BLOCK;
         for (int h = kv * group; h < (kv + 1) * group; h++)
@@ -296,7 +296,7 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
                         for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                         for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
                     }
-                    int add = h > kv * group || t0 > j0;                 // the first to write dk and dv: the group's first head, in the block on its diagonal
+                    int add = h > kv * group || t0 > j0;                    // the first to write dk and dv: the group's first head, in the block on its diagonal
                     gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
                     gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > 0);
                     gemm(dk_j, transpose(seen_dS), q_t, keys, s.QK, rows, s.scale, add);

@@ -6,7 +6,7 @@
 //   weight    dW[out,in]= dY[n,out]^T   X[n,in]
 //
 // gemm_naive is three loops: the judge in double, and the truth gemm_packed is tested against.
-// gemm_packed cuts C into tiles, one thread a tile, and K into slices. Of A it packs a slice of its tile, which stays in the L2 cache; of B one
+// gemm_packed cuts C into tiles, which threads take (threads.h), and K into slices. Of A it packs a slice of its tile, which stays in the L2 cache; of B one
 // panel after another, which stays in the L1 while the kernel runs down the tile. Floats that lie close together are not packed but read where they are (gemm_in_place).
 // The kernel holds an MR x NR block of C in vector registers, at the lower edge of C one or two thirds of it:
 //
@@ -260,16 +260,18 @@ static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t 
     return gemm_within((units * which + pieces - 1) / pieces * unit, (units * (which + 1) + pieces - 1) / pieces * unit, size);
 }
 
-// C is mp x np tiles.
+// C is mp x np tiles, numbered so that a thread's share is of some rows where C is tall, tokens which its L2 still has, and of some columns where C is wide: B, the larger, is read once.
 typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha; bool add; } Tiles;
+static inline Span gemm_rows(const Tiles *p, int64_t tile) { return gemm_cut(p->M, p->mp, MR, p->M < p->N ? tile % p->mp : tile / p->np); }
+static inline Span gemm_cols(const Tiles *p, int64_t tile) { return gemm_cut(p->N, p->np, NR, p->M < p->N ? tile / p->mp : tile % p->np); }
 
 // A tile of C, at most MC rows rounded up to MR, by one thread. The columns of C are contiguous. Meanwhile the kernel fetches the next panel of B and the next slice of A;
-// with the last slice that of tile `next`.
+// with the last slice that of the next tile.
 static void gemm_tile(const Tiles *p, int64_t tile) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64))), pb[NR * UNITS] __attribute__((aligned(64)));
     Panel panels[MC / MR + 1];
-    Span spans[MC / MR + 1], down = gemm_cut(p->M, p->mp, MR, tile / p->np), across = gemm_cut(p->N, p->np, NR, tile % p->np);
+    Span spans[MC / MR + 1], down = gemm_rows(p, tile), across = gemm_cols(p, tile);
     int64_t rows = down.to - down.from, cols = across.to - across.from, K = p->K;
     View A = part(p->A, down.from, 0), B = part(p->B, 0, across.from), C = part(p->C, down.from, across.from);
     gemm_begin();
@@ -278,7 +280,7 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
         Ahead slice = {0};
         if (left > 0) slice = gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC);
         else if (tile + 1 < p->mp * p->np) {
-            Span then = gemm_cut(p->M, p->mp, MR, (tile + 1) / p->np);
+            Span then = gemm_rows(p, tile + 1);
             slice = gemm_ahead(part(p->A, then.from, 0), then.to - then.from, K < KC ? K : KC);
         }
         gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth);
