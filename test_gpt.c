@@ -11,9 +11,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #define real double
 #include "llmc/init.h"
 #include "llmc/judge.h"

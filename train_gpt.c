@@ -11,9 +11,6 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 typedef REAL Real;
 #define real Real
 #include "llmc/exp.h"
@@ -224,7 +221,7 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
 #pragma omp parallel
     for (int64_t head; (head = shares_take(&heads)) >= 0;) {
         int64_t b = head / s.NH, h = head % s.NH;
-        real *S = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK;
+        real *S = scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK;
         int64_t kv = h / (s.NH / s.KV);
         View q_h = view(q + b * T * qs + h * s.QK, qs, 1), k_h = view(k + b * T * ks + kv * s.QK, ks, 1), c_h = view(c + b * T * cs + h * s.HS, cs, 1), v_h = view(v + b * T * vs + kv * s.HS, vs, 1);
         for (int64_t t0 = s.past, rows; t0 < end; t0 += rows) {             // positions; q and c begin at the first
@@ -271,7 +268,7 @@ static void attention_backward(real *dq, real *dk, real *dv, real *scores, const
 #pragma omp parallel
     for (int64_t head; (head = shares_take(&heads)) >= 0;) {                // one thread owns a kv head: its dk, dv have one order
         int64_t b = head / s.KV, kv = head % s.KV;
-        real *P = scores + (int64_t)thread_id() * 2 * ATTN_BLOCK * ATTN_BLOCK, *dS = P + ATTN_BLOCK * ATTN_BLOCK;
+        real *P = scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK, *dS = P + ATTN_BLOCK * ATTN_BLOCK;
         for (int h = kv * group; h < (kv + 1) * group; h++)
             for (int64_t t0 = 0; t0 < T; t0 += ATTN_BLOCK) {
                 int64_t rows = T - t0 < ATTN_BLOCK ? T - t0 : ATTN_BLOCK, at_q = (b * T + t0) * qs + h * s.QK, at_c = (b * T + t0) * cs + h * s.HS;
@@ -1058,7 +1055,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->m = *m;
     g->recompute = setup->recompute;
     g->z_loss = (real)setup->z_loss;
-    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, max_threads(), 1);
+    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, omp_get_max_threads(), 1);
     g->comm = setup->comm;
     g->layout = layout_make(m);
     layout_share(&g->layout, comm_rank(g->comm), comm_size(g->comm));

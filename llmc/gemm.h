@@ -302,7 +302,7 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add) {
     if (!M || !N) return;
     Tiles p = {C, A, B, M, N, K, (M + MC - 1) / MC, (N + NC - 1) / NC, alpha, add};
-    int64_t threads = M * N * K > 1 << 15 && !in_parallel() ? max_threads() : 1;
+    int64_t threads = M * N * K > 1 << 15 && !omp_in_parallel() ? omp_get_max_threads() : 1;
     // Smaller tiles until there is one for every thread, and while they are large, two: threads are never equally fast, but each packs its rows of A anew.
     while (p.mp * p.np < threads || (p.mp * p.np < 2 * threads && M / p.mp * (N / p.np) > 128 * 128)) {
         int64_t tm = M / p.mp, tn = N / p.np;

@@ -101,7 +101,7 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     Layout layout = layout_make(m);
     layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
     bool gpu = strcmp(t->device, "cpu");
-    Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, gpu ? 0 : max_threads(), gpu ? (int)(sizeof(float) / t->storage) : 1);
+    Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, gpu ? 0 : omp_get_max_threads(), gpu ? (int)(sizeof(float) / t->storage) : 1);
     ActLayout acts = act_layout_make(m, &s);
     double mib = 1.0 / (1 << 20), one = (double)layout.total * (double)t->element * mib, copy = t->storage == t->element ? 0 : (double)layout.total * (double)t->storage * mib;
     double own = (double)layout.state * (double)t->element * mib, weights = copy > 0 && setup->training ? own + copy : one + copy;     // master weights are shared out like moments

@@ -3,9 +3,6 @@
 #include "test.h"
 #include "../../llmc/rand.h"
 #include <stdlib.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #define real float
 #include "../../llmc/gemm.h"
 
@@ -107,8 +104,8 @@ static void every_piece_once(int threads, int pieces) {
     {
         int64_t first = shares_take(&s), left = 0;
 #pragma omp barrier
-        if (threads <= pieces && threads <= MOST_SHARES) wrong += first != (int64_t)pieces * thread_id() / threads;
-        for (int64_t at = first; at >= 0; at = thread_id() ? shares_take(&s) : -1) {
+        if (threads <= pieces && threads <= MOST_SHARES) wrong += first != (int64_t)pieces * omp_get_thread_num() / threads;
+        for (int64_t at = first; at >= 0; at = omp_get_thread_num() ? shares_take(&s) : -1) {
 #pragma omp atomic
             times[at]++;
         }
