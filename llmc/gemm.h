@@ -299,23 +299,33 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
     gemm_end();
 }
 
+// Cuts C into tiles: as few as may be for one thread, for more of them so that the product takes least: the tiles of the thread with the most, and because threads are never
+// equally fast a twentieth of a tile. A tile takes its multiply-adds, and packing, where a number takes as long as PACKING of those.
+static inline void gemm_divide(Tiles *p, int64_t threads) {
+    enum { PACKING = 8 * PER_UNIT };
+    const int64_t fewest = (p->M + MC - 1) / MC, most = (p->M + MR - 1) / MR, columns = (p->N + NC - 1) / NC;
+    int64_t least = INT64_MAX;
+    p->mp = fewest, p->np = columns;
+    for (int64_t np = columns; threads > 1 && np < columns + 2 * threads && (np == columns || np * NR <= p->N); np++)
+        for (int64_t each = 1; each <= 2; each++) {                         // tiles a thread, where there are not more
+            int64_t mp = (each * threads + np - 1) / np;
+            mp = mp < fewest ? fewest : mp > most ? most : mp;
+            int64_t tm = gemm_cut(p->M, mp, MR, 0).to, tn = gemm_cut(p->N, np, NR, 0).to, rounds = (mp * np + threads - 1) / threads;
+            int64_t time = (20 * rounds + 1) * (tm * tn + PACKING * (tm + tn));
+            if (time < least) least = time, p->mp = mp, p->np = np;
+        }
+}
+
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add) {
     if (!M || !N) return;
-    Tiles p = {C, A, B, M, N, K, (M + MC - 1) / MC, (N + NC - 1) / NC, alpha, add};
+    Tiles p = {C, A, B, M, N, K, 0, 0, alpha, add};
     int64_t threads = M * N * K > 1 << 15 && !omp_in_parallel() ? omp_get_max_threads() : 1;
-    // Smaller tiles until there is one for every thread, and while they are large, two: threads are never equally fast, but each packs its rows of A anew.
-    while (p.mp * p.np < threads || (p.mp * p.np < 2 * threads && M / p.mp * (N / p.np) > 128 * 128)) {
-        int64_t tm = M / p.mp, tn = N / p.np;
-        if (tm <= 4 * MR && tn <= 4 * NR) break;
-        if (tn >= tm) p.np *= 2;
-        else p.mp *= 2;
-    }
-    int64_t tiles = p.mp * p.np;
+    gemm_divide(&p, threads);
     if (threads == 1) {                                                     // no parallel region: a team of one, made anew, takes as long as a head's product
-        for (int64_t t = 0; t < tiles; t++) gemm_tile(&p, t);
+        for (int64_t t = 0; t < p.mp * p.np; t++) gemm_tile(&p, t);
         return;
     }
-    Shares shares = shares_make(tiles);
+    Shares shares = shares_make(p.mp * p.np);
 #pragma omp parallel
     for (int64_t t; (t = shares_take(&shares)) >= 0;) gemm_tile(&p, t);
 }

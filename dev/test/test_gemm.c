@@ -94,6 +94,20 @@ static void against_band(Product packed, const char *name) {
         }
 }
 
+// However many threads: the one with the most of a product's tiles has little more than an even share.
+static void cut_evenly(void) {
+    static const int64_t sizes[][2] = {{256, 768}, {1024, 768}, {1024, 3072}, {768, 768}, {3072, 768}, {2048, 384}, {384, 384}};
+    static const int64_t threads_of[] = {2, 3, 4, 6, 8, 12, 16, 24, 32};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (size_t t = 0; t < sizeof threads_of / sizeof *threads_of; t++) {
+            int64_t threads = threads_of[t];
+            Tiles p = {.M = sizes[s][0], .N = sizes[s][1]};
+            gemm_divide(&p, threads);
+            double share = (double)((p.mp * p.np + threads - 1) / threads * gemm_cut(p.M, p.mp, MR, 0).to * gemm_cut(p.N, p.np, NR, 0).to * threads) / (double)(p.M * p.N);
+            EXPECT(share < 1.2, "%d x %d for %d threads: %d x %d tiles, of which one thread has %.2f of an even share", (int)p.M, (int)p.N, (int)threads, (int)p.mp, (int)p.np, share);
+        }
+}
+
 // Threads begin with a share each; those that are done take what one that stands still has left; nobody gets a piece again.
 static void every_piece_once(int threads, int pieces) {
 #ifdef _OPENMP
@@ -125,6 +139,7 @@ void test_gemm(void) {
     for (int threads = 1; threads <= 4; threads++)
         for (int pieces = 0; pieces < 10; pieces++) every_piece_once(threads, pieces);
     every_piece_once(MOST_SHARES + 2, 300);
+    cut_evenly();
     for (int i = 0; i < MOST; i++) { given_a[i] = a[i] = (float)rand_normal(6, (uint64_t)i); given_b[i] = b[i] = (float)rand_normal(7, (uint64_t)i); }
     against_naive(gemm_packed, "fp32");
     against_band(gemm_packed, "fp32");
