@@ -299,15 +299,15 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
     gemm_end();
 }
 
-// Cuts C into tiles: as few as may be for one thread, for more of them so that the product takes least: the tiles of the thread with the most, and because threads are never
-// equally fast a twentieth of a tile. A tile takes its multiply-adds, and packing, where a number takes as long as PACKING of those.
+// Cuts C into tiles: for one thread as few as may be; for more, the cut with which the product ends first. It ends with the thread that has most tiles and, threads never being
+// equally fast, a twentieth of a tile later. A tile takes its multiply-adds and its packing, in which a number takes as long as PACKING multiply-adds; both per column of K.
 static inline void gemm_divide(Tiles *p, int64_t threads) {
     enum { PACKING = 8 * PER_UNIT };
     const int64_t fewest = (p->M + MC - 1) / MC, most = (p->M + MR - 1) / MR, columns = (p->N + NC - 1) / NC;
     int64_t least = INT64_MAX;
     p->mp = fewest, p->np = columns;
     for (int64_t np = columns; threads > 1 && np < columns + 2 * threads && (np == columns || np * NR <= p->N); np++)
-        for (int64_t each = 1; each <= 2; each++) {                         // tiles a thread, where there are not more
+        for (int64_t each = 1; each <= 2; each++) {                         // tiles a thread, where there need not be more
             int64_t mp = (each * threads + np - 1) / np;
             mp = mp < fewest ? fewest : mp > most ? most : mp;
             int64_t tm = gemm_cut(p->M, mp, MR, 0).to, tn = gemm_cut(p->N, np, NR, 0).to, rounds = (mp * np + threads - 1) / threads;
