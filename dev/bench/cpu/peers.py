@@ -17,6 +17,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -205,6 +206,8 @@ def main():
     options = parser.parse_args()
     if options.rounds < 1 or options.threads < 1:
         parser.error("expected --rounds and --threads of 1 or more")
+    if not shutil.which(options.python):
+        parser.error(f"expected a program as --python, that runs Python with PyTorch; {options.python} is none")
     precisions = ["fp32", "bf16"] if options.precision == "all" else [options.precision]
     for p in precisions:
         if subprocess.run(["make", "-s", f"build/bench-{p}"], cwd=ROOT, stdout=sys.stderr).returncode:
