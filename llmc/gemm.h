@@ -7,7 +7,7 @@
 //
 // gemm_naive is three loops: the judge in double, and the truth gemm_packed is tested against.
 // gemm_packed cuts C into tiles, which threads take (threads.h), and K into slices. Of A it packs a slice of its tile, which stays in the L2 cache; of B one
-// panel after another, which stays in the L1 while the kernel runs down the tile. Floats that lie close together are not packed but read where they are (gemm_in_place).
+// panel after another, which stays in the L1 while the kernel runs down the tile. Floats that lie close together and are read few times are not packed (gemm_in_place).
 // The kernel holds an MR x NR block of C in vector registers, at the lower edge of C one or two thirds of it:
 //
 //                    B: NR columns                Bytes at VECTOR_BYTES = 32 (AVX2):
@@ -59,15 +59,15 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
 #define AMX 0
 #endif
 #if AMX
-enum { VECTOR_BYTES = 64, MR = 32, MC = 384 };
+enum { VECTOR_BYTES = 64, MR = 32, MC = 384, FEW = 0 };
 #elif defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, MR = 12, MC = 384, EVERY = 4 };
+enum { VECTOR_BYTES = 64, MR = 12, MC = 384, EVERY = 4, FEW = 32 };
 #elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, MR = 6, MC = 192, EVERY = 16 };
+enum { VECTOR_BYTES = 32, MR = 6, MC = 192, EVERY = 16, FEW = 12 };
 #elif defined(__aarch64__)
-enum { VECTOR_BYTES = 16, MR = 12, MC = 192, EVERY = 8 };
+enum { VECTOR_BYTES = 16, MR = 12, MC = 192, EVERY = 8, FEW = 12 };
 #else
-enum { VECTOR_BYTES = 16, MR = 6, MC = 192, EVERY = 8 };
+enum { VECTOR_BYTES = 16, MR = 6, MC = 192, EVERY = 8, FEW = 12 };
 #endif
 typedef real Vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef real VecAnywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
@@ -227,13 +227,15 @@ static inline int64_t gemm_units(int64_t depth) { return (depth + STEP * PER_UNI
 // The units of a panel of A, MR rows of the band, that are not all 0.
 static inline Span gemm_span(View a, int64_t units) { return gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units); }
 
-// Whether panels are read where they are: side by side one way, and the other way at most a page apart. Rows of a page each want more of the TLB than there is.
-static inline bool gemm_in_place(int64_t beside, int64_t apart) { return IN_PLACE && beside == 1 && apart <= 4096 / (int64_t)sizeof(real); }
+// Whether panels are read where they are: side by side one way, the other way at most a page apart, and few times in all. Rows of a page each want more of the TLB than there is;
+// and lines of a matrix whose width is a multiple of 64 or more share few sets of the L1, which keeps them no longer than one pass. FEW: beyond that packing paid on AVX2; on AVX-512,
+// whose kernel reads half as much for a multiply-add, it was not seen to, and FEW is as often as a tile reads one at most.
+static inline bool gemm_in_place(int64_t beside, int64_t apart, int64_t times) { return IN_PLACE && beside == 1 && apart <= 4096 / (int64_t)sizeof(real) && times <= FEW; }
 
-// The panels of a slice of a tile of A, and the units of each that count.
-static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t rows, int64_t depth) {
+// The panels of a slice of a tile of A, each read so many times, and the units of each that count.
+static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t rows, int64_t depth, int64_t times) {
     int64_t units = gemm_units(depth);
-    bool in_place = gemm_in_place(A.rs, A.cs) || gemm_in_place(A.cs, A.rs);
+    bool in_place = gemm_in_place(A.rs, A.cs, times) || gemm_in_place(A.cs, A.rs, times);
     for (int64_t i = 0; i < rows; i += MR, panels++, spans++, dst += MR * units) {
         View a = part(A, i, 0);
         *spans = gemm_span(a, units);
@@ -247,9 +249,9 @@ static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t 
     }
 }
 
-// A panel of B.
-static inline Panel gemm_panel_b(Unit *dst, View B, int64_t cols, int64_t depth) {
-    if (gemm_in_place(B.cs, B.rs) && cols >= NR) return (Panel){(const Unit *)B.p, 1, B.rs};
+// A panel of B, read so many times.
+static inline Panel gemm_panel_b(Unit *dst, View B, int64_t cols, int64_t depth, int64_t times) {
+    if (gemm_in_place(B.cs, B.rs, times) && cols >= NR) return (Panel){(const Unit *)B.p, 1, B.rs};
     gemm_pack_b(dst, B.p, B.rs, B.cs, cols, depth);
     return (Panel){dst, 1, NR};
 }
@@ -283,11 +285,11 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
             Span then = gemm_rows(p, tile + 1);
             slice = gemm_ahead(part(p->A, then.from, 0), then.to - then.from, K < KC ? K : KC);
         }
-        gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth);
+        gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth, cols / NR);
         for (int64_t j = 0; j < cols; j += NR) {
             Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);
             if (j + 2 * NR > cols) panel.pieces = 0;
-            Panel b = gemm_panel_b(pb, part(B, k0, j), cols - j, depth);
+            Panel b = gemm_panel_b(pb, part(B, k0, j), cols - j, depth, rows / MR);
             for (int64_t i = 0; i < rows; i += MR) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;
