@@ -230,6 +230,7 @@ static Values trained(const Setup *setup, int mode, int family, Values *stats = 
     for (int i = 0; i < LR_GROUPS; i++) o.lr[i] = 0.01;
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.clip = 1;
     fill_weights(CUDA, g, &layout, 5, 4);
+    CUDA->prepare(g, NULL, NULL);
     for (o.step = 1; o.step <= 2; o.step++) {
         bool watched = stats && o.step == 2;
         if (watched) CUDA->watch(g);

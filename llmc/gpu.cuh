@@ -58,9 +58,11 @@ static void launch_kernel(const char *file, int line, const char *text, void (*k
     cudaError_t error = cudaGetLastError();
     if (kernel_failed(error)) cuda_check(error, text, file, line);
     if (error != cudaSuccess) {
+        int device = 0, most = 0;
+        if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         check_failed(EXIT_REFUSED, file, line, "a launch was refused: %s: LAUNCH(%s) with grid (%u, %u, %u), block (%u, %u, %u), %zu bytes of dynamic shared memory\n"
-                     "  -> at most 1024 threads a block and 227 KiB of shared memory; no empty grid", cudaGetErrorString(error), text,
-                     grid.x, grid.y, grid.z, block.x, block.y, block.z, dynamic);
+                     "  -> at most 1024 threads a block and, on this GPU, %d bytes of shared memory; no empty grid", cudaGetErrorString(error), text,
+                     grid.x, grid.y, grid.z, block.x, block.y, block.z, dynamic, most);
     }
 }
 

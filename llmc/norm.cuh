@@ -56,9 +56,10 @@ static __device__ inline SetRows set_rows(const Lines &lines) {
     return {lines.start[expert], lines.start[expert + 1], set % lines.sets};
 }
 
-// A team: THREADS neighbours of a block share a line, each holding up to PACKS packs of it. A block is TEAMS teams.
-template <int T, int P> struct Team {
-    static constexpr int THREADS = T, PACKS = P, BLOCK = T > 256 ? T : T <= 32 && P >= 8 ? 128 : 256, TEAMS = BLOCK / T;
+// A team: THREADS neighbours of a block share a line, each holding up to PACKS packs of it. A block is TEAMS teams; smaller where a thread holds much, so that the gains'
+// gradients fit into the shared memory of smaller GPUs too.
+template <int T, int P, int B = (T > 256 ? T : T <= 32 && P >= 8 ? 128 : 256)> struct Team {
+    static constexpr int THREADS = T, PACKS = P, BLOCK = B, TEAMS = BLOCK / T;
 };
 
 // Calls launch with the first of the teams, from narrow to wide, that holds this many packs.

@@ -92,11 +92,11 @@ static inline QkvParts qkv_parts(const QkvPlaces *to, const QkvPlaces *d, const 
     return parts;
 }
 
-// Calls launch with the kernels' template arguments: the team, UNIT and LATENT.
+// Calls launch with the kernels' template arguments: the team, UNIT and LATENT. A thread holds two packs of a pair, so blocks become smaller with 4 pairs, not 8.
 template <typename F> static inline void qkv_launch(const QkvParts *parts, F launch) {
     std::false_type no;
     std::true_type yes;
-    auto any = [&](auto latent) { team_launch<Team<4, 1>, Team<8, 1>, Team<16, 1>, Team<32, 2>, Team<32, 4>, Team<256, 1>, Team<256, 2>, Team<256, 4>>(parts->pairs, [&](auto team) { launch(team, no, latent); }); };
+    auto any = [&](auto latent) { team_launch<Team<4, 1>, Team<8, 1>, Team<16, 1>, Team<32, 2>, Team<32, 4, 128>, Team<256, 1>, Team<256, 2>, Team<256, 4>>(parts->pairs, [&](auto team) { launch(team, no, latent); }); };
     auto of_heads = [&](auto latent) { team_launch<Team<4, 1>, Team<8, 1>, Team<16, 1>, Team<32, 2>>(parts->pairs, [&](auto team) { launch(team, yes, latent); }); };
     if (!parts->pairs) return;
     if (parts->unit) parts->latent ? of_heads(yes) : of_heads(no);

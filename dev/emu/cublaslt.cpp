@@ -3,7 +3,8 @@
 //   D = alpha op(A) op(B) + beta C, then the epilogue; column-major, float inside, D rounded to its type.
 //
 // Stricter than the library on purpose, where it would be slow, wrong or lucky: leading dimensions and pointers of 16 bytes; every array whole inside an
-// allocation of the device; D apart from A and B, and from C unless it is C; an algorithm only for the problem and the alignment it was chosen for.
+// allocation of the device; D apart from A and B, and from C unless it is C; an algorithm only for the problem and the alignment it was chosen for;
+// no heuristic while a stream records a graph, which some versions (13.3) refuse.
 // A refusal is the library's status; CUBLASLT_LOG_LEVEL=1 prints the reason. What linear.cuh does not use is refused, rather than doing something else.
 // The bias gradient of BGRADB is the sum of B's rows where alpha is 1, and NaN otherwise: the documentation does not say whether alpha scales it.
 // A heuristic has three algorithms, which add in different orders; the first, split in two halves of K, works in the workspace.
@@ -27,6 +28,7 @@
 #include <cuda_bf16.h>
 
 cudaError_t emu_enqueue(cudaStream_t stream, std::function<void()> run);
+bool emu_recording(void);
 extern "C" bool emu_on_device(const void *p, size_t bytes);
 
 struct Desc {
@@ -345,6 +347,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     *count = 0;
     if (!live.count(handle)) return refuse(CUBLAS_STATUS_NOT_INITIALIZED, "no handle");
     REFUSE_IF(!live.count(preference) || requested < 1, "no preference, or no results asked for");
+    if (emu_recording()) return refuse(CUBLAS_STATUS_INTERNAL_ERROR, "no heuristic while a stream records a graph");
     cublasStatus_t status = problem_make(&p, desc, a, b, c, d);
     if (status) return status;
     const Preference *wish = preference_of(preference);

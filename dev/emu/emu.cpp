@@ -75,8 +75,18 @@ static void context_swap(Context *from, Context *to) { swapcontext(&from->u, &to
 #endif
 
 // ------------------------------------------------------------------ state
-static const size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 64 << 10, STATIC_SHARED_MAX = 48 << 10, SHARED_MAX = 227 << 10;
+static const size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 64 << 10, STATIC_SHARED_MAX = 48 << 10;
 static const int MAX_THREADS = 1024, MAX_MASKS = 48, MAX_COPIES = 256;
+
+// A setting of the machine, from the environment.
+static size_t setting(const char *name, size_t otherwise) {
+    const char *value = getenv(name);
+    return value ? (size_t)strtoull(value, NULL, 10) : otherwise;
+}
+static size_t device_bytes(void) { return setting("EMU_MEMORY", (size_t)1 << 30); }
+static int compute(void) { return (int)setting("EMU_COMPUTE", 90); }
+// Shared memory a block may have: of A100 and Orin, of Hopper and the Blackwell of data centers, of all others (CUDA C++ Programming Guide, table of compute capabilities).
+static size_t shared_max(void) { return (size_t)(compute() == 80 || compute() == 87 ? 163 : compute() >= 90 && compute() < 120 ? 227 : 99) << 10; }
 
 // A 16-byte copy to shared memory that has begun: the value read, and the thread's group it belongs to.
 struct Copy { void *to; uint64_t value[2]; int group; const char *file; int line; };
@@ -329,8 +339,8 @@ static void fiber_begin(int i) {
 static void *shared_make(const void *key, size_t bytes) {
     size_t total = emu.dynamic_bytes + (key ? bytes : 0), fixed = key ? bytes : 0;
     for (const Shared &s : emu.shared) total += s.key ? s.bytes : 0, fixed += s.key ? s.bytes : 0;
-    if (fixed > STATIC_SHARED_MAX || total > SHARED_MAX) {
-        fail("smaller tiles, or SHARED_DYNAMIC", "%zu bytes of static shared memory (at most %zu), %zu in all (at most %zu)", fixed, STATIC_SHARED_MAX, total, SHARED_MAX);
+    if (fixed > STATIC_SHARED_MAX || total > shared_max()) {
+        fail("smaller tiles, or SHARED_DYNAMIC", "%zu bytes of static shared memory (at most %zu), %zu in all (at most %zu)", fixed, STATIC_SHARED_MAX, total, shared_max());
     }
     ignore_begin();
     void *p = malloc(bytes ? bytes : 1);
@@ -591,16 +601,13 @@ static cudaError_t accepts(cudaStream_t handle) {
 // Waiting for a stream that records, or for the default stream while a blocking one does.
 static cudaError_t can_wait(cudaStream_t handle) { return stream_of(handle)->graph ? while_recording(true) : accepts(handle); }
 
-// A setting of the machine, from the environment.
-static size_t setting(const char *name, size_t otherwise) {
-    const char *value = getenv(name);
-    return value ? (size_t)strtoull(value, NULL, 10) : otherwise;
-}
-static size_t device_bytes(void) { return setting("EMU_MEMORY", (size_t)1 << 30); }
-static int compute(void) { return (int)setting("EMU_COMPUTE", 90); }
 static cudaError_t image(void) { return result(setting("EMU_BUILT", (size_t)compute()) == (size_t)compute() ? cudaSuccess : cudaErrorNoKernelImageForDevice); }
 
-// Work of an emulated library.
+// For an emulated library: does any stream record a graph? And its work.
+bool emu_recording(void) {
+    for (cudaStream_t s : emu.streams) if (s->graph) return true;
+    return false;
+}
 cudaError_t emu_enqueue(cudaStream_t stream, std::function<void()> run) {
     cudaError_t e = accepts(stream);
     if (e == cudaSuccess) enqueue(stream, run);
@@ -611,7 +618,7 @@ void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 si
     size_t threads = (size_t)size.x * size.y * size.z;
     bool fits = threads && threads <= MAX_THREADS && size.z <= 64 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
     if (!fits) { result(cudaErrorInvalidConfiguration); return; }
-    if (dynamic > SHARED_MAX) { result(cudaErrorInvalidValue); return; }
+    if (dynamic > shared_max()) { result(cudaErrorInvalidValue); return; }
     if (image() != cudaSuccess || accepts(stream) != cudaSuccess) return;
     enqueue(stream, [=] {
         run_kernel(file, line, text, grid, size, dynamic, body);
@@ -846,8 +853,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrWarpSize: *value = 32; return cudaSuccess;
     case cudaDevAttrMaxThreadsPerBlock: *value = MAX_THREADS; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)STATIC_SHARED_MAX; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)SHARED_MAX; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)SHARED_MAX + 1024; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)shared_max(); return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)shared_max() + 1024; return cudaSuccess;
     default: return result(cudaErrorInvalidValue);
     }
 }
@@ -858,7 +865,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) 
     return image();
 }
 cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute attribute, int value) {
-    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value >= 0 && value <= (int)SHARED_MAX) return cudaSuccess;
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value >= 0 && value <= (int)shared_max()) return cudaSuccess;
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100) return cudaSuccess;
     return result(cudaErrorInvalidValue);
 }
@@ -872,8 +879,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     p->maxThreadsPerBlock = MAX_THREADS;
     p->maxThreadsPerMultiProcessor = 2048;
     p->sharedMemPerBlock = STATIC_SHARED_MAX;
-    p->sharedMemPerBlockOptin = SHARED_MAX;
-    p->sharedMemPerMultiprocessor = SHARED_MAX + 1024;
+    p->sharedMemPerBlockOptin = shared_max();
+    p->sharedMemPerMultiprocessor = shared_max() + 1024;
     p->regsPerBlock = 65536;
     p->totalGlobalMem = device_bytes();
     return cudaSuccess;

@@ -57,6 +57,7 @@ machines() {
     reports "$t no driver" 0 "driver 0" env EMU_DRIVER=0 $t device
     reports "$t EMU_DRIVER" 0 "devices 0: CUDA driver version is insufficient" env EMU_DRIVER=12040 $t device
     reports "$t EMU_COMPUTE" 0 "compute 7.0: no error" env EMU_COMPUTE=70 $t device
+    for gpu in 80:163 86:99 90:227 100:227 120:99; do reports "$t shared memory of $gpu" 0 "shared $((${gpu#*:} * 1024))" env EMU_COMPUTE="${gpu%:*}" $t device; done
     reports "$t EMU_MEMORY" 0 "memory 1048576" env EMU_MEMORY=1048576 $t device
     reports "$t EMU_BUILT" 1 "compute 9.0: no kernel image" env EMU_BUILT=80 $t device
     reports "$t EMU_BUILT, launch" 1 "a launch was refused: no kernel image" env EMU_BUILT=80 $t device

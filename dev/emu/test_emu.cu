@@ -428,7 +428,7 @@ static void device_case(void) {
     EXPECT(cudaDeviceGetAttribute(&value, cudaDevAttrMaxPitch, 0) == cudaErrorInvalidValue);
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
     EXPECT(runtime == CUDART_VERSION);
-    printf("devices %d: %s\ndriver %d\ncompute %d.%d: %s\nmemory %zu\n", devices, cudaGetErrorString(count), driver, major, minor, cudaGetErrorString(image), total);
+    printf("devices %d: %s\ndriver %d\ncompute %d.%d: %s\nmemory %zu\nshared %d\n", devices, cudaGetErrorString(count), driver, major, minor, cudaGetErrorString(image), total, shared);
     void *p;
     if (total < 1 << 24) EXPECT(cudaMalloc(&p, total) == cudaSuccess && cudaMalloc(&p, 1) == cudaErrorMemoryAllocation);
     cudaGetLastError();

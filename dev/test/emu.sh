@@ -10,9 +10,8 @@ if [ ! -f "$CUDA/include/cuda_runtime.h" ] || [ ! -f "$CUBLAS/cublasLt.h" ]; the
 fi
 make -s -j "$(nproc 2> /dev/null || echo 2)" DEVICE=cpu CUDA="$CUDA" CUBLAS="$CUBLAS" build/emu/test_gpt-fp32 build/emu/test_gpt-bf16 build/emu/train_gpt-fp32 build/emu/train_gpt-bf16 \
     build/emu/ngpt-fp32 build/emu/ngpt-bf16 build/emu/libnccl.so.2 build/emu/test_nccl || exit 1
-for precision in fp32 bf16; do
-    build/emu/test_gpt-$precision cuda_ > build/emu/$precision.out &
-done
+build/emu/test_gpt-fp32 cuda_ > build/emu/fp32.out &
+EMU_COMPUTE=120 build/emu/test_gpt-bf16 cuda_ > build/emu/bf16.out &             # of the GPUs built for, the least shared memory: 99 KiB a block
 wait
 for precision in fp32 bf16; do sed "s/^/$precision /; s/^$precision \([0-9]* passed\)/\1/" build/emu/$precision.out; done | tee build/emu/layers.out
 sh dev/test/cuda.sh | tee build/emu/cuda.out

@@ -295,7 +295,8 @@ GPU_TEST(cuda_qkv_sizes) {
     for (int HS : {32, 48, 64, 96, 128})
         for (int on = 0; on < 8; on += 7) check_qkv({2, 7, 2, 2, HS, 1, on, 0, 0, 0, 0, 0});
     const int widths[] = {256, 768, 1536, 3072, 6144};
-    for (int i = 0; i < 5; i++) check_qkv({1, 3, widths[i] / 128, 1, 128, 1, 3, 7, i % 2, 0, 0, 0});
+    for (int width : widths)
+        for (int bias = 0; bias < 2; bias++) check_qkv({1, 3, width / 128, 1, 128, 1, 3, 7, bias, 0, 0, 0});
 }
 
 // Many lines for each team: little scratch, few chunks, and an odd number of heads, so that a team's lines change head and row at once.
