@@ -497,7 +497,7 @@ static inline void run_step(Run *r) {
     StepRecord *s = recorder_next(&r->recorder);
     AdamW o;
     Update u;
-    s->measured = watched || !f->graph;                    // what is measured is in no graph
+    s->measured = watched || (f->norms_every && !f->graph);          // what is measured is in no graph
     if (s->measured) r->t->watch(r->gpt);
     run_gradients(r);
     const char *event = run_update(r, &o, &u, s);
