@@ -6,7 +6,7 @@
 #   build       the trainer for the five headline modes, the tests in both precisions, the kernels' timer; the trainer in float32 and the CPU's, for runs
 #   tests       every layer and every mode against the judge, on the GPU, in both precisions, each test in a process of its own
 #   runs        the trainer as a user runs it (dev/test/cuda.sh): runs repeated, stopped, resumed, moved to the CPU and back
-#   sanitize    compute-sanitizer over the tests of layers: memory; and races and barriers, where all kernels are ours
+#   sanitize    compute-sanitizer over the tests of layers: memory, races and barriers where all kernels are ours; then memory where the library's are among them
 #   kernels     every layer's time at the shapes of GPT-2 124M and of the 740M model, and of experts, beside its floor; their products in PyTorch
 #   train124    GPT-2 124M under the five modes, in turns: ms a step, tokens a second, percent of the peak, SPAN's time over PRE's
 #   train740    the 740M model likewise
@@ -15,11 +15,11 @@
 #   report      report.json and report.md from all the results there are, of one call or of several; results.tar.gz, all files of OUT in one
 #
 # Each stage leaves one file in OUT (build/gpu_check), and needs no other stage but build. A stage, or a part of one, whose tool is missing says so and goes on.
-# In the environment: OUT; LIMIT, seconds of a stage (360); TEST_SECONDS, of one test (60); ROUNDS, of the stages that take turns, as many as there is time for (6; with PyTorch 3);
+# In the environment: OUT; LIMIT, seconds of a stage (360); TEST_SECONDS, of one test (120); ROUNDS, of the stages that take turns, as many as there is time for (6; with PyTorch 3);
 # SECONDS_124M (8), SECONDS_740M (10), SECONDS_MOE (10), of one run from its first step on; STARTUP, seconds until then, at most (150); PYTHON.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} TEST_SECONDS=${TEST_SECONDS:-60} STARTUP=${STARTUP:-150} PYTHON=${PYTHON:-python3}
+OUT=${OUT:-build/gpu_check} LIMIT=${LIMIT:-360} TEST_SECONDS=${TEST_SECONDS:-120} STARTUP=${STARTUP:-150} PYTHON=${PYTHON:-python3}
 STAGES="build tests runs sanitize kernels train124 train740 trainmoe torch report"
 MODES="pre span post hybrid sdd"
 SECTIONS="linears attention norms qkv activation ends update experts"                  # of kernels.cu
@@ -37,6 +37,11 @@ seconds_left() { left=$((deadline - 5 - $(date +%s))); echo $((left > 1 ? left :
 at_most() { left=$(seconds_left); echo $((left < $1 ? left : $1)); }
 
 stage_build() {
+    # Where the toolkit has no cuBLASLt, PyTorch's folder may.
+    if [ -z "${CUBLAS:-}" ] && [ ! -f "${CUDA:-/usr/local/cuda}/include/cublasLt.h" ]; then
+        found=$("$PYTHON" -c 'import glob, nvidia; print(*(path for root in nvidia.__path__ for path in glob.glob(root + "/*/include/cublasLt.h")))' 2> /dev/null)
+        [ -z "$found" ] || { CUBLAS=$(dirname "${found%% *}"); export CUBLAS; say "cuBLASLt of $CUBLAS"; }
+    fi
     targets="test_gpt_cuda build/cuda-bench/kernels build/cuda-span-fp32/train_gpt"
     for mode in $MODES; do targets="$targets build/cuda-$mode-bf16/train_gpt"; done
     # shellcheck disable=SC2086
@@ -70,7 +75,7 @@ stage_tests() {
     bad=0 at_once=4
     export deadline OMP_NUM_THREADS=$((($(jobs) + at_once - 1) / at_once))
     : > "$OUT/tests.txt"
-    for prec in fp32 bf16; do built build/cuda-test/test_gpt-$prec && build/cuda-test/test_gpt-$prec --list | sed "s/^/$prec /"; done > build/gpu_tests.txt
+    for prec in fp32 bf16; do built build/cuda-test/test_gpt-$prec >&2 && build/cuda-test/test_gpt-$prec --list | sed "s/^/$prec /"; done > build/gpu_tests.txt
     xargs -n 2 -P $at_once sh "$0" --test < build/gpu_tests.txt
     for prec in fp32 bf16; do
         all=$(grep -c "^$prec " build/gpu_tests.txt) good=$(grep -c "^$prec: [a-z0-9_]*: passed$" "$OUT/tests.txt")
@@ -93,23 +98,24 @@ stage_runs() {
     return $status
 }
 
-# Each tool gets a share of the stage. Status 9: the tool found something; 124: time was up. Calls that fail are no finding: the library tries what it then does
-# otherwise, and ours are all checked. How the library's kernels meet at barriers is not for us to judge, and they would take all of the time.
+# Each tool gets a share of the stage, ours first: the library's kernels would take all of the time. Status 9: the tool found something; 124: time was up. Calls that fail
+# are no finding: the library tries what it then does otherwise, and ours are all checked. How the library's kernels meet at barriers is not for us to judge.
 stage_sanitize() {
     : > "$OUT/sanitize.txt"
     have compute-sanitizer || return 0
-    share=$((LIMIT / 5)) bad=0
-    for run in memcheck:bf16 memcheck:fp32 racecheck:bf16 synccheck:bf16; do
-        tool=${run%:*} prec=${run#*:} log=build/gpu_sanitize.txt without="$LIBRARY"
-        [ "$tool" != memcheck ] || without=none
+    bad=0 runs=5
+    for run in memcheck:bf16:ours racecheck:bf16:ours synccheck:bf16:ours memcheck:fp32:ours memcheck:bf16:library; do
+        tool=${run%%:*} whose=${run##*:} prec=${run#*:} prec=${prec%:*} log=build/gpu_sanitize.txt
+        share=$(($(seconds_left) / runs)) runs=$((runs - 1)) invert=v
+        [ $whose = ours ] || invert=""
         built build/cuda-test/test_gpt-"$prec" || continue
         # shellcheck disable=SC2046
-        timeout "$share" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 build/cuda-test/test_gpt-"$prec" \
-            $(build/cuda-test/test_gpt-"$prec" --list | grep -E "$LAYERS" | grep -vE "$without" | sed 's/^/=/') > $log 2>&1
+        timeout -k 5 "$share" compute-sanitizer --tool "$tool" --report-api-errors no --print-limit 10 --error-exitcode 9 build/cuda-test/test_gpt-"$prec" \
+            $(build/cuda-test/test_gpt-"$prec" --list | grep -E "$LAYERS" | grep -${invert}E "$LIBRARY" | sed 's/^/=/') > $log 2>&1
         status=$?
         [ $status = 0 ] || [ $status = 124 ] || bad=1
-        { sed "s/^/$tool $prec: /" $log | tail -n 200; echo "$tool $prec: status $status"; } >> "$OUT/sanitize.txt"
-        say "$tool $prec: status $status$([ $status = 124 ] && echo ', time was up'), $(grep -c ' ok ' $log) tests ok, $(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' $log | tail -n 1)"
+        { sed "s/^/$tool $prec $whose: /" $log | tail -n 200; echo "$tool $prec $whose: status $status"; } >> "$OUT/sanitize.txt"
+        say "$tool $prec $whose: status $status$([ $status = 124 ] && echo ', time was up'), $(grep -c ' ok ' $log) tests ok, $(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' $log | tail -n 1)"
     done
     return $bad
 }
@@ -170,28 +176,32 @@ one_run() {
     return $status
 }
 
-ours() {                                                   # ours MODE MODEL ROUND SECONDS BATCH
+# On a GPU of 80 GB the models that are not small go in micro-batches.
+ours() {                                                   # ours MODE MODEL ROUND SECONDS BATCH [MICRO]
     built build/cuda-"$1"-bf16/train_gpt >&2 || return 1
-    one_run "$1" "$2" "$3" "$4" build/cuda-"$1"-bf16/train_gpt --model "$2" --batch "$5" --steps 100000 --val-every 0 --save-every 0 --norms-every 0 --sample 0 --out build/gpu_run
+    micro=0 memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2> /dev/null | head -n 1)
+    [ "${memory:-0}" -ge 120000 ] || micro=${6:-0}
+    one_run "$1" "$2" "$3" "$4" build/cuda-"$1"-bf16/train_gpt --model "$2" --batch "$5" --micro-batch $micro --steps 100000 --val-every 0 --save-every 0 --norms-every 0 --sample 0 --out build/gpu_run
 }
 
 # All modes in turns, each round beginning with another, so that a GPU that warms up or slows down does so for all.
-train() {                                                  # train FILE MODEL SECONDS BATCH
+train() {                                                  # train FILE MODEL SECONDS BATCH [MICRO]
     bad=0 turn=$MODES
     : > "$OUT/$1"
     for round in $(seq 1 "${ROUNDS:-6}"); do
         for mode in $turn; do
             another "$mode in round $round" || { [ "$round" -gt 1 ] && return $bad; return 1; }      # one round of all is the least
-            ours "$mode" "$2" "$round" "$3" "$4" >> "$OUT/$1" || bad=1
+            ours "$mode" "$2" "$round" "$3" "$4" "${5:-0}" >> "$OUT/$1" || bad=1
         done
+        [ -s "$OUT/$1" ] || { say "none of them runs"; return 1; }
         say "round $round: $(wc -l < "$OUT/$1") runs"
         turn="${turn#* } ${turn%% *}"
     done
     return $bad
 }
 stage_train124() { train train124.jsonl gpt2-124M "${SECONDS_124M:-8}" 64; }
-stage_train740() { train train740.jsonl span-740M "${SECONDS_740M:-10}" 16; }
-stage_trainmoe() { train trainmoe.jsonl olmoe-588M-3B "${SECONDS_MOE:-10}" 4; }
+stage_train740() { train train740.jsonl span-740M "${SECONDS_740M:-10}" 16 8; }
+stage_trainmoe() { train trainmoe.jsonl olmoe-588M-3B "${SECONDS_MOE:-10}" 4 1; }
 
 stage_torch() {
     : > "$OUT/torch.jsonl"

@@ -1,13 +1,11 @@
-// kernels.cu: times every layer of a training step, forward and backward, at the shapes of GPT-2 124M and of SpanNorm's 740M, beside its floor; and a layer of experts
+// kernels.cu: times every layer of a training step, forward and backward, at the shapes of GPT-2 124M and of SpanNorm's 740M; and a layer of experts
 // like OLMoE's, half as wide (64 experts of 512, 8 a token), its products beside their plain twin, one product of the library for each expert.
 //
 //   make build/cuda-bench/kernels && build/cuda-bench/kernels [tiny] [SECTION]      one JSON line a layer; report.py makes the table; tiny: shapes for the emulator
 //
 // A SECTION (SECTIONS below, or experts) is timed by itself, so that a fault in one does not cost the others.
 //
-// The floor is a bound computed from the shape, not a measurement: the larger of FLOP / 790 TFLOP/s and bytes / 4.3 TB/s, with every input read once and every
-// output written once. 790 TFLOP/s is what the best cuBLAS products of random bfloat16 numbers reach on an H100 or H200 (their datasheets say 989), 4.3 TB/s what
-// a copy inside an H200's memory reaches (datasheet 4.8). On another GPU the times are good and the percentages are of an H200.
+// Beside the time stand the FLOP and the bytes that the shape takes, with every input read once and every output written once; report.py makes a floor of them.
 //
 // A time is the median of SAMPLES, each over RUNS launches in a row between two events. Inputs are random: products of zeros run faster than real ones. What is
 // read is far larger than the caches, except for norms' gains and RoPE's angles. Fills and copies go to the stream of the launches: it waits for no other.
@@ -26,7 +24,6 @@
 #include <string>
 #include <vector>
 
-static const double FLOPS = 790e12, BANDWIDTH = 4.3e12;
 enum { SAMPLES = 11, RUNS = 5 };
 
 struct Shapes { const char *model; int L, B, T, C, NH, KV, HS, F, swiglu, V, Vp; };
@@ -71,6 +68,7 @@ static int32_t *room_of_integers(Bench *b, const std::vector<int32_t> &values) {
     int32_t *x;
     cudaCheck(cudaMalloc((void **)&x, values.size() * sizeof(int32_t)));
     cudaCheck(cudaMemcpyAsync(x, values.data(), values.size() * sizeof(int32_t), cudaMemcpyHostToDevice, b->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(b->gpu.stream));                        // `values` may end with this call
     b->rooms.push_back(x);
     return x;
 }
@@ -101,9 +99,8 @@ template <typename F> static void measure(Bench *b, const std::string &layer, do
     cudaCheck(cudaEventDestroy(from));
     cudaCheck(cudaEventDestroy(to));
     std::sort(times.begin(), times.end());
-    double ms = times[times.size() / 2], floor = 1e3 * std::max(flops / FLOPS, bytes / BANDWIDTH);
-    printf("{\"model\": \"%s\", \"layer\": \"%s\", \"tokens\": %lld, \"ms\": %.5f, \"ms_min\": %.5f, \"ms_max\": %.5f, \"floor_ms\": %.6g, \"bound\": \"%s\", \"flops\": %.6g, \"bytes\": %.6g}\n",
-           b->s.model, layer.c_str(), (long long)b->n, ms, times[0], times.back(), floor, flops / FLOPS > bytes / BANDWIDTH ? "product" : "memory", flops, bytes);
+    printf("{\"model\": \"%s\", \"layer\": \"%s\", \"tokens\": %lld, \"ms\": %.5f, \"ms_min\": %.5f, \"ms_max\": %.5f, \"flops\": %.6g, \"bytes\": %.6g}\n",
+           b->s.model, layer.c_str(), (long long)b->n, times[times.size() / 2], times[0], times.back(), flops, bytes);
     fflush(stdout);
 }
 

@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 WARMUP = 5
-PEAKS = {"H200": 989.4, "H100 80GB HBM3": 989.4, "GH200": 989.4, "A100": 312.0}      # TFLOP/s, by a part of the name
+PEAKS = {"H200": (989.4, 4.8), "H100 80GB HBM3": (989.4, 3.35), "A100-SXM4-80GB": (312.0, 2.04)}      # TFLOP/s and TB/s, by a part of the name: datasheets
+# What the best products of random numbers and a copy inside the memory reach of them, on an H100 and an H200 (790 TFLOP/s, 3.0 and 4.3 TB/s): a layer's floor.
+REACHED = (0.8, 0.9)
 STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13]      # 95 %, two-sided, 1.. degrees of freedom
 MODES = ["pre", "span", "post", "hybrid", "sdd", "torch"]
 
@@ -60,7 +62,7 @@ def runs_of(folder, name):
         flags = run.get("config", {}).get("flags")
         runs.append({"what": run["what"], "model": run["model"], "round": run["round"], "steps": len(steps), "ms": statistics.median(steps), "slowest": max(steps),
                      "flops": flops_per_token(flags) if flags else None, "tokens": int(flags["batch"]) * int(flags["seq"]) if flags else run["batch"] * run["seq"],
-                     "torch": run.get("torch"), "compiled": run.get("compiled")})
+                     "micro": int(flags.get("micro_batch", 0)) if flags else 0, "torch": run.get("torch"), "compiled": run.get("compiled")})
     return runs
 
 
@@ -88,18 +90,20 @@ def training_of(runs, peak):
         tflops = rate * flops / 1e12 if flops else None
         rows.append({"what": what, "runs": len(mine), "steps": sum(run["steps"] for run in mine), "ms": ms, "tokens_per_second": rate, "tflops": tflops,
                      "percent_of_peak": 100 * tflops / peak if tflops and peak else None, "over_pre": ratio_to(runs, what, "pre"),
-                     "torch": mine[0]["torch"], "compiled": mine[0]["compiled"]})
+                     "micro": mine[0]["micro"], "torch": mine[0]["torch"], "compiled": mine[0]["compiled"]})
     return rows
 
 
-def kernels_of(folder):
+def kernels_of(folder, peaks):
+    """Layers with their floor: the larger of FLOP and bytes over what the GPU reaches; None where it is not known. Without it, a layer with products is bound by them."""
     rows = []
     for row in lines_of(folder / "kernels.jsonl"):
         if "layer" in row:
-            product = row["bound"] == "product"
-            rate = row["flops"] / row["ms"] / 1e9 if product else row["bytes"] / row["ms"] / 1e9
-            speed = row["tokens"] / row["ms"] / 1e3 if "tokens" in row else None
-            rows.append({**row, "million_tokens_per_second": speed, "percent_of_floor": 100 * row["floor_ms"] / row["ms"], "rate": rate, "unit": "TFLOP/s" if product else "TB/s"})
+            floors = [1e-9 * row[work] / (reached * peak) for work, reached, peak in zip(("flops", "bytes"), REACHED, peaks)] if peaks else [row["flops"], 0]
+            product = floors[0] > floors[1]
+            floor = max(floors) if peaks else None
+            rows.append({**row, "floor_ms": floor, "percent_of_floor": 100 * floor / row["ms"] if floor else None, "million_tokens_per_second": row["tokens"] / row["ms"] / 1e3,
+                         "rate": row["flops" if product else "bytes"] / row["ms"] / 1e9, "unit": "TFLOP/s" if product else "TB/s"})
     return rows
 
 
@@ -132,7 +136,7 @@ def trainer_of(folder):
 def sanitizer_of(folder):
     path = folder / "sanitize.txt"
     words = {"0": "clean", "124": "clean until time was up", "9": "FOUND SOMETHING"}
-    found = re.findall(r"^(\w+ \w+): status (\d+)$", path.read_text(), re.MULTILINE) if path.exists() else []
+    found = re.findall(r"^(\w+ \w+ \w+): status (\d+)$", path.read_text(), re.MULTILINE) if path.exists() else []
     return {run: words.get(status, f"status {status}") for run, status in found}
 
 
@@ -149,7 +153,8 @@ def number(value, digits):
 
 
 def training_text(model, rows):
-    text = [f"## {model}", "", "| | ms a step | tokens/s | TFLOP/s | % of peak | time over PRE's (95 %) | steps |", "|---|---|---|---|---|---|---|"]
+    micro = rows[0]["micro"]
+    text = [f"## {model}" + (f", micro-batches of {micro}" if micro else ""), "", "| | ms a step | tokens/s | TFLOP/s | % of peak | time over PRE's (95 %) | steps |", "|---|---|---|---|---|---|---|"]
     for row in rows:
         over = row["over_pre"]
         ratio = "-" if not over or row["what"] == "pre" else f"{over['mean']:.4f}" + (f" ± {over['half']:.4f}" if over["half"] is not None else ", one round")
@@ -172,7 +177,7 @@ def markdown(report):
         text += training_text(model, rows)
     for model in dict.fromkeys(row["model"] for row in report["kernels"]):
         text += [f"## Layers of {model}", "", "| layer | ms | floor, ms | % of floor | rate | million tokens/s |", "|---|---|---|---|---|---|"]
-        text += [f"| {row['layer']} | {row['ms']:.4f} | {row['floor_ms']:.4f} | {row['percent_of_floor']:.0f} | {row['rate']:.{0 if row['unit'] == 'TFLOP/s' else 2}f} {row['unit']} | {number(row['million_tokens_per_second'], 1)} |"
+        text += [f"| {row['layer']} | {row['ms']:.4f} | {number(row['floor_ms'], 4)} | {number(row['percent_of_floor'], 0)} | {row['rate']:.{0 if row['unit'] == 'TFLOP/s' else 2}f} {row['unit']} | {row['million_tokens_per_second']:.1f} |"
                  for row in report["kernels"] if row["model"] == model]
         text.append("")
     return "\n".join(text)
@@ -183,11 +188,12 @@ def main():
         sys.exit("error: expected the folder that dev/gpu_check.sh wrote\n  -> python3 dev/bench/gpu/report.py build/gpu_check")
     folder = Path(sys.argv[1])
     machine = machine_of(folder)
-    peak = next((rate for name, rate in PEAKS.items() if name in machine["gpu"]), None)
+    peaks = next((both for name, both in PEAKS.items() if name in machine["gpu"]), None)
+    peak = peaks and peaks[0]
     training = {"GPT-2 124M": runs_of(folder, "train124.jsonl"), "740M": runs_of(folder, "train740.jsonl"), "OLMoE 588M-3B": runs_of(folder, "trainmoe.jsonl"),
                 "GPT-2 124M beside PyTorch": runs_of(folder, "torch.jsonl")}
     report = {"machine": machine, "peak_tflops": peak, "tests": tests_of(folder), "runs": trainer_of(folder), "sanitizer": sanitizer_of(folder),
-              "training": {model: training_of(runs, peak) for model, runs in training.items() if runs}, "kernels": kernels_of(folder)}
+              "training": {model: training_of(runs, peak) for model, runs in training.items() if runs}, "kernels": kernels_of(folder, peaks)}
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "report.md").write_text(markdown(report))
     print(markdown(report))
