@@ -171,7 +171,7 @@ build/logits: dev/test/logits.c build/judge_fp32.o build/stories.o build/flags
 EMU       ?= build/emu
 EMU_CXX   ?= g++
 EMU_FLAGS ?= -O1
-EMU_ALL   := -std=c++17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(EMU_FLAGS) -Wall -Wextra -Wno-unknown-pragmas -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP
+EMU_ALL   := -std=c++17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(EMU_FLAGS) -fno-strict-aliasing -Wall -Wextra -Wno-unknown-pragmas -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP
 EMU_OBJECTS := $(EMU)/emu.o $(EMU)/cublaslt.o
 $(EMU)/%.o: dev/emu/%.cpp
 	@mkdir -p $(@D)

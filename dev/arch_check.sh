@@ -3,8 +3,8 @@
 #
 #   sh dev/arch_check.sh [FILE.cu...]     default: train_gpt.cu;   NVCC=, CUDA=, CUBLAS= as for make
 #
-# Fails on any warning, of nvcc, ptxas or the host compiler, and on spilled registers: a spill is a round trip through memory inside the hottest loops. The
-# table says registers for each architecture, bytes spilled (stores + loads) behind a +, and bytes of arrays that do not fit in registers behind a *.
+# Fails on any warning, of nvcc, ptxas or the host compiler; on spilled registers: a spill is a round trip through memory inside the hottest loops; and on accesses of one
+# or two bfloat16 where eight lie side by side (gpu.cuh's words_store), which take as many times the instructions. The table says registers for each architecture, bytes spilled (stores + loads) behind a +, and bytes of arrays that do not fit in registers behind a *.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 CUDA=${CUDA:-/usr/local/cuda} CUBLAS=${CUBLAS:-$CUDA/include}
@@ -16,9 +16,9 @@ mkdir -p $out
 
 # What may spill: kernel, precision and architecture as the table has them, a bar, at most how many bytes, a bar, why.
 allowed='
-attention_dkv_kernel<192, 128> bf16 sm_90a|40|four values beyond 255 registers; half as many queries a tile would take twice the barriers
-interpolate_forward_kernel<Team<512, 8> > fp32 sm_120|16|rows of more than 8192 floats, which 512 threads with 128 registers each hold but for four
-interpolate_backward_kernel<Team<512, 8> > fp32 sm_120|20|the same rows
+interpolate_forward_kernel<Team<512, 8, 512> > fp32 sm_120|16|rows of more than 8192 floats, which 512 threads with 128 registers each hold but for four
+interpolate_backward_kernel<Team<512, 8, 512> > fp32 sm_80|8|the same rows
+interpolate_backward_kernel<Team<512, 8, 512> > fp32 sm_120|20|the same rows
 '
 
 for arch in 80 90a 100 120; do
@@ -52,6 +52,21 @@ for file; do
         else failed=$((failed + 1)); echo "FAILED: $file, ${prec%:*}"; grep -iE -A 4 'error|warning|performance loss' $out/log | awk '!seen[$0]++' | head -n 40; fi
         kernels "${prec%:*}" >> $out/kernels
     done
+done
+
+# Accesses of global memory in PTX by parts of 16 bits or 8, less than 8 bytes at a time, or 16 bytes as four words; but for the kernels whose threads have no neighbours to take along:
+# a target's logit, a value a lane, p of nGPT's alphas, integers.
+apart="classifier_kernel attention_decode_kernel router_backward_kernel layer_sums_kernel router_plan_kernel router_place_kernel"
+narrow() {
+    awk -v apart="$apart" '
+        BEGIN { count = split(apart, name, " ") }
+        /\.entry/ { match($0, /entry [A-Za-z0-9_]+/); kernel = substr($0, RSTART + 6, RLENGTH - 6); for (i = 1; i <= count; i++) if (index(kernel, name[i])) kernel = "" }
+        kernel && (/(ld|st)\.global\.[a-z0-9.]*[usb](8|16)[ \t]/ && !/\.v4\./ || /(ld|st)\.global\.[ub]32[ \t].*\+12\]/) { found[kernel]++ }
+        END { for (kernel in found) print found[kernel] " accesses apart in " kernel }
+    ' $out/object.o | { if command -v c++filt > /dev/null; then c++filt; else cat; fi; }
+}
+for file; do
+    if compile "$file" bf16 __nv_bfloat16 -ptx -arch=compute_90 && [ -z "$(narrow)" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $file, accesses"; head -n 20 $out/log; narrow; fi
 done
 
 # The tests and the timer only have to compile: to PTX, for one architecture.

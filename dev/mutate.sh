@@ -18,7 +18,7 @@ arrange() {
         cuda_*)
             source=$(grep -l "GPU_TEST($test)" test_gpt.cu dev/test/*.cu | head -n 1) emu=build/emu only=""
             case $source in dev/test/*) one=${source#dev/test/test_} emu=build/emu-${one%.cu} only="EMU=$emu GPU_TESTS=${one%.cu}" ;; esac
-            built="$only $emu/test_gpt-fp32 $emu/test_gpt-bf16" run="$emu/test_gpt-fp32 $test && $emu/test_gpt-bf16 $test" ;;
+            built="$only $emu/test_gpt-fp32 $emu/test_gpt-bf16" run="$emu/test_gpt-fp32 $test && EMU_COMPUTE=120 $emu/test_gpt-bf16 $test" ;;         # as in dev/test/emu.sh
         gpus)
             built="$programs build/emu/train_gpt-fp32 build/emu/train_gpt-bf16 build/emu/ngpt-fp32 build/emu/ngpt-bf16 build/emu/libnccl.so.2 build/emu/test_nccl"
             run="sh dev/test/gpus.sh" ;;

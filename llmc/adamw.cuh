@@ -68,7 +68,7 @@ static __device__ inline void weights_store(real *w, int64_t i, const Four &mast
         bool exact = !stochastic || sizeof(real) == sizeof(float);                             // to_real rounds to nearest, or not at all
         out.v[k] = to_real(exact ? master.v[k] : round_up_or_down(master.v[k], (unsigned)(random >> 16 * k & 0xffff)));
     }
-    *reinterpret_cast<RealFour *>(w + i) = out;
+    words_store(w + i, out);
 }
 
 static __global__ void __launch_bounds__(UPDATE_THREADS) weights_round_kernel(real *w, const float *master, int64_t total, int stochastic, uint64_t key) {

@@ -14,6 +14,7 @@
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <float.h>
+#include <type_traits>
 #include "check.h"
 
 #define LAUNCH(...) launch_kernel(__FILE__, __LINE__, #__VA_ARGS__, __VA_ARGS__)
@@ -81,10 +82,29 @@ typedef REAL Real;
 
 enum { WARP = 32, PACK = 16 / sizeof(real) };                  // PACK: values of 16 bytes, the widest load of a thread
 
+// All of a T of 8 or 16 bytes in one access, stores to global memory: what nvcc sees copied as bfloat16, or by memcpy from memory, it may take apart, into accesses of four bytes, two or one
+// (make arch-check looks).
+template <typename T> using Words = std::conditional_t<sizeof(T) == 16, uint4, uint2>;
+template <typename T> static __device__ inline T words_load(const void *p) {
+    Words<T> words = *static_cast<const Words<T> *>(p);
+    T x;
+    memcpy(&x, &words, sizeof x);
+    return x;
+}
+template <typename T> static __device__ inline void words_store(void *p, const T &x) {
+    Words<T> words;
+    memcpy(&words, &x, sizeof words);
+#if defined(__CUDACC__)
+    __stwb(static_cast<Words<T> *>(p), words);
+#else
+    *static_cast<Words<T> *>(p) = words;
+#endif
+}
+
 // 16 bytes of the storage type. Rows of all matrices begin at multiples of 16 bytes (gpt_refuse in train_gpt.cu sees to it).
 struct alignas(16) Pack { real v[PACK]; };
-static __device__ inline Pack pack_load(const real *p) { return *reinterpret_cast<const Pack *>(p); }
-static __device__ inline void pack_store(real *p, const Pack &x) { *reinterpret_cast<Pack *>(p) = x; }
+static __device__ inline Pack pack_load(const real *p) { return words_load<Pack>(p); }
+static __device__ inline void pack_store(real *p, const Pack &x) { words_store(p, x); }
 
 // Heads in rows of something wider: head h of row i begins at at + i * ld + h * head.
 typedef struct Heads { real *at; int ld, head; } Heads;

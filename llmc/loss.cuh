@@ -59,7 +59,7 @@ template <bool GAINED> static __device__ inline Softmax softmax_row(real *kept, 
             int j = first + l * step;
             if (j >= Vp) break;
             s = softmax_add(s, logits_of<GAINED>(x[l], gain, j), j, V);
-            if (kept) pack_store(kept + j, x[l]);
+            if (kept) *reinterpret_cast<Pack *>(kept + j) = x[l];                                       // in shared memory
         }
     }
     return s;

@@ -103,9 +103,16 @@ static __device__ inline Floats pack_floats(const Pack &x) {
     return y;
 }
 
+// Two at a time, for which there is an instruction.
 static __device__ inline Pack pack_round(const Floats &x) {
     Pack y;
-    for (int k = 0; k < PACK; k++) y.v[k] = to_real(x.v[k]);
+    for (int k = 0; k < PACK; k += 2) {
+        if constexpr (sizeof(real) == sizeof(float)) y.v[k] = x.v[k], y.v[k + 1] = x.v[k + 1];
+        else {
+            __nv_bfloat162 two = __floats2bfloat162_rn(x.v[k], x.v[k + 1]);
+            y.v[k] = two.x, y.v[k + 1] = two.y;
+        }
+    }
     return y;
 }
 
@@ -120,9 +127,7 @@ template <int N> static __device__ inline void line_store(real *to, const Floats
 
 // The pack at this column; zeros where there is none, or nothing to load from.
 static __device__ inline Bits bits_load(const real *from, int column) {
-    Bits x = {};
-    if (from && column >= 0) memcpy(&x, __builtin_assume_aligned(from + column, 16), sizeof x);
-    return x;
+    return from && column >= 0 ? words_load<Bits>(from + column) : Bits{};
 }
 
 static __device__ inline Bits bits_round(const Floats &x) {
