@@ -24,7 +24,8 @@
 //   dq, dkv    5 products, 258 GFLOP    0.326 ms    4 read (dC, Q, K, V), 3 written                    0.164 ms
 // dq and dkv make 7 products of it (0.456 ms) and read twice, since both compute S and dP: the price of one fixed order without atomics, and without a partial sum
 // of dQ per tile of keys in memory. mma.sync reaches some 62 % of the tensor cores' rate on compute capability 9.0 (wgmma all of it): the class to expect is
-// FlashAttention-2's. In float the same kernels run on the ordinary multipliers, because tensor cores have no product of that accuracy.
+// FlashAttention-2's. Instructions of a tile of keys or queries, heads of 64, for compute capability 9.0 (a mma takes the place of about six): forward 748, of which 128 mma and some 110 the
+// mask's, on the diagonal alone; dq 407, of which 96 mma; dkv 556, of which 128. In float the same kernels run on the ordinary multipliers, because tensor cores have no product of that accuracy.
 #pragma once
 #include "mma.cuh"
 
@@ -113,16 +114,17 @@ template <int HS> static __device__ inline HeadRows context_rows(const real *c, 
 // v where it lies beside k.
 template <int QK, int HS> static __device__ inline Heads beside(Heads v, Heads k) { return QK == HS ? Heads{v.at, k.ld, k.head} : v; }
 
-// Begins the copy of rows first, first + 1, ... to a tile; rows from T on are zeros. Of rows longer than 128 a thread has two places, and so its places in all are as many
-// rows apart, which takes fewer registers.
+// Begins the copy of rows first, first + 1, ... to a tile; rows from T on are zeros. A thread has a column, and of rows longer than 128 a second one, and every STEP-th row: the next is
+// one addition away. Where THREADS are no multiple of a row's packs, the last few have nothing to do.
 template <int SIZE, int ROWS, int THREADS> static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T) {
-    constexpr int WIDTH = SIZE > 128 ? 128 : SIZE;
-    for (int i = threadIdx.x; i < ROWS * WIDTH / PACK; i += THREADS) {
-        int row = i / (WIDTH / PACK), column = i % (WIDTH / PACK) * PACK;
-        real *to = tile + row * TILE_PITCH<SIZE> + column;
-        const real *from = x.at + (first + row) * x.ld + column;
-        copy_async(to, from, first + row < T);
-        if (SIZE > WIDTH && column < SIZE - WIDTH) copy_async(to + WIDTH, from + WIDTH, first + row < T);
+    constexpr int WIDTH = SIZE > 128 ? 128 : SIZE, PACKS = WIDTH / PACK, STEP = THREADS / PACKS;
+    int own = threadIdx.x / PACKS, column = threadIdx.x % PACKS * PACK;
+    real *to = tile + own * TILE_PITCH<SIZE> + column;
+    const real *from = x.at + (first + own) * x.ld + column;
+    UNROLL for (int row = 0; row < ROWS; row += STEP, to += STEP * TILE_PITCH<SIZE>, from += STEP * x.ld) {
+        if ((THREADS % PACKS && own >= STEP) || (ROWS % STEP && own + row >= ROWS)) continue;
+        copy_async(to, from, first + own + row < T);
+        if (SIZE > WIDTH && column < SIZE - WIDTH) copy_async(to + WIDTH, from + WIDTH, first + own + row < T);
     }
 }
 
@@ -182,10 +184,13 @@ template <int SIZE, int STRIPS> static __device__ inline void rows_store(real *t
                 *reinterpret_cast<Two *>(tile + (16 * s + 8 * i + lane / 4) * TILE_PITCH<SIZE> + 8 * n + 2 * (lane % 4)) = two;
             }
     __syncwarp();
-    for (int i = lane; i < 16 * STRIPS * SIZE / PACK; i += WARP) {
-        int row = i / (SIZE / PACK), column = i % (SIZE / PACK) * PACK;
-        if (row < rows && column < columns) pack_store(to + row * ld + column, pack_load(tile + row * TILE_PITCH<SIZE> + column));
-    }
+    constexpr int WIDTH = SIZE > WARP * PACK ? WARP * PACK : SIZE, PACKS = WIDTH / PACK, STEP = WARP / PACKS;                   // lanes and rows as threads in tile_copy
+    int own = lane / PACKS, column = lane % PACKS * PACK;
+    if (WARP % PACKS && own >= STEP) return;
+    to += own * ld;
+    UNROLL for (int row = own; row < own + 16 * STRIPS; row += STEP, to += STEP * ld)
+        UNROLL for (int at = 0; at < SIZE; at += WIDTH)
+            if (row < rows && column + at < columns && (16 * STRIPS % STEP == 0 || row < 16 * STRIPS)) pack_store(to + column + at, pack_load(tile + row * TILE_PITCH<SIZE> + column + at));
 }
 
 // Over the four lanes that share a row.
@@ -264,8 +269,8 @@ static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::THREADS, 2) att
     UNROLL for (int m = 0; m < STRIPS; m++)
         UNROLL for (int i = 0; i < 2; i++) {
             int t = row0 + 16 * m + 8 * i + lane / 4;
-            float total = quad_sum(sum[m][i]);
-            UNROLL for (int n = 0; n < HS / 8; n++) sums.v[m][n][2 * i] /= total, sums.v[m][n][2 * i + 1] /= total;
+            float total = quad_sum(sum[m][i]), inverse = 1 / total;
+            UNROLL for (int n = 0; n < HS / 8; n++) sums.v[m][n][2 * i] *= inverse, sums.v[m][n][2 * i + 1] *= inverse;
             if (lane % 4 == 0 && t < s.T) {
                 int64_t row = (int64_t)blockIdx.x * s.T + t;
                 lse[row] = max[m][i] + log2f(total);
@@ -366,18 +371,18 @@ static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2
     int first = blockIdx.y * ROWS, row0 = first + own, tiles = CEIL_DIV(s.T - first, COLUMNS);
     Strips<STRIPS, QK> dk_sums = {};
     Strips<STRIPS, HS> dv_sums = {};
-    auto begin = [=](int step) {
-        int h = g * heads + step / tiles;
-        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, head_rows(a.q, b, h, s.T), context_rows<HS>(a.dc, b, h, s), first + step % tiles * COLUMNS, s.T);
-    };
+    int h = g * heads, next = first;                           // of the step to come: its head and its first query
+    auto begin = [&](int step) { pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, head_rows(a.q, b, h, s.T), context_rows<HS>(a.dc, b, h, s), next, s.T); };
 
     tile_copy<QK, ROWS, THREADS>(k_tile, head_rows(beside<QK, HS>(a.k, a.q), b, g, s.T), first, s.T);
     tile_copy<HS, ROWS, THREADS>(v_tile, head_rows(beside<QK, HS>(a.v, a.q), b, g, s.T), first, s.T);
     begin(0);
     for (int step = 0; step < heads * tiles; step++) {
-        int query0 = first + step % tiles * COLUMNS, t = query0 + lane;
-        int64_t row = ((int64_t)b * s.NH + g * heads + step / tiles) * s.T + t;
+        int query0 = next, t = query0 + lane;
+        int64_t row = ((int64_t)b * s.NH + h) * s.T + t;
         float lse = t < s.T ? a.lse[row] : 0, D = t < s.T ? a.D[row] : 0;
+        next += COLUMNS;
+        if (next >= s.T) next = first, h++;
         copy_wait<0>();
         __syncthreads();                                       // this tile is there for all, and all are done with the one before
         if (step + 1 < heads * tiles) begin(step + 1);
