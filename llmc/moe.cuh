@@ -384,14 +384,20 @@ static __device__ inline int64_t weight_at(ExpertShape s, int e, int j) {
 // Lines of WIDTH elements in shared memory, 16 bytes further apart than that, so that the 8 rows of a piece lie in different banks.
 template <int LINES, int WIDTH> struct Panel { static constexpr int PITCH = WIDTH + PACK, SIZE = LINES * PITCH, COPIES = LINES * WIDTH / PACK / EXPERT_THREADS; };
 
-// Begins the copy of elements first.. of lines; at(line) says where one begins, nullptr: it is zeros, as elements from `end` on are.
+// Calls each(copy, line, column) for the packs of a panel that are this thread's.
+template <int LINES, int WIDTH, typename Each> static __device__ inline void panel_packs(Each each) {
+    constexpr int PACKS = WIDTH / PACK, STEP = EXPERT_THREADS / PACKS;
+    static_assert(EXPERT_THREADS % PACKS == 0, "a thread's packs have one column");
+    UNROLL for (int copy = 0; copy < Panel<LINES, WIDTH>::COPIES; copy++) each(copy, threadIdx.x / PACKS + copy * STEP, threadIdx.x % PACKS * PACK);
+}
+
+// Begins the copy of elements first.. of lines; at(copy, line) says where one begins, nullptr: it is zeros, as elements from `end` on are.
 template <int LINES, int WIDTH, typename At> static __device__ inline void panel_copy(real *panel, const real *somewhere, At at, int first, int end) {
-    UNROLL for (int copy = 0; copy < Panel<LINES, WIDTH>::COPIES; copy++) {
-        int i = copy * EXPERT_THREADS + threadIdx.x, line = i / (WIDTH / PACK), column = i % (WIDTH / PACK) * PACK;
-        const real *from = at(line);
+    panel_packs<LINES, WIDTH>([&](int copy, int line, int column) {
+        const real *from = at(copy, line);
         bool present = from && first + column < end;
         copy_async(panel + line * Panel<LINES, WIDTH>::PITCH + column, present ? from + first + column : somewhere, present);
-    }
+    });
 }
 
 // 16 rows and columns of a left operand whose columns are the lines; its element (0, 0) is at `panel`.
@@ -435,21 +441,38 @@ template <int FORM> static __device__ inline Tile tile_of(const Grouped &f) {
     return t;
 }
 
+// Lines along the depth are the same in every step: where those begin that a thread copies of, nullptr for zeros. It is asked once.
+template <int FORM> struct LinesAlong { static constexpr int COPIES = Panels<FORM>::Flat::COPIES; const real *left[COPIES], *right[COPIES]; };
+
+static __device__ inline const real *x_row(const Grouped &f, const real *x, int row) { return x + (int64_t)(f.rows.source ? f.rows.source[row] : row) * f.s.in; }
+
+template <int FORM> static __device__ inline LinesAlong<FORM> lines_along(const Grouped &f, const Tile &t) {
+    int out = f.s.parts * f.s.width;
+    LinesAlong<FORM> lines = {};
+    if constexpr (FORM != WEIGHT) panel_packs<ROW_TILE, TILE_DEPTH>([&](int copy, int i, int) {
+        lines.left[copy] = t.row + i >= t.row_end ? nullptr : FORM == FORWARD ? x_row(f, f.left, t.row + i) : f.left + (int64_t)(t.row + i) * out;
+    });
+    if constexpr (FORM == FORWARD) panel_packs<TILE_COLUMNS, TILE_DEPTH>([&](int copy, int j, int) {
+        lines.right[copy] = t.column + j < out ? f.right + weight_at(f.s, t.expert, t.column + j) : nullptr;
+    });
+    return lines;
+}
+
 // Begins the copy of both operands, from `k` of the depth on.
-template <int FORM> static __device__ inline void stage_copy(real *left, const Grouped &f, const Tile &t, int k) {
+template <int FORM> static __device__ inline void stage_copy(real *left, const Grouped &f, const Tile &t, const LinesAlong<FORM> &lines, int k) {
     real *right = left + Panels<FORM>::LEFT;
     int out = f.s.parts * f.s.width, in = f.s.in;
-    auto x_row = [&](const real *x, int row) { return x + (int64_t)(f.rows.source ? f.rows.source[row] : row) * in; };
-    auto w_row = [&](int j) { return f.right + weight_at(f.s, t.expert, j); };
+    auto left_line = [&](int copy, int) { return lines.left[copy]; };
+    auto right_line = [&](int copy, int) { return lines.right[copy]; };
     if constexpr (FORM == FORWARD) {
-        panel_copy<ROW_TILE, TILE_DEPTH>(left, f.left, [&](int i) { return t.row + i < t.row_end ? x_row(f.left, t.row + i) : nullptr; }, k, in);
-        panel_copy<TILE_COLUMNS, TILE_DEPTH>(right, f.right, [&](int j) { return t.column + j < out ? w_row(t.column + j) : nullptr; }, k, in);
+        panel_copy<ROW_TILE, TILE_DEPTH>(left, f.left, left_line, k, in);
+        panel_copy<TILE_COLUMNS, TILE_DEPTH>(right, f.right, right_line, k, in);
     } else if constexpr (FORM == INPUT) {
-        panel_copy<ROW_TILE, TILE_DEPTH>(left, f.left, [&](int i) { return t.row + i < t.row_end ? f.left + (int64_t)(t.row + i) * out : nullptr; }, k, out);
-        panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, [&](int j) { return k + j < out ? w_row(k + j) : nullptr; }, t.column, in);
+        panel_copy<ROW_TILE, TILE_DEPTH>(left, f.left, left_line, k, out);
+        panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, [&](int, int j) { return k + j < out ? f.right + weight_at(f.s, t.expert, k + j) : nullptr; }, t.column, in);
     } else {
-        panel_copy<TILE_DEPTH, ROW_TILE>(left, f.left, [&](int i) { return k + i < t.depth ? f.left + (int64_t)(t.first + k + i) * out : nullptr; }, t.row, out);
-        panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, [&](int i) { return k + i < t.depth ? x_row(f.right, t.first + k + i) : nullptr; }, t.column, in);
+        panel_copy<TILE_DEPTH, ROW_TILE>(left, f.left, [&](int, int i) { return k + i < t.depth ? f.left + (int64_t)(t.first + k + i) * out : nullptr; }, t.row, out);
+        panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, [&](int, int i) { return k + i < t.depth ? x_row(f, f.right, t.first + k + i) : nullptr; }, t.column, in);
     }
 }
 
@@ -494,15 +517,16 @@ template <int FORM> static __global__ void __launch_bounds__(EXPERT_THREADS, siz
     bool busy = t.row + row < t.row_end && t.column + column < t.column_end;
     Strips<WARP_STRIPS, WARP_COLUMNS> sums = {};
     if (steps == 0) return;                                    // a tile that no expert needs; no rows: dW stays
+    LinesAlong<FORM> lines = lines_along<FORM>(f, t);
     for (int step = 0; step < STAGES - 1; step++) {
-        if (step < steps) stage_copy<FORM>(shared + step * STAGE, f, t, step * TILE_DEPTH);
+        if (step < steps) stage_copy<FORM>(shared + step * STAGE, f, t, lines, step * TILE_DEPTH);
         copy_commit();
     }
     for (int step = 0; step < steps; step++) {
         int next = step + STAGES - 1;
         copy_wait<STAGES - 2>();
         __syncthreads();                                       // this step is there for all, and all are done with the one whose place the next takes
-        if (next < steps) stage_copy<FORM>(shared + next % STAGES * STAGE, f, t, next * TILE_DEPTH);
+        if (next < steps) stage_copy<FORM>(shared + next % STAGES * STAGE, f, t, lines, next * TILE_DEPTH);
         copy_commit();
         if (busy) stage_multiply<FORM>(sums, shared + step % STAGES * STAGE, row, column);
     }
