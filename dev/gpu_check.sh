@@ -176,22 +176,20 @@ one_run() {
     return $status
 }
 
-# On a GPU of 80 GB the models that are not small go in micro-batches.
-ours() {                                                   # ours MODE MODEL ROUND SECONDS BATCH [MICRO]
+ours() {                                                   # ours MODE MODEL ROUND SECONDS BATCH MICRO
     built build/cuda-"$1"-bf16/train_gpt >&2 || return 1
-    micro=0 memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2> /dev/null | head -n 1)
-    [ "${memory:-0}" -ge 120000 ] || micro=${6:-0}
-    one_run "$1" "$2" "$3" "$4" build/cuda-"$1"-bf16/train_gpt --model "$2" --batch "$5" --micro-batch $micro --steps 100000 --val-every 0 --save-every 0 --norms-every 0 --sample 0 --out build/gpu_run
+    one_run "$1" "$2" "$3" "$4" build/cuda-"$1"-bf16/train_gpt --model "$2" --batch "$5" --micro-batch "$6" --steps 100000 --val-every 0 --save-every 0 --norms-every 0 --sample 0 --out build/gpu_run
 }
 
-# All modes in turns, each round beginning with another, so that a GPU that warms up or slows down does so for all.
-train() {                                                  # train FILE MODEL SECONDS BATCH [MICRO]
-    bad=0 turn=$MODES
+# All modes in turns, each round beginning with another, so that a GPU that warms up or slows down does so for all. MICRO: on a GPU of 80 GB.
+train() {                                                  # train FILE MODEL SECONDS BATCH MICRO
+    bad=0 turn=$MODES micro=$5
+    [ "$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2> /dev/null | head -n 1)" -ge 120000 ] 2> /dev/null && micro=0
     : > "$OUT/$1"
     for round in $(seq 1 "${ROUNDS:-6}"); do
         for mode in $turn; do
             another "$mode in round $round" || { [ "$round" -gt 1 ] && return $bad; return 1; }      # one round of all is the least
-            ours "$mode" "$2" "$round" "$3" "$4" "${5:-0}" >> "$OUT/$1" || bad=1
+            ours "$mode" "$2" "$round" "$3" "$4" "$micro" >> "$OUT/$1" || bad=1
         done
         [ -s "$OUT/$1" ] || { say "none of them runs"; return 1; }
         say "round $round: $(wc -l < "$OUT/$1") runs"
@@ -199,7 +197,7 @@ train() {                                                  # train FILE MODEL SE
     done
     return $bad
 }
-stage_train124() { train train124.jsonl gpt2-124M "${SECONDS_124M:-8}" 64; }
+stage_train124() { train train124.jsonl gpt2-124M "${SECONDS_124M:-8}" 64 0; }
 stage_train740() { train train740.jsonl span-740M "${SECONDS_740M:-10}" 16 8; }
 stage_trainmoe() { train trainmoe.jsonl olmoe-588M-3B "${SECONDS_MOE:-10}" 4 1; }
 
@@ -209,7 +207,7 @@ stage_torch() {
     bad=0
     for round in $(seq 1 "${ROUNDS:-3}"); do
         another "round $round" || { [ "$round" -gt 1 ] && return $bad; return 1; }
-        ours pre gpt2-124M "$round" "${SECONDS_124M:-8}" 64 >> "$OUT/torch.jsonl" || bad=1
+        ours pre gpt2-124M "$round" "${SECONDS_124M:-8}" 64 0 >> "$OUT/torch.jsonl" || bad=1
         timeout "$(seconds_left)" "$PYTHON" dev/bench/gpu/torch_gpt.py --round "$round" >> "$OUT/torch.jsonl" || bad=1
         say "round $round: $(wc -l < "$OUT/torch.jsonl") runs"
     done
