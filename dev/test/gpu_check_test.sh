@@ -149,7 +149,9 @@ import sys; sys.path.insert(0, "dev/bench/gpu"); import report
 runs = [{"what": w, "round": r, "ms": ms} for w, times in (("pre", (100, 100, 100)), ("span", (101, 102, 103))) for r, ms in enumerate(times)]
 found = report.ratio_to(runs, "span", "pre")
 assert abs(found["mean"] - 1.02) < 1e-9 and abs(found["half"] - 4.30 * 0.01 / 3 ** 0.5) < 1e-9, found
-assert abs(report.flops_per_token(dict(layers=24, width=1536, heads=24, kv_heads=0, ffn=4224, vocab=32000, seq=2048, activation="swiglu")) / 4910e6 - 1) < 1e-3'
+assert abs(report.flops_per_token(dict(layers=24, width=1536, heads=24, kv_heads=0, ffn=4224, vocab=32000, seq=2048, activation="swiglu")) / 4910e6 - 1) < 1e-3
+names = ("H200", "GH200 480GB", "GH200 144G HBM3e", "H100 80GB HBM3", "A100-SXM4-80GB", "A100 80GB PCIe", "A100-SXM4-40GB")
+assert [report.peaks_of("NVIDIA " + name)[1] for name in names] == [4.8, 4.0, 4.9, 3.35, 2.04, 1.94, 1.56] and report.peaks_of("emulator") is None'
 
 # ---- results of two calls, put together from what each left in one file
 check "one call"                 sh -c "OUT=build/one sh dev/gpu_check.sh tests report > said 2>&1"

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 WARMUP = 5
-PEAKS = {"H200": (989.4, 4.8), "H100 80GB HBM3": (989.4, 3.35), "A100-SXM4-80GB": (312.0, 2.04)}      # TFLOP/s and TB/s, by a part of the name: datasheets
+# TFLOP/s and TB/s of the datasheets, by the first of these parts that is in the name.
+PEAKS = {"GH200 480GB": (989.4, 4.0), "GH200": (989.4, 4.9), "H200": (989.4, 4.8), "H100 80GB HBM3": (989.4, 3.35), "A100-SXM4-80GB": (312.0, 2.04), "A100 80GB": (312.0, 1.94), "A100": (312.0, 1.56)}
 # What the best products of random numbers and a copy inside the memory reach of them, on an H100 and an H200 (790 TFLOP/s, 3.0 and 4.3 TB/s): a layer's floor.
 REACHED = (0.8, 0.9)
 STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13]      # 95 %, two-sided, 1.. degrees of freedom
@@ -38,6 +39,10 @@ def machine_of(folder):
     found = dict(zip(("gpu", "driver", "memory", "clock", "power"), gpu))
     return {"gpu": found.get("gpu", "none"), "driver": found.get("driver", "unknown"), "memory": found.get("memory", ""), "power limit": found.get("power", ""),
             "commit": lines[-2] if len(lines) > 1 else "unknown", "date": lines[-1] if lines else "unknown"}
+
+
+def peaks_of(gpu):
+    return next((both for name, both in PEAKS.items() if name in gpu), None)
 
 
 def flops_per_token(flags):
@@ -188,7 +193,7 @@ def main():
         sys.exit("error: expected the folder that dev/gpu_check.sh wrote\n  -> python3 dev/bench/gpu/report.py build/gpu_check")
     folder = Path(sys.argv[1])
     machine = machine_of(folder)
-    peaks = next((both for name, both in PEAKS.items() if name in machine["gpu"]), None)
+    peaks = peaks_of(machine["gpu"])
     peak = peaks and peaks[0]
     training = {"GPT-2 124M": runs_of(folder, "train124.jsonl"), "740M": runs_of(folder, "train740.jsonl"), "OLMoE 588M-3B": runs_of(folder, "trainmoe.jsonl"),
                 "GPT-2 124M beside PyTorch": runs_of(folder, "torch.jsonl")}
