@@ -48,7 +48,7 @@ accepts = $(shell echo 'int x;' | $(CC) -c $(1) -x c - -o /dev/null 2>/dev/null 
 OPENMP := $(or $(if $(filter 1,$(OMP)),$(call accepts,-fopenmp)),$(call accepts,-fopenmp-simd))
 # Never fast-math. Two only say that nobody reads errno after sqrt and nobody traps; no value changes, and loops with exp vectorize. -ffp-contract
 # lets a b + c be one instruction with one rounding, which -std=c17 forbids gcc.
-FLAGS  := -std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(CFLAGS) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) $(call accepts,-Wno-psabi) -MMD -MP
+FLAGS  := -std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(CFLAGS) -ffp-contract=fast -fno-math-errno -fno-trapping-math -pthread $(OPENMP) -Wall -Wextra $(call accepts,-Wno-unknown-pragmas) $(call accepts,-Wno-pass-failed) $(call accepts,-Wno-psabi) -MMD -MP
 GIT    := $(shell git describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)
 NAME   := $(shell echo $(ON)-$(MODE)-$(PREC) | tr A-Z a-z)
 
@@ -78,7 +78,7 @@ LT := $(firstword $(wildcard $(addsuffix /cublasLt.h,$(CUBLAS) $(dir $(NVCC))../
 ifeq ($(LT),)
 $(error cublasLt.h is neither in $(CUBLAS) nor in $(dir $(NVCC))../include: expected CUBLAS=its folder; it comes with the CUDA toolkit (Debian, Ubuntu: libcublas-dev-13-0))
 endif
-NVCC_HOST  := -Wall -Wextra -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math $(if $(filter 1,$(OMP)),-fopenmp,-fopenmp-simd)
+NVCC_HOST  := -pthread -Wall -Wextra -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math $(if $(filter 1,$(OMP)),-fopenmp,-fopenmp-simd)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo $(foreach a,$(ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -I$(LT:/cublasLt.h=) -Xcompiler "$(NVCC_HOST)" -MMD -MP
 # The library that belongs to the header: in lib64 of a toolkit, in lib of NVIDIA's Python packages, where its name has a version; else wherever the linker finds it.
 LT_FILE := $(firstword $(foreach name,libcublasLt.so libcublasLt.so.*,$(wildcard $(addsuffix /$(name),$(LT:/cublasLt.h=/../lib64) $(LT:/cublasLt.h=/../lib)))))
@@ -171,7 +171,7 @@ build/logits: dev/test/logits.c build/judge_fp32.o build/stories.o build/flags
 EMU       ?= build/emu
 EMU_CXX   ?= g++
 EMU_FLAGS ?= -O1
-EMU_ALL   := -std=c++17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(EMU_FLAGS) -fno-strict-aliasing -Wall -Wextra -Wno-unknown-pragmas -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP
+EMU_ALL   := -std=c++17 -pthread -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(EMU_FLAGS) -fno-strict-aliasing -Wall -Wextra -Wno-unknown-pragmas -isystem $(CUDA)/include -isystem $(CUBLAS) -MMD -MP
 EMU_OBJECTS := $(EMU)/emu.o $(EMU)/cublaslt.o
 $(EMU)/%.o: dev/emu/%.cpp
 	@mkdir -p $(@D)

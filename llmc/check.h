@@ -29,15 +29,30 @@
 // How a program ends, besides 0 and 128 + the signal that stopped it; README, "When things go wrong", says what each asks for.
 enum { EXIT_REFUSED = 1, EXIT_WRITE, EXIT_DIVERGED, EXIT_LOST };
 
+// Copies n bytes of text with control characters, other than newline and tab, as \x1b: text from a file must not drive the
+// terminal. What does not fit is cut.
+static inline char *text_escape(char *out, size_t cap, const char *text, size_t n) {
+    size_t used = 0;
+    for (size_t i = 0; i < n && used + 5 <= cap; i++) {
+        unsigned char c = (unsigned char)text[i];
+        bool control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F;
+        if (control) used += (size_t)snprintf(out + used, 5, "\\x%02x", c);
+        else out[used++] = text[i];
+    }
+    out[used] = 0;
+    return out;
+}
+
 PRINTF_LIKE(4, 5) static inline void check_failed(int status, const char *file, int line, const char *fmt, ...) {
+    static char message[1 << 18], shown[1 << 19];
     const char *base = strrchr(file, '/');
     va_list args;
     va_start(args, fmt);
-    fflush(stdout);
-    fprintf(stderr, "error: ");
-    vfprintf(stderr, fmt, args);
-    fprintf(stderr, "\n  (%s:%d)\n", base ? base + 1 : file, line);
+    vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
+    fflush(stdout);
+    text_escape(shown, sizeof shown, message, strlen(message));
+    fprintf(stderr, "error: %s\n  (%s:%d)\n", shown, base ? base + 1 : file, line);
     exit(status);
 }
 

@@ -25,7 +25,6 @@
 
 #define PATH_CAP 1024
 #define TENSOR_RANK 4
-#define SAFETENSORS_HEADER 100000000          // bytes of header at most, the format's own limit
 #define CHECKPOINT_NAME 64                    // bytes of the name of a checkpoint's file, with its zero
 
 // ------------------------------------------------------------------------------------------------------------------ files
@@ -33,47 +32,11 @@
 static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
 static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
 
-typedef struct { int fd; char path[PATH_CAP], temp[PATH_CAP]; Hash hash; } FileWriter;          // hash: of what was added, and its length
-
-static inline void file_begin(FileWriter *w, const char *path) {
-    check_format(w->path, sizeof w->path, "%s", path);
-    check_format(w->temp, sizeof w->temp, "%s.tmp", path);
-    w->hash = hash_begin();
-    w->fd = open(w->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    CHECK_WRITE(w->fd >= 0, "cannot create %s: %s\n  -> check that the directory exists and may be written to", w->temp, strerror(errno));
-}
-
-// Pieces of one MiB are hashed while they are still in the cache.
-static inline void file_add(FileWriter *w, const void *data, size_t n) {
-    const char *p = (const char *)data;
-    while (n) {
-        ssize_t written = write(w->fd, p, n < 1 << 20 ? n : 1 << 20);
-        if (written < 0 && errno == EINTR) continue;
-        CHECK_WRITE(written > 0, "cannot write %s after %" PRIu64 " bytes: %s\n  -> free space on that disk, or write to another one",
-              w->temp, w->hash.length, strerror(errno));
-        hash_add(&w->hash, p, (size_t)written);
-        p += written;
-        n -= (size_t)written;
-    }
-}
-
-// Bytes at a place of their own, for files whose parts come in another order; the checksum has no part of them.
-static inline void file_put(FileWriter *w, const void *data, size_t n, int64_t at) {
-    const char *p = (const char *)data;
-    while (n) {
-        ssize_t written = pwrite(w->fd, p, n, (off_t)at);
-        if (written < 0 && errno == EINTR) continue;
-        CHECK_WRITE(written > 0, "cannot write %s: %s\n  -> free space on that disk, or write to another one", w->temp, strerror(errno));
-        p += written, at += written, n -= (size_t)written;
-    }
-}
-
-// A new name is on the disk only when its directory is. Some file systems cannot sync directories, and say EINVAL.
-static inline void file_sync_dir(const char *dir) {
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool ok = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
-    CHECK_WRITE(ok, "cannot bring the directory %s to the disk: %s\n  -> check that it exists and its disk is sound", dir, strerror(errno));
-    close(fd);
+// Whether `name` in `folder` still leads to the file or folder that `fd` has open. follow: through a link, too.
+static inline bool file_is(int fd, int folder, const char *name, bool follow) {
+    struct stat open, named;
+    return fstat(fd, &open) == 0 && fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0
+        && open.st_ino == named.st_ino && open.st_dev == named.st_dev;
 }
 
 // The folder that a name is in.
@@ -85,36 +48,138 @@ static inline char *file_parent(char *dir, const char *path) {
     return check_format(dir, PATH_CAP, "%.*s", n ? (int)n : 1, n ? path : ".");
 }
 
-static inline void file_sync_parent(const char *path) {
-    char dir[PATH_CAP];
-    file_sync_dir(file_parent(dir, path));
+// The name of a file without its folder.
+static inline const char *file_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
 }
 
-// Makes a folder and those above it; the names of new ones are on the disk. False with errno set: the folder is there already (EEXIST), or cannot be made.
+// A new name is on the disk only when its folder is. Some file systems cannot sync folders and return EINVAL.
+static inline void folder_sync(int folder, const char *path) {
+    CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
+                "cannot bring the directory %s to the disk: %s\n  -> check that it exists and its disk is sound",
+                path, strerror(errno));
+}
+
+// A folder, held open. What is then written into it goes there even if the folder is renamed or replaced meanwhile.
+static inline int folder_open(const char *path) {
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK_WRITE(folder >= 0, "cannot open the directory %s: %s\n  -> check that it exists and may be written to",
+                path, strerror(errno));
+    return folder;
+}
+
+// The folder `name` inside a run, made when it is missing. A link is refused: it would lead out of the run.
+static inline int folder_open_in(int folder, const char *name, const char *path) {
+    bool there = mkdirat(folder, name, 0777) == 0 || errno == EEXIST;
+    int fd = there ? openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    CHECK_WRITE(fd >= 0, "cannot make the directory %s: %s\n  -> free space on that disk; a file or link of that "
+                "name must be moved away", path, strerror(errno));
+    return fd;
+}
+
+// Makes a folder and those above it, and brings the new names to the disk. Returns false with errno set when the
+// folder is there already (EEXIST) or cannot be made.
 static inline bool folder_make(const char *path) {
     char above[PATH_CAP];
-    if (!is_folder(file_parent(above, path)) && !folder_make(above) && errno != EEXIST) return false;
-    if (mkdir(path, 0777) != 0) return false;
-    file_sync_parent(path);
+    if (mkdir(path, 0777) != 0) {
+        if (errno != ENOENT || strlen(file_parent(above, path)) >= strlen(path)) return false;     // "." and "/" end it
+        if (!folder_make(above) && errno != EEXIST) return false;
+        if (mkdir(path, 0777) != 0) return false;
+    }
+    int folder = folder_open(file_parent(above, path));
+    folder_sync(folder, above);
+    close(folder);
     return true;
 }
 
+// Removes the file, link or folder of plain files called `name`. Links are removed, never followed.
+static inline bool folder_remove(int folder, const char *name) {
+    if (unlinkat(folder, name, 0) == 0 || errno == ENOENT) return true;
+    int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d) return false;
+    for (struct dirent *e; (e = readdir(d)) != NULL;)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(fd, e->d_name, 0);
+    closedir(d);
+    return unlinkat(folder, name, AT_REMOVEDIR) == 0;
+}
+
+// A file on its way: written as <name>.tmp in its folder, then renamed.
+typedef struct {
+    int folder, fd;
+    char path[PATH_CAP], temp[PATH_CAP];      // with the folder's name, for messages
+    Hash hash;                                // of what was added, and its length
+} FileWriter;
+
+// folder: the open folder that the file goes in. A .tmp that a kill left, or a link of that name, is removed, never
+// written through.
+static inline void file_begin_in(FileWriter *w, int folder, const char *path) {
+    check_format(w->path, sizeof w->path, "%s", path);
+    check_format(w->temp, sizeof w->temp, "%s.tmp", path);
+    const char *temp = file_name(w->temp);
+    w->hash = hash_begin();
+    w->folder = dup(folder);
+    unlinkat(w->folder, temp, 0);
+    w->fd = openat(w->folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    CHECK_WRITE(w->fd >= 0, "cannot create %s: %s\n  -> check that the directory exists and may be written to",
+                w->temp, strerror(errno));
+}
+
+static inline void file_begin(FileWriter *w, const char *path) {
+    char dir[PATH_CAP];
+    int folder = folder_open(file_parent(dir, path));
+    file_begin_in(w, folder, path);
+    close(folder);
+}
+
+// Pieces of one MiB are hashed while they are still in the cache.
+static inline void file_add(FileWriter *w, const void *data, size_t n) {
+    const char *p = (const char *)data;
+    while (n) {
+        ssize_t written = write(w->fd, p, n < 1 << 20 ? n : 1 << 20);
+        if (written < 0 && errno == EINTR) continue;
+        CHECK_WRITE(written > 0, "cannot write %s after %" PRIu64 " bytes: %s\n  -> free space on that disk, or write "
+                    "to another one", w->temp, w->hash.length, strerror(errno));
+        hash_add(&w->hash, p, (size_t)written);
+        p += written;
+        n -= (size_t)written;
+    }
+}
+
+// Bytes at a place of their own, for files whose parts come in another order. The checksum leaves them out.
+static inline void file_put(FileWriter *w, const void *data, size_t n, int64_t at) {
+    const char *p = (const char *)data;
+    while (n) {
+        ssize_t written = pwrite(w->fd, p, n, (off_t)at);
+        if (written < 0 && errno == EINTR) continue;
+        CHECK_WRITE(written > 0, "cannot write %s: %s\n  -> free space on that disk, or write to another one",
+                    w->temp, strerror(errno));
+        p += written, at += written, n -= (size_t)written;
+    }
+}
+
 static inline Hash file_commit(FileWriter *w) {
-    bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 && rename(w->temp, w->path) == 0;
-    CHECK_WRITE(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one", w->path, strerror(errno));
-    file_sync_parent(w->path);
+    bool ok = fsync(w->fd) == 0 && close(w->fd) == 0
+           && renameat(w->folder, file_name(w->temp), w->folder, file_name(w->path)) == 0;
+    CHECK_WRITE(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one",
+                w->path, strerror(errno));
+    folder_sync(w->folder, w->path);
+    close(w->folder);
     return w->hash;
 }
 
-// The file holds either what it held or all of data, whatever happens.
-static inline Hash file_write_bytes(const char *path, const void *data, size_t n) {
+// The file holds either what it held before or all of data, whatever happens.
+static inline Hash file_write_in(int folder, const char *path, const void *data, size_t n) {
     FileWriter w;
-    file_begin(&w, path);
+    file_begin_in(&w, folder, path);
     file_add(&w, data, n);
     return file_commit(&w);
 }
 
-static inline Hash file_write_atomic(const char *path, const char *text) { return file_write_bytes(path, text, strlen(text)); }
+static inline Hash file_write_text(int folder, const char *path, const char *text) {
+    return file_write_in(folder, path, text, strlen(text));
+}
 
 static inline bool file_try_hash(const char *path, Hash *hash, char *error, size_t cap) {
     const size_t piece = 1 << 20;
@@ -197,6 +262,28 @@ static inline double real_get(const void *x, size_t element, int64_t i) { return
 static inline void real_put(void *x, size_t element, int64_t i, double value) {
     if (element == sizeof(float)) ((float *)x)[i] = (float)value;
     else ((double *)x)[i] = value;
+}
+
+// How many of n floats or doubles are infinite or NaN.
+static inline int64_t real_count_bad(const void *x, size_t element, int64_t n) {
+    const float *single = (const float *)x;
+    const double *full = (const double *)x;
+    int64_t bad = 0;
+    if (element == sizeof(float)) {
+#pragma omp simd reduction(+ : bad)
+        for (int64_t i = 0; i < n; i++) bad += !isfinite(single[i]);
+    } else {
+#pragma omp simd reduction(+ : bad)
+        for (int64_t i = 0; i < n; i++) bad += !isfinite(full[i]);
+    }
+    return bad;
+}
+
+// Refuses weights or moments, just read from a file, that are infinite or NaN.
+static inline void real_check_finite(const void *x, size_t element, int64_t n, const char *path, const char *name) {
+    int64_t bad = real_count_bad(x, element, n);
+    CHECK(!bad, "%s: %lld values of %s are infinite or NaN\n  -> use an earlier checkpoint, or a sound copy of the weights",
+          path, (long long)bad, name);
 }
 
 // Whether a tensor has this shape; longer: or is a matrix of more rows, of which the first are wanted.
@@ -305,7 +392,7 @@ static inline bool safetensors_try_open(const char *path, SafetensorsFile *file,
     memset(file, 0, sizeof *file);
     if (!safetensors_map(path, file, error, cap)) return false;
     memcpy(&n, file->map, 8);
-    bool fits = n <= file->bytes - 8 && n <= SAFETENSORS_HEADER;
+    bool fits = n <= file->bytes - 8 && n <= JSON_MOST;
     if (!fits) error_set(error, cap, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
     bool ok = fits && safetensors_read_header((const char *)file->map + 8, n, (int64_t)(file->bytes - 8 - n), file, error, cap);
     if (!ok) safetensors_close(file);
@@ -345,37 +432,49 @@ static inline char *safetensors_header(const Tensor *tensors, int count, size_t 
     return text;
 }
 
-// A file with its header, ready for the data of the tensors in the order given. Returns where that begins.
-static inline int64_t safetensors_begin(FileWriter *w, const char *path, const Tensor *tensors, int count) {
+// Writes the header of a file just begun. The data of the tensors follow in the order given; returns where they begin.
+static inline int64_t safetensors_begin(FileWriter *w, const Tensor *tensors, int count) {
     size_t n;
     char *header = safetensors_header(tensors, count, &n), error[256];
-    // The reader judges the header before anything is written: a name used twice, say, would make a file that nobody can open.
+    // The reader judges the header first: a name used twice, say, would make a file that nobody can open.
     Json *parsed;
     bool ok = json_try_parse(header, n, &parsed, error, sizeof error);
-    CHECK(ok, "%s: these tensors make no valid file: %s\n  -> give each a name of its own", path, error);
+    CHECK(ok, "%s: these tensors make no valid file: %s\n  -> give each a name of its own", w->path, error);
     json_free(parsed);
     uint64_t length = n;
-    file_begin(w, path);
     file_add(w, &length, 8);
     file_add(w, header, n);
     free(header);
     return (int64_t)n + 8;
 }
 
-// Nothing is copied; the hash is that of the whole file.
-static inline Hash safetensors_write(const char *path, const Tensor *tensors, int count) {
-    FileWriter w;
-    safetensors_begin(&w, path, tensors, count);
-    for (const Tensor *t = tensors; t < tensors + count; t++) file_add(&w, t->bring ? t->bring(t->source) : t->data, (size_t)tensor_bytes(t));
-    return file_commit(&w);
+// Writes a whole file without copying the data; the hash is that of the whole file. Counts in *bad the values that
+// are infinite or NaN, piece by piece while the piece is in the cache.
+static inline Hash safetensors_write(FileWriter *w, const Tensor *tensors, int count, int64_t *bad) {
+    const int64_t piece = 1 << 20;
+    safetensors_begin(w, tensors, count);
+    for (const Tensor *t = tensors; t < tensors + count; t++) {
+        const char *data = (const char *)(t->bring ? t->bring(t->source) : t->data);
+        int64_t bytes = tensor_bytes(t);
+        int element = t->dtype[0] == 'F' ? tensor_dtype_bytes(t->dtype) : 0;
+        for (int64_t at = 0; at < bytes; at += piece) {
+            int64_t n = bytes - at < piece ? bytes - at : piece;
+            if (element >= 4) *bad += real_count_bad(data + at, (size_t)element, n / element);
+            file_add(w, data + at, (size_t)n);
+        }
+    }
+    return file_commit(w);
 }
 
 // ------------------------------------------------------------------------------------------------------------ checkpoints
 
+// A checkpoint that is being written.
 typedef struct {
-    char run_dir[PATH_CAP];
+    int run, folder;                  // the run's folder, the caller's; .tmp-step_N in it, held open
+    char run_dir[PATH_CAP];           // the run's folder by name, for messages
     int64_t step;
-    FILE *manifest;                                   // its text, a line for each file so far
+    int64_t bad;                      // values written so far that are infinite or NaN
+    FILE *manifest;                   // its text, a line for each file so far
     char *text;
     size_t size;
 } Checkpoint;
@@ -395,45 +494,40 @@ static inline int64_t checkpoint_step(const char *name, const char *prefix) {
     return strcmp(again, name + n) == 0 ? step : -1;
 }
 
-// Removes a directory of plain files.
-static inline bool checkpoint_remove(const char *dir) {
-    char path[PATH_CAP];
-    DIR *d = opendir(dir);
-    if (!d) return errno == ENOENT;
-    for (struct dirent *e; (e = readdir(d)) != NULL;)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlink(check_format(path, sizeof path, "%s/%s", dir, e->d_name));
-    closedir(d);
-    return rmdir(dir) == 0;
+// A second handle of a folder, to list it: closing the list closes the handle.
+static inline DIR *folder_list(int folder, const char *path) {
+    int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written", path, strerror(errno));
+    return d;
 }
 
 // Clears what a kill left behind: unfinished checkpoints, and old ones that had stepped aside for a new one of the same step.
-static inline void checkpoint_tidy(const char *run_dir) {
-    char path[PATH_CAP], plain[PATH_CAP];
+static inline void checkpoint_tidy(int run, const char *run_dir) {
     struct stat info;
-    DIR *d = opendir(run_dir);
-    CHECK(d, "cannot list %s: %s\n  -> choose a directory that can be read and written", run_dir, strerror(errno));
+    DIR *d = folder_list(run, run_dir);
     for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        bool unfinished = checkpoint_step(e->d_name, ".tmp-") >= 0, aside = checkpoint_step(e->d_name, ".old-") >= 0;
+        const char *name = e->d_name;
+        bool unfinished = checkpoint_step(name, ".tmp-") >= 0, aside = checkpoint_step(name, ".old-") >= 0;
         if (!unfinished && !aside) continue;
-        check_format(path, sizeof path, "%s/%s", run_dir, e->d_name);
-        check_format(plain, sizeof plain, "%s/%s", run_dir, e->d_name + 5);
-        bool ok = aside && lstat(plain, &info) != 0 ? rename(path, plain) == 0 : checkpoint_remove(path);
-        CHECK_WRITE(ok, "cannot clear the leftover %s: %s\n  -> remove it by hand", path, strerror(errno));
+        bool restore = aside && fstatat(run, name + 5, &info, AT_SYMLINK_NOFOLLOW) != 0;
+        bool ok = restore ? renameat(run, name, run, name + 5) == 0 : folder_remove(run, name);
+        CHECK_WRITE(ok, "cannot clear the leftover %s/%s: %s\n  -> remove it by hand", run_dir, name, strerror(errno));
     }
     closedir(d);
 }
 
-// A checkpoint is begun, filled and committed. run_dir is made when it is missing, not its parents.
-static inline void checkpoint_begin(Checkpoint *c, const char *run_dir, int64_t step) {
+// A checkpoint is begun, filled and committed. run: the run's folder, open; run_dir: its name.
+static inline void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step) {
     char path[PATH_CAP];
     CHECK(step >= 0, "a checkpoint of step %" PRId64 "\n  -> count steps from zero", step);
     memset(c, 0, sizeof *c);
     check_format(c->run_dir, sizeof c->run_dir, "%s", run_dir);
+    c->run = run;
     c->step = step;
-    CHECK_WRITE(folder_make(run_dir) || errno == EEXIST, "cannot make the directory %s: %s\n  -> choose a directory that can be written", run_dir, strerror(errno));
-    checkpoint_tidy(run_dir);
-    int rc = mkdir(checkpoint_path(path, run_dir, ".tmp-", step), 0777);
-    CHECK_WRITE(rc == 0, "cannot make the directory %s: %s\n  -> free space on that disk, or write to another one", path, strerror(errno));
+    checkpoint_tidy(run, run_dir);
+    checkpoint_path(path, run_dir, ".tmp-", step);
+    c->folder = folder_open_in(run, file_name(path), path);
     c->manifest = text_begin(&c->text, &c->size, "a manifest");
 }
 
@@ -444,8 +538,10 @@ static inline bool checkpoint_is_name(const char *name) {
 // The path for one more file.
 static inline char *checkpoint_new_file(const Checkpoint *c, const char *name, char *path) {
     char dir[PATH_CAP];
+    struct stat info;
     check_format(path, PATH_CAP, "%s/%s", checkpoint_path(dir, c->run_dir, ".tmp-", c->step), name);
-    CHECK(checkpoint_is_name(name) && !file_exists(path), "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once", name);
+    bool free = checkpoint_is_name(name) && fstatat(c->folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0;
+    CHECK(free, "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once", name);
     return path;
 }
 
@@ -457,12 +553,23 @@ static inline void checkpoint_note(const Checkpoint *c, const char *name, Hash h
 
 static inline void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
     char path[PATH_CAP];
-    checkpoint_note(c, name, safetensors_write(checkpoint_new_file(c, name, path), tensors, count));
+    FileWriter w;
+    file_begin_in(&w, c->folder, checkpoint_new_file(c, name, path));
+    checkpoint_note(c, name, safetensors_write(&w, tensors, count, &c->bad));
 }
 
 static inline void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
     char path[PATH_CAP];
-    checkpoint_note(c, name, file_write_atomic(checkpoint_new_file(c, name, path), text));
+    checkpoint_note(c, name, file_write_text(c->folder, checkpoint_new_file(c, name, path), text));
+}
+
+// Gives up a checkpoint that must not be kept.
+static inline void checkpoint_abandon(Checkpoint *c) {
+    char temp[PATH_CAP];
+    text_end(c->manifest, "", "a manifest");
+    free(c->text);
+    close(c->folder);
+    folder_remove(c->run, file_name(checkpoint_path(temp, c->run_dir, ".tmp-", c->step)));
 }
 
 static inline void checkpoint_commit(Checkpoint *c) {
@@ -471,13 +578,14 @@ static inline void checkpoint_commit(Checkpoint *c) {
     checkpoint_path(plain, c->run_dir, "", c->step);
     checkpoint_path(aside, c->run_dir, ".old-", c->step);
     text_end(c->manifest, "\n}\n", "a manifest");
-    file_write_atomic(check_format(manifest, sizeof manifest, "%s/manifest.json", temp), c->text);
+    file_write_text(c->folder, check_format(manifest, sizeof manifest, "%s/manifest.json", temp), c->text);
     free(c->text);
-    bool ok = rename(plain, aside) == 0 || errno == ENOENT;
-    ok = ok && rename(temp, plain) == 0;
+    close(c->folder);
+    bool ok = renameat(c->run, file_name(plain), c->run, file_name(aside)) == 0 || errno == ENOENT;
+    ok = ok && renameat(c->run, file_name(temp), c->run, file_name(plain)) == 0;
     CHECK_WRITE(ok, "cannot move %s to %s: %s\n  -> choose a directory that can be written", temp, plain, strerror(errno));
-    file_sync_dir(c->run_dir);
-    checkpoint_remove(aside);         // the new one is safe: should this fail, the next begin tries again
+    folder_sync(c->run, c->run_dir);
+    folder_remove(c->run, file_name(aside));         // the new one is safe: should this fail, the next begin tries again
 }
 
 // One member of the manifest against its file.
@@ -502,7 +610,7 @@ static inline bool checkpoint_verify_file(const char *dir, const Json *entry, ch
 static inline bool checkpoint_verify(const char *dir, char *why, size_t cap) {
     char path[PATH_CAP], error[256];
     size_t n;
-    char *text = file_read(check_format(path, sizeof path, "%s/manifest.json", dir), &n);
+    char *text = file_read(check_format(path, sizeof path, "%s/manifest.json", dir), JSON_MOST, &n);
     if (!text) return error_set(why, cap, "manifest.json: %s", strerror(errno));
     Json *manifest;
     bool ok = json_try_parse(text, n, &manifest, error, sizeof error);
@@ -529,14 +637,31 @@ static inline int64_t checkpoint_step_below(const char *run_dir, int64_t below) 
     return best;
 }
 
-// With the checkpoint of `newest` just written: removes what is neither among the last `last` ones up to it nor of a step that `every` divides; 0: all stay. Those of later steps are
-// damaged ones that a resume passed over: they neither count nor go. Each steps aside first: a kill leaves no half of one.
-static inline void checkpoint_prune(const char *run_dir, int64_t newest, int64_t last, int64_t every) {
+// The step in a checkpoint's state.json, or -1.
+static inline int64_t checkpoint_state_step(const char *dir) {
+    char path[PATH_CAP], error[256];
+    size_t n;
+    Json *state = NULL;
+    char *text = file_read(check_format(path, sizeof path, "%s/state.json", dir), JSON_MOST, &n);
+    if (text) json_try_parse(text, n, &state, error, sizeof error);
+    const Json *at = json_get(state, "step");
+    int64_t step = at && at->kind == JSON_INT ? at->integer : -1;
+    json_free(state);
+    free(text);
+    return step;
+}
+
+// Removes old checkpoints once the one of `newest` is written: those that are neither among the last `last` up to it nor
+// of a step that `every` divides; last 0 keeps all. Later steps are damaged ones that a resume passed over: they neither
+// count nor go. Each is renamed first, so that a kill leaves no half of one; of a link only the link goes.
+static inline void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
     char path[PATH_CAP], aside[PATH_CAP];
     int64_t step = newest + 1;
     for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
         if (kept < last || (every && step % every == 0)) continue;
-        bool ok = rename(checkpoint_path(path, run_dir, "", step), checkpoint_path(aside, run_dir, ".tmp-", step)) == 0 && checkpoint_remove(aside);
+        const char *plain = file_name(checkpoint_path(path, run_dir, "", step));
+        const char *temp = file_name(checkpoint_path(aside, run_dir, ".tmp-", step));
+        bool ok = renameat(run, plain, run, temp) == 0 && folder_remove(run, temp);
         CHECK_WRITE(ok, "cannot remove %s: %s\n  -> remove it by hand, or --keep-last 0", path, strerror(errno));
     }
 }
@@ -552,7 +677,10 @@ static inline bool checkpoint_latest(const char *run_dir, int64_t below, char *d
         bool gone = true;
         for (int aside = 0; aside < 2; aside++) {
             if (lstat(checkpoint_path(dir, run_dir, aside ? ".old-" : "", step), &info) != 0 && errno == ENOENT) continue;
-            if (checkpoint_verify(dir, why, sizeof why)) return true;
+            bool whole = checkpoint_verify(dir, why, sizeof why);
+            int64_t stated = whole ? checkpoint_state_step(dir) : step;
+            if (stated != step) error_set(why, sizeof why, "its state.json is of step %" PRId64 ", was it renamed?", stated);
+            else if (whole) return true;
             if (lstat(dir, &info) != 0 && errno == ENOENT) continue;
             fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, why);
             gone = false, damaged = true;

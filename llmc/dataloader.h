@@ -10,12 +10,15 @@
 // The window of sample number i is a function of (seed, i) alone: nothing here counts calls. One loader serves one thread.
 //
 // The built-in corpus (data/stories.c) is such a stream in memory, a new one for every epoch of training, so it never repeats.
+//
+// Data is identified by its content: the XXH64 of every shard, in their order. A thread computes it beside the training.
 #pragma once
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,7 +33,18 @@ enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD
 // to write, which is how long training waits where the next one begins.
 enum { CORPUS_TRAIN_TOKENS = (1 << 21) + 1, CORPUS_VAL_TOKENS = (1 << 17) + 1, CORPUS_VOCAB = 256 };
 
-typedef struct { char *path; int64_t first, count; } Shard;             // holds the tokens first .. first+count-1 of the stream
+// Holds the tokens first .. first+count-1 of the stream. hash: of the file, 0 until it is known.
+typedef struct { char *path; int64_t first, count; uint64_t hash; } Shard;
+
+// The thread that hashes shards. done, bytes and stop are read and written by both threads, atomically.
+typedef struct {
+    pthread_t thread;
+    bool running;
+    int done, stop;
+    int64_t bytes;                     // hashed so far
+    const Shard *bad;                  // the first shard that cannot be read, or has changed
+    int error;                         // errno of reading it; 0: it has changed
+} ShardHasher;
 
 typedef struct {
     int64_t tokens, samples, seq;      // per epoch, per epoch, per sample
@@ -45,6 +59,8 @@ typedef struct {
     void *raw;                         // T+1 tokens as they are on disk
     char *text;                        // the built-in corpus of this epoch, or NULL
     int64_t epoch;
+    uint64_t content;                  // what identifies the data, once loader_hash_end has returned it
+    ShardHasher hasher;
 } DataLoader;
 
 // The first `tokens` bytes of an epoch: stories, each after a NUL byte. Story numbers of different epochs do not meet. Validation has one text for
@@ -121,6 +137,7 @@ static inline void shard_add(DataLoader *d, const char *folder, const char *name
         CHECK(d->shards, "no memory for a list of %lld shards\n  -> fewer and larger shards", (long long)n);
     }
     size_t bytes = strlen(folder) + strlen(name) + 2;
+    memset(&d->shards[n], 0, sizeof d->shards[n]);
     d->shards[n].path = (char *)check_alloc(bytes, "the path of a shard");
     check_format(d->shards[n].path, bytes, "%s%s%s", folder, *folder ? "/" : "", name);
 }
@@ -186,6 +203,9 @@ static inline void loader_open(DataLoader *d, const char *path, const char *spli
         d->vocab = CORPUS_VOCAB;
         d->text = (char *)check_alloc((size_t)d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
         corpus_write(d, 0, d->tokens);
+        Hash content = hash_begin();
+        hash_add(&content, d->text, (size_t)d->tokens);
+        d->content = hash_end(&content);
     }
     d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
     d->samples = (d->tokens - 1) / seq;
@@ -193,7 +213,88 @@ static inline void loader_open(DataLoader *d, const char *path, const char *spli
           *path ? path : "built-in corpus", seq + 1, (long long)d->tokens, split, seq, (long long)(d->tokens > 1 ? d->tokens - 1 : 1));
 }
 
+// ---------------------------------------------------------------------------------------------------- what the data is
+
+// XXH64 of a shard's bytes. False with errno set (0: it is cut short) when it cannot be read, or with `stop` set.
+static inline bool shard_hash(const Shard *s, int width, ShardHasher *hasher, char *buffer, int64_t piece, uint64_t *out) {
+    int64_t bytes = SHARD_HEADER_BYTES + s->count * width, at = 0, got = 0;
+    Hash hash = hash_begin();
+    errno = 0;
+    int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    while (at < bytes && !__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) {
+        got = shard_read(fd, buffer, bytes - at < piece ? bytes - at : piece, at);
+        if (got <= 0) break;
+        hash_add(&hash, buffer, (size_t)got);
+        at += got;
+        __atomic_fetch_add(&hasher->bytes, got, __ATOMIC_RELAXED);
+    }
+    close(fd);
+    *out = hash_end(&hash);
+    return at == bytes;
+}
+
+// The thread: hashes every shard, and compares with the hash that an earlier pass has found.
+static inline void *shard_hash_all(void *loader) {
+    const int64_t piece = 1 << 20;
+    DataLoader *d = (DataLoader *)loader;
+    ShardHasher *hasher = &d->hasher;
+    char *buffer = (char *)malloc((size_t)piece);
+    for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
+        uint64_t hash = 0;
+        bool read = buffer && shard_hash(s, d->width, hasher, buffer, piece, &hash);
+        if (__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) break;
+        hasher->error = read ? 0 : errno;
+        if (!read || (s->hash && s->hash != hash)) hasher->bad = s;
+        s->hash = hash;
+    }
+    free(buffer);
+    __atomic_store_n(&hasher->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+// Begins to hash the shards in the background. loader_hash_end says what came of it.
+static inline void loader_hash_begin(DataLoader *d) {
+    ShardHasher *hasher = &d->hasher;
+    if (hasher->running || !d->shard_count) return;
+    memset(hasher, 0, sizeof *hasher);
+    hasher->running = pthread_create(&hasher->thread, NULL, shard_hash_all, d) == 0;
+    CHECK(hasher->running, "no thread to hash the data\n  -> close other programs");
+}
+
+static inline void loader_hash_join(DataLoader *d) {
+    if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
+    d->hasher.running = false;
+}
+
+// Waits for the hash, with a line of progress every two seconds, and ends the program when a shard has changed since the
+// last time. Returns what identifies the data: the tokens of its shards and their order, not their names.
+static inline uint64_t loader_hash_end(DataLoader *d) {
+    const struct timespec nap = {0, 1000000};
+    ShardHasher *hasher = &d->hasher;
+    double printed = clock_seconds(), all = (double)(d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
+    while (hasher->running && !__atomic_load_n(&hasher->done, __ATOMIC_ACQUIRE)) {
+        nanosleep(&nap, NULL);
+        if (clock_seconds() - printed < 2) continue;
+        printf("hashing the data: %.1f of %.1f GB\n", 1e-9 * (double)__atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED), 1e-9 * all);
+        fflush(stdout);
+        printed = clock_seconds();
+    }
+    if (hasher->running) {
+        loader_hash_join(d);
+        const Shard *bad = hasher->bad;
+        CHECK(!bad, "%s: expected the shard that training began with, found that it %s%s\n  -> restore the shard, then start "
+              "again from the last checkpoint", bad->path, hasher->error ? "cannot be read: " : "has changed", hasher->error ? strerror(hasher->error) : "");
+        Hash content = hash_begin();
+        for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++) hash_add(&content, &s->hash, sizeof s->hash);
+        d->content = hash_end(&content);
+    }
+    return d->content;
+}
+
 static inline void loader_close(DataLoader *d) {
+    __atomic_store_n(&d->hasher.stop, 1, __ATOMIC_RELAXED);
+    loader_hash_join(d);
     if (d->fd >= 0) close(d->fd);
     for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
     free(d->shards);

@@ -173,7 +173,7 @@ static inline void task_open(Task *t, const char *path, const TaskReader *r) {
     size_t size;
     memset(t, 0, sizeof *t);
     check_format(t->name, sizeof t->name, "%.*s", end ? (int)(end - base) : (int)strlen(base), base);
-    t->file = file_read(path, &size);
+    t->file = file_read(path, INT64_MAX, &size);
     CHECK(t->file, "cannot read %s: %s\n  -> --tasks FILE,... or the folder of such files; python3 data/get.py tasks writes them", path, strerror(errno));
     if (size >= SHARD_HEADER_BYTES) memcpy(&magic, t->file, sizeof magic);
     CHECK(magic == EVAL_MAGIC || magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32, "%s is no file of tasks: expected a header of %d bytes with magic %d, or a shard, found %zu bytes with magic %d\n  -> python3 data/get.py tasks writes them",

@@ -83,7 +83,7 @@ FLAG(rounding,     CHOICE, "nearest", 0, 0, "nearest|stochastic", FIXED, "PREC=b
 FLAG(tune,         SWITCH, "on",    0, 0, "off|on", FREE,  "on a GPU: choose plans of matrix products by timing and keep them with the run; off: the library's first, the same in every run") \
 FLAG(graph,        SWITCH, "off",   0, 0, "off|on", FREE,  "on a GPU: a micro-step is one CUDA graph; faster where batches are small") \
 /* data */ \
-FLAG(data,         TEXT,   "", 0, 0, "", FIXED, "a shard, a pattern or a folder of shards (make shard); empty: the built-in stories") \
+FLAG(data,         TEXT,   "", 0, 0, "", FREE,  "a shard, a pattern or a folder of shards (make shard); empty: the built-in stories") \
 FLAG(val_data,     TEXT,   "", 0, 0, "", FREE,  "the same for validation; empty: the val shards of --data") \
 FLAG(tokenizer,    TEXT,   "", 0, 0, "", FREE,  "tokenizer.bin for prompts and samples; empty: the run's own, or the one in the folder of --data") \
 /* the run */ \

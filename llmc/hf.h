@@ -278,6 +278,7 @@ static inline void hf_read_weights(const Trainer *t, Gpt *gpt, const Model *m, c
     for (int k = 0; k < layout->count; k++) {
         const Entry *e = &layout->entries[k];
         hf_read_entry(&all, c, m, e, t->tensor(gpt, WEIGHTS, e), t->element, folder);
+        real_check_finite(t->tensor(gpt, WEIGHTS, e), t->element, e->size, folder, e->name);
     }
     t->store(gpt, WEIGHTS, 0);
     const Tensor *head = m->tied ? hf_find(&all, "lm_head.weight") : NULL, *wte = head ? hf_find(&all, c->is == IS_GPT2 ? "transformer.wte.weight" : "model.embed_tokens.weight") : NULL;

@@ -15,6 +15,7 @@
 #define JSON_DEPTH 64
 #define JSON_NUMBER 256
 #define JSON_VALUES (1 << 22)
+#define JSON_MOST 100000000        // bytes of a file, and of a safetensors header, whose format has this limit
 
 typedef enum { JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonKind;
 
@@ -35,10 +36,12 @@ typedef struct { const char *text; size_t n, at; char *error; size_t cap; int va
 
 // Writes the reason into error (cut to cap bytes) and returns false, so that a refusal is one line.
 PRINTF_LIKE(3, 4) static inline bool error_set(char *error, size_t cap, const char *fmt, ...) {
+    char message[512];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(error, cap, fmt, args);
+    vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
+    text_escape(error, cap, message, strlen(message));
     return false;
 }
 
@@ -279,13 +282,18 @@ static inline Json *json_parse(const char *text, size_t n, const char *where) {
     return root;
 }
 
-// The bytes of a regular file and a zero behind them, to be freed, or NULL with errno set: a pipe may never begin, a device never end.
-static inline char *file_read(const char *path, size_t *n) {
+// The bytes of a regular file and a zero behind them, to be freed, or NULL with errno set. Refuses pipes, which may never
+// begin, devices, which may never end, and files of more than `most` bytes (EFBIG) before it takes memory.
+static inline char *file_read(const char *path, int64_t most, size_t *n) {
     struct stat info;
     *n = 0;
     if (stat(path, &info) != 0) return NULL;
     if (!S_ISREG(info.st_mode)) {
         errno = S_ISDIR(info.st_mode) ? EISDIR : ENOTSUP;
+        return NULL;
+    }
+    if (info.st_size > most) {
+        errno = EFBIG;
         return NULL;
     }
     FILE *f = fopen(path, "rb");
@@ -304,7 +312,7 @@ static inline char *file_read(const char *path, size_t *n) {
 
 static inline Json *json_read_file(const char *path) {
     size_t n;
-    char *text = file_read(path, &n);
+    char *text = file_read(path, JSON_MOST, &n);
     CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
     Json *root = json_parse(text, n, path);
     free(text);

@@ -21,12 +21,12 @@ static inline bool log_keeps(Log *log, const char *line, size_t n, int64_t step)
     return keep;
 }
 
-// Opens the log of a run that goes on from `step` (0: begins).
-static inline void log_open(Log *log, const char *path, int64_t step) {
+// Opens the log of a run that goes on from `step` (0: begins), in the run's folder. A link of that name is refused.
+static inline void log_open(Log *log, int folder, const char *path, int64_t step) {
     memset(log, 0, sizeof *log);
     check_format(log->path, sizeof log->path, "%s", path);
     size_t n = 0, kept = 0;
-    char *old = file_read(path, &n);
+    char *old = file_read(path, INT64_MAX, &n);
     CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path, strerror(errno));
     for (size_t at = 0; old && at < n;) {
         char *end = (char *)memchr(old + at, '\n', n - at);
@@ -36,11 +36,11 @@ static inline void log_open(Log *log, const char *path, int64_t step) {
         at += length;
     }
     if (old) {                                              // written anew under another name: a kill here loses nothing
-        file_write_bytes(path, old, kept);
+        file_write_in(folder, path, old, kept);
         free(old);
     }
-    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    CHECK_WRITE(log->fd > 0, "cannot write %s: %s\n  -> another --out", path, strerror(errno));
+    log->fd = openat(folder, file_name(path), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+    CHECK_WRITE(log->fd > 0, "cannot write %s: %s\n  -> another --out, or remove what has that name", path, strerror(errno));
 }
 
 static inline void log_begin(Log *log) {

@@ -47,7 +47,8 @@ static inline int probe_list(const Probe *p, ProbeTensor *list, Tensor *tensors)
 // The file, ready for rows. Returns where they begin.
 static inline int64_t probe_begin(FileWriter *w, const char *path, const Tensor *tensors, int count) {
     struct statvfs disk;
-    int64_t data = safetensors_begin(w, path, tensors, count);
+    file_begin(w, path);
+    int64_t data = safetensors_begin(w, tensors, count);
     double needed = (double)data, mib = 1.0 / (1 << 20);
     for (int i = 0; i < count; i++) needed += (double)tensor_bytes(&tensors[i]);
     bool known = fstatvfs(w->fd, &disk) == 0, room = !known || (double)disk.f_bavail * (double)disk.f_frsize > needed - (double)data;

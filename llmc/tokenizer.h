@@ -99,11 +99,7 @@ static inline uint32_t tokenizer_word(const Tokenizer *t, size_t at) {
 
 // Reads the file and what its header says. A file larger than any tokenizer is not read.
 static inline bool tokenizer_read(const char *path, Tokenizer *t, size_t *size, char *error, size_t cap) {
-    struct stat info;
-    if (stat(path, &info) == 0 && info.st_size > TOKENIZER_MOST_BYTES) {
-        return error_set(error, cap, "expected at most %d bytes, found %lld", TOKENIZER_MOST_BYTES, (long long)info.st_size);
-    }
-    t->file = (unsigned char *)file_read(path, size);
+    t->file = (unsigned char *)file_read(path, TOKENIZER_MOST_BYTES, size);
     if (!t->file) return error_set(error, cap, "expected a tokenizer, found: %s", strerror(errno));
     if (*size < TOKENIZER_HEADER_BYTES) return error_set(error, cap, "expected %d bytes of header, found %zu", TOKENIZER_HEADER_BYTES, *size);
     uint32_t magic = tokenizer_word(t, 0), version = tokenizer_word(t, 4);

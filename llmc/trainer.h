@@ -30,9 +30,9 @@ typedef struct Run {
     Tokenizer tokenizer;                        // none where count is 0: then a token is a byte if the vocabulary is 256, and a number elsewhere
     Tasks tasks;
     int32_t *inputs, *targets;
-    uint64_t data;                              // what the training data is, see run_data_hash
+    int64_t epoch;                              // of the last step, whose data is hashed
     char out[PATH_CAP];
-    bool locked;                                // the folder, for this process
+    int folder;                                 // the run's, open and locked for this process; 0: none
     Log log;
     int64_t step, updates, tokens;              // steps done; of these, updates applied; tokens seen
     int bad;                                    // steps in a row whose loss or gradient was not finite
@@ -105,7 +105,9 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
                   (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1], e->id == PARAM_wpe ? ", or a smaller --seq" : "");
             Part part = {0, e->size};
             if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
-            safetensors_read_real(t, part.first, part.size, r->t->tensor(r->gpt, kind, e), r->t->element);        // the file has no padding of the vocabulary
+            void *x = r->t->tensor(r->gpt, kind, e);                       // the file has no padding of the vocabulary
+            safetensors_read_real(t, part.first, part.size, x, r->t->element);
+            real_check_finite(x, r->t->element, part.size, path, name);
         }
     for (int kind = first; kind <= last; kind++) r->t->store(r->gpt, kind, r->updates);
     CHECK(file.count == expected, "%s has %d tensors, this model %d\n  -> the model's flags and NORM_MODE must be those of the file", path, file.count, expected);
@@ -127,15 +129,11 @@ static inline void run_read_weights(Run *r, const char *from) {
     run_read_tensors(r, path, WEIGHTS, WEIGHTS);
 }
 
-// What the training data is, from its size and three of its samples: a resumed run refuses other data of the same name.
-static inline uint64_t run_data_hash(Run *r) {
-    Hash h = hash_begin();
-    hash_add(&h, &r->train.tokens, sizeof r->train.tokens);
-    for (int k = 0; k < 3; k++) {
-        loader_sample(&r->train, k * (r->train.samples - 1) / 2, r->inputs, r->targets);
-        hash_add(&h, r->inputs, (size_t)r->m.T * sizeof *r->inputs);
-    }
-    return hash_end(&h);
+// What data is, by its content; 0 for none. Waits for its hash, and compares it between processes.
+static inline uint64_t run_data(Run *r, DataLoader *d) {
+    uint64_t content = d->tokens ? loader_hash_end(d) : 0;
+    CHECK(comm_agree(&r->comm, content), "the processes read different data\n  -> the same shards on every machine");
+    return content;
 }
 
 static const char PLANS[] = "plans.json";
@@ -196,7 +194,8 @@ static inline char *run_state_text(Run *r) {
     log_int(&state, "bad", r->bad);
     log_int(&state, "epoch", sample / r->train.samples);
     log_int(&state, "sample", sample % r->train.samples);
-    log_text(&state, "data", check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->data));
+    log_text(&state, "data_xxh64", check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->train.content));
+    log_text(&state, "val_data_xxh64", check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->val.content));
     for (int i = 0; i < 2; i++) {
         log_nest(&state, windows[i].name, '{');
         log_int(&state, "row", windows[i].window->row);
@@ -208,10 +207,18 @@ static inline char *run_state_text(Run *r) {
     return log_take(&state);
 }
 
+// An integer of state.json, from 0 to `most`.
+static inline int64_t run_read_int(const Json *state, const char *name, int64_t most, const char *path) {
+    int64_t value = json_get_int(state, name, path);
+    CHECK(value >= 0 && value <= most, "%s: expected \"%s\" from 0 to %lld, found %lld\n  -> was the file edited? use another "
+          "checkpoint", path, name, (long long)most, (long long)value);
+    return value;
+}
+
 static inline void run_read_window(SpikeWindow *w, const Json *state, const char *name, const char *path) {
     if (!json_get(state, name)) return;                    // by a norm.c that knew of no spikes
     const Json *window = json_need(state, name, JSON_OBJECT, path), *values = json_need(window, "values", JSON_ARRAY, path);
-    w->row = (int)json_get_int(window, "row", path);
+    w->row = (int)run_read_int(window, "row", SPIKES_IN_A_ROW, path);
     w->count = 0;
     CHECK(values->count <= SPIKE_WINDOW, "%s: %zu values in \"%s\", expected at most %d\n  -> was the file edited? use another checkpoint", path, values->count, name, SPIKE_WINDOW);
     for (const Json *v = values->first; v; v = v->next) {
@@ -220,24 +227,64 @@ static inline void run_read_window(SpikeWindow *w, const Json *state, const char
     }
 }
 
-// After steps that were not finite the checkpoints before stay, --keep-last or not: they may be what somebody wants to go back to.
-static inline void run_save(Run *r) {
+// The losses of `samples` samples from number `first` on, in micro-batches; with scale > 0 also their gradients. Each process takes its share of them.
+static inline void run_batches(Run *r, DataLoader *data, int64_t first, int64_t samples, double scale) {
+    int64_t end = first + samples * (r->comm.rank + 1) / r->comm.size;
+    for (int64_t at = first + samples * r->comm.rank / r->comm.size; at < end;) {
+        int B = (int)(end - at < r->micro ? end - at : r->micro);
+        for (int b = 0; b < B; b++) loader_sample(data, at + b, r->inputs + (int64_t)b * r->m.T, r->targets + (int64_t)b * r->m.T);
+        r->t->forward(r->gpt, r->inputs, r->targets, B, r->m.T);
+        at += B;
+        if (scale > 0) r->t->backward(r->gpt, scale, at == end);
+    }
+}
+
+// Whether the weights still predict: the loss of the next batch, which this step's weights have not seen, is finite.
+static inline bool run_is_usable(Run *r) {
+    run_batches(r, &r->train, r->step * r->f->batch, r->f->batch, 0);
+    Loss loss = r->t->loss(r->gpt);
+    return isfinite(loss.ce + loss.z + loss.router);
+}
+
+// After a save: the folder and the log are still those that the run writes to. A checkpoint written into a folder that was
+// renamed lies in it, whole.
+static inline void run_check_folder(const Run *r) {
+    char link[64], now[PATH_CAP];
+    ssize_t n = readlink(check_format(link, sizeof link, "/proc/self/fd/%d", r->folder), now, sizeof now - 1);
+    now[n > 0 ? n : 0] = 0;
+    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true), "%s is no longer the folder of this run, which was moved; the "
+                "checkpoint of step %lld is in it\n  -> --out %s --resume required", r->out, (long long)r->step, now);
+    CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false), "%s was removed or replaced while the run wrote "
+                "to it; step %lld is saved\n  -> --resume required goes on, with a new log", r->log.path, (long long)r->step);
+}
+
+// Saves a checkpoint. Returns false, with nothing saved, when weights or moments are infinite or NaN. Older checkpoints go
+// (--keep-last) only if the new one is usable and the last step was finite: otherwise they are what one goes back to.
+static inline bool run_save(Run *r) {
     Checkpoint c;
+    run_data(r, &r->train);
+    run_data(r, &r->val);
     log_sync(&r->log);
-    if (!r->comm.rank) checkpoint_begin(&c, r->out, r->step);
+    if (!r->comm.rank) checkpoint_begin(&c, r->folder, r->out, r->step);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
-    if (r->comm.rank) return;
+    bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
+    double bad = r->comm.rank ? 0 : (double)c.bad;
+    comm_combine(&r->comm, &bad, 1, COMM_MAX);
+    if (bad > 0 && !r->comm.rank) checkpoint_abandon(&c);
+    if (bad > 0 || r->comm.rank) return bad == 0;
     char *config = run_config(r), *plans = r->t->plans(r->gpt);
     checkpoint_add_text(&c, "config.json", config);
     if (plans) checkpoint_add_text(&c, PLANS, plans);
     char *state = run_state_text(r);
     checkpoint_add_text(&c, "state.json", state);
     checkpoint_commit(&c);
-    if (!r->bad) checkpoint_prune(r->out, r->step, r->f->keep_last, r->f->keep_every);
+    run_check_folder(r);
+    if (prune) checkpoint_prune(r->folder, r->out, r->step, r->f->keep_last, r->f->keep_every);
     free(config);
     free(plans);
     free(state);
+    return true;
 }
 
 // No checksum covers the run's config.json: what may not change must be as in the checkpoint's copy.
@@ -253,6 +300,26 @@ static inline void run_check_config(const Run *r, const char *dir) {
     }
 }
 
+// Training data must be what it was, byte for byte, wherever it lies now. Other validation data is a warning.
+static inline void run_check_data(Run *r, const Json *state, const char *path) {
+    if (!json_get(state, "data_xxh64")) {
+        printf("note: this checkpoint does not say what its data was: written by an older norm.c\n");
+        return;
+    }
+    char train[32], val[32];
+    loader_hash_begin(&r->train);
+    loader_hash_begin(&r->val);
+    check_format(train, sizeof train, "%016llx", (unsigned long long)run_data(r, &r->train));
+    check_format(val, sizeof val, "%016llx", (unsigned long long)run_data(r, &r->val));
+    CHECK(!strcmp(train, json_get_string(state, "data_xxh64", path)), "%s: the training data is not what this run was trained "
+          "on: its hash is %s\n  -> --data with the shards as they were; they may have moved", path, train);
+    if (strcmp(val, json_get_string(state, "val_data_xxh64", path)))
+        fprintf(stderr, "warning: the validation data is not what this run was validated with: losses before and after do not compare\n");
+}
+
+// The epoch of the first sample of the next step.
+static inline int64_t run_epoch(const Run *r) { return r->step * r->f->batch / r->train.samples; }
+
 // Goes on from the newest whole checkpoint of a step below `below`.
 static inline void run_resume(Run *r, int64_t below) {
     char dir[PATH_CAP], path[PATH_CAP];
@@ -262,39 +329,29 @@ static inline void run_resume(Run *r, int64_t below) {
     comm_broadcast(&r->comm, dir, sizeof dir);
     run_check_config(r, dir);
     Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
-    r->step = json_get_int(state, "step", path);
-    r->updates = json_get_int(state, "updates", path);
-    r->tokens = json_get_int(state, "tokens", path);
-    r->bad = (int)json_get_int(state, "bad", path);
-    char hash[32];
-    check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->data);
-    CHECK(!strcmp(hash, json_get_string(state, "data", path)), "%s: the training data is not what this run was trained on\n  -> put the shards of --data back as they were", path);
-    int64_t position = json_get_int(state, "epoch", path) * r->train.samples + json_get_int(state, "sample", path);
-    CHECK(position == r->step * r->f->batch, "%s: the data position %lld is not that of step %lld\n  -> was the file edited? use another checkpoint", path, (long long)position, (long long)r->step);
+    int64_t batch = r->f->batch, tokens = batch * r->m.T;
+    r->step = run_read_int(state, "step", INT64_MAX / tokens, path);
+    r->updates = run_read_int(state, "updates", r->step, path);
+    r->tokens = run_read_int(state, "tokens", r->step * tokens, path);
+    r->bad = (int)run_read_int(state, "bad", INT32_MAX, path);
+    r->epoch = run_epoch(r);
+    int64_t epoch = json_get_int(state, "epoch", path), sample = json_get_int(state, "sample", path);
+    CHECK(epoch == r->step * batch / r->train.samples && sample == r->step * batch % r->train.samples,
+          "%s: the data position, epoch %lld and sample %lld, is not that of step %lld\n  -> was the file edited? use another "
+          "checkpoint", path, (long long)epoch, (long long)sample, (long long)r->step);
+    run_check_data(r, state, path);
     run_read_window(&r->losses, state, "losses", path);
     run_read_window(&r->norms, state, "norms", path);
     json_free(state);
     run_read_tensors(r, check_format(path, sizeof path, "%s/model.safetensors", dir), WEIGHTS, WEIGHTS);
     run_read_tensors(r, check_format(path, sizeof path, "%s/optimizer.safetensors", dir), ADAM_M, ADAM_V);
-    char *plans = file_exists(check_format(path, sizeof path, "%s/%s", dir, PLANS)) ? file_read(path, &size) : NULL;
+    char *plans = file_exists(check_format(path, sizeof path, "%s/%s", dir, PLANS)) ? file_read(path, JSON_MOST, &size) : NULL;
     r->t->prepare(r->gpt, plans, path);
     free(plans);
     printf("resumed from %s at step %lld\n", dir, (long long)r->step);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ steps
-
-// The losses of `samples` samples from number `first` on, in micro-batches; with scale > 0 also their gradients. Each process takes its share of them.
-static inline void run_batches(Run *r, DataLoader *data, int64_t first, int64_t samples, double scale) {
-    int64_t end = first + samples * (r->comm.rank + 1) / r->comm.size;
-    for (int64_t at = first + samples * r->comm.rank / r->comm.size; at < end;) {
-        int B = (int)(end - at < r->micro ? end - at : r->micro);
-        for (int b = 0; b < B; b++) loader_sample(data, at + b, r->inputs + (int64_t)b * r->m.T, r->targets + (int64_t)b * r->m.T);
-        r->t->forward(r->gpt, r->inputs, r->targets, B, r->m.T);
-        at += B;
-        if (scale > 0) r->t->backward(r->gpt, scale, at == end);
-    }
-}
 
 static inline int64_t run_val_samples(const Run *r) {
     int64_t most = r->f->val_tokens ? CEIL_DIV(r->f->val_tokens, r->f->seq) : r->val.samples;
@@ -449,15 +506,21 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
     }
     log_unnest(&event, ']');
     char *text = log_take(&event);
-    folder_make(check_format(path, sizeof path, "%s/events", r->out));
-    file_write_atomic(check_format(path, sizeof path, "%s/events/step_%08lld.json", r->out, (long long)r->step), text);
+    int folder = folder_open_in(r->folder, "events", check_format(path, sizeof path, "%s/events", r->out));
+    file_write_text(folder, check_format(path, sizeof path, "%s/events/step_%08lld.json", r->out, (long long)r->step), text);
+    close(folder);
     free(text);
     printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f); %s\n  -> --replay %s shows every tensor of that step\n", (long long)r->step, what, now->loss, now->loss_z, now->norm, now->norm_z,
            now->applied ? "the update was applied" : "the weights stay as they are", path);
 }
 
-// The gradients of the batch of the next step.
+// The gradients of the batch of the next step. Where an epoch begins its data is hashed again.
 static inline void run_gradients(Run *r) {
+    if (r->epoch != run_epoch(r)) {
+        run_data(r, &r->train);
+        loader_hash_begin(&r->train);
+        r->epoch = run_epoch(r);
+    }
     r->t->zero_grads(r->gpt);
     run_batches(r, &r->train, r->step * r->f->batch, r->f->batch, 1.0 / (double)(r->f->batch * r->m.T));
 }
@@ -707,7 +770,7 @@ static inline void run_open_tokenizer(Run *r) {
 static inline void run_keep_tokenizer(Run *r) {
     char path[PATH_CAP];
     if (!r->tokenizer.count || (file_exists(check_format(path, sizeof path, "%s/tokenizer.bin", r->out)) && r->set.by[FLAG_tokenizer] != BY_USER)) return;
-    file_write_bytes(path, r->tokenizer.file, r->tokenizer.size);
+    file_write_in(r->folder, path, r->tokenizer.file, r->tokenizer.size);
 }
 
 static inline Setup run_setup(Run *r, bool training) {
@@ -756,9 +819,11 @@ static inline int run_show(Run *r, const Setup *setup) {
 }
 
 // One process trains a run: a second one would take the log from the first. The lock goes with the process; some file systems have none.
-static inline void run_lock(const char *out) {
-    int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    CHECK(fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "%s is in use by another process\n  -> wait for it to end, or another --out", out);
+static inline int run_lock(const char *out) {
+    int folder = folder_open(out);
+    CHECK(flock(folder, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "%s is in use by another process\n  -> wait for it to "
+          "end, or another --out", out);
+    return folder;
 }
 
 // Of several processes one keeps the folder and the log; all know its name.
@@ -770,7 +835,9 @@ static inline void run_open_folder(Run *r) {
         return;
     }
     time_t now = time(NULL);
-    strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime(&now));
+    const struct tm *local = localtime(&now);             // NULL where the clock's year has no room
+    if (local) strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", local);
+    else check_format(stamp, sizeof stamp, "%lld", (long long)now);
     if (*f->out) check_format(r->out, sizeof r->out, "%s", f->out);
     else check_format(r->out, sizeof r->out, "runs/%s-%s-%s", r->m.mode->name, f->model, stamp);
     check_format(name, sizeof name, "%s", r->out);
@@ -779,14 +846,14 @@ static inline void run_open_folder(Run *r) {
         made = folder_make(check_format(r->out, sizeof r->out, "%s-%d", name, i));
     bool there = made || (*f->out && errno == EEXIST && is_folder(r->out)), full = errno == ENOSPC || errno == EDQUOT;
     if (!there) check_failed(full ? EXIT_WRITE : EXIT_REFUSED, __FILE__, __LINE__, "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
-    if (!r->locked) {                                      // it was not there when this process began: by now it may hold a run
-        run_lock(r->out);
+    if (!r->folder) {                                      // it was not there when this process began: by now it may hold a run
+        r->folder = run_lock(r->out);
         if (!made) run_found(r->out, 0);
     }
     char *config = run_config(r);
-    file_write_atomic(check_format(path, sizeof path, "%s/config.json", r->out), config);
+    file_write_text(r->folder, check_format(path, sizeof path, "%s/config.json", r->out), config);
     free(config);
-    log_open(&r->log, check_format(path, sizeof path, "%s/log.jsonl", r->out), r->step);
+    log_open(&r->log, r->folder, check_format(path, sizeof path, "%s/log.jsonl", r->out), r->step);
     log_begin(&r->log);                                    // the first line, and the first after each resume: what runs here
     log_int(&r->log, "step", r->step);
     log_text(&r->log, "norm_mode", r->m.mode->name);
@@ -797,6 +864,19 @@ static inline void run_open_folder(Run *r) {
     run_log_flags(r, &r->log);
     log_end(&r->log);
     comm_broadcast(&r->comm, r->out, sizeof r->out);
+}
+
+// Says that the run diverged, and where its last checkpoint is, whose weights are finite. Returns the exit status.
+static inline int run_diverged(const Run *r) {
+    char last[PATH_CAP];
+    int64_t step = checkpoint_step_below(r->out, r->step + 1);
+    if (step < 0) check_format(last, sizeof last, "there is no checkpoint");
+    else check_format(last, sizeof last, "its last finite weights are in %s/step_%08lld", r->out, (long long)step);
+    if (r->comm.rank) return EXIT_DIVERGED;
+    if (r->bad) fprintf(stderr, "error: %d steps in a row were not finite: ", r->bad);
+    else fprintf(stderr, "error: weights or moments are infinite or NaN and were not saved: ");
+    fprintf(stderr, "the run diverged at step %lld; %s\n  -> a smaller --lr, a longer --warmup, or another --init\n", (long long)r->step, last);
+    return EXIT_DIVERGED;
 }
 
 // Returns the program's exit status.
@@ -814,7 +894,7 @@ static inline int run_steps(Run *r) {
     for (;;) {
         bool last = r->step >= f->steps;
         if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) {
-            run_save(r);
+            if (!run_save(r)) return run_diverged(r);
             saved = true;
             kept = r->updates;
         }
@@ -825,7 +905,7 @@ static inline int run_steps(Run *r) {
         r->started += clock_seconds() - begin;                                 // tokens/s is that of training
         int signal = comm_signal(&r->comm);
         if (signal) {
-            if (r->step > 0 && !saved) run_save(r);
+            if (r->step > 0 && !saved && !run_save(r)) return run_diverged(r);
             printf("\nstopped at step %lld; --out %s --resume auto goes on\n", (long long)r->step, r->out);
             return 128 + signal;
         }
@@ -835,9 +915,7 @@ static inline int run_steps(Run *r) {
         }
         if (r->bad >= DIVERGED_STEPS || (last && r->bad)) {
             if (r->updates != kept) run_save(r);
-            if (!r->comm.rank) fprintf(stderr, "error: %d steps in a row were not finite: the run diverged at step %lld; its last sound weights are saved in %s\n  -> a smaller --lr, a longer --warmup, or another --init\n",
-                                       r->bad, (long long)r->step, r->out);
-            return EXIT_DIVERGED;
+            return run_diverged(r);
         }
         if (last) return 0;
     }
@@ -861,6 +939,8 @@ static inline int run_train(Run *r) {
 // A run, from its folder to its last line; returns the exit status.
 static inline int run_training(Run *r) {
     run_open_folder(r);
+    loader_hash_begin(&r->train);
+    loader_hash_begin(&r->val);
     recorder_open(&r->recorder, r->m.L);
     if (!r->comm.rank) run_keep_tokenizer(r);
     if (r->comm.size > 1) printf("%d processes, each with a part of every batch and of the optimizer's state\n", r->comm.size);
@@ -916,6 +996,8 @@ static inline void run_check_processes(Run *r, bool resuming) {
 }
 
 static inline int run_end(Run *r, int status) {
+    loader_close(&r->train);
+    loader_close(&r->val);
     tasks_close(&r->tasks);
     tokenizer_close(&r->tokenizer);
     log_close(&r->log);
@@ -933,8 +1015,7 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
     const Flags *f = r->f = &r->set.f;
     bool training = !*f->from;
-    r->locked = *f->out && !*f->show && is_folder(f->out);
-    if (r->locked && !r->comm.rank) run_lock(f->out);
+    if (*f->out && !*f->show && is_folder(f->out) && !r->comm.rank) r->folder = run_lock(f->out);
     run_refuse(&r->set, &MODES[NORM_MODE], t->device, t->precision);
     bool configure = !*f->show || !strcmp(f->show, "config");
     if (f->eval || *f->probe || (training && (configure || *f->data))) run_open_data(r, training);
@@ -954,7 +1035,6 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     size_t batch = (size_t)setup.B * (size_t)setup.T * sizeof(int32_t);
     r->inputs = (int32_t *)check_alloc(batch, "a batch");
     r->targets = (int32_t *)check_alloc(batch, "a batch");
-    if (training) r->data = run_data_hash(r);
     r->gpt = t->create(&r->m, &setup);
     char config[PATH_CAP];
     int64_t event = *f->replay ? replay_find(f->replay, r->out, config) : 0;
@@ -974,6 +1054,7 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
 
 static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     check_streams_begin();
+    signal(SIGXFSZ, SIG_IGN);                              // a file at its size limit is a failed write, as on a full disk
     int status = trainer_run(t, argc, argv);
     check_streams_end();
     return status;

@@ -1,7 +1,7 @@
 // fuzz.h: what the fuzz targets (libFuzzer) share: a refusal that comes back instead of ending the process, memory and files that are
 // accounted for, inputs as files, and must(), which ends the process as a crash does.
 //
-// A target includes this after the system's headers and before the code under test: from here on exit, fopen, fclose and vfprintf mean the ones
+// A target includes this after the system's headers and before the code under test: from here on exit, fopen, fclose and vsnprintf mean the ones
 // below. A refusal jumps back to fuzz_once, which frees what the refused code could not. The text of a refusal is held to the rule that it
 // says what to do ("->"); code that was not refused is held to have freed all its memory. dev/fuzz/run.sh builds and runs the targets.
 #pragma once
@@ -33,16 +33,16 @@ static _Thread_local bool fuzz_watching;   // between the two ends of fuzz_once;
 
 // ---- what stands in for the library's
 
-__attribute__((noreturn)) static void fuzz_exit(int status) {
-    must(fuzz_watching);
-    longjmp(fuzz.back, status ? 1 : 2);
+static char *fuzz_message = "";            // the text formatted last: of a refusal, what it says
+
+static inline int fuzz_vsnprintf(char *out, size_t cap, const char *fmt, va_list args) {
+    fuzz_message = out;
+    return vsnprintf(out, cap, fmt, args);
 }
 
-static inline int fuzz_vfprintf(FILE *f, const char *fmt, va_list args) {
-    static char message[1 << 18];
-    int n = vsnprintf(message, sizeof message, fmt, args);
-    if (f == stderr) must(n >= 0 && strstr(message, "\n  -> "));
-    return n;
+__attribute__((noreturn)) static void fuzz_exit(int status) {
+    must(fuzz_watching && strstr(fuzz_message, "\n  -> "));
+    longjmp(fuzz.back, status ? 1 : 2);
 }
 
 static inline FILE *fuzz_fopen(const char *path, const char *mode) {
@@ -131,4 +131,4 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define exit fuzz_exit
 #define fopen fuzz_fopen
 #define fclose fuzz_fclose
-#define vfprintf fuzz_vfprintf
+#define vsnprintf fuzz_vsnprintf

@@ -3,6 +3,7 @@
 // from standard input. Of each it writes OUT/logits.safetensors with "tokens" [B, T] and the judge's "logits" [B, T, V]. The weights are random, far from the initial
 // ones, and OUT is a run with a checkpoint of step 0 that holds them; with --init-from FOLDER among the flags they are those of a Hugging Face folder.
 #include "../../llmc/trainer.h"
+#include "files.h"
 #include "model.h"
 
 enum { B = 2 };
@@ -10,7 +11,7 @@ enum { B = 2 };
 static void write_checkpoint(Run *r, const char *out) {
     Checkpoint c;
     char *config = config_text(r->f, &r->m, &r->layout, &r->init, "fp32", NAN);
-    checkpoint_begin(&c, out, 0);
+    begin_checkpoint(&c, out, 0);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     checkpoint_add_text(&c, "config.json", config);
     checkpoint_commit(&c);
@@ -27,7 +28,7 @@ static void write_logits(Run *r, const char *out) {
     r->t->forward(r->gpt, tokens, NULL, B, T);
     for (int i = 0; i < B * T; i++) memcpy(logits + i * V, r->t->logits(r->gpt, i), (size_t)V * sizeof *logits);
     const Tensor tensors[] = {{.name = "tokens", .dtype = "I32", .rank = 2, .shape = {B, T}, .data = tokens}, {.name = "logits", .dtype = "F32", .rank = 3, .shape = {B, T, V}, .data = logits}};
-    safetensors_write(check_format(path, sizeof path, "%s/logits.safetensors", out), tensors, 2);
+    write_tensors(check_format(path, sizeof path, "%s/logits.safetensors", out), tensors, 2);
     free(logits);
 }
 

@@ -1,5 +1,5 @@
 // shim.c: a disk that fails on purpose, as a library for LD_PRELOAD. What counts are the calls that change something below the folder SHIM_DIR (absolute, and so are the paths
-// the program uses): opening to write, write, fsync, rename, mkdir, unlink, rmdir. SHIM="KIND N" in the environment:
+// the program uses): opening to write, write, fsync, renameat, mkdir, mkdirat, unlinkat. SHIM="KIND N" in the environment:
 //   count 0   nothing fails; at its end the program says on stderr how many calls there were
 //   kill N    the process gets SIGKILL before call N
 //   power N   the same, and what no fsync brought to the disk is lost: files end where they ended at their last fsync
@@ -65,17 +65,32 @@ static void remember(int fd, off_t safe) {
     opened[count++].safe = safe;
 }
 
-int open(const char *path, int flags, ...) {
-    va_list args;
-    va_start(args, flags);
-    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;
-    va_end(args);
-    int counts = below(path) && (flags & O_ACCMODE) != O_RDONLY;
+// Opens and, where it counts, remembers what the file holds already, which is taken for safe.
+static int open_at(int folder, const char *path, int flags, mode_t mode, int is_below) {
+    int counts = is_below && (flags & O_ACCMODE) != O_RDONLY;
     if (counts && fails()) return -1;
-    int fd = openat(AT_FDCWD, path, flags, mode);
+    int fd = (int)syscall(SYS_openat, folder, path, flags, mode);
     struct stat info;
-    if (counts && fd >= 0 && fstat(fd, &info) == 0) remember(fd, info.st_size);        // what it holds already is taken for safe
+    if (counts && fd >= 0 && fstat(fd, &info) == 0) remember(fd, info.st_size);
     return fd;
+}
+
+#define MODE(flags, mode) do { \
+    va_list args; \
+    va_start(args, flags); \
+    mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0; \
+    va_end(args); } while (0)
+
+int open(const char *path, int flags, ...) {
+    mode_t mode;
+    MODE(flags, mode);
+    return open_at(AT_FDCWD, path, flags, mode, below(path));
+}
+
+int openat(int folder, const char *path, int flags, ...) {
+    mode_t mode;
+    MODE(flags, mode);
+    return open_at(folder, path, flags, mode, below_fd(folder));
 }
 
 ssize_t write(int fd, const void *data, size_t n) {
@@ -99,7 +114,15 @@ int fsync(int fd) {
     return rc;
 }
 
-int rename(const char *from, const char *to) { return below(from) && fails() ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to); }
-int mkdir(const char *path, mode_t mode) { return below(path) && fails() ? -1 : mkdirat(AT_FDCWD, path, mode); }
-int unlink(const char *path) { return below(path) && fails() ? -1 : unlinkat(AT_FDCWD, path, 0); }
-int rmdir(const char *path) { return below(path) && fails() ? -1 : unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
+int mkdir(const char *path, mode_t mode) {
+    return below(path) && fails() ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+}
+int mkdirat(int folder, const char *path, mode_t mode) {
+    return below_fd(folder) && fails() ? -1 : (int)syscall(SYS_mkdirat, folder, path, mode);
+}
+int renameat(int folder, const char *from, int other, const char *to) {
+    return below_fd(folder) && fails() ? -1 : (int)syscall(SYS_renameat2, folder, from, other, to, 0);
+}
+int unlinkat(int folder, const char *path, int flags) {
+    return below_fd(folder) && fails() ? -1 : (int)syscall(SYS_unlinkat, folder, path, flags);
+}

@@ -2,6 +2,7 @@
 // names, shapes and steps written here from transformers' own classes and not from the table under test. Broken folders are refused. (dev/test/test_hf.py asks transformers.)
 #include "test.h"
 #include "../../llmc/config.h"
+#include "files.h"
 
 typedef struct { const char *name; int64_t rows, cols; } Theirs;                       // rows 0: a vector
 typedef struct { const char *ours, *theirs; int64_t row, rows, cols, by_row, by_col, at; } Belongs;   // ours[row + i][j] = theirs[i * by_row + j * by_col + at]
@@ -67,7 +68,7 @@ static const char *write_folder(const Source *s, const Folder *f) {
     const char *at = f->from ? strstr(s->config, f->from) : NULL;
     CHECK(!f->from || at, "no %s in the config\n  -> correct the test", f->from);
     if (at) check_format(config, sizeof config, "%.*s%s%s", (int)(at - s->config), s->config, f->to, at + strlen(f->from));
-    file_write_atomic(check_format(path, sizeof path, "%s/config.json", dir), at ? config : s->config);
+    write_text(check_format(path, sizeof path, "%s/config.json", dir), at ? config : s->config);
     const char *add = f->add;
     for (size_t i = 0; i < s->count + (add != NULL); i++) {
         Theirs extra = {add, 11, 8};
@@ -79,17 +80,17 @@ static const char *write_folder(const Source *s, const Folder *f) {
         one.data = values(t->name, tensor_count(&one), one.dtype);
         tensors[count++] = one;
     }
-    if (!f->index) safetensors_write(check_format(path, sizeof path, "%s/model.safetensors", dir), tensors, count);
+    if (!f->index) write_tensors(check_format(path, sizeof path, "%s/model.safetensors", dir), tensors, count);
     else {
-        safetensors_write(check_format(path, sizeof path, "%s/one.safetensors", dir), tensors, count / 2);
-        safetensors_write(check_format(path, sizeof path, "%s/two.safetensors", dir), tensors + count / 2, count - count / 2);
+        write_tensors(check_format(path, sizeof path, "%s/one.safetensors", dir), tensors, count / 2);
+        write_tensors(check_format(path, sizeof path, "%s/two.safetensors", dir), tensors + count / 2, count - count / 2);
         for (int i = 0; i < count; i++) {
             size_t n = strlen(index);
             check_format(index + n, sizeof index - n, "%s\"%s\": \"%s.safetensors\"", i ? ", " : "", tensors[i].name, i < count / 2 ? "one" : "two");
         }
         size_t n = strlen(index);
         check_format(index + n, sizeof index - n, "%s}}", f->index);
-        file_write_atomic(check_format(path, sizeof path, "%s/model.safetensors.index.json", dir), index);
+        write_text(check_format(path, sizeof path, "%s/model.safetensors.index.json", dir), index);
     }
     for (int i = 0; i < count; i++) free((void *)(uintptr_t)tensors[i].data);
     return dir;

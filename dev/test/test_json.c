@@ -244,12 +244,12 @@ static void test_files(void) {
         f = fopen(path, "wb");
         fwrite(bytes, 1, (size_t)size, f);
         fclose(f);
-        char *text = file_read(path, &n);
+        char *text = file_read(path, INT64_MAX, &n);
         ended += n == (size_t)size && strlen(text) == n;
         free(text);
     }
     EXPECT(ended == sizes, "of %d files, %d are read with a zero behind them", sizes, ended);
-    EXPECT(!file_read(test_dir("json"), &n) && errno == EISDIR, "a directory was read as a file");
+    EXPECT(!file_read(test_dir("json"), INT64_MAX, &n) && errno == EISDIR, "a directory was read as a file");
     EXPECT_REFUSAL(read_missing, (void *)"build/test/json/absent.json", "cannot read build/test/json/absent.json");
     EXPECT_REFUSAL(parse_broken, (void *)"{\"step\" 7}", "state.json is not valid JSON: byte 8: expected ':', found '7'");
     EXPECT_REFUSAL(need_int, (void *)"{\"steps\":7}", "state.json: expected \"step\" to be an integer, found no such member");

@@ -110,7 +110,7 @@ void test_sampler(void) {
 static int log_lines(const char *path, int64_t *steps) {
     size_t n;
     int lines = 0;
-    char *text = file_read(path, &n), error[256];
+    char *text = file_read(path, INT64_MAX, &n), error[256];
     *steps = 0;
     EXPECT(text && n && text[n - 1] == '\n', "%s is there and whole", path);
     for (size_t at = 0; text && at < n; lines++) {
@@ -130,7 +130,8 @@ void test_logger(void) {
     int64_t steps;
     Log log;
     check_format(path, sizeof path, "%s/log.jsonl", test_dir("logger"));
-    log_open(&log, path, 0);
+    int folder = folder_open("build/test/logger");
+    log_open(&log, folder, path, 0);
     for (int step = 1; step <= 4; step++) {
         log_begin(&log);
         log_int(&log, "step", step);
@@ -140,25 +141,25 @@ void test_logger(void) {
     }
     dprintf(log.fd, "{\"step\": 5, \"lo");                                         // killed in the middle of a line
     log_close(&log);
-    log_open(&log, path, 4);
+    log_open(&log, folder, path, 4);
     EXPECT(log_lines(path, &steps) == 4 && steps == 10, "resume at 4 keeps the four whole lines");
     EXPECT(!log.validated && !log.tasked, "step 4 has no validation yet");
     dprintf(log.fd, "{\"step\": 4, \"tasks\": \"data/tasks\"}\n{\"step\": 3, \"task_results\": {}}\n");
     log_close(&log);
-    log_open(&log, path, 4);
+    log_open(&log, folder, path, 4);
     EXPECT(log_lines(path, &steps) == 6 && !log.tasked, "a flag and an earlier step's results are not step 4's");
     dprintf(log.fd, "{\"step\": 4, \"task_results\": {}}\n");
     log_close(&log);
-    log_open(&log, path, 4);
+    log_open(&log, folder, path, 4);
     EXPECT(log_lines(path, &steps) == 7 && !log.validated && log.tasked, "resume at 4 finds its tasks");
     log_close(&log);
-    log_open(&log, path, 3);
+    log_open(&log, folder, path, 3);
     EXPECT(log_lines(path, &steps) == 4 && log.tasked, "and at 3 the earlier ones");
     log_close(&log);
-    log_open(&log, path, 2);
+    log_open(&log, folder, path, 2);
     EXPECT(log_lines(path, &steps) == 2 && steps == 3 && log.validated, "resume at 2 keeps step 1 and the validation of step 2");
     log_close(&log);
-    log_open(&log, path, 0);
+    log_open(&log, folder, path, 0);
     dprintf(log.fd, "{\"step\": 1}\n");
     log_close(&log);
     EXPECT(log_lines(path, &steps) == 1, "a run that begins has an empty log");
