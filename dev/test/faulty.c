@@ -1,6 +1,7 @@
 // faulty.c: the CPU trainer with a fault on purpose, FAULT="KIND STEP RANK" in the environment:
 //   nan     one gradient of process RANK is not a number in step STEP;   nans: in that one and all later ones
 //   spike   the gradients of all processes are a thousand times too large
+//   moment  after step STEP one second moment is infinite;   dead: the last gain is so large that no loss is finite
 //   killed  process RANK gets SIGKILL
 //   full    none: a sample's text goes through the model whole, for every token
 #include "../../llmc/trainer.h"
@@ -26,6 +27,14 @@ static void faulty_zero_grads(Gpt *gpt) {
 
 static void faulty_backward(Gpt *gpt, double scale, int last) { judge_fp32.backward(gpt, fault_is("spike") ? 1000 * scale : scale, last); }
 
+static Update faulty_update(Gpt *gpt, const AdamW *adamw) {
+    Update u = judge_fp32.update(gpt, adamw);
+    const Entry *e = &layout.entries[layout.count - 1];         // the gain of the last norm
+    if (fault_is("moment")) *(float *)judge_fp32.tensor(gpt, ADAM_V, e) = INFINITY;
+    if (fault_is("dead")) for (int64_t i = 0; i < e->size; i++) ((float *)judge_fp32.tensor(gpt, WEIGHTS, e))[i] = 3e38f;
+    return u;
+}
+
 // A window that begins again does so with the last tokens of the text, and a new one.
 static int32_t text[1 << 12];
 static int length, from;
@@ -46,6 +55,7 @@ int main(int argc, char **argv) {
     t.create = faulty_create;
     t.zero_grads = faulty_zero_grads;
     t.backward = faulty_backward;
+    t.update = faulty_update;
     if (!strcmp(fault.kind, "full")) t.extend = full_extend, t.logits = full_logits;
     return trainer_main(&t, argc, argv);
 }

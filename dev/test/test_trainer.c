@@ -7,6 +7,7 @@
 #include "../../llmc/sampler.h"
 #include "../../llmc/schedule.h"
 #include "../../llmc/tokenizer.h"
+#include "files.h"
 #include <sys/wait.h>
 
 // ------------------------------------------------------------------------------------------------------------------ flags
@@ -233,6 +234,37 @@ static void expect_refused(const char *arguments, const char *words) {
     EXPECT(status == 1 && strstr(output, words) && strstr(output, "->"), "%s: status %d, expected a refusal with \"%s\", found:\n%s", arguments, status, words, output);
 }
 
+// Writes a run's checkpoint again with one value of one tensor a NaN: its checksums are right, its values are not.
+static void hurt_tensor(const char *run_dir, int64_t step, const char *file, const char *name) {
+    static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json", "state.json"};
+    char dir[PATH_CAP], path[PATH_CAP];
+    SafetensorsFile tensors[2];
+    Checkpoint c;
+    begin_checkpoint(&c, run_dir, step);
+    checkpoint_path(dir, run_dir, "", step);
+    for (int i = 0; i < 4; i++) {
+        size_t n;
+        check_format(path, sizeof path, "%s/%s", dir, FILES[i]);
+        char *text = i < 2 ? NULL : file_read(path, INT64_MAX, &n);
+        if (text) checkpoint_add_text(&c, FILES[i], text);
+        free(text);
+        if (i >= 2) continue;
+        safetensors_open(path, &tensors[i]);
+        for (int k = 0; k < tensors[i].count; k++) {
+            Tensor *t = &tensors[i].tensors[k];
+            if (strcmp(FILES[i], file) || strcmp(t->name, name)) continue;
+            float *values = (float *)check_alloc((size_t)tensor_bytes(t), "a test");
+            memcpy(values, t->data, (size_t)tensor_bytes(t));
+            values[3] = NAN;
+            t->data = values;
+        }
+        checkpoint_add_tensors(&c, FILES[i], tensors[i].tensors, tensors[i].count);
+    }
+    checkpoint_commit(&c);
+    close(c.run);
+    for (int i = 0; i < 2; i++) safetensors_close(&tensors[i]);
+}
+
 void test_run(void) {
     char whole[17], again[17], resumed[17], other[17], line[1024], path[512];
     const char *dir = test_dir("run");
@@ -367,9 +399,30 @@ void test_run(void) {
     static const char *const diverging[][2] = {{"--save-every 0", "step_00000015 "}, {"--save-every 5 --keep-last 1", "step_00000005 step_00000010 "}};
     for (int i = 0; i < 2; i++) {
         check_format(line, sizeof line, "FAULT='nans 6 0' " FAULTY MODEL "--warmup 4 --val-every 0 --val-tokens 256 --steps 100 %s --out %s/n%d", diverging[i][0], dir, i);
-        EXPECT(run(line, "") == 3 && strstr(output, "its last sound weights are saved in"), "never finite from step 6 on: %s", output);
+        EXPECT(run(line, "") == 3 && strstr(output, "its last finite weights are in"), "never finite from step 6 on: %s", output);
         check_format(line, sizeof line, "ls %s/n%d | grep step | tr '\\n' ' '", dir, i);
         EXPECT(run(line, "") == 0 && !strcmp(output, diverging[i][1]), "what is saved of it, expected %s: %s", diverging[i][1], output);
+    }
+    // Moments that are not finite are never saved, and refused when they are read; weights that predict nothing take no
+    // checkpoint's place.
+    check_format(line, sizeof line, "FAULT='moment 8 0' " FAULTY MODEL "--warmup 4 --val-every 0 --val-tokens 256 --steps 20 --save-every 5 --out %s/nm", dir);
+    EXPECT(run(line, "") == 3 && strstr(output, "were not saved: the run diverged at step 10; its last finite weights are in") && strstr(output, "nm/step_00000005\n"), "an infinite moment: %s", output);
+    check_format(line, sizeof line, "ls -A %s/nm | grep step | tr '\\n' ' '", dir);
+    EXPECT(run(line, "") == 0 && !strcmp(output, "step_00000005 "), "found %s", output);
+    check_format(line, sizeof line, "FAULT='dead 10 0' " FAULTY MODEL "--warmup 4 --val-every 0 --val-tokens 256 --steps 100 --save-every 5 --keep-last 1 --out %s/nd", dir);
+    EXPECT(run(line, "") == 3 && strstr(output, "its last finite weights are in"), "dead weights: %s", output);
+    check_format(line, sizeof line, "ls -A %s/nd | grep step | tr '\\n' ' '", dir);
+    EXPECT(run(line, "") == 0 && !strcmp(output, "step_00000005 step_00000010 "), "found %s", output);
+    static const char *const hurt[][2] = {{"model.safetensors", "model.embed_tokens.weight"}, {"optimizer.safetensors", "exp_avg_sq.model.embed_tokens.weight"}};
+    for (int i = 0; i < 2; i++) {
+        check_format(line, sizeof line, "rm -rf %s/bad; cp -r %s/n0 %s/bad", dir, dir, dir);
+        EXPECT(run(line, "") == 0, "cp: %s", output);
+        hurt_tensor(check_format(path, sizeof path, "%s/bad", dir), 15, hurt[i][0], hurt[i][1]);
+        check_format(line, sizeof line, " --out %s/bad --resume required --steps 20", dir);
+        expect_refused(line, check_format(path, sizeof path, "1 values of %s are infinite or NaN", hurt[i][1]));
+        if (i) continue;
+        check_format(line, sizeof line, " --layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 4 --steps 0 --init-from %s/bad --out %s/g2", dir, dir);
+        expect_refused(line, "1 values of model.embed_tokens.weight are infinite or NaN");
     }
     check_format(line, sizeof line, " --out %s/n0 --resume required --steps 20", dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "at step 15"), "where later steps are finite it goes on: %s", output);
