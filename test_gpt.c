@@ -587,7 +587,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"sampler", test_sampler},
     {"logger", test_logger},
     {"eval", test_eval},
-    {"spikes", test_spikes},
+    {"spikes", test_spikes}, {"pace", test_pace},
     {"run", test_run},
     {"run_sample", test_run_sample},
     {"run_tokens", test_run_tokens},

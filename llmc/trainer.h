@@ -9,10 +9,15 @@
 #include "logger.h"
 #include "probe.h"
 #include "sampler.h"
+#include "threads.h"
 #include "tokenizer.h"
 #include <sys/file.h>
 
 enum { DIVERGED_STEPS = 10 };
+
+// Tokens a second between lines of progress, to notice a machine that slows down.
+enum { PACES = 32, PACES_ENOUGH = 8 };
+typedef struct Pace { double rates[PACES], busy; int64_t tokens; int count; bool said; } Pace;
 
 typedef struct Run {
     const Trainer *t;
@@ -40,6 +45,7 @@ typedef struct Run {
     Recorder recorder;
     double started, printed, peak;
     int64_t started_at;
+    Pace pace;
 } Run;
 
 // ------------------------------------------------------------------------------------------------------------------ weights and checkpoints
@@ -402,11 +408,29 @@ static inline void run_tasks(Run *r) {
     log_end(&r->log);
 }
 
+// Says once when training has become less than half as fast as the median of the lines of progress before.
+static inline void run_note_pace(Run *r, double busy) {
+    Pace *p = &r->pace;
+    double sorted[PACES], rate = (double)(r->tokens - p->tokens) / (busy - p->busy);
+    int n = p->count < PACES ? p->count : PACES;
+    memcpy(sorted, p->rates, sizeof sorted);
+    double median = n >= PACES_ENOUGH ? spike_median(sorted, n) : 0;
+    if (rate < median / 2 && !p->said) {
+        printf("note: %.0f tok/s is less than half of the median, %.0f: do other programs use this machine, or is it throttled?\n"
+               "  -> top and nvidia-smi show them; OMP_NUM_THREADS=N leaves cores to others\n", rate, median);
+        p->said = true;
+    }
+    p->rates[p->count++ % PACES] = rate;
+    p->busy = busy;
+    p->tokens = r->tokens;
+}
+
 // The line on the terminal: at the first and last step and every two seconds.
 static inline void run_progress(Run *r, double loss, double lr, double norm) {
     const Flags *f = r->f;
     double now = clock_seconds(), rate = (double)(r->tokens - r->started_at) / (now - r->started);
     if (now - r->printed < 2 && r->step > 1 && r->step < f->steps) return;
+    if (now - r->printed >= 2) run_note_pace(r, now - r->started);
     char eta[32], above[48] = "", part[32] = "";
     if (!isnan(r->train.floor)) check_format(above, sizeof above, " (floor +%.4f)", loss - r->train.floor);
     if (r->peak > 0) check_format(part, sizeof part, " (%.0f %% of peak)", 100 * rate * show_flops(&r->m, &r->layout) / r->peak);
@@ -889,17 +913,17 @@ static inline int run_steps(Run *r) {
     r->peak = r->t->peak ? r->t->peak() : 0;
     comm_combine(&r->comm, &r->peak, 1, COMM_SUM);
     r->started = clock_seconds();
-    r->started_at = r->tokens;
+    r->started_at = r->pace.tokens = r->tokens;
     if (r->step >= f->steps) printf("note: the run is at step %lld of --steps %lld: nothing to train\n  -> a larger --steps\n", (long long)r->step, (long long)f->steps);
     for (;;) {
         bool last = r->step >= f->steps;
+        double begin = clock_seconds();
         if (r->step > 0 && !saved && (last || (f->save_every && r->step % f->save_every == 0))) {
             if (!run_save(r)) return run_diverged(r);
             saved = true;
             kept = r->updates;
         }
         bool due = r->step > 0 && (last || (f->val_every && r->step % f->val_every == 0));
-        double begin = clock_seconds();
         if (due && r->has_val && !validated) run_log_validation(r);
         if (due && r->tasks.count && !tasked) run_tasks(r);
         r->started += clock_seconds() - begin;                                 // tokens/s is that of training
@@ -1054,6 +1078,7 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
 
 static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     check_streams_begin();
+    threads_begin(argv);
     signal(SIGXFSZ, SIG_IGN);                              // a file at its size limit is a failed write, as on a full disk
     int status = trainer_run(t, argc, argv);
     check_streams_end();

@@ -235,6 +235,92 @@ rm hurt/log.jsonl; mkdir hurt/log.jsonl;  refused "log.jsonl a folder" "log.json
 rmdir hurt/log.jsonl; mkfifo hurt/log.jsonl; refused "log.jsonl a pipe" "log.jsonl" "$train" --out hurt $more
 cd "$dir" || exit 1
 
+# ---- links: nothing outside the run is touched
+
+elsewhere() { rm -rf elsewhere; mkdir elsewhere; echo precious > elsewhere/a; echo precious > elsewhere/model.safetensors; remember elsewhere; }
+outside() { holds "$1: nothing outside the run changed" unchanged elsewhere; }
+for link in .tmp-step_00000001 .old-$step; do
+    elsewhere; copy run linked; ln -s "$dir/elsewhere" "linked/$link"
+    works "$link a link" "$train" --out linked $more
+    outside "$link a link"
+    holds "$link a link: the same weights" test "$(result)" = "$expected"
+    holds "$link a link: the link is gone" test ! -L "linked/$link"
+done
+elsewhere; copy run linked; mv linked/$step elsewhere/moved; ln -s "$dir/elsewhere/moved" linked/$step; remember elsewhere
+works "a moved checkpoint behind a link is read" "$train" --from linked --eval
+works "a moved checkpoint behind a link: resumed" "$train" --out linked $more --save-every 1 --keep-last 1
+outside "a moved checkpoint behind a link"
+holds "a moved checkpoint behind a link: it counts, and only the link goes" test "$(ls linked | grep -c step_)" = 1
+for link in config.json log.jsonl; do
+    elsewhere; copy run linked; ln -s "$dir/elsewhere/a" "linked/$link.tmp"
+    works "$link.tmp a link" "$train" --out linked $more
+    outside "$link.tmp a link"
+done
+elsewhere; rm -rf linked; mkdir linked; ln -s "$dir/elsewhere/log" linked/log.jsonl
+unwritten "log.jsonl a link" "log.jsonl: Too many levels" "$train" $two --data data --out linked
+outside "log.jsonl a link"
+elsewhere; rm -rf linked; mkdir linked; ln -s "$dir/elsewhere" linked/events
+run "$train" $model --data data --out linked --steps 200 --spike-z 0.001 --val-every 0
+outside "events a link"
+holds "events a link: said" test $status = 2
+
+# ---- data is known by its content, wherever it lies
+
+copy run moved; copy data moved_data
+works "data that moved" "$train" --out moved $more --data ./moved_data
+holds "data that moved: the same weights" test "$(result)" = "$expected"
+copy run moved; mv data data_away
+refused "data that is gone" "found nothing there" "$train" --out moved $more
+mv data_away data
+for shard in train val; do
+    copy run moved; copy data other_data; flip other_data/${shard}_000000.bin 1500 0
+    remember moved
+    if [ $shard = train ]; then
+        refused "a token of the data is another" "the training data is not what this run was trained on" "$train" --out moved $more --data other_data
+        holds "a token of the data is another: nothing changed" unchanged moved
+    else
+        works "a token of the validation data is another" "$train" --out moved $more --data other_data
+        holds "a token of the validation data is another: said" grep -q '^warning: the validation data is not' message
+    fi
+done
+copy data changing
+timeout 20 "$train" $model --steps 1000000 --norms-every 0 --val-every 0 --save-every 1000 --data changing --out changing_run > message 2>&1 & background=$!
+logs changing_run 10; flip changing/train_000000.bin 1500 0; wait $background; status=$?; background=
+holds "data that changes while training: status 1, found $status" test $status = 1
+holds "data that changes while training: said" grep -q 'found that it has changed' message
+
+# ---- what a run finds changed at its next save
+
+timeout 20 "$train" $model --steps 1000000 --norms-every 0 --val-every 0 --save-every 1000 --data data --out away > message 2>&1 & background=$!
+logs away 10; mv away away_now; wait $background; status=$?; background=
+holds "the folder renamed: status 2, found $status" test $status = 2
+holds "the folder renamed: said, with its name now" grep -q "away is no longer the folder of this run.*" message
+holds "the folder renamed: how to go on" grep -q -e "-> --out $dir/away_now --resume required" message
+holds "the folder renamed: no other was made" test ! -e away
+works "the folder renamed: it goes on" "$train" --out away_now --resume required --steps 1
+timeout 20 "$train" $model --steps 1000000 --norms-every 0 --val-every 0 --save-every 1000 --data data --out unlogged > message 2>&1 & background=$!
+logs unlogged 10; rm unlogged/log.jsonl; wait $background; status=$?; background=
+holds "the log removed: status 2, found $status" test $status = 2
+holds "the log removed: said" grep -q 'log.jsonl was removed or replaced' message
+works "the log removed: it goes on" "$train" --out unlogged --resume required --steps 1
+copy run renamed; copy renamed/$step renamed/step_00000009
+works "a renamed checkpoint" "$train" --out renamed $more
+holds "a renamed checkpoint is passed over" grep -q 'warning: passing over .*its state.json is of step 2, was it renamed' message
+holds "a renamed checkpoint: the same weights" test "$(result)" = "$expected"
+printf '#!/bin/sh\nulimit -f 40; exec "$@"\n' > limited_loudly; chmod +x limited_loudly
+unwritten "a limit on file sizes, with its signal" "File too large" ./limited_loudly "$train" --layers 2 --steps 1 --sample 0 --out big_run
+mkdir cwd; printf '#!/bin/sh\ncd cwd && rmdir ../cwd && exec "$@"\n' > nowhere_to_be; chmod +x nowhere_to_be
+refused "a working directory that is gone" "cannot make the folder" ./nowhere_to_be "$train" $two
+esc=$(printf '\033')
+printf '{"norm_c_version": 1, "norm_mode": "SPAN\\u001b[2J", "precision": "fp32", "flags": {}}' > escape.json
+copy run escaped; cp escape.json escaped/config.json
+run "$train" --out escaped $more
+holds "an escape sequence in a file: shown" grep -q 'SPAN\\x1b\[2J' message
+holds "an escape sequence in a file: none printed" test "$(grep -c "$esc" message)" = 0
+truncate -s 200000000 huge.json; copy run huge; mv huge.json huge/config.json
+refused "a config.json of 200 MB" "File too large" "$train" --out huge $more
+rm -rf huge
+
 # ---- full disks, and folders and files that may not be used
 
 small=$dir/small; mkdir small; limit=

@@ -50,6 +50,7 @@ void test_sampler(void);
 void test_logger(void);
 void test_eval(void);
 void test_spikes(void);
+void test_pace(void);
 void test_run(void);
 void test_run_sample(void);
 void test_run_tokens(void);

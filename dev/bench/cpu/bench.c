@@ -249,6 +249,7 @@ int main(int argc, char **argv) {
     bool serving = false;
     int count = 1;
     check_streams_begin();
+    threads_begin(argv);
     for (int i = 1; i < argc; i++) {
         CHECK(strcmp(argv[i], "--mode") || i + 1 < argc, "--mode needs a placement\n  -> --mode PRE; ./train_gpt --show modes lists them");
         if (!strcmp(argv[i], "--serve")) serving = true;
