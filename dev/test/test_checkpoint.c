@@ -595,6 +595,62 @@ static void test_pruning(const char *run) {
     EXPECT(whole == rounds, "in %d of %d looks the newest checkpoint was not found, or another was called damaged", rounds - whole, rounds);
 }
 
+// Whether the file still has its one line.
+static bool is_precious(const char *path) {
+    size_t n;
+    char *text = file_read(path, INT64_MAX, &n);
+    bool same = text && !strcmp(text, "precious");
+    free(text);
+    return same;
+}
+
+static void open_link(void *folder) { folder_open_in(*(int *)folder, "events", "run/events"); }
+
+// What lies behind links in a run's folder is neither removed nor written to. A linked checkpoint is read, counts, and goes
+// as a link.
+static void test_links(const char *run) {
+    char elsewhere[PATH_CAP], file[PATH_CAP], path[PATH_CAP];
+    struct stat info;
+    check_format(elsewhere, sizeof elsewhere, "%s_elsewhere", run);
+    check_format(file, sizeof file, "%s/model.safetensors", elsewhere);
+    mkdir(elsewhere, 0777);
+    write_bytes(file, "precious", 8);
+    char *target = realpath(elsewhere, NULL), *victim = realpath(file, NULL);
+    write_checkpoint(run, 5, 5, 10);
+    int folder = folder_open(run);
+    static const char *const LINKS[] = {".tmp-step_00000006", ".old-step_00000005", "events", "step_00000002"};
+    for (int i = 0; i < 4; i++) EXPECT(symlinkat(target, folder, LINKS[i]) == 0, "no link %s", LINKS[i]);
+    EXPECT(symlinkat(victim, folder, "config.json.tmp") == 0, "no link");
+    write_checkpoint(run, 6, 6, 10);
+    EXPECT(is_precious(file), "a link with the name of a leftover was followed");
+    file_write_text(folder, check_format(path, sizeof path, "%s/config.json", run), "{}");
+    EXPECT(is_precious(file), "a link with the name of a temporary file was followed");
+    EXPECT_REFUSAL(open_link, &folder, "cannot make the directory run/events");
+
+    checkpoint_prune(folder, run, 6, 3, 0);               // 6, 5 and the link of step 2 are three
+    EXPECT(fstatat(folder, "step_00000002", &info, AT_SYMLINK_NOFOLLOW) == 0, "a linked checkpoint does not count");
+    checkpoint_prune(folder, run, 6, 2, 0);
+    EXPECT(fstatat(folder, "step_00000002", &info, AT_SYMLINK_NOFOLLOW) != 0, "the link of step 2 is still there");
+    EXPECT(is_precious(file), "pruning followed a link");
+    CHECK(renameat(folder, "step_00000006", AT_FDCWD, check_format(path, sizeof path, "%s/moved", elsewhere)) == 0, "cannot move it");
+    char *moved = realpath(path, NULL);
+    CHECK(symlink(moved, check_format(file, sizeof file, "%s/step_00000006", run)) == 0, "no link");
+    expect_latest(run, 6, NULL, __LINE__);
+    free(target);
+    free(victim);
+    free(moved);
+    close(folder);
+}
+
+// A checkpoint under the name of another step is passed over.
+static void test_renamed(const char *run) {
+    char plain[PATH_CAP], other[PATH_CAP];
+    write_checkpoint(run, 1, 1, 10);
+    write_checkpoint(run, 2, 2, 10);
+    CHECK(rename(checkpoint_path(plain, run, "", 2), checkpoint_path(other, run, "", 7)) == 0, "cannot rename %s", plain);
+    expect_latest(run, 1, "its state.json is of step 2, was it renamed?", __LINE__);
+}
+
 // The last piece finds no room, and closing says nothing, as in memory.
 static void text_without_room(void *what) {
     FILE *f = fopen("/dev/full", "w");
@@ -639,6 +695,10 @@ void test_checkpoint(void) {
     test_full_disk(run);
     check_format(second, sizeof second, "%s/second", dir);
     test_all_damaged(second);
+    check_format(second, sizeof second, "%s/links", dir);
+    test_links(second);
+    check_format(second, sizeof second, "%s/renamed", dir);
+    test_renamed(second);
     check_format(second, sizeof second, "%s/calls", dir);
     test_every_call(second);
     check_format(second, sizeof second, "%s/pruning", dir);

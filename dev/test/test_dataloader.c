@@ -343,7 +343,58 @@ static void test_corpus(void) {
     loader_close(&val_other);
 }
 
+// What identifies the shards of a pattern: 0 after a refusal.
+static uint64_t content_of(const char *pattern) {
+    DataLoader d;
+    loader_open(&d, pattern, "train", 8, 1, 1);
+    loader_hash_begin(&d);
+    uint64_t content = loader_hash_end(&d);
+    loader_close(&d);
+    return content;
+}
+
+// Another token in the shard between two looks; a NULL path removes it.
+static void change_between(void *path) {
+    DataLoader d;
+    loader_open(&d, "build/test/loader_content/*.bin", "train", 8, 1, 1);
+    loader_hash_begin(&d);
+    loader_hash_end(&d);
+    if (path) write_shard((const char *)path, 5, 1000, 2, 0);
+    else unlink("build/test/loader_content/b.bin");
+    loader_hash_begin(&d);
+    loader_hash_end(&d);
+}
+
+// Data is what its tokens are, in their order, wherever they lie.
+static void test_content(void) {
+    const char *dir = test_dir("loader_content");
+    char a[256], b[256], pattern[256], moved[256];
+    write_shard(check_format(a, sizeof a, "%s/a.bin", dir), 0, 1000, 2, 0);
+    write_shard(check_format(b, sizeof b, "%s/b.bin", dir), 1000, 1000, 2, 0);
+    check_format(pattern, sizeof pattern, "%s/*.bin", dir);
+    uint64_t whole = content_of(pattern);
+    EXPECT(whole && whole == content_of(pattern), "the same data twice");
+    EXPECT(rename(b, check_format(moved, sizeof moved, "%s/c.bin", dir)) == 0 && content_of(pattern) == whole, "its name does not count");
+    EXPECT(rename(moved, check_format(b, sizeof b, "%s/0.bin", dir)) == 0 && content_of(pattern) != whole, "its order does");
+    unlink(b);
+    write_shard(check_format(b, sizeof b, "%s/b.bin", dir), 1000, 1000, 2, 0);
+    for (int32_t last = 0; last < 2; last++) {             // the last token of each shard is another
+        FILE *f = fopen(last ? b : a, "r+b");
+        fseek(f, -2, SEEK_END);
+        int low = fgetc(f);
+        fseek(f, -2, SEEK_END);
+        fputc(low ^ 1, f);
+        fclose(f);
+        EXPECT(content_of(pattern) != whole, "another last token of shard %d is not seen", last);
+        write_shard(last ? b : a, last ? 1000 : 0, 1000, 2, 0);
+    }
+    EXPECT(content_of(pattern) == whole, "and as it was");
+    EXPECT_REFUSAL(change_between, b, "b.bin: expected the shard that training began with, found that it has changed");
+    EXPECT_REFUSAL(change_between, NULL, "b.bin: expected the shard that training began with, found that it cannot be read: No such file");
+}
+
 void test_dataloader(void) {
+    test_content();
     test_windows();
     test_order();
     test_paths();
