@@ -267,16 +267,22 @@ static inline void loader_hash_join(DataLoader *d) {
     d->hasher.running = false;
 }
 
+// Gigabytes of the shards.
+static inline double loader_gigabytes(const DataLoader *d) {
+    return 1e-9 * (double)(d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
+}
+
 // Waits for the hash, with a line of progress every two seconds, and ends the program when a shard has changed since the
 // last time. Returns what identifies the data: the tokens of its shards and their order, not their names.
 static inline uint64_t loader_hash_end(DataLoader *d) {
     const struct timespec nap = {0, 1000000};
     ShardHasher *hasher = &d->hasher;
-    double printed = clock_seconds(), all = (double)(d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
+    double printed = clock_seconds();
     while (hasher->running && !__atomic_load_n(&hasher->done, __ATOMIC_ACQUIRE)) {
         nanosleep(&nap, NULL);
         if (clock_seconds() - printed < 2) continue;
-        printf("hashing the data: %.1f of %.1f GB\n", 1e-9 * (double)__atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED), 1e-9 * all);
+        printf("hashing the data: %.1f of %.1f GB\n", 1e-9 * (double)__atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
+               loader_gigabytes(d));
         fflush(stdout);
         printed = clock_seconds();
     }
@@ -295,7 +301,7 @@ static inline uint64_t loader_hash_end(DataLoader *d) {
 static inline void loader_close(DataLoader *d) {
     __atomic_store_n(&d->hasher.stop, 1, __ATOMIC_RELAXED);
     loader_hash_join(d);
-    if (d->fd >= 0) close(d->fd);
+    if (d->shard_count && d->fd >= 0) close(d->fd);
     for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
     free(d->shards);
     free(d->raw);

@@ -268,6 +268,9 @@ static inline void run_check_folder(const Run *r) {
 // (--keep-last) only if the new one is usable and the last step was finite: otherwise they are what one goes back to.
 static inline bool run_save(Run *r) {
     Checkpoint c;
+    struct stat info;
+    CHECK_WRITE(r->comm.rank || (fstat(r->folder, &info) == 0 && info.st_nlink), "%s was removed while the run trained: step "
+                "%lld cannot be saved\n  -> begin again, with another --out", r->out, (long long)r->step);
     run_data(r, &r->train);
     run_data(r, &r->val);
     log_sync(&r->log);
@@ -965,6 +968,8 @@ static inline int run_training(Run *r) {
     run_open_folder(r);
     loader_hash_begin(&r->train);
     loader_hash_begin(&r->val);
+    double gigabytes = loader_gigabytes(&r->train);
+    if (gigabytes > 1) printf("hashing %.1f GB of shards beside the training, to know the data again\n", gigabytes);
     recorder_open(&r->recorder, r->m.L);
     if (!r->comm.rank) run_keep_tokenizer(r);
     if (r->comm.size > 1) printf("%d processes, each with a part of every batch and of the optimizer's state\n", r->comm.size);

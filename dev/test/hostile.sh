@@ -145,6 +145,7 @@ rm bad.bin
 { printf "$(word 20240801)$(word 7)$(word 1342177024)$(word 256)"; head -c 1008 /dev/zero; } > big.bin
 truncate -s 5368709120 big.bin
 works "5 GiB of tokens" "$train" $two --data big.bin --out big
+holds "5 GiB of tokens: hashed, and said" grep -q "hashing 5.4 GB of shards" message
 truncate -s 5368709121 big.bin
 refused "5 GiB and a byte" "expected 5368709120 bytes" "$train" $two --data big.bin --out bad
 rm big.bin
@@ -303,6 +304,10 @@ logs unlogged 10; rm unlogged/log.jsonl; wait $background; status=$?; background
 holds "the log removed: status 2, found $status" test $status = 2
 holds "the log removed: said" grep -q 'log.jsonl was removed or replaced' message
 works "the log removed: it goes on" "$train" --out unlogged --resume required --steps 1
+timeout 20 "$train" $model --steps 1000000 --norms-every 0 --val-every 0 --save-every 1000 --data data --out removed > message 2>&1 & background=$!
+logs removed 10; mv removed removing; rm -r removing; wait $background; status=$?; background=
+holds "the folder removed: status 2, found $status" test $status = 2
+holds "the folder removed: said" grep -q 'removed was removed while the run trained: step' message
 copy run renamed; copy renamed/$step renamed/step_00000009
 works "a renamed checkpoint" "$train" --out renamed $more
 holds "a renamed checkpoint is passed over" grep -q 'warning: passing over .*its state.json is of step 2, was it renamed' message
