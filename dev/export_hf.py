@@ -6,7 +6,7 @@
 FOLDER gets config.json, model.safetensors and, where the vocabulary is known, tokenizer.json. Where a class of transformers computes exactly what the model does (a row of
 llmc/hf.h), it is that class; everywhere else NormForCausalLM: dev/modeling_norm.py goes along, and the placement's row of llmc/modes.h into config.json, so that
 AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) works. The tables are read from those headers by the C preprocessor ($CC, else cc).
-Needs torch, safetensors and transformers.
+Needs torch, safetensors and tokenizers (which comes with transformers).
 """
 import argparse
 import json
@@ -20,6 +20,7 @@ import sys
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 END = "<|endoftext|>"
@@ -213,18 +214,25 @@ def merges_of(tokens, end):
 
 
 def write_tokenizer(out, path, seq):
-    """tokenizer.json: of bytes (path None), whose token 0 begins and ends texts, or of a tokenizer.bin. Returns the number of the token that ends a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
+    """tokenizer.json: of bytes (path None), whose token 0 begins and ends texts, or of a
+    tokenizer.bin. A text begins with that token, the separator, as a prompt of the trainer does
+    (run_sample). Returns its number."""
     letter = letters()
     tokens, end = read_tokens(path) if path else ([bytes([b]) for b in range(256)], 0)
     vocab = {END if i == end else "".join(letter[b] for b in token): i for i, token in enumerate(tokens)}
     merges = [("".join(letter[b] for b in first), "".join(letter[b] for b in second)) for first, second in merges_of(tokens, end)]
     t = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=path is not None)
+    t.post_processor = processors.TemplateProcessing(
+        single=f"{END} $A", pair=f"{END} $A {END} $B", special_tokens=[(END, end)])  # fmt: skip
     t.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=t, bos_token=END, eos_token=END, pad_token=END, model_max_length=seq, clean_up_tokenization_spaces=False).save_pretrained(out)
+    t.add_special_tokens([END])
+    t.save(str(out / "tokenizer.json"))
+    theirs = {"tokenizer_class": "PreTrainedTokenizerFast", "padding_side": "left"}
+    theirs |= {"bos_token": END, "eos_token": END, "pad_token": END, "model_max_length": seq}
+    theirs |= {"model_input_names": ["input_ids", "attention_mask"]}
+    theirs |= {"clean_up_tokenization_spaces": False}
+    (out / "tokenizer_config.json").write_text(json.dumps(theirs, indent=2) + "\n")
     return end
 
 
@@ -251,7 +259,9 @@ def export(source, out, dtype):
         theirs |= {"bias": "model.layers.0.self_attn.o_proj.bias" in w, "final_norm": "model.norm.weight" in w, "tie_word_embeddings": f["tied"] == "on"}
         theirs |= {"selection_bias": any(key.endswith("e_score_correction_bias") for key in w)}
         shutil.copy(ROOT / "dev" / "modeling_norm.py", out / "modeling_norm.py")
-    places = [checkpoint.parent / "tokenizer.bin", pathlib.Path(config["flags"].get("tokenizer") or "-"), pathlib.Path(config["flags"].get("data") or "-") / "tokenizer.bin"]
+    flags = config["flags"]
+    tokenizer, data = (pathlib.Path(flags.get(name) or "-") for name in ("tokenizer", "data"))
+    places = [checkpoint.parent / "tokenizer.bin", tokenizer, data / "tokenizer.bin"]
     path = next((place for place in places if place.is_file()), None)
     if path or f["vocab"] == 256:
         end = write_tokenizer(out, path, f["seq"])
