@@ -5,7 +5,7 @@
 
 Of every placement, dense and with experts, dev/export_hf.py's folder gives the judge's logits (build/logits); with a cache, padded, and after save_pretrained too. Folders of
 transformers' own classes give theirs in the judge. A round trip changes no loss, and twenty steps of AdamW are the same on both sides. Broken folders are refused.
-With words only the tests whose name contains one of them. Needs torch, safetensors,
+With words only the tests whose name contains one of them. Needs torch, safetensors, xxhash,
 transformers (written against 5.23) and, for `trained`, lm_eval.
 """
 import contextlib
@@ -350,6 +350,80 @@ def arguments(model, inputs):
         check(right, f"forward: expected a TypeError, {words}; found {repr(found):.200}")
 
 
+def test_damaged():
+    """Of a run with damage export_hf.py takes the checkpoint that the trainer takes, and warns and
+    refuses as it does. A checkpoint may be a link."""
+    whole, run, aside = DIR / "run-whole", DIR / "run-damaged", DIR / "elsewhere"
+    flags = "--layers 1 --width 8 --heads 2 --ffn 8 --seq 16 --batch 1 --steps 3 --save-every 1 "
+    flags += "--val-tokens 64 --norms-every 0 --sample 0"
+    train("PRE", *flags.split(), "--out", whole)
+    names = [f"step_{step:08d}" for step in (1, 2, 3)]
+    weights = {name: chosen_by_trainer(whole / name)[0] for name in names}
+    check(len(set(weights.values())) == 3, f"three checkpoints: found the weights {weights}")
+    last, old = run / names[2], run / f".old-{names[2]}"
+
+    def flip(path):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+    def manifest(text):
+        return lambda: (last / "manifest.json").write_text(text)
+
+    cases = {
+        "nothing": lambda: None,
+        "the weights": lambda: flip(last / "model.safetensors"),
+        "the optimizer's state": lambda: flip(last / "optimizer.safetensors"),
+        "two checkpoints": lambda: [flip(run / name / "config.json") for name in names[1:]],
+        "every checkpoint": lambda: [flip(run / name / "state.json") for name in names],
+        "a file, cut short": lambda: os.truncate(last / "model.safetensors", 50),
+        "a file, gone": lambda: (last / "state.json").unlink(),
+        "the manifest, gone": lambda: (last / "manifest.json").unlink(),
+        "the manifest, empty": manifest("{}"),
+        "the manifest, a list": manifest("[1]"),
+        "a size": manifest('{"state.json": {"xxh64": "0"}}'),
+        "a name": manifest('{"../config.json": {"size": 1, "xxh64": "0"}}'),
+        "the plain name": lambda: last.rename(old),
+        "the plain name and a file": lambda: [last.rename(old), flip(old / "state.json")],
+        "the number": lambda: last.rename(run / "step_000000003"),
+        "all names": lambda: [shutil.rmtree(run / name) for name in names],
+        "nothing, but a link": lambda: [last.rename(aside), last.symlink_to(aside)],
+    }
+    for what, harm in cases.items():
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(whole, run)
+        harm()
+        for source in (run, last):
+            theirs, (folder, said) = chosen_by_trainer(source), chosen_by_export(source)
+            ours = (weights.get(folder and folder.name.removeprefix(".old-")), said)
+            where = f"damaged: {what}; {source.name}"
+            check(ours == theirs, f"{where}: expected {theirs}, found {ours}")
+    (DIR / "tokenizer.bin").write_bytes(b"not a tokenizer")
+    refusal = str(attempt(lambda: export(last, DIR / "x")))
+    check("expected a tokenizer.bin" in refusal, f"the tokenizer beside a link's aim: {refusal}")
+    (DIR / "tokenizer.bin").unlink()
+
+
+def chosen_by_trainer(source):
+    """The hash of the weights that it reads, and its warnings and refusal without the hints."""
+    program, flags = ROOT / "build" / "cpu-pre-fp32" / "train_gpt", "--eval --val-tokens 64".split()
+    made = subprocess.run([program, "--from", source, *flags], capture_output=True, text=True)
+    weights = re.search(r"weights (\w{16})", made.stdout)
+    said = [line for line in made.stderr.splitlines() if line.startswith(("warning: ", "error: "))]
+    return weights and weights[1], list(dict.fromkeys(said))
+
+
+def chosen_by_export(source):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            folder = export_hf.find_checkpoint(source)
+        except export_hf.Refusal as refusal:
+            folder = None
+            print(f"error: {refusal}", file=sys.stderr)
+    return folder, [line for line in said.getvalue().splitlines() if not line.startswith("  -> ")]
+
+
 def save_bytes(path, tokens, vocab):
     path.write_bytes(struct.pack("<4i", 20240520, 1, len(tokens), vocab) + bytes(1008) + struct.pack(f"<{len(tokens)}H", *tokens))
 
@@ -436,7 +510,7 @@ def test_export():
     off = ((z - want["logits"]).square().mean() / want["logits"].square().mean()).sqrt().item()
     check(1e-4 < off < 0.3, f"bfloat16: logits off by {off} of their size")
     for words, source, out in (
-        ("nothing was overwritten", "bf16", "out-bf16"), ("expected the folder of a run", "damaged", "x"),
+        ("nothing was overwritten", "bf16", "out-bf16"), ("every checkpoint in", "damaged", "x"),
         ("expected the folder of a run", "nowhere", "x"),
     ):  # fmt: skip
         if source == "damaged":
