@@ -90,7 +90,7 @@ def damage(folder):
         return "manifest.json: expected an object of files"
     for name, entry in manifest.items():
         size, xxh64 = map((entry if isinstance(entry, dict) else {}).get, ("size", "xxh64"))
-        plain = name and name[0] != "." and "/" not in name and name != "manifest.json"
+        plain = re.fullmatch(r"[^./\0][^/\0]{0,62}", name) and name != "manifest.json"
         if not plain or type(size) is not int or not isinstance(xxh64, str):
             return f'manifest.json: expected a plain name, "size" and "xxh64" for "{name:.80}"'
         try:

@@ -250,6 +250,8 @@ def test_round_trip():
         check(said[0] and said[1] and said[0][0] == said[1][0], f"{name}: expected the run's loss and weights, found {said}")
         model = load(out)
         check(type(model).__name__ == architecture, f"{name}: found {type(model).__name__}")
+        ids = AutoTokenizer.from_pretrained(out)("a")["input_ids"]
+        check(ids == [0, 97], f"{name}: expected a separator and a byte, found {ids}")
         free = [flag for flag in small[6:]] + ["--steps", 20]
         train(mode, *flags, "--steps", 20, "--init-from", run, "--out", DIR / f"there-{name}")
         train(mode, *free, "--init-from", out, "--out", DIR / f"back-{name}")
@@ -382,6 +384,7 @@ def test_damaged():
         "the manifest, empty": manifest("{}"),
         "the manifest, a list": manifest("[1]"),
         "a size": manifest('{"state.json": {"xxh64": "0"}}'),
+        "a long name": manifest('{"%s": {"size": 1, "xxh64": "0"}}' % (64 * "x")),
         "a name": manifest('{"../config.json": {"size": 1, "xxh64": "0"}}'),
         "the plain name": lambda: last.rename(old),
         "the plain name and a file": lambda: [last.rename(old), flip(old / "state.json")],
