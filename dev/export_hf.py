@@ -6,10 +6,11 @@
 FOLDER gets config.json, model.safetensors and, where the vocabulary is known, tokenizer.json. Where a class of transformers computes exactly what the model does (a row of
 llmc/hf.h), it is that class; everywhere else NormForCausalLM: dev/modeling_norm.py goes along, and the placement's row of llmc/modes.h into config.json, so that
 AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) works. The tables are read from those headers by the C preprocessor ($CC, else cc).
-Needs torch, safetensors and transformers.
+Needs torch, safetensors, tokenizers (which comes with transformers) and xxhash.
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -19,7 +20,9 @@ import subprocess
 import sys
 
 import torch
+import xxhash
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 END = "<|endoftext|>"
@@ -75,16 +78,67 @@ def named_rows(tables, name):
 # ------------------------------------------------------------------------------------------------------------------ checkpoint
 
 
+def damage(folder):
+    """What is wrong with the files that a checkpoint's manifest promises; None: nothing is."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+    except OSError as error:
+        return f"manifest.json: {error.strerror}"
+    except ValueError as error:
+        return f"manifest.json: {error}"
+    if not isinstance(manifest, dict) or not manifest:
+        return "manifest.json: expected an object of files"
+    for name, entry in manifest.items():
+        size, xxh64 = map((entry if isinstance(entry, dict) else {}).get, ("size", "xxh64"))
+        plain = re.fullmatch(r"[^./\0][^/\0]{0,62}", name) and name != "manifest.json"
+        if not plain or type(size) is not int or not isinstance(xxh64, str):
+            return f'manifest.json: expected a plain name, "size" and "xxh64" for "{name:.80}"'
+        try:
+            is_file, found = (folder / name).is_file(), (folder / name).stat().st_size
+            if not is_file or found != size:
+                return f"{name}: expected a file of {size} bytes, found {found}"
+            digest = xxhash.xxh64()
+            with open(folder / name, "rb") as file:
+                while piece := file.read(1 << 20):
+                    digest.update(piece)
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+        if digest.hexdigest() != xxh64:
+            return f"{name}: expected checksum {xxh64}, found {digest.hexdigest()}"
+    return None
+
+
 def find_checkpoint(path):
-    """The folder of the newest whole checkpoint of a run, or of the checkpoint that path is."""
-    steps = [path] if (path / "manifest.json").is_file() else sorted(path.glob("step_*"), key=lambda p: p.name, reverse=True)
-    for folder in steps:
-        manifest = folder / "manifest.json"
-        files = json.loads(manifest.read_text()) if manifest.is_file() else {}
-        if files and all((folder / name).is_file() and (folder / name).stat().st_size == entry["size"] for name, entry in files.items()):
-            return folder
-        print(f"warning: passing over the damaged checkpoint {folder}", file=sys.stderr)
-    raise Refusal(f"{path}: expected the folder of a run or of a checkpoint\n  -> ls runs/")
+    """The newest whole checkpoint of a run, or the checkpoint that path is. Finds, refuses and
+    passes over what checkpoint_find and checkpoint_latest of llmc/ do. A folder may be a link."""
+    if (path / "manifest.json").exists():
+        if why := damage(path):
+            raise Refusal(f"{path} is damaged: {why}\n  -> use another checkpoint of that run")
+        return path
+    if not path.is_dir():
+        raise Refusal(f"{path}: expected the folder of a run or of a checkpoint\n  -> ls runs/")
+    damaged, below = False, math.inf
+    while True:
+        names = (entry.name.removeprefix(".old-") for entry in path.iterdir())
+        names = {name for name in names if re.fullmatch(r"step_\d+", name)}
+        steps = {step for name in names if name == f"step_{(step := int(name[5:])):08d}"}
+        step = max((step for step in steps if step < below), default=-1)
+        if step < 0:
+            break
+        gone = True
+        for folder in (path / f"step_{step:08d}", path / f".old-step_{step:08d}"):
+            if not os.path.lexists(folder):
+                continue
+            if not (why := damage(folder)):
+                return folder
+            if os.path.lexists(folder):
+                gone, damaged = False, True
+                warning = f"warning: passing over the damaged checkpoint {folder}: {why}"
+                print(warning, file=sys.stderr)
+        below = math.inf if gone else step  # a checkpoint that goes makes room for a newer one
+    if damaged:
+        raise Refusal(f"every checkpoint in {path} is damaged\n  -> restore one from a copy")
+    raise Refusal(f"{path} holds no checkpoint\n  -> train with --save-every, or give another run")
 
 
 def read_flags(config, tables, w):
@@ -213,18 +267,25 @@ def merges_of(tokens, end):
 
 
 def write_tokenizer(out, path, seq):
-    """tokenizer.json: of bytes (path None), whose token 0 begins and ends texts, or of a tokenizer.bin. Returns the number of the token that ends a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
+    """tokenizer.json: of bytes (path None), whose token 0 begins and ends texts, or of a
+    tokenizer.bin. A text begins with that token, the separator, as a prompt of the trainer does
+    (run_sample). Returns its number."""
     letter = letters()
     tokens, end = read_tokens(path) if path else ([bytes([b]) for b in range(256)], 0)
     vocab = {END if i == end else "".join(letter[b] for b in token): i for i, token in enumerate(tokens)}
     merges = [("".join(letter[b] for b in first), "".join(letter[b] for b in second)) for first, second in merges_of(tokens, end)]
     t = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=path is not None)
+    t.post_processor = processors.TemplateProcessing(
+        single=f"{END} $A", pair=f"{END} $A {END} $B", special_tokens=[(END, end)])  # fmt: skip
     t.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=t, bos_token=END, eos_token=END, pad_token=END, model_max_length=seq, clean_up_tokenization_spaces=False).save_pretrained(out)
+    t.add_special_tokens([END])
+    t.save(str(out / "tokenizer.json"))
+    theirs = {"tokenizer_class": "PreTrainedTokenizerFast", "padding_side": "left"}
+    theirs |= {"bos_token": END, "eos_token": END, "pad_token": END, "model_max_length": seq}
+    theirs |= {"model_input_names": ["input_ids", "attention_mask"]}
+    theirs |= {"clean_up_tokenization_spaces": False}
+    (out / "tokenizer_config.json").write_text(json.dumps(theirs, indent=2) + "\n")
     return end
 
 
@@ -251,7 +312,9 @@ def export(source, out, dtype):
         theirs |= {"bias": "model.layers.0.self_attn.o_proj.bias" in w, "final_norm": "model.norm.weight" in w, "tie_word_embeddings": f["tied"] == "on"}
         theirs |= {"selection_bias": any(key.endswith("e_score_correction_bias") for key in w)}
         shutil.copy(ROOT / "dev" / "modeling_norm.py", out / "modeling_norm.py")
-    places = [checkpoint.parent / "tokenizer.bin", pathlib.Path(config["flags"].get("tokenizer") or "-"), pathlib.Path(config["flags"].get("data") or "-") / "tokenizer.bin"]
+    flags = config["flags"]
+    tokenizer, data = (pathlib.Path(flags.get(name) or "-") for name in ("tokenizer", "data"))
+    places = [checkpoint / ".." / "tokenizer.bin", tokenizer, data / "tokenizer.bin"]
     path = next((place for place in places if place.is_file()), None)
     if path or f["vocab"] == 256:
         end = write_tokenizer(out, path, f["seq"])

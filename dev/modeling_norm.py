@@ -23,7 +23,11 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
+# The KV cache's name among arguments and outputs; transformers 5.24 renamed it.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+KNOWN = "input_ids, attention_mask, position_ids, cache, labels, use_cache or logits_to_keep"
 L2, SCALE = 2, 3  # kinds of a norm beside 1, the model's: x / |x|, and a gain without a norm
 
 
@@ -31,7 +35,7 @@ class NormConfig(PretrainedConfig):
     """Fields are named as norm.c's flags; those that other programs ask for have transformers' names too."""
 
     model_type = "norm_c"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
     attribute_map = {"hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "max_position_embeddings": "seq"}
 
     def __init__(self, layers=2, width=64, heads=2, kv_heads=2, ffn=256, vocab_size=256, seq=128, placement="PRE", rows=None, norm="rms", bias=False, positions="rope",
@@ -254,6 +258,27 @@ class NormModel(nn.Module):
         return self.norm(x)
 
 
+def refuse(others, cache, past_key_values):
+    """Returns the KV cache. Takes out of others the arguments that ask for nothing and leaves
+    num_items_in_batch, which is the loss function's. Any other argument is a TypeError."""
+    for name in ("inputs_embeds", "output_attentions", "output_hidden_states", "token_type_ids"):
+        if others.get(name) is None or others[name] is False:
+            others.pop(name, None)  # peft passes them so
+    others.pop("cache_position", None)  # transformers 4 passes it; the cache says the same
+    if unknown := others.keys() - {"num_items_in_batch"}:
+        raise TypeError(f"NormForCausalLM: expected {KNOWN}, found {', '.join(sorted(unknown))}\n"
+                        "  -> leave it out")  # fmt: skip
+    if cache is not None and past_key_values is not None:
+        raise TypeError("NormForCausalLM: expected one KV cache, found cache and past_key_values\n"
+                        "  -> pass one")  # fmt: skip
+    cache = past_key_values if cache is None else cache
+    if getattr(cache, "is_compileable", False):
+        found = type(cache).__name__
+        raise TypeError(f"NormForCausalLM: expected a DynamicCache, found a {found}\n"
+                        "  -> leave cache_implementation out")  # fmt: skip
+    return cache
+
+
 class NormForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = NormConfig
     base_model_prefix = "model"
@@ -270,20 +295,27 @@ class NormForCausalLM(PreTrainedModel, GenerationMixin):
             self._keep_in_fp32_modules_strict = ["e_score_correction_bias"]
         self.post_init()
 
-    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, labels=None, use_cache=None, logits_to_keep=0, **kwargs):
+    @can_return_tuple
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None,
+                labels=None, use_cache=None, logits_to_keep=0, cache=None, **others):  # fmt: skip
+        """Logits [B, T, V] of input_ids [B, T]; with labels [B, T] the loss too. attention_mask
+        [B, past + T] is 0 at padding. The KV cache is cache, or past_key_values, the older name."""
+        cache = refuse(others, cache, past_key_values)
         B, T = input_ids.shape
-        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
-            past_key_values = DynamicCache()
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if cache is None and (self.config.use_cache if use_cache is None else use_cache):
+            cache = DynamicCache()
+        past = cache.get_seq_length() if cache is not None else 0
         query, key = torch.arange(past, past + T, device=input_ids.device), torch.arange(past + T, device=input_ids.device)
         mask = (key <= query[:, None]).expand(B, 1, -1, -1)
         if attention_mask is not None:  # what is padding is read by itself alone
             mask = mask & attention_mask[:, None, None].bool() | (key == query[:, None])
         if position_ids is None:
             position_ids = query.expand(B, -1) if attention_mask is None else (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -T:]
-        x = self.model(input_ids, position_ids, mask, past_key_values)
+        x = self.model(input_ids, position_ids, mask, cache)
         logits = self.lm_head(x[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else x[:, logits_to_keep])
         if hasattr(self.lm_head, "s_z"):
             logits = math.sqrt(self.config.width) * self.lm_head.s_z[:, 0] * logits
-        loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **others)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})

@@ -113,7 +113,7 @@ wait                                                      # it says how long it 
 step "README: the first ablation, in five minutes" sh -c "test -s '$root/build/readme.sh' && timeout 300 sh -e '$root/build/readme.sh' && ls ablations/*/index.html"
 wait
 step "the oracle gives the goldens (python3 with torch)" python3 dev/oracle/oracle.py --check
-step "Hugging Face: every placement there, and folders back (python3 with torch and transformers)" sh -c '
+step "Hugging Face: models there and back (python3 with torch, transformers, lm_eval)" sh -c '
     make -s -j2 build/logits && make -s binary NORM_MODE=PRE && make -s binary NORM_MODE=OLMO2 && python3 dev/test/test_hf.py'
 step "tokenizer against tiktoken (python3 with tiktoken)" sh -c 'make -s build/tokenize && python3 dev/test/test_tokenizer.py'
 step "tasks as lm-evaluation-harness scores them, of a stock folder and of SPAN's (python3 with lm_eval, torch, transformers)" sh -c '

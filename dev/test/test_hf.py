@@ -5,7 +5,8 @@
 
 Of every placement, dense and with experts, dev/export_hf.py's folder gives the judge's logits (build/logits); with a cache, padded, and after save_pretrained too. Folders of
 transformers' own classes give theirs in the judge. A round trip changes no loss, and twenty steps of AdamW are the same on both sides. Broken folders are refused.
-With words only the tests whose name contains one of them. Needs torch, safetensors and transformers; 5.23 is what this was written against.
+With words only the tests whose name contains one of them. Needs torch, safetensors, xxhash,
+transformers (written against 5.23) and, for `trained`, lm_eval.
 """
 import contextlib
 import io
@@ -18,6 +19,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 DIR = ROOT / "build" / "test" / "hf"
@@ -26,7 +28,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(DIR / "home"), "OMP_NUM_THR
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, pipeline  # noqa: E402
 
 sys.path[:0] = [str(ROOT / "dev"), str(ROOT / "dev" / "test")]
 import export_hf  # noqa: E402
@@ -130,11 +132,12 @@ def test_placements():
 
 
 def cached(name, model, tokens, want):
-    """A prompt, then one token at a time."""
+    """A prompt, then one token at a time; the cache goes in under either name."""
     out = model(tokens[:, :9], use_cache=True)
     rows = [out.logits]
     for t in range(9, tokens.shape[1]):
-        out = model(tokens[:, t : t + 1], past_key_values=out.past_key_values, use_cache=True)
+        cache = {("cache", "past_key_values")[t % 2]: out.past_key_values}
+        out = model(tokens[:, t : t + 1], **cache, use_cache=True)
         rows.append(out.logits)
     close(torch.cat(rows, 1), want, 1e-4, f"{name}: logits with a cache")
 
@@ -247,6 +250,8 @@ def test_round_trip():
         check(said[0] and said[1] and said[0][0] == said[1][0], f"{name}: expected the run's loss and weights, found {said}")
         model = load(out)
         check(type(model).__name__ == architecture, f"{name}: found {type(model).__name__}")
+        ids = AutoTokenizer.from_pretrained(out)("a")["input_ids"]
+        check(ids == [0, 97], f"{name}: expected a separator and a byte, found {ids}")
         free = [flag for flag in small[6:]] + ["--steps", 20]
         train(mode, *flags, "--steps", 20, "--init-from", run, "--out", DIR / f"there-{name}")
         train(mode, *free, "--init-from", out, "--out", DIR / f"back-{name}")
@@ -270,6 +275,156 @@ def test_own_class():
     for name, source in (("there", run), ("back", out / "model.safetensors")):
         train("PRE", *flags, "--steps", 20, "--init-from", source, "--out", DIR / f"{name}-norm")
     check(len(losses(DIR / "back-norm")) == 20 and torch.equal(losses(DIR / "there-norm"), losses(DIR / "back-norm")), "norm: twenty steps from the run and from the export")
+
+
+def test_trained():
+    """A model that learned the built-in stories goes on with a prompt as it does in the trainer:
+    alone, with a cache and without, padded in a batch, in a pipeline, and for lm_eval."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    run, out, n = DIR / "run-trained", DIR / "out-trained", 48
+    flags = "--layers 2 --width 64 --heads 4 --seq 96 --norm layer --batch 16 --lr 5e-3 "
+    flags += "--steps 400 --warmup 40 --val-tokens 1024 --norms-every 0 --sample 0"
+    train("PRE", *flags.split(), "--out", run)
+    export(run, out)
+    model, tokenizer = load(out), AutoTokenizer.from_pretrained(out, trust_remote_code=False)
+    check(type(model).__name__ == "NormForCausalLM", f"trained: found a {type(model).__name__}")
+    prompts = ["The ", "Once upon a time ", "One day a little "]
+    options, said = {"max_new_tokens": n, "do_sample": False}, []
+    for text in prompts:
+        printed = train("PRE", "--from", run, "--prompt", text, "--sample", n, "--top-k", 1)
+        said += [re.search(rf"\n\n({text}.*)\nprefill", printed, re.S)[1].split("\n\n")[0]]
+    words = set(re.findall("[A-Za-z]{2,}", " ".join(said)))
+    check(len(words) >= 12, f"trained: expected a dozen different words, found {said}")
+
+    def texts(prompts, **more):
+        inputs = tokenizer(prompts, padding=True, return_tensors="pt")
+        rows = model.generate(**inputs, **options, **more)
+        return tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+    lm = HFLM(pretrained=str(out), device="cpu", batch_size=3, trust_remote_code=True)
+    until = {"until": ["<|endoftext|>"], "max_gen_toks": n, "do_sample": False}
+    requests = [Instance("generate_until", {}, (text, until), i) for i, text in enumerate(prompts)]
+    pipe = pipeline("text-generation", str(out), trust_remote_code=True, batch_size=3)
+
+    def lm_eval_texts():
+        return [*map("".join, zip(prompts, lm.generate_until(requests, disable_tqdm=True)))]
+
+    for how, go_on in {
+        "alone": lambda: [texts([text])[0] for text in prompts],
+        "without a cache": lambda: [texts([text], use_cache=False)[0] for text in prompts],
+        "in a padded batch": lambda: texts(prompts),
+        "in a padded batch without a cache": lambda: texts(prompts, use_cache=False),
+        "in a pipeline": lambda: [each[0]["generated_text"] for each in pipe(prompts, **options)],
+        "for lm_eval": lm_eval_texts,
+    }.items():
+        found = attempt(go_on)
+        check(found == said, f"trained, {how}: expected the trainer's {said}, found {found}")
+    arguments(model, tokenizer("The ", return_tensors="pt"))
+
+
+def attempt(call):
+    """What a call returns, or the exception that it raises."""
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+def arguments(model, inputs):
+    """What forward takes besides, and what it refuses."""
+    no = {"output_attentions": False, "inputs_embeds": None}
+    cache, static = {"cache": DynamicCache()}, {"cache_implementation": "static", "max_length": 9}
+    two = {"cache": DynamicCache(), "past_key_values": DynamicCache()}
+    for kind, more in ((dict, no), (dict, cache), (tuple, {"return_dict": False})):
+        found = attempt(lambda: model(**inputs, **more))
+        check(isinstance(found, kind), f"forward with {', '.join(more)}: found {repr(found):.200}")
+    for words, call in {
+        "found kv_cache": lambda: model(**inputs, kv_cache=None),
+        "found output_attentions": lambda: model(**inputs, output_attentions=True),
+        "found token_type_ids": lambda: model(**inputs, token_type_ids=inputs["input_ids"]),
+        "found cache and past_key_values": lambda: model(**inputs, **two),
+        "found a StaticCache": lambda: model.generate(**inputs, **static),
+    }.items():
+        found = attempt(call)
+        right = isinstance(found, TypeError) and f"{words}\n  -> " in str(found)
+        check(right, f"forward: expected a TypeError, {words}; found {repr(found):.200}")
+
+
+def test_damaged():
+    """Of a run with damage export_hf.py takes the checkpoint that the trainer takes, and warns and
+    refuses as it does. A checkpoint may be a link."""
+    whole, run, aside = DIR / "run-whole", DIR / "run-damaged", DIR / "elsewhere"
+    flags = "--layers 1 --width 8 --heads 2 --ffn 8 --seq 16 --batch 1 --steps 3 --save-every 1 "
+    flags += "--val-tokens 64 --norms-every 0 --sample 0"
+    train("PRE", *flags.split(), "--out", whole)
+    names = [f"step_{step:08d}" for step in (1, 2, 3)]
+    weights = {name: chosen_by_trainer(whole / name)[0] for name in names}
+    check(len(set(weights.values())) == 3, f"three checkpoints: found the weights {weights}")
+    last, old = run / names[2], run / f".old-{names[2]}"
+
+    def flip(path):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+    def manifest(text):
+        return lambda: (last / "manifest.json").write_text(text)
+
+    cases = {
+        "nothing": lambda: None,
+        "the weights": lambda: flip(last / "model.safetensors"),
+        "the optimizer's state": lambda: flip(last / "optimizer.safetensors"),
+        "two checkpoints": lambda: [flip(run / name / "config.json") for name in names[1:]],
+        "every checkpoint": lambda: [flip(run / name / "state.json") for name in names],
+        "a file, cut short": lambda: os.truncate(last / "model.safetensors", 50),
+        "a file, gone": lambda: (last / "state.json").unlink(),
+        "the manifest, gone": lambda: (last / "manifest.json").unlink(),
+        "the manifest, empty": manifest("{}"),
+        "the manifest, a list": manifest("[1]"),
+        "a size": manifest('{"state.json": {"xxh64": "0"}}'),
+        "a long name": manifest('{"%s": {"size": 1, "xxh64": "0"}}' % (64 * "x")),
+        "a name": manifest('{"../config.json": {"size": 1, "xxh64": "0"}}'),
+        "the plain name": lambda: last.rename(old),
+        "the plain name and a file": lambda: [last.rename(old), flip(old / "state.json")],
+        "the number": lambda: last.rename(run / "step_000000003"),
+        "all names": lambda: [shutil.rmtree(run / name) for name in names],
+        "nothing, but a link": lambda: [last.rename(aside), last.symlink_to(aside)],
+    }
+    for what, harm in cases.items():
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(whole, run)
+        harm()
+        for source in (run, last):
+            theirs, (folder, said) = chosen_by_trainer(source), chosen_by_export(source)
+            ours = (weights.get(folder and folder.name.removeprefix(".old-")), said)
+            where = f"damaged: {what}; {source.name}"
+            check(ours == theirs, f"{where}: expected {theirs}, found {ours}")
+    (DIR / "tokenizer.bin").write_bytes(b"not a tokenizer")
+    refusal = str(attempt(lambda: export(last, DIR / "x")))
+    check("expected a tokenizer.bin" in refusal, f"the tokenizer beside a link's aim: {refusal}")
+    (DIR / "tokenizer.bin").unlink()
+
+
+def chosen_by_trainer(source):
+    """The hash of the weights that it reads, and its warnings and refusal without the hints."""
+    program, flags = ROOT / "build" / "cpu-pre-fp32" / "train_gpt", "--eval --val-tokens 64".split()
+    made = subprocess.run([program, "--from", source, *flags], capture_output=True, text=True)
+    weights = re.search(r"weights (\w{16})", made.stdout)
+    said = [line for line in made.stderr.splitlines() if line.startswith(("warning: ", "error: "))]
+    return weights and weights[1], list(dict.fromkeys(said))
+
+
+def chosen_by_export(source):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            folder = export_hf.find_checkpoint(source)
+        except export_hf.Refusal as refusal:
+            folder = None
+            print(f"error: {refusal}", file=sys.stderr)
+    return folder, [line for line in said.getvalue().splitlines() if not line.startswith("  -> ")]
 
 
 def save_bytes(path, tokens, vocab):
@@ -312,10 +467,14 @@ def test_tokenizers():
     logits_of(("bytes", "SPAN", SHAPES["llama"]), ("tokens", "SPAN", SMALL + "--vocab 557"))
     text = "The cat's naïve \u4e2d\u6587, 12  34!\n\n  It said: \"Ā ~\" 'll"
     export(DIR / "bytes", DIR / "out-bytes")
-    t = AutoTokenizer.from_pretrained(DIR / "out-bytes", trust_remote_code=True)
+    t = AutoTokenizer.from_pretrained(DIR / "out-bytes", trust_remote_code=False)
     ids = t(text)["input_ids"]
-    check(ids == list(text.encode()) and t.decode(ids) == text, f"bytes: found {ids}, {t.decode(ids)!r}")
-    check((t.eos_token_id, t.bos_token_id, t.pad_token_id, t("<|endoftext|>")["input_ids"]) == (0, 0, 0, [0]), "bytes: token 0 ends a text")
+    right = ids == [0, *text.encode()] and t.decode(ids[1:]) == text
+    check(right, f"bytes: found {ids}, {t.decode(ids)!r}")
+    check(t("a", "b")["input_ids"] == [0, 97, 0, 98], "bytes: a separator before each text")
+    check(t("a", add_special_tokens=False)["input_ids"] == [97], "bytes: a separator unwanted")
+    right = (t.eos_token_id, t.bos_token_id, t.pad_token_id) == (0, 0, 0)
+    check(right and t("<|endoftext|>")["input_ids"] == [0, 0], "bytes: token 0 ends a text")
     learned = DIR / "learned"
     learned.mkdir()
     source = pathlib.Path(test_tokenizer.__file__).read_text(encoding="utf-8")
@@ -323,12 +482,14 @@ def test_tokenizers():
     made = DIR / "tokens" / "tokenizer.bin"
     subprocess.run([sys.executable, ROOT / "data" / "get.py", "tokenizer", "--vocab", learned, "--out", made], check=True, capture_output=True)
     export(DIR / "tokens", DIR / "out-tokens")
-    t = AutoTokenizer.from_pretrained(DIR / "out-tokens", trust_remote_code=True)
+    with unittest.mock.patch("builtins.input", return_value="n"):  # to the question for trust
+        t = AutoTokenizer.from_pretrained(DIR / "out-tokens")
     ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(str(learned / "vocab.bpe"), str(learned / "encoder.json"))
     encoding = tiktoken.Encoding("test", pat_str=test_tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
     for some in (text, source.replace("<|endoftext|>", "")):
         ids = t(some)["input_ids"]
-        check(ids == encoding.encode_ordinary(some) and t.decode(ids) == some, "a learned vocabulary: not tiktoken's tokens")
+        right = ids == [len(ranks), *encoding.encode_ordinary(some)] and t.decode(ids[1:]) == some
+        check(right, "a learned vocabulary: not tiktoken's tokens after a separator")
     check(t.eos_token_id == len(ranks), "a learned vocabulary: the token that ends a text")
     back = DIR / "back.bin"
     subprocess.run([sys.executable, ROOT / "data" / "get.py", "tokenizer", "--vocab", DIR / "out-tokens", "--out", back], check=True, capture_output=True)
@@ -351,7 +512,10 @@ def test_export():
         z = model(want["tokens"].long()).logits.float()
     off = ((z - want["logits"]).square().mean() / want["logits"].square().mean()).sqrt().item()
     check(1e-4 < off < 0.3, f"bfloat16: logits off by {off} of their size")
-    for words, source, out in (("nothing was overwritten", "bf16", "out-bf16"), ("expected the folder of a run", "nowhere", "x"), ("expected the folder of a run", "damaged", "x")):
+    for words, source, out in (
+        ("nothing was overwritten", "bf16", "out-bf16"), ("every checkpoint in", "damaged", "x"),
+        ("expected the folder of a run", "nowhere", "x"),
+    ):  # fmt: skip
         if source == "damaged":
             shutil.copytree(DIR / "bf16", DIR / "damaged")
             os.truncate(DIR / "damaged" / "step_00000000" / "model.safetensors", 5000)
@@ -360,6 +524,7 @@ def test_export():
 
 
 def main():
+    shutil.rmtree(DIR, ignore_errors=True)
     DIR.mkdir(parents=True, exist_ok=True)
     tests = {name[5:]: test for name, test in globals().items() if name.startswith("test_")}
     for name, test in tests.items():

@@ -5,8 +5,11 @@
 
 The tasks are lm-evaluation-harness's own definitions of hellaswag, piqa, arc, winogrande, sciq, lambada_openai and wikitext, over the made-up rows of dev/test/tasks.jsonl
 in the place of the datasets; data/get.py makes our files of the same rows. The model is trained here for a moment; it is given to the harness as a folder that
-transformers loads: what --export makes of a run, or, without it, a stock LlamaForCausalLM with the weights of a PRE run. Compared are log-likelihoods to 1e-4, whether they are
-greedy, the choices and every metric, at two lengths of sequences, one of which cuts contexts and makes several windows of a text. Needs lm_eval, torch, transformers, accelerate and tiktoken.
+transformers loads: what --export makes of a run, its tokenizer too, or, without it, a stock
+LlamaForCausalLM with the weights of a PRE run. No separator is before a context. Compared are
+log-likelihoods to 1e-4, whether they are greedy, the choices and every metric, at two lengths of
+sequences, one of which cuts contexts and makes several windows of a text. Needs lm_eval, torch,
+transformers, accelerate and tiktoken.
 """
 import argparse
 import json
@@ -119,7 +122,8 @@ def harness(rows, folder, seq):
         yaml.write_text(f"include: {definition}\ntask: local_{name}\ntag: null\ndataset_path: json\ndataset_name: null\ntraining_split: null\n"
                         f"dataset_kwargs:\n  data_files:\n    validation: {path}\n    test: {path}\n")
         tasks.append(str(yaml))
-    model = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=4, max_length=seq, trust_remote_code=True)
+    model = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=4,
+                 max_length=seq, trust_remote_code=True, add_bos_token=False)
     results = lm_eval.simple_evaluate(model=model, tasks=tasks, task_manager=manager, log_samples=True, bootstrap_iters=0, verbosity="ERROR")
     samples = {}
     for name in rows:
@@ -186,7 +190,7 @@ def main():
         call(*shlex.split(args.export.format(run=run, folder=folder)))
     else:
         make_llama(run, folder)
-    same.save_pretrained(folder)
+        same.save_pretrained(folder)
     results, theirs = harness(rows, folder, SEQ)
     compare(rows, theirs, ours(program, run, scratch / "tasks", SEQ), SEQ)
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
