@@ -273,8 +273,8 @@ def open_study(options, axes):
     if kept:
         check_growth(out, kept, asked)
         # The kept order of flags stays, because it names the runs.
-        merged = [(name, list(dict.fromkeys(was + axes[name]))) for name, was in kept["axes"].items()]
-        asked["axes"] = dict(merged)
+        merged = {name: dict.fromkeys(was + axes[name]) for name, was in kept["axes"].items()}
+        asked["axes"] = {name: list(values) for name, values in merged.items()}
         return out, dict(kept, **asked)
     return out, dict(asked, source=source_hash(), machine=machine(), plans={}, searched=[])
 

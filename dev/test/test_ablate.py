@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """test_ablate.py: a study ends the same however often it is killed, tells finished, diverged, killed and failed runs apart, and refuses what makes no sense.
 
-    python3 dev/test/test_ablate.py [NAME...]  from the project's root; needs numpy, scipy, matplotlib
+    python3 dev/test/test_ablate.py [NAME...]  from the project's root; needs scipy, matplotlib
 
 Most of it runs on a stand-in for the trainer, a script that learns nothing but behaves as told by its flags: a study trains whatever lies in its bin/.
 """
@@ -155,7 +155,7 @@ def test_outcomes(folder):
 
 
 def test_checks(folder):
-    """Typing errors stop a study before it builds, and what the trainer refuses before it trains."""
+    """Typing errors stop a study before it builds, what the trainer refuses before training."""
     fake = folder / "checks"
     fake.mkdir()
     (fake / "make").write_text(f"#!/bin/sh\necho built > '{fake}/built'\nexit 2\n")
