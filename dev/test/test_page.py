@@ -29,6 +29,7 @@ from matplotlib import image
 from matplotlib.text import Text
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import plot
 from ablation import inside, page, pictures, stats
 from ablation.study import COLLAPSED, DIVERGED, FAILED, FINISHED, KILLED, WAITING, Run, Study
 
@@ -499,6 +500,51 @@ def test_inside():
         if "grad_norms" in line:
             line["grad_norms"] = dict.fromkeys(line["grad_norms"])
     draw_inside(nulls)
+
+
+def test_plot():
+    """dev/plot.py's scale fits what follows the warmup, whatever spikes, blows up or is far below."""
+
+    def write(name, change=lambda step, loss: loss, warmup=5, floor=0.24):
+        folder = scratch / "plot" / name
+        folder.mkdir(parents=True)
+        log = made_up_log(random.Random(4), 0, 2, 4e-3, 200, floor)
+        for line in log:
+            if "loss" in line:
+                line.update(loss=change(line["step"], line["loss"]), lr=min(1, line["step"] / warmup))
+        (folder / "log.jsonl").write_text("\n".join(map(json.dumps, log)))
+        return folder, [(line["step"], line["loss"]) for line in log if "loss" in line]
+
+    def limits(*runs):
+        axes = plot.plt.figure().subplots()
+        plot.draw_loss(axes, runs)
+        return axes.get_ylim(), words_in(axes.figure), axes
+
+    plain, losses = write("plain")
+    (low, high), words, _ = limits(plain)
+    tail = [loss for step, loss in losses if step >= 25]
+    expect(max(tail) < high < losses[0][1] - 2, f"up to {high}, the tail up to {max(tail)}")
+    expect(0.9 * min(tail) < low < min(tail), f"from {low}, the tail from {min(tail)}")
+    expect("entropy of the corpus, 0.240, far below" in words, words)
+    slow = limits(write("slow", warmup=60)[0])[0]
+    expect(slow[1] < 3 < high, f"after a warmup of 60 steps: {slow}")
+    spike = limits(write("spike", lambda step, loss: 500 if step == 100 else loss)[0])[0]
+    expect(abs(spike[1] - high) < 0.3, f"a spike: {spike}, without {high}")
+    wild = limits(plain, write("wild", lambda step, loss: 5000 if step > 120 else loss)[0])[0]
+    expect(wild[1] < losses[0][1] + 1, f"beside a run that blew up: {wild}")
+    (low, _), words, axes = limits(write("near", floor=1.5)[0])
+    dotted = any(line.get_linestyle() == ":" for line in axes.lines)
+    expect(low < 1.5 and dotted and "far below" not in words, "a floor that is near is a line")
+    for name, words in (("loss", "plain, validation"), ("norms", "layer 1")):
+        plot.plt.close("all")
+        norms = ["--norms"] * (name == "norms")
+        sys.argv = ["plot.py", str(plain), "-o", str(scratch / f"{name}.png"), *norms]
+        plot.main()
+        figure = plot.plt.gcf()
+        legend = (figure.legends or [figure.axes[0].get_legend()])[0].get_window_extent()
+        expect(words in words_in(figure), words_in(figure))
+        expect(legend.y0 >= figure.axes[0].get_window_extent().y1 - 1, f"{name}: a legend above")
+    plot.plt.close("all")
 
 
 def test_hostile():
