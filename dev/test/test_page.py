@@ -481,6 +481,12 @@ def test_inside():
     expect(np.allclose(inside.norms_by_layer(norms), right), "the norm of all that belongs to a layer")
     right = [np.hypot(*(norms[f"model.layers.{l}.mlp.{part}_proj.weight"] for part in ("gate", "up"))) for l in range(24)]
     expect(np.allclose(inside.norms_by_layer(norms, inside.GROUPS["ffn in"]), right), "and of a group")
+    scales = [axes.get_xlim() for axes in figures["edr.png"].axes]
+    most = max(max(run.probe["edr_harmonic"].values()) for run in study.runs)
+    expect(len(set(scales)) == 1 and scales[0][0] == 0 and most < scales[0][1] <= 3,
+           f"EDR on one scale from 0: {scales}, {most}")
+    expect_words(words_in(figures["edr.png"]), "EDR, % of the ffn's width",
+                 "harmonic mean,\ninput of down", "geometric mean,\noutput of up")
     expect_words(words_in(figures["groups.png"]), "q, k, v, step 1", "ffn out, step 100", "attention out, step 200")
     many = made_up_study("inside, many", {"mode": [f"A_RATHER_LONG_PLACEMENT_{i}" for i in range(8)], "seed": ["1"]}, steps=40)
     for run in many.runs[1:]:
@@ -492,7 +498,8 @@ def test_inside():
     for run in experts.runs:
         run.probe = made_up_probe(r, 1, dense=False)
     _, figures = draw_inside(experts)
-    expect("nothing here" in words_in(figures["ranks.png"]), "experts have no ranks")
+    expect(all("nothing here" in words_in(figures[name]) for name in ("ranks.png", "edr.png")),
+           "experts have no ranks")
     empty = made_up_study("inside, empty", {"mode": ["PRE", "SPAN"], "seed": ["1", "2"]}, fate=lambda one: WAITING)
     expect(draw_inside(empty)[0] == [], "nothing to draw, no pictures")
     nulls = made_up_study("inside, nulls", {"mode": ["PRE"], "seed": ["1"]}, steps=40)
