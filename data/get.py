@@ -4,7 +4,9 @@
     python3 data/get.py tinyshakespeare                    1 MB of text: 302 thousand tokens
     python3 data/get.py tinystories [--tokens N]           2.2 GB of text, tokenized while it arrives
     python3 data/get.py fineweb | fineweb-edu [--shards N] ready-made shards: 100 million tokens and 200 MB each, by default 10
-    python3 data/get.py --out DIR PATH...                  your own text: UTF-8 files, or folders with all that is in them
+    python3 data/get.py --out DIR PATH...                  your own text: UTF-8 files, Parquet
+                                                           with a column text (needs pyarrow
+                                                           too), or folders with such files
     python3 data/get.py tasks | hellaswag piqa ...         what ./train_gpt --tasks reads: all, or some of hellaswag, piqa, arc_easy, arc_challenge,
                                                            winogrande, sciq, lambada_openai, wikitext; 15 MB (needs pyarrow too)
     python3 data/get.py tokenizer [--out FILE]             tokenizer.bin alone; --vocab FOLDER: of a Hugging Face folder
@@ -19,7 +21,9 @@ import collections
 import concurrent.futures
 import difflib
 import email.utils
+import errno
 import fcntl
+import functools
 import hashlib
 import http.client
 import json
@@ -27,6 +31,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import ssl
 import stat
 import sys
@@ -148,8 +153,18 @@ def sha256_file(path):
 
 # ---- the network
 
+def offline(error):
+    """Whether no connection came about: no name, no route, no answer."""
+    reason = getattr(error, "reason", None)
+    code = getattr(reason, "errno", None)
+    unreachable = code in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+    return unreachable or isinstance(reason, (socket.gaierror, TimeoutError))
+
+
 class Remote:
     """A file on a server, read through broken connections. bytes and etag are learned from the answers where they are not known."""
+
+    reached = False                                        # whether any server has answered yet
 
     def __init__(self, url, size=None):
         self.url, self.bytes, self.etag, self.link = url, size, None, ""
@@ -165,6 +180,7 @@ class Remote:
             if self.etag and not self.etag.startswith("W/"):
                 request.add_header("If-Range", self.etag)
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
+        Remote.reached = True
         etag, total = response.headers.get("ETag"), response.headers.get("Content-Length")
         if response.status == 206:
             served = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
@@ -181,7 +197,9 @@ class Remote:
         return response
 
     def read(self, at=0):
-        """Yields the bytes from `at` to the end. A failure is retried; RETRIES of them without a byte between are too many."""
+        """Yields the bytes from `at` to the end. A failure is retried; RETRIES of them without a
+        byte between are too many. Nothing is retried before the first answer of any server
+        if there is no network."""
         failures = 0
         while self.bytes is None or at < self.bytes:
             before, wait = at, None
@@ -203,6 +221,13 @@ class Remote:
                     raise Refusal(f"{self.url}: expected a certificate that this system trusts, found: {reason}\n"
                                   "  -> install or update the system's certificates (ca-certificates), and check its clock")
                 problem = str(reason) or type(reason).__name__
+                if offline(error) and not Remote.reached:
+                    raise Refusal(
+                        f"{self.url}: expected a network, found: {problem}\n"
+                        "  -> the same command continues with one (proxy: https_proxy). Without:\n"
+                        "     make shard && ./shard --out DIR FILE...  your own text as bytes\n"
+                        "     python3 data/get.py --out DIR FILE...    as GPT-2's tokens: its\n"
+                        f"     vocab.bpe and encoder.json belong into {os.path.relpath(HERE)}/gpt2")
             failures = 1 if at > before else failures + 1
             if failures > RETRIES:
                 self.refuse(problem)
@@ -478,7 +503,7 @@ def cut(blocks, boundary, at):
 
 
 class LocalText:
-    """Files one after the other, each a document: the bytes first..last of them all."""
+    """Documents one after the other, files or rows of Parquet: their bytes first..last."""
 
     special, pinned = frozenset(), None                    # "<|endoftext|>" in a file is just text
 
@@ -496,7 +521,48 @@ class LocalText:
             begin += size
 
 
+def is_parquet(path):
+    with open(path, "rb") as file:
+        return file.read(4) == b"PAR1" and file.seek(-4, os.SEEK_END) and file.read() == b"PAR1"
+
+
+def import_parquet(what):
+    try:
+        import pyarrow.parquet
+        return pyarrow.parquet
+    except ImportError as missing:
+        raise Refusal(f"{what}: expected pyarrow, found: {missing}\n"
+                      "  -> python3 -m pip install pyarrow") from None
+
+
+@functools.lru_cache(1)
+def parquet_rows(path, group):
+    """The texts of a row group, as bytes."""
+    table = import_parquet(path).ParquetFile(path).read_row_group(group, ["text"])
+    return [(text or "").encode() for text in table["text"].to_pylist()]
+
+
+def parquet_documents(path):
+    """The rows that are not empty, as documents: ((path, row group, row), bytes)."""
+    try:
+        file = import_parquet(path).ParquetFile(path)
+        types = {field.name: str(field.type) for field in file.schema_arrow}
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{path}: expected Parquet, found: {error}\n"
+                      "  -> download it again, or leave it out") from None
+    if types.get("text") not in ("string", "large_string", "string_view"):
+        found = ", ".join(f"{name} of {kind}" for name, kind in types.items())
+        raise Refusal(f"{path}: expected a column text of strings, found {found}\n"
+                      "  -> rename the column, or write its rows to a text file")
+    groups = ((group, parquet_rows(path, group)) for group in range(file.num_row_groups))
+    return [((path, group, row), len(text)) for group, rows in groups
+            for row, text in enumerate(rows) if text]
+
+
 def read_range(path, at, end, size):
+    if isinstance(path, tuple):
+        yield parquet_rows(*path[:2])[path[2]][at:end]
+        return
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size != size:
             raise Refusal(f"{path}: expected {size} bytes as at the start, found that it has changed\n  -> run again, with another --out, when nothing writes to it")
@@ -640,6 +706,9 @@ def local_texts(files, val_fraction):
     """Both splits of some files. Validation is the end of all the text: from the first character at or after 1 - val_fraction of its bytes."""
     documents, skipped = [], []
     for path in files:
+        if is_parquet(path):
+            documents += parquet_documents(path)
+            continue
         problem = text_problem(path)
         skipped += [f"skipped {path}: {problem}"] if problem else []
         documents += [] if problem else [(path, os.path.getsize(path))]
@@ -650,10 +719,8 @@ def local_texts(files, val_fraction):
     middle, begin = int(total * (1 - val_fraction)), 0
     for path, size in documents:
         if begin <= middle < begin + size:
-            with open(path, "rb") as file:
-                file.seek(middle - begin)
-                while (byte := file.read(1)) and byte[0] & 0xC0 == 0x80:
-                    middle += 1
+            head = next(read_range(path, middle - begin, min(size, middle - begin + 4), size))
+            middle += next((i for i, byte in enumerate(head) if byte & 0xC0 != 0x80), len(head))
         begin += size
     if middle == 0 or (middle == total and val_fraction):
         raise Refusal(f"expected text for both splits, found {total} bytes in all: too few for --val-fraction {val_fraction:g}\n  -> more text, or --val-fraction 0")
@@ -773,11 +840,7 @@ def text_file(rows, tokenizer):
 
 def get_task(name, out, tokenizer):
     """The dataset's split as the hub keeps it in Parquet, and what is made of it."""
-    try:
-        import pyarrow.parquet
-    except ImportError as missing:
-        raise Refusal(f"{name}: expected pyarrow, found: {missing}\n  -> python3 -m pip install pyarrow") from None
-    task, rows = TASKS[name], []
+    task, rows, parquet = TASKS[name], [], import_parquet(name)
     files = hub_files(task.repository, "refs/convert/parquet")
     wanted = re.compile(rf"{re.escape(task.config) if task.config else '[^/]+'}/{task.split}/[0-9]+\.parquet")
     names = sorted(filter(wanted.fullmatch, files))
@@ -787,7 +850,7 @@ def get_task(name, out, tokenizer):
         path = os.path.join(out, f"{name}_{number}.parquet")
         if not os.path.exists(path) or sha256_file(path).hexdigest() != files[source].sha256:
             download(files[source], path, name)
-        rows += pyarrow.parquet.read_table(path).to_pylist()
+        rows += parquet.read_table(path).to_pylist()
     try:
         data = text_file(rows, tokenizer) if name == "wikitext" else eval_file(name, rows, tokenizer)
     except (KeyError, ValueError, TypeError, AttributeError) as error:

@@ -203,6 +203,13 @@ static void show_progress(Progress *p) {
 
 static void refuse_text(Writer *w, const char *path, int64_t offset, bool nul) {
     discard_shards(w);
+    char magic[4] = {0};
+    FILE *in = fopen(path, "rb");
+    bool parquet = in && fread(magic, 1, 4, in) == 4 && !memcmp(magic, "PAR1", 4);
+    if (in) fclose(in);
+    CHECK(!parquet, "%s: expected text, found Parquet\n"
+          "  -> python3 data/get.py --out %s %s reads its column text, as GPT-2's tokens",
+          path, w->dir, path);
     CHECK(!nul, "%s: expected text, found a NUL byte at offset %lld: token 0 separates documents\n"
           "  -> remove it (tr -d '\\000' < FILE > NEW), or convert UTF-16 (iconv -f UTF-16 -t UTF-8 FILE > NEW), or leave this file out", path, (long long)offset);
     CHECK(false, "%s: expected UTF-8, found an invalid character at offset %lld\n"

@@ -8,12 +8,15 @@ Any flag of ./train_gpt may be given, with one value or several, and --mode, the
 the same bits in every weight they have in common. The values of --compare (default: mode, or else the first flag with several values) are set
 against the first of them; of several --lr each gets its best; every other flag with several values makes panels of their own.
 
-Killed or stopped, the same command goes on from the last checkpoints, to the same result; asked again with more values, a study grows. --report writes the page
-of what there is, at any time. Needs numpy, scipy and matplotlib.
+The study's folder is named by its content, so another command is another study. Killed or stopped,
+the same command goes on from the last checkpoints, to the same result. With the same --out and more
+values, a study grows. --report writes the page of what there is, at any time.
+Needs numpy, scipy and matplotlib.
 """
 import argparse
 import concurrent.futures
 import dataclasses
+import difflib
 import fcntl
 import hashlib
 import importlib.util
@@ -40,7 +43,7 @@ VERSION = 1
 EXIT_DIVERGED = 3                             # of the trainer
 NOT_FOR_STUDIES = ("resume", "from", "show", "eval", "sample", "prompt")      # flags that a study sets itself, or that train nothing
 BUDGETS = ("tokens", "flops", "minutes")
-EXAMPLE = "python3 dev/ablate.py --mode PRE,SPAN --seed 1,2 --steps 200"
+EXAMPLE = "python3 dev/ablate.py --mode PRE,SPAN --seed 1,2,3 --steps 200"
 
 
 def stop(what, hint):
@@ -76,6 +79,58 @@ def parse_flags(words):
     return axes
 
 
+def trainer_flags():
+    """The table of llmc/flags.h: name -> (kind, low, high, choices)."""
+    def number(text):
+        base, _, shift = text.partition("<<")
+        return float(base) * 2 ** int(shift or 0)
+    row = r'^FLAG\((\w+), *(\w+), *"[^"]*", *([^,]+), *([^,]+), *"([^"]*)"'
+    rows = re.findall(row, (ROOT / "llmc/flags.h").read_text(), re.M)
+    return {name.replace("_", "-"): (kind, number(low), number(high), choices.split("|"))
+            for name, kind, low, high, choices in rows}
+
+
+def nearest(word, known, before=""):
+    """A suggestion for a mistyped word, if one is near."""
+    found = difflib.get_close_matches(word, known, 1, 0.5)
+    return f"did you mean {before}{found[0]}? " if found else ""
+
+
+def check_value(name, value, kind, low, high, choices):
+    """Stops at a value that the trainer would refuse whatever the other flags are."""
+    if kind in ("CHOICE", "SWITCH"):
+        if value not in choices:
+            stop(f"--{name} {value}: expected {', '.join(choices[:-1])} or {choices[-1]}",
+                 nearest(value, choices) or f"--{name} {choices[0]}")
+    elif kind != "TEXT":
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high or (kind == "INT" and number != int(number)):
+            what = "a whole number" if kind == "INT" else "a number"
+            stop(f"--{name} {value}: expected {what} from {low:g} to {high:g}",
+                 f"./train_gpt --help says what --{name} is")
+
+
+def check_axes(axes, options, built):
+    """Stops at an unknown placement, flag or value. built: placements with a trainer."""
+    modes = re.findall(r"^MODE\( *(\w+),", (ROOT / "llmc/modes.h").read_text(), re.M) + ["FUSE"]
+    flags = trainer_flags()
+    for mode in axes.get("mode", ()):
+        if mode not in modes and mode not in built:
+            stop(f"--mode {mode}: expected a placement, found none of this name",
+                 f"{nearest(mode.upper(), modes)}known are {', '.join(modes)}")
+    for name, values in axes.items():
+        if name != "mode" and name not in flags:
+            known = ["mode", *(name.replace("_", "-") for name in vars(options)), *flags]
+            stop(f"unknown flag --{name}",
+                 nearest(name, known, "--") + "./train_gpt --help lists the flags of a run, "
+                 "python3 dev/ablate.py --help those of a study")
+        for value in values if name != "mode" else ():
+            check_value(name, value, *flags[name])
+
+
 def read_toml(path):
     """A file of the same names, each with a value or a list of them."""
     try:
@@ -104,7 +159,7 @@ def as_text(value):
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                                      usage="ablate.py [STUDY.toml] [--mode A,B] [--FLAG VALUE,VALUE...] [options]")
-    parser.add_argument("--out", help="the study's folder; default: ablations/ and the question")
+    parser.add_argument("--out", help="the study's folder; default: ablations/ and all flags")
     parser.add_argument("--jobs", type=int, help="runs at a time; default: one for each GPU, on the CPU one for each core")
     parser.add_argument("--tokens", type=float, help="budget of a run in tokens, instead of --steps")
     parser.add_argument("--flops", type=float, help="budget of a run in floating-point operations (flops_per_token of config.json)")
@@ -161,21 +216,32 @@ def machine():
 
 # ---------------------------------------------------------------------------------------------------------------- the study as kept
 
-def question(axes):
-    """The axes with several values, as a name for the folder: PRE-SPAN-layers-6-24."""
-    parts = [("" if name == "mode" else f"{name}-") + "-".join(values) for name, values in axes.items() if name == "mode" or (len(values) > 1 and name != "seed")]
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))[:80] or "study"
+def study_name(axes, options):
+    """The study's content as a name: PRE-SPAN-seed-1-2-3-steps-200. A hash ends unclear names."""
+    budgets = {name: getattr(options, name) for name in BUDGETS}
+    content = {name: [as_text(value)] for name, value in budgets.items() if value}
+    content |= {"largest-lr": ["on"]} if options.largest_lr else {}
+    content |= {"make": [options.make]} if options.make else {}
+    content |= {name: values for name, values in axes.items() if name != "mode"}
+    parts = axes["mode"] + [word for name in sorted(content) for word in (name, *content[name])]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))[:80]
+    texts = {flag for flag, (kind, *_) in trainer_flags().items() if kind == "TEXT"}
+    if name == "-".join(parts) and not content.keys() & (texts | {"make"}):
+        return name
+    content["mode"] = axes["mode"]
+    return f"{name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
 def check_growth(out, kept, asked):
-    """A study may get more of the values it has several of, more modes and more seeds; anything else would be another study under its name."""
+    """Stops at another study. This one may get more modes, seeds, or values of a flag with
+    several, and keeps those that a command leaves out; any other difference makes another study."""
     for name in sorted(set(kept["axes"]) | set(asked["axes"])):
         was, now = kept["axes"].get(name), asked["axes"].get(name)
-        may_grow = was and now and (len(was) > 1 or name in ("mode", "seed")) and set(was) <= set(now)
-        if was != now and not may_grow:
+        several = was and now and (len(was) > 1 or name in ("mode", "seed"))
+        if was != now and not (several and (set(was) <= set(now) or set(now) <= set(was))):
             stop(f"{out} holds a study with --{name} {','.join(was) if was else '(default)'}, not {','.join(now) if now else '(default)'}",
                  "its own command goes on with it, and may have more modes, seeds, or values of a flag that has several; for another study: another --out")
-    for name in ("budget", "make"):
+    for name in ("budget", "make", "largest_lr"):
         if kept[name] != asked[name]:
             stop(f"{out} holds a study whose {name} is {kept[name]}, not {asked[name]}", "its own command goes on with it; for another study: another --out")
 
@@ -188,20 +254,27 @@ def source_hash():
 
 def open_study(options, axes):
     """study.json as a dictionary: new, as it was, or grown."""
-    out = pathlib.Path(options.out or f"ablations/{question(axes)}")
+    if not axes and not options.out:
+        stop("expected something to compare", EXAMPLE)
+    named = {"mode": ["SPAN"], "seed": ["1"]} | axes
+    out = pathlib.Path(options.out or f"ablations/{study_name(named, options)}")
     kept = read_json(out / "study.json")
     if kept is not None and (not isinstance(kept, dict) or kept.get("version") != VERSION):
         stop(f"{out}/study.json is not of version {VERSION}, which this program knows", "use the norm.c that wrote it, or another --out")
     if not axes:
         if not kept:
-            stop(f"{out} holds no study" if options.out else "expected something to compare", EXAMPLE)
+            stop(f"{out} holds no study", EXAMPLE)
         return out, kept
+    check_axes(axes, options, {path.name for path in out.glob("bin/*")})
     for name, value in (("mode", ["SPAN"]), ("seed", ["1"])):
         axes.setdefault(name, kept["axes"][name] if kept else value)
     asked = {"version": VERSION, "command": shlex.join(["python3", "dev/ablate.py"] + sys.argv[1:]), "axes": axes, "budget": {name: getattr(options, name) for name in BUDGETS},
              "compare": options.compare, "largest_lr": options.largest_lr, "within": options.within, "make": options.make, "probe": options.probe, "probe_tokens": options.probe_tokens}
     if kept:
         check_growth(out, kept, asked)
+        # The kept order of flags stays, because it names the runs.
+        merged = {name: dict.fromkeys(was + axes[name]) for name, was in kept["axes"].items()}
+        asked["axes"] = {name: list(values) for name, values in merged.items()}
         return out, dict(kept, **asked)
     return out, dict(asked, source=source_hash(), machine=machine(), plans={}, searched=[])
 
@@ -253,8 +326,7 @@ def make_study(out, kept):
 # ---------------------------------------------------------------------------------------------------------------- building and planning
 
 def build(out, kept):
-    """One trainer for each mode, kept with the study: what is trained later is trained by the same. Returns mode -> last lines of a build that failed."""
-    failed = {}
+    """One trainer for each mode, kept with the study, so that later runs use the same one."""
     for mode in kept["axes"]["mode"]:
         binary = out / "bin" / mode
         if binary.exists():
@@ -262,14 +334,13 @@ def build(out, kept):
         print(f"building {mode}", flush=True)
         made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary", f"NORM_MODE={mode}"] + shlex.split(kept["make"]), capture_output=True, text=True)
         if made.returncode:
-            failed[mode] = [f"{mode} was not built:"] + (made.stdout + made.stderr).strip().splitlines()[-8:]
-            continue
+            said = "\n  ".join((made.stdout + made.stderr).strip().splitlines()[-8:])
+            stop(f"{mode} was not built:\n  {said}", "see above; nothing was trained")
         built = made.stdout.split()[-1]
         kept["device"] = "cuda" if "/cuda-" in built else "cpu"
         binary.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / built, f"{binary}.new")
         os.replace(f"{binary}.new", binary)
-    return failed
 
 
 def environments(kept, jobs):
@@ -317,25 +388,19 @@ def make_plan(out, kept, axes, slots):
     return plan if plan["steps"] > 0 else {"error": [f"no step to train: a step is {plan['tokens_per_step']} tokens, {plan['tokens_per_step'] * plan['flops_per_token']:.3g} FLOP"]}
 
 
-def plan_runs(out, kept, slots, failed):
-    """A plan for each run that lacks one; failed: modes that were not built. Returns the names of runs that cannot be trained, marked as failed and said."""
-    refused = {}
+def plan_runs(out, kept, slots):
+    """Plans each run without a plan. Stops before training where the trainer refuses one."""
+    refused = []
     for axes in combinations(kept):
-        name, plan = run_name(kept, axes), plan_of(kept, axes)
-        if "steps" not in plan:
-            plan = {"error": failed[axes["mode"]]} if axes["mode"] in failed else make_plan(out, kept, axes, slots)
+        if "steps" not in plan_of(kept, axes):
+            plan = make_plan(out, kept, axes, slots)
             kept["plans"][run_name(kept, dict(axes, seed=""))] = plan
-        error = failed.get(axes["mode"]) or plan.get("error")
-        if error and (read_json(out / "runs" / name / "outcome.json") or {}).get("status") not in (FINISHED, DIVERGED):
-            refused[name] = "\n  ".join(error)
-            write_json(out / "runs" / name / "outcome.json", {"status": FAILED, "exit": 1, "seconds": 0})
-            (out / "runs" / name / "output.txt").write_text("\n".join(error) + "\n")
-    for text in dict.fromkeys(refused.values()):
-        print(f"{list(refused.values()).count(text)} of {len(combinations(kept))} runs cannot be trained:\n  {text}", flush=True)
-    if len(refused) == len(combinations(kept)):
-        sys.exit("error: none of the runs can be trained, see above\n  -> other flags; nothing is kept of this attempt")
+            refused += ["\n  ".join(plan["error"])] if "error" in plan else []
+    if refused:
+        found = [f"the trainer refuses {refused.count(text)} of the study's combinations:\n  {text}"
+                 for text in dict.fromkeys(refused)]
+        stop("\n".join(found), "other flags or values; nothing was trained")
     write_json(out / "study.json", kept)
-    return set(refused)
 
 
 # ---------------------------------------------------------------------------------------------------------------- training
@@ -411,7 +476,8 @@ class Progress:
         self.at_start = self.done([])
 
     def done(self, working):
-        whole = sum(self.cost[run.name]["flops"] for run in self.study.runs if run.status in (*ENDED, FAILED) and run.name in self.cost)
+        ended = [run for run in self.study.runs if run.status in (*ENDED, FAILED)]
+        whole = sum(self.cost[run.name]["flops"] for run in ended)
         return whole + sum(self.cost[w.run.name]["flops"] * last_step(w.run)[0] / self.cost[w.run.name]["steps"] for w in working)
 
     def show(self, working):
@@ -426,13 +492,13 @@ class Progress:
         print(f"{clock(spent):>7}  {ended} of {len(self.study.runs)} | {here} | {100 * done / total:.0f} %{eta}", flush=True)
 
 
-def train(out, kept, slots, failed):
+def train(out, kept, slots):
     """Runs all that has not ended, as many at a time as there are slots. One that fails does not stop the others."""
-    refused = plan_runs(out, kept, slots, failed)
+    plan_runs(out, kept, slots)
     study = make_study(out, kept)
     cost = {run.name: {"steps": plan["steps"], "flops": plan["steps"] * plan["tokens_per_step"] * plan["flops_per_token"]}
-            for run, axes in zip(study.runs, combinations(kept)) for plan in [plan_of(kept, axes)] if run.name not in refused}
-    waiting = [run for run in study.runs if run.status not in ENDED and run.name in cost]
+            for run, axes in zip(study.runs, combinations(kept)) for plan in [plan_of(kept, axes)]}
+    waiting = [run for run in study.runs if run.status not in ENDED]
     print(f"{out}: {len(study.runs)} runs, {len(waiting)} to train, {len(slots)} at a time; {sum(c['flops'] for c in cost.values()):.3g} FLOP in all", flush=True)
     working, free, stopped, progress = [], list(slots), [], Progress(study, cost)
     before = {number: signal.signal(number, lambda number, frame: stopped.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -467,7 +533,7 @@ def rates_tried(study, kept, panel, level):
     return {float(rate): bool(means) and stats.is_stable(found, min(means), kept["within"]) for rate, found in losses.items()}
 
 
-def search_rates(out, kept, slots, failed):
+def search_rates(out, kept, slots):
     """More rates for each level and panel, until the largest stable one is known to a factor of 1.25."""
     from ablation import stats
     while True:
@@ -480,7 +546,7 @@ def search_rates(out, kept, slots, failed):
         if not added:
             return
         kept["searched"] += added
-        train(out, kept, slots, failed)
+        train(out, kept, slots)
 
 
 def say_rates(study, kept):
@@ -561,11 +627,11 @@ def main():
         if kept["source"] != source_hash():
             print(f"note: the source has changed since {out} was begun, whose trainers stay as they are; modes built from now on differ from them\n  -> another --out compares the new code", flush=True)
         lock(out)
-        failed = build(out, kept)
+        build(out, kept)
         slots = environments(kept, options.jobs)
-        train(out, kept, slots, failed)
+        train(out, kept, slots)
         if kept["largest_lr"]:
-            search_rates(out, kept, slots, failed)
+            search_rates(out, kept, slots)
         if kept.get("probe"):
             notes = probe_runs(out, kept, slots)
     left = report(out, kept, notes)

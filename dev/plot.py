@@ -2,7 +2,9 @@
 """Draws the loss curves of runs from their log.jsonl: python3 dev/plot.py runs/A [runs/B ...] [-o FILE]
 
 The picture is loss.png (norms.png) in the first run's folder, if -o does not say otherwise.
-Training loss (thin, smoothed over about 1 % of the run), validation loss (dots), the corpus's entropy floor where it is known (dotted).
+Training loss (thin, smoothed over about 1 % of the run), validation loss (dots), the corpus's
+entropy floor where it is known (dotted, or a note if it is far below). The fall of the first steps
+is cut off: the scale fits what follows the warmup, or the first tenth of the steps.
 --norms draws the gradient norm of the FFN's matrices instead, one line per layer, as in SpanNorm's figures 3 and 7.
 Needs numpy, scipy and matplotlib.
 """
@@ -14,7 +16,8 @@ try:
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    from ablation.pictures import diagnostics, draw_layer_norms
+    import numpy as np
+    from ablation.pictures import diagnostics, draw_layer_norms, legend
     from ablation.stats import smooth
     from ablation.study import read_log
 except ModuleNotFoundError as error:
@@ -32,20 +35,42 @@ def log_of(run):
     return read_log(path)
 
 
+def after_warmup(log, last):
+    """The first step that the scale must show: where the learning rate peaks, between a tenth and a
+    quarter of the run."""
+    rates = {line["step"]: line["lr"] for line in log if "loss" in line and "lr" in line}
+    return min(max(0.1 * last, max(rates, key=rates.get, default=0)), 0.25 * last)
+
+
 def draw_loss(axes, runs):
+    seen, tops, starts, floors = [], [], [], []
     for i, run in enumerate(runs):
-        log, color = log_of(run), f"C{i}"
+        log, color, name = log_of(run), f"C{i}", pathlib.Path(run).name
         train = [(e["step"], e["loss"]) for e in log if e.get("loss") is not None]
         val = [(e["step"], e["val_loss"]) for e in log if e.get("val_loss") is not None]
-        floors = [e["val_loss"] - e["val_above_floor"] for e in log if e.get("val_above_floor") is not None]
+        above = [e for e in log if e.get("val_above_floor") is not None]
+        floors += [e["val_loss"] - e["val_above_floor"] for e in above[-1:]]
         if not train:
             sys.exit(f"error: {run}: expected steps in its log, found none\n  -> train it first")
         steps, losses = zip(*train)
-        axes.plot(steps, smooth(losses, max(1, len(losses) // 100)), STYLES[i % 4], color=color, lw=1, label=f"{pathlib.Path(run).name}, training")
+        curve = smooth(losses, max(1, len(losses) // 100))
+        axes.plot(steps, curve, STYLES[i % 4], color=color, lw=1, label=f"{name}, training")
         if val:
-            axes.plot(*zip(*val), "o", color=color, ms=5, mec="black", label=f"{pathlib.Path(run).name}, validation")
-        if floors:
-            axes.axhline(floors[-1], color="black", ls=":", lw=1, label="entropy of the corpus" if i == 0 else None)
+            axes.plot(*zip(*val), "o", color=color, ms=5, mec="black", label=f"{name}, validation")
+        begin = after_warmup(log, steps[-1])
+        shown = curve[np.array(steps) >= begin]
+        seen += [*shown, *(loss for step, loss in val if step >= begin)]
+        tops.append(np.quantile(shown, 0.98))                  # a spike does not set the scale
+        starts.append(curve[0])                                # nor does a run that blew up
+    low, high = min(seen), max(min(max(tops), max(starts)), min(seen))
+    if floors and floors[-1] > 0.6 * low:
+        low = min(low, floors[-1])
+        axes.axhline(floors[-1], color="black", ls=":", lw=1, label="entropy of the corpus")
+    elif floors:
+        axes.text(0.98, 0.97, f"entropy of the corpus, {floors[-1]:.3f}, far below", fontsize=8,
+                  transform=axes.transAxes, ha="right", va="top")
+    margin = 0.05 * (high - low) or 0.05
+    axes.set_ylim(low - margin, high + margin)
     axes.set_ylabel("loss, nats per token")
 
 
@@ -55,7 +80,8 @@ def draw_norms(axes, run):
     if len(diagnostics(log)) < 2:
         sys.exit(f"error: {run}: expected gradient norms of two steps or more, found {len(diagnostics(log))}\n  -> train with a smaller --norms-every")
     draw_layer_norms(axes, log)
-    axes.set_title(pathlib.Path(run).name, fontsize=10)
+    axes.set_title(pathlib.Path(run).name, fontsize=10, pad=20)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 0.99), ncols=3, frameon=False)
 
 
 def main():
@@ -65,18 +91,18 @@ def main():
     parser.add_argument("--norms", action="store_true", help="gradient norms per layer instead of losses")
     args = parser.parse_args()
     panels = len(args.runs) if args.norms else 1
-    figure, axes = plt.subplots(1, panels, figsize=(max(8, 4 * panels), 4.5), dpi=120, sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, panels, figsize=(max(8, 4 * panels), 4.5), dpi=120, sharey=True,
+                                squeeze=False, layout="constrained")
     if args.norms:
         for panel, run in zip(axes[0], args.runs):
             draw_norms(panel, run)
         axes[0][0].set_ylabel("gradient norm of the FFN's matrices")
     else:
         draw_loss(axes[0][0], args.runs)
+        legend(figure, *axes[0][0].get_legend_handles_labels())
     for panel in axes[0]:
         panel.set_xlabel("step")
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=8)
-    figure.tight_layout()
     first = pathlib.Path(args.runs[0])
     out = args.out or (first if first.is_dir() else first.parent) / ("norms.png" if args.norms else "loss.png")
     figure.savefig(out)

@@ -243,6 +243,16 @@ def probe(run, options):
     return found
 
 
+def labels(runs):
+    """The shortest ends of the paths that tell the runs apart; of a checkpoint with its run."""
+    paths = [pathlib.Path(run).absolute() for run in runs]
+    least = 1 + any(path.name.startswith("step_") for path in paths)
+    for parts in range(least, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            return names
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("runs", nargs="+", help="folders of runs, or of checkpoints")
@@ -261,7 +271,8 @@ def main():
     found = [probe(run, options) for run in options.runs]
     if not options.no_pictures:
         from ablation import inside
-        for name, *_ in inside.draw_probes(inside.arms_of_probes(options.runs, found), options.runs[0], "probe_"):
+        for name, *_ in inside.draw_probes(inside.arms_of_probes(labels(options.runs), found),
+                                           options.runs[0], "probe_"):
             print(f"wrote {options.runs[0]}/{name}")
 
 

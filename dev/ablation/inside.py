@@ -10,10 +10,14 @@ from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ablation.pictures import COLORS, LINES, MARKERS, deepest, diagnostics, legend, log_scale, look, new_figure, note, numbers, panel_name, panels_of, runs_of, save, short
+from ablation.pictures import (COLORS, LINES, MARKERS, deepest, diagnostics, draw_interval, legend,
+                               log_scale, look, new_figure, note, numbers, panel_name, panels_of,
+                               runs_of, save, short)
 from ablation.stats import mean_interval
 
 GROUPS = {"q, k, v": ("q_proj", "k_proj", "v_proj", "kv_a_proj_with_mqa", "kv_b_proj"), "attention out": ("o_proj",), "ffn in": ("gate_proj", "up_proj"), "ffn out": ("down_proj",)}
+
+SITES = {"hidden": "input of down", "up": "output of up"}
 
 
 @dataclasses.dataclass
@@ -126,7 +130,7 @@ def draw_ranks(arms, path):
     grid = list(figure.subplots(2, 2, sharex=True).flat)
     for axes, (key, site) in zip(grid, ((key, site) for site in ("hidden", "up") for key in ("hard_rank", "soft_rank"))):
         draw_arms(axes, arms, [key, site])
-        axes.set_title(f"{key.replace('_', ' ')}, {'input of down' if site == 'hidden' else 'output of up'}", fontsize=10)
+        axes.set_title(f"{key.replace('_', ' ')}, {SITES[site]}", fontsize=10)
         axes.set_ylabel("rank / width of the ffn", fontsize=9)
     for axes in grid[2:]:
         axes.set_xlabel("layer", fontsize=9)
@@ -134,22 +138,32 @@ def draw_ranks(arms, path):
 
 
 def draw_edr(arms, path):
-    """EDR as the harmonic and the geometric mean, of both sites: a line of the picture for each arm, every run (small) and the mean with its interval."""
-    figure = new_figure(1.4 + 0.3 * len(arms))
-    grid = figure.subplots(1, 4, sharey=True)
-    for axes, (key, site) in zip(grid, ((key, site) for site in ("hidden", "up") for key in ("edr_harmonic", "edr_geometric"))):
+    """EDR as the harmonic and the geometric mean, of both sites, on one scale from 0: a line of the
+    picture for each arm, the mean with its interval, below it every run of several (hollow)."""
+    figure = new_figure(1.7 + 0.3 * len(arms))
+    grid, most = figure.subplots(1, 4, sharey=True, sharex=True), 0
+    shown = [(key, site) for site in SITES for key in ("edr_harmonic", "edr_geometric")]
+    for axes, (key, site) in zip(grid, shown):
         for y, arm in enumerate(arms):
             values = [one[key][site] for one in arm.found if one[key][site] is not None]
-            interval = mean_interval(values)
-            axes.plot(values, [y + 0.25] * len(values), arm.look["marker"], ms=4, mfc="none", color=arm.look["color"])
-            if values:
-                ends = [[interval.mean - interval.low], [interval.high - interval.mean]] if len(values) > 1 else None
-                axes.errorbar(interval.mean, y, xerr=ends, fmt=arm.look["marker"], color=arm.look["color"], ms=7, lw=1.5, capsize=3)
-        axes.set_title(f"{key[4:]}, {site}", fontsize=9)
+            if not values:
+                continue
+            interval, most = mean_interval(values), max(most, *values, 0)
+            draw_interval(axes, interval, y, arm.look)
+            if len(values) > 1:
+                axes.plot(values, [y + 0.27] * len(values), arm.look["marker"], ms=4, mfc="none",
+                          color=arm.look["color"])
+                most = max(most, min(interval.high, 2 * max(values)))
+        axes.set_title(f"{key[4:]} mean,\n{SITES[site]}", fontsize=9)
+        axes.set_xlabel("EDR, % of the ffn's width", fontsize=9)
         axes.set_yticks(range(len(arms)), [short(arm.label) for arm in arms])
         axes.set_ylim(len(arms) - 0.4, -0.6)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.3)
+        if not axes.lines:
+            note(axes, "nothing here")
+    grid[0].set_xlim(0, min(100, 1.1 * most) or 100)
+    grid[0].xaxis.set_major_locator(MaxNLocator(5))
     save(figure, path)
 
 
@@ -193,7 +207,9 @@ PROBES = {
     "distance": (draw_distance, "Similarity by distance", "The same, mean over the pairs of layers so far apart. Flat and high: deep layers change little."),
     "ranks": (draw_ranks, "How much of the ffn is used", "Effective rank of the covariance of the ffn's activations over the ffn's width: hard is the participation ratio of the eigenvalues, soft the "
               "exponential of their entropy. 1: all directions alike."),
-    "edr": (draw_edr, "EDR", "100 times the harmonic, or geometric, mean of hard and soft rank, mean over layers; hidden: the input of the down projection, up: the output of the up projection."),
+    "edr": (draw_edr, "EDR", "100 times the harmonic, or geometric, mean of hard and soft rank over the "
+            "ffn's width, mean over layers, of the down projection's input and the up projection's "
+            "output. 100: all directions alike. Hollow: each run."),
     "embedding": (draw_embedding, "Spectrum of the embedding", "Eigenvalues over their median. Flat: all directions of the embedding are used."),
     "condition": (draw_condition, "Condition of the ffn's matrices", "Largest over smallest singular value."),
     "streams": (draw_streams, "The stream and its gradient", "Of the validation data, at the end of training. The gradient is that of the sum of the tokens' losses, for each token."),

@@ -23,8 +23,12 @@ td { font-variant-numeric: tabular-nums; }
 tbody th { white-space: normal; min-width: 6rem; max-width: 16rem; font-weight: normal; }
 tbody th.panel { max-width: none; padding-top: 1rem; font-weight: bold; }
 figure { margin: 1.5rem 0; }
-img { display: block; width: 100%; min-width: 58rem; height: auto; }
+img { display: block; width: 100%; height: auto; }
 .wide { overflow-x: auto; }
+.wide:focus img { min-width: 58rem; }
+@media screen and (max-width: 58rem) {
+  figcaption::after { content: " Tap the picture to enlarge it."; }
+}
 .warning { border-left: .3rem solid #111; padding-left: .8rem; white-space: pre-line; }
 @media print {
   body { max-width: none; padding: 0; }
@@ -66,15 +70,28 @@ def escaped(text):
     return html.escape(printable(text))
 
 
-def axis_values(axis, values):
-    text = ", ".join(values)
+def listed(words, last):
+    """A, B and C."""
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def axis_values(axis, values, last):
+    text = listed(values, last)
     return text if axis == "mode" else f"{text} layers" if axis == "layers" else f"{axis} {text}"
 
 
 def question(study):
-    """What the study asks, as a title: "PRE, SPAN at 6, 24 layers"."""
-    panels = [axis_values(axis, values) for axis, values in study.axes.items() if axis not in (study.compare, study.tune, "seed")]
-    return " at ".join([axis_values(study.compare, study.axes[study.compare])] + ([", ".join(panels)] if panels else []))
+    """What the study asks: "Does SPAN train better than PRE at 6 and 24 layers?"."""
+    levels = [axis_values(study.compare, [level], "") for level in study.axes[study.compare]]
+    asked = f"Which trains best: {listed(levels, 'or')}"
+    if len(levels) == 1:
+        asked = f"How does {levels[0]} train"
+    elif len(levels) == 2:
+        asked = f"Does {levels[1]} train better than {levels[0]}"
+    others = [axis for axis in study.axes if axis not in (study.compare, study.tune, "seed")]
+    panels = [axis_values(axis, study.axes[axis], "and") for axis in others if axis != "mode"]
+    asked += f" at {', '.join(panels)}" if panels else ""
+    return asked + (f" under {listed(study.axes['mode'], 'and')}" if "mode" in others else "") + "?"
 
 
 # ---------------------------------------------------------------------------------------------------------------- numbers in words
@@ -118,7 +135,12 @@ def answer(rows):
     """The sentence of one panel."""
     base = next(row for row in rows if row.difference is None)
     alone = [verdict(base, "")] if base.finished == 0 else [f"{base.level} ends at {loss_text(base.loss)} nats per token"] if len(rows) == 1 else []
-    return "; ".join(alone + [verdict(row, base.level) for row in rows if row is not base]) + "."
+    said = alone + [verdict(row, base.level) for row in rows if row is not base]
+    for word in ("lowest", "highest"):
+        levels = [row.level for row in rows if row.edge and row.edge[0] == word]
+        said += [f"the best learning rate of {listed(levels, 'and')} is the {word} tried, "
+                 "so a better one may lie beyond"] * bool(levels)
+    return "; ".join(said) + "."
 
 
 # ---------------------------------------------------------------------------------------------------------------- the parts of the page
@@ -153,7 +175,8 @@ def table(study, rows):
 
 def figure(folder, name, title, caption):
     data = base64.b64encode((folder / name).read_bytes()).decode()
-    return (f'<figure><div class="wide"><img src="data:image/png;base64,{data}" alt="{escaped(title)}"></div>\n'
+    image = f'<img src="data:image/png;base64,{data}" alt="{escaped(title)}">'
+    return (f'<figure><div class="wide" tabindex="0">{image}</div>\n'
             f"<figcaption><strong>{escaped(title)}.</strong> {escaped(caption)}</figcaption></figure>")
 
 

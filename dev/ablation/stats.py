@@ -145,6 +145,7 @@ class Row:
     runs: dict                               # seed -> Run at that value
     flops_per_token: float | None
     parameters: int | None
+    edge: tuple | None = None                # of edge(): the best tuned value is the last one tried
 
 
 def cells(study, panel, level):
@@ -163,6 +164,15 @@ def choose(found):
     return min((rate for rate in losses if losses[rate]), key=lambda rate: (-len(losses[rate]), np.mean(losses[rate])), default=None)
 
 
+def edge(found):
+    """("lowest" or "highest", a value beyond) if the best tuned value is an end of those tried."""
+    tried, best = sorted((rate for rate in found if found[rate]), key=float), choose(found)
+    for word, ends in (("lowest", tried[:2]), ("highest", tried[:-3:-1])):
+        if len(ends) == 2 and best == ends[0]:
+            return word, float(best) ** 2 / float(ends[1])
+    return None
+
+
 def training_curve(run):
     """The training loss of each step, None where it was not finite."""
     losses = dict(zip(*run.series("loss")))
@@ -175,8 +185,10 @@ def summarize_level(panel, level, found, base):
     runs = found.get(rate, {})
     counted = list(runs.values()) or [run for cell in found.values() for run in cell.values()]
     losses, config = final_losses(runs), next((run.config for run in counted if run.config), {})
-    row = Row(panel, level, rate, *(sum(run.status == status for run in counted) for status in (FINISHED, COLLAPSED, DIVERGED)), len(counted),
-              mean_interval(list(losses.values())), None, None, None, runs, config.get("flops_per_token"), config.get("parameters"))
+    ends = [sum(run.status == one for run in counted) for one in (FINISHED, COLLAPSED, DIVERGED)]
+    row = Row(panel, level, rate, *ends, len(counted), mean_interval(list(losses.values())),
+              None, None, None, runs, config.get("flops_per_token"), config.get("parameters"),
+              edge(found) if rate is not None else None)
     if base is not None:
         theirs = final_losses(base)
         row.difference, row.seeds_needed = paired_difference(losses, theirs), seeds_needed(differences(losses, theirs))
@@ -227,10 +239,8 @@ def edges(study):
     for panel in study.panels():
         for level in study.axes[study.compare]:
             found = cells(study, panel, level)
-            tried, best = sorted((rate for rate in found if found[rate]), key=float), choose(found)
-            for word, ends in (("lowest", tried[:2]), ("highest", tried[:-3:-1])):
-                if len(ends) == 2 and best == ends[0]:
-                    levels.setdefault((word, best, float(best) ** 2 / float(ends[1])), {})[level] = True
+            if at := edge(found):
+                levels.setdefault((at[0], choose(found), at[1]), {})[level] = True
     for (word, best, beyond), names in levels.items():
         yield f"the best learning rate of {', '.join(names)} is the {word} tried, {best}: a better one may lie beyond\n  -> add {beyond:.3g} to --lr"
 
@@ -248,5 +258,5 @@ def confounded(study):
         found += edges(study)
     if len(study.axes["seed"]) < 3:
         found.append(f"seeds: {len(study.axes['seed'])}; one gives no interval, two a very wide one: what a seed does can look like a difference\n"
-                     "  -> 3 seeds or more")
+                     f"  -> 3 seeds or more; with --out {study.folder} the runs there stay")
     return list(dict.fromkeys(found))

@@ -2,6 +2,7 @@
 """The papers' claims, one by one: runs what is missing of the studies, and writes RESULTS.md.
 
     python3 dev/repro/repro.py                    everything that is missing, the cheapest claims first; killed or stopped, the same command goes on
+    rm -rf dev/repro/results/STUDY.json ablations/repro/STUDY          before it: that study anew
     python3 dev/repro/repro.py --budget 30        as much of it as fits into 30 minutes
     python3 dev/repro/repro.py init moe           these studies alone ("calculations" too)
     python3 dev/repro/repro.py --timing           what needs a machine with nothing else to do: times of steps, placements in turn

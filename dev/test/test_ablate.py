@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """test_ablate.py: a study ends the same however often it is killed, tells finished, diverged, killed and failed runs apart, and refuses what makes no sense.
 
-    python3 dev/test/test_ablate.py            from the project's root; needs numpy, scipy and matplotlib
+    python3 dev/test/test_ablate.py [NAME...]  from the project's root; needs scipy, matplotlib
 
 Most of it runs on a stand-in for the trainer, a script that learns nothing but behaves as told by its flags: a study trains whatever lies in its bin/.
 """
@@ -121,24 +121,31 @@ def test_kills(folder):
 
 def test_outcomes(folder):
     out = stand_in(folder / "outcomes", "PRE")
-    done = ablate("--mode", "PRE,NOSUCH", "--seed", "1,2", "--lr", "0.01,0.5", "--ffn", "0,1,2,3", "--heads", "1,3", "--jobs", "3", "--out", out)
+    done = ablate("--mode", "PRE", "--seed", "1,2", "--lr", "0.01,0.5", "--ffn", "0,1,2,3",
+                  "--jobs", "3", "--out", out)
     found = {name: outcome["status"] for name, outcome in outcomes(out).items()}
     for seed in "12":
         for lr in ("0.01", "0.5"):
             for ffn, want in {"0": "finished" if lr == "0.01" else "diverged", "1": "failed", "2": "killed"}.items():
-                name = f"PRE-lr{lr}-ffn{ffn}-heads1-seed{seed}"
+                name = f"PRE-lr{lr}-ffn{ffn}-seed{seed}"
                 expect(found.get(name) == want, f"{name}: {found.get(name)}, expected {want}")
-        expect(f"PRE-lr0.01-ffn3-heads1-seed{seed}: collapsed" in done.stdout, f"a run that ends at the entropy of the frequencies: {done.stdout}")
-    expect(len(found) == 64 and list(found.values()).count("failed") == 32 + 16 + 4, f"what was not built or refused has failed too: {found}")
-    for words in ("NOSUCH is not a placement", "--heads 3 does not divide --width 16", "the disk is full", "exit status -9"):
+        name = f"PRE-lr0.01-ffn3-seed{seed}"
+        expect(f"{name}: collapsed" in done.stdout,
+               f"the entropy of the frequencies: {done.stdout}")
+    expect(len(found) == 16 and list(found.values()).count("failed") == 4,
+           f"an outcome each: {found}")
+    for words in ("the disk is full", "exit status -9"):
         expect(words in done.stdout, f"the report says \"{words}\": {done.stdout}")
     expect(done.returncode == 1 and "tries them again" in done.stderr, f"a study with failed runs: status {done.returncode}, {done.stderr}")
     expect("the disk is full" in (out / "index.html").read_text(), "the page says why a run failed")
     os.rename(out / "bin/PRE", folder / "PRE")
     (folder / "make").write_text("#!/bin/sh\nexit 2\n")
     (folder / "make").chmod(0o755)
-    ablate("--out", out, environment=dict(ENVIRONMENT, PATH=f"{folder}:{os.environ['PATH']}"))
+    no_make = dict(ENVIRONMENT, PATH=f"{folder}:{os.environ['PATH']}")
+    done = ablate("--out", out, environment=no_make)
     (folder / "make").unlink()
+    expect(done.returncode == 1 and "PRE was not built" in done.stderr,
+           f"no trainer: {done.stderr}")
     expect({name: outcome["status"] for name, outcome in outcomes(out).items() if outcome["status"] in ("finished", "diverged")} ==
            {name: status for name, status in found.items() if status in ("finished", "diverged")}, "results stay when their trainer is gone and cannot be built")
     os.rename(folder / "PRE", out / "bin/PRE")
@@ -147,12 +154,93 @@ def test_outcomes(folder):
     expect(all((out / "runs" / name / "outcome.json").stat().st_mtime_ns == when for name, when in before.items()), "finished and diverged runs are not run again")
 
 
+def test_checks(folder):
+    """Typing errors stop a study before it builds, what the trainer refuses before training."""
+    fake = folder / "checks"
+    fake.mkdir()
+    (fake / "make").write_text(f"#!/bin/sh\necho built > '{fake}/built'\nexit 2\n")
+    (fake / "make").chmod(0o755)
+    environment = dict(ENVIRONMENT, PATH=f"{fake}:{os.environ['PATH']}")
+    for words, *said in (
+            (["--mode", "PRE,SPN"], "--mode SPN: expected a placement", "mean SPAN?", "NGPT"),
+            (["--mode", "PRE,span"], "did you mean SPAN?"),
+            (["--layer", "2"], "unknown flag --layer", "did you mean --layers?"),
+            (["--job", "2"], "unknown flag --job", "did you mean --jobs?"),
+            (["--layers", "2,0"], "--layers 0: expected a whole number from 1 to 4096"),
+            (["--batch", "1.5"], "--batch 1.5: expected a whole number"),
+            (["--lr", "1e-3,fast"], "--lr fast: expected a number from 0 to 10"),
+            (["--lr", "nan"], "--lr nan: expected a number"),
+            (["--bias", "on,yes"], "--bias yes: expected off or on"),
+            (["--init", "scal"], "--init scal: expected auto", "did you mean scale?")):
+        done = ablate(*words, "--out", fake / "study", environment=environment)
+        expect(done.returncode == 1 and all(part in done.stderr for part in said),
+               f"{words}: {done.stderr}")
+        expect(not (fake / "study").exists() and not (fake / "built").exists(),
+               f"{words}: it built")
+    out = stand_in(folder / "refused-by-trainer", "PRE")
+    done = ablate("--mode", "PRE", "--heads", "1,3", "--out", out)
+    expect(done.returncode == 1 and "--heads 3 does not divide --width 16" in done.stderr,
+           f"{done.stderr}")
+    expect(not outcomes(out) and not (out / "study.json").exists(),
+           "a refused combination: nothing is kept")
+    rows = re.findall(r"^FLAG\((\w+)", pathlib.Path("llmc/flags.h").read_text(), re.M)
+    known = python("import ablate; print(*ablate.trainer_flags())")
+    expect(known.split() == [name.replace("_", "-") for name in rows],
+           f"every flag is known: {known}")
+
+
+def python(code, *words):
+    """What a program prints that imports from dev/."""
+    environment = dict(ENVIRONMENT, PYTHONPATH="dev")
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True,
+                          env=environment).stdout
+
+
+def test_names(folder):
+    """Folders are named by content: the same command goes on, another has another folder."""
+    program, study = os.path.abspath("dev/ablate.py"), ["--mode", "PRE,SPAN", "--seed", "1,2"]
+
+    def expect_study(words, *said):
+        done = subprocess.run([sys.executable, program, *words], capture_output=True, text=True,
+                              env=ENVIRONMENT, cwd=folder)
+        expect(done.returncode == 0 and all(part in done.stdout for part in said),
+               f"{words}: {done.stdout}{done.stderr}")
+
+    old = folder / "ablations/PRE-SPAN/study.json"             # an older version named it so
+    old.parent.mkdir(parents=True)
+    old.write_text("unfinished")
+    for steps in ("200", "100"):
+        out = f"ablations/PRE-SPAN-seed-1-2-steps-{steps}"
+        stand_in(folder / out, "PRE", "SPAN")
+        expect_study([*study, "--steps", steps], "4 to train", f"wrote {out}/index.html")
+    expect(old.read_text() == "unfinished", "an older study is left alone")
+    first = "ablations/PRE-SPAN-seed-1-2-steps-200"
+    expect_study(["--steps=200", "--seed", "1,2", "--mode", "PRE,SPAN"],
+                 f"{first}: 4 runs, 0 to train")
+    expect_study(["--mode", "PRE,SPAN", "--seed", "1,2,3", "--steps", "200", "--out", first],
+                 "6 runs, 2 to train")
+    expect_study([*study, "--steps", "200"], f"{first}: 6 runs, 0 to train")
+    many = ",".join(map(str, range(1, 60)))
+    flags = ("", "--steps 2", "--tokens 2", "--flops 2", "--lr 1", "--lr 1 --largest-lr",
+             "--make PREC=fp32", "--make PREC=fp64", "--data a/b", "--data a_b", "--data a,b",
+             "--data a-b", "--data a --seq 64", "--data a,seq,64", f"--lr {many}",
+             f"--lr {many},60")
+    code = "import sys, ablate; options, axes = ablate.parse(sys.argv[1:]); "
+    code += "print(ablate.study_name({'seed': ['1']} | axes, options))"
+    names = [python(code, "--mode", "PRE", *words.split()).strip() for words in flags]
+    expect(len(set(names)) == len(names), f"each has a name of its own: {names}")
+    expect(all(re.fullmatch(r"[A-Za-z0-9._-]{3,89}", name) for name in names),
+           f"plain names: {names}")
+
+
 def test_growth_and_budgets(folder):
     out = stand_in(folder / "growth", "PRE", "POST", "SPAN")
     expect(ablate("--mode", "PRE,SPAN", "--lr", "0.01,0.02", "--out", out).returncode == 0, "a study to grow")
     done = ablate("--mode", "PRE,SPAN,POST", "--lr", "0.01,0.02,0.03", "--seed", "1,2", "--out", out)
     expect(done.returncode == 0 and "18 runs, 14 to train" in done.stdout, f"more modes, rates and seeds: {done.stdout}{done.stderr}")
     expect(len(json.loads((out / "study.json").read_text())["axes"]["mode"]) == 3, "study.json has grown")
+    done = ablate("--mode", "PRE,SPAN", "--lr", "0.01,0.02", "--largest-lr", "--out", out)
+    expect(done.returncode == 1 and "largest_lr" in done.stderr, f"a search besides: {done.stderr}")
     for budget, amount, steps in (("--tokens", 1600, 100), ("--flops", 9600 * 7, 7)):         # a step is 16 tokens of 600 operations each
         out = stand_in(folder / budget[2:], "PRE")
         done = ablate("--mode", "PRE", budget, amount, "--out", out)
@@ -162,7 +250,8 @@ def test_growth_and_budgets(folder):
     done = ablate("--mode", "PRE", "--minutes", 0.05, "--jobs", 2, "--out", out)              # a step is 10 ms
     expect(json.loads((out / "runs/PRE-seed1/config.json").read_text())["flags"]["steps"] == "300", f"--minutes 0.05: {done.stdout}{done.stderr}")
     done = ablate("--mode", "PRE", "--tokens", 3, "--out", stand_in(folder / "too-little", "PRE"))
-    expect(done.returncode == 1 and "no step to train" in done.stdout, f"a budget below one step: {done.stdout}{done.stderr}")
+    expect(done.returncode == 1 and "no step to train" in done.stderr,
+           f"less than a step: {done.stderr}")
 
 
 def test_largest_rate(folder):
@@ -257,7 +346,10 @@ def test_own_placement(folder):
 
 
 def main():
-    tests = (test_kills, test_own_placement, test_gpus, test_largest_rate, test_outcomes, test_growth_and_budgets, test_refusals, test_lock)
+    tests = (test_kills, test_own_placement, test_gpus, test_largest_rate, test_outcomes,
+             test_checks, test_names, test_growth_and_budgets, test_refusals, test_lock)
+    asked = sys.argv[1:] or ["test"]
+    tests = [test for test in tests if any(word in test.__name__ for word in asked)]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:      # each in folders of its own
         for done in [pool.submit(test, pathlib.Path(folder)) for test in tests]:
             done.result()

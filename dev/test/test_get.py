@@ -769,6 +769,101 @@ def test_hub():
     os.environ["HF_ENDPOINT"] = endpoint + "/"
 
 
+def test_offline():
+    """Where no server can be reached, get.py stops at once and says how to go on without one."""
+    publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
+    urlopen, fails = get.urllib.request.urlopen, []
+
+    def fail(*args, **kwargs):
+        if not fails:
+            return urlopen(*args, **kwargs)
+        raise get.urllib.error.URLError(fails.pop())
+    get.urllib.request.urlopen = fail
+    args = ("fineweb", "--vocab", vocab, "--shards", 1, "--out")
+    for error in (socket.gaierror(-3, "Temporary failure in name resolution"),
+                  OSError(101, "Network is unreachable"), OSError(113, "No route to host"),
+                  TimeoutError("timed out")):
+        get.Remote.reached = False
+        fails[:], waits[:] = [error], []
+        expect_refusal(run(*args, fresh("offline")), "expected a network", str(error),
+                       "same command continues", "./shard --out DIR FILE...",
+                       "data/get.py --out DIR FILE...", "vocab.bpe", "https_proxy")
+        expect(not waits, f"{error}: it waits {waits}")
+    get.urllib.request.urlopen = urlopen
+    os.environ["HF_ENDPOINT"] = "http://no-such-host.invalid"
+    begin = time.monotonic()
+    expect_refusal(run(*args, fresh("offline")), "expected a network", "no-such-host.invalid")
+    expect(not waits and time.monotonic() - begin < 20, f"a name that is none: it waits {waits}")
+    os.environ["HF_ENDPOINT"] = endpoint + "/"
+    get.urllib.request.urlopen = fail
+    name = "/storage/fineweb_train_000001.bin"
+    Handler.behaviour[name] = [("cut", 700)]
+    serve = Handler.serve_file
+    Handler.serve_file = lambda *a: (a[1] == name and a[2] == "cut" and fails.append(
+        socket.gaierror(-3, "gone")), serve(*a))[1]
+    status, said = run(*args, fresh("offline"))
+    Handler.serve_file, get.urllib.request.urlopen = serve, urlopen
+    expect(status == 0 and "gone; retry" in said,
+           f"a network that goes away in the middle of a download: {said}")
+
+
+def write_parquet(path, texts, rows=3, **columns):
+    """texts: None is a null."""
+    table = pyarrow.table({
+        "id": pyarrow.array(range(len(texts))),
+        **(columns or {
+            "text": pyarrow.array(texts, pyarrow.string())
+        })
+    })
+    pyarrow.parquet.write_table(table, path, row_group_size=rows)
+
+
+def test_parquet():
+    """The rows of a Parquet file are documents like files; what is killed in between goes on."""
+    folder, texts = fresh("parquet"), [words(i, 20 * i * i)
+                                       for i in range(9)] + [None, "", "last é" * 40]
+    (folder / "plain").mkdir(parents=True)
+    write_parquet(folder / "rows.parquet", texts)
+    kept = [text for text in texts if text]
+    for i, text in enumerate(kept):
+        (folder / "plain" / f"{i:02d}").write_bytes(text.encode())
+    for fraction in (0.1, 0.5, 0.003):
+        split = ("--vocab", vocab, "--val-fraction", fraction)
+        first, second = run(*split, "--out", fresh("rows"),
+                            folder / "rows.parquet"), run(*split, "--out", fresh("files"),
+                                                          folder / "plain")
+        expect(first[0] == 0 and second[0] == 0 and f"{len(kept)} documents" in first[1],
+               first[1] + second[1])
+        for part in ("train", "val"):
+            expect(
+                shards(scratch / "rows", part) == shards(scratch / "files", part),
+                f"{part} of {fraction}: as of files")
+    whole, killed = content(scratch / "rows"), False
+    for moment in range(2000, 60000, 4000):
+        fresh("broken")
+        killed |= run_and_kill(moment, *split, "--out", scratch / "broken", folder / "rows.parquet")
+        status, said = run(*split, "--out", scratch / "broken", folder / "rows.parquet")
+        same = {
+            name: data
+            for name, data in content(scratch / "broken").items() if name.endswith(".bin")
+        }
+        expect(
+            status == 0 and same == {
+                name: data
+                for name, data in whole.items() if name.endswith(".bin")
+            }, f"killed at {moment}: {said}")
+    expect(killed, "the kills hit")
+    write_parquet(folder / "other.parquet", [1, 2], context=["a", "b"])
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "other.parquet"),
+                   "expected a column text of strings", "context of string")
+    write_parquet(folder / "other.parquet", [1, 2], text=[1, 2])
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "other.parquet"),
+                   "text of int64")
+    (folder / "other.parquet").write_bytes(b"PAR1 and nothing of the kind PAR1")
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "other.parquet"),
+                   "expected Parquet")
+
+
 def test_shakespeare():
     text = words("shakespeare", 5000).encode()
     path = scratch / "input.txt"

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Tests of dev/ablation/pictures.py, inside.py and page.py: python3 dev/test/test_page.py [NAME...]
 
-Draws made-up studies, friendly and hostile, and opens their pages in headless Chromium, 1200 and 400 pixels wide, with every request of the browser caught by this
-program. Needs numpy, scipy, matplotlib, and Chromium or Chrome. No network; half a minute.
+Draws made-up studies, friendly and hostile, and opens their pages in headless Chromium, 1200 pixels
+wide and 390, as a phone, with every request of the browser caught by this program.
+Needs numpy, scipy, matplotlib, and Chromium or Chrome. No network; half a minute.
 """
 import base64
 import html
@@ -28,10 +29,11 @@ from matplotlib import image
 from matplotlib.text import Text
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import plot
 from ablation import inside, page, pictures, stats
 from ablation.study import COLLAPSED, DIVERGED, FAILED, FINISHED, KILLED, WAITING, Run, Study
 
-WIDE, NARROW, HEIGHT = 1200, 400, 8000                    # of the pages in the screenshot, which stand side by side
+WIDE, NARROW, HEIGHT = 1200, 390, 8000                     # of pages in a screenshot
 BROWSERS_OWN = re.compile(r"^(http://)?[\w.-]+\.(google|googleapis|gvt1)\.com[:/]")     # what it asks for by itself; what a page asks for it lists besides
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 passed = failed = 0
@@ -261,6 +263,8 @@ FRAMES = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><pre id=
   return {width: frame.contentWindow.innerWidth, scroll: page.documentElement.scrollWidth, height: page.body.getBoundingClientRect().height, title: page.title,
           asked: frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name),
           images: [...page.images].map(i => ({natural: i.naturalWidth, box: box(i)})), text: page.body.innerText,
+          enlarged: (page.querySelector("figure div").focus(), box(page.images[0])[2]),
+          after: page.documentElement.scrollWidth,
           dom: page.documentElement.outerHTML.replace(/base64,[^"]*/g, "base64,")}; })); }</script>"""
 
 
@@ -296,7 +300,10 @@ def check_in_browser(study, drawn):
             part = pixels[y:y + h, left + x:left + min(x + w, width)].min(-1)
             dark, shades = np.mean(part < 128) if part.size else 0, len(np.unique(part))
             expect(dark > 0.002 and shades > 8, f"{what}: {file} at {one['box']}: {dark:.4f} dark, {shades} shades")
-            expect(w >= 900, f"{what}: {file} is {w} wide")
+            expect(w >= 900 if width == WIDE else x >= 0 and x + w <= width,
+                   f"{what}: {file} is {w} wide")
+        expect(view["enlarged"] >= 900 and view["after"] <= width,
+               f"{what}: a tap makes a picture {view['enlarged']}")
         outline = Outline(view["dom"])
         expect(not {"script", "link", "iframe", "b"} & set(outline.tags) and outline.tags.count("img") == len(drawn), f"{what}: {set(outline.tags)}")
         expect(not [a for a in outline.attributes if a[1].startswith("on")], f"{what}: attributes that act")
@@ -331,14 +338,18 @@ def test_friendly():
     draw_one(pictures.draw_losses, study)
     expect((study.folder / "one.png").read_bytes() == (study.folder / "loss.png").read_bytes(), "drawn twice, the same bytes")
     outline = write_page(study, rows, drawn, ["a warning with <angles> & more"])
-    expect_words(outline.text, "PRE, POST, SPAN at 6, 24 layers", "a warning with <angles> & more", "a note of the study", "best lr", "difference to PRE", "steps saved",
-                 "seeds needed", "python3 dev/ablate.py --out friendly", "--width 64 --steps 200", "bin/SPAN --mode SPAN", "a made-up one", "of twenty, one misses",
+    expect_words(outline.text, "Which trains best: PRE, POST or SPAN at 6 and 24 layers?",
+                 "a warning with <angles> & more", "a note of the study", "best lr",
+                 "difference to PRE", "steps saved", "seeds needed",
+                 "python3 dev/ablate.py --out friendly", "--width 64 --steps 200",
+                 "bin/SPAN --mode SPAN", "a made-up one", "of twenty, one misses",
                  "54 runs: 50 finished, 1 collapsed, 1 diverged, 1 failed, 1 killed; 9.0 hours")
     expect(all(f"the last line of {run.name}" in outline.text for run in study.runs if run.status not in (FINISHED, COLLAPSED)), "the last words of runs that did not finish")
     expect("the last line of PRE-6-1e-3-1" not in outline.text, "and of no other")
     expect(outline.text.count("exit status") == 3 and "POST-24-1e-2-3: failed" in outline.text, "how they ended")
     text = check_in_browser(study, drawn)
-    expect("PRE, POST, SPAN at 6, 24 layers" in text and "layers 24:" in text and "Each mode at its best lr" in text, text[:1000])
+    expect("SPAN at 6 and 24 layers?" in text and "layers 24:" in text
+           and "Each mode at its best lr" in text, text[:1000])
 
 
 def test_answers():
@@ -360,13 +371,42 @@ def test_answers():
     cells = re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", (study.folder / "index.html").read_text())
     expect(cells[:6] == ["mode", "runs", "final loss", "difference to PRE (95 %)", "steps saved", "seeds needed"] and len(cells) == 36, f"{cells}")
     expect(cells[14:16] == ["2.0500 ± 0.2236", "−0.050 (−0.075 to −0.025)"] and cells[9] == "baseline", f"{cells}")
-    expect("PRE, SPAN, POST, HYBRID, SDD" in outline.text, "the question")
+    expect("Which trains best: PRE, SPAN, POST, HYBRID or SDD?" in outline.text, "the question")
     dead = made_up_study("baseline diverged", {"mode": ["PRE", "SPAN"], "seed": ["1"]}, steps=40, fate=lambda one: DIVERGED if one["mode"] == "PRE" else FINISHED)
     said = page.answer(stats.summarize(dead))
     expect(said == "PRE has no finished run (1 of 1 diverged); SPAN and PRE have no two finished runs of the same seed with a validation loss.", said)
     single = made_up_study("single", {"mode": ["SPAN"], "seed": ["1"]}, steps=40)
     set_final_losses(single, {"SPAN": (1.5,)})
     expect(page.answer(stats.summarize(single)) == "SPAN ends at 1.5000 nats per token.", page.answer(stats.summarize(single)))
+
+
+def test_questions():
+    """The title is the question; the answer says where the best rate is an end of the grid."""
+    two, size = {"mode": ["PRE", "SPAN"]}, {"layers": ["2", "4"], "width": ["8", "16"]}
+    for axes, compare, asked in (
+            (two, "mode", "Does SPAN train better than PRE?"),
+            ({"mode": ["SPAN"]}, "mode", "How does SPAN train?"),
+            (two | size, "mode",
+             "Does SPAN train better than PRE at 2 and 4 layers, width 8 and 16?"),
+            ({"mode": ["PRE"], "bias": ["off", "on"]}, "bias",
+             "Does bias on train better than bias off under PRE?")):
+        made = Study(scratch, dict(axes, seed=["1"]), {}, "", {}, compare, None, [])
+        expect(page.question(made) == asked, page.question(made))
+    rates = {"mode": ["PRE", "SPAN", "POST"], "lr": ["1e-3", "2e-3", "4e-3"], "seed": ["1", "2"]}
+    study = made_up_study("edges", rates, tune="lr", steps=40)
+    best = {"PRE": "2e-3", "SPAN": "4e-3", "POST": "4e-3"}
+    for run in study.runs:
+        for line in run.log:
+            if "val_loss" in line:
+                line["val_loss"] = 1.0 + (run.axes["lr"] != best[run.axes["mode"]])
+    said = page.answer(stats.summarize(study))
+    expect(said.endswith("; the best learning rate of SPAN and POST is the highest tried, "
+                         "so a better one may lie beyond."), said)
+    study.axes["lr"] = ["2e-3", "4e-3"]
+    expect("of PRE is the lowest tried" in page.answer(stats.summarize(study)),
+           "and at the other end")
+    study.axes["lr"] = ["2e-3"]
+    expect("tried" not in page.answer(stats.summarize(study)), "one rate is no grid")
 
 
 def test_many():
@@ -441,6 +481,12 @@ def test_inside():
     expect(np.allclose(inside.norms_by_layer(norms), right), "the norm of all that belongs to a layer")
     right = [np.hypot(*(norms[f"model.layers.{l}.mlp.{part}_proj.weight"] for part in ("gate", "up"))) for l in range(24)]
     expect(np.allclose(inside.norms_by_layer(norms, inside.GROUPS["ffn in"]), right), "and of a group")
+    scales = [axes.get_xlim() for axes in figures["edr.png"].axes]
+    most = max(max(run.probe["edr_harmonic"].values()) for run in study.runs)
+    expect(len(set(scales)) == 1 and scales[0][0] == 0 and most < scales[0][1] <= 3,
+           f"EDR on one scale from 0: {scales}, {most}")
+    expect_words(words_in(figures["edr.png"]), "EDR, % of the ffn's width",
+                 "harmonic mean,\ninput of down", "geometric mean,\noutput of up")
     expect_words(words_in(figures["groups.png"]), "q, k, v, step 1", "ffn out, step 100", "attention out, step 200")
     many = made_up_study("inside, many", {"mode": [f"A_RATHER_LONG_PLACEMENT_{i}" for i in range(8)], "seed": ["1"]}, steps=40)
     for run in many.runs[1:]:
@@ -452,7 +498,8 @@ def test_inside():
     for run in experts.runs:
         run.probe = made_up_probe(r, 1, dense=False)
     _, figures = draw_inside(experts)
-    expect("nothing here" in words_in(figures["ranks.png"]), "experts have no ranks")
+    expect(all("nothing here" in words_in(figures[name]) for name in ("ranks.png", "edr.png")),
+           "experts have no ranks")
     empty = made_up_study("inside, empty", {"mode": ["PRE", "SPAN"], "seed": ["1", "2"]}, fate=lambda one: WAITING)
     expect(draw_inside(empty)[0] == [], "nothing to draw, no pictures")
     nulls = made_up_study("inside, nulls", {"mode": ["PRE"], "seed": ["1"]}, steps=40)
@@ -460,6 +507,51 @@ def test_inside():
         if "grad_norms" in line:
             line["grad_norms"] = dict.fromkeys(line["grad_norms"])
     draw_inside(nulls)
+
+
+def test_plot():
+    """dev/plot.py's scale fits what follows the warmup, whatever spikes, blows up or is far below."""
+
+    def write(name, change=lambda step, loss: loss, warmup=5, floor=0.24):
+        folder = scratch / "plot" / name
+        folder.mkdir(parents=True)
+        log = made_up_log(random.Random(4), 0, 2, 4e-3, 200, floor)
+        for line in log:
+            if "loss" in line:
+                line.update(loss=change(line["step"], line["loss"]), lr=min(1, line["step"] / warmup))
+        (folder / "log.jsonl").write_text("\n".join(map(json.dumps, log)))
+        return folder, [(line["step"], line["loss"]) for line in log if "loss" in line]
+
+    def limits(*runs):
+        axes = plot.plt.figure().subplots()
+        plot.draw_loss(axes, runs)
+        return axes.get_ylim(), words_in(axes.figure), axes
+
+    plain, losses = write("plain")
+    (low, high), words, _ = limits(plain)
+    tail = [loss for step, loss in losses if step >= 25]
+    expect(max(tail) < high < losses[0][1] - 2, f"up to {high}, the tail up to {max(tail)}")
+    expect(0.9 * min(tail) < low < min(tail), f"from {low}, the tail from {min(tail)}")
+    expect("entropy of the corpus, 0.240, far below" in words, words)
+    slow = limits(write("slow", warmup=60)[0])[0]
+    expect(slow[1] < 3 < high, f"after a warmup of 60 steps: {slow}")
+    spike = limits(write("spike", lambda step, loss: 500 if step == 100 else loss)[0])[0]
+    expect(abs(spike[1] - high) < 0.3, f"a spike: {spike}, without {high}")
+    wild = limits(plain, write("wild", lambda step, loss: 5000 if step > 120 else loss)[0])[0]
+    expect(wild[1] < losses[0][1] + 1, f"beside a run that blew up: {wild}")
+    (low, _), words, axes = limits(write("near", floor=1.5)[0])
+    dotted = any(line.get_linestyle() == ":" for line in axes.lines)
+    expect(low < 1.5 and dotted and "far below" not in words, "a floor that is near is a line")
+    for name, words in (("loss", "plain, validation"), ("norms", "layer 1")):
+        plot.plt.close("all")
+        norms = ["--norms"] * (name == "norms")
+        sys.argv = ["plot.py", str(plain), "-o", str(scratch / f"{name}.png"), *norms]
+        plot.main()
+        figure = plot.plt.gcf()
+        legend = (figure.legends or [figure.axes[0].get_legend()])[0].get_window_extent()
+        expect(words in words_in(figure), words_in(figure))
+        expect(legend.y0 >= figure.axes[0].get_window_extent().y1 - 1, f"{name}: a legend above")
+    plot.plt.close("all")
 
 
 def test_hostile():

@@ -216,6 +216,15 @@ def check_run(trainer, folder, name, *flags, layers, experts=0):
     expect(len(pictures) == 7 * (name == "SPAN") and all((out / picture).stat().st_size > 1000 for picture in pictures), f"{name}: pictures {pictures}")
 
 
+def test_labels():
+    """Runs are named by the shortest ends of their paths that tell them apart."""
+    steps = ["A/step_00000020", "A/step_00000100"]
+    for runs, want in ((["runs/A"], ["A"]), (["runs/A/", "runs/B"], ["A", "B"]),
+                       (["x/A", "y/A"], ["x/A", "y/A"]), (["runs/A", "runs/A"], ["A", "A"]),
+                       ([f"runs/{step}" for step in steps], steps)):
+        expect(probe.labels(runs) == want, f"{runs}: {probe.labels(runs)}, expected {want}")
+
+
 def check_refusals(trainer, folder):
     """What makes no sense, or does not fit."""
     out, there = folder / "SPAN", folder / "there.safetensors"
@@ -271,6 +280,7 @@ def main():
     trainer = sys.argv[1] if len(sys.argv) > 1 else None
     test_formulas()
     test_known()
+    test_labels()
     if trainer:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)

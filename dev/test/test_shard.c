@@ -176,6 +176,14 @@ static void test_refused_text(void) {
     EXPECT(run(dir, "--out %s %s/a_good %s/bad", out, dir, dir) == 1 && log_says(dir, "bad: expected text, found a NUL byte at offset 3:"), "a NUL byte");
     EXPECT(count_files(out) == 0, "%d files left behind", count_files(out));
 
+    write_text(dir, "rows.parquet", "PAR1\x15\x04\0\0PAR1", 12);
+    EXPECT(run(dir, "--out %s %s/rows.parquet", out, dir) == 1, "Parquet is accepted");
+    EXPECT(log_says(dir, "rows.parquet: expected text, found Parquet\n"), "Parquet");
+    check_format(words, sizeof words, "python3 data/get.py --out %s %s/rows.parquet ", out, dir);
+    EXPECT(log_says(dir, words), "what reads it");
+    write_text(dir, "rows.parquet", "PAR1 is how a Parquet file begins", 33);
+    EXPECT(run(dir, "--out %s/text %s/rows.parquet", dir, dir) == 0, "a text that begins like it");
+
     char *large = (char *)check_alloc(3 << 20, "a text");  // beyond the first chunk that is read
     memset(large, 'x', 3 << 20);
     large[(2 << 20) + 12345] = (char)0xFE;
