@@ -1,5 +1,6 @@
 // faulty.c: the CPU trainer with a fault on purpose, FAULT="KIND STEP RANK" in the environment:
 //   nan     one gradient of process RANK is not a number in step STEP;   nans: in that one and all later ones
+//   router  the router's loss of all processes is not a number, so that nothing is updated
 //   spike   the gradients of all processes are a thousand times too large
 //   killed  process RANK gets SIGKILL
 //   full    none: a sample's text goes through the model whole, for every token
@@ -24,6 +25,11 @@ static void faulty_zero_grads(Gpt *gpt) {
     if (fault_is("killed") && fault_is_here()) raise(SIGKILL);
 }
 
+static Update faulty_update(Gpt *gpt, const AdamW *o) {
+    if (!fault_is("router")) return judge_fp32.update(gpt, o);
+    return (Update){.loss = {.ce = 1, .router = NAN}, .norm = 1};
+}
+
 static void faulty_backward(Gpt *gpt, double scale, int last) { judge_fp32.backward(gpt, fault_is("spike") ? 1000 * scale : scale, last); }
 
 // A window that begins again does so with the last tokens of the text, and a new one.
@@ -46,6 +52,7 @@ int main(int argc, char **argv) {
     t.create = faulty_create;
     t.zero_grads = faulty_zero_grads;
     t.backward = faulty_backward;
+    t.update = faulty_update;
     if (!strcmp(fault.kind, "full")) t.extend = full_extend, t.logits = full_logits;
     return trainer_main(&t, argc, argv);
 }
