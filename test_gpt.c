@@ -184,7 +184,7 @@ static void in_single_precision(const Trainer *t, double bound, double loss_boun
     Case cases[MAX_CASES];
     int count = all_cases(cases);
     cases[count] = make_case(MODE_HYBRID, FAMILY_LLAMA, 0);
-    cases[count].m.theta = 1e-9;            // angles as large as those of positions near a million
+    cases[count].m.theta = 7e-10;           // angles as large as those of positions in the millions
     snprintf(cases[count].name, sizeof cases[count].name, "HYBRID llama far");
     count++;
     for (int i = 0; i < count; i++) {
