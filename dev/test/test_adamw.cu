@@ -124,7 +124,8 @@ static void expect_truth(const Toy &toy, const Truth &truth, const char *what) {
 
 static void check_adamw(bool master_only, int stochastic) {
     Toy toy = toy_make(master_only);
-    const float clips[] = {0, 1e-3f, 1e6f, 0.5f};                                             // none, below, far above, below the norm
+    // None; below the norm; above it, though below its square; below it.
+    const float clips[] = {0, 1e-3f, 1e3f, 0.5f};
     const char *names[] = {"no clip", "a small clip", "a large clip", "clip"};
     Truth truth = {host_values(toy.t.master, toy.t.total), Values(toy.t.total), Values(toy.t.total)};
     for (int step = 1; step <= 4; step++) {
