@@ -183,6 +183,10 @@ static const double NMSE_BF16 = 0.25;
 static void in_single_precision(const Trainer *t, double bound, double loss_bound) {
     Case cases[MAX_CASES];
     int count = all_cases(cases);
+    cases[count] = make_case(MODE_HYBRID, FAMILY_LLAMA, 0);
+    cases[count].m.theta = 7e-10;           // angles as large as those of positions in the millions
+    snprintf(cases[count].name, sizeof cases[count].name, "HYBRID llama far");
+    count++;
     for (int i = 0; i < count; i++) {
         Case *c = &cases[i];
         if (t == &judge_bf16) c->m.moe.K = c->m.moe.E;                            // rounding must not choose other experts
@@ -221,7 +225,17 @@ static void test_single_precision(void) {
     in_single_precision(&judge_bf16, NMSE_BF16, 1e-2);
 }
 
-// AdamW against its equations on one number at a time, three steps, every group with a rate and a decay of its own.
+// Random gradients, the same for the same seed.
+static void fill_grads(Gpt *g, const Layout *layout, uint64_t seed) {
+    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++) {
+        double *grad = judge_fp64.tensor(g, GRADS, e);
+        uint64_t key = rand_key(seed, e->name, 0);
+        for (int64_t i = 0; i < e->size; i++) grad[i] = rand_normal(key, (uint64_t)i);
+    }
+}
+
+// AdamW against its equations on one number at a time, three steps, every group with a rate and
+// a decay of its own. The first two steps are clipped to half, the norm of the last is below clip.
 static void test_adamw(void) {
     Case c = make_case(MODE_PRE, FAMILY_GPT2, 0);
     c.m.tied = 0;
@@ -233,13 +247,9 @@ static void test_adamw(void) {
     for (int k = 0; k < layout.count; k++) memcpy(w + layout.entries[k].offset, judge_fp64.tensor(g, WEIGHTS, &layout.entries[k]), (size_t)layout.entries[k].size * sizeof *w);
     TensorStats *stats = check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
     for (o.step = 1; o.step <= 3; o.step++) {
-        double worst = 0;
-        for (int k = 0; k < layout.count; k++) {
-            const Entry *e = &layout.entries[k];
-            double *grad = judge_fp64.tensor(g, GRADS, e);
-            for (int64_t i = 0; i < e->size; i++) grad[i] = rand_normal(rand_key((uint64_t)o.step, e->name, 0), (uint64_t)i);
-        }
-        o.clip = 0.5 * grads_norm(&judge_fp64, g, &layout);
+        double worst = 0, scale = o.step < 3 ? 0.5 : 1;
+        fill_grads(g, &layout, (uint64_t)o.step);
+        o.clip = (o.step < 3 ? 0.5 : 2) * grads_norm(&judge_fp64, g, &layout);
         judge_fp64.update(g, &o);
         judge_fp64.tensor_stats(g, &o, stats);
         for (int k = 0; k < layout.count; k++) {
@@ -249,8 +259,8 @@ static void test_adamw(void) {
             double toward = strstr(e->name, "norm.weight") ? 1 : 0;
             for (int64_t i = 0; i < e->size; i++) {
                 int64_t at = e->offset + i;
-                m[at] = 0.8 * m[at] + 0.2 * 0.5 * grad[i];
-                v[at] = 0.9 * v[at] + 0.1 * 0.25 * grad[i] * grad[i];
+                m[at] = 0.8 * m[at] + 0.2 * scale * grad[i];
+                v[at] = 0.9 * v[at] + 0.1 * scale * scale * grad[i] * grad[i];
                 squares[0] += grad[i] * grad[i];
                 squares[1] += w[at] * w[at];
                 squares[2] += (w[at] - now[i]) * (w[at] - now[i]);
@@ -267,6 +277,50 @@ static void test_adamw(void) {
     free(w); free(m); free(v); free(stats);
     judge_fp64.destroy(g);
     layout_free(&layout);
+}
+
+// A hash of all weights and moments.
+static uint64_t hash_state(Gpt *g, const Layout *layout) {
+    Hash h = hash_begin();
+    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++)
+        for (int kind = 0; kind < TENSOR_KINDS; kind++)
+            if (kind != GRADS)
+                hash_add(&h, judge_fp64.tensor(g, kind, e), (size_t)e->size * sizeof(double));
+    return hash_end(&h);
+}
+
+// One loss or one gradient that is not finite, while all else is finite, leaves weights and moments
+// as they are. An infinite coefficient makes a loss infinite; its gradients are not computed here.
+static void test_refused_steps(void) {
+    enum { Z, ROUTER, GRADIENT, NOTHING, COUNT };
+    static const char *const WHAT[] = {"the z-loss", "the router's loss", "a gradient", "nothing"};
+    for (int bad = 0; bad < COUNT; bad++) {
+        Case c = make_case(MODE_PRE, FAMILY_OLMOE, 0);
+        if (bad == ROUTER) c.m.moe.z = INFINITY;
+        Layout layout = layout_make(&c.m);
+        int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
+        Setup setup = {.B = 1, .T = c.m.T, .training = 1, .z_loss = bad == Z ? INFINITY : 0.01};
+        Gpt *g = judge_fp64.create(&c.m, &setup);
+        fill_weights(&judge_fp64, g, &layout, 21, 4);
+        fill_tokens(inputs, targets, c.m.T, c.m.V, 22);
+        judge_fp64.forward(g, inputs, targets, 1, c.m.T);
+        fill_grads(g, &layout, 23);
+        const Entry *last = &layout.entries[layout.count - 1];
+        if (bad == GRADIENT) ((double *)judge_fp64.tensor(g, GRADS, last))[last->size - 1] = NAN;
+        uint64_t before = hash_state(g, &layout);
+        AdamW o = {.lr = {1, 1, 1, 1}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .step = 1};
+        Update u = judge_fp64.update(g, &o);
+        const double found[] = {u.loss.z, u.loss.router, u.norm, u.loss.ce};
+        for (int i = 0; i < COUNT; i++)
+            EXPECT(isfinite(found[i]) ? i != bad || bad == NOTHING : i == bad,
+                   "%s is not finite: number %d is %g", WHAT[bad], i, found[i]);
+        bool same = before == hash_state(g, &layout);
+        EXPECT(same == (bad != NOTHING), "%s is not finite: the state %s", WHAT[bad],
+               same ? "stays" : "changes");
+        EXPECT(u.applied == (bad == NOTHING), "%s is not finite: applied %d", WHAT[bad], u.applied);
+        judge_fp64.destroy(g);
+        layout_free(&layout);
+    }
 }
 
 // A token whose embedding is NaN, in the middle of the first sequence: what is measured says so, whatever comes after.
@@ -570,6 +624,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"finite_differences", test_finite_differences},
     {"single_precision", test_single_precision},
     {"adamw", test_adamw},
+    {"refused_steps", test_refused_steps},
     {"distinct", test_distinct},
     {"invariance", test_invariance},
     {"causality", test_causality},

@@ -391,6 +391,31 @@ GPU_TEST(cuda_extend) {
     compare_extended(MODE_NGPT, FAMILY_LATENT, 0);
 }
 
+#if !defined(__CUDACC__)
+// Keys and values of weights that have changed since are refused, and a forward of whole sequences
+// leaves a text as it is.
+GPU_TEST(cuda_extend_stale) {
+    static const char *const WHAT[] = {"a forward", "weights that were set", "an update"};
+    Pair p = pair_open(MODE_PRE, FAMILY_LLAMA, 0, RECOMPUTE_OFF);
+    const int32_t tokens[] = {1, 2, 3, 4};
+    CUDA->extend(p.cuda, tokens, 4, 0);
+    for (int change = 0; change < 3; change++) {
+        std::string words = said([&] {
+            AdamW o = {};
+            o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1, o.step = 1;
+            if (change == 1) CUDA->store(p.cuda, WEIGHTS, 0);
+            else gradients(CUDA, p.cuda, &p.m, 0, MICRO);
+            if (change == 2) CUDA->update(p.cuda, &o);
+            CUDA->extend(p.cuda, tokens, 1, 4);
+            return 0;
+        });
+        const char *expected = change ? "1 error: a text goes on at position 4, but" : "0 ";
+        expect_words(words, expected, WHAT[change]);
+    }
+    pair_close(&p);
+}
+#endif
+
 // The lengths that nGPT's matrices have, given to weights of any length, which then stay what they are; elsewhere nothing changes.
 GPU_TEST(cuda_normalize) {
     for (int mode : {(int)MODE_NGPT, (int)MODE_SPAN}) {

@@ -1,5 +1,6 @@
 // faulty.c: the CPU trainer with a fault on purpose, FAULT="KIND STEP RANK" in the environment:
 //   nan     one gradient of process RANK is not a number in step STEP;   nans: in that one and all later ones
+//   router  the router's loss of all processes is not a number, so that nothing is updated
 //   spike   the gradients of all processes are a thousand times too large
 //   moment  after step STEP one second moment is infinite;   dead: the last gain is so large that no loss is finite
 //   killed  process RANK gets SIGKILL
@@ -23,6 +24,11 @@ static void faulty_zero_grads(Gpt *gpt) {
     bool nan = fault_is("nan") || (!strcmp(fault.kind, "nans") && fault.now >= fault.step);
     if (nan && fault_is_here()) *(float *)judge_fp32.tensor(gpt, GRADS, &layout.entries[layout.count - 1]) = NAN;
     if (fault_is("killed") && fault_is_here()) raise(SIGKILL);
+}
+
+static Update faulty_update(Gpt *gpt, const AdamW *o) {
+    if (!fault_is("router")) return judge_fp32.update(gpt, o);
+    return (Update){.loss = {.ce = 1, .router = NAN}, .norm = 1};
 }
 
 static void faulty_backward(Gpt *gpt, double scale, int last) { judge_fp32.backward(gpt, fault_is("spike") ? 1000 * scale : scale, last); }

@@ -1,5 +1,6 @@
 // test_comm.c: processes that find one another over sockets (llmc/socket.h), what they tell each other, and how they end when one of them is gone.
-// All are forked here; the launchers' variables are set by hand. What MPI does is tested with mpirun.
+// All are forked here; the launchers' variables are set by hand. What is asked of MPI is noted;
+// what MPI does is tested with mpirun.
 #include <signal.h>
 #include <sys/wait.h>
 #include "../../llmc/comm.h"
@@ -100,6 +101,110 @@ static void body_talk(Comm *c) {
 static void body_late_first(Comm *c) { usleep((useconds_t)(c->rank ? 0 : 1500) * 1000); }
 static void body_late_last(Comm *c) { usleep((useconds_t)(c->rank == 2 ? 1500 : 0) * 1000); }
 
+// -------------------------------------------------------------------------- tensors, by MPI
+// MPI's functions are replaced by ones that note how they are called. The tensor is larger than
+// three pieces; it is never touched and so takes no memory.
+
+static struct { Comm c; char *x; int64_t bytes, done; int begun, waited, most; bool wrong; } noted;
+
+static int64_t noted_size(void *type) {
+    if (type == noted.c.mpi.double_type) return sizeof(double);
+    return type == noted.c.mpi.float_type ? sizeof(float) : 1;
+}
+
+// A piece begins where the one before ended. The request is its number, for the wait.
+static int note(const void *piece, int64_t bytes, void **request) {
+    Comm *c = &noted.c;
+    noted.wrong |= (const char *)piece != noted.x + noted.done;
+    noted.done += bytes;
+    if (!request) return 0;
+    noted.begun++;
+    if (noted.begun - noted.waited > noted.most) noted.most = noted.begun - noted.waited;
+    noted.wrong |= request < c->pending || request >= c->pending + COMM_PENDING;
+    if (!noted.wrong) *request = noted.x + noted.begun;
+    return 0;
+}
+
+static int note_reduce(const void *from, void *to, int count, void *type, void *sum, int root,
+                       void *world, void **request) {
+    bool here = noted.c.rank == root;
+    noted.wrong |= here ? from != MPI_IN_PLACE : to != NULL;
+    noted.wrong |= sum != noted.c.mpi.sum || root != 1 || world != noted.c.mpi.world;
+    return note(here ? to : from, count * noted_size(type), request);
+}
+
+static int note_broadcast(void *x, int count, void *type, int root, void *world, void **request) {
+    noted.wrong |= root != 1 || world != noted.c.mpi.world;
+    return note(x, count * noted_size(type), request);
+}
+
+static int note_send(const void *x, int count, void *type, int to, int tag, void *world) {
+    noted.wrong |= to != 1 || tag != 0 || world != noted.c.mpi.world;
+    return note(x, count * noted_size(type), NULL);
+}
+
+static int note_receive(void *x, int count, void *type, int from, int tag, void *world,
+                        void *status) {
+    noted.wrong |= status != NULL;
+    return note_send(x, count, type, from, tag, world);
+}
+
+static int note_wait(int count, void **requests, void *statuses) {
+    noted.wrong |= requests != noted.c.pending || count > COMM_PENDING || statuses != NULL;
+    for (int i = 0; i < count && !noted.wrong; i++)
+        noted.wrong |= requests[i] != noted.x + ++noted.waited;
+    return 0;
+}
+
+static void note_begin(int rank, int64_t bytes) {
+    static char names[5];
+    free(noted.x);
+    memset(&noted, 0, sizeof noted);
+    noted.x = (char *)check_alloc((size_t)bytes, "a tensor");
+    noted.bytes = bytes;
+    noted.c.rank = rank;
+    noted.c.size = 2;
+    Mpi *mpi = &noted.c.mpi;
+    mpi->Ireduce = note_reduce, mpi->Ibcast = note_broadcast, mpi->Waitall = note_wait;
+    mpi->Send = note_send, mpi->Recv = note_receive;
+    mpi->world = names, mpi->byte = names + 1, mpi->sum = names + 2;
+    mpi->float_type = names + 3, mpi->double_type = names + 4;
+}
+
+// Every byte was moved once, by `begun` transfers that were waited for.
+static void expect_noted(const char *what, int begun) {
+    comm_wait(&noted.c);
+    EXPECT(!noted.wrong, "%s: process %d calls MPI in a wrong way", what, noted.c.rank);
+    EXPECT(noted.done == noted.bytes, "%s: process %d moves %lld of %lld bytes", what, noted.c.rank,
+           (long long)noted.done, (long long)noted.bytes);
+    EXPECT(noted.begun == begun && noted.waited == begun,
+           "%s: %d transfers begun, %d waited for, expected %d", what, noted.begun, noted.waited,
+           begun);
+    EXPECT(noted.most <= COMM_PENDING, "%s: %d transfers in flight", what, noted.most);
+}
+
+static void test_tensors(void) {
+    enum { MANY = 3 * COMM_PENDING + 5 };
+    const int64_t n = 3 * COMM_PIECE + 5;
+    for (int rank = 0; rank < 2; rank++) {
+        for (int element = sizeof(float); element <= (int)sizeof(double); element *= 2) {
+            note_begin(rank, n * element);
+            comm_reduce(&noted.c, noted.x, n, (size_t)element, 1);
+            expect_noted("a large sum", 4);
+            note_begin(rank, n * element);
+            comm_spread(&noted.c, noted.x, n, (size_t)element, 1);
+            expect_noted("a large tensor", 4);
+        }
+        note_begin(0, n);
+        comm_move(&noted.c, noted.x, (size_t)n, rank, 1 - rank);
+        expect_noted("a large message", 0);
+    }
+    note_begin(0, MANY * (int64_t)sizeof(float));
+    for (int i = 0; i < MANY; i++)
+        comm_spread(&noted.c, noted.x + i * sizeof(float), 1, sizeof(float), 1);
+    expect_noted("many tensors", MANY);
+}
+
 // ------------------------------------------------------------------------------------------------------------------ an end
 
 static void die(Comm *c, int rank) { if (c->rank == rank) { usleep(300 * 1000); kill(getpid(), SIGKILL); } }
@@ -173,6 +278,7 @@ static void open_misnumbered(void *unused) {
 
 void test_comm(void) {
     const int fine[] = {0, 0, 0}, one[] = {EXIT_LOST, 128 + SIGKILL, EXIT_LOST}, first[] = {128 + SIGKILL, EXIT_LOST, EXIT_LOST}, refused[] = {1, 1, 1}, last[] = {EXIT_LOST, 0, 128 + SIGKILL};
+    test_tensors();
     for (size_t i = 0; i < sizeof LAUNCHERS / sizeof LAUNCHERS[0]; i++)
         EXPECT(!*run_all(LAUNCHERS[i].name, &LAUNCHERS[i], free_port(), body_talk, fine), "something is said");
     EXPECT(!*run_all("a late process 0", &LAUNCHERS[0], free_port(), body_late_first, fine), "a late process 0");

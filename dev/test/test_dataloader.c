@@ -108,6 +108,13 @@ static void test_order(void) {
     }
     EXPECT(same_seed < 3 * SAMPLES / 4, "another seed: %d of %d samples in the same place", same_seed, 3 * SAMPLES);
 
+    for (int bit = 0; bit < 48; bit++) {                   // every bit of the epoch's number counts
+        int same = 0;
+        for (int i = 0; i < SAMPLES; i++)
+            same += start_of(&d, (1ll << bit) * SAMPLES + i) == start[i];
+        EXPECT(same < SAMPLES / 4, "epoch 2^%d: %d samples stand as in epoch 0", bit, same);
+    }
+
     int wrong = 0;                                         // backwards; then as two processes would with micro-batches of three
     for (int64_t i = 3 * SAMPLES - 1; i >= 0; i--) wrong += start_of(&again, i) != start[i];
     EXPECT(wrong == 0, "%d samples depend on the order of asking", wrong);
@@ -328,6 +335,8 @@ static void test_corpus(void) {
     EXPECT(epoch0 != hash_samples(&other, 0, COUNT), "another seed has the same text");
     EXPECT(epoch0 != epoch1, "epoch 1 repeats the text of epoch 0");
     EXPECT(epoch0 == hash_samples(&train, 0, COUNT), "epoch 0 is another text after epoch 1");
+    EXPECT(epoch0 != hash_samples(&train, 8 * train.samples, COUNT), "epoch 8 repeats epoch 0");
+    EXPECT(epoch0 != hash_samples(&train, train.samples << 16, COUNT), "epoch 65536 is epoch 0");
     EXPECT(epoch1 == hash_samples(&same, same.samples, COUNT), "epoch 1 has another text when it is reached later");
     uint64_t validation = hash_samples(&val, 0, COUNT);
     EXPECT(validation == hash_samples(&val_other, 0, COUNT), "validation depends on the seed of the run");

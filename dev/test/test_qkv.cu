@@ -385,3 +385,18 @@ GPU_TEST(cuda_qkv_latent_sum) {
     EXPECT(other == 0 && nmse(inside, want_inside) <= TOLERANCE, "the sum over heads: nmse %.3g, %d values beside it are written", nmse(inside, want_inside), other);
     cudaFree(d_x), cudaFree(d_to);
 }
+
+// Angles are computed in double: those of float would be off by a thousandth at these positions.
+GPU_TEST(cuda_rotary_table) {
+    const int T = 100001, R = 6;
+    std::vector<float2> table((size_t)T * R / 2);
+    rotary_table(table.data(), T, R, 10);
+    double worst = 0;
+    for (int t = T - 1000; t < T; t++)
+        for (int i = 0; i < R / 2; i++) {
+            float2 found = table[(size_t)t * (R / 2) + i];
+            double angle = t * pow(10, -2.0 * i / R);
+            worst = fmax(worst, fmax(fabs(found.x - cos(angle)), fabs(found.y - sin(angle))));
+        }
+    EXPECT(worst < 1e-7, "cosines and sines are off by %g", worst);
+}

@@ -265,7 +265,69 @@ static void hurt_tensor(const char *run_dir, int64_t step, const char *file, con
     for (int i = 0; i < 2; i++) safetensors_close(&tensors[i]);
 }
 
+// In a checkpoint's text file `from` becomes `to`, which is as long; the manifest agrees.
+static void forge(const char *checkpoint, const char *file, const char *from, const char *to) {
+    char path[512], sums[2][20];
+    size_t n;
+    check_format(path, sizeof path, "%s/%s", checkpoint, file);
+    char *text = file_read(path, INT64_MAX, &n), *at = text ? strstr(text, from) : NULL;
+    CHECK(at && strlen(from) == strlen(to), "no %s in %s", from, path);
+    check_format(sums[0], sizeof sums[0], "%016llx", (unsigned long long)hash_bytes(text, n));
+    memcpy(at, to, strlen(to));
+    check_format(sums[1], sizeof sums[1], "%016llx", (unsigned long long)hash_bytes(text, n));
+    write_text(path, text);
+    free(text);
+    if (strcmp(file, "manifest.json")) forge(checkpoint, "manifest.json", sums[0], sums[1]);
+}
+
+// Steps that are left out count as steps and not as updates, in a run that is resumed too.
+static void test_skipped_steps(void) {
+    char path[512], line[1024], whole[17], resumed[17];
+    const char *dir = test_dir("skipped");
+    check_format(line, sizeof line, "FAULT='nan 5 0' " FAULTY TINY "--out %s/a", dir);
+    EXPECT(run(line, "") == 0 && strstr(output, "step 5: not finite"), "NaN in step 5: %s", output);
+    run_hash_of(whole);
+    check_format(line, sizeof line, "FAULT='nan 5 0' " FAULTY SHAPE "--steps 7 --schedule-steps 12 "
+                 "--out %s/b", dir);
+    EXPECT(run(line, "") == 0, "the same up to step 7: %s", output);
+    check_format(line, sizeof line, " --out %s/b --resume required --steps 12", dir);
+    EXPECT(run(PROGRAM, line) == 0, "and resumed: %s", output);
+    run_hash_of(resumed);
+    EXPECT(!strcmp(whole, resumed), "resumed it has the weights %s, not %s", resumed, whole);
+
+    check_format(path, sizeof path, "%s/b/step_00000012", dir);
+    forge(path, "state.json", "\"sample\": 48", "\"sample\": 47");
+    check_format(line, sizeof line, " --out %s/b --resume required --steps 13", dir);
+    expect_refused(line, "the data position, epoch 0 and sample 47, is not that of step 12");
+
+    check_format(line, sizeof line, "FAULT='nans 9 0' " FAULTY TINY "--save-every 3 --out %s/c",
+                 dir);
+    EXPECT(run(line, "") == 3 && strstr(output, "4 steps in a row"), "NaN to the end: %s", output);
+    check_format(line, sizeof line, "FAULT='nans 1 0' " FAULTY "--out %s/c --resume required "
+                 "--steps 40", dir);
+    EXPECT(run(line, "") == 3, "NaN from the resumed step 9 on: %s", output);
+    EXPECT(strstr(output, "10 steps in a row were not finite: the run diverged at step 18"),
+           "the bad step before the checkpoint counts: %s", output);
+
+    check_format(line, sizeof line, "FAULT='router 5 0' " FAULTY TINY "--out %s/d", dir);
+    EXPECT(run(line, "") == 0 && strstr(output, "step 5: not finite"), "the router: %s", output);
+
+    // The data is one sample, so all batches are alike, and so is the first update in step 1 or 2.
+    check_format(line, sizeof line, "head -c 40 README.md > %s/text && build/shard --out %s/data "
+                 "--val-fraction 0 %s/text", dir, dir, dir);
+    EXPECT(run(line, "") == 0, "a shard: %s", output);
+    for (int i = 0; i < 2; i++) {
+        check_format(line, sizeof line, "FAULT='nan %d 0' " FAULTY MODEL "--warmup 0 --steps %d "
+                     "--schedule constant --data %s/data/*.bin --out %s/e%d",
+                     1 + i, 2 - i, dir, dir, i);
+        EXPECT(run(line, "") == 0, "one update in %d steps: %s", 2 - i, output);
+        run_hash_of(i ? resumed : whole);
+    }
+    EXPECT(!strcmp(whole, resumed), "the first update in step 2: %s, in 1: %s", whole, resumed);
+}
+
 void test_run(void) {
+    test_skipped_steps();
     char whole[17], again[17], resumed[17], other[17], line[1024], path[512];
     const char *dir = test_dir("run");
     int64_t steps;
