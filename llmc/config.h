@@ -128,8 +128,11 @@ static inline void flags_default(FlagSet *set) {
 
 static inline void flags_preset(FlagSet *set, const char *name) {
     int i = 0;
+    Nearest near = nearest_begin(name);
+    for (int k = 0; k < PRESET_COUNT; k++) nearest_add(&near, PRESETS[k].name, PRESETS[k].name);
     while (i < PRESET_COUNT && strcmp(PRESETS[i].name, name)) i++;
-    CHECK(i < PRESET_COUNT, "no model named %s\n  -> ./train_gpt --show models lists them", name);
+    CHECK(i < PRESET_COUNT, "no model named %s\n  -> %s./train_gpt --show models lists them", name,
+          near.text);
     flags_parse_text(set, PRESETS[i].flags, BY_PRESET);
     flag_set(set, &FLAGS[FLAG_model], name, BY_PRESET);
 }

@@ -895,11 +895,11 @@ static inline void run_begin(Run *r, bool resuming, int64_t event) {
     if (!*f->from) r->t->prepare(r->gpt, NULL, NULL);
 }
 
-static inline int run_help(void) {
+static inline int run_help(const char *only) {
     FlagSet set;
     flags_default(&set);
     flags_preset(&set, set.f.model);
-    flags_help(&set.f);
+    flags_help(&set.f, only);
     return 0;
 }
 
@@ -927,7 +927,13 @@ static inline int run_end(Run *r, int status) {
 static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     Run run, *r = &run;
     memset(r, 0, sizeof *r);
-    for (int i = 1; i < argc; i++) if (!strcmp(argv[i], "--help")) return run_help();
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help")) return run_help(i + 1 < argc ? argv[i + 1] : NULL);
+        if (strcmp(argv[i], "--version")) continue;
+        printf("norm.c, %s, %s on the %s, git %s\n", MODES[NORM_MODE].name, t->precision, t->device,
+               GIT_HASH);
+        return 0;
+    }
     r->t = t;
     comm_open(&r->comm, t->device);
     bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
