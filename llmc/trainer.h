@@ -729,6 +729,33 @@ static inline Setup run_setup(Run *r, bool training) {
     return s;
 }
 
+// The micro-batch: as many sequences of a process's share of the batch as its memory has room for.
+// The number is kept with the run's flags, so that a run that goes on elsewhere computes the same
+// bits. A number that was given is taken as it is, and so is the batch where a loss is defined over
+// it.
+static inline void run_choose_micro(Run *r, Setup *setup) {
+    const Flags *f = r->f;
+    char text[256];
+    double room = r->t->room(&r->m, setup), needed = memory_needed(r->t, &r->m, setup);
+    const double gib = 1 << 30;
+    bool given = f->micro_batch && (setup->training || r->set.by[FLAG_micro_batch] == BY_USER);
+    bool chooses = !given && !(f->experts && f->balance_loss > 0);
+    int B = chooses && needed > room ? memory_fitting(r->t, &r->m, setup, room) : setup->B;
+    double least = -(double)B;
+    comm_combine(&r->comm, &least, 1, COMM_MAX);           // the same for all processes
+    B = (int)-least;
+    if (B && B < setup->B) {
+        printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);
+        setup->B = r->micro = B;
+        needed = memory_needed(r->t, &r->m, setup);
+    }
+    CHECK(!(needed > room), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
+          needed / gib, room / gib, memory_advice(text, sizeof text, r->t, &r->m, setup, room));
+    if (!chooses || !setup->training) return;
+    check_format(text, sizeof text, "%d", B);
+    flag_set(&r->set, &FLAGS[FLAG_micro_batch], text, BY_DEFAULT);
+}
+
 // What --show prints, before any memory is taken.
 static inline int run_show(Run *r, const Setup *setup) {
     enum { SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
@@ -741,7 +768,7 @@ static inline int run_show(Run *r, const Setup *setup) {
         free(config);
     }
     if (what == SHOW_MODEL) show_model(&r->m, &r->init, r->f->model, r->t, setup, true);
-    if (what == SHOW_MODEL && r->t->memory) r->t->memory(&r->m, setup);
+    if (what == SHOW_MODEL) show_memory(r->t, &r->m, setup);
     for (int i = 0; what == SHOW_MODELS && i < PRESET_COUNT; i++) {
         FlagSet set;
         flags_default(&set);
@@ -953,6 +980,7 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     layout_share(&r->layout, r->comm.rank, r->comm.size);
     if (*f->show) return run_end(r, run_show(r, &setup));
     run_check_processes(r, resuming);
+    run_choose_micro(r, &setup);
 
     run_open_tokenizer(r);
     if (f->eval || (training && !*f->replay)) run_open_tasks(r);
