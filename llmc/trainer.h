@@ -240,7 +240,8 @@ static inline void run_save(Run *r) {
     free(state);
 }
 
-// No checksum covers the run's config.json: what may not change must be as in the checkpoint's copy.
+// The run's config.json is whole, but is it this run's? What may not change is as in the
+// checkpoint's copy.
 static inline void run_check_config(const Run *r, const char *dir) {
     FlagSet was;
     char path[PATH_CAP], a[64], b[64];
@@ -593,20 +594,26 @@ static inline void run_print_token(const Run *r, int32_t token) {
     else printf("%d ", token);
 }
 
-// Prints the prompt and f->sample tokens after it. The model reads the prompt at once (prefill), then a token at a time (decode): tokens [from, read) are in its cache. Where
-// they are T, the last half of them is read again, as the beginning of a text.
-static inline void run_sample(Run *r) {
+// Prints a prompt of so many bytes and f->sample tokens after it. The model reads the prompt at
+// once (prefill), then a token at a time (decode): tokens [from, read) are in its cache. Where they
+// are T, the last half of them is read again, as the beginning of a text. number: of the prompt,
+// each has its own random numbers.
+static inline void run_sample_text(Run *r, const char *prompt, size_t bytes, int64_t number) {
     const Flags *f = r->f;
-    int64_t bytes = (int64_t)strlen(f->prompt), V = r->m.V, T = r->m.T, from = 0, read = 0, count[2] = {0};
+    int64_t V = r->m.V, T = r->m.T, from = 0, read = 0, count[2] = {0}, begin = 1 + (int64_t)bytes;
     double seconds[2] = {0};
-    int32_t *tokens = (int32_t *)check_alloc((size_t)(1 + bytes + f->sample) * sizeof *tokens, "a sample");
+    size_t most = (size_t)(begin + f->sample);
+    int32_t *tokens = (int32_t *)check_alloc(most * sizeof *tokens, "a sample");
     double *logits = (double *)check_alloc((size_t)V * sizeof *logits, "logits"), *weights = (double *)check_alloc((size_t)(2 * V) * sizeof *weights, "weights");
-    uint64_t key = rand_key((uint64_t)f->seed, "sample", (uint64_t)r->step);
+    uint64_t key = rand_key((uint64_t)f->seed, "sample", (uint64_t)(r->step + number));
     tokens[0] = run_separator(r);
-    int64_t begin = 1 + bytes;
-    if (r->tokenizer.count && bytes) begin = 1 + tokenizer_encode(&r->tokenizer, f->prompt, (size_t)bytes, tokens + 1);
-    else for (int64_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)f->prompt[i];
-    printf("%s", f->prompt);
+    Tokenizer *t = &r->tokenizer;
+    if (t->count && bytes) begin = 1 + tokenizer_encode(t, prompt, bytes, tokens + 1);
+    else for (size_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)prompt[i];
+    if (begin > T)
+        printf("note: a prompt of %lld tokens, the model reads %lld at once: it sees the last "
+               "%lld\n", (long long)begin - 1, (long long)T, (long long)CEIL_DIV(T, 2));
+    fwrite(prompt, 1, bytes, stdout);
     for (int64_t n = begin; n < begin + f->sample; n++) {
         double sum = 0, start = clock_seconds();
         if (n - from > T) from = read = n - CEIL_DIV(T, 2);
@@ -628,6 +635,26 @@ static inline void run_sample(Run *r) {
     free(tokens);
     free(logits);
     free(weights);
+}
+
+// The sample of --prompt, or with - one of each line of standard input, a pipe or a terminal.
+static inline void run_sample(Run *r) {
+    char *line = NULL;
+    size_t cap = 0;
+    if (strcmp(r->f->prompt, "-")) {
+        run_sample_text(r, r->f->prompt, strlen(r->f->prompt), 0);
+        return;
+    }
+    for (int64_t number = 0;; number++) {
+        if (isatty(STDIN_FILENO)) printf("> ");
+        fflush(stdout);
+        ssize_t n = getline(&line, &cap, stdin);
+        if (n < 0) break;
+        run_sample_text(r, line, (size_t)n - (line[n - 1] == '\n'), number);
+    }
+    CHECK(!ferror(stdin), "cannot read prompts from standard input: %s\n  -> --prompt TEXT",
+          strerror(errno));
+    free(line);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the run
