@@ -137,7 +137,7 @@ typedef struct FlagRow { const char *field; int kind; const char *def; double lo
 static const FlagRow FLAGS[] = { FLAG_TABLE(FLAG_ROW) };
 #undef FLAG_ROW
 
-// Who set a flag last; a later source may override an earlier one.
+// Who set a flag last; a later source may override an earlier one. BY_CHECKPOINT: a config.json.
 enum { BY_DEFAULT, BY_PRESET, BY_CHECKPOINT, BY_USER };
 typedef struct FlagSet { Flags f; unsigned char by[FLAG_COUNT]; } FlagSet;
 
@@ -156,7 +156,7 @@ static inline const FlagRow *flag_find(const char *name) {
 }
 
 // The names that a mistyped word may stand for: those that begin with it, or else those the fewest
-// edits away, about one for three letters at most. text: "did you mean a or b? ", empty where none is.
+// edits away, about one for three letters at most. text: "did you mean a or b? ", or "".
 typedef struct { const char *word; int best; char text[160]; } Nearest;
 
 static inline Nearest nearest_begin(const char *word) {
@@ -243,7 +243,8 @@ static inline void flag_set(FlagSet *s, const FlagRow *row, const char *value, i
             Nearest near = nearest_begin(value);
             for (int i = 0; flag_word(word, sizeof word, row->choices, i); i++)
                 nearest_add(&near, word, word);
-            CHECK(false, "%s=%s: expected %s\n  -> %s%s", name, value, row->choices, near.text, row->help);
+            CHECK(false, "%s=%s: expected %s\n  -> %s%s", name, value, row->choices, near.text,
+                  row->help);
         }
         *(int *)at = index;
         return;
@@ -280,11 +281,11 @@ static inline Nearest flag_nearest(const char *word) {
 static inline void flags_help(const Flags *f, const char *only) {
     char name[64], value[64];
     int shown = 0;
-    if (!only) printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many of them; "
-                      "--show prints what results\n"
+    if (!only) printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many "
+                      "of them; --show prints what results\n"
                       "       ./train_gpt --help [FLAG] | --version\n"
-                      "       mpirun -np 2 ./train_gpt ...      as root, or without slots: README.md, "
-                      "Several processes\n\n");
+                      "       mpirun -np 2 ./train_gpt ...      as root, or without slots: "
+                      "README.md, \"Several processes\"\n\n");
     for (int i = 0; i < FLAG_COUNT; i++) {
         const FlagRow *row = &FLAGS[i];
         flag_name(name, sizeof name, row);

@@ -53,6 +53,9 @@ void test_spikes(void);
 void test_run(void);
 void test_run_sample(void);
 void test_run_tokens(void);
+void test_room(void);
+void test_micro_batch(void);
+void test_command(void);
 void test_run_refusals(void);
 
 #ifdef __cplusplus
