@@ -646,6 +646,9 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"run", test_run},
     {"run_sample", test_run_sample},
     {"run_tokens", test_run_tokens},
+    {"room", test_room},
+    {"micro_batch", test_micro_batch},
+    {"command", test_command},
     {"refusals", test_run_refusals},
 };
 

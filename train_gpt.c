@@ -17,6 +17,7 @@ typedef REAL Real;
 #include "llmc/gemm.h"
 #include "llmc/judge.h"
 #include "llmc/peak.h"
+#include "llmc/room.h"
 #include "llmc/trainer.h"
 
 static inline real exp_real(real x) { return sizeof(real) == 8 ? (real)exp((double)x) : (real)exp_float((float)x); }
@@ -1413,11 +1414,25 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) { (void)g, (void)plans, (void)path; }
 static char *gpt_plans(Gpt *g) { (void)g; return NULL; }
 
+// An eighth more than the tables: batches, texts, a tensor on its way to a file, the data's pages.
+static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
+    (void)m, (void)setup;
+    return tables * 9 / 8;
+}
+
+static double gpt_room(const Model *m, const Setup *setup) {
+    (void)m;
+    return room_free("", comm_here(setup->comm));
+}
+
 static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 0; }       // products in double are three loops
 
 // ------------------------------------------------------------------------------------------------------------------ main
 
-const Trainer NAMED(judge_, PREC) = {"cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward,
-                                     gpt_loss, gpt_logits, gpt_activation, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, NULL, gpt_peak};
+const Trainer NAMED(judge_, PREC) = {
+    "cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch,
+    gpt_store, gpt_forward, gpt_extend, gpt_backward, gpt_loss, gpt_logits, gpt_activation,
+    gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats,
+    gpt_prepare, gpt_plans, gpt_bytes, gpt_room, gpt_peak};
 
 int main(int argc, char **argv) { return trainer_main(&NAMED(judge_, PREC), argc, argv); }

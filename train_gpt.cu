@@ -72,37 +72,16 @@ static int64_t gpt_count(const Layout *layout, int kind, bool training) {
 static inline int64_t past_values(const Model *m, int T) { return (int64_t)m->L * T * past_width(m); }
 
 // Bytes on the device: all that gpt_create takes, and what extend does.
-static size_t gpt_bytes(const Model *m, const Setup *setup) {
-    Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
+static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     Layout layout = layout_make(m);
-    ActLayout acts = act_layout_make(m, &s);
-    layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
-    size_t weights = (size_t)layout.total * (gpt_ratio() > 1 ? sizeof(real) : 0) + (comm_size(setup->comm) > 1 ? (size_t)NCCL_MIB << 20 : 0);
-    for (int kind = 0; kind < setup_kinds(setup); kind++) weights += (size_t)gpt_count(&layout, kind, setup->training) * sizeof(float);
-    size_t bytes = weights + (size_t)(acts.acts + (setup->training ? acts.grads : 0) + (setup->extends ? past_values(m, setup->T) : 0)) * sizeof(real) + (size_t)batch_ints(s.n) * sizeof(int32_t) +
-                   (size_t)scratch_floats(m, setup) * sizeof(float) + (size_t)m->L * sizeof(LayerSums) + (size_t)router_doubles(m) * sizeof(double) + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums)) +
+    size_t bytes = (size_t)batch_ints((int64_t)setup->B * setup->T) * sizeof(int32_t) +
+                   (size_t)scratch_floats(m, setup) * sizeof(float) +
+                   (size_t)m->L * sizeof(LayerSums) + (size_t)router_doubles(m) * sizeof(double) +
+                   (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums)) +
                    PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
+    if (comm_size(setup->comm) > 1) bytes += (size_t)NCCL_MIB << 20;
     layout_free(&layout);
-    act_layout_free(&acts);
-    return bytes;
-}
-
-// The flags that would fit into `bytes`: the largest micro-batch for each level of recompute. Without a backward there is one level, and no flag for it.
-static void gpt_fitting(const Model *m, const Setup *setup, size_t bytes, char *text, size_t cap) {
-    static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""}, {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
-    size_t n = 0;
-    int best = 0;
-    *text = 0;
-    int levels = setup->training && setup->recompute != KEEP_ALL ? 3 : 1;
-    for (int i = 0; i < levels; i++) {
-        Setup s = *setup;
-        if (levels > 1) s.recompute = LEVELS[i].level;
-        for (s.B = (int)(setup->batch < INT32_MAX / s.T ? setup->batch : INT32_MAX / s.T); s.B > best && (setup->batch % s.B || gpt_bytes(m, &s) > bytes); ) s.B--;
-        if (s.B <= best) continue;
-        n += strlen(check_format(text + n, cap - n, "%s--micro-batch %d%s", n ? ", or " : "", s.B, LEVELS[i].flag));
-        best = s.B;
-    }
-    if (!best) check_format(text, cap, "a smaller --model, --seq, or another GPU");
+    return tables + (double)bytes;
 }
 
 // What the kernels ask of a model's sizes: attention of its heads and its sequence; 16-byte rows, of logits of routers too; biases of products that are one, side by side without gaps.
@@ -118,21 +97,16 @@ static void gpt_refuse(const Model *m) {
           "--bias on with heads of %d x %d and %d, --ffn %d; on a GPU biases must be multiples of %d\n  -> --bias off, or make train_gpt DEVICE=cpu", m->NH, m->HS, m->KV, m->F, ALIGN);
 }
 
-static void gpt_memory(const Model *m, const Setup *setup) {
+static double gpt_room(const Model *m, const Setup *setup) {
     size_t free_bytes, total;
-    char fitting[256];
     int devices = 0;
     Gpu gpu = {};
     gpt_refuse(m);
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || !devices) {
-        printf("  GPU: %.2f GiB needed; none found here\n", (double)gpt_bytes(m, setup) / (1 << 30));
-        return;
-    }
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || !devices) return NAN;
     gpu_open(&gpu, comm_local(setup->comm));
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
-    gpt_fitting(m, setup, free_bytes, fitting, sizeof fitting);
-    printf("  GPU: %.2f GiB needed, %.2f of %.2f free; what fits: %s\n", (double)gpt_bytes(m, setup) / (1 << 30), (double)free_bytes / (1 << 30), (double)total / (1 << 30), fitting);
     gpu_close(&gpu);
+    return (double)free_bytes;
 }
 
 template <typename T> static T *device_alloc(int64_t count, const char *what) {
@@ -198,14 +172,9 @@ static void gpt_alloc_step(Gpt *g) {
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
-    size_t free_bytes, total, needed = gpt_bytes(m, setup);
-    char fitting[256];
     Gpt *g = (Gpt *)check_alloc(sizeof *g, "the model");
     gpt_refuse(m);
     gpu_open(&g->gpu, comm_local(setup->comm));
-    cudaCheck(cudaMemGetInfo(&free_bytes, &total));
-    if (needed > free_bytes) gpt_fitting(m, setup, free_bytes, fitting, sizeof fitting);
-    CHECK(needed <= free_bytes, "this takes %.2f GiB, the GPU has %.2f of %.2f free\n  -> %s", (double)needed / (1 << 30), (double)free_bytes / (1 << 30), (double)total / (1 << 30), fitting);
     g->m = *m;
     g->setup = *setup;
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
@@ -708,7 +677,10 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 
 // ------------------------------------------------------------------------------------------------------------------ main
 
-const Trainer NAMED(cuda_, PREC) = {"cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward,
-                                    gpt_loss, gpt_logits, gpt_activation, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_memory, NULL};
+const Trainer NAMED(cuda_, PREC) = {
+    "cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor,
+    gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward, gpt_loss, gpt_logits,
+    gpt_activation, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats,
+    gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_bytes, gpt_room, NULL};
 
 int main(int argc, char **argv) { return trainer_main(&NAMED(cuda_, PREC), argc, argv); }

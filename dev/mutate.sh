@@ -28,7 +28,7 @@ arrange() {
         probe_files) built=build/cpu-span-fp32/train_gpt run="python3 dev/test/test_probe.py build/cpu-span-fp32/train_gpt" ;;
         torture) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="python3 dev/torture.py 24" ;;
         repro) built=build/shard run="python3 dev/test/test_repro.py table sides verdicts statistics kept" ;;
-        run | run_sample | run_tokens | refusals | shard) built="build/test_gpt $programs" run="build/test_gpt $test" ;;
+        run | run_sample | run_tokens | micro_batch | command | refusals | shard) built="build/test_gpt $programs" run="build/test_gpt $test" ;;
         *) built=build/test_gpt run="build/test_gpt $test" ;;
     esac
 }

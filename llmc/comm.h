@@ -39,9 +39,10 @@ enum { MPI_THREAD_FUNNELED = 1 };
 enum { COMM_PENDING = 256 };                                  // transfers in flight at most
 static const int64_t COMM_PIECE = 1 << 24;                    // elements, or bytes, of one
 
-// Processes are numbered by rank, from 0, and those of one machine by local. NULL, or size 1: there is one.
+// Processes are numbered by rank, from 0, and the `here` ones of this machine by local. NULL, or
+// size 1: there is one.
 typedef struct Comm {
-    int rank, size, local;
+    int rank, size, local, here;
     bool by_sockets;                                          // not by MPI
     Sockets sockets;
     Mpi mpi;
@@ -51,6 +52,7 @@ typedef struct Comm {
 
 static inline int comm_rank(const Comm *c) { return c ? c->rank : 0; }
 static inline int comm_local(const Comm *c) { return c ? c->local : 0; }
+static inline int comm_here(const Comm *c) { return c && c->here > 1 ? c->here : 1; }
 static inline int comm_size(const Comm *c) { return c && c->size > 1 ? c->size : 1; }
 
 // ------------------------------------------------------------------------------------------------------------------ beginning and end
@@ -104,8 +106,13 @@ static inline void comm_open(Comm *c, const char *device) {
     const Launcher *by = comm_launcher();
     if (!by) return;
     c->by_sockets = !strcmp(device, "cuda");
-    CHECK(c->by_sockets || strcmp(by->name, "torchrun"), "torchrun began %s processes; on the CPU they are started by mpirun\n  -> mpirun -np %s ./train_gpt", getenv(by->size), getenv(by->size));
+    CHECK(c->by_sockets || strcmp(by->name, "torchrun"),
+          "torchrun began %s processes; on the CPU they are started by mpirun\n"
+          "  -> mpirun -np %s ./train_gpt (as root: OMPI_ALLOW_RUN_AS_ROOT=1 and "
+          "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; more processes than cores: --oversubscribe)",
+          getenv(by->size), getenv(by->size));
     c->local = comm_setting(by->local);
+    c->here = comm_setting(by->here);
     if (c->by_sockets) {
         c->rank = c->sockets.rank = comm_setting(by->rank);
         c->size = c->sockets.size = comm_setting(by->size);

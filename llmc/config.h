@@ -17,7 +17,7 @@
 #define GIT_HASH "unknown"
 #endif
 
-enum { CONFIG_VERSION = 1 };
+enum { CONFIG_VERSION = 2 };                    // 2: with a checksum
 
 // ------------------------------------------------------------------------------------------------------------------ flags to model
 
@@ -46,7 +46,7 @@ REFUSE(r->unit && f->positions != POSITIONS_ROPE, "%s has rotary positions\n  ->
 REFUSE(r->unit && f->decay_gains == GAINS_TO_ONE, "%s has no gains around one\n  -> --decay-gains off", r->name) \
 REFUSE(!f->kv_rank && f->positions == POSITIONS_ROPE && f->width / f->heads % 2, \
       "--positions rope needs an even head size, found %lld\n  -> other --heads, or --positions learned", (long long)(f->width / f->heads)) \
-REFUSE(f->micro_batch && f->batch % f->micro_batch, \
+REFUSE(user(micro_batch) && f->micro_batch && f->batch % f->micro_batch, \
       "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
 REFUSE(f->experts && (f->experts_per_token + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24, \
       "the experts of a token are too wide together, expected a hidden width of less than 2^24\n  -> a smaller --ffn, --experts-per-token or --shared-experts") \
@@ -65,6 +65,11 @@ REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN") \
 REFUSE(*f->from && !f->eval && !*f->probe && !f->sample, "--from needs something to do\n  -> --eval, --probe FILE, or --sample TOKENS") \
 REFUSE(*f->probe && !*f->from, "--probe needs a model\n  -> --from RUN") \
 REFUSE(!*f->probe && user(probe_tokens), "--probe-tokens only means something with --probe\n  -> --probe FILE") \
+REFUSE(*f->config && (*f->from || *f->replay), \
+       "--config begins a run, and --from and --replay read one\n  -> leave out --config") \
+REFUSE(!strcmp(f->prompt, "-") && !*f->from, \
+       "--prompt - reads prompts for a model that is there already\n" \
+       "  -> ./train_gpt --from RUN --prompt -, when the run has ended") \
 REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
 REFUSE(f->skip_spikes && !f->spike_z, "--skip-spikes needs to know what a spike is\n  -> --spike-z 10") \
 REFUSE(f->keep_every && !f->keep_last, "--keep-every adds to the newest checkpoints that stay, and without --keep-last all do\n  -> --keep-last 1 --keep-every %lld", (long long)f->keep_every) \
@@ -128,13 +133,24 @@ static inline void flags_default(FlagSet *set) {
 
 static inline void flags_preset(FlagSet *set, const char *name) {
     int i = 0;
+    Nearest near = nearest_begin(name);
+    for (int k = 0; k < PRESET_COUNT; k++) nearest_add(&near, PRESETS[k].name, PRESETS[k].name);
     while (i < PRESET_COUNT && strcmp(PRESETS[i].name, name)) i++;
-    CHECK(i < PRESET_COUNT, "no model named %s\n  -> ./train_gpt --show models lists them", name);
+    CHECK(i < PRESET_COUNT, "no model named %s\n  -> %s./train_gpt --show models lists them", name,
+          near.text);
     flags_parse_text(set, PRESETS[i].flags, BY_PRESET);
     flag_set(set, &FLAGS[FLAG_model], name, BY_PRESET);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ config.json
+
+// The last lines of a config.json: a checksum of the bytes before them, to its closing brace.
+static inline const char *config_end(char buf[64], const char *text, size_t n) {
+    Hash hash = hash_begin();
+    hash_add(&hash, text, n);
+    unsigned long long sum = hash_end(&hash);
+    return check_format(buf, 64, ",\n  \"xxh64\": \"%016llx\"\n}\n", sum);
+}
 
 static inline char *config_text(const Flags *f, const Model *m, const Layout *layout, const Init *init, const char *precision, double unigram) {
     char *text = NULL, buf[64];
@@ -150,43 +166,98 @@ static inline char *config_text(const Flags *f, const Model *m, const Layout *la
         json_write_string(file, flag_text(buf, sizeof buf, f, &FLAGS[i]));
         first = 0;
     }
-    text_end(file, "\n  }\n}\n", "config.json");
+    fprintf(file, "\n  }");
+    fflush(file);
+    text_end(file, config_end(buf, text, n), "config.json");
     return text;
 }
 
-// The flags of an earlier run become the base; its mode and precision must be this binary's. Returns whether its precision is the other one of fp32 and bf16.
-static inline bool config_read(FlagSet *set, const char *path, const char *precision) {
-    Json *root = json_read_file(path);
-    int64_t version = json_get_int(root, "norm_c_version", path);
-    CHECK(version <= CONFIG_VERSION, "%s: written by version %lld of the format, this program knows up to %d\n  -> use a newer norm.c", path, (long long)version, CONFIG_VERSION);
-    const char *mode = json_get_string(root, "norm_mode", path), *was = json_get_string(root, "precision", path);
-    bool alike = !strcmp(was, precision) || (strcmp(was, "fp64") && strcmp(precision, "fp64"));      // runs in fp32 and bf16 both keep their weights in fp32
-    CHECK(!strcmp(mode, MODES[NORM_MODE].name) && alike, "%s: a run of %s in %s, this program is %s in %s\n  -> make train_gpt NORM_MODE=%s PREC=%s",
-          path, mode, was, MODES[NORM_MODE].name, precision, mode, was);
-    bool other = strcmp(was, precision) != 0;
+// The placement that a config.json names must be this program's.
+static inline void config_check_mode(const Json *root, const char *path) {
+    const char *mode = json_get_string(root, "norm_mode", path), *is = MODES[NORM_MODE].name;
+    CHECK(!strcmp(mode, is), "%s: a run of %s, this program is %s\n"
+          "  -> make train_gpt NORM_MODE=%s", path, mode, is, mode);
+}
+
+// The "flags" of a config.json. Those of one command alone are passed over, or where it is strict
+// refused.
+static inline void config_read_flags(FlagSet *set, const Json *root, const char *path,
+                                     bool strict) {
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
     for (const Json *v = flags->first; v; v = v->next) {
         int i = 0;
         while (i < FLAG_COUNT && strcmp(FLAGS[i].field, v->key)) i++;
-        CHECK(i < FLAG_COUNT, "%s: unknown flag \"%s\"\n  -> was the file edited? restore it, or use the norm.c that wrote it", path, v->key);
-        if (FLAGS[i].resume != ONCE) flag_set(set, &FLAGS[i], json_get_string(flags, v->key, path), BY_CHECKPOINT);
+        Nearest near = nearest_begin(v->key);
+        for (int k = 0; k < FLAG_COUNT; k++) nearest_add(&near, FLAGS[k].field, FLAGS[k].field);
+        CHECK(i < FLAG_COUNT, "%s: unknown flag \"%s\"\n  -> %suse the norm.c that wrote the file",
+              path, v->key, near.text);
+        const char *text = json_get_string(flags, v->key, path);
+        CHECK(!strict || FLAGS[i].resume != ONCE, "%s: \"%s\" is of one command and not of a run\n"
+              "  -> leave it out, and give it on the command line", path, v->key);
+        if (FLAGS[i].resume != ONCE) flag_set(set, &FLAGS[i], text, BY_CHECKPOINT);
     }
+}
+
+// The flags of an earlier run become the base; its mode and precision must be this binary's.
+// Returns whether its precision is the other one of fp32 and bf16. The file is a run's, a
+// checkpoint's or an event's; an event, which changes nothing, and version 1 have no checksum.
+static inline bool config_read(FlagSet *set, const char *path, const char *precision) {
+    size_t n;
+    char *text = file_read(path, JSON_MOST, &n), end[64], run[PATH_CAP];
+    CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
+    Json *root = json_parse(text, n, path);
+    int64_t version = json_get_int(root, "norm_c_version", path);
+    CHECK(version <= CONFIG_VERSION,
+          "%s: written by version %lld of the format, this program knows up to %d\n"
+          "  -> use a newer norm.c", path, (long long)version, CONFIG_VERSION);
+    if (json_get(root, "xxh64") || (version > 1 && !json_get(root, "event"))) {
+        const char *tail = strrchr(text, ',');
+        bool whole = tail && !strcmp(tail, config_end(end, text, (size_t)(tail - text)));
+        CHECK(whole, "%s: expected the text of its checksum (xxh64), found another: "
+              "edited or damaged\n"
+              "  -> cp %s/step_*/config.json %s/ restores it; what may change on resume is a flag "
+              "of the command line", path, file_parent(run, path), run);
+    }
+    config_check_mode(root, path);
+    const char *was = json_get_string(root, "precision", path);
+    bool other = strcmp(was, precision) != 0;
+    bool fp64 = !strcmp(was, "fp64") || !strcmp(precision, "fp64");
+    // Runs in fp32 and in bf16 both keep their weights in fp32.
+    CHECK(!other || !fp64, "%s: a run in %s, this program computes in %s\n"
+          "  -> make train_gpt NORM_MODE=%s PREC=%s", path, was, precision, MODES[NORM_MODE].name,
+          was);
+    config_read_flags(set, root, path, false);
     json_free(root);
+    free(text);
     return other;
 }
 
-// The command line over that base: what may not change must not. Reading a model (--from) pins the model alone, and not its --seq.
+// --config: the flags of a run's config.json, or of one written by hand.
+static inline void config_begin(FlagSet *given, const char *path) {
+    Json *root = json_read_file(path);
+    if (json_get(root, "norm_mode")) config_check_mode(root, path);
+    config_read_flags(given, root, path, true);
+    json_free(root);
+}
+
+// The command line over that base, with --config below it: what may not change must not. Reading a
+// model (--from) pins the model alone, and not its --seq. A run that goes on has its own values of
+// what may change, whatever --config says.
 static inline void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
     char was[64], now[64], name[64];
     bool reading = *given->f.from;
     for (int i = 0; i < FLAG_COUNT; i++) {
         const FlagRow *row = &FLAGS[i];
-        if (given->by[i] != BY_USER) continue;
-        const char *a = flag_text(was, sizeof was, &set->f, row), *b = flag_text(now, sizeof now, &given->f, row);
+        bool file = given->by[i] == BY_CHECKPOINT;
+        if (given->by[i] != BY_USER && (!file || (resuming && row->resume == FREE))) continue;
+        const char *a = flag_text(was, sizeof was, &set->f, row);
+        const char *b = flag_text(now, sizeof now, &given->f, row);
         flag_name(name, sizeof name, row);
         bool pinned = (resuming && row->resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
-        CHECK(!pinned || !strcmp(a, b), "%s is %s in this run and %s on the command line; it may not change\n  -> leave %s out, or start another run with another --out", name, a, b, name);
-        flag_set(set, row, b, BY_USER);
+        CHECK(!pinned || !strcmp(a, b), "%s is %s in this run and %s %s; it may not change\n"
+              "  -> leave %s out, or start another run with another --out", name, a, b,
+              file ? "in --config" : "on the command line", name);
+        flag_set(set, row, b, given->by[i]);
     }
     // A model read with other data is not validated on the old run's.
     if (reading && given->by[FLAG_data] == BY_USER && given->by[FLAG_val_data] != BY_USER) flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
@@ -237,13 +308,23 @@ static inline int64_t replay_find(const char *path, char *out, char *config) {
     return step;
 }
 
-// Command line -> flags. Later wins: defaults, the preset, the run that is continued or read, the command line.
+// Command line -> flags. Later wins: defaults, the preset, the run that is continued or read,
+// --config, the command line.
 // Returns whether there is a checkpoint to go on from; a run killed before its first one begins again, with its own flags.
 static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, char **argv) {
     FlagSet given;
-    char dir[PATH_CAP], config[PATH_CAP] = "";
+    char dir[PATH_CAP], config[PATH_CAP] = "", buf[64];
     flags_default(&given);
     flags_parse(&given, argc - 1, argv + 1, BY_USER);
+    if (*given.f.config) {                                 // below the command line and its --model
+        FlagSet user = given;
+        config_begin(&given, user.f.config);
+        if (user.by[FLAG_model] == BY_USER) flags_preset(&given, user.f.model);
+        for (int i = 0; i < FLAG_COUNT; i++) {
+            const char *text = flag_text(buf, sizeof buf, &user.f, &FLAGS[i]);
+            if (user.by[i] == BY_USER) flag_set(&given, &FLAGS[i], text, BY_USER);
+        }
+    }
     flags_default(set);
     flags_preset(set, given.f.model);
     if (MODES[NORM_MODE].unit) flags_parse_text(set, "--warmup 0 --weight-decay 0", BY_PRESET);     // nGPT section 2.6: normalized matrices need neither
@@ -268,6 +349,11 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
         FlagSet before = *set;
         hf_read_config(set, given.f.init_from, MODES[NORM_MODE].name);
         hf_check_flags(set, &before, &given, given.f.init_from);
+    } else if (!found && *given.f.init_from) {             // the folder of a run or of a checkpoint
+        check_format(dir, sizeof dir, "%s/config.json", given.f.init_from);
+        Json *root = file_exists(dir) ? json_read_file(dir) : NULL;
+        if (root) config_check_mode(root, dir);
+        json_free(root);
     }
     int64_t end = schedule_end(&set->f);
     flags_override(set, &given, found);

@@ -1,8 +1,10 @@
 // flags.h: TABLE 4, one row per command-line flag. The row drives parsing (--lr=3e-4 and --lr 3e-4), --help, presets, the run's
 // config.json, and what may change when a run is resumed.
 #pragma once
+#include <ctype.h>
 #include <errno.h>
 #include <stddef.h>
+#include <strings.h>
 #include <math.h>
 #include "check.h"
 #include "json.h"
@@ -57,7 +59,8 @@ FLAG(init_baseline, CHOICE, "scale", 0, 0, "normal|depth|megatron|scale|scale-re
 FLAG(init_std,     NUMBER,   "0",     0, 10, "", FIXED, "base sigma; 0: the initialization's own") \
 FLAG(seed,         INT,    "1",     0, 1e15, "", FIXED, "of weights, data order and samples") \
 FLAG(batch,        INT,    "12",    1, 1 << 24, "", FIXED, "sequences per step, over everything") \
-FLAG(micro_batch,  INT,    "0",     0, 1 << 24, "", FREE,  "sequences in memory at a time; 0: the batch") \
+FLAG(micro_batch,  INT,    "0",     0, 1 << 24, "", FREE, \
+     "sequences in memory at a time; 0: as many as fit, chosen once and kept with the run") \
 FLAG(steps,        INT,    "1000",  0, 1e12, "", FREE,  "optimizer steps") \
 FLAG(lr,           NUMBER,   "1e-3",  0, 10, "", FIXED, "peak learning rate") \
 FLAG(min_lr,       NUMBER,   "0.1",   0, 1, "", FIXED, "end of the schedule, as a part of the peak") \
@@ -95,6 +98,8 @@ FLAG(save_every,   INT,    "500",   0, 1e12, "", FREE,  "steps between checkpoin
 FLAG(keep_last,    INT,    "0",     0, 1e12, "", FREE,  "checkpoints that stay, the newest; 0: all") \
 FLAG(keep_every,   INT,    "0",     0, 1e12, "", FREE,  "and those of every so many steps; 0: no others") \
 FLAG(norms_every,  INT,    "100",   0, 1e12, "", FREE,  "steps between lines with diagnostics of every layer and tensor (README); 0: none") \
+FLAG(config,       TEXT,   "", 0, 0, "", ONCE, \
+     "begins with the flags of this config.json, a run's or {\"flags\": {\"lr\": \"1e-3\"}}") \
 FLAG(resume,       CHOICE, "never", 0, 0, "never|auto|required", ONCE,  "continue the run in --out: if there is one, or else fail") \
 FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint, a model.safetensors or a Hugging Face folder") \
 FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run, a checkpoint or a Hugging Face folder to --eval or --sample without training") \
@@ -103,7 +108,8 @@ FLAG(eval,         SWITCH, "off",   0, 0, "off|on", ONCE,  "with --from: validat
 FLAG(probe,        TEXT,   "", 0, 0, "", ONCE,  "with --from: writes activations of validation tokens, and gradients, into this safetensors file (dev/probe.py reads it)") \
 FLAG(probe_tokens, INT,    "0",     0, 1e12, "", ONCE,  "tokens of --probe; 0: ten for each channel of the ffn; at most the whole split") \
 FLAG(sample,       INT,    "400",   0, 1 << 20, "", FREE,  "tokens to sample at the end, or with --from; a text of --seq tokens goes on with its last half as the beginning") \
-FLAG(prompt,       TEXT,   "", 0, 0, "", FREE,  "text the sample continues") \
+FLAG(prompt,       TEXT,   "", 0, 0, "", FREE, \
+     "text the sample continues; with --from, -: each line of standard input") \
 FLAG(temperature,  NUMBER,   "0.8",   0, 100, "", FREE,  "of the sample; 0: the likeliest token") \
 FLAG(top_k,        INT,    "0",     0, 1 << 24, "", FREE,  "sample among the k likeliest tokens; 0: all") \
 FLAG(show,         TEXT,   "", 0, 0, "", ONCE,  "print the expanded tables and stop: model|models|modes|config (--show alone: model; config: config.json)")
@@ -131,7 +137,7 @@ typedef struct FlagRow { const char *field; int kind; const char *def; double lo
 static const FlagRow FLAGS[] = { FLAG_TABLE(FLAG_ROW) };
 #undef FLAG_ROW
 
-// Who set a flag last; a later source may override an earlier one.
+// Who set a flag last; a later source may override an earlier one. BY_CHECKPOINT: a config.json.
 enum { BY_DEFAULT, BY_PRESET, BY_CHECKPOINT, BY_USER };
 typedef struct FlagSet { Flags f; unsigned char by[FLAG_COUNT]; } FlagSet;
 
@@ -140,13 +146,54 @@ static inline void flag_name(char *name, size_t cap, const FlagRow *row) {
     for (char *c = name; *c; c++) if (*c == '_') *c = '-';
 }
 
-static inline const FlagRow *flag_find(const char *name, size_t n) {
+static inline const FlagRow *flag_find(const char *name) {
     char full[64];
     for (int i = 0; i < FLAG_COUNT; i++) {
         flag_name(full, sizeof full, &FLAGS[i]);
-        if (strlen(full) == n && !memcmp(full, name, n)) return &FLAGS[i];
+        if (!strcmp(full, name)) return &FLAGS[i];
     }
     return NULL;
+}
+
+// The names that a mistyped word may stand for: those that begin with it, or else those the fewest
+// edits away, about one for three letters at most. text: "did you mean a or b? ", or "".
+typedef struct { const char *word; int best; char text[160]; } Nearest;
+
+static inline Nearest nearest_begin(const char *word) {
+    Nearest n = {word, ((int)strlen(word) + 1) / 3, ""};
+    return n;
+}
+
+// Insertions, deletions and replacements that make one word of another, by Levenshtein's table.
+static inline int nearest_edits(const char *a, const char *b) {
+    int row[64], n = (int)strlen(b);
+    if (n > 63) return n;
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 0; a[i]; i++) {
+        int diagonal = row[0], best;
+        row[0] = i + 1;
+        for (int j = 1; j <= n; j++, diagonal = best) {
+            best = row[j];
+            int least = diagonal + (tolower(a[i]) != tolower(b[j - 1]));
+            if (row[j] + 1 < least) least = row[j] + 1;
+            if (row[j - 1] + 1 < least) least = row[j - 1] + 1;
+            row[j] = least;
+        }
+    }
+    return row[n];
+}
+
+static inline void nearest_add(Nearest *n, const char *name, const char *shown) {
+    size_t length = strlen(n->word), have;
+    bool begins = length > 1 && !strncasecmp(name, n->word, length);
+    int edits = begins ? 0 : nearest_edits(n->word, name);
+    if (!length || edits > n->best) return;
+    if (edits < n->best) *n->text = 0;
+    n->best = edits;
+    have = strlen(n->text);
+    if (have + strlen(shown) + 24 > sizeof n->text) return;
+    if (have) check_format(n->text + have - 2, sizeof n->text - have, " or %s? ", shown);
+    else check_format(n->text, sizeof n->text, "did you mean %s? ", shown);
 }
 
 // Index of value in "a|b|c", or -1.
@@ -160,9 +207,12 @@ static inline int flag_choice(const char *choices, const char *value) {
     }
 }
 
-// The word of "a|b|c" that has this index.
+// The word of "a|b|c" that has this index, NULL: there are fewer.
 static inline const char *flag_word(char *buf, size_t cap, const char *choices, int index) {
-    for (; index > 0; index--) choices += strcspn(choices, "|") + 1;
+    for (; index > 0; index--) {
+        choices += strcspn(choices, "|");
+        if (!*choices++) return NULL;
+    }
     return check_format(buf, cap, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
@@ -176,7 +226,7 @@ static inline bool flag_is_utf8(const char *text) {
 }
 
 static inline void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by) {
-    char name[64], *end;
+    char name[64], word[64], *end;
     char *at = (char *)&s->f + row->offset;
     flag_name(name, sizeof name, row);
     s->by[row - FLAGS] = (unsigned char)by;
@@ -189,7 +239,13 @@ static inline void flag_set(FlagSet *s, const FlagRow *row, const char *value, i
     }
     if (row->kind == CHOICE || row->kind == SWITCH) {
         int index = flag_choice(row->choices, value);
-        CHECK(index >= 0, "%s=%s: expected %s\n  -> %s", name, value, row->choices, row->help);
+        if (index < 0) {
+            Nearest near = nearest_begin(value);
+            for (int i = 0; flag_word(word, sizeof word, row->choices, i); i++)
+                nearest_add(&near, word, word);
+            CHECK(false, "%s=%s: expected %s\n  -> %s%s", name, value, row->choices, near.text,
+                  row->help);
+        }
         *(int *)at = index;
         return;
     }
@@ -210,40 +266,49 @@ static inline const char *flag_text(char *buf, size_t cap, const Flags *f, const
     return flag_word(buf, cap, row->choices, *(const int *)at);
 }
 
-// Every flag with its value in f.
-static inline void flags_help(const Flags *f) {
-    printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many of them; --show prints what results\n\n");
+// What stands behind an unknown flag: the flags that it may be.
+static inline Nearest flag_nearest(const char *word) {
+    char name[64];
+    Nearest near = nearest_begin(word + strspn(word, "-"));
     for (int i = 0; i < FLAG_COUNT; i++) {
-        const FlagRow *row = &FLAGS[i];
-        char name[64], value[64];
-        flag_name(name, sizeof name, row);
-        printf("  %-20s %s%s%s%s [%s]\n", name, row->choices, *row->choices ? ": " : "", row->help, row->resume == FREE ? "; may change on resume" : "",
-               flag_text(value, sizeof value, f, row));
+        flag_name(name, sizeof name, &FLAGS[i]);
+        nearest_add(&near, name + 2, name);
     }
+    return near;
 }
 
-// The flag most like an unknown one: shares the longest beginning.
-static inline const char *flag_nearest(const char *word, char *name, size_t cap) {
-    size_t best = 0;
-    int index = FLAG_model;
+// The flag `only` with its value in f, or where it is NULL every flag.
+static inline void flags_help(const Flags *f, const char *only) {
+    char name[64], value[64];
+    int shown = 0;
+    if (!only) printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many "
+                      "of them; --show prints what results\n"
+                      "       ./train_gpt --help [FLAG] | --version\n"
+                      "       mpirun -np 2 ./train_gpt ...      as root, or without slots: "
+                      "README.md, \"Several processes\"\n\n");
     for (int i = 0; i < FLAG_COUNT; i++) {
-        size_t n = 0;
-        flag_name(name, cap, &FLAGS[i]);
-        while (word[n] && word[n] == name[n]) n++;
-        if (n > best) { best = n; index = i; }
+        const FlagRow *row = &FLAGS[i];
+        flag_name(name, sizeof name, row);
+        if (only && strcmp(only, name) && strcmp(only, name + 2)) continue;
+        printf("  %-20s %s%s%s%s [%s]\n", name, row->choices, *row->choices ? ": " : "", row->help,
+               row->resume == FREE ? "; may change on resume" : "",
+               flag_text(value, sizeof value, f, row));
+        shown++;
     }
-    flag_name(name, cap, &FLAGS[index]);
-    return name;
+    CHECK(shown, "--help %s: expected a flag, found none of that name\n"
+          "  -> %s./train_gpt --help lists all", only, flag_nearest(only).text);
 }
 
 // Words of a command line or of a preset. Switches may stand alone: --recompute.
 static inline void flags_parse(FlagSet *s, int count, char *const *words, int by) {
     for (int i = 0; i < count; i++) {
         const char *word = words[i], *equals = strchr(word, '=');
-        char nearest[64];
-        const FlagRow *row = flag_find(word, equals ? (size_t)(equals - word) : strlen(word));
+        char given[64];                                    // --flag of --flag=value
+        snprintf(given, sizeof given, "%.*s", (int)strcspn(word, "="), word);
+        const FlagRow *row = flag_find(given);
         CHECK(word[0] == '-', "expected a flag, found \"%s\"\n  -> a value with a space needs quotes; ./train_gpt --help lists the flags", word);
-        CHECK(row, "unknown flag %s\n  -> did you mean %s? ./train_gpt --help lists all", word, flag_nearest(word, nearest, sizeof nearest));
+        CHECK(row, "unknown flag %s\n  -> %s./train_gpt --help lists all", word,
+              flag_nearest(given).text);
         CHECK(by != BY_USER || s->by[row - FLAGS] != BY_USER, "%s is given twice\n  -> give it once", word);
         bool alone = !equals && (i + 1 == count || !strncmp(words[i + 1], "--", 2));
         if (alone && row->kind == SWITCH) flag_set(s, row, "on", by);

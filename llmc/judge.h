@@ -73,7 +73,11 @@ typedef struct Trainer {
     // plans: as text, to keep with the run (NULL: none).
     void (*prepare)(Gpt *gpt, const char *plans, const char *path);
     char *(*plans)(Gpt *gpt);
-    void (*memory)(const Model *m, const Setup *setup);   // --show: prints what fits (NULL: not known)
+    // Bytes of the device's memory that create and extend take where the tables say `tables`
+    // (show.h), and how many are free, NAN: not known. room first refuses what the device cannot
+    // compute.
+    double (*bytes)(const Model *m, const Setup *setup, double tables);
+    double (*room)(const Model *m, const Setup *setup);
     double (*peak)(void);                                 // FLOP/s of products that this machine can do at most, measured in a moment (NULL: not known)
 } Trainer;
 

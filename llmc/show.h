@@ -77,7 +77,15 @@ static inline void show_parameters_table(const Model *m, const Init *init, const
     }
 }
 
-static inline void show_activations(const Model *m, const Sizes *s, size_t storage) {
+static inline Sizes show_sizes(const Model *m, const Setup *setup, const Trainer *t) {
+    bool gpu = strcmp(t->device, "cpu");
+    int threads = gpu ? 0 : omp_get_max_threads();
+    int ratio = gpu ? (int)(sizeof(float) / t->storage) : 1;
+    return sizes_make(m, setup->B, setup->T, setup->recompute, threads, ratio);
+}
+
+static inline void show_activations(const Model *m, const Setup *setup, const Trainer *t) {
+    Sizes sizes = show_sizes(m, setup, t), *s = &sizes;
     printf("\nactivation        copies         shape          MiB   gradients      MiB     (micro-batch of %d x %d)\n", s->B, s->T);
     for (int id = 0; id < ACT_COUNT; id++) {
         ActRow rows[ACT_COUNT], *r = &rows[id];
@@ -89,24 +97,100 @@ static inline void show_activations(const Model *m, const Sizes *s, size_t stora
         }
         if (!exists) continue;
         if (exists < copies) copies = exists;                // a slot that only some layers fill
-        double mib = (double)r->size * (double)storage / 1048576;
+        double mib = (double)r->size * (double)t->storage / 1048576;
         printf("  %-15s %6d  %9lld x %-7lld %9.2f   ", r->field, copies, (long long)r->rows, (long long)r->cols, copies * mib);
         if (r->grads == SHARED) printf("in place\n");
         else printf("%9d %9.2f\n", r->grads, r->grads * mib);
     }
 }
 
+// ---------------------------------------------------------------------------------------- memory
+
+// Bytes of a model on its device, by the tables of tensors.h: weights, the products' own copies
+// included; sums of gradients; AdamW's moments; activations and their gradients, of a micro-batch;
+// and keys and values of a text that is sampled. Of several processes: in this one.
+typedef struct { double weights, gradients, moments, acts, grads, past; } Memory;
+
+static inline Memory memory_make(const Trainer *t, const Model *m, const Setup *setup) {
+    bool copies = t->storage != t->element;
+    Sizes s = show_sizes(m, setup, t);
+    Layout layout = layout_make(m);
+    layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
+    ActLayout acts = act_layout_make(m, &s);
+    double all = (double)layout.total * (double)t->element, storage = (double)t->storage;
+    double own = (double)layout.state * (double)t->element;
+    Memory y;
+    y.weights = copies && setup->training ? own : all;     // shared out like moments
+    if (copies) y.weights += (double)layout.total * storage;
+    y.gradients = setup_kinds(setup) > GRADS ? all : 0;
+    y.moments = setup_kinds(setup) > ADAM_V ? 2 * own : 0;
+    y.acts = (double)acts.acts * storage;
+    y.grads = setup->training ? (double)acts.grads * storage : 0;
+    y.past = (double)m->L * m->T * past_width(m) * storage;
+    layout_free(&layout);
+    act_layout_free(&acts);
+    return y;
+}
+
+static inline double memory_sum(const Memory *y) {
+    return y->weights + y->gradients + y->moments + y->acts + y->grads;
+}
+
+// Bytes that the device needs for it.
+static inline double memory_needed(const Trainer *t, const Model *m, const Setup *setup) {
+    Memory y = memory_make(t, m, setup);
+    return t->bytes(m, setup, memory_sum(&y) + (setup->extends ? y.past : 0));
+}
+
+// The largest micro-batch that fits into `room` bytes: of the divisors of the batch up to a
+// process's share of it. 0: none.
+static inline int memory_fitting(const Trainer *t, const Model *m, const Setup *setup,
+                                 double room) {
+    Setup s = *setup;
+    int64_t most = INT32_MAX / ((int64_t)s.T * (m->moe.E ? m->moe.K : 1));
+    int64_t share = CEIL_DIV(s.batch, comm_size(s.comm));
+    for (s.B = (int)(share < most ? share : most); s.B > 0; s.B--)
+        if (s.batch % s.B == 0 && memory_needed(t, m, &s) <= room) break;
+    return s.B;
+}
+
+// The flags that fit into `room` bytes: the largest micro-batch at each level of recompute. Without
+// a backward there is one level, and no flag for it.
+static inline char *memory_advice(char *text, size_t cap, const Trainer *t, const Model *m,
+                                  const Setup *setup, double room) {
+    static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""},
+        {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
+    bool leveled = setup->training && setup->recompute != KEEP_ALL;
+    size_t n = 0;
+    int best = 0;
+    for (int i = 0; i < (leveled ? 3 : 1); i++) {
+        Setup s = *setup;
+        if (leveled) s.recompute = LEVELS[i].level;
+        int B = memory_fitting(t, m, &s, room);
+        if (B <= best) continue;
+        check_format(text + n, cap - n, "%s--micro-batch %d%s", n ? ", or " : "", B,
+                     LEVELS[i].flag);
+        n += strlen(text + n);
+        best = B;
+    }
+    return best ? text : check_format(text, cap, "a smaller --model or --seq, or more memory");
+}
+
+static inline void show_memory(const Trainer *t, const Model *m, const Setup *setup) {
+    char fitting[256];
+    const char *device = strcmp(t->device, "cpu") ? "GPU" : "CPU";
+    double room = t->room(m, setup), gib = 1 << 30;
+    printf("  %s: %.2f GiB needed; ", device, memory_needed(t, m, setup) / gib);
+    if (isnan(room)) printf("none found here\n");
+    else printf("%.2f free; what fits: %s\n", room / gib,
+                memory_advice(fitting, sizeof fitting, t, m, setup, room));
+}
+
 static inline void show_model(const Model *m, const Init *init, const char *name, const Trainer *t, const Setup *setup, bool tables) {
     char router[32];
     Layout layout = layout_make(m);
-    layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
-    bool gpu = strcmp(t->device, "cpu");
-    Sizes s = sizes_make(m, setup->B, setup->T, setup->recompute, gpu ? 0 : omp_get_max_threads(), gpu ? (int)(sizeof(float) / t->storage) : 1);
-    ActLayout acts = act_layout_make(m, &s);
-    double mib = 1.0 / (1 << 20), one = (double)layout.total * (double)t->element * mib, copy = t->storage == t->element ? 0 : (double)layout.total * (double)t->storage * mib;
-    double own = (double)layout.state * (double)t->element * mib, weights = copy > 0 && setup->training ? own + copy : one + copy;     // master weights are shared out like moments
-    double kept = (double)acts.acts * (double)t->storage * mib, grads = setup->training ? (double)acts.grads * (double)t->storage * mib : 0;
-    double gradients = setup_kinds(setup) > GRADS ? one : 0, moments = setup_kinds(setup) > ADAM_V ? 2 * own : 0;
+    Memory y = memory_make(t, m, setup);
+    double mib = 1.0 / (1 << 20);
     printf("%s under %s (%s)\n", name, m->mode->name, m->mode->source);
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
     if (m->kv_rank) printf("  latent attention: keys and values from %d channels, heads of q and k %d + %d rotary\n", m->kv_rank, m->HS, m->rope_size);
@@ -119,17 +203,18 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     printf("  %.2fM parameters, ", (double)show_parameters(m, &layout, false) / 1e6);
     if (m->moe.E) printf("%.2fM active, ", (double)show_parameters(m, &layout, true) / 1e6);
     printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
-    printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, their gradients %.1f: %.1f MiB in all%s\n",
-           weights, gradients, moments, kept, grads, weights + gradients + moments + kept + grads, comm_size(setup->comm) > 1 ? ", in the first process" : "");
-    double past = (double)m->L * m->T * past_width(m) * (double)t->storage * mib;
-    if (past >= 1) printf("  sampling: %.1f MiB more, the keys and values of %d tokens\n", past, m->T);
+    printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, "
+           "their gradients %.1f: %.1f MiB in all%s\n", y.weights * mib, y.gradients * mib,
+           y.moments * mib, y.acts * mib, y.grads * mib, memory_sum(&y) * mib,
+           comm_size(setup->comm) > 1 ? ", in the first process" : "");
+    if (y.past * mib >= 1)
+        printf("  sampling: %.1f MiB more, the keys and values of %d tokens\n", y.past * mib, m->T);
     if (tables) {
         show_layers(m);
         show_parameters_table(m, init, &layout);
-        show_activations(m, &s, t->storage);
+        show_activations(m, setup, t);
     }
     layout_free(&layout);
-    act_layout_free(&acts);
 }
 
 static inline void show_sub(const SubMode *s) {

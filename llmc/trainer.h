@@ -296,7 +296,8 @@ static inline bool run_save(Run *r) {
     return true;
 }
 
-// No checksum covers the run's config.json: what may not change must be as in the checkpoint's copy.
+// The run's config.json is whole, but is it this run's? What may not change is as in the
+// checkpoint's copy.
 static inline void run_check_config(const Run *r, const char *dir) {
     FlagSet was;
     char path[PATH_CAP], a[64], b[64];
@@ -683,20 +684,26 @@ static inline void run_print_token(const Run *r, int32_t token) {
     else printf("%d ", token);
 }
 
-// Prints the prompt and f->sample tokens after it. The model reads the prompt at once (prefill), then a token at a time (decode): tokens [from, read) are in its cache. Where
-// they are T, the last half of them is read again, as the beginning of a text.
-static inline void run_sample(Run *r) {
+// Prints a prompt of so many bytes and f->sample tokens after it. The model reads the prompt at
+// once (prefill), then a token at a time (decode): tokens [from, read) are in its cache. Where they
+// are T, the last half of them is read again, as the beginning of a text. number: of the prompt,
+// each has its own random numbers.
+static inline void run_sample_text(Run *r, const char *prompt, size_t bytes, int64_t number) {
     const Flags *f = r->f;
-    int64_t bytes = (int64_t)strlen(f->prompt), V = r->m.V, T = r->m.T, from = 0, read = 0, count[2] = {0};
+    int64_t V = r->m.V, T = r->m.T, from = 0, read = 0, count[2] = {0}, begin = 1 + (int64_t)bytes;
     double seconds[2] = {0};
-    int32_t *tokens = (int32_t *)check_alloc((size_t)(1 + bytes + f->sample) * sizeof *tokens, "a sample");
+    size_t most = (size_t)(begin + f->sample);
+    int32_t *tokens = (int32_t *)check_alloc(most * sizeof *tokens, "a sample");
     double *logits = (double *)check_alloc((size_t)V * sizeof *logits, "logits"), *weights = (double *)check_alloc((size_t)(2 * V) * sizeof *weights, "weights");
-    uint64_t key = rand_key((uint64_t)f->seed, "sample", (uint64_t)r->step);
+    uint64_t key = rand_key((uint64_t)f->seed, "sample", (uint64_t)(r->step + number));
     tokens[0] = run_separator(r);
-    int64_t begin = 1 + bytes;
-    if (r->tokenizer.count && bytes) begin = 1 + tokenizer_encode(&r->tokenizer, f->prompt, (size_t)bytes, tokens + 1);
-    else for (int64_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)f->prompt[i];
-    printf("%s", f->prompt);
+    Tokenizer *t = &r->tokenizer;
+    if (t->count && bytes) begin = 1 + tokenizer_encode(t, prompt, bytes, tokens + 1);
+    else for (size_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)prompt[i];
+    if (begin > T)
+        printf("note: a prompt of %lld tokens, the model reads %lld at once: it sees the last "
+               "%lld\n", (long long)begin - 1, (long long)T, (long long)CEIL_DIV(T, 2));
+    fwrite(prompt, 1, bytes, stdout);
     for (int64_t n = begin; n < begin + f->sample; n++) {
         double sum = 0, start = clock_seconds();
         if (n - from > T) from = read = n - CEIL_DIV(T, 2);
@@ -718,6 +725,26 @@ static inline void run_sample(Run *r) {
     free(tokens);
     free(logits);
     free(weights);
+}
+
+// The sample of --prompt, or with - one of each line of standard input, a pipe or a terminal.
+static inline void run_sample(Run *r) {
+    char *line = NULL;
+    size_t cap = 0;
+    if (strcmp(r->f->prompt, "-")) {
+        run_sample_text(r, r->f->prompt, strlen(r->f->prompt), 0);
+        return;
+    }
+    for (int64_t number = 0;; number++) {
+        if (isatty(STDIN_FILENO)) printf("> ");
+        fflush(stdout);
+        ssize_t n = getline(&line, &cap, stdin);
+        if (n < 0) break;
+        run_sample_text(r, line, (size_t)n - (line[n - 1] == '\n'), number);
+    }
+    CHECK(!ferror(stdin), "cannot read prompts from standard input: %s\n  -> --prompt TEXT",
+          strerror(errno));
+    free(line);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ the run
@@ -819,6 +846,33 @@ static inline Setup run_setup(Run *r, bool training) {
     return s;
 }
 
+// The micro-batch: as many sequences of a process's share of the batch as its memory has room for.
+// The number is kept with the run's flags, so that a run that goes on elsewhere computes the same
+// bits. A number that was given is taken as it is, and so is the batch where a loss is defined over
+// it.
+static inline void run_choose_micro(Run *r, Setup *setup) {
+    const Flags *f = r->f;
+    char text[256];
+    double room = r->t->room(&r->m, setup), needed = memory_needed(r->t, &r->m, setup);
+    const double gib = 1 << 30;
+    bool given = f->micro_batch && (setup->training || r->set.by[FLAG_micro_batch] == BY_USER);
+    bool chooses = !given && !(f->experts && f->balance_loss > 0);
+    int B = chooses && needed > room ? memory_fitting(r->t, &r->m, setup, room) : setup->B;
+    double least = -(double)B;
+    comm_combine(&r->comm, &least, 1, COMM_MAX);           // the same for all processes
+    B = (int)-least;
+    if (B && B < setup->B) {
+        printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);
+        setup->B = r->micro = B;
+        needed = memory_needed(r->t, &r->m, setup);
+    }
+    CHECK(!(needed > room), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
+          needed / gib, room / gib, memory_advice(text, sizeof text, r->t, &r->m, setup, room));
+    if (!chooses || !setup->training) return;
+    check_format(text, sizeof text, "%d", B);
+    flag_set(&r->set, &FLAGS[FLAG_micro_batch], text, BY_DEFAULT);
+}
+
 // What --show prints, before any memory is taken.
 static inline int run_show(Run *r, const Setup *setup) {
     enum { SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
@@ -831,7 +885,7 @@ static inline int run_show(Run *r, const Setup *setup) {
         free(config);
     }
     if (what == SHOW_MODEL) show_model(&r->m, &r->init, r->f->model, r->t, setup, true);
-    if (what == SHOW_MODEL && r->t->memory) r->t->memory(&r->m, setup);
+    if (what == SHOW_MODEL) show_memory(r->t, &r->m, setup);
     for (int i = 0; what == SHOW_MODELS && i < PRESET_COUNT; i++) {
         FlagSet set;
         flags_default(&set);
@@ -1004,11 +1058,11 @@ static inline void run_begin(Run *r, bool resuming, int64_t event) {
     if (!*f->from) r->t->prepare(r->gpt, NULL, NULL);
 }
 
-static inline int run_help(void) {
+static inline int run_help(const char *only) {
     FlagSet set;
     flags_default(&set);
     flags_preset(&set, set.f.model);
-    flags_help(&set.f);
+    flags_help(&set.f, only);
     return 0;
 }
 
@@ -1038,7 +1092,13 @@ static inline int run_end(Run *r, int status) {
 static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     Run run, *r = &run;
     memset(r, 0, sizeof *r);
-    for (int i = 1; i < argc; i++) if (!strcmp(argv[i], "--help")) return run_help();
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help")) return run_help(i + 1 < argc ? argv[i + 1] : NULL);
+        if (strcmp(argv[i], "--version")) continue;
+        printf("norm.c, %s, %s on the %s, git %s\n", MODES[NORM_MODE].name, t->precision, t->device,
+               GIT_HASH);
+        return 0;
+    }
     r->t = t;
     comm_open(&r->comm, t->device);
     bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
@@ -1057,6 +1117,7 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     layout_share(&r->layout, r->comm.rank, r->comm.size);
     if (*f->show) return run_end(r, run_show(r, &setup));
     run_check_processes(r, resuming);
+    run_choose_micro(r, &setup);
 
     run_open_tokenizer(r);
     if (f->eval || (training && !*f->replay)) run_open_tasks(r);

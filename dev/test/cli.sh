@@ -33,6 +33,9 @@ check "fp64"                              sh -c "$quick train_gpt PREC=fp64 && .
 check "resume in another precision"       sh -c "$quick train_gpt && ! ./train_gpt --out r64 --resume auto 2> message && grep -q 'PREC=fp64' message"
 check "bf16, and on in fp32"              sh -c "$quick train_gpt PREC=bf16 && ./train_gpt $short --out r16 && $quick train_gpt && ./train_gpt --out r16 --resume auto --steps 3 > message && [ \$(grep -c 'a run in bf16 goes on in fp32' message) = 1 ]"
 check "resume under another mode"         sh -c "$quick train_gpt && ./train_gpt $short --out r32 && $quick train_gpt NORM_MODE=POST && ! ./train_gpt --out r32 --resume auto 2> message && grep -q 'NORM_MODE=SPAN' message"
+for way in "--from r32 --eval" "--from r32/step_00000002 --eval" "--init-from r32 --out r33" "--init-from r32/step_00000002 --out r33" "--config r32/config.json --out r33"; do
+    check "another placement: $way"       sh -c "! ./train_gpt $way 2> message && grep -q -- '-> make train_gpt NORM_MODE=SPAN' message && ! [ -e r33 ]"
+done
 check "an unknown mode stops make"        sh -c "! make train_gpt NORM_MODE=NONSENSE 2> message && grep -q 'SPAN PRE POST HYBRID SDD' message"
 check "an unknown precision stops make"   sh -c "! make train_gpt PREC=fp12 2> message && grep -q 'expected fp32, bf16 or fp64' message"
 check "paths with spaces"                 sh -c "mkdir 'my text' && yes 'to be or not to be' | head -n 400 > 'my text/a b.txt' && make -s shard && ./shard --out 'my shards' 'my text' && $quick train_gpt && ./train_gpt $short --data 'my shards' --out 'my run'"

@@ -80,7 +80,10 @@ check "a run in another precision is noted"    grep -q 'a run in bf16 goes on in
 
 check "--show says what fits"                  sh -c "$gpu-bf16 $model --batch 4 --show | grep -q 'GPU: .* what fits: --micro-batch 4'"
 if [ -z "${GPU:-}" ]; then
-check "too little memory names the flag"       refused "-> --micro-batch [0-9]*, or --micro-batch [0-9]* --recompute" env EMU_MEMORY=$((1500 << 20)) "$gpu-bf16" --layers 8 --width 512 --heads 8 --seq 256 --batch 64 --steps 1 --out none
+check "too little memory names the flag"       refused "-> --micro-batch 8, or --micro-batch 32 --recompute on" \
+    env EMU_MEMORY=$((1500 << 20)) "$gpu-bf16" --layers 8 --width 512 --heads 8 --seq 256 --batch 64 --micro-batch 64 --steps 1 --out none
+check "a batch larger than memory, in parts"   sh -c "EMU_MEMORY=$((560 << 20)) $gpu-bf16 $model --tune off --batch 256 --warmup 0 \
+    --steps 1 --val-every 0 --out chosen > message && cat message && grep 'micro-batches of 64 sequences' message && grep '\"micro_batch\": \"64\"' chosen/config.json"
 check "far too little memory"                  refused "a smaller --model" env EMU_MEMORY=$((20 << 20)) "$gpu-bf16" $short --steps 1 --out none
 check "no GPU"                                 refused "DEVICE=cpu" env EMU_DEVICES=0 "$gpu-bf16" $short --steps 1 --out none
 check "an old driver"                          refused "driver" env EMU_DRIVER=12040 "$gpu-bf16" $short --steps 1 --out none

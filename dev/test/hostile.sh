@@ -206,9 +206,9 @@ expected=$keep
 # ---- the run's own files: config.json, log.jsonl
 
 bytes=$(size "$dir/run/config.json")
-for at in $(seq 3 11 $((bytes - 1))); do
+for at in $(seq 0 11 $((bytes - 1))) $(seq $((bytes - 40)) $((bytes - 1))); do
     copy "$dir/run" hurt; flip hurt/config.json "$at" $((at % 8))
-    harmless "the run's config.json: bit $((at % 8)) of byte $at" "$train" --out hurt $more
+    refused "the run's config.json: bit $((at % 8)) of byte $at" "config.json" "$train" --out hurt --resume auto --steps 4
 done
 for at in $(seq 5 211 $(size "$dir/run/log.jsonl")); do
     copy "$dir/run" hurt; flip hurt/log.jsonl "$at" $((at % 8))
@@ -223,9 +223,11 @@ resumes_not() {
     copy "$dir/run" hurt
 }
 copy "$dir/run" hurt; edit hurt/config.json 's/"norm_c_version": [0-9]*/"norm_c_version": 1000/'; resumes_not "a config from the future" "version 1000 of the format"
-edit hurt/config.json 's/"layers"/"layerz"/';          resumes_not "an unknown flag in config.json" 'unknown flag "layerz"'
-edit hurt/config.json 's/"lr": "[^"]*"/"lr": "0.5"/';  resumes_not "another rate in config.json" 'expected "lr"'
-edit hurt/config.json 's/"lr": "[^"]*"/"lr": 0.5/';    resumes_not "a number for a string" 'expected "lr" to be a string'
+older() { edit hurt/config.json 's/"norm_c_version": 2/"norm_c_version": 1/; /"xxh64"/d; s/^  },/  }/'; }    # without a checksum
+edit hurt/config.json 's/"schedule_steps": "0"/"schedule_steps": "9"/'; resumes_not "a value that may change, edited in config.json" 'edited or damaged'
+older; edit hurt/config.json 's/"layers"/"layerz"/';   resumes_not "an unknown flag in config.json" 'unknown flag "layerz"'
+older; edit hurt/config.json 's/"lr": "[^"]*"/"lr": "0.5"/'; resumes_not "another rate in config.json" 'expected "lr"'
+older; edit hurt/config.json 's/"lr": "[^"]*"/"lr": 0.5/'; resumes_not "a number for a string" 'expected "lr" to be a string'
 edit hurt/config.json "s/stories/$(printf 'caf\351')/"; resumes_not "Latin-1 in config.json" "valid UTF-8"
 for to in 0 1 500; do cut_to hurt/config.json $to;     resumes_not "config.json cut to $to bytes" "is not valid JSON"; done
 rm hurt/config.json;                                   resumes_not "config.json missing" "without its config.json"

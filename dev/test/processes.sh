@@ -51,6 +51,14 @@ done
 cp -R SPAN-stories-1 from1-4 && rm -r from1-4/step_00000050
 check "from 1 on 4" trains 4 from1-4 "$span" --resume required
 check "from 1 on 4 as unbroken" alike 1e-5 SPAN-stories-1 from1-4
+# Shares of 3, 3 and 2: micro-batches of 3, which the run keeps, though 3 is no divisor of 8.
+check "8 sequences on 3" trains 3 on3 "$span" $small --batch 8 --steps 20
+check "8 sequences from 3 on 1" trains 1 on3 "$span" --resume required --steps 50
+check "8 sequences from 3 on 1, in its micro-batches" grep '"micro_batch": "3"' on3/config.json
+# Two share the memory that one has.
+memory() { "$@" --show | sed -n 's/.* needed; \([0-9.]*\) free.*/\1/p'; }
+halves() { one=$(memory "$span"); two=$(memory mpirun -np 2 "$span"); echo "$one $two"; awk "BEGIN { r = $two / $one; exit !(r > 0.4 && r < 0.6) }"; }
+check "two share the machine's memory" halves
 check "the same twice" sh -c "cp -R from1-4 again && rm -r again/step_00000050 && mpirun -np 4 '$span' --out again --resume required > again.out && [ \"\$(tail -n 1 again.out | cut -d' ' -f2)\" = \"\$(tail -n 1 from1-4.out | cut -d' ' -f2)\" ]"
 check "evaluated by 3 as by 1" sh -c "'$span' --from from1-4 --eval --sample 0 > 1.out; mpirun -np 3 '$span' --from from1-4 --eval --sample 0 > 3.out; cut -c1-20 1.out | tail -n 1; [ \"\$(tail -n 1 1.out)\" = \"\$(tail -n 1 3.out)\" ]"
 

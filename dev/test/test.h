@@ -54,6 +54,9 @@ void test_pace(void);
 void test_run(void);
 void test_run_sample(void);
 void test_run_tokens(void);
+void test_room(void);
+void test_micro_batch(void);
+void test_command(void);
 void test_run_refusals(void);
 
 #ifdef __cplusplus

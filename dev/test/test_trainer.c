@@ -4,6 +4,7 @@
 #include "../../llmc/events.h"
 #include "../../llmc/logger.h"
 #include "../../llmc/presets.h"
+#include "../../llmc/room.h"
 #include "../../llmc/sampler.h"
 #include "../../llmc/schedule.h"
 #include "../../llmc/tokenizer.h"
@@ -29,7 +30,11 @@ void test_flags(void) {
     static const char *const refused[][2] = {{"--learning-rate 1", "unknown flag"}, {"--stepz 1", "did you mean --steps"}, {"--lr", "needs a value"}, {"--lr --steps 3", "needs a value"},
         {"--lr fast", "expected a number"}, {"--lr nan", "expected a number"}, {"--steps 1.5", "whole number"}, {"--steps -1", "out of range"}, {"--lr 1e3", "out of range"},
         {"--steps 99999999999999999999", "out of range"}, {"--schedule cosin", "expected cosine|wsd"}, {"--bias maybe", "expected off|on"}, {"--lr 1 --lr=2", "given twice"}, {"steps", "expected a flag"},
-        {"--steps 0x", "expected a number"}, {"--layers 0", "out of range"}};
+        {"--steps 0x", "expected a number"}, {"--layers 0", "out of range"},
+        {"--learning-rate 1", "-rate\n  -> ./train_gpt --help lists all"}, {"--warm-up 1",
+            "did you mean --warmup? "},
+        {"--router sigmoit", "did you mean sigmoid? "}, {"--decay 1",
+            "mean --decay-part or --decay-gains or"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) EXPECT_REFUSAL(parse_refused, (void *)refused[i][0], refused[i][1]);
     for (int i = 0; i < FLAG_COUNT; i++) {                                        // what is printed can be typed
         char buf[64];
@@ -399,7 +404,8 @@ void test_run(void) {
     expect_refused(line, "--heads is 2 in this run");
     check_format(line, sizeof line, " --from %s/e --eval", dir);
     EXPECT(run(PROGRAM, line) == 0, "a run that was resumed can be read: %s", output);
-    check_format(line, sizeof line, "sed -i 's/\"layers\"/\"layerz\"/' %s/c/config.json", dir);
+    check_format(line, sizeof line, "sed -i '/xxh64/d; s/^  },/  }/; s/version\": 2/version\": 1/; "
+        "s/\"layers\"/\"layerz\"/' %s/c/config.json", dir);
     run(line, "");
     check_format(line, sizeof line, " --out %s/c --resume auto", dir);
     expect_refused(line, "unknown flag \"layerz\"");
@@ -613,6 +619,177 @@ void test_run_tokens(void) {
     run(PROGRAM, line);
     check_format(line, sizeof line, " --from %s/c --sample 1 --tokenizer %s/a/tokenizer.bin", dir, dir);
     expect_refused(line, "tokens, the model a vocabulary of");
+}
+
+// ---------------------------------------------------------------------------- the command line
+
+static int shell(const char *fmt, const char *a, const char *b) {
+    char line[1024];
+    return run(check_format(line, sizeof line, fmt, a, b), "");
+}
+
+// Free memory on machines made of files: /proc/meminfo, and a control group with one above it.
+void test_room(void) {
+    const char *dir = test_dir("room");
+    shell("mkdir -p %s/proc/self && echo 'MemAvailable:  4000 kB' > %s/proc/meminfo", dir, dir);
+    EXPECT(room_free(dir, 1) == 4000 * 1024.0, "what is available: %g", room_free(dir, 1));
+    shell("cd %s && mkdir -p sys/fs/cgroup/a/b && printf '3:cpu:/\\n0::/a/b\\n' > proc/self/cgroup "
+        "&& cd sys/fs/cgroup/a && "
+          "echo max > b/memory.max && echo 1000 > b/memory.current && echo 9000 > memory.max && "
+              "echo 4000 > memory.current && "
+          "printf 'anon 3000\\ninactive_file 500\\n' > memory.stat%s", dir, "");
+    EXPECT(room_free(dir, 1) == 5500, "limits of the groups above: %g", room_free(dir, 1));
+    shell("cd %s && mkdir -p sys/fs/cgroup/memory/c && printf '4:memory:/c\\n0::/\\n' > "
+        "proc/self/cgroup && cd sys/fs/cgroup/memory/c && "
+          "echo 8000 > memory.limit_in_bytes && echo 7000 > memory.usage_in_bytes%s", dir, "");
+    EXPECT(room_free(dir, 1) == 1000, "cgroups v1: %g", room_free(dir, 1));
+    EXPECT(room_free(dir, 4) == 250, "shared by four processes: %g", room_free(dir, 4));
+    shell("echo 7800 > %s/sys/fs/cgroup/memory/c/memory.usage_in_bytes && echo 9000 > "
+        "%s/sys/fs/cgroup/memory/c/memory.usage_in_bytes", dir, dir);
+    EXPECT(room_free(dir, 2) == 0, "more in use than the limit: %g", room_free(dir, 1));
+    shell("rm %s/proc/meminfo %s/proc/self/cgroup", dir, dir);
+    EXPECT(isnan(room_free(dir, 1)), "nothing is known: %g", room_free(dir, 1));
+}
+
+// A large batch in 400 MB of addresses, on a machine with much more memory.
+#define LARGE " --layers 1 --width 32 --heads 2 --seq 64 --batch 2048 --warmup 0 " \
+    "--schedule-steps 2 --sample 0 " \
+    "--val-tokens 64 --val-every 0 "
+#define LIMITED "ulimit -v 400000 && OMP_NUM_THREADS=1 " PROGRAM LARGE
+
+void test_micro_batch(void) {
+    char hash[17], again[17];
+    const char *dir = test_dir("micro");
+    EXPECT(shell(LIMITED "--steps 1 --out %s/a%s", dir, "") == 0 && strstr(output,
+           "micro-batches of 512 sequences, as many as fit into 0.3"),
+           "a batch larger than memory is taken in parts: %s", output);
+    EXPECT(shell("grep '\"micro_batch\": \"512\"' %s/a/config.json && "
+           PROGRAM " --out %s/a --resume required --steps 2", dir, dir) == 0 && !strstr(output,
+           "micro-batches of"), "the number is the run's: %s", output);
+    run_hash_of(hash);
+    EXPECT(shell("grep '\"micro_batch\": \"512\"' %s/a/config.json%s", dir, "") == 0,
+           "where there is more memory it stays: %s", output);
+    EXPECT(shell(LIMITED "--steps 2 --out %s/b%s", dir, "") == 0 && !strcmp(hash,
+           run_hash_of(again)), "unbroken, the same bits: %s", output);
+    EXPECT(shell(PROGRAM " --out %s/a --resume required --steps 3 --micro-batch 0 && grep "
+           "'\"micro_batch\": \"2048\"' %s/a/config.json", dir, dir) == 0,
+           "--micro-batch 0 chooses again: %s", output);
+    EXPECT(shell("ulimit -v 400000 && OMP_NUM_THREADS=1 " PROGRAM " --from %s/a --eval%s", dir,
+           "") == 0 && strstr(output, "micro-batches of 1024 sequences"),
+           "what is only read needs not keep it: %s", output);
+    // A number that was given, and a batch that a loss is defined over, are not changed.
+    EXPECT(shell(LIMITED "--steps 1 --micro-batch 2048 --out %s/c%s", dir, "") == 1
+           && strstr(output, "no memory: this takes 0.") && strstr(output,
+           "-> --micro-batch 512\n"), "too many by hand: %s", output);
+    EXPECT(shell(LIMITED "--steps 1 --experts 4 --out %s/c%s", dir, "") == 1 && strstr(output,
+           "no memory: this takes ") && strstr(output, "-> --micro-batch "), "a balance loss: %s",
+           output);
+    EXPECT(shell(LIMITED "--steps 0 --experts 4 --balance-loss 0 --out %s/d%s", dir, "") == 0
+           && strstr(output, "micro-batches of "), "none: %s", output);
+    EXPECT(shell(LIMITED "--show | tail -n 1%s%s", "", "") == 0 && strstr(output, "  CPU: 0.")
+           && strstr(output, "what fits: --micro-batch 512\n"), "--show: %s", output);
+    // Where everything fits it is the batch.
+    EXPECT(shell(PROGRAM TINY "--out %s/e && grep '\"micro_batch\": \"4\"' %s/e/config.json", dir,
+           dir) == 0 && !strstr(output, "micro-batches of"), "a small run: %s", output);
+}
+
+void test_command(void) {
+    const char *dir = test_dir("command");
+    char hash[17], again[17];
+    EXPECT(run(PROGRAM, " --help lr") == 0 && !strncmp(output, "  --lr  ", 8) && strchr(output,
+           '\n')[1] == 0, "--help lr: %s", output);
+    EXPECT(run(PROGRAM, " --lr 1 --help --lr") == 0 && !strncmp(output, "  --lr  ", 8),
+           "--help --lr: %s", output);
+    EXPECT(run(PROGRAM, " --help") == 0 && strstr(output, "\n  --model ") && strstr(output,
+           "\n  --show "), "--help: %s", output);
+    expect_refused(" --help lrr", "did you mean --lr? ");
+    EXPECT(run(PROGRAM, " --version") == 0 && !strncmp(output,
+           "norm.c, SPAN, fp32 on the cpu, git ", 35) && strchr(output, '\n')[1] == 0,
+           "--version: %s", output);
+    expect_refused(" --model gpt2", "did you mean gpt2-124M or gpt2-350M or");
+    expect_refused(" --model lama-char", "did you mean llama-char? ");
+    expect_refused(" --model gpt5", "gpt5\n  -> ./train_gpt --show models lists them");
+
+    // --config: a run's flags, and what stands beside it wins.
+    EXPECT(shell(PROGRAM TINY "--lr 0.002 --out %s/a%s", dir, "") == 0, "a run: %s", output);
+    run_hash_of(hash);
+    EXPECT(shell(PROGRAM " --config %s/a/config.json --out %s/b", dir, dir) == 0
+           && !strcmp(hash, run_hash_of(again)), "its flags again: %s", output);
+    EXPECT(shell(PROGRAM " --lr 0.003 --config %s/a/config.json --out %s/c", dir, dir) == 0
+           && strcmp(hash, run_hash_of(again)), "and another rate: %s", output);
+    shell("diff %s/a/config.json %s/c/config.json", dir, dir);
+    EXPECT(strstr(output, "< ") && strstr(output, "\"lr\": \"0.003\"") && strstr(output,
+           "\"lr\": \"0.002\"") && !strstr(output, "seq"), "they differ in the rate: %s", output);
+    EXPECT(shell(PROGRAM " --config %s/a/config.json --model nanogpt-char --show config%s", dir,
+           "") == 0 && strstr(output, "\"width\": \"128\"") && strstr(output,
+           "\"val_every\": \"5\""),
+           "a --model beside it: %s", output);
+    EXPECT(shell(PROGRAM " --config %s/a/config.json --out %s/a --resume auto --steps 14", dir,
+           dir) == 0, "the same command, to go on: %s", output);
+    EXPECT(shell(PROGRAM " --config %s/c/config.json --out %s/a --resume auto", dir, dir) == 1
+           && strstr(output, "--lr is 0.002 in this run and 0.003 in --config"),
+           "other flags, to go on: %s", output);
+    static const char *const texts[][2] = {{"{\"flags\": {\"steps\": \"1\", \"layers\": \"1\", "
+        "\"sample\": \"0\"}}", "after 1 steps"}, {"{\"flags\": {\"layerz\": \"1\"}}",
+        "\"layerz\"\n  -> did you mean layers? "},
+        {"{\"flags\": {\"lr\": 0.5}}", "expected \"lr\" to be a string"},
+            {"{\"flags\": {\"lr\": \"fast\"}}", "expected a number"},
+            {"{\"flags\": {\"out\": \"x\"}}", "is of one command"},
+        {"{\"norm_mode\": \"POST\", \"flags\": {}}", "-> make train_gpt NORM_MODE=POST"},
+            {"{\"lr\": \"1\"}", "expected \"flags\" to be an object"}, {"{\"flags\": ",
+            "not valid JSON"}};
+    for (int i = 0; i < 8; i++) {
+        char path[512], line[1024];
+        write_text(check_format(path, sizeof path, "%s/own.json", dir), texts[i][0]);
+        int status = run(PROGRAM, check_format(line, sizeof line,
+            " --config %s --val-tokens 64 --out %s/own", path, dir));
+        EXPECT(status == (i > 0) && strstr(output, texts[i][1]),
+               "%s: status %d, expected \"%s\", found %s", texts[i][0], status, texts[i][1],
+               output);
+    }
+    EXPECT(shell(PROGRAM " --config %s/a/config.json --from %s/a --eval", dir, dir) == 1
+           && strstr(output, "--config begins a run"), "--config and --from: %s", output);
+
+    // What is in the run's config.json is what the run wrote, to the byte.
+    static const char *const edits[][2] = {{"s/\"steps\": \"14\"/\"steps\": \"15\"/",
+        "edited or damaged"}, {"s/\"save_every\": \"500\"/\"save_every\": \"501\"/",
+        "is a flag of the command line"},
+        {"/xxh64/d; s/^  },/  }/", "edited or damaged"}, {"s/xxh64/xxh65/", "edited or damaged"},
+            {"s/^}$/} /", "edited or damaged"},
+            {"s/\"micro_batch\": \"4\"/\"micro_batch\": \"2\"/", "edited or damaged"}};
+    for (int i = 0; i < 6; i++) {
+        char line[1024];
+        check_format(line, sizeof line, "cp %s/a/config.json %s/kept && sed -i '%s' "
+            "%s/a/config.json && ! cmp -s %s/kept %s/a/config.json && "
+            PROGRAM " --out %s/a --resume auto --steps 16", dir, dir, edits[i][0], dir, dir, dir,
+            dir);
+        EXPECT(run(line, "") == 1 && strstr(output, edits[i][1]) && strstr(output, "-> cp "),
+               "%s: expected \"%s\", found %s", edits[i][0], edits[i][1], output);
+        shell("cp %s/kept %s/a/config.json", dir, dir);
+    }
+    EXPECT(shell("sed -i '/xxh64/d; s/^  },/  }/; s/version\": 2/version\": 1/' %s/a/config.json "
+           "&& " PROGRAM " --out %s/a --resume auto --steps 16", dir, dir) == 0,
+           "a run of version 1 goes on: %s", output);
+
+    // A sample of each line of standard input, the first as of --prompt.
+    EXPECT(shell(PROGRAM " --from %s/c --sample 8 --temperature 0 --prompt 'Once upon' | grep -a "
+           "-A 9 Once > %s/one", dir, dir) == 0, "a prompt: %s", output);
+    EXPECT(shell("printf 'Once upon\\na\\n\\nlast' | "
+           PROGRAM " --from %s/c --sample 8 --temperature 0 --prompt - > %s/all", dir, dir) == 0,
+           "prompts: %s", output);
+    EXPECT(shell("test $(grep -ac ^prefill %s/all) = 4 && grep -a '^last' %s/all", dir, dir) == 0,
+           "a sample for each of four: %s", output);
+    EXPECT(shell("grep -aq '^prefill 5 tokens' %s/all && ! grep -aq '^> ' %s/all", dir, dir) == 0,
+           "the last as it is, and no prompt sign in a pipe");
+    EXPECT(shell("grep -v ^prefill %s/one | head -c 17 > %s/first", dir, dir) == 0
+           && shell("grep -a -A 9 ^Once %s/all | head -c 17 | cmp - %s/first", dir, dir) == 0,
+           "the first is that of --prompt: %s", output);
+    EXPECT(shell("printf '%%0300d' 0 | " PROGRAM " --from %s/c --sample 3 --prompt -%s", dir,
+           "") == 0 && strstr(output, "note: a prompt of 300 tokens, the model reads 32 at once: "
+           "it sees the last 16"), "a long line: %s", output);
+    EXPECT(shell(PROGRAM " --from %s/c --sample 3 --prompt - < /dev/null%s", dir, "") == 0
+           && !strstr(output, "prefill"), "no line: %s", output);
+    expect_refused(" --prompt -", "-> ./train_gpt --from RUN --prompt -");
 }
 
 void test_run_refusals(void) {
