@@ -7,6 +7,7 @@
 // (1 - fraction) of it or at the first character that begins after that. Both parts begin with a separator.
 // Memory does not grow with the text. Shards get their names only when all text has been read and found valid.
 #include "../llmc/dataloader.h"
+#include <signal.h>
 
 enum { SEPARATOR = 0, TRAIN = 0, VAL = 1, MAX_PATH = 4096, BUFFER_TOKENS = 1 << 16, READ_BYTES = 1 << 20 };
 
@@ -298,6 +299,7 @@ static Options parse(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     check_streams_begin();
+    signal(SIGXFSZ, SIG_IGN);              // a file at its size limit is a failed write, as on a full disk
     Options o = parse(argc, argv);
     Documents *text = &o.documents;
     prepare_folder(o.out);

@@ -43,6 +43,15 @@ static inline char *text_escape(char *out, size_t cap, const char *text, size_t 
     return out;
 }
 
+// The same, of any length, on stdout.
+static inline void text_print(const char *text, size_t n) {
+    char shown[1024];
+    for (size_t at = 0, piece; at < n; at += piece) {
+        piece = n - at < 200 ? n - at : 200;
+        fputs(text_escape(shown, sizeof shown, text + at, piece), stdout);
+    }
+}
+
 PRINTF_LIKE(4, 5) static inline void check_failed(int status, const char *file, int line, const char *fmt, ...) {
     static char message[1 << 18], shown[1 << 19];
     const char *base = strrchr(file, '/');

@@ -21,7 +21,7 @@ static inline void threads_begin(char **argv) {
 #ifdef _OPENMP
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
     setenv("GOMP_SPINCOUNT", "1000", 1);                                    // gcc's: rounds of the waiting loop
-    setenv("KMP_BLOCKTIME", "0", 1);                                        // clang's: milliseconds
+    setenv("KMP_BLOCKTIME", "1", 1);                                        // clang's: milliseconds
     execv("/proc/self/exe", argv);                                          // where it fails, threads spin
 #else
     (void)argv;

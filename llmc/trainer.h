@@ -679,9 +679,11 @@ static inline void run_print_token(const Run *r, int32_t token) {
     if (token == run_separator(r)) printf("\n\n");
     else if (token < r->tokenizer.count) {
         const char *bytes = tokenizer_decode(&r->tokenizer, token, &n);
-        fwrite(bytes, 1, n, stdout);
-    } else if (r->m.V == CORPUS_VOCAB) putchar(token);
-    else printf("%d ", token);
+        text_print(bytes, n);
+    } else if (r->m.V == CORPUS_VOCAB) {
+        char byte = (char)token;
+        text_print(&byte, 1);
+    } else printf("%d ", token);
 }
 
 // Prints a prompt of so many bytes and f->sample tokens after it. The model reads the prompt at
@@ -703,7 +705,7 @@ static inline void run_sample_text(Run *r, const char *prompt, size_t bytes, int
     if (begin > T)
         printf("note: a prompt of %lld tokens, the model reads %lld at once: it sees the last "
                "%lld\n", (long long)begin - 1, (long long)T, (long long)CEIL_DIV(T, 2));
-    fwrite(prompt, 1, bytes, stdout);
+    text_print(prompt, bytes);
     for (int64_t n = begin; n < begin + f->sample; n++) {
         double sum = 0, start = clock_seconds();
         if (n - from > T) from = read = n - CEIL_DIV(T, 2);

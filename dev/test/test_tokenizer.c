@@ -423,7 +423,7 @@ static void test_files_refused(const char *dir, const char *path) {
     expect_refused(write_image(&m, 0, path), "expected 1024 bytes of header, found 0");
     write_image(&m, size, path);
     CHECK(truncate(path, 5000000000) == 0, "no room for a sparse file");
-    expect_refused(path, "expected at most 277349376 bytes, found 5000000000");
+    expect_refused(path, "File too large");
     expect_refused(dir, "Is a directory");
     expect_refused("/dev/zero", "not supported");
     expect_refused("build/no/such/file", "No such file");
