@@ -26,14 +26,10 @@ static void faulty_zero_grads(Gpt *gpt) {
     if (fault_is("killed") && fault_is_here()) raise(SIGKILL);
 }
 
-static Update faulty_update(Gpt *gpt, const AdamW *o) {
-    if (!fault_is("router")) return judge_fp32.update(gpt, o);
-    return (Update){.loss = {.ce = 1, .router = NAN}, .norm = 1};
-}
-
 static void faulty_backward(Gpt *gpt, double scale, int last) { judge_fp32.backward(gpt, fault_is("spike") ? 1000 * scale : scale, last); }
 
 static Update faulty_update(Gpt *gpt, const AdamW *adamw) {
+    if (fault_is("router")) return (Update){.loss = {.ce = 1, .router = NAN}, .norm = 1};
     Update u = judge_fp32.update(gpt, adamw);
     const Entry *e = &layout.entries[layout.count - 1];         // the gain of the last norm
     if (fault_is("moment")) *(float *)judge_fp32.tensor(gpt, ADAM_V, e) = INFINITY;
