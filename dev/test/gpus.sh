@@ -103,19 +103,19 @@ done
 check "3 processes evaluate"                       several 3 "$emu/train_gpt-bf16" --from bf16-3 --eval
 check "to the loss of one"                         sh -c "$emu/train_gpt-bf16 --from bf16-3 --eval | grep '^validation loss' > one && grep '^validation loss' said.0 | diff - one"
 
-# The row of Z in the embedding is NaN, and Z is one byte of a text of 24 sequences: of 4 steps that see each once, one process has it in one.
+# The row of Z in the embedding is zero, without eps its norm is NaN, and Z is one byte of a text of 24 sequences: of 4 steps that see each once, one process has it in one.
 awk 'BEGIN { for (i = 0; i < 384; i++) printf "%s", i == 200 ? "Z" : substr("etaoin shrdlu.", i * i % 13 + 1, 1) }' > text
 check "shards"                                     "$root/build/shard" --val-fraction 0 --out text.d text
-nan="$model --batch 6 --schedule-steps 4 --tied off --data text.d/train_000000.bin"
+nan="$model --eps 0 --batch 6 --schedule-steps 4 --tied off --data text.d/train_000000.bin"
 check "a model"                                    "$emu/train_gpt-fp32" $nan --steps 1 --out model
-cp model/step_00000001/model.safetensors nan.safetensors
-begin=$(($(od -An -tu8 -N8 nan.safetensors) + 8 + 90 * 64 * 4))
-awk 'BEGIN { for (i = 0; i < 256; i++) printf "\377" }' | dd of=nan.safetensors bs=1 seek=$begin conv=notrunc 2> /dev/null
+cp model/step_00000001/model.safetensors zero.safetensors
+begin=$(($(od -An -tu8 -N8 zero.safetensors) + 8 + 90 * 64 * 4))
+head -c 256 /dev/zero | dd of=zero.safetensors bs=1 seek=$begin conv=notrunc 2> /dev/null
 skipped() { grep '"skipped": "not finite"' "$1/log.jsonl" | sed 's/,.*//'; }
 finite() { grep -v skipped "$1/log.jsonl" | grep -o '"loss": [0-9.]*'; }
 for p in fp32 bf16; do
-    check "$p, 1 process with a NaN"               "$emu/train_gpt-$p" $nan --steps 4 --init-from nan.safetensors --out $p-nan-1
-    check "$p, 3 processes, a NaN on one"          several 3 "$emu/train_gpt-$p" $nan --steps 4 --init-from nan.safetensors --out $p-nan-3
+    check "$p, 1 process with a NaN"               "$emu/train_gpt-$p" $nan --steps 4 --init-from zero.safetensors --out $p-nan-1
+    check "$p, 3 processes, a NaN on one"          several 3 "$emu/train_gpt-$p" $nan --steps 4 --init-from zero.safetensors --out $p-nan-3
     check "$p: one step is skipped by all"         sh -c "[ -n '$(skipped $p-nan-3)' ] && [ '$(skipped $p-nan-3)' = '$(skipped $p-nan-1)' ] && [ $(finite $p-nan-3 | wc -l) = 3 ]"
 done
 

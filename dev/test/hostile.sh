@@ -275,10 +275,10 @@ holds "data that moved: the same weights" test "$(result)" = "$expected"
 copy run moved; mv data data_away
 refused "data that is gone" "found nothing there" "$train" --out moved $more
 mv data_away data
-for shard in train val; do
-    copy run moved; copy data other_data; flip other_data/${shard}_000000.bin 1500 0
+for split in train val; do
+    copy run moved; copy data other_data; flip other_data/${split}_000000.bin 1500 0
     remember moved
-    if [ $shard = train ]; then
+    if [ $split = train ]; then
         refused "a token of the data is another" "the training data is not what this run was trained on" "$train" --out moved $more --data other_data
         holds "a token of the data is another: nothing changed" unchanged moved
     else
