@@ -120,6 +120,9 @@ negative vocabulary|expected a vocabulary size, or 0 for unknown, found -1|$M 1 
 vocabulary above the model's|vocabulary of 300, the model of 256|$M 1 20 300 $twenty
 fewer tokens than a sample|expected at least seq + 1 = 17 tokens|$M 1 3 256 1 2 3
 END
+shard_file huge.bin $M 1 20 16777216 $twenty
+refused "shard: a vocabulary too large for this machine's memory" "no memory: this takes" \
+        "$train" --layers 1 --width 4096 --heads 2 --ffn 16 --seq 16 --batch 2 --steps 1 --data huge.bin --out bad
 shard_file small.bin $M 1 20 100 $twenty
 works "shard: a vocabulary below the model's" "$train" $two --data small.bin --out small_vocabulary
 holds "shard: and that is said" grep -q 'the rest goes unused' message

@@ -270,19 +270,49 @@ static void hurt_tensor(const char *run_dir, int64_t step, const char *file, con
     for (int i = 0; i < 2; i++) safetensors_close(&tensors[i]);
 }
 
-// In a checkpoint's text file `from` becomes `to`, which is as long; the manifest agrees.
+// In a checkpoint's text file `from` becomes `to`; the manifest agrees.
 static void forge(const char *checkpoint, const char *file, const char *from, const char *to) {
-    char path[512], sums[2][20];
+    char path[512], forged[1 << 14], sums[2][80];
     size_t n;
     check_format(path, sizeof path, "%s/%s", checkpoint, file);
-    char *text = file_read(path, INT64_MAX, &n), *at = text ? strstr(text, from) : NULL;
-    CHECK(at && strlen(from) == strlen(to), "no %s in %s", from, path);
-    check_format(sums[0], sizeof sums[0], "%016llx", (unsigned long long)hash_bytes(text, n));
-    memcpy(at, to, strlen(to));
-    check_format(sums[1], sizeof sums[1], "%016llx", (unsigned long long)hash_bytes(text, n));
-    write_text(path, text);
+    char *text = file_read(path, sizeof forged, &n), *at = text ? strstr(text, from) : NULL;
+    CHECK(at, "no %s in %s", from, path);
+    check_format(forged, sizeof forged, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    const char *both[] = {text, forged};
+    for (int i = 0; i < 2; i++) {
+        size_t bytes = strlen(both[i]);
+        unsigned long long hash = hash_bytes(both[i], bytes);
+        check_format(sums[i], sizeof sums[i], "{\"size\": %zu, \"xxh64\": \"%016llx\"}", bytes, hash);
+    }
+    write_text(path, forged);
     free(text);
     if (strcmp(file, "manifest.json")) forge(checkpoint, "manifest.json", sums[0], sums[1]);
+}
+
+// Numbers of state.json that no run can have are refused, before anything is computed from them.
+static void test_forged_states(void) {
+    static const char *const numbers[][3] = {
+        {"\"updates\": 12,", "\"updates\": 13,", "expected \"updates\" from 0 to 12, found 13"},
+        {"\"tokens\": 1536,", "\"tokens\": 9223372036854775807,", "expected \"tokens\" from 0 to 1536"},
+        {"\"bad\": 0,", "\"bad\": -1,", "expected \"bad\" from 0 to"},
+        {"\"epoch\": 0,", "\"epoch\": 9223372036854775807,", "the data position, epoch 9223372036854775807"},
+        {"\"row\": 0,", "\"row\": 4294967296,", "expected \"row\" from 0 to"},
+        {"\"step\": 12,", "\"step\": 9000000000000000000,", "expected \"step\" from 0 to"}};
+    char path[512], line[1024];
+    const char *dir = test_dir("forged");
+    check_format(line, sizeof line, TINY "--out %s/a", dir);
+    EXPECT(run(PROGRAM, line) == 0, "a run: %s", output);
+    for (int i = 0; i < 6; i++) {
+        check_format(line, sizeof line, "rm -rf %s/b; cp -r %s/a %s/b", dir, dir, dir);
+        EXPECT(run(line, "") == 0, "cp: %s", output);
+        forge(check_format(path, sizeof path, "%s/b/step_00000012", dir), "state.json", numbers[i][0], numbers[i][1]);
+        if (i == 5) {                                      // its folder agrees
+            check_format(line, sizeof line, "%s/b/step_9000000000000000000", dir);
+            EXPECT(rename(path, line) == 0, "cannot rename %s", path);
+        }
+        check_format(line, sizeof line, " --out %s/b --resume required --steps 13", dir);
+        expect_refused(line, numbers[i][2]);
+    }
 }
 
 // Steps that are left out count as steps and not as updates, in a run that is resumed too.
@@ -333,6 +363,7 @@ static void test_skipped_steps(void) {
 
 void test_run(void) {
     test_skipped_steps();
+    test_forged_states();
     char whole[17], again[17], resumed[17], other[17], line[1024], path[512];
     const char *dir = test_dir("run");
     int64_t steps;
