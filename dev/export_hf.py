@@ -108,6 +108,15 @@ def damage(folder):
     return None
 
 
+def other_step(folder, step):
+    """Why a whole checkpoint is not that of this step: it was renamed. "" if it is."""
+    try:
+        stated = json.loads((folder / "state.json").read_text())["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "its state.json names no step"
+    return "" if stated == step else f"its state.json is of step {stated}, was it renamed?"
+
+
 def find_checkpoint(path):
     """The newest whole checkpoint of a run, or the checkpoint that path is. Finds, refuses and
     passes over what checkpoint_find and checkpoint_latest of llmc/ do. A folder may be a link."""
@@ -129,7 +138,7 @@ def find_checkpoint(path):
         for folder in (path / f"step_{step:08d}", path / f".old-step_{step:08d}"):
             if not os.path.lexists(folder):
                 continue
-            if not (why := damage(folder)):
+            if not (why := damage(folder) or other_step(folder, step)):
                 return folder
             if os.path.lexists(folder):
                 gone, damaged = False, True

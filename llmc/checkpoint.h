@@ -34,9 +34,9 @@ static inline bool is_folder(const char *path) { struct stat info; return stat(p
 
 // Whether `name` in `folder` still leads to the file or folder that `fd` has open. follow: through a link, too.
 static inline bool file_is(int fd, int folder, const char *name, bool follow) {
-    struct stat open, named;
-    return fstat(fd, &open) == 0 && fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0
-        && open.st_ino == named.st_ino && open.st_dev == named.st_dev;
+    struct stat held, named;
+    return fstat(fd, &held) == 0 && fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0
+        && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
 // The folder that a name is in.
@@ -71,10 +71,11 @@ static inline int folder_open(const char *path) {
 
 // The folder `name` inside a run, made when it is missing. A link is refused: it would lead out of the run.
 static inline int folder_open_in(int folder, const char *name, const char *path) {
-    bool there = mkdirat(folder, name, 0777) == 0 || errno == EEXIST;
-    int fd = there ? openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    bool made = mkdirat(folder, name, 0777) == 0;
+    int fd = made || errno == EEXIST ? openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
     CHECK_WRITE(fd >= 0, "cannot make the directory %s: %s\n  -> free space on that disk; a file or link of that "
                 "name must be moved away", path, strerror(errno));
+    if (made) folder_sync(folder, path);
     return fd;
 }
 
@@ -96,6 +97,7 @@ static inline bool folder_make(const char *path) {
 // Removes the file, link or folder of plain files called `name`. Links are removed, never followed.
 static inline bool folder_remove(int folder, const char *name) {
     if (unlinkat(folder, name, 0) == 0 || errno == ENOENT) return true;
+    if (errno != EISDIR && errno != EPERM) return false;
     int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) return false;
@@ -119,7 +121,7 @@ static inline void file_begin_in(FileWriter *w, int folder, const char *path) {
     check_format(w->temp, sizeof w->temp, "%s.tmp", path);
     const char *temp = file_name(w->temp);
     w->hash = hash_begin();
-    w->folder = dup(folder);
+    w->folder = fcntl(folder, F_DUPFD_CLOEXEC, 0);
     unlinkat(w->folder, temp, 0);
     w->fd = openat(w->folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(w->fd >= 0, "cannot create %s: %s\n  -> check that the directory exists and may be written to",
@@ -164,7 +166,8 @@ static inline Hash file_commit(FileWriter *w) {
            && renameat(w->folder, file_name(w->temp), w->folder, file_name(w->path)) == 0;
     CHECK_WRITE(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one",
                 w->path, strerror(errno));
-    folder_sync(w->folder, w->path);
+    char dir[PATH_CAP];
+    folder_sync(w->folder, file_parent(dir, w->path));
     close(w->folder);
     return w->hash;
 }
@@ -540,8 +543,8 @@ static inline char *checkpoint_new_file(const Checkpoint *c, const char *name, c
     char dir[PATH_CAP];
     struct stat info;
     check_format(path, PATH_CAP, "%s/%s", checkpoint_path(dir, c->run_dir, ".tmp-", c->step), name);
-    bool free = checkpoint_is_name(name) && fstatat(c->folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0;
-    CHECK(free, "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once", name);
+    bool is_new = checkpoint_is_name(name) && fstatat(c->folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0;
+    CHECK(is_new, "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once", name);
     return path;
 }
 
@@ -679,7 +682,8 @@ static inline bool checkpoint_latest(const char *run_dir, int64_t below, char *d
             if (lstat(checkpoint_path(dir, run_dir, aside ? ".old-" : "", step), &info) != 0 && errno == ENOENT) continue;
             bool whole = checkpoint_verify(dir, why, sizeof why);
             int64_t stated = whole ? checkpoint_state_step(dir) : step;
-            if (stated != step) error_set(why, sizeof why, "its state.json is of step %" PRId64 ", was it renamed?", stated);
+            if (stated < 0) error_set(why, sizeof why, "its state.json names no step");
+            else if (stated != step) error_set(why, sizeof why, "its state.json is of step %" PRId64 ", was it renamed?", stated);
             else if (whole) return true;
             if (lstat(dir, &info) != 0 && errno == ENOENT) continue;
             fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, why);

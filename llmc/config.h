@@ -46,7 +46,7 @@ REFUSE(r->unit && f->positions != POSITIONS_ROPE, "%s has rotary positions\n  ->
 REFUSE(r->unit && f->decay_gains == GAINS_TO_ONE, "%s has no gains around one\n  -> --decay-gains off", r->name) \
 REFUSE(!f->kv_rank && f->positions == POSITIONS_ROPE && f->width / f->heads % 2, \
       "--positions rope needs an even head size, found %lld\n  -> other --heads, or --positions learned", (long long)(f->width / f->heads)) \
-REFUSE(user(micro_batch) && f->micro_batch && f->batch % f->micro_batch, \
+REFUSE((user(micro_batch) || (f->experts && f->balance_loss > 0)) && f->micro_batch && f->batch % f->micro_batch, \
       "--micro-batch %lld does not divide --batch %lld\n  -> choose it among the divisors of the batch", (long long)f->micro_batch, (long long)f->batch) \
 REFUSE(f->experts && (f->experts_per_token + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24, \
       "the experts of a token are too wide together, expected a hidden width of less than 2^24\n  -> a smaller --ffn, --experts-per-token or --shared-experts") \
@@ -213,10 +213,9 @@ static inline bool config_read(FlagSet *set, const char *path, const char *preci
     if (json_get(root, "xxh64") || (version > 1 && !json_get(root, "event"))) {
         const char *tail = strrchr(text, ',');
         bool whole = tail && !strcmp(tail, config_end(end, text, (size_t)(tail - text)));
-        CHECK(whole, "%s: expected the text of its checksum (xxh64), found another: "
-              "edited or damaged\n"
-              "  -> cp %s/step_*/config.json %s/ restores it; what may change on resume is a flag "
-              "of the command line", path, file_parent(run, path), run);
+        CHECK(whole, "%s: its text does not match its checksum (xxh64): edited or damaged\n"
+              "  -> restore it: cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/; to change a value, give its flag on "
+              "the command line", path, file_parent(run, path), run);
     }
     config_check_mode(root, path);
     const char *was = json_get_string(root, "precision", path);
@@ -286,7 +285,8 @@ static inline bool run_found(const char *out, int resume) {
     check_format(log, sizeof log, "%s/log.jsonl", out);
     bool whole = file_exists(config), found = whole || file_exists(log) || checkpoint_step_below(out, INT64_MAX) >= 0;
     CHECK(!found || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew, --from %s --sample N only reads it", out, out);
-    CHECK(!found || whole, "%s holds a run without its config.json; nothing was overwritten\n  -> copy it from a checkpoint: cp %s/step_*/config.json %s/", out, out, out);
+    CHECK(!found || whole, "%s holds a run without its config.json; nothing was overwritten\n  -> copy it from a checkpoint: cp "
+          "\"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/", out, out, out);
     return found;
 }
 

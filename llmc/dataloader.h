@@ -220,7 +220,7 @@ static inline bool shard_hash(const Shard *s, int width, ShardHasher *hasher, ch
     int64_t bytes = SHARD_HEADER_BYTES + s->count * width, at = 0, got = 0;
     Hash hash = hash_begin();
     errno = 0;
-    int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return false;
     while (at < bytes && !__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) {
         got = shard_read(fd, buffer, bytes - at < piece ? bytes - at : piece, at);
@@ -273,7 +273,7 @@ static inline double loader_gigabytes(const DataLoader *d) {
 }
 
 // Waits for the hash, with a line of progress every two seconds, and ends the program when a shard has changed since the
-// last time. Returns what identifies the data: the tokens of its shards and their order, not their names.
+// last time. Returns what identifies the data: the bytes of its shards and their order, not their names.
 static inline uint64_t loader_hash_end(DataLoader *d) {
     const struct timespec nap = {0, 1000000};
     ShardHasher *hasher = &d->hasher;
@@ -289,8 +289,8 @@ static inline uint64_t loader_hash_end(DataLoader *d) {
     if (hasher->running) {
         loader_hash_join(d);
         const Shard *bad = hasher->bad;
-        CHECK(!bad, "%s: expected the shard that training began with, found that it %s%s\n  -> restore the shard, then start "
-              "again from the last checkpoint", bad->path, hasher->error ? "cannot be read: " : "has changed", hasher->error ? strerror(hasher->error) : "");
+        CHECK(!bad, "%s %s%s\n  -> restore the shard, then start again from the last checkpoint", bad->path, hasher->error
+              ? "cannot be read any more: " : "has changed since this run began", hasher->error ? strerror(hasher->error) : "");
         Hash content = hash_begin();
         for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++) hash_add(&content, &s->hash, sizeof s->hash);
         d->content = hash_end(&content);

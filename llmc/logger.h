@@ -26,6 +26,9 @@ static inline void log_open(Log *log, int folder, const char *path, int64_t step
     memset(log, 0, sizeof *log);
     check_format(log->path, sizeof log->path, "%s", path);
     size_t n = 0, kept = 0;
+    struct stat info;
+    bool link = fstatat(folder, file_name(path), &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(info.st_mode);
+    CHECK(!link, "%s is a link, which would lead out of the run\n  -> move it away", path);
     char *old = file_read(path, INT64_MAX, &n);
     CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path, strerror(errno));
     for (size_t at = 0; old && at < n;) {

@@ -18,20 +18,21 @@ static inline double room_number(const char *root, const char *file, const char 
 }
 
 // The least that is left in a control group and those above it: its limit (names[0]), less what is
-// in use (names[1]), but for file cache that can go (names[2]).
+// in use (names[1]), but for file cache that can go (names[2], names[3]).
 static inline double room_group(const char *root, const char *base, char *group,
-                                const char *const names[3]) {
+                                const char *const names[4]) {
     char path[1024];
     double least = INFINITY;
     for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
-        double value[3];
+        double value[4];
         *end = 0;
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             const char *file = i < 2 ? names[i] : "memory.stat";
             check_format(path, sizeof path, "%s%s/%s", base, group, file);
             value[i] = room_number(root, path, i < 2 ? "" : names[i]);
         }
-        double left = value[0] - value[1] + (isnan(value[2]) ? 0 : value[2]);
+        double left = value[0] - value[1];
+        for (int i = 2; i < 4; i++) left += isnan(value[i]) ? 0 : value[i];
         if (left < least) least = left;
     }
     return least;
@@ -39,9 +40,9 @@ static inline double room_group(const char *root, const char *base, char *group,
 
 // processes: so many share the machine. root: "", or where a test has put its own /proc and /sys.
 static inline double room_free(const char *root, int processes) {
-    static const char *const NAMES[2][3] = {
-        {"memory.max", "memory.current", "inactive_file "},
-        {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "}};
+    static const char *const NAMES[2][4] = {
+        {"memory.max", "memory.current", "inactive_file ", "active_file "},
+        {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ", "total_active_file "}};
     char path[1024], line[1024];
     double room = 1024 * room_number(root, "/proc/meminfo", "MemAvailable:"), left;
     FILE *f = fopen(check_format(path, sizeof path, "%s/proc/self/cgroup", root), "r");
@@ -59,9 +60,9 @@ static inline double room_free(const char *root, int processes) {
     if (f) fclose(f);
     room /= processes;
     struct rlimit space;
-    if (getrlimit(RLIMIT_AS, &space) || space.rlim_cur == RLIM_INFINITY) return room < 0 ? 0 : room;
-    left = room_number(root, "/proc/self/statm", "") * (double)sysconf(_SC_PAGESIZE);
-    left = (double)space.rlim_cur - left;
-    if (left < room) room = left;
+    if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+        left = (double)space.rlim_cur - room_number(root, "/proc/self/statm", "") * (double)sysconf(_SC_PAGESIZE);
+        if (left < room) room = left;
+    }
     return room < 0 ? 0 : room;
 }

@@ -181,7 +181,7 @@ static inline void show_memory(const Trainer *t, const Model *m, const Setup *se
     const char *device = strcmp(t->device, "cpu") ? "GPU" : "CPU";
     double room = t->room(m, setup), gib = 1 << 30;
     printf("  %s: %.2f GiB needed; ", device, memory_needed(t, m, setup) / gib);
-    if (isnan(room)) printf("none found here\n");
+    if (isnan(room)) printf("how much is free is not known here\n");
     else printf("%.2f free; what fits: %s\n", room / gib,
                 memory_advice(fitting, sizeof fitting, t, m, setup, room));
 }

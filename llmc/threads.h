@@ -20,9 +20,12 @@ static inline int omp_in_parallel(void) { return 0; }
 static inline void threads_begin(char **argv) {
 #ifdef _OPENMP
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
-    setenv("GOMP_SPINCOUNT", "1000", 1);                                    // gcc's: rounds of the waiting loop
-    setenv("KMP_BLOCKTIME", "1", 1);                                        // clang's: milliseconds
-    execv("/proc/self/exe", argv);                                          // where it fails, threads spin
+    char program[4096];
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n <= 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0                  // gcc's: rounds of the waiting loop
+        || setenv("KMP_BLOCKTIME", "1", 1) != 0) return;                    // clang's: milliseconds
+    program[n] = 0;
+    execv(program, argv);                                                   // where it fails, threads spin
 #else
     (void)argv;
 #endif

@@ -135,11 +135,10 @@ static inline void run_read_weights(Run *r, const char *from) {
     run_read_tensors(r, path, WEIGHTS, WEIGHTS);
 }
 
-// What data is, by its content; 0 for none. Waits for its hash, and compares it between processes.
-static inline uint64_t run_data(Run *r, DataLoader *d) {
-    uint64_t content = d->tokens ? loader_hash_end(d) : 0;
-    CHECK(comm_agree(&r->comm, content), "the processes read different data\n  -> the same shards on every machine");
-    return content;
+// Waits until it is known what data is (d->content), and compares it between processes.
+static inline void run_know_data(Run *r, DataLoader *d) {
+    if (!d->tokens) return;
+    CHECK(comm_agree(&r->comm, loader_hash_end(d)), "the processes read different data\n  -> the same shards on every machine");
 }
 
 static const char PLANS[] = "plans.json";
@@ -258,7 +257,7 @@ static inline void run_check_folder(const Run *r) {
     char link[64], now[PATH_CAP];
     ssize_t n = readlink(check_format(link, sizeof link, "/proc/self/fd/%d", r->folder), now, sizeof now - 1);
     now[n > 0 ? n : 0] = 0;
-    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true), "%s is no longer the folder of this run, which was moved; the "
+    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true), "%s is no longer this run's folder: it was moved. The "
                 "checkpoint of step %lld is in it\n  -> --out %s --resume required", r->out, (long long)r->step, now);
     CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false), "%s was removed or replaced while the run wrote "
                 "to it; step %lld is saved\n  -> --resume required goes on, with a new log", r->log.path, (long long)r->step);
@@ -269,10 +268,11 @@ static inline void run_check_folder(const Run *r) {
 static inline bool run_save(Run *r) {
     Checkpoint c;
     struct stat info;
-    CHECK_WRITE(r->comm.rank || (fstat(r->folder, &info) == 0 && info.st_nlink), "%s was removed while the run trained: step "
-                "%lld cannot be saved\n  -> begin again, with another --out", r->out, (long long)r->step);
-    run_data(r, &r->train);
-    run_data(r, &r->val);
+    bool there = r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, true) || (fstat(r->folder, &info) == 0 && info.st_nlink);
+    CHECK_WRITE(there, "%s was removed while the run trained: step %lld cannot be saved\n  -> begin again, with another --out",
+                r->out, (long long)r->step);
+    if (!r->train.content) run_know_data(r, &r->train);   // the first one waits; a later epoch's hash need not
+    if (!r->val.content) run_know_data(r, &r->val);
     log_sync(&r->log);
     if (!r->comm.rank) checkpoint_begin(&c, r->folder, r->out, r->step);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
@@ -319,11 +319,13 @@ static inline void run_check_data(Run *r, const Json *state, const char *path) {
     char train[32], val[32];
     loader_hash_begin(&r->train);
     loader_hash_begin(&r->val);
-    check_format(train, sizeof train, "%016llx", (unsigned long long)run_data(r, &r->train));
-    check_format(val, sizeof val, "%016llx", (unsigned long long)run_data(r, &r->val));
+    run_know_data(r, &r->train);
+    run_know_data(r, &r->val);
+    check_format(train, sizeof train, "%016llx", (unsigned long long)r->train.content);
+    check_format(val, sizeof val, "%016llx", (unsigned long long)r->val.content);
     CHECK(!strcmp(train, json_get_string(state, "data_xxh64", path)), "%s: the training data is not what this run was trained "
           "on: its hash is %s\n  -> --data with the shards as they were; they may have moved", path, train);
-    if (strcmp(val, json_get_string(state, "val_data_xxh64", path)))
+    if (strcmp(val, json_get_string(state, "val_data_xxh64", path)) && !r->comm.rank)
         fprintf(stderr, "warning: the validation data is not what this run was validated with: losses before and after do not compare\n");
 }
 
@@ -346,7 +348,7 @@ static inline void run_resume(Run *r, int64_t below) {
     r->bad = (int)run_read_int(state, "bad", INT32_MAX, path);
     r->epoch = run_epoch(r);
     int64_t epoch = json_get_int(state, "epoch", path), sample = json_get_int(state, "sample", path);
-    CHECK(epoch == r->step * batch / r->train.samples && sample == r->step * batch % r->train.samples,
+    CHECK(epoch == r->epoch && sample == r->step * batch % r->train.samples,
           "%s: the data position, epoch %lld and sample %lld, is not that of step %lld\n  -> was the file edited? use another "
           "checkpoint", path, (long long)epoch, (long long)sample, (long long)r->step);
     run_check_data(r, state, path);
@@ -545,7 +547,7 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
 // The gradients of the batch of the next step. Where an epoch begins its data is hashed again.
 static inline void run_gradients(Run *r) {
     if (r->epoch != run_epoch(r)) {
-        run_data(r, &r->train);
+        run_know_data(r, &r->train);
         loader_hash_begin(&r->train);
         r->epoch = run_epoch(r);
     }
@@ -886,8 +888,10 @@ static inline int run_show(Run *r, const Setup *setup) {
         printf("%s", config);
         free(config);
     }
-    if (what == SHOW_MODEL) show_model(&r->m, &r->init, r->f->model, r->t, setup, true);
-    if (what == SHOW_MODEL) show_memory(r->t, &r->m, setup);
+    if (what == SHOW_MODEL) {
+        show_model(&r->m, &r->init, r->f->model, r->t, setup, true);
+        show_memory(r->t, &r->m, setup);
+    }
     for (int i = 0; what == SHOW_MODELS && i < PRESET_COUNT; i++) {
         FlagSet set;
         flags_default(&set);
@@ -952,10 +956,10 @@ static inline void run_open_folder(Run *r) {
 // Says that the run diverged, and where its last checkpoint is, whose weights are finite. Returns the exit status.
 static inline int run_diverged(const Run *r) {
     char last[PATH_CAP];
+    if (r->comm.rank) return EXIT_DIVERGED;
     int64_t step = checkpoint_step_below(r->out, r->step + 1);
     if (step < 0) check_format(last, sizeof last, "there is no checkpoint");
     else check_format(last, sizeof last, "its last finite weights are in %s/step_%08lld", r->out, (long long)step);
-    if (r->comm.rank) return EXIT_DIVERGED;
     if (r->bad) fprintf(stderr, "error: %d steps in a row were not finite: ", r->bad);
     else fprintf(stderr, "error: weights or moments are infinite or NaN and were not saved: ");
     fprintf(stderr, "the run diverged at step %lld; %s\n  -> a smaller --lr, a longer --warmup, or another --init\n", (long long)r->step, last);
@@ -1022,10 +1026,12 @@ static inline int run_train(Run *r) {
 // A run, from its folder to its last line; returns the exit status.
 static inline int run_training(Run *r) {
     run_open_folder(r);
-    loader_hash_begin(&r->train);
-    loader_hash_begin(&r->val);
-    double gigabytes = loader_gigabytes(&r->train);
-    if (gigabytes > 1) printf("hashing %.1f GB of shards beside the training, to know the data again\n", gigabytes);
+    if (!r->val.content) loader_hash_begin(&r->val);
+    if (!r->train.content) {
+        loader_hash_begin(&r->train);
+        double gigabytes = loader_gigabytes(&r->train);
+        if (gigabytes > 1) printf("hashing %.1f GB of shards beside the training, to know the data again\n", gigabytes);
+    }
     recorder_open(&r->recorder, r->m.L);
     if (!r->comm.rank) run_keep_tokenizer(r);
     if (r->comm.size > 1) printf("%d processes, each with a part of every batch and of the optimizer's state\n", r->comm.size);
@@ -1058,6 +1064,11 @@ static inline void run_begin(Run *r, bool resuming, int64_t event) {
     else if (*f->init_from) run_read_weights(r, f->init_from);
     else run_init_weights(r);
     if (!*f->from) r->t->prepare(r->gpt, NULL, NULL);
+}
+
+static inline int run_version(const Trainer *t) {
+    printf("norm.c, %s, %s on the %s, git %s\n", MODES[NORM_MODE].name, t->precision, t->device, GIT_HASH);
+    return 0;
 }
 
 static inline int run_help(const char *only) {
@@ -1096,10 +1107,7 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     memset(r, 0, sizeof *r);
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--help")) return run_help(i + 1 < argc ? argv[i + 1] : NULL);
-        if (strcmp(argv[i], "--version")) continue;
-        printf("norm.c, %s, %s on the %s, git %s\n", MODES[NORM_MODE].name, t->precision, t->device,
-               GIT_HASH);
-        return 0;
+        if (!strcmp(argv[i], "--version")) return run_version(t);
     }
     r->t = t;
     comm_open(&r->comm, t->device);
@@ -1113,7 +1121,9 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     r->unigram = training && configure && r->has_val ? run_unigram(r) : NAN;
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
-    r->micro = !training && !f->eval && !*f->probe ? 1 : (int)(f->micro_batch ? f->micro_batch : CEIL_DIV(f->batch, r->comm.size));
+    int64_t share = CEIL_DIV(f->batch, r->comm.size);      // a run that began on fewer processes kept a larger micro-batch
+    r->micro = (int)(f->micro_batch && f->micro_batch < share ? f->micro_batch : share);
+    if (!training && !f->eval && !*f->probe) r->micro = 1;
     Setup setup = run_setup(r, training);
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, r->comm.rank, r->comm.size);

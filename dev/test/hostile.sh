@@ -263,8 +263,11 @@ for link in config.json log.jsonl; do
     outside "$link.tmp a link"
 done
 elsewhere; rm -rf linked; mkdir linked; ln -s "$dir/elsewhere/log" linked/log.jsonl
-unwritten "log.jsonl a link" "log.jsonl: Too many levels" "$train" $two --data data --out linked
+refused "log.jsonl a link" "is a link, which would lead out of the run" "$train" $two --data data --out linked
 outside "log.jsonl a link"
+elsewhere; copy run linked; mv linked/log.jsonl elsewhere/log; ln -s "$dir/elsewhere/log" linked/log.jsonl; remember elsewhere
+refused "log.jsonl a link to a log" "is a link, which would lead out of the run" "$train" --out linked $more
+outside "log.jsonl a link to a log"
 elsewhere; rm -rf linked; mkdir linked; ln -s "$dir/elsewhere" linked/events
 run "$train" $model --data data --out linked --steps 200 --spike-z 0.001 --val-every 0
 outside "events a link"
@@ -293,14 +296,14 @@ copy data changing
 timeout 20 "$train" $model --steps 1000000 --norms-every 0 --val-every 0 --save-every 1000 --data changing --out changing_run > message 2>&1 & background=$!
 logs changing_run 10; flip changing/train_000000.bin 1500 0; wait $background; status=$?; background=
 holds "data that changes while training: status 1, found $status" test $status = 1
-holds "data that changes while training: said" grep -q 'found that it has changed' message
+holds "data that changes while training: said" grep -q 'has changed since this run began' message
 
 # ---- what a run finds changed at its next save
 
 timeout 20 "$train" $model --steps 1000000 --norms-every 0 --val-every 0 --save-every 1000 --data data --out away > message 2>&1 & background=$!
 logs away 10; mv away away_now; wait $background; status=$?; background=
 holds "the folder renamed: status 2, found $status" test $status = 2
-holds "the folder renamed: said, with its name now" grep -q "away is no longer the folder of this run.*" message
+holds "the folder renamed: said, with its name now" grep -q "away is no longer this run's folder" message
 holds "the folder renamed: how to go on" grep -q -e "-> --out $dir/away_now --resume required" message
 holds "the folder renamed: no other was made" test ! -e away
 works "the folder renamed: it goes on" "$train" --out away_now --resume required --steps 1

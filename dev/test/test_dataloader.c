@@ -398,8 +398,8 @@ static void test_content(void) {
         write_shard(last ? b : a, last ? 1000 : 0, 1000, 2, 0);
     }
     EXPECT(content_of(pattern) == whole, "and as it was");
-    EXPECT_REFUSAL(change_between, b, "b.bin: expected the shard that training began with, found that it has changed");
-    EXPECT_REFUSAL(change_between, NULL, "b.bin: expected the shard that training began with, found that it cannot be read: No such file");
+    EXPECT_REFUSAL(change_between, b, "b.bin has changed since this run began");
+    EXPECT_REFUSAL(change_between, NULL, "b.bin cannot be read any more: No such file");
 }
 
 void test_dataloader(void) {

@@ -186,7 +186,7 @@ static void test_refused_folders(void) {
         {.index = ", \"x\": \"/etc/passwd\"", .words = "a file of this folder, found /etc/passwd"}, {.index = ", \"x\": \".hidden\"", .words = "found .hidden"}, {.index = ", \"x\": 5", .words = "found no name"},
         {.index = ", \"x\": \"three.safetensors\"", .words = "three.safetensors: expected a whole safetensors file"},
         {.flags = "--layers 3", .words = "and 3 on the command line"}, {.flags = "--norm rms", .words = "--norm is layer in "}, {.flags = "--positions rope", .words = "--positions is learned in"},
-        {.flags = "--model gpt2-124M", .words = "and 12 on the command line, by --model"}, {.flags = "--seq 7", .words = "wpe.weight has shape [6, 8], expected [7, 8]"}};
+        {.flags = "--model gpt2-124M", .words = "and 12 by --model"}, {.flags = "--seq 7", .words = "wpe.weight has shape [6, 8], expected [7, 8]"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) EXPECT_REFUSAL(body_read, &refused[i], refused[i].words);
     Folder ignored = {.add = "transformer.h.1.attn.masked_bias"};
     Read r = read_folder(write_folder(&GPT2_SOURCE, &ignored), "");

@@ -784,7 +784,7 @@ void test_command(void) {
     // What is in the run's config.json is what the run wrote, to the byte.
     static const char *const edits[][2] = {{"s/\"steps\": \"14\"/\"steps\": \"15\"/",
         "edited or damaged"}, {"s/\"save_every\": \"500\"/\"save_every\": \"501\"/",
-        "is a flag of the command line"},
+        "give its flag on the command line"},
         {"/xxh64/d; s/^  },/  }/", "edited or damaged"}, {"s/xxh64/xxh65/", "edited or damaged"},
             {"s/^}$/} /", "edited or damaged"},
             {"s/\"micro_batch\": \"4\"/\"micro_batch\": \"2\"/", "edited or damaged"}};
@@ -794,7 +794,7 @@ void test_command(void) {
             "%s/a/config.json && ! cmp -s %s/kept %s/a/config.json && "
             PROGRAM " --out %s/a --resume auto --steps 16", dir, dir, edits[i][0], dir, dir, dir,
             dir);
-        EXPECT(run(line, "") == 1 && strstr(output, edits[i][1]) && strstr(output, "-> cp "),
+        EXPECT(run(line, "") == 1 && strstr(output, edits[i][1]) && strstr(output, "-> restore it: cp "),
                "%s: expected \"%s\", found %s", edits[i][0], edits[i][1], output);
         shell("cp %s/kept %s/a/config.json", dir, dir);
     }
