@@ -32,7 +32,8 @@
 static inline bool file_exists(const char *path) { struct stat info; return stat(path, &info) == 0; }
 static inline bool is_folder(const char *path) { struct stat info; return stat(path, &info) == 0 && S_ISDIR(info.st_mode); }
 
-// Whether `name` in `folder` still leads to the file or folder that `fd` has open. follow: through a link, too.
+// Whether `name` in `folder` still leads to the file or folder that `fd` has open. follow: through
+// a link, too.
 static inline bool file_is(int fd, int folder, const char *name, bool follow) {
     struct stat held, named;
     return fstat(fd, &held) == 0 && fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0
@@ -54,14 +55,16 @@ static inline const char *file_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-// A new name is on the disk only when its folder is. Some file systems cannot sync folders and return EINVAL.
+// A new name is on the disk only when its folder is. Some file systems cannot sync folders and
+// return EINVAL.
 static inline void folder_sync(int folder, const char *path) {
     CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
                 "cannot bring the directory %s to the disk: %s\n  -> check that it exists and its disk is sound",
                 path, strerror(errno));
 }
 
-// A folder, held open. What is then written into it goes there even if the folder is renamed or replaced meanwhile.
+// A folder, held open. What is then written into it goes there even if the folder is renamed or
+// replaced meanwhile.
 static inline int folder_open(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK_WRITE(folder >= 0, "cannot open the directory %s: %s\n  -> check that it exists and may be written to",
@@ -69,7 +72,8 @@ static inline int folder_open(const char *path) {
     return folder;
 }
 
-// The folder `name` inside a run, made when it is missing. A link is refused: it would lead out of the run.
+// The folder `name` inside a run, made when it is missing. A link is refused: it would lead out of
+// the run.
 static inline int folder_open_in(int folder, const char *name, const char *path) {
     bool made = mkdirat(folder, name, 0777) == 0;
     int fd = made || errno == EEXIST ? openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
@@ -79,8 +83,8 @@ static inline int folder_open_in(int folder, const char *name, const char *path)
     return fd;
 }
 
-// Makes a folder and those above it, and brings the new names to the disk. Returns false with errno set when the
-// folder is there already (EEXIST) or cannot be made.
+// Makes a folder and those above it, and brings the new names to the disk. Returns false with errno
+// set when the folder is there already (EEXIST) or cannot be made.
 static inline bool folder_make(const char *path) {
     char above[PATH_CAP];
     if (mkdir(path, 0777) != 0) {
@@ -114,8 +118,8 @@ typedef struct {
     Hash hash;                                // of what was added, and its length
 } FileWriter;
 
-// folder: the open folder that the file goes in. A .tmp that a kill left, or a link of that name, is removed, never
-// written through.
+// folder: the open folder that the file goes in. A .tmp that a kill left, or a link of that name,
+// is removed, never written through.
 static inline void file_begin_in(FileWriter *w, int folder, const char *path) {
     check_format(w->path, sizeof w->path, "%s", path);
     check_format(w->temp, sizeof w->temp, "%s.tmp", path);
@@ -149,7 +153,8 @@ static inline void file_add(FileWriter *w, const void *data, size_t n) {
     }
 }
 
-// Bytes at a place of their own, for files whose parts come in another order. The checksum leaves them out.
+// Bytes at a place of their own, for files whose parts come in another order. The checksum leaves
+// them out.
 static inline void file_put(FileWriter *w, const void *data, size_t n, int64_t at) {
     const char *p = (const char *)data;
     while (n) {
@@ -435,11 +440,13 @@ static inline char *safetensors_header(const Tensor *tensors, int count, size_t 
     return text;
 }
 
-// Writes the header of a file just begun. The data of the tensors follow in the order given; returns where they begin.
+// Writes the header of a file just begun. The data of the tensors follow in the order given;
+// returns where they begin.
 static inline int64_t safetensors_begin(FileWriter *w, const Tensor *tensors, int count) {
     size_t n;
     char *header = safetensors_header(tensors, count, &n), error[256];
-    // The reader judges the header first: a name used twice, say, would make a file that nobody can open.
+    // The reader judges the header first: a name used twice, say, would make a file that nobody can
+    // open.
     Json *parsed;
     bool ok = json_try_parse(header, n, &parsed, error, sizeof error);
     CHECK(ok, "%s: these tensors make no valid file: %s\n  -> give each a name of its own", w->path, error);
@@ -451,8 +458,8 @@ static inline int64_t safetensors_begin(FileWriter *w, const Tensor *tensors, in
     return (int64_t)n + 8;
 }
 
-// Writes a whole file without copying the data; the hash is that of the whole file. Counts in *bad the values that
-// are infinite or NaN, piece by piece while the piece is in the cache.
+// Writes a whole file without copying the data; the hash is that of the whole file. Counts in *bad
+// the values that are infinite or NaN, piece by piece while the piece is in the cache.
 static inline Hash safetensors_write(FileWriter *w, const Tensor *tensors, int count, int64_t *bad) {
     const int64_t piece = 1 << 20;
     safetensors_begin(w, tensors, count);
@@ -654,9 +661,10 @@ static inline int64_t checkpoint_state_step(const char *dir) {
     return step;
 }
 
-// Removes old checkpoints once the one of `newest` is written: those that are neither among the last `last` up to it nor
-// of a step that `every` divides; last 0 keeps all. Later steps are damaged ones that a resume passed over: they neither
-// count nor go. Each is renamed first, so that a kill leaves no half of one; of a link only the link goes.
+// Removes old checkpoints once the one of `newest` is written: those that are neither among the
+// last `last` up to it nor of a step that `every` divides; last 0 keeps all. Later steps are
+// damaged ones that a resume passed over: they neither count nor go. Each is renamed first, so that
+// a kill leaves no half of one; of a link only the link goes.
 static inline void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
     char path[PATH_CAP], aside[PATH_CAP];
     int64_t step = newest + 1;

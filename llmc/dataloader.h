@@ -11,7 +11,8 @@
 //
 // The built-in corpus (data/stories.c) is such a stream in memory, a new one for every epoch of training, so it never repeats.
 //
-// Data is identified by its content: the XXH64 of every shard, in their order. A thread computes it beside the training.
+// Data is identified by its content: the XXH64 of every shard, in their order. A thread computes it
+// beside the training.
 #pragma once
 #include <dirent.h>
 #include <errno.h>
@@ -36,7 +37,8 @@ enum { CORPUS_TRAIN_TOKENS = (1 << 21) + 1, CORPUS_VAL_TOKENS = (1 << 17) + 1, C
 // Holds the tokens first .. first+count-1 of the stream. hash: of the file, 0 until it is known.
 typedef struct { char *path; int64_t first, count; uint64_t hash; } Shard;
 
-// The thread that hashes shards. done, bytes and stop are read and written by both threads, atomically.
+// The thread that hashes shards. done, bytes and stop are read and written by both threads,
+// atomically.
 typedef struct {
     pthread_t thread;
     bool running;
@@ -215,7 +217,8 @@ static inline void loader_open(DataLoader *d, const char *path, const char *spli
 
 // ---------------------------------------------------------------------------------------------------- what the data is
 
-// XXH64 of a shard's bytes. False with errno set (0: it is cut short) when it cannot be read, or with `stop` set.
+// XXH64 of a shard's bytes. False with errno set (0: it is cut short) when it cannot be read, or
+// with `stop` set.
 static inline bool shard_hash(const Shard *s, int width, ShardHasher *hasher, char *buffer, int64_t piece, uint64_t *out) {
     int64_t bytes = SHARD_HEADER_BYTES + s->count * width, at = 0, got = 0;
     Hash hash = hash_begin();
@@ -272,8 +275,9 @@ static inline double loader_gigabytes(const DataLoader *d) {
     return 1e-9 * (double)(d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
 }
 
-// Waits for the hash, with a line of progress every two seconds, and ends the program when a shard has changed since the
-// last time. Returns what identifies the data: the bytes of its shards and their order, not their names.
+// Waits for the hash, with a line of progress every two seconds, and ends the program when a shard
+// has changed since the last time. Returns what identifies the data: the bytes of its shards and
+// their order, not their names.
 static inline uint64_t loader_hash_end(DataLoader *d) {
     const struct timespec nap = {0, 1000000};
     ShardHasher *hasher = &d->hasher;

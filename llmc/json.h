@@ -282,8 +282,9 @@ static inline Json *json_parse(const char *text, size_t n, const char *where) {
     return root;
 }
 
-// The bytes of a regular file and a zero behind them, to be freed, or NULL with errno set. Refuses pipes, which may never
-// begin, devices, which may never end, and files of more than `most` bytes (EFBIG) before it takes memory.
+// The bytes of a regular file and a zero behind them, to be freed, or NULL with errno set. Refuses
+// pipes, which may never begin, devices, which may never end, and files of more than `most` bytes
+// (EFBIG) before it takes memory.
 static inline char *file_read(const char *path, int64_t most, size_t *n) {
     struct stat info;
     *n = 0;

@@ -21,7 +21,8 @@ static inline bool log_keeps(Log *log, const char *line, size_t n, int64_t step)
     return keep;
 }
 
-// Opens the log of a run that goes on from `step` (0: begins), in the run's folder. A link of that name is refused.
+// Opens the log of a run that goes on from `step` (0: begins), in the run's folder. A link of that
+// name is refused.
 static inline void log_open(Log *log, int folder, const char *path, int64_t step) {
     memset(log, 0, sizeof *log);
     check_format(log->path, sizeof log->path, "%s", path);

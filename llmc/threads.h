@@ -14,9 +14,10 @@ static inline int omp_get_thread_num(void) { return 0; }
 static inline int omp_in_parallel(void) { return 0; }
 #endif
 
-// Called first. An idle OpenMP thread spins for some microseconds and then sleeps, so that it leaves its core to other
-// programs: spinning as long as the runtimes do by default (milliseconds), four runs on two cores take thirty times as long
-// as one. The runtimes read their settings before main, so the program starts once more with them. The user's own setting wins.
+// Called first. An idle OpenMP thread spins for some microseconds and then sleeps, so that it
+// leaves its core to other programs: spinning as long as the runtimes do by default (milliseconds),
+// four runs on two cores take thirty times as long as one. The runtimes read their settings before
+// main, so the program starts once more with them. The user's own setting wins.
 static inline void threads_begin(char **argv) {
 #ifdef _OPENMP
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;

@@ -232,7 +232,8 @@ static inline void run_read_window(SpikeWindow *w, const Json *state, const char
     }
 }
 
-// The losses of `samples` samples from number `first` on, in micro-batches; with scale > 0 also their gradients. Each process takes its share of them.
+// The losses of `samples` samples from number `first` on, in micro-batches; with scale > 0 also
+// their gradients. Each process takes its share of them.
 static inline void run_batches(Run *r, DataLoader *data, int64_t first, int64_t samples, double scale) {
     int64_t end = first + samples * (r->comm.rank + 1) / r->comm.size;
     for (int64_t at = first + samples * r->comm.rank / r->comm.size; at < end;) {
@@ -244,15 +245,16 @@ static inline void run_batches(Run *r, DataLoader *data, int64_t first, int64_t 
     }
 }
 
-// Whether the weights still predict: the loss of the next batch, which this step's weights have not seen, is finite.
+// Whether the weights still predict: the loss of the next batch, which this step's weights have not
+// seen, is finite.
 static inline bool run_is_usable(Run *r) {
     run_batches(r, &r->train, r->step * r->f->batch, r->f->batch, 0);
     Loss loss = r->t->loss(r->gpt);
     return isfinite(loss.ce + loss.z + loss.router);
 }
 
-// After a save: the folder and the log are still those that the run writes to. A checkpoint written into a folder that was
-// renamed lies in it, whole.
+// After a save: the folder and the log are still those that the run writes to. A checkpoint written
+// into a folder that was renamed lies in it, whole.
 static inline void run_check_folder(const Run *r) {
     char link[64], now[PATH_CAP];
     ssize_t n = readlink(check_format(link, sizeof link, "/proc/self/fd/%d", r->folder), now, sizeof now - 1);
@@ -263,8 +265,9 @@ static inline void run_check_folder(const Run *r) {
                 "to it; step %lld is saved\n  -> --resume required goes on, with a new log", r->log.path, (long long)r->step);
 }
 
-// Saves a checkpoint. Returns false, with nothing saved, when weights or moments are infinite or NaN. Older checkpoints go
-// (--keep-last) only if the new one is usable and the last step was finite: otherwise they are what one goes back to.
+// Saves a checkpoint. Returns false, with nothing saved, when weights or moments are infinite or
+// NaN. Older checkpoints go (--keep-last) only if the new one is usable and the last step was
+// finite: otherwise they are what one goes back to.
 static inline bool run_save(Run *r) {
     Checkpoint c;
     struct stat info;
@@ -310,7 +313,8 @@ static inline void run_check_config(const Run *r, const char *dir) {
     }
 }
 
-// Training data must be what it was, byte for byte, wherever it lies now. Other validation data is a warning.
+// Training data must be what it was, byte for byte, wherever it lies now. Other validation data is
+// a warning.
 static inline void run_check_data(Run *r, const Json *state, const char *path) {
     if (!json_get(state, "data_xxh64")) {
         printf("note: this checkpoint does not say what its data was: written by an older norm.c\n");
@@ -414,7 +418,8 @@ static inline void run_tasks(Run *r) {
     log_end(&r->log);
 }
 
-// Says once when training has become less than half as fast as the median of the lines of progress before.
+// Says once when training has become less than half as fast as the median of the lines of progress
+// before.
 static inline void run_note_pace(Run *r, double busy) {
     Pace *p = &r->pace;
     double sorted[PACES], rate = (double)(r->tokens - p->tokens) / (busy - p->busy);
@@ -953,7 +958,8 @@ static inline void run_open_folder(Run *r) {
     comm_broadcast(&r->comm, r->out, sizeof r->out);
 }
 
-// Says that the run diverged, and where its last checkpoint is, whose weights are finite. Returns the exit status.
+// Says that the run diverged, and where its last checkpoint is, whose weights are finite. Returns
+// the exit status.
 static inline int run_diverged(const Run *r) {
     char last[PATH_CAP];
     if (r->comm.rank) return EXIT_DIVERGED;
