@@ -299,7 +299,7 @@ static Options parse(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     check_streams_begin();
-    signal(SIGXFSZ, SIG_IGN);              // a file at its size limit is a failed write, as on a full disk
+    signal(SIGXFSZ, SIG_IGN); // a file at its size limit is a failed write, as on a full disk
     Options o = parse(argc, argv);
     Documents *text = &o.documents;
     prepare_folder(o.out);

@@ -36,8 +36,9 @@ static inline bool is_folder(const char *path) { struct stat info; return stat(p
 // a link, too.
 static inline bool file_is(int fd, int folder, const char *name, bool follow) {
     struct stat held, named;
-    return fstat(fd, &held) == 0 && fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0
-        && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+    return fstat(fd, &held) == 0
+           && fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0
+           && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
 // The folder that a name is in.
@@ -59,7 +60,8 @@ static inline const char *file_name(const char *path) {
 // return EINVAL.
 static inline void folder_sync(int folder, const char *path) {
     CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
-                "cannot bring the directory %s to the disk: %s\n  -> check that it exists and its disk is sound",
+                "cannot bring the directory %s to the disk: %s\n  -> check that it exists and its "
+                "disk is sound",
                 path, strerror(errno));
 }
 
@@ -67,7 +69,8 @@ static inline void folder_sync(int folder, const char *path) {
 // replaced meanwhile.
 static inline int folder_open(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    CHECK_WRITE(folder >= 0, "cannot open the directory %s: %s\n  -> check that it exists and may be written to",
+    CHECK_WRITE(folder >= 0,
+                "cannot open the directory %s: %s\n  -> check that it exists and may be written to",
                 path, strerror(errno));
     return folder;
 }
@@ -76,9 +79,12 @@ static inline int folder_open(const char *path) {
 // the run.
 static inline int folder_open_in(int folder, const char *name, const char *path) {
     bool made = mkdirat(folder, name, 0777) == 0;
-    int fd = made || errno == EEXIST ? openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
-    CHECK_WRITE(fd >= 0, "cannot make the directory %s: %s\n  -> free space on that disk; a file or link of that "
-                "name must be moved away", path, strerror(errno));
+    int fd = made || errno == EEXIST
+                 ? openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+                 : -1;
+    CHECK_WRITE(fd >= 0, "cannot make the directory %s: %s\n"
+                "  -> free space on that disk; move a file or link of that name away",
+                path, strerror(errno));
     if (made) folder_sync(folder, path);
     return fd;
 }
@@ -88,7 +94,8 @@ static inline int folder_open_in(int folder, const char *name, const char *path)
 static inline bool folder_make(const char *path) {
     char above[PATH_CAP];
     if (mkdir(path, 0777) != 0) {
-        if (errno != ENOENT || strlen(file_parent(above, path)) >= strlen(path)) return false;     // "." and "/" end it
+        bool has_parent = strlen(file_parent(above, path)) < strlen(path);       // not "." or "/"
+        if (errno != ENOENT || !has_parent) return false;
         if (!folder_make(above) && errno != EEXIST) return false;
         if (mkdir(path, 0777) != 0) return false;
     }
@@ -128,7 +135,8 @@ static inline void file_begin_in(FileWriter *w, int folder, const char *path) {
     w->folder = fcntl(folder, F_DUPFD_CLOEXEC, 0);
     unlinkat(w->folder, temp, 0);
     w->fd = openat(w->folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    CHECK_WRITE(w->fd >= 0, "cannot create %s: %s\n  -> check that the directory exists and may be written to",
+    CHECK_WRITE(w->fd >= 0,
+                "cannot create %s: %s\n  -> check that the directory exists and may be written to",
                 w->temp, strerror(errno));
 }
 
@@ -145,8 +153,10 @@ static inline void file_add(FileWriter *w, const void *data, size_t n) {
     while (n) {
         ssize_t written = write(w->fd, p, n < 1 << 20 ? n : 1 << 20);
         if (written < 0 && errno == EINTR) continue;
-        CHECK_WRITE(written > 0, "cannot write %s after %" PRIu64 " bytes: %s\n  -> free space on that disk, or write "
-                    "to another one", w->temp, w->hash.length, strerror(errno));
+        CHECK_WRITE(written > 0,
+                    "cannot write %s after %" PRIu64 " bytes: %s\n"
+                    "  -> free space on that disk, or write to another one",
+                    w->temp, w->hash.length, strerror(errno));
         hash_add(&w->hash, p, (size_t)written);
         p += written;
         n -= (size_t)written;
@@ -160,7 +170,8 @@ static inline void file_put(FileWriter *w, const void *data, size_t n, int64_t a
     while (n) {
         ssize_t written = pwrite(w->fd, p, n, (off_t)at);
         if (written < 0 && errno == EINTR) continue;
-        CHECK_WRITE(written > 0, "cannot write %s: %s\n  -> free space on that disk, or write to another one",
+        CHECK_WRITE(written > 0,
+                    "cannot write %s: %s\n  -> free space on that disk, or write to another one",
                     w->temp, strerror(errno));
         p += written, at += written, n -= (size_t)written;
     }
@@ -288,9 +299,12 @@ static inline int64_t real_count_bad(const void *x, size_t element, int64_t n) {
 }
 
 // Refuses weights or moments, just read from a file, that are infinite or NaN.
-static inline void real_check_finite(const void *x, size_t element, int64_t n, const char *path, const char *name) {
+static inline void real_check_finite(const void *x, size_t element, int64_t n, const char *path,
+                                     const char *name) {
     int64_t bad = real_count_bad(x, element, n);
-    CHECK(!bad, "%s: %lld values of %s are infinite or NaN\n  -> use an earlier checkpoint, or a sound copy of the weights",
+    CHECK(!bad,
+          "%s: %lld values of %s are infinite or NaN\n  -> use an earlier checkpoint, or a sound "
+          "copy of the weights",
           path, (long long)bad, name);
 }
 
@@ -449,7 +463,8 @@ static inline int64_t safetensors_begin(FileWriter *w, const Tensor *tensors, in
     // open.
     Json *parsed;
     bool ok = json_try_parse(header, n, &parsed, error, sizeof error);
-    CHECK(ok, "%s: these tensors make no valid file: %s\n  -> give each a name of its own", w->path, error);
+    CHECK(ok, "%s: these tensors make no valid file: %s\n  -> give each a name of its own", w->path,
+          error);
     json_free(parsed);
     uint64_t length = n;
     file_add(w, &length, 8);
@@ -460,7 +475,8 @@ static inline int64_t safetensors_begin(FileWriter *w, const Tensor *tensors, in
 
 // Writes a whole file without copying the data; the hash is that of the whole file. Counts in *bad
 // the values that are infinite or NaN, piece by piece while the piece is in the cache.
-static inline Hash safetensors_write(FileWriter *w, const Tensor *tensors, int count, int64_t *bad) {
+static inline Hash safetensors_write(FileWriter *w, const Tensor *tensors, int count,
+                                     int64_t *bad) {
     const int64_t piece = 1 << 20;
     safetensors_begin(w, tensors, count);
     for (const Tensor *t = tensors; t < tensors + count; t++) {
@@ -480,7 +496,7 @@ static inline Hash safetensors_write(FileWriter *w, const Tensor *tensors, int c
 
 // A checkpoint that is being written.
 typedef struct {
-    int run, folder;                  // the run's folder, the caller's; .tmp-step_N in it, held open
+    int run, folder;                  // the caller's handle of the run; .tmp-step_N in it
     char run_dir[PATH_CAP];           // the run's folder by name, for messages
     int64_t step;
     int64_t bad;                      // values written so far that are infinite or NaN
@@ -508,7 +524,8 @@ static inline int64_t checkpoint_step(const char *name, const char *prefix) {
 static inline DIR *folder_list(int folder, const char *path) {
     int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written", path, strerror(errno));
+    CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written", path,
+                strerror(errno));
     return d;
 }
 
@@ -518,11 +535,13 @@ static inline void checkpoint_tidy(int run, const char *run_dir) {
     DIR *d = folder_list(run, run_dir);
     for (struct dirent *e; (e = readdir(d)) != NULL;) {
         const char *name = e->d_name;
-        bool unfinished = checkpoint_step(name, ".tmp-") >= 0, aside = checkpoint_step(name, ".old-") >= 0;
+        bool unfinished = checkpoint_step(name, ".tmp-") >= 0;
+        bool aside = checkpoint_step(name, ".old-") >= 0;
         if (!unfinished && !aside) continue;
         bool restore = aside && fstatat(run, name + 5, &info, AT_SYMLINK_NOFOLLOW) != 0;
         bool ok = restore ? renameat(run, name, run, name + 5) == 0 : folder_remove(run, name);
-        CHECK_WRITE(ok, "cannot clear the leftover %s/%s: %s\n  -> remove it by hand", run_dir, name, strerror(errno));
+        CHECK_WRITE(ok, "cannot clear the leftover %s/%s: %s\n  -> remove it by hand", run_dir,
+                    name, strerror(errno));
     }
     closedir(d);
 }
@@ -550,8 +569,10 @@ static inline char *checkpoint_new_file(const Checkpoint *c, const char *name, c
     char dir[PATH_CAP];
     struct stat info;
     check_format(path, PATH_CAP, "%s/%s", checkpoint_path(dir, c->run_dir, ".tmp-", c->step), name);
-    bool is_new = checkpoint_is_name(name) && fstatat(c->folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0;
-    CHECK(is_new, "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once", name);
+    bool is_new =
+        checkpoint_is_name(name) && fstatat(c->folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0;
+    CHECK(is_new, "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once",
+          name);
     return path;
 }
 
@@ -588,14 +609,16 @@ static inline void checkpoint_commit(Checkpoint *c) {
     checkpoint_path(plain, c->run_dir, "", c->step);
     checkpoint_path(aside, c->run_dir, ".old-", c->step);
     text_end(c->manifest, "\n}\n", "a manifest");
-    file_write_text(c->folder, check_format(manifest, sizeof manifest, "%s/manifest.json", temp), c->text);
+    file_write_text(c->folder, check_format(manifest, sizeof manifest, "%s/manifest.json", temp),
+                    c->text);
     free(c->text);
     close(c->folder);
     bool ok = renameat(c->run, file_name(plain), c->run, file_name(aside)) == 0 || errno == ENOENT;
     ok = ok && renameat(c->run, file_name(temp), c->run, file_name(plain)) == 0;
     CHECK_WRITE(ok, "cannot move %s to %s: %s\n  -> choose a directory that can be written", temp, plain, strerror(errno));
     folder_sync(c->run, c->run_dir);
-    folder_remove(c->run, file_name(aside));         // the new one is safe: should this fail, the next begin tries again
+    // The new one is safe. Should this fail, the next begin tries again.
+    folder_remove(c->run, file_name(aside));
 }
 
 // One member of the manifest against its file.
@@ -665,7 +688,8 @@ static inline int64_t checkpoint_state_step(const char *dir) {
 // last `last` up to it nor of a step that `every` divides; last 0 keeps all. Later steps are
 // damaged ones that a resume passed over: they neither count nor go. Each is renamed first, so that
 // a kill leaves no half of one; of a link only the link goes.
-static inline void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
+static inline void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last,
+                                    int64_t every) {
     char path[PATH_CAP], aside[PATH_CAP];
     int64_t step = newest + 1;
     for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
@@ -691,7 +715,8 @@ static inline bool checkpoint_latest(const char *run_dir, int64_t below, char *d
             bool whole = checkpoint_verify(dir, why, sizeof why);
             int64_t stated = whole ? checkpoint_state_step(dir) : step;
             if (stated < 0) error_set(why, sizeof why, "its state.json names no step");
-            else if (stated != step) error_set(why, sizeof why, "its state.json is of step %" PRId64 ", was it renamed?", stated);
+            else if (stated != step) error_set(why, sizeof why, "its state.json is of step "
+                                               "%" PRId64 ", was it renamed?", stated);
             else if (whole) return true;
             if (lstat(dir, &info) != 0 && errno == ENOENT) continue;
             fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, why);

@@ -213,9 +213,11 @@ static inline bool config_read(FlagSet *set, const char *path, const char *preci
     if (json_get(root, "xxh64") || (version > 1 && !json_get(root, "event"))) {
         const char *tail = strrchr(text, ',');
         bool whole = tail && !strcmp(tail, config_end(end, text, (size_t)(tail - text)));
-        CHECK(whole, "%s: its text does not match its checksum (xxh64): edited or damaged\n"
-              "  -> restore it: cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/; to change a value, give its flag on "
-              "the command line", path, file_parent(run, path), run);
+        CHECK(whole,
+              "%s: its text does not match its checksum (xxh64): edited or damaged\n"
+              "  -> restore it: cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/; "
+              "to change a value, give its flag on the command line",
+              path, file_parent(run, path), run);
     }
     config_check_mode(root, path);
     const char *was = json_get_string(root, "precision", path);
@@ -285,8 +287,10 @@ static inline bool run_found(const char *out, int resume) {
     check_format(log, sizeof log, "%s/log.jsonl", out);
     bool whole = file_exists(config), found = whole || file_exists(log) || checkpoint_step_below(out, INT64_MAX) >= 0;
     CHECK(!found || resume, "%s already holds a run; nothing was overwritten\n  -> --resume auto goes on with it, another --out begins anew, --from %s --sample N only reads it", out, out);
-    CHECK(!found || whole, "%s holds a run without its config.json; nothing was overwritten\n  -> copy it from a checkpoint: cp "
-          "\"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/", out, out, out);
+    CHECK(!found || whole,
+          "%s holds a run without its config.json; nothing was overwritten\n"
+          "  -> copy it from a checkpoint: cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/",
+          out, out, out);
     return found;
 }
 

@@ -61,7 +61,7 @@ typedef struct {
     void *raw;                         // T+1 tokens as they are on disk
     char *text;                        // the built-in corpus of this epoch, or NULL
     int64_t epoch;
-    uint64_t content;                  // what identifies the data, once loader_hash_end has returned it
+    uint64_t content;                  // what identifies the data; 0: not known yet
     ShardHasher hasher;
 } DataLoader;
 
@@ -215,11 +215,12 @@ static inline void loader_open(DataLoader *d, const char *path, const char *spli
           *path ? path : "built-in corpus", seq + 1, (long long)d->tokens, split, seq, (long long)(d->tokens > 1 ? d->tokens - 1 : 1));
 }
 
-// ---------------------------------------------------------------------------------------------------- what the data is
+// ---------------------------------------------------------------------------------- what the data is
 
 // XXH64 of a shard's bytes. False with errno set (0: it is cut short) when it cannot be read, or
 // with `stop` set.
-static inline bool shard_hash(const Shard *s, int width, ShardHasher *hasher, char *buffer, int64_t piece, uint64_t *out) {
+static inline bool shard_hash(const Shard *s, int width, ShardHasher *hasher, char *buffer,
+                              int64_t piece, uint64_t *out) {
     int64_t bytes = SHARD_HEADER_BYTES + s->count * width, at = 0, got = 0;
     Hash hash = hash_begin();
     errno = 0;
@@ -285,7 +286,8 @@ static inline uint64_t loader_hash_end(DataLoader *d) {
     while (hasher->running && !__atomic_load_n(&hasher->done, __ATOMIC_ACQUIRE)) {
         nanosleep(&nap, NULL);
         if (clock_seconds() - printed < 2) continue;
-        printf("hashing the data: %.1f of %.1f GB\n", 1e-9 * (double)__atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
+        printf("hashing the data: %.1f of %.1f GB\n",
+               1e-9 * (double)__atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
                loader_gigabytes(d));
         fflush(stdout);
         printed = clock_seconds();
@@ -293,10 +295,13 @@ static inline uint64_t loader_hash_end(DataLoader *d) {
     if (hasher->running) {
         loader_hash_join(d);
         const Shard *bad = hasher->bad;
-        CHECK(!bad, "%s %s%s\n  -> restore the shard, then start again from the last checkpoint", bad->path, hasher->error
-              ? "cannot be read any more: " : "has changed since this run began", hasher->error ? strerror(hasher->error) : "");
+        CHECK(!bad, "%s %s%s\n  -> restore the shard, then start again from the last checkpoint",
+              bad->path,
+              hasher->error ? "cannot be read any more: " : "has changed since this run began",
+              hasher->error ? strerror(hasher->error) : "");
         Hash content = hash_begin();
-        for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++) hash_add(&content, &s->hash, sizeof s->hash);
+        for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++)
+            hash_add(&content, &s->hash, sizeof s->hash);
         d->content = hash_end(&content);
     }
     return d->content;

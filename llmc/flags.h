@@ -174,7 +174,8 @@ static inline int nearest_edits(const char *a, const char *b) {
         row[0] = i + 1;
         for (int j = 1; j <= n; j++, diagonal = best) {
             best = row[j];
-            int least = diagonal + (tolower((unsigned char)a[i]) != tolower((unsigned char)b[j - 1]));
+            int least =
+                diagonal + (tolower((unsigned char)a[i]) != tolower((unsigned char)b[j - 1]));
             if (row[j] + 1 < least) least = row[j] + 1;
             if (row[j - 1] + 1 < least) least = row[j - 1] + 1;
             row[j] = least;

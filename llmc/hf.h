@@ -185,12 +185,15 @@ static inline bool hf_is_fixed(int flag) { return flag > FLAG_model && flag < FL
 static inline void hf_check_flags(const FlagSet *set, const FlagSet *before, const FlagSet *given, const char *folder) {
     char is[64], was[64], name[64];
     for (int i = 0; i < FLAG_COUNT; i++) {
-        const FlagSet *other = given->by[i] >= BY_CHECKPOINT ? given : given->by[FLAG_model] == BY_USER && before->by[i] == BY_PRESET ? before : NULL;
+        bool by_model = given->by[FLAG_model] == BY_USER && before->by[i] == BY_PRESET;
+        const FlagSet *other = by_model ? before : NULL;
+        if (given->by[i] >= BY_CHECKPOINT) other = given;
         if (!other || !hf_is_fixed(i)) continue;
         const char *a = flag_text(is, sizeof is, &set->f, &FLAGS[i]), *b = flag_text(was, sizeof was, &other->f, &FLAGS[i]);
         flag_name(name, sizeof name, &FLAGS[i]);
         CHECK(!strcmp(a, b), "%s is %s in %s and %s %s\n  -> leave it out", name, a, folder, b,
-              other == before ? "by --model" : given->by[i] == BY_USER ? "on the command line" : "in --config");
+              other == before ? "by --model" : given->by[i] == BY_USER ? "on the command line"
+                                                                       : "in --config");
     }
 }
 

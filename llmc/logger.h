@@ -28,7 +28,8 @@ static inline void log_open(Log *log, int folder, const char *path, int64_t step
     check_format(log->path, sizeof log->path, "%s", path);
     size_t n = 0, kept = 0;
     struct stat info;
-    bool link = fstatat(folder, file_name(path), &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(info.st_mode);
+    bool link =
+        fstatat(folder, file_name(path), &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(info.st_mode);
     CHECK(!link, "%s is a link, which would lead out of the run\n  -> move it away", path);
     char *old = file_read(path, INT64_MAX, &n);
     CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path, strerror(errno));
@@ -43,8 +44,11 @@ static inline void log_open(Log *log, int folder, const char *path, int64_t step
         file_write_in(folder, path, old, kept);
         free(old);
     }
-    log->fd = openat(folder, file_name(path), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
-    CHECK_WRITE(log->fd > 0, "cannot write %s: %s\n  -> another --out, or remove what has that name", path, strerror(errno));
+    log->fd = openat(folder, file_name(path),
+                     O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
+    CHECK_WRITE(log->fd > 0,
+                "cannot write %s: %s\n  -> another --out, or remove what has that name", path,
+                strerror(errno));
 }
 
 static inline void log_begin(Log *log) {

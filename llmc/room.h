@@ -42,7 +42,8 @@ static inline double room_group(const char *root, const char *base, char *group,
 static inline double room_free(const char *root, int processes) {
     static const char *const NAMES[2][4] = {
         {"memory.max", "memory.current", "inactive_file ", "active_file "},
-        {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ", "total_active_file "}};
+        {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ",
+         "total_active_file "}};
     char path[1024], line[1024];
     double room = 1024 * room_number(root, "/proc/meminfo", "MemAvailable:"), left;
     FILE *f = fopen(check_format(path, sizeof path, "%s/proc/self/cgroup", root), "r");
@@ -61,7 +62,8 @@ static inline double room_free(const char *root, int processes) {
     room /= processes;
     struct rlimit space;
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
-        left = (double)space.rlim_cur - room_number(root, "/proc/self/statm", "") * (double)sysconf(_SC_PAGESIZE);
+        left = (double)space.rlim_cur
+               - room_number(root, "/proc/self/statm", "") * (double)sysconf(_SC_PAGESIZE);
         if (left < room) room = left;
     }
     return room < 0 ? 0 : room;

@@ -186,12 +186,14 @@ static inline void show_memory(const Trainer *t, const Model *m, const Setup *se
                 memory_advice(fitting, sizeof fitting, t, m, setup, room));
 }
 
-static inline void show_model(const Model *m, const Init *init, const char *name, const Trainer *t, const Setup *setup, bool tables) {
+static inline void show_model(const Model *m, const Init *init, const char *name, const Trainer *t,
+                              const Setup *setup, bool tables) {
     char router[32], shown[256];
     Layout layout = layout_make(m);
     Memory y = memory_make(t, m, setup);
     double mib = 1.0 / (1 << 20);
-    printf("%s under %s (%s)\n", text_escape(shown, sizeof shown, name, strlen(name)), m->mode->name, m->mode->source);
+    printf("%s under %s (%s)\n", text_escape(shown, sizeof shown, name, strlen(name)),
+           m->mode->name, m->mode->source);
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
     if (m->kv_rank) printf("  latent attention: keys and values from %d channels, heads of q and k %d + %d rotary\n", m->kv_rank, m->HS, m->rope_size);
     if (m->moe.E) printf("  %d experts, %d a token, router %s; shared ffn %d; dense layers %d, of ffn %d\n", m->moe.E, m->moe.K, flag_word(router, sizeof router, FLAGS[FLAG_router].choices, m->moe.router), m->moe.shared_F, m->moe.dense,

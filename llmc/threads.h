@@ -23,10 +23,11 @@ static inline void threads_begin(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
     char program[4096];
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (n <= 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0                  // gcc's: rounds of the waiting loop
-        || setenv("KMP_BLOCKTIME", "1", 1) != 0) return;                    // clang's: milliseconds
+    if (n <= 0) return;
+    if (setenv("GOMP_SPINCOUNT", "1000", 1) != 0) return;       // gcc's: rounds of the waiting loop
+    if (setenv("KMP_BLOCKTIME", "1", 1) != 0) return;           // clang's: milliseconds
     program[n] = 0;
-    execv(program, argv);                                                   // where it fails, threads spin
+    execv(program, argv);                                       // where it fails, threads spin
 #else
     (void)argv;
 #endif

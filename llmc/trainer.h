@@ -37,7 +37,7 @@ typedef struct Run {
     int32_t *inputs, *targets;
     int64_t epoch;                              // of the last step, whose data is hashed
     char out[PATH_CAP];
-    int folder;                                 // the run's, open and locked for this process; 0: none
+    int folder;                                 // the run's, open and locked; 0: none
     Log log;
     int64_t step, updates, tokens;              // steps done; of these, updates applied; tokens seen
     int bad;                                    // steps in a row whose loss or gradient was not finite
@@ -111,7 +111,7 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
                   (long long)t->shape[1], (long long)want.shape[0], (long long)want.shape[1], e->id == PARAM_wpe ? ", or a smaller --seq" : "");
             Part part = {0, e->size};
             if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
-            void *x = r->t->tensor(r->gpt, kind, e);                       // the file has no padding of the vocabulary
+            void *x = r->t->tensor(r->gpt, kind, e); // the file has no padding of the vocabulary
             safetensors_read_real(t, part.first, part.size, x, r->t->element);
             real_check_finite(x, r->t->element, part.size, path, name);
         }
@@ -138,7 +138,8 @@ static inline void run_read_weights(Run *r, const char *from) {
 // Waits until it is known what data is (d->content), and compares it between processes.
 static inline void run_know_data(Run *r, DataLoader *d) {
     if (!d->tokens) return;
-    CHECK(comm_agree(&r->comm, loader_hash_end(d)), "the processes read different data\n  -> the same shards on every machine");
+    CHECK(comm_agree(&r->comm, loader_hash_end(d)),
+          "the processes read different data\n  -> the same shards on every machine");
 }
 
 static const char PLANS[] = "plans.json";
@@ -199,8 +200,10 @@ static inline char *run_state_text(Run *r) {
     log_int(&state, "bad", r->bad);
     log_int(&state, "epoch", sample / r->train.samples);
     log_int(&state, "sample", sample % r->train.samples);
-    log_text(&state, "data_xxh64", check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->train.content));
-    log_text(&state, "val_data_xxh64", check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->val.content));
+    log_text(&state, "data_xxh64",
+             check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->train.content));
+    log_text(&state, "val_data_xxh64",
+             check_format(hash, sizeof hash, "%016llx", (unsigned long long)r->val.content));
     for (int i = 0; i < 2; i++) {
         log_nest(&state, windows[i].name, '{');
         log_int(&state, "row", windows[i].window->row);
@@ -213,10 +216,13 @@ static inline char *run_state_text(Run *r) {
 }
 
 // An integer of state.json, from 0 to `most`.
-static inline int64_t run_read_int(const Json *state, const char *name, int64_t most, const char *path) {
+static inline int64_t run_read_int(const Json *state, const char *name, int64_t most,
+                                   const char *path) {
     int64_t value = json_get_int(state, name, path);
-    CHECK(value >= 0 && value <= most, "%s: expected \"%s\" from 0 to %lld, found %lld\n  -> was the file edited? use another "
-          "checkpoint", path, name, (long long)most, (long long)value);
+    CHECK(value >= 0 && value <= most,
+          "%s: expected \"%s\" from 0 to %lld, found %lld\n"
+          "  -> was the file edited? use another checkpoint",
+          path, name, (long long)most, (long long)value);
     return value;
 }
 
@@ -234,11 +240,14 @@ static inline void run_read_window(SpikeWindow *w, const Json *state, const char
 
 // The losses of `samples` samples from number `first` on, in micro-batches; with scale > 0 also
 // their gradients. Each process takes its share of them.
-static inline void run_batches(Run *r, DataLoader *data, int64_t first, int64_t samples, double scale) {
+static inline void run_batches(Run *r, DataLoader *data, int64_t first, int64_t samples,
+                               double scale) {
     int64_t end = first + samples * (r->comm.rank + 1) / r->comm.size;
     for (int64_t at = first + samples * r->comm.rank / r->comm.size; at < end;) {
         int B = (int)(end - at < r->micro ? end - at : r->micro);
-        for (int b = 0; b < B; b++) loader_sample(data, at + b, r->inputs + (int64_t)b * r->m.T, r->targets + (int64_t)b * r->m.T);
+        for (int b = 0; b < B; b++)
+            loader_sample(data, at + b, r->inputs + (int64_t)b * r->m.T,
+                          r->targets + (int64_t)b * r->m.T);
         r->t->forward(r->gpt, r->inputs, r->targets, B, r->m.T);
         at += B;
         if (scale > 0) r->t->backward(r->gpt, scale, at == end);
@@ -257,12 +266,17 @@ static inline bool run_is_usable(Run *r) {
 // into a folder that was renamed lies in it, whole.
 static inline void run_check_folder(const Run *r) {
     char link[64], now[PATH_CAP];
-    ssize_t n = readlink(check_format(link, sizeof link, "/proc/self/fd/%d", r->folder), now, sizeof now - 1);
+    ssize_t n = readlink(check_format(link, sizeof link, "/proc/self/fd/%d", r->folder), now,
+                         sizeof now - 1);
     now[n > 0 ? n : 0] = 0;
-    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true), "%s is no longer this run's folder: it was moved. The "
-                "checkpoint of step %lld is in it\n  -> --out %s --resume required", r->out, (long long)r->step, now);
-    CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false), "%s was removed or replaced while the run wrote "
-                "to it; step %lld is saved\n  -> --resume required goes on, with a new log", r->log.path, (long long)r->step);
+    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true),
+                "%s is no longer this run's folder: it was moved. The "
+                "checkpoint of step %lld is in it\n  -> --out %s --resume required",
+                r->out, (long long)r->step, now);
+    CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false),
+                "%s was removed or replaced while the run wrote "
+                "to it; step %lld is saved\n  -> --resume required goes on, with a new log",
+                r->log.path, (long long)r->step);
 }
 
 // Saves a checkpoint. Returns false, with nothing saved, when weights or moments are infinite or
@@ -271,10 +285,14 @@ static inline void run_check_folder(const Run *r) {
 static inline bool run_save(Run *r) {
     Checkpoint c;
     struct stat info;
-    bool there = r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, true) || (fstat(r->folder, &info) == 0 && info.st_nlink);
-    CHECK_WRITE(there, "%s was removed while the run trained: step %lld cannot be saved\n  -> begin again, with another --out",
+    bool there = r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, true)
+                 || (fstat(r->folder, &info) == 0 && info.st_nlink);
+    CHECK_WRITE(there,
+                "%s was removed while the run trained: step %lld cannot be saved\n  -> begin "
+                "again, with another --out",
                 r->out, (long long)r->step);
-    if (!r->train.content) run_know_data(r, &r->train);   // the first one waits; a later epoch's hash need not
+    // The first save waits for the hash of the data; a later epoch's is compared when it is there.
+    if (!r->train.content) run_know_data(r, &r->train);
     if (!r->val.content) run_know_data(r, &r->val);
     log_sync(&r->log);
     if (!r->comm.rank) checkpoint_begin(&c, r->folder, r->out, r->step);
@@ -317,7 +335,7 @@ static inline void run_check_config(const Run *r, const char *dir) {
 // a warning.
 static inline void run_check_data(Run *r, const Json *state, const char *path) {
     if (!json_get(state, "data_xxh64")) {
-        printf("note: this checkpoint does not say what its data was: written by an older norm.c\n");
+        printf("note: this checkpoint, of an older norm.c, does not say what its data was\n");
         return;
     }
     char train[32], val[32];
@@ -327,10 +345,13 @@ static inline void run_check_data(Run *r, const Json *state, const char *path) {
     run_know_data(r, &r->val);
     check_format(train, sizeof train, "%016llx", (unsigned long long)r->train.content);
     check_format(val, sizeof val, "%016llx", (unsigned long long)r->val.content);
-    CHECK(!strcmp(train, json_get_string(state, "data_xxh64", path)), "%s: the training data is not what this run was trained "
-          "on: its hash is %s\n  -> --data with the shards as they were; they may have moved", path, train);
+    CHECK(!strcmp(train, json_get_string(state, "data_xxh64", path)),
+          "%s: the training data is not what this run was trained "
+          "on: its hash is %s\n  -> --data with the shards as they were; they may have moved",
+          path, train);
     if (strcmp(val, json_get_string(state, "val_data_xxh64", path)) && !r->comm.rank)
-        fprintf(stderr, "warning: the validation data is not what this run was validated with: losses before and after do not compare\n");
+        fprintf(stderr, "warning: the validation data is not what this run was validated with: "
+                        "losses before and after do not compare\n");
 }
 
 // The epoch of the first sample of the next step.
@@ -351,17 +372,21 @@ static inline void run_resume(Run *r, int64_t below) {
     r->tokens = run_read_int(state, "tokens", r->step * tokens, path);
     r->bad = (int)run_read_int(state, "bad", INT32_MAX, path);
     r->epoch = run_epoch(r);
-    int64_t epoch = json_get_int(state, "epoch", path), sample = json_get_int(state, "sample", path);
+    int64_t epoch = json_get_int(state, "epoch", path);
+    int64_t sample = json_get_int(state, "sample", path);
     CHECK(epoch == r->epoch && sample == r->step * batch % r->train.samples,
-          "%s: the data position, epoch %lld and sample %lld, is not that of step %lld\n  -> was the file edited? use another "
-          "checkpoint", path, (long long)epoch, (long long)sample, (long long)r->step);
+          "%s: the data position, epoch %lld and sample %lld, is not that of step %lld\n"
+          "  -> was the file edited? use another checkpoint",
+          path, (long long)epoch, (long long)sample, (long long)r->step);
     run_check_data(r, state, path);
     run_read_window(&r->losses, state, "losses", path);
     run_read_window(&r->norms, state, "norms", path);
     json_free(state);
     run_read_tensors(r, check_format(path, sizeof path, "%s/model.safetensors", dir), WEIGHTS, WEIGHTS);
     run_read_tensors(r, check_format(path, sizeof path, "%s/optimizer.safetensors", dir), ADAM_M, ADAM_V);
-    char *plans = file_exists(check_format(path, sizeof path, "%s/%s", dir, PLANS)) ? file_read(path, JSON_MOST, &size) : NULL;
+    char *plans = file_exists(check_format(path, sizeof path, "%s/%s", dir, PLANS))
+                      ? file_read(path, JSON_MOST, &size)
+                      : NULL;
     r->t->prepare(r->gpt, plans, path);
     free(plans);
     printf("resumed from %s at step %lld\n", dir, (long long)r->step);
@@ -427,8 +452,10 @@ static inline void run_note_pace(Run *r, double busy) {
     memcpy(sorted, p->rates, sizeof sorted);
     double median = n >= PACES_ENOUGH ? spike_median(sorted, n) : 0;
     if (rate < median / 2 && !p->said) {
-        printf("note: %.0f tok/s is less than half of the median, %.0f: do other programs use this machine, or is it throttled?\n"
-               "  -> top and nvidia-smi show them; OMP_NUM_THREADS=N leaves cores to others\n", rate, median);
+        printf("note: %.0f tok/s is less than half of the median, %.0f: do other programs use this "
+               "machine, or is it throttled?\n"
+               "  -> top and nvidia-smi show them; OMP_NUM_THREADS=N leaves cores to others\n",
+               rate, median);
         p->said = true;
     }
     p->rates[p->count++ % PACES] = rate;
@@ -541,8 +568,10 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
     }
     log_unnest(&event, ']');
     char *text = log_take(&event);
-    int folder = folder_open_in(r->folder, "events", check_format(path, sizeof path, "%s/events", r->out));
-    file_write_text(folder, check_format(path, sizeof path, "%s/events/step_%08lld.json", r->out, (long long)r->step), text);
+    check_format(path, sizeof path, "%s/events", r->out);
+    int folder = folder_open_in(r->folder, "events", path);
+    check_format(path, sizeof path, "%s/events/step_%08lld.json", r->out, (long long)r->step);
+    file_write_text(folder, path, text);
     close(folder);
     free(text);
     printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f); %s\n  -> --replay %s shows every tensor of that step\n", (long long)r->step, what, now->loss, now->loss_z, now->norm, now->norm_z,
@@ -913,8 +942,8 @@ static inline int run_show(Run *r, const Setup *setup) {
 // One process trains a run: a second one would take the log from the first. The lock goes with the process; some file systems have none.
 static inline int run_lock(const char *out) {
     int folder = folder_open(out);
-    CHECK(flock(folder, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "%s is in use by another process\n  -> wait for it to "
-          "end, or another --out", out);
+    CHECK(flock(folder, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK,
+          "%s is in use by another process\n  -> wait for it to end, or another --out", out);
     return folder;
 }
 
@@ -938,7 +967,7 @@ static inline void run_open_folder(Run *r) {
         made = folder_make(check_format(r->out, sizeof r->out, "%s-%d", name, i));
     bool there = made || (*f->out && errno == EEXIST && is_folder(r->out)), full = errno == ENOSPC || errno == EDQUOT;
     if (!there) check_failed(full ? EXIT_WRITE : EXIT_REFUSED, __FILE__, __LINE__, "cannot make the folder %s: %s\n  -> another --out", r->out, strerror(errno));
-    if (!r->folder) {                                      // it was not there when this process began: by now it may hold a run
+    if (!r->folder) { // it was not there when this process began: by now it may hold a run
         r->folder = run_lock(r->out);
         if (!made) run_found(r->out, 0);
     }
@@ -965,10 +994,14 @@ static inline int run_diverged(const Run *r) {
     if (r->comm.rank) return EXIT_DIVERGED;
     int64_t step = checkpoint_step_below(r->out, r->step + 1);
     if (step < 0) check_format(last, sizeof last, "there is no checkpoint");
-    else check_format(last, sizeof last, "its last finite weights are in %s/step_%08lld", r->out, (long long)step);
+    else check_format(last, sizeof last, "its last finite weights are in %s/step_%08lld", r->out,
+                      (long long)step);
     if (r->bad) fprintf(stderr, "error: %d steps in a row were not finite: ", r->bad);
     else fprintf(stderr, "error: weights or moments are infinite or NaN and were not saved: ");
-    fprintf(stderr, "the run diverged at step %lld; %s\n  -> a smaller --lr, a longer --warmup, or another --init\n", (long long)r->step, last);
+    fprintf(stderr,
+            "the run diverged at step %lld; %s\n"
+            "  -> a smaller --lr, a longer --warmup, or another --init\n",
+            (long long)r->step, last);
     return EXIT_DIVERGED;
 }
 
@@ -1036,7 +1069,9 @@ static inline int run_training(Run *r) {
     if (!r->train.content) {
         loader_hash_begin(&r->train);
         double gigabytes = loader_gigabytes(&r->train);
-        if (gigabytes > 1) printf("hashing %.1f GB of shards beside the training, to know the data again\n", gigabytes);
+        if (gigabytes > 1)
+            printf("hashing %.1f GB of shards beside the training, to know the data again\n",
+                   gigabytes);
     }
     recorder_open(&r->recorder, r->m.L);
     if (!r->comm.rank) run_keep_tokenizer(r);
@@ -1073,7 +1108,8 @@ static inline void run_begin(Run *r, bool resuming, int64_t event) {
 }
 
 static inline int run_version(const Trainer *t) {
-    printf("norm.c, %s, %s on the %s, git %s\n", MODES[NORM_MODE].name, t->precision, t->device, GIT_HASH);
+    printf("norm.c, %s, %s on the %s, git %s\n", MODES[NORM_MODE].name, t->precision, t->device,
+           GIT_HASH);
     return 0;
 }
 
@@ -1127,7 +1163,8 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     r->unigram = training && configure && r->has_val ? run_unigram(r) : NAN;
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
-    int64_t share = CEIL_DIV(f->batch, r->comm.size);      // a run that began on fewer processes kept a larger micro-batch
+    // A run that began on fewer processes may have kept a larger micro-batch than the share here.
+    int64_t share = CEIL_DIV(f->batch, r->comm.size);
     r->micro = (int)(f->micro_batch && f->micro_batch < share ? f->micro_batch : share);
     if (!training && !f->eval && !*f->probe) r->micro = 1;
     Setup setup = run_setup(r, training);
@@ -1163,7 +1200,7 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
 static inline int trainer_main(const Trainer *t, int argc, char **argv) {
     check_streams_begin();
     threads_begin(argv);
-    signal(SIGXFSZ, SIG_IGN);                              // a file at its size limit is a failed write, as on a full disk
+    signal(SIGXFSZ, SIG_IGN); // a file at its size limit is a failed write, as on a full disk
     int status = trainer_run(t, argc, argv);
     check_streams_end();
     return status;
