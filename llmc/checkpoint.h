@@ -283,17 +283,20 @@ static inline void real_put(void *x, size_t element, int64_t i, double value) {
     else ((double *)x)[i] = value;
 }
 
-// How many of n floats or doubles are infinite or NaN.
+// How many of n floats or doubles are infinite or NaN. They may be unaligned.
 static inline int64_t real_count_bad(const void *x, size_t element, int64_t n) {
-    const float *single = (const float *)x;
-    const double *full = (const double *)x;
+    const char *p = (const char *)x;
     int64_t bad = 0;
-    if (element == sizeof(float)) {
-#pragma omp simd reduction(+ : bad)
-        for (int64_t i = 0; i < n; i++) bad += !isfinite(single[i]);
-    } else {
-#pragma omp simd reduction(+ : bad)
-        for (int64_t i = 0; i < n; i++) bad += !isfinite(full[i]);
+    for (int64_t i = 0; i < n; i++, p += element) {
+        float single;
+        double full;
+        if (element == sizeof single) {
+            memcpy(&single, p, sizeof single);
+            bad += !isfinite(single);
+        } else {
+            memcpy(&full, p, sizeof full);
+            bad += !isfinite(full);
+        }
     }
     return bad;
 }
