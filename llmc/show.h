@@ -178,10 +178,10 @@ static inline char *memory_advice(char *text, size_t cap, const Trainer *t, cons
 
 static inline void show_memory(const Trainer *t, const Model *m, const Setup *setup) {
     char fitting[256];
-    const char *device = strcmp(t->device, "cpu") ? "GPU" : "CPU";
+    bool gpu = strcmp(t->device, "cpu") != 0;
     double room = t->room(m, setup), gib = 1 << 30;
-    printf("  %s: %.2f GiB needed; ", device, memory_needed(t, m, setup) / gib);
-    if (isnan(room)) printf("how much is free is not known here\n");
+    printf("  %s: %.2f GiB needed; ", gpu ? "GPU" : "CPU", memory_needed(t, m, setup) / gib);
+    if (isnan(room)) printf(gpu ? "none found here\n" : "how much is free is not known\n");
     else printf("%.2f free; what fits: %s\n", room / gib,
                 memory_advice(fitting, sizeof fitting, t, m, setup, room));
 }
