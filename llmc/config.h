@@ -179,10 +179,11 @@ static inline void config_check_mode(const Json *root, const char *path) {
           "  -> make train_gpt NORM_MODE=%s", path, mode, is, mode);
 }
 
-// The "flags" of a config.json. Those of one command alone are passed over, or where it is strict
-// refused.
+// The "flags" of a config.json. In one written by hand (--config) values may be numbers, and flags
+// of one command alone are refused, which are otherwise passed over.
 static inline void config_read_flags(FlagSet *set, const Json *root, const char *path,
-                                     bool strict) {
+                                     bool by_hand) {
+    char number[64];
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
     for (const Json *v = flags->first; v; v = v->next) {
         int i = 0;
@@ -191,8 +192,10 @@ static inline void config_read_flags(FlagSet *set, const Json *root, const char 
         for (int k = 0; k < FLAG_COUNT; k++) nearest_add(&near, FLAGS[k].field, FLAGS[k].field);
         CHECK(i < FLAG_COUNT, "%s: unknown flag \"%s\"\n  -> %suse the norm.c that wrote the file",
               path, v->key, near.text);
-        const char *text = json_get_string(flags, v->key, path);
-        CHECK(!strict || FLAGS[i].resume != ONCE, "%s: \"%s\" is of one command and not of a run\n"
+        bool is_number = by_hand && (v->kind == JSON_INT || v->kind == JSON_REAL);
+        const char *text = is_number ? check_format(number, sizeof number, "%.17g", v->number)
+                                     : json_get_string(flags, v->key, path);
+        CHECK(!by_hand || FLAGS[i].resume != ONCE, "%s: \"%s\" is of one command and not of a run\n"
               "  -> leave it out, and give it on the command line", path, v->key);
         if (FLAGS[i].resume != ONCE) flag_set(set, &FLAGS[i], text, BY_CHECKPOINT);
     }

@@ -760,10 +760,10 @@ void test_command(void) {
     EXPECT(shell(PROGRAM " --config %s/c/config.json --out %s/a --resume auto", dir, dir) == 1
            && strstr(output, "--lr is 0.002 in this run and 0.003 in --config"),
            "other flags, to go on: %s", output);
-    static const char *const texts[][2] = {{"{\"flags\": {\"steps\": \"1\", \"layers\": \"1\", "
+    static const char *const texts[][2] = {{"{\"flags\": {\"steps\": 1, \"lr\": 1e-3, \"layers\": \"1\", "
         "\"sample\": \"0\"}}", "after 1 steps"}, {"{\"flags\": {\"layerz\": \"1\"}}",
         "\"layerz\"\n  -> did you mean layers? "},
-        {"{\"flags\": {\"lr\": 0.5}}", "expected \"lr\" to be a string"},
+        {"{\"flags\": {\"lr\": [0.5]}}", "expected \"lr\" to be a string"},
             {"{\"flags\": {\"lr\": \"fast\"}}", "expected a number"},
             {"{\"flags\": {\"out\": \"x\"}}", "is of one command"},
         {"{\"norm_mode\": \"POST\", \"flags\": {}}", "-> make train_gpt NORM_MODE=POST"},
