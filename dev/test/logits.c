@@ -14,7 +14,9 @@ static void write_checkpoint(Run *r, const char *out) {
     begin_checkpoint(&c, out, 0);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     checkpoint_add_text(&c, "config.json", config);
+    checkpoint_add_text(&c, "state.json", "{\"step\": 0}\n");
     checkpoint_commit(&c);
+    close(c.run);
     free(config);
 }
 

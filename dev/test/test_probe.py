@@ -236,7 +236,7 @@ def check_refusals(trainer, folder):
     done = run(trainer, "--from", out, "--eval", "--probe-tokens", 5)
     expect(done.returncode == 1 and "--probe FILE" in done.stderr, f"tokens of no probe: {done.stderr}")
     done = run(trainer, "--from", out, "--probe", folder / "no/where")
-    expect(done.returncode == 2 and "check that the directory exists" in done.stderr, f"no folder: {done.stderr}")
+    expect(done.returncode == 2 and "check that it exists" in done.stderr, f"no folder: {done.stderr}")
     (folder / "full.c").write_text("#include <string.h>\n#include <sys/statvfs.h>\nint fstatvfs(int fd, struct statvfs *s) { (void)fd; memset(s, 0, sizeof *s); s->f_frsize = 4096; s->f_bavail = 20; return 0; }\n")
     made = run(os.environ.get("CC", "cc"), "-shared", "-fPIC", folder / "full.c", "-o", folder / "full.so")
     done = run(trainer, "--from", out, "--probe", folder / "big", environment=dict(ENVIRONMENT, LD_PRELOAD=str(folder / "full.so")))
