@@ -30,7 +30,7 @@
 enum { EXIT_REFUSED = 1, EXIT_WRITE, EXIT_DIVERGED, EXIT_LOST };
 
 // Copies n bytes of text with ASCII control characters, other than newline and tab, as \x1b: text
-// from a file must not drive the terminal. What does not fit is cut.
+// from a file must not drive the terminal. Text that does not fit is cut.
 static inline char *text_escape(char *out, size_t cap, const char *text, size_t n) {
     size_t used = 0;
     for (size_t i = 0; i < n && used + 5 <= cap; i++) {

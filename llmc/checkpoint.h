@@ -65,7 +65,7 @@ static inline void folder_sync(int folder, const char *path) {
                 path, strerror(errno));
 }
 
-// A folder, held open. What is then written into it goes there even if the folder is renamed or
+// A folder, held open. Files written into it reach it even if the folder is renamed or
 // replaced meanwhile.
 static inline int folder_open(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

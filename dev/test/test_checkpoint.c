@@ -606,7 +606,7 @@ static bool is_precious(const char *path) {
 
 static void open_link(void *folder) { folder_open_in(*(int *)folder, "events", "run/events"); }
 
-// What lies behind links in a run's folder is neither removed nor written to. A linked checkpoint is read, counts, and goes
+// Files behind links in a run's folder are neither removed nor written to. A linked checkpoint is read, counts, and goes
 // as a link.
 static void test_links(const char *run) {
     char elsewhere[PATH_CAP], file[PATH_CAP], path[PATH_CAP];

@@ -352,7 +352,7 @@ static void test_corpus(void) {
     loader_close(&val_other);
 }
 
-// What identifies the shards of a pattern: 0 after a refusal.
+// The content hash of the shards of a pattern.
 static uint64_t content_of(const char *pattern) {
     DataLoader d;
     loader_open(&d, pattern, "train", 8, 1, 1);
