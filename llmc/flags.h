@@ -267,7 +267,7 @@ static inline const char *flag_text(char *buf, size_t cap, const Flags *f, const
     return flag_word(buf, cap, row->choices, *(const int *)at);
 }
 
-// What stands behind an unknown flag: the flags that it may be.
+// The known flags that an unknown one may be meant for.
 static inline Nearest flag_nearest(const char *word) {
     char name[64];
     Nearest near = nearest_begin(word + strspn(word, "-"));

@@ -578,7 +578,7 @@ static inline void run_event(Run *r, const StepRecord *now, const char *what) {
            now->applied ? "the update was applied" : "the weights stay as they are", path);
 }
 
-// The gradients of the batch of the next step. Where an epoch begins its data is hashed again.
+// The gradients of the batch of the next step. At the start of an epoch its data is hashed again.
 static inline void run_gradients(Run *r) {
     if (r->epoch != run_epoch(r)) {
         run_know_data(r, &r->train);
