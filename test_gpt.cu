@@ -185,39 +185,6 @@ GPU_TEST(cuda_routers) {
     compare_pair(pair_of(&m, "one expert a token, GELU", RECOMPUTE_OFF));
 }
 
-// What a probe reads after a backward (judge.h), of two sequences and then of one.
-static void compare_probe(int mode, int family, int sdd) {
-    static const char *const NAMES[] = {"stream", "gradient", "up", "hidden"};
-    Pair p = pair_open(mode, family, sdd, KEEP_ALL);
-    std::vector<float> got(TOKENS * 96);
-    Values want(TOKENS * 96);
-    for (int B = BATCH; B > 0; B--) {
-        int32_t inputs[TOKENS], targets[TOKENS];
-        fill_tokens(inputs, targets, B * TIME, p.m.V, (uint64_t)B);
-        CUDA->forward(p.cuda, inputs, targets, B, TIME);
-        CUDA->backward(p.cuda, 1, 0);
-        JUDGE->forward(p.judge, inputs, targets, B, TIME);
-        JUDGE->backward(p.judge, 1, 0);
-        for (int l = -1; l < p.m.L; l++)
-            for (int kind = 0; kind < PROBE_KINDS; kind++) {
-                int width = probe_width(&p.m, kind, l);
-                if (!width) continue;
-                CUDA->activation(p.cuda, got.data(), kind, l);
-                JUDGE->activation(p.judge, want.data(), kind, l);
-                double error = nmse(Values(got.begin(), got.begin() + B * TIME * width), Values(want.begin(), want.begin() + B * TIME * width));
-                EXPECT(error <= TOLERANCE, "%s, %s of layer %d: off by nmse %.2g, allowed %.2g", p.name, NAMES[kind], l, error, TOLERANCE);
-            }
-    }
-    pair_close(&p);
-}
-
-GPU_TEST(cuda_probe) {
-    for (int mode : HEADLINE)
-        for (int family : {FAMILY_GPT2, FAMILY_LLAMA, FAMILY_DEEPSEEK})
-            for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) compare_probe(mode, family, sdd);
-    compare_probe(MODE_NGPT, FAMILY_LLAMA, 0);
-}
-
 // ------------------------------------------------------------------------------------------------------------------ invariances
 
 // The weights after two steps as the host sees them, made in a given way. stats: what the second step shows where it is measured; nullptr: it is not.

@@ -1253,15 +1253,6 @@ static void gpt_store(Gpt *g, int kind, int64_t step) { (void)kind, (void)step; 
 
 static const void *gpt_logits(Gpt *g, int64_t row) { return gpt_block(g, 0).a.logits + row * g->m.Vp; }
 
-static void gpt_activation(Gpt *g, void *out, int kind, int l) {
-    CHECK(g->recompute == KEEP_ALL, "expected a model made for probing, whose activations stay");
-    Block b = gpt_block(g, l < 0 ? 0 : l);
-    const real *gu = b.p.hidden.on ? b.a.gun : b.a.gu;
-    const real *from[PROBE_KINDS] = {l < 0 ? b.a.e : b.a.x, l < 0 ? b.d.e : b.d.x, b.m->swiglu ? gu + b.p.F : gu, b.a.h};
-    int64_t width = probe_width(&g->m, kind, l), step = kind == PROBE_UP && b.m->swiglu ? 2 * width : width;
-    for (int64_t t = 0; t < g->now.n; t++) memcpy((real *)out + t * width, from[kind] + t * step, (size_t)width * sizeof(real));
-}
-
 static void gpt_watch(Gpt *g) {
     g->watching = true;
     memset(g->watched_sums, 0, (size_t)g->m.L * WATCHED_SUMS * sizeof(double));
@@ -1431,7 +1422,7 @@ static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 
 
 const Trainer NAMED(judge_, PREC) = {
     "cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch,
-    gpt_store, gpt_forward, gpt_extend, gpt_backward, gpt_loss, gpt_logits, gpt_activation,
+    gpt_store, gpt_forward, gpt_extend, gpt_backward, gpt_loss, gpt_logits,
     gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats,
     gpt_prepare, gpt_plans, gpt_bytes, gpt_room, gpt_peak};
 

@@ -630,19 +630,6 @@ static const void *gpt_logits(Gpt *g, int64_t row) {
     return g->logits_row;
 }
 
-static void gpt_activation(Gpt *g, void *out, int kind, int l) {
-    CHECK(g->setup.recompute == KEEP_ALL, "expected a model made for probing, whose activations stay");
-    Block b = gpt_block(g, l < 0 ? 0 : l);
-    const real *from[PROBE_KINDS] = {l < 0 ? b.a.e : b.a.x, l < 0 ? b.d.e : b.d.x, b.p.hidden.on ? b.a.gun : b.a.gu, b.a.h};
-    int64_t width = probe_width(&g->m, kind, l), n = g->now.n, first = kind == PROBE_UP && b.m->swiglu ? width : 0;      // after the gate's
-    size_t bytes = (size_t)(n * (first + width)) * sizeof(real);
-    real *raw = (real *)check_alloc(bytes, "activations");
-    gpt_bring(g, raw, from[kind], bytes);
-    for (int64_t t = 0; t < n; t++)
-        for (int64_t i = 0; i < width; i++) ((float *)out)[t * width + i] = to_float(raw[t * (first + width) + first + i]);
-    free(raw);
-}
-
 // Process 0's plans to all: another algorithm adds in another order, and its plans are the ones that are kept with the run.
 static void gpt_share_plans(Gpt *g) {
     Comm *comm = g->setup.comm;
@@ -680,7 +667,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 const Trainer NAMED(cuda_, PREC) = {
     "cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor,
     gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward, gpt_loss, gpt_logits,
-    gpt_activation, gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats,
+    gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats,
     gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_bytes, gpt_room, NULL};
 
 int main(int argc, char **argv) { return trainer_main(&NAMED(cuda_, PREC), argc, argv); }

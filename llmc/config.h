@@ -3,7 +3,6 @@
 #pragma once
 #include "checkpoint.h"
 #include "dataloader.h"
-#include "hf.h"
 #include "init.h"
 #include "judge.h"
 #include "presets.h"
@@ -62,18 +61,15 @@ REFUSE(r->fin && f->final_norm == FINAL_NORM_OFF, "%s leaves the stream un-norme
 REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, \
       "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps, (long long)f->warmup) \
 REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN") \
-REFUSE(*f->from && !f->eval && !*f->probe && !f->sample, "--from needs something to do\n  -> --eval, --probe FILE, or --sample TOKENS") \
-REFUSE(*f->probe && !*f->from, "--probe needs a model\n  -> --from RUN") \
-REFUSE(!*f->probe && user(probe_tokens), "--probe-tokens only means something with --probe\n  -> --probe FILE") \
-REFUSE(*f->config && (*f->from || *f->replay), \
-       "--config begins a run, and --from and --replay read one\n  -> leave out --config") \
+REFUSE(*f->from && !f->eval && !f->sample, "--from needs something to do\n  -> --eval, or --sample TOKENS") \
+REFUSE(*f->config && *f->from, \
+       "--config begins a run, and --from reads one\n  -> leave out --config") \
 REFUSE(!strcmp(f->prompt, "-") && !*f->from, \
        "--prompt - reads prompts for a model that is there already\n" \
        "  -> ./train_gpt --from RUN --prompt -, when the run has ended") \
 REFUSE(*f->from && *f->out, "--from only evaluates or samples and writes no run\n  -> leave out --out; to train on: --out RUN --resume required") \
 REFUSE(f->skip_spikes && !f->spike_z, "--skip-spikes needs to know what a spike is\n  -> --spike-z 10") \
 REFUSE(f->keep_every && !f->keep_last, "--keep-every adds to the newest checkpoints that stay, and without --keep-last all do\n  -> --keep-last 1 --keep-every %lld", (long long)f->keep_every) \
-REFUSE(*f->replay && (*f->from || *f->out || user(init_from)), "--replay reads the run of its event, and changes nothing\n  -> leave out --from, --out and --init-from") \
 REFUSE(f->resume && !*f->out, "--resume needs the run's folder\n  -> --out RUN")
 
 static inline void run_refuse(const FlagSet *set, const Mode *r, const char *device, const char *precision) {
@@ -201,10 +197,9 @@ static inline void config_read_flags(FlagSet *set, const Json *root, const char 
     }
 }
 
-// The flags of an earlier run become the base; its mode and precision must be this binary's.
-// Returns whether its precision is the other one of fp32 and bf16. The file is a run's, a
-// checkpoint's or an event's; an event, which changes nothing, and version 1 have no checksum.
-static inline bool config_read(FlagSet *set, const char *path, const char *precision) {
+// A config.json, parsed: it has a known version, its checksum holds, and its mode is this
+// program's. Files of version 1 have no checksum.
+static inline Json *config_open(const char *path) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n), end[64], run[PATH_CAP];
     CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
@@ -213,7 +208,7 @@ static inline bool config_read(FlagSet *set, const char *path, const char *preci
     CHECK(version <= CONFIG_VERSION,
           "%s: written by version %lld of the format, this program knows up to %d\n"
           "  -> use a newer norm.c", path, (long long)version, CONFIG_VERSION);
-    if (json_get(root, "xxh64") || (version > 1 && !json_get(root, "event"))) {
+    if (version > 1 || json_get(root, "xxh64")) {
         const char *tail = strrchr(text, ',');
         bool whole = tail && !strcmp(tail, config_end(end, text, (size_t)(tail - text)));
         CHECK(whole,
@@ -223,17 +218,51 @@ static inline bool config_read(FlagSet *set, const char *path, const char *preci
               path, file_parent(run, path), run);
     }
     config_check_mode(root, path);
+    free(text);
+    return root;
+}
+
+// The flags of an earlier run, or of a checkpoint, become the base. Returns whether its precision
+// is the other one of fp32 and bf16: both keep their weights in fp32.
+static inline bool config_read(FlagSet *set, const char *path, const char *precision) {
+    Json *root = config_open(path);
     const char *was = json_get_string(root, "precision", path);
     bool other = strcmp(was, precision) != 0;
     bool fp64 = !strcmp(was, "fp64") || !strcmp(precision, "fp64");
-    // Runs in fp32 and in bf16 both keep their weights in fp32.
     CHECK(!other || !fp64, "%s: a run in %s, this program computes in %s\n"
           "  -> make train_gpt NORM_MODE=%s PREC=%s", path, was, precision, MODES[NORM_MODE].name,
           was);
     config_read_flags(set, root, path, false);
     json_free(root);
-    free(text);
     return other;
+}
+
+// --init-from FOLDER, a run or a checkpoint: the new run's model is the one in its config.json.
+// Flags that only shape the training (losses of routers, --seq) stay free; a flag of the model that
+// says otherwise, on the command line or by --model, is refused.
+static inline void config_init_from(FlagSet *set, const FlagSet *given) {
+    char path[PATH_CAP], is[64], was[64], name[64];
+    const char *folder = given->f.init_from;
+    if (!is_folder(folder)) return;
+    Json *root = config_open(check_format(path, sizeof path, "%s/config.json", folder));
+    FlagSet theirs;
+    flags_default(&theirs);
+    config_read_flags(&theirs, root, path, false);
+    json_free(root);
+    for (int i = FLAG_model + 1; i < FLAG_init; i++) {
+        if (i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate)) continue;
+        const FlagRow *row = &FLAGS[i];
+        bool by_model = given->by[FLAG_model] == BY_USER && set->by[i] == BY_PRESET;
+        bool by_given = given->by[i] >= BY_CHECKPOINT;
+        const char *a = flag_text(is, sizeof is, &theirs.f, row);
+        const char *b = flag_text(was, sizeof was, by_given ? &given->f : &set->f, row);
+        flag_name(name, sizeof name, row);
+        CHECK(!strcmp(a, b) || (!by_model && !by_given),
+              "%s is %s in %s and %s %s\n  -> leave it out", name, a, folder, b,
+              !by_given ? "by --model" : given->by[i] == BY_USER ? "on the command line"
+                                                                 : "in --config");
+        flag_set(set, row, a, BY_PRESET);
+    }
 }
 
 // --config: the flags of a run's config.json, or of one written by hand.
@@ -297,24 +326,6 @@ static inline bool run_found(const char *out, int resume) {
     return found;
 }
 
-// The run of an event, RUN/events/step_00000123.json, into out; returns the event's step. config: where the flags of that step are, in the event itself. The run's may be others by
-// now, with --steps that make other rates; they are taken where an older norm.c wrote the event.
-static inline int64_t replay_find(const char *path, char *out, char *config) {
-    Json *event = json_read_file(path);
-    int64_t step = json_get_int(event, "step", path);
-    bool knows = json_get(event, "flags") != NULL;
-    json_free(event);
-    check_format(out, PATH_CAP, "%s", path);
-    for (int i = 0; i < 2; i++) {
-        char *slash = strrchr(out, '/');
-        CHECK(slash && slash > out, "--replay %s: expected RUN/events/step_N.json\n  -> the path of an event in the folder of its run", path);
-        *slash = 0;
-    }
-    CHECK(step > 0, "%s: an event of step %lld, expected 1 or more\n  -> was the file edited?", path, (long long)step);
-    check_format(config, PATH_CAP, knows ? "%s" : "%s/config.json", knows ? path : out);
-    return step;
-}
-
 // Command line -> flags. Later wins: defaults, the preset, the run that is continued or read,
 // --config, the command line.
 // Returns whether there is a checkpoint to go on from; a run killed before its first one begins again, with its own flags.
@@ -336,9 +347,7 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
     flags_preset(set, given.f.model);
     if (MODES[NORM_MODE].unit) flags_parse_text(set, "--warmup 0 --weight-decay 0", BY_PRESET);     // nGPT section 2.6: normalized matrices need neither
     bool found = false, resuming = false;
-    CHECK(!*given.f.probe || !file_exists(given.f.probe), "--probe %s is there already; nothing was overwritten\n  -> another name, or remove it", given.f.probe);
-    if (hf_is_folder(given.f.from)) hf_read_config(set, given.f.from, MODES[NORM_MODE].name);
-    else if (*given.f.from) {
+    if (*given.f.from) {
         checkpoint_find(given.f.from, dir);
         check_format(config, sizeof config, "%s/config.json", dir);
     } else if (*given.f.out && !*given.f.show) {
@@ -347,21 +356,9 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
         resuming = found && checkpoint_step_below(given.f.out, INT64_MAX) >= 0;
         CHECK(resuming || given.f.resume != RESUME_REQUIRED, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", given.f.out);
         if (found && !resuming) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", given.f.out);
-    } else if (*given.f.replay) {
-        replay_find(given.f.replay, dir, config);
-        found = true;
     }
     if (*config && config_read(set, config, precision)) printf("note: a run in %s goes on in %s\n", strcmp(precision, "fp32") ? "fp32" : "bf16", precision);
-    if (!found && hf_is_folder(given.f.init_from)) {
-        FlagSet before = *set;
-        hf_read_config(set, given.f.init_from, MODES[NORM_MODE].name);
-        hf_check_flags(set, &before, &given, given.f.init_from);
-    } else if (!found && *given.f.init_from) {             // the folder of a run or of a checkpoint
-        check_format(dir, sizeof dir, "%s/config.json", given.f.init_from);
-        Json *root = file_exists(dir) ? json_read_file(dir) : NULL;
-        if (root) config_check_mode(root, dir);
-        json_free(root);
-    }
+    if (!found && *given.f.init_from) config_init_from(set, &given);
     int64_t end = schedule_end(&set->f);
     flags_override(set, &given, found);
     if (*given.f.out && given.f.resume && !found) printf("resume: no run in %s yet; a new one begins: %s on %s\n", given.f.out, set->f.model, *set->f.data ? set->f.data : "the built-in stories");

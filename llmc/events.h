@@ -54,17 +54,3 @@ static inline void spike_add(SpikeWindow *w, double x, bool spike) {
     if (w->count == SPIKE_WINDOW) memmove(w->values, w->values + 1, (size_t)--w->count * sizeof *w->values);
     w->values[w->count++] = x;
 }
-
-// ------------------------------------------------------------------------------------------------------------------ the flight recorder
-
-enum { RECORD_STEPS = 32 };
-
-// A step as the recorder keeps it: what it found, and of every layer what judge.h measures.
-typedef struct StepRecord { int64_t step; double loss, norm, lr, loss_z, norm_z; int applied, measured; LayerStats *layers; } StepRecord;
-typedef struct Recorder { StepRecord steps[RECORD_STEPS]; int64_t count; } Recorder;         // a ring: step number i is at i % RECORD_STEPS
-
-static inline void recorder_open(Recorder *k, int L) {
-    for (int i = 0; i < RECORD_STEPS; i++) k->steps[i].layers = (LayerStats *)check_alloc((size_t)L * sizeof(LayerStats), "what is measured of layers");
-}
-
-static inline StepRecord *recorder_next(Recorder *k) { return &k->steps[k->count++ % RECORD_STEPS]; }

@@ -101,12 +101,9 @@ FLAG(norms_every,  INT,    "100",   0, 1e12, "", FREE,  "steps between lines wit
 FLAG(config,       TEXT,   "", 0, 0, "", ONCE, \
      "begins with the flags of this config.json, a run's or {\"flags\": {\"lr\": \"1e-3\"}}") \
 FLAG(resume,       CHOICE, "never", 0, 0, "never|auto|required", ONCE,  "continue the run in --out: if there is one, or else fail") \
-FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint, a model.safetensors or a Hugging Face folder") \
-FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run, a checkpoint or a Hugging Face folder to --eval or --sample without training") \
-FLAG(replay,       TEXT,   "", 0, 0, "", ONCE,  "an event of a run (RUN/events/*.json): does its step again and shows every tensor; changes nothing") \
+FLAG(init_from,    TEXT,   "", 0, 0, "", FIXED, "start from the weights of a run, a checkpoint or a model.safetensors") \
+FLAG(from,         TEXT,   "", 0, 0, "", ONCE,  "a run or a checkpoint to --eval or --sample without training") \
 FLAG(eval,         SWITCH, "off",   0, 0, "off|on", ONCE,  "with --from: validation loss and --tasks, no training") \
-FLAG(probe,        TEXT,   "", 0, 0, "", ONCE,  "with --from: writes activations of validation tokens, and gradients, into this safetensors file (dev/probe.py reads it)") \
-FLAG(probe_tokens, INT,    "0",     0, 1e12, "", ONCE,  "tokens of --probe; 0: ten for each channel of the ffn; at most the whole split") \
 FLAG(sample,       INT,    "400",   0, 1 << 20, "", FREE,  "tokens to sample at the end, or with --from; a text of --seq tokens goes on with its last half as the beginning") \
 FLAG(prompt,       TEXT,   "", 0, 0, "", FREE, \
      "text the sample continues; with --from, -: each line of standard input") \

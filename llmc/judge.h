@@ -28,17 +28,7 @@ typedef struct TensorStats { double grad, weight, update; } TensorStats;
 // How a model is made. B x T: the largest micro-batch, of steps of `batch` sequences. extends: extend will be called. seed: of stochastic rounding. comm: the processes that train it (NULL: one).
 typedef struct Setup { int B, T, recompute, training, extends; double z_loss; int64_t batch; int tf32, stochastic, tune, graph; uint64_t seed; Comm *comm; } Setup;
 
-// What a probe reads (llmc/probe.h): of layer l the stream that leaves it (-1: that enters the first) and the loss's gradient there; of a dense ffn, as its activation
-// function reads it, the up projection's output, and the input of the down projection. `recompute` is then KEEP_ALL: nothing is overwritten, and there are no moments.
-enum { PROBE_STREAM, PROBE_GRADIENT, PROBE_UP, PROBE_HIDDEN, PROBE_KINDS };
-
-// Columns of what a probe reads, 0: the layer has none.
-static inline int probe_width(const Model *m, int kind, int l) {
-    Place p = place_at(m, l < 0 ? 0 : l);
-    return kind <= PROBE_GRADIENT ? m->C : l < 0 || p.moe ? 0 : p.F;
-}
-
-static inline int setup_kinds(const Setup *s) { return !s->training ? WEIGHTS + 1 : s->recompute == KEEP_ALL ? GRADS + 1 : TENSOR_KINDS; }
+static inline int setup_kinds(const Setup *s) { return s->training ? TENSOR_KINDS : WEIGHTS + 1; }
 
 // On a GPU forward, backward, zero_grads return before the work is done; loss, update and what reads memory wait for it.
 // Several processes call loss, update and what follows it together: what these return is of all of them.
@@ -62,7 +52,6 @@ typedef struct Trainer {
     void (*backward)(Gpt *gpt, double scale, int last);
     Loss (*loss)(Gpt *gpt);                               // mean over the tokens of all forwards since it was last asked, by this or by update
     const void *(*logits)(Gpt *gpt, int64_t row);         // V values of the type of a weight, of the last forward without targets, or of the last extend
-    void (*activation)(Gpt *gpt, void *out, int kind, int layer);   // PROBE_*, of the last forward, or backward: tokens x probe_width values of the type of a weight
     void (*zero_grads)(Gpt *gpt);
     Update (*update)(Gpt *gpt, const AdamW *adamw);       // one step, where losses and gradients are finite and within limits; otherwise nothing changes
     void (*normalize)(Gpt *gpt);                          // nGPT: gives matrices the lengths they have after every update; elsewhere nothing

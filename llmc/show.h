@@ -160,12 +160,11 @@ static inline char *memory_advice(char *text, size_t cap, const Trainer *t, cons
                                   const Setup *setup, double room) {
     static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""},
         {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
-    bool leveled = setup->training && setup->recompute != KEEP_ALL;
     size_t n = 0;
     int best = 0;
-    for (int i = 0; i < (leveled ? 3 : 1); i++) {
+    for (int i = 0; i < (setup->training ? 3 : 1); i++) {
         Setup s = *setup;
-        if (leveled) s.recompute = LEVELS[i].level;
+        if (setup->training) s.recompute = LEVELS[i].level;
         int B = memory_fitting(t, m, &s, room);
         if (B <= best) continue;
         check_format(text + n, cap - n, "%s--micro-batch %d%s", n ? ", or " : "", B,

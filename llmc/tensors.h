@@ -78,10 +78,9 @@ PARAM(logits_w, "lm_head.s_z", PER_MODEL, m->Vp, 1, ROLE_GAIN, DECAY_GAIN, LR_VE
 
 // The sizes of a micro-batch and what is kept of it.
 //   keep, cheap: layers whose activations are kept, and of those that cost little to compute again (--recompute: off L, L | cheap L, 1 | on 1, 1)
-//   streams: gradients of the stream that are kept: two in turn; in a probe every layer's
 //   threads: OpenMP threads on the CPU, 0 on a GPU;   ratio: how many elements of the storage type one of type `wide` takes (2 in bf16)
-typedef struct Sizes { int B, T, n, keep, cheap, streams, threads, ratio; } Sizes;
-enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP, KEEP_ALL };      // in the order of --recompute's choices; and a probe's (judge.h)
+typedef struct Sizes { int B, T, n, keep, cheap, threads, ratio; } Sizes;
+enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP };      // in the order of --recompute's choices
 enum { ATTN_BLOCK = 192 };                                    // rows and columns of attention scores in work at a time, per thread
 enum { ROW_TILE = 128 };                                      // rows of an expert that a block of the GPU multiplies at a time
 
@@ -89,14 +88,14 @@ enum { ROW_TILE = 128 };                                      // rows of an expe
 static inline int64_t row_tiles(int64_t rows, int E) { return rows / ROW_TILE + E; }
 
 static inline Sizes sizes_make(const Model *m, int B, int T, int recompute, int threads, int ratio) {
-    Sizes s = {B, T, B * T, recompute == RECOMPUTE_ON ? 1 : m->L, recompute == RECOMPUTE_OFF || recompute == KEEP_ALL ? m->L : 1, recompute == KEEP_ALL ? m->L : 2, threads, ratio};
+    Sizes s = {B, T, B * T, recompute == RECOMPUTE_ON ? 1 : m->L, recompute == RECOMPUTE_OFF ? m->L : 1, threads, ratio};
     return s;
 }
 
 // ACT(field, type, copies, rows, cols, gradients, exists-if). Layer l uses copy l % copies, and copy l % gradients of the gradient:
 //   type       real: the storage type; wide: statistics, at least float; int32_t
 //   copies     the same for every layer: s->keep, s->cheap, or 1
-//   gradients  0: none is stored; 1: one buffer for all blocks; s->streams: two in turn (the stream into a block and out of it), or all;
+//   gradients  0: none is stored; 1: one buffer for all blocks; 2: two in turn (the stream into a block and out of it);
 //   SHARED: the gradient takes over the row's own storage after its last read
 enum { SHARED = -1 };
 #define NORM_ACTS(ACT, site, copies) \
@@ -171,7 +170,7 @@ ACT(expert_out_rstd, wide, s->keep, ASSIGNED, 1,   0,         p->expert_out.on) 
 ACT(fy,      real, p->out_anywhere ? s->keep : 1, s->n, m->C, 1, 1)            /* y of the ffn */ \
 ACT(fo,      real, 1,        s->n,  m->C,          m->mode->unit, s->threads && p->ffn_out.on) \
 ACT(fs,      real, s->keep,  s->n,  m->C,          1,         p->ffn_post.on && (s->threads || p->ffn_post.on != L2)) \
-ACT(x,       real, m->L,     s->n,  m->C,          s->streams, 1)              /* stream out of the block */ \
+ACT(x,       real, m->L,     s->n,  m->C,          2,         1)              /* stream out of the block */ \
 ACT(fx,      real, 1,        s->n,  m->C,          1,         p->fin.on)       /* stream after the final norm */ \
 ACT(z,       real, 1,        s->n,  m->Vp,         1,         s->threads && p->logits.on)  /* logits before their gain; GPU: in logits */ \
 ACT(logits,  real, 1,        s->n,  m->Vp,         SHARED,    1) \

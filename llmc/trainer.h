@@ -7,7 +7,6 @@
 #include "eval.h"
 #include "events.h"
 #include "logger.h"
-#include "probe.h"
 #include "sampler.h"
 #include "threads.h"
 #include "tokenizer.h"
@@ -42,7 +41,8 @@ typedef struct Run {
     int64_t step, updates, tokens;              // steps done; of these, updates applied; tokens seen
     int bad;                                    // steps in a row whose loss or gradient was not finite
     SpikeWindow losses, norms;
-    Recorder recorder;
+    double loss_z, norm_z;                      // of the last step (spikes.h)
+    LayerStats *layers;                         // of the last measured step
     double started, printed, peak;
     int64_t started_at;
     Pace pace;
@@ -123,10 +123,6 @@ static inline void run_read_tensors(Run *r, const char *path, int first, int las
 static inline void run_read_weights(Run *r, const char *from) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t n = strlen(from);
-    if (hf_is_folder(from)) {
-        hf_read_weights(r->t, r->gpt, &r->m, &r->layout, from);
-        return;
-    }
     if (n > 12 && !strcmp(from + n - 12, ".safetensors")) check_format(path, sizeof path, "%s", from);
     else {
         checkpoint_find(from, dir);
@@ -357,12 +353,12 @@ static inline void run_check_data(Run *r, const Json *state, const char *path) {
 // The epoch of the first sample of the next step.
 static inline int64_t run_epoch(const Run *r) { return r->step * r->f->batch / r->train.samples; }
 
-// Goes on from the newest whole checkpoint of a step below `below`.
-static inline void run_resume(Run *r, int64_t below) {
+// Goes on from the newest whole checkpoint.
+static inline void run_resume(Run *r) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t size;
     memset(dir, 0, sizeof dir);
-    if (!r->comm.rank) CHECK(checkpoint_latest(r->out, below, dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    if (!r->comm.rank) CHECK(checkpoint_latest(r->out, INT64_MAX, dir), "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     comm_broadcast(&r->comm, dir, sizeof dir);
     run_check_config(r, dir);
     Json *state = json_read_file(check_format(path, sizeof path, "%s/state.json", dir));
@@ -480,7 +476,8 @@ static inline void run_progress(Run *r, double loss, double lr, double norm) {
 
 // Arrays by layer of what judge.h measures. With routers of each of them too (null in dense layers): the largest load over the mean, experts without a token, entropy and losses,
 // and by layer the part of its tokens that each expert got.
-static inline void run_log_layers(Log *log, const Model *m, const LayerStats *layers, bool routers) {
+static inline void run_log_layers(Log *log, const Model *m, const LayerStats *layers) {
+    bool routers = m->moe.E > 0;
     static const char *const NAMES[] = {"residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max",
                                         "router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence", "router_z"};
     for (int i = 0; i < (routers ? 10 : 4); i++) {
@@ -513,13 +510,14 @@ static inline void run_log_layers(Log *log, const Model *m, const LayerStats *la
 }
 
 // The line with a step's diagnostics (judge.h): arrays by layer, objects by tensor. applied: the update, NULL where the step was skipped.
-static inline void run_log_stats(Run *r, const LayerStats *layers, const AdamW *applied) {
+static inline void run_log_stats(Run *r, const AdamW *applied) {
     int count = r->layout.count;
     TensorStats *tensors = (TensorStats *)check_alloc((size_t)count * sizeof *tensors, "what is measured of tensors");
+    r->t->layer_stats(r->gpt, r->layers);
     r->t->tensor_stats(r->gpt, applied, tensors);
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
-    run_log_layers(&r->log, &r->m, layers, r->m.moe.E > 0);
+    run_log_layers(&r->log, &r->m, r->layers);
     log_nest(&r->log, "grad_norms", '{');
     for (int k = 0; k < count; k++) log_real(&r->log, r->layout.entries[k].name, tensors[k].grad);
     log_unnest(&r->log, '}');
@@ -535,49 +533,6 @@ static inline void run_log_flags(const Run *r, Log *log) {
     for (int i = 0; i < FLAG_COUNT; i++) log_text(log, FLAGS[i].field, flag_text(value, sizeof value, r->f, &FLAGS[i]));
 }
 
-// An event: <run>/events/step_00000123.json says what it was, with which flags, as config.json does, and what the recorder has of the steps before it, the event's own last.
-static inline void run_event(Run *r, const StepRecord *now, const char *what) {
-    char path[PATH_CAP];
-    Log event;
-    if (r->comm.rank) return;
-    const Recorder *k = &r->recorder;
-    log_begin(&event);
-    log_int(&event, "step", r->step);
-    log_text(&event, "event", what);
-    log_int(&event, "norm_c_version", CONFIG_VERSION);
-    log_text(&event, "norm_mode", r->m.mode->name);
-    log_text(&event, "precision", r->t->precision);
-    log_nest(&event, "flags", '{');
-    run_log_flags(r, &event);
-    log_unnest(&event, '}');
-    log_nest(&event, "steps", '[');
-    for (int64_t i = k->count > RECORD_STEPS ? k->count - RECORD_STEPS : 0; i < k->count; i++) {
-        const StepRecord *s = &k->steps[i % RECORD_STEPS];
-        log_nest(&event, NULL, '{');
-        log_int(&event, "step", s->step);
-        log_int(&event, "first_sample", (s->step - 1) * r->f->batch);
-        log_int(&event, "samples", r->f->batch);
-        log_real(&event, "loss", s->loss);
-        log_real(&event, "grad_norm", s->norm);
-        log_real(&event, "loss_z", s->loss_z);
-        log_real(&event, "grad_norm_z", s->norm_z);
-        log_real(&event, "lr", s->lr);
-        log_text(&event, "update", s->applied ? "applied" : "skipped");
-        if (s->measured) run_log_layers(&event, &r->m, s->layers, false);
-        log_unnest(&event, '}');
-    }
-    log_unnest(&event, ']');
-    char *text = log_take(&event);
-    check_format(path, sizeof path, "%s/events", r->out);
-    int folder = folder_open_in(r->folder, "events", path);
-    check_format(path, sizeof path, "%s/events/step_%08lld.json", r->out, (long long)r->step);
-    file_write_text(folder, path, text);
-    close(folder);
-    free(text);
-    printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f); %s\n  -> --replay %s shows every tensor of that step\n", (long long)r->step, what, now->loss, now->loss_z, now->norm, now->norm_z,
-           now->applied ? "the update was applied" : "the weights stay as they are", path);
-}
-
 // The gradients of the batch of the next step. At the start of an epoch its data is hashed again.
 static inline void run_gradients(Run *r) {
     if (r->epoch != run_epoch(r)) {
@@ -589,25 +544,20 @@ static inline void run_gradients(Run *r) {
     run_batches(r, &r->train, r->step * r->f->batch, r->f->batch, 1.0 / (double)(r->f->batch * r->m.T));
 }
 
-// The update by these gradients, and what it means for the next ones: *o is how, *u and *s what it found. Returns what happened, NULL for nothing of note.
-static inline const char *run_update(Run *r, AdamW *o, Update *u, StepRecord *s) {
+// The update by these gradients: *o is how, *u what it found. Returns the event, NULL for none.
+static inline const char *run_update(Run *r, AdamW *o, Update *u) {
     const Flags *f = r->f;
-    s->step = r->step + 1;
-    s->lr = schedule_lr(f, s->step);
-    *o = schedule_adamw(f, s->lr, r->updates + 1);
+    *o = schedule_adamw(f, schedule_lr(f, r->step + 1), r->updates + 1);
     if (f->skip_spikes) {
         o->most_ce = spike_limit(&r->losses, f->spike_z);
         o->most_norm = spike_limit(&r->norms, f->spike_z);
     }
     *u = r->t->update(r->gpt, o);
-    s->loss = u->loss.ce;
-    s->norm = u->norm;
-    s->loss_z = spike_z(&r->losses, s->loss);
-    s->norm_z = spike_z(&r->norms, s->norm);
-    s->applied = u->applied;
-    bool finite = isfinite(u->loss.ce + u->loss.z + u->loss.router + u->norm), high = f->spike_z > 0 && s->loss_z > f->spike_z, steep = f->spike_z > 0 && s->norm_z > f->spike_z;
-    if (finite) spike_add(&r->losses, s->loss, high);
-    if (finite) spike_add(&r->norms, s->norm, steep);
+    r->loss_z = spike_z(&r->losses, u->loss.ce);
+    r->norm_z = spike_z(&r->norms, u->norm);
+    bool finite = isfinite(u->loss.ce + u->loss.z + u->loss.router + u->norm), high = f->spike_z > 0 && r->loss_z > f->spike_z, steep = f->spike_z > 0 && r->norm_z > f->spike_z;
+    if (finite) spike_add(&r->losses, u->loss.ce, high);
+    if (finite) spike_add(&r->norms, u->norm, steep);
     r->updates += u->applied;
     r->bad = finite ? 0 : r->bad + 1;
     r->step++;
@@ -615,93 +565,50 @@ static inline const char *run_update(Run *r, AdamW *o, Update *u, StepRecord *s)
     return !finite ? "not finite" : high ? "a spike of the loss" : steep ? "a spike of the gradient norm" : NULL;
 }
 
-// One step: gradients of the whole batch, clipping, update. A loss or gradient that is not finite never reaches the weights: the step is
-// skipped and said; DIVERGED_STEPS of them in a row end the run.
+// Says what a step met, and with which samples: doc/failures.md shows how to do such a step again.
+static inline void run_print_event(const Run *r, const char *event, const Update *u) {
+    int64_t first = (r->step - 1) * r->f->batch;
+    printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f), samples %lld to %lld; %s\n",
+           (long long)r->step, event, u->loss.ce, r->loss_z, u->norm, r->norm_z, (long long)first,
+           (long long)(first + r->f->batch - 1),
+           u->applied ? "the update was applied" : "the weights stay as they are");
+}
+
+// One step: gradients of the whole batch, clipping, update. A loss or gradient that is not finite
+// never reaches the weights: the step is skipped and said; DIVERGED_STEPS of them in a row end the
+// run.
 static inline void run_step(Run *r) {
     const Flags *f = r->f;
     double begin = clock_seconds();
-    bool watched = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
-    StepRecord *s = recorder_next(&r->recorder);
+    bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
     AdamW o;
     Update u;
-    s->measured = watched || (f->norms_every && !f->graph);          // what is measured is in no graph
-    if (s->measured) r->t->watch(r->gpt);
+    if (measured) r->t->watch(r->gpt);
     run_gradients(r);
-    const char *event = run_update(r, &o, &u, s);
-    if (s->measured) r->t->layer_stats(r->gpt, s->layers);
+    const char *event = run_update(r, &o, &u);
 
     double seconds = clock_seconds() - begin;
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
-    log_real(&r->log, "loss", s->loss);
-    if (!isnan(r->train.floor)) log_real(&r->log, "above_floor", s->loss - r->train.floor);
+    log_real(&r->log, "loss", u.loss.ce);
+    if (!isnan(r->train.floor)) log_real(&r->log, "above_floor", u.loss.ce - r->train.floor);
     if (r->m.moe.E) log_real(&r->log, "router_loss", u.loss.router);
-    log_real(&r->log, "lr", s->lr);
-    log_real(&r->log, "grad_norm", s->norm);
+    log_real(&r->log, "lr", o.lr[LR_EMBEDDING]);
+    log_real(&r->log, "grad_norm", u.norm);
     log_int(&r->log, "tokens", r->tokens);
     log_real(&r->log, "ms", seconds * 1e3);
-    if (event) log_text(&r->log, "event", event);
+    if (event) {
+        log_text(&r->log, "event", event);
+        log_int(&r->log, "first_sample", (r->step - 1) * f->batch);
+        log_int(&r->log, "samples", f->batch);
+        log_real(&r->log, "loss_z", r->loss_z);
+        log_real(&r->log, "grad_norm_z", r->norm_z);
+    }
     if (!u.applied) log_text(&r->log, "skipped", event ? event : "above the limit");
     log_end(&r->log);
-    if (watched) run_log_stats(r, s->layers, u.applied ? &o : NULL);
-    if (event) run_event(r, s, event);
-    run_progress(r, s->loss, s->lr, s->norm);
-}
-
-// ------------------------------------------------------------------------------------------------------------------ replay
-
-// Of the values of a tensor: root mean square and largest magnitude of those that are finite, and how many are not.
-typedef struct Figures { double rms, most; int64_t bad; } Figures;
-
-static inline Figures run_figures(Run *r, int kind, const Entry *e) {
-    const void *x = r->t->tensor(r->gpt, kind, e);
-    Figures f = {0, 0, 0};
-    for (int64_t i = 0; i < e->size; i++) {
-        double v = real_get(x, r->t->element, i);
-        if (!isfinite(v)) f.bad++;
-        else f.rms += v * v, f.most = fabs(v) > f.most ? fabs(v) : f.most;
-    }
-    f.rms = sqrt(f.rms / (double)(e->size - f.bad ? e->size - f.bad : 1));
-    return f;
-}
-
-// Does the step of an event again, from the newest checkpoint before it, and shows what each layer and tensor held when it came to the update. Writes nothing.
-static inline void run_replay(Run *r, int64_t step) {
-    LayerStats *layers = (LayerStats *)check_alloc((size_t)r->m.L * sizeof *layers, "what is measured of layers");
-    StepRecord record;
-    AdamW o;
-    Update u;
-    while (r->step < step - 1) {
-        run_gradients(r);
-        run_update(r, &o, &u, &record);
-        printf("\rstep %lld of %lld, loss %.4f ", (long long)r->step, (long long)step, record.loss);
-        fflush(stdout);
-    }
-    r->t->watch(r->gpt);
-    run_gradients(r);
-    r->t->fetch(r->gpt, WEIGHTS);
-    r->t->fetch(r->gpt, GRADS);
-    printf("\n%-56s %11s %11s %9s %11s %11s %9s\n", "tensor, before the update", "weights rms", "largest", "not finite", "grads rms", "largest", "not finite");
-    for (int k = 0; k < r->layout.count; k++) {
-        const Entry *e = &r->layout.entries[k];
-        Figures w = run_figures(r, WEIGHTS, e), d = run_figures(r, GRADS, e);
-        printf("%-56s %11.3e %11.3e %9lld %11.3e %11.3e %9lld\n", e->name, w.rms, w.most, (long long)w.bad, d.rms, d.most, (long long)d.bad);
-    }
-    const char *event = run_update(r, &o, &u, &record);
-    r->t->layer_stats(r->gpt, layers);
-    printf("\nlayer  residual rms  attn / skip  ffn / skip  largest logit\n");
-    for (int l = 0; l < r->m.L; l++) printf("%5d  %12.4g  %11.4g  %10.4g  %13.4g\n", l, layers[l].residual_rms, layers[l].attn_ratio, layers[l].ffn_ratio, layers[l].attn_logit_max);
-    printf("\nstep %lld, samples %lld to %lld: loss %.6f (z %.1f), gradient norm %.6f (z %.1f): %s\n", (long long)step, (long long)((step - 1) * r->f->batch), (long long)(step * r->f->batch - 1),
-           record.loss, record.loss_z, record.norm, record.norm_z, event ? event : "no event this time");
-    free(layers);
-}
-
-// Activations of validation samples, and gradients, in a file (probe.h).
-static inline void run_probe(Run *r) {
-    const Flags *f = r->f;
-    Probe p = {r->t, r->gpt, &r->m, &r->val, r->micro, probe_samples(&r->m, &r->val, f->probe_tokens)};
-    Loss loss = probe_write(&p, f->probe);
-    printf("loss of these tokens %.6f; python3 dev/probe.py computes spectra and similarities\n", loss.ce);
+    if (measured) run_log_stats(r, u.applied ? &o : NULL);
+    if (event) run_print_event(r, event, &u);
+    run_progress(r, u.loss.ce, o.lr[LR_EMBEDDING], u.norm);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ samples
@@ -808,8 +715,8 @@ static inline void run_open_data(Run *r, bool training) {
         loader_open(&r->train, f->data, "train", (int)f->seq, 1, (uint64_t)f->seed);
         run_check_vocab(r, &r->train, "training");
     }
-    CHECK(training || r->has_val || file_exists(f->data), "--eval and --probe need validation data, and this run's, %s, is not here\n  -> put it back, or --val-data PATH", f->data);
-    CHECK(training || r->has_val, "--eval and --probe need validation data\n  -> --val-data PATH");
+    CHECK(training || r->has_val || file_exists(f->data), "--eval needs validation data, and this run's, %s, is not here\n  -> put it back, or --val-data PATH", f->data);
+    CHECK(training || r->has_val, "--eval needs validation data\n  -> --val-data PATH");
     if (r->has_val) {
         loader_open(&r->val, val, "val", (int)f->seq, 0, 0);
         run_check_vocab(r, &r->val, "validation");
@@ -870,8 +777,8 @@ static inline Setup run_setup(Run *r, bool training) {
     Setup s;
     s.B = r->micro;
     s.T = r->m.T;
-    s.recompute = *f->probe ? KEEP_ALL : training ? f->recompute : RECOMPUTE_ON;       // without a backward nothing needs to be kept
-    s.training = training || *f->probe;
+    s.recompute = training ? f->recompute : RECOMPUTE_ON;       // without a backward nothing needs to be kept
+    s.training = training;
     s.extends = f->sample > 0;
     s.z_loss = f->z_loss;
     s.batch = f->batch;
@@ -1073,7 +980,7 @@ static inline int run_training(Run *r) {
             printf("hashing %.1f GB of shards beside the training, to know the data again\n",
                    gigabytes);
     }
-    recorder_open(&r->recorder, r->m.L);
+    r->layers = (LayerStats *)check_alloc((size_t)r->m.L * sizeof *r->layers, "the statistics of layers");
     if (!r->comm.rank) run_keep_tokenizer(r);
     if (r->comm.size > 1) printf("%d processes, each with a part of every batch and of the optimizer's state\n", r->comm.size);
     printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, r->t->precision, strcmp(r->t->device, "cpu") ? "GPU" : "CPU", GIT_HASH, (long long)r->train.samples,
@@ -1093,12 +1000,12 @@ static inline void run_eval(Run *r) {
     if (r->tasks.count) run_tasks(r);
 }
 
-// The weights to begin with, and the plans of products: of the run that goes on, or that an event is of; of another model; or new ones.
-static inline void run_begin(Run *r, bool resuming, int64_t event) {
+// The weights to begin with, and the plans of products: of the run that goes on; of another model; or new ones.
+static inline void run_begin(Run *r, bool resuming) {
     const Flags *f = r->f;
-    if (resuming) check_format(r->out, sizeof r->out, "%s", f->out);
-    if (resuming || (event && checkpoint_step_below(r->out, event) >= 0)) {
-        run_resume(r, event ? event : INT64_MAX);
+    if (resuming) {
+        check_format(r->out, sizeof r->out, "%s", f->out);
+        run_resume(r);
         return;
     }
     if (*f->from) run_read_weights(r, f->from);
@@ -1129,7 +1036,6 @@ static inline void run_check_processes(Run *r, bool resuming) {
     hash_add(&hash, &resuming, sizeof resuming);           // one that sees no checkpoint begins anew
     CHECK(comm_agree(&r->comm, hash_end(&hash)), "the processes have different flags, data or builds, or see different checkpoints in --out\n  -> begin all of them with one command, with --out on a disk that they share");
     free(config);
-    CHECK(r->comm.size == 1 || (!*r->f->replay && !*r->f->probe), "one process replays or probes\n  -> without mpirun");
     CHECK(r->f->batch >= r->comm.size, "--batch %lld for %d processes: expected at least a sequence for each\n  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
 }
 
@@ -1159,14 +1065,14 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     if (*f->out && !*f->show && is_folder(f->out) && !r->comm.rank) r->folder = run_lock(f->out);
     run_refuse(&r->set, &MODES[NORM_MODE], t->device, t->precision);
     bool configure = !*f->show || !strcmp(f->show, "config");
-    if (f->eval || *f->probe || (training && (configure || *f->data))) run_open_data(r, training);
+    if (f->eval || (training && (configure || *f->data))) run_open_data(r, training);
     r->unigram = training && configure && r->has_val ? run_unigram(r) : NAN;
     r->m = model_from_flags(f, &MODES[NORM_MODE]);
     r->init = init_from_flags(f, r->m.mode);
     // A run that began on fewer processes may have kept a larger micro-batch than the share here.
     int64_t share = CEIL_DIV(f->batch, r->comm.size);
     r->micro = (int)(f->micro_batch && f->micro_batch < share ? f->micro_batch : share);
-    if (!training && !f->eval && !*f->probe) r->micro = 1;
+    if (!training && !f->eval) r->micro = 1;
     Setup setup = run_setup(r, training);
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, r->comm.rank, r->comm.size);
@@ -1175,22 +1081,18 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     run_choose_micro(r, &setup);
 
     run_open_tokenizer(r);
-    if (f->eval || (training && !*f->replay)) run_open_tasks(r);
+    if (f->eval || training) run_open_tasks(r);
     show_model(&r->m, &r->init, f->model, t, &setup, false);
     size_t batch = (size_t)setup.B * (size_t)setup.T * sizeof(int32_t);
     r->inputs = (int32_t *)check_alloc(batch, "a batch");
     r->targets = (int32_t *)check_alloc(batch, "a batch");
     r->gpt = t->create(&r->m, &setup);
-    char config[PATH_CAP];
-    int64_t event = *f->replay ? replay_find(f->replay, r->out, config) : 0;
-    run_begin(r, resuming, event);
+    run_begin(r, resuming);
 
-    int status = training && !event ? run_training(r) : 0;
+    int status = training ? run_training(r) : 0;
     if (status) return run_end(r, status);
-    if (event) run_replay(r, event);
     if (f->eval) run_eval(r);
-    if (*f->probe) run_probe(r);
-    if (!event && !r->comm.rank && f->sample && ((!f->eval && !*f->probe) || r->set.by[FLAG_sample] == BY_USER)) {
+    if (!r->comm.rank && f->sample && (!f->eval || r->set.by[FLAG_sample] == BY_USER)) {
         printf("\n");
         run_sample(r);
     }

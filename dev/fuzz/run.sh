@@ -21,7 +21,7 @@ mkdir -p build/fuzz
 dictionary() {
     echo "# $1"
     case $1 in
-    json | config | hf | safetensors) cat dev/fuzz/json.dict ;;
+    json | config | safetensors) cat dev/fuzz/json.dict ;;
     flags) sed -n 's/^FLAG(\([a-z0-9_]*\), .*/\1/p' llmc/flags.h | tr _ - | sed 's/.*/"--&="/' ;;
     esac
 }

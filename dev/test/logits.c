@@ -1,7 +1,7 @@
 // logits.c: what the judge makes of a model in any mode, for dev/test/test_hf.py. Reads lines
 //     OUT MODE FLAGS...
 // from standard input. Of each it writes OUT/logits.safetensors with "tokens" [B, T] and the judge's "logits" [B, T, V]. The weights are random, far from the initial
-// ones, and OUT is a run with a checkpoint of step 0 that holds them; with --init-from FOLDER among the flags they are those of a Hugging Face folder.
+// ones, and OUT is a run with a checkpoint of step 0 that holds them; with --init-from FOLDER among the flags they are those of a checkpoint.
 #include "../../llmc/trainer.h"
 #include "files.h"
 #include "model.h"
@@ -48,7 +48,7 @@ static void one(const char *out, const char *mode_name, const char *flags) {
     flags_default(&given);
     flags_parse_text(&given, flags, BY_USER);
     flags_default(&set);
-    if (*given.f.init_from) hf_read_config(&set, given.f.init_from, mode_name);
+    if (*given.f.init_from) config_init_from(&set, &given);
     flags_override(&set, &given, false);
     for (int i = 0; i < MODE_COUNT; i++) if (MODES[i].selectable && !strcmp(MODES[i].name, mode_name)) mode = &MODES[i];
     CHECK(mode, "no mode %s\n  -> llmc/modes.h", mode_name);
@@ -59,7 +59,7 @@ static void one(const char *out, const char *mode_name, const char *flags) {
     r->init = init_from_flags(&set.f, mode);
     r->layout = layout_make(&r->m);
     r->gpt = r->t->create(&r->m, &(Setup){.B = B, .T = r->m.T, .batch = B});
-    if (*given.f.init_from) hf_read_weights(r->t, r->gpt, &r->m, &r->layout, given.f.init_from);
+    if (*given.f.init_from) run_read_weights(r, given.f.init_from);
     else {
         fill_weights(r->t, r->gpt, &r->layout, 11, sizeof(float));
         turn_alphas(r);

@@ -1,5 +1,5 @@
 // test_equations.c: link 1 of the chain of trust. Every normalization placement as the papers write it, computed the slow and plain way,
-// must give the judge's logits, losses, diagnostics and probes; and weights start as the papers say, and after an update have the lengths and selection biases they say.
+// must give the judge's logits, losses and diagnostics; and weights start as the papers say, and after an update have the lengths and selection biases they say.
 //
 // Nothing here reads the columns of modes.h. A mode is its equations (`block` below) and asks for the weights these equations need, by
 // checkpoint name: a name the table of parameters lacks is a failure, and so is a tensor that no equation asks for.
@@ -24,11 +24,7 @@ typedef struct { int T, cols; double v[LONGEST][WIDEST]; } Seq;
 // of the micro-batch that a token is in; and the largest attention logit. n, p: tokens and probabilities of each expert, summed over this micro-batch alone.
 typedef struct { double y[2], skip[2], stream, logit, entropy, lse2, sequence, balance, load[MOST_EXPERTS], n[MOST_EXPERTS], p[MOST_EXPERTS]; int sums; } Seen;
 
-// Of one sequence what a probe shows: the stream at each boundary of blocks (0: before the first), and in dense layers the ffn as its activation reads and leaves it.
-// `move` times a direction is added to the stream at boundary `moved`.
-typedef struct { Seq stream[DEEPEST + 1], up[DEEPEST], hidden[DEEPEST]; int moved; double move; uint64_t direction; } Inside;
-
-typedef struct { const Model *m; Gpt *gpt; Layout list; bool *asked; char missing[128]; const char *mode; int l; Seen seen[DEEPEST]; Inside *inside; } Ref;
+typedef struct { const Model *m; Gpt *gpt; Layout list; bool *asked; char missing[128]; const char *mode; int l; Seen seen[DEEPEST]; } Ref;
 
 // ------------------------------------------------------------------------------------------------------------------ layers
 
@@ -286,10 +282,6 @@ static Seq mlp(Ref *r, int F, Seq x) {
     if (sdd) gu = scaled(r, "mlp.hidden_norm", m->swiglu && (is_paper(r) || has_experts(r)) ? 2 : 1, gu.cols, gu);
     if (is(r, "NGPT")) gu = gained(r, tensor(r, "mlp.hidden_norm", "weight", gu.cols), gu);
     Seq h = activation(r, gu);
-    if (r->inside) {
-        r->inside->up[r->l] = m->swiglu ? columns(gu, F, F) : gu;
-        r->inside->hidden[r->l] = h;
-    }
     Seq y = mlp_linear(r, "down_proj", m->C, h);
     return sdd ? scaled(r, has_experts(r) ? "mlp.shared_experts.out_norm" : "post_feedforward_layernorm", 1, m->C, y) : y;
 }
@@ -482,18 +474,6 @@ static bool norm_before_head(const char *mode) {
     return strcmp(mode, "SPAN") != 0 && strcmp(mode, "POST") != 0 && strcmp(mode, "DEEPNORM") != 0 && strcmp(mode, "NGPT") != 0;
 }
 
-// Value i of token t of a direction.
-static double direction(uint64_t key, int t, int i) { return rand_normal(key, (uint64_t)(t * WIDEST + i)); }
-
-// The stream on its way into block l.
-static Seq boundary(Ref *r, int l, Seq X) {
-    Inside *inside = r->inside;
-    if (!inside) return X;
-    for (int t = 0; t < X.T && l == inside->moved; t++)
-        for (int i = 0; i < X.cols; i++) X.v[t][i] += inside->move * direction(inside->direction, t, i);
-    return inside->stream[l] = X;
-}
-
 static Seq logits_of(Ref *r, const int32_t *tokens, int T, bool final_norm) {
     const Model *m = r->m;
     const double *wte = tensor(r, "model.embed_tokens", "weight", (int64_t)m->Vp * m->C);
@@ -503,9 +483,9 @@ static Seq logits_of(Ref *r, const int32_t *tokens, int T, bool final_norm) {
     for (int t = 0; t < T; t++)
         for (int i = 0; i < m->C; i++) X.v[t][i] = m->emb_scale * wte[tokens[t] * m->C + i] + (wpe ? wpe[t * m->C + i] : 0);
     if (is(r, "EMBED_NORM") || is(r, "PERI")) X = N(r, "model.embed_norm", X);
-    X = boundary(r, 0, X);
+    X = X;
     for (r->l = 0; r->l < m->L; r->l++) {
-        X = boundary(r, r->l + 1, block(r, X));
+        X = block(r, X);
         r->seen[r->l].stream += square(&X);
     }
     if (final_norm) X = N(r, "model.norm", X);
@@ -707,97 +687,6 @@ static void test_experts(void) {
         compare(deepseek, 7, fin, "an expert nobody chooses", &nobody);
         compare(deepseek, 7, fin, "an expert everybody chooses", &everybody);
     }
-}
-
-// ------------------------------------------------------------------------------------------------------------------ what a probe reads
-
-// The sum over the tokens of a micro-batch of all losses, with the stream moved at one boundary.
-static double loss_moved(Ref *r, const int32_t *inputs, const int32_t *targets, int rows, int T, double move) {
-    double sum = 0;
-    memset(r->seen, 0, sizeof r->seen);
-    r->inside->move = move;
-    for (int b = 0; b < rows; b++) {
-        r->inside->direction = rand_key(4, "direction", (uint64_t)b);
-        Seq logits = logits_of(r, inputs + b * T, T, norm_before_head(r->mode));
-        for (int t = 0; t < T; t++) {
-            double exps = 0;
-            for (int v = 0; v < r->m->V; v++) exps += exp(logits.v[t][v]);
-            sum += log(exps) - logits.v[t][targets[b * T + t]] + 0.01 * log(exps) * log(exps);
-        }
-    }
-    end_batch(r, rows * T);
-    return sum + rows * T * router_loss(r, rows * T);
-}
-
-// Of a probe's gradient at boundary l the part along a direction, against a difference: of fourth order, its step smaller where a router's choice jumps.
-static void compare_gradient(Ref *r, const int32_t *inputs, const int32_t *targets, int rows, int T, int l, const double *gradient) {
-    double dot = 0, norm = 0, length = 0, error = INFINITY, found = NAN;
-    for (int i = 0; i < rows * T * r->m->C; i++) {
-        double d = direction(rand_key(4, "direction", (uint64_t)(i / (T * r->m->C))), i / r->m->C % T, i % r->m->C);
-        dot += gradient[i] * d;
-        norm += gradient[i] * gradient[i];
-        length += d * d;
-    }
-    r->inside->moved = l;
-    for (double h = 3e-4; error > 1e-7 && h > 1e-6; h /= 8) {
-        double f[4], at[4] = {h, -h, 2 * h, -2 * h};
-        for (int k = 0; k < 4; k++) f[k] = loss_moved(r, inputs, targets, rows, T, at[k]);
-        found = (8 * (f[0] - f[1]) - (f[2] - f[3])) / (12 * h);
-        error = fabs(found - dot) / sqrt(norm * length);
-    }
-    EXPECT(error <= 1e-7, "%s %s: gradient of the stream into block %d: %.12g along a direction, expected %.12g", r->mode, family_of(r->m), l, dot, found);
-    r->inside->moved = -1;
-}
-
-// Rows of one sequence.
-static void compare_rows(const Ref *r, const char *what, int l, const Seq *right, const double *found) {
-    double worst = 0;
-    for (int t = 0; t < right->T; t++)
-        for (int i = 0; i < right->cols; i++) worst = isnan(found[t * right->cols + i]) ? INFINITY : fmax(worst, fabs(found[t * right->cols + i] - right->v[t][i]));
-    EXPECT(worst <= 1e-11 * sqrt(square(right)), "%s %s: %s of layer %d is off by %.2g", r->mode, family_of(r->m), what, l, worst);
-}
-
-// After a backward all is still there: micro-batches of two sequences and of one.
-static void compare_probe(Model m) {
-    enum { T = 7 };
-    Ref r = {.m = &m, .mode = m.mode->name, .list = layout_make(&m), .gpt = judge_fp64.create(&m, &(Setup){.B = B, .T = T, .z_loss = 0.01, .training = 1, .recompute = KEEP_ALL})};
-    static Inside inside;
-    static double found[PROBE_KINDS][DEEPEST + 1][B * T * WIDEST];
-    r.asked = (bool *)check_alloc((size_t)r.list.count, "the tensors asked for");
-    fill(&r, NULL);
-    inside = (Inside){.moved = -1};
-    r.inside = &inside;
-    for (int rows = B; rows > 0; rows--) {
-        int32_t inputs[B * T], targets[B * T];
-        draw(inputs, rows * T, m.V, (uint64_t)rows);
-        draw(targets, rows * T, m.V, 5);
-        judge_fp64.forward(r.gpt, inputs, targets, rows, T);
-        judge_fp64.backward(r.gpt, 1, 0);
-        for (int l = -1; l < m.L; l++)
-            for (int kind = 0; kind < PROBE_KINDS; kind++)
-                if (probe_width(&m, kind, l)) judge_fp64.activation(r.gpt, found[kind][l + 1], kind, l);
-        for (int b = 0; b < rows; b++) {
-            logits_of(&r, inputs + b * T, T, norm_before_head(r.mode));
-            for (int l = 0; l <= m.L; l++) compare_rows(&r, "stream", l - 1, &inside.stream[l], found[PROBE_STREAM][l] + b * T * m.C);
-            for (int l = 0; l < m.L; l++) {
-                int F = probe_width(&m, PROBE_HIDDEN, l);
-                EXPECT(F == (!m.moe.E ? m.F : l < m.moe.dense ? m.moe.dense_F : 0) && F == probe_width(&m, PROBE_UP, l), "%s %s: %d columns of the ffn", r.mode, family_of(&m), F);
-                if (!F) continue;
-                compare_rows(&r, "the ffn's up", l, &inside.up[l], found[PROBE_UP][l + 1] + b * T * F);
-                compare_rows(&r, "the ffn's hidden", l, &inside.hidden[l], found[PROBE_HIDDEN][l + 1] + b * T * F);
-            }
-        }
-        for (int l = 0; l <= m.L; l++) compare_gradient(&r, inputs, targets, rows, T, l, found[PROBE_GRADIENT][l]);
-    }
-    judge_fp64.destroy(r.gpt);
-    layout_free(&r.list);
-    free(r.asked);
-}
-
-void test_probe(void) {
-    for (int i = 0; i < MODE_COUNT; i++)
-        for (int s = 0; s < (is_sdd(MODES[i].name) ? SDD_COUNT : 1); s++)
-            for (int family = 0; family < FAMILIES && MODES[i].selectable; family++) compare_probe(small_model(&MODES[i], &SDDS[s], family, 3));
 }
 
 // ------------------------------------------------------------------------------------------------------------------ initial values
