@@ -13,7 +13,7 @@
 #include <unistd.h>
 #define real double
 #include "llmc/init.h"
-#include "llmc/judge.h"
+#include "llmc/run/trainer.h"
 #include "dev/test/model.h"
 #include "llmc/exp.h"
 

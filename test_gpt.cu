@@ -166,7 +166,7 @@ GPU_TEST(cuda_modes) {
         for (int family : {FAMILY_GPT2, FAMILY_LLAMA, FAMILY_DEEPSEEK}) compare_family(mode, family);
 }
 
-GPU_TEST(cuda_unit_mode) { compare_family(MODE_NGPT, FAMILY_LLAMA); }
+GPU_TEST(cuda_ngpt_mode) { compare_family(MODE_NGPT, FAMILY_LLAMA); }
 
 GPU_TEST(other_modes) {
     for (int mode = 0; mode < MODE_COUNT; mode++)

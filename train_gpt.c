@@ -15,10 +15,10 @@ typedef REAL Real;
 #define real Real
 #include "llmc/exp.h"
 #include "llmc/gemm.h"
-#include "llmc/judge.h"
+#include "llmc/run/trainer.h"
 #include "llmc/peak.h"
-#include "llmc/room.h"
-#include "llmc/trainer.h"
+#include "llmc/run/free_memory.h"
+#include "llmc/run/train.h"
 
 static inline real exp_real(real x) { return sizeof(real) == 8 ? (real)exp((double)x) : (real)exp_float((float)x); }
 

@@ -1,19 +1,19 @@
 // train_gpt.cu: the CUDA trainer. The same models, placements, flags, data and checkpoints as train_gpt.c, on one NVIDIA GPU, or on several with a process each.
 //
-// 1. Memory, the model, the step, and the table of functions the shared services drive (llmc/judge.h). Layers are in llmc/*.cuh, the block in llmc/block.cuh.
+// 1. Memory, the model, the step, and the table of functions the shared services drive (llmc/run/trainer.h). Layers are in llmc/*.cuh, the block in llmc/block.cuh.
 // 2. Built once per precision: PREC=bf16 keeps weights and activations in bfloat16 beside float master weights; PREC=fp32 keeps everything in float.
 //    Arithmetic inside kernels, statistics, parameter gradients and AdamW's moments are float in both.
 // 3. A step does not wait for the GPU: batches are copied from two pinned buffers in turn, the losses, the norm, the clip factor and the decision whether the
 //    update happens stay on the device; the host reads them once, at the step's end.
 // 4. No floating-point atomics, fixed orders of summation: the same command gives the same bits. (Of several processes NCCL's order is its own.)
-// 5. Several processes (llmc/comm.h): in a step's last backward each layer's gradients travel to their owners while the layers below are computed; what the step
+// 5. Several processes (llmc/run/comm.h): in a step's last backward each layer's gradients travel to their owners while the layers below are computed; what the step
 //    decides on is added up on the device; each process updates its parts, which then go to all. What lies where is said at gpt_count.
 #include "llmc/gpu.cuh"
-#include "llmc/comm.cuh"
-#include "llmc/judge.h"
+#include "llmc/nccl.cuh"
+#include "llmc/run/trainer.h"
 #include "llmc/block.cuh"
 #include "llmc/adamw.cuh"
-#include "llmc/trainer.h"
+#include "llmc/run/train.h"
 
 // ------------------------------------------------------------------------------------------------------------------ memory
 

@@ -81,9 +81,9 @@ TASKS = {
 HERE = os.path.dirname(os.path.abspath(__file__))
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's, Radford et al. 2019
 EOT = "<|endoftext|>"
-SHARD_HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION = 1024, 20240520, 1          # llmc/dataloader.h
-EVAL_MAGIC, EVAL_VERSION, EVAL_START = 20240522, 1, 65535                   # llmc/eval.h
-TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2                            # llmc/tokenizer.h
+SHARD_HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION = 1024, 20240520, 1          # llmc/run/data.h
+EVAL_MAGIC, EVAL_VERSION, EVAL_START = 20240522, 1, 65535                   # llmc/run/eval.h
+TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2                            # llmc/run/tokenizer.h
 TIMEOUT, RETRIES, LONGEST_WAIT = 30, 6, 300                                 # seconds of silence, failures in a row, seconds between them
 BLOCK, PIECE = 1 << 18, 1 << 20                                             # bytes read at once, bytes tokenized at once
 

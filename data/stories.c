@@ -15,7 +15,7 @@
 // options differ, and where one could go on as another does, the comma or full stop that ends it is its own.
 // A slot is never followed by a letter. So a reader going from left to right always knows which option was drawn.
 #include "stories.h"
-#include "../llmc/check.h"
+#include "../llmc/run/util.h"
 #include "../llmc/rand.h"
 #include <stdbool.h>
 

@@ -80,12 +80,12 @@ def parse_flags(words):
 
 
 def trainer_flags():
-    """The table of llmc/flags.h: name -> (kind, low, high, choices)."""
+    """The table of llmc/run/flags.h: name -> (kind, low, high, choices)."""
     def number(text):
         base, _, shift = text.partition("<<")
         return float(base) * 2 ** int(shift or 0)
     row = r'^FLAG\((\w+), *(\w+), *"[^"]*", *([^,]+), *([^,]+), *"([^"]*)"'
-    rows = re.findall(row, (ROOT / "llmc/flags.h").read_text(), re.M)
+    rows = re.findall(row, (ROOT / "llmc/run/flags.h").read_text(), re.M)
     return {name.replace("_", "-"): (kind, number(low), number(high), choices.split("|"))
             for name, kind, low, high, choices in rows}
 

@@ -42,15 +42,18 @@ is_test() {
     esac
 }
 
-# Replaces the one occurrence of the text in file `old` by that in file `new`.
+# Replaces the one occurrence of the text in file `old` by that in file `new`. White space does not
+# count: a line that is wrapped elsewhere is still the same code.
 replace='
-function slurp(path,   text, line, sep) { while ((getline line < path) > 0) { text = text sep line; sep = "\n" } return text }
-BEGIN {
-    old = slurp(ARGV[1]); new = slurp(ARGV[2]); text = slurp(ARGV[3]) "\n"
-    at = index(text, old)
-    if (!at || index(substr(text, at + 1), old)) exit 1
-    printf "%s%s%s", substr(text, 1, at - 1), new, substr(text, at + length(old))
-}'
+import sys
+old, new, text = (open(path, encoding="utf-8").read() for path in sys.argv[1:4])
+places = [i for i, c in enumerate(text) if not c.isspace()]
+dense = "".join(text[i] for i in places)
+wanted = "".join(old.split())
+at = dense.find(wanted)
+if at < 0 or dense.find(wanted, at + 1) >= 0: sys.exit(1)
+print(text[:places[at]] + new.strip() + text[places[at + len(wanted) - 1] + 1:], end="")
+'
 
 fail() { failed=$((failed + 1)); echo "$1: $test $file: $what"; }
 
@@ -58,7 +61,7 @@ fail() { failed=$((failed + 1)); echo "$1: $test $file: $what"; }
 try() {
     if ! is_test; then fail "THERE IS NO SUCH TEST"; return; fi
     cp "$file" original
-    if ! awk "$replace" old new original > "$file"; then cp original "$file"; fail "STALE, the text is not there once"; return; fi
+    if ! python3 -c "$replace" old new original > "$file"; then cp original "$file"; fail "STALE, the text is not there once"; return; fi
     if [ -n "$stale" ]; then cp original "$file"; killed=$((killed + 1)); return; fi
     arrange
     if $make $built > log 2>&1; then

@@ -21,7 +21,7 @@
 #include "norm.cuh"
 #include "qkv.cuh"
 #include "stats.cuh"
-#include "unit.cuh"
+#include "ngpt.cuh"
 
 // What the functions of one block share: its place in the mode, its parameters and activations, and their gradients.
 typedef struct Block {

@@ -15,7 +15,7 @@
 #include <cuda_bf16.h>
 #include <float.h>
 #include <type_traits>
-#include "check.h"
+#include "run/util.h"
 
 #define LAUNCH(...) launch_kernel(__FILE__, __LINE__, #__VA_ARGS__, __VA_ARGS__)
 #define cudaCheck(call) cuda_check(call, #call, __FILE__, __LINE__)

@@ -30,7 +30,7 @@
 #include <math.h>
 #include "ffn.cuh"
 #include "gpu.cuh"
-#include "json.h"
+#include "run/json.h"
 
 typedef struct LinearShape { int64_t n; int out, in; float c; } LinearShape;
 

@@ -12,7 +12,7 @@
 // Logits may have a gain (nGPT): logit = g z, g = scale w. Then the gradient of w, scale * sum over rows of dlogit z, sums down columns, and a second kernel
 // computes softmax anew where it does so, and dz = g dlogit with it. Elements moved per row: Vp forward, 2 Vp backward.
 #pragma once
-#include "unit.cuh"
+#include "ngpt.cuh"
 
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_LOADS = 4, SUMS_THREADS = 512 };
 

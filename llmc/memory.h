@@ -5,7 +5,7 @@
 // gradients of parameters are of another, `wide`.
 #pragma once
 #include <stdbool.h>
-#include "check.h"
+#include "run/util.h"
 #include "tensors.h"
 #include "threads.h"
 

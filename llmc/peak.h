@@ -7,7 +7,7 @@
 // All OpenMP threads work at once and time their own short runs; the result is the sum of their rates, each from the median of its times. So other programs, which
 // take a core for some milliseconds, do not show, and neither does a moment in which a thread has a core or the memory for itself.
 #pragma once
-#include "events.h"
+#include "run/spikes.h"
 #include "gemm.h"
 
 enum { PEAK_STEPS = 1 << 15, PEAK_BLOCK = 1 << 16, PEAK_RUNS = 4096 };    // of a run: steps of a chain, or elements of each array; runs at most

@@ -1,4 +1,4 @@
-// nccl.cpp: the calls of NCCL that llmc/comm.cuh makes, between emulated GPUs of processes on one machine. Built as a library of NCCL's name, libnccl.so.2, which the
+// nccl.cpp: the calls of NCCL that llmc/nccl.cuh makes, between emulated GPUs of processes on one machine. Built as a library of NCCL's name, libnccl.so.2, which the
 // trainer finds by LD_LIBRARY_PATH as it finds the real one.
 //
 // A call runs when its stream gets there, like all work here (emu.cpp), and then waits for the other processes. They meet in shared memory, the board: each says there

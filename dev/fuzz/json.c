@@ -1,6 +1,6 @@
 // json.c: any bytes as JSON text. What is accepted is written back and read again as the same tree; any bytes as a C string become JSON that parses.
 #include "fuzz.h"
-#include "../../llmc/json.h"
+#include "../../llmc/run/json.h"
 
 static void write_tree(FILE *f, const Json *v) {
     static const char *const OPEN = "[{", *const CLOSE = "]}";

@@ -22,7 +22,7 @@ dictionary() {
     echo "# $1"
     case $1 in
     json | config | safetensors) cat dev/fuzz/json.dict ;;
-    flags) sed -n 's/^FLAG(\([a-z0-9_]*\), .*/\1/p' llmc/flags.h | tr _ - | sed 's/.*/"--&="/' ;;
+    flags) sed -n 's/^FLAG(\([a-z0-9_]*\), .*/\1/p' llmc/run/flags.h | tr _ - | sed 's/.*/"--&="/' ;;
     esac
 }
 

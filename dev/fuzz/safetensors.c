@@ -18,7 +18,7 @@ static int unmap_file(void *at, size_t bytes) {
 
 #define mmap map_file
 #define munmap unmap_file
-#include "../../llmc/checkpoint.h"
+#include "../../llmc/run/checkpoint.h"
 #include "../test/files.h"
 
 static void read_tensor(const Tensor *t) {

@@ -4,7 +4,7 @@
 #define main shard_main
 #include "../../data/shard.c"
 #undef main
-#include "../../llmc/json.h"
+#include "../../llmc/run/json.h"
 
 enum { LEAST_SHARD = 8, LONGEST = 600 };   // longer texts take time and reach nothing new
 

@@ -3,7 +3,7 @@
 // First byte, lowest bit: the rest is the file as it stands. Else seven words of header follow, without the 996 zeros, and with the next bit the
 // 256 single bytes come before the tokens, so that the fuzzer need not find out that encoding wants them all.
 #include "fuzz.h"
-#include "../../llmc/tokenizer.h"
+#include "../../llmc/run/tokenizer.h"
 
 enum { WORDS = 7, LONG = 600 };
 

@@ -46,7 +46,7 @@ row='MODE( MINE, 1, ONE, 1, OWN, ONE, 0, 1, ONE, 0, OWN, ONE, 1, 1,1,0,0, HEAD, 
 sed -i "/^MODE( PRE, /i $row" llmc/modes.h
 sed -i '/^PARAM(wlm, /i PARAM(head_b, "lm_head.bias", PER_MODEL, 1, m->Vp, ROLE_ZERO, DECAY_GAIN, LR_VECTOR, 0, 1) \\' llmc/tensors.h
 sed -i 's/m->tied ? b.w.wte : b.w.wlm, NULL,/m->tied ? b.w.wte : b.w.wlm, b.w.head_b,/; s/m->tied ? b.dw.wte : b.dw.wlm, NULL,/m->tied ? b.dw.wte : b.dw.wlm, b.dw.head_b,/' train_gpt.c
-sed -i '/^FLAG(data, /i FLAG(note, TEXT, "", 0, 0, "", FREE, "a remark for config.json") \\' llmc/flags.h
+sed -i '/^FLAG(data, /i FLAG(note, TEXT, "", 0, 0, "", FREE, "a remark for config.json") \\' llmc/run/flags.h
 check "recipe: it builds and trains"      sh -c "$quick train_gpt NORM_MODE=MINE && ./train_gpt $short --out mine --note 'a trial'"
 check "recipe: a mode is one row"         grep -q '"norm_mode": "MINE"' mine/config.json
 check "recipe: a flag is one row"         sh -c "./train_gpt --help | grep -q -- --note && grep -q 'a trial' mine/config.json"

@@ -167,7 +167,7 @@ interrupted() {                                                          # WHAT 
     holds "SIGTERM in $what: the step was saved" grep -q "^resumed from .* at step 5\$" message
     holds "SIGTERM in $what: it is done once" test "$(grep -c "\"step\": 5, \"$key" run/log.jsonl)" = 1
 }
-mkdir texts && "$root/build/shard" --out texts/all "$root/README.md" "$root/llmc/trainer.h" > message && "$root/build/shard" --out texts/one "$root/dev/test/model.h" > message
+mkdir texts && "$root/build/shard" --out texts/all "$root/README.md" "$root/llmc/run/train.h" > message && "$root/build/shard" --out texts/one "$root/dev/test/model.h" > message
 ends "a brief run" 0 "^weights" "$train" $brief --val-tokens 64 --out "$dir/brief"
 weights=$(sed -n 's/^weights \([0-9a-f]*\) after.*/\1/p' message)
 interrupted "a validation" val_loss "$train" $brief --val-tokens 0

@@ -5,7 +5,7 @@
 //   moment  after step STEP one second moment is infinite;   dead: the last gain is so large that no loss is finite
 //   killed  process RANK gets SIGKILL
 //   full    none: a sample's text goes through the model whole, for every token
-#include "../../llmc/trainer.h"
+#include "../../llmc/run/train.h"
 
 static struct { char kind[16]; long long step, rank, now; } fault;
 static Layout layout;

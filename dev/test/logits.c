@@ -2,7 +2,7 @@
 //     OUT MODE FLAGS...
 // from standard input. Of each it writes OUT/logits.safetensors with "tokens" [B, T] and the judge's "logits" [B, T, V]. The weights are random, far from the initial
 // ones, and OUT is a run with a checkpoint of step 0 that holds them; with --init-from FOLDER among the flags they are those of a checkpoint.
-#include "../../llmc/trainer.h"
+#include "../../llmc/run/train.h"
 #include "files.h"
 #include "model.h"
 

@@ -1,7 +1,7 @@
 // model.h: weights, tokens and comparisons of whole models, for the tests of the judge and of the CUDA trainer.
 #pragma once
 #include "../../llmc/init.h"
-#include "../../llmc/judge.h"
+#include "../../llmc/run/trainer.h"
 
 // The value as a weight of `storage` bytes holds it: 2 is bfloat16, rounded to nearest even.
 static inline double stored(double value, size_t storage) {

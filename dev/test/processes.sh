@@ -62,7 +62,7 @@ check "two share the machine's memory" halves
 check "the same twice" sh -c "cp -R from1-4 again && rm -r again/step_00000050 && mpirun -np 4 '$span' --out again --resume required > again.out && [ \"\$(tail -n 1 again.out | cut -d' ' -f2)\" = \"\$(tail -n 1 from1-4.out | cut -d' ' -f2)\" ]"
 check "evaluated by 3 as by 1" sh -c "'$span' --from from1-4 --eval --sample 0 > 1.out; mpirun -np 3 '$span' --from from1-4 --eval --sample 0 > 3.out; cut -c1-20 1.out | tail -n 1; [ \"\$(tail -n 1 1.out)\" = \"\$(tail -n 1 3.out)\" ]"
 
-check "texts as tasks" "$root/build/shard" --out texts "$root/README.md" "$root/llmc/eval.h"
+check "texts as tasks" "$root/build/shard" --out texts "$root/README.md" "$root/llmc/run/eval.h"
 check "tasks evaluated by 3 as by 1" sh -c "'$span' --from from1-4 --eval --sample 0 --tasks texts > 1.out && mpirun -np 3 '$span' --from from1-4 --eval --sample 0 --tasks texts > 3.out; tail -n 3 1.out 3.out; tail -n 2 1.out | grep -c token_perplexity && [ \"\$(tail -n 3 1.out)\" = \"\$(tail -n 3 3.out)\" ]"
 
 # One of four has a NaN: all leave the step out, and go on alike. (run_hash compares the weights of all at every validation.)

@@ -1,6 +1,6 @@
 // scores.c: what every sequence of --tasks gets, one a line: task, example, log p, whether each token is the likeliest; and of its example the completion chosen by log p and by
 // log p over length. For comparisons that need more than sums (dev/test/test_lm_eval.py).   scores --from RUN --eval --tasks FILES
-#include "../../llmc/trainer.h"
+#include "../../llmc/run/train.h"
 
 int main(int argc, char **argv) {
     Run run, *r = &run;

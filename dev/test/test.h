@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include "../../llmc/json.h"
+#include "../../llmc/run/json.h"
 
 #ifdef __cplusplus
 extern "C" {

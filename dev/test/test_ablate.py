@@ -183,7 +183,7 @@ def test_checks(folder):
            f"{done.stderr}")
     expect(not outcomes(out) and not (out / "study.json").exists(),
            "a refused combination: nothing is kept")
-    rows = re.findall(r"^FLAG\((\w+)", pathlib.Path("llmc/flags.h").read_text(), re.M)
+    rows = re.findall(r"^FLAG\((\w+)", pathlib.Path("llmc/run/flags.h").read_text(), re.M)
     known = python("import ablate; print(*ablate.trainer_flags())")
     expect(known.split() == [name.replace("_", "-") for name in rows],
            f"every flag is known: {known}")

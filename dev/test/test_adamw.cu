@@ -261,7 +261,7 @@ static void check_lines(bool master_only, int stochastic) {
     toy_free(&toy);
 }
 
-GPU_TEST(cuda_unit_lines) {
+GPU_TEST(cuda_ngpt_lines) {
     check_lines(false, 0);
     check_lines(false, 1);
     if (sizeof(real) == sizeof(float)) check_lines(true, 0);

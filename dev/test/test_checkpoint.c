@@ -1,6 +1,6 @@
 // test_checkpoint.c: tensor files against bytes written by hand, and checkpoints against every kind of damage: cut files, flipped
 // bits, missing files, full disks, and kills while they are written.
-#include "../../llmc/checkpoint.h"
+#include "../../llmc/run/checkpoint.h"
 #include "files.h"
 #include "test.h"
 #include <signal.h>

@@ -1,9 +1,9 @@
-// test_comm.c: processes that find one another over sockets (llmc/socket.h), what they tell each other, and how they end when one of them is gone.
+// test_comm.c: processes that find one another over sockets (llmc/run/socket.h), what they tell each other, and how they end when one of them is gone.
 // All are forked here; the launchers' variables are set by hand. What is asked of MPI is noted;
 // what MPI does is tested with mpirun.
 #include <signal.h>
 #include <sys/wait.h>
-#include "../../llmc/comm.h"
+#include "../../llmc/run/comm.h"
 #include "test.h"
 
 enum { PROCESSES = 3, BIG = 3 << 20 };

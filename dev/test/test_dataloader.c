@@ -1,6 +1,6 @@
 // test_dataloader.c: every sample holds exactly the tokens it should, in an order that depends on (seed, index) alone; shards that are not what
 // they say are refused. In most shards written here a token is its own position in the stream, so a sample says where it was read.
-#include "../../llmc/dataloader.h"
+#include "../../llmc/run/data.h"
 #include "test.h"
 
 enum { MAX_SEQ = 64 };

@@ -10,7 +10,7 @@
 // OLMoE's: Llama's with experts in every layer, softmax router, losses over the micro-batch. DeepSeek's: latent attention, a dense layer and then experts
 // beside shared ones, sigmoid router with a selection bias, a loss over each sequence.
 #include "../../llmc/init.h"
-#include "../../llmc/judge.h"
+#include "../../llmc/run/trainer.h"
 #include "test.h"
 
 enum { B = 2, SEQUENCES = 3, LONGEST = ATTN_BLOCK + 3, WIDEST = 40, DEEPEST = 5, MOST_EXPERTS = 6 };

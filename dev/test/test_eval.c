@@ -1,7 +1,7 @@
 // test_eval.c: files of tasks and what they are refused for; scores against softmax written out; windows; metrics by hand.
 #include "test.h"
-#include "../../llmc/config.h"
-#include "../../llmc/eval.h"
+#include "../../llmc/run/config.h"
+#include "../../llmc/run/eval.h"
 #include "model.h"
 
 enum { V = 40, T = 16, WORDS = 512 };

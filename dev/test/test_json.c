@@ -1,5 +1,5 @@
 // test_json.c: what the JSON reader accepts and refuses, where it points when it refuses, and that the writer's output parses.
-#include "../../llmc/json.h"
+#include "../../llmc/run/json.h"
 #include "../../llmc/rand.h"
 #include "test.h"
 

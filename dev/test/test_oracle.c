@@ -2,8 +2,8 @@
 // differentiation, torch.optim.AdamW) must give the judge's losses, gradients and parameters after three steps. Needs its goldens only, not Python.
 //
 // dev/oracle/goldens/*.safetensors, written by the safetensors library; oracle.py's first comment says what they hold.
-#include "../../llmc/checkpoint.h"
-#include "../../llmc/judge.h"
+#include "../../llmc/run/checkpoint.h"
+#include "../../llmc/run/trainer.h"
 #include "test.h"
 
 #define FOLDER "dev/oracle/goldens/"

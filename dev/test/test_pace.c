@@ -1,6 +1,6 @@
 // test_pace.c: a run says once that its machine has become slow.
 #include "test.h"
-#include "../../llmc/trainer.h"
+#include "../../llmc/run/train.h"
 
 void test_pace(void) {
     Run r;

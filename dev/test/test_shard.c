@@ -1,6 +1,6 @@
 // test_shard.c: build/shard turns text into shards from which the text comes back byte for byte, splits it where it says, and leaves
 // nothing behind when it refuses.
-#include "../../llmc/dataloader.h"
+#include "../../llmc/run/data.h"
 #include "test.h"
 
 static void write_text(const char *dir, const char *name, const char *text, size_t length) {

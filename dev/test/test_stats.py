@@ -398,7 +398,7 @@ def test_tables():
     rows = re.findall(r'^INIT\(\w+, *"([\w-]+)", *\w+, *(OUT_\w+),', (ROOT / "llmc/init.h").read_text(), re.M)
     expect(len(rows) > 6 and {name for name, out in rows if out != "OUT_SAME"} == set(stats.SCALED_OUTPUTS), f"{rows}")
     for word in ("decay_gains", "final_norm", "tied", "init", "lr"):
-        expect(f"FLAG({word}," in (ROOT / "llmc/flags.h").read_text(), f"--{word}")
+        expect(f"FLAG({word}," in (ROOT / "llmc/run/flags.h").read_text(), f"--{word}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 // backtracking, so that exactly one derivation and an equal -log p are facts about the corpus and not about the generator.
 #include "test.h"
 #include "../../data/stories.h"
-#include "../../llmc/check.h"
+#include "../../llmc/run/util.h"
 #include "../../llmc/rand.h"
 #include <ctype.h>
 

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
-#include "../../llmc/tokenizer.h"
+#include "../../llmc/run/tokenizer.h"
 #include "test.h"
 
 enum { FILE_MOST = 1 << 15, FIRST_MERGE = 256 };

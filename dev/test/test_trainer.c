@@ -1,13 +1,13 @@
 // test_trainer.c: flags, schedule, sampler, log, and whole runs of the built trainer: repeatable, resumable, and loud when refused.
 #include "test.h"
-#include "../../llmc/checkpoint.h"
-#include "../../llmc/events.h"
-#include "../../llmc/logger.h"
-#include "../../llmc/presets.h"
-#include "../../llmc/room.h"
-#include "../../llmc/sampler.h"
-#include "../../llmc/schedule.h"
-#include "../../llmc/tokenizer.h"
+#include "../../llmc/run/checkpoint.h"
+#include "../../llmc/run/spikes.h"
+#include "../../llmc/run/log.h"
+#include "../../llmc/run/presets.h"
+#include "../../llmc/run/free_memory.h"
+#include "../../llmc/run/sample.h"
+#include "../../llmc/run/schedule.h"
+#include "../../llmc/run/tokenizer.h"
 #include "files.h"
 #include <sys/wait.h>
 

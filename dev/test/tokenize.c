@@ -1,7 +1,7 @@
 // tokenize.c: text to the tokens of a tokenizer, as int32, and how fast.   build/tokenize tokenizer.bin < text > tokens
 // A NUL byte separates texts, and -1 their tokens.
 #include <time.h>
-#include "../../llmc/tokenizer.h"
+#include "../../llmc/run/tokenizer.h"
 
 static double seconds(void) {
     struct timespec t;

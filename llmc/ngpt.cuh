@@ -1,4 +1,4 @@
-// unit.cuh: what nGPT (Loshchilov et al. 2024) has beside products, q and k: a stream of vectors of length 1, and gains without a norm. Lines of matrices are adamw.cuh's.
+// ngpt.cuh: what nGPT (Loshchilov et al. 2024) has beside products, q and k: a stream of vectors of length 1, and gains without a norm. Lines of matrices are adamw.cuh's.
 //
 //   interpolation (eq 10-11)    t = L2(y)     s = skip + alpha (t - skip)     z = L2(s)            L2(x) = x / |x|,  alpha_i = 0.05 sqrt(C) |p_i|: p starts at 1/sqrt(C)
 //     backward                  ds = L2'(dz; s)     dskip = (1 - alpha) ds     dy = L2'(alpha ds; y)     dp += 0.05 sqrt(C) sign(p) sum over rows of ds (t - skip)

@@ -11,9 +11,9 @@
 // Tensor files are safetensors: 8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, the data.
 // Errors end the program with what to do; functions with `try` and checkpoint_verify return false and say why instead.
 #pragma once
-#include "check.h"
+#include "util.h"
 #include "json.h"
-#include "rand.h"
+#include "../rand.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -6,7 +6,7 @@
 // Errors name the byte offset, what was expected and what was found. json_parse ends the program, json_try_parse returns false.
 // The C locale is assumed (strtod and printf with a decimal point): the program never calls setlocale.
 #pragma once
-#include "check.h"
+#include "util.h"
 #include <errno.h>
 #include <math.h>
 #include <stdbool.h>

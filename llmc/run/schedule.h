@@ -1,7 +1,7 @@
 // schedule.h: the learning rate of a step (counted from 1) and its share for each group of tensors.
 #pragma once
 #include "flags.h"
-#include "judge.h"
+#include "trainer.h"
 
 enum { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };        // in the order of --schedule's choices
 

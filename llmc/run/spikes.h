@@ -1,11 +1,11 @@
-// events.h: what a run notices about itself: spikes of the loss and of the gradient norm, and the steps before them.
+// spikes.h: what a run notices about itself: spikes of the loss and of the gradient norm, and the steps before them.
 //
 // A spike is a value far above the ones before it, by the robust z-score (Iglewicz, Hoaglin 1993): z = (x - median) / (1.4826 MAD), MAD the median of
 // |x - median|, over the last values that were no spikes themselves, so that a spike does not raise the bar for the next one. Where the window is nearly constant its
 // spread counts as a thousandth of the median. Many spikes in a row are a new level: the window begins anew.
 #pragma once
 #include <math.h>
-#include "judge.h"
+#include "trainer.h"
 
 enum { SPIKE_WINDOW = 128, SPIKE_ENOUGH = 64, SPIKES_IN_A_ROW = 10 };           // values kept; needed before one is judged; spikes that are a new level
 

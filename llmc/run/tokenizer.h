@@ -19,9 +19,9 @@
 // Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2, and their code's pattern; tiktoken, whose
 // ids and algorithm these are; llm.c's train_gpt2.py (write_tokenizer) for the file. dev/test/test_tokenizer.py compares with tiktoken.
 #pragma once
-#include "check.h"
+#include "util.h"
 #include "json.h"
-#include "rand.h"
+#include "../rand.h"
 #include <errno.h>
 #include <sys/stat.h>
 

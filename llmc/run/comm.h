@@ -12,7 +12,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdbool.h>
-#include "check.h"
+#include "util.h"
 #include "socket.h"
 
 // What is called of MPI. Handles are pointers and constants as in Open MPI's mpi.h.

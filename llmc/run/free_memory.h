@@ -1,10 +1,10 @@
-// room.h: how many bytes of memory this process can still take, on Linux: its part of those that
+// free_memory.h: how many bytes of memory this process can still take, on Linux: its part of those that
 // the system calls available, within the limits of its control groups (cgroups v1 and v2), and
 // within its address space (ulimit -v). NAN elsewhere.
 #pragma once
 #include <math.h>
 #include <sys/resource.h>
-#include "check.h"
+#include "util.h"
 
 // The number that follows `key` at the beginning of a line of a file; NAN: there is none.
 static inline double room_number(const char *root, const char *file, const char *key) {

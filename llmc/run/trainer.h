@@ -1,8 +1,8 @@
-// judge.h: what a trainer on any device offers, as a table of functions. train_gpt.c exports one such table per precision:
+// trainer.h: what a trainer on any device offers, as a table of functions. train_gpt.c exports one such table per precision:
 // judge_fp64 is the judge that proofs compare with, judge_fp32 and judge_bf16 (bf16 products) the CPU trainer. The services of trainer.h drive either.
 #pragma once
 #include "comm.h"
-#include "memory.h"
+#include "../memory.h"
 
 typedef struct Gpt Gpt;                                   // a model with its memory, private to the device
 

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <strings.h>
 #include <math.h>
-#include "check.h"
+#include "util.h"
 #include "json.h"
 
 typedef int64_t FlagINT;

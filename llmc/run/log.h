@@ -1,4 +1,4 @@
-// logger.h: log.jsonl, one JSON object a line; seconds as words.
+// log.h: log.jsonl, one JSON object a line; seconds as words.
 //
 // A line reaches the file in one write when it is whole, and the disk with the next checkpoint. Without a file (fd 0: of several processes one has it) nothing is written. After a kill
 // the last line may be cut: log_open drops it, and with it the steps that the resumed run is going to do again. `validated`, `tasked`: the step it goes on from has its validation, its tasks in the log.

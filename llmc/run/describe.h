@@ -1,8 +1,8 @@
-// show.h: --show prints what the tables say about the chosen model, before anything is allocated.
+// describe.h: --show prints what the tables say about the chosen model, before anything is allocated.
 #pragma once
 #include "flags.h"
-#include "init.h"
-#include "judge.h"
+#include "../init.h"
+#include "trainer.h"
 #include "presets.h"
 
 // Parameters of a tensor, or those of them that a token meets: of E experts K.

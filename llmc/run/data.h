@@ -1,4 +1,4 @@
-// dataloader.h: samples of T inputs and T targets, from shards on disk or from the built-in corpus.
+// data.h: samples of T inputs and T targets, from shards on disk or from the built-in corpus.
 //
 // A shard is llm.c's format: a header of 256 int32 (magic, version, number of tokens; vocabulary, and bytes and words of the text, or 0 where
 // unknown; then zeros) and the tokens, 2 bytes each (magic 20240520, version 1) or 4 (magic 20240801, version 7). Little-endian, as x86-64 and
@@ -23,9 +23,9 @@
 #include <stdbool.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "../data/stories.h"
-#include "check.h"
-#include "rand.h"
+#include "../../data/stories.h"
+#include "util.h"
+#include "../rand.h"
 
 enum { SHARD_HEADER_BYTES = 1024, SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
 enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD_WORDS };       // the words of the header

@@ -1,4 +1,4 @@
-// comm.cuh: tensors between GPUs, by NCCL, which is loaded where there is more than one process: sums of all processes' tensors to one of them, and from one to all.
+// nccl.cuh: tensors between GPUs, by NCCL, which is loaded where there is more than one process: sums of all processes' tensors to one of them, and from one to all.
 //
 // All calls go to a stream of their own, in the same order on all processes, so they run beside the computation:
 //   nccl_begin       what the computation was given so far comes before what follows; the calls until nccl_end are one group, launched together
@@ -8,7 +8,7 @@
 //
 // Names and values are those of nccl.h (NVIDIA's user guide, "Types" and "Collective Communication Functions").
 #pragma once
-#include "comm.h"
+#include "run/comm.h"
 #include "gpu.cuh"
 
 typedef struct NcclId { char bytes[128]; } NcclId;

@@ -1,6 +1,6 @@
-// test_unit.cu: nGPT's interpolated residual and its gains (llmc/unit.cuh) against their equations in double.
+// test_ngpt.cu: nGPT's interpolated residual and its gains (llmc/ngpt.cuh) against their equations in double.
 #include "gpu_test.cuh"
-#include "../../llmc/unit.cuh"
+#include "../../llmc/ngpt.cuh"
 
 // ------------------------------------------------------------------------------------------------------------------ interpolation
 

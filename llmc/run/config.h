@@ -2,12 +2,12 @@
 // flags_resolve at the end is the order in which they win.
 #pragma once
 #include "checkpoint.h"
-#include "dataloader.h"
-#include "init.h"
-#include "judge.h"
+#include "data.h"
+#include "../init.h"
+#include "trainer.h"
 #include "presets.h"
 #include "schedule.h"
-#include "show.h"
+#include "describe.h"
 
 #ifndef NORM_MODE
 #define NORM_MODE MODE_SPAN

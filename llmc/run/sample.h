@@ -1,6 +1,6 @@
-// sampler.h: the next token from its logits.
+// sample.h: the next token from its logits.
 #pragma once
-#include "rand.h"
+#include "../rand.h"
 
 // Softmax with temperature over the V logits, or over the k largest (k = 0: all; ties with the k-th stay in). temperature 0 takes the largest.
 // weights is scratch of 2 V; u is uniform in [0, 1).

@@ -1,4 +1,4 @@
-// check.h: the one way this program refuses to go on; memory, texts, a clock and streams, which every part needs.
+// util.h: the one way this program refuses to go on; memory, texts, a clock and streams, which every part needs.
 //
 // CHECK(cond, "what was expected, what was found\n  -> what to do", ...) prints the message with file and line on stderr
 // and exits with status 1; CHECK_WRITE, of what could not be written, with status 2. Every message for a user ends in a "->" line that names the command or flag

@@ -1,14 +1,14 @@
-// trainer.h: the run, the same on every device: the run's folder, data, steps, validation, checkpoints, samples.
+// train.h: the run, the same on every device: the run's folder, data, steps, validation, checkpoints, samples.
 // trainer_run at the end is the table of contents.
 //
 // Exit status: check.h.
 #pragma once
 #include "config.h"
 #include "eval.h"
-#include "events.h"
-#include "logger.h"
-#include "sampler.h"
-#include "threads.h"
+#include "spikes.h"
+#include "log.h"
+#include "sample.h"
+#include "../threads.h"
 #include "tokenizer.h"
 #include <sys/file.h>
 

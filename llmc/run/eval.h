@@ -11,10 +11,10 @@
 // A context that --seq has no room for is cut on the left. A text is read in windows of --seq tokens, each of them predicted once; the last
 // window reaches back as far as it can. Before a text's first token stands the token that begins documents.
 #pragma once
-#include "dataloader.h"
-#include "exp.h"
-#include "judge.h"
-#include "logger.h"
+#include "data.h"
+#include "../exp.h"
+#include "trainer.h"
+#include "log.h"
 #include "tokenizer.h"
 
 enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_START = 65535 };
