@@ -97,7 +97,7 @@ static void gradients_of(const Case *c) {
     probe_loss(&p);
     judge_fp64.backward(p.g, 1.0 / (c->B * c->m.T), 0);
     TensorStats *stats = check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
-    judge_fp64.tensor_stats(p.g, NULL, stats);
+    judge_fp64.stats(p.g, NULL, NULL, stats);
     double all = grads_norm(&judge_fp64, p.g, &layout), through = 0, worst = 0;
     const char *worst_name = "";
     for (int k = 0; k < layout.count; k++) {
@@ -251,7 +251,7 @@ static void test_adamw(void) {
         fill_grads(g, &layout, (uint64_t)o.step);
         o.clip = (o.step < 3 ? 0.5 : 2) * grads_norm(&judge_fp64, g, &layout);
         judge_fp64.update(g, &o);
-        judge_fp64.tensor_stats(g, &o, stats);
+        judge_fp64.stats(g, &o, NULL, stats);
         for (int k = 0; k < layout.count; k++) {
             const Entry *e = &layout.entries[k];
             double squares[3] = {0};                                             // of gradient, weight before, and change
@@ -332,14 +332,14 @@ static void test_diagnostics(void) {
     Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = c.B, .T = c.m.T, .training = 1});
     fill_weights(&judge_fp64, g, &layout, 30, 4);
     for (int i = 0; i < c.B * c.m.T; i++) inputs[i] = targets[i] = i == 3;
-    judge_fp64.watch(g);
+    judge_fp64.stats_begin(g);
     judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
-    judge_fp64.layer_stats(g, stats);
+    judge_fp64.stats(g, NULL, stats, NULL);
     EXPECT(isfinite(stats[0].attn_logit_max) && isfinite(stats[0].residual_rms), "before: logit %g, residual %g", stats[0].attn_logit_max, stats[0].residual_rms);
     ((double *)judge_fp64.tensor(g, WEIGHTS, &layout.entries[PARAM_wte]))[c.m.C] = NAN;
-    judge_fp64.watch(g);
+    judge_fp64.stats_begin(g);
     judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
-    judge_fp64.layer_stats(g, stats);
+    judge_fp64.stats(g, NULL, stats, NULL);
     EXPECT(isnan(stats[0].attn_logit_max) && isnan(stats[0].attn_ratio) && isnan(stats[0].residual_rms), "with NaN: logit %g, ratio %g, residual %g", stats[0].attn_logit_max,
            stats[0].attn_ratio, stats[0].residual_rms);
     judge_fp64.destroy(g);
@@ -469,7 +469,7 @@ static void test_causality(void) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------ sampling
-// Trainer.extend gives, to the bit, the logits of the full forward, whatever the pieces of the text, and whatever was in the cache before.
+// Trainer.decode gives, to the bit, the logits of the full forward, whatever the pieces of the text, and whatever was in the cache before.
 
 typedef struct { const Trainer *t; Gpt *g; const Case *c; int32_t tokens[MAX_TOKENS]; int length; double *logits; } Text;
 
@@ -492,14 +492,14 @@ static Text text_make(const Trainer *t, Gpt *g, const Case *c, uint64_t seed) {
 static void expect_text(const Text *x, int at, const int *pieces) {
     int wrong = 0, V = x->c->m.V;
     for (int i = 0; pieces[i] && at < x->length; at += pieces[i++]) {
-        x->t->extend(x->g, x->tokens + at, pieces[i], at);
+        x->t->decode(x->g, x->tokens + at, pieces[i], at);
         const double *want = x->logits + (int64_t)(at + pieces[i] - 1) * V;
         for (int j = 0; j < V; j++) wrong += logit_at(x, 0, j) != want[j];
     }
     EXPECT(wrong == 0, "%s in %s, pieces %d, %d, %d ... to position %d: %d logits differ from the full forward's", x->c->name, x->t->precision, pieces[0], pieces[1], pieces[2], at, wrong);
 }
 
-static void extend_case(const Trainer *t, const Case *c, const int (*pieces)[16], int count) {
+static void decode_case(const Trainer *t, const Case *c, const int (*pieces)[16], int count) {
     Layout layout = layout_make(&c->m);
     Gpt *g = t->create(&c->m, &(Setup){.B = 1, .T = c->m.T});
     fill_weights(t, g, &layout, 14, 4);
@@ -518,46 +518,46 @@ static void extend_case(const Trainer *t, const Case *c, const int (*pieces)[16]
     layout_free(&layout);
 }
 
-static Gpt *extend_model(int training) {
+static Gpt *decode_model(int training) {
     Case c = make_case(MODE_SPAN, FAMILY_LLAMA, 0);
     Layout layout = layout_make(&c.m);
     Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = 2, .T = c.m.T, .training = training});
     fill_weights(&judge_fp64, g, &layout, 14, 4);
-    judge_fp64.extend(g, (const int32_t[]){1, 2, 3, 4}, 4, 0);
+    judge_fp64.decode(g, (const int32_t[]){1, 2, 3, 4}, 4, 0);
     layout_free(&layout);
     return g;
 }
 
-static void extend_refused(void *arg) {
+static void decode_refused(void *arg) {
     const int *given = arg;                                                       // tokens, position, what happens before
     const int32_t tokens[16] = {0};
-    Gpt *g = extend_model(1);
+    Gpt *g = decode_model(1);
     if (given[2] == 1) judge_fp64.store(g, WEIGHTS, 0);
     if (given[2] == 2) {
         judge_fp64.forward(g, tokens, tokens, 1, 9);
         judge_fp64.backward(g, 1.0 / 9, 1);
         judge_fp64.update(g, &(AdamW){.beta1 = 0.9, .beta2 = 0.9, .eps = 1, .step = 1});
     }
-    if (given[2] == 3) judge_fp64.extend(g, tokens, 2, 0);                        // a shorter text
-    judge_fp64.extend(g, tokens, given[0], given[1]);
+    if (given[2] == 3) judge_fp64.decode(g, tokens, 2, 0);                        // a shorter text
+    judge_fp64.decode(g, tokens, given[0], given[1]);
 }
 
-static void test_extend(void) {
+static void test_decode(void) {
     static const int SHORT[][16] = {{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 1, 1, 1, 1, 1}, {1, 5, 3}, {2, 1, 6}}, LONG[][16] = {{ATTN_BLOCK - 1, 1, 1, 35}, {100, ATTN_BLOCK - 64}, {1, ATTN_BLOCK - 2, 1, 1, 35}};          // over the edge of a block, 36 tokens past it
     static const Trainer *const TRAINERS[] = {&judge_fp64, &judge_fp32, &judge_bf16};
     Case cases[MAX_CASES];
     int count = all_cases(cases), threads = set_threads(1);
     for (int k = 0; k < 3; k++) {
-        for (int i = 0; i < count; i++) extend_case(TRAINERS[k], &cases[i], SHORT, 5);
+        for (int i = 0; i < count; i++) decode_case(TRAINERS[k], &cases[i], SHORT, 5);
         for (int family = 0; family < FAMILIES; family++) {                       // several blocks of queries and keys
             Case c = make_case(family % 2 ? MODE_HYBRID : MODE_SPAN, family, 0);
             c.m.T = ATTN_BLOCK + 36;
-            extend_case(TRAINERS[k], &c, LONG, 3);
+            decode_case(TRAINERS[k], &c, LONG, 3);
         }
     }
     static const struct { int given[3]; const char *words; } REFUSED[] = {{{1, 5, 0}, "of only 4 tokens"}, {{6, 4, 0}, "6 tokens at position 4 of a text, where memory was made for 9"}, {{1, 9, 0}, "made for 9"},
         {{0, 4, 0}, "0 tokens"}, {{1, -1, 0}, "position -1"}, {{INT32_MAX, 4, 0}, "made for 9"}, {{1, 4, 1}, "of only 0 tokens"}, {{1, 4, 2}, "of only 0 tokens"}, {{1, 4, 3}, "of only 2 tokens"}};
-    for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) EXPECT_REFUSAL(extend_refused, (void *)REFUSED[i].given, REFUSED[i].words);
+    for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) EXPECT_REFUSAL(decode_refused, (void *)REFUSED[i].given, REFUSED[i].words);
     set_threads(threads);
 }
 
@@ -627,7 +627,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"distinct", test_distinct},
     {"invariance", test_invariance},
     {"causality", test_causality},
-    {"extend", test_extend},
+    {"decode", test_decode},
     {"json", test_json},
     {"checkpoint", test_checkpoint},
     {"stories", test_stories},

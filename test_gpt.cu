@@ -95,8 +95,8 @@ static void compare_router_stats(Pair *p, int l, const LayerStats *got, const La
 static void compare_layer_stats(Pair *p) {
     static const char *const NAMES[] = {"residual RMS", "attention's ratio", "the ffn's ratio", "largest logit"};
     std::vector<LayerStats> got(p->m.L), want(p->m.L);
-    CUDA->layer_stats(p->cuda, got.data());
-    JUDGE->layer_stats(p->judge, want.data());
+    CUDA->stats(p->cuda, NULL, got.data(), NULL);
+    JUDGE->stats(p->judge, NULL, want.data(), NULL);
     for (int l = 0; l < p->m.L; l++) {
         const double a[] = {got[l].residual_rms, got[l].attn_ratio, got[l].ffn_ratio, got[l].attn_logit_max}, b[] = {want[l].residual_rms, want[l].attn_ratio, want[l].ffn_ratio, want[l].attn_logit_max};
         for (int i = 0; i < 4; i++)
@@ -109,8 +109,8 @@ static void compare_tensor_stats(Pair *p, const AdamW *applied) {
     static const char *const NAMES[] = {"gradient", "weights", "update"};
     std::vector<TensorStats> got(p->layout.count), want(p->layout.count);
     double all[3] = {0}, bound = (applied && applied->step == 1 ? 1 : 2) * sqrt(TOLERANCE);
-    CUDA->tensor_stats(p->cuda, applied, got.data());
-    JUDGE->tensor_stats(p->judge, applied, want.data());
+    CUDA->stats(p->cuda, applied, NULL, got.data());
+    JUDGE->stats(p->judge, applied, NULL, want.data());
     for (const TensorStats &s : want) all[0] += s.grad * s.grad, all[1] += s.weight * s.weight, all[2] += s.update * s.update;
     for (int k = 0; k < p->layout.count; k++) {
         const double a[] = {got[k].grad, got[k].weight, got[k].update}, b[] = {want[k].grad, want[k].weight, want[k].update};
@@ -131,8 +131,8 @@ static void compare_pair(Pair p) {
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-2, o.gain_target = 1;
     for (o.step = 1; o.step <= 3; o.step++) {
         int micros = o.step == 2 ? MICRO + 1 : MICRO;                      // once more than there are buffers for batches
-        CUDA->watch(p.cuda);
-        JUDGE->watch(p.judge);
+        CUDA->stats_begin(p.cuda);
+        JUDGE->stats_begin(p.judge);
         gradients(CUDA, p.cuda, &p.m, (int)o.step - 1, micros);
         gradients(JUDGE, p.judge, &p.m, (int)o.step - 1, micros);
         compare_layer_stats(&p);
@@ -200,14 +200,14 @@ static Values trained(const Setup *setup, int mode, int family, Values *stats = 
     CUDA->prepare(g, NULL, NULL);
     for (o.step = 1; o.step <= 2; o.step++) {
         bool watched = stats && o.step == 2;
-        if (watched) CUDA->watch(g);
+        if (watched) CUDA->stats_begin(g);
         gradients(CUDA, g, &m, 0, MICRO);
         CUDA->update(g, &o);
         if (!watched) continue;
         std::vector<LayerStats> layers(m.L);
         std::vector<TensorStats> tensors(layout.count);
-        CUDA->layer_stats(g, layers.data());
-        CUDA->tensor_stats(g, &o, tensors.data());
+        CUDA->stats(g, NULL, layers.data(), NULL);
+        CUDA->stats(g, &o, NULL, tensors.data());
         for (const LayerStats &s : layers) {
             stats->insert(stats->end(), {s.residual_rms, s.attn_ratio, s.ffn_ratio, s.attn_logit_max, s.entropy, s.balance, s.sequence, s.router_z});
             stats->insert(stats->end(), s.load, s.load + m.moe.E);
@@ -319,8 +319,8 @@ GPU_TEST(cuda_logits) {
     }
 }
 
-// A text in pieces (Trainer.extend) against the full forward: of the judge, and of the same trainer, whose attention then comes from another kernel.
-static void compare_extended(int mode, int family, int sdd) {
+// A text in pieces (Trainer.decode) against the full forward: of the judge, and of the same trainer, whose attention then comes from another kernel.
+static void compare_decoded(int mode, int family, int sdd) {
     static const int PIECES[][6] = {{TIME}, {7, 1, 1, 3, 1, 6}, {1, 1, 1, 15, 1}, {18, 1}};
     Pair p = pair_open(mode, family, sdd, RECOMPUTE_OFF);
     for (int i = 0; i < 4; i++) {
@@ -328,7 +328,7 @@ static void compare_extended(int mode, int family, int sdd) {
         Values got, own, want;
         fill_tokens(inputs, targets, TIME, p.m.V, (uint64_t)(40 + i));        // another text each time: nothing of the one before is left
         for (int at = 0, k = 0; k < 6 && PIECES[i][k]; at += PIECES[i][k++]) {
-            CUDA->extend(p.cuda, inputs + at, PIECES[i][k], at);
+            CUDA->decode(p.cuda, inputs + at, PIECES[i][k], at);
             const float *z = (const float *)CUDA->logits(p.cuda, 0);
             got.insert(got.end(), z, z + p.m.V);
         }
@@ -347,25 +347,25 @@ static void compare_extended(int mode, int family, int sdd) {
     pair_close(&p);
 }
 
-GPU_TEST(cuda_extend) {
+GPU_TEST(cuda_decode) {
     for (int mode : HEADLINE)
         for (int family : {FAMILY_GPT2, FAMILY_LLAMA, FAMILY_OLMOE, FAMILY_DEEPSEEK})
-            for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) compare_extended(mode, family, sdd);
-    compare_extended(MODE_QKVC_POST, FAMILY_LLAMA, 0);
-    compare_extended(MODE_OLMO2, FAMILY_GPT2, 0);
-    compare_extended(MODE_NGPT, FAMILY_LLAMA, 0);
-    compare_extended(MODE_HYBRID, FAMILY_LATENT, 0);
-    compare_extended(MODE_NGPT, FAMILY_LATENT, 0);
+            for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) compare_decoded(mode, family, sdd);
+    compare_decoded(MODE_QKVC_POST, FAMILY_LLAMA, 0);
+    compare_decoded(MODE_OLMO2, FAMILY_GPT2, 0);
+    compare_decoded(MODE_NGPT, FAMILY_LLAMA, 0);
+    compare_decoded(MODE_HYBRID, FAMILY_LATENT, 0);
+    compare_decoded(MODE_NGPT, FAMILY_LATENT, 0);
 }
 
 #if !defined(__CUDACC__)
 // Keys and values of weights that have changed since are refused, and a forward of whole sequences
 // leaves a text as it is.
-GPU_TEST(cuda_extend_stale) {
+GPU_TEST(cuda_decode_stale) {
     static const char *const WHAT[] = {"a forward", "weights that were set", "an update"};
     Pair p = pair_open(MODE_PRE, FAMILY_LLAMA, 0, RECOMPUTE_OFF);
     const int32_t tokens[] = {1, 2, 3, 4};
-    CUDA->extend(p.cuda, tokens, 4, 0);
+    CUDA->decode(p.cuda, tokens, 4, 0);
     for (int change = 0; change < 3; change++) {
         std::string words = said([&] {
             AdamW o = {};
@@ -373,7 +373,7 @@ GPU_TEST(cuda_extend_stale) {
             if (change == 1) CUDA->store(p.cuda, WEIGHTS, 0);
             else gradients(CUDA, p.cuda, &p.m, 0, MICRO);
             if (change == 2) CUDA->update(p.cuda, &o);
-            CUDA->extend(p.cuda, tokens, 1, 4);
+            CUDA->decode(p.cuda, tokens, 1, 4);
             return 0;
         });
         const char *expected = change ? "1 error: a text goes on at position 4, but" : "0 ";

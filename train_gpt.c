@@ -175,7 +175,7 @@ static void rope(real *x, const real *table, RopeShape s, int direction) {
 // from block to block (online softmax: Milakov, Gimelshein 2018; Dao et al. 2022); backward computes S again.
 // Forward with a past (B is 1 then): k and v begin `past` rows before q. Blocks end at multiples of ATTN_BLOCK of the whole text: reading it in pieces gives the same bits.
 
-typedef struct { int B, T, NH, KV, QK, HS, past; real scale; } AttnShape;
+typedef struct { int B, T, NH, KV, QK, HS, cached; real scale; } AttnShape;
 
 // A row of S in vectors. Its largest: the last vector may overlap the one before. `seen` is never 0.
 static real row_max(const real *x, int64_t seen) {
@@ -217,7 +217,7 @@ static real row_exp(real *x, int64_t seen, int64_t keys, real most) {
 }
 
 static void attention_forward(real *c, real *peak, real *lse, real *scores, const real *q, const real *k, const real *v, AttnShape s) {
-    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T, end = s.past + T;
+    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T, end = s.cached + T;
     Shares heads = shares_make((int64_t)s.B * s.NH);
 #pragma omp parallel
     for (int64_t head; (head = shares_take(&heads)) >= 0;) {
@@ -225,9 +225,9 @@ static void attention_forward(real *c, real *peak, real *lse, real *scores, cons
         real *S = scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK;
         int64_t kv = h / (s.NH / s.KV);
         View q_h = view(q + b * T * qs + h * s.QK, qs, 1), k_h = view(k + b * T * ks + kv * s.QK, ks, 1), c_h = view(c + b * T * cs + h * s.HS, cs, 1), v_h = view(v + b * T * vs + kv * s.HS, vs, 1);
-        for (int64_t t0 = s.past, rows; t0 < end; t0 += rows) {             // positions; q and c begin at the first
+        for (int64_t t0 = s.cached, rows; t0 < end; t0 += rows) {             // positions; q and c begin at the first
             rows = ATTN_BLOCK - t0 % ATTN_BLOCK < end - t0 ? ATTN_BLOCK - t0 % ATTN_BLOCK : end - t0;
-            int64_t row0 = t0 - s.past;
+            int64_t row0 = t0 - s.cached;
             View q_t = part(q_h, row0, 0), c_t = part(c_h, row0, 0);
             real max[ATTN_BLOCK], sum[ATTN_BLOCK];
             for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
@@ -572,7 +572,7 @@ typedef struct Block {
     Params w;
     Grads dw;
     Acts a, d;
-    Past past;
+    KvCache cache;
     const real *rotary;                                 // rope_table from the position of the first row on; NULL with learned positions
     int dweights;                                       // backward: SET or ADD, of linears' weights
     real loss_scale;                                    // backward: the gradient of the micro-batch's mean loss, for the router's
@@ -603,7 +603,7 @@ static real *slot_backward(const Norm *norm, real *dx, real *dy, const real *x) 
 // nGPT: q and k have length 1 when they meet, so scores are scaled up, and both read the one gain s_qk, after RoPE.
 static AttnShape attn_shape(const Block *b) {
     int QK = qk_size(b->m);
-    return (AttnShape){b->s->B, b->s->T, b->m->NH, b->m->KV, QK, b->m->HS, b->past.rows, (real)(b->p.q.on == L2 ? sqrt(QK) : 1 / sqrt(QK))};
+    return (AttnShape){b->s->B, b->s->T, b->m->NH, b->m->KV, QK, b->m->HS, b->cache.cached, (real)(b->p.q.on == L2 ? sqrt(QK) : 1 / sqrt(QK))};
 }
 
 static LinearShape linear_shape(const Block *b, int out, int in, double c) { return (LinearShape){b->s->n, out, in, out, b->dweights, (real)c}; }
@@ -659,10 +659,10 @@ static void kv_backward(const Block *b, real *du, const real *dk, const real *dv
 }
 
 // Keys or values as attention reads them, `width` a row: x itself, or with a past all rows of the text so far, which x now joins.
-static const real *past_join(const Block *b, real *past, const real *x, int width) {
-    if (!past) return x;
-    memcpy(past + (int64_t)b->past.rows * width, x, (size_t)b->s->n * (size_t)width * sizeof(real));
-    return past;
+static const real *kv_cache_fill(const Block *b, real *cache, const real *x, int width) {
+    if (!cache) return x;
+    memcpy(cache + (int64_t)b->cache.cached * width, x, (size_t)b->s->n * (size_t)width * sizeof(real));
+    return cache;
 }
 
 // y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(k)), N_v(v))); for L2, N(rope(.))
@@ -675,7 +675,7 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
     if (m->rope && l2) qk_rope(b, b->a.q, b->a.k, +1);
     real *q = slot_forward(&nq, b->a.qn, b->a.q), *k = slot_forward(&nk, b->a.kn, b->a.k), *v = slot_forward(&nv, b->a.vn, b->a.v);
     if (m->rope && !l2) qk_rope(b, q, k, +1);
-    const real *keys = past_join(b, b->past.k, k, m->KV * qk_size(m)), *values = past_join(b, b->past.v, v, m->KV * m->HS);
+    const real *keys = kv_cache_fill(b, b->cache.k, k, m->KV * qk_size(m)), *values = kv_cache_fill(b, b->cache.v, v, m->KV * m->HS);
     attention_forward(b->a.c, b->a.peak, b->a.lse, b->a.scores, q, keys, values, attn_shape(b));
     real *c = slot_forward(&nc, b->a.cn, b->a.c);
     linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, m->NH * m->HS, 1));
@@ -1027,10 +1027,10 @@ struct Gpt {
     Layout layout;
     ActLayout act_layout;
     real *tensors[TENSOR_KINDS], *acts, *grads;         // parameters, their gradients and moments; activations and their gradients
-    real *past;                                         // keys and values of a text, layer by layer; made when extend first asks for it
+    real *kv_cache;                                         // keys and values of a text, layer by layer; made when extend first asks for it
     real *rotary;                                       // rope_table of all positions, or NULL
-    int past_rows, before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
-    bool extending, fresh;                              // fresh: gradients were zeroed, but those of linears' weights, which the first micro-step SETs, are still the last step's
+    int cached, cached_before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
+    bool decoding, fresh;                              // fresh: gradients were zeroed, but those of linears' weights, which the first micro-step SETs, are still the last step's
     int recompute;
     real z_loss;
     double ce, z, router;                               // sums of losses over the tokens seen since they were last asked
@@ -1045,10 +1045,10 @@ struct Gpt {
 static double *watched_logits(const Gpt *g) { return g->watched_sums + (int64_t)g->m.L * WATCHED_SUMS; }
 
 static Block gpt_block(const Gpt *g, int l) {
-    Past past = past_view(&g->m, g->extending ? g->past : NULL, g->max.T, l, g->before);
+    KvCache cache = kv_cache_view(&g->m, g->decoding ? g->kv_cache : NULL, g->max.T, l, g->cached_before);
     return (Block){&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->tensors[WEIGHTS], l), grads_view(&g->layout, g->tensors[GRADS], l),
                    acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1),
-                   past, g->rotary ? g->rotary + (int64_t)past.rows * rotary_size(&g->m) : NULL, g->fresh ? SET : ADD, 0};
+                   cache, g->rotary ? g->rotary + (int64_t)cache.cached * rotary_size(&g->m) : NULL, g->fresh ? SET : ADD, 0};
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
@@ -1081,7 +1081,7 @@ static void gpt_destroy(Gpt *g) {
     for (int kind = 0; kind < TENSOR_KINDS; kind++) free(g->tensors[kind]);
     free(g->acts);
     free(g->grads);
-    free(g->past);
+    free(g->kv_cache);
     free(g->rotary);
     free(g->inputs);
     free(g->targets);
@@ -1113,13 +1113,13 @@ static real *gpt_stream(Gpt *g, const int32_t *inputs, int B, int T, bool counte
     tokens_check("token", inputs, g->now.n, m->V);
     Block b = gpt_block(g, 0);
     Norm emb = NORM(&b, emb);
-    embedding_forward(emb.site.on ? b.a.raw : b.a.e, g->inputs, b.w.wte, at(b.w.wpe, (int64_t)b.past.rows * m->C), B, T, m->C, (real)m->emb_scale);
+    embedding_forward(emb.site.on ? b.a.raw : b.a.e, g->inputs, b.w.wte, at(b.w.wpe, (int64_t)b.cache.cached * m->C), B, T, m->C, (real)m->emb_scale);
     real *x = slot_forward(&emb, b.a.e, emb.site.on ? b.a.raw : b.a.e);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_forward(&b, x);
         if (b.p.moe && counted) gpt_count(g, &b);
-        if (g->watching && !g->extending) block_watch(&b, g->watched_sums + (int64_t)l * WATCHED_SUMS, watched_logits(g) + l, g->watched_loads + (int64_t)l * m->moe.E, x);
+        if (g->watching && !g->decoding) block_watch(&b, g->watched_sums + (int64_t)l * WATCHED_SUMS, watched_logits(g) + l, g->watched_loads + (int64_t)l * m->moe.E, x);
         x = b.a.x;
     }
     return x;
@@ -1151,17 +1151,17 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
 }
 
 // Everything but attention and positions is the business of one token: the new rows go through the same blocks, and read the keys and values of those before.
-static void gpt_extend(Gpt *g, const int32_t *inputs, int n, int position) {
+static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     int T = g->max.T;
-    extend_check(n, position, g->past_rows, T);
-    if (!g->past) g->past = check_alloc((size_t)g->m.L * (size_t)T * (size_t)past_width(&g->m) * sizeof(real), "the keys and values of a text");
-    g->extending = true;
-    g->before = position;
+    decode_check(n, position, g->cached, T);
+    if (!g->kv_cache) g->kv_cache = check_alloc((size_t)g->m.L * (size_t)T * (size_t)kv_cache_width(&g->m) * sizeof(real), "the keys and values of a text");
+    g->decoding = true;
+    g->cached_before = position;
     real *x = gpt_stream(g, inputs, 1, n, false);
     g->now.T = g->now.n = 1;                                // of the last row alone
     gpt_head(g, x + (int64_t)(n - 1) * g->m.C);
-    g->past_rows = position + n;
-    g->extending = false;
+    g->cached = position + n;
+    g->decoding = false;
 }
 
 // Means over all tokens that all processes saw; *square, theirs too, becomes the sum of it.
@@ -1249,18 +1249,18 @@ static void gpt_settle(Gpt *g) {
 
 // The tensors are the host's own: nothing to bring and nothing to send. Keys and values are of the weights before.
 static void gpt_fetch(Gpt *g, int kind) { if (kind == GRADS) gpt_settle(g); }
-static void gpt_store(Gpt *g, int kind, int64_t step) { (void)kind, (void)step; g->past_rows = 0; }
+static void gpt_store(Gpt *g, int kind, int64_t step) { (void)kind, (void)step; g->cached = 0; }
 
 static const void *gpt_logits(Gpt *g, int64_t row) { return gpt_block(g, 0).a.logits + row * g->m.Vp; }
 
-static void gpt_watch(Gpt *g) {
+static void gpt_stats_begin(Gpt *g) {
     g->watching = true;
     memset(g->watched_sums, 0, (size_t)g->m.L * WATCHED_SUMS * sizeof(double));
     memset(g->watched_loads, 0, (size_t)(g->m.L * g->m.moe.E) * sizeof(double));
     for (int l = 0; l < g->m.L; l++) watched_logits(g)[l] = -INFINITY;
 }
 
-static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
+static void layer_stats(Gpt *g, LayerStats *layers) {
     int L = g->m.L;
     g->watching = false;
     comm_combine(g->comm, g->watched_sums, (int64_t)L * WATCHED_SUMS, COMM_SUM);
@@ -1328,9 +1328,9 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     double square = gpt_square(g);
     Loss loss = gpt_means(g, &square);
     Update u = {loss, sqrt(square), 0};
-    u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.loss.router) && isfinite(u.norm) && (!o->most_ce || u.loss.ce <= o->most_ce) && (!o->most_norm || u.norm <= o->most_norm);
+    u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.loss.router) && isfinite(u.norm) && (!o->max_ce || u.loss.ce <= o->max_ce) && (!o->max_norm || u.norm <= o->max_norm);
     if (!u.applied) return u;
-    g->past_rows = 0;                                                       // of the weights before
+    g->cached = 0;                                                       // of the weights before
     real correct1 = (real)(1 / (1 - pow(o->beta1, (double)o->step))), correct2 = (real)(1 / (1 - pow(o->beta2, (double)o->step)));
     real b1 = (real)o->beta1, b2 = (real)o->beta2, eps = (real)o->eps, scale = (real)(o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1);
     int processes = comm_size(g->comm);
@@ -1364,7 +1364,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
 
 // After a step. Its update is computed again from the moments: with c m / (sqrt(c v) + eps) = A,  before = (w + lr (A - decay target)) / (1 - lr decay).
 // nGPT's matrices, normalized since: w stands for before, which had the same length.
-static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
+static void tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
     double correct1 = o ? 1 / (1 - pow(o->beta1, (double)o->step)) : 0, correct2 = o ? 1 / (1 - pow(o->beta2, (double)o->step)) : 0;
 #pragma omp parallel for schedule(dynamic)
     for (int k = 0; k < g->layout.count; k++) {
@@ -1401,9 +1401,10 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
     }
 }
 
-// Nothing on the CPU is chosen by timing.
-static void gpt_prepare(Gpt *g, const char *plans, const char *path) { (void)g, (void)plans, (void)path; }
-static char *gpt_plans(Gpt *g) { (void)g; return NULL; }
+static void gpt_stats(Gpt *g, const AdamW *applied, LayerStats *layers, TensorStats *tensors) {
+    if (layers) layer_stats(g, layers);
+    if (tensors) tensor_stats(g, applied, tensors);
+}
 
 // An eighth more than the tables: batches, texts, a tensor on its way to a file, the data's pages.
 static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
@@ -1421,9 +1422,14 @@ static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 
 // ------------------------------------------------------------------------------------------------------------------ main
 
 const Trainer NAMED(judge_, PREC) = {
-    "cpu", QUOTED(PREC), sizeof(real), sizeof(real), gpt_create, gpt_destroy, gpt_tensor, gpt_fetch,
-    gpt_store, gpt_forward, gpt_extend, gpt_backward, gpt_loss, gpt_logits,
-    gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats, gpt_tensor_stats,
-    gpt_prepare, gpt_plans, gpt_bytes, gpt_room, gpt_peak};
+    .device = "cpu", .precision = QUOTED(PREC), .mode = &MODES[NORM_MODE], .commit = GIT_HASH,
+    .element = sizeof(real), .storage = sizeof(real),
+    .create = gpt_create, .destroy = gpt_destroy,
+    .tensor = gpt_tensor, .fetch = gpt_fetch, .store = gpt_store, .normalize = gpt_normalize,
+    .zero_grads = gpt_zero_grads, .forward = gpt_forward, .backward = gpt_backward,
+    .update = gpt_update, .loss = gpt_loss, .decode = gpt_decode, .logits = gpt_logits,
+    .stats_begin = gpt_stats_begin, .stats = gpt_stats,
+    .bytes = gpt_bytes, .room = gpt_room, .peak = gpt_peak,
+};
 
 int main(int argc, char **argv) { return trainer_main(&NAMED(judge_, PREC), argc, argv); }

@@ -40,9 +40,9 @@ struct Gpt {
     double *router_sums, *host_router_sums;             // of each layer ROUTER_SUMS sums and E loads
     bool watching;
     int64_t seen, watched;                              // tokens in state->sums, in layer_sums
-    real *past;                                         // keys and values of a text, layer by layer; made when extend first asks for it
-    int past_rows, before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
-    bool extending;
+    real *kv_cache;                                         // keys and values of a text, layer by layer; made when extend first asks for it
+    int cached, cached_before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
+    bool decoding;
     cudaGraphExec_t forward_graph, backward_graph;
     double scale;                                       // of the backward in work, and in its graph
     bool preparing;                                     // the dry step of gpt_prepare: nothing is recorded
@@ -69,7 +69,7 @@ static int64_t gpt_count(const Layout *layout, int kind, bool training) {
     return owned ? layout->state : layout->total;
 }
 
-static inline int64_t past_values(const Model *m, int T) { return (int64_t)m->L * T * past_width(m); }
+static inline int64_t kv_cache_values(const Model *m, int T) { return (int64_t)m->L * T * kv_cache_width(m); }
 
 // Bytes on the device: all that gpt_create takes, and what extend does.
 static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
@@ -193,7 +193,7 @@ static void gpt_destroy(Gpt *g) {
     nccl_close(&g->nccl);
     if (g->forward_graph) cudaCheck(cudaGraphExecDestroy(g->forward_graph));
     if (g->backward_graph) cudaCheck(cudaGraphExecDestroy(g->backward_graph));
-    void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->past, g->rotary, g->batch, g->gpu.scratch, g->state, g->entries, g->layer_sums, g->tensor_sums, g->router_sums};
+    void *device[] = {gpt_ratio() > 1 ? g->weights : nullptr, g->acts, g->grads, g->kv_cache, g->rotary, g->batch, g->gpu.scratch, g->state, g->entries, g->layer_sums, g->tensor_sums, g->router_sums};
     for (void *p : device) cudaCheck(cudaFree(p));
     for (int kind = 0; kind < TENSOR_KINDS; kind++) {
         cudaCheck(cudaFree(g->tensors[kind]));
@@ -217,10 +217,10 @@ static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
 static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
 
 static Block gpt_block(const Gpt *g, int l) {
-    Past past = past_view(&g->m, g->extending ? g->past : nullptr, g->max.T, l, g->before);
-    const float2 *rotary = g->rotary ? g->rotary + (int64_t)past.rows * rotary_size(&g->m) / 2 : nullptr;
+    KvCache cache = kv_cache_view(&g->m, g->decoding ? g->kv_cache : nullptr, g->max.T, l, g->cached_before);
+    const float2 *rotary = g->rotary ? g->rotary + (int64_t)cache.cached * rotary_size(&g->m) / 2 : nullptr;
     return Block{&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->weights, l), grads_view(&g->layout, g->tensors[GRADS], l),
-                 acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), past, rotary,
+                 acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1), cache, rotary,
                  g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
@@ -242,14 +242,14 @@ static real *model_stream(Gpt *g, bool counted) {
     const Model *m = &g->m;
     Block b = gpt_block(g, 0);
     Norm emb = NORM(&b, emb);
-    const real *wpe = b.w.wpe ? b.w.wpe + (int64_t)b.past.rows * m->C : nullptr;
+    const real *wpe = b.w.wpe ? b.w.wpe + (int64_t)b.cache.cached * m->C : nullptr;
     embedding_forward(emb.site.on ? b.a.raw : b.a.e, gpt_inputs(g), b.w.wte, wpe, g->now.B, g->now.T, m->C, (float)m->emb_scale, &g->gpu);
     real *x = slot_forward(&emb, b.a.e, emb.site.on ? b.a.raw : b.a.e, &g->gpu);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
         if (b.p.moe && counted) model_count(g, &b, l);
-        if (g->watching && !g->extending) block_watch(&b, &g->layer_sums[l], x);
+        if (g->watching && !g->decoding) block_watch(&b, &g->layer_sums[l], x);
         x = b.a.x;
     }
     return x;
@@ -367,19 +367,19 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
 }
 
 // The new rows go through the blocks as any others do, and attention reads the keys and values of those before.
-static void gpt_extend(Gpt *g, const int32_t *inputs, int n, int position) {
-    extend_check(n, position, g->past_rows, g->max.T);
-    if (!g->past) g->past = device_alloc<real>(past_values(&g->m, g->max.T), "the keys and values of a text");
+static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
+    decode_check(n, position, g->cached, g->max.T);
+    if (!g->kv_cache) g->kv_cache = device_alloc<real>(kv_cache_values(&g->m, g->max.T), "the keys and values of a text");
     g->now.B = 1;
     g->now.T = g->now.n = n;
-    g->extending = true;
-    g->before = position;
+    g->decoding = true;
+    g->cached_before = position;
     gpt_stage(g, inputs, nullptr);
     real *x = model_stream(g, false);
     g->now.T = g->now.n = 1;                                // of the last row alone
     model_logits(g, x + (int64_t)(n - 1) * g->m.C);
-    g->past_rows = position + n;
-    g->extending = false;
+    g->cached = position + n;
+    g->decoding = false;
 }
 
 static void gpt_backward(Gpt *g, double scale, int last) {
@@ -472,7 +472,7 @@ static AdamWStep gpt_rates(Gpt *g, const AdamW *o) {
     }
     cudaCheck(cudaMemcpyAsync(g->entries, g->host_entries, (size_t)g->layout.count * sizeof *g->entries, cudaMemcpyHostToDevice, g->gpu.stream));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, (float)(1 / (1 - pow(o->beta1, (double)o->step))), (float)(1 / (1 - pow(o->beta2, (double)o->step))),
-                     (float)o->clip, g->setup.stochastic, gpt_rounding(g, o->step), o->most_ce * tokens, o->most_norm};
+                     (float)o->clip, g->setup.stochastic, gpt_rounding(g, o->step), o->max_ce * tokens, o->max_norm};
 }
 
 static Arenas gpt_arenas(const Gpt *g) { return Arenas{g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V], g->tensors[GRADS], g->layout.state}; }
@@ -493,7 +493,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
         gpt_add_up(g);
         adamw_apply(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     }
-    g->past_rows = 0;                                          // of the weights before
+    g->cached = 0;                                          // of the weights before
     gpt_balance(g, o->lr[LR_BALANCE]);
     if (g->m.mode->unit) unit_lines(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     gpt_spread(g, g->weights);
@@ -501,7 +501,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     return Update{loss, g->host_state->norm, g->host_state->finite};
 }
 
-static void gpt_watch(Gpt *g) {
+static void gpt_stats_begin(Gpt *g) {
     g->watching = true;
     g->watched = 0;
     for (int l = 0; l < g->m.L; l++) g->host_layer_sums[l] = LayerSums{{}, -INFINITY};
@@ -509,7 +509,7 @@ static void gpt_watch(Gpt *g) {
     cudaCheck(cudaMemsetAsync(g->router_sums, 0, (size_t)router_doubles(&g->m) * sizeof(double), g->gpu.stream));
 }
 
-static void gpt_layer_stats(Gpt *g, LayerStats *layers) {
+static void layer_stats(Gpt *g, LayerStats *layers) {
     g->watching = false;
     cudaCheck(cudaMemcpyAsync(g->host_layer_sums, g->layer_sums, (size_t)g->m.L * sizeof *g->layer_sums, cudaMemcpyDeviceToHost, g->gpu.stream));     // one wait for both
     gpt_bring(g, g->host_router_sums, g->router_sums, (size_t)router_doubles(&g->m) * sizeof(double));
@@ -558,7 +558,7 @@ static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
 }
 
 // Without an update all rates are 0, and so are the steps.
-static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors) {
+static void tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors) {
     AdamW none = {};
     none.eps = none.step = 1;
     AdamWStep step = gpt_rates(g, applied ? applied : &none);
@@ -570,6 +570,11 @@ static void gpt_tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors)
         tensors[k] = TensorStats{sqrt(s[TENSOR_GRAD]), sqrt(s[TENSOR_WEIGHT]), sqrt(s[TENSOR_STEP])};
         if (entry_is_common(&g->layout.entries[k])) tensors[k] = balance_stats(g, &g->layout.entries[k], applied ? (float)applied->lr[LR_BALANCE] : 0);
     }
+}
+
+static void gpt_stats(Gpt *g, const AdamW *applied, LayerStats *layers, TensorStats *tensors) {
+    if (layers) layer_stats(g, layers);
+    if (tensors) tensor_stats(g, applied, tensors);
 }
 
 // What is fetched and stored of a kind: of master weights that are in parts the whole, in the place of gradients.
@@ -619,7 +624,7 @@ static void gpt_store(Gpt *g, int kind, int64_t step) {
     cudaCheck(cudaMemcpyAsync(gpt_whole(g, kind), gpt_host(g, kind), gpt_whole_bytes(g, kind), cudaMemcpyHostToDevice, g->gpu.stream));
     if (kind == WEIGHTS) weights_round(g->weights, gpt_whole(g, kind), g->layout.total, g->setup.stochastic, gpt_rounding(g, step), &g->gpu);
     if (kind == WEIGHTS && gpt_has_parts(g)) gpt_copy_parts(g, true);
-    g->past_rows = 0;
+    g->cached = 0;
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));
 }
 
@@ -665,9 +670,15 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 // ------------------------------------------------------------------------------------------------------------------ main
 
 const Trainer NAMED(cuda_, PREC) = {
-    "cuda", QUOTED(PREC), sizeof(float), sizeof(real), gpt_create, gpt_destroy, gpt_tensor,
-    gpt_fetch, gpt_store, gpt_forward, gpt_extend, gpt_backward, gpt_loss, gpt_logits,
-    gpt_zero_grads, gpt_update, gpt_normalize, gpt_watch, gpt_layer_stats,
-    gpt_tensor_stats, gpt_prepare, gpt_plans, gpt_bytes, gpt_room, NULL};
+    .device = "cuda", .precision = QUOTED(PREC), .mode = &MODES[NORM_MODE], .commit = GIT_HASH,
+    .element = sizeof(float), .storage = sizeof(real),
+    .create = gpt_create, .destroy = gpt_destroy,
+    .tensor = gpt_tensor, .fetch = gpt_fetch, .store = gpt_store, .normalize = gpt_normalize,
+    .zero_grads = gpt_zero_grads, .forward = gpt_forward, .backward = gpt_backward,
+    .update = gpt_update, .loss = gpt_loss, .decode = gpt_decode, .logits = gpt_logits,
+    .stats_begin = gpt_stats_begin, .stats = gpt_stats,
+    .prepare = gpt_prepare, .plans = gpt_plans, .bytes = gpt_bytes, .room = gpt_room,
+    .peak = nullptr,
+};
 
 int main(int argc, char **argv) { return trainer_main(&NAMED(cuda_, PREC), argc, argv); }

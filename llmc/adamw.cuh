@@ -25,7 +25,7 @@ typedef struct UpdateEntry { int64_t offset, state, size; float lr, decay, targe
 typedef struct UpdateState { double sums[3], square, seen, norm; float scale; int finite; } UpdateState;
 // correct1 = 1 / (1 - beta1^step), correct2 as well; clip: the largest norm, 0 or less: none; stochastic, key: of the rounding, another key each step.
 // most: the largest sums[0] and norm with which anything changes; 0: any.
-typedef struct AdamWStep { float beta1, beta2, eps, correct1, correct2; float clip; int stochastic; uint64_t key; double most_ce, most_norm; } AdamWStep;
+typedef struct AdamWStep { float beta1, beta2, eps, correct1, correct2; float clip; int stochastic; uint64_t key; double max_ce, max_norm; } AdamWStep;
 // Weights as the products read them and gradients, of everything; moments and master weights, of what is owned: `total` elements. Of one process that is the same, with the
 // same offsets. Gaps between tensors hold zeros. w may be master itself, and then that is of everything too.
 typedef struct Arenas { real *w; float *master, *m, *v; const float *d; int64_t total; } Arenas;
@@ -147,7 +147,7 @@ static __device__ inline bool is_finite(double x) { return x - x == 0; }
 static __global__ void decide_kernel(UpdateState *state, AdamWStep step) {
     state->norm = sqrt(state->square);
     state->finite = is_finite(state->sums[0]) && is_finite(state->sums[1]) && is_finite(state->sums[2]) && is_finite(state->norm) &&
-                    (!step.most_ce || state->sums[0] <= step.most_ce) && (!step.most_norm || state->norm <= step.most_norm);
+                    (!step.max_ce || state->sums[0] <= step.max_ce) && (!step.max_norm || state->norm <= step.max_norm);
     state->scale = step.clip > 0 && state->norm > step.clip ? (float)(step.clip / state->norm) : 1.0f;
 }
 

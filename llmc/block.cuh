@@ -31,7 +31,7 @@ typedef struct Block {
     Params w;
     Grads dw;
     Acts a, d;
-    Past past;
+    KvCache cache;
     const float2 *rotary;                               // from the position of the first row on
     wide *router_bias;                                  // the master weights: the steps of the bias are too small for bfloat16
     float loss_scale;                                   // backward: the gradient of the micro-batch's mean loss, for the router's
@@ -139,8 +139,8 @@ static inline void attn_branch_forward(const Block *b, real *y, const real *u, c
         linear_forward(b->a.kvb, b->a.kvcn, b->w.wkvb, nullptr, nullptr, 0, linear_shape(b, 2 * m->NH * m->HS, m->kv_rank, 1), b->gpu);
     }
     qkv_forward(&read, &made, norms.of, qkv_shape(b), b->gpu);
-    if (b->past.k) past_join(b->past, read.of, attn_shape(b), b->gpu);
-    if (b->past.rows) attention_decode(b->a.c, read.of[0], b->past, attn_shape(b), b->gpu);
+    if (b->cache.k) kv_cache_fill(b->cache, read.of, attn_shape(b), b->gpu);
+    if (b->cache.cached) attention_decode(b->a.c, read.of[0], b->cache, attn_shape(b), b->gpu);
     else attention_forward(b->a.c, b->a.peak, b->a.lse, read.of, attn_shape(b), b->gpu);
     real *c = slot_forward(&nc, b->a.cn, b->a.c, b->gpu);
     linear_forward(y, c, b->w.wo, b->w.wo_b, add, beta, linear_shape(b, m->C, m->NH * m->HS, 1), b->gpu);

@@ -1,6 +1,6 @@
 // decode.cuh: attention of the newest n rows of one text over the keys and values of all its rows so far (Trainer.extend in judge.h; a batch of one).
 //
-//   past_join           the new rows' k and v, as attention reads them, join those before:  k [T, KV, QK], v [T, KV, HS]
+//   kv_cache_fill           the new rows' k and v, as attention reads them, join those before:  k [T, KV, QK], v [T, KV, HS]
 //   attention_decode    c = softmax(scale q K^T) V, of a query over the keys up to its own position
 //
 // Of a query the past is all there is to read: position * KV (QK + HS) values, once (query heads of a group share theirs in the caches). Computed floor at 4.3 TB/s for GPT-2 124M
@@ -16,33 +16,33 @@
 enum { JOIN_THREADS = 128, DECODE_WARPS = 8, DECODE_QK = 192, DECODE_HS = 128 };       // DECODE_QK, DECODE_HS: the largest of ATTENTION_KERNELS
 
 // 16 bytes a thread; blockIdx.y is 0 for k, 1 for v.
-static __global__ void __launch_bounds__(JOIN_THREADS) past_join_kernel(Past past, Heads k, Heads v, int n, int KV, int QK, int HS) {
+static __global__ void __launch_bounds__(JOIN_THREADS) kv_cache_fill_kernel(KvCache cache, Heads k, Heads v, int n, int KV, int QK, int HS) {
     Heads from = blockIdx.y ? v : k;
     int size = blockIdx.y ? HS : QK, width = KV * size;
     int64_t i = (blockIdx.x * (int64_t)JOIN_THREADS + threadIdx.x) * PACK, row = i / width, column = i % width;
     if (row >= n) return;
-    real *to = (blockIdx.y ? past.v : past.k) + (int64_t)past.rows * width;
+    real *to = (blockIdx.y ? cache.v : cache.k) + (int64_t)cache.cached * width;
     pack_store(to + i, pack_load(from.at + row * from.ld + column / size * from.head + column % size));
 }
 
-static inline void past_join(Past past, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
+static inline void kv_cache_fill(KvCache cache, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
     dim3 grid((unsigned)CEIL_DIV((int64_t)s.T * s.KV * s.QK / PACK, JOIN_THREADS), 2);
-    LAUNCH(past_join_kernel, grid, JOIN_THREADS, 0, gpu->stream, past, qkv[1], qkv[2], s.T, s.KV, s.QK, s.HS);
+    LAUNCH(kv_cache_fill_kernel, grid, JOIN_THREADS, 0, gpu->stream, cache, qkv[1], qkv[2], s.T, s.KV, s.QK, s.HS);
 }
 
 // What a warp has of its keys: the largest score, in base 2, and relative to it the sum of the weights and of the weighted values.
 struct DecodeSums { float max, sum, c[DECODE_HS]; };
 
 // Block (query, head): of queries a long prompt has more than a grid has in its second direction.
-static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decode_kernel(real *c, Heads q, Past past, AttentionShape s) {
+static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decode_kernel(real *c, Heads q, KvCache cache, AttentionShape s) {
     SHARED(float, query, DECODE_QK);
     SHARED(DecodeSums, found, DECODE_WARPS);
-    int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, h = blockIdx.y, t = blockIdx.x, g = h / (s.NH / s.KV), keys = past.rows + t + 1;
+    int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, h = blockIdx.y, t = blockIdx.x, g = h / (s.NH / s.KV), keys = cache.cached + t + 1;
     if (thread < s.QK) query[thread] = s.log2_scale * to_float(q.at[(int64_t)t * q.ld + h * q.head + thread]);
     __syncthreads();
     float max = -INFINITY, sum = 0, sums[DECODE_HS / WARP] = {};
     for (int first = warp * WARP; first < keys; first += DECODE_WARPS * WARP) {
-        const real *k = past.k + ((int64_t)min(first + lane, keys - 1) * s.KV + g) * s.QK;
+        const real *k = cache.k + ((int64_t)min(first + lane, keys - 1) * s.KV + g) * s.QK;
         float score = 0;
         for (int x = 0; x < s.QK; x += PACK) {
             Pack k_x = pack_load(k + x);
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decod
         sum = sum * shrink + warp_sum(weight);
         UNROLL for (int i = 0; i < DECODE_HS / WARP; i++) sums[i] *= shrink;
         for (int j = 0; j < WARP && first + j < keys; j++) {
-            const real *v = past.v + ((int64_t)(first + j) * s.KV + g) * s.HS;
+            const real *v = cache.v + ((int64_t)(first + j) * s.KV + g) * s.HS;
             float weight_j = __shfl_sync(0xffffffffu, weight, j);
             UNROLL for (int i = 0; i < DECODE_HS / WARP; i++)
                 if (i * WARP + lane < s.HS) sums[i] += weight_j * to_float(v[i * WARP + lane]);
@@ -74,7 +74,7 @@ static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decod
     c[((int64_t)t * s.NH + h) * s.HS + thread] = to_real(value / total);
 }
 
-// c[T, NH * HS], of the T queries at positions past.rows, past.rows + 1, ..., whose keys and values have joined the past.
-static inline void attention_decode(real *c, Heads q, Past past, AttentionShape s, Gpu *gpu) {
-    LAUNCH(attention_decode_kernel, dim3(s.T, s.NH), DECODE_WARPS * WARP, 0, gpu->stream, c, q, past, s);
+// c[T, NH * HS], of the T queries at positions cache.cached, cache.cached + 1, ..., whose keys and values have joined the cache.
+static inline void attention_decode(real *c, Heads q, KvCache cache, AttentionShape s, Gpu *gpu) {
+    LAUNCH(attention_decode_kernel, dim3(s.T, s.NH), DECODE_WARPS * WARP, 0, gpu->stream, c, q, cache, s);
 }

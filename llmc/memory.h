@@ -229,16 +229,16 @@ static inline Acts acts_view(const ActLayout *t, const Model *m, const Sizes *s,
     return v;
 }
 
-// k [T, KV, QK] and v [T, KV, HS] of all positions of one text, in one layer (tensors.h, past_width), and how many there are already. k is NULL in a forward of whole sequences.
-typedef struct Past { real *k, *v; int rows; } Past;
+// k [T, KV, QK] and v [T, KV, HS] of all positions of one text, in one layer (tensors.h, kv_cache_width), and how many there are already. k is NULL in a forward of whole sequences.
+typedef struct KvCache { real *k, *v; int cached; } KvCache;
 
 // Those of layer l, which lie in `base` layer by layer.
-static inline Past past_view(const Model *m, real *base, int T, int l, int rows) {
-    Past v = {NULL, NULL, 0};
+static inline KvCache kv_cache_view(const Model *m, real *base, int T, int l, int cached) {
+    KvCache v = {NULL, NULL, 0};
     if (!base) return v;
-    v.k = base + (int64_t)l * T * past_width(m);
+    v.k = base + (int64_t)l * T * kv_cache_width(m);
     v.v = v.k + (int64_t)T * m->KV * qk_size(m);
-    v.rows = rows;
+    v.cached = cached;
     return v;
 }
 #endif

@@ -110,7 +110,7 @@ static inline int qkvn_width(const Model *m, const Place *p) {
 // Sampling (Trainer.extend) keeps of each token of its text, in each layer, k and v of all kv heads as attention reads them: after norms and RoPE. So it is with latent
 // attention too, although the latent and kr, kv_rank + rope_size values a token, would do: all heads of all tokens before would be made of them again for every new token,
 // or W_kvb multiplied into W_q and W_o, which norms of k and v, that stand in between, do not allow.
-static inline int past_width(const Model *m) { return m->KV * (qk_size(m) + m->HS); }
+static inline int kv_cache_width(const Model *m) { return m->KV * (qk_size(m) + m->HS); }
 #define MLP_WIDTH (!m->moe.E ? m->F : m->moe.dense && m->moe.dense_F > m->moe.shared_F ? m->moe.dense_F : m->moe.shared_F)      // the widest of all layers
 #define ASSIGNED ((int64_t)s->n * m->moe.K)                                                                                     // a row for each expert of each token
 #define ACT_TABLE(ACT) \

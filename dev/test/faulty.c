@@ -40,7 +40,7 @@ static Update faulty_update(Gpt *gpt, const AdamW *adamw) {
 // A window that begins again does so with the last tokens of the text, and a new one.
 static int32_t text[1 << 12];
 static int length, from;
-static void full_extend(Gpt *gpt, const int32_t *inputs, int n, int at) {
+static void full_decode(Gpt *gpt, const int32_t *inputs, int n, int at) {
     int again = at || !length ? 0 : n - 1;
     if (!at) from = length - again;
     CHECK(from + at + again == length && length + n <= 1 << 12 && !memcmp(inputs, text + from + at, (size_t)again * sizeof *text), "a sample goes on at %d of %d tokens\n  -> run_sample", from + at, length);
@@ -58,6 +58,6 @@ int main(int argc, char **argv) {
     t.zero_grads = faulty_zero_grads;
     t.backward = faulty_backward;
     t.update = faulty_update;
-    if (!strcmp(fault.kind, "full")) t.extend = full_extend, t.logits = full_logits;
+    if (!strcmp(fault.kind, "full")) t.decode = full_decode, t.logits = full_logits;
     return trainer_main(&t, argc, argv);
 }

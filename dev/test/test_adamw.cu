@@ -160,7 +160,7 @@ GPU_TEST(cuda_adamw) {
 // ------------------------------------------------------------------------------------------------------------------ steps refused
 
 // What is in gradients or losses that are not finite, or above a limit, reaches no weight and no moment.
-static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, double router, const char *what, double most_ce = 0, double most_norm = 0) {
+static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, double router, const char *what, double max_ce = 0, double max_norm = 0) {
     const float *arenas[] = {toy->t.master, toy->t.m, toy->t.v};
     std::vector<HostFloats> before;
     for (const float *arena : arenas) before.push_back(host_raw(arena, toy->t.total));
@@ -168,8 +168,8 @@ static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, do
     toy_gradients(*toy, d);
     toy_sums(*toy, ce, z, router);
     AdamWStep step = toy_step(2, 1, 1);
-    step.most_ce = most_ce;
-    step.most_norm = most_norm;
+    step.max_ce = max_ce;
+    step.max_norm = max_norm;
     adamw_update(toy->t, toy->entries, TENSORS, toy->state, step, test_gpu());
     for (int i = 0; i < 3; i++) EXPECT(same_bits(before[i], host_raw(arenas[i], toy->t.total)), "%s: arena %d changed", what, i);
     EXPECT(same_bits(w, host_raw(toy->t.w, toy->t.total)), "%s: weights changed", what);
@@ -197,8 +197,8 @@ GPU_TEST(cuda_adamw_refused) {
     check_refused(&toy, d, 3, 1, 1, "a loss above its limit", 2.999);
     check_refused(&toy, d, 3, 1, 1, "a norm above its limit", 0, 0.999 * norm);
     AdamWStep within = toy_step(2, 1, 1);
-    within.most_ce = 3;
-    within.most_norm = 1.001 * norm;
+    within.max_ce = 3;
+    within.max_norm = 1.001 * norm;
     toy_sums(toy, 3, 1);
     adamw_update(toy.t, toy.entries, TENSORS, toy.state, within, test_gpu());
     EXPECT(toy_state(toy).finite == 1, "a loss at its limit and a norm below");

@@ -52,9 +52,9 @@ static void check_decode(DecodeCase s) {
         real *first = rows + (part ? (int64_t)s.past * ld : 0);
         Heads qkv[3] = {{first + q_at(), ld, s.QK}, {first + k_at(s), ld, s.QK}, {first + v_at(s), ld, v_head(s)}};
         AttentionShape shape = attention_shape(1, part ? s.n : s.past, s.NH, s.KV, s.QK, s.HS, scale_of(s));
-        Past past = {keys, values, part ? s.past : 0};
-        past_join(past, qkv, shape, test_gpu());
-        if (part) attention_decode(c, qkv[0], past, shape, test_gpu());
+        KvCache cache = {keys, values, part ? s.past : 0};
+        kv_cache_fill(cache, qkv, shape, test_gpu());
+        if (part) attention_decode(c, qkv[0], cache, shape, test_gpu());
     }
     Values k = host_values(keys, (size_t)(T + 3) * s.KV * s.QK), v = host_values(values, (size_t)(T + 3) * s.KV * s.HS), want = decode_truth(x, s), got = host_values(c, want.size());
     int wrong = 0;

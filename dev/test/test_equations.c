@@ -573,7 +573,7 @@ static void compare(Model m, int T, bool final_norm, const char *what, const Cho
     for (int l = 0; l < m.L; l++) r.seen[l].logit = -INFINITY;
     double ce = 0, z2 = 0, worst = 0, largest = 0;
     judge_fp64.forward(r.gpt, (const int32_t[B * LONGEST]){0}, NULL, 1, T);              // logits alone add to no loss
-    judge_fp64.watch(r.gpt);
+    judge_fp64.stats_begin(r.gpt);
     for (int first = 0; first < SEQUENCES; first += B) {
         int32_t inputs[B * LONGEST], targets[B * LONGEST];
         int rows = SEQUENCES - first < B ? SEQUENCES - first : B;
@@ -598,7 +598,7 @@ static void compare(Model m, int T, bool final_norm, const char *what, const Cho
     }
     Loss loss = judge_fp64.loss(r.gpt);
     LayerStats stats[DEEPEST];
-    judge_fp64.layer_stats(r.gpt, stats);
+    judge_fp64.stats(r.gpt, NULL, stats, NULL);
     double router = router_loss(&r, tokens);
     check_routers(&r, stats, tokens, name);
     EXPECT(!r.missing[0], "%s: the equations need %s", name, r.missing);
@@ -863,7 +863,7 @@ static void test_lengths(const Mode *mode, int family) {
     AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .step = 1};
     TensorStats *stats = (TensorStats *)check_alloc((size_t)r.list.count * sizeof *stats, "norms");
     judge_fp64.update(r.gpt, &o);
-    judge_fp64.tensor_stats(r.gpt, &o, stats);
+    judge_fp64.stats(r.gpt, &o, NULL, stats);
     for (int k = 0; k < r.list.count; k++) {
         const Entry *e = &r.list.entries[k];
         const double *grad = (const double *)judge_fp64.tensor(r.gpt, GRADS, e);

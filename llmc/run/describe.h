@@ -126,7 +126,7 @@ static inline Memory memory_make(const Trainer *t, const Model *m, const Setup *
     y.moments = setup_kinds(setup) > ADAM_V ? 2 * own : 0;
     y.acts = (double)acts.acts * storage;
     y.grads = setup->training ? (double)acts.grads * storage : 0;
-    y.past = (double)m->L * m->T * past_width(m) * storage;
+    y.past = (double)m->L * m->T * kv_cache_width(m) * storage;
     layout_free(&layout);
     act_layout_free(&acts);
     return y;
@@ -139,7 +139,7 @@ static inline double memory_sum(const Memory *y) {
 // Bytes that the device needs for it.
 static inline double memory_needed(const Trainer *t, const Model *m, const Setup *setup) {
     Memory y = memory_make(t, m, setup);
-    return t->bytes(m, setup, memory_sum(&y) + (setup->extends ? y.past : 0));
+    return t->bytes(m, setup, memory_sum(&y) + (setup->decodes ? y.past : 0));
 }
 
 // The largest micro-batch that fits into `room` bytes: of the divisors of the batch up to a

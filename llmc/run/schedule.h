@@ -45,6 +45,6 @@ static inline AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
     o.eps = f->adam_eps;
     o.clip = f->clip;
     o.step = update;
-    o.most_ce = o.most_norm = 0;
+    o.max_ce = o.max_norm = 0;
     return o;
 }

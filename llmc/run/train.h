@@ -299,7 +299,7 @@ static inline bool run_save(Run *r) {
     comm_combine(&r->comm, &bad, 1, COMM_MAX);
     if (bad > 0 && !r->comm.rank) checkpoint_abandon(&c);
     if (bad > 0 || r->comm.rank) return bad == 0;
-    char *config = run_config(r), *plans = r->t->plans(r->gpt);
+    char *config = run_config(r), *plans = r->t->plans ? r->t->plans(r->gpt) : NULL;
     checkpoint_add_text(&c, "config.json", config);
     if (plans) checkpoint_add_text(&c, PLANS, plans);
     char *state = run_state_text(r);
@@ -383,7 +383,7 @@ static inline void run_resume(Run *r) {
     char *plans = file_exists(check_format(path, sizeof path, "%s/%s", dir, PLANS))
                       ? file_read(path, JSON_MOST, &size)
                       : NULL;
-    r->t->prepare(r->gpt, plans, path);
+    if (r->t->prepare) r->t->prepare(r->gpt, plans, path);
     free(plans);
     printf("resumed from %s at step %lld\n", dir, (long long)r->step);
 }
@@ -513,8 +513,7 @@ static inline void run_log_layers(Log *log, const Model *m, const LayerStats *la
 static inline void run_log_stats(Run *r, const AdamW *applied) {
     int count = r->layout.count;
     TensorStats *tensors = (TensorStats *)check_alloc((size_t)count * sizeof *tensors, "what is measured of tensors");
-    r->t->layer_stats(r->gpt, r->layers);
-    r->t->tensor_stats(r->gpt, applied, tensors);
+    r->t->stats(r->gpt, applied, r->layers, tensors);
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
     run_log_layers(&r->log, &r->m, r->layers);
@@ -549,8 +548,8 @@ static inline const char *run_update(Run *r, AdamW *o, Update *u) {
     const Flags *f = r->f;
     *o = schedule_adamw(f, schedule_lr(f, r->step + 1), r->updates + 1);
     if (f->skip_spikes) {
-        o->most_ce = spike_limit(&r->losses, f->spike_z);
-        o->most_norm = spike_limit(&r->norms, f->spike_z);
+        o->max_ce = spike_limit(&r->losses, f->spike_z);
+        o->max_norm = spike_limit(&r->norms, f->spike_z);
     }
     *u = r->t->update(r->gpt, o);
     r->loss_z = spike_z(&r->losses, u->loss.ce);
@@ -583,7 +582,7 @@ static inline void run_step(Run *r) {
     bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
     AdamW o;
     Update u;
-    if (measured) r->t->watch(r->gpt);
+    if (measured) r->t->stats_begin(r->gpt);
     run_gradients(r);
     const char *event = run_update(r, &o, &u);
 
@@ -653,7 +652,7 @@ static inline void run_sample_text(Run *r, const char *prompt, size_t bytes, int
         double sum = 0, start = clock_seconds();
         if (n - from > T) from = read = n - CEIL_DIV(T, 2);
         int decode = read > from;
-        r->t->extend(r->gpt, tokens + read, (int)(n - read), (int)(read - from));
+        r->t->decode(r->gpt, tokens + read, (int)(n - read), (int)(read - from));
         const void *row = r->t->logits(r->gpt, 0);
         count[decode] += n - read;
         read = n;
@@ -779,7 +778,7 @@ static inline Setup run_setup(Run *r, bool training) {
     s.T = r->m.T;
     s.recompute = training ? f->recompute : RECOMPUTE_ON;       // without a backward nothing needs to be kept
     s.training = training;
-    s.extends = f->sample > 0;
+    s.decodes = f->sample > 0;
     s.z_loss = f->z_loss;
     s.batch = f->batch;
     s.tf32 = f->tf32;
@@ -1011,7 +1010,7 @@ static inline void run_begin(Run *r, bool resuming) {
     if (*f->from) run_read_weights(r, f->from);
     else if (*f->init_from) run_read_weights(r, f->init_from);
     else run_init_weights(r);
-    if (!*f->from) r->t->prepare(r->gpt, NULL, NULL);
+    if (!*f->from && r->t->prepare) r->t->prepare(r->gpt, NULL, NULL);
 }
 
 static inline int run_version(const Trainer *t) {
