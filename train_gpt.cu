@@ -13,6 +13,7 @@
 #include "llmc/run/trainer.h"
 #include "llmc/block.cuh"
 #include "llmc/adamw.cuh"
+#include "llmc/rand.h"
 #include "llmc/run/train.h"
 
 // ------------------------------------------------------------------------------------------------------------------ memory
@@ -681,4 +682,11 @@ const Trainer NAMED(cuda_, PREC) = {
     .peak = nullptr,
 };
 
-int main(int argc, char **argv) { return trainer_main(&NAMED(cuda_, PREC), argc, argv); }
+int main(int argc, char **argv) {
+    Run *run = run_open(&NAMED(cuda_, PREC), argc, argv);       // flags, data, model, weights
+    if (!run) return 0;                                       // --help, --version, --show
+    int status = train(run);                                  // the loop: llmc/run/train.c
+    if (status == 0) evaluate(run);
+    if (status == 0) sample(run);
+    return run_close(run, status);
+}
