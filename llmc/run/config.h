@@ -244,14 +244,14 @@ static inline void config_init_from(FlagSet *set, const FlagSet *given, const Tr
     config_read_flags(&theirs, root, path, false);
     json_free(root);
     for (int i = FLAG_model + 1; i < FLAG_init; i++) {
-        if (i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate)) continue;
+        bool is_free = i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate);
         const FlagRow *row = &FLAGS[i];
         bool by_model = given->by[FLAG_model] == BY_USER && set->by[i] == BY_PRESET;
         bool by_given = given->by[i] >= BY_CHECKPOINT;
         const char *a = flag_text(is, sizeof is, &theirs.f, row);
         const char *b = flag_text(was, sizeof was, by_given ? &given->f : &set->f, row);
         flag_name(name, sizeof name, row);
-        CHECK(!strcmp(a, b) || (!by_model && !by_given),
+        CHECK(is_free || !strcmp(a, b) || (!by_model && !by_given),
               "%s is %s in %s and %s %s\n  -> leave it out", name, a, folder, b,
               !by_given ? "by --model" : given->by[i] == BY_USER ? "on the command line"
                                                                  : "in --config");
