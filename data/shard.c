@@ -15,28 +15,33 @@
 #include "stories.c"
 #include <signal.h>
 
-enum { SEPARATOR = 0, TRAIN = 0, VAL = 1, MAX_PATH = 4096 };
+enum { SEPARATOR = 0 };          // the token that begins a document
+enum { TRAIN = 0, VAL = 1 };     // the splits
+enum { MAX_PATH = 4096 };        // bytes of a path, its end included
 enum { BUFFER_TOKENS = 1 << 16, READ_BYTES = 1 << 20 };
 
 static const char *const SPLITS[] = {"train", "val"};
 
+// The files in the order of their tokens, and the bytes of each and of all.
 typedef struct { char *path; int64_t bytes; } Document;
 typedef struct { Document *list; int64_t count, bytes; } Documents;
 
+// Where the next token goes. A split begins a new shard after every shard_tokens tokens.
 typedef struct {
     const char *dir;
     int64_t shard_tokens;
-    int part;                              // TRAIN or VAL: where tokens go now
-    int64_t tokens[2], shards[2];          // of each part, so far
-    FILE *file;                            // the shard being written, or NULL
-    int64_t in_shard;                      // its tokens, the buffered ones included
+    int part;                        // the split that is being written: TRAIN or VAL
+    int64_t tokens[2], shards[2];    // of each split, so far
+    FILE *file;                      // the shard that is being written, or NULL
+    int64_t in_shard;                // its tokens, the buffered ones included
     int buffered;
-    uint16_t buffer[BUFFER_TOKENS];
+    uint16_t buffer[BUFFER_TOKENS];  // tokens as they lie in the file: uint16, little-endian
 } Writer;
 
 // Continuation bytes still due, and the range of the next one.
 typedef struct { int due; unsigned char low, high; } Utf8;
 
+// Bytes of text, and seconds on the monotonic clock: of the start and of the last line printed.
 typedef struct { int64_t total, done; double start, last; bool terminal; } Progress;
 
 static void help(void) {
@@ -57,6 +62,7 @@ static void help(void) {
 
 // ---- the documents: paths and sizes in order
 
+// Appends a file. The list doubles at powers of two, so that n files take linear time.
 static void add_document(Documents *d, const char *path, int64_t bytes) {
     int64_t n = d->count++;
     if ((n & (n - 1)) == 0) d->list = realloc(d->list, (size_t)(n ? 2 * n : 1) * sizeof(Document));
@@ -67,13 +73,17 @@ static void add_document(Documents *d, const char *path, int64_t bytes) {
     d->bytes += bytes;
 }
 
+// A filter for scandir: hidden files are no text.
 static int visible(const struct dirent *entry) { return entry->d_name[0] != '.'; }
 
-// Within a folder shards are not taken for text.
+// Within a folder shards are not taken for text: DIR of an earlier run may lie inside.
 static int maybe_text(const struct dirent *entry) {
     return visible(entry) && !shard_named(entry->d_name);
 }
 
+// Appends a file, or all files of a folder and of its folders in the order of their names. named:
+// the user gave this path. Empty files are skipped: a document without text would be a lone
+// separator.
 static void add_path(Documents *d, const char *path, bool named) {
     struct stat info;
     CHECK(stat(path, &info) == 0,
@@ -105,11 +115,14 @@ static void add_path(Documents *d, const char *path, bool named) {
 
 // ---- the shards: written under hidden names, renamed together at the end
 
+// The path of a shard: DIR/train_000000.bin, or while it is written DIR/.train_000000.bin.tmp,
+// which no reader takes for a shard.
 static char *shard_name(const Writer *w, char *path, int part, int64_t number, bool final) {
     return check_format(path, MAX_PATH, "%s/%s%s_%06lld.bin%s", w->dir, final ? "" : ".",
                         SPLITS[part], (long long)number, final ? "" : ".tmp");
 }
 
+// Removes every unpublished shard. A refused text leaves the folder as it was.
 static void discard_shards(Writer *w) {
     char path[MAX_PATH];
     if (w->file) fclose(w->file);
@@ -117,6 +130,7 @@ static void discard_shards(Writer *w) {
         for (int64_t i = 0; i < w->shards[part]; i++) remove(shard_name(w, path, part, i, false));
 }
 
+// Ends the program after a failed write, with errno of it. ok: the write succeeded.
 static void check_write(Writer *w, bool ok) {
     if (ok) return;
     int error = errno;
@@ -127,12 +141,14 @@ static void check_write(Writer *w, bool ok) {
           w->dir, SPLITS[w->part], strerror(error));
 }
 
+// Writes the buffered tokens to the shard.
 static void flush_tokens(Writer *w) {
     size_t count = (size_t)w->buffered;
     check_write(w, fwrite(w->buffer, sizeof *w->buffer, count, w->file) == count);
     w->buffered = 0;
 }
 
+// Opens the next shard of the split and leaves room for its header.
 static void begin_shard(Writer *w) {
     char path[MAX_PATH];
     // Zeros until end_shard: an unfinished shard is not a valid one.
@@ -144,9 +160,11 @@ static void begin_shard(Writer *w) {
     check_write(w, fwrite(header, sizeof header, 1, w->file) == 1);
 }
 
+// Writes the last tokens and the header, and waits until they are on the disk. Without an open
+// shard it does nothing.
 static void end_shard(Writer *w) {
     if (!w->file) return;
-    int32_t header[SHARD_HEADER_BYTES / 4] = {0};
+    int32_t header[SHARD_HEADER_BYTES / 4] = {0};  // all other words are 0
     header[SHARD_MAGIC] = SHARD_MAGIC_16;
     header[SHARD_VERSION] = SHARD_VERSION_16;
     header[SHARD_TOKENS] = (int32_t)w->in_shard;
@@ -156,10 +174,11 @@ static void end_shard(Writer *w) {
                        fwrite(header, sizeof header, 1, w->file) == 1 && fflush(w->file) == 0 &&
                        fsync(fileno(w->file)) == 0);
     FILE *file = w->file;
-    w->file = NULL;
+    w->file = NULL;  // a failed fclose has closed it too: discard_shards must not do so again
     check_write(w, fclose(file) == 0);
 }
 
+// Appends a token to the split. The first token of a shard opens its file.
 static void put_token(Writer *w, unsigned char token) {
     if (!w->file) begin_shard(w);
     w->buffer[w->buffered++] = token;
@@ -169,11 +188,14 @@ static void put_token(Writer *w, unsigned char token) {
     if (w->in_shard == w->shard_tokens) end_shard(w);
 }
 
+// The tokens from here on belong to the validation split.
 static void begin_validation(Writer *w) {
     end_shard(w);
     w->part = VAL;
 }
 
+// Gives all shards their names, when every one of them is complete on the disk. A crash in between
+// leaves complete shards and hidden files.
 static void publish_shards(Writer *w) {
     char from[MAX_PATH], to[MAX_PATH];
     for (int part = TRAIN; part <= VAL; part++) {
@@ -188,6 +210,7 @@ static void publish_shards(Writer *w) {
     close(dir);
 }
 
+// Makes the folder, or refuses one that holds shards already.
 static void prepare_folder(const char *dir) {
     CHECK(mkdir(dir, 0777) == 0 || errno == EEXIST,
           "%s: expected to make this folder, found: %s\n"
@@ -213,7 +236,7 @@ static void prepare_folder(const char *dir) {
 // byte excludes overlong forms (E0, F0), surrogates (ED) and numbers beyond U+10FFFF (F4):
 // RFC 3629, section 4.
 static bool utf8_next(Utf8 *u, unsigned char c) {
-    if (u->due) {
+    if (u->due) {  // a continuation byte: 80 to BF, after some first bytes fewer
         bool ok = c >= u->low && c <= u->high;
         u->due--;
         u->low = 0x80;
@@ -227,7 +250,7 @@ static bool utf8_next(Utf8 *u, unsigned char c) {
     u->high = 0xBF;
     if (c == 0xED) u->high = 0x9F;
     if (c == 0xF4) u->high = 0x8F;
-    return c < 0x80 || (c >= 0xC2 && c <= 0xF4);
+    return c < 0x80 || (c >= 0xC2 && c <= 0xF4);  // C0, C1 begin overlong forms only
 }
 
 // One line a second that overwrites itself on a terminal; in a log file one line every ten seconds.
@@ -241,6 +264,8 @@ static void show_progress(Progress *p) {
             p->terminal ? "   \r" : "\n");
 }
 
+// Ends the program at text that is not valid, and names the likely cause and its cure. nul: a NUL
+// byte; otherwise a character that is not UTF-8. offset: its first byte within the file.
 static void refuse_text(Writer *w, const char *path, int64_t offset, bool nul) {
     discard_shards(w);
     char magic[4] = {0};
@@ -272,7 +297,8 @@ static void write_document(Writer *w, const Document *doc, int64_t cut, unsigned
           "%s: expected a text file, found that it cannot be opened: %s\n"
           "  -> check its permissions, or leave it out",
           doc->path, strerror(errno));
-    int64_t before = p->done, at = 0, character = 0;
+    int64_t before = p->done, at = 0;  // bytes of the documents before, and of this one
+    int64_t character = 0;             // the first byte of the character that is being read
     Utf8 state = {0, 0, 0};
     if (w->part == TRAIN && before >= cut) begin_validation(w);
     put_token(w, SEPARATOR);
@@ -293,18 +319,19 @@ static void write_document(Writer *w, const Document *doc, int64_t cut, unsigned
         show_progress(p);
     }
     fclose(in);
+    // Another size moves the cut between the splits.
     if (at != doc->bytes) discard_shards(w);
     CHECK(at == doc->bytes,
           "%s: expected %lld bytes as at the start, found %lld\n"
           "  -> run again when nothing writes to this file",
           doc->path, (long long)doc->bytes, (long long)at);
-    if (state.due) refuse_text(w, doc->path, character, false);
+    if (state.due) refuse_text(w, doc->path, character, false);  // ends within a character
 }
 
 // Writes all documents, the last val_fraction of their bytes as the validation split.
 static void write_text(Writer *w, const Documents *text, double val_fraction) {
     unsigned char *chunk = check_alloc(READ_BYTES, "the buffer of a text");
-    int64_t cut = (int64_t)((1.0 - val_fraction) * (double)text->bytes);
+    int64_t cut = (int64_t)((1.0 - val_fraction) * (double)text->bytes);  // the first byte of VAL
     double now = clock_seconds();
     Progress progress = {text->bytes, 0, now, now, isatty(STDERR_FILENO) != 0};
     for (int64_t i = 0; i < text->count; i++)
@@ -322,7 +349,7 @@ static void write_text(Writer *w, const Documents *text, double val_fraction) {
 // Writes the built-in corpus as the trainer reads it (dataloader.h): the first tokens of its first
 // epoch of training, and the whole validation text.
 static void write_stories(Writer *w, int64_t tokens) {
-    const uint64_t default_seed = 1;
+    const uint64_t default_seed = 1;  // of --seed; every seed has the same validation text
     DataLoader train, val;
     loader_open(&train, "", "train", 1, 0, default_seed);
     loader_open(&val, "", "val", 1, 0, 0);
@@ -370,6 +397,7 @@ static int64_t parse_count(const char *name, const char *value, int64_t most, co
     return count;
 }
 
+// The part of the text for validation.
 static double parse_fraction(const char *value) {
     char *end;
     double fraction = strtod(value, &end);
@@ -379,8 +407,9 @@ static double parse_fraction(const char *value) {
     return fraction;
 }
 
+// Reads and checks the command line. Sizes of all files are known afterwards.
 static Options parse(int argc, char **argv) {
-    Options o = {NULL, -1.0, 100000000, 0, {NULL, 0, 0}};
+    Options o = {.val_fraction = -1.0, .shard_tokens = 100000000};
     const char *value;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) {
@@ -424,6 +453,8 @@ static void summarize(const Writer *w, const Options *o) {
         printf("%lld bytes of %lld document%s, ", (long long)text->bytes, (long long)text->count,
                text->count == 1 ? "" : "s");
     }
+    // Quotes for a name that the shell would split, and for the pattern that takes the place of a
+    // folder without validation shards.
     const char *quote = strpbrk(o->out, " \t()&;*?$\"") || !w->tokens[VAL] ? "'" : "";
     printf("vocabulary %d: a token is a byte, 0 begins a document\n"
            "next: ./train_gpt --data %s%s%s%s --model %s\n",

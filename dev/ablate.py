@@ -11,7 +11,7 @@ against the first of them; of several --lr each gets its best; every other flag 
 The study's folder is named by its content, so another command is another study. Killed or stopped,
 the same command goes on from the last checkpoints, to the same result. With the same --out and more
 values, a study grows. --report writes the page of what there is, at any time.
-Needs numpy, scipy and matplotlib.
+Needs numpy, scipy and matplotlib; --probe also the packages that dev/probe.py names.
 """
 import argparse
 import concurrent.futures
