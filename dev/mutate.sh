@@ -28,7 +28,7 @@ arrange() {
         probe_runs)
             built="build/shard build/cpu-span-fp32/train_gpt"
             run="python3 dev/test/test_probe.py SPAN=build/cpu-span-fp32/train_gpt \
-                 PRE=\$($make binary NORM_MODE=PRE)" ;;
+                 PRE=\$($make binary NORM_MODE=PRE) SDD=\$($make binary NORM_MODE=SDD)" ;;
         torture) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="python3 dev/torture.py 24" ;;
         repro) built=build/shard run="python3 dev/test/test_repro.py table sides verdicts statistics kept" ;;
         run | run_sample | run_tokens | micro_batch | command | refusals | shard) built="build/test_gpt $programs" run="build/test_gpt $test" ;;

@@ -103,7 +103,7 @@ step "diagnostics against numpy (python3 with numpy)" sh -c '
     for mode in PRE POST SPAN HYBRID DEEPNORM PERI; do made="$made $mode=$(make -s CFLAGS=-O1 binary NORM_MODE=$mode)" || exit 1; done
     python3 dev/test/test_diagnostics.py $made'
 step "probes against plain numpy, of a run, in a study (python3 with torch, transformers, scipy)" sh -c '
-    for mode in SPAN PRE; do made="$made $mode=$(make -s CFLAGS=-O1 binary NORM_MODE=$mode)" || exit 1; done
+    for mode in SPAN PRE SDD; do made="$made $mode=$(make -s CFLAGS=-O1 binary NORM_MODE=$mode)" || exit 1; done
     python3 dev/test/test_probe.py $made'
 step "statistics of ablations (python3 with scipy)" python3 dev/test/test_stats.py
 step "the page of an ablation in a browser (python3 with matplotlib, chromium)" python3 dev/test/test_page.py

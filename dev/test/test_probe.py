@@ -2,7 +2,7 @@
 """test_probe.py: every number of dev/probe.py is that of another, plainer computation on the same
 tensors, and the tensors agree with the diagnostics of the trainer, which shares no code with them.
 
-    python3 dev/test/test_probe.py [PRE=TRAINER SPAN=TRAINER]         from the project's root
+    python3 dev/test/test_probe.py [SPAN=TRAINER PRE=TRAINER SDD=TRAINER]   in the project's root
 
 Without trainers it tests the formulas alone. Needs numpy, scipy, matplotlib, and for trainers the
 packages of dev/export_hf.py.
@@ -276,6 +276,7 @@ def check_trainer(dump, weights, log, tokens, name):
     same weights: its residual_rms, and the norms of those gradients that follow from the tensors.
     The trainer's loss is the mean over tokens. Under PRE dL/d(stream) is that of the branch too."""
     L, inputs = len(log["residual_rms"]), tokens[:-1]
+    lowest = -0.2785                                           # of silu
     expect_near = lambda value, right, what: expect(near(value, right, 1e-3),
                                                     f"{name}: {what} {value}, expected {right}")
     found = [math.sqrt(np.mean(dump[f"layers.{l}.stream"] ** 2)) for l in range(L)]
@@ -284,11 +285,15 @@ def check_trainer(dump, weights, log, tokens, name):
     embedding = np.zeros_like(weights["model.embed_tokens.weight"])
     np.add.at(embedding, inputs, dump["embedded.gradient"])
     expect_near(np.linalg.norm(embedding), norms["model.embed_tokens.weight"], "embedding")
-    for l in range(L) if name.startswith("PRE") else ():
+    for l in range(L):
         ffn, here = f"model.layers.{l}.mlp", f"layers.{l}"
         if f"{here}.hidden" not in dump:
             continue
         gradient, hidden, up = (dump[f"{here}.{what}"] for what in ("gradient", "hidden", "up"))
+        if f"{ffn}.gate_proj.weight" in weights:               # hidden = silu(gate) up
+            expect(np.all(hidden / up > lowest), f"{name}: up and hidden of layer {l}")
+        if not name.startswith("PRE"):
+            continue
         found = np.linalg.norm(gradient.T @ hidden)
         expect_near(found, norms[f"{ffn}.down_proj.weight"], f"down projection of layer {l}")
         if f"{ffn}.up_proj.bias" in norms:
@@ -341,6 +346,7 @@ def check_run(checkpoint, log, tokens, dense):
 EXPERTS = "--experts 4 --dense-layers 1 --ffn 24 --balance-loss 0 --router-z-loss 0"
 RUNS = {
     "SPAN": "--layers 3",
+    "SDD": "--layers 2",
     "PRE-llama": "--layers 2",
     "PRE-gpt2": "--layers 2 --activation gelu --bias on --norm layer --positions learned",
     "PRE-bias": "--layers 2 --bias on",
@@ -349,7 +355,8 @@ RUNS = {
 
 
 def check_runs(trainers, folder):
-    """Llama's and GPT-2's classes of transformers, NormForCausalLM, and experts."""
+    """Llama's and GPT-2's classes of transformers, NormForCausalLM, a norm over gate and up (SDD),
+    and experts."""
     tokens = np.random.default_rng(3).integers(1, 60, SAMPLES * T + 1)
     data = write_shards(folder / "data", tokens)
     made = [train(trainers[name.split("-")[0]], data, name, *flags.split())
