@@ -196,6 +196,8 @@ class Mlp(nn.Module):
 
     def forward(self, u, e=0, hidden_norm=None):
         def linear(f, x):
+            if self.copies == 1:
+                return f(x)  # as a module, so that its hooks run
             out = f.out_features // self.copies
             return F.linear(x, f.weight[e * out : (e + 1) * out], f.bias)
 
