@@ -6,8 +6,13 @@
 // so text must not contain NUL bytes. Validation is the end of the text: all documents in order are one sequence of bytes, cut at
 // (1 - fraction) of it or at the first character that begins after that. Both parts begin with a separator.
 // Memory does not grow with the text. Shards get their names only when all text has been read and found valid.
-#include "../llmc/run/data.h"
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "../llmc/run/data.h"
+#include "../llmc/run/util.h"
 
 enum { SEPARATOR = 0, TRAIN = 0, VAL = 1, MAX_PATH = 4096, BUFFER_TOKENS = 1 << 16, READ_BYTES = 1 << 20 };
 

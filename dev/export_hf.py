@@ -128,23 +128,20 @@ def find_checkpoint(path):
         raise Refusal(f"{path}: expected the folder of a run or of a checkpoint\n  -> ls runs/")
     damaged, below = False, math.inf
     while True:
-        names = (entry.name.removeprefix(".old-") for entry in path.iterdir())
-        names = {name for name in names if re.fullmatch(r"step_\d+", name)}
+        names = [entry.name for entry in path.iterdir()]
+        names = [name for name in names if re.fullmatch(r"step_\d+", name)]
         steps = {step for name in names if name == f"step_{(step := int(name[5:])):08d}"}
         step = max((step for step in steps if step < below), default=-1)
         if step < 0:
             break
-        gone = True
-        for folder in (path / f"step_{step:08d}", path / f".old-step_{step:08d}"):
-            if not os.path.lexists(folder):
-                continue
-            if not (why := damage(folder) or other_step(folder, step)):
-                return folder
-            if os.path.lexists(folder):
-                gone, damaged = False, True
-                warning = f"warning: passing over the damaged checkpoint {folder}: {why}"
-                print(warning, file=sys.stderr)
-        below = math.inf if gone else step  # a checkpoint that goes makes room for a newer one
+        folder = path / f"step_{step:08d}"
+        if not (why := damage(folder) or other_step(folder, step)):
+            return folder
+        if not os.path.lexists(folder):  # it made room for a newer one
+            below = math.inf
+            continue
+        below, damaged = step, True
+        print(f"warning: passing over the damaged checkpoint {folder}: {why}", file=sys.stderr)
     if damaged:
         raise Refusal(f"every checkpoint in {path} is damaged\n  -> restore one from a copy")
     raise Refusal(f"{path} holds no checkpoint\n  -> train with --save-every, or give another run")

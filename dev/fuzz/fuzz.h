@@ -2,7 +2,7 @@
 // accounted for, inputs as files, and must(), which ends the process as a crash does.
 //
 // A target includes this after the system's headers and before the code under test: from here on exit, fopen, fclose and vsnprintf mean the ones
-// below. A refusal jumps back to fuzz_once, which frees what the refused code could not. The text of a refusal is held to the rule that it
+// below (calls.h). A refusal jumps back to fuzz_once, which frees what the refused code could not. The text of a refusal is held to the rule that it
 // says what to do ("->"); code that was not refused is held to have freed all its memory. dev/fuzz/run.sh builds and runs the targets.
 #pragma once
 #include <dirent.h>
@@ -35,17 +35,20 @@ static _Thread_local bool fuzz_watching;   // between the two ends of fuzz_once;
 
 static char *fuzz_message = "";            // the text formatted last: of a refusal, what it says
 
-static inline int fuzz_vsnprintf(char *out, size_t cap, const char *fmt, va_list args) {
+int fuzz_vsnprintf(char *out, size_t cap, const char *fmt, va_list args);
+int fuzz_vsnprintf(char *out, size_t cap, const char *fmt, va_list args) {
     fuzz_message = out;
     return vsnprintf(out, cap, fmt, args);
 }
 
-__attribute__((noreturn)) static void fuzz_exit(int status) {
+__attribute__((noreturn)) void fuzz_exit(int status);
+void fuzz_exit(int status) {
     must(fuzz_watching && strstr(fuzz_message, "\n  -> "));
     longjmp(fuzz.back, status ? 1 : 2);
 }
 
-static inline FILE *fuzz_fopen(const char *path, const char *mode) {
+FILE *fuzz_fopen(const char *path, const char *mode);
+FILE *fuzz_fopen(const char *path, const char *mode) {
     FILE *f = fopen(path, mode);
     int i = 0;
     while (i < FUZZ_FILES && fuzz.files[i]) i++;
@@ -53,7 +56,8 @@ static inline FILE *fuzz_fopen(const char *path, const char *mode) {
     return fuzz.files[i] = f;
 }
 
-static inline int fuzz_fclose(FILE *f) {
+int fuzz_fclose(FILE *f);
+int fuzz_fclose(FILE *f) {
     for (int i = 0; i < FUZZ_FILES; i++) if (fuzz.files[i] == f) fuzz.files[i] = NULL;
     return fclose(f);
 }
@@ -128,7 +132,4 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define exit fuzz_exit
-#define fopen fuzz_fopen
-#define fclose fuzz_fclose
-#define vsnprintf fuzz_vsnprintf
+#include "calls.h"

@@ -18,7 +18,7 @@ static int unmap_file(void *at, size_t bytes) {
 
 #define mmap map_file
 #define munmap unmap_file
-#include "../../llmc/run/checkpoint.h"
+#include "../../llmc/run/safetensors.c"
 #include "../test/files.h"
 
 static void read_tensor(const Tensor *t) {
@@ -41,7 +41,7 @@ static void expect_same(const Tensor *a, const Tensor *b) {
 static void open_file(const uint8_t *data, size_t size) {
     char path[FUZZ_PATH], copy[FUZZ_PATH], error[256] = "";
     SafetensorsFile file, again;
-    if (!safetensors_try_open(fuzz_file(path, "model.safetensors", data, size), &file, error, sizeof error)) {
+    if (!safetensors_try_open(fuzz_file(path, "model.safetensors", data, size), &file, error)) {
         must(*error);
         return;
     }

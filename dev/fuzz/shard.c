@@ -3,6 +3,7 @@
 // 0: the rest of the input is one file as it stands. Else each file is 16 bytes (the header's first four words), one byte n, and n bytes of
 // tokens: the fuzzer need not carry the header's thousand zeros.
 #include "fuzz.h"
+#include <sys/stat.h>
 #include "../../llmc/run/data.h"
 
 enum { FILES = 8, SAMPLES = 4096 };

@@ -54,7 +54,7 @@ static void see_folder(Seen *seen) {
 
 static bool valid_text(const uint8_t *text, size_t n) {
     for (size_t at = 0, length; at < n; at += length) {
-        length = json_utf8_length((const char *)text + at, n - at);
+        length = utf8_length((const char *)text + at, n - at);
         if (!length || !text[at]) return false;
     }
     return true;

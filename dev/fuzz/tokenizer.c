@@ -4,6 +4,7 @@
 // 256 single bytes come before the tokens, so that the fuzzer need not find out that encoding wants them all.
 #include "fuzz.h"
 #include "../../llmc/run/tokenizer.h"
+#include "../../llmc/run/util.h"
 
 enum { WORDS = 7, LONG = 600 };
 
@@ -46,14 +47,14 @@ static void use(const uint8_t *data, size_t size) {
     Tokenizer t;
     size_t n;
     write_file(path, data, size);
-    if (!tokenizer_try_open(path, &t, error, sizeof error)) {
+    if (!tokenizer_try_open(path, &t, error)) {
         must(*error);
         return;
     }
     must(t.end >= 0 && t.end < t.count);
     for (int32_t i = 0; i < t.count; i++) {
         const char *bytes = tokenizer_decode(&t, i, &n);
-        int32_t token = tokenizer_find(&t, (const unsigned char *)bytes, n);
+        int32_t token = tokenizer_find(&t, bytes, n);
         must(n >= 1 && n <= 255 && token == (i == t.end ? -1 : i));
     }
     memset(word, 'x', sizeof word);

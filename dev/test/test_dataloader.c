@@ -1,5 +1,9 @@
 // test_dataloader.c: every sample holds exactly the tokens it should, in an order that depends on (seed, index) alone; shards that are not what
 // they say are refused. In most shards written here a token is its own position in the stream, so a sample says where it was read.
+#include <fcntl.h>
+#include <unistd.h>
+#include "../../data/stories.h"
+#include "../../llmc/rand.h"
 #include "../../llmc/run/data.h"
 #include "test.h"
 
@@ -242,7 +246,7 @@ static void test_bad_shards(void) {
     refuse(bad_shard(SHARD_TOKENS, 0, -200), 4, -1, 0, NULL, "found the count 0");
     refuse(bad_shard(-1, 0, -1), 4, -1, 0, NULL, "expected 1224 bytes for its 100 tokens of 2 bytes, found 1223");
     refuse(bad_shard(-1, 0, 2), 4, -1, 0, NULL, "found 1226");
-    refuse(bad_shard(SHARD_VOCAB, -1, 0), 4, -1, 0, NULL, "found -1");
+    refuse(bad_shard(SHARD_VOCAB, -1, 0), 4, -1, 0, NULL, "the vocabulary -1");
     refuse(bad_shard(-1, 0, 0), 100, -1, 0, NULL,
            "expected at least seq + 1 = 101 tokens for one sample, found 100 in the train split (seq 100)\n  -> --seq 99 or less");
 

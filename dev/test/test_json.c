@@ -1,13 +1,13 @@
 // test_json.c: what the JSON reader accepts and refuses, where it points when it refuses, and that the writer's output parses.
-#include "../../llmc/run/json.h"
+#include "../../llmc/run/files.h"
 #include "../../llmc/rand.h"
 #include "test.h"
 
 // Parses a copy that ends exactly where its allocation ends: a sanitizer sees every read beyond n.
-static bool parse_copy(const char *text, size_t n, Json **out, char *error, size_t cap) {
+static bool parse_copy(const char *text, size_t n, Json **out, char *error) {
     char *copy = (char *)malloc(n ? n : 1);
     if (n) memcpy(copy, text, n);
-    bool ok = json_try_parse(copy, n, out, error, cap);
+    bool ok = json_try_parse(copy, n, out, error);
     free(copy);
     return ok;
 }
@@ -22,7 +22,7 @@ static void test_accept(void) {
     for (size_t i = 0; i < sizeof TEXTS / sizeof TEXTS[0]; i++) {
         Json *root;
         char error[256] = "";
-        bool ok = parse_copy(TEXTS[i], strlen(TEXTS[i]), &root, error, sizeof error);
+        bool ok = parse_copy(TEXTS[i], strlen(TEXTS[i]), &root, error);
         EXPECT(ok && root, "%s was refused: %s", TEXTS[i], error);
         json_free(root);
     }
@@ -32,13 +32,13 @@ static void test_reject(void) {
     static const struct { const char *text, *reason; } ROWS[] = {
         {"", "byte 0: expected a value, found the end"}, {"  ", "byte 2:"}, {"tru", "byte 0:"}, {"nul", "byte 0:"}, {"True", "byte 0:"},
         {"NaN", "byte 0:"}, {"-Infinity", "byte 1: expected a digit"}, {"01", "byte 1: expected the end, found '1'"}, {"-", "byte 1:"},
-        {"-01", "byte 2:"}, {"1.", "byte 2: expected a digit after the point"}, {".5", "byte 0:"}, {"1e", "byte 2: expected a digit of the exp"},
-        {"1e+", "byte 3:"}, {"+1", "byte 0:"}, {"0x1", "byte 1:"}, {"1e999", "byte 0: a number too large"}, {"-1e999", "too large"},
+        {"-01", "byte 2:"}, {"1.", "byte 2: expected a digit"}, {".5", "byte 0:"}, {"1e", "byte 2: expected a digit"},
+        {"1e+", "byte 3:"}, {"+1", "byte 0:"}, {"0x1", "byte 1:"}, {"1e999", "a number too large"}, {"-1e999", "too large"},
         {"[1,]", "byte 3: expected a value, found ']'"}, {"[1 2]", "byte 3: expected ',' or ']', found '2'"}, {"[", "byte 1:"}, {"]", "byte 0:"},
         {"[1}", "byte 2: expected ',' or ']'"}, {"[,1]", "byte 1:"}, {"{\"a\":1]", "byte 6: expected ',' or '}'"}, {"{", "byte 1:"},
         {"{a:1}", "byte 1: expected the name of a member"}, {"{\"a\"}", "byte 4: expected ':'"}, {"{\"a\":}", "byte 5:"},
         {"{\"a\":1,}", "byte 7:"}, {"{'a':1}", "byte 1:"}, {"{1:1}", "byte 1:"}, {"[]x", "byte 2: expected the end, found 'x'"}, {"1 2", "byte 2:"},
-        {"{\"a\":1,\"b\":2,\"a\":3}", "the key \"a\" twice"}, {"{\"a\":1,\"\\u0061\":3}", "the key \"a\" twice"},
+        {"{\"a\":1,\"b\":2,\"a\":3}", "has \"a\" twice"}, {"{\"a\":1,\"\\u0061\":3}", "has \"a\" twice"},
         {"\"", "byte 1: expected the closing quote"}, {"\"abc", "byte 4:"}, {"\"\\", "byte 2:"}, {"\"\\\"", "byte 3:"}, {"\"\\x\"", "byte 2:"},
         {"\"a\nb\"", "byte 2: expected no control character"}, {"\"\x1f\"", "byte 1:"}, {"\"\\u12\"", "byte 5: expected four hex"},
         {"\"\\u123g\"", "byte 6:"}, {"\"\\u", "byte 3:"}, {"\"\\u0000\"", "\\u0000 inside"}, {"\"\\uD800\"", "half of a surrogate"},
@@ -51,7 +51,7 @@ static void test_reject(void) {
     for (size_t i = 0; i < sizeof ROWS / sizeof ROWS[0]; i++) {
         Json *root;
         char error[256] = "";
-        bool ok = parse_copy(ROWS[i].text, strlen(ROWS[i].text), &root, error, sizeof error);
+        bool ok = parse_copy(ROWS[i].text, strlen(ROWS[i].text), &root, error);
         EXPECT(!ok && !root && strstr(error, ROWS[i].reason), "%s: expected \"%s\", found \"%s\"", ROWS[i].text, ROWS[i].reason, ok ? "accepted" : error);
         json_free(root);
     }
@@ -62,9 +62,9 @@ static void test_reject(void) {
     for (size_t i = 0; i < many; i++) zeros[i] = i % 2 ? '0' : ',';
     zeros[0] = '[';
     zeros[many - 1] = ']';
-    EXPECT(!json_try_parse(zeros, many, &root, error, sizeof error) && strstr(error, "values"), "a million of values too many: %s", error);
+    EXPECT(!json_try_parse(zeros, many, &root, error) && strstr(error, "values"), "a million of values too many: %s", error);
     free(zeros);
-    EXPECT(!parse_copy("[1]\0", 4, &root, error, sizeof error), "a zero byte behind the text was accepted");
+    EXPECT(!parse_copy("[1]\0", 4, &root, error), "a zero byte behind the text was accepted");
 }
 
 static void test_limits(void) {
@@ -73,21 +73,15 @@ static void test_limits(void) {
     for (size_t depth = 64; depth <= 65; depth++) {
         memset(text, '[', depth);
         memset(text + depth, ']', depth);
-        bool ok = parse_copy(text, 2 * depth, &root, error, sizeof error);
+        bool ok = parse_copy(text, 2 * depth, &root, error);
         EXPECT(ok == (depth == 64), "%zu nested arrays: %s", depth, ok ? "accepted" : error);
-        json_free(root);
-    }
-    for (size_t digits = 256; digits <= 257; digits++) {
-        memset(text, '1', digits);
-        bool ok = parse_copy(text, digits, &root, error, sizeof error);
-        EXPECT(ok == (digits == 256), "a number of %zu digits: %s", digits, ok ? "accepted" : error);
         json_free(root);
     }
     // A million brackets neither overflow the stack nor take long.
     size_t n = 1000000;
     char *deep = (char *)malloc(n);
     memset(deep, '[', n);
-    EXPECT(!parse_copy(deep, n, &root, error, sizeof error), "a million brackets were accepted");
+    EXPECT(!parse_copy(deep, n, &root, error), "a million brackets were accepted");
     free(deep);
 }
 
@@ -134,14 +128,14 @@ static void test_damage(void) {
     char text[sizeof TEXT], error[256];
     Json *root;
     for (size_t cut = 0; cut < n; cut++) {
-        EXPECT(!parse_copy(TEXT, cut, &root, error, sizeof error), "accepted although cut at byte %zu", cut);
+        EXPECT(!parse_copy(TEXT, cut, &root, error), "accepted although cut at byte %zu", cut);
         json_free(root);
     }
     int refused = 0;
     for (uint64_t i = 0; i < 20000; i++) {
         memcpy(text, TEXT, n);
         for (uint64_t k = 0; k <= i % 3; k++) text[rand_at(1, 8 * i + 2 * k) % n] = (char)rand_at(1, 8 * i + 2 * k + 1);
-        refused += !parse_copy(text, n, &root, error, sizeof error);
+        refused += !parse_copy(text, n, &root, error);
         json_free(root);
     }
     EXPECT(refused > 10000 && refused < 20000, "%d of 20000 damaged texts were refused", refused);
@@ -156,7 +150,7 @@ static void expect_string(const char *s, const char *back) {
     fclose(f);
     Json *root;
     char error[256] = "";
-    bool ok = parse_copy(text, n, &root, error, sizeof error);
+    bool ok = parse_copy(text, n, &root, error);
     EXPECT(ok && root->kind == JSON_STRING && strcmp(root->text, back) == 0, "%s reads back as %s", text, ok ? root->text : error);
     json_free(root);
     free(text);
@@ -171,7 +165,7 @@ static void expect_number(double value, const char *written) {
     if (written) EXPECT(strcmp(text, written) == 0, "expected %s, found %s", written, text);
     Json *root;
     char error[256] = "";
-    bool ok = parse_copy(text, n, &root, error, sizeof error);
+    bool ok = parse_copy(text, n, &root, error);
     EXPECT(ok && (isfinite(value) ? memcmp(&root->number, &value, 8) == 0 : root->kind == JSON_NULL), "%a was written as %s", value, text);
     json_free(root);
     free(text);
@@ -196,7 +190,7 @@ static void test_writer(void) {
         fclose(f);
         Json *root;
         char error[256] = "";
-        EXPECT(parse_copy(text, n, &root, error, sizeof error), "%s does not parse: %s", text, error);
+        EXPECT(parse_copy(text, n, &root, error), "%s does not parse: %s", text, error);
         json_free(root);
         free(text);
     }

@@ -1,5 +1,6 @@
 // test_shard.c: build/shard turns text into shards from which the text comes back byte for byte, splits it where it says, and leaves
 // nothing behind when it refuses.
+#include <sys/stat.h>
 #include "../../llmc/run/data.h"
 #include "test.h"
 

@@ -2,6 +2,7 @@
 // A NUL byte separates texts, and -1 their tokens.
 #include <time.h>
 #include "../../llmc/run/tokenizer.h"
+#include "../../llmc/run/util.h"
 
 static double seconds(void) {
     struct timespec t;

@@ -11,6 +11,8 @@
 // A context that --seq has no room for is cut on the left. A text is read in windows of --seq tokens, each of them predicted once; the last
 // window reaches back as far as it can. Before a text's first token stands the token that begins documents.
 #pragma once
+#include <dirent.h>
+#include <sys/stat.h>
 #include "data.h"
 #include "../exp.h"
 #include "trainer.h"

@@ -4,6 +4,7 @@
 #pragma once
 #include <math.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #include "util.h"
 
 // The number that follows `key` at the beginning of a line of a file; NAN: there is none.

@@ -3,7 +3,11 @@
 // A line reaches the file in one write when it is whole, and the disk with the next checkpoint. Without a file (fd 0: of several processes one has it) nothing is written. After a kill
 // the last line may be cut: log_open drops it, and with it the steps that the resumed run is going to do again. `validated`, `tasked`: the step it goes on from has its validation, its tasks in the log.
 #pragma once
-#include "checkpoint.h"
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "files.h"
+#include "json.h"
 
 typedef struct { int fd; FILE *line; char *text; size_t length; const char *separator; bool validated, tasked; char path[PATH_CAP]; } Log;
 
@@ -11,7 +15,7 @@ typedef struct { int fd; FILE *line; char *text; size_t length; const char *sepa
 static inline bool log_keeps(Log *log, const char *line, size_t n, int64_t step) {
     Json *root;
     char error[256];
-    if (!json_try_parse(line, n, &root, error, sizeof error)) return false;
+    if (!json_try_parse(line, n, &root, error)) return false;
     const Json *at = json_get(root, "step");
     bool keep = at && at->kind == JSON_INT && at->integer <= step;
     bool last = keep && at->integer == step;

@@ -16,6 +16,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include "util.h"
 
 enum { SOCKET_PORT = 29500, SOCKET_SECONDS = 60, GREETING_SECONDS = 5, GOODBYE = -1 };

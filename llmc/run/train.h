@@ -10,7 +10,12 @@
 #include "sample.h"
 #include "../threads.h"
 #include "tokenizer.h"
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { DIVERGED_STEPS = 10 };
 

@@ -1,0 +1,218 @@
+// checkpoint.c: see checkpoint.h.
+#include "checkpoint.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char TEMP[] = ".tmp-";
+enum { TEMP_BYTES = sizeof TEMP - 1 };
+
+// ----------------------------------------------------------------------------------------- names
+
+char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
+    return check_format(buf, PATH_CAP, "%s/step_%08" PRId64, run_dir, step);
+}
+
+static char *checkpoint_temp_path(char *buf, const char *run_dir, int64_t step) {
+    return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, TEMP, step);
+}
+
+// The step in a folder's name, or -1 when it is not exactly the name of a checkpoint.
+static int64_t checkpoint_step(const char *name) {
+    char again[64];
+    if (strncmp(name, "step_", 5) != 0) return -1;
+    long long step = strtoll(name + 5, NULL, 10);
+    snprintf(again, sizeof again, "step_%08lld", step);
+    return strcmp(again, name) == 0 ? step : -1;
+}
+
+static bool checkpoint_is_name(const char *name) {
+    return *name && *name != '.' && !strchr(name, '/') && strlen(name) < CHECKPOINT_NAME
+        && strcmp(name, "manifest.json") != 0;
+}
+
+// --------------------------------------------------------------------------------------- writing
+
+// Removes the unfinished checkpoints that kills left behind.
+static void checkpoint_tidy(int run, const char *run_dir) {
+    int fd = openat(run, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir closes it
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written",
+                run_dir, strerror(errno));
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        bool temp = strncmp(e->d_name, TEMP, TEMP_BYTES) == 0;
+        if (!temp || checkpoint_step(e->d_name + TEMP_BYTES) < 0) continue;
+        CHECK_WRITE(folder_remove(run, e->d_name),
+                    "cannot remove the unfinished checkpoint %s/%s: %s\n  -> remove it by hand",
+                    run_dir, e->d_name, strerror(errno));
+    }
+    closedir(d);
+}
+
+void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step) {
+    CHECK(step >= 0, "a checkpoint of step %" PRId64 "\n  -> count steps from zero", step);
+    memset(c, 0, sizeof *c);
+    c->run = run;
+    checkpoint_tidy(run, run_dir);
+    c->folder = folder_open_in(run, checkpoint_temp_path(c->temp, run_dir, step));
+    c->manifest = text_begin(&c->text, &c->size, "a manifest");
+}
+
+// The path of one more file.
+static char *checkpoint_new_file(const Checkpoint *c, const char *name, char *path) {
+    struct stat info;
+    bool is_new = checkpoint_is_name(name)
+               && fstatat(c->folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0;
+    CHECK(is_new, "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once", name);
+    return check_format(path, PATH_CAP, "%s/%s", c->temp, name);
+}
+
+static void checkpoint_note(Checkpoint *c, const char *name, Hash hash) {
+    fputs(ftell(c->manifest) ? ",\n" : "{\n", c->manifest);
+    json_write_string(c->manifest, name);
+    fprintf(c->manifest, ": {\"size\": %" PRIu64 ", \"xxh64\": \"%016" PRIx64 "\"}", hash.length,
+            hash_end(&hash));
+}
+
+void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
+    char path[PATH_CAP];
+    checkpoint_new_file(c, name, path);
+    checkpoint_note(c, name, safetensors_write(c->folder, path, tensors, count, &c->bad));
+}
+
+void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
+    char path[PATH_CAP];
+    checkpoint_new_file(c, name, path);
+    checkpoint_note(c, name, file_write_text(c->folder, path, text));
+}
+
+void checkpoint_abandon(Checkpoint *c) {
+    text_end(c->manifest, "", "a manifest");
+    free(c->text);
+    close(c->folder);
+    folder_remove(c->run, file_name(c->temp));
+}
+
+void checkpoint_commit(Checkpoint *c) {
+    char path[PATH_CAP], dir[PATH_CAP];
+    text_end(c->manifest, "\n}\n", "a manifest");
+    file_write_text(c->folder, check_format(path, sizeof path, "%s/manifest.json", c->temp),
+                    c->text);
+    free(c->text);
+    close(c->folder);
+    const char *temp = file_name(c->temp), *plain = temp + TEMP_BYTES;
+    CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
+                "cannot rename %s to %s: %s\n  -> choose a directory that can be written", c->temp,
+                plain, strerror(errno));
+    folder_sync(c->run, file_parent(dir, c->temp));
+}
+
+// --------------------------------------------------------------------------------------- reading
+
+// One member of the manifest against its file.
+static bool checkpoint_verify_file(const char *dir, const Json *entry, char *error) {
+    const char *name = entry->key;
+    const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
+    bool valid = checkpoint_is_name(name) && size && size->kind == JSON_INT && xxh64
+              && xxh64->kind == JSON_STRING;
+    if (!valid)
+        return error_set(error, "manifest.json: expected a plain name, \"size\" and \"xxh64\" for "
+                         "\"%.80s\"", name);
+    char path[PATH_CAP], found[17];
+    struct stat info;
+    Hash hash;
+    if (stat(check_format(path, sizeof path, "%s/%s", dir, name), &info) != 0)
+        return error_set(error, "%s: %s", name, strerror(errno));
+    if (!S_ISREG(info.st_mode) || info.st_size != size->integer)
+        return error_set(error, "%s: expected a file of %" PRId64 " bytes, found %" PRId64, name,
+                         size->integer, (int64_t)info.st_size);
+    if (!file_hash(path, &hash)) return error_set(error, "%s: %s", name, strerror(errno));
+    check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
+    return strcmp(found, xxh64->text) == 0
+        || error_set(error, "%s: expected checksum %s, found %s", name, xxh64->text, found);
+}
+
+// A JSON file of a checkpoint; NULL with the reason in error.
+static Json *checkpoint_json(const char *dir, const char *name, char *error) {
+    char path[PATH_CAP], why[ERROR_CAP];
+    size_t n;
+    Json *root = NULL;
+    char *text = file_read(check_format(path, sizeof path, "%s/%s", dir, name), JSON_MOST, &n);
+    if (!text) error_set(error, "%s: %s", name, strerror(errno));
+    else if (!json_try_parse(text, n, &root, why)) error_set(error, "%s: %s", name, why);
+    free(text);
+    return root;
+}
+
+bool checkpoint_verify(const char *dir, char *error) {
+    Json *manifest = checkpoint_json(dir, "manifest.json", error);
+    if (!manifest) return false;
+    bool ok = (manifest->kind == JSON_OBJECT && manifest->count > 0)
+           || error_set(error, "manifest.json: expected an object of files");
+    for (const Json *entry = manifest->first; ok && entry; entry = entry->next)
+        ok = checkpoint_verify_file(dir, entry, error);
+    json_free(manifest);
+    return ok;
+}
+
+// Whether dir is a whole checkpoint of this step.
+static bool checkpoint_is_whole(const char *dir, int64_t step, char *error) {
+    if (!checkpoint_verify(dir, error)) return false;
+    Json *state = checkpoint_json(dir, "state.json", error);
+    const Json *at = json_get(state, "step");
+    int64_t stated = at && at->kind == JSON_INT ? at->integer : -1;
+    json_free(state);
+    if (stated < 0) return error_set(error, "its state.json names no step");
+    return stated == step
+        || error_set(error, "its state.json is of step %" PRId64 ", was it renamed?", stated);
+}
+
+int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
+    int64_t best = -1;
+    DIR *d = opendir(run_dir);
+    CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a directory that can be read",
+          run_dir, strerror(errno));
+    if (!d) return -1;
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        int64_t step = checkpoint_step(e->d_name);
+        if (step < below && step > best) best = step;
+    }
+    closedir(d);
+    return best;
+}
+
+// One that disappears while it is read was pruned by a process that trains: there is a newer one,
+// and the search begins again.
+bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
+    char error[ERROR_CAP];
+    struct stat info;
+    bool damaged = false;
+    for (int64_t step = below; (step = checkpoint_step_below(run_dir, step)) >= 0;) {
+        if (checkpoint_is_whole(checkpoint_path(dir, run_dir, step), step, error)) return true;
+        if (lstat(dir, &info) != 0 && errno == ENOENT) {
+            step = below;
+            continue;
+        }
+        fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, error);
+        damaged = true;
+    }
+    CHECK(!damaged, "every checkpoint in %s is damaged\n"
+          "  -> restore one from a copy, or remove them to begin anew", run_dir);
+    return false;
+}
+
+// Each is renamed first, so a kill leaves no half of one.
+void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
+    char path[PATH_CAP], aside[PATH_CAP];
+    int64_t step = newest + 1;
+    for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
+        if (kept < last || (every && step % every == 0)) continue;
+        const char *plain = file_name(checkpoint_path(path, run_dir, step));
+        const char *temp = file_name(checkpoint_temp_path(aside, run_dir, step));
+        bool ok = renameat(run, plain, run, temp) == 0 && folder_remove(run, temp);
+        CHECK_WRITE(ok, "cannot remove %s: %s\n  -> remove it by hand, or --keep-last 0", path,
+                    strerror(errno));
+    }
+}
