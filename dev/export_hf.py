@@ -9,6 +9,7 @@ AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) works. The 
 Needs torch, safetensors, tokenizers (which comes with transformers) and xxhash.
 """
 import argparse
+import errno
 import json
 import math
 import os
@@ -94,17 +95,18 @@ def damage(folder):
         if not plain or type(size) is not int or not isinstance(xxh64, str):
             return f'manifest.json: expected a plain name, "size" and "xxh64" for "{name:.80}"'
         try:
-            is_file, found = (folder / name).is_file(), (folder / name).stat().st_size
-            if not is_file or found != size:
-                return f"{name}: expected a file of {size} bytes, found {found}"
-            digest = xxhash.xxh64()
+            found, digest = 0, xxhash.xxh64()
+            if (folder / name).is_fifo():
+                return f"{name}: {os.strerror(errno.ENOTSUP)}"
             with open(folder / name, "rb") as file:
                 while piece := file.read(1 << 20):
+                    found += len(piece)
                     digest.update(piece)
         except OSError as error:
             return f"{name}: {error.strerror}"
-        if digest.hexdigest() != xxh64:
-            return f"{name}: expected checksum {xxh64}, found {digest.hexdigest()}"
+        if found != size or digest.hexdigest() != xxh64:
+            return (f"{name}: expected {size} bytes with checksum {xxh64:.16}, "
+                    f"found {found} with {digest.hexdigest()}")
     return None
 
 

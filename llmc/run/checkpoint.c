@@ -15,12 +15,12 @@ char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
     return check_format(buf, PATH_CAP, "%s/step_%08" PRId64, run_dir, step);
 }
 
-static char *checkpoint_temp_path(char *buf, const char *run_dir, int64_t step) {
+static char *temp_path(char *buf, const char *run_dir, int64_t step) {
     return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, TEMP, step);
 }
 
 // The step in a folder's name, or -1 when it is not exactly the name of a checkpoint.
-static int64_t checkpoint_step(const char *name) {
+static int64_t step_of(const char *name) {
     char again[64];
     if (strncmp(name, "step_", 5) != 0) return -1;
     long long step = strtoll(name + 5, NULL, 10);
@@ -28,22 +28,17 @@ static int64_t checkpoint_step(const char *name) {
     return strcmp(again, name) == 0 ? step : -1;
 }
 
-static bool checkpoint_is_name(const char *name) {
-    return *name && *name != '.' && !strchr(name, '/') && strlen(name) < CHECKPOINT_NAME
-        && strcmp(name, "manifest.json") != 0;
-}
-
 // --------------------------------------------------------------------------------------- writing
 
 // Removes the unfinished checkpoints that kills left behind.
-static void checkpoint_tidy(int run, const char *run_dir) {
+static void remove_unfinished(int run, const char *run_dir) {
     int fd = openat(run, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir closes it
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written",
                 run_dir, strerror(errno));
     for (struct dirent *e; (e = readdir(d)) != NULL;) {
         bool temp = strncmp(e->d_name, TEMP, TEMP_BYTES) == 0;
-        if (!temp || checkpoint_step(e->d_name + TEMP_BYTES) < 0) continue;
+        if (!temp || step_of(e->d_name + TEMP_BYTES) < 0) continue;
         CHECK_WRITE(folder_remove(run, e->d_name),
                     "cannot remove the unfinished checkpoint %s/%s: %s\n  -> remove it by hand",
                     run_dir, e->d_name, strerror(errno));
@@ -55,52 +50,42 @@ void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step)
     CHECK(step >= 0, "a checkpoint of step %" PRId64 "\n  -> count steps from zero", step);
     memset(c, 0, sizeof *c);
     c->run = run;
-    checkpoint_tidy(run, run_dir);
-    c->folder = folder_open_in(run, checkpoint_temp_path(c->temp, run_dir, step));
-    c->manifest = text_begin(&c->text, &c->size, "a manifest");
+    remove_unfinished(run, run_dir);
+    c->folder = folder_open_in(run, temp_path(c->temp, run_dir, step));
 }
 
-// The path of one more file.
-static char *checkpoint_new_file(const Checkpoint *c, const char *name, char *path) {
-    struct stat info;
-    bool is_new = checkpoint_is_name(name)
-               && fstatat(c->folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0;
-    CHECK(is_new, "a checkpoint cannot take a file named \"%s\"\n  -> plain names, each once", name);
-    return check_format(path, PATH_CAP, "%s/%s", c->temp, name);
-}
-
-static void checkpoint_note(Checkpoint *c, const char *name, Hash hash) {
-    fputs(ftell(c->manifest) ? ",\n" : "{\n", c->manifest);
-    json_write_string(c->manifest, name);
-    fprintf(c->manifest, ": {\"size\": %" PRIu64 ", \"xxh64\": \"%016" PRIx64 "\"}", hash.length,
-            hash_end(&hash));
+static void note_file(Checkpoint *c, const char *name, Hash hash) {
+    size_t used = strlen(c->manifest);
+    check_format(c->manifest + used, sizeof c->manifest - used,
+                 "%s\"%s\": {\"size\": %" PRIu64 ", \"xxh64\": \"%016" PRIx64 "\"}",
+                 used ? ",\n" : "{\n", name, hash.length, hash_end(&hash));
 }
 
 void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
     char path[PATH_CAP];
-    checkpoint_new_file(c, name, path);
-    checkpoint_note(c, name, safetensors_write(c->folder, path, tensors, count, &c->bad));
+    check_format(path, sizeof path, "%s/%s", c->temp, name);
+    note_file(c, name, safetensors_write(c->folder, path, tensors, count, &c->bad));
+}
+
+static Hash add_text(Checkpoint *c, const char *name, const char *text) {
+    char path[PATH_CAP];
+    return file_write_text(c->folder, check_format(path, sizeof path, "%s/%s", c->temp, name), text);
 }
 
 void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
-    char path[PATH_CAP];
-    checkpoint_new_file(c, name, path);
-    checkpoint_note(c, name, file_write_text(c->folder, path, text));
+    note_file(c, name, add_text(c, name, text));
 }
 
 void checkpoint_abandon(Checkpoint *c) {
-    text_end(c->manifest, "", "a manifest");
-    free(c->text);
     close(c->folder);
     folder_remove(c->run, file_name(c->temp));
 }
 
 void checkpoint_commit(Checkpoint *c) {
-    char path[PATH_CAP], dir[PATH_CAP];
-    text_end(c->manifest, "\n}\n", "a manifest");
-    file_write_text(c->folder, check_format(path, sizeof path, "%s/manifest.json", c->temp),
-                    c->text);
-    free(c->text);
+    char dir[PATH_CAP];
+    size_t used = strlen(c->manifest);
+    check_format(c->manifest + used, sizeof c->manifest - used, "\n}\n");
+    add_text(c, "manifest.json", c->manifest);
     close(c->folder);
     const char *temp = file_name(c->temp), *plain = temp + TEMP_BYTES;
     CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
@@ -112,30 +97,26 @@ void checkpoint_commit(Checkpoint *c) {
 // --------------------------------------------------------------------------------------- reading
 
 // One member of the manifest against its file.
-static bool checkpoint_verify_file(const char *dir, const Json *entry, char *error) {
+static bool verify_file(const char *dir, const Json *entry, char *error) {
     const char *name = entry->key;
     const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
-    bool valid = checkpoint_is_name(name) && size && size->kind == JSON_INT && xxh64
-              && xxh64->kind == JSON_STRING;
+    bool plain = *name && *name != '.' && !strchr(name, '/') && strlen(name) < 64;
+    bool valid = plain && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
     if (!valid)
         return error_set(error, "manifest.json: expected a plain name, \"size\" and \"xxh64\" for "
                          "\"%.80s\"", name);
     char path[PATH_CAP], found[17];
-    struct stat info;
     Hash hash;
-    if (stat(check_format(path, sizeof path, "%s/%s", dir, name), &info) != 0)
+    if (!file_hash(check_format(path, sizeof path, "%s/%s", dir, name), &hash))
         return error_set(error, "%s: %s", name, strerror(errno));
-    if (!S_ISREG(info.st_mode) || info.st_size != size->integer)
-        return error_set(error, "%s: expected a file of %" PRId64 " bytes, found %" PRId64, name,
-                         size->integer, (int64_t)info.st_size);
-    if (!file_hash(path, &hash)) return error_set(error, "%s: %s", name, strerror(errno));
     check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
-    return strcmp(found, xxh64->text) == 0
-        || error_set(error, "%s: expected checksum %s, found %s", name, xxh64->text, found);
+    return (hash.length == (uint64_t)size->integer && strcmp(found, xxh64->text) == 0)
+        || error_set(error, "%s: expected %" PRId64 " bytes with checksum %.16s, found %" PRIu64
+                     " with %s", name, size->integer, xxh64->text, hash.length, found);
 }
 
 // A JSON file of a checkpoint; NULL with the reason in error.
-static Json *checkpoint_json(const char *dir, const char *name, char *error) {
+static Json *read_json(const char *dir, const char *name, char *error) {
     char path[PATH_CAP], why[ERROR_CAP];
     size_t n;
     Json *root = NULL;
@@ -147,20 +128,20 @@ static Json *checkpoint_json(const char *dir, const char *name, char *error) {
 }
 
 bool checkpoint_verify(const char *dir, char *error) {
-    Json *manifest = checkpoint_json(dir, "manifest.json", error);
+    Json *manifest = read_json(dir, "manifest.json", error);
     if (!manifest) return false;
     bool ok = (manifest->kind == JSON_OBJECT && manifest->count > 0)
            || error_set(error, "manifest.json: expected an object of files");
     for (const Json *entry = manifest->first; ok && entry; entry = entry->next)
-        ok = checkpoint_verify_file(dir, entry, error);
+        ok = verify_file(dir, entry, error);
     json_free(manifest);
     return ok;
 }
 
 // Whether dir is a whole checkpoint of this step.
-static bool checkpoint_is_whole(const char *dir, int64_t step, char *error) {
+static bool is_whole(const char *dir, int64_t step, char *error) {
     if (!checkpoint_verify(dir, error)) return false;
-    Json *state = checkpoint_json(dir, "state.json", error);
+    Json *state = read_json(dir, "state.json", error);
     const Json *at = json_get(state, "step");
     int64_t stated = at && at->kind == JSON_INT ? at->integer : -1;
     json_free(state);
@@ -176,7 +157,7 @@ int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
           run_dir, strerror(errno));
     if (!d) return -1;
     for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        int64_t step = checkpoint_step(e->d_name);
+        int64_t step = step_of(e->d_name);
         if (step < below && step > best) best = step;
     }
     closedir(d);
@@ -190,7 +171,7 @@ bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
     struct stat info;
     bool damaged = false;
     for (int64_t step = below; (step = checkpoint_step_below(run_dir, step)) >= 0;) {
-        if (checkpoint_is_whole(checkpoint_path(dir, run_dir, step), step, error)) return true;
+        if (is_whole(checkpoint_path(dir, run_dir, step), step, error)) return true;
         if (lstat(dir, &info) != 0 && errno == ENOENT) {
             step = below;
             continue;
@@ -210,7 +191,7 @@ void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last
     for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
         if (kept < last || (every && step % every == 0)) continue;
         const char *plain = file_name(checkpoint_path(path, run_dir, step));
-        const char *temp = file_name(checkpoint_temp_path(aside, run_dir, step));
+        const char *temp = file_name(temp_path(aside, run_dir, step));
         bool ok = renameat(run, plain, run, temp) == 0 && folder_remove(run, temp);
         CHECK_WRITE(ok, "cannot remove %s: %s\n  -> remove it by hand, or --keep-last 0", path,
                     strerror(errno));

@@ -12,16 +12,12 @@
 #pragma once
 #include "safetensors.h"
 
-enum { CHECKPOINT_NAME = 64 };  // bytes of the name of a checkpoint's file, with its zero
-
 // A checkpoint that is being written.
 typedef struct {
     int run, folder;      // open: the run's (the caller's) and the .tmp- one in it
     char temp[PATH_CAP];  // the path of the .tmp- folder
     int64_t bad;          // values written so far that are infinite or NaN
-    FILE *manifest;       // its text, a line for each file so far
-    char *text;
-    size_t size;
+    char manifest[2048];  // its text, a line for each file so far
 } Checkpoint;
 
 // A checkpoint is begun, filled, and then committed or abandoned. Faults end the program.

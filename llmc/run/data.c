@@ -2,6 +2,7 @@
 #include "data.h"
 #include "../../data/stories.h"
 #include "../rand.h"
+#include "files.h"
 #include "util.h"
 #include <fcntl.h>
 #include <glob.h>
@@ -201,42 +202,19 @@ void loader_close(DataLoader *d) {
 
 // -------------------------------------------------------------------------- the identity of data
 
-// XXH64 of a shard's bytes. false with errno set (0: it is cut short) when it cannot be read, or
-// when the hasher is to stop.
-static bool shard_hash(const Shard *s, int width, ShardHasher *hasher, char *buffer,
-                       int64_t piece, uint64_t *out) {
-    int64_t bytes = SHARD_HEADER_BYTES + s->count * width, at = 0, got = 0;
-    Hash hash = hash_begin();
-    errno = 0;
-    int fd = open_shard(s);
-    if (fd < 0) return false;
-    while (at < bytes && !__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) {
-        got = shard_read(fd, buffer, bytes - at < piece ? bytes - at : piece, at);
-        if (got <= 0) break;
-        hash_add(&hash, buffer, (size_t)got);
-        at += got;
-        __atomic_fetch_add(&hasher->bytes, got, __ATOMIC_RELAXED);
-    }
-    close(fd);
-    *out = hash_end(&hash);
-    return at == bytes;
-}
-
 // The thread: hashes every shard, and compares with the hash that an earlier pass has found.
 static void *shard_hash_all(void *loader) {
-    const int64_t piece = 1 << 20;
     DataLoader *d = loader;
     ShardHasher *hasher = &d->hasher;
-    char *buffer = malloc((size_t)piece);
     for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
-        uint64_t hash = 0;
-        bool read = buffer && shard_hash(s, d->width, hasher, buffer, piece, &hash);
+        Hash hash;
         if (__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) break;
-        hasher->error = read ? 0 : errno;
-        if (!read || (s->hash && s->hash != hash)) hasher->bad = s;
-        s->hash = hash;
+        hasher->error = file_hash(s->path, &hash) ? 0 : errno;
+        uint64_t now = hash_end(&hash);
+        if (hasher->error || (s->hash && s->hash != now)) hasher->bad = s;
+        s->hash = now;
+        __atomic_fetch_add(&hasher->bytes, (int64_t)hash.length, __ATOMIC_RELAXED);
     }
-    free(buffer);
     __atomic_store_n(&hasher->done, 1, __ATOMIC_RELEASE);
     return NULL;
 }

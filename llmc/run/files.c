@@ -43,18 +43,25 @@ const char *file_name(const char *path) {
 
 // --------------------------------------------------------------------------------------- reading
 
-char *file_read(const char *path, int64_t most, size_t *n) {
+// The size of a regular file; -1 with errno set: something else, or more than `most` bytes. Pipes
+// may never begin and devices may never end.
+static int64_t regular_size(const char *path, int64_t most) {
     struct stat info;
-    *n = 0;
-    if (stat(path, &info) != 0) return NULL;
+    if (stat(path, &info) != 0) return -1;
     if (S_ISDIR(info.st_mode)) errno = EISDIR;
     else if (!S_ISREG(info.st_mode)) errno = ENOTSUP;
     else if (info.st_size > most) errno = EFBIG;
-    else errno = 0;
-    if (errno) return NULL;
+    else return info.st_size;
+    return -1;
+}
+
+char *file_read(const char *path, int64_t most, size_t *n) {
+    int64_t size = regular_size(path, most);
+    *n = 0;
+    if (size < 0) return NULL;
     FILE *f = fopen(path, "rb");
-    char *text = f ? malloc((size_t)info.st_size + 1) : NULL;
-    if (text) *n = fread(text, 1, (size_t)info.st_size, f);
+    char *text = f ? malloc((size_t)size + 1) : NULL;
+    if (text) *n = fread(text, 1, (size_t)size, f);
     int problem = !text || ferror(f) ? errno : 0;
     if (f) fclose(f);
     if (problem) {
@@ -68,6 +75,7 @@ char *file_read(const char *path, int64_t most, size_t *n) {
 
 bool file_hash(const char *path, Hash *hash) {
     *hash = hash_begin();
+    if (regular_size(path, INT64_MAX) < 0) return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
     char *buffer = check_alloc(PIECE, "a checksum");

@@ -22,11 +22,11 @@ char *file_parent(char *dir, const char *path);  // the path of the folder that 
 const char *file_name(const char *path);         // the last part of a path
 
 // The bytes of a regular file and a zero behind them, for the caller to free; NULL with errno set.
-// Refuses pipes (ENOTSUP), which may never begin or end, and files of more than `most` bytes (EFBIG)
-// before it takes memory.
+// Refuses pipes and devices (ENOTSUP), and files of more than `most` bytes (EFBIG), before it takes
+// memory.
 char *file_read(const char *path, int64_t most, size_t *n);
 
-// XXH64 of a file; false with errno set when it cannot be read.
+// XXH64 of a regular file, and its length; false with errno set when it cannot be read.
 bool file_hash(const char *path, Hash *hash);
 
 // A file that is being written as <path>.tmp.

@@ -10,15 +10,15 @@ typedef struct {
     char *at, *begin, *end;  // a copy of the text with a zero at its end; strings are decoded in it
     char *error;
     int values;              // so far
-} JsonReader;
+} Reader;
 
 // --------------------------------------------------------------------------------------- reading
 
-static bool json_refuse(JsonReader *r, const char *why) {
+static bool refuse(Reader *r, const char *why) {
     return error_set(r->error, "byte %zu: %s", (size_t)(r->at - r->begin), why);
 }
 
-static bool json_expected(JsonReader *r, const char *what) {
+static bool expected(Reader *r, const char *what) {
     char found[16] = "the end";
     unsigned char c = (unsigned char)*r->at;
     bool plain = c > ' ' && c < 0x7F;
@@ -28,44 +28,44 @@ static bool json_expected(JsonReader *r, const char *what) {
 }
 
 // Steps over the word if it comes next.
-static bool json_take(JsonReader *r, const char *word) {
+static bool take(Reader *r, const char *word) {
     size_t n = strlen(word);
     bool is_next = strncmp(r->at, word, n) == 0;
     if (is_next) r->at += n;
     return is_next;
 }
 
-static void json_take_space(JsonReader *r) { r->at += strspn(r->at, " \t\r\n"); }
+static void take_space(Reader *r) { r->at += strspn(r->at, " \t\r\n"); }
 
-static bool json_take_digits(JsonReader *r) {
+static bool take_digits(Reader *r) {
     size_t n = strspn(r->at, "0123456789");
     r->at += n;
     return n > 0;
 }
 
-static bool json_read_number(JsonReader *r, Json *v) {
+static bool read_number(Reader *r, Json *v) {
     const char *from = r->at;
-    json_take(r, "-");
-    bool ok = json_take(r, "0") || json_take_digits(r);
-    bool point = ok && json_take(r, ".");
-    if (point) ok = json_take_digits(r);
-    bool exponent = ok && (json_take(r, "e") || json_take(r, "E"));
-    if (exponent && !json_take(r, "+")) json_take(r, "-");
-    if (exponent) ok = json_take_digits(r);
-    if (!ok) return json_expected(r, "a digit");
+    take(r, "-");
+    bool ok = take(r, "0") || take_digits(r);
+    bool point = ok && take(r, ".");
+    if (point) ok = take_digits(r);
+    bool exponent = ok && (take(r, "e") || take(r, "E"));
+    if (exponent && !take(r, "+")) take(r, "-");
+    if (exponent) ok = take_digits(r);
+    if (!ok) return expected(r, "a digit");
     v->number = strtod(from, NULL);
-    if (isinf(v->number)) return json_refuse(r, "a number too large for a double");
+    if (isinf(v->number)) return refuse(r, "a number too large for a double");
     errno = 0;
     v->integer = strtoll(from, NULL, 10);
     v->kind = point || exponent || errno ? JSON_REAL : JSON_INT;
     return true;
 }
 
-static bool json_read_hex4(JsonReader *r, uint32_t *code) {
+static bool read_hex4(Reader *r, uint32_t *code) {
     char digits[5] = "";
     for (int i = 0; i < 4; i++) {
         if (!isxdigit((unsigned char)*r->at))
-            return json_expected(r, "four hexadecimal digits after \\u");
+            return expected(r, "four hexadecimal digits after \\u");
         digits[i] = *r->at++;
     }
     *code = (uint32_t)strtoul(digits, NULL, 16);
@@ -74,7 +74,7 @@ static bool json_read_hex4(JsonReader *r, uint32_t *code) {
 
 // The escape after a backslash. A character outside the basic plane is two escapes: a high
 // surrogate, then a low one.
-static bool json_read_escape(JsonReader *r, char **out) {
+static bool read_escape(Reader *r, char **out) {
     static const char LETTERS[] = "\"\\/bfnrt", MEANINGS[] = "\"\\/\b\f\n\r\t";
     const char *letter = *r->at ? strchr(LETTERS, *r->at) : NULL;
     if (letter) {
@@ -82,14 +82,14 @@ static bool json_read_escape(JsonReader *r, char **out) {
         r->at++;
         return true;
     }
-    if (!json_take(r, "u")) return json_expected(r, "one of \"\\/bfnrtu after the backslash");
+    if (!take(r, "u")) return expected(r, "one of \"\\/bfnrtu after the backslash");
     uint32_t code, low = 0;
-    if (!json_read_hex4(r, &code)) return false;
-    if (code == 0) return json_refuse(r, "\\u0000 inside a string");
+    if (!read_hex4(r, &code)) return false;
+    if (code == 0) return refuse(r, "\\u0000 inside a string");
     if (code >= 0xD800 && code < 0xE000) {
-        bool high = code < 0xDC00 && json_take(r, "\\u");
-        if (high && !json_read_hex4(r, &low)) return false;
-        if (low < 0xDC00 || low >= 0xE000) return json_refuse(r, "half of a surrogate pair");
+        bool high = code < 0xDC00 && take(r, "\\u");
+        if (high && !read_hex4(r, &low)) return false;
+        if (low < 0xDC00 || low >= 0xE000) return refuse(r, "half of a surrogate pair");
         code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
     }
     *out = utf8_put(*out, code);
@@ -97,19 +97,19 @@ static bool json_read_escape(JsonReader *r, char **out) {
 }
 
 // The rest of a string, behind its opening quote, decoded in place: that never lengthens it.
-static bool json_read_string(JsonReader *r, const char **text) {
+static bool read_string(Reader *r, const char **text) {
     char *out = r->at;
     *text = out;
-    while (!json_take(r, "\"")) {
-        if (r->at == r->end) return json_expected(r, "the closing quote of a string");
+    while (!take(r, "\"")) {
+        if (r->at == r->end) return expected(r, "the closing quote of a string");
         if ((unsigned char)*r->at < 0x20)
-            return json_expected(r, "no control character inside a string (\\n, \\u001F)");
-        if (json_take(r, "\\")) {
-            if (!json_read_escape(r, &out)) return false;
+            return expected(r, "no control character inside a string (\\n, \\u001F)");
+        if (take(r, "\\")) {
+            if (!read_escape(r, &out)) return false;
             continue;
         }
         size_t length = utf8_length(r->at, (size_t)(r->end - r->at));
-        if (!length) return json_expected(r, "valid UTF-8");
+        if (!length) return expected(r, "valid UTF-8");
         memmove(out, r->at, length);
         out += length;
         r->at += length;
@@ -118,76 +118,76 @@ static bool json_read_string(JsonReader *r, const char **text) {
     return true;
 }
 
-static int json_compare_keys(const void *a, const void *b) {
+static int compare_keys(const void *a, const void *b) {
     return strcmp((*(Json *const *)a)->key, (*(Json *const *)b)->key);
 }
 
 // Sorting brings equal keys together, so duplicates are found in n log n steps.
-static bool json_sort_members(JsonReader *r, Json *object) {
+static bool sort_members(Reader *r, Json *object) {
     Json **sorted = object->sorted = check_alloc(object->count * sizeof *sorted, "a JSON object");
     size_t n = 0;
     for (Json *m = object->first; m; m = m->next) sorted[n++] = m;
-    qsort(sorted, n, sizeof *sorted, json_compare_keys);
+    qsort(sorted, n, sizeof *sorted, compare_keys);
     for (size_t i = 1; i < n; i++)
-        if (json_compare_keys(&sorted[i - 1], &sorted[i]) == 0)
+        if (compare_keys(&sorted[i - 1], &sorted[i]) == 0)
             return error_set(r->error, "byte %zu: the object that ends here has \"%s\" twice",
                              (size_t)(r->at - r->begin), sorted[i]->key);
     return true;
 }
 
-static bool json_read_value(JsonReader *r, int depth, Json *v);
+static bool read_value(Reader *r, int depth, Json *v);
 
-static bool json_read_key(JsonReader *r, Json *member) {
-    json_take_space(r);
-    if (!json_take(r, "\"")) return json_expected(r, "the name of a member in double quotes");
-    if (!json_read_string(r, &member->key)) return false;
-    json_take_space(r);
-    return json_take(r, ":") || json_expected(r, "':'");
+static bool read_key(Reader *r, Json *member) {
+    take_space(r);
+    if (!take(r, "\"")) return expected(r, "the name of a member in double quotes");
+    if (!read_string(r, &member->key)) return false;
+    take_space(r);
+    return take(r, ":") || expected(r, "':'");
 }
 
 // An array or an object. Every item is in the tree before it is read, so that json_free of the root
 // finds all of them after an error.
-static bool json_read_items(JsonReader *r, int depth, Json *v, bool object) {
+static bool read_items(Reader *r, int depth, Json *v, bool object) {
     const char *close = object ? "}" : "]";
-    if (depth == JSON_DEPTH) return json_refuse(r, "more than 64 arrays and objects in each other");
+    if (depth == JSON_DEPTH) return refuse(r, "more than 64 arrays and objects in each other");
     v->kind = object ? JSON_OBJECT : JSON_ARRAY;
-    json_take_space(r);
-    if (json_take(r, close)) return true;
+    take_space(r);
+    if (take(r, close)) return true;
     for (Json **link = &v->first;; link = &(*link)->next) {
-        if (++r->values > JSON_VALUES) return json_refuse(r, "too many values");
+        if (++r->values > JSON_VALUES) return refuse(r, "too many values");
         Json *item = *link = check_alloc(sizeof *item, "a JSON value");
         v->count++;
-        if (object && !json_read_key(r, item)) return false;
-        if (!json_read_value(r, depth + 1, item)) return false;
-        if (json_take(r, close)) return !object || json_sort_members(r, v);
-        if (!json_take(r, ",")) return json_expected(r, object ? "',' or '}'" : "',' or ']'");
+        if (object && !read_key(r, item)) return false;
+        if (!read_value(r, depth + 1, item)) return false;
+        if (take(r, close)) return !object || sort_members(r, v);
+        if (!take(r, ",")) return expected(r, object ? "',' or '}'" : "',' or ']'");
     }
 }
 
-static bool json_read_word(JsonReader *r, Json *v) {
-    v->integer = json_take(r, "true");
-    v->kind = v->integer || json_take(r, "false") ? JSON_BOOL : JSON_NULL;
-    return v->kind == JSON_BOOL || json_take(r, "null") || json_expected(r, "a value");
+static bool read_word(Reader *r, Json *v) {
+    v->integer = take(r, "true");
+    v->kind = v->integer || take(r, "false") ? JSON_BOOL : JSON_NULL;
+    return v->kind == JSON_BOOL || take(r, "null") || expected(r, "a value");
 }
 
 // A value and the space around it.
-static bool json_read_value(JsonReader *r, int depth, Json *v) {
+static bool read_value(Reader *r, int depth, Json *v) {
     bool ok;
-    json_take_space(r);
-    if (json_take(r, "{")) ok = json_read_items(r, depth, v, true);
-    else if (json_take(r, "[")) ok = json_read_items(r, depth, v, false);
-    else if (json_take(r, "\"")) v->kind = JSON_STRING, ok = json_read_string(r, &v->text);
-    else if (*r->at == '-' || isdigit((unsigned char)*r->at)) ok = json_read_number(r, v);
-    else ok = json_read_word(r, v);
-    json_take_space(r);
+    take_space(r);
+    if (take(r, "{")) ok = read_items(r, depth, v, true);
+    else if (take(r, "[")) ok = read_items(r, depth, v, false);
+    else if (take(r, "\"")) v->kind = JSON_STRING, ok = read_string(r, &v->text);
+    else if (*r->at == '-' || isdigit((unsigned char)*r->at)) ok = read_number(r, v);
+    else ok = read_word(r, v);
+    take_space(r);
     return ok;
 }
 
 bool json_try_parse(const char *text, size_t n, Json **out, char *error) {
     Json *root = check_alloc(sizeof *root + n + 1, "a JSON text");
     char *copy = memcpy(root + 1, text, n);  // the memory of all strings goes with the root
-    JsonReader r = {copy, copy, copy + n, error, 0};
-    bool ok = json_read_value(&r, 0, root) && (r.at == r.end || json_expected(&r, "the end"));
+    Reader r = {copy, copy, copy + n, error, 0};
+    bool ok = read_value(&r, 0, root) && (r.at == r.end || expected(&r, "the end"));
     if (!ok) json_free(root);
     *out = ok ? root : NULL;
     return ok;
@@ -226,7 +226,7 @@ void json_free(Json *v) {
 const Json *json_get(const Json *object, const char *key) {
     if (!object || !object->sorted) return NULL;
     const Json wanted = {.key = key}, *at = &wanted;
-    Json **found = bsearch(&at, object->sorted, object->count, sizeof *found, json_compare_keys);
+    Json **found = bsearch(&at, object->sorted, object->count, sizeof *found, compare_keys);
     return found ? *found : NULL;
 }
 

@@ -19,7 +19,7 @@ void tokenizer_close(Tokenizer *t) {
 // ------------------------------------------------------------------------ from bytes to token
 
 // The slot of these bytes, or the empty one where they belong.
-static int32_t *tokenizer_slot(const Tokenizer *t, const void *bytes, size_t n) {
+static int32_t *find_slot(const Tokenizer *t, const void *bytes, size_t n) {
     uint64_t i = hash_bytes(bytes, n) & t->mask;
     for (; t->slots[i] >= 0; i = (i + 1) & t->mask) {
         const unsigned char *known = t->file + t->where[t->slots[i]];
@@ -29,7 +29,7 @@ static int32_t *tokenizer_slot(const Tokenizer *t, const void *bytes, size_t n) 
 }
 
 int32_t tokenizer_find(const Tokenizer *t, const char *bytes, size_t n) {
-    int32_t token = *tokenizer_slot(t, bytes, n);
+    int32_t token = *find_slot(t, bytes, n);
     return token == t->end ? -1 : token;
 }
 
@@ -43,21 +43,20 @@ const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *n) {
 
 // -------------------------------------------------------------------------------- the file
 
-static uint32_t tokenizer_word(const Tokenizer *t, size_t at) {
+static uint32_t word_at(const Tokenizer *t, size_t at) {
     uint32_t word;
     memcpy(&word, t->file + at, sizeof word);
     return word;
 }
 
-static bool tokenizer_read_header(const char *path, Tokenizer *t, char *error) {
+static bool read_header(const char *path, Tokenizer *t, char *error) {
     t->file = (unsigned char *)file_read(path, MOST_BYTES, &t->size);
     if (!t->file) return error_set(error, "expected a tokenizer, found: %s", strerror(errno));
     if (t->size < TOKENIZER_HEADER_BYTES)
-        return error_set(error, "expected a header of %d bytes, found %zu", TOKENIZER_HEADER_BYTES,
-                         t->size);
-    uint32_t magic = tokenizer_word(t, 0), version = tokenizer_word(t, 4);
-    uint32_t count = tokenizer_word(t, 4 * TOKENIZER_COUNT);
-    uint32_t end = tokenizer_word(t, 4 * TOKENIZER_END);
+        return error_set(error, "expected a tokenizer, found %zu bytes", t->size);
+    uint32_t magic = word_at(t, 0), version = word_at(t, 4);
+    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT);
+    uint32_t end = word_at(t, 4 * TOKENIZER_END);
     if (magic != TOKENIZER_MAGIC || version != TOKENIZER_VERSION)
         return error_set(error, "expected a tokenizer with magic %d and version %d, found %u and %u",
                          TOKENIZER_MAGIC, TOKENIZER_VERSION, magic, version);
@@ -70,7 +69,7 @@ static bool tokenizer_read_header(const char *path, Tokenizer *t, char *error) {
 }
 
 // Fills where and slots, and moves *at behind the tokens.
-static bool tokenizer_read_tokens(Tokenizer *t, size_t *at, char *error) {
+static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
     for (t->mask = 1; t->mask < 2 * (uint64_t)t->count;) t->mask *= 2;
     size_t slots = (size_t)t->mask-- * sizeof *t->slots;
     t->where = check_alloc((size_t)t->count * sizeof *t->where, "a tokenizer");
@@ -82,7 +81,7 @@ static bool tokenizer_read_tokens(Tokenizer *t, size_t *at, char *error) {
             return error_set(error, "byte %zu: token %d of %d is empty or cut", *at, token, t->count);
         t->where[token] = (uint32_t)(*at + 1);
         *at += 1 + length;
-        int32_t *slot = tokenizer_slot(t, t->file + t->where[token], length);
+        int32_t *slot = find_slot(t, t->file + t->where[token], length);
         if (*slot >= 0) return error_set(error, "tokens %d and %d are the same", *slot, token);
         *slot = token;
     }
@@ -90,10 +89,10 @@ static bool tokenizer_read_tokens(Tokenizer *t, size_t *at, char *error) {
 }
 
 // Fills classes from the ranges, which end the file.
-static bool tokenizer_read_ranges(Tokenizer *t, size_t at, char *error) {
+static bool read_ranges(Tokenizer *t, size_t at, char *error) {
     uint64_t counts[4] = {0}, ranges = 0;
     for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
-        ranges += counts[kind] = tokenizer_word(t, 4 * (size_t)(TOKENIZER_RANGES + kind - 1));
+        ranges += counts[kind] = word_at(t, 4 * (size_t)(TOKENIZER_RANGES + kind - 1));
     if (t->size - at != 8 * ranges)
         return error_set(error, "expected %llu bytes of ranges of characters, found %zu",
                          8 * (unsigned long long)ranges, t->size - at);
@@ -101,21 +100,21 @@ static bool tokenizer_read_ranges(Tokenizer *t, size_t at, char *error) {
     if (!t->encodes) return true;
     t->classes = check_alloc(CODES, "the classes of characters");
     for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
-        for (int64_t before = -1; counts[kind]; counts[kind]--, at += 8) {
-            uint32_t first = tokenizer_word(t, at), last = tokenizer_word(t, at + 4);
-            if (first <= before || last < first || last >= CODES)
-                return error_set(error, "byte %zu: ranges of characters must ascend", at);
+        for (; counts[kind]; counts[kind]--, at += 8) {
+            uint32_t first = word_at(t, at), last = word_at(t, at + 4);
+            if (last < first || last >= CODES)
+                return error_set(error, "byte %zu: expected a range, found U+%04X to U+%04X", at,
+                                 first, last);
             for (uint32_t code = first; code <= last; code++) {
                 if (t->classes[code]) return error_set(error, "U+%04X is in two classes", code);
                 t->classes[code] = (unsigned char)kind;
             }
-            before = last;
         }
     return true;
 }
 
 // Encoding takes a space to be a space, and begins with single bytes.
-static bool tokenizer_check(const Tokenizer *t, char *error) {
+static bool check_encodes(const Tokenizer *t, char *error) {
     if (t->classes[' '] != CLASS_SPACE) return error_set(error, "U+0020 is not a space");
     for (int byte = 0; byte < 256; byte++)
         if (tokenizer_find(t, &(char){(char)byte}, 1) < 0)
@@ -126,8 +125,8 @@ static bool tokenizer_check(const Tokenizer *t, char *error) {
 bool tokenizer_try_open(const char *path, Tokenizer *t, char *error) {
     size_t at = TOKENIZER_HEADER_BYTES;
     memset(t, 0, sizeof *t);
-    bool ok = tokenizer_read_header(path, t, error) && tokenizer_read_tokens(t, &at, error)
-           && tokenizer_read_ranges(t, at, error) && (!t->encodes || tokenizer_check(t, error));
+    bool ok = read_header(path, t, error) && read_tokens(t, &at, error)
+           && read_ranges(t, at, error) && (!t->encodes || check_encodes(t, error));
     if (!ok) tokenizer_close(t);
     return ok;
 }
@@ -141,7 +140,7 @@ void tokenizer_open(const char *path, Tokenizer *t) {
 // ---------------------------------------------------------------------------------- pieces
 
 // The class of the character at `at`, and its length in bytes.
-static int tokenizer_class(const Tokenizer *t, const char *text, size_t n, size_t at,
+static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at,
                            size_t *length) {
     uint32_t code = (unsigned char)text[at];
     *length = utf8_length(text + at, n - at);
@@ -160,13 +159,13 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
         if (a == 's' || a == 'd' || a == 'm' || a == 't') return at + 2;
         if ((a == 'l' && b == 'l') || ((a == 'v' || a == 'r') && b == 'e')) return at + 3;
     }
-    int kind = tokenizer_class(t, text, n, at, &length);
+    int kind = class_at(t, text, n, at, &length);
     size_t next = at + length;
     if (text[at] == ' ' && next < n) {  // a space belongs to the word after it
-        int following = tokenizer_class(t, text, n, next, &length);
+        int following = class_at(t, text, n, next, &length);
         if (following != CLASS_SPACE) kind = following, next += length;
     }
-    while (next < n && tokenizer_class(t, text, n, next, &length) == kind)
+    while (next < n && class_at(t, text, n, next, &length) == kind)
         last = next, next += length;
     // Several spaces leave the last one to the word behind them, \s+(?!\S); \s+ takes a single one.
     return kind == CLASS_SPACE && next < n && last > at ? last : next;
@@ -217,7 +216,7 @@ static void merges_add(Merges *m, size_t i) {
 }
 
 // `tokens` has room for n; memory for 4 n. Returns the number of tokens.
-static int64_t tokenizer_merge(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens,
+static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens,
                                uint64_t *memory) {
     uint32_t *length = (uint32_t *)(memory + 3 * n), *before = length + n;
     Merges m = {t, piece, n, memory, 0, length, before};
@@ -258,7 +257,7 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
         CHECK(length < UINT32_MAX, "expected words below 4 GiB, found one of %zu bytes at offset "
               "%zu\n  -> check that this is text, and break its lines", length, at);
         if (length > SHORT) memory = check_alloc(4 * length * sizeof *memory, "a long word");
-        count += tokenizer_merge(t, text + at, length, tokens + count, memory);
+        count += merge_piece(t, text + at, length, tokens + count, memory);
         if (length > SHORT) free(memory), memory = on_stack;
     }
     return count;

@@ -18,12 +18,10 @@ extern "C" {
 #endif
 
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
-#define CHECK_STATUS(status, cond, ...)                                                            \
-    do {                                                                                           \
-        if (!(cond)) check_failed(status, __FILE__, __LINE__, __VA_ARGS__);                        \
-    } while (0)
-#define CHECK(cond, ...) CHECK_STATUS(EXIT_REFUSED, cond, __VA_ARGS__)
-#define CHECK_WRITE(cond, ...) CHECK_STATUS(EXIT_WRITE, cond, __VA_ARGS__)
+#define CHECK(cond, ...) \
+    ((cond) ? (void)0 : check_failed(EXIT_REFUSED, __FILE__, __LINE__, __VA_ARGS__))
+#define CHECK_WRITE(cond, ...) \
+    ((cond) ? (void)0 : check_failed(EXIT_WRITE, __FILE__, __LINE__, __VA_ARGS__))
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 
 // How a program ends, besides 0 and 128 + the signal that stopped it. The README ("When things go
