@@ -1,5 +1,6 @@
-// calls.h: the four calls of the C library that code under test makes to fuzz.h instead. dev/fuzz/run.sh
-// includes it before every service (llmc/run/*.c), fuzz.h before the code of a target.
+// calls.h: the four calls of the C library that code under test makes to fuzz.h instead.
+// dev/fuzz/run.sh includes it before every service (llmc/run/*.c), fuzz.h before the code of a
+// target.
 #pragma once
 #include <stdarg.h>
 #include <stdio.h>

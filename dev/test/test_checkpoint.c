@@ -181,6 +181,7 @@ static void test_refused_tensors(const char *dir) {
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "its shape"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[9223372036854775800,9223372036854775807]}}", 8, "its shape"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387906],\"data_offsets\":[0,8]}}", 8, "its shape"},         // 2^62 + 2: wraps to 8
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[1,0]}}", 0, "its shape"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "its shape"},       // 2^64: wraps to 0
         {"{\"__metadata__\":{\"x\":1},\"a\":" F32_2 "}", 8, NULL}, {"{\"__metadata__\":[],\"a\":" F32_2 "}", 8, NULL},
     };
@@ -211,19 +212,6 @@ static void test_refused_tensors(const char *dir) {
     EXPECT_REFUSAL(open_file, (void *)"absent.safetensors", "No such file");
 }
 
-static void write_twice(void *path) {
-    float x = 1;
-    Tensor tensors[2] = {{"a", "F32", 1, {1}, .data = &x}, {"a", "F32", 1, {1}, .data = &x}};
-    write_tensors((const char *)path, tensors, 2);
-}
-static void write_unknown(void *path) {
-    Tensor t = {"a", "F8", 1, {1}, .data = path};
-    write_tensors((const char *)path, &t, 1);
-}
-static void write_negative(void *path) {
-    Tensor t = {"a", "F32", 2, {-1, -2}, .data = path};
-    write_tensors((const char *)path, &t, 1);
-}
 static void read_bytes(void *out) {
     Tensor t = {"tokens", "I32", 1, {1}, .data = "abc"};
     safetensors_read_real(&t, 0, INT64_MAX, out, sizeof(double));
@@ -424,13 +412,6 @@ static void begin_run(void *run) {
     Checkpoint c;
     begin_checkpoint(&c, (const char *)run, 1);
 }
-static void add_name(void *name) {
-    Checkpoint c;
-    begin_checkpoint(&c, "build/test/checkpoint/names", 1);
-    checkpoint_add_text(&c, "once.json", "{}");
-    checkpoint_add_text(&c, (const char *)name, "{}");
-}
-
 static void test_full_disk(const char *run) {
     EXPECT_REFUSAL(write_beyond_limit, (void *)run, "model.safetensors.tmp after 100000 bytes: File too large\n  -> free space");
     expect_latest(run, 300, NULL, __LINE__);
@@ -451,8 +432,6 @@ static void test_full_disk(const char *run) {
     EXPECT_REFUSAL(begin_run, path, "cannot open the directory");
     EXPECT_REFUSAL(call_latest, path, "cannot list");
     EXPECT_REFUSAL(write_to_file, check_format(temp, sizeof temp, "%s/file", path), "cannot open the directory");
-    static const char *const NAMES[] = {"once.json", "manifest.json", "", ".hidden", "a/b"};
-    for (int i = 0; i < 5; i++) EXPECT_REFUSAL(add_name, (void *)NAMES[i], "a checkpoint cannot take a file named");
 }
 
 // --------------------------------------------------------------------------------------------------------------- kills
@@ -687,10 +666,6 @@ void test_checkpoint(void) {
     test_round_trip(dir);
     test_refused_tensors(dir);
     check_format(second, sizeof second, "%s/never.safetensors", dir);
-    EXPECT_REFUSAL(write_twice, second, "these tensors make no valid file");
-    EXPECT_REFUSAL(write_unknown, second, "expected a known type and shape");
-    EXPECT_REFUSAL(write_negative, second, "expected a known type and shape");
-    EXPECT(access(second, F_OK) != 0, "a refused file was written");
     EXPECT_REFUSAL(read_bytes, second, "tensor tokens: expected F64");
     EXPECT_REFUSAL(read_mask, second, "tensor mask: expected F64, F32, BF16 or F16, found BOOL");
     mkdir(run, 0777);

@@ -385,12 +385,12 @@ static void test_files_refused(const char *dir, const char *path) {
         {16, 4, 12, "expected 216 bytes of ranges"},
         {20, 4, 4, "expected 200 bytes"}, {24, 4, UINT32_MAX, "expected 34359738488 bytes of ranges"}, {16, 4, 0, "expected 120 bytes"},
         {TOKENS_AT, 1, 0, "byte 1024: token 0 of 282 is empty or cut"}, {TOKENS_AT + 3, 1, 33, "tokens 0 and 1 are the same"},
-        {ranges, 4, 'Z' + 1, "ranges of characters must ascend"},
-        {ranges + 8, 4, 'Z', "ranges of characters must ascend"}, {ranges + 8 * 10 + 4, 4, 0x110000, "ranges of characters must ascend"},
-        {ranges + 8 * 10 + 4, 4, UINT32_MAX, "ranges of characters must ascend"}, {numbers, 4, UINT32_MAX, "ranges of characters must ascend"},
+        {ranges, 4, 'Z' + 1, "expected a range, found U+005B to U+005A"},
+        {ranges + 8, 4, 'Z', "U+005A is in two classes"}, {ranges + 8 * 10 + 4, 4, 0x110000, "expected a range, found U+1D400 to U+110000"},
+        {ranges + 8 * 10 + 4, 4, UINT32_MAX, "expected a range"}, {numbers, 4, UINT32_MAX, "expected a range"},
         {numbers + 4, 4, 'A', "U+0041 is in two classes"},
         {spaces + 12, 4, '0', "U+0030 is in two classes"},
-        {spaces + 8, 8, 0, "ranges of characters must ascend"},
+        {spaces + 8, 8, 0, "U+0020 is not a space"},
     };
     for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
         small_image(&m, true);
@@ -407,8 +407,8 @@ static void test_files_refused(const char *dir, const char *path) {
     expect_refused(write_image(&m, ranges, path), "byte 1908: token 282 of 283 is empty or cut");
     small_image(&m, true);
     expect_refused(write_image(&m, size + 1, path), "expected 208 bytes of ranges of characters, found 209");
-    expect_refused(write_image(&m, 1000, path), "expected a header of 1024 bytes, found 1000");
-    expect_refused(write_image(&m, 0, path), "expected a header of 1024 bytes, found 0");
+    expect_refused(write_image(&m, 1000, path), "expected a tokenizer, found 1000");
+    expect_refused(write_image(&m, 0, path), "expected a tokenizer, found 0");
     write_image(&m, size, path);
     CHECK(truncate(path, 5000000000) == 0, "no room for a sparse file");
     expect_refused(path, "File too large");

@@ -19,7 +19,8 @@ static char *temp_path(char *buf, const char *run_dir, int64_t step) {
     return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, TEMP, step);
 }
 
-// The step in a folder's name, or -1 when it is not exactly the name of a checkpoint.
+// The step in a folder's name, or -1 when it is not exactly the name of a checkpoint: it must read
+// back as itself, so step_7 and step_00000007x are strangers, which nobody touches.
 static int64_t step_of(const char *name) {
     char again[64];
     if (strncmp(name, "step_", 5) != 0) return -1;
@@ -54,6 +55,7 @@ void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step)
     c->folder = folder_open_in(run, temp_path(c->temp, run_dir, step));
 }
 
+// A line of the manifest. Names are this program's own and need no escapes.
 static void note_file(Checkpoint *c, const char *name, Hash hash) {
     size_t used = strlen(c->manifest);
     check_format(c->manifest + used, sizeof c->manifest - used,
@@ -69,7 +71,8 @@ void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tenso
 
 static Hash add_text(Checkpoint *c, const char *name, const char *text) {
     char path[PATH_CAP];
-    return file_write_text(c->folder, check_format(path, sizeof path, "%s/%s", c->temp, name), text);
+    return file_write_text(c->folder, check_format(path, sizeof path, "%s/%s", c->temp, name),
+                           text);
 }
 
 void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
@@ -81,12 +84,16 @@ void checkpoint_abandon(Checkpoint *c) {
     folder_remove(c->run, file_name(c->temp));
 }
 
+// The manifest comes last and every file is on the disk, so what gets the plain name is whole. What
+// has that name already is damaged (see checkpoint.h), so a kill between its removal and the rename
+// costs nothing that a resume would have taken.
 void checkpoint_commit(Checkpoint *c) {
     char dir[PATH_CAP];
     size_t used = strlen(c->manifest);
     check_format(c->manifest + used, sizeof c->manifest - used, "\n}\n");
     add_text(c, "manifest.json", c->manifest);
     close(c->folder);
+
     const char *temp = file_name(c->temp), *plain = temp + TEMP_BYTES;
     CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
                 "cannot rename %s to %s: %s\n  -> choose a directory that can be written", c->temp,
@@ -96,23 +103,27 @@ void checkpoint_commit(Checkpoint *c) {
 
 // --------------------------------------------------------------------------------------- reading
 
-// One member of the manifest against its file.
+// One member of the manifest against its file. A hostile name must not lead out of the folder.
 static bool verify_file(const char *dir, const Json *entry, char *error) {
     const char *name = entry->key;
     const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
     bool plain = *name && *name != '.' && !strchr(name, '/') && strlen(name) < 64;
     bool valid = plain && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
     if (!valid)
-        return error_set(error, "manifest.json: expected a plain name, \"size\" and \"xxh64\" for "
-                         "\"%.80s\"", name);
+        return error_set(error,
+                         "manifest.json: expected a plain name, \"size\" and \"xxh64\" for "
+                         "\"%.80s\"",
+                         name);
     char path[PATH_CAP], found[17];
     Hash hash;
     if (!file_hash(check_format(path, sizeof path, "%s/%s", dir, name), &hash))
         return error_set(error, "%s: %s", name, strerror(errno));
     check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
-    return (hash.length == (uint64_t)size->integer && strcmp(found, xxh64->text) == 0)
-        || error_set(error, "%s: expected %" PRId64 " bytes with checksum %.16s, found %" PRIu64
-                     " with %s", name, size->integer, xxh64->text, hash.length, found);
+    return (hash.length == (uint64_t)size->integer && strcmp(found, xxh64->text) == 0) ||
+           error_set(error,
+                     "%s: expected %" PRId64 " bytes with checksum %.16s, found %" PRIu64
+                     " with %s",
+                     name, size->integer, xxh64->text, hash.length, found);
 }
 
 // A JSON file of a checkpoint; NULL with the reason in error.
@@ -130,8 +141,8 @@ static Json *read_json(const char *dir, const char *name, char *error) {
 bool checkpoint_verify(const char *dir, char *error) {
     Json *manifest = read_json(dir, "manifest.json", error);
     if (!manifest) return false;
-    bool ok = (manifest->kind == JSON_OBJECT && manifest->count > 0)
-           || error_set(error, "manifest.json: expected an object of files");
+    bool ok = (manifest->kind == JSON_OBJECT && manifest->count > 0) ||
+              error_set(error, "manifest.json: expected an object of files");
     for (const Json *entry = manifest->first; ok && entry; entry = entry->next)
         ok = verify_file(dir, entry, error);
     json_free(manifest);
@@ -146,10 +157,11 @@ static bool is_whole(const char *dir, int64_t step, char *error) {
     int64_t stated = at && at->kind == JSON_INT ? at->integer : -1;
     json_free(state);
     if (stated < 0) return error_set(error, "its state.json names no step");
-    return stated == step
-        || error_set(error, "its state.json is of step %" PRId64 ", was it renamed?", stated);
+    return stated == step ||
+           error_set(error, "its state.json is of step %" PRId64 ", was it renamed?", stated);
 }
 
+// A run that does not exist yet has no checkpoint.
 int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
     int64_t best = -1;
     DIR *d = opendir(run_dir);
@@ -179,12 +191,15 @@ bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
         fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, error);
         damaged = true;
     }
-    CHECK(!damaged, "every checkpoint in %s is damaged\n"
-          "  -> restore one from a copy, or remove them to begin anew", run_dir);
+    CHECK(!damaged,
+          "every checkpoint in %s is damaged\n"
+          "  -> restore one from a copy, or remove them to begin anew",
+          run_dir);
     return false;
 }
 
-// Each is renamed first, so a kill leaves no half of one.
+// Each gets the name of an unfinished one first: a kill leaves no half of a checkpoint under its
+// own name, and the next checkpoint_begin removes the rest.
 void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
     char path[PATH_CAP], aside[PATH_CAP];
     int64_t step = newest + 1;

@@ -4,11 +4,11 @@
 //                       manifest.json    {"model.safetensors": {"size": 512, "xxh64": "d24e..."},
 //                                         ...}
 //
-// A checkpoint is written as the folder .tmp-step_00000200, its manifest last, every file brought to
-// the disk; then the folder is renamed. So a step_ folder is whole as soon as it exists. A kill
+// A checkpoint is written as the folder .tmp-step_00000200, its manifest last, every file brought
+// to the disk; then the folder is renamed. So a step_ folder is whole as soon as it exists. A kill
 // leaves a .tmp- folder, which readers ignore and the next checkpoint_begin removes. A folder can
-// have the name of the new one only if a resume passed over it as damaged: it is removed just before
-// the rename. One process writes to a run.
+// have the name of the new one only if a resume passed over it as damaged: it is removed just
+// before the rename. One process writes to a run.
 #pragma once
 #include "safetensors.h"
 
@@ -41,7 +41,7 @@ int64_t checkpoint_step_below(const char *run_dir, int64_t below);
 bool checkpoint_verify(const char *dir, char *error);
 
 // Removes old checkpoints after the one of step `newest` was written: keeps the `last` newest up to
-// it, and those whose step is a multiple of `every` (0: none). last 0 keeps all. Checkpoints of later
-// steps are damaged ones that a resume passed over: they neither count nor go. A link goes without
-// what it leads to.
+// it, and those whose step is a multiple of `every` (0: none). last 0 keeps all. Checkpoints of
+// later steps are damaged ones that a resume passed over: they neither count nor go. A link goes
+// without what it leads to.
 void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every);

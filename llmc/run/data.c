@@ -35,9 +35,11 @@ void loader_floor(DataLoader *d, int64_t samples) {
     if (d->text) corpus_write(d, d->epoch, samples * d->seq);
 }
 
+// Its content is known at once: it is generated, not read.
 static void corpus_open(DataLoader *d) {
     d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
     d->vocab = CORPUS_VOCAB;
+    // The last story reaches beyond the last token.
     d->text = check_alloc((size_t)d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
     corpus_write(d, 0, d->tokens);
     d->content = hash_bytes(d->text, (size_t)d->tokens);
@@ -68,8 +70,8 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
     struct stat info;
     int fd = open_shard(s);
-    CHECK(fd >= 0, "%s: cannot open this shard: %s\n  -> check the path and its permissions", s->path,
-          strerror(errno));
+    CHECK(fd >= 0, "%s: cannot open this shard: %s\n  -> check the path and its permissions",
+          s->path, strerror(errno));
     CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode),
           "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'",
           s->path);
@@ -89,13 +91,16 @@ static void shard_read_header(DataLoader *d, Shard *s) {
           s->path, version, magic, head[SHARD_VERSION]);
     CHECK(count > 0 && vocab >= 0,
           "%s: expected at least one token, and a vocabulary (0: unknown), found the count %d and "
-          "the vocabulary %d\n  -> write this shard again, or remove it", s->path, count, vocab);
+          "the vocabulary %d\n  -> write this shard again, or remove it",
+          s->path, count, vocab);
+    // A cut download is the usual fault.
     int64_t need = SHARD_HEADER_BYTES + (int64_t)count * width;
     CHECK(info.st_size == need,
           "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n"
           "  -> copy or download this shard again",
           s->path, (long long)need, count, width, (long long)info.st_size);
 
+    // The first shard decides what the others must be.
     if (s == d->shards) d->width = width, d->vocab = vocab;
     CHECK(width == d->width && vocab == d->vocab,
           "%s: expected %d-byte tokens of vocabulary %d as in %s, found %d-byte tokens of "
@@ -106,6 +111,7 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     d->tokens += count;
 }
 
+// Appends a shard to the list, without opening it.
 static void shard_add(DataLoader *d, const char *folder, const char *name) {
     int64_t n = d->shard_count++;
     if ((n & (n - 1)) == 0)  // the room doubles at powers of two: linear time in all
@@ -139,7 +145,8 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
             bins++;
             CHECK(!strstr(name, "train") || !strstr(name, "val"),  // trained on and validated with
                   "%s/%s: expected \"train\" or \"val\" in the name, found both\n"
-                  "  -> rename the file", path, name);
+                  "  -> rename the file",
+                  path, name);
             if (strstr(name, split)) shard_add(d, path, name);
         }
         free(entries[i]);
@@ -148,9 +155,11 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
     CHECK(d->shard_count,
           "%s: expected files named *%s*.bin, found none among its %d .bin files\n"
           "  -> name them so, or give --data 'FOLDER/*.bin', or --val-data too; "
-          "from text: make shard && ./shard --out DIR your.txt", path, split, bins);
+          "from text: make shard && ./shard --out DIR your.txt",
+          path, split, bins);
 }
 
+// A file or folder of that very name comes before the pattern that the name may be.
 static void shard_list(DataLoader *d, const char *path, const char *split) {
     struct stat info;
     glob_t found;
@@ -161,8 +170,8 @@ static void shard_list(DataLoader *d, const char *path, const char *split) {
         int error = errno;
         CHECK(glob(path, 0, NULL, &found) == 0,
               "%s: expected a shard, a folder of shards or a pattern, found nothing there: %s\n"
-              "  -> check the path, or leave --data out for the built-in corpus", path,
-              strerror(error));
+              "  -> check the path, or leave --data out for the built-in corpus",
+              path, strerror(error));
         for (size_t i = 0; i < found.gl_pathc; i++) shard_add(d, "", found.gl_pathv[i]);
         globfree(&found);
     }
@@ -188,6 +197,7 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
           (long long)(d->tokens > 1 ? d->tokens - 1 : 1));
 }
 
+// A running hasher ends with the shard it is at.
 void loader_close(DataLoader *d) {
     __atomic_store_n(&d->hasher.stop, 1, __ATOMIC_RELAXED);
     if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
@@ -208,7 +218,7 @@ static void *shard_hash_all(void *loader) {
     ShardHasher *hasher = &d->hasher;
     for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
         Hash hash;
-        if (__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) break;
+        if (__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) break;  // loader_close waits
         hasher->error = file_hash(s->path, &hash) ? 0 : errno;
         uint64_t now = hash_end(&hash);
         if (hasher->error || (s->hash && s->hash != now)) hasher->bad = s;
@@ -249,8 +259,10 @@ uint64_t loader_hash_end(DataLoader *d) {
     hasher->running = false;
     const Shard *bad = hasher->bad;
     CHECK(!bad, "%s %s%s\n  -> restore the shard, then start again from the last checkpoint",
-          bad->path, hasher->error ? "cannot be read any more: " : "has changed since this run began",
+          bad->path,
+          hasher->error ? "cannot be read any more: " : "has changed since this run began",
           hasher->error ? strerror(hasher->error) : "");
+    // Bytes and order count, names do not: shards may be renamed or moved.
     Hash content = hash_begin();
     for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++)
         hash_add(&content, &s->hash, sizeof s->hash);
@@ -259,8 +271,8 @@ uint64_t loader_hash_end(DataLoader *d) {
 
 // ------------------------------------------------------------------------------------- samples
 
-// The shard that holds token `at`, opened. Only one is open at a time: a folder may hold more shards
-// than a process may open.
+// The shard that holds token `at`, opened. Only one is open at a time: a folder may hold more
+// shards than a process may open.
 static const Shard *shard_seek(DataLoader *d, int64_t at) {
     int64_t low = 0, high = d->shard_count - 1;
     while (low < high) {  // the last shard that begins at or before `at`
@@ -272,8 +284,10 @@ static const Shard *shard_seek(DataLoader *d, int64_t at) {
     if (low != d->shard_open) {
         if (d->fd >= 0) close(d->fd);
         d->fd = open_shard(s);
-        CHECK(d->fd >= 0, "%s: cannot open this shard any more: %s\n"
-              "  -> leave the shards in place while training", s->path, strerror(errno));
+        CHECK(d->fd >= 0,
+              "%s: cannot open this shard any more: %s\n"
+              "  -> leave the shards in place while training",
+              s->path, strerror(errno));
         d->shard_open = low;
     }
     return s;
@@ -304,6 +318,8 @@ static void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *ta
     }
 }
 
+// The order is a permutation of the epoch's windows, computed for one window at a time (rand.h): no
+// table, and any sample can be asked for.
 void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targets) {
     int64_t epoch = index / d->samples, window = index % d->samples;
     if (d->shuffle) {
@@ -315,6 +331,7 @@ void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targe
         shard_window(d, first, inputs, targets);
         return;
     }
+    // Validation has one text, the same in every epoch.
     if (epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
     for (int64_t t = 0; t < d->seq; t++) {
         inputs[t] = (unsigned char)d->text[first + t];

@@ -1,14 +1,14 @@
 // data.h: samples of T inputs and T targets, from shards on disk or from the built-in corpus.
 //
-// A shard is llm.c's format: a header of 256 int32 (magic, version, number of tokens; vocabulary, and
-// bytes and words of the text, or 0 where unknown; then zeros) and the tokens, of 2 bytes each (magic
-// 20240520, version 1) or 4 (magic 20240801, version 7). Little-endian, as x86-64 and AArch64 are.
-// data/README.md draws it, data/shard.c writes it.
+// A shard is llm.c's format: a header of 256 int32 (magic, version, number of tokens; vocabulary,
+// and bytes and words of the text, or 0 where unknown; then zeros) and the tokens, of 2 bytes each
+// (magic 20240520, version 1) or 4 (magic 20240801, version 7). Little-endian, as x86-64 and
+// AArch64 are. data/README.md draws it, data/shard.c writes it.
 //
-// The tokens of all shards, in the order of their names, are one stream of N tokens. Window w has the
-// inputs w*T .. w*T+T-1 and as targets the tokens one further on; windows straddle shards. An epoch
-// is the (N-1)/T windows; the last (N-1)%T tokens are left over. Sample number i is a function of
-// (seed, i) alone: nothing here counts calls.
+// The tokens of all shards, in the order of their names, are one stream of N tokens. Window w has
+// the inputs w*T .. w*T+T-1 and as targets the tokens one further on; windows straddle shards. An
+// epoch is the (N-1)/T windows; the last (N-1)%T tokens are left over. Sample number i is a
+// function of (seed, i) alone: nothing here counts calls.
 //
 // The built-in corpus (data/stories.c) is such a stream in memory, a new one for every epoch of
 // training, so it never repeats.
@@ -48,11 +48,11 @@ typedef struct {
 
 // One loader serves one thread.
 typedef struct {
-    int64_t seq;                      // T
-    int64_t tokens, samples;          // of an epoch
-    int vocab;                        // 0: unknown
-    int64_t limit;                    // tokens from here on are refused; the caller may lower it
-    double floor;                     // nats per token that no model can beat on average; NAN: unknown
+    int64_t seq;              // T
+    int64_t tokens, samples;  // of an epoch
+    int vocab;                // 0: unknown
+    int64_t limit;            // tokens from here on are refused; the caller may lower it
+    double floor;             // nats per token that no model can beat on average; NAN: unknown
     bool shuffle, validation;
     uint64_t seed;
     Shard *shards;
@@ -61,12 +61,12 @@ typedef struct {
     void *raw;                        // [T + 1] tokens as they are on disk
     char *text;                       // the built-in corpus of this epoch, or NULL
     int64_t epoch;
-    uint64_t content;                 // identifies the data; 0: not known yet
+    uint64_t content;  // identifies the data; 0: not known yet
     ShardHasher hasher;
 } DataLoader;
 
-// path: "" for the built-in corpus, a shard, a folder (its *train*.bin or *val*.bin, by split), or a
-// glob pattern. Faults in the data end the program.
+// path: "" for the built-in corpus, a shard, a folder (its *train*.bin or *val*.bin, by split), or
+// a glob pattern. Faults in the data end the program.
 void loader_open(DataLoader *d, const char *path, const char *split, int seq, bool shuffle,
                  uint64_t seed);
 void loader_close(DataLoader *d);

@@ -21,13 +21,15 @@ bool is_folder(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+// A device and an inode number identify a file, whatever its name is now.
 bool file_is(int fd, int folder, const char *name, bool follow) {
     struct stat held, named;
-    return fstat(fd, &held) == 0
-        && fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0
-        && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+    return fstat(fd, &held) == 0 &&
+           fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0 &&
+           held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
+// "a/b" and "a/b/" -> "a"; "a" -> "."; "/a" -> "/".
 char *file_parent(char *dir, const char *path) {
     size_t n = strlen(path);
     while (n > 0 && path[n - 1] == '/') n--;
@@ -55,6 +57,7 @@ static int64_t regular_size(const char *path, int64_t most) {
     return -1;
 }
 
+// malloc, not check_alloc: when there is no room for a file, the caller says which one it was.
 char *file_read(const char *path, int64_t most, size_t *n) {
     int64_t size = regular_size(path, most);
     *n = 0;
@@ -82,7 +85,7 @@ bool file_hash(const char *path, Hash *hash) {
     ssize_t got;
     while ((got = read(fd, buffer, PIECE)) > 0 || (got < 0 && errno == EINTR))
         if (got > 0) hash_add(hash, buffer, (size_t)got);
-    int problem = errno;
+    int problem = errno;  // of read, if it failed
     free(buffer);
     close(fd);
     errno = problem;
@@ -103,6 +106,7 @@ void file_begin(FileWriter *w, int folder, const char *path) {
                 w->temp, strerror(errno));
 }
 
+// A write may be cut short (a full disk, a signal): go on with the rest, which then says why.
 void file_add(FileWriter *w, const void *data, size_t n) {
     const char *p = data;
     while (n) {
@@ -118,10 +122,11 @@ void file_add(FileWriter *w, const void *data, size_t n) {
     }
 }
 
+// fsync before rename: otherwise a crash may leave the new name with an empty file behind it.
 Hash file_commit(FileWriter *w) {
     char dir[PATH_CAP];
-    bool ok = fsync(w->fd) == 0 && close(w->fd) == 0
-           && renameat(w->folder, file_name(w->temp), w->folder, file_name(w->path)) == 0;
+    bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 &&
+              renameat(w->folder, file_name(w->temp), w->folder, file_name(w->path)) == 0;
     CHECK_WRITE(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one",
                 w->path, strerror(errno));
     folder_sync(w->folder, file_parent(dir, w->path));
@@ -141,7 +146,8 @@ Hash file_write_text(int folder, const char *path, const char *text) {
 
 // --------------------------------------------------------------------------------------- folders
 
-// A new name is on the disk only when its folder is. Some file systems cannot sync folders (EINVAL).
+// A new name is on the disk only when its folder is synced. Some file systems cannot sync folders
+// (EINVAL).
 void folder_sync(int folder, const char *path) {
     CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
                 "cannot bring the directory %s to the disk: %s\n  -> check that its disk is sound",
@@ -170,6 +176,7 @@ int folder_open_in(int parent, const char *path) {
     return fd;
 }
 
+// As mkdir -p, from the innermost folder outwards.
 bool folder_make(const char *path) {
     char above[PATH_CAP];
     bool has_parent = strlen(file_parent(above, path)) < strlen(path);  // not "." or "/"
@@ -184,6 +191,7 @@ bool folder_make(const char *path) {
     return true;
 }
 
+// unlinkat fails for a folder with EISDIR on Linux, with EPERM elsewhere.
 bool folder_remove(int folder, const char *name) {
     if (unlinkat(folder, name, 0) == 0 || errno == ENOENT) return true;
     if (errno != EISDIR && errno != EPERM) return false;
@@ -191,8 +199,7 @@ bool folder_remove(int folder, const char *name) {
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) return false;
     for (struct dirent *e; (e = readdir(d)) != NULL;)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            unlinkat(fd, e->d_name, 0);
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(fd, e->d_name, 0);
     closedir(d);
     return unlinkat(folder, name, AT_REMOVEDIR) == 0;
 }

@@ -2,8 +2,8 @@
 //
 // A file is written under a temporary name, brought to the disk (fsync) and then renamed. So its
 // name always leads to the old content or to the new one, whole. Functions that take an open folder
-// and a path use the folder for the work and the path for messages; the file's name is the last part
-// of the path. What is written into an open folder reaches it even if it is renamed meanwhile.
+// and a path use the folder for the work and the path for messages; the file's name is the last
+// part of the path. What is written into an open folder reaches it even if it is renamed meanwhile.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,7 +15,8 @@
 bool file_exists(const char *path);
 bool is_folder(const char *path);
 
-// Whether `name` in `folder` still leads to the open file or folder fd. follow: also through a link.
+// Whether `name` in `folder` still leads to the open file or folder fd. follow: also through a
+// link.
 bool file_is(int fd, int folder, const char *name, bool follow);
 
 char *file_parent(char *dir, const char *path);  // the path of the folder that a file is in
@@ -33,7 +34,7 @@ bool file_hash(const char *path, Hash *hash);
 typedef struct {
     int folder, fd;  // folder: of the caller, who closes it after file_commit
     char path[PATH_CAP], temp[PATH_CAP];
-    Hash hash;       // of what was added, with its length
+    Hash hash;  // of what was added, with its length
 } FileWriter;
 
 // A .tmp that a kill left, or a link of that name, is removed and never written through.
@@ -47,8 +48,8 @@ Hash file_write_text(int folder, const char *path, const char *text);
 
 int folder_open(const char *path);
 
-// The folder `path`, whose parent is open, made when it is missing. A link is refused: it would lead
-// out of the run.
+// The folder `path`, whose parent is open, made when it is missing. A link is refused: it would
+// lead out of the run.
 int folder_open_in(int parent, const char *path);
 
 // Makes a folder and those above it, and brings their names to the disk. false with errno set when

@@ -9,7 +9,7 @@ enum { JSON_DEPTH = 64 };
 typedef struct {
     char *at, *begin, *end;  // a copy of the text with a zero at its end; strings are decoded in it
     char *error;
-    int values;              // so far
+    int values;  // so far
 } Reader;
 
 // --------------------------------------------------------------------------------------- reading
@@ -27,7 +27,7 @@ static bool expected(Reader *r, const char *what) {
                      found);
 }
 
-// Steps over the word if it comes next.
+// Steps over the word if it comes next. The zero behind the copy ends every comparison.
 static bool take(Reader *r, const char *word) {
     size_t n = strlen(word);
     bool is_next = strncmp(r->at, word, n) == 0;
@@ -43,6 +43,8 @@ static bool take_digits(Reader *r) {
     return n > 0;
 }
 
+// -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)?   strtod and strtoll would accept more, so
+// the grammar is checked first.
 static bool read_number(Reader *r, Json *v) {
     const char *from = r->at;
     take(r, "-");
@@ -55,7 +57,7 @@ static bool read_number(Reader *r, Json *v) {
     if (!ok) return expected(r, "a digit");
     v->number = strtod(from, NULL);
     if (isinf(v->number)) return refuse(r, "a number too large for a double");
-    errno = 0;
+    errno = 0;  // ERANGE: beyond int64, so only the double is right
     v->integer = strtoll(from, NULL, 10);
     v->kind = point || exponent || errno ? JSON_REAL : JSON_INT;
     return true;
@@ -118,6 +120,7 @@ static bool read_string(Reader *r, const char **text) {
     return true;
 }
 
+// Of two members, by strcmp: sort_members and json_get must agree on the order.
 static int compare_keys(const void *a, const void *b) {
     return strcmp((*(Json *const *)a)->key, (*(Json *const *)b)->key);
 }
@@ -137,6 +140,7 @@ static bool sort_members(Reader *r, Json *object) {
 
 static bool read_value(Reader *r, int depth, Json *v);
 
+// The name of a member and the colon behind it.
 static bool read_key(Reader *r, Json *member) {
     take_space(r);
     if (!take(r, "\"")) return expected(r, "the name of a member in double quotes");
@@ -164,6 +168,7 @@ static bool read_items(Reader *r, int depth, Json *v, bool object) {
     }
 }
 
+// true, false or null.
 static bool read_word(Reader *r, Json *v) {
     v->integer = take(r, "true");
     v->kind = v->integer || take(r, "false") ? JSON_BOOL : JSON_NULL;
@@ -211,6 +216,7 @@ Json *json_read_file(const char *path) {
     return root;
 }
 
+// Recursion is as deep as the nesting, which JSON_DEPTH limits; siblings are a loop.
 void json_free(Json *v) {
     while (v) {
         Json *next = v->next;
@@ -223,6 +229,7 @@ void json_free(Json *v) {
 
 // --------------------------------------------------------------------------------------- members
 
+// Binary search: a config has a hundred members, a header of tensors many thousands.
 const Json *json_get(const Json *object, const char *key) {
     if (!object || !object->sorted) return NULL;
     const Json wanted = {.key = key}, *at = &wanted;
@@ -231,11 +238,12 @@ const Json *json_get(const Json *object, const char *key) {
 }
 
 const Json *json_need(const Json *object, const char *key, JsonKind kind, const char *where) {
-    static const char *const KINDS[] = {"null", "true or false", "an integer", "a number",
-                                        "a string", "an array", "an object"};
+    static const char *const KINDS[] = {"null",     "true or false", "an integer", "a number",
+                                        "a string", "an array",      "an object"};
     const Json *v = json_get(object, key);
     bool right = v && (v->kind == kind || (v->kind == JSON_INT && kind == JSON_REAL));
-    CHECK(right, "%s: expected \"%s\" to be %s, found %s\n"
+    CHECK(right,
+          "%s: expected \"%s\" to be %s, found %s\n"
           "  -> repair the file, or restore it from where it came from",
           where, key, KINDS[kind], v ? KINDS[v->kind] : "no such member");
     return v;
@@ -266,6 +274,7 @@ void json_write_string(FILE *f, const char *text) {
     fputc('"', f);
 }
 
+// 15 digits always survive double -> text -> double of a decimal number; 17 always suffice.
 void json_write_number(FILE *f, double value) {
     char text[32] = "null";
     for (int digits = 15; isfinite(value) && digits <= 17; digits++) {

@@ -21,11 +21,11 @@ typedef enum {
 
 typedef struct Json {
     JsonKind kind;
-    int64_t integer;       // JSON_INT: no point, no exponent, within int64, exact; JSON_BOOL: 0, 1
-    double number;         // JSON_INT and JSON_REAL
-    const char *text;      // JSON_STRING
-    const char *key;       // of a member of an object, otherwise NULL
-    struct Json *first;    // elements or members in the order of the text: first, first->next, ...
+    int64_t integer;     // JSON_INT: no point, no exponent, within int64, exact; JSON_BOOL: 0, 1
+    double number;       // JSON_INT and JSON_REAL
+    const char *text;    // JSON_STRING
+    const char *key;     // of a member of an object, otherwise NULL
+    struct Json *first;  // elements or members in the order of the text: first, first->next, ...
     struct Json *next;
     struct Json **sorted;  // JSON_OBJECT: the members in the order of their keys, for json_get
     size_t count;          // of elements or members

@@ -10,6 +10,7 @@
 
 // ---------------------------------------------------------------------------------------- values
 
+// Weights are floats in a trainer of fp32 or bf16 and doubles in one of fp64: element is the size.
 double real_get(const void *x, size_t element, int64_t i) {
     return element == sizeof(float) ? ((const float *)x)[i] : ((const double *)x)[i];
 }
@@ -28,7 +29,8 @@ static double half_value(uint16_t bits) {
     return bits & 0x8000 ? -v : v;
 }
 
-// One value of `bytes` bytes. memcpy, because a mapped file promises no alignment.
+// One value of 8, 4 or 2 bytes; bfloat: the 2 bytes are the upper half of a float. memcpy, because
+// a mapped file promises no alignment.
 static double real_value(const char *p, int bytes, bool bfloat) {
     double full;
     float single;
@@ -41,6 +43,7 @@ static double real_value(const char *p, int bytes, bool bfloat) {
     return memcpy(&single, &word, 4), single;
 }
 
+// How many of n floats or doubles are infinite or NaN.
 static int64_t real_count_bad(const void *x, size_t element, int64_t n) {
     int64_t bad = 0;
     for (int64_t i = 0; i < n; i++)
@@ -60,14 +63,14 @@ void real_check_finite(const void *x, size_t element, int64_t n, const char *pat
 // --------------------------------------------------------------------------------------- tensors
 
 int tensor_dtype_bytes(const char *dtype) {
-    static const struct { const char *name; int bytes; } SIZES[] = {
-        {"F64", 8}, {"I64", 8}, {"F32", 4}, {"I32", 4}, {"BF16", 2}, {"F16", 2}, {"U8", 1}, {"BOOL", 1}};
+    static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8", "BOOL"};
+    static const int BYTES[] = {8, 8, 4, 4, 2, 2, 1, 1};
     for (int i = 0; i < 8; i++)
-        if (strcmp(dtype, SIZES[i].name) == 0) return SIZES[i].bytes;
+        if (strcmp(dtype, NAMES[i]) == 0) return BYTES[i];
     return 0;
 }
 
-// Hostile shapes may be negative, or have a product beyond 63 bits.
+// The shape of a hostile file may be negative, or its product may not fit into 63 bits.
 int64_t tensor_bytes(const Tensor *t) {
     int64_t bytes = tensor_dtype_bytes(t->dtype);
     if (bytes == 0 || t->rank < 0 || t->rank > TENSOR_RANK) return -1;
@@ -94,6 +97,7 @@ void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *o
           t->dtype);
     const char *data = (const char *)t->data + first * bytes;
     int64_t rest = tensor_count(t) - first, count = rest < most ? rest : most;
+    // The usual case is a plain copy: the file was written by a trainer of the same precision.
     if ((size_t)bytes != element)
         for (int64_t i = 0; i < count; i++)
             real_put(out, element, i, real_value(data + i * bytes, bytes, bfloat));
@@ -102,7 +106,7 @@ void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *o
 
 // --------------------------------------------------------------------------------------- reading
 
-// An empty tensor comes before the one that begins at the same place.
+// Tensors in the order of their data. An empty one comes before the one that begins there.
 static int compare_places(const void *a, const void *b) {
     const Tensor *x = a, *y = b;
     if (x->data != y->data) return (const char *)x->data < (const char *)y->data ? -1 : 1;
@@ -120,44 +124,48 @@ static int read_sizes(const Json *v, int most, int64_t *sizes) {
 }
 
 // One entry of the header. Its offsets must be within `bytes` bytes of data.
-static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tensor *t,
-                                   char *error) {
+static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tensor *t, char *error) {
     const Json *dtype = json_get(entry, "dtype");
     int64_t offsets[2];
     t->name = entry->key;
     t->rank = read_sizes(json_get(entry, "shape"), TENSOR_RANK, t->shape);
-    bool complete = dtype && dtype->kind == JSON_STRING && t->rank >= 0
-                 && read_sizes(json_get(entry, "data_offsets"), 2, offsets) == 2;
+    bool complete = dtype && dtype->kind == JSON_STRING && t->rank >= 0 &&
+                    read_sizes(json_get(entry, "data_offsets"), 2, offsets) == 2;
     if (!complete)
-        return error_set(error, "tensor %s: expected a \"dtype\", a \"shape\" of at most %d sizes "
-                         "and two \"data_offsets\"", t->name, TENSOR_RANK);
+        return error_set(error,
+                         "tensor %s: expected a \"dtype\", a \"shape\" of at most %d sizes "
+                         "and two \"data_offsets\"",
+                         t->name, TENSOR_RANK);
     t->dtype = dtype->text;
     if (!tensor_dtype_bytes(t->dtype))
-        return error_set(error, "tensor %.80s: expected F64, F32, BF16, F16, I64, I32, U8 or BOOL, "
-                         "found \"%.16s\"", t->name, t->dtype);
-    t->data = data + offsets[0];
-    int64_t size = offsets[1] - offsets[0];
-    return (offsets[1] <= bytes && tensor_bytes(t) == size)
-        || error_set(error, "tensor %s: its shape does not take the bytes from %" PRId64 " to "
-                     "%" PRId64 " of the %" PRId64 " bytes of data", t->name, offsets[0],
-                     offsets[1], bytes);
+        return error_set(error,
+                         "tensor %.80s: expected F64, F32, BF16, F16, I64, I32, U8 or BOOL, "
+                         "found \"%.16s\"",
+                         t->name, t->dtype);
+    int64_t begin = offsets[0], end = offsets[1];
+    bool fits = begin <= end && end <= bytes && tensor_bytes(t) == end - begin;
+    if (fits) t->data = data + begin;
+    return fits || error_set(error,
+                             "tensor %s: its shape does not take the bytes from %" PRId64 " to "
+                             "%" PRId64 " of the %" PRId64 " bytes of data",
+                             t->name, begin, end, bytes);
 }
 
 // The tensors must cover the data from end to end, each byte once.
-static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes,
-                                    char *error) {
+static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes, char *error) {
     const char *at = data;
     const Tensor *t = file->tensors, *end = t + file->count;
     qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, compare_places);
     while (t < end && t->data == at) at += tensor_bytes(t++);
-    return (t == end && at == data + bytes)
-        || error_set(error, "byte %" PRId64 " of the data belongs to no tensor or to several",
+    return (t == end && at == data + bytes) ||
+           error_set(error, "byte %" PRId64 " of the data belongs to no tensor or to several",
                      (int64_t)(at - data));
 }
 
 // Fills the file's tensors from the header, n bytes; the data are the `bytes` bytes behind it.
-static bool read_header(const char *text, size_t n, int64_t bytes,
-                                    SafetensorsFile *file, char *error) {
+// The format lets "__metadata__" hold strings about the file: nothing here needs them.
+static bool read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file,
+                        char *error) {
     if (n == 0 || text[0] != '{') return error_set(error, "expected the header to begin with '{'");
     if (!json_try_parse(text, n, &file->header, error)) return false;
     file->tensors = check_alloc(file->header->count * sizeof(Tensor), "a list of tensors");
@@ -176,12 +184,13 @@ void safetensors_close(SafetensorsFile *file) {
     memset(file, 0, sizeof *file);
 }
 
+// Checks the file before it maps it: a mapped folder or pipe would be a confusing error.
 static bool map_file(const char *path, SafetensorsFile *file, char *error) {
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe's other end
     if (fd < 0) return error_set(error, "%s", strerror(errno));
-    bool ok = (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= 8)
-           || error_set(error, "expected a regular file of at least 8 bytes");
+    bool ok = (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= 8) ||
+              error_set(error, "expected a regular file of at least 8 bytes");
     if (ok) {
         file->bytes = (size_t)info.st_size;
         void *map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -198,10 +207,10 @@ bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) 
     if (!map_file(path, file, error)) return false;
     memcpy(&n, file->map, 8);
     const char *header = (const char *)file->map + 8;
-    bool fits = n <= file->bytes - 8 && n <= JSON_MOST;
-    bool ok = fits ? read_header(header, n, (int64_t)(file->bytes - 8 - n), file, error)
-                   : error_set(error, "a header of %" PRIu64 " bytes in a file of %zu", n,
-                               file->bytes);
+    bool fits = n <= file->bytes - 8 && n <= JSON_MOST;  // before anything of it is read
+    bool ok =
+        fits ? read_header(header, n, (int64_t)(file->bytes - 8 - n), file, error)
+             : error_set(error, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
     if (!ok) safetensors_close(file);
     return ok;
 }
@@ -210,7 +219,8 @@ void safetensors_open(const char *path, SafetensorsFile *file) {
     char error[ERROR_CAP];
     CHECK(safetensors_try_open(path, file, error),
           "%s: expected a whole safetensors file, found: %s\n"
-          "  -> check the path, copy or download the file again, or convert it", path, error);
+          "  -> check the path, copy or download the file again, or convert it",
+          path, error);
 }
 
 const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
@@ -245,7 +255,7 @@ static char *make_header(const Tensor *tensors, int count, size_t *n) {
 
 Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int count,
                        int64_t *bad) {
-    const int64_t piece = 1 << 20;  // values are counted while they are in the cache
+    const int64_t piece = 1 << 20;  // counted, hashed and written while it is in the cache
     size_t n;
     char *header = make_header(tensors, count, &n);
     FileWriter w;

@@ -12,18 +12,18 @@ enum { TENSOR_RANK = 4 };
 // A name, a type and a shape for memory that belongs to somebody else.
 typedef struct {
     const char *name;
-    const char *dtype;                 // written: F32, F64; read too: BF16, F16; else known by size
-    int rank;                          // 0 is a scalar
+    const char *dtype;  // written: F32, F64; read too: BF16, F16; else known by size
+    int rank;           // 0 is a scalar
     int64_t shape[TENSOR_RANK];
-    const void *data;                  // in a mapped file it may be unaligned
+    const void *data;                    // in a mapped file it may be unaligned
     const void *(*bring)(void *source);  // for writing, NULL: data. Gives the data when its turn
     void *source;                        // comes, good until the next tensor's turn
 } Tensor;
 
 typedef struct {
-    Tensor *tensors;                   // in the order of their data
+    Tensor *tensors;  // in the order of their data
     int count;
-    Json *header;                      // owns the names
+    Json *header;  // owns the names
     void *map;
     size_t bytes;
 } SafetensorsFile;
@@ -42,12 +42,14 @@ bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error);
 void safetensors_close(SafetensorsFile *file);
 const Tensor *safetensors_find(const SafetensorsFile *file, const char *name);  // NULL: not there
 
-// Copies at most `most` values, from number `first` on, into floats or doubles (element bytes each);
-// bit for bit where that is the tensor's type. Refuses integers.
+// Copies at most `most` values, from number `first` on, into floats or doubles (element bytes
+// each); bit for bit where that is the tensor's type. Refuses integers.
 void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out, size_t element);
 
-// Writes a file and returns the hash of all of it. *bad grows by the values that are infinite or NaN.
-Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int count, int64_t *bad);
+// Writes a file and returns the hash of all of it. *bad grows by the values that are infinite or
+// NaN.
+Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int count,
+                       int64_t *bad);
 
 // Floats or doubles, by the size of one.
 double real_get(const void *x, size_t element, int64_t i);

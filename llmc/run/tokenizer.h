@@ -20,22 +20,22 @@
 #include <stdint.h>
 
 enum { TOKENIZER_MAGIC = 20240328, TOKENIZER_VERSION = 2, TOKENIZER_HEADER_BYTES = 1024 };
-enum { TOKENIZER_COUNT = 2, TOKENIZER_END, TOKENIZER_RANGES };       // words of the header
-enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE };       // of characters
+enum { TOKENIZER_COUNT = 2, TOKENIZER_END, TOKENIZER_RANGES };  // words of the header
+enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE };  // of characters
 
 typedef struct {
-    int32_t count, end;      // tokens; the end-of-text token
-    bool encodes;            // the file has ranges
-    unsigned char *file;     // as it is on disk, size bytes
+    int32_t count, end;   // tokens; the end-of-text token
+    bool encodes;         // the file has ranges
+    unsigned char *file;  // as it is on disk, size bytes
     size_t size;
-    uint32_t *where;         // [count] where each token's bytes are in it; their number is before them
-    int32_t *slots;          // [mask + 1] hash table from bytes to token, -1: empty
+    uint32_t *where;  // [count] where each token's bytes are in it; their number is before them
+    int32_t *slots;   // [mask + 1] hash table from bytes to token, -1: empty
     uint64_t mask;
     unsigned char *classes;  // [code points]
 } Tokenizer;
 
-// open ends the program when the file is damaged. try_open says why (ERROR_CAP bytes), returns false
-// and leaves nothing to close.
+// open ends the program when the file is damaged. try_open says why (ERROR_CAP bytes), returns
+// false and leaves nothing to close.
 void tokenizer_open(const char *path, Tokenizer *t);
 bool tokenizer_try_open(const char *path, Tokenizer *t, char *error);
 void tokenizer_close(Tokenizer *t);
@@ -50,6 +50,7 @@ const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *n);
 // threads may share a tokenizer.
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *tokens);
 
-// The end of the piece that begins at `at`: encoding first cuts text into pieces by GPT-2's pattern,
+// The end of the piece that begins at `at`: encoding first cuts text into pieces by GPT-2's
+// pattern,
 //   '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at);

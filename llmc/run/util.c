@@ -7,6 +7,7 @@
 
 // ------------------------------------------------------------------------------------------ errors
 
+// The buffers are static: out of memory is one of the messages.
 void check_failed(int status, const char *file, int line, const char *fmt, ...) {
     static char message[1 << 18], shown[1 << 19];
     const char *base = strrchr(file, '/');
@@ -42,7 +43,8 @@ void *check_alloc(size_t bytes, const char *what) {
     void *p = NULL;
     CHECK(posix_memalign(&p, large ? huge : line, bytes ? bytes : 1) == 0,
           "no memory for %s (%zu MiB)\n"
-          "  -> a smaller --micro-batch, --seq or --model, or --recompute", what, bytes >> 20);
+          "  -> a smaller --micro-batch, --seq or --model, or --recompute",
+          what, bytes >> 20);
 #ifdef MADV_HUGEPAGE
     if (large) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
@@ -76,6 +78,7 @@ char *text_escape(char *out, size_t cap, const char *text, size_t n) {
     return out;
 }
 
+// In pieces, as an escaped byte takes four.
 void text_print(const char *text, size_t n) {
     char shown[1024];
     for (size_t at = 0, piece; at < n; at += piece) {
@@ -94,10 +97,12 @@ FILE *text_begin(char **text, size_t *size, const char *what) {
 // tells. But then the last piece finds none either.
 void text_end(FILE *f, const char *last, const char *what) {
     bool whole = fputs(last, f) >= 0;
-    CHECK(fclose(f) == 0 && whole, "no memory for %s\n  -> a smaller --model or --micro-batch", what);
+    CHECK(fclose(f) == 0 && whole, "no memory for %s\n  -> a smaller --model or --micro-batch",
+          what);
 }
 
-// RFC 3629, section 4: the second byte decides about overlong forms, surrogates and the last code.
+// RFC 3629, section 4: the first byte gives the length; the second byte decides about overlong
+// forms, surrogates and the last code.
 size_t utf8_length(const char *text, size_t n) {
     const unsigned char *p = (const unsigned char *)text;
     if (p[0] < 0x80) return 1;
@@ -111,6 +116,7 @@ size_t utf8_length(const char *text, size_t n) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
+// The inverse of utf8_length: 6 bits a byte behind a first byte that tells how many follow.
 char *utf8_put(char *out, uint32_t code) {
     static const unsigned char FIRST[] = {0, 0xC0, 0xE0, 0xF0};
     int more = (code >= 0x80) + (code >= 0x800) + (code >= 0x10000);  // bytes after the first
@@ -127,6 +133,7 @@ double clock_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+// open returns the lowest free number.
 void check_streams_begin(void) {
     int fd = 0;
     while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);

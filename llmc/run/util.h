@@ -30,7 +30,8 @@ enum { EXIT_REFUSED = 1, EXIT_WRITE, EXIT_DIVERGED, EXIT_LOST };
 
 enum { ERROR_CAP = 256 };  // bytes of every `error`, the reason that a function gives for its false
 
-__attribute__((noreturn, cold)) PRINTF_LIKE(4, 5)
+// What CHECK and CHECK_WRITE call. Never returns, and compilers keep it out of hot loops.
+PRINTF_LIKE(4, 5) __attribute__((noreturn, cold))
 void check_failed(int status, const char *file, int line, const char *fmt, ...);
 
 // Zeroed memory; ends the program when there is none. `what` is for the message.
@@ -52,8 +53,8 @@ void text_print(const char *text, size_t n);  // the same on stdout, of any leng
 FILE *text_begin(char **text, size_t *size, const char *what);
 void text_end(FILE *f, const char *last, const char *what);
 
-// Bytes of the UTF-8 character that begins at text, where n >= 1 bytes are left. 0: it is cut short,
-// overlong, a surrogate or past U+10FFFF.
+// Bytes of the UTF-8 character that begins at text, where n >= 1 bytes are left. 0: it is cut
+// short, overlong, a surrogate or past U+10FFFF.
 size_t utf8_length(const char *text, size_t n);
 char *utf8_put(char *out, uint32_t code);  // writes the character, returns the place behind it
 
