@@ -1,4 +1,5 @@
-// json.c: any bytes as JSON text. What is accepted is written back and read again as the same tree; any bytes as a C string become JSON that parses.
+// json.c: any bytes as JSON text. What is accepted is written back and read again as the same tree;
+// any bytes as a C string become JSON that parses.
 #include "fuzz.h"
 #include "../../llmc/run/json.h"
 
@@ -22,17 +23,21 @@ static void write_tree(FILE *f, const Json *v) {
     fputc(CLOSE[v->kind == JSON_OBJECT], f);
 }
 
-static bool same(const char *a, const char *b) { return (!a && !b) || (a && b && strcmp(a, b) == 0); }
+static bool same(const char *a, const char *b) {
+    return (!a && !b) || (a && b && strcmp(a, b) == 0);
+}
 
 // A real number that is whole may come back as an integer.
 static void expect_same(const Json *a, const Json *b) {
-    bool numbers = (a->kind == JSON_INT || a->kind == JSON_REAL) && (b->kind == JSON_INT || b->kind == JSON_REAL);
+    bool numbers = (a->kind == JSON_INT || a->kind == JSON_REAL) &&
+                   (b->kind == JSON_INT || b->kind == JSON_REAL);
     must(numbers || a->kind == b->kind);
     if (numbers) must(a->number == b->number && (a->kind != JSON_INT || a->integer == b->integer));
     must(a->count == b->count && same(a->text, b->text) && same(a->key, b->key));
     const Json *y = b->first;
     for (const Json *x = a->first; x; x = x->next, y = y->next) {
-        must(y && (a->kind != JSON_OBJECT || (json_get(a, x->key) == x && json_get(b, x->key) == y)));
+        must(y &&
+             (a->kind != JSON_OBJECT || (json_get(a, x->key) == x && json_get(b, x->key) == y)));
         expect_same(x, y);
     }
     must(!y);
@@ -64,7 +69,8 @@ static void write_string(const uint8_t *data, size_t size) {
     json_write_string(f, word);
     fclose(f);
     Json *again = json_parse(text, n, "what json_write_string wrote");
-    for (size_t length; word[valid] && (length = utf8_length(word + valid, strlen(word + valid)));) valid += length;
+    for (size_t length; word[valid] && (length = utf8_length(word + valid, strlen(word + valid)));)
+        valid += length;
     must(again->kind == JSON_STRING && (word[valid] || strcmp(again->text, word) == 0));
     json_free(again);
     free(text);

@@ -9,7 +9,7 @@
 static const char TEMP[] = ".tmp-";
 enum { TEMP_BYTES = sizeof TEMP - 1 };
 
-// ----------------------------------------------------------------------------------------- names
+// ------------------------------------------------------------------------------------------- names
 
 char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
     return check_format(buf, PATH_CAP, "%s/step_%08" PRId64, run_dir, step);
@@ -29,7 +29,7 @@ static int64_t step_of(const char *name) {
     return strcmp(again, name) == 0 ? step : -1;
 }
 
-// --------------------------------------------------------------------------------------- writing
+// ----------------------------------------------------------------------------------------- writing
 
 // Removes the unfinished checkpoints that kills left behind.
 static void remove_unfinished(int run, const char *run_dir) {
@@ -101,7 +101,7 @@ void checkpoint_commit(Checkpoint *c) {
     folder_sync(c->run, file_parent(dir, c->temp));
 }
 
-// --------------------------------------------------------------------------------------- reading
+// ----------------------------------------------------------------------------------------- reading
 
 // One member of the manifest against its file. A hostile name must not lead out of the folder.
 static bool verify_file(const char *dir, const Json *entry, char *error) {
@@ -116,7 +116,7 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
                          name);
     char path[PATH_CAP], found[17];
     Hash hash;
-    if (!file_hash(check_format(path, sizeof path, "%s/%s", dir, name), &hash))
+    if (!file_hash(check_format(path, sizeof path, "%s/%s", dir, name), &hash, NULL))
         return error_set(error, "%s: %s", name, strerror(errno));
     check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
     return (hash.length == (uint64_t)size->integer && strcmp(found, xxh64->text) == 0) ||

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// -------------------------------------------------------------------------- the built-in corpus
+// ----------------------------------------------------------------------------- the built-in corpus
 
 // Writes at least `tokens` bytes of an epoch: stories, each after a NUL byte. Story numbers of
 // different epochs do not meet. Validation has one text for all seeds, so that runs with different
@@ -45,7 +45,7 @@ static void corpus_open(DataLoader *d) {
     d->content = hash_bytes(d->text, (size_t)d->tokens);
 }
 
-// -------------------------------------------------------------------------------------- shards
+// ------------------------------------------------------------------------------------------ shards
 
 // Reads up to `bytes` bytes at `offset`; fewer only at the end of the file, -1 for an error.
 static int64_t shard_read(int fd, void *out, int64_t bytes, int64_t offset) {
@@ -70,7 +70,7 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
     struct stat info;
     int fd = open_shard(s);
-    CHECK(fd >= 0, "%s: cannot open this shard: %s\n  -> check the path and its permissions",
+    CHECK(fd >= 0, "%s: this shard cannot be opened: %s\n  -> check the path and its permissions",
           s->path, strerror(errno));
     CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode),
           "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'",
@@ -90,8 +90,8 @@ static void shard_read_header(DataLoader *d, Shard *s) {
           "  -> write the shards again with the tool they came from",
           s->path, version, magic, head[SHARD_VERSION]);
     CHECK(count > 0 && vocab >= 0,
-          "%s: expected at least one token, and a vocabulary (0: unknown), found the count %d and "
-          "the vocabulary %d\n  -> write this shard again, or remove it",
+          "%s: expected at least one token and a vocabulary, or 0 for unknown, found the count %d "
+          "and the vocabulary %d\n  -> write this shard again, or remove it",
           s->path, count, vocab);
     // A cut download is the usual fault.
     int64_t need = SHARD_HEADER_BYTES + (int64_t)count * width;
@@ -210,7 +210,7 @@ void loader_close(DataLoader *d) {
     d->fd = -1;
 }
 
-// -------------------------------------------------------------------------- the identity of data
+// ---------------------------------------------------------------------------- the identity of data
 
 // The thread: hashes every shard, and compares with the hash that an earlier pass has found.
 static void *shard_hash_all(void *loader) {
@@ -219,11 +219,10 @@ static void *shard_hash_all(void *loader) {
     for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
         Hash hash;
         if (__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) break;  // loader_close waits
-        hasher->error = file_hash(s->path, &hash) ? 0 : errno;
+        hasher->error = file_hash(s->path, &hash, &hasher->bytes) ? 0 : errno;
         uint64_t now = hash_end(&hash);
         if (hasher->error || (s->hash && s->hash != now)) hasher->bad = s;
         s->hash = now;
-        __atomic_fetch_add(&hasher->bytes, (int64_t)hash.length, __ATOMIC_RELAXED);
     }
     __atomic_store_n(&hasher->done, 1, __ATOMIC_RELEASE);
     return NULL;
@@ -269,7 +268,7 @@ uint64_t loader_hash_end(DataLoader *d) {
     return d->content = hash_end(&content);
 }
 
-// ------------------------------------------------------------------------------------- samples
+// ----------------------------------------------------------------------------------------- samples
 
 // The shard that holds token `at`, opened. Only one is open at a time: a folder may hold more
 // shards than a process may open.
@@ -285,7 +284,7 @@ static const Shard *shard_seek(DataLoader *d, int64_t at) {
         if (d->fd >= 0) close(d->fd);
         d->fd = open_shard(s);
         CHECK(d->fd >= 0,
-              "%s: cannot open this shard any more: %s\n"
+              "%s: this shard cannot be opened any more: %s\n"
               "  -> leave the shards in place while training",
               s->path, strerror(errno));
         d->shard_open = low;

@@ -9,7 +9,7 @@
 
 static const size_t PIECE = 1 << 20;  // bytes hashed while they are still in the cache
 
-// ------------------------------------------------------------------------------------- questions
+// --------------------------------------------------------------------------------------- questions
 
 bool file_exists(const char *path) {
     struct stat info;
@@ -43,7 +43,7 @@ const char *file_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-// --------------------------------------------------------------------------------------- reading
+// ----------------------------------------------------------------------------------------- reading
 
 // The size of a regular file; -1 with errno set: something else, or more than `most` bytes. Pipes
 // may never begin and devices may never end.
@@ -76,7 +76,7 @@ char *file_read(const char *path, int64_t most, size_t *n) {
     return text;
 }
 
-bool file_hash(const char *path, Hash *hash) {
+bool file_hash(const char *path, Hash *hash, int64_t *done) {
     *hash = hash_begin();
     if (regular_size(path, INT64_MAX) < 0) return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -84,7 +84,10 @@ bool file_hash(const char *path, Hash *hash) {
     char *buffer = check_alloc(PIECE, "a checksum");
     ssize_t got;
     while ((got = read(fd, buffer, PIECE)) > 0 || (got < 0 && errno == EINTR))
-        if (got > 0) hash_add(hash, buffer, (size_t)got);
+        if (got > 0) {
+            hash_add(hash, buffer, (size_t)got);
+            if (done) __atomic_fetch_add(done, got, __ATOMIC_RELAXED);
+        }
     int problem = errno;  // of read, if it failed
     free(buffer);
     close(fd);
@@ -92,7 +95,7 @@ bool file_hash(const char *path, Hash *hash) {
     return got == 0;
 }
 
-// --------------------------------------------------------------------------------------- writing
+// ----------------------------------------------------------------------------------------- writing
 
 void file_begin(FileWriter *w, int folder, const char *path) {
     w->folder = folder;
@@ -144,7 +147,7 @@ Hash file_write_text(int folder, const char *path, const char *text) {
     return file_write_in(folder, path, text, strlen(text));
 }
 
-// --------------------------------------------------------------------------------------- folders
+// ----------------------------------------------------------------------------------------- folders
 
 // A new name is on the disk only when its folder is synced. Some file systems cannot sync folders
 // (EINVAL).

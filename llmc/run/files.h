@@ -27,8 +27,9 @@ const char *file_name(const char *path);         // the last part of a path
 // memory.
 char *file_read(const char *path, int64_t most, size_t *n);
 
-// XXH64 of a regular file, and its length; false with errno set when it cannot be read.
-bool file_hash(const char *path, Hash *hash);
+// XXH64 of a regular file, and its length; false with errno set when it cannot be read. done: NULL,
+// or grows by the bytes hashed so far, for another thread to read.
+bool file_hash(const char *path, Hash *hash, int64_t *done);
 
 // A file that is being written as <path>.tmp.
 typedef struct {

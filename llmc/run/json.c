@@ -12,7 +12,7 @@ typedef struct {
     int values;  // so far
 } Reader;
 
-// --------------------------------------------------------------------------------------- reading
+// ----------------------------------------------------------------------------------------- reading
 
 static bool refuse(Reader *r, const char *why) {
     return error_set(r->error, "byte %zu: %s", (size_t)(r->at - r->begin), why);
@@ -227,7 +227,7 @@ void json_free(Json *v) {
     }
 }
 
-// --------------------------------------------------------------------------------------- members
+// ----------------------------------------------------------------------------------------- members
 
 // Binary search: a config has a hundred members, a header of tensors many thousands.
 const Json *json_get(const Json *object, const char *key) {
@@ -257,7 +257,7 @@ const char *json_get_string(const Json *object, const char *key, const char *whe
     return json_need(object, key, JSON_STRING, where)->text;
 }
 
-// --------------------------------------------------------------------------------------- writing
+// ----------------------------------------------------------------------------------------- writing
 
 void json_write_string(FILE *f, const char *text) {
     fputc('"', f);

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// ---------------------------------------------------------------------------------------- values
+// ------------------------------------------------------------------------------------------ values
 
 // Weights are floats in a trainer of fp32 or bf16 and doubles in one of fp64: element is the size.
 double real_get(const void *x, size_t element, int64_t i) {
@@ -60,7 +60,7 @@ void real_check_finite(const void *x, size_t element, int64_t n, const char *pat
           path, (long long)bad, name);
 }
 
-// --------------------------------------------------------------------------------------- tensors
+// ----------------------------------------------------------------------------------------- tensors
 
 int tensor_dtype_bytes(const char *dtype) {
     static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8", "BOOL"};
@@ -104,7 +104,7 @@ void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *o
     else if (count > 0) memcpy(out, data, (size_t)count * element);
 }
 
-// --------------------------------------------------------------------------------------- reading
+// ----------------------------------------------------------------------------------------- reading
 
 // Tensors in the order of their data. An empty one comes before the one that begins there.
 static int compare_places(const void *a, const void *b) {
@@ -229,7 +229,7 @@ const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
     return NULL;
 }
 
-// --------------------------------------------------------------------------------------- writing
+// ----------------------------------------------------------------------------------------- writing
 
 // Spaces at the end of the header bring the data to a multiple of 64 bytes, so it is aligned for
 // every type, and for vectors.

@@ -16,7 +16,7 @@ void tokenizer_close(Tokenizer *t) {
     memset(t, 0, sizeof *t);
 }
 
-// ------------------------------------------------------------------------ from bytes to token
+// ----------------------------------------------------------------------------- from bytes to token
 
 // The slot of these bytes, or the empty one where they belong (open addressing, linear probing). At
 // most half of the slots are taken, so an empty one ends every search.
@@ -44,7 +44,7 @@ const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *n) {
     return (const char *)bytes;
 }
 
-// -------------------------------------------------------------------------------- the file
+// ---------------------------------------------------------------------------------------- the file
 
 // A little-endian word of the file, at a byte; it may be unaligned.
 static uint32_t word_at(const Tokenizer *t, size_t at) {
@@ -147,7 +147,7 @@ void tokenizer_open(const char *path, Tokenizer *t) {
           "%s: %s\n  -> python3 data/get.py tokenizer --out FILE writes a sound one", path, error);
 }
 
-// ---------------------------------------------------------------------------------- pieces
+// ------------------------------------------------------------------------------------------ pieces
 
 // The class of the character at `at`, and its length in bytes.
 static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at, size_t *length) {
@@ -181,7 +181,7 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
     return kind == CLASS_SPACE && next < n && last > at ? last : next;
 }
 
-// ---------------------------------------------------------------------------------- merges
+// ------------------------------------------------------------------------------------------ merges
 
 // Byte-pair encoding of a piece. It starts as single bytes. Of all neighbours whose bytes together
 // are a token, the pair of the lowest id becomes it, the leftmost pair first, until there is none:

@@ -125,7 +125,7 @@ char *utf8_put(char *out, uint32_t code) {
     return out;
 }
 
-// --------------------------------------------------------------------------------- clock, streams
+// ---------------------------------------------------------------------------------- clock, streams
 
 double clock_seconds(void) {
     struct timespec t;
