@@ -1,4 +1,11 @@
-// checkpoint.c: see checkpoint.h.
+// checkpoint.c: see checkpoint.h. In order of time:
+//
+//   remove .tmp-step_*                      leftovers of kills
+//   .tmp-step_200/model.safetensors ...     each written as <name>.tmp, synced, renamed
+//   .tmp-step_200/manifest.json             the sizes and hashes of the files before it
+//   remove step_200                         if a damaged one is there
+//   rename .tmp-step_200 -> step_200        a kill before this: the checkpoint before is the newest
+//   sync the run's folder                   after it: this one
 #include "checkpoint.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -126,7 +133,7 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
                      name, size->integer, xxh64->text, hash.length, found);
 }
 
-// A JSON file of a checkpoint; NULL with the reason in error.
+// A JSON file of a checkpoint, for json_free; NULL with the reason in error.
 static Json *read_json(const char *dir, const char *name, char *error) {
     char path[PATH_CAP], why[ERROR_CAP];
     size_t n;

@@ -1,4 +1,7 @@
 // data.c: see data.h.
+//
+// A window of T + 1 tokens gives a sample: its first T are the inputs, its last T the targets. With
+// T = 4 and the stream  a b c d e f g h i  window 0 is  a b c d e  and window 1 is  e f g h i.
 #include "data.h"
 #include "../../data/stories.h"
 #include "../rand.h"
@@ -31,6 +34,7 @@ static void corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
     d->epoch = epoch;
 }
 
+// The text is written once more, only as far as the samples reach.
 void loader_floor(DataLoader *d, int64_t samples) {
     if (d->text) corpus_write(d, d->epoch, samples * d->seq);
 }
@@ -64,8 +68,8 @@ static int open_shard(const Shard *s) {
     return open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe
 }
 
-// Reads the header of a shard, refuses it if it does not fit the file or the shards before it, and
-// appends the shard to the stream.
+// The only place that reads a shard's header. Refuses one that does not fit the file, or the shards
+// before it, and appends the shard to the stream.
 static void shard_read_header(DataLoader *d, Shard *s) {
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
     struct stat info;
@@ -128,6 +132,7 @@ int shard_order(const struct dirent **a, const struct dirent **b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
+// A name of ".bin" alone is no shard: it is hidden.
 bool shard_named(const char *name) {
     size_t length = strlen(name);
     return length > 4 && strcmp(name + length - 4, ".bin") == 0;
@@ -228,6 +233,7 @@ static void *shard_hash_all(void *loader) {
     return NULL;
 }
 
+// Does nothing while a hash is under way, and for the built-in corpus, whose content is known.
 void loader_hash_begin(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (hasher->running || !d->shard_count) return;
@@ -240,6 +246,7 @@ double loader_gigabytes(const DataLoader *d) {
     return 1e-9 * (double)(d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
 }
 
+// Naps instead of joining at once, so that there is progress to print.
 uint64_t loader_hash_end(DataLoader *d) {
     const struct timespec nap = {0, 1000000};
     ShardHasher *hasher = &d->hasher;

@@ -1,4 +1,8 @@
 // files.c: see files.h.
+//
+// What a power cut leaves: data that fsync brought to the disk, and names whose folder it brought
+// there. Hence the order of file_commit: the data, the rename, the folder. A kill of the process
+// alone loses nothing that the kernel has taken.
 #include "files.h"
 #include "util.h"
 #include <dirent.h>
@@ -16,6 +20,7 @@ bool file_exists(const char *path) {
     return stat(path, &info) == 0;
 }
 
+// Through a link, too.
 bool is_folder(const char *path) {
     struct stat info;
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
@@ -165,6 +170,7 @@ int folder_open(const char *path) {
     return folder;
 }
 
+// O_NOFOLLOW: a link of that name is an error (ELOOP).
 int folder_open_in(int parent, const char *path) {
     const char *name = file_name(path);
     bool made = mkdirat(parent, name, 0777) == 0;

@@ -1,4 +1,8 @@
 // json.c: see json.h.
+//
+// A recursive descent: one function for each rule of the grammar, which steps r->at over what it
+// has read. It returns false after it has said what it expected. The text is copied once, with a
+// zero behind it, so the functions of string.h stop at its end, and strings are decoded in place.
 #include "json.h"
 #include "files.h"
 #include <ctype.h>
@@ -14,10 +18,7 @@ typedef struct {
 
 // ----------------------------------------------------------------------------------------- reading
 
-static bool refuse(Reader *r, const char *why) {
-    return error_set(r->error, "byte %zu: %s", (size_t)(r->at - r->begin), why);
-}
-
+// Every refusal says where, what the grammar wants there, and what is there.
 static bool expected(Reader *r, const char *what) {
     char found[16] = "the end";
     unsigned char c = (unsigned char)*r->at;
@@ -46,7 +47,7 @@ static bool take_digits(Reader *r) {
 // -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)?   strtod and strtoll would accept more, so
 // the grammar is checked first.
 static bool read_number(Reader *r, Json *v) {
-    const char *from = r->at;
+    char *from = r->at;
     take(r, "-");
     bool ok = take(r, "0") || take_digits(r);
     bool point = ok && take(r, ".");
@@ -56,13 +57,17 @@ static bool read_number(Reader *r, Json *v) {
     if (exponent) ok = take_digits(r);
     if (!ok) return expected(r, "a digit");
     v->number = strtod(from, NULL);
-    if (isinf(v->number)) return refuse(r, "a number too large for a double");
+    if (isinf(v->number)) {
+        r->at = from;
+        return expected(r, "a number in a double's range");
+    }
     errno = 0;  // ERANGE: beyond int64, so only the double is right
     v->integer = strtoll(from, NULL, 10);
     v->kind = point || exponent || errno ? JSON_REAL : JSON_INT;
     return true;
 }
 
+// The four digits of \u00e9.
 static bool read_hex4(Reader *r, uint32_t *code) {
     char digits[5] = "";
     for (int i = 0; i < 4; i++) {
@@ -87,18 +92,19 @@ static bool read_escape(Reader *r, char **out) {
     if (!take(r, "u")) return expected(r, "one of \"\\/bfnrtu after the backslash");
     uint32_t code, low = 0;
     if (!read_hex4(r, &code)) return false;
-    if (code == 0) return refuse(r, "\\u0000 inside a string");
+    if (code == 0) return expected(r, "no \\u0000 inside a string");
     if (code >= 0xD800 && code < 0xE000) {
         bool high = code < 0xDC00 && take(r, "\\u");
         if (high && !read_hex4(r, &low)) return false;
-        if (low < 0xDC00 || low >= 0xE000) return refuse(r, "half of a surrogate pair");
+        if (low < 0xDC00 || low >= 0xE000) return expected(r, "both halves of a surrogate pair");
         code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
     }
     *out = utf8_put(*out, code);
     return true;
 }
 
-// The rest of a string, behind its opening quote, decoded in place: that never lengthens it.
+// The rest of a string, behind its opening quote. It is decoded in place, which works because an
+// escape is never shorter than its character: \n is two bytes for one, \u20AC six for three.
 static bool read_string(Reader *r, const char **text) {
     char *out = r->at;
     *text = out;
@@ -153,12 +159,12 @@ static bool read_key(Reader *r, Json *member) {
 // finds all of them after an error.
 static bool read_items(Reader *r, int depth, Json *v, bool object) {
     const char *close = object ? "}" : "]";
-    if (depth == JSON_DEPTH) return refuse(r, "more than 64 arrays and objects in each other");
+    if (depth == JSON_DEPTH) return expected(r, "at most 64 arrays and objects in each other");
     v->kind = object ? JSON_OBJECT : JSON_ARRAY;
     take_space(r);
     if (take(r, close)) return true;
     for (Json **link = &v->first;; link = &(*link)->next) {
-        if (++r->values > JSON_VALUES) return refuse(r, "too many values");
+        if (++r->values > JSON_VALUES) return expected(r, "fewer values");
         Json *item = *link = check_alloc(sizeof *item, "a JSON value");
         v->count++;
         if (object && !read_key(r, item)) return false;
@@ -188,6 +194,7 @@ static bool read_value(Reader *r, int depth, Json *v) {
     return ok;
 }
 
+// One block holds the root and the copy of the text, so json_free needs no word about it.
 bool json_try_parse(const char *text, size_t n, Json **out, char *error) {
     Json *root = check_alloc(sizeof *root + n + 1, "a JSON text");
     char *copy = memcpy(root + 1, text, n);  // the memory of all strings goes with the root

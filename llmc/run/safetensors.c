@@ -1,4 +1,9 @@
 // safetensors.c: see safetensors.h.
+//
+// A file may come from anywhere, so nothing of it is believed: the header's length fits the file,
+// the header is strict JSON, every type is known, every shape takes exactly the bytes of its
+// offsets, and together the tensors cover the data without holes or overlaps. After that a Tensor
+// can be read without further checks.
 #include "safetensors.h"
 #include "util.h"
 #include <fcntl.h>
@@ -83,6 +88,7 @@ int64_t tensor_bytes(const Tensor *t) {
 
 int64_t tensor_count(const Tensor *t) { return tensor_bytes(t) / tensor_dtype_bytes(t->dtype); }
 
+// Learned positions of a longer --seq are such a matrix of more rows.
 bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2], bool longer) {
     if (t->rank != rank || (rank == 2 && t->shape[1] != shape[1])) return false;
     return t->shape[0] == shape[0] || (longer && rank == 2 && t->shape[0] > shape[0]);
@@ -177,6 +183,7 @@ static bool read_header(const char *text, size_t n, int64_t bytes, SafetensorsFi
     return check_cover(file, text + n, bytes, error);
 }
 
+// Also of a file that was opened in part.
 void safetensors_close(SafetensorsFile *file) {
     if (file->map) munmap(file->map, file->bytes);
     json_free(file->header);
@@ -223,6 +230,7 @@ void safetensors_open(const char *path, SafetensorsFile *file) {
           path, error);
 }
 
+// Linear: a model asks for each of some hundred tensors once.
 const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
     for (int i = 0; i < file->count; i++)
         if (strcmp(file->tensors[i].name, name) == 0) return &file->tensors[i];
