@@ -555,8 +555,8 @@ static void test_decode(void) {
             decode_case(TRAINERS[k], &c, LONG, 3);
         }
     }
-    static const struct { int given[3]; const char *words; } REFUSED[] = {{{1, 5, 0}, "of only 4 tokens"}, {{6, 4, 0}, "6 tokens at position 4 of a text, where memory was made for 9"}, {{1, 9, 0}, "made for 9"},
-        {{0, 4, 0}, "0 tokens"}, {{1, -1, 0}, "position -1"}, {{INT32_MAX, 4, 0}, "made for 9"}, {{1, 4, 1}, "of only 0 tokens"}, {{1, 4, 2}, "of only 0 tokens"}, {{1, 4, 3}, "of only 2 tokens"}};
+    static const struct { int given[3]; const char *words; } REFUSED[] = {{{1, 5, 0}, "holds only 4 tokens"}, {{6, 4, 0}, "6 tokens at position 4 of a text, but the KV cache holds 9"}, {{1, 9, 0}, "the KV cache holds 9"},
+        {{0, 4, 0}, "0 tokens"}, {{1, -1, 0}, "position -1"}, {{INT32_MAX, 4, 0}, "the KV cache holds 9"}, {{1, 4, 1}, "holds only 0 tokens"}, {{1, 4, 2}, "holds only 0 tokens"}, {{1, 4, 3}, "holds only 2 tokens"}};
     for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) EXPECT_REFUSAL(decode_refused, (void *)REFUSED[i].given, REFUSED[i].words);
     set_threads(threads);
 }

@@ -11,8 +11,17 @@
 // found valid.
 //
 // --stories writes the built-in corpus instead, for programs that read shards only (dev/probe.py).
-#include "../llmc/run/data.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "../llmc/run/data.h"
+#include "../llmc/run/util.h"
 
 enum { SEPARATOR = 0 };          // the token that begins a document
 enum { TRAIN = 0, VAL = 1 };     // the splits

@@ -251,7 +251,7 @@ def check_growth(out, kept, asked):
 
 def source_hash():
     """Of all that a trainer is made of."""
-    paths = [ROOT / "Makefile", *ROOT.glob("train_gpt.c*"), *ROOT.glob("llmc/*"), *ROOT.glob("data/stories.*")]
+    paths = [ROOT / "Makefile", *ROOT.glob("train_gpt.c*"), *ROOT.glob("llmc/**/*.*"), *ROOT.glob("data/stories.*")]
     return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(paths))).hexdigest()
 
 

@@ -6,7 +6,7 @@ static void read_manifest(const uint8_t *data, size_t size) {
     char path[FUZZ_PATH], why[256] = "";
     fuzz_file(path, "state.json", "{}\n", 3);
     fuzz_file(path, "manifest.json", data, size);
-    if (!checkpoint_verify(getenv("FUZZ_DIR"), why, sizeof why)) must(*why);
+    if (!checkpoint_verify(getenv("FUZZ_DIR"), why)) must(*why);
 }
 
 static void read_config(const uint8_t *data, size_t size) {

@@ -1,9 +1,12 @@
-// fuzz.h: what the fuzz targets (libFuzzer) share: a refusal that comes back instead of ending the process, memory and files that are
-// accounted for, inputs as files, and must(), which ends the process as a crash does.
+// fuzz.h: what the fuzz targets (libFuzzer) share: a refusal that comes back instead of ending the
+// process, memory and files that are accounted for, inputs as files, and must(), which ends the
+// process as a crash does.
 //
-// A target includes this after the system's headers and before the code under test: from here on exit, fopen, fclose and vsnprintf mean the ones
-// below. A refusal jumps back to fuzz_once, which frees what the refused code could not. The text of a refusal is held to the rule that it
-// says what to do ("->"); code that was not refused is held to have freed all its memory. dev/fuzz/run.sh builds and runs the targets.
+// A target includes this after the system's headers and before the code under test: from here on
+// exit, fopen, fclose and vsnprintf mean the ones below (calls.h). A refusal jumps back to
+// fuzz_once, which frees what the refused code could not. The text of a refusal is held to the rule
+// that it says what to do ("->"); code that was not refused is held to have freed all its memory.
+// dev/fuzz/run.sh builds and runs the targets.
 #pragma once
 #include <dirent.h>
 #include <sanitizer/allocator_interface.h>
@@ -16,36 +19,48 @@
 #include <string.h>
 #include <unistd.h>
 
-#define must(cond) do { if (!(cond)) __builtin_trap(); } while (0)
+#define must(cond)                     \
+    do {                               \
+        if (!(cond)) __builtin_trap(); \
+    } while (0)
 
 enum { FUZZ_EVENTS = 1 << 20, FUZZ_FILES = 8, FUZZ_PATH = 1024 };
 
-typedef struct { uintptr_t at; uint32_t order; bool freed; } FuzzEvent;
+typedef struct {
+    uintptr_t at;
+    uint32_t order;
+    bool freed;
+} FuzzEvent;
 
 static struct {
     jmp_buf back;
     uint32_t events;
-    FuzzEvent event[FUZZ_EVENTS];          // memory taken and freed, in order; a million of these for a few kilobytes of input is a finding
-    FILE *files[FUZZ_FILES];               // opened and not closed
+    FuzzEvent event[FUZZ_EVENTS];  // memory taken and freed, in order; a million of these for a few
+                                   // kilobytes of input is a finding
+    FILE *files[FUZZ_FILES];       // opened and not closed
 } fuzz;
 
-static _Thread_local bool fuzz_watching;   // between the two ends of fuzz_once; libFuzzer's own thread never is
+static _Thread_local bool
+    fuzz_watching;  // between the two ends of fuzz_once; libFuzzer's own thread never is
 
 // ---- what stands in for the library's
 
-static char *fuzz_message = "";            // the text formatted last: of a refusal, what it says
+static char *fuzz_message = "";  // the text formatted last: of a refusal, what it says
 
-static inline int fuzz_vsnprintf(char *out, size_t cap, const char *fmt, va_list args) {
+int fuzz_vsnprintf(char *out, size_t cap, const char *fmt, va_list args);
+int fuzz_vsnprintf(char *out, size_t cap, const char *fmt, va_list args) {
     fuzz_message = out;
     return vsnprintf(out, cap, fmt, args);
 }
 
-__attribute__((noreturn)) static void fuzz_exit(int status) {
+__attribute__((noreturn)) void fuzz_exit(int status);
+void fuzz_exit(int status) {
     must(fuzz_watching && strstr(fuzz_message, "\n  -> "));
     longjmp(fuzz.back, status ? 1 : 2);
 }
 
-static inline FILE *fuzz_fopen(const char *path, const char *mode) {
+FILE *fuzz_fopen(const char *path, const char *mode);
+FILE *fuzz_fopen(const char *path, const char *mode) {
     FILE *f = fopen(path, mode);
     int i = 0;
     while (i < FUZZ_FILES && fuzz.files[i]) i++;
@@ -53,8 +68,10 @@ static inline FILE *fuzz_fopen(const char *path, const char *mode) {
     return fuzz.files[i] = f;
 }
 
-static inline int fuzz_fclose(FILE *f) {
-    for (int i = 0; i < FUZZ_FILES; i++) if (fuzz.files[i] == f) fuzz.files[i] = NULL;
+int fuzz_fclose(FILE *f);
+int fuzz_fclose(FILE *f) {
+    for (int i = 0; i < FUZZ_FILES; i++)
+        if (fuzz.files[i] == f) fuzz.files[i] = NULL;
     return fclose(f);
 }
 
@@ -67,7 +84,10 @@ static void fuzz_event(const volatile void *at, bool freed) {
     fuzz.events++;
 }
 
-static void fuzz_taken(const volatile void *at, size_t n) { (void)n; fuzz_event(at, false); }
+static void fuzz_taken(const volatile void *at, size_t n) {
+    (void)n;
+    fuzz_event(at, false);
+}
 static void fuzz_freed(const volatile void *at) { fuzz_event(at, true); }
 
 static int fuzz_order(const void *a, const void *b) {
@@ -89,13 +109,16 @@ static int fuzz_release(void) {
     return live;
 }
 
-// Runs body on one input; false if it was refused. keeps: body may end with memory that lives as long as the program.
-static bool fuzz_once(void (*body)(const uint8_t *, size_t), const uint8_t *data, size_t size, bool keeps) {
+// Runs body on one input; false if it was refused. keeps: body may end with memory that lives as
+// long as the program.
+static bool fuzz_once(void (*body)(const uint8_t *, size_t), const uint8_t *data, size_t size,
+                      bool keeps) {
     fuzz.events = 0;
     fuzz_watching = true;
     int back = setjmp(fuzz.back);
     if (back == 0) body(data, size);
-    for (int i = 0; i < FUZZ_FILES; i++) if (fuzz.files[i]) fuzz_fclose(fuzz.files[i]);
+    for (int i = 0; i < FUZZ_FILES; i++)
+        if (fuzz.files[i]) fuzz_fclose(fuzz.files[i]);
     fuzz_watching = false;
     int live = fuzz_release();
     must(back != 0 || keeps || live == 0);
@@ -104,7 +127,8 @@ static bool fuzz_once(void (*body)(const uint8_t *, size_t), const uint8_t *data
 
 // ---- files
 
-// A name in the folder that run.sh made for this process, in memory where the system has such a place.
+// A name in the folder that run.sh made for this process, in memory where the system has such a
+// place.
 static inline const char *fuzz_path(char *path, const char *name) {
     snprintf(path, FUZZ_PATH, "%s/%s", getenv("FUZZ_DIR"), name);
     return path;
@@ -128,7 +152,4 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define exit fuzz_exit
-#define fopen fuzz_fopen
-#define fclose fuzz_fclose
-#define vsnprintf fuzz_vsnprintf
+#include "calls.h"

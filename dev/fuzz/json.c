@@ -1,11 +1,12 @@
-// json.c: any bytes as JSON text. What is accepted is written back and read again as the same tree; any bytes as a C string become JSON that parses.
+// json.c: any bytes as JSON text. What is accepted is written back and read again as the same tree;
+// any bytes as a C string become JSON that parses.
 #include "fuzz.h"
 #include "../../llmc/run/json.h"
 
 static void write_tree(FILE *f, const Json *v) {
     static const char *const OPEN = "[{", *const CLOSE = "]}";
     if (v->kind == JSON_NULL) fputs("null", f);
-    if (v->kind == JSON_BOOL) fputs(v->boolean ? "true" : "false", f);
+    if (v->kind == JSON_BOOL) fputs(v->integer ? "true" : "false", f);
     if (v->kind == JSON_INT) fprintf(f, "%lld", (long long)v->integer);
     if (v->kind == JSON_REAL) json_write_number(f, v->number);
     if (v->kind == JSON_STRING) json_write_string(f, v->text);
@@ -22,17 +23,21 @@ static void write_tree(FILE *f, const Json *v) {
     fputc(CLOSE[v->kind == JSON_OBJECT], f);
 }
 
-static bool same(const char *a, const char *b) { return (!a && !b) || (a && b && strcmp(a, b) == 0); }
+static bool same(const char *a, const char *b) {
+    return (!a && !b) || (a && b && strcmp(a, b) == 0);
+}
 
 // A real number that is whole may come back as an integer.
 static void expect_same(const Json *a, const Json *b) {
-    bool numbers = (a->kind == JSON_INT || a->kind == JSON_REAL) && (b->kind == JSON_INT || b->kind == JSON_REAL);
+    bool numbers = (a->kind == JSON_INT || a->kind == JSON_REAL) &&
+                   (b->kind == JSON_INT || b->kind == JSON_REAL);
     must(numbers || a->kind == b->kind);
     if (numbers) must(a->number == b->number && (a->kind != JSON_INT || a->integer == b->integer));
-    must(a->count == b->count && a->boolean == b->boolean && same(a->text, b->text) && same(a->key, b->key));
+    must(a->count == b->count && same(a->text, b->text) && same(a->key, b->key));
     const Json *y = b->first;
     for (const Json *x = a->first; x; x = x->next, y = y->next) {
-        must(y && (a->kind != JSON_OBJECT || (json_get(a, x->key) == x && json_get(b, x->key) == y)));
+        must(y &&
+             (a->kind != JSON_OBJECT || (json_get(a, x->key) == x && json_get(b, x->key) == y)));
         expect_same(x, y);
     }
     must(!y);
@@ -42,14 +47,14 @@ static void parse(const uint8_t *data, size_t size) {
     Json *root, *again;
     char error[256] = "", *text = NULL;
     size_t n = 0;
-    if (!json_try_parse((const char *)data, size, &root, error, sizeof error)) {
+    if (!json_try_parse((const char *)data, size, &root, error)) {
         must(!root && *error);
         return;
     }
     FILE *f = open_memstream(&text, &n);
     write_tree(f, root);
     fclose(f);
-    must(json_try_parse(text, n, &again, error, sizeof error));
+    must(json_try_parse(text, n, &again, error));
     expect_same(root, again);
     json_free(root);
     json_free(again);
@@ -64,7 +69,8 @@ static void write_string(const uint8_t *data, size_t size) {
     json_write_string(f, word);
     fclose(f);
     Json *again = json_parse(text, n, "what json_write_string wrote");
-    for (size_t length; word[valid] && (length = json_utf8_length(word + valid, strlen(word + valid)));) valid += length;
+    for (size_t length; word[valid] && (length = utf8_length(word + valid, strlen(word + valid)));)
+        valid += length;
     must(again->kind == JSON_STRING && (word[valid] || strcmp(again->text, word) == 0));
     json_free(again);
     free(text);

@@ -26,9 +26,23 @@ dictionary() {
     esac
 }
 
+flags="-std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O1 -g -fno-omit-frame-pointer"
+flags="$flags -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined"
+flags="$flags -Wall -Wextra -Wno-unknown-pragmas"
+
+# The services, whose refusals come back too (calls.h). From an archive, a target that includes the
+# source of one takes its own.
+build_services() {
+    rm -rf build/fuzz/run build/fuzz/run.a && mkdir -p build/fuzz/run
+    for source in llmc/run/*.c data/stories.c; do
+        object=$(basename "$source" .c).o
+        clang $flags -include dev/fuzz/calls.h -c "$source" -o "build/fuzz/run/$object" || return 1
+    done
+    ar rcs build/fuzz/run.a build/fuzz/run/*.o
+}
+
 build() {
-    clang -std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-          -Wall -Wextra -Wno-unknown-pragmas "dev/fuzz/$1.c" data/stories.c -o "build/fuzz/$1" -lm
+    clang $flags -fsanitize=fuzzer "dev/fuzz/$1.c" build/fuzz/run.a -o "build/fuzz/$1" -lm
 }
 
 # What the log says in one line: how many inputs, which part of the code's edges they reached, and how many were worth keeping.
@@ -56,6 +70,7 @@ fuzz() {
     fi
 }
 
+build_services || exit 1
 for target; do
     if build "$target"; then fuzz "$target"; else failed=$((failed + 1)); echo "$target: does not build (clang with libFuzzer is needed)"; fi
 done

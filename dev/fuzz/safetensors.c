@@ -1,8 +1,10 @@
-// safetensors.c: any bytes as a tensor file. What opens is read as floats and doubles, and written again as a file that holds the same.
+// safetensors.c: any bytes as a tensor file. What opens is read as floats and doubles, and written
+// again as a file that holds the same.
 #include "fuzz.h"
 #include <sys/mman.h>
 
-// A mapped file ends with its page, out of the sanitizer's sight: here it is a block of its exact size.
+// A mapped file ends with its page, out of the sanitizer's sight: here it is a block of its exact
+// size.
 static void *map_file(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
     (void)protection, (void)flags;
     char *block = malloc(bytes);
@@ -18,11 +20,11 @@ static int unmap_file(void *at, size_t bytes) {
 
 #define mmap map_file
 #define munmap unmap_file
-#include "../../llmc/run/checkpoint.h"
+#include "../../llmc/run/safetensors.c"
 #include "../test/files.h"
 
 static void read_tensor(const Tensor *t) {
-    if (t->dtype[0] != 'F' && t->dtype[0] != 'B') return;              // integers are refused, by name
+    if (t->dtype[0] != 'F' && t->dtype[0] != 'B') return;  // integers are refused, by name
     size_t count = (size_t)tensor_count(t);
     float *single = check_alloc(count * sizeof *single, "floats");
     double *wide = check_alloc(count * sizeof *wide, "doubles");
@@ -34,14 +36,15 @@ static void read_tensor(const Tensor *t) {
 }
 
 static void expect_same(const Tensor *a, const Tensor *b) {
-    must(b && strcmp(a->dtype, b->dtype) == 0 && a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]) == 0);
+    must(b && strcmp(a->dtype, b->dtype) == 0 && a->rank == b->rank &&
+         memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]) == 0);
     must(memcmp(a->data, b->data, (size_t)tensor_bytes(a)) == 0);
 }
 
 static void open_file(const uint8_t *data, size_t size) {
     char path[FUZZ_PATH], copy[FUZZ_PATH], error[256] = "";
     SafetensorsFile file, again;
-    if (!safetensors_try_open(fuzz_file(path, "model.safetensors", data, size), &file, error, sizeof error)) {
+    if (!safetensors_try_open(fuzz_file(path, "model.safetensors", data, size), &file, error)) {
         must(*error);
         return;
     }
@@ -53,11 +56,13 @@ static void open_file(const uint8_t *data, size_t size) {
     }
     uint64_t header;
     memcpy(&header, data, sizeof header);
-    must(sizeof header + header + (uint64_t)bytes == size);            // no byte of data has two owners, or none
+    must(sizeof header + header + (uint64_t)bytes ==
+         size);  // no byte of data has two owners, or none
     write_tensors(fuzz_path(copy, "copy.safetensors"), file.tensors, file.count);
     safetensors_open(copy, &again);
     must(again.count == file.count);
-    for (int i = 0; i < file.count; i++) expect_same(&file.tensors[i], safetensors_find(&again, file.tensors[i].name));
+    for (int i = 0; i < file.count; i++)
+        expect_same(&file.tensors[i], safetensors_find(&again, file.tensors[i].name));
     safetensors_close(&again);
     safetensors_close(&file);
 }

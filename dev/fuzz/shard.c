@@ -1,13 +1,16 @@
-// shard.c: token shards from any bytes, and all their samples. The first byte is the sequence length, the second how many files there are.
+// shard.c: token shards from any bytes, and all their samples. The first byte is the sequence
+// length, the second how many files there are.
 //
-// 0: the rest of the input is one file as it stands. Else each file is 16 bytes (the header's first four words), one byte n, and n bytes of
-// tokens: the fuzzer need not carry the header's thousand zeros.
+// 0: the rest of the input is one file as it stands. Else each file is 16 bytes (the header's first
+// four words), one byte n, and n bytes of tokens: the fuzzer need not carry the header's thousand
+// zeros.
 #include "fuzz.h"
+#include <sys/stat.h>
 #include "../../llmc/run/data.h"
 
 enum { FILES = 8, SAMPLES = 4096 };
 
-static DataLoader loader;                  // outlives a refusal, which leaves a file open
+static DataLoader loader;  // outlives a refusal, which leaves a file open
 
 // Every token is in range, and a target is the next input.
 static void read_samples(DataLoader *d) {
@@ -15,7 +18,8 @@ static void read_samples(DataLoader *d) {
     for (int64_t i = 0; i < 2 * d->samples && i < SAMPLES; i++) {
         loader_sample(d, i, inputs, targets);
         for (int64_t t = 0; t < d->seq; t++) {
-            must(inputs[t] >= 0 && inputs[t] < d->limit && targets[t] >= 0 && targets[t] < d->limit);
+            must(inputs[t] >= 0 && inputs[t] < d->limit && targets[t] >= 0 &&
+                 targets[t] < d->limit);
             must(t == 0 || inputs[t] == targets[t - 1]);
         }
     }
@@ -48,7 +52,8 @@ static void open_shards(const uint8_t *data, size_t size) {
         write_file(i, at, 16, at + 17, n);
         at += 17 + n;
     }
-    loader_open(&loader, files ? fuzz_path(path, "shards") : path, "train", seq, data[0] >= 128, data[0]);
+    loader_open(&loader, files ? fuzz_path(path, "shards") : path, "train", seq, data[0] >= 128,
+                data[0]);
     read_samples(&loader);
     loader_close(&loader);
 }

@@ -1,14 +1,20 @@
-// text.c: any bytes as text for ./shard. It accepts exactly the UTF-8 without NUL, writes every byte, and leaves nothing behind when it refuses.
-// The first three bytes: part for validation, tokens per shard, length of the first of two documents.
+// text.c: any bytes as text for ./shard. It accepts exactly the UTF-8 without NUL, writes every
+// byte, and leaves nothing behind when it refuses. The first three bytes: part for validation,
+// tokens per shard, length of the first of two documents.
 #include "fuzz.h"
 #define main shard_main
 #include "../../data/shard.c"
 #undef main
 #include "../../llmc/run/json.h"
 
-enum { LEAST_SHARD = 8, LONGEST = 600 };   // longer texts take time and reach nothing new
+enum { LEAST_SHARD = 8, LONGEST = 600 };  // longer texts take time and reach nothing new
 
-typedef struct { size_t tokens, separators, bytes; int files; const uint8_t *text; size_t size; } Seen;
+typedef struct {
+    size_t tokens, separators, bytes;
+    int files;
+    const uint8_t *text;
+    size_t size;
+} Seen;
 
 static void run_shard(const uint8_t *data, size_t size) {
     char out[FUZZ_PATH], first[FUZZ_PATH], second[FUZZ_PATH], fraction[32], tokens[32];
@@ -18,7 +24,8 @@ static void run_shard(const uint8_t *data, size_t size) {
     fuzz_file(second, "2.txt", data + 3 + cut, size - 3 - cut);
     snprintf(fraction, sizeof fraction, "%.3f", data[0] / 256.0);
     snprintf(tokens, sizeof tokens, "%d", LEAST_SHARD + data[1]);
-    char *argv[] = {"./shard", "--out", out, "--val-fraction", fraction, "--shard-tokens", tokens, first, second, NULL};
+    char *argv[] = {"./shard",        "--out", out,   "--val-fraction", fraction,
+                    "--shard-tokens", tokens,  first, second,           NULL};
     must(shard_main(9, argv) == 0);
 }
 
@@ -30,7 +37,10 @@ static void see_shard(Seen *seen, const char *path) {
     fclose(f);
     seen->files++;
     for (size_t i = SHARD_HEADER_BYTES / 2; i < n; i++) {
-        if (tokens[i] == SEPARATOR) { seen->separators++; continue; }
+        if (tokens[i] == SEPARATOR) {
+            seen->separators++;
+            continue;
+        }
         must(seen->bytes < seen->size && tokens[i] == seen->text[seen->bytes]);
         seen->bytes++;
     }
@@ -54,7 +64,7 @@ static void see_folder(Seen *seen) {
 
 static bool valid_text(const uint8_t *text, size_t n) {
     for (size_t at = 0, length; at < n; at += length) {
-        length = json_utf8_length((const char *)text + at, n - at);
+        length = utf8_length((const char *)text + at, n - at);
         if (!length || !text[at]) return false;
     }
     return true;
@@ -69,7 +79,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     see_folder(&seen);
     if (accepted) {
         size_t documents = (cut > 0) + (bytes > cut);
-        must(valid && seen.bytes == bytes && seen.separators >= documents && seen.separators <= documents + 1);
+        must(valid && seen.bytes == bytes && seen.separators >= documents &&
+             seen.separators <= documents + 1);
     } else {
         must(seen.files == 0 && (!valid || !bytes || data[0]));
     }

@@ -1,13 +1,17 @@
-// tokenizer.c: any bytes as a tokenizer file. What opens takes a fixed text to tokens and back, and the input itself, which may be refused.
+// tokenizer.c: any bytes as a tokenizer file. What opens takes a fixed text to tokens and back, and
+// the input itself, which may be refused.
 //
-// First byte, lowest bit: the rest is the file as it stands. Else seven words of header follow, without the 996 zeros, and with the next bit the
-// 256 single bytes come before the tokens, so that the fuzzer need not find out that encoding wants them all.
+// First byte, lowest bit: the rest is the file as it stands. Else seven words of header follow,
+// without the 996 zeros, and with the next bit the 256 single bytes come before the tokens, so that
+// the fuzzer need not find out that encoding wants them all.
 #include "fuzz.h"
 #include "../../llmc/run/tokenizer.h"
+#include "../../llmc/run/util.h"
 
 enum { WORDS = 7, LONG = 600 };
 
-static const char TEXT[] = "To be, or  not to be: I'll've don't 1234 caf\303\251 \342\202\254 \360\237\231\202\n\t x\302\240y   ";
+static const char TEXT[] = "To be, or  not to be: I'll've don't 1234 caf\303\251 \342\202\254 "
+                           "\360\237\231\202\n\t x\302\240y   ";
 
 // Tokens are those of the table, in number at most the bytes; their bytes are the text.
 static void encode_and_back(const Tokenizer *t, const char *text, size_t n) {
@@ -46,14 +50,14 @@ static void use(const uint8_t *data, size_t size) {
     Tokenizer t;
     size_t n;
     write_file(path, data, size);
-    if (!tokenizer_try_open(path, &t, error, sizeof error)) {
+    if (!tokenizer_try_open(path, &t, error)) {
         must(*error);
         return;
     }
     must(t.end >= 0 && t.end < t.count);
     for (int32_t i = 0; i < t.count; i++) {
         const char *bytes = tokenizer_decode(&t, i, &n);
-        int32_t token = tokenizer_find(&t, (const unsigned char *)bytes, n);
+        int32_t token = tokenizer_find(&t, bytes, n);
         must(n >= 1 && n <= 255 && token == (i == t.end ? -1 : i));
     }
     memset(word, 'x', sizeof word);

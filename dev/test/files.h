@@ -1,18 +1,23 @@
-// files.h: files and checkpoints that tests write, by name. Included after checkpoint.h.
+// files.h: files and checkpoints that tests write, by name.
 #pragma once
+#include <unistd.h>
+#include "../../llmc/run/checkpoint.h"
 
+// A whole file, in its folder, which is opened for it alone.
 static inline void write_text(const char *path, const char *text) {
-    FileWriter w;
-    file_begin(&w, path);
-    file_add(&w, text, strlen(text));
-    file_commit(&w);
+    char dir[PATH_CAP];
+    int folder = folder_open(file_parent(dir, path));
+    file_write_text(folder, path, text);
+    close(folder);
 }
 
 static inline Hash write_tensors(const char *path, const Tensor *tensors, int count) {
-    FileWriter w;
+    char dir[PATH_CAP];
     int64_t bad = 0;
-    file_begin(&w, path);
-    return safetensors_write(&w, tensors, count, &bad);
+    int folder = folder_open(file_parent(dir, path));
+    Hash hash = safetensors_write(folder, path, tensors, count, &bad);
+    close(folder);
+    return hash;
 }
 
 // In a folder that is made when it is missing. Close c->run after the checkpoint is committed.

@@ -113,10 +113,10 @@ wrong magic|not a shard: expected a header|123456 1 20 256 $twenty
 wrong version|expected version 1 .* found version 2|$M 2 20 256 $twenty
 count too large|expected 1066 bytes for its 21 tokens .* found 1064|$M 1 21 256 $twenty
 count too small|expected 1062 bytes for its 19 tokens .* found 1064|$M 1 19 256 $twenty
-count of zero|expected at least one token, found the count 0|$M 1 0 256
-negative count|expected at least one token, found the count -5|$M 1 4294967291 256 $twenty
+count of zero|expected at least one token .* found the count 0|$M 1 0 256
+negative count|expected at least one token .* found the count -5|$M 1 4294967291 256 $twenty
 largest count|expected 4294968318 bytes|$M 1 2147483647 256 $twenty
-negative vocabulary|expected a vocabulary size, or 0 for unknown, found -1|$M 1 20 4294967295 $twenty
+negative vocabulary|a vocabulary, or 0 for unknown, found .* and the vocabulary -1|$M 1 20 4294967295 $twenty
 vocabulary above the model's|vocabulary of 300, the model of 256|$M 1 20 300 $twenty
 fewer tokens than a sample|expected at least seq + 1 = 17 tokens|$M 1 3 256 1 2 3
 END
@@ -245,7 +245,7 @@ cd "$dir" || exit 1
 
 elsewhere() { rm -rf elsewhere; mkdir elsewhere; echo precious > elsewhere/a; echo precious > elsewhere/model.safetensors; remember elsewhere; }
 outside() { holds "$1: nothing outside the run changed" unchanged elsewhere; }
-for link in .tmp-step_00000001 .old-$step; do
+for link in .tmp-step_00000001; do
     elsewhere; copy run linked; ln -s "$dir/elsewhere" "linked/$link"
     works "$link a link" "$train" --out linked $more
     outside "$link a link"
@@ -268,10 +268,6 @@ outside "log.jsonl a link"
 elsewhere; copy run linked; mv linked/log.jsonl elsewhere/log; ln -s "$dir/elsewhere/log" linked/log.jsonl; remember elsewhere
 refused "log.jsonl a link to a log" "is a link, which would lead out of the run" "$train" --out linked $more
 outside "log.jsonl a link to a log"
-elsewhere; rm -rf linked; mkdir linked; ln -s "$dir/elsewhere" linked/events
-run "$train" $model --data data --out linked --steps 200 --spike-z 0.001 --val-every 0
-outside "events a link"
-holds "events a link: said" test $status = 2
 
 # ---- data is known by its content, wherever it lies
 

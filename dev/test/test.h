@@ -63,7 +63,7 @@ void test_run_refusals(void);
 
 // Members of what tests read, as json_get_int.
 static inline bool json_get_bool(const Json *object, const char *key, const char *where) {
-    return json_need(object, key, JSON_BOOL, where)->boolean;
+    return json_need(object, key, JSON_BOOL, where)->integer;
 }
 
 // null reads as NaN: that is how json_write_number writes what is not finite.

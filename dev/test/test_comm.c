@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include "../../llmc/run/comm.h"
 #include "../../llmc/run/mpi.h"
 #include "../../llmc/run/socket.h"

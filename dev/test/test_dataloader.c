@@ -1,5 +1,10 @@
-// test_dataloader.c: every sample holds exactly the tokens it should, in an order that depends on (seed, index) alone; shards that are not what
-// they say are refused. In most shards written here a token is its own position in the stream, so a sample says where it was read.
+// test_dataloader.c: every sample holds exactly the tokens it should, in an order that depends on
+// (seed, index) alone; shards that are not what they say are refused. In most shards written here a
+// token is its own position in the stream, so a sample says where it was read.
+#include <fcntl.h>
+#include <unistd.h>
+#include "../../data/stories.h"
+#include "../../llmc/rand.h"
 #include "../../llmc/run/data.h"
 #include "test.h"
 
@@ -22,15 +27,18 @@ static void write_shard(const char *path, int64_t first, int32_t count, int widt
     fclose(f);
 }
 
-// Shards of the given sizes, written last one first, so that the folder's own order is not the names'. Returns the number of tokens.
-static int64_t write_shards(const char *dir, const char *split, const int *sizes, int count, int width, int32_t vocab) {
+// Shards of the given sizes, written last one first, so that the folder's own order is not the
+// names'. Returns the number of tokens.
+static int64_t write_shards(const char *dir, const char *split, const int *sizes, int count,
+                            int width, int32_t vocab) {
     char path[256];
     int64_t total = 0, first;
     for (int i = 0; i < count; i++) total += sizes[i];
     first = total;
     for (int i = count - 1; i >= 0; i--) {
         first -= sizes[i];
-        write_shard(check_format(path, sizeof path, "%s/some_%s_%06d.bin", dir, split, i), first, sizes[i], width, vocab);
+        write_shard(check_format(path, sizeof path, "%s/some_%s_%06d.bin", dir, split, i), first,
+                    sizes[i], width, vocab);
     }
     return total;
 }
@@ -61,9 +69,12 @@ static void test_windows(void) {
             DataLoader d;
             loader_open(&d, dir, "train", seqs[s], 0, 1);
             EXPECT(d.tokens == n && d.samples == (n - 1) / seqs[s],
-                   "width %d seq %d: %lld tokens, %lld samples", width, seqs[s], (long long)d.tokens, (long long)d.samples);
-            EXPECT(d.vocab == 0 && isnan(d.floor), "vocab %d, floor %g: neither is known", d.vocab, d.floor);
-            EXPECT(wrong_samples(&d) == 0, "width %d seq %d: a sample holds other tokens than its window", width, seqs[s]);
+                   "width %d seq %d: %lld tokens, %lld samples", width, seqs[s],
+                   (long long)d.tokens, (long long)d.samples);
+            EXPECT(d.vocab == 0 && isnan(d.floor), "vocab %d, floor %g: neither is known", d.vocab,
+                   d.floor);
+            EXPECT(wrong_samples(&d) == 0,
+                   "width %d seq %d: a sample holds other tokens than its window", width, seqs[s]);
             loader_close(&d);
         }
     }
@@ -99,23 +110,28 @@ static void test_order(void) {
                 wrong += targets[t] != inputs[t] + 1;
                 seen[inputs[t]]++;
             }
-            kept[e] += inputs[0] == (e ? start[i] : i * SEQ);           // against the unshuffled order, then against epoch 0
+            kept[e] +=
+                inputs[0] ==
+                (e ? start[i] : i * SEQ);  // against the unshuffled order, then against epoch 0
             same_seed += inputs[0] == start_of(&other, e * SAMPLES + i);
         }
         for (int t = 0; t < TOKENS - 1; t++) wrong += seen[t] != 1;
-        EXPECT(wrong == 0 && seen[TOKENS - 1] == 0, "epoch %d: %d tokens not seen exactly once as an input", e, wrong);
-        EXPECT(kept[e] < SAMPLES / 4, "epoch %d: %d of %d samples stand where they stood", e, kept[e], SAMPLES);
+        EXPECT(wrong == 0 && seen[TOKENS - 1] == 0,
+               "epoch %d: %d tokens not seen exactly once as an input", e, wrong);
+        EXPECT(kept[e] < SAMPLES / 4, "epoch %d: %d of %d samples stand where they stood", e,
+               kept[e], SAMPLES);
     }
-    EXPECT(same_seed < 3 * SAMPLES / 4, "another seed: %d of %d samples in the same place", same_seed, 3 * SAMPLES);
+    EXPECT(same_seed < 3 * SAMPLES / 4, "another seed: %d of %d samples in the same place",
+           same_seed, 3 * SAMPLES);
 
-    for (int bit = 0; bit < 48; bit++) {                   // every bit of the epoch's number counts
+    for (int bit = 0; bit < 48; bit++) {  // every bit of the epoch's number counts
         int same = 0;
         for (int i = 0; i < SAMPLES; i++)
             same += start_of(&d, (1ll << bit) * SAMPLES + i) == start[i];
         EXPECT(same < SAMPLES / 4, "epoch 2^%d: %d samples stand as in epoch 0", bit, same);
     }
 
-    int wrong = 0;                                         // backwards; then as two processes would with micro-batches of three
+    int wrong = 0;  // backwards; then as two processes would with micro-batches of three
     for (int64_t i = 3 * SAMPLES - 1; i >= 0; i--) wrong += start_of(&again, i) != start[i];
     EXPECT(wrong == 0, "%d samples depend on the order of asking", wrong);
     for (int64_t step = 0; step < 3 * SAMPLES / 6; step++) {
@@ -136,34 +152,40 @@ static void test_paths(void) {
     char path[256];
     write_shards(dir, "train", sizes, 2, 2, 300);
     write_shards(dir, "val", val_sizes, 1, 2, 300);
-    write_shard(check_format(path, sizeof path, "%s/.train.bin", dir), 0, 5, 2, 300);      // not taken: hidden, and no *.bin
+    write_shard(check_format(path, sizeof path, "%s/.train.bin", dir), 0, 5, 2,
+                300);  // not taken: hidden, and no *.bin
     write_shard(check_format(path, sizeof path, "%s/train.bin.tmp", dir), 0, 5, 2, 300);
     DataLoader d;
     loader_open(&d, dir, "train", 4, 0, 0);
-    EXPECT(d.tokens == 50 && d.vocab == 300 && d.limit == 300, "folder, train: %lld tokens, vocabulary %d", (long long)d.tokens, d.vocab);
+    EXPECT(d.tokens == 50 && d.vocab == 300 && d.limit == 300,
+           "folder, train: %lld tokens, vocabulary %d", (long long)d.tokens, d.vocab);
     loader_close(&d);
     loader_open(&d, dir, "val", 4, 0, 0);
     EXPECT(d.tokens == 17, "folder, val: %lld tokens", (long long)d.tokens);
     loader_close(&d);
-    loader_open(&d, check_format(path, sizeof path, "%s/some_train_000001.bin", dir), "val", 4, 0, 0);
-    EXPECT(d.tokens == 30 && start_of(&d, 0) == 20, "a file is taken for any split: %lld tokens", (long long)d.tokens);
+    loader_open(&d, check_format(path, sizeof path, "%s/some_train_000001.bin", dir), "val", 4, 0,
+                0);
+    EXPECT(d.tokens == 30 && start_of(&d, 0) == 20, "a file is taken for any split: %lld tokens",
+           (long long)d.tokens);
     loader_close(&d);
     loader_open(&d, check_format(path, sizeof path, "%s/*00000[01].bin", dir), "train", 4, 0, 0);
     EXPECT(d.tokens == 67 && start_of(&d, 0) == 0, "a pattern: %lld tokens", (long long)d.tokens);
     loader_close(&d);
 }
 
-// More than 4 GiB in one shard, all of it holes but the last tokens; and more shards than a process may have files open.
+// More than 4 GiB in one shard, all of it holes but the last tokens; and more shards than a process
+// may have files open.
 static void test_sizes(void) {
     const char *dir = test_dir("loader_sizes");
     char path[256];
-    const int32_t count = 1342177281;                      // 5 GiB of 4-byte tokens and one more
+    const int32_t count = 1342177281;  // 5 GiB of 4-byte tokens and one more
     check_format(path, sizeof path, "%s/train_0.bin", dir);
     write_shard(path, 0, 0, 4, 0);
     int fd = open(path, O_RDWR);
     uint32_t last[3] = {7, 8, 9};
     int64_t size = SHARD_HEADER_BYTES + 4ll * count;
-    bool ok = pwrite(fd, &count, 4, 4 * SHARD_TOKENS) == 4 && ftruncate(fd, size) == 0 && pwrite(fd, last, 12, size - 12) == 12;
+    bool ok = pwrite(fd, &count, 4, 4 * SHARD_TOKENS) == 4 && ftruncate(fd, size) == 0 &&
+              pwrite(fd, last, 12, size - 12) == 12;
     EXPECT(ok, "%s cannot be written", path);
     close(fd);
     write_shard(check_format(path, sizeof path, "%s/train_1.bin", dir), 10, 64, 4, 0);
@@ -172,10 +194,12 @@ static void test_sizes(void) {
     loader_open(&d, dir, "train", 4, 0, 0);
     loader_sample(&d, (count - 1) / 4 - 1, inputs, targets);
     EXPECT(inputs[1] == 0 && inputs[2] == 7 && inputs[3] == 8 && targets[1] == 7 && targets[3] == 9,
-           "the far end reads %d %d %d %d -> %d", inputs[0], inputs[1], inputs[2], inputs[3], targets[3]);
+           "the far end reads %d %d %d %d -> %d", inputs[0], inputs[1], inputs[2], inputs[3],
+           targets[3]);
     loader_sample(&d, (count - 1) / 4, inputs, targets);
     EXPECT(inputs[0] == 9 && inputs[1] == 10 && inputs[3] == 12 && targets[3] == 13,
-           "across the far end reads %d %d %d %d -> %d", inputs[0], inputs[1], inputs[2], inputs[3], targets[3]);
+           "across the far end reads %d %d %d %d -> %d", inputs[0], inputs[1], inputs[2], inputs[3],
+           targets[3]);
     loader_close(&d);
 
     enum { SHARDS = 3000 };
@@ -184,16 +208,22 @@ static void test_sizes(void) {
     dir = test_dir("loader_many");
     int64_t n = write_shards(dir, "train", sizes, SHARDS, 4, 0);
     loader_open(&d, dir, "train", 16, 0, 0);
-    EXPECT(d.tokens == n && wrong_samples(&d) == 0, "%d shards of one to three tokens: %lld tokens", SHARDS, (long long)d.tokens);
+    EXPECT(d.tokens == n && wrong_samples(&d) == 0, "%d shards of one to three tokens: %lld tokens",
+           SHARDS, (long long)d.tokens);
     EXPECT(d.fd < 1000, "descriptor %d: shards stay open", d.fd);
     loader_close(&d);
-    test_dir("loader_sizes");                              // removes what is large
+    test_dir("loader_sizes");  // removes what is large
     test_dir("loader_many");
 }
 
 // ---- refusals: what to open, and the sample to read or -1
 
-typedef struct { const char *path, *split; int seq; int64_t sample, limit; const char *shrink; } Request;
+typedef struct {
+    const char *path, *split;
+    int seq;
+    int64_t sample, limit;
+    const char *shrink;
+} Request;
 
 static void ask(void *arg) {
     const Request *r = (const Request *)arg;
@@ -201,23 +231,27 @@ static void ask(void *arg) {
     DataLoader d;
     loader_open(&d, r->path, r->split, r->seq, 0, 1);
     if (r->limit) d.limit = r->limit;
-    if (r->shrink) CHECK(truncate(r->shrink, SHARD_HEADER_BYTES + 100) == 0, "cannot shrink %s", r->shrink);
+    if (r->shrink)
+        CHECK(truncate(r->shrink, SHARD_HEADER_BYTES + 100) == 0, "cannot shrink %s", r->shrink);
     if (r->sample >= 0) loader_sample(&d, r->sample, inputs, targets);
 }
 
-// A good shard of 100 2-byte tokens with one word of its header changed, its size changed by `grow` bytes.
+// A good shard of 100 2-byte tokens with one word of its header changed, its size changed by `grow`
+// bytes.
 static const char *bad_shard(int word, int32_t value, int grow) {
     static char path[256];
     check_format(path, sizeof path, "%s/train.bin", test_dir("loader_bad"));
     write_shard(path, 0, 100, 2, 0);
     int fd = open(path, O_RDWR);
-    bool ok = (word < 0 || pwrite(fd, &value, 4, 4 * word) == 4) && ftruncate(fd, SHARD_HEADER_BYTES + 200 + grow) == 0;
+    bool ok = (word < 0 || pwrite(fd, &value, 4, 4 * word) == 4) &&
+              ftruncate(fd, SHARD_HEADER_BYTES + 200 + grow) == 0;
     EXPECT(ok, "%s cannot be written", path);
     close(fd);
     return path;
 }
 
-static void refuse(const char *path, int seq, int64_t sample, int64_t limit, const char *shrink, const char *words) {
+static void refuse(const char *path, int seq, int64_t sample, int64_t limit, const char *shrink,
+                   const char *words) {
     Request r = {path, "train", seq, sample, limit, shrink};
     EXPECT_REFUSAL(ask, &r, words);
 }
@@ -225,30 +259,39 @@ static void refuse(const char *path, int seq, int64_t sample, int64_t limit, con
 static void test_bad_shards(void) {
     char path[256], empty[256];
     check_format(empty, sizeof empty, "%s", test_dir("loader_none"));
-    refuse(check_format(path, sizeof path, "%s/missing", empty), 4, -1, 0, NULL, "missing: expected a shard, a folder of shards or a pattern, found nothing");
+    refuse(check_format(path, sizeof path, "%s/missing", empty), 4, -1, 0, NULL,
+           "missing: expected a shard, a folder of shards or a pattern, found nothing");
     refuse(check_format(path, sizeof path, "%s/*.bin", empty), 4, -1, 0, NULL, "found nothing");
-    refuse(empty, 4, -1, 0, NULL, "expected files named *train*.bin, found none among its 0 .bin files");
+    refuse(empty, 4, -1, 0, NULL,
+           "expected files named *train*.bin, found none among its 0 .bin files");
     write_shard(check_format(path, sizeof path, "%s/val.bin", empty), 0, 9, 2, 0);
     refuse(empty, 4, -1, 0, NULL, "found none among its 1 .bin files");
     write_shard(check_format(path, sizeof path, "%s/retrieval_train.bin", empty), 0, 9, 2, 0);
     refuse(empty, 4, -1, 0, NULL, "found both");
     refuse("/dev/null", 4, -1, 0, NULL, "found a folder or device");
 
-    refuse(bad_shard(SHARD_MAGIC, 1, 0), 4, -1, 0, NULL, "train.bin is not a shard: expected a header of 1024 bytes");
+    refuse(bad_shard(SHARD_MAGIC, 1, 0), 4, -1, 0, NULL,
+           "train.bin is not a shard: expected a header of 1024 bytes");
     refuse(bad_shard(-1, 0, -201), 4, -1, 0, NULL, "found 1023 bytes");
-    refuse(bad_shard(SHARD_VERSION, 2, 0), 4, -1, 0, NULL, "expected version 1 for magic 20240520, found version 2");
-    refuse(bad_shard(SHARD_MAGIC, SHARD_MAGIC_32, 200), 4, -1, 0, NULL, "expected version 7 for magic 20240801, found version 1");
+    refuse(bad_shard(SHARD_VERSION, 2, 0), 4, -1, 0, NULL,
+           "expected version 1 for magic 20240520, found version 2");
+    refuse(bad_shard(SHARD_MAGIC, SHARD_MAGIC_32, 200), 4, -1, 0, NULL,
+           "expected version 7 for magic 20240801, found version 1");
     refuse(bad_shard(SHARD_TOKENS, -5, 0), 4, -1, 0, NULL, "found the count -5");
     refuse(bad_shard(SHARD_TOKENS, 0, -200), 4, -1, 0, NULL, "found the count 0");
-    refuse(bad_shard(-1, 0, -1), 4, -1, 0, NULL, "expected 1224 bytes for its 100 tokens of 2 bytes, found 1223");
+    refuse(bad_shard(-1, 0, -1), 4, -1, 0, NULL,
+           "expected 1224 bytes for its 100 tokens of 2 bytes, found 1223");
     refuse(bad_shard(-1, 0, 2), 4, -1, 0, NULL, "found 1226");
-    refuse(bad_shard(SHARD_VOCAB, -1, 0), 4, -1, 0, NULL, "found -1");
+    refuse(bad_shard(SHARD_VOCAB, -1, 0), 4, -1, 0, NULL, "the vocabulary -1");
     refuse(bad_shard(-1, 0, 0), 100, -1, 0, NULL,
-           "expected at least seq + 1 = 101 tokens for one sample, found 100 in the train split (seq 100)\n  -> --seq 99 or less");
+           "expected at least seq + 1 = 101 tokens for one sample, found 100 in the train split "
+           "(seq 100)\n  -> --seq 99 or less");
 
     // Sample 17 of four reads the tokens 68 to 72; each is its own value.
-    refuse(bad_shard(-1, 0, 0), 4, 17, 72, NULL, "train.bin: expected tokens below 72, found 72 at position 72\n  -> --vocab 73");
-    refuse(bad_shard(SHARD_VOCAB, 70, 0), 4, 17, 0, NULL, "expected tokens below 70, found 70 at position 70");
+    refuse(bad_shard(-1, 0, 0), 4, 17, 72, NULL,
+           "train.bin: expected tokens below 72, found 72 at position 72\n  -> --vocab 73");
+    refuse(bad_shard(SHARD_VOCAB, 70, 0), 4, 17, 0, NULL,
+           "expected tokens below 70, found 70 at position 70");
     const char *shrunk = bad_shard(-1, 0, 0);
     refuse(shrunk, 4, 12, 0, shrunk, "expected 10 bytes at token 48, found 4");
 
@@ -256,17 +299,19 @@ static void test_bad_shards(void) {
     const char *first = "build/test/loader_bad/train_0.bin";
     write_shard(first, 0, 100, 2, 50257);
     write_shard(path, 0, 100, 2, 256);
-    refuse("build/test/loader_bad", 4, -1, 0, NULL, "train_1.bin: expected 2-byte tokens of vocabulary 50257 as in build/test/loader_bad/train_0.bin, found 2-byte");
+    refuse("build/test/loader_bad", 4, -1, 0, NULL,
+           "train_1.bin: expected 2-byte tokens of vocabulary 50257 as in "
+           "build/test/loader_bad/train_0.bin, found 2-byte");
     write_shard(path, 0, 100, 4, 50257);
     refuse("build/test/loader_bad", 4, -1, 0, NULL, "found 4-byte tokens of vocabulary 50257");
-    uint32_t huge = 0x80000000u;                           // would be negative as an int32
+    uint32_t huge = 0x80000000u;  // would be negative as an int32
     write_shard(first, 0, 100, 4, 0);
     int fd = open(first, O_RDWR);
     EXPECT(pwrite(fd, &huge, 4, SHARD_HEADER_BYTES) == 4, "%s cannot be written", first);
     close(fd);
     refuse(first, 4, 0, 0, NULL, "found 2147483648 at position 0");
 
-    DataLoader d;                                          // the same shard just fits where nothing is to be refused
+    DataLoader d;  // the same shard just fits where nothing is to be refused
     loader_open(&d, bad_shard(-1, 0, 0), "train", 4, 0, 0);
     d.limit = 73;
     EXPECT(start_of(&d, 17) == 68, "sample 17 begins with %lld", (long long)start_of(&d, 17));
@@ -297,12 +342,14 @@ static void test_corpus(void) {
     loader_open(&other, "", "train", SEQ, 0, 2);
     loader_open(&val, "", "val", SEQ, 0, 1);
     loader_open(&val_other, "", "val", SEQ, 0, 2);
-    EXPECT(train.vocab == 256 && train.limit == 256 && val.vocab == 256, "vocabulary %d", train.vocab);
-    EXPECT(train.samples == (1 << 21) / SEQ && val.samples == (1 << 17) / SEQ, "%lld and %lld samples", (long long)train.samples, (long long)val.samples);
+    EXPECT(train.vocab == 256 && train.limit == 256 && val.vocab == 256, "vocabulary %d",
+           train.vocab);
+    EXPECT(train.samples == (1 << 21) / SEQ && val.samples == (1 << 17) / SEQ,
+           "%lld and %lld samples", (long long)train.samples, (long long)val.samples);
     EXPECT(train.floor > 0.1 && train.floor < 2.0, "floor %g", train.floor);
     EXPECT(fabs(val.floor / train.floor - 1.0) < 0.02, "floors %g and %g", train.floor, val.floor);
 
-    char text[STORIES_MAX_BYTES];                          // of few samples the floor is that of the first stories
+    char text[STORIES_MAX_BYTES];  // of few samples the floor is that of the first stories
     double nats = 0;
     int64_t bytes = 0;
     for (uint64_t i = 0; bytes < 100 * SEQ; i++) {
@@ -312,7 +359,8 @@ static void test_corpus(void) {
     }
     uint64_t before = hash_samples(&val_other, 0, COUNT);
     loader_floor(&val_other, 100);
-    EXPECT(fabs(val_other.floor - nats / (double)bytes) < 1e-12 && val_other.floor != val.floor, "the floor of 100 samples is %g, expected %g", val_other.floor, nats / (double)bytes);
+    EXPECT(fabs(val_other.floor - nats / (double)bytes) < 1e-12 && val_other.floor != val.floor,
+           "the floor of 100 samples is %g, expected %g", val_other.floor, nats / (double)bytes);
     EXPECT(before == hash_samples(&val_other, 0, COUNT), "asking for it changes the text");
 
     int32_t inputs[SEQ], targets[SEQ];
@@ -325,26 +373,33 @@ static void test_corpus(void) {
             wrong += inputs[t] < 0 || inputs[t] > 255 || (t > 0 && inputs[t] != targets[t - 1]);
             separators += inputs[t] == 0;
         }
-        if (i == 0) EXPECT(inputs[0] == 0 && inputs[1] != 0, "the text begins with %d %d", inputs[0], inputs[1]);
+        if (i == 0)
+            EXPECT(inputs[0] == 0 && inputs[1] != 0, "the text begins with %d %d", inputs[0],
+                   inputs[1]);
     }
     EXPECT(wrong == 0, "%d tokens do not follow from the one before", wrong);
-    EXPECT(separators > COUNT * SEQ / STORIES_MAX_BYTES, "%d separators in %d bytes", separators, COUNT * SEQ);
+    EXPECT(separators > COUNT * SEQ / STORIES_MAX_BYTES, "%d separators in %d bytes", separators,
+           COUNT * SEQ);
 
-    uint64_t epoch0 = hash_samples(&train, 0, COUNT), epoch1 = hash_samples(&train, train.samples, COUNT);
+    uint64_t epoch0 = hash_samples(&train, 0, COUNT),
+             epoch1 = hash_samples(&train, train.samples, COUNT);
     EXPECT(epoch0 == hash_samples(&same, 0, COUNT), "the same seed has another text");
     EXPECT(epoch0 != hash_samples(&other, 0, COUNT), "another seed has the same text");
     EXPECT(epoch0 != epoch1, "epoch 1 repeats the text of epoch 0");
     EXPECT(epoch0 == hash_samples(&train, 0, COUNT), "epoch 0 is another text after epoch 1");
     EXPECT(epoch0 != hash_samples(&train, 8 * train.samples, COUNT), "epoch 8 repeats epoch 0");
     EXPECT(epoch0 != hash_samples(&train, train.samples << 16, COUNT), "epoch 65536 is epoch 0");
-    EXPECT(epoch1 == hash_samples(&same, same.samples, COUNT), "epoch 1 has another text when it is reached later");
+    EXPECT(epoch1 == hash_samples(&same, same.samples, COUNT),
+           "epoch 1 has another text when it is reached later");
     uint64_t validation = hash_samples(&val, 0, COUNT);
-    EXPECT(validation == hash_samples(&val_other, 0, COUNT), "validation depends on the seed of the run");
+    EXPECT(validation == hash_samples(&val_other, 0, COUNT),
+           "validation depends on the seed of the run");
     EXPECT(validation == hash_samples(&val, val.samples, COUNT), "validation depends on the epoch");
     EXPECT(validation != epoch0, "validation is the text of training");
-    other.seed = 0;                                        // the seed that validation uses
+    other.seed = 0;  // the seed that validation uses
     other.epoch = -1;
-    EXPECT(validation != hash_samples(&other, 0, COUNT), "validation is the text of training with seed 0");
+    EXPECT(validation != hash_samples(&other, 0, COUNT),
+           "validation is the text of training with seed 0");
     loader_close(&train);
     loader_close(&same);
     loader_close(&other);
@@ -383,11 +438,15 @@ static void test_content(void) {
     check_format(pattern, sizeof pattern, "%s/*.bin", dir);
     uint64_t whole = content_of(pattern);
     EXPECT(whole && whole == content_of(pattern), "the same data twice");
-    EXPECT(rename(b, check_format(moved, sizeof moved, "%s/c.bin", dir)) == 0 && content_of(pattern) == whole, "its name does not count");
-    EXPECT(rename(moved, check_format(b, sizeof b, "%s/0.bin", dir)) == 0 && content_of(pattern) != whole, "its order does");
+    EXPECT(rename(b, check_format(moved, sizeof moved, "%s/c.bin", dir)) == 0 &&
+               content_of(pattern) == whole,
+           "its name does not count");
+    EXPECT(rename(moved, check_format(b, sizeof b, "%s/0.bin", dir)) == 0 &&
+               content_of(pattern) != whole,
+           "its order does");
     unlink(b);
     write_shard(check_format(b, sizeof b, "%s/b.bin", dir), 1000, 1000, 2, 0);
-    for (int32_t last = 0; last < 2; last++) {             // the last token of each shard is another
+    for (int32_t last = 0; last < 2; last++) {  // the last token of each shard is another
         FILE *f = fopen(last ? b : a, "r+b");
         fseek(f, -2, SEEK_END);
         int low = fgetc(f);

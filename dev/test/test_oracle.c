@@ -39,7 +39,7 @@ static int by_name(const void *a, const void *b) { return strcmp((*(const Tensor
 static bool open_golden(Golden *g, const char *path) {
     char error[256];
     *g = (Golden){.path = path};
-    bool ok = safetensors_try_open(path, &g->file, error, sizeof error);
+    bool ok = safetensors_try_open(path, &g->file, error);
     EXPECT(ok, "%s: expected a golden, found: %s" REMEDY, path, error);
     if (!ok) return false;
     const char *text = json_get_string(json_get(g->file.header, "__metadata__"), "oracle", path);

@@ -2,6 +2,7 @@
 // splits it where it says, and leaves nothing behind when it refuses. --stories writes the tokens
 // that the trainer reads from its built-in corpus.
 #include "../../llmc/run/data.h"
+#include <sys/stat.h>
 #include "test.h"
 
 static void write_text(const char *dir, const char *name, const char *text, size_t length) {

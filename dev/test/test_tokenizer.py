@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_tokenizer.py: llmc/run/tokenizer.h equals tiktoken, token for token, over megabytes of code, every script, and random text.
+"""test_tokenizer.py: llmc/run/tokenizer.c equals tiktoken, token for token, over megabytes of code, every script, and random text.
 
     make build/tokenize && python3 dev/test/test_tokenizer.py [VOCAB_DIR]
 

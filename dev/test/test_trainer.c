@@ -122,7 +122,7 @@ static int log_lines(const char *path, int64_t *steps) {
     for (size_t at = 0; text && at < n; lines++) {
         size_t length = (size_t)((char *)memchr(text + at, '\n', n - at) - (text + at));
         Json *root;
-        bool ok = json_try_parse(text + at, length, &root, error, sizeof error);
+        bool ok = json_try_parse(text + at, length, &root, error);
         EXPECT(ok, "%s line %d: %s", path, lines + 1, error);
         if (ok) { *steps += json_get_int(root, "step", path); json_free(root); }
         at += length + 1;
@@ -246,7 +246,7 @@ static void hurt_tensor(const char *run_dir, int64_t step, const char *file, con
     SafetensorsFile tensors[2];
     Checkpoint c;
     begin_checkpoint(&c, run_dir, step);
-    checkpoint_path(dir, run_dir, "", step);
+    checkpoint_path(dir, run_dir, step);
     for (int i = 0; i < 4; i++) {
         size_t n;
         check_format(path, sizeof path, "%s/%s", dir, FILES[i]);

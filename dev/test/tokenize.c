@@ -1,7 +1,8 @@
-// tokenize.c: text to the tokens of a tokenizer, as int32, and how fast.   build/tokenize tokenizer.bin < text > tokens
-// A NUL byte separates texts, and -1 their tokens.
+// tokenize.c: text to the tokens of a tokenizer, as int32, and how fast.   build/tokenize
+// tokenizer.bin < text > tokens A NUL byte separates texts, and -1 their tokens.
 #include <time.h>
 #include "../../llmc/run/tokenizer.h"
+#include "../../llmc/run/util.h"
 
 static double seconds(void) {
     struct timespec t;
@@ -10,7 +11,10 @@ static double seconds(void) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc == 2, "expected the name of a tokenizer, found %d arguments\n  -> build/tokenize tokenizer.bin < text > tokens", argc - 1);
+    CHECK(argc == 2,
+          "expected the name of a tokenizer, found %d arguments\n  -> build/tokenize tokenizer.bin "
+          "< text > tokens",
+          argc - 1);
     Tokenizer t;
     tokenizer_open(argv[1], &t);
     char *text = NULL;
@@ -31,9 +35,12 @@ int main(int argc, char **argv) {
         at = end + 1;
     }
     double took = seconds() - start;
-    fprintf(stderr, "%zu bytes, %lld tokens, %.4f s, %.1f MB/s\n", n, (long long)count, took, (double)n * 1e-6 / took);
-    bool written = fwrite(tokens, sizeof *tokens, (size_t)count, stdout) == (size_t)count && fflush(stdout) == 0;
-    CHECK(written, "expected to write %lld tokens, found: %s\n  -> free disk space", (long long)count, strerror(errno));
+    fprintf(stderr, "%zu bytes, %lld tokens, %.4f s, %.1f MB/s\n", n, (long long)count, took,
+            (double)n * 1e-6 / took);
+    bool written = fwrite(tokens, sizeof *tokens, (size_t)count, stdout) == (size_t)count &&
+                   fflush(stdout) == 0;
+    CHECK(written, "expected to write %lld tokens, found: %s\n  -> free disk space",
+          (long long)count, strerror(errno));
     tokenizer_close(&t);
     free(tokens);
     free(text);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
+#include <unistd.h>
 #include "mpi.h"
 #include "socket.h"
 #include "util.h"

@@ -296,7 +296,7 @@ static inline void checkpoint_find(const char *path, char *dir) {
     check_format(config, sizeof config, "%s/manifest.json", path);
     if (file_exists(config)) {
         check_format(dir, PATH_CAP, "%s", path);
-        CHECK(checkpoint_verify(dir, why, sizeof why), "%s is damaged: %s\n  -> use another checkpoint of that run", dir, why);
+        CHECK(checkpoint_verify(dir, why), "%s is damaged: %s\n  -> use another checkpoint of that run", dir, why);
         return;
     }
     CHECK(is_folder(path), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/", path);

@@ -1,374 +1,87 @@
 // data.h: samples of T inputs and T targets, from shards on disk or from the built-in corpus.
 //
-// A shard is llm.c's format: a header of 256 int32 (magic, version, number of tokens; vocabulary, and bytes and words of the text, or 0 where
-// unknown; then zeros) and the tokens, 2 bytes each (magic 20240520, version 1) or 4 (magic 20240801, version 7). Little-endian, as x86-64 and
-// AArch64 are.
-// data/README.md draws it, data/shard.c writes it.
+// A shard is llm.c's format: a header of 256 int32 (magic, version, number of tokens; vocabulary,
+// and bytes and words of the text, or 0 where unknown; then zeros) and the tokens, of 2 bytes each
+// (magic 20240520, version 1) or 4 (magic 20240801, version 7). Little-endian, as x86-64 and
+// AArch64 are. data/README.md draws it, data/shard.c writes it.
 //
-// The tokens of all shards in the order of their names are one stream of N tokens. Window w has the inputs w*T .. w*T+T-1 and as
-// targets the tokens one further on; windows straddle shards. An epoch is the (N-1)/T windows; the last (N-1)%T tokens are left over.
-// The window of sample number i is a function of (seed, i) alone: nothing here counts calls. One loader serves one thread.
+// The tokens of all shards, in the order of their names, are one stream of N tokens. Window w has
+// the inputs w*T .. w*T+T-1 and as targets the tokens one further on; windows straddle shards. An
+// epoch is the (N-1)/T windows; the last (N-1)%T tokens are left over. Sample number i is a
+// function of (seed, i) alone: nothing here counts calls.
 //
-// The built-in corpus (data/stories.c) is such a stream in memory, a new one for every epoch of training, so it never repeats.
+// The built-in corpus (data/stories.c) is such a stream in memory, a new one for every epoch of
+// training, so it never repeats.
 //
-// Data is identified by its content: the XXH64 of every shard, in their order. A thread computes it
-// beside the training.
+// The XXH64 of every shard, in their order, identifies the data. A thread computes it beside the
+// training.
 #pragma once
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <glob.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#include "../../data/stories.h"
-#include "util.h"
-#include "../rand.h"
+#include <stdint.h>
 
-enum { SHARD_HEADER_BYTES = 1024, SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1, SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
-enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD_WORDS };       // the words of the header
+enum { SHARD_HEADER_BYTES = 1024 };
+enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1 };
+enum { SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
+enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD_WORDS };  // words
 
-// Tokens of the built-in corpus: a power of two of them are inputs, the last one is only a target. An epoch takes a tenth of a second
-// to write, which is how long training waits where the next one begins.
+// Tokens of the built-in corpus: a power of two are inputs, the last one is only a target. To write
+// an epoch takes a tenth of a second; training waits that long at the start of each.
 enum { CORPUS_TRAIN_TOKENS = (1 << 21) + 1, CORPUS_VAL_TOKENS = (1 << 17) + 1, CORPUS_VOCAB = 256 };
 
-// Holds the tokens first .. first+count-1 of the stream. hash: of the file, 0 until it is known.
-typedef struct { char *path; int64_t first, count; uint64_t hash; } Shard;
+typedef struct {
+    char *path;
+    int64_t first, count;  // it holds the tokens first .. first + count - 1 of the stream
+    uint64_t hash;         // of the file; 0: not known yet
+} Shard;
 
-// The thread that hashes shards. done, bytes and stop are read and written by both threads,
-// atomically.
+// The thread that hashes shards. Both threads use done, stop and bytes, atomically.
 typedef struct {
     pthread_t thread;
     bool running;
     int done, stop;
-    int64_t bytes;                     // hashed so far
-    const Shard *bad;                  // the first shard that cannot be read, or has changed
-    int error;                         // errno of reading it; 0: it has changed
+    int64_t bytes;     // hashed so far
+    const Shard *bad;  // the first shard that cannot be read, or has changed
+    int error;         // errno of reading it; 0: it has changed
 } ShardHasher;
 
+// One loader serves one thread.
 typedef struct {
-    int64_t tokens, samples, seq;      // per epoch, per epoch, per sample
-    int vocab;                         // 0: unknown
-    double floor;                      // nats per token below which no model can get on average; NAN: unknown
-    int64_t limit;                     // tokens from here on are refused when they are read: the caller lowers it to the model's vocabulary
+    int64_t seq;              // T
+    int64_t tokens, samples;  // of an epoch
+    int vocab;                // 0: unknown
+    int64_t limit;            // tokens from here on are refused; the caller may lower it
+    double floor;             // nats per token that no model can beat on average; NAN: unknown
     bool shuffle, validation;
     uint64_t seed;
     Shard *shards;
-    int64_t shard_count, shard_open;   // shard_open: the one shard that fd has open, -1 for none
-    int width, fd;                     // bytes per token
-    void *raw;                         // T+1 tokens as they are on disk
-    char *text;                        // the built-in corpus of this epoch, or NULL
+    int64_t shard_count, shard_open;  // shard_open: the one shard that fd has open, -1 for none
+    int width, fd;                    // bytes per token
+    void *raw;                        // [T + 1] tokens as they are on disk
+    char *text;                       // the built-in corpus of this epoch, or NULL
     int64_t epoch;
-    uint64_t content;                  // what identifies the data; 0: not known yet
+    uint64_t content;  // identifies the data; 0: not known yet
     ShardHasher hasher;
 } DataLoader;
 
-// The first `tokens` bytes of an epoch: stories, each after a NUL byte. Story numbers of different epochs do not meet. Validation has one text for
-// all seeds, so that runs with different seeds are compared on the same bytes. The floor is their nats a byte, over whole stories: the last one reaches beyond.
-static inline void corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
-    uint64_t seed = stories_seed(d->validation ? 0 : d->seed, d->validation);
-    double nats = 0.0;
-    int64_t end = 0;
-    for (uint64_t i = 0; end < tokens; i++) {
-        size_t length = 0;
-        d->text[end++] = 0;
-        nats += stories_write(seed, (uint64_t)epoch << 32 | i, d->text + end, STORIES_MAX_BYTES, &length);
-        end += (int64_t)length;
-    }
-    d->floor = nats / (double)end;
-    d->epoch = epoch;
-}
+// path: "" for the built-in corpus, a shard, a folder (its *train*.bin or *val*.bin, by split), or
+// a glob pattern. Faults in the data end the program.
+void loader_open(DataLoader *d, const char *path, const char *split, int seq, bool shuffle,
+                 uint64_t seed);
+void loader_close(DataLoader *d);
 
-// Where only the first samples are read, as in a validation, the floor is that of their text, which is written once more.
-static inline void loader_floor(DataLoader *d, int64_t samples) {
-    if (d->text) corpus_write(d, d->epoch, samples * d->seq);
-}
+// Sample number `index`, counted from the start of training: seq inputs and seq targets.
+void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targets);
 
-// Reads up to `bytes` bytes at `offset`; fewer only at the end of the file, -1 for an error.
-static inline int64_t shard_read(int fd, void *out, int64_t bytes, int64_t offset) {
-    int64_t done = 0;
-    while (done < bytes) {
-        ssize_t n = pread(fd, (char *)out + done, (size_t)(bytes - done), (off_t)(offset + done));
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return -1;
-        if (n == 0) break;
-        done += n;
-    }
-    return done;
-}
+// Makes d->floor that of the first samples alone, where only those are read (validation).
+void loader_floor(DataLoader *d, int64_t samples);
 
-// Reads the header of one shard, refuses what does not fit the file or the shards before it, and appends it to the stream.
-static inline void shard_check(DataLoader *d, Shard *s) {
-    int32_t head[SHARD_HEADER_BYTES / 4] = {0};
-    struct stat info;
-    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);     // not waiting for the other end, should it be a pipe
-    CHECK(fd >= 0, "%s: expected a shard, found that it cannot be opened: %s\n  -> check the path and its permissions", s->path, strerror(errno));
-    CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode), "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'", s->path);
-    int64_t got = shard_read(fd, head, SHARD_HEADER_BYTES, 0), size = info.st_size;
-    close(fd);
+// begin starts to hash the shards in the background. end waits, with a line of progress every two
+// seconds, and returns d->content. It ends the program if a shard has changed since the last time.
+void loader_hash_begin(DataLoader *d);
+uint64_t loader_hash_end(DataLoader *d);
+double loader_gigabytes(const DataLoader *d);
 
-    int32_t magic = head[SHARD_MAGIC], version = head[SHARD_VERSION], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
-    CHECK(got == SHARD_HEADER_BYTES && (magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32),
-          "%s is not a shard: expected a header of %d bytes with magic %d or %d, found %lld bytes with magic %d\n"
-          "  -> make shard && ./shard --out DIR your.txt, then --data DIR",
-          s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, (long long)got, magic);
-    int expected = magic == SHARD_MAGIC_16 ? SHARD_VERSION_16 : SHARD_VERSION_32, width = magic == SHARD_MAGIC_16 ? 2 : 4;
-    CHECK(version == expected, "%s: expected version %d for magic %d, found version %d\n  -> write the shards again with the tool they came from",
-          s->path, expected, magic, version);
-    CHECK(count > 0, "%s: expected at least one token, found the count %d in its header\n  -> write this shard again, or remove it", s->path, count);
-    int64_t need = SHARD_HEADER_BYTES + (int64_t)count * width;
-    CHECK(size == need, "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n  -> copy or download this shard again",
-          s->path, (long long)need, count, width, (long long)size);
-    CHECK(vocab >= 0, "%s: expected a vocabulary size, or 0 for unknown, found %d\n  -> write this shard again", s->path, vocab);
-
-    if (s == d->shards) d->width = width, d->vocab = vocab;
-    CHECK(width == d->width && vocab == d->vocab,
-          "%s: expected %d-byte tokens of vocabulary %d as in %s, found %d-byte tokens of vocabulary %d\n  -> one tokenizer per run: move one of the two away",
-          s->path, d->width, d->vocab, d->shards->path, width, vocab);
-    s->first = d->tokens;
-    s->count = count;
-    d->tokens += count;
-}
-
-static inline void shard_add(DataLoader *d, const char *folder, const char *name) {
-    int64_t n = d->shard_count++;
-    if ((n & (n - 1)) == 0) {                              // the room doubles at powers of two: linear time in all
-        d->shards = (Shard *)realloc(d->shards, (size_t)(n ? 2 * n : 1) * sizeof(Shard));
-        CHECK(d->shards, "no memory for a list of %lld shards\n  -> fewer and larger shards", (long long)n);
-    }
-    size_t bytes = strlen(folder) + strlen(name) + 2;
-    memset(&d->shards[n], 0, sizeof d->shards[n]);
-    d->shards[n].path = (char *)check_alloc(bytes, "the path of a shard");
-    check_format(d->shards[n].path, bytes, "%s%s%s", folder, *folder ? "/" : "", name);
-}
-
-static inline int shard_order(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
-
-static inline bool shard_named(const char *name) {
-    size_t length = strlen(name);
-    return length > 4 && strcmp(name + length - 4, ".bin") == 0;
-}
-
-// The shards of one split in a folder: *.bin, not hidden, whose name contains the split's.
-static inline void shard_list_folder(DataLoader *d, const char *path, const char *split) {
-    struct dirent **entries;
-    int n = scandir(path, &entries, NULL, shard_order), bins = 0;
-    CHECK(n >= 0, "%s: expected a folder of shards, found that it cannot be read: %s\n  -> check its permissions", path, strerror(errno));
-    for (int i = 0; i < n; i++) {
-        const char *name = entries[i]->d_name;
-        if (name[0] != '.' && shard_named(name)) {
-            bins++;
-            CHECK(!strstr(name, "train") || !strstr(name, "val"),       // such a file would be trained on and validated with
-                  "%s/%s: expected \"train\" or \"val\" in the name, found both\n  -> rename the file", path, name);
-            if (strstr(name, split)) shard_add(d, path, name);
-        }
-        free(entries[i]);
-    }
-    free(entries);
-    CHECK(d->shard_count, "%s: expected files named *%s*.bin, found none among its %d .bin files\n  -> name them so, or give --data 'FOLDER/*.bin', or --val-data too; from text: make shard && ./shard --out DIR your.txt",
-          path, split, bins);
-}
-
-static inline void shard_list(DataLoader *d, const char *path, const char *split) {
-    struct stat info;
-    if (stat(path, &info) == 0) {
-        if (S_ISDIR(info.st_mode)) shard_list_folder(d, path, split);
-        else shard_add(d, "", path);
-        return;
-    }
-    int error = errno;
-    glob_t found;
-    CHECK(glob(path, 0, NULL, &found) == 0, "%s: expected a shard, a folder of shards or a pattern, found nothing there: %s\n"
-          "  -> check the path, or leave --data out for the built-in corpus", path, strerror(error));
-    for (size_t i = 0; i < found.gl_pathc; i++) shard_add(d, "", found.gl_pathv[i]);
-    globfree(&found);
-}
-
-// path: "" for the built-in corpus, a shard, a folder (its *train*.bin or *val*.bin, by split), or a glob pattern.
-static inline void loader_open(DataLoader *d, const char *path, const char *split, int seq, int shuffle, uint64_t seed) {
-    memset(d, 0, sizeof *d);
-    d->seq = seq;
-    d->shuffle = shuffle != 0;
-    d->validation = strcmp(split, "val") == 0;
-    d->seed = seed;
-    d->floor = NAN;
-    d->fd = -1;
-    d->shard_open = -1;
-    if (*path) {
-        shard_list(d, path, split);
-        for (int64_t i = 0; i < d->shard_count; i++) shard_check(d, &d->shards[i]);
-        d->raw = check_alloc(((size_t)seq + 1) * (size_t)d->width, "one sample");
-    } else {
-        d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
-        d->vocab = CORPUS_VOCAB;
-        d->text = (char *)check_alloc((size_t)d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
-        corpus_write(d, 0, d->tokens);
-        Hash content = hash_begin();
-        hash_add(&content, d->text, (size_t)d->tokens);
-        d->content = hash_end(&content);
-    }
-    d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
-    d->samples = (d->tokens - 1) / seq;
-    CHECK(d->samples > 0, "%s: expected at least seq + 1 = %d tokens for one sample, found %lld in the %s split (seq %d)\n  -> --seq %lld or less, or more text",
-          *path ? path : "built-in corpus", seq + 1, (long long)d->tokens, split, seq, (long long)(d->tokens > 1 ? d->tokens - 1 : 1));
-}
-
-// ---------------------------------------------------------------------------------- what the data is
-
-// XXH64 of a shard's bytes. False with errno set (0: it is cut short) when it cannot be read, or
-// with `stop` set.
-static inline bool shard_hash(const Shard *s, int width, ShardHasher *hasher, char *buffer,
-                              int64_t piece, uint64_t *out) {
-    int64_t bytes = SHARD_HEADER_BYTES + s->count * width, at = 0, got = 0;
-    Hash hash = hash_begin();
-    errno = 0;
-    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return false;
-    while (at < bytes && !__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) {
-        got = shard_read(fd, buffer, bytes - at < piece ? bytes - at : piece, at);
-        if (got <= 0) break;
-        hash_add(&hash, buffer, (size_t)got);
-        at += got;
-        __atomic_fetch_add(&hasher->bytes, got, __ATOMIC_RELAXED);
-    }
-    close(fd);
-    *out = hash_end(&hash);
-    return at == bytes;
-}
-
-// The thread: hashes every shard, and compares with the hash that an earlier pass has found.
-static inline void *shard_hash_all(void *loader) {
-    const int64_t piece = 1 << 20;
-    DataLoader *d = (DataLoader *)loader;
-    ShardHasher *hasher = &d->hasher;
-    char *buffer = (char *)malloc((size_t)piece);
-    for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
-        uint64_t hash = 0;
-        bool read = buffer && shard_hash(s, d->width, hasher, buffer, piece, &hash);
-        if (__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) break;
-        hasher->error = read ? 0 : errno;
-        if (!read || (s->hash && s->hash != hash)) hasher->bad = s;
-        s->hash = hash;
-    }
-    free(buffer);
-    __atomic_store_n(&hasher->done, 1, __ATOMIC_RELEASE);
-    return NULL;
-}
-
-// Begins to hash the shards in the background. loader_hash_end says what came of it.
-static inline void loader_hash_begin(DataLoader *d) {
-    ShardHasher *hasher = &d->hasher;
-    if (hasher->running || !d->shard_count) return;
-    memset(hasher, 0, sizeof *hasher);
-    hasher->running = pthread_create(&hasher->thread, NULL, shard_hash_all, d) == 0;
-    CHECK(hasher->running, "no thread to hash the data\n  -> close other programs");
-}
-
-static inline void loader_hash_join(DataLoader *d) {
-    if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
-    d->hasher.running = false;
-}
-
-// Gigabytes of the shards.
-static inline double loader_gigabytes(const DataLoader *d) {
-    return 1e-9 * (double)(d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
-}
-
-// Waits for the hash, with a line of progress every two seconds, and ends the program when a shard
-// has changed since the last time. Returns what identifies the data: the bytes of its shards and
-// their order, not their names.
-static inline uint64_t loader_hash_end(DataLoader *d) {
-    const struct timespec nap = {0, 1000000};
-    ShardHasher *hasher = &d->hasher;
-    double printed = clock_seconds();
-    while (hasher->running && !__atomic_load_n(&hasher->done, __ATOMIC_ACQUIRE)) {
-        nanosleep(&nap, NULL);
-        if (clock_seconds() - printed < 2) continue;
-        printf("hashing the data: %.1f of %.1f GB\n",
-               1e-9 * (double)__atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
-               loader_gigabytes(d));
-        fflush(stdout);
-        printed = clock_seconds();
-    }
-    if (hasher->running) {
-        loader_hash_join(d);
-        const Shard *bad = hasher->bad;
-        CHECK(!bad, "%s %s%s\n  -> restore the shard, then start again from the last checkpoint",
-              bad->path,
-              hasher->error ? "cannot be read any more: " : "has changed since this run began",
-              hasher->error ? strerror(hasher->error) : "");
-        Hash content = hash_begin();
-        for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++)
-            hash_add(&content, &s->hash, sizeof s->hash);
-        d->content = hash_end(&content);
-    }
-    return d->content;
-}
-
-static inline void loader_close(DataLoader *d) {
-    __atomic_store_n(&d->hasher.stop, 1, __ATOMIC_RELAXED);
-    loader_hash_join(d);
-    if (d->shard_count && d->fd >= 0) close(d->fd);
-    for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
-    free(d->shards);
-    free(d->raw);
-    free(d->text);
-    memset(d, 0, sizeof *d);
-    d->fd = -1;
-}
-
-// The shard that holds token `at`, opened. Only one is open at a time: a folder may hold more shards than a process may open.
-static inline const Shard *shard_seek(DataLoader *d, int64_t at) {
-    int64_t low = 0, high = d->shard_count - 1;
-    while (low < high) {                                   // the last shard that begins at or before `at`
-        int64_t middle = (low + high + 1) / 2;
-        if (d->shards[middle].first <= at) low = middle;
-        else high = middle - 1;
-    }
-    const Shard *s = &d->shards[low];
-    if (low != d->shard_open) {
-        if (d->fd >= 0) close(d->fd);
-        d->fd = open(s->path, O_RDONLY | O_CLOEXEC);
-        CHECK(d->fd >= 0, "%s: expected the shard seen at the start, found that it cannot be opened: %s\n  -> leave the shards in place while training",
-              s->path, strerror(errno));
-        d->shard_open = low;
-    }
-    return s;
-}
-
-// Reads and widens the T+1 tokens from `at` on, piece by piece where they lie in several shards.
-static inline void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *targets) {
-    for (int64_t done = 0; done < d->seq + 1;) {
-        const Shard *s = shard_seek(d, at + done);
-        int64_t skip = at + done - s->first, n = s->count - skip;
-        if (n > d->seq + 1 - done) n = d->seq + 1 - done;
-        int64_t got = shard_read(d->fd, d->raw, n * d->width, SHARD_HEADER_BYTES + skip * d->width);
-        CHECK(got == n * d->width, "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the start, or the disk fails\n"
-              "  -> restore the shard, then start again from the last checkpoint", s->path, (long long)(n * d->width), (long long)skip, (long long)got);
-        for (int64_t i = 0; i < n; i++, done++) {
-            int64_t token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
-            CHECK(token < d->limit, "%s: expected tokens below %lld, found %lld at position %lld\n  -> --vocab %lld or more, or shards of the right tokenizer",
-                  s->path, (long long)d->limit, (long long)token, (long long)(skip + i), (long long)token + 1);
-            if (done < d->seq) inputs[done] = (int32_t)token;
-            if (done > 0) targets[done - 1] = (int32_t)token;
-        }
-    }
-}
-
-// Sample number `index` counted from the start of training.
-static inline void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targets) {
-    int64_t epoch = index / d->samples, window = index % d->samples;
-    if (d->shuffle) window = (int64_t)rand_permute(rand_key(d->seed, "shuffle", (uint64_t)epoch), (uint64_t)window, (uint64_t)d->samples);
-    int64_t first = window * d->seq;
-    if (!d->text) {
-        shard_window(d, first, inputs, targets);
-        return;
-    }
-    if (epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
-    for (int64_t t = 0; t < d->seq; t++) {
-        inputs[t] = (unsigned char)d->text[first + t];
-        targets[t] = (unsigned char)d->text[first + t + 1];
-    }
-}
+bool shard_named(const char *name);  // whether a file's name ends in .bin
+int shard_order(const struct dirent **a, const struct dirent **b);  // of names, for scandir

@@ -217,7 +217,7 @@ static inline const char *flag_word(char *buf, size_t cap, const char *choices, 
 // A text in other bytes would come back from config.json as another one.
 static inline bool flag_is_utf8(const char *text) {
     for (size_t left = strlen(text), length; left; text += length, left -= length) {
-        length = json_utf8_length(text, left);
+        length = utf8_length(text, left);
         if (!length) return false;
     }
     return true;

@@ -2,6 +2,7 @@
 #include "free_memory.h"
 #include <math.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #include "util.h"
 
 // The number that follows `key` at the start of a line of a file; NAN: there is none.

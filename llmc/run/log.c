@@ -13,8 +13,8 @@
 // the validation and the tasks of that very step.
 static bool keep_line(Log *log, const char *line, size_t n, int64_t step) {
     Json *root;
-    char error[256];
-    if (!json_try_parse(line, n, &root, error, sizeof error)) return false;
+    char error[ERROR_CAP];
+    if (!json_try_parse(line, n, &root, error)) return false;
     const Json *at = json_get(root, "step");
     bool keep = at && at->kind == JSON_INT && at->integer <= step;
     bool last = keep && at->integer == step;

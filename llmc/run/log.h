@@ -4,7 +4,8 @@
 // A kill may cut the last line: log_open drops it, and with it the lines of steps that the resumed
 // run will do again. With several processes only process 0 has a file; the others write nothing.
 #pragma once
-#include "checkpoint.h"
+#include <stdio.h>
+#include "files.h"
 
 typedef struct Log {
     int fd;                               // 0: no file

@@ -8,6 +8,7 @@
 //                   manifest.json          size and checksum of each (checkpoint.h)
 #include "run.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>

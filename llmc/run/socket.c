@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include "util.h"
 
 enum { DEFAULT_PORT = 29500 };

@@ -1,0 +1,221 @@
+// checkpoint.c: see checkpoint.h. In order of time:
+//
+//   remove .tmp-step_*                      leftovers of kills
+//   .tmp-step_200/model.safetensors ...     each written as <name>.tmp, synced, renamed
+//   .tmp-step_200/manifest.json             the sizes and hashes of the files before it
+//   remove step_200                         if a damaged one is there
+//   rename .tmp-step_200 -> step_200        a kill before this: the checkpoint before is the newest
+//   sync the run's folder                   after it: this one
+#include "checkpoint.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char TEMP[] = ".tmp-";
+enum { TEMP_BYTES = sizeof TEMP - 1 };
+
+// ------------------------------------------------------------------------------------------- names
+
+char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
+    return check_format(buf, PATH_CAP, "%s/step_%08" PRId64, run_dir, step);
+}
+
+static char *temp_path(char *buf, const char *run_dir, int64_t step) {
+    return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, TEMP, step);
+}
+
+// The step in a folder's name, or -1 when it is not exactly the name of a checkpoint: it must read
+// back as itself, so step_7 and step_00000007x are strangers, which nobody touches.
+static int64_t step_of(const char *name) {
+    char again[64];
+    if (strncmp(name, "step_", 5) != 0) return -1;
+    long long step = strtoll(name + 5, NULL, 10);
+    snprintf(again, sizeof again, "step_%08lld", step);
+    return strcmp(again, name) == 0 ? step : -1;
+}
+
+// ----------------------------------------------------------------------------------------- writing
+
+// Removes the unfinished checkpoints that kills left behind.
+static void remove_unfinished(int run, const char *run_dir) {
+    int fd = openat(run, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir closes it
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written",
+                run_dir, strerror(errno));
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        bool temp = strncmp(e->d_name, TEMP, TEMP_BYTES) == 0;
+        if (!temp || step_of(e->d_name + TEMP_BYTES) < 0) continue;
+        CHECK_WRITE(folder_remove(run, e->d_name),
+                    "cannot remove the unfinished checkpoint %s/%s: %s\n  -> remove it by hand",
+                    run_dir, e->d_name, strerror(errno));
+    }
+    closedir(d);
+}
+
+void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step) {
+    CHECK(step >= 0, "a checkpoint of step %" PRId64 "\n  -> count steps from zero", step);
+    memset(c, 0, sizeof *c);
+    c->run = run;
+    remove_unfinished(run, run_dir);
+    c->folder = folder_open_in(run, temp_path(c->temp, run_dir, step));
+}
+
+// A line of the manifest. Names are this program's own and need no escapes.
+static void note_file(Checkpoint *c, const char *name, Hash hash) {
+    size_t used = strlen(c->manifest);
+    check_format(c->manifest + used, sizeof c->manifest - used,
+                 "%s\"%s\": {\"size\": %" PRIu64 ", \"xxh64\": \"%016" PRIx64 "\"}",
+                 used ? ",\n" : "{\n", name, hash.length, hash_end(&hash));
+}
+
+void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
+    char path[PATH_CAP];
+    check_format(path, sizeof path, "%s/%s", c->temp, name);
+    note_file(c, name, safetensors_write(c->folder, path, tensors, count, &c->bad));
+}
+
+static Hash add_text(Checkpoint *c, const char *name, const char *text) {
+    char path[PATH_CAP];
+    return file_write_text(c->folder, check_format(path, sizeof path, "%s/%s", c->temp, name),
+                           text);
+}
+
+void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
+    note_file(c, name, add_text(c, name, text));
+}
+
+void checkpoint_abandon(Checkpoint *c) {
+    close(c->folder);
+    folder_remove(c->run, file_name(c->temp));
+}
+
+// The manifest comes last and every file is on the disk, so what gets the plain name is whole. What
+// has that name already is damaged (see checkpoint.h), so a kill between its removal and the rename
+// costs nothing that a resume would have taken.
+void checkpoint_commit(Checkpoint *c) {
+    char dir[PATH_CAP];
+    size_t used = strlen(c->manifest);
+    check_format(c->manifest + used, sizeof c->manifest - used, "\n}\n");
+    add_text(c, "manifest.json", c->manifest);
+    close(c->folder);
+
+    const char *temp = file_name(c->temp), *plain = temp + TEMP_BYTES;
+    CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
+                "cannot rename %s to %s: %s\n  -> choose a directory that can be written", c->temp,
+                plain, strerror(errno));
+    folder_sync(c->run, file_parent(dir, c->temp));
+}
+
+// ----------------------------------------------------------------------------------------- reading
+
+// One member of the manifest against its file. A hostile name must not lead out of the folder.
+static bool verify_file(const char *dir, const Json *entry, char *error) {
+    const char *name = entry->key;
+    const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
+    bool plain = *name && *name != '.' && !strchr(name, '/') && strlen(name) < 64;
+    bool valid = plain && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
+    if (!valid)
+        return error_set(error,
+                         "manifest.json: expected a plain name, \"size\" and \"xxh64\" for "
+                         "\"%.80s\"",
+                         name);
+    char path[PATH_CAP], found[17];
+    Hash hash;
+    if (!file_hash(check_format(path, sizeof path, "%s/%s", dir, name), &hash, NULL))
+        return error_set(error, "%s: %s", name, strerror(errno));
+    check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
+    return (hash.length == (uint64_t)size->integer && strcmp(found, xxh64->text) == 0) ||
+           error_set(error,
+                     "%s: expected %" PRId64 " bytes with checksum %.16s, found %" PRIu64
+                     " with %s",
+                     name, size->integer, xxh64->text, hash.length, found);
+}
+
+// A JSON file of a checkpoint, for json_free; NULL with the reason in error.
+static Json *read_json(const char *dir, const char *name, char *error) {
+    char path[PATH_CAP], why[ERROR_CAP];
+    size_t n;
+    Json *root = NULL;
+    char *text = file_read(check_format(path, sizeof path, "%s/%s", dir, name), JSON_MOST, &n);
+    if (!text) error_set(error, "%s: %s", name, strerror(errno));
+    else if (!json_try_parse(text, n, &root, why)) error_set(error, "%s: %s", name, why);
+    free(text);
+    return root;
+}
+
+bool checkpoint_verify(const char *dir, char *error) {
+    Json *manifest = read_json(dir, "manifest.json", error);
+    if (!manifest) return false;
+    bool ok = (manifest->kind == JSON_OBJECT && manifest->count > 0) ||
+              error_set(error, "manifest.json: expected an object of files");
+    for (const Json *entry = manifest->first; ok && entry; entry = entry->next)
+        ok = verify_file(dir, entry, error);
+    json_free(manifest);
+    return ok;
+}
+
+// Whether dir is a whole checkpoint of this step.
+static bool is_whole(const char *dir, int64_t step, char *error) {
+    if (!checkpoint_verify(dir, error)) return false;
+    Json *state = read_json(dir, "state.json", error);
+    const Json *at = json_get(state, "step");
+    int64_t stated = at && at->kind == JSON_INT ? at->integer : -1;
+    json_free(state);
+    if (stated < 0) return error_set(error, "its state.json names no step");
+    return stated == step ||
+           error_set(error, "its state.json is of step %" PRId64 ", was it renamed?", stated);
+}
+
+// A run that does not exist yet has no checkpoint.
+int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
+    int64_t best = -1;
+    DIR *d = opendir(run_dir);
+    CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a directory that can be read",
+          run_dir, strerror(errno));
+    if (!d) return -1;
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        int64_t step = step_of(e->d_name);
+        if (step < below && step > best) best = step;
+    }
+    closedir(d);
+    return best;
+}
+
+// One that disappears while it is read was pruned by a process that trains: there is a newer one,
+// and the search begins again.
+bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
+    char error[ERROR_CAP];
+    struct stat info;
+    bool damaged = false;
+    for (int64_t step = below; (step = checkpoint_step_below(run_dir, step)) >= 0;) {
+        if (is_whole(checkpoint_path(dir, run_dir, step), step, error)) return true;
+        if (lstat(dir, &info) != 0 && errno == ENOENT) {
+            step = below;
+            continue;
+        }
+        fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, error);
+        damaged = true;
+    }
+    CHECK(!damaged,
+          "every checkpoint in %s is damaged\n"
+          "  -> restore one from a copy, or remove them to begin anew",
+          run_dir);
+    return false;
+}
+
+// Each gets the name of an unfinished one first: a kill leaves no half of a checkpoint under its
+// own name, and the next checkpoint_begin removes the rest.
+void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
+    char path[PATH_CAP], aside[PATH_CAP];
+    int64_t step = newest + 1;
+    for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
+        if (kept < last || (every && step % every == 0)) continue;
+        const char *plain = file_name(checkpoint_path(path, run_dir, step));
+        const char *temp = file_name(temp_path(aside, run_dir, step));
+        bool ok = renameat(run, plain, run, temp) == 0 && folder_remove(run, temp);
+        CHECK_WRITE(ok, "cannot remove %s: %s\n  -> remove it by hand, or --keep-last 0", path,
+                    strerror(errno));
+    }
+}

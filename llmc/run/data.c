@@ -1,0 +1,346 @@
+// data.c: see data.h.
+//
+// A window of T + 1 tokens gives a sample: its first T are the inputs, its last T the targets. With
+// T = 4 and the stream  a b c d e f g h i  window 0 is  a b c d e  and window 1 is  e f g h i.
+#include "data.h"
+#include "../../data/stories.h"
+#include "../rand.h"
+#include "files.h"
+#include "util.h"
+#include <fcntl.h>
+#include <glob.h>
+#include <math.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+// ----------------------------------------------------------------------------- the built-in corpus
+
+// Writes at least `tokens` bytes of an epoch: stories, each after a NUL byte. Story numbers of
+// different epochs do not meet. Validation has one text for all seeds, so that runs with different
+// seeds are compared on the same bytes. The floor is the text's nats a byte, over whole stories.
+static void corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
+    uint64_t seed = stories_seed(d->validation ? 0 : d->seed, d->validation);
+    double nats = 0;
+    int64_t end = 0;
+    for (uint64_t i = 0; end < tokens; i++) {
+        uint64_t story = (uint64_t)epoch << 32 | i;
+        size_t length = 0;
+        d->text[end++] = 0;
+        nats += stories_write(seed, story, d->text + end, STORIES_MAX_BYTES, &length);
+        end += (int64_t)length;
+    }
+    d->floor = nats / (double)end;
+    d->epoch = epoch;
+}
+
+// The text is written once more, only as far as the samples reach.
+void loader_floor(DataLoader *d, int64_t samples) {
+    if (d->text) corpus_write(d, d->epoch, samples * d->seq);
+}
+
+// Its content is known at once: it is generated, not read.
+static void corpus_open(DataLoader *d) {
+    d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
+    d->vocab = CORPUS_VOCAB;
+    // The last story reaches beyond the last token.
+    d->text = check_alloc((size_t)d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
+    corpus_write(d, 0, d->tokens);
+    d->content = hash_bytes(d->text, (size_t)d->tokens);
+}
+
+// ------------------------------------------------------------------------------------------ shards
+
+// Reads up to `bytes` bytes at `offset`; fewer only at the end of the file, -1 for an error.
+static int64_t shard_read(int fd, void *out, int64_t bytes, int64_t offset) {
+    int64_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pread(fd, (char *)out + done, (size_t)(bytes - done), (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return -1;
+        if (n == 0) break;
+        done += n;
+    }
+    return done;
+}
+
+static int open_shard(const Shard *s) {
+    return open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe
+}
+
+// The only place that reads a shard's header. Refuses one that does not fit the file, or the shards
+// before it, and appends the shard to the stream.
+static void shard_read_header(DataLoader *d, Shard *s) {
+    int32_t head[SHARD_HEADER_BYTES / 4] = {0};
+    struct stat info;
+    int fd = open_shard(s);
+    CHECK(fd >= 0, "%s: this shard cannot be opened: %s\n  -> check the path and its permissions",
+          s->path, strerror(errno));
+    CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode),
+          "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'",
+          s->path);
+    int64_t got = shard_read(fd, head, SHARD_HEADER_BYTES, 0);
+    close(fd);
+
+    int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
+    bool wide = magic == SHARD_MAGIC_32;
+    CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
+          "%s is not a shard: expected a header of %d bytes with magic %d or %d, found %lld bytes "
+          "with magic %d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR",
+          s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, (long long)got, magic);
+    int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
+    CHECK(head[SHARD_VERSION] == version,
+          "%s: expected version %d for magic %d, found version %d\n"
+          "  -> write the shards again with the tool they came from",
+          s->path, version, magic, head[SHARD_VERSION]);
+    CHECK(count > 0 && vocab >= 0,
+          "%s: expected at least one token and a vocabulary, or 0 for unknown, found the count %d "
+          "and the vocabulary %d\n  -> write this shard again, or remove it",
+          s->path, count, vocab);
+    // A cut download is the usual fault.
+    int64_t need = SHARD_HEADER_BYTES + (int64_t)count * width;
+    CHECK(info.st_size == need,
+          "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n"
+          "  -> copy or download this shard again",
+          s->path, (long long)need, count, width, (long long)info.st_size);
+
+    // The first shard decides what the others must be.
+    if (s == d->shards) d->width = width, d->vocab = vocab;
+    CHECK(width == d->width && vocab == d->vocab,
+          "%s: expected %d-byte tokens of vocabulary %d as in %s, found %d-byte tokens of "
+          "vocabulary %d\n  -> one tokenizer per run: move one of the two away",
+          s->path, d->width, d->vocab, d->shards->path, width, vocab);
+    s->first = d->tokens;
+    s->count = count;
+    d->tokens += count;
+}
+
+// Appends a shard to the list, without opening it.
+static void shard_add(DataLoader *d, const char *folder, const char *name) {
+    int64_t n = d->shard_count++;
+    if ((n & (n - 1)) == 0)  // the room doubles at powers of two: linear time in all
+        d->shards = realloc(d->shards, (size_t)(n ? 2 * n : 1) * sizeof(Shard));
+    CHECK(d->shards, "no memory for a list of %lld shards\n  -> fewer and larger shards",
+          (long long)n);
+    size_t bytes = strlen(folder) + strlen(name) + 2;
+    char *path = check_alloc(bytes, "the path of a shard");
+    check_format(path, bytes, "%s%s%s", folder, *folder ? "/" : "", name);
+    d->shards[n] = (Shard){.path = path};
+}
+
+int shard_order(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+// A name of ".bin" alone is no shard: it is hidden.
+bool shard_named(const char *name) {
+    size_t length = strlen(name);
+    return length > 4 && strcmp(name + length - 4, ".bin") == 0;
+}
+
+// The shards of one split in a folder: *.bin, not hidden, whose name contains the split's.
+static void shard_list_folder(DataLoader *d, const char *path, const char *split) {
+    struct dirent **entries;
+    int n = scandir(path, &entries, NULL, shard_order), bins = 0;
+    CHECK(n >= 0, "%s: cannot read this folder of shards: %s\n  -> check its permissions", path,
+          strerror(errno));
+    for (int i = 0; i < n; i++) {
+        const char *name = entries[i]->d_name;
+        if (name[0] != '.' && shard_named(name)) {
+            bins++;
+            CHECK(!strstr(name, "train") || !strstr(name, "val"),  // trained on and validated with
+                  "%s/%s: expected \"train\" or \"val\" in the name, found both\n"
+                  "  -> rename the file",
+                  path, name);
+            if (strstr(name, split)) shard_add(d, path, name);
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    CHECK(d->shard_count,
+          "%s: expected files named *%s*.bin, found none among its %d .bin files\n"
+          "  -> name them so, or give --data 'FOLDER/*.bin', or --val-data too; "
+          "from text: make shard && ./shard --out DIR your.txt",
+          path, split, bins);
+}
+
+// A file or folder of that very name comes before the pattern that the name may be.
+static void shard_list(DataLoader *d, const char *path, const char *split) {
+    struct stat info;
+    glob_t found;
+    bool there = stat(path, &info) == 0;
+    if (there && S_ISDIR(info.st_mode)) shard_list_folder(d, path, split);
+    else if (there) shard_add(d, "", path);
+    else {
+        int error = errno;
+        CHECK(glob(path, 0, NULL, &found) == 0,
+              "%s: expected a shard, a folder of shards or a pattern, found nothing there: %s\n"
+              "  -> check the path, or leave --data out for the built-in corpus",
+              path, strerror(error));
+        for (size_t i = 0; i < found.gl_pathc; i++) shard_add(d, "", found.gl_pathv[i]);
+        globfree(&found);
+    }
+}
+
+void loader_open(DataLoader *d, const char *path, const char *split, int seq, bool shuffle,
+                 uint64_t seed) {
+    *d = (DataLoader){.seq = seq, .shuffle = shuffle, .seed = seed, .floor = NAN};
+    d->fd = -1;
+    d->shard_open = -1;
+    d->validation = strcmp(split, "val") == 0;
+    if (*path) {
+        shard_list(d, path, split);
+        for (int64_t i = 0; i < d->shard_count; i++) shard_read_header(d, &d->shards[i]);
+        d->raw = check_alloc(((size_t)seq + 1) * (size_t)d->width, "one sample");
+    } else corpus_open(d);
+    d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
+    d->samples = (d->tokens - 1) / seq;
+    CHECK(d->samples > 0,
+          "%s: expected at least seq + 1 = %d tokens for one sample, found %lld in the %s split "
+          "(seq %d)\n  -> --seq %lld or less, or more text",
+          *path ? path : "built-in corpus", seq + 1, (long long)d->tokens, split, seq,
+          (long long)(d->tokens > 1 ? d->tokens - 1 : 1));
+}
+
+// A running hasher ends with the shard it is at.
+void loader_close(DataLoader *d) {
+    __atomic_store_n(&d->hasher.stop, 1, __ATOMIC_RELAXED);
+    if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
+    if (d->shard_count && d->fd >= 0) close(d->fd);
+    for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
+    free(d->shards);
+    free(d->raw);
+    free(d->text);
+    memset(d, 0, sizeof *d);
+    d->fd = -1;
+}
+
+// ---------------------------------------------------------------------------- the identity of data
+
+// The thread: hashes every shard, and compares with the hash that an earlier pass has found.
+static void *shard_hash_all(void *loader) {
+    DataLoader *d = loader;
+    ShardHasher *hasher = &d->hasher;
+    for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
+        Hash hash;
+        if (__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) break;  // loader_close waits
+        hasher->error = file_hash(s->path, &hash, &hasher->bytes) ? 0 : errno;
+        uint64_t now = hash_end(&hash);
+        if (hasher->error || (s->hash && s->hash != now)) hasher->bad = s;
+        s->hash = now;
+    }
+    __atomic_store_n(&hasher->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+// Does nothing while a hash is under way, and for the built-in corpus, whose content is known.
+void loader_hash_begin(DataLoader *d) {
+    ShardHasher *hasher = &d->hasher;
+    if (hasher->running || !d->shard_count) return;
+    memset(hasher, 0, sizeof *hasher);
+    hasher->running = pthread_create(&hasher->thread, NULL, shard_hash_all, d) == 0;
+    CHECK(hasher->running, "no thread to hash the data\n  -> close other programs");
+}
+
+double loader_gigabytes(const DataLoader *d) {
+    return 1e-9 * (double)(d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
+}
+
+// Naps instead of joining at once, so that there is progress to print.
+uint64_t loader_hash_end(DataLoader *d) {
+    const struct timespec nap = {0, 1000000};
+    ShardHasher *hasher = &d->hasher;
+    if (!hasher->running) return d->content;
+    double printed = clock_seconds();
+    while (!__atomic_load_n(&hasher->done, __ATOMIC_ACQUIRE)) {
+        nanosleep(&nap, NULL);
+        if (clock_seconds() - printed < 2) continue;
+        printf("hashing the data: %.1f of %.1f GB\n",
+               1e-9 * (double)__atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
+               loader_gigabytes(d));
+        fflush(stdout);
+        printed = clock_seconds();
+    }
+    pthread_join(hasher->thread, NULL);
+    hasher->running = false;
+    const Shard *bad = hasher->bad;
+    CHECK(!bad, "%s %s%s\n  -> restore the shard, then start again from the last checkpoint",
+          bad->path,
+          hasher->error ? "cannot be read any more: " : "has changed since this run began",
+          hasher->error ? strerror(hasher->error) : "");
+    // Bytes and order count, names do not: shards may be renamed or moved.
+    Hash content = hash_begin();
+    for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++)
+        hash_add(&content, &s->hash, sizeof s->hash);
+    return d->content = hash_end(&content);
+}
+
+// ----------------------------------------------------------------------------------------- samples
+
+// The shard that holds token `at`, opened. Only one is open at a time: a folder may hold more
+// shards than a process may open.
+static const Shard *shard_seek(DataLoader *d, int64_t at) {
+    int64_t low = 0, high = d->shard_count - 1;
+    while (low < high) {  // the last shard that begins at or before `at`
+        int64_t middle = (low + high + 1) / 2;
+        if (d->shards[middle].first <= at) low = middle;
+        else high = middle - 1;
+    }
+    const Shard *s = &d->shards[low];
+    if (low != d->shard_open) {
+        if (d->fd >= 0) close(d->fd);
+        d->fd = open_shard(s);
+        CHECK(d->fd >= 0,
+              "%s: this shard cannot be opened any more: %s\n"
+              "  -> leave the shards in place while training",
+              s->path, strerror(errno));
+        d->shard_open = low;
+    }
+    return s;
+}
+
+// Reads and widens the T+1 tokens from `at` on, piece by piece where they lie in several shards.
+static void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *targets) {
+    for (int64_t done = 0; done < d->seq + 1;) {
+        const Shard *s = shard_seek(d, at + done);
+        int64_t skip = at + done - s->first, n = s->count - skip;
+        if (n > d->seq + 1 - done) n = d->seq + 1 - done;
+        int64_t got = shard_read(d->fd, d->raw, n * d->width, SHARD_HEADER_BYTES + skip * d->width);
+        CHECK(got == n * d->width,
+              "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
+              "start, or the disk fails\n"
+              "  -> restore the shard, then start again from the last checkpoint",
+              s->path, (long long)(n * d->width), (long long)skip, (long long)got);
+        for (int64_t i = 0; i < n; i++, done++) {
+            int64_t token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
+            CHECK(token < d->limit,
+                  "%s: expected tokens below %lld, found %lld at position %lld\n"
+                  "  -> --vocab %lld or more, or shards of the right tokenizer",
+                  s->path, (long long)d->limit, (long long)token, (long long)(skip + i),
+                  (long long)token + 1);
+            if (done < d->seq) inputs[done] = (int32_t)token;
+            if (done > 0) targets[done - 1] = (int32_t)token;
+        }
+    }
+}
+
+// The order is a permutation of the epoch's windows, computed for one window at a time (rand.h): no
+// table, and any sample can be asked for.
+void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targets) {
+    int64_t epoch = index / d->samples, window = index % d->samples;
+    if (d->shuffle) {
+        uint64_t key = rand_key(d->seed, "shuffle", (uint64_t)epoch);
+        window = (int64_t)rand_permute(key, (uint64_t)window, (uint64_t)d->samples);
+    }
+    int64_t first = window * d->seq;
+    if (!d->text) {
+        shard_window(d, first, inputs, targets);
+        return;
+    }
+    // Validation has one text, the same in every epoch.
+    if (epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
+    for (int64_t t = 0; t < d->seq; t++) {
+        inputs[t] = (unsigned char)d->text[first + t];
+        targets[t] = (unsigned char)d->text[first + t + 1];
+    }
+}

@@ -1,0 +1,214 @@
+// files.c: see files.h.
+//
+// What a power cut leaves: data that fsync brought to the disk, and names whose folder it brought
+// there. Hence the order of file_commit: the data, the rename, the folder. A kill of the process
+// alone loses nothing that the kernel has taken.
+#include "files.h"
+#include "util.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const size_t PIECE = 1 << 20;  // bytes hashed while they are still in the cache
+
+// --------------------------------------------------------------------------------------- questions
+
+bool file_exists(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+// Through a link, too.
+bool is_folder(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+// A device and an inode number identify a file, whatever its name is now.
+bool file_is(int fd, int folder, const char *name, bool follow) {
+    struct stat held, named;
+    return fstat(fd, &held) == 0 &&
+           fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0 &&
+           held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
+// "a/b" and "a/b/" -> "a"; "a" -> "."; "/a" -> "/".
+char *file_parent(char *dir, const char *path) {
+    size_t n = strlen(path);
+    while (n > 0 && path[n - 1] == '/') n--;
+    while (n > 0 && path[n - 1] != '/') n--;
+    while (n > 1 && path[n - 1] == '/') n--;
+    return check_format(dir, PATH_CAP, "%.*s", n ? (int)n : 1, n ? path : ".");
+}
+
+const char *file_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+// ----------------------------------------------------------------------------------------- reading
+
+// The size of a regular file; -1 with errno set: something else, or more than `most` bytes. Pipes
+// may never begin and devices may never end.
+static int64_t regular_size(const char *path, int64_t most) {
+    struct stat info;
+    if (stat(path, &info) != 0) return -1;
+    if (S_ISDIR(info.st_mode)) errno = EISDIR;
+    else if (!S_ISREG(info.st_mode)) errno = ENOTSUP;
+    else if (info.st_size > most) errno = EFBIG;
+    else return info.st_size;
+    return -1;
+}
+
+// malloc, not check_alloc: when there is no room for a file, the caller says which one it was.
+char *file_read(const char *path, int64_t most, size_t *n) {
+    int64_t size = regular_size(path, most);
+    *n = 0;
+    if (size < 0) return NULL;
+    FILE *f = fopen(path, "rb");
+    char *text = f ? malloc((size_t)size + 1) : NULL;
+    if (text) *n = fread(text, 1, (size_t)size, f);
+    int problem = !text || ferror(f) ? errno : 0;
+    if (f) fclose(f);
+    if (problem) {
+        free(text);
+        errno = problem;
+        return NULL;
+    }
+    text[*n] = 0;
+    return text;
+}
+
+bool file_hash(const char *path, Hash *hash, int64_t *done) {
+    *hash = hash_begin();
+    if (regular_size(path, INT64_MAX) < 0) return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    char *buffer = check_alloc(PIECE, "a checksum");
+    ssize_t got;
+    while ((got = read(fd, buffer, PIECE)) > 0 || (got < 0 && errno == EINTR))
+        if (got > 0) {
+            hash_add(hash, buffer, (size_t)got);
+            if (done) __atomic_fetch_add(done, got, __ATOMIC_RELAXED);
+        }
+    int problem = errno;  // of read, if it failed
+    free(buffer);
+    close(fd);
+    errno = problem;
+    return got == 0;
+}
+
+// ----------------------------------------------------------------------------------------- writing
+
+void file_begin(FileWriter *w, int folder, const char *path) {
+    w->folder = folder;
+    w->hash = hash_begin();
+    check_format(w->path, sizeof w->path, "%s", path);
+    const char *temp = file_name(check_format(w->temp, sizeof w->temp, "%s.tmp", path));
+    unlinkat(folder, temp, 0);
+    w->fd = openat(folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    CHECK_WRITE(w->fd >= 0,
+                "cannot create %s: %s\n  -> check that the directory exists and may be written to",
+                w->temp, strerror(errno));
+}
+
+// A write may be cut short (a full disk, a signal): go on with the rest, which then says why.
+void file_add(FileWriter *w, const void *data, size_t n) {
+    const char *p = data;
+    while (n) {
+        ssize_t written = write(w->fd, p, n < PIECE ? n : PIECE);
+        if (written < 0 && errno == EINTR) continue;
+        CHECK_WRITE(written > 0,
+                    "cannot write %s after %" PRIu64 " bytes: %s\n"
+                    "  -> free space on that disk, or write to another one",
+                    w->temp, w->hash.length, strerror(errno));
+        hash_add(&w->hash, p, (size_t)written);
+        p += written;
+        n -= (size_t)written;
+    }
+}
+
+// fsync before rename: otherwise a crash may leave the new name with an empty file behind it.
+Hash file_commit(FileWriter *w) {
+    char dir[PATH_CAP];
+    bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 &&
+              renameat(w->folder, file_name(w->temp), w->folder, file_name(w->path)) == 0;
+    CHECK_WRITE(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one",
+                w->path, strerror(errno));
+    folder_sync(w->folder, file_parent(dir, w->path));
+    return w->hash;
+}
+
+Hash file_write_in(int folder, const char *path, const void *data, size_t n) {
+    FileWriter w;
+    file_begin(&w, folder, path);
+    file_add(&w, data, n);
+    return file_commit(&w);
+}
+
+Hash file_write_text(int folder, const char *path, const char *text) {
+    return file_write_in(folder, path, text, strlen(text));
+}
+
+// ----------------------------------------------------------------------------------------- folders
+
+// A new name is on the disk only when its folder is synced. Some file systems cannot sync folders
+// (EINVAL).
+void folder_sync(int folder, const char *path) {
+    CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
+                "cannot bring the directory %s to the disk: %s\n  -> check that its disk is sound",
+                path, strerror(errno));
+}
+
+int folder_open(const char *path) {
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK_WRITE(folder >= 0,
+                "cannot open the directory %s: %s\n  -> check that it exists and may be written to",
+                path, strerror(errno));
+    return folder;
+}
+
+// O_NOFOLLOW: a link of that name is an error (ELOOP).
+int folder_open_in(int parent, const char *path) {
+    const char *name = file_name(path);
+    bool made = mkdirat(parent, name, 0777) == 0;
+    int fd = -1;
+    if (made || errno == EEXIST)
+        fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    CHECK_WRITE(fd >= 0,
+                "cannot make the directory %s: %s\n"
+                "  -> free space on that disk; move a file or link of that name away",
+                path, strerror(errno));
+    if (made) folder_sync(parent, path);
+    return fd;
+}
+
+// As mkdir -p, from the innermost folder outwards.
+bool folder_make(const char *path) {
+    char above[PATH_CAP];
+    bool has_parent = strlen(file_parent(above, path)) < strlen(path);  // not "." or "/"
+    if (mkdir(path, 0777) != 0) {
+        if (errno != ENOENT || !has_parent) return false;
+        if (!folder_make(above) && errno != EEXIST) return false;
+        if (mkdir(path, 0777) != 0) return false;
+    }
+    int folder = folder_open(above);
+    folder_sync(folder, above);
+    close(folder);
+    return true;
+}
+
+// unlinkat fails for a folder with EISDIR on Linux, with EPERM elsewhere.
+bool folder_remove(int folder, const char *name) {
+    if (unlinkat(folder, name, 0) == 0 || errno == ENOENT) return true;
+    if (errno != EISDIR && errno != EPERM) return false;
+    int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d) return false;
+    for (struct dirent *e; (e = readdir(d)) != NULL;)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(fd, e->d_name, 0);
+    closedir(d);
+    return unlinkat(folder, name, AT_REMOVEDIR) == 0;
+}

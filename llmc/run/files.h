@@ -1,0 +1,63 @@
+// files.h: files that survive a kill at any instant, and folders held open.
+//
+// A file is written under a temporary name, brought to the disk (fsync) and then renamed. So its
+// name always leads to the old content or to the new one, whole. Functions that take an open folder
+// and a path use the folder for the work and the path for messages; the file's name is the last
+// part of the path. What is written into an open folder reaches it even if it is renamed meanwhile.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "../rand.h"
+
+#define PATH_CAP 1024
+
+bool file_exists(const char *path);
+bool is_folder(const char *path);
+
+// Whether `name` in `folder` still leads to the open file or folder fd. follow: also through a
+// link.
+bool file_is(int fd, int folder, const char *name, bool follow);
+
+char *file_parent(char *dir, const char *path);  // the path of the folder that a file is in
+const char *file_name(const char *path);         // the last part of a path
+
+// The bytes of a regular file and a zero behind them, for the caller to free; NULL with errno set.
+// Refuses pipes and devices (ENOTSUP), and files of more than `most` bytes (EFBIG), before it takes
+// memory.
+char *file_read(const char *path, int64_t most, size_t *n);
+
+// XXH64 of a regular file, and its length; false with errno set when it cannot be read. done: NULL,
+// or grows by the bytes hashed so far, for another thread to read.
+bool file_hash(const char *path, Hash *hash, int64_t *done);
+
+// A file that is being written as <path>.tmp.
+typedef struct {
+    int folder, fd;  // folder: of the caller, who closes it after file_commit
+    char path[PATH_CAP], temp[PATH_CAP];
+    Hash hash;  // of what was added, with its length
+} FileWriter;
+
+// A .tmp that a kill left, or a link of that name, is removed and never written through.
+void file_begin(FileWriter *w, int folder, const char *path);
+void file_add(FileWriter *w, const void *data, size_t n);
+Hash file_commit(FileWriter *w);
+
+// A whole file at once: it holds what it held before or all of the data, whatever happens.
+Hash file_write_in(int folder, const char *path, const void *data, size_t n);
+Hash file_write_text(int folder, const char *path, const char *text);
+
+int folder_open(const char *path);
+
+// The folder `path`, whose parent is open, made when it is missing. A link is refused: it would
+// lead out of the run.
+int folder_open_in(int parent, const char *path);
+
+// Makes a folder and those above it, and brings their names to the disk. false with errno set when
+// the folder exists (EEXIST) or cannot be made.
+bool folder_make(const char *path);
+
+// Removes the file, link or folder of plain files called `name`. Links are never followed.
+bool folder_remove(int folder, const char *name);
+
+void folder_sync(int folder, const char *path);  // brings the names in a folder to the disk

@@ -1,0 +1,292 @@
+// json.c: see json.h.
+//
+// A recursive descent: one function for each rule of the grammar, which steps r->at over what it
+// has read. It returns false after it has said what it expected. The text is copied once, with a
+// zero behind it, so the functions of string.h stop at its end, and strings are decoded in place.
+#include "json.h"
+#include "files.h"
+#include <ctype.h>
+#include <math.h>
+
+enum { JSON_DEPTH = 64 };
+
+typedef struct {
+    char *at, *begin, *end;  // a copy of the text with a zero at its end; strings are decoded in it
+    char *error;
+    int values;  // so far
+} Reader;
+
+// ----------------------------------------------------------------------------------------- reading
+
+// Every refusal says where, what the grammar wants there, and what is there.
+static bool expected(Reader *r, const char *what) {
+    char found[16] = "the end";
+    unsigned char c = (unsigned char)*r->at;
+    bool plain = c > ' ' && c < 0x7F;
+    if (r->at < r->end) snprintf(found, sizeof found, plain ? "'%c'" : "byte 0x%02X", c);
+    return error_set(r->error, "byte %zu: expected %s, found %s", (size_t)(r->at - r->begin), what,
+                     found);
+}
+
+// Steps over the word if it comes next. The zero behind the copy ends every comparison.
+static bool take(Reader *r, const char *word) {
+    size_t n = strlen(word);
+    bool is_next = strncmp(r->at, word, n) == 0;
+    if (is_next) r->at += n;
+    return is_next;
+}
+
+static void take_space(Reader *r) { r->at += strspn(r->at, " \t\r\n"); }
+
+static bool take_digits(Reader *r) {
+    size_t n = strspn(r->at, "0123456789");
+    r->at += n;
+    return n > 0;
+}
+
+// -? (0 | [1-9][0-9]*) (. [0-9]+)? ([eE] [+-]? [0-9]+)?   strtod and strtoll would accept more, so
+// the grammar is checked first.
+static bool read_number(Reader *r, Json *v) {
+    char *from = r->at;
+    take(r, "-");
+    bool ok = take(r, "0") || take_digits(r);
+    bool point = ok && take(r, ".");
+    if (point) ok = take_digits(r);
+    bool exponent = ok && (take(r, "e") || take(r, "E"));
+    if (exponent && !take(r, "+")) take(r, "-");
+    if (exponent) ok = take_digits(r);
+    if (!ok) return expected(r, "a digit");
+    v->number = strtod(from, NULL);
+    if (isinf(v->number)) {
+        r->at = from;
+        return expected(r, "a number in a double's range");
+    }
+    errno = 0;  // ERANGE: beyond int64, so only the double is right
+    v->integer = strtoll(from, NULL, 10);
+    v->kind = point || exponent || errno ? JSON_REAL : JSON_INT;
+    return true;
+}
+
+// The four digits of \u00e9.
+static bool read_hex4(Reader *r, uint32_t *code) {
+    char digits[5] = "";
+    for (int i = 0; i < 4; i++) {
+        if (!isxdigit((unsigned char)*r->at))
+            return expected(r, "four hexadecimal digits after \\u");
+        digits[i] = *r->at++;
+    }
+    *code = (uint32_t)strtoul(digits, NULL, 16);
+    return true;
+}
+
+// The escape after a backslash. A character outside the basic plane is two escapes: a high
+// surrogate, then a low one.
+static bool read_escape(Reader *r, char **out) {
+    static const char LETTERS[] = "\"\\/bfnrt", MEANINGS[] = "\"\\/\b\f\n\r\t";
+    const char *letter = *r->at ? strchr(LETTERS, *r->at) : NULL;
+    if (letter) {
+        *(*out)++ = MEANINGS[letter - LETTERS];
+        r->at++;
+        return true;
+    }
+    if (!take(r, "u")) return expected(r, "one of \"\\/bfnrtu after the backslash");
+    uint32_t code, low = 0;
+    if (!read_hex4(r, &code)) return false;
+    if (code == 0) return expected(r, "no \\u0000 inside a string");
+    if (code >= 0xD800 && code < 0xE000) {
+        bool high = code < 0xDC00 && take(r, "\\u");
+        if (high && !read_hex4(r, &low)) return false;
+        if (low < 0xDC00 || low >= 0xE000) return expected(r, "both halves of a surrogate pair");
+        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    }
+    *out = utf8_put(*out, code);
+    return true;
+}
+
+// The rest of a string, behind its opening quote. It is decoded in place, which works because an
+// escape is never shorter than its character: \n is two bytes for one, \u20AC six for three.
+static bool read_string(Reader *r, const char **text) {
+    char *out = r->at;
+    *text = out;
+    while (!take(r, "\"")) {
+        if (r->at == r->end) return expected(r, "the closing quote of a string");
+        if ((unsigned char)*r->at < 0x20)
+            return expected(r, "no control character inside a string (\\n, \\u001F)");
+        if (take(r, "\\")) {
+            if (!read_escape(r, &out)) return false;
+            continue;
+        }
+        size_t length = utf8_length(r->at, (size_t)(r->end - r->at));
+        if (!length) return expected(r, "valid UTF-8");
+        memmove(out, r->at, length);
+        out += length;
+        r->at += length;
+    }
+    *out = 0;
+    return true;
+}
+
+// Of two members, by strcmp: sort_members and json_get must agree on the order.
+static int compare_keys(const void *a, const void *b) {
+    return strcmp((*(Json *const *)a)->key, (*(Json *const *)b)->key);
+}
+
+// Sorting brings equal keys together, so duplicates are found in n log n steps.
+static bool sort_members(Reader *r, Json *object) {
+    Json **sorted = object->sorted = check_alloc(object->count * sizeof *sorted, "a JSON object");
+    size_t n = 0;
+    for (Json *m = object->first; m; m = m->next) sorted[n++] = m;
+    qsort(sorted, n, sizeof *sorted, compare_keys);
+    for (size_t i = 1; i < n; i++)
+        if (compare_keys(&sorted[i - 1], &sorted[i]) == 0)
+            return error_set(r->error, "byte %zu: the object that ends here has \"%s\" twice",
+                             (size_t)(r->at - r->begin), sorted[i]->key);
+    return true;
+}
+
+static bool read_value(Reader *r, int depth, Json *v);
+
+// The name of a member and the colon behind it.
+static bool read_key(Reader *r, Json *member) {
+    take_space(r);
+    if (!take(r, "\"")) return expected(r, "the name of a member in double quotes");
+    if (!read_string(r, &member->key)) return false;
+    take_space(r);
+    return take(r, ":") || expected(r, "':'");
+}
+
+// An array or an object. Every item is in the tree before it is read, so that json_free of the root
+// finds all of them after an error.
+static bool read_items(Reader *r, int depth, Json *v, bool object) {
+    const char *close = object ? "}" : "]";
+    if (depth == JSON_DEPTH) return expected(r, "at most 64 arrays and objects in each other");
+    v->kind = object ? JSON_OBJECT : JSON_ARRAY;
+    take_space(r);
+    if (take(r, close)) return true;
+    for (Json **link = &v->first;; link = &(*link)->next) {
+        if (++r->values > JSON_VALUES) return expected(r, "fewer values");
+        Json *item = *link = check_alloc(sizeof *item, "a JSON value");
+        v->count++;
+        if (object && !read_key(r, item)) return false;
+        if (!read_value(r, depth + 1, item)) return false;
+        if (take(r, close)) return !object || sort_members(r, v);
+        if (!take(r, ",")) return expected(r, object ? "',' or '}'" : "',' or ']'");
+    }
+}
+
+// true, false or null.
+static bool read_word(Reader *r, Json *v) {
+    v->integer = take(r, "true");
+    v->kind = v->integer || take(r, "false") ? JSON_BOOL : JSON_NULL;
+    return v->kind == JSON_BOOL || take(r, "null") || expected(r, "a value");
+}
+
+// A value and the space around it.
+static bool read_value(Reader *r, int depth, Json *v) {
+    bool ok;
+    take_space(r);
+    if (take(r, "{")) ok = read_items(r, depth, v, true);
+    else if (take(r, "[")) ok = read_items(r, depth, v, false);
+    else if (take(r, "\"")) v->kind = JSON_STRING, ok = read_string(r, &v->text);
+    else if (*r->at == '-' || isdigit((unsigned char)*r->at)) ok = read_number(r, v);
+    else ok = read_word(r, v);
+    take_space(r);
+    return ok;
+}
+
+// One block holds the root and the copy of the text, so json_free needs no word about it.
+bool json_try_parse(const char *text, size_t n, Json **out, char *error) {
+    Json *root = check_alloc(sizeof *root + n + 1, "a JSON text");
+    char *copy = memcpy(root + 1, text, n);  // the memory of all strings goes with the root
+    Reader r = {copy, copy, copy + n, error, 0};
+    bool ok = read_value(&r, 0, root) && (r.at == r.end || expected(&r, "the end"));
+    if (!ok) json_free(root);
+    *out = ok ? root : NULL;
+    return ok;
+}
+
+Json *json_parse(const char *text, size_t n, const char *where) {
+    Json *root;
+    char error[ERROR_CAP];
+    CHECK(json_try_parse(text, n, &root, error),
+          "%s is not valid JSON: %s\n  -> repair the file, or restore it from where it came from",
+          where, error);
+    return root;
+}
+
+Json *json_read_file(const char *path) {
+    size_t n;
+    char *text = file_read(path, JSON_MOST, &n);
+    CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
+    Json *root = json_parse(text, n, path);
+    free(text);
+    return root;
+}
+
+// Recursion is as deep as the nesting, which JSON_DEPTH limits; siblings are a loop.
+void json_free(Json *v) {
+    while (v) {
+        Json *next = v->next;
+        json_free(v->first);
+        free(v->sorted);
+        free(v);
+        v = next;
+    }
+}
+
+// ----------------------------------------------------------------------------------------- members
+
+// Binary search: a config has a hundred members, a header of tensors many thousands.
+const Json *json_get(const Json *object, const char *key) {
+    if (!object || !object->sorted) return NULL;
+    const Json wanted = {.key = key}, *at = &wanted;
+    Json **found = bsearch(&at, object->sorted, object->count, sizeof *found, compare_keys);
+    return found ? *found : NULL;
+}
+
+const Json *json_need(const Json *object, const char *key, JsonKind kind, const char *where) {
+    static const char *const KINDS[] = {"null",     "true or false", "an integer", "a number",
+                                        "a string", "an array",      "an object"};
+    const Json *v = json_get(object, key);
+    bool right = v && (v->kind == kind || (v->kind == JSON_INT && kind == JSON_REAL));
+    CHECK(right,
+          "%s: expected \"%s\" to be %s, found %s\n"
+          "  -> repair the file, or restore it from where it came from",
+          where, key, KINDS[kind], v ? KINDS[v->kind] : "no such member");
+    return v;
+}
+
+int64_t json_get_int(const Json *object, const char *key, const char *where) {
+    return json_need(object, key, JSON_INT, where)->integer;
+}
+
+const char *json_get_string(const Json *object, const char *key, const char *where) {
+    return json_need(object, key, JSON_STRING, where)->text;
+}
+
+// ----------------------------------------------------------------------------------------- writing
+
+void json_write_string(FILE *f, const char *text) {
+    fputc('"', f);
+    for (size_t left = strlen(text), length; left; text += length, left -= length) {
+        length = utf8_length(text, left);
+        if (length > 1) fwrite(text, 1, length, f);
+        else if (length == 0) fputs("\xEF\xBF\xBD", f);
+        else if (*text == '\n') fputs("\\n", f);
+        else if (*text == '"' || *text == '\\') fprintf(f, "\\%c", *text);
+        else if (*text < 0x20) fprintf(f, "\\u%04X", *text);
+        else fputc(*text, f);
+        length += length == 0;  // an invalid byte is replaced alone
+    }
+    fputc('"', f);
+}
+
+// 15 digits always survive double -> text -> double of a decimal number; 17 always suffice.
+void json_write_number(FILE *f, double value) {
+    char text[32] = "null";
+    for (int digits = 15; isfinite(value) && digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    fputs(text, f);
+}

@@ -1,0 +1,286 @@
+// safetensors.c: see safetensors.h.
+//
+// A file may come from anywhere, so nothing of it is believed: the header's length fits the file,
+// the header is strict JSON, every type is known, every shape takes exactly the bytes of its
+// offsets, and together the tensors cover the data without holes or overlaps. After that a Tensor
+// can be read without further checks.
+#include "safetensors.h"
+#include "util.h"
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// ------------------------------------------------------------------------------------------ values
+
+// Weights are floats in a trainer of fp32 or bf16 and doubles in one of fp64: element is the size.
+double real_get(const void *x, size_t element, int64_t i) {
+    return element == sizeof(float) ? ((const float *)x)[i] : ((const double *)x)[i];
+}
+
+void real_put(void *x, size_t element, int64_t i, double value) {
+    if (element == sizeof(float)) ((float *)x)[i] = (float)value;
+    else ((double *)x)[i] = value;
+}
+
+// IEEE half precision: 5 bits of exponent, 10 of fraction.
+static double half_value(uint16_t bits) {
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double v = ldexp(fraction, -24);  // subnormal
+    if (exponent == 31) v = fraction ? NAN : INFINITY;
+    else if (exponent) v = ldexp(1024 + fraction, exponent - 25);
+    return bits & 0x8000 ? -v : v;
+}
+
+// One value of 8, 4 or 2 bytes; bfloat: the 2 bytes are the upper half of a float. memcpy, because
+// a mapped file promises no alignment.
+static double real_value(const char *p, int bytes, bool bfloat) {
+    double full;
+    float single;
+    uint16_t half;
+    if (bytes == 8) return memcpy(&full, p, 8), full;
+    if (bytes == 4) return memcpy(&single, p, 4), single;
+    memcpy(&half, p, 2);
+    if (!bfloat) return half_value(half);
+    uint32_t word = (uint32_t)half << 16;
+    return memcpy(&single, &word, 4), single;
+}
+
+// How many of n floats or doubles are infinite or NaN.
+static int64_t real_count_bad(const void *x, size_t element, int64_t n) {
+    int64_t bad = 0;
+    for (int64_t i = 0; i < n; i++)
+        bad += !isfinite(real_value((const char *)x + i * (int64_t)element, (int)element, false));
+    return bad;
+}
+
+void real_check_finite(const void *x, size_t element, int64_t n, const char *path,
+                       const char *name) {
+    int64_t bad = real_count_bad(x, element, n);
+    CHECK(!bad,
+          "%s: %lld values of %s are infinite or NaN\n"
+          "  -> use an earlier checkpoint, or a sound copy of the weights",
+          path, (long long)bad, name);
+}
+
+// ----------------------------------------------------------------------------------------- tensors
+
+int tensor_dtype_bytes(const char *dtype) {
+    static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8", "BOOL"};
+    static const int BYTES[] = {8, 8, 4, 4, 2, 2, 1, 1};
+    for (int i = 0; i < 8; i++)
+        if (strcmp(dtype, NAMES[i]) == 0) return BYTES[i];
+    return 0;
+}
+
+// The shape of a hostile file may be negative, or its product may not fit into 63 bits.
+int64_t tensor_bytes(const Tensor *t) {
+    int64_t bytes = tensor_dtype_bytes(t->dtype);
+    if (bytes == 0 || t->rank < 0 || t->rank > TENSOR_RANK) return -1;
+    for (int i = 0; i < t->rank; i++) {
+        if (t->shape[i] < 0 || (t->shape[i] > 0 && bytes > INT64_MAX / t->shape[i])) return -1;
+        bytes *= t->shape[i];
+    }
+    return bytes;
+}
+
+int64_t tensor_count(const Tensor *t) { return tensor_bytes(t) / tensor_dtype_bytes(t->dtype); }
+
+// Learned positions of a longer --seq are such a matrix of more rows.
+bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2], bool longer) {
+    if (t->rank != rank || (rank == 2 && t->shape[1] != shape[1])) return false;
+    return t->shape[0] == shape[0] || (longer && rank == 2 && t->shape[0] > shape[0]);
+}
+
+void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out,
+                           size_t element) {
+    int bytes = tensor_dtype_bytes(t->dtype);
+    bool bfloat = strcmp(t->dtype, "BF16") == 0;
+    CHECK(bfloat || t->dtype[0] == 'F',
+          "tensor %s: expected F64, F32, BF16 or F16, found %s\n  -> convert the file", t->name,
+          t->dtype);
+    const char *data = (const char *)t->data + first * bytes;
+    int64_t rest = tensor_count(t) - first, count = rest < most ? rest : most;
+    // The usual case is a plain copy: the file was written by a trainer of the same precision.
+    if ((size_t)bytes != element)
+        for (int64_t i = 0; i < count; i++)
+            real_put(out, element, i, real_value(data + i * bytes, bytes, bfloat));
+    else if (count > 0) memcpy(out, data, (size_t)count * element);
+}
+
+// ----------------------------------------------------------------------------------------- reading
+
+// Tensors in the order of their data. An empty one comes before the one that begins there.
+static int compare_places(const void *a, const void *b) {
+    const Tensor *x = a, *y = b;
+    if (x->data != y->data) return (const char *)x->data < (const char *)y->data ? -1 : 1;
+    return (tensor_bytes(x) > tensor_bytes(y)) - (tensor_bytes(x) < tensor_bytes(y));
+}
+
+// Reads an array of at most `most` sizes; -1: it is something else.
+static int read_sizes(const Json *v, int most, int64_t *sizes) {
+    if (!v || v->kind != JSON_ARRAY || v->count > (size_t)most) return -1;
+    for (const Json *i = v->first; i; i = i->next) {
+        if (i->kind != JSON_INT || i->integer < 0) return -1;
+        *sizes++ = i->integer;
+    }
+    return (int)v->count;
+}
+
+// One entry of the header. Its offsets must be within `bytes` bytes of data.
+static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tensor *t, char *error) {
+    const Json *dtype = json_get(entry, "dtype");
+    int64_t offsets[2];
+    t->name = entry->key;
+    t->rank = read_sizes(json_get(entry, "shape"), TENSOR_RANK, t->shape);
+    bool complete = dtype && dtype->kind == JSON_STRING && t->rank >= 0 &&
+                    read_sizes(json_get(entry, "data_offsets"), 2, offsets) == 2;
+    if (!complete)
+        return error_set(error,
+                         "tensor %s: expected a \"dtype\", a \"shape\" of at most %d sizes "
+                         "and two \"data_offsets\"",
+                         t->name, TENSOR_RANK);
+    t->dtype = dtype->text;
+    if (!tensor_dtype_bytes(t->dtype))
+        return error_set(error,
+                         "tensor %.80s: expected F64, F32, BF16, F16, I64, I32, U8 or BOOL, "
+                         "found \"%.16s\"",
+                         t->name, t->dtype);
+    int64_t begin = offsets[0], end = offsets[1];
+    bool fits = begin <= end && end <= bytes && tensor_bytes(t) == end - begin;
+    if (fits) t->data = data + begin;
+    return fits || error_set(error,
+                             "tensor %s: its shape does not take the bytes from %" PRId64 " to "
+                             "%" PRId64 " of the %" PRId64 " bytes of data",
+                             t->name, begin, end, bytes);
+}
+
+// The tensors must cover the data from end to end, each byte once.
+static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes, char *error) {
+    const char *at = data;
+    const Tensor *t = file->tensors, *end = t + file->count;
+    qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, compare_places);
+    while (t < end && t->data == at) at += tensor_bytes(t++);
+    return (t == end && at == data + bytes) ||
+           error_set(error, "byte %" PRId64 " of the data belongs to no tensor or to several",
+                     (int64_t)(at - data));
+}
+
+// Fills the file's tensors from the header, n bytes; the data are the `bytes` bytes behind it.
+// The format lets "__metadata__" hold strings about the file: nothing here needs them.
+static bool read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file,
+                        char *error) {
+    if (n == 0 || text[0] != '{') return error_set(error, "expected the header to begin with '{'");
+    if (!json_try_parse(text, n, &file->header, error)) return false;
+    file->tensors = check_alloc(file->header->count * sizeof(Tensor), "a list of tensors");
+    for (const Json *entry = file->header->first; entry; entry = entry->next) {
+        if (strcmp(entry->key, "__metadata__") == 0) continue;
+        Tensor *t = &file->tensors[file->count++];
+        if (!read_entry(entry, text + n, bytes, t, error)) return false;
+    }
+    return check_cover(file, text + n, bytes, error);
+}
+
+// Also of a file that was opened in part.
+void safetensors_close(SafetensorsFile *file) {
+    if (file->map) munmap(file->map, file->bytes);
+    json_free(file->header);
+    free(file->tensors);
+    memset(file, 0, sizeof *file);
+}
+
+// Checks the file before it maps it: a mapped folder or pipe would be a confusing error.
+static bool map_file(const char *path, SafetensorsFile *file, char *error) {
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe's other end
+    if (fd < 0) return error_set(error, "%s", strerror(errno));
+    bool ok = (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= 8) ||
+              error_set(error, "expected a regular file of at least 8 bytes");
+    if (ok) {
+        file->bytes = (size_t)info.st_size;
+        void *map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        ok = map != MAP_FAILED || error_set(error, "cannot map it: %s", strerror(errno));
+        if (ok) file->map = map;
+    }
+    close(fd);
+    return ok;
+}
+
+bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {
+    uint64_t n;
+    memset(file, 0, sizeof *file);
+    if (!map_file(path, file, error)) return false;
+    memcpy(&n, file->map, 8);
+    const char *header = (const char *)file->map + 8;
+    bool fits = n <= file->bytes - 8 && n <= JSON_MOST;  // before anything of it is read
+    bool ok =
+        fits ? read_header(header, n, (int64_t)(file->bytes - 8 - n), file, error)
+             : error_set(error, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
+    if (!ok) safetensors_close(file);
+    return ok;
+}
+
+void safetensors_open(const char *path, SafetensorsFile *file) {
+    char error[ERROR_CAP];
+    CHECK(safetensors_try_open(path, file, error),
+          "%s: expected a whole safetensors file, found: %s\n"
+          "  -> check the path, copy or download the file again, or convert it",
+          path, error);
+}
+
+// Linear: a model asks for each of some hundred tensors once.
+const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
+    for (int i = 0; i < file->count; i++)
+        if (strcmp(file->tensors[i].name, name) == 0) return &file->tensors[i];
+    return NULL;
+}
+
+// ----------------------------------------------------------------------------------------- writing
+
+// Spaces at the end of the header bring the data to a multiple of 64 bytes, so it is aligned for
+// every type, and for vectors.
+static char *make_header(const Tensor *tensors, int count, size_t *n) {
+    static const char WHAT[] = "the header of a safetensors file";
+    char *text = NULL, end[65];
+    int64_t at = 0;
+    FILE *f = text_begin(&text, n, WHAT);
+    fputs("{\"__metadata__\":{\"format\":\"pt\"}", f);
+    for (const Tensor *t = tensors; t < tensors + count; t++) {
+        int64_t bytes = tensor_bytes(t);
+        fputc(',', f);
+        json_write_string(f, t->name);
+        fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
+        for (int i = 0; i < t->rank; i++) fprintf(f, "%s%" PRId64, i ? "," : "", t->shape[i]);
+        fprintf(f, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", at, at + bytes);
+        at += bytes;
+    }
+    int left = 64 - (int)((ftell(f) + 8) % 64);
+    text_end(f, check_format(end, sizeof end, "%-*s", left, "}"), WHAT);
+    return text;
+}
+
+Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int count,
+                       int64_t *bad) {
+    const int64_t piece = 1 << 20;  // counted, hashed and written while it is in the cache
+    size_t n;
+    char *header = make_header(tensors, count, &n);
+    FileWriter w;
+    uint64_t length = n;
+    file_begin(&w, folder, path);
+    file_add(&w, &length, 8);
+    file_add(&w, header, n);
+    free(header);
+    for (const Tensor *t = tensors; t < tensors + count; t++) {
+        const char *data = t->bring ? t->bring(t->source) : t->data;
+        int64_t bytes = tensor_bytes(t);
+        int element = t->dtype[0] == 'F' ? tensor_dtype_bytes(t->dtype) : 0;
+        for (int64_t at = 0; at < bytes; at += piece) {
+            int64_t left = bytes - at < piece ? bytes - at : piece;
+            if (element >= 4) *bad += real_count_bad(data + at, (size_t)element, left / element);
+            file_add(&w, data + at, (size_t)left);
+        }
+    }
+    return file_commit(&w);
+}

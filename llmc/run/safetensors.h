@@ -1,0 +1,60 @@
+// safetensors.h: named tensors in one file, as PyTorch and Hugging Face read and write them.
+//
+// The file: 8 bytes, the length of the header (little-endian); the header, JSON: {name: {"dtype":
+// "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}; the data, every byte of one tensor.
+#pragma once
+#include <stdbool.h>
+#include "files.h"
+#include "json.h"
+
+enum { TENSOR_RANK = 4 };
+
+// A name, a type and a shape for memory that belongs to somebody else.
+typedef struct {
+    const char *name;
+    const char *dtype;  // written: F32, F64; read too: BF16, F16; else known by size
+    int rank;           // 0 is a scalar
+    int64_t shape[TENSOR_RANK];
+    const void *data;                    // in a mapped file it may be unaligned
+    const void *(*bring)(void *source);  // for writing, NULL: data. Gives the data when its turn
+    void *source;                        // comes, good until the next tensor's turn
+} Tensor;
+
+typedef struct {
+    Tensor *tensors;  // in the order of their data
+    int count;
+    Json *header;  // owns the names
+    void *map;
+    size_t bytes;
+} SafetensorsFile;
+
+int tensor_dtype_bytes(const char *dtype);  // of one value; 0: an unknown type
+int64_t tensor_bytes(const Tensor *t);      // of data; -1: an unknown type or an impossible shape
+int64_t tensor_count(const Tensor *t);      // of values
+
+// Whether a tensor has this shape. longer: a matrix may have more rows, of which the first count.
+bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2], bool longer);
+
+// Maps a regular file; its pages are read when they are touched, and it must not be cut short while
+// it is open. open ends the program when the file is damaged, try_open says why and returns false.
+void safetensors_open(const char *path, SafetensorsFile *file);
+bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error);
+void safetensors_close(SafetensorsFile *file);
+const Tensor *safetensors_find(const SafetensorsFile *file, const char *name);  // NULL: not there
+
+// Copies at most `most` values, from number `first` on, into floats or doubles (element bytes
+// each); bit for bit where that is the tensor's type. Refuses integers.
+void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out, size_t element);
+
+// Writes a file and returns the hash of all of it. *bad grows by the values that are infinite or
+// NaN.
+Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int count,
+                       int64_t *bad);
+
+// Floats or doubles, by the size of one.
+double real_get(const void *x, size_t element, int64_t i);
+void real_put(void *x, size_t element, int64_t i, double value);
+
+// Refuses n values of tensor `name`, just read from the file `path`, if any is infinite or NaN.
+void real_check_finite(const void *x, size_t element, int64_t n, const char *path,
+                       const char *name);

@@ -1,0 +1,283 @@
+// tokenizer.c: see tokenizer.h.
+#include "tokenizer.h"
+#include "files.h"
+#include "util.h"
+
+enum { MOST_TOKENS = 1 << 20 };  // the largest vocabularies in use have a quarter of it
+enum { CODES = 0x110000 };       // code points of Unicode
+enum { MOST_BYTES = TOKENIZER_HEADER_BYTES + MOST_TOKENS * 256 + CODES * 8 };  // of a file
+enum { SHORT = 256 };  // bytes of a piece that is merged in memory on the stack
+
+void tokenizer_close(Tokenizer *t) {
+    free(t->file);
+    free(t->where);
+    free(t->slots);
+    free(t->classes);
+    memset(t, 0, sizeof *t);
+}
+
+// ----------------------------------------------------------------------------- from bytes to token
+
+// The slot of these bytes, or the empty one where they belong (open addressing, linear probing). At
+// most half of the slots are taken, so an empty one ends every search.
+static int32_t *find_slot(const Tokenizer *t, const void *bytes, size_t n) {
+    uint64_t i = hash_bytes(bytes, n) & t->mask;
+    for (; t->slots[i] >= 0; i = (i + 1) & t->mask) {
+        const unsigned char *known = t->file + t->where[t->slots[i]];
+        if (known[-1] == n && memcmp(known, bytes, n) == 0) break;
+    }
+    return &t->slots[i];
+}
+
+int32_t tokenizer_find(const Tokenizer *t, const char *bytes, size_t n) {
+    int32_t token = *find_slot(t, bytes, n);
+    return token == t->end ? -1 : token;
+}
+
+const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *n) {
+    CHECK(token >= 0 && token < t->count,
+          "expected a token from 0 to %d, found %d\n"
+          "  -> the tokenizer that the text was encoded with",
+          t->count - 1, token);
+    const unsigned char *bytes = t->file + t->where[token];
+    *n = bytes[-1];
+    return (const char *)bytes;
+}
+
+// ---------------------------------------------------------------------------------------- the file
+
+// A little-endian word of the file, at a byte; it may be unaligned.
+static uint32_t word_at(const Tokenizer *t, size_t at) {
+    uint32_t word;
+    memcpy(&word, t->file + at, sizeof word);
+    return word;
+}
+
+// Reads the file, and what its header says.
+static bool read_header(const char *path, Tokenizer *t, char *error) {
+    t->file = (unsigned char *)file_read(path, MOST_BYTES, &t->size);
+    if (!t->file) return error_set(error, "expected a tokenizer, found: %s", strerror(errno));
+    if (t->size < TOKENIZER_HEADER_BYTES)
+        return error_set(error, "expected a tokenizer, found %zu bytes", t->size);
+    uint32_t magic = word_at(t, 0), version = word_at(t, 4);
+    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT);
+    uint32_t end = word_at(t, 4 * TOKENIZER_END);
+    if (magic != TOKENIZER_MAGIC || version != TOKENIZER_VERSION)
+        return error_set(error,
+                         "expected a tokenizer with magic %d and version %d, found %u and %u",
+                         TOKENIZER_MAGIC, TOKENIZER_VERSION, magic, version);
+    if (count < 1 || count > MOST_TOKENS || end >= count)
+        return error_set(error,
+                         "expected 1 to %d tokens, one of them the end-of-text token, found "
+                         "%u and the end-of-text token %u",
+                         MOST_TOKENS, count, end);
+    t->count = (int32_t)count;
+    t->end = (int32_t)end;
+    return true;
+}
+
+// Fills where and slots, and moves *at behind the tokens.
+static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
+    for (t->mask = 1; t->mask < 2 * (uint64_t)t->count;) t->mask *= 2;
+    size_t slots = (size_t)t->mask-- * sizeof *t->slots;
+    t->where = check_alloc((size_t)t->count * sizeof *t->where, "a tokenizer");
+    t->slots = check_alloc(slots, "a tokenizer");
+    memset(t->slots, 0xFF, slots);  // -1
+    for (int32_t token = 0; token < t->count; token++) {
+        size_t left = t->size - *at, length = left ? t->file[*at] : 0;
+        if (length == 0 || length >= left)
+            return error_set(error, "byte %zu: token %d of %d is empty or cut", *at, token,
+                             t->count);
+        t->where[token] = (uint32_t)(*at + 1);
+        *at += 1 + length;
+        int32_t *slot = find_slot(t, t->file + t->where[token], length);
+        if (*slot >= 0) return error_set(error, "tokens %d and %d are the same", *slot, token);
+        *slot = token;
+    }
+    return true;
+}
+
+// Fills classes from the ranges, which end the file.
+static bool read_ranges(Tokenizer *t, size_t at, char *error) {
+    uint64_t counts[4] = {0}, ranges = 0;
+    for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
+        ranges += counts[kind] = word_at(t, 4 * (size_t)(TOKENIZER_RANGES + kind - 1));
+    if (t->size - at != 8 * ranges)
+        return error_set(error, "expected %llu bytes of ranges of characters, found %zu",
+                         8 * (unsigned long long)ranges, t->size - at);
+    t->encodes = ranges > 0;
+    if (!t->encodes) return true;
+    t->classes = check_alloc(CODES, "the classes of characters");
+    for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
+        for (; counts[kind]; counts[kind]--, at += 8) {
+            uint32_t first = word_at(t, at), last = word_at(t, at + 4);
+            if (last < first || last >= CODES)
+                return error_set(error, "byte %zu: expected a range, found U+%04X to U+%04X", at,
+                                 first, last);
+            // Each code point is set once, so hostile ranges cost no more than sound ones.
+            for (uint32_t code = first; code <= last; code++) {
+                if (t->classes[code]) return error_set(error, "U+%04X is in two classes", code);
+                t->classes[code] = (unsigned char)kind;
+            }
+        }
+    return true;
+}
+
+// Encoding takes a space to be a space, and begins with single bytes.
+static bool check_encodes(const Tokenizer *t, char *error) {
+    if (t->classes[' '] != CLASS_SPACE) return error_set(error, "U+0020 is not a space");
+    for (int byte = 0; byte < 256; byte++)
+        if (tokenizer_find(t, &(char){(char)byte}, 1) < 0)
+            return error_set(error, "no token is the single byte 0x%02X", byte);
+    return true;
+}
+
+bool tokenizer_try_open(const char *path, Tokenizer *t, char *error) {
+    size_t at = TOKENIZER_HEADER_BYTES;
+    memset(t, 0, sizeof *t);
+    bool ok = read_header(path, t, error) && read_tokens(t, &at, error) &&
+              read_ranges(t, at, error) && (!t->encodes || check_encodes(t, error));
+    if (!ok) tokenizer_close(t);
+    return ok;
+}
+
+void tokenizer_open(const char *path, Tokenizer *t) {
+    char error[ERROR_CAP];
+    CHECK(tokenizer_try_open(path, t, error),
+          "%s: %s\n  -> python3 data/get.py tokenizer --out FILE writes a sound one", path, error);
+}
+
+// ------------------------------------------------------------------------------------------ pieces
+
+// The class of the character at `at`, and its length in bytes.
+static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at, size_t *length) {
+    uint32_t code = (unsigned char)text[at];
+    *length = utf8_length(text + at, n - at);
+    CHECK(*length,
+          "expected UTF-8, found an invalid character at offset %zu\n"
+          "  -> convert it (iconv -f ISO-8859-1 -t UTF-8 FILE > NEW, with its real encoding)",
+          at);
+    if (*length > 1) code &= 0x7Fu >> *length;
+    for (size_t i = 1; i < *length; i++) code = code << 6 | ((unsigned char)text[at + i] & 0x3F);
+    return t->classes[code];
+}
+
+// The alternatives of the pattern in their order.
+size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at) {
+    size_t length, last = at;  // last: where the last character of the run begins
+    if (text[at] == '\'') {
+        char a = at + 1 < n ? text[at + 1] : 0, b = at + 2 < n ? text[at + 2] : 0;
+        if (a == 's' || a == 'd' || a == 'm' || a == 't') return at + 2;
+        if ((a == 'l' && b == 'l') || ((a == 'v' || a == 'r') && b == 'e')) return at + 3;
+    }
+    int kind = class_at(t, text, n, at, &length);
+    size_t next = at + length;
+    if (text[at] == ' ' && next < n) {  // a space belongs to the word after it
+        int following = class_at(t, text, n, next, &length);
+        if (following != CLASS_SPACE) kind = following, next += length;
+    }
+    while (next < n && class_at(t, text, n, next, &length) == kind) last = next, next += length;
+    // Several spaces leave the last one to the word behind them, \s+(?!\S); \s+ takes a single one.
+    return kind == CLASS_SPACE && next < n && last > at ? last : next;
+}
+
+// ------------------------------------------------------------------------------------------ merges
+
+// Byte-pair encoding of a piece. It starts as single bytes. Of all neighbours whose bytes together
+// are a token, the pair of the lowest id becomes it, the leftmost pair first, until there is none:
+// merges were learned in the order of the ids, so no list of them is needed. A binary heap holds
+// the possible merges, least first, so a piece takes n log n steps. An entry is stale, and skipped,
+// when the bytes of the two parts at its place are no longer as many as its token's.
+typedef struct {
+    const Tokenizer *t;
+    const char *piece;
+    size_t n;          // bytes of the piece
+    uint64_t *heap;    // [3 n] token << 32 | where the left part begins
+    size_t count;      // of the heap
+    uint32_t *length;  // [n] bytes of the part that begins here, 0: none does
+    uint32_t *before;  // [n] where the part before the one that begins here begins
+} Merges;
+
+// heap[i] is not above heap[2 i + 1] and heap[2 i + 2].
+static void heap_add(Merges *m, uint64_t entry) {
+    size_t i = m->count++;
+    for (; i > 0 && m->heap[(i - 1) / 2] > entry; i = (i - 1) / 2)
+        m->heap[i] = m->heap[(i - 1) / 2];
+    m->heap[i] = entry;
+}
+
+// Removes the least entry; the last one sinks from the root to its place.
+static uint64_t heap_take(Merges *m) {
+    uint64_t least = m->heap[0], entry = m->heap[--m->count];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < m->count; i = child) {
+        if (child + 1 < m->count && m->heap[child + 1] < m->heap[child]) child++;
+        if (m->heap[child] >= entry) break;
+        m->heap[i] = m->heap[child];
+    }
+    m->heap[i] = entry;
+    return least;
+}
+
+// Adds the merge of the part at i with the next one, if together they are a token.
+static void merges_add(Merges *m, size_t i) {
+    size_t next = i + m->length[i];
+    if (next >= m->n) return;
+    size_t length = m->length[i] + m->length[next];
+    int32_t token = tokenizer_find(m->t, m->piece + i, length);
+    if (token >= 0) heap_add(m, (uint64_t)token << 32 | i);
+}
+
+// `tokens` has room for n, memory for 4 n: at most 3 n merges are ever added, n - 1 at first and
+// two for each of at most n - 1 merges done. Returns the number of tokens.
+static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens,
+                           uint64_t *memory) {
+    uint32_t *length = (uint32_t *)(memory + 3 * n), *before = length + n;
+    Merges m = {t, piece, n, memory, 0, length, before};
+    int64_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        length[i] = 1;
+        before[i] = (uint32_t)i - 1;
+    }
+    for (size_t i = 0; i < n; i++) merges_add(&m, i);
+    while (m.count) {
+        uint64_t entry = heap_take(&m);
+        size_t i = (uint32_t)entry, next = i + length[i];
+        size_t bytes = t->file[t->where[entry >> 32] - 1];  // of the entry's token
+        if (!length[i] || next >= n || length[i] + length[next] != bytes) continue;
+        length[i] = (uint32_t)bytes;
+        length[next] = 0;
+        if (i + bytes < n) before[i + bytes] = (uint32_t)i;
+        merges_add(&m, i);
+        if (i > 0) merges_add(&m, before[i]);
+    }
+    for (size_t i = 0; i < n; i += length[i])
+        tokens[count++] = tokenizer_find(t, piece + i, length[i]);
+    return count;
+}
+
+int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *tokens) {
+    CHECK(t->encodes,
+          "expected a tokenizer with classes of characters, found one that only decodes\n"
+          "  -> python3 data/get.py tokenizer --out FILE writes one that encodes");
+    uint64_t on_stack[4 * SHORT], *memory = on_stack;
+    int64_t count = 0;
+    for (size_t at = 0, end; at < n; at = end) {
+        end = tokenizer_piece(t, text, n, at);
+        size_t length = end - at;
+        int32_t token = tokenizer_find(t, text + at, length);  // of the whole piece
+        if (token >= 0) {
+            tokens[count++] = token;
+            continue;
+        }
+        CHECK(length < UINT32_MAX,
+              "expected words below 4 GiB, found one of %zu bytes at offset "
+              "%zu\n  -> check that this is text, and break its lines",
+              length, at);
+        // Words are short: nearly all are merged without taking memory.
+        if (length > SHORT) memory = check_alloc(4 * length * sizeof *memory, "a long word");
+        count += merge_piece(t, text + at, length, tokens + count, memory);
+        if (length > SHORT) free(memory), memory = on_stack;
+    }
+    return count;
+}

@@ -1,0 +1,147 @@
+// util.c: see util.h.
+#include "util.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+// ------------------------------------------------------------------------------------------ errors
+
+// The buffers are static: out of memory is one of the messages.
+void check_failed(int status, const char *file, int line, const char *fmt, ...) {
+    static char message[1 << 18], shown[1 << 19];
+    const char *base = strrchr(file, '/');
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    fflush(stdout);
+    text_escape(shown, sizeof shown, message, strlen(message));
+    fprintf(stderr, "error: %s\n  (%s:%d)\n", shown, base ? base + 1 : file, line);
+    exit(status);
+}
+
+bool error_set(char *error, const char *fmt, ...) {
+    char message[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    text_escape(error, ERROR_CAP, message, strlen(message));
+    return false;
+}
+
+// ------------------------------------------------------------------------------------------ memory
+
+// Memory begins with a cache line, so aligned rows of vectors lie in one line each. Large memory
+// asks Linux for pages of 2 MiB: far fewer page faults, and products that read columns stay within
+// the address cache (TLB). All threads zero what is larger still, which spreads it over the NUMA
+// nodes of the machine.
+void *check_alloc(size_t bytes, const char *what) {
+    const size_t line = 64, huge = 2 << 20;
+    bool large = bytes >= huge;
+    void *p = NULL;
+    CHECK(posix_memalign(&p, large ? huge : line, bytes ? bytes : 1) == 0,
+          "no memory for %s (%zu MiB)\n"
+          "  -> a smaller --micro-batch, --seq or --model, or --recompute",
+          what, bytes >> 20);
+#ifdef MADV_HUGEPAGE
+    if (large) madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+#pragma omp parallel for schedule(static) if (bytes >= 32 * huge)
+    for (size_t i = 0; i < bytes; i += huge)
+        memset((char *)p + i, 0, bytes - i < huge ? bytes - i : huge);
+    return p;
+}
+
+// -------------------------------------------------------------------------------------------- text
+
+char *check_format(char *buf, size_t cap, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(buf, cap, fmt, args);
+    va_end(args);
+    CHECK(n >= 0 && (size_t)n < cap,
+          "a name or path longer than %zu bytes: %.60s...\n  -> use a shorter path", cap - 1, buf);
+    return buf;
+}
+
+char *text_escape(char *out, size_t cap, const char *text, size_t n) {
+    size_t used = 0;
+    for (size_t i = 0; i < n && used + 5 <= cap; i++) {
+        unsigned char c = (unsigned char)text[i];
+        bool control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F;
+        if (control) used += (size_t)snprintf(out + used, 5, "\\x%02x", c);
+        else out[used++] = text[i];
+    }
+    out[used] = 0;
+    return out;
+}
+
+// In pieces, as an escaped byte takes four.
+void text_print(const char *text, size_t n) {
+    char shown[1024];
+    for (size_t at = 0, piece; at < n; at += piece) {
+        piece = n - at < 200 ? n - at : 200;
+        fputs(text_escape(shown, sizeof shown, text + at, piece), stdout);
+    }
+}
+
+FILE *text_begin(char **text, size_t *size, const char *what) {
+    FILE *f = open_memstream(text, size);
+    CHECK(f, "no memory for %s\n  -> a smaller --model or --micro-batch", what);
+    return f;
+}
+
+// glibc does not remember on such a stream that a write found no memory: neither ferror nor fclose
+// tells. But then the last piece finds none either.
+void text_end(FILE *f, const char *last, const char *what) {
+    bool whole = fputs(last, f) >= 0;
+    CHECK(fclose(f) == 0 && whole, "no memory for %s\n  -> a smaller --model or --micro-batch",
+          what);
+}
+
+// RFC 3629, section 4: the first byte gives the length; the second byte decides about overlong
+// forms, surrogates and the last code.
+size_t utf8_length(const char *text, size_t n) {
+    const unsigned char *p = (const unsigned char *)text;
+    if (p[0] < 0x80) return 1;
+    size_t length = 2 + (p[0] >= 0xE0) + (p[0] >= 0xF0);
+    if (p[0] < 0xC2 || p[0] > 0xF4 || n < length) return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((p[i] & 0xC0) != 0x80) return 0;
+    bool overlong = (p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xF0 && p[1] < 0x90);
+    bool surrogate = p[0] == 0xED && p[1] > 0x9F;
+    bool beyond = p[0] == 0xF4 && p[1] > 0x8F;
+    return overlong || surrogate || beyond ? 0 : length;
+}
+
+// The inverse of utf8_length: 6 bits a byte behind a first byte that tells how many follow.
+char *utf8_put(char *out, uint32_t code) {
+    static const unsigned char FIRST[] = {0, 0xC0, 0xE0, 0xF0};
+    int more = (code >= 0x80) + (code >= 0x800) + (code >= 0x10000);  // bytes after the first
+    *out++ = (char)(FIRST[more] | code >> 6 * more);
+    while (more-- > 0) *out++ = (char)(0x80 | (code >> 6 * more & 63));
+    return out;
+}
+
+// ---------------------------------------------------------------------------------- clock, streams
+
+double clock_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// open returns the lowest free number.
+void check_streams_begin(void) {
+    int fd = 0;
+    while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
+    if (fd >= 0) close(fd);
+}
+
+void check_streams_end(void) {
+    CHECK_WRITE(fflush(stdout) == 0 && !ferror(stdout),
+                "cannot write all of the output: %s\n  -> free space where stdout goes",
+                strerror(errno));
+}
