@@ -115,7 +115,7 @@ def check_value(name, value, kind, low, high, choices):
 
 def check_axes(axes, options, built):
     """Stops at an unknown placement, flag or value. built: placements with a trainer."""
-    modes = re.findall(r"^MODE\( *(\w+),", (ROOT / "llmc/modes.h").read_text(), re.M) + ["FUSE"]
+    modes = re.findall(r"^MODE\((\w+),", (ROOT / "llmc/modes.h").read_text(), re.M) + ["FUSE"]
     flags = trainer_flags()
     for mode in axes.get("mode", ()):
         if mode not in modes and mode not in built:

@@ -100,7 +100,7 @@ STOCK = {
 
 def placements():
     """Names, modes and flags of a model for each placement and shape."""
-    modes = re.findall(r"^MODE\( (\w+)", (ROOT / "llmc" / "modes.h").read_text(), re.M)
+    modes = re.findall(r"^MODE\((\w+)", (ROOT / "llmc" / "modes.h").read_text(), re.M)
     for mode, shape, more in [(mode, shape, "") for mode in modes for shape in SHAPES] + SWITCHES:
         words = dict(zip(*[iter((SHAPES[shape] + " " + more).split())] * 2))
         words |= {"--bias": "off"} if mode.startswith(("SDD", "NGPT")) else {}

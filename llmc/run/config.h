@@ -56,7 +56,7 @@ REFUSE(f->tf32 && user(tf32) && strcmp(precision, "fp32"), "--tf32 only means so
 REFUSE(f->rounding && user(rounding) && strcmp(precision, "bf16"), "--rounding only means something for PREC=bf16, this is %s\n  -> leave it out, or make train_gpt PREC=bf16", precision) \
 REFUSE(r->sdd && user(bias) && f->bias, "SDD's linears have no bias\n  -> leave out --bias on") \
 REFUSE(!r->sdd && user(sdd), "--sdd only means something for NORM_MODE=SDD and SDD_PRE\n  -> leave it out") \
-REFUSE(r->early < 0 && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out") \
+REFUSE(!r->early && user(mix_ratio), "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out") \
 REFUSE(r->fin && f->final_norm == FINAL_NORM_OFF, "%s leaves the stream un-normed, so the head needs the final norm\n  -> --final-norm auto", r->name) \
 REFUSE(f->schedule_steps && f->schedule_steps < f->warmup, \
       "--schedule-steps %lld ends before --warmup %lld\n  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps, (long long)f->warmup) \
@@ -118,7 +118,8 @@ static inline Model model_from_flags(const Flags *f, const Mode *mode) {
 }
 
 static inline Init init_from_flags(const Flags *f, const Mode *mode) {
-    Init init = {f->init ? f->init - 1 : mode->init == INIT_BASELINE ? f->init_baseline : mode->init, f->init_std, (uint64_t)f->seed};
+    int own = mode->init ? init_find(mode->init) : f->init_baseline;
+    Init init = {f->init ? f->init - 1 : own, f->init_std, (uint64_t)f->seed};
     return init;
 }
 

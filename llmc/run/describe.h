@@ -200,7 +200,7 @@ static inline void show_model(const Model *m, const Init *init, const char *name
     printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm", m->bias ? "biases" : "no biases", m->rope ? "RoPE" : "learned positions",
            m->swiglu ? "SwiGLU" : "GELU", m->tied ? "tied" : "untied", m->mode->sdd ? ", SDD setting " : "", m->mode->sdd ? m->sdd->name : "");
     printf("  init %s, sigma %.4g (sigma sqrt(width) = %.3f)%s\n", INITS[init->scheme].name, init_sigma(init, m), init_sigma(init, m) * sqrt(m->C),
-           m->mode->init == INIT_DEEPNORM && init->scheme != INIT_DEEPNORM ? ", without the beta of DeepNorm's own, --init deepnorm" : "");
+           m->mode->init && !strcmp(m->mode->init, "deepnorm") && init->scheme != INIT_DEEPNORM ? ", without the beta of DeepNorm's own, --init deepnorm" : "");
     printf("  %.2fM parameters, ", (double)show_parameters(m, &layout, false) / 1e6);
     if (m->moe.E) printf("%.2fM active, ", (double)show_parameters(m, &layout, true) / 1e6);
     printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
@@ -226,12 +226,12 @@ static inline void show_sub(const SubMode *s) {
 // The table of modes.h, column by column. Slots: 0 nothing, 1 the model's norm, 2 length 1.
 static inline void show_modes(void) {
     printf("               attention                  | ffn                       |\nmode           in c out skip   a    post |in c out skip   a    post |q k v c per  |emb fin sdd unit|layer 0      early init      source\n");
-    for (int i = 0; i < MODE_COUNT; i++) {
+    for (int i = MODE_NONE + 1; i < MODE_COUNT; i++) {
         const Mode *r = &MODES[i];
         printf("%-14s", r->name);
         show_sub(&r->attn);
         show_sub(&r->ffn);
-        printf("%d %d %d %d %-5s| %d   %d   %d   %d  |%-12s %-5s %-9s %s%s\n", r->q, r->k, r->v, r->ctx, r->per == FULL ? "full" : "head", r->emb, r->fin, r->sdd, r->unit, r->first < 0 ? "" : MODES[r->first].name,
-               r->early < 0 ? "" : MODES[r->early].name, r->init < 0 ? "baseline" : INITS[r->init].name, r->selectable ? "" : "(only for layer 0) ", r->source);
+        printf("%d %d %d %d %-5s| %d   %d   %d   %d  |%-12s %-5s %-9s %s%s\n", r->q, r->k, r->v, r->ctx, r->per == FULL ? "full" : "head", r->emb, r->fin, r->sdd, r->unit, r->first ? MODES[r->first].name : "",
+               r->early ? MODES[r->early].name : "", r->init ? r->init : "baseline", r->selectable ? "" : "(only for layer 0) ", r->source);
     }
 }
