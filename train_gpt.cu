@@ -57,7 +57,7 @@ static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 // A router's chunks of a micro-batch (moe.cuh), and one row of the gains of all experts, are room that only experts take.
 static inline int64_t scratch_floats(const Model *m, const Setup *setup) {
     RouterShape r = {setup->B, setup->T, m->moe.E, m->moe.K, 0, 0, 0, 0, 0};
-    return most((int64_t)SCRATCH_ROWS * most(2 * most(m->F, MLP_WIDTH), 4 * m->C), most((int64_t)router_scratch(r), (int64_t)m->moe.E * most(2 * m->F, m->C)));
+    return most((int64_t)SCRATCH_ROWS * most(2 * most(m->F, mlp_width(m)), 4 * m->C), most((int64_t)router_scratch(r), (int64_t)m->moe.E * most(2 * m->F, m->C)));
 }
 static inline int64_t router_doubles(const Model *m) { return (int64_t)m->L * (ROUTER_SUMS + m->moe.E); }
 static inline int gpt_ratio(void) { return (int)(sizeof(wide) / sizeof(real)); }

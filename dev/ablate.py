@@ -84,10 +84,21 @@ def trainer_flags():
     def number(text):
         base, _, shift = text.partition("<<")
         return float(base) * 2 ** int(shift or 0)
-    row = r'^FLAG\((\w+), *(\w+), *"[^"]*", *([^,]+), *([^,]+), *"([^"]*)"'
-    rows = re.findall(row, (ROOT / "llmc/run/flags.h").read_text(), re.M)
-    return {name.replace("_", "-"): (kind, number(low), number(high), choices.split("|"))
-            for name, kind, low, high, choices in rows}
+    files = ("run/flags.h", "run/schedule.h", "init.h", "modes.h")
+    text = "".join((ROOT / "llmc" / name).read_text() for name in files)
+    flags = {}
+    row = r'^FLAG\((\w+), *(\w+)\("[^"]*"(?:, *(.*?))?\), *(?:FIXED|FREE|ONCE),'
+    for name, kind, more in re.findall(row, text, re.M):
+        low, high, choices = 0, 0, ["off", "on"] if kind == "SWITCH" else [""]
+        if kind in ("INT", "NUMBER"):
+            low, high = map(number, more.split(","))
+        elif kind == "CHOICE":                             # "a|b", or the rows of another table
+            table = re.search(r"\((\w+)_TABLE\)", more)
+            choices = [word for words in re.findall(r'"(.*?)"', more) for word in words.split("|")]
+            if table:
+                choices += re.findall(rf'^{table[1]}\(\w+, *"(.*?)"', text, re.M)
+        flags[name.replace("_", "-")] = kind, low, high, choices
+    return flags
 
 
 def nearest(word, known, before=""):

@@ -5,8 +5,9 @@
 
 int main(int argc, char **argv) {
     static const int PROCESSES[] = {8, 64}, LEVELS[] = {RECOMPUTE_OFF, RECOMPUTE_CHEAP, RECOMPUTE_ON};
+    const Trainer trainer = {.precision = "bf16", .mode = &MODES[NORM_MODE]};
     FlagSet set;
-    flags_resolve(&set, "bf16", argc, argv);
+    flags_resolve(&set, &trainer, argc, argv);
     Model m = model_from_flags(&set.f, &MODES[NORM_MODE]);
     Layout t = layout_make(&m);
     double hidden = 0, experts = 0, head = 0, ffn = 0, rows = (double)moe_layers(&m) * m.moe.K, flops = show_flops(&m, &t);

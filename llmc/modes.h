@@ -147,11 +147,12 @@ typedef struct Sdd {
 } Sdd;
 
 #define SDD_TABLE(SDD) \
-SDD("paper", .out_layers = 1, .std = 1, .v = 1, .per = FULL, .source = "SDD eq 2, section 4.1") \
-SDD("code",  .out_layers = 2, .std = 0.1, .fused = 1, .share = 1, .head = 1, \
-             .source = "SDD released code")
+SDD(PAPER, "paper", .out_layers = 1, .std = 1, .v = 1, .per = FULL, \
+                    .source = "SDD eq 2, section 4.1") \
+SDD(CODE,  "code",  .out_layers = 2, .std = 0.1, .fused = 1, .share = 1, .head = 1, \
+                    .source = "SDD released code")
 
-#define SDD_ROW(word, ...) {.name = word, __VA_ARGS__},
+#define SDD_ROW(id, word, ...) {.name = word, __VA_ARGS__},
 TABLE Sdd SDDS[] = {SDD_TABLE(SDD_ROW)};
 #undef SDD_ROW
 enum { SDD_COUNT = sizeof SDDS / sizeof *SDDS };

@@ -14,7 +14,8 @@ static int split_words(char *text, char **words) {
 static void run_line(const uint8_t *data, size_t size) {
     static Run run;
     Run *r = memset(&run, 0, sizeof run);
-    const Trainer trainer = data[0] & 2 ? (Trainer){.device = "cuda", .precision = "bf16", .element = 4, .storage = 2} : (Trainer){.device = "cpu", .precision = "fp32", .element = 4, .storage = 4};
+    const Trainer trainer = data[0] & 2 ? (Trainer){.device = "cuda", .precision = "bf16", .mode = &MODES[NORM_MODE], .commit = "", .element = 4, .storage = 2}
+                                           : (Trainer){.device = "cpu", .precision = "fp32", .mode = &MODES[NORM_MODE], .commit = "", .element = 4, .storage = 4};
     char *text = check_alloc(size, "a command line"), *words[WORDS];
     memcpy(text, data + 1, size - 1);
     FlagSet given;
@@ -28,8 +29,8 @@ static void run_line(const uint8_t *data, size_t size) {
     r->f = &r->set.f;
     expect_ranges(r->f);
     comm_open(&r->comm, trainer.device);
-    run_refuse(&r->set, &MODES[NORM_MODE], trainer.device, trainer.precision);
-    r->m = model_from_flags(r->f, &MODES[NORM_MODE]);
+    run_refuse(&r->set, trainer.mode, trainer.device, trainer.precision);
+    r->m = model_from_flags(r->f, trainer.mode);
     r->init = init_from_flags(r->f, r->m.mode);
     r->micro = (int)(r->f->micro_batch ? r->f->micro_batch : r->f->batch);
     Setup setup = run_setup(r, true);

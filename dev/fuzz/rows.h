@@ -10,7 +10,7 @@ static void expect_ranges(const Flags *f) {
         double number = row->kind == INT ? (double)*(const int64_t *)at : row->kind == NUMBER ? *(const double *)at : row->low;
         must(number >= row->low && number <= row->high);
         if (row->kind == CHOICE || row->kind == SWITCH) must(*(const int *)at >= 0);
-        if (row->kind == TEXT) must(*(const FlagTEXT *)at);
+        if (row->kind == TEXT) must(*(const char *const *)at);
     }
 }
 
@@ -19,7 +19,7 @@ static void expect_config(const Run *r) {
     char path[FUZZ_PATH], a[64], b[64], *text = run_config(r);
     FlagSet again;
     flags_default(&again);
-    config_read(&again, fuzz_file(path, "config.json", text, strlen(text)), r->t->precision);
+    config_read(&again, fuzz_file(path, "config.json", text, strlen(text)), r->t);
     for (int i = 0; i < FLAG_COUNT; i++)
         must(FLAGS[i].resume == ONCE || strcmp(flag_text(a, sizeof a, r->f, &FLAGS[i]), flag_text(b, sizeof b, &again.f, &FLAGS[i])) == 0);
 }

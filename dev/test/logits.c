@@ -10,7 +10,7 @@ enum { B = 2 };
 
 static void write_checkpoint(Run *r, const char *out) {
     Checkpoint c;
-    char *config = config_text(r->f, &r->m, &r->layout, &r->init, "fp32", NAN);
+    char *config = config_text(r->f, &r->m, &r->layout, &r->init, r->t, NAN);
     begin_checkpoint(&c, out, 0);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     checkpoint_add_text(&c, "config.json", config);
@@ -45,13 +45,13 @@ static void one(const char *out, const char *mode_name, const char *flags) {
     FlagSet set, given;
     Run run, *r = &run;
     memset(r, 0, sizeof *r);
+    for (int i = 0; i < MODE_COUNT; i++) if (MODES[i].selectable && !strcmp(MODES[i].name, mode_name)) mode = &MODES[i];
+    CHECK(mode, "no mode %s\n  -> llmc/modes.h", mode_name);
     flags_default(&given);
     flags_parse_text(&given, flags, BY_USER);
     flags_default(&set);
-    if (*given.f.init_from) config_init_from(&set, &given);
+    if (*given.f.init_from) config_init_from(&set, &given, mode);
     flags_override(&set, &given, false);
-    for (int i = 0; i < MODE_COUNT; i++) if (MODES[i].selectable && !strcmp(MODES[i].name, mode_name)) mode = &MODES[i];
-    CHECK(mode, "no mode %s\n  -> llmc/modes.h", mode_name);
     run_refuse(&set, mode, "cpu", "fp32");
     r->t = &judge_fp32;
     r->f = &set.f;

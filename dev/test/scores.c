@@ -3,13 +3,15 @@
 #include "../../llmc/run/train.h"
 
 int main(int argc, char **argv) {
+    Trainer trainer = judge_fp32;
     Run run, *r = &run;
+    trainer.mode = &MODES[NORM_MODE];
     memset(r, 0, sizeof *r);
-    r->t = &judge_fp32;
+    r->t = &trainer;
     comm_open(&r->comm, r->t->device);
-    flags_resolve(&r->set, r->t->precision, argc, argv);
+    flags_resolve(&r->set, r->t, argc, argv);
     r->f = &r->set.f;
-    r->m = model_from_flags(r->f, &MODES[NORM_MODE]);
+    r->m = model_from_flags(r->f, r->t->mode);
     r->micro = (int)r->f->batch;
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, 0, 1);

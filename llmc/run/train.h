@@ -3,7 +3,15 @@
 //
 // Exit status: check.h.
 #pragma once
+#include "checkpoint.h"
+#include "data.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 #include "config.h"
+#ifdef __cplusplus
+}
+#endif
 #include "eval.h"
 #include "spikes.h"
 #include "log.h"
@@ -50,7 +58,7 @@ typedef struct Run {
 
 // ------------------------------------------------------------------------------------------------------------------ weights and checkpoints
 
-static inline char *run_config(const Run *r) { return config_text(r->f, &r->m, &r->layout, &r->init, r->t->precision, r->unigram); }
+static inline char *run_config(const Run *r) { return config_text(r->f, &r->m, &r->layout, &r->init, r->t, r->unigram); }
 
 static inline void run_init_weights(Run *r) {
     for (int k = 0; k < r->layout.count; k++) {
@@ -319,7 +327,7 @@ static inline void run_check_config(const Run *r, const char *dir) {
     FlagSet was;
     char path[PATH_CAP], a[64], b[64];
     flags_default(&was);
-    config_read(&was, check_format(path, sizeof path, "%s/config.json", dir), r->t->precision);
+    config_read(&was, check_format(path, sizeof path, "%s/config.json", dir), r->t);
     for (int i = 0; i < FLAG_COUNT; i++) {
         const char *now = flag_text(a, sizeof a, r->f, &FLAGS[i]), *then = flag_text(b, sizeof b, &was.f, &FLAGS[i]);
         CHECK(FLAGS[i].resume != FIXED || !strcmp(now, then), "%s/config.json: expected \"%s\": \"%s\" as in its checkpoint, found \"%s\"\n  -> cp %s %s/", r->out,
@@ -832,16 +840,7 @@ static inline int run_show(Run *r, const Setup *setup) {
         show_model(&r->m, &r->init, r->f->model, r->t, setup, true);
         show_memory(r->t, &r->m, setup);
     }
-    for (int i = 0; what == SHOW_MODELS && i < PRESET_COUNT; i++) {
-        FlagSet set;
-        flags_default(&set);
-        flags_preset(&set, PRESETS[i].name);
-        Model m = model_from_flags(&set.f, r->m.mode);
-        Layout layout = layout_make(&m);
-        printf("%-14s %3d layers, width %4d, heads %2d/%2d, ffn %5d, vocabulary %6d, T %4d: %8.1fM  %s\n", PRESETS[i].name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
-               (double)show_parameters(&m, &layout, false) / 1e6, PRESETS[i].note);
-        layout_free(&layout);
-    }
+    if (what == SHOW_MODELS) show_models(r->m.mode);
     return 0;
 }
 
@@ -886,7 +885,7 @@ static inline void run_open_folder(Run *r) {
     log_text(&r->log, "norm_mode", r->m.mode->name);
     log_text(&r->log, "device", r->t->device);
     log_text(&r->log, "precision", r->t->precision);
-    log_text(&r->log, "git", GIT_HASH);
+    log_text(&r->log, "git", r->t->commit);
     log_int(&r->log, "processes", r->comm.size);
     run_log_flags(r, &r->log);
     log_end(&r->log);
@@ -982,7 +981,7 @@ static inline int run_training(Run *r) {
     r->layers = (LayerStats *)check_alloc((size_t)r->m.L * sizeof *r->layers, "the statistics of layers");
     if (!r->comm.rank) run_keep_tokenizer(r);
     if (r->comm.size > 1) printf("%d processes, each with a part of every batch and of the optimizer's state\n", r->comm.size);
-    printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, r->t->precision, strcmp(r->t->device, "cpu") ? "GPU" : "CPU", GIT_HASH, (long long)r->train.samples,
+    printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out, r->t->precision, strcmp(r->t->device, "cpu") ? "GPU" : "CPU", r->t->commit, (long long)r->train.samples,
            (long long)r->f->seq, r->has_val ? "" : "; no validation data");
     int status = run_train(r);
     if (status) return status;
@@ -1014,8 +1013,8 @@ static inline void run_begin(Run *r, bool resuming) {
 }
 
 static inline int run_version(const Trainer *t) {
-    printf("norm.c, %s, %s on the %s, git %s\n", MODES[NORM_MODE].name, t->precision, t->device,
-           GIT_HASH);
+    printf("norm.c, %s, %s on the %s, git %s\n", t->mode->name, t->precision, t->device,
+           t->commit);
     return 0;
 }
 
@@ -1058,15 +1057,15 @@ static inline int trainer_run(const Trainer *t, int argc, char **argv) {
     }
     r->t = t;
     comm_open(&r->comm, t->device);
-    bool resuming = flags_resolve(&r->set, t->precision, argc, argv);
+    bool resuming = flags_resolve(&r->set, t, argc, argv);
     const Flags *f = r->f = &r->set.f;
     bool training = !*f->from;
     if (*f->out && !*f->show && is_folder(f->out) && !r->comm.rank) r->folder = run_lock(f->out);
-    run_refuse(&r->set, &MODES[NORM_MODE], t->device, t->precision);
+    run_refuse(&r->set, t->mode, t->device, t->precision);
     bool configure = !*f->show || !strcmp(f->show, "config");
     if (f->eval || (training && (configure || *f->data))) run_open_data(r, training);
     r->unigram = training && configure && r->has_val ? run_unigram(r) : NAN;
-    r->m = model_from_flags(f, &MODES[NORM_MODE]);
+    r->m = model_from_flags(f, t->mode);
     r->init = init_from_flags(f, r->m.mode);
     // A run that began on fewer processes may have kept a larger micro-batch than the share here.
     int64_t share = CEIL_DIV(f->batch, r->comm.size);

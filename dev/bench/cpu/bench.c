@@ -94,7 +94,7 @@ static void run_make(Run *r, const char *mode, int count, char **flags) {
     CHECK(row, "no placement named %s\n  -> ./train_gpt --show modes lists them", mode);
     r->t = &NAMED(judge_, PREC);
     comm_open(&r->comm, r->t->device);
-    flags_resolve(&r->set, r->t->precision, count, flags);
+    flags_resolve(&r->set, r->t, count, flags);
     r->f = &r->set.f;
     run_refuse(&r->set, row, r->t->device, r->t->precision);
     r->m = model_from_flags(r->f, row);
