@@ -160,73 +160,106 @@ ACT(site##_mean, wide, copies, n, p->site.groups, 0, p->site.on && p->site.bias)
 ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on && p->site.on != SCALE)
 #define ASSIGNED ((int64_t)n * K)             // a row for each expert of each token
 
+// The rows, in the order of a forward pass:
+//   raw, e             embedding before its norm; residual stream into block 0
+//   ai                 u of attention: its normed input
+//   qkv, qkvn          GPU: q, k, v in one matrix, before and after their norms
+//   kvc, kvcn          latent attention: the latent before (GPU: in qkv) and after its norm
+//   kr, kvb            its rotary part of k, shared by heads (GPU: in qkv); [k without kr | v]
+//   q, k, v, qn ..     CPU: one by one, before and after their norms
+//   scores             CPU: a block of QK^T and of its gradient, per thread
+//   lse, peak          log-sum-exp and maximum of each row of scores; statistics alone read peak
+//   dots               GPU: context times its gradient, summed over a head
+//   c, cn              context: the heads' outputs, before and after its norm
+//   ay, ao, as         y of attention, before and after its norm; a * skip + b * y
+//   mid                stream between the sublayers
+//   fi                 u of the ffn
+//   gu, gun, h         [gate | up] or up alone, before and after its norm; after the activation
+//   sy                 y of the shared experts before its norm
+//   rz, rs, rlse       the router's logits, scores (CPU) and log-sum-exp
+//   rdz                GPU: gradient of rz, in the type that products read
+//   gate, choice       weights and numbers of each token's experts (top-k)
+//   load, share        tokens and mean probability of each expert in each sequence; load's last row
+//                      is of all sequences
+//   loads              tokens of each expert since zero_grads
+//   place, start       row of each (token, expert) in xx .. xyn, where an expert's rows are
+//                      neighbours; first row of each expert
+//   source, tiles      GPU: token of each such row; expert and first row of each tile of rows
+//   xx, xdx            inputs of experts (CPU), and their gradient (GPU, where products read u)
+//   xgu, xgun, xh      as gu, gun, h, of experts
+//   xy, xyn            y of experts before and after its norm
+//   fy, fo, fs         y of the ffn, before and after its norm; a * skip + b * y
+//   x                  stream out of the block
+//   fx                 stream after the final norm
+//   z, logits          logits before (CPU) and after their gain
+//   logsum, losses     log-sum-exp of the logits and cross-entropy of each token
+//   *_mean, *_rstd     statistics of each norm site
 #define ACT_TABLE(ACT) \
-/*  field   type  copies n  cols       gradients, exists-if      what it holds */ \
-ACT(raw,    real, 1,     n, C,           1, p->emb.on)        /* embedding before its norm */ \
-ACT(e,      real, 1,     n, C,           1, 1)                /* stream into block 0 */ \
-ACT(ai,     real, cheap, n, C,           1, p->attn_in.on)    /* u of attention: normed input */ \
-ACT(qkv,    real, keep,  n, qkv_width(m), 1, gpu)             /* GPU: q, k, v in one matrix */ \
+ACT(raw,    real, 1,     n, C,           1, p->emb.on) \
+ACT(e,      real, 1,     n, C,           1, 1) \
+ACT(ai,     real, cheap, n, C,           1, p->attn_in.on) \
+ACT(qkv,    real, keep,  n, qkv_width(m), 1, gpu) \
 ACT(qkvn,   real, keep,  n, qkvn_width(m, p), 1, \
-            gpu && (m->kv_rank || p->q.on || p->k.on || p->v.on))   /* after their norms */ \
-ACT(kvc,    real, keep,  n, m->kv_rank,  1, cpu && m->kv_rank)  /* latent (GPU: in qkv) */ \
-ACT(kvcn,   real, keep,  n, m->kv_rank,  1, m->kv_rank)       /* latent after its norm */ \
-ACT(kr,     real, 1,     n, m->rope_size, 1, cpu && m->kv_rank) /* rotary part of k, shared */ \
-ACT(kvb,    real, cpu ? 1 : keep, n, NH * 2 * HS, 1, m->kv_rank)  /* heads' [k without kr | v] */ \
+            gpu && (m->kv_rank || p->q.on || p->k.on || p->v.on)) \
+ACT(kvc,    real, keep,  n, m->kv_rank,  1, cpu && m->kv_rank) \
+ACT(kvcn,   real, keep,  n, m->kv_rank,  1, m->kv_rank) \
+ACT(kr,     real, 1,     n, m->rope_size, 1, cpu && m->kv_rank) \
+ACT(kvb,    real, cpu ? 1 : keep, n, NH * 2 * HS, 1, m->kv_rank) \
 ACT(q,      real, keep,  n, NH * QK,     1, cpu) \
 ACT(k,      real, keep,  n, KV * QK,     1, cpu) \
 ACT(v,      real, keep,  n, KV * HS,     1, cpu) \
-ACT(qn,     real, keep,  n, NH * QK,     1, cpu && p->q.on)   /* after their norms */ \
+ACT(qn,     real, keep,  n, NH * QK,     1, cpu && p->q.on) \
 ACT(kn,     real, keep,  n, KV * QK,     1, cpu && p->k.on) \
 ACT(vn,     real, keep,  n, KV * HS,     1, cpu && p->v.on) \
-ACT(scores, real, 1, s->threads, 2 * ATTN_BLOCK * ATTN_BLOCK, 0, cpu)  /* block of QK^T, twice */ \
-ACT(lse,    wide, keep,  n, NH,          0, 1)                /* log-sum-exp of rows of scores */ \
-ACT(peak,   wide, 1,     n, NH,          0, 1)                /* their maximum, for statistics */ \
-ACT(dots,   wide, 1,     n, NH,          0, gpu)              /* sum of context * gradient */ \
-ACT(c,      real, keep,  n, NH * HS,     1, 1)                /* context: the heads' outputs */ \
-ACT(cn,     real, keep,  n, NH * HS,     1, p->ctx.on)        /* after its norm */ \
-ACT(ay,     real, p->out_anywhere ? keep : 1, n, C, 1, 1)     /* y of attention */ \
-ACT(ao,     real, 1,     n, C, m->mode->unit, cpu && p->attn_out.on)  /* y after its norm */ \
+ACT(scores, real, 1, s->threads, 2 * ATTN_BLOCK * ATTN_BLOCK, 0, cpu) \
+ACT(lse,    wide, keep,  n, NH,          0, 1) \
+ACT(peak,   wide, 1,     n, NH,          0, 1) \
+ACT(dots,   wide, 1,     n, NH,          0, gpu) \
+ACT(c,      real, keep,  n, NH * HS,     1, 1) \
+ACT(cn,     real, keep,  n, NH * HS,     1, p->ctx.on) \
+ACT(ay,     real, p->out_anywhere ? keep : 1, n, C, 1, 1) \
+ACT(ao,     real, 1,     n, C, m->mode->unit, cpu && p->attn_out.on) \
 ACT(as,     real, keep,  n, C,           1, \
-            p->attn_post.on && (cpu || p->attn_post.on != L2))  /* a * skip + y */ \
-ACT(mid,    real, keep,  n, C,           1, 1)                /* stream between the sublayers */ \
-ACT(fi,     real, cheap, n, C,           1, p->ffn_in.on)     /* u of the ffn */ \
-ACT(gu,     real, keep,  n, up * mlp_width(m), 1, p->F)       /* [gate | up], or up alone */ \
-ACT(gun,    real, keep,  n, up * mlp_width(m), 1, p->hidden.on) /* after its norm */ \
-ACT(h,      real, cheap, n, mlp_width(m), 1, p->F)            /* after the activation */ \
-ACT(sy,     real, keep,  n, C,           1, p->shared_out.on) /* y of shared experts */ \
-ACT(rz,     wide, keep,  n, E,           cpu, p->moe)         /* the router's logits */ \
-ACT(rs,     real, cheap, n, E,           0, cpu && p->moe)    /* its scores */ \
-ACT(rdz,    real, 1,     n, E,           0, gpu && p->moe)    /* gradient of rz, for products */ \
-ACT(rlse,   wide, keep,  n, 1,           0, p->moe)           /* log-sum-exp of rz */ \
-ACT(gate,   wide, keep,  n, K,           1, p->moe)           /* weights of a token's experts */ \
-ACT(load,   wide, keep,  B + 1, E,       0, p->moe)           /* tokens by sequence, and in all */ \
-ACT(share,  wide, keep,  B, E,           0, p->moe)           /* mean probability by sequence */ \
-ACT(loads,  wide, L,     1, E,           0, p->moe)           /* tokens since zero_grads */ \
-ACT(choice, int32_t, keep, n, K,         0, p->moe)           /* experts of a token (top-k) */ \
-ACT(place,  int32_t, keep, n, K,         0, p->moe)           /* their rows in xx .. xyn, which */ \
-ACT(start,  int32_t, keep, 1, E + 1,     0, p->moe)           /* begin here for each expert */ \
-ACT(source, int32_t, keep, ASSIGNED, 1,  0, gpu && p->moe)    /* token of each such row */ \
-ACT(tiles,  int32_t, keep, row_tiles(ASSIGNED, E), 2, 0, gpu && p->moe)  /* expert, first row */ \
-ACT(xx,     real, cheap, ASSIGNED, C,    1, cpu && p->moe)    /* inputs of experts */ \
-ACT(xdx,    real, 1,     ASSIGNED, C,    0, gpu && p->moe)    /* their gradient */ \
-ACT(xgu,    real, keep,  ASSIGNED, up * F, 1, p->moe)         /* gu, gun, h of experts */ \
+            p->attn_post.on && (cpu || p->attn_post.on != L2)) \
+ACT(mid,    real, keep,  n, C,           1, 1) \
+ACT(fi,     real, cheap, n, C,           1, p->ffn_in.on) \
+ACT(gu,     real, keep,  n, up * mlp_width(m), 1, p->F) \
+ACT(gun,    real, keep,  n, up * mlp_width(m), 1, p->hidden.on) \
+ACT(h,      real, cheap, n, mlp_width(m), 1, p->F) \
+ACT(sy,     real, keep,  n, C,           1, p->shared_out.on) \
+ACT(rz,     wide, keep,  n, E,           cpu, p->moe) \
+ACT(rs,     real, cheap, n, E,           0, cpu && p->moe) \
+ACT(rdz,    real, 1,     n, E,           0, gpu && p->moe) \
+ACT(rlse,   wide, keep,  n, 1,           0, p->moe) \
+ACT(gate,   wide, keep,  n, K,           1, p->moe) \
+ACT(load,   wide, keep,  B + 1, E,       0, p->moe) \
+ACT(share,  wide, keep,  B, E,           0, p->moe) \
+ACT(loads,  wide, L,     1, E,           0, p->moe) \
+ACT(choice, int32_t, keep, n, K,         0, p->moe) \
+ACT(place,  int32_t, keep, n, K,         0, p->moe) \
+ACT(start,  int32_t, keep, 1, E + 1,     0, p->moe) \
+ACT(source, int32_t, keep, ASSIGNED, 1,  0, gpu && p->moe) \
+ACT(tiles,  int32_t, keep, row_tiles(ASSIGNED, E), 2, 0, gpu && p->moe) \
+ACT(xx,     real, cheap, ASSIGNED, C,    1, cpu && p->moe) \
+ACT(xdx,    real, 1,     ASSIGNED, C,    0, gpu && p->moe) \
+ACT(xgu,    real, keep,  ASSIGNED, up * F, 1, p->moe) \
 ACT(xgun,   real, keep,  ASSIGNED, up * F, 1, p->expert_hidden.on) \
 ACT(xh,     real, cheap, ASSIGNED, F,    1, p->moe) \
-ACT(xy,     real, keep,  ASSIGNED, C,    1, p->moe)           /* y of experts */ \
-ACT(xyn,    real, keep,  ASSIGNED, C,    1, p->expert_out.on) /* after its norm */ \
+ACT(xy,     real, keep,  ASSIGNED, C,    1, p->moe) \
+ACT(xyn,    real, keep,  ASSIGNED, C,    1, p->expert_out.on) \
 ACT(expert_hidden_rstd, wide, keep, ASSIGNED, p->expert_hidden.groups, 0, \
             p->expert_hidden.on == 1) \
 ACT(expert_out_rstd, wide, keep, ASSIGNED, 1, 0, p->expert_out.on) \
-ACT(fy,     real, p->out_anywhere ? keep : 1, n, C, 1, 1)     /* y of the ffn */ \
-ACT(fo,     real, 1,     n, C, m->mode->unit, cpu && p->ffn_out.on)  /* y after its norm */ \
+ACT(fy,     real, p->out_anywhere ? keep : 1, n, C, 1, 1) \
+ACT(fo,     real, 1,     n, C, m->mode->unit, cpu && p->ffn_out.on) \
 ACT(fs,     real, keep,  n, C,           1, \
-            p->ffn_post.on && (cpu || p->ffn_post.on != L2))  /* a * skip + y */ \
-ACT(x,      real, L,     n, C,           2, 1)                /* stream out of the block */ \
-ACT(fx,     real, 1,     n, C,           1, p->fin.on)        /* stream after the final norm */ \
-ACT(z,      real, 1,     n, Vp,          1, cpu && p->logits.on)  /* logits before their gain */ \
+            p->ffn_post.on && (cpu || p->ffn_post.on != L2)) \
+ACT(x,      real, L,     n, C,           2, 1) \
+ACT(fx,     real, 1,     n, C,           1, p->fin.on) \
+ACT(z,      real, 1,     n, Vp,          1, cpu && p->logits.on) \
 ACT(logits, real, 1,     n, Vp,          ALIASED, 1) \
-ACT(logsum, wide, 1,     n, 1,           0, 1)                /* log-sum-exp of the logits */ \
-ACT(losses, wide, 1,     n, 1,           0, 1)                /* cross-entropy of each token */ \
+ACT(logsum, wide, 1,     n, 1,           0, 1) \
+ACT(losses, wide, 1,     n, 1,           0, 1) \
 NORM_ACTS(ACT, emb, 1) \
 NORM_ACTS(ACT, fin, 1) \
 NORM_ACTS(ACT, attn_in, keep) \

@@ -1,4 +1,5 @@
-// config.c: flags_resolve at the end is the order in which flags win.
+// config.c: from the command line to flags, model and config.json. Read it from its end:
+// flags_resolve is the order in which flags win.
 #include "config.h"
 #include "checkpoint.h"
 #include "data.h"
@@ -6,12 +7,16 @@
 
 // ---------------------------------------------------------------------------- refusals
 
-// A combination that makes no sense, and the message: what was found, and what to do.
+// A combination that makes no sense, and the message: what was found, and what to do. Flags of a
+// preset or a run that have no effect are not refused, only those that the user gave.
 #define REFUSE(condition, ...) CHECK(!(condition), __VA_ARGS__)
-
-// Whether a flag was given on the command line.
 #define user(flag) (set->by[FLAG_##flag] == BY_USER)
 
+static void refuse_useless(bool useless, const char *flag, const char *where) {
+    REFUSE(useless, "%s only means something %s\n  -> leave it out", flag, where);
+}
+
+// Heads, positions and latent attention.
 static void refuse_attention(const FlagSet *set, const Mode *mode) {
     const Flags *f = &set->f;
     const long long width = f->width, heads = f->heads, kv_heads = f->kv_heads;
@@ -23,8 +28,7 @@ static void refuse_attention(const FlagSet *set, const Mode *mode) {
     REFUSE(!f->kv_rank && rope && width / heads % 2,
            "--positions rope needs an even head size, found %lld\n"
            "  -> other --heads, or --positions learned", width / heads);
-    REFUSE(!f->kv_rank && user(rope_size),
-           "--rope-size only means something with --kv-rank\n  -> leave it out");
+    refuse_useless(!f->kv_rank && user(rope_size), "--rope-size", "with --kv-rank");
     REFUSE(f->kv_rank && fewer,
            "latent attention makes keys and values for every head\n  -> leave out --kv-heads");
     REFUSE(f->kv_rank && f->bias, "latent attention has no biases\n  -> --bias off");
@@ -38,6 +42,7 @@ static void refuse_attention(const FlagSet *set, const Mode *mode) {
     REFUSE(mode->unit && !rope, "%s has rotary positions\n  -> --positions rope", mode->name);
 }
 
+// Mixture of experts. Without it none of its flags has an effect.
 static void refuse_experts(const FlagSet *set) {
     const Flags *f = &set->f;
     const long long K = f->experts_per_token, dense = f->dense_layers;
@@ -53,26 +58,30 @@ static void refuse_experts(const FlagSet *set) {
     REFUSE(dense >= f->layers, "--dense-layers %lld of --layers %lld leaves none with experts\n"
            "  -> fewer, or --experts 0", dense, (long long)f->layers);
     REFUSE(f->bias, "experts have no biases\n  -> --bias off");
-    REFUSE(!dense && user(dense_ffn),
-           "--dense-ffn only means something with --dense-layers\n  -> leave it out");
+    refuse_useless(!dense && user(dense_ffn), "--dense-ffn", "with --dense-layers");
     REFUSE((K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24,
            "the experts of a token are too wide together, expected a hidden width of less than "
            "2^24\n  -> a smaller --ffn, --experts-per-token or --shared-experts");
 }
 
+// Flags that contradict the placement.
 static void refuse_mode(const FlagSet *set, const Mode *mode) {
     const Flags *f = &set->f;
     REFUSE(mode->unit && f->decay_gains == GAINS_TO_ONE,
            "%s has no gains around one\n  -> --decay-gains off", mode->name);
     REFUSE(mode->sdd && user(bias) && f->bias,
            "SDD's linears have no bias\n  -> leave out --bias on");
-    REFUSE(!mode->sdd && user(sdd),
-           "--sdd only means something for NORM_MODE=SDD and SDD_PRE\n  -> leave it out");
-    REFUSE(!mode->early && user(mix_ratio),
-           "--mix-ratio only means something for NORM_MODE=MIX_LN\n  -> leave it out");
+    refuse_useless(!mode->sdd && user(sdd), "--sdd", "for NORM_MODE=SDD and SDD_PRE");
+    refuse_useless(!mode->early && user(mix_ratio), "--mix-ratio", "for NORM_MODE=MIX_LN");
     REFUSE(mode->fin && f->final_norm == FINAL_NORM_OFF,
            "%s leaves the stream without a norm, so the head needs the final norm\n"
            "  -> --final-norm auto", mode->name);
+}
+
+// A flag of one precision on a GPU.
+static void refuse_precision(bool given, const char *flag, const char *is, const char *needed) {
+    REFUSE(given && strcmp(is, needed), "%s only means something for PREC=%s, this is %s\n"
+           "  -> leave it out, or make train_gpt PREC=%s", flag, needed, is, needed);
 }
 
 static void refuse_device(const FlagSet *set, const char *device, const char *precision) {
@@ -80,18 +89,18 @@ static void refuse_device(const FlagSet *set, const char *device, const char *pr
     REFUSE(!strcmp(device, "cpu") && (user(tf32) || user(rounding) || user(tune) || user(graph)),
            "--tf32, --rounding, --tune and --graph only mean something on a GPU\n"
            "  -> leave them out, or make train_gpt DEVICE=cuda");
-    REFUSE(f->tf32 && user(tf32) && strcmp(precision, "fp32"),
-           "--tf32 only means something for PREC=fp32, this is %s\n"
-           "  -> leave it out, or make train_gpt PREC=fp32", precision);
-    REFUSE(f->rounding && user(rounding) && strcmp(precision, "bf16"),
-           "--rounding only means something for PREC=bf16, this is %s\n"
-           "  -> leave it out, or make train_gpt PREC=bf16", precision);
+    refuse_precision(f->tf32 && user(tf32), "--tf32", precision, "fp32");
+    refuse_precision(f->rounding && user(rounding), "--rounding", precision, "bf16");
 }
 
+// Batches, the schedule, and flags that say what the program is to do.
 static void refuse_run(const FlagSet *set) {
     const Flags *f = &set->f;
     const long long batch = f->batch, micro = f->micro_batch;
+    // A micro-batch must divide the batch if the user gave it, or if the balance loss is defined
+    // over it. Any other one may leave a smaller last micro-batch.
     const bool fixed = user(micro_batch) || (f->experts && f->balance_loss > 0);
+    // Kernels index rows of a micro-batch with 32 bits.
     const int64_t rows = (micro ? micro : batch) * f->seq * (f->experts ? f->experts_per_token : 1);
     REFUSE(fixed && micro && batch % micro, "--micro-batch %lld does not divide --batch %lld\n"
            "  -> choose it among the divisors of the batch", micro, batch);
@@ -136,61 +145,65 @@ void run_refuse(const FlagSet *set, const Mode *mode, const char *device, const 
 
 // ---------------------------------------------------------------------------- flags to model
 
+// F: the width of each expert.
 static Moe moe_from_flags(const Flags *f, int F) {
-    Moe moe;
-    memset(&moe, 0, sizeof moe);
-    if (!f->experts) return moe;
-    int token = (int)((f->experts_per_token + f->shared_experts) * F);
-    moe.E = (int)f->experts;
-    moe.K = (int)f->experts_per_token;
-    moe.dense = (int)f->dense_layers;
-    moe.dense_F = f->dense_ffn ? (int)f->dense_ffn : token;
-    moe.shared_F = (int)f->shared_experts * F;
-    moe.router = f->router;
-    moe.losses = f->router_losses;
-    moe.scale = f->router_scale;
-    moe.balance = f->balance_loss;
-    moe.sequence = f->sequence_loss;
-    moe.z = f->router_z_loss;
-    moe.bias_rate = f->balance_rate;
-    return moe;
+    int K = (int)f->experts_per_token, shared = (int)f->shared_experts;
+    if (!f->experts) return (Moe){.E = 0};
+    return (Moe){
+        .E = (int)f->experts,
+        .K = K,
+        .dense = (int)f->dense_layers,
+        // A dense layer is as wide as the experts that a token goes through in the others.
+        .dense_F = f->dense_ffn ? (int)f->dense_ffn : (K + shared) * F,
+        .shared_F = shared * F,
+        .router = f->router,
+        .losses = f->router_losses,
+        .scale = f->router_scale,
+        .balance = f->balance_loss,
+        .sequence = f->sequence_loss,
+        .z = f->router_z_loss,
+        .bias_rate = f->balance_rate,
+    };
 }
 
 Model model_from_flags(const Flags *f, const Mode *mode) {
-    Model m;
-    memset(&m, 0, sizeof m);
-    m.mode = mode;
-    m.sdd = &SDDS[f->sdd];
-    m.L = (int)f->layers;
-    m.C = (int)f->width;
-    m.NH = (int)f->heads;
-    m.KV = (int)(f->kv_heads ? f->kv_heads : f->heads);
-    m.HS = m.C / m.NH;
-    m.V = f->vocab ? (int)f->vocab : CORPUS_VOCAB;
-    m.Vp = CEIL_DIV(m.V, 128) * 128;
-    m.T = (int)f->seq;
-    m.layernorm = f->norm;
-    m.bias = f->bias && !mode->sdd && !mode->unit;
-    m.rope = f->positions == POSITIONS_ROPE;
-    m.swiglu = f->activation == ACTIVATION_SWIGLU;
-    m.F = m.swiglu ? CEIL_DIV(8 * m.C / 3, 32) * 32 : 4 * m.C;
-    if (f->ffn) m.F = (int)f->ffn;
-    m.kv_rank = (int)f->kv_rank;
-    m.rope_size = m.kv_rank ? (int)f->rope_size : 0;
-    m.moe = moe_from_flags(f, m.F);
-    m.tied = f->tied;
-    m.fin = f->final_norm == FINAL_NORM_AUTO ? mode->fin : f->final_norm == FINAL_NORM_ON;
-    m.theta = f->rope_theta;
-    m.eps = f->eps;
-    m.emb_scale = f->emb_scale ? sqrt((double)m.C) : 1;
-    m.mix_ratio = f->mix_ratio;
-    return m;
+    int C = (int)f->width, V = f->vocab ? (int)f->vocab : CORPUS_VOCAB;
+    bool swiglu = f->activation == ACTIVATION_SWIGLU;
+    // SwiGLU has three matrices, GELU two: 8/3 and 4 times the width give as many parameters.
+    int F = swiglu ? CEIL_DIV(8 * C / 3, 32) * 32 : 4 * C;
+    if (f->ffn) F = (int)f->ffn;
+    return (Model){
+        .mode = mode,
+        .sdd = &SDDS[f->sdd],
+        .L = (int)f->layers,
+        .C = C,
+        .NH = (int)f->heads,
+        .KV = (int)(f->kv_heads ? f->kv_heads : f->heads),
+        .HS = C / (int)f->heads,
+        .F = F,
+        .V = V,
+        .Vp = CEIL_DIV(V, 128) * 128,         // the head's product has whole tiles
+        .T = (int)f->seq,
+        .kv_rank = (int)f->kv_rank,
+        .rope_size = f->kv_rank ? (int)f->rope_size : 0,
+        .moe = moe_from_flags(f, F),
+        .layernorm = f->norm,
+        .bias = f->bias && !mode->sdd && !mode->unit,
+        .rope = f->positions == POSITIONS_ROPE,
+        .swiglu = swiglu,
+        .tied = f->tied,
+        .fin = f->final_norm == FINAL_NORM_AUTO ? mode->fin : f->final_norm == FINAL_NORM_ON,
+        .theta = f->rope_theta,
+        .eps = f->eps,
+        .emb_scale = f->emb_scale ? sqrt((double)C) : 1,
+        .mix_ratio = f->mix_ratio,
+    };
 }
 
 Init init_from_flags(const Flags *f, const Mode *mode) {
     int own = mode->init ? init_find(mode->init) : f->init_baseline;
-    Init init = {f->init ? f->init - 1 : own, f->init_std, (uint64_t)f->seed};  // choice 0: auto
-    return init;
+    // Choice 0 of --init is auto; the others are the rows of INIT_TABLE.
+    return (Init){f->init ? f->init - 1 : own, f->init_std, (uint64_t)f->seed};
 }
 
 // ---------------------------------------------------------------------------- config.json
@@ -203,6 +216,8 @@ static const char *config_end(char buf[64], const char *text, size_t n) {
     return check_format(buf, 64, ",\n  \"xxh64\": \"%016llx\"\n}\n", sum);
 }
 
+// {"norm_c_version": 2, "norm_mode": "SPAN", "precision": "fp32", ..., "flags": {"model": ...},
+// "xxh64": "..."}. Flags of one command (ONCE) are left out, so the same run has the same text.
 char *config_text(const Flags *f, const Model *m, const Layout *layout, const Init *init,
                   const Trainer *t, double unigram) {
     char *text = NULL, buf[64];
@@ -232,6 +247,7 @@ char *config_text(const Flags *f, const Model *m, const Layout *layout, const In
     return text;
 }
 
+// A placement is compiled in: another one needs another program.
 static void config_check_mode(const Json *root, const char *path, const Mode *mode) {
     const char *was = json_get_string(root, "norm_mode", path);
     CHECK(!strcmp(was, mode->name),
@@ -251,6 +267,7 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
         for (int k = 0; k < FLAG_COUNT; k++) nearest_add(&near, FLAGS[k].field, FLAGS[k].field);
         CHECK(i < FLAG_COUNT, "%s: unknown flag \"%s\"\n  -> %suse the norm.c that wrote the file",
               path, v->key, near.text);
+        // %.17g gives back every double.
         bool is_number = by_hand && (v->kind == JSON_INT || v->kind == JSON_REAL);
         const char *text = is_number ? check_format(number, sizeof number, "%.17g", v->number)
                                      : json_get_string(flags, v->key, path);
@@ -272,6 +289,7 @@ static Json *config_open(const char *path, const Mode *mode) {
           "%s: written by version %lld of the format, this program knows up to %d\n"
           "  -> use a newer norm.c", path, (long long)version, CONFIG_VERSION);
     if (version > 1 || json_get(root, "xxh64")) {
+        // The checksum is the last member: what lies before its comma is what it covers.
         const char *tail = strrchr(text, ',');
         bool whole = tail && !strcmp(tail, config_end(end, text, (size_t)(tail - text)));
         CHECK(whole,
@@ -285,6 +303,7 @@ static Json *config_open(const char *path, const Mode *mode) {
     return root;
 }
 
+// fp64 has other weights on disk than fp32 and bf16, and other results.
 bool config_read(FlagSet *set, const char *path, const Trainer *t) {
     Json *root = config_open(path, t->mode);
     const char *was = json_get_string(root, "precision", path);
@@ -309,7 +328,7 @@ static bool shapes_model(int flag) {
 void config_init_from(FlagSet *set, const FlagSet *given, const Mode *mode) {
     char path[PATH_CAP], is[64], was[64], name[64];
     const char *folder = given->f.init_from;
-    if (!is_folder(folder)) return;
+    if (!is_folder(folder)) return;                        // a model.safetensors names no flags
     Json *root = config_open(check_format(path, sizeof path, "%s/config.json", folder), mode);
     FlagSet theirs;
     flags_default(&theirs);
@@ -318,6 +337,7 @@ void config_init_from(FlagSet *set, const FlagSet *given, const Mode *mode) {
     for (int i = 0; i < FLAG_COUNT; i++) {
         if (!shapes_model(i)) continue;
         const FlagRow *row = &FLAGS[i];
+        // The preset of a --model on the command line is already in set.
         bool by_model = given->by[FLAG_model] == BY_USER && set->by[i] == BY_PRESET;
         bool by_given = given->by[i] >= BY_CHECKPOINT;
         const char *source = given->by[i] == BY_USER ? "on the command line" : "in --config";
@@ -340,6 +360,7 @@ static void config_begin(FlagSet *given, const Mode *mode) {
     if (json_get(root, "norm_mode")) config_check_mode(root, user.f.config, mode);
     config_read_flags(given, root, user.f.config, true);
     json_free(root);
+    // The file's flags have overwritten the user's in `given`: put the user's back on top.
     if (user.by[FLAG_model] == BY_USER) flags_preset(given, user.f.model);
     for (int i = 0; i < FLAG_COUNT; i++) {
         const char *text = flag_text(buf, sizeof buf, &user.f, &FLAGS[i]);
@@ -356,6 +377,7 @@ void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
         const FlagRow *row = &FLAGS[i];
         bool file = given->by[i] == BY_CHECKPOINT;
         if (given->by[i] != BY_USER && (!file || (resuming && row->resume == FREE))) continue;
+        // Texts compare what the user sees: 1e-3 and 0.001 are the same rate.
         const char *a = flag_text(was, sizeof was, &set->f, row);
         const char *b = flag_text(now, sizeof now, &given->f, row);
         flag_name(name, sizeof name, row);
@@ -371,6 +393,7 @@ void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
         flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
 }
 
+// A manifest makes a folder a checkpoint. Its checksums are read before it is used.
 void checkpoint_find(const char *path, char *dir) {
     char config[PATH_CAP], why[256];
     check_format(config, sizeof config, "%s/manifest.json", path);
@@ -386,6 +409,7 @@ void checkpoint_find(const char *path, char *dir) {
           "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
 }
 
+// A log or a checkpoint without config.json is a damaged run: neither resumed nor overwritten.
 bool run_found(const char *out, int resume) {
     char manifest[PATH_CAP], config[PATH_CAP], log[PATH_CAP], run[PATH_CAP];
     check_format(manifest, sizeof manifest, "%s/manifest.json", out);
@@ -432,6 +456,7 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     // nGPT, section 2.6: normalized matrices need neither.
     if (t->mode->unit) flags_parse_text(set, "--warmup 0 --weight-decay 0", BY_PRESET);
     const Flags *f = &given.f;
+    // The run that is read or goes on lies over the preset.
     if (*f->from) checkpoint_find(f->from, base);
     else if (*f->out && !*f->show) resuming = out_resumes(f, &found);
     if (found) check_format(base, sizeof base, "%s", f->out);
@@ -439,6 +464,7 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     if (*base && config_read(set, config, t))
         printf("note: a run in %s goes on in %s\n", strcmp(t->precision, "fp32") ? "fp32" : "bf16",
                t->precision);
+    // A run that goes on has read its --init-from when it began.
     if (!found && *f->init_from) config_init_from(set, &given, t->mode);
     long long before = schedule_end(&set->f);
     flags_override(set, &given, found);

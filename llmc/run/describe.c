@@ -1,8 +1,10 @@
-// describe.c: reads the tables of modes.h, tensors.h and presets.h, and prints them.
+// describe.c: reads the tables of modes.h, tensors.h and presets.h, and prints them. The numbers
+// come from the functions that allocate and initialize (memory.h, init.h), so they cannot differ.
 #include "describe.h"
 #include "config.h"
 
 double show_size(const Model *m, const Entry *e, bool active) {
+    // These hold the matrices and gains of all E experts, one below the other.
     bool expert = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd ||
                   e->id == PARAM_expert_hidden_w || e->id == PARAM_expert_out_w;
     double met = active && expert ? (double)m->moe.K / m->moe.E : 1;
@@ -10,12 +12,13 @@ double show_size(const Model *m, const Entry *e, bool active) {
 }
 
 int64_t show_parameters(const Model *m, const Layout *layout, bool active) {
-    double sum = 0;
+    double sum = 0;                                        // exact up to 2^53
     for (int k = 0; k < layout->count; k++) sum += show_size(m, &layout->entries[k], active);
     return (int64_t)sum;
 }
 
 double show_flops(const Model *m, const Layout *layout) {
+    // A tied head is the embedding, which counts as a product here alone.
     double matrices = m->tied ? (double)m->V * m->C : 0;
     for (int k = 0; k < layout->count; k++) {
         const Entry *e = &layout->entries[k];
@@ -37,12 +40,15 @@ typedef struct Memory {
 
 static bool is_gpu(const Trainer *t) { return strcmp(t->device, "cpu") != 0; }
 
+// The sizes of the largest micro-batch, as the device computes it.
 static Sizes setup_sizes(const Trainer *t, const Model *m, const Setup *setup) {
     int threads = is_gpu(t) ? 0 : omp_get_max_threads();
     int ratio = is_gpu(t) ? (int)(sizeof(float) / t->storage) : 1;
     return sizes_make(m, setup->B, setup->T, setup->recompute, threads, ratio);
 }
 
+// In bf16 the products read their own copies of the weights (storage); the fp32 weights (element)
+// are then sharded over processes like the moments of AdamW.
 static Memory memory_make(const Trainer *t, const Model *m, const Setup *setup) {
     bool copies = t->storage != t->element;
     Sizes s = setup_sizes(t, m, setup);
@@ -64,6 +70,7 @@ static Memory memory_make(const Trainer *t, const Model *m, const Setup *setup) 
     return y;
 }
 
+// The KV cache is counted apart: only a run that samples has one.
 static double memory_sum(const Memory *y) {
     return y->weights + y->gradients + y->moments + y->acts + y->grads;
 }
@@ -75,6 +82,7 @@ double memory_needed(const Trainer *t, const Model *m, const Setup *setup) {
 
 int memory_fitting(const Trainer *t, const Model *m, const Setup *setup, double room) {
     Setup s = *setup;
+    // At most 2^31 rows of a micro-batch, a row for each expert of a token (run_refuse).
     int64_t most = INT32_MAX / ((int64_t)s.T * (m->moe.E ? m->moe.K : 1));
     int64_t share = CEIL_DIV(s.batch, comm_size(s.comm));
     for (s.B = (int)(share < most ? share : most); s.B > 0; s.B--)
@@ -92,7 +100,7 @@ char *memory_advice(char *text, size_t cap, const Trainer *t, const Model *m, co
         Setup s = *setup;
         if (setup->training) s.recompute = LEVELS[i].level;
         int B = memory_fitting(t, m, &s, room);
-        if (B <= best) continue;
+        if (B <= best) continue;                           // recompute costs time: not for nothing
         check_format(text + n, cap - n, "%s--micro-batch %d%s", n ? ", or " : "", B,
                      LEVELS[i].flag);
         n += strlen(text + n);
@@ -103,6 +111,7 @@ char *memory_advice(char *text, size_t cap, const Trainer *t, const Model *m, co
 
 void show_memory(const Trainer *t, const Model *m, const Setup *setup) {
     char fitting[256];
+    // room first refuses a model that the device cannot compute.
     double room = t->room(m, setup), gib = 1 << 30;
     printf("  %s: %.2f GiB needed; ", is_gpu(t) ? "GPU" : "CPU", memory_needed(t, m, setup) / gib);
     if (isnan(room)) printf(is_gpu(t) ? "none found here\n" : "how much is free is not known\n");
@@ -126,7 +135,7 @@ static void describe_layer(const Model *m, int l, char *line, size_t cap) {
                  p.k.groups, p.k.width, p.attn_out.gain, p.ffn_out.gain);
 }
 
-// Neighbours that are alike share a line.
+// One line for each stretch of equal layers, as in "1..23  SPAN  ...".
 static void show_layers(const Model *m) {
     char line[256], next[256] = "";
     printf("\nlayers           row            attention: in out, skip, a, c, post | ffn: the same "
@@ -159,6 +168,8 @@ static void show_parameter(const Model *m, const Init *init, const Layout *t, in
     }
     if (!first) return;
     double one = init_std(init, m, first), other = init_std(init, m, last);
+    // Gains start at a value, biases at 0, matrices at random with a deviation that may change from
+    // the first layer to the last.
     if (first->row.init == ROLE_GAIN) check_format(start, sizeof start, "%.4g", first->row.gain);
     else if (first->row.init != ROLE_ZERO && one == other)
         check_format(start, sizeof start, "sigma %.4g", one);
@@ -169,6 +180,7 @@ static void show_parameter(const Model *m, const Init *init, const Layout *t, in
            DECAYS[first->row.decay], GROUPS[first->row.lr]);
 }
 
+// One row of ACT_TABLE with its size in MiB, and its gradients.
 static void show_activation(const Trainer *t, const Model *m, const Sizes *s, int id) {
     ActRow rows[ACT_COUNT], *r = &rows[id];
     int exists = 0;
@@ -199,6 +211,7 @@ static void show_tables(const Model *m, const Init *init, const Layout *layout, 
 
 // ---------------------------------------------------------------------------- a model
 
+// Sizes and switches of the architecture.
 static void show_shape(const Model *m) {
     char router[32];
     flag_word(router, sizeof router, FLAGS[FLAG_router].choices, m->moe.router);
@@ -223,6 +236,7 @@ void show_model(const Model *m, const Init *init, const char *name, const Traine
     Layout layout = layout_make(m);
     Memory y = memory_make(t, m, setup);
     double mib = 1.0 / (1 << 20), sigma = init_sigma(init, m);
+    // The mode DEEPNORM under another initialization is a different method.
     bool no_beta = m->mode->init && init_find(m->mode->init) == INIT_DEEPNORM &&
                    init->scheme != INIT_DEEPNORM;
     printf("%s under %s (%s)\n", text_escape(shown, sizeof shown, name, strlen(name)),
@@ -244,6 +258,7 @@ void show_model(const Model *m, const Init *init, const char *name, const Traine
     layout_free(&layout);
 }
 
+// Sizes depend on the placement a little, as gains do.
 void show_models(const Mode *mode) {
     for (int i = 0; i < PRESET_COUNT; i++) {
         FlagSet set;
@@ -259,6 +274,7 @@ void show_models(const Mode *mode) {
     }
 }
 
+// The rows are printed as they stand in modes.h.
 void show_modes(void) {
     printf("Columns that are not 0, as llmc/modes.h explains them. LAYER rows are the first layers "
            "of others.\n\n");

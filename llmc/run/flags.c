@@ -1,4 +1,5 @@
-// flags.c: parsing and printing of the flags of flags.h.
+// flags.c: parsing and printing of the flags of flags.h. A flag's row is its only description; no
+// function here knows a flag by name, except that --show may stand alone.
 #include "flags.h"
 #include <ctype.h>
 #include <errno.h>
@@ -6,6 +7,7 @@
 #include <strings.h>
 #include "json.h"
 
+// The columns kind, default, low, high and choices of each type.
 #define ROW_INT(def, low, high) INT, def, (double)(low), (double)(high), ""
 #define ROW_NUMBER(def, low, high) NUMBER, def, low, high, ""
 #define ROW_TEXT(def) TEXT, def, 0, 0, ""
@@ -21,6 +23,7 @@ void flag_name(char *name, size_t cap, const FlagRow *row) {
         if (*c == '_') *c = '-';
 }
 
+// The row of "--name"; NULL: there is none.
 static const FlagRow *flag_find(const char *name) {
     char full[64];
     for (int i = 0; i < FLAG_COUNT; i++) {
@@ -41,8 +44,8 @@ static int least(int a, int b) { return a < b ? a : b; }
 
 // Levenshtein distance: insertions, deletions and replacements that turn a into b.
 static int nearest_edits(const char *a, const char *b) {
-    int row[64], n = (int)strlen(b);
-    if (n > 63) return n;
+    int row[64], n = (int)strlen(b);          // row[j]: from a's first i letters to b's first j
+    if (n > 63) return n;                     // longer than any name
     for (int j = 0; j <= n; j++) row[j] = j;
     for (int i = 0; a[i]; i++) {
         int diagonal = row[0];
@@ -57,6 +60,7 @@ static int nearest_edits(const char *a, const char *b) {
     return row[n];
 }
 
+// A nearer name replaces the ones found so far, an equally near one is added to the text.
 void nearest_add(Nearest *n, const char *name, const char *shown) {
     size_t length = strlen(n->word), have;
     bool begins = length > 1 && !strncasecmp(name, n->word, length);
@@ -66,6 +70,7 @@ void nearest_add(Nearest *n, const char *name, const char *shown) {
     n->best = edits;
     have = strlen(n->text);
     if (have + strlen(shown) + 24 > sizeof n->text) return;
+    // "did you mean a? " becomes "did you mean a or b? ".
     if (have) check_format(n->text + have - 2, sizeof n->text - have, " or %s? ", shown);
     else check_format(n->text, sizeof n->text, "did you mean %s? ", shown);
 }
@@ -101,6 +106,7 @@ const char *flag_word(char *buf, size_t cap, const char *choices, int index) {
     return check_format(buf, cap, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
+// config.json is UTF-8: text in other bytes would come back from it changed.
 static bool is_utf8(const char *text) {
     for (size_t left = strlen(text), length; left; text += length, left -= length) {
         length = json_utf8_length(text, left);
@@ -109,6 +115,7 @@ static bool is_utf8(const char *text) {
     return true;
 }
 
+// The copy lives as long as the program: flags are read until its end.
 static const char *read_text(const char *name, const FlagRow *row, const char *value) {
     CHECK(row->resume == ONCE || is_utf8(value),
           "%s: expected UTF-8, found other bytes, which config.json cannot hold\n"
@@ -118,6 +125,7 @@ static const char *read_text(const char *name, const FlagRow *row, const char *v
     return copy;
 }
 
+// The index of a choice; what is near to an unknown one is suggested.
 static int read_choice(const char *name, const FlagRow *row, const char *value) {
     char word[64];
     int index = flag_choice(row->choices, value);
@@ -129,6 +137,7 @@ static int read_choice(const char *name, const FlagRow *row, const char *value) 
     return index;
 }
 
+// A finite number in the row's range, the whole text of it, and a whole number if the row is INT.
 static double read_number(const char *name, const FlagRow *row, const char *value) {
     char *end;
     errno = 0;
@@ -149,7 +158,7 @@ void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by) {
     void *at = (char *)&s->f + row->offset;
     flag_name(name, sizeof name, row);
     s->by[row - FLAGS] = (unsigned char)by;
-    switch (row->kind) {
+    switch (row->kind) {                                   // the types of FIELD_* in flags.h
         case TEXT:   *(const char **)at = read_text(name, row, value); break;
         case INT:    *(int64_t *)at = (int64_t)read_number(name, row, value); break;
         case NUMBER: *(double *)at = read_number(name, row, value); break;
@@ -162,6 +171,7 @@ const char *flag_text(char *buf, size_t cap, const Flags *f, const FlagRow *row)
     switch (row->kind) {
         case TEXT:   return *(const char *const *)at;
         case INT:    return check_format(buf, cap, "%lld", (long long)*(const int64_t *)at);
+        // 15 digits: 1e-3 prints as 0.001, and decimals of up to 15 digits read back the same.
         case NUMBER: return check_format(buf, cap, "%.15g", *(const double *)at);
         default:     return flag_word(buf, cap, row->choices, *(const int *)at);
     }
@@ -211,6 +221,7 @@ void flags_parse(FlagSet *s, int count, char *const *words, int by) {
               "  -> a value with a space needs quotes; ./train_gpt --help lists the flags", word);
         CHECK(row, "unknown flag %s\n  -> %s./train_gpt --help lists all", word,
               flag_nearest(given).text);
+        // A preset may set again what the macros in front of it have set; a user may not.
         CHECK(by != BY_USER || s->by[row - FLAGS] != BY_USER,
               "%s is given twice\n  -> give it once", word);
         if (equals) value = equals + 1;
@@ -222,6 +233,7 @@ void flags_parse(FlagSet *s, int count, char *const *words, int by) {
     }
 }
 
+// For presets and tests: words hold no spaces and need no quotes.
 void flags_parse_text(FlagSet *s, const char *text, int by) {
     char copy[1024], *words[128], *save = NULL;
     int count = 0;

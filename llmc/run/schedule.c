@@ -5,6 +5,7 @@
 
 int64_t schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_steps : f->steps; }
 
+// The rate as a part of its peak.
 static double schedule_factor(int schedule, double p, double floor, double decay) {
     static const double PI = 3.14159265358979323846;
     switch (schedule) {
@@ -16,6 +17,7 @@ static double schedule_factor(int schedule, double p, double floor, double decay
 }
 
 double schedule_lr(const Flags *f, int64_t step) {
+    // Step 1 has rate lr / warmup, not 0: no step is wasted.
     if (step <= f->warmup) return f->lr * (double)step / (double)f->warmup;
     int64_t end = schedule_end(f);
     double p = end > f->warmup ? (double)(step - f->warmup) / (double)(end - f->warmup) : 1;
@@ -34,6 +36,7 @@ double schedule_group(const Flags *f, int group) {
 AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
     AdamW o;
     for (int group = 0; group < LR_BALANCE; group++) o.lr[group] = lr * schedule_group(f, group);
+    // The selection bias moves by its own step, whatever the schedule.
     o.lr[LR_BALANCE] = f->balance_rate;
     o.decay[DECAY_MATRIX] = f->weight_decay;
     o.decay[DECAY_EMBEDDING] = f->decay_embeddings ? f->weight_decay : 0;
@@ -44,6 +47,6 @@ AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
     o.eps = f->adam_eps;
     o.clip = f->clip;
     o.step = update;
-    o.max_ce = o.max_norm = 0;
+    o.max_ce = o.max_norm = 0;                             // --skip-spikes sets them
     return o;
 }
