@@ -33,20 +33,21 @@ INIT(OLMO,     "olmo",     0.02,              sigma,                       sigma
 INIT(DEEPNORM, "deepnorm", 1 / sqrt(2.5 * C), sigma,       sigma, pow(8.0 * L, -0.25), 3, \
      "DeepNorm: beta = (8 L)^(-1/4)")
 
+// INIT_NORMAL, INIT_DEPTH, ...: indices into INITS.
 #define INIT_ENUM(id, ...) INIT_##id,
 enum { INIT_TABLE(INIT_ENUM) INIT_COUNT };
 #undef INIT_ENUM
 
 typedef struct InitScheme {
-    const char *name, *source;
-    double cut;
+    const char *name, *source;                // the word of --init; the paper
+    double cut;                               // of the normal distribution, in deviations; 0: none
 } InitScheme;
 #define INIT_ROW(id, word, sigma, out, head, beta, cut, source) {word, source, cut},
 static const InitScheme INITS[] = {INIT_TABLE(INIT_ROW)};
 #undef INIT_ROW
 
 typedef struct Init {
-    int scheme;
+    int scheme;                               // INIT_*
     double sigma;                             // --init-std; 0: the scheme's own
     uint64_t seed;
 } Init;

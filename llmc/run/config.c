@@ -36,6 +36,7 @@ static void refuse_attention(const FlagSet *set, const Mode *mode) {
     REFUSE(f->kv_rank && f->rope_size % 2,
            "--rope-size %lld is odd; rotary positions turn pairs\n  -> an even one",
            (long long)f->rope_size);
+    // nGPT: the gain s_qk, which q and k share, has a value for every channel of every head.
     REFUSE(mode->unit && fewer,
            "%s scales q and k by one vector, so they have as many heads\n"
            "  -> leave out --kv-heads", mode->name);
@@ -59,6 +60,7 @@ static void refuse_experts(const FlagSet *set) {
            "  -> fewer, or --experts 0", dense, (long long)f->layers);
     REFUSE(f->bias, "experts have no biases\n  -> --bias off");
     refuse_useless(!dense && user(dense_ffn), "--dense-ffn", "with --dense-layers");
+    // Widths are int, and rows of a token's experts lie side by side.
     REFUSE((K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24,
            "the experts of a token are too wide together, expected a hidden width of less than "
            "2^24\n  -> a smaller --ffn, --experts-per-token or --shared-experts");
@@ -73,6 +75,7 @@ static void refuse_mode(const FlagSet *set, const Mode *mode) {
            "SDD's linears have no bias\n  -> leave out --bias on");
     refuse_useless(!mode->sdd && user(sdd), "--sdd", "for NORM_MODE=SDD and SDD_PRE");
     refuse_useless(!mode->early && user(mix_ratio), "--mix-ratio", "for NORM_MODE=MIX_LN");
+    // With a norm after the last sublayer the head may do without one of its own.
     REFUSE(mode->fin && f->final_norm == FINAL_NORM_OFF,
            "%s leaves the stream without a norm, so the head needs the final norm\n"
            "  -> --final-norm auto", mode->name);
@@ -111,6 +114,7 @@ static void refuse_run(const FlagSet *set) {
            "--schedule-steps %lld ends before --warmup %lld\n"
            "  -> a longer schedule or a shorter warmup", (long long)f->schedule_steps,
            (long long)f->warmup);
+    // Commands: --from reads a run, --out writes one.
     REFUSE(f->eval && !*f->from, "--eval needs a model\n  -> --from RUN");
     REFUSE(*f->from && !f->eval && !f->sample,
            "--from needs something to do\n  -> --eval, or --sample TOKENS");
@@ -129,6 +133,7 @@ static void refuse_run(const FlagSet *set) {
     REFUSE(f->resume && !*f->out, "--resume needs the run's folder\n  -> --out RUN");
 }
 
+// The first refusal ends the program. A warmup that fills the schedule is legal, and noted.
 void run_refuse(const FlagSet *set, const Mode *mode, const char *device, const char *precision) {
     const Flags *f = &set->f;
     refuse_attention(set, mode);
@@ -334,6 +339,7 @@ void config_init_from(FlagSet *set, const FlagSet *given, const Mode *mode) {
     flags_default(&theirs);
     config_read_flags(&theirs, root, path, false);
     json_free(root);
+    // Of the flags that shape the model, set takes theirs, unless the user says otherwise.
     for (int i = 0; i < FLAG_COUNT; i++) {
         if (!shapes_model(i)) continue;
         const FlagRow *row = &FLAGS[i];
@@ -372,7 +378,7 @@ static void config_begin(FlagSet *given, const Mode *mode) {
 // values of the flags that may change, whatever --config says.
 void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
     char was[64], now[64], name[64];
-    bool reading = *given->f.from;
+    bool reading = *given->f.from;                         // set holds the flags of that run
     for (int i = 0; i < FLAG_COUNT; i++) {
         const FlagRow *row = &FLAGS[i];
         bool file = given->by[i] == BY_CHECKPOINT;
@@ -469,6 +475,7 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     long long before = schedule_end(&set->f);
     flags_override(set, &given, found);
     long long end = schedule_end(&set->f);
+    // Say what happens, in case --out or --steps is a mistake.
     if (*f->out && f->resume && !found)
         printf("resume: no run in %s yet; a new one begins: %s on %s\n", f->out, set->f.model,
                *set->f.data ? set->f.data : "the built-in stories");

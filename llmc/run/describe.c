@@ -57,13 +57,15 @@ static Memory memory_make(const Trainer *t, const Model *m, const Setup *setup) 
     ActLayout acts = act_layout_make(m, &s);
     double all = (double)layout.total * (double)t->element, storage = (double)t->storage;
     double shard = (double)layout.state * (double)t->element;
-    Memory y;
+    Memory y;                                              // bytes
     y.weights = copies && setup->training ? shard : all;
     if (copies) y.weights += (double)layout.total * storage;
+    // A model that is only read has neither gradients nor moments.
     y.gradients = setup_kinds(setup) > GRADS ? all : 0;
     y.moments = setup_kinds(setup) > ADAM_V ? 2 * shard : 0;
     y.acts = (double)acts.acts * storage;
     y.grads = setup->training ? (double)acts.grads * storage : 0;
+    // All layers, one text of the longest length.
     y.kv_cache = (double)m->L * m->T * kv_cache_width(m) * storage;
     layout_free(&layout);
     act_layout_free(&acts);
@@ -85,6 +87,7 @@ int memory_fitting(const Trainer *t, const Model *m, const Setup *setup, double 
     // At most 2^31 rows of a micro-batch, a row for each expert of a token (run_refuse).
     int64_t most = INT32_MAX / ((int64_t)s.T * (m->moe.E ? m->moe.K : 1));
     int64_t share = CEIL_DIV(s.batch, comm_size(s.comm));
+    // Memory grows with B, so the first that fits is the largest.
     for (s.B = (int)(share < most ? share : most); s.B > 0; s.B--)
         if (s.batch % s.B == 0 && memory_needed(t, m, &s) <= room) break;
     return s.B;
@@ -184,6 +187,7 @@ static void show_parameter(const Model *m, const Init *init, const Layout *t, in
 static void show_activation(const Trainer *t, const Model *m, const Sizes *s, int id) {
     ActRow rows[ACT_COUNT], *r = &rows[id];
     int exists = 0;
+    // A row may exist in some layers only, for instance in those with experts.
     for (int l = 0; l < m->L; l++) {
         act_rows(rows, m, s, l);
         exists += r->exists != 0;
@@ -197,6 +201,7 @@ static void show_activation(const Trainer *t, const Model *m, const Sizes *s, in
     else printf("%9d %9.2f\n", r->grads, r->grads * mib);
 }
 
+// Every layer, every parameter and every activation.
 static void show_tables(const Model *m, const Init *init, const Layout *layout, const Trainer *t,
                         const Setup *setup) {
     Sizes s = setup_sizes(t, m, setup);
@@ -230,6 +235,7 @@ static void show_shape(const Model *m) {
            m->mode->sdd ? ", SDD setting " : "", m->mode->sdd ? m->sdd->name : "");
 }
 
+// Every run prints this summary before it begins.
 void show_model(const Model *m, const Init *init, const char *name, const Trainer *t,
                 const Setup *setup, bool tables) {
     char shown[256];

@@ -17,6 +17,7 @@
     {#field, ROW_##type, resume, help, offsetof(Flags, field)},
 const FlagRow FLAGS[FLAG_COUNT] = {FLAG_TABLE(FLAG_ROW)};
 
+// kv_heads -> --kv-heads
 void flag_name(char *name, size_t cap, const FlagRow *row) {
     check_format(name, cap, "--%s", row->field);
     for (char *c = name; *c; c++)
@@ -88,6 +89,7 @@ static Nearest flag_nearest(const char *word) {
 
 // ---------------------------------------------------------------------------- values
 
+// Choices are few and short: a walk along "a|b|c" needs no table.
 int flag_choice(const char *choices, const char *value) {
     int index = 0;
     for (const char *c = choices;; index++) {
@@ -184,6 +186,7 @@ void flags_default(FlagSet *s) {
     for (int i = 0; i < FLAG_COUNT; i++) flag_set(s, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);
 }
 
+// [value] is what the flag has without being given: the default, or that of --model.
 void flags_help(const Flags *f, const char *only) {
     char name[64], value[64];
     int shown = 0;
@@ -207,7 +210,7 @@ void flags_help(const Flags *f, const char *only) {
 
 // The value of a flag that stands alone, or NULL if it needs one.
 static const char *flag_alone(const FlagRow *row) {
-    if (row == &FLAGS[FLAG_show]) return "model";
+    if (row == &FLAGS[FLAG_show]) return "model";          // what most want to see
     return strncmp(row->choices, "off|on", 6) ? NULL : "on";
 }
 

@@ -20,8 +20,10 @@ enum { FIXED, FREE, ONCE };
 //   INT(default, low, high)   NUMBER(default, low, high)   TEXT(default)
 //   CHOICE(default, "a|b|c")  SWITCH(default): off|on
 // A flag whose choices begin with off|on may stand alone: on.
-#define FLAG_TABLE(FLAG) \
-/* the model */ \
+
+// The architecture. A run, and whoever reads its checkpoints, keeps these: --from, --init-from and
+// --resume take them from config.json and refuse other values.
+#define MODEL_FLAGS(FLAG) \
 FLAG(model,    TEXT("stories"),        FIXED, \
      "named model, see --show models; other flags override it") \
 FLAG(layers,   INT("4", 1, 4096),      FIXED, "number of blocks") \
@@ -74,8 +76,12 @@ FLAG(emb_scale, CHOICE("one", "one|sqrt-width"), FIXED, \
 FLAG(final_norm, CHOICE("auto", "auto|off|on"), FIXED, "norm before the head; auto: the mode's") \
 FLAG(mix_ratio, NUMBER("0.25", 0, 1),  FIXED, "MIX_LN: the part of the layers that is POST") \
 FLAG(sdd,      CHOICE("paper", CHOICES_OF(SDD_TABLE)), FIXED, \
-     "SDD: the settings of the paper or of the released code") \
-/* initialization and optimizer */ \
+     "SDD: the settings of the paper or of the released code")
+
+// Initialization, batches, learning rate and AdamW. Most stay for the whole of a run, because its
+// results would no longer be those of one recipe. Those that are FREE change when it ends, how it
+// fits into memory, or what is measured.
+#define TRAINING_FLAGS(FLAG) \
 FLAG(init,     CHOICE("auto", "auto" MORE_CHOICES(INIT_TABLE)), FIXED, \
      "initialization; auto: the mode's, or --init-baseline") \
 FLAG(init_baseline, CHOICE("scale", CHOICES_OF(INIT_TABLE)), FIXED, \
@@ -123,14 +129,19 @@ FLAG(tune,     SWITCH("on"),           FREE,  \
      "on a GPU: choose plans of matrix products by timing and keep them with the run; off: the " \
      "library's first choice, the same in every run") \
 FLAG(graph,    SWITCH("off"),          FREE,  \
-     "on a GPU: run a micro-step as one CUDA graph; faster if batches are small") \
-/* data */ \
+     "on a GPU: run a micro-step as one CUDA graph; faster if batches are small")
+
+// Data. FREE, because shards may be moved; a run compares their content with the hash in its
+// checkpoint.
+#define DATA_FLAGS(FLAG) \
 FLAG(data,     TEXT(""), FREE, \
      "a shard, a pattern or a folder of shards (make shard); empty: the built-in stories") \
 FLAG(val_data, TEXT(""), FREE, "the same for validation; empty: the val shards of --data") \
 FLAG(tokenizer, TEXT(""), FREE, \
-     "tokenizer.bin for prompts and samples; empty: the run's own, or the one beside --data") \
-/* the run */ \
+     "tokenizer.bin for prompts and samples; empty: the run's own, or the one beside --data")
+
+// The run's folder, what is written to it and when, and the commands that read one.
+#define RUN_FLAGS(FLAG) \
 FLAG(out,      TEXT(""), ONCE, "the run's folder; empty: runs/<mode>-<model>-<time>") \
 FLAG(val_every, INT("250", 0, 1e12),   FREE, "steps between validations; 0: only at the end") \
 FLAG(val_tokens, INT("0", 0, 1e15),    FREE, "tokens of a validation; 0: the whole split") \
@@ -161,7 +172,10 @@ FLAG(top_k,    INT("0", 0, 1 << 24),   FREE, "sample among the k most likely tok
 FLAG(show,     TEXT(""), ONCE, \
      "print tables and stop: model|models|modes|config (--show alone: model; config: config.json)")
 
-// One field per flag, of the C type of its type.
+#define FLAG_TABLE(FLAG) MODEL_FLAGS(FLAG) TRAINING_FLAGS(FLAG) DATA_FLAGS(FLAG) RUN_FLAGS(FLAG)
+
+// One field per flag. `FIELD_##type` turns INT("4", 1, 4096) into FIELD_INT("4", 1, 4096), that is
+// int64_t; flags.c makes the rest of the row in the same way.
 #define FIELD_INT(...) int64_t
 #define FIELD_NUMBER(...) double
 #define FIELD_TEXT(...) const char *
@@ -187,13 +201,13 @@ enum { FLAG_TABLE(FLAG_ENUM) FLAG_COUNT };
 #undef FLAG_ENUM
 
 typedef struct FlagRow {
-    const char *field;
-    int kind;
-    const char *def;
-    double low, high;
+    const char *field;                        // kv_heads
+    int kind;                                 // INT, ...
+    const char *def;                          // default, as it would be typed
+    double low, high;                         // range of INT and NUMBER
     const char *choices;                      // "" if it has none
-    int resume;
-    const char *help;
+    int resume;                               // FIXED, FREE or ONCE
+    const char *help;                         // one line of --help
     size_t offset;                            // in Flags
 } FlagRow;
 extern const FlagRow FLAGS[FLAG_COUNT];
@@ -203,7 +217,7 @@ extern const FlagRow FLAGS[FLAG_COUNT];
 enum { BY_DEFAULT, BY_PRESET, BY_CHECKPOINT, BY_USER };
 typedef struct FlagSet {
     Flags f;
-    unsigned char by[FLAG_COUNT];
+    unsigned char by[FLAG_COUNT];             // BY_*
 } FlagSet;
 
 // "--" and the flag's name.
@@ -226,8 +240,8 @@ void flags_help(const Flags *f, const char *only);
 // Suggestions for a mistyped word: the names that begin with it, or else those the fewest edits
 // away, at most about one edit for three letters. text: "did you mean a or b? ", or "".
 typedef struct Nearest {
-    const char *word;
-    int best;
+    const char *word;                         // that was mistyped
+    int best;                                 // edits of the names in text, or the limit
     char text[160];
 } Nearest;
 Nearest nearest_begin(const char *word);

@@ -3,25 +3,31 @@
 #include "presets.h"
 #include "flags.h"
 
+// Each macro is a model family with its paper's way of training; a row below adds a size. A later
+// word overrides an earlier one, so a row may also correct its family.
+
+// GPT-2, trained as llm.c trains it on FineWeb.
 #define GPT2 \
     "--norm layer --bias on --positions learned --activation gelu --tied on --vocab 50257 " \
     "--seq 1024 --init-baseline scale --init-std 0.02 --steps 19073 --lr 6e-4 --min-lr 0 " \
     "--warmup 700 --batch 512 --decay-embeddings on --val-tokens 1048576 "
+// The architecture of Llama, which all the families below share.
 #define LLAMA "--norm rms --bias off --positions rope --activation swiglu "
-// SpanNorm
+// SpanNorm (arXiv 2601.22580), and its depth stress test at width 384.
 #define SPAN_TRAINING \
     "--vocab 32000 --seq 2048 --init scale --init-std 0.02 --lr 2e-4 --min-lr 0.1 --warmup 200 " \
     "--val-tokens 1048576 "
 #define SPAN_ LLAMA "--tied on " SPAN_TRAINING
 #define SPAN_D384 \
     SPAN_ "--width 384 --heads 6 --ffn 1056 --batch 256 --init-std 0 --steps 5000 "
-// HybridNorm and SDD
+// HybridNorm (arXiv 2503.04598) and SDD (arXiv 2502.15499), which both train as OLMo does.
 #define OLMO_TRAINING \
     LLAMA "--tied on --vocab 100278 --seq 4096 --rope-theta 500000 --lr 3e-4 --warmup 2000 " \
     "--batch 1024 --decay-gains zero --decay-embeddings off --val-tokens 1048576 "
 #define HYB_ OLMO_TRAINING "--init-baseline normal --min-lr 0.1 --heads 16 --kv-heads 4 "
 #define SDD_ OLMO_TRAINING "--init-baseline depth --min-lr 0.05 --heads 32 --kv-heads 8 "
-// Mixture of experts
+// Mixture of experts: OLMoE, with a softmax router and losses that balance its load, and DeepSeek,
+// with latent attention, shared experts and a selection bias that balances without a loss.
 #define OLMOE_ROUTER \
     "--router softmax --balance-loss 0.01 --router-z-loss 0.001 --router-losses mean "
 #define OLMOE \
@@ -53,7 +59,7 @@ const Preset PRESETS[] = {
     {"deep-char", LLAMA "--layers 24 --width 128 --heads 4 --seq 64 --batch 12 --steps 800 "
      "--lr 3e-3 --warmup 200 --init scale",
      "24 narrow layers with the branch sizes of SpanNorm's 740M"},
-    // OpenAI's GPT-2.
+    // OpenAI's GPT-2 in its four sizes.
     {"gpt2-124M", GPT2 "--layers 12 --width 768 --heads 12",
      "GPT-2 small; training as llm.c's FineWeb recipe, 10B tokens"},
     {"gpt2-350M", GPT2 "--layers 24 --width 1024 --heads 16",
@@ -62,7 +68,7 @@ const Preset PRESETS[] = {
      "GPT-2 large"},
     {"gpt2-1558M", GPT2 "--layers 48 --width 1600 --heads 25",
      "GPT-2 XL"},
-    // SpanNorm. The d384 models are its depth stress test.
+    // SpanNorm's dense models, then narrow ones for its stress test in depth and its width proxy.
     {"span-740M", SPAN_ "--layers 24 --width 1536 --heads 24 --ffn 4224 --batch 256 "
      "--steps 57220",
      "SpanNorm 740M, 512K tokens a step; minimum rate open: 0.1"},
@@ -125,6 +131,7 @@ const Preset PRESETS[] = {
 };
 const int PRESET_COUNT = sizeof PRESETS / sizeof *PRESETS;
 
+// The name is also the value of --model, so config.json keeps it.
 void flags_preset(FlagSet *set, const char *name) {
     int i = 0;
     Nearest near = nearest_begin(name);

@@ -3,7 +3,9 @@
 #include "flags.h"
 
 typedef struct Preset {
-    const char *name, *flags, *note;          // note: what a paper leaves open; NULL: nothing
+    const char *name;                         // of --model
+    const char *flags;                        // as on a command line
+    const char *note;                         // what it is, or what a paper leaves open; or NULL
 } Preset;
 extern const Preset PRESETS[];
 extern const int PRESET_COUNT;
