@@ -1,6 +1,6 @@
 // rows.h: what holds of every set of flags that was accepted, from a command line or from config.json. Included after fuzz.h.
 #pragma once
-#include "../../llmc/run/train.h"
+#include "../../llmc/run/run.h"
 
 // Each value is in the range of its row.
 static void expect_ranges(const Flags *f) {

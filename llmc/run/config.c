@@ -323,25 +323,19 @@ bool config_read(FlagSet *set, const char *path, const Trainer *t) {
 
 // ---------------------------------------------------------------------------- which flag wins
 
-// --seq and the losses of routers only shape the training, and stay free.
-static bool shapes_model(int flag) {
-    bool losses = flag >= FLAG_balance_loss && flag <= FLAG_balance_rate;
-    return flag > FLAG_model && flag < FLAG_init && flag != FLAG_seq && !losses;
-}
-
-// A flag of the model that says otherwise, on the command line or by --model, is refused.
-void config_init_from(FlagSet *set, const FlagSet *given, const Mode *mode) {
+// A flag of the model that says otherwise, on the command line or by --model, is refused. --seq and
+// the losses of routers only shape the training, and may differ.
+void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     char path[PATH_CAP], is[64], was[64], name[64];
     const char *folder = given->f.init_from;
     if (!is_folder(folder)) return;                        // a model.safetensors names no flags
-    Json *root = config_open(check_format(path, sizeof path, "%s/config.json", folder), mode);
+    Json *root = config_open(check_format(path, sizeof path, "%s/config.json", folder), t->mode);
     FlagSet theirs;
     flags_default(&theirs);
     config_read_flags(&theirs, root, path, false);
     json_free(root);
-    // Of the flags that shape the model, set takes theirs, unless the user says otherwise.
-    for (int i = 0; i < FLAG_COUNT; i++) {
-        if (!shapes_model(i)) continue;
+    for (int i = FLAG_model + 1; i < FLAG_init; i++) {
+        bool is_free = i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate);
         const FlagRow *row = &FLAGS[i];
         // The preset of a --model on the command line is already in set.
         bool by_model = given->by[FLAG_model] == BY_USER && set->by[i] == BY_PRESET;
@@ -350,7 +344,7 @@ void config_init_from(FlagSet *set, const FlagSet *given, const Mode *mode) {
         const char *a = flag_text(is, sizeof is, &theirs.f, row);
         const char *b = flag_text(was, sizeof was, by_given ? &given->f : &set->f, row);
         flag_name(name, sizeof name, row);
-        CHECK(!strcmp(a, b) || (!by_model && !by_given),
+        CHECK(is_free || !strcmp(a, b) || (!by_model && !by_given),
               "%s is %s in %s and %s %s\n  -> leave it out", name, a, folder, b,
               by_given ? source : "by --model");
         flag_set(set, row, a, BY_PRESET);
@@ -471,7 +465,7 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
         printf("note: a run in %s goes on in %s\n", strcmp(t->precision, "fp32") ? "fp32" : "bf16",
                t->precision);
     // A run that goes on has read its --init-from when it began.
-    if (!found && *f->init_from) config_init_from(set, &given, t->mode);
+    if (!found && *f->init_from) config_init_from(set, &given, t);
     long long before = schedule_end(&set->f);
     flags_override(set, &given, found);
     long long end = schedule_end(&set->f);

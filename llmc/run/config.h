@@ -14,7 +14,7 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv);
 // resuming: set holds the flags of a run that goes on.
 void flags_override(FlagSet *set, const FlagSet *given, bool resuming);
 // --init-from FOLDER: the flags of the model are those of the run or checkpoint in that folder.
-void config_init_from(FlagSet *set, const FlagSet *given, const Mode *mode);
+void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t);
 // Refuses combinations of flags that make no sense under a mode, device and precision.
 void run_refuse(const FlagSet *set, const Mode *mode, const char *device, const char *precision);
 
