@@ -28,7 +28,7 @@ dictionary() {
 
 build() {
     clang -std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-          -Wall -Wextra -Wno-unknown-pragmas "dev/fuzz/$1.c" llmc/run/*.c data/stories.c -o "build/fuzz/$1" -lm
+          -Wall -Wextra -Wno-unknown-pragmas "dev/fuzz/$1.c" data/stories.c -o "build/fuzz/$1" -lm
 }
 
 # What the log says in one line: how many inputs, which part of the code's edges they reached, and how many were worth keeping.
