@@ -261,9 +261,11 @@ def check_growth(out, kept, asked):
 
 
 def source_hash():
-    """Of all that a trainer is made of."""
-    paths = [ROOT / "Makefile", *ROOT.glob("train_gpt.c*"), *ROOT.glob("llmc/*"), *ROOT.glob("data/stories.*")]
-    return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(paths))).hexdigest()
+    """The hash of all files that a trainer is made of."""
+    names = ("Makefile", "train_gpt.c*", "llmc/**/*.c", "llmc/**/*.*h", "data/stories.*")
+    paths = sorted(path for name in names for path in ROOT.glob(name))
+    content = b"".join(path.name.encode() + path.read_bytes() for path in paths)
+    return hashlib.sha256(content).hexdigest()
 
 
 def open_study(options, axes):
