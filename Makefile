@@ -208,7 +208,7 @@ $(EMU)/ngpt-$(1).o: train_gpt.cu
 	@mkdir -p $$(@D)
 	$(EMU_CXX) $(EMU_ALL) -O0 -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -DNORM_MODE=MODE_NGPT -x c++ -include dev/emu/emu.h -c $$< -o $$@
 $(EMU)/train_gpt-$(1) $(EMU)/ngpt-$(1): $(EMU)/%-$(1): $(EMU)/%-$(1).o $(RUN) $(EMU_OBJECTS)
-	$(EMU_CXX) $(EMU_FLAGS) -rdynamic $$^ -o $$@
+	$(EMU_CXX) $(EMU_FLAGS) -fopenmp -rdynamic $$^ -o $$@
 endef
 $(eval $(call EMU_RULES,fp32))
 $(eval $(call EMU_RULES,bf16))

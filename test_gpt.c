@@ -390,13 +390,14 @@ static void test_distinct(void) {
 
 // A row may only use the columns where they mean something.
 static void test_mode_rows(void) {
-    for (int i = 0; i < MODE_COUNT; i++) {
+    for (int i = MODE_NONE + 1; i < MODE_COUNT; i++) {
         const Mode *r = &MODES[i];
         EXPECT(r->attn.skip != NORMED || r->attn.in, "%s: attention takes its skip after a norm it does not have", r->name);
         EXPECT(r->ffn.skip != NORMED || r->ffn.in, "%s: the ffn takes its skip after a norm it does not have", r->name);
         EXPECT(r->attn.skip != BLOCK, "%s: attention's own input is the block's input: write OWN", r->name);
         EXPECT(!r->sdd || !(r->q || r->k || r->v || r->ctx || r->attn.out || r->ffn.out), "%s: SDD fills these slots itself", r->name);
         EXPECT(r->fin || r->ffn.post, "%s: an un-normed stream reaches the head", r->name);
+        EXPECT(!r->init || init_find(r->init) < INIT_COUNT, "%s: no initialization %s", r->name, r->init);
     }
 }
 

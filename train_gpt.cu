@@ -81,7 +81,7 @@ static bool has_master_weights(void) { return gpt_ratio() > 1; }
 // all experts' gains.
 static int64_t scratch_floats(const Model *m, const Setup *setup) {
     RouterShape r = {setup->B, setup->T, m->moe.E, m->moe.K, 0, 0, 0, 0, 0};
-    int64_t widest = max_of(2 * max_of(m->F, MLP_WIDTH), 4 * m->C);
+    int64_t widest = max_of(2 * max_of(m->F, mlp_width(m)), 4 * m->C);
     int64_t gains = (int64_t)m->moe.E * max_of(2 * m->F, m->C);
     return max_of(SCRATCH_ROWS * widest, max_of((int64_t)router_scratch(r), gains));
 }

@@ -84,10 +84,21 @@ def trainer_flags():
     def number(text):
         base, _, shift = text.partition("<<")
         return float(base) * 2 ** int(shift or 0)
-    row = r'^FLAG\((\w+), *(\w+), *"[^"]*", *([^,]+), *([^,]+), *"([^"]*)"'
-    rows = re.findall(row, (ROOT / "llmc/run/flags.h").read_text(), re.M)
-    return {name.replace("_", "-"): (kind, number(low), number(high), choices.split("|"))
-            for name, kind, low, high, choices in rows}
+    files = ("run/flags.h", "run/schedule.h", "init.h", "modes.h")
+    text = "".join((ROOT / "llmc" / name).read_text() for name in files)
+    flags = {}
+    row = r'^FLAG\((\w+), *(\w+)\("[^"]*"(?:, *(.*?))?\), *(?:FIXED|FREE|ONCE),'
+    for name, kind, more in re.findall(row, text, re.M):
+        low, high, choices = 0, 0, ["off", "on"] if kind == "SWITCH" else [""]
+        if kind in ("INT", "NUMBER"):
+            low, high = map(number, more.split(","))
+        elif kind == "CHOICE":                             # "a|b", or the rows of another table
+            table = re.search(r"\((\w+)_TABLE\)", more)
+            choices = [word for words in re.findall(r'"(.*?)"', more) for word in words.split("|")]
+            if table:
+                choices += re.findall(rf'^{table[1]}\(\w+, *"(.*?)"', text, re.M)
+        flags[name.replace("_", "-")] = kind, low, high, choices
+    return flags
 
 
 def nearest(word, known, before=""):
@@ -115,7 +126,7 @@ def check_value(name, value, kind, low, high, choices):
 
 def check_axes(axes, options, built):
     """Stops at an unknown placement, flag or value. built: placements with a trainer."""
-    modes = re.findall(r"^MODE\( *(\w+),", (ROOT / "llmc/modes.h").read_text(), re.M) + ["FUSE"]
+    modes = re.findall(r"^MODE\((\w+),", (ROOT / "llmc/modes.h").read_text(), re.M) + ["FUSE"]
     flags = trainer_flags()
     for mode in axes.get("mode", ()):
         if mode not in modes and mode not in built:
@@ -250,9 +261,11 @@ def check_growth(out, kept, asked):
 
 
 def source_hash():
-    """Of all that a trainer is made of."""
-    paths = [ROOT / "Makefile", *ROOT.glob("train_gpt.c*"), *ROOT.glob("llmc/**/*.*"), *ROOT.glob("data/stories.*")]
-    return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(paths))).hexdigest()
+    """The hash of all files that a trainer is made of."""
+    names = ("Makefile", "train_gpt.c*", "llmc/**/*.c", "llmc/**/*.*h", "data/stories.*")
+    paths = sorted(path for name in names for path in ROOT.glob(name))
+    content = b"".join(path.name.encode() + path.read_bytes() for path in paths)
+    return hashlib.sha256(content).hexdigest()
 
 
 def open_study(options, axes):

@@ -4,6 +4,7 @@
 //   hf model MODE FLAGS...  JSON: a model's flags, and the names and shapes of its tensors
 //   hf find PATH            the checkpoint at PATH: that folder, or the newest whole one of a run
 //   hf xxh64 FILE...        the checksum of each file, as manifest.json and config.json state it
+#include "llmc/run/checkpoint.h"
 #include "llmc/run/config.h"
 
 #define WORD(name) [name] = #name
@@ -22,8 +23,8 @@ static void print_sublayer(const char *name, const SubMode *s) {
 
 // The row that a mode names for some of its layers, or null.
 static void print_named(const char *column, int id) {
-    const char *quote = id < 0 ? "" : "\"";
-    printf(", \"%s\": %s%s%s", column, quote, id < 0 ? "null" : MODES[id].name, quote);
+    const char *quote = id ? "\"" : "";
+    printf(", \"%s\": %s%s%s", column, quote, id ? MODES[id].name : "null", quote);
 }
 
 static void print_mode(const Mode *r) {
@@ -40,8 +41,8 @@ static void print_mode(const Mode *r) {
 
 static void print_tables(void) {
     printf("{\"config_version\": %d, \"modes\": {", CONFIG_VERSION);
-    for (int i = 0; i < MODE_COUNT; i++) {
-        printf("%s", i ? ",\n" : "");
+    for (int i = MODE_NONE + 1; i < MODE_COUNT; i++) {
+        printf("%s", i > MODE_NONE + 1 ? ",\n" : "");
         print_mode(&MODES[i]);
     }
     printf("},\n\"selectable\": [");                                // the others are for layers

@@ -40,11 +40,10 @@ def link(processes, adapters=8): return given("links") * 1e9 * (given("nvlink") 
 def sizes(name):
     """What the code says of a preset with steps of 1024 sequences of 4096 tokens, 4.2 million."""
     with tempfile.TemporaryDirectory() as folder:
+        build = "-std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O1 -I. dev/scale.c data/stories.c"
         root = pathlib.Path(__file__).resolve().parent.parent
-        flags = "-std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O1 -pthread -I.".split()
-        sources = ["dev/scale.c", "data/stories.c", *root.glob("llmc/run/*.c")]
-        build = [*flags, *sources, "-lm", "-o", f"{folder}/sizes"]
-        subprocess.run([os.environ.get("CC", "cc"), *build], cwd=root, check=True)
+        command = [os.environ.get("CC", "cc"), *build.split(), *root.glob("llmc/run/*.c"), "-lm"]
+        subprocess.run([*command, "-o", f"{folder}/sizes"], cwd=root, check=True)
         text = subprocess.run([f"{folder}/sizes", "--model", name, "--seq", "4096", "--batch", "1024"], stdout=subprocess.PIPE, text=True, check=True).stdout
     of = lambda kind: [[int(x) for x in line.split()[1:]] for line in text.splitlines() if line.startswith(kind)]
     g = dict(zip("L C T V qk batch ffn expert_ffn expert_rows hidden experts head flops".split(), of("model")[0]), name=name)

@@ -417,6 +417,6 @@ template <int ROW> static constexpr BlockRow block_row_of(void) {
     else return {block_forward<ROW>, block_backward<ROW>};
 }
 #define BLOCK_ROW(name, ...) block_row_of<MODE_##name>(),
-static const BlockRow BLOCK_ROWS[] = { MODE_TABLE(BLOCK_ROW, BLOCK_ROW) };
+static const BlockRow BLOCK_ROWS[] = { {NULL, NULL}, MODE_TABLE(BLOCK_ROW, BLOCK_ROW) };
 #undef BLOCK_ROW
 static inline const BlockRow *block_row(const Block *b) { return &BLOCK_ROWS[b->p.row->id]; }

@@ -25,16 +25,27 @@ static inline int64_t memory_add(int64_t total, int64_t elements) {
 enum { PARAM_TABLE(PARAM_ENUM) PARAM_COUNT };
 #undef PARAM_ENUM
 
-typedef struct ParamRow { const char *name; int per; int64_t rows, cols; int init, decay, lr; double gain; int exists; } ParamRow;
+typedef struct ParamRow {
+    const char *name;
+    int64_t rows, cols;
+    int init, decay, lr;                      // by its role (tensors.h)
+    double gain;
+    int exists;
+} ParamRow;
 
 // The parameter table evaluated for layer l of model m.
 static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l) {
     Place place = place_at(m, l), *p = &place;
-#define PARAM_EVAL(field, name, per, r, c, init, decay, lr, gain, exists) {name, per, r, c, init, decay, lr, gain, exists},
+    const int C = m->C, T = m->T, Vp = m->Vp, F = m->F, E = m->moe.E;
+    const int NH = m->NH, KV = m->KV, HS = m->HS, QK = qk_size(m);
+#define PARAM_EVAL(field, name, r, c, role, gain, exists) \
+    {name, r, c, ROLES[role].init, ROLES[role].decay, ROLES[role].lr, gain, exists},
     const ParamRow all[] = { PARAM_TABLE(PARAM_EVAL) };
 #undef PARAM_EVAL
     memcpy(rows, all, sizeof all);
 }
+
+static inline bool row_is_per_layer(const ParamRow *row) { return strchr(row->name, '%') != NULL; }
 
 // One tensor that exists: a row of the table in one layer (-1: of the model). Its moments lie at `state` in their arena, which differs where there are several processes.
 typedef struct Entry { ParamRow row; int id, layer; char name[96]; int64_t size, offset; int owner; int64_t state; } Entry;
@@ -68,7 +79,7 @@ static inline Layout layout_make(const Model *m) {
     for (int l = -1; l < m->L; l++) {
         param_rows(rows, m, l < 0 ? 0 : l);
         for (int id = 0; id < PARAM_COUNT; id++)
-            if ((rows[id].per == PER_LAYER) == (l >= 0)) layout_add(&t, &rows[id], id, l);
+            if (row_is_per_layer(&rows[id]) == (l >= 0)) layout_add(&t, &rows[id], id, l);
     }
     return t;
 }
@@ -129,6 +140,9 @@ typedef struct ActRow { const char *field; int copies; int64_t rows, cols, size;
 
 static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes *s, int l) {
     Place place = place_at(m, l), *p = &place;
+    const int B = s->B, n = s->n, keep = s->keep, cheap = s->cheap, cpu = s->threads != 0, gpu = !cpu;
+    const int L = m->L, C = m->C, Vp = m->Vp, F = m->F, E = m->moe.E, K = m->moe.K;
+    const int NH = m->NH, KV = m->KV, HS = m->HS, QK = qk_size(m), up = m->swiglu ? 2 : 1;
 #define SIZE_real 1
 #define SIZE_wide s->ratio
 #define SIZE_int32_t s->ratio

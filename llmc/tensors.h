@@ -1,184 +1,277 @@
-// tensors.h: TABLES 2 and 3, one row per parameter and one per activation. Everything that needs to know which tensors exist reads
-// these rows: allocation, the struct fields, initialization, decay and learning-rate groups, checkpoint names, tests, logs.
-// Expressions may use m (the Model), p (the Place of the layer, modes.h) and, for activations, s (the Sizes of a step).
+// tensors.h: TABLES 2 and 3, one row per parameter and one per activation. These rows are read by
+// allocation, the struct fields, initialization, weight decay, learning rates, checkpoints, tests
+// and logs. Expressions may use m (the Model), p (the Place of the layer, modes.h), the field's
+// letters for sizes (memory.h) and, for activations, s (the Sizes of a step).
 #pragma once
 #include "modes.h"
 
-enum { PER_MODEL, PER_LAYER };
-// How a parameter starts (init.h turns a class and a scheme into a deviation).
-enum { ROLE_EMBEDDING, ROLE_HEAD, ROLE_IN, ROLE_VALUE, ROLE_FFN_IN, ROLE_OUT, ROLE_ZERO, ROLE_GAIN };
-enum { DECAY_MATRIX, DECAY_EMBEDDING, DECAY_GAIN };          // matrices always decay; --decay-embeddings, --decay-gains decide the others
-enum { LR_EMBEDDING, LR_HIDDEN, LR_HEAD, LR_VECTOR, LR_BALANCE, LR_GROUPS };     // groups of the width-scaled learning rate (Everett et al. 2024); BALANCE: no gradient, see below
+// A parameter's role decides how it starts (init.h), whether it decays and at which rate it learns.
+enum {
+    ROLE_EMBEDDING, ROLE_HEAD, ROLE_IN, ROLE_VALUE, ROLE_FFN_IN, ROLE_OUT,
+    ROLE_ZERO,                                // biases
+    ROLE_GAIN,
+    ROLE_BALANCE                              // the selection bias, which has no gradient
+};
+enum { DECAY_MATRIX, DECAY_EMBEDDING, DECAY_GAIN };   // --decay-embeddings, --decay-gains
+// Groups of the width-scaled learning rate (Everett et al. 2024). LR_BALANCE is the step of the
+// selection bias.
+enum { LR_EMBEDDING, LR_HIDDEN, LR_HEAD, LR_VECTOR, LR_BALANCE, LR_GROUPS };
+static const struct { int init, decay, lr; } ROLES[] = {
+    {ROLE_EMBEDDING, DECAY_EMBEDDING, LR_EMBEDDING},
+    {ROLE_HEAD,      DECAY_MATRIX,    LR_HEAD},
+    {ROLE_IN,        DECAY_MATRIX,    LR_HIDDEN},
+    {ROLE_VALUE,     DECAY_MATRIX,    LR_HIDDEN},
+    {ROLE_FFN_IN,    DECAY_MATRIX,    LR_HIDDEN},
+    {ROLE_OUT,       DECAY_MATRIX,    LR_HIDDEN},
+    {ROLE_ZERO,      DECAY_GAIN,      LR_VECTOR},
+    {ROLE_GAIN,      DECAY_GAIN,      LR_VECTOR},
+    {ROLE_ZERO,      DECAY_GAIN,      LR_BALANCE},
+};
 
-// PARAM(field, checkpoint name (%d: layer), per, rows, cols, init, decay, lr group, gain, exists-if). Matrices are [out, in], row-major.
-// A norm site brings its gain and, for LayerNorm, its bias. Names are those of Llama and Gemma 2 in Hugging Face where these have the tensor.
-#define NORM_PARAMS(PARAM, site, name, per) \
-PARAM(site##_w, name ".weight", per, 1, p->site.gains, ROLE_GAIN, DECAY_GAIN, LR_VECTOR, p->site.gain, p->site.on && p->site.gains) \
-PARAM(site##_b, name ".bias",   per, 1, p->site.gains, ROLE_ZERO, DECAY_GAIN, LR_VECTOR, 0,            p->site.on && p->site.bias)
-// Linears that read the same input have their weights side by side, and their biases: on the GPU they are one product.
-#define LINEAR_WEIGHT(PARAM, field, name, out, in, init, exists) PARAM(field,     name ".weight", PER_LAYER, out, in, init,      DECAY_MATRIX, LR_HIDDEN, 0, exists)
-#define LINEAR_BIAS(PARAM, field, name, out, exists)             PARAM(field##_b, name ".bias",   PER_LAYER, 1,  out, ROLE_ZERO, DECAY_GAIN,   LR_VECTOR, 0, (exists) && m->bias)
+// PARAM(field, name, rows, cols, role, initial gain, exists-if). Matrices are [out, in], row-major.
+// %d in a name is the layer; a name without it is one tensor of the model. Names are those of Llama
+// and Gemma 2 in Hugging Face if these have the tensor.
 #define LAYER_NAME "model.layers.%d."
+#define ATTN_NAME(part) LAYER_NAME "self_attn." part
+#define EXPERT_NAME(part) LAYER_NAME "mlp.experts." part  // of all experts, one below the other
 // The ffn that all tokens of a layer go through: dense, or beside experts.
 #define MLP_NAME(part) (p->moe ? LAYER_NAME "mlp.shared_experts." part : LAYER_NAME "mlp." part)
-#define MLP_WEIGHT(PARAM, field, part, out, in, init, exists) PARAM(field, MLP_NAME(part ".weight"), PER_LAYER, out, in, init, DECAY_MATRIX, LR_HIDDEN, 0, exists)
-#define MLP_BIAS(PARAM, field, part, out, exists)             PARAM(field##_b, MLP_NAME(part ".bias"), PER_LAYER, 1, out, ROLE_ZERO, DECAY_GAIN, LR_VECTOR, 0, (exists) && m->bias)
-// All experts of a layer: their matrices, and their gains, one below the other. The selection bias has no gradient: its rate is the step that balances the
-// load (train_gpt.c, "the router").
-#define EXPERT_WEIGHT(PARAM, field, part, out, in, init, exists) PARAM(field, LAYER_NAME "mlp.experts." part ".weight", PER_LAYER, (int64_t)m->moe.E * (out), in, init, \
-      DECAY_MATRIX, LR_HIDDEN, 0, exists)
-#define EXPERT_GAIN(PARAM, site, part) PARAM(site##_w, LAYER_NAME "mlp.experts." part ".weight", PER_LAYER, m->moe.E, p->site.gains, ROLE_GAIN, DECAY_GAIN, LR_VECTOR, \
-      p->site.gain, p->site.on)
+// A norm site brings its gain and, for LayerNorm, its bias.
+#define NORM_PARAMS(PARAM, site, name) \
+PARAM(site##_w, name ".weight", 1, p->site.gains, ROLE_GAIN, p->site.gain, \
+      p->site.on && p->site.gains) \
+PARAM(site##_b, name ".bias", 1, p->site.gains, ROLE_ZERO, 0, p->site.on && p->site.bias)
+#define EXPERT_GAIN(PARAM, site, name) \
+PARAM(site##_w, name, E, p->site.gains, ROLE_GAIN, p->site.gain, p->site.on)
+#define ALPHA(PARAM, sub, name) \
+PARAM(sub##_alpha, name, 1, C, ROLE_GAIN, 1 / sqrt((double)C), p->row->sub.a == LEARNED)
 
+// Linears that read the same input have their weights side by side, and their biases: on the GPU
+// they are one product.
 #define PARAM_TABLE(PARAM) \
-PARAM(wte, "model.embed_tokens.weight",    PER_MODEL, m->Vp, m->C, ROLE_EMBEDDING, DECAY_EMBEDDING, LR_EMBEDDING, 0, 1) \
-PARAM(wpe, "model.embed_positions.weight", PER_MODEL, m->T,  m->C, ROLE_EMBEDDING, DECAY_EMBEDDING, LR_EMBEDDING, 0, !m->rope) \
-NORM_PARAMS(PARAM, emb, "model.embed_norm", PER_MODEL) \
-NORM_PARAMS(PARAM, attn_in,   LAYER_NAME "input_layernorm", PER_LAYER) \
-LINEAR_WEIGHT(PARAM, wq, LAYER_NAME "self_attn.q_proj", m->NH * qk_size(m), m->C, ROLE_IN, 1) \
-LINEAR_WEIGHT(PARAM, wk, LAYER_NAME "self_attn.k_proj", m->KV * m->HS, m->C, ROLE_IN, !m->kv_rank) \
-LINEAR_WEIGHT(PARAM, wv, LAYER_NAME "self_attn.v_proj", m->KV * m->HS, m->C, ROLE_VALUE, !m->kv_rank) \
-LINEAR_WEIGHT(PARAM, wkva, LAYER_NAME "self_attn.kv_a_proj_with_mqa", m->kv_rank + m->rope_size, m->C, ROLE_IN, m->kv_rank) \
-LINEAR_BIAS(PARAM, wq, LAYER_NAME "self_attn.q_proj", m->NH * m->HS, 1) \
-LINEAR_BIAS(PARAM, wk, LAYER_NAME "self_attn.k_proj", m->KV * m->HS, 1) \
-LINEAR_BIAS(PARAM, wv, LAYER_NAME "self_attn.v_proj", m->KV * m->HS, 1) \
-NORM_PARAMS(PARAM, latent,    LAYER_NAME "self_attn.kv_a_layernorm", PER_LAYER) \
-LINEAR_WEIGHT(PARAM, wkvb, LAYER_NAME "self_attn.kv_b_proj", m->NH * 2 * m->HS, m->kv_rank, ROLE_IN, m->kv_rank) \
-NORM_PARAMS(PARAM, q,         LAYER_NAME "self_attn.q_norm", PER_LAYER) \
-NORM_PARAMS(PARAM, k,         LAYER_NAME "self_attn.k_norm", PER_LAYER) \
-NORM_PARAMS(PARAM, v,         LAYER_NAME "self_attn.v_norm", PER_LAYER) \
-NORM_PARAMS(PARAM, ctx,       LAYER_NAME "self_attn.context_norm", PER_LAYER) \
-LINEAR_WEIGHT(PARAM, wo, LAYER_NAME "self_attn.o_proj", m->C, m->NH * m->HS, ROLE_OUT, 1) \
-LINEAR_BIAS(PARAM, wo, LAYER_NAME "self_attn.o_proj", m->C, 1) \
-PARAM(attn_alpha, LAYER_NAME "self_attn.alpha", PER_LAYER, 1, m->C, ROLE_GAIN, DECAY_GAIN, LR_VECTOR, 1 / sqrt((double)m->C), p->row->attn.a == LEARNED) \
-NORM_PARAMS(PARAM, attn_out,  LAYER_NAME "post_attention_layernorm", PER_LAYER) \
-NORM_PARAMS(PARAM, attn_post, LAYER_NAME "attention_sum_layernorm", PER_LAYER) \
-NORM_PARAMS(PARAM, ffn_in,    LAYER_NAME "pre_feedforward_layernorm", PER_LAYER) \
-MLP_WEIGHT(PARAM, wg, "gate_proj", p->F, m->C, ROLE_FFN_IN, p->F && m->swiglu) \
-MLP_WEIGHT(PARAM, wu, "up_proj",   p->F, m->C, ROLE_FFN_IN, p->F) \
-MLP_BIAS(PARAM, wg, "gate_proj", p->F, p->F && m->swiglu) \
-MLP_BIAS(PARAM, wu, "up_proj",   p->F, p->F) \
-NORM_PARAMS(PARAM, hidden,    LAYER_NAME "mlp.hidden_norm", PER_LAYER) \
-MLP_WEIGHT(PARAM, wd, "down_proj", m->C, p->F, ROLE_OUT, p->F) \
-MLP_BIAS(PARAM, wd, "down_proj", m->C, p->F) \
-NORM_PARAMS(PARAM, shared_out, LAYER_NAME "mlp.shared_experts.out_norm", PER_LAYER) \
-LINEAR_WEIGHT(PARAM, router, LAYER_NAME "mlp.gate", m->moe.E, m->C, ROLE_IN, p->moe) \
-PARAM(router_bias, LAYER_NAME "mlp.gate.e_score_correction_bias", PER_LAYER, 1, m->moe.E, ROLE_ZERO, DECAY_GAIN, LR_BALANCE, 0, p->moe && m->moe.bias_rate > 0) \
-EXPERT_WEIGHT(PARAM, xg, "gate_proj", m->F, m->C, ROLE_FFN_IN, p->moe && m->swiglu) \
-EXPERT_WEIGHT(PARAM, xu, "up_proj",   m->F, m->C, ROLE_FFN_IN, p->moe) \
-EXPERT_GAIN(PARAM, expert_hidden, "hidden_norm") \
-EXPERT_WEIGHT(PARAM, xd, "down_proj", m->C, m->F, ROLE_OUT, p->moe) \
-EXPERT_GAIN(PARAM, expert_out, "out_norm") \
-PARAM(ffn_alpha, LAYER_NAME "mlp.alpha", PER_LAYER, 1, m->C, ROLE_GAIN, DECAY_GAIN, LR_VECTOR, 1 / sqrt((double)m->C), p->row->ffn.a == LEARNED) \
-NORM_PARAMS(PARAM, ffn_out,   LAYER_NAME "post_feedforward_layernorm", PER_LAYER) \
-NORM_PARAMS(PARAM, ffn_post,  LAYER_NAME "feedforward_sum_layernorm", PER_LAYER) \
-NORM_PARAMS(PARAM, fin, "model.norm", PER_MODEL) \
-PARAM(wlm, "lm_head.weight", PER_MODEL, m->Vp, m->C, ROLE_HEAD, DECAY_MATRIX, LR_HEAD, 0, !m->tied) \
-PARAM(logits_w, "lm_head.s_z", PER_MODEL, m->Vp, 1, ROLE_GAIN, DECAY_GAIN, LR_VECTOR, p->logits.gain, p->logits.on)
+PARAM(wte,    "model.embed_tokens.weight",    Vp, C, ROLE_EMBEDDING, 0, 1) \
+PARAM(wpe,    "model.embed_positions.weight", T, C, ROLE_EMBEDDING, 0, !m->rope) \
+NORM_PARAMS(PARAM, emb, "model.embed_norm") \
+NORM_PARAMS(PARAM, attn_in, LAYER_NAME "input_layernorm") \
+PARAM(wq,     ATTN_NAME("q_proj.weight"), NH * QK, C, ROLE_IN, 0, 1) \
+PARAM(wk,     ATTN_NAME("k_proj.weight"), KV * HS, C, ROLE_IN, 0, !m->kv_rank) \
+PARAM(wv,     ATTN_NAME("v_proj.weight"), KV * HS, C, ROLE_VALUE, 0, !m->kv_rank) \
+PARAM(wkva,   ATTN_NAME("kv_a_proj_with_mqa.weight"), m->kv_rank + m->rope_size, C, ROLE_IN, 0, \
+      m->kv_rank) \
+PARAM(wq_b,   ATTN_NAME("q_proj.bias"), 1, NH * HS, ROLE_ZERO, 0, m->bias) \
+PARAM(wk_b,   ATTN_NAME("k_proj.bias"), 1, KV * HS, ROLE_ZERO, 0, m->bias) \
+PARAM(wv_b,   ATTN_NAME("v_proj.bias"), 1, KV * HS, ROLE_ZERO, 0, m->bias) \
+NORM_PARAMS(PARAM, latent, ATTN_NAME("kv_a_layernorm")) \
+PARAM(wkvb,   ATTN_NAME("kv_b_proj.weight"), NH * 2 * HS, m->kv_rank, ROLE_IN, 0, m->kv_rank) \
+NORM_PARAMS(PARAM, q, ATTN_NAME("q_norm")) \
+NORM_PARAMS(PARAM, k, ATTN_NAME("k_norm")) \
+NORM_PARAMS(PARAM, v, ATTN_NAME("v_norm")) \
+NORM_PARAMS(PARAM, ctx, ATTN_NAME("context_norm")) \
+PARAM(wo,     ATTN_NAME("o_proj.weight"), C, NH * HS, ROLE_OUT, 0, 1) \
+PARAM(wo_b,   ATTN_NAME("o_proj.bias"), 1, C, ROLE_ZERO, 0, m->bias) \
+ALPHA(PARAM, attn, ATTN_NAME("alpha")) \
+NORM_PARAMS(PARAM, attn_out, LAYER_NAME "post_attention_layernorm") \
+NORM_PARAMS(PARAM, attn_post, LAYER_NAME "attention_sum_layernorm") \
+NORM_PARAMS(PARAM, ffn_in, LAYER_NAME "pre_feedforward_layernorm") \
+PARAM(wg,     MLP_NAME("gate_proj.weight"), p->F, C, ROLE_FFN_IN, 0, p->F && m->swiglu) \
+PARAM(wu,     MLP_NAME("up_proj.weight"), p->F, C, ROLE_FFN_IN, 0, p->F) \
+PARAM(wg_b,   MLP_NAME("gate_proj.bias"), 1, p->F, ROLE_ZERO, 0, p->F && m->swiglu && m->bias) \
+PARAM(wu_b,   MLP_NAME("up_proj.bias"), 1, p->F, ROLE_ZERO, 0, p->F && m->bias) \
+NORM_PARAMS(PARAM, hidden, LAYER_NAME "mlp.hidden_norm") \
+PARAM(wd,     MLP_NAME("down_proj.weight"), C, p->F, ROLE_OUT, 0, p->F) \
+PARAM(wd_b,   MLP_NAME("down_proj.bias"), 1, C, ROLE_ZERO, 0, p->F && m->bias) \
+NORM_PARAMS(PARAM, shared_out, LAYER_NAME "mlp.shared_experts.out_norm") \
+PARAM(router, LAYER_NAME "mlp.gate.weight", E, C, ROLE_IN, 0, p->moe) \
+PARAM(router_bias, LAYER_NAME "mlp.gate.e_score_correction_bias", 1, E, ROLE_BALANCE, 0, \
+      p->moe && m->moe.bias_rate > 0) \
+PARAM(xg,     EXPERT_NAME("gate_proj.weight"), (int64_t)E * F, C, ROLE_FFN_IN, 0, \
+      p->moe && m->swiglu) \
+PARAM(xu,     EXPERT_NAME("up_proj.weight"), (int64_t)E * F, C, ROLE_FFN_IN, 0, p->moe) \
+EXPERT_GAIN(PARAM, expert_hidden, EXPERT_NAME("hidden_norm.weight")) \
+PARAM(xd,     EXPERT_NAME("down_proj.weight"), (int64_t)E * C, F, ROLE_OUT, 0, p->moe) \
+EXPERT_GAIN(PARAM, expert_out, EXPERT_NAME("out_norm.weight")) \
+ALPHA(PARAM, ffn, LAYER_NAME "mlp.alpha") \
+NORM_PARAMS(PARAM, ffn_out, LAYER_NAME "post_feedforward_layernorm") \
+NORM_PARAMS(PARAM, ffn_post, LAYER_NAME "feedforward_sum_layernorm") \
+NORM_PARAMS(PARAM, fin, "model.norm") \
+PARAM(wlm,    "lm_head.weight", Vp, C, ROLE_HEAD, 0, !m->tied) \
+PARAM(logits_w, "lm_head.s_z",  Vp, 1, ROLE_GAIN, p->logits.gain, p->logits.on)
 
-// The sizes of a micro-batch and what is kept of it.
-//   keep, cheap: layers whose activations are kept, and of those that cost little to compute again (--recompute: off L, L | cheap L, 1 | on 1, 1)
-//   threads: OpenMP threads on the CPU, 0 on a GPU;   ratio: how many elements of the storage type one of type `wide` takes (2 in bf16)
-typedef struct Sizes { int B, T, n, keep, cheap, threads, ratio; } Sizes;
-enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP };      // in the order of --recompute's choices
-enum { ATTN_BLOCK = 192 };                                    // rows and columns of attention scores in work at a time, per thread
-enum { ROW_TILE = 128 };                                      // rows of an expert that a block of the GPU multiplies at a time
+// The sizes of a micro-batch and how much of it is kept for backward.
+typedef struct Sizes {
+    int B, T, n;                              // n = B * T tokens
+    int keep, cheap;                          // layers whose activations are kept; of those that
+                                              // cost little to compute again.
+                                              // --recompute: off L, L | cheap L, 1 | on 1, 1
+    int threads;                              // OpenMP threads on the CPU, 0 on a GPU
+    int ratio;                                // elements of the storage type in one `wide`; bf16: 2
+} Sizes;
+enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP };    // in the order of --recompute's choices
+enum { ATTN_BLOCK = 192 };                    // rows and columns of a block of attention scores
+enum { ROW_TILE = 128 };                      // rows of an expert in one tile of a GPU's product
 
 // Tiles for so many rows, at most: each expert may leave its last one short.
 static inline int64_t row_tiles(int64_t rows, int E) { return rows / ROW_TILE + E; }
 
-static inline Sizes sizes_make(const Model *m, int B, int T, int recompute, int threads, int ratio) {
-    Sizes s = {B, T, B * T, recompute == RECOMPUTE_ON ? 1 : m->L, recompute == RECOMPUTE_OFF ? m->L : 1, threads, ratio};
+static inline Sizes sizes_make(const Model *m, int B, int T, int recompute, int threads,
+                               int ratio) {
+    int keep = recompute == RECOMPUTE_ON ? 1 : m->L, cheap = recompute == RECOMPUTE_OFF ? m->L : 1;
+    Sizes s = {B, T, B * T, keep, cheap, threads, ratio};
     return s;
 }
 
-// ACT(field, type, copies, rows, cols, gradients, exists-if). Layer l uses copy l % copies, and copy l % gradients of the gradient:
-//   type       real: the storage type; wide: statistics, at least float; int32_t
-//   copies     the same for every layer: s->keep, s->cheap, or 1
-//   gradients  0: none is stored; 1: one buffer for all blocks; 2: two in turn (the stream into a block and out of it);
-//   SHARED: the gradient takes over the row's own storage after its last read
-enum { SHARED = -1 };
-#define NORM_ACTS(ACT, site, copies) \
-ACT(site##_mean, wide, copies, s->n, p->site.groups, 0, p->site.on && p->site.bias) \
-ACT(site##_rstd, wide, copies, s->n, p->site.groups, 0, p->site.on && p->site.on != SCALE)
-
-// On a GPU: a row of the product that q, k, v read u by, [q | k | v] or [q | latent | kr]; and of those of q, k, v that are kept apart from it.
-static inline int qkv_width(const Model *m) { return m->kv_rank ? m->NH * qk_size(m) + m->kv_rank + m->rope_size : (m->NH + 2 * m->KV) * m->HS; }
-static inline int qkvn_width(const Model *m, const Place *p) {
-    return m->kv_rank ? ((p->q.on != 0) + 1) * m->NH * qk_size(m) + (p->v.on ? m->NH * m->HS : 0) : qkv_width(m);
+// On a GPU, the width of a row of the product that q, k, v read u by: [q | k | v], or with latent
+// attention [q | latent | kr].
+static inline int qkv_width(const Model *m) {
+    if (m->kv_rank) return m->NH * qk_size(m) + m->kv_rank + m->rope_size;
+    return (m->NH + 2 * m->KV) * m->HS;
 }
-// Sampling (Trainer.extend) keeps of each token of its text, in each layer, k and v of all kv heads as attention reads them: after norms and RoPE. So it is with latent
-// attention too, although the latent and kr, kv_rank + rope_size values a token, would do: all heads of all tokens before would be made of them again for every new token,
-// or W_kvb multiplied into W_q and W_o, which norms of k and v, that stand in between, do not allow.
+
+// The same for those of q, k, v that are kept apart, after their norms.
+static inline int qkvn_width(const Model *m, const Place *p) {
+    if (!m->kv_rank) return qkv_width(m);
+    return (p->q.on ? 2 : 1) * m->NH * qk_size(m) + (p->v.on ? m->NH * m->HS : 0);
+}
+
+// The KV cache holds, for each token and layer, k and v of all kv heads after norms and RoPE; with
+// latent attention too. The latent and kr would need only kv_rank + rope_size values a token, but
+// then k and v of all tokens would be computed again for every new token, or W_kvb would be
+// multiplied into W_q and W_o, which norms of k and v in between do not allow.
 static inline int kv_cache_width(const Model *m) { return m->KV * (qk_size(m) + m->HS); }
-#define MLP_WIDTH (!m->moe.E ? m->F : m->moe.dense && m->moe.dense_F > m->moe.shared_F ? m->moe.dense_F : m->moe.shared_F)      // the widest of all layers
-#define ASSIGNED ((int64_t)s->n * m->moe.K)                                                                                     // a row for each expert of each token
+
+// Width of the widest ffn of all layers that all tokens of the layer go through.
+static inline int mlp_width(const Model *m) {
+    if (!m->moe.E) return m->F;
+    int dense = m->moe.dense && m->moe.dense_F > m->moe.shared_F;
+    return dense ? m->moe.dense_F : m->moe.shared_F;
+}
+
+// ACT(field, type, copies, rows, cols, gradients, exists-if). Layer l uses copy l % copies, and of
+// the gradient copy l % gradients.
+//   type       real: the storage type; wide: statistics, at least float; int32_t
+//   copies     the same for every layer: keep, cheap, or 1
+//   gradients  0: none is stored; 1: one buffer for all blocks; 2: two in turn (the stream into a
+//              block and out of it); ALIASED: the gradient takes over the row's own storage after
+//              its last read
+// Expressions also know cpu, gpu, and `up`: columns of [gate | up], or of up alone, in units of F.
+enum { ALIASED = -1 };
+#define NORM_ACTS(ACT, site, copies) \
+ACT(site##_mean, wide, copies, n, p->site.groups, 0, p->site.on && p->site.bias) \
+ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on && p->site.on != SCALE)
+#define ASSIGNED ((int64_t)n * K)             // a row for each expert of each token
+
+// The rows, in the order of a forward pass:
+//   raw, e             embedding before its norm; residual stream into block 0
+//   ai                 u of attention: its normed input
+//   qkv, qkvn          GPU: q, k, v in one matrix, before and after their norms
+//   kvc, kvcn          latent attention: the latent before (GPU: in qkv) and after its norm
+//   kr, kvb            its rotary part of k, shared by heads (GPU: in qkv); [k without kr | v]
+//   q, k, v, qn ..     CPU: one by one, before and after their norms
+//   scores             CPU: a block of QK^T and of its gradient, per thread
+//   lse, peak          log-sum-exp and maximum of each row of scores; statistics alone read peak
+//   dots               GPU: context times its gradient, summed over a head
+//   c, cn              context: the heads' outputs, before and after its norm
+//   ay, ao, as         y of attention, before and after its norm; a * skip + b * y
+//   mid                stream between the sublayers
+//   fi                 u of the ffn
+//   gu, gun, h         [gate | up] or up alone, before and after its norm; after the activation
+//   sy                 y of the shared experts before its norm
+//   rz, rs, rlse       the router's logits, scores (CPU) and log-sum-exp
+//   rdz                GPU: gradient of rz, in the type that products read
+//   gate, choice       weights and numbers of each token's experts (top-k)
+//   load, share        tokens and mean probability of each expert in each sequence; load's last row
+//                      is of all sequences
+//   loads              tokens of each expert since zero_grads
+//   place, start       row of each (token, expert) in xx .. xyn, where an expert's rows are
+//                      neighbours; first row of each expert
+//   source, tiles      GPU: token of each such row; expert and first row of each tile of rows
+//   xx, xdx            inputs of experts (CPU), and their gradient (GPU, where products read u)
+//   xgu, xgun, xh      as gu, gun, h, of experts
+//   xy, xyn            y of experts before and after its norm
+//   fy, fo, fs         y of the ffn, before and after its norm; a * skip + b * y
+//   x                  stream out of the block
+//   fx                 stream after the final norm
+//   z, logits          logits before (CPU) and after their gain
+//   logsum, losses     log-sum-exp of the logits and cross-entropy of each token
+//   *_mean, *_rstd     statistics of each norm site
 #define ACT_TABLE(ACT) \
-/*  field    type  copies    rows   cols          gradients  exists-if        what it holds */ \
-ACT(raw,     real, 1,        s->n,  m->C,          1,         p->emb.on)       /* embedding before its norm */ \
-ACT(e,       real, 1,        s->n,  m->C,          1,         1)               /* stream into block 0 */ \
-ACT(ai,      real, s->cheap, s->n,  m->C,          1,         p->attn_in.on)   /* u of attention: normed input */ \
-ACT(qkv,     real, s->keep,  s->n,  qkv_width(m),  1,         !s->threads)     /* GPU: q, k, v */ \
-ACT(qkvn,    real, s->keep,  s->n,  qkvn_width(m, p), 1,      !s->threads && (m->kv_rank || p->q.on || p->k.on || p->v.on))  /* after their norms; k put together */ \
-ACT(kvc,     real, s->keep,  s->n,  m->kv_rank,    1,         s->threads && m->kv_rank)      /* latent attention: the latent (GPU: in qkv), */ \
-ACT(kvcn,    real, s->keep,  s->n,  m->kv_rank,    1,         m->kv_rank)      /* after its norm, */ \
-ACT(kr,      real, 1,        s->n,  m->rope_size,  1,         s->threads && m->kv_rank)      /* the rotary part of k that heads share (GPU: in qkv), */ \
-ACT(kvb,     real, s->threads ? 1 : s->keep, s->n, m->NH * 2 * m->HS, 1, m->kv_rank)         /* and [k without it | v] of each head */ \
-ACT(q,       real, s->keep,  s->n,  m->NH * qk_size(m), 1,    s->threads)      /* CPU: one by one */ \
-ACT(k,       real, s->keep,  s->n,  m->KV * qk_size(m), 1,    s->threads) \
-ACT(v,       real, s->keep,  s->n,  m->KV * m->HS, 1,         s->threads) \
-ACT(qn,      real, s->keep,  s->n,  m->NH * qk_size(m), 1,    s->threads && p->q.on) \
-ACT(kn,      real, s->keep,  s->n,  m->KV * qk_size(m), 1,    s->threads && p->k.on) \
-ACT(vn,      real, s->keep,  s->n,  m->KV * m->HS, 1,         s->threads && p->v.on) \
-ACT(scores,  real, 1, s->threads, 2 * ATTN_BLOCK * ATTN_BLOCK, 0, s->threads)  /* a block of QK^T, and of its gradient */ \
-ACT(lse,     wide, s->keep,  s->n,  m->NH,         0,         1)               /* log-sum-exp of each row of scores */ \
-ACT(peak,    wide, 1,        s->n,  m->NH,         0,         1)               /* largest of each row of scores; read by nothing but block_watch */ \
-ACT(dots,    wide, 1,        s->n,  m->NH,         0,         !s->threads)     /* context times its gradient, summed over a head */ \
-ACT(c,       real, s->keep,  s->n,  m->NH * m->HS, 1,         1)               /* context: the heads' outputs */ \
-ACT(cn,      real, s->keep,  s->n,  m->NH * m->HS, 1,         p->ctx.on) \
-ACT(ay,      real, p->out_anywhere ? s->keep : 1, s->n, m->C, 1, 1)            /* y of attention */ \
-ACT(ao,      real, 1,        s->n,  m->C,          m->mode->unit, s->threads && p->attn_out.on)  /* y after its norm */ \
-ACT(as,      real, s->keep,  s->n,  m->C,          1,         p->attn_post.on && (s->threads || p->attn_post.on != L2))  /* a * skip + y */ \
-ACT(mid,     real, s->keep,  s->n,  m->C,          1,         1)               /* stream between the sublayers */ \
-ACT(fi,      real, s->cheap, s->n,  m->C,          1,         p->ffn_in.on)    /* u of the ffn */ \
-ACT(gu,      real, s->keep,  s->n,  MLP_WIDTH * (m->swiglu ? 2 : 1), 1, p->F)  /* [gate | up], or up alone */ \
-ACT(gun,     real, s->keep,  s->n,  MLP_WIDTH * (m->swiglu ? 2 : 1), 1, p->hidden.on) \
-ACT(h,       real, s->cheap, s->n,  MLP_WIDTH,     1,         p->F)            /* after the activation */ \
-ACT(sy,      real, s->keep,  s->n,  m->C,          1,         p->shared_out.on) /* y of the shared experts before its norm */ \
-ACT(rz,      wide, s->keep,  s->n,  m->moe.E,      s->threads != 0, p->moe)    /* the router's logits, */ \
-ACT(rs,      real, s->cheap, s->n,  m->moe.E,      0,         s->threads && p->moe)   /* CPU: scores, */ \
-ACT(rdz,     real, 1,        s->n,  m->moe.E,      0,         !s->threads && p->moe)  /* GPU: gradient of the logits, as products read it, */ \
-ACT(rlse,    wide, s->keep,  s->n,  1,             0,         p->moe)          /* log-sum-exp, */ \
-ACT(gate,    wide, s->keep,  s->n,  m->moe.K,      1,         p->moe)          /* weight of each expert of a token, */ \
-ACT(load,    wide, s->keep,  s->B + 1, m->moe.E,   0,         p->moe)          /* tokens of each expert in each sequence, and in all */ \
-ACT(share,   wide, s->keep,  s->B,  m->moe.E,      0,         p->moe)          /* mean probability of each expert in each sequence */ \
-ACT(loads,   wide, m->L,     1,     m->moe.E,      0,         p->moe)          /* tokens of each expert since gradients were zeroed */ \
-ACT(choice,  int32_t, s->keep, s->n, m->moe.K,     0,         p->moe)          /* experts of a token */ \
-ACT(place,   int32_t, s->keep, s->n, m->moe.K,     0,         p->moe)          /* and its rows in xx .. xyn, where rows of an expert are neighbours */ \
-ACT(start,   int32_t, s->keep, 1,   m->moe.E + 1,  0,         p->moe)          /* first row of each expert */ \
-ACT(source,  int32_t, s->keep, ASSIGNED, 1,        0,         !s->threads && p->moe)  /* GPU: the token of each row, */ \
-ACT(tiles,   int32_t, s->keep, row_tiles(ASSIGNED, m->moe.E), 2, 0,        !s->threads && p->moe)  /* and of each tile of rows the expert and the first row */ \
-ACT(xx,      real, s->cheap, ASSIGNED, m->C,       1,         s->threads && p->moe)   /* CPU: inputs of experts, as u; */ \
-ACT(xdx,     real, 1,        ASSIGNED, m->C,       0,         !s->threads && p->moe)  /* GPU: their gradient alone, as products read u itself; */ \
-ACT(xgu,     real, s->keep,  ASSIGNED, m->F * (m->swiglu ? 2 : 1), 1, p->moe)  /* as gu, gun, h, y before and after its norm: of experts */ \
-ACT(xgun,    real, s->keep,  ASSIGNED, m->F * (m->swiglu ? 2 : 1), 1, p->expert_hidden.on) \
-ACT(xh,      real, s->cheap, ASSIGNED, m->F,       1,         p->moe) \
-ACT(xy,      real, s->keep,  ASSIGNED, m->C,       1,         p->moe) \
-ACT(xyn,     real, s->keep,  ASSIGNED, m->C,       1,         p->expert_out.on) \
-ACT(expert_hidden_rstd, wide, s->keep, ASSIGNED, p->expert_hidden.groups, 0, p->expert_hidden.on == 1) \
-ACT(expert_out_rstd, wide, s->keep, ASSIGNED, 1,   0,         p->expert_out.on) \
-ACT(fy,      real, p->out_anywhere ? s->keep : 1, s->n, m->C, 1, 1)            /* y of the ffn */ \
-ACT(fo,      real, 1,        s->n,  m->C,          m->mode->unit, s->threads && p->ffn_out.on) \
-ACT(fs,      real, s->keep,  s->n,  m->C,          1,         p->ffn_post.on && (s->threads || p->ffn_post.on != L2)) \
-ACT(x,       real, m->L,     s->n,  m->C,          2,         1)              /* stream out of the block */ \
-ACT(fx,      real, 1,        s->n,  m->C,          1,         p->fin.on)       /* stream after the final norm */ \
-ACT(z,       real, 1,        s->n,  m->Vp,         1,         s->threads && p->logits.on)  /* logits before their gain; GPU: in logits */ \
-ACT(logits,  real, 1,        s->n,  m->Vp,         SHARED,    1) \
-ACT(logsum,  wide, 1,        s->n,  1,             0,         1)               /* log-sum-exp of the logits */ \
-ACT(losses,  wide, 1,        s->n,  1,             0,         1)               /* cross-entropy of each token */ \
-NORM_ACTS(ACT, emb, 1)             NORM_ACTS(ACT, fin, 1) \
-NORM_ACTS(ACT, attn_in, s->keep)   NORM_ACTS(ACT, q, s->keep)         NORM_ACTS(ACT, k, s->keep) \
-NORM_ACTS(ACT, v, s->keep)         NORM_ACTS(ACT, ctx, s->keep)       NORM_ACTS(ACT, attn_out, s->keep) \
-NORM_ACTS(ACT, attn_post, s->keep) NORM_ACTS(ACT, ffn_in, s->keep)    NORM_ACTS(ACT, hidden, s->keep) \
-NORM_ACTS(ACT, ffn_out, s->keep)   NORM_ACTS(ACT, ffn_post, s->keep)     NORM_ACTS(ACT, latent, s->keep) \
-NORM_ACTS(ACT, shared_out, s->keep)
+ACT(raw,    real, 1,     n, C,           1, p->emb.on) \
+ACT(e,      real, 1,     n, C,           1, 1) \
+ACT(ai,     real, cheap, n, C,           1, p->attn_in.on) \
+ACT(qkv,    real, keep,  n, qkv_width(m), 1, gpu) \
+ACT(qkvn,   real, keep,  n, qkvn_width(m, p), 1, \
+            gpu && (m->kv_rank || p->q.on || p->k.on || p->v.on)) \
+ACT(kvc,    real, keep,  n, m->kv_rank,  1, cpu && m->kv_rank) \
+ACT(kvcn,   real, keep,  n, m->kv_rank,  1, m->kv_rank) \
+ACT(kr,     real, 1,     n, m->rope_size, 1, cpu && m->kv_rank) \
+ACT(kvb,    real, cpu ? 1 : keep, n, NH * 2 * HS, 1, m->kv_rank) \
+ACT(q,      real, keep,  n, NH * QK,     1, cpu) \
+ACT(k,      real, keep,  n, KV * QK,     1, cpu) \
+ACT(v,      real, keep,  n, KV * HS,     1, cpu) \
+ACT(qn,     real, keep,  n, NH * QK,     1, cpu && p->q.on) \
+ACT(kn,     real, keep,  n, KV * QK,     1, cpu && p->k.on) \
+ACT(vn,     real, keep,  n, KV * HS,     1, cpu && p->v.on) \
+ACT(scores, real, 1, s->threads, 2 * ATTN_BLOCK * ATTN_BLOCK, 0, cpu) \
+ACT(lse,    wide, keep,  n, NH,          0, 1) \
+ACT(peak,   wide, 1,     n, NH,          0, 1) \
+ACT(dots,   wide, 1,     n, NH,          0, gpu) \
+ACT(c,      real, keep,  n, NH * HS,     1, 1) \
+ACT(cn,     real, keep,  n, NH * HS,     1, p->ctx.on) \
+ACT(ay,     real, p->out_anywhere ? keep : 1, n, C, 1, 1) \
+ACT(ao,     real, 1,     n, C, m->mode->unit, cpu && p->attn_out.on) \
+ACT(as,     real, keep,  n, C,           1, \
+            p->attn_post.on && (cpu || p->attn_post.on != L2)) \
+ACT(mid,    real, keep,  n, C,           1, 1) \
+ACT(fi,     real, cheap, n, C,           1, p->ffn_in.on) \
+ACT(gu,     real, keep,  n, up * mlp_width(m), 1, p->F) \
+ACT(gun,    real, keep,  n, up * mlp_width(m), 1, p->hidden.on) \
+ACT(h,      real, cheap, n, mlp_width(m), 1, p->F) \
+ACT(sy,     real, keep,  n, C,           1, p->shared_out.on) \
+ACT(rz,     wide, keep,  n, E,           cpu, p->moe) \
+ACT(rs,     real, cheap, n, E,           0, cpu && p->moe) \
+ACT(rdz,    real, 1,     n, E,           0, gpu && p->moe) \
+ACT(rlse,   wide, keep,  n, 1,           0, p->moe) \
+ACT(gate,   wide, keep,  n, K,           1, p->moe) \
+ACT(load,   wide, keep,  B + 1, E,       0, p->moe) \
+ACT(share,  wide, keep,  B, E,           0, p->moe) \
+ACT(loads,  wide, L,     1, E,           0, p->moe) \
+ACT(choice, int32_t, keep, n, K,         0, p->moe) \
+ACT(place,  int32_t, keep, n, K,         0, p->moe) \
+ACT(start,  int32_t, keep, 1, E + 1,     0, p->moe) \
+ACT(source, int32_t, keep, ASSIGNED, 1,  0, gpu && p->moe) \
+ACT(tiles,  int32_t, keep, row_tiles(ASSIGNED, E), 2, 0, gpu && p->moe) \
+ACT(xx,     real, cheap, ASSIGNED, C,    1, cpu && p->moe) \
+ACT(xdx,    real, 1,     ASSIGNED, C,    0, gpu && p->moe) \
+ACT(xgu,    real, keep,  ASSIGNED, up * F, 1, p->moe) \
+ACT(xgun,   real, keep,  ASSIGNED, up * F, 1, p->expert_hidden.on) \
+ACT(xh,     real, cheap, ASSIGNED, F,    1, p->moe) \
+ACT(xy,     real, keep,  ASSIGNED, C,    1, p->moe) \
+ACT(xyn,    real, keep,  ASSIGNED, C,    1, p->expert_out.on) \
+ACT(expert_hidden_rstd, wide, keep, ASSIGNED, p->expert_hidden.groups, 0, \
+            p->expert_hidden.on == 1) \
+ACT(expert_out_rstd, wide, keep, ASSIGNED, 1, 0, p->expert_out.on) \
+ACT(fy,     real, p->out_anywhere ? keep : 1, n, C, 1, 1) \
+ACT(fo,     real, 1,     n, C, m->mode->unit, cpu && p->ffn_out.on) \
+ACT(fs,     real, keep,  n, C,           1, \
+            p->ffn_post.on && (cpu || p->ffn_post.on != L2)) \
+ACT(x,      real, L,     n, C,           2, 1) \
+ACT(fx,     real, 1,     n, C,           1, p->fin.on) \
+ACT(z,      real, 1,     n, Vp,          1, cpu && p->logits.on) \
+ACT(logits, real, 1,     n, Vp,          ALIASED, 1) \
+ACT(logsum, wide, 1,     n, 1,           0, 1) \
+ACT(losses, wide, 1,     n, 1,           0, 1) \
+NORM_ACTS(ACT, emb, 1) \
+NORM_ACTS(ACT, fin, 1) \
+NORM_ACTS(ACT, attn_in, keep) \
+NORM_ACTS(ACT, q, keep) \
+NORM_ACTS(ACT, k, keep) \
+NORM_ACTS(ACT, v, keep) \
+NORM_ACTS(ACT, ctx, keep) \
+NORM_ACTS(ACT, attn_out, keep) \
+NORM_ACTS(ACT, attn_post, keep) \
+NORM_ACTS(ACT, ffn_in, keep) \
+NORM_ACTS(ACT, hidden, keep) \
+NORM_ACTS(ACT, ffn_out, keep) \
+NORM_ACTS(ACT, ffn_post, keep) \
+NORM_ACTS(ACT, latent, keep) \
+NORM_ACTS(ACT, shared_out, keep)

@@ -10,7 +10,7 @@ static void expect_ranges(const Flags *f) {
         double number = row->kind == INT ? (double)*(const int64_t *)at : row->kind == NUMBER ? *(const double *)at : row->low;
         must(number >= row->low && number <= row->high);
         if (row->kind == CHOICE || row->kind == SWITCH) must(*(const int *)at >= 0);
-        if (row->kind == TEXT) must(*(const FlagTEXT *)at);
+        if (row->kind == TEXT) must(*(const char *const *)at);
     }
 }
 

@@ -584,7 +584,7 @@ void test_run_sample(void) {
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\nprefill 1 tokens at ") && !strstr(output, "decode"), "a single token: %s", output);
     check_format(line, sizeof line, " --from %s/a --sample 5 --seq 1", dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "\nprefill 5 tokens at ") && !strstr(output, "decode"), "a window of one token: %s", output);
-    EXPECT(run(PROGRAM, " --model gpt2-124M --vocab 50257 --show") == 0 && strstr(output, "sampling: 72.0 MiB more, the keys and values of 1024 tokens"), "--show says what a sample takes: %s", output);
+    EXPECT(run(PROGRAM, " --model gpt2-124M --vocab 50257 --show") == 0 && strstr(output, "sampling: 72.0 MiB more, the KV cache of 1024 tokens"), "--show says what a sample takes: %s", output);
 }
 
 void test_run_tokens(void) {

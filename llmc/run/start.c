@@ -303,27 +303,13 @@ static bool print_and_end(const Trainer *t, int argc, char **argv) {
     return false;
 }
 
-static void show_presets(const Run *r) {
-    for (int i = 0; i < PRESET_COUNT; i++) {
-        FlagSet set;
-        flags_default(&set);
-        flags_preset(&set, PRESETS[i].name);
-        Model m = model_from_flags(&set.f, r->m.mode);
-        Layout layout = layout_make(&m);
-        printf("%-14s %3d layers, width %4d, heads %2d/%2d, ffn %5d, vocabulary %6d, T %4d: "
-               "%8.1fM  %s\n", PRESETS[i].name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
-               (double)show_parameters(&m, &layout, false) / 1e6, PRESETS[i].note);
-        layout_free(&layout);
-    }
-}
-
 // --show, before any memory is taken.
 static void show(const Run *r) {
     enum { SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
     int what = flag_choice("model|models|modes|config", r->f->show);
     CHECK(what >= 0, "--show %s: expected model, models, modes or config\n  -> --show modes",
           r->f->show);
-    if (what == SHOW_MODELS) show_presets(r);
+    if (what == SHOW_MODELS) show_models(r->m.mode);
     if (what == SHOW_MODES) show_modes();
     if (what == SHOW_MODEL) {
         show_model(&r->m, &r->init, r->f->model, r->t, &r->setup, true);
