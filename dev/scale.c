@@ -6,9 +6,9 @@
 int main(int argc, char **argv) {
     static const int PROCESSES[] = {8, 64}, LEVELS[] = {RECOMPUTE_OFF, RECOMPUTE_CHEAP, RECOMPUTE_ON};
     FlagSet set;
-    const Trainer t = {.device = "cuda", .precision = "bf16", .mode = &MODES[NORM_MODE], .commit = GIT_HASH};
-    flags_resolve(&set, &t, argc, argv);
-    Model m = model_from_flags(&set.f, t.mode);
+    const Trainer gpu = {.device = "cuda", .precision = "bf16", .mode = &MODES[NORM_MODE]};
+    flags_resolve(&set, &gpu, argc, argv);
+    Model m = model_from_flags(&set.f, gpu.mode);
     Layout t = layout_make(&m);
     double hidden = 0, experts = 0, head = 0, ffn = 0, rows = (double)moe_layers(&m) * m.moe.K, flops = show_flops(&m, &t);
     for (Entry *e = t.entries; e < t.entries + t.count; e++) {
