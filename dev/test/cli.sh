@@ -136,6 +136,8 @@ for page in README.md doc/*.md; do
             "make test"* | *"setup.sh --all"*) continue ;;
             mpirun*) command -v mpirun > /dev/null ||
                          { echo "skipped: $command: no mpirun"; continue; } ;;
+            python3*) python3 -c 'import torch, transformers, scipy, matplotlib' 2> /dev/null ||
+                          { echo "skipped: $command: no PyTorch and its like"; continue; } ;;
         esac
         check "$page: $command" sh -c "$command" < /dev/null
         [ -f sample ] || sed '1,/^weights/d; $d' "$root/build/cli.log" > sample
