@@ -4,8 +4,7 @@
 #   make test | test-all                           tests; none needs a GPU (dev/test/README.md)
 #   make bench                                     a training step on this CPU, layer by layer
 #   make test_gpt_cuda                             the tests of CUDA code, built for a GPU
-#   make arch-check                                registers and spills of every kernel, without one
-#   make clean
+#   make arch-check | clean                        registers and spills of every kernel, no GPU
 # Options
 #   DEVICE=cpu|cuda   default: cuda where nvcc and a GPU are found (dev/device.sh decides)
 #   PREC=...          CPU: fp32 (default), bf16 or fp64;  GPU: bf16 (default) or fp32
