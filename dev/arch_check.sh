@@ -1,73 +1,110 @@
 #!/bin/sh
-# make arch-check: what nvcc makes of every kernel of the trainer, in both precisions, for four generations of GPUs; needs the CUDA toolkit, no GPU.
+# make arch-check: every kernel of the trainer as nvcc compiles it, in both precisions, for four
+# generations of GPUs. Needs the CUDA toolkit, but no GPU.
 #
 #   sh dev/arch_check.sh [FILE.cu...]     default: train_gpt.cu;   NVCC=, CUDA=, CUBLAS= as for make
 #
-# Fails on any warning, of nvcc, ptxas or the host compiler; on spilled registers: a spill is a round trip through memory inside the hottest loops; and on accesses of one
-# or two bfloat16 where eight lie side by side (gpu.cuh's words_store), which take as many times the instructions. The table says registers for each architecture, bytes spilled (stores + loads) behind a +, and bytes of arrays that do not fit in registers behind a *.
+# It fails on
+#   a warning of nvcc, ptxas or the host compiler;
+#   a spilled register, which is a round trip through memory inside the hottest loops;
+#   an access of one or two bfloat16 where eight lie side by side (gpu.cuh's words_store), which
+#   takes as many times the instructions.
+# The table holds registers for each architecture, behind a + the bytes spilled (stores + loads),
+# behind a * the bytes of arrays that do not fit in registers.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-CUDA=${CUDA:-/usr/local/cuda} CUBLAS=${CUBLAS:-$CUDA/include}
+. dev/cuda_headers.sh
 NVCC=${NVCC:-$(command -v nvcc || ls "$CUDA/bin/nvcc" 2> /dev/null)}
 out=build/arch passed=0 failed=0 archs="" gencode="" tab=$(printf '\t')
-[ -n "$NVCC" ] || { echo "skipped: no nvcc in PATH or $CUDA/bin"; echo "0 passed, 0 failed"; exit 0; }
+if [ -z "$NVCC" ]; then
+    echo "skipped: no nvcc in PATH or $CUDA/bin"
+    echo "0 passed, 0 failed"
+    exit 0
+fi
 [ $# -gt 0 ] || set -- train_gpt.cu
 mkdir -p $out
 
-# What may spill: kernel, precision and architecture as the table has them, a bar, at most how many bytes, a bar, why.
+# Kernels that may spill: kernel, precision and architecture as the table has them | bytes | why.
 allowed='
-interpolate_forward_kernel<Team<512, 8, 512> > fp32 sm_120|16|rows of more than 8192 floats, which 512 threads with 128 registers each hold but for four
+interpolate_forward_kernel<Team<512, 8, 512> > fp32 sm_120|16|rows of more than 8192 floats
 interpolate_backward_kernel<Team<512, 8, 512> > fp32 sm_80|8|the same rows
 interpolate_backward_kernel<Team<512, 8, 512> > fp32 sm_120|20|the same rows
 '
 
 for arch in 80 90a 100 120; do
-    if "$NVCC" --list-gpu-arch | grep -qx "compute_${arch%a}"; then archs="$archs $arch" gencode="$gencode -gencode arch=compute_$arch,code=sm_$arch"
+    if "$NVCC" --list-gpu-arch | grep -qx "compute_${arch%a}"; then
+        archs="$archs $arch" gencode="$gencode -gencode arch=compute_$arch,code=sm_$arch"
     else echo "skipped: this nvcc does not know sm_$arch"; fi
 done
 
 # compile FILE PREC REAL OPTIONS...: everything nvcc says goes to $out/log
 compile() {
     source=$1 precision=$2 real=$3; shift 3
-    "$NVCC" -std=c++17 -O3 "$@" "-DREAL=$real" "-DPREC=$precision" "-I$CUBLAS" -Werror all-warnings \
-        -Xcompiler "-Wall -Wextra -Werror -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math -fopenmp" "$source" -o "$out/object.o" > $out/log 2>&1
+    host="-Wall -Wextra -Werror -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math -fopenmp"
+    "$NVCC" -std=c++17 -O3 "$@" "-DREAL=$real" "-DPREC=$precision" "-I$CUBLAS" \
+        -Werror all-warnings -Xcompiler "$host" "$source" -o "$out/object.o" > $out/log 2>&1
 }
 
-# ptxas' words as lines: kernel, precision, arch, registers, spilled, in the stack; tabs between.
+demangle() { if command -v c++filt > /dev/null; then c++filt "$@"; else cat; fi; }
+
+# The output of ptxas as lines: kernel, precision, arch, registers, spilled, in the
+# stack; tabs between.
 kernels() {
     awk -v prec="$1" -v OFS='\t' '
-        function done() { if (name) print name, prec, arch, registers, spilled + 0, stack + 0; spilled = stack = 0 }
-        /Compiling entry function/ { done(); split($0, part, "\047"); name = part[2]; arch = part[4] }
+        function done() {
+            if (name) print name, prec, arch, registers, spilled + 0, stack + 0
+            spilled = stack = 0
+        }
+        /Compiling entry function/ {
+            done(); split($0, part, "\047"); name = part[2]; arch = part[4]
+        }
         /bytes stack frame/ { stack += $1; spilled += $5 + $9 }
-        match($0, /Used [0-9]+ registers/) { split(substr($0, RSTART), part, " "); registers = part[2] }
+        match($0, /Used [0-9]+ registers/) {
+            split(substr($0, RSTART), part, " ")
+            registers = part[2]
+        }
         END { done() }
-    ' $out/log | { if command -v c++filt > /dev/null; then c++filt -p; else cat; fi; } | sed 's/^void //'
+    ' $out/log | demangle -p | sed 's/^void //'
 }
 
 : > $out/kernels
 for file; do
     for prec in fp32:float bf16:__nv_bfloat16; do
         # shellcheck disable=SC2086
-        if compile "$file" "${prec%:*}" "${prec#*:}" -c $gencode --threads 2 -Xptxas -v && ! grep -qiE 'warning|performance loss' $out/log; then passed=$((passed + 1))
-        else failed=$((failed + 1)); echo "FAILED: $file, ${prec%:*}"; grep -iE -A 4 'error|warning|performance loss' $out/log | awk '!seen[$0]++' | head -n 40; fi
+        if compile "$file" "${prec%:*}" "${prec#*:}" -c $gencode --threads 2 -Xptxas -v &&
+            ! grep -qiE 'warning|performance loss' $out/log; then passed=$((passed + 1))
+        else
+            failed=$((failed + 1)); echo "FAILED: $file, ${prec%:*}"
+            grep -iE -A 4 'error|warning|performance loss' $out/log | awk '!seen[$0]++' |
+                head -n 40
+        fi
         kernels "${prec%:*}" >> $out/kernels
     done
 done
 
-# Accesses of global memory in PTX by parts of 16 bits or 8, less than 8 bytes at a time, or 16 bytes as four words; but for the kernels whose threads have no neighbours to take along:
-# a target's logit, a value a lane, p of nGPT's alphas, integers.
-apart="classifier_kernel attention_decode_kernel router_backward_kernel layer_sums_kernel router_plan_kernel router_place_kernel"
+# Narrow accesses of global memory in PTX: 8 or 16 bits at a time, less than 8 bytes together, or 16
+# bytes as four words. Except in kernels whose threads have no neighbours to load as well: a
+# target's logit, a value a lane, p of nGPT's alphas, integers.
+apart="classifier_kernel attention_decode_kernel router_backward_kernel layer_sums_kernel \
+       router_plan_kernel router_place_kernel"
 narrow() {
     awk -v apart="$apart" '
         BEGIN { count = split(apart, name, " ") }
-        /\.entry/ { match($0, /entry [A-Za-z0-9_]+/); kernel = substr($0, RSTART + 6, RLENGTH - 6); for (i = 1; i <= count; i++) if (index(kernel, name[i])) kernel = "" }
-        kernel && (/(ld|st)\.global\.[a-z0-9.]*[usb](8|16)[ \t]/ && !/\.v4\./ || /(ld|st)\.global\.[ub]32[ \t].*\+12\]/) { found[kernel]++ }
+        /\.entry/ {
+            match($0, /entry [A-Za-z0-9_]+/)
+            kernel = substr($0, RSTART + 6, RLENGTH - 6)
+            for (i = 1; i <= count; i++) if (index(kernel, name[i])) kernel = ""
+        }
+        kernel && /(ld|st)\.global\.[a-z0-9.]*[usb](8|16)[ \t]/ && !/\.v4\./ { found[kernel]++ }
+        kernel && /(ld|st)\.global\.[ub]32[ \t].*\+12\]/ { found[kernel]++ }
         END { for (kernel in found) print found[kernel] " accesses apart in " kernel }
-    ' $out/object.o | { if command -v c++filt > /dev/null; then c++filt; else cat; fi; }
+    ' $out/object.o | demangle
 }
 for file; do
-    if compile "$file" bf16 __nv_bfloat16 -ptx -arch=compute_90; then found=$(narrow); else found="not compiled: $(head -n 20 $out/log)"; fi
-    if [ -z "$found" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $file, accesses"; echo "$found"; fi
+    if compile "$file" bf16 __nv_bfloat16 -ptx -arch=compute_90; then found=$(narrow)
+    else found="not compiled: $(head -n 20 $out/log)"; fi
+    if [ -z "$found" ]; then passed=$((passed + 1))
+    else failed=$((failed + 1)); echo "FAILED: $file, accesses"; echo "$found"; fi
 done
 
 # The tests and the timer only have to compile: to PTX, for one architecture.
@@ -78,7 +115,13 @@ for file in test_gpt.cu dev/test/test_*.cu dev/test/gpu_main.cu dev/bench/gpu/ke
 done
 
 sort -u $out/kernels | awk -F '\t' -v archs="$archs" '
-    { key = $1 "\t" $2; if (!(key in seen)) order[++n] = key; seen[key]; cell[key, $3] = $4 ($5 > 0 ? "+" $5 : "") ($6 > 0 && $5 == 0 ? "*" $6 : ""); if (length($1) > wide) wide = length($1) }
+    {
+        key = $1 "\t" $2
+        if (!(key in seen)) order[++n] = key
+        seen[key]
+        cell[key, $3] = $4 ($5 > 0 ? "+" $5 : "") ($6 > 0 && $5 == 0 ? "*" $6 : "")
+        if (length($1) > wide) wide = length($1)
+    }
     END {
         if (!n) exit
         wide = wide > 90 ? 90 : wide
@@ -95,9 +138,15 @@ sort -u $out/kernels | awk -F '\t' -v archs="$archs" '
 
 while IFS=$tab read -r kernel prec arch registers spilled stack; do
     [ "$spilled" -gt 0 ] || continue
-    reason=$(echo "$allowed" | awk -F '|' -v name="$kernel $prec $arch" -v spilled="$spilled" '$1 == name && spilled <= $2 { print $3 }')
-    if [ -n "$reason" ]; then echo "allowed: $kernel, $prec, $arch spills $spilled bytes: $reason"
-    else failed=$((failed + 1)); echo "FAILED: $kernel, $prec, $arch: $registers registers, and $spilled bytes spilled (fewer values at a time, or a line in 'allowed' above with the reason)"; fi
+    reason=$(echo "$allowed" | awk -F '|' -v name="$kernel $prec $arch" -v spilled="$spilled" \
+                                   '$1 == name && spilled <= $2 { print $3 }')
+    if [ -n "$reason" ]; then
+        echo "allowed: $kernel, $prec, $arch spills $spilled bytes: $reason"
+    else
+        failed=$((failed + 1))
+        echo "FAILED: $kernel, $prec, $arch: $registers registers, and $spilled bytes spilled" \
+             "(fewer values at a time, or a line in 'allowed' above with the reason)"
+    fi
 done < $out/kernels
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -6,10 +6,8 @@
 Sizes come from the code (dev/scale.c, compiled here: its tables of tensors, layout_share, the GPU's activations in bf16), rates from INPUTS. Nothing is measured. A step is
 the sum of its parts, but for two overlaps (`step`). Needs Python and a C compiler.
 """
-import os
 import pathlib
 import subprocess
-import tempfile
 
 INPUTS = {  # what, modest, good, source
     "peak": ("bf16 peak, dense, TFLOP/s", 989.4, 989.4, "H100 SXM and H200 data sheets"),
@@ -39,12 +37,10 @@ def link(processes, adapters=8): return given("links") * 1e9 * (given("nvlink") 
 
 def sizes(name):
     """What the code says of a preset with steps of 1024 sequences of 4096 tokens, 4.2 million."""
-    with tempfile.TemporaryDirectory() as folder:
-        build = "-std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O1 -I. dev/scale.c data/stories.c"
-        root = pathlib.Path(__file__).resolve().parent.parent
-        command = [os.environ.get("CC", "cc"), *build.split(), *root.glob("llmc/run/*.c"), "-lm"]
-        subprocess.run([*command, "-o", f"{folder}/sizes"], cwd=root, check=True)
-        text = subprocess.run([f"{folder}/sizes", "--model", name, "--seq", "4096", "--batch", "1024"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    root = pathlib.Path(__file__).resolve().parent.parent
+    subprocess.run(["make", "-s", "-C", root, "build/scale"], check=True)
+    command = [root / "build/scale", "--model", name, "--seq", "4096", "--batch", "1024"]
+    text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     of = lambda kind: [[int(x) for x in line.split()[1:]] for line in text.splitlines() if line.startswith(kind)]
     g = dict(zip("L C T V qk batch ffn expert_ffn expert_rows hidden experts head flops".split(), of("model")[0]), name=name)
     g["attention"] = (g["flops"] - 6 * (g["hidden"] + g["experts"] + g["head"])) / 3                 # forward, of a token

@@ -1,17 +1,24 @@
 #!/bin/sh
 # test.sh: builds dev/emu and its test with every compiler found, plain and under sanitizers, and runs all of it. No GPU.
 #
-#   sh dev/emu/test.sh [SEEDS]      correct cases run under EMU_SEED=0..SEEDS (default 20); every planted bug must be reported, and by whom is part of the test
+#   sh dev/emu/test.sh [SEEDS]      correct cases run under EMU_SEED=0..SEEDS (default 20); every
+#                                   planted bug must be reported, and by whom is part of the test
 #   CUDA=/usr/local/cuda            where the toolkit's headers (and nvcc, for the last check) are
 #
 # Missing barriers: the random order finds those where a thread reads what another has yet to write; the race of a reduction used in a loop, and of two blocks,
 # only ThreadSanitizer finds (clang: gcc's takes ten times as long).
 cd "$(dirname "$0")/../.." || exit 1
-SEEDS=${1:-20} CUDA=${CUDA:-/usr/local/cuda} OUT=${OUT:-build/test_emu} SOURCE=dev/emu/test_emu.cu
+SEEDS=${1:-20} OUT=${OUT:-build/test_emu} SOURCE=dev/emu/test_emu.cu SERVICES=build/services.a
+. dev/cuda_headers.sh
 passed=0 failed=0
 rm -rf $OUT      # a stale binary must not answer for one that no longer compiles
 mkdir -p $OUT
-[ -f "$CUDA/include/cuda_runtime.h" ] || { echo "0 passed, 0 failed, all skipped: no CUDA headers in $CUDA/include"; echo "  -> CUDA=<toolkit> sh dev/emu/test.sh"; exit 0; }
+[ -f "$CUDA/include/cuda_runtime.h" ] || {
+    echo "0 passed, 0 failed, all skipped: no CUDA headers in $CUDA/include"
+    echo "  -> sh dev/setup.sh --all, or CUDA=<toolkit> sh dev/emu/test.sh"
+    exit 0
+}
+make -s DEVICE=cpu $SERVICES || exit 1
 
 WARN="-std=c++17 -g -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -isystem $CUDA/include"
 AS_CU="-DREAL=float -x c++ -include dev/emu/emu.h"
@@ -123,12 +130,14 @@ for c in g++ clang++; do
         define=$([ $context = ucontext ] && echo -DEMU_UCONTEXT)
         runtime=$OUT/emu_${c}_$context.o
         succeeds "$c compiles emu.cpp" $c $WARN $define -c dev/emu/emu.cpp -o $runtime
-        succeeds "$c $context" $c $WARN $AS_CU $SOURCE -x none $runtime -o $OUT/plain_${c}_$context
+        succeeds "$c $context" $c $WARN $AS_CU $SOURCE \
+            -x none $runtime $SERVICES -o $OUT/plain_${c}_$context
         plain $OUT/plain_${c}_$context
         reports "$c $context deep_stack" 3 "stack overflow: .*" $OUT/plain_${c}_$context deep_stack
     done
     runtime=$OUT/emu_${c}_fast.o
-    succeeds "$c address" $c $WARN $AS_CU -fsanitize=address,undefined -fno-sanitize-recover=undefined $SOURCE -x none $runtime -o $OUT/address_$c
+    succeeds "$c address" $c $WARN $AS_CU -fsanitize=address,undefined \
+        -fno-sanitize-recover=undefined $SOURCE -x none $runtime $SERVICES -o $OUT/address_$c
     address $OUT/address_$c
     printf '#include "gpu.cuh"\n__global__ void k(float *p) { __shared__ float s[4]; p[0] = s[0]; }\n' > $OUT/no.cu
     reports "$c refuses __shared__" 1 "declare shared memory with SHARED" $c $WARN $AS_CU -Illmc -c $OUT/no.cu -o $OUT/no.o
@@ -136,7 +145,8 @@ for c in g++ clang++; do
     reports "$c counts arguments" 1 "another number of arguments" $c $WARN $AS_CU -Illmc -c $OUT/no.cu -o $OUT/no.o
 done
 if command -v clang++ > /dev/null; then
-    succeeds "clang++ thread" clang++ $WARN $AS_CU -fsanitize=thread $SOURCE -x none $OUT/emu_clang++_fast.o -o $OUT/thread_clang++
+    succeeds "clang++ thread" clang++ $WARN $AS_CU -fsanitize=thread $SOURCE \
+        -x none $OUT/emu_clang++_fast.o $SERVICES -o $OUT/thread_clang++
     thread $OUT/thread_clang++
 fi
 if command -v "$CUDA/bin/nvcc" > /dev/null; then succeeds "nvcc" "$CUDA/bin/nvcc" -std=c++17 -DREAL=float -arch=sm_90 -Werror all-warnings -c $SOURCE -o $OUT/nvcc.o

@@ -3,6 +3,7 @@
 // The first byte is the sequence length. The second: 0, the rest is the file as it stands; odd, examples; even, a text, both with eight bytes for the header's words
 // behind magic and version, and without its thousand zeros.
 #include "fuzz.h"
+#include "../../llmc/run/data.h"
 #include "../../llmc/run/eval.h"
 
 enum { VOCAB = 512 };

@@ -1,6 +1,7 @@
 #!/bin/sh
-# What make builds for: with nvcc and GPUs, without, and by hand. nvcc and nvidia-smi are stand-ins here, so it needs neither a GPU nor CUDA's headers, and
-# knows which commands make would run. Called by dev/test/run.sh.
+# Which commands make runs: for a CPU, for GPUs, by hand, and after a change. nvcc and nvidia-smi
+# are stand-ins here, so the test needs neither a GPU nor CUDA's headers. Called by
+# dev/test/run.sh.
 set -u
 root=$(pwd)
 tree=$root/build/test/device
@@ -10,131 +11,249 @@ unset MAKEFLAGS MFLAGS MAKELEVEL DEVICE ARCH PREC NVCC NVCC_FLAGS CUDA CUBLAS GP
 unset $(env | sed -n 's/^\(EMU[A-Z_]*\)=.*/\1/p')
 
 # Every command there is, but for nvcc and nvidia-smi.
-rm -rf "$tree" && mkdir -p "$tree/bin" "$tree/toolkit/bin" "$tree/cublas" "$tree/src/dev"
+rm -rf "$tree"
+mkdir -p "$tree/bin" "$tree/toolkit/bin" "$tree/cublas" "$tree/src/dev"
 (IFS=:; for folder in $PATH; do ln -s "$folder"/* "$tree/bin/" 2> /dev/null; done)
 rm -f "$tree/bin/nvcc" "$tree/bin/nvidia-smi"
-for file in Makefile llmc data train_gpt.c train_gpt.cu test_gpt.c test_gpt.cu dev/device.sh dev/emu dev/test; do cp -R "$file" "$tree/src/$file" 2> /dev/null; done
+for file in Makefile llmc data train_gpt.c train_gpt.cu test_gpt.c test_gpt.cu dev/device.sh \
+            dev/cuda_headers.sh dev/nvcc.mk dev/emu dev/test; do
+    cp -R "$file" "$tree/src/$file" 2> /dev/null
+done
 touch "$tree/src/train_gpt.cu" "$tree/src/test_gpt.cu"
 cd "$tree/src" || exit 1
 PATH=$tree/bin
 
-nvcc() {                                                   # nvcc FOLDER: an nvcc there that makes a script of what it was asked for
+# nvcc FOLDER: an nvcc there; each program it makes is a script.
+nvcc() {
     cat > "$1/nvcc" <<'END'
 #!/bin/sh
 echo "nvcc $*" >> calls
-while [ $# -gt 1 ]; do [ "$1" = -o ] && { printf '#!/bin/sh\necho made\n' > "$2"; chmod +x "$2"; }; shift; done
+while [ $# -gt 1 ]; do
+    if [ "$1" = -o ]; then printf '#!/bin/sh\necho made\n' > "$2"; chmod +x "$2"; fi
+    shift
+done
 END
     chmod +x "$1/nvcc"
 }
-smi() {                                                    # smi STATUS LINES: what nvidia-smi prints
-    printf '#!/bin/sh\necho nvidia-smi >> calls\ncase $* in *compute_cap,name*noheader*) ;; *) exit 1 ;; esac\nprintf "%s"\nexit %s\n' "$2" "$1" > "$tree/bin/nvidia-smi"
+# smi STATUS LINES: what nvidia-smi prints, and its exit status.
+smi() {
+    cat > "$tree/bin/nvidia-smi" <<END
+#!/bin/sh
+echo nvidia-smi >> calls
+case \$* in *compute_cap,name*noheader*) ;; *) exit 1 ;; esac
+printf "$2"
+exit $1
+END
     chmod +x "$tree/bin/nvidia-smi"
 }
 make() { command make --no-print-directory CUDA="$tree/toolkit" "$@"; }
 
 check() {
     name=$1; shift
-    if "$@" > "$log" 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $name: $*"; tail -n 20 "$log"; fi
+    if "$@" > "$log" 2>&1; then passed=$((passed + 1))
+    else failed=$((failed + 1)); echo "FAILED $name: $*"; tail -n 20 "$log"; fi
 }
-# says TEXT ARGUMENTS...: what make train_gpt would say it built; stops: what it says instead of building anything
-says() { text=$1; shift; make -n train_gpt CUBLAS="$tree/cublas" "$@" > said 2>&1; cat said; grep -qF -- "./train_gpt is build/$text" said; }
-stops() { text=$1; shift; ! make -n train_gpt CUBLAS="$tree/cublas" "$@" > said 2>&1 && cat said && grep -qF -- "*** $text" said; }
+# says TEXT ARGUMENTS...: whether make train_gpt would say that it builds TEXT
+says() {
+    text=$1; shift
+    make -n train_gpt CUBLAS="$tree/cublas" "$@" > said 2>&1
+    cat said
+    grep -qF -- "./train_gpt is build/$text" said
+}
+# stops TEXT ARGUMENTS...: whether make train_gpt stops with TEXT and builds nothing
+stops() {
+    text=$1; shift
+    ! make -n train_gpt CUBLAS="$tree/cublas" "$@" > said 2>&1 && cat said &&
+        grep -qF -- "*** $text" said
+}
+# called TIMES PROGRAM
 called() { [ "$(grep -c "^$2" calls)" = "$1" ] || { cat calls; false; }; }
 touch "$tree/cublas/cublasLt.h"
+kit="CUDA='$tree/toolkit' CUBLAS='$tree/cublas'"
 
-check "no nvcc"                  says "cpu-span-fp32/train_gpt (CPU: no nvcc found)"
+# ---- with and without nvcc
+expected="expected nvcc in PATH, in $tree/toolkit/bin or as NVCC=..., found none"
+check "no nvcc"               says "cpu-span-fp32/train_gpt (CPU: no nvcc found)"
 smi 0 '9.0, NVIDIA H200\n'
-check "a GPU, no nvcc"           says "cpu-span-fp32/train_gpt (CPU: no nvcc found)"
-check "DEVICE=cuda, no nvcc"     stops "expected nvcc in PATH, in $tree/toolkit/bin or as NVCC=..., found none" DEVICE=cuda
-check "bf16, no nvcc"            says "cpu-span-bf16/train_gpt (CPU: no nvcc found)" PREC=bf16
+check "a GPU, no nvcc"        says "cpu-span-fp32/train_gpt (CPU: no nvcc found)"
+check "DEVICE=cuda, no nvcc"  stops "$expected" DEVICE=cuda
+check "bf16, no nvcc"         says "cpu-span-bf16/train_gpt (CPU: no nvcc found)" PREC=bf16
 nvcc "$tree/toolkit/bin"
-check "nvcc in the toolkit"      says "cuda-span-bf16/train_gpt (CUDA, sm_90a: NVIDIA H200)"
-check "nvcc by name"             says "cuda-span-bf16/train_gpt (CUDA, sm_90a: NVIDIA H200)" NVCC="$tree/toolkit/bin/nvcc"
-check "a wrong name"             stops "expected nvcc in PATH" NVCC=/nowhere/nvcc
+h200="(CUDA, sm_90a: NVIDIA H200)" by_name=NVCC=$tree/toolkit/bin/nvcc
+check "nvcc in the toolkit"   says "cuda-span-bf16/train_gpt $h200"
+check "nvcc by name"          says "cuda-span-bf16/train_gpt $h200" "$by_name"
+check "a wrong name"          stops "expected nvcc in PATH" NVCC=/nowhere/nvcc
 nvcc "$tree/bin"
-check "nvcc in PATH"             sh -c "rm '$tree/toolkit/bin/nvcc'; make -n train_gpt CUDA='$tree/toolkit' CUBLAS='$tree/cublas' | grep '^$tree/bin/nvcc '"
+rm "$tree/toolkit/bin/nvcc"
+check "nvcc in PATH"          sh -c "make -n train_gpt $kit | grep '^$tree/bin/nvcc '"
+
+# ---- with and without GPUs
+none="nvcc found, but nvidia-smi lists no GPU" no_smi="nvcc found, but no nvidia-smi"
 rm "$tree/bin/nvidia-smi"
-check "no nvidia-smi"            says "cpu-span-fp32/train_gpt (CPU: nvcc found, but no nvidia-smi)"
-check "DEVICE=cuda, no GPU"      stops "no GPU to build for (nvcc found, but no nvidia-smi): expected ARCH=" DEVICE=cuda
-check "no GPU, ARCH"             says "cuda-span-bf16/train_gpt (CUDA, sm_120: ARCH=120)" ARCH=120
-check "no GPU, DEVICE and ARCH"  says "cuda-pre-fp32/train_gpt (CUDA, sm_80 sm_90a: ARCH=80,90)" DEVICE=cuda ARCH=80,90 PREC=fp32 NORM_MODE=PRE
-smi 9 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver. Make sure that one is installed.\n'
-check "a driver that fails"      says "cpu-span-fp32/train_gpt (CPU: nvcc found, but nvidia-smi lists no GPU)"
+check "no nvidia-smi"         says "cpu-span-fp32/train_gpt (CPU: $no_smi)"
+check "DEVICE=cuda, no GPU"   stops "no GPU to build for ($no_smi): expected ARCH=" DEVICE=cuda
+check "no GPU, ARCH"          says "cuda-span-bf16/train_gpt (CUDA, sm_120: ARCH=120)" ARCH=120
+check "no GPU, two ARCHs"     says "cuda-pre-fp32/train_gpt (CUDA, sm_80 sm_90a: ARCH=80,90)" \
+                                   DEVICE=cuda ARCH=80,90 PREC=fp32 NORM_MODE=PRE
+smi 9 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.\n'
+check "a driver that fails"   says "cpu-span-fp32/train_gpt (CPU: $none)"
 smi 0 'No devices were found\n'
-check "no devices"               says "cpu-span-fp32/train_gpt (CPU: nvcc found, but nvidia-smi lists no GPU)"
-check "bf16, no devices"         says "cpu-span-bf16/train_gpt (CPU: nvcc found, but nvidia-smi lists no GPU)" PREC=bf16
-for gpu in "8.0 80 NVIDIA A100-SXM4-80GB" "8.6 86 NVIDIA RTX A6000" "8.9 89 NVIDIA GeForce RTX 4090" "9.0 90a NVIDIA H100 80GB HBM3" "10.0 100 NVIDIA B200" "12.0 120 NVIDIA GeForce RTX 5090"; do
+check "no devices"            says "cpu-span-fp32/train_gpt (CPU: $none)"
+check "bf16, no devices"      says "cpu-span-bf16/train_gpt (CPU: $none)" PREC=bf16
+for gpu in "8.0 80 NVIDIA A100-SXM4-80GB" "8.6 86 NVIDIA RTX A6000" \
+           "8.9 89 NVIDIA GeForce RTX 4090" "9.0 90a NVIDIA H100 80GB HBM3" \
+           "10.0 100 NVIDIA B200" "12.0 120 NVIDIA GeForce RTX 5090"; do
     rest=${gpu#* } name=${gpu#* * }
     smi 0 "${gpu%% *}, $name\n"
-    check "$name"                says "cuda-span-bf16/train_gpt (CUDA, sm_${rest%% *}: $name)"
+    check "$name"             says "cuda-span-bf16/train_gpt (CUDA, sm_${rest%% *}: $name)"
 done
 smi 0 '7.0, Tesla V100-SXM2-16GB\n'
-check "too old a GPU"            says "cpu-span-fp32/train_gpt (CPU: expected a GPU of compute capability 8.0 or later, found Tesla V100-SXM2-16GB (7.0))"
+old="expected a GPU of compute capability 8.0 or later, found Tesla V100-SXM2-16GB (7.0)"
+check "too old a GPU"         says "cpu-span-fp32/train_gpt (CPU: $old)"
 smi 0 '7.5, Tesla T4\n8.6, NVIDIA RTX A6000\n'
-check "one of two is too old"    says "cuda-span-bf16/train_gpt (CUDA, sm_86: NVIDIA RTX A6000)"
+check "one of two is too old" says "cuda-span-bf16/train_gpt (CUDA, sm_86: NVIDIA RTX A6000)"
 smi 0 '9.0, NVIDIA H200\n9.0, NVIDIA H200\n8.0, NVIDIA A100\n'
-check "several GPUs"             says "cuda-span-bf16/train_gpt (CUDA, sm_90a sm_80: 2 NVIDIA H200 and NVIDIA A100)"
+several="CUDA, sm_90a sm_80: 2 NVIDIA H200 and NVIDIA A100"
+check "several GPUs"          says "cuda-span-bf16/train_gpt ($several)"
+
+# ---- by hand
 smi 0 '9.0, NVIDIA H200\n'
-check "the CPU by hand"          says "cpu-span-fp32/train_gpt (CPU: DEVICE=cpu)" DEVICE=cpu
-check "the CPU by environment"   env DEVICE=cpu sh -c "make -n train_gpt | grep -F 'cpu-span-fp32/train_gpt (CPU: DEVICE=cpu)'"
-check "an ARCH of other meaning" env ARCH=x86_64 sh -c "make -n train_gpt CUDA='$tree/toolkit' CUBLAS='$tree/cublas' | grep -F 'CUDA, sm_90a: NVIDIA H200'"
-check "fp64 is the CPU's"        says "cpu-span-fp64/train_gpt (CPU: PREC=fp64)" PREC=fp64
-check "fp32 on the GPU"          says "cuda-span-fp32/train_gpt (CUDA, sm_90a: NVIDIA H200)" PREC=fp32
-check "fp64 on the GPU"          stops "PREC=fp64 is for the CPU: expected bf16 or fp32, or DEVICE=cpu" DEVICE=cuda PREC=fp64
-check "bf16 on the CPU"          says "cpu-span-bf16/train_gpt (CPU: DEVICE=cpu)" DEVICE=cpu PREC=bf16
-check "another precision"        stops "PREC=fp16: expected fp32, bf16 or fp64 on the CPU, bf16 or fp32 on a GPU" PREC=fp16
-check "another device"           stops "DEVICE=gpu: expected cpu or cuda" DEVICE=gpu
-check "an old ARCH"              stops "ARCH=75: expected one or more of 80 86" ARCH=75
-check "an ARCH not there"        stops "ARCH=90a sm_80: expected one or more of 80 86" ARCH="90a sm_80"
-check "an ARCH of the CPU"       stops "ARCH=90a is for GPUs" DEVICE=cpu ARCH=90a
+by_hand="cpu-span-fp32/train_gpt (CPU: DEVICE=cpu)"
+precisions="expected fp32, bf16 or fp64 on the CPU, bf16 or fp32 on a GPU"
+check "the CPU by hand"       says "$by_hand" DEVICE=cpu
+check "by the environment"    env DEVICE=cpu sh -c "make -n train_gpt | grep -F '$by_hand'"
+check "ARCH in environment"   env ARCH=x86_64 sh -c "make -n train_gpt $kit | grep -F '$h200'"
+check "fp64 is the CPU's"     says "cpu-span-fp64/train_gpt (CPU: PREC=fp64)" PREC=fp64
+check "fp32 on the GPU"       says "cuda-span-fp32/train_gpt $h200" PREC=fp32
+check "fp64 on the GPU"       stops "PREC=fp64 is for the CPU: expected bf16 or fp32, or" \
+                                    DEVICE=cuda PREC=fp64
+check "bf16 on the CPU"       says "cpu-span-bf16/train_gpt (CPU: DEVICE=cpu)" DEVICE=cpu PREC=bf16
+check "another precision"     stops "PREC=fp16: $precisions" PREC=fp16
+check "another device"        stops "DEVICE=gpu: expected cpu or cuda" DEVICE=gpu
+check "an old ARCH"           stops "ARCH=75: expected one or more of 80 86" ARCH=75
+check "an unknown ARCH"       stops "ARCH=90a sm_80: expected one or more of 80" ARCH="90a sm_80"
+check "an ARCH of the CPU"    stops "ARCH=90a is for GPUs" DEVICE=cpu ARCH=90a
 rm "$tree/cublas/cublasLt.h"
-[ -e /usr/include/cublasLt.h ] || check "no cublasLt.h" stops "cublasLt.h is neither in $tree/cublas nor in"
+[ -e /usr/include/cublasLt.h ] ||
+    check "no cublasLt.h"     stops "cublasLt.h is neither in $tree/cublas nor in"
 touch "$tree/cublas/cublasLt.h"
 
-# Where the library is linked from: beside its header, as a toolkit has it, or as a Python package has it; where it is in neither place, by its name.
-links() { make -n train_gpt ARCH=90a "$@" > said 2>&1; grep -E -- "$words" said || { cat said; false; }; }
-mkdir -p "$tree/wheel/include" "$tree/wheel/lib" "$tree/kit/include" "$tree/kit/lib64" "$tree/kit/lib"
-touch "$tree/wheel/include/cublasLt.h" "$tree/wheel/lib/libcublasLt.so.13" "$tree/kit/include/cublasLt.h"
-for file in lib64/libcublasLt.so.13 lib64/libcublasLt.so lib/libcublasLt.so; do touch "$tree/kit/$file"; done
-words="train_gpt *-lcublasLt\$"
-check "a library somewhere else" links CUBLAS="$tree/cublas"
-words="-L$tree/wheel/lib -Xlinker -rpath=$tree/wheel/lib -l:libcublasLt.so.13\$"
-check "a Python package's"       links CUBLAS="$tree/wheel/include"
-words="-L$tree/kit/lib64 -Xlinker -rpath=$tree/kit/lib64 -lcublasLt\$"
-check "a toolkit's"              links CUBLAS="$tree/kit/include"
+# ---- CUDA's headers without CUDA= and CUBLAS=: those that dev/setup.sh --all downloads
+cache=$tree/cache/cuda-headers-13.0
+mkdir -p "$cache/include" "$cache-cublas/include"
+touch "$cache/include/cuda_runtime.h" "$cache-cublas/include/cublasLt.h"
+# finds WORDS ARGUMENTS...: whether the emulator's compiler gets WORDS
+finds() {
+    words=$1; shift
+    XDG_CACHE_HOME=$tree/cache command make -n build/emu/emu.o "$@" > said 2>&1
+    grep -F -- "$words" said || { cat said; false; }
+}
+[ -e /usr/local/cuda/include/cuda_runtime.h ] ||
+    check "headers of setup.sh" finds "-isystem $cache/include -isystem $cache-cublas/include "
+check "cublasLt.h of setup.sh"  finds "-isystem $cache-cublas/include " CUDA="$tree/toolkit"
 
-# What nvcc is told, when it is called again, and who asks for the GPU.
-build() { : > calls; make train_gpt CUBLAS="$tree/cublas" CFLAGS=-O0 "$@"; }
-check "a build"                  build NORM_MODE=PRE
-check "nvcc is called once"      called 1 nvcc
-check "nvidia-smi too"           called 1 nvidia-smi
-check "it runs"                  sh -c "[ \"\$(readlink train_gpt)\" = build/cuda-pre-bf16/train_gpt ] && ./train_gpt | grep made"
-check "sm_90a alone, no PTX"     sh -c "grep -F -- '-gencode arch=compute_90a,code=sm_90a' calls && ! grep -q 'gencode.*gencode' calls"
-for flag in "-std=c++17 -O3 -lineinfo" "-DREAL=__nv_bfloat16 -DPREC=bf16 -DNORM_MODE=MODE_PRE" "-I$tree/cublas" "-lcublasLt" "build/stories.o" "-fopenmp" '-DGIT_HASH="'; do
-    check "nvcc gets $flag"      grep -qF -- "$flag" calls
+# ---- the library of cuBLASLt: in a toolkit, in a Python package, or wherever the linker finds it
+links() {
+    make -n train_gpt ARCH=90a "$@" > said 2>&1
+    grep -E -- "$words" said || { cat said; false; }
+}
+wheel=$tree/wheel toolkit=$tree/kit
+mkdir -p "$wheel/include" "$wheel/lib" "$toolkit/include" "$toolkit/lib64" "$toolkit/lib"
+touch "$wheel/include/cublasLt.h" "$wheel/lib/libcublasLt.so.13" "$toolkit/include/cublasLt.h"
+for file in lib64/libcublasLt.so.13 lib64/libcublasLt.so lib/libcublasLt.so; do
+    touch "$toolkit/$file"
 done
-check "no fast-math"             sh -c "! grep -q 'fast.math' calls"
-check "nothing to do"            build NORM_MODE=PRE
-check "nvcc is not called"       called 0 nvcc
-check "another mode"             build NORM_MODE=SPAN
-check "and back"                 sh -c "make -s CUDA='$tree/toolkit' CUBLAS='$tree/cublas' CFLAGS=-O0 train_gpt NORM_MODE=PRE && [ \"\$(readlink train_gpt)\" = build/cuda-pre-bf16/train_gpt ]"
-check "nvcc was called once"     called 1 nvcc
-check "another ARCH"             build NORM_MODE=PRE ARCH=80
-check "nvcc is called for it"    called 1 nvcc
-check "the GPU is not asked"     called 0 nvidia-smi
+words="train_gpt *-lcublasLt\$"
+check "a library elsewhere"   links CUBLAS="$tree/cublas"
+words="-L$wheel/lib -Xlinker -rpath=$wheel/lib *-l:libcublasLt.so.13\$"
+check "a Python package's"    links CUBLAS="$wheel/include"
+words="-L$toolkit/lib64 -Xlinker -rpath=$toolkit/lib64 *-lcublasLt\$"
+check "a toolkit's"           links CUBLAS="$toolkit/include"
+
+# ---- what nvcc is told, when it is called again, and who asks for the GPU
+build() { : > calls; make train_gpt CUBLAS="$tree/cublas" CFLAGS=-O0 "$@"; }
+is_pre() { [ "$(readlink train_gpt)" = build/cuda-pre-bf16/train_gpt ]; }
+once() { [ "$(grep -c -- "$1" calls)" = 1 ]; }
+check "a build"               build NORM_MODE=PRE
+check "nvcc compiles, links"  called 2 nvcc
+check "nvidia-smi is asked"   called 1 nvidia-smi
+check "it is ./train_gpt"     is_pre
+check "it runs"               sh -c "./train_gpt | grep made"
+check "for sm_90a"            grep -F -- '-gencode arch=compute_90a,code=sm_90a' calls
+check "alone, no PTX"         sh -c "! grep -q 'gencode.*gencode' calls"
+for flag in "-std=c++17 -O3 -lineinfo" "-I$tree/cublas" "-fopenmp"; do
+    check "nvcc gets $flag"   called 2 "nvcc .*$flag"
+done
+check "the mode, precision"   once "-DREAL=__nv_bfloat16 -DPREC=bf16 -DNORM_MODE=MODE_PRE"
+check "the commit"            once '-DGIT_HASH="'
+check "the services"          once "build/services.a"
+check "the library"           once "-lcublasLt"
+check "no fast-math"          sh -c "! grep -q 'fast.math' calls"
+check "nothing to do"         build NORM_MODE=PRE
+check "nvcc is not called"    called 0 nvcc
+check "another mode"          build NORM_MODE=SPAN
+check "is compiled, linked"   called 2 nvcc
 : > calls
-check "who needs no GPU"         make -n shard clean build/test_gpt build/cpu-span-fp32/train_gpt
-check "does not ask for it"      called 0 nvidia-smi
+check "and back"              sh -c "make -s $kit CFLAGS=-O0 train_gpt NORM_MODE=PRE"
+check "is PRE again"          is_pre
+check "nvcc is not called"    called 0 nvcc
+check "another ARCH"          build NORM_MODE=PRE ARCH=80
+check "nvcc is called for it" called 2 nvcc
+check "the GPU is not asked"  called 0 nvidia-smi
 : > calls
-check "the tests for a GPU"      make test_gpt_cuda CUBLAS="$tree/cublas" CFLAGS=-O0
+check "who needs no GPU"      make -n shard clean build/test_gpt build/cpu-span-fp32/train_gpt
+check "does not ask for it"   called 0 nvidia-smi
+
+# ---- the tests of CUDA code
+: > calls
+object=build/cuda-test
+check "the tests for a GPU"   make test_gpt_cuda CUBLAS="$tree/cublas" CFLAGS=-O0
 for prec in fp32:float bf16:__nv_bfloat16; do
-    check "${prec%:*} is linked" grep -q "^nvcc .* build/cuda-test/gpu_main-${prec%:*}.o build/cuda-test/test_gpt-${prec%:*}.o build/cuda-test/model-${prec%:*}.o .*build/judge_fp64.o build/stories.o .*-lcublasLt" calls
-    check "${prec%:*}'s main"    grep -q "^nvcc .*-DREAL=${prec#*:} -DPREC=${prec%:*} -Dmain=main_${prec%:*} -c train_gpt.cu -o build/cuda-test/model-${prec%:*}.o" calls
-    check "${prec%:*}'s layers"  grep -q "^nvcc .*-DREAL=${prec#*:} -DPREC=${prec%:*} -c dev/test/test_gpu.cu -o build/cuda-test/test_gpu-${prec%:*}.o" calls
+    is=${prec%:*} flags="-DREAL=${prec#*:} -DPREC=${prec%:*}"
+    parts="$object/gpu_main-$is.o $object/test_gpt-$is.o $object/model-$is.o .*build/judge_fp64.o"
+    check "$is is linked"     once "^nvcc .* $parts build/services.a .*-lcublasLt"
+    check "$is's main"        once "$flags -Dmain=main_$is -c train_gpt.cu -o $object/model-$is.o"
+    check "$is's layers"      once "$flags -c dev/test/test_gpu.cu -o $object/test_gpu-$is.o"
 done
 rm "$tree/bin/nvidia-smi"
-check "no GPU to test on"        sh -c "! make test_gpt_cuda CUDA='$tree/toolkit' > said 2>&1 && grep -F 'no GPU to build for (nvcc found, but no nvidia-smi): expected ARCH=' said"
-check "but to build for"         make -n test_gpt_cuda ARCH=80 CUBLAS="$tree/cublas"
+no_gpu="no GPU to build for ($no_smi): expected ARCH="
+check "no GPU to test on"     sh -c "! make test_gpt_cuda $kit > said 2>&1"
+check "says so"               grep -F "$no_gpu" said
+check "but to build for"      make -n test_gpt_cuda ARCH=80 CUBLAS="$tree/cublas"
+
+# ---- services are compiled once: another mode or precision compiles train_gpt.c alone
+cpu() { command make DEVICE=cpu CC=cc CFLAGS=-O0 "$@"; }
+# only FILE ARGUMENTS...: whether FILE is the one file that make would compile
+only() {
+    file=$1; shift
+    cpu -n "$@" > said 2>&1
+    [ "$(grep -oE -- ' -c [a-z0-9_/]+\.cu?' said)" = " -c $file" ] || { cat said; false; }
+}
+members() { ar t build/services.a; }
+cat > llmc/run/added.c <<'END'
+#if defined NORM_MODE || defined PREC || defined REAL || defined GIT_HASH
+#error "expected services without mode, precision and commit"
+#endif
+int added(void);
+int added(void) { return 0; }
+END
+check "services compile"      cpu -s build/services.a
+check "all are there"         [ "$(members | wc -l)" = "$(ls llmc/run/*.c data/stories.c | wc -l)" ]
+check "one mode"              only train_gpt.c train_gpt NORM_MODE=SPAN
+check "another mode"          only train_gpt.c train_gpt NORM_MODE=PRE
+check "another precision"     only train_gpt.c train_gpt PREC=bf16
+touch llmc/run/added.c
+check "a service changes"     only llmc/run/added.c build/services.a
+check "a program"             cpu -s build/shard
+touch llmc/run/util.h
+check "a header changes"      sh -c "! make DEVICE=cpu CC=cc CFLAGS=-O0 build/shard 2>&1 |
+                                     grep 'warning: #pragma'"
+rm llmc/run/added.c
+check "a service is gone"     cpu -s build/services.a
+check "from the archive too"  sh -c "! ar t build/services.a | grep added"
+cpu -n -B train_gpt build/test_gpt build/bench-fp32 build/shard > said 2>&1
+check "the commit"            sh -c "[ \$(grep -c GIT_HASH said) = 1 ] &&
+                                     grep -q 'GIT_HASH.* -c train_gpt.c' said"
 cd "$root" || exit 1
 rm -rf "$tree"
 echo "$passed passed, $failed failed"

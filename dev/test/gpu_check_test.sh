@@ -9,8 +9,8 @@ root=$(pwd)
 tree=$root/build/test/gpu_check
 log=$root/build/gpu_check_test.log
 passed=0 failed=0
-CUDA=${CUDA:-/usr/local/cuda} CUBLAS=${CUBLAS:-$CUDA/include} PYTHON=$(command -v python3)
-headers=$CUBLAS
+. dev/cuda_headers.sh
+headers=$CUBLAS PYTHON=$(command -v python3)
 unset MAKEFLAGS MFLAGS MAKELEVEL DEVICE ARCH PREC NVCC OUT LIMIT ROUNDS STARTUP GPU
 check() {
     name=$1; shift

@@ -1,10 +1,12 @@
 #!/bin/sh
-# make test: the C tests, the command-line tests, the hostile inputs, what make builds for, several processes, faults and kills
-# of runs, and the CUDA code in the emulator; closes with one line that counts all.
-export OMP_WAIT_POLICY=passive                        # threads that spin would starve each other on a busy machine
-export DEVICE=cpu                                     # what the tests build is the CPU trainer, also where there is a GPU
-trap 'kill 0' INT                                     # in the background nothing hears Ctrl-C
-sh dev/test/emu.sh > build/emu.out &                  # beside the others, which keep one core busy; what it says comes last
+# make test: the C tests, the command line, hostile inputs, what make builds, several processes,
+# faults and kills of runs, and the CUDA code in the emulator. The last line counts all of them.
+#
+#   sh dev/test/run.sh [WORDS]     of the C tests only those whose name contains one of the words
+export OMP_WAIT_POLICY=passive             # spinning threads would starve each other
+export DEVICE=cpu                          # the CPU trainer, also where there is a GPU
+trap 'kill 0' INT                          # background jobs ignore Ctrl-C
+sh dev/test/emu.sh > build/emu.out &       # beside the others, which keep one core busy
 build/test_gpt "$@" | tee build/test.out
 sh dev/test/cli.sh | tee build/cli.out
 sh dev/test/hostile.sh | tee build/hostile.out
@@ -15,4 +17,8 @@ if command -v python3 > /dev/null; then python3 dev/torture.py 8 | tee build/tor
 else echo "skipped: kills of runs: no python3"; echo "0 passed, 0 failed" > build/torture.out; fi
 wait
 cat build/emu.out
-cd build && tail -q -n 1 test.out cli.out hostile.out device.out processes.out faults.out torture.out emu.out | awk '/^[0-9]+ passed, [0-9]+ failed$/ { p += $1; f += $3; n++ } END { print p " passed, " f " failed"; exit (f > 0 || n != 8) }'
+cd build || exit 1
+# A part that ended without its last line counts as failed.
+tail -q -n 1 test.out cli.out hostile.out device.out processes.out faults.out torture.out emu.out |
+    awk '/^[0-9]+ passed, [0-9]+ failed$/ { passed += $1; failed += $3; parts++ }
+         END { print passed " passed, " failed " failed"; exit (failed > 0 || parts != 8) }'
