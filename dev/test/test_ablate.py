@@ -331,13 +331,14 @@ def test_gpus(folder):
 
 
 def test_own_placement(folder):
-    """README: a row in modes.h, and the same command compares it. In 20 steps such a model learns less than the frequencies of bytes."""
+    """doc/adding.md: a row in modes.h, and dev/ablate.py compares it. In 20 steps such a model
+    learns less than the frequencies of bytes."""
     tree = folder / "tree"
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True).stdout.split() or ["."]
     tree.mkdir()
     subprocess.run(["sh", "-c", 'tar cf - "$@" | tar xf - -C "$0"', str(tree), *[name for name in files if name == "." or os.path.exists(name)]], check=True)
-    row = re.search(r"^    (MODE\( MINE,.*\\)$", (tree / "README.md").read_text(), re.M)
-    expect(row is not None, "README has the row of a placement called MINE")
+    row = re.search(r"^    (MODE\( ?MINE,.*\\)$", (tree / "doc/adding.md").read_text(), re.M)
+    expect(row is not None, "doc/adding.md has the row of a placement called MINE")
     modes = tree / "llmc/modes.h"
     modes.write_text(modes.read_text().replace("MODE( PRE, ", row[1] + "\nMODE( PRE, ", 1))
     small = [*SMALL[:-2], "--make", "DEVICE=cpu PREC=fp32 CFLAGS=-O1"]
