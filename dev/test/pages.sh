@@ -1,6 +1,6 @@
 #!/bin/sh
 # The pages of the repository: every file that a link of a Markdown page names exists, and every
-# word of doc/where_is.md stands in its file. Called by dev/test/cli.sh.
+# word of doc/where_is.md stands in its file, in capitals or not. Called by dev/test/cli.sh.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 passed=0 failed=0
@@ -25,7 +25,7 @@ awk -F'|' '/^\|.*`/ {
     for (i = 1; i <= files; i++) for (k = 1; k <= words; k++) print file[i] "\t" word[k]
 }' doc/where_is.md | sed "s/^ *//; s/ *$//; s/ *$tab */$tab/" > build/where_is
 while IFS=$tab read -r file word; do
-    if grep -qF -- "$word" "$file"; then pass; else fail "doc/where_is.md: no $word in $file"; fi
+    if grep -qiF -- "$word" "$file"; then pass; else fail "doc/where_is.md: no $word in $file"; fi
 done < build/where_is
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
