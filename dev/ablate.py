@@ -248,8 +248,7 @@ def check_growth(out, kept, asked):
 
 def source_hash():
     """Of all that a trainer is made of."""
-    patterns = ("Makefile", "train_gpt.c*", "llmc/*.*", "llmc/run/*.*", "data/stories.*")
-    paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    paths = [ROOT / "Makefile", *ROOT.glob("train_gpt.c*"), *ROOT.glob("llmc/*"), *ROOT.glob("data/stories.*")]
     return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in sorted(paths))).hexdigest()
 
 
