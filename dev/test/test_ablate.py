@@ -331,15 +331,16 @@ def test_gpus(folder):
 
 
 def test_own_placement(folder):
-    """README: a row in modes.h, and the same command compares it. In 20 steps such a model learns less than the frequencies of bytes."""
+    """doc/adding.md: a row in modes.h, and dev/ablate.py compares it. In 20 steps such a model
+    learns less than the frequencies of bytes."""
     tree = folder / "tree"
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True).stdout.split() or ["."]
     tree.mkdir()
     subprocess.run(["sh", "-c", 'tar cf - "$@" | tar xf - -C "$0"', str(tree), *[name for name in files if name == "." or os.path.exists(name)]], check=True)
-    row = re.search(r"^    (MODE\(MINE,.*\\)$", (tree / "README.md").read_text(), re.M)
-    expect(row is not None, "README has the row of a placement called MINE")
+    row = re.search(r"^    (MODE\( ?MINE,.*\\)$", (tree / "doc/adding.md").read_text(), re.M)
+    expect(row is not None, "doc/adding.md has the row of a placement called MINE")
     modes = tree / "llmc/modes.h"
-    modes.write_text(modes.read_text().replace("MODE(PRE, ", row[1] + "\nMODE(PRE, ", 1))
+    modes.write_text(modes.read_text().replace("MODE( PRE, ", row[1] + "\nMODE( PRE, ", 1))
     small = [*SMALL[:-2], "--make", "DEVICE=cpu PREC=fp32 CFLAGS=-O1"]
     done = subprocess.run([sys.executable, "dev/ablate.py", "--mode", "PRE,MINE", "--steps", "20", *small, "--out", "mine"], capture_output=True, text=True, env=ENVIRONMENT, cwd=tree)
     expect(done.returncode == 0 and "MINE-seed1: collapsed" in done.stdout and "MINE" in (tree / "mine/index.html").read_text(), f"a placement of one's own: {done.stdout}{done.stderr}")

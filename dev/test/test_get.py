@@ -1041,10 +1041,14 @@ def test_interrupt():
 
 
 def test_readme():
-    """README's blocks that need Python and a network, in a copy of the tree: their get.py here, from the server; what follows as it is written."""
+    """The pages' blocks that need Python and a network, in a copy of the tree: their get.py here,
+    from the server; what follows as it is written."""
     root, tree, text = pathlib.Path(REAL["HERE"]).parent, scratch / "tree", scratch / "input.txt"
     shutil.copytree(root, tree, ignore=shutil.ignore_patterns("build", "runs", ".git", ".venv", "tinyshakespeare", "gpt2"))
-    blocks = [b.splitlines() for b in re.findall(r"```sh\n(.*?)```", (root / "README.md").read_text(), re.S) if "/python data/get.py" in b]
+    pages = "".join((root / "doc" / name).read_text() for name in ("data.md", "evaluation.md"))
+    blocks = [block.replace("\\\n", " ").splitlines()
+              for block in re.findall(r"```sh\n(.*?)```", pages, re.S)
+              if "/python data/get.py" in block]
     get.BLOCK, get.PIECE, get.HERE = REAL["BLOCK"], REAL["PIECE"], str(tree / "data")
     text.write_bytes(words("shakespeare", 300000).encode())
     get.DATASETS = {**REAL["DATASETS"], "tinyshakespeare": pinned(text, elsewhere + "/input.txt")}
@@ -1059,8 +1063,8 @@ def test_readme():
             status, said = result.returncode, result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
         expect(status in (0, None), f"{line}: {said[-2000:]}")
         output.append(said)
-    expect(len(output) == 5 and "\n\nROMEO:" in output[2], f"the sample continues the prompt: {output[2][-2000:]}")
-    expect(all(f"\n{name} " in output[4] for name in get.TASKS), f"the tasks' table: {output[4][-2000:]}")
+    expect(len(output) == 7 and "\n\nROMEO:" in output[3], f"the sample continues the prompt: {output[3][-2000:]}")
+    expect(all(f"\n{name} " in output[6] for name in get.TASKS), f"the tasks' table: {output[6][-2000:]}")
     get.DATASETS, get.HERE = REAL["DATASETS"], REAL["HERE"]
 
 
