@@ -8,8 +8,9 @@
 //   - warp operations: all live lanes of the mask must come, with the same operation; a lane read by a shuffle must take part
 //   - __activemask: the caller alone, the smallest legal answer, because code that expects more relies on luck
 //   - shuffles and votes order no memory: only __syncwarp, __syncthreads, __threadfence (and kernel boundaries) do, which matters under ThreadSanitizer
-// Not modelled: time, occupancy, coalescing, fast-math rounding, tensor cores. Inline PTX needs a C++ body beside it.
+// Not modelled: time, occupancy, coalescing, fast-math rounding, tensor cores. Functions of inline PTX have a C++ body in ptx.h.
 #pragma once
+#include <functional>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -22,6 +23,18 @@
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #define __noinline__ __attribute__((noinline))
+
+// gpu.cuh's launches and shared memory. An array of SHARED has an address of its own as its key.
+void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 block, size_t dynamic,
+                cudaStream_t stream, std::function<void()> body);
+void *emu_shared(const void *key, size_t bytes);
+void *emu_shared_dynamic(void);
+#define SHARED(type, name, count) \
+    static char name##_key; \
+    type (&name)[count] = \
+        *static_cast<type (*)[count]>(emu_shared(&name##_key, sizeof(type) * (count)))
+#define SHARED_DYNAMIC(type, name) type *name = static_cast<type *>(emu_shared_dynamic())
+#define UNROLL                                   // g++ has no such pragma
 
 // The fiber that runs now; functions of the uninstrumented runtime, so that a sanitizer sees the kernels alone.
 const uint3 &emu_thread(void);
@@ -75,36 +88,6 @@ template <typename T> static inline T __shfl_up_sync(unsigned mask, T value, uns
     return emu_shuffle_value("__shfl_up_sync", mask, value, source < (lane & ~(width - 1)) ? lane : source, file, line);
 }
 
-// What mma.cuh's twins of PTX instructions stand on. emu_exchange: all 32 lanes of the warp bring a value and get everyone's; valid until the caller's next one.
-void emu_exchange_bytes(const char *operation, const void *mine, size_t bytes, const void *all[32], const char *file, int line);
-template <typename T> struct EmuLanes {
-    const void *all[32];
-    const T &operator[](int lane) const { return *static_cast<const T *>(all[lane]); }
-};
-template <typename T> static inline EmuLanes<T> emu_exchange(const char *operation, const T &mine, EMU_SITE) {
-    EmuLanes<T> lanes;
-    emu_exchange_bytes(operation, &mine, sizeof mine, lanes.all, file, line);
-    return lanes;
-}
-
-// cp.async: 16 bytes to shared memory (zeros unless present), which hold NaN from the call until the wait for the copy's group. So one that nobody waits
-// for, and one that begins while others still read, are wrong; and ThreadSanitizer sees a write in both places.
-void emu_misaligned(const char *operation, const void *p, const char *file, int line);
-void emu_copy_begin(void *to, const uint64_t value[2], const char *file, int line);
-void emu_copy_commit(void);
-void *emu_copy_next(int groups, uint64_t value[2]);
-static inline void emu_copy(void *to, const void *from, bool present, EMU_SITE) {
-    uint64_t value[2] = {0, 0}, poison[2] = {~0ull, ~0ull};
-    if (((uintptr_t)to | (uintptr_t)from) % 16) emu_misaligned("cp.async", (uintptr_t)to % 16 ? to : from, file, line);
-    if (present) memcpy(value, from, 16);
-    memcpy(to, poison, 16);
-    emu_copy_begin(to, value, file, line);
-}
-static inline void emu_copy_wait(int groups) {
-    uint64_t value[2];
-    while (void *to = emu_copy_next(groups, value)) memcpy(to, value, 16);
-}
-
 // Atomics are relaxed, as on the device: they order nothing else.
 static inline int atomicAdd(int *p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 static inline unsigned atomicAdd(unsigned *p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
@@ -137,6 +120,7 @@ template <typename T> static inline T __ldcs(const T *p) { return *p; }
 template <typename T> static inline T __ldcg(const T *p) { return *p; }
 template <typename T> static inline void __stcs(T *p, T v) { *p = v; }
 template <typename T> static inline void __stcg(T *p, T v) { *p = v; }
+template <typename T> static inline void __stwb(T *p, T v) { *p = v; }
 
 // Arithmetic that the C library does not name; the fast forms are the exact ones here (glibc declares the first two for itself, hence macros).
 #define __expf expf
@@ -154,3 +138,5 @@ static inline unsigned __float_as_uint(float x) { return emu_bits<unsigned>(x); 
 static inline int __float_as_int(float x) { return emu_bits<int>(x); }
 static inline float __uint_as_float(unsigned x) { return emu_bits<float>(x); }
 static inline float __int_as_float(int x) { return emu_bits<float>(x); }
+
+#include "ptx.h"
