@@ -417,11 +417,11 @@ static void gpt_add_up(Gpt *g) {
     cudaCheck(cudaMemcpyAsync(&g->state->seen, &g->host_state->seen, sizeof(double), cudaMemcpyHostToDevice, g->gpu.stream));
     for (int spread = 0; spread < 2; spread++) {
         nccl_begin(&g->nccl, &g->gpu);
-        if (spread) nccl_spread(&g->nccl, g->state->sums, SHARED_SUMS, 0);
+        if (spread) nccl_broadcast(&g->nccl, g->state->sums, SHARED_SUMS, 0);
         else nccl_reduce(&g->nccl, g->state->sums, SHARED_SUMS, 0);
         for (int l = 0; l < g->m.L; l++) {
             if (!g->router_bias[l]) continue;
-            if (spread) nccl_spread(&g->nccl, gpt_block(g, l).a.loads, g->m.moe.E, 0);
+            if (spread) nccl_broadcast(&g->nccl, gpt_block(g, l).a.loads, g->m.moe.E, 0);
             else nccl_reduce(&g->nccl, gpt_block(g, l).a.loads, g->m.moe.E, 0);
         }
         nccl_end(&g->nccl);
@@ -436,7 +436,7 @@ template <typename T> static void gpt_spread(Gpt *g, T *whole) {
     for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
         for (int rank = 0; rank < g->nccl.size && !entry_is_common(e); rank++) {
             Part part = entry_part(e, rank, g->nccl.size);
-            nccl_spread(&g->nccl, whole + e->offset + part.first, part.size, rank);
+            nccl_broadcast(&g->nccl, whole + e->offset + part.first, part.size, rank);
         }
     nccl_end(&g->nccl);
     nccl_join(&g->nccl, &g->gpu);
