@@ -417,8 +417,8 @@ static void gpt_add_up(Gpt *g) {
     cudaCheck(cudaMemcpyAsync(&g->state->seen, &g->host_state->seen, sizeof(double), cudaMemcpyHostToDevice, g->gpu.stream));
     for (int spread = 0; spread < 2; spread++) {
         nccl_begin(&g->nccl, &g->gpu);
-        if (spread) nccl_broadcast(&g->nccl, g->state->sums, SHARED_SUMS, 0);
-        else nccl_reduce(&g->nccl, g->state->sums, SHARED_SUMS, 0);
+        if (spread) nccl_broadcast(&g->nccl, g->state->sums, REDUCED_SUMS, 0);
+        else nccl_reduce(&g->nccl, g->state->sums, REDUCED_SUMS, 0);
         for (int l = 0; l < g->m.L; l++) {
             if (!g->router_bias[l]) continue;
             if (spread) nccl_broadcast(&g->nccl, gpt_block(g, l).a.loads, g->m.moe.E, 0);
@@ -489,13 +489,13 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     if (g->nccl.size == 1) adamw_update(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     else {
         nccl_join(&g->nccl, &g->gpu);                          // gradients have come to their owners
-        part_square(&g->state->square, gpt_arenas(g), g->entries, g->layout.count, &g->gpu);
+        shard_square(&g->state->square, gpt_arenas(g), g->entries, g->layout.count, &g->gpu);
         gpt_add_up(g);
         adamw_apply(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     }
     g->cached = 0;                                          // of the weights before
     gpt_balance(g, o->lr[LR_BALANCE]);
-    if (g->m.mode->unit) unit_lines(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
+    if (g->m.mode->unit) ngpt_normalize(gpt_arenas(g), g->entries, g->layout.count, g->state, step, &g->gpu);
     gpt_spread(g, g->weights);
     Loss loss = gpt_read_loss(g);
     return Update{loss, g->host_state->norm, g->host_state->finite};
@@ -535,7 +535,7 @@ static void layer_stats(Gpt *g, LayerStats *layers) {
 static void gpt_normalize(Gpt *g) {
     AdamW none = {};
     AdamWStep step = gpt_rates(g, &none);
-    if (g->m.mode->unit) unit_lines(gpt_arenas(g), g->entries, g->layout.count, nullptr, step, &g->gpu);
+    if (g->m.mode->unit) ngpt_normalize(gpt_arenas(g), g->entries, g->layout.count, nullptr, step, &g->gpu);
     gpt_spread(g, g->weights);
     cudaCheck(cudaStreamSynchronize(g->gpu.stream));           // the list of entries is the host's to change again
 }
