@@ -229,9 +229,9 @@ static const real *gpt_head(const Gpt *g, const Block *b) { return g->m.tied ? b
 // What a router has to say of its forward: into the loss, the loads that its bias follows, and where it is watched.
 static void model_count(Gpt *g, const Block *b, int l) {
     double *sums = g->router_sums + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
-    RouterWatch watch = {g->watching ? sums : nullptr, g->watching ? sums + ROUTER_SUMS : nullptr};
+    RouterStats stats = {g->watching ? sums : nullptr, g->watching ? sums + ROUTER_SUMS : nullptr};
     Routed o = routed(b);
-    router_count(&g->state->sums[2], b->a.loads, watch, &o, b->a.rz, router_shape(b), &g->gpu);
+    router_count(&g->state->sums[2], b->a.loads, stats, &o, b->a.rz, router_shape(b), &g->gpu);
 }
 
 // nGPT's s_z: logits have a gain, which the classifier applies.
@@ -549,7 +549,7 @@ static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
     gpt_bring(g, load, gpt_block(g, e->layer).a.loads, (size_t)E * sizeof *load);
     for (int j = 0; j < E; j++) sum += load[j];
     for (int j = 0; j < E; j++) {
-        double step = router_step(load[j], sum, E, rate);
+        double step = router_balance_step(load[j], sum, E, rate);
         before += (w[j] - step) * (w[j] - step);
         moved += step * step;
     }
