@@ -48,6 +48,19 @@ typedef struct RouterShape {
     float balance, sequence, z;  // coefficients of the losses of one layer
 } RouterShape;
 
+// The results of a router. A row is one token at one of its experts.
+typedef struct Routed {
+    wide *gate;                // [n, K] weight of each chosen expert
+    wide *lse;                 // [n] log-sum-exp of the logits
+    wide *load;                // [B + 1, E] tokens of each expert; the last row sums the others
+    wide *share;               // [B, E] mean probability of each expert
+    int32_t *choice;           // [n, K] the top-k experts
+    int32_t *place;            // [n, K] their rows
+    int32_t *start;            // [E + 1] first row of each expert
+    int32_t *source;           // [n K] token of each row
+    int32_t *tiles;            // [row_tiles, 2] expert and first row; expert -1 after the last tile
+} Routed;
+
 enum { ROUTER_WARPS = 4, ROUTER_THREADS = ROUTER_WARPS * WARP, PLAN_THREADS = 1024 };
 enum { ROUTER_CHUNK = 64, ROUTER_MOST = 1024 };  // tokens of a chunk; experts, at most
 
@@ -102,8 +115,8 @@ static __device__ inline uint64_t warp_max_key(uint64_t x) {
 // Scores, top-k and gates. A block takes a chunk, a warp one token at a time. Lane j % 32 keeps the
 // key, count and share of expert j in shared memory; no other lane reads them.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_forward_kernel(wide *gate, int32_t *choice, wide *lse, RouterParts parts, const wide *z,
-                      const wide *bias, RouterShape r) {
+router_forward_kernel(Routed o, RouterParts parts, const wide *z, const wide *bias,
+                      RouterShape r) {
     SHARED_DYNAMIC(uint64_t, shared);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int chunks = router_chunks(r), all = ROUTER_WARPS * r.E;
@@ -136,13 +149,14 @@ router_forward_kernel(wide *gate, int32_t *choice, wide *lse, RouterParts parts,
             key[j] = 0;
             mine[j]++;
             chosen += s;
-            choice[at + k] = j;
-            gate[at + k] = r.scale * s;
+            o.choice[at + k] = j;
+            o.gate[at + k] = r.scale * s;
         }
         chosen = warp_sum(chosen);
         __syncwarp();  // the lanes of the chosen experts wrote the gates
-        for (int k = lane; k < r.K && r.kind != ROUTER_SOFTMAX; k += WARP) gate[at + k] /= chosen;
-        if (lane == 0) lse[token] = log_sum;
+        for (int k = lane; k < r.K && r.kind != ROUTER_SOFTMAX; k += WARP)
+            o.gate[at + k] /= chosen;
+        if (lane == 0) o.lse[token] = log_sum;
     }
     __syncthreads();
     for (int j = threadIdx.x; j < r.E; j += ROUTER_THREADS) {
@@ -160,8 +174,7 @@ router_forward_kernel(wide *gate, int32_t *choice, wide *lse, RouterParts parts,
 // One block. Sums the chunks to loads and shares, and from the loads computes the first row of each
 // expert and the tiles of rows. Loads are whole numbers below 2^24.
 static __global__ void __launch_bounds__(PLAN_THREADS)
-router_plan_kernel(wide *load, wide *share, int32_t *start, int32_t *tiles, RouterParts parts,
-                   RouterShape r, int bound) {
+router_plan_kernel(Routed o, RouterParts parts, RouterShape r, int bound) {
     SHARED_DYNAMIC(int, row);
     int *tile = row + r.E + 1, chunks = router_chunks(r);
     for (int i = threadIdx.x; i < r.B * r.E; i += blockDim.x) {
@@ -172,14 +185,14 @@ router_plan_kernel(wide *load, wide *share, int32_t *start, int32_t *tiles, Rout
             count += parts.count[at + (int64_t)c * r.E];
             sum += parts.share[at + (int64_t)c * r.E];
         }
-        load[i] = (float)count;
-        share[i] = sum / r.T;
+        o.load[i] = (float)count;
+        o.share[i] = sum / r.T;
     }
     __syncthreads();
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
         float sum = 0;
-        for (int b = 0; b < r.B; b++) sum += load[b * r.E + j];
-        load[r.B * r.E + j] = sum;
+        for (int b = 0; b < r.B; b++) sum += o.load[b * r.E + j];
+        o.load[r.B * r.E + j] = sum;
         row[j + 1] = (int)sum;
     }
     __syncthreads();
@@ -192,10 +205,10 @@ router_plan_kernel(wide *load, wide *share, int32_t *start, int32_t *tiles, Rout
     }
     __syncthreads();
     for (int j = threadIdx.x; j <= r.E; j += blockDim.x) {
-        start[j] = row[j];
+        o.start[j] = row[j];
         for (int i = tile[j], end = j < r.E ? tile[j + 1] : bound; i < end; i++) {
-            tiles[2 * i] = j < r.E ? j : -1;
-            tiles[2 * i + 1] = row[j] + (i - tile[j]) * ROW_TILE;
+            o.tiles[2 * i] = j < r.E ? j : -1;
+            o.tiles[2 * i + 1] = row[j] + (i - tile[j]) * ROW_TILE;
         }
     }
 }
@@ -203,38 +216,24 @@ router_plan_kernel(wide *load, wide *share, int32_t *start, int32_t *tiles, Rout
 // Gives each choice its row. A block takes a chunk, a thread an expert: its rows are in the order
 // of the tokens, after the rows of earlier sequences and chunks.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_place_kernel(int32_t *place, int32_t *source, const int32_t *start, const wide *load,
-                    RouterParts parts, const int32_t *choice, RouterShape r) {
+router_place_kernel(Routed o, RouterParts parts, RouterShape r) {
     int chunks = router_chunks(r), b = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
     int first = b * r.T + chunk * ROUTER_CHUNK;
     int assigned = min((int)ROUTER_CHUNK, r.T - chunk * ROUTER_CHUNK) * r.K;
-    const int32_t *from = choice + (int64_t)first * r.K;
-    int32_t *to = place + (int64_t)first * r.K;
+    const int32_t *from = o.choice + (int64_t)first * r.K;
+    int32_t *to = o.place + (int64_t)first * r.K;
     for (int j = threadIdx.x; j < r.E; j += ROUTER_THREADS) {
-        int row = start[j];
-        for (int before = 0; before < b; before++) row += (int)load[before * r.E + j];
+        int row = o.start[j];
+        for (int before = 0; before < b; before++) row += (int)o.load[before * r.E + j];
         for (int before = 0; before < chunk; before++)
             row += parts.count[((int64_t)b * chunks + before) * r.E + j];
         for (int i = 0; i < assigned; i++) {
             if (from[i] != j) continue;
             to[i] = row;
-            source[row++] = first + i / r.K;
+            o.source[row++] = first + i / r.K;
         }
     }
 }
-
-// The results of a router. A row is one token at one of its experts.
-typedef struct Routed {
-    wide *gate;                // [n, K] weight of each chosen expert
-    wide *lse;                 // [n] log-sum-exp of the logits
-    wide *load;                // [B + 1, E] tokens of each expert; the last row sums the others
-    wide *share;               // [B, E] mean probability of each expert
-    int32_t *choice;           // [n, K] the top-k experts
-    int32_t *place;            // [n, K] their rows
-    int32_t *start;            // [E + 1] first row of each expert
-    int32_t *source;           // [n K] token of each row
-    int32_t *tiles;            // [row_tiles, 2] expert and first row; expert -1 after the last tile
-} Routed;
 
 // From logits z [n, E]. bias [E], or nullptr, affects the choice alone.
 static inline void router_forward(const Routed *o, const wide *z, const wide *bias, RouterShape r,
@@ -246,13 +245,11 @@ static inline void router_forward(const Routed *o, const wide *z, const wide *bi
     CHECK(router_scratch(r) <= gpu->scratch_size && r.E <= ROUTER_MOST,
           "%d x %d tokens and %d experts need %zu floats of scratch, there are %zu\n"
           "  -> a larger scratch_size", r.B, r.T, r.E, router_scratch(r), gpu->scratch_size);
-    LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, o->gate, o->choice,
-           o->lse, parts, z, bias, r);
+    LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, *o, parts, z, bias,
+           r);
     LAUNCH(router_plan_kernel, 1, threads_for(r.B * r.E, PLAN_THREADS),
-           2 * (r.E + 1) * sizeof(int), gpu->stream, o->load, o->share, o->start, o->tiles, parts,
-           r, bound);
-    LAUNCH(router_place_kernel, blocks, ROUTER_THREADS, 0, gpu->stream, o->place, o->source,
-           o->start, o->load, parts, o->choice, r);
+           2 * (r.E + 1) * sizeof(int), gpu->stream, *o, parts, r, bound);
+    LAUNCH(router_place_kernel, blocks, ROUTER_THREADS, 0, gpu->stream, *o, parts, r);
 }
 
 // ------------------------------------------------------------------------------- router, backward
@@ -760,30 +757,28 @@ grouped_kernel(Grouped f) {
     }
 }
 
-template <int FORM>
-static inline void grouped_launch(const Grouped &f, int rows, int columns, dim3 grid, Gpu *gpu) {
-    grid.x = (unsigned)(rows * CEIL_DIV(columns, TILE_COLUMNS));
+template <int FORM> static inline void grouped_launch(const Grouped &f, Gpu *gpu) {
+    int out = f.s.parts * f.s.width;
+    int down = FORM == WEIGHT ? CEIL_DIV(out, ROW_TILE) : (int)row_tiles(f.rows.rows, f.s.E);
+    int across = CEIL_DIV(FORM == FORWARD ? out : f.s.in, TILE_COLUMNS);
+    dim3 grid((unsigned)(down * across), FORM == WEIGHT ? f.s.E : 1);
     LAUNCH(grouped_kernel<FORM>, grid, EXPERT_THREADS, Panels<FORM>::BYTES, gpu->stream, f);
 }
 
 // y[row] = c x[row] W_e^T, SET.
 static inline void experts_forward(real *y, const real *x, const real *w, ExpertRows rows,
                                    ExpertShape s, Gpu *gpu) {
-    int tiles = (int)row_tiles(rows.rows, s.E);
-    grouped_launch<FORWARD>(Grouped{y, nullptr, x, w, rows, s}, tiles, s.parts * s.width, dim3(),
-                            gpu);
+    grouped_launch<FORWARD>(Grouped{y, nullptr, x, w, rows, s}, gpu);
 }
 
 // dx[row] = c dy[row] W_e, SET.
 static inline void experts_backward_input(real *dx, const real *dy, const real *w, ExpertRows rows,
                                           ExpertShape s, Gpu *gpu) {
-    int tiles = (int)row_tiles(rows.rows, s.E);
-    grouped_launch<INPUT>(Grouped{dx, nullptr, dy, w, rows, s}, tiles, s.in, dim3(), gpu);
+    grouped_launch<INPUT>(Grouped{dx, nullptr, dy, w, rows, s}, gpu);
 }
 
 // dW_e += c dy^T x over the rows of e.
 static inline void experts_backward_weight(wide *dw, const real *dy, const real *x, ExpertRows rows,
                                            ExpertShape s, Gpu *gpu) {
-    int tiles = CEIL_DIV(s.parts * s.width, ROW_TILE);
-    grouped_launch<WEIGHT>(Grouped{nullptr, dw, dy, x, rows, s}, tiles, s.in, dim3(1, s.E), gpu);
+    grouped_launch<WEIGHT>(Grouped{nullptr, dw, dy, x, rows, s}, gpu);
 }
