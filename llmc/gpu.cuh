@@ -129,13 +129,9 @@ typedef struct Heads {
     int ld, head;
 } Heads;
 
-static __host__ __device__ inline float to_float(float x) { return x; }
-static __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-template <typename T> static __host__ __device__ inline T from_float(float x);
-template <> __host__ __device__ inline float from_float<float>(float x) { return x; }
-template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
-    return __float2bfloat16_rn(x);
-}
+template <typename T> static __host__ __device__ inline float to_float(T x) { return float(x); }
+// Rounds to nearest, ties to even.
+template <typename T> static __host__ __device__ inline T from_float(float x) { return T(x); }
 static __host__ __device__ inline real to_real(float x) { return from_float<real>(x); }
 
 #if defined(__CUDACC__)

@@ -400,7 +400,7 @@ static inline bool plans_read(Plans *plans, const char *text, const char *path) 
 
 enum { LINEAR_THREADS = 128, COLUMN_SPLITS = 256 };
 
-static inline Matmul forward_matmul(real *y, const real *x, const real *w, const real *b, real *pre,
+static inline Matmul forward_matmul(void *y, const real *x, const real *w, const real *b, real *pre,
                                     LinearShape s) {
     PlanKey key = {s.out, s.n, s.in, 1, 0, 0, 0, 0};
     return Matmul{key, w, x, nullptr, y, b, pre, s.c, 0};
@@ -432,8 +432,8 @@ static inline void linear_forward(real *y, const real *x, const real *w, const r
 // y = c x W^T without rounding to `real`: a router's logits.
 static inline void linear_forward_wide(wide *y, const real *x, const real *w, LinearShape s,
                                        Gpu *gpu) {
-    PlanKey key = {s.out, s.n, s.in, 1, 0, 1, 0, 0};
-    Matmul f = {key, w, x, nullptr, y, nullptr, nullptr, s.c, 0};
+    Matmul f = forward_matmul(y, x, w, nullptr, nullptr, s);
+    f.key.wide_out = 1;
     matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
 }
 

@@ -192,8 +192,9 @@ gained_classifier_backward_kernel(real *z, const wide *logsum, const int32_t *ta
             float log_row = logsum[i + l], factor = 1 + 2 * z_loss * log_row;
             int target = targets[i + l];
             for (int k = 0; k < PACK; k++) {
-                float p = classifier_exp(g.v[k] * x.v[k], log_row);
-                float d = j + k < V ? factor * p - (j + k == target) : 0;
+                float d = 0;
+                if (j + k < V)
+                    d = factor * classifier_exp(g.v[k] * x.v[k], log_row) - (j + k == target);
                 sum.v[k] += d * x.v[k];
                 x.v[k] = g.v[k] * d;
             }

@@ -3,13 +3,11 @@
 #pragma once
 
 // 2^x
-static inline float exp2_fast(float x) {
-    return exp2f(x);
-}
+static inline float exp2_fast(float x) { return exp2f(x); }
 
 // All 32 lanes of the warp bring a value and get everyone's; valid until the caller's next one.
-void emu_exchange_bytes(const char *operation, const void *mine, size_t bytes,
-                        const void *all[32], const char *file, int line);
+void emu_exchange_bytes(const char *operation, const void *mine, size_t bytes, const void *all[32],
+                        const char *file, int line);
 template <typename T> struct EmuLanes {
     const void *all[32];
     const T &operator[](int lane) const { return *static_cast<const T *>(all[lane]); }
