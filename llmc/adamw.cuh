@@ -250,8 +250,8 @@ static __device__ inline void master_store(const Arenas &t, const UpdateEntry &e
 static __device__ inline void adamw_four(const Arenas &t, const UpdateEntry &e, int64_t i,
                                          const AdamWStep &s, float scale) {
     int64_t own = e.state + i;
-    Four w = four_load(master_of(t, e) + i), d = four_load(t.d + e.offset + i);
-    Four m = four_load(t.m + own), v = four_load(t.v + own);
+    Four w = four_load(master_of(t, e) + i), m = four_load(t.m + own);
+    Four v = four_load(t.v + own), d = four_load(t.d + e.offset + i);
     for (int k = 0; k < FOUR; k++) {
         if (i + k >= e.size) break;
         float g = scale * d.v[k];

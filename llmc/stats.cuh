@@ -156,8 +156,8 @@ tensor_sums_kernel(TensorSums *partial, Arenas t, const UpdateEntry *entries, Ad
     int64_t first = (int64_t)blockIdx.x * blockDim.x * FOUR;
     int64_t step = (int64_t)gridDim.x * blockDim.x * FOUR;
     for (int64_t i = first + threadIdx.x * FOUR; i < e.size; i += step) {
-        Four w = four_load(master + i), d = four_load(d_own + i);
-        Four m = four_load(m_own + i), v = four_load(v_own + i);
+        Four w = four_load(master + i), m = four_load(m_own + i);
+        Four v = four_load(v_own + i), d = four_load(d_own + i);
         for (int k = 0; k < FOUR; k++) {
             if (i + k >= e.size) break;
             float adam = m.v[k] * s.correct1 / (sqrtf(v.v[k] * s.correct2) + s.eps);
