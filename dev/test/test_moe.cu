@@ -145,7 +145,7 @@ GPU_TEST(cuda_router) {
 GPU_TEST(cuda_router_nan) {
     for (int nans : {1, 5}) {
         TestRouter t({1, 3, 5, 3, ROUTER_SIGMOID, 1, 0, 0, 0}, RANDOM, false);
-        for (int j = 0; j < nans; j++) t.z[j] = NAN;
+        for (int j = 0; j < nans; j++) t.z[j] = -NAN;           // its sigmoid is a positive NaN on every CPU and GPU
         cudaFree(t.d_z);
         t.d_z = device_copy<wide>(&t.z);
         t.run();
