@@ -21,7 +21,7 @@
 #pragma once
 #include "adamw.cuh"
 
-// What a forward leaves of a layer. Index 0 is attention, 1 is the ffn.
+// The results of a layer's forward. Index 0 is attention, 1 is the ffn.
 typedef struct LayerTensors {
     const real *s[2];          // [n, C] the sum; of nGPT the branch y
     const real *skip[2];       // [n, C]
