@@ -312,7 +312,7 @@ static const real *head_weights(const Gpt *g, const Block *b) {
 // Adds a router's losses to the losses of the forward, and counts the tokens of its experts.
 static void count_router(Gpt *g, const Block *b, int l) {
     double *sums = g->router_sums + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
-    RouterWatch stats = {nullptr, nullptr};
+    RouterStats stats = {nullptr, nullptr};
     if (g->measuring) stats = {sums, sums + ROUTER_SUMS};
     Routed o = routed(b);
     router_count(&g->state->sums[2], b->a.loads, stats, &o, b->a.rz, router_shape(b), &g->gpu);
@@ -526,12 +526,12 @@ static void all_reduce_state(Gpt *g) {
     to_device(g, &g->state->seen, &g->host_state->seen, 1);
     for (int back = 0; back < 2; back++) {
         nccl_begin(&g->nccl, &g->gpu);
-        if (back) nccl_spread(&g->nccl, g->state->sums, SHARED_SUMS, 0);
-        else nccl_reduce(&g->nccl, g->state->sums, SHARED_SUMS, 0);
+        if (back) nccl_broadcast(&g->nccl, g->state->sums, REDUCED_SUMS, 0);
+        else nccl_reduce(&g->nccl, g->state->sums, REDUCED_SUMS, 0);
         for (int l = 0; l < g->m.L; l++) {
             if (!g->router_bias[l]) continue;
             wide *loads = gpt_block(g, l).a.loads;
-            if (back) nccl_spread(&g->nccl, loads, g->m.moe.E, 0);
+            if (back) nccl_broadcast(&g->nccl, loads, g->m.moe.E, 0);
             else nccl_reduce(&g->nccl, loads, g->m.moe.E, 0);
         }
         nccl_end(&g->nccl);
@@ -546,7 +546,7 @@ template <typename T> static void all_gather(Gpt *g, T *whole) {
     for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
         for (int rank = 0; rank < g->nccl.size && !entry_is_common(e); rank++) {
             Part part = entry_part(e, rank, g->nccl.size);
-            nccl_spread(&g->nccl, whole + e->offset + part.first, part.size, rank);
+            nccl_broadcast(&g->nccl, whole + e->offset + part.first, part.size, rank);
         }
     nccl_end(&g->nccl);
     nccl_join(&g->nccl, &g->gpu);
@@ -621,13 +621,13 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     if (g->nccl.size == 1) adamw_update(arenas, g->entries, count, g->state, step, &g->gpu);
     else {
         nccl_join(&g->nccl, &g->gpu);                     // gradients have reached their owners
-        part_square(&g->state->square, arenas, g->entries, count, &g->gpu);
+        shard_square(&g->state->square, arenas, g->entries, count, &g->gpu);
         all_reduce_state(g);
         adamw_apply(arenas, g->entries, count, g->state, step, &g->gpu);
     }
     g->cached = 0;                                        // the KV cache is stale
     balance_routers(g, o->lr[LR_BALANCE]);
-    if (g->m.mode->unit) unit_lines(arenas, g->entries, count, g->state, step, &g->gpu);
+    if (g->m.mode->unit) ngpt_normalize(arenas, g->entries, count, g->state, step, &g->gpu);
     all_gather(g, g->weights);
     Loss loss = read_loss(g);
     return Update{loss, g->host_state->norm, g->host_state->finite};
@@ -637,7 +637,7 @@ static void gpt_normalize(Gpt *g) {
     AdamW none = {};
     AdamWStep step = send_rates(g, &none);
     if (g->m.mode->unit)
-        unit_lines(gpt_arenas(g), g->entries, g->layout.count, nullptr, step, &g->gpu);
+        ngpt_normalize(gpt_arenas(g), g->entries, g->layout.count, nullptr, step, &g->gpu);
     all_gather(g, g->weights);
     wait(g);                                              // host_entries may be written again
 }
@@ -695,7 +695,7 @@ static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
     wait(g);
     for (int j = 0; j < E; j++) sum += load[j];
     for (int j = 0; j < E; j++) {
-        double step = router_step(load[j], sum, E, rate);
+        double step = router_balance_step(load[j], sum, E, rate);
         before += (w[j] - step) * (w[j] - step);
         moved += step * step;
     }

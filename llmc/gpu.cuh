@@ -1,15 +1,21 @@
-// gpu.cuh: what every CUDA file stands on: kernel launches and shared memory in a form that nvcc and the emulator (dev/emu) both compile as it stands,
-// errors, the storage type, 16-byte loads, sums over warps and blocks, and the context that launchers take.
+// gpu.cuh: the basis of every CUDA file. Kernel launches, shared memory, error checks, the storage
+// type, 16-byte loads and stores, sums over warps and blocks, and the context of launchers.
 //
-//   LAUNCH(kernel, grid, block, dynamic_shared_bytes, stream, arguments...)     the kernel may be a template: LAUNCH(copy_kernel<float, 4>, ...)
-//   SHARED(type, name, count);        static shared array of the block, at the top of a kernel or device function; an array, so sizeof(name) is its size
-//   SHARED_DYNAMIC(type, name);       pointer to the dynamic_shared_bytes of the launch
+//   LAUNCH(kernel, grid, block, dynamic_shared_bytes, stream, arguments...)
+//                                  the kernel may be a template: LAUNCH(copy_kernel<float, 4>, ...)
+//   SHARED(type, name, count);     a static shared array: sizeof(name) is its size in bytes
+//   SHARED_DYNAMIC(type, name);    a pointer to the dynamic_shared_bytes of the launch
 //
-// Arguments are converted to the kernel's parameter types as in any call; an empty pointer is nullptr (0 and NULL are integers here). Both kinds of arrays
-// are 16-byte aligned. A launch that cannot run ends the program here, with its text, file and line.
+// Arguments are converted to the kernel's parameter types as in any call; an empty pointer is
+// nullptr (0 and NULL are integers here). Both kinds of shared arrays are 16-byte aligned.
+// A launch that the device refuses ends the program with the launch's text, file and line.
 //
-// REAL is the type of weights and activations on the device, `real` below: float or __nv_bfloat16 (PREC=fp32, bf16). Arithmetic is always in float; statistics,
-// gradients of parameters, moments and master weights are stored as float (`wide`).
+// nvcc compiles these files for GPUs. A C++ compiler compiles the same files for the emulator,
+// which defines SHARED, SHARED_DYNAMIC, UNROLL and the functions in PTX itself (dev/emu/emu.h).
+//
+// REAL is the storage type of weights and activations, `real` below: float or __nv_bfloat16
+// (PREC=fp32, bf16). Arithmetic is always in float. Statistics, parameter gradients, moments and
+// master weights are stored as float, `wide` below.
 #pragma once
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -22,68 +28,80 @@
 
 #if defined(__CUDACC__)
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
-#define SHARED_DYNAMIC(type, name) extern __shared__ __align__(16) unsigned char shared_dynamic[]; type *name = reinterpret_cast<type *>(shared_dynamic)
-#else
-#include <functional>
-void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 block, size_t dynamic, cudaStream_t stream, std::function<void()> body);
-void *emu_shared(const void *key, size_t bytes);
-void *emu_shared_dynamic(void);
-#define SHARED(type, name, count) static char name##_key; type (&name)[count] = *static_cast<type (*)[count]>(emu_shared(&name##_key, sizeof(type) * (count)))
-#define SHARED_DYNAMIC(type, name) type *name = static_cast<type *>(emu_shared_dynamic())
+#define SHARED_DYNAMIC(type, name) \
+    extern __shared__ __align__(16) unsigned char shared_dynamic[]; \
+    type *name = reinterpret_cast<type *>(shared_dynamic)
+// UNROLL for (...): an array stays in registers only if all its indices are constants.
+#define UNROLL _Pragma("unroll")
 #endif
 
-// What a kernel ends with when it goes wrong (714 to 719: stack, instruction, address, its space, program counter, anything else). Every call after it returns that,
-// a launch as well: what reports it is not what failed.
+// Errors of a kernel that ran before (codes 714 to 719: stack, instruction, address, its space,
+// program counter, anything else). Every later call returns the same error, launches included, so
+// the call that reports it is not the one that failed.
 static inline bool kernel_failed(cudaError_t error) {
-    return error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout || (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);
+    return error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout ||
+           (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);
 }
 
 static inline void cuda_check(cudaError_t error, const char *call, const char *file, int line) {
     if (kernel_failed(error)) {
-        check_failed(EXIT_REFUSED, file, line, "CUDA: a kernel launched before failed: %s; found by %s\n  -> CUDA_LAUNCH_BLOCKING=1 ends at the launch of that kernel, compute-sanitizer names its line",
+        check_failed(EXIT_REFUSED, file, line,
+                     "CUDA: a kernel launched before failed: %s; found by %s\n"
+                     "  -> CUDA_LAUNCH_BLOCKING=1 ends at the launch of that kernel, "
+                     "compute-sanitizer names its line",
                      cudaGetErrorString(error), call);
     }
-    if (error != cudaSuccess) check_failed(EXIT_REFUSED, file, line, "CUDA: %s: %s\n  -> nvidia-smi shows whether the GPU is well and free", call, cudaGetErrorString(error));
+    if (error != cudaSuccess) {
+        check_failed(EXIT_REFUSED, file, line,
+                     "CUDA: %s: %s\n  -> nvidia-smi shows whether the GPU is well and free",
+                     call, cudaGetErrorString(error));
+    }
+}
+
+// Ends the program with a report of a refused launch.
+static inline void launch_failed(const char *file, int line, const char *text, cudaError_t error,
+                                 dim3 grid, dim3 block, size_t dynamic) {
+    int device = 0, limit = 0;
+    if (cudaGetDevice(&device) == cudaSuccess)
+        cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    check_failed(EXIT_REFUSED, file, line,
+                 "a launch was refused: %s: LAUNCH(%s) with grid (%u, %u, %u), block (%u, %u, %u), "
+                 "%zu bytes of dynamic shared memory\n"
+                 "  -> at most 1024 threads a block and, on this GPU, %d bytes of shared memory; "
+                 "no empty grid",
+                 cudaGetErrorString(error), text, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                 dynamic, limit);
 }
 
 template <typename... P, typename... A>
-static void launch_kernel(const char *file, int line, const char *text, void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic, cudaStream_t stream, A... arguments) {
-    static_assert(sizeof...(P) == sizeof...(A), "LAUNCH: the kernel takes another number of arguments");
+static void launch_kernel(const char *file, int line, const char *text, void (*kernel)(P...),
+                          dim3 grid, dim3 block, size_t dynamic, cudaStream_t stream,
+                          A... arguments) {
+    static_assert(sizeof...(P) == sizeof...(A),
+                  "LAUNCH: the kernel takes another number of arguments");
 #if defined(__CUDACC__)
-    // 48 KiB need no leave, static arrays counted in: 2 KiB are more than any kernel of ours has.
-    if (dynamic > 46 << 10) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
+    // Up to 48 KiB need no permission. Static arrays count too: 2 KiB are more than any kernel has.
+    if (dynamic > 46 << 10)
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
     kernel<<<grid, block, dynamic, stream>>>(arguments...);
 #else
     emu_launch(file, line, text, grid, block, dynamic, stream, [=] { kernel(arguments...); });
 #endif
     cudaError_t error = cudaGetLastError();
     if (kernel_failed(error)) cuda_check(error, text, file, line);
-    if (error != cudaSuccess) {
-        int device = 0, most = 0;
-        if (cudaGetDevice(&device) == cudaSuccess) cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-        check_failed(EXIT_REFUSED, file, line, "a launch was refused: %s: LAUNCH(%s) with grid (%u, %u, %u), block (%u, %u, %u), %zu bytes of dynamic shared memory\n"
-                     "  -> at most 1024 threads a block and, on this GPU, %d bytes of shared memory; no empty grid", cudaGetErrorString(error), text,
-                     grid.x, grid.y, grid.z, block.x, block.y, block.z, dynamic, most);
-    }
+    if (error != cudaSuccess) launch_failed(file, line, text, error, grid, block, dynamic);
 }
 
-// UNROLL for (...): arrays stay in registers only where all indices are constants. (g++ has no such pragma.)
-#if defined(__CUDACC__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
-#endif
-
-// ------------------------------------------------------------------------------------------------------------------ types
+// ------------------------------------------------------------------------------------------ types
 
 typedef REAL Real;
 #define real Real
 #define wide float
 
-enum { WARP = 32, PACK = 16 / sizeof(real) };                  // PACK: values of 16 bytes, the widest load of a thread
+enum { WARP = 32, PACK = 16 / sizeof(real) };  // PACK: values in 16 bytes, a thread's widest load
 
-// All of a T of 8 or 16 bytes in one access, stores to global memory: what nvcc sees copied as bfloat16, or by memcpy from memory, it may take apart, into accesses of four bytes, two or one
-// (make arch-check looks).
+// A T of 8 or 16 bytes in one access; stores are to global memory. nvcc may split a copy of
+// bfloat16, or a memcpy from memory, into accesses of 4, 2 or 1 bytes (make arch-check looks).
 template <typename T> using Words = std::conditional_t<sizeof(T) == 16, uint4, uint2>;
 template <typename T> static __device__ inline T words_load(const void *p) {
     Words<T> words = *static_cast<const Words<T> *>(p);
@@ -94,53 +112,55 @@ template <typename T> static __device__ inline T words_load(const void *p) {
 template <typename T> static __device__ inline void words_store(void *p, const T &x) {
     Words<T> words;
     memcpy(&words, &x, sizeof words);
-#if defined(__CUDACC__)
     __stwb(static_cast<Words<T> *>(p), words);
-#else
-    *static_cast<Words<T> *>(p) = words;
-#endif
 }
 
-// 16 bytes of the storage type. Rows of all matrices begin at multiples of 16 bytes (gpt_refuse in train_gpt.cu sees to it).
-struct alignas(16) Pack { real v[PACK]; };
+// 16 bytes of the storage type. Rows of all matrices begin at multiples of 16 bytes
+// (gpt_refuse in train_gpt.cu refuses other sizes).
+struct alignas(16) Pack {
+    real v[PACK];
+};
 static __device__ inline Pack pack_load(const real *p) { return words_load<Pack>(p); }
 static __device__ inline void pack_store(real *p, const Pack &x) { words_store(p, x); }
 
-// Heads in rows of something wider: head h of row i begins at at + i * ld + h * head.
-typedef struct Heads { real *at; int ld, head; } Heads;
+// Heads inside wider rows: head h of row i begins at at + i * ld + h * head.
+typedef struct Heads {
+    real *at;
+    int ld, head;
+} Heads;
 
-static __host__ __device__ inline float to_float(float x) { return x; }
-static __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-template <typename T> static __host__ __device__ inline T from_float(float x);
-template <> __host__ __device__ inline float from_float<float>(float x) { return x; }
-template <> __host__ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <typename T> static __host__ __device__ inline float to_float(T x) { return float(x); }
+// Rounds to nearest, ties to even.
+template <typename T> static __host__ __device__ inline T from_float(float x) { return T(x); }
 static __host__ __device__ inline real to_real(float x) { return from_float<real>(x); }
 
-// 2^x to two units in the last place; 0 for -infinity.
-static __device__ inline float exp2_fast(float x) {
 #if defined(__CUDACC__)
+// 2^x, correct to two units in the last place; 0 for -infinity.
+static __device__ inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-#else
-    return exp2f(x);
-#endif
 }
+#endif
 
-// ------------------------------------------------------------------------------------------------------------------ sums
+// ------------------------------------------------------------------------------------------- sums
 
-// Over the 32 lanes of a warp, all present; every lane gets the result. The order is fixed.
+// Reductions over the 32 lanes of a warp, all of which take part. Every lane gets the result; the
+// order is fixed.
 template <typename T> static __device__ inline T warp_sum(T x) {
     for (int lane = WARP / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
     return x;
 }
 static __device__ inline float warp_max(float x) {
-    for (int lane = WARP / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
+    for (int lane = WARP / 2; lane > 0; lane /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
     return x;
 }
 
-// Over a block of whole warps; every thread gets the result, in a fixed order. May be called in a loop: the barriers keep rounds apart.
-template <typename T, typename Warp> static __device__ inline T block_all(T x, T none, Warp over_warp) {
+// Reductions over a block of whole warps. Every thread gets the result; the order is fixed.
+// May be called in a loop: the two barriers keep the rounds apart.
+template <typename T, typename Warp>
+static __device__ inline T block_all(T x, T none, Warp over_warp) {
     SHARED(T, partial, WARP);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     x = over_warp(x);
@@ -149,54 +169,75 @@ template <typename T, typename Warp> static __device__ inline T block_all(T x, T
     __syncthreads();
     return over_warp(lane < warps ? partial[lane] : none);
 }
-template <typename T> static __device__ inline T block_sum(T x) { return block_all(x, T(0), [](T y) { return warp_sum(y); }); }
-static __device__ inline float block_max(float x) { return block_all(x, -FLT_MAX, [](float y) { return warp_max(y); }); }
+template <typename T> static __device__ inline T block_sum(T x) {
+    return block_all(x, T(0), [](T y) { return warp_sum(y); });
+}
+static __device__ inline float block_max(float x) {
+    return block_all(x, -FLT_MAX, [](float y) { return warp_max(y); });
+}
 
-// ------------------------------------------------------------------------------------------------------------------ context
+// ---------------------------------------------------------------------------------------- context
 
-// What launchers share. scratch: floats that hold partial sums between two kernels of one launcher, in the order of the stream.
+// The context that launchers share.
 typedef struct Gpu {
     cudaStream_t stream;
-    float *scratch;
-    size_t scratch_size;                                       // in floats
-    struct Plans *plans;                                       // of matrix products (linear.cuh)
+    float *scratch;            // partial sums between two kernels of one launcher, in stream order
+    size_t scratch_size;       // in floats
+    struct Plans *plans;       // of matrix products (linear.cuh)
 } Gpu;
 
-// ------------------------------------------------------------------------------------------------------------------ the device
+// ------------------------------------------------------------------------------------- the device
 
-static __global__ void probe_kernel(void) {}                   // a binary for another GPU does not have it for this one
+// A program that was built for another GPU has no code of this kernel for the present one.
+static __global__ void probe_kernel(void) {}
 
-// Is there a driver, is it as new as the toolkit, and does it see a GPU? Returns how many.
+// Checks that there is a driver, that it is as new as the toolkit, and that it sees a GPU.
+// Returns the number of GPUs.
 static inline int gpu_find(void) {
     int count = 0, driver = 0, toolkit = 0;
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     cudaError_t found = cudaGetDeviceCount(&count);
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&toolkit);
-    CHECK(driver > 0, "expected an NVIDIA driver, found none\n  -> install it (nvidia-smi then lists the GPUs), or use the CPU: make train_gpt DEVICE=cpu");
-    CHECK(found != cudaErrorInsufficientDriver, "expected a driver for CUDA %d.%d, with which this program was built, or later; found one for CUDA %d.%d\n"
-          "  -> update the driver, or build with the toolkit of CUDA %d: make train_gpt NVCC=...", toolkit / 1000, toolkit % 1000 / 10, driver / 1000, driver % 1000 / 10, driver / 1000);
-    CHECK(found != cudaErrorNoDevice && !(found == cudaSuccess && count == 0), "expected an NVIDIA GPU, found none%s%s\n"
-          "  -> nvidia-smi lists those there are; without one: make train_gpt DEVICE=cpu", visible ? "; CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
+    CHECK(driver > 0, "expected an NVIDIA driver, found none\n"
+          "  -> install it (nvidia-smi then lists the GPUs), "
+          "or use the CPU: make train_gpt DEVICE=cpu");
+    CHECK(found != cudaErrorInsufficientDriver,
+          "expected a driver for CUDA %d.%d, with which this program was built, or later; "
+          "found one for CUDA %d.%d\n"
+          "  -> update the driver, or build with the toolkit of CUDA %d: make train_gpt NVCC=...",
+          toolkit / 1000, toolkit % 1000 / 10, driver / 1000, driver % 1000 / 10, driver / 1000);
+    CHECK(found != cudaErrorNoDevice && !(found == cudaSuccess && count == 0),
+          "expected an NVIDIA GPU, found none%s%s\n"
+          "  -> nvidia-smi lists those there are; without one: make train_gpt DEVICE=cpu",
+          visible ? "; CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
     cudaCheck(found);
     return count;
 }
 
-// Takes GPU number `local` of those that CUDA_VISIBLE_DEVICES leaves, or the only one, or says why it cannot serve; scratch and plans are for the caller to add.
+// Takes GPU number `local` of those that CUDA_VISIBLE_DEVICES leaves, or the only one, and refuses
+// a GPU that cannot serve, with the reason. The caller adds scratch and plans.
 static inline void gpu_open(Gpu *gpu, int local) {
     cudaDeviceProp device;
     cudaFuncAttributes probe;
     int count = gpu_find();
     memset(gpu, 0, sizeof *gpu);
-    CHECK(count == 1 || local < count, "process %d of this machine (counted from 0) has no GPU of its own: there are %d here\n  -> at most %d processes on this machine", local, count, count);
+    CHECK(count == 1 || local < count,
+          "process %d of this machine (counted from 0) has no GPU of its own: there are %d here\n"
+          "  -> at most %d processes on this machine", local, count, count);
     int id = count == 1 ? 0 : local;
     cudaCheck(cudaSetDevice(id));
     cudaCheck(cudaGetDeviceProperties(&device, id));
-    CHECK(device.major >= 8, "expected a GPU of compute capability 8.0 (A100, RTX 30) or later, found %s with %d.%d\n"
-          "  -> CUDA_VISIBLE_DEVICES=... chooses another; without one: make train_gpt DEVICE=cpu", device.name, device.major, device.minor);
+    CHECK(device.major >= 8,
+          "expected a GPU of compute capability 8.0 (A100, RTX 30) or later, found %s with %d.%d\n"
+          "  -> CUDA_VISIBLE_DEVICES=... chooses another; without one: make train_gpt DEVICE=cpu",
+          device.name, device.major, device.minor);
     cudaError_t loaded = cudaFuncGetAttributes(&probe, (const void *)probe_kernel);
-    CHECK(loaded != cudaErrorNoKernelImageForDevice && loaded != cudaErrorInvalidDeviceFunction, "this program was not built for %s, compute capability %d.%d\n"
-          "  -> make train_gpt ARCH=%d%d%s", device.name, device.major, device.minor, device.major, device.minor, device.major == 9 ? "a" : "");
+    CHECK(loaded != cudaErrorNoKernelImageForDevice && loaded != cudaErrorInvalidDeviceFunction,
+          "this program was not built for %s, compute capability %d.%d\n"
+          "  -> make train_gpt ARCH=%d%d%s",
+          device.name, device.major, device.minor, device.major, device.minor,
+          device.major == 9 ? "a" : "");
     cudaCheck(loaded);
     cudaCheck(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
 }

@@ -1,57 +1,106 @@
-// moe.cuh: mixture of experts without a word from the host: router, rows of an expert side by side, products of all experts in one launch, and back to tokens.
-// The mathematics is the judge's (train_gpt.c, "the router"):
+// moe.cuh: mixture of experts. The router chooses the top-k experts of each token; the rows of each
+// expert are gathered side by side; one grouped product multiplies all experts; and combine sums
+// the experts' rows for each token. The host waits for nothing. Mathematics as in train_gpt.c:
 //
-//   router     s = softmax(z) or sigmoid(z), z = W_r u in float;  S = the K experts with the largest s + bias, among equals the first;  gate = scale s / (1 or sum_S s)
-//   rows       n K of them, one for each expert of each token: those of an expert are neighbours, in the order of the tokens, without padding; no token is dropped
-//   products   with W_e [out, in] of expert e:   y = c x W_e^T     dx = c dy W_e     dW_e += c dy^T x;   forward and dW read x from the tokens themselves, where it is u
-//   combine    y_t = sum_k gate_tk row_tk + beta add_t;   backward  drow_tk = gate_tk dy_t,  dgate_tk = dy_t . row_tk;   the gradient of u is combine without gates
+//   router     z = W_r u in float,  s = softmax(z) or sigmoid(z)
+//              S = top-k of s + bias: the K experts with the largest values, the first among equals
+//              gate_e = scale s_e / (1 or sum_S s), for e in S
+//   rows       n K rows, one for each expert of each token. Rows of one expert are neighbours, in
+//              the order of the tokens, without padding. No token is dropped.
+//   products   with W_e [out, in] of expert e, where x may be rows of the tokens themselves (u):
+//              y = c x W_e^T     dx = c dy W_e     dW_e += c dy^T x
+//   combine    y_t = sum_k gate_tk row_tk + beta add_t
+//              backward: drow_tk = gate_tk dy_t,  dgate_tk = dy_t . row_tk
+//              The gradient of u is combine without gates.
 //
-// How many rows an expert has only the device knows. So grids are as large as they can need to be: a product has a block for each of n K / ROW_TILE + E tiles
-// of rows, and those that no expert needs end at once. Nothing is added up by atomics: counts are sums over chunks of tokens in their order, a token
-// gathers its K rows, and the rows of an expert are in one order, so the same command gives the same bits.
+// Only the device knows how many rows an expert has. So grids have their largest possible size: a
+// product has a block for each of n K / ROW_TILE + E tiles of rows, and a block whose tile no
+// expert needs ends at once. No sum uses atomics: counts are sums over chunks of tokens in their
+// order, a token gathers its K rows, and the rows of an expert have one order. The same command
+// gives the same bits.
 //
-// Computed floors in bf16 at 790 TFLOP/s and 4.3 TB/s, n = 32768 tokens of C = 1024, 64 experts of F = 512, 8 a token (bench: dev/bench/gpu/kernels.cu):
-//   logits                  4.3 GFLOP               n (2 C + 4 E) bytes             0.018 ms
-//   router forward          K passes over E scores  n (4 E + 8 K + 4)               0.003           backward   n (6 E + 12 K + 4)    0.004 ms
-//   gate and up             550 GFLOP   0.696 ms    n K 4 F + n 2 C + 4 E C F       0.172           down       275 GFLOP             0.348 ms
-//     each again for dx and for dW
-//   combine                                         n (K + 2) 2 C                   0.156           backward   n (2 K + 1) 2 C       0.265 ms
-//   gradient of u                                   as combine                      0.156
-// The products are made with mma.sync, which reaches some 62 % of the tensor cores' rate on compute capability 9.0: their floors there are 1.6 times as high.
+// Computed floors in bf16 at 790 TFLOP/s and 4.3 TB/s, for n = 32768 tokens of C = 1024 and 64
+// experts of F = 512, 8 a token (bench: dev/bench/gpu/kernels.cu):
+//
+//                       FLOP                    bytes                               ms
+//   logits              4.3 G                   n (2 C + 4 E)                       0.018
+//   router forward      K passes over E scores  n (4 E + 8 K + 4)                   0.003
+//   router backward                             n (6 E + 12 K + 4)                  0.004
+//   gate and up         550 G    0.696 ms       n K 4 F + n 2 C + 4 E C F           0.172
+//   down                275 G    0.348 ms
+//   combine                                     n (K + 2) 2 C                       0.156
+//   combine backward                            n (2 K + 1) 2 C                     0.265
+//   gradient of u                               as combine                          0.156
+//
+// gate and up, and down, cost the same again for dx and for dW. The products use mma.sync, which
+// reaches some 62 % of the tensor cores' rate on compute capability 9.0: their floors are there 1.6
+// times as high.
 #pragma once
 #include "attention.cuh"
 #include "loss.cuh"
 #include "modes.h"
 #include "tensors.h"
 
-// balance, sequence, z: coefficients of one layer.
-typedef struct RouterShape { int B, T, E, K, kind; float scale, balance, sequence, z; } RouterShape;
+typedef struct RouterShape {
+    int B, T, E, K;
+    int kind;                  // ROUTER_SOFTMAX, ROUTER_SIGMOID, ...
+    float scale;               // of the gates
+    float balance, sequence, z;  // coefficients of the losses of one layer
+} RouterShape;
 
-enum { ROUTER_WARPS = 4, ROUTER_THREADS = ROUTER_WARPS * WARP, ROUTER_CHUNK = 64, ROUTER_MOST = 1024, PLAN_THREADS = 1024 };
+// The results of a router. A row is one token at one of its experts.
+typedef struct Routed {
+    wide *gate;                // [n, K] weight of each chosen expert
+    wide *lse;                 // [n] log-sum-exp of the logits
+    wide *load;                // [B + 1, E] tokens of each expert; the last row sums the others
+    wide *share;               // [B, E] mean probability of each expert
+    int32_t *choice;           // [n, K] the top-k experts
+    int32_t *place;            // [n, K] their rows
+    int32_t *start;            // [E + 1] first row of each expert
+    int32_t *source;           // [n K] token of each row
+    int32_t *tiles;            // [row_tiles, 2] expert and first row; expert -1 after the last tile
+} Routed;
 
-// Sums of a chunk, up to ROUTER_CHUNK tokens of one sequence: how often each expert was chosen, and its p, [B * chunks, E].
-typedef struct RouterParts { int *count; float *share; } RouterParts;
+enum { ROUTER_WARPS = 4, ROUTER_THREADS = ROUTER_WARPS * WARP, PLAN_THREADS = 1024 };
+enum { ROUTER_CHUNK = 64, ROUTER_MOST = 1024 };  // tokens of a chunk; experts, at most
 
-static __host__ __device__ inline int router_chunks(RouterShape r) { return CEIL_DIV(r.T, ROUTER_CHUNK); }
-static inline size_t router_scratch(RouterShape r) { return 2 * (size_t)r.B * router_chunks(r) * r.E; }        // floats
-static inline RouterParts router_parts(RouterShape r, Gpu *gpu) { return RouterParts{(int *)gpu->scratch, gpu->scratch + router_scratch(r) / 2}; }
+// Sums over a chunk, which has up to ROUTER_CHUNK tokens of one sequence.
+typedef struct RouterParts {
+    int *count;                // [B * chunks, E] how often each expert was chosen
+    float *share;              // [B * chunks, E] the sum of its probability p
+} RouterParts;
 
-static __device__ inline float router_score(float z, float lse, int kind) { return kind == ROUTER_SIGMOID ? 1 / (1 + expf(-z)) : expf(z - lse); }
-
-// Over a warp's row of E values, every lane gets it.
-static __device__ inline float router_lse(const wide *z, int E) {
-    float most = -INFINITY, sum = 0;
-    for (int j = threadIdx.x % WARP; j < E; j += WARP) most = fmaxf(most, z[j]);
-    most = warp_max(most);
-    for (int j = threadIdx.x % WARP; j < E; j += WARP) sum += expf(z[j] - most);
-    return most + logf(warp_sum(sum));
+static __host__ __device__ inline int router_chunks(RouterShape r) {
+    return CEIL_DIV(r.T, ROUTER_CHUNK);
+}
+// Floats of scratch that a router needs.
+static inline size_t router_scratch(RouterShape r) {
+    return 2 * (size_t)r.B * router_chunks(r) * r.E;
+}
+static inline RouterParts router_parts(RouterShape r, Gpu *gpu) {
+    return RouterParts{(int *)gpu->scratch, gpu->scratch + router_scratch(r) / 2};
 }
 
-// ------------------------------------------------------------------------------------------------------------------ router, forward
+static __device__ inline float router_score(float z, float lse, int kind) {
+    return kind == ROUTER_SIGMOID ? 1 / (1 + expf(-z)) : expf(z - lse);
+}
 
-// A larger score has the larger key; among equals the first expert; NaN comes last. Never 0.
+// log-sum-exp of a row of E values; the lanes of a warp share the row, and all get the result.
+static __device__ inline float router_lse(const wide *z, int E) {
+    float max = -INFINITY, sum = 0;
+    for (int j = threadIdx.x % WARP; j < E; j += WARP) max = fmaxf(max, z[j]);
+    max = warp_max(max);
+    for (int j = threadIdx.x % WARP; j < E; j += WARP) sum += expf(z[j] - max);
+    return max + logf(warp_sum(sum));
+}
+
+// -------------------------------------------------------------------------------- router, forward
+
+// A key for top-k: a larger score has the larger key, the first expert wins among equals, and NaN
+// comes last. Never 0.
 static __device__ inline uint64_t router_key(float score, int j) {
-    uint32_t bits = __float_as_uint(score), order = score != score ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
+    uint32_t bits = __float_as_uint(score), order = bits >> 31 ? ~bits : bits | 0x80000000u;
+    if (score != score) order = 0;
     return (uint64_t)order << 32 | (0xffffffffu - (uint32_t)j);
 }
 
@@ -63,16 +112,22 @@ static __device__ inline uint64_t warp_max_key(uint64_t x) {
     return x;
 }
 
-// Block: a chunk; warp: a token at a time. Lane j % 32 keeps expert j's key, count and share in shared memory: no lane reads another's.
+// Scores, top-k and gates. A block takes a chunk, a warp one token at a time. Lane j % 32 keeps the
+// key, count and share of expert j in shared memory; no other lane reads them.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_forward_kernel(wide *gate, int32_t *choice, wide *lse, RouterParts parts, const wide *z, const wide *bias, RouterShape r) {
+router_forward_kernel(Routed o, RouterParts parts, const wide *z, const wide *bias,
+                      RouterShape r) {
     SHARED_DYNAMIC(uint64_t, shared);
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, chunks = router_chunks(r), all = ROUTER_WARPS * r.E;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int chunks = router_chunks(r), all = ROUTER_WARPS * r.E;
     int first = blockIdx.x % chunks * ROUTER_CHUNK, end = min(first + ROUTER_CHUNK, r.T);
     uint64_t *key = shared + warp * r.E;
     int *count = (int *)(shared + all), *mine = count + warp * r.E;
     float *share = (float *)(count + all), *p = share + warp * r.E;
-    for (int j = lane; j < r.E; j += WARP) mine[j] = 0, p[j] = 0;
+    for (int j = lane; j < r.E; j += WARP) {
+        mine[j] = 0;
+        p[j] = 0;
+    }
     for (int t = first + warp; t < end; t += ROUTER_WARPS) {
         int64_t token = (int64_t)(blockIdx.x / chunks) * r.T + t, at = token * r.K;
         const wide *z_t = z + token * r.E;
@@ -83,8 +138,9 @@ router_forward_kernel(wide *gate, int32_t *choice, wide *lse, RouterParts parts,
             sum += s;
         }
         sum = r.kind == ROUTER_SIGMOID ? warp_sum(sum) : 1;
-        for (int j = lane; j < r.E; j += WARP) p[j] += router_score(z_t[j], log_sum, r.kind) / sum;
-        for (int k = 0; k < r.K; k++) {
+        for (int j = lane; j < r.E; j += WARP)
+            p[j] += router_score(z_t[j], log_sum, r.kind) / sum;
+        for (int k = 0; k < r.K; k++) {  // top-k: the largest key, K times
             uint64_t best = 0;
             for (int j = lane; j < r.E; j += WARP) best = key[j] > best ? key[j] : best;
             int j = (int)(0xffffffffu - (uint32_t)warp_max_key(best));
@@ -93,41 +149,50 @@ router_forward_kernel(wide *gate, int32_t *choice, wide *lse, RouterParts parts,
             key[j] = 0;
             mine[j]++;
             chosen += s;
-            choice[at + k] = j;
-            gate[at + k] = r.scale * s;
+            o.choice[at + k] = j;
+            o.gate[at + k] = r.scale * s;
         }
         chosen = warp_sum(chosen);
-        __syncwarp();                                          // gates were written by the lanes of their experts
-        for (int k = lane; k < r.K && r.kind != ROUTER_SOFTMAX; k += WARP) gate[at + k] /= chosen;
-        if (lane == 0) lse[token] = log_sum;
+        __syncwarp();  // the lanes of the chosen experts wrote the gates
+        for (int k = lane; k < r.K && r.kind != ROUTER_SOFTMAX; k += WARP)
+            o.gate[at + k] /= chosen;
+        if (lane == 0) o.lse[token] = log_sum;
     }
     __syncthreads();
     for (int j = threadIdx.x; j < r.E; j += ROUTER_THREADS) {
         int chosen = 0;
         float sum = 0;
-        for (int w = 0; w < ROUTER_WARPS; w++) chosen += count[w * r.E + j], sum += share[w * r.E + j];
+        for (int w = 0; w < ROUTER_WARPS; w++) {
+            chosen += count[w * r.E + j];
+            sum += share[w * r.E + j];
+        }
         parts.count[(int64_t)blockIdx.x * r.E + j] = chosen;
         parts.share[(int64_t)blockIdx.x * r.E + j] = sum;
     }
 }
 
-// One block. Loads and shares from those of the chunks; the rows of each expert from the loads; and which tile is whose. Loads are whole numbers below 2^24.
-static __global__ void __launch_bounds__(PLAN_THREADS) router_plan_kernel(wide *load, wide *share, int32_t *start, int32_t *tiles, RouterParts parts, RouterShape r, int bound) {
+// One block. Sums the chunks to loads and shares, and from the loads computes the first row of each
+// expert and the tiles of rows. Loads are whole numbers below 2^24.
+static __global__ void __launch_bounds__(PLAN_THREADS)
+router_plan_kernel(Routed o, RouterParts parts, RouterShape r, int bound) {
     SHARED_DYNAMIC(int, row);
     int *tile = row + r.E + 1, chunks = router_chunks(r);
     for (int i = threadIdx.x; i < r.B * r.E; i += blockDim.x) {
         int64_t at = (int64_t)(i / r.E) * chunks * r.E + i % r.E;
         int count = 0;
         float sum = 0;
-        for (int c = 0; c < chunks; c++) count += parts.count[at + (int64_t)c * r.E], sum += parts.share[at + (int64_t)c * r.E];
-        load[i] = (float)count;
-        share[i] = sum / r.T;
+        for (int c = 0; c < chunks; c++) {
+            count += parts.count[at + (int64_t)c * r.E];
+            sum += parts.share[at + (int64_t)c * r.E];
+        }
+        o.load[i] = (float)count;
+        o.share[i] = sum / r.T;
     }
     __syncthreads();
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
         float sum = 0;
-        for (int b = 0; b < r.B; b++) sum += load[b * r.E + j];
-        load[r.B * r.E + j] = sum;
+        for (int b = 0; b < r.B; b++) sum += o.load[b * r.E + j];
+        o.load[r.B * r.E + j] = sum;
         row[j + 1] = (int)sum;
     }
     __syncthreads();
@@ -140,104 +205,129 @@ static __global__ void __launch_bounds__(PLAN_THREADS) router_plan_kernel(wide *
     }
     __syncthreads();
     for (int j = threadIdx.x; j <= r.E; j += blockDim.x) {
-        start[j] = row[j];
+        o.start[j] = row[j];
         for (int i = tile[j], end = j < r.E ? tile[j + 1] : bound; i < end; i++) {
-            tiles[2 * i] = j < r.E ? j : -1;
-            tiles[2 * i + 1] = row[j] + (i - tile[j]) * ROW_TILE;
+            o.tiles[2 * i] = j < r.E ? j : -1;
+            o.tiles[2 * i + 1] = row[j] + (i - tile[j]) * ROW_TILE;
         }
     }
 }
 
-// Block: a chunk; thread: an expert, whose rows it deals out in the order of the tokens, after those that sequences and chunks before it take.
+// Gives each choice its row. A block takes a chunk, a thread an expert: its rows are in the order
+// of the tokens, after the rows of earlier sequences and chunks.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_place_kernel(int32_t *place, int32_t *source, const int32_t *start, const wide *load, RouterParts parts, const int32_t *choice, RouterShape r) {
-    int chunks = router_chunks(r), b = blockIdx.x / chunks, chunk = blockIdx.x % chunks, first = b * r.T + chunk * ROUTER_CHUNK;
+router_place_kernel(Routed o, RouterParts parts, RouterShape r) {
+    int chunks = router_chunks(r), b = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
+    int first = b * r.T + chunk * ROUTER_CHUNK;
     int assigned = min((int)ROUTER_CHUNK, r.T - chunk * ROUTER_CHUNK) * r.K;
-    const int32_t *from = choice + (int64_t)first * r.K;
-    int32_t *to = place + (int64_t)first * r.K;
+    const int32_t *from = o.choice + (int64_t)first * r.K;
+    int32_t *to = o.place + (int64_t)first * r.K;
     for (int j = threadIdx.x; j < r.E; j += ROUTER_THREADS) {
-        int row = start[j];
-        for (int before = 0; before < b; before++) row += (int)load[before * r.E + j];
-        for (int before = 0; before < chunk; before++) row += parts.count[((int64_t)b * chunks + before) * r.E + j];
+        int row = o.start[j];
+        for (int before = 0; before < b; before++) row += (int)o.load[before * r.E + j];
+        for (int before = 0; before < chunk; before++)
+            row += parts.count[((int64_t)b * chunks + before) * r.E + j];
         for (int i = 0; i < assigned; i++) {
             if (from[i] != j) continue;
             to[i] = row;
-            source[row++] = first + i / r.K;
+            o.source[row++] = first + i / r.K;
         }
     }
 }
 
-// What a router leaves. gate, choice, place [n, K]; lse [n]; load [B + 1, E], the last row the sum of the others; share [B, E]; start [E + 1]; source [n K]: the token
-// of each row; tiles [row_tiles, 2]: expert and first row, expert -1 after the last.
-typedef struct Routed { wide *gate, *lse, *load, *share; int32_t *choice, *place, *start, *source, *tiles; } Routed;
-
-// From logits z [n, E]; bias [E] takes part in the choice alone, nullptr: none.
-static inline void router_forward(const Routed *o, const wide *z, const wide *bias, RouterShape r, Gpu *gpu) {
+// From logits z [n, E]. bias [E], or nullptr, affects the choice alone.
+static inline void router_forward(const Routed *o, const wide *z, const wide *bias, RouterShape r,
+                                  Gpu *gpu) {
     unsigned blocks = (unsigned)(r.B * router_chunks(r));
     size_t shared = ROUTER_WARPS * r.E * (sizeof(uint64_t) + sizeof(int) + sizeof(float));
+    int bound = (int)row_tiles((int64_t)r.B * r.T * r.K, r.E);
     RouterParts parts = router_parts(r, gpu);
-    CHECK(router_scratch(r) <= gpu->scratch_size && r.E <= ROUTER_MOST, "%d x %d tokens and %d experts need %zu floats of scratch, there are %zu\n  -> a larger scratch_size", r.B, r.T, r.E,
-          router_scratch(r), gpu->scratch_size);
-    LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, o->gate, o->choice, o->lse, parts, z, bias, r);
-    LAUNCH(router_plan_kernel, 1, threads_for(r.B * r.E, PLAN_THREADS), 2 * (r.E + 1) * sizeof(int), gpu->stream, o->load, o->share, o->start, o->tiles, parts, r,
-           (int)row_tiles((int64_t)r.B * r.T * r.K, r.E));
-    LAUNCH(router_place_kernel, blocks, ROUTER_THREADS, 0, gpu->stream, o->place, o->source, o->start, o->load, parts, o->choice, r);
+    CHECK(router_scratch(r) <= gpu->scratch_size && r.E <= ROUTER_MOST,
+          "%d x %d tokens and %d experts need %zu floats of scratch, there are %zu\n"
+          "  -> a larger scratch_size", r.B, r.T, r.E, router_scratch(r), gpu->scratch_size);
+    LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, *o, parts, z, bias,
+           r);
+    LAUNCH(router_plan_kernel, 1, threads_for(r.B * r.E, PLAN_THREADS),
+           2 * (r.E + 1) * sizeof(int), gpu->stream, *o, parts, r, bound);
+    LAUNCH(router_place_kernel, blocks, ROUTER_THREADS, 0, gpu->stream, *o, parts, r);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ router, backward
-// pull_e = d(losses) / d(p_e). With ds_e = scale dgate_e, or (scale dgate_e - sum_S dgate gate) / sum_S s, for e in S:
-//   softmax: u = ds + pull, dz = s (u - sum s u);   sigmoid: dz = s (1 - s) (ds + (pull - sum p pull) / sum s);   z: + 2 z lse softmax(z) / n
+// ------------------------------------------------------------------------------- router, backward
+// Backward of top-k: the choice itself has no gradient; the gates of the chosen experts have.
+//   pull_e = d(losses) / d(p_e)
+//   ds_e   = scale dgate_e, or (scale dgate_e - sum_S dgate gate) / sum_S s, for e in S; else 0
+//   softmax:  u = ds + pull,  dz = s (u - sum s u)
+//   sigmoid:  dz = s (1 - s) (ds + (pull - sum p pull) / sum s)
+//   z-loss:   dz += 2 z lse softmax(z) / n
 
-// Warp: a token. u is shared among its lanes, because a choice is any lane's.
+// A warp takes a token. Its lanes share u: the gradient of a gate goes to any lane's expert.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_backward_kernel(real *dz, const wide *dgate, Routed o, const wide *z, RouterShape r, float loss_scale) {
+router_backward_kernel(real *dz, const wide *dgate, Routed o, const wide *z, RouterShape r,
+                       float loss_scale) {
     SHARED_DYNAMIC(float, shared);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int64_t n = (int64_t)r.B * r.T, t = (int64_t)blockIdx.x * ROUTER_WARPS + warp, at = t * r.K;
     if (t >= n) return;
-    const wide *z_t = z + t * r.E, *load_b = o.load + t / r.T * r.E, *load_all = o.load + (int64_t)r.B * r.E;
-    float *u = shared + warp * r.E, lse = o.lse[t], each = loss_scale * r.E / r.K / n, sum = 0, pulled = 0, chosen = 0, inner = 0, along = 0;
+    const wide *z_t = z + t * r.E;
+    const wide *load_b = o.load + t / r.T * r.E, *load_all = o.load + (int64_t)r.B * r.E;
+    float *u = shared + warp * r.E, lse = o.lse[t], each = loss_scale * r.E / r.K / n;
+    float sum = 0, pulled = 0, chosen = 0, inner = 0, along = 0;
     for (int j = lane; j < r.E; j += WARP) {
         float s = router_score(z_t[j], lse, r.kind);
         u[j] = each * (r.balance * load_all[j] / n + r.sequence * load_b[j] / r.T);
         sum += s;
         pulled += s * u[j];
     }
-    sum = warp_sum(sum), pulled = warp_sum(pulled);
+    sum = warp_sum(sum);
+    pulled = warp_sum(pulled);
     if (r.kind == ROUTER_SIGMOID)
         for (int j = lane; j < r.E; j += WARP) u[j] = (u[j] - pulled / sum) / sum;
     for (int k = lane; k < r.K; k += WARP) {
         chosen += router_score(z_t[o.choice[at + k]], lse, r.kind);
         inner += dgate[at + k] * o.gate[at + k];
     }
-    chosen = warp_sum(chosen), inner = warp_sum(inner);
+    chosen = warp_sum(chosen);
+    inner = warp_sum(inner);
     __syncwarp();
-    for (int k = lane; k < r.K; k += WARP) u[o.choice[at + k]] += r.kind == ROUTER_SOFTMAX ? r.scale * dgate[at + k] : (r.scale * dgate[at + k] - inner) / chosen;
+    for (int k = lane; k < r.K; k += WARP) {
+        float ds = r.scale * dgate[at + k];
+        u[o.choice[at + k]] += r.kind == ROUTER_SOFTMAX ? ds : (ds - inner) / chosen;
+    }
     __syncwarp();
     for (int j = lane; j < r.E; j += WARP) along += router_score(z_t[j], lse, r.kind) * u[j];
     along = warp_sum(along);
     for (int j = lane; j < r.E; j += WARP) {
-        float s = router_score(z_t[j], lse, r.kind), d = s * (r.kind == ROUTER_SIGMOID ? (1 - s) * u[j] : u[j] - along);
+        float s = router_score(z_t[j], lse, r.kind);
+        float d = s * (r.kind == ROUTER_SIGMOID ? (1 - s) * u[j] : u[j] - along);
         dz[t * r.E + j] = to_real(d + loss_scale * 2 * r.z * lse / n * expf(z_t[j] - lse));
     }
 }
 
-// SETs dz [n, E] from the gradient of the gates [n, K] and from the losses; loss_scale: the gradient of the micro-batch's mean loss.
-static inline void router_backward(real *dz, const wide *dgate, const Routed *o, const wide *z, RouterShape r, float loss_scale, Gpu *gpu) {
+// SETs dz [n, E] from the gradient of the gates [n, K] and from the losses.
+// loss_scale: the gradient of the micro-batch's mean loss.
+static inline void router_backward(real *dz, const wide *dgate, const Routed *o, const wide *z,
+                                   RouterShape r, float loss_scale, Gpu *gpu) {
     unsigned blocks = (unsigned)CEIL_DIV((int64_t)r.B * r.T, ROUTER_WARPS);
-    LAUNCH(router_backward_kernel, blocks, ROUTER_THREADS, ROUTER_WARPS * r.E * sizeof(float), gpu->stream, dz, dgate, *o, z, r, loss_scale);
+    LAUNCH(router_backward_kernel, blocks, ROUTER_THREADS, ROUTER_WARPS * r.E * sizeof(float),
+           gpu->stream, dz, dgate, *o, z, r, loss_scale);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ losses, loads, bias
+// ----------------------------------------------------------------------------- losses, loads, bias
 
-// Sums over tokens, as the judge's LayerStats has means: entropy of p, and the losses without their coefficients. load[E]: tokens of each expert.
-typedef struct RouterWatch { double *sums, *load; } RouterWatch;
+// Statistics of a router: sums over tokens, of which LayerStats (run/trainer.h) has means.
+typedef struct RouterStats {
+    double *sums;              // [ROUTER_SUMS] entropy of p; the losses without coefficients
+    double *load;              // [E] tokens of each expert
+} RouterStats;
 enum { ROUTER_ENTROPY, ROUTER_BALANCE, ROUTER_SEQUENCE, ROUTER_Z, ROUTER_SUMS };
 
-// Block: ROUTER_CHUNK tokens; warp: a token at a time. partial[block] = the sum of the entropies of their p. Reads 4 (E + 1) bytes a token.
-static __global__ void __launch_bounds__(ROUTER_THREADS) router_entropy_kernel(float *partial, const wide *lse, const wide *z, RouterShape r) {
+// partial[block] = sum of the entropies of p over ROUTER_CHUNK tokens. A warp takes one token at a
+// time. Reads 4 (E + 1) bytes a token.
+static __global__ void __launch_bounds__(ROUTER_THREADS)
+router_entropy_kernel(float *partial, const wide *lse, const wide *z, RouterShape r) {
     int lane = threadIdx.x % WARP;
-    int64_t n = (int64_t)r.B * r.T, first = (int64_t)blockIdx.x * ROUTER_CHUNK, end = min(first + ROUTER_CHUNK, n);
+    int64_t n = (int64_t)r.B * r.T, first = (int64_t)blockIdx.x * ROUTER_CHUNK;
+    int64_t end = min(first + ROUTER_CHUNK, n);
     float entropy = 0;
     for (int64_t t = first + threadIdx.x / WARP; t < end; t += ROUTER_WARPS) {
         float sum = 0;
@@ -252,55 +342,80 @@ static __global__ void __launch_bounds__(ROUTER_THREADS) router_entropy_kernel(f
     if (threadIdx.x == 0) partial[blockIdx.x] = entropy;
 }
 
-// One block, one order. Reads 4 bytes a token. entropy: `parts` sums, where it is watched.
-static __global__ void __launch_bounds__(SUMS_THREADS) router_count_kernel(double *loss, wide *loads, RouterWatch watch, Routed o, const float *entropy, int parts, RouterShape r) {
+// One block, so one order of summation. Reads 4 bytes a token. entropy: `parts` sums, read only
+// with stats.
+static __global__ void __launch_bounds__(SUMS_THREADS)
+router_count_kernel(double *loss, wide *loads, RouterStats stats, Routed o, const float *entropy,
+                    int parts, RouterShape r) {
     double n = (double)r.B * r.T, each = r.E / (n * r.K), sums[ROUTER_SUMS] = {};
-    for (int64_t t = threadIdx.x; t < (int64_t)r.B * r.T; t += blockDim.x) sums[ROUTER_Z] += (double)o.lse[t] * o.lse[t];
-    for (int i = threadIdx.x; i < parts && watch.sums; i += blockDim.x) sums[ROUTER_ENTROPY] += entropy[i];
+    for (int64_t t = threadIdx.x; t < (int64_t)r.B * r.T; t += blockDim.x)
+        sums[ROUTER_Z] += (double)o.lse[t] * o.lse[t];
+    for (int i = threadIdx.x; i < parts && stats.sums; i += blockDim.x)
+        sums[ROUTER_ENTROPY] += entropy[i];
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
         double load = o.load[(int64_t)r.B * r.E + j], share = 0;
         for (int b = 0; b < r.B; b++) {
-            share += (double)o.share[b * r.E + j] / r.B;
-            sums[ROUTER_SEQUENCE] += n * each * r.B * o.load[b * r.E + j] * o.share[b * r.E + j] / r.B;
+            int at = b * r.E + j;
+            share += (double)o.share[at] / r.B;
+            sums[ROUTER_SEQUENCE] += n * each * r.B * o.load[at] * o.share[at] / r.B;
         }
         sums[ROUTER_BALANCE] += n * each * load * share;
         loads[j] += (float)load;
-        if (watch.load) watch.load[j] += load;
+        if (stats.load) stats.load[j] += load;
     }
     for (int i = 0; i < ROUTER_SUMS; i++) sums[i] = block_sum(sums[i]);
     if (threadIdx.x > 0) return;
-    *loss += r.balance * sums[ROUTER_BALANCE] + r.sequence * sums[ROUTER_SEQUENCE] + r.z * sums[ROUTER_Z];
-    for (int i = 0; i < ROUTER_SUMS && watch.sums; i++) watch.sums[i] += sums[i];
+    *loss += r.balance * sums[ROUTER_BALANCE] + r.sequence * sums[ROUTER_SEQUENCE] +
+             r.z * sums[ROUTER_Z];
+    for (int i = 0; i < ROUTER_SUMS && stats.sums; i++) stats.sums[i] += sums[i];
 }
 
-// After a forward that counts: n times the router's losses are added to *loss, the tokens of each expert to loads [E]; watch: nullptrs, where nobody looks.
-static inline void router_count(double *loss, wide *loads, RouterWatch watch, const Routed *o, const wide *z, RouterShape r, Gpu *gpu) {
-    int parts = CEIL_DIV((int64_t)r.B * r.T, ROUTER_CHUNK);        // no more than the forward's chunks, which there is scratch for
-    if (watch.sums) LAUNCH(router_entropy_kernel, parts, ROUTER_THREADS, 0, gpu->stream, gpu->scratch, o->lse, z, r);
-    LAUNCH(router_count_kernel, 1, threads_for((int64_t)r.B * r.T, SUMS_THREADS), 0, gpu->stream, loss, loads, watch, *o, gpu->scratch, parts, r);
+// After a forward that counts: adds n times the router's losses to *loss, and the tokens of each
+// expert to loads [E]. stats: nullptrs if nobody asked for statistics.
+static inline void router_count(double *loss, wide *loads, RouterStats stats, const Routed *o,
+                                const wide *z, RouterShape r, Gpu *gpu) {
+    // No more chunks than in forward, so scratch has room.
+    int64_t n = (int64_t)r.B * r.T;
+    int parts = CEIL_DIV(n, ROUTER_CHUNK);
+    if (stats.sums)
+        LAUNCH(router_entropy_kernel, parts, ROUTER_THREADS, 0, gpu->stream, gpu->scratch, o->lse,
+               z, r);
+    LAUNCH(router_count_kernel, 1, threads_for(n, SUMS_THREADS), 0, gpu->stream, loss, loads, stats,
+           *o, gpu->scratch, parts, r);
 }
 
-// A fixed step towards an even load (Wang et al. 2024; DeepSeek-V3 section 2.1.2): b += rate sign(mean load - load), in the master weights, which the router reads.
-static __host__ __device__ inline float router_step(float load, float sum, int E, float rate) { return load * E < sum ? rate : load * E > sum ? -rate : 0; }
+// The selection bias moves a fixed step towards an even load, in the master weights, which the
+// router reads (Wang et al. 2024; DeepSeek-V3, section 2.1.2): b += rate sign(mean load - load).
+static __host__ __device__ inline float router_balance_step(float load, float sum, int E,
+                                                            float rate) {
+    if (load * E < sum) return rate;
+    return load * E > sum ? -rate : 0;
+}
 
-static __global__ void __launch_bounds__(ROUTER_THREADS) router_balance_kernel(wide *bias, const wide *loads, int E, float rate, const int *applied) {
+static __global__ void __launch_bounds__(ROUTER_THREADS)
+router_balance_kernel(wide *bias, const wide *loads, int E, float rate, const int *applied) {
     float sum = 0;
     for (int j = threadIdx.x; j < E; j += blockDim.x) sum += loads[j];
     sum = block_sum(sum);
-    for (int j = threadIdx.x; j < E && *applied; j += blockDim.x) bias[j] += router_step(loads[j], sum, E, rate);
+    for (int j = threadIdx.x; j < E && *applied; j += blockDim.x)
+        bias[j] += router_balance_step(loads[j], sum, E, rate);
 }
 
-static inline void router_balance(wide *bias, const wide *loads, int E, float rate, const int *applied, Gpu *gpu) {
+// *applied, on the device: whether the update of this step was taken.
+static inline void router_balance(wide *bias, const wide *loads, int E, float rate,
+                                  const int *applied, Gpu *gpu) {
     LAUNCH(router_balance_kernel, 1, ROUTER_THREADS, 0, gpu->stream, bias, loads, E, rate, applied);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ tokens and rows
+// -------------------------------------------------------------------------------- tokens and rows
 
-enum { COMBINE_THREADS = 128 };                                // 8 blocks at a time leave a thread registers for several loads in flight
+// 8 blocks at a time leave a thread the registers for several loads in flight.
+enum { COMBINE_THREADS = 128 };
 
-// Block (token, part of the row): 16 bytes a thread. gate nullptr: all 1; add may be absent (nullptr), and may be y.
+// Block (token, part of the row); a thread has 16 bytes.
 static __global__ void __launch_bounds__(COMBINE_THREADS, 8)
-combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place, const real *add, float beta, int K, int C) {
+combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place, const real *add,
+               float beta, int K, int C) {
     int64_t t = blockIdx.x, at = t * K;
     int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
     if (i >= C) return;
@@ -319,14 +434,19 @@ combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place
     pack_store(y + t * C + i, out);
 }
 
-// y[t] = sum_k gate[t, k] rows[place[t, k]] + beta add[t]
-static inline void combine(real *y, const real *rows, const wide *gate, const int32_t *place, const real *add, float beta, int64_t n, int K, int C, Gpu *gpu) {
-    LAUNCH(combine_kernel, dim3((unsigned)n, CEIL_DIV(C / PACK, COMBINE_THREADS)), COMBINE_THREADS, 0, gpu->stream, y, rows, gate, place, add, beta, K, C);
+// y[t] = sum_k gate[t, k] rows[place[t, k]] + beta add[t]. A gate of nullptr is all 1. add may be
+// nullptr, and may be y.
+static inline void combine(real *y, const real *rows, const wide *gate, const int32_t *place,
+                           const real *add, float beta, int64_t n, int K, int C, Gpu *gpu) {
+    dim3 grid((unsigned)n, CEIL_DIV(C / PACK, COMBINE_THREADS));
+    LAUNCH(combine_kernel, grid, COMBINE_THREADS, 0, gpu->stream, y, rows, gate, place, add, beta,
+           K, C);
 }
 
-// Block: a token; warp: every so many-th of its rows.
+// A block takes a token; its warps take the token's rows in turn.
 static __global__ void __launch_bounds__(COMBINE_THREADS, 8)
-combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *rows, const wide *gate, const int32_t *place, int K, int C) {
+combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *rows,
+                        const wide *gate, const int32_t *place, int K, int C) {
     int64_t t = blockIdx.x;
     int lane = threadIdx.x % WARP;
     dy += t * C;
@@ -347,86 +467,138 @@ combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *ro
 }
 
 // drows[place[t, k]] = gate[t, k] dy[t];  dgate[t, k] = dy[t] . rows[place[t, k]]
-static inline void combine_backward(real *drows, wide *dgate, const real *dy, const real *rows, const wide *gate, const int32_t *place, int64_t n, int K, int C, Gpu *gpu) {
-    LAUNCH(combine_backward_kernel, (unsigned)n, COMBINE_THREADS, 0, gpu->stream, drows, dgate, dy, rows, gate, place, K, C);
+static inline void combine_backward(real *drows, wide *dgate, const real *dy, const real *rows,
+                                    const wide *gate, const int32_t *place, int64_t n, int K, int C,
+                                    Gpu *gpu) {
+    LAUNCH(combine_backward_kernel, (unsigned)n, COMBINE_THREADS, 0, gpu->stream, drows, dgate, dy,
+           rows, gate, place, K, C);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ products of experts
-// A block owns a tile of ROW_TILE x TILE_COLUMNS sums and walks along the depth, TILE_DEPTH at a time; several steps are on their way to shared memory (cp.async)
-// while one is multiplied. What a block owns it writes once.
+// ---------------------------------------------------------------------------- products of experts
+// Grouped GEMM. A block computes a tile of ROW_TILE x TILE_COLUMNS results. It walks along the
+// depth, the dimension of the sum, TILE_DEPTH at a time; asynchronous copies (cp.async) bring
+// several steps to shared memory while one is multiplied. A block writes its tile once.
 //
-//              rows               columns    depth              left operand, rows x depth    right operand, depth x columns
-//   FORWARD    of an expert       of W_e     in                 x, by rows                    W_e, by columns
-//   INPUT      of an expert       in         rows of W_e        dy, by rows                   W_e, by rows
-//   WEIGHT     rows of W_e        in         the expert's rows  dy, by columns                x, by rows
+//                                                     left              right
+//             rows           columns  depth              [rows, depth]     [depth, columns]
+//   FORWARD   of an expert   of W_e   in                 x, by rows        W_e, by columns
+//   INPUT     of an expert   in       rows of W_e        dy, by rows       W_e, by rows
+//   WEIGHT    rows of W_e    in       the expert's rows  dy, by columns    x, by rows
 //
-// An operand lies in shared memory in lines as in memory; the other two forms turn it on its way to registers (ldmatrix). What is beyond an edge is zero.
+// An operand keeps in shared memory the lines that it has in memory. ldmatrix transposes those of
+// the other two forms on their way to registers. Elements beyond an edge are zero.
 
-// W: of each of E experts `parts` matrices [width, in], one matrix of all experts below the other, then those of the next part: gate and up. out = parts * width.
-typedef struct ExpertShape { int E, parts, width, in; float c; } ExpertShape;
+// W: each of E experts has `parts` matrices [width, in] (gate and up: 2). The first part of all
+// experts, one matrix below the other, comes before the second part of all experts.
+typedef struct ExpertShape {
+    int E, parts, width, in;   // out = parts * width
+    float c;
+} ExpertShape;
 
-// What a router says of the rows (Routed). source: where x has a row for each token; nullptr: it has one for each row. rows: n K.
-typedef struct ExpertRows { const int32_t *start, *tiles, *source; int64_t rows; } ExpertRows;
+// The rows of all experts, from Routed.
+typedef struct ExpertRows {
+    const int32_t *start, *tiles;
+    const int32_t *source;     // where x has a row for each token; nullptr: x has one for each row
+    int64_t rows;              // n K
+} ExpertRows;
 
 enum { FORWARD, INPUT, WEIGHT };
 enum { TILE_COLUMNS = 128, TILE_DEPTH = 32, WARP_COLUMNS = 64 };
-enum { WARP_STRIPS = sizeof(real) == 2 ? 4 : 2, WARP_ROWS = 16 * WARP_STRIPS, EXPERT_WARPS = ROW_TILE / WARP_ROWS * (TILE_COLUMNS / WARP_COLUMNS), EXPERT_THREADS = EXPERT_WARPS * WARP };
-enum { STAGES = sizeof(real) == 2 ? 4 : 2 };                   // steps in shared memory: what fits in the 99 KiB of compute capability 8.6
+enum { WARP_STRIPS = sizeof(real) == 2 ? 4 : 2, WARP_ROWS = 16 * WARP_STRIPS };
+enum { EXPERT_WARPS = ROW_TILE / WARP_ROWS * (TILE_COLUMNS / WARP_COLUMNS) };
+enum { EXPERT_THREADS = EXPERT_WARPS * WARP };
+// Steps in shared memory: as many as fit in the 99 KiB of compute capability 8.6.
+enum { STAGES = sizeof(real) == 2 ? 4 : 2 };
 
-typedef struct Grouped { real *y; wide *dw; const real *left, *right; ExpertRows rows; ExpertShape s; } Grouped;
+// A grouped product: FORWARD and INPUT SET y, WEIGHT ADDs to dw.
+typedef struct Grouped {
+    real *y;
+    wide *dw;
+    const real *left, *right;
+    ExpertRows rows;
+    ExpertShape s;
+} Grouped;
 
-// Where row j of expert e's W begins.
+// The element of W where row j of expert e begins.
 static __device__ inline int64_t weight_at(ExpertShape s, int e, int j) {
     int part = j >= s.width;
     return ((int64_t)(part * s.E + e) * s.width + j - part * s.width) * s.in;
 }
 
-// Lines of WIDTH elements in shared memory, 16 bytes further apart than that, so that the 8 rows of a piece lie in different banks.
-template <int LINES, int WIDTH> struct Panel { static constexpr int PITCH = WIDTH + PACK, SIZE = LINES * PITCH, COPIES = LINES * WIDTH / PACK / EXPERT_THREADS; };
+// LINES lines of WIDTH elements in shared memory. They are 16 bytes further apart than that, so the
+// 8 rows of a piece (mma.cuh) lie in different banks.
+template <int LINES, int WIDTH> struct Panel {
+    static constexpr int PITCH = WIDTH + PACK;
+    static constexpr int SIZE = LINES * PITCH;
+    static constexpr int COPIES = LINES * WIDTH / PACK / EXPERT_THREADS;
+};
 
-// Calls each(copy, line, column) for the packs of a panel that are this thread's.
-template <int LINES, int WIDTH, typename Each> static __device__ inline void panel_packs(Each each) {
+// Calls each(copy, line, column) for the packs of a panel that this thread copies.
+template <int LINES, int WIDTH, typename Each>
+static __device__ inline void panel_packs(Each each) {
     constexpr int PACKS = WIDTH / PACK, STEP = EXPERT_THREADS / PACKS;
     static_assert(EXPERT_THREADS % PACKS == 0, "a thread's packs have one column");
-    UNROLL for (int copy = 0; copy < Panel<LINES, WIDTH>::COPIES; copy++) each(copy, threadIdx.x / PACKS + copy * STEP, threadIdx.x % PACKS * PACK);
+    UNROLL for (int copy = 0; copy < Panel<LINES, WIDTH>::COPIES; copy++)
+        each(copy, threadIdx.x / PACKS + copy * STEP, threadIdx.x % PACKS * PACK);
 }
 
-// Begins the copy of elements first.. of lines; at(copy, line) says where one begins, nullptr: it is zeros, as elements from `end` on are.
-template <int LINES, int WIDTH, typename At> static __device__ inline void panel_copy(real *panel, const real *somewhere, At at, int first, int end) {
+// Starts the copy of the elements from `first` on of each line. at(copy, line) is the beginning of
+// a line in memory, or nullptr for a line of zeros; elements from `end` on are zeros too.
+template <int LINES, int WIDTH, typename At>
+static __device__ inline void panel_copy(real *panel, const real *somewhere, At at, int first,
+                                         int end) {
     panel_packs<LINES, WIDTH>([&](int copy, int line, int column) {
         const real *from = at(copy, line);
         bool present = from && first + column < end;
-        copy_async(panel + line * Panel<LINES, WIDTH>::PITCH + column, present ? from + first + column : somewhere, present);
+        copy_async(panel + line * Panel<LINES, WIDTH>::PITCH + column,
+                   present ? from + first + column : somewhere, present);
     });
 }
 
-// 16 rows and columns of a left operand whose columns are the lines; its element (0, 0) is at `panel`.
-template <int PITCH> static __device__ inline void left_turn(Left<__nv_bfloat16> &a, const __nv_bfloat16 *panel) {
+// Loads 16 rows and columns of a left operand whose columns are the panel's lines. Its element
+// (0, 0) is at `panel`.
+template <int PITCH>
+static __device__ inline void left_load_transposed(Left<__nv_bfloat16> &a,
+                                                   const __nv_bfloat16 *panel) {
     int lane = threadIdx.x % WARP;
     ldmatrix<true>(a.r, panel + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8);
 }
-template <int PITCH> static __device__ inline void left_turn(Left<float> &a, const float *panel) {
+template <int PITCH>
+static __device__ inline void left_load_transposed(Left<float> &a, const float *panel) {
     int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
-    UNROLL for (int i = 0; i < 8; i++) a.r[i] = panel[(i / 4 * 8 + 2 * quad + i % 2) * PITCH + row + i / 2 % 2 * 8];
+    UNROLL for (int i = 0; i < 8; i++)
+        a.r[i] = panel[(i / 4 * 8 + 2 * quad + i % 2) * PITCH + row + i / 2 % 2 * 8];
 }
 
+// The shared memory of a form of product.
 template <int FORM> struct Panels {
-    static constexpr bool LEFT_TURNED = FORM == WEIGHT, RIGHT_BY_ROWS = FORM != FORWARD;
-    typedef Panel<TILE_DEPTH, ROW_TILE> Deep;                  // lines across the depth
-    typedef Panel<ROW_TILE, TILE_DEPTH> Flat;                  // lines along it
-    static_assert((int)ROW_TILE == (int)TILE_COLUMNS, "both operands have panels of the same two shapes");
-    static constexpr int LEFT = LEFT_TURNED ? Deep::SIZE : Flat::SIZE, STAGE = LEFT + (RIGHT_BY_ROWS ? Deep::SIZE : Flat::SIZE);
-    static constexpr size_t PIPE = STAGES * STAGE * sizeof(real), STORE = EXPERT_WARPS * WARP_ROWS * TILE_PITCH<WARP_COLUMNS> * sizeof(real);
+    static constexpr bool LEFT_TRANSPOSED = FORM == WEIGHT, RIGHT_BY_ROWS = FORM != FORWARD;
+    typedef Panel<TILE_DEPTH, ROW_TILE> Deep;  // lines across the depth
+    typedef Panel<ROW_TILE, TILE_DEPTH> Flat;  // lines along the depth
+    static_assert((int)ROW_TILE == (int)TILE_COLUMNS,
+                  "both operands have panels of the same two shapes");
+    static constexpr int LEFT = LEFT_TRANSPOSED ? Deep::SIZE : Flat::SIZE;
+    static constexpr int STAGE = LEFT + (RIGHT_BY_ROWS ? Deep::SIZE : Flat::SIZE);
+    static constexpr size_t PIPE = STAGES * STAGE * sizeof(real);
+    static constexpr size_t STORE =
+        EXPERT_WARPS * WARP_ROWS * TILE_PITCH<WARP_COLUMNS> * sizeof(real);
     static constexpr size_t BYTES = FORM != WEIGHT && STORE > PIPE ? STORE : PIPE;
     static_assert(BYTES <= 99 << 10, "fewer stages");
 };
 
-// The block's tile: its expert and where it begins; ends of what there is; the depth and where it begins.
-typedef struct Tile { int expert, row, column, row_end, column_end, depth, first; } Tile;
+// The tile of a block.
+typedef struct Tile {
+    int expert;                // -1: no expert needs this tile
+    int row, column;           // its first
+    int row_end, column_end;   // of the whole result
+    int depth, first;          // length of the sum; WEIGHT: its first row
+} Tile;
 
 template <int FORM> static __device__ inline Tile tile_of(const Grouped &f) {
-    int out = f.s.parts * f.s.width, columns = FORM == FORWARD ? out : f.s.in, across = CEIL_DIV(columns, TILE_COLUMNS);
-    Tile t = {0, 0, (int)(blockIdx.x % across) * TILE_COLUMNS, 0, columns, FORM == FORWARD ? f.s.in : out, 0};
+    int out = f.s.parts * f.s.width, columns = FORM == FORWARD ? out : f.s.in;
+    int across = CEIL_DIV(columns, TILE_COLUMNS);
+    int column = (int)(blockIdx.x % across) * TILE_COLUMNS;
+    Tile t = {0, 0, column, 0, columns, FORM == FORWARD ? f.s.in : out, 0};
     if (FORM == WEIGHT) {
         t.expert = blockIdx.y;
         t.row = blockIdx.x / across * ROW_TILE;
@@ -441,58 +613,89 @@ template <int FORM> static __device__ inline Tile tile_of(const Grouped &f) {
     return t;
 }
 
-// Lines along the depth are the same in every step: where those begin that a thread copies of, nullptr for zeros. It is asked once.
-template <int FORM> struct LinesAlong { static constexpr int COPIES = Panels<FORM>::Flat::COPIES; const real *left[COPIES], *right[COPIES]; };
+// Lines along the depth are the same in every step, so a thread computes once where the lines that
+// it copies begin; nullptr stands for zeros.
+template <int FORM> struct LinesAlong {
+    static constexpr int COPIES = Panels<FORM>::Flat::COPIES;
+    const real *left[COPIES], *right[COPIES];
+};
 
-static __device__ inline const real *x_row(const Grouped &f, const real *x, int row) { return x + (int64_t)(f.rows.source ? f.rows.source[row] : row) * f.s.in; }
+static __device__ inline const real *x_row(const Grouped &f, const real *x, int row) {
+    return x + (int64_t)(f.rows.source ? f.rows.source[row] : row) * f.s.in;
+}
 
-template <int FORM> static __device__ inline LinesAlong<FORM> lines_along(const Grouped &f, const Tile &t) {
+template <int FORM>
+static __device__ inline LinesAlong<FORM> lines_along(const Grouped &f, const Tile &t) {
     int out = f.s.parts * f.s.width;
     LinesAlong<FORM> lines = {};
-    if constexpr (FORM != WEIGHT) panel_packs<ROW_TILE, TILE_DEPTH>([&](int copy, int i, int) {
-        lines.left[copy] = t.row + i >= t.row_end ? nullptr : FORM == FORWARD ? x_row(f, f.left, t.row + i) : f.left + (int64_t)(t.row + i) * out;
-    });
-    if constexpr (FORM == FORWARD) panel_packs<TILE_COLUMNS, TILE_DEPTH>([&](int copy, int j, int) {
-        lines.right[copy] = t.column + j < out ? f.right + weight_at(f.s, t.expert, t.column + j) : nullptr;
-    });
+    auto left_at = [&](int row) {
+        return FORM == FORWARD ? x_row(f, f.left, row) : f.left + (int64_t)row * out;
+    };
+    if constexpr (FORM != WEIGHT)
+        panel_packs<ROW_TILE, TILE_DEPTH>([&](int copy, int i, int) {
+            lines.left[copy] = t.row + i < t.row_end ? left_at(t.row + i) : nullptr;
+        });
+    if constexpr (FORM == FORWARD)
+        panel_packs<TILE_COLUMNS, TILE_DEPTH>([&](int copy, int j, int) {
+            int w_row = t.column + j;
+            lines.right[copy] = w_row < out ? f.right + weight_at(f.s, t.expert, w_row) : nullptr;
+        });
     return lines;
 }
 
-// Begins the copy of both operands, from `k` of the depth on.
-template <int FORM> static __device__ inline void stage_copy(real *left, const Grouped &f, const Tile &t, const LinesAlong<FORM> &lines, int k) {
+// Starts the copy of both operands, from `k` of the depth on.
+template <int FORM>
+static __device__ inline void stage_copy(real *left, const Grouped &f, const Tile &t,
+                                         const LinesAlong<FORM> &lines, int k) {
     real *right = left + Panels<FORM>::LEFT;
     int out = f.s.parts * f.s.width, in = f.s.in;
     auto left_line = [&](int copy, int) { return lines.left[copy]; };
     auto right_line = [&](int copy, int) { return lines.right[copy]; };
-    if constexpr (FORM == FORWARD) {
-        panel_copy<ROW_TILE, TILE_DEPTH>(left, f.left, left_line, k, in);
+    auto w_line = [&](int, int j) {
+        return k + j < out ? f.right + weight_at(f.s, t.expert, k + j) : nullptr;
+    };
+    auto dy_line = [&](int, int i) {
+        return k + i < t.depth ? f.left + (int64_t)(t.first + k + i) * out : nullptr;
+    };
+    auto x_line = [&](int, int i) {
+        return k + i < t.depth ? x_row(f, f.right, t.first + k + i) : nullptr;
+    };
+    if constexpr (FORM == WEIGHT)
+        panel_copy<TILE_DEPTH, ROW_TILE>(left, f.left, dy_line, t.row, out);
+    else panel_copy<ROW_TILE, TILE_DEPTH>(left, f.left, left_line, k, FORM == FORWARD ? in : out);
+    if constexpr (FORM == FORWARD)
         panel_copy<TILE_COLUMNS, TILE_DEPTH>(right, f.right, right_line, k, in);
-    } else if constexpr (FORM == INPUT) {
-        panel_copy<ROW_TILE, TILE_DEPTH>(left, f.left, left_line, k, out);
-        panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, [&](int, int j) { return k + j < out ? f.right + weight_at(f.s, t.expert, k + j) : nullptr; }, t.column, in);
-    } else {
-        panel_copy<TILE_DEPTH, ROW_TILE>(left, f.left, [&](int, int i) { return k + i < t.depth ? f.left + (int64_t)(t.first + k + i) * out : nullptr; }, t.row, out);
-        panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, [&](int, int i) { return k + i < t.depth ? x_row(f, f.right, t.first + k + i) : nullptr; }, t.column, in);
-    }
+    else if constexpr (FORM == INPUT)
+        panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, w_line, t.column, in);
+    else panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, x_line, t.column, in);
 }
 
-// sums += the warp's rows by its columns (from row, column of the tile on), over the depth of a stage.
-template <int FORM> static __device__ inline void stage_multiply(Strips<WARP_STRIPS, WARP_COLUMNS> &sums, const real *left, int row, int column) {
+// sums += the warp's rows times its columns, over the depth of a stage. row, column: where they
+// begin in the tile.
+template <int FORM>
+static __device__ inline void stage_multiply(Strips<WARP_STRIPS, WARP_COLUMNS> &sums,
+                                             const real *left, int row, int column) {
     typedef Panels<FORM> P;
-    constexpr int LEFT = P::LEFT_TURNED ? P::Deep::PITCH : P::Flat::PITCH, RIGHT = P::RIGHT_BY_ROWS ? P::Deep::PITCH : P::Flat::PITCH;
+    constexpr int LEFT = P::LEFT_TRANSPOSED ? P::Deep::PITCH : P::Flat::PITCH;
+    constexpr int RIGHT = P::RIGHT_BY_ROWS ? P::Deep::PITCH : P::Flat::PITCH;
     const real *right = left + P::LEFT;
     UNROLL for (int k = 0; k < TILE_DEPTH; k += 16) {
         Left<real> a[WARP_STRIPS];
         UNROLL for (int s = 0; s < WARP_STRIPS; s++) {
-            if constexpr (P::LEFT_TURNED) left_turn<LEFT>(a[s], left + k * LEFT + row + 16 * s);
-            else left_load<LEFT>(a[s], left + (row + 16 * s) * LEFT + k);
+            int first = row + 16 * s;
+            if constexpr (P::LEFT_TRANSPOSED)
+                left_load_transposed<LEFT>(a[s], left + k * LEFT + first);
+            else left_load<LEFT>(a[s], left + first * LEFT + k);
         }
-        product<P::RIGHT_BY_ROWS, RIGHT>(sums, a, P::RIGHT_BY_ROWS ? right + k * RIGHT + column : right + column * RIGHT + k);
+        const real *b = P::RIGHT_BY_ROWS ? right + k * RIGHT + column : right + column * RIGHT + k;
+        product<P::RIGHT_BY_ROWS, RIGHT>(sums, a, b);
     }
 }
 
-// dW += c sums: two neighbours a lane, four lanes 32 bytes. row, column: of the warp's first.
-static __device__ inline void sums_add(const Grouped &f, const Tile &t, const Strips<WARP_STRIPS, WARP_COLUMNS> &sums, int row, int column) {
+// dW += c sums. A lane has two neighbours, four lanes 32 bytes. row, column: the warp's first.
+static __device__ inline void sums_add(const Grouped &f, const Tile &t,
+                                       const Strips<WARP_STRIPS, WARP_COLUMNS> &sums, int row,
+                                       int column) {
     int lane = threadIdx.x % WARP;
     UNROLL for (int s = 0; s < WARP_STRIPS; s++)
         UNROLL for (int i = 0; i < 2; i++) {
@@ -502,21 +705,25 @@ static __device__ inline void sums_add(const Grouped &f, const Tile &t, const St
             UNROLL for (int n = 0; n < WARP_COLUMNS / 8; n++) {
                 int x = column + 8 * n + 2 * (lane % 4);
                 if (x >= t.column_end) continue;
+                const float *sum = &sums.v[s][n][2 * i];
                 float2 *at = reinterpret_cast<float2 *>(to + x), was = *at;
-                *at = float2{was.x + f.s.c * sums.v[s][n][2 * i], was.y + f.s.c * sums.v[s][n][2 * i + 1]};
+                *at = float2{was.x + f.s.c * sum[0], was.y + f.s.c * sum[1]};
             }
         }
 }
 
-template <int FORM> static __global__ void __launch_bounds__(EXPERT_THREADS, sizeof(real) == 2 ? 2 : 1) grouped_kernel(Grouped f) {
+template <int FORM>
+static __global__ void __launch_bounds__(EXPERT_THREADS, sizeof(real) == 2 ? 2 : 1)
+grouped_kernel(Grouped f) {
     SHARED_DYNAMIC(real, shared);
     constexpr int STAGE = Panels<FORM>::STAGE, ACROSS = TILE_COLUMNS / WARP_COLUMNS;
-    int warp = threadIdx.x / WARP, row = warp / ACROSS * WARP_ROWS, column = warp % ACROSS * WARP_COLUMNS;
+    int warp = threadIdx.x / WARP;
+    int row = warp / ACROSS * WARP_ROWS, column = warp % ACROSS * WARP_COLUMNS;
     Tile t = tile_of<FORM>(f);
     int steps = t.expert < 0 ? 0 : CEIL_DIV(t.depth, TILE_DEPTH);
     bool busy = t.row + row < t.row_end && t.column + column < t.column_end;
     Strips<WARP_STRIPS, WARP_COLUMNS> sums = {};
-    if (steps == 0) return;                                    // a tile that no expert needs; no rows: dW stays
+    if (steps == 0) return;  // no expert needs the tile; or it has no rows, and dW stays
     LinesAlong<FORM> lines = lines_along<FORM>(f, t);
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < steps) stage_copy<FORM>(shared + step * STAGE, f, t, lines, step * TILE_DEPTH);
@@ -525,37 +732,53 @@ template <int FORM> static __global__ void __launch_bounds__(EXPERT_THREADS, siz
     for (int step = 0; step < steps; step++) {
         int next = step + STAGES - 1;
         copy_wait<STAGES - 2>();
-        __syncthreads();                                       // this step is there for all, and all are done with the one whose place the next takes
-        if (next < steps) stage_copy<FORM>(shared + next % STAGES * STAGE, f, t, lines, next * TILE_DEPTH);
+        // After this barrier every thread sees this step's copies, and none reads the stage that
+        // the next copy overwrites.
+        __syncthreads();
+        if (next < steps) {
+            real *stage = shared + next % STAGES * STAGE;
+            stage_copy<FORM>(stage, f, t, lines, next * TILE_DEPTH);
+        }
         copy_commit();
         if (busy) stage_multiply<FORM>(sums, shared + step % STAGES * STAGE, row, column);
     }
+    row += t.row;
+    column += t.column;
     if constexpr (FORM == WEIGHT) {
-        if (busy) sums_add(f, t, sums, t.row + row, t.column + column);
+        if (busy) sums_add(f, t, sums, row, column);
     } else {
-        __syncthreads();                                       // from here on a warp's sums lie where panels lay
+        __syncthreads();  // the warps' results take the place of the panels
         scale_by(sums, f.s.c);
-        real *to = f.y + (int64_t)(t.row + row) * t.column_end + t.column + column;
-        if (busy) rows_store<WARP_COLUMNS>(to, t.column_end, t.row_end - t.row - row, shared + warp * WARP_ROWS * TILE_PITCH<WARP_COLUMNS>, sums, t.column_end - t.column - column);
+        real *to = f.y + (int64_t)row * t.column_end + column;
+        real *room = shared + warp * WARP_ROWS * TILE_PITCH<WARP_COLUMNS>;
+        if (busy)
+            rows_store<WARP_COLUMNS>(to, t.column_end, t.row_end - row, room, sums,
+                                     t.column_end - column);
     }
 }
 
-template <int FORM> static inline void grouped_launch(const Grouped &f, int rows, int columns, dim3 grid, Gpu *gpu) {
-    grid.x = (unsigned)(rows * CEIL_DIV(columns, TILE_COLUMNS));
+template <int FORM> static inline void grouped_launch(const Grouped &f, Gpu *gpu) {
+    int out = f.s.parts * f.s.width;
+    int down = FORM == WEIGHT ? CEIL_DIV(out, ROW_TILE) : (int)row_tiles(f.rows.rows, f.s.E);
+    int across = CEIL_DIV(FORM == FORWARD ? out : f.s.in, TILE_COLUMNS);
+    dim3 grid((unsigned)(down * across), FORM == WEIGHT ? f.s.E : 1);
     LAUNCH(grouped_kernel<FORM>, grid, EXPERT_THREADS, Panels<FORM>::BYTES, gpu->stream, f);
 }
 
 // y[row] = c x[row] W_e^T, SET.
-static inline void experts_forward(real *y, const real *x, const real *w, ExpertRows rows, ExpertShape s, Gpu *gpu) {
-    grouped_launch<FORWARD>(Grouped{y, nullptr, x, w, rows, s}, (int)row_tiles(rows.rows, s.E), s.parts * s.width, dim3(), gpu);
+static inline void experts_forward(real *y, const real *x, const real *w, ExpertRows rows,
+                                   ExpertShape s, Gpu *gpu) {
+    grouped_launch<FORWARD>(Grouped{y, nullptr, x, w, rows, s}, gpu);
 }
 
 // dx[row] = c dy[row] W_e, SET.
-static inline void experts_backward_input(real *dx, const real *dy, const real *w, ExpertRows rows, ExpertShape s, Gpu *gpu) {
-    grouped_launch<INPUT>(Grouped{dx, nullptr, dy, w, rows, s}, (int)row_tiles(rows.rows, s.E), s.in, dim3(), gpu);
+static inline void experts_backward_input(real *dx, const real *dy, const real *w, ExpertRows rows,
+                                          ExpertShape s, Gpu *gpu) {
+    grouped_launch<INPUT>(Grouped{dx, nullptr, dy, w, rows, s}, gpu);
 }
 
 // dW_e += c dy^T x over the rows of e.
-static inline void experts_backward_weight(wide *dw, const real *dy, const real *x, ExpertRows rows, ExpertShape s, Gpu *gpu) {
-    grouped_launch<WEIGHT>(Grouped{nullptr, dw, dy, x, rows, s}, CEIL_DIV(s.parts * s.width, ROW_TILE), s.in, dim3(1, s.E), gpu);
+static inline void experts_backward_weight(wide *dw, const real *dy, const real *x, ExpertRows rows,
+                                           ExpertShape s, Gpu *gpu) {
+    grouped_launch<WEIGHT>(Grouped{nullptr, dw, dy, x, rows, s}, gpu);
 }

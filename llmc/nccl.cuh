@@ -1,18 +1,29 @@
-// nccl.cuh: tensors between GPUs, by NCCL, which is loaded where there is more than one process: sums of all processes' tensors to one of them, and from one to all.
+// nccl.cuh: sums and copies of tensors between GPUs, by NVIDIA's library NCCL. It is loaded at run
+// time, and only if there is more than one process.
 //
-// All calls go to a stream of their own, in the same order on all processes, so they run beside the computation:
-//   nccl_begin       what the computation was given so far comes before what follows; the calls until nccl_end are one group, launched together
-//   nccl_end
-//   nccl_join        what the computation is given from here on comes after
-// NCCL adds up in an order of its own, but a sum is made in one place: all that get it get the same bits.
+//   nccl_begin       the transfers that follow wait for the work given to the GPU so far
+//   nccl_reduce      the sum of all processes' x goes to x of one process
+//   nccl_broadcast   x of one process goes to all
+//   nccl_end         launches all transfers since nccl_begin together
+//   nccl_join        work given to the GPU from here on waits for the transfers
 //
-// Names and values are those of nccl.h (NVIDIA's user guide, "Types" and "Collective Communication Functions").
+// Transfers have a stream of their own and run beside the computation. All processes make the same
+// calls in the same order. From these two operations train_gpt.cu builds what ZeRO-1 needs:
+//   reduce-scatter   a reduce of each shard to its owner (gradients)
+//   all-gather       a broadcast of each shard from its owner (weights)
+//   all-reduce       a reduce to process 0, then a broadcast (losses, the gradient norm)
+// NCCL chooses the order of a sum, but one process computes it, so all get the same bits.
+//
+// Names and values are those of nccl.h (NVIDIA's user guide, "Types" and "Collective Communication
+// Functions").
 #pragma once
 #include <dlfcn.h>
 #include "run/comm.h"
 #include "gpu.cuh"
 
-typedef struct NcclId { char bytes[128]; } NcclId;
+typedef struct NcclId {
+    char bytes[128];
+} NcclId;
 enum { NCCL_SUM = 0 };
 
 #define NCCL_TABLE(CALL) \
@@ -21,19 +32,21 @@ CALL(CommInitRank, void **world, int size, NcclId id, int rank) \
 CALL(CommDestroy,  void *world) \
 CALL(GroupStart,   void) \
 CALL(GroupEnd,     void) \
-CALL(Reduce,       const void *from, void *to, size_t count, int type, int sum, int root, void *world, cudaStream_t stream) \
-CALL(Broadcast,    const void *from, void *to, size_t count, int type, int root, void *world, cudaStream_t stream)
+CALL(Reduce,       const void *from, void *to, size_t count, int type, int sum, int root, \
+                   void *world, cudaStream_t stream) \
+CALL(Broadcast,    const void *from, void *to, size_t count, int type, int root, \
+                   void *world, cudaStream_t stream)
 
-// size 1: there is one process, and nothing of this is called.
+// With one process (size 1) nothing is loaded and no transfer may be asked for.
 typedef struct Nccl {
 #define NCCL_FIELD(name, ...) int (*name)(__VA_ARGS__);
     NCCL_TABLE(NCCL_FIELD)
 #undef NCCL_FIELD
     const char *(*GetErrorString)(int result);
-    void *world;
+    void *world;                   // NCCL's communicator
     int rank, size;
     cudaStream_t stream;
-    cudaEvent_t before, after;
+    cudaEvent_t before, after;     // the ends of the computation, of the transfers
 } Nccl;
 
 static inline int nccl_type(const float *) { return 7; }
@@ -41,13 +54,17 @@ static inline int nccl_type(const double *) { return 8; }
 static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
 
 #define ncclCheck(nccl, call) nccl_check(nccl, (nccl)->call, #call, __FILE__, __LINE__)
-static inline void nccl_check(const Nccl *n, int result, const char *call, const char *file, int line) {
+static inline void nccl_check(const Nccl *n, int result, const char *call, const char *file,
+                              int line) {
     if (!result) return;
     comm_await_watchdog();
-    check_failed(EXIT_REFUSED, file, line, "NCCL: %s: %s\n  -> NCCL_DEBUG=WARN says more; every process needs a GPU of its own", call, n->GetErrorString(result));
+    check_failed(EXIT_REFUSED, file, line,
+                 "NCCL: %s: %s\n"
+                 "  -> NCCL_DEBUG=WARN says more; every process needs a GPU of its own",
+                 call, n->GetErrorString(result));
 }
 
-// After gpu_open, by all processes.
+// Connects all processes. Each calls it after gpu_open.
 static inline void nccl_open(Nccl *n, Comm *c) {
     NcclId id;
     memset(n, 0, sizeof *n);
@@ -56,8 +73,11 @@ static inline void nccl_open(Nccl *n, Comm *c) {
     if (n->size == 1) return;
     const char *const WHERE = "libnccl.so.2\n  -> a newer NCCL";
     void *library = dlopen("libnccl.so.2", RTLD_NOW);
-    CHECK(library, "%d processes with a GPU each speak through NCCL, and it is not found: %s\n"
-          "  -> apt install libnccl2, or pip install nvidia-nccl-cu%d and LD_LIBRARY_PATH=its folder nvidia/nccl/lib", n->size, dlerror(), CUDART_VERSION / 1000);
+    CHECK(library,
+          "%d processes with a GPU each need NCCL, and it was not found: %s\n"
+          "  -> apt install libnccl2, or pip install nvidia-nccl-cu%d and "
+          "LD_LIBRARY_PATH=its folder nvidia/nccl/lib",
+          n->size, dlerror(), CUDART_VERSION / 1000);
 #define NCCL_LOAD(name, ...) *(void **)&n->name = comm_symbol(library, "nccl" #name, WHERE);
     NCCL_TABLE(NCCL_LOAD)
 #undef NCCL_LOAD
@@ -93,12 +113,14 @@ static inline void nccl_join(Nccl *n, const Gpu *gpu) {
     cudaCheck(cudaStreamWaitEvent(gpu->stream, n->after, 0));
 }
 
-// The sum of all processes' x, to x of process `root`; elsewhere x stays.
+// x of process `root` becomes the sum of all processes' x. Other processes keep theirs.
 template <typename T> static void nccl_reduce(Nccl *n, T *x, int64_t count, int root) {
-    if (count) ncclCheck(n, Reduce(x, x, (size_t)count, nccl_type(x), NCCL_SUM, root, n->world, n->stream));
+    if (!count) return;
+    ncclCheck(n, Reduce(x, x, (size_t)count, nccl_type(x), NCCL_SUM, root, n->world, n->stream));
 }
 
-// x of process `root` to all.
-template <typename T> static void nccl_spread(Nccl *n, T *x, int64_t count, int root) {
-    if (count) ncclCheck(n, Broadcast(x, x, (size_t)count, nccl_type(x), root, n->world, n->stream));
+// x of process `root` replaces x of all others.
+template <typename T> static void nccl_broadcast(Nccl *n, T *x, int64_t count, int root) {
+    if (!count) return;
+    ncclCheck(n, Broadcast(x, x, (size_t)count, nccl_type(x), root, n->world, n->stream));
 }

@@ -88,8 +88,8 @@ plain() {
     reports "$t not_in_mask" 3 "__syncwarp at .* with mask 0xffff0000, in which lane 0 is not" $t not_in_mask
     reports "$t active_mask" 3 "__shfl_down_sync at .* reads lane 1, which is not there" $t active_mask
     reports "$t too_many_threads" 1 "invalid configuration argument: LAUNCH(add_kernel.*block (1025, 1, 1)" $t too_many_threads
-    reports "$t half_mma" 3 "mma at .*mma.cuh:[0-9]* with lanes 0xffff0000 alone" $t half_mma
-    reports "$t half_ldmatrix" 3 "ldmatrix.* at .*mma.cuh:[0-9]* with lanes 0x0000ffff alone" $t half_ldmatrix
+    reports "$t half_mma" 3 "mma at .*test_emu.cu:[0-9]* with lanes 0xffff0000 alone" $t half_mma
+    reports "$t half_ldmatrix" 3 "ldmatrix.* at .*test_emu.cu:[0-9]* with lanes 0x0000ffff alone" $t half_ldmatrix
     for bug in no_copy_wait no_commit; do reports "$t $bug" 3 "a thread ends with [12] asynchronous copies it has not waited for" $t $bug; done
     reports "$t misaligned" 3 "cp.async at .* with address" $t misaligned
     seen "$t late_copy_wait" $t late_copy_wait $((SEEDS + 1))

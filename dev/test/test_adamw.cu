@@ -236,9 +236,9 @@ static void check_lines(bool master_only, int stochastic) {
     AdamWStep step = toy_step(1, 0, stochastic);
     HostFloats was = host_raw(toy.t.master, toy.t.total);
     Values want(was.begin(), was.end());
-    unit_lines(toy.t, toy.entries, (int)toy.host.size(), toy.state, step, test_gpu());       // its state is not finite: zeros
+    ngpt_normalize(toy.t, toy.entries, (int)toy.host.size(), toy.state, step, test_gpu());       // its state is not finite: zeros
     EXPECT(same_bits(was, host_raw(toy.t.master, toy.t.total)), "lines are divided after a step that was refused");
-    unit_lines(toy.t, toy.entries, (int)toy.host.size(), nullptr, step, test_gpu());
+    ngpt_normalize(toy.t, toy.entries, (int)toy.host.size(), nullptr, step, test_gpu());
     for (const UpdateEntry &e : toy.host)
         for (int64_t first = 0; e.line && first < e.size; first += (int64_t)e.line * e.step)
             for (int i = 0; i < e.step; i++) {

@@ -303,8 +303,8 @@ static void time_experts(Bench *b) {
     measure(b, "router, rows forward", 0, tokens * (E * 4 + K * 20 + 4), [=] { router_forward(&o, z, nullptr, r, &b->gpu); });
     double *sums = (double *)room<float>(b, 2 * (1 + ROUTER_SUMS + E));
     wide *loads = room<wide>(b, E);
-    measure(b, "router's losses", 0, tokens * 4, [=] { router_count(sums, loads, RouterWatch{nullptr, nullptr}, &o, z, r, &b->gpu); });
-    measure(b, "router's losses, measured", 0, tokens * (E + 2) * 4, [=] { router_count(sums, loads, RouterWatch{sums + 1, sums + 1 + ROUTER_SUMS}, &o, z, r, &b->gpu); });
+    measure(b, "router's losses", 0, tokens * 4, [=] { router_count(sums, loads, RouterStats{nullptr, nullptr}, &o, z, r, &b->gpu); });
+    measure(b, "router's losses, measured", 0, tokens * (E + 2) * 4, [=] { router_count(sums, loads, RouterStats{sums + 1, sums + 1 + ROUTER_SUMS}, &o, z, r, &b->gpu); });
     measure(b, "router backward", 0, tokens * (E * (4 + sizeof(real)) + K * 12 + 4), [=] { router_backward(dz, dgate, &o, z, r, 1, &b->gpu); });
     {
         real *y = room(b, n * s.C), *x = room(b, rows * s.C), *dx = room(b, rows * s.C);
