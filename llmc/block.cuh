@@ -311,7 +311,7 @@ static inline RouterShape router_shape(const Block *b) {
                        (float)(z * o->z)};
 }
 
-// What the router decides, for the kernels of moe.cuh.
+// The router's results, for the kernels of moe.cuh.
 static inline Routed routed(const Block *b) {
     const Acts *a = &b->a;
     return Routed{a->gate, a->rlse, a->load, a->share, a->choice, a->place, a->start, a->source,
@@ -450,6 +450,7 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
     constexpr bool attn_out = r.attn.out || r.sdd, ffn_out = r.ffn.out || r.sdd;
     const Acts *a = &b->a;
     float attn_a = (float)b->p.attn_a, ffn_a = (float)b->p.ffn_a;
+    // Constructing a Norm is free: only those in a slot of this row are used.
     Norm in1 = NORM(b, attn_in), out1 = NORM(b, attn_out), post1 = NORM(b, attn_post);
     Norm in2 = NORM(b, ffn_in), out2 = NORM(b, ffn_out), post2 = NORM(b, ffn_post);
 
@@ -458,10 +459,11 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
     const real *skip = skip_of(r.attn.skip, x, u, x);
     if constexpr (attn_out || r.attn.post || r.ffn.in) {
         attn_branch_forward(b, a->ay, u, nullptr, 0);
+        // One kernel normalizes y, adds the residual, and applies the next norm.
         if constexpr (r.attn.post) add_norm(b, a->as, a->mid, a->ay, skip, attn_a, &out1, &post1);
         else add_norm(b, a->mid, a->fi, a->ay, skip, attn_a, &out1, &in2);
         if constexpr (r.attn.post && r.ffn.in) slot_forward(&in2, a->fi, a->mid, b->gpu);
-    } else attn_branch_forward(b, a->mid, u, skip, attn_a);
+    } else attn_branch_forward(b, a->mid, u, skip, attn_a);  // the product adds the residual
 
     // Feed-forward: from mid to a->x.
     u = r.ffn.in ? a->fi : a->mid;
@@ -469,7 +471,7 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
     if constexpr (ffn_out || r.ffn.post) {
         ffn_branch_forward(b, a->fy, u, nullptr, 0);
         add_norm(b, r.ffn.post ? a->fs : a->x, a->x, a->fy, skip, ffn_a, &out2, &post2);
-    } else ffn_branch_forward(b, a->x, u, skip, ffn_a);
+    } else ffn_branch_forward(b, a->x, u, skip, ffn_a);  // the product adds the residual
 }
 
 // The feed-forward half: from d.x to d.mid. Returns the gradient of its sum s, which the skip

@@ -35,8 +35,8 @@ kv_cache_fill_kernel(KvCache cache, Heads k, Heads v, int n, int KV, int QK, int
     int64_t row = i / width, column = i % width;
     if (row >= n) return;
     real *to = (blockIdx.y ? cache.v : cache.k) + (int64_t)cache.cached * width;
-    const real *x = from.at + row * from.ld + column / size * from.head + column % size;
-    pack_store(to + i, pack_load(x));
+    pack_store(to + i, pack_load(from.at + row * from.ld + column / size * from.head +
+                                 column % size));
 }
 
 static inline void kv_cache_fill(KvCache cache, const Heads qkv[3], AttentionShape s, Gpu *gpu) {

@@ -123,16 +123,15 @@ interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *parti
             ds[i] = bits_load(a.dz + at, column[i]);
             z[i] = bits_load(a.z + at, column[i]);
         }
-        if constexpr (!LATE) {
+        auto load_y = [&] {
             UNROLL for (int i = 0; i < N; i++) y[i] = bits_load(a.y + at, column[i]);
-        }
+        };
+        if constexpr (!LATE) load_y();
         float rstd_s = column[0] >= 0 ? f.post.rstd[row] : 0;
         float rstd_y = column[0] >= 0 ? f.out.rstd[row] : 0;
-        interpolate_ds<TEAM>(ds, z, rstd_s, unit, C);
-        if constexpr (LATE) {
-            UNROLL for (int i = 0; i < N; i++) y[i] = bits_load(a.y + at, column[i]);
-        }
-        float dot = 0;
+        interpolate_ds<TEAM>(ds, z, rstd_s, unit, C);  // from here on ds, not dz
+        if constexpr (LATE) load_y();
+        float dot = 0;  // of u = alpha ds / sqrt(C) and xhat of y
         UNROLL for (int i = 0; i < N; i++) {
             Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]);
             Floats p = bits_floats(bits_load(f.p, column[i]));
@@ -195,6 +194,7 @@ struct GainRows {
 };
 struct GainSpan { int64_t first, end; };
 
+// Chunks of equal numbers of rows, as many as the partial sums have room for.
 static inline GainRows gain_rows(const Norm *gain, Gpu *gpu) {
     int gains = gain->site.gains, max_chunks = gain_chunks(gains, (size_t)norm_gains(gain), gpu);
     int64_t rows = CEIL_DIV(gain->n, (int64_t)max_chunks), chunks = CEIL_DIV(gain->n, rows);
