@@ -56,6 +56,9 @@ NAME   := $(shell echo $(ON)-$(MODE)-$(PREC) | tr A-Z a-z)
 STAMP := $(shell mkdir -p build && echo '$(CC) $(FLAGS)' > build/flags.new && { cmp -s build/flags.new build/flags || cp build/flags.new build/flags; }; \
                  echo '$(GIT)' > build/git.new && { cmp -s build/git.new build/git || cp build/git.new build/git; })
 
+# The services, compiled once for all modes and precisions.
+RUN := $(patsubst llmc/run/%.c,build/run/%.o,$(wildcard llmc/run/*.c)) build/stories.o
+
 all: train_gpt shard
 
 train_gpt: build/$(NAME)/train_gpt
@@ -69,9 +72,9 @@ binary: build/$(NAME)/train_gpt
 # GPU_TESTS: which of dev/test/test_*.cu the tests of a GPU, real or emulated, are built from; by default all, and the models.
 GPU_TESTS ?= $(patsubst dev/test/test_%.cu,%,$(wildcard dev/test/test_*.cu))
 ifeq ($(ON),cpu)
-build/$(NAME)/train_gpt: train_gpt.c build/stories.o build/flags build/git
+build/$(NAME)/train_gpt: train_gpt.c $(RUN) build/flags build/git
 	@mkdir -p $(@D)
-	$(CC) $(FLAGS) $(CPU_$(PREC)) -DNORM_MODE=MODE_$(MODE) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ -lm
+	$(CC) $(FLAGS) $(CPU_$(PREC)) -DNORM_MODE=MODE_$(MODE) -DGIT_HASH='"$(GIT)"' $< $(RUN) -o $@ -lm
 else
 # For the GPUs of ARCHS alone. Products are cuBLASLt's. Never fast-math here either: kernels call the fast functions they mean by name.
 LT := $(firstword $(wildcard $(addsuffix /cublasLt.h,$(CUBLAS) $(dir $(NVCC))../include /usr/include)))
@@ -86,10 +89,10 @@ LINK_LT := $(if $(LT_FILE),-L$(abspath $(dir $(LT_FILE))) -Xlinker -rpath=$(absp
 NVCC_STAMP := $(shell echo '$(NVCC) $(NVCC_FLAGS)' > build/nvcc.new && { cmp -s build/nvcc.new build/nvcc || cp build/nvcc.new build/nvcc; })
 
 # build/cuda-<mode>-<precision>/train_gpt, so that one make can build several (dev/gpu_check.sh).
-build/cuda-%/train_gpt: train_gpt.cu build/stories.o build/nvcc build/git
+build/cuda-%/train_gpt: train_gpt.cu $(RUN) build/nvcc build/git
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -DREAL=$(DEVICE_$(lastword $(subst -, ,$*))) -DPREC=$(lastword $(subst -, ,$*)) \
-		-DNORM_MODE=MODE_$(shell echo $(firstword $(subst -, ,$*)) | tr a-z A-Z) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ $(LINK_LT)
+		-DNORM_MODE=MODE_$(shell echo $(firstword $(subst -, ,$*)) | tr a-z A-Z) -DGIT_HASH='"$(GIT)"' $< $(RUN) -o $@ $(LINK_LT)
 
 build/cuda-bench/kernels: dev/bench/gpu/kernels.cu build/nvcc
 	@mkdir -p $(@D)
@@ -108,7 +111,7 @@ build/cuda-test/%-$(1).o: dev/test/%.cu build/nvcc
 build/cuda-test/%-$(1).o: %.cu build/nvcc
 	@mkdir -p $$(@D)
 	$(NVCC) $(NVCC_FLAGS) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -c $$< -o $$@
-build/cuda-test/test_gpt-$(1): $(patsubst %,build/cuda-test/%-$(1).o,gpu_main test_gpt model $(GPU_TESTS:%=test_%)) build/judge_fp64.o build/stories.o
+build/cuda-test/test_gpt-$(1): $(patsubst %,build/cuda-test/%-$(1).o,gpu_main test_gpt model $(GPU_TESTS:%=test_%)) build/judge_fp64.o $(RUN)
 	$(NVCC) $(NVCC_FLAGS) $$^ -o $$@ $(LINK_LT)
 endef
 $(eval $(call CUDA_RULES,fp32))
@@ -124,14 +127,18 @@ bench: build/bench-fp32 build/bench-bf16
 	build/bench-fp32
 	build/bench-bf16
 .PHONY: bench
-build/bench-%: dev/bench/cpu/bench.c build/stories.o build/flags build/git
-	$(CC) $(FLAGS) $(CPU_$*) -DGIT_HASH='"$(GIT)"' $< build/stories.o -o $@ -lm
+build/bench-%: dev/bench/cpu/bench.c $(RUN) build/flags build/git
+	$(CC) $(FLAGS) $(CPU_$*) -DGIT_HASH='"$(GIT)"' $< $(RUN) -o $@ -lm
 
 shard: build/shard
 	@ln -sf $< $@
 
-build/shard: data/shard.c build/flags
-	$(CC) $(FLAGS) $< -o $@ -lm
+build/shard: data/shard.c $(RUN) build/flags
+	$(CC) $(FLAGS) $< $(RUN) -o $@ -lm
+
+build/run/%.o: llmc/run/%.c build/flags
+	@mkdir -p $(@D)
+	$(CC) $(FLAGS) -c $< -o $@
 
 build/stories.o: data/stories.c build/flags
 	$(CC) $(FLAGS) -c $< -o $@
@@ -145,27 +152,27 @@ build/test_%.o: dev/test/test_%.c build/flags
 	$(CC) $(FLAGS) -c $< -o $@
 build/test_gpt.o: test_gpt.c build/flags
 	$(CC) $(FLAGS) -c $< -o $@
-build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_bf16.o build/judge_fp64.o build/stories.o
+build/test_gpt: build/test_gpt.o $(TESTS) build/judge_fp32.o build/judge_bf16.o build/judge_fp64.o $(RUN)
 	$(CC) $(FLAGS) $^ -o $@ -lm
 
-build/faulty: dev/test/faulty.c build/judge_fp32.o build/stories.o build/flags
-	$(CC) $(FLAGS) $(CPU_fp32) $< build/judge_fp32.o build/stories.o -o $@ -lm
+build/faulty: dev/test/faulty.c build/judge_fp32.o $(RUN) build/flags
+	$(CC) $(FLAGS) $(CPU_fp32) $< build/judge_fp32.o $(RUN) -o $@ -lm
 
-build/$(NAME)/scores: dev/test/scores.c build/judge_fp32.o build/stories.o build/flags
+build/$(NAME)/scores: dev/test/scores.c build/judge_fp32.o $(RUN) build/flags
 	@mkdir -p $(@D)
-	$(CC) $(FLAGS) $(CPU_fp32) -DNORM_MODE=MODE_$(MODE) $< build/judge_fp32.o build/stories.o -o $@ -lm
+	$(CC) $(FLAGS) $(CPU_fp32) -DNORM_MODE=MODE_$(MODE) $< build/judge_fp32.o $(RUN) -o $@ -lm
 
 build/shim.so: dev/test/shim.c build/flags
 	$(CC) $(FLAGS) -shared -fPIC $< -o $@
 
-build/words: dev/test/words.c build/stories.o build/flags
-	$(CC) $(FLAGS) $< build/stories.o -o $@ -lm
+build/words: dev/test/words.c $(RUN) build/flags
+	$(CC) $(FLAGS) $< $(RUN) -o $@ -lm
 
-build/tokenize: dev/test/tokenize.c build/flags
-	$(CC) $(FLAGS) $< -o $@ -lm
+build/tokenize: dev/test/tokenize.c $(RUN) build/flags
+	$(CC) $(FLAGS) $< $(RUN) -o $@ -lm
 
-build/logits: dev/test/logits.c build/judge_fp32.o build/stories.o build/flags
-	$(CC) $(FLAGS) $< build/judge_fp32.o build/stories.o -o $@ -lm
+build/logits: dev/test/logits.c build/judge_fp32.o $(RUN) build/flags
+	$(CC) $(FLAGS) $< build/judge_fp32.o $(RUN) -o $@ -lm
 
 # The CUDA files in the emulator (dev/emu): every test of a GPU, without one. EMU: where to build; EMU_FLAGS='-O1 -g': for a debugger, twice as long to compile.
 EMU       ?= build/emu
@@ -195,12 +202,12 @@ $(EMU)/model-$(1).o: train_gpt.cu
 $(EMU)/kernels-$(1): dev/bench/gpu/kernels.cu $(EMU_OBJECTS)
 	@mkdir -p $$(@D)
 	$(EMU_CXX) $(EMU_ALL) -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -x c++ -include dev/emu/emu.h $$< -x none $(EMU_OBJECTS) -o $$@
-$(EMU)/test_gpt-$(1): $(EMU)/gpu_main-$(1).o $(patsubst %,$(EMU)/test_%-$(1).o,$(GPU_TESTS)) $(if $(filter file,$(origin GPU_TESTS)),$(EMU)/test_gpt-$(1).o $(EMU)/model-$(1).o build/judge_fp64.o build/stories.o) $(EMU_OBJECTS)
+$(EMU)/test_gpt-$(1): $(EMU)/gpu_main-$(1).o $(patsubst %,$(EMU)/test_%-$(1).o,$(GPU_TESTS)) $(if $(filter file,$(origin GPU_TESTS)),$(EMU)/test_gpt-$(1).o $(EMU)/model-$(1).o build/judge_fp64.o $(RUN)) $(EMU_OBJECTS)
 	$(EMU_CXX) $(EMU_FLAGS) -fopenmp $$^ -o $$@
 $(EMU)/ngpt-$(1).o: train_gpt.cu
 	@mkdir -p $$(@D)
 	$(EMU_CXX) $(EMU_ALL) -O0 -DREAL=$(DEVICE_$(1)) -DPREC=$(1) -DNORM_MODE=MODE_NGPT -x c++ -include dev/emu/emu.h -c $$< -o $$@
-$(EMU)/train_gpt-$(1) $(EMU)/ngpt-$(1): $(EMU)/%-$(1): $(EMU)/%-$(1).o build/stories.o $(EMU_OBJECTS)
+$(EMU)/train_gpt-$(1) $(EMU)/ngpt-$(1): $(EMU)/%-$(1): $(EMU)/%-$(1).o $(RUN) $(EMU_OBJECTS)
 	$(EMU_CXX) $(EMU_FLAGS) -rdynamic $$^ -o $$@
 endef
 $(eval $(call EMU_RULES,fp32))

@@ -1414,7 +1414,7 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
 
 static double gpt_room(const Model *m, const Setup *setup) {
     (void)m;
-    return room_free("", comm_here(setup->comm));
+    return free_memory("", comm_here(setup->comm));
 }
 
 static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 0; }       // products in double are three loops
@@ -1432,4 +1432,11 @@ const Trainer NAMED(judge_, PREC) = {
     .bytes = gpt_bytes, .room = gpt_room, .peak = gpt_peak,
 };
 
-int main(int argc, char **argv) { return trainer_main(&NAMED(judge_, PREC), argc, argv); }
+int main(int argc, char **argv) {
+    Run *run = run_open(&NAMED(judge_, PREC), argc, argv);      // flags, data, model, weights
+    if (!run) return 0;                                       // --help, --version, --show
+    int status = train(run);                                  // the loop: llmc/run/train.c
+    if (status == 0) evaluate(run);
+    if (status == 0) sample(run);
+    return run_close(run, status);
+}

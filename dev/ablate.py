@@ -11,7 +11,7 @@ against the first of them; of several --lr each gets its best; every other flag 
 The study's folder is named by its content, so another command is another study. Killed or stopped,
 the same command goes on from the last checkpoints, to the same result. With the same --out and more
 values, a study grows. --report writes the page of what there is, at any time.
-Needs numpy, scipy and matplotlib.
+Needs numpy, scipy and matplotlib; --probe also the packages that dev/probe.py names.
 """
 import argparse
 import concurrent.futures
@@ -167,8 +167,11 @@ def parse(argv):
     parser.add_argument("--compare", help="the flag whose values are compared")
     parser.add_argument("--largest-lr", action="store_true", help="also search the largest stable learning rate of each, by bisection, from --lr on")
     parser.add_argument("--within", type=float, default=0.5, help="a rate is stable if its loss ends within so many nats of the best rate's (default: 0.5)")
-    parser.add_argument("--probe", action="store_true", help="look into every finished run (dev/probe.py): similarity of layers, ranks, spectra, condition numbers")
-    parser.add_argument("--probe-tokens", type=int, default=0, help="tokens of a probe; default: ten for each channel of the ffn")
+    parser.add_argument("--probe", action="store_true", help="look into every finished run "
+                        "(dev/probe.py, needs torch and transformers): similarity of layers, "
+                        "ranks, spectra, condition numbers")
+    parser.add_argument("--probe-tokens", type=int, default=0,
+                        help="tokens of a probe; default: ten for each channel of the ffn")
     parser.add_argument("--report", action="store_true", help="no training: the page of the runs that are there")
     parser.add_argument("--make", default="", metavar="'DEVICE=cpu PREC=fp32'", help="variables for make")
     table = {}
@@ -561,14 +564,20 @@ def say_rates(study, kept):
 # ---------------------------------------------------------------------------------------------------------------- probes
 
 def probe_runs(out, kept, slots):
-    """A probe.json of as many tokens as asked for each finished run that lacks it, as many at a time as there are slots. Returns what failed, as sentences."""
-    lacks = lambda run: not run.probe or run.probe.get("tokens_asked") != kept["probe_tokens"]
-    runs, free, failed = [run for run in make_study(out, kept).runs if run.status in (FINISHED, COLLAPSED) and lacks(run)], list(slots), []
+    """A probe.json of as many tokens as asked for each finished run that lacks it, as many at a
+    time as there are slots. Returns what failed, as sentences."""
+    tokens, failed, free = kept["probe_tokens"], [], list(slots)
+    runs = [run for run in make_study(out, kept).runs if run.status in (FINISHED, COLLAPSED)
+            and (not run.probe or run.probe.get("tokens_asked") != tokens)]
+    if runs and not (ROOT / "build/shard").exists():           # it writes the built-in stories
+        subprocess.run(["make", "-s", "-C", str(ROOT), "build/shard", *shlex.split(kept["make"])])
 
     def one(run):
         slot = free.pop()
-        words = [str(run.folder), "--trainer", run.command[0], "--tokens", str(kept["probe_tokens"]), "--no-pictures"]
-        done = subprocess.run([sys.executable, str(ROOT / "dev/probe.py"), *words], env=slot, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", preexec_fn=die_with_parent)
+        command = [sys.executable, ROOT / "dev/probe.py", run.folder, "--tokens", tokens]
+        done = subprocess.run([*map(str, command), "--no-pictures"], env=slot, errors="replace",
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              preexec_fn=die_with_parent)
         free.append(slot)
         return run, done
 
@@ -577,7 +586,8 @@ def probe_runs(out, kept, slots):
             for run, done in pool.map(one, runs):
                 print((done.stdout or done.stderr).strip(), flush=True)
                 if done.returncode:
-                    failed.append(f"{run.name} could not be probed: {' '.join((done.stderr.strip() or f'status {done.returncode}').splitlines()[-3:])}")
+                    said = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-3:]
+                    failed.append(f"{run.name} could not be probed: {' '.join(said)}")
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             print("\nstopped; the same command goes on", flush=True)
@@ -613,8 +623,9 @@ def lock(out):
 
 
 def main():
-    missing = [name for name in ("numpy", "scipy", "matplotlib") if importlib.util.find_spec(name) is None]
     options, axes = parse(sys.argv[1:])
+    packages = ["numpy", "scipy", "matplotlib"] + ["torch", "transformers"] * options.probe
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         stop(f"expected the Python packages {', '.join(missing)}", f"python3 -m pip install {' '.join(missing)}")
     out, kept = open_study(options, axes)

@@ -1,20 +1,25 @@
-"""modeling_norm.py: language models of norm.c, under any normalization placement, for Hugging Face transformers.
+"""modeling_norm.py: language models of norm.c, for Hugging Face transformers.
 
     model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 
-A block is two sublayers, attention and ffn. The placement is a row of a table that says what sits in their slots. With x the stream entering the sublayer, x0 the
-block's input, N the norm of the slot (an absent slot is the identity):
+A block is two sublayers, attention and ffn. The placement of its norms is a row of a table: what
+the slots of a sublayer hold. With x the stream entering the sublayer, x0 the block's input, N the
+norm of the slot (an absent slot is the identity):
 
-    u  = in ? N(x) : x                   skip = OWN: x | NORMED: u | BLOCK: x0
-    y  = F(c * u)                        c = ONE: 1 | LNS: 1/sqrt(l+1)
-    y  = out ? N(y) : y                  q, k, v and the context (the heads' outputs, before the output projection) have slots of their own
-    s  = a * skip + y                    a = ONE: 1 | DEEP: (2L)^(1/4);  LEARNED: s = (1 - alpha) skip + alpha y, alpha a vector of parameters
-    x' = post ? N(s) : s
+    u  = in ? N(x) : x             skip = OWN: x | NORMED: u | BLOCK: x0
+    y  = F(c * u)                  c = ONE: 1 | LNS: 1/sqrt(l+1)
+    y  = out ? N(y) : y
+    s  = a * skip + y              a = ONE: 1 | DEEP: (2L)^(1/4)
+    x' = post ? N(s) : s           a = LEARNED: s = (1 - alpha) skip + alpha y, alpha a parameter
 
-config.json holds the row ("rows", its name "placement"), and those that it names for layer 0 ("first") and for the first mix_ratio of the layers ("early"). A slot is 0, 1: the
-model's norm, or 2: x / |x|. "sdd": every linear of a block is alpha * rmsnorm(V x), so its out slots are filled too. "unit": nGPT.
+q, k, v and the context (the heads' outputs, before the output projection) have slots of their own.
+config.json holds the row ("rows", its name "placement"), and the rows that it names for layer 0
+("first") and for the first mix_ratio of the layers ("early"). A slot is 0, 1: the model's norm, or
+2: x / |x|. "sdd": every linear of a block is alpha * rmsnorm(V x), so its out slots are filled
+too. "unit": nGPT.
 
-It generates with transformers' DynamicCache, and reads attention masks of padded batches. Needs torch and transformers (4.57 or 5).
+It generates with transformers' DynamicCache, and reads attention masks of padded batches. Needs
+torch and transformers (4.57 or 5).
 """
 import math
 
@@ -32,15 +37,21 @@ L2, SCALE = 2, 3  # kinds of a norm beside 1, the model's: x / |x|, and a gain w
 
 
 class NormConfig(PretrainedConfig):
-    """Fields are named as norm.c's flags; those that other programs ask for have transformers' names too."""
+    """Fields are named as norm.c's flags. Those that other programs ask for have transformers'
+    names too."""
 
     model_type = "norm_c"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
-    attribute_map = {"hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "max_position_embeddings": "seq"}
+    attribute_map = {"hidden_size": "width", "num_hidden_layers": "layers",
+                     "num_attention_heads": "heads", "num_key_value_heads": "kv_heads",
+                     "max_position_embeddings": "seq"}  # fmt: skip
 
-    def __init__(self, layers=2, width=64, heads=2, kv_heads=2, ffn=256, vocab_size=256, seq=128, placement="PRE", rows=None, norm="rms", bias=False, positions="rope",
-                 activation="swiglu", rope_theta=1e4, eps=1e-5, emb_scale="one", final_norm=True, mix_ratio=0.25, sdd=None, kv_rank=0, rope_size=0, experts=0,
-                 experts_per_token=2, shared_experts=0, dense_layers=0, dense_ffn=0, router="softmax", router_scale=1.0, selection_bias=False, use_cache=True, **others):  # fmt: skip
+    def __init__(self, layers=2, width=64, heads=2, kv_heads=2, ffn=256, vocab_size=256, seq=128,
+                 placement="PRE", rows=None, norm="rms", bias=False, positions="rope",
+                 activation="swiglu", rope_theta=1e4, eps=1e-5, emb_scale="one", final_norm=True,
+                 mix_ratio=0.25, sdd=None, kv_rank=0, rope_size=0, experts=0, experts_per_token=2,
+                 shared_experts=0, dense_layers=0, dense_ffn=0, router="softmax", router_scale=1.0,
+                 selection_bias=False, use_cache=True, **others):  # fmt: skip
         for name, value in locals().items():
             if name not in ("self", "others", "__class__"):
                 setattr(self, name, value)
@@ -49,20 +60,22 @@ class NormConfig(PretrainedConfig):
     def row(self, l):
         """The row of layer l."""
         base = self.rows[self.placement]
-        early = base["early"] and l < math.floor(self.mix_ratio * self.layers + 1e-9)
-        return self.rows[base["early"] if early else base["first"] if base["first"] and l == 0 else self.placement]
+        if base["early"] and l < math.floor(self.mix_ratio * self.layers + 1e-9):
+            return self.rows[base["early"]]
+        return self.rows[base["first"]] if base["first"] and l == 0 else base
 
 
 class Norm(nn.Module):
-    """RMSNorm g x / sqrt(mean(x^2) + eps), or LayerNorm, over each `width` of the last dimension; the gain is one vector for all of them, or `gains` long.
-    Of `copies`, each expert has one."""
+    """RMSNorm g x / sqrt(mean(x^2) + eps), or LayerNorm, over each `width` of the last dimension.
+    The gain is one vector for all of them, or `gains` long. Each expert has one of `copies`."""
 
     def __init__(self, c, kind, width, gains=None, layer=None, scale=1.0, copies=1):
         super().__init__()
         gains = gains or (0 if kind == L2 else width)
         self.kind, self.width, self.copies = kind, width, copies
         self.eps, self.scale = (1e-12, scale / math.sqrt(width)) if kind == L2 else (c.eps, scale)
-        self.weight = nn.Parameter(torch.ones(copies, gains) if copies > 1 else torch.ones(gains)) if gains else None
+        shape = (copies, gains) if copies > 1 else (gains,)
+        self.weight = nn.Parameter(torch.ones(shape)) if gains else None
         layer = c.norm == "layer" if layer is None else layer
         self.bias = nn.Parameter(torch.zeros(gains)) if layer and kind == 1 else None
 
@@ -74,7 +87,8 @@ class Norm(nn.Module):
             y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
         y = self.scale * y
         if self.weight is not None:
-            y = (self.weight[copy] if self.copies > 1 else self.weight).unflatten(-1, (-1, self.width)) * y
+            gain = self.weight[copy] if self.copies > 1 else self.weight
+            y = gain.unflatten(-1, (-1, self.width)) * y
         if self.bias is not None:
             y = y + self.bias
         return y.flatten(-2).to(x.dtype)
@@ -85,15 +99,19 @@ def slot(c, on, *sizes, **options):
 
 
 def rope(x, angle):
-    """Rotary positions, half-split: of the last R channels of each head, the pair (i, i + R/2) turns by t theta^(-2i/R). x: [B, T, heads, size], angle: [B, T, 1, R/2]."""
+    """Rotary positions, half-split: of the last R channels of each head, the pair (i, i + R/2)
+    turns by t theta^(-2i/R). x [B, T, heads, size], angle [B, T, 1, R/2]."""
     R = 2 * angle.shape[-1]
-    first, second, cos, sin = *x[..., -R:].chunk(2, -1), angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x[..., -R:].chunk(2, -1)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     return torch.cat([x[..., :-R], first * cos - second * sin, second * cos + first * sin], -1)
 
 
 class Attention(nn.Module):
-    """W_o N_c(attention(rope(N_q(q)), rope(N_k(k)), N_v(v))), causal, query heads in groups; for nGPT N(rope(.)), k with the gains of q. Latent (MLA): keys and values come
-    from a narrow latent, but for the last rope_size channels of a key, which are one for all heads and alone turn with the position."""
+    """W_o N_c(attention(rope(N_q(q)), rope(N_k(k)), N_v(v))), causal, query heads in groups. nGPT
+    has N(rope(.)) instead, and k has the gains of q. Latent attention (MLA) makes keys and values
+    from a narrow latent. The last rope_size channels of a key are shared by all heads, and they
+    alone turn with the position."""
 
     def __init__(self, c, l):
         super().__init__()
@@ -107,33 +125,50 @@ class Attention(nn.Module):
             self.kv_a_layernorm = Norm(c, 1, c.kv_rank)
             self.kv_b_proj = nn.Linear(c.kv_rank, NH * 2 * HS, bias=False)
         else:
-            self.k_proj, self.v_proj = nn.Linear(C, KV * HS, bias=c.bias), nn.Linear(C, KV * HS, bias=c.bias)
+            self.k_proj = nn.Linear(C, KV * HS, bias=c.bias)
+            self.v_proj = nn.Linear(C, KV * HS, bias=c.bias)
         self.o_proj = nn.Linear(NH * HS, C, bias=c.bias)
 
-        def norm(on, per, heads, size):  # HEAD: statistics over each head and one gain for all heads; FULL: over the full width
+        # HEAD: statistics over each head, one gain for all heads. FULL: over the full width.
+        def norm(on, per, heads, size):
             return slot(c, on, size if per == "HEAD" else heads * size, layer=layer)
 
         per = sdd["per"] if sdd else row["per"]
-        self.q_norm = Norm(c, L2, QK, gains=NH * QK, scale=math.sqrt(C)) if self.unit else norm(1 if sdd else row["q"], per, NH, QK)
-        self.k_norm = None if self.unit else norm(1 if sdd else row["k"], per, KV, QK)
-        self.v_norm = norm(sdd["v"], "FULL", KV, HS) if sdd else norm(row["v"], per, KV, HS)
-        self.context_norm = norm(1 - sdd["v"], "FULL", NH, HS) if sdd else norm(row["ctx"], per, NH, HS)
+        q, k, v, context = row["q"], row["k"], row["v"], row["ctx"]
+        if sdd:
+            q, k, v, context = 1, 1, sdd["v"], 1 - sdd["v"]
+        if self.unit:
+            self.q_norm = Norm(c, L2, QK, gains=NH * QK, scale=math.sqrt(C))
+            self.k_norm = None
+        else:
+            self.q_norm, self.k_norm = norm(q, per, NH, QK), norm(k, per, KV, QK)
+        self.v_norm = norm(v, "FULL" if sdd else per, KV, HS)
+        self.context_norm = norm(context, "FULL" if sdd else per, NH, HS)
         self.alpha = nn.Parameter(torch.ones(C)) if row["attn"]["a"] == "LEARNED" else None
 
     def keys_and_values(self, u):
         if not self.rank:
             return self.k_proj(u), self.v_proj(u)
         latent, turning = self.kv_a_proj_with_mqa(u).split([self.rank, self.QK - self.HS], -1)
-        k, v = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, 2 * self.HS)).split(self.HS, -1)
-        return torch.cat([k, turning.unsqueeze(-2).expand(*k.shape[:-1], -1)], -1).flatten(-2), v.flatten(-2)
+        kv = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (-1, 2 * self.HS))
+        k, v = kv.split(self.HS, -1)
+        k = torch.cat([k, turning.unsqueeze(-2).expand(*k.shape[:-1], -1)], -1)
+        return k.flatten(-2), v.flatten(-2)
 
     def forward(self, u, angle, mask, cache):
         def turned(x):
             return x if angle is None else rope(x.unflatten(-1, (-1, self.QK)), angle).flatten(-2)
 
-        q, (k, v) = self.q_proj(u), self.keys_and_values(u)
-        q, k = (norm(turned(x)) if self.unit else turned(norm(x)) for norm, x in ((self.q_norm, q), (self.k_norm or self.q_norm, k)))
-        q, k, v = (x.unflatten(-1, (-1, size)).transpose(1, 2) for x, size in ((q, self.QK), (k, self.QK), (self.v_norm(v), self.HS)))
+        def normed(norm, x):
+            return norm(turned(x)) if self.unit else turned(norm(x))
+
+        def heads(x, size):  # [B, heads, T, size]
+            return x.unflatten(-1, (-1, size)).transpose(1, 2)
+
+        k, v = self.keys_and_values(u)
+        q = heads(normed(self.q_norm, self.q_proj(u)), self.QK)
+        k = heads(normed(self.k_norm or self.q_norm, k), self.QK)
+        v = heads(self.v_norm(v), self.HS)
         if cache is not None:
             k, v = cache.update(k, v, self.l)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -142,7 +177,8 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """W_down act(N_h([W_gate | W_up] u)), act: silu(gate) * up, or gelu(up); N_h is SDD's or nGPT's. Of the experts of a layer, `copies`, matrices lie one below the other."""
+    """W_down act(N_h([W_gate | W_up] u)), act: silu(gate) * up, or gelu(up); N_h is SDD's or
+    nGPT's. The matrices of a layer's experts, `copies` of them, lie one below the other."""
 
     def __init__(self, c, ffn, copies=1, part=False):
         super().__init__()
@@ -151,51 +187,73 @@ class Mlp(nn.Module):
         halves = 2 if swiglu and not (c.sdd and c.sdd["fused"] and not part) else 1
         hidden = 2 * ffn if swiglu else ffn
         self.gate_proj = nn.Linear(c.width, copies * ffn, bias=c.bias) if swiglu else None
-        self.up_proj, self.down_proj = nn.Linear(c.width, copies * ffn, bias=c.bias), nn.Linear(ffn, copies * c.width, bias=c.bias)
-        self.hidden_norm = slot(c, kind, hidden // halves, gains=hidden, layer=False, scale=math.sqrt(c.width) if base["unit"] else 1.0, copies=copies)
+        self.up_proj = nn.Linear(c.width, copies * ffn, bias=c.bias)
+        self.down_proj = nn.Linear(ffn, copies * c.width, bias=c.bias)
+        scale = math.sqrt(c.width) if base["unit"] else 1.0
+        self.hidden_norm = slot(c, kind, hidden // halves, gains=hidden, layer=False, scale=scale,
+                                copies=copies)  # fmt: skip
         self.out_norm = slot(c, 1 if part and c.sdd else 0, c.width, layer=False, copies=copies)
 
     def forward(self, u, e=0, hidden_norm=None):
         def linear(f, x):
+            if self.copies == 1:
+                return f(x)  # as a module, so that its hooks run
             out = f.out_features // self.copies
             return F.linear(x, f.weight[e * out : (e + 1) * out], f.bias)
 
         def normed(norm, x):
             return norm(x, e) if isinstance(norm, Norm) else x
 
-        hidden = linear(self.up_proj, u) if self.gate_proj is None else torch.cat([linear(self.gate_proj, u), linear(self.up_proj, u)], -1)
+        hidden = linear(self.up_proj, u)
+        if self.gate_proj is not None:
+            hidden = torch.cat([linear(self.gate_proj, u), hidden], -1)
         hidden = normed(hidden_norm or self.hidden_norm, hidden)
-        hidden = F.gelu(hidden, approximate="tanh") if self.gate_proj is None else F.silu(hidden[..., : self.ffn]) * hidden[..., self.ffn :]
+        if self.gate_proj is None:
+            hidden = F.gelu(hidden, approximate="tanh")
+        else:
+            hidden = F.silu(hidden[..., : self.ffn]) * hidden[..., self.ffn :]
         return normed(self.out_norm, linear(self.down_proj, hidden))
 
 
 class Mixture(nn.Module):
-    """shared(u) + sum over the K chosen experts of gate_e expert_e(u). Chosen are the largest of s = softmax(W u) or sigmoid(W u), plus the selection bias; the gates are s of
-    the chosen, divided by their sum but for router "softmax"."""
+    """shared(u) + sum over the K chosen experts of gate_e expert_e(u). The router chooses the top-k
+    of s = softmax(W u) or sigmoid(W u), plus the selection bias. The gates are the s of the chosen
+    experts, divided by their sum unless the router is "softmax"."""
 
     def __init__(self, c):
         super().__init__()
         self.c = c
         self.gate = nn.Linear(c.width, c.experts, bias=False)
         if c.selection_bias:
-            self.gate.e_score_correction_bias = nn.Parameter(torch.zeros(c.experts), requires_grad=False)
+            bias = nn.Parameter(torch.zeros(c.experts), requires_grad=False)
+            self.gate.e_score_correction_bias = bias
         self.experts = Mlp(c, c.ffn, copies=c.experts, part=True)
         self.scale = c.router_scale * (c.ffn / c.experts if c.sdd and c.sdd["share"] else 1)
-        self.shared_experts = Mlp(c, c.shared_experts * c.ffn, part=True) if c.shared_experts else None
-        if c.shared_experts:  # their norm has the name of the layer's
-            self.hidden_norm, self.shared_experts.hidden_norm = self.shared_experts.hidden_norm, None
+        self.shared_experts = None
+        if c.shared_experts:
+            self.shared_experts = Mlp(c, c.shared_experts * c.ffn, part=True)
+            # Their norm has the name of the layer's.
+            self.hidden_norm = self.shared_experts.hidden_norm
+            self.shared_experts.hidden_norm = None
 
     def forward(self, u):
         c, x = self.c, u.flatten(0, -2)
         z = self.gate(x).to(torch.promote_types(x.dtype, torch.float32))
         s = z.sigmoid() if c.router == "sigmoid" else z.softmax(-1)
-        choice = (s + self.gate.e_score_correction_bias if c.selection_bias else s).topk(c.experts_per_token).indices
+        biased = s + self.gate.e_score_correction_bias if c.selection_bias else s
+        choice = biased.topk(c.experts_per_token).indices
         gates = s.gather(-1, choice)
-        gates = self.scale * (gates if c.router == "softmax" else gates / gates.sum(-1, keepdim=True))
-        y = self.shared_experts(x, hidden_norm=self.hidden_norm) if c.shared_experts else torch.zeros_like(x)
+        if c.router != "softmax":
+            gates = gates / gates.sum(-1, keepdim=True)
+        gates = self.scale * gates
+        if c.shared_experts:
+            y = self.shared_experts(x, hidden_norm=self.hidden_norm)
+        else:
+            y = torch.zeros_like(x)
         for e in range(c.experts):
             token, k = (choice == e).nonzero(as_tuple=True)
-            y = y.index_add(0, token, (gates[token, k, None] * self.experts(x[token], e)).to(y.dtype))
+            out = gates[token, k, None] * self.experts(x[token], e)
+            y = y.index_add(0, token, out.to(y.dtype))
         return y.view_as(u)
 
 
@@ -207,12 +265,13 @@ class Block(nn.Module):
         attn, ffn = self.row["attn"], self.row["ffn"]
         self.input_layernorm = slot(c, attn["in"], c.width)
         self.self_attn = Attention(c, l)
-        self.post_attention_layernorm = slot(c, 1 if c.sdd else attn["out"], c.width, layer=out_layer)
+        attn_out, ffn_out = (1, int(not moe)) if c.sdd else (attn["out"], ffn["out"])
+        self.post_attention_layernorm = slot(c, attn_out, c.width, layer=out_layer)
         self.attention_sum_layernorm = slot(c, attn["post"], c.width)
         self.pre_feedforward_layernorm = slot(c, ffn["in"], c.width)
         self.mlp = Mixture(c) if moe else Mlp(c, c.dense_ffn if c.experts else c.ffn)
         self.mlp.alpha = nn.Parameter(torch.ones(c.width)) if ffn["a"] == "LEARNED" else None
-        self.post_feedforward_layernorm = slot(c, int(not moe) if c.sdd else ffn["out"], c.width, layer=out_layer)
+        self.post_feedforward_layernorm = slot(c, ffn_out, c.width, layer=out_layer)
         self.feedforward_sum_layernorm = slot(c, ffn["post"], c.width)
 
     def sublayer(self, row, norms, alpha, branch, x, x0):
@@ -229,8 +288,13 @@ class Block(nn.Module):
 
     def forward(self, x, angle, mask, cache):
         attn = self.input_layernorm, self.post_attention_layernorm, self.attention_sum_layernorm
-        ffn = self.pre_feedforward_layernorm, self.post_feedforward_layernorm, self.feedforward_sum_layernorm
-        mid = self.sublayer(self.row["attn"], attn, self.self_attn.alpha, lambda u: self.self_attn(u, angle, mask, cache), x, x)
+        ffn = (self.pre_feedforward_layernorm, self.post_feedforward_layernorm,
+               self.feedforward_sum_layernorm)  # fmt: skip
+
+        def attention(u):
+            return self.self_attn(u, angle, mask, cache)
+
+        mid = self.sublayer(self.row["attn"], attn, self.self_attn.alpha, attention, x, x)
         return self.sublayer(self.row["ffn"], ffn, self.mlp.alpha, self.mlp, mid, x)
 
 
@@ -251,7 +315,8 @@ class NormModel(nn.Module):
             x = x + self.embed_positions(positions)
         else:
             R = c.rope_size if c.kv_rank else c.width // c.heads
-            angle = (positions.double().unsqueeze(-1) * c.rope_theta ** (torch.arange(R // 2, device=x.device).double() * (-2 / R))).unsqueeze(-2)
+            power = torch.arange(R // 2, device=x.device).double() * (-2 / R)
+            angle = (positions.double().unsqueeze(-1) * c.rope_theta**power).unsqueeze(-2)
         x = self.embed_norm(x)
         for block in self.layers:
             x = block(x, angle, mask, cache)
@@ -305,14 +370,19 @@ class NormForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
             cache = DynamicCache()
         past = cache.get_seq_length() if cache is not None else 0
-        query, key = torch.arange(past, past + T, device=input_ids.device), torch.arange(past + T, device=input_ids.device)
+        key = torch.arange(past + T, device=input_ids.device)
+        query = key[past:]
         mask = (key <= query[:, None]).expand(B, 1, -1, -1)
         if attention_mask is not None:  # what is padding is read by itself alone
             mask = mask & attention_mask[:, None, None].bool() | (key == query[:, None])
-        if position_ids is None:
-            position_ids = query.expand(B, -1) if attention_mask is None else (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -T:]
+        if position_ids is None and attention_mask is None:
+            position_ids = query.expand(B, -1)
+        elif position_ids is None:
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -T:]
         x = self.model(input_ids, position_ids, mask, cache)
-        logits = self.lm_head(x[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else x[:, logits_to_keep])
+        if isinstance(logits_to_keep, int):
+            logits_to_keep = slice(-logits_to_keep, None)
+        logits = self.lm_head(x[:, logits_to_keep])
         if hasattr(self.lm_head, "s_z"):
             logits = math.sqrt(self.config.width) * self.lm_head.s_z[:, 0] * logits
         loss = None

@@ -25,7 +25,11 @@ arrange() {
         processes) built=$programs run="sh dev/test/processes.sh" ;;
         faults) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="sh dev/test/faults.sh" ;;
         formulas) built=build/stories.o run="python3 dev/test/test_probe.py" ;;
-        probe_files) built=build/cpu-span-fp32/train_gpt run="python3 dev/test/test_probe.py build/cpu-span-fp32/train_gpt" ;;
+        import_hf) built=build/stories.o run="python3 dev/test/test_import_hf.py" ;;
+        probe_runs)
+            built="build/shard build/cpu-span-fp32/train_gpt"
+            run="python3 dev/test/test_probe.py SPAN=build/cpu-span-fp32/train_gpt \
+                 PRE=\$($make binary NORM_MODE=PRE) SDD=\$($make binary NORM_MODE=SDD)" ;;
         torture) built="build/shard build/shim.so build/cpu-span-fp32/train_gpt" run="python3 dev/torture.py 24" ;;
         repro) built=build/shard run="python3 dev/test/test_repro.py table sides verdicts statistics kept" ;;
         run | run_sample | run_tokens | micro_batch | command | refusals | shard) built="build/test_gpt $programs" run="build/test_gpt $test" ;;
@@ -37,7 +41,7 @@ arrange() {
 is_test() {
     case $test in
         cuda_*) grep -qs "GPU_TEST($test)" test_gpt.cu dev/test/*.cu ;;
-        gpus | processes | faults | torture | formulas | probe_files | repro) ;;
+        gpus | processes | faults | torture | formulas | import_hf | probe_runs | repro) ;;
         *) grep -q "{\"$test\"," test_gpt.c ;;
     esac
 }

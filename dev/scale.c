@@ -1,13 +1,14 @@
 // scale.c: what the code says of a model's sizes on several GPUs, for dev/scale.py: one number or row of numbers a line, after its name.
 //   entry  layer (-1: of the model), elements, whether its matrices are experts'          share  processes, elements of one process's moments
 //   model  sizes and weights that a token meets, in the order of dev/scale.py's `sizes`   acts   level of --recompute, micro-batch, bytes in bf16 with gradients
-#include "llmc/run/train.h"
+#include "llmc/run/config.h"
 
 int main(int argc, char **argv) {
     static const int PROCESSES[] = {8, 64}, LEVELS[] = {RECOMPUTE_OFF, RECOMPUTE_CHEAP, RECOMPUTE_ON};
     FlagSet set;
-    flags_resolve(&set, "bf16", argc, argv);
-    Model m = model_from_flags(&set.f, &MODES[NORM_MODE]);
+    const Trainer t = {.device = "cuda", .precision = "bf16", .mode = &MODES[NORM_MODE], .commit = GIT_HASH};
+    flags_resolve(&set, &t, argc, argv);
+    Model m = model_from_flags(&set.f, t.mode);
     Layout t = layout_make(&m);
     double hidden = 0, experts = 0, head = 0, ffn = 0, rows = (double)moe_layers(&m) * m.moe.K, flops = show_flops(&m, &t);
     for (Entry *e = t.entries; e < t.entries + t.count; e++) {

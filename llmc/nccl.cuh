@@ -8,6 +8,7 @@
 //
 // Names and values are those of nccl.h (NVIDIA's user guide, "Types" and "Collective Communication Functions").
 #pragma once
+#include <dlfcn.h>
 #include "run/comm.h"
 #include "gpu.cuh"
 
@@ -42,7 +43,7 @@ static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
 #define ncclCheck(nccl, call) nccl_check(nccl, (nccl)->call, #call, __FILE__, __LINE__)
 static inline void nccl_check(const Nccl *n, int result, const char *call, const char *file, int line) {
     if (!result) return;
-    socket_await_end();
+    comm_await_watchdog();
     check_failed(EXIT_REFUSED, file, line, "NCCL: %s: %s\n  -> NCCL_DEBUG=WARN says more; every process needs a GPU of its own", call, n->GetErrorString(result));
 }
 

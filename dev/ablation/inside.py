@@ -1,7 +1,9 @@
-"""Pictures of what models do inside, arms side by side: of probe.json (dev/probe.py), and of the gradient norms in the logs.
+"""Pictures of models from inside, arms side by side: the numbers of probe.json (dev/probe.py), and
+the gradient norms in the logs.
 
-An arm is a label, its look (colour, line, marker), and what there is of its runs, one for each seed. Lines are means over the runs in their 95 % interval, of
-logarithms where the scale is logarithmic; a band that leaves the picture is wider than what the runs show.
+An arm is a label, its look (colour, line, marker), and the probes or logs of its runs, one for each
+seed. Lines are means over the runs in their 95 % interval, of logarithms on a logarithmic scale.
+The runs' own values set the limits of a picture, so a wide band may leave it.
 """
 import dataclasses
 
@@ -15,7 +17,12 @@ from ablation.pictures import (COLORS, LINES, MARKERS, deepest, diagnostics, dra
                                runs_of, save, short)
 from ablation.stats import mean_interval
 
-GROUPS = {"q, k, v": ("q_proj", "k_proj", "v_proj", "kv_a_proj_with_mqa", "kv_b_proj"), "attention out": ("o_proj",), "ffn in": ("gate_proj", "up_proj"), "ffn out": ("down_proj",)}
+GROUPS = {
+    "q, k, v": ("q_proj", "k_proj", "v_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+    "attention out": ("o_proj",),
+    "ffn in": ("gate_proj", "up_proj"),
+    "ffn out": ("down_proj",),
+}
 
 SITES = {"hidden": "input of down", "up": "output of up"}
 
@@ -29,16 +36,23 @@ class Arm:
 
 def arms_of_probes(labels, probes):
     """Each probe an arm of its own."""
-    return [Arm(str(label), {"color": COLORS[i % 8], "linestyle": LINES[i % 8], "marker": MARKERS[i % 8]}, [probe]) for i, (label, probe) in enumerate(zip(labels, probes))]
+    looks = [{"color": COLORS[i % 8], "linestyle": LINES[i % 8], "marker": MARKERS[i % 8]}
+             for i in range(len(labels))]
+    return [Arm(str(label), look, [probe]) for label, look, probe in zip(labels, looks, probes)]
 
 
 def arms_of(study, rows, what):
     """The levels of the deepest panel, with what(run) of each run that has it."""
     panel = deepest(study, rows)
-    return [Arm(row.level, look(study, row.level), [found for run in runs_of(study, row).values() if (found := what(run))]) for row in rows if row.panel == panel]
+
+    def arm(row):
+        found = [what(run) for run in runs_of(study, row).values()]
+        return Arm(row.level, look(study, row.level), [one for one in found if one])
+
+    return [arm(row) for row in rows if row.panel == panel]
 
 
-# ---------------------------------------------------------------------------------------------------------------- means over runs
+# --------------------------------------------------------------------------------- means over runs
 
 def pick(found, path):
     for key in path:
@@ -52,17 +66,21 @@ def over_runs(runs):
 
 
 def draw_arms(axes, arms, path, logarithmic=False, first=0, **more):
-    """A line for each arm, from x = first on, of a list in its runs' probe.json; the picture holds the runs' own values. Zeros and less are not on a logarithmic scale."""
+    """A line for each arm, from x = first on, of a list in its runs' probe.json. The limits are
+    those of the runs' own values. A logarithmic scale leaves out values that are not positive."""
     tables = [np.array([numbers(pick(one, path)) for one in arm.found]) for arm in arms]
     if logarithmic:
         tables = [np.log(np.where(table > 0, table, np.nan)) for table in tables]
         axes.set_yscale("log")
     plain = np.exp if logarithmic else np.array
     bands = []
-    for arm, table in ((arm, table) for arm, table in zip(arms, tables) if np.any(np.isfinite(table))):
+    for arm, table in zip(arms, tables):
+        if not np.any(np.isfinite(table)):
+            continue
         mean, low, high = over_runs(table)
         x = np.arange(first, first + len(mean))
-        axes.plot(x, plain(mean), **{"lw": 1.5, "ms": 4, "markevery": max(1, len(mean) // 8)} | arm.look | more)
+        line = {"lw": 1.5, "ms": 4, "markevery": max(1, len(mean) // 8)} | arm.look | more
+        axes.plot(x, plain(mean), **line)
         axes.plot(x, plain(table).T, ls="none")
         bands.append((x, plain(low), plain(high), arm.look["color"]))
     ends = axes.get_ylim()
@@ -86,11 +104,15 @@ def finish(figure, grid, arms, path):
     save(figure, path)
 
 
-# ---------------------------------------------------------------------------------------------------------------- of probes
+# --------------------------------------------------------------------------------------- of probes
 
 def draw_similarity(arms, path):
-    """Heat maps, one for each arm: cosine of the streams that leave two blocks, mean over tokens and runs."""
-    maps = [np.nanmean([[numbers(row) for row in one["similarity"]] for one in arm.found], axis=0) if arm.found else None for arm in arms]
+    """Heat maps, one for each arm: cosine of the streams that leave two blocks, mean over tokens
+    and runs."""
+    def mean(found):
+        return np.nanmean([[numbers(row) for row in one["similarity"]] for one in found], axis=0)
+
+    maps = [mean(arm.found) if arm.found else None for arm in arms]
     figure, grid, left, bottom = panels_of(len(arms), 4, 2.6)
     low = min([0.0] + [found.min() for found in maps if found is not None])
     for axes, arm, found in zip(grid, arms, maps):
@@ -100,7 +122,8 @@ def draw_similarity(arms, path):
             note(axes, "no probe")
             axes.set(xticks=[], yticks=[])
             continue
-        image = axes.imshow(found, cmap="viridis", vmin=low, vmax=1, origin="lower", interpolation="nearest")
+        image = axes.imshow(found, cmap="viridis", vmin=low, vmax=1, origin="lower",
+                            interpolation="nearest")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5, integer=True))
     for axes in left:
@@ -112,12 +135,18 @@ def draw_similarity(arms, path):
     save(figure, path)
 
 
+def next_to_diagonal(table):
+    return [table[i][i + 1] for i in range(len(table) - 1)]
+
+
 def draw_distance(arms, path):
-    """Similarity against the distance of layers, mean over pairs; the same of neighbours against the layer."""
+    """Similarity against the distance of layers, mean over pairs, and of neighbours against the
+    layer."""
     figure = new_figure(3.6)
     distance, neighbours = figure.subplots(1, 2)
     draw_arms(distance, arms, ["similarity_by_distance"])
-    near = [Arm(arm.label, arm.look, [{"near": [one["similarity"][i][i + 1] for i in range(one["layers"] - 1)]} for one in arm.found]) for arm in arms]
+    near = [Arm(arm.label, arm.look, [{"near": next_to_diagonal(one["similarity"])}
+                                      for one in arm.found]) for arm in arms]
     draw_arms(neighbours, near, ["near"])
     distance.set(xlabel="distance of layers", ylabel="cosine", title="by distance")
     neighbours.set(xlabel="layer", ylabel="cosine with the next", title="of neighbours")
@@ -128,7 +157,8 @@ def draw_ranks(arms, path):
     """Hard and soft rank of the ffn over its width against the layer, at both sites."""
     figure = new_figure(5.6)
     grid = list(figure.subplots(2, 2, sharex=True).flat)
-    for axes, (key, site) in zip(grid, ((key, site) for site in ("hidden", "up") for key in ("hard_rank", "soft_rank"))):
+    shown = [(key, site) for site in ("hidden", "up") for key in ("hard_rank", "soft_rank")]
+    for axes, (key, site) in zip(grid, shown):
         draw_arms(axes, arms, [key, site])
         axes.set_title(f"{key.replace('_', ' ')}, {SITES[site]}", fontsize=10)
         axes.set_ylabel("rank / width of the ffn", fontsize=9)
@@ -168,7 +198,8 @@ def draw_edr(arms, path):
 
 
 def draw_embedding(arms, path):
-    """Eigenvalues of the embedding over their median (logarithmic), largest first, as they are and centred."""
+    """Eigenvalues of the embedding over their median (logarithmic), largest first, as they are and
+    centred."""
     figure = new_figure(3.6)
     grid = list(figure.subplots(1, 2, sharey=True))
     for axes, kind in zip(grid, ("gram", "centred")):
@@ -183,7 +214,9 @@ def draw_condition(arms, path):
     """Condition numbers of the ffn's matrices (logarithmic) against the layer."""
     figure = new_figure(5.6)
     grid = list(figure.subplots(2, 2, sharex=True).flat)
-    for axes, (part, title) in zip(grid, {"up": "up", "gate": "gate", "fused": "gate and up as one (MLP1)", "down": "down (MLP2)"}.items()):
+    shown = {"up": "up", "gate": "gate", "fused": "gate and up as one (MLP1)",
+             "down": "down (MLP2)"}
+    for axes, (part, title) in zip(grid, shown.items()):
         draw_arms(axes, arms, ["condition", part], True)
         axes.set_title(title, fontsize=10)
         axes.set_ylabel("condition number", fontsize=9)
@@ -193,26 +226,46 @@ def draw_condition(arms, path):
 
 
 def draw_streams(arms, path):
-    """Root mean square of the stream and of the loss's gradient there, into block 0 (-1) and out of each block."""
+    """Root mean square of the stream and of the loss's gradient there, into block 0 (-1) and out of
+    each block."""
     figure = new_figure(3.6)
     grid = list(figure.subplots(1, 2))
     for axes, key, title in zip(grid, ("residual_rms", "gradient_rms"), ("stream", "dL/dstream")):
         draw_arms(axes, arms, [key], True, -1)
-        axes.set(xlabel="layer it leaves (−1: the embedding)", ylabel="root mean square", title=title)
+        axes.set(xlabel="layer it leaves (−1: the embedding)", ylabel="root mean square",
+                 title=title)
     finish(figure, grid, arms, path)
 
 
+# Name of the picture: the function that draws it, its title and its caption.
 PROBES = {
-    "similarity": (draw_similarity, "Similarity of layers", "Cosine of the streams that leave two blocks, token by token; mean over tokens and runs."),
-    "distance": (draw_distance, "Similarity by distance", "The same, mean over the pairs of layers so far apart. Flat and high: deep layers change little."),
-    "ranks": (draw_ranks, "How much of the ffn is used", "Effective rank of the covariance of the ffn's activations over the ffn's width: hard is the participation ratio of the eigenvalues, soft the "
-              "exponential of their entropy. 1: all directions alike."),
-    "edr": (draw_edr, "EDR", "100 times the harmonic, or geometric, mean of hard and soft rank over the "
-            "ffn's width, mean over layers, of the down projection's input and the up projection's "
-            "output. 100: all directions alike. Hollow: each run."),
-    "embedding": (draw_embedding, "Spectrum of the embedding", "Eigenvalues over their median. Flat: all directions of the embedding are used."),
-    "condition": (draw_condition, "Condition of the ffn's matrices", "Largest over smallest singular value."),
-    "streams": (draw_streams, "The stream and its gradient", "Of the validation data, at the end of training. The gradient is that of the sum of the tokens' losses, for each token."),
+    "similarity": (
+        draw_similarity, "Similarity of layers",
+        "Cosine of the streams that leave two blocks, token by token; mean over tokens and runs."),
+    "distance": (
+        draw_distance, "Similarity by distance",
+        "The same, mean over the pairs of layers so far apart. Flat and high: deep layers change "
+        "little."),
+    "ranks": (
+        draw_ranks, "How much of the ffn is used",
+        "Effective rank of the covariance of the ffn's activations over the ffn's width: hard is "
+        "the participation ratio of the eigenvalues, soft the exponential of their entropy. 1: all "
+        "directions alike."),
+    "edr": (
+        draw_edr, "EDR",
+        "100 times the harmonic, or geometric, mean of hard and soft rank over the ffn's width, "
+        "mean over layers, of the down projection's input and the up projection's output. 100: all "
+        "directions alike. Hollow: each run."),
+    "embedding": (
+        draw_embedding, "Spectrum of the embedding",
+        "Eigenvalues over their median. Flat: all directions of the embedding are used."),
+    "condition": (
+        draw_condition, "Condition of the ffn's matrices",
+        "Largest over smallest singular value."),
+    "streams": (
+        draw_streams, "The stream and its gradient",
+        "Of the validation data, at the end of training. The gradient is that of the sum of the "
+        "tokens' losses, for each token."),
 }
 
 
@@ -223,18 +276,20 @@ def draw_probes(arms, folder, prefix=""):
     return [(f"{prefix}{name}.png", title, caption) for name, (_, title, caption) in PROBES.items()]
 
 
-# ---------------------------------------------------------------------------------------------------------------- of logs
+# ----------------------------------------------------------------------------------------- of logs
 
 def layer_of(name):
     return int(name.split(".")[2]) if name.startswith("model.layers.") else None
 
 
 def norms_by_layer(grad_norms, parts=None):
-    """sqrt(sum of squares) of the gradient norms of a layer's tensors, or of those matrices alone, for each layer."""
+    """sqrt(sum of squares) of the gradient norms of each layer's tensors, or of its matrices named
+    in parts alone."""
     squares = {}
     for name, value in grad_norms.items():
         layer = layer_of(name)
-        if layer is not None and (parts is None or (name.endswith(".weight") and name.split(".")[-2] in parts)):
+        wanted = parts is None or (name.endswith(".weight") and name.split(".")[-2] in parts)
+        if layer is not None and wanted:
             squares[layer] = squares.get(layer, 0.0) + (np.nan if value is None else value ** 2)
     return np.sqrt([squares.get(layer, np.nan) for layer in range(max(squares, default=-1) + 1)])
 
@@ -242,18 +297,21 @@ def norms_by_layer(grad_norms, parts=None):
 def table_of(log):
     """Steps, and an array [step][layer] of gradient norms."""
     lines = diagnostics(log)
-    return [line["step"] for line in lines], np.array([norms_by_layer(line["grad_norms"]) for line in lines])
+    norms = np.array([norms_by_layer(line["grad_norms"]) for line in lines])
+    return [line["step"] for line in lines], norms
 
 
 def draw_gradients(arms, path):
-    """Heat maps, one for each arm: gradient norm of a whole layer (colour, logarithmic) against layer and step; geometric mean over runs."""
+    """Heat maps, one for each arm: gradient norm of a whole layer (colour, logarithmic) against
+    layer and step; geometric mean over runs."""
     figure, grid, left, bottom = panels_of(len(arms), 4, 2.6)
     tables = []
     for arm in arms:
         steps, norms = zip(*map(table_of, arm.found)) if arm.found else ((), ())
         alike = [table for step, table in zip(steps, norms) if step == steps[0]]
         with np.errstate(divide="ignore"):
-            tables.append((steps[0], np.exp(np.mean(np.log(alike), axis=0))) if alike and alike[0].size else None)
+            mean = np.exp(np.mean(np.log(alike), axis=0)) if alike and alike[0].size else None
+            tables.append((steps[0], mean) if mean is not None else None)
     seen = np.concatenate([table.ravel() for _, table in filter(None, tables)] + [[]])
     seen = seen[np.isfinite(seen) & (seen > 0)]
     scale = LogNorm(max(seen.min(), 1e-12 * seen.max()), seen.max()) if len(seen) else None
@@ -266,7 +324,9 @@ def draw_gradients(arms, path):
             axes.set(xticks=[], yticks=[])
             continue
         steps, norms = table
-        image = axes.pcolormesh(np.append(steps, 2 * steps[-1] - steps[-2] if len(steps) > 1 else steps[-1] + 1), np.arange(norms.shape[1] + 1) - 0.5, norms.T, norm=scale, cmap="viridis")
+        end = 2 * steps[-1] - steps[-2] if len(steps) > 1 else steps[-1] + 1
+        image = axes.pcolormesh(np.append(steps, end), np.arange(norms.shape[1] + 1) - 0.5, norms.T,
+                                norm=scale, cmap="viridis")
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     for axes in left:
@@ -279,15 +339,22 @@ def draw_gradients(arms, path):
 
 
 def draw_groups(arms, path):
-    """Gradient norms by layer, of groups of matrices: at the first step with diagnostics, at the one nearest to 100, and at the last."""
+    """Gradient norms by layer, of groups of matrices: at the first step with diagnostics, at the
+    one nearest to 100, and at the last."""
     every = sorted({line["step"] for arm in arms for log in arm.found for line in diagnostics(log)})
-    steps = sorted({every[0], min(every, key=lambda step: abs(step - 100)), every[-1]}) if every else [0]
+    every = every or [0]
+    steps = sorted({every[0], min(every, key=lambda step: abs(step - 100)), every[-1]})
+
+    def norms_at(arm, step, parts):
+        lines = [line for log in arm.found for line in diagnostics(log) if line["step"] == step]
+        found = [{"norms": list(norms_by_layer(line["grad_norms"], parts))} for line in lines]
+        return Arm(arm.label, arm.look, found)
+
     figure = new_figure(0.7 + 2.2 * len(steps))
     grid = figure.subplots(len(steps), len(GROUPS), sharex=True, squeeze=False)
     for row, step in zip(grid, steps):
         for axes, (group, parts) in zip(row, GROUPS.items()):
-            here = [Arm(arm.label, arm.look, [{"norms": list(norms_by_layer(line["grad_norms"], parts))} for log in arm.found for line in diagnostics(log) if line["step"] == step]) for arm in arms]
-            draw_arms(axes, here, ["norms"], True)
+            draw_arms(axes, [norms_at(arm, step, parts) for arm in arms], ["norms"], True)
             axes.set_title(f"{group}, step {step}")
         row[0].set_ylabel("gradient norm", fontsize=9)
     for axes in grid[-1]:
@@ -296,13 +363,19 @@ def draw_groups(arms, path):
 
 
 LOGS = {
-    "gradients": (draw_gradients, "Gradients by layer over the run", "Norm of the gradient of all that belongs to a layer, before clipping; geometric mean over the seeds. The same colours for all."),
-    "groups": (draw_groups, "Gradients by layer, of groups of matrices", "At the first step with diagnostics, near step 100 and at the end; geometric mean over the seeds and its 95 % interval. Flat: all layers learn at one pace."),
+    "gradients": (
+        draw_gradients, "Gradients by layer over the run",
+        "Norm of the gradient of all tensors of a layer, before clipping; geometric mean over the "
+        "seeds. The same colours for all."),
+    "groups": (
+        draw_groups, "Gradients by layer, of groups of matrices",
+        "At the first step with diagnostics, near step 100 and at the end; geometric mean over the "
+        "seeds and its 95 % interval. Flat: all layers learn at one pace."),
 }
 
 
 def draw(study, rows, folder):
-    """The pictures that the study has something for; (file name, title, caption) of each."""
+    """The pictures that the study has data for; (file name, title, caption) of each."""
     deep = panel_name(deepest(study, rows))
     logs = arms_of(study, rows, lambda run: run.log if diagnostics(run.log) else None)
     probes = arms_of(study, rows, lambda run: run.probe)
@@ -311,4 +384,5 @@ def draw(study, rows, folder):
         picture(logs, f"{folder}/{name}.png")
         found.append((f"{name}.png", title, caption))
     found += draw_probes(probes, folder) if any(arm.found for arm in probes) else []
-    return [(name, title + (f", {deep}" if deep else ""), caption) for name, title, caption in found]
+    suffix = f", {deep}" if deep else ""
+    return [(name, title + suffix, caption) for name, title, caption in found]

@@ -11,14 +11,14 @@ static void read_manifest(const uint8_t *data, size_t size) {
 
 static void read_config(const uint8_t *data, size_t size) {
     char path[FUZZ_PATH];
-    const Trainer trainer = {.precision = "fp32", .element = 4};
+    const Trainer trainer = {.device = "cpu", .precision = "fp32", .mode = &MODES[NORM_MODE], .commit = "", .element = 4};
     Run run;
     memset(&run, 0, sizeof run);
     flags_default(&run.set);
-    config_read(&run.set, fuzz_file(path, "config.json", data, size), "fp32");
+    config_read(&run.set, fuzz_file(path, "config.json", data, size), &trainer);
     run.t = &trainer;
     run.f = &run.set.f;
-    run.m.mode = &MODES[NORM_MODE];
+    run.m.mode = trainer.mode;
     expect_ranges(run.f);
     expect_config(&run);
 }

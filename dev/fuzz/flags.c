@@ -14,7 +14,7 @@ static int split_words(char *text, char **words) {
 static void run_line(const uint8_t *data, size_t size) {
     static Run run;
     Run *r = memset(&run, 0, sizeof run);
-    const Trainer trainer = data[0] & 2 ? (Trainer){.device = "cuda", .precision = "bf16", .element = 4, .storage = 2} : (Trainer){.device = "cpu", .precision = "fp32", .element = 4, .storage = 4};
+    const Trainer trainer = data[0] & 2 ? (Trainer){.device = "cuda", .precision = "bf16", .mode = &MODES[NORM_MODE], .commit = "", .element = 4, .storage = 2} : (Trainer){.device = "cpu", .precision = "fp32", .mode = &MODES[NORM_MODE], .commit = "", .element = 4, .storage = 4};
     char *text = check_alloc(size, "a command line"), *words[WORDS];
     memcpy(text, data + 1, size - 1);
     FlagSet given;
@@ -32,7 +32,8 @@ static void run_line(const uint8_t *data, size_t size) {
     r->m = model_from_flags(r->f, &MODES[NORM_MODE]);
     r->init = init_from_flags(r->f, r->m.mode);
     r->micro = (int)(r->f->micro_batch ? r->f->micro_batch : r->f->batch);
-    Setup setup = run_setup(r, true);
+    r->training = true;
+    Setup setup = run_setup(r);
     for (int64_t step = 1; step <= 3; step++) {
         AdamW o = schedule_adamw(r->f, schedule_lr(r->f, step * r->f->steps / 3), step);
         must(o.clip >= 0 && isfinite(o.lr[LR_HIDDEN]) && o.lr[LR_HIDDEN] >= 0);

@@ -1,6 +1,6 @@
 // rows.h: what holds of every set of flags that was accepted, from a command line or from config.json. Included after fuzz.h.
 #pragma once
-#include "../../llmc/run/train.h"
+#include "../../llmc/run/run.h"
 
 // Each value is in the range of its row.
 static void expect_ranges(const Flags *f) {
@@ -19,7 +19,7 @@ static void expect_config(const Run *r) {
     char path[FUZZ_PATH], a[64], b[64], *text = run_config(r);
     FlagSet again;
     flags_default(&again);
-    config_read(&again, fuzz_file(path, "config.json", text, strlen(text)), r->t->precision);
+    config_read(&again, fuzz_file(path, "config.json", text, strlen(text)), r->t);
     for (int i = 0; i < FLAG_COUNT; i++)
         must(FLAGS[i].resume == ONCE || strcmp(flag_text(a, sizeof a, r->f, &FLAGS[i]), flag_text(b, sizeof b, &again.f, &FLAGS[i])) == 0);
 }

@@ -10,7 +10,8 @@
     python3 dev/repro/repro.py --costs            no runs: brings the line "# cost:" of each study up to date
 
 claims.toml has the claims, STUDY.toml the studies (each for dev/ablate.py, which trains and resumes them, in ablations/repro/STUDY), results/STUDY.json what came out, statistic.py the figures
-and the rule for verdicts. Needs numpy, scipy and matplotlib.
+and the rule for verdicts. Needs numpy, scipy and matplotlib; the study spectra also the packages
+that dev/probe.py names.
 """
 import argparse
 import itertools

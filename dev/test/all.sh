@@ -102,7 +102,9 @@ step "pictures (python3 with matplotlib)" sh -c '
 step "diagnostics against numpy (python3 with numpy)" sh -c '
     for mode in PRE POST SPAN HYBRID DEEPNORM PERI; do made="$made $mode=$(make -s CFLAGS=-O1 binary NORM_MODE=$mode)" || exit 1; done
     python3 dev/test/test_diagnostics.py $made'
-step "probes against plain numpy, of a run, in a study (python3 with scipy and matplotlib)" sh -c 'python3 dev/test/test_probe.py "$(make -s CFLAGS=-O1 binary NORM_MODE=SPAN)"'
+step "probes against plain numpy, of a run, in a study (python3 with torch, transformers, scipy)" sh -c '
+    for mode in SPAN PRE SDD; do made="$made $mode=$(make -s CFLAGS=-O1 binary NORM_MODE=$mode)" || exit 1; done
+    python3 dev/test/test_probe.py $made'
 step "statistics of ablations (python3 with scipy)" python3 dev/test/test_stats.py
 step "the page of an ablation in a browser (python3 with matplotlib, chromium)" python3 dev/test/test_page.py
 step "ablations, killed and gone on with (python3 with scipy and matplotlib)" python3 dev/test/test_ablate.py

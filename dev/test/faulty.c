@@ -5,7 +5,9 @@
 //   moment  after step STEP one second moment is infinite;   dead: the last gain is so large that no loss is finite
 //   killed  process RANK gets SIGKILL
 //   full    none: a sample's text goes through the model whole, for every token
-#include "../../llmc/run/train.h"
+#include "../../llmc/run/run.h"
+#include <signal.h>
+#include "../../llmc/run/util.h"
 
 static struct { char kind[16]; long long step, rank, now; } fault;
 static Layout layout;
@@ -59,5 +61,10 @@ int main(int argc, char **argv) {
     t.backward = faulty_backward;
     t.update = faulty_update;
     if (!strcmp(fault.kind, "full")) t.decode = full_decode, t.logits = full_logits;
-    return trainer_main(&t, argc, argv);
+    Run *run = run_open(&t, argc, argv);
+    if (!run) return 0;
+    int status = train(run);
+    if (status == 0) evaluate(run);
+    if (status == 0) sample(run);
+    return run_close(run, status);
 }

@@ -474,23 +474,6 @@ refused "./shard: no tokens"             "expected a whole number"         "$sha
 refused "./shard: too many tokens"       "expected a whole number"         "$shard" --out s --shard-tokens 99999999999999999999 text.txt
 refused "./shard: unknown"               "unknown option"                  "$shard" --out s --nonsense text.txt
 
-# ---- folders of Hugging Face (the rest is in test_hf.c)
-
-mkdir theirs
-while IFS='|' read -r words config; do
-    printf '%s' "$config" > theirs/config.json
-    refused "a config.json $config, read"    "$words" "$train" --from theirs --eval
-    refused "a config.json $config, trained" "$words" "$train" --init-from theirs --out from_theirs
-done << END
-make train_gpt NORM_MODE=PRE|{"architectures": ["GPT2LMHeadModel"]}
-found FooForCausalLM|{"architectures": ["FooForCausalLM"]}
-expected "architectures" to be an array|{}
-expected "architectures" to be an array|[]
-not valid JSON|{"architectures": [
-not valid JSON|
-END
-holds "no refused folder began a run" test ! -e from_theirs
-
 # ---- others at work
 
 endless="$model --steps 1000000 --norms-every 0 --val-every 0"

@@ -2,7 +2,7 @@
 //     OUT MODE FLAGS...
 // from standard input. Of each it writes OUT/logits.safetensors with "tokens" [B, T] and the judge's "logits" [B, T, V]. The weights are random, far from the initial
 // ones, and OUT is a run with a checkpoint of step 0 that holds them; with --init-from FOLDER among the flags they are those of a checkpoint.
-#include "../../llmc/run/train.h"
+#include "../../llmc/run/run.h"
 #include "files.h"
 #include "model.h"
 
@@ -10,7 +10,7 @@ enum { B = 2 };
 
 static void write_checkpoint(Run *r, const char *out) {
     Checkpoint c;
-    char *config = config_text(r->f, &r->m, &r->layout, &r->init, "fp32", NAN);
+    char *config = config_text(r->f, &r->m, &r->layout, &r->init, r->t, NAN);
     begin_checkpoint(&c, out, 0);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     checkpoint_add_text(&c, "config.json", config);
@@ -48,12 +48,14 @@ static void one(const char *out, const char *mode_name, const char *flags) {
     flags_default(&given);
     flags_parse_text(&given, flags, BY_USER);
     flags_default(&set);
-    if (*given.f.init_from) config_init_from(&set, &given);
-    flags_override(&set, &given, false);
     for (int i = 0; i < MODE_COUNT; i++) if (MODES[i].selectable && !strcmp(MODES[i].name, mode_name)) mode = &MODES[i];
     CHECK(mode, "no mode %s\n  -> llmc/modes.h", mode_name);
+    Trainer t = judge_fp32;
+    t.mode = mode;
+    if (*given.f.init_from) config_init_from(&set, &given, &t);
+    flags_override(&set, &given, false);
     run_refuse(&set, mode, "cpu", "fp32");
-    r->t = &judge_fp32;
+    r->t = &t;
     r->f = &set.f;
     r->m = model_from_flags(&set.f, mode);
     r->init = init_from_flags(&set.f, mode);

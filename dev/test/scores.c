@@ -1,21 +1,23 @@
 // scores.c: what every sequence of --tasks gets, one a line: task, example, log p, whether each token is the likeliest; and of its example the completion chosen by log p and by
 // log p over length. For comparisons that need more than sums (dev/test/test_lm_eval.py).   scores --from RUN --eval --tasks FILES
-#include "../../llmc/run/train.h"
+#include "../../llmc/run/run.h"
 
 int main(int argc, char **argv) {
     Run run, *r = &run;
     memset(r, 0, sizeof *r);
-    r->t = &judge_fp32;
+    Trainer t = judge_fp32;
+    t.mode = &MODES[NORM_MODE];
+    r->t = &t;
     comm_open(&r->comm, r->t->device);
-    flags_resolve(&r->set, r->t->precision, argc, argv);
+    flags_resolve(&r->set, r->t, argc, argv);
     r->f = &r->set.f;
-    r->m = model_from_flags(r->f, &MODES[NORM_MODE]);
+    r->m = model_from_flags(r->f, t.mode);
     r->micro = (int)r->f->batch;
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, 0, 1);
     run_open_tokenizer(r);
     run_open_tasks(r);
-    Setup setup = run_setup(r, false);
+    Setup setup = run_setup(r);
     r->gpt = r->t->create(&r->m, &setup);
     r->inputs = check_alloc((size_t)setup.B * (size_t)setup.T * sizeof *r->inputs, "a batch");
     run_read_weights(r, r->f->from);
@@ -27,5 +29,6 @@ int main(int argc, char **argv) {
             for (int64_t i = at; i < next; i++) printf("%s %d %.9g %d %d %d\n", t->name, t->row[i].example, t->scores[2 * i], t->scores[2 * i + 1] == 1, chosen, by_length);
         }
     }
-    return run_end(r, 0);
+    r->t->destroy(r->gpt);
+    return 0;
 }

@@ -3,7 +3,12 @@
 // what MPI does is tested with mpirun.
 #include <signal.h>
 #include <sys/wait.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include "../../llmc/run/comm.h"
+#include "../../llmc/run/mpi.h"
+#include "../../llmc/run/socket.h"
+#include "../../llmc/run/util.h"
 #include "test.h"
 
 enum { PROCESSES = 3, BIG = 3 << 20 };
@@ -25,7 +30,7 @@ static void set(const char *name, int value) {
 
 static void forget(void) {
     unsetenv("MASTER_ADDR");
-    for (size_t i = 0; i < sizeof LAUNCHERS / sizeof LAUNCHERS[0]; i++) {
+    for (size_t i = 0; i < LAUNCHER_COUNT; i++) {
         const char *names[] = {LAUNCHERS[i].size, LAUNCHERS[i].rank, LAUNCHERS[i].local, LAUNCHERS[i].here};
         for (int k = 0; k < 4; k++) unsetenv(names[k]);
     }
@@ -105,11 +110,11 @@ static void body_late_last(Comm *c) { usleep((useconds_t)(c->rank == 2 ? 1500 : 
 // MPI's functions are replaced by ones that note how they are called. The tensor is larger than
 // three pieces; it is never touched and so takes no memory.
 
-static struct { Comm c; char *x; int64_t bytes, done; int begun, waited, most; bool wrong; } noted;
+static struct { Comm c; Mpi mpi; char *x; int64_t bytes, done; int begun, waited, most; bool wrong; } noted;
 
 static int64_t noted_size(void *type) {
-    if (type == noted.c.mpi.double_type) return sizeof(double);
-    return type == noted.c.mpi.float_type ? sizeof(float) : 1;
+    if (type == noted.mpi.double_type) return sizeof(double);
+    return type == noted.mpi.float_type ? sizeof(float) : 1;
 }
 
 // A piece begins where the one before ended. The request is its number, for the wait.
@@ -129,17 +134,17 @@ static int note_reduce(const void *from, void *to, int count, void *type, void *
                        void *world, void **request) {
     bool here = noted.c.rank == root;
     noted.wrong |= here ? from != MPI_IN_PLACE : to != NULL;
-    noted.wrong |= sum != noted.c.mpi.sum || root != 1 || world != noted.c.mpi.world;
+    noted.wrong |= sum != noted.mpi.sum || root != 1 || world != noted.mpi.world;
     return note(here ? to : from, count * noted_size(type), request);
 }
 
 static int note_broadcast(void *x, int count, void *type, int root, void *world, void **request) {
-    noted.wrong |= root != 1 || world != noted.c.mpi.world;
+    noted.wrong |= root != 1 || world != noted.mpi.world;
     return note(x, count * noted_size(type), request);
 }
 
 static int note_send(const void *x, int count, void *type, int to, int tag, void *world) {
-    noted.wrong |= to != 1 || tag != 0 || world != noted.c.mpi.world;
+    noted.wrong |= to != 1 || tag != 0 || world != noted.mpi.world;
     return note(x, count * noted_size(type), NULL);
 }
 
@@ -164,7 +169,7 @@ static void note_begin(int rank, int64_t bytes) {
     noted.bytes = bytes;
     noted.c.rank = rank;
     noted.c.size = 2;
-    Mpi *mpi = &noted.c.mpi;
+    Mpi *mpi = noted.c.mpi = &noted.mpi;
     mpi->Ireduce = note_reduce, mpi->Ibcast = note_broadcast, mpi->Waitall = note_wait;
     mpi->Send = note_send, mpi->Recv = note_receive;
     mpi->world = names, mpi->byte = names + 1, mpi->sum = names + 2;
@@ -185,7 +190,7 @@ static void expect_noted(const char *what, int begun) {
 
 static void test_tensors(void) {
     enum { MANY = 3 * COMM_PENDING + 5 };
-    const int64_t n = 3 * COMM_PIECE + 5;
+    const int64_t n = 3 * (int64_t)MPI_PIECE + 5;
     for (int rank = 0; rank < 2; rank++) {
         for (int element = sizeof(float); element <= (int)sizeof(double); element *= 2) {
             note_begin(rank, n * element);
@@ -237,7 +242,7 @@ static void test_strangers(void) {
     if (!child) {
         const char words[64] = "GET / HTTP/1.1";
         int first = call(port), second = call(port);
-        socket_send(first, words, sizeof words);
+        CHECK(write(first, words, sizeof words) > 0, "nobody listens");
         usleep(100 * 1000);
         close(second);
         _exit(0);
@@ -253,7 +258,7 @@ static void test_strangers(void) {
 static void meet_another(void *greeting) {
     int port = free_port();
     if (!fork()) {                                                          // greets, and again
-        for (int i = 0; i < 2; i++) socket_send(call(port), greeting, sizeof(Greeting));
+        for (int i = 0; i < 2; i++) CHECK(write(call(port), greeting, sizeof(Greeting)) > 0, "nobody listens");
         usleep(500 * 1000);
         _exit(0);
     }
@@ -279,7 +284,7 @@ static void open_misnumbered(void *unused) {
 void test_comm(void) {
     const int fine[] = {0, 0, 0}, one[] = {EXIT_LOST, 128 + SIGKILL, EXIT_LOST}, first[] = {128 + SIGKILL, EXIT_LOST, EXIT_LOST}, refused[] = {1, 1, 1}, last[] = {EXIT_LOST, 0, 128 + SIGKILL};
     test_tensors();
-    for (size_t i = 0; i < sizeof LAUNCHERS / sizeof LAUNCHERS[0]; i++)
+    for (size_t i = 0; i < LAUNCHER_COUNT; i++)
         EXPECT(!*run_all(LAUNCHERS[i].name, &LAUNCHERS[i], free_port(), body_talk, fine), "something is said");
     EXPECT(!*run_all("a late process 0", &LAUNCHERS[0], free_port(), body_late_first, fine), "a late process 0");
     EXPECT(!*run_all("a late process 2", &LAUNCHERS[0], free_port(), body_late_last, fine), "a late process 2");

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """test_hf.py: models go to Hugging Face transformers and come back.
 
-    make build/logits && make binary NORM_MODE=PRE && make binary NORM_MODE=OLMO2 && python3 dev/test/test_hf.py [WORDS]
+    make build/logits && make binary NORM_MODE=PRE && make binary NORM_MODE=OLMO2 &&
+        python3 dev/test/test_hf.py [WORDS]
 
-Of every placement, dense and with experts, dev/export_hf.py's folder gives the judge's logits (build/logits); with a cache, padded, and after save_pretrained too. Folders of
-transformers' own classes give theirs in the judge. A round trip changes no loss, and twenty steps of AdamW are the same on both sides. Broken folders are refused.
-With words only the tests whose name contains one of them. Needs torch, safetensors, xxhash,
-transformers (written against 5.23) and, for `trained`, lm_eval.
+dev/export_hf.py's folder gives the judge's logits (build/logits) under every placement, dense and
+with experts, with a KV cache, padded, and after save_pretrained. dev/import_hf.py makes the same
+weights of it again, bit for bit. Folders of transformers' own classes give their logits in the
+judge. A round trip changes no loss, and twenty steps of AdamW are the same on both sides.
+With words only the tests whose name contains one of them. Needs torch, safetensors, transformers
+(written against 5.23), tiktoken and, for `trained`, lm_eval. Broken folders: test_import_hf.py.
 """
 import contextlib
 import io
@@ -23,7 +26,8 @@ import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 DIR = ROOT / "build" / "test" / "hf"
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(DIR / "home"), "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(DIR / "home"), "OMP_NUM_THREADS": "1",
+               "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
@@ -32,6 +36,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, pipe
 
 sys.path[:0] = [str(ROOT / "dev"), str(ROOT / "dev" / "test")]
 import export_hf  # noqa: E402
+import hf  # noqa: E402
+import import_hf  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -54,8 +60,29 @@ def close(a, b, most, what):
 def export(source, out, dtype="float32"):
     shutil.rmtree(out, ignore_errors=True)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        export_hf.export(pathlib.Path(source), pathlib.Path(out), getattr(torch, dtype))
+        export_hf.export(pathlib.Path(source), pathlib.Path(out), dtype)
     return said.getvalue()
+
+
+def imported(folder, out):
+    """A checkpoint of norm.c, made of a folder of transformers."""
+    shutil.rmtree(out, ignore_errors=True)
+    import_hf.import_folder(pathlib.Path(folder), pathlib.Path(out))
+    return pathlib.Path(out)
+
+
+def flags_of(checkpoint):
+    """The flags in a checkpoint's config.json that are not at their defaults."""
+    flags = json.loads((checkpoint / "config.json").read_text())["flags"]
+    default = {name: row["default"] for name, row in hf.tables()["flags"].items()}
+    words = {name: value for name, value in flags.items() if value != default.get(name, value)}
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in words.items())
+
+
+def same_weights(a, b, what):
+    a, b = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    equal = a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    check(equal, f"{what}: other weights than before")
 
 
 def load(folder, **options):
@@ -72,40 +99,52 @@ def logits_of(*lines):
     return {name: load_file(DIR / name / "logits.safetensors") for name, _, _ in lines}
 
 
-# ---------------------------------------------------------------------------------------------------------------- every placement
+# --------------------------------------------------------------------------------- every placement
 
 SMALL = "--layers 3 --width 24 --heads 4 --ffn 20 --seq 21 "
 SHAPES = {
-    "gpt2": SMALL + "--vocab 150 --norm layer --bias on --positions learned --activation gelu --tied on",
+    "gpt2": SMALL + "--vocab 150 --norm layer --bias on --positions learned --activation gelu "
+    "--tied on",
     "llama": SMALL + "--vocab 256 --kv-heads 2 --tied off --rope-theta 500",
     "olmoe": SMALL + "--vocab 150 --tied off --experts 6 --experts-per-token 2",
-    "deepseek": SMALL + "--vocab 130 --tied off --experts 6 --experts-per-token 3 --shared-experts 2 --dense-layers 1 --dense-ffn 40 --router sigmoid --router-scale 1.5 "
+    "deepseek": SMALL + "--vocab 130 --tied off --experts 6 --experts-per-token 3 "
+    "--shared-experts 2 --dense-layers 1 --dense-ffn 40 --router sigmoid --router-scale 1.5 "
     "--balance-rate 0.001 --kv-rank 12 --rope-size 6 --eps 1e-6",
 }
 SWITCHES = [
-    ("SDD", "llama", "--sdd code"), ("SDD_PRE", "llama", "--sdd code"), ("SDD", "olmoe", "--sdd code"), ("SDD", "deepseek", "--sdd code"), ("SDD_PRE", "deepseek", "--sdd code"),
-    ("SANDWICH", "llama", "--emb-scale sqrt-width"), ("SPAN", "llama", "--final-norm on"), ("POST", "gpt2", "--final-norm on"), ("MIX_LN", "llama", "--mix-ratio 0.67"),
-    ("PRE", "olmoe", "--router softmax-renorm"), ("SPAN", "olmoe", "--router softmax-renorm --balance-rate 0.1"), ("OLMO2", "olmoe", "--router softmax-renorm"),
-    ("SPAN", "deepseek", "--norm layer"), ("HYBRID", "deepseek", "--norm layer"), ("NGPT", "olmoe", "--activation gelu"), ("SPAN", "llama", "--activation gelu --eps 0.1"),
-    ("HYBRID", "llama", "--tied on --bias on"), ("PRE", "gpt2", "--bias off"), ("PRE", "gpt2", "--tied off"), ("PRE", "gpt2", "--norm rms"),
-    ("SPAN", "deepseek", "--shared-experts 0"), ("PRE", "deepseek", "--eps 1e-5"), ("PRE", "deepseek", "--balance-rate 0"),
+    ("SDD", "llama", "--sdd code"), ("SDD_PRE", "llama", "--sdd code"),
+    ("SDD", "olmoe", "--sdd code"), ("SDD", "deepseek", "--sdd code"),
+    ("SDD_PRE", "deepseek", "--sdd code"), ("SANDWICH", "llama", "--emb-scale sqrt-width"),
+    ("SPAN", "llama", "--final-norm on"), ("POST", "gpt2", "--final-norm on"),
+    ("MIX_LN", "llama", "--mix-ratio 0.67"), ("PRE", "olmoe", "--router softmax-renorm"),
+    ("SPAN", "olmoe", "--router softmax-renorm --balance-rate 0.1"),
+    ("OLMO2", "olmoe", "--router softmax-renorm"), ("SPAN", "deepseek", "--norm layer"),
+    ("HYBRID", "deepseek", "--norm layer"), ("NGPT", "olmoe", "--activation gelu"),
+    ("SPAN", "llama", "--activation gelu --eps 0.1"), ("HYBRID", "llama", "--tied on --bias on"),
+    ("PRE", "gpt2", "--bias off"), ("PRE", "gpt2", "--tied off"), ("PRE", "gpt2", "--norm rms"),
+    ("SPAN", "deepseek", "--shared-experts 0"), ("PRE", "deepseek", "--eps 1e-5"),
+    ("PRE", "deepseek", "--balance-rate 0"),
 ]  # fmt: skip
 # What transformers computes with a class of its own; every other model is a NormForCausalLM.
 STOCK = {
-    "PRE-gpt2": "GPT2LMHeadModel", "PRE-gpt2-tied-off": "GPT2LMHeadModel", "PRE-llama": "LlamaForCausalLM", "OLMO2-llama": "Olmo2ForCausalLM", "PRE_QK_PRE-llama": "Qwen3ForCausalLM",
-    "PRE-olmoe-router-softmax-renorm": "MixtralForCausalLM", "OLMO2-olmoe": "FlexOlmoForCausalLM", "OLMO2-olmoe-router-softmax-renorm": "FlexOlmoForCausalLM",
+    "PRE-gpt2": "GPT2LMHeadModel", "PRE-gpt2-tied-off": "GPT2LMHeadModel",
+    "PRE-llama": "LlamaForCausalLM", "OLMO2-llama": "Olmo2ForCausalLM",
+    "PRE_QK_PRE-llama": "Qwen3ForCausalLM", "PRE-olmoe-router-softmax-renorm": "MixtralForCausalLM",
+    "OLMO2-olmoe": "FlexOlmoForCausalLM",
+    "OLMO2-olmoe-router-softmax-renorm": "FlexOlmoForCausalLM",
     "PRE_QK_PRE-olmoe": "Qwen3MoeForCausalLM", "PRE-deepseek": "DeepseekV3ForCausalLM",
 }  # fmt: skip
 
 
 def placements():
     """Names, modes and flags of a model for each placement and shape."""
-    modes = re.findall(r"^MODE\( (\w+)", (ROOT / "llmc" / "modes.h").read_text(), re.M)
+    modes = hf.tables()["selectable"]
     for mode, shape, more in [(mode, shape, "") for mode in modes for shape in SHAPES] + SWITCHES:
         words = dict(zip(*[iter((SHAPES[shape] + " " + more).split())] * 2))
         words |= {"--bias": "off"} if mode.startswith(("SDD", "NGPT")) else {}
         words |= {"--positions": "rope", "--kv-heads": "0"} if mode == "NGPT" else {}
-        yield "-".join([mode, shape] + more.replace("--", "").split()), mode, " ".join(f"{k} {v}" for k, v in words.items())
+        name = "-".join([mode, shape] + more.replace("--", "").split())
+        yield name, mode, " ".join(f"{flag} {value}" for flag, value in words.items())
 
 
 def test_placements():
@@ -114,8 +153,10 @@ def test_placements():
     for name, mode, _ in lines:
         tokens, want = judge[name]["tokens"].long(), judge[name]["logits"]
         export(DIR / name, DIR / "out" / name)
-        model = load(DIR / "out" / name)
-        check(type(model).__name__ == STOCK.get(name, "NormForCausalLM"), f"{name}: expected a {STOCK.get(name, 'NormForCausalLM')}, found {type(model).__name__}")
+        model, kind = load(DIR / "out" / name), STOCK.get(name, "NormForCausalLM")
+        found = type(model).__name__
+        check(found == kind, f"{name}: expected a {kind}, found {found}")
+        comes_back(name)
         with torch.no_grad():
             close(model(tokens).logits, want, 1e-4, f"{name}: logits")
             if name in STOCK:
@@ -131,6 +172,20 @@ def test_placements():
     generation(["SPAN-llama", "HYBRID-gpt2", "NGPT-llama", "SDD-olmoe", "SPAN-deepseek"])
 
 
+def comes_back(name):
+    """The import of an export has the weights of the checkpoint, bit for bit, and its model."""
+    back = imported(DIR / "out" / name, DIR / "back")
+    same_weights(back, DIR / name / "step_00000000", name)
+    (was, was_default), (now, now_default) = (
+        export_hf.read_flags(json.loads((folder / "config.json").read_text()),
+                             hf.read_safetensors(folder / "model.safetensors"))
+        for folder in (DIR / name / "step_00000000", back)
+    )  # fmt: skip
+    # Any rate gives the model its selection bias, and the folder does not say which.
+    was["balance_rate"], now["balance_rate"] = was["balance_rate"] > 0, now["balance_rate"] > 0
+    check(was == now and was_default == now_default, f"{name}: expected flags {was}, found {now}")
+
+
 def cached(name, model, tokens, want):
     """A prompt, then one token at a time; the cache goes in under either name."""
     out = model(tokens[:, :9], use_cache=True)
@@ -143,11 +198,13 @@ def cached(name, model, tokens, want):
 
 
 def padded(name, model, tokens, want):
-    """Two texts of different lengths in a batch: padded on the right, as lm_eval does without a mask, and on the left with one."""
+    """Two texts of different lengths in a batch: padded on the right, as lm_eval does without a
+    mask, and on the left with one."""
     n, pad = tokens.shape[1] - 6, torch.zeros(1, 6, dtype=torch.long)
     right = torch.cat([tokens[:1], torch.cat([tokens[1:, :n], pad], 1)])
     close(model(right).logits[1, :n], want[1, :n], 1e-4, f"{name}: logits, padded on the right")
-    left, mask = torch.cat([tokens[:1], torch.cat([pad, tokens[1:, :n]], 1)]), torch.ones_like(tokens)
+    left = torch.cat([tokens[:1], torch.cat([pad, tokens[1:, :n]], 1)])
+    mask = torch.ones_like(tokens)
     mask[1, :6] = 0
     z = model(left, attention_mask=mask).logits
     close(z[1, 6:], want[1, :n], 1e-4, f"{name}: logits, padded on the left")
@@ -165,25 +222,41 @@ def generation(names):
         prompt = torch.randint(1, model.config.vocab_size, (2, 5))
         mask = torch.ones_like(prompt)
         prompt[0, :2], mask[0, :2] = pad, 0
-        options = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False, "pad_token_id": pad, "eos_token_id": None}
+        options = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False,
+                   "pad_token_id": pad, "eos_token_id": None}  # fmt: skip
+        first = options | {"attention_mask": mask[:1, 2:]}
         with torch.no_grad():
-            with_cache, without = model.generate(prompt, use_cache=True, **options), model.generate(prompt, use_cache=False, **options)
-            alone = model.generate(prompt[:1, 2:], use_cache=True, **options | {"attention_mask": mask[:1, 2:]})
-        check(with_cache.shape == (2, 14) and torch.equal(with_cache, without), f"{name}: generate with a cache is not as without one")
-        check(torch.equal(with_cache[0, 2:], alone[0]), f"{name}: a text padded on the left goes on otherwise than alone")
+            with_cache = model.generate(prompt, use_cache=True, **options)
+            without = model.generate(prompt, use_cache=False, **options)
+            alone = model.generate(prompt[:1, 2:], use_cache=True, **first)
+        right = with_cache.shape == (2, 14) and torch.equal(with_cache, without)
+        check(right, f"{name}: generate with a cache is not as without one")
+        right = torch.equal(with_cache[0, 2:], alone[0])
+        check(right, f"{name}: a text padded on the left goes on otherwise than alone")
 
 
-# ---------------------------------------------------------------------------------------------------------------- their classes
+# ----------------------------------------------------------------------------------- their classes
 
-COMMON = dict(vocab_size=150, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=20, max_position_embeddings=21, bos_token_id=0, eos_token_id=0, pad_token_id=None)
+COMMON = dict(vocab_size=150, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+              num_key_value_heads=2, intermediate_size=20, max_position_embeddings=21,
+              bos_token_id=0, eos_token_id=0, pad_token_id=None)  # fmt: skip
 MIX = dict(num_experts_per_tok=2, moe_intermediate_size=12)
-LATENT = dict(num_key_value_heads=4, n_routed_experts=4, n_shared_experts=2, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=6, n_group=1,
-              topk_group=1, rope_interleave=False, routed_scaling_factor=1.5)  # fmt: skip
+LATENT = dict(num_key_value_heads=4, n_routed_experts=4, n_shared_experts=2,
+              first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=4,
+              qk_nope_head_dim=6, v_head_dim=6, n_group=1, topk_group=1, rope_interleave=False,
+              routed_scaling_factor=1.5)  # fmt: skip
 CLASSES = {
-    "GPT2LMHeadModel": ("PRE", dict(vocab_size=150, n_embd=24, n_layer=2, n_head=4, n_positions=21, bos_token_id=0, eos_token_id=0, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)),
-    "LlamaForCausalLM": ("PRE", COMMON | dict(rope_theta=500.0)), "MistralForCausalLM": ("PRE", COMMON | dict(sliding_window=None)), "Olmo2ForCausalLM": ("OLMO2", COMMON),
-    "Qwen3ForCausalLM": ("PRE_QK_PRE", COMMON | dict(head_dim=6, tie_word_embeddings=True)), "MixtralForCausalLM": ("PRE", COMMON | dict(num_local_experts=4)),
-    "FlexOlmoForCausalLM": ("OLMO2", COMMON | dict(num_experts=4, num_experts_per_tok=2)), "Qwen3MoeForCausalLM": ("PRE_QK_PRE", COMMON | MIX | dict(head_dim=6, num_experts=4, norm_topk_prob=True)),
+    "GPT2LMHeadModel": ("PRE", dict(vocab_size=150, n_embd=24, n_layer=2, n_head=4,
+                                    n_positions=21, bos_token_id=0, eos_token_id=0, attn_pdrop=0,
+                                    embd_pdrop=0, resid_pdrop=0)),
+    "LlamaForCausalLM": ("PRE", COMMON | dict(rope_theta=500.0)),
+    "MistralForCausalLM": ("PRE", COMMON | dict(sliding_window=None)),
+    "Olmo2ForCausalLM": ("OLMO2", COMMON),
+    "Qwen3ForCausalLM": ("PRE_QK_PRE", COMMON | dict(head_dim=6, tie_word_embeddings=True)),
+    "MixtralForCausalLM": ("PRE", COMMON | dict(num_local_experts=4)),
+    "FlexOlmoForCausalLM": ("OLMO2", COMMON | dict(num_experts=4, num_experts_per_tok=2)),
+    "Qwen3MoeForCausalLM": ("PRE_QK_PRE", COMMON | MIX | dict(head_dim=6, num_experts=4,
+                                                              norm_topk_prob=True)),
     "DeepseekV3ForCausalLM": ("PRE", COMMON | MIX | LATENT),
 }  # fmt: skip
 
@@ -200,81 +273,129 @@ def their_model(name, **more):
 
 
 def test_classes():
-    """Folders that transformers saved: whole, in shards, in bfloat16 and float16, and as its older versions wrote them."""
+    """Folders that transformers saved: whole, in shards, in bfloat16 and float16, and as its older
+    versions wrote them."""
     models, lines = {}, []
+    kinds = {"whole": {}, "shards": {"max_shard_size": "20KB"}, "bfloat16": {}, "float16": {}}
+
+    def add(name, mode):
+        out = imported(DIR / "theirs" / name, DIR / "ours" / name)
+        made = json.loads((out / "config.json").read_text())
+        check(made["norm_mode"] == mode, f"{name}: expected {mode}, found {made['norm_mode']}")
+        weights = f"--init-from {out}/model.safetensors"
+        lines.append((f"logits-{name}", mode, f"{flags_of(out)} {weights}"))
+
     for name, (mode, _) in CLASSES.items():
-        for how, options in {"whole": {}, "shards": {"max_shard_size": "20KB"}, "bfloat16": {}, "float16": {}}.items():
+        for how, options in kinds.items():
             model, folder = their_model(name), DIR / "theirs" / f"{name}-{how}"
             model = model.to(getattr(torch, how)) if "float" in how else model
             model.save_pretrained(folder, **options)
-            models[f"{name}-{how}"] = type(model).from_pretrained(folder, dtype=torch.float32).eval()
-            lines.append((f"{name}-{how}", mode, f"--init-from {folder}"))
-    old = DIR / "theirs" / "old"
+            again = type(model).from_pretrained(folder, dtype=torch.float32).eval()
+            models[f"logits-{name}-{how}"] = again
+            add(f"{name}-{how}", mode)
+        with_trainer(name, mode, DIR / "ours" / f"{name}-whole")
+    old, older = DIR / "theirs" / "old", DIR / "theirs" / "old-llama"
     shutil.copytree(DIR / "theirs" / "GPT2LMHeadModel-whole", old)
-    w = {key.removeprefix("transformer."): value for key, value in load_file(old / "model.safetensors").items()}
-    save_file(w | {"h.0.attn.bias": torch.ones(1, 1, 21, 21), "h.1.attn.masked_bias": torch.tensor(-1e4)}, old / "model.safetensors")
-    llama = DIR / "theirs" / "LlamaForCausalLM-whole" / "config.json"
-    config = json.loads(llama.read_text())
-    llama.write_text(json.dumps(config | {"rope_theta": config.pop("rope_parameters")["rope_theta"], "rope_scaling": None}))
-    lines.append(("old", "PRE", f"--init-from {old}"))
-    check((DIR / "theirs" / "LlamaForCausalLM-shards" / "model.safetensors.index.json").exists(), "no shards")
+    w = load_file(old / "model.safetensors")
+    w = {key.removeprefix("transformer."): value for key, value in w.items()}
+    w |= {"h.0.attn.bias": torch.ones(1, 1, 21, 21), "h.1.attn.masked_bias": torch.tensor(-1e4)}
+    save_file(w, old / "model.safetensors")
+    models["logits-old"] = models["logits-GPT2LMHeadModel-whole"]
+    add("old", "PRE")
+    shutil.copytree(DIR / "theirs" / "LlamaForCausalLM-whole", older)
+    config = json.loads((older / "config.json").read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    config |= {"rope_theta": theta, "rope_scaling": None}
+    (older / "config.json").write_text(json.dumps(config))
+    models["logits-old-llama"] = models["logits-LlamaForCausalLM-whole"]
+    add("old-llama", "PRE")
+    index = DIR / "theirs" / "LlamaForCausalLM-shards" / "model.safetensors.index.json"
+    check(index.exists(), "no shards")
     for name, out in logits_of(*lines).items():
         with torch.no_grad():
-            close(models["GPT2LMHeadModel-whole" if name == "old" else name](out["tokens"].long()).logits, out["logits"], 1e-4, f"{name}: logits in the judge")
+            logits = models[name](out["tokens"].long()).logits
+        close(logits, out["logits"], 1e-4, f"{name}: in the judge")
 
 
-# ---------------------------------------------------------------------------------------------------------------- there and back, and training
+def with_trainer(name, mode, checkpoint):
+    """The trainer reads an import with --from and --init-from, and a wrong build refuses it."""
+    reads = ["--from", checkpoint, "--eval", "--val-tokens", 64, "--seq", 16]
+    save_bytes(DIR / "150.bin", [7 * i % 150 for i in range(129)], 150)
+    reads += ["--val-data", DIR / "150.bin"]
+    for built in ("PRE", "OLMO2"):
+        made = run_trainer(built, *reads)
+        wanted = f"make train_gpt NORM_MODE={mode}"
+        right = made.returncode == 0 if built == mode else wanted in made.stderr
+        check(right, f"{name} by a {built}: expected {wanted}, found {made.stderr}")
+    if mode in ("PRE", "OLMO2"):
+        train(mode, "--init-from", checkpoint, "--data", DIR / "150.bin", "--val-data",
+              DIR / "150.bin", "--val-tokens", 64, "--seq", 16, "--batch", 2, "--steps", 2,
+              "--warmup", 0, "--sample", 0, "--out", DIR / f"started-{name}")  # fmt: skip
+
+
+# -------------------------------------------------------------------- there and back, and training
+
+
+def run_trainer(mode, *flags):
+    program = ROOT / "build" / f"cpu-{mode.lower()}-fp32" / "train_gpt"
+    return subprocess.run([program, *map(str, flags)], capture_output=True, text=True)
 
 
 def train(mode, *flags):
-    made = subprocess.run([ROOT / "build" / f"cpu-{mode.lower()}-fp32" / "train_gpt", *map(str, flags)], capture_output=True, text=True)
+    made = run_trainer(mode, *flags)
     check(made.returncode == 0, f"{mode} {' '.join(map(str, flags))}: {made.stderr}")
     return made.stdout
 
 
 def losses(run):
-    return torch.tensor([line["loss"] for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if "loss" in line])
+    lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    return torch.tensor([line["loss"] for line in lines if "loss" in line])
+
+
+SMALL_RUN = "--layers 2 --width 32 --heads 4 --seq 32 "
+FREE = "--batch 4 --warmup 2 --val-tokens 2048 --norms-every 0 --sample 0 --steps 20"
 
 
 def test_round_trip():
-    """A run of ours, exported and read again: the same loss and weights, the same twenty steps from there, and in transformers the loss of the same tokens."""
-    small = "--layers 2 --width 32 --heads 4 --seq 32 --batch 4 --warmup 2 --val-tokens 2048 --norms-every 0 --sample 0".split()
-    for name, mode, more, architecture in (
-        ("gpt2", "PRE", "--norm layer --bias on --positions learned --activation gelu", "GPT2LMHeadModel"), ("llama", "PRE", "--kv-heads 2 --tied off", "LlamaForCausalLM"),
-        ("olmo2", "OLMO2", "--kv-heads 2", "Olmo2ForCausalLM"), ("mixtral", "PRE", "--experts 4 --router softmax-renorm --tied off --ffn 24", "MixtralForCausalLM"),
+    """A run of ours, exported and imported again: the same loss and weights, the same twenty steps
+    from there, and in transformers the loss of the same tokens."""
+    for name, mode, more, kind in (
+        ("gpt2", "PRE", "--norm layer --bias on --positions learned --activation gelu",
+         "GPT2LMHeadModel"),
+        ("llama", "PRE", "--kv-heads 2 --tied off", "LlamaForCausalLM"),
+        ("olmo2", "OLMO2", "--kv-heads 2", "Olmo2ForCausalLM"),
+        ("mixtral", "PRE", "--experts 4 --router softmax-renorm --tied off --ffn 24",
+         "MixtralForCausalLM"),
+        ("norm", "PRE", "--norm layer", "NormForCausalLM"),
     ):  # fmt: skip
-        run, out, flags = DIR / f"run-{name}", DIR / f"out-{name}", small + more.split()
-        train(mode, *flags, "--steps", 20, "--out", run)
+        run, out, flags = DIR / f"run-{name}", DIR / f"out-{name}", (SMALL_RUN + more).split()
+        train(mode, *flags, *FREE.split(), "--out", run)
         export(run, out)
-        said = [re.search(r"validation loss ([\d.]+), weights (\w+)", train(mode, "--from", path, "--eval", "--seq", 32, "--val-tokens", 2048)) for path in (run, out)]
-        check(said[0] and said[1] and said[0][0] == said[1][0], f"{name}: expected the run's loss and weights, found {said}")
+        back = imported(out, DIR / f"import-{name}")
+        reads = "--eval --seq 32 --val-tokens 2048".split()
+        said = [re.search(r"validation loss ([\d.]+), weights (\w+)",
+                          train(mode, "--from", path, *reads)) for path in (run, back)]
+        right = said[0] and said[1] and said[0][0] == said[1][0]
+        check(right, f"{name}: expected the run's loss and weights, found {said}")
         model = load(out)
-        check(type(model).__name__ == architecture, f"{name}: found {type(model).__name__}")
-        ids = AutoTokenizer.from_pretrained(out)("a")["input_ids"]
+        check(type(model).__name__ == kind, f"{name}: found {type(model).__name__}")
+        ids = AutoTokenizer.from_pretrained(out, trust_remote_code=False)("a")["input_ids"]
         check(ids == [0, 97], f"{name}: expected a separator and a byte, found {ids}")
-        free = [flag for flag in small[6:]] + ["--steps", 20]
-        train(mode, *flags, "--steps", 20, "--init-from", run, "--out", DIR / f"there-{name}")
-        train(mode, *free, "--init-from", out, "--out", DIR / f"back-{name}")
-        there, back = losses(DIR / f"there-{name}"), losses(DIR / f"back-{name}")
-        check(len(there) == 20 and torch.equal(there, back), f"{name}: twenty steps from the run {there}, from the export {back}")
+        train(mode, *flags, *FREE.split(), "--init-from", run, "--out", DIR / f"there-{name}")
+        train(mode, "--seq", 32, *FREE.split(), "--init-from", back, "--out",
+              DIR / f"back-{name}")  # fmt: skip
+        there, again = losses(DIR / f"there-{name}"), losses(DIR / f"back-{name}")
+        right = len(there) == 20 and torch.equal(there, again)
+        check(right, f"{name}: twenty steps from the run {there}, from the import {again}")
         tokens = torch.tensor(list(pathlib.Path(__file__).read_bytes()[:129]))
         save_bytes(DIR / "text.bin", tokens.tolist(), 256)
-        said = re.search(r"validation loss ([\d.]+)", train(mode, "--from", out, "--eval", "--val-data", DIR / "text.bin", "--seq", 32, "--val-tokens", 128))
+        printed = train(mode, "--from", back, "--eval", "--val-data", DIR / "text.bin",
+                        "--seq", 32, "--val-tokens", 128)  # fmt: skip
+        loss = re.search(r"validation loss ([\d.]+)", printed)[1]
         with torch.no_grad():
-            loss = torch.nn.functional.cross_entropy(model(tokens[:-1].view(4, 32)).logits.flatten(0, 1), tokens[1:])
-        close(torch.tensor(float(said[1])), loss, 2e-6, f"{name}: the loss in transformers")
-
-
-def test_own_class():
-    """What is exported as NormForCausalLM comes back as its model.safetensors, with the run's flags."""
-    flags = "--layers 2 --width 32 --heads 4 --seq 32 --batch 4 --warmup 2 --val-tokens 2048 --norms-every 0 --sample 0 --norm layer".split()
-    run, out = DIR / "run-norm", DIR / "out-norm"
-    train("PRE", *flags, "--steps", 20, "--out", run)
-    export(run, out)
-    check(json.loads((out / "config.json").read_text())["architectures"] == ["NormForCausalLM"], "a class of transformers has LayerNorm and RoPE now?")
-    for name, source in (("there", run), ("back", out / "model.safetensors")):
-        train("PRE", *flags, "--steps", 20, "--init-from", source, "--out", DIR / f"{name}-norm")
-    check(len(losses(DIR / "back-norm")) == 20 and torch.equal(losses(DIR / "there-norm"), losses(DIR / "back-norm")), "norm: twenty steps from the run and from the export")
+            logits = model(tokens[:-1].view(4, 32)).logits.flatten(0, 1)
+        theirs = torch.nn.functional.cross_entropy(logits, tokens[1:])
+        close(torch.tensor(float(loss)), theirs, 2e-6, f"{name}: the loss in transformers")
 
 
 def test_trained():
@@ -354,99 +475,75 @@ def arguments(model, inputs):
 
 def test_damaged():
     """Of a run with damage export_hf.py takes the checkpoint that the trainer takes, and warns and
-    refuses as it does. A checkpoint may be a link."""
+    refuses as it does: it asks the same code. A checkpoint may be a link."""
     whole, run, aside = DIR / "run-whole", DIR / "run-damaged", DIR / "elsewhere"
-    flags = "--layers 1 --width 8 --heads 2 --ffn 8 --seq 16 --batch 1 --steps 3 --save-every 1 "
+    flags = "--layers 1 --width 8 --heads 2 --ffn 8 --seq 16 --batch 1 --steps 2 --save-every 1 "
     flags += "--val-tokens 64 --norms-every 0 --sample 0"
     train("PRE", *flags.split(), "--out", whole)
-    names = [f"step_{step:08d}" for step in (1, 2, 3)]
-    weights = {name: chosen_by_trainer(whole / name)[0] for name in names}
-    check(len(set(weights.values())) == 3, f"three checkpoints: found the weights {weights}")
-    last, old = run / names[2], run / f".old-{names[2]}"
+    first, last = (run / f"step_{step:08d}" for step in (1, 2))
 
     def flip(path):
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
 
-    def manifest(text):
-        return lambda: (last / "manifest.json").write_text(text)
-
-    cases = {
-        "nothing": lambda: None,
-        "the weights": lambda: flip(last / "model.safetensors"),
-        "the optimizer's state": lambda: flip(last / "optimizer.safetensors"),
-        "two checkpoints": lambda: [flip(run / name / "config.json") for name in names[1:]],
-        "every checkpoint": lambda: [flip(run / name / "state.json") for name in names],
-        "a file, cut short": lambda: os.truncate(last / "model.safetensors", 50),
-        "a file, gone": lambda: (last / "state.json").unlink(),
-        "the manifest, gone": lambda: (last / "manifest.json").unlink(),
-        "the manifest, empty": manifest("{}"),
-        "the manifest, a list": manifest("[1]"),
-        "a size": manifest('{"state.json": {"xxh64": "0"}}'),
-        "a long name": manifest('{"%s": {"size": 1, "xxh64": "0"}}' % (64 * "x")),
-        "a name": manifest('{"../config.json": {"size": 1, "xxh64": "0"}}'),
-        "the plain name": lambda: last.rename(old),
-        "the plain name and a file": lambda: [last.rename(old), flip(old / "state.json")],
-        "the number": lambda: last.rename(run / "step_000000003"),
-        "all names": lambda: [shutil.rmtree(run / name) for name in names],
-        "nothing, but a link": lambda: [last.rename(aside), last.symlink_to(aside)],
-    }
-    for what, harm in cases.items():
+    for what, harm, expected, words in (
+        ("nothing", lambda: None, last, ""),
+        ("the weights", lambda: flip(last / "model.safetensors"), first,
+         "warning: passing over the damaged checkpoint"),
+        ("a link", lambda: [last.rename(aside), last.symlink_to(aside)], last, ""),
+        ("every checkpoint", lambda: [flip(each / "config.json") for each in (first, last)], None,
+         f"every checkpoint in {run} is damaged\n  -> "),
+    ):  # fmt: skip
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(whole, run)
         harm()
-        for source in (run, last):
-            theirs, (folder, said) = chosen_by_trainer(source), chosen_by_export(source)
-            ours = (weights.get(folder and folder.name.removeprefix(".old-")), said)
-            where = f"damaged: {what}; {source.name}"
-            check(ours == theirs, f"{where}: expected {theirs}, found {ours}")
+        with contextlib.redirect_stderr(io.StringIO()) as warned:
+            said = attempt(lambda: export(run, DIR / "x"))
+        found = f"{warned.getvalue()}{said}"
+        right = words in found and (f"from {expected}" in found if expected else "->" in found)
+        check(right, f"damaged: {what}: expected {expected} and {words}, found {found}")
+    refusal = str(attempt(lambda: export(last, DIR / "x")))
+    check(f"{last} is damaged: " in refusal, f"a damaged checkpoint: {refusal}")
+    shutil.rmtree(run)
+    shutil.copytree(whole, run)
+    last.rename(aside)
+    last.symlink_to(aside)
     (DIR / "tokenizer.bin").write_bytes(b"not a tokenizer")
     refusal = str(attempt(lambda: export(last, DIR / "x")))
     check("expected a tokenizer.bin" in refusal, f"the tokenizer beside a link's aim: {refusal}")
     (DIR / "tokenizer.bin").unlink()
 
 
-def chosen_by_trainer(source):
-    """The hash of the weights that it reads, and its warnings and refusal without the hints."""
-    program, flags = ROOT / "build" / "cpu-pre-fp32" / "train_gpt", "--eval --val-tokens 64".split()
-    made = subprocess.run([program, "--from", source, *flags], capture_output=True, text=True)
-    weights = re.search(r"weights (\w{16})", made.stdout)
-    said = [line for line in made.stderr.splitlines() if line.startswith(("warning: ", "error: "))]
-    return weights and weights[1], list(dict.fromkeys(said))
-
-
-def chosen_by_export(source):
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        try:
-            folder = export_hf.find_checkpoint(source)
-        except export_hf.Refusal as refusal:
-            folder = None
-            print(f"error: {refusal}", file=sys.stderr)
-    return folder, [line for line in said.getvalue().splitlines() if not line.startswith("  -> ")]
-
-
 def save_bytes(path, tokens, vocab):
-    path.write_bytes(struct.pack("<4i", 20240520, 1, len(tokens), vocab) + bytes(1008) + struct.pack(f"<{len(tokens)}H", *tokens))
+    header = struct.pack("<4i", 20240520, 1, len(tokens), vocab) + bytes(1008)
+    path.write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
 
 
 def test_training():
-    """From one folder twenty steps here, and in transformers with torch's AdamW: the same losses. The data is one batch, whose order means nothing."""
+    """From one folder twenty steps here, and in transformers with torch's AdamW: the same losses.
+    The data is one batch, whose order means nothing."""
     B, T = 4, 16
+    flags = f"--seq {T} --batch {B} --steps 20 --lr 3e-3 --warmup 0 --schedule constant --sample 0 "
+    flags += "--norms-every 0"
     for name in ("GPT2LMHeadModel", "LlamaForCausalLM"):
-        model, folder, run = their_model(name), DIR / "theirs" / f"{name}-trained", DIR / f"trained-{name}"
+        model, run = their_model(name), DIR / f"trained-{name}"
+        folder = DIR / "theirs" / f"{name}-trained"
         model.save_pretrained(folder)
-        tokens = torch.randint(0, 150, (B * T + 1,), generator=torch.Generator().manual_seed(3))
+        draw = torch.Generator().manual_seed(3)
+        tokens = torch.randint(0, 150, (B * T + 1,), generator=draw)
         save_bytes(DIR / "batch.bin", tokens.tolist(), 150)
-        train("PRE", "--init-from", folder, "--data", DIR / "batch.bin", "--seq", T, "--batch", B, "--steps", 20, "--lr", 3e-3, "--warmup", 0, "--schedule", "constant", "--sample", 0, "--norms-every", 0,
-              "--out", run)  # fmt: skip
-        matrices = [p for p in model.parameters() if p.dim() > 1]
-        vectors = [p for p in model.parameters() if p.dim() == 1]
-        optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}], lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
+        start = imported(folder, DIR / f"start-{name}")
+        train("PRE", "--init-from", start, "--data", DIR / "batch.bin", *flags.split(), "--out",
+              run)  # fmt: skip
+        groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+                  {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0}]
+        optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
         theirs = []
         for _ in range(20):
-            loss = torch.nn.functional.cross_entropy(model(tokens[:-1].view(B, T)).logits.flatten(0, 1), tokens[1:])
+            logits = model(tokens[:-1].view(B, T)).logits.flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, tokens[1:])
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1)
@@ -456,11 +553,18 @@ def test_training():
         close(losses(run), torch.tensor(theirs), 1e-4, f"{name}: twenty steps")
 
 
-# ---------------------------------------------------------------------------------------------------------------- tokenizers, and what is refused
+# ------------------------------------------------------------- tokenizers, and what is refused
+
+
+def get_tokenizer(vocab, out):
+    """data/get.py makes a tokenizer.bin."""
+    command = [sys.executable, ROOT / "data" / "get.py", "tokenizer", "--vocab", vocab]
+    return subprocess.run([*command, "--out", out], capture_output=True, text=True)
 
 
 def test_tokenizers():
-    """Bytes, and a learned vocabulary: what transformers makes of a text; and a folder's tokenizer.json back into tokenizer.bin."""
+    """Bytes, and a learned vocabulary: what transformers makes of a text; and a folder's
+    tokenizer.json back into tokenizer.bin."""
     import test_tokenizer
     import tiktoken.load
 
@@ -479,26 +583,32 @@ def test_tokenizers():
     learned.mkdir()
     source = pathlib.Path(test_tokenizer.__file__).read_text(encoding="utf-8")
     test_tokenizer.learn_vocabulary(source, 300, learned)
-    made = DIR / "tokens" / "tokenizer.bin"
-    subprocess.run([sys.executable, ROOT / "data" / "get.py", "tokenizer", "--vocab", learned, "--out", made], check=True, capture_output=True)
+    made, back = DIR / "tokens" / "tokenizer.bin", DIR / "back.bin"
+    get_tokenizer(learned, made)
     export(DIR / "tokens", DIR / "out-tokens")
     with unittest.mock.patch("builtins.input", return_value="n"):  # to the question for trust
         t = AutoTokenizer.from_pretrained(DIR / "out-tokens")
-    ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(str(learned / "vocab.bpe"), str(learned / "encoder.json"))
-    encoding = tiktoken.Encoding("test", pat_str=test_tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
+    ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(
+        str(learned / "vocab.bpe"), str(learned / "encoder.json"))  # fmt: skip
+    encoding = tiktoken.Encoding("test", pat_str=test_tokenizer.PATTERN, mergeable_ranks=ranks,
+                                 special_tokens={"<|endoftext|>": len(ranks)})  # fmt: skip
     for some in (text, source.replace("<|endoftext|>", "")):
         ids = t(some)["input_ids"]
         right = ids == [len(ranks), *encoding.encode_ordinary(some)] and t.decode(ids[1:]) == some
         check(right, "a learned vocabulary: not tiktoken's tokens after a separator")
     check(t.eos_token_id == len(ranks), "a learned vocabulary: the token that ends a text")
-    back = DIR / "back.bin"
-    subprocess.run([sys.executable, ROOT / "data" / "get.py", "tokenizer", "--vocab", DIR / "out-tokens", "--out", back], check=True, capture_output=True)
-    check(back.read_bytes() == made.read_bytes(), "tokenizer.json does not give the tokenizer.bin it is made of")
+    check(import_hf.has_tokenizer(DIR / "out-tokens"), "the import knows its tokenizer.json")
+    get_tokenizer(DIR / "out-tokens", back)
+    right = back.read_bytes() == made.read_bytes()
+    check(right, "tokenizer.json does not give the tokenizer.bin it is made of")
     config = json.loads((DIR / "out-tokens" / "tokenizer.json").read_text())
-    (DIR / "learned" / "tokenizer.json").write_text(json.dumps(config | {"pre_tokenizer": {"type": "Metaspace"}}))
-    (DIR / "learned" / "vocab.bpe").unlink()
-    refused = subprocess.run([sys.executable, ROOT / "data" / "get.py", "tokenizer", "--vocab", learned, "--out", back], capture_output=True, text=True)
-    check(refused.returncode == 1 and "cuts text as GPT-2 does, found BPE after Metaspace" in refused.stdout + refused.stderr, f"another pattern: {refused.stdout}{refused.stderr}")
+    config |= {"pre_tokenizer": {"type": "Metaspace"}}
+    (learned / "tokenizer.json").write_text(json.dumps(config))
+    (learned / "vocab.bpe").unlink()
+    refused = get_tokenizer(learned, back)
+    said, words = refused.stdout + refused.stderr, "cuts text as GPT-2 does, found BPE after"
+    check(refused.returncode == 1 and f"{words} Metaspace" in said, f"another pattern: {said}")
+    check(not import_hf.has_tokenizer(learned), "the import does not offer that one")
 
 
 def test_export():
@@ -507,10 +617,20 @@ def test_export():
     said = export(DIR / "bf16", DIR / "out-bf16", "bfloat16")
     model, want = load(DIR / "out-bf16"), load_file(DIR / "bf16" / "logits.safetensors")
     check("no tokenizer" in said, "that there is no tokenizer is said")
-    check(model.dtype == torch.bfloat16 and model.model.layers[1].mlp.gate.e_score_correction_bias.dtype == torch.float32, f"found weights in {model.dtype}")
+    bias = model.model.layers[1].mlp.gate.e_score_correction_bias.dtype
+    right = model.dtype == torch.bfloat16 and bias == torch.float32
+    check(right, f"found weights in {model.dtype}, the selection bias in {bias}")
+    w = load_file(DIR / "bf16" / "step_00000000" / "model.safetensors")
+    for name, found in load_file(DIR / "out-bf16" / "model.safetensors").items():
+        check(torch.equal(found, w[name].to(found.dtype)), f"bfloat16: {name} is not rounded so")
+    back = imported(DIR / "out-bf16", DIR / "back-bf16")
+    for name, found in load_file(back / "model.safetensors").items():
+        kept = w[name] if name.endswith("correction_bias") else w[name].bfloat16().float()
+        check(torch.equal(found, kept), f"bfloat16: {name} comes back as another")
     with torch.no_grad():
         z = model(want["tokens"].long()).logits.float()
-    off = ((z - want["logits"]).square().mean() / want["logits"].square().mean()).sqrt().item()
+    square = (z - want["logits"]).square().mean() / want["logits"].square().mean()
+    off = square.sqrt().item()
     check(1e-4 < off < 0.3, f"bfloat16: logits off by {off} of their size")
     for words, source, out in (
         ("nothing was overwritten", "bf16", "out-bf16"), ("every checkpoint in", "damaged", "x"),
@@ -519,8 +639,17 @@ def test_export():
         if source == "damaged":
             shutil.copytree(DIR / "bf16", DIR / "damaged")
             os.truncate(DIR / "damaged" / "step_00000000" / "model.safetensors", 5000)
-        made = subprocess.run([sys.executable, ROOT / "dev" / "export_hf.py", DIR / source, DIR / out], capture_output=True, text=True)
-        check(made.returncode == 1 and words in made.stderr and "\n  -> " in made.stderr, f"{source}: expected {words}, found {made.stderr}")
+        command = [sys.executable, ROOT / "dev" / "export_hf.py", DIR / source, DIR / out]
+        made = subprocess.run(command, capture_output=True, text=True)
+        right = made.returncode == 1 and words in made.stderr and "\n  -> " in made.stderr
+        check(right, f"{source}: expected {words}, found {made.stderr}")
+
+
+def test_import():
+    """Broken and hostile folders: in a file of its own, which needs no torch."""
+    test = ROOT / "dev" / "test" / "test_import_hf.py"
+    made = subprocess.run([sys.executable, test], capture_output=True, text=True)
+    check(made.returncode == 0, f"test_import_hf.py: {made.stdout}{made.stderr}")
 
 
 def main():

@@ -1,6 +1,6 @@
 // test_pace.c: a run says once that its machine has become slow.
 #include "test.h"
-#include "../../llmc/run/train.h"
+#include "../../llmc/run/run.h"
 
 void test_pace(void) {
     Run r;
@@ -10,13 +10,13 @@ void test_pace(void) {
         r.tokens += i % 3 ? 1000 : 900;
         run_note_pace(&r, busy + 2);
     }
-    EXPECT(!r.pace.said, "a steady pace is not worth a word");
+    EXPECT(!r.pace.noted, "a steady pace is not worth a word");
     for (int i = 0; i < 2; i++, busy += 2) {
         r.tokens += 510;
         run_note_pace(&r, busy + 2);
     }
-    EXPECT(!r.pace.said, "nor is a little more than half of the median");
+    EXPECT(!r.pace.noted, "nor is a little more than half of the median");
     r.tokens += 490;
     run_note_pace(&r, busy + 2);
-    EXPECT(r.pace.said, "a little less than half is");
+    EXPECT(r.pace.noted, "a little less than half is");
 }

@@ -5,7 +5,7 @@
 #include "../../llmc/run/log.h"
 #include "../../llmc/run/presets.h"
 #include "../../llmc/run/free_memory.h"
-#include "../../llmc/run/sample.h"
+#include "../../llmc/run/run.h"
 #include "../../llmc/run/schedule.h"
 #include "../../llmc/run/tokenizer.h"
 #include "files.h"
@@ -648,23 +648,23 @@ static int shell(const char *fmt, const char *a, const char *b) {
 void test_room(void) {
     const char *dir = test_dir("room");
     shell("mkdir -p %s/proc/self && echo 'MemAvailable:  4000 kB' > %s/proc/meminfo", dir, dir);
-    EXPECT(room_free(dir, 1) == 4000 * 1024.0, "what is available: %g", room_free(dir, 1));
+    EXPECT(free_memory(dir, 1) == 4000 * 1024.0, "what is available: %g", free_memory(dir, 1));
     shell("cd %s && mkdir -p sys/fs/cgroup/a/b && printf '3:cpu:/\\n0::/a/b\\n' > proc/self/cgroup "
         "&& cd sys/fs/cgroup/a && "
           "echo max > b/memory.max && echo 1000 > b/memory.current && echo 9000 > memory.max && "
               "echo 4000 > memory.current && "
           "printf 'anon 3000\\ninactive_file 500\\n' > memory.stat%s", dir, "");
-    EXPECT(room_free(dir, 1) == 5500, "limits of the groups above: %g", room_free(dir, 1));
+    EXPECT(free_memory(dir, 1) == 5500, "limits of the groups above: %g", free_memory(dir, 1));
     shell("cd %s && mkdir -p sys/fs/cgroup/memory/c && printf '4:memory:/c\\n0::/\\n' > "
         "proc/self/cgroup && cd sys/fs/cgroup/memory/c && "
           "echo 8000 > memory.limit_in_bytes && echo 7000 > memory.usage_in_bytes%s", dir, "");
-    EXPECT(room_free(dir, 1) == 1000, "cgroups v1: %g", room_free(dir, 1));
-    EXPECT(room_free(dir, 4) == 250, "shared by four processes: %g", room_free(dir, 4));
+    EXPECT(free_memory(dir, 1) == 1000, "cgroups v1: %g", free_memory(dir, 1));
+    EXPECT(free_memory(dir, 4) == 250, "shared by four processes: %g", free_memory(dir, 4));
     shell("echo 7800 > %s/sys/fs/cgroup/memory/c/memory.usage_in_bytes && echo 9000 > "
         "%s/sys/fs/cgroup/memory/c/memory.usage_in_bytes", dir, dir);
-    EXPECT(room_free(dir, 2) == 0, "more in use than the limit: %g", room_free(dir, 1));
+    EXPECT(free_memory(dir, 2) == 0, "more in use than the limit: %g", free_memory(dir, 1));
     shell("rm %s/proc/meminfo %s/proc/self/cgroup", dir, dir);
-    EXPECT(isnan(room_free(dir, 1)), "nothing is known: %g", room_free(dir, 1));
+    EXPECT(isnan(free_memory(dir, 1)), "nothing is known: %g", free_memory(dir, 1));
 }
 
 // A large batch in 400 MB of addresses, on a machine with much more memory.

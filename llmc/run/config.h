@@ -9,13 +9,6 @@
 #include "schedule.h"
 #include "describe.h"
 
-#ifndef NORM_MODE
-#define NORM_MODE MODE_SPAN
-#endif
-#ifndef GIT_HASH
-#define GIT_HASH "unknown"
-#endif
-
 enum { CONFIG_VERSION = 2 };                    // 2: with a checksum
 
 // ------------------------------------------------------------------------------------------------------------------ flags to model
@@ -148,12 +141,12 @@ static inline const char *config_end(char buf[64], const char *text, size_t n) {
     return check_format(buf, 64, ",\n  \"xxh64\": \"%016llx\"\n}\n", sum);
 }
 
-static inline char *config_text(const Flags *f, const Model *m, const Layout *layout, const Init *init, const char *precision, double unigram) {
+static inline char *config_text(const Flags *f, const Model *m, const Layout *layout, const Init *init, const Trainer *t, double unigram) {
     char *text = NULL, buf[64];
     size_t n = 0;
     FILE *file = text_begin(&text, &n, "config.json");
     fprintf(file, "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"active_parameters\": %lld,\n  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"unigram_entropy\": ", CONFIG_VERSION,
-            m->mode->name, precision, GIT_HASH, (long long)show_parameters(m, layout, false), (long long)show_parameters(m, layout, true), show_flops(m, layout), INITS[init->scheme].name);
+            m->mode->name, t->precision, t->commit, (long long)show_parameters(m, layout, false), (long long)show_parameters(m, layout, true), show_flops(m, layout), INITS[init->scheme].name);
     json_write_number(file, unigram);
     fprintf(file, ",\n  \"flags\": {\n");
     for (int i = 0, first = 1; i < FLAG_COUNT; i++) {
@@ -169,8 +162,8 @@ static inline char *config_text(const Flags *f, const Model *m, const Layout *la
 }
 
 // The placement that a config.json names must be this program's.
-static inline void config_check_mode(const Json *root, const char *path) {
-    const char *mode = json_get_string(root, "norm_mode", path), *is = MODES[NORM_MODE].name;
+static inline void config_check_mode(const Json *root, const char *path, const Trainer *t) {
+    const char *mode = json_get_string(root, "norm_mode", path), *is = t->mode->name;
     CHECK(!strcmp(mode, is), "%s: a run of %s, this program is %s\n"
           "  -> make train_gpt NORM_MODE=%s", path, mode, is, mode);
 }
@@ -199,7 +192,7 @@ static inline void config_read_flags(FlagSet *set, const Json *root, const char 
 
 // A config.json, parsed: it has a known version, its checksum holds, and its mode is this
 // program's. Files of version 1 have no checksum.
-static inline Json *config_open(const char *path) {
+static inline Json *config_open(const char *path, const Trainer *t) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n), end[64], run[PATH_CAP];
     CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
@@ -217,20 +210,21 @@ static inline Json *config_open(const char *path) {
               "to change a value, give its flag on the command line",
               path, file_parent(run, path), run);
     }
-    config_check_mode(root, path);
+    config_check_mode(root, path, t);
     free(text);
     return root;
 }
 
 // The flags of an earlier run, or of a checkpoint, become the base. Returns whether its precision
 // is the other one of fp32 and bf16: both keep their weights in fp32.
-static inline bool config_read(FlagSet *set, const char *path, const char *precision) {
-    Json *root = config_open(path);
+static inline bool config_read(FlagSet *set, const char *path, const Trainer *t) {
+    const char *precision = t->precision;
+    Json *root = config_open(path, t);
     const char *was = json_get_string(root, "precision", path);
     bool other = strcmp(was, precision) != 0;
     bool fp64 = !strcmp(was, "fp64") || !strcmp(precision, "fp64");
     CHECK(!other || !fp64, "%s: a run in %s, this program computes in %s\n"
-          "  -> make train_gpt NORM_MODE=%s PREC=%s", path, was, precision, MODES[NORM_MODE].name,
+          "  -> make train_gpt NORM_MODE=%s PREC=%s", path, was, precision, t->mode->name,
           was);
     config_read_flags(set, root, path, false);
     json_free(root);
@@ -240,24 +234,24 @@ static inline bool config_read(FlagSet *set, const char *path, const char *preci
 // --init-from FOLDER, a run or a checkpoint: the new run's model is the one in its config.json.
 // Flags that only shape the training (losses of routers, --seq) stay free; a flag of the model that
 // says otherwise, on the command line or by --model, is refused.
-static inline void config_init_from(FlagSet *set, const FlagSet *given) {
+static inline void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     char path[PATH_CAP], is[64], was[64], name[64];
     const char *folder = given->f.init_from;
     if (!is_folder(folder)) return;
-    Json *root = config_open(check_format(path, sizeof path, "%s/config.json", folder));
+    Json *root = config_open(check_format(path, sizeof path, "%s/config.json", folder), t);
     FlagSet theirs;
     flags_default(&theirs);
     config_read_flags(&theirs, root, path, false);
     json_free(root);
     for (int i = FLAG_model + 1; i < FLAG_init; i++) {
-        if (i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate)) continue;
+        bool is_free = i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate);
         const FlagRow *row = &FLAGS[i];
         bool by_model = given->by[FLAG_model] == BY_USER && set->by[i] == BY_PRESET;
         bool by_given = given->by[i] >= BY_CHECKPOINT;
         const char *a = flag_text(is, sizeof is, &theirs.f, row);
         const char *b = flag_text(was, sizeof was, by_given ? &given->f : &set->f, row);
         flag_name(name, sizeof name, row);
-        CHECK(!strcmp(a, b) || (!by_model && !by_given),
+        CHECK(is_free || !strcmp(a, b) || (!by_model && !by_given),
               "%s is %s in %s and %s %s\n  -> leave it out", name, a, folder, b,
               !by_given ? "by --model" : given->by[i] == BY_USER ? "on the command line"
                                                                  : "in --config");
@@ -266,9 +260,9 @@ static inline void config_init_from(FlagSet *set, const FlagSet *given) {
 }
 
 // --config: the flags of a run's config.json, or of one written by hand.
-static inline void config_begin(FlagSet *given, const char *path) {
+static inline void config_begin(FlagSet *given, const char *path, const Trainer *t) {
     Json *root = json_read_file(path);
-    if (json_get(root, "norm_mode")) config_check_mode(root, path);
+    if (json_get(root, "norm_mode")) config_check_mode(root, path, t);
     config_read_flags(given, root, path, true);
     json_free(root);
 }
@@ -329,14 +323,14 @@ static inline bool run_found(const char *out, int resume) {
 // Command line -> flags. Later wins: defaults, the preset, the run that is continued or read,
 // --config, the command line.
 // Returns whether there is a checkpoint to go on from; a run killed before its first one begins again, with its own flags.
-static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, char **argv) {
+static inline bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     FlagSet given;
     char dir[PATH_CAP], config[PATH_CAP] = "", buf[64];
     flags_default(&given);
     flags_parse(&given, argc - 1, argv + 1, BY_USER);
     if (*given.f.config) {                                 // below the command line and its --model
         FlagSet user = given;
-        config_begin(&given, user.f.config);
+        config_begin(&given, user.f.config, t);
         if (user.by[FLAG_model] == BY_USER) flags_preset(&given, user.f.model);
         for (int i = 0; i < FLAG_COUNT; i++) {
             const char *text = flag_text(buf, sizeof buf, &user.f, &FLAGS[i]);
@@ -345,7 +339,7 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
     }
     flags_default(set);
     flags_preset(set, given.f.model);
-    if (MODES[NORM_MODE].unit) flags_parse_text(set, "--warmup 0 --weight-decay 0", BY_PRESET);     // nGPT section 2.6: normalized matrices need neither
+    if (t->mode->unit) flags_parse_text(set, "--warmup 0 --weight-decay 0", BY_PRESET);     // nGPT section 2.6: normalized matrices need neither
     bool found = false, resuming = false;
     if (*given.f.from) {
         checkpoint_find(given.f.from, dir);
@@ -357,8 +351,8 @@ static inline bool flags_resolve(FlagSet *set, const char *precision, int argc, 
         CHECK(resuming || given.f.resume != RESUME_REQUIRED, "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", given.f.out);
         if (found && !resuming) printf("resume: %s has no checkpoint yet; beginning again at step 0\n", given.f.out);
     }
-    if (*config && config_read(set, config, precision)) printf("note: a run in %s goes on in %s\n", strcmp(precision, "fp32") ? "fp32" : "bf16", precision);
-    if (!found && *given.f.init_from) config_init_from(set, &given);
+    if (*config && config_read(set, config, t)) printf("note: a run in %s goes on in %s\n", strcmp(t->precision, "fp32") ? "fp32" : "bf16", t->precision);
+    if (!found && *given.f.init_from) config_init_from(set, &given, t);
     int64_t end = schedule_end(&set->f);
     flags_override(set, &given, found);
     if (*given.f.out && given.f.resume && !found) printf("resume: no run in %s yet; a new one begins: %s on %s\n", given.f.out, set->f.model, *set->f.data ? set->f.data : "the built-in stories");

@@ -9,6 +9,7 @@
 // that does not count. A run of a layer is the call that train_gpt.c makes, in another block of the model each time, as in a step.
 #define main train_gpt_main
 #include "../../../train_gpt.c"
+#include "../../../llmc/run/run.h"
 #undef main
 
 _Static_assert(sizeof(real) == sizeof(float), "expected PREC=fp32 or bf16: there is no peak of another to compare with");
@@ -92,16 +93,20 @@ static void run_make(Run *r, const char *mode, int count, char **flags) {
     const Mode *row = NULL;
     for (int i = 0; i < MODE_COUNT; i++) if (MODES[i].selectable && !strcmp(MODES[i].name, mode)) row = &MODES[i];
     CHECK(row, "no placement named %s\n  -> ./train_gpt --show modes lists them", mode);
-    r->t = &NAMED(judge_, PREC);
+    static Trainer t;
+    t = NAMED(judge_, PREC);
+    t.mode = row;
+    r->t = &t;
     comm_open(&r->comm, r->t->device);
-    flags_resolve(&r->set, r->t->precision, count, flags);
+    flags_resolve(&r->set, r->t, count, flags);
     r->f = &r->set.f;
     run_refuse(&r->set, row, r->t->device, r->t->precision);
     r->m = model_from_flags(r->f, row);
     r->init = init_from_flags(r->f, row);
     r->layout = layout_make(&r->m);
     r->micro = (int)(r->f->micro_batch ? r->f->micro_batch : r->f->batch);
-    Setup setup = run_setup(r, true);
+    r->training = true;
+    Setup setup = run_setup(r);
     r->gpt = r->t->create(&r->m, &setup);
     run_init_weights(r);
     size_t n = (size_t)r->micro * (size_t)r->m.T;
@@ -110,7 +115,7 @@ static void run_make(Run *r, const char *mode, int count, char **flags) {
     for (size_t i = 0; i <= n; i++) r->inputs[i] = (int32_t)(rand_at((uint64_t)r->f->seed, i) % (uint64_t)r->m.V);
 }
 
-// What run_step does, but for its log and what it measures of layers.
+// One step of the loop in llmc/run/train.c, without its log and statistics.
 static Update step(Run *r) {
     r->t->zero_grads(r->gpt);
     for (int64_t done = 0; done < r->f->batch; done += r->micro) {

@@ -1,0 +1,326 @@
+#!/usr/bin/env python3
+"""import_hf.py: a model of Hugging Face transformers as a checkpoint of norm.c.
+
+    python3 dev/import_hf.py HF_FOLDER OUT
+
+HF_FOLDER holds config.json and model.safetensors, or model.safetensors.index.json and the shards
+that it names, in F64, F32, BF16 or F16. OUT becomes a checkpoint in F32: config.json,
+model.safetensors and manifest.json, which the trainer reads with --from OUT and --init-from OUT.
+The classes are those of the table CLASSES in dev/hf.py, and NormForCausalLM, which
+dev/export_hf.py writes. A model that norm.c does not compute is refused by the name and value of
+what is different. OUT must be new, or an empty folder. It has a temporary name until all is
+written.
+Needs numpy and the C compiler that builds norm.c ($CC, else cc).
+"""
+import argparse
+import json
+import pathlib
+import shlex
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+import hf
+from hf import ELSEWHERE, HEAD, OWN_CLASS, OWN_NAMES, OWN_UNSTATED, REQUIRED, Refusal, as_text
+
+CONFIG_HINT = "  -> the config.json that belongs to these weights"
+# Masks and angles that older versions of transformers kept as tensors.
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+WEIGHT_TYPES = ("F64", "F32", "BF16", "F16")
+
+
+class Model(NamedTuple):
+    """A model in norm.c's words."""
+
+    name: str  # the class
+    kind: str  # the class's model_type, by which the tables of hf.py name it
+    mode: str  # the placement
+    flags: dict  # all flags that shape a model, as text
+    shapes: dict  # the name and shape of each of its tensors
+
+
+# ------------------------------------------------------------------------------------- config.json
+
+
+def member(config, key):
+    """The member "a", or "a.b": member b of a. Returns it, and whether it is there."""
+    outer, _, inner = key.rpartition(".")
+    holder = config.get(outer) if outer else config
+    there = isinstance(holder, dict) and inner in holder
+    return (holder[inner] if there else None), there
+
+
+def flag_text(value, flag, key, path):
+    """A member's value as text of a flag: true and false are the flag's choices 1 and 0."""
+    if not isinstance(value, bool):
+        return as_text(value)
+    choices = hf.tables()["flags"][flag]["choices"].split("|")
+    if len(choices) < 2:
+        raise Refusal(f'{path}: expected "{key}" to be a number, found {as_text(value)}\n'
+                      f"{CONFIG_HINT}")  # fmt: skip
+    return choices[value]
+
+
+def need(config, key, path):
+    value, _ = member(config, key)
+    if value is None:
+        raise Refusal(f'{path}: expected "{key}", found no such member\n{CONFIG_HINT}')
+    return value
+
+
+def stock_flags(config, row, path):
+    """The flags that a class of transformers and its config.json state."""
+    flags = {}
+    for key in hf.rows_of(hf.KEYS, row.type):
+        value, _ = member(config, key.key)
+        if key.flag in flags or (value is None and key.missing is ELSEWHERE):
+            continue
+        if value is None and key.missing is REQUIRED:
+            need(config, key.key, path)
+        text = key.missing if value is None else flag_text(value, key.flag, key.key, path)
+        flags[key.flag] = text
+    return row.flags | flags
+
+
+def check_musts(config, kind, flags, path):
+    """Refuses what norm.c does not compute."""
+    head = int(flags["width"]) // int(flags["heads"])
+    for must in hf.rows_of(hf.MUSTS, kind):
+        value, there = member(config, must.key)
+        found = as_text(value if there else must.missing)
+        allowed = [head if value == HEAD else value for value in must.allowed]
+        if found in map(as_text, allowed):
+            continue
+        known = "|".join(as_text(value) for value in must.allowed)
+        width = f", the width of a head, hidden_size / num_attention_heads = {head}"
+        raise Refusal(f'{path}: "{must.key}" is {found}{"" if there else " where it is missing"}; '
+                      f"norm.c only computes {known}{width if HEAD in must.allowed else ''}\n"
+                      "  -> another model")  # fmt: skip
+
+
+def own_flags(config, path):
+    """The placement and flags of a NormForCausalLM, the way back of export_hf.own_config."""
+    tables = hf.tables()
+    mode = as_text(need(config, "placement", path))
+    rows = hf.rows_of_mode(mode)
+    if config.get("rows") != rows:
+        raise Refusal(f"{path}: its rows of {mode} are not those of llmc/modes.h\n"
+                      "  -> the norm.c that exported it")  # fmt: skip
+    names = {flag: OWN_NAMES.get(flag, flag) for flag in tables["flags"]}
+    stated = [flag for flag in names if flag not in OWN_UNSTATED or flag in OWN_NAMES]
+    flags = {flag: flag_text(need(config, names[flag], path), flag, names[flag], path)
+             for flag in stated}  # fmt: skip
+    flags["bias"] = "on" if config.get("bias") else "off"
+    fin = bool(config.get("final_norm"))
+    flags["final_norm"] = "auto" if fin == bool(rows[mode]["fin"]) else ("off", "on")[fin]
+    # Any rate makes the selection bias a tensor; this one is DeepSeek-V3's.
+    flags["balance_rate"] = "0.001" if config.get("selection_bias") else "0"
+    if rows[mode]["sdd"]:
+        known = [name for name, row in tables["sdd"].items() if row == config.get("sdd")]
+        if not known:
+            raise Refusal(f'{path}: expected "sdd" to be a row of SDD_TABLE in llmc/modes.h\n'
+                          "  -> the norm.c that exported it")  # fmt: skip
+        flags["sdd"] = known[0]
+    return mode, flags
+
+
+def read_config(path):
+    """The model that a config.json of transformers describes."""
+    config = hf.read_json(path)
+    names = config.get("architectures")
+    if not isinstance(names, list):
+        raise Refusal(f'{path}: expected "architectures" to be an array, found {as_text(names)}\n'
+                      "  -> the config.json of a model of Hugging Face transformers")  # fmt: skip
+    name = as_text(names[0]) if len(names) == 1 else "another list"
+    row = next((row for row in hf.CLASSES if row.name == name), None)
+    if not row and name != OWN_CLASS:
+        known = ", ".join([row.name for row in hf.CLASSES] + [OWN_CLASS])
+        raise Refusal(f'{path}: expected "architectures" to be one of {known}; found {name}\n'
+                      "  -> a model of one of these classes")  # fmt: skip
+    mode, flags = (row.mode, stock_flags(config, row, path)) if row else own_flags(config, path)
+    words = [f"--{flag.replace('_', '-')}={text}" for flag, text in flags.items()]
+    try:
+        model = json.loads(hf.ask_c("model", mode, *words))
+    except Refusal as refusal:
+        raise Refusal(f"{path}: {refusal}") from None
+    if row:
+        check_musts(config, row.type, model["flags"], path)
+    shapes = {key: tuple(shape) for key, shape in model["tensors"].items()}
+    return Model(name, row.type if row else OWN_CLASS, mode, model["flags"], shapes)
+
+
+# ----------------------------------------------------------------------------------------- weights
+
+
+def open_files(folder):
+    """model.safetensors, or the shards of the index, each a file of the folder."""
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        raise Refusal(f"{folder}: expected model.safetensors or {index.name}, found neither\n"
+                      "  -> convert the weights to safetensors")  # fmt: skip
+    files = hf.read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise Refusal(f'{index}: expected tensors and their files in "weight_map", found none\n'
+                      "  -> download the file again")  # fmt: skip
+    for name, file in files.items():
+        plain = isinstance(file, str) and file and file[0] != "." and not set("/\0") & set(file)
+        if not plain:
+            found = as_text(file) if isinstance(file, str) and file else "no name"
+            raise Refusal(f"{index}: expected {as_text(name)} in a file of this folder, found "
+                          f"{found}\n  -> download the index again, and do not trust where it "
+                          "is from")  # fmt: skip
+    return [folder / file for file in dict.fromkeys(files.values())]
+
+
+class Source:
+    """The tensors of a folder, and which of them the model has asked for."""
+
+    def __init__(self, folder):
+        self.folder, self.tensors, self.used = folder, {}, set()
+        for path in open_files(folder):
+            for name, tensor in hf.read_safetensors(path).items():
+                if name in self.tensors:
+                    raise Refusal(f"{folder} holds {as_text(name)} twice\n"
+                                  "  -> download the index and its files again")  # fmt: skip
+                self.tensors[name] = tensor
+
+    def find(self, name):
+        """A tensor by name. Folders of the model without its head leave out the first word."""
+        for each in (name, name.removeprefix("transformer.")):
+            if each in self.tensors:
+                self.used.add(each)
+                return self.tensors[each]
+        return None
+
+    def take(self, name, shape):
+        """A tensor that the model needs, in this shape."""
+        tensor = self.find(name)
+        if tensor is None:
+            raise Refusal(f"{self.folder} has no tensor {name}, which its config.json needs\n"
+                          "  -> all files of the model, and the config.json that belongs to "
+                          "them")  # fmt: skip
+        if tensor.shape != shape:
+            raise Refusal(f"{self.folder}: {name} has shape {list(tensor.shape)}, expected "
+                          f"{list(shape)}\n{CONFIG_HINT}")  # fmt: skip
+        if tensor.dtype not in WEIGHT_TYPES:
+            raise Refusal(f"{self.folder}: expected {name} in {', '.join(WEIGHT_TYPES)}, found "
+                          f"{tensor.dtype}\n  -> convert the file")  # fmt: skip
+        return name, tensor
+
+    def check_rest(self, model):
+        """Refuses a tied head that is another matrix, and tensors that the model does not have."""
+        head = self.find("lm_head.weight") if model.flags["tied"] == "on" else None
+        wte = self.find(hf.renamed(model.kind, "model.embed_tokens.weight").theirs)
+        if head and (head.shape != wte.shape or not np.array_equal(head.data, wte.data)):
+            raise Refusal(f'{self.folder}/config.json: "tie_word_embeddings" is true, but '
+                          "lm_head.weight is not the embedding\n"
+                          "  -> false, if the head is its own")  # fmt: skip
+        for name in self.tensors:
+            if name not in self.used and not name.endswith(BUFFERS):
+                raise Refusal(f"{self.folder} holds {as_text(name)}, which a {model.name} of this "
+                              f"config.json does not have\n{CONFIG_HINT}")  # fmt: skip
+
+
+def find_weights(source, model, name):
+    """Where the values of one of our tensors are: the row of hf.TENSORS, and their tensors. The
+    matrices of experts are one below the other in ours, and a tensor each in theirs."""
+    row = hf.renamed(model.kind, name)
+    copies = int(model.flags["experts"]) if "%d" in row.theirs else 1
+    rows, *cols = model.shapes[name]
+    shape = (rows // copies * row.parts, *cols)
+    shape = shape[::-1] if row.turned else shape
+    return row, [source.take(row.theirs.replace("%d", str(e)), shape) for e in range(copies)]
+
+
+def read_weights(source, row, tensors):
+    """Our tensor in float32. Infinite values and NaN are refused."""
+    pieces = []
+    for name, tensor in tensors:
+        words = tensor.words().T if row.turned else tensor.words()
+        rows = len(words) // row.parts
+        piece = hf.float32(words[row.part * rows : (row.part + 1) * rows])
+        if bad := np.count_nonzero(~np.isfinite(piece)):
+            raise Refusal(f"{source.folder}: {bad} values of {name} are infinite or NaN in F32\n"
+                          "  -> a sound copy of the weights")  # fmt: skip
+        pieces.append(piece)
+    return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+
+
+# -------------------------------------------------------------------------------------- checkpoint
+
+
+def checksum(path):
+    return hf.ask_c("xxh64", path).strip()
+
+
+def write_config(path, model):
+    """config.json as the trainer writes it (config_text): its last member is the checksum of all
+    bytes before the comma."""
+    config = {"norm_c_version": hf.tables()["config_version"], "norm_mode": model.mode,
+              "precision": "fp32", "imported": model.name, "flags": model.flags}  # fmt: skip
+    path.write_text(json.dumps(config, indent=2).removesuffix("\n}"))
+    with open(path, "a") as file:
+        file.write(f',\n  "xxh64": "{checksum(path)}"\n}}\n')
+
+
+def write_manifest(folder):
+    """The size and checksum of each file, which the trainer verifies before it reads one."""
+    files = {path.name: {"size": path.stat().st_size, "xxh64": checksum(path)}
+             for path in sorted(folder.iterdir())}  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(files, indent=2) + "\n")
+
+
+def import_folder(folder, out):
+    """Everything is checked but the values, which are read once, before a byte is written."""
+    with hf.new_folder(out) as temp:
+        model, source = read_config(folder / "config.json"), Source(folder)
+        found = {name: find_weights(source, model, name) for name in model.shapes}
+        source.check_rest(model)
+        tensors = [(name, "F32", shape, lambda name=name: read_weights(source, *found[name]))
+                   for name, shape in model.shapes.items()]  # fmt: skip
+        hf.write_safetensors(temp / "model.safetensors", tensors, hf.show_progress())
+        write_config(temp / "config.json", model)
+        write_manifest(temp)
+    return model
+
+
+def has_tokenizer(folder):
+    """Whether data/get.py can make a tokenizer.bin: byte-level BPE that cuts text as GPT-2 does."""
+    if (folder / "vocab.bpe").is_file() and (folder / "encoder.json").is_file():
+        return True
+    try:
+        tokenizer = hf.read_json(folder / "tokenizer.json")
+    except Refusal:
+        return False
+    model, cut = (tokenizer.get(name) or {} for name in ("model", "pre_tokenizer"))
+    if not isinstance(model, dict) or not isinstance(cut, dict) or tokenizer.get("normalizer"):
+        return False
+    plain = not cut.get("add_prefix_space") and cut.get("use_regex", True)
+    return model.get("type") == "BPE" and cut.get("type") == "ByteLevel" and bool(plain)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("folder", metavar="HF_FOLDER", type=pathlib.Path, help="the model")
+    parser.add_argument("out", metavar="OUT", type=pathlib.Path, help="the checkpoint to make")
+    args = parser.parse_args()
+    try:
+        model = import_folder(args.folder, args.out)
+    except Refusal as refusal:
+        sys.exit(f"error: {refusal}")
+    count = sum(int(np.prod(shape)) for shape in model.shapes.values())
+    folder, out = shlex.quote(str(args.folder)), shlex.quote(str(args.out))
+    print(f"{args.out}: {model.name} as {model.mode}, {count:,} weights in F32")
+    if has_tokenizer(args.folder):
+        print(f"its tokenizer: python3 data/get.py tokenizer --vocab {folder} "
+              f"--out {out}/tokenizer.bin")  # fmt: skip
+    print(f"  -> make train_gpt NORM_MODE={model.mode} && ./train_gpt --init-from {out} "
+          "--data SHARDS")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+// comm.c: see comm.h.
+#include "comm.h"
+#include <dlfcn.h>
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include "mpi.h"
+#include "socket.h"
+#include "util.h"
+
+// ---------------------------------------------------------------------------------- begin and end
+
+// Each may run under those that follow it.
+const Launcher LAUNCHERS[LAUNCHER_COUNT] = {
+    {"torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID",
+     "SLURM_STEP_TASKS_PER_NODE"},
+};
+
+static int setting(const char *name) { return getenv(name) ? atoi(getenv(name)) : 0; }
+
+const Launcher *comm_launcher(void) {
+    for (int i = 0; i < LAUNCHER_COUNT; i++)
+        if (setting(LAUNCHERS[i].size) > 1 && getenv(LAUNCHERS[i].rank)) return &LAUNCHERS[i];
+    return NULL;
+}
+
+void *comm_symbol(void *library, const char *name, const char *where) {
+    void *symbol = dlsym(library, name);
+    CHECK(symbol, "there is no %s in %s", name, where);
+    return symbol;
+}
+
+static void open_mpi(Comm *c, const Launcher *by) {
+    static const char WHERE[] = "the MPI library: expected Open MPI's\n"
+                                "  -> apt install openmpi-bin, and start with its mpirun";
+    int provided;
+    Mpi *mpi = check_alloc(sizeof *mpi, "MPI");
+    void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
+    if (!library) library = dlopen("libmpi.so", RTLD_NOW | RTLD_GLOBAL);
+    CHECK(library,
+          "%s began %s processes, which speak MPI, and Open MPI's library is not found: %s\n"
+          "  -> apt install openmpi-bin", by->name, getenv(by->size), dlerror());
+#define MPI_LOAD(name, ...) *(void **)&mpi->name = comm_symbol(library, "MPI_" #name, WHERE);
+    MPI_TABLE(MPI_LOAD)
+#undef MPI_LOAD
+    mpi->world = comm_symbol(library, "ompi_mpi_comm_world", WHERE);
+    mpi->byte = comm_symbol(library, "ompi_mpi_byte", WHERE);
+    mpi->float_type = comm_symbol(library, "ompi_mpi_float", WHERE);
+    mpi->double_type = comm_symbol(library, "ompi_mpi_double", WHERE);
+    mpi->sum = comm_symbol(library, "ompi_mpi_op_sum", WHERE);
+    mpi->Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+    mpi->Comm_rank(mpi->world, &c->rank);
+    mpi->Comm_size(mpi->world, &c->size);
+    c->mpi = mpi;
+    CHECK(c->size == atoi(getenv(by->size)),
+          "%s began %s processes, and MPI knows of %d: is it another MPI?\n"
+          "  -> start with Open MPI's mpirun", by->name, getenv(by->size), c->size);
+}
+
+void comm_open(Comm *c, const char *device) {
+    memset(c, 0, sizeof *c);
+    c->size = 1;
+    const Launcher *by = comm_launcher();
+    if (!by) return;
+    bool gpus = !strcmp(device, "cuda");
+    CHECK(gpus || strcmp(by->name, "torchrun"),
+          "torchrun began %s processes; on the CPU they are started by mpirun\n"
+          "  -> mpirun -np %s ./train_gpt (as root: OMPI_ALLOW_RUN_AS_ROOT=1 and "
+          "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; more processes than cores: --oversubscribe)",
+          getenv(by->size), getenv(by->size));
+    c->local = setting(by->local);
+    c->here = setting(by->here);
+    if (gpus) {
+        c->rank = setting(by->rank);
+        c->size = setting(by->size);
+        CHECK(c->rank >= 0 && c->rank < c->size && c->local >= 0,
+              "%s=%d and %s=%d: expected numbers below %s=%d\n"
+              "  -> start with torchrun, mpirun or srun",
+              by->rank, c->rank, by->local, c->local, by->size, c->size);
+        c->sockets = sockets_open(c->rank, c->size, c->here == c->size);
+    } else open_mpi(c, by);
+    if (c->rank)
+        CHECK(freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s", strerror(errno));
+}
+
+void comm_close(Comm *c) {
+    if (c->sockets) sockets_close(c->sockets);
+    if (c->mpi) c->mpi->Finalize();
+    free(c->mpi);
+    c->sockets = NULL;
+    c->mpi = NULL;
+}
+
+void comm_await_watchdog(void) { sleep(WATCHDOG_SECONDS); }
+
+// --------------------------------------------------------------------------------- small messages
+
+static void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
+    Mpi *mpi = c->mpi;
+    for (size_t at = 0; at < bytes; at += MPI_PIECE) {
+        int n = (int)(bytes - at < MPI_PIECE ? bytes - at : MPI_PIECE);
+        char *piece = (char *)data + at;
+        if (c->rank == from) mpi->Send(piece, n, mpi->byte, to, 0, mpi->world);
+        if (c->rank == to) mpi->Recv(piece, n, mpi->byte, from, 0, mpi->world, NULL);
+    }
+}
+
+void comm_move(Comm *c, void *data, size_t bytes, int from, int to) {
+    if (c->rank != from && c->rank != to) return;
+    if (c->sockets) sockets_move(c->sockets, data, bytes, from, to);
+    else mpi_move(c, data, bytes, from, to);
+}
+
+void comm_broadcast(Comm *c, void *data, size_t bytes) {
+    for (int to = 1; to < comm_size(c); to++) comm_move(c, data, bytes, 0, to);
+}
+
+static double combined(double a, double b, int how) {
+    if (how == COMM_SUM) return a + b;
+    return b > a || isnan(b) ? b : a;
+}
+
+void comm_combine(Comm *c, double *x, int64_t n, int how) {
+    double other[512];
+    for (int64_t at = 0; at < n && comm_size(c) > 1; at += 512) {
+        int64_t piece = n - at < 512 ? n - at : 512;
+        size_t bytes = (size_t)piece * sizeof *x;
+        for (int from = 1; from < c->size; from++) {
+            if (c->rank == from) memcpy(other, x + at, bytes);
+            comm_move(c, other, bytes, from, 0);
+            for (int64_t i = 0; i < piece && !c->rank; i++)
+                x[at + i] = combined(x[at + i], other[i], how);
+        }
+        comm_broadcast(c, x + at, bytes);
+    }
+}
+
+bool comm_agree(Comm *c, uint64_t own) {
+    uint64_t first = own;
+    comm_broadcast(c, &first, sizeof first);
+    double differ = first != own;
+    comm_combine(c, &differ, 1, COMM_SUM);
+    return differ == 0;
+}
+
+void comm_check_weights(Comm *c, uint64_t hash) {
+    CHECK(comm_agree(c, hash),
+          "the processes no longer hold the same weights: memory or a transfer failed\n"
+          "  -> --resume required goes on from the last checkpoint");
+}
+
+// ---------------------------------------------------------------------------------------- signals
+
+// The one mutable global: a signal handler has no argument of ours.
+static volatile sig_atomic_t signal_received;
+static struct sigaction interrupt_before, terminate_before;
+
+static void on_signal(int number) {
+    signal_received = number;
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+}
+
+void comm_catch_signals(void) {
+    struct sigaction stop;
+    memset(&stop, 0, sizeof stop);
+    stop.sa_handler = on_signal;
+    stop.sa_flags = SA_RESTART;
+    sigaction(SIGINT, &stop, &interrupt_before);
+    sigaction(SIGTERM, &stop, &terminate_before);
+}
+
+void comm_release_signals(bool raise_late) {
+    sigaction(SIGINT, &interrupt_before, NULL);
+    sigaction(SIGTERM, &terminate_before, NULL);
+    if (raise_late && signal_received) raise(signal_received);
+}
+
+int comm_signal(Comm *c) {
+    double received = signal_received;
+    comm_combine(c, &received, 1, COMM_MAX);
+    return (int)received;
+}
+
+// ----------------------------------------------------------------- tensors, in the background (MPI)
+
+void comm_wait(Comm *c) {
+    if (comm_size(c) > 1 && c->count) c->mpi->Waitall(c->count, c->pending, NULL);
+    if (c) c->count = 0;
+}
+
+void comm_poke(Comm *c) {
+    int done;
+    if (comm_size(c) > 1 && c->count) c->mpi->Testall(c->count, c->pending, &done, NULL);
+}
+
+static void **next_request(Comm *c) {
+    if (c->count == COMM_PENDING) comm_wait(c);
+    return &c->pending[c->count++];
+}
+
+// Calls MPI for one piece of x after the other. reduce: sums it up at root, else broadcasts it.
+static void transfer(Comm *c, void *x, int64_t n, size_t element, int root, bool reduce) {
+    Mpi *mpi = c->mpi;
+    void *type = element == sizeof(float) ? mpi->float_type : mpi->double_type;
+    for (int64_t at = 0; at < n; at += MPI_PIECE) {
+        int count = (int)(n - at < MPI_PIECE ? n - at : MPI_PIECE);
+        void *piece = (char *)x + (size_t)at * element, **request = next_request(c);
+        const void *from = c->rank == root ? MPI_IN_PLACE : piece;
+        void *to = c->rank == root ? piece : NULL;
+        if (reduce) mpi->Ireduce(from, to, count, type, mpi->sum, root, mpi->world, request);
+        else mpi->Ibcast(piece, count, type, root, mpi->world, request);
+    }
+}
+
+void comm_reduce(Comm *c, void *x, int64_t n, size_t element, int root) {
+    transfer(c, x, n, element, root, true);
+}
+
+void comm_spread(Comm *c, void *x, int64_t n, size_t element, int root) {
+    transfer(c, x, n, element, root, false);
+}

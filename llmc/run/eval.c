@@ -1,0 +1,460 @@
+// eval.c: see eval.h.
+#include "eval.h"
+#include <dirent.h>
+#include <math.h>
+#include "../exp.h"
+#include "data.h"
+
+// Sequences of a batch are padded to a multiple of this, so that few lengths occur.
+enum { LENGTH_STEP = 32 };
+
+static const char REWRITE[] = "write or download this file again";
+
+// ------------------------------------------------------------------------------------ task files
+
+int64_t task_token(const Task *t, int64_t i) {
+    const void *tokens = t->file + SHARD_HEADER_BYTES;
+    return t->width == 2 ? ((const uint16_t *)tokens)[i] : ((const uint32_t *)tokens)[i];
+}
+
+static void check_tokens(const Task *t, const char *path, int64_t at, int64_t count, int V) {
+    for (int64_t i = at; i < at + count; i++)
+        CHECK(task_token(t, i) < V,
+              "%s: token %lld at position %lld, expected tokens below %d, the model's vocabulary\n"
+              "  -> a file of the model's own tokenizer",
+              path, (long long)task_token(t, i), (long long)i, V);
+}
+
+static TaskRow *add_row(Task *t) {
+    int64_t n = t->rows++;
+    bool full = (n & (n - 1)) == 0;               // n is 0 or a power of two
+    if (full) t->row = realloc(t->row, (size_t)(n ? 2 * n : 1) * sizeof *t->row);
+    CHECK(t->row, "no memory for %lld completions\n  -> a smaller file", (long long)n);
+    return &t->row[n];
+}
+
+// The length that acc_norm divides by if the file does not say it: characters without the leading
+// space, as lm-evaluation-harness counts; without a tokenizer tokens, as llm.c does.
+static double completion_length(const Task *t, const TaskRow *row, const Tokenizer *tokenizer) {
+    int64_t end = row->completion + row->after, begin = end - row->scored;
+    double length = 0;
+    for (int64_t i = begin; i < end; i++) {
+        size_t n = 1;
+        int64_t token = task_token(t, i);
+        const char *bytes = "x";
+        if (token < tokenizer->count) bytes = tokenizer_decode(tokenizer, (int32_t)token, &n);
+        bool leading_space = i == begin && n && *bytes == ' ';
+        for (size_t k = leading_space; k < n; k++)
+            length += ((unsigned char)bytes[k] & 0xC0) != 0x80;       // first byte of a character
+    }
+    return length;
+}
+
+// The head of an example: six numbers of llm.c's format.
+typedef struct Head {
+    int64_t end, label, choices, before;
+} Head;
+
+static Head read_head(Task *t, const char *path, int64_t at, int64_t example) {
+    bool whole = t->tokens - at >= 6;
+    CHECK(whole && task_token(t, at) == EVAL_START,
+          "%s: expected example %lld to begin with %d, found %s\n  -> %s", path,
+          (long long)example, EVAL_START, whole ? "something else" : "the end of the file",
+          REWRITE);
+    int64_t bytes = task_token(t, at + 1), index = task_token(t, at + 2);
+    Head h = {
+        .end = at + bytes / 2,
+        .label = task_token(t, at + 3),
+        .choices = task_token(t, at + 4),
+        .before = task_token(t, at + 5),
+    };
+    if (!example) t->kind = h.choices == 1 ? TASK_WORD : TASK_CHOICE;
+    CHECK((h.choices == 1) == (t->kind == TASK_WORD),
+          "%s: example %lld has %lld completions, and the ones before it %s\n"
+          "  -> a file for each kind", path, (long long)example, (long long)h.choices,
+          t->kind ? "one" : "several");
+    bool possible = bytes >= 12 && bytes % 2 == 0 && h.end <= t->tokens
+                    && index == (example & 0xFFFF) && h.label < h.choices;
+    CHECK(possible,
+          "%s: example %lld says that it has number %lld, %lld bytes, %lld completions and that "
+          "number %lld is right, which cannot be\n  -> %s", path, (long long)example,
+          (long long)index, (long long)bytes, (long long)h.choices, (long long)h.label, REWRITE);
+    return h;
+}
+
+// Adds the completions of the example at `at`; returns where it ends. After the last one the file
+// may give each one's length in characters, and how many of its first tokens are context.
+static int64_t read_example(Task *t, const char *path, int64_t at, const TaskReader *r) {
+    int64_t first = t->rows, example = t->examples++, begin = at;
+    Head h = read_head(t, path, at, example);
+    int64_t context = at + 6;
+    at = context + h.before;
+    for (int64_t i = 0; i < h.choices; i++) {
+        int64_t after = at < h.end ? task_token(t, at) : 0;
+        CHECK(after > 0 && at + 1 + after <= h.end,
+              "%s: example %lld ends within its completion %lld, or that one is empty\n  -> %s",
+              path, (long long)example, (long long)i, REWRITE);
+        *add_row(t) = (TaskRow){
+            .context = context, .completion = at + 1,
+            .before = (int32_t)h.before, .after = (int32_t)after, .scored = (int32_t)after,
+            .example = (int32_t)example, .label = (int32_t)h.label,
+        };
+        check_tokens(t, path, at + 1, after, r->V);
+        at += 1 + after;
+    }
+    bool has_lengths = at + 2 * h.choices == h.end;
+    CHECK(at == h.end || has_lengths,
+          "%s: example %lld has %lld bytes, expected %lld for its completions, or %lld more\n"
+          "  -> %s", path, (long long)example, (long long)(2 * (h.end - begin)),
+          (long long)(2 * (at - begin)), (long long)(4 * h.choices), REWRITE);
+    check_tokens(t, path, context, h.before, r->V);
+    for (int64_t i = 0; i < h.choices; i++) {
+        TaskRow *row = &t->row[first + i];
+        if (has_lengths) row->scored -= (int32_t)task_token(t, at + h.choices + i);
+        CHECK(row->scored > 0 && row->before + row->after > row->scored,
+              "%s: completion %lld of example %lld has %d tokens to score and %d before them, "
+              "expected at least one of each\n  -> %s", path, (long long)i, (long long)example,
+              row->scored, row->before + row->after - row->scored, REWRITE);
+        CHECK(row->scored <= r->T,
+              "%s: a completion of %d tokens is longer than --seq %d\n"
+              "  -> a larger --seq, or without this file", path, row->scored, r->T);
+        row->length = has_lengths ? (double)task_token(t, at + i)
+                                  : completion_length(t, row, r->tokenizer);
+    }
+    if (!has_lengths && !r->tokenizer->count && !example)
+        printf("note: %s does not say the lengths of completions, and there is no tokenizer.bin: "
+               "acc_norm divides by tokens, as llm.c does\n  -> --tokenizer FILE\n", t->name);
+    return h.end;
+}
+
+static void read_examples(Task *t, const char *path, size_t size, const TaskReader *r) {
+    int32_t head[SHARD_HEADER_BYTES / 4];
+    memcpy(head, t->file, sizeof head);
+    int32_t version = head[1], examples = head[2], longest_bytes = head[3];
+    int64_t at = 0, longest = 0;
+    t->width = 2;
+    t->tokens = (int64_t)(size - SHARD_HEADER_BYTES) / 2;
+    CHECK(version == EVAL_VERSION && examples > 0 && size % 2 == 0,
+          "%s: version %d, %d examples, %zu bytes: expected version %d, at least one example and "
+          "an even number of bytes\n  -> %s", path, version, examples, size, EVAL_VERSION,
+          REWRITE);
+    for (int32_t i = 0; i < examples; i++) {
+        int64_t begin = at;
+        at = read_example(t, path, at, r);
+        longest = at - begin > longest ? at - begin : longest;
+    }
+    CHECK(at == t->tokens && 2 * longest == longest_bytes,
+          "%s: %lld bytes follow its %d examples, and the longest has %lld bytes where the header "
+          "says %d\n  -> %s", path, (long long)(2 * (t->tokens - at)), examples,
+          (long long)(2 * longest), longest_bytes, REWRITE);
+}
+
+// The windows of a document whose first token, the one that begins documents, is at `at`; n tokens
+// follow it.
+static void read_document(Task *t, int64_t at, int64_t n, int T) {
+    for (int64_t done = 0; done < n;) {
+        int64_t scored = n - done < T ? n - done : T;
+        int64_t inputs = done ? T : scored;
+        *add_row(t) = (TaskRow){
+            .completion = at + done + scored - inputs,
+            .after = (int32_t)inputs + 1, .scored = (int32_t)scored,
+            .example = (int32_t)t->examples,
+        };
+        done += scored;
+    }
+    t->examples += n > 0;
+}
+
+static void read_text(Task *t, const char *path, const TaskReader *r) {
+    DataLoader shard;
+    int32_t head[SHARD_HEADER_BYTES / 4];
+    loader_open(&shard, path, "val", 1, 0, 0);    // checks the header
+    t->kind = TASK_TEXT;
+    t->width = shard.width;
+    t->tokens = shard.tokens;
+    loader_close(&shard);
+    memcpy(head, t->file, sizeof head);
+    CHECK(head[SHARD_BYTES] >= 0 && head[SHARD_WORDS] >= 0,
+          "%s: a text of %d bytes and %d words\n  -> write this shard again", path,
+          head[SHARD_BYTES], head[SHARD_WORDS]);
+    t->bytes = head[SHARD_BYTES];
+    t->words = head[SHARD_WORDS];
+    check_tokens(t, path, 0, t->tokens, r->V);
+    int64_t begin = 0, separator = task_token(t, 0);
+    for (int64_t i = 1; i <= t->tokens; i++) {
+        if (i < t->tokens && task_token(t, i) != separator) continue;
+        read_document(t, begin, i - begin - 1, r->T);
+        begin = i;
+    }
+    CHECK(t->rows,
+          "%s: expected a text, found tokens that begin documents and nothing else\n"
+          "  -> another shard", path);
+}
+
+// ----------------------------------------------------------------------------------------- tasks
+
+int task_inputs(const TaskRow *row, int T) {
+    int inputs = row->before + row->after - 1;    // the last token is only predicted
+    return inputs < T ? inputs : T;
+}
+
+static int longest_first(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+void task_open(Task *t, const char *path, const TaskReader *r) {
+    const char *base = file_name(path), *end = strstr(base, "_val.bin");
+    if (!end) end = strstr(base, ".bin");
+    int32_t magic = 0;
+    size_t size;
+    memset(t, 0, sizeof *t);
+    check_format(t->name, sizeof t->name, "%.*s", end ? (int)(end - base) : (int)strlen(base),
+                 base);
+    t->file = file_read(path, INT64_MAX, &size);
+    CHECK(t->file,
+          "cannot read %s: %s\n  -> --tasks FILE,... or the folder of such files; python3 "
+          "data/get.py tasks writes them", path, strerror(errno));
+    if (size >= SHARD_HEADER_BYTES) memcpy(&magic, t->file, sizeof magic);
+    CHECK(magic == EVAL_MAGIC || magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32,
+          "%s is no file of tasks: expected a header of %d bytes with magic %d, or a shard, found "
+          "%zu bytes with magic %d\n  -> python3 data/get.py tasks writes them",
+          path, SHARD_HEADER_BYTES, EVAL_MAGIC, size, magic);
+    if (magic == EVAL_MAGIC) read_examples(t, path, size, r);
+    else read_text(t, path, r);
+    size_t rows = (size_t)t->rows;
+    t->order = check_alloc(rows * sizeof *t->order, "the order of a task");
+    t->scores = check_alloc(2 * rows * sizeof *t->scores, "the scores of a task");
+    for (int64_t i = 0; i < t->rows; i++) {
+        const TaskRow *row = &t->row[i];
+        t->cut += t->kind != TASK_TEXT && row->before + row->after > r->T + 1;
+        t->order[i] = (int64_t)task_inputs(row, r->T) << 32 | i;
+    }
+    qsort(t->order, rows, sizeof *t->order, longest_first);
+    if (t->cut)
+        printf("note: %lld of the %lld sequences of %s are longer than --seq %d: their beginning "
+               "is cut\n", (long long)t->cut, (long long)t->rows, t->name, r->T);
+}
+
+static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
+    tasks->task = realloc(tasks->task, (size_t)(tasks->count + 1) * sizeof *tasks->task);
+    CHECK(tasks->task, "no memory for %d tasks\n  -> fewer --tasks", tasks->count + 1);
+    Task *t = &tasks->task[tasks->count++];
+    task_open(t, path, r);
+    for (Task *other = tasks->task; other < t; other++)
+        CHECK(strcmp(other->name, t->name), "%s: another task is named %s too\n  -> rename the file",
+              path, t->name);
+}
+
+void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
+    char item[PATH_CAP], path[PATH_CAP];
+    memset(tasks, 0, sizeof *tasks);
+    for (size_t n; *list; list += n + (list[n] == ',')) {
+        struct dirent **entries;
+        n = strcspn(list, ",");
+        check_format(item, sizeof item, "%.*s", (int)n, list);
+        int found = scandir(item, &entries, NULL, shard_order), before = tasks->count;
+        if (found < 0) add_task(tasks, item, r);
+        for (int i = 0; i < found; i++) {
+            const char *name = entries[i]->d_name;
+            if (name[0] != '.' && shard_named(name) && strcmp(name, "tokenizer.bin"))
+                add_task(tasks, check_format(path, sizeof path, "%s/%s", item, name), r);
+            free(entries[i]);
+        }
+        if (found >= 0) free(entries);
+        CHECK(tasks->count > before,
+              "%s: expected files of tasks in that folder, found none\n"
+              "  -> python3 data/get.py tasks writes them", item);
+    }
+}
+
+void tasks_close(Tasks *tasks) {
+    for (Task *t = tasks->task; t < tasks->task + tasks->count; t++) {
+        free(t->file);
+        free(t->row);
+        free(t->order);
+        free(t->scores);
+    }
+    free(tasks->task);
+}
+
+// ---------------------------------------------------------------------------------------- scores
+
+// log softmax(z)[target] of V floats, as fast as a batch needs it, or of doubles. *likeliest
+// becomes 0 if a logit is above the target's.
+static double log_softmax(const void *logits, size_t element, int V, int64_t target,
+                          double *likeliest) {
+    double max = -INFINITY, sum = 0, chosen;
+    if (element == sizeof(float)) {
+        const float *z = logits;
+        float largest = z[0], total = 0;
+#pragma omp simd reduction(max : largest)
+        for (int i = 0; i < V; i++) largest = z[i] > largest ? z[i] : largest;
+#pragma omp simd reduction(+ : total)
+        for (int i = 0; i < V; i++) total += exp_float(z[i] - largest);
+        max = largest;
+        sum = total;
+        chosen = z[target];
+    } else {
+        const double *z = logits;
+        for (int i = 0; i < V; i++) max = z[i] > max ? z[i] : max;
+        for (int i = 0; i < V; i++) sum += exp(z[i] - max);
+        chosen = z[target];
+    }
+    if (!(chosen >= max)) *likeliest = 0;         // also if it is NaN
+    return chosen - max - log(sum);
+}
+
+// The last `inputs` tokens that the model reads of a row.
+static void copy_inputs(int32_t *to, const Task *t, const TaskRow *row, int inputs) {
+    int skip = row->before + row->after - 1 - inputs;
+    for (int i = skip; i < skip + inputs; i++) {
+        int64_t at = i < row->before ? row->context + i : row->completion + i - row->before;
+        to[i - skip] = (int32_t)task_token(t, at);
+    }
+}
+
+// Scores the n sequences from order[first] on, side by side. Padding after a shorter one changes
+// nothing before it: attention is causal.
+static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
+    int longest = (int)(t->order[first] >> 32);
+    int T = CEIL_DIV(longest, LENGTH_STEP) * LENGTH_STEP;
+    if (T > s->T) T = s->T;
+    memset(s->inputs, 0, (size_t)n * (size_t)T * sizeof *s->inputs);
+    for (int b = 0; b < n; b++) {
+        const TaskRow *row = &t->row[(uint32_t)t->order[first + b]];
+        copy_inputs(s->inputs + b * T, t, row, task_inputs(row, s->T));
+    }
+    s->t->forward(s->gpt, s->inputs, NULL, n, T);
+    for (int b = 0; b < n; b++) {
+        int64_t index = (uint32_t)t->order[first + b];
+        const TaskRow *row = &t->row[index];
+        double *score = t->scores + 2 * index;
+        score[1] = 1;
+        for (int k = row->scored; k > 0; k--) {
+            int64_t position = (int64_t)b * T + task_inputs(row, s->T) - k;
+            int64_t target = task_token(t, row->completion + row->after - k);
+            const void *logits = s->t->logits(s->gpt, position);
+            score[0] += log_softmax(logits, s->t->element, s->V, target, &score[1]);
+        }
+    }
+}
+
+bool task_score(Task *t, const TaskScorer *s) {
+    int64_t step = (int64_t)s->B * comm_size(s->comm);
+    double begin = clock_seconds(), printed = begin, all = 0, done = 0;
+    for (int64_t i = 0; i < t->rows; i++) all += (double)(t->order[i] >> 32);
+    memset(t->scores, 0, 2 * (size_t)t->rows * sizeof *t->scores);
+    for (int64_t group = 0; group < t->rows; group += step) {
+        int64_t first = group + (int64_t)s->B * comm_rank(s->comm), left = t->rows - first;
+        if (comm_signal(s->comm)) return false;
+        if (left > 0) score_batch(t, s, first, left < s->B ? (int)left : s->B);
+        for (int64_t i = group; i < group + step && i < t->rows; i++)
+            done += (double)(t->order[i] >> 32);
+        double now = clock_seconds();
+        char eta[32];
+        if (now - printed < 5) continue;
+        log_duration(eta, sizeof eta, (now - begin) * (all - done) / done);
+        printf("%s: %.0f %%, ETA %s\n", t->name, 100 * done / all, eta);
+        fflush(stdout);
+        printed = now;
+    }
+    comm_combine(s->comm, t->scores, 2 * t->rows, COMM_SUM);      // each row is scored once
+    return true;
+}
+
+// --------------------------------------------------------------------------------------- metrics
+
+// Mean of n values with its standard error.
+static TaskMetric mean_of(const char *name, const double *x, int64_t n) {
+    double mean = 0, square = 0;
+    for (int64_t i = 0; i < n; i++) mean += x[i] / (double)n;
+    for (int64_t i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean);
+    return (TaskMetric){name, mean, sqrt(square / (double)(n - 1) / (double)n)};
+}
+
+int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
+    double best_score = -INFINITY;
+    int best = 0;
+    int64_t i = first;
+    for (; i < t->rows && t->row[i].example == t->row[first].example; i++) {
+        double score = t->scores[2 * i] / (norm ? t->row[i].length : 1);
+        if (!(score > best_score)) continue;
+        best_score = score;
+        best = (int)(i - first);
+    }
+    *next = i;
+    return best;
+}
+
+static int choice_metrics(const Task *t, TaskMetric *metrics, double *x) {
+    for (int norm = 0; norm < 2; norm++) {
+        for (int64_t at = 0, next; at < t->rows; at = next)
+            x[t->row[at].example] = task_choice(t, at, norm, &next) == t->row[at].label;
+        metrics[norm] = mean_of(norm ? "acc_norm" : "acc", x, t->examples);
+    }
+    return 2;
+}
+
+static int word_metrics(const Task *t, TaskMetric *metrics, double *x) {
+    for (int64_t i = 0; i < t->rows; i++) x[i] = t->scores[2 * i + 1];
+    metrics[0] = mean_of("acc", x, t->examples);
+    for (int64_t i = 0; i < t->rows; i++) x[i] = t->scores[2 * i];
+    TaskMetric mean = mean_of("perplexity", x, t->examples);
+    double value = exp(-mean.value);
+    metrics[1] = (TaskMetric){"perplexity", value, value * mean.deviation};
+    return 2;
+}
+
+static int text_metrics(const Task *t, TaskMetric *metrics) {
+    int count = 0;
+    double sum = 0, tokens = 0;
+    for (int64_t i = 0; i < t->rows; i++) {
+        sum += t->scores[2 * i];
+        tokens += t->row[i].scored;
+    }
+    if (t->words > 0) metrics[count++] = (TaskMetric){"word_perplexity", exp(-sum / t->words), NAN};
+    if (t->bytes > 0) {
+        metrics[count++] = (TaskMetric){"byte_perplexity", exp(-sum / t->bytes), NAN};
+        metrics[count++] = (TaskMetric){"bits_per_byte", -sum / t->bytes / log(2), NAN};
+    }
+    metrics[count++] = (TaskMetric){"token_perplexity", exp(-sum / tokens), NAN};
+    return count;
+}
+
+int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
+    if (t->kind == TASK_TEXT) return text_metrics(t, metrics);
+    double *x = check_alloc((size_t)t->rows * sizeof *x, "the results of a task");
+    int count = t->kind == TASK_CHOICE ? choice_metrics(t, metrics, x)
+                                       : word_metrics(t, metrics, x);
+    free(x);
+    return count;
+}
+
+static void report_task(const Task *t, Log *log) {
+    TaskMetric metrics[TASK_METRICS];
+    int count = task_metrics(t, metrics);
+    log_nest(log, t->name, '{');
+    log_int(log, "examples", t->examples);
+    for (const TaskMetric *m = metrics; m < metrics + count; m++) {
+        char name[32];
+        bool known = !isnan(m->deviation);
+        check_format(name, sizeof name, "%s_stderr", m->name);
+        log_real(log, m->name, m->value);
+        if (known) log_real(log, name, m->deviation);
+        if (m == metrics) printf("%-20s %9lld", t->name, (long long)t->examples);
+        else printf("%-20s %9s", "", "");
+        printf("  %-16s %10.4f", m->name, m->value);
+        if (known) printf(" %10.4f", m->deviation);
+        printf("\n");
+    }
+    log_unnest(log, '}');
+}
+
+void tasks_report(const Tasks *tasks, Log *log) {
+    printf("%-20s %9s  %-16s %10s %10s\n", "task", "examples", "metric", "value", "stderr");
+    log_nest(log, "task_results", '{');
+    for (const Task *t = tasks->task; t < tasks->task + tasks->count; t++) report_task(t, log);
+    log_unnest(log, '}');
+    fflush(stdout);
+}

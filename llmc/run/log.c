@@ -1,0 +1,142 @@
+// log.c: see log.h.
+#include "log.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "json.h"
+#include "util.h"
+
+// ----------------------------------------------------------------------------------- the log file
+
+// Whether a line of the earlier part of the run stays when the run goes on from `step`. Also notes
+// the validation and the tasks of that very step.
+static bool keep_line(Log *log, const char *line, size_t n, int64_t step) {
+    Json *root;
+    char error[256];
+    if (!json_try_parse(line, n, &root, error, sizeof error)) return false;
+    const Json *at = json_get(root, "step");
+    bool keep = at && at->kind == JSON_INT && at->integer <= step;
+    bool last = keep && at->integer == step;
+    log->validated = log->validated || (last && json_get(root, "val_loss"));
+    log->tasked = log->tasked || (last && json_get(root, "task_results"));
+    json_free(root);
+    return keep;
+}
+
+// Moves the lines that stay to the front of the old text; returns their bytes.
+static size_t keep_lines(Log *log, char *old, size_t n, int64_t step) {
+    size_t kept = 0;
+    for (size_t at = 0, length; at < n; at += length) {
+        char *end = memchr(old + at, '\n', n - at);
+        if (!end) break;                          // cut by a kill
+        length = (size_t)(end - (old + at)) + 1;
+        if (step == 0 || !keep_line(log, old + at, length - 1, step)) continue;
+        memmove(old + kept, old + at, length);
+        kept += length;
+    }
+    return kept;
+}
+
+void log_open(Log *log, int folder, const char *path, int64_t step) {
+    memset(log, 0, sizeof *log);
+    check_format(log->path, sizeof log->path, "%s", path);
+    const char *name = file_name(log->path);
+    struct stat info;
+    bool link = fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(info.st_mode);
+    CHECK(!link, "%s is a link, which would lead out of the run\n  -> move it away", path);
+    size_t n = 0;
+    char *old = file_read(path, INT64_MAX, &n);
+    CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path,
+          strerror(errno));
+    if (old) {                                    // a new file, renamed: a kill here loses nothing
+        file_write_in(folder, path, old, keep_lines(log, old, n, step));
+        free(old);
+    }
+    int flags = O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC;
+    log->fd = openat(folder, name, flags, 0666);
+    CHECK_WRITE(log->fd > 0,
+                "cannot write %s: %s\n  -> another --out, or remove what has that name", path,
+                strerror(errno));
+}
+
+void log_sync(Log *log) {
+    CHECK_WRITE(!log->fd || fsync(log->fd) == 0 || errno == EINVAL,
+                "cannot bring %s to the disk: %s\n  -> check that its disk is sound and continue "
+                "with --resume required", log->path, strerror(errno));
+}
+
+void log_close(Log *log) {
+    if (log->fd) close(log->fd);
+}
+
+// ----------------------------------------------------------------------------------------- a line
+
+void log_begin(Log *log) {
+    log->line = text_begin(&log->text, &log->length, "a line of the log");
+    fputc('{', log->line);
+    log->separator = "";
+}
+
+static void begin_member(Log *log, const char *key) {
+    fputs(log->separator, log->line);
+    if (key) {
+        json_write_string(log->line, key);
+        fputs(": ", log->line);
+    }
+    log->separator = ", ";
+}
+
+void log_int(Log *log, const char *key, int64_t value) {
+    begin_member(log, key);
+    fprintf(log->line, "%lld", (long long)value);
+}
+
+void log_real(Log *log, const char *key, double value) {
+    begin_member(log, key);
+    json_write_number(log->line, value);
+}
+
+void log_text(Log *log, const char *key, const char *value) {
+    begin_member(log, key);
+    json_write_string(log->line, value);
+}
+
+void log_hex(Log *log, const char *key, uint64_t hash) {
+    begin_member(log, key);
+    fprintf(log->line, "\"%016llx\"", (unsigned long long)hash);
+}
+
+void log_nest(Log *log, const char *key, char bracket) {
+    begin_member(log, key);
+    fputc(bracket, log->line);
+    log->separator = "";
+}
+
+void log_unnest(Log *log, char bracket) {
+    fputc(bracket, log->line);
+    log->separator = ", ";
+}
+
+char *log_take(Log *log) {
+    text_end(log->line, "}\n", "a line of the log");
+    return log->text;
+}
+
+void log_end(Log *log) {
+    char *text = log_take(log);
+    for (size_t at = 0; log->fd && at < log->length;) {
+        ssize_t written = write(log->fd, text + at, log->length - at);
+        CHECK_WRITE(written > 0 || errno == EINTR,
+                    "cannot write %s: %s\n  -> free space on that disk and continue with "
+                    "--resume required", log->path, strerror(errno));
+        at += written > 0 ? (size_t)written : 0;
+    }
+    free(text);
+}
+
+const char *log_duration(char *buf, size_t cap, double seconds) {
+    long long s = (long long)(seconds + 0.5);
+    if (s < 3600) return check_format(buf, cap, "%lld:%02lld", s / 60, s % 60);
+    return check_format(buf, cap, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+}

@@ -1,0 +1,103 @@
+// run.h: the state of a run, shared by the services of this folder:
+//   start.c    from the command line to a model that is ready
+//   train.c    the training loop, its log lines and its progress
+//   save.c     checkpoints: save, resume, --init-from, --from
+//   sample.c   generated text
+#pragma once
+#include "checkpoint.h"
+#include "config.h"
+#include "data.h"
+#include "eval.h"
+#include "log.h"
+#include "spikes.h"
+#include "tokenizer.h"
+#include "train.h"
+#include "../init.h"
+
+// Tokens per second between lines of progress, to notice a machine that slows down.
+enum { PACES = 32 };
+typedef struct Pace {
+    double rates[PACES];                  // the last ones, a ring
+    int count;                            // lines so far
+    double seconds;                       // training time at the last line,
+    int64_t tokens;                       // and tokens
+    bool noted;                           // that training has become slow
+} Pace;
+
+struct Run {
+    const Trainer *t;
+    FlagSet set;
+    const Flags *f;                       // set.f
+    bool training, resuming;              // not --from; from a checkpoint in --out
+    Comm comm;
+    Model m;
+    Init init;
+    Layout layout;
+    Setup setup;
+    Gpt *gpt;
+
+    DataLoader data, val;
+    bool has_val;
+    double unigram;                       // entropy of the validation tokens, nats; NAN: no data
+    Tokenizer tokenizer;                  // count 0: none. A token is then a byte (256) or a number
+    Tasks tasks;
+    int32_t *inputs, *targets;            // [micro, T] one micro-batch
+    int micro;                            // sequences of a micro-batch
+
+    char out[PATH_CAP];                   // the run's folder,
+    int folder;                           // open and locked; 0: none
+    Log log;
+    int64_t step, updates, tokens;        // steps done; updates applied; tokens seen
+    bool saved, validated, tasked;        // this step has its checkpoint, validation, tasks
+    int64_t saved_updates;                // updates in the last checkpoint; -1: there is none
+    int bad;                              // steps in a row that were not finite
+    int64_t epoch;                        // whose data has been hashed
+    SpikeWindow losses, norms;
+    double loss_z, norm_z;                // z-scores of the last step
+    LayerStats *layers;                   // [L] of the last step with statistics
+
+    double started, printed;              // seconds: training time began, last line of progress
+    int64_t started_tokens;
+    double peak;                          // FLOP/s of all devices; 0: unknown
+    Pace pace;
+};
+
+// save.c
+char *run_config(const Run *r);           // the text of config.json; to be freed
+void run_init_weights(Run *r);            // random, by init.h
+void run_read_weights(Run *r, const char *from);      // of a run, a checkpoint, a model.safetensors
+void run_resume(Run *r);
+bool run_save(Run *r);                    // false: weights are not finite, nothing was saved
+uint64_t run_hash(Run *r);                // of all weights: equal hashes are equal models
+void run_know_data(Run *r, DataLoader *d);            // waits for the data's hash
+void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind);
+
+// train.c
+// The micro-batches of this process's share of `samples` samples from number `first` on:
+//     MicroBatches b = run_micro_batches(r, data, first, samples);
+//     while (run_next_micro_batch(r, &b)) ... r->inputs, r->targets, b.B
+typedef struct MicroBatches {
+    DataLoader *data;
+    int64_t at, end;                      // samples
+    int B;                                // sequences of this micro-batch
+    bool last;                            // it is the last one of this process
+} MicroBatches;
+MicroBatches run_micro_batches(const Run *r, DataLoader *data, int64_t first, int64_t samples);
+bool run_next_micro_batch(Run *r, MicroBatches *b);
+bool run_is_usable(Run *r);               // the loss of the next batch, not yet seen, is finite
+int64_t run_epoch(const Run *r);          // of the first sample of the next step
+int64_t run_val_samples(const Run *r);    // of one validation
+void run_note_pace(Run *r, double seconds);           // says once that training has become slow
+
+// start.c
+void run_open_folder(Run *r);             // makes --out, writes config.json, opens the log
+void run_open_tokenizer(Run *r);
+void run_open_tasks(Run *r);
+Setup run_setup(const Run *r);
+
+// sample.c
+// The next token: softmax with temperature over the V logits, or over the top k of them (k = 0:
+// all; ties with the k-th stay in). temperature 0 takes the largest. weights: room for 2 V numbers;
+// u: uniform in [0, 1).
+int sample_token(const double *logits, int V, double temperature, int64_t k, double u,
+                 double *weights);

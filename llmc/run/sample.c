@@ -1,0 +1,137 @@
+// sample.c: generated text. The model reads the prompt at once (prefill), then one token at a time
+// (decode) with a KV cache.
+#include "run.h"
+#include <errno.h>
+#include <math.h>
+#include <unistd.h>
+#include "util.h"
+
+// The k-th largest of V logits, by keeping the top k in order.
+static double kth_largest(const double *logits, int V, int k, double *sorted) {
+    int have = 0;
+    for (int i = 0; i < V; i++) {
+        int at = have;
+        if (have < k) have++;
+        else if (logits[i] <= sorted[k - 1]) continue;
+        else at = k - 1;
+        for (; at > 0 && sorted[at - 1] < logits[i]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = logits[i];
+    }
+    return sorted[k - 1];
+}
+
+int sample_token(const double *logits, int V, double temperature, int64_t k, double u,
+                 double *weights) {
+    int best = 0;
+    for (int i = 1; i < V; i++)
+        if (logits[i] > logits[best]) best = i;
+    if (temperature == 0) return best;
+    double least = -INFINITY, sum = 0;
+    if (k > 0 && k < V) least = kth_largest(logits, V, (int)k, weights + V);
+    for (int i = 0; i < V; i++) {
+        weights[i] = logits[i] < least ? 0 : exp((logits[i] - logits[best]) / temperature);
+        sum += weights[i];
+    }
+    for (int i = 0; i < V; i++) {
+        u -= weights[i] / sum;
+        if (u < 0) return i;
+    }
+    return best;                                  // rounding left u just above the last weight
+}
+
+// The token that begins a document, and so ends the one before.
+static int32_t separator(const Run *r) { return r->tokenizer.count ? r->tokenizer.end : 0; }
+
+// Prints a token: a separator as an empty line, an unknown token as its number.
+static void print_token(const Run *r, int32_t token) {
+    size_t n;
+    if (token == separator(r)) printf("\n\n");
+    else if (token < r->tokenizer.count) {
+        const char *bytes = tokenizer_decode(&r->tokenizer, token, &n);
+        text_print(bytes, n);
+    } else if (r->m.V == CORPUS_VOCAB) {
+        char byte = (char)token;
+        text_print(&byte, 1);
+    } else printf("%d ", token);
+    fflush(stdout);
+}
+
+// The separator and the prompt as tokens; returns how many.
+static int64_t encode_prompt(const Run *r, const char *prompt, size_t bytes, int32_t *tokens) {
+    tokens[0] = separator(r);
+    if (r->tokenizer.count && bytes)
+        return 1 + tokenizer_encode(&r->tokenizer, prompt, bytes, tokens + 1);
+    for (size_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)prompt[i];
+    return 1 + (int64_t)bytes;
+}
+
+// Reads tokens [read, n) of a text that starts at `from`; samples the token after them.
+static int32_t next_token(Run *r, const int32_t *tokens, int64_t from, int64_t read, int64_t n,
+                          double u, double *room) {
+    int V = r->m.V;
+    double *logits = room, *weights = room + V, sum = 0;
+    r->t->decode(r->gpt, tokens + read, (int)(n - read), (int)(read - from));
+    const void *row = r->t->logits(r->gpt, 0);
+    for (int i = 0; i < V; i++) sum += logits[i] = real_get(row, r->t->element, i);
+    CHECK(isfinite(sum),
+          "the model's logits are not finite\n  -> sample from an earlier checkpoint");
+    return sample_token(logits, V, r->f->temperature, r->f->top_k, u, weights);
+}
+
+// Prints a prompt and f->sample tokens after it. A text that reaches T tokens goes on with its last
+// half: the KV cache starts again from there. number: of the prompt; each draws its own numbers.
+static void sample_text(Run *r, const char *prompt, size_t bytes, int64_t number) {
+    const Flags *f = r->f;
+    int64_t T = r->m.T, from = 0, read = 0, counts[2] = {0};
+    double seconds[2] = {0};                      // of prefill, of decode
+    size_t most = 1 + bytes + (size_t)f->sample;
+    int32_t *tokens = check_alloc(most * sizeof *tokens, "a sample");
+    double *room = check_alloc(3 * (size_t)r->m.V * sizeof *room, "logits");
+    uint64_t key = rand_key((uint64_t)f->seed, "sample", (uint64_t)(r->step + number));
+    int64_t begin = encode_prompt(r, prompt, bytes, tokens);
+    if (begin > T)
+        printf("note: a prompt of %lld tokens, the model reads %lld at once: it sees the last "
+               "%lld\n", (long long)begin - 1, (long long)T, (long long)CEIL_DIV(T, 2));
+    text_print(prompt, bytes);
+    for (int64_t n = begin; n < begin + f->sample; n++) {
+        double start = clock_seconds();
+        if (n - from > T) from = read = n - CEIL_DIV(T, 2);
+        int decode = read > from;
+        tokens[n] = next_token(r, tokens, from, read, n, rand_uniform(key, (uint64_t)n), room);
+        counts[decode] += n - read;
+        seconds[decode] += clock_seconds() - start;
+        read = n;
+        print_token(r, tokens[n]);
+    }
+    printf("\nprefill %lld tokens at %.0f tok/s", (long long)counts[0],
+           (double)counts[0] / seconds[0]);
+    if (counts[1])
+        printf(", decode %lld at %.0f tok/s", (long long)counts[1], (double)counts[1] / seconds[1]);
+    printf("\n");
+    free(tokens);
+    free(room);
+}
+
+// --prompt -: one prompt per line of standard input, a pipe or a terminal.
+static void sample_lines(Run *r) {
+    char *line = NULL;
+    size_t cap = 0;
+    for (int64_t number = 0;; number++) {
+        if (isatty(STDIN_FILENO)) printf("> ");
+        fflush(stdout);
+        ssize_t n = getline(&line, &cap, stdin);
+        if (n < 0) break;
+        sample_text(r, line, (size_t)n - (line[n - 1] == '\n'), number);
+    }
+    CHECK(!ferror(stdin), "cannot read prompts from standard input: %s\n  -> --prompt TEXT",
+          strerror(errno));
+    free(line);
+}
+
+void sample(Run *r) {
+    bool wanted = r->f->sample && (!r->f->eval || r->set.by[FLAG_sample] == BY_USER);
+    if (!wanted || r->comm.rank) return;
+    printf("\n");
+    if (!strcmp(r->f->prompt, "-")) sample_lines(r);
+    else sample_text(r, r->f->prompt, strlen(r->f->prompt), 0);
+}

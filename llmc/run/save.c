@@ -1,0 +1,375 @@
+// save.c: the checkpoints of a run: what they hold, and how a run, --from and --init-from read them.
+//
+//   step_00000200/  model.safetensors      weights
+//                   optimizer.safetensors  AdamW's moments, exp_avg. and exp_avg_sq. before the name
+//                   state.json             step, counters, hash of the data, windows of spikes.h
+//                   config.json            flags
+//                   plans.json             matrix plans of the GPU
+//                   manifest.json          size and checksum of each (checkpoint.h)
+#include "run.h"
+#include <errno.h>
+#include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "json.h"
+#include "util.h"
+
+static const char PLANS[] = "plans.json";
+static const char EDITED[] = "was the file edited? use another checkpoint";
+static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
+
+char *run_config(const Run *r) {
+    return config_text(r->f, &r->m, &r->layout, &r->init, r->t, r->unigram);
+}
+
+// ---------------------------------------------------------------------------------------- weights
+
+void run_init_weights(Run *r) {
+    for (int k = 0; k < r->layout.count; k++) {
+        const Entry *e = &r->layout.entries[k];
+        void *w = r->t->tensor(r->gpt, WEIGHTS, e);
+        double std = init_std(&r->init, &r->m, e);
+        uint64_t key = init_key(&r->init, e);
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < e->size; i++)
+            real_put(w, r->t->element, i, init_value(&r->init, &r->m, e, std, key, i));
+    }
+    r->t->store(r->gpt, WEIGHTS, 0);
+    r->t->normalize(r->gpt);
+}
+
+// Hashes the weights that are in use: the padding of the vocabulary is not.
+uint64_t run_hash(Run *r) {
+    Hash h = hash_begin();
+    r->t->fetch(r->gpt, WEIGHTS);
+    for (int k = 0; k < r->layout.count; k++) {
+        const Entry *e = &r->layout.entries[k];
+        size_t bytes = (size_t)(entry_rows(&r->m, e) * e->row.cols) * r->t->element;
+        hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), bytes);
+    }
+    uint64_t hash = hash_end(&h);
+    comm_check_weights(&r->comm, hash);
+    return hash;
+}
+
+// An entry as a tensor of a safetensors file, without the padding of the vocabulary. Vectors have
+// rank 1.
+static Tensor entry_tensor(Run *r, int kind, const Entry *e, const char *name) {
+    bool vector = e->row.rows == 1;
+    return (Tensor){
+        .name = name,
+        .dtype = r->t->element == sizeof(float) ? "F32" : "F64",
+        .rank = vector ? 1 : 2,
+        .shape = {vector ? e->row.cols : entry_rows(&r->m, e), e->row.cols},
+        .data = r->t->tensor(r->gpt, kind, e),
+    };
+}
+
+// Reads the weights, or this process's shard of the moments, of one entry.
+static void read_entry(Run *r, const SafetensorsFile *file, const char *path, int kind,
+                       const Entry *e) {
+    char name[128];
+    check_format(name, sizeof name, "%s%s", PREFIX[kind], e->name);
+    const Tensor *t = safetensors_find(file, name);
+    Tensor want = entry_tensor(r, kind, e, name);
+    bool positions = e->id == PARAM_wpe && kind == WEIGHTS;       // a smaller --seq takes the first
+    CHECK(t,
+          "%s has no tensor %s, which this model needs\n"
+          "  -> the model's flags and NORM_MODE must be those of the file", path, name);
+    CHECK(tensor_fits(t, want.rank, want.shape, positions),
+          "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n"
+          "  -> the model's flags must be those of the file%s", path, name,
+          (long long)t->shape[0], (long long)t->shape[1], (long long)want.shape[0],
+          (long long)want.shape[1], positions ? ", or a smaller --seq" : "");
+    Part part = {0, e->size};
+    if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
+    void *x = r->t->tensor(r->gpt, kind, e);
+    safetensors_read_real(t, part.first, part.size, x, r->t->element);
+    real_check_finite(x, r->t->element, part.size, path, name);
+}
+
+// Reads a file of weights or moments: every entry must be there, and nothing else.
+static void read_tensors(Run *r, const char *path, int first_kind, int last_kind) {
+    SafetensorsFile file;
+    int expected = (last_kind - first_kind + 1) * r->layout.count;
+    safetensors_open(path, &file);
+    for (int kind = first_kind; kind <= last_kind; kind++)
+        for (int k = 0; k < r->layout.count; k++)
+            read_entry(r, &file, path, kind, &r->layout.entries[k]);
+    for (int kind = first_kind; kind <= last_kind; kind++)
+        r->t->store(r->gpt, kind, r->updates);
+    CHECK(file.count == expected,
+          "%s has %d tensors, this model %d\n"
+          "  -> the model's flags and NORM_MODE must be those of the file", path, file.count,
+          expected);
+    safetensors_close(&file);
+}
+
+void run_read_weights(Run *r, const char *from) {
+    char dir[PATH_CAP], path[PATH_CAP];
+    size_t n = strlen(from);
+    if (n > 12 && !strcmp(from + n - 12, ".safetensors"))
+        check_format(path, sizeof path, "%s", from);
+    else {
+        checkpoint_find(from, dir);
+        check_format(path, sizeof path, "%s/model.safetensors", dir);
+    }
+    read_tensors(r, path, WEIGHTS, WEIGHTS);
+}
+
+// ------------------------------------------------------------------------------------------- save
+
+// One tensor on its way into a file.
+typedef struct Gather {
+    Run *r;
+    int kind;
+    const Entry *e;
+    char *whole;                          // process 0 assembles sharded moments here; NULL: no need
+    char name[128];
+} Gather;
+
+// The tensor's data, when its turn in the file comes. Of sharded moments every process sends its
+// shard to process 0.
+static const void *gather(void *source) {
+    const Gather *g = source;
+    Comm *c = &g->r->comm;
+    size_t element = g->r->t->element;
+    char *own = g->r->t->tensor(g->r->gpt, g->kind, g->e);
+    if (!g->whole) return own;
+    for (int rank = 0; rank < c->size; rank++) {
+        Part part = entry_part(g->e, rank, c->size);
+        size_t bytes = (size_t)part.size * element;
+        char *place = g->whole + (size_t)part.first * element;
+        if (rank) comm_move(c, c->rank ? own : place, bytes, rank, 0);
+        else if (!c->rank) memcpy(place, own, bytes);
+    }
+    return g->whole;
+}
+
+// Process 0 writes the file; the others send what they own.
+void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind) {
+    const Layout *layout = &r->layout;
+    size_t most = (size_t)layout->count * (size_t)(last_kind - first_kind + 1), largest = 0;
+    int count = 0;
+    Tensor *tensors = check_alloc(most * sizeof *tensors, "a checkpoint");
+    Gather *gathers = check_alloc(most * sizeof *gathers, "a checkpoint");
+    for (int k = 0; k < layout->count; k++) {
+        size_t size = (size_t)layout->entries[k].size;
+        largest = size > largest ? size : largest;
+    }
+    char *whole = NULL;
+    if (first_kind >= ADAM_M && r->comm.size > 1)
+        whole = check_alloc(largest * r->t->element, "a tensor of a checkpoint");
+    for (int kind = first_kind; kind <= last_kind; kind++) {
+        r->t->fetch(r->gpt, kind);
+        for (int k = 0; k < layout->count; k++, count++) {
+            const Entry *e = &layout->entries[k];
+            Gather *g = &gathers[count];
+            *g = (Gather){.r = r, .kind = kind, .e = e, .whole = whole};
+            check_format(g->name, sizeof g->name, "%s%s", PREFIX[kind], e->name);
+            tensors[count] = entry_tensor(r, kind, e, g->name);
+            tensors[count].bring = gather;
+            tensors[count].source = g;
+        }
+    }
+    if (!r->comm.rank) checkpoint_add_tensors(c, file, tensors, count);
+    else for (int i = 0; i < count; i++) gather(&gathers[i]);
+    free(tensors);
+    free(gathers);
+    free(whole);
+}
+
+static void write_window(Log *state, const char *name, const SpikeWindow *w) {
+    log_nest(state, name, '{');
+    log_int(state, "row", w->row);
+    log_nest(state, "values", '[');
+    for (int k = 0; k < w->count; k++) log_real(state, NULL, w->values[k]);
+    log_unnest(state, ']');
+    log_unnest(state, '}');
+}
+
+// state.json: all that a resumed run needs besides tensors and flags.
+static char *state_text(const Run *r) {
+    Log state;
+    int64_t sample = r->step * r->f->batch;
+    log_begin(&state);
+    log_int(&state, "step", r->step);
+    log_int(&state, "updates", r->updates);
+    log_int(&state, "tokens", r->tokens);
+    log_int(&state, "bad", r->bad);
+    log_int(&state, "epoch", sample / r->data.samples);
+    log_int(&state, "sample", sample % r->data.samples);
+    log_hex(&state, "data_xxh64", r->data.content);
+    log_hex(&state, "val_data_xxh64", r->val.content);
+    write_window(&state, "losses", &r->losses);
+    write_window(&state, "norms", &r->norms);
+    return log_take(&state);
+}
+
+void run_know_data(Run *r, DataLoader *d) {
+    if (!d->tokens) return;
+    CHECK(comm_agree(&r->comm, loader_hash_end(d)),
+          "the processes read different data\n  -> the same shards on every machine");
+}
+
+// Before a save: a folder that was removed cannot take a checkpoint. One that was moved can.
+static void check_folder_exists(const Run *r) {
+    struct stat info;
+    if (r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, true)) return;
+    CHECK_WRITE(fstat(r->folder, &info) == 0 && info.st_nlink,
+                "%s was removed while the run trained: step %lld cannot be saved\n"
+                "  -> begin again, with another --out", r->out, (long long)r->step);
+}
+
+// After a save: the folder and the log are still the ones that the run writes to.
+static void check_folder_in_place(const Run *r) {
+    char link[64], now[PATH_CAP];
+    check_format(link, sizeof link, "/proc/self/fd/%d", r->folder);
+    ssize_t n = readlink(link, now, sizeof now - 1);
+    now[n > 0 ? n : 0] = 0;
+    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true),
+                "%s is no longer this run's folder: it was moved. The checkpoint of step %lld is "
+                "in it\n  -> --out %s --resume required", r->out, (long long)r->step, now);
+    CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false),
+                "%s was removed or replaced while the run wrote to it; step %lld is saved\n"
+                "  -> --resume required goes on, with a new log", r->log.path,
+                (long long)r->step);
+}
+
+// Saves a checkpoint. Older ones are pruned (--keep-last) only if the new one is usable and the last
+// step was finite; otherwise they are what the user goes back to.
+bool run_save(Run *r) {
+    Checkpoint c;
+    check_folder_exists(r);
+    if (!r->data.content) run_know_data(r, &r->data);     // the first save waits for the hash
+    if (!r->val.content) run_know_data(r, &r->val);
+    log_sync(&r->log);
+    if (!r->comm.rank) checkpoint_begin(&c, r->folder, r->out, r->step);
+    run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
+    run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
+    bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
+    double bad = r->comm.rank ? 0 : (double)c.bad;        // values that are not finite
+    comm_combine(&r->comm, &bad, 1, COMM_MAX);
+    if (bad > 0) {
+        if (!r->comm.rank) checkpoint_abandon(&c);
+        return false;
+    }
+    r->saved = true;
+    r->saved_updates = r->updates;
+    if (r->comm.rank) return true;
+    char *config = run_config(r), *state = state_text(r);
+    char *plans = r->t->plans ? r->t->plans(r->gpt) : NULL;
+    checkpoint_add_text(&c, "config.json", config);
+    if (plans) checkpoint_add_text(&c, PLANS, plans);
+    checkpoint_add_text(&c, "state.json", state);
+    checkpoint_commit(&c);
+    check_folder_in_place(r);
+    if (prune) checkpoint_prune(r->folder, r->out, r->step, r->f->keep_last, r->f->keep_every);
+    free(config);
+    free(plans);
+    free(state);
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------- resume
+
+// An integer of state.json, from 0 to max.
+static int64_t read_int(const Json *state, const char *name, int64_t max, const char *path) {
+    int64_t value = json_get_int(state, name, path);
+    CHECK(value >= 0 && value <= max, "%s: expected \"%s\" from 0 to %lld, found %lld\n  -> %s",
+          path, name, (long long)max, (long long)value, EDITED);
+    return value;
+}
+
+static void read_window(SpikeWindow *w, const Json *state, const char *name, const char *path) {
+    if (!json_get(state, name)) return;           // a checkpoint from before there were windows
+    const Json *window = json_need(state, name, JSON_OBJECT, path);
+    const Json *values = json_need(window, "values", JSON_ARRAY, path);
+    w->row = (int)read_int(window, "row", SPIKES_IN_A_ROW, path);
+    w->count = 0;
+    CHECK(values->count <= SPIKE_WINDOW, "%s: %zu values in \"%s\", expected at most %d\n  -> %s",
+          path, values->count, name, SPIKE_WINDOW, EDITED);
+    for (const Json *v = values->first; v; v = v->next) {
+        CHECK(v->kind == JSON_INT || v->kind == JSON_REAL,
+              "%s: expected numbers in \"%s\"\n  -> %s", path, name, EDITED);
+        w->values[w->count++] = v->number;
+    }
+}
+
+// The run's config.json may have been replaced: flags that cannot change must be those of the
+// checkpoint's copy.
+static void check_config(const Run *r, const char *dir) {
+    FlagSet was;
+    char path[PATH_CAP], a[64], b[64];
+    flags_default(&was);
+    config_read(&was, check_format(path, sizeof path, "%s/config.json", dir), r->t);
+    for (int i = 0; i < FLAG_COUNT; i++) {
+        const char *now = flag_text(a, sizeof a, r->f, &FLAGS[i]);
+        const char *then = flag_text(b, sizeof b, &was.f, &FLAGS[i]);
+        CHECK(FLAGS[i].resume != FIXED || !strcmp(now, then),
+              "%s/config.json: expected \"%s\": \"%s\" as in its checkpoint, found \"%s\"\n"
+              "  -> cp %s %s/", r->out, FLAGS[i].field, then, now, path, r->out);
+    }
+}
+
+// Training data must be the same bytes as before, wherever they lie now. Other validation data is a
+// warning.
+static void check_data(Run *r, const Json *state, const char *path) {
+    if (!json_get(state, "data_xxh64")) {
+        printf("note: this checkpoint, of an older norm.c, does not say what its data was\n");
+        return;
+    }
+    char train[32], val[32];
+    loader_hash_begin(&r->data);
+    loader_hash_begin(&r->val);
+    run_know_data(r, &r->data);
+    run_know_data(r, &r->val);
+    check_format(train, sizeof train, "%016llx", (unsigned long long)r->data.content);
+    check_format(val, sizeof val, "%016llx", (unsigned long long)r->val.content);
+    CHECK(!strcmp(train, json_get_string(state, "data_xxh64", path)),
+          "%s: the training data is not what this run was trained on: its hash is %s\n"
+          "  -> --data with the shards as they were; they may have moved", path, train);
+    if (strcmp(val, json_get_string(state, "val_data_xxh64", path)) && !r->comm.rank)
+        fprintf(stderr, "warning: the validation data is not what this run was validated with: "
+                        "losses before and after do not compare\n");
+}
+
+static void read_state(Run *r, const char *path) {
+    Json *state = json_read_file(path);
+    int64_t batch = r->f->batch, tokens = batch * r->m.T;
+    r->step = read_int(state, "step", INT64_MAX / tokens, path);
+    r->updates = read_int(state, "updates", r->step, path);
+    r->tokens = read_int(state, "tokens", r->step * tokens, path);
+    r->bad = (int)read_int(state, "bad", INT32_MAX, path);
+    r->epoch = run_epoch(r);
+    int64_t epoch = json_get_int(state, "epoch", path);
+    int64_t sample = json_get_int(state, "sample", path);
+    CHECK(epoch == r->epoch && sample == r->step * batch % r->data.samples,
+          "%s: the data position, epoch %lld and sample %lld, is not that of step %lld\n  -> %s",
+          path, (long long)epoch, (long long)sample, (long long)r->step, EDITED);
+    check_data(r, state, path);
+    read_window(&r->losses, state, "losses", path);
+    read_window(&r->norms, state, "norms", path);
+    json_free(state);
+}
+
+// Goes on from the newest whole checkpoint.
+void run_resume(Run *r) {
+    char dir[PATH_CAP] = "", path[PATH_CAP];
+    size_t size;
+    if (!r->comm.rank)
+        CHECK(checkpoint_latest(r->out, INT64_MAX, dir),
+              "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    comm_broadcast(&r->comm, dir, sizeof dir);
+    check_config(r, dir);
+    read_state(r, check_format(path, sizeof path, "%s/state.json", dir));
+    check_format(path, sizeof path, "%s/model.safetensors", dir);
+    read_tensors(r, path, WEIGHTS, WEIGHTS);
+    check_format(path, sizeof path, "%s/optimizer.safetensors", dir);
+    read_tensors(r, path, ADAM_M, ADAM_V);
+    check_format(path, sizeof path, "%s/%s", dir, PLANS);
+    char *plans = file_exists(path) ? file_read(path, JSON_MOST, &size) : NULL;
+    if (r->t->prepare) r->t->prepare(r->gpt, plans, path);
+    free(plans);
+    printf("resumed from %s at step %lld\n", dir, (long long)r->step);
+}

@@ -1,0 +1,240 @@
+// socket.c: see socket.h.
+#include "socket.h"
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include "util.h"
+
+enum { DEFAULT_PORT = 29500 };
+enum { MEET_SECONDS = 60 };               // to find one another
+enum { GREETING_SECONDS = 5 };            // for the first message on a connection
+enum { GOODBYE = -1 };
+
+struct Sockets {
+    int rank, size;
+    int *talk, *watch;                    // [size] to each process; -1: not connected
+    pthread_t watchdog;
+};
+
+static bool send_all(int fd, const void *data, size_t bytes) {
+    for (const char *at = data, *end = at + bytes; at < end;) {
+        ssize_t n = send(fd, at, (size_t)(end - at), MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        at += n;
+    }
+    return true;
+}
+
+static bool receive_all(int fd, void *data, size_t bytes) {
+    for (char *at = data, *end = at + bytes; at < end;) {
+        ssize_t n = recv(fd, at, (size_t)(end - at), 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        at += n;
+    }
+    return true;
+}
+
+// A receive gives up after so many seconds; 0: never.
+static void set_timeout(int fd, int seconds) {
+    struct timeval limit = {seconds, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+}
+
+static void set_option(int fd, int level, int option, int value) {
+    setsockopt(fd, level, option, &value, sizeof value);
+}
+
+// ------------------------------------------------------------------------------------- connecting
+
+// Both ends know each other. Messages go out at once. A watch connection that is silent for 20
+// seconds is probed, and given up after three probes; a talk connection may be silent for as long
+// as its peer computes.
+static void keep_connection(Sockets *s, int peer, int fd, int watch) {
+    set_timeout(fd, 0);
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    if (watch) {
+        set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+        set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 20);
+        set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 10);
+        set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+    }
+    (watch ? s->watch : s->talk)[peer] = fd;
+}
+
+// The name by which others know this machine need not be one of its own, so it listens on all.
+static int start_listening(struct sockaddr_in at, bool here) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    at.sin_addr.s_addr = htonl(here ? INADDR_LOOPBACK : INADDR_ANY);
+    set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    bool listening = fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof at) == 0
+                     && listen(fd, SOMAXCONN) == 0;
+    CHECK(listening,
+          "process 0 cannot listen at port %d: %s\n  -> is another run here? MASTER_PORT=%d, or any "
+          "that is free, for all processes",
+          ntohs(at.sin_port), strerror(errno), DEFAULT_PORT + 100);
+    return fd;
+}
+
+// One connection to process 0: a stranger is turned away, a peer is kept. Returns whether it is a
+// peer.
+static bool accept_peer(Sockets *s, int fd) {
+    Greeting own = {SOCKET_MAGIC, 0, s->size, 0, 0}, g;
+    set_timeout(fd, GREETING_SECONDS);
+    if (!receive_all(fd, &g, sizeof g) || g.magic != SOCKET_MAGIC
+        || !send_all(fd, &own, sizeof own)) {
+        close(fd);
+        return false;
+    }
+    CHECK(g.size == s->size && g.rank > 0 && g.rank < g.size,
+          "process 0 of %d met a process %d of %d\n  -> start all of them with one command; give "
+          "each of two runs on one machine its own MASTER_PORT", s->size, g.rank, g.size);
+    CHECK((g.watch ? s->watch : s->talk)[g.rank] < 0,
+          "two processes have the number %d\n  -> start all of them with one command; give each of "
+          "two runs on one machine its own MASTER_PORT", g.rank);
+    keep_connection(s, g.rank, fd, g.watch);
+    return true;
+}
+
+// Process 0 waits for all the others.
+static void gather_peers(Sockets *s, int listener) {
+    double deadline = clock_seconds() + MEET_SECONDS;
+    for (int connections = 0; connections < 2 * (s->size - 1);) {
+        struct pollfd wait = {listener, POLLIN, 0};
+        double left = deadline - clock_seconds();
+        int missing = 1;
+        while (missing < s->size && s->watch[missing] >= 0) missing++;
+        CHECK(left > 0,
+              "process 0 waits for %d others, and process %d has not come in %d seconds\n"
+              "  -> did it print an error? can its machine reach this one, MASTER_ADDR, at port "
+              "MASTER_PORT + 1?", s->size - 1, missing, MEET_SECONDS);
+        if (poll(&wait, 1, (int)(1000 * left)) <= 0) continue;
+        int fd = accept(listener, NULL, NULL);
+        if (fd >= 0) connections += accept_peer(s, fd);
+    }
+    close(listener);
+}
+
+// The others connect to process 0, which may start later than they do.
+static void reach_process_0(Sockets *s, struct sockaddr_in at, const char *host, int watch) {
+    double deadline = clock_seconds() + MEET_SECONDS;
+    Greeting own = {SOCKET_MAGIC, s->rank, s->size, watch, 0}, g;
+    for (;;) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        set_timeout(fd, MEET_SECONDS);            // process 0 may be waiting for a stranger
+        bool met = connect(fd, (struct sockaddr *)&at, sizeof at) == 0
+                   && send_all(fd, &own, sizeof own) && receive_all(fd, &g, sizeof g)
+                   && g.magic == SOCKET_MAGIC;
+        if (met) {
+            keep_connection(s, 0, fd, watch);
+            return;
+        }
+        close(fd);
+        CHECK(clock_seconds() < deadline,
+              "process %d of %d has not found process 0 at %s, port %d, in %d seconds\n"
+              "  -> did process 0 print an error? else: MASTER_ADDR=its machine, and a MASTER_PORT "
+              "that no firewall blocks, for all processes",
+              s->rank, s->size, host, ntohs(at.sin_port), MEET_SECONDS);
+        usleep(200 * 1000);
+    }
+}
+
+// --------------------------------------------------------------------------------------- watching
+
+// Tells everyone that a process has died, and exits. The main thread gets a second first: if all
+// processes refuse something, each of them says it better than this does.
+static void report_death(const Sockets *s, int dead) {
+    for (int i = 0; i < s->size; i++)
+        if (s->watch[i] >= 0) send(s->watch[i], &dead, sizeof dead, MSG_NOSIGNAL | MSG_DONTWAIT);
+    sleep(1);
+    dprintf(STDERR_FILENO,
+            "error: process %d of %d is gone, and process %d ends with it\n"
+            "  -> see its last message; --resume required goes on from the last checkpoint\n",
+            dead, s->size, s->rank);
+    _exit(EXIT_LOST);
+}
+
+// The watchdog's thread: runs until every peer has said goodbye.
+static void *watch_peers(void *sockets) {
+    Sockets *s = sockets;
+    struct pollfd *peers = check_alloc((size_t)s->size * sizeof *peers, "a list of processes");
+    int left = 0;
+    for (int i = 0; i < s->size; i++) {
+        peers[i].fd = s->watch[i];                // poll ignores -1
+        peers[i].events = POLLIN;
+        left += s->watch[i] >= 0;
+    }
+    while (left) {
+        if (poll(peers, (nfds_t)s->size, -1) < 0) continue;
+        for (int i = 0; i < s->size; i++) {
+            int32_t word;
+            if (!peers[i].revents) continue;
+            bool whole = receive_all(peers[i].fd, &word, sizeof word);
+            if (!whole || word != GOODBYE) report_death(s, whole ? word : i);
+            peers[i].fd = -1;
+            left--;
+        }
+    }
+    free(peers);
+    return NULL;
+}
+
+// ----------------------------------------------------------------------------- open, move, close
+
+static struct sockaddr_in find_process_0(const char *host) {
+    const char *port = getenv("MASTER_PORT");
+    struct addrinfo ipv4 = {.ai_family = AF_INET}, *found = NULL;
+    struct sockaddr_in at;
+    int failed = getaddrinfo(host, NULL, &ipv4, &found);
+    CHECK(!failed, "MASTER_ADDR=%s: %s\n  -> the name or address of the machine of process 0", host,
+          gai_strerror(failed));
+    memcpy(&at, found->ai_addr, sizeof at);
+    freeaddrinfo(found);
+    at.sin_port = htons((uint16_t)((port ? atoi(port) : DEFAULT_PORT) + 1));
+    return at;
+}
+
+Sockets *sockets_open(int rank, int size, bool here) {
+    const char *host = here ? "127.0.0.1" : getenv("MASTER_ADDR");
+    CHECK(host,
+          "process %d of %d: the others are on other machines, and MASTER_ADDR does not say where "
+          "process 0 is\n  -> MASTER_ADDR=its machine for all processes: mpirun -x "
+          "MASTER_ADDR=..., or export it before srun", rank, size);
+    Sockets *s = check_alloc(sizeof *s, "the connections of processes");
+    s->rank = rank;
+    s->size = size;
+    s->talk = check_alloc(2 * (size_t)size * sizeof(int), "a list of processes");
+    s->watch = s->talk + size;
+    for (int i = 0; i < 2 * size; i++) s->talk[i] = -1;
+    struct sockaddr_in at = find_process_0(host);
+    if (rank == 0) gather_peers(s, start_listening(at, here));
+    else for (int watch = 0; watch < 2; watch++) reach_process_0(s, at, host, watch);
+    CHECK(pthread_create(&s->watchdog, NULL, watch_peers, s) == 0,
+          "cannot start a thread: %s\n  -> ulimit -u says how many there may be", strerror(errno));
+    return s;
+}
+
+void sockets_move(Sockets *s, void *data, size_t bytes, int from, int to) {
+    bool whole = s->rank == from ? send_all(s->talk[to], data, bytes)
+                                 : receive_all(s->talk[from], data, bytes);
+    if (!whole) sleep(WATCHDOG_SECONDS);      // if a process died, the watchdog says it
+    CHECK(whole,
+          "the connection of processes %d and %d broke\n  -> --resume required goes on from the "
+          "last checkpoint", from, to);
+}
+
+void sockets_close(Sockets *s) {
+    int32_t goodbye = GOODBYE;
+    for (int i = 0; i < s->size; i++)
+        if (s->watch[i] >= 0) send_all(s->watch[i], &goodbye, sizeof goodbye);
+    pthread_join(s->watchdog, NULL);
+    for (int i = 0; i < 2 * s->size; i++)
+        if (s->talk[i] >= 0) close(s->talk[i]);
+    free(s->talk);
+    free(s);
+}

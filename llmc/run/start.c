@@ -1,0 +1,410 @@
+// start.c: from the command line to a model that is ready: flags, data, model, memory, weights.
+// run_open at the end is the order of things.
+#include "run.h"
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include "describe.h"
+#include "presets.h"
+#include "util.h"
+#include "../threads.h"
+
+// ------------------------------------------------------------------------------------------- data
+
+// Data and model must agree on the vocabulary. --vocab 0 takes the data's.
+static void check_vocab(Run *r, DataLoader *d, const char *what) {
+    char text[32];
+    CHECK(d->vocab || r->f->vocab,
+          "%s data does not name its vocabulary\n  -> --vocab 50257 if its tokens are GPT-2's",
+          what);
+    check_format(text, sizeof text, "%d", d->vocab);
+    if (!r->f->vocab) flag_set(&r->set, &FLAGS[FLAG_vocab], text, BY_DEFAULT);
+    int64_t V = r->f->vocab;
+    CHECK(d->vocab <= V, "%s data has a vocabulary of %d, the model of %lld\n  -> --vocab %d",
+          what, d->vocab, (long long)V, d->vocab);
+    if (!d->vocab) {
+        d->limit = V;
+        printf("%s data does not name its vocabulary; tokens of %lld and more will be refused\n",
+               what, (long long)V);
+    } else if (d->vocab < V)
+        printf("%s data has a vocabulary of %d, the model of %lld: the rest goes unused\n", what,
+               d->vocab, (long long)V);
+}
+
+static void open_data(Run *r) {
+    const Flags *f = r->f;
+    const char *val = *f->val_data ? f->val_data : f->data;
+    r->has_val = *f->val_data || !*f->data || is_folder(f->data);
+    if (r->training) {
+        loader_open(&r->data, f->data, "train", (int)f->seq, 1, (uint64_t)f->seed);
+        check_vocab(r, &r->data, "training");
+    }
+    CHECK(r->training || r->has_val || file_exists(f->data),
+          "--eval needs validation data, and this run's, %s, is not here\n"
+          "  -> put it back, or --val-data PATH", f->data);
+    CHECK(r->training || r->has_val, "--eval needs validation data\n  -> --val-data PATH");
+    if (!r->has_val) return;
+    loader_open(&r->val, val, "val", (int)f->seq, 0, 0);
+    check_vocab(r, &r->val, "validation");
+    loader_floor(&r->val, run_val_samples(r));
+    int train_vocab = r->data.vocab, val_vocab = r->val.vocab;
+    CHECK(!r->training || !train_vocab || !val_vocab || train_vocab == val_vocab,
+          "training data has a vocabulary of %d, validation data one of %d\n"
+          "  -> --val-data with shards of the same tokenizer", train_vocab, val_vocab);
+}
+
+// Entropy of the frequencies of the tokens that a validation predicts, in nats: the loss of a model
+// that ignores the context. A run that ends there has collapsed (dev/ablate.py).
+static double unigram_entropy(Run *r) {
+    int64_t T = r->f->seq, samples = run_val_samples(r);
+    int64_t V = r->f->vocab ? r->f->vocab : (int64_t)CORPUS_VOCAB;
+    int32_t *inputs = check_alloc((size_t)T * sizeof *inputs, "a sample");
+    int32_t *targets = check_alloc((size_t)T * sizeof *targets, "a sample");
+    int64_t *counts = check_alloc((size_t)V * sizeof *counts, "the frequencies of tokens");
+    for (int64_t i = 0; i < samples; i++) {
+        loader_sample(&r->val, i, inputs, targets);
+        for (int64_t t = 0; t < T; t++) counts[targets[t]]++;
+    }
+    double entropy = 0, all = (double)(samples * T);
+    for (int64_t v = 0; v < V; v++) {
+        double p = (double)counts[v] / all;
+        if (counts[v]) entropy -= p * log(p);
+    }
+    free(inputs);
+    free(targets);
+    free(counts);
+    return entropy;
+}
+
+// Finds the tokenizer: --tokenizer; else the run's own; else the one the run was started with; else
+// the one beside its data. Only prompts of models that do not read bytes need one.
+static bool find_tokenizer(const Run *r, char *path) {
+    const Flags *f = r->f;
+    const struct { const char *at, *below; } places[] = {
+        {f->from, "/tokenizer.bin"}, {f->from, "/../tokenizer.bin"}, {f->out, "/tokenizer.bin"},
+        {f->tokenizer, ""}, {f->init_from, "/tokenizer.bin"}, {f->data, "/tokenizer.bin"}};
+    bool given = r->set.by[FLAG_tokenizer] == BY_USER;
+    if (given) check_format(path, PATH_CAP, "%s", f->tokenizer);
+    if (given && *path) return true;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        if (!*places[i].at) continue;
+        check_format(path, PATH_CAP, "%s%s", places[i].at, places[i].below);
+        if (file_exists(path)) return true;
+    }
+    return false;
+}
+
+void run_open_tokenizer(Run *r) {
+    Tokenizer *t = &r->tokenizer;
+    char path[PATH_CAP] = "";
+    bool found = find_tokenizer(r, path), prompt = *r->f->prompt && r->f->sample;
+    bool bytes = r->m.V == CORPUS_VOCAB;
+    static const char ADVICE[] = "--tokenizer FILE: python3 data/get.py tokenizer writes GPT-2's";
+    if (found) {
+        tokenizer_open(path, t);
+        CHECK(t->count <= r->m.V,
+              "%s has %d tokens, the model a vocabulary of %d\n"
+              "  -> --tokenizer FILE, the one of this model's data", path, t->count, r->m.V);
+        CHECK(!prompt || t->encodes, "%s only decodes, and the prompt needs to be encoded\n  -> %s",
+              path, ADVICE);
+        if (t->count < r->m.V)
+            printf("%s has %d tokens, the model a vocabulary of %d: the rest would be shown as "
+                   "numbers\n", path, t->count, r->m.V);
+    } else if (!bytes && r->f->sample)
+        printf("note: no tokenizer.bin, so samples are the numbers of tokens\n"
+               "  -> --tokenizer FILE\n");
+    CHECK(!prompt || found || bytes, "--prompt needs the tokenizer of this model's data\n  -> %s",
+          ADVICE);
+}
+
+void run_open_tasks(Run *r) {
+    TaskReader reader = {r->m.V, r->m.T, &r->tokenizer};
+    tasks_open(&r->tasks, r->f->tasks, &reader);
+}
+
+// --------------------------------------------------------------------------------------- the model
+
+Setup run_setup(const Run *r) {
+    const Flags *f = r->f;
+    return (Setup){
+        .B = r->micro,
+        .T = r->m.T,
+        .recompute = r->training ? f->recompute : RECOMPUTE_ON,   // without a backward keep nothing
+        .training = r->training,
+        .decodes = f->sample > 0,
+        .z_loss = f->z_loss,
+        .batch = f->batch,
+        .tf32 = f->tf32,
+        .stochastic = f->rounding,
+        .tune = f->tune,
+        .graph = f->graph,
+        .seed = (uint64_t)f->seed,
+        .comm = (Comm *)&r->comm,
+    };
+}
+
+static void make_model(Run *r) {
+    const Flags *f = r->f;
+    r->m = model_from_flags(f, r->t->mode);
+    r->init = init_from_flags(f, r->m.mode);
+    // A run that began on fewer processes may have kept a larger micro-batch than the share here.
+    int64_t share = CEIL_DIV(f->batch, r->comm.size);
+    r->micro = (int)(f->micro_batch && f->micro_batch < share ? f->micro_batch : share);
+    if (!r->training && !f->eval) r->micro = 1;
+    r->setup = run_setup(r);
+    r->layout = layout_make(&r->m);
+    layout_share(&r->layout, r->comm.rank, r->comm.size);
+}
+
+// The micro-batch: as many sequences of a process's share of the batch as fit into memory. The
+// number is kept with the run's flags, so that a run that goes on elsewhere computes the same bits.
+// A number that was given is taken as it is; so is the whole share if a loss is defined over it
+// (--balance-loss).
+static void choose_micro_batch(Run *r) {
+    const Flags *f = r->f;
+    Setup *setup = &r->setup;
+    char text[256];
+    const double gib = 1 << 30;
+    double room = r->t->room(&r->m, setup), needed = memory_needed(r->t, &r->m, setup);
+    bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
+    bool chooses = !given && !(f->experts && f->balance_loss > 0);
+    int B = chooses && needed > room ? memory_fitting(r->t, &r->m, setup, room) : setup->B;
+    double least = -(double)B;
+    comm_combine(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
+    B = (int)-least;
+    if (B && B < setup->B) {
+        printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);
+        setup->B = r->micro = B;
+        needed = memory_needed(r->t, &r->m, setup);
+    }
+    CHECK(!(needed > room), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
+          needed / gib, room / gib, memory_advice(text, sizeof text, r->t, &r->m, setup, room));
+    if (!chooses || !r->training) return;
+    check_format(text, sizeof text, "%d", B);
+    flag_set(&r->set, &FLAGS[FLAG_micro_batch], text, BY_DEFAULT);
+}
+
+// The weights to begin with, and the matrix plans of the GPU.
+static void load_weights(Run *r) {
+    const Flags *f = r->f;
+    if (r->resuming) {
+        check_format(r->out, sizeof r->out, "%s", f->out);
+        run_resume(r);
+        return;
+    }
+    if (*f->from) run_read_weights(r, f->from);
+    else if (*f->init_from) run_read_weights(r, f->init_from);
+    else run_init_weights(r);
+    if (r->training && r->t->prepare) r->t->prepare(r->gpt, NULL, NULL);
+}
+
+// --------------------------------------------------------------------------------- the run's folder
+
+// One process trains a run: a second one would take the log from the first. The lock goes with the
+// process; some file systems have none.
+static int lock_folder(const char *out) {
+    int folder = folder_open(out);
+    CHECK(flock(folder, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK,
+          "%s is in use by another process\n  -> wait for it to end, or another --out", out);
+    return folder;
+}
+
+// Makes the folder of --out, or runs/<mode>-<model>-<time> with a number if that is taken.
+// Returns whether it was made now.
+static bool make_folder(Run *r) {
+    char name[PATH_CAP], stamp[32];
+    time_t now = time(NULL);
+    const struct tm *local = localtime(&now);     // NULL if the year does not fit
+    check_format(stamp, sizeof stamp, "%lld", (long long)now);
+    if (local) strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", local);
+    bool given = *r->f->out;
+    if (given) check_format(name, sizeof name, "%s", r->f->out);
+    else check_format(name, sizeof name, "runs/%s-%s-%s", r->m.mode->name, r->f->model, stamp);
+    check_format(r->out, sizeof r->out, "%s", name);
+    bool made = folder_make(r->out);
+    for (int i = 2; !given && !made && errno == EEXIST; i++)
+        made = folder_make(check_format(r->out, sizeof r->out, "%s-%d", name, i));
+    bool there = made || (given && errno == EEXIST && is_folder(r->out));
+    int status = errno == ENOSPC || errno == EDQUOT ? EXIT_WRITE : EXIT_REFUSED;
+    if (!there)
+        check_failed(status, __FILE__, __LINE__, "cannot make the folder %s: %s\n"
+                     "  -> another --out", r->out, strerror(errno));
+    return made;
+}
+
+// The first line of the log, and the first after each resume, says what runs here.
+static void log_program(Run *r) {
+    char value[64];
+    log_begin(&r->log);
+    log_int(&r->log, "step", r->step);
+    log_text(&r->log, "norm_mode", r->m.mode->name);
+    log_text(&r->log, "device", r->t->device);
+    log_text(&r->log, "precision", r->t->precision);
+    log_text(&r->log, "git", r->t->commit);
+    log_int(&r->log, "processes", r->comm.size);
+    for (int i = 0; i < FLAG_COUNT; i++)
+        log_text(&r->log, FLAGS[i].field, flag_text(value, sizeof value, r->f, &FLAGS[i]));
+    log_end(&r->log);
+}
+
+// A copy of the tokenizer in the run's folder: sampling from the run needs nothing else. A
+// --tokenizer on the command line replaces it.
+static void keep_tokenizer(Run *r) {
+    char path[PATH_CAP];
+    check_format(path, sizeof path, "%s/tokenizer.bin", r->out);
+    bool replace = r->set.by[FLAG_tokenizer] == BY_USER || !file_exists(path);
+    if (r->tokenizer.count && replace)
+        file_write_in(r->folder, path, r->tokenizer.file, r->tokenizer.size);
+}
+
+// Process 0 has the folder and the log; all processes know the folder's name.
+void run_open_folder(Run *r) {
+    char path[PATH_CAP];
+    if (!r->comm.rank) {
+        bool made = make_folder(r);
+        if (!r->folder) {                         // it was not there when this process began
+            r->folder = lock_folder(r->out);
+            if (!made) run_found(r->out, 0);      // but may hold a run by now
+        }
+        char *config = run_config(r);
+        check_format(path, sizeof path, "%s/config.json", r->out);
+        file_write_text(r->folder, path, config);
+        free(config);
+        check_format(path, sizeof path, "%s/log.jsonl", r->out);
+        log_open(&r->log, r->folder, path, r->step);
+        log_program(r);
+        keep_tokenizer(r);
+    }
+    comm_broadcast(&r->comm, r->out, sizeof r->out);
+}
+
+// --------------------------------------------------------------------------------------- run_open
+
+// Commands that print something and end: --help [FLAG], --version.
+static bool print_and_end(const Trainer *t, int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--help")) {
+            FlagSet set;
+            flags_default(&set);
+            flags_preset(&set, set.f.model);
+            flags_help(&set.f, argv[i + 1]);      // argv ends with NULL
+            return true;
+        }
+        if (!strcmp(argv[i], "--version")) {
+            printf("norm.c, %s, %s on the %s, git %s\n", t->mode->name, t->precision, t->device,
+                   t->commit);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void show_presets(const Run *r) {
+    for (int i = 0; i < PRESET_COUNT; i++) {
+        FlagSet set;
+        flags_default(&set);
+        flags_preset(&set, PRESETS[i].name);
+        Model m = model_from_flags(&set.f, r->m.mode);
+        Layout layout = layout_make(&m);
+        printf("%-14s %3d layers, width %4d, heads %2d/%2d, ffn %5d, vocabulary %6d, T %4d: "
+               "%8.1fM  %s\n", PRESETS[i].name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
+               (double)show_parameters(&m, &layout, false) / 1e6, PRESETS[i].note);
+        layout_free(&layout);
+    }
+}
+
+// --show, before any memory is taken.
+static void show(const Run *r) {
+    enum { SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
+    int what = flag_choice("model|models|modes|config", r->f->show);
+    CHECK(what >= 0, "--show %s: expected model, models, modes or config\n  -> --show modes",
+          r->f->show);
+    if (what == SHOW_MODELS) show_presets(r);
+    if (what == SHOW_MODES) show_modes();
+    if (what == SHOW_MODEL) {
+        show_model(&r->m, &r->init, r->f->model, r->t, &r->setup, true);
+        show_memory(r->t, &r->m, &r->setup);
+    }
+    if (what == SHOW_CONFIG) {
+        char *config = run_config(r);
+        printf("%s", config);
+        free(config);
+    }
+}
+
+// All processes were started alike, and each has samples of every batch.
+static void check_processes(Run *r) {
+    char *config = run_config(r);
+    Hash hash = hash_begin();
+    hash_add(&hash, config, strlen(config));
+    hash_add(&hash, &r->resuming, sizeof r->resuming);    // one that sees no checkpoint begins anew
+    CHECK(comm_agree(&r->comm, hash_end(&hash)),
+          "the processes have different flags, data or builds, or see different checkpoints in "
+          "--out\n  -> start all of them with one command, with --out on a disk that they share");
+    free(config);
+    CHECK(r->f->batch >= r->comm.size,
+          "--batch %lld for %d processes: expected at least a sequence for each\n"
+          "  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
+}
+
+Run *run_open(const Trainer *t, int argc, char **argv) {
+    check_streams_begin();
+    threads_begin(argv);
+    signal(SIGXFSZ, SIG_IGN);             // a file at its size limit is a failed write
+    if (print_and_end(t, argc, argv)) {
+        check_streams_end();
+        return NULL;
+    }
+    Run *r = check_alloc(sizeof *r, "a run");
+    r->t = t;
+    comm_open(&r->comm, t->device);
+    r->resuming = flags_resolve(&r->set, t, argc, argv);
+    const Flags *f = r->f = &r->set.f;
+    r->training = !*f->from;
+    if (*f->out && !*f->show && is_folder(f->out) && !r->comm.rank) r->folder = lock_folder(f->out);
+    run_refuse(&r->set, t->mode, t->device, t->precision);
+
+    // --show needs no data, except for config.json, where the vocabulary and the unigram stand.
+    bool configures = r->training && (!*f->show || !strcmp(f->show, "config"));
+    if (f->eval || configures || (r->training && *f->data)) open_data(r);
+    r->unigram = configures && r->has_val ? unigram_entropy(r) : NAN;
+    make_model(r);
+    if (*f->show) {
+        show(r);
+        run_close(r, 0);
+        return NULL;
+    }
+    check_processes(r);
+    choose_micro_batch(r);
+    run_open_tokenizer(r);
+    if (f->eval || r->training) run_open_tasks(r);
+    show_model(&r->m, &r->init, f->model, t, &r->setup, false);
+
+    size_t batch = (size_t)r->micro * (size_t)r->m.T * sizeof(int32_t);
+    r->inputs = check_alloc(batch, "a batch");
+    r->targets = check_alloc(batch, "a batch");
+    r->gpt = t->create(&r->m, &r->setup);
+    load_weights(r);
+    return r;
+}
+
+int run_close(Run *r, int status) {
+    loader_close(&r->data);
+    loader_close(&r->val);
+    tasks_close(&r->tasks);
+    tokenizer_close(&r->tokenizer);
+    log_close(&r->log);
+    if (r->gpt) r->t->destroy(r->gpt);
+    layout_free(&r->layout);
+    free(r->inputs);
+    free(r->targets);
+    free(r->layers);
+    comm_close(&r->comm);
+    free(r);
+    check_streams_end();
+    return status;
+}
