@@ -63,7 +63,7 @@ static inline Norm block_norm(const Block *b, Site site, const real *w, const re
 static inline real *slot_forward(const Norm *norm, real *y, real *x, Gpu *gpu) {
     if (!norm->site.on) return x;
     if (norm->site.on == SCALE) gain_forward(y, x, norm, gpu);
-    else add_norm_forward(AddNorm{nullptr, y, x, nullptr, 0, nullptr, norm}, gpu);
+    else add_norm_forward({nullptr, y, x, nullptr, 0, nullptr, norm}, gpu);
     return y;
 }
 
@@ -75,13 +75,6 @@ static inline real *slot_backward(const Norm *norm, real *dx, real *dy, const re
     if (norm->site.on == SCALE) gain_backward(dx, dy, x, norm, gpu);
     else norm_backward(norm, f, gpu);
     return dx;
-}
-
-// Residual + norm in one kernel: s = a * skip + out(y), z = next(s). Norms that are off are
-// skipped.
-static inline void add_norm(const Block *b, real *s, real *z, const real *y, const real *skip,
-                            float a, const Norm *out, const Norm *next) {
-    add_norm_forward(AddNorm{s, z, y, skip, a, out, next}, b->gpu);
 }
 
 // y [n, out] = c W x for x [n, in].
@@ -269,7 +262,7 @@ static inline void mlp_forward(const Block *b, real *y, const real *u, const rea
     }
     if (no.site.on) {
         linear_forward(a->sy, a->h, b->w.wd, b->w.wd_b, nullptr, 0, down, gpu);
-        add_norm(b, y, nullptr, a->sy, add, beta, &no, nullptr);
+        add_norm_forward({y, nullptr, a->sy, add, beta, &no, nullptr}, gpu);
     } else linear_forward(y, a->h, b->w.wd, b->w.wd_b, add, beta, down, gpu);
 }
 
@@ -459,9 +452,10 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
     const real *skip = skip_of(r.attn.skip, x, u, x);
     if constexpr (attn_out || r.attn.post || r.ffn.in) {
         attn_branch_forward(b, a->ay, u, nullptr, 0);
-        // One kernel normalizes y, adds the residual, and applies the next norm.
-        if constexpr (r.attn.post) add_norm(b, a->as, a->mid, a->ay, skip, attn_a, &out1, &post1);
-        else add_norm(b, a->mid, a->fi, a->ay, skip, attn_a, &out1, &in2);
+        // Residual + norm: one kernel norms y, adds the residual, and applies the next norm.
+        AddNorm f = {a->mid, a->fi, a->ay, skip, attn_a, &out1, &in2};
+        if constexpr (r.attn.post) f.s = a->as, f.z = a->mid, f.next = &post1;
+        add_norm_forward(f, b->gpu);
         if constexpr (r.attn.post && r.ffn.in) slot_forward(&in2, a->fi, a->mid, b->gpu);
     } else attn_branch_forward(b, a->mid, u, skip, attn_a);  // the product adds the residual
 
@@ -470,7 +464,8 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
     skip = skip_of(r.ffn.skip, a->mid, u, x);
     if constexpr (ffn_out || r.ffn.post) {
         ffn_branch_forward(b, a->fy, u, nullptr, 0);
-        add_norm(b, r.ffn.post ? a->fs : a->x, a->x, a->fy, skip, ffn_a, &out2, &post2);
+        real *s = r.ffn.post ? a->fs : a->x;
+        add_norm_forward({s, a->x, a->fy, skip, ffn_a, &out2, &post2}, b->gpu);
     } else ffn_branch_forward(b, a->x, u, skip, ffn_a);  // the product adds the residual
 }
 

@@ -188,16 +188,6 @@ static __device__ inline Floats bits_floats(const Bits &x) {
     return pack_floats(pack);
 }
 
-// x += a y
-template <int N>
-static __device__ inline void line_add(Floats (&x)[N], float a, const real *y,
-                                       const int (&column)[N]) {
-    Floats more[N];
-    line_load(more, y, column);
-    UNROLL for (int i = 0; i < N; i++)
-        for (int k = 0; k < PACK; k++) x[i].v[k] += a * more[i].v[k];
-}
-
 struct Moments { float mean, rstd; };
 
 // Mean (0 unless centered) and reciprocal standard deviation of a line.
@@ -259,20 +249,25 @@ struct AddNorm {
 template <typename TEAM>
 static __global__ void __launch_bounds__(TEAM::BLOCK, 1)
 add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
-    int column[TEAM::PACKS], set = blockIdx.y;
+    constexpr int N = TEAM::PACKS;
+    int column[N], set = blockIdx.y;
     SetRows rows = set_rows(lines);
     for (int64_t first = rows.first + (int64_t)blockIdx.x * TEAM::TEAMS; first < rows.end;
          first += (int64_t)gridDim.x * TEAM::TEAMS) {
         int64_t row = first + threadIdx.x / TEAM::THREADS;
         int64_t line = row * lines.sets + rows.set, at = line * lines.width;
-        Floats x[TEAM::PACKS];
+        Floats x[N], skip[N];
         line_columns<TEAM>(column, row < rows.end ? lines.width : 0);
         line_load(x, f.y + at, column);
         if (out.site.on) line_normalize<TEAM>(x, column, out, line, set);
-        if (f.skip) line_add(x, f.a, f.skip + at, column);
+        if (f.skip) {
+            line_load(skip, f.skip + at, column);
+            UNROLL for (int i = 0; i < N; i++)
+                for (int k = 0; k < PACK; k++) x[i].v[k] += f.a * skip[i].v[k];
+        }
         if (f.s) line_store(f.s + at, x, column);
         if (!next.site.on) continue;
-        UNROLL for (int i = 0; i < TEAM::PACKS; i++) x[i] = pack_floats(pack_round(x[i]));
+        UNROLL for (int i = 0; i < N; i++) x[i] = pack_floats(pack_round(x[i]));
         line_normalize<TEAM>(x, column, next, line, set);
         line_store(f.z + at, x, column);
     }
