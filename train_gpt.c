@@ -995,7 +995,7 @@ static void router_watch(const Block *b, double *sums, double *load) {
 }
 
 // After block_forward, whose buffers still hold this layer: y is what the sum has beyond a skip.
-static void block_watch(const Block *b, double *sums, double *logit, double *load, real *x0) {
+static void block_stats(const Block *b, double *sums, double *logit, double *load, real *x0) {
     const Sublayer subs[2] = {attn_sublayer(b), ffn_sublayer(b)};
     real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};
     int64_t values = b->s->n * (int64_t)b->m->C, rows = b->s->n * (int64_t)b->m->NH;
@@ -1119,7 +1119,7 @@ static real *gpt_stream(Gpt *g, const int32_t *inputs, int B, int T, bool counte
         b = gpt_block(g, l);
         block_forward(&b, x);
         if (b.p.moe && counted) gpt_count(g, &b);
-        if (g->watching && !g->decoding) block_watch(&b, g->watched_sums + (int64_t)l * WATCHED_SUMS, watched_logits(g) + l, g->watched_loads + (int64_t)l * m->moe.E, x);
+        if (g->watching && !g->decoding) block_stats(&b, g->watched_sums + (int64_t)l * WATCHED_SUMS, watched_logits(g) + l, g->watched_loads + (int64_t)l * m->moe.E, x);
         x = b.a.x;
     }
     return x;

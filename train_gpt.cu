@@ -338,7 +338,7 @@ static real *blocks_forward(Gpt *g, bool losses) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
         if (b.p.moe && losses) count_router(g, &b, l);
-        if (g->measuring && !g->decoding) block_watch(&b, &g->layer_sums[l], x);
+        if (g->measuring && !g->decoding) block_stats(&b, &g->layer_sums[l], x);
         x = b.a.x;
     }
     return x;

@@ -1,83 +1,115 @@
-// attention.cuh: causal attention with grouped queries (Ainslie et al. 2023) that never stores the T x T scores (FlashAttention: Dao et al. 2022, Dao 2023).
+// attention.cuh: causal self-attention as flash attention (Dao et al. 2022, Dao 2023): the T x T
+// scores are never stored. Query heads share key and value heads in groups (grouped-query
+// attention, Ainslie et al. 2023).
 //
-//   forward    S = scale Q K^T           P = softmax of S over keys <= query = exp(S - lse)      C = P V
-//   backward   dV = P^T dC    dP = dC V^T    dS = P (dP - D), D = rowsum(dC C)    dQ = scale dS K        dK = scale dS^T Q
+//   forward    S = scale Q K^T    P = softmax(S) over keys <= query = exp(S - lse)    C = P V
+//   backward   D = rowsum(dC * C)    P from S and lse    dP = dC V^T    dS = P * (dP - D)
+//              dV = P^T dC    dQ = scale dS K    dK = scale dS^T Q
 //
-// Saved: lse, the log-sum-exp of each row of S, in base 2, as [B, NH, T]; backward computes P again from it. D lies alike, and peak, the largest value of each row of S.
+//   q, k     [B T, NH, QK], [B T, KV, QK]    in rows of any pitch (Heads), and so their gradients
+//   v        [B T, KV, HS]                   QK = HS except for latent attention
+//   c, dc    [B T, NH, HS]
+//   lse      [B, NH, T] float, saved for backward: log-sum-exp of each row of S, in base 2
+//   peak     [B, NH, T] float: the largest score of each row of S, for statistics
+//   D        [B, NH, T] float: scratch of backward
 //
-// Three kernels of one shape. A block of four warps owns a tile of rows of one head, 16 or 32 rows a warp, and walks over tiles of columns, two matrices side by
-// side; while it works on one tile, the next is on its way to the other half of a double buffer (cp.async). What a block owns it writes once: no atomics, one order
-// of summation, the same bits in every run.
+// There are three kernels of one shape. A block of four warps owns a tile of rows of one head, 16
+// or 32 rows a warp, and walks over tiles of columns of two matrices. While it works on one tile,
+// the next is copied to the other half of a double buffer (cp.async). Each result is written once,
+// by one block: no atomics, one order of summation, the same bits in every run.
 //
-//              rows, kept    columns, passing by                    per tile                                                  result
-//   forward    Q             K, V: keys up to the last row          S = Q K^T, online softmax, C += P V                       C, lse, peak
-//   dq         Q, dC         K, V: keys up to the last row          S = Q K^T, dP = dC V^T, dQ += dS K                        dQ
-//   dkv        K, V          Q, dC: queries from the first row on,  S^T = K Q^T, dP^T = V dC^T, dV += P^T dC, dK += dS^T Q    dK, dV
-//                            of all heads of the group
+//             rows, kept   columns, streamed                    per tile
+//   forward   Q            K, V of all keys up to the last row  S = Q K^T, online softmax, C += P V
+//   dq        Q, dC        K, V of all keys up to the last row  S = Q K^T, dP = dC V^T, dQ += dS K
+//   dkv       K, V         Q, dC of all queries from the first  S^T = K Q^T, dP^T = V dC^T,
+//                          row on, of all heads of the group    dV += P^T dC, dK += dS^T Q
 //
-// Scores have their rows where the result has them, so the sums of one product are, rounded, the left operand of the next: the same registers of the same
-// lanes (mma.cuh). dkv works on S^T for that reason. Tiles above the diagonal are skipped, those on it masked, and the blocks with the most tiles start first.
+// The rows of the scores are the rows of the result. So the sums of one product, rounded, are the
+// left operand of the next: the same registers of the same lanes (mma.cuh). This is why dkv works
+// on S^T. Tiles above the diagonal are skipped, those on it masked. Blocks with the most tiles
+// start first.
 //
-// Floors, computed for GPT-2 in bfloat16 (B 64, T 1024, 12 heads of 64) at 790 TFLOP/s and 4.3 TB/s; of T x T half counts, a tensor is 101 MB:
-//   forward    2 products, 103 GFLOP    0.130 ms    3 tensors read, 1 written                          0.094 ms
-//   dot        (D)                                  2 read                                             0.047 ms
-//   dq, dkv    5 products, 258 GFLOP    0.326 ms    4 read (dC, Q, K, V), 3 written                    0.164 ms
-// dq and dkv make 7 products of it (0.456 ms) and read twice, since both compute S and dP: the price of one fixed order without atomics, and without a partial sum
-// of dQ per tile of keys in memory. mma.sync reaches some 62 % of the tensor cores' rate on compute capability 9.0 (wgmma all of it): the class to expect is
-// FlashAttention-2's. Instructions of a tile of keys or queries, heads of 64, for compute capability 9.0 (a mma takes the place of about six): forward 748, of which 128 mma and some 110 the
-// mask's, on the diagonal alone; dq 407, of which 96 mma; dkv 556, of which 128. In float the same kernels run on the ordinary multipliers, because tensor cores have no product of that accuracy.
+// Computed floors for GPT-2 in bf16 (B 64, T 1024, 12 heads of 64) at 790 TFLOP/s and 4.3 TB/s;
+// half of T x T counts, a tensor has 101 MB:
+//   forward    2 products, 103 GFLOP    0.130 ms    3 tensors read, 1 written    0.094 ms
+//   D                                               2 tensors read               0.047 ms
+//   dq, dkv    5 products, 258 GFLOP    0.326 ms    4 read, 3 written            0.164 ms
+//
+// dq and dkv together compute 7 products (0.456 ms) and read twice, since both need S and dP. This
+// avoids atomics, and partial sums of dQ in memory for each tile of keys. mma.sync reaches some 62
+// % of the tensor cores' rate on compute capability 9.0 (wgmma all of it), so the speed to expect
+// is FlashAttention-2's. Instructions per tile for heads of 64 on compute capability 9.0, where an
+// mma takes the time of about six others: forward 748, of which 128 mma, and 110 for the mask on
+// the diagonal; dq 407, of which 96 mma; dkv 556, of which 128. Tensor cores have no product of
+// float's accuracy, so in float the same kernels use the ordinary multipliers.
 #pragma once
 #include "mma.cuh"
 
-// NH heads of q and KV of k have QK channels, those of v and c HS: QK = HS but for latent attention. q, k, v and their gradients lie in rows of B * T (Heads); where QK = HS k
-// and v are parts of the same rows, and one offset serves both.
-// Scores are scaled and taken to base 2 in one multiplication, exp(scale s - m) = 2^(log2_scale s - m'); as arguments, which instructions read where they lie.
-typedef struct AttentionShape { int B, T, NH, KV, QK, HS; float scale, log2_scale; } AttentionShape;
+// exp(scale s - m) = 2^(log2_scale s - m'): one multiplication scales a score and takes it to base
+// 2.
+struct AttentionShape {
+    int B, T, NH, KV, QK, HS;
+    float scale, log2_scale;
+};
 
-static inline AttentionShape attention_shape(int B, int T, int NH, int KV, int QK, int HS, double scale) {
+static inline AttentionShape attention_shape(int B, int T, int NH, int KV, int QK, int HS,
+                                             double scale) {
     return AttentionShape{B, T, NH, KV, QK, HS, (float)scale, (float)(scale * M_LOG2E)};
 }
 
-// ------------------------------------------------------------------------------------------------------------------ products
-// A warp's rows come in strips of 16. Lane = 4 * row + quad, as in mma.cuh, which draws a piece.
+// --------------------------------------------------------------------------------------- products
+// The rows of a warp come in strips of 16. Lane = 4 * row + quad; mma.cuh draws a piece of 8 x 8.
 
-// STRIPS * 16 rows and N columns, sums: v[s][n][2 * i + j] is in row 16 s + 8 i + row and column 8 n + 2 quad + j.
+// Sums of STRIPS * 16 rows and N columns: v[s][n][2 * i + j] belongs to row 16 s + 8 i + row and
+// column 8 n + 2 quad + j.
 template <int STRIPS, int N> struct Strips { float v[STRIPS][N / 8][4]; };
 
-// 16 rows and columns of a left operand; float has every element in its own register, in the order in which bfloat16 packs two.
+// A left operand: 16 rows and columns. In float each element has its own register, in the order in
+// which bf16 packs two.
 template <typename T> struct Left;
 template <> struct Left<__nv_bfloat16> { uint32_t r[4]; };
 template <> struct Left<float> { float r[8]; };
 
-// From a tile in shared memory, whose element (0, 0) of the 16 x 16 is at `tile`.
-template <int PITCH> static __device__ inline void left_load(Left<__nv_bfloat16> &a, const __nv_bfloat16 *tile) {
+// Loads a left operand whose element (0, 0) is at `tile` in shared memory.
+template <int PITCH>
+static __device__ inline void left_load(Left<__nv_bfloat16> &a, const __nv_bfloat16 *tile) {
     int lane = threadIdx.x % WARP;
     ldmatrix<false>(a.r, tile + lane % 16 * PITCH + lane / 16 * 8);
 }
+
 template <int PITCH> static __device__ inline void left_load(Left<float> &a, const float *tile) {
     int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
-    UNROLL for (int i = 0; i < 8; i++) a.r[i] = tile[(row + i / 2 % 2 * 8) * PITCH + i / 4 * 8 + 2 * quad + i % 2];
+    UNROLL for (int i = 0; i < 8; i++) {
+        a.r[i] = tile[(row + i / 2 % 2 * 8) * PITCH + i / 4 * 8 + 2 * quad + i % 2];
+    }
 }
 
-// From two neighbours of a strip of sums: columns 0..7 and 8..15.
-static __device__ inline void left_round(Left<__nv_bfloat16> &a, const float x[4], const float y[4]) {
+// Makes a left operand of two neighbors in a strip of sums: columns 0..7 and 8..15.
+static __device__ inline void left_round(Left<__nv_bfloat16> &a, const float x[4],
+                                         const float y[4]) {
     UNROLL for (int i = 0; i < 2; i++) {
-        __nv_bfloat162 first = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]), second = __floats2bfloat162_rn(y[2 * i], y[2 * i + 1]);
+        __nv_bfloat162 first = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        __nv_bfloat162 second = __floats2bfloat162_rn(y[2 * i], y[2 * i + 1]);
         memcpy(&a.r[i], &first, 4);
         memcpy(&a.r[i + 2], &second, 4);
     }
 }
+
 static __device__ inline void left_round(Left<float> &a, const float x[4], const float y[4]) {
     UNROLL for (int i = 0; i < 4; i++) a.r[i] = x[i], a.r[i + 4] = y[i];
 }
 
-// d += a B, B of 16 rows and N columns in shared memory. BY_ROWS: B's rows lie at b, b + PITCH, ...; otherwise its columns do. One load of B serves all strips.
+// d += a B for a B of 16 rows and N columns in shared memory. BY_ROWS: the rows of B begin at b,
+// b + PITCH, ...; otherwise its columns do. One load of B serves all strips.
 template <bool BY_ROWS, int PITCH, int STRIPS, int N>
-static __device__ inline void product(Strips<STRIPS, N> &d, const Left<__nv_bfloat16> (&a)[STRIPS], const __nv_bfloat16 *b) {
+static __device__ inline void product(Strips<STRIPS, N> &d, const Left<__nv_bfloat16> (&a)[STRIPS],
+                                      const __nv_bfloat16 *b) {
     int lane = threadIdx.x % WARP;
-    const __nv_bfloat16 *from = BY_ROWS ? b + lane % 16 * PITCH + lane / 16 * 8 : b + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
+    const __nv_bfloat16 *from = b;
+    if (BY_ROWS) from += lane % 16 * PITCH + lane / 16 * 8;
+    else from += (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
     UNROLL for (int n = 0; n < N / 16; n++) {
-        uint32_t right[4];                                     // rows 0..7 and 8..15 of columns 16 n to 16 n + 7, then of the next 8
+        uint32_t right[4];  // rows 0..7, 8..15 of columns 16 n to 16 n + 7, then of the next 8
         ldmatrix<BY_ROWS>(right, from + 16 * n * (BY_ROWS ? 1 : PITCH));
         UNROLL for (int s = 0; s < STRIPS; s++) {
             mma_bf16(d.v[s][2 * n], a[s].r, right);
@@ -85,13 +117,18 @@ static __device__ inline void product(Strips<STRIPS, N> &d, const Left<__nv_bflo
         }
     }
 }
+
 template <bool BY_ROWS, int PITCH, int STRIPS, int N>
-static __device__ inline void product(Strips<STRIPS, N> &d, const Left<float> (&a)[STRIPS], const float *b) {
+static __device__ inline void product(Strips<STRIPS, N> &d, const Left<float> (&a)[STRIPS],
+                                      const float *b) {
     int quad = threadIdx.x % 4;
     UNROLL for (int k = 0; k < 16; k++) {
-        float left[STRIPS][2];                                 // column k of rows `row` and `row + 8`, from the lane of the four that has it
+        float left[STRIPS][2];  // column k of rows `row` and `row + 8`, from the lane that holds it
         UNROLL for (int s = 0; s < STRIPS; s++)
-            UNROLL for (int i = 0; i < 2; i++) left[s][i] = __shfl_sync(0xffffffffu, a[s].r[k / 8 * 4 + 2 * i + k % 2], k % 8 / 2, 4);
+            UNROLL for (int i = 0; i < 2; i++) {
+                float own = a[s].r[k / 8 * 4 + 2 * i + k % 2];
+                left[s][i] = __shfl_sync(0xffffffffu, own, k % 8 / 2, 4);
+            }
         UNROLL for (int n = 0; n < N / 8; n++)
             UNROLL for (int j = 0; j < 2; j++) {
                 int column = 8 * n + 2 * quad + j;
@@ -102,191 +139,276 @@ static __device__ inline void product(Strips<STRIPS, N> &d, const Left<float> (&
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ tiles
-// A tile in shared memory: rows of SIZE elements, 16 bytes further apart than that, so that the 8 rows of a piece lie in different banks.
+// ------------------------------------------------------------------------------------------ tiles
 
+// A tile in shared memory has rows of SIZE elements, padded by 16 bytes, so that the 8 rows of a
+// piece lie in different banks.
 template <int SIZE> static constexpr int TILE_PITCH = SIZE + PACK;
 
 // The rows of one head of one sequence.
-struct HeadRows { const real *at; int64_t ld; };
-static __device__ inline HeadRows head_rows(Heads x, int64_t b, int h, int T) { return HeadRows{x.at + b * T * x.ld + h * x.head, x.ld}; }
-template <int HS> static __device__ inline HeadRows context_rows(const real *c, int64_t b, int h, AttentionShape s) { return HeadRows{c + (b * s.T * s.NH + h) * HS, (int64_t)s.NH * HS}; }
-// v where it lies beside k.
-template <int QK, int HS> static __device__ inline Heads beside(Heads v, Heads k) { return QK == HS ? Heads{v.at, k.ld, k.head} : v; }
+struct HeadRows {
+    const real *at;
+    int64_t ld;
+};
 
-// Begins the copy of rows first, first + 1, ... to a tile; rows from T on are zeros. A thread has a column, and of rows longer than 128 a second one, and every STEP-th row: the next is
-// one addition away. Where THREADS are no multiple of a row's packs, the last few have nothing to do.
-template <int SIZE, int ROWS, int THREADS> static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T) {
+static __device__ inline HeadRows head_rows(Heads x, int64_t b, int h, int T) {
+    return HeadRows{x.at + b * T * x.ld + h * x.head, x.ld};
+}
+
+template <int HS>
+static __device__ inline HeadRows context_rows(const real *c, int64_t b, int h, AttentionShape s) {
+    return HeadRows{c + (b * s.T * s.NH + h) * HS, (int64_t)s.NH * HS};
+}
+
+// v with the pitch of k: they are parts of the same rows if QK == HS. One offset then serves both.
+template <int QK, int HS> static __device__ inline Heads beside(Heads v, Heads k) {
+    return QK == HS ? Heads{v.at, k.ld, k.head} : v;
+}
+
+// Starts to copy rows first, first + 1, ... to a tile; rows from T on become zeros. A thread copies
+// one column of 16 bytes (two in rows longer than 128) of every STEP-th row, so the next address is
+// one addition away. If THREADS is not a multiple of the packs of a row, the last few threads idle.
+template <int SIZE, int ROWS, int THREADS>
+static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T) {
     constexpr int WIDTH = SIZE > 128 ? 128 : SIZE, PACKS = WIDTH / PACK, STEP = THREADS / PACKS;
     int own = threadIdx.x / PACKS, column = threadIdx.x % PACKS * PACK;
     real *to = tile + own * TILE_PITCH<SIZE> + column;
     const real *from = x.at + (first + own) * x.ld + column;
-    UNROLL for (int row = 0; row < ROWS; row += STEP, to += STEP * TILE_PITCH<SIZE>, from += STEP * x.ld) {
+    UNROLL for (int row = 0; row < ROWS;
+                row += STEP, to += STEP * TILE_PITCH<SIZE>, from += STEP * x.ld) {
         if ((THREADS % PACKS && own >= STEP) || (ROWS % STEP && own + row >= ROWS)) continue;
-        copy_async(to, from, first + own + row < T);
-        if (SIZE > WIDTH && column < SIZE - WIDTH) copy_async(to + WIDTH, from + WIDTH, first + own + row < T);
+        bool exists = first + own + row < T;
+        copy_async(to, from, exists);
+        if (SIZE > WIDTH && column < SIZE - WIDTH) copy_async(to + WIDTH, from + WIDTH, exists);
     }
 }
 
-// The double buffer: the same rows of two matrices, of QK and of HS elements, in its half `step % 2`.
-template <int QK, int HS, int COLUMNS> static __device__ inline real *half_of(real *buffer, int step) { return buffer + step % 2 * COLUMNS * (TILE_PITCH<QK> + TILE_PITCH<HS>); }
-template <int QK, int HS, int COLUMNS, int THREADS> static __device__ inline void pair_copy(real *buffer, int step, HeadRows x, HeadRows y, int first, int T) {
+// Half `step % 2` of the double buffer. It holds the same rows of two matrices, of QK and HS
+// elements.
+template <int QK, int HS, int COLUMNS>
+static __device__ inline real *half_of(real *buffer, int step) {
+    return buffer + step % 2 * COLUMNS * (TILE_PITCH<QK> + TILE_PITCH<HS>);
+}
+
+template <int QK, int HS, int COLUMNS, int THREADS>
+static __device__ inline void pair_copy(real *buffer, int step, HeadRows x, HeadRows y, int first,
+                                        int T) {
     real *half = half_of<QK, HS, COLUMNS>(buffer, step);
     tile_copy<QK, COLUMNS, THREADS>(half, x, first, T);
     tile_copy<HS, COLUMNS, THREADS>(half + COLUMNS * TILE_PITCH<QK>, y, first, T);
     copy_commit();
 }
 
-// d += X Y^T: rows of the warp (x: its first) by rows of a tile.
-template <int SIZE, int STRIPS, int N> static __device__ inline void rows_by_rows(Strips<STRIPS, N> &d, const real *x, const real *y) {
+// d += X Y^T: rows of the warp (x is the first) by rows of a tile.
+template <int SIZE, int STRIPS, int N>
+static __device__ inline void rows_by_rows(Strips<STRIPS, N> &d, const real *x, const real *y) {
     UNROLL for (int k = 0; k < SIZE; k += 16) {
         Left<real> a[STRIPS];
-        UNROLL for (int s = 0; s < STRIPS; s++) left_load<TILE_PITCH<SIZE>>(a[s], x + 16 * s * TILE_PITCH<SIZE> + k);
+        UNROLL for (int s = 0; s < STRIPS; s++) {
+            left_load<TILE_PITCH<SIZE>>(a[s], x + 16 * s * TILE_PITCH<SIZE> + k);
+        }
         product<false, TILE_PITCH<SIZE>>(d, a, y + k);
     }
 }
 
-// d += P Y: sums rounded to the storage type, by a tile.
-template <int SIZE, int STRIPS, int N> static __device__ inline void sums_by_tile(Strips<STRIPS, SIZE> &d, const Strips<STRIPS, N> &p, const real *y) {
+// d += P Y: sums, rounded to the storage type, by a tile.
+template <int SIZE, int STRIPS, int N>
+static __device__ inline void sums_by_tile(Strips<STRIPS, SIZE> &d, const Strips<STRIPS, N> &p,
+                                           const real *y) {
     UNROLL for (int k = 0; k < N; k += 16) {
         Left<real> a[STRIPS];
-        UNROLL for (int s = 0; s < STRIPS; s++) left_round(a[s], p.v[s][k / 8], p.v[s][k / 8 + 1]);
+        UNROLL for (int s = 0; s < STRIPS; s++) {
+            left_round(a[s], p.v[s][k / 8], p.v[s][k / 8 + 1]);
+        }
         product<true, TILE_PITCH<SIZE>>(d, a, y + k * TILE_PITCH<SIZE>);
     }
 }
 
-// S = -infinity where the key comes after the query. The tile's rows are queries, or keys; its row 0 stands `lead` positions after its column 0.
-template <bool KEYS_IN_ROWS, int STRIPS, int N> static __device__ inline void mask(Strips<STRIPS, N> &p, int lead) {
+// Causal mask: S = -infinity where the key comes after the query. The rows of the tile are queries,
+// or keys if KEYS_IN_ROWS. Its row 0 is `lead` positions after its column 0.
+template <bool KEYS_IN_ROWS, int STRIPS, int N>
+static __device__ inline void mask(Strips<STRIPS, N> &p, int lead) {
     int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
     UNROLL for (int s = 0; s < STRIPS; s++)
         UNROLL for (int n = 0; n < N / 8; n++)
             UNROLL for (int i = 0; i < 4; i++) {
-                int ahead = 8 * n + 2 * quad + i % 2 - (16 * s + i / 2 * 8 + row + lead);                    // of the column, before its row
+                // How many positions the column is ahead of the row.
+                int ahead = 8 * n + 2 * quad + i % 2 - (16 * s + i / 2 * 8 + row + lead);
                 if (KEYS_IN_ROWS ? ahead < 0 : ahead > 0) p.v[s][n][i] = -INFINITY;
             }
 }
 
-template <int STRIPS, int N> static __device__ inline void scale_by(Strips<STRIPS, N> &x, float scale) {
+template <int STRIPS, int N>
+static __device__ inline void scale_by(Strips<STRIPS, N> &x, float scale) {
     UNROLL for (int s = 0; s < STRIPS; s++)
         UNROLL for (int n = 0; n < N / 8; n++)
             UNROLL for (int i = 0; i < 4; i++) x.v[s][n][i] *= scale;
 }
 
-// The warp's sums to `rows` rows in memory, of which there are `columns`, through its own rows of a tile that nobody needs any more: so 16 bytes a lane, side by side.
-template <int SIZE, int STRIPS> static __device__ inline void rows_store(real *to, int64_t ld, int rows, real *tile, const Strips<STRIPS, SIZE> &x, int columns = SIZE) {
+// Writes the warp's sums to memory: at most `rows` rows and `columns` columns. They pass through
+// the warp's own rows of a tile no longer in use, so that lanes write 16 bytes side by side.
+template <int SIZE, int STRIPS>
+static __device__ inline void rows_store(real *to, int64_t ld, int rows, real *tile,
+                                         const Strips<STRIPS, SIZE> &x, int columns = SIZE) {
     struct alignas(2 * sizeof(real)) Two { real v[2]; };
+    constexpr int PITCH = TILE_PITCH<SIZE>;
     int lane = threadIdx.x % WARP;
     __syncwarp();
     UNROLL for (int s = 0; s < STRIPS; s++)
         UNROLL for (int n = 0; n < SIZE / 8; n++)
             UNROLL for (int i = 0; i < 2; i++) {
                 Two two = {{to_real(x.v[s][n][2 * i]), to_real(x.v[s][n][2 * i + 1])}};
-                *reinterpret_cast<Two *>(tile + (16 * s + 8 * i + lane / 4) * TILE_PITCH<SIZE> + 8 * n + 2 * (lane % 4)) = two;
+                int row = 16 * s + 8 * i + lane / 4, column = 8 * n + 2 * (lane % 4);
+                *reinterpret_cast<Two *>(tile + row * PITCH + column) = two;
             }
     __syncwarp();
-    constexpr int WIDTH = SIZE > WARP * PACK ? WARP * PACK : SIZE, PACKS = WIDTH / PACK, STEP = WARP / PACKS;                   // lanes and rows as threads in tile_copy
+    // Lanes take rows and columns as threads do in tile_copy.
+    constexpr int WIDTH = SIZE > WARP * PACK ? WARP * PACK : SIZE;
+    constexpr int PACKS = WIDTH / PACK, STEP = WARP / PACKS;
     int own = lane / PACKS, column = lane % PACKS * PACK;
     if (WARP % PACKS && own >= STEP) return;
     to += own * ld;
     UNROLL for (int row = own; row < own + 16 * STRIPS; row += STEP, to += STEP * ld)
-        UNROLL for (int at = 0; at < SIZE; at += WIDTH)
-            if (row < rows && column + at < columns && (16 * STRIPS % STEP == 0 || row < 16 * STRIPS)) pack_store(to + column + at, pack_load(tile + row * TILE_PITCH<SIZE> + column + at));
+        UNROLL for (int at = 0; at < SIZE; at += WIDTH) {
+            if (row < rows && column + at < columns &&
+                (16 * STRIPS % STEP == 0 || row < 16 * STRIPS)) {
+                pack_store(to + column + at, pack_load(tile + row * PITCH + column + at));
+            }
+        }
 }
 
-// Over the four lanes that share a row.
+// Sum and maximum over the four lanes that share a row.
 static __device__ inline float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
+
 static __device__ inline float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// ------------------------------------------------------------------------------------------------------------------ sizes
+// ------------------------------------------------------------------------------------------ sizes
 
-// What fits in 255 registers a thread, and in the 99 KiB of shared memory that every GPU from compute capability 8.0 on has for a block.
+// Tiles that fit into 255 registers a thread, and into the 99 KiB of shared memory per block that
+// every GPU from compute capability 8.0 on has. BACK_: backward.
 template <int QK, int HS> struct AttentionTiles {
     static constexpr bool SMALL = QK <= 64, BF16 = sizeof(real) == 2;
-    static constexpr int WARPS = 4, STRIPS = BF16 ? 2 : 1, COLUMNS = (SMALL ? 64 : 32) / (BF16 ? 1 : 2);                                                      // forward
-    static constexpr int BACK_WARPS = BF16 || QK <= 128 ? 4 : 2, BACK_STRIPS = BF16 && SMALL ? 2 : 1, BACK_COLUMNS = BF16 || SMALL ? 32 : 16;                 // backward
-    static constexpr int THREADS = WARPS * WARP, ROWS = WARPS * 16 * STRIPS, BACK_THREADS = BACK_WARPS * WARP, BACK_ROWS = BACK_WARPS * 16 * BACK_STRIPS;
-    static constexpr size_t BYTES = sizeof(real) * (TILE_PITCH<QK> * ROWS + (TILE_PITCH<QK> + TILE_PITCH<HS>) * 2 * COLUMNS);
-    static constexpr size_t BACK_BYTES = sizeof(real) * (TILE_PITCH<QK> + TILE_PITCH<HS>) * (BACK_ROWS + 2 * BACK_COLUMNS);
-    static constexpr int LONGEST = (ROWS < BACK_ROWS ? ROWS : BACK_ROWS) * 65535;                      // sequence: a grid has so many tiles along it
+    static constexpr int WARPS = 4, STRIPS = BF16 ? 2 : 1,
+                         COLUMNS = (SMALL ? 64 : 32) / (BF16 ? 1 : 2),
+                         THREADS = WARPS * WARP, ROWS = WARPS * 16 * STRIPS;
+    static constexpr int BACK_WARPS = BF16 || QK <= 128 ? 4 : 2,
+                         BACK_STRIPS = BF16 && SMALL ? 2 : 1,
+                         BACK_COLUMNS = BF16 || SMALL ? 32 : 16,
+                         BACK_THREADS = BACK_WARPS * WARP,
+                         BACK_ROWS = BACK_WARPS * 16 * BACK_STRIPS;
+    static constexpr int PITCHES = TILE_PITCH<QK> + TILE_PITCH<HS>;
+    static constexpr size_t
+        BYTES = sizeof(real) * (TILE_PITCH<QK> * ROWS + PITCHES * 2 * COLUMNS),
+        BACK_BYTES = sizeof(real) * PITCHES * (BACK_ROWS + 2 * BACK_COLUMNS);
+    // The longest sequence: a grid has at most 65535 tiles along it.
+    static constexpr int LONGEST = (ROWS < BACK_ROWS ? ROWS : BACK_ROWS) * 65535;
     static_assert(BYTES <= 99 << 10 && BACK_BYTES <= 99 << 10, "smaller tiles");
 };
 
-// ------------------------------------------------------------------------------------------------------------------ forward
+// ---------------------------------------------------------------------------------------- forward
 
-// Online softmax of one tile of scores: p becomes 2^(p * scale - max) with the largest seen so far; what was summed under a smaller max shrinks. A lane sums
-// its own columns. The first tile has key 0, which every query sees: max is finite from then on.
+// Online softmax of one tile of scores: p becomes 2^(p * scale - max) with the largest score so
+// far, and earlier sums shrink when max grows. A lane sums its own columns. The first tile has key
+// 0, which every query sees, so max is finite from then on.
 template <int HS, int STRIPS, int N>
-static __device__ inline void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c, float (&max)[STRIPS][2], float (&sum)[STRIPS][2], float scale) {
+static __device__ inline void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c,
+                                           float (&max)[STRIPS][2], float (&sum)[STRIPS][2],
+                                           float scale) {
     UNROLL for (int s = 0; s < STRIPS; s++)
         UNROLL for (int i = 0; i < 2; i++) {
             float largest = -INFINITY;
-            UNROLL for (int n = 0; n < N / 8; n++) largest = fmaxf(largest, fmaxf(p.v[s][n][2 * i], p.v[s][n][2 * i + 1]));
-            float now = fmaxf(max[s][i], scale * quad_max(largest)), shrink = exp2_fast(max[s][i] - now);
+            UNROLL for (int n = 0; n < N / 8; n++) {
+                largest = fmaxf(largest, fmaxf(p.v[s][n][2 * i], p.v[s][n][2 * i + 1]));
+            }
+            float now = fmaxf(max[s][i], scale * quad_max(largest));
+            float shrink = exp2_fast(max[s][i] - now);
             max[s][i] = now;
             sum[s][i] *= shrink;
             UNROLL for (int n = 0; n < N / 8; n++)
-                UNROLL for (int j = 2 * i; j < 2 * i + 2; j++) sum[s][i] += p.v[s][n][j] = exp2_fast(fmaf(p.v[s][n][j], scale, -now));
+                UNROLL for (int j = 2 * i; j < 2 * i + 2; j++) {
+                    p.v[s][n][j] = exp2_fast(fmaf(p.v[s][n][j], scale, -now));
+                    sum[s][i] += p.v[s][n][j];
+                }
             UNROLL for (int n = 0; n < HS / 8; n++)
                 UNROLL for (int j = 2 * i; j < 2 * i + 2; j++) c.v[s][n][j] *= shrink;
         }
 }
 
-// Block (head of a sequence, tile of queries from the last on).
+// The grid is (head of a sequence, tile of queries, the last first).
 template <int QK, int HS>
-static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::THREADS, 2) attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads v, AttentionShape s) {
+static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::THREADS, 2)
+attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads v,
+                         AttentionShape s) {
     typedef AttentionTiles<QK, HS> Tiles;
-    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS, OWN = 16 * STRIPS, ROWS = Tiles::ROWS, PITCH = TILE_PITCH<QK>;
+    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
+    constexpr int OWN_ROWS = 16 * STRIPS, ROWS = Tiles::ROWS, PITCH = TILE_PITCH<QK>;
     SHARED_DYNAMIC(real, shared);
     real *q_tile = shared, *buffer = shared + ROWS * PITCH;
-    int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
-    int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own, tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);
+    int lane = threadIdx.x % WARP;
+    int own = threadIdx.x / WARP * OWN_ROWS;  // first row of the warp in the tile
+    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH;
+    int g = h / (s.NH / s.KV);  // its kv head
+    int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own;
+    int tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);  // up to the last row
     HeadRows k_h = head_rows(k, b, g, s.T), v_h = head_rows(beside<QK, HS>(v, k), b, g, s.T);
+    auto begin = [&](int step) {
+        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, k_h, v_h, step * COLUMNS, s.T);
+    };
     Strips<STRIPS, HS> sums = {};
     float max[STRIPS][2], sum[STRIPS][2] = {};
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -INFINITY;
 
     tile_copy<QK, ROWS, THREADS>(q_tile, head_rows(q, b, h, s.T), first, s.T);
-    pair_copy<QK, HS, COLUMNS, THREADS>(buffer, 0, k_h, v_h, 0, s.T);
+    begin(0);
     for (int step = 0; step < tiles; step++) {
         copy_wait<0>();
-        __syncthreads();                                       // this tile is there for all, and all are done with the one before
-        if (step + 1 < tiles) pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step + 1, k_h, v_h, (step + 1) * COLUMNS, s.T);
+        __syncthreads();  // every thread has this tile, and is done with the one before
+        if (step + 1 < tiles) begin(step + 1);
         int key0 = step * COLUMNS;
-        if (row0 >= s.T || key0 >= row0 + OWN) continue;
-        const real *k_tile = half_of<QK, HS, COLUMNS>(buffer, step), *v_tile = k_tile + COLUMNS * PITCH;
+        if (row0 >= s.T || key0 >= row0 + OWN_ROWS) continue;  // nothing to add
+        const real *k_tile = half_of<QK, HS, COLUMNS>(buffer, step);
+        const real *v_tile = k_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {};
-        rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);
+        rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);  // Q K^T
         if (key0 + COLUMNS - 1 > row0) mask<false>(p, row0 - key0);
         softmax_tile(p, sums, max, sum, s.log2_scale);
-        sums_by_tile(sums, p, v_tile);
+        sums_by_tile(sums, p, v_tile);  // C += P V
     }
     UNROLL for (int m = 0; m < STRIPS; m++)
         UNROLL for (int i = 0; i < 2; i++) {
             int t = row0 + 16 * m + 8 * i + lane / 4;
             float total = quad_sum(sum[m][i]), inverse = 1 / total;
-            UNROLL for (int n = 0; n < HS / 8; n++) sums.v[m][n][2 * i] *= inverse, sums.v[m][n][2 * i + 1] *= inverse;
+            UNROLL for (int n = 0; n < HS / 8; n++) {
+                sums.v[m][n][2 * i] *= inverse;
+                sums.v[m][n][2 * i + 1] *= inverse;
+            }
             if (lane % 4 == 0 && t < s.T) {
                 int64_t row = (int64_t)blockIdx.x * s.T + t;
                 lse[row] = max[m][i] + log2f(total);
-                peak[row] = total == total ? max[m][i] * 0.693147181f : total;         // fmaxf passes over NaN, the sum does not
+                // fmaxf drops NaN, the sum does not: total carries NaN to peak.
+                peak[row] = total == total ? max[m][i] * 0.693147181f : total;
             }
         }
-    int64_t width = (int64_t)s.NH * HS;
-    rows_store(c + ((int64_t)b * s.T + row0) * width + h * HS, width, s.T - row0, q_tile + own * PITCH, sums);
+    int64_t ld = (int64_t)s.NH * HS;
+    real *to = c + ((int64_t)b * s.T + row0) * ld + h * HS;
+    rows_store(to, ld, s.T - row0, q_tile + own * PITCH, sums);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ backward
+// --------------------------------------------------------------------------------------- backward
 
-// D = rowsum(dC * C): four lanes a row of a head, at 16 bytes.
 enum { DOT_THREADS = 128 };
-static __global__ void __launch_bounds__(DOT_THREADS) attention_dot_kernel(wide *D, const real *dc, const real *c, AttentionShape s) {
-    int64_t row = (blockIdx.x * (int64_t)DOT_THREADS + threadIdx.x) / 4, bh = row / s.T, t = row % s.T;
+
+// D = rowsum(dC * C): four lanes per row of a head, 16 bytes each.
+static __global__ void __launch_bounds__(DOT_THREADS)
+attention_dot_kernel(wide *D, const real *dc, const real *c, AttentionShape s) {
+    int64_t row = (blockIdx.x * (int64_t)DOT_THREADS + threadIdx.x) / 4;
+    int64_t bh = row / s.T, t = row % s.T;
     bool live = bh < (int64_t)s.B * s.NH;
     int64_t at = ((bh / s.NH * s.T + t) * s.NH + bh % s.NH) * s.HS;
     float sum = 0;
@@ -298,26 +420,39 @@ static __global__ void __launch_bounds__(DOT_THREADS) attention_dot_kernel(wide 
     if (live && threadIdx.x % 4 == 0) D[row] = sum;
 }
 
-// What both kernels read; dc like c.
-struct AttentionSaved { const real *dc; Heads q, k, v; const wide *lse, *D; };
+// The inputs of both backward kernels.
+struct AttentionSaved {
+    const real *dc;
+    Heads q, k, v;
+    const wide *lse, *D;
+};
 
-// Block (head of a sequence, tile of queries from the last on).
+// The grid is (head of a sequence, tile of queries, the last first).
 template <int QK, int HS>
-static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2) attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
+static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2)
+attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
     typedef AttentionTiles<QK, HS> Tiles;
-    constexpr int STRIPS = Tiles::BACK_STRIPS, COLUMNS = Tiles::BACK_COLUMNS, THREADS = Tiles::BACK_THREADS, OWN = 16 * STRIPS, ROWS = Tiles::BACK_ROWS;
+    constexpr int STRIPS = Tiles::BACK_STRIPS, COLUMNS = Tiles::BACK_COLUMNS;
+    constexpr int THREADS = Tiles::BACK_THREADS, OWN_ROWS = 16 * STRIPS, ROWS = Tiles::BACK_ROWS;
     constexpr int PITCH = TILE_PITCH<QK>, C_PITCH = TILE_PITCH<HS>;
     SHARED_DYNAMIC(real, shared);
     real *q_tile = shared, *dc_tile = q_tile + ROWS * PITCH, *buffer = dc_tile + ROWS * C_PITCH;
-    int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
-    int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own, tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);
+    int lane = threadIdx.x % WARP;
+    int own = threadIdx.x / WARP * OWN_ROWS;  // first row of the warp in the tile
+    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH;
+    int g = h / (s.NH / s.KV);  // its kv head
+    int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own;
+    int tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);  // up to the last row
     HeadRows k_h = head_rows(a.k, b, g, s.T), v_h = head_rows(beside<QK, HS>(a.v, a.k), b, g, s.T);
+    auto begin = [&](int step) {
+        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, k_h, v_h, step * COLUMNS, s.T);
+    };
     Strips<STRIPS, QK> sums = {};
     float lse[STRIPS][2], D[STRIPS][2];
 
     tile_copy<QK, ROWS, THREADS>(q_tile, head_rows(a.q, b, h, s.T), first, s.T);
     tile_copy<HS, ROWS, THREADS>(dc_tile, context_rows<HS>(a.dc, b, h, s), first, s.T);
-    pair_copy<QK, HS, COLUMNS, THREADS>(buffer, 0, k_h, v_h, 0, s.T);
+    begin(0);
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) {
         int t = row0 + 8 * i + lane / 4;
         lse[i / 2][i % 2] = t < s.T ? a.lse[(int64_t)blockIdx.x * s.T + t] : 0;
@@ -325,30 +460,38 @@ static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2
     }
     for (int step = 0; step < tiles; step++) {
         copy_wait<0>();
-        __syncthreads();                                       // this tile is there for all, and all are done with the one before
-        if (step + 1 < tiles) pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step + 1, k_h, v_h, (step + 1) * COLUMNS, s.T);
+        __syncthreads();  // every thread has this tile, and is done with the one before
+        if (step + 1 < tiles) begin(step + 1);
         int key0 = step * COLUMNS;
-        if (row0 >= s.T || key0 >= row0 + OWN) continue;
-        const real *k_tile = half_of<QK, HS, COLUMNS>(buffer, step), *v_tile = k_tile + COLUMNS * PITCH;
+        if (row0 >= s.T || key0 >= row0 + OWN_ROWS) continue;  // nothing to add
+        const real *k_tile = half_of<QK, HS, COLUMNS>(buffer, step);
+        const real *v_tile = k_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
-        rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);
-        rows_by_rows<HS>(ds, dc_tile + own * C_PITCH, v_tile);
+        rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);  // Q K^T
+        rows_by_rows<HS>(ds, dc_tile + own * C_PITCH, v_tile);  // dP = dC V^T
         if (key0 + COLUMNS - 1 > row0) mask<false>(p, row0 - key0);
         UNROLL for (int m = 0; m < STRIPS; m++)
             UNROLL for (int n = 0; n < COLUMNS / 8; n++)
-                UNROLL for (int i = 0; i < 4; i++) ds.v[m][n][i] = exp2_fast(fmaf(p.v[m][n][i], s.log2_scale, -lse[m][i / 2])) * (ds.v[m][n][i] - D[m][i / 2]);
-        sums_by_tile(sums, ds, k_tile);
+                UNROLL for (int i = 0; i < 4; i++) {
+                    float p_i = exp2_fast(fmaf(p.v[m][n][i], s.log2_scale, -lse[m][i / 2]));
+                    ds.v[m][n][i] = p_i * (ds.v[m][n][i] - D[m][i / 2]);
+                }
+        sums_by_tile(sums, ds, k_tile);  // dQ += dS K, scaled at the end
     }
     scale_by(sums, s.scale);
-    rows_store(dq.at + ((int64_t)b * s.T + row0) * dq.ld + h * dq.head, dq.ld, s.T - row0, q_tile + own * PITCH, sums);
+    real *to = dq.at + ((int64_t)b * s.T + row0) * dq.ld + h * dq.head;
+    rows_store(to, dq.ld, s.T - row0, q_tile + own * PITCH, sums);
 }
 
-// P and dS of one tile, keys in rows, in the place of S and dP. Lane i has lse and D of the tile's query i.
-template <int STRIPS, int N> static __device__ inline void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds, float lse, float D, float scale) {
+// S and dP of one tile, keys in rows, become P and dS. Lane i holds lse and D of query i.
+template <int STRIPS, int N>
+static __device__ inline void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds,
+                                              float lse, float D, float scale) {
     UNROLL for (int n = 0; n < N / 8; n++)
         UNROLL for (int j = 0; j < 2; j++) {
             int column = 8 * n + 2 * (threadIdx.x % 4) + j;
-            float lse_t = __shfl_sync(0xffffffffu, lse, column), D_t = __shfl_sync(0xffffffffu, D, column);
+            float lse_t = __shfl_sync(0xffffffffu, lse, column);
+            float D_t = __shfl_sync(0xffffffffu, D, column);
             UNROLL for (int s = 0; s < STRIPS; s++)
                 UNROLL for (int i = j; i < 4; i += 2) {
                     p.v[s][n][i] = exp2_fast(fmaf(p.v[s][n][i], scale, -lse_t));
@@ -357,25 +500,35 @@ template <int STRIPS, int N> static __device__ inline void scores_backward(Strip
         }
 }
 
-// Block (kv head of a sequence, tile of keys). It walks over the query heads of the group, one after the other. Queries from T on are rows of zeros, with lse and
-// D 0: they add nothing.
+// The grid is (kv head of a sequence, tile of keys). A block walks over the query heads of the
+// group, one after the other. Queries from T on are rows of zeros with lse and D 0: they add
+// nothing.
 template <int QK, int HS>
-static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2) attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
+static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2)
+attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     typedef AttentionTiles<QK, HS> Tiles;
-    constexpr int STRIPS = Tiles::BACK_STRIPS, COLUMNS = Tiles::BACK_COLUMNS, THREADS = Tiles::BACK_THREADS, OWN = 16 * STRIPS, ROWS = Tiles::BACK_ROWS;
+    constexpr int STRIPS = Tiles::BACK_STRIPS, COLUMNS = Tiles::BACK_COLUMNS;
+    constexpr int THREADS = Tiles::BACK_THREADS, OWN_ROWS = 16 * STRIPS, ROWS = Tiles::BACK_ROWS;
     constexpr int PITCH = TILE_PITCH<QK>, V_PITCH = TILE_PITCH<HS>;
     static_assert(COLUMNS <= WARP, "a lane has one query's lse and D");
     SHARED_DYNAMIC(real, shared);
     real *k_tile = shared, *v_tile = k_tile + ROWS * PITCH, *buffer = v_tile + ROWS * V_PITCH;
-    int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN, b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
+    int lane = threadIdx.x % WARP;
+    int own = threadIdx.x / WARP * OWN_ROWS;  // first row of the warp in the tile
+    int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
     int first = blockIdx.y * ROWS, row0 = first + own, tiles = CEIL_DIV(s.T - first, COLUMNS);
     Strips<STRIPS, QK> dk_sums = {};
     Strips<STRIPS, HS> dv_sums = {};
-    int h = g * heads, next = first;                           // of the step to come: its head and its first query
-    auto begin = [&](int step) { pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, head_rows(a.q, b, h, s.T), context_rows<HS>(a.dc, b, h, s), next, s.T); };
+    int h = g * heads, next = first;  // of the coming step: its head and its first query
+    auto begin = [&](int step) {
+        HeadRows q_h = head_rows(a.q, b, h, s.T), dc_h = context_rows<HS>(a.dc, b, h, s);
+        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, q_h, dc_h, next, s.T);
+    };
 
-    tile_copy<QK, ROWS, THREADS>(k_tile, head_rows(beside<QK, HS>(a.k, a.q), b, g, s.T), first, s.T);
-    tile_copy<HS, ROWS, THREADS>(v_tile, head_rows(beside<QK, HS>(a.v, a.q), b, g, s.T), first, s.T);
+    HeadRows k_g = head_rows(beside<QK, HS>(a.k, a.q), b, g, s.T);
+    tile_copy<QK, ROWS, THREADS>(k_tile, k_g, first, s.T);
+    HeadRows v_g = head_rows(beside<QK, HS>(a.v, a.q), b, g, s.T);
+    tile_copy<HS, ROWS, THREADS>(v_tile, v_g, first, s.T);
     begin(0);
     for (int step = 0; step < heads * tiles; step++) {
         int query0 = next, t = query0 + lane;
@@ -384,66 +537,95 @@ static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2
         next += COLUMNS;
         if (next >= s.T) next = first, h++;
         copy_wait<0>();
-        __syncthreads();                                       // this tile is there for all, and all are done with the one before
+        __syncthreads();  // every thread has this tile, and is done with the one before
         if (step + 1 < heads * tiles) begin(step + 1);
-        if (row0 >= s.T || query0 + COLUMNS <= row0) continue;
-        const real *q_tile = half_of<QK, HS, COLUMNS>(buffer, step), *dc_tile = q_tile + COLUMNS * PITCH;
+        if (row0 >= s.T || query0 + COLUMNS <= row0) continue;  // nothing to add
+        const real *q_tile = half_of<QK, HS, COLUMNS>(buffer, step);
+        const real *dc_tile = q_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
-        rows_by_rows<QK>(p, k_tile + own * PITCH, q_tile);
-        rows_by_rows<HS>(ds, v_tile + own * V_PITCH, dc_tile);
-        if (query0 < row0 + OWN - 1) mask<true>(p, row0 - query0);
+        rows_by_rows<QK>(p, k_tile + own * PITCH, q_tile);  // K Q^T
+        rows_by_rows<HS>(ds, v_tile + own * V_PITCH, dc_tile);  // dP^T = V dC^T
+        if (query0 < row0 + OWN_ROWS - 1) mask<true>(p, row0 - query0);
         scores_backward(p, ds, lse, D, s.log2_scale);
-        sums_by_tile(dv_sums, p, dc_tile);
-        sums_by_tile(dk_sums, ds, q_tile);
+        sums_by_tile(dv_sums, p, dc_tile);  // dV += P^T dC
+        sums_by_tile(dk_sums, ds, q_tile);  // dK += dS^T Q, scaled at the end
     }
     scale_by(dk_sums, s.scale);
     int64_t row = (int64_t)b * s.T + row0;
-    rows_store(dk.at + row * dk.ld + g * dk.head, dk.ld, s.T - row0, k_tile + own * PITCH, dk_sums);
+    real *dk_to = dk.at + row * dk.ld + g * dk.head;
+    rows_store(dk_to, dk.ld, s.T - row0, k_tile + own * PITCH, dk_sums);
     dv = beside<QK, HS>(dv, dk);
-    rows_store(dv.at + row * dv.ld + g * dv.head, dv.ld, s.T - row0, v_tile + own * V_PITCH, dv_sums);
+    real *dv_to = dv.at + row * dv.ld + g * dv.head;
+    rows_store(dv_to, dv.ld, s.T - row0, v_tile + own * V_PITCH, dv_sums);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ launchers
+// -------------------------------------------------------------------------------------- launchers
 
-template <int QK, int HS> static void attention_forward_launch(real *c, wide *peak, wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
+template <int QK, int HS>
+static void attention_forward_launch(real *c, wide *peak, wide *lse, const Heads qkv[3],
+                                     AttentionShape s, Gpu *gpu) {
     typedef AttentionTiles<QK, HS> Tiles;
     dim3 grid(s.B * s.NH, CEIL_DIV(s.T, Tiles::ROWS));
-    LAUNCH(attention_forward_kernel<QK, HS>, grid, Tiles::THREADS, Tiles::BYTES, gpu->stream, c, peak, lse, qkv[0], qkv[1], qkv[2], s);
+    LAUNCH(attention_forward_kernel<QK, HS>, grid, Tiles::THREADS, Tiles::BYTES, gpu->stream, c,
+           peak, lse, qkv[0], qkv[1], qkv[2], s);
 }
 
-template <int QK, int HS> static void attention_backward_launch(const Heads d[3], AttentionSaved a, AttentionShape s, Gpu *gpu) {
+template <int QK, int HS>
+static void attention_backward_launch(const Heads d[3], AttentionSaved a, AttentionShape s,
+                                      Gpu *gpu) {
     typedef AttentionTiles<QK, HS> Tiles;
     unsigned tiles = CEIL_DIV(s.T, Tiles::BACK_ROWS);
-    LAUNCH(attention_dkv_kernel<QK, HS>, dim3(s.B * s.KV, tiles), Tiles::BACK_THREADS, Tiles::BACK_BYTES, gpu->stream, d[1], d[2], a, s);
-    LAUNCH(attention_dq_kernel<QK, HS>, dim3(s.B * s.NH, tiles), Tiles::BACK_THREADS, Tiles::BACK_BYTES, gpu->stream, d[0], a, s);
+    dim3 keys(s.B * s.KV, tiles), queries(s.B * s.NH, tiles);
+    LAUNCH(attention_dkv_kernel<QK, HS>, keys, Tiles::BACK_THREADS, Tiles::BACK_BYTES, gpu->stream,
+           d[1], d[2], a, s);
+    LAUNCH(attention_dq_kernel<QK, HS>, queries, Tiles::BACK_THREADS, Tiles::BACK_BYTES,
+           gpu->stream, d[0], a, s);
 }
 
-// Every pair of sizes there are kernels for.
-typedef struct AttentionKernels {
+// The head sizes that have kernels.
+struct AttentionKernels {
     int QK, HS, longest;
     void (*forward)(real *c, wide *peak, wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu);
     void (*backward)(const Heads d[3], AttentionSaved a, AttentionShape s, Gpu *gpu);
-} AttentionKernels;
-template <int QK, int HS> static constexpr AttentionKernels attention_kernels_of(void) { return {QK, HS, AttentionTiles<QK, HS>::LONGEST, attention_forward_launch<QK, HS>, attention_backward_launch<QK, HS>}; }
-static const AttentionKernels ATTENTION_KERNELS[] = {attention_kernels_of<32, 32>(), attention_kernels_of<48, 48>(), attention_kernels_of<64, 64>(), attention_kernels_of<96, 96>(),
-                                                     attention_kernels_of<128, 128>(), attention_kernels_of<48, 32>(), attention_kernels_of<96, 64>(), attention_kernels_of<192, 128>()};
+};
+
+template <int QK, int HS> static constexpr AttentionKernels attention_kernels_of(void) {
+    return {QK, HS, AttentionTiles<QK, HS>::LONGEST, attention_forward_launch<QK, HS>,
+            attention_backward_launch<QK, HS>};
+}
+
+static const AttentionKernels ATTENTION_KERNELS[] = {
+    attention_kernels_of<32, 32>(), attention_kernels_of<48, 48>(),
+    attention_kernels_of<64, 64>(), attention_kernels_of<96, 96>(),
+    attention_kernels_of<128, 128>(),
+    attention_kernels_of<48, 32>(), attention_kernels_of<96, 64>(),  // latent attention
+    attention_kernels_of<192, 128>(),
+};
 
 static inline const AttentionKernels *attention_kernels(int QK, int HS) {
     for (const AttentionKernels &kernels : ATTENTION_KERNELS)
         if (kernels.QK == QK && kernels.HS == HS) return &kernels;
-    CHECK(QK == HS, "expected heads of 32, 64 or 128 with --rope-size of half as many on the GPU, found %d and %d\n"
-          "  -> --rope-size %d, and --heads so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS, QK - HS, HS / 2);
-    CHECK(false, "expected heads of 32, 48, 64, 96 or 128 on the GPU, found %d\n  -> --heads, so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS);
+    CHECK(QK == HS,
+          "expected heads of 32, 64 or 128 with --rope-size of half as many on the GPU, "
+          "found %d and %d\n  -> --rope-size %d, and --heads so that width / heads is one of "
+          "these, or make train_gpt DEVICE=cpu", HS, QK - HS, HS / 2);
+    CHECK(false,
+          "expected heads of 32, 48, 64, 96 or 128 on the GPU, found %d\n"
+          "  -> --heads, so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS);
     return nullptr;
 }
 
-// c[B*T, NH*HS]; peak and lse: B*NH*T floats each, lse for backward.
-static inline void attention_forward(real *c, wide *peak, wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
+static inline void attention_forward(real *c, wide *peak, wide *lse, const Heads qkv[3],
+                                     AttentionShape s, Gpu *gpu) {
     attention_kernels(s.QK, s.HS)->forward(c, peak, lse, qkv, s, gpu);
 }
 
-// SETs d: dq, dk and dv, which may not be q, k or v. D: scratch of B*NH*T floats; dc[B*T, NH*HS].
-static inline void attention_backward(const Heads d[3], wide *D, const real *dc, const real *c, const wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
-    LAUNCH(attention_dot_kernel, CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, DOT_THREADS), DOT_THREADS, 0, gpu->stream, D, dc, c, s);
-    attention_kernels(s.QK, s.HS)->backward(d, AttentionSaved{dc, qkv[0], qkv[1], qkv[2], lse, D}, s, gpu);
+// SETs d (dq, dk and dv), which may not be q, k or v. D is scratch.
+static inline void attention_backward(const Heads d[3], wide *D, const real *dc, const real *c,
+                                      const wide *lse, const Heads qkv[3], AttentionShape s,
+                                      Gpu *gpu) {
+    int64_t blocks = CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, DOT_THREADS);
+    LAUNCH(attention_dot_kernel, blocks, DOT_THREADS, 0, gpu->stream, D, dc, c, s);
+    AttentionSaved saved = {dc, qkv[0], qkv[1], qkv[2], lse, D};
+    attention_kernels(s.QK, s.HS)->backward(d, saved, s, gpu);
 }

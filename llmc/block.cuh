@@ -1,14 +1,25 @@
-// block.cuh: the two branches and the block in CUDA. `if constexpr` on the mode's row of modes.h decides which launches a block is made of; kernels never
-// know it. (Outside of this file only nGPT's lengths of 1 are asked for: train_gpt.cu.)
+// block.cuh: one transformer block on the GPU: attention, feed-forward (MLP or experts), and the
+// norms and residual connections around them. This is the only file that branches on the placement
+// of norms: `if constexpr` on a row of modes.h selects the launches; kernels never know the mode.
+// (train_gpt.cu asks only whether nGPT scales matrices to length 1.)
 //
-// What the judge writes as separate steps is fused here, inside a block and never across blocks:
-//   - q, k, v are one product, and gate and up are one: their weights are neighbours in memory;
-//   - norms of q, k, v and RoPE are one kernel (qkv.cuh);
-//   - `out` norm, skip and the norm that follows are one kernel (norm.cuh); where no norm stands next to it, the skip rides in the product as
-//     beta * C, and so does its gradient.
-// Elements moved per token around norms and skips, d = C: PRE forward 2d + 4d + (in the product), backward 4d + 4d; SPAN forward 4d + 4d, backward 3d + 5d.
+//   sublayer      u = in(x)    y = out(F(c u))    s = a skip + y    x' = post(s)
+//   attention     x is the block's input, x' is mid
+//   feed-forward  x is mid, x' is the block's output
 //
-// SET or ADD: every gradient of an activation is SET by the first that writes it; what comes from a second reader is its `add`.
+// The judge (train_gpt.c) writes separate steps. Here they are fused, inside a block and never
+// across blocks:
+//   - q, k and v are one product, and so are gate and up: their weights are neighbors in memory;
+//   - QK norm and RoPE are one kernel (qkv.cuh);
+//   - residual + norm: the `out` norm, the residual add and the norm after it are one kernel
+//     (norm.cuh). Without a norm next to it, the residual rides in a product as beta * C, and so
+//     does its gradient.
+// Values moved per token around norms and residuals, with d = C:
+//   PRE    forward 2d + 4d + (in the product)    backward 4d + 4d
+//   SPAN   forward 4d + 4d                       backward 3d + 5d
+//
+// SET or ADD: the first writer of an activation's gradient SETs it. A second reader of the forward
+// value passes it on as `add`, to be added in the same kernel.
 #pragma once
 #include "attention.cuh"
 #include "decode.cuh"
@@ -23,297 +34,408 @@
 #include "stats.cuh"
 #include "ngpt.cuh"
 
-// What the functions of one block share: its place in the mode, its parameters and activations, and their gradients.
-typedef struct Block {
+struct Block {
     const Model *m;
     const Sizes *s;
-    Place p;
+    Place p;               // the mode's row for this layer
     Params w;
     Grads dw;
-    Acts a, d;
-    KvCache cache;
-    const float2 *rotary;                               // from the position of the first row on
-    wide *router_bias;                                  // the master weights: the steps of the bias are too small for bfloat16
-    float loss_scale;                                   // backward: the gradient of the micro-batch's mean loss, for the router's
+    Acts a, d;             // activations and their gradients
+    KvCache cache;         // sampling; k is NULL in a forward pass over whole sequences
+    const float2 *rotary;  // angles [T, R/2] from the position of the first token on
+    wide *router_bias;     // in float: its steps are too small for bf16
+    float loss_scale;      // backward: d (loss) / d (mean loss of the micro-batch), for the router
     Gpu *gpu;
-} Block;
+};
 
-static inline Norm block_norm(const Block *b, Site site, const real *w, const real *bias, wide *dw, wide *db, wide *mean, wide *rstd) {
-    return Norm{site, w, bias, dw, db, mean, rstd, b->s->n, site.on == L2 ? 1e-12f : (float)b->m->eps};          // of L2 only against 0/0
+static inline Norm block_norm(const Block *b, Site site, const real *w, const real *bias, wide *dw,
+                              wide *db, wide *mean, wide *rstd) {
+    float eps = site.on == L2 ? 1e-12f : (float)b->m->eps;  // L2 only guards against 0/0
+    return Norm{site, w, bias, dw, db, mean, rstd, b->s->n, eps};
 }
-#define NORM(b, slot) block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
 
-// y = N(x) where the slot is filled; otherwise x itself: no call, no copy.
+// The norm in a slot, with its parameters, gradients and saved statistics (fields slot_w, ...).
+#define NORM(b, slot) \
+    block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, \
+               (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
+
+// y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy.
 static inline real *slot_forward(const Norm *norm, real *y, real *x, Gpu *gpu) {
     if (!norm->site.on) return x;
-    AddNorm f = {};
-    f.y = x;
-    f.z = y;
-    f.next = norm;
     if (norm->site.on == SCALE) gain_forward(y, x, norm, gpu);
-    else add_norm_forward(f, gpu);
+    else add_norm_forward({nullptr, y, x, nullptr, 0, nullptr, norm}, gpu);
     return y;
 }
 
-// Gradient of the slot's input: dx = N'(dy; x) + a * add where the slot is filled, otherwise dy itself.
-static inline real *slot_backward(const Norm *norm, real *dx, real *dy, const real *x, Gpu *gpu, const real *add = nullptr, float a = 0) {
+// Gradient of the slot's input: dx = N'(dy; x) + a * add if it holds a norm; otherwise dy itself.
+static inline real *slot_backward(const Norm *norm, real *dx, real *dy, const real *x, Gpu *gpu,
+                                  const real *add = nullptr, float a = 0) {
     if (!norm->site.on) return dy;
-    NormBackward f = {};
-    f.dx = dx;
-    f.dy = dy;
-    f.x = x;
-    f.add = add;
-    f.a = a;
+    NormBackward f = {dx, nullptr, dy, x, add, nullptr, a, 0, 0};
     if (norm->site.on == SCALE) gain_backward(dx, dy, x, norm, gpu);
     else norm_backward(norm, f, gpu);
     return dx;
 }
 
-// s = a * skip + out(y), z = next(s), as one kernel; norms that are off are absent.
-static inline void add_norm(const Block *b, real *s, real *z, const real *y, const real *skip, float a, const Norm *out, const Norm *next) {
-    AddNorm f = {s, z, y, skip, a, out, next};
-    add_norm_forward(f, b->gpu);
+// y [n, out] = c W x for x [n, in].
+static inline LinearShape linear_shape(const Block *b, int out, int in, double c) {
+    return LinearShape{b->s->n, out, in, (float)c};
 }
 
-static inline LinearShape linear_shape(const Block *b, int out, int in, double c) { return LinearShape{b->s->n, out, in, (float)c}; }
+// -------------------------------------------------------------------------------------- attention
+// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + beta * add
+//
+// nGPT's order is N(rope(.)). Latent attention (MLA) makes k and v from a latent of kv_rank
+// channels: W_kvb N(W_kva c u). W_q above W_kva is one product, whose rows are [q | latent |
+// k_rope]; k_rope is the part of k that rotates, one for all heads.
 
-// ------------------------------------------------------------------------------------------------------------------ attention
-// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + beta * add; for L2, N(rope(.))
+static inline QkvShape qkv_shape(const Block *b) {
+    const Model *m = b->m;
+    return {b->s->B, b->s->T, m->NH, m->KV, qk_size(m), rotary_size(m), m->HS, b->rotary};
+}
 
-// Latent attention: k and v are made of W_kvb N([the latent's rows of] W_kva c u), and W_q above W_kva is one product: [q | latent | what turns of k].
-
-static inline QkvShape qkv_shape(const Block *b) { return QkvShape{b->s->B, b->s->T, b->m->NH, b->m->KV, qk_size(b->m), rotary_size(b->m), b->m->HS, b->rotary}; }
-
-// nGPT: q and k have length 1 when they meet, so scores are scaled up, and both read the one gain s_qk.
 static inline AttentionShape attn_shape(const Block *b) {
-    double root = sqrt((double)qk_size(b->m));
-    return attention_shape(b->s->B, b->s->T, b->m->NH, b->m->KV, qk_size(b->m), b->m->HS, b->p.q.on == L2 ? root : 1 / root);
+    const Model *m = b->m;
+    double root = sqrt((double)qk_size(m));
+    // In nGPT q and k have length 1 when they meet, so scores are scaled up.
+    double scale = b->p.q.on == L2 ? root : 1 / root;
+    return attention_shape(b->s->B, b->s->T, m->NH, m->KV, qk_size(m), m->HS, scale);
 }
 
-typedef struct QkvNorms { Norm of[3]; } QkvNorms;
+struct QkvNorms { Norm of[3]; };
+
 static inline QkvNorms qkv_norms(const Block *b) {
     QkvNorms norms = {{NORM(b, q), NORM(b, k), NORM(b, v)}};
-    if (norms.of[1].site.on != L2) return norms;
-    norms.of[1].site.gains = norms.of[0].site.gains;
-    norms.of[1].w = norms.of[0].w;
-    norms.of[1].dw = norms.of[0].dw;
+    Norm *q = &norms.of[0], *k = &norms.of[1];
+    if (k->site.on != L2) return norms;
+    k->site.gains = q->site.gains;  // nGPT: q and k share the gain s_qk
+    k->w = q->w;
+    k->dw = q->dw;
     return norms;
 }
 
-// Where q, k and v lie as products make them; t: activations or their gradients.
-static inline QkvPlaces qkv_made(const Block *b, const Acts *t) {
+// q, k and v as the products write them. t: activations or their gradients.
+static inline QkvPlaces qkv_raw(const Block *b, const Acts *t) {
     const Model *m = b->m;
-    int QK = qk_size(m), ld = qkv_width(m), ld_b = 2 * m->NH * m->HS;
     if (!m->kv_rank) return qkv_row(t->qkv, m->NH, m->KV, m->HS);
-    return {{{t->qkv, ld, QK}, {t->kvb, ld_b, 2 * m->HS}, {t->kvb + m->HS, ld_b, 2 * m->HS}}, {{t->qkv + m->HS, ld, QK}, {t->qkv + ld - m->rope_size, ld, 0}, {}}};
+    // Rows of qkv are [q | latent | k_rope], rows of kvb [k without k_rope | v] for each head.
+    int QK = qk_size(m), ld = qkv_width(m), ld_b = 2 * m->NH * m->HS;
+    Heads q = {t->qkv, ld, QK}, q_rope = {t->qkv + m->HS, ld, QK};
+    Heads k = {t->kvb, ld_b, 2 * m->HS}, k_rope = {t->qkv + ld - m->rope_size, ld, 0};
+    Heads v = {t->kvb + m->HS, ld_b, 2 * m->HS};
+    return {{q, k, v}, {q_rope, k_rope, {}}};
 }
 
-// Where they lie as attention reads them: those with a norm elsewhere, and k where it was put together. There a row has those parts alone.
+// q, k and v as attention reads them. A part with a norm moves to qkvn, and so does the k that
+// latent attention assembles. Rows of qkvn then hold these parts alone.
 static inline QkvPlaces qkv_read(const Block *b, const Acts *t) {
     const Model *m = b->m;
-    QkvPlaces places = qkv_made(b, t), normed = qkv_row(t->qkvn, m->NH, m->KV, m->HS);
-    const int on[3] = {b->p.q.on, b->p.k.on || m->kv_rank, b->p.v.on}, heads[3] = {m->NH, m->KV, m->KV};
+    QkvPlaces places = qkv_raw(b, t), normed = qkv_row(t->qkvn, m->NH, m->KV, m->HS);
+    const int moved[3] = {b->p.q.on, b->p.k.on || m->kv_rank, b->p.v.on};
+    const int heads[3] = {m->NH, m->KV, m->KV};
+    int ld = qkvn_width(m, &b->p);
     for (int part = 0, at = 0; part < 3; part++) {
         int size = part < 2 ? qk_size(m) : m->HS;
-        if (!on[part]) continue;
+        if (!moved[part]) continue;
         places.of[part] = normed.of[part];
         if (!m->kv_rank) continue;
-        places.of[part] = {t->qkvn + at, qkvn_width(m, &b->p), size};
-        places.turned[part] = {t->qkvn + at + m->HS, qkvn_width(m, &b->p), size};
+        places.of[part] = {t->qkvn + at, ld, size};
+        places.turned[part] = {t->qkvn + at + m->HS, ld, size};
         at += heads[part] * size;
     }
     return places;
 }
 
-// The latent in rows of qkv.
-static inline Heads latent_of(const Model *m, const Acts *t) { return Heads{t->qkv + m->NH * qk_size(m), qkv_width(m), m->kv_rank}; }
-
-static inline void attn_branch_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
-    const Model *m = b->m;
-    QkvNorms norms = qkv_norms(b);
-    QkvPlaces made = qkv_made(b, &b->a), read = qkv_read(b, &b->a);
-    Norm nc = NORM(b, ctx), latent = NORM(b, latent);
-    linear_forward(b->a.qkv, u, b->w.wq, b->w.wq_b, nullptr, 0, linear_shape(b, qkv_width(m), m->C, b->p.attn_c), b->gpu);
-    if (m->kv_rank) {
-        latent_norm_forward(Heads{b->a.kvcn, m->kv_rank, m->kv_rank}, latent_of(m, &b->a), &latent, b->gpu);
-        linear_forward(b->a.kvb, b->a.kvcn, b->w.wkvb, nullptr, nullptr, 0, linear_shape(b, 2 * m->NH * m->HS, m->kv_rank, 1), b->gpu);
-    }
-    qkv_forward(&read, &made, norms.of, qkv_shape(b), b->gpu);
-    if (b->cache.k) kv_cache_fill(b->cache, read.of, attn_shape(b), b->gpu);
-    if (b->cache.cached) attention_decode(b->a.c, read.of[0], b->cache, attn_shape(b), b->gpu);
-    else attention_forward(b->a.c, b->a.peak, b->a.lse, read.of, attn_shape(b), b->gpu);
-    real *c = slot_forward(&nc, b->a.cn, b->a.c, b->gpu);
-    linear_forward(y, c, b->w.wo, b->w.wo_b, add, beta, linear_shape(b, m->C, m->NH * m->HS, 1), b->gpu);
+// The latent before its norm (in rows of qkv) and after it.
+static inline Heads latent_raw(const Model *m, const Acts *t) {
+    return Heads{t->qkv + m->NH * qk_size(m), qkv_width(m), m->kv_rank};
 }
 
-// From d.kvb and the heads' gradients of what turns to the rest of d.qkv.
-static inline void latent_backward(const Block *b, Heads turned) {
+static inline Heads latent_normed(const Model *m, const Acts *t) {
+    return Heads{t->kvcn, m->kv_rank, m->kv_rank};
+}
+
+static inline LinearShape latent_shape(const Block *b) {
+    return linear_shape(b, 2 * b->m->NH * b->m->HS, b->m->kv_rank, 1);
+}
+
+static inline void attn_branch_forward(const Block *b, real *y, const real *u, const real *add,
+                                       float beta) {
     const Model *m = b->m;
+    const Acts *a = &b->a;
+    Gpu *gpu = b->gpu;
+    QkvNorms norms = qkv_norms(b);
+    QkvPlaces raw = qkv_raw(b, a), read = qkv_read(b, a);
+    Norm nc = NORM(b, ctx), latent = NORM(b, latent);
+    LinearShape in = linear_shape(b, qkv_width(m), m->C, b->p.attn_c);
+    LinearShape out = linear_shape(b, m->C, m->NH * m->HS, 1);
+    linear_forward(a->qkv, u, b->w.wq, b->w.wq_b, nullptr, 0, in, gpu);  // [q | k | v]
+    if (m->kv_rank) {  // k and v of each head from the latent
+        latent_norm_forward(latent_normed(m, a), latent_raw(m, a), &latent, gpu);
+        linear_forward(a->kvb, a->kvcn, b->w.wkvb, nullptr, nullptr, 0, latent_shape(b), gpu);
+    }
+    qkv_forward(&read, &raw, norms.of, qkv_shape(b), gpu);  // QK norm, RoPE
+    // Sampling: new tokens enter the KV cache. A prompt (nothing cached yet) attends to itself.
+    if (b->cache.k) kv_cache_fill(b->cache, read.of, attn_shape(b), gpu);
+    if (b->cache.cached) attention_decode(a->c, read.of[0], b->cache, attn_shape(b), gpu);
+    else attention_forward(a->c, a->peak, a->lse, read.of, attn_shape(b), gpu);
+    real *c = slot_forward(&nc, a->cn, a->c, gpu);
+    linear_forward(y, c, b->w.wo, b->w.wo_b, add, beta, out, gpu);
+}
+
+// From d.kvb, and the gradient of k_rope for each head, to the rest of d.qkv.
+static inline void latent_backward(const Block *b, Heads dk_rope) {
+    const Model *m = b->m;
+    const Acts *a = &b->a, *d = &b->d;
+    Gpu *gpu = b->gpu;
     Norm latent = NORM(b, latent);
-    LinearShape shape = linear_shape(b, 2 * m->NH * m->HS, m->kv_rank, 1);
-    latent_sum(qkv_made(b, &b->d).turned[1], turned, b->s->n, m->NH, m->rope_size, b->gpu);
-    linear_backward_weight(b->dw.wkvb, nullptr, b->d.kvb, b->a.kvcn, 1, shape, b->gpu);
-    linear_backward_input(b->d.kvcn, b->d.kvb, b->w.wkvb, nullptr, 0, 1, shape, b->gpu);
-    latent_norm_backward(latent_of(m, &b->d), Heads{b->d.kvcn, m->kv_rank, m->kv_rank}, latent_of(m, &b->a), &latent, b->gpu);
+    LinearShape shape = latent_shape(b);
+    latent_sum(qkv_raw(b, d).turned[1], dk_rope, b->s->n, m->NH, m->rope_size, gpu);
+    linear_backward_weight(b->dw.wkvb, nullptr, d->kvb, a->kvcn, 1, shape, gpu);
+    linear_backward_input(d->kvcn, d->kvb, b->w.wkvb, nullptr, 0, 1, shape, gpu);
+    latent_norm_backward(latent_raw(m, d), latent_normed(m, d), latent_raw(m, a), &latent, gpu);
 }
 
 // du = (gradient through the branch) + beta * add
-static inline void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u, const real *add, float beta) {
-    const Model *m = b->m;
-    QkvNorms norms = qkv_norms(b);
-    QkvPlaces made = qkv_made(b, &b->a), read = qkv_read(b, &b->a), dmade = qkv_made(b, &b->d), dread = qkv_read(b, &b->d);
-    Norm nc = NORM(b, ctx);
-    LinearShape in = linear_shape(b, qkv_width(m), m->C, b->p.attn_c), out = linear_shape(b, m->C, m->NH * m->HS, 1);
-    real *dc = nc.site.on ? b->d.cn : b->d.c;
-    linear_backward_weight(b->dw.wo, b->dw.wo_b, dy, nc.site.on ? b->a.cn : b->a.c, 1, out, b->gpu);
-    linear_backward_input(dc, dy, b->w.wo, nullptr, 0, 1, out, b->gpu);
-    dc = slot_backward(&nc, b->d.c, dc, b->a.c, b->gpu);
-    attention_backward(dread.of, b->a.dots, dc, b->a.c, b->a.lse, read.of, attn_shape(b), b->gpu);
-    if (m->kv_rank) dmade.turned[1] = dread.turned[1];          // of each head; they are yet to be added up
-    qkv_backward(&dmade, &dread, &made, norms.of, qkv_shape(b), b->gpu);
-    if (m->kv_rank) latent_backward(b, dread.turned[1]);
-    linear_backward_weight(b->dw.wq, b->dw.wq_b, b->d.qkv, u, 1, in, b->gpu);
-    linear_backward_input(du, b->d.qkv, b->w.wq, add, beta, 1, in, b->gpu);
-}
-
-// ------------------------------------------------------------------------------------------------------------------ ffn
-// y = N_o(W_down act(N_h([W_gate | W_up] c u))) + beta * add, of width p.F: dense, or what all tokens go through beside experts. N_h is SDD's or nGPT's, N_o SDD's.
-// GELU without N_h rides in the products of bf16, forward and backward; in float the library's tanh need not be ours to the last bits.
-
-static inline bool gelu_in_product(const Block *b) { return sizeof(real) == 2 && !b->m->swiglu && !b->p.hidden.on; }
-static inline LinearShape hidden_shape(const Block *b) { return linear_shape(b, b->m->swiglu ? 2 * b->p.F : b->p.F, b->m->C, b->p.ffn_c); }
-
-static inline void mlp_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
-    const Model *m = b->m;
-    Norm nh = NORM(b, hidden), no = NORM(b, shared_out);
-    LinearShape down = linear_shape(b, m->C, b->p.F, 1);
-    if (gelu_in_product(b)) linear_gelu_forward(b->a.h, b->a.gu, u, b->w.wu, b->w.wu_b, hidden_shape(b), b->gpu);
-    else {
-        linear_forward(b->a.gu, u, m->swiglu ? b->w.wg : b->w.wu, m->swiglu ? b->w.wg_b : b->w.wu_b, nullptr, 0, hidden_shape(b), b->gpu);
-        real *gu = slot_forward(&nh, b->a.gun, b->a.gu, b->gpu);
-        activation_forward(b->a.h, gu, b->s->n, b->p.F, m->swiglu, b->gpu);
-    }
-    if (no.site.on) {
-        linear_forward(b->a.sy, b->a.h, b->w.wd, b->w.wd_b, nullptr, 0, down, b->gpu);
-        add_norm(b, y, nullptr, b->a.sy, add, beta, &no, nullptr);
-    } else linear_forward(y, b->a.h, b->w.wd, b->w.wd_b, add, beta, down, b->gpu);
-}
-
-static inline void mlp_backward(const Block *b, real *du, real *dy, const real *u, const real *add, float beta) {
-    const Model *m = b->m;
-    Norm nh = NORM(b, hidden), no = NORM(b, shared_out);
-    LinearShape down = linear_shape(b, m->C, b->p.F, 1);
-    dy = slot_backward(&no, b->d.sy, dy, b->a.sy, b->gpu);
-    linear_backward_weight(b->dw.wd, b->dw.wd_b, dy, b->a.h, 1, down, b->gpu);
-    if (gelu_in_product(b)) linear_gelu_backward_input(b->d.gu, b->a.gu, dy, b->w.wd, down, b->gpu);
-    else {
-        real *dgu = nh.site.on ? b->d.gun : b->d.gu;
-        linear_backward_input(b->d.h, dy, b->w.wd, nullptr, 0, 1, down, b->gpu);
-        activation_backward(dgu, b->d.h, nh.site.on ? b->a.gun : b->a.gu, b->s->n, b->p.F, m->swiglu, b->gpu);
-        slot_backward(&nh, b->d.gu, dgu, b->a.gu, b->gpu);
-    }
-    linear_backward_weight(m->swiglu ? b->dw.wg : b->dw.wu, m->swiglu ? b->dw.wg_b : b->dw.wu_b, b->d.gu, u, 1, hidden_shape(b), b->gpu);
-    linear_backward_input(du, b->d.gu, m->swiglu ? b->w.wg : b->w.wu, add, beta, 1, hidden_shape(b), b->gpu);
-}
-
-// ------------------------------------------------------------------------------------------------------------------ experts
-// y = sum of gate_e expert_e(u) over a token's experts + mlp(u) + beta * add; an expert is N_o(W_down act(N_h([W_gate | W_up] c u))) too (moe.cuh).
-
-static inline RouterShape router_shape(const Block *b) {
-    const Moe *o = &b->m->moe;
-    double layer = o->losses == LOSSES_MEAN ? 1.0 / moe_layers(b->m) : 1, z = o->losses == LOSSES_MEAN ? layer / o->K : layer;
-    return RouterShape{b->s->B, b->s->T, o->E, o->K, o->router, (float)b->p.gate_scale, (float)(layer * o->balance), (float)(layer * o->sequence), (float)(z * o->z)};
-}
-
-static inline Routed routed(const Block *b) {
-    const Acts *a = &b->a;
-    return Routed{a->gate, a->rlse, a->load, a->share, a->choice, a->place, a->start, a->source, a->tiles};
-}
-
-static inline int64_t assigned(const Block *b) { return (int64_t)b->s->n * b->m->moe.K; }
-static inline ExpertRows expert_rows(const Block *b, bool tokens) { return ExpertRows{b->a.start, b->a.tiles, tokens ? b->a.source : nullptr, assigned(b)}; }
-static inline ExpertShape expert_up(const Block *b) { return ExpertShape{b->m->moe.E, b->m->swiglu ? 2 : 1, b->m->F, b->m->C, (float)b->p.ffn_c}; }
-static inline ExpertShape expert_down(const Block *b) { return ExpertShape{b->m->moe.E, 1, b->m->C, b->m->F, 1}; }
-
-static inline Norm expert_norm(const Block *b, Site site, const real *w, wide *dw, wide *rstd) {
-    return Norm{site, w, nullptr, dw, nullptr, nullptr, rstd, assigned(b), (float)b->m->eps, b->a.start, b->m->moe.E};
-}
-#define EXPERT_NORM(b, slot) expert_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->dw.slot##_w, (b)->a.slot##_rstd)
-
-static inline void moe_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
-    const Model *m = b->m;
-    const Acts *a = &b->a;
-    Norm nh = EXPERT_NORM(b, expert_hidden), no = EXPERT_NORM(b, expert_out);
-    Routed o = routed(b);
-    linear_forward_wide(a->rz, u, b->w.router, linear_shape(b, m->moe.E, m->C, b->p.ffn_c), b->gpu);
-    router_forward(&o, a->rz, b->router_bias, router_shape(b), b->gpu);
-    experts_forward(a->xgu, u, m->swiglu ? b->w.xg : b->w.xu, expert_rows(b, true), expert_up(b), b->gpu);
-    activation_forward(a->xh, slot_forward(&nh, a->xgun, a->xgu, b->gpu), assigned(b), m->F, m->swiglu, b->gpu);
-    experts_forward(a->xy, a->xh, b->w.xd, expert_rows(b, false), expert_down(b), b->gpu);
-    const real *rows = slot_forward(&no, a->xyn, a->xy, b->gpu);
-    if (b->p.F) {
-        mlp_forward(b, y, u, add, beta);
-        add = y, beta = 1;
-    }
-    combine(y, rows, a->gate, a->place, add, beta, b->s->n, m->moe.K, m->C, b->gpu);
-}
-
-// du = (gradient through the experts, the router and the mlp) + beta * add
-static inline void moe_backward(const Block *b, real *du, real *dy, const real *u, const real *add, float beta) {
+static inline void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u,
+                                        const real *add, float beta) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
+    Gpu *gpu = b->gpu;
+    QkvNorms norms = qkv_norms(b);
+    QkvPlaces raw = qkv_raw(b, a), read = qkv_read(b, a);
+    QkvPlaces draw = qkv_raw(b, d), dread = qkv_read(b, d);
+    Norm nc = NORM(b, ctx);
+    LinearShape in = linear_shape(b, qkv_width(m), m->C, b->p.attn_c);
+    LinearShape out = linear_shape(b, m->C, m->NH * m->HS, 1);
+    real *dc = nc.site.on ? d->cn : d->c;
+    linear_backward_weight(b->dw.wo, b->dw.wo_b, dy, nc.site.on ? a->cn : a->c, 1, out, gpu);
+    linear_backward_input(dc, dy, b->w.wo, nullptr, 0, 1, out, gpu);
+    dc = slot_backward(&nc, d->c, dc, a->c, gpu);
+    attention_backward(dread.of, a->dots, dc, a->c, a->lse, read.of, attn_shape(b), gpu);
+    // The gradient of k_rope stays per head until latent_backward adds it up.
+    if (m->kv_rank) draw.turned[1] = dread.turned[1];
+    qkv_backward(&draw, &dread, &raw, norms.of, qkv_shape(b), gpu);
+    if (m->kv_rank) latent_backward(b, dread.turned[1]);
+    linear_backward_weight(b->dw.wq, b->dw.wq_b, d->qkv, u, 1, in, gpu);
+    linear_backward_input(du, d->qkv, b->w.wq, add, beta, 1, in, gpu);
+}
+
+// ------------------------------------------------------------------------------------ feed-forward
+// y = N_o(W_down act(N_h([W_gate | W_up] c u))) + beta * add, of width p.F: a dense MLP, or the
+// shared experts. SDD and nGPT have N_h, SDD has N_o. GELU without N_h rides in the products in
+// bf16, forward and backward; in float the library's tanh may differ from ours in the last bits.
+
+static inline bool gelu_in_product(const Block *b) {
+    return sizeof(real) == 2 && !b->m->swiglu && !b->p.hidden.on;
+}
+
+// [W_gate | W_up], or W_up alone.
+struct UpLinear {
+    const real *w, *bias;
+    wide *dw, *db;
+    LinearShape shape;
+};
+
+static inline UpLinear up_linear(const Block *b) {
+    const Params *w = &b->w;
+    const Grads *dw = &b->dw;
+    if (b->m->swiglu) {
+        LinearShape shape = linear_shape(b, 2 * b->p.F, b->m->C, b->p.ffn_c);
+        return {w->wg, w->wg_b, dw->wg, dw->wg_b, shape};
+    }
+    return {w->wu, w->wu_b, dw->wu, dw->wu_b, linear_shape(b, b->p.F, b->m->C, b->p.ffn_c)};
+}
+
+static inline void mlp_forward(const Block *b, real *y, const real *u, const real *add,
+                               float beta) {
+    const Acts *a = &b->a;
+    Gpu *gpu = b->gpu;
+    Norm nh = NORM(b, hidden), no = NORM(b, shared_out);  // N_h, N_o
+    UpLinear up = up_linear(b);
+    LinearShape down = linear_shape(b, b->m->C, b->p.F, 1);
+    if (gelu_in_product(b)) linear_gelu_forward(a->h, a->gu, u, up.w, up.bias, up.shape, gpu);
+    else {
+        linear_forward(a->gu, u, up.w, up.bias, nullptr, 0, up.shape, gpu);
+        real *gu = slot_forward(&nh, a->gun, a->gu, gpu);
+        activation_forward(a->h, gu, b->s->n, b->p.F, b->m->swiglu, gpu);
+    }
+    if (no.site.on) {
+        linear_forward(a->sy, a->h, b->w.wd, b->w.wd_b, nullptr, 0, down, gpu);
+        add_norm_forward({y, nullptr, a->sy, add, beta, &no, nullptr}, gpu);
+    } else linear_forward(y, a->h, b->w.wd, b->w.wd_b, add, beta, down, gpu);
+}
+
+// du = (gradient through the MLP) + beta * add
+static inline void mlp_backward(const Block *b, real *du, real *dy, const real *u, const real *add,
+                                float beta) {
+    const Acts *a = &b->a, *d = &b->d;
+    Gpu *gpu = b->gpu;
+    Norm nh = NORM(b, hidden), no = NORM(b, shared_out);  // N_h, N_o
+    UpLinear up = up_linear(b);
+    LinearShape down = linear_shape(b, b->m->C, b->p.F, 1);
+    dy = slot_backward(&no, d->sy, dy, a->sy, gpu);
+    linear_backward_weight(b->dw.wd, b->dw.wd_b, dy, a->h, 1, down, gpu);
+    if (gelu_in_product(b)) linear_gelu_backward_input(d->gu, a->gu, dy, b->w.wd, down, gpu);
+    else {
+        real *dgu = nh.site.on ? d->gun : d->gu;
+        const real *gu = nh.site.on ? a->gun : a->gu;
+        linear_backward_input(d->h, dy, b->w.wd, nullptr, 0, 1, down, gpu);
+        activation_backward(dgu, d->h, gu, b->s->n, b->p.F, b->m->swiglu, gpu);
+        slot_backward(&nh, d->gu, dgu, a->gu, gpu);
+    }
+    linear_backward_weight(up.dw, up.db, d->gu, u, 1, up.shape, gpu);
+    linear_backward_input(du, d->gu, up.w, add, beta, 1, up.shape, gpu);
+}
+
+// ------------------------------------------------------------------------------ mixture of experts
+// y = sum of gate_e expert_e(u) over the top-k experts of a token + mlp(u) + beta * add. An expert,
+// too, is N_o(W_down act(N_h([W_gate | W_up] c u))) (moe.cuh). mlp is the shared experts, if any.
+
+// --router-losses mean: auxiliary losses are means over the layers, and the z-loss over the top-k
+// too.
+static inline RouterShape router_shape(const Block *b) {
+    const Moe *o = &b->m->moe;
+    const bool mean = o->losses == LOSSES_MEAN;
+    double layer = mean ? 1.0 / moe_layers(b->m) : 1;
+    double z = mean ? layer / o->K : layer;
+    return RouterShape{b->s->B, b->s->T, o->E, o->K, o->router, (float)b->p.gate_scale,
+                       (float)(layer * o->balance), (float)(layer * o->sequence),
+                       (float)(z * o->z)};
+}
+
+// The router's results, for the kernels of moe.cuh.
+static inline Routed routed(const Block *b) {
+    const Acts *a = &b->a;
+    return Routed{a->gate, a->rlse, a->load, a->share, a->choice, a->place, a->start, a->source,
+                  a->tiles};
+}
+
+// Rows of all experts together: each token has one in each of its K experts.
+static inline int64_t assigned(const Block *b) { return (int64_t)b->s->n * b->m->moe.K; }
+
+// tokens: the operand has a row per token, which experts gather through `source`.
+static inline ExpertRows expert_rows(const Block *b, bool tokens) {
+    return {b->a.start, b->a.tiles, tokens ? b->a.source : nullptr, assigned(b)};
+}
+
+// Weights of all experts: [E, 2F, C] or [E, F, C] up, [E, C, F] down.
+static inline ExpertShape expert_up(const Block *b) {
+    const Model *m = b->m;
+    return {m->moe.E, m->swiglu ? 2 : 1, m->F, m->C, (float)b->p.ffn_c};
+}
+
+static inline ExpertShape expert_down(const Block *b) {
+    return {b->m->moe.E, 1, b->m->C, b->m->F, 1};
+}
+
+// A norm over rows sorted by expert, with a gain [width] for each expert.
+#define EXPERT_NORM(b, slot) \
+    Norm{(b)->p.slot, (b)->w.slot##_w, nullptr, (b)->dw.slot##_w, nullptr, nullptr, \
+         (b)->a.slot##_rstd, assigned(b), (float)(b)->m->eps, (b)->a.start, (b)->m->moe.E}
+
+static inline void moe_forward(const Block *b, real *y, const real *u, const real *add,
+                               float beta) {
+    const Model *m = b->m;
+    const Acts *a = &b->a;
+    Gpu *gpu = b->gpu;
     Norm nh = EXPERT_NORM(b, expert_hidden), no = EXPERT_NORM(b, expert_out);
     Routed o = routed(b);
     LinearShape logits = linear_shape(b, m->moe.E, m->C, b->p.ffn_c);
+    const real *up = m->swiglu ? b->w.xg : b->w.xu;
+    linear_forward_wide(a->rz, u, b->w.router, logits, gpu);  // router logits [n, E], in float
+    router_forward(&o, a->rz, b->router_bias, router_shape(b), gpu);  // top-k and its gates
+    // Each expert reads its tokens through `source`, and writes rows sorted by expert.
+    experts_forward(a->xgu, u, up, expert_rows(b, true), expert_up(b), gpu);
+    const real *gu = slot_forward(&nh, a->xgun, a->xgu, gpu);
+    activation_forward(a->xh, gu, assigned(b), m->F, m->swiglu, gpu);
+    experts_forward(a->xy, a->xh, b->w.xd, expert_rows(b, false), expert_down(b), gpu);
+    const real *rows = slot_forward(&no, a->xyn, a->xy, gpu);
+    if (b->p.F) {  // shared experts: y = mlp(u) + beta * add comes first
+        mlp_forward(b, y, u, add, beta);
+        add = y, beta = 1;
+    }
+    combine(y, rows, a->gate, a->place, add, beta, b->s->n, m->moe.K, m->C, gpu);
+}
+
+// du = (gradient through the experts, the router and the MLP) + beta * add
+static inline void moe_backward(const Block *b, real *du, real *dy, const real *u, const real *add,
+                                float beta) {
+    const Model *m = b->m;
+    const Acts *a = &b->a, *d = &b->d;
+    Gpu *gpu = b->gpu;
+    const int n = b->s->n, K = m->moe.K, C = m->C;
+    Norm nh = EXPERT_NORM(b, expert_hidden), no = EXPERT_NORM(b, expert_out);
+    Routed o = routed(b);
+    LinearShape logits = linear_shape(b, m->moe.E, C, b->p.ffn_c);
+    ExpertRows from_tokens = expert_rows(b, true), rows = expert_rows(b, false);
+    const real *y_rows = no.site.on ? a->xyn : a->xy, *gu = nh.site.on ? a->xgun : a->xgu;
     real *drows = no.site.on ? d->xyn : d->xy, *dgu = nh.site.on ? d->xgun : d->xgu;
-    combine_backward(drows, d->gate, dy, no.site.on ? a->xyn : a->xy, a->gate, a->place, b->s->n, m->moe.K, m->C, b->gpu);
-    drows = slot_backward(&no, d->xy, drows, a->xy, b->gpu);
-    experts_backward_weight(b->dw.xd, drows, a->xh, expert_rows(b, false), expert_down(b), b->gpu);
-    experts_backward_input(d->xh, drows, b->w.xd, expert_rows(b, false), expert_down(b), b->gpu);
-    activation_backward(dgu, d->xh, nh.site.on ? a->xgun : a->xgu, assigned(b), m->F, m->swiglu, b->gpu);
-    dgu = slot_backward(&nh, d->xgu, dgu, a->xgu, b->gpu);
-    experts_backward_weight(m->swiglu ? b->dw.xg : b->dw.xu, dgu, u, expert_rows(b, true), expert_up(b), b->gpu);
-    experts_backward_input(a->xdx, dgu, m->swiglu ? b->w.xg : b->w.xu, expert_rows(b, false), expert_up(b), b->gpu);
-    combine(du, a->xdx, nullptr, a->place, add, beta, b->s->n, m->moe.K, m->C, b->gpu);
-    router_backward(a->rdz, d->gate, &o, a->rz, router_shape(b), b->loss_scale, b->gpu);
-    linear_backward_weight(b->dw.router, nullptr, a->rdz, u, 1, logits, b->gpu);
-    linear_backward_input(du, a->rdz, b->w.router, du, 1, 1, logits, b->gpu);
+    // Through the gates, to the rows of the experts and to the gates themselves.
+    combine_backward(drows, d->gate, dy, y_rows, a->gate, a->place, n, K, C, gpu);
+    drows = slot_backward(&no, d->xy, drows, a->xy, gpu);
+    experts_backward_weight(b->dw.xd, drows, a->xh, rows, expert_down(b), gpu);
+    experts_backward_input(d->xh, drows, b->w.xd, rows, expert_down(b), gpu);
+    activation_backward(dgu, d->xh, gu, assigned(b), m->F, m->swiglu, gpu);
+    dgu = slot_backward(&nh, d->xgu, dgu, a->xgu, gpu);
+    // Up: xdx has a row for each assignment; combine adds up those of a token.
+    wide *dup = m->swiglu ? b->dw.xg : b->dw.xu;
+    experts_backward_weight(dup, dgu, u, from_tokens, expert_up(b), gpu);
+    const real *up = m->swiglu ? b->w.xg : b->w.xu;
+    experts_backward_input(a->xdx, dgu, up, rows, expert_up(b), gpu);
+    combine(du, a->xdx, nullptr, a->place, add, beta, n, K, C, gpu);
+    // The router and the shared experts read u too, so they ADD to du.
+    router_backward(a->rdz, d->gate, &o, a->rz, router_shape(b), b->loss_scale, gpu);
+    linear_backward_weight(b->dw.router, nullptr, a->rdz, u, 1, logits, gpu);
+    linear_backward_input(du, a->rdz, b->w.router, du, 1, 1, logits, gpu);
     if (b->p.F) mlp_backward(b, du, dy, u, du, 1);
 }
 
-static inline void ffn_branch_forward(const Block *b, real *y, const real *u, const real *add, float beta) {
+// A layer is dense, or has experts (Place.moe).
+static inline void ffn_branch_forward(const Block *b, real *y, const real *u, const real *add,
+                                      float beta) {
     if (b->p.moe) moe_forward(b, y, u, add, beta);
     else mlp_forward(b, y, u, add, beta);
 }
 
-static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u, const real *add, float beta) {
+static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u,
+                                       const real *add, float beta) {
     if (b->p.moe) moe_backward(b, du, dy, u, add, beta);
     else mlp_backward(b, du, dy, u, add, beta);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the block
-// u = in(x);  y = out(F(c u));  s = a skip + y, or skip + alpha (y - skip);  next = post(s)        (modes.h; x -> mid is attention's sublayer, mid -> x' the ffn's)
+// --------------------------------------------------------------------------------- the nGPT block
+// mid = L2(x + alpha_1 (L2(attention(x)) - x))    x' = L2(mid + alpha_2 (L2(ffn(mid)) - mid))
 
-// nGPT's sublayers: next = post(skip + alpha (out(y) - skip)).
-static inline Interpolation attn_interpolation(const Block *b) { return Interpolation{b->w.attn_alpha, b->dw.attn_alpha, NORM(b, attn_out), NORM(b, attn_post)}; }
-static inline Interpolation ffn_interpolation(const Block *b) { return Interpolation{b->w.ffn_alpha, b->dw.ffn_alpha, NORM(b, ffn_out), NORM(b, ffn_post)}; }
+#define INTERPOLATION(b, sub) \
+    Interpolation{(b)->w.sub##_alpha, (b)->dw.sub##_alpha, NORM(b, sub##_out), NORM(b, sub##_post)}
 
 static inline void interpolated_forward(const Block *b, real *x) {
-    Interpolation attn = attn_interpolation(b), ffn = ffn_interpolation(b);
-    attn_branch_forward(b, b->a.ay, x, nullptr, 0);
-    interpolate_forward(b->a.mid, b->a.ay, x, &attn, b->gpu);
-    ffn_branch_forward(b, b->a.fy, b->a.mid, nullptr, 0);
-    interpolate_forward(b->a.x, b->a.fy, b->a.mid, &ffn, b->gpu);
+    const Acts *a = &b->a;
+    Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
+    attn_branch_forward(b, a->ay, x, nullptr, 0);
+    interpolate_forward(a->mid, a->ay, x, &attn, b->gpu);
+    ffn_branch_forward(b, a->fy, a->mid, nullptr, 0);
+    interpolate_forward(a->x, a->fy, a->mid, &ffn, b->gpu);
 }
 
-// The skip's gradient waits where the branch's is added to it.
+// The gradient of the skip is SET first; the branch then adds its own to it (d.mid, dx).
 static inline void interpolated_backward(const Block *b, real *dx, real *x) {
     const Acts *a = &b->a, *d = &b->d;
-    Interpolation attn = attn_interpolation(b), ffn = ffn_interpolation(b);
+    Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
     interpolate_backward({d->fy, d->mid, d->x, a->x, a->fy, a->mid}, &ffn, b->gpu);
     ffn_branch_backward(b, d->mid, d->fy, a->mid, d->mid, 1);
     interpolate_backward({d->ay, dx, d->mid, a->mid, a->ay, x}, &attn, b->gpu);
     attn_branch_backward(b, dx, d->ay, x, dx, 1);
+}
+
+// -------------------------------------------------------------------------- the block, every mode
+
+// The residual (skip) of a sublayer: its own input, its normed input, or the block's input.
+static inline const real *skip_of(int skip, const real *own, const real *normed,
+                                  const real *block) {
+    if (skip == OWN) return own;
+    return skip == NORMED ? normed : block;
 }
 
 template <int ROW> static void block_forward(const Block *b, real *x) {
@@ -321,43 +443,54 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
     constexpr bool attn_out = r.attn.out || r.sdd, ffn_out = r.ffn.out || r.sdd;
     const Acts *a = &b->a;
     float attn_a = (float)b->p.attn_a, ffn_a = (float)b->p.ffn_a;
-    Norm attn_in = NORM(b, attn_in), out1 = NORM(b, attn_out), post1 = NORM(b, attn_post), ffn_in = NORM(b, ffn_in), out2 = NORM(b, ffn_out), post2 = NORM(b, ffn_post);
+    // Constructing a Norm is free: only those in a slot of this row are used.
+    Norm in1 = NORM(b, attn_in), out1 = NORM(b, attn_out), post1 = NORM(b, attn_post);
+    Norm in2 = NORM(b, ffn_in), out2 = NORM(b, ffn_out), post2 = NORM(b, ffn_post);
 
-    real *u = slot_forward(&attn_in, a->ai, x, b->gpu), *skip = r.attn.skip == NORMED ? u : x;
+    // Attention: from x to mid, and to a->fi = in2(mid) if the MLP has an input norm.
+    real *u = slot_forward(&in1, a->ai, x, b->gpu);
+    const real *skip = skip_of(r.attn.skip, x, u, x);
     if constexpr (attn_out || r.attn.post || r.ffn.in) {
         attn_branch_forward(b, a->ay, u, nullptr, 0);
-        if constexpr (r.attn.post) add_norm(b, a->as, a->mid, a->ay, skip, attn_a, &out1, &post1);
-        else add_norm(b, a->mid, a->fi, a->ay, skip, attn_a, &out1, &ffn_in);
-        if constexpr (r.attn.post && r.ffn.in) slot_forward(&ffn_in, a->fi, a->mid, b->gpu);
-    } else attn_branch_forward(b, a->mid, u, skip, attn_a);
+        // Residual + norm: one kernel norms y, adds the residual, and applies the next norm.
+        AddNorm f = {a->mid, a->fi, a->ay, skip, attn_a, &out1, &in2};
+        if constexpr (r.attn.post) f.s = a->as, f.z = a->mid, f.next = &post1;
+        add_norm_forward(f, b->gpu);
+        if constexpr (r.attn.post && r.ffn.in) slot_forward(&in2, a->fi, a->mid, b->gpu);
+    } else attn_branch_forward(b, a->mid, u, skip, attn_a);  // the product adds the residual
 
+    // Feed-forward: from mid to a->x.
     u = r.ffn.in ? a->fi : a->mid;
-    skip = r.ffn.skip == OWN ? a->mid : r.ffn.skip == NORMED ? u : x;
+    skip = skip_of(r.ffn.skip, a->mid, u, x);
     if constexpr (ffn_out || r.ffn.post) {
         ffn_branch_forward(b, a->fy, u, nullptr, 0);
-        add_norm(b, r.ffn.post ? a->fs : a->x, a->x, a->fy, skip, ffn_a, &out2, &post2);
-    } else ffn_branch_forward(b, a->x, u, skip, ffn_a);
+        real *s = r.ffn.post ? a->fs : a->x;
+        add_norm_forward({s, a->x, a->fy, skip, ffn_a, &out2, &post2}, b->gpu);
+    } else ffn_branch_forward(b, a->x, u, skip, ffn_a);  // the product adds the residual
 }
 
-// The ffn's half: from d.x to d.mid. Returns the gradient of its sum s, which the skip needs.
+// The feed-forward half: from d.x to d.mid. Returns the gradient of its sum s, which the skip
+// needs.
 template <int ROW> static const real *ffn_backward(const Block *b) {
     constexpr Mode r = MODES[ROW];
     const Acts *a = &b->a, *d = &b->d;
     float ffn_a = (float)b->p.ffn_a;
     Norm in = NORM(b, ffn_in), out = NORM(b, ffn_out), post = NORM(b, ffn_post);
-    real *ds = slot_backward(&post, d->fs, d->x, a->fs, b->gpu), *dy = slot_backward(&out, d->fy, ds, a->fy, b->gpu);
+    real *ds = slot_backward(&post, d->fs, d->x, a->fs, b->gpu);  // of s
+    real *dy = slot_backward(&out, d->fy, ds, a->fy, b->gpu);     // of the branch
     if constexpr (r.ffn.in) {
-        constexpr bool normed = r.ffn.skip == NORMED, own = r.ffn.skip == OWN;
-        ffn_branch_backward(b, d->fi, dy, a->fi, normed ? ds : nullptr, normed ? ffn_a : 0);
-        slot_backward(&in, d->mid, d->fi, a->mid, b->gpu, own ? ds : nullptr, own ? ffn_a : 0);
+        const real *normed = r.ffn.skip == NORMED ? ds : nullptr;
+        const real *own = r.ffn.skip == OWN ? ds : nullptr;
+        ffn_branch_backward(b, d->fi, dy, a->fi, normed, ffn_a);
+        slot_backward(&in, d->mid, d->fi, a->mid, b->gpu, own, ffn_a);
     } else {
-        constexpr bool own = r.ffn.skip != BLOCK;
-        ffn_branch_backward(b, d->mid, dy, a->mid, own ? ds : nullptr, own ? ffn_a : 0);
+        const real *own = r.ffn.skip != BLOCK ? ds : nullptr;
+        ffn_branch_backward(b, d->mid, dy, a->mid, own, ffn_a);
     }
     return ds;
 }
 
-// dx: gradient of the block's input; d.x, the gradient of its output, is complete.
+// From d.x, the complete gradient of the block's output, to dx, the gradient of its input.
 template <int ROW> static void block_backward(const Block *b, real *dx, real *x) {
     constexpr Mode r = MODES[ROW];
     constexpr bool block = r.ffn.skip == BLOCK, normed = r.attn.in && r.attn.skip == NORMED;
@@ -365,58 +498,96 @@ template <int ROW> static void block_backward(const Block *b, real *dx, real *x)
     float attn_a = (float)b->p.attn_a, ffn_a = (float)b->p.ffn_a;
     Norm in = NORM(b, attn_in), out = NORM(b, attn_out), post = NORM(b, attn_post);
     const real *ds_ffn = ffn_backward<ROW>(b);
-    real *ds = d->mid;
-    // Where the ffn's skip is the block's input too, dx begins as the sum of both skips' gradients.
+    real *ds = d->mid;  // complete but for the post norm
+
+    // Attention's post norm. If both skips are the block's input, dx starts as the sum of their
+    // gradients.
     constexpr bool both = block && !normed;
     if constexpr (r.attn.post) {
-        NormBackward f = {d->as, both ? dx : nullptr, d->mid, a->as, nullptr, both ? ds_ffn : nullptr, 0, attn_a, ffn_a};
+        NormBackward f = {d->as, both ? dx : nullptr, d->mid, a->as, nullptr,
+                          both ? ds_ffn : nullptr, 0, attn_a, ffn_a};
         norm_backward(&post, f, b->gpu);
         ds = d->as;
-    } else if constexpr (both) scale_add(dx, ds, attn_a, ds_ffn, ffn_a, (int64_t)b->s->n * b->m->C, b->gpu);
+    } else if constexpr (both) {
+        scale_add(dx, ds, attn_a, ds_ffn, ffn_a, (int64_t)b->s->n * b->m->C, b->gpu);
+    }
     real *dy = slot_backward(&out, d->ay, ds, a->ay, b->gpu);
 
+    // The branch, then its input norm; whichever is last adds the gradient of the residual.
     const real *skip = both ? dx : ds;
     float scale = both ? 1 : attn_a;
     if constexpr (normed) {
         attn_branch_backward(b, d->ai, dy, a->ai, ds, attn_a);
-        slot_backward(&in, dx, d->ai, x, b->gpu, block ? ds_ffn : nullptr, block ? ffn_a : 0);
+        slot_backward(&in, dx, d->ai, x, b->gpu, block ? ds_ffn : nullptr, ffn_a);
     } else if constexpr (r.attn.in) {
         attn_branch_backward(b, d->ai, dy, a->ai, nullptr, 0);
         slot_backward(&in, dx, d->ai, x, b->gpu, skip, scale);
     } else attn_branch_backward(b, dx, dy, x, skip, scale);
 }
 
-// --recompute cheap: what costs memory traffic but no product, again.
+// --recompute cheap: recomputes the activations that cost memory traffic but no product.
 static inline void block_recompute(const Block *b, real *x) {
+    const Model *m = b->m;
+    const Acts *a = &b->a;
     Norm attn_in = NORM(b, attn_in), ffn_in = NORM(b, ffn_in);
-    slot_forward(&attn_in, b->a.ai, x, b->gpu);
-    slot_forward(&ffn_in, b->a.fi, b->a.mid, b->gpu);
-    if (b->p.F) activation_forward(b->a.h, b->p.hidden.on ? b->a.gun : b->a.gu, b->s->n, b->p.F, b->m->swiglu, b->gpu);
-    if (b->p.moe) activation_forward(b->a.xh, b->p.expert_hidden.on ? b->a.xgun : b->a.xgu, assigned(b), b->m->F, b->m->swiglu, b->gpu);
+    slot_forward(&attn_in, a->ai, x, b->gpu);
+    slot_forward(&ffn_in, a->fi, a->mid, b->gpu);
+    if (b->p.F) {
+        const real *gu = b->p.hidden.on ? a->gun : a->gu;
+        activation_forward(a->h, gu, b->s->n, b->p.F, m->swiglu, b->gpu);
+    }
+    if (b->p.moe) {
+        const real *gu = b->p.expert_hidden.on ? a->xgun : a->xgu;
+        activation_forward(a->xh, gu, assigned(b), m->F, m->swiglu, b->gpu);
+    }
 }
 
-// Right after a forward, whose buffers still hold this layer: y is what the sum has beyond a skip. x: the block's input.
-static inline void block_watch(const Block *b, LayerSums *sums, const real *x) {
+// Adds this layer's statistics to sums (--norms-every), right after its forward pass, while the
+// buffers still hold this layer. x: the block's input. The kernel takes y as s minus the skip.
+static inline void block_stats(const Block *b, LayerSums *sums, const real *x) {
     const Mode *r = b->p.row;
     const Acts *a = &b->a;
-    const real *attn_skip = r->attn.skip == NORMED && r->attn.in ? a->ai : x;
-    const real *ffn_skip = r->ffn.skip == BLOCK ? x : r->ffn.skip == NORMED && r->ffn.in ? a->fi : a->mid;
-    LayerTensors t = {{r->attn.post ? a->as : a->mid, r->ffn.post ? a->fs : a->x}, {attn_skip, ffn_skip}, a->x, a->peak, {(float)b->p.attn_a, (float)b->p.ffn_a},
-                      (int64_t)b->s->n * b->m->C, (int64_t)b->s->n * b->m->NH, {a->attn_out_rstd, a->ffn_out_rstd}, {b->w.attn_alpha, b->w.ffn_alpha}, b->m->C};
-    if (r->attn.a == LEARNED) t.s[0] = a->ay, t.s[1] = a->fy;
+    const real *attn_u = r->attn.in ? a->ai : x, *ffn_u = r->ffn.in ? a->fi : a->mid;
+    LayerTensors t = {
+        .s = {r->attn.post ? a->as : a->mid, r->ffn.post ? a->fs : a->x},
+        .skip = {skip_of(r->attn.skip, x, attn_u, x), skip_of(r->ffn.skip, a->mid, ffn_u, x)},
+        .x = a->x,
+        .peak = a->peak,
+        .a = {(float)b->p.attn_a, (float)b->p.ffn_a},
+        .size = (int64_t)b->s->n * b->m->C,
+        .rows = (int64_t)b->s->n * b->m->NH,
+        .rstd = {a->attn_out_rstd, a->ffn_out_rstd},
+        .p = {b->w.attn_alpha, b->w.ffn_alpha},
+        .C = b->m->C,
+    };
+    if (r->attn.a == LEARNED) t.s[0] = a->ay, t.s[1] = a->fy;  // nGPT: y itself, not a sum
     layer_sums(sums, t, b->gpu);
 }
 
-// Every row of modes.h as a pair of functions; the row of layer l (Place.row) chooses.
-typedef struct BlockRow { void (*forward)(const Block *b, real *x); void (*backward)(const Block *b, real *dx, real *x); } BlockRow;
-static constexpr bool sub_interpolated(SubMode s) { return !s.in && s.c == ONE && s.out == L2 && s.skip == OWN && s.a == LEARNED && s.post == L2; }
+// ------------------------------------------------------------------------------------- dispatch
+// Every row of modes.h as a pair of functions. Place.row selects the pair of a layer.
+
+struct BlockRow {
+    void (*forward)(const Block *b, real *x);
+    void (*backward)(const Block *b, real *dx, real *x);
+};
+
+// Is this sublayer one of nGPT's?
+static constexpr bool sub_interpolated(SubMode s) {
+    return !s.in && s.c == ONE && s.out == L2 && s.skip == OWN && s.a == LEARNED && s.post == L2;
+}
+
 template <int ROW> static constexpr BlockRow block_row_of(void) {
     constexpr Mode r = MODES[ROW];
-    static_assert(sub_interpolated(r.attn) == sub_interpolated(r.ffn) && sub_interpolated(r.attn) == (r.attn.a == LEARNED || r.ffn.a == LEARNED), "an interpolation of another kind");
-    if constexpr (sub_interpolated(r.attn)) return {interpolated_forward, interpolated_backward};
+    constexpr bool attn = sub_interpolated(r.attn), ffn = sub_interpolated(r.ffn);
+    static_assert(attn == ffn && attn == (r.attn.a == LEARNED || r.ffn.a == LEARNED),
+                  "an interpolation of another kind");
+    if constexpr (attn) return {interpolated_forward, interpolated_backward};
     else return {block_forward<ROW>, block_backward<ROW>};
 }
+
 #define BLOCK_ROW(name, ...) block_row_of<MODE_##name>(),
-static const BlockRow BLOCK_ROWS[] = { {NULL, NULL}, MODE_TABLE(BLOCK_ROW, BLOCK_ROW) };
+static const BlockRow BLOCK_ROWS[] = {{NULL, NULL}, MODE_TABLE(BLOCK_ROW, BLOCK_ROW)};
 #undef BLOCK_ROW
+
 static inline const BlockRow *block_row(const Block *b) { return &BLOCK_ROWS[b->p.row->id]; }

@@ -1,44 +1,66 @@
-// decode.cuh: attention of the newest n rows of one text over the keys and values of all its rows so far (Trainer.extend in judge.h; a batch of one).
+// decode.cuh: attention with a KV cache, for sampling: the n newest tokens of one text attend to
+// the keys and values of all tokens so far (Trainer.decode; a batch of one).
 //
-//   kv_cache_fill           the new rows' k and v, as attention reads them, join those before:  k [T, KV, QK], v [T, KV, HS]
-//   attention_decode    c = softmax(scale q K^T) V, of a query over the keys up to its own position
+//   kv_cache_fill       appends k and v of the new tokens to the KV cache
+//   attention_decode    c = softmax(scale q K^T) V, each query over the keys up to its own position
 //
-// Of a query the past is all there is to read: position * KV (QK + HS) values, once (query heads of a group share theirs in the caches). Computed floor at 4.3 TB/s for GPT-2 124M
-// in bf16 (12 heads of 64) at position 1024: 3.1 MB a layer, 0.7 us; what the new token reads of weights is 14.2 MB a layer, 3.3 us. So time goes to launches and to the
-// latency of loads, and one kernel that needs no second one serves better than keys split over blocks: a block has one head of one query. Its warps take 32 keys each in
-// turn, each with an online softmax of its own, and what they found is put together at the end in the order of the warps: no atomics, the same bits in every run.
-// In a step of a warp a lane has a key (scores), then channels (sums over the 32 values).
+//   cache.k  [T, KV, QK], cache.v  [T, KV, HS]    one layer; k and v after norms and RoPE
+//   cache.cached                                  tokens in the cache before the new ones
+//   q  [n, NH, QK]    c  [n, NH, HS]
+//
+// A query reads the cache once: position * KV (QK + HS) values (the query heads of a group share
+// theirs in the L2 cache). Computed floor at 4.3 TB/s for GPT-2 124M in bf16 (12 heads of 64) at
+// position 1024: 3.1 MB a layer, 0.7 us; the weights of the layer are 14.2 MB, 3.3 us. Launches and
+// the latency of loads dominate, so one kernel is better than keys split over blocks with a second
+// kernel to join them.
+//
+// A block handles one head of one query. Its warps take 32 keys each in turn, with an online
+// softmax per warp. At the end their results are joined in the order of the warps: no atomics, the
+// same bits in every run. In one step of a warp, a lane holds a key (for the scores), then channels
+// (for the sums over the 32 values).
 #pragma once
 #include "gpu.cuh"
 #include "attention.cuh"
 #include "memory.h"
 
-enum { JOIN_THREADS = 128, DECODE_WARPS = 8, DECODE_QK = 192, DECODE_HS = 128 };       // DECODE_QK, DECODE_HS: the largest of ATTENTION_KERNELS
+enum { FILL_THREADS = 128, DECODE_WARPS = 8 };
+enum { DECODE_QK = 192, DECODE_HS = 128 };  // the largest of ATTENTION_KERNELS
 
 // 16 bytes a thread; blockIdx.y is 0 for k, 1 for v.
-static __global__ void __launch_bounds__(JOIN_THREADS) kv_cache_fill_kernel(KvCache cache, Heads k, Heads v, int n, int KV, int QK, int HS) {
+static __global__ void __launch_bounds__(FILL_THREADS)
+kv_cache_fill_kernel(KvCache cache, Heads k, Heads v, int n, int KV, int QK, int HS) {
     Heads from = blockIdx.y ? v : k;
     int size = blockIdx.y ? HS : QK, width = KV * size;
-    int64_t i = (blockIdx.x * (int64_t)JOIN_THREADS + threadIdx.x) * PACK, row = i / width, column = i % width;
+    int64_t i = (blockIdx.x * (int64_t)FILL_THREADS + threadIdx.x) * PACK;
+    int64_t row = i / width, column = i % width;
     if (row >= n) return;
     real *to = (blockIdx.y ? cache.v : cache.k) + (int64_t)cache.cached * width;
-    pack_store(to + i, pack_load(from.at + row * from.ld + column / size * from.head + column % size));
+    pack_store(to + i, pack_load(from.at + row * from.ld + column / size * from.head +
+                                 column % size));
 }
 
 static inline void kv_cache_fill(KvCache cache, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
-    dim3 grid((unsigned)CEIL_DIV((int64_t)s.T * s.KV * s.QK / PACK, JOIN_THREADS), 2);
-    LAUNCH(kv_cache_fill_kernel, grid, JOIN_THREADS, 0, gpu->stream, cache, qkv[1], qkv[2], s.T, s.KV, s.QK, s.HS);
+    dim3 grid((unsigned)CEIL_DIV((int64_t)s.T * s.KV * s.QK / PACK, FILL_THREADS), 2);
+    LAUNCH(kv_cache_fill_kernel, grid, FILL_THREADS, 0, gpu->stream, cache, qkv[1], qkv[2], s.T,
+           s.KV, s.QK, s.HS);
 }
 
-// What a warp has of its keys: the largest score, in base 2, and relative to it the sum of the weights and of the weighted values.
+// A warp's online softmax over its keys: the largest score, in base 2, and relative to it the sum
+// of the weights and of the weighted values.
 struct DecodeSums { float max, sum, c[DECODE_HS]; };
 
-// Block (query, head): of queries a long prompt has more than a grid has in its second direction.
-static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decode_kernel(real *c, Heads q, KvCache cache, AttentionShape s) {
+// The grid is (query, head): its second dimension is too small for the queries of a long prompt.
+static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2)
+attention_decode_kernel(real *c, Heads q, KvCache cache, AttentionShape s) {
     SHARED(float, query, DECODE_QK);
     SHARED(DecodeSums, found, DECODE_WARPS);
-    int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, h = blockIdx.y, t = blockIdx.x, g = h / (s.NH / s.KV), keys = cache.cached + t + 1;
-    if (thread < s.QK) query[thread] = s.log2_scale * to_float(q.at[(int64_t)t * q.ld + h * q.head + thread]);
+    int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
+    int h = blockIdx.y, t = blockIdx.x;
+    int g = h / (s.NH / s.KV);
+    int keys = cache.cached + t + 1;
+    if (thread < s.QK) {
+        query[thread] = s.log2_scale * to_float(q.at[(int64_t)t * q.ld + h * q.head + thread]);
+    }
     __syncthreads();
     float max = -INFINITY, sum = 0, sums[DECODE_HS / WARP] = {};
     for (int first = warp * WARP; first < keys; first += DECODE_WARPS * WARP) {
@@ -49,7 +71,8 @@ static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decod
             for (int i = 0; i < PACK; i++) score += query[x + i] * to_float(k_x.v[i]);
         }
         if (first + lane >= keys) score = -INFINITY;
-        float now = fmaxf(max, warp_max(score)), shrink = exp2_fast(max - now), weight = exp2_fast(score - now);
+        float now = fmaxf(max, warp_max(score));
+        float shrink = exp2_fast(max - now), weight = exp2_fast(score - now);
         max = now;
         sum = sum * shrink + warp_sum(weight);
         UNROLL for (int i = 0; i < DECODE_HS / WARP; i++) sums[i] *= shrink;
@@ -64,17 +87,19 @@ static __global__ void __launch_bounds__(DECODE_WARPS * WARP, 2) attention_decod
     UNROLL for (int i = 0; i < DECODE_HS / WARP; i++) found[warp].c[i * WARP + lane] = sums[i];
     __syncthreads();
     if (thread >= s.HS) return;
-    float most = -INFINITY, total = 0, value = 0;
-    for (int w = 0; w < DECODE_WARPS; w++) most = fmaxf(most, found[w].max);
+    float largest = -INFINITY, total = 0, value = 0;
+    for (int w = 0; w < DECODE_WARPS; w++) largest = fmaxf(largest, found[w].max);
     for (int w = 0; w < DECODE_WARPS; w++) {
-        float shrink = exp2_fast(found[w].max - most);         // 0 of a warp without keys
+        float shrink = exp2_fast(found[w].max - largest);  // 0 for a warp without keys
         total += shrink * found[w].sum;
         value += shrink * found[w].c[thread];
     }
     c[((int64_t)t * s.NH + h) * s.HS + thread] = to_real(value / total);
 }
 
-// c[T, NH * HS], of the T queries at positions cache.cached, cache.cached + 1, ..., whose keys and values have joined the cache.
+// c for the T queries at positions cache.cached, cache.cached + 1, ..., whose keys and values are
+// already in the cache.
 static inline void attention_decode(real *c, Heads q, KvCache cache, AttentionShape s, Gpu *gpu) {
-    LAUNCH(attention_decode_kernel, dim3(s.T, s.NH), DECODE_WARPS * WARP, 0, gpu->stream, c, q, cache, s);
+    dim3 grid(s.T, s.NH);
+    LAUNCH(attention_decode_kernel, grid, DECODE_WARPS * WARP, 0, gpu->stream, c, q, cache, s);
 }

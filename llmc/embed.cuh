@@ -1,49 +1,71 @@
-// embed.cuh: tokens to vectors, and the gradient back to the table.
+// embed.cuh: token and position embedding, and the gradient back to the tables.
 //
-//   e_t = scale * wte[token_t] (+ wpe[t])        dwte[token] += scale * sum of de over its positions        dwpe[t] += sum of de over the sequences
+//   forward    e[b, t] = scale * wte[token[b, t]] (+ wpe[t])
+//   backward   dwte[v] += scale * sum of de over the positions that hold token v
+//              dwpe[t] += sum of de over the sequences b
 //
-// Many positions hold the same token, so the gradient is a sum of rows of de chosen by token. Instead of atomics, whose order changes from run to run, the
-// host sorts the positions of the batch by token (token_groups) while the GPU goes forward, and a block owns the sum of a whole group.
-// Elements moved, and the computed floor at 4.3 TB/s for GPT-2 in bf16 (n = 65536, C = 768):
-//   forward    2C per position: a row of wte, a row of e (wpe stays in the L2 cache)                                       0.047 ms
-//   backward   C per position of de; per token that occurs a row of dwte, float, read and written (here 15,000 tokens)     0.045 ms
-//              with wpe de once more, at most from memory, and T rows of dwpe                                              0.025 ms
+//   e, de    [B, T, C]
+//   wte      [V, C], dwte in float
+//   wpe      [T, C], dwpe in float; nullptr with RoPE
+//   tokens   [B, T] int32, on the device
+//   groups   [2 B T + 2] int32: the positions sorted by token (token_groups), for backward
+//
+// Many positions hold the same token, so dwte is a sum of rows of de for each token. Atomics would
+// change the order of that sum from run to run. Instead the host sorts the positions of the batch
+// by token while the GPU runs the forward pass, and one block owns the sum of a whole group.
+//
+// Values moved, and the computed floor at 4.3 TB/s for GPT-2 in bf16 (n = B T = 65536, C = 768):
+//   forward    2C per position: a row of wte, a row of e (wpe stays in the L2 cache)     0.047 ms
+//   backward   C per position (de), and for each of the 15,000 distinct tokens of this
+//              batch a row of dwte, float, read and written                              0.045 ms
+//              dwpe: de once more, at most from memory, and T rows of dwpe               0.025 ms
 #pragma once
 #include "gpu.cuh"
 
-enum { EMBEDDING_THREADS = 128, GROUP_WARPS = 4, GROUP_STRIP = WARP * PACK, GROUP_BLOCKS = 512, GROUP_LOADS = 8 };
+enum { EMBEDDING_THREADS = 128 };
+enum { GROUP_WARPS = 4, GROUP_STRIP = WARP * PACK, GROUP_BLOCKS = 512, GROUP_LOADS = 8 };
 
-// ------------------------------------------------------------------------------------------------------------------ forward
+// ---------------------------------------------------------------------------------------- forward
 
-// Block (position, part of the row).
+// The grid is (position, part of the row).
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
-embedding_forward_kernel(real *e, const int32_t *tokens, const real *wte, const real *wpe, int T, int C, float scale) {
+embedding_forward_kernel(real *e, const int32_t *tokens, const real *wte, const real *wpe, int T,
+                         int C, float scale) {
     int64_t bt = blockIdx.x, token = tokens[bt];
     int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
     if (i >= C) return;
     Pack w = pack_load(wte + token * C + i), p = {}, out;
     if (wpe) p = pack_load(wpe + bt % T * C + i);
-    for (int k = 0; k < PACK; k++) out.v[k] = to_real(scale * to_float(w.v[k]) + to_float(p.v[k]));
+    for (int k = 0; k < PACK; k++) {
+        out.v[k] = to_real(scale * to_float(w.v[k]) + to_float(p.v[k]));
+    }
     pack_store(e + bt * C + i, out);
 }
 
-// e[B*T, C]; wpe is nullptr where positions are told otherwise (RoPE).
-static inline void embedding_forward(real *e, const int32_t *tokens, const real *wte, const real *wpe, int B, int T, int C, float scale, Gpu *gpu) {
+static inline void embedding_forward(real *e, const int32_t *tokens, const real *wte,
+                                     const real *wpe, int B, int T, int C, float scale, Gpu *gpu) {
     dim3 grid(B * T, CEIL_DIV(C / PACK, EMBEDDING_THREADS));
-    LAUNCH(embedding_forward_kernel, grid, EMBEDDING_THREADS, 0, gpu->stream, e, tokens, wte, wpe, T, C, scale);
+    LAUNCH(embedding_forward_kernel, grid, EMBEDDING_THREADS, 0, gpu->stream, e, tokens, wte, wpe,
+           T, C, scale);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ groups
+// ----------------------------------------------------------------------------------------- groups
 
-// The positions of a batch sorted by token, on the host: [count, start[0..n], order[0..n)], 2n + 2 integers, so that one copy carries all of it. order:
-// positions, grouped by token, ascending inside a group; group u is order[start[u]..start[u + 1]), u < count, and start[count] = n. A radix
-// sort, stable, three digits of 8 bits: tokens are below 2^24, as --vocab is at most. The place of start is free until the end, so the passes go back and forth between the two.
+// Sorts the n positions of a batch by token, on the host. One array holds the result, so one copy
+// takes it to the device:
+//
+//   groups = [count, start[0..n], order[0..n)]     2n + 2 integers
+//   order    positions grouped by token, ascending inside a group
+//   start    group u is order[start[u]..start[u + 1]), for u < count; start[count] = n
+//
+// A stable radix sort of three 8-bit digits: --vocab is at most 2^24. The passes alternate between
+// the places of order and of start, which is not needed before the end.
 static inline void token_groups(int32_t *groups, const int32_t *tokens, int64_t n) {
     int32_t *start = groups + 1, *order = groups + n + 2, count = 0;
     for (int pass = 0; pass < 3; pass++) {
         const int32_t *from = pass == 1 ? order : start;
         int32_t *to = pass == 1 ? start : order;
-        int64_t place[257] = {0};                              // where the next position with this digit goes
+        int64_t place[257] = {0};  // the next free place for each digit
         for (int64_t i = 0; i < n; i++) place[(tokens[i] >> 8 * pass & 255) + 1]++;
         for (int digit = 0; digit < 256; digit++) place[digit + 1] += place[digit];
         for (int64_t i = 0; i < n; i++) {
@@ -57,14 +79,20 @@ static inline void token_groups(int32_t *groups, const int32_t *tokens, int64_t 
     groups[0] = count;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ backward
+// --------------------------------------------------------------------------------------- backward
 
-// sum += rows first, first + step, ... before end, in this order. row(r): where this thread's 16 bytes of row r are. Several loads are in flight at a time;
-// none is conditional, as branches would put them one behind the other: beyond the end the first row of the round is loaded again and added 0 times.
-template <typename Row> static __device__ inline void rows_sum(float sum[PACK], int64_t first, int64_t end, int64_t step, Row row) {
+// sum += rows first, first + step, ... before end, in this order. row(r) points at this thread's 16
+// bytes of row r. GROUP_LOADS loads are in flight at a time. All of them are unconditional, since
+// branches would serialize them: past the end, the first row of the round is loaded again and added
+// 0 times.
+template <typename Row>
+static __device__ inline void rows_sum(float sum[PACK], int64_t first, int64_t end, int64_t step,
+                                       Row row) {
     for (int64_t r = first; r < end; r += GROUP_LOADS * step) {
         Pack x[GROUP_LOADS];
-        for (int j = 0; j < GROUP_LOADS; j++) x[j] = pack_load(row(r + j * step < end ? r + j * step : r));
+        for (int j = 0; j < GROUP_LOADS; j++) {
+            x[j] = pack_load(row(r + j * step < end ? r + j * step : r));
+        }
         for (int j = 0; j < GROUP_LOADS; j++) {
             float count = r + j * step < end ? 1 : 0;
             for (int k = 0; k < PACK; k++) sum[k] += count * to_float(x[j].v[k]);
@@ -72,17 +100,21 @@ template <typename Row> static __device__ inline void rows_sum(float sum[PACK], 
     }
 }
 
-// Block (strip of columns, first group). Of a group's positions warp w adds those with number w, w + GROUP_WARPS, ..., ascending; then the warps' sums are
-// added in the order of the warps: the same bits whatever the grid. A lane holds 16 bytes of the strip.
+// The grid is (strip of columns, first group); a lane holds 16 bytes of the strip. Warp w adds
+// positions w, w + GROUP_WARPS, ... of its group in ascending order. The sums of the warps are then
+// added in the order of the warps, so the grid size does not change a bit.
 static __global__ void __launch_bounds__(GROUP_WARPS * WARP)
-embedding_backward_kernel(wide *dwte, const real *de, const int32_t *tokens, const int32_t *groups, int64_t n, int C, float scale) {
+embedding_backward_kernel(wide *dwte, const real *de, const int32_t *tokens, const int32_t *groups,
+                          int64_t n, int C, float scale) {
     typedef float Strip[GROUP_STRIP];
     SHARED(Strip, partial, GROUP_WARPS);
     const int32_t *start = groups + 1, *order = groups + n + 2;
-    int strip = blockIdx.x * GROUP_STRIP, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, i = strip + lane * PACK;
+    int strip = blockIdx.x * GROUP_STRIP;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, i = strip + lane * PACK;
+    auto row = [=](int64_t r) { return de + (int64_t)order[r] * C + i; };
     for (int u = blockIdx.y; u < groups[0]; u += gridDim.y) {
         float sum[PACK] = {};
-        if (i < C) rows_sum(sum, start[u] + warp, start[u + 1], GROUP_WARPS, [=](int64_t r) { return de + (int64_t)order[r] * C + i; });
+        if (i < C) rows_sum(sum, start[u] + warp, start[u + 1], GROUP_WARPS, row);
         for (int k = 0; k < PACK; k++) partial[warp][lane * PACK + k] = sum[k];
         __syncthreads();
         int64_t token = tokens[order[start[u]]];
@@ -91,12 +123,13 @@ embedding_backward_kernel(wide *dwte, const real *de, const int32_t *tokens, con
             for (int w = 0; w < GROUP_WARPS; w++) total += partial[w][c];
             dwte[token * C + strip + c] += scale * total;
         }
-        __syncthreads();                                       // read by all before the next group is written
+        __syncthreads();  // all threads have read partial before the next group overwrites it
     }
 }
 
-// Block (position in the sequence, part of the row): the sequences in ascending order.
-static __global__ void __launch_bounds__(EMBEDDING_THREADS) position_backward_kernel(wide *dwpe, const real *de, int B, int T, int C) {
+// The grid is (position in the sequence, part of the row). Sequences are added in ascending order.
+static __global__ void __launch_bounds__(EMBEDDING_THREADS)
+position_backward_kernel(wide *dwpe, const real *de, int B, int T, int C) {
     int64_t t = blockIdx.x;
     int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
     if (i >= C) return;
@@ -105,12 +138,18 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS) position_backward_ke
     for (int k = 0; k < PACK; k++) dwpe[t * C + i + k] += sum[k];
 }
 
-// ADDs to dwte[V, C] and, unless nullptr, dwpe[T, C]. tokens and groups: of the same batch, on the device. The launch depends on sizes alone, not on the
-// tokens.
-static inline void embedding_backward(wide *dwte, wide *dwpe, const real *de, const int32_t *tokens, const int32_t *groups, int B, int T, int C, float scale,
+// ADDs to dwte and, unless it is nullptr, to dwpe. tokens and groups belong to the same batch. The
+// launch depends on sizes alone, not on the tokens, so a CUDA graph can replay it.
+static inline void embedding_backward(wide *dwte, wide *dwpe, const real *de, const int32_t *tokens,
+                                      const int32_t *groups, int B, int T, int C, float scale,
                                       Gpu *gpu) {
     int64_t n = (int64_t)B * T;
     dim3 grid(CEIL_DIV(C, GROUP_STRIP), n < GROUP_BLOCKS ? (unsigned)n : (unsigned)GROUP_BLOCKS);
-    LAUNCH(embedding_backward_kernel, grid, GROUP_WARPS * WARP, 0, gpu->stream, dwte, de, tokens, groups, n, C, scale);
-    if (dwpe) LAUNCH(position_backward_kernel, dim3(T, CEIL_DIV(C / PACK, EMBEDDING_THREADS)), EMBEDDING_THREADS, 0, gpu->stream, dwpe, de, B, T, C);
+    LAUNCH(embedding_backward_kernel, grid, GROUP_WARPS * WARP, 0, gpu->stream, dwte, de, tokens,
+           groups, n, C, scale);
+    dim3 positions(T, CEIL_DIV(C / PACK, EMBEDDING_THREADS));
+    if (dwpe) {
+        LAUNCH(position_backward_kernel, positions, EMBEDDING_THREADS, 0, gpu->stream, dwpe, de, B,
+               T, C);
+    }
 }

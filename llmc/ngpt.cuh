@@ -1,27 +1,48 @@
-// ngpt.cuh: what nGPT (Loshchilov et al. 2024) has beside products, q and k: a stream of vectors of length 1, and gains without a norm. Lines of matrices are adamw.cuh's.
+// ngpt.cuh: the layers of nGPT (Loshchilov et al. 2024) whose stream is a vector of length 1: the
+// interpolation in place of a residual, and gains without a norm. Norms of q and k: qkv.cuh; rows
+// of weight matrices scaled to length 1: adamw.cuh.
 //
-//   interpolation (eq 10-11)    t = L2(y)     s = skip + alpha (t - skip)     z = L2(s)            L2(x) = x / |x|,  alpha_i = 0.05 sqrt(C) |p_i|: p starts at 1/sqrt(C)
-//     backward                  ds = L2'(dz; s)     dskip = (1 - alpha) ds     dy = L2'(alpha ds; y)     dp += 0.05 sqrt(C) sign(p) sum over rows of ds (t - skip)
-//   gain (SCALE, modes.h)       y = g x     dx = g dy     dw += scale * sum over rows of dy x            g = scale w
+//   interpolation (eq 10-11), L2(x) = x / |x|
+//     forward    t = L2(y)    s = skip + alpha (t - skip)    z = L2(s)
+//     backward   ds = L2'(dz; s)    dskip = (1 - alpha) ds    dy = L2'(alpha ds; y)
+//                dp += 0.05 sqrt(C) sign(p) * sum over rows of ds (t - skip)
+//     alpha_i = 0.05 sqrt(C) |p_i| for the learned p, which starts at 1/sqrt(C)
 //
-// With xhat = x r, r = (mean(x^2) + eps)^(-1/2), L2(x) = xhat / sqrt(C), and L2'(dy; x) = r (u - xhat mean(u * xhat)) with u = dy / sqrt(C), as in norm.cuh. s is not
-// kept: sqrt(C) z is its xhat. Teams, lines and partial sums are norm.cuh's.
-// Values moved per value of the line, and the computed floor at 4.3 TB/s in bf16 for n = 65536, C = 768:
-//   interpolation   forward 3 (y, skip; z)   0.070 ms     backward 6 (dz, z, y, skip; dy, dskip)   0.141 ms
-//   gain            forward 2                0.047 ms     backward 3 (dy, x; dx)                   0.070 ms
+//   gain (SCALE in modes.h), g = scale w
+//     forward    y = g x
+//     backward   dx = g dy    dw += scale * sum over rows of dy x
+//
+//   y, skip, z      [n, C]
+//   p               [C], dp in float
+//   rstd of y, s    [n] float, saved for backward; s is not saved: its xhat is sqrt(C) z
+//   w               [gains], or [experts, gains]
+//
+// With r = (mean(x^2) + eps)^(-1/2), xhat = x r and u = dy / sqrt(C):  L2(x) = xhat / sqrt(C) and
+// L2'(dy; x) = r (u - xhat mean(u * xhat)). Teams, lines and partial sums are norm.cuh's.
+//
+// Values moved per value of a line, and the computed floor at 4.3 TB/s in bf16, n = 65536, C = 768:
+//   interpolation   forward  3 (y, skip; z)                  0.070 ms
+//                   backward 6 (dz, z, y, skip; dy, dskip)   0.141 ms
+//   gain            forward  2 (x; y)                        0.047 ms
+//                   backward 3 (dy, x; dx)                   0.070 ms
 #pragma once
 #include "norm.cuh"
 
-// ------------------------------------------------------------------------------------------------------------------ interpolation
+// ---------------------------------------------------------------------------------- interpolation
 
-// The learned p, its gradient, and the two norms, L2 of one group without a gain: of y, and of s. They keep rstd.
-typedef struct Interpolation { const real *p; wide *dp; Norm out, post; } Interpolation;
+// The norms of y (out) and of s (post) are L2 with one group and no gain. They save rstd.
+struct Interpolation {
+    const real *p;
+    wide *dp;
+    Norm out, post;
+};
 
 // d alpha / d |p|
 static __device__ inline float alpha_slope(int C) { return 0.05f * sqrtf((float)C); }
 
 template <typename TEAM>
-static __global__ void __launch_bounds__(TEAM::BLOCK, 1) interpolate_forward_kernel(real *z, const real *y, const real *skip, Interpolation f) {
+static __global__ void __launch_bounds__(TEAM::BLOCK, 1)
+interpolate_forward_kernel(real *z, const real *y, const real *skip, Interpolation f) {
     constexpr int N = TEAM::PACKS;
     int column[N], C = f.out.site.width;
     int64_t row = (int64_t)blockIdx.x * TEAM::TEAMS + threadIdx.x / TEAM::THREADS, at = row * C;
@@ -34,7 +55,10 @@ static __global__ void __launch_bounds__(TEAM::BLOCK, 1) interpolate_forward_ker
     Moments m = line_moments<TEAM>(x, column, C, false, f.out.eps);
     UNROLL for (int i = 0; i < N; i++) {
         Floats p = bits_floats(bits_load(f.p, column[i])), skip_i = bits_floats(other[i]);
-        for (int k = 0; k < PACK; k++) x[i].v[k] = skip_i.v[k] + slope * fabsf(p.v[k]) * (unit * m.rstd * x[i].v[k] - skip_i.v[k]);
+        for (int k = 0; k < PACK; k++) {
+            float alpha = slope * fabsf(p.v[k]);
+            x[i].v[k] = skip_i.v[k] + alpha * (unit * m.rstd * x[i].v[k] - skip_i.v[k]);
+        }
     }
     if (column[0] == 0) f.out.rstd[row] = m.rstd;
     m = line_moments<TEAM>(x, column, C, false, f.post.eps);
@@ -45,63 +69,95 @@ static __global__ void __launch_bounds__(TEAM::BLOCK, 1) interpolate_forward_ker
 }
 
 // z may be y or skip.
-static inline void interpolate_forward(real *z, const real *y, const real *skip, const Interpolation *f, Gpu *gpu) {
+static inline void interpolate_forward(real *z, const real *y, const real *skip,
+                                       const Interpolation *f, Gpu *gpu) {
     norm_launch(f->out.site.width, [&](auto team) {
         typedef decltype(team) TEAM;
-        LAUNCH(interpolate_forward_kernel<TEAM>, (unsigned)CEIL_DIV(f->out.n, TEAM::TEAMS), TEAM::BLOCK, 0, gpu->stream, z, y, skip, *f);
+        unsigned blocks = (unsigned)CEIL_DIV(f->out.n, TEAM::TEAMS);
+        LAUNCH(interpolate_forward_kernel<TEAM>, blocks, TEAM::BLOCK, 0, gpu->stream, z, y, skip,
+               *f);
     });
 }
 
-typedef struct InterpolationArrays { real *dy, *dskip; const real *dz, *z, *y, *skip; } InterpolationArrays;
+struct InterpolationArrays {
+    real *dy, *dskip;
+    const real *dz, *z, *y, *skip;
+};
 
-// As norm_backward_kernel: blocks are chunks, partial has a row for each. ds takes dz's registers.
+// ds = L2'(dz; s), in the registers of dz. xhat of s is z / unit.
+template <typename TEAM, int N>
+static __device__ inline void interpolate_ds(Bits (&ds)[N], Bits (&z)[N], float rstd, float unit,
+                                             int C) {
+    float dot = 0;  // of u and xhat
+    UNROLL for (int i = 0; i < N; i++) {
+        Floats dz_i = bits_floats(ds[i]), z_i = bits_floats(z[i]);
+        for (int k = 0; k < PACK; k++) dot += dz_i.v[k] * z_i.v[k];
+    }
+    float mean = team_sum<TEAM>(dot) / C;
+    unpack_again(ds);
+    unpack_again(z);
+    UNROLL for (int i = 0; i < N; i++) {
+        Floats d = bits_floats(ds[i]), z_i = bits_floats(z[i]);
+        for (int k = 0; k < PACK; k++) {
+            d.v[k] = rstd * (unit * d.v[k] - z_i.v[k] / unit * mean);
+        }
+        ds[i] = bits_round(d);
+    }
+}
+
+// Blocks are chunks as in norm_backward_kernel; partial: [chunks, C].
 template <typename TEAM>
-static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1) interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *partial) {
+static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
+interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *partial) {
     constexpr int N = TEAM::PACKS;
-    constexpr bool LATE = TEAM::THREADS > 256;                 // y after ds, where registers are few
+    constexpr bool LATE = TEAM::THREADS > 256;  // registers are few: load y after ds
     int column[N], C = f.out.site.width;
     float slope = alpha_slope(C), unit = (float)f.out.site.scale;
     GainSums sums = gains_begin<TEAM, N>(false);
-    for (int64_t first = (int64_t)blockIdx.x * TEAM::TEAMS; first < f.out.n; first += (int64_t)gridDim.x * TEAM::TEAMS) {
+    for (int64_t first = (int64_t)blockIdx.x * TEAM::TEAMS; first < f.out.n;
+         first += (int64_t)gridDim.x * TEAM::TEAMS) {
         int64_t row = first + threadIdx.x / TEAM::THREADS, at = row * C;
         Bits ds[N], z[N], y[N];
-        float dot = 0;
         line_columns<TEAM>(column, row < f.out.n ? C : 0);
-        UNROLL for (int i = 0; i < N; i++) ds[i] = bits_load(a.dz + at, column[i]), z[i] = bits_load(a.z + at, column[i]);
-        if constexpr (!LATE) UNROLL for (int i = 0; i < N; i++) y[i] = bits_load(a.y + at, column[i]);
-        float rstd_s = column[0] >= 0 ? f.post.rstd[row] : 0, rstd_y = column[0] >= 0 ? f.out.rstd[row] : 0;
         UNROLL for (int i = 0; i < N; i++) {
-            Floats dz_i = bits_floats(ds[i]), z_i = bits_floats(z[i]);
-            for (int k = 0; k < PACK; k++) dot += dz_i.v[k] * z_i.v[k];        // u * xhat
+            ds[i] = bits_load(a.dz + at, column[i]);
+            z[i] = bits_load(a.z + at, column[i]);
+        }
+        auto load_y = [&] {
+            UNROLL for (int i = 0; i < N; i++) y[i] = bits_load(a.y + at, column[i]);
+        };
+        if constexpr (!LATE) load_y();
+        float rstd_s = column[0] >= 0 ? f.post.rstd[row] : 0;
+        float rstd_y = column[0] >= 0 ? f.out.rstd[row] : 0;
+        interpolate_ds<TEAM>(ds, z, rstd_s, unit, C);  // from here on ds, not dz
+        if constexpr (LATE) load_y();
+        float dot = 0;  // of u = alpha ds / sqrt(C) and xhat of y
+        UNROLL for (int i = 0; i < N; i++) {
+            Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]);
+            Floats p = bits_floats(bits_load(f.p, column[i]));
+            for (int k = 0; k < PACK; k++) {
+                dot += unit * slope * fabsf(p.v[k]) * d.v[k] * (y_i.v[k] * rstd_y);
+            }
         }
         float mean = team_sum<TEAM>(dot) / C;
-        unpack_again(ds), unpack_again(z);
-        UNROLL for (int i = 0; i < N; i++) {
-            Floats d = bits_floats(ds[i]), z_i = bits_floats(z[i]);
-            for (int k = 0; k < PACK; k++) d.v[k] = rstd_s * (unit * d.v[k] - z_i.v[k] / unit * mean);
-            ds[i] = bits_round(d);
-        }
-        if constexpr (LATE) UNROLL for (int i = 0; i < N; i++) y[i] = bits_load(a.y + at, column[i]);
-        dot = 0;
-        UNROLL for (int i = 0; i < N; i++) {
-            Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]), p = bits_floats(bits_load(f.p, column[i]));
-            for (int k = 0; k < PACK; k++) dot += unit * slope * fabsf(p.v[k]) * d.v[k] * (y_i.v[k] * rstd_y);
-        }
-        mean = team_sum<TEAM>(dot) / C;
-        unpack_again(ds), unpack_again(y);
+        unpack_again(ds);
+        unpack_again(y);
         UNROLL for (int i = 0; i < N; i++) {
             if (column[i] < 0) continue;
-            Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]), p = bits_floats(bits_load(f.p, column[i])), skip = bits_floats(bits_load(a.skip + at, column[i])), dy, dskip;
-            for (int q = 0; q < QUADS; q++) {
-                Quad sum = sums.w[(i * QUADS + q) * TEAM::BLOCK];
+            Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]);
+            Floats p = bits_floats(bits_load(f.p, column[i]));
+            Floats skip = bits_floats(bits_load(a.skip + at, column[i])), dy, dskip;
+            for (int q = 0; q < SUMS; q++) {
+                Sum4 sum = sums.w[(i * SUMS + q) * TEAM::BLOCK];
                 for (int j = 0; j < 4; j++) {
                     int k = q * 4 + j;
                     float alpha = slope * fabsf(p.v[k]), yhat = y_i.v[k] * rstd_y;
                     dy.v[k] = rstd_y * (unit * alpha * d.v[k] - yhat * mean);
                     dskip.v[k] = (1 - alpha) * d.v[k];
-                    sum.v[j] += (p.v[k] < 0 ? -slope : slope) * d.v[k] * (unit * yhat - skip.v[k]);
+                    float signed_slope = p.v[k] < 0 ? -slope : slope;
+                    sum.v[j] += signed_slope * d.v[k] * (unit * yhat - skip.v[k]);
                 }
-                sums.w[(i * QUADS + q) * TEAM::BLOCK] = sum;
+                sums.w[(i * SUMS + q) * TEAM::BLOCK] = sum;
             }
             pack_store(a.dy + at + column[i], pack_round(dy));
             pack_store(a.dskip + at + column[i], pack_round(dskip));
@@ -113,56 +169,70 @@ static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1) 
 
 // SETs dy and dskip, ADDs to dp. Outputs may be inputs.
 static inline void interpolate_backward(InterpolationArrays a, const Interpolation *f, Gpu *gpu) {
-    int C = f->out.site.width, most = gain_chunks(C, C, gpu);
+    int C = f->out.site.width, max_chunks = gain_chunks(C, C, gpu);
     norm_launch(C, [&](auto team) {
         typedef decltype(team) TEAM;
         int64_t blocks = CEIL_DIV(f->out.n, TEAM::TEAMS);
-        int chunks = blocks < most ? (int)blocks : most;
+        int chunks = blocks < max_chunks ? (int)blocks : max_chunks;
+        size_t shared = gains_bytes<TEAM, TEAM::PACKS>(false);
         PartialList list = {{{f->dp, gpu->scratch, C, chunks}}, 1};
-        LAUNCH(interpolate_backward_kernel<TEAM>, chunks, TEAM::BLOCK, gains_bytes<TEAM, TEAM::PACKS>(false), gpu->stream, a, *f, gpu->scratch);
+        LAUNCH(interpolate_backward_kernel<TEAM>, chunks, TEAM::BLOCK, shared, gpu->stream, a, *f,
+               gpu->scratch);
         partials_add(&list, gpu);
     });
 }
 
-// ------------------------------------------------------------------------------------------------------------------ gains
-// n rows of site.gains values, a gain for each column, those of an expert its own. A thread has 16 bytes of columns in a chunk of the rows, a few of which are in flight
-// at a time.
+// ------------------------------------------------------------------------------------------ gains
+// n rows of site.gains values; a gain for each column, and with experts its own for each expert.
+// A thread handles 16 bytes of columns in one chunk of the rows, with GAIN_LOADS loads in flight.
 
 enum { GAIN_THREADS = 128, GAIN_LOADS = 4 };
 
-typedef struct GainRows { int chunks; dim3 grid; } GainRows;
-typedef struct GainSpan { int64_t first, end; } GainSpan;
+struct GainRows {
+    int chunks;
+    dim3 grid;  // (part of the row, chunk, expert)
+};
+struct GainSpan { int64_t first, end; };
 
+// Chunks of equal numbers of rows, as many as the partial sums have room for.
 static inline GainRows gain_rows(const Norm *gain, Gpu *gpu) {
-    int gains = gain->site.gains, most = gain_chunks(gains, (size_t)norm_gains(gain), gpu);
-    int64_t rows = CEIL_DIV(gain->n, (int64_t)most), chunks = CEIL_DIV(gain->n, rows);
-    return {(int)chunks, dim3(CEIL_DIV(gains / PACK, GAIN_THREADS), (unsigned)chunks, (unsigned)gain->experts)};
+    int gains = gain->site.gains, max_chunks = gain_chunks(gains, (size_t)norm_gains(gain), gpu);
+    int64_t rows = CEIL_DIV(gain->n, (int64_t)max_chunks), chunks = CEIL_DIV(gain->n, rows);
+    dim3 grid(CEIL_DIV(gains / PACK, GAIN_THREADS), (unsigned)chunks, (unsigned)gain->experts);
+    return {(int)chunks, grid};
 }
 
 // The rows of chunk blockIdx.y of expert blockIdx.z.
 static __device__ inline GainSpan gain_span(const Norm &gain) {
-    int64_t begin = gain.start ? gain.start[blockIdx.z] : 0, end = gain.start ? gain.start[blockIdx.z + 1] : gain.n, rows = CEIL_DIV(end - begin, (int64_t)gridDim.y);
+    int64_t begin = gain.start ? gain.start[blockIdx.z] : 0;
+    int64_t end = gain.start ? gain.start[blockIdx.z + 1] : gain.n;
+    int64_t rows = CEIL_DIV(end - begin, (int64_t)gridDim.y);
     int64_t first = begin + blockIdx.y * rows;
     return {first, first + rows < end ? first + rows : end};
 }
 
-static __device__ inline int gain_column(void) { return (blockIdx.x * blockDim.x + threadIdx.x) * PACK; }
+static __device__ inline int gain_column(void) {
+    return (blockIdx.x * blockDim.x + threadIdx.x) * PACK;
+}
 
-// scale * w of the pack at column j
+// g = scale * w, the pack at column j.
 static __device__ inline Floats gain_load(const Norm &gain, int j) {
     Floats g = pack_floats(pack_load(gain.w + (int64_t)blockIdx.z * gain.site.gains + j));
     for (int k = 0; k < PACK; k++) g.v[k] *= (float)gain.site.scale;
     return g;
 }
 
-static __global__ void __launch_bounds__(GAIN_THREADS) gain_forward_kernel(real *y, const real *x, Norm gain) {
+static __global__ void __launch_bounds__(GAIN_THREADS)
+gain_forward_kernel(real *y, const real *x, Norm gain) {
     int j = gain_column(), width = gain.site.gains;
     if (j >= width) return;
     auto [first, end] = gain_span(gain);
     Floats g = gain_load(gain, j);
     for (int64_t i = first; i < end; i += GAIN_LOADS) {
         Bits load[GAIN_LOADS];
-        UNROLL for (int l = 0; l < GAIN_LOADS; l++) load[l] = bits_load(i + l < end ? x + (i + l) * width : nullptr, j);
+        UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
+            load[l] = bits_load(i + l < end ? x + (i + l) * width : nullptr, j);
+        }
         UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
             Floats v = bits_floats(load[l]);
             for (int k = 0; k < PACK; k++) v.v[k] *= g.v[k];
@@ -177,8 +247,9 @@ static inline void gain_forward(real *y, const real *x, const Norm *gain, Gpu *g
     LAUNCH(gain_forward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, y, x, *gain);
 }
 
-// partial: a row of all gains for each chunk.
-static __global__ void __launch_bounds__(GAIN_THREADS) gain_backward_kernel(real *dx, const real *dy, const real *x, Norm gain, float *partial) {
+// partial: [chunks, experts, gains]
+static __global__ void __launch_bounds__(GAIN_THREADS)
+gain_backward_kernel(real *dx, const real *dy, const real *x, Norm gain, float *partial) {
     int j = gain_column(), width = gain.site.gains;
     if (j >= width) return;
     auto [first, end] = gain_span(gain);
@@ -191,7 +262,10 @@ static __global__ void __launch_bounds__(GAIN_THREADS) gain_backward_kernel(real
         }
         UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
             Floats d_l = bits_floats(d[l]), x_l = bits_floats(load[l]);
-            for (int k = 0; k < PACK; k++) sum.v[k] += d_l.v[k] * x_l.v[k], d_l.v[k] *= g.v[k];
+            for (int k = 0; k < PACK; k++) {
+                sum.v[k] += d_l.v[k] * x_l.v[k];
+                d_l.v[k] *= g.v[k];
+            }
             if (i + l < end) pack_store(dx + (i + l) * width + j, pack_round(d_l));
         }
     }
@@ -200,9 +274,11 @@ static __global__ void __launch_bounds__(GAIN_THREADS) gain_backward_kernel(real
 }
 
 // SETs dx, which may be dy, and ADDs to gain->dw.
-static inline void gain_backward(real *dx, const real *dy, const real *x, const Norm *gain, Gpu *gpu) {
+static inline void gain_backward(real *dx, const real *dy, const real *x, const Norm *gain,
+                                 Gpu *gpu) {
     GainRows r = gain_rows(gain, gpu);
     PartialList list = {{{gain->dw, gpu->scratch, norm_gains(gain), r.chunks}}, 1};
-    LAUNCH(gain_backward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, dx, dy, x, *gain, gpu->scratch);
+    LAUNCH(gain_backward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, dx, dy, x, *gain,
+           gpu->scratch);
     partials_add(&list, gpu);
 }

@@ -1,43 +1,65 @@
-// norm.cuh: RMSNorm and LayerNorm with the residual add beside them: one forward and one backward kernel for every placement (modes.h).
+// norm.cuh: RMSNorm and LayerNorm, fused with the residual connection beside them (residual +
+// norm). One forward and one backward kernel serve every normalization placement (modes.h).
 //
-//   RMSNorm (Zhang, Sennrich 2019)      N(x) = g * x r,            r = (mean(x^2) + eps)^(-1/2)
-//   LayerNorm (Ba et al. 2016)          N(x) = g * (x - m) r + b,  m = mean(x), r = (mean((x - m)^2) + eps)^(-1/2)
-//   forward                             t = N_out(y);   s = a skip + t;   z = N_next(s)
-//   backward, xhat = (x - m) r, u = g * dy          N'(dy; x) = r (u - [mean(u)] - xhat mean(u * xhat)), the bracket for LayerNorm only
-//                                       dx = a add + N'(dy; x);   sum = b dx + c other;   dg += dy * xhat;   db += dy
+//   RMSNorm      N(x) = g * x r              r = (mean(x^2) + eps)^(-1/2)
+//   LayerNorm    N(x) = g * (x - m) r + b    m = mean(x), r = (mean((x - m)^2) + eps)^(-1/2)
+//                RMSNorm: Zhang and Sennrich 2019; LayerNorm: Ba et al. 2016
+//   forward    t = N_out(y)    s = a skip + t    z = N_next(s)
+//   backward   with xhat = (x - m) r and u = g * dy:
+//              N'(dy; x) = r (u - [mean(u)] - xhat mean(u * xhat))    [..] for LayerNorm only
+//              dx = a add + N'(dy; x)    sum = b dx + c other    dg += dy * xhat    db += dy
 //
-// Each of n rows holds `groups` groups of `width` values with statistics of their own, here called lines. A team of threads reads a line once, 16 bytes a
-// thread and load, and keeps it in registers for all that follows: the variance is the mean of squared distances from the mean just found. A team is a
-// part of a warp for lines as short as a head, a warp up to 256 loads (2048 values in bf16), the whole block beyond that, up to 16384 values.
+//   x, y, skip, s, z   [n, groups, width]    each group of a row has statistics of its own
+//   g, b               [gains]               gains = width: the groups share one gain; or
+//                                            gains = groups * width: each group has its own
+//   mean, rstd         [n, groups] float     saved for backward; mean for LayerNorm only
 //
-// Values moved per value of the line, and the computed floor at 4.3 TB/s in bf16 for n = 65536, C = 768:
-//   forward   norm alone            2 (y; z)                  0.047 ms      norm after an add  3 (y, skip; z)            0.070      s kept  4   0.094 ms
-//   backward  norm alone            3 (dy, x; dx)             0.070 ms      with an add        4 (dy, x, add; dx)        0.094 ms
-//             with sum              5 (dy, x, add; dx, sum)   0.117 ms      and other          6                         0.141 ms
-// Gains are read from the caches. Their gradients add up in shared memory, then go through gpu->scratch: at most 256 rows of partial sums, 1024 for gains as
-// short as a head's (under 1 % of the bytes above).
+// A *line* is one group of one row. A *team* of threads reads a line once, 16 bytes per thread and
+// load, and keeps it in registers for everything that follows. So the variance is the mean of
+// squared distances from the mean just computed. A team is a part of a warp for lines as short as a
+// head, a warp for up to 256 loads (2048 values in bf16), and a whole block beyond that, up to
+// 16384 values.
+//
+// Values moved per value of a line, and the computed floor at 4.3 TB/s in bf16, n = 65536, C = 768:
+//   forward    norm                  2  (y; z)                   0.047 ms
+//              residual + norm       3  (y, skip; z)             0.070 ms
+//              and s stored          4  (y, skip; s, z)          0.094 ms
+//   backward   norm                  3  (dy, x; dx)              0.070 ms
+//              with an add           4  (dy, x, add; dx)         0.094 ms
+//              and sum               5  (dy, x, add; dx, sum)    0.117 ms
+//              and other             6                           0.141 ms
+// Gains come from the caches. Their gradients accumulate in shared memory and then go through
+// gpu->scratch: at most 256 rows of partial sums, 1024 for gains as short as a head (under 1 % of
+// the bytes above).
 #pragma once
 #include "gpu.cuh"
 #include "modes.h"
 
-// One norm of n rows. The gain is one vector of length site.gains, shared by the groups when gains == width. b == nullptr is RMSNorm.
-// Saved by forward: mean (LayerNorm) and rstd, [n, groups].
-typedef struct Norm {
+// One norm over n rows; site gives width, groups and gains. With experts (moe.cuh) the rows are
+// sorted by expert, and each expert has its own gain.
+struct Norm {
     Site site;
-    const real *w, *b;
-    wide *dw, *db, *mean, *rstd;
+    const real *w, *b;               // gain and bias; b == nullptr: RMSNorm
+    wide *dw, *db;                   // their gradients
+    wide *mean, *rstd;               // saved by forward
     int64_t n;
     float eps;
-    const int32_t *start = nullptr;                            // of `experts`, each with a gain of its own, the first row of each and the end (moe.cuh)
+    const int32_t *start = nullptr;  // [experts + 1] first row of each expert, and the end
     int experts = 1;
-} Norm;
+};
 
-// ------------------------------------------------------------------------------------------------------------------ lines and teams
+// -------------------------------------------------------------------------------- lines and teams
 
-// The lines of a norm as kernels walk them. Groups that share a gain are lines alike; groups with gains of their own are sets, and blockIdx.y is the set.
-// Line (row, set) is number row * sets + set, of the statistics too, and begins at that number times width.
-// Experts have sets of their own, of as many lines as an expert has rows; rows says what is even among them, for a grid whose blocks walk on where it is more.
-typedef struct Lines { int64_t rows; int sets, width; const int32_t *start; } Lines;
+// Lines as the kernels walk them. Groups that share one gain are just more rows. Groups with gains
+// of their own form `sets`, and blockIdx.y is the set. Line (row, set) has number row * sets + set;
+// its values begin at number * width, its statistics at number. Each expert has sets of its own.
+// The rows of an expert vary, so `rows` is the average: it sizes the grid, and the blocks of an
+// expert with more rows loop.
+struct Lines {
+    int64_t rows;
+    int sets, width;
+    const int32_t *start;
+};
 
 static inline Lines norm_lines(const Norm *norm) {
     Site s = norm->site;
@@ -45,52 +67,71 @@ static inline Lines norm_lines(const Norm *norm) {
     if (s.gains == s.width) return {norm->n * s.groups, 1, s.width, nullptr};
     return {norm->n, s.groups, s.width, nullptr};
 }
-static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *norm) { return dim3((unsigned)blocks, lines.sets * norm->experts); }
+
+static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *norm) {
+    return dim3((unsigned)blocks, lines.sets * norm->experts);
+}
+
 static inline int norm_gains(const Norm *norm) { return norm->site.gains * norm->experts; }
 
-// The rows of this block's set, and its place among the sets of a row.
-typedef struct SetRows { int64_t first, end; int set; } SetRows;
+// The rows that blocks of this set walk over, and the set's place among the sets of a row.
+struct SetRows {
+    int64_t first, end;
+    int set;
+};
+
 static __device__ inline SetRows set_rows(const Lines &lines) {
     int set = blockIdx.y, expert = set / lines.sets;
     if (!lines.start) return {0, lines.rows, set};
     return {lines.start[expert], lines.start[expert + 1], set % lines.sets};
 }
 
-// A team: THREADS neighbours of a block share a line, each holding up to PACKS packs of it. A block is TEAMS teams; smaller where a thread holds much, so that the gains'
+// T neighboring threads share a line; each holds up to P packs of 16 bytes of it. A block has TEAMS
+// teams. Blocks are smaller where a thread holds many packs, so that the sums of the gains'
 // gradients fit into the shared memory of smaller GPUs too.
 template <int T, int P, int B = (T > 256 ? T : T <= 32 && P >= 8 ? 128 : 256)> struct Team {
     static constexpr int THREADS = T, PACKS = P, BLOCK = B, TEAMS = BLOCK / T;
 };
 
-// Calls launch with the first of the teams, from narrow to wide, that holds this many packs.
-template <typename First, typename... Wider, typename F> static inline void team_launch(int packs, F launch) {
-    if (packs <= First::THREADS * First::PACKS) launch(First());
+// Calls launch with the first team, from narrow to wide, that holds this many packs.
+template <typename First, typename... Wider, typename F>
+static inline void team_launch(int packs, F launch) {
+    constexpr int HELD = First::THREADS * First::PACKS;
+    if (packs <= HELD) launch(First());
     else if constexpr (sizeof...(Wider) > 0) team_launch<Wider...>(packs, launch);
-    else CHECK(false, "a norm over %d times 16 bytes; the widest team holds %d\n  -> a smaller --width or --ffn", packs, First::THREADS * First::PACKS);
+    else {
+        CHECK(false, "a norm over %d times 16 bytes; the widest team holds %d\n"
+              "  -> a smaller --width or --ffn", packs, HELD);
+    }
 }
 
 template <typename F> static inline void norm_launch(int width, F launch) {
     typedef Team<PACK == 4 ? 512 : 256, 8> Widest;
-    team_launch<Team<8, 1>, Team<16, 1>, Team<32, 1>, Team<32, 2>, Team<32, 3>, Team<32, 4>, Team<32, 6>, Team<32, 8>,
-                Team<256, 2>, Team<256, 4>, Team<256, 8>, Widest>(width / PACK, launch);
+    team_launch<Team<8, 1>, Team<16, 1>, Team<32, 1>, Team<32, 2>, Team<32, 3>, Team<32, 4>,
+                Team<32, 6>, Team<32, 8>, Team<256, 2>, Team<256, 4>, Team<256, 8>, Widest>(
+        width / PACK, launch);
 }
 
-// Over the team, in a fixed order; every thread gets the result. All threads of the block come.
+// Sum over the team in a fixed order. Every thread of the block calls it and gets the result.
 template <typename TEAM> static __device__ inline float team_sum(float x) {
     if constexpr (TEAM::THREADS <= WARP) {
-        for (int lane = TEAM::THREADS / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+        for (int lane = TEAM::THREADS / 2; lane > 0; lane /= 2) {
+            x += __shfl_xor_sync(0xffffffffu, x, lane);
+        }
         return x;
     } else return block_sum(x);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ a line in registers
-// column[i]: where the thread's pack i lies in the line, -1 for none. A team without a line (width 0) has no columns: it takes part in sums, and reads
-// and writes nothing. Packs that lie nowhere hold zeros.
+// ----------------------------------------------------------------------------- a line in registers
+// A thread holds packs 0, 1, ... of its line; column[i] is the place of pack i in the line, -1 for
+// none. Packs without a place hold zeros. A team without a line (width 0) has no columns: it takes
+// part in the sums, and reads and writes nothing.
 
-struct Floats { float v[PACK]; };                              // a pack unpacked
-struct alignas(16) Bits { uint32_t v[4]; };                    // a pack that waits: in four registers, where a Pack in bf16 would take one a value
+struct Floats { float v[PACK]; };            // a pack, unpacked
+struct alignas(16) Bits { uint32_t v[4]; };  // a pack, kept packed: in bf16 half the registers
 
-template <typename TEAM> static __device__ inline void line_columns(int (&column)[TEAM::PACKS], int width) {
+template <typename TEAM>
+static __device__ inline void line_columns(int (&column)[TEAM::PACKS], int width) {
     UNROLL for (int i = 0; i < TEAM::PACKS; i++) {
         int c = (i * TEAM::THREADS + threadIdx.x % TEAM::THREADS) * PACK;
         column[i] = c < width ? c : -1;
@@ -103,7 +144,7 @@ static __device__ inline Floats pack_floats(const Pack &x) {
     return y;
 }
 
-// Two at a time, for which there is an instruction.
+// Rounds two values at a time: bf16 has an instruction for pairs.
 static __device__ inline Pack pack_round(const Floats &x) {
     Pack y;
     for (int k = 0; k < PACK; k += 2) {
@@ -116,16 +157,20 @@ static __device__ inline Pack pack_round(const Floats &x) {
     return y;
 }
 
-template <int N> static __device__ inline void line_load(Floats (&x)[N], const real *from, const int (&column)[N]) {
-    UNROLL for (int i = 0; i < N; i++) x[i] = column[i] >= 0 ? pack_floats(pack_load(from + column[i])) : Floats{};
+template <int N>
+static __device__ inline void line_load(Floats (&x)[N], const real *from, const int (&column)[N]) {
+    UNROLL for (int i = 0; i < N; i++) {
+        x[i] = column[i] >= 0 ? pack_floats(pack_load(from + column[i])) : Floats{};
+    }
 }
 
-template <int N> static __device__ inline void line_store(real *to, const Floats (&x)[N], const int (&column)[N]) {
+template <int N>
+static __device__ inline void line_store(real *to, const Floats (&x)[N], const int (&column)[N]) {
     UNROLL for (int i = 0; i < N; i++)
         if (column[i] >= 0) pack_store(to + column[i], pack_round(x[i]));
 }
 
-// The pack at this column; zeros where there is none, or nothing to load from.
+// The pack at this column; zeros for column -1, or if from is nullptr.
 static __device__ inline Bits bits_load(const real *from, int column) {
     return from && column >= 0 ? words_load<Bits>(from + column) : Bits{};
 }
@@ -143,18 +188,12 @@ static __device__ inline Floats bits_floats(const Bits &x) {
     return pack_floats(pack);
 }
 
-// x += a y
-template <int N> static __device__ inline void line_add(Floats (&x)[N], float a, const real *y, const int (&column)[N]) {
-    Floats more[N];
-    line_load(more, y, column);
-    UNROLL for (int i = 0; i < N; i++)
-        for (int k = 0; k < PACK; k++) x[i].v[k] += a * more[i].v[k];
-}
+struct Moments { float mean, rstd; };
 
-typedef struct Moments { float mean, rstd; } Moments;
-
+// Mean (0 unless centered) and reciprocal standard deviation of a line.
 template <typename TEAM, int N>
-static __device__ inline Moments line_moments(const Floats (&x)[N], const int (&column)[N], int width, bool centered, float eps) {
+static __device__ inline Moments line_moments(const Floats (&x)[N], const int (&column)[N],
+                                              int width, bool centered, float eps) {
     float mean = 0, square = 0;
     if (centered) {
         UNROLL for (int i = 0; i < N; i++)
@@ -167,139 +206,191 @@ static __device__ inline Moments line_moments(const Floats (&x)[N], const int (&
     return {mean, rsqrtf(team_sum<TEAM>(square) / width + eps)};
 }
 
-// What forward kept of a line.
-template <int N> static __device__ inline Moments line_kept(const Norm &norm, int64_t line, const int (&column)[N]) {
+// The moments that forward saved.
+template <int N>
+static __device__ inline Moments line_kept(const Norm &norm, int64_t line, const int (&column)[N]) {
     return {norm.b && column[0] >= 0 ? norm.mean[line] : 0, column[0] >= 0 ? norm.rstd[line] : 0};
 }
 
-// x = N(x) with the gain scale * w; line and set as in Lines. One thread keeps the statistics.
+// x = N(x) with gain scale * w; line and set as in Lines. One thread saves the statistics.
 template <typename TEAM, int N>
-static __device__ inline void line_normalize(Floats (&x)[N], const int (&column)[N], const Norm &norm, int64_t line, int set, float scale = 1) {
+static __device__ inline void line_normalize(Floats (&x)[N], const int (&column)[N],
+                                             const Norm &norm, int64_t line, int set,
+                                             float scale = 1) {
     int width = norm.site.width;
     const real *w = norm.w + set * width, *b = norm.b ? norm.b + set * width : nullptr;
     Moments m = line_moments<TEAM>(x, column, width, b != nullptr, norm.eps);
     UNROLL for (int i = 0; i < N; i++) {
         if (column[i] < 0) continue;
-        Floats gain = pack_floats(pack_load(w + column[i])), bias = b ? pack_floats(pack_load(b + column[i])) : Floats{};
-        for (int k = 0; k < PACK; k++) x[i].v[k] = scale * gain.v[k] * ((x[i].v[k] - m.mean) * m.rstd) + bias.v[k];
+        Floats gain = pack_floats(pack_load(w + column[i]));
+        Floats bias = b ? pack_floats(pack_load(b + column[i])) : Floats{};
+        for (int k = 0; k < PACK; k++) {
+            x[i].v[k] = scale * gain.v[k] * ((x[i].v[k] - m.mean) * m.rstd) + bias.v[k];
+        }
     }
     if (column[0] != 0) return;
     norm.rstd[line] = m.rstd;
     if (b) norm.mean[line] = m.mean;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ forward
+// ---------------------------------------------------------------------------------------- forward
 
-// t = out ? N_out(y) : y;   s = skip ? a skip + t : t;   z = next ? N_next(s) : none. A norm that is off counts as absent; at least one is given and says n and
-// the width. s is kept where s != nullptr. z and the gradient know s as it is stored, so z normalizes s rounded to `real`, kept or not. Outputs may be inputs.
-typedef struct AddNorm {
+// Residual + norm:  t = N_out(y)    s = a skip + t    z = N_next(s)
+// A norm that is nullptr or off is skipped, and so is the residual if skip is nullptr. At least one
+// norm is given (it says n and width). s is stored unless nullptr. Backward reads s as stored, so z
+// normalizes s rounded to `real`, whether it is stored or not. Outputs may be inputs.
+struct AddNorm {
     real *s, *z;
     const real *y, *skip;
     float a;
     const Norm *out, *next;
-} AddNorm;
+};
 
 template <typename TEAM>
-static __global__ void __launch_bounds__(TEAM::BLOCK, 1) add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
-    int column[TEAM::PACKS], set = blockIdx.y;
+static __global__ void __launch_bounds__(TEAM::BLOCK, 1)
+add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
+    constexpr int N = TEAM::PACKS;
+    int column[N], set = blockIdx.y;
     SetRows rows = set_rows(lines);
-    for (int64_t first = rows.first + (int64_t)blockIdx.x * TEAM::TEAMS; first < rows.end; first += (int64_t)gridDim.x * TEAM::TEAMS) {
-        int64_t row = first + threadIdx.x / TEAM::THREADS, line = row * lines.sets + rows.set, at = line * lines.width;
-        Floats x[TEAM::PACKS];
+    for (int64_t first = rows.first + (int64_t)blockIdx.x * TEAM::TEAMS; first < rows.end;
+         first += (int64_t)gridDim.x * TEAM::TEAMS) {
+        int64_t row = first + threadIdx.x / TEAM::THREADS;
+        int64_t line = row * lines.sets + rows.set, at = line * lines.width;
+        Floats x[N], skip[N];
         line_columns<TEAM>(column, row < rows.end ? lines.width : 0);
         line_load(x, f.y + at, column);
         if (out.site.on) line_normalize<TEAM>(x, column, out, line, set);
-        if (f.skip) line_add(x, f.a, f.skip + at, column);
+        if (f.skip) {
+            line_load(skip, f.skip + at, column);
+            UNROLL for (int i = 0; i < N; i++)
+                for (int k = 0; k < PACK; k++) x[i].v[k] += f.a * skip[i].v[k];
+        }
         if (f.s) line_store(f.s + at, x, column);
         if (!next.site.on) continue;
-        UNROLL for (int i = 0; i < TEAM::PACKS; i++) x[i] = pack_floats(pack_round(x[i]));
+        UNROLL for (int i = 0; i < N; i++) x[i] = pack_floats(pack_round(x[i]));
         line_normalize<TEAM>(x, column, next, line, set);
         line_store(f.z + at, x, column);
     }
 }
 
-// out[i] = a x[i] + b y[i]; y == nullptr leaves it out.
-static __global__ void __launch_bounds__(256) scale_add_kernel(real *out, const real *x, float a, const real *y, float b, int64_t packs) {
+// out[i] = a x[i] + b y[i]; without the second term if y == nullptr.
+static __global__ void __launch_bounds__(256)
+scale_add_kernel(real *out, const real *x, float a, const real *y, float b, int64_t packs) {
     int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= packs) return;
-    Floats v = pack_floats(pack_load(x + at * PACK)), other = y ? pack_floats(pack_load(y + at * PACK)) : Floats{};
+    Floats v = pack_floats(pack_load(x + at * PACK));
+    Floats other = y ? pack_floats(pack_load(y + at * PACK)) : Floats{};
     for (int k = 0; k < PACK; k++) v.v[k] = a * v.v[k] + b * other.v[k];
     pack_store(out + at * PACK, pack_round(v));
 }
 
-// For the few places where nothing else is near. count: a multiple of 8; out may be x or y.
-static inline void scale_add(real *out, const real *x, float a, const real *y, float b, int64_t count, Gpu *gpu) {
+// The residual add alone, where no norm or product stands next to it. count: values, a multiple of
+// 8; out may be x or y.
+static inline void scale_add(real *out, const real *x, float a, const real *y, float b,
+                             int64_t count, Gpu *gpu) {
     int64_t packs = count / PACK;
-    LAUNCH(scale_add_kernel, (unsigned)CEIL_DIV(packs, 256), 256, 0, gpu->stream, out, x, a, y, b, packs);
+    unsigned blocks = (unsigned)CEIL_DIV(packs, 256);
+    LAUNCH(scale_add_kernel, blocks, 256, 0, gpu->stream, out, x, a, y, b, packs);
 }
 
 static inline void add_norm_forward(AddNorm f, Gpu *gpu) {
-    const Norm *shape = f.next && f.next->site.on ? f.next : f.out && f.out->site.on ? f.out : nullptr;
-    if (!shape) {                                              // an add and no norm
-        const Norm *given = f.next ? f.next : f.out;
-        return scale_add(f.s, f.y, 1, f.skip, f.a, given->n * given->site.groups * given->site.width, gpu);
-    }
     Norm none = {}, out = f.out ? *f.out : none, next = f.next ? *f.next : none;
-    CHECK(!(out.site.on && next.site.on) || (out.n == next.n && out.site.gains == next.site.gains && out.site.groups * next.site.groups == 1),
-          "two norms of one kernel differ: [%ld, %d] and [%ld, %d]", (long)out.n, out.site.gains, (long)next.n, next.site.gains);
+    if (!out.site.on && !next.site.on) {
+        const Norm *given = f.next ? f.next : f.out;
+        int64_t count = given->n * given->site.groups * given->site.width;
+        return scale_add(f.s, f.y, 1, f.skip, f.a, count, gpu);
+    }
+    CHECK(!(out.site.on && next.site.on) ||
+          (out.n == next.n && out.site.gains == next.site.gains &&
+           out.site.groups * next.site.groups == 1),
+          "two norms of one kernel differ: [%ld, %d] and [%ld, %d]", (long)out.n, out.site.gains,
+          (long)next.n, next.site.gains);
+    const Norm *shape = next.site.on ? &next : &out;
     Lines lines = norm_lines(shape);
     norm_launch(lines.width, [&](auto team) {
         typedef decltype(team) TEAM;
-        LAUNCH(add_norm_forward_kernel<TEAM>, lines_grid(CEIL_DIV(lines.rows, TEAM::TEAMS), lines, shape), TEAM::BLOCK, 0, gpu->stream, f, out, next, lines);
+        dim3 grid = lines_grid(CEIL_DIV(lines.rows, TEAM::TEAMS), lines, shape);
+        LAUNCH(add_norm_forward_kernel<TEAM>, grid, TEAM::BLOCK, 0, gpu->stream, f, out, next,
+               lines);
     });
 }
 
-// ------------------------------------------------------------------------------------------------------------------ gradients of gains and biases
-// Blocks of a backward kernel are chunks: each takes a fixed set of lines, and each thread sums the gradients of the columns it holds, in shared memory of its
-// own. At the end the teams of a block add up in order, each block leaves one row of partial sums, and a second kernel adds these in order.
+// ------------------------------------------------------------------- gradients of gains and biases
+// The blocks of a backward kernel are *chunks*: each takes a fixed set of lines. A thread sums the
+// gradients of its columns in shared memory of its own. At the end the teams of a block add up in
+// order, each block writes one row of partial sums, and a second kernel adds these rows in order.
+// There are no atomics, so the same bits come out in every run.
 
-// Most chunks for a gain: few where it is long and partial sums cost bytes; more for a head's, whose short lines want many blocks. As many as scratch has room
-// for, `each` floats for one chunk. The number depends on shapes and scratch, never on the device.
+// The largest number of chunks for a gain: few for long gains, whose partial sums cost bytes, more
+// for a head's gain, whose short lines need many blocks. Scratch must hold them, `each` floats per
+// chunk. The number depends on shapes and scratch alone, never on the device.
 static inline int gain_chunks(int gains, size_t each, const Gpu *gpu) {
     size_t chunks = gains <= 256 ? 1024 : 256;
     while (chunks * each > gpu->scratch_size) chunks /= 2;
-    CHECK(chunks > 0, "scratch of %zu floats is too small for gradients of %zu gains and biases\n  -> a larger Gpu.scratch_size", gpu->scratch_size, each);
+    CHECK(chunks > 0, "scratch of %zu floats is too small for gradients of %zu gains and biases\n"
+          "  -> a larger Gpu.scratch_size", gpu->scratch_size, each);
     return (int)chunks;
 }
 
-// A thread's sums of its values in N packs, in quads of 16 bytes; quads of neighbours are neighbours, so that all banks serve. b == nullptr: RMSNorm.
-struct alignas(16) Quad { float v[4]; };
-typedef struct GainSums { Quad *w, *b; } GainSums;
-enum { QUADS = PACK / 4 };                                     // quads for a pack
+// A thread's sums for N packs, in pieces of 16 bytes. Pieces of neighboring threads are neighbors,
+// so there are no bank conflicts. b == nullptr: no bias (RMSNorm).
+struct alignas(16) Sum4 { float v[4]; };
+struct GainSums { Sum4 *w, *b; };
+enum { SUMS = PACK / 4 };  // Sum4s per pack
 
-template <typename TEAM, int N> static inline size_t gains_bytes(bool bias) { return (bias ? 2 : 1) * N * QUADS * TEAM::BLOCK * sizeof(Quad); }
+template <typename TEAM, int N> static inline size_t gains_bytes(bool bias) {
+    return (bias ? 2 : 1) * N * SUMS * TEAM::BLOCK * sizeof(Sum4);
+}
 
 template <typename TEAM, int N> static __device__ inline GainSums gains_begin(bool bias) {
-    SHARED_DYNAMIC(Quad, shared);
-    GainSums sums = {shared + threadIdx.x, bias ? shared + threadIdx.x + N * QUADS * TEAM::BLOCK : nullptr};
-    for (int q = 0; q < N * QUADS * (bias ? 2 : 1); q++) sums.w[q * TEAM::BLOCK] = Quad{};
+    SHARED_DYNAMIC(Sum4, shared);
+    GainSums sums = {shared + threadIdx.x,
+                     bias ? shared + threadIdx.x + N * SUMS * TEAM::BLOCK : nullptr};
+    for (int q = 0; q < N * SUMS * (bias ? 2 : 1); q++) sums.w[q * TEAM::BLOCK] = Sum4{};
     return sums;
 }
 
-// The block's sums to to[column]: the first team adds up what all teams hold. All threads of the block come.
-template <typename TEAM, int N> static __device__ inline void gains_store(float *to, const Quad *sums, const int (&column)[N]) {
+// Writes the block's sums to to[column]: the first team adds up the sums of all teams. Every thread
+// of the block calls it.
+template <typename TEAM, int N>
+static __device__ inline void gains_store(float *to, const Sum4 *sums, const int (&column)[N]) {
     __syncthreads();
     if (threadIdx.x >= TEAM::THREADS) return;
     UNROLL for (int i = 0; i < N; i++)
-        for (int q = 0; q < QUADS && column[i] >= 0; q++) {
-            Quad total = {};
-            for (int team = 0; team < TEAM::TEAMS; team++)
-                for (int k = 0; k < 4; k++) total.v[k] += sums[(i * QUADS + q) * TEAM::BLOCK + team * TEAM::THREADS].v[k];
-            *reinterpret_cast<Quad *>(to + column[i] + q * 4) = total;
+        for (int q = 0; q < SUMS && column[i] >= 0; q++) {
+            Sum4 total = {};
+            for (int team = 0; team < TEAM::TEAMS; team++) {
+                const Sum4 &part = sums[(i * SUMS + q) * TEAM::BLOCK + team * TEAM::THREADS];
+                for (int k = 0; k < 4; k++) total.v[k] += part.v[k];
+            }
+            *reinterpret_cast<Sum4 *>(to + column[i] + q * 4) = total;
         }
 }
 
-// gradient[j] += sum of partial[chunk][j] over chunks, for the gradients of one launch; blockIdx.y says which.
-typedef struct Partials { wide *gradient; const float *partial; int gains, chunks; } Partials;
-typedef struct PartialList { Partials of[6]; int count; } PartialList;
+// gradient[j] += sum over chunks of partial[chunk][j], for one gain or bias.
+struct Partials {
+    wide *gradient;
+    const float *partial;  // [chunks, gains]
+    int gains, chunks;
+};
+
+// All gains and biases of one backward launch; blockIdx.y selects one.
+struct PartialList {
+    Partials of[6];
+    int count;
+};
 
 static __global__ void __launch_bounds__(256) partials_add_kernel(PartialList list) {
     SHARED(float, sum, 256);
     Partials p = list.of[blockIdx.y];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP, j = blockIdx.x * WARP + lane;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    int j = blockIdx.x * WARP + lane;
     float total = 0;
-    if (j < p.gains)
-        for (int chunk = warp; chunk < p.chunks; chunk += warps) total += p.partial[(int64_t)chunk * p.gains + j];
+    if (j < p.gains) {
+        for (int chunk = warp; chunk < p.chunks; chunk += warps) {
+            total += p.partial[(int64_t)chunk * p.gains + j];
+        }
+    }
     sum[threadIdx.x] = total;
     __syncthreads();
     if (warp > 0 || j >= p.gains) return;
@@ -307,40 +398,51 @@ static __global__ void __launch_bounds__(256) partials_add_kernel(PartialList li
     p.gradient[j] += total;
 }
 
-// Appends the gain of a norm, and its bias if it has one, whose partial sums begin at `partial`: chunks rows of gains, then chunks rows of biases.
-static inline void partials_of(PartialList *list, const Norm *norm, const float *partial, int chunks) {
+// Appends a norm's gain, and its bias if it has one. Their partial sums begin at `partial`: chunks
+// rows for the gain, then chunks rows for the bias.
+static inline void partials_of(PartialList *list, const Norm *norm, const float *partial,
+                               int chunks) {
     int gains = norm_gains(norm);
     list->of[list->count++] = {norm->dw, partial, gains, chunks};
-    if (norm->b) list->of[list->count++] = {norm->db, partial + (size_t)chunks * gains, gains, chunks};
+    if (!norm->b) return;
+    list->of[list->count++] = {norm->db, partial + (size_t)chunks * gains, gains, chunks};
 }
 
 static inline void partials_add(const PartialList *list, Gpu *gpu) {
-    int gains = 0, warps = 1;                                  // the longest gain; a warp for each chunk, as far as a block goes
+    int gains = 0;  // of the longest gain
+    int warps = 1;  // one per chunk, at most 8
     for (int i = 0; i < list->count; i++) {
         gains = list->of[i].gains > gains ? list->of[i].gains : gains;
         while (warps < 8 && warps < list->of[i].chunks) warps *= 2;
     }
-    if (gains) LAUNCH(partials_add_kernel, dim3(CEIL_DIV(gains, WARP), list->count), warps * WARP, 0, gpu->stream, *list);
+    if (!gains) return;
+    dim3 grid(CEIL_DIV(gains, WARP), list->count);
+    LAUNCH(partials_add_kernel, grid, warps * WARP, 0, gpu->stream, *list);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ backward
+// --------------------------------------------------------------------------------------- backward
 
-// dx = a add + N'(dy; x), add may be nullptr; where sum != nullptr also sum = b dx + c other, other may be nullptr. SETs dx and sum, ADDs gains and biases.
-// Each thread reads all it needs of a line's column before it writes there, so outputs may be inputs.
-typedef struct NormBackward {
+// dx = a add + N'(dy; x); without the first term if add == nullptr. If sum != nullptr, also
+// sum = b dx + c other, without the second term if other == nullptr. SETs dx and sum, ADDs to the
+// gradients of gain and bias. A thread reads everything it needs at a column before it writes
+// there, so outputs may be inputs.
+struct NormBackward {
     real *dx, *sum;
     const real *dy, *x, *add, *other;
     float a, b, c;
-} NormBackward;
+};
 
-typedef struct Slopes { float u, ux; } Slopes;                 // means of u and of u * xhat over the line
+struct Slopes { float u, ux; };  // means of u and of u * xhat over the line
 
-// The two means; w: the line's gains, times scale.
+// w: the gain of this line, to be multiplied by scale.
 template <typename TEAM, int N>
-static __device__ inline Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N], const int (&column)[N], const real *w, Moments m, int width, bool centered, float scale = 1) {
+static __device__ inline Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N],
+                                            const int (&column)[N], const real *w, Moments m,
+                                            int width, bool centered, float scale = 1) {
     float u = 0, ux = 0;
     UNROLL for (int i = 0; i < N; i++) {
-        Floats dy_i = bits_floats(dy[i]), x_i = bits_floats(x[i]), gain_i = bits_floats(bits_load(w, column[i]));
+        Floats dy_i = bits_floats(dy[i]), x_i = bits_floats(x[i]);
+        Floats gain_i = bits_floats(bits_load(w, column[i]));
         for (int k = 0; k < PACK; k++) {
             float u_k = scale * gain_i.v[k] * dy_i.v[k];
             u += u_k;
@@ -350,19 +452,22 @@ static __device__ inline Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)
     return {centered ? team_sum<TEAM>(u) / width : 0, team_sum<TEAM>(ux) / width};
 }
 
-// Hides from the compiler that it has unpacked these before: it unpacks once more rather than keeping floats, twice the registers, while the team sums.
+// Hides earlier unpacking from the compiler. It then unpacks again after the team's sum, instead of
+// keeping floats in twice the registers during it.
 template <int N> static __device__ inline void unpack_again(Bits (&x)[N]) {
     UNROLL for (int i = 0; i < N; i++)
         for (int k = 0; k < 4; k++) asm volatile("" : "+r"(x[i].v[k]));
 }
 
-// N'(dy; x) of pack i, and its part in the sums for gain and bias.
+// N'(dy; x) of pack i. Adds the pack's terms to the sums for gain and bias.
 template <typename TEAM>
-static __device__ inline Floats pack_slope(GainSums sums, int i, const Bits &dy_i, const Bits &x_i, const Bits &gain_i, Moments m, Slopes s, float scale = 1) {
+static __device__ inline Floats pack_slope(GainSums sums, int i, const Bits &dy_i, const Bits &x_i,
+                                           const Bits &gain_i, Moments m, Slopes s,
+                                           float scale = 1) {
     Floats dy = bits_floats(dy_i), x = bits_floats(x_i), gain = bits_floats(gain_i), dx;
-    for (int q = 0; q < QUADS; q++) {
-        int at = (i * QUADS + q) * TEAM::BLOCK;
-        Quad dw = sums.w[at], db = sums.b ? sums.b[at] : Quad{};
+    for (int q = 0; q < SUMS; q++) {
+        int at = (i * SUMS + q) * TEAM::BLOCK;
+        Sum4 dw = sums.w[at], db = sums.b ? sums.b[at] : Sum4{};
         for (int j = 0; j < 4; j++) {
             int k = q * 4 + j;
             float xhat = (x.v[k] - m.mean) * m.rstd;
@@ -376,22 +481,31 @@ static __device__ inline Floats pack_slope(GainSums sums, int i, const Bits &dy_
     return dx;
 }
 
-// partial: a row of gains for each chunk (blockIdx.x), then the same for the biases.
+// partial: [chunks, gains] for the gain (blockIdx.x is the chunk), then the same for the bias.
 template <typename TEAM>
-static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1) norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
-    constexpr int N = TEAM::PACKS, BATCH = TEAM::THREADS > 256 ? 2 : N;         // a batch's loads go before its stores: the compiler must not move them so
+static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
+norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
+    constexpr int N = TEAM::PACKS;
+    // The loads of a batch come before its stores; the compiler may not reorder them itself.
+    constexpr int BATCH = TEAM::THREADS > 256 ? 2 : N;
     int column[N], width = lines.width, set = blockIdx.y;
     const real *w = norm.w + set * width;
     GainSums sums = gains_begin<TEAM, N>(norm.b != nullptr);
     SetRows rows = set_rows(lines);
-    for (int64_t first = rows.first + (int64_t)blockIdx.x * TEAM::TEAMS; first < rows.end; first += (int64_t)gridDim.x * TEAM::TEAMS) {
-        int64_t row = first + threadIdx.x / TEAM::THREADS, line = row * lines.sets + rows.set, at = line * width;
+    for (int64_t first = rows.first + (int64_t)blockIdx.x * TEAM::TEAMS; first < rows.end;
+         first += (int64_t)gridDim.x * TEAM::TEAMS) {
+        int64_t row = first + threadIdx.x / TEAM::THREADS;
+        int64_t line = row * lines.sets + rows.set, at = line * width;
         Bits dy[N], x[N], gain[BATCH], add[BATCH], other[BATCH];
         line_columns<TEAM>(column, row < rows.end ? width : 0);
-        UNROLL for (int i = 0; i < N; i++) dy[i] = bits_load(f.dy + at, column[i]), x[i] = bits_load(f.x + at, column[i]);
+        UNROLL for (int i = 0; i < N; i++) {
+            dy[i] = bits_load(f.dy + at, column[i]);
+            x[i] = bits_load(f.x + at, column[i]);
+        }
         Moments m = line_kept(norm, line, column);
         Slopes s = line_slopes<TEAM>(dy, x, column, w, m, width, norm.b != nullptr);
-        unpack_again(dy), unpack_again(x);
+        unpack_again(dy);
+        unpack_again(x);
         UNROLL for (int i = 0; i < N; i++) {
             UNROLL for (int j = i; j < N && j < i + BATCH && i % BATCH == 0; j++) {
                 gain[j % BATCH] = bits_load(w, column[j]);
@@ -399,7 +513,8 @@ static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1) 
                 other[j % BATCH] = bits_load(f.other ? f.other + at : nullptr, column[j]);
             }
             if (column[i] < 0) continue;
-            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i % BATCH], m, s), add_i = bits_floats(add[i % BATCH]), other_i = bits_floats(other[i % BATCH]);
+            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i % BATCH], m, s);
+            Floats add_i = bits_floats(add[i % BATCH]), other_i = bits_floats(other[i % BATCH]);
             for (int k = 0; k < PACK; k++) dx.v[k] += f.a * add_i.v[k];
             pack_store(f.dx + at + column[i], pack_round(dx));
             if (!f.sum) continue;
@@ -418,12 +533,14 @@ static inline void norm_backward(const Norm *norm, NormBackward f, Gpu *gpu) {
     Lines lines = norm_lines(norm);
     norm_launch(lines.width, [&](auto team) {
         typedef decltype(team) TEAM;
-        int gains = norm_gains(norm), most = gain_chunks(gains, (size_t)gains * (norm->b ? 2 : 1), gpu);
+        int gains = norm_gains(norm);
+        int max_chunks = gain_chunks(gains, (size_t)gains * (norm->b ? 2 : 1), gpu);
         int64_t blocks = CEIL_DIV(lines.rows, TEAM::TEAMS);
-        int chunks = blocks < most ? (int)blocks : most;
+        int chunks = blocks < max_chunks ? (int)blocks : max_chunks;
         size_t shared = gains_bytes<TEAM, TEAM::PACKS>(norm->b != nullptr);
         PartialList list = {};
-        LAUNCH(norm_backward_kernel<TEAM>, lines_grid(chunks, lines, norm), TEAM::BLOCK, shared, gpu->stream, f, *norm, lines, gpu->scratch);
+        LAUNCH(norm_backward_kernel<TEAM>, lines_grid(chunks, lines, norm), TEAM::BLOCK, shared,
+               gpu->stream, f, *norm, lines, gpu->scratch);
         partials_of(&list, norm, gpu->scratch, chunks);
         partials_add(&list, gpu);
     });
