@@ -67,12 +67,14 @@ static void linear_forward(real *y, const real *x, const real *w, const real *b,
 }
 
 // dx = c W^T dy (SET or ADD, by `add`)    dW = c dy x^T (SET or ADD, by s.dw)    db += dy
+//   dx [n, in]   dw [out, in]   db [out] or NULL
 static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
                             const real *w, LinearShape s, int add) {
     View x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
     gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), w_in, s.n, s.in, s.out, s.c, add == ADD);
     gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, s.dw == ADD);
     if (!db) return;
+    // A thread owns a strip of columns, and sums it over the rows in their order.
 #pragma omp parallel for
     for (int j0 = 0; j0 < s.out; j0 += STRIP) {
         int strip = s.out - j0 < STRIP ? s.out - j0 : STRIP;
@@ -99,8 +101,8 @@ typedef struct Norm {
     real *w, *b;                // [gains]; b is NULL for RMSNorm
     real *dw, *db;              // [gains]
     real *mean, *rstd;          // [n, groups]
-    int64_t n;
-    real eps;
+    int64_t n;                  // rows
+    real eps;                   // keeps r finite
 } Norm;
 
 static void norm_forward(real *y, const real *x, Norm s) {
@@ -122,8 +124,9 @@ static void norm_forward(real *y, const real *x, Norm s) {
         if (s.site.on != SCALE) {
 #pragma omp simd reduction(+ : square)
             for (int i = 0; i < W; i++) square += (x_r[i] - mean) * (x_r[i] - mean);
-            s.rstd[row] = rstd = 1 / (real)sqrt(square / W + s.eps);
+            s.rstd[row] = rstd = 1 / (real)sqrt(square / W + s.eps);  // for backward
         }
+        // y = gain * xhat + bias
         for (int i = 0; i < W; i++)
             y_r[i] = scale * (w ? w[i] : 1) * ((x_r[i] - mean) * rstd) + (b ? b[i] : 0);
     }
@@ -169,13 +172,14 @@ static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int a
         const real *w = at(s.w, shared ? 0 : row % G * W);
         real *dx_r = dx + row * W;
         real mean = s.b ? s.mean[row] : 0, rstd = scaled ? 1 : s.rstd[row];
-        real sum_u = 0, sum_ux = 0;
+        real sum_u = 0, sum_ux = 0;  // of u and of u * xhat
 #pragma omp simd reduction(+ : sum_u, sum_ux)
         for (int i = 0; i < W; i++) {
             real u = scale * (w ? w[i] : 1) * dy_r[i];
             sum_u += u;
             sum_ux += u * (x_r[i] - mean) * rstd;
         }
+        // LayerNorm alone subtracts the mean of u; SCALE subtracts nothing.
         real mean_u = s.b ? sum_u / W : 0, mean_ux = scaled ? 0 : sum_ux / W;
         for (int i = 0; i < W; i++) {
             real xhat = (x_r[i] - mean) * rstd;
@@ -193,8 +197,13 @@ static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int a
 //   table [positions, 2, R/2]: cosines, then sines; it begins at the position of row 0
 //   direction +1: forward, -1: backward, because a rotation's transpose is its inverse
 
-typedef struct { int B, T, heads, size, R; } RopeShape;
+typedef struct {
+    int B, T;
+    int heads, size;  // size: channels of a head
+    int R;            // rotary channels of a head
+} RopeShape;
 
+// Angles in double: at large positions float would lose their fraction.
 static void rope_table(real *table, int64_t positions, int R, double theta) {
 #pragma omp parallel for
     for (int64_t t = 0; t < positions; t++)
@@ -205,6 +214,7 @@ static void rope_table(real *table, int64_t positions, int R, double theta) {
         }
 }
 
+// (first, second) becomes (first cos - second sin, second cos + first sin).
 static void rope(real *x, const real *table, RopeShape s, int direction) {
     int half = s.R / 2;
 #pragma omp parallel for
@@ -245,6 +255,7 @@ typedef struct {
 // The rows of one sequence and one head.
 typedef struct { View q, k, v, c; } Head;
 
+// Those of sequence b and head h. The same for the gradients.
 static Head head_at(const real *q, const real *k, const real *v, const real *c, AttnShape s,
                     int64_t b, int64_t h) {
     int64_t kv = h / (s.NH / s.KV);
@@ -258,6 +269,7 @@ static Head head_at(const real *q, const real *k, const real *v, const real *c, 
     };
 }
 
+// Each thread's own two blocks of scores.
 static real *thread_scores(AttnShape s) {
     return s.scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK;
 }
@@ -315,6 +327,7 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
         for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
             int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
             View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);  // the causal mask
+            // S = scale Q K^T, of one block
             gemm(seen_S, q_t, transpose(part(x.k, j0, 0)), rows, keys, s.QK, s.scale, 0);
             for (int64_t i = 0; i < rows; i++) {
                 real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * c_t.rs;
@@ -330,6 +343,7 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
                 max[i] = new_max;
                 sum[i] = new_sum;
             }
+            // C += P V, where P still lacks its denominator
             gemm(c_t, seen_S, part(x.v, j0, 0), rows, s.HS, keys, 1, j0 > 0);
         }
         for (int64_t i = 0; i < rows; i++) {
@@ -340,6 +354,7 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
     }
 }
 
+// Threads share the heads (llmc/threads.h).
 static void attention_forward(real *c, real *peak, real *lse, const real *q, const real *k,
                               const real *v, AttnShape s) {
     Shares heads = shares_make((int64_t)s.B * s.NH);
@@ -359,7 +374,7 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
         int64_t rows = s.T - t0 < ATTN_BLOCK ? s.T - t0 : ATTN_BLOCK;
         View q_t = part(x.q, t0, 0), c_t = part(x.c, t0, 0);
         View dq_t = part(d.q, t0, 0), dc_t = part(d.c, t0, 0);
-        for (int64_t i = 0; i < rows; i++) {
+        for (int64_t i = 0; i < rows; i++) {  // D = rowsum(dC * C)
             real sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int j = 0; j < s.HS; j++) sum += dc_t.p[i * dc_t.rs + j] * c_t.p[i * c_t.rs + j];
@@ -371,8 +386,8 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
             View v_j = part(x.v, j0, 0), dv_j = part(d.v, j0, 0);
             View seen_P = band(P, ATTN_BLOCK, 1, -FAR, t0 - j0);
             View seen_dS = band(dS, ATTN_BLOCK, 1, -FAR, t0 - j0);
-            gemm(seen_P, q_t, transpose(k_j), rows, keys, s.QK, s.scale, 0);
-            gemm(seen_dS, dc_t, transpose(v_j), rows, keys, s.HS, 1, 0);
+            gemm(seen_P, q_t, transpose(k_j), rows, keys, s.QK, s.scale, 0);  // S
+            gemm(seen_dS, dc_t, transpose(v_j), rows, keys, s.HS, 1, 0);      // dP
             for (int64_t i = 0; i < rows; i++) {
                 real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK;
                 int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
@@ -380,7 +395,8 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
                 for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                 for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
             }
-            int add = !first || t0 > j0;  // queries of a block see its keys before all others do
+            // The block on the diagonal comes first to these keys, and SETs their gradients.
+            int add = !first || t0 > j0;
             gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
             gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > 0);
             gemm(dk_j, transpose(seen_dS), q_t, keys, s.QK, rows, s.scale, add);
@@ -391,7 +407,7 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
 static void attention_backward(real *dq, real *dk, real *dv, const real *dc, const real *c,
                                const real *lse, const real *q, const real *k, const real *v,
                                AttnShape s) {
-    int group = s.NH / s.KV;
+    int group = s.NH / s.KV;  // query heads that share a kv head
     Shares heads = shares_make((int64_t)s.B * s.KV);
 #pragma omp parallel
     for (int64_t head; (head = shares_take(&heads)) >= 0;) {
@@ -545,10 +561,12 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
             }
             if (i < r.K) choice_t[i] = j;
         }
+        // Gates come from the scores without the bias.
         for (int k = 0; k < r.K; k++) sum += s_t[choice_t[k]];
         for (int k = 0; k < r.K; k++)
             gate[t * r.K + k] = r.scale * s_t[choice_t[k]] / (r.kind == ROUTER_SOFTMAX ? 1 : sum);
     }
+    // Load and share of each sequence, then the load of all.
 #pragma omp parallel for
     for (int b = 0; b < r.B; b++) {
         real *load_b = load + b * r.E, *share_b = share + b * r.E;
@@ -582,7 +600,10 @@ static void router_backward(real *dz, const real *dgate, const real *gate, const
         const real *s_t = s + t * r.E, *z_t = z + t * r.E;
         const real *load_b = load + t / r.T * r.E, *load_all = load + r.B * r.E;
         real *dz_t = dz + t * r.E;
-        real chosen = 0, inner = 0, sum = 0, pulled = 0;
+        real chosen = 0;  // sum_S s
+        real inner = 0;   // sum_S dgate gate
+        real sum = 0;     // sum s
+        real pulled = 0;  // sum s pull
         for (int k = 0; k < r.K; k++) {
             chosen += s_t[choice[t * r.K + k]];
             inner += dgate[t * r.K + k] * gate[t * r.K + k];
@@ -600,7 +621,7 @@ static void router_backward(real *dz, const real *dgate, const real *gate, const
             dz_t[choice[t * r.K + k]] +=
                 r.kind == ROUTER_SOFTMAX ? r.scale * dg : (r.scale * dg - inner) / chosen;
         }
-        real along = 0;
+        real along = 0;  // sum s u
         for (int j = 0; j < r.E; j++) along += s_t[j] * dz_t[j];
         for (int j = 0; j < r.E; j++) {
             dz_t[j] =
@@ -617,6 +638,7 @@ static void router_backward(real *dz, const real *dgate, const real *gate, const
 
 static void router_sort(int32_t *place, int32_t *start, const int32_t *choice, RouterShape r) {
     int32_t first = 0;
+    // Counting sort: start holds counts, then their sums, then where the next row goes.
     memset(start, 0, (r.E + 1) * sizeof *start);
     for (int64_t i = 0; i < r.n * r.K; i++) start[choice[i] + 1]++;
     for (int j = 0; j < r.E; j++) start[j + 1] += start[j];
@@ -629,7 +651,7 @@ static void router_sort(int32_t *place, int32_t *start, const int32_t *choice, R
 }
 
 // rows[place[t, k]] = x[t]
-//   x [n, C]   rows [K n, C]
+//   x [n, C]   rows [K n, C] sorted by expert
 static void gather_forward(real *rows, const real *x, const int32_t *place, int64_t n, int K,
                            int C) {
 #pragma omp parallel for
@@ -648,7 +670,8 @@ static void gather_backward(real *dx, const real *drows, const int32_t *place, i
         }
 }
 
-// y[t] = sum_k gate[t, k] rows[place[t, k]], SET or ADD
+// y[t] = sum_k gate[t, k] rows[place[t, k]], SET or ADD (to what shared experts give)
+//   y [n, C]   rows [K n, C] outputs of the experts
 static void combine_forward(real *y, const real *rows, const real *gate, const int32_t *place,
                             int64_t n, int K, int C, int add) {
 #pragma omp parallel for
@@ -788,6 +811,7 @@ static real *slot_backward(Norm norm, real *dx, real *dy, const real *x) {
     return dx;
 }
 
+// A linear whose rows are the block's.
 static LinearShape linear_shape(const Block *b, int out, int in, real c) {
     return (LinearShape){b->n, out, in, out, b->dweights, c};
 }
@@ -807,6 +831,7 @@ static AttnShape attn_shape(const Block *b) {
     };
 }
 
+// Turns q [n, NH, QK] and k [n, KV, QK], or their gradients.
 static void qk_rope(const Block *b, real *q, real *k, int direction) {
     const Model *m = b->m;
     RopeShape s = {b->s->B, b->s->T, m->NH, qk_size(m), rotary_size(m)};
@@ -880,6 +905,7 @@ static const real *kv_cache_fill(const Block *b, real *cache, const real *x, int
     return cache;
 }
 
+//   u, y [n, C]
 static void attn_branch_forward(const Block *b, real *y, const real *u) {
     const Model *m = b->m;
     const Acts *a = &b->a;
@@ -898,6 +924,8 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
     linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, m->NH * m->HS, 1));
 }
 
+// dq, dk, dv and dc are gradients of what attention read and wrote: after the norms of filled
+// slots, otherwise before. du is SET or ADDed to, by `add`; the residual stream reads x itself.
 static void attn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
@@ -911,7 +939,7 @@ static void attn_branch_backward(const Block *b, real *du, real *dy, const real 
     real *dq = b->p.q.on ? d->qn : d->q, *dk = b->p.k.on ? d->kn : d->k;
     real *dv = b->p.v.on ? d->vn : d->v, *dc = b->p.ctx.on ? d->cn : d->c;
     linear_backward(dc, dw->wo, dw->wo_b, dy, c, w->wo, wo, SET);
-    dc = slot_backward(NORM(b, ctx), d->c, dc, a->c);
+    dc = slot_backward(NORM(b, ctx), d->c, dc, a->c);  // before the context's norm
     attention_backward(dq, dk, dv, dc, a->c, a->lse, q, k, v, attn_shape(b));
     if (m->rope && !l2) qk_rope(b, dq, dk, -1);
     dq = slot_backward(NORM(b, q), d->q, dq, a->q);
@@ -935,6 +963,7 @@ static LinearShape mlp_in(const Block *b) {
     return s;
 }
 
+//   u, y [n, C]
 static void mlp_forward(const Block *b, real *y, const real *u) {
     const Acts *a = &b->a;
     const Params *w = &b->w;
@@ -989,6 +1018,7 @@ static Block expert_block(const Block *b, int e) {
     return x;
 }
 
+// The coefficients of one layer's losses: their mean over layers, or their sum.
 static RouterShape router_shape(const Block *b) {
     const Moe *o = &b->m->moe;
     bool mean = o->losses == LOSSES_MEAN;
@@ -1008,11 +1038,11 @@ static void moe_forward(const Block *b, real *y, const real *u) {
     RouterShape r = router_shape(b);
     int C = b->m->C;
     real *rows = b->p.expert_out.on ? a->xyn : a->xy;
-    linear_forward(a->rz, u, b->w.router, NULL, linear_shape(b, r.E, C, b->p.ffn_c));
+    linear_forward(a->rz, u, b->w.router, NULL, linear_shape(b, r.E, C, b->p.ffn_c));  // [n, E]
     router_scores(a->rs, a->rlse, a->rz, r);
     router_forward(a->gate, a->choice, a->load, a->share, a->rs, b->w.router_bias, r);
     router_sort(a->place, a->start, a->choice, r);
-    gather_forward(a->xx, u, a->place, r.n, r.K, C);
+    gather_forward(a->xx, u, a->place, r.n, r.K, C);  // [K n, C]
 #pragma omp parallel for schedule(dynamic)
     for (int e = 0; e < r.E; e++) {
         Block x = expert_block(b, e);
@@ -1023,6 +1053,8 @@ static void moe_forward(const Block *b, real *y, const real *u) {
     combine_forward(y, rows, a->gate, a->place, r.n, r.K, C, b->p.F ? ADD : SET);
 }
 
+// u is read by the router, the experts and the shared experts: the router SETs or ADDs du, the
+// others ADD.
 static void moe_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Acts *a = &b->a, *d = &b->d;
     RouterShape r = router_shape(b);
@@ -1124,6 +1156,7 @@ static void interpolate_backward(real *dskip, real *dy, real *dp, const real *ds
     }
 }
 
+//   x, x0, next [n, C]: the sublayer's input, the block's input, the output
 static void sublayer_forward(const Block *b, Sublayer f, real *next, real *x, real *x0) {
     real *u = slot_forward(f.in, f.u, x);
     f.forward(b, f.y, u);
@@ -1155,9 +1188,10 @@ static void sublayer_backward(const Block *b, Sublayer f, real *dx, real *dx0, r
 #pragma omp parallel for simd
         for (int64_t i = 0; i < b->n * b->m->C; i++) dskip[i] += f.a * ds[i];
     }
-    if (f.in.site.on) norm_backward(dx, du, x, f.in, ADD);
+    if (f.in.site.on) norm_backward(dx, du, x, f.in, ADD);  // otherwise du is dx
 }
 
+// The residual stream: x, then a.mid between the sublayers, then a.x.
 static void block_forward(const Block *b, real *x) {
     sublayer_forward(b, attn_sublayer(b), b->a.mid, x, x);
     sublayer_forward(b, ffn_sublayer(b), b->a.x, b->a.mid, x);
@@ -1221,6 +1255,7 @@ typedef struct LayerSums {
     double balance, sequence, z;  // and its losses, times their number
 } LayerSums;
 
+// In the same order as router_shape's coefficients.
 typedef struct { double balance, sequence, z; } RouterLosses;
 
 // The losses of one router, without coefficients (see "router").
@@ -1241,6 +1276,7 @@ static RouterLosses router_losses(const Block *b) {
     return losses;
 }
 
+// Adds the losses and the entropy of a router, and the tokens of each expert to load [E].
 static void router_stats(const Block *b, LayerSums *sums, double *load) {
     RouterShape r = router_shape(b);
     RouterLosses losses = router_losses(b);
@@ -1271,12 +1307,12 @@ static void block_stats(const Block *b, LayerSums *sums, double *logit_max, doub
         Sublayer f = subs[i];
         const real *s = f.post.site.on ? f.s : next[i];
         const real *skip = sublayer_skip(f, in[i], f.in.site.on ? f.u : in[i], x0);
-        if (!f.alpha) {
+        if (!f.alpha) {  // y = s - a skip
             sums->branch[i] += square_sum(s, skip, f.a, values);
             sums->skip[i] += (double)f.a * f.a * square_sum(skip, NULL, 0, values);
             continue;
         }
-        for (int64_t k = 0; k < values; k++) {
+        for (int64_t k = 0; k < values; k++) {  // nGPT: alpha y and (1 - alpha) skip
             double alpha = alpha_of(f.alpha[k % C], C);
             sums->branch[i] += alpha * f.yn[k] * alpha * f.yn[k];
             sums->skip[i] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
@@ -1320,6 +1356,7 @@ struct Gpt {
     int rank, processes;
 };
 
+// Layer l: pointers into the arenas, for the micro-batch in work.
 static Block gpt_block(const Gpt *g, int l) {
     const Model *m = &g->m;
     KvCache cache = kv_cache_view(m, g->decoding ? g->kv_cache : NULL, g->max.T, l,
@@ -1335,6 +1372,7 @@ static Block gpt_block(const Gpt *g, int l) {
     };
 }
 
+// Allocates everything that training needs; only decode allocates later.
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = check_alloc(sizeof *g, "the model");
     g->m = *m;
@@ -1350,7 +1388,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     for (int kind = 0; kind < setup_kinds(setup); kind++) {
         int64_t size = kind < ADAM_M ? g->layout.total : g->layout.state;
         g->tensors[kind] =
-            check_alloc(size * sizeof(real), "the parameters, their gradients and moments");
+            check_alloc(size * sizeof(real), "parameters, gradients and moments");
     }
     g->acts = check_alloc(g->act_layout.acts * sizeof(real), "the activations");
     if (setup->training)
@@ -1434,6 +1472,7 @@ static void model_logits(Gpt *g, real *x) {
     slot_forward(logits_gain(&b), b.a.logits, z);
 }
 
+// Logits, and with targets the losses of B T tokens, added to the sums.
 static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
     const Model *m = &g->m;
     model_logits(g, model_stream(g, inputs, B, T, targets != NULL));
@@ -1458,7 +1497,7 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     decode_check(n, position, g->cached, T);
     if (!g->kv_cache)
         g->kv_cache = check_alloc(sizeof(real) * m->L * T * kv_cache_width(m), "the KV cache");
-    g->decoding = true;
+    g->decoding = true;  // gpt_block hands out the KV cache
     g->cached_before = position;
     real *x = model_stream(g, inputs, 1, n, false);
     g->now.T = g->now.n = 1;  // logits of the last row alone
@@ -1515,10 +1554,10 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
-        b.loss_scale = scale * n;
+        b.loss_scale = scale * n;  // the router's losses are means over the micro-batch
         if (g->recompute == RECOMPUTE_ON) block_forward(&b, in);
         if (g->recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
-        block_backward(&b, din, in);
+        block_backward(&b, din, in);  // `in` is the stream out of the block below
         if (reducing) model_reduce(g, l);
         b = below;
     }
@@ -1547,6 +1586,7 @@ static void zero_grads(Gpt *g, bool set_first) {
     }
 }
 
+// Begins a step. Gradients that the first micro-batch SETs are left as they are.
 static void gpt_zero_grads(Gpt *g) {
     zero_grads(g, false);
     g->fresh = true;
@@ -1573,6 +1613,7 @@ static void gpt_store(Gpt *g, int kind, int64_t step) {
     g->cached = 0;
 }
 
+// [V], in place since the last model_logits
 static const void *gpt_logits(Gpt *g, int64_t row) {
     return gpt_block(g, 0).a.logits + row * g->m.Vp;
 }
@@ -1585,6 +1626,7 @@ static void gpt_stats_begin(Gpt *g) {
     for (int l = 0; l < L; l++) g->stats_logit_max[l] = -INFINITY;
 }
 
+// All-reduces the sums since stats_begin and turns them into RMS values, ratios and means.
 static void layer_stats(Gpt *g, LayerStats *layers) {
     int L = g->m.L, E = g->m.moe.E;
     g->stats_on = false;
@@ -1692,6 +1734,7 @@ static TensorShard tensor_shard(Gpt *g, const Entry *e, const AdamW *o) {
 //   m = b1 m + (1 - b1) g      mhat = m / (1 - b1^step)
 //   v = b2 v + (1 - b2) g^2    vhat = v / (1 - b2^step)
 //   w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target))
+// clip: gradient clipping's factor for every gradient, at most 1
 static void adamw_update(TensorShard s, const AdamW *o, real clip) {
     real lr = s.lr, decay = s.decay, target = s.target, b1 = o->beta1, b2 = o->beta2, eps = o->eps;
     real correct1 = s.correct1, correct2 = s.correct2;
@@ -1712,7 +1755,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     settle_grads(g);
     comm_wait(g->comm);  // for the gradients that are being reduced
     double square = gpt_square(g);
-    Loss loss = gpt_means(g, &square);
+    Loss loss = gpt_means(g, &square);  // all-reduces square too
     Update u = {loss, sqrt(square), 0};
     u.applied = isfinite(loss.ce) && isfinite(loss.z) && isfinite(loss.router) &&
                 isfinite(u.norm) && (!o->max_ce || loss.ce <= o->max_ce) &&
@@ -1774,6 +1817,8 @@ static TensorStats balance_stats(Gpt *g, const AdamW *o, const Entry *e) {
     return sums;
 }
 
+// L2 norms of each tensor's gradient, weights and step, over all processes. o: the update that was
+// made, NULL: none.
 static void tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
     static const AdamW none = {.eps = 1, .step = 1};  // its step is 0
     const Entry *entries = g->layout.entries;
@@ -1803,6 +1848,7 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     return tables * 9 / 8;
 }
 
+// Free memory, of which each process of this machine has its part.
 static double gpt_room(const Model *m, const Setup *setup) {
     (void)m;
     return room_free("", comm_here(setup->comm));
