@@ -29,6 +29,7 @@ typedef REAL Real;
 #include "llmc/run/free_memory.h"
 #include "llmc/run/train.h"
 
+// Double calls libm; float takes the vectorized exp_float, whose relative error is below 2e-7.
 static inline real exp_real(real x) {
     return sizeof(real) == 8 ? (real)exp((double)x) : (real)exp_float((float)x);
 }
@@ -59,6 +60,7 @@ typedef struct {
 } LinearShape;
 
 static void linear_forward(real *y, const real *x, const real *w, const real *b, LinearShape s) {
+    // view(w, 1, s.in) is W transposed
     gemm(view(y, s.ldy, 1), view(x, s.in, 1), view(w, 1, s.in), s.n, s.out, s.in, s.c, 0);
     if (!b) return;
 #pragma omp parallel for
@@ -72,6 +74,7 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
                             const real *w, LinearShape s, int add) {
     View x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
     gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), w_in, s.n, s.in, s.out, s.c, add == ADD);
+    // view(dy, 1, s.ldy) is dy transposed
     gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, s.dw == ADD);
     if (!db) return;
     // A thread owns a strip of columns, and sums it over the rows in their order.
@@ -110,12 +113,12 @@ static void norm_forward(real *y, const real *x, Norm s) {
     int shared = s.site.gains == W;
     real scale = (real)s.site.scale;
 #pragma omp parallel for
-    for (int64_t row = 0; row < s.n * G; row++) {
-        int64_t gain = shared ? 0 : row % G * W;
+    for (int64_t row = 0; row < s.n * G; row++) {  // one group of one of the n rows
+        int64_t gain = shared ? 0 : row % G * W;     // where the group's gains begin
         const real *x_r = x + row * W, *w = at(s.w, gain), *b = at(s.b, gain);
         real *y_r = y + row * W;
         real mean = 0, square = 0, rstd = 1;
-        if (b) {
+        if (b) {  // LayerNorm
 #pragma omp simd reduction(+ : mean)
             for (int i = 0; i < W; i++) mean += x_r[i];
             mean /= W;
@@ -221,6 +224,7 @@ static void rope(real *x, const real *table, RopeShape s, int direction) {
     for (int64_t row = 0; row < (int64_t)s.B * s.T; row++)
         for (int h = 0; h < s.heads; h++) {
             const real *cosine = table + row % s.T * s.R, *sine = cosine + half;
+            // the last R channels of head h
             real *x_h = x + (row * s.heads + h + 1) * s.size - s.R;
             for (int i = 0; i < half; i++) {
                 real first = x_h[i], second = x_h[half + i];
@@ -252,10 +256,9 @@ typedef struct {
     real *scores;  // scratch [threads, 2, ATTN_BLOCK, ATTN_BLOCK]
 } AttnShape;
 
-// The rows of one sequence and one head.
+// The rows of one sequence and one head, or of their gradients.
 typedef struct { View q, k, v, c; } Head;
 
-// Those of sequence b and head h. The same for the gradients.
 static Head head_at(const real *q, const real *k, const real *v, const real *c, AttnShape s,
                     int64_t b, int64_t h) {
     int64_t kv = h / (s.NH / s.KV);
@@ -331,6 +334,7 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
             gemm(seen_S, q_t, transpose(part(x.k, j0, 0)), rows, keys, s.QK, s.scale, 0);
             for (int64_t i = 0; i < rows; i++) {
                 real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * c_t.rs;
+                // query t0 + i sees the keys up to its own position
                 int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
                 real new_max = row_max(S_i, seen);
                 if (j0 > 0 && max[i] > new_max) new_max = max[i];
@@ -347,6 +351,7 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
             gemm(c_t, seen_S, part(x.v, j0, 0), rows, s.HS, keys, 1, j0 > 0);
         }
         for (int64_t i = 0; i < rows; i++) {
+            // the softmax's denominator, once for all keys
             for (int j = 0; j < s.HS; j++) c_t.p[i * c_t.rs + j] /= sum[i];
             peak[(row0 + i) * s.NH] = isnan(sum[i]) ? sum[i] : max[i];  // max passes over NaN
             lse[(row0 + i) * s.NH] = max[i] + (real)log(sum[i]);
@@ -360,7 +365,8 @@ static void attention_forward(real *c, real *peak, real *lse, const real *q, con
     Shares heads = shares_make((int64_t)s.B * s.NH);
 #pragma omp parallel
     for (int64_t head; (head = shares_take(&heads)) >= 0;) {
-        int64_t b = head / s.NH, h = head % s.NH, row = b * s.T * s.NH + h;
+        int64_t b = head / s.NH, h = head % s.NH;
+        int64_t row = b * s.T * s.NH + h;  // where the head begins in peak and lse
         head_forward(head_at(q, k, v, c, s, b, h), peak + row, lse + row, thread_scores(s), s);
     }
 }
@@ -391,7 +397,7 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
             for (int64_t i = 0; i < rows; i++) {
                 real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK;
                 int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
-                row_exp(P_i, seen, keys, lse[(t0 + i) * s.NH]);
+                row_exp(P_i, seen, keys, lse[(t0 + i) * s.NH]);  // P = exp(S - lse)
                 for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                 for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
             }
@@ -469,7 +475,7 @@ static inline real gelu_gate(real u) {
 static void activation_forward(real *h, const real *gu, int64_t n, int F, int swiglu) {
 #pragma omp parallel for
     for (int64_t row = 0; row < n; row++) {
-        const real *g = gu + row * F * (swiglu ? 2 : 1);
+        const real *g = gu + row * F * (swiglu ? 2 : 1);  // gate, and up at g + F
         real *h_r = h + row * F;
         if (swiglu)
             for (int i = 0; i < F; i++) h_r[i] = g[i] * sigmoid(g[i]) * g[F + i];
@@ -533,7 +539,7 @@ static void router_scores(real *s, real *lse, const real *z, RouterShape r) {
     for (int64_t t = 0; t < r.n; t++) {
         const real *z_t = z + t * r.E;
         real *s_t = s + t * r.E;
-        real max = z_t[0], sum = 0;
+        real max = z_t[0], sum = 0;  // less the maximum no exponential overflows
         for (int j = 1; j < r.E; j++) max = z_t[j] > max ? z_t[j] : max;
         for (int j = 0; j < r.E; j++) sum += exp_real(z_t[j] - max);
         lse[t] = max + (real)log(sum);
@@ -559,7 +565,7 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
                 if (!(score > s_t[before] + (bias ? bias[before] : 0))) break;
                 if (i < r.K) choice_t[i] = before;
             }
-            if (i < r.K) choice_t[i] = j;
+            if (i < r.K) choice_t[i] = j;  // otherwise K experts are better
         }
         // Gates come from the scores without the bias.
         for (int k = 0; k < r.K; k++) sum += s_t[choice_t[k]];
@@ -614,13 +620,16 @@ static void router_backward(real *dz, const real *dgate, const real *gate, const
             sum += s_t[j];
             pulled += s_t[j] * dz_t[j];
         }
+        // p = s / sum s: from the gradient of p to that of s
         if (r.kind == ROUTER_SIGMOID)
             for (int j = 0; j < r.E; j++) dz_t[j] = (dz_t[j] - pulled / sum) / sum;
+        // the gates' gradient, for the chosen experts alone
         for (int k = 0; k < r.K; k++) {
             real dg = dgate[t * r.K + k];
             dz_t[choice[t * r.K + k]] +=
                 r.kind == ROUTER_SOFTMAX ? r.scale * dg : (r.scale * dg - inner) / chosen;
         }
+        // from the gradient of s, which is in dz, to that of z
         real along = 0;  // sum s u
         for (int j = 0; j < r.E; j++) along += s_t[j] * dz_t[j];
         for (int j = 0; j < r.E; j++) {
@@ -708,7 +717,7 @@ static void embedding_forward(real *e, const int32_t *tokens, const real *wte, c
                               int B, int T, int C, real scale) {
 #pragma omp parallel for
     for (int64_t bt = 0; bt < (int64_t)B * T; bt++) {
-        const real *wte_ix = wte + (int64_t)tokens[bt] * C;
+        const real *wte_ix = wte + (int64_t)tokens[bt] * C;  // the token's row
         for (int i = 0; i < C; i++)
             e[bt * C + i] = scale * wte_ix[i] + (wpe ? wpe[bt % T * C + i] : 0);
     }
@@ -757,6 +766,7 @@ static void crossentropy_backward(real *logits, const real *logsum, const int32_
 #pragma omp parallel for
     for (int64_t row = 0; row < n; row++) {
         real *z = logits + row * Vp, log_row = logsum[row];
+        // cross-entropy and z-loss share softmax(z) = exp(z - logsum)
         real both = scale * (1 + 2 * z_loss * log_row);
         for (int j = 0; j < V; j++) z[j] = both * exp_real(z[j] - log_row);
         for (int j = V; j < Vp; j++) z[j] = 0;
@@ -867,13 +877,14 @@ static void kv_forward(const Block *b, const real *u) {
     }
     const real *wkr = b->w.wkva + (int64_t)rank * m->C;
     linear_forward(a->kvc, u, b->w.wkva, NULL, linear_shape(b, rank, m->C, c));
-    linear_forward(a->kr, u, wkr, NULL, linear_shape(b, R, m->C, c));
+    linear_forward(a->kr, u, wkr, NULL, linear_shape(b, R, m->C, c));  // one for all heads
     norm_forward(a->kvcn, a->kvc, NORM(b, latent));
     linear_forward(a->kvb, a->kvcn, b->w.wkvb, NULL, linear_shape(b, 2 * K, rank, 1));
     latent_heads_forward(a->k, a->v, a->kvb, a->kr, b->n, m->NH, m->HS, R);
 }
 
 // du is ADDed to: q has written it before.
+// dk, dv: gradients before their norms.
 static void kv_backward(const Block *b, real *du, const real *dk, const real *dv, const real *u) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
@@ -909,18 +920,21 @@ static const real *kv_cache_fill(const Block *b, real *cache, const real *x, int
 static void attn_branch_forward(const Block *b, real *y, const real *u) {
     const Model *m = b->m;
     const Acts *a = &b->a;
-    int Q = m->NH * qk_size(m), l2 = b->p.q.on == L2;
+    int Q = m->NH * qk_size(m);  // width of q
+    int l2 = b->p.q.on == L2;    // nGPT
     linear_forward(a->q, u, b->w.wq, b->w.wq_b, linear_shape(b, Q, m->C, b->p.attn_c));
     kv_forward(b, u);
+    // norms of q, k, v, with RoPE after them, or for nGPT before
     if (m->rope && l2) qk_rope(b, a->q, a->k, +1);
     real *q = slot_forward(NORM(b, q), a->qn, a->q);
     real *k = slot_forward(k_norm(b), a->kn, a->k);
     real *v = slot_forward(NORM(b, v), a->vn, a->v);
     if (m->rope && !l2) qk_rope(b, q, k, +1);
+    // what attention reads: with a KV cache all tokens of the text so far
     const real *keys = kv_cache_fill(b, b->cache.k, k, m->KV * qk_size(m));
     const real *values = kv_cache_fill(b, b->cache.v, v, m->KV * m->HS);
     attention_forward(a->c, a->peak, a->lse, q, keys, values, attn_shape(b));
-    real *c = slot_forward(NORM(b, ctx), a->cn, a->c);
+    real *c = slot_forward(NORM(b, ctx), a->cn, a->c);  // [n, NH * HS]
     linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, m->NH * m->HS, 1));
 }
 
@@ -931,7 +945,8 @@ static void attn_branch_backward(const Block *b, real *du, real *dy, const real 
     const Acts *a = &b->a, *d = &b->d;
     const Params *w = &b->w;
     const Grads *dw = &b->dw;
-    int Q = m->NH * qk_size(m), l2 = b->p.q.on == L2;
+    int Q = m->NH * qk_size(m);  // width of q
+    int l2 = b->p.q.on == L2;    // nGPT
     LinearShape wq = linear_shape(b, Q, m->C, b->p.attn_c);
     LinearShape wo = linear_shape(b, m->C, m->NH * m->HS, 1);
     const real *q = b->p.q.on ? a->qn : a->q, *k = b->p.k.on ? a->kn : a->k;
@@ -972,7 +987,7 @@ static void mlp_forward(const Block *b, real *y, const real *u) {
     linear_forward(a->gu + (swiglu ? F : 0), u, w->wu, w->wu_b, mlp_in(b));
     real *gu = slot_forward(NORM(b, hidden), a->gun, a->gu);
     activation_forward(a->h, gu, b->n, F, swiglu);
-    real *down = b->p.shared_out.on ? a->sy : y;
+    real *down = b->p.shared_out.on ? a->sy : y;  // W_down's output
     linear_forward(down, a->h, w->wd, w->wd_b, linear_shape(b, C, F, 1));
     slot_forward(NORM(b, shared_out), y, down);
 }
@@ -998,8 +1013,9 @@ static Block expert_block(const Block *b, int e) {
     Block x = *b;
     const Site *hidden = &b->p.expert_hidden, *out = &b->p.expert_out;
     int64_t row = b->a.start[e], C = b->m->C, F = b->m->F, GU = b->m->swiglu ? 2 * F : F;
+    // where the expert's matrices and its gains begin
     int64_t w = e * F * C, h = (int64_t)e * hidden->gains, o = (int64_t)e * out->gains;
-    x.n = b->a.start[e + 1] - row;
+    x.n = b->a.start[e + 1] - row;  // may be 0
     x.p.F = F;
     x.p.hidden = *hidden;
     x.p.shared_out = *out;
@@ -1049,7 +1065,7 @@ static void moe_forward(const Block *b, real *y, const real *u) {
         int64_t row = a->start[e] * (int64_t)C;
         if (x.n) mlp_forward(&x, rows + row, a->xx + row);
     }
-    if (b->p.F) mlp_forward(b, y, u);
+    if (b->p.F) mlp_forward(b, y, u);  // shared experts
     combine_forward(y, rows, a->gate, a->place, r.n, r.K, C, b->p.F ? ADD : SET);
 }
 
@@ -1162,7 +1178,7 @@ static void sublayer_forward(const Block *b, Sublayer f, real *next, real *x, re
     f.forward(b, f.y, u);
     const real *y = slot_forward(f.out, f.yn, f.y);
     const real *skip = sublayer_skip(f, x, u, x0);
-    real *s = f.post.site.on ? f.s : next;
+    real *s = f.post.site.on ? f.s : next;  // without post the sum is the output
     if (f.alpha) interpolate_forward(s, skip, y, f.alpha, b->n, b->m->C);
     else {
 #pragma omp parallel for simd
@@ -1175,7 +1191,8 @@ static void sublayer_forward(const Block *b, Sublayer f, real *next, real *x, re
 static void sublayer_backward(const Block *b, Sublayer f, real *dx, real *dx0, real *dnext,
                               real *x) {
     real *ds = slot_backward(f.post, f.ds, dnext, f.s), *dyn = ds;
-    real *u = f.in.site.on ? f.u : x, *du = f.in.site.on ? f.du : dx;
+    real *u = f.in.site.on ? f.u : x;       // what F read
+    real *du = f.in.site.on ? f.du : dx;
     if (f.alpha) {  // nGPT fills out and post, and its skip is x; out(y) was not kept
         slot_forward(f.out, f.yn, f.y);
         dyn = f.dyn;
@@ -1183,7 +1200,7 @@ static void sublayer_backward(const Block *b, Sublayer f, real *dx, real *dx0, r
     }
     real *dy = slot_backward(f.out, f.dy, dyn, f.y);
     f.backward(b, du, dy, u, f.in.site.on ? SET : ADD);
-    real *dskip = sublayer_skip(f, dx, du, dx0);
+    real *dskip = sublayer_skip(f, dx, du, dx0);  // the skip's gradient, ADDed where it was tapped
     if (!f.alpha) {
 #pragma omp parallel for simd
         for (int64_t i = 0; i < b->n * b->m->C; i++) dskip[i] += f.a * ds[i];
@@ -1199,6 +1216,7 @@ static void block_forward(const Block *b, real *x) {
 
 // dx: gradient of the block's input. d.x, that of its output, is complete already.
 static void block_backward(const Block *b, real *dx, real *x) {
+    // both sublayers ADD to these
     zero(dx, b->n * b->m->C);
     zero(b->d.mid, b->n * b->m->C);
     sublayer_backward(b, ffn_sublayer(b), b->d.mid, dx, b->d.x, b->a.mid);
@@ -1264,7 +1282,7 @@ static RouterLosses router_losses(const Block *b) {
     const Acts *a = &b->a;
     RouterLosses losses = {0, 0, 0};
     for (int j = 0; j < r.E; j++) {
-        double share = 0;
+        double share = 0;  // mean over the sequences
         for (int i = 0; i < r.B; i++) {
             real load = a->load[i * r.E + j], share_b = a->share[i * r.E + j];
             share += (double)share_b / r.B;
@@ -1289,7 +1307,7 @@ static void router_stats(const Block *b, LayerSums *sums, double *load) {
         const real *s_t = b->a.rs + t * r.E;
         double sum = 0;
         for (int j = 0; j < r.E; j++) sum += s_t[j];
-        for (int j = 0; j < r.E; j++) {
+        for (int j = 0; j < r.E; j++) {  // entropy = - sum p log p
             double p = s_t[j] / sum;
             sums->entropy -= p > 0 ? p * log(p) : 0;
         }
@@ -1300,7 +1318,7 @@ static void router_stats(const Block *b, LayerSums *sums, double *load) {
 static void block_stats(const Block *b, LayerSums *sums, double *logit_max, double *load,
                         real *x0) {
     const Sublayer subs[2] = {attn_sublayer(b), ffn_sublayer(b)};
-    real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};
+    real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};  // of attention, of ffn
     int C = b->m->C;
     int64_t values = b->n * C, rows = b->n * b->m->NH;
     for (int i = 0; i < 2; i++) {
@@ -1381,6 +1399,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, omp_get_max_threads(), 1);
     g->comm = setup->comm;
     g->layout = layout_make(m);
+    // ZeRO-1: this process keeps the moments of its shards alone
     g->rank = comm_rank(g->comm);
     g->processes = comm_size(g->comm);
     layout_share(&g->layout, g->rank, g->processes);
@@ -1443,10 +1462,10 @@ static real *model_stream(Gpt *g, const int32_t *inputs, int B, int T, bool coun
     g->now.B = B;
     g->now.T = T;
     g->now.n = B * T;
-    memcpy(g->inputs, inputs, g->now.n * sizeof *inputs);
+    memcpy(g->inputs, inputs, g->now.n * sizeof *inputs);  // backward needs them
     tokens_check("token", inputs, g->now.n, m->V);
     Block b = gpt_block(g, 0);
-    real *raw = b.p.emb.on ? b.a.raw : b.a.e;
+    real *raw = b.p.emb.on ? b.a.raw : b.a.e;  // before the embedding's norm
     const real *wpe = at(b.w.wpe, (int64_t)b.cache.cached * m->C);
     embedding_forward(raw, g->inputs, b.w.wte, wpe, B, T, m->C, m->emb_scale);
     real *x = slot_forward(NORM(&b, emb), b.a.e, raw);
@@ -1509,6 +1528,7 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
 // All-reduces the sums of losses, and *square with them. Returns means over the tokens of all
 // processes, and begins new sums.
 static Loss gpt_means(Gpt *g, double *square) {
+    // one all-reduce for all of them
     double sums[] = {g->ce, g->z, g->router, (double)g->seen, *square};
     comm_combine(g->comm, sums, 5, COMM_SUM);
     double n = sums[3] > 0 ? sums[3] : 1;
@@ -1535,7 +1555,7 @@ static void model_reduce(Gpt *g, int l) {
             comm_reduce(g->comm, shard, part.size, sizeof(real), rank);
         }
     }
-    comm_poke(g->comm);
+    comm_poke(g->comm);  // MPI makes progress inside its calls alone
 }
 
 // Mirrors gpt_forward: head, blocks from the last to the first, embedding.
@@ -1547,6 +1567,7 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     Block b = gpt_block(g, m->L - 1);
     real *x = b.p.fin.on ? b.a.fx : b.a.x, *dx = b.p.fin.on ? b.d.fx : b.d.x;
     real *w = m->tied ? b.w.wte : b.w.wlm, *dw = m->tied ? b.dw.wte : b.dw.wlm;
+    // head: logits, s_z, W_head, final norm
     crossentropy_backward(b.a.logits, b.a.logsum, g->targets, n, m->V, m->Vp, scale, g->z_loss);
     real *dlogits = slot_backward(logits_gain(&b), b.d.z, b.a.logits, b.a.z);
     linear_backward(dx, dw, NULL, dlogits, x, w, linear_shape(&b, m->Vp, m->C, 1), SET);
@@ -1555,12 +1576,14 @@ static void gpt_backward(Gpt *g, double scale, int last) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
         b.loss_scale = scale * n;  // the router's losses are means over the micro-batch
+        // --recompute: activations that were not kept are computed again
         if (g->recompute == RECOMPUTE_ON) block_forward(&b, in);
         if (g->recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
         block_backward(&b, din, in);  // `in` is the stream out of the block below
         if (reducing) model_reduce(g, l);
         b = below;
     }
+    // embedding, where the head has SET the gradient of a tied one
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
     embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, g->now.B, g->now.T, m->C, m->emb_scale);
     if (reducing) model_reduce(g, -1);
@@ -1661,7 +1684,8 @@ static void gpt_normalize(Gpt *g) {
         if (!s.length) continue;
 #pragma omp parallel for
         for (int64_t i = 0; i < e->size / s.length; i++) {
-            real *line = w + i / s.step * s.length * s.step + i % s.step, square = 0;
+            real *line = w + i / s.step * s.length * s.step + i % s.step;
+            real square = 0;
             for (int64_t j = 0; j < s.length; j++)
                 square += line[j * s.step] * line[j * s.step];
             for (int64_t j = 0; j < s.length && square > 0; j++)
@@ -1690,13 +1714,13 @@ static const double *router_loads(Gpt *g, int l) {
 // The sum of squares of the gradients that this process owns, in pieces as long as possible: a
 // single process has one piece, the whole arena.
 static double gpt_square(const Gpt *g) {
-    int64_t begin = 0, end = 0;
+    int64_t begin = 0, end = 0;  // the piece so far
     double sum = 0;
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         Part part = entry_part(e, g->rank, g->processes);
         if (!part.size) continue;
-        if (e->offset + part.first != end) {
+        if (e->offset + part.first != end) {  // a gap: the piece ends
             sum += square_sum(g->tensors[GRADS] + begin, NULL, 0, end - begin);
             begin = e->offset + part.first;
         }
@@ -1706,15 +1730,15 @@ static double gpt_square(const Gpt *g) {
     return sum + square_sum(g->tensors[GRADS] + begin, NULL, 0, end - begin);
 }
 
-// The shard of one tensor that this process owns and updates (ZeRO-1). With a single process it
-// is the whole tensor. In step number `step`, which counts from 1:
+// The shard of one tensor that this process owns and updates (ZeRO-1), and how an update treats it.
+// With a single process it is the whole tensor.
 typedef struct {
     int64_t size;
     real *w, *d;                // weights, gradient
     real *m, *v;                // AdamW's moments
     double lr, decay;
     double target;              // gains decay towards it
-    double correct1, correct2;  // 1 / (1 - beta^step): the moments start at 0
+    double correct1, correct2;  // 1 / (1 - beta^step), because the moments start at 0
 } TensorShard;
 
 static TensorShard tensor_shard(Gpt *g, const Entry *e, const AdamW *o) {
@@ -1748,9 +1772,8 @@ static void adamw_update(TensorShard s, const AdamW *o, real clip) {
     }
 }
 
-// One step: gradient clipping by the global norm, then AdamW on the shards of this process, which
-// broadcasts each of them to the others. Nothing changes where loss or gradient are not finite or
-// beyond the limits of --skip-spikes.
+// One step: gradient clipping by the global norm, then AdamW on the shards of this process. Nothing
+// changes where loss or gradient are not finite or beyond the limits of --skip-spikes.
 static Update gpt_update(Gpt *g, const AdamW *o) {
     settle_grads(g);
     comm_wait(g->comm);  // for the gradients that are being reduced
@@ -1774,12 +1797,13 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
             continue;
         }
         adamw_update(tensor_shard(g, e, o), o, clip);
+        // all-gather: each shard goes from its owner to all others
         for (int rank = 0; rank < g->processes && g->processes > 1; rank++) {
             Part theirs = entry_part(e, rank, g->processes);
             comm_spread(g->comm, w + theirs.first, theirs.size, sizeof(real), rank);
         }
     }
-    comm_wait(g->comm);
+    comm_wait(g->comm);  // for the weights of all shards
     gpt_normalize(g);
     return u;
 }
@@ -1803,7 +1827,7 @@ static TensorStats shard_stats(TensorShard s, double eps, bool normalized) {
     return (TensorStats){grad, weight, update};
 }
 
-// The same of a selection bias. It has no gradient, and every process has moved all of it.
+// The same sums for a selection bias. It has no gradient, and every process has updated all of it.
 static TensorStats balance_stats(Gpt *g, const AdamW *o, const Entry *e) {
     const double *load = router_loads(g, e->layer);
     const real *w = gpt_tensor(g, WEIGHTS, e);
