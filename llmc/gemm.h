@@ -205,7 +205,7 @@ typedef struct {
     real alpha;
     bool add;  // += rather than =
     Ahead *ahead;
-} Product;
+} KernelArgs;
 
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline))
@@ -234,7 +234,7 @@ INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, 
 // Prefetches go one cache line at a time, because many at once would wait for each other: every
 // EVERY units, some 100 cycles, a line of p->ahead; in the last 2 MR units one row of `out` a
 // unit, and some rows below. Fetched earlier, B would push them out of the L1 cache.
-INLINE void gemm_run(const Product *p, const int rows, const bool apart) {
+INLINE void gemm_run(const KernelArgs *p, const int rows, const bool apart) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
     const int64_t row = p->a->row, stride = p->stride;
@@ -271,7 +271,7 @@ INLINE void gemm_run(const Product *p, const int rows, const bool apart) {
         }
 }
 
-INLINE void gemm_thirds(const Product *p, const bool apart) {
+INLINE void gemm_thirds(const KernelArgs *p, const bool apart) {
     if (p->rows > 2 * THIRD) gemm_run(p, MR, apart);
     else if (p->rows > THIRD) gemm_run(p, 2 * THIRD, apart);
     else gemm_run(p, THIRD, apart);
@@ -279,17 +279,17 @@ INLINE void gemm_thirds(const Product *p, const bool apart) {
 
 // Rows of A side by side, or apart and then side by side in k. They are functions of their own, so
 // that nothing else claims a register.
-NOINLINE void gemm_beside(const Product *p) { gemm_thirds(p, false); }
-NOINLINE void gemm_apart(const Product *p) { gemm_thirds(p, true); }
+NOINLINE void gemm_beside(const KernelArgs *p) { gemm_thirds(p, false); }
+NOINLINE void gemm_apart(const KernelArgs *p) { gemm_thirds(p, true); }
 
-static inline void gemm_kernel(const Product *p) {
+static inline void gemm_kernel(const KernelArgs *p) {
     (!IN_PLACE || p->a->row == 1 ? gemm_beside : gemm_apart)(p);
 }
 #endif
 
 // Any block of C: p->rows x cols at p->out. Where that is not a whole number of thirds, or not NR
 // columns, the kernel works in a copy, and makes the same sums.
-static inline void gemm_block(Product *p, int64_t cols) {
+static inline void gemm_block(KernelArgs *p, int64_t cols) {
     if (p->rows % THIRD == 0 && cols == NR) {
         gemm_kernel(p);
         return;
@@ -397,13 +397,13 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
             for (int64_t i = 0; i < rows; i += MR) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;  // outside the band
-                Product product = {
+                KernelArgs call = {
                     .out = c.p, .stride = c.rs, .rows = rows - i < MR ? rows - i : MR,
                     .a = &panels[i / MR], .b = &b, .s = spans[i / MR],
                     .alpha = p->alpha, .add = k0 > 0 || p->add,
                     .ahead = panel.pieces ? &panel : &slice,
                 };
-                gemm_block(&product, cols - j < NR ? cols - j : NR);
+                gemm_block(&call, cols - j < NR ? cols - j : NR);
             }
         }
     }

@@ -39,7 +39,7 @@ static inline void gemm_end(void) { _tile_release(); }
 // The unit can write a product or add it to a tile, and has no alpha: with another alpha than 1 the
 // sum goes through `block`. Each instruction's depth fetches four lines of p->ahead, and four rows
 // of `out`, then of the block below: 1.07 (GPT-2 124M) to 1.13 times as fast.
-NOINLINE void gemm_kernel(const Product *p) {
+NOINLINE void gemm_kernel(const KernelArgs *p) {
     Ahead rest = *p->ahead;
     real block[MR * NR];
     const real *row = p->out;
