@@ -1,13 +1,22 @@
-// train_gpt.c: the judge. GPT-2 and Llama-like models on the CPU, forward and backward of every layer by hand, under any
-// normalization placement; also a CPU trainer for real use.
+// train_gpt.c: the judge. GPT-2 and Llama-like models on the CPU under any normalization
+// placement, with the forward and backward pass of every layer written by hand. The CUDA trainer
+// is tested against it. It is also a CPU trainer for real use.
 //
-// 1. What is here can be read from top to bottom: layers, then the two branches of a block, the sublayer, the model, the optimizer, main.
-// 2. Every layer is a pair, <layer>_forward and <layer>_backward. Arguments: outputs | saved | inputs | parameters | sizes.
-// 3. SET or ADD: a gradient is ADDed exactly where the forward value was read more than once (the stream, the block's input, the tied
-//    embedding, parameters over micro-steps); everything else is SET, and so are the matrices' gradients by a step's first micro-step.
-// 4. The mode is data (llmc/modes.h): which slots are filled, and with what. Branches, sublayers and gpt_normalize look at that; layers never do.
-// 5. Built once per precision (REAL = float or double). Work is split by fixed pieces and every sum has one order: the same bits for any
-//    number of threads.
+// 1. The file reads from top to bottom: layers, the two branches of a block, the sublayer, the
+//    block, statistics, the model, AdamW, main.
+// 2. Every layer is a pair, <layer>_forward and <layer>_backward.
+//    Arguments: outputs | saved | inputs | parameters | sizes.
+// 3. SET or ADD: a gradient is ADDed exactly where the forward value was read more than once: the
+//    residual stream, the block's input, the tied embedding, parameters over micro-batches
+//    (gradient accumulation). Everything else is SET. The first micro-batch of a step also SETs
+//    the gradients of weight matrices, so that nothing has to zero them.
+// 4. The mode is data (llmc/modes.h): it says which norm slots are filled. Branches, sublayers and
+//    gpt_normalize look at it; layers never do.
+// 5. The file is compiled once per precision (REAL = float or double). Every sum has one order:
+//    the results are the same bits for any number of threads.
+//
+// Sizes: B sequences of T tokens, n = B T rows, C channels, NH heads, KV key-value heads, HS head
+// size, F ffn width, V vocabulary, Vp V with padding, L layers, E experts, K experts of a token.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -20,36 +29,56 @@ typedef REAL Real;
 #include "llmc/run/free_memory.h"
 #include "llmc/run/train.h"
 
-static inline real exp_real(real x) { return sizeof(real) == 8 ? (real)exp((double)x) : (real)exp_float((float)x); }
+// Double calls libm; float takes the vectorized exp_float, whose relative error is below 2e-7.
+static inline real exp_real(real x) {
+    return sizeof(real) == 8 ? (real)exp((double)x) : (real)exp_float((float)x);
+}
 
 enum { SET, ADD };
-enum { STRIP = 32 };                                    // columns that a thread owns where it sums over rows, so that each sum has one order
+enum { STRIP = 32 };  // columns that one thread sums over all rows, in the order of the rows
 
 // x = 0
 static void zero(real *x, int64_t size) {
-#pragma omp parallel for schedule(static) if (size > 1 << 16)
+#pragma omp parallel for if (size > 1 << 16)
     for (int64_t i = 0; i < size; i++) x[i] = 0;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ linear
-// y = c W x + b over n rows. x: [n, in], W: [out, in], b: [out] or NULL, y: [n, ldy] of which `out` columns are written.
+// x + offset, or NULL where a tensor does not exist
+static real *at(real *x, int64_t offset) { return x ? x + offset : NULL; }
 
-typedef struct { int64_t n; int out, in, ldy, dw; real c; } LinearShape;           // dw: SET or ADD
+// ------------------------------------------------------------------------------ linear
+// y = c W x + b, for each of n rows.
+//   x [n, in]   w [out, in]   b [out] or NULL
+//   y [n, ldy]: the first `out` columns of each row are written
+
+typedef struct {
+    int64_t n;
+    int out, in;
+    int ldy;  // from one row of y to the next: `out`, or more where two linears share a buffer
+    int dw;   // SET or ADD the weight's gradient
+    real c;   // 1, or LayerNorm Scaling's 1/sqrt(l+1)
+} LinearShape;
 
 static void linear_forward(real *y, const real *x, const real *w, const real *b, LinearShape s) {
+    // view(w, 1, s.in) is W transposed
     gemm(view(y, s.ldy, 1), view(x, s.in, 1), view(w, 1, s.in), s.n, s.out, s.in, s.c, 0);
     if (!b) return;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for
     for (int64_t i = 0; i < s.n; i++)
         for (int j = 0; j < s.out; j++) y[i * s.ldy + j] += b[j];
 }
 
-// dx = c W^T dy and dW = c dy x^T (each SET or ADD);  db += dy
-static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x, const real *w, LinearShape s, int add) {
-    gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), view(w, s.in, 1), s.n, s.in, s.out, s.c, add == ADD);
-    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), view(x, s.in, 1), s.out, s.in, s.n, s.c, s.dw == ADD);
+// dx = c W^T dy (SET or ADD, by `add`)    dW = c dy x^T (SET or ADD, by s.dw)    db += dy
+//   dx [n, in]   dw [out, in]   db [out] or NULL
+static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
+                            const real *w, LinearShape s, int add) {
+    View x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
+    gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), w_in, s.n, s.in, s.out, s.c, add == ADD);
+    // view(dy, 1, s.ldy) is dy transposed
+    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, s.dw == ADD);
     if (!db) return;
-#pragma omp parallel for schedule(static)
+    // A thread owns a strip of columns, and sums it over the rows in their order.
+#pragma omp parallel for
     for (int j0 = 0; j0 < s.out; j0 += STRIP) {
         int strip = s.out - j0 < STRIP ? s.out - j0 : STRIP;
         real sum[STRIP] = {0};
@@ -59,92 +88,127 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ norm
-// RMSNorm (Zhang, Sennrich 2019): y = g * x r,       r = (mean(x^2) + eps)^(-1/2)
-// LayerNorm (Ba et al. 2016):     y = g * (x - m) r + b,   m = mean(x), r = (mean((x - m)^2) + eps)^(-1/2)
-// Each of n rows holds `groups` groups of `width` values with statistics of their own; the gain is one vector of length `gains`, shared by
-// the groups when gains == width. b == NULL is RMSNorm. Saved: mean (LayerNorm) and rstd, [n, groups].
-// g = site.scale * w, or site.scale where w is NULL. nGPT (Loshchilov et al. 2024): L2 is RMSNorm with g = 1/sqrt(width), x / |x|; SCALE is y = g * x.
+// ------------------------------------------------------------------------------ norm
+// RMSNorm (Zhang, Sennrich 2019):  y = g * x r             r = (mean(x^2) + eps)^(-1/2)
+// LayerNorm (Ba et al. 2016):      y = g * (x - m) r + b   r = (mean((x - m)^2) + eps)^(-1/2)
+//                                                          m = mean(x)
+// nGPT (Loshchilov et al. 2024):   L2 is RMSNorm with g = 1/sqrt(width), so y = x / |x|;
+//                                  SCALE is y = g * x
+// The gain is g = site.scale * w, or site.scale alone where w is NULL.
+//   x, y [n, groups, width]: each group has statistics of its own
+//   w, b [gains]: gains == width: all groups share them; gains == groups * width: one each
+//   mean, rstd [n, groups] saved for backward; no mean for RMSNorm, neither for SCALE
 
 typedef struct Norm {
-    Site site;
-    const real *w, *b;
-    real *dw, *db, *mean, *rstd;
-    int64_t n;
-    real eps;
+    Site site;                  // llmc/modes.h: kind, groups, width, gains, scale
+    real *w, *b;                // [gains]; b is NULL for RMSNorm
+    real *dw, *db;              // [gains]
+    real *mean, *rstd;          // [n, groups]
+    int64_t n;                  // rows
+    real eps;                   // keeps r finite
 } Norm;
 
-static void norm_forward(real *y, const real *x, const Norm *s) {
-    int W = s->site.width, G = s->site.groups, shared = s->site.gains == W;
-    real scale = (real)s->site.scale;
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < s->n * G; row++) {
-        const real *x_r = x + row * W, *w = s->w ? s->w + (shared ? 0 : row % G * W) : NULL, *b = s->b ? s->b + (shared ? 0 : row % G * W) : NULL;
-        real *y_r = y + row * W, mean = 0, square = 0, rstd = 1;
-        if (b) {
+static void norm_forward(real *y, const real *x, Norm s) {
+    int W = s.site.width, G = s.site.groups;
+    int shared = s.site.gains == W;
+    real scale = (real)s.site.scale;
+#pragma omp parallel for
+    for (int64_t row = 0; row < s.n * G; row++) {  // one group of one of the n rows
+        int64_t gain = shared ? 0 : row % G * W;     // where the group's gains begin
+        const real *x_r = x + row * W, *w = at(s.w, gain), *b = at(s.b, gain);
+        real *y_r = y + row * W;
+        real mean = 0, square = 0, rstd = 1;
+        if (b) {  // LayerNorm
 #pragma omp simd reduction(+ : mean)
             for (int i = 0; i < W; i++) mean += x_r[i];
             mean /= W;
-            s->mean[row] = mean;
+            s.mean[row] = mean;
         }
-        if (s->site.on != SCALE) {
+        if (s.site.on != SCALE) {
 #pragma omp simd reduction(+ : square)
             for (int i = 0; i < W; i++) square += (x_r[i] - mean) * (x_r[i] - mean);
-            s->rstd[row] = rstd = 1 / (real)sqrt(square / W + s->eps);
+            s.rstd[row] = rstd = 1 / (real)sqrt(square / W + s.eps);  // for backward
         }
-        for (int i = 0; i < W; i++) y_r[i] = scale * (w ? w[i] : 1) * ((x_r[i] - mean) * rstd) + (b ? b[i] : 0);
+        // y = gain * xhat + bias
+        for (int i = 0; i < W; i++)
+            y_r[i] = scale * (w ? w[i] : 1) * ((x_r[i] - mean) * rstd) + (b ? b[i] : 0);
     }
 }
 
-// With xhat = (x - m) r and u = g * dy:  dx = r (u - [mean(u)] - xhat mean(u * xhat)), the bracket for LayerNorm only, SCALE u alone;  dg += dy * xhat;  db += dy
-static void norm_backward(real *dx, const real *dy, const real *x, const Norm *s, int add) {
-    int W = s->site.width, G = s->site.groups, shared = s->site.gains == W, scaled = s->site.on == SCALE;
-    real scale = (real)s->site.scale;
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < s->n * G; row++) {
-        const real *x_r = x + row * W, *dy_r = dy + row * W, *w = s->w ? s->w + (shared ? 0 : row % G * W) : NULL;
-        real *dx_r = dx + row * W, mean = s->b ? s->mean[row] : 0, rstd = scaled ? 1 : s->rstd[row], sum_u = 0, sum_ux = 0;
-#pragma omp simd reduction(+ : sum_u, sum_ux)
-        for (int i = 0; i < W; i++) {
-            real u = scale * (w ? w[i] : 1) * dy_r[i];
-            sum_u += u;
-            sum_ux += u * (x_r[i] - mean) * rstd;
-        }
-        real mean_u = s->b ? sum_u / W : 0, mean_ux = scaled ? 0 : sum_ux / W;
-        for (int i = 0; i < W; i++) {
-            real d = rstd * (scale * (w ? w[i] : 1) * dy_r[i] - mean_u - (x_r[i] - mean) * rstd * mean_ux);
-            dx_r[i] = add == ADD ? dx_r[i] + d : d;
-        }
-    }
-    // Gains and biases: all rows where they are shared, otherwise those of their group.
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int g = 0; g < s->site.gains / W; g++)
+// With xhat = (x - m) r:   dg += dy * xhat    db += dy
+// summed over all rows, or over those of one group where groups have gains of their own.
+static void norm_backward_gains(const real *dy, const real *x, Norm s) {
+    int W = s.site.width, G = s.site.groups;
+    int shared = s.site.gains == W, scaled = s.site.on == SCALE;
+    real scale = (real)s.site.scale;
+#pragma omp parallel for collapse(2)
+    for (int g = 0; g < s.site.gains / W; g++)
         for (int i0 = 0; i0 < W; i0 += STRIP) {
             int strip = W - i0 < STRIP ? W - i0 : STRIP;
             real dw[STRIP] = {0}, db[STRIP] = {0};
-            for (int64_t row = g; row < s->n * G; row += shared ? 1 : G) {
+            for (int64_t row = g; row < s.n * G; row += shared ? 1 : G) {
                 const real *dy_r = dy + row * W + i0, *x_r = x + row * W + i0;
-                real mean = s->b ? s->mean[row] : 0, rstd = scaled ? 1 : s->rstd[row];
+                real mean = s.b ? s.mean[row] : 0, rstd = scaled ? 1 : s.rstd[row];
                 for (int i = 0; i < strip; i++) {
                     dw[i] += dy_r[i] * ((x_r[i] - mean) * rstd);
                     db[i] += dy_r[i];
                 }
             }
             for (int i = 0; i < strip; i++) {
-                s->dw[g * W + i0 + i] += scale * dw[i];
-                if (s->b) s->db[g * W + i0 + i] += db[i];
+                s.dw[g * W + i0 + i] += scale * dw[i];
+                if (s.b) s.db[g * W + i0 + i] += db[i];
             }
         }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ RoPE
-// Rotary positions (Su et al. 2021), half-split: of the last R of a head's `size` channels, the pair (i, i + R/2) turns by t * theta^(-2i/R). In place.
-// direction +1 forward, -1 backward (the transpose of a rotation). table: [positions, 2, R/2], cosines and sines, from the position of the first row on.
+// With xhat = (x - m) r and u = g * dy:
+//   LayerNorm   dx = r (u - mean(u) - xhat mean(u * xhat))
+//   RMSNorm     dx = r (u - xhat mean(u * xhat))
+//   SCALE       dx = u
+static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int add) {
+    int W = s.site.width, G = s.site.groups;
+    int shared = s.site.gains == W, scaled = s.site.on == SCALE;
+    real scale = (real)s.site.scale;
+#pragma omp parallel for
+    for (int64_t row = 0; row < s.n * G; row++) {
+        const real *x_r = x + row * W, *dy_r = dy + row * W;
+        const real *w = at(s.w, shared ? 0 : row % G * W);
+        real *dx_r = dx + row * W;
+        real mean = s.b ? s.mean[row] : 0, rstd = scaled ? 1 : s.rstd[row];
+        real sum_u = 0, sum_ux = 0;  // of u and of u * xhat
+#pragma omp simd reduction(+ : sum_u, sum_ux)
+        for (int i = 0; i < W; i++) {
+            real u = scale * (w ? w[i] : 1) * dy_r[i];
+            sum_u += u;
+            sum_ux += u * (x_r[i] - mean) * rstd;
+        }
+        // LayerNorm alone subtracts the mean of u; SCALE subtracts nothing.
+        real mean_u = s.b ? sum_u / W : 0, mean_ux = scaled ? 0 : sum_ux / W;
+        for (int i = 0; i < W; i++) {
+            real xhat = (x_r[i] - mean) * rstd;
+            real d = rstd * (scale * (w ? w[i] : 1) * dy_r[i] - mean_u - xhat * mean_ux);
+            dx_r[i] = add == ADD ? dx_r[i] + d : d;
+        }
+    }
+    norm_backward_gains(dy, x, s);
+}
 
-typedef struct { int B, T, heads, size, R; } RopeShape;
+// ------------------------------------------------------------------------------ RoPE
+// Rotary position embedding (Su et al. 2021), half-split. Of the last R channels of a head, the
+// pair (i, i + R/2) at position t turns by the angle t * theta^(-2i/R). In place.
+//   x [B, T, heads, size]
+//   table [positions, 2, R/2]: cosines, then sines; it begins at the position of row 0
+//   direction +1: forward, -1: backward, because a rotation's transpose is its inverse
 
+typedef struct {
+    int B, T;
+    int heads, size;  // size: channels of a head
+    int R;            // rotary channels of a head
+} RopeShape;
+
+// Angles in double: at large positions float would lose their fraction.
 static void rope_table(real *table, int64_t positions, int R, double theta) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for
     for (int64_t t = 0; t < positions; t++)
         for (int i = 0; i < R / 2; i++) {
             double angle = (double)t * pow(theta, -2.0 * i / R);
@@ -153,44 +217,80 @@ static void rope_table(real *table, int64_t positions, int R, double theta) {
         }
 }
 
+// (first, second) becomes (first cos - second sin, second cos + first sin).
 static void rope(real *x, const real *table, RopeShape s, int direction) {
     int half = s.R / 2;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for
     for (int64_t row = 0; row < (int64_t)s.B * s.T; row++)
         for (int h = 0; h < s.heads; h++) {
             const real *cosine = table + row % s.T * s.R, *sine = cosine + half;
+            // the last R channels of head h
             real *x_h = x + (row * s.heads + h + 1) * s.size - s.R;
             for (int i = 0; i < half; i++) {
-                real first = x_h[i], second = x_h[half + i], turn = (real)direction * sine[i];
+                real first = x_h[i], second = x_h[half + i];
+                real turn = direction * sine[i];
                 x_h[i] = first * cosine[i] - second * turn;
                 x_h[half + i] = second * cosine[i] + first * turn;
             }
         }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ attention
-// Causal attention with grouped queries (Ainslie et al. 2023): S = scale Q K^T, P = softmax over keys <= query, C = P V.
-// q: [n, NH, QK], k: [n, KV, QK], v: [n, KV, HS], c: [n, NH, HS]; head h reads kv head h / (NH / KV). Saved: lse, the log-sum-exp of each row of S. peak: its largest value.
-// S is never stored whole: ATTN_BLOCK x ATTN_BLOCK of it at a time in a thread's own scratch, of which the products pass over what no query sees. Forward, c and the sums so far fade by exp(old - new maximum)
-// from block to block (online softmax: Milakov, Gimelshein 2018; Dao et al. 2022); backward computes S again.
-// Forward with a past (B is 1 then): k and v begin `past` rows before q. Blocks end at multiples of ATTN_BLOCK of the whole text: reading it in pieces gives the same bits.
+// ------------------------------------------------------------------------------ attention
+// Causal attention with grouped queries (Ainslie et al. 2023):
+//   S = scale Q K^T    P = softmax(S) over the keys up to the query's position    C = P V
+//   q [B, T, NH, QK]   k [B, T, KV, QK]   v [B, T, KV, HS]; head h reads kv head h / (NH / KV)
+//   c [B, T, NH, HS]
+//   lse [B, T, NH] saved for backward: log-sum-exp of each row of S
+//   peak [B, T, NH] largest score of each row of S, for statistics
+// S is never stored whole. Forward goes through blocks of ATTN_BLOCK keys with online softmax:
+// whenever a row's maximum grows, its sums so far are rescaled by exp(old - new maximum)
+// (Milakov, Gimelshein 2018; FlashAttention, Dao et al. 2022). Backward computes S again.
+// With a KV cache (B is 1 then) k and v begin `cached` rows before q. Blocks begin at multiples of
+// ATTN_BLOCK of the whole text, so that decoding it in pieces gives the same bits.
 
-typedef struct { int B, T, NH, KV, QK, HS, cached; real scale; } AttnShape;
+typedef struct {
+    int B, T, NH, KV;
+    int QK, HS;    // head size of q and k; of v and c
+    int cached;    // positions in the KV cache before row 0 of q
+    real scale;
+    real *scores;  // scratch [threads, 2, ATTN_BLOCK, ATTN_BLOCK]
+} AttnShape;
 
-// A row of S in vectors. Its largest: the last vector may overlap the one before. `seen` is never 0.
+// The rows of one sequence and one head, or of their gradients.
+typedef struct { View q, k, v, c; } Head;
+
+static Head head_at(const real *q, const real *k, const real *v, const real *c, AttnShape s,
+                    int64_t b, int64_t h) {
+    int64_t kv = h / (s.NH / s.KV);
+    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK;  // from row to row
+    int64_t vs = (int64_t)s.KV * s.HS, cs = (int64_t)s.NH * s.HS;
+    return (Head){
+        .q = view(q + b * s.T * qs + h * s.QK, qs, 1),
+        .k = view(k + b * s.T * ks + kv * s.QK, ks, 1),
+        .v = view(v + b * s.T * vs + kv * s.HS, vs, 1),
+        .c = view(c + b * s.T * cs + h * s.HS, cs, 1),
+    };
+}
+
+// Each thread's own two blocks of scores.
+static real *thread_scores(AttnShape s) {
+    return s.scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK;
+}
+
+// The largest of x[0 .. seen), seen > 0, in vectors. The last vector may overlap the one before.
 static real row_max(const real *x, int64_t seen) {
     real max[VL];
     for (int l = 0; l < VL; l++) max[l] = x[0];
     if (seen < VL)
         for (int64_t j = 1; j < seen; j++) max[0] = x[j] > max[0] ? x[j] : max[0];
     else {
-        Vec most = *(const VecAnywhere *)(x + seen - VL);
+        Vec largest = *(const VecAnywhere *)(x + seen - VL);
         for (int64_t j = 0; j + VL <= seen; j += VL) {
             Vec v = *(const VecAnywhere *)(x + j);
-            __typeof__(v > most) more = v > most;
-            most = (Vec)((more & (__typeof__(more))v) | (~more & (__typeof__(more))most));
+            __typeof__(v > v) more = v > largest;  // each lane all ones or all zeros: a mask
+            largest = (Vec)((more & (__typeof__(more))v) | (~more & (__typeof__(more))largest));
         }
-        memcpy(max, &most, sizeof max);
+        memcpy(max, &largest, sizeof max);
     }
 #pragma GCC unroll 4
     for (int half = VL / 2; half; half /= 2)
@@ -198,16 +298,18 @@ static real row_max(const real *x, int64_t seen) {
     return max[0];
 }
 
-// x = exp(x - most) for those seen and 0 for the other keys; returns the sum. The last vector is computed whole, and what lies beyond `seen` in it ignored.
+// The scores of keys are read in vectors of LANES; the lanes beyond `seen` are ignored.
 enum { LANES = 16 };
 _Static_assert(ATTN_BLOCK % LANES == 0, "a row of a block of scores ends with a vector");
 
-static real row_exp(real *x, int64_t seen, int64_t keys, real most) {
+// x = exp(x - max) for the keys that are seen and 0 for the others. Returns the sum.
+static real row_exp(real *x, int64_t seen, int64_t keys, real max) {
     real sum[LANES] = {0};
     int64_t j = 0;
     for (; j < seen; j += LANES) {
         int left = (int)(seen - j);
-        for (int l = 0; l < LANES; l++) sum[l] += x[j + l] = l < left ? exp_real(x[j + l] - most) : 0;
+        for (int l = 0; l < LANES; l++)
+            sum[l] += x[j + l] = l < left ? exp_real(x[j + l] - max) : 0;
     }
     for (; j < keys; j++) x[j] = 0;
 #pragma GCC unroll 4
@@ -216,141 +318,177 @@ static real row_exp(real *x, int64_t seen, int64_t keys, real most) {
     return sum[0];
 }
 
-static void attention_forward(real *c, real *peak, real *lse, real *scores, const real *q, const real *k, const real *v, AttnShape s) {
-    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T, end = s.cached + T;
-    Shares heads = shares_make((int64_t)s.B * s.NH);
-#pragma omp parallel
-    for (int64_t head; (head = shares_take(&heads)) >= 0;) {
-        int64_t b = head / s.NH, h = head % s.NH;
-        real *S = scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK;
-        int64_t kv = h / (s.NH / s.KV);
-        View q_h = view(q + b * T * qs + h * s.QK, qs, 1), k_h = view(k + b * T * ks + kv * s.QK, ks, 1), c_h = view(c + b * T * cs + h * s.HS, cs, 1), v_h = view(v + b * T * vs + kv * s.HS, vs, 1);
-        for (int64_t t0 = s.cached, rows; t0 < end; t0 += rows) {             // positions; q and c begin at the first
-            rows = ATTN_BLOCK - t0 % ATTN_BLOCK < end - t0 ? ATTN_BLOCK - t0 % ATTN_BLOCK : end - t0;
-            int64_t row0 = t0 - s.cached;
-            View q_t = part(q_h, row0, 0), c_t = part(c_h, row0, 0);
-            real max[ATTN_BLOCK], sum[ATTN_BLOCK];
-            for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
-                int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
-                View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);
-                gemm(seen_S, q_t, transpose(part(k_h, j0, 0)), rows, keys, s.QK, s.scale, 0);
-                for (int64_t i = 0; i < rows; i++) {
-                    real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * cs;
-                    int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
-                    real most = row_max(S_i, seen);
-                    if (j0 > 0 && max[i] > most) most = max[i];
-                    real total = row_exp(S_i, seen, keys, most);
-                    if (j0 > 0) {                                           // what there is so far was relative to the old maximum
-                        real fade = exp_real(max[i] - most);
-                        total += fade * sum[i];
-                        for (int j = 0; j < s.HS; j++) c_i[j] *= fade;
-                    }
-                    max[i] = most;
-                    sum[i] = total;
-                }
-                gemm(c_t, seen_S, part(v_h, j0, 0), rows, s.HS, keys, 1, j0 > 0);
-            }
+// peak and lse begin at the head's row 0; their rows are NH apart. S: scratch for one block.
+static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
+    int64_t end = s.cached + s.T;
+    for (int64_t t0 = s.cached, rows; t0 < end; t0 += rows) {  // positions in the text
+        int64_t to_boundary = ATTN_BLOCK - t0 % ATTN_BLOCK;
+        rows = to_boundary < end - t0 ? to_boundary : end - t0;
+        int64_t row0 = t0 - s.cached;  // q and c begin at position `cached`
+        View q_t = part(x.q, row0, 0), c_t = part(x.c, row0, 0);
+        real max[ATTN_BLOCK], sum[ATTN_BLOCK];  // of each row, over the keys so far
+        for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
+            int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
+            View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);  // the causal mask
+            // S = scale Q K^T, of one block
+            gemm(seen_S, q_t, transpose(part(x.k, j0, 0)), rows, keys, s.QK, s.scale, 0);
             for (int64_t i = 0; i < rows; i++) {
-                for (int j = 0; j < s.HS; j++) c_t.p[i * cs + j] /= sum[i];
-                peak[(b * T + row0 + i) * s.NH + h] = isnan(sum[i]) ? sum[i] : max[i];  // max passes over NaN, the sum does not
-                lse[(b * T + row0 + i) * s.NH + h] = max[i] + (real)log(sum[i]);
+                real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * c_t.rs;
+                // query t0 + i sees the keys up to its own position
+                int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
+                real new_max = row_max(S_i, seen);
+                if (j0 > 0 && max[i] > new_max) new_max = max[i];
+                real new_sum = row_exp(S_i, seen, keys, new_max);
+                if (j0 > 0) {  // c and sum so far are relative to the old maximum
+                    real rescale = exp_real(max[i] - new_max);
+                    new_sum += rescale * sum[i];
+                    for (int j = 0; j < s.HS; j++) c_i[j] *= rescale;
+                }
+                max[i] = new_max;
+                sum[i] = new_sum;
             }
+            // C += P V, where P still lacks its denominator
+            gemm(c_t, seen_S, part(x.v, j0, 0), rows, s.HS, keys, 1, j0 > 0);
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            // the softmax's denominator, once for all keys
+            for (int j = 0; j < s.HS; j++) c_t.p[i * c_t.rs + j] /= sum[i];
+            peak[(row0 + i) * s.NH] = isnan(sum[i]) ? sum[i] : max[i];  // max passes over NaN
+            lse[(row0 + i) * s.NH] = max[i] + (real)log(sum[i]);
         }
     }
 }
 
-// With P = exp(S - lse):  dV = P^T dC;  dP = dC V^T;  dS = P * (dP - D), D = rowsum(dC * C);  dQ = scale dS K;  dK = scale dS^T Q
-static void attention_backward(real *dq, real *dk, real *dv, real *scores, const real *dc, const real *c, const real *lse,
-                               const real *const qkv[3], AttnShape s) {
-    const real *q = qkv[0], *k = qkv[1], *v = qkv[2];
-    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK, cs = (int64_t)s.NH * s.HS, vs = (int64_t)s.KV * s.HS, T = s.T;
-    int group = s.NH / s.KV;
+// Threads share the heads (llmc/threads.h).
+static void attention_forward(real *c, real *peak, real *lse, const real *q, const real *k,
+                              const real *v, AttnShape s) {
+    Shares heads = shares_make((int64_t)s.B * s.NH);
+#pragma omp parallel
+    for (int64_t head; (head = shares_take(&heads)) >= 0;) {
+        int64_t b = head / s.NH, h = head % s.NH;
+        int64_t row = b * s.T * s.NH + h;  // where the head begins in peak and lse
+        head_forward(head_at(q, k, v, c, s, b, h), peak + row, lse + row, thread_scores(s), s);
+    }
+}
+
+// With P = exp(S - lse) and D = rowsum(dC * C):
+//   dV = P^T dC    dP = dC V^T    dS = P * (dP - D)    dQ = scale dS K    dK = scale dS^T Q
+// first: this head is the first of its group to write dk and dv.
+static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s, bool first) {
+    real *dS = P + ATTN_BLOCK * ATTN_BLOCK, D[ATTN_BLOCK];
+    for (int64_t t0 = 0; t0 < s.T; t0 += ATTN_BLOCK) {
+        int64_t rows = s.T - t0 < ATTN_BLOCK ? s.T - t0 : ATTN_BLOCK;
+        View q_t = part(x.q, t0, 0), c_t = part(x.c, t0, 0);
+        View dq_t = part(d.q, t0, 0), dc_t = part(d.c, t0, 0);
+        for (int64_t i = 0; i < rows; i++) {  // D = rowsum(dC * C)
+            real sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int j = 0; j < s.HS; j++) sum += dc_t.p[i * dc_t.rs + j] * c_t.p[i * c_t.rs + j];
+            D[i] = sum;
+        }
+        for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
+            int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
+            View k_j = part(x.k, j0, 0), dk_j = part(d.k, j0, 0);
+            View v_j = part(x.v, j0, 0), dv_j = part(d.v, j0, 0);
+            View seen_P = band(P, ATTN_BLOCK, 1, -FAR, t0 - j0);
+            View seen_dS = band(dS, ATTN_BLOCK, 1, -FAR, t0 - j0);
+            gemm(seen_P, q_t, transpose(k_j), rows, keys, s.QK, s.scale, 0);  // S
+            gemm(seen_dS, dc_t, transpose(v_j), rows, keys, s.HS, 1, 0);      // dP
+            for (int64_t i = 0; i < rows; i++) {
+                real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK;
+                int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
+                row_exp(P_i, seen, keys, lse[(t0 + i) * s.NH]);  // P = exp(S - lse)
+                for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
+                for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
+            }
+            // The block on the diagonal comes first to these keys, and SETs their gradients.
+            int add = !first || t0 > j0;
+            gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
+            gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > 0);
+            gemm(dk_j, transpose(seen_dS), q_t, keys, s.QK, rows, s.scale, add);
+        }
+    }
+}
+
+static void attention_backward(real *dq, real *dk, real *dv, const real *dc, const real *c,
+                               const real *lse, const real *q, const real *k, const real *v,
+                               AttnShape s) {
+    int group = s.NH / s.KV;  // query heads that share a kv head
     Shares heads = shares_make((int64_t)s.B * s.KV);
 #pragma omp parallel
-    for (int64_t head; (head = shares_take(&heads)) >= 0;) {                // one thread owns a kv head: its dk, dv have one order
-        int64_t b = head / s.KV, kv = head % s.KV;
-        real *P = scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK, *dS = P + ATTN_BLOCK * ATTN_BLOCK;
-        for (int h = kv * group; h < (kv + 1) * group; h++)
-            for (int64_t t0 = 0; t0 < T; t0 += ATTN_BLOCK) {
-                int64_t rows = T - t0 < ATTN_BLOCK ? T - t0 : ATTN_BLOCK, at_q = (b * T + t0) * qs + h * s.QK, at_c = (b * T + t0) * cs + h * s.HS;
-                View q_t = view(q + at_q, qs, 1), dq_t = view(dq + at_q, qs, 1), dc_t = view(dc + at_c, cs, 1);
-                real D[ATTN_BLOCK];
-                for (int64_t i = 0; i < rows; i++) {
-                    real sum = 0;
-#pragma omp simd reduction(+ : sum)
-                    for (int j = 0; j < s.HS; j++) sum += dc[at_c + i * cs + j] * c[at_c + i * cs + j];
-                    D[i] = sum;
-                }
-                for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
-                    int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK, at_k = (b * T + j0) * ks + kv * s.QK, at_v = (b * T + j0) * vs + kv * s.HS;
-                    View k_j = view(k + at_k, ks, 1), dk_j = view(dk + at_k, ks, 1), v_j = view(v + at_v, vs, 1), dv_j = view(dv + at_v, vs, 1);
-                    View seen_P = band(P, ATTN_BLOCK, 1, -FAR, t0 - j0), seen_dS = band(dS, ATTN_BLOCK, 1, -FAR, t0 - j0);
-                    gemm(seen_P, q_t, transpose(k_j), rows, keys, s.QK, s.scale, 0);
-                    gemm(seen_dS, dc_t, transpose(v_j), rows, keys, s.HS, 1, 0);
-                    for (int64_t i = 0; i < rows; i++) {
-                        real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK, lse_i = lse[(b * T + t0 + i) * s.NH + h];
-                        int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
-                        row_exp(P_i, seen, keys, lse_i);
-                        for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
-                        for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
-                    }
-                    int add = h > kv * group || t0 > j0;                    // the first to write dk and dv: the group's first head, in the block on its diagonal
-                    gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
-                    gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > 0);
-                    gemm(dk_j, transpose(seen_dS), q_t, keys, s.QK, rows, s.scale, add);
-                }
-            }
+    for (int64_t head; (head = shares_take(&heads)) >= 0;) {
+        int64_t b = head / s.KV, kv = head % s.KV;  // one thread owns a kv head: one order of sums
+        for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+            Head x = head_at(q, k, v, c, s, b, h), d = head_at(dq, dk, dv, dc, s, b, h);
+            const real *lse_h = lse + b * s.T * s.NH + h;
+            head_backward(d, x, lse_h, thread_scores(s), s, h == kv * group);
+        }
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ latent heads
-// Latent attention (DeepSeek-V2 2024, eq 9-19, without compression of q) makes keys and values from a narrow latent: kvb = W_kvb norm(c), [n, NH, HS + HS].
-// Head h gets k = [first half of kvb | kr], kr being one for all heads and turned by RoPE later, and v = second half. k: [n, NH, HS + R], v: [n, NH, HS].
+// ------------------------------------------------------------------------------ latent heads
+// Multi-head latent attention (DeepSeek-V2 2024, eq 9-19, q uncompressed) makes keys and values
+// from a narrow latent, kvb = W_kvb norm(latent).
+//   kvb [n, NH, HS + HS]: for each head the first half of k, then v
+//   kr [n, R]: the rotary part of k, shared by all heads; RoPE turns it later
+//   k [n, NH, HS + R] = [first half of kvb | kr]    v [n, NH, HS] = second half of kvb
 
-static void latent_heads_forward(real *k, real *v, const real *kvb, const real *kr, int64_t n, int NH, int HS, int R) {
-#pragma omp parallel for schedule(static)
+static void latent_heads_forward(real *k, real *v, const real *kvb, const real *kr, int64_t n,
+                                 int NH, int HS, int R) {
+#pragma omp parallel for
     for (int64_t i = 0; i < n * NH; i++) {
-        memcpy(k + i * (HS + R), kvb + i * 2 * HS, (size_t)HS * sizeof(real));
-        memcpy(k + i * (HS + R) + HS, kr + i / NH * R, (size_t)R * sizeof(real));
-        memcpy(v + i * HS, kvb + (i * 2 + 1) * HS, (size_t)HS * sizeof(real));
+        memcpy(k + i * (HS + R), kvb + i * 2 * HS, HS * sizeof(real));
+        memcpy(k + i * (HS + R) + HS, kr + i / NH * R, R * sizeof(real));
+        memcpy(v + i * HS, kvb + (i * 2 + 1) * HS, HS * sizeof(real));
     }
 }
 
-// dkvb = [dk's first HS | dv];  dkr = sum over heads of dk's last R
-static void latent_heads_backward(real *dkvb, real *dkr, const real *dk, const real *dv, int64_t n, int NH, int HS, int R) {
-#pragma omp parallel for schedule(static)
+// dkvb = [first HS of dk | dv]    dkr = sum over heads of the last R of dk
+static void latent_heads_backward(real *dkvb, real *dkr, const real *dk, const real *dv, int64_t n,
+                                  int NH, int HS, int R) {
+#pragma omp parallel for
     for (int64_t t = 0; t < n; t++) {
-        memset(dkr + t * R, 0, (size_t)R * sizeof(real));
+        memset(dkr + t * R, 0, R * sizeof(real));
         for (int64_t i = t * NH; i < (t + 1) * NH; i++) {
-            memcpy(dkvb + i * 2 * HS, dk + i * (HS + R), (size_t)HS * sizeof(real));
-            memcpy(dkvb + (i * 2 + 1) * HS, dv + i * HS, (size_t)HS * sizeof(real));
+            memcpy(dkvb + i * 2 * HS, dk + i * (HS + R), HS * sizeof(real));
+            memcpy(dkvb + (i * 2 + 1) * HS, dv + i * HS, HS * sizeof(real));
             for (int j = 0; j < R; j++) dkr[t * R + j] += dk[i * (HS + R) + HS + j];
         }
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ activation
-// SwiGLU (Shazeer 2020): h = silu(gate) * up, gu = [gate | up].
-// GELU, tanh form (GPT-2): h = gu/2 (1 + tanh(z)) = gu sigmoid(2z), 2z = sqrt(8/pi) (gu + 0.044715 gu^3)
+// ------------------------------------------------------------------------------ activation
+// SwiGLU (Shazeer 2020):     h = silu(gate) * up
+// GELU, tanh form (GPT-2):   h = u/2 (1 + tanh(z)) = u sigmoid(2z)
+//                            2z = sqrt(8/pi) (u + 0.044715 u^3)
+//   gu [n, 2 F] = [gate | up], or [n, F] = u    h [n, F]
 
-static const real GELU_SLOPE = (real)1.5957691216057308, GELU_CUBE = (real)0.044715;
+static const real GELU_SLOPE = 1.5957691216057308;  // sqrt(8/pi)
+static const real GELU_CUBE = 0.044715;
 
 static inline real sigmoid(real x) { return 1 / (1 + exp_real(-x)); }
 
+static inline real gelu_gate(real u) {
+    return sigmoid(GELU_SLOPE * (u + GELU_CUBE * u * u * u));
+}
+
 static void activation_forward(real *h, const real *gu, int64_t n, int F, int swiglu) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for
     for (int64_t row = 0; row < n; row++) {
-        const real *g = gu + row * F * (swiglu ? 2 : 1);
+        const real *g = gu + row * F * (swiglu ? 2 : 1);  // gate, and up at g + F
         real *h_r = h + row * F;
         if (swiglu)
             for (int i = 0; i < F; i++) h_r[i] = g[i] * sigmoid(g[i]) * g[F + i];
         else
-            for (int i = 0; i < F; i++) h_r[i] = g[i] * sigmoid(GELU_SLOPE * (g[i] + GELU_CUBE * g[i] * g[i] * g[i]));
+            for (int i = 0; i < F; i++) h_r[i] = g[i] * gelu_gate(g[i]);
     }
 }
 
-static void activation_backward(real *dgu, const real *dh, const real *gu, int64_t n, int F, int swiglu) {
-#pragma omp parallel for schedule(static)
+// SwiGLU, s = sigmoid(gate):   dgate = dh up s (1 + gate (1 - s))    dup = dh gate s
+// GELU, s = sigmoid(2z):       du = dh s (1 + u (1 - s) d(2z)/du)
+static void activation_backward(real *dgu, const real *dh, const real *gu, int64_t n, int F,
+                                int swiglu) {
+#pragma omp parallel for
     for (int64_t row = 0; row < n; row++) {
         const real *g = gu + row * F * (swiglu ? 2 : 1), *dh_r = dh + row * F;
         real *dg = dgu + row * F * (swiglu ? 2 : 1);
@@ -362,108 +500,159 @@ static void activation_backward(real *dgu, const real *dh, const real *gu, int64
             }
         else
             for (int i = 0; i < F; i++) {
-                real s = sigmoid(GELU_SLOPE * (g[i] + GELU_CUBE * g[i] * g[i] * g[i]));
-                dg[i] = dh_r[i] * s * (1 + g[i] * (1 - s) * GELU_SLOPE * (1 + 3 * GELU_CUBE * g[i] * g[i]));
+                real s = gelu_gate(g[i]), cube = 1 + 3 * GELU_CUBE * g[i] * g[i];
+                dg[i] = dh_r[i] * s * (1 + g[i] * (1 - s) * GELU_SLOPE * cube);
             }
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the router
-// Which K of E experts a token goes through, and with what weight, from logits z = W x [n, E] (Shazeer et al. 2017; OLMoE 2024; DeepSeek-V3 2024 eq 12-16):
-//   s = softmax(z) or sigmoid(z);  S = the K experts with the largest s + bias, among equals the first;  gate_e = scale s_e, or scale s_e / sum_S s
-// Losses, with load_be the tokens of expert e in sequence b, p = s / sum s (softmax: s itself), share_be the mean of p_e over sequence b:
-//   balance   E/(K n)   sum_e (sum_b load_be) (mean_b share_be)       over the micro-batch (Switch, Fedus et al. 2021; OLMoE): 1 where all is even
-//   sequence  E/(K T B) sum_b sum_e load_be share_be                  over each sequence (DeepSeek-V2 eq 23-25)
-//   z         mean_t logsumexp(z_t)^2                                 (ST-MoE, Zoph et al. 2022)
-// Layers add up as their mean, and z is divided by K too (--router-losses mean: OLMoE's), or plainly (sum: DeepSeek, OLMo-core).
-// balance, sequence, z: the coefficients of one layer. load has a last row, [B + 1, E]: the sum of the others.
+// ------------------------------------------------------------------------------ router
+// The router of a mixture of experts sends each token to its top-k experts, K of E (Shazeer et
+// al. 2017; OLMoE 2024; DeepSeek-V3 2024, eq 12-16). From logits z = W x:
+//   s = softmax(z) or sigmoid(z)
+//   S = top-k of s + bias: among equals the first
+//   gate_e = scale s_e, or scale s_e / sum_S s
+//   z, s [n, E]   lse [n] log-sum-exp of z   bias [E] for selection alone, or NULL
+//   gate [n, K]   choice [n, K] the chosen experts
+//   load [B + 1, E] tokens of each expert in sequence b; the last row is the sum of the others
+//   share [B, E] mean over sequence b of p = s / sum s
+//
+// Losses of one layer, each without its coefficient:
+//   balance    E/(K n) sum_e (sum_b load_be) (mean_b share_be)   over the micro-batch; 1 where all
+//              is even (Switch, Fedus et al. 2021; OLMoE)
+//   sequence   E/(K T B) sum_b sum_e load_be share_be            over each sequence (DeepSeek-V2,
+//              eq 23-25)
+//   z          mean_t logsumexp(z_t)^2                           (ST-MoE, Zoph et al. 2022)
+// Over layers they add up as their mean, with z divided by K too (--router-losses mean: OLMoE), or
+// plainly (sum: DeepSeek, OLMo-core).
 
-typedef struct { int64_t n; int B, T, E, K, kind; real scale, balance, sequence, z; } RouterShape;
+typedef struct {
+    int64_t n;
+    int B, T, E, K;
+    int kind;                   // ROUTER_SOFTMAX, ROUTER_SOFTMAX_RENORM, ROUTER_SIGMOID
+    real scale;                 // of the gates
+    real balance, sequence, z;  // coefficients of the losses of one layer
+} RouterShape;
 
 static void router_scores(real *s, real *lse, const real *z, RouterShape r) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for
     for (int64_t t = 0; t < r.n; t++) {
         const real *z_t = z + t * r.E;
-        real max = z_t[0], sum = 0;
+        real *s_t = s + t * r.E;
+        real max = z_t[0], sum = 0;  // less the maximum no exponential overflows
         for (int j = 1; j < r.E; j++) max = z_t[j] > max ? z_t[j] : max;
         for (int j = 0; j < r.E; j++) sum += exp_real(z_t[j] - max);
         lse[t] = max + (real)log(sum);
-        for (int j = 0; j < r.E; j++) s[t * r.E + j] = r.kind == ROUTER_SIGMOID ? sigmoid(z_t[j]) : exp_real(z_t[j] - lse[t]);
+        for (int j = 0; j < r.E; j++)
+            s_t[j] = r.kind == ROUTER_SIGMOID ? sigmoid(z_t[j]) : exp_real(z_t[j] - lse[t]);
     }
 }
 
-static void router_forward(real *gate, int32_t *choice, real *load, real *share, const real *s, const real *bias, RouterShape r) {
-#pragma omp parallel for schedule(static)
+static void router_forward(real *gate, int32_t *choice, real *load, real *share, const real *s,
+                           const real *bias, RouterShape r) {
+#pragma omp parallel for
     for (int64_t t = 0; t < r.n; t++) {
         const real *s_t = s + t * r.E;
         int32_t *choice_t = choice + t * r.K;
         real sum = 0;
-        for (int j = 0, found = 0; j < r.E; j++) {                           // the best so far, in order; K of them also where scores are NaN
+        // Top-k by insertion: choice_t holds the best experts so far, in order. It fills up even
+        // where all scores are NaN.
+        for (int j = 0, found = 0; j < r.E; j++) {
             real score = s_t[j] + (bias ? bias[j] : 0);
             int i = found < r.K ? found++ : r.K;
-            for (; i > 0 && score > s_t[choice_t[i - 1]] + (bias ? bias[choice_t[i - 1]] : 0); i--)
-                if (i < r.K) choice_t[i] = choice_t[i - 1];
-            if (i < r.K) choice_t[i] = j;
+            for (; i > 0; i--) {
+                int before = choice_t[i - 1];
+                if (!(score > s_t[before] + (bias ? bias[before] : 0))) break;
+                if (i < r.K) choice_t[i] = before;
+            }
+            if (i < r.K) choice_t[i] = j;  // otherwise K experts are better
         }
+        // Gates come from the scores without the bias.
         for (int k = 0; k < r.K; k++) sum += s_t[choice_t[k]];
-        for (int k = 0; k < r.K; k++) gate[t * r.K + k] = r.scale * s_t[choice_t[k]] / (r.kind == ROUTER_SOFTMAX ? 1 : sum);
+        for (int k = 0; k < r.K; k++)
+            gate[t * r.K + k] = r.scale * s_t[choice_t[k]] / (r.kind == ROUTER_SOFTMAX ? 1 : sum);
     }
-#pragma omp parallel for schedule(static)
+    // Load and share of each sequence, then the load of all.
+#pragma omp parallel for
     for (int b = 0; b < r.B; b++) {
         real *load_b = load + b * r.E, *share_b = share + b * r.E;
         for (int j = 0; j < r.E; j++) load_b[j] = share_b[j] = 0;
         for (int64_t t = (int64_t)b * r.T; t < (int64_t)(b + 1) * r.T; t++) {
+            const real *s_t = s + t * r.E;
             real sum = 0;
             for (int k = 0; k < r.K; k++) load_b[choice[t * r.K + k]]++;
-            for (int j = 0; j < r.E; j++) sum += s[t * r.E + j];
-            for (int j = 0; j < r.E; j++) share_b[j] += s[t * r.E + j] / (r.kind == ROUTER_SIGMOID ? sum * r.T : r.T);
+            for (int j = 0; j < r.E; j++) sum += s_t[j];
+            for (int j = 0; j < r.E; j++)
+                share_b[j] += s_t[j] / (r.kind == ROUTER_SIGMOID ? sum * r.T : r.T);
         }
     }
     for (int j = 0; j < r.E; j++) load[r.B * r.E + j] = 0;
     for (int i = 0; i < r.B * r.E; i++) load[r.B * r.E + i % r.E] += load[i];
 }
 
-// dz (SET) from the gradient of the gates and from the losses. pull_e = d(loss) / d(p_e) of a token; loss_scale: the gradient of the micro-batch's mean loss.
-// With ds_e = scale dgate_e, or scale / sum_S s (dgate_e - sum_S dgate gate / scale), for e in S:
-//   softmax: u = ds + pull, dz = s (u - sum s u);   sigmoid: dz = s (1 - s) (ds + (pull - sum p pull) / sum s);   z: + 2 z lse softmax(z) / n
-static void router_backward(real *dz, const real *dgate, const real *gate, const int32_t *choice, const real *load, const real *s, const real *const z_lse[2],
+// Top-k's backward and that of the losses: the choice itself is a constant, and gradients flow
+// through the gates of the chosen experts. dz is SET.
+//   pull_e = d(balance + sequence) / d(p_e), for one token
+//   ds_e = scale dgate_e, or scale / sum_S s (dgate_e - sum_S dgate gate / scale), for e in S
+//   softmax:  u = ds + pull    dz = s (u - sum s u)
+//   sigmoid:  dz = s (1 - s) (ds + (pull - sum p pull) / sum s)
+//   z-loss:   dz += 2 coefficient lse softmax(z) / n
+// loss_scale: the gradient of the micro-batch's mean loss.
+static void router_backward(real *dz, const real *dgate, const real *gate, const int32_t *choice,
+                            const real *load, const real *s, const real *z, const real *lse,
                             RouterShape r, real loss_scale) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for
     for (int64_t t = 0; t < r.n; t++) {
-        const real *s_t = s + t * r.E, *z_t = z_lse[0] + t * r.E, lse = z_lse[1][t];
-        real *dz_t = dz + t * r.E, chosen = 0, inner = 0, sum = 0, pulled = 0;
+        const real *s_t = s + t * r.E, *z_t = z + t * r.E;
+        const real *load_b = load + t / r.T * r.E, *load_all = load + r.B * r.E;
+        real *dz_t = dz + t * r.E;
+        real chosen = 0;  // sum_S s
+        real inner = 0;   // sum_S dgate gate
+        real sum = 0;     // sum s
+        real pulled = 0;  // sum s pull
         for (int k = 0; k < r.K; k++) {
             chosen += s_t[choice[t * r.K + k]];
             inner += dgate[t * r.K + k] * gate[t * r.K + k];
         }
         for (int j = 0; j < r.E; j++) {
-            dz_t[j] = loss_scale * r.E / r.K / r.n * (r.balance * load[r.B * r.E + j] / r.n + r.sequence * load[t / r.T * r.E + j] / r.T);
+            real pull = r.balance * load_all[j] / r.n + r.sequence * load_b[j] / r.T;
+            dz_t[j] = loss_scale * r.E / r.K / r.n * pull;
             sum += s_t[j];
             pulled += s_t[j] * dz_t[j];
         }
+        // p = s / sum s: from the gradient of p to that of s
         if (r.kind == ROUTER_SIGMOID)
             for (int j = 0; j < r.E; j++) dz_t[j] = (dz_t[j] - pulled / sum) / sum;
+        // the gates' gradient, for the chosen experts alone
         for (int k = 0; k < r.K; k++) {
             real dg = dgate[t * r.K + k];
-            dz_t[choice[t * r.K + k]] += r.kind == ROUTER_SOFTMAX ? r.scale * dg : (r.scale * dg - inner) / chosen;
+            dz_t[choice[t * r.K + k]] +=
+                r.kind == ROUTER_SOFTMAX ? r.scale * dg : (r.scale * dg - inner) / chosen;
         }
-        real along = 0;
+        // from the gradient of s, which is in dz, to that of z
+        real along = 0;  // sum s u
         for (int j = 0; j < r.E; j++) along += s_t[j] * dz_t[j];
         for (int j = 0; j < r.E; j++) {
-            dz_t[j] = s_t[j] * (r.kind == ROUTER_SIGMOID ? (1 - s_t[j]) * dz_t[j] : dz_t[j] - along);
-            dz_t[j] += loss_scale * 2 * r.z * lse / r.n * exp_real(z_t[j] - lse);
+            dz_t[j] =
+                s_t[j] * (r.kind == ROUTER_SIGMOID ? (1 - s_t[j]) * dz_t[j] : dz_t[j] - along);
+            dz_t[j] += loss_scale * 2 * r.z * lse[t] / r.n * exp_real(z_t[j] - lse[t]);
         }
     }
 }
 
-// Rows of an expert become neighbours, in the order of the tokens: start[e] is the first of expert e, place[t, k] that of a token's k-th choice.
+// ------------------------------------------------------------------------------ gather, combine
+// The K n assignments of tokens to experts are sorted by expert, in the order of the tokens, so
+// that each expert multiplies neighbouring rows.
+//   start [E + 1] first row of each expert   place [n, K] row of each token's k-th choice
+
 static void router_sort(int32_t *place, int32_t *start, const int32_t *choice, RouterShape r) {
     int32_t first = 0;
-    memset(start, 0, (size_t)(r.E + 1) * sizeof *start);
+    // Counting sort: start holds counts, then their sums, then where the next row goes.
+    memset(start, 0, (r.E + 1) * sizeof *start);
     for (int64_t i = 0; i < r.n * r.K; i++) start[choice[i] + 1]++;
     for (int j = 0; j < r.E; j++) start[j + 1] += start[j];
     for (int64_t i = 0; i < r.n * r.K; i++) place[i] = start[choice[i]]++;
-    for (int j = 0; j <= r.E; j++) {                                         // each start has moved to the next one's
+    for (int j = 0; j <= r.E; j++) {  // each start has moved to that of the next expert
         int32_t next = start[j];
         start[j] = first;
         first = next;
@@ -471,14 +660,18 @@ static void router_sort(int32_t *place, int32_t *start, const int32_t *choice, R
 }
 
 // rows[place[t, k]] = x[t]
-static void gather_forward(real *rows, const real *x, const int32_t *place, int64_t n, int K, int C) {
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < n * K; i++) memcpy(rows + (int64_t)place[i] * C, x + i / K * C, (size_t)C * sizeof(real));
+//   x [n, C]   rows [K n, C] sorted by expert
+static void gather_forward(real *rows, const real *x, const int32_t *place, int64_t n, int K,
+                           int C) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < n * K; i++)
+        memcpy(rows + (int64_t)place[i] * C, x + i / K * C, C * sizeof(real));
 }
 
 // dx[t] += sum_k drows[place[t, k]]
-static void gather_backward(real *dx, const real *drows, const int32_t *place, int64_t n, int K, int C) {
-#pragma omp parallel for schedule(static)
+static void gather_backward(real *dx, const real *drows, const int32_t *place, int64_t n, int K,
+                            int C) {
+#pragma omp parallel for
     for (int64_t t = 0; t < n; t++)
         for (int k = 0; k < K; k++) {
             const real *row = drows + (int64_t)place[t * K + k] * C;
@@ -486,24 +679,29 @@ static void gather_backward(real *dx, const real *drows, const int32_t *place, i
         }
 }
 
-// y[t] = sum_k gate[t, k] rows[place[t, k]], added to what y holds where add is ADD
-static void combine_forward(real *y, const real *rows, const real *gate, const int32_t *place, int64_t n, int K, int C, int add) {
-#pragma omp parallel for schedule(static)
+// y[t] = sum_k gate[t, k] rows[place[t, k]], SET or ADD (to what shared experts give)
+//   y [n, C]   rows [K n, C] outputs of the experts
+static void combine_forward(real *y, const real *rows, const real *gate, const int32_t *place,
+                            int64_t n, int K, int C, int add) {
+#pragma omp parallel for
     for (int64_t t = 0; t < n; t++) {
-        if (add == SET) memset(y + t * C, 0, (size_t)C * sizeof(real));
+        if (add == SET) memset(y + t * C, 0, C * sizeof(real));
         for (int k = 0; k < K; k++) {
-            const real *row = rows + (int64_t)place[t * K + k] * C, g = gate[t * K + k];
+            const real *row = rows + (int64_t)place[t * K + k] * C;
+            real g = gate[t * K + k];
             for (int i = 0; i < C; i++) y[t * C + i] += g * row[i];
         }
     }
 }
 
-// drows[place[t, k]] = gate[t, k] dy[t];  dgate[t, k] = dy[t] . rows[place[t, k]]
-static void combine_backward(real *drows, real *dgate, const real *dy, const real *rows, const real *gate, const int32_t *place, int64_t n, int K, int C) {
-#pragma omp parallel for schedule(static)
+// drows[place[t, k]] = gate[t, k] dy[t]    dgate[t, k] = dy[t] . rows[place[t, k]]
+static void combine_backward(real *drows, real *dgate, const real *dy, const real *rows,
+                             const real *gate, const int32_t *place, int64_t n, int K, int C) {
+#pragma omp parallel for
     for (int64_t i = 0; i < n * K; i++) {
         const real *row = rows + (int64_t)place[i] * C, *dy_t = dy + i / K * C;
-        real *drow = drows + (int64_t)place[i] * C, dot = 0;
+        real *drow = drows + (int64_t)place[i] * C;
+        real dot = 0;
 #pragma omp simd reduction(+ : dot)
         for (int j = 0; j < C; j++) dot += dy_t[j] * row[j];
         for (int j = 0; j < C; j++) drow[j] = gate[i] * dy_t[j];
@@ -511,34 +709,44 @@ static void combine_backward(real *drows, real *dgate, const real *dy, const rea
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ embedding
-// e_t = scale * wte[token] (+ wpe[t])
+// ------------------------------------------------------------------------------ embedding
+// e[b, t] = scale * wte[token] + wpe[t]
+//   tokens [B, T]   wte [Vp, C]   wpe [positions, C], NULL with RoPE   e [B, T, C]
 
-static void embedding_forward(real *e, const int32_t *tokens, const real *wte, const real *wpe, int B, int T, int C, real scale) {
-#pragma omp parallel for schedule(static)
-    for (int64_t bt = 0; bt < (int64_t)B * T; bt++)
-        for (int i = 0; i < C; i++) e[bt * C + i] = scale * wte[(int64_t)tokens[bt] * C + i] + (wpe ? wpe[bt % T * C + i] : 0);
+static void embedding_forward(real *e, const int32_t *tokens, const real *wte, const real *wpe,
+                              int B, int T, int C, real scale) {
+#pragma omp parallel for
+    for (int64_t bt = 0; bt < (int64_t)B * T; bt++) {
+        const real *wte_ix = wte + (int64_t)tokens[bt] * C;  // the token's row
+        for (int i = 0; i < C; i++)
+            e[bt * C + i] = scale * wte_ix[i] + (wpe ? wpe[bt % T * C + i] : 0);
+    }
 }
 
-// Repeated tokens add up in one order too.
-static void embedding_backward(real *dwte, real *dwpe, const real *de, const int32_t *tokens, int B, int T, int C, real scale) {
-#pragma omp parallel for schedule(static)
+// dwte[token] += scale * de[b, t]    dwpe[t] += de[b, t]
+// A thread owns a strip of columns: gradients of repeated tokens add up in one order.
+static void embedding_backward(real *dwte, real *dwpe, const real *de, const int32_t *tokens,
+                               int B, int T, int C, real scale) {
+#pragma omp parallel for
     for (int i0 = 0; i0 < C; i0 += STRIP) {
         int strip = C - i0 < STRIP ? C - i0 : STRIP;
         for (int64_t bt = 0; bt < (int64_t)B * T; bt++) {
             const real *restrict d = de + bt * C + i0;
-            real *restrict token = dwte + (int64_t)tokens[bt] * C + i0, *restrict position = dwpe ? dwpe + bt % T * C + i0 : NULL;
+            real *restrict token = dwte + (int64_t)tokens[bt] * C + i0;
+            real *restrict position = dwpe ? dwpe + bt % T * C + i0 : NULL;
             for (int i = 0; i < strip; i++) token[i] += scale * d[i];
             for (int i = 0; i < strip && position; i++) position[i] += d[i];
         }
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ cross-entropy
-// loss = logsumexp(z) - z[target] over the V real columns of [n, Vp]; the padding takes no part.
+// ------------------------------------------------------------------------------ cross-entropy
+// loss = logsumexp(z) - z[target], over the V columns of the vocabulary; padding takes no part.
+//   logits [n, Vp]   targets [n]   losses [n]   logsum [n] saved for backward
 
-static void crossentropy_forward(real *losses, real *logsum, const real *logits, const int32_t *targets, int64_t n, int V, int Vp) {
-#pragma omp parallel for schedule(static)
+static void crossentropy_forward(real *losses, real *logsum, const real *logits,
+                                 const int32_t *targets, int64_t n, int V, int Vp) {
+#pragma omp parallel for
     for (int64_t row = 0; row < n; row++) {
         const real *z = logits + row * Vp;
         real max = z[0], sum = 0;
@@ -551,69 +759,98 @@ static void crossentropy_forward(real *losses, real *logsum, const real *logits,
     }
 }
 
-// dz = scale * (softmax(z) - onehot(target) + 2 z_loss logsum softmax(z)), in place of z. z_loss * logsum^2 is OLMo 2's z-loss.
-static void crossentropy_backward(real *logits, const real *logsum, const int32_t *targets, int64_t n, int V, int Vp, real scale, real z_loss) {
-#pragma omp parallel for schedule(static)
+// dz = scale * (softmax(z) - onehot(target) + 2 z_loss logsum softmax(z)), in place of z.
+// The last term is that of the z-loss, z_loss * logsum^2 (OLMo 2 2025).
+static void crossentropy_backward(real *logits, const real *logsum, const int32_t *targets,
+                                  int64_t n, int V, int Vp, real scale, real z_loss) {
+#pragma omp parallel for
     for (int64_t row = 0; row < n; row++) {
-        real *z = logits + row * Vp, both = scale * (1 + 2 * z_loss * logsum[row]), log_row = logsum[row];
+        real *z = logits + row * Vp, log_row = logsum[row];
+        // cross-entropy and z-loss share softmax(z) = exp(z - logsum)
+        real both = scale * (1 + 2 * z_loss * log_row);
         for (int j = 0; j < V; j++) z[j] = both * exp_real(z[j] - log_row);
         for (int j = V; j < Vp; j++) z[j] = 0;
         z[targets[row]] -= scale;
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the block
-// What the functions of one block share: its place in the mode, its parameters and activations, and their gradients.
+// ------------------------------------------------------------------------------ the block
+// A block is two sublayers, attention and ffn, around a residual stream x [n, C].
 
 typedef struct Block {
     const Model *m;
-    const Sizes *s;
-    Place p;
-    Params w;
+    const Sizes *s;      // B, T of the micro-batch
+    int64_t n;           // rows: B T, or those of one expert
+    Place p;             // what the mode decides about this layer (llmc/modes.h)
+    Params w;            // parameters (llmc/tensors.h)
     Grads dw;
-    Acts a, d;
-    KvCache cache;
-    const real *rotary;                                 // rope_table from the position of the first row on; NULL with learned positions
-    int dweights;                                       // backward: SET or ADD, of linears' weights
-    real loss_scale;                                    // backward: the gradient of the micro-batch's mean loss, for the router's
+    Acts a, d;           // activations and their gradients
+    KvCache cache;       // decode: keys and values of earlier tokens; otherwise NULLs
+    const real *rotary;  // rope_table from row 0's position; NULL with learned positions
+    int dweights;        // backward: SET or ADD the gradients of weight matrices
+    real loss_scale;     // backward: the gradient of the micro-batch's mean loss, for the router
 } Block;
 
-static Norm block_norm(const Block *b, Site site, const real *w, const real *bias, real *dw, real *db, real *mean, real *rstd) {
-    return (Norm){site, w, bias, dw, db, mean, rstd, b->s->n, site.on == L2 ? (real)1e-12 : (real)b->m->eps};      // of L2 only against 0/0
+static Norm block_norm(const Block *b, Site site, real *w, real *bias, real *dw, real *db,
+                       real *mean, real *rstd) {
+    real eps = site.on == L2 ? 1e-12 : b->m->eps;  // for L2 only against 0/0
+    return (Norm){site, w, bias, dw, db, mean, rstd, b->n, eps};
 }
-#define NORM(b, slot) block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
 
-// nGPT's s_z: logits have a gain, and no norm.
-static Norm logits_gain(const Block *b) { return block_norm(b, b->p.logits, b->w.logits_w, NULL, b->dw.logits_w, NULL, NULL, NULL); }
+// The norm of a slot, whose tensors are all named after it.
+#define NORM(b, slot) \
+    block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, \
+               (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
+
+// nGPT's s_z: the logits have a gain and no norm.
+static Norm logits_gain(const Block *b) {
+    return block_norm(b, b->p.logits, b->w.logits_w, NULL, b->dw.logits_w, NULL, NULL, NULL);
+}
 
 // y = N(x) where the slot is filled; otherwise x itself: no call, no copy.
-static real *slot_forward(const Norm *norm, real *y, real *x) {
-    if (!norm->site.on) return x;
+static real *slot_forward(Norm norm, real *y, real *x) {
+    if (!norm.site.on) return x;
     norm_forward(y, x, norm);
     return y;
 }
 
-// Gradient of the slot's input: in dx where the slot is filled, otherwise dy itself.
-static real *slot_backward(const Norm *norm, real *dx, real *dy, const real *x) {
-    if (!norm->site.on) return dy;
+// The gradient of the slot's input: dx where the slot is filled, otherwise dy itself.
+static real *slot_backward(Norm norm, real *dx, real *dy, const real *x) {
+    if (!norm.site.on) return dy;
     norm_backward(dx, dy, x, norm, SET);
     return dx;
 }
 
-// nGPT: q and k have length 1 when they meet, so scores are scaled up, and both read the one gain s_qk, after RoPE.
-static AttnShape attn_shape(const Block *b) {
-    int QK = qk_size(b->m);
-    return (AttnShape){b->s->B, b->s->T, b->m->NH, b->m->KV, QK, b->m->HS, b->cache.cached, (real)(b->p.q.on == L2 ? sqrt(QK) : 1 / sqrt(QK))};
+// A linear whose rows are the block's.
+static LinearShape linear_shape(const Block *b, int out, int in, real c) {
+    return (LinearShape){b->n, out, in, out, b->dweights, c};
 }
 
-static LinearShape linear_shape(const Block *b, int out, int in, double c) { return (LinearShape){b->s->n, out, in, out, b->dweights, (real)c}; }
+// ------------------------------------------------------------------------------ attention branch
+// y = W_o N_ctx(attention(rope(N_q(W_q c u)), rope(N_k(k)), N_v(v)))
+// nGPT (L2) norms q and k after RoPE.
 
+static AttnShape attn_shape(const Block *b) {
+    const Model *m = b->m;
+    int QK = qk_size(m);
+    // nGPT: q and k have length 1 when they meet, so their scores are scaled up.
+    real scale = b->p.q.on == L2 ? sqrt(QK) : 1 / sqrt(QK);
+    return (AttnShape){
+        .B = b->s->B, .T = b->s->T, .NH = m->NH, .KV = m->KV, .QK = QK, .HS = m->HS,
+        .cached = b->cache.cached, .scale = scale, .scores = b->a.scores,
+    };
+}
+
+// Turns q [n, NH, QK] and k [n, KV, QK], or their gradients.
 static void qk_rope(const Block *b, real *q, real *k, int direction) {
     const Model *m = b->m;
-    rope(q, b->rotary, (RopeShape){b->s->B, b->s->T, m->NH, qk_size(m), rotary_size(m)}, direction);
-    rope(k, b->rotary, (RopeShape){b->s->B, b->s->T, m->KV, qk_size(m), rotary_size(m)}, direction);
+    RopeShape s = {b->s->B, b->s->T, m->NH, qk_size(m), rotary_size(m)};
+    rope(q, b->rotary, s, direction);
+    s.heads = m->KV;
+    rope(k, b->rotary, s, direction);
 }
 
+// nGPT: k shares the gain s_qk of q.
 static Norm k_norm(const Block *b) {
     Norm k = NORM(b, k);
     if (k.site.on == L2) {
@@ -624,241 +861,302 @@ static Norm k_norm(const Block *b) {
     return k;
 }
 
-// k, v = latent_heads(W_kvb N(W_kva c u), W_kr c u), W_kva above W_kr in one matrix; or k, v = W c u
+// k, v = W_k c u, W_v c u
+// With latent attention (DeepSeek-V2):
+//   kvc = W_kva c u [n, kv_rank]    kr = W_kr c u [n, rope_size]; W_kr are the rows below W_kva
+//   k, v = latent_heads(W_kvb N(kvc), kr)
 static void kv_forward(const Block *b, const real *u) {
     const Model *m = b->m;
-    int K = m->KV * m->HS, R = m->rope_size;
-    if (!m->kv_rank) {
-        linear_forward(b->a.k, u, b->w.wk, b->w.wk_b, linear_shape(b, K, m->C, b->p.attn_c));
-        linear_forward(b->a.v, u, b->w.wv, b->w.wv_b, linear_shape(b, K, m->C, b->p.attn_c));
+    const Acts *a = &b->a;
+    int K = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size;
+    real c = b->p.attn_c;
+    if (!rank) {
+        linear_forward(a->k, u, b->w.wk, b->w.wk_b, linear_shape(b, K, m->C, c));
+        linear_forward(a->v, u, b->w.wv, b->w.wv_b, linear_shape(b, K, m->C, c));
         return;
     }
-    Norm latent = NORM(b, latent);
-    linear_forward(b->a.kvc, u, b->w.wkva, NULL, linear_shape(b, m->kv_rank, m->C, b->p.attn_c));
-    linear_forward(b->a.kr, u, b->w.wkva + (int64_t)m->kv_rank * m->C, NULL, linear_shape(b, R, m->C, b->p.attn_c));
-    norm_forward(b->a.kvcn, b->a.kvc, &latent);
-    linear_forward(b->a.kvb, b->a.kvcn, b->w.wkvb, NULL, linear_shape(b, 2 * K, m->kv_rank, 1));
-    latent_heads_forward(b->a.k, b->a.v, b->a.kvb, b->a.kr, b->s->n, m->NH, m->HS, R);
+    const real *wkr = b->w.wkva + (int64_t)rank * m->C;
+    linear_forward(a->kvc, u, b->w.wkva, NULL, linear_shape(b, rank, m->C, c));
+    linear_forward(a->kr, u, wkr, NULL, linear_shape(b, R, m->C, c));  // one for all heads
+    norm_forward(a->kvcn, a->kvc, NORM(b, latent));
+    linear_forward(a->kvb, a->kvcn, b->w.wkvb, NULL, linear_shape(b, 2 * K, rank, 1));
+    latent_heads_forward(a->k, a->v, a->kvb, a->kr, b->n, m->NH, m->HS, R);
 }
 
+// du is ADDed to: q has written it before.
+// dk, dv: gradients before their norms.
 static void kv_backward(const Block *b, real *du, const real *dk, const real *dv, const real *u) {
     const Model *m = b->m;
-    int K = m->KV * m->HS, R = m->rope_size;
-    if (!m->kv_rank) {
-        linear_backward(du, b->dw.wk, b->dw.wk_b, dk, u, b->w.wk, linear_shape(b, K, m->C, b->p.attn_c), ADD);
-        linear_backward(du, b->dw.wv, b->dw.wv_b, dv, u, b->w.wv, linear_shape(b, K, m->C, b->p.attn_c), ADD);
+    const Acts *a = &b->a, *d = &b->d;
+    const Params *w = &b->w;
+    const Grads *dw = &b->dw;
+    int K = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size;
+    real c = b->p.attn_c;
+    if (!rank) {
+        linear_backward(du, dw->wk, dw->wk_b, dk, u, w->wk, linear_shape(b, K, m->C, c), ADD);
+        linear_backward(du, dw->wv, dw->wv_b, dv, u, w->wv, linear_shape(b, K, m->C, c), ADD);
         return;
     }
-    Norm latent = NORM(b, latent);
-    int64_t rotary = (int64_t)m->kv_rank * m->C;
-    latent_heads_backward(b->d.kvb, b->d.kr, dk, dv, b->s->n, m->NH, m->HS, R);
-    linear_backward(b->d.kvcn, b->dw.wkvb, NULL, b->d.kvb, b->a.kvcn, b->w.wkvb, linear_shape(b, 2 * K, m->kv_rank, 1), SET);
-    norm_backward(b->d.kvc, b->d.kvcn, b->a.kvc, &latent, SET);
-    linear_backward(du, b->dw.wkva, NULL, b->d.kvc, u, b->w.wkva, linear_shape(b, m->kv_rank, m->C, b->p.attn_c), ADD);
-    linear_backward(du, b->dw.wkva + rotary, NULL, b->d.kr, u, b->w.wkva + rotary, linear_shape(b, R, m->C, b->p.attn_c), ADD);
+    int64_t kr = (int64_t)rank * m->C;  // where W_kr begins
+    LinearShape wkvb = linear_shape(b, 2 * K, rank, 1), wkva = linear_shape(b, rank, m->C, c);
+    latent_heads_backward(d->kvb, d->kr, dk, dv, b->n, m->NH, m->HS, R);
+    linear_backward(d->kvcn, dw->wkvb, NULL, d->kvb, a->kvcn, w->wkvb, wkvb, SET);
+    norm_backward(d->kvc, d->kvcn, a->kvc, NORM(b, latent), SET);
+    linear_backward(du, dw->wkva, NULL, d->kvc, u, w->wkva, wkva, ADD);
+    linear_backward(du, dw->wkva + kr, NULL, d->kr, u, w->wkva + kr,
+                    linear_shape(b, R, m->C, c), ADD);
 }
 
-// Keys or values as attention reads them, `width` a row: x itself, or with a past all rows of the text so far, which x now joins.
+// The KV cache is filled here: the keys (or values) of the new rows join those of earlier tokens.
+// Returns what attention reads: all rows so far, or x itself without a cache.
+//   x [n, width]   cache [T, width]
 static const real *kv_cache_fill(const Block *b, real *cache, const real *x, int width) {
     if (!cache) return x;
-    memcpy(cache + (int64_t)b->cache.cached * width, x, (size_t)b->s->n * (size_t)width * sizeof(real));
+    memcpy(cache + (int64_t)b->cache.cached * width, x, b->n * width * sizeof(real));
     return cache;
 }
 
-// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(k)), N_v(v))); for L2, N(rope(.))
+//   u, y [n, C]
 static void attn_branch_forward(const Block *b, real *y, const real *u) {
     const Model *m = b->m;
-    int Q = m->NH * qk_size(m), l2 = b->p.q.on == L2;
-    linear_forward(b->a.q, u, b->w.wq, b->w.wq_b, linear_shape(b, Q, m->C, b->p.attn_c));
+    const Acts *a = &b->a;
+    int Q = m->NH * qk_size(m);  // width of q
+    int l2 = b->p.q.on == L2;    // nGPT
+    linear_forward(a->q, u, b->w.wq, b->w.wq_b, linear_shape(b, Q, m->C, b->p.attn_c));
     kv_forward(b, u);
-    Norm nq = NORM(b, q), nk = k_norm(b), nv = NORM(b, v), nc = NORM(b, ctx);
-    if (m->rope && l2) qk_rope(b, b->a.q, b->a.k, +1);
-    real *q = slot_forward(&nq, b->a.qn, b->a.q), *k = slot_forward(&nk, b->a.kn, b->a.k), *v = slot_forward(&nv, b->a.vn, b->a.v);
+    // norms of q, k, v, with RoPE after them, or for nGPT before
+    if (m->rope && l2) qk_rope(b, a->q, a->k, +1);
+    real *q = slot_forward(NORM(b, q), a->qn, a->q);
+    real *k = slot_forward(k_norm(b), a->kn, a->k);
+    real *v = slot_forward(NORM(b, v), a->vn, a->v);
     if (m->rope && !l2) qk_rope(b, q, k, +1);
-    const real *keys = kv_cache_fill(b, b->cache.k, k, m->KV * qk_size(m)), *values = kv_cache_fill(b, b->cache.v, v, m->KV * m->HS);
-    attention_forward(b->a.c, b->a.peak, b->a.lse, b->a.scores, q, keys, values, attn_shape(b));
-    real *c = slot_forward(&nc, b->a.cn, b->a.c);
+    // what attention reads: with a KV cache all tokens of the text so far
+    const real *keys = kv_cache_fill(b, b->cache.k, k, m->KV * qk_size(m));
+    const real *values = kv_cache_fill(b, b->cache.v, v, m->KV * m->HS);
+    attention_forward(a->c, a->peak, a->lse, q, keys, values, attn_shape(b));
+    real *c = slot_forward(NORM(b, ctx), a->cn, a->c);  // [n, NH * HS]
     linear_forward(y, c, b->w.wo, b->w.wo_b, linear_shape(b, m->C, m->NH * m->HS, 1));
 }
 
+// dq, dk, dv and dc are gradients of what attention read and wrote: after the norms of filled
+// slots, otherwise before. du is SET or ADDed to, by `add`; the residual stream reads x itself.
 static void attn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Model *m = b->m;
-    int Q = m->NH * qk_size(m), l2 = b->p.q.on == L2;
-    Norm nq = NORM(b, q), nk = k_norm(b), nv = NORM(b, v), nc = NORM(b, ctx);
-    const real *c = nc.site.on ? b->a.cn : b->a.c;
-    const real *qkv[3] = {nq.site.on ? b->a.qn : b->a.q, nk.site.on ? b->a.kn : b->a.k, nv.site.on ? b->a.vn : b->a.v};
-    real *dc = nc.site.on ? b->d.cn : b->d.c;
-    real *dq = nq.site.on ? b->d.qn : b->d.q, *dk = nk.site.on ? b->d.kn : b->d.k, *dv = nv.site.on ? b->d.vn : b->d.v;
-    linear_backward(dc, b->dw.wo, b->dw.wo_b, dy, c, b->w.wo, linear_shape(b, m->C, m->NH * m->HS, 1), SET);
-    dc = slot_backward(&nc, b->d.c, dc, b->a.c);
-    attention_backward(dq, dk, dv, b->a.scores, dc, b->a.c, b->a.lse, qkv, attn_shape(b));
+    const Acts *a = &b->a, *d = &b->d;
+    const Params *w = &b->w;
+    const Grads *dw = &b->dw;
+    int Q = m->NH * qk_size(m);  // width of q
+    int l2 = b->p.q.on == L2;    // nGPT
+    LinearShape wq = linear_shape(b, Q, m->C, b->p.attn_c);
+    LinearShape wo = linear_shape(b, m->C, m->NH * m->HS, 1);
+    const real *q = b->p.q.on ? a->qn : a->q, *k = b->p.k.on ? a->kn : a->k;
+    const real *v = b->p.v.on ? a->vn : a->v, *c = b->p.ctx.on ? a->cn : a->c;
+    real *dq = b->p.q.on ? d->qn : d->q, *dk = b->p.k.on ? d->kn : d->k;
+    real *dv = b->p.v.on ? d->vn : d->v, *dc = b->p.ctx.on ? d->cn : d->c;
+    linear_backward(dc, dw->wo, dw->wo_b, dy, c, w->wo, wo, SET);
+    dc = slot_backward(NORM(b, ctx), d->c, dc, a->c);  // before the context's norm
+    attention_backward(dq, dk, dv, dc, a->c, a->lse, q, k, v, attn_shape(b));
     if (m->rope && !l2) qk_rope(b, dq, dk, -1);
-    dq = slot_backward(&nq, b->d.q, dq, b->a.q);
-    dk = slot_backward(&nk, b->d.k, dk, b->a.k);
-    dv = slot_backward(&nv, b->d.v, dv, b->a.v);
+    dq = slot_backward(NORM(b, q), d->q, dq, a->q);
+    dk = slot_backward(k_norm(b), d->k, dk, a->k);
+    dv = slot_backward(NORM(b, v), d->v, dv, a->v);
     if (m->rope && l2) qk_rope(b, dq, dk, -1);
-    linear_backward(du, b->dw.wq, b->dw.wq_b, dq, u, b->w.wq, linear_shape(b, Q, m->C, b->p.attn_c), add);
+    linear_backward(du, dw->wq, dw->wq_b, dq, u, w->wq, wq, add);
     kv_backward(b, du, dk, dv, u);
 }
 
-// One ffn over n rows, y = N_o(W_down act(N_h([W_gate | W_up] c u))): all tokens', or an expert's on the rows of its own. N_h is SDD's or nGPT's, N_o SDD's.
-typedef struct Mlp {
-    int64_t n;
-    int C, F, swiglu, dweights;
-    real c;
-    const real *wg, *wu, *wd, *bg, *bu, *bd;
-    real *dwg, *dwu, *dwd, *dbg, *dbu, *dbd;
-    real *gu, *gun, *h, *y, *dgu, *dgun, *dh, *dy;      // y, dy: before N_o, where that is
-    Norm hidden, out;
-} Mlp;
+// ------------------------------------------------------------------------------ ffn branch
+// y = N_out(W_down act(N_hidden([W_gate | W_up] c u)))
+// for all tokens (dense, or the experts that all tokens share), or for one routed expert on the
+// rows of its tokens. SDD and nGPT fill N_hidden; SDD fills N_out, in a mixture of experts alone.
+//   gu, gun [n, 2 F] or [n, F] before and after N_hidden    h [n, F]    sy [n, C] before N_out
 
-static Mlp mlp_of_tokens(const Block *b) {
-    const Params *w = &b->w;
-    const Grads *dw = &b->dw;
-    const Acts *a = &b->a, *d = &b->d;
-    return (Mlp){.n = b->s->n, .C = b->m->C, .F = b->p.F, .swiglu = b->m->swiglu, .dweights = b->dweights, .c = (real)b->p.ffn_c,
-                 .wg = w->wg, .wu = w->wu, .wd = w->wd, .bg = w->wg_b, .bu = w->wu_b, .bd = w->wd_b,
-                 .dwg = dw->wg, .dwu = dw->wu, .dwd = dw->wd, .dbg = dw->wg_b, .dbu = dw->wu_b, .dbd = dw->wd_b,
-                 .gu = a->gu, .gun = a->gun, .h = a->h, .y = a->sy, .dgu = d->gu, .dgun = d->gun, .dh = d->h, .dy = d->sy, .hidden = NORM(b, hidden), .out = NORM(b, shared_out)};
+// Gate and up each fill one half of gu.
+static LinearShape mlp_in(const Block *b) {
+    LinearShape s = linear_shape(b, b->p.F, b->m->C, b->p.ffn_c);
+    if (b->m->swiglu) s.ldy *= 2;
+    return s;
 }
 
-// x + offset, where x is
-static real *at(real *x, int64_t offset) { return x ? x + offset : NULL; }
+//   u, y [n, C]
+static void mlp_forward(const Block *b, real *y, const real *u) {
+    const Acts *a = &b->a;
+    const Params *w = &b->w;
+    int C = b->m->C, F = b->p.F, swiglu = b->m->swiglu;
+    if (swiglu) linear_forward(a->gu, u, w->wg, w->wg_b, mlp_in(b));
+    linear_forward(a->gu + (swiglu ? F : 0), u, w->wu, w->wu_b, mlp_in(b));
+    real *gu = slot_forward(NORM(b, hidden), a->gun, a->gu);
+    activation_forward(a->h, gu, b->n, F, swiglu);
+    real *down = b->p.shared_out.on ? a->sy : y;  // W_down's output
+    linear_forward(down, a->h, w->wd, w->wd_b, linear_shape(b, C, F, 1));
+    slot_forward(NORM(b, shared_out), y, down);
+}
 
-static Mlp mlp_of_expert(const Block *b, int e) {
+static void mlp_backward(const Block *b, real *du, real *dy, const real *u, int add) {
+    const Acts *a = &b->a, *d = &b->d;
     const Params *w = &b->w;
     const Grads *dw = &b->dw;
-    const Acts *a = &b->a, *d = &b->d;
+    int C = b->m->C, F = b->p.F, swiglu = b->m->swiglu;
+    real *gu = b->p.hidden.on ? a->gun : a->gu, *dgu = b->p.hidden.on ? d->gun : d->gu;
+    real *ddown = slot_backward(NORM(b, shared_out), d->sy, dy, a->sy);
+    linear_backward(d->h, dw->wd, dw->wd_b, ddown, a->h, w->wd, linear_shape(b, C, F, 1), SET);
+    activation_backward(dgu, d->h, gu, b->n, F, swiglu);
+    dgu = slot_backward(NORM(b, hidden), d->gu, dgu, a->gu);
+    real *dup = dgu + (swiglu ? F : 0);
+    linear_backward(du, dw->wu, dw->wu_b, dup, u, w->wu, mlp_in(b), add);
+    if (swiglu) linear_backward(du, dw->wg, dw->wg_b, dgu, u, w->wg, mlp_in(b), ADD);
+}
+
+// The block as mlp_forward sees it for routed expert e: its matrices and gains lie below those of
+// the experts before, its rows begin at start[e]. Experts have no biases.
+static Block expert_block(const Block *b, int e) {
+    Block x = *b;
     const Site *hidden = &b->p.expert_hidden, *out = &b->p.expert_out;
-    int64_t row = a->start[e], n = a->start[e + 1] - row, C = b->m->C, F = b->m->F, GU = b->m->swiglu ? 2 * F : F, in = e * F * C, h = (int64_t)e * hidden->gains, o = (int64_t)e * out->gains;
-    Norm nh = {.site = *hidden, .w = at(w->expert_hidden_w, h), .dw = at(dw->expert_hidden_w, h), .rstd = at(a->expert_hidden_rstd, row * hidden->groups), .n = n, .eps = (real)b->m->eps};
-    Norm no = {.site = *out, .w = at(w->expert_out_w, o), .dw = at(dw->expert_out_w, o), .rstd = at(a->expert_out_rstd, row), .n = n, .eps = (real)b->m->eps};
-    return (Mlp){.n = n, .C = (int)C, .F = (int)F, .swiglu = b->m->swiglu, .dweights = b->dweights, .c = (real)b->p.ffn_c,
-                 .wg = at(w->xg, in), .wu = w->xu + in, .wd = w->xd + in, .dwg = at(dw->xg, in), .dwu = at(dw->xu, in), .dwd = at(dw->xd, in),
-                 .gu = a->xgu + row * GU, .gun = at(a->xgun, row * GU), .h = a->xh + row * F, .y = a->xy + row * C,
-                 .dgu = at(d->xgu, row * GU), .dgun = at(d->xgun, row * GU), .dh = at(d->xh, row * F), .dy = at(d->xy, row * C), .hidden = nh, .out = no};
+    int64_t row = b->a.start[e], C = b->m->C, F = b->m->F, GU = b->m->swiglu ? 2 * F : F;
+    // where the expert's matrices and its gains begin
+    int64_t w = e * F * C, h = (int64_t)e * hidden->gains, o = (int64_t)e * out->gains;
+    x.n = b->a.start[e + 1] - row;  // may be 0
+    x.p.F = F;
+    x.p.hidden = *hidden;
+    x.p.shared_out = *out;
+    x.w.wg_b = x.w.wu_b = x.w.wd_b = NULL;
+    x.w.wg = at(b->w.xg, w), x.dw.wg = at(b->dw.xg, w);
+    x.w.wu = at(b->w.xu, w), x.dw.wu = at(b->dw.xu, w);
+    x.w.wd = at(b->w.xd, w), x.dw.wd = at(b->dw.xd, w);
+    x.w.hidden_w = at(b->w.expert_hidden_w, h), x.dw.hidden_w = at(b->dw.expert_hidden_w, h);
+    x.w.shared_out_w = at(b->w.expert_out_w, o), x.dw.shared_out_w = at(b->dw.expert_out_w, o);
+    x.a.hidden_rstd = at(b->a.expert_hidden_rstd, row * hidden->groups);
+    x.a.shared_out_rstd = at(b->a.expert_out_rstd, row);
+    x.a.gu = at(b->a.xgu, row * GU), x.d.gu = at(b->d.xgu, row * GU);
+    x.a.gun = at(b->a.xgun, row * GU), x.d.gun = at(b->d.xgun, row * GU);
+    x.a.h = at(b->a.xh, row * F), x.d.h = at(b->d.xh, row * F);
+    x.a.sy = at(b->a.xy, row * C), x.d.sy = at(b->d.xy, row * C);
+    return x;
 }
 
-static void mlp_forward(const Mlp *f, real *y, const real *u) {
-    LinearShape in = {f->n, f->F, f->C, f->swiglu ? 2 * f->F : f->F, f->dweights, f->c}, down = {f->n, f->C, f->F, f->C, f->dweights, 1};
-    if (f->swiglu) linear_forward(f->gu, u, f->wg, f->bg, in);
-    linear_forward(f->gu + (f->swiglu ? f->F : 0), u, f->wu, f->bu, in);
-    activation_forward(f->h, slot_forward(&f->hidden, f->gun, f->gu), f->n, f->F, f->swiglu);
-    real *out = f->out.site.on ? f->y : y;
-    linear_forward(out, f->h, f->wd, f->bd, down);
-    slot_forward(&f->out, y, out);
-}
-
-static void mlp_backward(const Mlp *f, real *du, real *dy, const real *u, int add) {
-    LinearShape in = {f->n, f->F, f->C, f->swiglu ? 2 * f->F : f->F, f->dweights, f->c}, down = {f->n, f->C, f->F, f->C, f->dweights, 1};
-    real *dout = slot_backward(&f->out, f->dy, dy, f->y), *dgu = f->hidden.site.on ? f->dgun : f->dgu;
-    linear_backward(f->dh, f->dwd, f->dbd, dout, f->h, f->wd, down, SET);
-    activation_backward(dgu, f->dh, f->hidden.site.on ? f->gun : f->gu, f->n, f->F, f->swiglu);
-    dgu = slot_backward(&f->hidden, f->dgu, dgu, f->gu);
-    linear_backward(du, f->dwu, f->dbu, dgu + (f->swiglu ? f->F : 0), u, f->wu, in, add);
-    if (f->swiglu) linear_backward(du, f->dwg, f->dbg, dgu, u, f->wg, in, ADD);
-}
-
+// The coefficients of one layer's losses: their mean over layers, or their sum.
 static RouterShape router_shape(const Block *b) {
     const Moe *o = &b->m->moe;
-    double layer = o->losses == LOSSES_MEAN ? 1.0 / moe_layers(b->m) : 1, z = o->losses == LOSSES_MEAN ? layer / o->K : layer;
-    return (RouterShape){b->s->n, b->s->B, b->s->T, o->E, o->K, o->router, (real)b->p.gate_scale, (real)(layer * o->balance), (real)(layer * o->sequence), (real)(z * o->z)};
+    bool mean = o->losses == LOSSES_MEAN;
+    double layer = mean ? 1.0 / moe_layers(b->m) : 1;
+    double z = mean ? layer / o->K : layer;
+    return (RouterShape){
+        .n = b->n, .B = b->s->B, .T = b->s->T, .E = o->E, .K = o->K, .kind = o->router,
+        .scale = b->p.gate_scale,
+        .balance = layer * o->balance, .sequence = layer * o->sequence, .z = z * o->z,
+    };
 }
 
-// y = sum of gate_e expert_e(u) over a token's experts, + shared(u). Experts run side by side, each on one thread: the same bits for any number of them.
+// Mixture of experts: y = sum of gate_e expert_e(u) over a token's top-k, + shared(u).
+// Experts run side by side, each on one thread.
 static void moe_forward(const Block *b, real *y, const real *u) {
     const Acts *a = &b->a;
     RouterShape r = router_shape(b);
+    int C = b->m->C;
     real *rows = b->p.expert_out.on ? a->xyn : a->xy;
-    linear_forward(a->rz, u, b->w.router, NULL, linear_shape(b, r.E, b->m->C, b->p.ffn_c));
+    linear_forward(a->rz, u, b->w.router, NULL, linear_shape(b, r.E, C, b->p.ffn_c));  // [n, E]
     router_scores(a->rs, a->rlse, a->rz, r);
     router_forward(a->gate, a->choice, a->load, a->share, a->rs, b->w.router_bias, r);
     router_sort(a->place, a->start, a->choice, r);
-    gather_forward(a->xx, u, a->place, r.n, r.K, b->m->C);
+    gather_forward(a->xx, u, a->place, r.n, r.K, C);  // [K n, C]
 #pragma omp parallel for schedule(dynamic)
     for (int e = 0; e < r.E; e++) {
-        Mlp f = mlp_of_expert(b, e);
-        if (f.n) mlp_forward(&f, rows + a->start[e] * (int64_t)f.C, a->xx + a->start[e] * (int64_t)f.C);
+        Block x = expert_block(b, e);
+        int64_t row = a->start[e] * (int64_t)C;
+        if (x.n) mlp_forward(&x, rows + row, a->xx + row);
     }
-    Mlp shared = mlp_of_tokens(b);
-    if (shared.F) mlp_forward(&shared, y, u);
-    combine_forward(y, rows, a->gate, a->place, r.n, r.K, b->m->C, shared.F ? ADD : SET);
+    if (b->p.F) mlp_forward(b, y, u);  // shared experts
+    combine_forward(y, rows, a->gate, a->place, r.n, r.K, C, b->p.F ? ADD : SET);
 }
 
+// u is read by the router, the experts and the shared experts: the router SETs or ADDs du, the
+// others ADD.
 static void moe_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Acts *a = &b->a, *d = &b->d;
     RouterShape r = router_shape(b);
-    real *drows = b->p.expert_out.on ? d->xyn : d->xy;
-    const real *z_lse[2] = {a->rz, a->rlse};
-    combine_backward(drows, d->gate, dy, b->p.expert_out.on ? a->xyn : a->xy, a->gate, a->place, r.n, r.K, b->m->C);
-    router_backward(d->rz, d->gate, a->gate, a->choice, a->load, a->rs, z_lse, r, b->loss_scale);
-    linear_backward(du, b->dw.router, NULL, d->rz, u, b->w.router, linear_shape(b, r.E, b->m->C, b->p.ffn_c), add);
+    int C = b->m->C;
+    real *rows = b->p.expert_out.on ? a->xyn : a->xy, *drows = b->p.expert_out.on ? d->xyn : d->xy;
+    combine_backward(drows, d->gate, dy, rows, a->gate, a->place, r.n, r.K, C);
+    router_backward(d->rz, d->gate, a->gate, a->choice, a->load, a->rs, a->rz, a->rlse, r,
+                    b->loss_scale);
+    linear_backward(du, b->dw.router, NULL, d->rz, u, b->w.router,
+                    linear_shape(b, r.E, C, b->p.ffn_c), add);
 #pragma omp parallel for schedule(dynamic)
     for (int e = 0; e < r.E; e++) {
-        Mlp f = mlp_of_expert(b, e);
-        int64_t row = a->start[e] * (int64_t)f.C;
-        if (f.n || f.dweights == SET) mlp_backward(&f, d->xx + row, drows + row, a->xx + row, SET);
+        Block x = expert_block(b, e);
+        int64_t row = a->start[e] * (int64_t)C;
+        // An expert without tokens still has gradients to SET to 0, once a step.
+        if (x.n || x.dweights == SET) mlp_backward(&x, d->xx + row, drows + row, a->xx + row, SET);
     }
-    gather_backward(du, d->xx, a->place, r.n, r.K, b->m->C);
-    Mlp shared = mlp_of_tokens(b);
-    if (shared.F) mlp_backward(&shared, du, dy, u, ADD);
+    gather_backward(du, d->xx, a->place, r.n, r.K, C);
+    if (b->p.F) mlp_backward(b, du, dy, u, ADD);
 }
 
-static void ffn_branch_forward(const Block *b, real *y, const real *u) {
-    if (b->p.moe) moe_forward(b, y, u);
-    else {
-        Mlp dense = mlp_of_tokens(b);
-        mlp_forward(&dense, y, u);
-    }
-}
-
-static void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
-    if (b->p.moe) moe_backward(b, du, dy, u, add);
-    else {
-        Mlp dense = mlp_of_tokens(b);
-        mlp_backward(&dense, du, dy, u, add);
-    }
-}
-
-// ------------------------------------------------------------------------------------------------------------------ the sublayer
-// u = in(x);  y = out(F(c u));  s = a skip + y, or s = (1 - alpha) skip + alpha y;  next = post(s)        (llmc/modes.h)
+// ------------------------------------------------------------------------------ sublayer
+// One of a block's two residual connections (llmc/modes.h). For attention and ffn alike:
+//   u = in(x)    y = out(F(c u))    s = a skip + y    next = post(s)
+// nGPT: s = (1 - alpha) skip + alpha y. A slot that the mode leaves empty is the identity.
 
 typedef struct Sublayer {
     Norm in, out, post;
-    int skip;
+    int skip;            // OWN: x, NORMED: u, BLOCK: the block's input x0
     real a;
-    const real *alpha;                                                      // NULL: a
+    const real *alpha;   // [C] nGPT; NULL: a
     real *dalpha;
-    real *u, *du, *y, *dy, *yn, *dyn, *s, *ds;                              // buffers of the filled slots, and of y
+    real *u, *du;        // [n, C] buffers of `in`,
+    real *y, *dy;        // of F,
+    real *yn, *dyn;      // of `out`,
+    real *s, *ds;        // and of the sum, where `post` is filled
     void (*forward)(const Block *b, real *y, const real *u);
     void (*backward)(const Block *b, real *du, real *dy, const real *u, int add);
 } Sublayer;
 
+// The norms and tensors of a sublayer are named after it; x: the first letter of its activations.
+#define SUBLAYER(b, sub, x) \
+    .in = NORM(b, sub##_in), .out = NORM(b, sub##_out), .post = NORM(b, sub##_post), \
+    .skip = (b)->p.row->sub.skip, .a = (b)->p.sub##_a, \
+    .alpha = (b)->w.sub##_alpha, .dalpha = (b)->dw.sub##_alpha, \
+    .u = (b)->a.x##i, .du = (b)->d.x##i, .y = (b)->a.x##y, .dy = (b)->d.x##y, \
+    .yn = (b)->a.x##o, .dyn = (b)->d.x##o, .s = (b)->a.x##s, .ds = (b)->d.x##s
+
 static Sublayer attn_sublayer(const Block *b) {
-    return (Sublayer){NORM(b, attn_in), NORM(b, attn_out), NORM(b, attn_post), b->p.row->attn.skip, (real)b->p.attn_a, b->w.attn_alpha, b->dw.attn_alpha,
-                      b->a.ai, b->d.ai, b->a.ay, b->d.ay, b->a.ao, b->d.ao, b->a.as, b->d.as, attn_branch_forward, attn_branch_backward};
+    return (Sublayer){
+        SUBLAYER(b, attn, a), .forward = attn_branch_forward, .backward = attn_branch_backward};
 }
 
 static Sublayer ffn_sublayer(const Block *b) {
-    return (Sublayer){NORM(b, ffn_in), NORM(b, ffn_out), NORM(b, ffn_post), b->p.row->ffn.skip, (real)b->p.ffn_a, b->w.ffn_alpha, b->dw.ffn_alpha,
-                      b->a.fi, b->d.fi, b->a.fy, b->d.fy, b->a.fo, b->d.fo, b->a.fs, b->d.fs, ffn_branch_forward, ffn_branch_backward};
+    return (Sublayer){
+        SUBLAYER(b, ffn, f),
+        .forward = b->p.moe ? moe_forward : mlp_forward,
+        .backward = b->p.moe ? moe_backward : mlp_backward,
+    };
 }
 
-// Of the sublayer's input x, u = in(x) and the block's input x0, or of their gradients: the one that its skip taps.
-static real *sublayer_skip(const Sublayer *f, real *x, real *u, real *x0) { return f->skip == OWN ? x : f->skip == NORMED ? u : x0; }
+// The skip connection's tap: the sublayer's input x, u = in(x), or the block's input x0.
+// The same for their gradients.
+static real *sublayer_skip(Sublayer f, real *x, real *u, real *x0) {
+    if (f.skip == OWN) return x;
+    return f.skip == NORMED ? u : x0;
+}
 
-// nGPT's residual (eq 10-11): s = skip + alpha (y - skip), alpha_i = 0.05 sqrt(C) |p_i|, so that p, which starts at 1/sqrt(C), gives 0.05.
+// nGPT's residual (eq 10-11): s = skip + alpha (y - skip), alpha_i = 0.05 sqrt(C) |p_i|.
+// The parameter p starts at 1/sqrt(C), which makes alpha 0.05.
 static real alpha_of(real p, int C) { return (real)(0.05 * sqrt(C)) * (p < 0 ? -p : p); }
 
-static void interpolate_forward(real *s, const real *skip, const real *y, const real *p, int64_t n, int C) {
-#pragma omp parallel for schedule(static)
+//   s, skip, y [n, C]   p [C]
+static void interpolate_forward(real *s, const real *skip, const real *y, const real *p, int64_t n,
+                                int C) {
+#pragma omp parallel for
     for (int64_t t = 0; t < n; t++)
-        for (int64_t i = 0; i < C; i++) s[t * C + i] = skip[t * C + i] + alpha_of(p[i], C) * (y[t * C + i] - skip[t * C + i]);
+        for (int64_t i = 0; i < C; i++)
+            s[t * C + i] =
+                skip[t * C + i] + alpha_of(p[i], C) * (y[t * C + i] - skip[t * C + i]);
 }
 
-// dskip += (1 - alpha) ds;  dy = alpha ds;  dp += 0.05 sqrt(C) sign(p) sum over t of ds (y - skip)
-static void interpolate_backward(real *dskip, real *dy, real *dp, const real *ds, const real *skip, const real *y, const real *p, int64_t n, int C) {
-#pragma omp parallel for schedule(static)
+// dskip += (1 - alpha) ds    dy = alpha ds    dp += 0.05 sqrt(C) sign(p) sum_t ds (y - skip)
+static void interpolate_backward(real *dskip, real *dy, real *dp, const real *ds, const real *skip,
+                                 const real *y, const real *p, int64_t n, int C) {
+#pragma omp parallel for
     for (int i0 = 0; i0 < C; i0 += STRIP) {
         int i1 = C - i0 < STRIP ? C : i0 + STRIP;
         real sum[STRIP] = {0};
@@ -869,82 +1167,91 @@ static void interpolate_backward(real *dskip, real *dy, real *dp, const real *ds
                 dy[t * C + i] = alpha * d;
                 sum[i - i0] += d * (y[t * C + i] - skip[t * C + i]);
             }
-        for (int i = i0; i < i1; i++) dp[i] += (real)(0.05 * sqrt(C)) * (p[i] < 0 ? -sum[i - i0] : sum[i - i0]);
+        for (int i = i0; i < i1; i++)
+            dp[i] += (real)(0.05 * sqrt(C)) * (p[i] < 0 ? -sum[i - i0] : sum[i - i0]);
     }
 }
 
-static void sublayer_forward(const Block *b, const Sublayer *f, real *next, real *x, real *x0) {
-    real *u = slot_forward(&f->in, f->u, x);
-    f->forward(b, f->y, u);
-    const real *y = slot_forward(&f->out, f->yn, f->y);
+//   x, x0, next [n, C]: the sublayer's input, the block's input, the output
+static void sublayer_forward(const Block *b, Sublayer f, real *next, real *x, real *x0) {
+    real *u = slot_forward(f.in, f.u, x);
+    f.forward(b, f.y, u);
+    const real *y = slot_forward(f.out, f.yn, f.y);
     const real *skip = sublayer_skip(f, x, u, x0);
-    real *s = f->post.site.on ? f->s : next;
-    if (f->alpha) interpolate_forward(s, skip, y, f->alpha, b->s->n, b->m->C);
+    real *s = f.post.site.on ? f.s : next;  // without post the sum is the output
+    if (f.alpha) interpolate_forward(s, skip, y, f.alpha, b->n, b->m->C);
     else {
-#pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < b->s->n * (int64_t)b->m->C; i++) s[i] = f->a * skip[i] + y[i];
+#pragma omp parallel for simd
+        for (int64_t i = 0; i < b->n * b->m->C; i++) s[i] = f.a * skip[i] + y[i];
     }
-    slot_forward(&f->post, next, s);
+    slot_forward(f.post, next, s);
 }
 
-// dx and dx0 are gradients of the stream: ADD. dnext is complete when this begins.
-static void sublayer_backward(const Block *b, const Sublayer *f, real *dx, real *dx0, real *dnext, real *x) {
-    real *ds = slot_backward(&f->post, f->ds, dnext, f->s), *dyn = ds;
-    real *u = f->in.site.on ? f->u : x, *du = f->in.site.on ? f->du : dx;
-    if (f->alpha) {                                                         // nGPT: out and post are filled, the skip is x; y after its norm was not kept
-        slot_forward(&f->out, f->yn, f->y);
-        interpolate_backward(dx, dyn = f->dyn, f->dalpha, ds, x, f->yn, f->alpha, b->s->n, b->m->C);
+// dx and dx0 are gradients of the residual stream: ADD. dnext is complete already.
+static void sublayer_backward(const Block *b, Sublayer f, real *dx, real *dx0, real *dnext,
+                              real *x) {
+    real *ds = slot_backward(f.post, f.ds, dnext, f.s), *dyn = ds;
+    real *u = f.in.site.on ? f.u : x;       // what F read
+    real *du = f.in.site.on ? f.du : dx;
+    if (f.alpha) {  // nGPT fills out and post, and its skip is x; out(y) was not kept
+        slot_forward(f.out, f.yn, f.y);
+        dyn = f.dyn;
+        interpolate_backward(dx, dyn, f.dalpha, ds, x, f.yn, f.alpha, b->n, b->m->C);
     }
-    real *dy = slot_backward(&f->out, f->dy, dyn, f->y);
-    f->backward(b, du, dy, u, f->in.site.on ? SET : ADD);
-    real *dskip = sublayer_skip(f, dx, du, dx0);
-    if (!f->alpha) {
-#pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < b->s->n * (int64_t)b->m->C; i++) dskip[i] += f->a * ds[i];
+    real *dy = slot_backward(f.out, f.dy, dyn, f.y);
+    f.backward(b, du, dy, u, f.in.site.on ? SET : ADD);
+    real *dskip = sublayer_skip(f, dx, du, dx0);  // the skip's gradient, ADDed where it was tapped
+    if (!f.alpha) {
+#pragma omp parallel for simd
+        for (int64_t i = 0; i < b->n * b->m->C; i++) dskip[i] += f.a * ds[i];
     }
-    if (f->in.site.on) norm_backward(dx, du, x, &f->in, ADD);
+    if (f.in.site.on) norm_backward(dx, du, x, f.in, ADD);  // otherwise du is dx
 }
 
-// --recompute cheap: what costs memory traffic but no product, again.
+// The residual stream: x, then a.mid between the sublayers, then a.x.
+static void block_forward(const Block *b, real *x) {
+    sublayer_forward(b, attn_sublayer(b), b->a.mid, x, x);
+    sublayer_forward(b, ffn_sublayer(b), b->a.x, b->a.mid, x);
+}
+
+// dx: gradient of the block's input. d.x, that of its output, is complete already.
+static void block_backward(const Block *b, real *dx, real *x) {
+    // both sublayers ADD to these
+    zero(dx, b->n * b->m->C);
+    zero(b->d.mid, b->n * b->m->C);
+    sublayer_backward(b, ffn_sublayer(b), b->d.mid, dx, b->d.x, b->a.mid);
+    sublayer_backward(b, attn_sublayer(b), dx, dx, b->d.mid, x);
+}
+
+// --recompute cheap: everything that costs memory traffic but no matrix product, once more.
 static void block_recompute(const Block *b, real *x) {
-    Norm attn_in = NORM(b, attn_in), ffn_in = NORM(b, ffn_in);
-    slot_forward(&attn_in, b->a.ai, x);
-    real *u = slot_forward(&ffn_in, b->a.fi, b->a.mid);
-    if (b->p.F) activation_forward(b->a.h, b->p.hidden.on ? b->a.gun : b->a.gu, b->s->n, b->p.F, b->m->swiglu);
+    const Acts *a = &b->a;
+    const Model *m = b->m;
+    slot_forward(NORM(b, attn_in), a->ai, x);
+    real *u = slot_forward(NORM(b, ffn_in), a->fi, a->mid);
+    real *gu = b->p.hidden.on ? a->gun : a->gu;
+    if (b->p.F) activation_forward(a->h, gu, b->n, b->p.F, m->swiglu);
     if (!b->p.moe) return;
     RouterShape r = router_shape(b);
-    router_scores(b->a.rs, b->a.rlse, b->a.rz, r);
-    gather_forward(b->a.xx, u, b->a.place, r.n, r.K, b->m->C);
-    activation_forward(b->a.xh, b->p.expert_hidden.on ? b->a.xgun : b->a.xgu, r.n * r.K, b->m->F, b->m->swiglu);
+    router_scores(a->rs, a->rlse, a->rz, r);
+    gather_forward(a->xx, u, a->place, r.n, r.K, m->C);
+    gu = b->p.expert_hidden.on ? a->xgun : a->xgu;
+    activation_forward(a->xh, gu, r.n * r.K, m->F, m->swiglu);
 }
 
-static void block_forward(const Block *b, real *x) {
-    Sublayer attn = attn_sublayer(b), ffn = ffn_sublayer(b);
-    sublayer_forward(b, &attn, b->a.mid, x, x);
-    sublayer_forward(b, &ffn, b->a.x, b->a.mid, x);
-}
+// ------------------------------------------------------------------------------ statistics
+// Statistics of layers (LayerStats in llmc/run/trainer.h) are sums over tokens, in double. Sums
+// over whole tensors are made of fixed pieces, added in order.
 
-// dx: gradient of the block's input; d.x, the gradient of its output, is complete.
-static void block_backward(const Block *b, real *dx, real *x) {
-    Sublayer attn = attn_sublayer(b), ffn = ffn_sublayer(b);
-    zero(dx, b->s->n * (int64_t)b->m->C);
-    zero(b->d.mid, b->s->n * (int64_t)b->m->C);
-    sublayer_backward(b, &ffn, b->d.mid, dx, b->d.x, b->a.mid);
-    sublayer_backward(b, &attn, dx, dx, b->d.mid, x);
-}
-
-// ------------------------------------------------------------------------------------------------------------------ diagnostics
-// What is measured of layers (judge.h). Sums are of fixed pieces, in double, added in order.
-
-// sum of (x - a y)^2; y may be NULL where a is 0
+// sum of (x - a y)^2; y may be NULL
 static double square_sum(const real *x, const real *y, double a, int64_t size) {
     enum { PIECES = 64 };
     double part[PIECES], sum = 0;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for
     for (int64_t k = 0; k < PIECES; k++) {
         int64_t begin = size * k / PIECES, end = size * (k + 1) / PIECES;
         double piece = 0;
-        if (!y)                                                             // a loop of its own: with the choice inside, it takes four times as long
+        if (!y)  // a loop of its own: with the choice inside it takes four times as long
 #pragma omp simd reduction(+ : piece)
             for (int64_t i = begin; i < end; i++) piece += (double)x[i] * x[i];
         else
@@ -956,124 +1263,166 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
     return sum;
 }
 
-// Of one layer: sums of squares of the stream out of it, and for attention and ffn of b y and of a skip; the values of each. Of its router: sums over tokens of
-// entropy and losses, and their number. Beside these sums the largest logit, and the tokens of each expert.
-enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, VALUES, ENTROPY, BALANCE, SEQUENCE, ROUTER_Z, TOKENS, WATCHED_SUMS };
+// Sums over the tokens of one layer since stats_begin. Nothing but doubles: processes add them up.
+typedef struct LayerSums {
+    double residual;              // squares of the residual stream out of the block
+    double branch[2], skip[2];    // squares of b y and of a skip, in attention and ffn
+    double values;                // values in each of these sums
+    double tokens;                // tokens that the router has seen,
+    double entropy;               // and over them the entropy of its probabilities
+    double balance, sequence, z;  // and its losses, times their number
+} LayerSums;
 
-// The losses of one router, as they are defined (see "the router"): balance, sequence, z.
-static void router_losses(double losses[3], const Block *b) {
+// In the same order as router_shape's coefficients.
+typedef struct { double balance, sequence, z; } RouterLosses;
+
+// The losses of one router, without coefficients (see "router").
+static RouterLosses router_losses(const Block *b) {
     RouterShape r = router_shape(b);
-    losses[0] = losses[1] = losses[2] = 0;
+    const Acts *a = &b->a;
+    RouterLosses losses = {0, 0, 0};
     for (int j = 0; j < r.E; j++) {
-        double share = 0;
+        double share = 0;  // mean over the sequences
         for (int i = 0; i < r.B; i++) {
-            share += (double)b->a.share[i * r.E + j] / r.B;
-            losses[1] += (double)r.E / r.K / r.T / r.B * b->a.load[i * r.E + j] * b->a.share[i * r.E + j];
+            real load = a->load[i * r.E + j], share_b = a->share[i * r.E + j];
+            share += (double)share_b / r.B;
+            losses.sequence += (double)r.E / r.K / r.T / r.B * load * share_b;
         }
-        losses[0] += (double)r.E / r.K / (double)r.n * b->a.load[r.B * r.E + j] * share;
+        losses.balance += (double)r.E / r.K / r.n * a->load[r.B * r.E + j] * share;
     }
-    for (int64_t t = 0; t < r.n; t++) losses[2] += (double)b->a.rlse[t] * b->a.rlse[t] / (double)r.n;
+    for (int64_t t = 0; t < r.n; t++) losses.z += (double)a->rlse[t] * a->rlse[t] / r.n;
+    return losses;
 }
 
-static void router_watch(const Block *b, double *sums, double *load) {
+// Adds the losses and the entropy of a router, and the tokens of each expert to load [E].
+static void router_stats(const Block *b, LayerSums *sums, double *load) {
     RouterShape r = router_shape(b);
-    double losses[3];
-    router_losses(losses, b);
-    sums[BALANCE] += losses[0] * (double)r.n;
-    sums[SEQUENCE] += losses[1] * (double)r.n;
-    sums[ROUTER_Z] += losses[2] * (double)r.n;
-    sums[TOKENS] += (double)r.n;
+    RouterLosses losses = router_losses(b);
+    sums->balance += losses.balance * r.n;
+    sums->sequence += losses.sequence * r.n;
+    sums->z += losses.z * r.n;
+    sums->tokens += r.n;
     for (int j = 0; j < r.E; j++) load[j] += b->a.load[r.B * r.E + j];
     for (int64_t t = 0; t < r.n; t++) {
+        const real *s_t = b->a.rs + t * r.E;
         double sum = 0;
-        for (int j = 0; j < r.E; j++) sum += b->a.rs[t * r.E + j];
-        for (int j = 0; j < r.E; j++) {
-            double p = b->a.rs[t * r.E + j] / sum;
-            sums[ENTROPY] -= p > 0 ? p * log(p) : 0;
+        for (int j = 0; j < r.E; j++) sum += s_t[j];
+        for (int j = 0; j < r.E; j++) {  // entropy = - sum p log p
+            double p = s_t[j] / sum;
+            sums->entropy -= p > 0 ? p * log(p) : 0;
         }
     }
 }
 
-// After block_forward, whose buffers still hold this layer: y is what the sum has beyond a skip.
-static void block_stats(const Block *b, double *sums, double *logit, double *load, real *x0) {
+// After block_forward, whose buffers still hold this layer. The branch is the sum less its skip.
+static void block_stats(const Block *b, LayerSums *sums, double *logit_max, double *load,
+                        real *x0) {
     const Sublayer subs[2] = {attn_sublayer(b), ffn_sublayer(b)};
-    real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};
-    int64_t values = b->s->n * (int64_t)b->m->C, rows = b->s->n * (int64_t)b->m->NH;
+    real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};  // of attention, of ffn
+    int C = b->m->C;
+    int64_t values = b->n * C, rows = b->n * b->m->NH;
     for (int i = 0; i < 2; i++) {
-        const Sublayer *f = &subs[i];
-        const real *skip = sublayer_skip(f, in[i], f->in.site.on ? f->u : in[i], x0);
-        if (f->alpha) {
-            for (int64_t k = 0; k < values; k++) {
-                double alpha = alpha_of(f->alpha[k % b->m->C], b->m->C);
-                sums[ATTN_BRANCH + 2 * i] += alpha * f->yn[k] * alpha * f->yn[k];
-                sums[ATTN_SKIP + 2 * i] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
-            }
+        Sublayer f = subs[i];
+        const real *s = f.post.site.on ? f.s : next[i];
+        const real *skip = sublayer_skip(f, in[i], f.in.site.on ? f.u : in[i], x0);
+        if (!f.alpha) {  // y = s - a skip
+            sums->branch[i] += square_sum(s, skip, f.a, values);
+            sums->skip[i] += (double)f.a * f.a * square_sum(skip, NULL, 0, values);
             continue;
         }
-        sums[ATTN_BRANCH + 2 * i] += square_sum(f->post.site.on ? f->s : next[i], skip, f->a, values);
-        sums[ATTN_SKIP + 2 * i] += (double)f->a * f->a * square_sum(skip, NULL, 0, values);
+        for (int64_t k = 0; k < values; k++) {  // nGPT: alpha y and (1 - alpha) skip
+            double alpha = alpha_of(f.alpha[k % C], C);
+            sums->branch[i] += alpha * f.yn[k] * alpha * f.yn[k];
+            sums->skip[i] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
+        }
     }
-    sums[STREAM] += square_sum(b->a.x, NULL, 0, values);
-    sums[VALUES] += (double)values;
-    if (b->p.moe) router_watch(b, sums, load);
-    for (int64_t i = 0; i < rows; i++) if (b->a.peak[i] > *logit || isnan(b->a.peak[i])) *logit = b->a.peak[i];     // NaN stays
+    sums->residual += square_sum(b->a.x, NULL, 0, values);
+    sums->values += values;
+    if (b->p.moe) router_stats(b, sums, load);
+    for (int64_t i = 0; i < rows; i++)  // NaN stays
+        if (b->a.peak[i] > *logit_max || isnan(b->a.peak[i])) *logit_max = b->a.peak[i];
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the model
+// ------------------------------------------------------------------------------ the model
 
 struct Gpt {
     Model m;
-    Sizes max, now;                                     // the micro-batch memory was made for, and the one in work
-    Layout layout;
+    Sizes max;                    // the micro-batch that memory was allocated for
+    Sizes now;                    // the micro-batch in work
+    Layout layout;                // llmc/memory.h: where each parameter lies in its arena
     ActLayout act_layout;
-    real *tensors[TENSOR_KINDS], *acts, *grads;         // parameters, their gradients and moments; activations and their gradients
-    real *kv_cache;                                         // keys and values of a text, layer by layer; made when extend first asks for it
-    real *rotary;                                       // rope_table of all positions, or NULL
-    int cached, cached_before;                              // how many of its rows are there, under these weights; extending: those before the rows in work
-    bool decoding, fresh;                              // fresh: gradients were zeroed, but those of linears' weights, which the first micro-step SETs, are still the last step's
+    real *tensors[TENSOR_KINDS];  // arenas of weights, gradients and AdamW's moments
+    real *acts, *grads;           // arenas of activations and of their gradients
+    real *rotary;                 // rope_table of all positions; NULL with learned positions
+    int32_t *inputs, *targets;    // [n]
     int recompute;
-    real z_loss;
-    double ce, z, router;                               // sums of losses over the tokens seen since they were last asked
-    int64_t seen;
+    bool fresh;                   // since zero_grads no backward: weight matrices still have the
+                                  // last step's gradients, which the next backward SETs
+    real z_loss;                  // coefficient
+    double ce, z, router;         // sums of losses over the tokens since the last means
+    int64_t seen;                 // number of these tokens
+    real *kv_cache;               // k and v of one text, layer by layer; allocated by decode
+    int cached;                   // positions in the KV cache that fit the weights
+    bool decoding;                // the forward in work reads and fills the KV cache,
+    int cached_before;            // which held so many positions before
+    bool stats_on;                // since stats_begin
+    LayerSums *stats_sums;        // [L]
+    double *stats_logit_max;      // [L] largest attention score
+    double *stats_loads;          // [L, E] tokens of each expert
+    double *load_sums;            // [E] tokens of one layer's experts, over all processes
     Comm *comm;
-    double *load_sums;                                  // of one router, over processes
-    bool watching;
-    double *watched_sums, *watched_loads;               // of each layer WATCHED_SUMS sums, then of each its logit; of each the tokens of its experts
-    int32_t *inputs, *targets;
+    int rank, processes;
 };
 
-static double *watched_logits(const Gpt *g) { return g->watched_sums + (int64_t)g->m.L * WATCHED_SUMS; }
-
+// Layer l: pointers into the arenas, for the micro-batch in work.
 static Block gpt_block(const Gpt *g, int l) {
-    KvCache cache = kv_cache_view(&g->m, g->decoding ? g->kv_cache : NULL, g->max.T, l, g->cached_before);
-    return (Block){&g->m, &g->now, place_at(&g->m, l), params_view(&g->layout, g->tensors[WEIGHTS], l), grads_view(&g->layout, g->tensors[GRADS], l),
-                   acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0), acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1),
-                   cache, g->rotary ? g->rotary + (int64_t)cache.cached * rotary_size(&g->m) : NULL, g->fresh ? SET : ADD, 0};
+    const Model *m = &g->m;
+    KvCache cache = kv_cache_view(m, g->decoding ? g->kv_cache : NULL, g->max.T, l,
+                                  g->cached_before);
+    return (Block){
+        .m = m, .s = &g->now, .n = g->now.n, .p = place_at(m, l),
+        .w = params_view(&g->layout, g->tensors[WEIGHTS], l),
+        .dw = grads_view(&g->layout, g->tensors[GRADS], l),
+        .a = acts_view(&g->act_layout, m, &g->max, g->acts, l, 0),
+        .d = acts_view(&g->act_layout, m, &g->max, g->grads, l, 1),
+        .cache = cache, .rotary = at(g->rotary, (int64_t)cache.cached * rotary_size(m)),
+        .dweights = g->fresh ? SET : ADD,
+    };
 }
 
+// Allocates everything that training needs; only decode allocates later.
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = check_alloc(sizeof *g, "the model");
     g->m = *m;
     g->recompute = setup->recompute;
-    g->z_loss = (real)setup->z_loss;
+    g->z_loss = setup->z_loss;
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, omp_get_max_threads(), 1);
     g->comm = setup->comm;
     g->layout = layout_make(m);
-    layout_share(&g->layout, comm_rank(g->comm), comm_size(g->comm));
+    // ZeRO-1: this process keeps the moments of its shards alone
+    g->rank = comm_rank(g->comm);
+    g->processes = comm_size(g->comm);
+    layout_share(&g->layout, g->rank, g->processes);
     g->act_layout = act_layout_make(m, &g->max);
-    for (int kind = 0; kind < setup_kinds(setup); kind++)
-        g->tensors[kind] = check_alloc((size_t)(kind < ADAM_M ? g->layout.total : g->layout.state) * sizeof(real), "the parameters, their gradients and moments");
-    g->acts = check_alloc((size_t)g->act_layout.acts * sizeof(real), "the activations");
-    g->grads = setup->training ? check_alloc((size_t)g->act_layout.grads * sizeof(real), "the gradients of activations") : NULL;
-    if (m->rope) {
-        g->rotary = check_alloc((size_t)g->max.T * (size_t)rotary_size(m) * sizeof(real), "the rotary angles");
-        rope_table(g->rotary, g->max.T, rotary_size(m), m->theta);
+    for (int kind = 0; kind < setup_kinds(setup); kind++) {
+        int64_t size = kind < ADAM_M ? g->layout.total : g->layout.state;
+        g->tensors[kind] =
+            check_alloc(size * sizeof(real), "parameters, gradients and moments");
     }
-    g->inputs = check_alloc((size_t)g->max.n * sizeof(int32_t), "the inputs");
-    g->targets = check_alloc((size_t)g->max.n * sizeof(int32_t), "the targets");
-    g->watched_loads = check_alloc((size_t)(m->L * m->moe.E + 1) * sizeof(double), "the loads of experts");
-    g->watched_sums = check_alloc((size_t)m->L * (WATCHED_SUMS + 1) * sizeof(double), "what is measured of layers");
-    g->load_sums = check_alloc((size_t)(m->moe.E + 1) * sizeof(double), "the loads of experts");
+    g->acts = check_alloc(g->act_layout.acts * sizeof(real), "the activations");
+    if (setup->training)
+        g->grads = check_alloc(g->act_layout.grads * sizeof(real), "the gradients of activations");
+    if (m->rope) {
+        int R = rotary_size(m);
+        g->rotary = check_alloc(sizeof(real) * g->max.T * R, "the rotary angles");
+        rope_table(g->rotary, g->max.T, R, m->theta);
+    }
+    g->inputs = check_alloc(g->max.n * sizeof *g->inputs, "the inputs");
+    g->targets = check_alloc(g->max.n * sizeof *g->targets, "the targets");
+    g->stats_sums = check_alloc(m->L * sizeof *g->stats_sums, "statistics of layers");
+    g->stats_logit_max = check_alloc(m->L * sizeof(double), "statistics of layers");
+    g->stats_loads = check_alloc((m->L * m->moe.E + 1) * sizeof(double), "the loads of experts");
+    g->load_sums = check_alloc((m->moe.E + 1) * sizeof(double), "the loads of experts");
     return g;
 }
 
@@ -1081,91 +1430,105 @@ static void gpt_destroy(Gpt *g) {
     for (int kind = 0; kind < TENSOR_KINDS; kind++) free(g->tensors[kind]);
     free(g->acts);
     free(g->grads);
-    free(g->kv_cache);
     free(g->rotary);
     free(g->inputs);
     free(g->targets);
-    free(g->watched_loads);
-    free(g->watched_sums);
+    free(g->kv_cache);
+    free(g->stats_sums);
+    free(g->stats_logit_max);
+    free(g->stats_loads);
     free(g->load_sums);
     layout_free(&g->layout);
     act_layout_free(&g->act_layout);
     free(g);
 }
 
-// Adds up, besides the router's losses, how many tokens each expert got since gradients were zeroed.
-static void gpt_count(Gpt *g, const Block *b) {
+// Adds a layer's router losses to the sums, and the tokens of its experts to loads [E], which
+// gpt_zero_grads zeroes.
+static void model_count(Gpt *g, const Block *b) {
     RouterShape r = router_shape(b);
-    double losses[3];
-    router_losses(losses, b);
-    g->router += (double)r.n * (r.balance * losses[0] + r.sequence * losses[1] + r.z * losses[2]);
+    RouterLosses losses = router_losses(b);
+    double loss = r.balance * losses.balance + r.sequence * losses.sequence + r.z * losses.z;
+    g->router += r.n * loss;
     for (int j = 0; j < r.E; j++) b->a.loads[j] += b->a.load[r.B * r.E + j];
 }
 
-// From tokens to the stream out of the last block. counted: routers' losses are part of this forward's.
-static real *gpt_stream(Gpt *g, const int32_t *inputs, int B, int T, bool counted) {
+// Runs the tokens through all blocks. Returns the residual stream out of the last one, [B, T, C].
+// counted: the losses of routers belong to this forward's.
+static real *model_stream(Gpt *g, const int32_t *inputs, int B, int T, bool counted) {
     const Model *m = &g->m;
-    CHECK(B * T <= g->max.n && T <= g->max.T, "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
+    CHECK(B * T <= g->max.n && T <= g->max.T,
+          "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
     g->now.B = B;
     g->now.T = T;
     g->now.n = B * T;
-    memcpy(g->inputs, inputs, (size_t)g->now.n * sizeof *inputs);
+    memcpy(g->inputs, inputs, g->now.n * sizeof *inputs);  // backward needs them
     tokens_check("token", inputs, g->now.n, m->V);
     Block b = gpt_block(g, 0);
-    Norm emb = NORM(&b, emb);
-    embedding_forward(emb.site.on ? b.a.raw : b.a.e, g->inputs, b.w.wte, at(b.w.wpe, (int64_t)b.cache.cached * m->C), B, T, m->C, (real)m->emb_scale);
-    real *x = slot_forward(&emb, b.a.e, emb.site.on ? b.a.raw : b.a.e);
+    real *raw = b.p.emb.on ? b.a.raw : b.a.e;  // before the embedding's norm
+    const real *wpe = at(b.w.wpe, (int64_t)b.cache.cached * m->C);
+    embedding_forward(raw, g->inputs, b.w.wte, wpe, B, T, m->C, m->emb_scale);
+    real *x = slot_forward(NORM(&b, emb), b.a.e, raw);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_forward(&b, x);
-        if (b.p.moe && counted) gpt_count(g, &b);
-        if (g->watching && !g->decoding) block_stats(&b, g->watched_sums + (int64_t)l * WATCHED_SUMS, watched_logits(g) + l, g->watched_loads + (int64_t)l * m->moe.E, x);
+        if (b.p.moe && counted) model_count(g, &b);
+        if (g->stats_on && !g->decoding)
+            block_stats(&b, &g->stats_sums[l], &g->stats_logit_max[l],
+                        g->stats_loads + l * m->moe.E, x);
         x = b.a.x;
     }
     return x;
 }
 
-// The logits of the rows in work, of which x is the stream.
-static void gpt_head(Gpt *g, real *x) {
+// logits [n, Vp] = s_z * W_head N_fin(x), for the rows in work. s_z: nGPT alone.
+static void model_logits(Gpt *g, real *x) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
-    Norm fin = NORM(&b, fin), gain = logits_gain(&b);
-    x = slot_forward(&fin, b.a.fx, x);
-    linear_forward(gain.site.on ? b.a.z : b.a.logits, x, m->tied ? b.w.wte : b.w.wlm, NULL, linear_shape(&b, m->Vp, m->C, 1));
-    slot_forward(&gain, b.a.logits, b.a.z);
+    real *w = m->tied ? b.w.wte : b.w.wlm, *z = b.p.logits.on ? b.a.z : b.a.logits;
+    x = slot_forward(NORM(&b, fin), b.a.fx, x);
+    linear_forward(z, x, w, NULL, linear_shape(&b, m->Vp, m->C, 1));
+    slot_forward(logits_gain(&b), b.a.logits, z);
 }
 
+// Logits, and with targets the losses of B T tokens, added to the sums.
 static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
     const Model *m = &g->m;
-    gpt_head(g, gpt_stream(g, inputs, B, T, targets != NULL));
+    model_logits(g, model_stream(g, inputs, B, T, targets != NULL));
     if (!targets) return;
-    Block b = gpt_block(g, m->L - 1);
-    memcpy(g->targets, targets, (size_t)g->now.n * sizeof *targets);
-    tokens_check("target", targets, g->now.n, m->V);
-    crossentropy_forward(b.a.losses, b.a.logsum, b.a.logits, g->targets, g->now.n, m->V, m->Vp);
-    for (int i = 0; i < g->now.n; i++) {
-        g->ce += (double)b.a.losses[i];
-        g->z += (double)g->z_loss * b.a.logsum[i] * b.a.logsum[i];
+    Acts a = gpt_block(g, m->L - 1).a;
+    int n = g->now.n;
+    memcpy(g->targets, targets, n * sizeof *targets);
+    tokens_check("target", targets, n, m->V);
+    crossentropy_forward(a.losses, a.logsum, a.logits, g->targets, n, m->V, m->Vp);
+    for (int i = 0; i < n; i++) {
+        g->ce += (double)a.losses[i];
+        g->z += (double)g->z_loss * a.logsum[i] * a.logsum[i];
     }
-    g->seen += g->now.n;
+    g->seen += n;
 }
 
-// Everything but attention and positions is the business of one token: the new rows go through the same blocks, and read the keys and values of those before.
+// The new tokens go through the same blocks as in gpt_forward; only attention and positions see
+// the tokens before, by the KV cache (kv_cache_fill).
 static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
+    const Model *m = &g->m;
     int T = g->max.T;
     decode_check(n, position, g->cached, T);
-    if (!g->kv_cache) g->kv_cache = check_alloc((size_t)g->m.L * (size_t)T * (size_t)kv_cache_width(&g->m) * sizeof(real), "the keys and values of a text");
-    g->decoding = true;
+    if (!g->kv_cache)
+        g->kv_cache = check_alloc(sizeof(real) * m->L * T * kv_cache_width(m), "the KV cache");
+    g->decoding = true;  // gpt_block hands out the KV cache
     g->cached_before = position;
-    real *x = gpt_stream(g, inputs, 1, n, false);
-    g->now.T = g->now.n = 1;                                // of the last row alone
-    gpt_head(g, x + (int64_t)(n - 1) * g->m.C);
+    real *x = model_stream(g, inputs, 1, n, false);
+    g->now.T = g->now.n = 1;  // logits of the last row alone
+    model_logits(g, x + (int64_t)(n - 1) * m->C);
     g->cached = position + n;
     g->decoding = false;
 }
 
-// Means over all tokens that all processes saw; *square, theirs too, becomes the sum of it.
+// All-reduces the sums of losses, and *square with them. Returns means over the tokens of all
+// processes, and begins new sums.
 static Loss gpt_means(Gpt *g, double *square) {
+    // one all-reduce for all of them
     double sums[] = {g->ce, g->z, g->router, (double)g->seen, *square};
     comm_combine(g->comm, sums, 5, COMM_SUM);
     double n = sums[3] > 0 ? sums[3] : 1;
@@ -1181,223 +1544,320 @@ static Loss gpt_loss(Gpt *g) {
     return gpt_means(g, &none);
 }
 
-// The gradients of layer l (-1: of the model) are complete here: they travel to their owners.
-static void gpt_reduce(Gpt *g, int l) {
-    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
-        for (int rank = 0; rank < comm_size(g->comm) && e->layer == l && !entry_is_common(e); rank++) {
-            Part part = entry_part(e, rank, comm_size(g->comm));
-            comm_reduce(g->comm, g->tensors[GRADS] + e->offset + part.first, part.size, sizeof(real), rank);
+// ZeRO-1: once the gradients of layer l (-1: of the model) are complete, each shard is reduced
+// to the process that owns it.
+static void model_reduce(Gpt *g, int l) {
+    for (int k = 0; k < g->layout.count; k++) {
+        const Entry *e = &g->layout.entries[k];
+        for (int rank = 0; rank < g->processes && e->layer == l && !entry_is_common(e); rank++) {
+            Part part = entry_part(e, rank, g->processes);
+            real *shard = g->tensors[GRADS] + e->offset + part.first;
+            comm_reduce(g->comm, shard, part.size, sizeof(real), rank);
         }
-    comm_poke(g->comm);
+    }
+    comm_poke(g->comm);  // MPI makes progress inside its calls alone
 }
 
+// Mirrors gpt_forward: head, blocks from the last to the first, embedding.
+// last: the step's last micro-batch, whose gradients are reduced over processes on the way.
 static void gpt_backward(Gpt *g, double scale, int last) {
     const Model *m = &g->m;
-    bool traveling = last && comm_size(g->comm) > 1;
+    int n = g->now.n;
+    bool reducing = last && g->processes > 1;
     Block b = gpt_block(g, m->L - 1);
-    Norm fin = NORM(&b, fin);
-    real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
-    crossentropy_backward(b.a.logits, b.a.logsum, g->targets, g->now.n, m->V, m->Vp, (real)scale, g->z_loss);
-    Norm gain = logits_gain(&b);
-    real *dlogits = slot_backward(&gain, b.d.z, b.a.logits, b.a.z);
-    linear_backward(dx, m->tied ? b.dw.wte : b.dw.wlm, NULL, dlogits, x, m->tied ? b.w.wte : b.w.wlm, linear_shape(&b, m->Vp, m->C, 1), SET);
-    slot_backward(&fin, b.d.x, dx, b.a.x);
+    real *x = b.p.fin.on ? b.a.fx : b.a.x, *dx = b.p.fin.on ? b.d.fx : b.d.x;
+    real *w = m->tied ? b.w.wte : b.w.wlm, *dw = m->tied ? b.dw.wte : b.dw.wlm;
+    // head: logits, s_z, W_head, final norm
+    crossentropy_backward(b.a.logits, b.a.logsum, g->targets, n, m->V, m->Vp, scale, g->z_loss);
+    real *dlogits = slot_backward(logits_gain(&b), b.d.z, b.a.logits, b.a.z);
+    linear_backward(dx, dw, NULL, dlogits, x, w, linear_shape(&b, m->Vp, m->C, 1), SET);
+    slot_backward(NORM(&b, fin), b.d.x, dx, b.a.x);
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
-        b.loss_scale = (real)(scale * (double)g->now.n);
+        b.loss_scale = scale * n;  // the router's losses are means over the micro-batch
+        // --recompute: activations that were not kept are computed again
         if (g->recompute == RECOMPUTE_ON) block_forward(&b, in);
         if (g->recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
-        block_backward(&b, din, in);
-        if (traveling) gpt_reduce(g, l);
+        block_backward(&b, din, in);  // `in` is the stream out of the block below
+        if (reducing) model_reduce(g, l);
         b = below;
     }
-    Norm emb = NORM(&b, emb);
-    real *de = slot_backward(&emb, b.d.raw, b.d.e, b.a.raw);
-    embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, g->now.B, g->now.T, m->C, (real)m->emb_scale);
-    if (traveling) gpt_reduce(g, -1);
+    // embedding, where the head has SET the gradient of a tied one
+    real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
+    embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, g->now.B, g->now.T, m->C, m->emb_scale);
+    if (reducing) model_reduce(g, -1);
     g->fresh = false;
 }
 
-static void *gpt_tensor(Gpt *g, int kind, const Entry *e) { return g->tensors[kind] ? g->tensors[kind] + (kind < ADAM_M ? e->offset : e->state) : NULL; }
+static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
+    return at(g->tensors[kind], kind < ADAM_M ? e->offset : e->state);
+}
 
-// The weights of linears, the head's among them: what linear_backward SETs in a step's first micro-step.
+// Weight matrices, the head among them: linear_backward SETs their gradients in a step's first
+// micro-batch.
 static bool is_set_first(const Gpt *g, const Entry *e) {
     int role = e->row.init;
-    return role != ROLE_GAIN && role != ROLE_ZERO && (role != ROLE_EMBEDDING || (g->m.tied && e->id == PARAM_wte));
+    if (role == ROLE_EMBEDDING) return g->m.tied && e->id == PARAM_wte;
+    return role != ROLE_GAIN && role != ROLE_ZERO;
 }
 
-static void gpt_zero(Gpt *g, bool set_first) {
-    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
+static void zero_grads(Gpt *g, bool set_first) {
+    for (int k = 0; k < g->layout.count; k++) {
+        const Entry *e = &g->layout.entries[k];
         if (is_set_first(g, e) == set_first) zero(gpt_tensor(g, GRADS, e), e->size);
+    }
 }
 
+// Begins a step. Gradients that the first micro-batch SETs are left as they are.
 static void gpt_zero_grads(Gpt *g) {
-    gpt_zero(g, false);
+    zero_grads(g, false);
     g->fresh = true;
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
-        if (b.p.moe) memset(b.a.loads, 0, (size_t)g->m.moe.E * sizeof(real));
+        if (b.p.moe) memset(b.a.loads, 0, g->m.moe.E * sizeof(real));
     }
 }
 
-// Before gradients are read: without a micro-step all of them are 0.
-static void gpt_settle(Gpt *g) {
-    if (g->fresh) gpt_zero(g, true);
+// Before gradients are read: without a micro-batch all of them are 0.
+static void settle_grads(Gpt *g) {
+    if (g->fresh) zero_grads(g, true);
     g->fresh = false;
 }
 
-// The tensors are the host's own: nothing to bring and nothing to send. Keys and values are of the weights before.
-static void gpt_fetch(Gpt *g, int kind) { if (kind == GRADS) gpt_settle(g); }
-static void gpt_store(Gpt *g, int kind, int64_t step) { (void)kind, (void)step; g->cached = 0; }
-
-static const void *gpt_logits(Gpt *g, int64_t row) { return gpt_block(g, 0).a.logits + row * g->m.Vp; }
-
-static void gpt_stats_begin(Gpt *g) {
-    g->watching = true;
-    memset(g->watched_sums, 0, (size_t)g->m.L * WATCHED_SUMS * sizeof(double));
-    memset(g->watched_loads, 0, (size_t)(g->m.L * g->m.moe.E) * sizeof(double));
-    for (int l = 0; l < g->m.L; l++) watched_logits(g)[l] = -INFINITY;
+// The tensors are in the host's memory: there is nothing to copy. New weights make the KV cache
+// stale.
+static void gpt_fetch(Gpt *g, int kind) {
+    if (kind == GRADS) settle_grads(g);
 }
 
-static void layer_stats(Gpt *g, LayerStats *layers) {
+static void gpt_store(Gpt *g, int kind, int64_t step) {
+    (void)kind, (void)step;
+    g->cached = 0;
+}
+
+// [V], in place since the last model_logits
+static const void *gpt_logits(Gpt *g, int64_t row) {
+    return gpt_block(g, 0).a.logits + row * g->m.Vp;
+}
+
+static void gpt_stats_begin(Gpt *g) {
     int L = g->m.L;
-    g->watching = false;
-    comm_combine(g->comm, g->watched_sums, (int64_t)L * WATCHED_SUMS, COMM_SUM);
-    comm_combine(g->comm, watched_logits(g), L, COMM_MAX);
-    comm_combine(g->comm, g->watched_loads, (int64_t)L * g->m.moe.E, COMM_SUM);
+    g->stats_on = true;
+    memset(g->stats_sums, 0, L * sizeof *g->stats_sums);
+    memset(g->stats_loads, 0, L * g->m.moe.E * sizeof(double));
+    for (int l = 0; l < L; l++) g->stats_logit_max[l] = -INFINITY;
+}
+
+// All-reduces the sums since stats_begin and turns them into RMS values, ratios and means.
+static void layer_stats(Gpt *g, LayerStats *layers) {
+    int L = g->m.L, E = g->m.moe.E;
+    g->stats_on = false;
+    double *sums = (double *)g->stats_sums;
+    comm_combine(g->comm, sums, L * sizeof(LayerSums) / sizeof(double), COMM_SUM);
+    comm_combine(g->comm, g->stats_logit_max, L, COMM_MAX);
+    comm_combine(g->comm, g->stats_loads, L * E, COMM_SUM);
     for (int l = 0; l < L; l++) {
-        const double *s = g->watched_sums + (int64_t)l * WATCHED_SUMS, n = s[TOKENS];
-        layers[l] = (LayerStats){sqrt(s[STREAM] / s[VALUES]), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]), sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), watched_logits(g)[l],
-                                 s[ENTROPY] / n, s[BALANCE] / n, s[SEQUENCE] / n, s[ROUTER_Z] / n, g->watched_loads + (int64_t)l * g->m.moe.E};
+        const LayerSums *s = &g->stats_sums[l];
+        layers[l] = (LayerStats){
+            .residual_rms = sqrt(s->residual / s->values),
+            .attn_ratio = sqrt(s->branch[0] / s->skip[0]),
+            .ffn_ratio = sqrt(s->branch[1] / s->skip[1]),
+            .attn_logit_max = g->stats_logit_max[l],
+            .entropy = s->entropy / s->tokens,
+            .balance = s->balance / s->tokens,
+            .sequence = s->sequence / s->tokens,
+            .router_z = s->z / s->tokens,
+            .load = g->stats_loads + l * E,
+        };
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the optimizer
+// ------------------------------------------------------------------------------ AdamW
 
+// nGPT: after every step each row (or column) of a matrix is divided by its length.
 static void gpt_normalize(Gpt *g) {
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         real *w = gpt_tensor(g, WEIGHTS, e);
         EntryLines s = entry_lines(&g->m, e);
         if (!s.length) continue;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for
         for (int64_t i = 0; i < e->size / s.length; i++) {
-            real *line = w + i / s.step * s.length * s.step + i % s.step, square = 0;
-            for (int64_t j = 0; j < s.length; j++) square += line[j * s.step] * line[j * s.step];
-            for (int64_t j = 0; j < s.length && square > 0; j++) line[j * s.step] /= (real)sqrt(square);
+            real *line = w + i / s.step * s.length * s.step + i % s.step;
+            real square = 0;
+            for (int64_t j = 0; j < s.length; j++)
+                square += line[j * s.step] * line[j * s.step];
+            for (int64_t j = 0; j < s.length && square > 0; j++)
+                line[j * s.step] /= (real)sqrt(square);
         }
     }
 }
 
-// The selection bias of an expert moves by a fixed step towards an even load (Wang et al. 2024; DeepSeek-V3 section 2.1.2): b += rate sign(mean load - load)
-static real balance_step(const double *load, int E, int e, real rate) {
+// The router's selection bias moves by a fixed step towards an even load (Wang et al. 2024;
+// DeepSeek-V3 section 2.1.2): b_e += rate sign(mean load - load_e). Returns expert e's step.
+static real router_balance_step(const double *load, int E, int e, real rate) {
     double sum = 0;
     for (int j = 0; j < E; j++) sum += load[j];
-    return load[e] * E < sum ? rate : load[e] * E > sum ? -rate : 0;
+    if (load[e] * E < sum) return rate;
+    return load[e] * E > sum ? -rate : 0;
 }
 
-// The tokens that each expert of layer l got in this step, from all processes.
-static const double *gpt_loads(Gpt *g, int l) {
+// Tokens of each expert of layer l in this step, all-reduced: [E].
+static const double *router_loads(Gpt *g, int l) {
     const real *loads = gpt_block(g, l).a.loads;
     for (int j = 0; j < g->m.moe.E; j++) g->load_sums[j] = loads[j];
     comm_combine(g->comm, g->load_sums, g->m.moe.E, COMM_SUM);
     return g->load_sums;
 }
 
-// Of the gradients that this process owns, in pieces as long as possible: of one process, all at once.
+// The sum of squares of the gradients that this process owns, in pieces as long as possible: a
+// single process has one piece, the whole arena.
 static double gpt_square(const Gpt *g) {
-    int64_t begin = 0, end = 0;
+    int64_t begin = 0, end = 0;  // the piece so far
     double sum = 0;
-    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++) {
-        Part part = entry_part(e, comm_rank(g->comm), comm_size(g->comm));
+    for (int k = 0; k < g->layout.count; k++) {
+        const Entry *e = &g->layout.entries[k];
+        Part part = entry_part(e, g->rank, g->processes);
         if (!part.size) continue;
-        if (e->offset + part.first != end) {
+        if (e->offset + part.first != end) {  // a gap: the piece ends
             sum += square_sum(g->tensors[GRADS] + begin, NULL, 0, end - begin);
             begin = e->offset + part.first;
         }
-        end = e->offset + (part.first + part.size < e->size ? part.first + part.size : memory_padded(e->size));
+        bool to_end = part.first + part.size == e->size;  // and the padding behind it
+        end = e->offset + (to_end ? memory_padded(e->size) : part.first + part.size);
     }
     return sum + square_sum(g->tensors[GRADS] + begin, NULL, 0, end - begin);
 }
 
-// m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target)).  Each process updates its part, which then goes to all.
+// The shard of one tensor that this process owns and updates (ZeRO-1), and how an update treats it.
+// With a single process it is the whole tensor.
+typedef struct {
+    int64_t size;
+    real *w, *d;                // weights, gradient
+    real *m, *v;                // AdamW's moments
+    double lr, decay;
+    double target;              // gains decay towards it
+    double correct1, correct2;  // 1 / (1 - beta^step), because the moments start at 0
+} TensorShard;
+
+static TensorShard tensor_shard(Gpt *g, const Entry *e, const AdamW *o) {
+    Part part = entry_part(e, g->rank, g->processes);
+    return (TensorShard){
+        .size = part.size,
+        .w = at(gpt_tensor(g, WEIGHTS, e), part.first),
+        .d = at(gpt_tensor(g, GRADS, e), part.first),
+        .m = gpt_tensor(g, ADAM_M, e), .v = gpt_tensor(g, ADAM_V, e),
+        .lr = o->lr[e->row.lr], .decay = o->decay[e->row.decay],
+        .target = e->row.init == ROLE_GAIN ? o->gain_target : 0,
+        .correct1 = 1 / (1 - pow(o->beta1, o->step)), .correct2 = 1 / (1 - pow(o->beta2, o->step)),
+    };
+}
+
+// AdamW (Loshchilov, Hutter 2019), with g the clipped gradient:
+//   m = b1 m + (1 - b1) g      mhat = m / (1 - b1^step)
+//   v = b2 v + (1 - b2) g^2    vhat = v / (1 - b2^step)
+//   w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target))
+// clip: gradient clipping's factor for every gradient, at most 1
+static void adamw_update(TensorShard s, const AdamW *o, real clip) {
+    real lr = s.lr, decay = s.decay, target = s.target, b1 = o->beta1, b2 = o->beta2, eps = o->eps;
+    real correct1 = s.correct1, correct2 = s.correct2;
+#pragma omp parallel for simd
+    for (int64_t i = 0; i < s.size; i++) {
+        real grad = clip * s.d[i];
+        s.m[i] = b1 * s.m[i] + (1 - b1) * grad;
+        s.v[i] = b2 * s.v[i] + (1 - b2) * grad * grad;
+        real adam = s.m[i] * correct1 / ((real)sqrt(s.v[i] * correct2) + eps);
+        s.w[i] -= lr * (adam + decay * (s.w[i] - target));
+    }
+}
+
+// One step: gradient clipping by the global norm, then AdamW on the shards of this process. Nothing
+// changes where loss or gradient are not finite or beyond the limits of --skip-spikes.
 static Update gpt_update(Gpt *g, const AdamW *o) {
-    gpt_settle(g);
-    comm_wait(g->comm);
+    settle_grads(g);
+    comm_wait(g->comm);  // for the gradients that are being reduced
     double square = gpt_square(g);
-    Loss loss = gpt_means(g, &square);
+    Loss loss = gpt_means(g, &square);  // all-reduces square too
     Update u = {loss, sqrt(square), 0};
-    u.applied = isfinite(u.loss.ce) && isfinite(u.loss.z) && isfinite(u.loss.router) && isfinite(u.norm) && (!o->max_ce || u.loss.ce <= o->max_ce) && (!o->max_norm || u.norm <= o->max_norm);
+    u.applied = isfinite(loss.ce) && isfinite(loss.z) && isfinite(loss.router) &&
+                isfinite(u.norm) && (!o->max_ce || loss.ce <= o->max_ce) &&
+                (!o->max_norm || u.norm <= o->max_norm);
     if (!u.applied) return u;
-    g->cached = 0;                                                       // of the weights before
-    real correct1 = (real)(1 / (1 - pow(o->beta1, (double)o->step))), correct2 = (real)(1 / (1 - pow(o->beta2, (double)o->step)));
-    real b1 = (real)o->beta1, b2 = (real)o->beta2, eps = (real)o->eps, scale = (real)(o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1);
-    int processes = comm_size(g->comm);
+    g->cached = 0;  // the KV cache is stale
+    real clip = o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1;
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
-        Part part = entry_part(e, comm_rank(g->comm), processes);
-        real *w = (real *)gpt_tensor(g, WEIGHTS, e) + part.first, *d = (real *)gpt_tensor(g, GRADS, e) + part.first, *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
-        real lr = (real)o->lr[e->row.lr], decay = (real)o->decay[e->row.decay], target = e->row.init == ROLE_GAIN ? (real)o->gain_target : 0;
-        if (entry_is_common(e)) {                                           // every process, alike
-            const double *load = gpt_loads(g, e->layer);
-            w = gpt_tensor(g, WEIGHTS, e);
-            for (int i = 0; i < e->size; i++) w[i] += balance_step(load, g->m.moe.E, i, lr);
+        real *w = gpt_tensor(g, WEIGHTS, e);
+        if (entry_is_common(e)) {  // the selection bias: every process updates all of it, alike
+            const double *load = router_loads(g, e->layer);
+            real rate = o->lr[LR_BALANCE];
+            for (int i = 0; i < e->size; i++)
+                w[i] += router_balance_step(load, g->m.moe.E, i, rate);
             continue;
         }
-#pragma omp parallel for simd schedule(static)
-        for (int64_t i = 0; i < part.size; i++) {
-            real grad = scale * d[i];
-            m[i] = b1 * m[i] + (1 - b1) * grad;
-            v[i] = b2 * v[i] + (1 - b2) * grad * grad;
-            w[i] -= lr * (m[i] * correct1 / ((real)sqrt(v[i] * correct2) + eps) + decay * (w[i] - target));
-        }
-        for (int rank = 0; rank < processes && processes > 1; rank++) {
-            Part theirs = entry_part(e, rank, processes);
-            comm_spread(g->comm, (real *)gpt_tensor(g, WEIGHTS, e) + theirs.first, theirs.size, sizeof(real), rank);
+        adamw_update(tensor_shard(g, e, o), o, clip);
+        // all-gather: each shard goes from its owner to all others
+        for (int rank = 0; rank < g->processes && g->processes > 1; rank++) {
+            Part theirs = entry_part(e, rank, g->processes);
+            comm_spread(g->comm, w + theirs.first, theirs.size, sizeof(real), rank);
         }
     }
-    comm_wait(g->comm);
+    comm_wait(g->comm);  // for the weights of all shards
     gpt_normalize(g);
     return u;
 }
 
-// After a step. Its update is computed again from the moments: with c m / (sqrt(c v) + eps) = A,  before = (w + lr (A - decay target)) / (1 - lr decay).
-// nGPT's matrices, normalized since: w stands for before, which had the same length.
+// Sums of squares of one shard, after the step. The step is computed again from the moments:
+//   adam = mhat / (sqrt(vhat) + eps)
+//   before = (w + lr (adam - decay target)) / (1 - lr decay)
+//   step = lr (adam + decay (before - target))
+// nGPT has normalized its matrices since: their w stands for before, which had the same length.
+static TensorStats shard_stats(TensorShard s, double eps, bool normalized) {
+    double grad = 0, weight = 0, update = 0;
+    for (int64_t i = 0; i < s.size; i++) {
+        double adam = s.m[i] * s.correct1 / (sqrt(s.v[i] * s.correct2) + eps);
+        double before = (s.w[i] + s.lr * (adam - s.decay * s.target)) / (1 - s.lr * s.decay);
+        if (normalized) before = s.w[i];
+        double step = s.lr * (adam + s.decay * (before - s.target));
+        grad += (double)s.d[i] * s.d[i];
+        weight += before * before;
+        update += step * step;
+    }
+    return (TensorStats){grad, weight, update};
+}
+
+// The same sums for a selection bias. It has no gradient, and every process has updated all of it.
+static TensorStats balance_stats(Gpt *g, const AdamW *o, const Entry *e) {
+    const double *load = router_loads(g, e->layer);
+    const real *w = gpt_tensor(g, WEIGHTS, e);
+    TensorStats sums = {0, 0, 0};
+    for (int i = 0; i < e->size; i++) {
+        double step = router_balance_step(load, g->m.moe.E, i, o->lr[LR_BALANCE]);
+        double before = w[i] - step;
+        sums.weight += before * before;
+        sums.update += step * step;
+    }
+    return sums;
+}
+
+// L2 norms of each tensor's gradient, weights and step, over all processes. o: the update that was
+// made, NULL: none.
 static void tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
-    double correct1 = o ? 1 / (1 - pow(o->beta1, (double)o->step)) : 0, correct2 = o ? 1 / (1 - pow(o->beta2, (double)o->step)) : 0;
+    static const AdamW none = {.eps = 1, .step = 1};  // its step is 0
+    const Entry *entries = g->layout.entries;
+    if (!o) o = &none;
 #pragma omp parallel for schedule(dynamic)
     for (int k = 0; k < g->layout.count; k++) {
-        const Entry *e = &g->layout.entries[k];
-        Part part = entry_part(e, comm_rank(g->comm), comm_size(g->comm));
-        const real *w = (real *)gpt_tensor(g, WEIGHTS, e) + part.first, *d = (real *)gpt_tensor(g, GRADS, e) + part.first, *m = gpt_tensor(g, ADAM_M, e), *v = gpt_tensor(g, ADAM_V, e);
-        double lr = o ? o->lr[e->row.lr] : 0, decay = o ? o->decay[e->row.decay] : 0, target = o && e->row.init == ROLE_GAIN ? o->gain_target : 0;
-        double eps = o ? o->eps : 1, grad = 0, weight = 0, update = 0;
-        bool normalized = entry_lines(&g->m, e).length > 0;
-        for (int64_t i = 0; i < part.size && !entry_is_common(e); i++) {
-            double adam = m[i] * correct1 / (sqrt(v[i] * correct2) + eps), before = (w[i] + lr * (adam - decay * target)) / (1 - lr * decay);
-            if (normalized) before = w[i];
-            double step = lr * (adam + decay * (before - target));
-            grad += (double)d[i] * d[i];
-            weight += before * before;
-            update += step * step;
-        }
-        stats[k] = (TensorStats){grad, weight, update};
+        const Entry *e = &entries[k];
+        if (!entry_is_common(e))
+            stats[k] = shard_stats(tensor_shard(g, e, o), o->eps, entry_lines(&g->m, e).length > 0);
     }
     for (int k = 0; k < g->layout.count; k++) {
-        const Entry *e = &g->layout.entries[k];
-        double s[] = {stats[k].grad, stats[k].weight, stats[k].update};
-        comm_combine(g->comm, s, 3, COMM_SUM);
-        if (entry_is_common(e)) {                                           // moved alike by every process
-            const double *load = gpt_loads(g, e->layer);
-            const real *w = gpt_tensor(g, WEIGHTS, e);
-            for (int i = 0; i < e->size; i++) {
-                double step = balance_step(load, g->m.moe.E, i, (real)(o ? o->lr[LR_BALANCE] : 0)), before = w[i] - step;
-                s[1] += before * before;
-                s[2] += step * step;
-            }
-        }
-        stats[k] = (TensorStats){sqrt(s[0]), sqrt(s[1]), sqrt(s[2])};
+        TensorStats *s = &stats[k];
+        if (entry_is_common(&entries[k])) *s = balance_stats(g, o, &entries[k]);
+        else comm_combine(g->comm, (double *)s, sizeof *s / sizeof(double), COMM_SUM);
+        *s = (TensorStats){sqrt(s->grad), sqrt(s->weight), sqrt(s->update)};
     }
 }
 
@@ -1406,20 +1866,22 @@ static void gpt_stats(Gpt *g, const AdamW *applied, LayerStats *layers, TensorSt
     if (tensors) tensor_stats(g, applied, tensors);
 }
 
-// An eighth more than the tables: batches, texts, a tensor on its way to a file, the data's pages.
+// An eighth more than the tables: batches, texts, a tensor on its way to a file, pages of the data.
 static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     (void)m, (void)setup;
     return tables * 9 / 8;
 }
 
+// Free memory, of which each process of this machine has its part.
 static double gpt_room(const Model *m, const Setup *setup) {
     (void)m;
     return free_memory("", comm_here(setup->comm));
 }
 
-static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 0; }       // products in double are three loops
+// Unknown in double, whose products are three loops.
+static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 0; }
 
-// ------------------------------------------------------------------------------------------------------------------ main
+// ------------------------------------------------------------------------------ main
 
 const Trainer NAMED(judge_, PREC) = {
     .device = "cpu", .precision = QUOTED(PREC), .mode = &MODES[NORM_MODE], .commit = GIT_HASH,

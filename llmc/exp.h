@@ -1,16 +1,19 @@
-// exp.h: e^x, in a form that compilers turn into vector instructions.
+// exp.h: e^x in float, in a form that compilers turn into vector instructions.
 //
-// 2^k times a polynomial for the rest (|rest| <= ln 2 / 2): relative error below 2e-7, tested over the whole range. Values below -87 give e^-87,
-// above 88 e^88; a NaN stays a NaN.
+// e^x = 2^k * polynomial(r), where x = k ln 2 + r and |r| <= ln 2 / 2. The relative error is below
+// 2e-7, tested over the whole range. Values below -87 give e^-87, values above 88 give e^88. A NaN
+// stays a NaN.
 #pragma once
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 static inline float exp_float(float v) {
-    v = v < -87.0f ? -87.0f : v > 88.0f ? 88.0f : v;
-    float shifted = v * 1.44269504f + 12582912.0f, k = shifted - 12582912.0f;         // adding 1.5 * 2^23 rounds to an integer
-    float r = (v - k * 0.693359375f) - k * -2.12194440e-4f;                           // Cody, Waite: ln 2 in two parts
+    v = v < -87.0f ? -87.0f : v;
+    v = v > 88.0f ? 88.0f : v;
+    float shifted = v * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
+    float k = shifted - 12582912.0f;
+    float r = (v - k * 0.693359375f) - k * -2.12194440e-4f;  // Cody, Waite: ln 2 in two parts
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -20,7 +23,7 @@ static inline float exp_float(float v) {
     p = p * r * r + r + 1.0f;
     uint32_t bits;
     memcpy(&bits, &shifted, 4);
-    bits = (bits - 0x4B400000u + 127u) << 23;                                          // the integer sits in shifted's low bits
+    bits = (bits - 0x4B400000u + 127u) << 23;  // k is in the low bits of shifted: the bits of 2^k
     float scale;
     memcpy(&scale, &bits, 4);
     return p * scale;

@@ -1,32 +1,45 @@
-// peak.h: what this machine can do at most, measured: products in registers. (Memory far beyond the caches: dev/bench/cpu/bench.c.)
+// peak.h: the most that this machine can do, measured: matrix products in registers, in FLOP/s.
+// (Memory bandwidth: dev/bench/cpu/bench.c.)
 //
-//   peak_products    FLOP/s of gemm.h's innermost step, in registers: gemm_dot on as many vectors as its kernel holds, multiply-adds of floats, one instruction where
-//                    the CPU has it and -ffp-contract=fast allows it; with BF16_PRODUCTS the dot product of pairs, or AMX's of tiles, where the build may use
-//                    it. Where it may not, bfloat16 is widened first, at the speed of floats. Units that gemm.h does not use (SME, bfmmla) do not count.
+// peak_products runs the innermost step of gemm.h, gemm_dot, on as many vectors as its kernel
+// holds. That is multiply-adds of floats, one instruction where the CPU has it and
+// -ffp-contract=fast allows it. With BF16_PRODUCTS it is the dot product of pairs, or AMX's product
+// of tiles, where the build may use them; elsewhere bfloat16 runs at the speed of floats. Units
+// that gemm.h does not use (SME, bfmmla) do not count.
 //
-// All OpenMP threads work at once and time their own short runs; the result is the sum of their rates, each from the median of its times. So other programs, which
-// take a core for some milliseconds, do not show, and neither does a moment in which a thread has a core or the memory for itself.
+// All OpenMP threads work at once, and each times its own short runs. The result is the sum of
+// their rates, each from the median of the times. So neither other programs show, which take a core
+// for some milliseconds, nor moments in which a thread has a core or the memory to itself.
 #pragma once
 #include "run/spikes.h"
 #include "gemm.h"
 
-enum { PEAK_STEPS = 1 << 15, PEAK_BLOCK = 1 << 16, PEAK_RUNS = 4096 };    // of a run: steps of a chain, or elements of each array; runs at most
+enum {
+    PEAK_STEPS = 1 << 15,  // of a chain of dependent products, in one run
+    PEAK_BLOCK = 1 << 16,  // elements of each of a block's three arrays
+    PEAK_RUNS = 4096,      // at most
+};
 
-// The rates of all threads together, where a run of `kernel` does `work`. Each run has another of the thread's own blocks of three arrays.
-static inline double peak_rate(double seconds, double work, int64_t blocks, void (*kernel)(float *block)) {
+// The rates of all threads added up; one run of `kernel` does `work`. The runs of a thread go
+// through its own `blocks` blocks in turn.
+static inline double peak_rate(double seconds, double work, int64_t blocks,
+                               void (*kernel)(float *block)) {
     double sum = 0;
 #pragma omp parallel reduction(+ : sum)
     {
         double times[PEAK_RUNS];
         float *memory = (float *)malloc((size_t)blocks * 3 * PEAK_BLOCK * sizeof *memory);
-        CHECK(memory, "no memory to measure its bandwidth (%.0f MiB a thread)\n  -> a smaller OMP_NUM_THREADS", (double)blocks * 0.75);
+        CHECK(memory,
+              "no memory to measure its bandwidth (%.0f MiB a thread)\n"
+              "  -> a smaller OMP_NUM_THREADS", (double)blocks * 0.75);
         for (int64_t i = 0; i < blocks * 3 * PEAK_BLOCK; i++) memory[i] = 1;
         int runs = 0;
 #pragma omp barrier
-        for (double end = clock_seconds() + seconds, now = 0; runs < PEAK_RUNS && now < end; runs++) {
+        double end = clock_seconds() + seconds;
+        for (double now = 0; runs < PEAK_RUNS && now < end; runs++) {
             double begun = clock_seconds();
             kernel(memory + runs % blocks * 3 * PEAK_BLOCK);
-            __asm__ volatile("" : : "r"(memory) : "memory");         // for all the compiler knows, somebody reads the result
+            __asm__ volatile("" : : "r"(memory) : "memory");  // the compiler must keep the result
             now = clock_seconds();
             times[runs] = now - begun;
         }
@@ -55,7 +68,8 @@ static inline void peak_products_run(float *block) {
     gemm_end();
 }
 #else
-// Of numbers, a chain's value is its next factor, and no two begin alike: the compiler can neither move a product out of the loop nor make one chain of two.
+// With numbers the value of a chain is its next factor, and no two chains begin alike: the compiler
+// can neither move a product out of the loop nor merge two chains.
 static inline void peak_products_run(float *block) {
     Vec c[2 * MR], sum = {0}, b = sum + (real)0.001;
     Unit a = PER_UNIT == 1 ? (Unit)0.999 : 1;
@@ -63,7 +77,8 @@ static inline void peak_products_run(float *block) {
     for (int i = 0; i < 2 * MR; i++) c[i] = b + (real)i;
     for (int k = 0; k < PEAK_STEPS; k++) {
 #pragma GCC unroll 24
-        for (int i = 0; i < 2 * MR; i++) c[i] = PER_UNIT == 1 ? gemm_dot(b, a, (Units)c[i]) : gemm_dot(c[i], a, (Units)b);
+        for (int i = 0; i < 2 * MR; i++)
+            c[i] = PER_UNIT == 1 ? gemm_dot(b, a, (Units)c[i]) : gemm_dot(c[i], a, (Units)b);
     }
 #pragma GCC unroll 24
     for (int i = 0; i < 2 * MR; i++) sum += c[i];
@@ -71,4 +86,7 @@ static inline void peak_products_run(float *block) {
 }
 #endif
 
-static inline double peak_products(double seconds) { return peak_rate(seconds, 2.0 * MR * NR * STEP * PER_UNIT * PEAK_STEPS, 1, peak_products_run); }
+static inline double peak_products(double seconds) {
+    double flops = 2.0 * MR * NR * STEP * PER_UNIT * PEAK_STEPS;
+    return peak_rate(seconds, flops, 1, peak_products_run);
+}

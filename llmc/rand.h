@@ -1,7 +1,9 @@
-// rand.h: hashing and random numbers, all of them functions of (key, counter): no hidden state, no order of calls.
+// rand.h: hashes and random numbers, all of them functions of (key, counter): no hidden state, no
+// order of calls.
 //
-// The n-th number of a stream is a hash of (key, n). So initialization, shuffling and sampling give the same values whatever
-// the number of threads or processes, and a position in a stream is one integer in a checkpoint.
+// The n-th number of a stream is a hash of (key, n). Initialization, shuffling and sampling give
+// the same values for any number of threads or processes, and a checkpoint stores the position in
+// a stream as one integer.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -14,10 +16,15 @@ static inline uint64_t rand_mix(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-static inline uint64_t rand_at(uint64_t key, uint64_t n) { return rand_mix(rand_mix(key + 0x9E3779B97F4A7C15ull) ^ rand_mix(n + 0xD1B54A32D192ED03ull)); }
+// Number n of the stream `key`: 64 random bits.
+static inline uint64_t rand_at(uint64_t key, uint64_t n) {
+    return rand_mix(rand_mix(key + 0x9E3779B97F4A7C15ull) ^ rand_mix(n + 0xD1B54A32D192ED03ull));
+}
 
 // Uniform in [0, 1), 53 bits.
-static inline double rand_uniform(uint64_t key, uint64_t n) { return (double)(rand_at(key, n) >> 11) * 0x1p-53; }
+static inline double rand_uniform(uint64_t key, uint64_t n) {
+    return (double)(rand_at(key, n) >> 11) * 0x1p-53;
+}
 
 // Standard normal (Box-Muller).
 static inline double rand_normal(uint64_t key, uint64_t n) {
@@ -25,15 +32,20 @@ static inline double rand_normal(uint64_t key, uint64_t n) {
     return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
 }
 
-// Standard normal cut off at +-limit (drawn again, with another key, until inside); the deviation is not corrected, as in torch's trunc_normal_.
+// Standard normal truncated at +-limit: drawn again, with another key, until it is inside. The
+// deviation is not corrected, as in torch's trunc_normal_.
 static inline double rand_truncated(uint64_t key, uint64_t n, double limit) {
     double z = rand_normal(key, n);
-    while (fabs(z) > limit) { key = rand_mix(key + 1); z = rand_normal(key, n); }
+    while (fabs(z) > limit) {
+        key = rand_mix(key + 1);
+        z = rand_normal(key, n);
+    }
     return z;
 }
 
-// A permutation of 0..n-1 chosen by key: where does i go? A four-round Feistel network on the next even number of bits, walked
-// until it lands inside (fewer than four steps on average). No table: a hundred billion samples cost no memory.
+// The position of i in a permutation of 0 .. n-1 that `key` selects: a four-round Feistel network
+// on the next even number of bits, repeated until the result is below n (fewer than four times on
+// average). It needs no table: a hundred billion samples take no memory.
 static inline uint64_t rand_permute(uint64_t key, uint64_t i, uint64_t n) {
     int half = 1;
     while (half < 32 && (n - 1) >> (2 * half)) half++;
@@ -50,9 +62,14 @@ static inline uint64_t rand_permute(uint64_t key, uint64_t i, uint64_t n) {
     return i;
 }
 
-// XXH64 (Collet; the published xxHash specification), streaming: the checksum of checkpoints, the hash of the weights, and the key of
-// a tensor's name. `xxhsum -H64` prints the same number. Reads little-endian words: x86-64 and AArch64.
-typedef struct { uint64_t lane[4], length; unsigned char tail[32]; } Hash;
+// XXH64 (Collet; the published xxHash specification), streaming: the checksum of checkpoints, the
+// hash of the weights, and the key of a tensor's name. `xxhsum -H64` prints the same number. It
+// reads little-endian words (x86-64, AArch64).
+typedef struct {
+    uint64_t lane[4];
+    uint64_t length;         // bytes so far
+    unsigned char tail[32];  // the stripe that is not full yet
+} Hash;
 
 #define HASH_P1 0x9E3779B185EBCA87ull
 #define HASH_P2 0xC2B2AE3D27D4EB4Full
@@ -61,23 +78,33 @@ typedef struct { uint64_t lane[4], length; unsigned char tail[32]; } Hash;
 #define HASH_P5 0x27D4EB2F165667C5ull
 
 static inline uint64_t hash_rotl(uint64_t x, int r) { return x << r | x >> (64 - r); }
-static inline uint64_t hash_round(uint64_t acc, uint64_t word) { return hash_rotl(acc + word * HASH_P2, 31) * HASH_P1; }
-static inline uint64_t hash_word(const unsigned char *p) { uint64_t w; memcpy(&w, p, 8); return w; }
+
+static inline uint64_t hash_round(uint64_t acc, uint64_t word) {
+    return hash_rotl(acc + word * HASH_P2, 31) * HASH_P1;
+}
+
+static inline uint64_t hash_word(const unsigned char *p) {
+    uint64_t w;
+    memcpy(&w, p, 8);
+    return w;
+}
 
 static inline Hash hash_begin(void) {
     Hash h = {{HASH_P1 + HASH_P2, HASH_P2, 0, 0 - HASH_P1}, 0, {0}};
     return h;
 }
 
+// Adds 32 bytes.
 static inline void hash_stripe(Hash *h, const unsigned char *p) {
     for (int i = 0; i < 4; i++) h->lane[i] = hash_round(h->lane[i], hash_word(p + 8 * i));
 }
 
+// Adds any number of bytes.
 static inline void hash_add(Hash *h, const void *data, size_t n) {
     const unsigned char *p = (const unsigned char *)data;
     size_t have = h->length % 32;
     h->length += n;
-    if (have) {                                            // complete the stripe begun last time
+    if (have) {  // complete the stripe begun last time
         size_t take = 32 - have < n ? 32 - have : n;
         memcpy(h->tail + have, p, take);
         p += take;
@@ -92,13 +119,15 @@ static inline void hash_add(Hash *h, const void *data, size_t n) {
 static inline uint64_t hash_end(const Hash *h) {
     uint64_t x = HASH_P5;
     if (h->length >= 32) {
-        x = hash_rotl(h->lane[0], 1) + hash_rotl(h->lane[1], 7) + hash_rotl(h->lane[2], 12) + hash_rotl(h->lane[3], 18);
+        x = hash_rotl(h->lane[0], 1) + hash_rotl(h->lane[1], 7) + hash_rotl(h->lane[2], 12) +
+            hash_rotl(h->lane[3], 18);
         for (int i = 0; i < 4; i++) x = (x ^ hash_round(0, h->lane[i])) * HASH_P1 + HASH_P4;
     }
     x += h->length;
     const unsigned char *p = h->tail;
     size_t n = h->length % 32;
-    for (; n >= 8; n -= 8, p += 8) x = hash_rotl(x ^ hash_round(0, hash_word(p)), 27) * HASH_P1 + HASH_P4;
+    for (; n >= 8; n -= 8, p += 8)
+        x = hash_rotl(x ^ hash_round(0, hash_word(p)), 27) * HASH_P1 + HASH_P4;
     if (n >= 4) {
         uint32_t w;
         memcpy(&w, p, 4);
@@ -118,7 +147,8 @@ static inline uint64_t hash_bytes(const void *data, size_t n) {
     return hash_end(&h);
 }
 
-// The key of a named random stream: the same name, index and seed give the same numbers in every mode and on every device.
+// The key of a named random stream: the same name, index and seed give the same numbers in every
+// mode and on every device.
 static inline uint64_t rand_key(uint64_t seed, const char *name, uint64_t index) {
     return rand_at(rand_at(seed, hash_bytes(name, strlen(name))), index);
 }

@@ -1,7 +1,8 @@
-// threads.h: how the CPU's threads share the products and heads of a layer.
+// threads.h: how the CPU's threads share the matrix products and attention heads of a layer.
 //
-// A thread takes its own share of the pieces, in order, and then what others have left of theirs. So the same tokens stay with the same core, from layer to layer, whose L2 cache
-// has what it wrote last; and threads, which are never equally fast, end together.
+// Work stealing: each thread takes the pieces of its own share in order, then what others have
+// left of theirs. So the same tokens stay with the same core from layer to layer, whose L2 cache
+// holds what it wrote last; and threads, which are never equally fast, finish together.
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
@@ -33,25 +34,32 @@ static inline void threads_begin(char **argv) {
 #endif
 }
 
-enum { MOST_SHARES = 128 };                                                 // more threads than that have a share between them
+enum { MAX_SHARES = 128 };  // more threads than that have no share of their own, and only steal
 
-// Made before a parallel region, in which each thread takes until nothing is left.
-typedef struct { int64_t pieces; int count; int64_t taken[MOST_SHARES]; } Shares;
+// Made before a parallel region, in which each thread takes pieces until none is left.
+typedef struct {
+    int64_t pieces;             // numbered 0 .. pieces - 1
+    int count;                  // shares, one for each thread
+    int64_t taken[MAX_SHARES];  // pieces taken of each share
+} Shares;
+
 static inline Shares shares_make(int64_t pieces) {
-    Shares s = {pieces, omp_get_max_threads() < MOST_SHARES ? omp_get_max_threads() : MOST_SHARES, {0}};
+    int threads = omp_get_max_threads();
+    Shares s = {pieces, threads < MAX_SHARES ? threads : MAX_SHARES, {0}};
     return s;
 }
 
-// A piece that nobody else gets, or -1.
+// A piece that no other thread gets, or -1.
 static inline int64_t shares_take(Shares *s) {
     for (int i = 0; i < s->count; i++) {
-        int whose = (omp_get_thread_num() + i) % s->count;
-        int64_t from = s->pieces * whose / s->count, size = s->pieces * (whose + 1) / s->count - from, at;
+        int share = (omp_get_thread_num() + i) % s->count;
+        int64_t from = s->pieces * share / s->count;
+        int64_t size = s->pieces * (share + 1) / s->count - from, at;
 #pragma omp atomic read
-        at = s->taken[whose];
-        if (at >= size) continue;                                           // most often known without a write that others wait for
+        at = s->taken[share];
+        if (at >= size) continue;  // mostly known without a write that others would wait for
 #pragma omp atomic capture
-        at = s->taken[whose]++;
+        at = s->taken[share]++;
         if (at < size) return from + at;
     }
     return -1;

@@ -118,7 +118,7 @@ static void every_piece_once(int threads, int pieces) {
     {
         int64_t first = shares_take(&s), left = 0;
 #pragma omp barrier
-        if (threads <= pieces && threads <= MOST_SHARES) wrong += first != (int64_t)pieces * omp_get_thread_num() / threads;
+        if (threads <= pieces && threads <= MAX_SHARES) wrong += first != (int64_t)pieces * omp_get_thread_num() / threads;
         for (int64_t at = first; at >= 0; at = omp_get_thread_num() ? shares_take(&s) : -1) {
 #pragma omp atomic
             times[at]++;
@@ -138,7 +138,7 @@ static void every_piece_once(int threads, int pieces) {
 void test_gemm(void) {
     for (int threads = 1; threads <= 4; threads++)
         for (int pieces = 0; pieces < 10; pieces++) every_piece_once(threads, pieces);
-    every_piece_once(MOST_SHARES + 2, 300);
+    every_piece_once(MAX_SHARES + 2, 300);
     cut_evenly();
     for (int i = 0; i < MOST; i++) { given_a[i] = a[i] = (float)rand_normal(6, (uint64_t)i); given_b[i] = b[i] = (float)rand_normal(7, (uint64_t)i); }
     against_naive(gemm_packed, "fp32");

@@ -9,6 +9,6 @@ void bf16_round4(float *out, const float *x);
 void gemm_packed_bf16(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha, bool add) { gemm_packed(C, A, B, M, N, K, alpha, add); }
 
 void bf16_round4(float *out, const float *x) {
-    Bits bits = bf16_bits(x);
+    U32x4 bits = bf16_bits(x);
     memcpy(out, &bits, sizeof bits);
 }

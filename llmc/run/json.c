@@ -90,7 +90,7 @@ static bool read_escape(Reader *r, char **out) {
         return true;
     }
     if (!take(r, "u")) return expected(r, "one of \"\\/bfnrtu after the backslash");
-    uint32_t code, low = 0;
+    uint32_t code = 0, low = 0;
     if (!read_hex4(r, &code)) return false;
     if (code == 0) return expected(r, "no \\u0000 inside a string");
     if (code >= 0xD800 && code < 0xE000) {

@@ -159,8 +159,8 @@ static double norms(const Block *b, bool backward) {
     double width = 0;
 #define SLOT(slot, from, to, dto) { \
         Norm norm = NORM(b, slot); \
-        if (backward) slot_backward(&norm, b->d.from, b->d.dto, b->a.from); \
-        else slot_forward(&norm, b->a.to, b->a.from); \
+        if (backward) slot_backward(norm, b->d.from, b->d.dto, b->a.from); \
+        else slot_forward(norm, b->a.to, b->a.from); \
         if (norm.site.on) width += norm.site.groups * norm.site.width; }
     SLOT(attn_in, x, ai, ai) SLOT(q, q, qn, qn) SLOT(k, k, kn, kn) SLOT(v, v, vn, vn) SLOT(ctx, c, cn, cn) SLOT(attn_out, ay, ao, mid) SLOT(attn_post, as, mid, mid)
     SLOT(ffn_in, mid, fi, fi) SLOT(hidden, gu, gun, gun) SLOT(ffn_out, fy, fo, mid) SLOT(ffn_post, fs, x, x)
@@ -218,24 +218,25 @@ static void layers(Run *r, const Peaks *p) {
     while (timed(t, &l, "rope forward", m->rope ? all : 0, moved(2 * n * (Q + K))))
         qk_rope(&l->b, l->q, l->k, +1);
     while (timed(t, &l, "attention forward", all, (Work){2 * squares, 2 * n * (Q + K)}))
-        attention_forward(l->b.a.c, l->b.a.peak, l->b.a.lse, l->b.a.scores, l->q, l->k, l->v, attn_shape(&l->b));
+        attention_forward(l->b.a.c, l->b.a.peak, l->b.a.lse, l->q, l->k, l->v, attn_shape(&l->b));
     while (timed(t, &l, "o forward", all, forward_work(n, C, Q))) linear_forward(l->b.a.ay, l->b.a.c, l->b.w.wo, l->b.w.wo_b, o);
     while (timed(t, &l, "up, gate forward", m->swiglu ? 2 * all : all, forward_work(n, F, C))) linear_forward(l->b.a.gu + up, l->u, l->b.w.wu, l->b.w.wu_b, in);
     while (timed(t, &l, "activation forward", all, moved(n * (up + 2 * F)))) activation_forward(l->b.a.h, l->gu, s->n, F, m->swiglu);
     while (timed(t, &l, "down forward", all, forward_work(n, C, F))) linear_forward(l->b.a.fy, l->b.a.h, l->b.w.wd, l->b.w.wd_b, down);
-    while (timed(t, &l, "final norm forward", m->fin ? micros : 0, moved(2 * n * C))) slot_forward(&fin, l->b.a.fx, l->b.a.x);
+    while (timed(t, &l, "final norm forward", m->fin ? micros : 0, moved(2 * n * C))) slot_forward(fin, l->b.a.fx, l->b.a.x);
     while (timed(t, &l, "head forward", micros, forward_work(n, Vp, C))) linear_forward(l->b.a.logits, l->b.a.x, head, NULL, linear_shape(&l->b, Vp, C, 1));
     while (timed(t, &l, "cross-entropy forward", micros, moved(n * m->V))) crossentropy_forward(l->b.a.losses, l->b.a.logsum, l->b.a.logits, g->targets, s->n, m->V, Vp);
     while (timed(t, &l, "cross-entropy backward", micros, moved(2 * n * m->V))) crossentropy_backward(l->b.a.logits, l->b.a.logsum, g->targets, s->n, m->V, Vp, (real)1e-3, 0);
     while (timed(t, &l, "head backward", micros, backward_work(n, Vp, C))) linear_backward(l->b.d.x, dhead, NULL, l->b.a.logits, l->b.a.x, head, linear_shape(&l->b, Vp, C, 1), SET);
-    while (timed(t, &l, "final norm backward", m->fin ? micros : 0, moved(3 * n * C))) slot_backward(&fin, l->b.d.x, l->b.d.fx, l->b.a.x);
+    while (timed(t, &l, "final norm backward", m->fin ? micros : 0, moved(3 * n * C))) slot_backward(fin, l->b.d.x, l->b.d.fx, l->b.a.x);
     while (timed(t, &l, "down backward", all, backward_work(n, C, F))) linear_backward(l->b.d.h, l->b.dw.wd, l->b.dw.wd_b, l->b.d.fy, l->b.a.h, l->b.w.wd, down, SET);
     while (timed(t, &l, "activation backward", all, moved(n * (2 * up + 3 * F)))) activation_backward(l->dgu, l->b.d.h, l->gu, s->n, F, m->swiglu);
     while (timed(t, &l, "up, gate backward", m->swiglu ? 2 * all : all, backward_work(n, F, C)))
         linear_backward(l->du, l->b.dw.wu, l->b.dw.wu_b, l->dgu + up, l->u, l->b.w.wu, in, SET);
     while (timed(t, &l, "o backward", all, backward_work(n, C, Q))) linear_backward(l->b.d.c, l->b.dw.wo, l->b.dw.wo_b, l->b.d.ay, l->b.a.c, l->b.w.wo, o, SET);
     while (timed(t, &l, "attention backward", all, (Work){5 * squares, 4 * n * (Q + K)}))
-        attention_backward(l->dq, l->dk, l->dv, l->b.a.scores, l->b.d.c, l->b.a.c, l->b.a.lse, (const real *const[3]){l->q, l->k, l->v}, attn_shape(&l->b));
+        attention_backward(l->dq, l->dk, l->dv, l->b.d.c, l->b.a.c, l->b.a.lse, l->q, l->k, l->v,
+                           attn_shape(&l->b));
     while (timed(t, &l, "rope backward", m->rope ? all : 0, moved(2 * n * (Q + K))))
         qk_rope(&l->b, l->dq, l->dk, -1);
     while (timed(t, &l, "q backward", all, backward_work(n, Q, C))) linear_backward(l->du, l->b.dw.wq, l->b.dw.wq_b, l->dq, l->u, l->b.w.wq, q, SET);
