@@ -21,8 +21,8 @@
 //
 // With several processes, each updates the shards of tensors that it owns (ZeRO-1, memory.h). It
 // keeps moments, and in bf16 master weights, of these alone; gradients and the weights of the
-// products are whole on all. An all-reduce between shard_square and adamw_apply adds up the sums that decide
-// about the step.
+// products are whole on all. An all-reduce between shard_square and adamw_apply adds up the sums
+// that decide about the step.
 #pragma once
 #include "loss.cuh"
 
