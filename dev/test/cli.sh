@@ -143,6 +143,7 @@ for page in README.md doc/*.md; do
         [ -f sample ] || sed '1,/^weights/d; $d' "$root/build/cli.log" > sample
     done < commands
 done
+check "links and doc/where_is.md"     sh dev/test/pages.sh
 check "the first command's sample"    sh -c "cat sample && '$root/build/words' 95 < sample"
 cd "$root" || exit 1
 rm -rf "$tree"
