@@ -376,7 +376,7 @@ GPU_TEST(cuda_decode_stale) {
             CUDA->decode(p.cuda, tokens, 1, 4);
             return 0;
         });
-        const char *expected = change ? "1 error: a text goes on at position 4, but" : "0 ";
+        const char *expected = change ? "1 error: decode at position 4, but" : "0 ";
         expect_words(words, expected, WHAT[change]);
     }
     pair_close(&p);
