@@ -4,8 +4,11 @@
 //   hf model MODE FLAGS...  JSON: a model's flags, and the names and shapes of its tensors
 //   hf find PATH            the checkpoint at PATH: that folder, or the newest whole one of a run
 //   hf xxh64 FILE...        the checksum of each file, as manifest.json and config.json state it
+#include <errno.h>
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/config.h"
+#include "llmc/run/files.h"
+#include "llmc/run/util.h"
 
 #define WORD(name) [name] = #name
 static const char *const SKIP_WORDS[] = {WORD(OWN), WORD(NORMED), WORD(BLOCK)};
@@ -95,9 +98,8 @@ static void print_model(const char *mode_name, int count, char **words) {
 
 static void print_checksum(const char *path) {
     Hash hash;
-    char error[256];
-    bool ok = file_try_hash(path, &hash, error, sizeof error);
-    CHECK(ok, "cannot read %s: %s\n  -> check the path", path, error);
+    CHECK(file_hash(path, &hash, NULL), "cannot read %s: %s\n  -> check the path", path,
+          strerror(errno));
     printf("%016llx\n", (unsigned long long)hash_end(&hash));
 }
 
