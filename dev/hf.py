@@ -223,7 +223,8 @@ def program():
     """dev/hf.c, compiled into a folder that lives as long as this process."""
     folder = tempfile.TemporaryDirectory()
     services = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "llmc/run").glob("*.c"))
-    flags = "-std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O0 -pthread -I. dev/hf.c data/stories.c"
+    flags = ("-std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O0 -pthread -I. dev/hf.c "
+             "data/stories.c")
     command = [*os.environ.get("CC", "cc").split(), *flags.split(), *services, "-lm", "-o",
                f"{folder.name}/hf"]
     try:
