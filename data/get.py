@@ -2,20 +2,25 @@
 """get.py: real datasets, tokenized, as shards for training (data/README.md draws the format).
 
     python3 data/get.py tinyshakespeare                    1 MB of text: 302 thousand tokens
-    python3 data/get.py tinystories [--tokens N]           2.2 GB of text, tokenized while it arrives
-    python3 data/get.py fineweb | fineweb-edu [--shards N] ready-made shards: 100 million tokens and 200 MB each, by default 10
+    python3 data/get.py tinystories [--tokens N]           2.2 GB of text, tokenized on arrival
+    python3 data/get.py fineweb | fineweb-edu [--shards N] ready-made shards of 100 million tokens
+                                                           and 200 MB each, by default 10
     python3 data/get.py --out DIR PATH...                  your own text: UTF-8 files, Parquet
                                                            with a column text (needs pyarrow
                                                            too), or folders with such files
-    python3 data/get.py tasks | hellaswag piqa ...         what ./train_gpt --tasks reads: all, or some of hellaswag, piqa, arc_easy, arc_challenge,
-                                                           winogrande, sciq, lambada_openai, wikitext; 15 MB (needs pyarrow too)
-    python3 data/get.py tokenizer [--out FILE]             tokenizer.bin alone; --vocab FOLDER: of a Hugging Face folder
+    python3 data/get.py tasks | hellaswag piqa ...         files for ./train_gpt --tasks: all, or
+                                                           some of hellaswag, piqa, arc_easy,
+                                                           arc_challenge, winogrande, sciq,
+                                                           lambada_openai, wikitext; 15 MB
+                                                           (needs pyarrow too)
+    python3 data/get.py tokenizer [--out FILE]             tokenizer.bin alone; --vocab FOLDER:
+                                                           of a Hugging Face folder
 
-The tokens are GPT-2's. Every folder also gets tokenizer.bin, so that what was trained can be
-prompted and read. Whatever stops a run (a kill, a full disk, no network), the same command
-continues it: DIR/get.json says what is done. Needs numpy and tiktoken. HF_ENDPOINT, HF_TOKEN and
-the usual proxy variables are honoured. A folder of your own called tinystories is ./tinystories
-here.
+The tokens are GPT-2's. Every folder also gets tokenizer.bin, so that the trained model can be
+prompted and its samples read. Whatever stops a run (a kill, a full disk, no network), the same
+command continues it: DIR/get.json lists the finished parts. Needs numpy and tiktoken. HF_ENDPOINT,
+HF_TOKEN and the usual proxy variables are honoured. A folder of your own called tinystories is
+./tinystories here.
 """
 import argparse
 import codecs
@@ -299,8 +304,8 @@ def hub_files(repository, branch="main"):
             for entry in json.loads(body):
                 name = entry["path"]
                 if "lfs" in entry:
-                    url = (
-                        f"{hub()}/datasets/{repository}/resolve/{branch}/{urllib.parse.quote(name)}")
+                    url = (f"{hub()}/datasets/{repository}/resolve/{branch}/"
+                           f"{urllib.parse.quote(name)}")
                     files[name] = Pinned(url, int(entry["lfs"]["size"]), entry["lfs"]["oid"])
         except (ValueError, TypeError, KeyError):
             remote.refuse(f"no list of files but {body[:80]!r}")
@@ -417,9 +422,9 @@ def unpack_tokenizer(path, folder):
                       "  -> another model; without its tokenizer its samples are numbers of "
                       "tokens, and text for it must be tokenized elsewhere")
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    vocabulary = dict(sorted(model["vocab"].items(), key=lambda item: item[1]))
     for name, text in (("vocab.bpe", "\n".join(["#version: 0.2", *merges, ""])),
-                       ("encoder.json", json.dumps(
-                               dict(sorted(model["vocab"].items(), key=lambda item: item[1]))))):
+                       ("encoder.json", json.dumps(vocabulary))):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
 
@@ -514,9 +519,9 @@ class Folder:
         self.save()
         say(f"{self.path}: complete, {len(self.state['shards'])} shards")
         for split in ("train", "val"):
-            print(
-                f"{split:5}  "
-                f"{sum(shard['tokens'] for name, shard in self.state['shards'].items() if f'_{split}_' in name)} tokens")
+            tokens = sum(shard["tokens"] for name, shard in self.state["shards"].items()
+                         if f"_{split}_" in name)
+            print(f"{split:5}  {tokens} tokens")
         print(f"next: ./train_gpt --data {shlex.quote(self.path)} --model {model}")
 
 
@@ -525,8 +530,8 @@ def shard_tokens(path):
     if not os.path.isfile(path) or os.path.getsize(path) <= SHARD_HEADER_BYTES:
         return None
     magic, version, tokens = np.fromfile(path, "<i4", 3).tolist()
-    whole = (magic, version,
-             SHARD_HEADER_BYTES + 2 * tokens) == (SHARD_MAGIC, SHARD_VERSION, os.path.getsize(path))
+    size = SHARD_HEADER_BYTES + 2 * tokens
+    whole = (magic, version, size) == (SHARD_MAGIC, SHARD_VERSION, os.path.getsize(path))
     return tokens if whole else None
 
 
@@ -540,8 +545,8 @@ def get_ready(source, folder, count):
         there = sum(source.train.format(i) in files for i in range(1, len(files) + 1))
         raise Refusal(f"{source.repository}: expected {absent[0]} on "
                       f"{hub()}, found {there} training shards without it\n"
-                      + (f"  -> --shards {there} or fewer" if source.val in files
-                         and there else "  -> another HF_ENDPOINT, or another dataset"))
+                      + (f"  -> --shards {there} or fewer" if source.val in files and there
+                         else "  -> another HF_ENDPOINT, or another dataset"))
     parts = [os.path.join(folder.path, name + ".part") for name in missing]
     folder.need(sum(files[name].bytes for name in missing)
                 - sum(os.path.getsize(part) for part in parts if os.path.exists(part)))
@@ -712,16 +717,16 @@ def tokenized(text, tokenizer, at):
 def write_shards(folder, prefix, split, text, tokenizer, limit, largest):
     """Tokenizes one split from where its last whole shard ends. get.json knows of each shard which
     piece of the text its end lies in ("at") and how many tokens of that piece it has ("skip")."""
-    shards, names = folder.state["shards"], [name for name in sorted(folder.state["shards"])
-                                             if f"_{split}_" in name]
+    shards = folder.state["shards"]
+    names = [name for name in sorted(shards) if f"_{split}_" in name]
     kept = next((i for i, name in enumerate(names) if not folder.intact(name)), len(names))
     for name in names[kept:]:
         say(f"{folder.path}: expected {name} as it was written, found otherwise: it and those "
             "after it are written again")
         del shards[name]
     last = shards[names[kept - 1]] if kept else {"at": 0, "skip": 0}
-    skip, total, number, count, file = last["skip"], sum(shards[name]["tokens"]
-                                                         for name in names[:kept]), kept, 0, None
+    skip, number, count, file = last["skip"], kept, 0, None
+    total = sum(shards[name]["tokens"] for name in names[:kept])
     if text.pinned and limit is None:
         hash_shards(folder, names[:kept], text.digest, last["at"], tokenizer)
 
@@ -787,8 +792,8 @@ def list_files(paths, out):
     for path in paths:
         if os.path.isfile(path):
             found.append(path)
-        for folder, inner, names in os.walk(path,
-                                            onerror=unreadable) if os.path.isdir(path) else ():
+        walk = os.walk(path, onerror=unreadable) if os.path.isdir(path) else ()
+        for folder, inner, names in walk:
             inner[:] = sorted(name for name in inner if name[0] != "."
                               and os.path.realpath(os.path.join(folder, name)) != out)
             files = [os.path.join(folder, name) for name in sorted(names) if name[0] != "."]
@@ -917,8 +922,8 @@ def task_example(name, row):
                    row["correct_answer"]]
     elif name == "winogrande":  # the completion is shared, the contexts differ (Trinh, Le 2018)
         before, after = row["sentence"].split("_", 1)
-        return int(row["answer"]) - 1, [before + row["option1"],
-                                        before + row["option2"]], [after.strip()] * 2
+        contexts = [before + row["option1"], before + row["option2"]]
+        return int(row["answer"]) - 1, contexts, [after.strip()] * 2
     else:
         context, _, last = row["text"].rpartition(" ")
         label, endings = 0, [last]
@@ -964,8 +969,9 @@ def text_file(rows, tokenizer):
     """A shard of documents, and in its header the bytes and words of what they are as WikiText has
     them."""
     pages = [row["page"] for row in rows]
-    tokens = [token for page in pages for token in (
-        tokenizer.eot, *tokenizer.encoding.encode_ordinary(wikitext_text(page)))]
+    encode = tokenizer.encoding.encode_ordinary
+    tokens = [token for page in pages
+              for token in (tokenizer.eot, *encode(wikitext_text(page)))]
     header = np.zeros(256, "<i4")
     header[:6] = [SHARD_MAGIC, SHARD_VERSION, len(tokens), len(tokenizer.tokens),
                   sum(len(page.encode()) for page in pages),
@@ -977,8 +983,8 @@ def get_task(name, out, tokenizer):
     """The dataset's split as the hub keeps it in Parquet, and what is made of it."""
     task, rows, parquet = TASKS[name], [], import_parquet(name)
     files = hub_files(task.repository, "refs/convert/parquet")
-    wanted = re.compile(
-        rf"{re.escape(task.config) if task.config else '[^/]+'}/{task.split}/[0-9]+\.parquet")
+    config = re.escape(task.config) if task.config else "[^/]+"
+    wanted = re.compile(rf"{config}/{task.split}/[0-9]+\.parquet")
     names = sorted(filter(wanted.fullmatch, files))
     if len({path.split("/")[0] for path in names}) != 1:
         raise Refusal(f"{task.repository}: expected {task.config or 'one configuration'} with "
@@ -990,8 +996,8 @@ def get_task(name, out, tokenizer):
             download(files[source], path, name)
         rows += parquet.read_table(path).to_pylist()
     try:
-        data = text_file(rows,
-                         tokenizer) if name == "wikitext" else eval_file(name, rows, tokenizer)
+        data = (text_file(rows, tokenizer) if name == "wikitext"
+                else eval_file(name, rows, tokenizer))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise Refusal(f"{task.repository}: expected rows of {name}, "
                       f"found others: {type(error).__name__}: {error}\n"
@@ -1043,8 +1049,8 @@ def arguments():
                                         "(data/gpt2, downloaded when missing)")
     args = parser.parse_args()
     commands = [what for what in args.what if what in (*DATASETS, *TASKS, "tasks", "tokenizer")]
-    name = (commands[0] if len(args.what) == 1 and commands else "tasks"
-            if all(what in TASKS for what in args.what) else None)
+    name = (commands[0] if len(args.what) == 1 and commands
+            else "tasks" if all(what in TASKS for what in args.what) else None)
     if (name == "tasks" or name in TASKS) and (args.tokens or args.shards):
         raise Refusal("expected a task alone, found a number of tokens or shards\n"
                       "  -> without --tokens and --shards: tasks are small")

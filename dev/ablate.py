@@ -2,8 +2,10 @@
 """From a question to a picture: trains every combination of the values given, compares them, and
 writes a page.
 
-    python3 dev/ablate.py --mode PRE,SPAN --seed 1,2,3 --layers 6,24 --lr 1e-3,3e-3 --steps 300 --out ablations/depth
-    python3 dev/ablate.py study.toml            the same from a file: mode = ["PRE", "SPAN"], layers = [6, 24], steps = 300, ...
+    python3 dev/ablate.py --mode PRE,SPAN --seed 1,2,3 --layers 6,24 --lr 1e-3,3e-3 --steps 300 \
+                          --out ablations/depth
+    python3 dev/ablate.py study.toml            the same from a file: mode = ["PRE", "SPAN"],
+                                                layers = [6, 24], steps = 300, ...
 
 Any flag of ./train_gpt may be given, with one value or several, and --mode, the placement. Runs
 with the same seed are pairs: the same order of the data, and the same bits in every weight they
@@ -39,7 +41,8 @@ import sys
 import tempfile
 import time
 
-from ablation.study import COLLAPSED, DIVERGED, ENDED, FAILED, FINISHED, KILLED, WAITING, Run, Study, die_with_parent, read_json, read_log, read_run, write_json
+from ablation.study import (COLLAPSED, DIVERGED, ENDED, FAILED, FINISHED, KILLED, WAITING, Run,
+                            Study, die_with_parent, read_json, read_log, read_run, write_json)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = 1
@@ -226,14 +229,14 @@ def parse(argv):
         value = getattr(options, name)
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
             stop(f"--{name} {value}: expected a number above 0", f"--{name} 1e6")
-    given = [name for name in BUDGETS
-             if getattr(options, name) is not None] + [name for name in ("steps",) if name in axes]
+    given = ([name for name in BUDGETS if getattr(options, name) is not None]
+             + [name for name in ("steps",) if name in axes])
     if len(given) > 1:
         stop(f"--{' and --'.join(given)}: expected one budget", f"--{given[0]} alone")
     if options.jobs is not None and not 1 <= options.jobs <= 1024:
         stop(f"--jobs {options.jobs}: expected 1 to 1024", "--jobs 2")
-    if not isinstance(options.probe, bool) or not isinstance(options.probe_tokens,
-                                                             int) or options.probe_tokens < 0:
+    if (not isinstance(options.probe, bool) or not isinstance(options.probe_tokens, int)
+        or options.probe_tokens < 0):
         stop(f"probe = {options.probe}, probe-tokens = {options.probe_tokens}: expected true or "
              "false, and a number from 0", "probe = true")
     if options.largest_lr and axes and "lr" not in axes:
@@ -340,8 +343,8 @@ def combinations(kept):
     names = [name for name in kept["axes"] if name != "seed"]
     rest = [dict(zip(names, values))
             for values in itertools.product(*(kept["axes"][name] for name in names))]
-    return [dict(axes, seed=seed) for seed in kept["axes"]["seed"]
-            for axes in rest] + kept["searched"]
+    return ([dict(axes, seed=seed) for seed in kept["axes"]["seed"] for axes in rest]
+            + kept["searched"])
 
 
 def run_name(kept, axes):
@@ -366,16 +369,16 @@ def run_command(out, kept, axes):
              "norms-every": max(1, steps // 40)}
     flags.update({name: value for name, value in axes.items() if name != "mode"}, steps=steps)
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return [str(out / "bin" / axes["mode"])] + words + ["--sample", "0", "--out",
-                                                        str(out / "runs" / run_name(kept, axes)),
+    folder = out / "runs" / run_name(kept, axes)
+    return [str(out / "bin" / axes["mode"])] + words + ["--sample", "0", "--out", str(folder),
                                                         "--resume", "auto"]
 
 
 def make_study(out, kept):
     """The study with its runs as they lie on the disk."""
-    several = [name for name, values in kept["axes"].items() if len(values) > 1
-               and name not in ("seed", "lr")] + [name for name in ("lr",)
-                                                  if len(kept["axes"].get(name, "")) > 1]
+    several = ([name for name, values in kept["axes"].items()
+                if len(values) > 1 and name not in ("seed", "lr")]
+               + [name for name in ("lr",) if len(kept["axes"].get(name, "")) > 1])
     compare = kept["compare"] or ("mode" if "mode" in several or not several else several[0])
     if compare not in kept["axes"] or compare == "seed":
         stop(f"--compare {compare}: expected one of the flags given: "
@@ -465,8 +468,9 @@ def make_plan(out, kept, axes, slots):
     # notes may stand before it
     config = json.loads(shown.stdout[re.search(r"^\{", shown.stdout, re.M).start():])
     flags, budget = config["flags"], kept["budget"]
-    plan = {"steps": int(flags["steps"]), "tokens_per_step": int(flags["batch"])
-            * int(flags["seq"]), "flops_per_token": config["flops_per_token"]}
+    plan = {"steps": int(flags["steps"]),
+            "tokens_per_step": int(flags["batch"]) * int(flags["seq"]),
+            "flops_per_token": config["flops_per_token"]}
     if budget["tokens"] or budget["flops"]:
         plan["steps"] = round((budget["tokens"] or budget["flops"] / plan["flops_per_token"])
                               / plan["tokens_per_step"])
@@ -677,10 +681,13 @@ def say_rates(study, kept):
     for panel in study.panels():
         for level in study.axes[study.compare]:
             low, high = stats.bracket(rates_tried(study, kept, panel, level))
-            where = (f"between {low:g} and {high:g}" if low and high else f"at {low:g} or above"
-                     if low else f"below {high:g}" if high else "outside of what was tried")
-            study.notes.append(", ".join([f"{name} {value}" for name, value in panel.items()] + [
-                f"{level}: the largest stable learning rate is {where}"]))
+            where = (f"between {low:g} and {high:g}" if low and high
+                     else f"at {low:g} or above" if low
+                     else f"below {high:g}" if high
+                     else "outside of what was tried")
+            study.notes.append(", ".join([f"{name} {value}" for name, value in panel.items()]
+                                         + [f"{level}: the largest stable learning rate "
+                                            f"is {where}"]))
 
 
 # ------------------------------------------------------------------------------------------- probes

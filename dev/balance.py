@@ -45,8 +45,8 @@ def skewed(program, out):
         toward = (common / np.linalg.norm(common, axis=1, keepdims=True)).sum(0)
         for name in weights:
             if name.endswith("mlp.gate.weight"):
-                weights[name][:2] += toward / np.linalg.norm(toward) * np.linalg.norm(
-                    weights[name], axis=1).mean() * 3
+                size = np.linalg.norm(weights[name], axis=1).mean()
+                weights[name][:2] += toward / np.linalg.norm(toward) * size * 3
         save_file(weights, paths[0])
         routers = [name for name in weights if name.endswith("mlp.gate.weight")]
         bias = {name.replace("weight",

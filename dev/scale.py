@@ -83,11 +83,12 @@ def fitting_text(*case): return ", ".join(f"{level} {B}" for level, B in fitting
 def micro_step(g, gpu, rates, level, B):
     """Seconds of the parts of a micro-step, and of its backward through the blocks. Norms: llmc's
     fused [add + norm], two a layer, and rotary on q and k."""
-    products, attention, attention_back, experts, experts_back = (1e12 * given(k, rates) for k in (
-        "products", "attention", "attention_back", "experts", "experts_back"))
+    products, attention, attention_back, experts, experts_back = (
+        1e12 * given(k, rates)
+        for k in ("products", "attention", "attention_back", "experts", "experts_back"))
     n, memory, other = B * g["T"], bandwidth(gpu), "norms, rotary, shared ffn's activation"
-    forward = {"products": 2 * g["hidden"] * n / products, "experts": 2 * g["experts"]
-               * n / experts, "attention": g["attention"] * n / attention,
+    forward = {"products": 2 * g["hidden"] * n / products,
+               "experts": 2 * g["experts"] * n / experts, "attention": g["attention"] * n / attention,
                other: 2 * n * (g["L"] * (8 * g["C"] + 4 * g["qk"]) + 3 * g["ffn"]) / memory}
     again = {"off": 0, "cheap": 2 * n * 3 * (g["ffn"] + g["expert_ffn"]) / memory,
              "on": sum(forward.values())}[level]
@@ -112,8 +113,9 @@ def step(g, gpu, rates, processes, level, B, adapters=8):
     free = max(now, free) + 4 * g["layers"][0] / rate
     seconds = {k: g["batch"] // processes // B * s for k, s in parts.items()}
     seconds["reduction that backward does not hide"] = free - now
-    seconds["zeroing, norm, then AdamW or broadcast"] = (4 * g["N"] + 4 * own) / bandwidth(
-        gpu) + max(30 * own / bandwidth(gpu), 2 * g["N"] / rate)
+    seconds["zeroing, norm, then AdamW or broadcast"] = (
+        (4 * g["N"] + 4 * own) / bandwidth(gpu)
+        + max(30 * own / bandwidth(gpu), 2 * g["N"] / rate))
     return {"parts": seconds, "all": sum(seconds.values()),
             "alone": (4 * g["N"] / rate, 2 * g["N"] / rate, 30 * own / bandwidth(gpu))}
 
@@ -137,16 +139,16 @@ def memory_column(g, p):
     column = {"GiB a GPU, before activations": f"{g['name']}, {p}",
               "bf16 weights of the products, 2 bytes": f"{2 * N / GIB:.1f}",
               "float gradients, 4": f"{4 * N / GIB:.1f}",
-              "float master weights and moments, 12, of the fullest "
-              "process": f"{12 * max(share) / GIB:.1f}",
+              "float master weights and moments, 12, of the fullest process":
+                  f"{12 * max(share) / GIB:.1f}",
               "their mean; fullest over mean": f"{12 * sum(share) / p / GIB:.1f}; "
                                                f"{max(share) * p / sum(share):.2f}",
               "together": f"**{before / GIB:.1f}**"}
     for gpu in ("80 GB", "141 GB"):
         column[f"left of {gpu}"] = f"{(capacity(gpu) - before) / GIB:.1f}"
         column[f"--recompute and largest micro-batch, {gpu}"] = fitting_text(g, before, gpu, p)
-    return {**column, "activations of one sequence, off, cheap, on": ", ".join(
-        f"{g['acts'][level, 1] / GIB:.1f}" for level in LEVELS)}
+    return {**column, "activations of one sequence, off, cheap, on":
+                      ", ".join(f"{g['acts'][level, 1] / GIB:.1f}" for level in LEVELS)}
 
 
 def step_column(g, gpu, p, rates):
@@ -187,16 +189,16 @@ def changes_table(g, gpu):
     rows = 4 * 2 * g["expert_rows"] * 7 / 8
     changes = {"as designed": (lambda s, p: 6 * N + 12 * s, lambda micro, n, p: 6 * N),
                "bf16 gradients": (lambda s, p: 4 * N + 12 * s, lambda micro, n, p: 4 * N),
-               "gradients at their owners alone "
-               "(ZeRO-2)": (lambda s, p: 2 * N + 16 * s + 8 * layer,
-                            lambda micro, n, p: 4 * N * micro + 2 * N),
-               "weights too (ZeRO-3), even shares": (lambda s, p: 18 * N / p + 12 * layer,
-                                                     lambda micro, n, p: 8 * N * micro),
-               "experts over a node's 8 GPUs, "
-               "even shares": (lambda s, p: 6 * (N - e * 7 / 8) + 12 * N / p, lambda micro, n, p: 6
-                               * (N - e + (e / 8 if p > 8 else 0)) + rows * n)}
-    lines = [(f"{g['name']}, {gpu}", *(f"{p} GPUs: {label}" for p in GPUS for label in (
-        "GiB before activations", "micro-batch", "s a step on the links")))]
+               "gradients at their owners alone (ZeRO-2)":
+                   (lambda s, p: 2 * N + 16 * s + 8 * layer,
+                    lambda micro, n, p: 4 * N * micro + 2 * N),
+               "weights too (ZeRO-3), even shares":
+                   (lambda s, p: 18 * N / p + 12 * layer, lambda micro, n, p: 8 * N * micro),
+               "experts over a node's 8 GPUs, even shares":
+                   (lambda s, p: 6 * (N - e * 7 / 8) + 12 * N / p,
+                    lambda micro, n, p: 6 * (N - e + (e / 8 if p > 8 else 0)) + rows * n)}
+    labels = ("GiB before activations", "micro-batch", "s a step on the links")
+    lines = [(f"{g['name']}, {gpu}", *(f"{p} GPUs: {label}" for p in GPUS for label in labels))]
     for name, (memory, sent) in changes.items():
         line = [name]
         for p, mine in ((p, g["batch"] // p) for p in GPUS):

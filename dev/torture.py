@@ -6,14 +6,16 @@ Eight configurations: {built-in stories, shards that are shuffled, some epochs o
 experts with a selection bias} x {1, 4 processes (mpirun)}. Of each, one run that nobody disturbs.
 Then runs that are killed, by turns
   at a moment   SIGKILL, to the process, one of four, or mpirun
-  at a call     before one of the calls that change something on the disk (dev/test/shim.c); half of them as a power cut: what was not brought to the disk is lost
+  at a call     before one of the calls that change something on the disk (dev/test/shim.c); half of
+                them as a power cut, which loses everything that was not synced to the disk
 and begun again with --resume auto, often killed again, until the end. There everything must be as
 if nothing had happened: weight hash, the last checkpoint bit for bit, each line of the log once. A
 third of the runs goes on with another number of processes; then losses agree to 1e-5.
 
 Needs nothing beyond Python's standard library. Without mpirun there are no configurations of 4
 processes, and it says so."""
-import atexit, itertools, json, math, os, random, re, shutil, signal, subprocess, sys, tempfile, time
+import atexit, itertools, json, math, os, random, re, shutil, signal, subprocess, sys, tempfile
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TRAIN, SHIM = ROOT + "/build/cpu-span-fp32/train_gpt", ROOT + "/build/shim.so"
@@ -23,8 +25,9 @@ DIR = tempfile.mkdtemp(prefix="norm-torture.",
 STEPS, LIMIT = 90, 60  # LIMIT: seconds within which a run must end, and a killed one be gone
 # A narrow limit, so that some steps of every run are skipped as spikes. Experts without the loss
 # that is a micro-batch's, which is another one on other processes.
-MODEL = f"""--layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 8 --steps {STEPS} --warmup 4 --lr 1e-2 --spike-z 0.2 --skip-spikes --save-every 5 --keep-last 2
-            --val-every 10 --val-tokens 256 --norms-every 20 --sample 0""".split()
+MODEL = f"""--layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 8 --steps {STEPS} --warmup 4
+            --lr 1e-2 --spike-z 0.2 --skip-spikes --save-every 5 --keep-last 2 --val-every 10
+            --val-tokens 256 --norms-every 20 --sample 0""".split()
 EXPERTS = ("--experts 4 --shared-experts 1 --balance-rate 0.01 --balance-loss 0 "
            "--sequence-loss 0.001".split())
 ENV = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
@@ -174,8 +177,10 @@ def halves(out):
 
 def resumed_from():
     at = re.search(r"^resumed from .* at step (\d+)", said(), re.M)
-    return f"step {at[1]}" if at else "the beginning" if re.search(
-        "beginning again|a new one begins", said()) else "where it did not come to say"
+    if at:
+        return f"step {at[1]}"
+    begun = re.search("beginning again|a new one begins", said())
+    return "the beginning" if begun else "where it did not come to say"
 
 
 def state(out):
@@ -184,8 +189,8 @@ def state(out):
         with open(out + "/log.jsonl", "rb") as f: log = f.read().split(b"\n")[:-1]
     except FileNotFoundError: return "before the log"
     names = [n for n in os.listdir(out) if n.startswith((".tmp", ".old")) or n.endswith(".tmp")]
-    return f"step {json.loads(log[-1])['step'] if log else 0}" + (f" with {' '.join(sorted(names))}"
-                                                                  if names else "")
+    step = json.loads(log[-1])["step"] if log else 0
+    return f"step {step}" + (f" with {' '.join(sorted(names))}" if names else "")
 
 
 def torture(dice, configuration, whole, out, most, first_at_call):

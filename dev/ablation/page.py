@@ -5,11 +5,13 @@ import html
 import pathlib
 import shlex
 
-from ablation.pictures import difference_text, known, lost_runs, lost_text, panel_name, printable, signed
+from ablation.pictures import (difference_text, known, lost_runs, lost_text, panel_name, printable,
+                               signed)
 from ablation.study import DIVERGED, ENDED, FAILED, KILLED, WAITING
 
 STYLE = """
-body { max-width: 62rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: #111; background: #fff; overflow-wrap: anywhere; }
+body { max-width: 62rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif;
+  color: #111; background: #fff; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.2; }
 h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; border-top: 1px solid #bbb; padding-top: 1rem; }
 p, figcaption, dd, li { max-width: 46rem; }
@@ -19,7 +21,8 @@ summary { cursor: pointer; }
 dt { font-weight: bold; margin-top: .5rem; }
 dd { margin-left: 1.5rem; }
 table { border-collapse: collapse; }
-th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0;
+  border-bottom: 1px solid #ddd; white-space: nowrap; }
 td { font-variant-numeric: tabular-nums; }
 tbody th { white-space: normal; min-width: 6rem; max-width: 16rem; font-weight: normal; }
 tbody th.panel { max-width: none; padding-top: 1rem; font-weight: bold; }
@@ -148,8 +151,9 @@ def verdict(row, baseline):
 def answer(rows):
     """The sentence of one panel."""
     base = next(row for row in rows if row.difference is None)
-    alone = [verdict(base, "")] if base.finished == 0 else [
-        f"{base.level} ends at {loss_text(base.loss)} nats per token"] if len(rows) == 1 else []
+    alone = ([verdict(base, "")] if base.finished == 0
+             else [f"{base.level} ends at {loss_text(base.loss)} nats per token"] if len(rows) == 1
+             else [])
     said = alone + [verdict(row, base.level) for row in rows if row is not base]
     for word in ("lowest", "highest"):
         levels = [row.level for row in rows if row.edge and row.edge[0] == word]
@@ -175,7 +179,8 @@ def answers(study, rows):
     seconds = sum(run.seconds or 0 for run in study.runs)
     time = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
     best = f" Each {study.compare} at its best {study.tune}." if study.tune else ""
-    yield f"<p>{escaped(f'{len(study.runs)} runs: ' + ', '.join(counts) + f'; {time} of training.' + best)}</p>"
+    text = f"{len(study.runs)} runs: " + ", ".join(counts) + f"; {time} of training." + best
+    yield f"<p>{escaped(text)}</p>"
 
 
 def table(study, rows):
@@ -189,8 +194,9 @@ def table(study, rows):
         yield "<tbody>" + ('<tr><th class="panel" scope="rowgroup" '
                            f'colspan="{len(head)}">{escaped(name)}</th></tr>' if name else "")
         for row in here:
-            cells = [row.rate or "–"] * bool(study.tune) + [runs_text(row), loss_text(
-                row.loss), difference_text(row), saved_text(row.saved), row.seeds_needed or "–"]
+            cells = ([row.rate or "–"] * bool(study.tune)
+                     + [runs_text(row), loss_text(row.loss), difference_text(row),
+                        saved_text(row.saved), row.seeds_needed or "–"])
             yield (f'<tr><th scope="row">{escaped(row.level)}</th>'
                    + "".join(f"<td>{escaped(text)}</td>" for text in cells) + "</tr>")
         yield "</tbody>"
@@ -208,9 +214,10 @@ def figure(folder, name, title, caption):
 def failures(study):
     for run in (run for run in study.runs if run.status in (DIVERGED, FAILED, KILLED)):
         steps, tail = run.series("loss")[0], "\n".join(run.tail()) or "it printed nothing"
-        summary = f"{run.name}: {run.status}, " + (f"last finite loss at step {steps[-1]}" if steps
-                                                   else "no step") + f", exit status {run.exit}"
-        yield f"<details{' open' * (run.status == FAILED)}><summary>{escaped(summary)}</summary><pre>{escaped(tail)}</pre></details>"
+        last = f"last finite loss at step {steps[-1]}" if steps else "no step"
+        summary = f"{run.name}: {run.status}, {last}, exit status {run.exit}"
+        yield (f"<details{' open' * (run.status == FAILED)}><summary>{escaped(summary)}</summary>"
+               f"<pre>{escaped(tail)}</pre></details>")
 
 
 def definition_list(table):
@@ -232,8 +239,8 @@ def write_page(study, rows, warnings, pictures, path):
     parts += (["<h2>Commands</h2>", f"<pre>{escaped(study.command)}</pre>"]
               + [f"<p>All runs: <code>{escaped(flags)}</code></p>"] * bool(flags))
     commands = "\n".join(shlex.join(run.command) for run in study.runs)
-    parts += ["<details><summary>The command of each "
-              f"run</summary><pre>{escaped(commands)}</pre></details>"]
+    parts += ["<details><summary>The command of each run</summary>"
+              f"<pre>{escaped(commands)}</pre></details>"]
     parts += (["<h2>Machine</h2>", definition_list(study.machine)] * bool(study.machine)
               + ["<h2>What the words mean</h2>", definition_list(DEFINITIONS)])
     path.write_text(HEAD.format(title=title, style=STYLE) + "\n".join(parts)

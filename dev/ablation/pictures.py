@@ -229,8 +229,8 @@ def lost_text(row):
 
 def level_name(study, row):
     """The level, its rate, and what became of the runs that are not in its mean."""
-    return short(row.level) + (f", {study.tune} {row.rate}" if row.rate is not None
-                               else "") + (f"\n{lost_text(row)}" if lost_runs(row) else "")
+    return (short(row.level) + (f", {study.tune} {row.rate}" if row.rate is not None else "")
+            + (f"\n{lost_text(row)}" if lost_runs(row) else ""))
 
 
 def interval_text(interval):
@@ -239,8 +239,9 @@ def interval_text(interval):
 
 
 def difference_text(row):
-    return ("baseline" if row.difference is None else interval_text(row.difference)
-            if known(row.difference) else "no pairs")
+    return ("baseline" if row.difference is None
+            else interval_text(row.difference) if known(row.difference)
+            else "no pairs")
 
 
 def draw_interval(axes, interval, y, style):
@@ -272,8 +273,8 @@ def draw_finals(study, rows, path):
     for (left, right), panel in zip(grid, panels):
         here = [row for row in rows if row.panel == panel]
         for y, row in enumerate(here):
-            style, losses = look(study, row.level), [loss for run in row.runs.values()
-                                                     if (loss := run.final_loss()) is not None]
+            style = look(study, row.level)
+            losses = [loss for run in row.runs.values() if (loss := run.final_loss()) is not None]
             left.plot(losses, [y + 0.27] * len(losses), style["marker"], ms=4, mfc="none",
                       color=style["color"])
             if known(row.loss):
@@ -305,8 +306,9 @@ def draw_finals(study, rows, path):
 
 def draw_rate_curve(axes, study, row, beside):
     """One level's curve; returns whether there was anything to draw it from."""
-    cells, style = {float(rate): study.cell(row.panel, row.level, rate).values()
-                    for rate in study.axes[study.tune]}, look(study, row.level)
+    style = look(study, row.level)
+    cells = {float(rate): study.cell(row.panel, row.level, rate).values()
+             for rate in study.axes[study.tune]}
     losses = {rate: [loss for run in runs if (loss := run.final_loss()) is not None]
               for rate, runs in cells.items()}
     means = {rate: np.mean(found) for rate, found in losses.items() if found}
@@ -393,8 +395,9 @@ def draw_layer_norms(axes, log):
     for layer in range(layers):
         axes.plot([line["step"] for line in lines], norms[:, layer], named.get(layer, "-"),
                   color=colormaps["viridis"](0.9 * layer / max(1, layers - 1)),
-                  lw=2 if layer in named else 0.7, marker="." if layer in named
-                  and len(lines) < 30 else None, label=f"layer {layer}" if layer in named else None)
+                  lw=2 if layer in named else 0.7,
+                  marker="." if layer in named and len(lines) < 30 else None,
+                  label=f"layer {layer}" if layer in named else None)
     log_scale(axes, "y")
 
 

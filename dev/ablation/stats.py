@@ -58,8 +58,10 @@ def seeds_needed(found, power=0.8, alpha=0.05):
         return None
     # 2 pairs do from 16 on; nct fails for very large ones
     effect = mean / sd if mean < 100 * sd else 100.0
-    return next((n for n in range(2, MOST_PAIRS + 1) if stats.nct.sf(
-        stats.t.ppf(1 - alpha / 2, n - 1), n - 1, effect * np.sqrt(n)) >= power), None)
+    def power_of(n):
+        return stats.nct.sf(stats.t.ppf(1 - alpha / 2, n - 1), n - 1, effect * np.sqrt(n))
+
+    return next((n for n in range(2, MOST_PAIRS + 1) if power_of(n) >= power), None)
 
 
 # ------------------------------------------------------------------------------------------- curves
@@ -142,8 +144,10 @@ def next_rate(tried, start, factor=2.0, precision=1.25, lowest=1e-6, highest=1.0
     low, high = bracket(tried)
     if low and high and high / low <= precision:
         return None
-    rate = (start if not tried else low * factor if not high else high / factor
-            if not low else (low * high) ** 0.5)
+    rate = (start if not tried
+            else low * factor if not high
+            else high / factor if not low
+            else (low * high) ** 0.5)
     rate = min(max(float(f"{rate:.3g}"), lowest), highest)
     return None if rate in tried else rate
 

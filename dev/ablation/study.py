@@ -2,7 +2,7 @@
 
     OUT/study.json                 axes, fixed flags, budget, machine: what was asked
     OUT/bin/MODE                   the trainer of each placement, built once
-    OUT/runs/NAME/                 a run as the trainer leaves it: config.json, log.jsonl, checkpoints
+    OUT/runs/NAME/                 a run of the trainer: config.json, log.jsonl, checkpoints
     OUT/runs/NAME/output.txt       what it printed
     OUT/runs/NAME/outcome.json     how it ended; absent: waiting, running or interrupted
     OUT/runs/NAME/probe.json       what it does inside (dev/probe.py), where that was asked for

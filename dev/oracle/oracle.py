@@ -13,15 +13,21 @@ Nothing here is derived from the C code: a placement is its equations as the pap
 are only names: of modes, of tensors, of settings (struct Model in llmc/modes.h).
 
 One file <shape>.safetensors for each entry of SHAPES, for models of that shape:
-  <checkpoint name>     F32   a weight, for all cases of the file. A mode whose gain is shorter (one head's instead of the full width) takes the
-                              first values. Gains, alphas and biases are drawn away from 1 and 0, or a missing one would not show.
+  <checkpoint name>     F32   a weight, for all cases of the file. A mode whose gain is shorter (one
+                              head's instead of the full width) takes the first values. Gains,
+                              alphas and biases are drawn away from 1 and 0, or a missing one
+                              would not show.
   inputs, targets       I32   [3, B, seq]: a batch for each of three steps
-  <case>.steps          F64   [3, 4]: cross-entropy, z-loss, the routers' losses, gradient norm before clipping, for each step
-  <case>.gradients      F64   of the first step before clipping, all tensors of the model one after the other in the byte order of their names; zeros for
-                              the selection bias of experts, which has none
+  <case>.steps          F64   [3, 4]: cross-entropy, z-loss, the routers' losses, gradient norm
+                              before clipping, for each step
+  <case>.gradients      F64   of the first step before clipping, all tensors of the model one after
+                              the other in the byte order of their names; zeros for the selection
+                              bias of experts, which has none
   <case>.parameters     F64   after the third step, in the same order
-  __metadata__                "oracle": JSON {"settings": {...}, "cases": {case: {"mode": ..., "tensors": [...], settings that differ}}};
-                              tensors: the numbers of the model's tensors in the file's weights, these in the byte order of their names.
+  __metadata__                "oracle": JSON {"settings": {...}, "cases": {case: {"mode": ...,
+                              "tensors": [...], settings that differ}}}; tensors: the numbers of the
+                              model's tensors in the file's weights, these in the byte order of
+                              their names.
 gpt2.safetensors also holds "files", the list of all of them, and "text", this file: the C test
 refuses goldens of another oracle.py.
 
@@ -119,8 +125,8 @@ class Block:
     part: not the layer but an ffn inside its mixture of experts."""
 
     def __init__(self, weight, s, l, routed, part=False):
-        self.weight, self.s, self.l, self.L, self.routed, self.part = (weight, s, l, s["L"], routed,
-                                                                       part)
+        self.weight, self.s, self.l, self.L = weight, s, l, s["L"]
+        self.routed, self.part = routed, part
 
     def N(self, slot, x):
         """The model's norm over the last dimension. (On [B, T, heads, HS] this is one gain shared
@@ -162,8 +168,8 @@ class Block:
 
     def turn(self, x):
         R = self.s["rope_size"] if self.s["kv_rank"] else self.s["HS"]
-        return torch.cat([x[..., :-R], rope(x[..., -R:], self.s["theta"])],
-                         -1) if self.s["rope"] else x
+        return (torch.cat([x[..., :-R], rope(x[..., -R:], self.s["theta"])], -1)
+                if self.s["rope"] else x)
 
     def attend(self, Q, K, V):
         return softmax_attention(self.turn(Q), self.turn(K), V, 1 / math.sqrt(Q.shape[-1]))
@@ -229,8 +235,8 @@ class Block:
             gate = self.linear("mlp.gate_proj", x, F)
             if self.s["sdd"] == "paper" or self.part:
                 alpha = self.weight("mlp.hidden_norm.weight", 2 * F)
-                gate, up = rmsnorm(gate, alpha[:F],
-                                   self.s["eps"]), rmsnorm(up, alpha[F:], self.s["eps"])
+                gate = rmsnorm(gate, alpha[:F], self.s["eps"])
+                up = rmsnorm(up, alpha[F:], self.s["eps"])
             else:
                 gate, up = self.alpha_norm("mlp.hidden_norm",
                                            torch.cat([gate, up], -1)).split(F, -1)
@@ -266,18 +272,16 @@ class Block:
         chosen = torch.zeros_like(rank).scatter(-1, rank.topk(K).indices, 1.0)
         if K < E:
             order = rank.sort(-1, descending=True).values
-            assert (
-                order[..., K - 1]
-                - order[...,
-                        K]).min() > 1e-6, f"{s['mode']}, layer {self.l}: a choice so close that rounding may decide it"
+            assert (order[..., K - 1] - order[..., K]).min() > 1e-6, (
+                f"{s['mode']}, layer {self.l}: a choice so close that rounding may decide it")
         # SDD's release
         share = s["F"] / E if s["mode"].startswith("SDD") and s["sdd"] == "code" else 1
         gates = s["moe.scale"] * share * chosen * score
         if s["moe.router"] != "softmax":
             gates = gates / (chosen * score).sum(-1, keepdim=True)
         p = score / score.sum(-1, keepdim=True)
-        losses = load_balance(chosen, p,
-                              s["micro"]), load_balance(chosen, p, 1), (z.logsumexp(-1) ** 2).mean()
+        losses = (load_balance(chosen, p, s["micro"]), load_balance(chosen, p, 1),
+                  (z.logsumexp(-1) ** 2).mean())
         self.routed.append((self.l, losses, chosen.sum((0, 1))))
         y = sum(gates[..., e, None] * mlp(self.expert(e), x, s["F"]) for e in range(E))
         return y + mlp(self.shared_experts(), x, s["moe.shared_F"]) if s["moe.shared_F"] else y
@@ -288,9 +292,8 @@ class Block:
 
         def weight(name, *sizes):
             E = self.s["moe.E"]
-            return self.weight(of_part("experts", name),
-                               *((E * sizes[0], sizes[1])
-                                 if len(sizes) == 2 else (E, *sizes))).reshape(E, *sizes)[e]
+            stacked = (E * sizes[0], sizes[1]) if len(sizes) == 2 else (E, *sizes)
+            return self.weight(of_part("experts", name), *stacked).reshape(E, *sizes)[e]
 
         return Block(weight, self.s, self.l, None, part=True)
 
@@ -537,8 +540,8 @@ def train(s, weights, inputs, targets):
 
     def get(name, *sizes):
         if name not in leaves:
-            leaves[name] = (weights.draw(name, *sizes) - from_one(name)).requires_grad_(
-                not name.endswith("e_score_correction_bias"))
+            learned = not name.endswith("e_score_correction_bias")
+            leaves[name] = (weights.draw(name, *sizes) - from_one(name)).requires_grad_(learned)
         return leaves[name] + from_one(name)
 
     for step in range(STEPS):
@@ -556,9 +559,8 @@ def train(s, weights, inputs, targets):
         gradients = torch.cat([(leaves[n].grad if n in trained else torch.zeros_like(leaves[n]))
                                .flatten() for n in names])
         norm = gradients.norm().item()
-        assert (
-            norm
-            > s["clip"]) == s["clipped"], f"{s['mode']}: a gradient norm of {norm} and --clip {s['clip']}"
+        assert (norm > s["clip"]) == s["clipped"], (
+            f"{s['mode']}: a gradient norm of {norm} and --clip {s['clip']}")
         record.append([ce.item(), z.item(), router.item(), norm])
         first = gradients if first is None else first
         for name in trained:
@@ -569,8 +571,8 @@ def train(s, weights, inputs, targets):
         for l, _, load in routed:
             least = min(least, load.min().item())
             if s["moe.bias_rate"]:  # DeepSeek-V3 section 2.1.2
-                leaves[f"model.layers.{l}.mlp.gate.e_score_correction_bias"] += (
-                    s["moe.bias_rate"] * (load.mean() - load).sign())
+                bias = leaves[f"model.layers.{l}.mlp.gate.e_score_correction_bias"]
+                bias += s["moe.bias_rate"] * (load.mean() - load).sign()
     return (names, torch.tensor(record), first,
             torch.cat([(leaves[n].detach() + from_one(n)).flatten() for n in names]), least)
 
@@ -633,9 +635,9 @@ SHAPES = {  # what is odd about it
     "gpt2-experts": GPT2 | {"bias": False, "L": 2, "C": 4, "NH": 2, "KV": 2, "HS": 2, "F": 3,
                             "V": 7, "Vp": 7, "T": 5, "B": 2, "seq": 5, "moe.E": 3, "moe.K": 2,
                             "moe.shared_F": 5, "moe.balance": 0.1},
+    # every mode
     "deepseek": DEEPSEEK | {"L": 2, "C": 4, "NH": 2, "KV": 2, "HS": 2, "F": 3, "V": 7, "Vp": 8,
                             "T": 6, "B": 2, "seq": 5, "mix_ratio": 0.5, "moe.E": 5, "moe.K": 2,
-                            # every mode
                             "kv_rank": 3, "rope_size": 4, "moe.dense_F": 7, "moe.shared_F": 6},
     "deepseek-switches": DEEPSEEK | {"L": 3, "C": 4, "NH": 2, "KV": 2, "HS": 2, "F": 2, "V": 7,
                                      "Vp": 8, "T": 4, "B": 2, "seq": 4, "moe.E": 4, "moe.K": 2,
@@ -701,8 +703,8 @@ def cases_of(shape):
     if shape in ("gpt2", "llama", "olmoe", "deepseek"):
         # its q and k turn, and share one vector of gains
         modes = [mode for mode in MODES if mode != "NGPT" or s["rope"] and s["KV"] == s["NH"]]
-        return {mode: {"mode": mode} for mode in modes} | {mode + ".code": {"mode": mode} | CODE
-                                                           for mode in ("SDD", "SDD_PRE")}
+        return ({mode: {"mode": mode} for mode in modes}
+                | {mode + ".code": {"mode": mode} | CODE for mode in ("SDD", "SDD_PRE")})
     if not shape.endswith("switches"):
         modes = ({"SPAN": {}, "HYBRID": {}, "SDD": {}, "SDD.code": CODE}
                  | ({"OLMO2": {}, "QKVC_POST": {}} if shape == "llama-groups" else {}))
@@ -726,8 +728,8 @@ def batches(s):
 
 def golden(shape):
     """The tensors and the description of one file."""
-    weights, tensors, cases, idlest, settings = (Weights(), {}, {}, math.inf, SETTINGS
-                                                 | {"micro": SHAPES[shape]["B"]} | SHAPES[shape])
+    weights, tensors, cases, idlest = Weights(), {}, {}, math.inf
+    settings = SETTINGS | {"micro": SHAPES[shape]["B"]} | SHAPES[shape]
     tensors["inputs"], tensors["targets"] = batches(settings)
     for case, options in cases_of(shape).items():
         if options["mode"].startswith(("SDD", "NGPT")):
@@ -738,8 +740,8 @@ def golden(shape):
         tensors |= {f"{case}.{what}": result
                     for what, result in zip(("steps", "gradients", "parameters"), results)}
         cases[case] = options | {"tensors": names}
-    assert idlest == (0 if settings["moe.E"]
-                      else math.inf), f"{shape}: no expert without a token in any case"
+    assert idlest == (0 if settings["moe.E"] else math.inf), (
+        f"{shape}: no expert without a token in any case")
     order = sorted(weights, key=str.encode)
     for case in cases.values():
         case["tensors"] = [order.index(name) for name in case["tensors"]]
@@ -758,8 +760,8 @@ def differences(path, tensors, about):
     if not path.exists():
         return [f"{path.name} is missing"]
     with safe_open(path, "pt") as file:
-        found, was = {name: file.get_tensor(name)
-                      for name in file.keys()}, json.loads(file.metadata()["oracle"])
+        found = {name: file.get_tensor(name) for name in file.keys()}
+        was = json.loads(file.metadata()["oracle"])
     wrong = [f"{path.name}: {key} differs" for key in sorted(about.keys() | was.keys())
              if about.get(key) != was.get(key)]
     wrong += [f"{path.name}: {name} is in one of the two only"

@@ -77,8 +77,8 @@ def sdd(seed, what, *sizes):
     if what == "alpha":  # the gradient of alpha, V times 100 over V
         v, x, dy = (random.normal(size=(256, 256)) / 16, random.normal(size=256),
                     random.normal(size=256))
-        return rms(sdd_gradients(100 * v, np.ones(256), x,
-                                 dy)[0]) / rms(sdd_gradients(v, np.ones(256), x, dy)[0])
+        return (rms(sdd_gradients(100 * v, np.ones(256), x, dy)[0])
+                / rms(sdd_gradients(v, np.ones(256), x, dy)[0]))
     if what == "dx":  # RMS of dx over RMS of dy, mean over tokens
         inputs, outputs, alpha = sizes
         v = random.normal(size=(outputs, inputs)) / np.sqrt(2.5 * inputs)

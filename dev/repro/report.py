@@ -77,8 +77,8 @@ def full_scale(claim, models):
         one = gpu_hours(float(np.mean(sizes)), tokens)
         alone = everything * max(sizes) / parameters <= ONE_GPU
         seeds = ["1", "2", "3"] if one <= AFFORDABLE and alone else ["1"]
-        name = claim["id"] + (f"-{model}" if "," in full["model"]
-                              else "") + (f"-{number}" if len(flags) > 1 else "")
+        name = (claim["id"] + (f"-{model}" if "," in full["model"] else "")
+                + (f"-{number}" if len(flags) > 1 else ""))
         command = (ablate_command(full, model, tokens, words, seeds, name)
                    if alone else torchrun_command(model, round(tokens / batch), axes, name))
         found.append((command, arms * len(seeds), arms * len(seeds) * one))
@@ -116,8 +116,9 @@ def calculation_of(results):
 
 
 def number(value):
-    return ("not finite" if not np.isfinite(value) else f"{value:.3g}"
-            if abs(value) < 10000 else f"{value:.2e}")
+    return ("not finite" if not np.isfinite(value)
+            else f"{value:.3g}" if abs(value) < 10000
+            else f"{value:.2e}")
 
 
 def figure(what, seeds, side, wanted):
@@ -127,10 +128,13 @@ def figure(what, seeds, side, wanted):
         text = f"{what}: {sum(map(bool, seeds.values()))} of {len(seeds)}"
     else:
         found = statistic.interval(seeds)
-        text = f"{what}: {number(found.mean)}" + (
-            "" if found.low == found.high else f" ({number(found.low)} to {number(found.high)})")
+        text = f"{what}: {number(found.mean)}"
+        if found.low != found.high:
+            text += f" ({number(found.low)} to {number(found.high)})"
     if wanted and wanted != "sign":
-        text += f"; expected {'between ' + ' and '.join(wanted.split()[1:]) if wanted.startswith('in ') else wanted}: {side.replace(' at this scale', '')}"
+        if wanted.startswith("in "):
+            wanted = "between " + " and ".join(wanted.split()[1:])
+        text += f"; expected {wanted}: {side.replace(' at this scale', '')}"
     return text
 
 
@@ -172,8 +176,8 @@ def counts(outcomes):
     for paper in [*PAPERS, ""]:
         found = collections.Counter(outcome.verdict for name, outcome in outcomes.items()
                                     if name.startswith(paper))
-        lines.append(f"| {PAPERS.get(paper, 'all')} | " + " | ".join(
-            str(found[verdict]) for verdict in ORDER) + f" | {sum(found.values())} |")
+        cells = " | ".join(str(found[verdict]) for verdict in ORDER)
+        lines.append(f"| {PAPERS.get(paper, 'all')} | {cells} | {sum(found.values())} |")
     return lines
 
 
@@ -198,13 +202,13 @@ def study_rows(table, here, results):
         found, axes = results.get(name), repro.read_study(name)
         several = {axis: values for axis, values in axes.items()
                    if len(values) > 1 or axis in ("mode", "seed")}
-        described = scale_of({"axes": several, "flags": {
-            axis: values[0] for axis, values in axes.items() if axis not in several}})
+        fixed = {axis: values[0] for axis, values in axes.items() if axis not in several}
+        described = scale_of({"axes": several, "flags": fixed})
         total = int(np.prod([len(values) for values in axes.values()]))
         ended = found["runs"] if found else []
         spent = f"{sum(run['seconds'] or 0 for run in ended) / 60:.1f}" if ended else ""
-        runs = f"{len(ended)} of {total}" + (
-            f", commit {', '.join(sorted({run['commit'] for run in ended}))}" if ended else "")
+        commits = ", ".join(sorted({run["commit"] for run in ended}))
+        runs = f"{len(ended)} of {total}" + (f", commit {commits}" if ended else "")
         lines.append(f"| [{name}]({name}.toml) | {claims} | {described} | {runs} | "
                      f"{repro.stated_minutes(name):.1f} | {spent} |")
     return lines
@@ -213,8 +217,8 @@ def study_rows(table, here, results):
 def arm_text(runs):
     """Of one arm's seeds: the mean of the losses of those that did not fail, from the lowest to the
     highest, and how many failed."""
-    losses, failed = [run["loss"] for run in runs
-                      if not statistic.failed(run)], sum(map(statistic.failed, runs))
+    losses = [run["loss"] for run in runs if not statistic.failed(run)]
+    failed = sum(map(statistic.failed, runs))
     text = f"{np.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})" if losses else ""
     return ", ".join(filter(None, (text, f"{failed} of {len(runs)} fail" if failed else "")))
 
@@ -235,8 +239,8 @@ def loss_grids(results):
         if not found or int(found["flags"]["steps"]) == 1:
             continue
         axes = found["axes"]
-        others, rates = [axis for axis in axes
-                         if axis not in ("lr", "seed")], axes.get("lr", [None])
+        others = [axis for axis in axes if axis not in ("lr", "seed")]
+        rates = axes.get("lr", [None])
         heads = others + [f"rate {rate or found['flags'].get('lr', '')}" for rate in rates]
         lines += [f"**{name}**", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
         for arm in itertools.product(*(axes[axis] for axis in others)):
@@ -248,24 +252,33 @@ def loss_grids(results):
 
 HEAD = """# What reproduces at small scale
 
-Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/); `--table` writes it again without runs. {count} claims of four papers,
-each with a figure and a predicted side that were written down before the figure was looked at. **A claim agrees if the 95 % interval lies wholly on the predicted side,
-disagrees if wholly on the other, and is not resolved at this scale otherwise.** Of several parts all must agree; one that disagrees is enough. Nobody marks anything by eye.
+Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
+`--table` writes it again without runs. {count} claims of four papers, each with a figure and a
+predicted side that were written down before the figure was looked at. **A claim agrees if the 95 %
+interval lies wholly on the predicted side, disagrees if wholly on the other, and is not resolved at
+this scale otherwise.** Several parts of a claim must all agree; one that disagrees is enough.
+Nobody marks anything by eye.
 
-Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data in the same order, the same bits in common weights): differences
-are taken seed by seed. Losses are nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate of the study's grid unless the
-row names one. A run *fails* if it diverges or ends above 0.98 of the entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
-In italics, without a say: what else was measured, and what a test can trip over. Models here have widths of 32 to 128 and see less than a tenth of a million tokens
-each: a disagreement is one with this scale, not with the paper's.
+Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data
+in the same order, the same bits in common weights): differences are taken seed by seed. Losses are
+nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate
+of the study's grid unless the row names one. A run *fails* if it diverges or ends above 0.98 of the
+entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
+Further measurements, and remarks on possible flaws, stand in italics and have no say. Models here
+have widths of 32 to 128 and see less than a tenth of a million tokens each: a disagreement is one
+with this scale, not with the paper's.
 
-Intervals are for one comparison each, and there are {parts} of them: where there is nothing to see, one in twenty still lies wholly on one side.
+Intervals are for one comparison each, and there are {parts} of them: where there is nothing to see,
+one in twenty still lies wholly on one side.
 """
 
 FULL = """## At the papers' scale
 
-Hours of one H100 or H200: 6 operations for each active parameter and token, at {share:.0f} % of {peak:.0f} TFLOP/s. Three seeds where a run takes at most {affordable} of them.
-DATA is a folder of shards; data/get.py makes them of other text and GPT-2's tokens (add `--vocab 50257`), which compares placements with each other, not with the
-papers' figures. Models above {one:.0f}B parameters in all go over the eight GPUs of a node. None of this has been run.
+Hours of one H100 or H200: 6 operations for each active parameter and token, at {share:.0f} % of
+{peak:.0f} TFLOP/s. Three seeds where a run takes at most {affordable} of them. DATA is a folder of
+shards; data/get.py makes them of other text and GPT-2's tokens (add `--vocab 50257`), which
+compares placements with each other, not with the papers' figures. Models above {one:.0f}B
+parameters in all go over the eight GPUs of a node. None of this has been run.
 
 | claim | command | runs | GPU hours |
 |---|---|---|---|"""
@@ -277,8 +290,9 @@ def render(table, here):
     outcomes = {claim["id"]: judge(claim, results, calculation_of(results))
                 for claim in table["claim"]}
     ended = [run for name, found in results.items() for run in found.get("runs", [])]
-    lines = HEAD.format(count=len(table["claim"]), parts=sum(len(claim.get(
-        "expect", [])) for claim in table["claim"])).splitlines() + [""] + counts(outcomes)
+    parts = sum(len(claim.get("expect", [])) for claim in table["claim"])
+    lines = HEAD.format(count=len(table["claim"]), parts=parts).splitlines()
+    lines += [""] + counts(outcomes)
     total = sum(repro.stated_minutes(name) for name in repro.studies())
     lines += ["", f"{len(ended)} runs so far, "
                   f"{sum(run['seconds'] or 0 for run in ended) / 3600:.2f} hours of their own time "
@@ -306,9 +320,9 @@ def render(table, here):
             lines += [f"| {claim['id']} | `{command}` | {runs} | {hours(cost)} |"
                       for command, runs, cost in full_scale(claim, table["models"])]
         elif "full" in claim:
-            lines.append(
-                f"| {claim['id']} | the runs of "
-                f"{claim['full']['as']}{', with `' + claim['full']['extra'] + '`' if 'extra' in claim['full'] else ''} | | |")
+            full = claim["full"]
+            extra = f", with `{full['extra']}`" if "extra" in full else ""
+            lines.append(f"| {claim['id']} | the runs of {full['as']}{extra} | | |")
         else:
             lines.append(f"| {claim['id']} | a calculation, or a count: nothing larger to "
                          "run | | |")

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """The papers' claims, one by one: runs what is missing of the studies, and writes RESULTS.md.
 
-    python3 dev/repro/repro.py                    everything that is missing, the cheapest claims first; killed or stopped, the same command goes on
+    python3 dev/repro/repro.py                    everything that is missing, the cheapest claims
+                                                  first; after a kill the same command goes on
     rm -rf dev/repro/results/STUDY.json ablations/repro/STUDY          before it: that study anew
     python3 dev/repro/repro.py --budget 30        as much of it as fits into 30 minutes
     python3 dev/repro/repro.py init moe           these studies alone ("calculations" too)
-    python3 dev/repro/repro.py --timing           what needs a machine with nothing else to do: times of steps, placements in turn
+    python3 dev/repro/repro.py --timing           times of steps, placements in turn, which need a
+                                                  machine with nothing else to do
     python3 dev/repro/repro.py --table            no runs: RESULTS.md from results/ as it lies there
-    python3 dev/repro/repro.py --costs            no runs: brings the line "# cost:" of each study up to date
+    python3 dev/repro/repro.py --costs            no runs: updates each study's line "# cost:"
 
 claims.toml has the claims, STUDY.toml the studies (each for dev/ablate.py, which trains and resumes
 them, in ablations/repro/STUDY), results/STUDY.json what came out, statistic.py the figures and the
@@ -100,8 +102,8 @@ def cost_of(axes, binary):
     runs, flops, seconds = 0, 0.0, 0.0
     for chosen in itertools.product(*panels.values()):
         one = dict({name: values[0] for name, values in axes.items()}, **dict(zip(panels, chosen)))
-        work = flops_per_token(binary,
-                               one) * int(one["batch"]) * int(one["seq"]) * int(one["steps"])
+        work = (flops_per_token(binary, one)
+                * int(one["batch"]) * int(one["seq"]) * int(one["steps"]))
         runs, flops, seconds = (runs + same, flops + same * work,
                                 seconds + same * (work / CORE[int(one["width"])] + BESIDES))
     return runs, flops, seconds
@@ -131,13 +133,14 @@ def write_costs(names):
 
 def digits(value, n=5):
     """n significant digits; what is not finite is null."""
-    return ([digits(one, n) for one in value] if isinstance(value, (list, np.ndarray)) else None
-            if value is None or not math.isfinite(value) else float(f"{value:.{n}g}"))
+    return ([digits(one, n) for one in value] if isinstance(value, (list, np.ndarray))
+            else None if value is None or not math.isfinite(value)
+            else float(f"{value:.{n}g}"))
 
 
 def shortened(value):
-    return {name: shortened(one)
-            for name, one in value.items()} if isinstance(value, dict) else digits(value, 4)
+    return ({name: shortened(one) for name, one in value.items()} if isinstance(value, dict)
+            else digits(value, 4))
 
 
 def layer_norms(line, layers):
@@ -181,8 +184,9 @@ def kept_run(run, keep):
              "validations": [[line["step"], digits(line["val_loss"], 6)] for line in run.log
                              if "val_loss" in line]}
     if "picture" in keep:
-        found["drawn"] = [[int(steps[-1]), digits(float(np.mean(part)), 4)] for steps, part in zip(
-            *(np.array_split(one, 30) for one in run.series("loss"))) if len(part)]
+        pieces = zip(*(np.array_split(one, 30) for one in run.series("loss")))
+        found["drawn"] = [[int(steps[-1]), digits(float(np.mean(part)), 4)]
+                          for steps, part in pieces if len(part)]
     if "curve" in keep:
         values = dict(zip(*run.series("loss")))
         found["curve"] = [digits(values.get(step), 4)
@@ -198,8 +202,9 @@ def kept_run(run, keep):
 def write_results(path, found):
     """One line for each run, so that changes can be read."""
     runs = ",\n".join(json.dumps(run) for run in found["runs"])
-    text = json.dumps(dict(found, runs=[]), indent=1).replace('"runs": []', '"runs": [\n' + runs
-                                                              + "\n ]" if runs else '"runs": []')
+    text = json.dumps(dict(found, runs=[]), indent=1)
+    if runs:
+        text = text.replace('"runs": []', '"runs": [\n' + runs + "\n ]")
     path.parent.mkdir(exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text(text + "\n")
@@ -274,8 +279,9 @@ def write_timing(rounds=10, modes=("PRE", "SPAN", "SDD"),
                          f"{folder}/run"]
                 subprocess.run([binaries[mode], *flags, *words], check=True,
                                stdout=subprocess.DEVNULL)
-                times[mode] = statistics.median(line["ms"] for line in ablate.read_log(
-                    f"{folder}/run/log.jsonl") if "ms" in line and line["step"] > 2)
+                log = ablate.read_log(f"{folder}/run/log.jsonl")
+                times[mode] = statistics.median(line["ms"] for line in log
+                                                if "ms" in line and line["step"] > 2)
         found.append(times)
         print(f"round {i + 1}: " + ", ".join(f"{mode} {ms:.1f} ms" for mode, ms in times.items()),
               flush=True)

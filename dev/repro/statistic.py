@@ -38,8 +38,10 @@ class Seeds(dict):
     def apply(self, function, *others):
         common = [seed for seed in self
                   if all(seed in other for other in others if isinstance(other, Seeds))]
-        return Seeds({seed: function(self[seed], *(other[seed] if isinstance(
-            other, Seeds) else other for other in others)) for seed in common})
+        def at(seed):
+            return [other[seed] if isinstance(other, Seeds) else other for other in others]
+
+        return Seeds({seed: function(self[seed], *at(seed)) for seed in common})
 
     def __add__(self, other):
         return self.apply(operator.add, other)
@@ -74,21 +76,26 @@ def side(seeds, wanted):
         return SIGN
     if wanted in ("always", "never"):
         hits = [bool(value) == (wanted == "always") for value in seeds.values()]
-        return (OPEN if len(hits) < 2 else AGREES if all(hits) else DISAGREES
-                if not any(hits) else OPEN)
+        return (OPEN if len(hits) < 2
+                else AGREES if all(hits)
+                else DISAGREES if not any(hits)
+                else OPEN)
     found, words = interval(seeds), wanted.split()
     low, high = {"<": lambda x: (-math.inf, x), ">": lambda x: (x, math.inf),
                  "in": lambda x, y: (x, y)}[words[0]](*map(float, words[1:]))
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
         return OPEN
-    return (AGREES if low < found.low and found.high < high else DISAGREES
-            if found.high < low or found.low > high else OPEN)
+    return (AGREES if low < found.low and found.high < high
+            else DISAGREES if found.high < low or found.low > high
+            else OPEN)
 
 
 def verdict(sides):
     """Of a claim with several parts: all must agree; one that disagrees is enough."""
-    return (SIGN if SIGN in sides else DISAGREES if DISAGREES in sides else AGREES
-            if sides and set(sides) == {AGREES} else OPEN)
+    return (SIGN if SIGN in sides
+            else DISAGREES if DISAGREES in sides
+            else AGREES if sides and set(sides) == {AGREES}
+            else OPEN)
 
 
 # ------------------------------------------------------------------------------ a claim's functions
@@ -100,8 +107,9 @@ def text(value):
 def cost(run):
     """The final validation loss as it counts in means: of a run that diverged the entropy of
     frequencies."""
-    return (run["unigram"] if run["status"] == DIVERGED or run["loss"] is None
-            or not math.isfinite(run["loss"]) else run["loss"])
+    lost = (run["status"] == DIVERGED or run["loss"] is None
+            or not math.isfinite(run["loss"]))
+    return run["unigram"] if lost else run["loss"]
 
 
 def failed(run):
@@ -142,9 +150,10 @@ class Functions:
         several = [axis for axis, values in found["axes"].items()
                    if len(values) > 1 and axis not in ("seed", *wanted)]
         for axis, value in wanted.items():
-            value = next((one for one in found["axes"].get(axis, [])
-                          if one == value or axis != "mode" and float(one) == float(value)),
-                         None) if axis not in ("init", "sdd") else value
+            if axis not in ("init", "sdd"):
+                value = next((one for one in found["axes"].get(axis, [])
+                              if one == value or axis != "mode" and float(one) == float(value)),
+                             None)
             if value not in found["axes"].get(axis, []):
                 raise KeyError(f"study {name} has no {axis} {wanted[axis]}")
             wanted[axis] = value
@@ -238,8 +247,10 @@ class Functions:
     def group_spread(self, mode, when="late", **axes):
         """The deviation of log10 of the gradient norms over layers, mean of the four groups of
         weights."""
-        return self.values(lambda run: float(np.mean(
-            [np.std(safe_log10(gradient_of(self.layers(run, when), group))) for group in GROUPS])),
+        def spread(run, group):
+            return np.std(safe_log10(gradient_of(self.layers(run, when), group)))
+
+        return self.values(lambda run: float(np.mean([spread(run, group) for group in GROUPS])),
                            mode, **axes)
 
     def residual(self, mode, when="late", **axes):
@@ -253,9 +264,8 @@ class Functions:
     def branch_variance(self, mode, when="late", **axes):
         """What attention and ffn add against the stream, squared, added, mean over the layers but
         the first."""
-        return self.ratio(mode, "attn", when,
-                          **axes).apply(lambda a, f: float(np.mean(a[1:] ** 2 + f[1:] ** 2)),
-                                        self.ratio(mode, "ffn", when, **axes))
+        attention, ffn = (self.ratio(mode, branch, when, **axes) for branch in ("attn", "ffn"))
+        return attention.apply(lambda a, f: float(np.mean(a[1:] ** 2 + f[1:] ** 2)), ffn)
 
     def probe(self, mode, path, **axes):
         """A field of probe.json, as "hard_rank.hidden"."""

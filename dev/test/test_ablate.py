@@ -31,8 +31,11 @@ STAND_IN = '''#!/usr/bin/env python3
 import json, os, signal, sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 get = lambda name, default: flags.get("--" + name, default)
-config = {"norm_mode": os.path.basename(sys.argv[0]), "parameters": 100, "flops_per_token": 600, "initialization": "scale", "unigram_entropy": 3.5,
-          "flags": {"layers": "4", "steps": get("steps", "20"), "batch": "2", "seq": "8", "lr": get("lr", "0.01"), "tied": "on", "final_norm": "auto", "decay_gains": "off", "init": "auto"}}
+config = {"norm_mode": os.path.basename(sys.argv[0]), "parameters": 100, "flops_per_token": 600,
+          "initialization": "scale", "unigram_entropy": 3.5,
+          "flags": {"layers": "4", "steps": get("steps", "20"), "batch": "2", "seq": "8",
+                    "lr": get("lr", "0.01"), "tied": "on", "final_norm": "auto",
+                    "decay_gains": "off", "init": "auto"}}
 if get("heads", "1") == "3":
     sys.exit("error: --heads 3 does not divide --width 16")
 if "--show" in flags:
@@ -49,7 +52,8 @@ with open(out + "/log.jsonl", "w") as log:
         log.write(json.dumps({"step": step, "loss": 3 - step / steps + lr, "ms": 10.0}) + "\\n")
         if lr > 0.1:
             sys.exit(3)
-    log.write(json.dumps({"step": steps, "val_loss": 3.45 if get("ffn", "0") == "3" else 2 + lr + int(get("seed", "1")) / 100, "weights": "0"}) + "\\n")
+    loss = 3.45 if get("ffn", "0") == "3" else 2 + lr + int(get("seed", "1")) / 100
+    log.write(json.dumps({"step": steps, "val_loss": loss, "weights": "0"}) + "\\n")
 '''
 
 

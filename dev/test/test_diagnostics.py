@@ -2,7 +2,7 @@
 """test_diagnostics.py: the diagnostics of log.jsonl equal what numpy makes of the tensors that the
 run's checkpoints hold.
 
-    python3 dev/test/test_diagnostics.py MODE=TRAINER...           e.g. PRE=build/cpu-pre-fp32/train_gpt SPAN=build/cpu-span-fp32/train_gpt
+    python3 dev/test/test_diagnostics.py MODE=TRAINER...      e.g. PRE=build/cpu-pre-fp32/train_gpt
 
 A run of three steps saves each. From checkpoints 1 and 2 follow what the trainer said of step 2:
 its forward began with the weights of checkpoint 1; the update is the difference of the weights, and

@@ -71,8 +71,9 @@ def make_vocabulary(folder, merges=300):
     visible = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     order = visible + [b for b in range(256) if b not in visible]
     names = {b: chr(b) if b in visible else chr(256 + order.index(b) - len(visible)) for b in order}
-    pieces = [[names[b] for b in word.encode()] for word in re.findall(
-        r" ?\w+|\s+|[^\w\s]+", words("vocabulary", 4000) + " and the cat said that the dog" * 20)]
+    text = words("vocabulary", 4000) + " and the cat said that the dog" * 20
+    pieces = [[names[b] for b in word.encode()]
+              for word in re.findall(r" ?\w+|\s+|[^\w\s]+", text)]
     tokens, pairs = [names[b] for b in order], []
     for _ in range(merges):
         counts = {}
@@ -154,11 +155,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.answer(416, b"", {})
         elif asked and kind == "any etag":
             start = int(asked[1])
-        headers = {"ETag": etag, "Content-Length": str(
-            len(data) - start + (value[0] if kind == "wrong length" else 0))}
-        headers.update({
-            "Content-Range": f"bytes {start + (kind == 'wrong range')}-{len(data) - 1}/{len(data)}"}
-                       if start else {})
+        length = len(data) - start + (value[0] if kind == "wrong length" else 0)
+        headers = {"ETag": etag, "Content-Length": str(length)}
+        if start:
+            first = start + (kind == "wrong range")
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
         if kind == "no etag":
             del headers["ETag"]
         body = data[start + (kind == "wrong range"):]
@@ -176,8 +177,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if kind == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             self.close_connection = True
-            self.connection.close() if kind == "reset" else self.connection.shutdown(
-                socket.SHUT_RDWR)
+            if kind == "reset":
+                self.connection.close()
+            else:
+                self.connection.shutdown(socket.SHUT_RDWR)
         else:
             step = value[0] if kind == "slow" else len(body) or 1
             for i in range(0, len(body), step):
@@ -524,10 +527,12 @@ def test_boundaries():
                        and (size == 4096 or len(pieces) > 1), "pieces begin at boundaries")
 
 
-STORIES = {"TinyStoriesV2-GPT4-train.txt": ("\n" + f"\n{EOT}\n".join(
-    words(f"story {i}", 20 + i) for i in range(60)) + f"\n{EOT}\n").encode(),
-           "TinyStoriesV2-GPT4-valid.txt": f"\n{EOT}\n".join(words(f"valid {i}", 50)
-                                                             for i in range(8)).encode()}
+BETWEEN = f"\n{EOT}\n"
+STORIES = {
+    "TinyStoriesV2-GPT4-train.txt":
+        ("\n" + BETWEEN.join(words(f"story {i}", 20 + i) for i in range(60)) + BETWEEN).encode(),
+    "TinyStoriesV2-GPT4-valid.txt":
+        BETWEEN.join(words(f"valid {i}", 50) for i in range(8)).encode()}
 
 
 def stories_reference(name):
@@ -639,8 +644,8 @@ def ready_shards(names, vocab=0):
     for i, name in enumerate(names):
         header = np.zeros(256, "<i4")
         header[:4] = [20240520, 1, 500 + i, vocab]
-        files[name] = header.tobytes() + np.random.default_rng(i).integers(0, 500, 500 + i).astype(
-            "<u2").tobytes()
+        tokens = np.random.default_rng(i).integers(0, 500, 500 + i).astype("<u2")
+        files[name] = header.tobytes() + tokens.tobytes()
     return files
 
 

@@ -222,8 +222,9 @@ def main():
     (scratch / "tasks").mkdir()
     tokenizer.write(str(scratch / "tasks/tokenizer.bin"))
     for name, task in rows.items():
-        (scratch / "tasks" / f"{name}.bin").write_bytes(get.text_file(
-            task, tokenizer) if name == "wikitext" else get.eval_file(name, task, tokenizer))
+        data = (get.text_file(task, tokenizer) if name == "wikitext"
+                else get.eval_file(name, task, tokenizer))
+        (scratch / "tasks" / f"{name}.bin").write_bytes(data)
     program, run = make_run(args.mode, rows)
     folder = scratch / "hf"
     if args.export:

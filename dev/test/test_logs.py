@@ -51,9 +51,12 @@ def read_events(folder):
 
 
 def alike(a, b, digits):
-    return a.keys() == b.keys() and all(a[step].keys() == b[step].keys() and all(
-        math.isclose(a[step][k], b[step][k], rel_tol=digits,
-                     abs_tol=1e-300 if digits < 1e-9 else 1e-37) for k in a[step]) for step in a)
+    least = 1e-300 if digits < 1e-9 else 1e-37
+    return (a.keys() == b.keys()
+            and all(a[step].keys() == b[step].keys()
+                    and all(math.isclose(a[step][k], b[step][k], rel_tol=digits, abs_tol=least)
+                            for k in a[step])
+                    for step in a))
 
 
 def test_by_hand(scratch):
@@ -90,8 +93,8 @@ def test_run(scratch, program):
     call(program, "--steps", 7, "--out", scratch / "run", "--resume", "required", "--sample", 0)
     call(sys.executable, LOGS, scratch / "run", "--csv", "-o", scratch / "run.csv")
     call(sys.executable, LOGS, scratch / "run", "--tensorboard", "-o", scratch / "events")
-    table, events, log = read_csv(scratch / "run.csv"), read_events(scratch / "events"), [
-        json.loads(line) for line in (scratch / "run/log.jsonl").read_text().splitlines()]
+    table, events = read_csv(scratch / "run.csv"), read_events(scratch / "events")
+    log = [json.loads(line) for line in (scratch / "run/log.jsonl").read_text().splitlines()]
     expect(sorted(table) == list(range(1, 8)) and alike(table, events, 1e-6),
            "all steps, and the same in both")
     for line in log:

@@ -304,17 +304,32 @@ class Proxy(http.server.BaseHTTPRequestHandler):
     do_POST = do_HEAD = do_CONNECT = do_GET
 
 
-FRAMES = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><pre id="found" style="display:none"></pre>
-<iframe src="index.html" style="position:absolute;left:0;top:0;border:0;width:%dpx;height:%dpx"></iframe>
-<iframe src="index.html" style="position:absolute;left:%dpx;top:0;border:0;width:%dpx;height:%dpx"></iframe>
-<script>onload = () => { document.getElementById("found").textContent = JSON.stringify([...document.querySelectorAll("iframe")].map(frame => {
-  const page = frame.contentDocument, box = e => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.width, r.height]; };
-  return {width: frame.contentWindow.innerWidth, scroll: page.documentElement.scrollWidth, height: page.body.getBoundingClientRect().height, title: page.title,
+FRAMES = """<!DOCTYPE html><meta charset="utf-8">
+<style>iframe { position: absolute; top: 0; border: 0; }</style>
+<body style="margin:0"><pre id="found" style="display:none"></pre>
+<iframe src="index.html" style="left:0;width:%dpx;height:%dpx"></iframe>
+<iframe src="index.html" style="left:%dpx;width:%dpx;height:%dpx"></iframe>
+<script>
+const measure = frame => {
+  const page = frame.contentDocument;
+  const box = e => {
+    const r = e.getBoundingClientRect();
+    return [r.left, r.top, r.width, r.height];
+  };
+  return {width: frame.contentWindow.innerWidth, scroll: page.documentElement.scrollWidth,
+          height: page.body.getBoundingClientRect().height, title: page.title,
           asked: frame.contentWindow.performance.getEntriesByType("resource").map(e => e.name),
-          images: [...page.images].map(i => ({natural: i.naturalWidth, box: box(i)})), text: page.body.innerText,
+          images: [...page.images].map(i => ({natural: i.naturalWidth, box: box(i)})),
+          text: page.body.innerText,
           enlarged: (page.querySelector("figure div").focus(), box(page.images[0])[2]),
           after: page.documentElement.scrollWidth,
-          dom: page.documentElement.outerHTML.replace(/base64,[^"]*/g, "base64,")}; })); }</script>"""
+          dom: page.documentElement.outerHTML.replace(/base64,[^"]*/g, "base64,")};
+};
+onload = () => {
+  const found = [...document.querySelectorAll("iframe")].map(measure);
+  document.getElementById("found").textContent = JSON.stringify(found);
+};
+</script>"""
 
 
 def browse(study):
@@ -514,8 +529,8 @@ def test_many():
     set_final_losses(study, {study.axes["mode"][7]: (90.0,) * 24})
     _, drawn, figures = draw(study)
     for name, *_ in drawn[:3]:
-        pixels = np.asarray(Image.open(study.folder / name).convert("RGB")).astype(int).reshape(
-            -1, 3)
+        image = np.asarray(Image.open(study.folder / name).convert("RGB"))
+        pixels = image.astype(int).reshape(-1, 3)
         far = [np.abs(pixels - [int(color[i:i + 2], 16) for i in (1, 3, 5)]).max(-1).min()
                for color in pictures.COLORS]
         expect(max(far) <= 4, f"{name}: the eight colours are off by {far}")

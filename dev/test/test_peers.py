@@ -28,9 +28,12 @@ step = peaks = 0
 for line in sys.stdin:
     peaks += line == "peak\n"
     if line == "peak\n": print(json.dumps({"peak": 2e11 * peaks}), flush=True); continue
-    if step == last: print("warning: odd\n" + death, file=sys.stderr, flush=True); os._exit(3) if death else os.kill(os.getpid(), 9)
+    if step == last:
+        print("warning: odd\n" + death, file=sys.stderr, flush=True)
+        os._exit(3) if death else os.kill(os.getpid(), 9)
     open(log, "a").write(name), sum(range(10 ** 6 if name == "quiet" else 0))
-    print(json.dumps({"ms": 5000 if step == 0 else ms + 7 if step < 3 else ms, "loss": 1.5}), flush=True)
+    said = 5000 if step == 0 else ms + 7 if step < 3 else ms
+    print(json.dumps({"ms": said, "loss": 1.5}), flush=True)
     step += 1
 """
 
@@ -46,8 +49,10 @@ def raced(rounds, *contenders):
     """Of [name (capital: bf16), ms, last step, death, whether it spins]: the rows after the race,
     the table, and the order of steps."""
     with tempfile.NamedTemporaryFile("r") as log:
-        stub = lambda name, *rest: [sys.executable, "-c", STUB, json.dumps(
-            [name, log.name, *rest, *(None, "", False)[len(rest) - 1:]])]
+        def stub(name, *rest):
+            words = [name, log.name, *rest, *(None, "", False)[len(rest) - 1:]]
+            return [sys.executable, "-c", STUB, json.dumps(words)]
+
         found = [peers.Contender(c[0], "bf16" if c[0].isupper() else "fp32", stub(*c), 1)
                  for c in contenders]
         peers.race(found, rounds)

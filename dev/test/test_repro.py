@@ -234,12 +234,12 @@ def test_kept():
     geometric mean."""
     weight = {"q_proj": 3.0, "k_proj": 4.0, "v_proj": 0.0, "o_proj": 2.0, "gate_proj": 1.0,
               "up_proj": 0.0, "down_proj": 5.0}
+    part = lambda name: "self_attn" if name[0] in "qkvo" else "mlp"
     line = lambda step, size: {
         "step": step, "residual_rms": [size, size], "attn_ratio": [1, 1], "ffn_ratio": [1, 1],
         "loss": 2.0,
-        "grad_norms": {
-            f"model.layers.{layer}.{'self_attn' if name[0] in 'qkvo' else 'mlp'}.{name}.weight": size
-            * norm * (layer + 1) for layer in (0, 1) for name, norm in weight.items()}}
+        "grad_norms": {f"model.layers.{layer}.{part(name)}.{name}.weight": size * norm * (layer + 1)
+                       for layer in (0, 1) for name, norm in weight.items()}}
     run = Run("x", {}, pathlib.Path(), [], config={"flags": {"steps": "400"}},
               log=[line(1, 1), line(100, 2), line(300, 1000), line(350, 1e-8), line(400, 1e-12)])
     kept = repro.kept_layers(run)

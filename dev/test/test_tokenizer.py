@@ -8,14 +8,15 @@ VOCAB_DIR holds GPT-2's vocab.bpe and encoder.json. Without it a vocabulary of 2
 learned from the text. The text is made from the source files of Python's standard library and from
 unicodedata, the same each time for one version of Python. Needs tiktoken and numpy.
 """
-import collections, glob, json, os, pathlib, random, re, subprocess, sys, sysconfig, time, unicodedata
+import collections, glob, json, os, pathlib, random, re, subprocess, sys, sysconfig, time
+import unicodedata
 import numpy as np, tiktoken, tiktoken.load
 
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 FOLDER = "build/test/tokenizer_py"
 SPACES = [
-    *" \t\n"
-     "\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u180e\u2000\u2007\u200a\u200b\u2028\u2029\u202f\u205f\u2060\u3000\ufeff",
+    *" \t\n\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u180e\u2000\u2007\u200a\u200b"
+     "\u2028\u2029\u202f\u205f\u2060\u3000\ufeff",
     "\r\n", "  ", "   "]
 EMOJI = "👩\u200d💻 👍🏽 🇪🇺 1\ufe0f\u20e3 ❤\ufe0f 👨\u200d👩\u200d👧 \u200d 😀".split(" ")
 WORDS = ("don't we'll I've they're she'd I'm it's IT'S 's 'S ' '' 'l 'v 'tis x The naïve Straße "

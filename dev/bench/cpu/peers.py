@@ -2,8 +2,10 @@
 """peers.py: a training step of norm.c on this CPU beside the same step in PyTorch: same model,
 batch, optimizer and number of threads.
 
-    python3 dev/bench/cpu/peers.py [--case NAME] [--precision fp32|bf16|all] [--rounds N] [--threads N] [--installed] [--python PROGRAM] [--json FILE]
-    python3 dev/bench/cpu/peers.py --modes PRE,POST,SPAN,HYBRID,SDD [...]           our placements against the first of them; no PyTorch
+    python3 dev/bench/cpu/peers.py [--case NAME] [--precision fp32|bf16|all] [--rounds N] \
+                                   [--threads N] [--installed] [--python PROGRAM] [--json FILE]
+    python3 dev/bench/cpu/peers.py --modes PRE,POST,SPAN,HYBRID,SDD [...]
+                                   our placements against the first of them; no PyTorch
 
 Every contender is a process that waits for a line and then makes a step. They take turns, and each
 round begins with another one, so that whatever else the machine does hits all alike. Where steps
@@ -72,8 +74,9 @@ class Contender:
     says why."""
 
     def __init__(self, name, precision, command, threads, environment=None):
-        self.name, self.precision, self.first, self.error, self.times, self.peaks, self.losses, self.waiting = (
-            name, precision, None, None, [], [], [], [])
+        self.name, self.precision = name, precision
+        self.first = self.error = None
+        self.times, self.peaks, self.losses, self.waiting = [], [], [], []
         print(f"{precision}: {name}", file=sys.stderr)
         self.stderr = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -188,8 +191,9 @@ def results(contenders):
 
 
 def table(name, rows):
-    text = [f"\n### {name}\n", "| | precision | ms a step | GFLOP/s | % of peak | time over ours "
-                               "(95 %) | first step, ms |", "|---|---|---|---|---|---|---|"]
+    text = [f"\n### {name}\n",
+            "| | precision | ms a step | GFLOP/s | % of peak | time over ours (95 %) "
+            "| first step, ms |", "|---|---|---|---|---|---|---|"]
     for r in rows:
         cells = ([f"failed: {r['error']}" if r["error"] else f"{r['median_ms']:.2f}"]
                  + [f"{r[key]:.1f}" if key in r else "-" for key in ("gflops", "percent_of_peak")])

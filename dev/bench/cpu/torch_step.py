@@ -2,7 +2,8 @@
 """torch_step.py: the contender of peers.py in PyTorch, as one would write it for speed on a CPU
 today: one training step for every line of stdin.
 
-    python3 dev/bench/cpu/torch_step.py '{"llama": false, "layers": 2, ..., "compiled": true, "bf16": false, "threads": 2}'      peers.py: Case
+    python3 dev/bench/cpu/torch_step.py '{"llama": false, "layers": 2, ..., "compiled": true,
+                                          "bf16": false, "threads": 2}'       (peers.py: Case)
 
 GPT-2 (dev/bench/gpu/torch_gpt.py) or a Llama, scaled_dot_product_attention, linears that read the
 same input in one, autocast to bfloat16 if asked, gradients clipped, the faster of the fused and the
@@ -48,10 +49,10 @@ class Block(nn.Module):
         super().__init__()
         self.heads, hidden = heads, 32 * math.ceil(8 * width / 3 / 32)
         self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
-        self.qkv, self.out = nn.Linear(width, 3 * width,
-                                       bias=False), nn.Linear(width, width, bias=False)
-        self.gate_up, self.down = nn.Linear(width, 2 * hidden,
-                                            bias=False), nn.Linear(hidden, width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x, cos, sin):
         B, T, C = x.shape

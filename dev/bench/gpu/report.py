@@ -99,8 +99,8 @@ def ratio_to(runs, what, base):
         return None
     half = None
     if len(ratios) > 1:
-        half = (STUDENT[len(ratios) - 2] if len(ratios) - 2 < len(STUDENT)
-                else 2.0) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+        t = STUDENT[len(ratios) - 2] if len(ratios) - 2 < len(STUDENT) else 2.0
+        half = t * statistics.stdev(ratios) / math.sqrt(len(ratios))
     return {"mean": statistics.mean(ratios), "half": half, "rounds": len(ratios)}
 
 
@@ -130,8 +130,9 @@ def kernels_of(folder, peaks):
     rows = []
     for row in lines_of(folder / "kernels.jsonl"):
         if "layer" in row:
-            floors = [1e-9 * row[work] / (reached * peak) for work, reached, peak in zip(
-                ("flops", "bytes"), REACHED, peaks)] if peaks else [row["flops"], 0]
+            floors = ([1e-9 * row[work] / (reached * peak)
+                       for work, reached, peak in zip(("flops", "bytes"), REACHED, peaks)]
+                      if peaks else [row["flops"], 0])
             product = floors[0] > floors[1]
             floor = max(floors) if peaks else None
             rows.append({**row, "floor_ms": floor,
@@ -224,8 +225,9 @@ def markdown(report):
     for model, rows in report["training"].items():
         text += training_text(model, rows)
     for model in dict.fromkeys(row["model"] for row in report["kernels"]):
-        text += [f"## Layers of {model}", "", "| layer | ms | floor, ms | % of floor | rate | "
-                                              "million tokens/s |", "|---|---|---|---|---|---|"]
+        text += [f"## Layers of {model}", "",
+                 "| layer | ms | floor, ms | % of floor | rate | million tokens/s |",
+                 "|---|---|---|---|---|---|"]
         text += [f"| {row['layer']} | {row['ms']:.4f} | {number(row['floor_ms'], 4)} "
                  f"| {number(row['percent_of_floor'], 0)} | "
                  f"{row['rate']:.{0 if row['unit'] == 'TFLOP/s' else 2}f} "

@@ -43,8 +43,8 @@ def main():
     options = parser.parse_args()
     if not hasattr(torch, "_grouped_mm"):
         sys.exit(f"torch {torch.__version__} has no _grouped_mm\n  -> torch 2.8 or later")
-    tokens, width, hidden, experts, each = (64, 64, 32, 8,
-                                            2) if options.tiny else (16 * 2048, 1024, 512, 64, 8)
+    tokens, width, hidden, experts, each = ((64, 64, 32, 8, 2) if options.tiny
+                                            else (16 * 2048, 1024, 512, 64, 8))
     rows = tokens * each
     torch.manual_seed(1)
     ends = torch.arange(1, experts + 1, dtype=torch.int32,
@@ -61,11 +61,11 @@ def main():
             times = milliseconds(run, options.device)
             flops, moved = (2.0 * rows * n_in * n_out,
                             2.0 * (rows * (n_in + n_out) + experts * n_in * n_out))
-            print(json.dumps(
-                {"model": "experts of 512", "layer": f"{name} {product}, torch._grouped_mm",
-                 "tokens": tokens, "ms": statistics.median(times), "ms_min": min(times),
-                 "ms_max": max(times), "flops": flops, "bytes": moved, "torch": torch.__version__}),
-                  flush=True)
+            row = {"model": "experts of 512", "layer": f"{name} {product}, torch._grouped_mm",
+                   "tokens": tokens, "ms": statistics.median(times), "ms_min": min(times),
+                   "ms_max": max(times), "flops": flops, "bytes": moved,
+                   "torch": torch.__version__}
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
