@@ -58,8 +58,7 @@ except (ImportError, AttributeError) as missing:
              "  -> python3 -m pip install --upgrade tiktoken numpy")
 
 # ---- the sources
-# Where each file is, and what it must be. What has no checksum here gets it from the hub's list of
-# files.
+# Each file's address, size and checksum. Files without a checksum here get it from the hub's list.
 
 Pinned = collections.namedtuple("Pinned", "url bytes sha256")
 # ready: shards already, numbered from 1 for training
@@ -568,11 +567,10 @@ def get_ready(source, folder, count):
 
 # ---- text: pieces of documents that are tokenized one by one
 
-# Where text may be cut without changing its tokens: before a space or newline that a visible
-# character follows. The pattern begins a new match there (a longer run of white space gives its
-# last character back), and no match looks further ahead than that character. The bytes are the
-# first of characters that are no white space in Unicode; those of E1 and E2, some of which are, are
-# left out.
+# A cut that changes no token: before a space or newline that a visible character follows. The
+# pattern begins a new match there (a longer run of white space gives its last character back), and
+# no match looks further ahead than that character. The bytes are the first of characters that are
+# no white space in Unicode; those of E1 and E2, some of which are, are left out.
 BOUNDARY = re.compile(rb"[ \n](?=[!-~\xc3-\xe0\xe4-\xf4]|\xe3[\x81-\xbf])")
 SEPARATOR = re.compile(re.escape(EOT.encode()))
 

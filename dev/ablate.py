@@ -46,7 +46,7 @@ from ablation.study import (COLLAPSED, DIVERGED, ENDED, FAILED, FINISHED, KILLED
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = 1
-EXIT_DIVERGED = 3                             # of the trainer
+EXIT_DIVERGED = 3                             # the trainer's exit status
 # flags that a study sets itself, or that train nothing
 NOT_FOR_STUDIES = ("resume", "from", "show", "eval", "sample", "prompt")
 BUDGETS = ("tokens", "flops", "minutes")
@@ -57,7 +57,7 @@ def stop(what, hint):
     sys.exit(f"error: {what}\n  -> {hint}")
 
 
-# ------------------------------------------------------------------------------------ what is asked
+# -------------------------------------------------------------------------------------- the request
 
 def add_axis(axes, name, values):
     name = name.replace("_", "-")
@@ -245,7 +245,7 @@ def parse(argv):
 
 
 def machine():
-    """What the figures were measured on."""
+    """The machine on which the figures were measured."""
     def first_line(*command):
         try:
             return subprocess.run(command, capture_output=True, text=True,
@@ -762,7 +762,7 @@ def main():
              f"python3 -m pip install {' '.join(missing)}")
     out, kept = open_study(options, axes)
     try:
-        make_study(out, kept)  # what is wrong with --compare is said before anything is built
+        make_study(out, kept)  # a wrong --compare is refused before anything is built
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         stop(f"{out}/study.json does not describe a study: {error!r}",
              "was it edited? put it back, or take another --out")

@@ -5,8 +5,8 @@
 --tensorboard writes event files into RUN/tensorboard (tensorboard --logdir RUN; needs the package
 tensorboard). Both have losses, rates, validations, the results of tasks, and every layer's and
 tensor's diagnostics: residual_rms/3 is that of layer 3, router_load/3/17 the load of its expert 17,
-grad_norms/model.norm.weight that tensor's. What is not a number is left out of event files, and
-empty in the table. Reads the log only, also while the run trains.
+grad_norms/model.norm.weight that tensor's. Values that are not numbers are left out of event files,
+and empty in the table. Reads the log only, also while the run trains.
 """
 import argparse
 import csv

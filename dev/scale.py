@@ -11,7 +11,7 @@ for two overlaps (`step`). Needs Python and a C compiler.
 import pathlib
 import subprocess
 
-INPUTS = {  # what, modest, good, source
+INPUTS = {  # name, modest, good, source
     "peak": ("bf16 peak, dense, TFLOP/s", 989.4, 989.4, "H100 SXM and H200 data sheets"),
     "products": ("products, TFLOP/s", 555, 716,
                  "cuBLAS on an H100, 2048^3; 4096^3: pranjalssh/fast.cu, README"),
@@ -47,7 +47,7 @@ def link(processes, adapters=8):
 
 
 def sizes(name):
-    """What the code says of a preset with steps of 1024 sequences of 4096 tokens, 4.2 million."""
+    """A preset's sizes by the code, for steps of 1024 sequences of 4096 tokens, 4.2 million."""
     root = pathlib.Path(__file__).resolve().parent.parent
     subprocess.run(["make", "-s", "-C", root, "build/scale"], check=True)
     command = [root / "build/scale", "--model", name, "--seq", "4096", "--batch", "1024"]
@@ -60,7 +60,7 @@ def sizes(name):
     g["attention"] = (g["flops"] - 6 * (g["hidden"] + g["experts"] + g["head"])) / 3
     g["N"], g["expert_all"] = (sum(n for _, n, _ in of("entry")),
                                sum(n for _, n, expert in of("entry") if expert))
-    # of the model, of layer 0, 1 ..
+    # elements outside the layers, of layer 0, 1 ..
     g["layers"] = [sum(n for layer, n, _ in of("entry") if layer == l) for l in range(-1, g["L"])]
     g["share"] = {p: [n for q, n in of("share") if q == p] for p in (8, 64)}
     g["acts"] = {(LEVELS[i], B): n for i, B, n in of("acts")}
@@ -88,7 +88,8 @@ def micro_step(g, gpu, rates, level, B):
         for k in ("products", "attention", "attention_back", "experts", "experts_back"))
     n, memory, other = B * g["T"], bandwidth(gpu), "norms, rotary, shared ffn's activation"
     forward = {"products": 2 * g["hidden"] * n / products,
-               "experts": 2 * g["experts"] * n / experts, "attention": g["attention"] * n / attention,
+               "experts": 2 * g["experts"] * n / experts,
+               "attention": g["attention"] * n / attention,
                other: 2 * n * (g["L"] * (8 * g["C"] + 4 * g["qk"]) + 3 * g["ffn"]) / memory}
     again = {"off": 0, "cheap": 2 * n * 3 * (g["ffn"] + g["expert_ffn"]) / memory,
              "on": sum(forward.values())}[level]
@@ -181,11 +182,11 @@ def checkpoint_table(models):
 
 
 def changes_table(g, gpu):
-    """What would change the memory: bytes before activations (s: elements of the fullest share);
-    bytes that a GPU sends in a step of `micro` micro-steps, n tokens."""
-    # gradients, and weights, on their way: two layers
+    """Changes of the design that save memory: bytes before activations (s: elements of the fullest
+    share); bytes that a GPU sends in a step of `micro` micro-steps, n tokens."""
+    # two layers of gradients, and of weights, are on their way at a time
     N, e, layer = g["N"], g["expert_all"], max(g["layers"][1:])
-    # of a token, to its experts and back, forward and backward, bf16
+    # bytes a token sends to its experts and back, forward and backward, bf16
     rows = 4 * 2 * g["expert_rows"] * 7 / 8
     changes = {"as designed": (lambda s, p: 6 * N + 12 * s, lambda micro, n, p: 6 * N),
                "bf16 gradients": (lambda s, p: 4 * N + 12 * s, lambda micro, n, p: 4 * N),

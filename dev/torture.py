@@ -3,8 +3,8 @@
 the repository, after make build/shim.so and the CPU trainer.
 
 Eight configurations: {built-in stories, shards that are shuffled, some epochs of them} x {dense,
-experts with a selection bias} x {1, 4 processes (mpirun)}. Of each, one run that nobody disturbs.
-Then runs that are killed, by turns
+experts with a selection bias} x {1, 4 processes (mpirun)}. Each first has one run that nobody
+disturbs, then runs that are killed, by turns
   at a moment   SIGKILL, to the process, one of four, or mpirun
   at a call     before one of the calls that change something on the disk (dev/test/shim.c); half of
                 them as a power cut, which loses everything that was not synced to the disk
@@ -98,8 +98,7 @@ def lines(out):
 
 
 def compare(out, whole, same):
-    """What is wrong with a run that has ended, beside the undisturbed one: nothing, if all is
-    well."""
+    """Differences between a run that has ended and the undisturbed one; empty if all is well."""
     a, b = lines(out), lines(whole)
     if [(row["step"], sorted(row)) for row in a] != [(row["step"], sorted(row)) for row in b]:
         return "the log has other lines"
@@ -184,7 +183,7 @@ def resumed_from():
 
 
 def state(out):
-    """Where a kill hit: the last whole line of the log, and what was begun and not finished."""
+    """The place of a kill: the last whole line of the log, and the files left unfinished."""
     try:
         with open(out + "/log.jsonl", "rb") as f: log = f.read().split(b"\n")[:-1]
     except FileNotFoundError: return "before the log"

@@ -94,7 +94,7 @@ def axis_values(axis, values, last):
 
 
 def question(study):
-    """What the study asks: "Does SPAN train better than PRE at 6 and 24 layers?"."""
+    """The study's question: "Does SPAN train better than PRE at 6 and 24 layers?"."""
     levels = [axis_values(study.compare, [level], "") for level in study.axes[study.compare]]
     asked = f"Which trains best: {listed(levels, 'or')}"
     if len(levels) == 1:
@@ -129,7 +129,7 @@ def runs_text(row):
 
 
 def verdict(row, baseline):
-    """What a row says of its level against the baseline, as a part of a sentence."""
+    """One row: its level against the baseline, as a part of a sentence."""
     found, level = row.difference, row.level
     if row.finished == 0:
         return f"{level} has no finished run ({lost_text(row)})"

@@ -3,7 +3,8 @@ rate to try, and warnings where causes cannot be told apart.
 
 Runs with the same seed have the same data in the same order and the same initial values of all
 common weights. Differences are therefore taken seed by seed (paired): what the seed does to both
-cancels. Losses are nats per token. What cannot be computed is NaN in an interval, else None.
+cancels. Losses are nats per token. A figure that cannot be computed is NaN in an interval, else
+None.
 """
 import collections
 import dataclasses
@@ -138,9 +139,9 @@ def bracket(tried):
 def next_rate(tried, start, factor=2.0, precision=1.25, lowest=1e-6, highest=1.0):
     """The rate to try next in the search for the largest stable one, None at its end: from the
     start up by the factor while rates are stable, down while they are not, then the geometric mean
-    of the bracket until its ends are at most `precision` apart. Rates have 3 digits. What is above
-    the smallest unstable rate is ignored. It ends: no rate comes twice, and between lowest and
-    highest there are finitely many."""
+    of the bracket until its ends are at most `precision` apart. Rates have 3 digits. Rates above
+    the smallest unstable one are ignored. The search ends: no rate comes twice, and between lowest
+    and highest there are finitely many."""
     low, high = bracket(tried)
     if low and high and high / low <= precision:
         return None
@@ -159,19 +160,19 @@ class Row:
     """One value of the compared axis in one panel, at its best value of the tuned axis."""
     panel: dict
     level: str
-    rate: object  # that best value; None: nothing is tuned, or no run finished
-    finished: int  # of the runs at that value; of all runs where no run finished
+    rate: object                             # best value; None: nothing tuned, or none finished
+    finished: int                            # runs at the best value; all runs if none finished
     collapsed: int
     diverged: int
     total: int
     loss: Interval                           # final validation loss over the finished seeds
-    difference: Interval | None  # to the baseline at its own best value; None for the baseline
+    difference: Interval | None              # to the baseline at its own best; its own is None
     seeds_needed: int | None                 # pairs that would show this difference
-    saved: Interval | None  # steps_saved against the baseline; None for the baseline
+    saved: Interval | None                   # steps_saved against the baseline; its own is None
     runs: dict                               # seed -> Run at that value
     flops_per_token: float | None
     parameters: int | None
-    edge: tuple | None = None                # of edge(): the best tuned value is the last one tried
+    edge: tuple | None = None                # edge(): the best tuned value is the last one tried
 
 
 def cells(study, panel, level):
@@ -186,8 +187,8 @@ def final_losses(runs):
 
 
 def choose(found):
-    """Of cells the tuned value with the lowest mean final loss, among those with most finished
-    seeds: one at which a seed diverged does not win by the rest."""
+    """The tuned value with the lowest mean final loss, among the cells with most finished seeds: a
+    value at which a seed diverged does not win by the rest."""
     losses = {rate: list(final_losses(runs).values()) for rate, runs in found.items()}
     return min((rate for rate in losses if losses[rate]),
                key=lambda rate: (-len(losses[rate]), np.mean(losses[rate])), default=None)
@@ -241,7 +242,7 @@ def summarize(study, baseline=None):
     return rows
 
 
-# ------------------------------------------------------------------------ what cannot be told apart
+# ------------------------------------------------------------------------ causes mixed in one study
 
 def confounded_panel(levels, compare):
     """Warnings about one panel. levels: level -> config of one of its runs."""

@@ -74,14 +74,13 @@ class Study:
     itself."""
     folder: pathlib.Path
     axes: dict
-    flags: dict                              # what all runs have in common
+    flags: dict                              # the flags that all runs share
     command: str
-    machine: dict                            # what -> text
+    machine: dict                            # property -> text
     compare: str
     tune: str | None
     runs: list
-    # what went wrong, or should be known, as sentences
-    notes: list = dataclasses.field(default_factory=list)
+    notes: list = dataclasses.field(default_factory=list)          # sentences for the page
     tokens_per_step: int = 0                 # 0: not the same in all runs, or not known yet
 
     def panels(self):
@@ -152,7 +151,7 @@ def read_run(run):
     run.config, run.probe = (read_json(run.folder / "config.json"),
                              read_json(run.folder / "probe.json"))
     run.log = read_log(run.folder / "log.jsonl") if (run.folder / "log.jsonl").is_file() else []
-    # of the validation tokens' frequencies, nats: what a model reaches that looks at no context
+    # entropy of the validation tokens' frequencies, nats: the loss of a model without context
     unigram = (run.config or {}).get("unigram_entropy")
     if (run.status == FINISHED and unigram and run.last_loss() is not None
         and run.last_loss() > 0.98 * unigram):

@@ -77,7 +77,7 @@ orders() {
     done
 }
 
-# What the runtime says of the machine, and refuses.
+# The runtime's answers about the machine, and its refusals.
 machines() {
     t=$1
     reports "$t device" 0 "devices 1: no error" $t device

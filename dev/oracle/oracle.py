@@ -298,7 +298,7 @@ class Block:
         return Block(weight, self.s, self.l, None, part=True)
 
     def shared_experts(self):
-        """What all tokens go through, as a dense ffn."""
+        """The part that all tokens go through, as a dense ffn."""
 
         def weight(name, *sizes):
             return self.weight(name if name == "mlp.hidden_norm.weight"
@@ -431,7 +431,7 @@ MODES = {
     "PRE_QKV_POST": partial(pre_x_post, norms="QKV"),
     "PRE_QKV_PRE": partial(pre_x_pre, norms="QKV"), "PRE_QK_PRE": partial(pre_x_pre, norms="QK"),
     "NGPT": ngpt,
-}  # fmt: skip
+}
 # Peri-LN leaves it open; taken: with it. Without it, the block is SANDWICH's.
 EMBEDDING_NORM = {"EMBED_NORM", "PERI"}
 # so the papers leave a norm before the head open; taken: none, unless final_norm is on
@@ -469,8 +469,8 @@ def loss_of(logits, targets, z_loss):
 
 
 def router_loss(routed, s):
-    """Of all layers with experts. mean (OLMoE): their average, and the z-loss over K besides. sum
-    (DeepSeek)."""
+    """The losses of all layers with experts together. mean (OLMoE): their average, and the z-loss
+    over K besides. sum (DeepSeek)."""
     balance, sequence, z = (sum(losses[i] for _, losses, _ in routed) for i in range(3))
     if s["moe.losses"] == "mean":
         balance, sequence, z = (balance / len(routed), sequence / len(routed),
@@ -599,8 +599,8 @@ SETTINGS = {
     "moe.balance": 0.0, "moe.sequence": 0.0, "moe.z": 0.0, "moe.bias_rate": 0.0,
     "lr": [0.002, 0.004, 0.003, 0.006], "decay": [0.1, 0.3, 0.2], "gain_target": 0,
     "betas": [0.9, 0.95], "adam_eps": 1e-6, "clip": 0.1, "clipped": True,
-}  # fmt: skip
-SHAPES = {  # what is odd about it
+}
+SHAPES = {  # each with its peculiarity
     # every mode
     "gpt2": GPT2 | {"L": 3, "C": 6, "NH": 2, "KV": 2, "HS": 3, "F": 4, "V": 11, "Vp": 128, "T": 7,
                     "B": 2, "seq": 5},
@@ -619,7 +619,7 @@ SHAPES = {  # what is odd about it
     # whole blocks of queries
     "gpt2-long": GPT2 | {"L": 2, "C": 3, "NH": 1, "KV": 1, "HS": 3, "F": 5, "V": 7, "Vp": 8,
                          "T": 128, "B": 1, "seq": 128},
-    # and a part of one
+    # a part of a block of queries
     "llama-long": LLAMA | {"L": 2, "C": 4, "NH": 2, "KV": 1, "HS": 2, "F": 5, "V": 7, "Vp": 8,
                            "T": 140, "B": 1, "seq": 131},
     # a layer, a head, odd
@@ -647,7 +647,7 @@ SHAPES = {  # what is odd about it
                                  "T": 140, "B": 1, "seq": 131, "moe.E": 4, "moe.K": 2,
                                  "kv_rank": 3, "rope_size": 4, "moe.dense_F": 3, "moe.shared_F": 3,
                                  "theta": 500.0},
-}  # fmt: skip
+}
 CODE = {"sdd": "code"}
 SWITCHES = {  # name: settings, and the modes to try them with
     "z_loss": ({"z_loss": 0.01}, ["SPAN", "HYBRID", "SDD", "OLMO2"]),
@@ -685,7 +685,7 @@ OF_OLMOE = {
     "no_loss": ({"moe.balance": 0.0, "moe.z": 0.0}, ["SPAN"]),
     "towards_one": ({"gain_target": 1}, ["SDD"]),
     "eps": ({"eps": 0.3}, ["SDD"]),
-}  # fmt: skip
+}
 OF_DEEPSEEK = {
     "mean": ({"moe.losses": "mean"}, ["SPAN"]),
     "balance": ({"moe.balance": 0.2, "moe.z": 0.1}, ["SPAN"]),
@@ -694,7 +694,7 @@ OF_DEEPSEEK = {
     "none_dense": ({"moe.dense": 0}, ["SDD"]),
     "dense": ({"moe.E": 0, "F": 3}, ["SPAN", "SDD", "NGPT"]),
     "layernorm": ({"layernorm": True}, ["SPAN", "QKVC_POST"]),
-}  # fmt: skip
+}
 
 
 def cases_of(shape):
@@ -756,7 +756,7 @@ def golden(shape):
 
 
 def differences(path, tensors, about):
-    """What a file holds otherwise than it should."""
+    """Differences between a file and what was computed, a line each."""
     if not path.exists():
         return [f"{path.name} is missing"]
     with safe_open(path, "pt") as file:

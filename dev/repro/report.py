@@ -66,7 +66,7 @@ def full_scale(claim, models):
     """[(command, runs, GPU hours of all), ...]"""
     full, found = claim["full"], []
     flags = full["flags"] if isinstance(full["flags"], list) else [full["flags"]]
-    # of each model, or one for all
+    # tokens of each model, or one number for all
     given = full["tokens"] if isinstance(full["tokens"], list) else itertools.repeat(full["tokens"])
     for (model, tokens), (number, words) in itertools.product(zip(full["model"].split(","), given),
                                                               enumerate(flags, 1)):
@@ -215,8 +215,8 @@ def study_rows(table, here, results):
 
 
 def arm_text(runs):
-    """Of one arm's seeds: the mean of the losses of those that did not fail, from the lowest to the
-    highest, and how many failed."""
+    """One arm: the mean, the lowest and the highest loss of the seeds that did not fail, and how
+    many failed."""
     losses = [run["loss"] for run in runs if not statistic.failed(run)]
     failed = sum(map(statistic.failed, runs))
     text = f"{np.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})" if losses else ""

@@ -45,7 +45,7 @@ from ablation.study import ENDED, read_json, write_json
 # and seconds that a run takes besides (starting, validating): one short run of each, 2026-11-22.
 CORE = {32: 20e9, 64: 31e9, 128: 43e9}
 BESIDES = 1.5
-# of probe.json, what claims read
+# the figures of probe.json that claims read
 PROBED = ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr_harmonic",
           "embedding_spectrum", "condition")
 
@@ -59,7 +59,7 @@ def read_study(name):
     """A study's axes, name -> list of texts."""
     with open(HERE / f"{name}.toml", "rb") as file:
         table = tomllib.load(file)
-    options = ("make", "compare", "probe", "probe-tokens")       # of dev/ablate.py
+    options = ("make", "compare", "probe", "probe-tokens")       # dev/ablate.py's own
     return {axis: [ablate.as_text(one) for one in (value if isinstance(value, list) else [value])]
             for axis, value in table.items() if axis not in options}
 
@@ -69,12 +69,12 @@ def studies():
 
 
 def claims_of(table, study):
-    """Those that read it."""
+    """The claims that read it."""
     return [claim for claim in table["claim"] if study == claim.get("study")
             or study in claim.get("reads", [])]
 
 
-# ------------------------------------------------------------------------------------ what it costs
+# -------------------------------------------------------------------------------------------- costs
 
 def trainer():
     made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary",
@@ -129,7 +129,7 @@ def write_costs(names):
         print(f"{name}: {lines[1][2:]}, {len(claims_of(read_claims(), name))} claims")
 
 
-# ---------------------------------------------------------------------------- what is kept of a run
+# ---------------------------------------------------------------------------- the record of one run
 
 def digits(value, n=5):
     """n significant digits; what is not finite is null."""

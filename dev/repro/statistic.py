@@ -1,4 +1,4 @@
-"""What a claim's statistics are written in, and the one rule for verdicts.
+"""The language of a claim's statistics, and the one rule for verdicts.
 
 A statistic is an expression of claims.toml over the runs in results/STUDY.json. Its value is a
 Seeds: a number, or an array, for each seed. Arithmetic pairs by seed, so that what a seed does to
@@ -91,7 +91,7 @@ def side(seeds, wanted):
 
 
 def verdict(sides):
-    """Of a claim with several parts: all must agree; one that disagrees is enough."""
+    """A claim with several parts: all must agree; one that disagrees is enough."""
     return (SIGN if SIGN in sides
             else DISAGREES if DISAGREES in sides
             else AGREES if sides and set(sides) == {AGREES}
@@ -262,8 +262,8 @@ class Functions:
                            **axes)
 
     def branch_variance(self, mode, when="late", **axes):
-        """What attention and ffn add against the stream, squared, added, mean over the layers but
-        the first."""
+        """The ratios of attention and ffn to the stream, squared and added: the mean over all
+        layers but the first."""
         attention, ffn = (self.ratio(mode, branch, when, **axes) for branch in ("attn", "ffn"))
         return attention.apply(lambda a, f: float(np.mean(a[1:] ** 2 + f[1:] ** 2)), ffn)
 
@@ -327,7 +327,7 @@ SHARED = {
     "first_to_last": of_array(lambda g: float(safe_log10(g[0]) - safe_log10(g[-1]))),
     "second_to_last": of_array(lambda g: float(safe_log10(g[1]) - safe_log10(g[-1]))),
     "median_to_last": of_array(lambda g: float(safe_log10(np.median(g[:-1])) - safe_log10(g[-1]))),
-    # of ln g over the layer, layer 0 left out
+    # slope of ln g over the layer, layer 0 left out
     "slope": of_array(lambda g: slope_of(np.arange(1, len(g)), np.log(np.maximum(g[1:], 1e-300)))),
     # exponent of v over the layer's number, from 1
     "power": of_array(lambda v: slope_of(np.log(np.arange(1, len(v) + 1)), np.log(v))),

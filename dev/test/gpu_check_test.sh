@@ -1,8 +1,8 @@
 #!/bin/sh
 # dev/gpu_check.sh without a GPU: its stages, with stand-ins for nvcc, nvidia-smi,
 # compute-sanitizer, PyTorch and what nvcc builds; report.py on numbers whose outcome is known.
-# Where CUDA's headers are, the kernels' timer itself, in the emulator; where PyTorch is, the model
-# beside ours, on the CPU.
+# With CUDA's headers it also runs the kernels' timer itself, in the emulator; with PyTorch the
+# model beside ours, on the CPU.
 #
 #   sh dev/test/gpu_check_test.sh     CUDA=, CUBLAS= as for make
 set -u

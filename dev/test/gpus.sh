@@ -66,7 +66,7 @@ agree_everywhere() {
 }
 
 rm -rf build/test/gpus && mkdir -p build/test/gpus && cd build/test/gpus || exit 1
-# Of 5 sequences 3 processes have 1, 2 and 2, each in micro-batches of 1.
+# 3 processes share 5 sequences as 1, 2 and 2, each in micro-batches of 1.
 model="--layers 2 --width 64 --heads 1 --ffn 32 --seq 16 --sample 0 --micro-batch 1 --warmup 1"
 model="$model --tune off"
 short="$model --batch 5 --val-tokens 80 --val-every 0 --norms-every 3 --schedule-steps 3"

@@ -24,9 +24,9 @@ SMALL = ["--width", "16", "--heads", "1", "--layers", "1", "--seq", "16", "--bat
 ENVIRONMENT = dict(os.environ, MPLBACKEND="Agg", OMP_WAIT_POLICY="passive")
 counts = {"passed": 0, "failed": 0}
 
-# Its loss at step s: 3 - s / steps + lr; with --lr above 0.1 it diverges, with --ffn 1 it fails,
-# with --ffn 2 it is killed, with --ffn 3 it collapses: it ends where the frequencies of tokens
-# alone end; --heads 3 it refuses.
+# The stand-in's loss at step s is 3 - s / steps + lr. With --lr above 0.1 it diverges, with --ffn 1
+# it fails, with --ffn 2 it is killed, with --ffn 3 it collapses (it ends at the entropy of the
+# tokens' frequencies); it refuses --heads 3.
 STAND_IN = '''#!/usr/bin/env python3
 import json, os, signal, sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -220,7 +220,7 @@ def test_checks(folder):
 
 
 def python(code, *words):
-    """What a program prints that imports from dev/."""
+    """The output of a program that imports from dev/."""
     environment = dict(ENVIRONMENT, PYTHONPATH="dev")
     return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True,
                           env=environment).stdout

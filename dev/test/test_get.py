@@ -38,7 +38,7 @@ REAL = {name: getattr(get, name) for name in ("DATASETS", "VOCABULARY", "HERE", 
                                               "PIECE", "BOUNDARY")}
 passed = failed = 0
 scratch = pathlib.Path(tempfile.mkdtemp(prefix="test_get_"))
-# what get.py did: seconds to sleep, folders locked, files synced and renamed
+# get.py's calls: seconds to sleep, folders locked, files synced and renamed
 waits, locks, synced = [], [], []
 
 
@@ -425,7 +425,7 @@ def test_local_text():
     shutil.rmtree(inner)
     expect(run("--vocab", vocab, "--out", out, "--val-fraction", 0, source)[0] == 0,
            "still the same text")
-    (source / "täxt").write_text("y")  # of the same size
+    (source / "täxt").write_text("y")  # the same size
     expect_refusal(run("--vocab", vocab, "--out", out, "--val-fraction", 0, source),
                    "found another", "begin again")
     expect(run("--vocab", vocab, "--out", fresh("link"), "--val-fraction", 0, source / "linked")[0]
@@ -746,8 +746,8 @@ def publish_tasks():
 
 
 def read_examples(path):
-    """Of a file in llm.c's format (label, context's text, [(its own context's text, completion's
-    text, characters)])."""
+    """The examples of a file in llm.c's format: (label, context's text, [(its own context's text,
+    completion's text, characters)])."""
     words, header, at, examples = (np.fromfile(path, "<u2", offset=1024).tolist(),
                                    np.fromfile(path, "<i4", 256).tolist(), 0, [])
     longest = 0
@@ -931,7 +931,7 @@ def test_hub():
 
 
 def test_offline():
-    """Where no server can be reached, get.py stops at once and says how to go on without one."""
+    """Without a server get.py stops at once and says how to go on without one."""
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
     urlopen, fails = get.urllib.request.urlopen, []
 
@@ -1194,7 +1194,7 @@ def test_disk():
 
 
 def test_synced():
-    """What gets a name is on disk before it has it, and the name right after."""
+    """A file is on disk before it gets its name, and the name right after."""
     text = fresh("text")
     text.write_text(words(5, 500))
     synced.clear()

@@ -159,7 +159,7 @@ def harness(rows, folder, seq):
 
 
 def ours(program, run, tasks, seq):
-    """Of every example what each sequence got: log p, greedy, and the choices."""
+    """The scores of each sequence of every example: log p, greedy, and the choices."""
     found = {}
     for line in call(program.parent / "scores", "--from", run, "--eval", "--tasks", tasks, "--seq",
                      seq).splitlines():

@@ -33,8 +33,8 @@ import plot
 from ablation import inside, page, pictures, stats
 from ablation.study import COLLAPSED, DIVERGED, FAILED, FINISHED, KILLED, WAITING, Run, Study
 
-WIDE, NARROW, HEIGHT = 1200, 390, 8000                     # of pages in a screenshot
-# what it asks for by itself; what a page asks for it lists besides
+WIDE, NARROW, HEIGHT = 1200, 390, 8000                     # pixels of a screenshot
+# requests of the browser itself; those of a page it lists besides
 BROWSERS_OWN = re.compile(r"^(http://)?[\w.-]+\.(google|googleapis|gvt1)\.com[:/]")
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 passed = failed = 0
@@ -79,8 +79,8 @@ def made_up_log(r, level, layers, lr, steps, floor=0.24):
 
 
 def made_up_study(name, axes, compare="mode", tune=None, fate=lambda axes: FINISHED, steps=200):
-    """A study with a run for each combination; fate: axes -> how it ended. What waits has no log;
-    what diverged, failed or was killed has half of one."""
+    """A study with a run for each combination; fate: axes -> how it ended. A waiting run
+    has no log; one that diverged, failed or was killed has half of one."""
     r, runs, folder = random.Random(name), [], scratch / name
     for values in itertools.product(*axes.values()):
         one = dict(zip(axes, values))

@@ -46,8 +46,8 @@ def expect(condition, what):
 
 
 def raced(rounds, *contenders):
-    """Of [name (capital: bf16), ms, last step, death, whether it spins]: the rows after the race,
-    the table, and the order of steps."""
+    """Races contenders [name (capital: bf16), ms, last step, death, whether it spins]. Returns the
+    rows after the race, the table, and the order of steps."""
     with tempfile.NamedTemporaryFile("r") as log:
         def stub(name, *rest):
             words = [name, log.name, *rest, *(None, "", False)[len(rest) - 1:]]
@@ -144,8 +144,8 @@ def test_bench():
         expect(f"error: {message}" in run(*command, status=status).stderr, message)
 
 
-# of one model, both have as many parameters, begin with the loss of guessing, and learn; without a
-# C++ compiler one is out
+# Two contenders of one model have as many parameters, begin with the loss of guessing, and learn.
+# Without a C++ compiler one of them is out.
 def test_peers():
     out = tempfile.mkdtemp()
     done = run(*PEERS, "--case", "default", "--precision", "fp32", "--json", f"{out}/json",

@@ -260,7 +260,7 @@ def test_losses():
     expect(arm((DIVERGED, None), (COLLAPSED, 3.0)) == "2 of 2 fail" and arm() == "", "no mean")
 
 
-# ---- what is committed
+# ---- the committed results
 
 def test_page():
     """RESULTS.md is what claims.toml and results/ give; of no study more is said than was run."""

@@ -364,7 +364,7 @@ def test_summarize_other_settings():
 
 
 def warned(configs, losses=lambda axes: [1.0, 1.0], compare="mode", tune="lr", **axes):
-    """Of a study without a fault but what is asked for."""
+    """The warnings about a study without a fault but the one asked for."""
     return stats.confounded(make_study({"mode": ["PRE", "HYBRID"], "lr": ["1", "2", "4"],
                                         "seed": ["1", "2", "3"], **axes}, losses, configs, compare,
                                        tune))
@@ -483,7 +483,7 @@ def test_warning_seeds():
 
 
 def test_tables():
-    """What stats.py knows of the modes and initializations is what the trainer's tables say."""
+    """stats.py and the trainer's tables agree on the modes and initializations."""
     text = (ROOT / "llmc/modes.h").read_text().replace("\\\n", " ")
     rows = dict(re.findall(r"\bMODE\((\w+), +(\..*?\")\)", text))
     expect(len(rows) > 25 and "SPAN" in rows, f"{len(rows)} modes")

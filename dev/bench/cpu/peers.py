@@ -8,13 +8,13 @@ batch, optimizer and number of threads.
                                    our placements against the first of them; no PyTorch
 
 Every contender is a process that waits for a line and then makes a step. They take turns, and each
-round begins with another one, so that whatever else the machine does hits all alike. Where steps
-are short (SHORT_MS), a turn is one that does not count, for threads and caches to wake up, and then
-as many as fit into that time, of which the median counts. First steps (compilation, page faults)
-stand apart; WARMUP more do not count. A ratio is the median over rounds of the ratio of two times
-of the same round. Its 95 % interval is the sign test's: between two of the ratios in order, such
-that the true median lies outside with a probability of at most 5 %, whatever the distribution. It
-takes 6 rounds. Needs make and gcc or clang; PyTorch 1.13 or later, but for --modes.
+round begins with another one, so that whatever else the machine does hits all alike. Short steps
+(SHORT_MS) share a turn: the first does not count, it wakes up threads and caches; the median counts
+of as many more as fit into that time. First steps (compilation, page faults) stand apart; WARMUP
+more do not count. A ratio is the median over rounds of the ratio of two times of the same round.
+Its 95 % interval is the sign test's: between two of the ratios in order, such that the true median
+lies outside with a probability of at most 5 %, whatever the distribution. It takes 6 rounds. Needs
+make and gcc or clang; PyTorch 1.13 or later, but for --modes.
 """
 import argparse
 import glob

@@ -20,8 +20,8 @@ WARMUP = 5
 PEAKS = {"GH200 480GB": (989.4, 4.0), "GH200": (989.4, 4.9), "H200": (989.4, 4.8),
          "H100 80GB HBM3": (989.4, 3.35), "A100-SXM4-80GB": (312.0, 2.04),
          "A100 80GB": (312.0, 1.94), "A100": (312.0, 1.56)}
-# What the best products of random numbers and a copy inside the memory reach of them, on an H100
-# and an H200 (790 TFLOP/s, 3.0 and 4.3 TB/s): a layer's floor.
+# The share of these peaks that the best products of random numbers and a copy inside the memory
+# reach on an H100 and an H200 (790 TFLOP/s, 3.0 and 4.3 TB/s): a layer's floor.
 REACHED = (0.8, 0.9)
 # 95 %, two-sided, 1.. degrees of freedom
 STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14,
@@ -144,8 +144,8 @@ def kernels_of(folder, peaks):
 
 
 def count_of(text):
-    """What a run of tests counted in its last line; failures so far (and no number of those passed)
-    where time was up before that."""
+    """The counts in the last line of a run of tests. If time was up before it: the failures so far,
+    and None for those that passed."""
     count = re.search(r"^(\d+) passed, (\d+) failed$", text, re.MULTILINE)
     if count:
         return {"passed": int(count[1]), "failed": int(count[2])}

@@ -19,7 +19,7 @@ SAMPLES, RUNS = 11, 5
 
 
 def milliseconds(run, device):
-    """Of one run: the median of SAMPLES, each over RUNS in a row."""
+    """Milliseconds of one run: the median of SAMPLES, each over RUNS in a row."""
     times = []
     for sample in range(SAMPLES + 1):
         if device == "cuda":
