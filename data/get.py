@@ -2,18 +2,25 @@
 """get.py: real datasets, tokenized, as shards for training (data/README.md draws the format).
 
     python3 data/get.py tinyshakespeare                    1 MB of text: 302 thousand tokens
-    python3 data/get.py tinystories [--tokens N]           2.2 GB of text, tokenized while it arrives
-    python3 data/get.py fineweb | fineweb-edu [--shards N] ready-made shards: 100 million tokens and 200 MB each, by default 10
+    python3 data/get.py tinystories [--tokens N]           2.2 GB of text, tokenized on arrival
+    python3 data/get.py fineweb | fineweb-edu [--shards N] ready-made shards of 100 million tokens
+                                                           and 200 MB each, by default 10
     python3 data/get.py --out DIR PATH...                  your own text: UTF-8 files, Parquet
                                                            with a column text (needs pyarrow
                                                            too), or folders with such files
-    python3 data/get.py tasks | hellaswag piqa ...         what ./train_gpt --tasks reads: all, or some of hellaswag, piqa, arc_easy, arc_challenge,
-                                                           winogrande, sciq, lambada_openai, wikitext; 15 MB (needs pyarrow too)
-    python3 data/get.py tokenizer [--out FILE]             tokenizer.bin alone; --vocab FOLDER: of a Hugging Face folder
+    python3 data/get.py tasks | hellaswag piqa ...         files for ./train_gpt --tasks: all, or
+                                                           some of hellaswag, piqa, arc_easy,
+                                                           arc_challenge, winogrande, sciq,
+                                                           lambada_openai, wikitext; 15 MB
+                                                           (needs pyarrow too)
+    python3 data/get.py tokenizer [--out FILE]             tokenizer.bin alone; --vocab FOLDER:
+                                                           of a Hugging Face folder
 
-The tokens are GPT-2's. Every folder also gets tokenizer.bin, so that what was trained can be prompted and read. Whatever stops a run
-(a kill, a full disk, no network), the same command continues it: DIR/get.json says what is done. Needs numpy and tiktoken.
-HF_ENDPOINT, HF_TOKEN and the usual proxy variables are honoured. A folder of your own called tinystories is ./tinystories here.
+The tokens are GPT-2's. Every folder also gets tokenizer.bin, so that the trained model can be
+prompted and its samples read. Whatever stops a run (a kill, a full disk, no network), the same
+command continues it: DIR/get.json lists the finished parts. Needs numpy and tiktoken. HF_ENDPOINT,
+HF_TOKEN and the usual proxy variables are honoured. A folder of your own called tinystories is
+./tinystories here.
 """
 import argparse
 import codecs
@@ -47,26 +54,37 @@ try:
     import tiktoken.load
     tiktoken.Encoding.encode_to_numpy                      # is not in the oldest ones
 except (ImportError, AttributeError) as missing:
-    sys.exit(f"error: expected numpy and tiktoken, found: {missing}\n  -> python3 -m pip install --upgrade tiktoken numpy")
+    sys.exit(f"error: expected numpy and tiktoken, found: {missing}\n"
+             "  -> python3 -m pip install --upgrade tiktoken numpy")
 
-# ---- the sources: where each file is, and what it must be. What has no checksum here gets it from the hub's list of files.
+# ---- the sources
+# Each file's address, size and checksum. Files without a checksum here get it from the hub's list.
 
 Pinned = collections.namedtuple("Pinned", "url bytes sha256")
-Hub = collections.namedtuple("Hub", "repository train val ready")           # ready: shards already, numbered from 1 for training
+# ready: shards already, numbered from 1 for training
+Hub = collections.namedtuple("Hub", "repository train val ready")
 
-GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"   # the files that tiktoken takes
+# the files that tiktoken takes
+GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 VOCABULARY = {
-    "vocab.bpe": Pinned(GPT2 + "vocab.bpe", 456318, "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
-    "encoder.json": Pinned(GPT2 + "encoder.json", 1042301, "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
+    "vocab.bpe": Pinned(GPT2 + "vocab.bpe", 456318,
+                        "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
+    "encoder.json": Pinned(GPT2 + "encoder.json", 1042301,
+                           "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
 }
 DATASETS = {
-    "tinyshakespeare": Pinned("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt", 1115394,
-                              "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
-    "tinystories": Hub("roneneldan/TinyStories", "TinyStoriesV2-GPT4-train.txt", "TinyStoriesV2-GPT4-valid.txt", False),
-    "fineweb": Hub("kjj0/fineweb10B-gpt2", "fineweb_train_{:06d}.bin", "fineweb_val_000000.bin", True),
-    "fineweb-edu": Hub("karpathy/fineweb-edu-100B-gpt2-token-shards", "edu_fineweb_train_{:06d}.bin", "edu_fineweb_val_000000.bin", True),
+    "tinyshakespeare": Pinned(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        1115394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
+    "tinystories": Hub("roneneldan/TinyStories", "TinyStoriesV2-GPT4-train.txt",
+                       "TinyStoriesV2-GPT4-valid.txt", False),
+    "fineweb": Hub("kjj0/fineweb10B-gpt2", "fineweb_train_{:06d}.bin", "fineweb_val_000000.bin",
+                   True),
+    "fineweb-edu": Hub("karpathy/fineweb-edu-100B-gpt2-token-shards",
+                       "edu_fineweb_train_{:06d}.bin", "edu_fineweb_val_000000.bin", True),
 }
-# Evaluation tasks by the names and from the datasets that lm-evaluation-harness has for them; config None: the only one.
+# Evaluation tasks by the names and from the datasets that lm-evaluation-harness has for them;
+# config None: the only one.
 Task = collections.namedtuple("Task", "repository config split")
 TASKS = {
     "hellaswag": Task("Rowan/hellaswag", None, "validation"),
@@ -79,13 +97,15 @@ TASKS = {
     "wikitext": Task("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test"),
 }
 HERE = os.path.dirname(os.path.abspath(__file__))
-PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"     # GPT-2's, Radford et al. 2019
+# GPT-2's, Radford et al. 2019
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 EOT = "<|endoftext|>"
 SHARD_HEADER_BYTES, SHARD_MAGIC, SHARD_VERSION = 1024, 20240520, 1          # llmc/run/data.h
 EVAL_MAGIC, EVAL_VERSION, EVAL_START = 20240522, 1, 65535                   # llmc/run/eval.h
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2                            # llmc/run/tokenizer.h
-TIMEOUT, RETRIES, LONGEST_WAIT = 30, 6, 300                                 # seconds of silence, failures in a row, seconds between them
-BLOCK, PIECE = 1 << 18, 1 << 20                                             # bytes read at once, bytes tokenized at once
+# seconds of silence, failures in a row, seconds between them
+TIMEOUT, RETRIES, LONGEST_WAIT = 30, 6, 300
+BLOCK, PIECE = 1 << 18, 1 << 20  # bytes read at once, bytes tokenized at once
 
 
 class Refusal(Exception):
@@ -97,7 +117,9 @@ class Changed(Exception):
 
 
 def readable(size):
-    return next(f"{size / unit:.1f} {name}" for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if size >= unit or unit == 1)
+    return next(f"{size / unit:.1f} {name}"
+                for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
+                if size >= unit or unit == 1)
 
 
 def say(message):
@@ -106,7 +128,8 @@ def say(message):
 
 
 class Progress:
-    """Bytes, tokens and time to go on stderr: one line that overwrites itself on a terminal, one every ten seconds in a log."""
+    """Bytes, tokens and time to go on stderr: one line that overwrites itself on a terminal, one
+    every ten seconds in a log."""
 
     def __init__(self, label, total, done=0):
         self.label, self.total, self.done, self.first, self.tokens = label, total, done, done, 0
@@ -118,10 +141,12 @@ class Progress:
         if now - self.last < (1 if self.terminal else 10):
             return
         self.last, rate = now, max(1.0, (self.done - self.first) / (now - self.start))
-        line = f"{self.label}: {readable(self.done)} of {readable(self.total)}, {rate / 1e6:.1f} MB/s, "
+        line = (f"{self.label}: {readable(self.done)} of {readable(self.total)}, "
+                f"{rate / 1e6:.1f} MB/s, ")
         line += f"{self.tokens / 1e6:.1f}M tokens, " if self.tokens else ""
         line += f"{max(0, self.total - self.done) / rate:.0f} s to go"
-        print(f"\r{line}\x1b[K" if self.terminal else line, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+        print(f"\r{line}\x1b[K" if self.terminal else line, end="" if self.terminal else "\n",
+              file=sys.stderr, flush=True)
 
 
 # ---- files that are whole or not there
@@ -162,7 +187,8 @@ def offline(error):
 
 
 class Remote:
-    """A file on a server, read through broken connections. bytes and etag are learned from the answers where they are not known."""
+    """A file on a server, read through broken connections. bytes and etag are learned from the
+    answers where they are not known."""
 
     reached = False                                        # whether any server has answered yet
 
@@ -174,7 +200,8 @@ class Remote:
         request = urllib.request.Request(self.url, headers={"User-Agent": "norm.c"})
         token = os.environ.get("HF_TOKEN")
         if token and self.url.startswith(hub() + "/"):
-            request.add_unredirected_header("Authorization", f"Bearer {token}")       # not for the storage that the hub sends us to
+            # not for the storage that the hub sends us to
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
         if start:
             request.add_header("Range", f"bytes={start}-")
             if self.etag and not self.etag.startswith("W/"):
@@ -183,16 +210,21 @@ class Remote:
         Remote.reached = True
         etag, total = response.headers.get("ETag"), response.headers.get("Content-Length")
         if response.status == 206:
-            served = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+            served = re.fullmatch(r"bytes (\d+)-\d+/(\d+)",
+                                  response.headers.get("Content-Range", ""))
             if not served or int(served[1]) != start:
-                raise ConnectionError(f"asked for the bytes from {start} on, got Content-Range {response.headers.get('Content-Range')}")
+                raise ConnectionError(f"asked for the bytes from {start} on, got Content-Range "
+                                      f"{response.headers.get('Content-Range')}")
             total = served[2]
-        if (self.etag and etag and etag != self.etag) or (self.bytes is not None and total is not None and int(total) != self.bytes):
-            raise Changed(f"expected {self.bytes} bytes with ETag {self.etag}, found {total} with {etag}")
+        if ((self.etag and etag and etag != self.etag)
+            or (self.bytes is not None and total is not None and int(total) != self.bytes)):
+            raise Changed(f"expected {self.bytes} bytes with ETag {self.etag}, found {total} "
+                          f"with {etag}")
         self.etag, self.bytes = etag or self.etag, int(total) if total is not None else self.bytes
         self.link = response.headers.get("Link", "")
         behind = start if response.status != 206 else 0
-        while behind and (block := response.read(min(behind, BLOCK))):     # a server without ranges sends what is here already
+        # a server without ranges sends what is here already
+        while behind and (block := response.read(min(behind, BLOCK))):
             behind -= len(block)
         return response
 
@@ -214,12 +246,14 @@ class Remote:
             except urllib.error.HTTPError as error:
                 if error.code not in (408, 425, 429) and error.code < 500:
                     self.refuse(f"the answer {error.code} {error.reason}")
-                problem, wait = f"the answer {error.code} {error.reason}", retry_after(error.headers.get("Retry-After"))
+                problem, wait = (f"the answer {error.code} {error.reason}",
+                                 retry_after(error.headers.get("Retry-After")))
             except (OSError, http.client.HTTPException) as error:
                 reason = getattr(error, "reason", error)
                 if isinstance(reason, ssl.SSLCertVerificationError):
-                    raise Refusal(f"{self.url}: expected a certificate that this system trusts, found: {reason}\n"
-                                  "  -> install or update the system's certificates (ca-certificates), and check its clock")
+                    raise Refusal(f"{self.url}: expected a certificate that this system trusts, "
+                                  f"found: {reason}\n  -> install or update the system's "
+                                  "certificates (ca-certificates), and check its clock")
                 problem = str(reason) or type(reason).__name__
                 if offline(error) and not Remote.reached:
                     raise Refusal(
@@ -239,7 +273,8 @@ class Remote:
 
     def refuse(self, problem):
         raise Refusal(f"{self.url}: expected a file, found {problem}\n"
-                      f"  -> the same command continues later; behind a proxy set https_proxy, for a mirror of the hub HF_ENDPOINT (now {hub()}), for permission HF_TOKEN")
+                      "  -> the same command continues later; behind a proxy set https_proxy, for "
+                      f"a mirror of the hub HF_ENDPOINT (now {hub()}), for permission HF_TOKEN")
 
 
 def hub():
@@ -257,7 +292,8 @@ def retry_after(value):
 
 
 def hub_files(repository, branch="main"):
-    """The files of a dataset on the hub as {path: (url, bytes, sha256)}; the list comes in pages."""
+    """The files of a dataset on the hub as {path: (url, bytes, sha256)}; the list comes in
+    pages."""
     branch = urllib.parse.quote(branch, safe="")
     files, page = {}, f"/api/datasets/{repository}/tree/{branch}?recursive=true"
     while page:
@@ -267,22 +303,26 @@ def hub_files(repository, branch="main"):
             for entry in json.loads(body):
                 name = entry["path"]
                 if "lfs" in entry:
-                    url = f"{hub()}/datasets/{repository}/resolve/{branch}/{urllib.parse.quote(name)}"
+                    url = (f"{hub()}/datasets/{repository}/resolve/{branch}/"
+                           f"{urllib.parse.quote(name)}")
                     files[name] = Pinned(url, int(entry["lfs"]["size"]), entry["lfs"]["oid"])
         except (ValueError, TypeError, KeyError):
             remote.refuse(f"no list of files but {body[:80]!r}")
         link = re.search(r'<([^>]*)>;\s*rel="next"', remote.link)
-        page = link and "{0.path}?{0.query}".format(urllib.parse.urlsplit(link[1]))        # on the same host, mirror or not
+        # on the same host, mirror or not
+        page = link and "{0.path}?{0.query}".format(urllib.parse.urlsplit(link[1]))
     return files
 
 
 def download(pinned, path, label):
-    """Brings a file to `path` through path.part, which a later run continues, and checks size and sha256 before it gets its name."""
+    """Brings a file to `path` through path.part, which a later run continues, and checks size and
+    sha256 before it gets its name."""
     part = path + ".part"
     for attempt in range(3):
         with open(part, "ab") as file:
             begun = file.tell()
-            digest, remote, progress = sha256_file(part), Remote(pinned.url, pinned.bytes), Progress(label, pinned.bytes, begun)
+            digest, remote, progress = (sha256_file(part), Remote(pinned.url, pinned.bytes),
+                                        Progress(label, pinned.bytes, begun))
             try:
                 for block in remote.read(begun):
                     file.write(block)
@@ -297,20 +337,24 @@ def download(pinned, path, label):
         os.remove(part)
         if final:
             break
-        say(f"{label}: what was begun is no part of the file that is there ({problem}): from the start")
-    raise Refusal(f"{pinned.url}: expected {pinned.bytes} bytes with sha256 {pinned.sha256}, found {problem}: the part is deleted\n"
-                  "  -> run the same command again; if this stays, the file has changed or something between here and there rewrites it")
+        say(f"{label}: what was begun is no part of the file that is there ({problem}): from "
+            "the start")
+    raise Refusal(f"{pinned.url}: expected {pinned.bytes} bytes with sha256 {pinned.sha256}, found "
+                  f"{problem}: the part is deleted\n  -> run the same command again; if this "
+                  "stays, the file has changed or something between here and there rewrites it")
 
 
 # ---- the tokenizer
 
 class Tokenizer:
-    """GPT-2's, or whatever vocabulary of its kind is in `folder` (None: GPT-2's, downloaded beside this program)."""
+    """GPT-2's, or whatever vocabulary of its kind is in `folder` (None: GPT-2's, downloaded beside
+    this program)."""
 
     def __init__(self, folder):
         own = folder is None
         folder = os.path.join(HERE, "gpt2") if own else folder
-        if not own and not os.path.exists(os.path.join(folder, "vocab.bpe")) and os.path.isfile(os.path.join(folder, "tokenizer.json")):
+        if (not own and not os.path.exists(os.path.join(folder, "vocab.bpe"))
+            and os.path.isfile(os.path.join(folder, "tokenizer.json"))):
             unpacked = tempfile.TemporaryDirectory()
             unpack_tokenizer(os.path.join(folder, "tokenizer.json"), unpacked.name)
             folder = unpacked.name
@@ -320,30 +364,43 @@ class Tokenizer:
                 os.makedirs(folder, exist_ok=True)
                 download(pinned, paths[name], name)
             if not os.path.isfile(paths[name]):
-                raise Refusal(f"{folder}: expected vocab.bpe and encoder.json, found no {name}\n  -> --vocab DIR with both, or without --vocab to download GPT-2's")
-        self.is_gpt2 = all(sha256_file(paths[name]).hexdigest() == pinned.sha256 for name, pinned in VOCABULARY.items())
+                raise Refusal(f"{folder}: expected vocab.bpe and encoder.json, found no {name}\n"
+                              "  -> --vocab DIR with both, or without --vocab to download GPT-2's")
+        self.is_gpt2 = all(sha256_file(paths[name]).hexdigest() == pinned.sha256
+                           for name, pinned in VOCABULARY.items())
         if own and not self.is_gpt2:
-            raise Refusal(f"{folder}: expected GPT-2's vocab.bpe and encoder.json, found other content\n  -> remove that folder, or --vocab {folder} to take it as it is")
-        os.environ["TIKTOKEN_CACHE_DIR"] = ""              # tiktoken's cache goes by the name alone and would outlive these files
+            raise Refusal(f"{folder}: expected GPT-2's vocab.bpe "
+                          "and encoder.json, found other content\n"
+                          f"  -> remove that folder, or --vocab {folder} to take it as it is")
+        # tiktoken's cache goes by the name alone and would outlive these files
+        os.environ["TIKTOKEN_CACHE_DIR"] = ""
         try:
-            ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(paths["vocab.bpe"], paths["encoder.json"])
+            ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(paths["vocab.bpe"],
+                                                                  paths["encoder.json"])
             self.tokens = sorted(ranks, key=ranks.get) + [EOT.encode()]
             self.eot = len(ranks)
-            if sorted(ranks.values()) != list(range(self.eot)) or self.eot >= 1 << 16 or max(map(len, self.tokens)) > 255:
-                raise ValueError(f"{self.eot} tokens; ids must count from 0, be below {1 << 16}, and stand for 255 bytes at most")
+            if (sorted(ranks.values()) != list(range(self.eot)) or self.eot >= 1 << 16
+                or max(map(len, self.tokens)) > 255):
+                raise ValueError(f"{self.eot} tokens; ids must count from 0, be below {1 << 16}, "
+                                 "and stand for 255 bytes at most")
         except (AssertionError, ValueError, KeyError, AttributeError) as error:
-            raise Refusal(f"{folder}: expected the merges of vocab.bpe and the tokens of encoder.json to agree, found: {error or 'they do not'}\n"
-                          "  -> take both files from one model; without --vocab GPT-2's are downloaded") from None
-        self.encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={EOT: self.eot})
+            raise Refusal(f"{folder}: expected the merges of vocab.bpe and the tokens of "
+                          f"encoder.json to agree, found: {error or 'they do not'}\n  -> take both "
+                          "files from one model; without --vocab GPT-2's are downloaded") from None
+        self.encoding = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks,
+                                          special_tokens={EOT: self.eot})
         if not self.is_gpt2:
             print(f"{folder}: a vocabulary of {len(self.tokens)} tokens that is not GPT-2's")
 
     def file(self):
-        """tokenizer.bin: a header of 256 uint32, each token's length and bytes, and the ranges of the pattern's character classes."""
+        """tokenizer.bin: a header of 256 uint32, each token's length and bytes, and the ranges of
+        the pattern's character classes."""
         classes = [character_ranges(name) for name in (r"\p{L}", r"\p{N}", r"\s")]
         header = np.zeros(256, "<u4")
-        header[:7] = [TOKENIZER_MAGIC, TOKENIZER_VERSION, len(self.tokens), self.eot, *map(len, classes)]
-        return header.tobytes() + b"".join(bytes([len(t)]) + t for t in self.tokens) + b"".join(ranges.tobytes() for ranges in classes)
+        header[:7] = [TOKENIZER_MAGIC, TOKENIZER_VERSION, len(self.tokens), self.eot,
+                      *map(len, classes)]
+        return (header.tobytes() + b"".join(bytes([len(t)]) + t for t in self.tokens)
+                + b"".join(ranges.tobytes() for ranges in classes))
 
     def write(self, path):
         data = self.file()
@@ -352,15 +409,21 @@ class Tokenizer:
 
 
 def unpack_tokenizer(path, folder):
-    """Hugging Face's tokenizer.json as GPT-2's two files, where it is a byte-level BPE that cuts text as GPT-2 does."""
+    """Hugging Face's tokenizer.json as GPT-2's two files, where it is a byte-level BPE that cuts
+    text as GPT-2 does."""
     with open(path, encoding="utf-8") as file:
         tokenizer = json.load(file)
     model, cut = tokenizer.get("model") or {}, tokenizer.get("pre_tokenizer") or {}
-    if model.get("type") != "BPE" or cut.get("type") != "ByteLevel" or cut.get("add_prefix_space") or not cut.get("use_regex", True) or tokenizer.get("normalizer"):
-        raise Refusal(f"{path}: expected byte-level BPE that cuts text as GPT-2 does, found {model.get('type')} after {cut.get('type')}\n"
-                      "  -> another model; without its tokenizer its samples are numbers of tokens, and text for it must be tokenized elsewhere")
+    if (model.get("type") != "BPE" or cut.get("type") != "ByteLevel" or cut.get("add_prefix_space")
+        or not cut.get("use_regex", True) or tokenizer.get("normalizer")):
+        raise Refusal(f"{path}: expected byte-level BPE that cuts text as GPT-2 "
+                      f"does, found {model.get('type')} after {cut.get('type')}\n"
+                      "  -> another model; without its tokenizer its samples are numbers of "
+                      "tokens, and text for it must be tokenized elsewhere")
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    for name, text in (("vocab.bpe", "\n".join(["#version: 0.2", *merges, ""])), ("encoder.json", json.dumps(dict(sorted(model["vocab"].items(), key=lambda item: item[1]))))):
+    vocabulary = dict(sorted(model["vocab"].items(), key=lambda item: item[1]))
+    for name, text in (("vocab.bpe", "\n".join(["#version: 0.2", *merges, ""])),
+                       ("encoder.json", json.dumps(vocabulary))):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
 
@@ -370,18 +433,23 @@ def vocabulary_hash(tokenizer):
 
 
 def character_ranges(pattern):
-    """First and last code points of the runs that a class of the pattern matches, asked of tiktoken's own Unicode tables."""
+    """First and last code points of the runs that a class of the pattern matches, asked of
+    tiktoken's own Unicode tables."""
     every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
-    matcher = tiktoken.Encoding("class", pat_str=pattern, mergeable_ranks={bytes([b]): b for b in range(256)}, special_tokens={})
+    matcher = tiktoken.Encoding("class", pat_str=pattern,
+                                mergeable_ranks={bytes([b]): b for b in range(256)},
+                                special_tokens={})
     points = np.array([ord(c) for c in matcher.decode(matcher.encode_ordinary(every))])
     ends = np.flatnonzero(np.diff(points) != 1)
-    return np.stack([points[np.r_[0, ends + 1]], points[np.r_[ends, len(points) - 1]]], axis=1).astype("<u4")
+    return np.stack([points[np.r_[0, ends + 1]], points[np.r_[ends, len(points) - 1]]],
+                    axis=1).astype("<u4")
 
 
 # ---- shards, and the state of a folder of them
 
 class Folder:
-    """A folder of shards and its get.json: the settings it was made with, the text it is made of, and the shards that are done."""
+    """A folder of shards and its get.json: the settings it was made with, the text it is made of,
+    and the shards that are done."""
 
     def __init__(self, path, settings):
         self.path, self.file = path, os.path.join(path, "get.json")
@@ -390,11 +458,14 @@ class Folder:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refusal(f"{path}: expected to be alone, found another get.py at work there\n  -> wait for it, or another --out") from None
-        there = sorted(name for name in os.listdir(path) if name.endswith(".bin") and name != "tokenizer.bin")
+            raise Refusal(f"{path}: expected to be alone, found another get.py at work there\n"
+                          "  -> wait for it, or another --out") from None
+        there = sorted(name for name in os.listdir(path) if name.endswith(".bin")
+                       and name != "tokenizer.bin")
         if not os.path.exists(self.file):
             if there:
-                raise Refusal(f"{path}: expected a folder without shards, found {there[0]}\n  -> remove the old *.bin files, or another --out")
+                raise Refusal(f"{path}: expected a folder without shards, found {there[0]}\n"
+                              "  -> remove the old *.bin files, or another --out")
             self.begin(settings)
         else:
             try:
@@ -402,12 +473,15 @@ class Folder:
                     self.state = json.load(file)
                 before, _ = self.state["settings"], self.state["shards"]
             except (ValueError, TypeError, KeyError):
-                raise Refusal(f"{self.file}: expected the state of an earlier run, found something else\n  -> remove {path}, or another --out") from None
-            differ = [f"{key} {before.get(key)}, now {settings.get(key)}" for key in {**before, **settings} if before.get(key) != settings.get(key)]
+                raise Refusal(f"{self.file}: expected the state of an earlier run, found something "
+                              f"else\n  -> remove {path}, or another --out") from None
+            differ = [f"{key} {before.get(key)}, now {settings.get(key)}"
+                      for key in {**before, **settings} if before.get(key) != settings.get(key)]
             if differ and not there:
                 self.begin(settings)                       # nothing was done under the earlier ones
             elif differ:
-                raise Refusal(f"{path}: expected the settings this folder was begun with, found {'; '.join(differ)}\n"
+                raise Refusal(f"{path}: expected the settings this folder "
+                              f"was begun with, found {'; '.join(differ)}\n"
                               "  -> the earlier settings to continue it, or another --out")
 
     def begin(self, settings):
@@ -420,7 +494,8 @@ class Folder:
     def same_text(self, text):
         """Remembers what the text is; a later run must find the same."""
         if self.state["text"] not in (None, text) and self.state["shards"]:
-            raise Refusal(f"{self.path}: expected the text that its shards began with, found another since: {self.state['text']}, now {text}\n"
+            raise Refusal(f"{self.path}: expected the text that its shards began with, "
+                          f"found another since: {self.state['text']}, now {text}\n"
                           f"  -> remove {self.path} and begin again, or another --out")
         self.state["text"] = text
 
@@ -434,14 +509,18 @@ class Folder:
     def need(self, size):
         free = shutil.disk_usage(self.path).free
         if size > free:
-            raise Refusal(f"{self.path}: expected {readable(size)} of free disk space, found {readable(free)}\n  -> free some, or another --out, or less: --tokens, --shards")
+            raise Refusal(f"{self.path}: expected {readable(size)} of "
+                          f"free disk space, found {readable(free)}\n"
+                          "  -> free some, or another --out, or less: --tokens, --shards")
 
     def report(self, model):
         self.state["complete"] = True
         self.save()
         say(f"{self.path}: complete, {len(self.state['shards'])} shards")
         for split in ("train", "val"):
-            print(f"{split:5}  {sum(shard['tokens'] for name, shard in self.state['shards'].items() if f'_{split}_' in name)} tokens")
+            tokens = sum(shard["tokens"] for name, shard in self.state["shards"].items()
+                         if f"_{split}_" in name)
+            print(f"{split:5}  {tokens} tokens")
         print(f"next: ./train_gpt --data {shlex.quote(self.path)} --model {model}")
 
 
@@ -450,7 +529,8 @@ def shard_tokens(path):
     if not os.path.isfile(path) or os.path.getsize(path) <= SHARD_HEADER_BYTES:
         return None
     magic, version, tokens = np.fromfile(path, "<i4", 3).tolist()
-    whole = (magic, version, SHARD_HEADER_BYTES + 2 * tokens) == (SHARD_MAGIC, SHARD_VERSION, os.path.getsize(path))
+    size = SHARD_HEADER_BYTES + 2 * tokens
+    whole = (magic, version, size) == (SHARD_MAGIC, SHARD_VERSION, os.path.getsize(path))
     return tokens if whole else None
 
 
@@ -462,34 +542,42 @@ def get_ready(source, folder, count):
     absent = [name for name in missing if name not in files]
     if absent:
         there = sum(source.train.format(i) in files for i in range(1, len(files) + 1))
-        raise Refusal(f"{source.repository}: expected {absent[0]} on {hub()}, found {there} training shards without it\n"
-                      + (f"  -> --shards {there} or fewer" if source.val in files and there else "  -> another HF_ENDPOINT, or another dataset"))
+        raise Refusal(f"{source.repository}: expected {absent[0]} on "
+                      f"{hub()}, found {there} training shards without it\n"
+                      + (f"  -> --shards {there} or fewer" if source.val in files and there
+                         else "  -> another HF_ENDPOINT, or another dataset"))
     parts = [os.path.join(folder.path, name + ".part") for name in missing]
-    folder.need(sum(files[name].bytes for name in missing) - sum(os.path.getsize(part) for part in parts if os.path.exists(part)))
+    folder.need(sum(files[name].bytes for name in missing)
+                - sum(os.path.getsize(part) for part in parts if os.path.exists(part)))
     for number, name in enumerate(missing, 1):
         path = os.path.join(folder.path, name)
-        if not os.path.exists(path) or sha256_file(path).hexdigest() != files[name].sha256:     # whole, but a kill came before it was noted
+        # whole, but a kill came before it was noted
+        if not os.path.exists(path) or sha256_file(path).hexdigest() != files[name].sha256:
             download(files[name], path, f"{name} ({number} of {len(missing)})")
         tokens = shard_tokens(path)
         if tokens is None:
             os.remove(path)
-            raise Refusal(f"{files[name].url}: expected a shard with magic {SHARD_MAGIC}, version {SHARD_VERSION} and as many tokens as it says, found another file\n"
-                          "  -> the dataset's authors have changed its format: take another dataset")
+            raise Refusal(f"{files[name].url}: expected a shard with magic {SHARD_MAGIC}, version "
+                          f"{SHARD_VERSION} and as many tokens as it says, found another file\n"
+                          "  -> the dataset's authors have changed its format: take another "
+                          "dataset")
         folder.state["shards"][name] = {"tokens": tokens}
         folder.save()
 
 
 # ---- text: pieces of documents that are tokenized one by one
 
-# Where text may be cut without changing its tokens: before a space or newline that a visible character follows. The pattern begins a new
-# match there (a longer run of white space gives its last character back), and no match looks further ahead than that character.
-# The bytes are the first of characters that are no white space in Unicode; those of E1 and E2, some of which are, are left out.
+# A cut that changes no token: before a space or newline that a visible character follows. The
+# pattern begins a new match there (a longer run of white space gives its last character back), and
+# no match looks further ahead than that character. The bytes are the first of characters that are
+# no white space in Unicode; those of E1 and E2, some of which are, are left out.
 BOUNDARY = re.compile(rb"[ \n](?=[!-~\xc3-\xe0\xe4-\xf4]|\xe3[\x81-\xbf])")
 SEPARATOR = re.compile(re.escape(EOT.encode()))
 
 
 def cut(blocks, boundary, at):
-    """Yields (offset, bytes): the text in pieces of PIECE bytes and whatever it takes to a boundary."""
+    """Yields (offset, bytes): the text in pieces of PIECE bytes and whatever it takes to a
+    boundary."""
     rest, searched = bytearray(), PIECE
     for block in blocks:
         rest += block
@@ -511,12 +599,14 @@ class LocalText:
         self.documents, self.first, self.bytes = documents, first, last - first
 
     def pieces(self, at):
-        """Yields (offset, bytes, whether a document begins) from offset `at` on; offsets count from `first`."""
+        """Yields (offset, bytes, whether a document begins) from offset `at` on; offsets count from
+        `first`."""
         begin = -self.first
         for path, size in self.documents:
             low, high = max(begin, at), min(begin + size, self.bytes)
             if low < high:
-                for offset, data in cut(read_range(path, low - begin, high - begin, size), BOUNDARY, low):
+                for offset, data in cut(read_range(path, low - begin, high - begin, size), BOUNDARY,
+                                        low):
                     yield offset, data, offset in (0, begin)
             begin += size
 
@@ -565,7 +655,8 @@ def read_range(path, at, end, size):
         return
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size != size:
-            raise Refusal(f"{path}: expected {size} bytes as at the start, found that it has changed\n  -> run again, with another --out, when nothing writes to it")
+            raise Refusal(f"{path}: expected {size} bytes as at the start, found that it has "
+                          "changed\n  -> run again, with another --out, when nothing writes to it")
         file.seek(at)
         while at < end and (block := file.read(min(PIECE, end - at))):
             at += len(block)
@@ -573,8 +664,9 @@ def read_range(path, at, end, size):
 
 
 class HubText:
-    """A text on the hub that is never on disk: documents with "<|endoftext|>" between them. Its shards decode to it byte for byte, which is
-    how its sha256 can be checked at the end although earlier runs have read a part of it."""
+    """A text on the hub that is never on disk: documents with "<|endoftext|>" between them. Its
+    shards decode to it byte for byte, which is how its sha256 can be checked at the end although
+    earlier runs have read a part of it."""
 
     special = frozenset([EOT])
 
@@ -587,18 +679,26 @@ class HubText:
                 self.digest.update(data)
                 yield offset, data, offset == 0
         except Changed as change:
-            raise Refusal(f"{self.pinned.url}: expected the file that was begun, found another one: {change}\n  -> run the same command again: it continues if the hub still lists the file it began with") from None
+            raise Refusal(f"{self.pinned.url}: expected the file that was begun, found another "
+                          f"one: {change}\n  -> run the same command again: it continues if the "
+                          "hub still lists the file it began with") from None
 
 
 def tokenized(text, tokenizer, at):
-    """Yields (offset, bytes, tokens) of the text's pieces in order; as many threads as cores work ahead."""
+    """Yields (offset, bytes, tokens) of the text's pieces in order; as many threads as cores work
+    ahead."""
     def encode(at, data, begins):
         try:
-            tokens = tokenizer.encoding.encode_to_numpy(data.decode("utf-8"), allowed_special=text.special, disallowed_special=())
+            tokens = tokenizer.encoding.encode_to_numpy(data.decode("utf-8"),
+                                                        allowed_special=text.special,
+                                                        disallowed_special=())
         except UnicodeDecodeError as error:
-            raise Refusal(f"{text.pinned.url if text.pinned else 'the text'}: expected UTF-8, found {error}\n  -> another text") from None
+            raise Refusal(f"{text.pinned.url if text.pinned else 'the text'}: expected UTF-8, "
+                          f"found {error}\n  -> another text") from None
         except ValueError as error:                        # white space by the megabyte
-            raise Refusal(f"the text near byte {at}: expected what tiktoken can cut into words, found: {error}\n  -> break up or leave out the file with so long a run of white space") from None
+            raise Refusal(f"the text near byte {at}: expected what tiktoken can cut into words, "
+                          f"found: {error}\n  -> break up or leave out the file with so long a run "
+                          "of white space") from None
         return np.r_[tokenizer.eot, tokens].astype("<u2") if begins else tokens.astype("<u2")
 
     threads, ahead = os.cpu_count() or 1, collections.deque()
@@ -613,21 +713,25 @@ def tokenized(text, tokenizer, at):
 
 
 def write_shards(folder, prefix, split, text, tokenizer, limit, largest):
-    """Tokenizes one split from where its last whole shard ends. get.json knows of each shard which piece of the text its end lies in ("at")
-    and how many tokens of that piece it has ("skip")."""
-    shards, names = folder.state["shards"], [name for name in sorted(folder.state["shards"]) if f"_{split}_" in name]
+    """Tokenizes one split from where its last whole shard ends. get.json knows of each shard which
+    piece of the text its end lies in ("at") and how many tokens of that piece it has ("skip")."""
+    shards = folder.state["shards"]
+    names = [name for name in sorted(shards) if f"_{split}_" in name]
     kept = next((i for i, name in enumerate(names) if not folder.intact(name)), len(names))
     for name in names[kept:]:
-        say(f"{folder.path}: expected {name} as it was written, found otherwise: it and those after it are written again")
+        say(f"{folder.path}: expected {name} as it was written, found otherwise: it and those "
+            "after it are written again")
         del shards[name]
     last = shards[names[kept - 1]] if kept else {"at": 0, "skip": 0}
-    skip, total, number, count, file = last["skip"], sum(shards[name]["tokens"] for name in names[:kept]), kept, 0, None
+    skip, number, count, file = last["skip"], kept, 0, None
+    total = sum(shards[name]["tokens"] for name in names[:kept])
     if text.pinned and limit is None:
         hash_shards(folder, names[:kept], text.digest, last["at"], tokenizer)
 
     def end_shard():
         file.seek(0)
-        file.write(np.array([SHARD_MAGIC, SHARD_VERSION, count, len(tokenizer.tokens)], "<i4").tobytes())
+        file.write(np.array([SHARD_MAGIC, SHARD_VERSION, count, len(tokenizer.tokens)],
+                            "<i4").tobytes())
         publish(file, path + ".tmp", path)
         shards[os.path.basename(path)] = {"tokens": count, "at": offset, "skip": used}
         folder.save()
@@ -641,7 +745,8 @@ def write_shards(folder, prefix, split, text, tokenizer, limit, largest):
                 path, count = os.path.join(folder.path, f"{prefix}_{split}_{number:06d}.bin"), 0
                 file = open(path + ".tmp", "wb")
                 file.write(bytes(SHARD_HEADER_BYTES))
-            n = min(len(tokens) - used, largest - count, len(tokens) if limit is None else limit - total)
+            n = min(len(tokens) - used, largest - count,
+                    len(tokens) if limit is None else limit - total)
             file.write(tokens[used:used + n].tobytes())
             used, count, total = used + n, count + n, total + n
             if count == largest:
@@ -657,14 +762,18 @@ def write_shards(folder, prefix, split, text, tokenizer, limit, largest):
             os.remove(os.path.join(folder.path, name))
             del shards[name]
         folder.save()
-        raise Refusal(f"{text.pinned.url}: expected sha256 {text.pinned.sha256}, found {text.digest.hexdigest()}: its shards are deleted\n"
-                      "  -> run the same command again; if this stays, something between here and there rewrites the file")
+        raise Refusal(f"{text.pinned.url}: expected sha256 {text.pinned.sha256}, "
+                      f"found {text.digest.hexdigest()}: its shards are deleted\n"
+                      "  -> run the same command again; if this stays, something between here and "
+                      "there rewrites the file")
 
 
 def hash_shards(folder, names, digest, size, tokenizer):
-    """Continues a hash over the first `size` bytes of a text from the shards that were made of it; the first token only begins a document."""
+    """Continues a hash over the first `size` bytes of a text from the shards that were made of it;
+    the first token only begins a document."""
     for name in names:
-        tokens = np.fromfile(os.path.join(folder.path, name), "<u2", offset=SHARD_HEADER_BYTES)[name == names[0]:]
+        tokens = np.fromfile(os.path.join(folder.path, name), "<u2",
+                             offset=SHARD_HEADER_BYTES)[name == names[0]:]
         for i in range(0, len(tokens), PIECE):
             data = tokenizer.encoding.decode_bytes(tokens[i:i + PIECE].tolist())[:size]
             digest.update(data)
@@ -672,7 +781,8 @@ def hash_shards(folder, names, digest, size, tokenizer):
 
 
 def list_files(paths, out):
-    """The regular files at `paths` and within them, in a fixed order; what is hidden, a link within a folder, or the output stays out."""
+    """The regular files at `paths` and within them, in a fixed order; what is hidden, a link within
+    a folder, or the output stays out."""
     found, out = [], os.path.realpath(out)
 
     def unreadable(error):
@@ -680,8 +790,10 @@ def list_files(paths, out):
     for path in paths:
         if os.path.isfile(path):
             found.append(path)
-        for folder, inner, names in os.walk(path, onerror=unreadable) if os.path.isdir(path) else ():
-            inner[:] = sorted(name for name in inner if name[0] != "." and os.path.realpath(os.path.join(folder, name)) != out)
+        walk = os.walk(path, onerror=unreadable) if os.path.isdir(path) else ()
+        for folder, inner, names in walk:
+            inner[:] = sorted(name for name in inner if name[0] != "."
+                              and os.path.realpath(os.path.join(folder, name)) != out)
             files = [os.path.join(folder, name) for name in sorted(names) if name[0] != "."]
             found += [file for file in files if stat.S_ISREG(os.lstat(file).st_mode)]
     return found
@@ -703,7 +815,8 @@ def text_problem(path):
 
 
 def local_texts(files, val_fraction):
-    """Both splits of some files. Validation is the end of all the text: from the first character at or after 1 - val_fraction of its bytes."""
+    """Both splits of some files. Validation is the end of all the text: from the first character at
+    or after 1 - val_fraction of its bytes."""
     documents, skipped = [], []
     for path in files:
         if is_parquet(path):
@@ -713,9 +826,11 @@ def local_texts(files, val_fraction):
         skipped += [f"skipped {path}: {problem}"] if problem else []
         documents += [] if problem else [(path, os.path.getsize(path))]
     total = sum(size for _, size in documents)
-    print("\n".join(skipped[:10] + [f"{len(documents)} documents, {readable(total)}; {len(skipped)} files skipped"]))
+    print("\n".join(skipped[:10] + [f"{len(documents)} documents, {readable(total)}; "
+                                    f"{len(skipped)} files skipped"]))
     if not documents:
-        raise Refusal("expected text, found none in these files\n  -> UTF-8 files that are not empty")
+        raise Refusal("expected text, found none in these files\n"
+                      "  -> UTF-8 files that are not empty")
     middle, begin = int(total * (1 - val_fraction)), 0
     for path, size in documents:
         if begin <= middle < begin + size:
@@ -723,7 +838,8 @@ def local_texts(files, val_fraction):
             middle += next((i for i, byte in enumerate(head) if byte & 0xC0 != 0x80), len(head))
         begin += size
     if middle == 0 or (middle == total and val_fraction):
-        raise Refusal(f"expected text for both splits, found {total} bytes in all: too few for --val-fraction {val_fraction:g}\n  -> more text, or --val-fraction 0")
+        raise Refusal(f"expected text for both splits, found {total} bytes in all: too few for "
+                      f"--val-fraction {val_fraction:g}\n  -> more text, or --val-fraction 0")
     texts = {"val": LocalText(documents, middle, total), "train": LocalText(documents, 0, middle)}
     return {split: text for split, text in texts.items() if text.bytes}
 
@@ -731,7 +847,8 @@ def local_texts(files, val_fraction):
 def hub_texts(source):
     files = hub_files(source.repository)
     if source.val not in files or source.train not in files:
-        raise Refusal(f"{source.repository}: expected {source.train} and {source.val} on {hub()}, found {', '.join(files) or 'no such files'}\n  -> another HF_ENDPOINT")
+        raise Refusal(f"{source.repository}: expected {source.train} and {source.val} on {hub()}, "
+                      f"found {', '.join(files) or 'no such files'}\n  -> another HF_ENDPOINT")
     return {"val": HubText(files[source.val]), "train": HubText(files[source.train])}
 
 
@@ -747,15 +864,20 @@ def get_text(name, files, folder, tokenizer, args):
             if not os.path.exists(files[0]) or sha256_file(files[0]).hexdigest() != source.sha256:
                 download(source, files[0], name)
         texts = local_texts(files, args.val_fraction)
-    sizes = {split: text.bytes // 2 for split, text in texts.items()}           # about 4 bytes a token, 2 bytes in the shard
+    # about 4 bytes a token, 2 bytes in the shard
+    sizes = {split: text.bytes // 2 for split, text in texts.items()}
     if args.tokens:
         sizes["train"] = min(sizes["train"], 2 * args.tokens)
-    folder.need(sum(sizes.values()) - sum(2 * shard["tokens"] for shard in folder.state["shards"].values()))
+    folder.need(sum(sizes.values()) - sum(2 * shard["tokens"]
+                                          for shard in folder.state["shards"].values()))
     for split, text in texts.items():
-        write_shards(folder, name or "text", split, text, tokenizer, args.tokens if split == "train" else None, args.shard_tokens)
+        write_shards(folder, name or "text", split, text, tokenizer,
+                     args.tokens if split == "train" else None, args.shard_tokens)
 
 
-# ---- evaluation tasks. The prompts are those of lm-evaluation-harness's tasks of the same names, without examples; dev/test/test_lm_eval.py compares.
+# ---- evaluation tasks
+# The prompts are those of lm-evaluation-harness's tasks of the same names, without examples;
+# dev/test/test_lm_eval.py compares.
 
 def hellaswag_text(text):
     """Without the traces of WikiHow's markup."""
@@ -769,9 +891,12 @@ def wikitext_text(text):
         text = text.replace(f" @{sign}@ ", sign)
     for sign in ":;.!?,":
         text = text.replace(f" {sign} ", f"{sign} ")
-    for left, inside, right in ((r"\(", r"[^\)]", r"\)"), (r"\[", r"[^\]]", r"\]"), ("{", "[^}]", "}"), ('"', '[^"]', '"'), ("'", "[^']", "'")):
-        text = re.sub(rf"{left}\s*({inside}*?)\s*{right}", lambda match: match[0][0] + match[1] + match[0][-1], text)
-    for old, new in (("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" \u00b0 ", "\u00b0"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+    for left, inside, right in ((r"\(", r"[^\)]", r"\)"), (r"\[", r"[^\]]", r"\]"),
+                                ("{", "[^}]", "}"), ('"', '[^"]', '"'), ("'", "[^']", "'")):
+        text = re.sub(rf"{left}\s*({inside}*?)\s*{right}",
+                      lambda match: match[0][0] + match[1] + match[0][-1], text)
+    for old, new in (("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" \u00b0 ", "\u00b0"),
+                     (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
         text = text.replace(old, new)
     return text
 
@@ -779,18 +904,24 @@ def wikitext_text(text):
 def task_example(name, row):
     """(number of the right completion, contexts, completions) of a dataset's row."""
     if name == "hellaswag":
-        context = hellaswag_text(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+        context = hellaswag_text(f"{row['activity_label']}: {row['ctx_a']} "
+                                 f"{row['ctx_b'].capitalize()}")
         label, endings = int(row["label"]), [hellaswag_text(ending) for ending in row["endings"]]
     elif name == "piqa":
-        context, label, endings = f"Question: {row['goal']}\nAnswer:", row["label"], [row["sol1"], row["sol2"]]
+        context, label, endings = (f"Question: {row['goal']}\nAnswer:", row["label"],
+                                   [row["sol1"], row["sol2"]])
     elif name in ("arc_easy", "arc_challenge"):
-        context, label, endings = f"Question: {row['question']}\nAnswer:", row["choices"]["label"].index(row["answerKey"]), row["choices"]["text"]
+        context, label, endings = (f"Question: {row['question']}\nAnswer:",
+                                   row["choices"]["label"].index(row["answerKey"]),
+                                   row["choices"]["text"])
     elif name == "sciq":
         context, label = f"{row['support'].lstrip()}\nQuestion: {row['question']}\nAnswer:", 3
-        endings = [row["distractor1"], row["distractor2"], row["distractor3"], row["correct_answer"]]
-    elif name == "winogrande":                             # the completion is shared, the contexts differ (Trinh, Le 2018)
+        endings = [row["distractor1"], row["distractor2"], row["distractor3"],
+                   row["correct_answer"]]
+    elif name == "winogrande":  # the completion is shared, the contexts differ (Trinh, Le 2018)
         before, after = row["sentence"].split("_", 1)
-        return int(row["answer"]) - 1, [before + row["option1"], before + row["option2"]], [after.strip()] * 2
+        contexts = [before + row["option1"], before + row["option2"]]
+        return int(row["answer"]) - 1, contexts, [after.strip()] * 2
     else:
         context, _, last = row["text"].rpartition(" ")
         label, endings = 0, [last]
@@ -798,7 +929,8 @@ def task_example(name, row):
 
 
 def encode_pair(tokenizer, context, ending):
-    """Tokens of both as lm-evaluation-harness splits them: what the whole has behind as many tokens as the context alone has; spaces at the context's end go with the rest."""
+    """Tokens of both as lm-evaluation-harness splits them: what the whole has behind as many tokens
+    as the context alone has; spaces at the context's end go with the rest."""
     encode, text = tokenizer.encoding.encode_ordinary, context.rstrip()
     before = encode(text)
     after = encode(f"{context} {ending}")[len(before):]
@@ -812,7 +944,8 @@ def eval_file(name, rows, tokenizer):
         label, contexts, endings = task_example(name, row)
         if not 0 <= label < len(endings):
             raise ValueError(f"completion {label} of {len(endings)} is right")
-        pairs = [encode_pair(tokenizer, context, ending) for context, ending in zip(contexts, endings)]
+        pairs = [encode_pair(tokenizer, context, ending)
+                 for context, ending in zip(contexts, endings)]
         shared = pairs[0][0] if all(before == pairs[0][0] for before, _ in pairs) else []
         own = [before[len(shared):] for before, _ in pairs]
         example = [EVAL_START, 0, index, label, len(pairs), len(shared), *shared]
@@ -821,7 +954,8 @@ def eval_file(name, rows, tokenizer):
         example += [*map(len, endings), *map(len, own)]
         example[1] = 2 * len(example)
         if example[1] >= 1 << 16 or index >= 1 << 16:
-            raise Refusal(f"{name}: expected up to {1 << 16} examples of less than {1 << 16} bytes each, found {example[1]} in example {index}\n  -> another dataset")
+            raise Refusal(f"{name}: expected up to {1 << 16} examples of less than {1 << 16} bytes "
+                          f"each, found {example[1]} in example {index}\n  -> another dataset")
         longest = max(longest, example[1])
         stream += example
     header = np.zeros(256, "<i4")
@@ -830,11 +964,16 @@ def eval_file(name, rows, tokenizer):
 
 
 def text_file(rows, tokenizer):
-    """A shard of documents, and in its header the bytes and words of what they are as WikiText has them."""
+    """A shard of documents, and in its header the bytes and words of what they are as WikiText has
+    them."""
     pages = [row["page"] for row in rows]
-    tokens = [token for page in pages for token in (tokenizer.eot, *tokenizer.encoding.encode_ordinary(wikitext_text(page)))]
+    encode = tokenizer.encoding.encode_ordinary
+    tokens = [token for page in pages
+              for token in (tokenizer.eot, *encode(wikitext_text(page)))]
     header = np.zeros(256, "<i4")
-    header[:6] = [SHARD_MAGIC, SHARD_VERSION, len(tokens), len(tokenizer.tokens), sum(len(page.encode()) for page in pages), sum(len(re.split(r"\s+", page)) for page in pages)]
+    header[:6] = [SHARD_MAGIC, SHARD_VERSION, len(tokens), len(tokenizer.tokens),
+                  sum(len(page.encode()) for page in pages),
+                  sum(len(re.split(r"\s+", page)) for page in pages)]
     return header.tobytes() + np.array(tokens, "<u2").tobytes()
 
 
@@ -842,19 +981,25 @@ def get_task(name, out, tokenizer):
     """The dataset's split as the hub keeps it in Parquet, and what is made of it."""
     task, rows, parquet = TASKS[name], [], import_parquet(name)
     files = hub_files(task.repository, "refs/convert/parquet")
-    wanted = re.compile(rf"{re.escape(task.config) if task.config else '[^/]+'}/{task.split}/[0-9]+\.parquet")
+    config = re.escape(task.config) if task.config else "[^/]+"
+    wanted = re.compile(rf"{config}/{task.split}/[0-9]+\.parquet")
     names = sorted(filter(wanted.fullmatch, files))
     if len({path.split("/")[0] for path in names}) != 1:
-        raise Refusal(f"{task.repository}: expected {task.config or 'one configuration'} with the split {task.split}, found {', '.join(names or files) or 'no files'}\n  -> another HF_ENDPOINT")
+        raise Refusal(f"{task.repository}: expected {task.config or 'one configuration'} with "
+                      f"the split {task.split}, found {', '.join(names or files) or 'no files'}\n"
+                      "  -> another HF_ENDPOINT")
     for number, source in enumerate(names):
         path = os.path.join(out, f"{name}_{number}.parquet")
         if not os.path.exists(path) or sha256_file(path).hexdigest() != files[source].sha256:
             download(files[source], path, name)
         rows += parquet.read_table(path).to_pylist()
     try:
-        data = text_file(rows, tokenizer) if name == "wikitext" else eval_file(name, rows, tokenizer)
+        data = (text_file(rows, tokenizer) if name == "wikitext"
+                else eval_file(name, rows, tokenizer))
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise Refusal(f"{task.repository}: expected rows of {name}, found others: {type(error).__name__}: {error}\n  -> the dataset's authors have changed it: without this one") from None
+        raise Refusal(f"{task.repository}: expected rows of {name}, "
+                      f"found others: {type(error).__name__}: {error}\n"
+                      "  -> the dataset's authors have changed it: without this one") from None
     write_whole(os.path.join(out, f"{name}.bin"), data)
     print(f"{name}: {len(rows)} {'documents' if name == 'wikitext' else 'examples'}")
 
@@ -863,7 +1008,8 @@ def get_task(name, out, tokenizer):
 
 def at_least_one(text):
     if not text.isdigit() or int(text) < 1:
-        raise Refusal(f"expected a whole number of 1 or more, found {text!r}\n  -> digits alone, as in --tokens 1000000")
+        raise Refusal(f"expected a whole number of 1 or more, found {text!r}\n"
+                      "  -> digits alone, as in --tokens 1000000")
     return int(text)
 
 
@@ -873,7 +1019,8 @@ def fraction(text):
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise Refusal(f"--val-fraction: expected a number from 0 to below 1, found {text!r}\n  -> --val-fraction 0.1")
+        raise Refusal(f"--val-fraction: expected a number from 0 to below 1, found {text!r}\n"
+                      "  -> --val-fraction 0.1")
     return value
 
 
@@ -883,29 +1030,43 @@ class Arguments(argparse.ArgumentParser):
 
 
 def arguments():
-    parser = Arguments(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Arguments(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                       allow_abbrev=False)
     parser.add_argument("what", nargs="+", help="a dataset, `tokenizer`, or files and folders")
-    parser.add_argument("--out", help="the folder for the shards (data/NAME for a dataset), or the file for `tokenizer` (tokenizer.bin)")
+    parser.add_argument("--out", help="the folder for the shards (data/NAME for a dataset), or the "
+                                      "file for `tokenizer` (tokenizer.bin)")
     parser.add_argument("--tokens", type=at_least_one, help="at most this many tokens for training")
-    parser.add_argument("--shards", type=at_least_one, help="this many ready-made shards for training (10)")
-    parser.add_argument("--shard-tokens", type=at_least_one, default=100_000_000, help="tokens per shard (100000000)")
-    parser.add_argument("--val-fraction", type=fraction, default=0.1, help="part of the text for validation (0.1)")
-    parser.add_argument("--vocab", help="a folder with vocab.bpe and encoder.json, or a tokenizer.json of their kind, instead of GPT-2's (data/gpt2, downloaded when missing)")
+    parser.add_argument("--shards", type=at_least_one,
+                        help="this many ready-made shards for training (10)")
+    parser.add_argument("--shard-tokens", type=at_least_one, default=100_000_000,
+                        help="tokens per shard (100000000)")
+    parser.add_argument("--val-fraction", type=fraction, default=0.1,
+                        help="part of the text for validation (0.1)")
+    parser.add_argument("--vocab", help="a folder with vocab.bpe and encoder.json, or a "
+                                        "tokenizer.json of their kind, instead of GPT-2's "
+                                        "(data/gpt2, downloaded when missing)")
     args = parser.parse_args()
     commands = [what for what in args.what if what in (*DATASETS, *TASKS, "tasks", "tokenizer")]
-    name = commands[0] if len(args.what) == 1 and commands else "tasks" if all(what in TASKS for what in args.what) else None
+    name = (commands[0] if len(args.what) == 1 and commands
+            else "tasks" if all(what in TASKS for what in args.what) else None)
     if (name == "tasks" or name in TASKS) and (args.tokens or args.shards):
-        raise Refusal("expected a task alone, found a number of tokens or shards\n  -> without --tokens and --shards: tasks are small")
+        raise Refusal("expected a task alone, found a number of tokens or shards\n"
+                      "  -> without --tokens and --shards: tasks are small")
     if commands and not name:
-        raise Refusal(f"expected one dataset or your own files, found {' '.join(args.what)}\n  -> one command each; a folder of that name is ./NAME")
+        raise Refusal(f"expected one dataset or your own files, found {' '.join(args.what)}\n"
+                      "  -> one command each; a folder of that name is ./NAME")
     ready = isinstance(DATASETS.get(name), Hub) and DATASETS[name].ready
     if ready and args.tokens or not ready and args.shards:
-        raise Refusal(f"expected {'--shards' if ready else '--tokens'} for {' '.join(args.what)}, found {'--tokens' if ready else '--shards'}\n"
-                      "  -> ready-made shards have 100 million tokens each: --shards N; other text is counted in tokens: --tokens N")
+        raise Refusal(f"expected {'--shards' if ready else '--tokens'} for "
+                      f"{' '.join(args.what)}, found {'--tokens' if ready else '--shards'}\n"
+                      "  -> ready-made shards have 100 million tokens each: --shards N; other text "
+                      "is counted in tokens: --tokens N")
     for what in () if name else args.what:
         if not os.path.isfile(what) and not os.path.isdir(what):
             near = difflib.get_close_matches(what.lower(), [*DATASETS, *TASKS, "tokenizer"], 1)
-            raise Refusal(f"{what}: expected a text file, a folder, or one of {', '.join((*DATASETS, *TASKS))}, tokenizer; found nothing of the kind\n"
+            raise Refusal(f"{what}: expected a text file, a folder, or "
+                          f"one of {', '.join((*DATASETS, *TASKS))}, "
+                          "tokenizer; found nothing of the kind\n"
                           f"  -> {'did you mean ' + near[0] + '?' if near else 'check the path'}")
     if not name and not args.out:
         raise Refusal("expected a folder to write to, found no --out\n  -> --out DIR")
@@ -922,23 +1083,28 @@ def run():
         print(f"{path}: {len(tokenizer.tokens)} tokens")
         return
     if name == "tasks" or name in TASKS:
-        folder = Folder(args.out or os.path.relpath(os.path.join(HERE, "tasks")), {"dataset": "tasks", "vocabulary": vocabulary_hash(tokenizer)})
+        folder = Folder(args.out or os.path.relpath(os.path.join(HERE, "tasks")),
+                        {"dataset": "tasks", "vocabulary": vocabulary_hash(tokenizer)})
         tokenizer.write(os.path.join(folder.path, "tokenizer.bin"))
         for task in TASKS if args.what == ["tasks"] else args.what:
             get_task(task, folder.path, tokenizer)
         print(f"next: ./train_gpt --from RUN --eval --tasks {shlex.quote(folder.path)}")
         return
     if ready and not tokenizer.is_gpt2:
-        raise Refusal(f"{name}: expected GPT-2's vocabulary, which its shards are made with, found another one in {args.vocab}\n  -> leave --vocab out")
+        raise Refusal(f"{name}: expected GPT-2's vocabulary, which its shards are made with, found "
+                      f"another one in {args.vocab}\n  -> leave --vocab out")
     settings = {"dataset": name or "text", "vocabulary": vocabulary_hash(tokenizer)}
     if not ready:
-        settings.update({"--tokens": args.tokens, "--shard-tokens": args.shard_tokens, "--val-fraction": args.val_fraction})
+        settings.update({"--tokens": args.tokens, "--shard-tokens": args.shard_tokens,
+                         "--val-fraction": args.val_fraction})
     out = args.out or os.path.relpath(os.path.join(HERE, name))
-    files = [] if name else list_files(args.what, out)     # before the folder is made: a mistyped path leaves nothing behind
+    # before the folder is made: a mistyped path leaves nothing behind
+    files = [] if name else list_files(args.what, out)
     folder = Folder(out, settings)
     tokenizer.write(os.path.join(folder.path, "tokenizer.bin"))
     if files:
-        marks = "".join(f"{os.fsencode(file)!r} {os.stat(file).st_size} {os.stat(file).st_mtime_ns}\n" for file in files)
+        marks = "".join(f"{os.fsencode(file)!r} {os.stat(file).st_size} "
+                        f"{os.stat(file).st_mtime_ns}\n" for file in files)
         folder.same_text(f"{len(files)} files {hashlib.sha256(marks.encode()).hexdigest()[:16]}")
     if ready:
         get_ready(DATASETS[name], folder, args.shards or 10)
@@ -958,7 +1124,8 @@ def main():
     except KeyboardInterrupt:
         say("stopped; the same command continues")
     except OSError as error:
-        say(f"error: expected to read and write, found: {error}\n  -> with disk space and permissions in order, the same command continues; or another --out")
+        say(f"error: expected to read and write, found: {error}\n  -> with disk space and "
+            "permissions in order, the same command continues; or another --out")
     return 1
 
 

@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""From a question to a picture: trains every combination of the values given, compares them, and writes a page.
+"""From a question to a picture: trains every combination of the values given, compares them, and
+writes a page.
 
-    python3 dev/ablate.py --mode PRE,SPAN --seed 1,2,3 --layers 6,24 --lr 1e-3,3e-3 --steps 300 --out ablations/depth
-    python3 dev/ablate.py study.toml            the same from a file: mode = ["PRE", "SPAN"], layers = [6, 24], steps = 300, ...
+    python3 dev/ablate.py --mode PRE,SPAN --seed 1,2,3 --layers 6,24 --lr 1e-3,3e-3 --steps 300 \
+                          --out ablations/depth
+    python3 dev/ablate.py study.toml            the same from a file: mode = ["PRE", "SPAN"],
+                                                layers = [6, 24], steps = 300, ...
 
-Any flag of ./train_gpt may be given, with one value or several, and --mode, the placement. Runs with the same seed are pairs: the same order of the data, and
-the same bits in every weight they have in common. The values of --compare (default: mode, or else the first flag with several values) are set
-against the first of them; of several --lr each gets its best; every other flag with several values makes panels of their own.
+Any flag of ./train_gpt may be given, with one value or several, and --mode, the placement. Runs
+with the same seed are pairs: the same order of the data, and the same bits in every weight they
+have in common. The values of --compare (default: mode, or else the first flag with several values)
+are set against the first of them; of several --lr each gets its best; every other flag with several
+values makes panels of their own.
 
 The study's folder is named by its content, so another command is another study. Killed or stopped,
 the same command goes on from the last checkpoints, to the same result. With the same --out and more
-values, a study grows. --report writes the page of what there is, at any time.
-Needs numpy, scipy and matplotlib; --probe also the packages that dev/probe.py names.
+values, a study grows. --report writes the page of what there is, at any time. Needs numpy, scipy
+and matplotlib; --probe also the packages that dev/probe.py names.
 """
 import argparse
 import concurrent.futures
@@ -36,12 +41,14 @@ import sys
 import tempfile
 import time
 
-from ablation.study import COLLAPSED, DIVERGED, ENDED, FAILED, FINISHED, KILLED, WAITING, Run, Study, die_with_parent, read_json, read_log, read_run, write_json
+from ablation.study import (COLLAPSED, DIVERGED, ENDED, FAILED, FINISHED, KILLED, WAITING, Run,
+                            Study, die_with_parent, read_json, read_log, read_run, write_json)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = 1
-EXIT_DIVERGED = 3                             # of the trainer
-NOT_FOR_STUDIES = ("resume", "from", "show", "eval", "sample", "prompt")      # flags that a study sets itself, or that train nothing
+EXIT_DIVERGED = 3                             # the trainer's exit status
+# flags that a study sets itself, or that train nothing
+NOT_FOR_STUDIES = ("resume", "from", "show", "eval", "sample", "prompt")
 BUDGETS = ("tokens", "flops", "minutes")
 EXAMPLE = "python3 dev/ablate.py --mode PRE,SPAN --seed 1,2,3 --steps 200"
 
@@ -50,16 +57,18 @@ def stop(what, hint):
     sys.exit(f"error: {what}\n  -> {hint}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- what is asked
+# -------------------------------------------------------------------------------------- the request
 
 def add_axis(axes, name, values):
     name = name.replace("_", "-")
     if name in NOT_FOR_STUDIES:
-        stop(f"--{name} is not for a study", "leave it out; each run is a folder of its own, which ./train_gpt --from samples from")
+        stop(f"--{name} is not for a study",
+             "leave it out; each run is a folder of its own, which ./train_gpt --from samples from")
     if name in axes:
         stop(f"--{name} is given twice", f"give it once, with all its values: --{name} A,B")
     if not values or not all(values) or len(set(values)) < len(values):
-        stop(f"--{name} {','.join(values)}: expected values that differ, with commas between them", f"--{name} A,B")
+        stop(f"--{name} {','.join(values)}: expected values that differ, with commas between them",
+             f"--{name} A,B")
     axes[name] = values
 
 
@@ -69,7 +78,8 @@ def parse_flags(words):
     while words:
         word = words.pop(0)
         if not re.match(r"--[a-z]", word):
-            stop(f"expected a flag, found \"{word}\"", "values follow their flag, with commas and no spaces between them: " + EXAMPLE)
+            stop(f"expected a flag, found \"{word}\"",
+                 "values follow their flag, with commas and no spaces between them: " + EXAMPLE)
         name, equals, value = word[2:].partition("=")
         if not equals:
             if not words or words[0].startswith("--"):
@@ -152,12 +162,15 @@ def read_toml(path):
         with open(path, "rb") as file:
             table = tomllib.load(file)
     except OSError as error:
-        stop(f"cannot read {path}: {error.strerror}", f"the path of a TOML file, or flags: {EXAMPLE}")
+        stop(f"cannot read {path}: {error.strerror}",
+             f"the path of a TOML file, or flags: {EXAMPLE}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         stop(f"{path}: {error}", 'lines like  mode = ["PRE", "SPAN"]')
     for name, value in table.items():
-        if not all(isinstance(one, (str, int, float)) for one in (value if isinstance(value, list) else [value])):
-            stop(f"{path}: {name} = {value!r}: expected a number, a text, true or false, or a list of them", f"{name} = [1, 2]")
+        if not all(isinstance(one, (str, int, float))
+                   for one in (value if isinstance(value, list) else [value])):
+            stop(f"{path}: {name} = {value!r}: expected a number, a text, true or false, or a list "
+                 "of them", f"{name} = [1, 2]")
     return {name.replace("_", "-"): value for name, value in table.items()}
 
 
@@ -168,67 +181,90 @@ def as_text(value):
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                                     usage="ablate.py [STUDY.toml] [--mode A,B] [--FLAG VALUE,VALUE...] [options]")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False,
+                                     usage="ablate.py [STUDY.toml] [--mode A,B] [--FLAG "
+                                           "VALUE,VALUE...] [options]")
     parser.add_argument("--out", help="the study's folder; default: ablations/ and all flags")
-    parser.add_argument("--jobs", type=int, help="runs at a time; default: one for each GPU, on the CPU one for each core")
-    parser.add_argument("--tokens", type=float, help="budget of a run in tokens, instead of --steps")
-    parser.add_argument("--flops", type=float, help="budget of a run in floating-point operations (flops_per_token of config.json)")
-    parser.add_argument("--minutes", type=float, help="budget of a run in minutes of training on this machine, by a trial at the start")
+    parser.add_argument("--jobs", type=int, help="runs at a time; default: one for each GPU, on "
+                                                 "the CPU one for each core")
+    parser.add_argument("--tokens", type=float,
+                        help="budget of a run in tokens, instead of --steps")
+    parser.add_argument("--flops", type=float, help="budget of a run in floating-point operations "
+                                                    "(flops_per_token of config.json)")
+    parser.add_argument("--minutes", type=float, help="budget of a run in minutes of training on "
+                                                      "this machine, by a trial at the start")
     parser.add_argument("--compare", help="the flag whose values are compared")
-    parser.add_argument("--largest-lr", action="store_true", help="also search the largest stable learning rate of each, by bisection, from --lr on")
-    parser.add_argument("--within", type=float, default=0.5, help="a rate is stable if its loss ends within so many nats of the best rate's (default: 0.5)")
+    parser.add_argument("--largest-lr", action="store_true",
+                        help="also search the largest stable learning rate of each, by bisection, "
+                             "from --lr on")
+    parser.add_argument("--within", type=float, default=0.5,
+                        help="a rate is stable if its loss ends within so many nats of the best "
+                             "rate's (default: 0.5)")
     parser.add_argument("--probe", action="store_true", help="look into every finished run "
                         "(dev/probe.py, needs torch and transformers): similarity of layers, "
                         "ranks, spectra, condition numbers")
     parser.add_argument("--probe-tokens", type=int, default=0,
                         help="tokens of a probe; default: ten for each channel of the ffn")
-    parser.add_argument("--report", action="store_true", help="no training: the page of the runs that are there")
-    parser.add_argument("--make", default="", metavar="'DEVICE=cpu PREC=fp32'", help="variables for make")
+    parser.add_argument("--report", action="store_true",
+                        help="no training: the page of the runs that are there")
+    parser.add_argument("--make", default="", metavar="'DEVICE=cpu PREC=fp32'",
+                        help="variables for make")
     table = {}
     if argv and not argv[0].startswith("-"):
         table = read_toml(argv[0])
         known = {name.replace("_", "-") for name in vars(parser.parse_args([]))}
-        parser.set_defaults(**{name.replace("-", "_"): value for name, value in table.items() if name in known})
+        parser.set_defaults(**{name.replace("-", "_"): value for name, value in table.items()
+                               if name in known})
         table = {name: value for name, value in table.items() if name not in known}
         argv = argv[1:]
     options, words = parser.parse_known_args(argv)
     axes = parse_flags(words)
     for name, value in table.items():
         if name not in axes:                                   # the command line wins
-            add_axis(axes, name, [as_text(one) for one in (value if isinstance(value, list) else [value])])
+            add_axis(axes, name,
+                     [as_text(one) for one in (value if isinstance(value, list) else [value])])
     for name in BUDGETS:
         value = getattr(options, name)
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
             stop(f"--{name} {value}: expected a number above 0", f"--{name} 1e6")
-    given = [name for name in BUDGETS if getattr(options, name) is not None] + [name for name in ("steps",) if name in axes]
+    given = ([name for name in BUDGETS if getattr(options, name) is not None]
+             + [name for name in ("steps",) if name in axes])
     if len(given) > 1:
         stop(f"--{' and --'.join(given)}: expected one budget", f"--{given[0]} alone")
     if options.jobs is not None and not 1 <= options.jobs <= 1024:
         stop(f"--jobs {options.jobs}: expected 1 to 1024", "--jobs 2")
-    if not isinstance(options.probe, bool) or not isinstance(options.probe_tokens, int) or options.probe_tokens < 0:
-        stop(f"probe = {options.probe}, probe-tokens = {options.probe_tokens}: expected true or false, and a number from 0", "probe = true")
+    if (not isinstance(options.probe, bool) or not isinstance(options.probe_tokens, int)
+        or options.probe_tokens < 0):
+        stop(f"probe = {options.probe}, probe-tokens = {options.probe_tokens}: expected true or "
+             "false, and a number from 0", "probe = true")
     if options.largest_lr and axes and "lr" not in axes:
         stop("--largest-lr begins with a rate that may work", "--lr 1e-3")
     return options, axes
 
 
 def machine():
-    """What the figures were measured on."""
+    """The machine on which the figures were measured."""
     def first_line(*command):
         try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip().partition("\n")[0]
+            return subprocess.run(command, capture_output=True, text=True,
+                                  timeout=20).stdout.strip().partition("\n")[0]
         except (OSError, subprocess.TimeoutExpired):
             return ""
     info = pathlib.Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.*)", info.read_text(), re.M) if info.is_file() else []
-    found = {"processor": names[0] if names else platform.machine(), "cores": str(os.cpu_count()), "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-             "GPU": first_line("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"), "compiler": first_line(os.environ.get("CC", "cc"), "--version"),
-             "commit": first_line("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"), "begun": time.strftime("%Y-%m-%d")}
+    found = {"processor": names[0] if names else platform.machine(), "cores": str(os.cpu_count()),
+             "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+             "GPU": first_line("nvidia-smi", "--query-gpu=name,driver_version",
+                               "--format=csv,noheader"),
+             "compiler": first_line(os.environ.get("CC", "cc"), "--version"),
+             "commit": first_line("git", "-C", str(ROOT), "describe", "--always", "--dirty",
+                                  "--exclude", "*"), "begun": time.strftime("%Y-%m-%d")}
     return {what: text for what, text in found.items() if text}
 
 
-# ---------------------------------------------------------------------------------------------------------------- the study as kept
+# -------------------------------------------------------------------------------- the study as kept
 
 def study_name(axes, options):
     """The study's content as a name: PRE-SPAN-seed-1-2-3-steps-200. A hash ends unclear names."""
@@ -253,11 +289,14 @@ def check_growth(out, kept, asked):
         was, now = kept["axes"].get(name), asked["axes"].get(name)
         several = was and now and (len(was) > 1 or name in ("mode", "seed"))
         if was != now and not (several and (set(was) <= set(now) or set(now) <= set(was))):
-            stop(f"{out} holds a study with --{name} {','.join(was) if was else '(default)'}, not {','.join(now) if now else '(default)'}",
-                 "its own command goes on with it, and may have more modes, seeds, or values of a flag that has several; for another study: another --out")
+            stop(f"{out} holds a study with --{name} {','.join(was) if was else '(default)'}, "
+                 f"not {','.join(now) if now else '(default)'}",
+                 "its own command goes on with it, and may have more modes, seeds, or values of a "
+                 "flag that has several; for another study: another --out")
     for name in ("budget", "make", "largest_lr"):
         if kept[name] != asked[name]:
-            stop(f"{out} holds a study whose {name} is {kept[name]}, not {asked[name]}", "its own command goes on with it; for another study: another --out")
+            stop(f"{out} holds a study whose {name} is {kept[name]}, not {asked[name]}",
+                 "its own command goes on with it; for another study: another --out")
 
 
 def source_hash():
@@ -276,7 +315,8 @@ def open_study(options, axes):
     out = pathlib.Path(options.out or f"ablations/{study_name(named, options)}")
     kept = read_json(out / "study.json")
     if kept is not None and (not isinstance(kept, dict) or kept.get("version") != VERSION):
-        stop(f"{out}/study.json is not of version {VERSION}, which this program knows", "use the norm.c that wrote it, or another --out")
+        stop(f"{out}/study.json is not of version {VERSION}, which this program knows",
+             "use the norm.c that wrote it, or another --out")
     if not axes:
         if not kept:
             stop(f"{out} holds no study", EXAMPLE)
@@ -284,8 +324,10 @@ def open_study(options, axes):
     check_axes(axes, options, {path.name for path in out.glob("bin/*")})
     for name, value in (("mode", ["SPAN"]), ("seed", ["1"])):
         axes.setdefault(name, kept["axes"][name] if kept else value)
-    asked = {"version": VERSION, "command": shlex.join(["python3", "dev/ablate.py"] + sys.argv[1:]), "axes": axes, "budget": {name: getattr(options, name) for name in BUDGETS},
-             "compare": options.compare, "largest_lr": options.largest_lr, "within": options.within, "make": options.make, "probe": options.probe, "probe_tokens": options.probe_tokens}
+    asked = {"version": VERSION, "command": shlex.join(["python3", "dev/ablate.py"] + sys.argv[1:]),
+             "axes": axes, "budget": {name: getattr(options, name) for name in BUDGETS},
+             "compare": options.compare, "largest_lr": options.largest_lr, "within": options.within,
+             "make": options.make, "probe": options.probe, "probe_tokens": options.probe_tokens}
     if kept:
         check_growth(out, kept, asked)
         # The kept order of flags stays, because it names the runs.
@@ -296,50 +338,68 @@ def open_study(options, axes):
 
 
 def combinations(kept):
-    """The axes' values of every run. Seeds go round last, so that what is there first is a comparison already."""
+    """The axes' values of every run. Seeds go round last, so that what is there first is a
+    comparison already."""
     names = [name for name in kept["axes"] if name != "seed"]
-    rest = [dict(zip(names, values)) for values in itertools.product(*(kept["axes"][name] for name in names))]
-    return [dict(axes, seed=seed) for seed in kept["axes"]["seed"] for axes in rest] + kept["searched"]
+    rest = [dict(zip(names, values))
+            for values in itertools.product(*(kept["axes"][name] for name in names))]
+    return ([dict(axes, seed=seed) for seed in kept["axes"]["seed"] for axes in rest]
+            + kept["searched"])
 
 
 def run_name(kept, axes):
-    several = [name for name in kept["axes"] if name not in ("mode", "seed") and (len(kept["axes"][name]) > 1 or (name == "lr" and kept["largest_lr"]))]
-    text = "-".join([axes["mode"]] + [name + axes[name] for name in several] + [f"seed{axes['seed']}"])
+    several = [name for name in kept["axes"] if name not in ("mode", "seed")
+               and (len(kept["axes"][name]) > 1 or (name == "lr" and kept["largest_lr"]))]
+    text = "-".join([axes["mode"]] + [name + axes[name] for name in several]
+                    + [f"seed{axes['seed']}"])
     return re.sub(r"[^A-Za-z0-9.+_-]", "_", text)
 
 
 def plan_of(kept, axes):
-    """Runs that differ by their seed alone share a plan: {"steps", "tokens_per_step", "flops_per_token"}, or {"error": lines}."""
+    """Runs that differ by their seed alone share a plan: {"steps", "tokens_per_step",
+    "flops_per_token"}, or {"error": lines}."""
     return kept["plans"].get(run_name(kept, dict(axes, seed="")), {})
 
 
 def run_command(out, kept, axes):
-    """The flags asked for, and where they say nothing those that make a study of it: validations, checkpoints and diagnostics by the run's length."""
+    """The flags asked for, and where they say nothing those that make a study of it: validations,
+    checkpoints and diagnostics by the run's length."""
     steps = plan_of(kept, axes).get("steps", 0)
-    flags = {"val-every": max(1, steps // 4), "save-every": max(1, steps // 4), "norms-every": max(1, steps // 40)}
+    flags = {"val-every": max(1, steps // 4), "save-every": max(1, steps // 4),
+             "norms-every": max(1, steps // 40)}
     flags.update({name: value for name, value in axes.items() if name != "mode"}, steps=steps)
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return [str(out / "bin" / axes["mode"])] + words + ["--sample", "0", "--out", str(out / "runs" / run_name(kept, axes)), "--resume", "auto"]
+    folder = out / "runs" / run_name(kept, axes)
+    return [str(out / "bin" / axes["mode"])] + words + ["--sample", "0", "--out", str(folder),
+                                                        "--resume", "auto"]
 
 
 def make_study(out, kept):
     """The study with its runs as they lie on the disk."""
-    several = [name for name, values in kept["axes"].items() if len(values) > 1 and name not in ("seed", "lr")] + [name for name in ("lr",) if len(kept["axes"].get(name, "")) > 1]
+    several = ([name for name, values in kept["axes"].items()
+                if len(values) > 1 and name not in ("seed", "lr")]
+               + [name for name in ("lr",) if len(kept["axes"].get(name, "")) > 1])
     compare = kept["compare"] or ("mode" if "mode" in several or not several else several[0])
     if compare not in kept["axes"] or compare == "seed":
-        stop(f"--compare {compare}: expected one of the flags given: {', '.join(name for name in kept['axes'] if name != 'seed')}", "--compare mode")
-    tune = "lr" if compare != "lr" and (len(kept["axes"].get("lr", "")) > 1 or kept["largest_lr"]) else None
-    shown = {name: values for name, values in kept["axes"].items() if len(values) > 1 or name in ("mode", "seed", compare, tune)}
+        stop(f"--compare {compare}: expected one of the flags given: "
+             f"{', '.join(name for name in kept['axes'] if name != 'seed')}", "--compare mode")
+    tune = "lr" if compare != "lr" and (len(kept["axes"].get("lr", "")) > 1
+                                        or kept["largest_lr"]) else None
+    shown = {name: values for name, values in kept["axes"].items()
+             if len(values) > 1 or name in ("mode", "seed", compare, tune)}
     if tune:
-        shown["lr"] = sorted(set(kept["axes"]["lr"]) | {axes["lr"] for axes in kept["searched"]}, key=float)
+        shown["lr"] = sorted(set(kept["axes"]["lr"]) | {axes["lr"] for axes in kept["searched"]},
+                             key=float)
     flags = {name: values[0] for name, values in kept["axes"].items() if name not in shown}
-    runs = [read_run(Run(name, {axis: axes[axis] for axis in shown}, out / "runs" / name, run_command(out, kept, axes)))
-            for axes in combinations(kept) for name in [run_name(kept, axes)]]
+    runs = [read_run(Run(name, {axis: axes[axis] for axis in shown}, out / "runs" / name,
+                         run_command(out, kept, axes))) for axes in combinations(kept)
+            for name in [run_name(kept, axes)]]
     tokens = {plan["tokens_per_step"] for plan in kept["plans"].values() if "steps" in plan}
-    return Study(out, shown, flags, kept["command"], kept["machine"], compare, tune, runs, tokens_per_step=tokens.pop() if len(tokens) == 1 else 0)
+    return Study(out, shown, flags, kept["command"], kept["machine"], compare, tune, runs,
+                 tokens_per_step=tokens.pop() if len(tokens) == 1 else 0)
 
 
-# ---------------------------------------------------------------------------------------------------------------- building and planning
+# ---------------------------------------------------------------------------- building and planning
 
 def build(out, kept):
     """One trainer for each mode, kept with the study, so that later runs use the same one."""
@@ -348,7 +408,9 @@ def build(out, kept):
         if binary.exists():
             continue
         print(f"building {mode}", flush=True)
-        made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary", f"NORM_MODE={mode}"] + shlex.split(kept["make"]), capture_output=True, text=True)
+        made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory",
+                               "binary", f"NORM_MODE={mode}"] + shlex.split(kept["make"]),
+                              capture_output=True, text=True)
         if made.returncode:
             said = "\n  ".join((made.stdout + made.stderr).strip().splitlines()[-8:])
             stop(f"{mode} was not built:\n  {said}", "see above; nothing was trained")
@@ -363,45 +425,65 @@ def environments(kept, jobs):
     """One for each run at a time: a GPU of its own, or a part of the cores."""
     if kept.get("device") == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        listed = "" if visible is not None else subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-        gpus = visible.split(",") if visible else [str(i) for i in range(len(re.findall(r"^GPU \d+:", listed, re.M)))] or ["0"]
-        return [dict(os.environ, CUDA_VISIBLE_DEVICES=gpus[i % len(gpus)]) for i in range(jobs or len(gpus))]
+        listed = ("" if visible is not None
+                  else subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout)
+        gpus = (visible.split(",") if visible
+                else [str(i) for i in range(len(re.findall(r"^GPU \d+:", listed, re.M)))] or ["0"])
+        return [dict(os.environ, CUDA_VISIBLE_DEVICES=gpus[i % len(gpus)])
+                for i in range(jobs or len(gpus))]
     cores = len(os.sched_getaffinity(0))
     jobs = jobs or cores
-    return [dict(os.environ, OMP_NUM_THREADS=str(max(1, cores // jobs)), OMP_WAIT_POLICY="passive") for _ in range(jobs)]
+    return [dict(os.environ, OMP_NUM_THREADS=str(max(1, cores // jobs)), OMP_WAIT_POLICY="passive")
+            for _ in range(jobs)]
 
 
 def time_of_step(command, slots):
     """Milliseconds, the median over short trials, as many at a time as there will be runs."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--steps", "8", "--val-every", "0", "--save-every", "0", "--norms-every", "0", "--sample", "0", "--val-tokens", "1"]
-        trials = [subprocess.Popen(command + words + ["--out", f"{folder}/{i}"], env=slot, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for i, slot in enumerate(slots)]
+        words = ["--steps", "8", "--val-every", "0", "--save-every", "0", "--norms-every", "0",
+                 "--sample", "0", "--val-tokens", "1"]
+        trials = [subprocess.Popen(command + words + ["--out", f"{folder}/{i}"], env=slot,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                  for i, slot in enumerate(slots)]
         for trial in trials:
             trial.wait()
-        logs = [log for i in range(len(slots)) if (log := pathlib.Path(folder, str(i), "log.jsonl")).is_file()]
-        times = [line["ms"] for log in logs for line in read_log(log) if "ms" in line and line["step"] > 2]
+        logs = [log for i in range(len(slots))
+                if (log := pathlib.Path(folder, str(i), "log.jsonl")).is_file()]
+        times = [line["ms"] for log in logs for line in read_log(log)
+                 if "ms" in line and line["step"] > 2]
     return statistics.median(times) if times else None
 
 
 def make_plan(out, kept, axes, slots):
-    """Steps and cost of a configuration, from the trainer itself, which checks the flags on the way; or why it refuses them."""
+    """Steps and cost of a configuration, from the trainer itself, which checks the flags on the
+    way; or why it refuses them."""
     set_here = ("steps", "val-every", "save-every", "norms-every", "val-tokens")
     binary = str(out / "bin" / axes["mode"])
-    words = [word for name, value in axes.items() if name not in ("mode", "seed") for word in (f"--{name}", value)]
-    shown = subprocess.run([binary] + words + ["--show", "config"], capture_output=True, text=True, errors="replace")
+    words = [word for name, value in axes.items() if name not in ("mode", "seed")
+             for word in (f"--{name}", value)]
+    shown = subprocess.run([binary] + words + ["--show", "config"], capture_output=True, text=True,
+                           errors="replace")
     if shown.returncode:
         return {"error": (shown.stdout + shown.stderr).strip().splitlines()[-8:]}
-    config = json.loads(shown.stdout[re.search(r"^\{", shown.stdout, re.M).start():])       # notes may stand before it
+    # notes may stand before it
+    config = json.loads(shown.stdout[re.search(r"^\{", shown.stdout, re.M).start():])
     flags, budget = config["flags"], kept["budget"]
-    plan = {"steps": int(flags["steps"]), "tokens_per_step": int(flags["batch"]) * int(flags["seq"]), "flops_per_token": config["flops_per_token"]}
+    plan = {"steps": int(flags["steps"]),
+            "tokens_per_step": int(flags["batch"]) * int(flags["seq"]),
+            "flops_per_token": config["flops_per_token"]}
     if budget["tokens"] or budget["flops"]:
-        plan["steps"] = round((budget["tokens"] or budget["flops"] / plan["flops_per_token"]) / plan["tokens_per_step"])
+        plan["steps"] = round((budget["tokens"] or budget["flops"] / plan["flops_per_token"])
+                              / plan["tokens_per_step"])
     if budget["minutes"]:
-        step = time_of_step([binary] + [word for name, value in axes.items() if name not in ("mode",) + set_here for word in (f"--{name}", value)], slots)
+        step = time_of_step([binary] + [word for name, value in axes.items()
+                                        if name not in ("mode",) + set_here
+                                        for word in (f"--{name}", value)], slots)
         if step is None:
             return {"error": ["a trial of eight steps came to nothing"]}
         plan["steps"] = round(60e3 * budget["minutes"] / step)
-    return plan if plan["steps"] > 0 else {"error": [f"no step to train: a step is {plan['tokens_per_step']} tokens, {plan['tokens_per_step'] * plan['flops_per_token']:.3g} FLOP"]}
+    return (plan if plan["steps"] > 0
+            else {"error": [f"no step to train: a step is {plan['tokens_per_step']} tokens, "
+                            f"{plan['tokens_per_step'] * plan['flops_per_token']:.3g} FLOP"]})
 
 
 def plan_runs(out, kept, slots):
@@ -419,7 +501,7 @@ def plan_runs(out, kept, slots):
     write_json(out / "study.json", kept)
 
 
-# ---------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 def wait_for_lock(folder, seconds=60):
     """The trainer of an ablate.py that was killed may still be saving its last checkpoint."""
@@ -447,29 +529,38 @@ def start(run, slot):
     wait_for_lock(run.folder)
     run.status = WAITING
     with open(run.folder / "output.txt", "ab") as output:
-        process = subprocess.Popen(run.command, env=slot, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent)
+        process = subprocess.Popen(run.command, env=slot, stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT, start_new_session=True,
+                                   preexec_fn=die_with_parent)
     return Work(run, slot, process, time.time())
 
 
 def finish(work):
-    """Writes down and says what a run came to: 0 finished, 3 diverged, by a signal killed, anything else failed."""
+    """Writes down and says what a run came to: 0 finished, 3 diverged, by a signal killed, anything
+    else failed."""
     run, code = work.run, work.process.returncode
     status = {0: FINISHED, EXIT_DIVERGED: DIVERGED}.get(code, KILLED if code < 0 else FAILED)
     before = (read_json(run.folder / "outcome.json") or {}).get("seconds", 0)
-    write_json(run.folder / "outcome.json", {"status": status, "exit": code, "seconds": round(before + time.time() - work.begun, 1)})
+    write_json(run.folder / "outcome.json",
+               {"status": status, "exit": code,
+                "seconds": round(before + time.time() - work.begun, 1)})
     read_run(run)
-    if status == FINISHED:                                     # the last checkpoint is the result; those before it were for a kill
+    if status == FINISHED:  # the last checkpoint is the result; those before it were for a kill
         for checkpoint in sorted(run.folder.glob("step_*"))[:-1]:
             shutil.rmtree(checkpoint, ignore_errors=True)
     loss = run.last_loss()
-    print(f"{run.name}: {run.status}" + (f", validation loss {loss:.4f}" if loss is not None else "") + f", {clock(time.time() - work.begun)}", flush=True)
+    print(f"{run.name}: {run.status}" + (f", validation loss {loss:.4f}" if loss is not None
+                                         else "") + f", {clock(time.time() - work.begun)}",
+          flush=True)
     if status in (FAILED, KILLED):
-        print("  " + "\n  ".join([f"exit status {code}; the last lines of {run.folder}/output.txt:"] + run.tail()), flush=True)
+        print("  " + "\n  ".join([f"exit status {code}; the last lines of {run.folder}/output.txt:"]
+                                 + run.tail()), flush=True)
 
 
 def clock(seconds):
     seconds = int(seconds)
-    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}" if seconds >= 3600 else f"{seconds // 60}:{seconds % 60:02d}"
+    return (f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+            if seconds >= 3600 else f"{seconds // 60}:{seconds % 60:02d}")
 
 
 def last_step(run):
@@ -480,11 +571,13 @@ def last_step(run):
     with open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
         found = re.findall(rb'^\{"step": (\d+), "loss": ([0-9.e+-]+|null)', file.read(), re.M)
-    return (int(found[-1][0]), f" loss {float(found[-1][1]):.3f}" if found[-1][1] != b"null" else " loss not finite") if found else (0, "")
+    return (int(found[-1][0]), f" loss {float(found[-1][1]):.3f}"
+            if found[-1][1] != b"null" else " loss not finite") if found else (0, "")
 
 
 class Progress:
-    """One line every few seconds: runs that ended, runs in work, how much of all floating-point operations is done, and when all will be."""
+    """One line every few seconds: runs that ended, runs in work, how much of all floating-point
+    operations is done, and when all will be."""
 
     def __init__(self, study, cost):
         self.study, self.cost, self.begun, self.printed = study, cost, time.time(), time.time()
@@ -494,30 +587,41 @@ class Progress:
     def done(self, working):
         ended = [run for run in self.study.runs if run.status in (*ENDED, FAILED)]
         whole = sum(self.cost[run.name]["flops"] for run in ended)
-        return whole + sum(self.cost[w.run.name]["flops"] * last_step(w.run)[0] / self.cost[w.run.name]["steps"] for w in working)
+        return whole + sum(self.cost[w.run.name]["flops"] * last_step(w.run)[0]
+                           / self.cost[w.run.name]["steps"] for w in working)
 
     def show(self, working):
         if time.time() - self.printed < self.every:
             return
         self.printed = time.time()
-        counts = {status: sum(run.status == status for run in self.study.runs) for status in (*ENDED, KILLED, FAILED)}
-        ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count or status == FINISHED)
-        here = "; ".join(f"{w.run.name} {step}/{self.cost[w.run.name]['steps']}{loss}" for w in working for step, loss in [last_step(w.run)])
-        done, total, spent = self.done(working), sum(cost["flops"] for cost in self.cost.values()), time.time() - self.begun
-        eta = f", ETA {clock(spent * (total - done) / (done - self.at_start))}" if done > self.at_start else ""
-        print(f"{clock(spent):>7}  {ended} of {len(self.study.runs)} | {here} | {100 * done / total:.0f} %{eta}", flush=True)
+        counts = {status: sum(run.status == status for run in self.study.runs)
+                  for status in (*ENDED, KILLED, FAILED)}
+        ended = ", ".join(f"{count} {status}" for status, count in counts.items()
+                          if count or status == FINISHED)
+        here = "; ".join(f"{w.run.name} {step}/{self.cost[w.run.name]['steps']}{loss}"
+                         for w in working for step, loss in [last_step(w.run)])
+        done, total, spent = (self.done(working), sum(cost["flops"] for cost in self.cost.values()),
+                              time.time() - self.begun)
+        eta = (f", ETA {clock(spent * (total - done) / (done - self.at_start))}"
+               if done > self.at_start else "")
+        print(f"{clock(spent):>7}  {ended} of {len(self.study.runs)} | {here} | "
+              f"{100 * done / total:.0f} %{eta}", flush=True)
 
 
 def train(out, kept, slots):
-    """Runs all that has not ended, as many at a time as there are slots. One that fails does not stop the others."""
+    """Runs all that has not ended, as many at a time as there are slots. One that fails does not
+    stop the others."""
     plan_runs(out, kept, slots)
     study = make_study(out, kept)
-    cost = {run.name: {"steps": plan["steps"], "flops": plan["steps"] * plan["tokens_per_step"] * plan["flops_per_token"]}
+    cost = {run.name: {"steps": plan["steps"],
+                       "flops": plan["steps"] * plan["tokens_per_step"] * plan["flops_per_token"]}
             for run, axes in zip(study.runs, combinations(kept)) for plan in [plan_of(kept, axes)]}
     waiting = [run for run in study.runs if run.status not in ENDED]
-    print(f"{out}: {len(study.runs)} runs, {len(waiting)} to train, {len(slots)} at a time; {sum(c['flops'] for c in cost.values()):.3g} FLOP in all", flush=True)
+    print(f"{out}: {len(study.runs)} runs, {len(waiting)} to train, {len(slots)} at a time; "
+          f"{sum(c['flops'] for c in cost.values()):.3g} FLOP in all", flush=True)
     working, free, stopped, progress = [], list(slots), [], Progress(study, cost)
-    before = {number: signal.signal(number, lambda number, frame: stopped.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda number, frame: stopped.append(number))
+              for number in (signal.SIGINT, signal.SIGTERM)}
     while (waiting or working) and not stopped:
         while waiting and free:
             working.append(start(waiting.pop(0), free.pop(0)))
@@ -534,30 +638,37 @@ def train(out, kept, slots):
     for number, handler in before.items():
         signal.signal(number, handler)
     if stopped:
-        print("\nstopped; the runs in work have saved a checkpoint, and the same command goes on", flush=True)
+        print("\nstopped; the runs in work have saved a checkpoint, and the same command goes on",
+              flush=True)
         sys.exit(128 + stopped[0])
 
 
-# ---------------------------------------------------------------------------------------------------------------- the largest stable rate
+# -------------------------------------------------------------------------- the largest stable rate
 
 def rates_tried(study, kept, panel, level):
     """Rate -> whether it is stable, for those whose runs have all ended."""
     from ablation import stats
     cells = {rate: list(study.cell(panel, level, rate).values()) for rate in study.axes["lr"]}
-    losses = {rate: [run.final_loss() for run in runs] for rate, runs in cells.items() if runs and all(run.status in ENDED for run in runs)}
+    losses = {rate: [run.final_loss() for run in runs] for rate, runs in cells.items()
+              if runs and all(run.status in ENDED for run in runs)}
     means = [statistics.fmean(found) for found in losses.values() if None not in found]
-    return {float(rate): bool(means) and stats.is_stable(found, min(means), kept["within"]) for rate, found in losses.items()}
+    return {float(rate): bool(means) and stats.is_stable(found, min(means), kept["within"])
+            for rate, found in losses.items()}
 
 
 def search_rates(out, kept, slots):
-    """More rates for each level and panel, until the largest stable one is known to a factor of 1.25."""
+    """More rates for each level and panel, until the largest stable one is known to a factor of
+    1.25."""
     from ablation import stats
     while True:
         study, added = make_study(out, kept), []
-        for axes in {run_name(kept, dict(axes, seed="", lr="")): axes for axes in combinations(kept)}.values():
+        for axes in {run_name(kept, dict(axes, seed="", lr="")): axes
+                     for axes in combinations(kept)}.values():
             panel = {name: axes[name] for name in study.panels()[0]}
-            rate = stats.next_rate(rates_tried(study, kept, panel, axes[study.compare]), float(kept["axes"]["lr"][0]))
-            new = [dict(axes, lr=as_text(rate), seed=seed) for seed in kept["axes"]["seed"]] if rate is not None else []
+            rate = stats.next_rate(rates_tried(study, kept, panel, axes[study.compare]),
+                                   float(kept["axes"]["lr"][0]))
+            new = [dict(axes, lr=as_text(rate), seed=seed)
+                   for seed in kept["axes"]["seed"]] if rate is not None else []
             added += [axes for axes in new if axes not in combinations(kept)]
         if not added:
             return
@@ -570,11 +681,16 @@ def say_rates(study, kept):
     for panel in study.panels():
         for level in study.axes[study.compare]:
             low, high = stats.bracket(rates_tried(study, kept, panel, level))
-            where = f"between {low:g} and {high:g}" if low and high else f"at {low:g} or above" if low else f"below {high:g}" if high else "outside of what was tried"
-            study.notes.append(", ".join([f"{name} {value}" for name, value in panel.items()] + [f"{level}: the largest stable learning rate is {where}"]))
+            where = (f"between {low:g} and {high:g}" if low and high
+                     else f"at {low:g} or above" if low
+                     else f"below {high:g}" if high
+                     else "outside of what was tried")
+            study.notes.append(", ".join([f"{name} {value}" for name, value in panel.items()]
+                                         + [f"{level}: the largest stable learning rate "
+                                            f"is {where}"]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- probes
+# ------------------------------------------------------------------------------------------- probes
 
 def probe_runs(out, kept, slots):
     """A probe.json of as many tokens as asked for each finished run that lacks it, as many at a
@@ -608,7 +724,7 @@ def probe_runs(out, kept, slots):
     return failed
 
 
-# ---------------------------------------------------------------------------------------------------------------- the table of contents
+# ---------------------------------------------------------------------------- the table of contents
 
 def report(out, kept, notes=()):
     """The pictures and the page of what there is; returns how many runs have no result."""
@@ -618,7 +734,8 @@ def report(out, kept, notes=()):
     if kept["largest_lr"]:
         say_rates(study, kept)
     rows, warnings = stats.summarize(study), stats.confounded(study)
-    page.write_page(study, rows, warnings, pictures.draw(study, rows, out) + inside.draw(study, rows, out), out / "index.html")
+    page.write_page(study, rows, warnings, pictures.draw(study, rows, out)
+                    + inside.draw(study, rows, out), out / "index.html")
     for text in warnings + study.notes:
         print(f"note: {text}")
     print(f"wrote {out}/index.html")
@@ -632,7 +749,8 @@ def lock(out):
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        stop(f"{out} is in use by another ablate.py", "wait for it to end, or another --out; --report works beside it")
+        stop(f"{out} is in use by another ablate.py",
+             "wait for it to end, or another --out; --report works beside it")
 
 
 def main():
@@ -640,16 +758,20 @@ def main():
     packages = ["numpy", "scipy", "matplotlib"] + ["torch", "transformers"] * options.probe
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        stop(f"expected the Python packages {', '.join(missing)}", f"python3 -m pip install {' '.join(missing)}")
+        stop(f"expected the Python packages {', '.join(missing)}",
+             f"python3 -m pip install {' '.join(missing)}")
     out, kept = open_study(options, axes)
     try:
-        make_study(out, kept)                                  # what is wrong with --compare is said before anything is built
+        make_study(out, kept)  # a wrong --compare is refused before anything is built
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        stop(f"{out}/study.json does not describe a study: {error!r}", "was it edited? put it back, or take another --out")
+        stop(f"{out}/study.json does not describe a study: {error!r}",
+             "was it edited? put it back, or take another --out")
     notes = []
     if not options.report:
         if kept["source"] != source_hash():
-            print(f"note: the source has changed since {out} was begun, whose trainers stay as they are; modes built from now on differ from them\n  -> another --out compares the new code", flush=True)
+            print(f"note: the source has changed since {out} was begun, whose trainers "
+                  "stay as they are; modes built from now on differ from them\n"
+                  "  -> another --out compares the new code", flush=True)
         lock(out)
         build(out, kept)
         slots = environments(kept, options.jobs)
@@ -660,9 +782,11 @@ def main():
             notes = probe_runs(out, kept, slots)
     left = report(out, kept, notes)
     if left and not options.report:
-        stop(f"{left} runs failed or were killed, see above and the page", "the same command tries them again")
+        stop(f"{left} runs failed or were killed, see above and the page",
+             "the same command tries them again")
     if notes:
-        stop(f"{len(notes)} runs could not be probed, see above and the page", "the same command tries them again")
+        stop(f"{len(notes)} runs could not be probed, see above and the page",
+             "the same command tries them again")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 class Refusal(Exception):
-    """What was expected, what was found, and on a second line what to do."""
+    """Says what was expected, what was found, and on a second line what to do."""
 
 
 # ---------------------------------------------------------------------------------------- tables
@@ -40,7 +40,7 @@ class Class(NamedTuple):
     name: str
     type: str  # model_type; the other tables name a class by it
     mode: str  # its placement
-    flags: dict  # of norm.c, which the class implies
+    flags: dict  # norm.c's flags that the class implies
 
 
 CLASSES = [
@@ -55,7 +55,7 @@ CLASSES = [
     Class("Qwen3MoeForCausalLM", "qwen3_moe", "PRE_QK_PRE", LLAMA),
     Class("DeepseekV3ForCausalLM", "deepseek_v3", "PRE",
           LLAMA | {"router": "sigmoid", "balance_rate": "0.001"}),
-]  # fmt: skip
+]
 
 REQUIRED, ELSEWHERE = object(), object()
 
@@ -112,7 +112,7 @@ class Must(NamedTuple):
 
     classes: set
     key: str
-    missing: Any  # what transformers takes without the member
+    missing: Any  # the value that transformers takes without the member
     allowed: list  # the first one is what an export writes
 
 
@@ -162,7 +162,7 @@ class Renamed(NamedTuple):
 
 def gpt2_rows(ours, theirs, turned=False, part=0, parts=1):
     return [Renamed({"gpt2"}, f"{ours}.weight", f"{theirs}.weight", turned, part, parts),
-            Renamed({"gpt2"}, f"{ours}.bias", f"{theirs}.bias", False, part, parts)]  # fmt: skip
+            Renamed({"gpt2"}, f"{ours}.bias", f"{theirs}.bias", False, part, parts)]
 
 
 def expert_row(classes, part, theirs):
@@ -190,7 +190,7 @@ TENSORS = [
     expert_row(RENAMED_EXPERTS, "gate_proj", "mlp.experts.%d.gate_proj"),
     expert_row(RENAMED_EXPERTS, "up_proj", "mlp.experts.%d.up_proj"),
     expert_row(RENAMED_EXPERTS, "down_proj", "mlp.experts.%d.down_proj"),
-]  # fmt: skip
+]
 
 
 def rows_of(table, kind):
@@ -223,7 +223,8 @@ def program():
     """dev/hf.c, compiled into a folder that lives as long as this process."""
     folder = tempfile.TemporaryDirectory()
     services = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "llmc/run").glob("*.c"))
-    flags = "-std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O0 -pthread -I. dev/hf.c data/stories.c"
+    flags = ("-std=c17 -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 -O0 -pthread -I. dev/hf.c "
+             "data/stories.c")
     command = [*os.environ.get("CC", "cc").split(), *flags.split(), *services, "-lm", "-o",
                f"{folder.name}/hf"]
     try:
@@ -233,12 +234,12 @@ def program():
         found = error.strerror
     if found is not None:
         raise Refusal(f"{' '.join(command)}: expected to compile dev/hf.c, found: {found}\n"
-                      "  -> CC=the C compiler that builds norm.c")  # fmt: skip
+                      "  -> CC=the C compiler that builds norm.c")
     return folder
 
 
 def ask_c(*words):
-    """What dev/hf.c prints. Its warnings go to stderr, and its error becomes a Refusal."""
+    """The output of dev/hf.c. Its warnings go to stderr, and its error becomes a Refusal."""
     command = [f"{program().name}/hf", *map(str, words)]
     made = subprocess.run(command, capture_output=True, text=True, errors="replace")
     warnings, _, error = made.stderr.partition("error: ")
@@ -259,7 +260,7 @@ def rows_of_mode(name):
     modes = tables()["modes"]
     if name not in modes:
         raise Refusal(f"expected a placement of llmc/modes.h, found {name}\n"
-                      "  -> the norm.c that trained it")  # fmt: skip
+                      "  -> the norm.c that trained it")
     names = (name, modes[name]["first"], modes[name]["early"])
     return {key: modes[key] for key in names if key}
 
@@ -282,7 +283,7 @@ def parse_json(text, path):
         return json.loads(text, object_pairs_hook=members, parse_constant=constant)
     except (ValueError, RecursionError) as error:
         raise Refusal(f"{path}: not valid JSON: {error}\n"
-                      "  -> a whole copy of the file") from None  # fmt: skip
+                      "  -> a whole copy of the file") from None
 
 
 def read_json(path):
@@ -294,7 +295,7 @@ def read_json(path):
     value = parse_json(data, path)
     if not isinstance(value, dict):
         raise Refusal(f"{path}: expected an object, found {as_text(value)}\n"
-                      "  -> a whole copy of the file")  # fmt: skip
+                      "  -> a whole copy of the file")
     return value
 
 
@@ -329,7 +330,7 @@ class Tensor(NamedTuple):
 
 
 def float32(words):
-    """Stored floats, some of Tensor.words(), as float32. What is too large becomes infinite."""
+    """Stored floats, some of Tensor.words(), as float32. Too large values become infinite."""
     if words.dtype == np.uint16:
         return (words.astype("<u4") << 16).view("<f4")
     with np.errstate(over="ignore"):
@@ -345,7 +346,7 @@ def bfloat16(values):
 def is_sizes(value, least, most):
     """Whether a JSON value is a list of so many integers that are not negative."""
     return (isinstance(value, list) and least <= len(value) <= most
-            and all(type(size) is int and size >= 0 for size in value))  # fmt: skip
+            and all(type(size) is int and size >= 0 for size in value))
 
 
 def read_entry(path, name, entry, data):
@@ -355,7 +356,7 @@ def read_entry(path, name, entry, data):
     if not isinstance(dtype, str) or dtype not in BYTES:
         known = "F64, F32, BF16, F16, I64, I32, U8 or BOOL"
         raise Refusal(f"{path}: expected tensor {name} in {known}, found "
-                      f"{as_text(dtype)}\n  -> convert the file")  # fmt: skip
+                      f"{as_text(dtype)}\n  -> convert the file")
     if not is_sizes(shape, 0, RANK_MOST):
         raise ValueError(f"tensor {name}: expected a shape of at most {RANK_MOST} sizes")
     if not is_sizes(offsets, 2, 2):
@@ -396,7 +397,7 @@ def read_safetensors(path):
     except (OSError, ValueError) as error:
         found = error.strerror if isinstance(error, OSError) else error
         raise Refusal(f"{path}: expected a whole safetensors file, found: {found}\n"
-                      "  -> copy or download the file again") from None  # fmt: skip
+                      "  -> copy or download the file again") from None
     return {name: tensor for name, (tensor, _, _) in tensors.items()}
 
 
@@ -449,6 +450,6 @@ def new_folder(out):
         os.rename(temp, out)
     except OSError as error:
         raise Refusal(f"cannot write {error.filename or temp}: {error.strerror}\n"
-                      "  -> free space on that disk, or another folder") from None  # fmt: skip
+                      "  -> free space on that disk, or another folder") from None
     finally:
         shutil.rmtree(temp, ignore_errors=True)

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """A run's log.jsonl for other programs: python3 dev/logs.py RUN --csv | --tensorboard [-o PATH]
 
---csv writes RUN/log.csv: a row for each step that has something, a column for each number. --tensorboard writes event files into RUN/tensorboard
-(tensorboard --logdir RUN; needs the package tensorboard). Both have losses, rates, validations, the results of tasks, and every layer's and tensor's diagnostics:
-residual_rms/3 is that of layer 3, router_load/3/17 the load of its expert 17, grad_norms/model.norm.weight that tensor's. What is not a number is left out
-of event files, and empty in the table. Reads the log only, also while the run trains.
+--csv writes RUN/log.csv: a row for each step that has something, a column for each number.
+--tensorboard writes event files into RUN/tensorboard (tensorboard --logdir RUN; needs the package
+tensorboard). Both have losses, rates, validations, the results of tasks, and every layer's and
+tensor's diagnostics: residual_rms/3 is that of layer 3, router_load/3/17 the load of its expert 17,
+grad_norms/model.norm.weight that tensor's. Values that are not numbers are left out of event files,
+and empty in the table. Reads the log only, also while the run trains.
 """
 import argparse
 import csv
@@ -18,7 +20,8 @@ def stop(what, hint):
 
 
 def numbers(name, value):
-    """Yields (name, number) of what is nested under a name; a null is a number that was not finite, text is none."""
+    """Yields (name, number) of what is nested under a name; a null is a number that was not finite,
+    text is none."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from numbers(f"{name}/{key}", inner)
@@ -30,7 +33,8 @@ def numbers(name, value):
 
 
 def read_run(run):
-    """{step: {name: number}} in order. A step that is there twice, done again after a kill, is what the last of them says; the lines that begin each part of a run are settings."""
+    """{step: {name: number}} in order. A step that is there twice, done again after a kill, is what
+    the last of them says; the lines that begin each part of a run are settings."""
     path = pathlib.Path(run)
     path = path / "log.jsonl" if path.is_dir() else path
     if not path.is_file():
@@ -39,12 +43,13 @@ def read_run(run):
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except ValueError:                                 # cut by a kill, or not written to its end yet
+        except ValueError:  # cut by a kill, or not written to its end yet
             continue
         if not isinstance(line, dict) or not isinstance(line.get("step"), int):
             continue
         step = line.pop("step")
-        if "norm_mode" in line:                            # the run begins, or goes on, after `step`: what follows it was of a part that is lost
+        # the run begins, or goes on, after `step`: what follows it was of a part that is lost
+        if "norm_mode" in line:
             steps = {number: values for number, values in steps.items() if number <= step}
             continue
         found = {name: value for key, inner in line.items() for name, value in numbers(key, inner)}
@@ -70,12 +75,14 @@ def write_events(steps, out, when):
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
-        stop(f"expected the package tensorboard, found: {error}", "python3 -m pip install tensorboard, or --csv")
+        stop(f"expected the package tensorboard, found: {error}",
+             "python3 -m pip install tensorboard, or --csv")
     for old in out.glob("events.out.tfevents.*.norm_c*"):  # each time the whole log
         old.unlink()
     writer, count = EventFileWriter(str(out), filename_suffix=".norm_c"), 0
     for step, values in steps.items():
-        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()
+                   if value is not None]
         writer.add_event(Event(wall_time=when, step=step, summary=Summary(value=scalars)))
         count += len(scalars)
     writer.close()
@@ -83,12 +90,14 @@ def write_events(steps, out, when):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="the folder of a run, or its log.jsonl")
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--csv", action="store_true", help="a table")
     kind.add_argument("--tensorboard", action="store_true", help="event files")
-    parser.add_argument("-o", "--out", type=pathlib.Path, help="the table, or the folder of event files")
+    parser.add_argument("-o", "--out", type=pathlib.Path,
+                        help="the table, or the folder of event files")
     args = parser.parse_args()
     path, steps = read_run(args.run)
     out = args.out or path.parent / ("log.csv" if args.csv else "tensorboard")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Draws the loss curves of runs from their log.jsonl: python3 dev/plot.py runs/A [runs/B ...] [-o FILE]
+"""Draws the loss curves of runs from their log.jsonl: python3 dev/plot.py runs/A [runs/B ...] [-o
+FILE]
 
 The picture is loss.png (norms.png) in the first run's folder, if -o does not say otherwise.
 Training loss (thin, smoothed over about 1 % of the run), validation loss (dots), the corpus's
 entropy floor where it is known (dotted, or a note if it is far below). The fall of the first steps
-is cut off: the scale fits what follows the warmup, or the first tenth of the steps.
---norms draws the gradient norm of the FFN's matrices instead, one line per layer, as in SpanNorm's figures 3 and 7.
-Needs numpy, scipy and matplotlib.
+is cut off: the scale fits what follows the warmup, or the first tenth of the steps. --norms draws
+the gradient norm of the FFN's matrices instead, one line per layer, as in SpanNorm's figures 3 and
+7. Needs numpy, scipy and matplotlib.
 """
 import argparse
 import pathlib
@@ -78,17 +79,20 @@ def draw_norms(axes, run):
     """One panel for one run; dark is the first layer, light the last."""
     log = log_of(run)
     if len(diagnostics(log)) < 2:
-        sys.exit(f"error: {run}: expected gradient norms of two steps or more, found {len(diagnostics(log))}\n  -> train with a smaller --norms-every")
+        sys.exit(f"error: {run}: expected gradient norms of two steps or more, found "
+                 f"{len(diagnostics(log))}\n  -> train with a smaller --norms-every")
     draw_layer_norms(axes, log)
     axes.set_title(pathlib.Path(run).name, fontsize=10, pad=20)
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 0.99), ncols=3, frameon=False)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="run folders or log.jsonl files")
     parser.add_argument("-o", "--out")
-    parser.add_argument("--norms", action="store_true", help="gradient norms per layer instead of losses")
+    parser.add_argument("--norms", action="store_true",
+                        help="gradient norms per layer instead of losses")
     args = parser.parse_args()
     panels = len(args.runs) if args.norms else 1
     figure, axes = plt.subplots(1, panels, figsize=(max(8, 4 * panels), 4.5), dpi=120, sharey=True,
@@ -104,7 +108,8 @@ def main():
         panel.set_xlabel("step")
         panel.grid(alpha=0.3)
     first = pathlib.Path(args.runs[0])
-    out = args.out or (first if first.is_dir() else first.parent) / ("norms.png" if args.norms else "loss.png")
+    out = args.out or (first if first.is_dir()
+                       else first.parent) / ("norms.png" if args.norms else "loss.png")
     figure.savefig(out)
     print(f"wrote {out}")
 

@@ -1,33 +1,47 @@
 #!/usr/bin/env python3
-"""Kills of training runs, by the hundred: python3 dev/torture.py [KILLS] [SEED], from the root of the repository, after make build/shim.so and the CPU trainer.
+"""Kills of training runs, by the hundred: python3 dev/torture.py [KILLS] [SEED], from the root of
+the repository, after make build/shim.so and the CPU trainer.
 
-Eight configurations: {built-in stories, shards that are shuffled, some epochs of them} x {dense, experts with a selection bias} x {1, 4 processes (mpirun)}. Of each, one run that
-nobody disturbs. Then runs that are killed, by turns
+Eight configurations: {built-in stories, shards that are shuffled, some epochs of them} x {dense,
+experts with a selection bias} x {1, 4 processes (mpirun)}. Each first has one run that nobody
+disturbs, then runs that are killed, by turns
   at a moment   SIGKILL, to the process, one of four, or mpirun
-  at a call     before one of the calls that change something on the disk (dev/test/shim.c); half of them as a power cut: what was not brought to the disk is lost
-and begun again with --resume auto, often killed again, until the end. There everything must be as if nothing had happened: weight hash, the last checkpoint bit for bit, each line of the log
-once. A third of the runs goes on with another number of processes; then losses agree to 1e-5.
+  at a call     before one of the calls that change something on the disk (dev/test/shim.c); half of
+                them as a power cut, which loses everything that was not synced to the disk
+and begun again with --resume auto, often killed again, until the end. There everything must be as
+if nothing had happened: weight hash, the last checkpoint bit for bit, each line of the log once. A
+third of the runs goes on with another number of processes; then losses agree to 1e-5.
 
-Needs nothing beyond Python's standard library. Without mpirun there are no configurations of 4 processes, and it says so."""
-import atexit, itertools, json, math, os, random, re, shutil, signal, subprocess, sys, tempfile, time
+Needs nothing beyond Python's standard library. Without mpirun there are no configurations of 4
+processes, and it says so."""
+import atexit, itertools, json, math, os, random, re, shutil, signal, subprocess, sys, tempfile
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TRAIN, SHIM = ROOT + "/build/cpu-span-fp32/train_gpt", ROOT + "/build/shim.so"
-DIR = tempfile.mkdtemp(prefix="norm-torture.", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)       # on a disk the runs take four times as long
-STEPS, LIMIT = 90, 60                                        # LIMIT: seconds within which a run must end, and a killed one be gone
-# A narrow limit, so that some steps of every run are skipped as spikes. Experts without the loss that is a micro-batch's, which is another one on other processes.
-MODEL = f"""--layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 8 --steps {STEPS} --warmup 4 --lr 1e-2 --spike-z 0.2 --skip-spikes --save-every 5 --keep-last 2
-            --val-every 10 --val-tokens 256 --norms-every 20 --sample 0""".split()
-EXPERTS = "--experts 4 --shared-experts 1 --balance-rate 0.01 --balance-loss 0 --sequence-loss 0.001".split()
-ENV = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", OMPI_MCA_rmaps_base_oversubscribe="1",
-           OMPI_MCA_orte_tmpdir_base=DIR, OMPI_MCA_btl_vader_backing_directory=DIR)      # an mpirun that is killed leaves its files behind
+# on a disk the runs take four times as long
+DIR = tempfile.mkdtemp(prefix="norm-torture.",
+                       dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+STEPS, LIMIT = 90, 60  # LIMIT: seconds within which a run must end, and a killed one be gone
+# A narrow limit, so that some steps of every run are skipped as spikes. Experts without the loss
+# that is a micro-batch's, which is another one on other processes.
+MODEL = f"""--layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 8 --steps {STEPS} --warmup 4
+            --lr 1e-2 --spike-z 0.2 --skip-spikes --save-every 5 --keep-last 2 --val-every 10
+            --val-tokens 256 --norms-every 20 --sample 0""".split()
+EXPERTS = ("--experts 4 --shared-experts 1 --balance-rate 0.01 --balance-loss 0 "
+           "--sequence-loss 0.001".split())
+ENV = dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
+           OMPI_MCA_rmaps_base_oversubscribe="1",
+           # an mpirun that is killed leaves its files behind
+           OMPI_MCA_orte_tmpdir_base=DIR, OMPI_MCA_btl_vader_backing_directory=DIR)
 if os.getuid() == 0: ENV.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
 
 class Configuration:
     def __init__(self, data, ffn, processes):
         self.name = f"{data} {ffn} {processes}"
-        self.flags = MODEL + (EXPERTS if ffn == "experts" else []) + (["--data", f"{DIR}/data"] if data == "shards" else [])
+        self.flags = MODEL + (EXPERTS if ffn == "experts"
+                              else []) + (["--data", f"{DIR}/data"] if data == "shards" else [])
         self.processes = processes
 
 
@@ -35,7 +49,9 @@ def start(configuration, out, processes, shim=""):
     launcher = ["mpirun", "-np", str(processes)] if processes > 1 else []
     env = dict(ENV, LD_PRELOAD=SHIM, SHIM_DIR=out, SHIM=shim) if shim else ENV
     with open(DIR + "/said", "w") as said:
-        return subprocess.Popen(launcher + [TRAIN, *configuration.flags, "--out", out, "--resume", "auto"], env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        return subprocess.Popen(launcher + [TRAIN, *configuration.flags, "--out", out, "--resume",
+                                            "auto"], env=env, stdin=subprocess.DEVNULL, stdout=said,
+                                stderr=said)
 
 
 def said():
@@ -52,13 +68,16 @@ def ranks(mpirun):
 
 def alive(pid):
     try:
-        with open(f"/proc/{pid}/stat") as f: return f.read().rpartition(")")[2].split()[0] not in "ZX"
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError: return False
 
 
 def end(process, pids=()):
-    """Waits until the process and pids are gone; what is not within LIMIT is ended here and is an error. But an mpirun may hang that loses a process just as that one calls in
-    (Open MPI 4.1: "PMIX ERROR: UNREACHABLE"); where all it began are gone that is its own affair, and only said."""
+    """Waits until the process and pids are gone; what is not within LIMIT is ended here and is an
+    error. But an mpirun may hang that loses a process just as that one calls in (Open MPI 4.1:
+    "PMIX ERROR: UNREACHABLE"); where all it began are gone that is its own affair, and only
+    said."""
     until, hangs = time.time() + LIMIT, time.time() + LIMIT
     while time.time() < until and (process.poll() is None or any(map(alive, pids))):
         if not pids or any(map(alive, pids)): hangs = time.time() + 10
@@ -79,46 +98,59 @@ def lines(out):
 
 
 def compare(out, whole, same):
-    """What is wrong with a run that has ended, beside the undisturbed one: nothing, if all is well."""
+    """Differences between a run that has ended and the undisturbed one; empty if all is well."""
     a, b = lines(out), lines(whole)
-    if [(row["step"], sorted(row)) for row in a] != [(row["step"], sorted(row)) for row in b]: return "the log has other lines"
-    if same and a != b: return f"the log differs at step {next(x['step'] for x, y in zip(a, b) if x != y)}"
+    if [(row["step"], sorted(row)) for row in a] != [(row["step"], sorted(row)) for row in b]:
+        return "the log has other lines"
+    if same and a != b:
+        return f"the log differs at step {next(x['step'] for x, y in zip(a, b) if x != y)}"
     for x, y in zip(a, b):
         for key in ("loss", "val_loss"):
-            if key in x and not math.isclose(x[key], y[key], rel_tol=1e-5): return f"{key} {x[key]} at step {x['step']}, expected {y[key]}"
+            if key in x and not math.isclose(x[key], y[key], rel_tol=1e-5):
+                return f"{key} {x[key]} at step {x['step']}, expected {y[key]}"
     manifests = [open(f"{d}/step_{STEPS:08}/manifest.json").read() for d in (out, whole)]
     return "the last checkpoint differs" if same and manifests[0] != manifests[1] else ""
 
 
 class Whole:
-    """The undisturbed run of a configuration: what the others are compared with, and how long and how many calls there are to kill in."""
+    """The undisturbed run of a configuration: what the others are compared with, and how long and
+    how many calls there are to kill in."""
     def __init__(self, configuration):
         self.out = f"{DIR}/whole {configuration.name}".replace(" ", "-")
         began = time.time()
         late = end(start(configuration, self.out, configuration.processes, "count 0"))
         self.seconds = time.time() - began
-        found = re.search(r"^weights (\w+) after", said(), re.M), re.search(r"^shim: (\d+) calls", said(), re.M)
-        if late or not all(found): sys.exit(f"{configuration.name}: the undisturbed run failed: {late}\n{said()}")
+        found = re.search(r"^weights (\w+) after", said(),
+                          re.M), re.search(r"^shim: (\d+) calls", said(), re.M)
+        if late or not all(found):
+            sys.exit(f"{configuration.name}: the undisturbed run failed: {late}\n{said()}")
         self.hash, self.calls = found[0][1], int(found[1][1])
         skipped = sum("skipped" in row for row in lines(self.out))
-        if not skipped: sys.exit(f"{configuration.name}: no step was skipped as a spike, so resumes are not tested with one\n  -> another --spike-z in {__file__}")
-        print(f"{configuration.name:18} {self.seconds:5.1f} s, {self.calls} calls, {skipped} of {STEPS} steps skipped as spikes, weights {self.hash}", flush=True)
+        if not skipped:
+            sys.exit(f"{configuration.name}: no step was skipped as a spike, so resumes are not "
+                     f"tested with one\n  -> another --spike-z in {__file__}")
+        print(f"{configuration.name:18} {self.seconds:5.1f} s, {self.calls} calls, {skipped} of "
+              f"{STEPS} steps skipped as spikes, weights {self.hash}", flush=True)
 
 
 def kill(dice, configuration, whole, out, processes, at_call):
-    """Starts or resumes the run and kills it. Returns (how it was killed, "" if it ended before; what is wrong)."""
+    """Starts or resumes the run and kills it. Returns (how it was killed, "" if it ended before;
+    what is wrong)."""
     how = f"{dice.choice(['kill', 'power'])} {dice.randint(1, whole.calls)}" if at_call else ""
-    delay, victim = dice.uniform(0, whole.seconds), dice.randint(0, processes) if processes > 1 else 0
+    delay, victim = dice.uniform(0,
+                                 whole.seconds), dice.randint(0, processes) if processes > 1 else 0
     process, pids = start(configuration, out, processes, how), []
     if not at_call:
         time.sleep(delay)
         pids = ranks(process.pid) if processes > 1 and process.poll() is None else []
         victim = min(victim, len(pids))                       # 0: mpirun, or the only process
         if process.poll() is None: os.kill([process.pid, *pids][victim], signal.SIGKILL)
-        how = f"after {delay:.2f} s" + (f", {f'rank {victim - 1}' if victim else 'mpirun'}" if processes > 1 else "")
+        how = f"after {delay:.2f} s" + (f", {f'rank {victim - 1}' if victim else 'mpirun'}"
+                                        if processes > 1 else "")
     error = end(process, pids) or complaint() or halves(out)
     if process.returncode == 0: return "", error
-    if process.returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL): error = error or f"status {process.returncode}"
+    if process.returncode not in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        error = error or f"status {process.returncode}"
     return how.replace(" ", " at call ") if at_call else how, error
 
 
@@ -129,11 +161,14 @@ def complaint():
 
 
 def halves(out):
-    """Whatever has the name of a checkpoint is one: all files that its manifest promises are there and as long as it says. (Their bits: the trainer looks when it resumes.)"""
+    """Whatever has the name of a checkpoint is one: all files that its manifest promises are there
+    and as long as it says. (Their bits: the trainer looks when it resumes.)"""
     for name in os.listdir(out) if os.path.isdir(out) else []:
         if not name.startswith("step_"): continue
         try:
-            with open(f"{out}/{name}/manifest.json") as f: wrong = [n for n, promised in json.load(f).items() if os.path.getsize(f"{out}/{name}/{n}") != promised["size"]]
+            with open(f"{out}/{name}/manifest.json") as f:
+                wrong = [n for n, promised in json.load(f).items()
+                         if os.path.getsize(f"{out}/{name}/{n}") != promised["size"]]
         except (OSError, ValueError) as e: wrong = [e]
         if wrong: return f"{name} is no whole checkpoint: {wrong[0]}"
     return ""
@@ -141,22 +176,28 @@ def halves(out):
 
 def resumed_from():
     at = re.search(r"^resumed from .* at step (\d+)", said(), re.M)
-    return f"step {at[1]}" if at else "the beginning" if re.search("beginning again|a new one begins", said()) else "where it did not come to say"
+    if at:
+        return f"step {at[1]}"
+    begun = re.search("beginning again|a new one begins", said())
+    return "the beginning" if begun else "where it did not come to say"
 
 
 def state(out):
-    """Where a kill hit: the last whole line of the log, and what was begun and not finished."""
+    """The place of a kill: the last whole line of the log, and the files left unfinished."""
     try:
         with open(out + "/log.jsonl", "rb") as f: log = f.read().split(b"\n")[:-1]
     except FileNotFoundError: return "before the log"
     names = [n for n in os.listdir(out) if n.startswith((".tmp", ".old")) or n.endswith(".tmp")]
-    return f"step {json.loads(log[-1])['step'] if log else 0}" + (f" with {' '.join(sorted(names))}" if names else "")
+    step = json.loads(log[-1])["step"] if log else 0
+    return f"step {step}" + (f" with {' '.join(sorted(names))}" if names else "")
 
 
 def torture(dice, configuration, whole, out, most, first_at_call):
-    """One run, killed up to `most` times. Returns a line for each kill, and what is wrong in the end."""
+    """One run, killed up to `most` times. Returns a line for each kill, and what is wrong in the
+    end."""
     processes, kills, error = configuration.processes, [], ""
-    elsewhere = dice.random() < 1 / 3 and shutil.which("mpirun")           # goes on with another number of processes
+    # goes on with another number of processes
+    elsewhere = dice.random() < 1 / 3 and shutil.which("mpirun")
     for again in range(dice.randint(1, most)):
         how, error = kill(dice, configuration, whole, out, processes, (first_at_call + again) % 2)
         if kills: kills[-1] += f", resumed from {resumed_from()} by {processes}"
@@ -166,31 +207,41 @@ def torture(dice, configuration, whole, out, most, first_at_call):
     if error: return kills, error
     process = start(configuration, out, processes)
     error = end(process) or complaint()
-    if kills and "resumed" not in kills[-1]: kills[-1] += f", resumed from {resumed_from()} by {processes}"
+    if kills and "resumed" not in kills[-1]:
+        kills[-1] += f", resumed from {resumed_from()} by {processes}"
     weights = re.search(r"^weights (\w+) after", said(), re.M)
     same = not elsewhere or not kills
     if error: return kills, error
     if process.returncode != 0 or not weights: return kills, f"status {process.returncode}"
-    return kills, f"weights {weights[1]}, expected {whole.hash}" if same and weights[1] != whole.hash else compare(out, whole.out, same)
+    return (kills, f"weights {weights[1]}, expected {whole.hash}"
+            if same and weights[1] != whole.hash else compare(out, whole.out, same))
 
 
 def main(kills=100, seed=1):
     atexit.register(shutil.rmtree, DIR, ignore_errors=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     shutil.rmtree(ROOT + "/build/test/torture", ignore_errors=True)
-    with open(ROOT + "/README.md", "rb") as f, open(DIR + "/text", "w") as text: text.write(f.read(6000).decode(errors="ignore"))
-    subprocess.run([ROOT + "/build/shard", "--out", DIR + "/data", "--shard-tokens", "1500", DIR + "/text"], check=True, stdout=subprocess.DEVNULL)
-    if not shutil.which("mpirun"): print("skipped: kills of 4 processes: no mpirun (apt install openmpi-bin)")
-    matrix = [Configuration(*c) for c in itertools.product(["stories", "shards"], ["dense", "experts"], [1, 4] if shutil.which("mpirun") else [1])]
+    with open(ROOT + "/README.md", "rb") as f, open(DIR + "/text", "w") as text:
+        text.write(f.read(6000).decode(errors="ignore"))
+    subprocess.run([ROOT + "/build/shard", "--out", DIR + "/data", "--shard-tokens", "1500",
+                    DIR + "/text"], check=True, stdout=subprocess.DEVNULL)
+    if not shutil.which("mpirun"):
+        print("skipped: kills of 4 processes: no mpirun (apt install openmpi-bin)")
+    matrix = [Configuration(*c)
+              for c in itertools.product(["stories", "shards"], ["dense", "experts"],
+                                         [1, 4] if shutil.which("mpirun") else [1])]
     wholes, done, failed, began = {}, 0, 0, time.time()
     for run in itertools.count():
         if done >= kills: break
-        configuration, out = matrix[3 * run % len(matrix)], f"{DIR}/run-{run}"            # by threes: a few of them have a bit of everything
+        # by threes: a few of them have a bit of everything
+        configuration, out = matrix[3 * run % len(matrix)], f"{DIR}/run-{run}"
         if configuration not in wholes: wholes[configuration] = Whole(configuration)
-        lines, error = torture(random.Random(f"{seed} {run}"), configuration, wholes[configuration], out, min(3, kills - done), run // len(matrix) + run)
+        lines, error = torture(random.Random(f"{seed} {run}"), configuration, wholes[configuration],
+                               out, min(3, kills - done), run // len(matrix) + run)
         for line in lines:
             done, failed = done + 1, failed + bool(error)
-            print(f"{done:4}/{kills} {line}: {'FAILED: ' + error if error else 'ok'}; ETA {(kills - done) * (time.time() - began) / done:.0f} s", flush=True)
+            print(f"{done:4}/{kills} {line}: {'FAILED: ' + error if error else 'ok'}; ETA "
+                  f"{(kills - done) * (time.time() - began) / done:.0f} s", flush=True)
         if error:
             kept = shutil.copytree(out, f"{ROOT}/build/test/torture/run-{run}", dirs_exist_ok=True)
             print(f"  it said, and is now {kept}:\n" + "\n".join(said().splitlines()[-8:]))

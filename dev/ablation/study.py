@@ -2,13 +2,14 @@
 
     OUT/study.json                 axes, fixed flags, budget, machine: what was asked
     OUT/bin/MODE                   the trainer of each placement, built once
-    OUT/runs/NAME/                 a run as the trainer leaves it: config.json, log.jsonl, checkpoints
+    OUT/runs/NAME/                 a run of the trainer: config.json, log.jsonl, checkpoints
     OUT/runs/NAME/output.txt       what it printed
     OUT/runs/NAME/outcome.json     how it ended; absent: waiting, running or interrupted
     OUT/runs/NAME/probe.json       what it does inside (dev/probe.py), where that was asked for
     OUT/index.html, OUT/*.png      the page
 
-Everything that is known about a run lies in its folder: whatever is killed, the same command goes on from there.
+Everything that is known about a run lies in its folder: whatever is killed, the same command goes
+on from there.
 """
 import ctypes
 import dataclasses
@@ -18,13 +19,15 @@ import pathlib
 import signal
 import sys
 
-WAITING, FINISHED, COLLAPSED, DIVERGED, KILLED, FAILED = "waiting", "finished", "collapsed", "diverged", "killed", "failed"
+WAITING, FINISHED, COLLAPSED, DIVERGED, KILLED, FAILED = ("waiting", "finished", "collapsed",
+                                                          "diverged", "killed", "failed")
 ENDED = (FINISHED, COLLAPSED, DIVERGED)      # results; the others have none yet
 
 
 @dataclasses.dataclass
 class Run:
-    """One run. axes: axis -> value as typed, of every axis of the study ("mode", "layers", "lr", "seed", ...)."""
+    """One run. axes: axis -> value as typed, of every axis of the study ("mode", "layers", "lr",
+    "seed", ...)."""
     name: str
     axes: dict
     folder: pathlib.Path
@@ -32,17 +35,20 @@ class Run:
     status: str = WAITING
     exit: int | None = None
     seconds: float | None = None
-    config: dict | None = None               # config.json: flags (as text), parameters, flops_per_token, initialization, unigram_entropy
+    # config.json: flags (as text), parameters, flops_per_token, initialization, unigram_entropy
+    config: dict | None = None
     log: list = dataclasses.field(default_factory=list)
     probe: dict | None = None                # probe.json
 
     def series(self, key):
-        """Steps and values of one key of the log, as lists; values that are null (not finite) are left out."""
+        """Steps and values of one key of the log, as lists; values that are null (not finite) are
+        left out."""
         points = [(line["step"], line[key]) for line in self.log if line.get(key) is not None]
         return [step for step, _ in points], [value for _, value in points]
 
     def final_loss(self):
-        """The validation loss at the end, in nats per token; None for a run that has not finished, has collapsed, or has no validation data."""
+        """The validation loss at the end, in nats per token; None for a run that has not finished,
+        has collapsed, or has no validation data."""
         return self.last_loss() if self.status == FINISHED else None
 
     def last_loss(self):
@@ -62,21 +68,24 @@ class Run:
 
 @dataclasses.dataclass
 class Study:
-    """axes: axis -> list of values, in the order given; of these `compare` is the one whose values are set against each other (first: the baseline), `tune` the
-    one of which each gets its best (None: none), "seed" the one over which pairs are made; the others are panels, each looked at by itself."""
+    """axes: axis -> list of values, in the order given; of these `compare` is the one whose values
+    are set against each other (first: the baseline), `tune` the one of which each gets its best
+    (None: none), "seed" the one over which pairs are made; the others are panels, each looked at by
+    itself."""
     folder: pathlib.Path
     axes: dict
-    flags: dict                              # what all runs have in common
+    flags: dict                              # the flags that all runs share
     command: str
-    machine: dict                            # what -> text
+    machine: dict                            # property -> text
     compare: str
     tune: str | None
     runs: list
-    notes: list = dataclasses.field(default_factory=list)      # what went wrong, or should be known, as sentences
+    notes: list = dataclasses.field(default_factory=list)          # sentences for the page
     tokens_per_step: int = 0                 # 0: not the same in all runs, or not known yet
 
     def panels(self):
-        """The combinations of the axes that are neither compared, tuned nor seeds, as dictionaries; [{}] where there are none."""
+        """The combinations of the axes that are neither compared, tuned nor seeds, as dictionaries;
+        [{}] where there are none."""
         names = [name for name in self.axes if name not in (self.compare, self.tune, "seed")]
         found = [{}]
         for name in names:
@@ -84,13 +93,17 @@ class Study:
         return found
 
     def cell(self, panel, level, rate=None):
-        """The runs of one panel with one value of the compared axis (and of the tuned one), by seed."""
-        wanted = dict(panel, **{self.compare: level}, **({self.tune: rate} if self.tune and rate is not None else {}))
-        return {run.axes["seed"]: run for run in self.runs if all(run.axes[axis] == value for axis, value in wanted.items())}
+        """The runs of one panel with one value of the compared axis (and of the tuned one), by
+        seed."""
+        wanted = dict(panel, **{self.compare: level},
+                      **({self.tune: rate} if self.tune and rate is not None else {}))
+        return {run.axes["seed"]: run for run in self.runs
+                if all(run.axes[axis] == value for axis, value in wanted.items())}
 
 
 def read_log(path):
-    """The lines of a log.jsonl as dictionaries with their step; anything else, like a cut last line (a run killed while writing), is left out."""
+    """The lines of a log.jsonl as dictionaries with their step; anything else, like a cut last line
+    (a run killed while writing), is left out."""
     lines = []
     for text in pathlib.Path(path).read_text(errors="replace").splitlines():
         try:
@@ -124,7 +137,8 @@ def write_json(path, value):
 
 
 def die_with_parent():
-    """In the child: when this program is gone the trainer gets SIGTERM, saves if it trains, and ends (Linux: PR_SET_PDEATHSIG)."""
+    """In the child: when this program is gone the trainer gets SIGTERM, saves if it trains, and
+    ends (Linux: PR_SET_PDEATHSIG)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
@@ -132,10 +146,14 @@ def die_with_parent():
 def read_run(run):
     """Brings a run up to date with its folder."""
     outcome = read_json(run.folder / "outcome.json") or {}
-    run.status, run.exit, run.seconds = outcome.get("status", WAITING), outcome.get("exit"), outcome.get("seconds")
-    run.config, run.probe = read_json(run.folder / "config.json"), read_json(run.folder / "probe.json")
+    run.status, run.exit, run.seconds = (outcome.get("status", WAITING), outcome.get("exit"),
+                                         outcome.get("seconds"))
+    run.config, run.probe = (read_json(run.folder / "config.json"),
+                             read_json(run.folder / "probe.json"))
     run.log = read_log(run.folder / "log.jsonl") if (run.folder / "log.jsonl").is_file() else []
-    unigram = (run.config or {}).get("unigram_entropy")        # of the validation tokens' frequencies, nats: what a model reaches that looks at no context
-    if run.status == FINISHED and unigram and run.last_loss() is not None and run.last_loss() > 0.98 * unigram:
+    # entropy of the validation tokens' frequencies, nats: the loss of a model without context
+    unigram = (run.config or {}).get("unigram_entropy")
+    if (run.status == FINISHED and unigram and run.last_loss() is not None
+        and run.last_loss() > 0.98 * unigram):
         run.status = COLLAPSED
     return run

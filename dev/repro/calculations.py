@@ -1,4 +1,5 @@
-"""Claims that are mathematics: seconds of numpy in double, three seeds where random numbers are drawn; parameter counts from the trainer itself.
+"""Claims that are mathematics: seconds of numpy in double, three seeds where random numbers are
+drawn; parameter counts from the trainer itself.
 
     python3 dev/repro/calculations.py          prints all of them
 """
@@ -13,14 +14,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEEDS = ("1", "2", "3")
 
 
-# ---------------------------------------------------------------------------------------------------------------- attention, HybridNorm's theorem A.3
+# -------------------------------------------------------------- attention, HybridNorm's theorem A.3
 
 def unit_rms(x):
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
 
 
 def attention(x, weights, kind):
-    """One head: S = softmax(q k^T / sqrt(d)) v W_O; pre: of the normed x; qkv: q, k and v themselves are normed."""
+    """One head: S = softmax(q k^T / sqrt(d)) v W_O; pre: of the normed x; qkv: q, k and v
+    themselves are normed."""
     x = unit_rms(x) if kind == "pre" else x
     q, k, v = (x @ weights[name] for name in "QKV")
     if kind == "qkv":
@@ -31,27 +33,31 @@ def attention(x, weights, kind):
 
 
 def jacobian_norm(x, weights, kind, of):
-    """|dS/dW|_F by central differences, W of small or large entries alike: the step is a part of their size."""
+    """|dS/dW|_F by central differences, W of small or large entries alike: the step is a part of
+    their size."""
     step, total = 1e-5 * np.std(weights[of]), 0.0
     for i in np.ndindex(weights[of].shape):
         moved = [dict(weights, **{of: weights[of].copy()}) for _ in range(2)]
         moved[0][of][i] += step
         moved[1][of][i] -= step
-        total += np.sum(((attention(x, moved[0], kind) - attention(x, moved[1], kind)) / (2 * step)) ** 2)
+        total += np.sum(((attention(x, moved[0], kind) - attention(x, moved[1], kind))
+                         / (2 * step)) ** 2)
     return np.sqrt(total)
 
 
 def attention_exponent(seed, kind, of, scaled):
-    """d ln |dS/dW_of| / d ln |W_scaled|, from W_scaled times 1/2 and times 2. Weights are small, so that softmax is close to even, as the bounds have it."""
+    """d ln |dS/dW_of| / d ln |W_scaled|, from W_scaled times 1/2 and times 2. Weights are small, so
+    that softmax is close to even, as the bounds have it."""
     random = np.random.default_rng(int(seed))
     width, tokens = 8, 6
     x = random.normal(size=(tokens, width))
     weights = {name: 0.1 * random.normal(size=(width, width)) for name in "QKVO"}
-    norms = [jacobian_norm(x, dict(weights, **{scaled: c * weights[scaled]}), kind, of) for c in (0.5, 2.0)]
+    norms = [jacobian_norm(x, dict(weights, **{scaled: c * weights[scaled]}), kind, of)
+             for c in (0.5, 2.0)]
     return float(np.log(norms[1] / norms[0]) / np.log(4.0))
 
 
-# ---------------------------------------------------------------------------------------------------------------- SDD's equations
+# ---------------------------------------------------------------------------------- SDD's equations
 
 def sdd_gradients(v, alpha, x, dy):
     """y = alpha * z / rms(z), z = V x: exact gradients of alpha, V and x for one token."""
@@ -68,21 +74,27 @@ def rms(x):
 
 def sdd(seed, what, *sizes):
     random = np.random.default_rng(int(seed))
-    if what == "alpha":                                                        # the gradient of alpha, V times 100 over V
-        v, x, dy = random.normal(size=(256, 256)) / 16, random.normal(size=256), random.normal(size=256)
-        return rms(sdd_gradients(100 * v, np.ones(256), x, dy)[0]) / rms(sdd_gradients(v, np.ones(256), x, dy)[0])
-    if what == "dx":                                                           # RMS of dx over RMS of dy, mean over tokens
+    if what == "alpha":  # the gradient of alpha, V times 100 over V
+        v, x, dy = (random.normal(size=(256, 256)) / 16, random.normal(size=256),
+                    random.normal(size=256))
+        return (rms(sdd_gradients(100 * v, np.ones(256), x, dy)[0])
+                / rms(sdd_gradients(v, np.ones(256), x, dy)[0]))
+    if what == "dx":  # RMS of dx over RMS of dy, mean over tokens
         inputs, outputs, alpha = sizes
         v = random.normal(size=(outputs, inputs)) / np.sqrt(2.5 * inputs)
         tokens = [(random.normal(size=inputs), random.normal(size=outputs)) for _ in range(64)]
-        return float(np.mean([rms(sdd_gradients(v, np.full(outputs, alpha), x, dy)[2]) / rms(dy) for x, dy in tokens]))
-    if what in ("eq6", "eq7"):                                                 # the norm of the approximate gradient over that of the exact one
+        return float(np.mean([rms(sdd_gradients(v, np.full(outputs, alpha), x, dy)[2]) / rms(dy)
+                              for x, dy in tokens]))
+    if what in ("eq6", "eq7"):  # the norm of the approximate gradient over that of the exact one
         n = sizes[0]
-        v, x, dy = random.normal(size=(n, n)) / np.sqrt(2.5 * n), random.normal(size=n), random.normal(size=n)
+        v, x, dy = (random.normal(size=(n, n)) / np.sqrt(2.5 * n), random.normal(size=n),
+                    random.normal(size=n))
         z, (_, dv, dx) = v @ x, sdd_gradients(v, np.ones(n), x, dy)
         projected = (dy - z * np.dot(z, dy) / (n * np.mean(z * z))) / np.linalg.norm(v) / rms(x)
-        return float(np.linalg.norm(np.outer(projected, x)) / np.linalg.norm(dv) if what == "eq6" else np.linalg.norm(v.T @ projected) / np.linalg.norm(dx))
-    n = sizes[0]                                                               # W = U S V': relative error of S norm(V' x) against S V' x, and of alpha norm(V' x) against W x
+        return float(np.linalg.norm(np.outer(projected, x)) / np.linalg.norm(dv)
+                     if what == "eq6" else np.linalg.norm(v.T @ projected) / np.linalg.norm(dx))
+    # W = U S V': relative error of S norm(V' x) against S V' x, and of alpha norm(V' x) against W x
+    n = sizes[0]
     w = random.normal(size=(n, n)) / np.sqrt(n)
     u, s, vt = np.linalg.svd(w)
     z = vt @ random.normal(size=(n, 256))
@@ -90,25 +102,33 @@ def sdd(seed, what, *sizes):
     if what == "express":
         return float(np.linalg.norm(s[:, None] * (normed - z)) / np.linalg.norm(s[:, None] * z))
     y = u @ (s[:, None] * z)
-    alpha = np.sum(y * normed, axis=1) / np.sum(normed * normed, axis=1)       # the best diagonal, with no layer after it to take up U
+    # the best diagonal, with no layer after it to take up U
+    alpha = np.sum(y * normed, axis=1) / np.sum(normed * normed, axis=1)
     return float(np.linalg.norm(alpha[:, None] * normed - y) / np.linalg.norm(y))
 
 
-# ---------------------------------------------------------------------------------------------------------------- parameters
+# --------------------------------------------------------------------------------------- parameters
 
 def parameters(mode, model):
-    made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary", f"NORM_MODE={mode}", "DEVICE=cpu", "PREC=fp32"], capture_output=True, text=True)
+    made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary",
+                           f"NORM_MODE={mode}", "DEVICE=cpu", "PREC=fp32"], capture_output=True,
+                          text=True)
     if made.returncode:
         raise RuntimeError(made.stdout + made.stderr)
-    shown = subprocess.run([str(ROOT / made.stdout.strip().splitlines()[-1]), "--model", model, "--show", "config"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([str(ROOT / made.stdout.strip().splitlines()[-1]), "--model", model,
+                            "--show", "config"], capture_output=True, text=True, check=True).stdout
     return json.loads(shown[re.search(r"^\{", shown, re.M).start():])["parameters"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- all of them
+# -------------------------------------------------------------------------------------- all of them
 
-ALL = [("attention", kind, of, scaled) for kind, of, scaled in
-       (("pre", "O", "V"), ("qkv", "O", "V"), ("pre", "Q", "K"), ("qkv", "Q", "K"), ("qkv", "Q", "V"), ("qkv", "Q", "Q"), ("qkv", "V", "O"))]
-ALL += [("sdd", "alpha"), ("sdd", "dx", 256, 256, 1.0), ("sdd", "dx", 256, 256, 0.25), ("sdd", "dx", 256, 1024, 1.0), ("sdd", "eq6", 256), ("sdd", "eq7", 256), ("sdd", "express", 1024),
+ALL = [("attention", kind, of, scaled)
+       for kind, of, scaled in (("pre", "O", "V"), ("qkv", "O", "V"), ("pre", "Q", "K"),
+                                ("qkv", "Q", "K"), ("qkv", "Q", "V"), ("qkv", "Q", "Q"),
+                                ("qkv", "V", "O"))]
+ALL += [("sdd", "alpha"), ("sdd", "dx", 256, 256, 1.0), ("sdd", "dx", 256, 256, 0.25),
+        ("sdd", "dx", 256, 1024, 1.0), ("sdd", "eq6", 256), ("sdd", "eq7", 256),
+        ("sdd", "express", 1024),
         ("sdd", "express_with_u", 256), ("parameters", "olmoe-588M-3B")]
 
 
@@ -117,7 +137,8 @@ def compute(kind, *words):
     if kind == "parameters":
         pre = parameters("PRE", words[0])
         return {"exact": 100 * (parameters("SDD", words[0]) / pre - 1)}
-    return {seed: {"attention": attention_exponent, "sdd": sdd}[kind](seed, *words) for seed in SEEDS}
+    return {seed: {"attention": attention_exponent, "sdd": sdd}[kind](seed, *words)
+            for seed in SEEDS}
 
 
 def name_of(words):
@@ -125,7 +146,8 @@ def name_of(words):
 
 
 def compute_all():
-    return {name_of(words): {seed: float(f"{value:.6g}") for seed, value in compute(*words).items()} for words in ALL}
+    return {name_of(words): {seed: float(f"{value:.6g}") for seed, value in compute(*words).items()}
+            for words in ALL}
 
 
 if __name__ == "__main__":

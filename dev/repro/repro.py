@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """The papers' claims, one by one: runs what is missing of the studies, and writes RESULTS.md.
 
-    python3 dev/repro/repro.py                    everything that is missing, the cheapest claims first; killed or stopped, the same command goes on
+    python3 dev/repro/repro.py                    everything that is missing, the cheapest claims
+                                                  first; after a kill the same command goes on
     rm -rf dev/repro/results/STUDY.json ablations/repro/STUDY          before it: that study anew
     python3 dev/repro/repro.py --budget 30        as much of it as fits into 30 minutes
     python3 dev/repro/repro.py init moe           these studies alone ("calculations" too)
-    python3 dev/repro/repro.py --timing           what needs a machine with nothing else to do: times of steps, placements in turn
+    python3 dev/repro/repro.py --timing           times of steps, placements in turn, which need a
+                                                  machine with nothing else to do
     python3 dev/repro/repro.py --table            no runs: RESULTS.md from results/ as it lies there
-    python3 dev/repro/repro.py --costs            no runs: brings the line "# cost:" of each study up to date
+    python3 dev/repro/repro.py --costs            no runs: updates each study's line "# cost:"
 
-claims.toml has the claims, STUDY.toml the studies (each for dev/ablate.py, which trains and resumes them, in ablations/repro/STUDY), results/STUDY.json what came out, statistic.py the figures
-and the rule for verdicts. Needs numpy, scipy and matplotlib; the study spectra also the packages
-that dev/probe.py names.
+claims.toml has the claims, STUDY.toml the studies (each for dev/ablate.py, which trains and resumes
+them, in ablations/repro/STUDY), results/STUDY.json what came out, statistic.py the figures and the
+rule for verdicts. Needs numpy, scipy and matplotlib; the study spectra also the packages that
+dev/probe.py names.
 """
 import argparse
 import itertools
@@ -38,11 +41,13 @@ import calculations
 import report
 from ablation.study import ENDED, read_json, write_json
 
-# Floating-point operations a second of one core of an AMD EPYC, in whole training steps by width, and seconds that a run takes besides (starting, validating):
-# one short run of each, 2026-11-22.
+# Floating-point operations a second of one core of an AMD EPYC, in whole training steps by width,
+# and seconds that a run takes besides (starting, validating): one short run of each, 2026-11-22.
 CORE = {32: 20e9, 64: 31e9, 128: 43e9}
 BESIDES = 1.5
-PROBED = ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr_harmonic", "embedding_spectrum", "condition")        # of probe.json, what claims read
+# the figures of probe.json that claims read
+PROBED = ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr_harmonic",
+          "embedding_spectrum", "condition")
 
 
 def read_claims():
@@ -54,8 +59,9 @@ def read_study(name):
     """A study's axes, name -> list of texts."""
     with open(HERE / f"{name}.toml", "rb") as file:
         table = tomllib.load(file)
-    options = ("make", "compare", "probe", "probe-tokens")       # of dev/ablate.py
-    return {axis: [ablate.as_text(one) for one in (value if isinstance(value, list) else [value])] for axis, value in table.items() if axis not in options}
+    options = ("make", "compare", "probe", "probe-tokens")       # dev/ablate.py's own
+    return {axis: [ablate.as_text(one) for one in (value if isinstance(value, list) else [value])]
+            for axis, value in table.items() if axis not in options}
 
 
 def studies():
@@ -63,34 +69,43 @@ def studies():
 
 
 def claims_of(table, study):
-    """Those that read it."""
-    return [claim for claim in table["claim"] if study == claim.get("study") or study in claim.get("reads", [])]
+    """The claims that read it."""
+    return [claim for claim in table["claim"] if study == claim.get("study")
+            or study in claim.get("reads", [])]
 
 
-# ---------------------------------------------------------------------------------------------------------------- what it costs
+# -------------------------------------------------------------------------------------------- costs
 
 def trainer():
-    made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary", "NORM_MODE=SPAN", "DEVICE=cpu", "PREC=fp32"], capture_output=True, text=True)
+    made = subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary",
+                           "NORM_MODE=SPAN", "DEVICE=cpu", "PREC=fp32"], capture_output=True,
+                          text=True)
     if made.returncode:
         sys.exit(f"error: the trainer was not built:\n{made.stdout}{made.stderr}")
     return str(ROOT / made.stdout.split()[-1])
 
 
 def flops_per_token(binary, axes):
-    words = [word for name, value in axes.items() if name not in ("mode", "seed", "lr", "mix-ratio", "sdd") for word in (f"--{name}", value)]
-    shown = subprocess.run([binary, *words, "--show", "config"], capture_output=True, text=True, check=True).stdout
+    words = [word for name, value in axes.items() if name
+             not in ("mode", "seed", "lr", "mix-ratio", "sdd") for word in (f"--{name}", value)]
+    shown = subprocess.run([binary, *words, "--show", "config"], capture_output=True, text=True,
+                           check=True).stdout
     return json.loads(shown[re.search(r"^\{", shown, re.M).start():])["flops_per_token"]
 
 
 def cost_of(axes, binary):
-    """Runs, operations and seconds of one core of a study, by the placement-free count of SPAN's trainer."""
-    panels = {name: values for name, values in axes.items() if len(values) > 1 and name not in ("mode", "seed", "lr")}
+    """Runs, operations and seconds of one core of a study, by the placement-free count of SPAN's
+    trainer."""
+    panels = {name: values for name, values in axes.items()
+              if len(values) > 1 and name not in ("mode", "seed", "lr")}
     same = math.prod(len(values) for name, values in axes.items() if name in ("mode", "seed", "lr"))
     runs, flops, seconds = 0, 0.0, 0.0
     for chosen in itertools.product(*panels.values()):
         one = dict({name: values[0] for name, values in axes.items()}, **dict(zip(panels, chosen)))
-        work = flops_per_token(binary, one) * int(one["batch"]) * int(one["seq"]) * int(one["steps"])
-        runs, flops, seconds = runs + same, flops + same * work, seconds + same * (work / CORE[int(one["width"])] + BESIDES)
+        work = (flops_per_token(binary, one)
+                * int(one["batch"]) * int(one["seq"]) * int(one["steps"]))
+        runs, flops, seconds = (runs + same, flops + same * work,
+                                seconds + same * (work / CORE[int(one["width"])] + BESIDES))
     return runs, flops, seconds
 
 
@@ -114,52 +129,68 @@ def write_costs(names):
         print(f"{name}: {lines[1][2:]}, {len(claims_of(read_claims(), name))} claims")
 
 
-# ---------------------------------------------------------------------------------------------------------------- what is kept of a run
+# ---------------------------------------------------------------------------- the record of one run
 
 def digits(value, n=5):
     """n significant digits; what is not finite is null."""
-    return [digits(one, n) for one in value] if isinstance(value, (list, np.ndarray)) else None if value is None or not math.isfinite(value) else float(f"{value:.{n}g}")
+    return ([digits(one, n) for one in value] if isinstance(value, (list, np.ndarray))
+            else None if value is None or not math.isfinite(value)
+            else float(f"{value:.{n}g}"))
 
 
 def shortened(value):
-    return {name: shortened(one) for name, one in value.items()} if isinstance(value, dict) else digits(value, 4)
+    return ({name: shortened(one) for name, one in value.items()} if isinstance(value, dict)
+            else digits(value, 4))
 
 
 def layer_norms(line, layers):
-    """A line of diagnostics: norms by layer of the four groups of weights, and the stream's figures."""
+    """A line of diagnostics: norms by layer of the four groups of weights, and the stream's
+    figures."""
     from statistic import GROUPS
     found = {name: [] for name in GROUPS}
     for name, parts in GROUPS.items():
         for layer in range(layers):
-            squares = [norm ** 2 for tensor, norm in line["grad_norms"].items() if norm is not None and tensor.startswith(f"model.layers.{layer}.") and tensor.split(".")[-2] in parts]
+            squares = [norm ** 2 for tensor, norm in line["grad_norms"].items()
+                       if norm is not None and tensor.startswith(f"model.layers.{layer}.")
+                       and tensor.split(".")[-2] in parts]
             found[name].append(math.sqrt(sum(squares)))
     return dict(found, **{name: line[name] for name in ("residual_rms", "attn_ratio", "ffn_ratio")})
 
 
 def kept_layers(run):
-    """Diagnostics at step 1, at step 100, and over the last quarter of the run: geometric means, as norms there span many orders."""
+    """Diagnostics at step 1, at step 100, and over the last quarter of the run: geometric means, as
+    norms there span many orders."""
     lines = [line for line in run.log if "grad_norms" in line]
     layers, steps = len(lines[0]["residual_rms"]) if lines else 0, int(run.config["flags"]["steps"])
     found = {line["step"]: layer_norms(line, layers) for line in lines}
     late = [norms for step, norms in found.items() if step > max(1, 0.75 * steps)]
     kept = {str(step): found[step] for step in (1, 100) if step in found}
     if late:
-        logs = {name: np.log(np.maximum([[np.nan if x is None else x for x in one[name]] for one in late], 1e-300)) for name in late[0]}
+        logs = {name: np.log(np.maximum([[np.nan if x is None else x for x in one[name]]
+                                         for one in late], 1e-300)) for name in late[0]}
         kept["late"] = {name: np.exp(np.mean(values, axis=0)) for name, values in logs.items()}
-    return {when: {name: digits(list(values), 4) for name, values in norms.items()} for when, norms in kept.items()}
+    return {when: {name: digits(list(values), 4) for name, values in norms.items()}
+            for when, norms in kept.items()}
 
 
 def kept_run(run, keep):
     """An ended run as results/STUDY.json has it."""
     losses, half = run.series("loss")[1], int(run.config["flags"]["steps"]) // 2
-    found = {"axes": run.axes, "status": run.status, "seconds": run.seconds, "commit": run.config["git"], "steps": int(run.config["flags"]["steps"]), "parameters": run.config["parameters"],
-             "unigram": digits(run.config["unigram_entropy"]), "loss": digits(run.last_loss(), 6), "early": digits(float(np.mean(losses[:half])) if len(losses) >= half > 0 else None),
-             "validations": [[line["step"], digits(line["val_loss"], 6)] for line in run.log if "val_loss" in line]}
+    found = {"axes": run.axes, "status": run.status, "seconds": run.seconds,
+             "commit": run.config["git"], "steps": int(run.config["flags"]["steps"]),
+             "parameters": run.config["parameters"],
+             "unigram": digits(run.config["unigram_entropy"]), "loss": digits(run.last_loss(), 6),
+             "early": digits(float(np.mean(losses[:half])) if len(losses) >= half > 0 else None),
+             "validations": [[line["step"], digits(line["val_loss"], 6)] for line in run.log
+                             if "val_loss" in line]}
     if "picture" in keep:
-        found["drawn"] = [[int(steps[-1]), digits(float(np.mean(part)), 4)] for steps, part in zip(*(np.array_split(one, 30) for one in run.series("loss"))) if len(part)]
+        pieces = zip(*(np.array_split(one, 30) for one in run.series("loss")))
+        found["drawn"] = [[int(steps[-1]), digits(float(np.mean(part)), 4)]
+                          for steps, part in pieces if len(part)]
     if "curve" in keep:
         values = dict(zip(*run.series("loss")))
-        found["curve"] = [digits(values.get(step), 4) for step in range(1, max(values, default=0) + 1)]
+        found["curve"] = [digits(values.get(step), 4)
+                          for step in range(1, max(values, default=0) + 1)]
     if "layers" in keep:
         found["layers"] = kept_layers(run)
     probe = read_json(run.folder / "probe.json")
@@ -171,7 +202,9 @@ def kept_run(run, keep):
 def write_results(path, found):
     """One line for each run, so that changes can be read."""
     runs = ",\n".join(json.dumps(run) for run in found["runs"])
-    text = json.dumps(dict(found, runs=[]), indent=1).replace('"runs": []', '"runs": [\n' + runs + "\n ]" if runs else '"runs": []')
+    text = json.dumps(dict(found, runs=[]), indent=1)
+    if runs:
+        text = text.replace('"runs": []', '"runs": [\n' + runs + "\n ]")
     path.parent.mkdir(exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text(text + "\n")
@@ -179,7 +212,8 @@ def write_results(path, found):
 
 
 def harvest(name, out, keep):
-    """Brings results/STUDY.json up to date with the runs that have ended in the folder; others that it has stay."""
+    """Brings results/STUDY.json up to date with the runs that have ended in the folder; others that
+    it has stay."""
     kept = read_json(out / "study.json")
     if kept is None:
         return
@@ -187,23 +221,28 @@ def harvest(name, out, keep):
     before = {json.dumps(run["axes"]): run for run in (read_json(path) or {"runs": []})["runs"]}
     now = {json.dumps(run.axes): kept_run(run, keep) for run in study.runs if run.status in ENDED}
     order = [json.dumps(run.axes) for run in study.runs]
-    asked = {axis: values for axis, values in read_study(name).items() if axis in study.axes}          # the study in work may not have grown to all of it
-    found = {"study": name, "machine": kept["machine"], "axes": asked, "flags": study.flags, "runs": [now.get(key) or before[key] for key in order if key in now or key in before]}
+    # the study in work may not have grown to all of it
+    asked = {axis: values for axis, values in read_study(name).items() if axis in study.axes}
+    found = {"study": name, "machine": kept["machine"], "axes": asked, "flags": study.flags,
+             "runs": [now.get(key) or before[key] for key in order if key in now or key in before]}
     if found["runs"]:
         write_results(path, found)
 
 
-# ---------------------------------------------------------------------------------------------------------------- running
+# ------------------------------------------------------------------------------------------ running
 
 def missing(name):
     """How many of a study's runs have no result."""
     axes = read_study(name)
-    return math.prod(len(values) for values in axes.values()) - len((read_json(HERE / f"results/{name}.json") or {"runs": []})["runs"])
+    return (math.prod(len(values) for values in axes.values())
+            - len((read_json(HERE / f"results/{name}.json") or {"runs": []})["runs"]))
 
 
 def run_study(name, out, deadline, jobs):
-    """Trains what is missing through dev/ablate.py; at the deadline runs in work save a checkpoint and end. Whether there was time enough."""
-    words = [sys.executable, str(ROOT / "dev/ablate.py"), str(HERE / f"{name}.toml"), "--out", str(out)] + (["--jobs", str(jobs)] if jobs else [])
+    """Trains what is missing through dev/ablate.py; at the deadline runs in work save a checkpoint
+    and end. Whether there was time enough."""
+    words = [sys.executable, str(ROOT / "dev/ablate.py"), str(HERE / f"{name}.toml"), "--out",
+             str(out)] + (["--jobs", str(jobs)] if jobs else [])
     work = subprocess.Popen(words, cwd=ROOT, env=dict(os.environ, MPLBACKEND="Agg"))
     try:
         work.wait(max(0.0, deadline - time.time()) if deadline else None)
@@ -218,34 +257,51 @@ def run_study(name, out, deadline, jobs):
 
 
 def write_calculations():
-    write_json(HERE / "results/calculations.json", {"study": "calculations", "figures": calculations.compute_all()})
+    write_json(HERE / "results/calculations.json",
+               {"study": "calculations", "figures": calculations.compute_all()})
 
 
-def write_timing(rounds=10, modes=("PRE", "SPAN", "SDD"), flags=("--width", "1280", "--heads", "20", "--layers", "2", "--seq", "256", "--batch", "1")):
-    """Rounds in each of which every placement trains a few steps, in a new order: what the machine does meanwhile reaches all alike."""
-    made = [subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary", f"NORM_MODE={mode}"], capture_output=True, text=True) for mode in modes]
+def write_timing(rounds=10, modes=("PRE", "SPAN", "SDD"),
+                 flags=("--width", "1280", "--heads", "20", "--layers", "2", "--seq", "256",
+                        "--batch", "1")):
+    """Rounds in each of which every placement trains a few steps, in a new order: what the machine
+    does meanwhile reaches all alike."""
+    made = [subprocess.run(["make", "-s", "-C", str(ROOT), "--no-print-directory", "binary",
+                            f"NORM_MODE={mode}"], capture_output=True, text=True) for mode in modes]
     binaries = {mode: str(ROOT / one.stdout.split()[-1]) for mode, one in zip(modes, made)}
     found = []
     for i in range(rounds):
         times = {}
         for mode in modes[i % len(modes):] + modes[:i % len(modes)]:
             with tempfile.TemporaryDirectory() as folder:
-                words = ["--steps", "8", "--warmup", "2", "--val-every", "0", "--save-every", "0", "--norms-every", "0", "--sample", "0", "--val-tokens", "1", "--out", f"{folder}/run"]
-                subprocess.run([binaries[mode], *flags, *words], check=True, stdout=subprocess.DEVNULL)
-                times[mode] = statistics.median(line["ms"] for line in ablate.read_log(f"{folder}/run/log.jsonl") if "ms" in line and line["step"] > 2)
+                words = ["--steps", "8", "--warmup", "2", "--val-every", "0", "--save-every", "0",
+                         "--norms-every", "0", "--sample", "0", "--val-tokens", "1", "--out",
+                         f"{folder}/run"]
+                subprocess.run([binaries[mode], *flags, *words], check=True,
+                               stdout=subprocess.DEVNULL)
+                log = ablate.read_log(f"{folder}/run/log.jsonl")
+                times[mode] = statistics.median(line["ms"] for line in log
+                                                if "ms" in line and line["step"] > 2)
         found.append(times)
-        print(f"round {i + 1}: " + ", ".join(f"{mode} {ms:.1f} ms" for mode, ms in times.items()), flush=True)
-    write_json(HERE / "results/timing.json", {"study": "timing", "flags": " ".join(flags), "machine": ablate.machine(), "rounds": found})
+        print(f"round {i + 1}: " + ", ".join(f"{mode} {ms:.1f} ms" for mode, ms in times.items()),
+              flush=True)
+    write_json(HERE / "results/timing.json", {"study": "timing", "flags": " ".join(flags),
+                                              "machine": ablate.machine(), "rounds": found})
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
     parser.add_argument("studies", nargs="*", help="these alone; default: all that a claim reads")
-    parser.add_argument("--budget", type=float, metavar="MINUTES", help="stop after so many minutes; the same command goes on")
+    parser.add_argument("--budget", type=float, metavar="MINUTES",
+                        help="stop after so many minutes; the same command goes on")
     parser.add_argument("--jobs", type=int, help="runs at a time; default: one for each core")
-    parser.add_argument("--timing", action="store_true", help="measure times of steps, on a machine with nothing else to do")
+    parser.add_argument("--timing", action="store_true",
+                        help="measure times of steps, on a machine with nothing else to do")
     parser.add_argument("--table", action="store_true", help="no runs: RESULTS.md alone")
-    parser.add_argument("--costs", action="store_true", help="no runs: the line \"# cost:\" of each study")
+    parser.add_argument("--costs", action="store_true",
+                        help="no runs: the line \"# cost:\" of each study")
     options = parser.parse_args()
     table, known = read_claims(), [*studies(), "calculations"]
     for name in options.studies:
@@ -261,12 +317,15 @@ def main():
         deadline = time.time() + 60 * options.budget if options.budget else None
         if "calculations" in chosen:
             write_calculations()
-        for name in sorted((name for name in chosen if name != "calculations"), key=lambda name: stated_minutes(name) / max(1, len(claims_of(table, name)))):
+        for name in sorted((name for name in chosen if name != "calculations"),
+                           key=lambda name: stated_minutes(name)
+                           / max(1, len(claims_of(table, name)))):
             out, keep = ROOT / "ablations/repro" / name, table["keep"].get(name, [])
             harvest(name, out, keep)
             if not missing(name):
                 continue
-            in_time = not (deadline and time.time() >= deadline) and run_study(name, out, deadline, options.jobs)
+            in_time = (not (deadline and time.time() >= deadline)
+                       and run_study(name, out, deadline, options.jobs))
             harvest(name, out, keep)
             if not in_time:
                 print("the time is up: the same command goes on", flush=True)
@@ -274,7 +333,9 @@ def main():
     report.write(table, HERE, pictures=not options.table)
     left = {name: missing(name) for name in chosen if name != "calculations" and missing(name)}
     if left and not (options.table or options.timing or options.budget):
-        sys.exit(f"error: runs without a result: {', '.join(f'{name} {count}' for name, count in left.items())}\n  -> see above; the same command tries them again")
+        sys.exit("error: runs without a result: "
+                 f"{', '.join(f'{name} {count}' for name, count in left.items())}\n"
+                 "  -> see above; the same command tries them again")
 
 
 if __name__ == "__main__":

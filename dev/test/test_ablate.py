@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""test_ablate.py: a study ends the same however often it is killed, tells finished, diverged, killed and failed runs apart, and refuses what makes no sense.
+"""test_ablate.py: a study ends the same however often it is killed, tells finished, diverged,
+killed and failed runs apart, and refuses what makes no sense.
 
     python3 dev/test/test_ablate.py [NAME...]  from the project's root; needs scipy, matplotlib
 
-Most of it runs on a stand-in for the trainer, a script that learns nothing but behaves as told by its flags: a study trains whatever lies in its bin/.
+Most of it runs on a stand-in for the trainer, a script that learns nothing but behaves as told by
+its flags: a study trains whatever lies in its bin/.
 """
 import concurrent.futures
 import json
@@ -17,18 +19,23 @@ import sys
 import tempfile
 import time
 
-SMALL = ["--width", "16", "--heads", "1", "--layers", "1", "--seq", "16", "--batch", "2", "--val-tokens", "64", "--make", "DEVICE=cpu PREC=fp32"]
+SMALL = ["--width", "16", "--heads", "1", "--layers", "1", "--seq", "16", "--batch", "2",
+         "--val-tokens", "64", "--make", "DEVICE=cpu PREC=fp32"]
 ENVIRONMENT = dict(os.environ, MPLBACKEND="Agg", OMP_WAIT_POLICY="passive")
 counts = {"passed": 0, "failed": 0}
 
-# Its loss at step s: 3 - s / steps + lr; with --lr above 0.1 it diverges, with --ffn 1 it fails, with --ffn 2 it is killed, with --ffn 3
-# it collapses: it ends where the frequencies of tokens alone end; --heads 3 it refuses.
+# The stand-in's loss at step s is 3 - s / steps + lr. With --lr above 0.1 it diverges, with --ffn 1
+# it fails, with --ffn 2 it is killed, with --ffn 3 it collapses (it ends at the entropy of the
+# tokens' frequencies); it refuses --heads 3.
 STAND_IN = '''#!/usr/bin/env python3
 import json, os, signal, sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 get = lambda name, default: flags.get("--" + name, default)
-config = {"norm_mode": os.path.basename(sys.argv[0]), "parameters": 100, "flops_per_token": 600, "initialization": "scale", "unigram_entropy": 3.5,
-          "flags": {"layers": "4", "steps": get("steps", "20"), "batch": "2", "seq": "8", "lr": get("lr", "0.01"), "tied": "on", "final_norm": "auto", "decay_gains": "off", "init": "auto"}}
+config = {"norm_mode": os.path.basename(sys.argv[0]), "parameters": 100, "flops_per_token": 600,
+          "initialization": "scale", "unigram_entropy": 3.5,
+          "flags": {"layers": "4", "steps": get("steps", "20"), "batch": "2", "seq": "8",
+                    "lr": get("lr", "0.01"), "tied": "on", "final_norm": "auto",
+                    "decay_gains": "off", "init": "auto"}}
 if get("heads", "1") == "3":
     sys.exit("error: --heads 3 does not divide --width 16")
 if "--show" in flags:
@@ -45,7 +52,8 @@ with open(out + "/log.jsonl", "w") as log:
         log.write(json.dumps({"step": step, "loss": 3 - step / steps + lr, "ms": 10.0}) + "\\n")
         if lr > 0.1:
             sys.exit(3)
-    log.write(json.dumps({"step": steps, "val_loss": 3.45 if get("ffn", "0") == "3" else 2 + lr + int(get("seed", "1")) / 100, "weights": "0"}) + "\\n")
+    loss = 3.45 if get("ffn", "0") == "3" else 2 + lr + int(get("seed", "1")) / 100
+    log.write(json.dumps({"step": steps, "val_loss": loss, "weights": "0"}) + "\\n")
 '''
 
 
@@ -56,7 +64,8 @@ def expect(ok, what):
 
 
 def ablate(*words, environment=ENVIRONMENT):
-    return subprocess.run([sys.executable, "dev/ablate.py", *map(str, words)], capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run([sys.executable, "dev/ablate.py", *map(str, words)], capture_output=True,
+                          text=True, env=environment, timeout=300)
 
 
 def stand_in(folder, *modes):
@@ -69,7 +78,8 @@ def stand_in(folder, *modes):
 
 
 def outcomes(folder):
-    return {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/outcome.json"))}
+    return {path.parent.name: json.loads(path.read_text())
+            for path in sorted(folder.glob("runs/*/outcome.json"))}
 
 
 def results(folder):
@@ -77,46 +87,60 @@ def results(folder):
     found = {}
     for path in sorted(folder.glob("runs/*/log.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        found[path.parent.name] = [(line["step"], line.get("loss"), line.get("grad_norm"), line.get("val_loss"), line.get("weights")) for line in lines if "norm_mode" not in line]
+        found[path.parent.name] = [(line["step"], line.get("loss"), line.get("grad_norm"),
+                                    line.get("val_loss"), line.get("weights"))
+                                   for line in lines if "norm_mode" not in line]
     return found
 
 
 def alive(folder):
-    return subprocess.run(["pgrep", "-f", "--", f"--out {folder}/runs"], capture_output=True, text=True).stdout.split()
+    return subprocess.run(["pgrep", "-f", "--", f"--out {folder}/runs"], capture_output=True,
+                          text=True).stdout.split()
 
 
 def test_kills(folder):
-    study = ["--mode", "PRE,SPAN", "--seed", "1,2", "--steps", "20000", "--save-every", "2500", *SMALL]
+    study = ["--mode", "PRE,SPAN", "--seed", "1,2", "--steps", "20000", "--save-every", "2500",
+             *SMALL]
     whole, broken = folder / "whole", folder / "broken"
     done = ablate(*study, "--out", whole)
     expect(done.returncode == 0, f"a study: {done.stdout}{done.stderr}")
-    expect({name: outcome["status"] for name, outcome in outcomes(whole).items()} == {f"{mode}-seed{seed}": "finished" for mode in ("PRE", "SPAN") for seed in "12"}, f"its runs: {outcomes(whole)}")
+    expect({name: outcome["status"] for name, outcome in outcomes(whole).items()}
+           == {f"{mode}-seed{seed}": "finished" for mode in ("PRE", "SPAN") for seed in "12"},
+           f"its runs: {outcomes(whole)}")
     expect((whole / "index.html").stat().st_size > 10000, "its page")
-    expect(all(len(list(run.glob("step_*"))) == 1 for run in whole.glob("runs/*")), "one checkpoint is left of a finished run")
+    expect(all(len(list(run.glob("step_*"))) == 1 for run in whole.glob("runs/*")),
+           "one checkpoint is left of a finished run")
     dice = random.Random(1)
     for how in ("ablate.py alone", "everything", "an interrupt", "everything", "ablate.py alone"):
-        process = subprocess.Popen([sys.executable, "dev/ablate.py", *study, "--out", str(broken)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        process = subprocess.Popen([sys.executable, "dev/ablate.py", *study, "--out", str(broken)],
+                                   env=ENVIRONMENT, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, start_new_session=True)
         while process.poll() is None and not alive(broken):
             time.sleep(0.01)
         time.sleep(dice.uniform(0.1, 0.6))
         if how == "an interrupt":
             process.send_signal(signal.SIGINT)
             said = process.communicate()[0]
-            expect(process.returncode == 130 and "the same command goes on" in said, f"an interrupt: status {process.returncode}, {said}")
+            expect(process.returncode == 130 and "the same command goes on" in said,
+                   f"an interrupt: status {process.returncode}, {said}")
             expect(not alive(broken), "an interrupt leaves no trainer behind")
         else:
             process.kill()
             for trainer in alive(broken) if how == "everything" else []:
                 os.kill(int(trainer), signal.SIGKILL)
             process.communicate()
-    expect(any(not (run / "outcome.json").exists() for run in broken.glob("runs/*")), "the kills hit runs in work")
+    expect(any(not (run / "outcome.json").exists() for run in broken.glob("runs/*")),
+           "the kills hit runs in work")
     done = ablate(*study, "--out", broken)
     expect(done.returncode == 0, f"after the kills: {done.stdout}{done.stderr}")
-    expect(results(whole) == results(broken), "a study killed five times ends with the same losses and weights")
+    expect(results(whole) == results(broken),
+           "a study killed five times ends with the same losses and weights")
     again = ablate("--out", broken)
-    expect(again.returncode == 0 and " 0 to train" in again.stdout, f"nothing is trained twice: {again.stdout}{again.stderr}")
+    expect(again.returncode == 0 and " 0 to train" in again.stdout,
+           f"nothing is trained twice: {again.stdout}{again.stderr}")
     changed = ablate("--mode", "PRE,SPAN", "--seed", "1,2", "--steps", "5000", "--out", broken)
-    expect(changed.returncode == 1 and "another --out" in changed.stderr, f"another study under the same name: {changed.stderr}")
+    expect(changed.returncode == 1 and "another --out" in changed.stderr,
+           f"another study under the same name: {changed.stderr}")
 
 
 def test_outcomes(folder):
@@ -126,7 +150,8 @@ def test_outcomes(folder):
     found = {name: outcome["status"] for name, outcome in outcomes(out).items()}
     for seed in "12":
         for lr in ("0.01", "0.5"):
-            for ffn, want in {"0": "finished" if lr == "0.01" else "diverged", "1": "failed", "2": "killed"}.items():
+            for ffn, want in {"0": "finished" if lr == "0.01" else "diverged", "1": "failed",
+                              "2": "killed"}.items():
                 name = f"PRE-lr{lr}-ffn{ffn}-seed{seed}"
                 expect(found.get(name) == want, f"{name}: {found.get(name)}, expected {want}")
         name = f"PRE-lr0.01-ffn3-seed{seed}"
@@ -136,7 +161,8 @@ def test_outcomes(folder):
            f"an outcome each: {found}")
     for words in ("the disk is full", "exit status -9"):
         expect(words in done.stdout, f"the report says \"{words}\": {done.stdout}")
-    expect(done.returncode == 1 and "tries them again" in done.stderr, f"a study with failed runs: status {done.returncode}, {done.stderr}")
+    expect(done.returncode == 1 and "tries them again" in done.stderr,
+           f"a study with failed runs: status {done.returncode}, {done.stderr}")
     expect("the disk is full" in (out / "index.html").read_text(), "the page says why a run failed")
     os.rename(out / "bin/PRE", folder / "PRE")
     (folder / "make").write_text("#!/bin/sh\nexit 2\n")
@@ -146,12 +172,16 @@ def test_outcomes(folder):
     (folder / "make").unlink()
     expect(done.returncode == 1 and "PRE was not built" in done.stderr,
            f"no trainer: {done.stderr}")
-    expect({name: outcome["status"] for name, outcome in outcomes(out).items() if outcome["status"] in ("finished", "diverged")} ==
-           {name: status for name, status in found.items() if status in ("finished", "diverged")}, "results stay when their trainer is gone and cannot be built")
+    expect({name: outcome["status"] for name, outcome in outcomes(out).items() if outcome["status"]
+            in ("finished", "diverged")} == {name: status for name, status in found.items()
+                                             if status in ("finished", "diverged")},
+           "results stay when their trainer is gone and cannot be built")
     os.rename(folder / "PRE", out / "bin/PRE")
-    before = {name: (out / "runs" / name / "outcome.json").stat().st_mtime_ns for name, status in found.items() if status in ("finished", "diverged")}
+    before = {name: (out / "runs" / name / "outcome.json").stat().st_mtime_ns
+              for name, status in found.items() if status in ("finished", "diverged")}
     ablate("--out", out)
-    expect(all((out / "runs" / name / "outcome.json").stat().st_mtime_ns == when for name, when in before.items()), "finished and diverged runs are not run again")
+    expect(all((out / "runs" / name / "outcome.json").stat().st_mtime_ns == when
+               for name, when in before.items()), "finished and diverged runs are not run again")
 
 
 def test_checks(folder):
@@ -190,7 +220,7 @@ def test_checks(folder):
 
 
 def python(code, *words):
-    """What a program prints that imports from dev/."""
+    """The output of a program that imports from dev/."""
     environment = dict(ENVIRONMENT, PYTHONPATH="dev")
     return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True,
                           env=environment).stdout
@@ -235,30 +265,40 @@ def test_names(folder):
 
 def test_growth_and_budgets(folder):
     out = stand_in(folder / "growth", "PRE", "POST", "SPAN")
-    expect(ablate("--mode", "PRE,SPAN", "--lr", "0.01,0.02", "--out", out).returncode == 0, "a study to grow")
-    done = ablate("--mode", "PRE,SPAN,POST", "--lr", "0.01,0.02,0.03", "--seed", "1,2", "--out", out)
-    expect(done.returncode == 0 and "18 runs, 14 to train" in done.stdout, f"more modes, rates and seeds: {done.stdout}{done.stderr}")
-    expect(len(json.loads((out / "study.json").read_text())["axes"]["mode"]) == 3, "study.json has grown")
+    expect(ablate("--mode", "PRE,SPAN", "--lr", "0.01,0.02", "--out", out).returncode == 0,
+           "a study to grow")
+    done = ablate("--mode", "PRE,SPAN,POST", "--lr", "0.01,0.02,0.03", "--seed", "1,2", "--out",
+                  out)
+    expect(done.returncode == 0 and "18 runs, 14 to train" in done.stdout,
+           f"more modes, rates and seeds: {done.stdout}{done.stderr}")
+    expect(len(json.loads((out / "study.json").read_text())["axes"]["mode"]) == 3,
+           "study.json has grown")
     done = ablate("--mode", "PRE,SPAN", "--lr", "0.01,0.02", "--largest-lr", "--out", out)
     expect(done.returncode == 1 and "largest_lr" in done.stderr, f"a search besides: {done.stderr}")
-    for budget, amount, steps in (("--tokens", 1600, 100), ("--flops", 9600 * 7, 7)):         # a step is 16 tokens of 600 operations each
+    # a step is 16 tokens of 600 operations each
+    for budget, amount, steps in (("--tokens", 1600, 100), ("--flops", 9600 * 7, 7)):
         out = stand_in(folder / budget[2:], "PRE")
         done = ablate("--mode", "PRE", budget, amount, "--out", out)
         config = json.loads((out / "runs/PRE-seed1/config.json").read_text())
-        expect(config["flags"]["steps"] == str(steps), f"{budget} {amount}: {config['flags']['steps']} steps, expected {steps}; {done.stdout}{done.stderr}")
+        expect(config["flags"]["steps"] == str(steps),
+               f"{budget} {amount}: {config['flags']['steps']} steps, expected {steps}; "
+               f"{done.stdout}{done.stderr}")
     out = stand_in(folder / "minutes", "PRE")
-    done = ablate("--mode", "PRE", "--minutes", 0.05, "--jobs", 2, "--out", out)              # a step is 10 ms
-    expect(json.loads((out / "runs/PRE-seed1/config.json").read_text())["flags"]["steps"] == "300", f"--minutes 0.05: {done.stdout}{done.stderr}")
+    done = ablate("--mode", "PRE", "--minutes", 0.05, "--jobs", 2, "--out", out)  # a step is 10 ms
+    expect(json.loads((out / "runs/PRE-seed1/config.json").read_text())["flags"]["steps"] == "300",
+           f"--minutes 0.05: {done.stdout}{done.stderr}")
     done = ablate("--mode", "PRE", "--tokens", 3, "--out", stand_in(folder / "too-little", "PRE"))
     expect(done.returncode == 1 and "no step to train" in done.stderr,
            f"less than a step: {done.stderr}")
 
 
 def test_largest_rate(folder):
-    """The stand-in diverges above 0.1: the largest stable rate is found to a factor of 1.25, from below and from above."""
+    """The stand-in diverges above 0.1: the largest stable rate is found to a factor of 1.25, from
+    below and from above."""
     for first in ("0.01", "0.7"):
         out = stand_in(folder / f"rate{first}", "PRE", "SPAN")
-        done = ablate("--mode", "PRE,SPAN", "--lr", first, "--seed", "1,2", "--largest-lr", "--out", out)
+        done = ablate("--mode", "PRE,SPAN", "--lr", first, "--seed", "1,2", "--largest-lr", "--out",
+                      out)
         expect(done.returncode == 0, f"--largest-lr from {first}: {done.stdout}{done.stderr}")
         lines = [line for line in done.stdout.splitlines() if "largest stable" in line]
         expect(len(lines) == 2, f"one sentence for each mode: {lines}")
@@ -267,52 +307,77 @@ def test_largest_rate(folder):
             expect(low <= 0.1 < high <= 1.26 * low, f"--largest-lr from {first}: {line}")
         runs = len(outcomes(out))
         again = ablate("--out", out)
-        expect(again.returncode == 0 and len(outcomes(out)) == runs and " 0 to train" in again.stdout, f"the search goes on where it was: {again.stdout}{again.stderr}")
+        expect(again.returncode == 0 and len(outcomes(out)) == runs and " 0 to train"
+               in again.stdout, f"the search goes on where it was: {again.stdout}{again.stderr}")
 
 
 def test_refusals(folder):
     bad = folder / "bad.toml"
     for words, said in (
-            ([], "expected something to compare"), (["--mode", "PRE", "--lr"], "--lr needs a value"), (["--mode", "PRE", "--lr", "1,,2"], "expected values that differ"),
-            (["--lr", "1,1", "--mode", "PRE"], "expected values that differ"), (["--mode", "PRE", "--mode", "SPAN"], "given twice"), (["--mode", "PRE", "SPAN"], 'found "SPAN"'),
-            (["--mode", "PRE", "--resume", "auto"], "not for a study"), (["--mode", "PRE", "--steps", "10", "--tokens", "1e6"], "expected one budget"),
-            (["--mode", "PRE", "--tokens", "-1"], "above 0"), (["--mode", "PRE", "--jobs", "0"], "expected 1 to 1024"), (["--mode", "PRE", "--compare", "width"], "--compare width"),
-            (["--mode", "PRE", "--largest-lr"], "begins with a rate"), ([folder / "nowhere.toml"], "cannot read"), (["--out", folder / "nowhere"], "holds no study"), ([bad], "bad.toml")):
+            ([], "expected something to compare"),
+            (["--mode", "PRE", "--lr"], "--lr needs a value"),
+            (["--mode", "PRE", "--lr", "1,,2"], "expected values that differ"),
+            (["--lr", "1,1", "--mode", "PRE"], "expected values that differ"),
+            (["--mode", "PRE", "--mode", "SPAN"], "given twice"),
+            (["--mode", "PRE", "SPAN"], 'found "SPAN"'),
+            (["--mode", "PRE", "--resume", "auto"], "not for a study"),
+            (["--mode", "PRE", "--steps", "10", "--tokens", "1e6"], "expected one budget"),
+            (["--mode", "PRE", "--tokens", "-1"], "above 0"),
+            (["--mode", "PRE", "--jobs", "0"], "expected 1 to 1024"),
+            (["--mode", "PRE", "--compare", "width"], "--compare width"),
+            (["--mode", "PRE", "--largest-lr"], "begins with a rate"),
+            ([folder / "nowhere.toml"], "cannot read"),
+            (["--out", folder / "nowhere"], "holds no study"), ([bad], "bad.toml")):
         bad.write_text("mode = [\n")
-        done = ablate(*words, *([] if "--out" in words else ["--out", folder / "refused"]) if words else [])
-        expect(done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr, f"{words}: status {done.returncode}, {done.stderr}, expected \"{said}\"")
+        done = ablate(*words, *([] if "--out" in words else ["--out", folder / "refused"])
+                      if words else [])
+        expect(done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr,
+               f"{words}: status {done.returncode}, {done.stderr}, expected \"{said}\"")
         expect(not (folder / "refused").exists(), f"{words} leaves nothing behind")
     for text in ("mode = 3.5", "lr = [[1]]", "lr = 2020-01-01", 'mode = "PRE"\nlr = []', "\0"):
         bad.write_text(text)
         done = ablate(bad, "--out", folder / "refused2")
-        expect(done.returncode != 0 and "error:" in done.stderr and "Traceback" not in done.stderr, f"{text!r}: {done.stderr}")
+        expect(done.returncode != 0 and "error:" in done.stderr and "Traceback" not in done.stderr,
+               f"{text!r}: {done.stderr}")
     good = folder / "good.toml"
-    good.write_text(f'mode = ["PRE", "SPAN"]\nseed = [1, 2]\nlr = 0.02\ntied = true\nsteps = 5\njobs = 1\nout = "{stand_in(folder / "toml", "PRE", "SPAN")}"\n')
+    good.write_text('mode = ["PRE", "SPAN"]\nseed = [1, 2]\nlr = 0.02\ntied = true\nsteps = 5\n'
+                    f'jobs = 1\nout = "{stand_in(folder / "toml", "PRE", "SPAN")}"\n')
     done = ablate(good, "--lr", "0.03")
-    command = json.loads((folder / "toml/runs/SPAN-seed2/config.json").read_text())["flags"] if done.returncode == 0 else {}
-    expect(command.get("lr") == "0.03" and command.get("steps") == "5" and "1 at a time" in done.stdout, f"a TOML file, and a flag that wins over it: {done.stdout}{done.stderr}")
+    command = (json.loads((folder / "toml/runs/SPAN-seed2/config.json").read_text())["flags"]
+               if done.returncode == 0 else {})
+    expect(command.get("lr") == "0.03" and command.get("steps") == "5" and "1 at a time"
+           in done.stdout, f"a TOML file, and a flag that wins over it: {done.stdout}{done.stderr}")
     whole = json.loads((folder / "toml/study.json").read_text())
-    (folder / "toml/runs/SPAN-seed2/log.jsonl").write_text('[1]\n"x"\n{"step": "many", "loss": 1}\n{"step": 5, "val_loss": 2.0}\n\xff{"st')
+    (folder / "toml/runs/SPAN-seed2/log.jsonl").write_text('[1]\n"x"\n{"step": "many", "loss": 1}\n'
+                                                           '{"step": 5, "val_loss": 2.0}\n\xff{"st')
     (folder / "toml/study.json").write_text(json.dumps(dict(whole, source="another")))
     done = ablate("--out", folder / "toml")
-    expect(done.returncode == 0 and "the source has changed" in done.stdout, f"other code, and a log of other things: {done.stdout}{done.stderr}")
-    for text in ("{", "[]", '{"version": 1}', json.dumps(dict(whole, axes={"mode": "PRE"})), json.dumps(dict(whole, version=2)), json.dumps(dict(whole, plans=[]))):
+    expect(done.returncode == 0 and "the source has changed" in done.stdout,
+           f"other code, and a log of other things: {done.stdout}{done.stderr}")
+    for text in ("{", "[]", '{"version": 1}', json.dumps(dict(whole, axes={"mode": "PRE"})),
+                 json.dumps(dict(whole, version=2)), json.dumps(dict(whole, plans=[]))):
         (folder / "toml/study.json").write_text(text)
         done = ablate("--out", folder / "toml")
-        expect(done.returncode == 1 and "study.json" in done.stderr and "Traceback" not in done.stderr, f"a study.json that is {text[:40]}: {done.stderr}")
+        expect(done.returncode == 1 and "study.json" in done.stderr and "Traceback"
+               not in done.stderr, f"a study.json that is {text[:40]}: {done.stderr}")
     wrong = stand_in(folder / "wrong", "PRE")
-    expect(ablate("--mode", "PRE", "--heads", "3", "--out", wrong).returncode == 1 and ablate("--mode", "PRE", "--heads", "1", "--out", wrong).returncode == 0, "a corrected attempt under the same name")
+    expect(ablate("--mode", "PRE", "--heads", "3", "--out", wrong).returncode == 1
+           and ablate("--mode", "PRE", "--heads", "1", "--out", wrong).returncode == 0,
+           "a corrected attempt under the same name")
 
 
 def test_lock(folder):
     out = stand_in(folder / "lock", "PRE")
-    (out / "bin/PRE").write_text(STAND_IN.replace("with open(out", "import time; time.sleep(3)\nwith open(out"))
-    first = subprocess.Popen([sys.executable, "dev/ablate.py", "--mode", "PRE", "--out", str(out)], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    (out / "bin/PRE").write_text(STAND_IN.replace("with open(out",
+                                                  "import time; time.sleep(3)\nwith open(out"))
+    first = subprocess.Popen([sys.executable, "dev/ablate.py", "--mode", "PRE", "--out", str(out)],
+                             env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     while not (out / "study.json").exists():
         time.sleep(0.01)
     second, beside = ablate("--mode", "PRE", "--out", out), ablate("--out", out, "--report")
     expect(second.returncode == 1 and "in use" in second.stderr, f"two at a time: {second.stderr}")
-    expect(beside.returncode == 0 and (out / "index.html").exists(), f"a report beside it: {beside.stderr}")
+    expect(beside.returncode == 0 and (out / "index.html").exists(),
+           f"a report beside it: {beside.stderr}")
     expect(first.wait() == 0, "the first goes on")
 
 
@@ -320,30 +385,44 @@ def test_gpus(folder):
     """One run for each GPU at a time, which sees that GPU alone; --jobs deals them out in turn."""
     (folder / "fake").mkdir()
     smi = folder / "fake/nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\n"
+                   "echo 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
     smi.chmod(0o755)
-    for visible, jobs, want in ((None, None, ["0", "1"]), (None, 3, ["0", "1", "0"]), ("5,7", None, ["5", "7"]), ("GPU-2", None, ["GPU-2"])):
-        environment = {**{name: value for name, value in ENVIRONMENT.items() if name != "CUDA_VISIBLE_DEVICES"}, "PATH": f"{folder}/fake:{os.environ['PATH']}", "PYTHONPATH": "dev"}
+    for visible, jobs, want in ((None, None, ["0", "1"]), (None, 3, ["0", "1", "0"]),
+                                ("5,7", None, ["5", "7"]), ("GPU-2", None, ["GPU-2"])):
+        environment = {**{name: value for name, value in ENVIRONMENT.items()
+                          if name != "CUDA_VISIBLE_DEVICES"},
+                       "PATH": f"{folder}/fake:{os.environ['PATH']}", "PYTHONPATH": "dev"}
         environment.update({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
-        code = f"import ablate; print([slot['CUDA_VISIBLE_DEVICES'] for slot in ablate.environments({{'device': 'cuda'}}, {jobs})])"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-        expect(done.stdout.strip() == str(want), f"GPUs with CUDA_VISIBLE_DEVICES={visible}, --jobs {jobs}: {done.stdout}{done.stderr}, expected {want}")
+        code = ("import ablate; print([slot['CUDA_VISIBLE_DEVICES'] for slot in "
+                f"ablate.environments({{'device': 'cuda'}}, {jobs})])")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              env=environment)
+        expect(done.stdout.strip() == str(want), f"GPUs with CUDA_VISIBLE_DEVICES={visible}, "
+                                                 f"--jobs {jobs}: {done.stdout}{done.stderr}, "
+                                                 f"expected {want}")
 
 
 def test_own_placement(folder):
     """doc/adding.md: a row in modes.h, and dev/ablate.py compares it. In 20 steps such a model
     learns less than the frequencies of bytes."""
     tree = folder / "tree"
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True).stdout.split() or ["."]
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True,
+                           text=True).stdout.split() or ["."]
     tree.mkdir()
-    subprocess.run(["sh", "-c", 'tar cf - "$@" | tar xf - -C "$0"', str(tree), *[name for name in files if name == "." or os.path.exists(name)]], check=True)
+    subprocess.run(["sh", "-c", 'tar cf - "$@" | tar xf - -C "$0"', str(tree),
+                    *[name for name in files if name == "." or os.path.exists(name)]], check=True)
     row = re.search(r"^    (MODE\( ?MINE,.*\\)$", (tree / "doc/adding.md").read_text(), re.M)
     expect(row is not None, "doc/adding.md has the row of a placement called MINE")
     modes = tree / "llmc/modes.h"
     modes.write_text(modes.read_text().replace("MODE( PRE, ", row[1] + "\nMODE( PRE, ", 1))
     small = [*SMALL[:-2], "--make", "DEVICE=cpu PREC=fp32 CFLAGS=-O1"]
-    done = subprocess.run([sys.executable, "dev/ablate.py", "--mode", "PRE,MINE", "--steps", "20", *small, "--out", "mine"], capture_output=True, text=True, env=ENVIRONMENT, cwd=tree)
-    expect(done.returncode == 0 and "MINE-seed1: collapsed" in done.stdout and "MINE" in (tree / "mine/index.html").read_text(), f"a placement of one's own: {done.stdout}{done.stderr}")
+    done = subprocess.run([sys.executable, "dev/ablate.py", "--mode", "PRE,MINE", "--steps",
+                           "20", *small, "--out", "mine"], capture_output=True, text=True,
+                          env=ENVIRONMENT, cwd=tree)
+    expect(done.returncode == 0 and "MINE-seed1: collapsed" in done.stdout
+           and "MINE" in (tree / "mine/index.html").read_text(),
+           f"a placement of one's own: {done.stdout}{done.stderr}")
 
 
 def main():
@@ -351,7 +430,8 @@ def main():
              test_checks, test_names, test_growth_and_budgets, test_refusals, test_lock)
     asked = sys.argv[1:] or ["test"]
     tests = [test for test in tests if any(word in test.__name__ for word in asked)]
-    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:      # each in folders of its own
+    # each in folders of its own
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(test, pathlib.Path(folder)) for test in tests]:
             done.result()
     print(f"{counts['passed']} passed, {counts['failed']} failed")

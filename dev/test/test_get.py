@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Tests of data/get.py: python3 dev/test/test_get.py [NAME...]
 
-Everything runs against a server of this program on the local machine, which serves small stand-ins for the datasets and misbehaves as
-told, with a small vocabulary that this program makes. No network, no GPT-2 files. Needs numpy, tiktoken and pyarrow, and takes about half a minute.
+Everything runs against a server of this program on the local machine, which serves small stand-ins
+for the datasets and misbehaves as told, with a small vocabulary that this program makes. No
+network, no GPT-2 files. Needs numpy, tiktoken and pyarrow, and takes about half a minute.
 """
 import contextlib
 import fcntl
@@ -33,10 +34,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "data"))
 import get
 
 EOT = "<|endoftext|>"
-REAL = {name: getattr(get, name) for name in ("DATASETS", "VOCABULARY", "HERE", "TIMEOUT", "BLOCK", "PIECE", "BOUNDARY")}
+REAL = {name: getattr(get, name) for name in ("DATASETS", "VOCABULARY", "HERE", "TIMEOUT", "BLOCK",
+                                              "PIECE", "BOUNDARY")}
 passed = failed = 0
 scratch = pathlib.Path(tempfile.mkdtemp(prefix="test_get_"))
-waits, locks, synced = [], [], []                          # what get.py did: seconds to sleep, folders locked, files synced and renamed
+# get.py's calls: seconds to sleep, folders locked, files synced and renamed
+waits, locks, synced = [], [], []
 
 
 def expect(condition, what):
@@ -49,10 +52,13 @@ def expect(condition, what):
 # ---- texts and a vocabulary
 
 def words(seed, size):
-    """Text of many kinds: words, contractions, numbers, several scripts, runs of white space of every sort, emoji, code."""
+    """Text of many kinds: words, contractions, numbers, several scripts, runs of white space of
+    every sort, emoji, code."""
     r, out = random.Random(seed), []
-    kinds = ["the", "cat's", "they'll", "don't", "42", "2024", "Ünïcödé", "привет", "日本語", "مرحبا", "हिन्दी", "👩‍👩‍👧", "x=1;", "/*-*/", "...", "'", "e\u0301", "１２", "ﬁ"]
-    gaps = [" ", " ", " ", " ", " ", "  ", "\n", "\n\n", "\r\n", "\t", "   \n  ", "\u00a0", "\u3000", "\u2003 ", "\x85", " \u2028", "\x1c", "\ufeff", ""]
+    kinds = ["the", "cat's", "they'll", "don't", "42", "2024", "Ünïcödé", "привет", "日本語", "مرحبا",
+             "हिन्दी", "👩‍👩‍👧", "x=1;", "/*-*/", "...", "'", "e\u0301", "１２", "ﬁ"]
+    gaps = [" ", " ", " ", " ", " ", "  ", "\n", "\n\n", "\r\n", "\t", "   \n  ", "\u00a0",
+            "\u3000", "\u2003 ", "\x85", " \u2028", "\x1c", "\ufeff", ""]
     while size > 0:
         out += [r.choice(kinds), r.choice(gaps)]
         size -= len(out[-1]) + len(out[-2])
@@ -60,11 +66,14 @@ def words(seed, size):
 
 
 def make_vocabulary(folder, merges=300):
-    """A byte-level BPE in GPT-2's two files: the most frequent pair of neighbours in some text becomes a token, again and again."""
+    """A byte-level BPE in GPT-2's two files: the most frequent pair of neighbours in some text
+    becomes a token, again and again."""
     visible = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     order = visible + [b for b in range(256) if b not in visible]
     names = {b: chr(b) if b in visible else chr(256 + order.index(b) - len(visible)) for b in order}
-    pieces = [[names[b] for b in word.encode()] for word in re.findall(r" ?\w+|\s+|[^\w\s]+", words("vocabulary", 4000) + " and the cat said that the dog" * 20)]
+    text = words("vocabulary", 4000) + " and the cat said that the dog" * 20
+    pieces = [[names[b] for b in word.encode()]
+              for word in re.findall(r" ?\w+|\s+|[^\w\s]+", text)]
     tokens, pairs = [names[b] for b in order], []
     for _ in range(merges):
         counts = {}
@@ -83,8 +92,10 @@ def make_vocabulary(folder, merges=300):
                     piece[i:i + 2] = ["".join(best)]
                 i += 1
     folder.mkdir()
-    (folder / "vocab.bpe").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in pairs), encoding="utf-8")
-    (folder / "encoder.json").write_text(json.dumps({**{t: i for i, t in enumerate(tokens)}, EOT: len(tokens)}), encoding="utf-8")
+    (folder / "vocab.bpe").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in pairs),
+                                      encoding="utf-8")
+    (folder / "encoder.json").write_text(json.dumps({**{t: i for i, t in enumerate(tokens)},
+                                                     EOT: len(tokens)}), encoding="utf-8")
 
 
 def pinned(path, url):
@@ -98,11 +109,12 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads, block_on_close = True, False
 
     def handle_error(self, request, client_address):
-        pass                                               # clients that are killed are what it is for
+        pass  # clients that are killed are what it is for
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """files: {path: bytes}. behaviour: {path: [one word or tuple per request]}, then good manners."""
+    """files: {path: bytes}. behaviour: {path: [one word or tuple per request]}, then good
+    manners."""
     files, etags, behaviour, log = {}, {}, {}, []
     protocol_version = "HTTP/1.1"
 
@@ -121,12 +133,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
         elif "/resolve/" in path:
             host = "localhost" if "127.0.0.1" in self.headers["Host"] else "127.0.0.1"
-            self.answer(302, b"", {"Location": f"http://{host}:{self.server.server_port}/storage/" + path.rsplit("/", 1)[1]})
+            self.answer(302, b"", {"Location": f"http://{host}:{self.server.server_port}/storage/"
+                                   + path.rsplit("/", 1)[1]})
         elif path not in self.files:
             self.answer(404, b"not here", {})
         elif "/api/" in path:
             body, link = self.files[path]
-            self.answer(200, body, {"Link": f'<https://elsewhere.example{link}>; rel="next"'} if link else {})
+            self.answer(200, body, {"Link": f'<https://elsewhere.example{link}>; rel="next"'}
+                        if link else {})
         else:
             self.serve_file(path, kind, value)
 
@@ -141,8 +155,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.answer(416, b"", {})
         elif asked and kind == "any etag":
             start = int(asked[1])
-        headers = {"ETag": etag, "Content-Length": str(len(data) - start + (value[0] if kind == "wrong length" else 0))}
-        headers.update({"Content-Range": f"bytes {start + (kind == 'wrong range')}-{len(data) - 1}/{len(data)}"} if start else {})
+        length = len(data) - start + (value[0] if kind == "wrong length" else 0)
+        headers = {"ETag": etag, "Content-Length": str(length)}
+        if start:
+            first = start + (kind == "wrong range")
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
         if kind == "no etag":
             del headers["ETag"]
         body = data[start + (kind == "wrong range"):]
@@ -160,7 +177,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if kind == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             self.close_connection = True
-            self.connection.close() if kind == "reset" else self.connection.shutdown(socket.SHUT_RDWR)
+            if kind == "reset":
+                self.connection.close()
+            else:
+                self.connection.shutdown(socket.SHUT_RDWR)
         else:
             step = value[0] if kind == "slow" else len(body) or 1
             for i in range(0, len(body), step):
@@ -179,11 +199,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def publish_dataset(repository, files, page=1000, branch="main"):
     """Puts files on the server as the hub has them, with their list in pages."""
-    entries = [{"type": "directory", "oid": "0", "size": 0, "path": "data"}, {"type": "file", "oid": "0", "size": 3, "path": "README.md"}]
+    entries = [{"type": "directory", "oid": "0", "size": 0, "path": "data"},
+               {"type": "file", "oid": "0", "size": 3, "path": "README.md"}]
     for name, data in files.items():
         Handler.files["/storage/" + name.rsplit("/", 1)[-1]] = data
         entries.append({"type": "file", "oid": "0", "size": len(data), "path": name,
-                        "lfs": {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}})
+                        "lfs": {"oid": hashlib.sha256(data).hexdigest(), "size": len(data),
+                                "pointerSize": 134}})
     url = first = f"/api/datasets/{repository}/tree/{branch}?recursive=true"
     for i in range(0, len(entries), page):
         link = f"{first}&cursor={i + page}" if i + page < len(entries) else None
@@ -194,7 +216,8 @@ def publish_dataset(repository, files, page=1000, branch="main"):
 # ---- running get.py
 
 def count_calls(limit):
-    """Counts the calls and returns of functions, Python's and C's, and kills this process at that number of them, as from outside."""
+    """Counts the calls and returns of functions, Python's and C's, and kills this process at that
+    number of them, as from outside."""
     count = [0]
 
     def profile(*event):
@@ -243,7 +266,8 @@ def expect_refusal(result, *parts):
     ok = status != 0 and not missing and "Traceback" not in said
     passed, failed = passed + ok, failed + (not ok)
     if not ok:
-        print(f"FAILED {sys._getframe(1).f_code.co_name}:{sys._getframe(1).f_lineno}: expected a refusal with {missing}, found {status}: {said}")
+        print(f"FAILED {sys._getframe(1).f_code.co_name}:{sys._getframe(1).f_lineno}: expected a "
+              f"refusal with {missing}, found {status}: {said}")
 
 
 def fresh(name):
@@ -257,7 +281,8 @@ def shards(folder, split):
     out = []
     for number, path in enumerate(sorted(folder.glob(f"*{split}_*.bin"))):
         header, tokens = np.fromfile(path, "<i4", 256), np.fromfile(path, "<u2", offset=1024)
-        good = header[:4].tolist() == [20240520, 1, len(tokens), tokenizer.n_vocab] and not header[4:].any() and path.name.endswith(f"_{number:06d}.bin")
+        good = (header[:4].tolist() == [20240520, 1, len(tokens), tokenizer.n_vocab]
+                and not header[4:].any() and path.name.endswith(f"_{number:06d}.bin"))
         expect(good, f"{path.name}: header {header[:5]} for {len(tokens)} tokens")
         out += tokens.tolist()
     return out
@@ -268,7 +293,8 @@ def content(folder):
 
 
 def encode(*documents):
-    return [token for text in documents for token in (tokenizer.eot_token, *tokenizer.encode_ordinary(text))]
+    return [token for text in documents
+            for token in (tokenizer.eot_token, *tokenizer.encode_ordinary(text))]
 
 
 # ---- the tests
@@ -278,30 +304,39 @@ def test_tokenizer():
     expect(run("tokenizer", "--vocab", vocab, "--out", out)[0] == 0, "it is written")
     data = out.read_bytes()
     magic, version, n, eot, letters, numbers, spaces = np.frombuffer(data, "<u4", 7).tolist()
-    expect((magic, version, n, eot) == (20240328, 2, tokenizer.n_vocab, tokenizer.eot_token), "header")
+    expect((magic, version, n, eot) == (20240328, 2, tokenizer.n_vocab, tokenizer.eot_token),
+           "header")
     expect(not any(data[28:1024]), "the rest of the header is zero")
     at, tokens = 1024, []
     for _ in range(n):
         tokens.append(data[at + 1:at + 1 + data[at]])
         at += 1 + data[at]
-    expect(tokens[:-1] == [tokenizer.decode_single_token_bytes(i) for i in range(n - 1)] and tokens[eot] == EOT.encode(), "tokens in order of their ids")
+    expect(tokens[:-1] == [tokenizer.decode_single_token_bytes(i) for i in range(n - 1)]
+           and tokens[eot] == EOT.encode(), "tokens in order of their ids")
     ranges = np.frombuffer(data[at:], "<u4").reshape(-1, 2)
     expect(len(ranges) == letters + numbers + spaces, "nothing follows the last range")
     inside, bytes_only = {}, {bytes([b]): b for b in range(256)}
-    for name, pattern, part in zip("LNS", (r"\p{L}", r"\p{N}", r"\s"), np.split(ranges, [letters, letters + numbers])):
-        expect((part[:, 0] <= part[:, 1]).all() and (part[1:, 0] > part[:-1, 1] + 1).all(), f"{name}: ascending, disjoint and as few as can be")
+    for name, pattern, part in zip("LNS", (r"\p{L}", r"\p{N}", r"\s"),
+                                   np.split(ranges, [letters, letters + numbers])):
+        expect((part[:, 0] <= part[:, 1]).all() and (part[1:, 0] > part[:-1, 1] + 1).all(),
+               f"{name}: ascending, disjoint and as few as can be")
         inside[name] = {c for first, last in part.tolist() for c in range(first, last + 1)}
-        judge = get.tiktoken.Encoding("one class", pat_str=pattern, mergeable_ranks=bytes_only, special_tokens={})
-        points = {c for first, last in ranges.tolist() for c in (first - 1, first, last, last + 1)} | set(random.Random(1).sample(range(0x110000), 3000))
-        wrong = [c for c in points if not 0xD800 <= c < 0xE000 and (c in inside[name]) != bool(judge.encode_ordinary(chr(c)))]
+        judge = get.tiktoken.Encoding("one class", pat_str=pattern, mergeable_ranks=bytes_only,
+                                      special_tokens={})
+        points = ({c for first, last in ranges.tolist() for c in (first - 1, first, last, last + 1)}
+                  | set(random.Random(1).sample(range(0x110000), 3000)))
+        wrong = [c for c in points if not 0xD800 <= c < 0xE000
+                 and (c in inside[name]) != bool(judge.encode_ordinary(chr(c)))]
         expect(not wrong, f"{name}: {wrong[:5]} on the wrong side")
-    expect(inside["S"] == {*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000}, "white space as Unicode has it")
+    expect(inside["S"] == {*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028,
+                           0x2029, 0x202F, 0x205F, 0x3000}, "white space as Unicode has it")
     run("tokenizer", "--vocab", vocab, "--out", scratch)
     expect((scratch / "tokenizer.bin").read_bytes() == data, "into a folder")
 
 
 def test_vocabulary():
-    expect("not GPT-2's" in run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")[1] or get.VOCABULARY is not REAL["VOCABULARY"], "another vocabulary is named")
+    expect("not GPT-2's" in run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")[1]
+           or get.VOCABULARY is not REAL["VOCABULARY"], "another vocabulary is named")
     bad = fresh("bad vocabulary")
     bad.mkdir()
     expect_refusal(run("tokenizer", "--vocab", bad), "found no vocab.bpe", "--vocab DIR")
@@ -316,31 +351,38 @@ def test_vocabulary():
     expect_refusal(run("tokenizer", "--vocab", bad), "to agree")
     lines = (vocab / "vocab.bpe").read_text(encoding="utf-8").splitlines(True)
     (bad / "vocab.bpe").write_text("".join(lines + lines[1:2]), encoding="utf-8")
-    again = {**{t: i for t, i in table.items() if t != EOT}, "".join(lines[1].split()): len(table) - 1}
+    again = {**{t: i for t, i in table.items() if t != EOT},
+             "".join(lines[1].split()): len(table) - 1}
     (bad / "encoder.json").write_text(json.dumps(again))
     expect_refusal(run("tokenizer", "--vocab", bad), "ids must count from 0")
     for name in get.VOCABULARY:
         shutil.copy(vocab / name, bad)
-    expect(run("tokenizer", "--vocab", bad, "--out", scratch / "t.bin")[0] == 0, "the good files in that folder, whatever was there before")
-    get.HERE = str(fresh("here"))                          # without --vocab: downloaded beside the program, and checked each time
+    expect(run("tokenizer", "--vocab", bad, "--out", scratch / "t.bin")[0] == 0,
+           "the good files in that folder, whatever was there before")
+    # without --vocab: downloaded beside the program, and checked each time
+    get.HERE = str(fresh("here"))
     for name in get.VOCABULARY:
         Handler.files["/" + name] = (vocab / name).read_bytes()
     Handler.behaviour["/vocab.bpe"] = [("cut", 100)]
-    expect(run("tokenizer", "--out", scratch / "u.bin")[0] == 0 and (scratch / "u.bin").read_bytes() == (scratch / "tokenizer.bin").read_bytes(), "downloaded")
+    expect(run("tokenizer", "--out", scratch / "u.bin")[0] == 0 and (scratch / "u.bin").read_bytes()
+           == (scratch / "tokenizer.bin").read_bytes(), "downloaded")
     asked = len(Handler.log)
-    expect(run("tokenizer", "--out", scratch / "u.bin")[0] == 0 and len(Handler.log) == asked, "and not a second time")
+    expect(run("tokenizer", "--out", scratch / "u.bin")[0] == 0 and len(Handler.log) == asked,
+           "and not a second time")
     pathlib.Path(get.HERE, "gpt2", "vocab.bpe").write_text("#version: 0.2\n")
     expect_refusal(run("tokenizer"), "found other content", "remove that folder")
     shutil.rmtree(get.HERE)
     Handler.behaviour["/encoder.json"] = [("corrupt",)] * 3
     expect_refusal(run("tokenizer", "--out", scratch / "v.bin"), "sha256", "the part is deleted")
-    expect(not (scratch / "v.bin").exists() and not list(pathlib.Path(get.HERE, "gpt2").glob("encoder*")), "nothing false stays")
+    expect(not (scratch / "v.bin").exists()
+           and not list(pathlib.Path(get.HERE, "gpt2").glob("encoder*")), "nothing false stays")
     get.HERE = REAL["HERE"]
 
 
 def test_local_text():
     source, out = fresh("my text"), fresh("my shards")
-    texts = {"a b.txt": words(1, 3000), "deep/er/z.txt": words(2, 500), "deep/one.md": f"before {EOT} after\r\nwith CRLF\r\n", "täxt": "x",
+    texts = {"a b.txt": words(1, 3000), "deep/er/z.txt": words(2, 500),
+             "deep/one.md": f"before {EOT} after\r\nwith CRLF\r\n", "täxt": "x",
              "tabs.txt": "\n \n\t\n   " * 50, "long.txt": "a" * 3000 + "é" * 500}
     for name, text in texts.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -360,32 +402,47 @@ def test_local_text():
     status, said = run("--vocab", vocab, "--out", out, "--val-fraction", 0, source)
     expect(status == 0, said)
     order = ["a b.txt", "long.txt", "tabs.txt", "täxt", "deep/one.md", "deep/er/z.txt"]
-    expect(shards(out, "train") == encode(*(texts[name] for name in order)), "every document, with its separator before it")
+    expect(shards(out, "train") == encode(*(texts[name] for name in order)),
+           "every document, with its separator before it")
     expect("6 documents" in said and "6 files skipped" in said, said)
-    for word in ("latin1: not UTF-8", "cut off: not UTF-8", "surrogate: not UTF-8", "binary: a NUL byte", "empty: empty", "bad\\udcffname: not UTF-8"):
+    for word in ("latin1: not UTF-8", "cut off: not UTF-8", "surrogate: not UTF-8",
+                 "binary: a NUL byte", "empty: empty", "bad\\udcffname: not UTF-8"):
         expect(word in said, f"it says {word}")
-    expect(tokenizer.decode(shards(out, "train")) == "".join(EOT + texts[name] for name in order), "it decodes to the text")
-    expect(not list(out.glob("*val*")) and sorted(p.name for p in out.iterdir()) == ["get.json", "text_train_000000.bin", "tokenizer.bin"], "nothing else is there")
-    expect(f"./train_gpt --data '{out}'" in said and f"train  {len(shards(out, 'train'))} tokens" in said, "the end tells the next command and the tokens")
+    expect(tokenizer.decode(shards(out, "train")) == "".join(EOT + texts[name] for name in order),
+           "it decodes to the text")
+    expect(not list(out.glob("*val*")) and sorted(p.name for p in out.iterdir())
+           == ["get.json", "text_train_000000.bin", "tokenizer.bin"], "nothing else is there")
+    expect(f"./train_gpt --data '{out}'" in said and f"train  {len(shards(out, 'train'))} tokens"
+           in said, "the end tells the next command and the tokens")
     before = {p.name: p.stat().st_mtime_ns for p in out.glob("*.bin")}
     status, said = run("--vocab", vocab, "--out", out, "--val-fraction", 0, source)
-    expect(status == 0 and "complete" in said and "documents" not in said and before == {p.name: p.stat().st_mtime_ns for p in out.glob("*.bin")}, "again: complete")
+    expect(status == 0 and "complete" in said and "documents" not in said and before
+           == {p.name: p.stat().st_mtime_ns for p in out.glob("*.bin")}, "again: complete")
     inner = source / "out"                                 # the output within the input is not read
-    expect(run("--vocab", vocab, "--out", inner, "--val-fraction", 0, source)[0] == 0 and run("--vocab", vocab, "--out", inner, "--val-fraction", 0, source)[0] == 0, "inside")
+    expect(run("--vocab", vocab, "--out", inner, "--val-fraction", 0, source)[0] == 0
+           and run("--vocab", vocab, "--out", inner, "--val-fraction", 0, source)[0] == 0, "inside")
     expect(shards(inner, "train") == shards(out, "train"), "the same from within")
     shutil.rmtree(inner)
-    expect(run("--vocab", vocab, "--out", out, "--val-fraction", 0, source)[0] == 0, "still the same text")
-    (source / "täxt").write_text("y")  # of the same size
-    expect_refusal(run("--vocab", vocab, "--out", out, "--val-fraction", 0, source), "found another", "begin again")
-    expect(run("--vocab", vocab, "--out", fresh("link"), "--val-fraction", 0, source / "linked")[0] == 0 and shards(scratch / "link", "train") == encode(texts["a b.txt"]), "a named link")
-    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "latin1"), "expected text, found none")
-    read, get.read_range = get.read_range, lambda path, *rest: ((source / "a b.txt").write_text("shorter now"), read(path, *rest))[1]
-    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "a b.txt"), "found that it has changed")
+    expect(run("--vocab", vocab, "--out", out, "--val-fraction", 0, source)[0] == 0,
+           "still the same text")
+    (source / "täxt").write_text("y")  # the same size
+    expect_refusal(run("--vocab", vocab, "--out", out, "--val-fraction", 0, source),
+                   "found another", "begin again")
+    expect(run("--vocab", vocab, "--out", fresh("link"), "--val-fraction", 0, source / "linked")[0]
+           == 0 and shards(scratch / "link", "train") == encode(texts["a b.txt"]), "a named link")
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "latin1"),
+                   "expected text, found none")
+    read, get.read_range = get.read_range, lambda path, *rest: (
+        (source / "a b.txt").write_text("shorter now"), read(path, *rest))[1]
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "a b.txt"),
+                   "found that it has changed")
     get.read_range = read
-    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "nothing"), "found nothing of the kind", "tinystories")
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "nothing"),
+                   "found nothing of the kind", "tinystories")
     expect(not (scratch / "x").exists(), "a mistyped path leaves nothing behind")
     expect_refusal(run("--vocab", vocab, "--out", scratch / "x", source / "latin1"), "found none")
-    expect(run("--vocab", vocab, "--out", scratch / "x", source / "long.txt", "--shard-tokens", 50)[0] == 0, "and what came to nothing is no settings")
+    expect(run("--vocab", vocab, "--out", scratch / "x", source / "long.txt", "--shard-tokens",
+               50)[0] == 0, "and what came to nothing is no settings")
 
 
 def test_white_space():
@@ -408,7 +465,8 @@ def test_splits():
             (source / f"{i}.txt").write_bytes(text.encode())
         fraction, largest = r.choice([0.1, 0.5, 0.77]), r.choice([7, 100, 10 ** 8])
         out = fresh("split out")
-        status, said = run("--vocab", vocab, "--out", out, "--val-fraction", fraction, "--shard-tokens", largest, source)
+        status, said = run("--vocab", vocab, "--out", out, "--val-fraction", fraction,
+                           "--shard-tokens", largest, source)
         data = "".join(texts).encode()
         cut = int(len(data) * (1 - fraction))
         while cut < len(data) and data[cut] & 0xC0 == 0x80:
@@ -426,20 +484,27 @@ def test_splits():
         for split in want:
             expect(shards(out, split) == encode(*want[split]), f"seed {seed}: {split}")
             sizes = [(path.stat().st_size - 1024) // 2 for path in sorted(out.glob(f"*_{split}_*"))]
-            expect(all(size == largest for size in sizes[:-1]) and 0 < sizes[-1] <= largest, f"seed {seed}: full shards {sizes}")
+            expect(all(size == largest for size in sizes[:-1]) and 0 < sizes[-1] <= largest,
+                   f"seed {seed}: full shards {sizes}")
     few = fresh("few")
-    expect(run("--vocab", vocab, "--out", fresh("all"), "--val-fraction", 0.5, source)[0] == 0, "unlimited")
+    expect(run("--vocab", vocab, "--out", fresh("all"), "--val-fraction", 0.5, source)[0] == 0,
+           "unlimited")
     train, val = shards(scratch / "all", "train"), shards(scratch / "all", "val")
     for limit in (1, 6, 7, 8, 50):
-        expect(run("--vocab", vocab, "--out", fresh("few"), "--tokens", limit, "--shard-tokens", 7, "--val-fraction", 0.5, source)[0] == 0, "limited")
-        expect(shards(few, "train") == train[:limit] and shards(few, "val") == val and len(val) > 8, f"--tokens {limit}")
+        expect(run("--vocab", vocab, "--out", fresh("few"), "--tokens", limit, "--shard-tokens", 7,
+                   "--val-fraction", 0.5, source)[0] == 0, "limited")
+        expect(shards(few, "train") == train[:limit] and shards(few, "val") == val and len(val) > 8,
+               f"--tokens {limit}")
 
 
 def test_boundaries():
-    """A cut at a boundary changes no token: every boundary of hostile text, in both halves. The rule itself is compared with the pattern."""
+    """A cut at a boundary changes no token: every boundary of hostile text, in both halves. The
+    rule itself is compared with the pattern."""
     for seed in range(40):
         r = random.Random(seed)
-        text = "".join(r.choice(["a", "B", "1", " ", " ", "\n", "\n", "\t", "\r", "'", "s", "!", "é", "日", "あ", "\u3000", "\u00a0", "\u2003", "\u1680", "\u180e", "ሀ", "€", "👍", "\x85", "\x1c"]) for _ in range(400))
+        text = "".join(r.choice(["a", "B", "1", " ", " ", "\n", "\n", "\t", "\r", "'", "s", "!",
+                                 "é", "日", "あ", "\u3000", "\u00a0", "\u2003", "\u1680", "\u180e",
+                                 "ሀ", "€", "👍", "\x85", "\x1c"]) for _ in range(400))
         whole, data = tokenizer.encode_ordinary(text), text.encode()
         for match in get.BOUNDARY.finditer(data):
             halves = data[:match.start()].decode(), data[match.start():].decode()
@@ -447,18 +512,27 @@ def test_boundaries():
                 expect(False, f"seed {seed}: a cut before {halves[1][:5]!r} changes tokens")
                 return
     expect(True, "all cuts are safe")
-    for size in (1, 2, 3, 10, 100, 4096):                  # whatever the pieces, whatever arrives at once, the bytes are all there
+    # whatever the pieces, whatever arrives at once, the bytes are all there
+    for size in (1, 2, 3, 10, 100, 4096):
         get.PIECE = size
         data = words("cut", 3000).encode() + b"x" * 500 + EOT.encode() * 3
         for boundary in (get.BOUNDARY, get.SEPARATOR):
             for step in (1, 7, 5000):
-                pieces = list(get.cut((data[i:i + step] for i in range(0, len(data), step)), boundary, 10))
-                expect(b"".join(piece for _, piece in pieces) == data and all(at == 10 + sum(len(p) for _, p in pieces[:i]) for i, (at, _) in enumerate(pieces)), f"cut {size} {step}")
-                expect(all(boundary.match(piece + b"x") or at == 10 for at, piece in pieces) and (size == 4096 or len(pieces) > 1), "pieces begin at boundaries")
+                pieces = list(get.cut((data[i:i + step] for i in range(0, len(data), step)),
+                                      boundary, 10))
+                expect(b"".join(piece for _, piece in pieces) == data
+                       and all(at == 10 + sum(len(p) for _, p in pieces[:i])
+                               for i, (at, _) in enumerate(pieces)), f"cut {size} {step}")
+                expect(all(boundary.match(piece + b"x") or at == 10 for at, piece in pieces)
+                       and (size == 4096 or len(pieces) > 1), "pieces begin at boundaries")
 
 
-STORIES = {"TinyStoriesV2-GPT4-train.txt": ("\n" + f"\n{EOT}\n".join(words(f"story {i}", 20 + i) for i in range(60)) + f"\n{EOT}\n").encode(),
-           "TinyStoriesV2-GPT4-valid.txt": f"\n{EOT}\n".join(words(f"valid {i}", 50) for i in range(8)).encode()}
+BETWEEN = f"\n{EOT}\n"
+STORIES = {
+    "TinyStoriesV2-GPT4-train.txt":
+        ("\n" + BETWEEN.join(words(f"story {i}", 20 + i) for i in range(60)) + BETWEEN).encode(),
+    "TinyStoriesV2-GPT4-valid.txt":
+        BETWEEN.join(words(f"valid {i}", 50) for i in range(8)).encode()}
 
 
 def stories_reference(name):
@@ -466,7 +540,8 @@ def stories_reference(name):
 
 
 def expect_stories(out, why):
-    expect(shards(out, "train") == stories_reference("TinyStoriesV2-GPT4-train.txt"), f"{why}: train")
+    expect(shards(out, "train") == stories_reference("TinyStoriesV2-GPT4-train.txt"),
+           f"{why}: train")
     expect(shards(out, "val") == stories_reference("TinyStoriesV2-GPT4-valid.txt"), f"{why}: val")
 
 
@@ -476,53 +551,75 @@ def test_tinystories():
     status, said = run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300)
     expect(status == 0, said)
     expect_stories(out, "unbroken")
-    expect(tokenizer.decode(shards(out, "train"))[len(EOT):].encode() == STORIES["TinyStoriesV2-GPT4-train.txt"], "it decodes to the file")
+    expect(tokenizer.decode(shards(out, "train"))[len(EOT):].encode()
+           == STORIES["TinyStoriesV2-GPT4-train.txt"], "it decodes to the file")
     unbroken, asked = content(out), len(Handler.log)
-    expect(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300)[0] == 0 and len(Handler.log) == asked, "complete without a request")
+    expect(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300)[0] == 0
+           and len(Handler.log) == asked, "complete without a request")
     size = len(STORIES["TinyStoriesV2-GPT4-train.txt"])
     for k in (0, 1, 13, 999, 1000, 1001, size // 2, size - 1):
         for kind in ("cut", "reset"):
             Handler.behaviour[file] = [(kind, k)]
-            status, said = run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens", 300)
-            expect(status == 0 and "retry 1 of 6" in said and content(out) == unbroken, f"{kind} at byte {k}: {said}")
+            status, said = run("tinystories", "--vocab", vocab, "--out", fresh("stories"),
+                               "--shard-tokens", 300)
+            expect(status == 0 and "retry 1 of 6" in said and content(out) == unbroken,
+                   f"{kind} at byte {k}: {said}")
     Handler.behaviour[file] = [("cut", 97)] * 100
-    expect(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens", 300)[0] == 0 and content(out) == unbroken, "cut again and again")
+    expect(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens",
+               300)[0] == 0 and content(out) == unbroken, "cut again and again")
     Handler.behaviour[file] = [("cut", 400), ("new etag", '"second"')]
-    expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens", 300), "found another one", "same command")
-    expect(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300)[0] == 0 and content(out) == unbroken, "and the same command does continue")
+    expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens",
+                       300), "found another one", "same command")
+    expect(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300)[0] == 0
+           and content(out) == unbroken, "and the same command does continue")
     Handler.behaviour[file] = [("corrupt",)]
-    expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens", 300), "expected sha256", "shards are deleted")
-    expect(not list(out.glob("*train*")) and list(out.glob("*val*")), "false shards are gone, good ones stay")
-    expect(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300)[0] == 0 and content(out) == unbroken, "and come back")
-    expect(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens", 300, "--tokens", 700)[0] == 0, "--tokens")
-    expect(shards(out, "train") == stories_reference("TinyStoriesV2-GPT4-train.txt")[:700] and len(list(out.glob("*train*"))) == 3, "no more than asked for")
-    expect_refusal(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300), "--tokens 700, now None", "earlier settings")
-    expect_refusal(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 301, "--tokens", 700), "--shard-tokens 300, now 301")
+    expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens",
+                       300), "expected sha256", "shards are deleted")
+    expect(not list(out.glob("*train*")) and list(out.glob("*val*")),
+           "false shards are gone, good ones stay")
+    expect(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300)[0] == 0
+           and content(out) == unbroken, "and come back")
+    expect(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens", 300,
+               "--tokens", 700)[0] == 0, "--tokens")
+    expect(shards(out, "train") == stories_reference("TinyStoriesV2-GPT4-train.txt")[:700]
+           and len(list(out.glob("*train*"))) == 3, "no more than asked for")
+    expect_refusal(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300),
+                   "--tokens 700, now None", "earlier settings")
+    expect_refusal(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 301,
+                       "--tokens", 700), "--shard-tokens 300, now 301")
     Handler.files[file] = Handler.files[file].replace(b" ", b"\xff", 1)
-    publish_dataset("roneneldan/TinyStories", {**STORIES, "TinyStoriesV2-GPT4-train.txt": Handler.files[file]})
-    expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories")), "expected UTF-8")
+    publish_dataset("roneneldan/TinyStories",
+                    {**STORIES, "TinyStoriesV2-GPT4-train.txt": Handler.files[file]})
+    expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories")),
+                   "expected UTF-8")
     publish_dataset("roneneldan/TinyStories", {"TinyStoriesV2-GPT4-train.txt": b"x"})
-    expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories")), "TinyStoriesV2-GPT4-valid.txt", "HF_ENDPOINT")
+    expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories")),
+                   "TinyStoriesV2-GPT4-valid.txt", "HF_ENDPOINT")
     publish_dataset("roneneldan/TinyStories", STORIES)
 
 
 def test_kept_shards():
-    """Shards on disk that are not what was written are written again; on a resume the sha256 goes through all of them."""
+    """Shards on disk that are not what was written are written again; on a resume the sha256 goes
+    through all of them."""
     publish_dataset("roneneldan/TinyStories", STORIES)
     args = ("tinystories", "--vocab", vocab, "--out", fresh("kept"), "--shard-tokens", 300)
     out = args[4]
     run(*args)
     unbroken = content(out)
-    for damage in (lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-2]), lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"\0" * p.stat().st_size)):
+    for damage in (lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-2]),
+                   lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"\0" * p.stat().st_size)):
         damage(sorted(out.glob("*train*"))[2])
         status, said = run(*args)
-        expect(status == 0 and "written again" in said and content(out) == unbroken, f"a damaged shard: {said}")
-    few = ("tinystories", "--vocab", vocab, "--out", fresh("kept few"), "--shard-tokens", 300, "--tokens", 1000)
+        expect(status == 0 and "written again" in said and content(out) == unbroken,
+               f"a damaged shard: {said}")
+    few = ("tinystories", "--vocab", vocab, "--out", fresh("kept few"), "--shard-tokens", 300,
+           "--tokens", 1000)
     run(*few)
     before = content(few[4])
     sorted(few[4].glob("*train*"))[2].unlink()
     expect(run(*few)[0] == 0 and content(few[4]) == before, "--tokens counts what is there")
-    state = json.loads((out / "get.json").read_text())     # as if killed after the third shard, one of whose tokens then changes on disk
+    # as if killed after the third shard, one of whose tokens then changes on disk
+    state = json.loads((out / "get.json").read_text())
     state["complete"] = False
     names = [name for name in sorted(state["shards"]) if "train" in name]
     for name in names[3:]:
@@ -534,7 +631,8 @@ def test_kept_shards():
     (out / names[1]).write_bytes(damaged)
     expect_refusal(run(*args), "expected sha256", "shards are deleted")
     expect(run(*args)[0] == 0 and content(out) == unbroken, "and then it is whole again")
-    changed = {**STORIES, "TinyStoriesV2-GPT4-train.txt": STORIES["TinyStoriesV2-GPT4-train.txt"] + b"more"}
+    changed = {**STORIES, "TinyStoriesV2-GPT4-train.txt": STORIES["TinyStoriesV2-GPT4-train.txt"]
+               + b"more"}
     (out / names[-1]).unlink()
     publish_dataset("roneneldan/TinyStories", changed)
     expect_refusal(run(*args), "found another", "begin again")
@@ -546,34 +644,46 @@ def ready_shards(names, vocab=0):
     for i, name in enumerate(names):
         header = np.zeros(256, "<i4")
         header[:4] = [20240520, 1, 500 + i, vocab]
-        files[name] = header.tobytes() + np.random.default_rng(i).integers(0, 500, 500 + i).astype("<u2").tobytes()
+        tokens = np.random.default_rng(i).integers(0, 500, 500 + i).astype("<u2")
+        files[name] = header.tobytes() + tokens.tobytes()
     return files
 
 
-FINEWEB = ready_shards(["fineweb_val_000000.bin"] + [f"fineweb_train_{i:06d}.bin" for i in range(1, 14)])
+FINEWEB = ready_shards(["fineweb_val_000000.bin"]
+                       + [f"fineweb_train_{i:06d}.bin" for i in range(1, 14)])
 
 
 def test_ready_shards():
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB, page=4)
     out, file = fresh("web"), "/storage/fineweb_train_000002.bin"
     args = ("fineweb", "--vocab", vocab, "--out", out, "--shards", 3)
-    three = {name: data for name, data in FINEWEB.items() if name < "fineweb_train_000004.bin" or "val" in name}
-    bins = lambda: {name: data for name, data in content(out).items() if name not in ("tokenizer.bin", "get.json")}
+    three = {name: data for name, data in FINEWEB.items() if name < "fineweb_train_000004.bin"
+             or "val" in name}
+    bins = lambda: {name: data for name, data in content(out).items()
+                    if name not in ("tokenizer.bin", "get.json")}
     status, said = run(*args)
     expect(status == 0 and bins() == three, said)
-    expect("train  1506 tokens" in said and "val    500 tokens" in said and "--model gpt2-124M" in said, said)
+    expect("train  1506 tokens" in said and "val    500 tokens" in said
+           and "--model gpt2-124M" in said, said)
     asked = len(Handler.log)
     expect(run(*args)[0] == 0 and len(Handler.log) == asked, "complete without a request")
     expect(run(*args[:-1], 5)[0] == 0 and len(bins()) == 6, "more of them later")
     (out / "fineweb_train_000002.bin").write_bytes(b"damaged")
-    expect(run(*args[:-1], 5)[0] == 0 and bins()["fineweb_train_000002.bin"] == FINEWEB["fineweb_train_000002.bin"], "a damaged one comes again")
-    expect(run("fineweb", "--vocab", vocab, "--out", fresh("web"))[0] == 0 and len(bins()) == 11, "10 by default")
-    expect_refusal(run(*args[:-1], 20), "expected fineweb_train_000014.bin", "found 13", "--shards 13")
+    expect(run(*args[:-1], 5)[0] == 0 and bins()["fineweb_train_000002.bin"]
+           == FINEWEB["fineweb_train_000002.bin"], "a damaged one comes again")
+    expect(run("fineweb", "--vocab", vocab, "--out", fresh("web"))[0] == 0 and len(bins()) == 11,
+           "10 by default")
+    expect_refusal(run(*args[:-1], 20), "expected fineweb_train_000014.bin", "found 13",
+                   "--shards 13")
     size = len(FINEWEB["fineweb_train_000002.bin"])
-    for behaviour in ([("cut", 0)], [("cut", 1)], [("cut", size // 2)], [("reset", 300)], [("cut", size - 1)], [("cut", 50)] * 30, [("status", 503), ("status", 500)],
-                      [("status", 429, {"Retry-After": "7"})], [("cut", 700), ("no ranges",)], [("cut", 700), ("new etag", '"b"')], [("cut", 700), ("no etag",)],
-                      [("cut", 700), ("any etag",)], [("cut", 700), ("wrong range",)], [("hang", 600)], [("garbage",)], [("wrong length", 5)],
-                      [("cut", 700), ("no ranges",), ("cut", 800), ("cut", 10)], [("no etag",), ("cut", 100)], [("cut", 700), ("status", 408)]):
+    for behaviour in ([("cut", 0)], [("cut", 1)], [("cut", size // 2)], [("reset", 300)],
+                      [("cut", size - 1)], [("cut", 50)] * 30, [("status", 503), ("status", 500)],
+                      [("status", 429, {"Retry-After": "7"})], [("cut", 700), ("no ranges",)],
+                      [("cut", 700), ("new etag", '"b"')], [("cut", 700), ("no etag",)],
+                      [("cut", 700), ("any etag",)], [("cut", 700), ("wrong range",)],
+                      [("hang", 600)], [("garbage",)], [("wrong length", 5)],
+                      [("cut", 700), ("no ranges",), ("cut", 800), ("cut", 10)],
+                      [("no etag",), ("cut", 100)], [("cut", 700), ("status", 408)]):
         Handler.behaviour[file] = list(behaviour)
         Handler.etags.clear()
         waits.clear()
@@ -581,35 +691,45 @@ def test_ready_shards():
         begin = time.monotonic()
         status, said = run(*args)
         expect(status == 0 and bins() == three, f"{behaviour}: {said}")
-        expect(behaviour[0][0] != "hang" or time.monotonic() - begin < 10 * get.TIMEOUT, "a server that hangs is left")
-        expect(behaviour[0][0] in ("no etag", "wrong length") or "retry 1 of 6" in said, f"{behaviour} is said: {said}")
+        expect(behaviour[0][0] != "hang" or time.monotonic() - begin < 10 * get.TIMEOUT,
+               "a server that hangs is left")
+        expect(behaviour[0][0] in ("no etag", "wrong length") or "retry 1 of 6" in said,
+               f"{behaviour} is said: {said}")
         if behaviour[0][0] == "status":
             expect(waits == ([7.0] if behaviour[0][1] == 429 else [1.0, 2.0]), f"waits {waits}")
     Handler.behaviour[file] = [("cut", 700)]
     fresh("web")
     run(*args)
     asked = [headers for path, headers in Handler.log if path == file][-1]
-    expect(asked.get("Range") == "bytes=700-" and asked.get("If-Range") == '"first"', f"it asks for the rest of the same file: {asked}")
-    for behaviour, parts in (([("status", 404)], ("404", "same command")), ([("status", 403)], ("403", "HF_TOKEN")), ([("status", 503)] * 20, ("503",)),
-                             ([("cut", 0)] * 20, ("ended at byte 0",)), ([("status", 429, {"Retry-After": "86400"})], ("wait 86400 s",)), ([("corrupt",)], ("sha256", "part is deleted"))):
+    expect(asked.get("Range") == "bytes=700-" and asked.get("If-Range") == '"first"',
+           f"it asks for the rest of the same file: {asked}")
+    for behaviour, parts in (([("status", 404)], ("404", "same command")),
+                             ([("status", 403)], ("403", "HF_TOKEN")),
+                             ([("status", 503)] * 20, ("503",)),
+                             ([("cut", 0)] * 20, ("ended at byte 0",)),
+                             ([("status", 429, {"Retry-After": "86400"})], ("wait 86400 s",)),
+                             ([("corrupt",)], ("sha256", "part is deleted"))):
         Handler.behaviour[file] = list(behaviour)
         fresh("web")
         waits.clear()
         expect_refusal(run(*args), *parts)
-        expect(len(waits) <= 6 and not (out / "fineweb_train_000002.bin.part").exists() or behaviour[0][0] != "corrupt", "it gives up, and keeps nothing false")
+        expect(len(waits) <= 6 and not (out / "fineweb_train_000002.bin.part").exists()
+               or behaviour[0][0] != "corrupt", "it gives up, and keeps nothing false")
         Handler.behaviour[file] = []
         expect(run(*args)[0] == 0 and bins() == three, "the same command continues")
 
 
     Handler.files[file] += b"x"
-    expect_refusal(run(*args[:3], "--out", fresh("web"), "--shards", 3), f"found {size + 1} with", "part is deleted")
+    expect_refusal(run(*args[:3], "--out", fresh("web"), "--shards", 3), f"found {size + 1} with",
+                   "part is deleted")
     Handler.files[file] = Handler.files[file][:300]
     (out / "fineweb_train_000002.bin.part").write_bytes(FINEWEB["fineweb_train_000002.bin"][:700])
     expect_refusal(run(*args), "416")
 
 
 def publish_tasks():
-    """The rows of tasks.jsonl as the hub's conversion to Parquet has the datasets; a number for each file, since the server knows them by the last part of their path."""
+    """The rows of tasks.jsonl as the hub's conversion to Parquet has the datasets; a number for
+    each file, since the server knows them by the last part of their path."""
     rows, published = {name: [] for name in get.TASKS}, {}
     for line in (pathlib.Path(__file__).parent / "tasks.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -626,8 +746,10 @@ def publish_tasks():
 
 
 def read_examples(path):
-    """Of a file in llm.c's format (label, context's text, [(its own context's text, completion's text, characters)])."""
-    words, header, at, examples = np.fromfile(path, "<u2", offset=1024).tolist(), np.fromfile(path, "<i4", 256).tolist(), 0, []
+    """The examples of a file in llm.c's format: (label, context's text, [(its own context's text,
+    completion's text, characters)])."""
+    words, header, at, examples = (np.fromfile(path, "<u2", offset=1024).tolist(),
+                                   np.fromfile(path, "<i4", 256).tolist(), 0, [])
     longest = 0
     expect(header[:2] == [20240522, 1] and not any(header[4:]), f"{header[:8]}")
     while at < len(words):
@@ -638,11 +760,15 @@ def read_examples(path):
         for _ in range(choices):
             parts.append(words[at + 1:at + 1 + words[at]])
             at += 1 + words[at]
-        lengths, own, at = words[at:at + choices], words[at + choices:at + 2 * choices], at + 2 * choices
+        lengths, own, at = (words[at:at + choices], words[at + choices:at + 2 * choices],
+                            at + 2 * choices)
         expect(at == end, f"an example ends at {end}, not at {at}")
-        examples.append((label, context, [(tokenizer.decode(part[:k]), tokenizer.decode(part[k:]), length) for part, k, length in zip(parts, own, lengths)]))
+        examples.append((label, context,
+                         [(tokenizer.decode(part[:k]), tokenizer.decode(part[k:]), length)
+                          for part, k, length in zip(parts, own, lengths)]))
         longest = max(longest, size)
-    expect(header[2:4] == [len(examples), longest], "examples are counted, and the longest measured")
+    expect(header[2:4] == [len(examples), longest],
+           "examples are counted, and the longest measured")
     return examples
 
 
@@ -651,46 +777,67 @@ def test_tasks():
     parquet = "/storage/0000.parquet"
     Handler.behaviour[parquet] = [("cut", 100), ("status", 503), ("slow", 200)]
     status, said = run("tasks", "--vocab", vocab, "--out", out)
-    expect(status == 0 and "hellaswag: 5 examples" in said and "wikitext: 3 documents" in said and f"--eval --tasks {out}" in said, said)
+    expect(status == 0 and "hellaswag: 5 examples" in said and "wikitext: 3 documents" in said
+           and f"--eval --tasks {out}" in said, said)
     unbroken, own = content(out), get.Tokenizer(str(vocab))
-    expect(all(unbroken[f"{name}.bin"] == get.eval_file(name, rows[name], own) for name in rows if name != "wikitext") and unbroken["wikitext.bin"] == get.text_file(rows["wikitext"], own), "files of the rows")
+    expect(all(unbroken[f"{name}.bin"] == get.eval_file(name, rows[name], own)
+               for name in rows if name != "wikitext") and unbroken["wikitext.bin"]
+           == get.text_file(rows["wikitext"], own), "files of the rows")
     expect("tokenizer.bin" in unbroken and len(unbroken) == 8 + 8 + 2, f"{sorted(unbroken)}")
     label, context, choices = read_examples(out / "piqa.bin")[1]
-    expect(label == 1 and context == "Question: To dry a wet book, \nAnswer:" and choices[0] == ("", " put it into the bath overnight.", 31), f"{label} {context!r} {choices}")
+    expect(label == 1 and context == "Question: To dry a wet book, \nAnswer:" and choices[0]
+           == ("", " put it into the bath overnight.", 31), f"{label} {context!r} {choices}")
     label, context, choices = read_examples(out / "hellaswag.bin")[1]
-    expect(context == "Home and Garden: How to plant a tree. Choose a place. It needs light. Dig a hole" and choices[2][1] == " Fill it with soup. and wait.", f"{context!r} {choices}")
+    expect(context == "Home and Garden: How to plant a tree. Choose a place. It needs light. "
+                      "Dig a hole" and choices[2][1] == " Fill it with soup. and wait.",
+           f"{context!r} {choices}")
     label, context, choices = read_examples(out / "winogrande.bin")[1]
-    expect(label == 1 and context == "" and choices == [("Anna lent Maria her coat, since " + who, " was cold.", 9) for who in ("Anna", "Maria")], f"{label} {context!r} {choices}")
+    expect(label == 1 and context == ""
+           and choices == [("Anna lent Maria her coat, since " + who, " was cold.", 9)
+                           for who in ("Anna", "Maria")], f"{label} {context!r} {choices}")
     label, context, choices = read_examples(out / "lambada_openai.bin")[4]
-    expect(label == 0 and context == "Once upon a time there was a" and choices == [("", " dog", 3)], f"{context!r} {choices}")
+    expect(label == 0 and context == "Once upon a time there was a"
+           and choices == [("", " dog", 3)], f"{context!r} {choices}")
     header = np.fromfile(out / "wikitext.bin", "<i4", 8).tolist()
     pages = [row["page"] for row in rows["wikitext"]]
-    expect(header[4:] == [sum(len(page.encode()) for page in pages), sum(len(re.split(r"\s+", page)) for page in pages), 0, 0], f"bytes and words: {header}")
+    expect(header[4:] == [sum(len(page.encode()) for page in pages),
+                          sum(len(re.split(r"\s+", page)) for page in pages), 0, 0],
+           f"bytes and words: {header}")
     tokens = np.fromfile(out / "wikitext.bin", "<u2", offset=1024).tolist()
-    expect(tokens.count(tokenizer.eot_token) == 3 and tokens[0] == tokenizer.eot_token and "a water-mill in the valley of the river. It was built in 1,742 words" in tokenizer.decode(tokens), "documents")
+    expect(tokens.count(tokenizer.eot_token) == 3 and tokens[0] == tokenizer.eot_token
+           and "a water-mill in the valley of the river. It was built in "
+               "1,742 words" in tokenizer.decode(tokens), "documents")
     Handler.log.clear()
-    expect(run("tasks", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken and not any("storage" in path for path, _ in Handler.log), "again, from what is there")
+    expect(run("tasks", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken
+           and not any("storage" in path for path, _ in Handler.log), "again, from what is there")
     (out / "piqa_0.parquet").write_bytes(b"damaged")
     (out / "piqa.bin").unlink()
-    expect(run("piqa", "sciq", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken, "some of them, and what is damaged comes again")
+    expect(run("piqa", "sciq", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken,
+           "some of them, and what is damaged comes again")
     (out / "hellaswag_0.parquet").unlink()
     (out / "hellaswag_0.parquet.part").write_bytes(Handler.files[parquet][:300])
     Handler.log.clear()
-    expect(run("hellaswag", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken and any(headers.get("Range") == "bytes=300-" for _, headers in Handler.log), "goes on with a part")
+    expect(run("hellaswag", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken
+           and any(headers.get("Range") == "bytes=300-" for _, headers in Handler.log),
+           "goes on with a part")
     other = fresh("other vocabulary")
     make_vocabulary(other, 30)
-    expect_refusal(run("piqa", "--vocab", other, "--out", out), "expected the settings this folder was begun with")
+    expect_refusal(run("piqa", "--vocab", other, "--out", out),
+                   "expected the settings this folder was begun with")
     expect_refusal(run("piqa", "--tokens", 5), "a task alone")
     expect_refusal(run("piqa", "tinystories"), "one dataset")
     expect_refusal(run("hellaswg"), "did you mean hellaswag?")
     bad = {"a/validation/0050.parquet": b"", "b/validation/0051.parquet": b""}
     publish_dataset("baber/piqa", bad, branch="refs%2Fconvert%2Fparquet")
-    expect_refusal(run("piqa", "--vocab", vocab, "--out", fresh("tasks")), "expected one configuration with the split validation")
+    expect_refusal(run("piqa", "--vocab", vocab, "--out", fresh("tasks")),
+                   "expected one configuration with the split validation")
     for wrong in ({**rows["sciq"][0], "support": None}, {"question": "?"}):
         table = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([wrong]), table)
-        publish_dataset("allenai/sciq", {"default/test/0052.parquet": table.getvalue()}, branch="refs%2Fconvert%2Fparquet")
-        expect_refusal(run("sciq", "--vocab", vocab, "--out", fresh("tasks")), "expected rows of sciq")
+        publish_dataset("allenai/sciq", {"default/test/0052.parquet": table.getvalue()},
+                        branch="refs%2Fconvert%2Fparquet")
+        expect_refusal(run("sciq", "--vocab", vocab, "--out", fresh("tasks")),
+                       "expected rows of sciq")
     for wrong in ({**rows["piqa"][0], "label": 2}, {**rows["piqa"][0], "label": -1}):
         try:
             get.eval_file("piqa", [wrong], own)
@@ -705,7 +852,9 @@ def test_tasks():
     fake = fresh("fake")
     (fake / "pyarrow").mkdir(parents=True)
     (fake / "pyarrow/__init__.py").write_text("raise ModuleNotFoundError('no pyarrow')")
-    done = subprocess.run([sys.executable, get.__file__, "piqa", "--vocab", vocab, "--out", fresh("tasks")], env={**os.environ, "PYTHONPATH": str(fake)}, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, get.__file__, "piqa", "--vocab", vocab, "--out",
+                           fresh("tasks")], env={**os.environ, "PYTHONPATH": str(fake)},
+                          capture_output=True, text=True)
     expect_refusal((done.returncode, done.stderr), "expected pyarrow", "pip install pyarrow")
 
 
@@ -713,28 +862,35 @@ def test_parts():
     """A part of an earlier run is continued, whatever it is worth."""
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
     out, name = fresh("parts"), "fineweb_train_000001.bin"
-    args, file, whole = ("fineweb", "--vocab", vocab, "--out", out, "--shards", 1), "/storage/" + name, FINEWEB[name]
-    for part, requests in ((whole[:700], ["bytes=700-"]), (whole, []), (b"", [None]), (b"other" * 30, ["bytes=150-", None]), (whole + b"longer", [None])):
+    args, file, whole = ("fineweb", "--vocab", vocab, "--out", out, "--shards",
+                         1), "/storage/" + name, FINEWEB[name]
+    for part, requests in ((whole[:700], ["bytes=700-"]), (whole, []), (b"", [None]),
+                           (b"other" * 30, ["bytes=150-", None]), (whole + b"longer", [None])):
         fresh("parts").mkdir()
         (out / (name + ".part")).write_bytes(part)
         Handler.log.clear()
         status, said = run(*args)
-        expect(status == 0 and (out / name).read_bytes() == whole and not list(out.glob("*.part")), f"a part of {len(part)} bytes: {said}")
-        expect([headers.get("Range") for path, headers in Handler.log if path == file] == requests, f"a part of {len(part)} bytes: {Handler.log}")
+        expect(status == 0 and (out / name).read_bytes() == whole and not list(out.glob("*.part")),
+               f"a part of {len(part)} bytes: {said}")
+        expect([headers.get("Range") for path, headers in Handler.log if path == file] == requests,
+               f"a part of {len(part)} bytes: {Handler.log}")
     fresh("parts").mkdir()                                 # killed between the rename and the note
     run(*args)
     state = json.loads((out / "get.json").read_text())
     del state["shards"][name]
     (out / "get.json").write_text(json.dumps(state))
     Handler.log.clear()
-    expect(run(*args)[0] == 0 and not [path for path, _ in Handler.log if path == file], "a whole file that was not noted is not downloaded again")
+    expect(run(*args)[0] == 0 and not [path for path, _ in Handler.log if path == file],
+           "a whole file that was not noted is not downloaded again")
     wrong = ready_shards(["fineweb_val_000000.bin", name])
     wrong[name] = b"\1" + wrong[name][1:]
     publish_dataset("kjj0/fineweb10B-gpt2", wrong)
-    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("wrong"), "--shards", 1), "expected a shard with magic 20240520")
+    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("wrong"), "--shards", 1),
+                   "expected a shard with magic 20240520")
     wrong[name] = ready_shards([name, name])[name][:-2]
     publish_dataset("kjj0/fineweb10B-gpt2", wrong)
-    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("wrong"), "--shards", 1), "as many tokens as it says")
+    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("wrong"), "--shards", 1),
+                   "as many tokens as it says")
     expect(not (scratch / "wrong" / name).exists(), "and it does not stay")
 
 
@@ -747,19 +903,24 @@ def test_hub():
     expect(run(*args, fresh("hub"))[0] == 0, "with a token")
     del os.environ["HF_TOKEN"]
     sent = {path.split("/")[1]: headers.get("Authorization") for path, headers in Handler.log}
-    expect(sent == {"api": "Bearer secret", "datasets": "Bearer secret", "storage": None}, f"the token goes to the hub alone: {sent}")
+    expect(sent == {"api": "Bearer secret", "datasets": "Bearer secret", "storage": None},
+           f"the token goes to the hub alone: {sent}")
     Handler.log.clear()
     run(*args, fresh("hub"))
-    expect(not any("Authorization" in headers for _, headers in Handler.log), "and only where there is one")
-    Handler.behaviour[listing] = [("status", 502), ("status", 503, {"Retry-After": "Fri, 01 Jan 2010 00:00:00 GMT"})]
+    expect(not any("Authorization" in headers for _, headers in Handler.log),
+           "and only where there is one")
+    Handler.behaviour[listing] = [("status", 502),
+                                  ("status", 503, {"Retry-After": "Fri, 01 Jan 2010 00:00:00 GMT"})]
     waits.clear()
-    expect(run(*args, fresh("hub"))[0] == 0 and waits == [1.0, 0.0], f"the list is retried too: {waits}")
+    expect(run(*args, fresh("hub"))[0] == 0 and waits == [1.0, 0.0],
+           f"the list is retried too: {waits}")
     Handler.behaviour[listing] = [("status", 401)]
     expect_refusal(run(*args, fresh("hub")), "401", "HF_TOKEN", "HF_ENDPOINT")
     Handler.files[listing] = (b"<html>", None)
     expect_refusal(run(*args, fresh("hub")), "no list of files but b'<html>'")
     Handler.files[listing] = (b"[]", None)
-    expect_refusal(run(*args, fresh("hub")), "expected fineweb_val_000000.bin", "found 0 training shards", "another HF_ENDPOINT")
+    expect_refusal(run(*args, fresh("hub")), "expected fineweb_val_000000.bin",
+                   "found 0 training shards", "another HF_ENDPOINT")
     Handler.files[listing] = (b'{"error": "x"}', None)
     expect_refusal(run(*args, fresh("hub")), "no list of files")
     os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"       # nothing listens there
@@ -770,7 +931,7 @@ def test_hub():
 
 
 def test_offline():
-    """Where no server can be reached, get.py stops at once and says how to go on without one."""
+    """Without a server get.py stops at once and says how to go on without one."""
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
     urlopen, fails = get.urllib.request.urlopen, []
 
@@ -878,31 +1039,42 @@ def test_shakespeare():
     cut = int(0.9 * len(text))
     while text[cut] & 0xC0 == 0x80:
         cut += 1
-    expect(status == 0 and shards(out, "train") == encode(text[:cut].decode()) and shards(out, "val") == encode(text[cut:].decode()), said)
-    expect(len(Handler.log) == 3 and not any("Authorization" in headers for _, headers in Handler.log), "the hub's token goes nowhere else")
+    expect(status == 0 and shards(out, "train") == encode(text[:cut].decode())
+           and shards(out, "val") == encode(text[cut:].decode()), said)
+    expect(len(Handler.log) == 3 and not any("Authorization" in headers
+                                             for _, headers in Handler.log),
+           "the hub's token goes nowhere else")
     del os.environ["HF_TOKEN"]
-    expect(run("tinyshakespeare", "--vocab", vocab, "--out", out)[0] == 0 and len(Handler.log) == 3, "again")
+    expect(run("tinyshakespeare", "--vocab", vocab, "--out", out)[0] == 0 and len(Handler.log) == 3,
+           "again")
     (out / "tinyshakespeare_val_000000.bin").unlink()
-    expect(run("tinyshakespeare", "--vocab", vocab, "--out", out)[0] == 0 and len(Handler.log) == 3 and shards(out, "val") == encode(text[cut:].decode()), "its text is kept")
+    expect(run("tinyshakespeare", "--vocab", vocab, "--out", out)[0] == 0 and len(Handler.log) == 3
+           and shards(out, "val") == encode(text[cut:].decode()), "its text is kept")
     (out / "tinyshakespeare.txt").write_bytes(text[:-1] + b"?")
     (out / "tinyshakespeare_val_000000.bin").unlink()
-    expect(run("tinyshakespeare", "--vocab", vocab, "--out", out)[0] == 0 and len(Handler.log) == 4 and shards(out, "val") == encode(text[cut:].decode()), "and checked")
+    expect(run("tinyshakespeare", "--vocab", vocab, "--out", out)[0] == 0 and len(Handler.log) == 4
+           and shards(out, "val") == encode(text[cut:].decode()), "and checked")
     Handler.files["/input.txt"] = text[:-1] + b"?"
-    expect_refusal(run("tinyshakespeare", "--vocab", vocab, "--out", fresh("bard")), "sha256", "the part is deleted")
+    expect_refusal(run("tinyshakespeare", "--vocab", vocab, "--out", fresh("bard")), "sha256",
+                   "the part is deleted")
     get.DATASETS = REAL["DATASETS"]
 
 
 def test_kills():
-    """Killed at random moments and started again, until it is through: every file is what an unbroken run writes."""
+    """Killed at random moments and started again, until it is through: every file is what an
+    unbroken run writes."""
     publish_dataset("roneneldan/TinyStories", STORIES)
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
     local = fresh("kill text")
     local.mkdir()
     for i in range(20):
         (local / f"{i:02d}").write_text(words(f"kill {i}", 2000))
-    run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")          # so that the ranges are known and do not count
+    # so that the ranges are known and do not count
+    run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")
     r, unbroken, out = random.Random(0), scratch / "unbroken", scratch / "killed"
-    for name, args in (("stories", ("tinystories", "--shard-tokens", 200)), ("local", (local, "--shard-tokens", 500)), ("web", ("fineweb", "--shards", 8))):
+    for name, args in (("stories", ("tinystories", "--shard-tokens", 200)),
+                       ("local", (local, "--shard-tokens", 500)),
+                       ("web", ("fineweb", "--shards", 8))):
         fresh("unbroken"), fresh("killed")
         calls = count_calls(None)
         expect(run(*args, "--vocab", vocab, "--out", unbroken)[0] == 0, name)
@@ -910,7 +1082,8 @@ def test_kills():
         kills, states, whole = 0, set(), 0
         for _ in range(25):
             kills += run_and_kill(r.randrange(calls[0] // 2), *args, "--vocab", vocab, "--out", out)
-            state = json.loads((out / "get.json").read_text()) if (out / "get.json").exists() else {}
+            state = (json.loads((out / "get.json").read_text())
+                     if (out / "get.json").exists() else {})
             states.add(len(state.get("shards", ())))
             if state.get("complete"):
                 expect(content(out) == content(unbroken), f"{name}: whole after some kills")
@@ -918,19 +1091,26 @@ def test_kills():
                 whole += 1
         status, said = run(*args, "--vocab", vocab, "--out", out)
         expect(status == 0 and content(out) == content(unbroken), f"{name}: {said}")
-        expect(kills > 10 and len(states) > 3, f"{name}: expected many kills in many states, found {kills} in {states}, {whole} times whole")
+        expect(kills > 10 and len(states) > 3, f"{name}: expected many kills in many states, found "
+                                               f"{kills} in {states}, {whole} times whole")
         if os.environ.get("VERBOSE"):
-            print(f"    {name}: {kills} kills, with {sorted(states)} shards done; {whole} times whole")
+            print(f"    {name}: {kills} kills, with {sorted(states)} shards done; {whole} "
+                  "times whole")
 
 
 def test_missing_modules():
-    for name, body in (("tiktoken", "raise ModuleNotFoundError(\"No module named 'tiktoken'\")"), ("numpy", "raise ModuleNotFoundError('no numpy')"), ("tiktoken", "class Encoding: pass")):
+    for name, body in (("tiktoken", "raise ModuleNotFoundError(\"No module named 'tiktoken'\")"),
+                       ("numpy", "raise ModuleNotFoundError('no numpy')"),
+                       ("tiktoken", "class Encoding: pass")):
         fake = fresh("fake")
         (fake / name).mkdir(parents=True)
         (fake / name / "__init__.py").write_text(body)
         (fake / name / "load.py").touch()
-        done = subprocess.run([sys.executable, get.__file__, "tokenizer"], env={**os.environ, "PYTHONPATH": str(fake)}, capture_output=True, text=True)
-        expect_refusal((done.returncode, done.stderr), "expected numpy and tiktoken", "pip install --upgrade tiktoken numpy")
+        done = subprocess.run([sys.executable, get.__file__, "tokenizer"],
+                              env={**os.environ, "PYTHONPATH": str(fake)}, capture_output=True,
+                              text=True)
+        expect_refusal((done.returncode, done.stderr), "expected numpy and tiktoken",
+                       "pip install --upgrade tiktoken numpy")
 
 
 def test_refusals():
@@ -945,26 +1125,33 @@ def test_refusals():
     expect_refusal(run("fineweb", "--tokens", 5), "expected --shards", "--shards N")
     expect_refusal(run("tinystories", "--shards", 5), "expected --tokens", "--tokens N")
     for bad in ("0", "-1", "1.5", "x", ""):
-        expect_refusal(run("--out", scratch / "x", text, f"--tokens={bad}"), "expected a whole number of 1 or more")
+        expect_refusal(run("--out", scratch / "x", text, f"--tokens={bad}"),
+                       "expected a whole number of 1 or more")
     for bad in ("1", "-0.1", "x", "nan"):
-        expect_refusal(run("--out", scratch / "x", text, f"--val-fraction={bad}"), "expected a number from 0 to below 1")
+        expect_refusal(run("--out", scratch / "x", text, f"--val-fraction={bad}"),
+                       "expected a number from 0 to below 1")
     other = fresh("others")
     other.mkdir()
     (other / "fineweb_train_000001.bin").write_bytes(b"mine")
-    expect_refusal(run("--vocab", vocab, "--out", other, text), "found fineweb_train_000001.bin", "another --out")
+    expect_refusal(run("--vocab", vocab, "--out", other, text), "found fineweb_train_000001.bin",
+                   "another --out")
     expect(content(other) == {"fineweb_train_000001.bin": b"mine"}, "nothing there is touched")
     (other / "get.json").write_text("{")
-    expect_refusal(run("--vocab", vocab, "--out", other, text), "expected the state of an earlier run")
+    expect_refusal(run("--vocab", vocab, "--out", other, text),
+                   "expected the state of an earlier run")
     expect(run("--vocab", vocab, "--out", fresh("mine"), text)[0] == 0, "a good run")
     before = content(scratch / "mine")
-    expect_refusal(run("tinystories", "--vocab", vocab, "--out", scratch / "mine"), "dataset text, now tinystories")
+    expect_refusal(run("tinystories", "--vocab", vocab, "--out", scratch / "mine"),
+                   "dataset text, now tinystories")
     another = fresh("another vocabulary")
     make_vocabulary(another, 100)
     expect_refusal(run("--vocab", another, "--out", scratch / "mine", text), "vocabulary ")
     expect(content(scratch / "mine") == before, "nothing there is touched")
     get.VOCABULARY = REAL["VOCABULARY"]
-    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("x")), "expected GPT-2's vocabulary", "leave --vocab out")
-    expect("not GPT-2's" in run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")[1], "another vocabulary is named")
+    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("x")),
+                   "expected GPT-2's vocabulary", "leave --vocab out")
+    expect("not GPT-2's" in run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")[1],
+           "another vocabulary is named")
     get.VOCABULARY = pins
     lock = os.open(scratch / "mine", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -978,9 +1165,12 @@ def test_disk():
     get.PIECE = 10000
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
     usage, shutil.disk_usage = shutil.disk_usage, lambda path: types.SimpleNamespace(free=2000)
-    expect_refusal(run("--vocab", vocab, "--out", fresh("full"), text), "of free disk space, found 2.0 kB", "--tokens")
-    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("full"), "--shards", 1), "expected 4.0 kB of free disk space")
-    expect(run("--vocab", vocab, "--out", fresh("full"), text, "--tokens", 10, "--val-fraction", "0.01")[0] == 0, "a little fits")
+    expect_refusal(run("--vocab", vocab, "--out", fresh("full"), text),
+                   "of free disk space, found 2.0 kB", "--tokens")
+    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("full"), "--shards", 1),
+                   "expected 4.0 kB of free disk space")
+    expect(run("--vocab", vocab, "--out", fresh("full"), text, "--tokens", 10, "--val-fraction",
+               "0.01")[0] == 0, "a little fits")
     shutil.disk_usage = usage
     expect(run("--vocab", vocab, "--out", fresh("whole"), text)[0] == 0, "room")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -990,7 +1180,8 @@ def test_disk():
     result = run("--vocab", vocab, "--out", fresh("full"), text)
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     expect_refusal(result, "File too large", "the same command continues")
-    expect(run("--vocab", vocab, "--out", scratch / "full", text)[0] == 0 and content(scratch / "full") == content(scratch / "whole"), "it does continue")
+    expect(run("--vocab", vocab, "--out", scratch / "full", text)[0] == 0
+           and content(scratch / "full") == content(scratch / "whole"), "it does continue")
     expect_refusal(run("--vocab", vocab, "--out", text / "under a file", text), "Not a directory")
     if os.geteuid():
         locked = fresh("read only")
@@ -1003,14 +1194,16 @@ def test_disk():
 
 
 def test_synced():
-    """What gets a name is on disk before it has it, and the name right after."""
+    """A file is on disk before it gets its name, and the name right after."""
     text = fresh("text")
     text.write_text(words(5, 500))
     synced.clear()
     run("--vocab", vocab, "--out", fresh("synced"), text)
     renames = [i for i, entry in enumerate(synced) if isinstance(entry, tuple)]
-    expect(len(renames) == 7 and len(synced) == 21, f"state, tokenizer, two shards with the state after each, state: {synced}")
-    expect(all(synced[i - 1] == synced[i][0] and synced[i + 1] == os.path.dirname(synced[i][1]) for i in renames), f"{synced}")
+    expect(len(renames) == 7 and len(synced) == 21,
+           f"state, tokenizer, two shards with the state after each, state: {synced}")
+    expect(all(synced[i - 1] == synced[i][0] and synced[i + 1] == os.path.dirname(synced[i][1])
+               for i in renames), f"{synced}")
 
 
 def test_progress():
@@ -1026,7 +1219,8 @@ def test_progress():
                 progress.add(10_000_000, 2_500_000)
         lines = said.getvalue()[terminal:].split("\r" if terminal else "\n")
         expect(len(lines) == 3 + (not terminal) and (lines[-1] == "") == (not terminal), f"{lines}")
-        expect(lines[0].startswith(f"x: 1.{gap // 10} GB of 4.0 GB, 10.0 MB/s, {2.5 * gap:.1f}M tokens, {300 - gap} s to go"), lines[0])
+        expect(lines[0].startswith(f"x: 1.{gap // 10} GB of 4.0 GB, 10.0 MB/s, {2.5 * gap:.1f}M "
+                                   f"tokens, {300 - gap} s to go"), lines[0])
     time.monotonic = now
 
 
@@ -1044,7 +1238,8 @@ def test_readme():
     """The pages' blocks that need Python and a network, in a copy of the tree: their get.py here,
     from the server; what follows as it is written."""
     root, tree, text = pathlib.Path(REAL["HERE"]).parent, scratch / "tree", scratch / "input.txt"
-    shutil.copytree(root, tree, ignore=shutil.ignore_patterns("build", "runs", ".git", ".venv", "tinyshakespeare", "gpt2"))
+    shutil.copytree(root, tree, ignore=shutil.ignore_patterns("build", "runs", ".git", ".venv",
+                                                              "tinyshakespeare", "gpt2"))
     pages = "".join((root / "doc" / name).read_text() for name in ("data.md", "evaluation.md"))
     blocks = [block.replace("\\\n", " ").splitlines()
               for block in re.findall(r"```sh\n(.*?)```", pages, re.S)
@@ -1052,19 +1247,24 @@ def test_readme():
     get.BLOCK, get.PIECE, get.HERE = REAL["BLOCK"], REAL["PIECE"], str(tree / "data")
     text.write_bytes(words("shakespeare", 300000).encode())
     get.DATASETS = {**REAL["DATASETS"], "tinyshakespeare": pinned(text, elsewhere + "/input.txt")}
-    Handler.files.update({"/input.txt": text.read_bytes(), **{"/" + name: (vocab / name).read_bytes() for name in get.VOCABULARY}})
+    Handler.files.update({"/input.txt": text.read_bytes(),
+                          **{"/" + name: (vocab / name).read_bytes() for name in get.VOCABULARY}})
     publish_tasks()
     output = []
     for line in (line for block in blocks for line in block if "/pip " not in line):
         if " data/get.py " in line:
             status, said = run(*line.split(" data/get.py ")[1].split())
         else:
-            result = subprocess.run(line, shell=True, cwd=tree, capture_output=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"})
-            status, said = result.returncode, result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
+            result = subprocess.run(line, shell=True, cwd=tree, capture_output=True,
+                                    env={**os.environ, "OMP_WAIT_POLICY": "passive"})
+            status, said = (result.returncode, result.stdout.decode(errors="replace")
+                            + result.stderr.decode(errors="replace"))
         expect(status in (0, None), f"{line}: {said[-2000:]}")
         output.append(said)
-    expect(len(output) == 7 and "\n\nROMEO:" in output[3], f"the sample continues the prompt: {output[3][-2000:]}")
-    expect(all(f"\n{name} " in output[6] for name in get.TASKS), f"the tasks' table: {output[6][-2000:]}")
+    expect(len(output) == 7 and "\n\nROMEO:" in output[3],
+           f"the sample continues the prompt: {output[3][-2000:]}")
+    expect(all(f"\n{name} " in output[6] for name in get.TASKS),
+           f"the tasks' table: {output[6][-2000:]}")
     get.DATASETS, get.HERE = REAL["DATASETS"], REAL["HERE"]
 
 
@@ -1073,19 +1273,28 @@ if __name__ == "__main__":
     make_vocabulary(vocab)
     server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint, elsewhere = f"http://127.0.0.1:{server.server_port}", f"http://localhost:{server.server_port}"
+    endpoint, elsewhere = (f"http://127.0.0.1:{server.server_port}",
+                           f"http://localhost:{server.server_port}")
     for name in ("HF_TOKEN", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         os.environ.pop(name, None)
     os.environ["HF_ENDPOINT"] = endpoint + "/"
     get.TIMEOUT, get.BLOCK, get.PIECE = 0.5, 100, 150
     get.character_ranges = functools.lru_cache(get.character_ranges)
-    get.time.sleep, sleep = lambda seconds: (waits.append(seconds), None)[1] if threading.current_thread() is threading.main_thread() and sys.argv[0] == "get.py" else sleep(seconds), time.sleep
-    get.fcntl = types.SimpleNamespace(LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB, flock=lambda handle, how: (locks.append(handle), fcntl.flock(handle, how)))
-    os.fsync = lambda handle: synced.append(os.path.realpath(f"/proc/self/fd/{handle}"))       # a disk is slow
-    replace, os.replace = os.replace, lambda old, new: (synced.append((str(old), str(new))), replace(old, new))
-    get.VOCABULARY = pins = {name: pinned(vocab / name, f"{elsewhere}/{name}") for name in REAL["VOCABULARY"]}
+    get.time.sleep, sleep = (lambda seconds: (waits.append(seconds), None)[1]
+                             if threading.current_thread() is threading.main_thread()
+                             and sys.argv[0] == "get.py" else sleep(seconds), time.sleep)
+    get.fcntl = types.SimpleNamespace(LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB,
+                                      flock=lambda handle, how: (locks.append(handle),
+                                                                 fcntl.flock(handle, how)))
+    # a disk is slow
+    os.fsync = lambda handle: synced.append(os.path.realpath(f"/proc/self/fd/{handle}"))
+    replace, os.replace = os.replace, lambda old, new: (synced.append((str(old), str(new))),
+                                                        replace(old, new))
+    get.VOCABULARY = pins = {name: pinned(vocab / name, f"{elsewhere}/{name}")
+                             for name in REAL["VOCABULARY"]}
     tokenizer = get.Tokenizer(str(vocab)).encoding
-    for name, test in [(name, test) for name, test in list(globals().items()) if name.startswith("test_")]:
+    for name, test in [(name, test) for name, test in list(globals().items())
+                       if name.startswith("test_")]:
         if len(sys.argv) < 2 or any(word in name for word in sys.argv[1:]):
             Handler.behaviour.clear()
             Handler.etags.clear()

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""torch_step.py: the contender of peers.py in PyTorch, as one would write it for speed on a CPU today: one training step for every line of stdin.
+"""torch_step.py: the contender of peers.py in PyTorch, as one would write it for speed on a CPU
+today: one training step for every line of stdin.
 
-    python3 dev/bench/cpu/torch_step.py '{"llama": false, "layers": 2, ..., "compiled": true, "bf16": false, "threads": 2}'      peers.py: Case
+    python3 dev/bench/cpu/torch_step.py '{"llama": false, "layers": 2, ..., "compiled": true,
+                                          "bf16": false, "threads": 2}'       (peers.py: Case)
 
-GPT-2 (dev/bench/gpu/torch_gpt.py) or a Llama, scaled_dot_product_attention, linears that read the same input in one, autocast to bfloat16 if asked, gradients
-clipped, the faster of the fused and the foreach AdamW. The lines of JSON are those of build/bench-fp32 --serve.
+GPT-2 (dev/bench/gpu/torch_gpt.py) or a Llama, scaled_dot_product_attention, linears that read the
+same input in one, autocast to bfloat16 if asked, gradients clipped, the faster of the fused and the
+foreach AdamW. The lines of JSON are those of build/bench-fp32 --serve.
 """
 import json
 import math
@@ -21,11 +24,12 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 from torch_gpt import GPT
 
-OLD = not hasattr(nn, "RMSNorm")                               # before 2.4, when AdamW was fused on GPUs alone
+OLD = not hasattr(nn, "RMSNorm")  # before 2.4, when AdamW was fused on GPUs alone
 if not hasattr(F, "scaled_dot_product_attention"):             # PyTorch 1
     def attention(q, k, v, is_causal):
         hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
-        return F.softmax((q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(hidden, -math.inf), dim=3).to(v.dtype) @ v
+        return F.softmax((q @ k.transpose(2, 3) / math.sqrt(q.shape[3]))
+                         .masked_fill(hidden, -math.inf), dim=3).to(v.dtype) @ v
 
     F.scaled_dot_product_attention = attention
 if OLD:
@@ -45,14 +49,19 @@ class Block(nn.Module):
         super().__init__()
         self.heads, hidden = heads, 32 * math.ceil(8 * width / 3 / 32)
         self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.gate_up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x, cos, sin):
         B, T, C = x.shape
-        q, k, v = (z.view(B, T, self.heads, C // self.heads).transpose(1, 2) for z in self.qkv(self.norm1(x)).split(C, dim=2))
-        q, k = (torch.cat((a * cos - b * sin, b * cos + a * sin), dim=3) for a, b in (q.chunk(2, dim=3), k.chunk(2, dim=3)))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, C))
+        q, k, v = (z.view(B, T, self.heads, C // self.heads).transpose(1, 2)
+                   for z in self.qkv(self.norm1(x)).split(C, dim=2))
+        q, k = (torch.cat((a * cos - b * sin, b * cos + a * sin), dim=3)
+                for a, b in (q.chunk(2, dim=3), k.chunk(2, dim=3)))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+                         .reshape(B, T, C))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=2)
         return x + self.down(F.silu(gate) * up)
 
@@ -78,11 +87,15 @@ class Llama(nn.Module):
 
 
 def fastest_adamw(model):
-    """The faster of PyTorch's two AdamW for many tensors, timed on gradients of zero and a rate of zero, and its name."""
-    groups = [[p for p in model.parameters() if p.dim() >= 2], [p for p in model.parameters() if p.dim() < 2]]
+    """The faster of PyTorch's two AdamW for many tensors, timed on gradients of zero and a rate of
+    zero, and its name."""
+    groups = [[p for p in model.parameters() if p.dim() >= 2],
+              [p for p in model.parameters() if p.dim() < 2]]
 
     def adamw(kind, lr):
-        return torch.optim.AdamW([{"params": group, "weight_decay": decay} for group, decay in zip(groups, (0.1, 0.0))], lr=lr, betas=(0.9, 0.95), **{kind: True})
+        return torch.optim.AdamW([{"params": group, "weight_decay": decay}
+                                  for group, decay in zip(groups, (0.1, 0.0))], lr=lr,
+                                 betas=(0.9, 0.95), **{kind: True})
 
     times = {"fused": [], "foreach": []} if not OLD else {"foreach": []}
     for kind, found in times.items():
@@ -101,7 +114,8 @@ def fastest_adamw(model):
 def serve(case):
     torch.set_num_threads(case.threads)
     torch.manual_seed(1)
-    model = (Llama if case.llama else GPT)(case.layers, case.width, case.heads, case.vocab, case.seq)
+    model = (Llama if case.llama else GPT)(case.layers, case.width, case.heads, case.vocab,
+                                           case.seq)
     for linear in (m for m in model.modules() if isinstance(m, nn.Linear) and not case.bias):
         linear.bias = None
     if case.llama and case.bf16:
@@ -110,8 +124,10 @@ def serve(case):
     run = torch.compile(model) if case.compiled else model
     tokens = torch.randint(case.vocab, (case.batch * case.seq + 1,))
     inputs, targets = tokens[:-1].view(case.batch, case.seq), tokens[1:].view(case.batch, case.seq)
-    libraries = re.findall(r"BLAS_INFO=\w+|MKL-DNN v[\d.]+", torch.__config__.show()) + re.findall(r"CPU capability usage: (\w+)", torch.__config__.show())
-    print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "adamw": kind, "torch": torch.__version__, "libraries": libraries}), flush=True)
+    libraries = (re.findall(r"BLAS_INFO=\w+|MKL-DNN v[\d.]+", torch.__config__.show())
+                 + re.findall(r"CPU capability usage: (\w+)", torch.__config__.show()))
+    print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "adamw": kind,
+                      "torch": torch.__version__, "libraries": libraries}), flush=True)
     for _ in sys.stdin:
         begin = time.perf_counter()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=case.bf16):
@@ -127,5 +143,5 @@ def serve(case):
 if __name__ == "__main__":
     try:
         serve(SimpleNamespace(**json.loads(sys.argv[1])))
-    except Exception as error:                                 # torch.compile needs a C++ compiler; memory may run out
+    except Exception as error:  # torch.compile needs a C++ compiler; memory may run out
         sys.exit(f"error: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")

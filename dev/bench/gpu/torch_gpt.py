@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""torch_gpt.py: GPT-2 124M in PyTorch as one would write it for speed today, to stand beside norm.c: the same model, batch and work of a step.
+"""torch_gpt.py: GPT-2 124M in PyTorch as one would write it for speed today, to stand beside
+norm.c: the same model, batch and work of a step.
 
-bfloat16 autocast over float32 weights, scaled_dot_product_attention, fused AdamW with two groups, gradient clipping, torch.compile; random tokens. One JSON line
-on stdout: the milliseconds of every step, as dev/gpu_check.sh writes for norm.c. Needs torch; --device cpu --tiny is for trying it out without a GPU.
+bfloat16 autocast over float32 weights, scaled_dot_product_attention, fused AdamW with two groups,
+gradient clipping, torch.compile; random tokens. One JSON line on stdout: the milliseconds of every
+step, as dev/gpu_check.sh writes for norm.c. Needs torch; --device cpu --tiny is for trying it out
+without a GPU.
 """
 import argparse
 import json
@@ -25,7 +28,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         B, T, C = x.shape
-        q, k, v = (z.view(B, T, self.heads, C // self.heads).transpose(1, 2) for z in self.qkv(self.norm1(x)).split(C, dim=2))
+        q, k, v = (z.view(B, T, self.heads, C // self.heads).transpose(1, 2)
+                   for z in self.qkv(self.norm1(x)).split(C, dim=2))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
@@ -59,7 +63,8 @@ def train(model, options, vocab, device):
     """The milliseconds of each step, until the time is up."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1},
+                                   {"params": others, "weight_decay": 0.0}],
                                   lr=6e-4, betas=(0.9, 0.95), fused=device == "cuda")
     tokens = torch.randint(vocab, (8, options.batch, options.seq + 1), device=device)
     times, end = [], None
@@ -72,11 +77,11 @@ def train(model, options, vocab, device):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss = loss.item()                                     # waits for the step, as a log line does
+        loss = loss.item()  # waits for the step, as a log line does
         if not math.isfinite(loss):
             sys.exit(f"the loss of step {step} is {loss}")
         times.append(1e3 * (time.perf_counter() - begin))
-        end = end or time.perf_counter() + options.seconds     # compilation happens in the first step
+        end = end or time.perf_counter() + options.seconds  # compilation happens in the first step
         if time.perf_counter() > end:
             break
     return times
@@ -100,12 +105,13 @@ def main():
     if compiled:
         try:
             times = train(torch.compile(model), options, vocab, options.device)
-        except Exception as error:                             # torch.compile needs a working Triton and a C compiler
+        except Exception as error:  # torch.compile needs a working Triton and a C compiler
             print(f"without torch.compile: {str(error).strip().splitlines()[0]}", file=sys.stderr)
             compiled = False
     if times is None:
         times = train(model, options, vocab, options.device)
-    print(json.dumps({"what": "torch", "model": "gpt2-124M", "round": options.round, "ms": [round(t, 3) for t in times], "torch": torch.__version__,
+    print(json.dumps({"what": "torch", "model": "gpt2-124M", "round": options.round,
+                      "ms": [round(t, 3) for t in times], "torch": torch.__version__,
                       "compiled": compiled, "batch": options.batch, "seq": options.seq}))
 
 
