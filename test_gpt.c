@@ -152,10 +152,11 @@ static void gradients_of(const Case *c) {
                "%.3g)",
                c->name, e->name, dot, fd, norm, all);
     }
-    for (int k = 0; k < layout.count; k++)
-        for (int64_t i = 0; i < layout.entries[k].size && layout.entries[k].row.lr == LR_BALANCE;
-             i++)
-            p.direction[layout.entries[k].offset + i] = 0;
+    for (int k = 0; k < layout.count; k++) {
+        const Entry *e = &layout.entries[k];
+        for (int64_t i = 0; i < e->size && e->row.lr == LR_BALANCE; i++)
+            p.direction[e->offset + i] = 0;
+    }
     double fd = probe_derivative(&p, 0, layout.count, 1e-3);
     if (fabs(through - fd) > 1e-6 * all) fd = probe_derivative(&p, 0, layout.count, 1e-5);
     EXPECT(fabs(through - fd) <= 1e-6 * all, "%s, all tensors: %.12g, finite difference %.12g",
@@ -596,10 +597,10 @@ static void expect_text(const Text *x, int at, const int *pieces) {
         const double *want = x->logits + (int64_t)(at + pieces[i] - 1) * V;
         for (int j = 0; j < V; j++) wrong += logit_at(x, 0, j) != want[j];
     }
-    EXPECT(
-        wrong == 0,
-        "%s in %s, pieces %d, %d, %d ... to position %d: %d logits differ from the full forward's",
-        x->c->name, x->t->precision, pieces[0], pieces[1], pieces[2], at, wrong);
+    EXPECT(wrong == 0,
+           "%s in %s, pieces %d, %d, %d ... to position %d: "
+           "%d logits differ from the full forward's",
+           x->c->name, x->t->precision, pieces[0], pieces[1], pieces[2], at, wrong);
 }
 
 static void decode_case(const Trainer *t, const Case *c, const int (*pieces)[16], int count) {

@@ -42,7 +42,7 @@ static Model make_model(int mode, int family, int sdd) {
     return m;
 }
 
-// What two trainers do with the same weights and tokens, side by side.
+// Two trainers with the same weights and tokens, side by side.
 typedef struct Pair { Model m; Setup setup; Layout layout; Gpt *cuda, *judge; char name[64]; } Pair;
 
 static Pair pair_of(const Model *m, const char *family, int recompute) {
@@ -96,10 +96,11 @@ static void compare(Pair *p, int kind, double floor, const char *what) {
     }
 }
 
-// What --norms-every shows. Norms of two tensors that are TOLERANCE apart differ by sqrt(TOLERANCE)
-// of them, to either side; what two such tensors make, a quotient of two norms or a logit, by twice
-// that, and so do norms after the first step, when weights are apart as well. What is a thousandth
-// of all (in bf16 a hundredth) is measured against that part, as the gradients themselves are.
+// The figures of --norms-every. Norms of two tensors that are TOLERANCE apart differ by
+// sqrt(TOLERANCE) of them, to either side; what two such tensors make, a quotient of two norms or a
+// logit, by twice that, and so do norms after the first step, when weights are apart as well. A
+// part that is a thousandth of all (in bf16 a hundredth) is measured against that part, as the
+// gradients themselves are.
 static void compare_router_stats(Pair *p, int l, const LayerStats *got, const LayerStats *want) {
     static const char *const NAMES[] = {"entropy", "balance loss", "sequence loss", "z-loss"};
     const double a[] = {got->entropy, got->balance, got->sequence, got->router_z};
@@ -220,8 +221,8 @@ GPU_TEST(other_modes) {
                 compare_family(mode, family);
 }
 
-// What no family turns: gates renormalized after a softmax; GELU in experts and beside them; one
-// expert a token; both losses over layers that are part dense.
+// Settings that no family turns: gates renormalized after a softmax; GELU in experts and beside
+// them; one expert a token; both losses over layers that are part dense.
 GPU_TEST(cuda_routers) {
     Model m = make_model(MODE_PRE, FAMILY_OLMOE, 0);
     m.moe.router = ROUTER_SOFTMAX_RENORM, m.swiglu = 0;

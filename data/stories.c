@@ -28,10 +28,9 @@
 // -------------------------------------------------------------------------------------------------
 // The grammar: first how stories go, then the words.
 
-#define OPTIONS(...)                                                                            \
-    (int)(sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *)), (const char *const[]) { \
-        __VA_ARGS__                                                                             \
-    }
+#define OPTIONS(...)                                                    \
+    (int)(sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *)), \
+    (const char *const[]){__VA_ARGS__}
 
 static const StoryRule RULES[] = {
     {"story", OPTIONS("{opening} {plot} {ending}")},
@@ -109,12 +108,13 @@ static const StoryRule RULES[] = {
     // Bad weather on a trip. Roles: place, storm.
     {"trip", OPTIONS("{setout} {clouds} {fear} {shelter} {calm} {joy}")},
     {"setout",
-     OPTIONS(
-         "One {fair} {daytime}, {hero} and {friend} {went} to the {vast} {place=wild} to {outing}.",
-         "One {fair} {daytime} in {season}, {hero} took {friend} to the {vast} {place=wild}.",
-         "'Let us go to the {vast} {place=wild}, {hero},' {said} {friend} one {fair} {daytime}.",
-         "On a {fair} {weekday}, {hero} {went} to the {vast} {place=wild} with {friend} to "
-         "{outing}.")},
+     OPTIONS("One {fair} {daytime}, {hero} and {friend} {went} to the {vast} {place=wild} "
+             "to {outing}.",
+             "One {fair} {daytime} in {season}, {hero} took {friend} to the {vast} {place=wild}.",
+             "'Let us go to the {vast} {place=wild}, {hero},' {said} {friend} "
+             "one {fair} {daytime}.",
+             "On a {fair} {weekday}, {hero} {went} to the {vast} {place=wild} with {friend} "
+             "to {outing}.")},
     {"outing", OPTIONS("look for {hue} {treasure}", "{play}", "pick {treasure}",
                        "draw a {coat} {creature}", "feed the {coat} {creature}")},
     {"clouds", OPTIONS("{Then} it began to {storm=downpour}.",
@@ -138,11 +138,11 @@ static const StoryRule RULES[] = {
     {"bake", OPTIONS("{wish} {lack} {errand} {mix} {tasting}")},
     {"someone", OPTIONS("{elder=woman}", "{elder=man}")},
     {"wish",
-     OPTIONS(
-         "{When} {hero} wanted to bake a {taste=flavor} {dish=pastry} for {hero.his} {trait} "
-         "{someone}.",
-         "{When} {hero} and {friend} made a {taste=flavor} {dish=pastry} for {hero.his} {someone}.",
-         "{When} the {trait} {someone} of {hero} asked for a {taste=flavor} {dish=pastry}.")},
+     OPTIONS("{When} {hero} wanted to bake a {taste=flavor} {dish=pastry} "
+             "for {hero.his} {trait} {someone}.",
+             "{When} {hero} and {friend} made a {taste=flavor} {dish=pastry} "
+             "for {hero.his} {someone}.",
+             "{When} the {trait} {someone} of {hero} asked for a {taste=flavor} {dish=pastry}.")},
     {"lack", OPTIONS("But a {worn} {creature} had eaten the {need=ingredient}.",
                      "But the {homely} {room} had no {need=ingredient}.",
                      "But they had no {need=ingredient}, only {number} {worn} {findings}.")},
@@ -297,7 +297,7 @@ static const StoryRule RULES[] = {
      OPTIONS("baker", "farmer", "cook", "mailman", "sailor", "painter", "tailor", "shepherd",
              "carpenter", "fisherman", "librarian", "miller", "conductor", "pilot", "blacksmith")},
 
-    // What people and things are like.
+    // Adjectives of people and things.
     {"trait",
      OPTIONS("little", "kind", "happy", "young", "brave", "clever", "shy", "curious", "quiet",
              "funny", "gentle", "cheerful", "careful", "playful", "friendly", "loyal", "lively",
@@ -427,7 +427,7 @@ static const StoryRule RULES[] = {
      OPTIONS("soup", "cake", "pancakes", "hot chocolate", "toast", "pizza", "noodles", "ice cream",
              "stew", "cookies", "potatoes", "sandwiches", "jam", "popcorn", "roasted apples")},
 
-    // What people do.
+    // Verbs of people.
     {"play",
      OPTIONS("play", "sing", "dance", "run", "read", "swim", "draw", "explore", "climb trees",
              "build castles", "hike", "paint", "tell jokes", "fish", "count clouds")},
@@ -493,10 +493,10 @@ static int choose(Story *s, int count) {
 static const StoryRule *find_rule(const char *name) {
     for (int i = 0; i < STORY_GRAMMAR.count; i++)
         if (RULES[i].name[0] == name[0] && !strcmp(RULES[i].name, name)) return &RULES[i];
-    CHECK(
-        false,
-        "the stories have no rule '%s'\n  -> add it to RULES, or correct the slot that asks for it",
-        name);
+    CHECK(false,
+          "the stories have no rule '%s'\n"
+          "  -> add it to RULES, or correct the slot that asks for it",
+          name);
     return NULL;
 }
 

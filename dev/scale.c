@@ -1,9 +1,9 @@
-// scale.c: what the code says of a model's sizes on several GPUs, for dev/scale.py: one number or
-// row of numbers a line, after its name.
-//   entry  layer (-1: of the model), elements, whether its matrices are experts' share processes,
-//          elements of one process's moments
-//   model  sizes and weights that a token meets, in the order of dev/scale.py's `sizes` acts level
-//          of --recompute, micro-batch, bytes in bf16 with gradients
+// scale.c: prints a model's sizes on several GPUs, as the code computes them, for dev/scale.py. A
+// line is a name, then one number or a row of numbers.
+//   entry  layer (-1: of the model), elements, whether its matrices are experts'
+//   share  processes, elements of one process's moments
+//   model  sizes and weights that a token meets, in the order of dev/scale.py's `sizes`
+//   acts   level of --recompute, micro-batch, bytes in bf16 with gradients
 #include "llmc/run/config.h"
 
 int main(int argc, char **argv) {

@@ -8,11 +8,11 @@
 // and pointers of 16 bytes; every array whole inside an allocation of the device; D apart from A
 // and B, and from C unless it is C; an algorithm only for the problem and the alignment it was
 // chosen for; no heuristic while a stream records a graph, which some versions (13.3) refuse. A
-// refusal is the library's status; CUBLASLT_LOG_LEVEL=1 prints the reason. What linear.cuh does not
-// use is refused, rather than doing something else. The bias gradient of BGRADB is the sum of B's
-// rows where alpha is 1, and NaN otherwise: the documentation does not say whether alpha scales it.
-// A heuristic has three algorithms, which add in different orders; the first, split in two halves
-// of K, works in the workspace.
+// refusal is the library's status; CUBLASLT_LOG_LEVEL=1 prints the reason. Settings that linear.cuh
+// does not use are refused, rather than doing something else. The bias gradient of BGRADB is the
+// sum of B's rows where alpha is 1, and NaN otherwise: the documentation does not say whether alpha
+// scales it. A heuristic has three algorithms, which add in different orders; the first, split in
+// two halves of K, works in the workspace.
 //   EMU_CUBLASLT_PLAIN=1     no algorithm has an epilogue
 //   EMU_CUBLASLT_REFUSE=1    algorithms with an epilogue are offered, and refused when they are to
 //                            run
@@ -56,7 +56,7 @@ struct Preference {
 };
 struct Handle { int unused; };
 
-// What the 64 bytes of an algorithm hold here: which of the three, what it needs, and the problem
+// The 64 bytes of an algorithm hold here which of the three it is, what it needs, and the problem
 // it was chosen for.
 enum { SPLIT, ASCENDING, DESCENDING, ALGORITHMS };
 struct Algorithm { uint64_t magic, which, workspace, alignment[2], problem, version, unused; };

@@ -4,14 +4,15 @@
 // Compiled once, without sanitizers, and linked to test objects built plain, with
 // -fsanitize=address or with -fsanitize=thread: what a sanitizer must be told (which stack runs,
 // what orders memory) goes through its public functions, weak here.
-//   EMU_SEED=n   n > 0: random order of blocks, of threads between two meetings, and of streams
-//                (every legal order is possible); 0: ascending, in issue order
-//   EMU_MEMORY=bytes  EMU_DEVICES=n EMU_DRIVER=13000 EMU_COMPUTE=90 EMU_BUILT=90 the machine a test
-//                     asks for: device memory, how many GPUs, the CUDA version of
-//                the driver (0: none), the GPU's compute capability, and the one that the program
-//                was built for
-//   EMU_FAULT=700   the first kernel that runs ends with this error, which every call for a stream
-//                   returns from then on
+//   EMU_SEED=n         n > 0: random order of blocks, of threads between two meetings, and of
+//                      streams (every legal order is possible); 0: ascending, in issue order
+//   EMU_MEMORY=bytes   device memory
+//   EMU_DEVICES=n      how many GPUs there are
+//   EMU_DRIVER=13000   the CUDA version of the driver (0: no driver)
+//   EMU_COMPUTE=90     the GPU's compute capability
+//   EMU_BUILT=90       the compute capability that the program was built for
+//   EMU_FAULT=700      the first kernel that runs ends with this error, which every call for a
+//                      stream returns from then on
 // Memory of cudaMalloc and shared memory start as 0xFF bytes: NaN as float and as bfloat16, -1 as
 // int. A kernel that breaks a rule of emu.h ends the program with status 3 and a message that names
 // kernel, block and thread.
@@ -51,11 +52,10 @@ void AnnotateIgnoreWritesEnd(const char *file, int line) WEAK;
 
 static void acquire(void *address) { if (__tsan_acquire) __tsan_acquire(address); }
 static void release(void *address) { if (__tsan_release) __tsan_release(address); }
-// what is allocated meanwhile counts as
+// Memory that is allocated between the two calls counts as fresh, written by nobody.
 static void ignore_begin(void) {
     if (AnnotateIgnoreWritesBegin) AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
 }
-// fresh, written by nobody
 static void ignore_end(void) {
     if (AnnotateIgnoreWritesEnd) AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
 }
@@ -102,22 +102,20 @@ static int compute(void) { return (int)setting("EMU_COMPUTE", 90); }
 // Shared memory a block may have: of A100 and Orin, of Hopper and the Blackwell of data centers, of
 // all others (CUDA C++ Programming Guide, table of compute capabilities).
 static size_t shared_max(void) {
-    return (size_t)(compute() == 80 || compute() == 87   ? 163
-                    : compute() >= 90 && compute() < 120 ? 227
-                                                         : 99)
-           << 10;
+    if (compute() == 80 || compute() == 87) return 163 << 10;
+    return compute() >= 90 && compute() < 120 ? 227 << 10 : 99 << 10;
 }
 
 // A 16-byte copy to shared memory that has begun: the value read, and the thread's group it belongs
 // to.
 struct Copy { void *to; uint64_t value[2]; int group; const char *file; int line; };
 
-// What a thread runs on: a stack, and who ThreadSanitizer takes it for. A lane serves many blocks:
-// to make one costs more than most blocks do. What is on one lane is in order for ThreadSanitizer,
-// so a block has its threads on other lanes than the block before.
+// A lane is what a thread runs on: a stack, and who ThreadSanitizer takes it for. A lane serves
+// many blocks: to make one costs more than most blocks do. ThreadSanitizer takes everything on one
+// lane for ordered, so a block has its threads on other lanes than the block before.
 struct Lane { char *stack; void *tsan; int blocks; };
-// after so many a new one: calls that a thread's end left open stay on ThreadSanitizer's list of
-// the lane
+// A lane is made anew after so many blocks: calls that a thread's end left open stay on
+// ThreadSanitizer's list of the lane.
 static const int LANE_STEP = 37, LANE_BLOCKS = 256;
 
 struct Fiber {
@@ -856,9 +854,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *status) {
     CUstream_st *s = stream_of(handle);
-    *status = s->broken  ? cudaStreamCaptureStatusInvalidated
-              : s->graph ? cudaStreamCaptureStatusActive
-                         : cudaStreamCaptureStatusNone;
+    *status = s->graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    if (s->broken) *status = cudaStreamCaptureStatusInvalidated;
     return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph,
@@ -997,10 +994,10 @@ cudaError_t cudaGetDeviceCount(int *count) {
     int driver;
     cudaDriverGetVersion(&driver);
     // drivers serve all toolkits of their major version
-    *count = driver / 1000 < CUDART_VERSION / 1000 ? 0 : (int)setting("EMU_DEVICES", 1);
-    return result(driver / 1000 < CUDART_VERSION / 1000 ? cudaErrorInsufficientDriver
-                  : *count                              ? cudaSuccess
-                                                        : cudaErrorNoDevice);
+    bool old = driver / 1000 < CUDART_VERSION / 1000;
+    *count = old ? 0 : (int)setting("EMU_DEVICES", 1);
+    if (old) return result(cudaErrorInsufficientDriver);
+    return result(*count ? cudaSuccess : cudaErrorNoDevice);
 }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
     switch (attribute) {

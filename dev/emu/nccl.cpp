@@ -5,8 +5,8 @@
 // A call runs when its stream gets there, like all work here (emu.cpp), and then waits for the
 // other processes. They meet in shared memory, the board: each says there which call it stands in,
 // and data goes through it in pieces. Sums are added in the order of ranks. Arguments that NCCL
-// forbids are refused with its result; NCCL_DEBUG=WARN prints the reason. What makes the real
-// library hang or worse ends the process with status 3 and says who stands where: processes in
+// forbids are refused with its result; NCCL_DEBUG=WARN prints the reason. A mistake that makes the
+// real library hang or worse ends the process with status 3 and says who stands where: processes in
 // different calls, or in the same with other counts, types or roots; a group that is another group
 // elsewhere; a process that does not come for EMU_NCCL_SECONDS (60). Not modelled: other types and
 // operations, several communicators in a group, calls that do not block.
@@ -38,7 +38,8 @@ enum { RANKS = 16, PIECE = 1 << 18 };
 
 struct Id { char path[128]; };
 
-// What a process stands in. group, place, all: the group's number, and which of its calls this is.
+// The call that a process stands in. group, place, all: the group's number, and which of its calls
+// this is.
 struct Call {
     char name[16];
     int64_t count;
@@ -87,10 +88,10 @@ __attribute__((noreturn)) static void fail(const World *w, const char *what, int
     char mine[200], theirs[200];
     describe(mine, sizeof mine, w->rank, w->now);
     describe(theirs, sizeof theirs, other, w->board->call[other]);
-    fprintf(
-        stderr,
-        "emulated NCCL: %s\n  %s\n  %s\n  -> all processes make the same calls in the same order\n",
-        what, mine, theirs);
+    fprintf(stderr,
+            "emulated NCCL: %s\n  %s\n  %s\n"
+            "  -> all processes make the same calls in the same order\n",
+            what, mine, theirs);
     _exit(3);
 }
 
@@ -162,12 +163,10 @@ static int flush(void) {
         group[i].call.place = (int32_t)i;
         group[i].call.all = (int32_t)group.size();
     }
-    return emu_enqueue(group[0].stream,
-                       [=] {
-                           for (const Queued &q : group) run(q);
-                       }) == cudaSuccess
-               ? SUCCESS
-               : UNHANDLED_CUDA_ERROR;
+    auto calls = [=] {
+        for (const Queued &q : group) run(q);
+    };
+    return emu_enqueue(group[0].stream, calls) == cudaSuccess ? SUCCESS : UNHANDLED_CUDA_ERROR;
 }
 
 static int queue(const char *name, const void *from, void *to, size_t count, int type, int root,

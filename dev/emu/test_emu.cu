@@ -202,8 +202,8 @@ __global__ void half_mma_kernel(float *out) {
     out[threadIdx.x] = d[0];
 }
 
-// What the lanes of segments of `width` lanes get from `delta` lanes before, after, and at lane
-// `delta` of the segment.
+// The values that lanes of segments of `width` lanes get from `delta` lanes before, after, and at
+// lane `delta` of the segment.
 __global__ void segments_kernel(int *out, int width, int delta) {
     int lane = threadIdx.x;
     out[lane] = __shfl_up_sync(0xffffffffu, 100 + lane, delta, width);
@@ -407,8 +407,8 @@ template <Bug BUG> static void graph_case(void) {
     cudaCheck(cudaFree(sum));
 }
 
-// What a recording does not take spoils it: more work is refused, its end gives no graph, and the
-// next one is as good as new.
+// A call that a recording does not take spoils it: more work is refused, its end gives no graph,
+// and the next one is as good as new.
 static void graph_refuses(cudaStreamCaptureMode mode, const char *what, cudaError_t expected,
                           const std::function<cudaError_t(cudaStream_t)> &call) {
     cudaStream_t s;
@@ -481,7 +481,7 @@ static void graph_refusals(void) {
     cudaCheck(cudaFree(a));
 }
 
-// What the runtime says of the machine, one word a line (test.sh sets the EMU_ variables).
+// Prints how the runtime describes the machine, one word a line (test.sh sets the EMU_ variables).
 static void device_case(void) {
     int devices = -1, driver, runtime, major, minor, shared, value;
     cudaFuncAttributes attributes;
@@ -514,7 +514,7 @@ static void device_case(void) {
     cudaCheck(cudaDeviceSynchronize());
 }
 
-// What the API refuses, and what it says of memory.
+// The API's refusals, and its answers about memory.
 static void api_case(void) {
     float *p, x = 0;
     size_t before, after, total;

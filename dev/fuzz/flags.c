@@ -1,7 +1,7 @@
 // flags.c: any bytes as a command line (a word a line), through presets, refusals and the model's
 // tables, to where files would be touched. The first byte: whether the words come as a command
-// line, or on top of a run that is resumed (1); for the CPU, or for a GPU (2). What was accepted
-// survives config.json.
+// line, or on top of a run that is resumed (1); for the CPU, or for a GPU (2). Accepted flags
+// survive config.json.
 #include "fuzz.h"
 #include "rows.h"
 

@@ -17,7 +17,7 @@ static void expect_ranges(const Flags *f) {
     }
 }
 
-// What config.json would say reads as the same flags.
+// The text for config.json reads as the same flags.
 static void expect_config(const Run *r) {
     char path[FUZZ_PATH], a[64], b[64], *text = run_config(r);
     FlagSet again;

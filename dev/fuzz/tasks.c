@@ -1,5 +1,5 @@
-// tasks.c: any bytes as a file of tasks. What opens is used as scoring does: every token that would
-// be read lies in the file, and below the vocabulary.
+// tasks.c: any bytes as a file of tasks. A file that opens is used as scoring does: every token
+// that would be read lies in the file, and below the vocabulary.
 //
 // The first byte is the sequence length. The second: 0, the rest is the file as it stands; odd,
 // examples; even, a text, both with eight bytes for the header's words behind magic and version,

@@ -11,7 +11,7 @@
 //   3 mainline  llmc/attention.cuh: the same plan with tiles of scores on tensor cores and copies
 //               under way meanwhile
 //
-// Of T x T half counts. Step 1 moves its scores through memory some five times forward, 4 bytes
+// Half of T x T counts. Step 1 moves its scores through memory some five times forward, 4 bytes
 // each. The floor in float is bfloat16's: tensor cores have no product of float's accuracy. To run:
 // sh dev/kernels/run.sh; in the emulator sizes are small and there are no times.
 #include "ladder.cuh"

@@ -16,12 +16,14 @@
 // The last CHECKED rows are compared with the truth; the logits of the rows before are the same,
 // again and again.
 enum {
-    ROWS = TIMED ? 16384 : 12, V = TIMED ? 50257 : 1003, VP = TIMED ? 50304 : 1024, CHECKED = TIMED
-    ? 32 : 6
+    ROWS = TIMED ? 16384 : 12,
+    V = TIMED ? 50257 : 1003,
+    VP = TIMED ? 50304 : 1024,
+    CHECKED = TIMED ? 32 : 6
 };
 static const float Z_LOSS = 0.01f;
 
-// What a step works on; the logits become their gradient.
+// The arrays that a step works on; the logits become their gradient.
 typedef struct Work {
     wide *losses, *logsum;
     real *logits;

@@ -15,7 +15,7 @@ static const double BYTES_PER_MS = 4.3e9, FLOP_PER_MS = 7.9e11;
 
 static int ladder_failed;
 
-// What a step writes: an activation, or floats. before: what is there when the step begins;
+// The result of a step: an activation, or floats. before: what is there when the step begins;
 // nullptr: zeros.
 typedef struct LadderResult {
     const char *what;
@@ -79,10 +79,11 @@ template <typename F> static void ladder_step(const char *name, double floor,
         double e = nmse(r.got ? host_values(r.got, r.want->size())
                               : host_values(r.got_wide, r.want->size()),
                         *r.want);
-        if (!(e <= TOLERANCE))
+        if (!(e <= TOLERANCE)) {
             printf("FAILED %s: %s has a normalized mean squared error of %.3g, allowed %.3g\n",
-                   name, r.what, e, TOLERANCE),
-                ladder_failed++;
+                   name, r.what, e, TOLERANCE);
+            ladder_failed++;
+        }
         error = std::max(error, e);
     }
     double ms = TIMED ? ladder_time(launch, gpu->stream) : 0;

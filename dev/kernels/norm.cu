@@ -1,12 +1,12 @@
 // norm.cu: the ladder of the norm, forward s = x + y, z = LayerNorm(s) and backward dx = add +
 // LayerNorm'(dz; s) with the gradients of gain and bias.
 //
-//   1  a thread a row every value is its own load; a warp's loads lie a row apart, and each pass
-//      reads the row again
-//   2  a block a row neighbours read neighbours; sums over the block in shared memory; each pass
-//      still reads the row again, from the caches
-//   3  llmc/norm.cuh the row stays in registers, 16 bytes a load; a warp a row; gradients of gains
-//      in the same pass over the rows
+//   1  a thread a row   every value is its own load; a warp's loads lie a row apart, and each pass
+//                       reads the row again
+//   2  a block a row    neighbours read neighbours; sums over the block in shared memory; each pass
+//                       still reads the row again, from the caches
+//   3  llmc/norm.cuh    the row stays in registers, 16 bytes a load; a warp a row; gradients of
+//                       gains in the same pass over the rows
 //
 // To run: sh dev/kernels/run.sh; in the emulator sizes are small and there are no times.
 #include "ladder.cuh"

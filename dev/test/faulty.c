@@ -1,10 +1,10 @@
 // faulty.c: the CPU trainer with a fault on purpose, FAULT="KIND STEP RANK" in the environment:
-//   nan     one gradient of process RANK is not a number in step STEP; nans: in that one and all
-//           later ones
+//   nan     one gradient of process RANK is not a number in step STEP
+//   nans    the same in step STEP and all later ones
 //   router  the router's loss of all processes is not a number, so that nothing is updated
 //   spike   the gradients of all processes are a thousand times too large
-//   moment  after step STEP one second moment is infinite; dead: the last gain is so large that no
-//           loss is finite
+//   moment  after step STEP one second moment is infinite
+//   dead    after step STEP the last gain is so large that no loss is finite
 //   killed  process RANK gets SIGKILL
 //   full    none: a sample's text goes through the model whole, for every token
 #include "../../llmc/run/run.h"

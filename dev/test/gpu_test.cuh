@@ -110,8 +110,8 @@ template <typename T> static void expect_close(const T *device, const Values &wa
 }
 
 #if !defined(__CUDACC__)
-// What body says, in a process of its own (where a GPU could not be used): its status, a space, and
-// its output.
+// Runs body in a process of its own, where a GPU could not be used. Returns its status, a space,
+// and its output.
 static inline std::string said(std::function<int()> body) {
     int fds[2];
     std::string words;

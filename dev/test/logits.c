@@ -1,6 +1,6 @@
 // logits.c: what the judge makes of a model in any mode, for dev/test/test_hf.py. Reads lines
 //     OUT MODE FLAGS...
-// from standard input. Of each it writes OUT/logits.safetensors with "tokens" [B, T] and the
+// from standard input. For each it writes OUT/logits.safetensors with "tokens" [B, T] and the
 // judge's "logits" [B, T, V]. The weights are random, far from the initial ones, and OUT is a run
 // with a checkpoint of step 0 that holds them; with --init-from FOLDER among the flags they are
 // those of a checkpoint.

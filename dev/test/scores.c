@@ -1,7 +1,8 @@
-// scores.c: what every sequence of --tasks gets, one a line: task, example, log p, whether each
-// token is the likeliest; and of its example the completion chosen by log p and by log p over
-// length. For comparisons that need more than sums (dev/test/test_lm_eval.py). scores --from RUN
-// --eval --tasks FILES
+// scores.c: the score of every sequence of --tasks, one a line: task, example, log p, whether each
+// token is the likeliest; then the completion of its example that log p chooses, and the one that
+// log p over length chooses. For comparisons that need more than sums (dev/test/test_lm_eval.py).
+//
+//   scores --from RUN --eval --tasks FILES
 #include "../../llmc/run/run.h"
 
 int main(int argc, char **argv) {

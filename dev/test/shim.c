@@ -1,4 +1,4 @@
-// shim.c: a disk that fails on purpose, as a library for LD_PRELOAD. What counts are the calls that
+// shim.c: a disk that fails on purpose, as a library for LD_PRELOAD. It counts the calls that
 // change something below the folder SHIM_DIR (absolute, and so are the paths the program uses):
 // opening to write, write, fsync, renameat, mkdir, mkdirat, unlinkat. SHIM="KIND N" in the
 // environment:

@@ -186,8 +186,7 @@ GPU_TEST(cuda_adamw) {
 
 // ----------------------------------------------------------------------------------- steps refused
 
-// What is in gradients or losses that are not finite, or above a limit, reaches no weight and no
-// moment.
+// Gradients or losses that are not finite, or above a limit, reach no weight and no moment.
 static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, double router,
                           const char *what, double max_ce = 0, double max_norm = 0) {
     const float *arenas[] = {toy->t.master, toy->t.m, toy->t.v};

@@ -1,6 +1,6 @@
 // test_comm.c: processes that find one another over sockets (llmc/run/socket.h), what they tell
 // each other, and how they end when one of them is gone. All are forked here; the launchers'
-// variables are set by hand. What is asked of MPI is noted; what MPI does is tested with mpirun.
+// variables are set by hand. Calls of MPI are only noted; MPI itself is tested with mpirun.
 #include <signal.h>
 #include <sys/wait.h>
 #include <netinet/in.h>
@@ -280,7 +280,7 @@ static void test_strangers(void) {
     EXPECT(status == 0, "the strangers were not heard");
 }
 
-// Of two runs that were begun with one port, or of one whose processes know different sizes.
+// From two runs that began with one port, or from one whose processes know different sizes.
 static void meet_another(void *greeting) {
     int port = free_port();
     if (!fork()) {                                                          // greets, and again

@@ -7,10 +7,11 @@
 // the weights these equations need, by checkpoint name: a name the table of parameters lacks is a
 // failure, and so is a tensor that no equation asks for.
 //
-//   E, X, Y   the embedding, the stream into the block, the stream between attention and ffn l
-//             layer, from 0
-//   N(slot, .)  the norm with the weights called slot MHA_# attention with norms on # of Q, K, V
-//               and C (the context)
+//   E, X, Y     the embedding, the stream into the block, the stream between attention and ffn
+//   l           layer, from 0
+//   N(slot, .)  the norm with the weights called slot
+//   MHA_#       attention with norms on # of Q, K, V and C (the context)
+//
 // GPT-2's family: learned positions, tanh-GELU, LayerNorm with bias, biases, tied head. Llama's:
 // RoPE, SwiGLU, RMSNorm, groups of queries. OLMoE's: Llama's with experts in every layer, softmax
 // router, losses over the micro-batch. DeepSeek's: latent attention, a dense layer and then experts
@@ -26,7 +27,7 @@ static const char *const FAMILY[] = {"GPT-2", "Llama", "OLMoE", "DeepSeek"};
 // One sequence: T rows of `cols` numbers. A value, so that equations can be written as equations.
 typedef struct { int T, cols; double v[LONGEST][WIDEST]; } Seq;
 
-// What judge.h's LayerStats are made of. Sums over all tokens: squares, entropies, squared
+// The parts of LayerStats (run/trainer.h). Sums over all tokens: squares, entropies, squared
 // log-sum-exps, tokens of each expert, and the losses of the sequence and of the micro-batch that a
 // token is in; and the largest attention logit. n, p: tokens and probabilities of each expert,
 // summed over this micro-batch alone.
@@ -73,7 +74,7 @@ static double square(const Seq *a) {
     return sum;
 }
 
-// What a sublayer returns, and its skip: every sum of a block is of these two, attention's first.
+// The output of a sublayer, and its skip: every sum of a block is of these two, attention's first.
 static Seq add(Ref *r, Seq y, Seq skip) {
     Seen *seen = &r->seen[r->l];
     seen->y[seen->sums % 2] += square(&y);
@@ -253,7 +254,7 @@ static Seq activation(const Ref *r, Seq x) {
 
 // -------------------------------------------------------------------------------- the two branches
 
-// What attention is made of, before any norm of heads.
+// The parts of attention, before any norm of heads.
 // Latent attention, DeepSeek-V2 eq 9-19: [c | kr] = W_kva x; the [k | v] of every head = W_kvb
 // N(c); to each k the heads' common kr is appended.
 typedef struct { Seq q, k, v; } Heads;
@@ -440,7 +441,7 @@ static Seq FFN(Ref *r, Seq x) {
 
 // -------------------------------------------------------------------------------------- the blocks
 
-// Where a norm can sit: before a branch, on what it returns, on the sum of it and the skip.
+// Places of a norm: before a branch, on its output, on the sum of output and skip.
 static const char A_IN[] = "input_layernorm";
 static const char A_OUT[] = "post_attention_layernorm";
 static const char A_SUM[] = "attention_sum_layernorm";
@@ -602,7 +603,9 @@ static Model small_model(const Mode *mode, const Sdd *sdd, int family, int L) {
 }
 
 static const char *family_of(const Model *m) {
-    return FAMILY[m->kv_rank ? DEEPSEEK : m->moe.E ? OLMOE : m->layernorm ? GPT2 : LLAMA];
+    if (m->kv_rank) return FAMILY[DEEPSEEK];
+    if (m->moe.E) return FAMILY[OLMOE];
+    return FAMILY[m->layernorm ? GPT2 : LLAMA];
 }
 
 // A choice of experts that no router would make by itself: the same router weights times `router`,
@@ -619,7 +622,8 @@ static void fill(Ref *r, const Choice *choice) {
         bool alpha = strstr(e->name, ".alpha") != NULL;
         bool embedding = strstr(e->name, "model.embed_") != NULL;
         double *w = (double *)judge_fp64.tensor(r->gpt, WEIGHTS, e);
-        double std = gain || bias ? 0.3 : embedding ? 0.5 : 1.2 / sqrt((double)e->row.cols);
+        double std = embedding ? 0.5 : 1.2 / sqrt((double)e->row.cols);
+        if (gain || bias) std = 0.3;
         for (int64_t i = 0; i < e->size; i++) {
             double x = std * rand_normal(rand_key(1, e->name, 0), (uint64_t)i);
             w[i] = gain ? e->row.gain * (1 + x) * (alpha && i % 2 ? -1 : 1) : x;
@@ -635,7 +639,7 @@ static void draw(int32_t *tokens, int n, int V, uint64_t seed) {
 
 static bool near(double found, double right) { return fabs(found - right) <= 1e-11 * fabs(right); }
 
-// What the routers add to the loss, mean over the tokens seen. OLMoE: the mean over layers with
+// The routers' part of the loss, mean over the tokens seen. OLMoE: the mean over layers with
 // experts, and z over K; or the sum.
 static double router_loss(const Ref *r, double tokens) {
     const Moe *moe = &r->m->moe;
@@ -864,8 +868,8 @@ static double *initial(const Init *init, const Model *m, const Entry *e) {
     return x;
 }
 
-// Where a vector starts: biases at 0; SDD's alphas of what attention, ffn, experts and shared
-// experts return by the number of layers (SPEC 5.2); nGPT's parameters (SPEC 6); gains at 1.
+// The first values of a vector: biases at 0; SDD's alphas of what attention, ffn, experts and
+// shared experts return by the number of layers (SPEC 5.2); nGPT's parameters (SPEC 6); gains at 1.
 static double spec_gain(const Model *m, const char *name) {
     bool sdd = is_sdd(m->mode->name);
     bool code = sdd && strcmp(m->sdd->name, "code") == 0;

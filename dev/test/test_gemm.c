@@ -19,27 +19,12 @@ static float given_a[MOST], given_b[MOST], a[MOST], b[MOST], c[MOST], d[MOST];
 // The packed product of what is given, and the naive one of a, b: the same numbers, for bf16
 // products rounded. They differ by the order of sums alone.
 static void against_naive(Product packed, const char *name) {
-    static const int sizes[][3] = {{1, 1, 1},
-                                   {5, 17, 3},
-                                   {6, 16, 256},
-                                   {7, 15, 257},
-                                   {12, 32, 512},
-                                   {13, 33, 300},
-                                   {48, 64, 8},
-                                   {49, 65, 511},
-                                   {97, 130, 70},
-                                   {200, 3, 513},
-                                   // from 1025 on packed that way
-                                   {2, 150, 1},
-                                   {400, 40, 30},
-                                   {193, 50, 20},
-                                   {24, 590, 33},
-                                   {192, 192, 9},
-                                   {1, 100, 1030},
-                                   {13, 20, 1024},
-                                   {13, 16, 1027},
-                                   {40, 1030, 25},
-                                   {1030, 40, 25}};
+    static const int sizes[][3] = {
+        {1, 1, 1},     {5, 17, 3},     {6, 16, 256},  {7, 15, 257},  {12, 32, 512},
+        {13, 33, 300}, {48, 64, 8},    {49, 65, 511}, {97, 130, 70}, {200, 3, 513},
+        {2, 150, 1},   {400, 40, 30},  {193, 50, 20}, {24, 590, 33}, {192, 192, 9},
+        // one dimension about 1024, the most columns of a tile (NC)
+        {1, 100, 1030}, {13, 20, 1024}, {13, 16, 1027}, {40, 1030, 25}, {1030, 40, 25}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int form = 0; form < 4; form++)
             for (int scale = 0; scale < 4; scale++) {
@@ -68,10 +53,10 @@ static void against_naive(Product packed, const char *name) {
                 int some = (M + 1) / 2;
                 for (int i = 0; i < some * ldc; i++) d[i] = add ? a[i + 1] : NAN;
                 packed(view(d, ldc, 1), given_A, given_B, some, N, K, alpha, add);
-                EXPECT(
-                    !memcmp(c, d, (size_t)(some * ldc) * sizeof *c),
-                    "%s %dx%dx%d, form %d, alpha %g, add %d: other bits in the first %d rows alone",
-                    name, M, N, K, form, alpha, add, some);
+                EXPECT(!memcmp(c, d, (size_t)(some * ldc) * sizeof *c),
+                       "%s %dx%dx%d, form %d, alpha %g, add %d: "
+                       "other bits in the first %d rows alone",
+                       name, M, N, K, form, alpha, add, some);
 #ifdef _OPENMP
                 int threads = omp_get_max_threads();
                 memcpy(d, c, sizeof c);
@@ -98,7 +83,8 @@ static void against_naive(Product packed, const char *name) {
 
 // How far (i, j) is outside of a band; 0 within.
 static int64_t outside(int64_t i, int64_t j, int64_t first, int64_t last) {
-    return j - i < first ? first - (j - i) : j - i > last ? j - i - last : 0;
+    if (j - i < first) return first - (j - i);
+    return j - i > last ? j - i - last : 0;
 }
 
 // A band of A, whose zeros are passed over, gives the bits of the whole A; a band of C the bits of
@@ -237,11 +223,9 @@ void test_bf16(void) {
         memcpy(&above, &high, 4);
         double to_below = fabs((double)x[0] - below);
         double to_above = fabs((isinf(above) ? copysign(0x1p128, x[0]) : (double)above) - x[0]);
-        float nearest = isinf(x[0])           ? x[0]
-                        : to_below < to_above ? below
-                        : to_below > to_above ? above
-                        : low >> 16 & 1       ? above
-                                              : below;
+        float nearest = low >> 16 & 1 ? above : below;
+        if (to_below != to_above) nearest = to_below < to_above ? below : above;
+        if (isinf(x[0])) nearest = x[0];
         bool right = isnan(x[0]) ? isnan(out[0]) : out[0] == nearest;
         if (!right && !wrong++) first = bits;
     }

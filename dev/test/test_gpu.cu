@@ -62,12 +62,12 @@ GPU_TEST(cuda_gpu) {
     expect_refused("EMU_DRIVER=12040", "or later; found one for CUDA 12.4\n");
     expect_refused("EMU_DRIVER=0", "expected an NVIDIA driver, found none");
     expect_refused("EMU_COMPUTE=75", "8.0 (A100, RTX 30) or later, found emulator with 7.5");
-    expect_refused(
-        "EMU_COMPUTE=120 EMU_BUILT=90",
-        "not built for emulator, compute capability 12.0\n  -> make train_gpt ARCH=120\n");
-    expect_refused(
-        "EMU_COMPUTE=90 EMU_BUILT=80",
-        "not built for emulator, compute capability 9.0\n  -> make train_gpt ARCH=90a\n");
+    expect_refused("EMU_COMPUTE=120 EMU_BUILT=90",
+                   "not built for emulator, compute capability 12.0\n"
+                   "  -> make train_gpt ARCH=120\n");
+    expect_refused("EMU_COMPUTE=90 EMU_BUILT=80",
+                   "not built for emulator, compute capability 9.0\n"
+                   "  -> make train_gpt ARCH=90a\n");
 #endif
 }
 

@@ -605,10 +605,11 @@ static void check_direct(uint32_t epilogue, int guess) {
         for (int64_t i = 0; i < t.m; i++) {
             double v = t.sum(i, j) + (epilogue & CUBLASLT_EPILOGUE_BIAS ? t.v[i] : 0);
             pre.push_back(v);
-            d.push_back(epilogue == CUBLASLT_EPILOGUE_DGELU
-                            ? v * gelu_tanh_slope(aux[j * t.aux_ld + i])
-                        : epilogue & CUBLASLT_EPILOGUE_GELU ? gelu_tanh(v)
-                                                            : v);
+            if (epilogue == CUBLASLT_EPILOGUE_DGELU)
+                v *= gelu_tanh_slope(aux[j * t.aux_ld + i]);
+            else if (epilogue & CUBLASLT_EPILOGUE_GELU)
+                v = gelu_tanh(v);
+            d.push_back(v);
         }
     double e = nmse(unpadded(t.d_d, t.m, t.n, t.ldd), d);
     EXPECT(e <= TOLERANCE, "epilogue %u with algorithm %d: error %.3g", epilogue, guess, e);

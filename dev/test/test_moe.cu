@@ -382,7 +382,7 @@ struct TestRows {
     }
 };
 
-// Where expert e's weight [j, i] lies: parts one below the other, experts within a part.
+// The index of expert e's weight [j, i]: parts one below the other, experts within a part.
 static int64_t weight_index(ExpertShape s, int e, int j, int i) {
     return (((int64_t)(j / s.width) * s.E + e) * s.width + j % s.width) * s.in + i;
 }
@@ -452,14 +452,14 @@ static void check_experts(const Ints &counts, int parts, int width, int in, floa
 GPU_TEST(cuda_experts) {
     Gpu gpu = *test_gpu();
     gpu.plans = plans_create(false);
-    check_experts({1}, 1, 8, 8, 1, false, &gpu);                                   // one row of all
+    check_experts({1}, 1, 8, 8, 1, false, &gpu);  // one row in all
     // experts without rows, of a tile and a little, of more than two
     check_experts({0, 130, 1, 0, 257, 64, 0}, 1, 40, 72, 0.5f, false, &gpu);
-    // gate and up meet inside a tile of columns; x from tokens
+    // gate and up meet inside a tile of columns, then between two tiles; x from tokens
     check_experts({0, 130, 1, 0, 31, 33, 32}, 2, 72, 40, 1, true, &gpu);
-    check_experts({5, 0, 300}, 2, 128, 136, -1.5f, true, &gpu);  // and between two
-    check_experts({0, 0, 17}, 1, 264, 200, 1, false, &gpu);  // all in the last
-    check_experts({3, 2}, 1, 16, 520, 1, true, &gpu);  // many steps of the depth
+    check_experts({5, 0, 300}, 2, 128, 136, -1.5f, true, &gpu);
+    check_experts({0, 0, 17}, 1, 264, 200, 1, false, &gpu);  // all rows in the last expert
+    check_experts({3, 2}, 1, 16, 520, 1, true, &gpu);        // many steps of the depth
     plans_destroy(gpu.plans);
 }
 

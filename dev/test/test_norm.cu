@@ -75,9 +75,15 @@ struct TestNorm {
     }
 };
 
+// Fewer rows the wider they are.
+static int rows_for(int width) {
+    if (width <= 128) return 35;
+    return width <= 2048 ? 9 : 2;
+}
+
 // ----------------------------------------------------------------------------------------- forward
 
-// What is there of t = out(y), s = a skip + t, z = next(s), s kept.
+// The flags say which parts of t = out(y), s = a skip + t, z = next(s), s kept are there.
 static void check_forward(int64_t n, int width, int skip, int out, int next, int keep, int bias,
                           double mean = 3) {
     char what[100];
@@ -132,10 +138,7 @@ GPU_TEST(cuda_add_norm) {
 GPU_TEST(cuda_norm_widths) {
     const int widths[] = {32, 64, 128, 256, 448, 768, 1024, 1536, 2048, 4096, 8192, 8448, 16384};
     for (int i = 0; i < 13; i++)
-        check_forward(widths[i] <= 128    ? 35
-                      : widths[i] <= 2048 ? 9
-                                          : 2,
-                      widths[i], 0, 0, 1, 0, i % 2);
+        check_forward(rows_for(widths[i]), widths[i], 0, 0, 1, 0, i % 2);
 }
 
 static void check_groups(int64_t n, int groups, int width, int own, int bias, double deviation,
@@ -279,8 +282,6 @@ GPU_TEST(cuda_norm_backward_chunks) {
 GPU_TEST(cuda_norm_backward_widths) {
     const int widths[] = {32, 64, 128, 256, 448, 768, 1024, 1536, 2048, 4096, 8192, 8448};
     for (int i = 0; i < 12; i++)
-        check_backward({widths[i] <= 128    ? 35
-                        : widths[i] <= 2048 ? 9
-                                            : 2,
-                        1, widths[i], 0, widths[i] < 8000 && i % 2, 1, 0, 0, 0, 0});
+        check_backward({rows_for(widths[i]), 1, widths[i], 0, widths[i] < 8000 && i % 2, 1, 0, 0, 0,
+                        0});
 }

@@ -37,9 +37,8 @@ static void make_part(Part *part, const QkvCase &k, int p) {
     int stats = n * (full ? 1 : heads);
     int width = full ? heads * size : size, gains = k.unit ? heads * size : width;
     part->heads = heads, part->size = size, part->width = width, part->on = k.on >> p & 1,
-    part->turns = !k.rope || p == 2 ? 0
-                  : k.R             ? k.R
-                                    : k.HS;
+    part->turns = k.R ? k.R : k.HS;
+    if (!k.rope || p == 2) part->turns = 0;
     part->w = random_values(gains, 70 + p, 0.3, 1.2), part->dw = random_values(gains, 73 + p),
     part->b.clear(), part->db.clear();
     if (k.bias)

@@ -24,7 +24,7 @@ static bool close_to(double got, double want) { return fabs(got - want) <= BOUND
 
 // ----------------------------------------------------------------------------------------- a layer
 
-// What one forward leaves, and its share of the sums.
+// The arrays of one forward, and its share of the sums.
 struct Layer {
     LayerTensors t;
     std::vector<void *> device;

@@ -195,7 +195,7 @@ static void test_derivations(void) {
     free(ps);
 }
 
-// What structure promises: options differ, and none of plain words is the beginning of another.
+// The promises of the grammar: options differ, and none of plain words is the beginning of another.
 static void test_options(void) {
     EXPECT(STORY_GRAMMAR.count <= RULES_MAX, "%d rules, raise RULES_MAX", STORY_GRAMMAR.count);
     for (int r = 0; r < STORY_GRAMMAR.count; r++) {
@@ -253,9 +253,9 @@ static size_t longest(int rule, size_t *memo) {
                 Slot s = read_slot(p);
                 n += longest_slot(&s, memo);
                 p += s.bytes - 1;
-            } else
-                n += tolower((unsigned char)*p) == 'a' && p[1] == ' ' ? 2
-                                                                      : 1;  // "a " may become "an "
+            } else {  // "a " may become "an "
+                n += tolower((unsigned char)*p) == 'a' && p[1] == ' ' ? 2 : 1;
+            }
         }
         if (n > memo[rule]) memo[rule] = n;
     }

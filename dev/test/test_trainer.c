@@ -182,10 +182,8 @@ void test_logger(void) {
     for (int step = 1; step <= 4; step++) {
         log_begin(&log);
         log_int(&log, "step", step);
-        log_real(&log, step == 2 ? "val_loss" : "loss",
-                 step == 3   ? NAN
-                 : step == 4 ? INFINITY
-                             : 0.1 * step);
+        double loss = step == 4 ? INFINITY : 0.1 * step;
+        log_real(&log, step == 2 ? "val_loss" : "loss", step == 3 ? NAN : loss);
         log_text(&log, "text", "a \"quote\", a \\ and a \n line");
         log_end(&log);
     }
@@ -263,19 +261,19 @@ void test_spikes(void) {
 #define MODEL " --layers 2 --width 32 --heads 2 --ffn 48 --seq 32 --batch 4 --sample 0 "
 #define SHAPE MODEL "--warmup 4 --val-tokens 256 --val-every 5 "
 #define TINY SHAPE "--steps 12 "
-#define EXPERTS                                                                             \
-    SHAPE "--experts 4 --experts-per-token 2 --shared-experts 1 --dense-layers 1 --router " \
-          "sigmoid --balance-rate 0.01 --kv-rank 8 --rope-size 4 "
+#define EXPERTS SHAPE "--experts 4 --experts-per-token 2 --shared-experts 1 --dense-layers 1 " \
+    "--router sigmoid --balance-rate 0.01 --kv-rank 8 --rope-size 4 "
 // The trainer with a fault on purpose; gradient norms of its small model vary little from step 60
 // on.
 #define FAULTY "build/faulty "
 #define SPIKY MODEL "--warmup 4 --val-tokens 256 --val-every 0 --steps 100 --save-every 80 "
 // A run of many steps in DIR/NAME that gets a signal once its log has three lines; the arguments
 // are DIR, NAME, DIR, NAME.
-#define LONG_RUN(signal)                                                                          \
-    PROGRAM SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/%s & p=$!; "        \
-                  "for i in $(seq 400); do sleep 0.1; [ $(cat %s/%s/log.jsonl 2> /dev/null | wc " \
-                  "-l) -lt 3 ] || break; done; kill -" signal " $p; wait $p"
+#define LONG_RUN(signal) \
+    PROGRAM SHAPE "--steps 100000 --schedule-steps 12 --save-every 0 --out %s/%s & p=$!; " \
+    "for i in $(seq 400); do sleep 0.1; " \
+    "[ $(cat %s/%s/log.jsonl 2> /dev/null | wc -l) -lt 3 ] || break; done; " \
+    "kill -" signal " $p; wait $p"
 
 // Runs a command, keeps what it printed on both streams; returns its exit status, 128 + n for
 // signal n.
@@ -514,7 +512,7 @@ void test_run(void) {
     check_format(line, sizeof line, " --out %s/k", dir);
     expect_refused(line, "nothing was overwritten");
 
-    // What a finished run allows and refuses.
+    // A finished run allows some commands and refuses others.
     check_format(line, sizeof line, " --out %s/a", dir);
     expect_refused(line, "already holds a run; nothing was overwritten");
     check_format(line, sizeof line, " --out %s/a/step_00000012 --resume auto", dir);
@@ -560,18 +558,16 @@ void test_run(void) {
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "ends at step 14, not 12"),
            "another end of the schedule is said: %s", output);
 
-    // What stays of six checkpoints: the newest two, and those of every fourth step.
+    // Checkpoints that stay of six: the newest two, and those of every fourth step.
     check_format(line, sizeof line,
                  TINY "--save-every 2 --keep-last 2 --keep-every 4 --out %s/kept", dir);
     EXPECT(run(PROGRAM, line) == 0 && !strcmp(whole, run_hash_of(again)),
            "a run that keeps few checkpoints: %s", output);
     check_format(line, sizeof line, "ls -A %s/kept | tr '\\n' ' '", dir);
-    EXPECT(
-        run(line, "") == 0 &&
-            !strcmp(
-                output,
-                "config.json log.jsonl step_00000004 step_00000008 step_00000010 step_00000012 "),
-        "found %s", output);
+    EXPECT(run(line, "") == 0 &&
+               !strcmp(output, "config.json log.jsonl step_00000004 step_00000008 "
+                               "step_00000010 step_00000012 "),
+           "found %s", output);
 
     // A spike: said, logged with its samples, skipped only on demand. The windows are part of a
     // checkpoint.
@@ -579,11 +575,11 @@ void test_run(void) {
     EXPECT(run(line, "") == 0 && strstr(output, "step 90: a spike of the gradient norm") &&
                strstr(output, "samples 356 to 359; the update was applied"),
            "a spike: %s", output);
-    check_format(
-        line, sizeof line,
-        "grep -q '\"step\": 90, .*\"event\": \"a spike.*\"first_sample\": 356, \"samples\": 4, "
-        "\"loss_z\": .*\"grad_norm_z\"' %s/s1/log.jsonl && ! grep -q skipped %s/s1/log.jsonl",
-        dir, dir);
+    check_format(line, sizeof line,
+                 "grep -q '\"step\": 90, .*\"event\": \"a spike.*\"first_sample\": 356, "
+                 "\"samples\": 4, \"loss_z\": .*\"grad_norm_z\"' %s/s1/log.jsonl "
+                 "&& ! grep -q skipped %s/s1/log.jsonl",
+                 dir, dir);
     EXPECT(run(line, "") == 0, "the log says so");
     check_format(line, sizeof line, "FAULT='spike 90 0' " FAULTY SPIKY "--skip-spikes --out %s/s2",
                  dir);
@@ -623,12 +619,11 @@ void test_run(void) {
                  "FAULT='moment 8 0' " FAULTY MODEL
                  "--warmup 4 --val-every 0 --val-tokens 256 --steps 20 --save-every 5 --out %s/nm",
                  dir);
-    EXPECT(
-        run(line, "") == 3 &&
-            strstr(output,
-                   "were not saved: the run diverged at step 10; its last finite weights are in") &&
-            strstr(output, "nm/step_00000005\n"),
-        "an infinite moment: %s", output);
+    EXPECT(run(line, "") == 3 &&
+               strstr(output, "were not saved: the run diverged at step 10; "
+                              "its last finite weights are in") &&
+               strstr(output, "nm/step_00000005\n"),
+           "an infinite moment: %s", output);
     check_format(line, sizeof line, "ls -A %s/nm | grep step | tr '\\n' ' '", dir);
     EXPECT(run(line, "") == 0 && !strcmp(output, "step_00000005 "), "found %s", output);
     check_format(line, sizeof line,
@@ -688,11 +683,11 @@ void test_run(void) {
     check_format(line, sizeof line, EXPERTS "--steps 9 --out %s/x", dir);
     EXPECT(run(PROGRAM, line) == 0, "a run with experts: %s", output);
     run_hash_of(other);
-    check_format(
-        path, sizeof path,
-        "grep -q '\"router_loss\": 0.0' %s/x/log.jsonl && grep -q '\"router_max_load\": .null, "
-        "[1-9].*\"router_load\": {\"1\": .[0-9.]*, [0-9.]*, [0-9.]*, [0-9.]*.' %s/x/log.jsonl",
-        dir, dir);
+    check_format(path, sizeof path,
+                 "grep -q '\"router_loss\": 0.0' %s/x/log.jsonl && "
+                 "grep -q '\"router_max_load\": .null, [1-9].*\"router_load\": {\"1\": "
+                 ".[0-9.]*, [0-9.]*, [0-9.]*, [0-9.]*.' %s/x/log.jsonl",
+                 dir, dir);
     EXPECT(run(path, "") == 0, "the log has the router's losses and loads");
     check_format(line, sizeof line, EXPERTS "--steps 9 --recompute --out %s/x1", dir);
     EXPECT(run("OMP_NUM_THREADS=1 " PROGRAM, line) == 0 && !strcmp(other, run_hash_of(again)),
@@ -802,10 +797,10 @@ void test_run_tokens(void) {
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, shape), "the vocabulary is the data's: %s",
            output);
     EXPECT(strstr(output, "\n\ning theing theing the\n"), "the prompt is continued: %s", output);
-    check_format(
-        line, sizeof line,
-        MODEL "--steps 3 --warmup 0 --data %s/data --tokenizer %s/data/tokenizer.bin --out %s/told",
-        dir, dir, dir);
+    check_format(line, sizeof line,
+                 MODEL "--steps 3 --warmup 0 --data %s/data --tokenizer %s/data/tokenizer.bin "
+                       "--out %s/told",
+                 dir, dir, dir);
     EXPECT(run(PROGRAM, line) == 0, "a tokenizer by name: %s", output);
     check_format(line, sizeof line, "mv %s/data %s/elsewhere", dir, dir);
     run(line, "");
@@ -910,7 +905,7 @@ void test_micro_batch(void) {
            && strstr(output, "micro-batches of "), "none: %s", output);
     EXPECT(shell(LIMITED "--show | tail -n 1%s%s", "", "") == 0 && strstr(output, "  CPU: 0.")
            && strstr(output, "what fits: --micro-batch 512\n"), "--show: %s", output);
-    // Where everything fits it is the batch.
+    // It is the batch if everything fits.
     EXPECT(shell(PROGRAM TINY "--out %s/e && grep '\"micro_batch\": \"4\"' %s/e/config.json", dir,
            dir) == 0 && !strstr(output, "micro-batches of"), "a small run: %s", output);
 }
@@ -974,7 +969,7 @@ void test_command(void) {
     EXPECT(shell(PROGRAM " --config %s/a/config.json --from %s/a --eval", dir, dir) == 1
            && strstr(output, "--config begins a run"), "--config and --from: %s", output);
 
-    // What is in the run's config.json is what the run wrote, to the byte.
+    // The run's config.json holds what the run wrote, to the byte.
     static const char *const edits[][2] = {{"s/\"steps\": \"14\"/\"steps\": \"15\"/",
         "edited or damaged"}, {"s/\"save_every\": \"500\"/\"save_every\": \"501\"/",
         "give its flag on the command line"},

@@ -1,5 +1,6 @@
-// words.c: how many words of a text are words of the built-in corpus? build/words PERCENT < text
-// fails below PERCENT
+// words.c: how many words of a text are words of the built-in corpus?
+//
+//   build/words PERCENT < text    fails below PERCENT
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -2,13 +2,13 @@
 // what the machine can do at most (llmc/peak.h). Built once per precision, with train_gpt.c inside,
 // whose layers are static.
 //
-//   build/bench-fp32                                        tables on stdout: products of three
-//                                                           models, layers of --model gpt2-124M
-//                                                           --batch 4 --seq 64
-//   build/bench-fp32 [--mode NAME] [flags of ./train_gpt] the layers of another model alone, under
-//   PRE or another placement
-//   build/bench-fp32 --serve [the same] a JSON line about the model, and for every line of stdin
-//   one about a training step, or about the peak
+//   build/bench-fp32
+//       tables on stdout: products of three models, layers of --model gpt2-124M --batch 4 --seq 64
+//   build/bench-fp32 [--mode NAME] [flags of ./train_gpt]
+//       the layers of another model alone, under PRE or another placement
+//   build/bench-fp32 --serve [the same]
+//       a JSON line about the model, and for every line of stdin one about a training step, or
+//       about the peak
 //
 // Tokens are random, and the same in every step. The time of a product or layer is the best of as
 // many runs as fit into SECONDS, three at least after one that does not count. A run of a layer is
@@ -205,10 +205,17 @@ static double norms(const Block *b, bool backward) {
         else slot_forward(norm, b->a.to, b->a.from); \
         if (norm.site.on) width += norm.site.groups * norm.site.width; }
     SLOT(attn_in, x, ai, ai)
-    SLOT(q, q, qn, qn) SLOT(k, k, kn, kn) SLOT(v, v, vn, vn) SLOT(ctx, c, cn, cn)
-        SLOT(attn_out, ay, ao, mid) SLOT(attn_post, as, mid, mid) SLOT(ffn_in, mid, fi, fi)
-            SLOT(hidden, gu, gun, gun) SLOT(ffn_out, fy, fo, mid)
-                SLOT(ffn_post, fs, x, x) return width;
+    SLOT(q, q, qn, qn)
+    SLOT(k, k, kn, kn)
+    SLOT(v, v, vn, vn)
+    SLOT(ctx, c, cn, cn)
+    SLOT(attn_out, ay, ao, mid)
+    SLOT(attn_post, as, mid, mid)
+    SLOT(ffn_in, mid, fi, fi)
+    SLOT(hidden, gu, gun, gun)
+    SLOT(ffn_out, fy, fo, mid)
+    SLOT(ffn_post, fs, x, x)
+    return width;
 }
 
 // FLOP, and values that are read or written once; gradients of weights as a first micro-step's,

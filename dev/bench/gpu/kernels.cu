@@ -3,8 +3,9 @@
 // 512, 8 a token), its products beside their plain twin, one product of the library for each
 // expert.
 //
-//   make build/cuda-bench/kernels && build/cuda-bench/kernels [tiny] [SECTION] one JSON line a
-//   layer; report.py makes the table; tiny: shapes for the emulator
+//   make build/cuda-bench/kernels && build/cuda-bench/kernels [tiny] [SECTION]
+//
+// It prints one JSON line a layer; report.py makes the table. `tiny` takes shapes for the emulator.
 //
 // A SECTION (SECTIONS below, or experts) is timed by itself, so that a fault in one does not cost
 // the others.
@@ -13,7 +14,7 @@
 // every output written once; report.py makes a floor of them.
 //
 // A time is the median of SAMPLES, each over RUNS launches in a row between two events. Inputs are
-// random: products of zeros run faster than real ones. What is read is far larger than the caches,
+// random: products of zeros run faster than real ones. Inputs are far larger than the caches,
 // except for norms' gains and RoPE's angles. Fills and copies go to the stream of the launches: it
 // waits for no other.
 #include "../../../llmc/adamw.cuh"
@@ -466,7 +467,9 @@ static void time_experts(Bench *b) {
     cudaCheck(cudaFree(b->gpu.scratch));
 }
 
-static const struct { const char *name; void (*time)(Bench *);
+static const struct {
+    const char *name;
+    void (*time)(Bench *);
 } SECTIONS[] = {{"linears", time_linears}, {"attention", time_attention},   {"norms", time_norms},
                 {"qkv", time_qkv},         {"activation", time_activation}, {"ends", time_ends},
                 {"update", time_update}};
