@@ -1,6 +1,8 @@
-// gpu_main.cu: runs the tests of CUDA code that are linked with it. ./test_gpt-fp32 [words]: only
-// those whose name contains one of the words, or is NAME where the word is =NAME. ./test_gpt-fp32
-// --list: their names.
+// gpu_main.cu: runs the tests of CUDA code that are linked with it.
+//
+//   ./test_gpt-fp32 [words]    only those whose name contains one of the words, or is NAME where
+//                              the word is =NAME
+//   ./test_gpt-fp32 --list     their names
 #include "gpu_test.cuh"
 #include <stdarg.h>
 
