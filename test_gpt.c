@@ -1,8 +1,10 @@
-// test_gpt.c: the proof that the judge is right, and the list of all other tests. No GPU, no network, no Python.
+// test_gpt.c: the proof that the judge is right, and the list of all other tests. No GPU, no
+// network, no Python.
 //
 //   link 1  dev/test/test_equations.c: each mode's equations, spelled out = the judge's forward
 //   link 2  finite differences of the judge's forward = the judge's backward
-//   link 3  dev/test/test_oracle.c: PyTorch's autograd and AdamW (dev/oracle) = the judge's gradients and steps
+//   link 3  dev/test/test_oracle.c: PyTorch's autograd and AdamW (dev/oracle) = the judge's
+//           gradients and steps
 //   link 4  the judge as users run it (float, packed product, threads) = the judge in double
 //
 // ./test_gpt [words]: only the tests whose name contains one of the words.
@@ -17,28 +19,37 @@
 #include "dev/test/model.h"
 #include "llmc/exp.h"
 
-// ------------------------------------------------------------------------------------------------------------------ models and weights
+// ------------------------------------------------------------------------------ models and weights
 
 typedef struct { Model m; char name[64]; int B; } Case;
 
 enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILY_OLMOE, FAMILY_DEEPSEEK, FAMILIES };
 static const char *const FAMILY_NAMES[] = {"gpt2", "llama", "olmoe", "deepseek"};
 
-// A small model with odd sizes: V padded, groups of queries in the Llama-like one. L = 4: the default ratio of MIX_LN gives it one POST layer.
+// A small model with odd sizes: V padded, groups of queries in the Llama-like one. L = 4: the
+// default ratio of MIX_LN gives it one POST layer.
 static Case make_case(int mode, int family, int sdd) {
     Case c = {.B = 2};
     int gpt2 = family == FAMILY_GPT2;
-    c.m = (Model){.mode = &MODES[mode], .sdd = &SDDS[sdd], .L = 4, .C = 24, .NH = 4, .KV = gpt2 ? 4 : 2, .HS = 6, .F = 20, .V = 13, .Vp = 16, .T = 9,
-                  .layernorm = gpt2, .bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit, .rope = !gpt2, .swiglu = !gpt2, .tied = gpt2, .fin = MODES[mode].fin,
+    c.m = (Model){.mode = &MODES[mode], .sdd = &SDDS[sdd], .L = 4, .C = 24, .NH = 4,
+                  .KV = gpt2 ? 4 : 2, .HS = 6, .F = 20, .V = 13, .Vp = 16, .T = 9,
+                  .layernorm = gpt2, .bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit,
+                  .rope = !gpt2, .swiglu = !gpt2, .tied = gpt2, .fin = MODES[mode].fin,
                   .theta = 10000, .eps = 1e-5, .emb_scale = 1, .mix_ratio = 0.25};
     if (MODES[mode].unit) c.m.KV = c.m.NH;
-    if (family == FAMILY_OLMOE)                                              // softmax without renormalization, losses over the micro-batch
-        c.m.moe = (Moe){.E = 5, .K = 2, .router = ROUTER_SOFTMAX, .losses = LOSSES_MEAN, .scale = 1, .balance = 0.2, .z = 0.1};
-    if (family == FAMILY_DEEPSEEK) {                                         // latent attention; layer 0 dense, shared experts, sigmoids, selection bias, loss over sequences
+    if (family == FAMILY_OLMOE)  // softmax without renormalization, losses over the micro-batch
+        c.m.moe = (Moe){.E = 5, .K = 2, .router = ROUTER_SOFTMAX, .losses = LOSSES_MEAN, .scale = 1,
+                        .balance = 0.2, .z = 0.1};
+    // latent attention; layer 0 dense, shared experts, sigmoids, selection bias, loss over
+    // sequences
+    if (family == FAMILY_DEEPSEEK) {
         c.m.kv_rank = 10, c.m.rope_size = 4, c.m.KV = c.m.NH;
-        c.m.moe = (Moe){.E = 6, .K = 3, .dense = 1, .dense_F = 28, .shared_F = 24, .router = ROUTER_SIGMOID, .losses = LOSSES_SUM, .scale = 1.5, .sequence = 0.2, .bias_rate = 0.01};
+        c.m.moe = (Moe){.E = 6, .K = 3, .dense = 1, .dense_F = 28, .shared_F = 24,
+                        .router = ROUTER_SIGMOID, .losses = LOSSES_SUM, .scale = 1.5,
+                        .sequence = 0.2, .bias_rate = 0.01};
     }
-    snprintf(c.name, sizeof c.name, "%s %s%s%s", MODES[mode].name, FAMILY_NAMES[family], MODES[mode].sdd ? " " : "", MODES[mode].sdd ? SDDS[sdd].name : "");
+    snprintf(c.name, sizeof c.name, "%s %s%s%s", MODES[mode].name, FAMILY_NAMES[family],
+             MODES[mode].sdd ? " " : "", MODES[mode].sdd ? SDDS[sdd].name : "");
     return c;
 }
 
@@ -47,15 +58,22 @@ static int all_cases(Case *cases) {
     int count = 0;
     for (int mode = 0; mode < MODE_COUNT; mode++)
         for (int family = 0; MODES[mode].selectable && family < FAMILIES; family++)
-            for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) cases[count++] = make_case(mode, family, sdd);
+            for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++)
+                cases[count++] = make_case(mode, family, sdd);
     return count;
 }
 enum { MAX_CASES = 2 * FAMILIES * MODE_COUNT };
 
-// ------------------------------------------------------------------------------------------------------------------ link 2: finite differences
+// ---------------------------------------------------------------------- link 2: finite differences
 
 enum { MAX_TOKENS = 2 * (ATTN_BLOCK + 36) };
-typedef struct { Gpt *g; const Layout *layout; double *direction; int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS]; int B, T; } Probe;
+typedef struct {
+    Gpt *g;
+    const Layout *layout;
+    double *direction;
+    int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
+    int B, T;
+} Probe;
 
 static double probe_loss(Probe *p) {
     judge_fp64.forward(p->g, p->inputs, p->targets, p->B, p->T);
@@ -71,7 +89,8 @@ static void probe_move(Probe *p, int from, int to, double step) {
     }
 }
 
-// Derivative of the loss along the direction restricted to entries from..to: six-point central difference, error O(h^6).
+// Derivative of the loss along the direction restricted to entries from..to: six-point central
+// difference, error O(h^6).
 static double probe_derivative(Probe *p, int from, int to, double h) {
     static const double weight[3] = {45.0 / 60, -9.0 / 60, 1.0 / 60};
     double sum = 0, at = 0;
@@ -85,7 +104,8 @@ static double probe_derivative(Probe *p, int from, int to, double h) {
     return sum / h;
 }
 
-// |<g, v> - fd| <= 1e-6 max(|g|, 1e-6 |all g|) for a random unit direction v in each tensor, and through all of them at once.
+// |<g, v> - fd| <= 1e-6 max(|g|, 1e-6 |all g|) for a random unit direction v in each tensor, and
+// through all of them at once.
 static void gradients_of(const Case *c) {
     Probe p = {.B = c->B, .T = c->m.T};
     Layout layout = layout_make(&c->m);
@@ -96,7 +116,8 @@ static void gradients_of(const Case *c) {
     fill_tokens(p.inputs, p.targets, c->B * c->m.T, c->m.V, 2);
     probe_loss(&p);
     judge_fp64.backward(p.g, 1.0 / (c->B * c->m.T), 0);
-    TensorStats *stats = check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
+    TensorStats *stats =
+        check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
     judge_fp64.stats(p.g, NULL, NULL, stats);
     double all = grads_norm(&judge_fp64, p.g, &layout), through = 0, worst = 0;
     const char *worst_name = "";
@@ -114,21 +135,32 @@ static void gradients_of(const Case *c) {
             p.direction[e->offset + i] /= sqrt(length);
             dot += p.direction[e->offset + i] * grad[i];
         }
-        EXPECT(fabs(norm - sqrt(square)) <= 1e-12 * norm, "%s, %s: the gradient's norm is %.15g, expected %.15g", c->name, e->name, norm, sqrt(square));
+        EXPECT(fabs(norm - sqrt(square)) <= 1e-12 * norm,
+               "%s, %s: the gradient's norm is %.15g, expected %.15g", c->name, e->name, norm,
+               sqrt(square));
         through += dot;
-        double fd = probe_derivative(&p, k, k + 1, 4e-3), error = fabs(dot - fd) / fmax(norm, 1e-6 * all);
-        for (double h = 2e-4; error > 1e-6 && h > 5e-7; h /= 20) {               // a norm of a nearly zero vector bends on a smaller scale; a router's choice jumps
+        double fd = probe_derivative(&p, k, k + 1, 4e-3);
+        double error = fabs(dot - fd) / fmax(norm, 1e-6 * all);
+        // a norm of a nearly zero vector bends on a smaller scale; a router's choice jumps
+        for (double h = 2e-4; error > 1e-6 && h > 5e-7; h /= 20) {
             fd = probe_derivative(&p, k, k + 1, h);
             error = fabs(dot - fd) / fmax(norm, 1e-6 * all);
         }
         if (error > worst || isnan(error)) { worst = error; worst_name = e->name; }
-        EXPECT(error <= 1e-6, "%s, %s: gradient %.12g along the direction, finite difference %.12g (norm %.3g of %.3g)", c->name, e->name, dot, fd, norm, all);
+        EXPECT(error <= 1e-6,
+               "%s, %s: gradient %.12g along the direction, finite difference %.12g (norm %.3g of "
+               "%.3g)",
+               c->name, e->name, dot, fd, norm, all);
     }
-    for (int k = 0; k < layout.count; k++)
-        for (int64_t i = 0; i < layout.entries[k].size && layout.entries[k].row.lr == LR_BALANCE; i++) p.direction[layout.entries[k].offset + i] = 0;
+    for (int k = 0; k < layout.count; k++) {
+        const Entry *e = &layout.entries[k];
+        for (int64_t i = 0; i < e->size && e->row.lr == LR_BALANCE; i++)
+            p.direction[e->offset + i] = 0;
+    }
     double fd = probe_derivative(&p, 0, layout.count, 1e-3);
     if (fabs(through - fd) > 1e-6 * all) fd = probe_derivative(&p, 0, layout.count, 1e-5);
-    EXPECT(fabs(through - fd) <= 1e-6 * all, "%s, all tensors: %.12g, finite difference %.12g", c->name, through, fd);
+    EXPECT(fabs(through - fd) <= 1e-6 * all, "%s, all tensors: %.12g, finite difference %.12g",
+           c->name, through, fd);
     if (getenv("VERBOSE")) printf("    %-24s worst %.1e at %s\n", c->name, worst, worst_name);
     free(stats);
     free(p.direction);
@@ -136,7 +168,8 @@ static void gradients_of(const Case *c) {
     layout_free(&layout);
 }
 
-// Returns how many there were; 0 leaves them. On one thread models this small are faster: waking another takes longer than its share.
+// Returns how many there were; 0 leaves them. On one thread models this small are faster: waking
+// another takes longer than its share.
 static int set_threads(int n) {
 #ifdef _OPENMP
     int was = omp_get_max_threads();
@@ -152,11 +185,12 @@ static void test_finite_differences(void) {
     Case cases[MAX_CASES];
     int count = all_cases(cases);
     for (int i = 0; i < count; i++) gradients_of(&cases[i]);
-    Case odd = make_case(MODE_SPAN, FAMILY_LLAMA, 0);                       // switches no mode turns: positions, scale, tying, final norm, one layer
+    // switches no mode turns: positions, scale, tying, final norm, one layer
+    Case odd = make_case(MODE_SPAN, FAMILY_LLAMA, 0);
     odd.m.rope = 0; odd.m.tied = 1; odd.m.fin = 1; odd.m.emb_scale = 3; odd.m.L = 1;
     snprintf(odd.name, sizeof odd.name, "SPAN mixed flags");
     gradients_of(&odd);
-    for (int family = 0; family < FAMILIES; family++) {                       // more than one block of queries and keys
+    for (int family = 0; family < FAMILIES; family++) {  // more than one block of queries and keys
         odd = make_case(family ? MODE_HYBRID : MODE_SPAN, family, 0);
         odd.m.L = 1;
         odd.m.T = ATTN_BLOCK + 36;
@@ -170,14 +204,17 @@ static void test_finite_differences(void) {
     set_threads(threads);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ link 4: as users run it
+// ------------------------------------------------------------------------- link 4: as users run it
 
-// Normalized error per tensor: |a - b|^2 / |b|^2. One bound for float everywhere: rounding (6e-8 relative, squared 4e-15) grows to at most
-// 1e-9 through four layers and a dozen norms at these sizes, worst in a small gradient; an error in one constant shows as 1e-4 or more.
+// Normalized error per tensor: |a - b|^2 / |b|^2. One bound for float everywhere: rounding (6e-8
+// relative, squared 4e-15) grows to at most 1e-9 through four layers and a dozen norms at these
+// sizes, worst in a small gradient; an error in one constant shows as 1e-4 or more.
 static const double NMSE_FLOAT = 1e-8;
 
-// With bf16 products each input of each product is rounded by 2^-9 at most: 1.3e-6 in the mean, squared. In these models, of large weights and few values, gradients are off by 3e-4 in
-// the median, one tensor in a hundred by more than 4e-2, the worst by 0.18; half of a gradient missing shows as 0.25. The products are tested in test_gemm.c, to the last bits.
+// With bf16 products each input of each product is rounded by 2^-9 at most: 1.3e-6 in the mean,
+// squared. In these models, of large weights and few values, gradients are off by 3e-4 in the
+// median, one tensor in a hundred by more than 4e-2, the worst by 0.18; half of a gradient missing
+// shows as 0.25. The products are tested in test_gemm.c, to the last bits.
 static const double NMSE_BF16 = 0.25;
 
 static void in_single_precision(const Trainer *t, double bound, double loss_bound) {
@@ -189,30 +226,38 @@ static void in_single_precision(const Trainer *t, double bound, double loss_boun
     count++;
     for (int i = 0; i < count; i++) {
         Case *c = &cases[i];
-        if (t == &judge_bf16) c->m.moe.K = c->m.moe.E;                            // rounding must not choose other experts
+        if (t == &judge_bf16) c->m.moe.K = c->m.moe.E;  // rounding must not choose other experts
         Layout layout = layout_make(&c->m);
         int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
         fill_tokens(inputs, targets, c->B * c->m.T, c->m.V, 4);
-        Gpt *a = t->create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01}), *b = judge_fp64.create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01});
+        Gpt *a = t->create(&c->m, &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01});
+        Gpt *b = judge_fp64.create(&c->m,
+                                   &(Setup){.B = c->B, .T = c->m.T, .training = 1, .z_loss = 0.01});
         fill_weights(t, a, &layout, 5, 4);
         fill_weights(&judge_fp64, b, &layout, 5, 4);
         t->forward(a, inputs, targets, c->B, c->m.T);
         judge_fp64.forward(b, inputs, targets, c->B, c->m.T);
         Loss la = t->loss(a), lb = judge_fp64.loss(b);
-        EXPECT(fabs(la.ce - lb.ce) < loss_bound * lb.ce && fabs(la.z - lb.z) < loss_bound * lb.z && fabs(la.router - lb.router) <= loss_bound * lb.router, "%s: loss %.9g in %s, %.9g in double", c->name, la.ce, t->precision, lb.ce);
+        EXPECT(fabs(la.ce - lb.ce) < loss_bound * lb.ce && fabs(la.z - lb.z) < loss_bound * lb.z &&
+                   fabs(la.router - lb.router) <= loss_bound * lb.router,
+               "%s: loss %.9g in %s, %.9g in double", c->name, la.ce, t->precision, lb.ce);
         t->backward(a, 1.0 / (c->B * c->m.T), 0);
         judge_fp64.backward(b, 1.0 / (c->B * c->m.T), 0);
         double all = grads_norm(&judge_fp64, b, &layout);
         for (int k = 0; k < layout.count; k++) {
-            double error = entry_nmse(t, a, &judge_fp64, b, GRADS, &layout.entries[k], (t == &judge_bf16 ? 1e-4 : 1e-6) * all * all);
-            EXPECT(error < bound, "%s, %s: gradient in %s is off by nmse %.2g", c->name, layout.entries[k].name, t->precision, error);
+            double error = entry_nmse(t, a, &judge_fp64, b, GRADS, &layout.entries[k],
+                                      (t == &judge_bf16 ? 1e-4 : 1e-6) * all * all);
+            EXPECT(error < bound, "%s, %s: gradient in %s is off by nmse %.2g", c->name,
+                   layout.entries[k].name, t->precision, error);
         }
-        AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-4, .clip = 0.5 * all, .gain_target = 1, .step = 1};
+        AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9,
+                      .beta2 = 0.95, .eps = 1e-4, .clip = 0.5 * all, .gain_target = 1, .step = 1};
         t->update(a, &step);
         judge_fp64.update(b, &step);
         for (int k = 0; k < layout.count; k++) {
             double error = entry_nmse(t, a, &judge_fp64, b, WEIGHTS, &layout.entries[k], 0);
-            EXPECT(error < bound, "%s, %s: updated weights in %s are off by nmse %.2g", c->name, layout.entries[k].name, t->precision, error);
+            EXPECT(error < bound, "%s, %s: updated weights in %s are off by nmse %.2g", c->name,
+                   layout.entries[k].name, t->precision, error);
         }
         t->destroy(a);
         judge_fp64.destroy(b);
@@ -242,10 +287,16 @@ static void test_adamw(void) {
     Layout layout = layout_make(&c.m);
     Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = 1, .T = c.m.T, .training = 1});
     fill_weights(&judge_fp64, g, &layout, 20, 4);
-    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .gain_target = 1};
-    double *w = check_alloc((size_t)layout.total * sizeof *w, "weights"), *m = check_alloc((size_t)layout.total * sizeof *m, "m"), *v = check_alloc((size_t)layout.total * sizeof *v, "v");
-    for (int k = 0; k < layout.count; k++) memcpy(w + layout.entries[k].offset, judge_fp64.tensor(g, WEIGHTS, &layout.entries[k]), (size_t)layout.entries[k].size * sizeof *w);
-    TensorStats *stats = check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
+    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9,
+               .eps = 1e-3, .gain_target = 1};
+    double *w = check_alloc((size_t)layout.total * sizeof *w, "weights");
+    double *m = check_alloc((size_t)layout.total * sizeof *m, "m");
+    double *v = check_alloc((size_t)layout.total * sizeof *v, "v");
+    for (int k = 0; k < layout.count; k++)
+        memcpy(w + layout.entries[k].offset, judge_fp64.tensor(g, WEIGHTS, &layout.entries[k]),
+               (size_t)layout.entries[k].size * sizeof *w);
+    TensorStats *stats =
+        check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
     for (o.step = 1; o.step <= 3; o.step++) {
         double worst = 0, scale = o.step < 3 ? 0.5 : 1;
         fill_grads(g, &layout, (uint64_t)o.step);
@@ -254,8 +305,9 @@ static void test_adamw(void) {
         judge_fp64.stats(g, &o, NULL, stats);
         for (int k = 0; k < layout.count; k++) {
             const Entry *e = &layout.entries[k];
-            double squares[3] = {0};                                             // of gradient, weight before, and change
-            const double *grad = judge_fp64.tensor(g, GRADS, e), *now = judge_fp64.tensor(g, WEIGHTS, e);
+            double squares[3] = {0};  // of gradient, weight before, and change
+            const double *grad = judge_fp64.tensor(g, GRADS, e);
+            const double *now = judge_fp64.tensor(g, WEIGHTS, e);
             double toward = strstr(e->name, "norm.weight") ? 1 : 0;
             for (int64_t i = 0; i < e->size; i++) {
                 int64_t at = e->offset + i;
@@ -264,13 +316,17 @@ static void test_adamw(void) {
                 squares[0] += grad[i] * grad[i];
                 squares[1] += w[at] * w[at];
                 squares[2] += (w[at] - now[i]) * (w[at] - now[i]);
-                double mhat = m[at] / (1 - pow(0.8, (double)o.step)), vhat = v[at] / (1 - pow(0.9, (double)o.step));
-                w[at] -= o.lr[e->row.lr] * (mhat / (sqrt(vhat) + 1e-3) + o.decay[e->row.decay] * (w[at] - toward));
+                double mhat = m[at] / (1 - pow(0.8, (double)o.step));
+                double vhat = v[at] / (1 - pow(0.9, (double)o.step));
+                w[at] -= o.lr[e->row.lr] *
+                         (mhat / (sqrt(vhat) + 1e-3) + o.decay[e->row.decay] * (w[at] - toward));
                 worst = fmax(worst, fabs(w[at] - now[i]));
             }
             const double found[] = {stats[k].grad, stats[k].weight, stats[k].update};
             for (int i = 0; i < 3; i++)
-                EXPECT(fabs(found[i] - sqrt(squares[i])) <= 1e-11 * sqrt(squares[i]), "%s: norm %d is %.15g, expected %.15g", e->name, i, found[i], sqrt(squares[i]));
+                EXPECT(fabs(found[i] - sqrt(squares[i])) <= 1e-11 * sqrt(squares[i]),
+                       "%s: norm %d is %.15g, expected %.15g", e->name, i, found[i],
+                       sqrt(squares[i]));
         }
         EXPECT(worst < 1e-13, "step %d of AdamW is off by %g", (int)o.step, worst);
     }
@@ -323,7 +379,8 @@ static void test_refused_steps(void) {
     }
 }
 
-// A token whose embedding is NaN, in the middle of the first sequence: what is measured says so, whatever comes after.
+// A token whose embedding is NaN, in the middle of the first sequence: what is measured says so,
+// whatever comes after.
 static void test_diagnostics(void) {
     Case c = make_case(MODE_PRE, FAMILY_LLAMA, 0);
     Layout layout = layout_make(&c.m);
@@ -335,12 +392,15 @@ static void test_diagnostics(void) {
     judge_fp64.stats_begin(g);
     judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
     judge_fp64.stats(g, NULL, stats, NULL);
-    EXPECT(isfinite(stats[0].attn_logit_max) && isfinite(stats[0].residual_rms), "before: logit %g, residual %g", stats[0].attn_logit_max, stats[0].residual_rms);
+    EXPECT(isfinite(stats[0].attn_logit_max) && isfinite(stats[0].residual_rms),
+           "before: logit %g, residual %g", stats[0].attn_logit_max, stats[0].residual_rms);
     ((double *)judge_fp64.tensor(g, WEIGHTS, &layout.entries[PARAM_wte]))[c.m.C] = NAN;
     judge_fp64.stats_begin(g);
     judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
     judge_fp64.stats(g, NULL, stats, NULL);
-    EXPECT(isnan(stats[0].attn_logit_max) && isnan(stats[0].attn_ratio) && isnan(stats[0].residual_rms), "with NaN: logit %g, ratio %g, residual %g", stats[0].attn_logit_max,
+    EXPECT(isnan(stats[0].attn_logit_max) && isnan(stats[0].attn_ratio) &&
+               isnan(stats[0].residual_rms),
+           "with NaN: logit %g, ratio %g, residual %g", stats[0].attn_logit_max,
            stats[0].attn_ratio, stats[0].residual_rms);
     judge_fp64.destroy(g);
     layout_free(&layout);
@@ -353,13 +413,16 @@ static void test_exp(void) {
         worst = fmax(worst, fabs(exp_float(x) / exp((double)x) - 1));
     }
     EXPECT(worst < 2e-7, "exp is off by %g relative", worst);
-    EXPECT(exp_float(0) == 1 && exp_float(-1e30f) < 2e-38f && exp_float(-INFINITY) < 2e-38f && isfinite(exp_float(1e30f)), "exp at its limits");
+    EXPECT(exp_float(0) == 1 && exp_float(-1e30f) < 2e-38f && exp_float(-INFINITY) < 2e-38f &&
+               isfinite(exp_float(1e30f)),
+           "exp at its limits");
     EXPECT(isnan(exp_float(NAN)), "a NaN stays a NaN");
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the table of modes
+// ------------------------------------------------------------------------------ the table of modes
 
-// Two rows that compute the same function on the same weights would be one placement under two names.
+// Two rows that compute the same function on the same weights would be one placement under two
+// names.
 static void test_distinct(void) {
     double loss[MODE_COUNT][FAMILIES] = {{0}};
     int pairs = 0;
@@ -367,7 +430,7 @@ static void test_distinct(void) {
         for (int mode = 0; mode < MODE_COUNT; mode++) {
             if (!MODES[mode].selectable) continue;
             Case c = make_case(mode, family, 0);
-            c.m.bias = 0;                                                        // SDD has none: compare at equal models
+            c.m.bias = 0;  // SDD has none: compare at equal models
             Layout layout = layout_make(&c.m);
             int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
             fill_tokens(inputs, targets, c.B * c.m.T, c.m.V, 8);
@@ -383,7 +446,9 @@ static void test_distinct(void) {
             if (!MODES[a].selectable || !MODES[b].selectable) continue;
             pairs++;
             for (int family = 0; family < FAMILIES; family++)
-                EXPECT(fabs(loss[a][family] - loss[b][family]) > 1e-6, "%s and %s compute the same function (%s)", MODES[a].name, MODES[b].name, FAMILY_NAMES[family]);
+                EXPECT(fabs(loss[a][family] - loss[b][family]) > 1e-6,
+                       "%s and %s compute the same function (%s)", MODES[a].name, MODES[b].name,
+                       FAMILY_NAMES[family]);
         }
     EXPECT(pairs >= 28 * 27 / 2, "%d pairs of modes compared, expected those of 28 modes", pairs);
 }
@@ -392,38 +457,48 @@ static void test_distinct(void) {
 static void test_mode_rows(void) {
     for (int i = MODE_NONE + 1; i < MODE_COUNT; i++) {
         const Mode *r = &MODES[i];
-        EXPECT(r->attn.skip != NORMED || r->attn.in, "%s: attention takes its skip after a norm it does not have", r->name);
-        EXPECT(r->ffn.skip != NORMED || r->ffn.in, "%s: the ffn takes its skip after a norm it does not have", r->name);
-        EXPECT(r->attn.skip != BLOCK, "%s: attention's own input is the block's input: write OWN", r->name);
-        EXPECT(!r->sdd || !(r->q || r->k || r->v || r->ctx || r->attn.out || r->ffn.out), "%s: SDD fills these slots itself", r->name);
+        EXPECT(r->attn.skip != NORMED || r->attn.in,
+               "%s: attention takes its skip after a norm it does not have", r->name);
+        EXPECT(r->ffn.skip != NORMED || r->ffn.in,
+               "%s: the ffn takes its skip after a norm it does not have", r->name);
+        EXPECT(r->attn.skip != BLOCK, "%s: attention's own input is the block's input: write OWN",
+               r->name);
+        EXPECT(!r->sdd || !(r->q || r->k || r->v || r->ctx || r->attn.out || r->ffn.out),
+               "%s: SDD fills these slots itself", r->name);
         EXPECT(r->fin || r->ffn.post, "%s: an un-normed stream reaches the head", r->name);
-        EXPECT(!r->init || init_find(r->init) < INIT_COUNT, "%s: no initialization %s", r->name, r->init);
+        EXPECT(!r->init || init_find(r->init) < INIT_COUNT, "%s: no initialization %s", r->name,
+               r->init);
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ invariances
+// ------------------------------------------------------------------------------------- invariances
 
-// Recompute changes no bit; threads change no bit; two micro-steps of half the batch give the whole batch's gradient to rounding.
+// Recompute changes no bit; threads change no bit; two micro-steps of half the batch give the whole
+// batch's gradient to rounding.
 static void test_invariance(void) {
-    static const int modes[] = {MODE_SPAN, MODE_PRE, MODE_POST, MODE_HYBRID, MODE_SDD, MODE_OLMO2, MODE_EMBED_NORM, MODE_MIX_LN};
+    static const int modes[] = {MODE_SPAN, MODE_PRE,   MODE_POST,       MODE_HYBRID,
+                                MODE_SDD,  MODE_OLMO2, MODE_EMBED_NORM, MODE_MIX_LN};
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
         for (int family = 0; family < FAMILIES; family++) {
             Case c = make_case(modes[i], family, 0);
-            c.m.moe.balance = 0;                                                 // is of a micro-batch
+            c.m.moe.balance = 0;  // is of a micro-batch
             Layout layout = layout_make(&c.m);
             int n = c.B * c.m.T;
             int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
             fill_tokens(inputs, targets, n, c.m.V, 10);
-            enum { RUNS = 5 };                                                   // plain, recompute, cheap recompute, other threads, two micro-steps
-            static const int RECOMPUTES[RUNS] = {RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP, RECOMPUTE_OFF, RECOMPUTE_OFF};
+            enum { RUNS = 5 };  // plain, recompute, cheap recompute, other threads, two micro-steps
+            static const int RECOMPUTES[RUNS] = {RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP,
+                                                 RECOMPUTE_OFF, RECOMPUTE_OFF};
             Gpt *g[RUNS];
             for (int k = 0; k < RUNS; k++) {
                 int threads = set_threads(k == 3 ? 3 : 0);
-                g[k] = judge_fp32.create(&c.m, &(Setup){.B = c.B, .T = c.m.T, .recompute = RECOMPUTES[k], .training = 1});
+                g[k] = judge_fp32.create(&c.m, &(Setup){.B = c.B, .T = c.m.T,
+                                                        .recompute = RECOMPUTES[k], .training = 1});
                 fill_weights(&judge_fp32, g[k], &layout, 11, 4);
                 for (int micro = 0; micro < (k == 4 ? c.B : 1); micro++) {
                     int rows = k == 4 ? 1 : c.B;
-                    judge_fp32.forward(g[k], inputs + micro * c.m.T, targets + micro * c.m.T, rows, c.m.T);
+                    judge_fp32.forward(g[k], inputs + micro * c.m.T, targets + micro * c.m.T, rows,
+                                       c.m.T);
                     judge_fp32.backward(g[k], 1.0 / n, 0);
                 }
                 set_threads(threads);
@@ -433,22 +508,29 @@ static void test_invariance(void) {
                 const Entry *e = &layout.entries[k];
                 size_t bytes = (size_t)e->size * sizeof(float);
                 const void *plain = judge_fp32.tensor(g[0], GRADS, e);
-                EXPECT(!memcmp(plain, judge_fp32.tensor(g[1], GRADS, e), bytes), "%s, %s: --recompute changes the gradient", c.name, e->name);
-                EXPECT(!memcmp(plain, judge_fp32.tensor(g[2], GRADS, e), bytes), "%s, %s: --recompute cheap changes the gradient", c.name, e->name);
-                EXPECT(!memcmp(plain, judge_fp32.tensor(g[3], GRADS, e), bytes), "%s, %s: the number of threads changes the gradient", c.name, e->name);
-                double error = entry_nmse(&judge_fp32, g[4], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
-                EXPECT(error < NMSE_FLOAT, "%s, %s: two micro-steps differ from one batch by nmse %.2g", c.name, e->name, error);
+                EXPECT(!memcmp(plain, judge_fp32.tensor(g[1], GRADS, e), bytes),
+                       "%s, %s: --recompute changes the gradient", c.name, e->name);
+                EXPECT(!memcmp(plain, judge_fp32.tensor(g[2], GRADS, e), bytes),
+                       "%s, %s: --recompute cheap changes the gradient", c.name, e->name);
+                EXPECT(!memcmp(plain, judge_fp32.tensor(g[3], GRADS, e), bytes),
+                       "%s, %s: the number of threads changes the gradient", c.name, e->name);
+                double error =
+                    entry_nmse(&judge_fp32, g[4], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
+                EXPECT(error < NMSE_FLOAT,
+                       "%s, %s: two micro-steps differ from one batch by nmse %.2g", c.name,
+                       e->name, error);
             }
             for (int k = 0; k < RUNS; k++) judge_fp32.destroy(g[k]);
             layout_free(&layout);
         }
 }
 
-// Causality: a token changes no logit before it; and a shorter sequence in memory made for a longer one gives the same logits.
+// Causality: a token changes no logit before it; and a shorter sequence in memory made for a longer
+// one gives the same logits.
 static void test_causality(void) {
     for (int family = 0; family < FAMILIES; family++) {
         Case c = make_case(MODE_HYBRID_STAR, family, 0);
-        c.m.T = 150;                                                             // more than two blocks of queries
+        c.m.T = 150;  // more than two blocks of queries
         Layout layout = layout_make(&c.m);
         int32_t inputs[150], targets[150];
         fill_tokens(inputs, targets, 150, c.m.V, 12);
@@ -456,23 +538,40 @@ static void test_causality(void) {
         fill_weights(&judge_fp32, g, &layout, 13, 4);
         float before[150 * 13];
         judge_fp32.forward(g, inputs, NULL, 1, 150);
-        for (int t = 0; t < 150; t++) memcpy(before + t * c.m.V, judge_fp32.logits(g, t), (size_t)c.m.V * sizeof(float));
+        for (int t = 0; t < 150; t++)
+            memcpy(before + t * c.m.V, judge_fp32.logits(g, t), (size_t)c.m.V * sizeof(float));
         inputs[100] = (inputs[100] + 1) % c.m.V;
         judge_fp32.forward(g, inputs, NULL, 1, 150);
-        EXPECT(!memcmp(before + 99 * c.m.V, judge_fp32.logits(g, 99), (size_t)c.m.V * sizeof(float)), "%s: a later token changed an earlier logit", c.name);
-        EXPECT(memcmp(before + 100 * c.m.V, judge_fp32.logits(g, 100), (size_t)c.m.V * sizeof(float)), "%s: a token does not change its own logits", c.name);
-        EXPECT(memcmp(before + 149 * c.m.V, judge_fp32.logits(g, 149), (size_t)c.m.V * sizeof(float)), "%s: a token does not change later logits", c.name);
+        EXPECT(!memcmp(before + 99 * c.m.V, judge_fp32.logits(g, 99),
+                       (size_t)c.m.V * sizeof(float)),
+               "%s: a later token changed an earlier logit", c.name);
+        EXPECT(memcmp(before + 100 * c.m.V, judge_fp32.logits(g, 100),
+                      (size_t)c.m.V * sizeof(float)),
+               "%s: a token does not change its own logits", c.name);
+        EXPECT(memcmp(before + 149 * c.m.V, judge_fp32.logits(g, 149),
+                      (size_t)c.m.V * sizeof(float)),
+               "%s: a token does not change later logits", c.name);
         judge_fp32.forward(g, inputs, NULL, 1, 77);
-        EXPECT(!memcmp(before + 76 * c.m.V, judge_fp32.logits(g, 76), (size_t)c.m.V * sizeof(float)), "%s: a shorter sequence changes the logits", c.name);
+        EXPECT(!memcmp(before + 76 * c.m.V, judge_fp32.logits(g, 76),
+                       (size_t)c.m.V * sizeof(float)),
+               "%s: a shorter sequence changes the logits", c.name);
         judge_fp32.destroy(g);
         layout_free(&layout);
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ sampling
-// Trainer.decode gives, to the bit, the logits of the full forward, whatever the pieces of the text, and whatever was in the cache before.
+// ---------------------------------------------------------------------------------------- sampling
+// Trainer.decode gives, to the bit, the logits of the full forward, whatever the pieces of the
+// text, and whatever was in the cache before.
 
-typedef struct { const Trainer *t; Gpt *g; const Case *c; int32_t tokens[MAX_TOKENS]; int length; double *logits; } Text;
+typedef struct {
+    const Trainer *t;
+    Gpt *g;
+    const Case *c;
+    int32_t tokens[MAX_TOKENS];
+    int length;
+    double *logits;
+} Text;
 
 static double logit_at(const Text *x, int64_t row, int j) {
     const void *z = x->t->logits(x->g, row);
@@ -480,7 +579,8 @@ static double logit_at(const Text *x, int64_t row, int j) {
 }
 
 static Text text_make(const Trainer *t, Gpt *g, const Case *c, uint64_t seed) {
-    Text x = {.t = t, .g = g, .c = c, .length = c->m.T, .logits = check_alloc((size_t)(c->m.T * c->m.V) * sizeof(double), "logits")};
+    Text x = {.t = t, .g = g, .c = c, .length = c->m.T,
+              .logits = check_alloc((size_t)(c->m.T * c->m.V) * sizeof(double), "logits")};
     int32_t targets[MAX_TOKENS];
     fill_tokens(x.tokens, targets, x.length, c->m.V, seed);
     t->forward(g, x.tokens, NULL, 1, x.length);
@@ -497,7 +597,10 @@ static void expect_text(const Text *x, int at, const int *pieces) {
         const double *want = x->logits + (int64_t)(at + pieces[i] - 1) * V;
         for (int j = 0; j < V; j++) wrong += logit_at(x, 0, j) != want[j];
     }
-    EXPECT(wrong == 0, "%s in %s, pieces %d, %d, %d ... to position %d: %d logits differ from the full forward's", x->c->name, x->t->precision, pieces[0], pieces[1], pieces[2], at, wrong);
+    EXPECT(wrong == 0,
+           "%s in %s, pieces %d, %d, %d ... to position %d: "
+           "%d logits differ from the full forward's",
+           x->c->name, x->t->precision, pieces[0], pieces[1], pieces[2], at, wrong);
 }
 
 static void decode_case(const Trainer *t, const Case *c, const int (*pieces)[16], int count) {
@@ -507,13 +610,13 @@ static void decode_case(const Trainer *t, const Case *c, const int (*pieces)[16]
     Text one = text_make(t, g, c, 15), other = text_make(t, g, c, 16);
     for (int i = 0; i < count; i++) {
         expect_text(&one, 0, pieces[i]);
-        expect_text(&other, 0, pieces[i]);                                        // another text begins: nothing of the first is left
+        expect_text(&other, 0, pieces[i]);  // another text begins: nothing of the first is left
     }
     expect_text(&one, 0, (const int[]){3, 1, 0, 0});
-    expect_text(&other, 0, (const int[]){2, 0, 0, 0});                            // shorter than what is in the cache
-    t->forward(g, one.tokens, NULL, 1, one.length);                               // does not touch it
+    expect_text(&other, 0, (const int[]){2, 0, 0, 0});          // shorter than what is in the cache
+    t->forward(g, one.tokens, NULL, 1, one.length);             // does not touch it
     expect_text(&other, 2, (const int[]){1, 1, 2, 0});
-    expect_text(&other, 4, (const int[]){1, 1, 0, 0});                            // back, and on from there
+    expect_text(&other, 4, (const int[]){1, 1, 0, 0});  // back, and on from there
     free(one.logits), free(other.logits);
     t->destroy(g);
     layout_free(&layout);
@@ -530,7 +633,7 @@ static Gpt *decode_model(int training) {
 }
 
 static void decode_refused(void *arg) {
-    const int *given = arg;                                                       // tokens, position, what happens before
+    const int *given = arg;  // tokens, position, what happens before
     const int32_t tokens[16] = {0};
     Gpt *g = decode_model(1);
     if (given[2] == 1) judge_fp64.store(g, WEIGHTS, 0);
@@ -544,25 +647,40 @@ static void decode_refused(void *arg) {
 }
 
 static void test_decode(void) {
-    static const int SHORT[][16] = {{9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 1, 1, 1, 1, 1}, {1, 5, 3}, {2, 1, 6}}, LONG[][16] = {{ATTN_BLOCK - 1, 1, 1, 35}, {100, ATTN_BLOCK - 64}, {1, ATTN_BLOCK - 2, 1, 1, 35}};          // over the edge of a block, 36 tokens past it
+    // over the edge of a block, 36 tokens past it
+    static const int SHORT[][16] = {
+        {9}, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {4, 1, 1, 1, 1, 1}, {1, 5, 3}, {2, 1, 6}};
+    static const int LONG[][16] = {
+        {ATTN_BLOCK - 1, 1, 1, 35}, {100, ATTN_BLOCK - 64}, {1, ATTN_BLOCK - 2, 1, 1, 35}};
     static const Trainer *const TRAINERS[] = {&judge_fp64, &judge_fp32, &judge_bf16};
     Case cases[MAX_CASES];
     int count = all_cases(cases), threads = set_threads(1);
     for (int k = 0; k < 3; k++) {
         for (int i = 0; i < count; i++) decode_case(TRAINERS[k], &cases[i], SHORT, 5);
-        for (int family = 0; family < FAMILIES; family++) {                       // several blocks of queries and keys
+        for (int family = 0; family < FAMILIES; family++) {  // several blocks of queries and keys
             Case c = make_case(family % 2 ? MODE_HYBRID : MODE_SPAN, family, 0);
             c.m.T = ATTN_BLOCK + 36;
             decode_case(TRAINERS[k], &c, LONG, 3);
         }
     }
-    static const struct { int given[3]; const char *words; } REFUSED[] = {{{1, 5, 0}, "holds only 4 tokens"}, {{6, 4, 0}, "6 tokens at position 4 of a text, but the KV cache holds 9"}, {{1, 9, 0}, "the KV cache holds 9"},
-        {{0, 4, 0}, "0 tokens"}, {{1, -1, 0}, "position -1"}, {{INT32_MAX, 4, 0}, "the KV cache holds 9"}, {{1, 4, 1}, "holds only 0 tokens"}, {{1, 4, 2}, "holds only 0 tokens"}, {{1, 4, 3}, "holds only 2 tokens"}};
-    for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++) EXPECT_REFUSAL(decode_refused, (void *)REFUSED[i].given, REFUSED[i].words);
+    static const struct {
+        int given[3];
+        const char *words;
+    } REFUSED[] = {{{1, 5, 0}, "holds only 4 tokens"},
+                   {{6, 4, 0}, "6 tokens at position 4 of a text, but the KV cache holds 9"},
+                   {{1, 9, 0}, "the KV cache holds 9"},
+                   {{0, 4, 0}, "0 tokens"},
+                   {{1, -1, 0}, "position -1"},
+                   {{INT32_MAX, 4, 0}, "the KV cache holds 9"},
+                   {{1, 4, 1}, "holds only 0 tokens"},
+                   {{1, 4, 2}, "holds only 0 tokens"},
+                   {{1, 4, 3}, "holds only 2 tokens"}};
+    for (size_t i = 0; i < sizeof REFUSED / sizeof *REFUSED; i++)
+        EXPECT_REFUSAL(decode_refused, (void *)REFUSED[i].given, REFUSED[i].words);
     set_threads(threads);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the runner
+// -------------------------------------------------------------------------------------- the runner
 
 TestCount test_count;
 
@@ -577,7 +695,8 @@ void test_expect(bool ok, const char *what, const char *file, int line, const ch
     test_count.failed++;
 }
 
-void test_expect_refusal(void (*body)(void *), void *arg, const char *words, const char *file, int line) {
+void test_expect_refusal(void (*body)(void *), void *arg, const char *words, const char *file,
+                         int line) {
     int fds[2];
     char message[4096];
     size_t have = 0;
@@ -594,13 +713,16 @@ void test_expect_refusal(void (*body)(void *), void *arg, const char *words, con
         _exit(0);
     }
     close(fds[1]);
-    for (ssize_t got; have < sizeof message - 1 && (got = read(fds[0], message + have, sizeof message - 1 - have)) > 0;) have += (size_t)got;
+    for (ssize_t got; have < sizeof message - 1 &&
+                      (got = read(fds[0], message + have, sizeof message - 1 - have)) > 0;)
+        have += (size_t)got;
     message[have] = 0;
     close(fds[0]);
     int status = 0;
     waitpid(child, &status, 0);
-    test_expect(WIFEXITED(status) && WEXITSTATUS(status) != 0 && strstr(message, words) != NULL, "a refusal", file, line,
-                "status %d, message \"%s\", expected words \"%s\"", status, message, words);
+    test_expect(WIFEXITED(status) && WEXITSTATUS(status) != 0 && strstr(message, words) != NULL,
+                "a refusal", file, line, "status %d, message \"%s\", expected words \"%s\"", status,
+                message, words);
 }
 
 const char *test_dir(const char *name) {
@@ -659,7 +781,8 @@ int main(int argc, char **argv) {
         if (!wanted) continue;
         test_count = (TestCount){.name = TESTS[i].name};
         TESTS[i].run();
-        printf("%-20s %6d passed, %d failed\n", TESTS[i].name, test_count.passed, test_count.failed);
+        printf("%-20s %6d passed, %d failed\n", TESTS[i].name, test_count.passed,
+               test_count.failed);
         fflush(stdout);
         passed += test_count.passed;
         failed += test_count.failed;

@@ -1,53 +1,64 @@
-// test_gpt.cu: the CUDA trainer against the judge in double (link 5 of the chain of proof), on a GPU or in the emulator. Built once per precision.
+// test_gpt.cu: the CUDA trainer against the judge in double (link 5 of the chain of proof), on a
+// GPU or in the emulator. Built once per precision.
 //
-// Each CUDA file has its own test in dev/test/test_*.cu; here are whole models: every mode, every family. dev/test/gpu_main.cu runs them all.
+// Each CUDA file has its own test in dev/test/test_*.cu; here are whole models: every mode, every
+// family. dev/test/gpu_main.cu runs them all.
 #include "dev/test/gpu_test.cuh"
 #include "dev/test/model.h"
 #include <malloc.h>
 
 static const Trainer *const CUDA = &NAMED(cuda_, PREC), *const JUDGE = &judge_fp64;
 
-// ------------------------------------------------------------------------------------------------------------------ models
+// ------------------------------------------------------------------------------------------ models
 
 enum { FAMILY_GPT2, FAMILY_LLAMA, FAMILY_LATENT, FAMILY_OLMOE, FAMILY_DEEPSEEK, FAMILIES };
 static const char *const FAMILY_NAMES[] = {"gpt2", "llama", "latent", "olmoe", "deepseek"};
-enum { BATCH = 2, TIME = 19, TOKENS = BATCH * TIME, MICRO = 2 };           // two micro-steps of two sequences; T is odd
+// two micro-steps of two sequences; T is odd
+enum { BATCH = 2, TIME = 19, TOKENS = BATCH * TIME, MICRO = 2 };
 static const int HEADLINE[] = {MODE_SPAN, MODE_PRE, MODE_POST, MODE_HYBRID, MODE_SDD};
 
-// A small model with the GPU's head size 32, V padded, grouped queries in the Llama-like ones but those with latent attention. L = 2: MIX_LN gets one POST layer, DeepSeek's
-// family one dense layer. In bfloat16 a token goes through all experts: what is rounded before the router would choose others than the judge does. (Routing by itself: test_moe.cu.)
+// A small model with the GPU's head size 32, V padded, grouped queries in the Llama-like ones but
+// those with latent attention. L = 2: MIX_LN gets one POST layer, DeepSeek's family one dense
+// layer. In bfloat16 a token goes through all experts: what is rounded before the router would
+// choose others than the judge does. (Routing by itself: test_moe.cu.)
 static Model make_model(int mode, int family, int sdd) {
     Model m;
     bool gpt2 = family == FAMILY_GPT2;
     memset(&m, 0, sizeof m);
     m.mode = &MODES[mode];
     m.sdd = &SDDS[sdd];
-    m.L = 2, m.C = 64, m.NH = 2, m.KV = gpt2 ? 2 : 1, m.HS = 32, m.F = 96, m.V = 50, m.Vp = 56, m.T = TIME;
+    m.L = 2, m.C = 64, m.NH = 2, m.KV = gpt2 ? 2 : 1, m.HS = 32, m.F = 96, m.V = 50, m.Vp = 56,
+    m.T = TIME;
     if (family == FAMILY_LATENT || family == FAMILY_DEEPSEEK) m.kv_rank = 48, m.rope_size = 16;
     if (m.kv_rank || MODES[mode].unit) m.KV = m.NH;
-    m.layernorm = gpt2, m.bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit, m.rope = !gpt2, m.swiglu = !gpt2, m.tied = gpt2, m.fin = MODES[mode].fin;
+    m.layernorm = gpt2, m.bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit, m.rope = !gpt2,
+    m.swiglu = !gpt2, m.tied = gpt2, m.fin = MODES[mode].fin;
     m.theta = 10000, m.eps = 1e-5, m.emb_scale = gpt2 ? 1 : 3, m.mix_ratio = 0.5;
-    if (family == FAMILY_OLMOE) m.F = 40, m.moe = Moe{8, 2, 0, 0, 0, ROUTER_SOFTMAX, LOSSES_MEAN, 1, 0.2, 0, 0.1, 0};
-    if (family == FAMILY_DEEPSEEK) m.F = 24, m.moe = Moe{16, 3, 1, 56, 48, ROUTER_SIGMOID, LOSSES_SUM, 1.5, 0, 0.2, 0, 0.05};
+    if (family == FAMILY_OLMOE)
+        m.F = 40, m.moe = Moe{8, 2, 0, 0, 0, ROUTER_SOFTMAX, LOSSES_MEAN, 1, 0.2, 0, 0.1, 0};
+    if (family == FAMILY_DEEPSEEK)
+        m.F = 24, m.moe = Moe{16, 3, 1, 56, 48, ROUTER_SIGMOID, LOSSES_SUM, 1.5, 0, 0.2, 0, 0.05};
     if (sizeof(real) == 2) m.moe.K = m.moe.E;
     return m;
 }
 
-// What two trainers do with the same weights and tokens, side by side.
+// Two trainers with the same weights and tokens, side by side.
 typedef struct Pair { Model m; Setup setup; Layout layout; Gpt *cuda, *judge; char name[64]; } Pair;
 
 static Pair pair_of(const Model *m, const char *family, int recompute) {
     Pair p;
     memset(&p, 0, sizeof p);
     p.m = *m;
-    p.setup.B = BATCH, p.setup.T = TIME, p.setup.recompute = recompute, p.setup.training = 1, p.setup.z_loss = 0.01, p.setup.batch = MICRO * BATCH, p.setup.tune = 1;
+    p.setup.B = BATCH, p.setup.T = TIME, p.setup.recompute = recompute, p.setup.training = 1,
+    p.setup.z_loss = 0.01, p.setup.batch = MICRO * BATCH, p.setup.tune = 1;
     p.layout = layout_make(&p.m);
     p.cuda = CUDA->create(&p.m, &p.setup);
     p.judge = JUDGE->create(&p.m, &p.setup);
     fill_weights(CUDA, p.cuda, &p.layout, 5, CUDA->storage);
     CUDA->prepare(p.cuda, NULL, NULL);
     fill_weights(JUDGE, p.judge, &p.layout, 5, CUDA->storage);
-    snprintf(p.name, sizeof p.name, "%s %s%s", p.m.mode->name, family, p.m.mode->sdd && p.m.sdd == &SDDS[1] ? " code" : "");
+    snprintf(p.name, sizeof p.name, "%s %s%s", p.m.mode->name, family,
+             p.m.mode->sdd && p.m.sdd == &SDDS[1] ? " code" : "");
     return p;
 }
 
@@ -62,7 +73,8 @@ static void pair_close(Pair *p) {
     layout_free(&p->layout);
 }
 
-// Gradients of some micro-steps; in one step the second is a sequence shorter, as the last of a validation may be.
+// Gradients of some micro-steps; in one step the second is a sequence shorter, as the last of a
+// validation may be.
 static void gradients(const Trainer *t, Gpt *g, const Model *m, int step, int micros) {
     int32_t inputs[TOKENS], targets[TOKENS];
     t->zero_grads(g);
@@ -77,30 +89,46 @@ static void gradients(const Trainer *t, Gpt *g, const Model *m, int step, int mi
 static void compare(Pair *p, int kind, double floor, const char *what) {
     CUDA->fetch(p->cuda, kind);
     for (int k = 0; k < p->layout.count; k++) {
-        double error = entry_nmse(CUDA, p->cuda, JUDGE, p->judge, kind, &p->layout.entries[k], floor);
-        EXPECT(error <= TOLERANCE, "%s, %s of %s: off by nmse %.2g, allowed %.2g", p->name, what, p->layout.entries[k].name, error, TOLERANCE);
+        double error =
+            entry_nmse(CUDA, p->cuda, JUDGE, p->judge, kind, &p->layout.entries[k], floor);
+        EXPECT(error <= TOLERANCE, "%s, %s of %s: off by nmse %.2g, allowed %.2g", p->name, what,
+               p->layout.entries[k].name, error, TOLERANCE);
     }
 }
 
-// What --norms-every shows. Norms of two tensors that are TOLERANCE apart differ by sqrt(TOLERANCE) of them, to either side; what two such tensors make, a quotient
-// of two norms or a logit, by twice that, and so do norms after the first step, when weights are apart as well. What is a thousandth of all (in bf16 a
-// hundredth) is measured against that part, as the gradients themselves are.
+// The figures of --norms-every. Norms of two tensors that are TOLERANCE apart differ by
+// sqrt(TOLERANCE) of them, to either side; what two such tensors make, a quotient of two norms or a
+// logit, by twice that, and so do norms after the first step, when weights are apart as well. A
+// part that is a thousandth of all (in bf16 a hundredth) is measured against that part, as the
+// gradients themselves are.
 static void compare_router_stats(Pair *p, int l, const LayerStats *got, const LayerStats *want) {
     static const char *const NAMES[] = {"entropy", "balance loss", "sequence loss", "z-loss"};
-    const double a[] = {got->entropy, got->balance, got->sequence, got->router_z}, b[] = {want->entropy, want->balance, want->sequence, want->router_z};
-    for (int i = 0; i < 4; i++) EXPECT(fabs(a[i] - b[i]) <= 2 * sqrt(TOLERANCE) * fabs(b[i]), "%s, layer %d: the router's %s %.9g, the judge has %.9g", p->name, l, NAMES[i], a[i], b[i]);
-    for (int e = 0; e < p->m.moe.E; e++) EXPECT(got->load[e] == want->load[e], "%s, layer %d: %g tokens of expert %d, the judge has %g", p->name, l, got->load[e], e, want->load[e]);
+    const double a[] = {got->entropy, got->balance, got->sequence, got->router_z};
+    const double b[] = {want->entropy, want->balance, want->sequence, want->router_z};
+    for (int i = 0; i < 4; i++)
+        EXPECT(fabs(a[i] - b[i]) <= 2 * sqrt(TOLERANCE) * fabs(b[i]),
+               "%s, layer %d: the router's %s %.9g, the judge has %.9g", p->name, l, NAMES[i], a[i],
+               b[i]);
+    for (int e = 0; e < p->m.moe.E; e++)
+        EXPECT(got->load[e] == want->load[e],
+               "%s, layer %d: %g tokens of expert %d, the judge has %g", p->name, l, got->load[e],
+               e, want->load[e]);
 }
 
 static void compare_layer_stats(Pair *p) {
-    static const char *const NAMES[] = {"residual RMS", "attention's ratio", "the ffn's ratio", "largest logit"};
+    static const char *const NAMES[] = {"residual RMS", "attention's ratio", "the ffn's ratio",
+                                        "largest logit"};
     std::vector<LayerStats> got(p->m.L), want(p->m.L);
     CUDA->stats(p->cuda, NULL, got.data(), NULL);
     JUDGE->stats(p->judge, NULL, want.data(), NULL);
     for (int l = 0; l < p->m.L; l++) {
-        const double a[] = {got[l].residual_rms, got[l].attn_ratio, got[l].ffn_ratio, got[l].attn_logit_max}, b[] = {want[l].residual_rms, want[l].attn_ratio, want[l].ffn_ratio, want[l].attn_logit_max};
+        const double a[] = {got[l].residual_rms, got[l].attn_ratio, got[l].ffn_ratio,
+                            got[l].attn_logit_max};
+        const double b[] = {want[l].residual_rms, want[l].attn_ratio, want[l].ffn_ratio,
+                            want[l].attn_logit_max};
         for (int i = 0; i < 4; i++)
-            EXPECT(fabs(a[i] - b[i]) <= (i ? 2 : 1) * sqrt(TOLERANCE) * fabs(b[i]), "%s, layer %d: %s %.9g, the judge has %.9g", p->name, l, NAMES[i], a[i], b[i]);
+            EXPECT(fabs(a[i] - b[i]) <= (i ? 2 : 1) * sqrt(TOLERANCE) * fabs(b[i]),
+                   "%s, layer %d: %s %.9g, the judge has %.9g", p->name, l, NAMES[i], a[i], b[i]);
         if (l >= p->m.moe.dense && p->m.moe.E) compare_router_stats(p, l, &got[l], &want[l]);
     }
 }
@@ -111,39 +139,53 @@ static void compare_tensor_stats(Pair *p, const AdamW *applied) {
     double all[3] = {0}, bound = (applied && applied->step == 1 ? 1 : 2) * sqrt(TOLERANCE);
     CUDA->stats(p->cuda, applied, NULL, got.data());
     JUDGE->stats(p->judge, applied, NULL, want.data());
-    for (const TensorStats &s : want) all[0] += s.grad * s.grad, all[1] += s.weight * s.weight, all[2] += s.update * s.update;
+    for (const TensorStats &s : want)
+        all[0] += s.grad * s.grad, all[1] += s.weight * s.weight, all[2] += s.update * s.update;
     for (int k = 0; k < p->layout.count; k++) {
-        const double a[] = {got[k].grad, got[k].weight, got[k].update}, b[] = {want[k].grad, want[k].weight, want[k].update};
+        const double a[] = {got[k].grad, got[k].weight, got[k].update};
+        const double b[] = {want[k].grad, want[k].weight, want[k].update};
         for (int i = 0; i < 3; i++) {
             double floor = (CUDA->storage == 2 ? 1e-2 : 1e-3) * sqrt(all[i]);
-            EXPECT(fabs(a[i] - b[i]) <= bound * fmax(b[i], floor), "%s, %s: norm of its %s %.9g, the judge has %.9g", p->name, p->layout.entries[k].name, NAMES[i], a[i], b[i]);
+            EXPECT(fabs(a[i] - b[i]) <= bound * fmax(b[i], floor),
+                   "%s, %s: norm of its %s %.9g, the judge has %.9g", p->name,
+                   p->layout.entries[k].name, NAMES[i], a[i], b[i]);
         }
     }
 }
 
-// Logits, gradients of two micro-steps, then three optimizer steps: losses, norms, weights, moments, and what was measured meanwhile. An entry whose gradient is a
-// thousandth of all (in bf16 a hundredth; a key bias has none but for rounding) is measured against that part.
+// Logits, gradients of two micro-steps, then three optimizer steps: losses, norms, weights,
+// moments, and what was measured meanwhile. An entry whose gradient is a thousandth of all (in bf16
+// a hundredth; a key bias has none but for rounding) is measured against that part.
 static void compare_pair(Pair p) {
     AdamW o;
     memset(&o, 0, sizeof o);
-    for (int i = 0; i < LR_GROUPS; i++) o.lr[i] = i == LR_BALANCE ? p.m.moe.bias_rate : 0.01 * (i + 1);
+    for (int i = 0; i < LR_GROUPS; i++)
+        o.lr[i] = i == LR_BALANCE ? p.m.moe.bias_rate : 0.01 * (i + 1);
     for (int i = 0; i < 3; i++) o.decay[i] = 0.1 * (i + 1);
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-2, o.gain_target = 1;
     for (o.step = 1; o.step <= 3; o.step++) {
-        int micros = o.step == 2 ? MICRO + 1 : MICRO;                      // once more than there are buffers for batches
+        // once more than there are buffers for batches
+        int micros = o.step == 2 ? MICRO + 1 : MICRO;
         CUDA->stats_begin(p.cuda);
         JUDGE->stats_begin(p.judge);
         gradients(CUDA, p.cuda, &p.m, (int)o.step - 1, micros);
         gradients(JUDGE, p.judge, &p.m, (int)o.step - 1, micros);
         compare_layer_stats(&p);
         double all = grads_norm(JUDGE, p.judge, &p.layout);
-        if (o.step == 1) compare(&p, GRADS, (CUDA->storage == 2 ? 1e-4 : 1e-6) * all * all, "gradient");
+        if (o.step == 1)
+            compare(&p, GRADS, (CUDA->storage == 2 ? 1e-4 : 1e-6) * all * all, "gradient");
         o.clip = 0.5 * all;
         Update a = CUDA->update(p.cuda, &o), b = JUDGE->update(p.judge, &o);
         double bound = sqrt(TOLERANCE);
-        EXPECT(fabs(a.loss.ce - b.loss.ce) <= bound * b.loss.ce && fabs(a.loss.z - b.loss.z) <= 2 * bound * b.loss.z, "%s: loss %.9g + %.9g, the judge has %.9g + %.9g", p.name, a.loss.ce, a.loss.z, b.loss.ce, b.loss.z);
-        EXPECT(fabs(a.loss.router - b.loss.router) <= 2 * bound * b.loss.router, "%s: loss of routers %.9g, the judge has %.9g", p.name, a.loss.router, b.loss.router);
-        EXPECT(fabs(a.norm - b.norm) <= bound * b.norm && a.applied, "%s: norm %.9g, the judge has %.9g", p.name, a.norm, b.norm);
+        EXPECT(fabs(a.loss.ce - b.loss.ce) <= bound * b.loss.ce &&
+                   fabs(a.loss.z - b.loss.z) <= 2 * bound * b.loss.z,
+               "%s: loss %.9g + %.9g, the judge has %.9g + %.9g", p.name, a.loss.ce, a.loss.z,
+               b.loss.ce, b.loss.z);
+        EXPECT(fabs(a.loss.router - b.loss.router) <= 2 * bound * b.loss.router,
+               "%s: loss of routers %.9g, the judge has %.9g", p.name, a.loss.router,
+               b.loss.router);
+        EXPECT(fabs(a.norm - b.norm) <= bound * b.norm && a.applied,
+               "%s: norm %.9g, the judge has %.9g", p.name, a.norm, b.norm);
         compare_tensor_stats(&p, &o);
     }
     compare_tensor_stats(&p, NULL);
@@ -152,7 +194,8 @@ static void compare_pair(Pair p) {
 }
 
 static void compare_family(int mode, int family) {
-    for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) compare_pair(pair_open(mode, family, sdd, RECOMPUTE_OFF));
+    for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++)
+        compare_pair(pair_open(mode, family, sdd, RECOMPUTE_OFF));
 }
 
 static bool is_headline(int mode) {
@@ -160,10 +203,12 @@ static bool is_headline(int mode) {
     return false;
 }
 
-// The five headline modes; with latent attention and with experts only together, as DeepSeek has them: each by itself is among the others.
+// The five headline modes; with latent attention and with experts only together, as DeepSeek has
+// them: each by itself is among the others.
 GPU_TEST(cuda_modes) {
     for (int mode : HEADLINE)
-        for (int family : {FAMILY_GPT2, FAMILY_LLAMA, FAMILY_DEEPSEEK}) compare_family(mode, family);
+        for (int family : {FAMILY_GPT2, FAMILY_LLAMA, FAMILY_DEEPSEEK})
+            compare_family(mode, family);
 }
 
 GPU_TEST(cuda_ngpt_mode) { compare_family(MODE_NGPT, FAMILY_LLAMA); }
@@ -171,10 +216,13 @@ GPU_TEST(cuda_ngpt_mode) { compare_family(MODE_NGPT, FAMILY_LLAMA); }
 GPU_TEST(other_modes) {
     for (int mode = 0; mode < MODE_COUNT; mode++)
         for (int family = 0; family < FAMILIES; family++)
-            if (MODES[mode].selectable && (!is_headline(mode) || family == FAMILY_LATENT || family == FAMILY_OLMOE)) compare_family(mode, family);
+            if (MODES[mode].selectable &&
+                (!is_headline(mode) || family == FAMILY_LATENT || family == FAMILY_OLMOE))
+                compare_family(mode, family);
 }
 
-// What no family turns: gates renormalized after a softmax; GELU in experts and beside them; one expert a token; both losses over layers that are part dense.
+// Settings that no family turns: gates renormalized after a softmax; GELU in experts and beside
+// them; one expert a token; both losses over layers that are part dense.
 GPU_TEST(cuda_routers) {
     Model m = make_model(MODE_PRE, FAMILY_OLMOE, 0);
     m.moe.router = ROUTER_SOFTMAX_RENORM, m.swiglu = 0;
@@ -185,9 +233,10 @@ GPU_TEST(cuda_routers) {
     compare_pair(pair_of(&m, "one expert a token, GELU", RECOMPUTE_OFF));
 }
 
-// ------------------------------------------------------------------------------------------------------------------ invariances
+// ------------------------------------------------------------------------------------- invariances
 
-// The weights after two steps as the host sees them, made in a given way. stats: what the second step shows where it is measured; nullptr: it is not.
+// The weights after two steps as the host sees them, made in a given way. stats: what the second
+// step shows where it is measured; nullptr: it is not.
 static Values trained(const Setup *setup, int mode, int family, Values *stats = nullptr) {
     Model m = make_model(mode, family, 0);
     Layout layout = layout_make(&m);
@@ -209,27 +258,33 @@ static Values trained(const Setup *setup, int mode, int family, Values *stats = 
         CUDA->stats(g, NULL, layers.data(), NULL);
         CUDA->stats(g, &o, NULL, tensors.data());
         for (const LayerStats &s : layers) {
-            stats->insert(stats->end(), {s.residual_rms, s.attn_ratio, s.ffn_ratio, s.attn_logit_max, s.entropy, s.balance, s.sequence, s.router_z});
+            stats->insert(stats->end(),
+                          {s.residual_rms, s.attn_ratio, s.ffn_ratio, s.attn_logit_max, s.entropy,
+                           s.balance, s.sequence, s.router_z});
             stats->insert(stats->end(), s.load, s.load + m.moe.E);
         }
-        for (const TensorStats &s : tensors) stats->insert(stats->end(), {s.grad, s.weight, s.update});
+        for (const TensorStats &s : tensors)
+            stats->insert(stats->end(), {s.grad, s.weight, s.update});
     }
     CUDA->fetch(g, WEIGHTS);
     Values v;
     for (int k = 0; k < layout.count; k++)
-        for (int64_t i = 0; i < layout.entries[k].size; i++) v.push_back(entry_value(CUDA, g, WEIGHTS, &layout.entries[k], i));
+        for (int64_t i = 0; i < layout.entries[k].size; i++)
+            v.push_back(entry_value(CUDA, g, WEIGHTS, &layout.entries[k], i));
     CUDA->destroy(g);
     layout_free(&layout);
     return v;
 }
 
-// Recompute, graphs and measuring change no bit, nor do graphs change what is measured, and the same command gives the same bits. With GELU inside the product (bf16), `cheap` computes it once more from the
-// rounded value: the same to rounding.
+// Recompute, graphs and measuring change no bit, nor do graphs change what is measured, and the
+// same command gives the same bits. With GELU inside the product (bf16), `cheap` computes it once
+// more from the rounded value: the same to rounding.
 GPU_TEST(cuda_invariance) {
     for (int family = 0; family < FAMILIES; family++) {
         Setup plain;
         memset(&plain, 0, sizeof plain);
-        plain.B = BATCH, plain.T = TIME, plain.training = 1, plain.batch = MICRO * BATCH, plain.z_loss = 0.01;
+        plain.B = BATCH, plain.T = TIME, plain.training = 1, plain.batch = MICRO * BATCH,
+        plain.z_loss = 0.01;
         Setup on = plain, cheap = plain, graph = plain, stochastic = plain;
         on.recompute = RECOMPUTE_ON;
         cheap.recompute = RECOMPUTE_CHEAP;
@@ -238,21 +293,31 @@ GPU_TEST(cuda_invariance) {
         for (int mode : {(int)MODE_SPAN, (int)MODE_HYBRID, (int)MODE_NGPT}) {
             Values want = trained(&plain, mode, family), seen, seen_in_graphs;
             const char *name = MODES[mode].name;
-            EXPECT(trained(&plain, mode, family) == want, "%s: twice the same and another result", name);
-            EXPECT(trained(&on, mode, family) == want, "%s: --recompute on changes the weights", name);
-            EXPECT(trained(&graph, mode, family) == want, "%s: --graph on changes the weights", name);
-            EXPECT(trained(&plain, mode, family, &seen) == want && trained(&graph, mode, family, &seen_in_graphs) == want, "%s: measuring changes the weights", name);
+            EXPECT(trained(&plain, mode, family) == want, "%s: twice the same and another result",
+                   name);
+            EXPECT(trained(&on, mode, family) == want, "%s: --recompute on changes the weights",
+                   name);
+            EXPECT(trained(&graph, mode, family) == want, "%s: --graph on changes the weights",
+                   name);
+            EXPECT(trained(&plain, mode, family, &seen) == want &&
+                       trained(&graph, mode, family, &seen_in_graphs) == want,
+                   "%s: measuring changes the weights", name);
             EXPECT(seen == seen_in_graphs, "%s: --graph on changes what is measured", name);
             Values close = trained(&cheap, mode, family);
-            EXPECT(family == FAMILY_GPT2 && CUDA->storage == 2 ? nmse(close, want) < TOLERANCE : close == want, "%s: --recompute cheap changes the weights", name);
-            EXPECT((trained(&stochastic, mode, family) == want) == (CUDA->storage == 4), "%s: stochastic rounding where there is something to round", name);
-            EXPECT(trained(&stochastic, mode, family) == trained(&stochastic, mode, family), "%s: stochastic rounding by the seed", name);
+            EXPECT(family == FAMILY_GPT2 && CUDA->storage == 2 ? nmse(close, want) < TOLERANCE
+                                                               : close == want,
+                   "%s: --recompute cheap changes the weights", name);
+            EXPECT((trained(&stochastic, mode, family) == want) == (CUDA->storage == 4),
+                   "%s: stochastic rounding where there is something to round", name);
+            EXPECT(trained(&stochastic, mode, family) == trained(&stochastic, mode, family),
+                   "%s: stochastic rounding by the seed", name);
         }
     }
 }
 
 #if !defined(__CUDACC__) && __GLIBC_PREREQ(2, 33)
-// On the host a model takes no more than what it stages: copies of parameters and moments come when they are asked for.
+// On the host a model takes no more than what it stages: copies of parameters and moments come when
+// they are asked for.
 GPU_TEST(cuda_host_memory) {
     size_t free_before, free_after, total;
     auto bytes = [] { struct mallinfo2 all = mallinfo2(); return all.uordblks + all.hblkhd; };
@@ -264,8 +329,11 @@ GPU_TEST(cuda_host_memory) {
     cudaCheck(cudaMemGetInfo(&free_before, &total));
     Gpt *g = CUDA->create(&m, &setup);
     cudaCheck(cudaMemGetInfo(&free_after, &total));
-    size_t taken = bytes() - before - (free_before - free_after);                       // the emulated device's memory is the host's
-    EXPECT(taken < one, "%zu bytes on the host before anything is asked for, where all parameters take %zu", taken, one);
+    // the emulated device's memory is the host's
+    size_t taken = bytes() - before - (free_before - free_after);
+    EXPECT(taken < one,
+           "%zu bytes on the host before anything is asked for, where all parameters take %zu",
+           taken, one);
     CUDA->destroy(g);
     layout_free(&layout);
 }
@@ -284,20 +352,24 @@ GPU_TEST(cuda_not_finite) {
     CUDA->store(p.cuda, WEIGHTS, 0);
     gradients(CUDA, p.cuda, &p.m, 0, MICRO);
     Update u = CUDA->update(p.cuda, &o);
-    EXPECT(!u.applied && !std::isfinite(u.norm), "a NaN gave norm %g, applied %d", u.norm, u.applied);
+    EXPECT(!u.applied && !std::isfinite(u.norm), "a NaN gave norm %g, applied %d", u.norm,
+           u.applied);
     CUDA->fetch(p.cuda, WEIGHTS);
     CUDA->fetch(p.cuda, ADAM_M);
     w[last->size - 1] = was;
     double error = 0, moment = 0;
     for (int k = 0; k < p.layout.count; k++) {
         error += entry_nmse(CUDA, p.cuda, JUDGE, p.judge, WEIGHTS, &p.layout.entries[k], 0);
-        for (int64_t i = 0; i < p.layout.entries[k].size; i++) moment += fabs(entry_value(CUDA, p.cuda, ADAM_M, &p.layout.entries[k], i));
+        for (int64_t i = 0; i < p.layout.entries[k].size; i++)
+            moment += fabs(entry_value(CUDA, p.cuda, ADAM_M, &p.layout.entries[k], i));
     }
-    EXPECT(error == 0 && moment == 0, "a step that was not applied moved weights by %g, moments by %g", error, moment);
+    EXPECT(error == 0 && moment == 0,
+           "a step that was not applied moved weights by %g, moments by %g", error, moment);
     pair_close(&p);
 }
 
-// A shorter sequence in memory made for a longer one, and logits of one row, as sampling asks for them.
+// A shorter sequence in memory made for a longer one, and logits of one row, as sampling asks for
+// them.
 GPU_TEST(cuda_logits) {
     for (int i = 0; i < 2 * FAMILIES; i++) {
         Pair p = pair_open(i % 2 ? MODE_NGPT : MODE_HYBRID_STAR, i / 2, 0, RECOMPUTE_OFF);
@@ -313,20 +385,23 @@ GPU_TEST(cuda_logits) {
                 got.insert(got.end(), a, a + p.m.V);
                 want.insert(want.end(), b, b + p.m.V);
             }
-            EXPECT(nmse(got, want) <= TOLERANCE, "%s, %d tokens: logits off by nmse %.2g", p.name, T, nmse(got, want));
+            EXPECT(nmse(got, want) <= TOLERANCE, "%s, %d tokens: logits off by nmse %.2g", p.name,
+                   T, nmse(got, want));
         }
         pair_close(&p);
     }
 }
 
-// A text in pieces (Trainer.decode) against the full forward: of the judge, and of the same trainer, whose attention then comes from another kernel.
+// A text in pieces (Trainer.decode) against the full forward: of the judge, and of the same
+// trainer, whose attention then comes from another kernel.
 static void compare_decoded(int mode, int family, int sdd) {
     static const int PIECES[][6] = {{TIME}, {7, 1, 1, 3, 1, 6}, {1, 1, 1, 15, 1}, {18, 1}};
     Pair p = pair_open(mode, family, sdd, RECOMPUTE_OFF);
     for (int i = 0; i < 4; i++) {
         int32_t inputs[TIME], targets[TIME];
         Values got, own, want;
-        fill_tokens(inputs, targets, TIME, p.m.V, (uint64_t)(40 + i));        // another text each time: nothing of the one before is left
+        // another text each time: nothing of the one before is left
+        fill_tokens(inputs, targets, TIME, p.m.V, (uint64_t)(40 + i));
         for (int at = 0, k = 0; k < 6 && PIECES[i][k]; at += PIECES[i][k++]) {
             CUDA->decode(p.cuda, inputs + at, PIECES[i][k], at);
             const float *z = (const float *)CUDA->logits(p.cuda, 0);
@@ -341,8 +416,12 @@ static void compare_decoded(int mode, int family, int sdd) {
             own.insert(own.end(), z, z + p.m.V);
             want.insert(want.end(), y, y + p.m.V);
         }
-        EXPECT(nmse(got, want) <= TOLERANCE, "%s, text %d in pieces: logits off by nmse %.2g from the judge's", p.name, i, nmse(got, want));
-        EXPECT(nmse(got, own) <= TOLERANCE, "%s, text %d in pieces: logits off by nmse %.2g from the full forward's", p.name, i, nmse(got, own));
+        EXPECT(nmse(got, want) <= TOLERANCE,
+               "%s, text %d in pieces: logits off by nmse %.2g from the judge's", p.name, i,
+               nmse(got, want));
+        EXPECT(nmse(got, own) <= TOLERANCE,
+               "%s, text %d in pieces: logits off by nmse %.2g from the full forward's", p.name, i,
+               nmse(got, own));
     }
     pair_close(&p);
 }
@@ -350,7 +429,8 @@ static void compare_decoded(int mode, int family, int sdd) {
 GPU_TEST(cuda_decode) {
     for (int mode : HEADLINE)
         for (int family : {FAMILY_GPT2, FAMILY_LLAMA, FAMILY_OLMOE, FAMILY_DEEPSEEK})
-            for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++) compare_decoded(mode, family, sdd);
+            for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++)
+                compare_decoded(mode, family, sdd);
     compare_decoded(MODE_QKVC_POST, FAMILY_LLAMA, 0);
     compare_decoded(MODE_OLMO2, FAMILY_GPT2, 0);
     compare_decoded(MODE_NGPT, FAMILY_LLAMA, 0);
@@ -383,7 +463,8 @@ GPU_TEST(cuda_decode_stale) {
 }
 #endif
 
-// The lengths that nGPT's matrices have, given to weights of any length, which then stay what they are; elsewhere nothing changes.
+// The lengths that nGPT's matrices have, given to weights of any length, which then stay what they
+// are; elsewhere nothing changes.
 GPU_TEST(cuda_normalize) {
     for (int mode : {(int)MODE_NGPT, (int)MODE_SPAN}) {
         Pair p = pair_open(mode, FAMILY_LATENT, 0, RECOMPUTE_OFF);
@@ -395,7 +476,9 @@ GPU_TEST(cuda_normalize) {
         o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1, o.step = 1;
         for (Gpt *g : {p.cuda, p.judge}) gradients(g == p.cuda ? CUDA : JUDGE, g, &p.m, 0, MICRO);
         Update a = CUDA->update(p.cuda, &o), b = JUDGE->update(p.judge, &o);
-        EXPECT(fabs(a.loss.ce - b.loss.ce) <= sqrt(TOLERANCE) * b.loss.ce, "%s: loss %.9g with normalized weights, the judge has %.9g", p.name, a.loss.ce, b.loss.ce);
+        EXPECT(fabs(a.loss.ce - b.loss.ce) <= sqrt(TOLERANCE) * b.loss.ce,
+               "%s: loss %.9g with normalized weights, the judge has %.9g", p.name, a.loss.ce,
+               b.loss.ce);
         compare(&p, WEIGHTS, 0, "weights normalized twice");
         pair_close(&p);
     }

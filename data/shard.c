@@ -34,7 +34,7 @@ static const char *const SPLITS[] = {"train", "val"};
 typedef struct { char *path; int64_t bytes; } Document;
 typedef struct { Document *list; int64_t count, bytes; } Documents;
 
-// Where the next token goes. A split begins a new shard after every shard_tokens tokens.
+// The place of the next token. A split begins a new shard after every shard_tokens tokens.
 typedef struct {
     const char *dir;
     int64_t shard_tokens;

@@ -1,16 +1,26 @@
-// scale.c: what the code says of a model's sizes on several GPUs, for dev/scale.py: one number or row of numbers a line, after its name.
-//   entry  layer (-1: of the model), elements, whether its matrices are experts'          share  processes, elements of one process's moments
-//   model  sizes and weights that a token meets, in the order of dev/scale.py's `sizes`   acts   level of --recompute, micro-batch, bytes in bf16 with gradients
+// scale.c: prints a model's sizes on several GPUs, as the code computes them, for dev/scale.py. A
+// line is a name, then one number or a row of numbers.
+//   entry  layer (-1: of the model), elements, whether its matrices are experts'
+//   share  processes, elements of one process's moments
+//   model  sizes and weights that a token meets, in the order of dev/scale.py's `sizes`
+//   acts   level of --recompute, micro-batch, bytes in bf16 with gradients
 #include "llmc/run/config.h"
 
 int main(int argc, char **argv) {
-    static const int PROCESSES[] = {8, 64}, LEVELS[] = {RECOMPUTE_OFF, RECOMPUTE_CHEAP, RECOMPUTE_ON};
+    static const int PROCESSES[] = {8, 64};
+    static const int LEVELS[] = {RECOMPUTE_OFF, RECOMPUTE_CHEAP, RECOMPUTE_ON};
     FlagSet set;
-    const Trainer trainer = {.device = "cuda", .precision = "bf16", .mode = &MODES[NORM_MODE], .commit = GIT_HASH};
+    const Trainer trainer = {
+        .device = "cuda", .precision = "bf16", .mode = &MODES[NORM_MODE], .commit = GIT_HASH};
     flags_resolve(&set, &trainer, argc, argv);
     Model m = model_from_flags(&set.f, trainer.mode);
     Layout t = layout_make(&m);
-    double hidden = 0, experts = 0, head = 0, ffn = 0, rows = (double)moe_layers(&m) * m.moe.K, flops = show_flops(&m, &t);
+    double hidden = 0;
+    double experts = 0;
+    double head = 0;
+    double ffn = 0;
+    double rows = (double)moe_layers(&m) * m.moe.K;
+    double flops = show_flops(&m, &t);
     for (Entry *e = t.entries; e < t.entries + t.count; e++) {
         bool expert = show_size(&m, e, true) != show_size(&m, e, false);
         if (e->row.lr == LR_HEAD) head += show_size(&m, e, true);
@@ -18,8 +28,9 @@ int main(int argc, char **argv) {
         printf("entry %d %lld %d\n", e->layer, (long long)e->size, expert);
     }
     for (int l = 0; l < m.L; l++) ffn += place_at(&m, l).F;
-    printf("model %d %d %d %d %d %lld %.0f %.0f %.0f %.0f %.0f %.0f %.0f\n", m.L, m.C, m.T, m.Vp, m.NH * qk_size(&m), (long long)set.f.batch, ffn, rows * m.F, rows * m.C,
-           hidden, experts, head, flops);
+    printf("model %d %d %d %d %d %lld %.0f %.0f %.0f %.0f %.0f %.0f %.0f\n", m.L, m.C, m.T, m.Vp,
+           m.NH * qk_size(&m), (long long)set.f.batch, ffn, rows * m.F, rows * m.C, hidden, experts,
+           head, flops);
     for (int p = 0; p < 2; p++)
         for (int r = 0; r < PROCESSES[p]; r++) {
             layout_share(&t, r, PROCESSES[p]);

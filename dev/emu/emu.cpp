@@ -1,13 +1,21 @@
-// emu.cpp: the runtime under emu.h and gpu.cuh. It runs kernels on one host thread: one fiber per CUDA thread, one block at a time.
+// emu.cpp: the runtime under emu.h and gpu.cuh. It runs kernels on one host thread: one fiber per
+// CUDA thread, one block at a time.
 //
-// Compiled once, without sanitizers, and linked to test objects built plain, with -fsanitize=address or with -fsanitize=thread: what a sanitizer must be
-// told (which stack runs, what orders memory) goes through its public functions, weak here.
-//   EMU_SEED=n   n > 0: random order of blocks, of threads between two meetings, and of streams (every legal order is possible); 0: ascending, in issue order
-//   EMU_MEMORY=bytes  EMU_DEVICES=n  EMU_DRIVER=13000  EMU_COMPUTE=90  EMU_BUILT=90   the machine a test asks for: device memory, how many GPUs, the CUDA version of
-//                the driver (0: none), the GPU's compute capability, and the one that the program was built for
-//   EMU_FAULT=700   the first kernel that runs ends with this error, which every call for a stream returns from then on
-// Memory of cudaMalloc and shared memory start as 0xFF bytes: NaN as float and as bfloat16, -1 as int.
-// A kernel that breaks a rule of emu.h ends the program with status 3 and a message that names kernel, block and thread.
+// Compiled once, without sanitizers, and linked to test objects built plain, with
+// -fsanitize=address or with -fsanitize=thread: what a sanitizer must be told (which stack runs,
+// what orders memory) goes through its public functions, weak here.
+//   EMU_SEED=n         n > 0: random order of blocks, of threads between two meetings, and of
+//                      streams (every legal order is possible); 0: ascending, in issue order
+//   EMU_MEMORY=bytes   device memory
+//   EMU_DEVICES=n      how many GPUs there are
+//   EMU_DRIVER=13000   the CUDA version of the driver (0: no driver)
+//   EMU_COMPUTE=90     the GPU's compute capability
+//   EMU_BUILT=90       the compute capability that the program was built for
+//   EMU_FAULT=700      the first kernel that runs ends with this error, which every call for a
+//                      stream returns from then on
+// Memory of cudaMalloc and shared memory start as 0xFF bytes: NaN as float and as bfloat16, -1 as
+// int. A kernel that breaks a rule of emu.h ends the program with status 3 and a message that names
+// kernel, block and thread.
 #include <functional>
 #include <map>
 #include <utility>
@@ -44,20 +52,26 @@ void AnnotateIgnoreWritesEnd(const char *file, int line) WEAK;
 
 static void acquire(void *address) { if (__tsan_acquire) __tsan_acquire(address); }
 static void release(void *address) { if (__tsan_release) __tsan_release(address); }
-static void ignore_begin(void) { if (AnnotateIgnoreWritesBegin) AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }      // what is allocated meanwhile counts as
-static void ignore_end(void) { if (AnnotateIgnoreWritesEnd) AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }            // fresh, written by nobody
+// Memory that is allocated between the two calls counts as fresh, written by nobody.
+static void ignore_begin(void) {
+    if (AnnotateIgnoreWritesBegin) AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+}
+static void ignore_end(void) {
+    if (AnnotateIgnoreWritesEnd) AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+}
 
 // ------------------------------------------------------------------ contexts
 #if defined(__x86_64__) && !defined(EMU_UCONTEXT)
 struct Context { void *sp; };
-extern "C" void emu_swap(Context *from, Context *to);       // saves what the System V ABI makes the callee save
+// saves what the System V ABI makes the callee save
+extern "C" void emu_swap(Context *from, Context *to);
 asm(".text\n.p2align 4\nemu_swap:\n"
     "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
     "movq %rsp, (%rdi)\n movq (%rsi), %rsp\n"
     "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
 static void context_make(Context *c, char *stack, size_t bytes, void (*entry)(void)) {
     void **top = reinterpret_cast<void **>(stack + bytes);
-    memset(top - 8, 0, 8 * sizeof *top);                     // a zero return address ends every backtrace
+    memset(top - 8, 0, 8 * sizeof *top);  // a zero return address ends every backtrace
     top[-2] = reinterpret_cast<void *>(entry);
     c->sp = top - 8;
 }
@@ -85,16 +99,24 @@ static size_t setting(const char *name, size_t otherwise) {
 }
 static size_t device_bytes(void) { return setting("EMU_MEMORY", (size_t)1 << 30); }
 static int compute(void) { return (int)setting("EMU_COMPUTE", 90); }
-// Shared memory a block may have: of A100 and Orin, of Hopper and the Blackwell of data centers, of all others (CUDA C++ Programming Guide, table of compute capabilities).
-static size_t shared_max(void) { return (size_t)(compute() == 80 || compute() == 87 ? 163 : compute() >= 90 && compute() < 120 ? 227 : 99) << 10; }
+// Shared memory a block may have: of A100 and Orin, of Hopper and the Blackwell of data centers, of
+// all others (CUDA C++ Programming Guide, table of compute capabilities).
+static size_t shared_max(void) {
+    if (compute() == 80 || compute() == 87) return 163 << 10;
+    return compute() >= 90 && compute() < 120 ? 227 << 10 : 99 << 10;
+}
 
-// A 16-byte copy to shared memory that has begun: the value read, and the thread's group it belongs to.
+// A 16-byte copy to shared memory that has begun: the value read, and the thread's group it belongs
+// to.
 struct Copy { void *to; uint64_t value[2]; int group; const char *file; int line; };
 
-// What a thread runs on: a stack, and who ThreadSanitizer takes it for. A lane serves many blocks: to make one costs more than most blocks do. What is on one lane is in
-// order for ThreadSanitizer, so a block has its threads on other lanes than the block before.
+// A lane is what a thread runs on: a stack, and who ThreadSanitizer takes it for. A lane serves
+// many blocks: to make one costs more than most blocks do. ThreadSanitizer takes everything on one
+// lane for ordered, so a block has its threads on other lanes than the block before.
 struct Lane { char *stack; void *tsan; int blocks; };
-static const int LANE_STEP = 37, LANE_BLOCKS = 256;     // after so many a new one: calls that a thread's end left open stay on ThreadSanitizer's list of the lane
+// A lane is made anew after so many blocks: calls that a thread's end left open stay on
+// ThreadSanitizer's list of the lane.
+static const int LANE_STEP = 37, LANE_BLOCKS = 256;
 
 struct Fiber {
     Context context;
@@ -107,13 +129,16 @@ struct Fiber {
     const char *waits, *file;         // the operation it waits in, NULL: it can run
     int line;
     unsigned mask;
-    char exchange[2][32];             // what it brings to emu_exchange: one is read by other lanes while the other is written
+    // what it brings to emu_exchange: one is read by other lanes while the other is written
+    char exchange[2][32];
     int exchanges;
-    Copy copy[MAX_COPIES];            // a ring: begun and not waited for are those from copy_done to copy_begun - 1
+    // a ring: begun and not waited for are those from copy_done to copy_begun - 1
+    Copy copy[MAX_COPIES];
     int copy_begun, copy_done, copy_group;      // copy_group: the open one
 };
 
-// Lanes that name the same mask meet here. Two buffers: a lane may bring its next value while slower ones still read the last.
+// Lanes that name the same mask meet here. Two buffers: a lane may bring its next value while
+// slower ones still read the last.
 struct Slot {
     const char *operation;
     unsigned mask, arrived, generation, present[2];
@@ -131,7 +156,8 @@ struct Shared { const void *key; size_t bytes; void *data; };
 
 struct Operation { std::vector<int> after; std::function<void()> run; };
 
-// Threads ask for their index and the API has no context argument, so the machine is one object of the process.
+// Threads ask for their index and the API has no context argument, so the machine is one object of
+// the process.
 struct Machine {
     Fiber host, fiber[MAX_THREADS];
     Lane lane[MAX_THREADS];
@@ -166,7 +192,13 @@ static Machine emu;
 typedef std::vector<std::function<void()>> Work;
 struct CUgraph_st { Work work; };
 struct CUgraphExec_st { Work work; };
-struct CUstream_st { int last; bool nonblocking; CUgraph_st *graph = NULL; bool relaxed = false, broken = false; };      // graph: not NULL while it records
+// graph: not NULL while it records
+struct CUstream_st {
+    int last;
+    bool nonblocking;
+    CUgraph_st *graph = NULL;
+    bool relaxed = false, broken = false;
+};
 struct CUevent_st { int operation; double seconds; };
 static CUstream_st default_stream = {0, false};
 
@@ -184,7 +216,8 @@ static int pick(int n) {
     return (int)((z ^ (z >> 31)) % (uint64_t)n);
 }
 
-__attribute__((format(printf, 2, 3), noreturn)) static void fail(const char *help, const char *format, ...) {
+__attribute__((format(printf, 2, 3), noreturn)) static void fail(const char *help,
+                                                                 const char *format, ...) {
     va_list args;
     fflush(stdout);
     fprintf(stderr, "emulator: ");
@@ -192,7 +225,9 @@ __attribute__((format(printf, 2, 3), noreturn)) static void fail(const char *hel
     vfprintf(stderr, format, args);
     va_end(args);
     const uint3 b = emu.block, t = emu.now->thread;
-    if (emu.text) fprintf(stderr, "\n  in LAUNCH(%s) of %s:%d, block (%u, %u, %u)", emu.text, emu.file, emu.line, b.x, b.y, b.z);
+    if (emu.text)
+        fprintf(stderr, "\n  in LAUNCH(%s) of %s:%d, block (%u, %u, %u)", emu.text, emu.file,
+                emu.line, b.x, b.y, b.z);
     if (emu.now != &emu.host) fprintf(stderr, ", thread (%u, %u, %u)", t.x, t.y, t.z);
     const char *seed = getenv("EMU_SEED");
     fprintf(stderr, "\n  -> %s (EMU_SEED=%s repeats this order)\n", help, seed ? seed : "0");
@@ -203,10 +238,14 @@ __attribute__((format(printf, 2, 3), noreturn)) static void fail(const char *hel
 static void switch_to(Fiber *to) {
     Fiber *from = emu.now;
     emu.now = to;
-    if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(from->live ? &from->fake_stack : NULL, to->stack, to->stack_bytes);
-    if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(to->tsan, 1);            // 1: the switch itself orders nothing
+    if (__sanitizer_start_switch_fiber)
+        __sanitizer_start_switch_fiber(from->live ? &from->fake_stack : NULL, to->stack,
+                                       to->stack_bytes);
+    // 1: the switch itself orders nothing
+    if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(to->tsan, 1);
     context_swap(&from->context, &to->context);
-    if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(from->fake_stack, NULL, NULL);
+    if (__sanitizer_finish_switch_fiber)
+        __sanitizer_finish_switch_fiber(from->fake_stack, NULL, NULL);
 }
 
 // Who stands where, one line per place.
@@ -218,17 +257,21 @@ static void deadlock(void) {
         int same = 0, earlier = 0;
         for (int j = 0; j < threads; j++) {
             Fiber *g = &emu.fiber[j];
-            bool alike = g->live && f->live && g->line == f->line && g->mask == f->mask && !strcmp(g->waits, f->waits) && !strcmp(g->file, f->file);
+            bool alike = g->live && f->live && g->line == f->line && g->mask == f->mask &&
+                         !strcmp(g->waits, f->waits) && !strcmp(g->file, f->file);
             same += alike;
             earlier += alike && j < i;
         }
         if (!same || earlier) continue;
         fprintf(stderr, "  %d in %s of %s:%d", same, f->waits, f->file, f->line);
         if (f->mask) fprintf(stderr, " with mask 0x%08x", f->mask);
-        fprintf(stderr, ", the first is thread (%u, %u, %u)\n", f->thread.x, f->thread.y, f->thread.z);
+        fprintf(stderr, ", the first is thread (%u, %u, %u)\n", f->thread.x, f->thread.y,
+                f->thread.z);
     }
     emu.now = &emu.host;
-    fail("every live thread of the block (for a warp operation: of the mask) must come to the same call", "deadlock, %d threads live", emu.live);
+    fail("every live thread of the block (for a warp operation: of the mask) must come to the same "
+         "call",
+         "deadlock, %d threads live", emu.live);
 }
 
 static void run_next(void) {
@@ -279,7 +322,9 @@ static void slot_release(int warp, Slot *s) {
 static void copies_end(const Fiber *f) {
     if (f->copy_done == f->copy_begun) return;
     const Copy *c = &f->copy[f->copy_done % MAX_COPIES];
-    fail("commit the copies and wait for them", "a thread ends with %d asynchronous copies it has not waited for, the first from %s:%d", f->copy_begun - f->copy_done, c->file, c->line);
+    fail("commit the copies and wait for them",
+         "a thread ends with %d asynchronous copies it has not waited for, the first from %s:%d",
+         f->copy_begun - f->copy_done, c->file, c->line);
 }
 
 // An exited thread counts as arrived, so its going may complete what others wait in.
@@ -303,16 +348,19 @@ static void fiber_entry(void) {
     (*emu.body)();
     fiber_exit(emu.now);
     run_next();
-    abort();                                                 // nobody switches to a fiber that has ended
+    abort();  // nobody switches to a fiber that has ended
 }
 
 static void lane_make(Lane *lane) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     ignore_begin();
     if (lane->tsan) __tsan_destroy_fiber(lane->tsan);
-    if (lane->stack) munmap(lane->stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);         // ThreadSanitizer must forget what was written on it
-    char *p = static_cast<char *>(mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0));
-    if (p == MAP_FAILED || mprotect(p, GUARD_BYTES, PROT_NONE)) fail("free memory, or smaller blocks", "no memory for the stack of a thread");
+    // ThreadSanitizer must forget what was written on it
+    if (lane->stack) munmap(lane->stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
+    char *p = static_cast<char *>(mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
+                                       flags, -1, 0));
+    if (p == MAP_FAILED || mprotect(p, GUARD_BYTES, PROT_NONE))
+        fail("free memory, or smaller blocks", "no memory for the stack of a thread");
     *lane = {p + GUARD_BYTES, __tsan_create_fiber ? __tsan_create_fiber(0) : NULL, 0};
     ignore_end();
 }
@@ -340,7 +388,9 @@ static void *shared_make(const void *key, size_t bytes) {
     size_t total = emu.dynamic_bytes + (key ? bytes : 0), fixed = key ? bytes : 0;
     for (const Shared &s : emu.shared) total += s.key ? s.bytes : 0, fixed += s.key ? s.bytes : 0;
     if (fixed > STATIC_SHARED_MAX || total > shared_max()) {
-        fail("smaller tiles, or SHARED_DYNAMIC", "%zu bytes of static shared memory (at most %zu), %zu in all (at most %zu)", fixed, STATIC_SHARED_MAX, total, shared_max());
+        fail("smaller tiles, or SHARED_DYNAMIC",
+             "%zu bytes of static shared memory (at most %zu), %zu in all (at most %zu)", fixed,
+             STATIC_SHARED_MAX, total, shared_max());
     }
     ignore_begin();
     void *p = malloc(bytes ? bytes : 1);
@@ -366,10 +416,13 @@ static void run_block(void) {
     ignore_end();
 }
 
-// A thread that runs into the guard page below its stack. AddressSanitizer has a handler of its own.
+// A thread that runs into the guard page below its stack. AddressSanitizer has a handler of its
+// own.
 static void on_fault(int, siginfo_t *info, void *) {
     const char *p = static_cast<const char *>(info->si_addr), *stack = emu.now->stack;
-    if (emu.now != &emu.host && p < stack && p >= stack - GUARD_BYTES) fail("smaller local arrays, no recursion", "stack overflow: more than %zu KiB of local variables", STACK_BYTES >> 10);
+    if (emu.now != &emu.host && p < stack && p >= stack - GUARD_BYTES)
+        fail("smaller local arrays, no recursion",
+             "stack overflow: more than %zu KiB of local variables", STACK_BYTES >> 10);
     signal(SIGSEGV, SIG_DFL);
 }
 
@@ -400,7 +453,8 @@ static void host_begin(void) {
     catch_faults();
 }
 
-static void run_kernel(const char *file, int line, const char *text, dim3 grid, dim3 size, size_t dynamic, const std::function<void()> &body) {
+static void run_kernel(const char *file, int line, const char *text, dim3 grid, dim3 size,
+                       size_t dynamic, const std::function<void()> &body) {
     size_t blocks = (size_t)grid.x * grid.y * grid.z;
     std::vector<size_t> order(blocks);
     for (size_t i = 0; i < blocks; i++) order[i] = i;
@@ -410,7 +464,8 @@ static void run_kernel(const char *file, int line, const char *text, dim3 grid, 
     for (size_t i = 0; i < blocks; i++) {
         std::swap(order[i], order[i + (size_t)pick((int)(blocks - i))]);
         size_t b = order[i];
-        emu.block = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
+        emu.block = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y),
+                     (unsigned)(b / grid.x / grid.y)};
         run_block();
     }
     acquire(&emu.launch_order);
@@ -425,7 +480,8 @@ const dim3 &emu_grid_size(void) { return emu.grid; }
 int emu_lane(void) { return emu.now->index & 31; }
 
 static void in_kernel(const char *operation) {
-    if (emu.now == &emu.host || !emu.text) fail("start it with LAUNCH", "%s outside of a kernel", operation);
+    if (emu.now == &emu.host || !emu.text)
+        fail("start it with LAUNCH", "%s outside of a kernel", operation);
 }
 
 void emu_fence(void) {
@@ -450,7 +506,9 @@ void emu_barrier(const char *file, int line) {
     if (!emu.barrier_count) emu.barrier_first = emu.now;
     const Fiber *f = emu.barrier_first;
     if (emu.barrier_count && (f->line != line || strcmp(f->file, file))) {
-        fail("move __syncthreads out of the branch", "divergent __syncthreads: this thread comes to %s:%d while thread (%u, %u, %u) waits in %s:%d",
+        fail("move __syncthreads out of the branch",
+             "divergent __syncthreads: this thread comes to %s:%d while thread (%u, %u, %u) waits "
+             "in %s:%d",
              file, line, f->thread.x, f->thread.y, f->thread.z, f->file, f->line);
     }
     char *order = &emu.barrier_order[emu.barrier_generation & 1];
@@ -461,14 +519,21 @@ void emu_barrier(const char *file, int line) {
     acquire(order);
 }
 
-// Brings a value to the slot of (warp, mask) and waits for the other lanes; returns the slot and which of its buffers to read.
-static Slot *meet(const char *operation, unsigned mask, uint64_t value, const char *file, int line, int *buffer) {
+// Brings a value to the slot of (warp, mask) and waits for the other lanes; returns the slot and
+// which of its buffers to read.
+static Slot *meet(const char *operation, unsigned mask, uint64_t value, const char *file, int line,
+                  int *buffer) {
     in_kernel(operation);
     int lane = emu.now->index % 32, warp = emu.now->index / 32, i = 0;
     Warp *w = &emu.warp[warp];
-    if (!(mask >> lane & 1)) fail("every caller is in its own mask", "%s at %s:%d with mask 0x%08x, in which lane %d is not", operation, file, line, mask, lane);
+    if (!(mask >> lane & 1))
+        fail("every caller is in its own mask",
+             "%s at %s:%d with mask 0x%08x, in which lane %d is not", operation, file, line, mask,
+             lane);
     while (i < w->slots && w->slot[i].mask != mask) i++;
-    if (i == MAX_MASKS) fail("fewer masks, or a larger MAX_MASKS in dev/emu/emu.cpp", "more than %d different masks in one warp", MAX_MASKS);
+    if (i == MAX_MASKS)
+        fail("fewer masks, or a larger MAX_MASKS in dev/emu/emu.cpp",
+             "more than %d different masks in one warp", MAX_MASKS);
     Slot *s = &w->slot[i];
     if (i == w->slots) {
         w->slots++;
@@ -476,7 +541,9 @@ static Slot *meet(const char *operation, unsigned mask, uint64_t value, const ch
         s->arrived = s->generation = 0;
     }
     if (s->arrived && strcmp(s->operation, operation)) {
-        fail("all lanes of the mask call the same operation", "%s at %s:%d, where other lanes of mask 0x%08x wait in %s", operation, file, line, mask, s->operation);
+        fail("all lanes of the mask call the same operation",
+             "%s at %s:%d, where other lanes of mask 0x%08x wait in %s", operation, file, line,
+             mask, s->operation);
     }
     int b = *buffer = (int)(s->generation & 1);
     s->operation = operation;
@@ -491,12 +558,15 @@ static Slot *meet(const char *operation, unsigned mask, uint64_t value, const ch
     return s;
 }
 
-uint64_t emu_shuffle(const char *operation, unsigned mask, uint64_t value, int source, const char *file, int line) {
+uint64_t emu_shuffle(const char *operation, unsigned mask, uint64_t value, int source,
+                     const char *file, int line) {
     int b;
     Slot *s = meet(operation, mask, value, file, line, &b);
     if (source < 0 || source > 31 || !(s->present[b] >> source & 1)) {
-        fail("all lanes that are read take part: no early return, and a mask and width that fit the live lanes",
-             "%s at %s:%d reads lane %d, which is not there (mask 0x%08x, lanes that came 0x%08x)", operation, file, line, source, mask, s->present[b]);
+        fail("all lanes that are read take part: no early return, and a mask and width that fit "
+             "the live lanes",
+             "%s at %s:%d reads lane %d, which is not there (mask 0x%08x, lanes that came 0x%08x)",
+             operation, file, line, source, mask, s->present[b]);
     }
     return s->value[b][source];
 }
@@ -505,32 +575,44 @@ unsigned emu_vote(const char *operation, unsigned mask, bool value, const char *
     int b;
     Slot *s = meet(operation, mask, value, file, line, &b);
     unsigned votes = 0;
-    for (int lane = 0; lane < 32; lane++) if (s->present[b] >> lane & 1) votes |= (unsigned)s->value[b][lane] << lane;
+    for (int lane = 0; lane < 32; lane++)
+        if (s->present[b] >> lane & 1) votes |= (unsigned)s->value[b][lane] << lane;
     return votes;
 }
 
-// ------------------------------------------------------------------ matrix operations and asynchronous copies
-// A lane's bytes lie with its fiber, in turn in one of two places: it writes the first again in its next but one exchange, and by then all lanes have come to
-// the next, so that they have read this one.
-void emu_exchange_bytes(const char *operation, const void *mine, size_t bytes, const void *all[32], const char *file, int line) {
+// ------------------------------------------------------- matrix operations and asynchronous copies
+// A lane's bytes lie with its fiber, in turn in one of two places: it writes the first again in its
+// next but one exchange, and by then all lanes have come to the next, so that they have read this
+// one.
+void emu_exchange_bytes(const char *operation, const void *mine, size_t bytes, const void *all[32],
+                        const char *file, int line) {
     in_kernel(operation);
     Fiber *f = emu.now;
     char *place = f->exchange[f->exchanges++ & 1];
     int b;
-    if (bytes > sizeof f->exchange[0]) fail("a larger Fiber.exchange in dev/emu/emu.cpp", "%s exchanges %zu bytes", operation, bytes);
+    if (bytes > sizeof f->exchange[0])
+        fail("a larger Fiber.exchange in dev/emu/emu.cpp", "%s exchanges %zu bytes", operation,
+             bytes);
     ignore_begin();
     memcpy(place, mine, bytes);
     ignore_end();
-    const Slot *s = meet(operation, 0xffffffffu, reinterpret_cast<uintptr_t>(place), file, line, &b);
-    if (s->present[b] != 0xffffffffu) fail("all 32 lanes of a warp call it together", "%s at %s:%d with lanes 0x%08x alone", operation, file, line, s->present[b]);
-    for (int lane = 0; lane < 32; lane++) all[lane] = reinterpret_cast<const void *>(s->value[b][lane]);
+    const Slot *s =
+        meet(operation, 0xffffffffu, reinterpret_cast<uintptr_t>(place), file, line, &b);
+    if (s->present[b] != 0xffffffffu)
+        fail("all 32 lanes of a warp call it together", "%s at %s:%d with lanes 0x%08x alone",
+             operation, file, line, s->present[b]);
+    for (int lane = 0; lane < 32; lane++)
+        all[lane] = reinterpret_cast<const void *>(s->value[b][lane]);
 }
 
-// A copy has no effect before its group is waited for. Its queue is the runtime's, but what it reads and writes is read and written in emu.h, for the sanitizers.
+// A copy has no effect before its group is waited for. Its queue is the runtime's, but what it
+// reads and writes is read and written in emu.h, for the sanitizers.
 void emu_copy_begin(void *to, const uint64_t value[2], const char *file, int line) {
     in_kernel("cp.async");
     Fiber *f = emu.now;
-    if (f->copy_begun - f->copy_done == MAX_COPIES) fail("wait earlier, or a larger MAX_COPIES in dev/emu/emu.cpp", "more than %d copies of a thread under way", MAX_COPIES);
+    if (f->copy_begun - f->copy_done == MAX_COPIES)
+        fail("wait earlier, or a larger MAX_COPIES in dev/emu/emu.cpp",
+             "more than %d copies of a thread under way", MAX_COPIES);
     f->copy[f->copy_begun++ % MAX_COPIES] = {to, {value[0], value[1]}, f->copy_group, file, line};
 }
 void emu_copy_commit(void) { emu.now->copy_group++; }
@@ -544,13 +626,17 @@ void *emu_copy_next(int groups, uint64_t value[2]) {
 }
 
 void emu_misaligned(const char *operation, const void *p, const char *file, int line) {
-    fail("16-byte aligned addresses, in shared memory and in global", "%s at %s:%d with address %p", operation, file, line, p);
+    fail("16-byte aligned addresses, in shared memory and in global", "%s at %s:%d with address %p",
+         operation, file, line, p);
 }
 
 // ------------------------------------------------------------------ streams and events
-// Work is recorded and runs at a synchronization: then any operation whose predecessors are done may be the next. Predecessors are the operation before it
-// in its stream, an awaited event, and the rules of the legacy default stream (CUDA programming guide, "Default Stream").
-static CUstream_st *stream_of(cudaStream_t s) { return s && s != cudaStreamLegacy ? s : &default_stream; }
+// Work is recorded and runs at a synchronization: then any operation whose predecessors are done
+// may be the next. Predecessors are the operation before it in its stream, an awaited event, and
+// the rules of the legacy default stream (CUDA programming guide, "Default Stream").
+static CUstream_st *stream_of(cudaStream_t s) {
+    return s && s != cudaStreamLegacy ? s : &default_stream;
+}
 
 static int enqueue(cudaStream_t handle, std::function<void()> run, int also = 0) {
     CUstream_st *s = stream_of(handle);
@@ -560,7 +646,8 @@ static int enqueue(cudaStream_t handle, std::function<void()> run, int also = 0)
     }
     Operation o = {{s->last, also}, run};
     if (s == &default_stream) {
-        for (cudaStream_t other : emu.streams) if (!other->nonblocking) o.after.push_back(other->last);
+        for (cudaStream_t other : emu.streams)
+            if (!other->nonblocking) o.after.push_back(other->last);
     } else if (!s->nonblocking) o.after.push_back(default_stream.last);
     emu.pending[++emu.issued] = o;
     return s->last = emu.issued;
@@ -581,27 +668,38 @@ static void finish(int operation) { while (emu.pending.count(operation)) run_one
 static void finish_all(void) { while (!emu.pending.empty()) run_one(); }
 static cudaError_t result(cudaError_t e) { return e == cudaSuccess ? e : (emu.error = e); }
 
-// While a stream records a graph (below) some calls are not allowed; they spoil the recording. always: also in the relaxed mode.
+// While a stream records a graph (below) some calls are not allowed; they spoil the recording.
+// always: also in the relaxed mode.
 static cudaError_t while_recording(bool always) {
     cudaError_t e = cudaSuccess;
-    for (cudaStream_t s : emu.streams) if (s->graph && (always || !s->relaxed)) s->broken = true, e = cudaErrorStreamCaptureUnsupported;
+    for (cudaStream_t s : emu.streams)
+        if (s->graph && (always || !s->relaxed))
+            s->broken = true, e = cudaErrorStreamCaptureUnsupported;
     return result(e);
 }
 
-// May this stream be given work? Not once its recording is spoilt; and the default stream would wait for a blocking stream that records.
+// May this stream be given work? Not once its recording is spoilt; and the default stream would
+// wait for a blocking stream that records.
 static cudaError_t accepts(cudaStream_t handle) {
     CUstream_st *s = stream_of(handle);
     cudaError_t e = s->broken ? cudaErrorStreamCaptureInvalidated : emu.fault;
     for (cudaStream_t other : emu.streams) {
-        if (s == &default_stream && other->graph && !other->nonblocking) other->broken = true, e = cudaErrorStreamCaptureImplicit;
+        if (s == &default_stream && other->graph && !other->nonblocking)
+            other->broken = true, e = cudaErrorStreamCaptureImplicit;
     }
     return result(e);
 }
 
 // Waiting for a stream that records, or for the default stream while a blocking one does.
-static cudaError_t can_wait(cudaStream_t handle) { return stream_of(handle)->graph ? while_recording(true) : accepts(handle); }
+static cudaError_t can_wait(cudaStream_t handle) {
+    return stream_of(handle)->graph ? while_recording(true) : accepts(handle);
+}
 
-static cudaError_t image(void) { return result(setting("EMU_BUILT", (size_t)compute()) == (size_t)compute() ? cudaSuccess : cudaErrorNoKernelImageForDevice); }
+static cudaError_t image(void) {
+    return result(setting("EMU_BUILT", (size_t)compute()) == (size_t)compute()
+                      ? cudaSuccess
+                      : cudaErrorNoKernelImageForDevice);
+}
 
 // For an emulated library: does any stream record a graph? And its work.
 bool emu_recording(void) {
@@ -614,9 +712,11 @@ cudaError_t emu_enqueue(cudaStream_t stream, std::function<void()> run) {
     return e;
 }
 
-void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 size, size_t dynamic, cudaStream_t stream, std::function<void()> body) {
+void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 size, size_t dynamic,
+                cudaStream_t stream, std::function<void()> body) {
     size_t threads = (size_t)size.x * size.y * size.z;
-    bool fits = threads && threads <= MAX_THREADS && size.z <= 64 && grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
+    bool fits = threads && threads <= MAX_THREADS && size.z <= 64 && grid.x && grid.y && grid.z &&
+                grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
     if (!fits) { result(cudaErrorInvalidConfiguration); return; }
     if (dynamic > shared_max()) { result(cudaErrorInvalidValue); return; }
     if (image() != cudaSuccess || accepts(stream) != cudaSuccess) return;
@@ -629,7 +729,9 @@ void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 si
 extern "C" {
 cudaError_t cudaGetLastError(void) { cudaError_t e = emu.error; emu.error = cudaSuccess; return e; }
 cudaError_t cudaPeekAtLastError(void) { return emu.error; }
-const char *cudaGetErrorName(cudaError_t e) { return e == cudaSuccess ? "cudaSuccess" : "cudaError"; }
+const char *cudaGetErrorName(cudaError_t e) {
+    return e == cudaSuccess ? "cudaSuccess" : "cudaError";
+}
 const char *cudaGetErrorString(cudaError_t e) {
     switch (e) {
     case cudaSuccess: return "no error";
@@ -641,13 +743,18 @@ const char *cudaGetErrorString(cudaError_t e) {
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
-    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorInsufficientDriver:
+        return "CUDA driver version is insufficient for CUDA runtime version";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
+    case cudaErrorNoKernelImageForDevice:
+        return "no kernel image is available for execution on the device";
     case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
-    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
-    case cudaErrorStreamCaptureImplicit: return "operation would make the legacy stream depend on a capturing blocking stream";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureImplicit:
+        return "operation would make the legacy stream depend on a capturing blocking stream";
     default: return "an error that the emulator has no text for";
     }
 }
@@ -656,8 +763,13 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
     emu.streams.push_back(*s = new CUstream_st{0, flags == cudaStreamNonBlocking});
     return cudaSuccess;
 }
-cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
-cudaError_t cudaStreamGetFlags(cudaStream_t s, unsigned *flags) { *flags = stream_of(s)->nonblocking ? cudaStreamNonBlocking : cudaStreamDefault; return cudaSuccess; }
+cudaError_t cudaStreamCreate(cudaStream_t *s) {
+    return cudaStreamCreateWithFlags(s, cudaStreamDefault);
+}
+cudaError_t cudaStreamGetFlags(cudaStream_t s, unsigned *flags) {
+    *flags = stream_of(s)->nonblocking ? cudaStreamNonBlocking : cudaStreamDefault;
+    return cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
     for (size_t i = 0; i < emu.streams.size(); i++) {
         if (emu.streams[i] != s) continue;
@@ -675,7 +787,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     return e == cudaSuccess ? result(emu.fault) : e;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
-    cudaError_t error = can_wait(s);                         // events are not part of the graphs here
+    cudaError_t error = can_wait(s);  // events are not part of the graphs here
     if (error == cudaSuccess) enqueue(s, [] {}, e->operation);
     return error;
 }
@@ -685,8 +797,13 @@ cudaError_t cudaDeviceSynchronize(void) {
     return e;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) { *e = new CUevent_st{0, 0}; return cudaSuccess; }
-cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
+    *e = new CUevent_st{0, 0};
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *e) {
+    return cudaEventCreateWithFlags(e, cudaEventDefault);
+}
 cudaError_t cudaEventDestroy(cudaEvent_t e) { finish(e->operation); delete e; return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) { finish(e->operation); return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
@@ -705,14 +822,17 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {                  // a loop of questi
     return cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
-    if (emu.pending.count(from->operation) || emu.pending.count(to->operation)) return result(cudaErrorNotReady);
+    if (emu.pending.count(from->operation) || emu.pending.count(to->operation))
+        return result(cudaErrorNotReady);
     *ms = (float)(1e3 * (to->seconds - from->seconds));
     return cudaSuccess;
 }
 
 // ------------------------------------------------------------------ graphs
-// Between begin and end the work given to a stream is recorded, not run; a launch gives the recorded operations to a stream, in their order. One stream a
-// graph. Waiting for a stream that records, its events, memory management (but in the relaxed mode) and copies to or from pageable memory are refused.
+// Between begin and end the work given to a stream is recorded, not run; a launch gives the
+// recorded operations to a stream, in their order. One stream a graph. Waiting for a stream that
+// records, its events, memory management (but in the relaxed mode) and copies to or from pageable
+// memory are refused.
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
     CUstream_st *s = stream_of(handle);
     if (s == &default_stream) return result(cudaErrorStreamCaptureUnsupported);
@@ -734,21 +854,31 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *status) {
     CUstream_st *s = stream_of(handle);
-    *status = s->broken ? cudaStreamCaptureStatusInvalidated : s->graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    *status = s->graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    if (s->broken) *status = cudaStreamCaptureStatusInvalidated;
     return cudaSuccess;
 }
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph,
+                                 unsigned long long) {
     if (!graph) return result(cudaErrorInvalidValue);
     *executable = new CUgraphExec_st{graph->work};
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t s) {
-    cudaError_t e = !executable ? result(cudaErrorInvalidValue) : can_wait(s);                      // no graphs inside graphs
-    for (size_t i = 0; e == cudaSuccess && i < executable->work.size(); i++) enqueue(s, executable->work[i]);
+    // no graphs inside graphs
+    cudaError_t e = !executable ? result(cudaErrorInvalidValue) : can_wait(s);
+    for (size_t i = 0; e == cudaSuccess && i < executable->work.size(); i++)
+        enqueue(s, executable->work[i]);
     return e;
 }
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) { delete graph; return graph ? cudaSuccess : result(cudaErrorInvalidValue); }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { delete executable; return executable ? cudaSuccess : result(cudaErrorInvalidValue); }
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return graph ? cudaSuccess : result(cudaErrorInvalidValue);
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+    delete executable;
+    return executable ? cudaSuccess : result(cudaErrorInvalidValue);
+}
 
 // ------------------------------------------------------------------ memory
 // Is p inside, or one past the end of, an allocation of the table?
@@ -757,12 +887,15 @@ static bool inside(const std::map<char *, size_t> &table, const void *p, size_t 
     auto it = table.upper_bound(c);
     return it != table.begin() && (--it, c + bytes <= it->first + it->second);
 }
-bool emu_on_device(const void *p, size_t bytes) { return inside(emu.device, p, bytes); }                    // for the emulated libraries
+// for the emulated libraries
+bool emu_on_device(const void *p, size_t bytes) { return inside(emu.device, p, bytes); }
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
     *p = NULL;
     if (while_recording(false) != cudaSuccess) return cudaErrorStreamCaptureUnsupported;
-    if (bytes > device_bytes() || emu.device_bytes > device_bytes() - bytes || posix_memalign(p, 256, bytes ? bytes : 1)) return result(cudaErrorMemoryAllocation);
+    if (bytes > device_bytes() || emu.device_bytes > device_bytes() - bytes ||
+        posix_memalign(p, 256, bytes ? bytes : 1))
+        return result(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
     emu.device[static_cast<char *>(*p)] = bytes;
     emu.device_bytes += bytes;
@@ -806,20 +939,32 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s) {
     if (e == cudaSuccess) enqueue(s, [=] { memset(p, value, bytes); });
     return e;
 }
-cudaError_t cudaMemset(void *p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, 0); }
+cudaError_t cudaMemset(void *p, int value, size_t bytes) {
+    return cudaMemsetAsync(p, value, bytes, 0);
+}
 
-// Pinned memory is read and written when the stream gets there; pageable memory at once (CUDA runtime API, "API synchronization behavior").
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
-    bool to_device = inside(emu.device, to, 0) && kind != cudaMemcpyDeviceToHost, from_device = inside(emu.device, from, 0) && kind != cudaMemcpyHostToDevice;
-    bool wrong = (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) != to_device && kind != cudaMemcpyDefault;
-    wrong |= (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) != from_device && kind != cudaMemcpyDefault;
+// Pinned memory is read and written when the stream gets there; pageable memory at once (CUDA
+// runtime API, "API synchronization behavior").
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t s) {
+    bool to_device = inside(emu.device, to, 0) && kind != cudaMemcpyDeviceToHost;
+    bool from_device = inside(emu.device, from, 0) && kind != cudaMemcpyHostToDevice;
+    bool wrong =
+        (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) != to_device &&
+        kind != cudaMemcpyDefault;
+    wrong |= (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice) != from_device &&
+             kind != cudaMemcpyDefault;
     if (wrong) return result(cudaErrorInvalidMemcpyDirection);
-    if ((to_device && !inside(emu.device, to, bytes)) || (from_device && !inside(emu.device, from, bytes))) return result(cudaErrorInvalidValue);
-    bool pageable = (!from_device && !inside(emu.pinned, from, bytes)) || (!to_device && !inside(emu.pinned, to, bytes));
+    if ((to_device && !inside(emu.device, to, bytes)) ||
+        (from_device && !inside(emu.device, from, bytes)))
+        return result(cudaErrorInvalidValue);
+    bool pageable = (!from_device && !inside(emu.pinned, from, bytes)) ||
+                    (!to_device && !inside(emu.pinned, to, bytes));
     cudaError_t e = pageable && stream_of(s)->graph ? while_recording(true) : accepts(s);
     if (e != cudaSuccess) return e;
     if (!from_device && !inside(emu.pinned, from, bytes)) {
-        std::vector<char> staged(static_cast<const char *>(from), static_cast<const char *>(from) + bytes);
+        std::vector<char> staged(static_cast<const char *>(from),
+                                 static_cast<const char *>(from) + bytes);
         enqueue(s, [=] { memcpy(to, staged.data(), bytes); });
         return cudaSuccess;
     }
@@ -835,15 +980,24 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
 }
 
 // ------------------------------------------------------------------ the device
-cudaError_t cudaSetDevice(int device) { return device < 0 || device >= (int)setting("EMU_DEVICES", 1) ? result(cudaErrorInvalidDevice) : cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+    return device < 0 || device >= (int)setting("EMU_DEVICES", 1) ? result(cudaErrorInvalidDevice)
+                                                                  : cudaSuccess;
+}
 cudaError_t cudaGetDevice(int *device) { *device = 0; return cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int *version) { *version = (int)setting("EMU_DRIVER", CUDART_VERSION); return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = (int)setting("EMU_DRIVER", CUDART_VERSION);
+    return cudaSuccess;
+}
 cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int *count) {
     int driver;
     cudaDriverGetVersion(&driver);
-    *count = driver / 1000 < CUDART_VERSION / 1000 ? 0 : (int)setting("EMU_DEVICES", 1);          // drivers serve all toolkits of their major version
-    return result(driver / 1000 < CUDART_VERSION / 1000 ? cudaErrorInsufficientDriver : *count ? cudaSuccess : cudaErrorNoDevice);
+    // drivers serve all toolkits of their major version
+    bool old = driver / 1000 < CUDART_VERSION / 1000;
+    *count = old ? 0 : (int)setting("EMU_DEVICES", 1);
+    if (old) return result(cudaErrorInsufficientDriver);
+    return result(*count ? cudaSuccess : cudaErrorNoDevice);
 }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
@@ -854,7 +1008,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMaxThreadsPerBlock: *value = MAX_THREADS; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)STATIC_SHARED_MAX; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)shared_max(); return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)shared_max() + 1024; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = (int)shared_max() + 1024;
+        return cudaSuccess;
     default: return result(cudaErrorInvalidValue);
     }
 }
@@ -865,8 +1021,11 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) 
     return image();
 }
 cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute attribute, int value) {
-    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value >= 0 && value <= (int)shared_max()) return cudaSuccess;
-    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100) return cudaSuccess;
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value >= 0 &&
+        value <= (int)shared_max())
+        return cudaSuccess;
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100)
+        return cudaSuccess;
     return result(cudaErrorInvalidValue);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {

@@ -1,6 +1,8 @@
-// test_emu.cu: what the emulator runs right, and the bugs it must report. Also compiled by nvcc (test.sh), which proves that both compilers take the file.
+// test_emu.cu: what the emulator runs right, and the bugs it must report. Also compiled by nvcc
+// (test.sh), which proves that both compilers take the file.
 //
-//   test_emu CASE      a correct case prints nothing and exits with 0, whatever EMU_SEED; a planted bug stops, or gives a wrong result (status 1)
+//   test_emu CASE      a correct case prints nothing and exits with 0, whatever EMU_SEED; a planted
+//                      bug stops, or gives a wrong result (status 1)
 #include <stdio.h>
 #include <string.h>
 #include <functional>
@@ -8,13 +10,19 @@
 #include <cuda_bf16.h>
 #include "../../llmc/mma.cuh"
 
-#define EXPECT(cond) CHECK(cond, "wrong result: expected %s\n  -> EMU_SEED repeats this order", #cond)
-enum Bug { NONE, NO_BARRIER, NO_LOOP_BARRIER, NO_SYNCWARP, DIVERGENT, EXIT_DIVERGENT, SHARED_OUT, DYNAMIC_OUT, GLOBAL_OUT, HALF_WARP, UNSET_SHARED, WRONG_MASK, MIXED_WARP, ACTIVE_MASK, NOT_IN_MASK,
-           NO_EVENT, PINNED_REUSE, BLOCK_RACE, DEEP_STACK, GRAPH_REUSE,
-           NO_COPY_WAIT, LATE_COPY_WAIT, NO_COMMIT, NO_COPY_BARRIER, EARLY_COPY, HALF_MMA, MATRIX_OUT, COPY_OUT, MISALIGNED };
+#define EXPECT(cond) \
+    CHECK(cond, "wrong result: expected %s\n  -> EMU_SEED repeats this order", #cond)
+enum Bug {
+    NONE, NO_BARRIER, NO_LOOP_BARRIER, NO_SYNCWARP, DIVERGENT, EXIT_DIVERGENT, SHARED_OUT,
+    DYNAMIC_OUT, GLOBAL_OUT, HALF_WARP, UNSET_SHARED, WRONG_MASK, MIXED_WARP, ACTIVE_MASK,
+    NOT_IN_MASK, NO_EVENT, PINNED_REUSE, BLOCK_RACE, DEEP_STACK, GRAPH_REUSE, NO_COPY_WAIT,
+    LATE_COPY_WAIT, NO_COMMIT, NO_COPY_BARRIER, EARLY_COPY, HALF_MMA, MATRIX_OUT, COPY_OUT,
+    MISALIGNED
+};
 
-// ------------------------------------------------------------------ kernels, right for NONE and broken on purpose otherwise
-// The sum over the block in every thread; called more than once in a kernel, hence the last barrier.
+// ----------------------------------------- kernels, right for NONE and broken on purpose otherwise
+// The sum over the block in every thread; called more than once in a kernel, hence the last
+// barrier.
 template <Bug BUG> __device__ static float block_sum(float x) {
     SHARED(float, partial, 32);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = CEIL_DIV(blockDim.x, 32);
@@ -28,26 +36,33 @@ template <Bug BUG> __device__ static float block_sum(float x) {
 }
 
 // Row sums: one block a row, several sums in a row's loop.
-template <Bug BUG> __global__ void __launch_bounds__(1024) rows_kernel(float *out, const float *in, size_t columns, int repeat) {
+template <Bug BUG> __global__ void __launch_bounds__(1024)
+    rows_kernel(float *out, const float *in, size_t columns, int repeat) {
     if (BUG == HALF_WARP && threadIdx.x % 32 >= 16) return;
     float x = 0, sum = 0;
     size_t limit = BUG == GLOBAL_OUT ? columns + 1 : columns;
-    for (size_t i = threadIdx.x; i < limit; i += blockDim.x) x += __ldg(in + blockIdx.x * columns + i);
+    for (size_t i = threadIdx.x; i < limit; i += blockDim.x)
+        x += __ldg(in + blockIdx.x * columns + i);
     for (int r = 0; r < repeat; r++) sum += block_sum<BUG>(x * (float)(r + 1));
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
 // out[c][r] = in[r][c] over tiles of 32 x 32 with 8 rows of threads.
-template <Bug BUG> __global__ void transpose_kernel(float *out, const float *in, int rows, int columns) {
+template <Bug BUG>
+__global__ void transpose_kernel(float *out, const float *in, int rows, int columns) {
     typedef float Row[33];
     SHARED(Row, tile, 32);
     int c = blockIdx.x * 32 + threadIdx.x, r = blockIdx.y * 32 + threadIdx.y;
-    for (int j = 0; j < 32; j += 8) if (r + j < rows && c < columns) tile[threadIdx.y + j][threadIdx.x] = in[(r + j) * columns + c];
+    for (int j = 0; j < 32; j += 8)
+        if (r + j < rows && c < columns)
+            tile[threadIdx.y + j][threadIdx.x] = in[(r + j) * columns + c];
     float *flat = &tile[0][0];
     if (BUG == SHARED_OUT && threadIdx.y == 7) flat[32 * 33] = 0;
     if (BUG != NO_BARRIER) __syncthreads();
     c = blockIdx.y * 32 + threadIdx.x, r = blockIdx.x * 32 + threadIdx.y;
-    for (int j = 0; j < 32; j += 8) if (r + j < columns && c < rows) out[(r + j) * rows + c] = tile[threadIdx.x][threadIdx.y + j];
+    for (int j = 0; j < 32; j += 8)
+        if (r + j < columns && c < rows)
+            out[(r + j) * rows + c] = tile[threadIdx.x][threadIdx.y + j];
 }
 
 // Grid-stride scaled copy, four bfloat16 at a time.
@@ -55,12 +70,14 @@ struct __align__(8) Four { __nv_bfloat16 v[4]; };
 __global__ void scale_kernel(Four *out, const Four *in, __nv_bfloat16 scale, size_t n) {
     for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
         Four f = in[i];
-        for (int k = 0; k < 4; k++) f.v[k] = __float2bfloat16(__bfloat162float(f.v[k]) * __bfloat162float(scale));
+        for (int k = 0; k < 4; k++)
+            f.v[k] = __float2bfloat16(__bfloat162float(f.v[k]) * __bfloat162float(scale));
         out[i] = f;
     }
 }
 
-// Reverses a block's elements through dynamic shared memory, odd sizes included; threads beyond n leave early.
+// Reverses a block's elements through dynamic shared memory, odd sizes included; threads beyond n
+// leave early.
 template <Bug BUG> __global__ void reverse_kernel(int *x, int n) {
     SHARED_DYNAMIC(int, all);
     int i = threadIdx.x;
@@ -77,30 +94,36 @@ template <Bug BUG> __global__ void reverse_kernel(int *x, int n) {
     if (i < n) x[i] = all[n - 1 - i];
 }
 
-// Scan, segments, votes and partial masks in one warp of `blockDim.x` lanes; out holds four ints a lane.
+// Scan, segments, votes and partial masks in one warp of `blockDim.x` lanes; out holds four ints a
+// lane.
 template <Bug BUG> __global__ void warp_kernel(int *out) {
     SHARED(int, cell, 32);
     int lane = threadIdx.x, n = blockDim.x, sum = lane;
-    unsigned mask = n == 32 ? 0xffffffffu : (1u << n) - 1, half = lane < 16 ? 0x0000ffffu : 0xffff0000u & mask;
+    unsigned mask = n == 32 ? 0xffffffffu : (1u << n) - 1;
+    unsigned half = lane < 16 ? 0x0000ffffu : 0xffff0000u & mask;
     for (int d = 1; d < n; d <<= 1) {
         int other = __shfl_up_sync(mask, sum, d);
         if (lane >= d) sum += other;
     }
     out[4 * lane] = sum;
-    if (lane < 16) out[4 * lane + 1] = __shfl_sync(BUG == WRONG_MASK ? 0xffffffffu : half, lane, 3, 8);
-    else out[4 * lane + 1] = BUG == MIXED_WARP && lane % 2 ? __any_sync(half, 1) : (int)__ballot_sync(half, lane & 1);
+    if (lane < 16)
+        out[4 * lane + 1] = __shfl_sync(BUG == WRONG_MASK ? 0xffffffffu : half, lane, 3, 8);
+    else
+        out[4 * lane + 1] = BUG == MIXED_WARP && lane % 2 ? __any_sync(half, 1)
+                                                          : (int)__ballot_sync(half, lane & 1);
     if (BUG == NOT_IN_MASK) __syncwarp(~half);
     cell[lane] = sum;
     if (BUG != NO_SYNCWARP) __syncwarp(mask);
     out[4 * lane + 2] = cell[n - 1 - lane];
     if (BUG == ACTIVE_MASK) mask = __activemask();
-    out[4 * lane + 3] = __shfl_down_sync(mask, lane, 1, 4) + 100 * __any_sync(mask, lane == 2) + 1000 * __all_sync(mask, lane < 2);
+    out[4 * lane + 3] = __shfl_down_sync(mask, lane, 1, 4) + 100 * __any_sync(mask, lane == 2) +
+                        1000 * __all_sync(mask, lane < 2);
 }
 
 __device__ __noinline__ static void set(float *p, float x) { *p = x; }
 template <Bug BUG> __global__ void count_kernel(int *n, float *x, unsigned *flags) {
     atomicAdd(n, 1);
-    float half;                               // on the stack: another block's threads use the same addresses
+    float half;  // on the stack: another block's threads use the same addresses
     set(&half, 0.5f);
     atomicAdd(x, half);
     atomicOr(flags, 1u << blockIdx.x);
@@ -112,7 +135,8 @@ __global__ void add_kernel(int *out, const int *a, const int *b, int n) {
     if (i < n) out[i] = a[i] * 3 + b[i];
 }
 
-// Who comes last: of the blocks, and of block 3's threads before and after a barrier. A race, made to look at the order.
+// Who comes last: of the blocks, and of block 3's threads before and after a barrier. A race, made
+// to look at the order.
 __global__ void order_kernel(int *last) {
     last[0] = blockIdx.x;
     if (blockIdx.x == 3) last[1] = threadIdx.x;
@@ -120,7 +144,8 @@ __global__ void order_kernel(int *last) {
     if (blockIdx.x == 3) last[2] = threadIdx.x;
 }
 
-// Two threads without a barrier between write and read: thread 1 leaves the first barrier after thread 0 has come to the second.
+// Two threads without a barrier between write and read: thread 1 leaves the first barrier after
+// thread 0 has come to the second.
 __global__ void late_kernel(int *out) {
     SHARED(int, x, 1);
     __syncthreads();
@@ -129,9 +154,11 @@ __global__ void late_kernel(int *out) {
     __syncthreads();
 }
 
-// Two warps: out[warp] = A B_0 + A B_1, A and both B of 16 x 16, of which B's rows from `rows` on count as zeros. The first warp's lanes bring A and B to shared
-// memory, 16 bytes each. To warp 0 a tile of B is B, to warp 1 B's transpose.
-template <Bug BUG> __global__ void matrix_kernel(float *out, const __nv_bfloat16 *a, const __nv_bfloat16 *b, int rows) {
+// Two warps: out[warp] = A B_0 + A B_1, A and both B of 16 x 16, of which B's rows from `rows` on
+// count as zeros. The first warp's lanes bring A and B to shared memory, 16 bytes each. To warp 0 a
+// tile of B is B, to warp 1 B's transpose.
+template <Bug BUG> __global__ void matrix_kernel(float *out, const __nv_bfloat16 *a,
+                                                 const __nv_bfloat16 *b, int rows) {
     typedef __nv_bfloat16 Row[24];
     SHARED(Row, tile, 32);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, r = lane / 2, c = lane % 2 * 8;
@@ -143,7 +170,8 @@ template <Bug BUG> __global__ void matrix_kernel(float *out, const __nv_bfloat16
     }
     for (int round = 0; round < 2; round++) {
         if (warp == 0) {
-            copy_async(&tile[16 + r][c + (BUG == MISALIGNED)], b + 16 * (rows * round + r) + c, BUG == COPY_OUT || r < rows);
+            copy_async(&tile[16 + r][c + (BUG == MISALIGNED)], b + 16 * (rows * round + r) + c,
+                       BUG == COPY_OUT || r < rows);
             if (BUG != NO_COMMIT) copy_commit();
             if (round == 0) copy_wait<1>();
         }
@@ -152,13 +180,17 @@ template <Bug BUG> __global__ void matrix_kernel(float *out, const __nv_bfloat16
         if (warp == 0 && BUG != LATE_COPY_WAIT) copy_wait<BUG == NO_COPY_WAIT ? 1 : 0>();
         if (BUG != NO_COPY_BARRIER) __syncthreads();
         if (BUG == HALF_MMA && lane >= 16) return;
-        if (warp == 0) ldmatrix<true>(right, &tile[16 + lane % 16][lane / 16 * 8] + (BUG == MATRIX_OUT ? 24 : 0));
+        if (warp == 0)
+            ldmatrix<true>(right,
+                           &tile[16 + lane % 16][lane / 16 * 8] + (BUG == MATRIX_OUT ? 24 : 0));
         else ldmatrix<false>(right, &tile[16 + lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
         for (int n = 0; n < 2; n++) mma_bf16(d[n], left, right + 2 * n);
         if (BUG != EARLY_COPY) __syncthreads();
     }
     if (BUG == LATE_COPY_WAIT) copy_wait<0>();
-    for (int n = 0; n < 2; n++) for (int i = 0; i < 4; i++) out[warp * 256 + (lane / 4 + i / 2 * 8) * 16 + n * 8 + lane % 4 * 2 + i % 2] = d[n][i];
+    for (int n = 0; n < 2; n++)
+        for (int i = 0; i < 4; i++)
+            out[warp * 256 + (lane / 4 + i / 2 * 8) * 16 + n * 8 + lane % 4 * 2 + i % 2] = d[n][i];
 }
 
 // Half a warp comes to a matrix product.
@@ -170,7 +202,8 @@ __global__ void half_mma_kernel(float *out) {
     out[threadIdx.x] = d[0];
 }
 
-// What the lanes of segments of `width` lanes get from `delta` lanes before, after, and at lane `delta` of the segment.
+// The values that lanes of segments of `width` lanes get from `delta` lanes before, after, and at
+// lane `delta` of the segment.
 __global__ void segments_kernel(int *out, int width, int delta) {
     int lane = threadIdx.x;
     out[lane] = __shfl_up_sync(0xffffffffu, 100 + lane, delta, width);
@@ -220,10 +253,12 @@ template <Bug BUG> static void transpose_case(void) {
     std::vector<float> in(rows * columns);
     for (size_t i = 0; i < in.size(); i++) in[i] = (float)i;
     float *d_in = to_device(in), *d_out = to_device(std::vector<float>(in.size()));
-    LAUNCH(transpose_kernel<BUG>, dim3(CEIL_DIV(columns, 32), CEIL_DIV(rows, 32)), dim3(32, 8), 0, 0, d_out, d_in, rows, columns);
+    LAUNCH(transpose_kernel<BUG>, dim3(CEIL_DIV(columns, 32), CEIL_DIV(rows, 32)), dim3(32, 8), 0,
+           0, d_out, d_in, rows, columns);
     std::vector<float> out = take(d_out, in.size());
     cudaCheck(cudaFree(d_in));
-    for (int r = 0; r < rows; r++) for (int c = 0; c < columns; c++) EXPECT(out[c * rows + r] == in[r * columns + c]);
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) EXPECT(out[c * rows + r] == in[r * columns + c]);
 }
 
 static void bf16_case(void) {
@@ -234,7 +269,9 @@ static void bf16_case(void) {
     LAUNCH(scale_kernel, 3, 64, 0, 0, d_out, d_in, __float2bfloat16(0.5f), n);
     std::vector<Four> out = take(d_out, n);
     cudaCheck(cudaFree(d_in));
-    for (size_t i = 0; i < 4 * n; i++) EXPECT(__bfloat162float(out[i / 4].v[i % 4]) == 0.5f * __bfloat162float(in[i / 4].v[i % 4]));
+    for (size_t i = 0; i < 4 * n; i++)
+        EXPECT(__bfloat162float(out[i / 4].v[i % 4]) ==
+               0.5f * __bfloat162float(in[i / 4].v[i % 4]));
     EXPECT(fabsf(__bfloat162float(out[999].v[3]) / (0.5f * 3999 * 0.37f) - 1) < 1.0f / 256);
 }
 
@@ -279,7 +316,10 @@ template <Bug BUG> static void streams_case(void) {
     cudaCheck(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
     cudaCheck(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming));
     cudaCheck(cudaEventCreateWithFlags(&used, cudaEventDisableTiming));
-    int *a = to_device(std::vector<int>(n)), *b = to_device(std::vector<int>(n, 1)), *sum = to_device(std::vector<int>(n)), *pinned;
+    int *a = to_device(std::vector<int>(n));
+    int *b = to_device(std::vector<int>(n, 1));
+    int *sum = to_device(std::vector<int>(n));
+    int *pinned;
     cudaCheck(cudaMallocHost((void **)&pinned, n * sizeof(int)));
     for (int i = 0; i < n; i++) pinned[i] = i;
     cudaCheck(cudaMemcpyAsync(a, pinned, n * sizeof(int), cudaMemcpyHostToDevice, s));
@@ -288,7 +328,7 @@ template <Bug BUG> static void streams_case(void) {
         LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, a, a, b, n);                   // a = 3a + 1
         cudaCheck(cudaEventRecord(ready, s));
         if (BUG != NO_EVENT) cudaCheck(cudaStreamWaitEvent(t, ready, 0));
-        LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, t, sum, sum, a, n);               // sum = 3 sum + a
+        LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, t, sum, sum, a, n);  // sum = 3 sum + a
         cudaCheck(cudaEventRecord(used, t));
         cudaCheck(cudaStreamWaitEvent(s, used, 0));
     }
@@ -314,14 +354,17 @@ static void default_stream_case(void) {
     cudaStream_t s;
     cudaCheck(cudaStreamCreate(&s));
     int *a = to_device(std::vector<int>(40, 5)), *b = to_device(std::vector<int>(40, 1));
-    for (int i = 0; i < 4; i++) LAUNCH(add_kernel, 2, 32, 0, i % 2 ? s : 0, a, a, i % 2 ? a : b, 40);      // 3a + 1, 4a
+    // 3a + 1, 4a
+    for (int i = 0; i < 4; i++)
+        LAUNCH(add_kernel, 2, 32, 0, i % 2 ? s : 0, a, a, i % 2 ? a : b, 40);
     EXPECT(take(a, 40)[39] == (((5 * 3 + 1) * 4) * 3 + 1) * 4);
     cudaCheck(cudaFree(b));
     cudaCheck(cudaStreamDestroy(s));
 }
 
-// A graph of copies, kernels and a memset, recorded once and launched three times; what it reads from pinned memory is what lies there when it runs, and
-// the arguments of its kernels are those of the recording. Work before it in the stream runs first.
+// A graph of copies, kernels and a memset, recorded once and launched three times; what it reads
+// from pinned memory is what lies there when it runs, and the arguments of its kernels are those of
+// the recording. Work before it in the stream runs first.
 template <Bug BUG> static void graph_case(void) {
     const int n = 100;
     cudaStream_t s;
@@ -329,13 +372,17 @@ template <Bug BUG> static void graph_case(void) {
     cudaGraphExec_t executable;
     cudaStreamCaptureStatus status;
     cudaCheck(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    int *a = to_device(std::vector<int>(n)), *b = to_device(std::vector<int>(n, 1)), *sum = to_device(std::vector<int>(n, 7)), *pinned;
+    int *a = to_device(std::vector<int>(n));
+    int *b = to_device(std::vector<int>(n, 1));
+    int *sum = to_device(std::vector<int>(n, 7));
+    int *pinned;
     cudaCheck(cudaMallocHost((void **)&pinned, 2 * n * sizeof(int)));
-    LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, b, b, b, n);                           // b = 4, in the stream before the recording
+    // b = 4, in the stream before the recording
+    LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, b, b, b, n);
     cudaCheck(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
     cudaCheck(cudaMemcpyAsync(a, pinned, n * sizeof(int), cudaMemcpyHostToDevice, s));
-    LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, a, a, b, n);                           // a = 3 pinned + 4
-    LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, sum, sum, a, n);                       // sum = 3 sum + a
+    LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, a, a, b, n);                   // a = 3 pinned + 4
+    LAUNCH(add_kernel, CEIL_DIV(n, 32), 32, 0, s, sum, sum, a, n);               // sum = 3 sum + a
     cudaCheck(cudaMemcpyAsync(pinned + n, sum, n * sizeof(int), cudaMemcpyDeviceToHost, s));
     cudaCheck(cudaMemsetAsync(a, 0, n * sizeof(int), s));
     cudaCheck(cudaStreamIsCapturing(s, &status));
@@ -360,8 +407,10 @@ template <Bug BUG> static void graph_case(void) {
     cudaCheck(cudaFree(sum));
 }
 
-// What a recording does not take spoils it: more work is refused, its end gives no graph, and the next one is as good as new.
-static void graph_refuses(cudaStreamCaptureMode mode, const char *what, cudaError_t expected, const std::function<cudaError_t(cudaStream_t)> &call) {
+// A call that a recording does not take spoils it: more work is refused, its end gives no graph,
+// and the next one is as good as new.
+static void graph_refuses(cudaStreamCaptureMode mode, const char *what, cudaError_t expected,
+                          const std::function<cudaError_t(cudaStream_t)> &call) {
     cudaStream_t s;
     cudaGraph_t graph;
     cudaStreamCaptureStatus status;
@@ -369,11 +418,16 @@ static void graph_refuses(cudaStreamCaptureMode mode, const char *what, cudaErro
     cudaCheck(cudaStreamCreate(&s));
     cudaCheck(cudaStreamBeginCapture(s, mode));
     cudaError_t found = call(s);
-    CHECK(found == expected, "%s: expected %s, found %s\n  -> dev/emu/emu.cpp, graphs", what, cudaGetErrorString(expected), cudaGetErrorString(found));
+    CHECK(found == expected, "%s: expected %s, found %s\n  -> dev/emu/emu.cpp, graphs", what,
+          cudaGetErrorString(expected), cudaGetErrorString(found));
     cudaCheck(cudaStreamIsCapturing(s, &status));
-    EXPECT(status == (expected ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive));
-    EXPECT(cudaMemsetAsync(a, 0, 4, s) == (expected ? cudaErrorStreamCaptureInvalidated : cudaSuccess));
-    EXPECT(cudaStreamEndCapture(s, &graph) == (expected ? cudaErrorStreamCaptureInvalidated : cudaSuccess) && (graph == NULL) == (expected != cudaSuccess));
+    EXPECT(status ==
+           (expected ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive));
+    EXPECT(cudaMemsetAsync(a, 0, 4, s) ==
+           (expected ? cudaErrorStreamCaptureInvalidated : cudaSuccess));
+    EXPECT(cudaStreamEndCapture(s, &graph) ==
+               (expected ? cudaErrorStreamCaptureInvalidated : cudaSuccess) &&
+           (graph == NULL) == (expected != cudaSuccess));
     if (graph) cudaCheck(cudaGraphDestroy(graph));
     cudaGetLastError();
     cudaCheck(cudaMemsetAsync(a, 0, 4, s));
@@ -382,7 +436,8 @@ static void graph_refuses(cudaStreamCaptureMode mode, const char *what, cudaErro
 }
 
 static void graph_refusals(void) {
-    const cudaStreamCaptureMode strict = cudaStreamCaptureModeThreadLocal, relaxed = cudaStreamCaptureModeRelaxed;
+    const cudaStreamCaptureMode strict = cudaStreamCaptureModeThreadLocal;
+    const cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     const cudaError_t unsupported = cudaErrorStreamCaptureUnsupported;
     cudaEvent_t event;
     cudaGraph_t graph;
@@ -390,19 +445,33 @@ static void graph_refusals(void) {
     int *a = to_device(std::vector<int>(8)), x[8] = {0}, *p = NULL;
     cudaCheck(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     cudaCheck(cudaStreamCreateWithFlags(&free_stream, cudaStreamNonBlocking));
-    graph_refuses(strict, "synchronization", unsupported, [](cudaStream_t s) { return cudaStreamSynchronize(s); });
-    graph_refuses(relaxed, "synchronization", unsupported, [](cudaStream_t s) { return cudaStreamSynchronize(s); });
-    graph_refuses(relaxed, "the whole device", unsupported, [](cudaStream_t) { return cudaDeviceSynchronize(); });
-    graph_refuses(strict, "cudaMalloc", unsupported, [&](cudaStream_t) { return cudaMalloc((void **)&p, 8); });
+    graph_refuses(strict, "synchronization", unsupported,
+                  [](cudaStream_t s) { return cudaStreamSynchronize(s); });
+    graph_refuses(relaxed, "synchronization", unsupported,
+                  [](cudaStream_t s) { return cudaStreamSynchronize(s); });
+    graph_refuses(relaxed, "the whole device", unsupported,
+                  [](cudaStream_t) { return cudaDeviceSynchronize(); });
+    graph_refuses(strict, "cudaMalloc", unsupported,
+                  [&](cudaStream_t) { return cudaMalloc((void **)&p, 8); });
     graph_refuses(strict, "cudaFree", unsupported, [&](cudaStream_t) { return cudaFree(a); });
-    graph_refuses(relaxed, "cudaMalloc, relaxed", cudaSuccess, [&](cudaStream_t) { return cudaMalloc((void **)&p, 8); });
-    graph_refuses(strict, "cudaMemcpy", unsupported, [&](cudaStream_t) { return cudaMemcpy(x, a, 8, cudaMemcpyDeviceToHost); });
-    graph_refuses(strict, "pageable memory", unsupported, [&](cudaStream_t s) { return cudaMemcpyAsync(a, x, 8, cudaMemcpyHostToDevice, s); });
-    graph_refuses(relaxed, "pageable memory", unsupported, [&](cudaStream_t s) { return cudaMemcpyAsync(x, a, 8, cudaMemcpyDeviceToHost, s); });
-    graph_refuses(strict, "an event", unsupported, [&](cudaStream_t s) { return cudaEventRecord(event, s); });
-    graph_refuses(strict, "an awaited event", unsupported, [&](cudaStream_t s) { return cudaStreamWaitEvent(s, event, 0); });
-    graph_refuses(strict, "the default stream", cudaErrorStreamCaptureImplicit, [&](cudaStream_t) { return cudaMemsetAsync(a, 0, 8, 0); });
-    graph_refuses(strict, "another stream", cudaSuccess, [&](cudaStream_t) { return cudaMemsetAsync(a, 0, 8, free_stream); });
+    graph_refuses(relaxed, "cudaMalloc, relaxed", cudaSuccess,
+                  [&](cudaStream_t) { return cudaMalloc((void **)&p, 8); });
+    graph_refuses(strict, "cudaMemcpy", unsupported,
+                  [&](cudaStream_t) { return cudaMemcpy(x, a, 8, cudaMemcpyDeviceToHost); });
+    graph_refuses(strict, "pageable memory", unsupported, [&](cudaStream_t s) {
+        return cudaMemcpyAsync(a, x, 8, cudaMemcpyHostToDevice, s);
+    });
+    graph_refuses(relaxed, "pageable memory", unsupported, [&](cudaStream_t s) {
+        return cudaMemcpyAsync(x, a, 8, cudaMemcpyDeviceToHost, s);
+    });
+    graph_refuses(strict, "an event", unsupported,
+                  [&](cudaStream_t s) { return cudaEventRecord(event, s); });
+    graph_refuses(strict, "an awaited event", unsupported,
+                  [&](cudaStream_t s) { return cudaStreamWaitEvent(s, event, 0); });
+    graph_refuses(strict, "the default stream", cudaErrorStreamCaptureImplicit,
+                  [&](cudaStream_t) { return cudaMemsetAsync(a, 0, 8, 0); });
+    graph_refuses(strict, "another stream", cudaSuccess,
+                  [&](cudaStream_t) { return cudaMemsetAsync(a, 0, 8, free_stream); });
     EXPECT(cudaStreamBeginCapture(0, strict) == unsupported);
     EXPECT(cudaStreamEndCapture(free_stream, &graph) == cudaErrorIllegalState);
     cudaGetLastError();
@@ -412,32 +481,40 @@ static void graph_refusals(void) {
     cudaCheck(cudaFree(a));
 }
 
-// What the runtime says of the machine, one word a line (test.sh sets the EMU_ variables).
+// Prints how the runtime describes the machine, one word a line (test.sh sets the EMU_ variables).
 static void device_case(void) {
     int devices = -1, driver, runtime, major, minor, shared, value;
     cudaFuncAttributes attributes;
     size_t free_bytes, total;
-    cudaError_t count = cudaGetDeviceCount(&devices), image = cudaFuncGetAttributes(&attributes, (const void *)add_kernel);
+    cudaError_t count = cudaGetDeviceCount(&devices);
+    cudaError_t image = cudaFuncGetAttributes(&attributes, (const void *)add_kernel);
     cudaCheck(cudaDriverGetVersion(&driver));
     cudaCheck(cudaRuntimeGetVersion(&runtime));
     cudaCheck(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
     cudaCheck(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
     cudaCheck(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-    cudaCheck(cudaFuncSetAttribute((const void *)add_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    EXPECT(cudaFuncSetAttribute((const void *)add_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared + 1) == cudaErrorInvalidValue);
+    cudaCheck(cudaFuncSetAttribute((const void *)add_kernel,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    EXPECT(cudaFuncSetAttribute((const void *)add_kernel,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                shared + 1) == cudaErrorInvalidValue);
     EXPECT(cudaDeviceGetAttribute(&value, cudaDevAttrMaxPitch, 0) == cudaErrorInvalidValue);
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
     EXPECT(runtime == CUDART_VERSION);
-    printf("devices %d: %s\ndriver %d\ncompute %d.%d: %s\nmemory %zu\nshared %d\n", devices, cudaGetErrorString(count), driver, major, minor, cudaGetErrorString(image), total, shared);
+    printf("devices %d: %s\ndriver %d\ncompute %d.%d: %s\nmemory %zu\nshared %d\n", devices,
+           cudaGetErrorString(count), driver, major, minor, cudaGetErrorString(image), total,
+           shared);
     void *p;
-    if (total < 1 << 24) EXPECT(cudaMalloc(&p, total) == cudaSuccess && cudaMalloc(&p, 1) == cudaErrorMemoryAllocation);
+    if (total < 1 << 24)
+        EXPECT(cudaMalloc(&p, total) == cudaSuccess &&
+               cudaMalloc(&p, 1) == cudaErrorMemoryAllocation);
     cudaGetLastError();
     int *q = NULL;
     LAUNCH(add_kernel, 1, 1, 0, 0, q, q, q, 0);
     cudaCheck(cudaDeviceSynchronize());
 }
 
-// What the API refuses, and what it says of memory.
+// The API's refusals, and its answers about memory.
 static void api_case(void) {
     float *p, x = 0;
     size_t before, after, total;
@@ -551,19 +628,54 @@ static void all_correct(void) {
 int main(int argc, char **argv) {
     struct Case { const char *name; void (*run)(void); };
     const Case cases[] = {
-        {"correct", all_correct}, {"api", api_case}, {"graph", graph_case<NONE>}, {"graph_refusals", graph_refusals}, {"graph_reuse", graph_case<GRAPH_REUSE>}, {"device", device_case},
-        {"rows", [] { rows_case<NONE>(96); }}, {"transpose", transpose_case<NONE>}, {"bf16", bf16_case}, {"reverse", reverse_case<NONE>},
-        {"warp", [] { warp_case<NONE>(28); }}, {"atomics", atomics_case<NONE>}, {"streams", streams_case<NONE>}, {"default_stream", default_stream_case},
-        {"no_barrier", transpose_case<NO_BARRIER>}, {"no_sum_barrier", [] { rows_case<NO_BARRIER>(96); }}, {"no_loop_barrier", [] { rows_case<NO_LOOP_BARRIER>(96); }},
-        {"no_syncwarp", [] { warp_case<NO_SYNCWARP>(32); }}, {"block_race", atomics_case<BLOCK_RACE>},
-        {"divergent", reverse_case<DIVERGENT>}, {"deadlock", reverse_case<EXIT_DIVERGENT>}, {"half_warp", [] { rows_case<HALF_WARP>(96); }},
-        {"wrong_mask", [] { warp_case<WRONG_MASK>(32); }}, {"mixed_warp", [] { warp_case<MIXED_WARP>(32); }}, {"not_in_mask", [] { warp_case<NOT_IN_MASK>(32); }}, {"active_mask", [] { warp_case<ACTIVE_MASK>(32); }},
-        {"shared_out", transpose_case<SHARED_OUT>}, {"dynamic_out", reverse_case<DYNAMIC_OUT>}, {"global_out", [] { rows_case<GLOBAL_OUT>(96); }},
-        {"unset_shared", [] { rows_case<UNSET_SHARED>(96); }}, {"no_event", streams_case<NO_EVENT>}, {"pinned_reuse", streams_case<PINNED_REUSE>},
-        {"too_many_threads", too_many_threads}, {"deep_stack", stack_case}, {"order", order_case}, {"late", late_case},
-        {"segments", segments_case}, {"matrix", matrix_case<NONE>}, {"half_mma", half_mma_case}, {"half_ldmatrix", matrix_case<HALF_MMA>},
-        {"no_copy_wait", matrix_case<NO_COPY_WAIT>}, {"late_copy_wait", matrix_case<LATE_COPY_WAIT>}, {"no_commit", matrix_case<NO_COMMIT>}, {"misaligned", matrix_case<MISALIGNED>},
-        {"no_copy_barrier", matrix_case<NO_COPY_BARRIER>}, {"early_copy", matrix_case<EARLY_COPY>}, {"matrix_out", matrix_case<MATRIX_OUT>}, {"copy_out", matrix_case<COPY_OUT>},
+        {"correct", all_correct},
+        {"api", api_case},
+        {"graph", graph_case<NONE>},
+        {"graph_refusals", graph_refusals},
+        {"graph_reuse", graph_case<GRAPH_REUSE>},
+        {"device", device_case},
+        {"rows", [] { rows_case<NONE>(96); }},
+        {"transpose", transpose_case<NONE>},
+        {"bf16", bf16_case},
+        {"reverse", reverse_case<NONE>},
+        {"warp", [] { warp_case<NONE>(28); }},
+        {"atomics", atomics_case<NONE>},
+        {"streams", streams_case<NONE>},
+        {"default_stream", default_stream_case},
+        {"no_barrier", transpose_case<NO_BARRIER>},
+        {"no_sum_barrier", [] { rows_case<NO_BARRIER>(96); }},
+        {"no_loop_barrier", [] { rows_case<NO_LOOP_BARRIER>(96); }},
+        {"no_syncwarp", [] { warp_case<NO_SYNCWARP>(32); }},
+        {"block_race", atomics_case<BLOCK_RACE>},
+        {"divergent", reverse_case<DIVERGENT>},
+        {"deadlock", reverse_case<EXIT_DIVERGENT>},
+        {"half_warp", [] { rows_case<HALF_WARP>(96); }},
+        {"wrong_mask", [] { warp_case<WRONG_MASK>(32); }},
+        {"mixed_warp", [] { warp_case<MIXED_WARP>(32); }},
+        {"not_in_mask", [] { warp_case<NOT_IN_MASK>(32); }},
+        {"active_mask", [] { warp_case<ACTIVE_MASK>(32); }},
+        {"shared_out", transpose_case<SHARED_OUT>},
+        {"dynamic_out", reverse_case<DYNAMIC_OUT>},
+        {"global_out", [] { rows_case<GLOBAL_OUT>(96); }},
+        {"unset_shared", [] { rows_case<UNSET_SHARED>(96); }},
+        {"no_event", streams_case<NO_EVENT>},
+        {"pinned_reuse", streams_case<PINNED_REUSE>},
+        {"too_many_threads", too_many_threads},
+        {"deep_stack", stack_case},
+        {"order", order_case},
+        {"late", late_case},
+        {"segments", segments_case},
+        {"matrix", matrix_case<NONE>},
+        {"half_mma", half_mma_case},
+        {"half_ldmatrix", matrix_case<HALF_MMA>},
+        {"no_copy_wait", matrix_case<NO_COPY_WAIT>},
+        {"late_copy_wait", matrix_case<LATE_COPY_WAIT>},
+        {"no_commit", matrix_case<NO_COMMIT>},
+        {"misaligned", matrix_case<MISALIGNED>},
+        {"no_copy_barrier", matrix_case<NO_COPY_BARRIER>},
+        {"early_copy", matrix_case<EARLY_COPY>},
+        {"matrix_out", matrix_case<MATRIX_OUT>},
+        {"copy_out", matrix_case<COPY_OUT>},
     };
     const char *name = argc > 1 ? argv[1] : "correct";
     for (const Case &c : cases) if (!strcmp(c.name, name)) { c.run(); return 0; }

@@ -1,4 +1,5 @@
-// test_nccl.cpp: what emulated NCCL (nccl.cpp) gives, refuses and reports, between processes that are forked here.
+// test_nccl.cpp: what emulated NCCL (nccl.cpp) gives, refuses and reports, between processes that
+// are forked here.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,11 +17,13 @@ int ncclCommInitRank(void **world, int size, Id id, int rank);
 int ncclCommDestroy(void *world);
 int ncclGroupStart(void);
 int ncclGroupEnd(void);
-int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root, void *world, cudaStream_t stream);
-int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, void *world, cudaStream_t stream);
+int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root,
+               void *world, cudaStream_t stream);
+int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, void *world,
+                  cudaStream_t stream);
 }
 
-enum { FLOAT = 7, DOUBLE = 8, BFLOAT16 = 9, COUNT = 100003 };        // more than a piece of the board
+enum { FLOAT = 7, DOUBLE = 8, BFLOAT16 = 9, COUNT = 100003 };  // more than a piece of the board
 struct Rank { void *world; int rank, size; cudaStream_t stream; float *x; double *y; };
 
 static int passed, failed;
@@ -28,10 +31,17 @@ static void expect(bool ok, const std::string &what) {
     if (ok) passed++;
     else failed++, printf("FAILED %s\n", what.c_str());
 }
-#define NEED(condition) do { if (!(condition)) { fprintf(stderr, "rank %d: expected %s\n", r.rank, #condition); exit(1); } } while (0)
+#define NEED(condition)                                                    \
+    do {                                                                   \
+        if (!(condition)) {                                                \
+            fprintf(stderr, "rank %d: expected %s\n", r.rank, #condition); \
+            exit(1);                                                       \
+        }                                                                  \
+    } while (0)
 
 // Runs body in `size` processes and compares their statuses; all of them must say `words`.
-static void run(const char *what, int size, int status, const char *words, const std::function<void(Rank &)> &body) {
+static void run(const char *what, int size, int status, const char *words,
+                const std::function<void(Rank &)> &body) {
     Id id;
     FILE *said = tmpfile();
     std::vector<pid_t> children;
@@ -43,8 +53,10 @@ static void run(const char *what, int size, int status, const char *words, const
             Rank r = {nullptr, rank, size, nullptr, nullptr, nullptr};
             NEED(ncclCommInitRank(&r.world, size, id, rank) == 0);
             NEED(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking) == 0);
-            NEED(cudaMalloc((void **)&r.x, 2 * COUNT * sizeof(float)) == 0 && cudaMalloc((void **)&r.y, COUNT * sizeof(double)) == 0);
-            for (int i = 0; i < COUNT; i++) r.x[i] = (float)(i + rank), r.x[COUNT + i] = -1, r.y[i] = i * 0.5 + rank;
+            NEED(cudaMalloc((void **)&r.x, 2 * COUNT * sizeof(float)) == 0 &&
+                 cudaMalloc((void **)&r.y, COUNT * sizeof(double)) == 0);
+            for (int i = 0; i < COUNT; i++)
+                r.x[i] = (float)(i + rank), r.x[COUNT + i] = -1, r.y[i] = i * 0.5 + rank;
             body(r);
             NEED(ncclCommDestroy(r.world) == 0);
             exit(0);
@@ -62,7 +74,8 @@ static void run(const char *what, int size, int status, const char *words, const
     while (fgets(line, sizeof line, said)) text += line;
     fclose(said);
     if (status == 1) fputs(text.c_str(), stdout);
-    expect(text.find(words) != std::string::npos, std::string(what) + ": expected '" + words + "', found: " + text);
+    expect(text.find(words) != std::string::npos,
+           std::string(what) + ": expected '" + words + "', found: " + text);
 }
 
 // Sums and copies, in place and not, in one group; every rank is a root once.
@@ -70,10 +83,11 @@ static void right(Rank &r) {
     NEED(ncclGroupStart() == 0);
     for (int root = 0; root < r.size; root++) {
         NEED(ncclReduce(r.y + root, r.y + root, 1, DOUBLE, 0, root, r.world, r.stream) == 0);
-        NEED(ncclReduce(r.x, r.rank == root ? r.x + COUNT : nullptr, COUNT, FLOAT, 0, root, r.world, r.stream) == 0);
+        NEED(ncclReduce(r.x, r.rank == root ? r.x + COUNT : nullptr, COUNT, FLOAT, 0, root, r.world,
+                        r.stream) == 0);
     }
     NEED(ncclBroadcast(r.x, r.x, COUNT, FLOAT, r.size - 1, r.world, r.stream) == 0);
-    NEED(r.x[COUNT] == -1);                                  // nothing has run: the stream is asked at its end
+    NEED(r.x[COUNT] == -1);  // nothing has run: the stream is asked at its end
     NEED(ncclGroupEnd() == 0);
     NEED(cudaStreamSynchronize(r.stream) == 0);
     int all = r.size * (r.size - 1) / 2;
@@ -81,7 +95,8 @@ static void right(Rank &r) {
         NEED(r.x[COUNT + i] == (float)(r.size * i + all));
         NEED(r.x[i] == (float)(i + r.size - 1));
     }
-    for (int i = 0; i < r.size; i++) NEED(r.y[i] == (i == r.rank ? r.size * i * 0.5 + all : i * 0.5 + r.rank));
+    for (int i = 0; i < r.size; i++)
+        NEED(r.y[i] == (i == r.rank ? r.size * i * 0.5 + all : i * 0.5 + r.rank));
 }
 
 static void arguments(Rank &r) {
@@ -107,10 +122,11 @@ int main(void) {
         else ncclBroadcast(r.x, r.x, 4, FLOAT, 0, r.world, r.stream);
         cudaStreamSynchronize(r.stream);
     });
-    run("another count", 2, 3, "rank 1: ncclReduce of 5 elements of type 7, root 0, call 1 of 1 in group 0", [](Rank &r) {
-        ncclReduce(r.x, r.x, 4 + r.rank, FLOAT, 0, 0, r.world, r.stream);
-        cudaStreamSynchronize(r.stream);
-    });
+    run("another count", 2, 3,
+        "rank 1: ncclReduce of 5 elements of type 7, root 0, call 1 of 1 in group 0", [](Rank &r) {
+            ncclReduce(r.x, r.x, 4 + r.rank, FLOAT, 0, 0, r.world, r.stream);
+            cudaStreamSynchronize(r.stream);
+        });
     run("another root", 2, 3, "processes stand in different calls", [](Rank &r) {
         ncclReduce(r.x, r.x, 4, FLOAT, 0, r.rank, r.world, r.stream);
         cudaStreamSynchronize(r.stream);

@@ -11,7 +11,8 @@ static void read_manifest(const uint8_t *data, size_t size) {
 
 static void read_config(const uint8_t *data, size_t size) {
     char path[FUZZ_PATH];
-    const Trainer trainer = {.device = "cpu", .precision = "fp32", .mode = &MODES[NORM_MODE], .commit = "", .element = 4};
+    const Trainer trainer = {.device = "cpu", .precision = "fp32", .mode = &MODES[NORM_MODE],
+                             .commit = "", .element = 4};
     Run run;
     memset(&run, 0, sizeof run);
     flags_default(&run.set);

@@ -1,20 +1,29 @@
-// flags.c: any bytes as a command line (a word a line), through presets, refusals and the model's tables, to where files would be touched.
-// The first byte: whether the words come as a command line, or on top of a run that is resumed (1); for the CPU, or for a GPU (2). What was accepted survives config.json.
+// flags.c: any bytes as a command line (a word a line), through presets, refusals and the model's
+// tables, to where files would be touched. The first byte: whether the words come as a command
+// line, or on top of a run that is resumed (1); for the CPU, or for a GPU (2). Accepted flags
+// survive config.json.
 #include "fuzz.h"
 #include "rows.h"
 
-enum { WORDS = 64, LAYERS = 512, TABLES = 8 };         // layers of a model that is laid out, and whose tables are printed: more take long
+// layers of a model that is laid out, and whose tables are printed: more take long
+enum { WORDS = 64, LAYERS = 512, TABLES = 8 };
 
 static int split_words(char *text, char **words) {
     int count = 0;
-    for (char *word = strtok(text, "\n"); word && count < WORDS; word = strtok(NULL, "\n")) words[count++] = word;
+    for (char *word = strtok(text, "\n"); word && count < WORDS; word = strtok(NULL, "\n"))
+        words[count++] = word;
     return count;
 }
 
 static void run_line(const uint8_t *data, size_t size) {
     static Run run;
     Run *r = memset(&run, 0, sizeof run);
-    const Trainer trainer = data[0] & 2 ? (Trainer){.device = "cuda", .precision = "bf16", .mode = &MODES[NORM_MODE], .commit = "", .element = 4, .storage = 2} : (Trainer){.device = "cpu", .precision = "fp32", .mode = &MODES[NORM_MODE], .commit = "", .element = 4, .storage = 4};
+    const Trainer trainer = data[0] & 2 ? (Trainer){.device = "cuda", .precision = "bf16",
+                                                    .mode = &MODES[NORM_MODE], .commit = "",
+                                                    .element = 4, .storage = 2}
+                                        : (Trainer){.device = "cpu", .precision = "fp32",
+                                                    .mode = &MODES[NORM_MODE], .commit = "",
+                                                    .element = 4, .storage = 4};
     char *text = check_alloc(size, "a command line"), *words[WORDS];
     memcpy(text, data + 1, size - 1);
     FlagSet given;
@@ -38,7 +47,8 @@ static void run_line(const uint8_t *data, size_t size) {
         AdamW o = schedule_adamw(r->f, schedule_lr(r->f, step * r->f->steps / 3), step);
         must(o.clip >= 0 && isfinite(o.lr[LR_HIDDEN]) && o.lr[LR_HIDDEN] >= 0);
     }
-    if (r->m.L <= LAYERS) show_model(&r->m, &r->init, r->f->model, &trainer, &setup, r->m.L <= TABLES);
+    if (r->m.L <= LAYERS)
+        show_model(&r->m, &r->init, r->f->model, &trainer, &setup, r->m.L <= TABLES);
     expect_config(r);
 }
 

@@ -1,4 +1,4 @@
-// json.c: any bytes as JSON text. What is accepted is written back and read again as the same tree;
+// json.c: any bytes as JSON text. Accepted text is written back and read again as the same tree;
 // any bytes as a C string become JSON that parses.
 #include "fuzz.h"
 #include "../../llmc/run/json.h"

@@ -1,4 +1,5 @@
-// rows.h: what holds of every set of flags that was accepted, from a command line or from config.json. Included after fuzz.h.
+// rows.h: what holds of every set of flags that was accepted, from a command line or from
+// config.json. Included after fuzz.h.
 #pragma once
 #include "../../llmc/run/run.h"
 
@@ -7,19 +8,22 @@ static void expect_ranges(const Flags *f) {
     for (int i = 0; i < FLAG_COUNT; i++) {
         const FlagRow *row = &FLAGS[i];
         const char *at = (const char *)f + row->offset;
-        double number = row->kind == INT ? (double)*(const int64_t *)at : row->kind == NUMBER ? *(const double *)at : row->low;
+        double number = row->kind == INT      ? (double)*(const int64_t *)at
+                        : row->kind == NUMBER ? *(const double *)at
+                                              : row->low;
         must(number >= row->low && number <= row->high);
         if (row->kind == CHOICE || row->kind == SWITCH) must(*(const int *)at >= 0);
         if (row->kind == TEXT) must(*(const char *const *)at);
     }
 }
 
-// What config.json would say reads as the same flags.
+// The text for config.json reads as the same flags.
 static void expect_config(const Run *r) {
     char path[FUZZ_PATH], a[64], b[64], *text = run_config(r);
     FlagSet again;
     flags_default(&again);
     config_read(&again, fuzz_file(path, "config.json", text, strlen(text)), r->t);
     for (int i = 0; i < FLAG_COUNT; i++)
-        must(FLAGS[i].resume == ONCE || strcmp(flag_text(a, sizeof a, r->f, &FLAGS[i]), flag_text(b, sizeof b, &again.f, &FLAGS[i])) == 0);
+        must(FLAGS[i].resume == ONCE || strcmp(flag_text(a, sizeof a, r->f, &FLAGS[i]),
+                                               flag_text(b, sizeof b, &again.f, &FLAGS[i])) == 0);
 }

@@ -1,5 +1,5 @@
-// safetensors.c: any bytes as a tensor file. What opens is read as floats and doubles, and written
-// again as a file that holds the same.
+// safetensors.c: any bytes as a tensor file. A file that opens is read as floats and doubles, and
+// written again as a file that holds the same.
 #include "fuzz.h"
 #include <sys/mman.h>
 

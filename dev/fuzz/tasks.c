@@ -1,7 +1,9 @@
-// tasks.c: any bytes as a file of tasks. What opens is used as scoring does: every token that would be read lies in the file, and below the vocabulary.
+// tasks.c: any bytes as a file of tasks. A file that opens is used as scoring does: every token
+// that would be read lies in the file, and below the vocabulary.
 //
-// The first byte is the sequence length. The second: 0, the rest is the file as it stands; odd, examples; even, a text, both with eight bytes for the header's words
-// behind magic and version, and without its thousand zeros.
+// The first byte is the sequence length. The second: 0, the rest is the file as it stands; odd,
+// examples; even, a text, both with eight bytes for the header's words behind magic and version,
+// and without its thousand zeros.
 #include "fuzz.h"
 #include "../../llmc/run/data.h"
 #include "../../llmc/run/eval.h"
@@ -13,7 +15,8 @@ static void check_rows(const Task *t, int T) {
     for (int64_t i = 0; i < t->rows; i++) {
         const TaskRow *row = &t->row[(uint32_t)t->order[i]];
         int inputs = task_inputs(row, T);
-        must(inputs >= 1 && inputs <= T && row->scored >= 1 && row->scored <= inputs && row->scored <= row->after && row->example < t->examples);
+        must(inputs >= 1 && inputs <= T && row->scored >= 1 && row->scored <= inputs &&
+             row->scored <= row->after && row->example < t->examples);
         must(i == 0 || t->order[i] >> 32 <= t->order[i - 1] >> 32);
         for (int64_t k = 0; k < row->before + row->after; k++) {
             int64_t at = k < row->before ? row->context + k : row->completion + k - row->before;

@@ -1,5 +1,5 @@
-// tokenizer.c: any bytes as a tokenizer file. What opens takes a fixed text to tokens and back, and
-// the input itself, which may be refused.
+// tokenizer.c: any bytes as a tokenizer file. A file that opens takes a fixed text to tokens and
+// back, and the input itself, which may be refused.
 //
 // First byte, lowest bit: the rest is the file as it stands. Else seven words of header follow,
 // without the 996 zeros, and with the next bit the 256 single bytes come before the tokens, so that

@@ -1,6 +1,7 @@
-// ladder.cuh: what the ladders of dev/kernels share. A ladder climbs from the plainest kernel to the one the trainer uses; each step is checked against plain
-// loops in double and timed against the floor: the time its bytes take at 4.3 TB/s, or its products at 790 TFLOP/s, which tensor cores reach in bfloat16.
-// Timed on a GPU only: the emulator knows no time.
+// ladder.cuh: what the ladders of dev/kernels share. A ladder climbs from the plainest kernel to
+// the one the trainer uses; each step is checked against plain loops in double and timed against
+// the floor: the time its bytes take at 4.3 TB/s, or its products at 790 TFLOP/s, which tensor
+// cores reach in bfloat16. Timed on a GPU only: the emulator knows no time.
 #pragma once
 #include "../test/gpu_test.cuh"
 #include <algorithm>
@@ -14,20 +15,32 @@ static const double BYTES_PER_MS = 4.3e9, FLOP_PER_MS = 7.9e11;
 
 static int ladder_failed;
 
-// What a step writes: an activation, or floats. before: what is there when the step begins; nullptr: zeros.
-typedef struct LadderResult { const char *what; real *got; wide *got_wide; const Values *want; const real *before = nullptr; } LadderResult;
+// The result of a step: an activation, or floats. before: what is there when the step begins;
+// nullptr: zeros.
+typedef struct LadderResult {
+    const char *what;
+    real *got;
+    wide *got_wide;
+    const Values *want;
+    const real *before = nullptr;
+} LadderResult;
 
-// A device array of these values `times` times over: so the truth is a small part of a problem as large as the trainer's.
+// A device array of these values `times` times over: so the truth is a small part of a problem as
+// large as the trainer's.
 static inline real *device_repeat(Values *values, int times) {
     real *once = device_copy<real>(values), *all = device_empty<real>(values->size() * times);
-    for (int i = 0; i < times; i++) cudaCheck(cudaMemcpy(all + i * values->size(), once, values->size() * sizeof(real), cudaMemcpyDeviceToDevice));
+    for (int i = 0; i < times; i++)
+        cudaCheck(cudaMemcpy(all + i * values->size(), once, values->size() * sizeof(real),
+                             cudaMemcpyDeviceToDevice));
     cudaCheck(cudaFree(once));
     return all;
 }
 
 static inline void ladder_header(const char *title, double floor) {
     printf("\n%s\n", title);
-    if (TIMED) printf("floor %.3f ms\n%-34s %12s %10s %14s\n", floor, "step", "error", "ms", "of the floor");
+    if (TIMED)
+        printf("floor %.3f ms\n%-34s %12s %10s %14s\n", floor, "step", "error", "ms",
+               "of the floor");
     else printf("%-34s %12s\n", "step", "error");
 }
 
@@ -48,19 +61,29 @@ template <typename F> static float ladder_time(F launch, cudaStream_t stream) {
     return ms[14];
 }
 
-// One line of the table. launch() runs the step, and may run again, on what it has left; floor: in milliseconds.
-template <typename F> static void ladder_step(const char *name, double floor, const std::vector<LadderResult> &results, Gpu *gpu, F launch) {
+// One line of the table. launch() runs the step, and may run again, on what it has left; floor: in
+// milliseconds.
+template <typename F> static void ladder_step(const char *name, double floor,
+                                              const std::vector<LadderResult> &results, Gpu *gpu,
+                                              F launch) {
     double error = 0;
-    for (const LadderResult &r : results) {                    // what the step before has left is not this one's
+    for (const LadderResult &r : results) {  // what the step before has left is not this one's
         size_t n = r.want->size();
-        if (r.before) cudaCheck(cudaMemcpy(r.got, r.before, n * sizeof(real), cudaMemcpyDeviceToDevice));
+        if (r.before)
+            cudaCheck(cudaMemcpy(r.got, r.before, n * sizeof(real), cudaMemcpyDeviceToDevice));
         else if (r.got) cudaCheck(cudaMemset(r.got, 0, n * sizeof(real)));
         else cudaCheck(cudaMemset(r.got_wide, 0, n * sizeof(wide)));
     }
     launch();
     for (const LadderResult &r : results) {
-        double e = nmse(r.got ? host_values(r.got, r.want->size()) : host_values(r.got_wide, r.want->size()), *r.want);
-        if (!(e <= TOLERANCE)) printf("FAILED %s: %s has a normalized mean squared error of %.3g, allowed %.3g\n", name, r.what, e, TOLERANCE), ladder_failed++;
+        double e = nmse(r.got ? host_values(r.got, r.want->size())
+                              : host_values(r.got_wide, r.want->size()),
+                        *r.want);
+        if (!(e <= TOLERANCE)) {
+            printf("FAILED %s: %s has a normalized mean squared error of %.3g, allowed %.3g\n",
+                   name, r.what, e, TOLERANCE);
+            ladder_failed++;
+        }
         error = std::max(error, e);
     }
     double ms = TIMED ? ladder_time(launch, gpu->stream) : 0;

@@ -1,5 +1,8 @@
-// gpu_main.cu: runs the tests of CUDA code that are linked with it. ./test_gpt-fp32 [words]: only those whose name contains one of the words, or is NAME where the word
-// is =NAME. ./test_gpt-fp32 --list: their names.
+// gpu_main.cu: runs the tests of CUDA code that are linked with it.
+//
+//   ./test_gpt-fp32 [words]    only those whose name contains one of the words, or is NAME where
+//                              the word is =NAME
+//   ./test_gpt-fp32 --list     their names
 #include "gpu_test.cuh"
 #include <stdarg.h>
 
@@ -18,7 +21,9 @@ void test_expect(bool ok, const char *what, const char *file, int line, const ch
 }
 
 static bool wants(const char *name, int count, char **words) {
-    for (int i = 0; i < count; i++) if (*words[i] == '=' ? !strcmp(name, words[i] + 1) : strstr(name, words[i]) != NULL) return true;
+    for (int i = 0; i < count; i++)
+        if (*words[i] == '=' ? !strcmp(name, words[i] + 1) : strstr(name, words[i]) != NULL)
+            return true;
     return !count;
 }
 
@@ -32,7 +37,8 @@ int main(int argc, char **argv) {
         test_count.name = t->name;
         t->run();
         cudaCheck(cudaDeviceSynchronize());
-        printf("%-28s %s  (%d checks)\n", t->name, test_count.failed == failed ? "ok" : "FAILED", test_count.passed - passed);
+        printf("%-28s %s  (%d checks)\n", t->name, test_count.failed == failed ? "ok" : "FAILED",
+               test_count.passed - passed);
         fflush(stdout);
     }
     printf("%d passed, %d failed\n", test_count.passed, test_count.failed);

@@ -1,5 +1,6 @@
-// gpu_test.cuh: what tests of CUDA layers share. A layer's test fills device arrays with random numbers of the storage type, computes the same
-// layer in double with plain loops on those very numbers, and compares by normalized mean squared error.
+// gpu_test.cuh: what tests of CUDA layers share. A layer's test fills device arrays with random
+// numbers of the storage type, computes the same layer in double with plain loops on those very
+// numbers, and compares by normalized mean squared error.
 #pragma once
 #include "../../llmc/gpu.cuh"
 #include "../../llmc/modes.h"
@@ -11,9 +12,11 @@
 #include <unistd.h>
 #include <vector>
 
-// The one bound per precision of the whole repository, for every tensor of every layer and mode: sum (x - y)^2 <= TOLERANCE * sum y^2.
-// float: as the judge's own float build against double (test_gpt.c). bfloat16: a value keeps 8 bits, so one rounding has a mean square of 1.3e-6, and the
-// few dozen between a weight and its gradient, with differences of nearly equal numbers among them, add up: the worst tensor of all modes is at 2.7e-3.
+// The one bound per precision of the whole repository, for every tensor of every layer and mode:
+// sum (x - y)^2 <= TOLERANCE * sum y^2. float: as the judge's own float build against double
+// (test_gpt.c). bfloat16: a value keeps 8 bits, so one rounding has a mean square of 1.3e-6, and
+// the few dozen between a weight and its gradient, with differences of nearly equal numbers among
+// them, add up: the worst tensor of all modes is at 2.7e-3.
 static const double TOLERANCE = sizeof(real) == 4 ? 1e-8 : 5e-3;
 
 // On a real GPU the library's algorithms are its own; of the emulated ones every rounding is known.
@@ -36,7 +39,10 @@ struct GpuTest {
         *at = this;
     }
 };
-#define GPU_TEST(name) static void name(void); static GpuTest name##_entry(#name, name); static void name(void)
+#define GPU_TEST(name)                        \
+    static void name(void);                   \
+    static GpuTest name##_entry(#name, name); \
+    static void name(void)
 
 typedef std::vector<double> Values;
 
@@ -55,9 +61,11 @@ static inline Gpu *test_gpu(void) {
 template <typename T> static T *device_copy(Values *values) {
     std::vector<T> rounded(values->size());
     T *device;
-    for (size_t i = 0; i < values->size(); i++) (*values)[i] = to_float(rounded[i] = from_float<T>((float)(*values)[i]));
+    for (size_t i = 0; i < values->size(); i++)
+        (*values)[i] = to_float(rounded[i] = from_float<T>((float)(*values)[i]));
     cudaCheck(cudaMalloc((void **)&device, values->size() * sizeof(T)));
-    cudaCheck(cudaMemcpy(device, rounded.data(), values->size() * sizeof(T), cudaMemcpyHostToDevice));
+    cudaCheck(cudaMemcpy(device, rounded.data(), values->size() * sizeof(T),
+                         cudaMemcpyHostToDevice));
     return device;
 }
 
@@ -95,13 +103,15 @@ static inline double nmse(const Values &got, const Values &want) {
 }
 
 // The device array equals `want` within the bound.
-template <typename T> static void expect_close(const T *device, const Values &want, const char *what, double allowed = TOLERANCE) {
+template <typename T> static void expect_close(const T *device, const Values &want,
+                                               const char *what, double allowed = TOLERANCE) {
     double e = nmse(host_values(device, want.size()), want);
     EXPECT(e <= allowed, "%s: normalized mean squared error %.3g, allowed %.3g", what, e, allowed);
 }
 
 #if !defined(__CUDACC__)
-// What body says, in a process of its own (where a GPU could not be used): its status, a space, and its output.
+// Runs body in a process of its own, where a GPU could not be used. Returns its status, a space,
+// and its output.
 static inline std::string said(std::function<int()> body) {
     int fds[2];
     std::string words;
@@ -117,13 +127,15 @@ static inline std::string said(std::function<int()> body) {
         _exit(status);
     }
     close(fds[1]);
-    for (ssize_t got; (got = read(fds[0], piece, sizeof piece)) > 0;) words.append(piece, (size_t)got);
+    for (ssize_t got; (got = read(fds[0], piece, sizeof piece)) > 0;)
+        words.append(piece, (size_t)got);
     close(fds[0]);
     int status = 0;
     waitpid(child, &status, 0);
     return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1) + " " + words;
 }
 static inline void expect_words(const std::string &got, const char *words, const char *what) {
-    EXPECT(got.compare(0, strlen(words), words) == 0, "%s: \"%s\", expected \"%s\"", what, got.c_str(), words);
+    EXPECT(got.compare(0, strlen(words), words) == 0, "%s: \"%s\", expected \"%s\"", what,
+           got.c_str(), words);
 }
 #endif

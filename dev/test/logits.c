@@ -1,7 +1,9 @@
 // logits.c: what the judge makes of a model in any mode, for dev/test/test_hf.py. Reads lines
 //     OUT MODE FLAGS...
-// from standard input. Of each it writes OUT/logits.safetensors with "tokens" [B, T] and the judge's "logits" [B, T, V]. The weights are random, far from the initial
-// ones, and OUT is a run with a checkpoint of step 0 that holds them; with --init-from FOLDER among the flags they are those of a checkpoint.
+// from standard input. For each it writes OUT/logits.safetensors with "tokens" [B, T] and the
+// judge's "logits" [B, T, V]. The weights are random, far from the initial ones, and OUT is a run
+// with a checkpoint of step 0 that holds them; with --init-from FOLDER among the flags they are
+// those of a checkpoint.
 #include "../../llmc/run/run.h"
 #include "files.h"
 #include "model.h"
@@ -28,8 +30,11 @@ static void write_logits(Run *r, const char *out) {
     float *logits = (float *)check_alloc((size_t)(B * T * V) * sizeof *logits, "logits");
     fill_tokens(tokens, targets, B * T, V, 7);
     r->t->forward(r->gpt, tokens, NULL, B, T);
-    for (int i = 0; i < B * T; i++) memcpy(logits + i * V, r->t->logits(r->gpt, i), (size_t)V * sizeof *logits);
-    const Tensor tensors[] = {{.name = "tokens", .dtype = "I32", .rank = 2, .shape = {B, T}, .data = tokens}, {.name = "logits", .dtype = "F32", .rank = 3, .shape = {B, T, V}, .data = logits}};
+    for (int i = 0; i < B * T; i++)
+        memcpy(logits + i * V, r->t->logits(r->gpt, i), (size_t)V * sizeof *logits);
+    const Tensor tensors[] = {
+        {.name = "tokens", .dtype = "I32", .rank = 2, .shape = {B, T}, .data = tokens},
+        {.name = "logits", .dtype = "F32", .rank = 3, .shape = {B, T, V}, .data = logits}};
     write_tensors(check_format(path, sizeof path, "%s/logits.safetensors", out), tensors, 2);
     free(logits);
 }
@@ -37,7 +42,9 @@ static void write_logits(Run *r, const char *out) {
 // nGPT's alphas count by their absolute value.
 static void turn_alphas(Run *r) {
     for (const Entry *e = r->layout.entries; e < r->layout.entries + r->layout.count; e++)
-        for (int64_t i = 1; i < e->size && (e->id == PARAM_attn_alpha || e->id == PARAM_ffn_alpha); i += 2) ((float *)r->t->tensor(r->gpt, WEIGHTS, e))[i] *= -1;
+        for (int64_t i = 1; i < e->size && (e->id == PARAM_attn_alpha || e->id == PARAM_ffn_alpha);
+             i += 2)
+            ((float *)r->t->tensor(r->gpt, WEIGHTS, e))[i] *= -1;
 }
 
 static void one(const char *out, const char *mode_name, const char *flags) {
@@ -48,7 +55,8 @@ static void one(const char *out, const char *mode_name, const char *flags) {
     flags_default(&given);
     flags_parse_text(&given, flags, BY_USER);
     flags_default(&set);
-    for (int i = 0; i < MODE_COUNT; i++) if (MODES[i].selectable && !strcmp(MODES[i].name, mode_name)) mode = &MODES[i];
+    for (int i = 0; i < MODE_COUNT; i++)
+        if (MODES[i].selectable && !strcmp(MODES[i].name, mode_name)) mode = &MODES[i];
     CHECK(mode, "no mode %s\n  -> llmc/modes.h", mode_name);
     Trainer t = judge_fp32;
     t.mode = mode;
@@ -76,7 +84,8 @@ int main(void) {
     char line[2048], out[1024], mode[64];
     int at;
     while (fgets(line, sizeof line, stdin)) {
-        CHECK(sscanf(line, "%1023s %63s %n", out, mode, &at) == 2, "expected OUT MODE FLAGS, found %s", line);
+        CHECK(sscanf(line, "%1023s %63s %n", out, mode, &at) == 2,
+              "expected OUT MODE FLAGS, found %s", line);
         line[strcspn(line, "\n")] = 0;
         one(out, mode, line + at);
     }

@@ -1,4 +1,5 @@
-// model.h: weights, tokens and comparisons of whole models, for the tests of the judge and of the CUDA trainer.
+// model.h: weights, tokens and comparisons of whole models, for the tests of the judge and of the
+// CUDA trainer.
 #pragma once
 #include "../../llmc/init.h"
 #include "../../llmc/run/trainer.h"
@@ -13,15 +14,21 @@ static inline double stored(double value, size_t storage) {
     return f;
 }
 
-// Weights far from the initial ones: gains around theirs, biases around 0, or a missing one would not show. All precisions get the same numbers, those that
-// a weight of `storage` bytes can hold.
-static inline void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, uint64_t seed, size_t storage) {
+// Weights far from the initial ones: gains around theirs, biases around 0, or a missing one would
+// not show. All precisions get the same numbers, those that a weight of `storage` bytes can hold.
+static inline void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, uint64_t seed,
+                                size_t storage) {
     for (int k = 0; k < layout->count; k++) {
         const Entry *e = &layout->entries[k];
         uint64_t key = rand_key(seed, e->name, 0);
-        double std = e->row.rows == 1 ? 0.3 : e->row.init == ROLE_EMBEDDING ? 0.5 : 1.2 / sqrt((double)e->row.cols);
+        double std = e->row.rows == 1                ? 0.3
+                     : e->row.init == ROLE_EMBEDDING ? 0.5
+                                                     : 1.2 / sqrt((double)e->row.cols);
         for (int64_t i = 0; i < e->size; i++) {
-            double w = stored(e->row.init == ROLE_GAIN ? e->row.gain * (1 + 0.3 * rand_normal(key, (uint64_t)i)) : std * rand_normal(key, (uint64_t)i), storage);
+            double w = stored(e->row.init == ROLE_GAIN
+                                  ? e->row.gain * (1 + 0.3 * rand_normal(key, (uint64_t)i))
+                                  : std * rand_normal(key, (uint64_t)i),
+                              storage);
             if (t->element == sizeof(float)) ((float *)t->tensor(g, WEIGHTS, e))[i] = (float)w;
             else ((double *)t->tensor(g, WEIGHTS, e))[i] = w;
         }
@@ -46,12 +53,14 @@ static inline double entry_value(const Trainer *t, Gpt *g, int kind, const Entry
 static inline double grads_norm(const Trainer *t, Gpt *g, const Layout *layout) {
     double square = 0;
     for (int k = 0; k < layout->count; k++)
-        for (int64_t i = 0; i < layout->entries[k].size; i++) square += pow(entry_value(t, g, GRADS, &layout->entries[k], i), 2);
+        for (int64_t i = 0; i < layout->entries[k].size; i++)
+            square += pow(entry_value(t, g, GRADS, &layout->entries[k], i), 2);
     return sqrt(square);
 }
 
 // Normalized error of one tensor: |a - b|^2 / max(|b|^2, floor).
-static inline double entry_nmse(const Trainer *ta, Gpt *a, const Trainer *tb, Gpt *b, int kind, const Entry *e, double floor) {
+static inline double entry_nmse(const Trainer *ta, Gpt *a, const Trainer *tb, Gpt *b, int kind,
+                                const Entry *e, double floor) {
     double error = 0, scale = 0;
     for (int64_t i = 0; i < e->size; i++) {
         double x = entry_value(ta, a, kind, e, i), y = entry_value(tb, b, kind, e, i);

@@ -1,5 +1,8 @@
-// scores.c: what every sequence of --tasks gets, one a line: task, example, log p, whether each token is the likeliest; and of its example the completion chosen by log p and by
-// log p over length. For comparisons that need more than sums (dev/test/test_lm_eval.py).   scores --from RUN --eval --tasks FILES
+// scores.c: the score of every sequence of --tasks, one a line: task, example, log p, whether each
+// token is the likeliest; then the completion of its example that log p chooses, and the one that
+// log p over length chooses. For comparisons that need more than sums (dev/test/test_lm_eval.py).
+//
+//   scores --from RUN --eval --tasks FILES
 #include "../../llmc/run/run.h"
 
 int main(int argc, char **argv) {
@@ -25,8 +28,11 @@ int main(int argc, char **argv) {
     for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++) {
         task_score(t, &s);
         for (int64_t at = 0, next; at < t->rows; at = next) {
-            int chosen = task_choice(t, at, false, &next), by_length = task_choice(t, at, true, &next);
-            for (int64_t i = at; i < next; i++) printf("%s %d %.9g %d %d %d\n", t->name, t->row[i].example, t->scores[2 * i], t->scores[2 * i + 1] == 1, chosen, by_length);
+            int chosen = task_choice(t, at, false, &next);
+            int by_length = task_choice(t, at, true, &next);
+            for (int64_t i = at; i < next; i++)
+                printf("%s %d %.9g %d %d %d\n", t->name, t->row[i].example, t->scores[2 * i],
+                       t->scores[2 * i + 1] == 1, chosen, by_length);
         }
     }
     r->t->destroy(r->gpt);

@@ -1,8 +1,11 @@
-// shim.c: a disk that fails on purpose, as a library for LD_PRELOAD. What counts are the calls that change something below the folder SHIM_DIR (absolute, and so are the paths
-// the program uses): opening to write, write, fsync, renameat, mkdir, mkdirat, unlinkat. SHIM="KIND N" in the environment:
+// shim.c: a disk that fails on purpose, as a library for LD_PRELOAD. It counts the calls that
+// change something below the folder SHIM_DIR (absolute, and so are the paths the program uses):
+// opening to write, write, fsync, renameat, mkdir, mkdirat, unlinkat. SHIM="KIND N" in the
+// environment:
 //   count 0   nothing fails; at its end the program says on stderr how many calls there were
 //   kill N    the process gets SIGKILL before call N
-//   power N   the same, and what no fsync brought to the disk is lost: files end where they ended at their last fsync
+//   power N   the same, and what no fsync brought to the disk is lost: files end where they ended
+//             at their last fsync
 //   error N   call N fails with EIO, which to fsync is a disk that is failing
 //   sync N    the N-th fsync does
 //   full N    there is room for N bytes
@@ -19,8 +22,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static struct { char kind[16]; long long n, calls, syncs, bytes; const char *dir; } shim = {.n = -1};
-static struct { int fd; ino_t file; off_t safe; } opened[1024];         // files that were opened to write: how much of each is on the disk
+static struct {
+    char kind[16];
+    long long n, calls, syncs, bytes;
+    const char *dir;
+} shim = {.n = -1};
+// files that were opened to write: how much of each is on the disk
+static struct { int fd; ino_t file; off_t safe; } opened[1024];
 static int count;
 
 __attribute__((constructor)) static void shim_begin(void) {
@@ -29,11 +37,14 @@ __attribute__((constructor)) static void shim_begin(void) {
     if (!shim.dir || !text || sscanf(text, "%15s %lld", shim.kind, &shim.n) != 2) shim.dir = NULL;
 }
 __attribute__((destructor)) static void shim_end(void) {
-    if (shim.dir && shim.calls && !strcmp(shim.kind, "count")) fprintf(stderr, "shim: %lld calls\n", shim.calls);
+    if (shim.dir && shim.calls && !strcmp(shim.kind, "count"))
+        fprintf(stderr, "shim: %lld calls\n", shim.calls);
 }
 
 static int is(const char *kind) { return !strcmp(shim.kind, kind); }
-static int below(const char *path) { return shim.dir && !strncmp(path, shim.dir, strlen(shim.dir)); }
+static int below(const char *path) {
+    return shim.dir && !strncmp(path, shim.dir, strlen(shim.dir));
+}
 static int below_fd(int fd) {
     char name[64], path[4096];
     snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
@@ -47,7 +58,9 @@ static int fails(void) {
     int hit = ++shim.calls == shim.n;
     for (int i = 0; i < count && hit && is("power"); i++) {
         struct stat info;
-        if (fstat(opened[i].fd, &info) == 0 && info.st_size > opened[i].safe && ftruncate(opened[i].fd, opened[i].safe) != 0) abort();
+        if (fstat(opened[i].fd, &info) == 0 && info.st_size > opened[i].safe &&
+            ftruncate(opened[i].fd, opened[i].safe) != 0)
+            abort();
     }
     if (hit && (is("kill") || is("power"))) kill(getpid(), SIGKILL);
     if (hit && is("error")) errno = EIO;
@@ -57,7 +70,11 @@ static int fails(void) {
 static void remember(int fd, off_t safe) {
     struct stat info;
     if (fd < 0 || fstat(fd, &info) != 0) return;
-    for (int i = 0; i < count; i++) if (opened[i].file == info.st_ino) { opened[i].safe = safe < 0 ? info.st_size : safe; return; }
+    for (int i = 0; i < count; i++)
+        if (opened[i].file == info.st_ino) {
+            opened[i].safe = safe < 0 ? info.st_size : safe;
+            return;
+        }
     if (safe < 0 || !is("power")) return;
     if (count == sizeof opened / sizeof *opened) abort();
     opened[count].fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -121,7 +138,8 @@ int mkdirat(int folder, const char *path, mode_t mode) {
     return below_fd(folder) && fails() ? -1 : (int)syscall(SYS_mkdirat, folder, path, mode);
 }
 int renameat(int folder, const char *from, int other, const char *to) {
-    return below_fd(folder) && fails() ? -1 : (int)syscall(SYS_renameat2, folder, from, other, to, 0);
+    return below_fd(folder) && fails() ? -1
+                                       : (int)syscall(SYS_renameat2, folder, from, other, to, 0);
 }
 int unlinkat(int folder, const char *path, int flags) {
     return below_fd(folder) && fails() ? -1 : (int)syscall(SYS_unlinkat, folder, path, flags);

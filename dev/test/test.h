@@ -1,5 +1,5 @@
-// test.h: what every test file shares. A test is a function that calls EXPECT; test_gpt.c lists the functions and prints
-// "N passed, M failed". Nothing here needs a GPU, a network or Python.
+// test.h: what every test file shares. A test is a function that calls EXPECT; test_gpt.c lists the
+// functions and prints "N passed, M failed". Nothing here needs a GPU, a network or Python.
 #pragma once
 #include <math.h>
 #include <stdbool.h>
@@ -19,12 +19,14 @@ extern TestCount test_count;
 __attribute__((format(printf, 5, 6)))
 void test_expect(bool ok, const char *what, const char *file, int line, const char *fmt, ...);
 
-// Runs body(arg) in a child process and expects it to exit with a non-zero status (not a signal) after printing `words` on
-// stderr: how a refusal is tested.
-void test_expect_refusal(void (*body)(void *), void *arg, const char *words, const char *file, int line);
+// Runs body(arg) in a child process and expects it to exit with a non-zero status (not a signal)
+// after printing `words` on stderr: how a refusal is tested.
+void test_expect_refusal(void (*body)(void *), void *arg, const char *words, const char *file,
+                         int line);
 #define EXPECT_REFUSAL(body, arg, words) test_expect_refusal(body, arg, words, __FILE__, __LINE__)
 
-// A fresh directory under build/test for one test's files; removed first when it exists. Returned string is static per call slot.
+// A fresh directory under build/test for one test's files; removed first when it exists. Returned
+// string is static per call slot.
 const char *test_dir(const char *name);
 
 // Writes a small tokenizer.bin (test_tokenizer.c): the bytes, " the", "ing" and a few more.

@@ -1,4 +1,5 @@
-// test_adamw.cu: the optimizer, the norm of gradients and rounding (llmc/adamw.cuh). Truth is AdamW in double, tensor by tensor.
+// test_adamw.cu: the optimizer, the norm of gradients and rounding (llmc/adamw.cuh). Truth is AdamW
+// in double, tensor by tensor.
 #include "gpu_test.cuh"
 #include "../../llmc/adamw.cuh"
 
@@ -22,9 +23,10 @@ template <typename T> static bool same_bits(const std::vector<T> &a, const std::
     return a.size() == b.size() && !memcmp(a.data(), b.data(), a.size() * sizeof(T));
 }
 
-// ------------------------------------------------------------------------------------------------------------------ a model of a few tensors
+// ------------------------------------------------------------------------ a model of a few tensors
 
-// Short tensors share a block's piece, long ones take several; sizes that leave gaps before the next multiple of 32; a gap at either end.
+// Short tensors share a block's piece, long ones take several; sizes that leave gaps before the
+// next multiple of 32; a gap at either end.
 static const int64_t SIZES[] = {40, 1, 8, 5000, 32, 3, 4096, 9001, 64, 127};
 enum { TENSORS = sizeof SIZES / sizeof *SIZES };
 
@@ -36,10 +38,12 @@ struct Toy {
     float *d;
 };
 
-static HostFloats toy_values(const Toy &toy, uint64_t seed, double deviation) {                   // zeros in the gaps
+// zeros in the gaps
+static HostFloats toy_values(const Toy &toy, uint64_t seed, double deviation) {
     HostFloats x(toy.t.total, 0.0f);
     for (const UpdateEntry &e : toy.host)
-        for (int64_t i = e.offset; i < e.offset + e.size; i++) x[i] = (float)(deviation * rand_normal(seed, i));
+        for (int64_t i = e.offset; i < e.offset + e.size; i++)
+            x[i] = (float)(deviation * rand_normal(seed, i));
     return x;
 }
 
@@ -47,7 +51,8 @@ static Toy toy_make(bool master_only) {
     Toy toy = {};
     toy.t.total = 32;
     for (int k = 0; k < TENSORS; k++) {
-        UpdateEntry e = {toy.t.total, toy.t.total, SIZES[k], 0.01f * (k + 1), k % 3 ? 0.1f * k : 0, k % 2 ? 1.0f : 0, 0, 0};
+        UpdateEntry e = {toy.t.total,          toy.t.total,      SIZES[k], 0.01f * (k + 1),
+                         k % 3 ? 0.1f * k : 0, k % 2 ? 1.0f : 0, 0,        0};
         toy.host.push_back(e);
         toy.t.total += CEIL_DIV(e.size, (int64_t)32) * 32;
     }
@@ -64,7 +69,8 @@ static Toy toy_make(bool master_only) {
 
 static void toy_free(Toy *toy) {
     if ((void *)toy->t.w != (void *)toy->t.master) cudaFree(toy->t.w);
-    cudaFree(toy->entries), cudaFree(toy->state), cudaFree(toy->t.master), cudaFree(toy->t.m), cudaFree(toy->t.v), cudaFree(toy->d);
+    cudaFree(toy->entries), cudaFree(toy->state), cudaFree(toy->t.master), cudaFree(toy->t.m),
+        cudaFree(toy->t.v), cudaFree(toy->d);
 }
 
 static UpdateState toy_state(const Toy &toy) { return host_raw(toy.state, 1)[0]; }
@@ -72,14 +78,17 @@ static void toy_sums(const Toy &toy, double ce, double z, double router = 0) {
     UpdateState state = {{ce, z, router}, NAN, 0, NAN, NAN, -1};
     cudaCheck(cudaMemcpy(toy.state, &state, sizeof state, cudaMemcpyHostToDevice));
 }
-static void toy_gradients(const Toy &toy, const HostFloats &d) { cudaCheck(cudaMemcpy(toy.d, d.data(), d.size() * sizeof(float), cudaMemcpyHostToDevice)); }
+static void toy_gradients(const Toy &toy, const HostFloats &d) {
+    cudaCheck(cudaMemcpy(toy.d, d.data(), d.size() * sizeof(float), cudaMemcpyHostToDevice));
+}
 
 static AdamWStep toy_step(int step, float clip, int stochastic) {
-    AdamWStep s = {0.9f, 0.95f, 1e-3f, (float)(1 / (1 - pow(0.9, step))), (float)(1 / (1 - pow(0.95, step))), clip, stochastic, rand_at(5, step), 0, 0};
+    AdamWStep s = {0.9f, 0.95f, 1e-3f, (float)(1 / (1 - pow(0.9, step))),
+                   (float)(1 / (1 - pow(0.95, step))), clip, stochastic, rand_at(5, step), 0, 0};
     return s;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ steps
+// ------------------------------------------------------------------------------------------- steps
 
 struct Truth { Values w, m, v; };
 
@@ -96,7 +105,8 @@ static void truth_step(Truth *t, const Toy &toy, const HostFloats &d, AdamWStep 
             double g = scale * d[i], b1 = s.beta1, b2 = s.beta2;
             t->m[i] = b1 * t->m[i] + (1 - b1) * g;
             t->v[i] = b2 * t->v[i] + (1 - b2) * g * g;
-            t->w[i] -= e.lr * (t->m[i] * s.correct1 / (sqrt(t->v[i] * s.correct2) + s.eps) + e.decay * (t->w[i] - e.target));
+            t->w[i] -= e.lr * (t->m[i] * s.correct1 / (sqrt(t->v[i] * s.correct2) + s.eps) +
+                               e.decay * (t->w[i] - e.target));
         }
 }
 
@@ -109,17 +119,27 @@ static int gaps_touched(const Toy &toy, const HostFloats &x) {
     return touched;
 }
 
-// Every tensor by itself: a wrong rate of a short one shows. The first step moves each weight by nearly lr, whatever the gradient's size.
+// Every tensor by itself: a wrong rate of a short one shows. The first step moves each weight by
+// nearly lr, whatever the gradient's size.
 static void expect_truth(const Toy &toy, const Truth &truth, const char *what) {
-    Values w = host_values(toy.t.master, toy.t.total), m = host_values(toy.t.m, toy.t.total), v = host_values(toy.t.v, toy.t.total);
+    Values w = host_values(toy.t.master, toy.t.total);
+    Values m = host_values(toy.t.m, toy.t.total);
+    Values v = host_values(toy.t.v, toy.t.total);
     for (const UpdateEntry &e : toy.host) {
-        auto part = [&](const Values &x) { return Values(x.begin() + e.offset, x.begin() + e.offset + e.size); };
-        EXPECT(nmse(part(w), part(truth.w)) < 1e-12, "%s: weights at %d of %d: %g", what, (int)e.offset, (int)e.size, nmse(part(w), part(truth.w)));
-        EXPECT(nmse(part(m), part(truth.m)) < 1e-12, "%s: first moments at %d of %d: %g", what, (int)e.offset, (int)e.size, nmse(part(m), part(truth.m)));
-        EXPECT(nmse(part(v), part(truth.v)) < 1e-12, "%s: second moments at %d of %d: %g", what, (int)e.offset, (int)e.size, nmse(part(v), part(truth.v)));
+        auto part = [&](const Values &x) {
+            return Values(x.begin() + e.offset, x.begin() + e.offset + e.size);
+        };
+        EXPECT(nmse(part(w), part(truth.w)) < 1e-12, "%s: weights at %d of %d: %g", what,
+               (int)e.offset, (int)e.size, nmse(part(w), part(truth.w)));
+        EXPECT(nmse(part(m), part(truth.m)) < 1e-12, "%s: first moments at %d of %d: %g", what,
+               (int)e.offset, (int)e.size, nmse(part(m), part(truth.m)));
+        EXPECT(nmse(part(v), part(truth.v)) < 1e-12, "%s: second moments at %d of %d: %g", what,
+               (int)e.offset, (int)e.size, nmse(part(v), part(truth.v)));
     }
     const float *arenas[] = {toy.t.master, toy.t.m, toy.t.v};
-    for (const float *arena : arenas) EXPECT(gaps_touched(toy, host_raw(arena, toy.t.total)) == 0, "%s: something in a gap", what);
+    for (const float *arena : arenas)
+        EXPECT(gaps_touched(toy, host_raw(arena, toy.t.total)) == 0, "%s: something in a gap",
+               what);
 }
 
 static void check_adamw(bool master_only, int stochastic) {
@@ -127,7 +147,8 @@ static void check_adamw(bool master_only, int stochastic) {
     // None; below the norm; above it, though below its square; below it.
     const float clips[] = {0, 1e-3f, 1e3f, 0.5f};
     const char *names[] = {"no clip", "a small clip", "a large clip", "clip"};
-    Truth truth = {host_values(toy.t.master, toy.t.total), Values(toy.t.total), Values(toy.t.total)};
+    Truth truth = {host_values(toy.t.master, toy.t.total), Values(toy.t.total),
+                   Values(toy.t.total)};
     for (int step = 1; step <= 4; step++) {
         HostFloats d = toy_values(toy, 62 + step, step == 4 ? 1e-2 : 1);
         AdamWStep s = toy_step(step, clips[step - 1], stochastic);
@@ -138,14 +159,20 @@ static void check_adamw(bool master_only, int stochastic) {
         expect_truth(toy, truth, names[step - 1]);
         UpdateState state = toy_state(toy);
         double norm = truth_norm(d), scale = s.clip > 0 && norm > s.clip ? s.clip / norm : 1;
-        EXPECT(fabs(state.norm - norm) <= 1e-13 * norm, "%s: norm %.17g, expected %.17g", names[step - 1], state.norm, norm);
-        EXPECT(fabs(state.scale - scale) <= 1e-7 * scale && state.finite == 1, "%s: scale %g, expected %g; finite %d", names[step - 1], state.scale, scale, state.finite);
-        EXPECT(state.sums[0] == 123.5 && state.sums[1] == 0.25, "%s: the sums became %g, %g", names[step - 1], state.sums[0], state.sums[1]);
+        EXPECT(fabs(state.norm - norm) <= 1e-13 * norm, "%s: norm %.17g, expected %.17g",
+               names[step - 1], state.norm, norm);
+        EXPECT(fabs(state.scale - scale) <= 1e-7 * scale && state.finite == 1,
+               "%s: scale %g, expected %g; finite %d", names[step - 1], state.scale, scale,
+               state.finite);
+        EXPECT(state.sums[0] == 123.5 && state.sums[1] == 0.25, "%s: the sums became %g, %g",
+               names[step - 1], state.sums[0], state.sums[1]);
         real *rounded = device_empty<real>(toy.t.total);
         weights_round(rounded, toy.t.master, toy.t.total, stochastic, s.key, test_gpu());
-        std::vector<real> w = host_raw(toy.t.w, toy.t.total), again = host_raw(rounded, toy.t.total);
+        std::vector<real> w = host_raw(toy.t.w, toy.t.total);
+        std::vector<real> again = host_raw(rounded, toy.t.total);
         for (const UpdateEntry &e : toy.host)
-            EXPECT(!memcmp(&w[e.offset], &again[e.offset], e.size * sizeof(real)), "weights_round gives other bits than the update, at %d", (int)e.offset);
+            EXPECT(!memcmp(&w[e.offset], &again[e.offset], e.size * sizeof(real)),
+                   "weights_round gives other bits than the update, at %d", (int)e.offset);
         cudaFree(rounded);
     }
     toy_free(&toy);
@@ -157,10 +184,11 @@ GPU_TEST(cuda_adamw) {
     if (sizeof(real) == sizeof(float)) check_adamw(true, 0);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ steps refused
+// ----------------------------------------------------------------------------------- steps refused
 
-// What is in gradients or losses that are not finite, or above a limit, reaches no weight and no moment.
-static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, double router, const char *what, double max_ce = 0, double max_norm = 0) {
+// Gradients or losses that are not finite, or above a limit, reach no weight and no moment.
+static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, double router,
+                          const char *what, double max_ce = 0, double max_norm = 0) {
     const float *arenas[] = {toy->t.master, toy->t.m, toy->t.v};
     std::vector<HostFloats> before;
     for (const float *arena : arenas) before.push_back(host_raw(arena, toy->t.total));
@@ -171,7 +199,9 @@ static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, do
     step.max_ce = max_ce;
     step.max_norm = max_norm;
     adamw_update(toy->t, toy->entries, TENSORS, toy->state, step, test_gpu());
-    for (int i = 0; i < 3; i++) EXPECT(same_bits(before[i], host_raw(arenas[i], toy->t.total)), "%s: arena %d changed", what, i);
+    for (int i = 0; i < 3; i++)
+        EXPECT(same_bits(before[i], host_raw(arenas[i], toy->t.total)), "%s: arena %d changed",
+               what, i);
     EXPECT(same_bits(w, host_raw(toy->t.w, toy->t.total)), "%s: weights changed", what);
     EXPECT(toy_state(*toy).finite == 0, "%s: counts as finite", what);
 }
@@ -182,7 +212,8 @@ GPU_TEST(cuda_adamw_refused) {
     toy_gradients(toy, d);
     toy_sums(toy, 0, 0);
     adamw_update(toy.t, toy.entries, TENSORS, toy.state, toy_step(1, 1, 1), test_gpu());
-    const int64_t places[] = {0, toy.host[1].offset, toy.host[7].offset + toy.host[7].size - 1, toy.host[9].offset + 126};
+    const int64_t places[] = {0, toy.host[1].offset, toy.host[7].offset + toy.host[7].size - 1,
+                              toy.host[9].offset + 126};
     for (int64_t at : places) {
         HostFloats spoiled = d;
         spoiled[at] = NAN;
@@ -202,18 +233,24 @@ GPU_TEST(cuda_adamw_refused) {
     toy_sums(toy, 3, 1);
     adamw_update(toy.t, toy.entries, TENSORS, toy.state, within, test_gpu());
     EXPECT(toy_state(toy).finite == 1, "a loss at its limit and a norm below");
-    for (float &x : d) x *= 1e25f;                                                            // squares beyond float: large, yet a number
+    for (float &x : d) x *= 1e25f;  // squares beyond float: large, yet a number
     toy_gradients(toy, d);
     toy_sums(toy, 1, 1);
     adamw_update(toy.t, toy.entries, TENSORS, toy.state, toy_step(2, 1, 1), test_gpu());
-    EXPECT(toy_state(toy).finite == 1 && isfinite(host_values(toy.t.v, 1)[0]), "a large gradient: norm %g, finite %d", toy_state(toy).norm, toy_state(toy).finite);
+    EXPECT(toy_state(toy).finite == 1 && isfinite(host_values(toy.t.v, 1)[0]),
+           "a large gradient: norm %g, finite %d", toy_state(toy).norm, toy_state(toy).finite);
     toy_free(&toy);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ lines of length 1
+// ------------------------------------------------------------------------------- lines of length 1
 
-// Rows, long and short and one of zeros; columns, more and fewer than a strip, of one matrix and of three one below the other; and what has no lines.
-static const struct { int64_t size; int line, step; } LINES[] = {{37 * 40, 40, 1}, {5 * 1032, 1032, 1}, {48 * 72, 48, 72}, {77, 0, 0}, {3 * 40 * 24, 40, 24}, {700 * 8, 8, 1}};
+// Rows, long and short and one of zeros; columns, more and fewer than a strip, of one matrix and of
+// three one below the other; and what has no lines.
+static const struct {
+    int64_t size;
+    int line, step;
+} LINES[] = {{37 * 40, 40, 1}, {5 * 1032, 1032, 1},   {48 * 72, 48, 72},
+             {77, 0, 0},       {3 * 40 * 24, 40, 24}, {700 * 8, 8, 1}};
 
 static Toy lines_make(bool master_only) {
     Toy toy = {};
@@ -236,26 +273,35 @@ static void check_lines(bool master_only, int stochastic) {
     AdamWStep step = toy_step(1, 0, stochastic);
     HostFloats was = host_raw(toy.t.master, toy.t.total);
     Values want(was.begin(), was.end());
-    ngpt_normalize(toy.t, toy.entries, (int)toy.host.size(), toy.state, step, test_gpu());       // its state is not finite: zeros
-    EXPECT(same_bits(was, host_raw(toy.t.master, toy.t.total)), "lines are divided after a step that was refused");
+    // its state is not finite: zeros
+    ngpt_normalize(toy.t, toy.entries, (int)toy.host.size(), toy.state, step, test_gpu());
+    EXPECT(same_bits(was, host_raw(toy.t.master, toy.t.total)),
+           "lines are divided after a step that was refused");
     ngpt_normalize(toy.t, toy.entries, (int)toy.host.size(), nullptr, step, test_gpu());
     for (const UpdateEntry &e : toy.host)
         for (int64_t first = 0; e.line && first < e.size; first += (int64_t)e.line * e.step)
             for (int i = 0; i < e.step; i++) {
                 double square = 0;
-                for (int j = 0; j < e.line; j++) square += pow(was[e.offset + first + i + (int64_t)j * e.step], 2);
-                for (int j = 0; j < e.line && square > 0; j++) want[e.offset + first + i + (int64_t)j * e.step] /= sqrt(square);
+                for (int j = 0; j < e.line; j++)
+                    square += pow(was[e.offset + first + i + (int64_t)j * e.step], 2);
+                for (int j = 0; j < e.line && square > 0; j++)
+                    want[e.offset + first + i + (int64_t)j * e.step] /= sqrt(square);
             }
     HostFloats now = host_raw(toy.t.master, toy.t.total);
     real *rounded = device_empty<real>(toy.t.total);
     weights_round(rounded, toy.t.master, toy.t.total, stochastic, step.key, test_gpu());
     std::vector<real> w = host_raw(toy.t.w, toy.t.total), again = host_raw(rounded, toy.t.total);
     for (const UpdateEntry &e : toy.host) {
-        double error = nmse(Values(now.begin() + e.offset, now.begin() + e.offset + e.size), Values(want.begin() + e.offset, want.begin() + e.offset + e.size));
+        double error = nmse(Values(now.begin() + e.offset, now.begin() + e.offset + e.size),
+                            Values(want.begin() + e.offset, want.begin() + e.offset + e.size));
         EXPECT(error < 1e-12, "lines of %d, %d apart: %g", e.line, e.step, error);
-        if (e.line) EXPECT(!memcmp(&w[e.offset], &again[e.offset], e.size * sizeof(real)), "lines of %d: weights_round gives other bits", e.line);
+        if (e.line)
+            EXPECT(!memcmp(&w[e.offset], &again[e.offset], e.size * sizeof(real)),
+                   "lines of %d: weights_round gives other bits", e.line);
     }
-    for (int64_t i = toy.host[3].offset; i < toy.host[4].offset; i++) EXPECT(now[i] == was[i], "element %d of what has no lines is %g, was %g", (int)i, now[i], was[i]);
+    for (int64_t i = toy.host[3].offset; i < toy.host[4].offset; i++)
+        EXPECT(now[i] == was[i], "element %d of what has no lines is %g, was %g", (int)i, now[i],
+               was[i]);
     EXPECT(gaps_touched(toy, now) == 0, "something in a gap");
     cudaFree(rounded);
     toy_free(&toy);
@@ -267,7 +313,7 @@ GPU_TEST(cuda_ngpt_lines) {
     if (sizeof(real) == sizeof(float)) check_lines(true, 0);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the norm
+// ---------------------------------------------------------------------------------------- the norm
 
 GPU_TEST(cuda_gradient_square) {
     const int64_t sizes[] = {1, 3, 4, 1021, 4096, 4099, 30000};
@@ -281,13 +327,14 @@ GPU_TEST(cuda_gradient_square) {
         gradient_square(square, device, size, test_gpu());
         cudaCheck(cudaDeviceSynchronize());
         cudaCheck(cudaMemcpy(&got, square, sizeof got, cudaMemcpyDeviceToHost));
-        EXPECT(fabs(got - sum) <= 2e-13 * sum, "squares of %d: %.17g, expected %.17g", (int)size, got, sum);
+        EXPECT(fabs(got - sum) <= 2e-13 * sum, "squares of %d: %.17g, expected %.17g", (int)size,
+               got, sum);
         cudaFree(device);
     }
     cudaFree(square);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ rounding
+// ---------------------------------------------------------------------------------------- rounding
 
 static std::vector<real> rounded(const HostFloats &x, int stochastic, uint64_t key) {
     float *master = device_raw(x);
@@ -304,12 +351,18 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-// In float nothing is rounded. In bfloat16 a value goes to one of its two neighbours, up as often as the fraction says, in each of the four
-// places of a hash, and independently of the value beside it.
+// In float nothing is rounded. In bfloat16 a value goes to one of its two neighbours, up as often
+// as the fraction says, in each of the four places of a hash, and independently of the value beside
+// it.
 static void check_chances(uint32_t bits) {
     enum { N = 40000 };
-    float x = float_of(bits), low = float_of(bits & 0xffff0000u), high = float_of((bits & 0xffff0000u) + 0x10000u);
-    double chance = (bits & 0xffff) / 65536.0, up[4] = {0}, pairs = 0, bound = 5 * sqrt(chance * (1 - chance) / (N / 4)) + 1e-9;
+    float x = float_of(bits);
+    float low = float_of(bits & 0xffff0000u);
+    float high = float_of((bits & 0xffff0000u) + 0x10000u);
+    double chance = (bits & 0xffff) / 65536.0;
+    double up[4] = {0};
+    double pairs = 0;
+    double bound = 5 * sqrt(chance * (1 - chance) / (N / 4)) + 1e-9;
     std::vector<real> w = rounded(HostFloats(N, x), 1, rand_at(91, bits));
     int wrong = 0;
     for (int i = 0; i < N; i++) {
@@ -322,21 +375,28 @@ static void check_chances(uint32_t bits) {
     EXPECT(wrong == 0, "%d of %d times %g (0x%08x) went elsewhere", wrong, N, x, bits);
     for (int k = 0; k < 4; k++) {
         double rate = up[k] / (N / 4);
-        EXPECT(sizeof(real) == 4 || fabs(rate - chance) <= bound, "0x%08x, place %d: up %g of the time, expected %g +- %g", bits, k, rate, chance, bound);
+        EXPECT(sizeof(real) == 4 || fabs(rate - chance) <= bound,
+               "0x%08x, place %d: up %g of the time, expected %g +- %g", bits, k, rate, chance,
+               bound);
     }
     double both = pairs / (N - 1);
-    EXPECT(sizeof(real) == 4 || fabs(both - chance * chance) <= bound, "0x%08x: two neighbours up %g of the time, expected %g", bits, both, chance * chance);
+    EXPECT(sizeof(real) == 4 || fabs(both - chance * chance) <= bound,
+           "0x%08x: two neighbours up %g of the time, expected %g", bits, both, chance * chance);
 }
 
 GPU_TEST(cuda_rounding) {
-    const uint32_t values[] = {0x3f800000, 0x3f804000, 0x3f80c001, 0xbf812345, 0x40ff8000, 0x3dffffff, 0x00012000, 0x80000001, 0x7f7f0000, 0};
+    const uint32_t values[] = {0x3f800000, 0x3f804000, 0x3f80c001, 0xbf812345, 0x40ff8000,
+                               0x3dffffff, 0x00012000, 0x80000001, 0x7f7f0000, 0};
     for (uint32_t bits : values) check_chances(bits);
 }
 
 GPU_TEST(cuda_rounding_repeats) {
     HostFloats x(5000);
     for (size_t i = 0; i < x.size(); i++) x[i] = (float)rand_normal(92, i);
-    std::vector<real> first = rounded(x, 1, 7), again = rounded(x, 1, 7), other = rounded(x, 1, 8), nearest = rounded(x, 0, 7);
+    std::vector<real> first = rounded(x, 1, 7);
+    std::vector<real> again = rounded(x, 1, 7);
+    std::vector<real> other = rounded(x, 1, 8);
+    std::vector<real> nearest = rounded(x, 0, 7);
     EXPECT(same_bits(first, again), "the same key gives other bits");
     int wrong = 0, moved = 0;
     for (size_t i = 0; i < x.size(); i++) {
@@ -344,7 +404,8 @@ GPU_TEST(cuda_rounding_repeats) {
         moved += to_float(first[i]) != to_float(other[i]);
     }
     EXPECT(wrong == 0, "%d of %d values not rounded to nearest", wrong, (int)x.size());
-    EXPECT(sizeof(real) == 4 ? moved == 0 : moved > 1000 && moved < 2500, "another key moves %d of %d values", moved, (int)x.size());
+    EXPECT(sizeof(real) == 4 ? moved == 0 : moved > 1000 && moved < 2500,
+           "another key moves %d of %d values", moved, (int)x.size());
     // A constant: neighbours, and values any power of two apart, are rounded independently.
     std::vector<real> w = rounded(HostFloats(x.size(), 1.003f), 1, 7);
     double up = (1.003f - 1) * 128, expected = up * up + (1 - up) * (1 - up);
@@ -362,7 +423,8 @@ GPU_TEST(cuda_rounding_special) {
     HostFloats x(4096);
     for (size_t i = 0; i < x.size(); i++) {
         const uint32_t values[4] = {max, infinity, nan, max - 0x100};
-        x[i] = float_of(values[i / 4 % 4] | (i / 16 % 2 ? 0x80000000u : 0));                  // each in every place of a hash
+        // each in every place of a hash
+        x[i] = float_of(values[i / 4 % 4] | (i / 16 % 2 ? 0x80000000u : 0));
     }
     std::vector<real> w = rounded(x, 1, 9);
     int finite = 0, infinite = 0, nans = 0;

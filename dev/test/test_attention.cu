@@ -1,12 +1,14 @@
-// test_attention.cu: causal attention with grouped queries, forward and backward (llmc/attention.cuh).
+// test_attention.cu: causal attention with grouped queries, forward and backward
+// (llmc/attention.cuh).
 #include "gpu_test.cuh"
 #include "../../llmc/attention.cuh"
 
-// One row per position: [gap | q | k | v | gap], as wide as `ld`. QK > HS: v's heads lie so far apart as if k's channels without position stood beside each, as latent
-// attention makes them.
+// One row per position: [gap | q | k | v | gap], as wide as `ld`. QK > HS: v's heads lie so far
+// apart as if k's channels without position stood beside each, as latent attention makes them.
 struct Rows {
     AttentionShape s;
-    int64_t n, ld, at[3], width[3], size[3], head[3], c_width; // of q, k, v: where in the row, how many, channels of a head, from head to head
+    // of q, k, v: where in the row, how many, channels of a head, from head to head
+    int64_t n, ld, at[3], width[3], size[3], head[3], c_width;
     Rows(int B, int T, int NH, int KV, int QK, int HS, double scale = 0) {
         s = attention_shape(B, T, NH, KV, QK, HS, scale ? scale : 1 / sqrt((double)QK));
         n = (int64_t)B * T, c_width = (int64_t)NH * HS;
@@ -15,14 +17,21 @@ struct Rows {
         at[0] = 8, at[1] = at[0] + width[0], at[2] = at[1] + width[1], ld = at[2] + width[2] + 16;
     }
     // Whether the column belongs to q, k or v.
-    bool inside(int part, int64_t column) const { return column >= at[part] && column < at[part] + width[part] && (column - at[part]) % head[part] < size[part]; }
-    bool inside(int64_t column) const { return inside(0, column) || inside(1, column) || inside(2, column); }
-    void heads(Heads to[3], real *x) const { for (int part = 0; part < 3; part++) to[part] = {x + at[part], (int)ld, (int)head[part]}; }
+    bool inside(int part, int64_t column) const {
+        return column >= at[part] && column < at[part] + width[part] &&
+               (column - at[part]) % head[part] < size[part];
+    }
+    bool inside(int64_t column) const {
+        return inside(0, column) || inside(1, column) || inside(2, column);
+    }
+    void heads(Heads to[3], real *x) const {
+        for (int part = 0; part < 3; part++) to[part] = {x + at[part], (int)ld, (int)head[part]};
+    }
 };
 
-// ------------------------------------------------------------------------------------------------------------------ the equations
+// ----------------------------------------------------------------------------------- the equations
 
-struct Truth { Values c, d, peak; };                           // d: rows of dq, dk, dv; NaN in the gaps
+struct Truth { Values c, d, peak; };  // d: rows of dq, dk, dv; NaN in the gaps
 
 // dot product of the head's rows
 static double dot(const Values &x, int64_t i, const Values &y, int64_t j, int HS) {
@@ -31,17 +40,22 @@ static double dot(const Values &x, int64_t i, const Values &y, int64_t j, int HS
     return sum;
 }
 
-// Head h of sequence b: rows of P, then everything from P's definition: dS = P * (dP - sum over keys of P dP).
-static void head_truth(Truth *truth, const Values &x, const Values &dc, const Rows &r, int b, int h) {
+// Head h of sequence b: rows of P, then everything from P's definition: dS = P * (dP - sum over
+// keys of P dP).
+static void head_truth(Truth *truth, const Values &x, const Values &dc, const Rows &r, int b,
+                       int h) {
     const AttentionShape &s = r.s;
     int g = h / (s.NH / s.KV);
     double scale = s.scale;
-    auto row = [&](int part, int t) { return (int64_t)(b * s.T + t) * r.ld + r.at[part] + (part == 0 ? h : g) * r.head[part]; };
+    auto row = [&](int part, int t) {
+        return (int64_t)(b * s.T + t) * r.ld + r.at[part] + (part == 0 ? h : g) * r.head[part];
+    };
     for (int t = 0; t < s.T; t++) {
         Values p(t + 1), dp(t + 1);
         int64_t c_t = (int64_t)(b * s.T + t) * r.c_width + h * s.HS;
         double max = -INFINITY, sum = 0, mean = 0;
-        for (int u = 0; u <= t; u++) max = fmax(max, p[u] = scale * dot(x, row(0, t), x, row(1, u), s.QK));
+        for (int u = 0; u <= t; u++)
+            max = fmax(max, p[u] = scale * dot(x, row(0, t), x, row(1, u), s.QK));
         truth->peak[((int64_t)b * s.NH + h) * s.T + t] = max;
         for (int u = 0; u <= t; u++) sum += p[u] = exp(p[u] - max);
         for (int u = 0; u <= t; u++) {
@@ -71,16 +85,20 @@ static Truth attention_truth(const Values &x, const Values &dc, const Rows &r) {
     return truth;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the device
+// -------------------------------------------------------------------------------------- the device
 
 struct Device { real *x, *dc, *c, *d; wide *peak, *lse, *D; };
 
 static Device device_make(Values *x, Values *dc, const Rows &r) {
     int64_t rows = r.n * r.s.NH;
-    return {device_copy<real>(x), device_copy<real>(dc), device_empty<real>(r.n * r.c_width), device_empty<real>(r.n * r.ld),
-            device_empty<wide>(rows), device_empty<wide>(rows), device_empty<wide>(rows)};
+    return {device_copy<real>(x), device_copy<real>(dc), device_empty<real>(r.n * r.c_width),
+            device_empty<real>(r.n * r.ld), device_empty<wide>(rows), device_empty<wide>(rows),
+            device_empty<wide>(rows)};
 }
-static void device_free(Device d) { cudaFree(d.x), cudaFree(d.dc), cudaFree(d.c), cudaFree(d.d), cudaFree(d.peak), cudaFree(d.lse), cudaFree(d.D); }
+static void device_free(Device d) {
+    cudaFree(d.x), cudaFree(d.dc), cudaFree(d.c), cudaFree(d.d), cudaFree(d.peak), cudaFree(d.lse),
+        cudaFree(d.D);
+}
 
 static void device_run(Device d, const Rows &r) {
     Heads qkv[3], dqkv[3];
@@ -114,20 +132,28 @@ static void check_rows(const Rows &r, double q_std) {
     device_run(d, r);
     Values c = host_values(d.c, truth.c.size()), got = host_values(d.d, truth.d.size());
     double e = nmse(c, truth.c);
-    EXPECT(e <= TOLERANCE, "B %d, T %d, NH %d, KV %d, heads of %d and %d: c's error is %.3g", B, T, NH, KV, QK, HS, e);
+    EXPECT(e <= TOLERANCE, "B %d, T %d, NH %d, KV %d, heads of %d and %d: c's error is %.3g", B, T,
+           NH, KV, QK, HS, e);
     for (int part = 0; part < 3; part++) {
         e = nmse(part_of(got, r, part), part_of(truth.d, r, part));
-        EXPECT(e <= TOLERANCE, "B %d, T %d, NH %d, KV %d, heads of %d and %d: d%c's error is %.3g", B, T, NH, KV, QK, HS, "qkv"[part], e);
+        EXPECT(e <= TOLERANCE, "B %d, T %d, NH %d, KV %d, heads of %d and %d: d%c's error is %.3g",
+               B, T, NH, KV, QK, HS, "qkv"[part], e);
     }
-    e = nmse(host_values(d.peak, truth.peak.size()), truth.peak);                             // sums in float of products of what is stored, in both precisions
-    EXPECT(e <= 1e-10, "B %d, T %d, NH %d, KV %d, heads of %d and %d: the peaks' error is %.3g", B, T, NH, KV, QK, HS, e);
+    // sums in float of products of what is stored, in both precisions
+    e = nmse(host_values(d.peak, truth.peak.size()), truth.peak);
+    EXPECT(e <= 1e-10, "B %d, T %d, NH %d, KV %d, heads of %d and %d: the peaks' error is %.3g", B,
+           T, NH, KV, QK, HS, e);
     int64_t strangers = 0;
     for (size_t i = 0; i < got.size(); i++) strangers += isnan(truth.d[i]) && !isnan(got[i]);
-    EXPECT(strangers == 0, "T %d, heads of %d and %d: %lld elements beside dq, dk and dv are written", T, QK, HS, (long long)strangers);
+    EXPECT(strangers == 0,
+           "T %d, heads of %d and %d: %lld elements beside dq, dk and dv are written", T, QK, HS,
+           (long long)strangers);
     device_free(d);
 }
 
-static void check(int B, int T, int NH, int KV, int HS, double q_std) { check_rows(Rows(B, T, NH, KV, HS, HS), q_std); }
+static void check(int B, int T, int NH, int KV, int HS, double q_std) {
+    check_rows(Rows(B, T, NH, KV, HS, HS), q_std);
+}
 
 GPU_TEST(cuda_attention) {
     check(2, 1, 2, 2, 32, 1);
@@ -141,7 +167,8 @@ GPU_TEST(cuda_attention) {
     check(1, 300, 2, 2, 32, 1);
 }
 
-// Latent attention's sizes: wider keys than values, which lie in rows and at distances of their own; and nGPT's scale, for q and k of length 1.
+// Latent attention's sizes: wider keys than values, which lie in rows and at distances of their
+// own; and nGPT's scale, for q and k of length 1.
 GPU_TEST(cuda_attention_latent) {
     check_rows(Rows(2, 17, 2, 2, 48, 32), 1);
     check_rows(Rows(1, 130, 3, 3, 48, 32), 1);
@@ -171,14 +198,18 @@ GPU_TEST(cuda_attention_not_finite) {
         int t = (int)i % r.s.T, head = (int)i / r.s.T % r.s.NH, b = (int)i / r.s.T / r.s.NH;
         wrong += isnan(peak[i]) != (b == sequence && head / 2 == group && t >= bad);
     }
-    EXPECT(wrong == 0, "%d of %d peaks are NaN and should not be, or the other way round", wrong, (int)peak.size());
+    EXPECT(wrong == 0, "%d of %d peaks are NaN and should not be, or the other way round", wrong,
+           (int)peak.size());
     device_free(d);
 }
 
-// The elements of two runs that differ in any bit, of those whose position in the sequence is below `before`.
-template <typename T> static int64_t differences(const std::vector<T> &x, const std::vector<T> &y, const Rows &r, int64_t width, int before) {
+// The elements of two runs that differ in any bit, of those whose position in the sequence is below
+// `before`.
+template <typename T> static int64_t differences(const std::vector<T> &x, const std::vector<T> &y,
+                                                 const Rows &r, int64_t width, int before) {
     int64_t count = 0;
-    for (size_t i = 0; i < x.size(); i++) count += (int64_t)i / width % r.s.T < before && memcmp(&x[i], &y[i], sizeof(T)) != 0;
+    for (size_t i = 0; i < x.size(); i++)
+        count += (int64_t)i / width % r.s.T < before && memcmp(&x[i], &y[i], sizeof(T)) != 0;
     return count;
 }
 static std::vector<real> raw(const real *device, size_t n) {
@@ -188,9 +219,12 @@ static std::vector<real> raw(const real *device, size_t n) {
     return host;
 }
 
-// Positions from `from` on are others, and nobody there asks for a gradient: before it nothing changes, in no bit, and from it on keys and values get none.
+// Positions from `from` on are others, and nobody there asks for a gradient: before it nothing
+// changes, in no bit, and from it on keys and values get none.
 static void check_causal(const Rows &r, int from) {
-    Values x = random_rows(r, 7, 1), dc = random_values(r.n * r.c_width, 8), other = random_rows(r, 9, 3);
+    Values x = random_rows(r, 7, 1);
+    Values dc = random_values(r.n * r.c_width, 8);
+    Values other = random_rows(r, 9, 3);
     for (size_t i = 0; i < dc.size(); i++) if ((int64_t)i / r.c_width % r.s.T >= from) dc[i] = 0;
     Device d = device_make(&x, &dc, r);
     device_run(d, r);
@@ -198,12 +232,16 @@ static void check_causal(const Rows &r, int from) {
     for (size_t i = 0; i < x.size(); i++) if ((int64_t)i / r.ld % r.s.T >= from) x[i] = other[i];
     Device e = device_make(&x, &dc, r);
     device_run(e, r);
-    int64_t in_c = differences(c, raw(e.c, dc.size()), r, r.c_width, from), in_d = differences(grads, raw(e.d, x.size()), r, r.ld, from);
-    EXPECT(in_c == 0, "T %d: %lld elements of c before position %d know what comes from there on", r.s.T, (long long)in_c, from);
-    EXPECT(in_d == 0, "T %d: %lld gradients before position %d know what comes from there on", r.s.T, (long long)in_d, from);
+    int64_t in_c = differences(c, raw(e.c, dc.size()), r, r.c_width, from);
+    int64_t in_d = differences(grads, raw(e.d, x.size()), r, r.ld, from);
+    EXPECT(in_c == 0, "T %d: %lld elements of c before position %d know what comes from there on",
+           r.s.T, (long long)in_c, from);
+    EXPECT(in_d == 0, "T %d: %lld gradients before position %d know what comes from there on",
+           r.s.T, (long long)in_d, from);
     Values late = host_values(e.d, x.size());
     double sum = 0;
-    for (int64_t i = 0; i < r.n * r.ld; i++) if (i / r.ld % r.s.T >= from && r.inside(i % r.ld)) sum += fabs(late[i]);
+    for (int64_t i = 0; i < r.n * r.ld; i++)
+        if (i / r.ld % r.s.T >= from && r.inside(i % r.ld)) sum += fabs(late[i]);
     EXPECT(sum == 0, "T %d: gradients from position %d on sum to %g", r.s.T, from, sum);
     device_free(d), device_free(e);
 }
@@ -223,8 +261,11 @@ GPU_TEST(cuda_attention_repeats) {
         device_run(d, r);
         std::vector<real> c = raw(d.c, dc.size()), grads = raw(d.d, x.size());
         device_run(d, r);
-        int64_t in_c = differences(c, raw(d.c, dc.size()), r, r.c_width, r.s.T), in_d = differences(grads, raw(d.d, x.size()), r, r.ld, r.s.T);
-        EXPECT(in_c == 0 && in_d == 0, "HS %d: a second run changes %lld elements of c and %lld gradients", HS, (long long)in_c, (long long)in_d);
+        int64_t in_c = differences(c, raw(d.c, dc.size()), r, r.c_width, r.s.T);
+        int64_t in_d = differences(grads, raw(d.d, x.size()), r, r.ld, r.s.T);
+        EXPECT(in_c == 0 && in_d == 0,
+               "HS %d: a second run changes %lld elements of c and %lld gradients", HS,
+               (long long)in_c, (long long)in_d);
         device_free(d);
     }
 }

@@ -139,7 +139,7 @@ static void test_half(void) {
     EXPECT(isnan(half_value(0x7E00)) && signbit(half_value(0x8000)), "F16 NaN or -0");
 }
 
-// What is written comes back bit for bit: all bit patterns (NaNs with a payload too), ranks 0 to 4,
+// Written values come back bit for bit: all bit patterns (NaNs with a payload too), ranks 0 to 4,
 // an empty tensor, odd names.
 static void test_round_trip(const char *dir) {
     enum { N = 70000 };

@@ -1,6 +1,6 @@
-// test_comm.c: processes that find one another over sockets (llmc/run/socket.h), what they tell each other, and how they end when one of them is gone.
-// All are forked here; the launchers' variables are set by hand. What is asked of MPI is noted;
-// what MPI does is tested with mpirun.
+// test_comm.c: processes that find one another over sockets (llmc/run/socket.h), what they tell
+// each other, and how they end when one of them is gone. All are forked here; the launchers'
+// variables are set by hand. Calls of MPI are only noted; MPI itself is tested with mpirun.
 #include <signal.h>
 #include <sys/wait.h>
 #include <netinet/in.h>
@@ -19,7 +19,9 @@ static int free_port(void) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof at;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(bind(fd, (struct sockaddr *)&at, size) == 0 && getsockname(fd, (struct sockaddr *)&at, &size) == 0, "no free port");
+    CHECK(bind(fd, (struct sockaddr *)&at, size) == 0 &&
+              getsockname(fd, (struct sockaddr *)&at, &size) == 0,
+          "no free port");
     close(fd);
     return ntohs(at.sin_port);
 }
@@ -32,12 +34,13 @@ static void set(const char *name, int value) {
 static void forget(void) {
     unsetenv("MASTER_ADDR");
     for (size_t i = 0; i < LAUNCHER_COUNT; i++) {
-        const char *names[] = {LAUNCHERS[i].size, LAUNCHERS[i].rank, LAUNCHERS[i].local, LAUNCHERS[i].here};
+        const char *names[] = {LAUNCHERS[i].size, LAUNCHERS[i].rank, LAUNCHERS[i].local,
+                               LAUNCHERS[i].here};
         for (int k = 0; k < 4; k++) unsetenv(names[k]);
     }
 }
 
-static int late;                                                            // milliseconds that all but process 0 begin later
+static int late;  // milliseconds that all but process 0 begin later
 
 // As process `rank` of PROCESSES begins, from comm_open to comm_close.
 static void take_part(const Launcher *by, int rank, int port, void (*body)(Comm *)) {
@@ -56,8 +59,10 @@ static void take_part(const Launcher *by, int rank, int port, void (*body)(Comm 
     exit(0);
 }
 
-// A run of all processes; statuses: what they end with, 128 + n for signal n. All that they say on stderr comes back, till the next call.
-static const char *run_all(const char *what, const Launcher *by, int port, void (*body)(Comm *), const int statuses[PROCESSES]) {
+// A run of all processes; statuses: what they end with, 128 + n for signal n. All that they say on
+// stderr comes back, till the next call.
+static const char *run_all(const char *what, const Launcher *by, int port, void (*body)(Comm *),
+                           const int statuses[PROCESSES]) {
     static char text[4096];
     char path[256];
     pid_t children[PROCESSES];
@@ -73,7 +78,8 @@ static const char *run_all(const char *what, const Launcher *by, int port, void 
         int got;
         waitpid(children[rank], &got, 0);
         got = WIFSIGNALED(got) ? 128 + WTERMSIG(got) : WEXITSTATUS(got);
-        EXPECT(got == statuses[rank], "%s: process %d ends with status %d, expected %d", what, rank, got, statuses[rank]);
+        EXPECT(got == statuses[rank], "%s: process %d ends with status %d, expected %d", what, rank,
+               got, statuses[rank]);
     }
     EXPECT(clock_seconds() - begin < 20, "%s takes %.0f seconds", what, clock_seconds() - begin);
     memset(text, 0, sizeof text);
@@ -84,12 +90,13 @@ static const char *run_all(const char *what, const Launcher *by, int port, void 
     return text;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ messages
+// ---------------------------------------------------------------------------------------- messages
 
 #define NEED(condition) CHECK(condition, "process %d: expected %s", c->rank, #condition)
 
 static void body_talk(Comm *c) {
-    double x[] = {c->rank + 1, c->rank == 1 ? NAN : 0, -c->rank}, most[] = {c->rank == 2 ? 7 : 1, -5, c->rank == 1 ? NAN : c->rank};
+    double x[] = {c->rank + 1, c->rank == 1 ? NAN : 0, -c->rank};
+    double most[] = {c->rank == 2 ? 7 : 1, -5, c->rank == 1 ? NAN : c->rank};
     char *big = (char *)check_alloc(BIG, "a message");
     NEED(c->size == PROCESSES && c->local == c->rank);
     comm_combine(c, x, 3, COMM_SUM);
@@ -99,7 +106,8 @@ static void body_talk(Comm *c) {
     comm_move(c, big, BIG, 2, 0);
     comm_broadcast(c, big, BIG);
     for (int i = 0; i < BIG; i++) if (big[i] != i % 101) NEED(!"the message that was sent");
-    NEED(comm_agree(c, UINT64_MAX) && !comm_agree(c, (uint64_t)c->rank) && !comm_agree(c, (uint64_t)c->rank << 56));
+    NEED(comm_agree(c, UINT64_MAX) && !comm_agree(c, (uint64_t)c->rank) &&
+         !comm_agree(c, (uint64_t)c->rank << 56));
     free(big);
 }
 
@@ -111,7 +119,14 @@ static void body_late_last(Comm *c) { usleep((useconds_t)(c->rank == 2 ? 1500 : 
 // MPI's functions are replaced by ones that note how they are called. The tensor is larger than
 // three pieces; it is never touched and so takes no memory.
 
-static struct { Comm c; Mpi mpi; char *x; int64_t bytes, done; int begun, waited, most; bool wrong; } noted;
+static struct {
+    Comm c;
+    Mpi mpi;
+    char *x;
+    int64_t bytes, done;
+    int begun, waited, most;
+    bool wrong;
+} noted;
 
 static int64_t noted_size(void *type) {
     if (type == noted.mpi.double_type) return sizeof(double);
@@ -211,20 +226,29 @@ static void test_tensors(void) {
     expect_noted("many tensors", MANY);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ an end
+// ------------------------------------------------------------------------------------------ an end
 
-static void die(Comm *c, int rank) { if (c->rank == rank) { usleep(300 * 1000); kill(getpid(), SIGKILL); } }
+static void die(Comm *c, int rank) {
+    if (c->rank == rank) {
+        usleep(300 * 1000);
+        kill(getpid(), SIGKILL);
+    }
+}
 static void body_wait(Comm *c) { die(c, 1); double x = 1; comm_combine(c, &x, 1, COMM_SUM); }
 static void body_hang(Comm *c) { die(c, 1); for (;;) pause(); }
 static void body_hang_first(Comm *c) { die(c, 0); for (;;) pause(); }
 static void body_end(Comm *c) { die(c, 2); }
-static void body_refuse(Comm *c) { usleep((useconds_t)c->rank * 200 * 1000); CHECK(false, "all refuse this"); }
+static void body_refuse(Comm *c) {
+    usleep((useconds_t)c->rank * 200 * 1000);
+    CHECK(false, "all refuse this");
+}
 
-// ------------------------------------------------------------------------------------------------------------------ strangers
+// --------------------------------------------------------------------------------------- strangers
 
 // A connection to process 0, as soon as it listens.
 static int call(int port) {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     for (int i = 0; i < 2000; i++) {
         int fd = socket(AF_INET, SOCK_STREAM, 0);
         if (!connect(fd, (struct sockaddr *)&at, sizeof at)) return fd;
@@ -249,17 +273,19 @@ static void test_strangers(void) {
         _exit(0);
     }
     late = 200;
-    EXPECT(!*run_all("with strangers", &LAUNCHERS[0], port, body_talk, fine), "with strangers something is said");
+    EXPECT(!*run_all("with strangers", &LAUNCHERS[0], port, body_talk, fine),
+           "with strangers something is said");
     late = 0;
     waitpid(child, &status, 0);
     EXPECT(status == 0, "the strangers were not heard");
 }
 
-// Of two runs that were begun with one port, or of one whose processes know different sizes.
+// From two runs that began with one port, or from one whose processes know different sizes.
 static void meet_another(void *greeting) {
     int port = free_port();
     if (!fork()) {                                                          // greets, and again
-        for (int i = 0; i < 2; i++) CHECK(write(call(port), greeting, sizeof(Greeting)) > 0, "nobody listens");
+        for (int i = 0; i < 2; i++)
+            CHECK(write(call(port), greeting, sizeof(Greeting)) > 0, "nobody listens");
         usleep(500 * 1000);
         _exit(0);
     }
@@ -283,26 +309,42 @@ static void open_misnumbered(void *unused) {
 }
 
 void test_comm(void) {
-    const int fine[] = {0, 0, 0}, one[] = {EXIT_LOST, 128 + SIGKILL, EXIT_LOST}, first[] = {128 + SIGKILL, EXIT_LOST, EXIT_LOST}, refused[] = {1, 1, 1}, last[] = {EXIT_LOST, 0, 128 + SIGKILL};
+    const int fine[] = {0, 0, 0};
+    const int one[] = {EXIT_LOST, 128 + SIGKILL, EXIT_LOST};
+    const int first[] = {128 + SIGKILL, EXIT_LOST, EXIT_LOST};
+    const int refused[] = {1, 1, 1};
+    const int last[] = {EXIT_LOST, 0, 128 + SIGKILL};
     test_tensors();
     for (size_t i = 0; i < LAUNCHER_COUNT; i++)
-        EXPECT(!*run_all(LAUNCHERS[i].name, &LAUNCHERS[i], free_port(), body_talk, fine), "something is said");
-    EXPECT(!*run_all("a late process 0", &LAUNCHERS[0], free_port(), body_late_first, fine), "a late process 0");
-    EXPECT(!*run_all("a late process 2", &LAUNCHERS[0], free_port(), body_late_last, fine), "a late process 2");
-    const char *said = run_all("one dies, others wait for it", &LAUNCHERS[0], free_port(), body_wait, one);
-    EXPECT(strstr(said, "process 1 of 3 is gone, and process 0 ends") && strstr(said, "process 1 of 3 is gone, and process 2 ends") && strstr(said, "--resume required"), "what is said: %s", said);
+        EXPECT(!*run_all(LAUNCHERS[i].name, &LAUNCHERS[i], free_port(), body_talk, fine),
+               "something is said");
+    EXPECT(!*run_all("a late process 0", &LAUNCHERS[0], free_port(), body_late_first, fine),
+           "a late process 0");
+    EXPECT(!*run_all("a late process 2", &LAUNCHERS[0], free_port(), body_late_last, fine),
+           "a late process 2");
+    const char *said =
+        run_all("one dies, others wait for it", &LAUNCHERS[0], free_port(), body_wait, one);
+    EXPECT(strstr(said, "process 1 of 3 is gone, and process 0 ends") &&
+               strstr(said, "process 1 of 3 is gone, and process 2 ends") &&
+               strstr(said, "--resume required"),
+           "what is said: %s", said);
     said = run_all("one dies, others hang", &LAUNCHERS[0], free_port(), body_hang, one);
     EXPECT(strstr(said, "process 1 of 3 is gone, and process 2 ends"), "what is said: %s", said);
     said = run_all("process 0 dies", &LAUNCHERS[0], free_port(), body_hang_first, first);
-    EXPECT(strstr(said, "process 0 of 3 is gone, and process 1 ends") && strstr(said, "process 0 of 3 is gone, and process 2 ends"), "what is said: %s", said);
-    said = run_all("one dies where others have come to their end", &LAUNCHERS[0], free_port(), body_end, last);
+    EXPECT(strstr(said, "process 0 of 3 is gone, and process 1 ends") &&
+               strstr(said, "process 0 of 3 is gone, and process 2 ends"),
+           "what is said: %s", said);
+    said = run_all("one dies where others have come to their end", &LAUNCHERS[0], free_port(),
+                   body_end, last);
     EXPECT(strstr(said, "process 2 of 3 is gone, and process 0 ends"), "what is said: %s", said);
     said = run_all("all refuse", &LAUNCHERS[0], free_port(), body_refuse, refused);
     EXPECT(strstr(said, "all refuse this") && !strstr(said, "is gone"), "what is said: %s", said);
     test_strangers();
-    Greeting other_size = {SOCKET_MAGIC, 1, PROCESSES + 1, 0, 0}, twice = {SOCKET_MAGIC, 1, PROCESSES, 0, 0};
+    Greeting other_size = {SOCKET_MAGIC, 1, PROCESSES + 1, 0, 0};
+    Greeting twice = {SOCKET_MAGIC, 1, PROCESSES, 0, 0};
     EXPECT_REFUSAL(meet_another, &other_size, "process 0 of 3 met a process 1 of 4");
     EXPECT_REFUSAL(meet_another, &twice, "two processes have the number 1");
     EXPECT_REFUSAL(open_elsewhere, NULL, "MASTER_ADDR does not say where process 0 is");
-    EXPECT_REFUSAL(open_misnumbered, NULL, "RANK=4 and LOCAL_RANK=0: expected numbers below WORLD_SIZE=4");
+    EXPECT_REFUSAL(open_misnumbered, NULL,
+                   "RANK=4 and LOCAL_RANK=0: expected numbers below WORLD_SIZE=4");
 }

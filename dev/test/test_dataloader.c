@@ -80,7 +80,7 @@ static void test_windows(void) {
     }
 }
 
-// Where sample `index` begins in a stream whose tokens are their positions.
+// The place of sample `index` in a stream whose tokens are their positions.
 static int64_t start_of(DataLoader *d, int64_t index) {
     int32_t inputs[MAX_SEQ], targets[MAX_SEQ];
     loader_sample(d, index, inputs, targets);

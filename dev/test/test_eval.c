@@ -1,4 +1,5 @@
-// test_eval.c: files of tasks and what they are refused for; scores against softmax written out; windows; metrics by hand.
+// test_eval.c: files of tasks and what they are refused for; scores against softmax written out;
+// windows; metrics by hand.
 #include "test.h"
 #include "../../llmc/run/config.h"
 #include "../../llmc/run/data.h"
@@ -19,7 +20,8 @@ static void file_write(const File *f) {
     fclose(out);
 }
 
-// An example of `choices` completions: context tokens first, first+1, ... and completion i of 1 + i tokens. own: tokens of each completion that are context; -1: without the extension.
+// An example of `choices` completions: context tokens first, first+1, ... and completion i of 1 + i
+// tokens. own: tokens of each completion that are context; -1: without the extension.
 static void add_example(File *f, int label, int choices, int context, int own) {
     int begin = f->count, token = f->head[2];
     uint16_t *w = f->words;
@@ -57,15 +59,36 @@ static void open_list(void *list) {
     tasks_open(&tasks, list, &READER);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ refusals
+// ---------------------------------------------------------------------------------------- refusals
 
 // Files that are wrong in one word. at: of the header where negative, -1 - at; else of the tokens.
 static void test_hostile_files(void) {
-    static const struct { int at, value; const char *words; } wrong[] = {
-        {-1, 20240521, "magic 20240521"}, {-2, 2, "version 2"}, {-3, 0, "0 examples"}, {-3, -1, "-1 examples"}, {-3, 3, "the end of the file"}, {-3, 1, "bytes follow its 1 examples"},
-        {-4, 1000, "where the header says 1000"}, {0, 7, "to begin with 65535"}, {1, 9, "9 bytes"}, {1, 0, "0 bytes"}, {1, 65534, "65534 bytes"}, {2, 5, "number 5"}, {3, 2, "number 2 is right"},
-        {4, 0, "0 completions"}, {4, 1, "1 completions"}, {4, 60000, "ends within its completion 2"}, {4, 0, "0 completions"}, {5, 60000, "ends within its completion 0"}, {5, 3, "ends within its completion"}, {6, V, "token 40 at position 6"},
-        {8, 0, "that one is empty"}, {8, 500, "ends within its completion 0"}, {9, V + 9, "token 49"}, {15, 2, "tokens to score"}, {16, 65535, "tokens to score"}};
+    static const struct { int at, value; const char *words;
+    } wrong[] = {{-1, 20240521, "magic 20240521"},
+                 {-2, 2, "version 2"},
+                 {-3, 0, "0 examples"},
+                 {-3, -1, "-1 examples"},
+                 {-3, 3, "the end of the file"},
+                 {-3, 1, "bytes follow its 1 examples"},
+                 {-4, 1000, "where the header says 1000"},
+                 {0, 7, "to begin with 65535"},
+                 {1, 9, "9 bytes"},
+                 {1, 0, "0 bytes"},
+                 {1, 65534, "65534 bytes"},
+                 {2, 5, "number 5"},
+                 {3, 2, "number 2 is right"},
+                 {4, 0, "0 completions"},
+                 {4, 1, "1 completions"},
+                 {4, 60000, "ends within its completion 2"},
+                 {4, 0, "0 completions"},
+                 {5, 60000, "ends within its completion 0"},
+                 {5, 3, "ends within its completion"},
+                 {6, V, "token 40 at position 6"},
+                 {8, 0, "that one is empty"},
+                 {8, 500, "ends within its completion 0"},
+                 {9, V + 9, "token 49"},
+                 {15, 2, "tokens to score"},
+                 {16, 65535, "tokens to score"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         File f = file_make("wrong.bin");
         add_example(&f, 1, 2, 2, 0);
@@ -122,7 +145,9 @@ static void test_lists(void) {
     }
     Tasks tasks;
     tasks_open(&tasks, folder, &READER);
-    EXPECT(tasks.count == 2 && !strcmp(tasks.task[0].name, "a") && !strcmp(tasks.task[1].name, "b") && tasks.task[1].kind == TASK_WORD, "a folder's tasks by name, without tokenizer.bin and text");
+    EXPECT(tasks.count == 2 && !strcmp(tasks.task[0].name, "a") &&
+               !strcmp(tasks.task[1].name, "b") && tasks.task[1].kind == TASK_WORD,
+           "a folder's tasks by name, without tokenizer.bin and text");
     tasks_close(&tasks);
     check_format(other, sizeof other, "%s/a.bin", folder);
     tasks_open(&tasks, check_format(list, sizeof list, "%s,%s/b_val.bin", other, folder), &READER);
@@ -130,10 +155,11 @@ static void test_lists(void) {
     tasks_close(&tasks);
     tasks_open(&tasks, "", &READER);
     EXPECT(!tasks.count, "no tasks");
-    EXPECT_REFUSAL(open_list, check_format(list, sizeof list, "%s,%s", other, other), "another task is named a too");
+    EXPECT_REFUSAL(open_list, check_format(list, sizeof list, "%s,%s", other, other),
+                   "another task is named a too");
 }
 
-// ------------------------------------------------------------------------------------------------------------------ scores
+// ------------------------------------------------------------------------------------------ scores
 
 static Model small_model(void) {
     FlagSet set;
@@ -145,8 +171,10 @@ static Model small_model(void) {
     return model_from_flags(&set.f, &MODES[MODE_SPAN]);
 }
 
-// log p of the last `scored` of n tokens after those before them, one sequence by itself, softmax as it is written.
-static double log_p(const Trainer *t, Gpt *gpt, const int32_t *tokens, int n, int scored, bool *greedy) {
+// log p of the last `scored` of n tokens after those before them, one sequence by itself, softmax
+// as it is written.
+static double log_p(const Trainer *t, Gpt *gpt, const int32_t *tokens, int n, int scored,
+                    bool *greedy) {
     double sum = 0;
     t->forward(gpt, tokens, NULL, 1, n - 1);
     *greedy = true;
@@ -162,7 +190,10 @@ static double log_p(const Trainer *t, Gpt *gpt, const int32_t *tokens, int n, in
 
 static int row_tokens(const Task *t, const TaskRow *row, int32_t *tokens) {
     int all = row->before + row->after, first = all > T + 1 ? all - T - 1 : 0;
-    for (int i = first; i < all; i++) tokens[i - first] = (int32_t)task_token(t, i < row->before ? row->context + i : row->completion + i - row->before);
+    for (int i = first; i < all; i++)
+        tokens[i - first] =
+            (int32_t)task_token(t, i < row->before ? row->context + i
+                                                   : row->completion + i - row->before);
     return all - first;
 }
 
@@ -178,9 +209,12 @@ static void expect_scores(const Trainer *t, Task *task, const Model *m, int B, d
     task_score(task, &s);
     for (int64_t i = 0; i < task->rows; i++) {
         bool greedy;
-        double p = log_p(&judge_fp64, h, tokens, row_tokens(task, &task->row[i], tokens), task->row[i].scored, &greedy);
-        EXPECT(fabs(task->scores[2 * i] - p) < bound * (1 + fabs(p)) && (task->scores[2 * i + 1] == 1) == greedy, "%s, batches of %d, sequence %lld: %.12g, expected %.12g", t->precision, B, (long long)i,
-               task->scores[2 * i], p);
+        double p = log_p(&judge_fp64, h, tokens, row_tokens(task, &task->row[i], tokens),
+                         task->row[i].scored, &greedy);
+        EXPECT(fabs(task->scores[2 * i] - p) < bound * (1 + fabs(p)) &&
+                   (task->scores[2 * i + 1] == 1) == greedy,
+               "%s, batches of %d, sequence %lld: %.12g, expected %.12g", t->precision, B,
+               (long long)i, task->scores[2 * i], p);
     }
     t->destroy(g);
     judge_fp64.destroy(h);
@@ -194,8 +228,11 @@ static void test_scores(void) {
     file_write(&f);
     Task t;
     task_open(&t, f.path, &READER);
-    EXPECT(t.kind == TASK_CHOICE && t.rows == 18 && t.examples == 6 && t.cut == 6, "%lld sequences, %lld cut", (long long)t.rows, (long long)t.cut);
-    EXPECT(t.row[2].scored == 3 && t.row[2].after == 5 && t.row[2].length == 10 && t.row[0].length == 30, "a completion's own context and its length in characters");
+    EXPECT(t.kind == TASK_CHOICE && t.rows == 18 && t.examples == 6 && t.cut == 6,
+           "%lld sequences, %lld cut", (long long)t.rows, (long long)t.cut);
+    EXPECT(t.row[2].scored == 3 && t.row[2].after == 5 && t.row[2].length == 10 &&
+               t.row[0].length == 30,
+           "a completion's own context and its length in characters");
     expect_scores(&judge_fp64, &t, &m, 1, 1e-12);
     expect_scores(&judge_fp64, &t, &m, 5, 1e-12);
     expect_scores(&judge_fp32, &t, &m, 8, 1e-5);
@@ -225,7 +262,8 @@ static void test_scores(void) {
     expect_scores(&judge_fp64, &t, &m, 3, 1e-12);
     TaskMetric metrics[TASK_METRICS];
     int count = task_metrics(&t, metrics);
-    EXPECT(count == 2 && metrics[0].value >= 0.5 && metrics[0].value < 1, "two of four last words are the likeliest: %g", metrics[0].value);
+    EXPECT(count == 2 && metrics[0].value >= 0.5 && metrics[0].value < 1,
+           "two of four last words are the likeliest: %g", metrics[0].value);
 }
 
 // Windows of a text: every token is scored once, by as many tokens before it as there are and fit.
@@ -236,7 +274,8 @@ static void test_windows(void) {
     f.head[3] = V;
     static const int documents[] = {1, T, T + 1, 0, 3 * T - 2};
     for (int d = 0; d < 5; f.count += documents[d++] + 1)
-        for (int i = 0; i <= documents[d]; i++) f.words[f.count + i] = (uint16_t)(i ? 1 + (f.count + i) * 5 % (V - 1) : 0);
+        for (int i = 0; i <= documents[d]; i++)
+            f.words[f.count + i] = (uint16_t)(i ? 1 + (f.count + i) * 5 % (V - 1) : 0);
     f.head[2] = f.count;
     f.head[SHARD_BYTES] = 300;
     f.head[SHARD_WORDS] = 60;
@@ -246,33 +285,42 @@ static void test_windows(void) {
     int seen[WORDS] = {0}, wrong = 0;
     for (int64_t i = 0; i < t.rows; i++) {
         const TaskRow *row = &t.row[i];
-        wrong += row->after - 1 > T || (row->scored < T && row->after - 1 < T && task_token(&t, row->completion));      // reaches back to the document's begin, or T tokens
+        // reaches back to the document's begin, or T tokens
+        wrong += row->after - 1 > T ||
+                 (row->scored < T && row->after - 1 < T && task_token(&t, row->completion));
         for (int k = 0; k < row->scored; k++) seen[row->completion + row->after - 1 - k]++;
     }
     for (int i = 0; i < f.count; i++) wrong += seen[i] != (f.words[i] != 0);
-    EXPECT(!wrong && t.rows == 1 + 1 + 2 + 3 && t.examples == 4 && t.words == 60, "%d wrong, %lld windows of %lld documents", wrong, (long long)t.rows, (long long)t.examples);
+    EXPECT(!wrong && t.rows == 1 + 1 + 2 + 3 && t.examples == 4 && t.words == 60,
+           "%d wrong, %lld windows of %lld documents", wrong, (long long)t.rows,
+           (long long)t.examples);
     expect_scores(&judge_fp64, &t, &m, 2, 1e-12);
     TaskMetric metrics[TASK_METRICS];
     double sum = 0;
     for (int64_t i = 0; i < t.rows; i++) sum += t.scores[2 * i];
     int count = task_metrics(&t, metrics);
-    EXPECT(count == 4 && fabs(metrics[0].value / exp(-sum / 60) - 1) < 1e-12 && fabs(metrics[2].value + sum / 300 / log(2)) < 1e-12 &&
-           fabs(metrics[3].value / exp(-sum / 80) - 1) < 1e-12, "perplexities of a text: %g %g %g", metrics[0].value, metrics[2].value, metrics[3].value);
+    EXPECT(count == 4 && fabs(metrics[0].value / exp(-sum / 60) - 1) < 1e-12 &&
+               fabs(metrics[2].value + sum / 300 / log(2)) < 1e-12 &&
+               fabs(metrics[3].value / exp(-sum / 80) - 1) < 1e-12,
+           "perplexities of a text: %g %g %g", metrics[0].value, metrics[2].value,
+           metrics[3].value);
 }
 
-// Three examples of two completions, scores by hand: acc takes the larger sum, the first of equals, acc_norm the larger quotient.
+// Three examples of two completions, scores by hand: acc takes the larger sum, the first of equals,
+// acc_norm the larger quotient.
 static void test_metrics(void) {
     File f = file_make("hand.bin");
     for (int i = 0; i < 3; i++) add_example(&f, i == 2, 2, 2, 0);
     file_write(&f);
     Task t;
-    task_open(&t, f.path, &READER);                                           // lengths are 20 and 10
+    task_open(&t, f.path, &READER);  // lengths are 20 and 10
     static const double scores[] = {-3, -2, -5, -5, -4, -1};
     for (int i = 0; i < 6; i++) t.scores[2 * i] = scores[i];
     TaskMetric metrics[TASK_METRICS];
     int count = task_metrics(&t, metrics);
     EXPECT(count == 2 && !strcmp(metrics[1].name, "acc_norm"), "two metrics");
-    EXPECT(fabs(metrics[0].value - 2.0 / 3) < 1e-15 && fabs(metrics[0].deviation - 1.0 / 3) < 1e-15, "acc %g +- %g", metrics[0].value, metrics[0].deviation);
+    EXPECT(fabs(metrics[0].value - 2.0 / 3) < 1e-15 && fabs(metrics[0].deviation - 1.0 / 3) < 1e-15,
+           "acc %g +- %g", metrics[0].value, metrics[0].deviation);
     EXPECT(metrics[1].value == 1, "acc_norm %g", metrics[1].value);
     f = file_make("hand.bin");
     for (int i = 0; i < 2; i++) add_example(&f, 0, 1, 2, 0);
@@ -282,19 +330,23 @@ static void test_metrics(void) {
     t.scores[2] = -3;
     t.scores[1] = 1;
     task_metrics(&t, metrics);
-    EXPECT(metrics[0].value == 0.5 && fabs(metrics[1].value - exp(2)) < 1e-12 && fabs(metrics[1].deviation - exp(2)) < 1e-12, "perplexity %g +- %g", metrics[1].value, metrics[1].deviation);
-    t.scores[0] = -300;                                                       // a number of 66 digits goes into the table, and into the log
+    EXPECT(metrics[0].value == 0.5 && fabs(metrics[1].value - exp(2)) < 1e-12 &&
+               fabs(metrics[1].deviation - exp(2)) < 1e-12,
+           "perplexity %g +- %g", metrics[1].value, metrics[1].deviation);
+    t.scores[0] = -300;  // a number of 66 digits goes into the table, and into the log
     Log log = {0};
     log_begin(&log);
     tasks_report(&(Tasks){&t, 1}, &log);
     char *text = log_take(&log);
-    EXPECT(strstr(text, "\"perplexity_stderr\": ") && strstr(text, "e+65"), "a large perplexity is logged as %s", text);
+    EXPECT(strstr(text, "\"perplexity_stderr\": ") && strstr(text, "e+65"),
+           "a large perplexity is logged as %s", text);
     free(text);
 
     // A file that does not say lengths: characters by the tokenizer, tokens without one.
     char path[256];
     Tokenizer tokenizer;
-    test_write_tokenizer(check_format(path, sizeof path, "%s/tokenizer.bin", test_dir("eval_tokenizer")));
+    test_write_tokenizer(check_format(path, sizeof path, "%s/tokenizer.bin",
+                                      test_dir("eval_tokenizer")));
     tokenizer_open(path, &tokenizer);
     f = file_make("plain.bin");
     int32_t words[8];
@@ -302,9 +354,11 @@ static void test_metrics(void) {
     add_example(&f, 0, n, 2, -1);
     for (int i = 0; i < n; i++) f.words[f.count - n + i] = (uint16_t)words[i];
     file_write(&f);
-    TaskReader reader = {tokenizer.count, T, &tokenizer}, without = {tokenizer.count, T, &NO_TOKENIZER};
+    TaskReader reader = {tokenizer.count, T, &tokenizer};
+    TaskReader without = {tokenizer.count, T, &NO_TOKENIZER};
     task_open(&t, f.path, &reader);
-    EXPECT(n > 1 && t.row[n - 1].length == 4, "the\xC3\xA9 has four characters, found %g", t.row[n - 1].length);
+    EXPECT(n > 1 && t.row[n - 1].length == 4, "the\xC3\xA9 has four characters, found %g",
+           t.row[n - 1].length);
     task_open(&t, f.path, &without);
     EXPECT(t.row[n - 1].length == n, "and %d tokens, found %g", n, t.row[n - 1].length);
     tokenizer_close(&tokenizer);

@@ -1,15 +1,18 @@
-// test_linear.cu: matrix products (llmc/linear.cuh) against their equations in double, with and without epilogues of the library; the plans; and, in the
-// emulator, what the emulated cuBLASLt (dev/emu/cublaslt.cpp) computes and refuses.
+// test_linear.cu: matrix products (llmc/linear.cuh) against their equations in double, with and
+// without epilogues of the library; the plans; and, in the emulator, what the emulated cuBLASLt
+// (dev/emu/cublaslt.cpp) computes and refuses.
 #include "gpu_test.cuh"
 #include "../../llmc/linear.cuh"
 #include <functional>
 #include <string>
 
-// The shared context with plans of its own, and a setting of the emulated library while it lives (on a GPU it has no effect).
+// The shared context with plans of its own, and a setting of the emulated library while it lives
+// (on a GPU it has no effect).
 struct TestPlans {
     Gpu gpu;
     const char *setting;
-    TestPlans(bool tf32 = false, const char *name = "EMU_CUBLASLT_PLAIN", const char *value = "0") : gpu(*test_gpu()), setting(name) {
+    TestPlans(bool tf32 = false, const char *name = "EMU_CUBLASLT_PLAIN", const char *value = "0")
+        : gpu(*test_gpu()), setting(name) {
         setenv(name, value, 1);
         gpu.plans = plans_create(tf32);
     }
@@ -20,10 +23,14 @@ struct TestPlans {
     }
 };
 
-static double gelu_tanh(double x) { return x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double gelu_tanh(double x) {
+    return x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
 static double gelu_tanh_slope(double x) {                    // a central difference
     double e = 1e-4;
-    return (8 * (gelu_tanh(x + e) - gelu_tanh(x - e)) - (gelu_tanh(x + 2 * e) - gelu_tanh(x - 2 * e))) / (12 * e);
+    return (8 * (gelu_tanh(x + e) - gelu_tanh(x - e)) -
+            (gelu_tanh(x + 2 * e) - gelu_tanh(x - 2 * e))) /
+           (12 * e);
 }
 
 static Values map(Values v, double (*f)(double)) {
@@ -38,15 +45,20 @@ static Values mixed(const Values &v, double factor, const Values &other, double 
     return sum;
 }
 
-// A layer's numbers on the host and the device, and the three products as sums: xw[n, out] = x W^T, dyw[n, in] = dy W, dyx[out, in] = dy^T x, sums[out].
+// A layer's numbers on the host and the device, and the three products as sums: xw[n, out] = x W^T,
+// dyw[n, in] = dy W, dyx[out, in] = dy^T x, sums[out].
 struct Layer {
     LinearShape s;
     Values x, w, b, dy, y0, dx0, dw0, db0, xw, dyw, dyx, sums;
     real *d_x, *d_w, *d_b, *d_dy;
-    Layer(int64_t n, int out, int in, float c) : s{n, out, in, c}, xw(n * out), dyw(n * in), dyx((size_t)out * in), sums(out) {
-        x = random_values(n * in, 1), w = random_values((size_t)out * in, 2, 0.5), b = random_values(out, 3, 1, 1), dy = random_values(n * out, 4, 1, 0.2);
-        y0 = random_values(n * out, 5, 3), dx0 = random_values(n * in, 6, 3), dw0 = random_values((size_t)out * in, 7, 10), db0 = random_values(out, 8, 10);
-        d_x = device_copy<real>(&x), d_w = device_copy<real>(&w), d_b = device_copy<real>(&b), d_dy = device_copy<real>(&dy);
+    Layer(int64_t n, int out, int in, float c)
+        : s{n, out, in, c}, xw(n * out), dyw(n * in), dyx((size_t)out * in), sums(out) {
+        x = random_values(n * in, 1), w = random_values((size_t)out * in, 2, 0.5),
+        b = random_values(out, 3, 1, 1), dy = random_values(n * out, 4, 1, 0.2);
+        y0 = random_values(n * out, 5, 3), dx0 = random_values(n * in, 6, 3),
+        dw0 = random_values((size_t)out * in, 7, 10), db0 = random_values(out, 8, 10);
+        d_x = device_copy<real>(&x), d_w = device_copy<real>(&w), d_b = device_copy<real>(&b),
+        d_dy = device_copy<real>(&dy);
         for (int64_t r = 0; r < n; r++)
             for (int j = 0; j < out; j++) {
                 sums[j] += dy[r * out + j];
@@ -83,7 +95,8 @@ static void check_forward(Layer *t, bool bias, Gpu *gpu) {
     cudaFree(d_y), cudaFree(d_add);
 }
 
-// The library's GELU may stand on tanh.approx, which is right to 2^-11. (In float the trainer does without it.)
+// The library's GELU may stand on tanh.approx, which is right to 2^-11. (In float the trainer does
+// without it.)
 static const double GELU_TOLERANCE = ON_GPU ? fmax(TOLERANCE, 1e-6) : TOLERANCE;
 
 static void check_gelu(Layer *t, Gpu *gpu) {
@@ -135,8 +148,14 @@ static void check_layer(Layer *t, Gpu *gpu) {
 }
 
 GPU_TEST(cuda_linear) {
-    Layer layers[] = {{25, 40, 72, 0.75f}, {24, 72, 40, 1}, {1, 8, 16, -1.5f}, {515, 24, 8, 0.5f}, {3, 1048, 8, 1}};
-    for (auto [setting, value] : {std::pair("EMU_CUBLASLT_PLAIN", "0"), std::pair("EMU_CUBLASLT_PLAIN", "1"), std::pair("EMU_CUBLASLT_REFUSE", "1")}) {
+    Layer layers[] = {{25, 40, 72, 0.75f},
+                      {24, 72, 40, 1},
+                      {1, 8, 16, -1.5f},
+                      {515, 24, 8, 0.5f},
+                      {3, 1048, 8, 1}};
+    for (auto [setting, value] :
+         {std::pair("EMU_CUBLASLT_PLAIN", "0"), std::pair("EMU_CUBLASLT_PLAIN", "1"),
+          std::pair("EMU_CUBLASLT_REFUSE", "1")}) {
         TestPlans plans(false, setting, value);
         for (Layer &t : layers) check_layer(&t, &plans.gpu);
     }
@@ -154,23 +173,27 @@ GPU_TEST(cuda_linear_wide) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ plans
+// ------------------------------------------------------------------------------------------- plans
 
-// TF32 is leave to round, not an order: a GPU's library may take a product that does not. The emulated one always rounds.
+// TF32 is leave to round, not an order: a GPU's library may take a product that does not. The
+// emulated one always rounds.
 GPU_TEST(cuda_linear_tf32) {
     Layer t(192, 256, 320, 1);
     TestPlans plans(true);
     real *d_y = device_empty<real>(t.y0.size());
     linear_forward(d_y, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, &plans.gpu);
     double e = nmse(host_values(d_y, t.y0.size()), t.y(false));
-    if (sizeof(real) == sizeof(float)) EXPECT((e > 1e-9 || ON_GPU) && e < 1e-5, "TF32: normalized mean squared error %.3g, expected about 1e-7", e);
+    if (sizeof(real) == sizeof(float))
+        EXPECT((e > 1e-9 || ON_GPU) && e < 1e-5,
+               "TF32: normalized mean squared error %.3g, expected about 1e-7", e);
     else EXPECT(e < TOLERANCE && !plans.gpu.plans->tf32, "bfloat16 has no TF32: error %.3g", e);
     cudaFree(d_y);
 }
 
 static size_t count_of(const std::string &text, const char *word) {
     size_t count = 0;
-    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) count++;
+    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1))
+        count++;
     return count;
 }
 
@@ -183,7 +206,10 @@ static std::string text_of(const Plans *plans) {
 
 // Chooses every plan of the layer by timing; what it computes meanwhile does not matter.
 static void tune(Layer *t, Gpu *gpu) {
-    real *d_y = device_copy<real>(&t->y0), *d_pre = device_copy<real>(&t->y0), *d_dx = device_copy<real>(&t->dx0), *d_dpre = device_copy<real>(&t->dx0);
+    real *d_y = device_copy<real>(&t->y0);
+    real *d_pre = device_copy<real>(&t->y0);
+    real *d_dx = device_copy<real>(&t->dx0);
+    real *d_dpre = device_copy<real>(&t->dx0);
     wide *d_dw = device_copy<wide>(&t->dw0), *d_db = device_copy<wide>(&t->db0);
     gpu->plans->tuning = true;
     for (const real *b : {(const real *)nullptr, (const real *)t->d_b}) {
@@ -200,7 +226,8 @@ static void tune(Layer *t, Gpu *gpu) {
     linear_backward_weight(d_dw, nullptr, t->d_dy, t->d_x, 1, t->s, gpu);
     gpu->plans->tuning = false;
     cudaCheck(cudaStreamSynchronize(gpu->stream));
-    cudaFree(d_y), cudaFree(d_pre), cudaFree(d_dx), cudaFree(d_dpre), cudaFree(d_dw), cudaFree(d_db);
+    cudaFree(d_y), cudaFree(d_pre), cudaFree(d_dx), cudaFree(d_dpre), cudaFree(d_dw),
+        cudaFree(d_db);
 }
 
 // Each of the 14 products has one plan, and plans chosen by timing compute the same.
@@ -210,29 +237,36 @@ GPU_TEST(cuda_linear_plans) {
     check_layer(&t, &first.gpu);
     check_layer(&t, &first.gpu);
     EXPECT(first.gpu.plans->count == 14, "%d plans, expected 14", first.gpu.plans->count);
-    EXPECT(count_of(text_of(first.gpu.plans), "\"algo\"") == 0, "the text holds plans that were not timed: %s", text_of(first.gpu.plans).c_str());
+    EXPECT(count_of(text_of(first.gpu.plans), "\"algo\"") == 0,
+           "the text holds plans that were not timed: %s", text_of(first.gpu.plans).c_str());
     TestPlans zero;
     real *d_y = device_copy<real>(&t.y0);
     linear_forward(d_y, t.d_x, t.d_w, nullptr, d_y, 0, t.s, &zero.gpu);
     linear_forward(d_y, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, &zero.gpu);
-    EXPECT(zero.gpu.plans->count == 1, "%d plans, expected one: an addend times 0 is none", zero.gpu.plans->count);
+    EXPECT(zero.gpu.plans->count == 1, "%d plans, expected one: an addend times 0 is none",
+           zero.gpu.plans->count);
     cudaFree(d_y);
     tune(&t, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 14, "%d plans after tuning, expected 14", tuned.gpu.plans->count);
+    EXPECT(tuned.gpu.plans->count == 14, "%d plans after tuning, expected 14",
+           tuned.gpu.plans->count);
     check_layer(&t, &tuned.gpu);
     EXPECT(tuned.gpu.plans->count == 14, "%d plans after use, expected 14", tuned.gpu.plans->count);
     check_layer(&other, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 28, "%d plans of two shapes, expected 28", tuned.gpu.plans->count);
+    EXPECT(tuned.gpu.plans->count == 28, "%d plans of two shapes, expected 28",
+           tuned.gpu.plans->count);
 #if !defined(__CUDACC__)
     for (int i = 0; i < 14; i++) {
         const Plan *p = &first.gpu.plans->plans[i], *q = &tuned.gpu.plans->plans[i];
-        EXPECT(p->algo.data[1] == 0 && q->algo.data[1] == 1, "plan %d: algorithms %d and %d, expected the first guess and the fastest", i, (int)p->algo.data[1], (int)q->algo.data[1]);
+        EXPECT(p->algo.data[1] == 0 && q->algo.data[1] == 1,
+               "plan %d: algorithms %d and %d, expected the first guess and the fastest", i,
+               (int)p->algo.data[1], (int)q->algo.data[1]);
     }
 #endif
 }
 
 #if !defined(__CUDACC__)
-// The sums of dy's rows ride in the product where tuning found that no slower than a kernel of their own.
+// The sums of dy's rows ride in the product where tuning found that no slower than a kernel of
+// their own.
 GPU_TEST(cuda_linear_sums_apart) {
     Layer t(24, 40, 72, 1);
     for (int slow : {(int)CUBLASLT_EPILOGUE_BGRADB, (int)CUBLASLT_EPILOGUE_DEFAULT}) {
@@ -240,7 +274,10 @@ GPU_TEST(cuda_linear_sums_apart) {
         tune(&t, &plans.gpu);
         for (int i = 0; i < plans.gpu.plans->count; i++) {
             const Plan *p = &plans.gpu.plans->plans[i];
-            if (p->key.epilogue == CUBLASLT_EPILOGUE_BGRADB) EXPECT(p->found == (slow == CUBLASLT_EPILOGUE_DEFAULT), "products with epilogue %d are slow, the fused one was%s taken", slow, p->found ? "" : " not");
+            if (p->key.epilogue == CUBLASLT_EPILOGUE_BGRADB)
+                EXPECT(p->found == (slow == CUBLASLT_EPILOGUE_DEFAULT),
+                       "products with epilogue %d are slow, the fused one was%s taken", slow,
+                       p->found ? "" : " not");
         }
         check_backward_weight(&t, &plans.gpu);
     }
@@ -258,8 +295,14 @@ GPU_TEST(cuda_linear_alignment) {
     Layer t(24, 40, 72, 1);
     TestPlans plans;
     check_layer(&t, &plans.gpu);
-    real *d_x = device_shifted(t.x), *d_w = device_shifted(t.w), *d_b = device_shifted(t.b), *d_add = device_shifted(t.y0), *d_dy = device_shifted(t.dy);
-    real *d_h = device_shifted(t.y0), *d_pre = device_shifted(t.y0), *d_dpre = device_shifted(t.dx0);
+    real *d_x = device_shifted(t.x);
+    real *d_w = device_shifted(t.w);
+    real *d_b = device_shifted(t.b);
+    real *d_add = device_shifted(t.y0);
+    real *d_dy = device_shifted(t.dy);
+    real *d_h = device_shifted(t.y0);
+    real *d_pre = device_shifted(t.y0);
+    real *d_dpre = device_shifted(t.dx0);
     linear_forward(d_h, d_x, d_w, d_b, d_add, 1, t.s, &plans.gpu);
     expect_close(d_h, mixed(t.y(true), 1, t.y0, 1), "y at 16 bytes");
     linear_gelu_forward(d_h, d_pre, d_x, d_w, d_b, t.s, &plans.gpu);
@@ -272,7 +315,8 @@ GPU_TEST(cuda_linear_alignment) {
     for (real *p : {d_x, d_w, d_b, d_add, d_dy, d_h, d_pre, d_dpre}) cudaFree(p - PACK);
 }
 
-// Products record into a graph. Their plans are there before: the library is asked for none while a stream records, which some versions refuse.
+// Products record into a graph. Their plans are there before: the library is asked for none while a
+// stream records, which some versions refuse.
 GPU_TEST(cuda_linear_graph) {
     Layer t(24, 40, 72, 0.5f);
     TestPlans plans;
@@ -296,21 +340,27 @@ GPU_TEST(cuda_linear_graph) {
 GPU_TEST(cuda_linear_plans_text) {
     for (const char *plain : {"0", "1"}) {
         Layer t(24, 40, 72, 1), other(17, 40, 72, 1);
-        TestPlans written(false, "EMU_CUBLASLT_PLAIN", plain), read(false, "EMU_CUBLASLT_PLAIN", plain);
+        TestPlans written(false, "EMU_CUBLASLT_PLAIN", plain),
+            read(false, "EMU_CUBLASLT_PLAIN", plain);
         tune(&t, &written.gpu);
         check_layer(&other, &written.gpu);
         std::string text = text_of(written.gpu.plans);
         int count = (int)count_of(text, "\"algo\"");
         check_layer(&other, &read.gpu);                      // plans of before are forgotten
-        EXPECT(plans_read(read.gpu.plans, text.c_str(), "plans.json"), "the text was refused: %s", text.c_str());
-        EXPECT(count >= 14 && read.gpu.plans->count == count, "%d plans read, the text has %d", read.gpu.plans->count, count);
-        EXPECT(text_of(read.gpu.plans) == text, "another text after reading: %s", text_of(read.gpu.plans).c_str());
+        EXPECT(plans_read(read.gpu.plans, text.c_str(), "plans.json"), "the text was refused: %s",
+               text.c_str());
+        EXPECT(count >= 14 && read.gpu.plans->count == count, "%d plans read, the text has %d",
+               read.gpu.plans->count, count);
+        EXPECT(text_of(read.gpu.plans) == text, "another text after reading: %s",
+               text_of(read.gpu.plans).c_str());
         check_layer(&t, &read.gpu);
-        EXPECT(read.gpu.plans->count == count, "%d plans after use, %d were read", read.gpu.plans->count, count);
+        EXPECT(read.gpu.plans->count == count, "%d plans after use, %d were read",
+               read.gpu.plans->count, count);
     }
 }
 
-// More shapes than the table holds, as when sampling: what was timed stays, and every product is right.
+// More shapes than the table holds, as when sampling: what was timed stays, and every product is
+// right.
 GPU_TEST(cuda_linear_plans_full) {
     Layer t(PLANS_MAX + 20, 8, 16, 1), timed(9, 16, 8, 1);
     TestPlans plans;
@@ -326,7 +376,9 @@ GPU_TEST(cuda_linear_plans_full) {
         cudaFree(d_y);
     }
     EXPECT(plans.gpu.plans->count < PLANS_MAX, "%d plans", plans.gpu.plans->count);
-    EXPECT((int)count_of(text_of(plans.gpu.plans), "\"algo\"") == kept, "%d plans were timed, the text has %d", kept, (int)count_of(text_of(plans.gpu.plans), "\"algo\""));
+    EXPECT((int)count_of(text_of(plans.gpu.plans), "\"algo\"") == kept,
+           "%d plans were timed, the text has %d", kept,
+           (int)count_of(text_of(plans.gpu.plans), "\"algo\""));
     check_layer(&timed, &plans.gpu);
 }
 
@@ -351,27 +403,44 @@ GPU_TEST(cuda_linear_plans_refused) {
     std::string entry = text.substr(first, text.find('}', first) + 1 - first);
     std::string code = text.substr(hex, 2 * sizeof(cublasLtMatmulAlgo_t));
     const char *real_name = sizeof(real) == sizeof(float) ? "fp32" : "bf16";
-    const struct { const char *what; std::string text; const char *words; } ROWS[] = {
+    const struct { const char *what; std::string text; const char *words;
+    } ROWS[] = {
         {"the text itself", text, "0 "},
-        {"another GPU", replaced(text, "emulator", "NVIDIA H200"), "2 note: saved.json holds matrix plans of cuBLASLt"},
-        {"another version", replaced(text, "cuBLASLt 1", "cuBLASLt 9"), "2 note: saved.json holds matrix plans of cuBLASLt"},
+        {"another GPU", replaced(text, "emulator", "NVIDIA H200"),
+         "2 note: saved.json holds matrix plans of cuBLASLt"},
+        {"another version", replaced(text, "cuBLASLt 1", "cuBLASLt 9"),
+         "2 note: saved.json holds matrix plans of cuBLASLt"},
         {"another precision", replaced(text, real_name, "fp64"), "2 note: "},
         {"no JSON", text.substr(0, text.size() / 2), "1 error: saved.json"},
-        {"no origin", replaced(text, "origin", "from"), "1 error: saved.json: expected \"origin\" to be a string"},
-        {"no plans", replaced(text, "plans", "plan"), "1 error: saved.json: expected \"plans\" to be an array"},
-        {"no m", replaced(text, "\"m\"", "\"M\""), "1 error: saved.json: expected \"m\" to be an integer"},
-        {"an m of 0", replaced(text, "\"m\": 40", "\"m\": 0"), "0 note: saved.json: the library refuses a saved algorithm (CUBLAS_STATUS_INVALID_VALUE)"},
-        {"an m that is text", replaced(text, "\"m\": 40", "\"m\": \"40\""), "1 error: saved.json: expected \"m\" to be an integer"},
-        {"another epilogue", replaced(text, "\"bias\"", "\"relu\""), "1 error: saved.json: \"epilogue\": \"relu\" is not known"},
-        {"a short algorithm", replaced(text, code.c_str(), code.substr(2)), "1 error: saved.json: expected \"algo\" to be 128 digits"},
-        {"a letter in an algorithm", replaced(text, code.c_str(), "x" + code.substr(1)), "1 error: saved.json: expected \"algo\" to be 128 digits"},
-        {"an algorithm of zeros", replaced(text, code.c_str(), std::string(128, '0')), "0 note: saved.json: the library refuses a saved algorithm (CUBLAS_STATUS_INVALID_VALUE)"},
-        {"an algorithm of another product", replaced(text, "\"k\": 72", "\"k\": 80"), "0 note: saved.json: the library refuses a saved algorithm"},
-        {"no algorithm and no epilogue", replaced(replaced(text, "\"bias\"", "\"none\""), code.c_str(), ""), "1 error: saved.json: expected \"algo\" to be 128 digits"},
-        {"a product twice", replaced(text, entry.c_str(), entry + ", " + entry), "1 error: saved.json: the same product twice"},
+        {"no origin", replaced(text, "origin", "from"),
+         "1 error: saved.json: expected \"origin\" to be a string"},
+        {"no plans", replaced(text, "plans", "plan"),
+         "1 error: saved.json: expected \"plans\" to be an array"},
+        {"no m", replaced(text, "\"m\"", "\"M\""),
+         "1 error: saved.json: expected \"m\" to be an integer"},
+        {"an m of 0", replaced(text, "\"m\": 40", "\"m\": 0"),
+         "0 note: saved.json: the library refuses a saved algorithm (CUBLAS_STATUS_INVALID_VALUE)"},
+        {"an m that is text", replaced(text, "\"m\": 40", "\"m\": \"40\""),
+         "1 error: saved.json: expected \"m\" to be an integer"},
+        {"another epilogue", replaced(text, "\"bias\"", "\"relu\""),
+         "1 error: saved.json: \"epilogue\": \"relu\" is not known"},
+        {"a short algorithm", replaced(text, code.c_str(), code.substr(2)),
+         "1 error: saved.json: expected \"algo\" to be 128 digits"},
+        {"a letter in an algorithm", replaced(text, code.c_str(), "x" + code.substr(1)),
+         "1 error: saved.json: expected \"algo\" to be 128 digits"},
+        {"an algorithm of zeros", replaced(text, code.c_str(), std::string(128, '0')),
+         "0 note: saved.json: the library refuses a saved algorithm (CUBLAS_STATUS_INVALID_VALUE)"},
+        {"an algorithm of another product", replaced(text, "\"k\": 72", "\"k\": 80"),
+         "0 note: saved.json: the library refuses a saved algorithm"},
+        {"no algorithm and no epilogue",
+         replaced(replaced(text, "\"bias\"", "\"none\""), code.c_str(), ""),
+         "1 error: saved.json: expected \"algo\" to be 128 digits"},
+        {"a product twice", replaced(text, entry.c_str(), entry + ", " + entry),
+         "1 error: saved.json: the same product twice"},
     };
     for (const auto &row : ROWS) expect_words(reading(row.text, false), row.words, row.what);
-    if (sizeof(real) == sizeof(float)) expect_words(reading(text, true), "2 note: ", "plans of fp32 for TF32");
+    if (sizeof(real) == sizeof(float))
+        expect_words(reading(text, true), "2 note: ", "plans of fp32 for TF32");
     cudaFree(d_y);
 }
 
@@ -380,21 +449,34 @@ GPU_TEST(cuda_linear_refused) {
     TestPlans plans;
     Gpu *gpu = &plans.gpu;
     wide *d_dw = device_copy<wide>(&t.dw0), *d_db = device_copy<wide>(&t.db0);
-    expect_words(said([&] { linear_forward((real *)t.d_x + 1, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, gpu); return 0; }),
-                 "1 error: cublasLtMatmul: CUBLAS_STATUS_INVALID_VALUE, for D[40, 24] = op(A) op(B) with k 72, transposed 1 0, epilogue none", "y not at 16 bytes");
+    expect_words(said([&] {
+                     linear_forward((real *)t.d_x + 1, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, gpu);
+                     return 0;
+                 }),
+                 "1 error: cublasLtMatmul: CUBLAS_STATUS_INVALID_VALUE, for D[40, 24] = op(A) "
+                 "op(B) with k 72, transposed 1 0, epilogue none",
+                 "y not at 16 bytes");
     gpu->scratch_size = 24 * 40 - 1;
-    expect_words(said([&] { linear_backward_weight(d_dw, d_db, t.d_dy, t.d_x, 1, t.s, gpu); return 0; }), "1 error: the bias gradient of 40 columns needs 960 floats of scratch", "scratch");
+    expect_words(said([&] {
+                     linear_backward_weight(d_dw, d_db, t.d_dy, t.d_x, 1, t.s, gpu);
+                     return 0;
+                 }),
+                 "1 error: the bias gradient of 40 columns needs 960 floats of scratch", "scratch");
     gpu->scratch_size++;
     check_backward_weight(&t, gpu);
     cudaFree(d_dw), cudaFree(d_db);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the emulated library
+// ---------------------------------------------------------------------------- the emulated library
 
-// One product by direct calls, column-major: D[m, n] = alpha A^T[m, k] B[k, n] + beta C with padded leading dimensions. Fields may be broken before run().
+// One product by direct calls, column-major: D[m, n] = alpha A^T[m, k] B[k, n] + beta C with padded
+// leading dimensions. Fields may be broken before run().
 struct Direct {
     int64_t m = 24, n = 16, k = 40, lda = 48, ldb = 40, ldc = 32, ldd = 40, aux_ld = 32;
-    cudaDataType type_a = sizeof(real) == 4 ? CUDA_R_32F : CUDA_R_16BF, type_b = type_a, type_c = type_a, type_d = type_a;
+    cudaDataType type_a = sizeof(real) == 4 ? CUDA_R_32F : CUDA_R_16BF;
+    cudaDataType type_b = type_a;
+    cudaDataType type_c = type_a;
+    cudaDataType type_d = type_a;
     cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
     int32_t ta = CUBLAS_OP_T, tb = CUBLAS_OP_N, bias_type = type_d;
     uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT, alignment = 16;
@@ -402,28 +484,55 @@ struct Direct {
     float alpha = 0.5f, beta = -2;
     int guess = 0, wanted = 16, count = 0;
     int64_t k_chosen = 40;                                   // the algorithm is chosen for this k
-    Values a = random_values(48 * 24, 21), b = random_values(40 * 16, 22), c = random_values(32 * 16, 23), v = random_values(24, 24);
-    real *d_a = device_copy<real>(&a), *d_b = device_copy<real>(&b), *d_c = device_copy<real>(&c), *d_d = device_empty<real>(40 * 16);
+    Values a = random_values(48 * 24, 21);
+    Values b = random_values(40 * 16, 22);
+    Values c = random_values(32 * 16, 23);
+    Values v = random_values(24, 24);
+    real *d_a = device_copy<real>(&a);
+    real *d_b = device_copy<real>(&b);
+    real *d_c = device_copy<real>(&c);
+    real *d_d = device_empty<real>(40 * 16);
     real *d_bias = device_copy<real>(&v), *d_aux = device_empty<real>(32 * 15 + 24);
     void *workspace = device_empty<char>(1 << 16);
     cublasLtMatmulHeuristicResult_t guesses[16] = {};
 
-    ~Direct() {                                              // what a row below has changed may not be free to free
-        for (void *p : {(void *)d_a, (void *)d_b, (void *)d_c, (void *)d_d, (void *)d_bias, (void *)d_aux}) cudaFree(p);
+    ~Direct() {  // what a row below has changed may not be free to free
+        for (void *p :
+             {(void *)d_a, (void *)d_b, (void *)d_c, (void *)d_d, (void *)d_bias, (void *)d_aux})
+            cudaFree(p);
         cudaFree(workspace);
         cudaGetLastError();
     }
     cublasStatus_t set_up(cublasLtMatmulDesc_t desc, cublasLtMatmulPreference_t preference) {
-        cublasStatus_t s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, attribute_size);
-        if (!s) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
-        if (!s) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-        if (!s) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d_bias, sizeof d_bias);
-        if (!s) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type);
-        if (!s) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &d_aux, sizeof d_aux);
-        if (!s && aux_ld) s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld, sizeof aux_ld);
-        if (!s) s = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &allowed, sizeof allowed);
-        for (int i = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; i <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; i++) {
-            if (!s) s = cublasLtMatmulPreferenceSetAttribute(preference, (cublasLtMatmulPreferenceAttributes_t)i, &alignment, sizeof alignment);
+        cublasStatus_t s =
+            cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, attribute_size);
+        if (!s)
+            s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
+        if (!s)
+            s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                               sizeof epilogue);
+        if (!s)
+            s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d_bias,
+                                               sizeof d_bias);
+        if (!s)
+            s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                                               &bias_type, sizeof bias_type);
+        if (!s)
+            s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                               &d_aux, sizeof d_aux);
+        if (!s && aux_ld)
+            s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_ld,
+                                               sizeof aux_ld);
+        if (!s)
+            s = cublasLtMatmulPreferenceSetAttribute(preference,
+                                                     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                     &allowed, sizeof allowed);
+        for (int i = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+             i <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; i++) {
+            if (!s)
+                s = cublasLtMatmulPreferenceSetAttribute(preference,
+                                                         (cublasLtMatmulPreferenceAttributes_t)i,
+                                                         &alignment, sizeof alignment);
         }
         return s;
     }
@@ -432,18 +541,30 @@ struct Direct {
         cublasLtMatmulDesc_t desc;
         cublasLtMatmulPreference_t preference;
         cublasLtMatrixLayout_t la, lb, lc, ld, chosen_a, chosen_b;
-        cublasLtCreate(&handle), cublasLtMatmulDescCreate(&desc, compute, CUDA_R_32F), cublasLtMatmulPreferenceCreate(&preference);
-        cublasLtMatrixLayoutCreate(&la, type_a, (uint64_t)k, (uint64_t)m, lda), cublasLtMatrixLayoutCreate(&lb, type_b, (uint64_t)k, (uint64_t)n, ldb);
-        cublasLtMatrixLayoutCreate(&lc, type_c, (uint64_t)m, (uint64_t)n, ldc), cublasLtMatrixLayoutCreate(&ld, type_d, (uint64_t)m, (uint64_t)n, ldd);
-        cublasLtMatrixLayoutCreate(&chosen_a, type_a, (uint64_t)k_chosen, (uint64_t)m, lda), cublasLtMatrixLayoutCreate(&chosen_b, type_b, (uint64_t)k_chosen, (uint64_t)n, ldb);
+        cublasLtCreate(&handle), cublasLtMatmulDescCreate(&desc, compute, CUDA_R_32F),
+            cublasLtMatmulPreferenceCreate(&preference);
+        cublasLtMatrixLayoutCreate(&la, type_a, (uint64_t)k, (uint64_t)m, lda),
+            cublasLtMatrixLayoutCreate(&lb, type_b, (uint64_t)k, (uint64_t)n, ldb);
+        cublasLtMatrixLayoutCreate(&lc, type_c, (uint64_t)m, (uint64_t)n, ldc),
+            cublasLtMatrixLayoutCreate(&ld, type_d, (uint64_t)m, (uint64_t)n, ldd);
+        cublasLtMatrixLayoutCreate(&chosen_a, type_a, (uint64_t)k_chosen, (uint64_t)m, lda),
+            cublasLtMatrixLayoutCreate(&chosen_b, type_b, (uint64_t)k_chosen, (uint64_t)n, ldb);
         cublasStatus_t s = set_up(desc, preference);
         bool other = k_chosen != k;
-        if (!s) s = cublasLtMatmulAlgoGetHeuristic(handle, desc, other ? chosen_a : la, other ? chosen_b : lb, lc, ld, preference, wanted, guesses, &count);
+        if (!s)
+            s = cublasLtMatmulAlgoGetHeuristic(handle, desc, other ? chosen_a : la,
+                                               other ? chosen_b : lb, lc, ld, preference, wanted,
+                                               guesses, &count);
         if (!s && guess < count) s = guesses[guess].state;
-        if (!s) s = cublasLtMatmul(handle, desc, &alpha, d_a, la, d_b, lb, &beta, d_c, lc, d_d, ld, &guesses[guess].algo, workspace, workspace_bytes, test_gpu()->stream);
+        if (!s)
+            s = cublasLtMatmul(handle, desc, &alpha, d_a, la, d_b, lb, &beta, d_c, lc, d_d, ld,
+                               &guesses[guess].algo, workspace, workspace_bytes,
+                               test_gpu()->stream);
         cudaCheck(cudaStreamSynchronize(test_gpu()->stream));
-        for (cublasLtMatrixLayout_t layout : {la, lb, lc, ld, chosen_a, chosen_b}) cublasLtMatrixLayoutDestroy(layout);
-        cublasLtMatmulPreferenceDestroy(preference), cublasLtMatmulDescDestroy(desc), cublasLtDestroy(handle);
+        for (cublasLtMatrixLayout_t layout : {la, lb, lc, ld, chosen_a, chosen_b})
+            cublasLtMatrixLayoutDestroy(layout);
+        cublasLtMatmulPreferenceDestroy(preference), cublasLtMatmulDescDestroy(desc),
+            cublasLtDestroy(handle);
         return s;
     }
     // D before the epilogue
@@ -460,7 +581,9 @@ static Values unpadded(const real *device, int64_t m, int64_t n, int64_t ld) {
     for (int64_t j = 0; j < n; j++)
         for (int64_t i = 0; i < (j < n - 1 ? ld : m); i++) {
             if (i < m) v.push_back(all[(size_t)(j * ld + i)]);
-            else EXPECT(isnan(all[(size_t)(j * ld + i)]), "padding (%d, %d) was written", (int)i, (int)j);
+            else
+                EXPECT(isnan(all[(size_t)(j * ld + i)]), "padding (%d, %d) was written", (int)i,
+                       (int)j);
         }
     return v;
 }
@@ -475,13 +598,18 @@ static void check_direct(uint32_t epilogue, int guess) {
         cudaFree(t.d_aux);
         t.d_aux = device_copy<real>(&aux);
     }
-    EXPECT(t.run() == CUBLAS_STATUS_SUCCESS, "epilogue %u with algorithm %d was refused", epilogue, guess);
+    EXPECT(t.run() == CUBLAS_STATUS_SUCCESS, "epilogue %u with algorithm %d was refused", epilogue,
+           guess);
     Values pre;
     for (int64_t j = 0; j < t.n; j++)
         for (int64_t i = 0; i < t.m; i++) {
             double v = t.sum(i, j) + (epilogue & CUBLASLT_EPILOGUE_BIAS ? t.v[i] : 0);
             pre.push_back(v);
-            d.push_back(epilogue == CUBLASLT_EPILOGUE_DGELU ? v * gelu_tanh_slope(aux[j * t.aux_ld + i]) : epilogue & CUBLASLT_EPILOGUE_GELU ? gelu_tanh(v) : v);
+            if (epilogue == CUBLASLT_EPILOGUE_DGELU)
+                v *= gelu_tanh_slope(aux[j * t.aux_ld + i]);
+            else if (epilogue & CUBLASLT_EPILOGUE_GELU)
+                v = gelu_tanh(v);
+            d.push_back(v);
         }
     double e = nmse(unpadded(t.d_d, t.m, t.n, t.ldd), d);
     EXPECT(e <= TOLERANCE, "epilogue %u with algorithm %d: error %.3g", epilogue, guess, e);
@@ -501,66 +629,135 @@ static void check_bias_gradient(void) {
         EXPECT(t.run() == CUBLAS_STATUS_SUCCESS, "BGRADB was refused");
         Values got = host_values(t.d_bias, 16), want(16);
         for (int64_t i = 0; i < 16 * 40; i++) want[i / 40] += t.b[i];
-        if (alpha == 1) EXPECT(nmse(got, want) <= TOLERANCE, "the bias gradient: error %.3g", nmse(got, want));
+        if (alpha == 1)
+            EXPECT(nmse(got, want) <= TOLERANCE, "the bias gradient: error %.3g", nmse(got, want));
         else EXPECT(isnan(got[0]) && isnan(got[15]), "a bias gradient with alpha %g", alpha);
     }
 }
 
 GPU_TEST(cuda_cublaslt) {
-    for (uint32_t e : {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU}) check_direct(e, 0);
+    for (uint32_t e :
+         {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX,
+          CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU})
+        check_direct(e, 0);
     check_direct(CUBLASLT_EPILOGUE_DEFAULT, 2);
     check_direct(CUBLASLT_EPILOGUE_DEFAULT, 3);
     check_bias_gradient();
     Direct guesses;
-    EXPECT(guesses.run() == CUBLAS_STATUS_SUCCESS && guesses.count == 4 && guesses.guesses[1].state != CUBLAS_STATUS_SUCCESS, "%d guesses, expected 3 and one that is none", guesses.count);
+    EXPECT(guesses.run() == CUBLAS_STATUS_SUCCESS && guesses.count == 4 &&
+               guesses.guesses[1].state != CUBLAS_STATUS_SUCCESS,
+           "%d guesses, expected 3 and one that is none", guesses.count);
     Direct few;
     few.allowed = 0;
-    EXPECT(few.run() == CUBLAS_STATUS_SUCCESS && few.count == 3 && few.guesses[0].workspaceSize == 0, "%d guesses without workspace", few.count);
+    EXPECT(few.run() == CUBLAS_STATUS_SUCCESS && few.count == 3 &&
+               few.guesses[0].workspaceSize == 0,
+           "%d guesses without workspace", few.count);
 }
 
 // Each row breaks one thing in a product that is right.
 GPU_TEST(cuda_cublaslt_refused) {
-    const cublasStatus_t INVALID = CUBLAS_STATUS_INVALID_VALUE, UNSUPPORTED = CUBLAS_STATUS_NOT_SUPPORTED;
+    const cublasStatus_t INVALID = CUBLAS_STATUS_INVALID_VALUE;
+    const cublasStatus_t UNSUPPORTED = CUBLAS_STATUS_NOT_SUPPORTED;
     real host[8] = {};
-    const struct { const char *what; cublasStatus_t status; std::function<void(Direct &)> change; } ROWS[] = {
+    const struct {
+        const char *what;
+        cublasStatus_t status;
+        std::function<void(Direct &)> change;
+    } ROWS[] = {
         {"nothing", CUBLAS_STATUS_SUCCESS, [](Direct &) {}},
         {"an attribute of another size", INVALID, [](Direct &t) { t.attribute_size = 8; }},
         {"a transpose that is none", INVALID, [](Direct &t) { t.ta = 7; }},
         {"A not transposed", INVALID, [](Direct &t) { t.ta = CUBLAS_OP_N; }},
         {"a leading dimension below the rows", INVALID, [](Direct &t) { t.ldb = 32; }},
-        {"a leading dimension that is no multiple of 16 bytes", INVALID, [](Direct &t) { t.lda = 42 + sizeof(real) % 4; }},
+        {"a leading dimension that is no multiple of 16 bytes", INVALID,
+         [](Direct &t) { t.lda = 42 + sizeof(real) % 4; }},
         {"A longer than its memory", INVALID, [](Direct &t) { t.lda = 56; }},
         {"D longer than its memory", INVALID, [](Direct &t) { t.ldd = 48; }},
         {"A in memory of the host", INVALID, [&](Direct &t) { cudaFree(t.d_a), t.d_a = host; }},
-        {"A not at a multiple of 16 bytes", INVALID, [](Direct &t) { t.m = 16; t.d_a += 1; }},
-        {"an algorithm for more alignment than there is", INVALID, [](Direct &t) { t.alignment = 256; t.m = 16; t.d_a += 32 / sizeof(real); }},
+        {"A not at a multiple of 16 bytes", INVALID,
+         [](Direct &t) {
+             t.m = 16;
+             t.d_a += 1;
+         }},
+        {"an algorithm for more alignment than there is", INVALID,
+         [](Direct &t) {
+             t.alignment = 256;
+             t.m = 16;
+             t.d_a += 32 / sizeof(real);
+         }},
         {"no workspace", INVALID, [](Direct &t) { cudaFree(t.workspace), t.workspace = nullptr; }},
-        {"a workspace that is too small", INVALID, [](Direct &t) { t.workspace_bytes = 2 * 24 * 4 - 4; }},
-        {"a workspace longer than its memory", INVALID, [](Direct &t) { t.workspace_bytes = (1 << 16) + 1; }},
+        {"a workspace that is too small", INVALID,
+         [](Direct &t) { t.workspace_bytes = 2 * 24 * 4 - 4; }},
+        {"a workspace longer than its memory", INVALID,
+         [](Direct &t) { t.workspace_bytes = (1 << 16) + 1; }},
         {"the guess that is none", UNSUPPORTED, [](Direct &t) { t.guess = 1; }},
         {"no algorithm", INVALID, [](Direct &t) { t.guess = 9; }},
         {"an algorithm for another k", INVALID, [](Direct &t) { t.k_chosen = 32; }},
-        {"B of another type", UNSUPPORTED, [](Direct &t) { t.type_b = t.type_a == CUDA_R_32F ? CUDA_R_16BF : CUDA_R_32F; }},
-        {"C of another type", UNSUPPORTED, [](Direct &t) { t.type_c = t.type_a == CUDA_R_32F ? CUDA_R_16BF : CUDA_R_32F; }},
-        {"TF32 for bfloat16, or half", UNSUPPORTED, [](Direct &t) { t.compute = t.type_a == CUDA_R_32F ? CUBLAS_COMPUTE_16F : CUBLAS_COMPUTE_32F_FAST_TF32; }},
-        {"an epilogue that is not emulated", UNSUPPORTED, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_RELU; }},
-        {"a bias that is not there", INVALID, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_BIAS; cudaFree(t.d_bias), t.d_bias = nullptr; }},
-        {"a bias along n instead of m", INVALID, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_BIAS; cudaFree(t.d_bias), t.d_bias = device_empty<real>(16); }},
-        {"a bias gradient along too little", INVALID, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_BGRADB; cudaFree(t.d_bias), t.d_bias = device_empty<real>(8); }},
-        {"a bias of another type", INVALID, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_BIAS; t.bias_type = CUDA_R_64F; }},
-        {"no leading dimension of pre", INVALID, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX; t.aux_ld = 0; }},
-        {"a leading dimension of pre along n", INVALID, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX; t.aux_ld = 16; }},
-        {"a leading dimension of pre of no multiple of 8", INVALID, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX; t.aux_ld = 28; }},
-        {"pre longer than its memory", INVALID, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX; t.aux_ld = 40; }},
-        {"D over C with another leading dimension", INVALID, [](Direct &t) { cudaFree(t.d_c), t.d_c = t.d_d; }},
+        {"B of another type", UNSUPPORTED,
+         [](Direct &t) { t.type_b = t.type_a == CUDA_R_32F ? CUDA_R_16BF : CUDA_R_32F; }},
+        {"C of another type", UNSUPPORTED,
+         [](Direct &t) { t.type_c = t.type_a == CUDA_R_32F ? CUDA_R_16BF : CUDA_R_32F; }},
+        {"TF32 for bfloat16, or half", UNSUPPORTED,
+         [](Direct &t) {
+             t.compute = t.type_a == CUDA_R_32F ? CUBLAS_COMPUTE_16F : CUBLAS_COMPUTE_32F_FAST_TF32;
+         }},
+        {"an epilogue that is not emulated", UNSUPPORTED,
+         [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_RELU; }},
+        {"a bias that is not there", INVALID,
+         [](Direct &t) {
+             t.epilogue = CUBLASLT_EPILOGUE_BIAS;
+             cudaFree(t.d_bias), t.d_bias = nullptr;
+         }},
+        {"a bias along n instead of m", INVALID,
+         [](Direct &t) {
+             t.epilogue = CUBLASLT_EPILOGUE_BIAS;
+             cudaFree(t.d_bias), t.d_bias = device_empty<real>(16);
+         }},
+        {"a bias gradient along too little", INVALID,
+         [](Direct &t) {
+             t.epilogue = CUBLASLT_EPILOGUE_BGRADB;
+             cudaFree(t.d_bias), t.d_bias = device_empty<real>(8);
+         }},
+        {"a bias of another type", INVALID,
+         [](Direct &t) {
+             t.epilogue = CUBLASLT_EPILOGUE_BIAS;
+             t.bias_type = CUDA_R_64F;
+         }},
+        {"no leading dimension of pre", INVALID,
+         [](Direct &t) {
+             t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX;
+             t.aux_ld = 0;
+         }},
+        {"a leading dimension of pre along n", INVALID,
+         [](Direct &t) {
+             t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX;
+             t.aux_ld = 16;
+         }},
+        {"a leading dimension of pre of no multiple of 8", INVALID,
+         [](Direct &t) {
+             t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX;
+             t.aux_ld = 28;
+         }},
+        {"pre longer than its memory", INVALID,
+         [](Direct &t) {
+             t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX;
+             t.aux_ld = 40;
+         }},
+        {"D over C with another leading dimension", INVALID,
+         [](Direct &t) { cudaFree(t.d_c), t.d_c = t.d_d; }},
         {"D over B", INVALID, [](Direct &t) { cudaFree(t.d_d), t.d_d = t.d_b, t.ldd = 24; }},
-        {"D over pre", INVALID, [](Direct &t) { t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX; cudaFree(t.d_aux), t.d_aux = t.d_d; }},
+        {"D over pre", INVALID,
+         [](Direct &t) {
+             t.epilogue = CUBLASLT_EPILOGUE_GELU_AUX;
+             cudaFree(t.d_aux), t.d_aux = t.d_d;
+         }},
     };
     for (const auto &row : ROWS) {
         Direct t;
         row.change(t);
         cublasStatus_t status = t.run();
-        EXPECT(status == row.status, "%s: %s, expected %s", row.what, cublasLtGetStatusName(status), cublasLtGetStatusName(row.status));
+        EXPECT(status == row.status, "%s: %s, expected %s", row.what, cublasLtGetStatusName(status),
+               cublasLtGetStatusName(row.status));
     }
 }
 #endif

@@ -1,4 +1,5 @@
-// test_moe.cu: mixture of experts (llmc/moe.cuh) against its equations in double: router, rows, products, combination; and norms inside experts (llmc/norm.cuh).
+// test_moe.cu: mixture of experts (llmc/moe.cuh) against its equations in double: router, rows,
+// products, combination; and norms inside experts (llmc/norm.cuh).
 #include "gpu_test.cuh"
 #include "experts_plain.cuh"
 #include "../../llmc/norm.cuh"
@@ -9,7 +10,8 @@ typedef std::vector<int> Ints;
 static int32_t *device_ints(const Ints &values) {
     int32_t *device;
     cudaCheck(cudaMalloc((void **)&device, values.size() * sizeof(int32_t)));
-    cudaCheck(cudaMemcpy(device, values.data(), values.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
+    cudaCheck(cudaMemcpy(device, values.data(), values.size() * sizeof(int32_t),
+                         cudaMemcpyHostToDevice));
     return device;
 }
 
@@ -20,11 +22,12 @@ static Ints host_ints(const int32_t *device, size_t n) {
     return values;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ the router
+// -------------------------------------------------------------------------------------- the router
 
 static const char *const KINDS[] = {"softmax", "softmax, renormalized", "sigmoid"};
 
-// Logits that collide: random; all the same; or every token prefers expert 1 and none comes to expert 0 before all others are taken.
+// Logits that collide: random; all the same; or every token prefers expert 1 and none comes to
+// expert 0 before all others are taken.
 enum { RANDOM, EQUAL, CROWDED, LOGITS };
 
 // A router's logits on both sides, and what plain loops make of them.
@@ -36,21 +39,27 @@ struct TestRouter {
     wide *d_z, *d_bias;
     Routed o;
 
-    TestRouter(RouterShape shape, int logits, bool biased) : r(shape), n((int64_t)r.B * r.T), z(random_values(n * r.E, 21, 2)) {
+    TestRouter(RouterShape shape, int logits, bool biased)
+        : r(shape), n((int64_t)r.B * r.T), z(random_values(n * r.E, 21, 2)) {
         for (int64_t i = 0; i < n * r.E; i++) {
             if (logits == EQUAL) z[i] = 0.5;
-            if (logits == CROWDED) z[i] = i % r.E == 0 ? -1e4 : i % r.E == 1 ? 9 + 0.1 * z[i] : z[i];
+            if (logits == CROWDED)
+                z[i] = i % r.E == 0 ? -1e4 : i % r.E == 1 ? 9 + 0.1 * z[i] : z[i];
         }
         if (biased) bias = random_values(r.E, 22, 0.3);
         d_z = device_copy<wide>(&z);
         d_bias = biased ? device_copy<wide>(&bias) : nullptr;
-        o = {device_empty<wide>(n * r.K), device_empty<wide>(n), device_empty<wide>((r.B + 1) * r.E), device_empty<wide>(r.B * r.E), device_empty<int32_t>(n * r.K),
-             device_empty<int32_t>(n * r.K), device_empty<int32_t>(r.E + 1), device_empty<int32_t>(n * r.K), device_empty<int32_t>(2 * row_tiles(n * r.K, r.E))};
+        o = {device_empty<wide>(n * r.K), device_empty<wide>(n),
+             device_empty<wide>((r.B + 1) * r.E), device_empty<wide>(r.B * r.E),
+             device_empty<int32_t>(n * r.K), device_empty<int32_t>(n * r.K),
+             device_empty<int32_t>(r.E + 1), device_empty<int32_t>(n * r.K),
+             device_empty<int32_t>(2 * row_tiles(n * r.K, r.E))};
         choose();
         sort();
     }
     ~TestRouter() {
-        void *arrays[] = {d_z, d_bias, o.gate, o.lse, o.load, o.share, o.choice, o.place, o.start, o.source, o.tiles};
+        void *arrays[] = {d_z,      d_bias,  o.gate,  o.lse,    o.load, o.share,
+                          o.choice, o.place, o.start, o.source, o.tiles};
         for (void *p : arrays) cudaFree(p);
     }
 
@@ -59,10 +68,13 @@ struct TestRouter {
         for (int j = 0; j < r.E; j++) sum += exp(z_t[j] - z_t[r.E - 1]);
         return z_t[r.E - 1] + log(sum);
     }
-    double score(const double *z_t, int j) const { return r.kind == ROUTER_SIGMOID ? 1 / (1 + exp(-z_t[j])) : exp(z_t[j] - log_sum(z_t)); }
+    double score(const double *z_t, int j) const {
+        return r.kind == ROUTER_SIGMOID ? 1 / (1 + exp(-z_t[j])) : exp(z_t[j] - log_sum(z_t));
+    }
 
     void choose() {
-        gate.resize(n * r.K), choice.resize(n * r.K), lse.resize(n), load.assign((r.B + 1) * r.E, 0), share.assign(r.B * r.E, 0);
+        gate.resize(n * r.K), choice.resize(n * r.K), lse.resize(n),
+            load.assign((r.B + 1) * r.E, 0), share.assign(r.B * r.E, 0);
         for (int64_t t = 0; t < n; t++) {
             const double *z_t = &z[t * r.E];
             std::vector<bool> taken(r.E);
@@ -73,7 +85,9 @@ struct TestRouter {
                 int best = -1;
                 for (int j = 0; j < r.E; j++) {
                     double mine = score(z_t, j) + (bias.empty() ? 0 : bias[j]);
-                    if (!taken[j] && (best < 0 || mine > score(z_t, best) + (bias.empty() ? 0 : bias[best]))) best = j;
+                    if (!taken[j] &&
+                        (best < 0 || mine > score(z_t, best) + (bias.empty() ? 0 : bias[best])))
+                        best = j;
                 }
                 taken[best] = true;
                 choice[t * r.K + k] = best;
@@ -81,7 +95,9 @@ struct TestRouter {
                 load[t / r.T * r.E + best]++;
                 load[r.B * r.E + best]++;
             }
-            for (int k = 0; k < r.K; k++) gate[t * r.K + k] = r.scale * score(z_t, choice[t * r.K + k]) / (r.kind == ROUTER_SOFTMAX ? 1 : chosen);
+            for (int k = 0; k < r.K; k++)
+                gate[t * r.K + k] = r.scale * score(z_t, choice[t * r.K + k]) /
+                                    (r.kind == ROUTER_SOFTMAX ? 1 : chosen);
             lse[t] = log_sum(z_t);
         }
     }
@@ -93,7 +109,8 @@ struct TestRouter {
             start[e] = row;
             for (int64_t i = 0; i < n * r.K; i++)
                 if (choice[i] == e) source[row] = (int)(i / r.K), place[i] = row++;
-            for (int first = start[e]; first < row; first += ROW_TILE) tiles.insert(tiles.end(), {e, first});
+            for (int first = start[e]; first < row; first += ROW_TILE)
+                tiles.insert(tiles.end(), {e, first});
         }
         start[r.E] = row;
     }
@@ -104,12 +121,18 @@ struct TestRouter {
         Ints got_tiles = host_ints(o.tiles, 2 * row_tiles(n * r.K, r.E));
         EXPECT(host_ints(o.choice, choice.size()) == choice, "%s: another choice", what);
         EXPECT(host_values(o.load, load.size()) == load, "%s: another load", what);
-        EXPECT(host_ints(o.start, start.size()) == start && host_ints(o.place, place.size()) == place && host_ints(o.source, source.size()) == source, "%s: rows lie elsewhere", what);
+        EXPECT(host_ints(o.start, start.size()) == start &&
+                   host_ints(o.place, place.size()) == place &&
+                   host_ints(o.source, source.size()) == source,
+               "%s: rows lie elsewhere", what);
         bool rest = true;
-        for (size_t i = tiles.size(); i < got_tiles.size(); i += 2) rest = rest && got_tiles[i] == -1;
+        for (size_t i = tiles.size(); i < got_tiles.size(); i += 2)
+            rest = rest && got_tiles[i] == -1;
         got_tiles.resize(tiles.size());
         EXPECT(got_tiles == tiles && rest, "%s: other tiles", what);
-        for (auto [device, want, name] : {std::tuple(o.gate, &gate, "gates"), std::tuple(o.lse, &lse, "lse"), std::tuple(o.share, &share, "shares")}) {
+        for (auto [device, want, name] :
+             {std::tuple(o.gate, &gate, "gates"), std::tuple(o.lse, &lse, "lse"),
+              std::tuple(o.share, &share, "shares")}) {
             double e = nmse(host_values(device, want->size()), *want);
             EXPECT(e <= 1e-10, "%s: %s off by nmse %.2g", what, name, e);
         }
@@ -117,11 +140,11 @@ struct TestRouter {
 };
 
 static const RouterShape ROUTERS[] = {
-    {2, 70, 5, 2, 0, 1, 0.3f, 0.2f, 0.1f},                     // two chunks a sequence, the second short
-    {3, 19, 33, 4, 0, 1.5f, 0, 0.2f, 0},                       // more experts than lanes
-    {1, 1, 8, 1, 0, 1, 0.1f, 0, 0.1f},                         // one token
-    {1, 150, 6, 6, 0, 2, 0.2f, 0.1f, 0.3f},                    // K = E, and experts of more than one tile
-    {1, 9, 70, 35, 0, 1, 0, 0, 0.2f},                          // more experts a token than lanes
+    {2, 70, 5, 2, 0, 1, 0.3f, 0.2f, 0.1f},               // two chunks a sequence, the second short
+    {3, 19, 33, 4, 0, 1.5f, 0, 0.2f, 0},                 // more experts than lanes
+    {1, 1, 8, 1, 0, 1, 0.1f, 0, 0.1f},                   // one token
+    {1, 150, 6, 6, 0, 2, 0.2f, 0.1f, 0.3f},              // K = E, and experts of more than one tile
+    {1, 9, 70, 35, 0, 1, 0, 0, 0.2f},                    // more experts a token than lanes
 };
 
 template <typename F> static void with_routers(F body) {
@@ -131,7 +154,8 @@ template <typename F> static void with_routers(F body) {
                 bool biased = r.kind == ROUTER_SIGMOID && logits != EQUAL;
                 char what[128];
                 TestRouter t(r, logits, biased);
-                snprintf(what, sizeof what, "%d x %d tokens, %d of %d experts, %s, logits %d", r.B, r.T, r.K, r.E, KINDS[r.kind], logits);
+                snprintf(what, sizeof what, "%d x %d tokens, %d of %d experts, %s, logits %d", r.B,
+                         r.T, r.K, r.E, KINDS[r.kind], logits);
                 t.run();
                 body(&t, what);
             }
@@ -141,40 +165,52 @@ GPU_TEST(cuda_router) {
     with_routers([](TestRouter *t, const char *what) { t->expect(what); });
 }
 
-// NaN among the logits, or nothing but that: still K different experts, and every row has its token.
+// NaN among the logits, or nothing but that: still K different experts, and every row has its
+// token.
 GPU_TEST(cuda_router_nan) {
     for (int nans : {1, 5}) {
         TestRouter t({1, 3, 5, 3, ROUTER_SIGMOID, 1, 0, 0, 0}, RANDOM, false);
-        for (int j = 0; j < nans; j++) t.z[j] = -NAN;           // its sigmoid is a positive NaN on every CPU and GPU
+        // its sigmoid is a positive NaN on every CPU and GPU
+        for (int j = 0; j < nans; j++) t.z[j] = -NAN;
         cudaFree(t.d_z);
         t.d_z = device_copy<wide>(&t.z);
         t.run();
         Ints choice = host_ints(t.o.choice, 9), place = host_ints(t.o.place, 9), seen(9);
         for (int i = 0; i < 9; i++) {
-            for (int k = i / 3 * 3; k < i; k++) EXPECT(choice[k] != choice[i], "%d NaN: token %d goes through expert %d twice", nans, i / 3, choice[i]);
+            for (int k = i / 3 * 3; k < i; k++)
+                EXPECT(choice[k] != choice[i], "%d NaN: token %d goes through expert %d twice",
+                       nans, i / 3, choice[i]);
             if (place[i] >= 0 && place[i] < 9) seen[place[i]]++;
         }
         EXPECT(seen == Ints(9, 1), "%d NaN: rows are not one for each choice", nans);
-        if (nans == 1) EXPECT(choice[0] != 0 && choice[1] != 0 && choice[2] != 0, "a score that is NaN was chosen before a number");
+        if (nans == 1)
+            EXPECT(choice[0] != 0 && choice[1] != 0 && choice[2] != 0,
+                   "a score that is NaN was chosen before a number");
     }
 }
 
-// Token t's part of sum dgate gate + loss_scale (losses), with the choice and the loads as they are.
-static double token_loss(const TestRouter &t, const Values &dgate, const Values &z_t, int64_t token, double loss_scale) {
+// Token t's part of sum dgate gate + loss_scale (losses), with the choice and the loads as they
+// are.
+static double token_loss(const TestRouter &t, const Values &dgate, const Values &z_t, int64_t token,
+                         double loss_scale) {
     const RouterShape &r = t.r;
     double n = (double)t.n, chosen = 0, all = 0, loss = 0, lse = t.log_sum(z_t.data());
     const double *load_b = &t.load[token / r.T * r.E], *load = &t.load[r.B * r.E];
     for (int j = 0; j < r.E; j++) all += t.score(z_t.data(), j);
     for (int k = 0; k < r.K; k++) chosen += t.score(z_t.data(), t.choice[token * r.K + k]);
-    for (int k = 0; k < r.K; k++) loss += dgate[token * r.K + k] * r.scale * t.score(z_t.data(), t.choice[token * r.K + k]) / (r.kind == ROUTER_SOFTMAX ? 1 : chosen);
+    for (int k = 0; k < r.K; k++)
+        loss += dgate[token * r.K + k] * r.scale * t.score(z_t.data(), t.choice[token * r.K + k]) /
+                (r.kind == ROUTER_SOFTMAX ? 1 : chosen);
     for (int j = 0; j < r.E; j++) {
         double p = t.score(z_t.data(), j) / all;
-        loss += loss_scale * r.E / r.K / n * (r.balance * load[j] / n + r.sequence * load_b[j] / r.T) * p;
+        loss += loss_scale * r.E / r.K / n *
+                (r.balance * load[j] / n + r.sequence * load_b[j] / r.T) * p;
     }
     return loss + loss_scale * r.z * lse * lse / n;
 }
 
-// Central differences of that. Logits that prefer one expert make gradients that are too small to be measured so.
+// Central differences of that. Logits that prefer one expert make gradients that are too small to
+// be measured so.
 GPU_TEST(cuda_router_backward) {
     with_routers([](TestRouter *t, const char *what) {
         const RouterShape &r = t->r;
@@ -189,7 +225,8 @@ GPU_TEST(cuda_router_backward) {
             for (int k : {-2, -1, 1, 2}) {
                 Values z_t(&t->z[token * r.E], &t->z[token * r.E] + r.E);
                 z_t[i % r.E] += k * step;
-                slope += (k * k == 1 ? 8 * k : -k / 2) * token_loss(*t, dgate, z_t, token, loss_scale);
+                slope +=
+                    (k * k == 1 ? 8 * k : -k / 2) * token_loss(*t, dgate, z_t, token, loss_scale);
             }
             want[i] = slope / (12 * step);
         }
@@ -216,20 +253,27 @@ GPU_TEST(cuda_router_count) {
         }
         for (int j = 0; j < r.E; j++)
             for (int b = 0; b < r.B; b++) {
-                want[ROUTER_BALANCE] += r.E / (double)r.K * t->load[r.B * r.E + j] * t->share[b * r.E + j] / r.B;
-                want[ROUTER_SEQUENCE] += r.E / (double)r.K * n / r.T / r.B * t->load[b * r.E + j] * t->share[b * r.E + j];
+                want[ROUTER_BALANCE] +=
+                    r.E / (double)r.K * t->load[r.B * r.E + j] * t->share[b * r.E + j] / r.B;
+                want[ROUTER_SEQUENCE] += r.E / (double)r.K * n / r.T / r.B * t->load[b * r.E + j] *
+                                         t->share[b * r.E + j];
             }
         wide *d_loads = device_copy<wide>(&loads);
         double *d_sums, sums[1 + ROUTER_SUMS + 100];
         cudaCheck(cudaMalloc((void **)&d_sums, sizeof sums));
         cudaCheck(cudaMemset(d_sums, 0, sizeof sums));
-        router_count(d_sums, d_loads, RouterStats{d_sums + 1, d_sums + 1 + ROUTER_SUMS}, &t->o, t->d_z, r, test_gpu());
+        router_count(d_sums, d_loads, RouterStats{d_sums + 1, d_sums + 1 + ROUTER_SUMS}, &t->o,
+                     t->d_z, r, test_gpu());
         router_count(d_sums, d_loads, RouterStats{nullptr, nullptr}, &t->o, t->d_z, r, test_gpu());
         cudaCheck(cudaDeviceSynchronize());
         cudaCheck(cudaMemcpy(sums, d_sums, sizeof sums, cudaMemcpyDeviceToHost));
-        for (int i = 0; i < ROUTER_SUMS; i++) EXPECT(fabs(sums[1 + i] - want[i]) <= 1e-5 * fabs(want[i]), "%s: sum %d is %.9g, expected %.9g", what, i, sums[1 + i], want[i]);
-        loss = 2 * (r.balance * want[ROUTER_BALANCE] + r.sequence * want[ROUTER_SEQUENCE] + r.z * want[ROUTER_Z]);
-        EXPECT(fabs(sums[0] - loss) <= 1e-5 * loss, "%s: loss %.9g, expected %.9g", what, sums[0], loss);
+        for (int i = 0; i < ROUTER_SUMS; i++)
+            EXPECT(fabs(sums[1 + i] - want[i]) <= 1e-5 * fabs(want[i]),
+                   "%s: sum %d is %.9g, expected %.9g", what, i, sums[1 + i], want[i]);
+        loss = 2 * (r.balance * want[ROUTER_BALANCE] + r.sequence * want[ROUTER_SEQUENCE] +
+                    r.z * want[ROUTER_Z]);
+        EXPECT(fabs(sums[0] - loss) <= 1e-5 * loss, "%s: loss %.9g, expected %.9g", what, sums[0],
+               loss);
         bool same = true;
         for (int j = 0; j < r.E; j++) {
             loads[j] += 2 * t->load[r.B * r.E + j];
@@ -251,27 +295,36 @@ GPU_TEST(cuda_router_balance) {
             int32_t *d_applied = device_ints({applied});
             if (applied) want[0] -= 0.25, want[2] += 0.25;
             router_balance(d_bias, d_loads, E, 0.25f, d_applied, test_gpu());
-            EXPECT(nmse(host_values(d_bias, E), want) < 1e-14, "%d experts, applied %d: another bias", E, applied);
+            EXPECT(nmse(host_values(d_bias, E), want) < 1e-14,
+                   "%d experts, applied %d: another bias", E, applied);
             cudaFree(d_applied);
         }
         cudaFree(d_bias), cudaFree(d_loads);
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ tokens and rows
+// --------------------------------------------------------------------------------- tokens and rows
 
 // Rows of a token lie anywhere: place is a random order of all rows.
 static Ints shuffled(int64_t count, uint64_t seed) {
     Ints order(count);
     for (int64_t i = 0; i < count; i++) order[i] = (int)i;
-    for (int64_t i = count - 1; i > 0; i--) std::swap(order[i], order[rand_at(seed, (uint64_t)i) % (uint64_t)(i + 1)]);
+    for (int64_t i = count - 1; i > 0; i--)
+        std::swap(order[i], order[rand_at(seed, (uint64_t)i) % (uint64_t)(i + 1)]);
     return order;
 }
 
 static void check_combine(int64_t n, int K, int C) {
     Ints place = shuffled(n * K, 51);
-    Values rows = random_values(n * K * C, 52), gate = random_values(n * K, 53), add = random_values(n * C, 54, 2), dy = random_values(n * C, 55);
-    real *d_rows = device_copy<real>(&rows), *d_add = device_copy<real>(&add), *d_dy = device_copy<real>(&dy), *d_y = device_empty<real>(n * C), *d_drows = device_empty<real>(n * K * C);
+    Values rows = random_values(n * K * C, 52);
+    Values gate = random_values(n * K, 53);
+    Values add = random_values(n * C, 54, 2);
+    Values dy = random_values(n * C, 55);
+    real *d_rows = device_copy<real>(&rows);
+    real *d_add = device_copy<real>(&add);
+    real *d_dy = device_copy<real>(&dy);
+    real *d_y = device_empty<real>(n * C);
+    real *d_drows = device_empty<real>(n * K * C);
     wide *d_gate = device_copy<wide>(&gate), *d_dgate = device_empty<wide>(n * K);
     int32_t *d_place = device_ints(place);
     Values gated(n * C), plain(n * C), drows(n * K * C), dgate(n * K);
@@ -291,19 +344,21 @@ static void check_combine(int64_t n, int K, int C) {
     combine_backward(d_drows, d_dgate, d_dy, d_rows, d_gate, d_place, n, K, C, test_gpu());
     expect_close(d_drows, drows, "gradient of rows");
     expect_close(d_dgate, dgate, "gradient of gates");
-    cudaFree(d_rows), cudaFree(d_add), cudaFree(d_dy), cudaFree(d_y), cudaFree(d_drows), cudaFree(d_gate), cudaFree(d_dgate), cudaFree(d_place);
+    cudaFree(d_rows), cudaFree(d_add), cudaFree(d_dy), cudaFree(d_y), cudaFree(d_drows),
+        cudaFree(d_gate), cudaFree(d_dgate), cudaFree(d_place);
 }
 
 GPU_TEST(cuda_combine) {
     check_combine(1, 1, 8);
     check_combine(7, 3, 40);
-    check_combine(5, 9, 520);                                  // in float two blocks a token, and more rows than warps
+    check_combine(5, 9, 520);  // in float two blocks a token, and more rows than warps
     check_combine(2, 2, 2056);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ products
+// ---------------------------------------------------------------------------------------- products
 
-// Rows of experts as a router would leave them, for so many rows each; tokens: how many there are to come from.
+// Rows of experts as a router would leave them, for so many rows each; tokens: how many there are
+// to come from.
 struct TestRows {
     Ints start, source, tiles;
     int64_t count;
@@ -311,43 +366,60 @@ struct TestRows {
     int32_t *d_start, *d_source, *d_tiles;
     TestRows(const Ints &rows, int tokens) : start(1), E((int)rows.size()) {
         for (int e = 0; e < E; e++) {
-            for (int first = 0; first < rows[e]; first += ROW_TILE) tiles.insert(tiles.end(), {e, start[e] + first});
+            for (int first = 0; first < rows[e]; first += ROW_TILE)
+                tiles.insert(tiles.end(), {e, start[e] + first});
             start.push_back(start[e] + rows[e]);
         }
         count = start[E];
         tiles.resize(2 * row_tiles(count, E), -1);
-        for (int64_t i = 0; i < count; i++) source.push_back((int)(rand_at(61, (uint64_t)i) % (uint64_t)tokens));
+        for (int64_t i = 0; i < count; i++)
+            source.push_back((int)(rand_at(61, (uint64_t)i) % (uint64_t)tokens));
         d_start = device_ints(start), d_source = device_ints(source), d_tiles = device_ints(tiles);
     }
     ~TestRows() { cudaFree(d_start), cudaFree(d_source), cudaFree(d_tiles); }
-    ExpertRows of(bool from_tokens) const { return {d_start, d_tiles, from_tokens ? d_source : nullptr, count}; }
+    ExpertRows of(bool from_tokens) const {
+        return {d_start, d_tiles, from_tokens ? d_source : nullptr, count};
+    }
 };
 
-// Where expert e's weight [j, i] lies: parts one below the other, experts within a part.
-static int64_t weight_index(ExpertShape s, int e, int j, int i) { return (((int64_t)(j / s.width) * s.E + e) * s.width + j % s.width) * s.in + i; }
+// The index of expert e's weight [j, i]: parts one below the other, experts within a part.
+static int64_t weight_index(ExpertShape s, int e, int j, int i) {
+    return (((int64_t)(j / s.width) * s.E + e) * s.width + j % s.width) * s.in + i;
+}
 
-// The three products, x from tokens or from rows; dW in two calls; with one part also by the plain twin.
-static void check_experts(const Ints &counts, int parts, int width, int in, float c, bool from_tokens, Gpu *gpu) {
+// The three products, x from tokens or from rows; dW in two calls; with one part also by the plain
+// twin.
+static void check_experts(const Ints &counts, int parts, int width, int in, float c,
+                          bool from_tokens, Gpu *gpu) {
     int tokens = 11, out = parts * width;
     TestRows rows(counts, tokens);
     ExpertShape s = {rows.E, parts, width, in, c};
     int64_t lines = from_tokens ? tokens : rows.count, weights = (int64_t)rows.E * out * in;
-    Values x = random_values(lines * in, 62), w = random_values(weights, 63, 0.5), dy = random_values(rows.count * out, 64), dw = random_values(weights, 65, 5);
-    real *d_x = device_copy<real>(&x), *d_w = device_copy<real>(&w), *d_dy = device_copy<real>(&dy), *d_y = device_empty<real>(rows.count * out), *d_dx = device_empty<real>(rows.count * in);
+    Values x = random_values(lines * in, 62);
+    Values w = random_values(weights, 63, 0.5);
+    Values dy = random_values(rows.count * out, 64);
+    Values dw = random_values(weights, 65, 5);
+    real *d_x = device_copy<real>(&x);
+    real *d_w = device_copy<real>(&w);
+    real *d_dy = device_copy<real>(&dy);
+    real *d_y = device_empty<real>(rows.count * out);
+    real *d_dx = device_empty<real>(rows.count * in);
     wide *d_dw = device_copy<wide>(&dw), *d_plain = device_copy<wide>(&dw);
     Values y(rows.count * out), dx(rows.count * in), before = dw;
     for (int e = 0; e < rows.E; e++)
         for (int64_t row = rows.start[e]; row < rows.start[e + 1]; row++)
             for (int j = 0; j < out; j++)
                 for (int i = 0; i < in; i++) {
-                    double x_i = x[(from_tokens ? rows.source[row] : row) * in + i], w_ji = w[weight_index(s, e, j, i)];
+                    double x_i = x[(from_tokens ? rows.source[row] : row) * in + i];
+                    double w_ji = w[weight_index(s, e, j, i)];
                     y[row * out + j] += c * x_i * w_ji;
                     dx[row * in + i] += c * dy[row * out + j] * w_ji;
                     dw[weight_index(s, e, j, i)] += 2 * c * dy[row * out + j] * x_i;
                 }
     experts_forward(d_y, d_x, d_w, rows.of(from_tokens), s, gpu);
     experts_backward_input(d_dx, d_dy, d_w, rows.of(false), s, gpu);
-    for (int k = 0; k < 2; k++) experts_backward_weight(d_dw, d_dy, d_x, rows.of(from_tokens), s, gpu);
+    for (int k = 0; k < 2; k++)
+        experts_backward_weight(d_dw, d_dy, d_x, rows.of(from_tokens), s, gpu);
     expect_close(d_y, y, "y of experts");
     expect_close(d_dx, dx, "dx of experts");
     expect_close(d_dw, dw, "dW of experts");
@@ -356,51 +428,73 @@ static void check_experts(const Ints &counts, int parts, int width, int in, floa
         for (int j = 0; j < out && !counts[e]; j++)
             for (int i = 0; i < in; i++) {
                 int64_t at = weight_index(s, e, j, i);
-                if (after[at] != before[at]) { EXPECT(false, "expert %d has no rows, and its dW[%d, %d] changed", e, j, i); j = out; break; }
+                if (after[at] != before[at]) {
+                    EXPECT(false, "expert %d has no rows, and its dW[%d, %d] changed", e, j, i);
+                    j = out;
+                    break;
+                }
             }
     if (parts == 1 && !from_tokens) {
-        Values ours = host_values(d_y, rows.count * out), ours_dx = host_values(d_dx, rows.count * in);
+        Values ours = host_values(d_y, rows.count * out);
+        Values ours_dx = host_values(d_dx, rows.count * in);
         experts_plain_forward(d_y, d_x, d_w, rows.start.data(), s, gpu);
         experts_plain_backward_input(d_dx, d_dy, d_w, rows.start.data(), s, gpu);
-        for (int k = 0; k < 2; k++) experts_plain_backward_weight(d_plain, d_dy, d_x, rows.start.data(), s, gpu);
+        for (int k = 0; k < 2; k++)
+            experts_plain_backward_weight(d_plain, d_dy, d_x, rows.start.data(), s, gpu);
         expect_close(d_y, ours, "y, expert by expert");
         expect_close(d_dx, ours_dx, "dx, expert by expert");
         expect_close(d_plain, after, "dW, expert by expert");
     }
-    cudaFree(d_x), cudaFree(d_w), cudaFree(d_dy), cudaFree(d_y), cudaFree(d_dx), cudaFree(d_dw), cudaFree(d_plain);
+    cudaFree(d_x), cudaFree(d_w), cudaFree(d_dy), cudaFree(d_y), cudaFree(d_dx), cudaFree(d_dw),
+        cudaFree(d_plain);
 }
 
 GPU_TEST(cuda_experts) {
     Gpu gpu = *test_gpu();
     gpu.plans = plans_create(false);
-    check_experts({1}, 1, 8, 8, 1, false, &gpu);                                   // one row of all
-    check_experts({0, 130, 1, 0, 257, 64, 0}, 1, 40, 72, 0.5f, false, &gpu);       // experts without rows, of a tile and a little, of more than two
-    check_experts({0, 130, 1, 0, 31, 33, 32}, 2, 72, 40, 1, true, &gpu);           // gate and up meet inside a tile of columns; x from tokens
-    check_experts({5, 0, 300}, 2, 128, 136, -1.5f, true, &gpu);                    // and between two
-    check_experts({0, 0, 17}, 1, 264, 200, 1, false, &gpu);                        // all in the last
-    check_experts({3, 2}, 1, 16, 520, 1, true, &gpu);                              // many steps of the depth
+    check_experts({1}, 1, 8, 8, 1, false, &gpu);  // one row in all
+    // experts without rows, of a tile and a little, of more than two
+    check_experts({0, 130, 1, 0, 257, 64, 0}, 1, 40, 72, 0.5f, false, &gpu);
+    // gate and up meet inside a tile of columns, then between two tiles; x from tokens
+    check_experts({0, 130, 1, 0, 31, 33, 32}, 2, 72, 40, 1, true, &gpu);
+    check_experts({5, 0, 300}, 2, 128, 136, -1.5f, true, &gpu);
+    check_experts({0, 0, 17}, 1, 264, 200, 1, false, &gpu);  // all rows in the last expert
+    check_experts({3, 2}, 1, 16, 520, 1, true, &gpu);        // many steps of the depth
     plans_destroy(gpu.plans);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ norms inside experts
+// ---------------------------------------------------------------------------- norms inside experts
 
-// Two groups a row or one, each with a gain of each expert: forward, backward, and gains that hold something already.
+// Two groups a row or one, each with a gain of each expert: forward, backward, and gains that hold
+// something already.
 static void check_expert_norm(const Ints &counts, int groups, int width) {
     TestRows rows(counts, 1);
     int gains = groups * width;
     int64_t size = rows.count * gains;
-    Values x = random_values(size, 71, 2), w = random_values((int64_t)rows.E * gains, 72, 0.3, 1.2), dw = random_values((int64_t)rows.E * gains, 73), dy = random_values(size, 74), y(size), dx(size), before;
-    real *d_x = device_copy<real>(&x), *d_w = device_copy<real>(&w), *d_dy = device_copy<real>(&dy), *d_y = device_empty<real>(size), *d_dx = device_empty<real>(size);
+    Values x = random_values(size, 71, 2);
+    Values w = random_values((int64_t)rows.E * gains, 72, 0.3, 1.2);
+    Values dw = random_values((int64_t)rows.E * gains, 73);
+    Values dy = random_values(size, 74);
+    Values y(size), dx(size), before;
+    real *d_x = device_copy<real>(&x);
+    real *d_w = device_copy<real>(&w);
+    real *d_dy = device_copy<real>(&dy);
+    real *d_y = device_empty<real>(size);
+    real *d_dx = device_empty<real>(size);
     wide *d_dw = device_copy<wide>(&dw), *d_rstd = device_empty<wide>(rows.count * groups);
-    Norm norm = {site_make(1, groups, width, 0, 0, 1), d_w, nullptr, d_dw, nullptr, nullptr, d_rstd, rows.count, 0.1f, rows.d_start, rows.E};
+    Norm norm = {site_make(1, groups, width, 0, 0, 1), d_w, nullptr, d_dw, nullptr, nullptr, d_rstd,
+                 rows.count, 0.1f, rows.d_start, rows.E};
     before = dw;
     for (int e = 0; e < rows.E; e++)
-        for (int64_t line = (int64_t)rows.start[e] * groups; line < (int64_t)rows.start[e + 1] * groups; line++) {
+        for (int64_t line = (int64_t)rows.start[e] * groups;
+             line < (int64_t)rows.start[e + 1] * groups; line++) {
             const double *gain = &w[e * gains + line % groups * width];
             double square = 0, ux = 0, rstd;
-            for (int i = 0; i < width; i++) square += x[line * width + i] * x[line * width + i] / width;
+            for (int i = 0; i < width; i++)
+                square += x[line * width + i] * x[line * width + i] / width;
             rstd = 1 / sqrt(square + (double)0.1f);
-            for (int i = 0; i < width; i++) ux += gain[i] * dy[line * width + i] * x[line * width + i] * rstd / width;
+            for (int i = 0; i < width; i++)
+                ux += gain[i] * dy[line * width + i] * x[line * width + i] * rstd / width;
             for (int i = 0; i < width; i++) {
                 int64_t at = line * width + i;
                 y[at] = gain[i] * x[at] * rstd;
@@ -409,19 +503,23 @@ static void check_expert_norm(const Ints &counts, int groups, int width) {
             }
         }
     add_norm_forward(AddNorm{nullptr, d_y, d_x, nullptr, 0, nullptr, &norm}, test_gpu());
-    norm_backward(&norm, NormBackward{d_dx, nullptr, d_dy, d_x, nullptr, nullptr, 0, 0, 0}, test_gpu());
+    norm_backward(&norm, NormBackward{d_dx, nullptr, d_dy, d_x, nullptr, nullptr, 0, 0, 0},
+                  test_gpu());
     expect_close(d_y, y, "norm inside experts");
     expect_close(d_dx, dx, "gradient of a norm inside experts");
     expect_close(d_dw, dw, "gains of experts");
     Values after = host_values(d_dw, dw.size());
     for (int e = 0; e < rows.E; e++)
-        for (int i = 0; i < gains && !counts[e]; i++) EXPECT(after[e * gains + i] == before[e * gains + i], "expert %d has no rows, and its gain's gradient changed", e);
-    cudaFree(d_x), cudaFree(d_w), cudaFree(d_dy), cudaFree(d_y), cudaFree(d_dx), cudaFree(d_dw), cudaFree(d_rstd);
+        for (int i = 0; i < gains && !counts[e]; i++)
+            EXPECT(after[e * gains + i] == before[e * gains + i],
+                   "expert %d has no rows, and its gain's gradient changed", e);
+    cudaFree(d_x), cudaFree(d_w), cudaFree(d_dy), cudaFree(d_y), cudaFree(d_dx), cudaFree(d_dw),
+        cudaFree(d_rstd);
 }
 
 GPU_TEST(cuda_experts_norm) {
     check_expert_norm({1}, 1, 8);
-    check_expert_norm({0, 3, 40, 0, 1}, 2, 24);                // one expert has more than an even share
+    check_expert_norm({0, 3, 40, 0, 1}, 2, 24);  // one expert has more than an even share
     check_expert_norm({0, 9, 0}, 1, 520);
     check_expert_norm({2, 0, 11}, 2, 2056);                    // a team of a whole block
 }

@@ -16,12 +16,18 @@ struct TestNorm {
         w = random_values(gains, seed, 0.3, 1.2);
         dw = random_values(gains, seed + 1);
         if (bias) b = random_values(gains, seed + 2, 0.5), db = random_values(gains, seed + 3);
-        norm = {site_make(1, groups, width, !own, bias, 1), device_copy<real>(&w), bias ? device_copy<real>(&b) : nullptr, device_copy<wide>(&dw),
-                bias ? device_copy<wide>(&db) : nullptr, bias ? device_empty<wide>(stats) : nullptr, device_empty<wide>(stats), n, eps};
+        norm = {site_make(1, groups, width, !own, bias, 1), device_copy<real>(&w),
+                bias ? device_copy<real>(&b) : nullptr, device_copy<wide>(&dw),
+                bias ? device_copy<wide>(&db) : nullptr, bias ? device_empty<wide>(stats) : nullptr,
+                device_empty<wide>(stats), n, eps};
     }
-    ~TestNorm() { cudaFree((void *)norm.w), cudaFree((void *)norm.b), cudaFree(norm.dw), cudaFree(norm.db), cudaFree(norm.mean), cudaFree(norm.rstd); }
+    ~TestNorm() {
+        cudaFree((void *)norm.w), cudaFree((void *)norm.b), cudaFree(norm.dw), cudaFree(norm.db),
+            cudaFree(norm.mean), cudaFree(norm.rstd);
+    }
 
-    int gain(int64_t i) const { return (int)(i % norm.site.gains); }            // of element i of the rows: gains are shared by groups or span the row
+    // of element i of the rows: gains are shared by groups or span the row
+    int gain(int64_t i) const { return (int)(i % norm.site.gains); }
 
     // xhat, mean and rstd of all lines.
     void normalize(const Values &x, Values *xhat, Values *mean, Values *rstd) const {
@@ -32,23 +38,27 @@ struct TestNorm {
             for (int i = 0; i < W; i++) m += b.empty() ? 0 : x[line * W + i] / W;
             for (int i = 0; i < W; i++) square += pow(x[line * W + i] - m, 2) / W;
             (*mean)[line] = m, (*rstd)[line] = 1 / sqrt(square + norm.eps);
-            for (int i = 0; i < W; i++) (*xhat)[line * W + i] = (x[line * W + i] - m) * (*rstd)[line];
+            for (int i = 0; i < W; i++)
+                (*xhat)[line * W + i] = (x[line * W + i] - m) * (*rstd)[line];
         }
     }
     Values forward(const Values &x) const {
         Values z, mean, rstd;
         normalize(x, &z, &mean, &rstd);
-        for (size_t i = 0; i < z.size(); i++) z[i] = w[gain(i)] * z[i] + (b.empty() ? 0 : b[gain(i)]);
+        for (size_t i = 0; i < z.size(); i++)
+            z[i] = w[gain(i)] * z[i] + (b.empty() ? 0 : b[gain(i)]);
         return z;
     }
     // N'(dy; x) and, added, the gradients of gains and biases.
-    Values backward(const Values &dy, const Values &x, Values *gradient_w, Values *gradient_b) const {
+    Values backward(const Values &dy, const Values &x, Values *gradient_w,
+                    Values *gradient_b) const {
         Values xhat, mean, rstd, dx(x.size());
         int W = norm.site.width;
         normalize(x, &xhat, &mean, &rstd);
         for (int64_t line = 0; line < stats; line++) {
             double u = 0, ux = 0;
-            for (int64_t i = line * W; i < (line + 1) * W; i++) u += w[gain(i)] * dy[i] / W, ux += w[gain(i)] * dy[i] * xhat[i] / W;
+            for (int64_t i = line * W; i < (line + 1) * W; i++)
+                u += w[gain(i)] * dy[i] / W, ux += w[gain(i)] * dy[i] * xhat[i] / W;
             for (int64_t i = line * W; i < (line + 1) * W; i++) {
                 dx[i] = rstd[line] * (w[gain(i)] * dy[i] - (b.empty() ? 0 : u) - xhat[i] * ux);
                 (*gradient_w)[gain(i)] += dy[i] * xhat[i];
@@ -65,21 +75,34 @@ struct TestNorm {
     }
 };
 
-// ------------------------------------------------------------------------------------------------------------------ forward
+// Fewer rows the wider they are.
+static int rows_for(int width) {
+    if (width <= 128) return 35;
+    return width <= 2048 ? 9 : 2;
+}
 
-// What is there of t = out(y), s = a skip + t, z = next(s), s kept.
-static void check_forward(int64_t n, int width, int skip, int out, int next, int keep, int bias, double mean = 3) {
+// ----------------------------------------------------------------------------------------- forward
+
+// The flags say which parts of t = out(y), s = a skip + t, z = next(s), s kept are there.
+static void check_forward(int64_t n, int width, int skip, int out, int next, int keep, int bias,
+                          double mean = 3) {
     char what[100];
-    snprintf(what, sizeof what, "n %d, width %d, skip %d, out %d, next %d, s kept %d, bias %d, mean %g", (int)n, width, skip, out, next, keep, bias, mean);
+    snprintf(what, sizeof what,
+             "n %d, width %d, skip %d, out %d, next %d, s kept %d, bias %d, mean %g", (int)n, width,
+             skip, out, next, keep, bias, mean);
     size_t count = n * width;
     float a = 1.75f;
     TestNorm first(n, 1, width, 0, bias, 1e-5f, 11), second(n, 1, width, 0, bias, 1e-5f, 21);
     Values y = random_values(count, 31, 1, mean), x = random_values(count, 32);
-    real *d_y = device_copy<real>(&y), *d_x = device_copy<real>(&x), *d_s = device_empty<real>(count), *d_z = device_empty<real>(count);
+    real *d_y = device_copy<real>(&y);
+    real *d_x = device_copy<real>(&x);
+    real *d_s = device_empty<real>(count);
+    real *d_z = device_empty<real>(count);
     Values s = out ? first.forward(y) : y;
     for (size_t i = 0; i < count; i++) s[i] = stored(s[i] + (skip ? a * x[i] : 0));
     second.norm.site.on = next;
-    AddNorm f = {keep ? d_s : nullptr, next ? d_z : nullptr, d_y, skip ? d_x : nullptr, a, out ? &first.norm : nullptr, next || !out ? &second.norm : nullptr};
+    AddNorm f = {keep ? d_s : nullptr, next ? d_z : nullptr, d_y, skip ? d_x : nullptr, a,
+                 out ? &first.norm : nullptr, next || !out ? &second.norm : nullptr};
     add_norm_forward(f, test_gpu());
     if (keep) expect_close(d_s, s, what), s = host_values(d_s, count);
     if (next) expect_close(d_z, second.forward(s), what), second.expect_statistics(s, what);
@@ -97,24 +120,32 @@ static void check_forward(int64_t n, int width, int skip, int out, int next, int
 
 GPU_TEST(cuda_add_norm) {
     for (int bits = 0; bits < 32; bits++) {
-        int skip = bits & 1, out = bits >> 1 & 1, next = bits >> 2 & 1, keep = bits >> 3 & 1, bias = bits >> 4 & 1;
+        int skip = bits & 1;
+        int out = bits >> 1 & 1;
+        int next = bits >> 2 & 1;
+        int keep = bits >> 3 & 1;
+        int bias = bits >> 4 & 1;
         if (!(next || keep) || !(skip || out || next)) continue;
         check_forward(37, 40, skip, out, next, keep, bias);
         check_forward(3, 776, skip, out, next, keep, bias);
     }
     check_forward(2, 2056, 1, 1, 1, 1, 1);                     // the block's sums, four in a row
-    check_forward(5, 768, 1, 0, 1, 1, 1, 300);                 // s is coarse in bfloat16, beside its deviation from the mean: z is of s as stored
+    // s is coarse in bfloat16, beside its deviation from the mean: z is of s as stored
+    check_forward(5, 768, 1, 0, 1, 1, 1, 300);
 }
 
 // Every size of team: parts of a warp, warps, blocks; columns beyond the end; rows beyond the last.
 GPU_TEST(cuda_norm_widths) {
     const int widths[] = {32, 64, 128, 256, 448, 768, 1024, 1536, 2048, 4096, 8192, 8448, 16384};
-    for (int i = 0; i < 13; i++) check_forward(widths[i] <= 128 ? 35 : widths[i] <= 2048 ? 9 : 2, widths[i], 0, 0, 1, 0, i % 2);
+    for (int i = 0; i < 13; i++)
+        check_forward(rows_for(widths[i]), widths[i], 0, 0, 1, 0, i % 2);
 }
 
-static void check_groups(int64_t n, int groups, int width, int own, int bias, double deviation, double mean, float eps) {
+static void check_groups(int64_t n, int groups, int width, int own, int bias, double deviation,
+                         double mean, float eps) {
     char what[80];
-    snprintf(what, sizeof what, "n %d, %d groups of %d, own gains %d, bias %d, mean %g", (int)n, groups, width, own, bias, mean);
+    snprintf(what, sizeof what, "n %d, %d groups of %d, own gains %d, bias %d, mean %g", (int)n,
+             groups, width, own, bias, mean);
     size_t count = n * groups * width;
     TestNorm test(n, groups, width, own, bias, eps, 41);
     Values x = random_values(count, 42, deviation, mean);
@@ -139,15 +170,17 @@ GPU_TEST(cuda_norm) {
                 check_groups(11, groups, 40, own, bias, 1, 0, 1e-5f);
                 check_groups(3, groups, 1032, own, bias, 1, 0, 1e-5f);
             }
-    check_groups(2, 2, 2112, 1, 0, 1, 0, 1e-5f);               // SDD's gate and up
-    check_groups(5, 1, 768, 0, 1, 1, 100, 1e-5f);              // a mean far from 0, which a LayerNorm removes
-    check_groups(5, 1, 768, 0, 0, 1e-4, 0, 1e-5f);             // values so small that eps decides
+    check_groups(2, 2, 2112, 1, 0, 1, 0, 1e-5f);     // SDD's gate and up
+    check_groups(5, 1, 768, 0, 1, 1, 100, 1e-5f);    // a mean far from 0, which a LayerNorm removes
+    check_groups(5, 1, 768, 0, 0, 1e-4, 0, 1e-5f);   // values so small that eps decides
 }
 
 GPU_TEST(cuda_scale_add) {
     for (int64_t count = 8; count < 5000; count = count * 5 + 8) {
         Values x = random_values(count, 51), y = random_values(count, 52), both(count), one(count);
-        real *d_x = device_copy<real>(&x), *d_y = device_copy<real>(&y), *d_out = device_empty<real>(count);
+        real *d_x = device_copy<real>(&x);
+        real *d_y = device_copy<real>(&y);
+        real *d_out = device_empty<real>(count);
         for (int64_t i = 0; i < count; i++) one[i] = 1.5 * x[i], both[i] = one[i] - 0.75 * y[i];
         scale_add(d_out, d_x, 1.5f, nullptr, 0, count, test_gpu());
         expect_close(d_out, one, "a x");
@@ -157,30 +190,49 @@ GPU_TEST(cuda_scale_add) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ backward
+// ---------------------------------------------------------------------------------------- backward
 
-struct BackwardCase { int64_t n; int groups, width, own, bias, add, sum, other; size_t scratch; double mean; };
+struct BackwardCase {
+    int64_t n;
+    int groups, width, own, bias, add, sum, other;
+    size_t scratch;
+    double mean;
+};
 
 static void check_backward(BackwardCase k) {
     char what[120];
-    snprintf(what, sizeof what, "n %d, %d groups of %d, own gains %d, bias %d, add %d, sum %d, other %d, scratch %zu",
+    snprintf(what, sizeof what,
+             "n %d, %d groups of %d, own gains %d, bias %d, add %d, sum %d, other %d, scratch %zu",
              (int)k.n, k.groups, k.width, k.own, k.bias, k.add, k.sum, k.other, k.scratch);
     size_t count = k.n * k.groups * k.width;
     TestNorm test(k.n, k.groups, k.width, k.own, k.bias, 1e-5f, 61);
-    Values x = random_values(count, 62, 1, k.mean), dy = random_values(count, 63, 1, 0.5), add = random_values(count, 64), other = random_values(count, 65);
-    real *d_x = device_copy<real>(&x), *d_dy = device_copy<real>(&dy), *d_add = device_copy<real>(&add), *d_other = device_copy<real>(&other);
+    Values x = random_values(count, 62, 1, k.mean);
+    Values dy = random_values(count, 63, 1, 0.5);
+    Values add = random_values(count, 64);
+    Values other = random_values(count, 65);
+    real *d_x = device_copy<real>(&x);
+    real *d_dy = device_copy<real>(&dy);
+    real *d_add = device_copy<real>(&add);
+    real *d_other = device_copy<real>(&other);
     real *d_dx = device_empty<real>(count), *d_sum = device_empty<real>(count);
     Values xhat, mean, rstd;
     test.normalize(x, &xhat, &mean, &rstd);                    // what forward would have kept
     std::vector<float> kept(mean.begin(), mean.end()), kept_rstd(rstd.begin(), rstd.end());
-    if (k.bias) cudaMemcpy(test.norm.mean, kept.data(), kept.size() * sizeof(float), cudaMemcpyHostToDevice);
-    cudaMemcpy(test.norm.rstd, kept_rstd.data(), kept_rstd.size() * sizeof(float), cudaMemcpyHostToDevice);
+    if (k.bias)
+        cudaMemcpy(test.norm.mean, kept.data(), kept.size() * sizeof(float),
+                   cudaMemcpyHostToDevice);
+    cudaMemcpy(test.norm.rstd, kept_rstd.data(), kept_rstd.size() * sizeof(float),
+               cudaMemcpyHostToDevice);
     Gpu gpu = *test_gpu();
-    if (k.scratch) gpu.scratch_size = k.scratch, gpu.scratch = device_empty<float>(k.scratch);      // as large as it says, for AddressSanitizer
+    // as large as it says, for AddressSanitizer
+    if (k.scratch) gpu.scratch_size = k.scratch, gpu.scratch = device_empty<float>(k.scratch);
 
-    NormBackward f = {d_dx, k.sum ? d_sum : nullptr, d_dy, d_x, k.add ? d_add : nullptr, k.other ? d_other : nullptr, 1.5f, -0.75f, 2.5f};
+    NormBackward f = {d_dx, k.sum ? d_sum : nullptr, d_dy, d_x, k.add ? d_add : nullptr,
+                      k.other ? d_other : nullptr, 1.5f, -0.75f, 2.5f};
     norm_backward(&test.norm, f, &gpu);
-    Values w_sum(test.dw.size()), b_sum(test.db.size()), dx = test.backward(dy, x, &w_sum, &b_sum), sum(count);
+    Values w_sum(test.dw.size()), b_sum(test.db.size());
+    Values dx = test.backward(dy, x, &w_sum, &b_sum);
+    Values sum(count);
     for (size_t i = 0; i < count; i++) {
         dx[i] += k.add ? 1.5 * add[i] : 0;
         sum[i] = -0.75 * dx[i] + (k.other ? 2.5 * other[i] : 0);
@@ -188,7 +240,8 @@ static void check_backward(BackwardCase k) {
     expect_close(d_dx, dx, what);
     if (k.sum) expect_close(d_sum, sum, what);
 
-    Values once = host_values(d_dx, count), once_sum = host_values(d_sum, count);       // in place: the same bits, and gains and biases twice
+    // in place: the same bits, and gains and biases twice
+    Values once = host_values(d_dx, count), once_sum = host_values(d_sum, count);
     f.dx = k.add ? d_add : d_dy;
     if (k.sum) f.sum = k.other ? d_other : d_sum;
     norm_backward(&test.norm, f, &gpu);
@@ -199,7 +252,8 @@ static void check_backward(BackwardCase k) {
     expect_close(test.norm.dw, test.dw, what);
     if (k.bias) expect_close(test.norm.db, test.db, what);
     if (k.scratch) cudaFree(gpu.scratch);
-    cudaFree(d_x), cudaFree(d_dy), cudaFree(d_add), cudaFree(d_other), cudaFree(d_dx), cudaFree(d_sum);
+    cudaFree(d_x), cudaFree(d_dy), cudaFree(d_add), cudaFree(d_other), cudaFree(d_dx),
+        cudaFree(d_sum);
 }
 
 GPU_TEST(cuda_norm_backward) {
@@ -209,13 +263,15 @@ GPU_TEST(cuda_norm_backward) {
             check_backward({3, 1, 776, 0, bias, bits & 1, bits >> 1 & 1, bits >> 2 & 1, 0, 0});
         }
         for (int own = 0; own < 2; own++)
-            for (int groups = 2; groups <= 4; groups *= 2) check_backward({13, groups, 40, own, bias, 0, 0, 0, 0, 0});
+            for (int groups = 2; groups <= 4; groups *= 2)
+                check_backward({13, groups, 40, own, bias, 0, 0, 0, 0, 0});
     }
     check_backward({2, 2, 2112, 1, 0, 0, 0, 0, 0, 0});
     check_backward({5, 1, 768, 0, 1, 1, 0, 0, 0, 100});
 }
 
-// Scratch for a few chunks only, so that a team takes more than one line and the last round is not full.
+// Scratch for a few chunks only, so that a team takes more than one line and the last round is not
+// full.
 GPU_TEST(cuda_norm_backward_chunks) {
     check_backward({300, 1, 32, 0, 1, 1, 0, 0, 2 * 2 * 32 + 5, 0});
     check_backward({41, 1, 512, 0, 0, 0, 1, 1, 2 * 512, 0});
@@ -225,5 +281,7 @@ GPU_TEST(cuda_norm_backward_chunks) {
 
 GPU_TEST(cuda_norm_backward_widths) {
     const int widths[] = {32, 64, 128, 256, 448, 768, 1024, 1536, 2048, 4096, 8192, 8448};
-    for (int i = 0; i < 12; i++) check_backward({widths[i] <= 128 ? 35 : widths[i] <= 2048 ? 9 : 2, 1, widths[i], 0, widths[i] < 8000 && i % 2, 1, 0, 0, 0, 0});
+    for (int i = 0; i < 12; i++)
+        check_backward({rows_for(widths[i]), 1, widths[i], 0, widths[i] < 8000 && i % 2, 1, 0, 0, 0,
+                        0});
 }

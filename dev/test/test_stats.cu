@@ -1,4 +1,5 @@
-// test_stats.cu: what --norms-every shows of layers and tensors (llmc/stats.cuh). Truth is plain loops in double.
+// test_stats.cu: what --norms-every shows of layers and tensors (llmc/stats.cuh). Truth is plain
+// loops in double.
 #include "gpu_test.cuh"
 #include "../../llmc/stats.cuh"
 
@@ -21,9 +22,9 @@ template <typename T> static std::vector<T> host_struct(const T *device, size_t 
 
 static bool close_to(double got, double want) { return fabs(got - want) <= BOUND * want; }
 
-// ------------------------------------------------------------------------------------------------------------------ a layer
+// ----------------------------------------------------------------------------------------- a layer
 
-// What one forward leaves, and its share of the sums.
+// The arrays of one forward, and its share of the sums.
 struct Layer {
     LayerTensors t;
     std::vector<void *> device;
@@ -41,13 +42,15 @@ static Layer layer_make(int64_t n, int C, int NH, uint64_t seed) {
     Layer f = {};
     f.t.size = n * C, f.t.rows = n * NH, f.t.a[0] = 1.5f, f.t.a[1] = 0.75f;
     for (int sub = 0; sub < 2; sub++) {
-        Values s = random_values(f.t.size, seed + sub, 2 + sub), skip = random_values(f.t.size, seed + 2 + sub, 0.5 + sub);
+        Values s = random_values(f.t.size, seed + sub, 2 + sub);
+        Values skip = random_values(f.t.size, seed + 2 + sub, 0.5 + sub);
         f.device.push_back((void *)(f.t.s[sub] = device_copy<real>(&s)));
         f.device.push_back((void *)(f.t.skip[sub] = device_copy<real>(&skip)));
         f.want[sub ? FFN_BRANCH : ATTN_BRANCH] = squares(s, f.t.a[sub], skip);
         f.want[sub ? FFN_SKIP : ATTN_SKIP] = pow(f.t.a[sub], 2) * squares(skip);
     }
-    Values x = random_values(f.t.size, seed + 4, 5), peak = random_values(f.t.rows, seed + 5, 1, -20);
+    Values x = random_values(f.t.size, seed + 4, 5);
+    Values peak = random_values(f.t.rows, seed + 5, 1, -20);
     f.device.push_back((void *)(f.t.x = device_copy<real>(&x)));
     f.device.push_back((void *)(f.t.peak = device_copy<wide>(&peak)));
     f.want[STREAM] = squares(x);
@@ -62,7 +65,8 @@ static void layer_free(const Layer &f) {
 
 // Two forwards, the second shorter, over sums that begin at something.
 static void check_layer(int64_t n, int C, int NH) {
-    static const char *const NAMES[] = {"stream", "attention's branch", "attention's skip", "the ffn's branch", "the ffn's skip"};
+    static const char *const NAMES[] = {"stream", "attention's branch", "attention's skip",
+                                        "the ffn's branch", "the ffn's skip"};
     LayerSums begin = {{1, 2, 3, 4, 5}, -1e30f}, *sums = device_struct(&begin, 1);
     double want[LAYER_SQUARES], logit = -1e30;
     for (int k = 0; k < LAYER_SQUARES; k++) want[k] = begin.squares[k];
@@ -73,9 +77,12 @@ static void check_layer(int64_t n, int C, int NH) {
         logit = fmax(logit, f.logit);
         for (int k = 0; k < LAYER_SQUARES; k++) {
             want[k] += f.want[k];
-            EXPECT(close_to(got.squares[k], want[k]), "[%d, %d]: squares of %s are %.9g, expected %.9g", (int)rows, C, NAMES[k], got.squares[k], want[k]);
+            EXPECT(close_to(got.squares[k], want[k]),
+                   "[%d, %d]: squares of %s are %.9g, expected %.9g", (int)rows, C, NAMES[k],
+                   got.squares[k], want[k]);
         }
-        EXPECT(got.logit == (float)logit, "[%d, %d]: the largest logit is %.9g, expected %.9g", (int)rows, C, got.logit, logit);
+        EXPECT(got.logit == (float)logit, "[%d, %d]: the largest logit is %.9g, expected %.9g",
+               (int)rows, C, got.logit, logit);
         layer_free(f);
     }
     cudaFree(sums);
@@ -85,18 +92,22 @@ GPU_TEST(cuda_layer_stats) {
     check_layer(1, 8, 1);
     check_layer(37, 40, 3);
     check_layer(301, 72, 5);
-    check_layer(2, 16, 3000);                                  // more peaks than values
-    check_layer(331, 520, 1);                                  // several blocks, none with the same share
+    check_layer(2, 16, 3000);                            // more peaks than values
+    check_layer(331, 520, 1);                            // several blocks, none with the same share
 }
 
-// nGPT: of y forward kept 1 / RMS, and t = y / |y|; the parts of the sum are alpha t and (1 - alpha) skip.
+// nGPT: of y forward kept 1 / RMS, and t = y / |y|; the parts of the sum are alpha t and (1 -
+// alpha) skip.
 GPU_TEST(cuda_layer_stats_unit) {
     const int64_t n = 301;
     const int C = 72;
     Layer f = layer_make(n, C, 5, 330);
     LayerTensors plain = f.t;
     for (int sub = 0; sub < 2; sub++) {
-        Values y = host_values(f.t.s[sub], f.t.size), skip = host_values(f.t.skip[sub], f.t.size), p = random_values(C, 331 + sub, 0.5), rstd(n);
+        Values y = host_values(f.t.s[sub], f.t.size);
+        Values skip = host_values(f.t.skip[sub], f.t.size);
+        Values p = random_values(C, 331 + sub, 0.5);
+        Values rstd(n);
         for (int64_t row = 0; row < n; row++) {
             double square = 0;
             for (int i = 0; i < C; i++) square += y[row * C + i] * y[row * C + i];
@@ -115,8 +126,11 @@ GPU_TEST(cuda_layer_stats_unit) {
     LayerSums begin = {{}, -INFINITY}, *sums = device_struct(&begin, 1);
     layer_sums(sums, f.t, test_gpu());
     LayerSums got = host_struct(sums, 1)[0];
-    for (int k = 0; k < LAYER_SQUARES; k++) EXPECT(close_to(got.squares[k], f.want[k]), "sum %d of squares is %.9g, expected %.9g", k, got.squares[k], f.want[k]);
-    EXPECT(got.logit == (float)f.logit && !plain.p[0], "the largest logit is %.9g, expected %.9g", got.logit, f.logit);
+    for (int k = 0; k < LAYER_SQUARES; k++)
+        EXPECT(close_to(got.squares[k], f.want[k]), "sum %d of squares is %.9g, expected %.9g", k,
+               got.squares[k], f.want[k]);
+    EXPECT(got.logit == (float)f.logit && !plain.p[0], "the largest logit is %.9g, expected %.9g",
+           got.logit, f.logit);
     layer_free(f), cudaFree(sums);
 }
 
@@ -133,7 +147,8 @@ GPU_TEST(cuda_layer_stats_large) {
     layer_free(f), cudaFree(large), cudaFree(sums);
 }
 
-// One NaN among the peaks, wherever it is, is the largest, and stays so over the forwards that follow. Nothing else of them shows it.
+// One NaN among the peaks, wherever it is, is the largest, and stays so over the forwards that
+// follow. Nothing else of them shows it.
 GPU_TEST(cuda_layer_stats_not_finite) {
     Layer f = layer_make(301, 72, 5, 320);
     for (int64_t at : {(int64_t)0, (int64_t)31, (int64_t)700, f.t.rows - 1}) {
@@ -147,17 +162,21 @@ GPU_TEST(cuda_layer_stats_not_finite) {
         LayerSums once = host_struct(sums, 1)[0];
         layer_sums(sums, f.t, test_gpu());
         LayerSums twice = host_struct(sums, 1)[0];
-        EXPECT(isnan(once.logit) && isnan(twice.logit), "a NaN at %d of %d peaks: %g, and %g after another forward", (int)at, (int)f.t.rows, once.logit, twice.logit);
-        EXPECT(close_to(once.squares[STREAM], f.want[STREAM]), "a NaN among the peaks changes the stream's squares");
+        EXPECT(isnan(once.logit) && isnan(twice.logit),
+               "a NaN at %d of %d peaks: %g, and %g after another forward", (int)at, (int)f.t.rows,
+               once.logit, twice.logit);
+        EXPECT(close_to(once.squares[STREAM], f.want[STREAM]),
+               "a NaN among the peaks changes the stream's squares");
         cudaFree(spoiled), cudaFree(sums);
     }
     layer_free(f);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ tensors
+// ----------------------------------------------------------------------------------------- tensors
 
-// Long and short ones, most not a multiple of 4 or of a block's share; the third was not moved, the last has gradients whose squares are beyond float.
-// UNIT has lines of length 1: its weights, as they are, stand for those before.
+// Long and short ones, most not a multiple of 4 or of a block's share; the third was not moved, the
+// last has gradients whose squares are beyond float. UNIT has lines of length 1: its weights, as
+// they are, stand for those before.
 static const int64_t SIZES[] = {40, 26301, 9, 1, 5000, 4096, 3, 4099, 127};
 enum { TENSORS = sizeof SIZES / sizeof *SIZES, STILL = 2, UNIT = 5 };
 
@@ -169,13 +188,16 @@ struct Toy {
     double want[TENSORS][TENSOR_SQUARES];
 };
 
-// Weights before a step, and moments as after it; what the step subtracts follows, and the weights after it. Gaps are NaN, so whoever counts them in shows it.
+// Weights before a step, and moments as after it; what the step subtracts follows, and the weights
+// after it. Gaps are NaN, so whoever counts them in shows it.
 static Toy toy_make() {
     Toy toy = {};
     toy.step = {0.9f, 0.95f, 1e-3f, 2.5f, 4.0f, 0, 0, 0, 0, 0};
     toy.t.total = 32;
     for (int k = 0; k < TENSORS; k++) {
-        toy.host.push_back({toy.t.total, toy.t.total, SIZES[k], k == STILL ? 0 : 0.01f * (k + 1), k == STILL ? 0 : 0.1f * k, k % 2 ? 1.0f : 0, k == UNIT ? 64 : 0, k == UNIT});
+        toy.host.push_back({toy.t.total, toy.t.total, SIZES[k], k == STILL ? 0 : 0.01f * (k + 1),
+                            k == STILL ? 0 : 0.1f * k, k % 2 ? 1.0f : 0, k == UNIT ? 64 : 0,
+                            k == UNIT});
         toy.t.total += CEIL_DIV(SIZES[k], (int64_t)32) * 32;
     }
     Values w(toy.t.total, NAN), m = w, v = w, d = w;
@@ -186,16 +208,22 @@ static Toy toy_make() {
             d[i] = (float)((k + 1 == TENSORS ? 1e25 : k + 1) * rand_normal(402, i));
             m[i] = (float)(0.1 * rand_normal(403, i));
             v[i] = (float)(0.01 * pow(rand_normal(404, i), 2));
-            double step = e.lr * (m[i] * toy.step.correct1 / (sqrt(v[i] * toy.step.correct2) + toy.step.eps) + e.decay * (before - e.target));
+            double step =
+                e.lr * (m[i] * toy.step.correct1 / (sqrt(v[i] * toy.step.correct2) + toy.step.eps) +
+                        e.decay * (before - e.target));
             w[i] = k == UNIT ? before = (float)before : before - step;
-            if (k == UNIT) step = e.lr * (m[i] * toy.step.correct1 / (sqrt(v[i] * toy.step.correct2) + toy.step.eps) + e.decay * (before - e.target));
+            if (k == UNIT)
+                step = e.lr *
+                       (m[i] * toy.step.correct1 / (sqrt(v[i] * toy.step.correct2) + toy.step.eps) +
+                        e.decay * (before - e.target));
             toy.want[k][TENSOR_GRAD] += d[i] * d[i];
             toy.want[k][TENSOR_WEIGHT] += before * before;
             toy.want[k][TENSOR_STEP] += step * step;
         }
     }
     toy.entries = device_struct(toy.host.data(), TENSORS);
-    toy.t.master = device_copy<float>(&w), toy.t.m = device_copy<float>(&m), toy.t.v = device_copy<float>(&v), toy.t.d = device_copy<float>(&d);
+    toy.t.master = device_copy<float>(&w), toy.t.m = device_copy<float>(&m),
+    toy.t.v = device_copy<float>(&v), toy.t.d = device_copy<float>(&d);
     return toy;
 }
 
@@ -214,12 +242,19 @@ static std::vector<TensorSums> toy_sums(const Toy &toy, size_t scratch) {
 GPU_TEST(cuda_tensor_stats) {
     static const char *const NAMES[] = {"gradient", "weights", "step"};
     Toy toy = toy_make();
-    std::vector<TensorSums> all = toy_sums(toy, test_gpu()->scratch_size), parts = toy_sums(toy, 200);
+    std::vector<TensorSums> all = toy_sums(toy, test_gpu()->scratch_size);
+    std::vector<TensorSums> parts = toy_sums(toy, 200);
     for (int k = 0; k < TENSORS; k++)
         for (int i = 0; i < TENSOR_SQUARES; i++)
-            EXPECT(close_to(all[k].squares[i], toy.want[k][i]), "tensor of %d: squares of its %s are %.9g, expected %.9g", (int)SIZES[k], NAMES[i], all[k].squares[i], toy.want[k][i]);
-    EXPECT(all[STILL].squares[TENSOR_STEP] == 0, "a tensor that was not moved, by %g", all[STILL].squares[TENSOR_STEP]);
-    EXPECT(all[TENSORS].squares[0] == -1 && parts[TENSORS].squares[0] == -1, "something is written behind the last tensor's sums");
-    EXPECT(!memcmp(all.data(), parts.data(), all.size() * sizeof all[0]), "a few tensors at a time give other bits than all at once");
-    cudaFree(toy.entries), cudaFree(toy.t.master), cudaFree(toy.t.m), cudaFree(toy.t.v), cudaFree((void *)toy.t.d);
+            EXPECT(close_to(all[k].squares[i], toy.want[k][i]),
+                   "tensor of %d: squares of its %s are %.9g, expected %.9g", (int)SIZES[k],
+                   NAMES[i], all[k].squares[i], toy.want[k][i]);
+    EXPECT(all[STILL].squares[TENSOR_STEP] == 0, "a tensor that was not moved, by %g",
+           all[STILL].squares[TENSOR_STEP]);
+    EXPECT(all[TENSORS].squares[0] == -1 && parts[TENSORS].squares[0] == -1,
+           "something is written behind the last tensor's sums");
+    EXPECT(!memcmp(all.data(), parts.data(), all.size() * sizeof all[0]),
+           "a few tensors at a time give other bits than all at once");
+    cudaFree(toy.entries), cudaFree(toy.t.master), cudaFree(toy.t.m), cudaFree(toy.t.v),
+        cudaFree((void *)toy.t.d);
 }

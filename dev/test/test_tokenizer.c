@@ -50,7 +50,7 @@ static void begin_image(Image *m) {
     for (int i = 0; i < 256; i++) put_token(m, &(char){(char)(7 * i + 33)}, 1);
 }
 
-// Excerpts of Unicode's classes. What is named in no range is other: punctuation, marks, emoji.
+// Excerpts of Unicode's classes. A character in no range is other: punctuation, marks, emoji.
 static void put_ranges(Image *m) {
     static const uint32_t LETTERS[][2] = {{'A', 'Z'},       {'a', 'z'},        {0xAA, 0xAA},
                                           {0xC0, 0xD6},     {0xD8, 0xF6},      {0xF8, 0x2C1},

@@ -1,4 +1,6 @@
-// words.c: how many words of a text are words of the built-in corpus?   build/words PERCENT < text      fails below PERCENT
+// words.c: how many words of a text are words of the built-in corpus?
+//
+//   build/words PERCENT < text    fails below PERCENT
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -9,7 +11,8 @@
 
 // Whether a word is one of the grammar's options, outside of slots.
 static bool is_word(const char *word, size_t n) {
-    for (const StoryRule *rule = STORY_GRAMMAR.rule; rule < STORY_GRAMMAR.rule + STORY_GRAMMAR.count; rule++)
+    for (const StoryRule *rule = STORY_GRAMMAR.rule;
+         rule < STORY_GRAMMAR.rule + STORY_GRAMMAR.count; rule++)
         for (int i = 0; i < rule->count; i++)
             for (const char *p = rule->option[i]; *p;) {
                 size_t length = 0;

@@ -1,14 +1,22 @@
-// kernels.cu: times every layer of a training step, forward and backward, at the shapes of GPT-2 124M and of SpanNorm's 740M; and a layer of experts
-// like OLMoE's, half as wide (64 experts of 512, 8 a token), its products beside their plain twin, one product of the library for each expert.
+// kernels.cu: times every layer of a training step, forward and backward, at the shapes of GPT-2
+// 124M and of SpanNorm's 740M; and a layer of experts like OLMoE's, half as wide (64 experts of
+// 512, 8 a token), its products beside their plain twin, one product of the library for each
+// expert.
 //
-//   make build/cuda-bench/kernels && build/cuda-bench/kernels [tiny] [SECTION]      one JSON line a layer; report.py makes the table; tiny: shapes for the emulator
+//   make build/cuda-bench/kernels && build/cuda-bench/kernels [tiny] [SECTION]
 //
-// A SECTION (SECTIONS below, or experts) is timed by itself, so that a fault in one does not cost the others.
+// It prints one JSON line a layer; report.py makes the table. `tiny` takes shapes for the emulator.
 //
-// Beside the time stand the FLOP and the bytes that the shape takes, with every input read once and every output written once; report.py makes a floor of them.
+// A SECTION (SECTIONS below, or experts) is timed by itself, so that a fault in one does not cost
+// the others.
 //
-// A time is the median of SAMPLES, each over RUNS launches in a row between two events. Inputs are random: products of zeros run faster than real ones. What is
-// read is far larger than the caches, except for norms' gains and RoPE's angles. Fills and copies go to the stream of the launches: it waits for no other.
+// Beside the time stand the FLOP and the bytes that the shape takes, with every input read once and
+// every output written once; report.py makes a floor of them.
+//
+// A time is the median of SAMPLES, each over RUNS launches in a row between two events. Inputs are
+// random: products of zeros run faster than real ones. Inputs are far larger than the caches,
+// except for norms' gains and RoPE's angles. Fills and copies go to the stream of the launches: it
+// waits for no other.
 #include "../../../llmc/adamw.cuh"
 #include "../../../llmc/attention.cuh"
 #include "../../../llmc/embed.cuh"
@@ -27,13 +35,19 @@
 enum { SAMPLES = 11, RUNS = 5 };
 
 struct Shapes { const char *model; int L, B, T, C, NH, KV, HS, F, swiglu, V, Vp; };
-static const Shapes LARGE[] = {{"gpt2-124M", 12, 64, 1024, 768, 12, 12, 64, 3072, 0, 50257, 50304}, {"span-740M", 24, 16, 2048, 1536, 24, 24, 64, 4224, 1, 32000, 32000}};
+static const Shapes LARGE[] = {
+    {"gpt2-124M", 12, 64, 1024, 768, 12, 12, 64, 3072, 0, 50257, 50304},
+    {"span-740M", 24, 16, 2048, 1536, 24, 24, 64, 4224, 1, 32000, 32000}};
 // A vocabulary as large beside the ffn as GPT-2's: scratch is made for the ffn.
-static const Shapes TINY[] = {{"gpt2-tiny", 1, 2, 32, 64, 2, 2, 32, 128, 0, 2257, 2304}, {"span-tiny", 1, 1, 40, 64, 2, 1, 32, 96, 1, 64, 64}};
+static const Shapes TINY[] = {{"gpt2-tiny", 1, 2, 32, 64, 2, 2, 32, 128, 0, 2257, 2304},
+                              {"span-tiny", 1, 1, 40, 64, 2, 1, 32, 96, 1, 64, 64}};
 
 // Experts are the only thing timed at these.
 struct ExpertShapes { Shapes s; int E, K; };
-static const ExpertShapes EXPERTS_LARGE = {{"experts of 512", 16, 16, 2048, 1024, 16, 16, 64, 512, 1, 50280, 50304}, 64, 8}, EXPERTS_TINY = {{"experts of 24", 1, 2, 32, 64, 2, 2, 32, 24, 1, 64, 64}, 8, 2};
+static const ExpertShapes EXPERTS_LARGE = {
+    {"experts of 512", 16, 16, 2048, 1024, 16, 16, 64, 512, 1, 50280, 50304}, 64, 8};
+static const ExpertShapes EXPERTS_TINY = {
+    {"experts of 24", 1, 2, 32, 64, 2, 2, 32, 24, 1, 64, 64}, 8, 2};
 
 struct Bench {
     Gpu gpu;
@@ -44,14 +58,17 @@ struct Bench {
 };
 
 // Normal-looking numbers of this size from a hash of the index.
-template <typename T> static __global__ void fill_kernel(T *x, int64_t count, float size, uint64_t key) {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, stride = (int64_t)gridDim.x * blockDim.x;
+template <typename T>
+static __global__ void fill_kernel(T *x, int64_t count, float size, uint64_t key) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int64_t stride = (int64_t)gridDim.x * blockDim.x;
     for (; i < count; i += stride) {
         uint64_t z = ((uint64_t)i + key) * 0x9e3779b97f4a7c15ull;
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
         z ^= z >> 27;
         float sum = 0;
-        for (int k = 0; k < 4; k++) sum += (float)(z >> 16 * k & 0xffff) - 32767.5f;                           // variance 4 * 65536^2 / 12
+        // variance 4 * 65536^2 / 12
+        for (int k = 0; k < 4; k++) sum += (float)(z >> 16 * k & 0xffff) - 32767.5f;
         x[i] = from_float<T>(size * sum * (1 / 37837.0f));
     }
 }
@@ -59,7 +76,8 @@ template <typename T> static __global__ void fill_kernel(T *x, int64_t count, fl
 template <typename T = real> static T *room(Bench *b, int64_t count, float size = 1) {
     T *x;
     cudaCheck(cudaMalloc((void **)&x, (size_t)count * sizeof(T)));
-    LAUNCH(fill_kernel<T>, b->tiny ? 2 : 1024, b->tiny ? 64 : 256, 0, b->gpu.stream, x, count, size, (uint64_t)(b->rooms.size() + 1) << 40);
+    LAUNCH(fill_kernel<T>, b->tiny ? 2 : 1024, b->tiny ? 64 : 256, 0, b->gpu.stream, x, count, size,
+           (uint64_t)(b->rooms.size() + 1) << 40);
     b->rooms.push_back(x);
     return x;
 }
@@ -67,8 +85,9 @@ template <typename T = real> static T *room(Bench *b, int64_t count, float size 
 static int32_t *room_of_integers(Bench *b, const std::vector<int32_t> &values) {
     int32_t *x;
     cudaCheck(cudaMalloc((void **)&x, values.size() * sizeof(int32_t)));
-    cudaCheck(cudaMemcpyAsync(x, values.data(), values.size() * sizeof(int32_t), cudaMemcpyHostToDevice, b->gpu.stream));
-    cudaCheck(cudaStreamSynchronize(b->gpu.stream));                        // `values` may end with this call
+    cudaCheck(cudaMemcpyAsync(x, values.data(), values.size() * sizeof(int32_t),
+                              cudaMemcpyHostToDevice, b->gpu.stream));
+    cudaCheck(cudaStreamSynchronize(b->gpu.stream));  // `values` may end with this call
     b->rooms.push_back(x);
     return x;
 }
@@ -80,13 +99,15 @@ static void leave_rooms(Bench *b) {
 }
 
 // Times `launch`; work as it must be: floating-point operations and bytes.
-template <typename F> static void measure(Bench *b, const std::string &layer, double flops, double bytes, F launch) {
+template <typename F>
+static void measure(Bench *b, const std::string &layer, double flops, double bytes, F launch) {
     cudaStream_t stream = b->gpu.stream;
     cudaEvent_t from, to;
     std::vector<float> times;
     cudaCheck(cudaEventCreate(&from));
     cudaCheck(cudaEventCreate(&to));
-    for (int i = 0; i < (b->tiny ? 1 : 3); i++) launch();      // the first chooses the plans of products
+    // the first chooses the plans of products
+    for (int i = 0; i < (b->tiny ? 1 : 3); i++) launch();
     for (int sample = 0; sample < (b->tiny ? 1 : SAMPLES); sample++) {
         float ms;
         cudaCheck(cudaEventRecord(from, stream));
@@ -99,24 +120,42 @@ template <typename F> static void measure(Bench *b, const std::string &layer, do
     cudaCheck(cudaEventDestroy(from));
     cudaCheck(cudaEventDestroy(to));
     std::sort(times.begin(), times.end());
-    printf("{\"model\": \"%s\", \"layer\": \"%s\", \"tokens\": %lld, \"ms\": %.5f, \"ms_min\": %.5f, \"ms_max\": %.5f, \"flops\": %.6g, \"bytes\": %.6g}\n",
-           b->s.model, layer.c_str(), (long long)b->n, times[times.size() / 2], times[0], times.back(), flops, bytes);
+    printf("{\"model\": \"%s\", \"layer\": \"%s\", \"tokens\": %lld, \"ms\": %.5f, \"ms_min\": "
+           "%.5f, \"ms_max\": %.5f, \"flops\": %.6g, \"bytes\": %.6g}\n",
+           b->s.model, layer.c_str(), (long long)b->n, times[times.size() / 2], times[0],
+           times.back(), flops, bytes);
     fflush(stdout);
 }
 
-// ------------------------------------------------------------------------------------------------------------------ layers
+// ------------------------------------------------------------------------------------------ layers
 
-// A matrix product y = x W^T and its two backward products: 2 n out in operations each. dW is float and accumulates: read and written.
-static void time_linear(Bench *b, const std::string &name, int out, int in, bool biased, bool gelu, bool add) {
-    double n = (double)b->n, flops = 2 * n * out * in, size = sizeof(real), weights = (double)out * in;
+// A matrix product y = x W^T and its two backward products: 2 n out in operations each. dW is float
+// and accumulates: read and written.
+static void time_linear(Bench *b, const std::string &name, int out, int in, bool biased, bool gelu,
+                        bool add) {
+    double n = (double)b->n;
+    double flops = 2 * n * out * in;
+    double size = sizeof(real);
+    double weights = (double)out * in;
     LinearShape s = {b->n, out, in, 1};
-    real *y = room(b, b->n * out), *x = room(b, b->n * in), *w = room(b, (int64_t)out * in, 0.02f), *bias = biased ? room(b, out) : nullptr, *h = gelu ? room(b, b->n * out) : nullptr;
+    real *y = room(b, b->n * out);
+    real *x = room(b, b->n * in);
+    real *w = room(b, (int64_t)out * in, 0.02f);
+    real *bias = biased ? room(b, out) : nullptr;
+    real *h = gelu ? room(b, b->n * out) : nullptr;
     wide *dw = room<wide>(b, (int64_t)out * in), *db = bias ? room<wide>(b, out) : nullptr;
     double forward = (n * in + weights + n * out * (gelu || add ? 2 : 1)) * size;
-    if (gelu) measure(b, name + " + GELU forward", flops, forward, [=] { linear_gelu_forward(h, y, x, w, bias, s, &b->gpu); });
-    else measure(b, name + (add ? " + skip forward" : " forward"), flops, forward, [=] { linear_forward(y, x, w, bias, add ? y : nullptr, add, s, &b->gpu); });
-    measure(b, name + " backward, input", flops, (n * in + weights + n * out) * size, [=] { linear_backward_input(x, y, w, nullptr, 0, 1, s, &b->gpu); });
-    measure(b, name + " backward, weight", flops, (n * in + n * out) * size + 2 * weights * sizeof(wide), [=] { linear_backward_weight(dw, db, y, x, 1, s, &b->gpu); });
+    if (gelu)
+        measure(b, name + " + GELU forward", flops, forward,
+                [=] { linear_gelu_forward(h, y, x, w, bias, s, &b->gpu); });
+    else
+        measure(b, name + (add ? " + skip forward" : " forward"), flops, forward,
+                [=] { linear_forward(y, x, w, bias, add ? y : nullptr, add, s, &b->gpu); });
+    measure(b, name + " backward, input", flops, (n * in + weights + n * out) * size,
+            [=] { linear_backward_input(x, y, w, nullptr, 0, 1, s, &b->gpu); });
+    measure(b, name + " backward, weight", flops,
+            (n * in + n * out) * size + 2 * weights * sizeof(wide),
+            [=] { linear_backward_weight(dw, db, y, x, 1, s, &b->gpu); });
     leave_rooms(b);
 }
 
@@ -125,28 +164,45 @@ static void time_linears(Bench *b) {
     bool biased = !s.swiglu;
     time_linear(b, "q k v", (s.NH + 2 * s.KV) * s.HS, s.C, biased, false, false);
     time_linear(b, "attention output", s.C, s.NH * s.HS, biased, false, true);
-    time_linear(b, s.swiglu ? "gate, up" : "up", s.swiglu ? 2 * s.F : s.F, s.C, biased, !s.swiglu, false);
+    time_linear(b, s.swiglu ? "gate, up" : "up", s.swiglu ? 2 * s.F : s.F, s.C, biased, !s.swiglu,
+                false);
     time_linear(b, "down", s.C, s.F, biased, false, true);
     time_linear(b, "head", s.Vp, s.C, false, false, false);
     if (s.swiglu) return;
-    real *dpre = room(b, b->n * s.F), *pre = room(b, b->n * s.F), *dy = room(b, b->n * s.C), *w = room(b, (int64_t)s.C * s.F, 0.02f);
+    real *dpre = room(b, b->n * s.F);
+    real *pre = room(b, b->n * s.F);
+    real *dy = room(b, b->n * s.C);
+    real *w = room(b, (int64_t)s.C * s.F, 0.02f);
     LinearShape down = {b->n, s.C, s.F, 1};
-    measure(b, "down + GELU backward, input", 2.0 * (double)b->n * s.C * s.F, ((double)b->n * (2 * s.F + s.C) + (double)s.C * s.F) * sizeof(real),
+    measure(b, "down + GELU backward, input", 2.0 * (double)b->n * s.C * s.F,
+            ((double)b->n * (2 * s.F + s.C) + (double)s.C * s.F) * sizeof(real),
             [=] { linear_gelu_backward_input(dpre, pre, dy, w, down, &b->gpu); });
     leave_rooms(b);
 }
 
-// Causal: half of the 4 T^2 HS operations of a head forward; backward counts 2.5 times that (5 products for 2), as is usual, whatever is computed again.
+// Causal: half of the 4 T^2 HS operations of a head forward; backward counts 2.5 times that (5
+// products for 2), as is usual, whatever is computed again.
 static void time_attention(Bench *b) {
     const Shapes &s = b->s;
     int64_t ld = (s.NH + 2 * s.KV) * s.HS, out = s.NH * s.HS;
-    AttentionShape shape = attention_shape(s.B, s.T, s.NH, s.KV, s.HS, s.HS, 1 / sqrt((double)s.HS));
-    double flops = 2.0 * s.B * s.NH * s.T * (double)s.T * s.HS, n = (double)b->n, size = sizeof(real), saved = n * s.NH * sizeof(wide);
-    real *qkv = room(b, b->n * ld), *c = room(b, b->n * out), *d = room(b, b->n * ld), *dc = room(b, b->n * out);
-    wide *peak = room<wide>(b, b->n * s.NH), *lse = room<wide>(b, b->n * s.NH), *D = room<wide>(b, b->n * s.NH);
+    AttentionShape shape =
+        attention_shape(s.B, s.T, s.NH, s.KV, s.HS, s.HS, 1 / sqrt((double)s.HS));
+    double flops = 2.0 * s.B * s.NH * s.T * (double)s.T * s.HS;
+    double n = (double)b->n;
+    double size = sizeof(real);
+    double saved = n * s.NH * sizeof(wide);
+    real *qkv = room(b, b->n * ld);
+    real *c = room(b, b->n * out);
+    real *d = room(b, b->n * ld);
+    real *dc = room(b, b->n * out);
+    wide *peak = room<wide>(b, b->n * s.NH);
+    wide *lse = room<wide>(b, b->n * s.NH);
+    wide *D = room<wide>(b, b->n * s.NH);
     QkvPlaces places = qkv_row(qkv, s.NH, s.KV, s.HS), dplaces = qkv_row(d, s.NH, s.KV, s.HS);
-    measure(b, "attention forward", flops, n * (double)(ld + out) * size + 2 * saved, [=] { attention_forward(c, peak, lse, places.of, shape, &b->gpu); });
-    measure(b, "attention backward", 2.5 * flops, n * 2 * (double)(ld + out) * size + saved, [=] { attention_backward(dplaces.of, D, dc, c, lse, places.of, shape, &b->gpu); });
+    measure(b, "attention forward", flops, n * (double)(ld + out) * size + 2 * saved,
+            [=] { attention_forward(c, peak, lse, places.of, shape, &b->gpu); });
+    measure(b, "attention backward", 2.5 * flops, n * 2 * (double)(ld + out) * size + saved,
+            [=] { attention_backward(dplaces.of, D, dc, c, lse, places.of, shape, &b->gpu); });
     leave_rooms(b);
 }
 
@@ -156,46 +212,74 @@ static void time_norms(Bench *b) {
     int64_t count = b->n * s.C;
     double d = (double)count * sizeof(real);
     bool layer = !s.swiglu;
-    real *y = room(b, count), *skip = room(b, count), *sum = room(b, count), *z = room(b, count), *dy = room(b, count), *w = room(b, s.C), *bias = layer ? room(b, s.C) : nullptr;
-    wide *dw = room<wide>(b, s.C), *db = layer ? room<wide>(b, s.C) : nullptr, *mean = room<wide>(b, b->n), *rstd = room<wide>(b, b->n);
+    real *y = room(b, count);
+    real *skip = room(b, count);
+    real *sum = room(b, count);
+    real *z = room(b, count);
+    real *dy = room(b, count);
+    real *w = room(b, s.C);
+    real *bias = layer ? room(b, s.C) : nullptr;
+    wide *dw = room<wide>(b, s.C);
+    wide *db = layer ? room<wide>(b, s.C) : nullptr;
+    wide *mean = room<wide>(b, b->n);
+    wide *rstd = room<wide>(b, b->n);
     Norm norm = {site_make(1, 1, s.C, 1, layer, 1.0), w, bias, dw, db, mean, rstd, b->n, 1e-5f};
     const Norm *at = &norm;
-    measure(b, "norm forward", 0, 2 * d, [=] { add_norm_forward(AddNorm{nullptr, z, y, nullptr, 1, nullptr, at}, &b->gpu); });
-    measure(b, "add, norm forward", 0, 4 * d, [=] { add_norm_forward(AddNorm{sum, z, y, skip, 1, nullptr, at}, &b->gpu); });
-    measure(b, "norm backward", 0, 3 * d, [=] { norm_backward(at, NormBackward{z, nullptr, dy, y, nullptr, nullptr, 0, 0, 0}, &b->gpu); });
-    measure(b, "norm, add backward", 0, 4 * d, [=] { norm_backward(at, NormBackward{z, nullptr, dy, y, skip, nullptr, 1, 0, 0}, &b->gpu); });
-    measure(b, "norm, add, sum backward", 0, 6 * d, [=] { norm_backward(at, NormBackward{z, sum, dy, y, skip, sum, 1, 1, 1}, &b->gpu); });
+    measure(b, "norm forward", 0, 2 * d,
+            [=] { add_norm_forward(AddNorm{nullptr, z, y, nullptr, 1, nullptr, at}, &b->gpu); });
+    measure(b, "add, norm forward", 0, 4 * d,
+            [=] { add_norm_forward(AddNorm{sum, z, y, skip, 1, nullptr, at}, &b->gpu); });
+    measure(b, "norm backward", 0, 3 * d, [=] {
+        norm_backward(at, NormBackward{z, nullptr, dy, y, nullptr, nullptr, 0, 0, 0}, &b->gpu);
+    });
+    measure(b, "norm, add backward", 0, 4 * d, [=] {
+        norm_backward(at, NormBackward{z, nullptr, dy, y, skip, nullptr, 1, 0, 0}, &b->gpu);
+    });
+    measure(b, "norm, add, sum backward", 0, 6 * d,
+            [=] { norm_backward(at, NormBackward{z, sum, dy, y, skip, sum, 1, 1, 1}, &b->gpu); });
     leave_rooms(b);
 }
 
-// RoPE alone turns q and k in place; with norms (HYBRID) q, k and v are read and written elsewhere, and backward reads both gradient and value.
+// RoPE alone turns q and k in place; with norms (HYBRID) q, k and v are read and written elsewhere,
+// and backward reads both gradient and value.
 static void time_qkv(Bench *b) {
     const Shapes &s = b->s;
     int64_t width = (s.NH + 2 * s.KV) * s.HS, count = b->n * width;
-    real *raw = room(b, count), *normed = room(b, count), *draw = room(b, count), *dnormed = room(b, count);
+    real *raw = room(b, count);
+    real *normed = room(b, count);
+    real *draw = room(b, count);
+    real *dnormed = room(b, count);
     std::vector<float2> table((size_t)s.T * (size_t)s.HS / 2);
     float2 *rotary;
     rotary_table(table.data(), s.T, s.HS, 10000);
     cudaCheck(cudaMalloc((void **)&rotary, table.size() * sizeof(float2)));
-    cudaCheck(cudaMemcpyAsync(rotary, table.data(), table.size() * sizeof(float2), cudaMemcpyHostToDevice, b->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(rotary, table.data(), table.size() * sizeof(float2),
+                              cudaMemcpyHostToDevice, b->gpu.stream));
     b->rooms.push_back(rotary);
     Norm norms[3] = {}, *parts = norms;
     QkvShape shape = {s.B, s.T, s.NH, s.KV, s.HS, s.HS, s.HS, rotary};
     QkvPlaces rows[4];
     int place = 0;
     for (real *row : {raw, normed, draw, dnormed}) rows[place++] = qkv_row(row, s.NH, s.KV, s.HS);
-    double turned = (double)b->n * (s.NH + s.KV) * s.HS * sizeof(real), all = (double)count * sizeof(real);
+    double turned = (double)b->n * (s.NH + s.KV) * s.HS * sizeof(real);
+    double all = (double)count * sizeof(real);
     if (s.swiglu) {
-        measure(b, "RoPE forward", 0, 2 * turned, [&] { qkv_forward(&rows[0], &rows[0], parts, shape, &b->gpu); });
-        measure(b, "RoPE backward", 0, 2 * turned, [&] { qkv_backward(&rows[2], &rows[2], &rows[0], parts, shape, &b->gpu); });
+        measure(b, "RoPE forward", 0, 2 * turned,
+                [&] { qkv_forward(&rows[0], &rows[0], parts, shape, &b->gpu); });
+        measure(b, "RoPE backward", 0, 2 * turned,
+                [&] { qkv_backward(&rows[2], &rows[2], &rows[0], parts, shape, &b->gpu); });
     } else shape.rotary = nullptr;
     for (int part = 0; part < 3; part++) {
         int heads = part == 0 ? s.NH : s.KV;
-        norms[part] = Norm{site_heads(1, HEAD, heads, s.HS, 0), room(b, s.HS), nullptr, room<wide>(b, s.HS), nullptr, nullptr, room<wide>(b, b->n * heads), b->n, 1e-5f};
+        norms[part] = Norm{site_heads(1, HEAD, heads, s.HS, 0), room(b, s.HS), nullptr,
+                           room<wide>(b, s.HS), nullptr, nullptr, room<wide>(b, b->n * heads), b->n,
+                           1e-5f};
     }
     std::string name = s.swiglu ? "norms of q k v, RoPE" : "norms of q k v";
-    measure(b, name + " forward", 0, 2 * all, [&] { qkv_forward(&rows[1], &rows[0], parts, shape, &b->gpu); });
-    measure(b, name + " backward", 0, 3 * all, [&] { qkv_backward(&rows[2], &rows[3], &rows[0], parts, shape, &b->gpu); });
+    measure(b, name + " forward", 0, 2 * all,
+            [&] { qkv_forward(&rows[1], &rows[0], parts, shape, &b->gpu); });
+    measure(b, name + " backward", 0, 3 * all,
+            [&] { qkv_backward(&rows[2], &rows[3], &rows[0], parts, shape, &b->gpu); });
     leave_rooms(b);
 }
 
@@ -203,84 +287,131 @@ static void time_activation(Bench *b) {
     const Shapes &s = b->s;
     int64_t width = s.swiglu ? 2 * s.F : s.F;
     double row = (double)b->n * s.F * sizeof(real);
-    real *h = room(b, b->n * s.F), *gu = room(b, b->n * width), *dgu = room(b, b->n * width), *dh = room(b, b->n * s.F);
+    real *h = room(b, b->n * s.F);
+    real *gu = room(b, b->n * width);
+    real *dgu = room(b, b->n * width);
+    real *dh = room(b, b->n * s.F);
     std::string name = s.swiglu ? "SwiGLU" : "GELU by itself";
-    measure(b, name + " forward", 0, row * (s.swiglu ? 3 : 2), [=] { activation_forward(h, gu, b->n, b->s.F, b->s.swiglu, &b->gpu); });
-    measure(b, name + " backward", 0, row * (s.swiglu ? 5 : 3), [=] { activation_backward(dgu, dh, gu, b->n, b->s.F, b->s.swiglu, &b->gpu); });
+    measure(b, name + " forward", 0, row * (s.swiglu ? 3 : 2),
+            [=] { activation_forward(h, gu, b->n, b->s.F, b->s.swiglu, &b->gpu); });
+    measure(b, name + " backward", 0, row * (s.swiglu ? 5 : 3),
+            [=] { activation_backward(dgu, dh, gu, b->n, b->s.F, b->s.swiglu, &b->gpu); });
     leave_rooms(b);
 }
 
-// Tokens as in text: a few are frequent (1/rank). Backward reads the gradient once, and reads and writes the rows of the tokens there are.
+// Tokens as in text: a few are frequent (1/rank). Backward reads the gradient once, and reads and
+// writes the rows of the tokens there are.
 static void time_ends(Bench *b) {
     const Shapes &s = b->s;
     std::vector<int32_t> tokens((size_t)b->n), groups((size_t)(2 * b->n + 2));
-    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (int32_t)fmin(s.V - 1.0, exp(log((double)s.V) * rand_uniform(1, i)) - 1);
+    for (size_t i = 0; i < tokens.size(); i++)
+        tokens[i] = (int32_t)fmin(s.V - 1.0, exp(log((double)s.V) * rand_uniform(1, i)) - 1);
     token_groups(groups.data(), tokens.data(), b->n);
     int32_t *t = room_of_integers(b, tokens), *g = room_of_integers(b, groups);
     bool learned = !s.swiglu;
-    double row = (double)s.C * sizeof(real), n = (double)b->n, distinct = groups[0] + (learned ? s.T : 0);
-    real *e = room(b, b->n * s.C), *wte = room(b, (int64_t)s.V * s.C), *wpe = learned ? room(b, (int64_t)s.T * s.C) : nullptr;
-    wide *dwte = room<wide>(b, (int64_t)s.V * s.C), *dwpe = learned ? room<wide>(b, (int64_t)s.T * s.C) : nullptr;
-    measure(b, "embedding forward", 0, (n + distinct) * row, [=] { embedding_forward(e, t, wte, wpe, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
-    measure(b, "embedding backward", 0, n * row + 2 * distinct * s.C * sizeof(wide), [=] { embedding_backward(dwte, dwpe, e, t, g, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
+    double row = (double)s.C * sizeof(real);
+    double n = (double)b->n;
+    double distinct = groups[0] + (learned ? s.T : 0);
+    real *e = room(b, b->n * s.C);
+    real *wte = room(b, (int64_t)s.V * s.C);
+    real *wpe = learned ? room(b, (int64_t)s.T * s.C) : nullptr;
+    wide *dwte = room<wide>(b, (int64_t)s.V * s.C);
+    wide *dwpe = learned ? room<wide>(b, (int64_t)s.T * s.C) : nullptr;
+    measure(b, "embedding forward", 0, (n + distinct) * row,
+            [=] { embedding_forward(e, t, wte, wpe, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
+    measure(b, "embedding backward", 0, n * row + 2 * distinct * s.C * sizeof(wide),
+            [=] { embedding_backward(dwte, dwpe, e, t, g, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
     leave_rooms(b);
     real *logits = room(b, b->n * s.Vp);
     wide *losses = room<wide>(b, b->n), *logsum = room<wide>(b, b->n);
     t = room_of_integers(b, tokens);
-    measure(b, "classifier, forward and backward", 0, 2 * n * s.Vp * sizeof(real), [=] { classifier(losses, logsum, logits, t, b->n, b->s.V, b->s.Vp, 0, true, &b->gpu); });
+    measure(b, "classifier, forward and backward", 0, 2 * n * s.Vp * sizeof(real), [=] {
+        classifier(losses, logsum, logits, t, b->n, b->s.V, b->s.Vp, 0, true, &b->gpu);
+    });
     leave_rooms(b);
 }
 
-// Moments and master weights are read and written (24 bytes a parameter), the gradient is read twice, for the norm and for the update (8), and the weights of the
-// products are written (sizeof(real), in bfloat16).
+// Moments and master weights are read and written (24 bytes a parameter), the gradient is read
+// twice, for the norm and for the update (8), and the weights of the products are written
+// (sizeof(real), in bfloat16).
 static void time_update(Bench *b) {
     const Shapes &s = b->s;
-    int64_t block = (int64_t)s.C * ((s.NH + 2 * s.KV) * s.HS + s.NH * s.HS + (s.swiglu ? 3 : 2) * s.F), total = s.L * block + (int64_t)s.Vp * s.C;
+    int64_t block =
+        (int64_t)s.C * ((s.NH + 2 * s.KV) * s.HS + s.NH * s.HS + (s.swiglu ? 3 : 2) * s.F);
+    int64_t total = s.L * block + (int64_t)s.Vp * s.C;
     real *w = room(b, total);
-    float *master = sizeof(real) == sizeof(float) ? (float *)w : room<float>(b, total), *m = room<float>(b, total, 1e-3f), *v = room<float>(b, total, 0), *d = room<float>(b, total, 1e-3f);
+    float *master = sizeof(real) == sizeof(float) ? (float *)w : room<float>(b, total);
+    float *m = room<float>(b, total, 1e-3f);
+    float *v = room<float>(b, total, 0);
+    float *d = room<float>(b, total, 1e-3f);
     UpdateEntry *entries, entry = {0, 0, total, 1e-6f, 0.1f, 0, 0, 0};
     UpdateState *state;
     cudaCheck(cudaMalloc((void **)&entries, sizeof entry));
-    cudaCheck(cudaMemcpyAsync(entries, &entry, sizeof entry, cudaMemcpyHostToDevice, b->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(entries, &entry, sizeof entry, cudaMemcpyHostToDevice,
+                              b->gpu.stream));
     cudaCheck(cudaMalloc((void **)&state, sizeof *state));
     cudaCheck(cudaMemsetAsync(state, 0, sizeof *state, b->gpu.stream));
     b->rooms.push_back(entries);
     b->rooms.push_back(state);
     Arenas arenas = {w, master, m, v, d, total};
     AdamWStep step = {0.9f, 0.95f, 1e-8f, 1, 1, 1, 0, 1, 0, 0};
-    measure(b, "gradient norm, AdamW", 0, (double)total * (32 + (sizeof(real) == sizeof(float) ? 0 : sizeof(real))), [=] { adamw_update(arenas, entries, 1, state, step, &b->gpu); });
+    measure(b, "gradient norm, AdamW", 0,
+            (double)total * (32 + (sizeof(real) == sizeof(float) ? 0 : sizeof(real))),
+            [=] { adamw_update(arenas, entries, 1, state, step, &b->gpu); });
     leave_rooms(b);
 }
 
-// Logits under which every expert gets as many tokens as any other: plans of the plain twin are one for all, and no expert's weights are read more often.
+// Logits under which every expert gets as many tokens as any other: plans of the plain twin are one
+// for all, and no expert's weights are read more often.
 static wide *room_of_logits(Bench *b, int E, int K) {
     std::vector<float> z((size_t)(b->n * E));
     wide *device = room<wide>(b, b->n * E);
     for (int64_t i = 0; i < b->n * E; i++) z[(size_t)i] = (float)rand_normal(7, (uint64_t)i);
-    for (int64_t i = 0; i < b->n * K; i++) z[(size_t)(i / K * E + (i / K + i % K * (E / K)) % E)] += 20;
-    cudaCheck(cudaMemcpyAsync(device, z.data(), z.size() * sizeof(float), cudaMemcpyHostToDevice, b->gpu.stream));
+    for (int64_t i = 0; i < b->n * K; i++)
+        z[(size_t)(i / K * E + (i / K + i % K * (E / K)) % E)] += 20;
+    cudaCheck(cudaMemcpyAsync(device, z.data(), z.size() * sizeof(float), cudaMemcpyHostToDevice,
+                              b->gpu.stream));
     cudaCheck(cudaStreamSynchronize(b->gpu.stream));
     return device;
 }
 
-// The three products of all experts, x from the tokens where it is u; and expert by expert, where x has a row for each row. dW is float and accumulates.
-static void time_expert_products(Bench *b, const std::string &name, const Routed &o, ExpertShape s, int64_t rows, bool from_tokens) {
-    double out = (double)s.parts * s.width, flops = 2.0 * (double)rows * out * s.in, size = sizeof(real), weights = s.E * out * s.in;
-    double x_bytes = (double)(from_tokens ? b->n : rows) * s.in * size, y_bytes = (double)rows * out * size, dx_bytes = (double)rows * s.in * size;
-    ExpertRows from = {o.start, o.tiles, from_tokens ? o.source : nullptr, rows}, plain = {o.start, o.tiles, nullptr, rows};
+// The three products of all experts, x from the tokens where it is u; and expert by expert, where x
+// has a row for each row. dW is float and accumulates.
+static void time_expert_products(Bench *b, const std::string &name, const Routed &o, ExpertShape s,
+                                 int64_t rows, bool from_tokens) {
+    double out = (double)s.parts * s.width;
+    double flops = 2.0 * (double)rows * out * s.in;
+    double size = sizeof(real);
+    double weights = s.E * out * s.in;
+    double x_bytes = (double)(from_tokens ? b->n : rows) * s.in * size;
+    double y_bytes = (double)rows * out * size;
+    double dx_bytes = (double)rows * s.in * size;
+    ExpertRows from = {o.start, o.tiles, from_tokens ? o.source : nullptr, rows};
+    ExpertRows plain = {o.start, o.tiles, nullptr, rows};
     ExpertShape one = {s.E, 1, s.parts * s.width, s.in, 1};
     std::vector<int32_t> start((size_t)s.E + 1);
-    real *x = room(b, rows * s.in), *y = room(b, rows * one.width), *w = room(b, (int64_t)s.E * one.width * s.in, 0.02f);
+    real *x = room(b, rows * s.in);
+    real *y = room(b, rows * one.width);
+    real *w = room(b, (int64_t)s.E * one.width * s.in, 0.02f);
     wide *dw = room<wide>(b, (int64_t)s.E * one.width * s.in);
-    cudaCheck(cudaMemcpyAsync(start.data(), o.start, start.size() * sizeof(int32_t), cudaMemcpyDeviceToHost, b->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(start.data(), o.start, start.size() * sizeof(int32_t),
+                              cudaMemcpyDeviceToHost, b->gpu.stream));
     cudaCheck(cudaStreamSynchronize(b->gpu.stream));
     const int32_t *at = start.data();
-    measure(b, name + " forward", flops, x_bytes + weights * size + y_bytes, [=] { experts_forward(y, x, w, from, s, &b->gpu); });
-    measure(b, name + " forward, expert by expert", flops, dx_bytes + weights * size + y_bytes, [=] { experts_plain_forward(y, x, w, at, one, &b->gpu); });
-    measure(b, name + " backward, input", flops, dx_bytes + weights * size + y_bytes, [=] { experts_backward_input(x, y, w, plain, s, &b->gpu); });
-    measure(b, name + " backward, input, expert by expert", flops, dx_bytes + weights * size + y_bytes, [=] { experts_plain_backward_input(x, y, w, at, one, &b->gpu); });
-    measure(b, name + " backward, weight", flops, x_bytes + y_bytes + 2 * weights * sizeof(wide), [=] { experts_backward_weight(dw, y, x, from, s, &b->gpu); });
-    measure(b, name + " backward, weight, expert by expert", flops, dx_bytes + y_bytes + 2 * weights * sizeof(wide), [=] { experts_plain_backward_weight(dw, y, x, at, one, &b->gpu); });
+    measure(b, name + " forward", flops, x_bytes + weights * size + y_bytes,
+            [=] { experts_forward(y, x, w, from, s, &b->gpu); });
+    measure(b, name + " forward, expert by expert", flops, dx_bytes + weights * size + y_bytes,
+            [=] { experts_plain_forward(y, x, w, at, one, &b->gpu); });
+    measure(b, name + " backward, input", flops, dx_bytes + weights * size + y_bytes,
+            [=] { experts_backward_input(x, y, w, plain, s, &b->gpu); });
+    measure(b, name + " backward, input, expert by expert", flops,
+            dx_bytes + weights * size + y_bytes,
+            [=] { experts_plain_backward_input(x, y, w, at, one, &b->gpu); });
+    measure(b, name + " backward, weight", flops, x_bytes + y_bytes + 2 * weights * sizeof(wide),
+            [=] { experts_backward_weight(dw, y, x, from, s, &b->gpu); });
+    measure(b, name + " backward, weight, expert by expert", flops,
+            dx_bytes + y_bytes + 2 * weights * sizeof(wide),
+            [=] { experts_plain_backward_weight(dw, y, x, at, one, &b->gpu); });
 }
 
 static void time_experts(Bench *b) {
@@ -293,36 +424,55 @@ static void time_experts(Bench *b) {
     b->gpu.scratch_size = router_scratch(r);
     cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
     wide *z = room_of_logits(b, E, K), *dgate = room<wide>(b, rows);
-    auto integers = [=](int64_t count) { return room_of_integers(b, std::vector<int32_t>((size_t)count)); };
-    Routed o = {room<wide>(b, rows), room<wide>(b, n), room<wide>(b, (int64_t)(s.B + 1) * E), room<wide>(b, (int64_t)s.B * E),
-                integers(rows), integers(rows), integers(E + 1), integers(rows), integers(2 * row_tiles(rows, E))};
+    auto integers = [=](int64_t count) {
+        return room_of_integers(b, std::vector<int32_t>((size_t)count));
+    };
+    Routed o = {room<wide>(b, rows), room<wide>(b, n), room<wide>(b, (int64_t)(s.B + 1) * E),
+                room<wide>(b, (int64_t)s.B * E), integers(rows), integers(rows), integers(E + 1),
+                integers(rows), integers(2 * row_tiles(rows, E))};
     real *u = room(b, n * s.C), *w = room(b, (int64_t)E * s.C, 0.02f), *dz = room(b, n * E);
     wide *logits = room<wide>(b, n * E);
     size_t common = b->rooms.size();
-    measure(b, "router's logits", 2 * tokens * s.C * E, tokens * (row + E * sizeof(wide)) + E * row, [=] { linear_forward_wide(logits, u, w, LinearShape{b->n, E, b->s.C, 1}, &b->gpu); });
-    measure(b, "router, rows forward", 0, tokens * (E * 4 + K * 20 + 4), [=] { router_forward(&o, z, nullptr, r, &b->gpu); });
+    measure(b, "router's logits", 2 * tokens * s.C * E, tokens * (row + E * sizeof(wide)) + E * row,
+            [=] { linear_forward_wide(logits, u, w, LinearShape{b->n, E, b->s.C, 1}, &b->gpu); });
+    measure(b, "router, rows forward", 0, tokens * (E * 4 + K * 20 + 4),
+            [=] { router_forward(&o, z, nullptr, r, &b->gpu); });
     double *sums = (double *)room<float>(b, 2 * (1 + ROUTER_SUMS + E));
     wide *loads = room<wide>(b, E);
-    measure(b, "router's losses", 0, tokens * 4, [=] { router_count(sums, loads, RouterStats{nullptr, nullptr}, &o, z, r, &b->gpu); });
-    measure(b, "router's losses, measured", 0, tokens * (E + 2) * 4, [=] { router_count(sums, loads, RouterStats{sums + 1, sums + 1 + ROUTER_SUMS}, &o, z, r, &b->gpu); });
-    measure(b, "router backward", 0, tokens * (E * (4 + sizeof(real)) + K * 12 + 4), [=] { router_backward(dz, dgate, &o, z, r, 1, &b->gpu); });
+    measure(b, "router's losses", 0, tokens * 4,
+            [=] { router_count(sums, loads, RouterStats{nullptr, nullptr}, &o, z, r, &b->gpu); });
+    measure(b, "router's losses, measured", 0, tokens * (E + 2) * 4, [=] {
+        router_count(sums, loads, RouterStats{sums + 1, sums + 1 + ROUTER_SUMS}, &o, z, r, &b->gpu);
+    });
+    measure(b, "router backward", 0, tokens * (E * (4 + sizeof(real)) + K * 12 + 4),
+            [=] { router_backward(dz, dgate, &o, z, r, 1, &b->gpu); });
     {
         real *y = room(b, n * s.C), *x = room(b, rows * s.C), *dx = room(b, rows * s.C);
-        measure(b, "combine + skip forward", 0, tokens * (K + 2) * row, [=] { combine(y, x, o.gate, o.place, u, 1, b->n, K, b->s.C, &b->gpu); });
-        measure(b, "combine backward", 0, tokens * (2 * K + 1) * row, [=] { combine_backward(dx, dgate, y, x, o.gate, o.place, b->n, K, b->s.C, &b->gpu); });
-        measure(b, "gradient of what experts read", 0, tokens * (K + 1) * row, [=] { combine(y, x, nullptr, o.place, nullptr, 0, b->n, K, b->s.C, &b->gpu); });
+        measure(b, "combine + skip forward", 0, tokens * (K + 2) * row,
+                [=] { combine(y, x, o.gate, o.place, u, 1, b->n, K, b->s.C, &b->gpu); });
+        measure(b, "combine backward", 0, tokens * (2 * K + 1) * row, [=] {
+            combine_backward(dx, dgate, y, x, o.gate, o.place, b->n, K, b->s.C, &b->gpu);
+        });
+        measure(b, "gradient of what experts read", 0, tokens * (K + 1) * row,
+                [=] { combine(y, x, nullptr, o.place, nullptr, 0, b->n, K, b->s.C, &b->gpu); });
     }
     for (bool up : {true, false}) {
         cudaCheck(cudaDeviceSynchronize());
         for (; b->rooms.size() > common; b->rooms.pop_back()) cudaCheck(cudaFree(b->rooms.back()));
-        time_expert_products(b, up ? "gate, up of experts" : "down of experts", o, up ? ExpertShape{E, 2, s.F, s.C, 1} : ExpertShape{E, 1, s.C, s.F, 1}, rows, up);
+        time_expert_products(b, up ? "gate, up of experts" : "down of experts", o,
+                             up ? ExpertShape{E, 2, s.F, s.C, 1} : ExpertShape{E, 1, s.C, s.F, 1},
+                             rows, up);
     }
     leave_rooms(b);
     cudaCheck(cudaFree(b->gpu.scratch));
 }
 
-static const struct { const char *name; void (*time)(Bench *); } SECTIONS[] = {
-    {"linears", time_linears}, {"attention", time_attention}, {"norms", time_norms}, {"qkv", time_qkv}, {"activation", time_activation}, {"ends", time_ends}, {"update", time_update}};
+static const struct {
+    const char *name;
+    void (*time)(Bench *);
+} SECTIONS[] = {{"linears", time_linears}, {"attention", time_attention},   {"norms", time_norms},
+                {"qkv", time_qkv},         {"activation", time_activation}, {"ends", time_ends},
+                {"update", time_update}};
 
 int main(int argc, char **argv) {
     Bench bench = {}, *b = &bench;
@@ -331,18 +481,23 @@ int main(int argc, char **argv) {
     const char *only = argc > 1 + b->tiny ? argv[1 + b->tiny] : nullptr;
     bool known = !only || !strcmp(only, "experts");
     for (const auto &section : SECTIONS) known |= only && !strcmp(only, section.name);
-    CHECK(known && argc <= 2 + b->tiny, "expected one section of linears, attention, norms, qkv, activation, ends, update and experts, found %s\n  -> kernels [tiny] [SECTION]", argv[argc - 1]);
+    CHECK(known && argc <= 2 + b->tiny,
+          "expected one section of linears, attention, norms, qkv, activation, ends, update and "
+          "experts, found %s\n  -> kernels [tiny] [SECTION]",
+          argv[argc - 1]);
     gpu_open(&b->gpu, 0);
     cudaCheck(cudaGetDeviceProperties(&device, 0));
     b->gpu.plans = plans_create(false);
     b->gpu.plans->tuning = true;
-    printf("{\"gpu\": \"%s\", \"sms\": %d, \"memory\": %zu, \"bytes_of_real\": %zu}\n", device.name, device.multiProcessorCount, device.totalGlobalMem, sizeof(real));
+    printf("{\"gpu\": \"%s\", \"sms\": %d, \"memory\": %zu, \"bytes_of_real\": %zu}\n", device.name,
+           device.multiProcessorCount, device.totalGlobalMem, sizeof(real));
     for (const Shapes &s : b->tiny ? TINY : LARGE) {
         b->s = s;
         b->n = (int64_t)s.B * s.T;
         b->gpu.scratch_size = (size_t)512 * (size_t)std::max(2 * s.F, 4 * s.C);
         cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
-        for (const auto &section : SECTIONS) if (!only || !strcmp(only, section.name)) section.time(b);
+        for (const auto &section : SECTIONS)
+            if (!only || !strcmp(only, section.name)) section.time(b);
         cudaCheck(cudaFree(b->gpu.scratch));
     }
     if (!only || !strcmp(only, "experts")) time_experts(b);
