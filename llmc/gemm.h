@@ -39,9 +39,7 @@
 //   Elsewhere the rounded numbers stay floats, at the speed of fp32.
 // AMX and AVX-512 BF16 take denormals for zero.
 #pragma once
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
+#include "run/util.h"
 #include "threads.h"
 
 // A matrix in memory: element (i, j) is p[i * rs + j * cs]. In a band matrix A is 0, or C is not
@@ -305,7 +303,7 @@ static inline void gemm_block(KernelArgs *p, int64_t cols) {
 
 // As many units of K as instructions take for `depth`.
 static inline int64_t gemm_units(int64_t depth) {
-    return (depth + STEP * PER_UNIT - 1) / (STEP * PER_UNIT) * STEP;
+    return CEIL_DIV(depth, STEP * PER_UNIT) * STEP;
 }
 
 // The units of a panel of A, MR rows of the band, that are not all 0.
@@ -351,9 +349,9 @@ static inline Panel gemm_panel_b(Unit *dst, View B, int64_t cols, int64_t depth,
 
 // Piece number `which` of pieces as even as can be. Each is a multiple of `unit`, but the last.
 static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t which) {
-    int64_t units = (size + unit - 1) / unit;
-    int64_t from = (units * which + pieces - 1) / pieces * unit;
-    return gemm_within(from, (units * (which + 1) + pieces - 1) / pieces * unit, size);
+    int64_t units = CEIL_DIV(size, unit);
+    return gemm_within(CEIL_DIV(units * which, pieces) * unit,
+                       CEIL_DIV(units * (which + 1), pieces) * unit, size);
 }
 
 // C is mp x np tiles. Where C is tall, a thread's share is of some rows: tokens that its L2 still
@@ -416,21 +414,17 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
 // as much as PACKING multiply-adds. Both are counted per column of K.
 static inline void gemm_divide(Tiles *p, int64_t threads) {
     enum { PACKING = 8 * PER_UNIT };
-    const int64_t fewest = (p->M + MC - 1) / MC, most = (p->M + MR - 1) / MR;
-    const int64_t columns = (p->N + NC - 1) / NC;
+    const int64_t fewest = CEIL_DIV(p->M, MC), columns = CEIL_DIV(p->N, NC);
     int64_t least = INT64_MAX;
     p->mp = fewest, p->np = columns;
-    if (threads == 1) return;
-    for (int64_t np = columns; np == columns || np * NR <= p->N; np++) {
-        if (np >= columns + 2 * threads) break;
+    for (int64_t np = columns; threads > 1 && np < columns + 2 * threads; np++)
         for (int64_t each = 1; each <= 2; each++) {  // tiles a thread, where it need not be more
-            int64_t mp = gemm_clamp((each * threads + np - 1) / np, fewest, most);
+            int64_t mp = gemm_clamp(CEIL_DIV(each * threads, np), fewest, CEIL_DIV(p->M, MR));
             int64_t tm = gemm_cut(p->M, mp, MR, 0).to, tn = gemm_cut(p->N, np, NR, 0).to;
-            int64_t rounds = (mp * np + threads - 1) / threads;
+            int64_t rounds = CEIL_DIV(mp * np, threads);
             int64_t time = (20 * rounds + 1) * (tm * tn + PACKING * (tm + tn));
             if (time < least) least = time, p->mp = mp, p->np = np;
         }
-    }
 }
 
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha,
