@@ -11,7 +11,7 @@
 //   C is cut into tiles, which threads share (threads.h), and K into slices.
 //   A slice of the tile's rows of A is packed and stays in the L2 cache.
 //   Panels of B are packed one after another; each stays in the L1 while the kernel runs down the
-//   tile. Floats that lie close together and are read few times are not packed (gemm_in_place).
+//   tile.
 //   The kernel holds an MR x NR block of C in vector registers. At the lower edge of C the block
 //   has one or two thirds of its rows.
 //
@@ -76,7 +76,7 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
 }
 
 // Block sizes. MR, MC: rows of a block and of a tile; EVERY: units of k from one prefetch to the
-// next; FEW: how often a panel may be read where it lies (gemm_in_place).
+// next.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__) && defined(__AMX_BF16__) && \
     defined(__linux__)
 #define AMX 1
@@ -84,15 +84,15 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
 #define AMX 0
 #endif
 #if AMX
-enum { VECTOR_BYTES = 64, MR = 32, MC = 384, FEW = 0 };
+enum { VECTOR_BYTES = 64, MR = 32, MC = 384 };
 #elif defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, MR = 12, MC = 384, EVERY = 4, FEW = 32 };
+enum { VECTOR_BYTES = 64, MR = 12, MC = 384, EVERY = 4 };
 #elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, MR = 6, MC = 192, EVERY = 16, FEW = 12 };
+enum { VECTOR_BYTES = 32, MR = 6, MC = 192, EVERY = 16 };
 #elif defined(__aarch64__)
-enum { VECTOR_BYTES = 16, MR = 12, MC = 192, EVERY = 8, FEW = 12 };
+enum { VECTOR_BYTES = 16, MR = 12, MC = 192, EVERY = 8 };
 #else
-enum { VECTOR_BYTES = 16, MR = 6, MC = 192, EVERY = 8, FEW = 12 };
+enum { VECTOR_BYTES = 16, MR = 6, MC = 192, EVERY = 8 };
 #endif
 #define VECTOR(type, alignment) \
     type __attribute__((vector_size(VECTOR_BYTES), aligned(alignment), may_alias))
@@ -167,15 +167,6 @@ static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
     return (Span){from, gemm_clamp(to, from, size)};
 }
 
-// A panel as the kernel reads it: row r (for B: column r) at unit k is p[r * row + k * unit].
-// It is packed, or floats in the matrix itself (IN_PLACE).
-typedef struct { const Unit *p; int64_t row, unit; } Panel;
-#ifdef BF16_PRODUCTS
-enum { IN_PLACE = 0 };
-#else
-enum { IN_PLACE = 1 };
-#endif
-
 // A prefetch: the kernel brings these numbers into the L2 cache while it works. `pieces` pieces,
 // `stride` apart, of `length` neighbours; `at` counts within a piece.
 typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
@@ -198,7 +189,7 @@ typedef struct {
     real *out;       // a block of C
     int64_t stride;  // from row to row of out
     int64_t rows;    // a multiple of THIRD; columns are NR
-    const Panel *a, *b;
+    const Unit *a, *b;
     Span s;
     real alpha;
     bool add;  // += rather than =
@@ -214,16 +205,13 @@ typedef struct {
 static inline void gemm_begin(void) {}
 static inline void gemm_end(void) {}
 
-// The rank-1 update c += (column of A) (row of B). Where rows of A lie apart, three rows share an
-// address, because there are no more registers for addresses.
-INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, const Unit *b,
-                        const int rows, const bool apart) {
+// The rank-1 update c += (column of A) (row of B).
+INLINE void gemm_update(Vec c[MR][2], const Unit *a, const Unit *b, const int rows) {
     Units b0 = *(const UnitsAnywhere *)b, b1 = *(const UnitsAnywhere *)(b + VL);
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
-        Unit x = apart ? a[r / 3][r % 3 * row] : a[0][r];
-        c[r][0] = gemm_dot(c[r][0], x, b0);
-        c[r][1] = gemm_dot(c[r][1], x, b1);
+        c[r][0] = gemm_dot(c[r][0], a[r], b0);
+        c[r][1] = gemm_dot(c[r][1], a[r], b1);
     }
 }
 
@@ -232,31 +220,24 @@ INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, 
 // Prefetches go one cache line at a time, because many at once would wait for each other: every
 // EVERY units, some 100 cycles, a line of p->ahead; in the last 2 MR units one row of `out` a
 // unit, and some rows below. Fetched earlier, B would push them out of the L1 cache.
-INLINE void gemm_run(const KernelArgs *p, const int rows, const bool apart) {
+INLINE void gemm_run(const KernelArgs *p, const int rows) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
-    const int64_t row = p->a->row, stride = p->stride;
-    const int64_t next_a = !IN_PLACE ? MR : apart ? 1 : p->a->unit;
-    const int64_t next_b = IN_PLACE ? p->b->unit : NR;
-    const Unit *of_a[MR / 3], *of_b = p->b->p + s.from * next_b;
+    const int64_t stride = p->stride;
+    const Unit *a = p->a + s.from * MR, *b = p->b + s.from * NR;
     int64_t k = s.from;
     Ahead rest = *p->ahead;  // in registers
-    for (int i = 0; i < MR / 3; i++) of_a[i] = p->a->p + s.from * next_a + 3 * i * row;
     for (; k <= s.to - 2 * MR - EVERY; k += EVERY) {
         gemm_fetch(&rest);
 #pragma GCC unroll 4
-        for (int u = 0; u < EVERY; u++, of_b += next_b) {
-            gemm_update(c, of_a, row, of_b, rows, apart);
-            for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
-        }
+        for (int u = 0; u < EVERY; u++, a += MR, b += NR) gemm_update(c, a, b, rows);
     }
     *p->ahead = rest;
     real *out = p->out;
 #pragma GCC unroll 4
-    for (const real *line = out; k < s.to; k++, of_b += next_b, line += stride) {
+    for (const real *line = out; k < s.to; k++, a += MR, b += NR, line += stride) {
         for (int j = 0; j < NR; j += LINE) __builtin_prefetch(line + j, 1);
-        gemm_update(c, of_a, row, of_b, rows, apart);
-        for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
+        gemm_update(c, a, b, rows);
     }
     const real alpha = p->alpha;
     const bool add = p->add;
@@ -269,19 +250,11 @@ INLINE void gemm_run(const KernelArgs *p, const int rows, const bool apart) {
         }
 }
 
-INLINE void gemm_thirds(const KernelArgs *p, const bool apart) {
-    if (p->rows > 2 * THIRD) gemm_run(p, MR, apart);
-    else if (p->rows > THIRD) gemm_run(p, 2 * THIRD, apart);
-    else gemm_run(p, THIRD, apart);
-}
-
-// Rows of A side by side, or apart and then side by side in k. They are functions of their own, so
-// that nothing else claims a register.
-NOINLINE void gemm_beside(const KernelArgs *p) { gemm_thirds(p, false); }
-NOINLINE void gemm_apart(const KernelArgs *p) { gemm_thirds(p, true); }
-
-static inline void gemm_kernel(const KernelArgs *p) {
-    (!IN_PLACE || p->a->row == 1 ? gemm_beside : gemm_apart)(p);
+// A function of its own, so that nothing else claims a register.
+NOINLINE void gemm_kernel(const KernelArgs *p) {
+    if (p->rows > 2 * THIRD) gemm_run(p, MR);
+    else if (p->rows > THIRD) gemm_run(p, 2 * THIRD);
+    else gemm_run(p, THIRD);
 }
 #endif
 
@@ -311,40 +284,16 @@ static inline Span gemm_span(View a, int64_t units) {
     return gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units);
 }
 
-// Whether panels are read where they lie: neighbours one way, at most a page apart the other way,
-// and read few times. Rows on a page each need more TLB entries than there are, and lines of a
-// matrix whose width is a multiple of 64 or more share few sets of the L1 cache, which keeps them
-// for one pass at most. FEW: beyond that packing paid on AVX2. On AVX-512, whose kernel reads half
-// as much for each multiply-add, it did not, and FEW is as often as a tile reads a panel at most.
-static inline bool gemm_in_place(int64_t beside, int64_t apart, int64_t times) {
-    return IN_PLACE && beside == 1 && apart <= 4096 / (int64_t)sizeof(real) && times <= FEW;
-}
-
-// The panels of a slice of a tile of A, each read `times` times, and the units of each that count.
-static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t rows, int64_t depth,
-                         int64_t times) {
+// Packs a slice of a tile of A, panel by panel, and sets the units of each that count.
+static void gemm_slice_a(Unit *dst, Span *spans, View A, int64_t rows, int64_t depth) {
     int64_t units = gemm_units(depth);
-    bool in_place = gemm_in_place(A.rs, A.cs, times) || gemm_in_place(A.cs, A.rs, times);
-    for (int64_t i = 0; i < rows; i += MR, panels++, spans++, dst += MR * units) {
+    for (int64_t i = 0; i < rows; i += MR, spans++, dst += MR * units) {
         View a = part(A, i, 0);
         *spans = gemm_span(a, units);
-        if (in_place && (rows - i >= MR || (rows - i) % THIRD == 0)) {
-            *panels = (Panel){(const Unit *)a.p, a.rs, a.cs};
-            continue;
-        }
-        *panels = (Panel){dst, 1, MR};
         int64_t k = spans->from * PER_UNIT, end = spans->to * PER_UNIT;
         gemm_pack_a(dst + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i,
                     (end < depth ? end : depth) - k);
     }
-}
-
-// A panel of B, read `times` times.
-static inline Panel gemm_panel_b(Unit *dst, View B, int64_t cols, int64_t depth, int64_t times) {
-    if (gemm_in_place(B.cs, B.rs, times) && cols >= NR)
-        return (Panel){(const Unit *)B.p, 1, B.rs};
-    gemm_pack_b(dst, B.p, B.rs, B.cs, cols, depth);
-    return (Panel){dst, 1, NR};
 }
 
 // Piece number `which` of pieces as even as can be. Each is a multiple of `unit`, but the last.
@@ -373,7 +322,6 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64)));
     Unit pb[NR * UNITS] __attribute__((aligned(64)));
-    Panel panels[MC / MR + 1];
     Span spans[MC / MR + 1], down = gemm_rows(p, tile), across = gemm_cols(p, tile);
     int64_t rows = down.to - down.from, cols = across.to - across.from, K = p->K;
     View A = part(p->A, down.from, 0), B = part(p->B, 0, across.from);
@@ -387,17 +335,18 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
             Span next = gemm_rows(p, tile + 1);
             slice = gemm_ahead(part(p->A, next.from, 0), next.to - next.from, K < KC ? K : KC);
         }
-        gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth, cols / NR);
+        gemm_slice_a(pa, spans, part(A, 0, k0), rows, depth);
         for (int64_t j = 0; j < cols; j += NR) {
             Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);
             if (j + 2 * NR > cols) panel.pieces = 0;
-            Panel b = gemm_panel_b(pb, part(B, k0, j), cols - j, depth, rows / MR);
+            View b = part(B, k0, j);
+            gemm_pack_b(pb, b.p, b.rs, b.cs, cols - j, depth);
             for (int64_t i = 0; i < rows; i += MR) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;  // outside the band
                 KernelArgs call = {
                     .out = c.p, .stride = c.rs, .rows = rows - i < MR ? rows - i : MR,
-                    .a = &panels[i / MR], .b = &b, .s = spans[i / MR],
+                    .a = pa + i * gemm_units(depth), .b = pb, .s = spans[i / MR],
                     .alpha = p->alpha, .add = k0 > 0 || p->add,
                     .ahead = panel.pieces ? &panel : &slice,
                 };

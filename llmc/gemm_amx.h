@@ -57,7 +57,7 @@ NOINLINE void gemm_kernel(const KernelArgs *p) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    const Unit *a = p->a->p + p->s.from * MR, *b = p->b->p + p->s.from * NR;
+    const Unit *a = p->a + p->s.from * MR, *b = p->b + p->s.from * NR;
     for (int64_t k = p->s.from; k < p->s.to; k += 16, a += 16 * MR, b += 16 * NR) {
         for (int i = 0; i < 4; i++, row += p->stride) {
             gemm_fetch(&rest);
