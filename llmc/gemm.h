@@ -12,8 +12,8 @@
 //   A slice of the tile's rows of A is packed and stays in the L2 cache.
 //   Panels of B are packed one after another; each stays in the L1 while the kernel runs down the
 //   tile.
-//   The kernel holds an MR x NR block of C in vector registers. At the lower edge of C the block
-//   has one or two thirds of its rows.
+//   The kernel holds an MR x NR block of C in vector registers. At the edges of C it works in a
+//   copy of the block.
 //
 //                    B: NR columns                bytes at VECTOR_BYTES = 32 (AVX2):
 //                      | k |                      packed A    rows of the tile x KC   198 KiB, L2
@@ -118,7 +118,6 @@ enum {
     NC = 1024,                         // columns of a tile at most
     LINE = 64 / sizeof(real),          // numbers in a cache line
     STEP = AMX ? 16 : 1,               // units of k that one instruction takes
-    THIRD = AMX ? MR : MR / 3,         // rows: the kernel makes blocks of one, two or three thirds
 };
 
 #if defined(__AVX__)
@@ -188,7 +187,6 @@ static inline void gemm_fetch(Ahead *f) {
 typedef struct {
     real *out;       // a block of C
     int64_t stride;  // from row to row of out
-    int64_t rows;    // a multiple of THIRD; columns are NR
     const Unit *a, *b;
     Span s;
     real alpha;
@@ -206,10 +204,10 @@ static inline void gemm_begin(void) {}
 static inline void gemm_end(void) {}
 
 // The rank-1 update c += (column of A) (row of B).
-INLINE void gemm_update(Vec c[MR][2], const Unit *a, const Unit *b, const int rows) {
+INLINE void gemm_update(Vec c[MR][2], const Unit *a, const Unit *b) {
     Units b0 = *(const UnitsAnywhere *)b, b1 = *(const UnitsAnywhere *)(b + VL);
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < MR; r++) {
         c[r][0] = gemm_dot(c[r][0], a[r], b0);
         c[r][1] = gemm_dot(c[r][1], a[r], b1);
     }
@@ -220,7 +218,8 @@ INLINE void gemm_update(Vec c[MR][2], const Unit *a, const Unit *b, const int ro
 // Prefetches go one cache line at a time, because many at once would wait for each other: every
 // EVERY units, some 100 cycles, a line of p->ahead; in the last 2 MR units one row of `out` a
 // unit, and some rows below. Fetched earlier, B would push them out of the L1 cache.
-INLINE void gemm_run(const KernelArgs *p, const int rows) {
+// A function of its own, so that nothing else claims a register.
+NOINLINE void gemm_kernel(const KernelArgs *p) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
     const int64_t stride = p->stride;
@@ -230,48 +229,41 @@ INLINE void gemm_run(const KernelArgs *p, const int rows) {
     for (; k <= s.to - 2 * MR - EVERY; k += EVERY) {
         gemm_fetch(&rest);
 #pragma GCC unroll 4
-        for (int u = 0; u < EVERY; u++, a += MR, b += NR) gemm_update(c, a, b, rows);
+        for (int u = 0; u < EVERY; u++, a += MR, b += NR) gemm_update(c, a, b);
     }
     *p->ahead = rest;
     real *out = p->out;
 #pragma GCC unroll 4
     for (const real *line = out; k < s.to; k++, a += MR, b += NR, line += stride) {
         for (int j = 0; j < NR; j += LINE) __builtin_prefetch(line + j, 1);
-        gemm_update(c, a, b, rows);
+        gemm_update(c, a, b);
     }
     const real alpha = p->alpha;
     const bool add = p->add;
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++, out += stride)
+    for (int r = 0; r < MR; r++, out += stride)
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
             VecAnywhere *to = (VecAnywhere *)(out + v * VL);
             *to = gemm_scaled(add ? (Vec)*to : (Vec){0}, alpha, c[r][v]);
         }
 }
-
-// A function of its own, so that nothing else claims a register.
-NOINLINE void gemm_kernel(const KernelArgs *p) {
-    if (p->rows > 2 * THIRD) gemm_run(p, MR);
-    else if (p->rows > THIRD) gemm_run(p, 2 * THIRD);
-    else gemm_run(p, THIRD);
-}
 #endif
 
-// Any block of C: p->rows x cols at p->out. Where that is not a whole number of thirds, or not NR
-// columns, the kernel works in a copy, and makes the same sums.
-static inline void gemm_block(KernelArgs *p, int64_t cols) {
-    if (p->rows % THIRD == 0 && cols == NR) {
+// Any block of C: rows x cols at p->out. Part of a block is computed in a copy, with the same sums.
+static inline void gemm_block(KernelArgs *p, int64_t rows, int64_t cols) {
+    if (rows >= MR && cols >= NR) {
         gemm_kernel(p);
         return;
     }
     real block[MR * NR] __attribute__((aligned(64))) = {0}, *out = p->out;
-    int64_t stride = p->stride, bytes = cols * (int64_t)sizeof(real);
-    for (int64_t r = 0; r < p->rows && p->add; r++) memcpy(block + r * NR, out + r * stride, bytes);
+    int64_t stride = p->stride, bytes = (cols < NR ? cols : NR) * sizeof(real);
+    if (rows > MR) rows = MR;
+    for (int64_t r = 0; r < rows && p->add; r++) memcpy(block + r * NR, out + r * stride, bytes);
     p->out = block;
     p->stride = NR;
     gemm_kernel(p);
-    for (int64_t r = 0; r < p->rows; r++) memcpy(out + r * stride, block + r * NR, bytes);
+    for (int64_t r = 0; r < rows; r++) memcpy(out + r * stride, block + r * NR, bytes);
 }
 
 // As many units of K as instructions take for `depth`.
@@ -345,12 +337,11 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;  // outside the band
                 KernelArgs call = {
-                    .out = c.p, .stride = c.rs, .rows = rows - i < MR ? rows - i : MR,
-                    .a = pa + i * gemm_units(depth), .b = pb, .s = spans[i / MR],
-                    .alpha = p->alpha, .add = k0 > 0 || p->add,
+                    .out = c.p, .stride = c.rs, .a = pa + i * gemm_units(depth), .b = pb,
+                    .s = spans[i / MR], .alpha = p->alpha, .add = k0 > 0 || p->add,
                     .ahead = panel.pieces ? &panel : &slice,
                 };
-                gemm_block(&call, cols - j < NR ? cols - j : NR);
+                gemm_block(&call, rows - i, cols - j);
             }
         }
     }
