@@ -75,8 +75,7 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
         }
 }
 
-// Block sizes. MR, MC: rows of a block and of a tile; EVERY: units of k from one prefetch to the
-// next.
+// Block sizes. MR, MC: rows of a block and of a tile.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__) && defined(__AMX_BF16__) && \
     defined(__linux__)
 #define AMX 1
@@ -86,13 +85,13 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
 #if AMX
 enum { VECTOR_BYTES = 64, MR = 32, MC = 384 };
 #elif defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, MR = 12, MC = 384, EVERY = 4 };
+enum { VECTOR_BYTES = 64, MR = 12, MC = 384 };
 #elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, MR = 6, MC = 192, EVERY = 16 };
+enum { VECTOR_BYTES = 32, MR = 6, MC = 192 };
 #elif defined(__aarch64__)
-enum { VECTOR_BYTES = 16, MR = 12, MC = 192, EVERY = 8 };
+enum { VECTOR_BYTES = 16, MR = 12, MC = 192 };
 #else
-enum { VECTOR_BYTES = 16, MR = 6, MC = 192, EVERY = 8 };
+enum { VECTOR_BYTES = 16, MR = 6, MC = 192 };
 #endif
 #define VECTOR(type, alignment) \
     type __attribute__((vector_size(VECTOR_BYTES), aligned(alignment), may_alias))
@@ -166,23 +165,6 @@ static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
     return (Span){from, gemm_clamp(to, from, size)};
 }
 
-// A prefetch: the kernel brings these numbers into the L2 cache while it works. `pieces` pieces,
-// `stride` apart, of `length` neighbours; `at` counts within a piece.
-typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
-
-static inline Ahead gemm_ahead(View v, int64_t rows, int64_t cols) {
-    if (v.cs == 1) return (Ahead){v.p, rows, v.rs, cols, 0};
-    return (Ahead){v.p, cols, v.cs, rows, 0};
-}
-
-// Fetches the next cache line.
-static inline void gemm_fetch(Ahead *f) {
-    if (f->pieces <= 0) return;
-    __builtin_prefetch(f->piece + f->at, 0, 2);
-    f->at += LINE;
-    if (f->at >= f->length) f->at = 0, f->piece += f->stride, f->pieces--;
-}
-
 // One call of the kernel: out (+)= alpha (panel of A) (panel of B), summed over the units s of K.
 typedef struct {
     real *out;       // a block of C
@@ -191,7 +173,6 @@ typedef struct {
     Span s;
     real alpha;
     bool add;  // += rather than =
-    Ahead *ahead;
 } KernelArgs;
 
 #define INLINE static inline __attribute__((always_inline))
@@ -215,24 +196,18 @@ INLINE void gemm_update(Vec c[MR][2], const Unit *a, const Unit *b) {
 
 // The loop over k, unrolled: a core that shares its decoders with another thread gets fewer
 // instructions a cycle, and every instruction beside the multiply-adds costs one.
-// Prefetches go one cache line at a time, because many at once would wait for each other: every
-// EVERY units, some 100 cycles, a line of p->ahead; in the last 2 MR units one row of `out` a
-// unit, and some rows below. Fetched earlier, B would push them out of the L1 cache.
+// Each of the last 2 MR units prefetches a row of `out`, or of what is below it. Fetched earlier, B
+// would push the rows out of the L1 cache.
 // A function of its own, so that nothing else claims a register.
 NOINLINE void gemm_kernel(const KernelArgs *p) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
     const int64_t stride = p->stride;
     const Unit *a = p->a + s.from * MR, *b = p->b + s.from * NR;
-    int64_t k = s.from;
-    Ahead rest = *p->ahead;  // in registers
-    for (; k <= s.to - 2 * MR - EVERY; k += EVERY) {
-        gemm_fetch(&rest);
-#pragma GCC unroll 4
-        for (int u = 0; u < EVERY; u++, a += MR, b += NR) gemm_update(c, a, b);
-    }
-    *p->ahead = rest;
     real *out = p->out;
+    int64_t k = s.from;
+#pragma GCC unroll 4
+    for (; k < s.to - 2 * MR; k++, a += MR, b += NR) gemm_update(c, a, b);
 #pragma GCC unroll 4
     for (const real *line = out; k < s.to; k++, a += MR, b += NR, line += stride) {
         for (int j = 0; j < NR; j += LINE) __builtin_prefetch(line + j, 1);
@@ -308,8 +283,6 @@ static inline Span gemm_cols(const Tiles *p, int64_t tile) {
 }
 
 // One tile of C by one thread: at most MC rows, rounded up to MR. Columns of C are contiguous.
-// The kernel prefetches the next panel of B, then the next slice of A; with the last slice that of
-// the next tile.
 static void gemm_tile(const Tiles *p, int64_t tile) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64)));
@@ -320,17 +293,9 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
     View C = part(p->C, down.from, across.from);
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {  // once where K is 0
-        int64_t depth = K - k0 < KC ? K - k0 : KC, left = K - k0 - KC;
-        Ahead slice = {0};
-        if (left > 0) slice = gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC);
-        else if (tile + 1 < p->mp * p->np) {
-            Span next = gemm_rows(p, tile + 1);
-            slice = gemm_ahead(part(p->A, next.from, 0), next.to - next.from, K < KC ? K : KC);
-        }
+        int64_t depth = K - k0 < KC ? K - k0 : KC;
         gemm_slice_a(pa, spans, part(A, 0, k0), rows, depth);
         for (int64_t j = 0; j < cols; j += NR) {
-            Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);
-            if (j + 2 * NR > cols) panel.pieces = 0;
             View b = part(B, k0, j);
             gemm_pack_b(pb, b.p, b.rs, b.cs, cols - j, depth);
             for (int64_t i = 0; i < rows; i += MR) {
@@ -339,7 +304,6 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
                 KernelArgs call = {
                     .out = c.p, .stride = c.rs, .a = pa + i * gemm_units(depth), .b = pb,
                     .s = spans[i / MR], .alpha = p->alpha, .add = k0 > 0 || p->add,
-                    .ahead = panel.pieces ? &panel : &slice,
                 };
                 gemm_block(&call, rows - i, cols - j);
             }
