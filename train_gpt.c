@@ -8,8 +8,7 @@
 //    Arguments: outputs | saved | inputs | parameters | sizes.
 // 3. SET or ADD: a gradient is ADDed exactly where the forward value was read more than once: the
 //    residual stream, the block's input, the tied embedding, parameters over micro-batches
-//    (gradient accumulation). Everything else is SET. The first micro-batch of a step also SETs
-//    the gradients of weight matrices, so that nothing has to zero them.
+//    (gradient accumulation). Everything else is SET.
 // 4. The mode is data (llmc/modes.h): it says which norm slots are filled. Branches, sublayers and
 //    gpt_normalize look at it; layers never do.
 // 5. The file is compiled once per precision (REAL = float or double). Every sum has one order:
@@ -55,7 +54,6 @@ typedef struct {
     int64_t n;
     int out, in;
     int ldy;  // from one row of y to the next: `out`, or more where two linears share a buffer
-    int dw;   // SET or ADD the weight's gradient
     real c;   // 1, or LayerNorm Scaling's 1/sqrt(l+1)
 } LinearShape;
 
@@ -68,14 +66,14 @@ static void linear_forward(real *y, const real *x, const real *w, const real *b,
         for (int j = 0; j < s.out; j++) y[i * s.ldy + j] += b[j];
 }
 
-// dx = c W^T dy (SET or ADD, by `add`)    dW = c dy x^T (SET or ADD, by s.dw)    db += dy
+// dx = c W^T dy (SET or ADD, by `add`)    dW += c dy x^T    db += dy
 //   dx [n, in]   dw [out, in]   db [out] or NULL
 static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
                             const real *w, LinearShape s, int add) {
     View x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
     gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), w_in, s.n, s.in, s.out, s.c, add == ADD);
     // view(dy, 1, s.ldy) is dy transposed
-    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, s.dw == ADD);
+    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, 1);
     if (!db) return;
     // A thread owns a strip of columns, and sums it over the rows in their order.
 #pragma omp parallel for
@@ -787,7 +785,6 @@ typedef struct Block {
     Acts a, d;           // activations and their gradients
     KvCache cache;       // decode: keys and values of earlier tokens; otherwise NULLs
     const real *rotary;  // rope_table from row 0's position; NULL with learned positions
-    int dweights;        // backward: SET or ADD the gradients of weight matrices
     real loss_scale;     // backward: the gradient of the micro-batch's mean loss, for the router
 } Block;
 
@@ -823,7 +820,7 @@ static real *slot_backward(Norm norm, real *dx, real *dy, const real *x) {
 
 // A linear whose rows are the block's.
 static LinearShape linear_shape(const Block *b, int out, int in, real c) {
-    return (LinearShape){b->n, out, in, out, b->dweights, c};
+    return (LinearShape){b->n, out, in, out, c};
 }
 
 // ------------------------------------------------------------------------------ attention branch
@@ -1085,8 +1082,7 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
     for (int e = 0; e < r.E; e++) {
         Block x = expert_block(b, e);
         int64_t row = a->start[e] * (int64_t)C;
-        // An expert without tokens still has gradients to SET to 0, once a step.
-        if (x.n || x.dweights == SET) mlp_backward(&x, d->xx + row, drows + row, a->xx + row, SET);
+        if (x.n) mlp_backward(&x, d->xx + row, drows + row, a->xx + row, SET);
     }
     gather_backward(du, d->xx, a->place, r.n, r.K, C);
     if (b->p.F) mlp_backward(b, du, dy, u, ADD);
@@ -1356,8 +1352,6 @@ struct Gpt {
     real *rotary;                 // rope_table of all positions; NULL with learned positions
     int32_t *inputs, *targets;    // [n]
     int recompute;
-    bool fresh;                   // since zero_grads no backward: weight matrices still have the
-                                  // last step's gradients, which the next backward SETs
     real z_loss;                  // coefficient
     double ce, z, router;         // sums of losses over the tokens since the last means
     int64_t seen;                 // number of these tokens
@@ -1386,7 +1380,6 @@ static Block gpt_block(const Gpt *g, int l) {
         .a = acts_view(&g->act_layout, m, &g->max, g->acts, l, 0),
         .d = acts_view(&g->act_layout, m, &g->max, g->grads, l, 1),
         .cache = cache, .rotary = at(g->rotary, (int64_t)cache.cached * rotary_size(m)),
-        .dweights = g->fresh ? SET : ADD,
     };
 }
 
@@ -1583,54 +1576,29 @@ static void gpt_backward(Gpt *g, double scale, int last) {
         if (reducing) model_reduce(g, l);
         b = below;
     }
-    // embedding, where the head has SET the gradient of a tied one
+    // embedding
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
     embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, g->now.B, g->now.T, m->C, m->emb_scale);
     if (reducing) model_reduce(g, -1);
-    g->fresh = false;
 }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
     return at(g->tensors[kind], kind < ADAM_M ? e->offset : e->state);
 }
 
-// Weight matrices, the head among them: linear_backward SETs their gradients in a step's first
-// micro-batch.
-static bool is_set_first(const Gpt *g, const Entry *e) {
-    int role = e->row.init;
-    if (role == ROLE_EMBEDDING) return g->m.tied && e->id == PARAM_wte;
-    return role != ROLE_GAIN && role != ROLE_ZERO;
-}
-
-static void zero_grads(Gpt *g, bool set_first) {
-    for (int k = 0; k < g->layout.count; k++) {
-        const Entry *e = &g->layout.entries[k];
-        if (is_set_first(g, e) == set_first) zero(gpt_tensor(g, GRADS, e), e->size);
-    }
-}
-
-// Begins a step. Gradients that the first micro-batch SETs are left as they are.
+// Begins a step.
 static void gpt_zero_grads(Gpt *g) {
-    zero_grads(g, false);
-    g->fresh = true;
+    zero(g->tensors[GRADS], g->layout.total);
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
         if (b.p.moe) memset(b.a.loads, 0, g->m.moe.E * sizeof(real));
     }
 }
 
-// Before gradients are read: without a micro-batch all of them are 0.
-static void settle_grads(Gpt *g) {
-    if (g->fresh) zero_grads(g, true);
-    g->fresh = false;
-}
+// The tensors are in the host's memory: there is nothing to copy.
+static void gpt_fetch(Gpt *g, int kind) { (void)g, (void)kind; }
 
-// The tensors are in the host's memory: there is nothing to copy. New weights make the KV cache
-// stale.
-static void gpt_fetch(Gpt *g, int kind) {
-    if (kind == GRADS) settle_grads(g);
-}
-
+// New weights make the KV cache stale.
 static void gpt_store(Gpt *g, int kind, int64_t step) {
     (void)kind, (void)step;
     g->cached = 0;
@@ -1775,7 +1743,6 @@ static void adamw_update(TensorShard s, const AdamW *o, real clip) {
 // One step: gradient clipping by the global norm, then AdamW on the shards of this process. Nothing
 // changes where loss or gradient are not finite or beyond the limits of --skip-spikes.
 static Update gpt_update(Gpt *g, const AdamW *o) {
-    settle_grads(g);
     comm_wait(g->comm);  // for the gradients that are being reduced
     double square = gpt_square(g);
     Loss loss = gpt_means(g, &square);  // all-reduces square too
