@@ -109,7 +109,6 @@ typedef real Unit;
 enum { PER_UNIT = 1 };
 #endif
 typedef VECTOR(Unit, VECTOR_BYTES) Units;
-typedef VECTOR(Unit, sizeof(Unit)) UnitsAnywhere;
 enum {
     VL = VECTOR_BYTES / sizeof(real),  // lanes of a vector
     NR = 2 * VL,                       // columns of a block
@@ -186,7 +185,7 @@ static inline void gemm_end(void) {}
 
 // The rank-1 update c += (column of A) (row of B).
 INLINE void gemm_update(Vec c[MR][2], const Unit *a, const Unit *b) {
-    Units b0 = *(const UnitsAnywhere *)b, b1 = *(const UnitsAnywhere *)(b + VL);
+    Units b0 = *(const Units *)b, b1 = *(const Units *)(b + VL);
 #pragma GCC unroll 12
     for (int r = 0; r < MR; r++) {
         c[r][0] = gemm_dot(c[r][0], a[r], b0);
@@ -246,17 +245,13 @@ static inline int64_t gemm_units(int64_t depth) {
     return CEIL_DIV(depth, STEP * PER_UNIT) * STEP;
 }
 
-// The units of a panel of A, MR rows of the band, that are not all 0.
-static inline Span gemm_span(View a, int64_t units) {
-    return gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units);
-}
-
-// Packs a slice of a tile of A, panel by panel, and sets the units of each that count.
+// Packs a slice of a tile of A, panel by panel. spans: the units of each that the band does not
+// make 0.
 static void gemm_slice_a(Unit *dst, Span *spans, View A, int64_t rows, int64_t depth) {
     int64_t units = gemm_units(depth);
     for (int64_t i = 0; i < rows; i += MR, spans++, dst += MR * units) {
         View a = part(A, i, 0);
-        *spans = gemm_span(a, units);
+        *spans = gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units);
         int64_t k = spans->from * PER_UNIT, end = spans->to * PER_UNIT;
         gemm_pack_a(dst + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i,
                     (end < depth ? end : depth) - k);
@@ -270,24 +265,20 @@ static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t 
                        CEIL_DIV(units * (which + 1), pieces) * unit, size);
 }
 
-// C is mp x np tiles. Where C is tall, a thread's share is of some rows: tokens that its L2 still
-// has. Where C is wide, it is of some columns: B, the larger matrix, is read once.
+// C is mp x np tiles.
 typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha; bool add; } Tiles;
-
-static inline Span gemm_rows(const Tiles *p, int64_t tile) {
-    return gemm_cut(p->M, p->mp, MR, p->M < p->N ? tile % p->mp : tile / p->np);
-}
-
-static inline Span gemm_cols(const Tiles *p, int64_t tile) {
-    return gemm_cut(p->N, p->np, NR, p->M < p->N ? tile / p->mp : tile % p->np);
-}
 
 // One tile of C by one thread: at most MC rows, rounded up to MR. Columns of C are contiguous.
 static void gemm_tile(const Tiles *p, int64_t tile) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64)));
     Unit pb[NR * UNITS] __attribute__((aligned(64)));
-    Span spans[MC / MR + 1], down = gemm_rows(p, tile), across = gemm_cols(p, tile);
+    // Where C is tall, a thread's share is of some rows: tokens that its L2 still has. Where C is
+    // wide, it is of some columns: B, the larger matrix, is read once.
+    bool tall = p->M >= p->N;
+    Span spans[MC / MR + 1];
+    Span down = gemm_cut(p->M, p->mp, MR, tall ? tile / p->np : tile % p->mp);
+    Span across = gemm_cut(p->N, p->np, NR, tall ? tile % p->np : tile / p->mp);
     int64_t rows = down.to - down.from, cols = across.to - across.from, K = p->K;
     View A = part(p->A, down.from, 0), B = part(p->B, 0, across.from);
     View C = part(p->C, down.from, across.from);

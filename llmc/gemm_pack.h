@@ -107,11 +107,6 @@ static inline U32x16 gemm_some(const real *x, int64_t there) {
             x[i + s] = PICK(a, b, LANES16(HIGH_LANE, s)); \
         }
 INLINE void gemm_transpose(U32x16 x[16]) { EXCHANGE(1) EXCHANGE(2) EXCHANGE(4) EXCHANGE(8) }
-#undef LOW_LANE
-#undef HIGH_LANE
-#undef LANES4
-#undef LANES16
-#undef EXCHANGE
 
 // Packs a square, of which `rows` and `depth` exist; the others become 0 and are not read. It
 // writes one register for each row (by_row) or for each unit, `apart` units apart. The panel takes
