@@ -8,8 +8,7 @@
 //    Arguments: outputs | saved | inputs | parameters | sizes.
 // 3. SET or ADD: a gradient is ADDed exactly where the forward value was read more than once: the
 //    residual stream, the block's input, the tied embedding, parameters over micro-batches
-//    (gradient accumulation). Everything else is SET. The first micro-batch of a step also SETs
-//    the gradients of weight matrices, so that nothing has to zero them.
+//    (gradient accumulation). Everything else is SET.
 // 4. The mode is data (llmc/modes.h): it says which norm slots are filled. Branches, sublayers and
 //    gpt_normalize look at it; layers never do.
 // 5. The file is compiled once per precision (REAL = float or double). Every sum has one order:
@@ -30,7 +29,7 @@ typedef REAL Real;
 #include "llmc/run/train.h"
 
 // Double calls libm; float takes the vectorized exp_float, whose relative error is below 2e-7.
-static inline real exp_real(real x) {
+static real exp_real(real x) {
     return sizeof(real) == 8 ? (real)exp((double)x) : (real)exp_float((float)x);
 }
 
@@ -42,6 +41,8 @@ static void zero(real *x, int64_t size) {
 #pragma omp parallel for if (size > 1 << 16)
     for (int64_t i = 0; i < size; i++) x[i] = 0;
 }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // x + offset, or NULL where a tensor does not exist
 static real *at(real *x, int64_t offset) { return x ? x + offset : NULL; }
@@ -55,7 +56,6 @@ typedef struct {
     int64_t n;
     int out, in;
     int ldy;  // from one row of y to the next: `out`, or more where two linears share a buffer
-    int dw;   // SET or ADD the weight's gradient
     real c;   // 1, or LayerNorm Scaling's 1/sqrt(l+1)
 } LinearShape;
 
@@ -68,19 +68,19 @@ static void linear_forward(real *y, const real *x, const real *w, const real *b,
         for (int j = 0; j < s.out; j++) y[i * s.ldy + j] += b[j];
 }
 
-// dx = c W^T dy (SET or ADD, by `add`)    dW = c dy x^T (SET or ADD, by s.dw)    db += dy
+// dx = c W^T dy (SET or ADD, by `add`)    dW += c dy x^T    db += dy
 //   dx [n, in]   dw [out, in]   db [out] or NULL
 static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
                             const real *w, LinearShape s, int add) {
     View x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
     gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), w_in, s.n, s.in, s.out, s.c, add == ADD);
     // view(dy, 1, s.ldy) is dy transposed
-    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, s.dw == ADD);
+    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, 1);
     if (!db) return;
     // A thread owns a strip of columns, and sums it over the rows in their order.
 #pragma omp parallel for
     for (int j0 = 0; j0 < s.out; j0 += STRIP) {
-        int strip = s.out - j0 < STRIP ? s.out - j0 : STRIP;
+        int64_t strip = least(s.out - j0, STRIP);
         real sum[STRIP] = {0};
         for (int64_t i = 0; i < s.n; i++)
             for (int j = 0; j < strip; j++) sum[j] += dy[i * s.ldy + j0 + j];
@@ -144,7 +144,7 @@ static void norm_backward_gains(const real *dy, const real *x, Norm s) {
 #pragma omp parallel for collapse(2)
     for (int g = 0; g < s.site.gains / W; g++)
         for (int i0 = 0; i0 < W; i0 += STRIP) {
-            int strip = W - i0 < STRIP ? W - i0 : STRIP;
+            int64_t strip = least(W - i0, STRIP);
             real dw[STRIP] = {0}, db[STRIP] = {0};
             for (int64_t row = g; row < s.n * G; row += shared ? 1 : G) {
                 const real *dy_r = dy + row * W + i0, *x_r = x + row * W + i0;
@@ -196,15 +196,9 @@ static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int a
 // ------------------------------------------------------------------------------ RoPE
 // Rotary position embedding (Su et al. 2021), half-split. Of the last R channels of a head, the
 // pair (i, i + R/2) at position t turns by the angle t * theta^(-2i/R). In place.
-//   x [B, T, heads, size]
+//   x [n, heads, size], n = B T rows
 //   table [positions, 2, R/2]: cosines, then sines; it begins at the position of row 0
 //   direction +1: forward, -1: backward, because a rotation's transpose is its inverse
-
-typedef struct {
-    int B, T;
-    int heads, size;  // size: channels of a head
-    int R;            // rotary channels of a head
-} RopeShape;
 
 // Angles in double: at large positions float would lose their fraction.
 static void rope_table(real *table, int64_t positions, int R, double theta) {
@@ -218,14 +212,15 @@ static void rope_table(real *table, int64_t positions, int R, double theta) {
 }
 
 // (first, second) becomes (first cos - second sin, second cos + first sin).
-static void rope(real *x, const real *table, RopeShape s, int direction) {
-    int half = s.R / 2;
+static void rope(real *x, const real *table, int64_t n, int T, int heads, int size, int R,
+                 int direction) {
+    int half = R / 2;
 #pragma omp parallel for
-    for (int64_t row = 0; row < (int64_t)s.B * s.T; row++)
-        for (int h = 0; h < s.heads; h++) {
-            const real *cosine = table + row % s.T * s.R, *sine = cosine + half;
+    for (int64_t row = 0; row < n; row++)
+        for (int h = 0; h < heads; h++) {
+            const real *cosine = table + row % T * R, *sine = cosine + half;
             // the last R channels of head h
-            real *x_h = x + (row * s.heads + h + 1) * s.size - s.R;
+            real *x_h = x + (row * heads + h + 1) * size - R;
             for (int i = 0; i < half; i++) {
                 real first = x_h[i], second = x_h[half + i];
                 real turn = direction * sine[i];
@@ -259,16 +254,17 @@ typedef struct {
 // The rows of one sequence and one head, or of their gradients.
 typedef struct { View q, k, v, c; } Head;
 
+// Head h of sequence b. x [B, T, heads, size]
+static View head_rows(const real *x, int64_t b, int T, int64_t heads, int size, int64_t h) {
+    return view(x + (b * T * heads + h) * size, heads * size, 1);
+}
+
 static Head head_at(const real *q, const real *k, const real *v, const real *c, AttnShape s,
                     int64_t b, int64_t h) {
     int64_t kv = h / (s.NH / s.KV);
-    int64_t qs = (int64_t)s.NH * s.QK, ks = (int64_t)s.KV * s.QK;  // from row to row
-    int64_t vs = (int64_t)s.KV * s.HS, cs = (int64_t)s.NH * s.HS;
     return (Head){
-        .q = view(q + b * s.T * qs + h * s.QK, qs, 1),
-        .k = view(k + b * s.T * ks + kv * s.QK, ks, 1),
-        .v = view(v + b * s.T * vs + kv * s.HS, vs, 1),
-        .c = view(c + b * s.T * cs + h * s.HS, cs, 1),
+        .q = head_rows(q, b, s.T, s.NH, s.QK, h), .k = head_rows(k, b, s.T, s.KV, s.QK, kv),
+        .v = head_rows(v, b, s.T, s.KV, s.HS, kv), .c = head_rows(c, b, s.T, s.NH, s.HS, h),
     };
 }
 
@@ -277,25 +273,12 @@ static real *thread_scores(AttnShape s) {
     return s.scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK;
 }
 
-// The largest of x[0 .. seen), seen > 0, in vectors. The last vector may overlap the one before.
-static real row_max(const real *x, int64_t seen) {
-    real max[VL];
-    for (int l = 0; l < VL; l++) max[l] = x[0];
-    if (seen < VL)
-        for (int64_t j = 1; j < seen; j++) max[0] = x[j] > max[0] ? x[j] : max[0];
-    else {
-        Vec largest = *(const VecAnywhere *)(x + seen - VL);
-        for (int64_t j = 0; j + VL <= seen; j += VL) {
-            Vec v = *(const VecAnywhere *)(x + j);
-            __typeof__(v > v) more = v > largest;  // each lane all ones or all zeros: a mask
-            largest = (Vec)((more & (__typeof__(more))v) | (~more & (__typeof__(more))largest));
-        }
-        memcpy(max, &largest, sizeof max);
-    }
-#pragma GCC unroll 4
-    for (int half = VL / 2; half; half /= 2)
-        for (int l = 0; l < half; l++) max[l] = max[l] > max[l + half] ? max[l] : max[l + half];
-    return max[0];
+// The largest of x[0 .. size), size > 0. A maximum passes over NaN.
+static real row_max(const real *x, int64_t size) {
+    real max = x[0];
+#pragma omp simd reduction(max : max)
+    for (int64_t j = 1; j < size; j++) max = x[j] > max ? x[j] : max;
+    return max;
 }
 
 // The scores of keys are read in vectors of LANES; the lanes beyond `seen` are ignored.
@@ -322,20 +305,19 @@ static real row_exp(real *x, int64_t seen, int64_t keys, real max) {
 static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
     int64_t end = s.cached + s.T;
     for (int64_t t0 = s.cached, rows; t0 < end; t0 += rows) {  // positions in the text
-        int64_t to_boundary = ATTN_BLOCK - t0 % ATTN_BLOCK;
-        rows = to_boundary < end - t0 ? to_boundary : end - t0;
+        rows = least(ATTN_BLOCK - t0 % ATTN_BLOCK, end - t0);
         int64_t row0 = t0 - s.cached;  // q and c begin at position `cached`
         View q_t = part(x.q, row0, 0), c_t = part(x.c, row0, 0);
         real max[ATTN_BLOCK], sum[ATTN_BLOCK];  // of each row, over the keys so far
         for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
-            int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
+            int64_t keys = least(t0 + rows - j0, ATTN_BLOCK);
             View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);  // the causal mask
             // S = scale Q K^T, of one block
             gemm(seen_S, q_t, transpose(part(x.k, j0, 0)), rows, keys, s.QK, s.scale, 0);
             for (int64_t i = 0; i < rows; i++) {
                 real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * c_t.rs;
                 // query t0 + i sees the keys up to its own position
-                int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
+                int64_t seen = least(t0 + i + 1 - j0, keys);
                 real new_max = row_max(S_i, seen);
                 if (j0 > 0 && max[i] > new_max) new_max = max[i];
                 real new_sum = row_exp(S_i, seen, keys, new_max);
@@ -377,7 +359,7 @@ static void attention_forward(real *c, real *peak, real *lse, const real *q, con
 static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s, bool first) {
     real *dS = P + ATTN_BLOCK * ATTN_BLOCK, D[ATTN_BLOCK];
     for (int64_t t0 = 0; t0 < s.T; t0 += ATTN_BLOCK) {
-        int64_t rows = s.T - t0 < ATTN_BLOCK ? s.T - t0 : ATTN_BLOCK;
+        int64_t rows = least(s.T - t0, ATTN_BLOCK);
         View q_t = part(x.q, t0, 0), c_t = part(x.c, t0, 0);
         View dq_t = part(d.q, t0, 0), dc_t = part(d.c, t0, 0);
         for (int64_t i = 0; i < rows; i++) {  // D = rowsum(dC * C)
@@ -387,7 +369,7 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
             D[i] = sum;
         }
         for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
-            int64_t keys = t0 + rows - j0 < ATTN_BLOCK ? t0 + rows - j0 : ATTN_BLOCK;
+            int64_t keys = least(t0 + rows - j0, ATTN_BLOCK);
             View k_j = part(x.k, j0, 0), dk_j = part(d.k, j0, 0);
             View v_j = part(x.v, j0, 0), dv_j = part(d.v, j0, 0);
             View seen_P = band(P, ATTN_BLOCK, 1, -FAR, t0 - j0);
@@ -396,7 +378,7 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
             gemm(seen_dS, dc_t, transpose(v_j), rows, keys, s.HS, 1, 0);      // dP
             for (int64_t i = 0; i < rows; i++) {
                 real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK;
-                int64_t seen = t0 + i + 1 - j0 < keys ? t0 + i + 1 - j0 : keys;
+                int64_t seen = least(t0 + i + 1 - j0, keys);
                 row_exp(P_i, seen, keys, lse[(t0 + i) * s.NH]);  // P = exp(S - lse)
                 for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                 for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
@@ -466,9 +448,9 @@ static void latent_heads_backward(real *dkvb, real *dkr, const real *dk, const r
 static const real GELU_SLOPE = 1.5957691216057308;  // sqrt(8/pi)
 static const real GELU_CUBE = 0.044715;
 
-static inline real sigmoid(real x) { return 1 / (1 + exp_real(-x)); }
+static real sigmoid(real x) { return 1 / (1 + exp_real(-x)); }
 
-static inline real gelu_gate(real u) {
+static real gelu_gate(real u) {
     return sigmoid(GELU_SLOPE * (u + GELU_CUBE * u * u * u));
 }
 
@@ -539,8 +521,7 @@ static void router_scores(real *s, real *lse, const real *z, RouterShape r) {
     for (int64_t t = 0; t < r.n; t++) {
         const real *z_t = z + t * r.E;
         real *s_t = s + t * r.E;
-        real max = z_t[0], sum = 0;  // less the maximum no exponential overflows
-        for (int j = 1; j < r.E; j++) max = z_t[j] > max ? z_t[j] : max;
+        real max = row_max(z_t, r.E), sum = 0;  // less the maximum no exponential overflows
         for (int j = 0; j < r.E; j++) sum += exp_real(z_t[j] - max);
         lse[t] = max + (real)log(sum);
         for (int j = 0; j < r.E; j++)
@@ -714,9 +695,9 @@ static void combine_backward(real *drows, real *dgate, const real *dy, const rea
 //   tokens [B, T]   wte [Vp, C]   wpe [positions, C], NULL with RoPE   e [B, T, C]
 
 static void embedding_forward(real *e, const int32_t *tokens, const real *wte, const real *wpe,
-                              int B, int T, int C, real scale) {
+                              int64_t n, int T, int C, real scale) {
 #pragma omp parallel for
-    for (int64_t bt = 0; bt < (int64_t)B * T; bt++) {
+    for (int64_t bt = 0; bt < n; bt++) {
         const real *wte_ix = wte + (int64_t)tokens[bt] * C;  // the token's row
         for (int i = 0; i < C; i++)
             e[bt * C + i] = scale * wte_ix[i] + (wpe ? wpe[bt % T * C + i] : 0);
@@ -726,11 +707,11 @@ static void embedding_forward(real *e, const int32_t *tokens, const real *wte, c
 // dwte[token] += scale * de[b, t]    dwpe[t] += de[b, t]
 // A thread owns a strip of columns: gradients of repeated tokens add up in one order.
 static void embedding_backward(real *dwte, real *dwpe, const real *de, const int32_t *tokens,
-                               int B, int T, int C, real scale) {
+                               int64_t n, int T, int C, real scale) {
 #pragma omp parallel for
     for (int i0 = 0; i0 < C; i0 += STRIP) {
-        int strip = C - i0 < STRIP ? C - i0 : STRIP;
-        for (int64_t bt = 0; bt < (int64_t)B * T; bt++) {
+        int64_t strip = least(C - i0, STRIP);
+        for (int64_t bt = 0; bt < n; bt++) {
             const real *restrict d = de + bt * C + i0;
             real *restrict token = dwte + (int64_t)tokens[bt] * C + i0;
             real *restrict position = dwpe ? dwpe + bt % T * C + i0 : NULL;
@@ -749,9 +730,7 @@ static void crossentropy_forward(real *losses, real *logsum, const real *logits,
 #pragma omp parallel for
     for (int64_t row = 0; row < n; row++) {
         const real *z = logits + row * Vp;
-        real max = z[0], sum = 0;
-#pragma omp simd reduction(max : max)
-        for (int j = 1; j < V; j++) max = z[j] > max ? z[j] : max;
+        real max = row_max(z, V), sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int j = 0; j < V; j++) sum += exp_real(z[j] - max);
         logsum[row] = max + (real)log(sum);
@@ -787,7 +766,6 @@ typedef struct Block {
     Acts a, d;           // activations and their gradients
     KvCache cache;       // decode: keys and values of earlier tokens; otherwise NULLs
     const real *rotary;  // rope_table from row 0's position; NULL with learned positions
-    int dweights;        // backward: SET or ADD the gradients of weight matrices
     real loss_scale;     // backward: the gradient of the micro-batch's mean loss, for the router
 } Block;
 
@@ -823,7 +801,7 @@ static real *slot_backward(Norm norm, real *dx, real *dy, const real *x) {
 
 // A linear whose rows are the block's.
 static LinearShape linear_shape(const Block *b, int out, int in, real c) {
-    return (LinearShape){b->n, out, in, out, b->dweights, c};
+    return (LinearShape){b->n, out, in, out, c};
 }
 
 // ------------------------------------------------------------------------------ attention branch
@@ -844,10 +822,9 @@ static AttnShape attn_shape(const Block *b) {
 // Turns q [n, NH, QK] and k [n, KV, QK], or their gradients.
 static void qk_rope(const Block *b, real *q, real *k, int direction) {
     const Model *m = b->m;
-    RopeShape s = {b->s->B, b->s->T, m->NH, qk_size(m), rotary_size(m)};
-    rope(q, b->rotary, s, direction);
-    s.heads = m->KV;
-    rope(k, b->rotary, s, direction);
+    int T = b->s->T, QK = qk_size(m), R = rotary_size(m);
+    rope(q, b->rotary, b->n, T, m->NH, QK, R, direction);
+    rope(k, b->rotary, b->n, T, m->KV, QK, R, direction);
 }
 
 // nGPT: k shares the gain s_qk of q.
@@ -1085,8 +1062,7 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
     for (int e = 0; e < r.E; e++) {
         Block x = expert_block(b, e);
         int64_t row = a->start[e] * (int64_t)C;
-        // An expert without tokens still has gradients to SET to 0, once a step.
-        if (x.n || x.dweights == SET) mlp_backward(&x, d->xx + row, drows + row, a->xx + row, SET);
+        if (x.n) mlp_backward(&x, d->xx + row, drows + row, a->xx + row, SET);
     }
     gather_backward(du, d->xx, a->place, r.n, r.K, C);
     if (b->p.F) mlp_backward(b, du, dy, u, ADD);
@@ -1158,7 +1134,7 @@ static void interpolate_backward(real *dskip, real *dy, real *dp, const real *ds
                                  const real *y, const real *p, int64_t n, int C) {
 #pragma omp parallel for
     for (int i0 = 0; i0 < C; i0 += STRIP) {
-        int i1 = C - i0 < STRIP ? C : i0 + STRIP;
+        int64_t i1 = least(C, i0 + STRIP);
         real sum[STRIP] = {0};
         for (int64_t t = 0; t < n; t++)
             for (int64_t i = i0; i < i1; i++) {
@@ -1243,7 +1219,7 @@ static void block_recompute(const Block *b, real *x) {
 // Statistics of layers (LayerStats in llmc/run/trainer.h) are sums over tokens, in double. Sums
 // over whole tensors are made of fixed pieces, added in order.
 
-// sum of (x - a y)^2; y may be NULL
+// sum of (x - a y)^2; with y = x and a = 0 that of x^2
 static double square_sum(const real *x, const real *y, double a, int64_t size) {
     enum { PIECES = 64 };
     double part[PIECES], sum = 0;
@@ -1251,17 +1227,15 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
     for (int64_t k = 0; k < PIECES; k++) {
         int64_t begin = size * k / PIECES, end = size * (k + 1) / PIECES;
         double piece = 0;
-        if (!y)  // a loop of its own: with the choice inside it takes four times as long
 #pragma omp simd reduction(+ : piece)
-            for (int64_t i = begin; i < end; i++) piece += (double)x[i] * x[i];
-        else
-#pragma omp simd reduction(+ : piece)
-            for (int64_t i = begin; i < end; i++) piece += (x[i] - a * y[i]) * (x[i] - a * y[i]);
+        for (int64_t i = begin; i < end; i++) piece += (x[i] - a * y[i]) * (x[i] - a * y[i]);
         part[k] = piece;
     }
     for (int k = 0; k < PIECES; k++) sum += part[k];
     return sum;
 }
+
+static double squares(const real *x, int64_t size) { return square_sum(x, x, 0, size); }
 
 // Sums over the tokens of one layer since stats_begin. Nothing but doubles: processes add them up.
 typedef struct LayerSums {
@@ -1327,7 +1301,7 @@ static void block_stats(const Block *b, LayerSums *sums, double *logit_max, doub
         const real *skip = sublayer_skip(f, in[i], f.in.site.on ? f.u : in[i], x0);
         if (!f.alpha) {  // y = s - a skip
             sums->branch[i] += square_sum(s, skip, f.a, values);
-            sums->skip[i] += (double)f.a * f.a * square_sum(skip, NULL, 0, values);
+            sums->skip[i] += (double)f.a * f.a * squares(skip, values);
             continue;
         }
         for (int64_t k = 0; k < values; k++) {  // nGPT: alpha y and (1 - alpha) skip
@@ -1336,7 +1310,7 @@ static void block_stats(const Block *b, LayerSums *sums, double *logit_max, doub
             sums->skip[i] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
         }
     }
-    sums->residual += square_sum(b->a.x, NULL, 0, values);
+    sums->residual += squares(b->a.x, values);
     sums->values += values;
     if (b->p.moe) router_stats(b, sums, load);
     for (int64_t i = 0; i < rows; i++)  // NaN stays
@@ -1356,8 +1330,6 @@ struct Gpt {
     real *rotary;                 // rope_table of all positions; NULL with learned positions
     int32_t *inputs, *targets;    // [n]
     int recompute;
-    bool fresh;                   // since zero_grads no backward: weight matrices still have the
-                                  // last step's gradients, which the next backward SETs
     real z_loss;                  // coefficient
     double ce, z, router;         // sums of losses over the tokens since the last means
     int64_t seen;                 // number of these tokens
@@ -1386,7 +1358,6 @@ static Block gpt_block(const Gpt *g, int l) {
         .a = acts_view(&g->act_layout, m, &g->max, g->acts, l, 0),
         .d = acts_view(&g->act_layout, m, &g->max, g->grads, l, 1),
         .cache = cache, .rotary = at(g->rotary, (int64_t)cache.cached * rotary_size(m)),
-        .dweights = g->fresh ? SET : ADD,
     };
 }
 
@@ -1417,12 +1388,14 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
         g->rotary = check_alloc(sizeof(real) * g->max.T * R, "the rotary angles");
         rope_table(g->rotary, g->max.T, R, m->theta);
     }
-    g->inputs = check_alloc(g->max.n * sizeof *g->inputs, "the inputs");
-    g->targets = check_alloc(g->max.n * sizeof *g->targets, "the targets");
-    g->stats_sums = check_alloc(m->L * sizeof *g->stats_sums, "statistics of layers");
-    g->stats_logit_max = check_alloc(m->L * sizeof(double), "statistics of layers");
-    g->stats_loads = check_alloc((m->L * m->moe.E + 1) * sizeof(double), "the loads of experts");
-    g->load_sums = check_alloc((m->moe.E + 1) * sizeof(double), "the loads of experts");
+    g->inputs = check_alloc(2 * g->max.n * sizeof *g->inputs, "inputs and targets");
+    g->targets = g->inputs + g->max.n;
+    int64_t L = m->L, E = m->moe.E;
+    g->stats_sums = check_alloc(L * sizeof *g->stats_sums + (L + L * E + E) * sizeof(double),
+                                "statistics of layers");
+    g->stats_logit_max = (double *)(g->stats_sums + L);
+    g->stats_loads = g->stats_logit_max + L;
+    g->load_sums = g->stats_loads + L * E;
     return g;
 }
 
@@ -1432,12 +1405,8 @@ static void gpt_destroy(Gpt *g) {
     free(g->grads);
     free(g->rotary);
     free(g->inputs);
-    free(g->targets);
     free(g->kv_cache);
     free(g->stats_sums);
-    free(g->stats_logit_max);
-    free(g->stats_loads);
-    free(g->load_sums);
     layout_free(&g->layout);
     act_layout_free(&g->act_layout);
     free(g);
@@ -1467,7 +1436,7 @@ static real *model_stream(Gpt *g, const int32_t *inputs, int B, int T, bool coun
     Block b = gpt_block(g, 0);
     real *raw = b.p.emb.on ? b.a.raw : b.a.e;  // before the embedding's norm
     const real *wpe = at(b.w.wpe, (int64_t)b.cache.cached * m->C);
-    embedding_forward(raw, g->inputs, b.w.wte, wpe, B, T, m->C, m->emb_scale);
+    embedding_forward(raw, g->inputs, b.w.wte, wpe, B * T, T, m->C, m->emb_scale);
     real *x = slot_forward(NORM(&b, emb), b.a.e, raw);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
@@ -1583,54 +1552,29 @@ static void gpt_backward(Gpt *g, double scale, int last) {
         if (reducing) model_reduce(g, l);
         b = below;
     }
-    // embedding, where the head has SET the gradient of a tied one
+    // embedding
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
-    embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, g->now.B, g->now.T, m->C, m->emb_scale);
+    embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, n, g->now.T, m->C, m->emb_scale);
     if (reducing) model_reduce(g, -1);
-    g->fresh = false;
 }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
     return at(g->tensors[kind], kind < ADAM_M ? e->offset : e->state);
 }
 
-// Weight matrices, the head among them: linear_backward SETs their gradients in a step's first
-// micro-batch.
-static bool is_set_first(const Gpt *g, const Entry *e) {
-    int role = e->row.init;
-    if (role == ROLE_EMBEDDING) return g->m.tied && e->id == PARAM_wte;
-    return role != ROLE_GAIN && role != ROLE_ZERO;
-}
-
-static void zero_grads(Gpt *g, bool set_first) {
-    for (int k = 0; k < g->layout.count; k++) {
-        const Entry *e = &g->layout.entries[k];
-        if (is_set_first(g, e) == set_first) zero(gpt_tensor(g, GRADS, e), e->size);
-    }
-}
-
-// Begins a step. Gradients that the first micro-batch SETs are left as they are.
+// Begins a step.
 static void gpt_zero_grads(Gpt *g) {
-    zero_grads(g, false);
-    g->fresh = true;
+    zero(g->tensors[GRADS], g->layout.total);
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
         if (b.p.moe) memset(b.a.loads, 0, g->m.moe.E * sizeof(real));
     }
 }
 
-// Before gradients are read: without a micro-batch all of them are 0.
-static void settle_grads(Gpt *g) {
-    if (g->fresh) zero_grads(g, true);
-    g->fresh = false;
-}
+// The tensors are in the host's memory: there is nothing to copy.
+static void gpt_fetch(Gpt *g, int kind) { (void)g, (void)kind; }
 
-// The tensors are in the host's memory: there is nothing to copy. New weights make the KV cache
-// stale.
-static void gpt_fetch(Gpt *g, int kind) {
-    if (kind == GRADS) settle_grads(g);
-}
-
+// New weights make the KV cache stale.
 static void gpt_store(Gpt *g, int kind, int64_t step) {
     (void)kind, (void)step;
     g->cached = 0;
@@ -1721,13 +1665,13 @@ static double gpt_square(const Gpt *g) {
         Part part = entry_part(e, g->rank, g->processes);
         if (!part.size) continue;
         if (e->offset + part.first != end) {  // a gap: the piece ends
-            sum += square_sum(g->tensors[GRADS] + begin, NULL, 0, end - begin);
+            sum += squares(g->tensors[GRADS] + begin, end - begin);
             begin = e->offset + part.first;
         }
         bool to_end = part.first + part.size == e->size;  // and the padding behind it
         end = e->offset + (to_end ? memory_padded(e->size) : part.first + part.size);
     }
-    return sum + square_sum(g->tensors[GRADS] + begin, NULL, 0, end - begin);
+    return sum + squares(g->tensors[GRADS] + begin, end - begin);
 }
 
 // The shard of one tensor that this process owns and updates (ZeRO-1), and how an update treats it.
@@ -1775,7 +1719,6 @@ static void adamw_update(TensorShard s, const AdamW *o, real clip) {
 // One step: gradient clipping by the global norm, then AdamW on the shards of this process. Nothing
 // changes where loss or gradient are not finite or beyond the limits of --skip-spikes.
 static Update gpt_update(Gpt *g, const AdamW *o) {
-    settle_grads(g);
     comm_wait(g->comm);  // for the gradients that are being reduced
     double square = gpt_square(g);
     Loss loss = gpt_means(g, &square);  // all-reduces square too

@@ -11,9 +11,9 @@
 //   C is cut into tiles, which threads share (threads.h), and K into slices.
 //   A slice of the tile's rows of A is packed and stays in the L2 cache.
 //   Panels of B are packed one after another; each stays in the L1 while the kernel runs down the
-//   tile. Floats that lie close together and are read few times are not packed (gemm_in_place).
-//   The kernel holds an MR x NR block of C in vector registers. At the lower edge of C the block
-//   has one or two thirds of its rows.
+//   tile.
+//   The kernel holds an MR x NR block of C in vector registers. At the edges of C it works in a
+//   copy of the block.
 //
 //                    B: NR columns                bytes at VECTOR_BYTES = 32 (AVX2):
 //                      | k |                      packed A    rows of the tile x KC   198 KiB, L2
@@ -39,9 +39,7 @@
 //   Elsewhere the rounded numbers stay floats, at the speed of fp32.
 // AMX and AVX-512 BF16 take denormals for zero.
 #pragma once
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
+#include "run/util.h"
 #include "threads.h"
 
 // A matrix in memory: element (i, j) is p[i * rs + j * cs]. In a band matrix A is 0, or C is not
@@ -77,8 +75,7 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
         }
 }
 
-// Block sizes. MR, MC: rows of a block and of a tile; EVERY: units of k from one prefetch to the
-// next; FEW: how often a panel may be read where it lies (gemm_in_place).
+// Block sizes. MR, MC: rows of a block and of a tile.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__) && defined(__AMX_BF16__) && \
     defined(__linux__)
 #define AMX 1
@@ -86,15 +83,15 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
 #define AMX 0
 #endif
 #if AMX
-enum { VECTOR_BYTES = 64, MR = 32, MC = 384, FEW = 0 };
+enum { VECTOR_BYTES = 64, MR = 32, MC = 384 };
 #elif defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, MR = 12, MC = 384, EVERY = 4, FEW = 32 };
+enum { VECTOR_BYTES = 64, MR = 12, MC = 384 };
 #elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, MR = 6, MC = 192, EVERY = 16, FEW = 12 };
+enum { VECTOR_BYTES = 32, MR = 6, MC = 192 };
 #elif defined(__aarch64__)
-enum { VECTOR_BYTES = 16, MR = 12, MC = 192, EVERY = 8, FEW = 12 };
+enum { VECTOR_BYTES = 16, MR = 12, MC = 192 };
 #else
-enum { VECTOR_BYTES = 16, MR = 6, MC = 192, EVERY = 8, FEW = 12 };
+enum { VECTOR_BYTES = 16, MR = 6, MC = 192 };
 #endif
 #define VECTOR(type, alignment) \
     type __attribute__((vector_size(VECTOR_BYTES), aligned(alignment), may_alias))
@@ -112,7 +109,6 @@ typedef real Unit;
 enum { PER_UNIT = 1 };
 #endif
 typedef VECTOR(Unit, VECTOR_BYTES) Units;
-typedef VECTOR(Unit, sizeof(Unit)) UnitsAnywhere;
 enum {
     VL = VECTOR_BYTES / sizeof(real),  // lanes of a vector
     NR = 2 * VL,                       // columns of a block
@@ -120,7 +116,6 @@ enum {
     NC = 1024,                         // columns of a tile at most
     LINE = 64 / sizeof(real),          // numbers in a cache line
     STEP = AMX ? 16 : 1,               // units of k that one instruction takes
-    THIRD = AMX ? MR : MR / 3,         // rows: the kernel makes blocks of one, two or three thirds
 };
 
 #if defined(__AVX__)
@@ -169,42 +164,14 @@ static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
     return (Span){from, gemm_clamp(to, from, size)};
 }
 
-// A panel as the kernel reads it: row r (for B: column r) at unit k is p[r * row + k * unit].
-// It is packed, or floats in the matrix itself (IN_PLACE).
-typedef struct { const Unit *p; int64_t row, unit; } Panel;
-#ifdef BF16_PRODUCTS
-enum { IN_PLACE = 0 };
-#else
-enum { IN_PLACE = 1 };
-#endif
-
-// A prefetch: the kernel brings these numbers into the L2 cache while it works. `pieces` pieces,
-// `stride` apart, of `length` neighbours; `at` counts within a piece.
-typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
-
-static inline Ahead gemm_ahead(View v, int64_t rows, int64_t cols) {
-    if (v.cs == 1) return (Ahead){v.p, rows, v.rs, cols, 0};
-    return (Ahead){v.p, cols, v.cs, rows, 0};
-}
-
-// Fetches the next cache line.
-static inline void gemm_fetch(Ahead *f) {
-    if (f->pieces <= 0) return;
-    __builtin_prefetch(f->piece + f->at, 0, 2);
-    f->at += LINE;
-    if (f->at >= f->length) f->at = 0, f->piece += f->stride, f->pieces--;
-}
-
 // One call of the kernel: out (+)= alpha (panel of A) (panel of B), summed over the units s of K.
 typedef struct {
     real *out;       // a block of C
     int64_t stride;  // from row to row of out
-    int64_t rows;    // a multiple of THIRD; columns are NR
-    const Panel *a, *b;
+    const Unit *a, *b;
     Span s;
     real alpha;
     bool add;  // += rather than =
-    Ahead *ahead;
 } KernelArgs;
 
 #define INLINE static inline __attribute__((always_inline))
@@ -216,194 +183,120 @@ typedef struct {
 static inline void gemm_begin(void) {}
 static inline void gemm_end(void) {}
 
-// The rank-1 update c += (column of A) (row of B). Where rows of A lie apart, three rows share an
-// address, because there are no more registers for addresses.
-INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, const Unit *b,
-                        const int rows, const bool apart) {
-    Units b0 = *(const UnitsAnywhere *)b, b1 = *(const UnitsAnywhere *)(b + VL);
+// The rank-1 update c += (column of A) (row of B).
+INLINE void gemm_update(Vec c[MR][2], const Unit *a, const Unit *b) {
+    Units b0 = *(const Units *)b, b1 = *(const Units *)(b + VL);
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) {
-        Unit x = apart ? a[r / 3][r % 3 * row] : a[0][r];
-        c[r][0] = gemm_dot(c[r][0], x, b0);
-        c[r][1] = gemm_dot(c[r][1], x, b1);
+    for (int r = 0; r < MR; r++) {
+        c[r][0] = gemm_dot(c[r][0], a[r], b0);
+        c[r][1] = gemm_dot(c[r][1], a[r], b1);
     }
 }
 
 // The loop over k, unrolled: a core that shares its decoders with another thread gets fewer
 // instructions a cycle, and every instruction beside the multiply-adds costs one.
-// Prefetches go one cache line at a time, because many at once would wait for each other: every
-// EVERY units, some 100 cycles, a line of p->ahead; in the last 2 MR units one row of `out` a
-// unit, and some rows below. Fetched earlier, B would push them out of the L1 cache.
-INLINE void gemm_run(const KernelArgs *p, const int rows, const bool apart) {
+// Each of the last 2 MR units prefetches a row of `out`, or of what is below it. Fetched earlier, B
+// would push the rows out of the L1 cache.
+// A function of its own, so that nothing else claims a register.
+NOINLINE void gemm_kernel(const KernelArgs *p) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
-    const int64_t row = p->a->row, stride = p->stride;
-    const int64_t next_a = !IN_PLACE ? MR : apart ? 1 : p->a->unit;
-    const int64_t next_b = IN_PLACE ? p->b->unit : NR;
-    const Unit *of_a[MR / 3], *of_b = p->b->p + s.from * next_b;
-    int64_t k = s.from;
-    Ahead rest = *p->ahead;  // in registers
-    for (int i = 0; i < MR / 3; i++) of_a[i] = p->a->p + s.from * next_a + 3 * i * row;
-    for (; k <= s.to - 2 * MR - EVERY; k += EVERY) {
-        gemm_fetch(&rest);
-#pragma GCC unroll 4
-        for (int u = 0; u < EVERY; u++, of_b += next_b) {
-            gemm_update(c, of_a, row, of_b, rows, apart);
-            for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
-        }
-    }
-    *p->ahead = rest;
+    const int64_t stride = p->stride;
+    const Unit *a = p->a + s.from * MR, *b = p->b + s.from * NR;
     real *out = p->out;
+    int64_t k = s.from;
 #pragma GCC unroll 4
-    for (const real *line = out; k < s.to; k++, of_b += next_b, line += stride) {
+    for (; k < s.to - 2 * MR; k++, a += MR, b += NR) gemm_update(c, a, b);
+#pragma GCC unroll 4
+    for (const real *line = out; k < s.to; k++, a += MR, b += NR, line += stride) {
         for (int j = 0; j < NR; j += LINE) __builtin_prefetch(line + j, 1);
-        gemm_update(c, of_a, row, of_b, rows, apart);
-        for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
+        gemm_update(c, a, b);
     }
     const real alpha = p->alpha;
     const bool add = p->add;
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++, out += stride)
+    for (int r = 0; r < MR; r++, out += stride)
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
             VecAnywhere *to = (VecAnywhere *)(out + v * VL);
             *to = gemm_scaled(add ? (Vec)*to : (Vec){0}, alpha, c[r][v]);
         }
 }
-
-INLINE void gemm_thirds(const KernelArgs *p, const bool apart) {
-    if (p->rows > 2 * THIRD) gemm_run(p, MR, apart);
-    else if (p->rows > THIRD) gemm_run(p, 2 * THIRD, apart);
-    else gemm_run(p, THIRD, apart);
-}
-
-// Rows of A side by side, or apart and then side by side in k. They are functions of their own, so
-// that nothing else claims a register.
-NOINLINE void gemm_beside(const KernelArgs *p) { gemm_thirds(p, false); }
-NOINLINE void gemm_apart(const KernelArgs *p) { gemm_thirds(p, true); }
-
-static inline void gemm_kernel(const KernelArgs *p) {
-    (!IN_PLACE || p->a->row == 1 ? gemm_beside : gemm_apart)(p);
-}
 #endif
 
-// Any block of C: p->rows x cols at p->out. Where that is not a whole number of thirds, or not NR
-// columns, the kernel works in a copy, and makes the same sums.
-static inline void gemm_block(KernelArgs *p, int64_t cols) {
-    if (p->rows % THIRD == 0 && cols == NR) {
+// Any block of C: rows x cols at p->out. Part of a block is computed in a copy, with the same sums.
+static inline void gemm_block(KernelArgs *p, int64_t rows, int64_t cols) {
+    if (rows >= MR && cols >= NR) {
         gemm_kernel(p);
         return;
     }
     real block[MR * NR] __attribute__((aligned(64))) = {0}, *out = p->out;
-    int64_t stride = p->stride, bytes = cols * (int64_t)sizeof(real);
-    for (int64_t r = 0; r < p->rows && p->add; r++) memcpy(block + r * NR, out + r * stride, bytes);
+    int64_t stride = p->stride, bytes = (cols < NR ? cols : NR) * sizeof(real);
+    if (rows > MR) rows = MR;
+    for (int64_t r = 0; r < rows && p->add; r++) memcpy(block + r * NR, out + r * stride, bytes);
     p->out = block;
     p->stride = NR;
     gemm_kernel(p);
-    for (int64_t r = 0; r < p->rows; r++) memcpy(out + r * stride, block + r * NR, bytes);
+    for (int64_t r = 0; r < rows; r++) memcpy(out + r * stride, block + r * NR, bytes);
 }
 
 // As many units of K as instructions take for `depth`.
 static inline int64_t gemm_units(int64_t depth) {
-    return (depth + STEP * PER_UNIT - 1) / (STEP * PER_UNIT) * STEP;
+    return CEIL_DIV(depth, STEP * PER_UNIT) * STEP;
 }
 
-// The units of a panel of A, MR rows of the band, that are not all 0.
-static inline Span gemm_span(View a, int64_t units) {
-    return gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units);
-}
-
-// Whether panels are read where they lie: neighbours one way, at most a page apart the other way,
-// and read few times. Rows on a page each need more TLB entries than there are, and lines of a
-// matrix whose width is a multiple of 64 or more share few sets of the L1 cache, which keeps them
-// for one pass at most. FEW: beyond that packing paid on AVX2. On AVX-512, whose kernel reads half
-// as much for each multiply-add, it did not, and FEW is as often as a tile reads a panel at most.
-static inline bool gemm_in_place(int64_t beside, int64_t apart, int64_t times) {
-    return IN_PLACE && beside == 1 && apart <= 4096 / (int64_t)sizeof(real) && times <= FEW;
-}
-
-// The panels of a slice of a tile of A, each read `times` times, and the units of each that count.
-static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t rows, int64_t depth,
-                         int64_t times) {
+// Packs a slice of a tile of A, panel by panel. spans: the units of each that the band does not
+// make 0.
+static void gemm_slice_a(Unit *dst, Span *spans, View A, int64_t rows, int64_t depth) {
     int64_t units = gemm_units(depth);
-    bool in_place = gemm_in_place(A.rs, A.cs, times) || gemm_in_place(A.cs, A.rs, times);
-    for (int64_t i = 0; i < rows; i += MR, panels++, spans++, dst += MR * units) {
+    for (int64_t i = 0; i < rows; i += MR, spans++, dst += MR * units) {
         View a = part(A, i, 0);
-        *spans = gemm_span(a, units);
-        if (in_place && (rows - i >= MR || (rows - i) % THIRD == 0)) {
-            *panels = (Panel){(const Unit *)a.p, a.rs, a.cs};
-            continue;
-        }
-        *panels = (Panel){dst, 1, MR};
+        *spans = gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units);
         int64_t k = spans->from * PER_UNIT, end = spans->to * PER_UNIT;
         gemm_pack_a(dst + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i,
                     (end < depth ? end : depth) - k);
     }
 }
 
-// A panel of B, read `times` times.
-static inline Panel gemm_panel_b(Unit *dst, View B, int64_t cols, int64_t depth, int64_t times) {
-    if (gemm_in_place(B.cs, B.rs, times) && cols >= NR)
-        return (Panel){(const Unit *)B.p, 1, B.rs};
-    gemm_pack_b(dst, B.p, B.rs, B.cs, cols, depth);
-    return (Panel){dst, 1, NR};
-}
-
 // Piece number `which` of pieces as even as can be. Each is a multiple of `unit`, but the last.
 static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t which) {
-    int64_t units = (size + unit - 1) / unit;
-    int64_t from = (units * which + pieces - 1) / pieces * unit;
-    return gemm_within(from, (units * (which + 1) + pieces - 1) / pieces * unit, size);
+    int64_t units = CEIL_DIV(size, unit);
+    return gemm_within(CEIL_DIV(units * which, pieces) * unit,
+                       CEIL_DIV(units * (which + 1), pieces) * unit, size);
 }
 
-// C is mp x np tiles. Where C is tall, a thread's share is of some rows: tokens that its L2 still
-// has. Where C is wide, it is of some columns: B, the larger matrix, is read once.
+// C is mp x np tiles.
 typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha; bool add; } Tiles;
 
-static inline Span gemm_rows(const Tiles *p, int64_t tile) {
-    return gemm_cut(p->M, p->mp, MR, p->M < p->N ? tile % p->mp : tile / p->np);
-}
-
-static inline Span gemm_cols(const Tiles *p, int64_t tile) {
-    return gemm_cut(p->N, p->np, NR, p->M < p->N ? tile / p->mp : tile % p->np);
-}
-
 // One tile of C by one thread: at most MC rows, rounded up to MR. Columns of C are contiguous.
-// The kernel prefetches the next panel of B, then the next slice of A; with the last slice that of
-// the next tile.
 static void gemm_tile(const Tiles *p, int64_t tile) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64)));
     Unit pb[NR * UNITS] __attribute__((aligned(64)));
-    Panel panels[MC / MR + 1];
-    Span spans[MC / MR + 1], down = gemm_rows(p, tile), across = gemm_cols(p, tile);
+    // Where C is tall, a thread's share is of some rows: tokens that its L2 still has. Where C is
+    // wide, it is of some columns: B, the larger matrix, is read once.
+    bool tall = p->M >= p->N;
+    Span spans[MC / MR + 1];
+    Span down = gemm_cut(p->M, p->mp, MR, tall ? tile / p->np : tile % p->mp);
+    Span across = gemm_cut(p->N, p->np, NR, tall ? tile % p->np : tile / p->mp);
     int64_t rows = down.to - down.from, cols = across.to - across.from, K = p->K;
     View A = part(p->A, down.from, 0), B = part(p->B, 0, across.from);
     View C = part(p->C, down.from, across.from);
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {  // once where K is 0
-        int64_t depth = K - k0 < KC ? K - k0 : KC, left = K - k0 - KC;
-        Ahead slice = {0};
-        if (left > 0) slice = gemm_ahead(part(A, 0, k0 + KC), rows, left < KC ? left : KC);
-        else if (tile + 1 < p->mp * p->np) {
-            Span next = gemm_rows(p, tile + 1);
-            slice = gemm_ahead(part(p->A, next.from, 0), next.to - next.from, K < KC ? K : KC);
-        }
-        gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth, cols / NR);
+        int64_t depth = K - k0 < KC ? K - k0 : KC;
+        gemm_slice_a(pa, spans, part(A, 0, k0), rows, depth);
         for (int64_t j = 0; j < cols; j += NR) {
-            Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);
-            if (j + 2 * NR > cols) panel.pieces = 0;
-            Panel b = gemm_panel_b(pb, part(B, k0, j), cols - j, depth, rows / MR);
+            View b = part(B, k0, j);
+            gemm_pack_b(pb, b.p, b.rs, b.cs, cols - j, depth);
             for (int64_t i = 0; i < rows; i += MR) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;  // outside the band
                 KernelArgs call = {
-                    .out = c.p, .stride = c.rs, .rows = rows - i < MR ? rows - i : MR,
-                    .a = &panels[i / MR], .b = &b, .s = spans[i / MR],
-                    .alpha = p->alpha, .add = k0 > 0 || p->add,
-                    .ahead = panel.pieces ? &panel : &slice,
+                    .out = c.p, .stride = c.rs, .a = pa + i * gemm_units(depth), .b = pb,
+                    .s = spans[i / MR], .alpha = p->alpha, .add = k0 > 0 || p->add,
                 };
-                gemm_block(&call, cols - j < NR ? cols - j : NR);
+                gemm_block(&call, rows - i, cols - j);
             }
         }
     }
@@ -416,21 +309,17 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
 // as much as PACKING multiply-adds. Both are counted per column of K.
 static inline void gemm_divide(Tiles *p, int64_t threads) {
     enum { PACKING = 8 * PER_UNIT };
-    const int64_t fewest = (p->M + MC - 1) / MC, most = (p->M + MR - 1) / MR;
-    const int64_t columns = (p->N + NC - 1) / NC;
+    const int64_t fewest = CEIL_DIV(p->M, MC), columns = CEIL_DIV(p->N, NC);
     int64_t least = INT64_MAX;
     p->mp = fewest, p->np = columns;
-    if (threads == 1) return;
-    for (int64_t np = columns; np == columns || np * NR <= p->N; np++) {
-        if (np >= columns + 2 * threads) break;
+    for (int64_t np = columns; threads > 1 && np < columns + 2 * threads; np++)
         for (int64_t each = 1; each <= 2; each++) {  // tiles a thread, where it need not be more
-            int64_t mp = gemm_clamp((each * threads + np - 1) / np, fewest, most);
+            int64_t mp = gemm_clamp(CEIL_DIV(each * threads, np), fewest, CEIL_DIV(p->M, MR));
             int64_t tm = gemm_cut(p->M, mp, MR, 0).to, tn = gemm_cut(p->N, np, NR, 0).to;
-            int64_t rounds = (mp * np + threads - 1) / threads;
+            int64_t rounds = CEIL_DIV(mp * np, threads);
             int64_t time = (20 * rounds + 1) * (tm * tn + PACKING * (tm + tn));
             if (time < least) least = time, p->mp = mp, p->np = np;
         }
-    }
 }
 
 static inline void gemm_packed(View C, View A, View B, int64_t M, int64_t N, int64_t K, real alpha,

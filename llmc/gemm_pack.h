@@ -107,11 +107,6 @@ static inline U32x16 gemm_some(const real *x, int64_t there) {
             x[i + s] = PICK(a, b, LANES16(HIGH_LANE, s)); \
         }
 INLINE void gemm_transpose(U32x16 x[16]) { EXCHANGE(1) EXCHANGE(2) EXCHANGE(4) EXCHANGE(8) }
-#undef LOW_LANE
-#undef HIGH_LANE
-#undef LANES4
-#undef LANES16
-#undef EXCHANGE
 
 // Packs a square, of which `rows` and `depth` exist; the others become 0 and are not read. It
 // writes one register for each row (by_row) or for each unit, `apart` units apart. The panel takes
@@ -149,21 +144,17 @@ INLINE void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, i
     for (int i = 0; i < 16; i++) *(U32x16 *)(dst + i * apart) = x[i];
 }
 
-// Whole squares take a path without bounds checks. Squares of A and of B have functions of their
-// own: inlined into the loop over k they would keep the address of every register on the stack.
+// Squares of A and of B have functions of their own: inlined into the loop over k they would keep
+// the address of every register on the stack.
 enum { WIDE = AMX ? 16 : MR };
 NOINLINE void gemm_square_a(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows,
                             int64_t depth) {
-    if (rows >= 16 && depth >= 16 * PER_UNIT)
-        gemm_square(dst, WIDE, src, rs, cs, 16, 16 * PER_UNIT, WIDE, AMX);
-    else gemm_square(dst, WIDE, src, rs, cs, rows, depth, WIDE, AMX);
+    gemm_square(dst, WIDE, src, rs, cs, rows, depth, WIDE, AMX);
 }
 
 NOINLINE void gemm_square_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows,
                             int64_t depth) {
-    if (rows >= 16 && depth >= 16 * PER_UNIT)
-        gemm_square(dst, NR, src, rs, cs, 16, 16 * PER_UNIT, 16, false);
-    else gemm_square(dst, NR, src, rs, cs, rows, depth, 16, false);
+    gemm_square(dst, NR, src, rs, cs, rows, depth, 16, false);
 }
 
 // A panel of A. AMX reads 16 units of a row side by side. Panels of A are packed in order, because

@@ -16,7 +16,7 @@
 enum { ALIGN = 32 };
 
 static inline int64_t memory_padded(int64_t elements) {
-    return CEIL_DIV(elements, (int64_t)ALIGN) * ALIGN;
+    return CEIL_DIV(elements, ALIGN) * ALIGN;
 }
 
 // The total with one more tensor. No single tensor overflows, but a hundred thousand could.
@@ -31,7 +31,6 @@ static inline int64_t memory_add(int64_t total, int64_t elements) {
 
 #define PARAM_ENUM(field, ...) PARAM_##field,
 enum { PARAM_TABLE(PARAM_ENUM) PARAM_COUNT };
-#undef PARAM_ENUM
 
 // One row of the parameter table (tensors.h), evaluated.
 typedef struct ParamRow {
@@ -50,7 +49,6 @@ static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l)
 #define PARAM_EVAL(field, name, r, c, role, gain, exists) \
     {name, r, c, ROLES[role].init, ROLES[role].decay, ROLES[role].lr, gain, exists},
     const ParamRow all[] = { PARAM_TABLE(PARAM_EVAL) };
-#undef PARAM_EVAL
     memcpy(rows, all, sizeof all);
 }
 
@@ -84,12 +82,17 @@ static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer)
     e->layer = layer;
     e->size = row->rows * row->cols;
     e->offset = e->state = t->total;
-    if (layer < 0) check_format(e->name, sizeof e->name, "%s", row->name);
-    else
-        check_format(e->name, sizeof e->name, LAYER_NAME "%s", layer,
-                     row->name + strlen(LAYER_NAME));
+    check_format(e->name, sizeof e->name, row->name, layer);  // the model's names have no %d
     t->offset[(layer + 1) * PARAM_COUNT + id] = e->offset;
     t->state = t->total = memory_add(t->total, e->size);
+}
+
+// Offsets of tensors, each -1: absent.
+static inline int64_t *layout_offsets(size_t count) {
+    int64_t *offset =
+        (int64_t *)check_alloc(count * sizeof *offset, "the offsets of tensors");
+    for (size_t i = 0; i < count; i++) offset[i] = -1;
+    return offset;
 }
 
 // Tensors of the model come first, then layer by layer in table order, so that the tensors of a
@@ -98,11 +101,9 @@ static inline Layout layout_make(const Model *m) {
     Layout t;
     memset(&t, 0, sizeof t);
     ParamRow rows[PARAM_COUNT];
-    int64_t places = (int64_t)(m->L + 1) * PARAM_COUNT;
-    t.entries = (Entry *)check_alloc((size_t)places * sizeof(Entry), "the list of parameters");
-    t.offset =
-        (int64_t *)check_alloc((size_t)places * sizeof(int64_t), "the offsets of parameters");
-    for (int64_t i = 0; i < places; i++) t.offset[i] = -1;
+    size_t places = (size_t)(m->L + 1) * PARAM_COUNT;
+    t.entries = (Entry *)check_alloc(places * sizeof(Entry), "the list of parameters");
+    t.offset = layout_offsets(places);
     for (int l = -1; l < m->L; l++) {
         param_rows(rows, m, l < 0 ? 0 : l);
         for (int id = 0; id < PARAM_COUNT; id++)
@@ -142,12 +143,11 @@ typedef struct EntryLines {
 } EntryLines;
 
 static inline EntryLines entry_lines(const Model *m, const Entry *e) {
-    bool unit = m->mode->unit && e->row.init != ROLE_GAIN && e->row.init != ROLE_ZERO &&
-                e->id != PARAM_router;
-    bool out = e->row.init == ROLE_OUT;
-    EntryLines none = {0, 0}, rows = {(int)e->row.cols, 1}, columns = {m->C, (int)e->row.cols};
-    if (!unit) return none;
-    return out ? columns : rows;
+    int role = e->row.init, cols = (int)e->row.cols;
+    EntryLines none = {0, 0}, rows = {cols, 1}, columns = {m->C, cols};
+    if (!m->mode->unit || role == ROLE_GAIN || role == ROLE_ZERO || e->id == PARAM_router)
+        return none;
+    return role == ROLE_OUT ? columns : rows;
 }
 
 // Gives each tensor, in their order, to the process that has the fewest elements so far.
@@ -181,7 +181,6 @@ static inline void layout_free(Layout *t) {
 
 #define ACT_ENUM(field, ...) ACT_##field,
 enum { ACT_TABLE(ACT_ENUM) ACT_COUNT };
-#undef ACT_ENUM
 
 // One row of the activation table (tensors.h), evaluated.
 typedef struct ActRow {
@@ -189,13 +188,14 @@ typedef struct ActRow {
     int copies;          // layer l uses copy l % copies
     int64_t rows, cols;
     int64_t size;        // in elements of the storage type
-    int grads;           // copies of the gradient; 0: none, SHARED: the row's own storage
+    int grads;           // copies of the gradient; 0: none, ALIASED: the row's own storage
     int exists;
 } ActRow;
 
 static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes *s, int l) {
     Place place = place_at(m, l), *p = &place;
-    const int B = s->B, n = s->n, keep = s->keep, cheap = s->cheap, cpu = s->threads != 0, gpu = !cpu;
+    const int B = s->B, n = s->n, keep = s->keep, cheap = s->cheap;
+    const int cpu = s->threads != 0, gpu = !cpu;
     const int L = m->L, C = m->C, Vp = m->Vp, F = m->F, E = m->moe.E, K = m->moe.K;
     const int NH = m->NH, KV = m->KV, HS = m->HS, QK = qk_size(m), up = m->swiglu ? 2 : 1;
 #define SIZE_real 1
@@ -204,10 +204,6 @@ static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes 
 #define ACT_EVAL(field, type, copies, r, c, grads, exists) \
     {#field, copies, r, c, (int64_t)(r) * (c) * SIZE_##type, grads, exists},
     const ActRow all[] = {ACT_TABLE(ACT_EVAL)};
-#undef ACT_EVAL
-#undef SIZE_real
-#undef SIZE_wide
-#undef SIZE_int32_t
     memcpy(rows, all, sizeof all);
 }
 
@@ -228,9 +224,8 @@ static inline ActLayout act_layout_make(const Model *m, const Sizes *s) {
     memset(&t, 0, sizeof t);
     ActRow rows[ACT_COUNT];
     size_t places = (size_t)m->L * ACT_COUNT;
-    t.act = (int64_t *)check_alloc(places * sizeof(int64_t), "the offsets of activations");
-    t.grad = (int64_t *)check_alloc(places * sizeof(int64_t), "the offsets of gradients");
-    for (size_t i = 0; i < places; i++) t.act[i] = t.grad[i] = -1;
+    t.act = layout_offsets(places);
+    t.grad = layout_offsets(places);
     for (int l = 0; l < m->L; l++) {
         act_rows(rows, m, s, l);
         for (int id = 0; id < ACT_COUNT; id++) {
@@ -258,32 +253,25 @@ static inline void act_layout_free(ActLayout *t) {
 typedef struct Params {
 #define PARAM_FIELD(field, ...) real *field;
     PARAM_TABLE(PARAM_FIELD)
-#undef PARAM_FIELD
 } Params;
 
 typedef struct Grads {
 #define GRAD_FIELD(field, ...) wide *field;
     PARAM_TABLE(GRAD_FIELD)
-#undef GRAD_FIELD
 } Grads;
 
 typedef struct Acts {
 #define ACT_FIELD(field, type, ...) type *field;
     ACT_TABLE(ACT_FIELD)
-#undef ACT_FIELD
 } Acts;
 
-// The offset of parameter `id` for layer l: its own tensor or the model's; -1: neither exists.
-static inline int64_t layout_offset(const Layout *t, int id, int l) {
-    int64_t model = t->offset[id];
-    return model >= 0 ? model : t->offset[(int64_t)(l + 1) * PARAM_COUNT + id];
-}
-
-// The parameters, or their gradients, that layer l sees in the arena `base`.
+// The parameters, or their gradients, that layer l sees in the arena `base`: the layer's own tensor
+// or the model's.
 static inline void layout_view(void *view, const Layout *t, void *base, size_t element, int l) {
     void *field[PARAM_COUNT];
     for (int id = 0; id < PARAM_COUNT; id++) {
-        int64_t at = layout_offset(t, id, l);
+        int64_t at = t->offset[id];
+        if (at < 0) at = t->offset[(l + 1) * PARAM_COUNT + id];
         field[id] = at < 0 || !base ? NULL : (char *)base + at * (int64_t)element;
     }
     memcpy(view, field, sizeof field);
@@ -311,9 +299,8 @@ static inline Acts acts_view(const ActLayout *t, const Model *m, const Sizes *s,
     act_rows(rows, m, s, l);
     for (int id = 0; id < ACT_COUNT; id++) {
         int copies = grad ? rows[id].grads : rows[id].copies;
-        int64_t at = -1;
-        if (copies > 0 && rows[id].exists) at = offset[l % copies * ACT_COUNT + id];
-        field[id] = at < 0 || !base ? NULL : (void *)(base + at);
+        bool exists = base && rows[id].exists && copies > 0;
+        field[id] = exists ? base + offset[l % copies * ACT_COUNT + id] : NULL;
     }
     memcpy(&v, field, sizeof v);
     return v;

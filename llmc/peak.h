@@ -28,10 +28,8 @@ static inline double peak_rate(double seconds, double work, int64_t blocks,
 #pragma omp parallel reduction(+ : sum)
     {
         double times[PEAK_RUNS];
-        float *memory = (float *)malloc((size_t)blocks * 3 * PEAK_BLOCK * sizeof *memory);
-        CHECK(memory,
-              "no memory to measure its bandwidth (%.0f MiB a thread)\n"
-              "  -> a smaller OMP_NUM_THREADS", (double)blocks * 0.75);
+        size_t bytes = (size_t)blocks * 3 * PEAK_BLOCK * sizeof(float);
+        float *memory = check_alloc(bytes, "measuring this machine's peak");
         for (int64_t i = 0; i < blocks * 3 * PEAK_BLOCK; i++) memory[i] = 1;
         int runs = 0;
 #pragma omp barrier
