@@ -233,20 +233,15 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
     char number[64];
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
     for (const Json *v = flags->first; v; v = v->next) {
-        int i = 0;
-        while (i < FLAG_COUNT && strcmp(FLAGS[i].field, v->key)) i++;
-        Nearest near = nearest_begin(v->key);
-        for (int k = 0; k < FLAG_COUNT; k++) nearest_add(&near, FLAGS[k].field, FLAGS[k].field);
-        CHECK(i < FLAG_COUNT, "%s: unknown flag \"%s\"\n  -> %suse the norm.c that wrote the file",
-              path, v->key, near.text);
+        const FlagRow *row = flag_find(v->key, path);
         // %.17g gives back every double.
         bool is_number = by_hand && (v->kind == JSON_INT || v->kind == JSON_REAL);
         const char *text = is_number ? check_format(number, sizeof number, "%.17g", v->number)
                                      : json_get_string(flags, v->key, path);
-        CHECK(!by_hand || FLAGS[i].resume != ONCE,
+        CHECK(!by_hand || row->resume != ONCE,
               "%s: \"%s\" is of one command and not of a run\n"
               "  -> leave it out, and give it on the command line", path, v->key);
-        if (FLAGS[i].resume != ONCE) flag_set(set, &FLAGS[i], text, BY_CHECKPOINT);
+        if (row->resume != ONCE) flag_set(set, row, text, BY_CHECKPOINT);
     }
 }
 
@@ -424,7 +419,7 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     const Flags *f = &given.f;
     // The run that is read or goes on lies over the preset.
     if (*f->from) checkpoint_find(f->from, base);
-    else if (*f->out && !*f->show) resuming = out_resumes(f, &found);
+    else if (*f->out && !f->show) resuming = out_resumes(f, &found);
     if (found) check_format(base, sizeof base, "%s", f->out);
     check_format(config, sizeof config, "%s/config.json", base);
     if (*base && config_read(set, config, t))

@@ -19,7 +19,7 @@ enum { FIXED, FREE, ONCE };
 // FLAG(field, type, on resume, help). The flag's name is the field's with '-' for '_'. Types:
 //   INT(default, low, high)   NUMBER(default, low, high)   TEXT(default)
 //   CHOICE(default, "a|b|c")  SWITCH(default): off|on
-// A flag whose choices begin with off|on may stand alone: on.
+// A flag whose choices begin with off may stand alone: it takes the second one, mostly on.
 
 // The architecture. A run, and whoever reads its checkpoints, keeps these: --from, --init-from and
 // --resume take them from config.json and refuse other values.
@@ -169,8 +169,8 @@ FLAG(prompt,   TEXT(""), FREE, \
      "text that the sample continues; with --from, -: each line of standard input") \
 FLAG(temperature, NUMBER("0.8", 0, 100), FREE, "of the sample; 0: the most likely token") \
 FLAG(top_k,    INT("0", 0, 1 << 24),   FREE, "sample among the k most likely tokens; 0: all") \
-FLAG(show,     TEXT(""), ONCE, \
-     "print tables and stop: model|models|modes|config (--show alone: model; config: config.json)")
+FLAG(show,     CHOICE("off", "off|model|models|modes|config"), ONCE, \
+     "print tables, or config.json, and stop")
 
 #define FLAG_TABLE(FLAG) MODEL_FLAGS(FLAG) TRAINING_FLAGS(FLAG) DATA_FLAGS(FLAG) RUN_FLAGS(FLAG)
 
@@ -195,6 +195,7 @@ enum { FINAL_NORM_AUTO, FINAL_NORM_OFF, FINAL_NORM_ON };
 enum { WIDTH_POWER_1, WIDTH_POWER_HALF };
 enum { RESUME_NEVER, RESUME_AUTO, RESUME_REQUIRED };
 enum { GAINS_KEPT, GAINS_TO_ZERO, GAINS_TO_ONE };
+enum { SHOW_OFF, SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
 
 #define FLAG_ENUM(field, ...) FLAG_##field,
 enum { FLAG_TABLE(FLAG_ENUM) FLAG_COUNT };
@@ -222,8 +223,9 @@ typedef struct FlagSet {
 
 // "--" and the flag's name.
 void flag_name(char *name, size_t cap, const FlagRow *row);
-// Index of value in "a|b|c", or -1; and the word at an index, or NULL.
-int flag_choice(const char *choices, const char *value);
+// The row of kv-heads or kv_heads. An unknown name is refused; `where` is for the message.
+const FlagRow *flag_find(const char *name, const char *where);
+// The word at an index of "a|b|c", or NULL.
 const char *flag_word(char *buf, size_t cap, const char *choices, int index);
 // Sets a flag from text; a wrong type, choice or range is refused.
 void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by);
