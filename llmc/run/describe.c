@@ -275,7 +275,7 @@ void show_models(const Mode *mode) {
         printf("%-14s %3d layers, width %4d, heads %2d/%2d, ffn %5d, vocabulary %6d, T %4d: "
                "%8.1fM  %s\n", PRESETS[i].name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
                (double)show_parameters(&m, &layout, false) / 1e6,
-               PRESETS[i].note ? PRESETS[i].note : "");
+               PRESETS[i].note);
         layout_free(&layout);
     }
 }
