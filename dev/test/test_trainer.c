@@ -412,7 +412,7 @@ void test_run(void) {
     check_format(line, sizeof line, LONG_RUN("KILL"), dir, "k", dir, "k");
     run(line, "");
     check_format(line, sizeof line, " --out %s/k --resume auto --width 64", dir);
-    expect_refused(line, "--width is 32 in this run and 64");
+    expect_refused(line, "--width 32 in this run and --width 64");
     check_format(line, sizeof line, " --out %s/k --resume required", dir);
     expect_refused(line, "holds no checkpoint to resume from");
     check_format(line, sizeof line, " --out %s/k --resume auto --steps 12", dir);
@@ -428,7 +428,7 @@ void test_run(void) {
     check_format(line, sizeof line, " --out %s/a/step_00000012 --resume auto", dir);
     expect_refused(line, "is a checkpoint of the run");
     check_format(line, sizeof line, " --out %s/a --resume required --lr 5", dir);
-    expect_refused(line, "--lr is 0.0025 in this run and 5 on the command line");
+    expect_refused(line, "--lr 0.0025 in this run and --lr 5 on the command line");
     check_format(line, sizeof line, " --out %s/none --resume required", dir);
     expect_refused(line, "holds no checkpoint to resume from");
     check_format(line, sizeof line, " --from %s/a --eval --heads 1", dir);
@@ -743,7 +743,7 @@ void test_command(void) {
     EXPECT(shell(PROGRAM " --config %s/a/config.json --out %s/a --resume auto --steps 14", dir,
            dir) == 0, "the same command, to go on: %s", output);
     EXPECT(shell(PROGRAM " --config %s/c/config.json --out %s/a --resume auto", dir, dir) == 1
-           && strstr(output, "--lr is 0.002 in this run and 0.003 in --config"),
+           && strstr(output, "--lr 0.002 in this run and --lr 0.003 in --config"),
            "other flags, to go on: %s", output);
     static const char *const texts[][2] = {{"{\"flags\": {\"steps\": 1, \"lr\": 1e-3, \"layers\": \"1\", "
         "\"sample\": \"0\"}}", "after 1 steps"}, {"{\"flags\": {\"layerz\": \"1\"}}",

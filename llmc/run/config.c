@@ -9,7 +9,7 @@
 
 enum { PLACEMENT = FLAG_COUNT };              // in place of a flag
 
-// A flag and its value as they would be typed, or the placement.
+// A flag and its value as they would be typed (1e-3 and 0.001 are the same), or the placement.
 static const char *typed(char text[PATH_CAP], const Flags *f, const Mode *mode, int flag) {
     char value[64];
     if (flag == PLACEMENT) return check_format(text, PATH_CAP, "NORM_MODE=%s", mode->name);
@@ -285,10 +285,25 @@ bool config_read(FlagSet *set, const char *path, const Trainer *t) {
 
 // ---------------------------------------------------------------------------- which flag wins
 
+// Refuses another value of a flag than the run or model `where` has.
+static void check_same(int flag, const Flags *is, const char *where, const Flags *given, int by) {
+    static const char *const SOURCES[] = {"", "by --model", "in --config", "on the command line"};
+    char was[PATH_CAP], now[PATH_CAP];
+    CHECK(!strcmp(typed(was, is, NULL, flag), typed(now, given, NULL, flag)),
+          "%s in %s and %s %s; it may not change\n"
+          "  -> leave it out, or start another run with another --out",
+          was, where, now, SOURCES[by]);
+}
+
+static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
+    char value[64];
+    flag_set(set, &FLAGS[flag], flag_text(value, sizeof value, from, &FLAGS[flag]), by);
+}
+
 // A flag of the model that says otherwise, on the command line or by --model, is refused. --seq and
 // the losses of routers only shape the training, and may differ.
 void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
-    char path[PATH_CAP], is[64], was[64], name[64];
+    char path[PATH_CAP];
     const char *folder = given->f.init_from;
     if (!is_folder(folder)) return;                        // a model.safetensors names no flags
     Json *root = config_open(check_format(path, sizeof path, "%s/config.json", folder), t->mode);
@@ -298,18 +313,12 @@ void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     json_free(root);
     for (int i = FLAG_model + 1; i < FLAG_init; i++) {
         bool is_free = i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate);
-        const FlagRow *row = &FLAGS[i];
         // The preset of a --model on the command line is already in set.
         bool by_model = given->by[FLAG_model] == BY_USER && set->by[i] == BY_PRESET;
-        bool by_given = given->by[i] >= BY_CHECKPOINT;
-        const char *source = given->by[i] == BY_USER ? "on the command line" : "in --config";
-        const char *a = flag_text(is, sizeof is, &theirs.f, row);
-        const char *b = flag_text(was, sizeof was, by_given ? &given->f : &set->f, row);
-        flag_name(name, sizeof name, row);
-        CHECK(is_free || !strcmp(a, b) || (!by_model && !by_given),
-              "%s is %s in %s and %s %s\n  -> leave it out", name, a, folder, b,
-              by_given ? source : "by --model");
-        flag_set(set, row, a, BY_PRESET);
+        if (!is_free && given->by[i] >= BY_CHECKPOINT)
+            check_same(i, &theirs.f, folder, &given->f, given->by[i]);
+        else if (!is_free && by_model) check_same(i, &theirs.f, folder, &set->f, BY_PRESET);
+        flag_copy(set, i, &theirs.f, BY_PRESET);
     }
 }
 
@@ -330,22 +339,13 @@ static void config_begin(FlagSet *given, const Mode *mode, int argc, char **argv
 // Reading a model (--from) pins the model's flags except --seq. A run that goes on keeps its own
 // values of the flags that may change, whatever --config says.
 void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
-    char was[64], now[64], name[64];
     bool reading = *given->f.from;                         // set holds the flags of that run
     for (int i = 0; i < FLAG_COUNT; i++) {
-        const FlagRow *row = &FLAGS[i];
-        bool file = given->by[i] == BY_CHECKPOINT;
-        if (given->by[i] != BY_USER && (!file || (resuming && row->resume == FREE))) continue;
-        // Texts compare what the user sees: 1e-3 and 0.001 are the same rate.
-        const char *a = flag_text(was, sizeof was, &set->f, row);
-        const char *b = flag_text(now, sizeof now, &given->f, row);
-        flag_name(name, sizeof name, row);
-        bool pinned = (resuming && row->resume == FIXED) ||
-                      (reading && i < FLAG_init && i != FLAG_seq);
-        CHECK(!pinned || !strcmp(a, b), "%s is %s in this run and %s %s; it may not change\n"
-              "  -> leave %s out, or start another run with another --out", name, a, b,
-              file ? "in --config" : "on the command line", name);
-        flag_set(set, row, b, given->by[i]);
+        int by = given->by[i], resume = FLAGS[i].resume;
+        if (by < BY_CHECKPOINT || (by == BY_CHECKPOINT && resuming && resume == FREE)) continue;
+        bool pinned = (resuming && resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
+        if (pinned) check_same(i, &set->f, "this run", &given->f, by);
+        flag_copy(set, i, &given->f, by);
     }
     // A model that is read with other data is not validated on the old run's.
     if (reading && given->by[FLAG_data] == BY_USER && given->by[FLAG_val_data] != BY_USER)
