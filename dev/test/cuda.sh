@@ -160,7 +160,7 @@ check "TF32 in bf16"                           refused "PREC=fp32" "$gpu-bf16" -
     --out none
 check "rounding in fp32"                       refused "PREC=bf16" \
     "$gpu-fp32" --rounding stochastic --steps 1 --out none
-check "a GPU's flag on the CPU"                refused "only mean something on a GPU" \
+check "a GPU's flag on the CPU"                refused "only means something on a GPU" \
     "$cpu" --graph on --steps 1 --out none
 cd "$root" && rm -rf build/test/cuda
 echo "$passed passed, $failed failed"

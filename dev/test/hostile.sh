@@ -270,7 +270,7 @@ edit hurt/config.json 's/"schedule_steps": "0"/"schedule_steps": "9"/'
 resumes_not "a value that may change, edited in config.json" 'edited or damaged'
 older
 edit hurt/config.json 's/"layers"/"layerz"/'
-resumes_not "an unknown flag in config.json" 'unknown flag "layerz"'
+resumes_not "an unknown flag in config.json" 'unknown flag layerz'
 older
 edit hurt/config.json 's/"lr": "[^"]*"/"lr": "0.5"/'
 resumes_not "another rate in config.json" 'expected "lr"'
@@ -570,36 +570,36 @@ holds   "./shard left nothing"           test -z "$(ls -A s)"
 while IFS='|' read -r words flags; do
     refused "flags: $flags" "$words" "$train" --data data $flags
 done << END
-expected a number from 1 to 4096|--layers nan
-expected a number from 1 to 4096|--layers inf
-expected a number from 1 to 4096|--layers 1e999
-expected a number from 1 to 4096|--layers 0x
-expected a number from 1 to 4096|--layers=
-expected a number from 1 to 4096|--layers 4x
-out of range: expected 1 to 4096|--layers -1
-out of range: expected 1 to 4096|--layers 0
-out of range: expected 1 to 4096|--layers 99999999999999999999
+expected a whole number from 1 to 4096|--layers nan
+expected a whole number from 1 to 4096|--layers inf
+expected a whole number from 1 to 4096|--layers 1e999
+expected a whole number from 1 to 4096|--layers 0x
+expected a whole number from 1 to 4096|--layers=
+expected a whole number from 1 to 4096|--layers 4x
+expected a whole number from 1 to 4096|--layers -1
+expected a whole number from 1 to 4096|--layers 0
+expected a whole number from 1 to 4096|--layers 99999999999999999999
 expected a whole number|--layers 1.5
-out of range|--seed 1e16
-out of range|--seq 9223372036854775808
+expected a whole number from 0|--seed 1e16
+expected a whole number from 1|--seq 9223372036854775808
 expected a number|--lr nan
 expected a number|--lr 1e-999
-out of range|--lr -1
-out of range|--beta1 1
+expected a number from 0 to 10|--lr -1
+expected a number from 0|--beta1 1
 expected off|--tied maybe
 no model named|--model nonsense
-unknown flag --learning-rate|--learning-rate 1
+unknown flag learning-rate|--learning-rate 1
 expected a flag|lr=1
 unknown flag|--
-unknown flag|-h
+expected a flag|-h
 is given twice|--lr 1 --lr 1
 is given twice|--lr=1 --lr 2
 needs a value|--lr
 needs a value|--lr --steps 3
-does not divide|--heads 3
-expected less than 2^31 tokens|--batch 16777216 --seq 4194304
+does not go with|--heads 3
+less than 2^31 tokens|--batch 16777216 --seq 4194304
 expected at least seq + 1|--seq 4194304 --micro-batch 1
-expected model, models, modes or config|--show nonsense
+expected off|--show nonsense
 no memory|--layers 4096 --width 1048576 --heads 4096 --ffn 4194304 --seq 16 --batch 1
 END
 refused "flags: more than can be counted" "less than 2^59 elements" \

@@ -37,7 +37,7 @@ config = {"norm_mode": os.path.basename(sys.argv[0]), "parameters": 100, "flops_
                     "lr": get("lr", "0.01"), "tied": "on", "final_norm": "auto",
                     "decay_gains": "off", "init": "auto"}}
 if get("heads", "1") == "3":
-    sys.exit("error: --heads 3 does not divide --width 16")
+    sys.exit("error: --heads 3 does not go with --width 16")
 if "--show" in flags:
     print("note: something else"); print(json.dumps(config, indent=2)); sys.exit()
 out, steps, lr = get("out", ""), int(get("steps", "20")), float(get("lr", "0.01"))
@@ -209,7 +209,7 @@ def test_checks(folder):
                f"{words}: it built")
     out = stand_in(folder / "refused-by-trainer", "PRE")
     done = ablate("--mode", "PRE", "--heads", "1,3", "--out", out)
-    expect(done.returncode == 1 and "--heads 3 does not divide --width 16" in done.stderr,
+    expect(done.returncode == 1 and "--heads 3 does not go with --width 16" in done.stderr,
            f"{done.stderr}")
     expect(not outcomes(out) and not (out / "study.json").exists(),
            "a refused combination: nothing is kept")

@@ -273,7 +273,7 @@ def member_cases():
     yield gpt2, "n_layer", "x", "--layers=x: expected a number"
     yield gpt2, "n_layer", "\0", r"--layers=\u0000: expected a number"
     yield gpt2, "n_layer", "\ud800", r"--layers=\ud800: expected a number"
-    yield gpt2, "n_layer", "9" * 5000, "is out of range: expected 1 to 4096"
+    yield gpt2, "n_layer", "9" * 5000, "expected a whole number from 1 to 4096"
     yield gpt2, "n_layer", 10**400, "--layers=1000"
     yield gpt2, "n_layer", 1.5, "--layers=1.5: expected a whole number"
     yield gpt2, "n_layer", [2], "--layers=[...]: expected a number"
@@ -281,7 +281,7 @@ def member_cases():
     yield gpt2, "n_layer", True, 'expected "n_layer" to be a number, found true'
     yield gpt2, "n_layer", 1, "holds transformer.h.1"
     yield gpt2, "n_layer", 3, "no tensor transformer.h.2.ln_1.weight"
-    yield gpt2, "n_head", 3, "--heads 3 does not divide --width 8"
+    yield gpt2, "n_head", 3, "--heads 3 does not go with --width 8"
     yield gpt2, "vocab_size", 12, "transformer.wte.weight has shape [11, 8], expected [12, 8]"
     yield gpt2, "n_positions", 7, "transformer.wpe.weight has shape [6, 8], expected [7, 8]"
     yield gpt2, "tie_word_embeddings", False, "no tensor lm_head.weight"

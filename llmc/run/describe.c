@@ -7,23 +7,21 @@ double show_size(const Model *m, const Entry *e, bool active) {
     // These hold the matrices and gains of all E experts, one below the other.
     bool expert = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd ||
                   e->id == PARAM_expert_hidden_w || e->id == PARAM_expert_out_w;
-    double met = active && expert ? (double)m->moe.K / m->moe.E : 1;
-    return (double)(entry_rows(m, e) * e->row.cols) * met;
+    double size = entry_rows(m, e) * e->row.cols;
+    return active && expert ? size * ((double)m->moe.K / m->moe.E) : size;
 }
 
 int64_t show_parameters(const Model *m, const Layout *layout, bool active) {
     double sum = 0;                                        // exact up to 2^53
     for (int k = 0; k < layout->count; k++) sum += show_size(m, &layout->entries[k], active);
-    return (int64_t)sum;
+    return sum;
 }
 
 double show_flops(const Model *m, const Layout *layout) {
     // A tied head is the embedding, which counts as a product here alone.
     double matrices = m->tied ? (double)m->V * m->C : 0;
-    for (int k = 0; k < layout->count; k++) {
-        const Entry *e = &layout->entries[k];
+    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++)
         if (e->row.lr == LR_HIDDEN || e->row.lr == LR_HEAD) matrices += show_size(m, e, true);
-    }
     return 6 * matrices + 3.0 * m->L * m->NH * (qk_size(m) + m->HS) * m->T;
 }
 
@@ -35,7 +33,8 @@ typedef struct Memory {
     double gradients;                         // of parameters, summed over micro-batches
     double moments;                           // AdamW's, of this process's shard (ZeRO-1)
     double acts, grads;                       // activations of a micro-batch and their gradients
-    double kv_cache;
+    double sum;                               // of the above
+    double kv_cache;                          // apart: only a run that samples has one
 } Memory;
 
 static bool is_gpu(const Trainer *t) { return strcmp(t->device, "cpu") != 0; }
@@ -43,7 +42,7 @@ static bool is_gpu(const Trainer *t) { return strcmp(t->device, "cpu") != 0; }
 // The sizes of the largest micro-batch, as the device computes it.
 static Sizes setup_sizes(const Trainer *t, const Model *m, const Setup *setup) {
     int threads = is_gpu(t) ? 0 : omp_get_max_threads();
-    int ratio = is_gpu(t) ? (int)(sizeof(float) / t->storage) : 1;
+    int ratio = is_gpu(t) ? sizeof(float) / t->storage : 1;
     return sizes_make(m, setup->B, setup->T, setup->recompute, threads, ratio);
 }
 
@@ -55,40 +54,36 @@ static Memory memory_make(const Trainer *t, const Model *m, const Setup *setup) 
     Layout layout = layout_make(m);
     layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
     ActLayout acts = act_layout_make(m, &s);
-    double all = (double)layout.total * (double)t->element, storage = (double)t->storage;
-    double shard = (double)layout.state * (double)t->element;
-    Memory y;                                              // bytes
-    y.weights = copies && setup->training ? shard : all;
-    if (copies) y.weights += (double)layout.total * storage;
-    // A model that is only read has neither gradients nor moments.
-    y.gradients = setup_kinds(setup) > GRADS ? all : 0;
-    y.moments = setup_kinds(setup) > ADAM_V ? 2 * shard : 0;
-    y.acts = (double)acts.acts * storage;
-    y.grads = setup->training ? (double)acts.grads * storage : 0;
-    // All layers, one text of the longest length.
-    y.kv_cache = (double)m->L * m->T * kv_cache_width(m) * storage;
+    double all = layout.total * t->element, shard = layout.state * t->element;
+    Memory y = {
+        .weights = copies && setup->training ? shard : all,
+        // A model that is only read has neither gradients nor moments.
+        .gradients = setup_kinds(setup) > GRADS ? all : 0,
+        .moments = setup_kinds(setup) > ADAM_V ? 2 * shard : 0,
+        .acts = acts.acts * t->storage,
+        .grads = setup->training ? acts.grads * t->storage : 0,
+        // All layers, one text of the longest length.
+        .kv_cache = (double)m->L * m->T * kv_cache_width(m) * t->storage,
+    };
+    if (copies) y.weights += layout.total * t->storage;
+    y.sum = y.weights + y.gradients + y.moments + y.acts + y.grads;
     layout_free(&layout);
     act_layout_free(&acts);
     return y;
 }
 
-// The KV cache is counted apart: only a run that samples has one.
-static double memory_sum(const Memory *y) {
-    return y->weights + y->gradients + y->moments + y->acts + y->grads;
-}
-
 double memory_needed(const Trainer *t, const Model *m, const Setup *setup) {
     Memory y = memory_make(t, m, setup);
-    return t->bytes(m, setup, memory_sum(&y) + (setup->decodes ? y.kv_cache : 0));
+    return t->bytes(m, setup, y.sum + (setup->decodes ? y.kv_cache : 0));
 }
 
 int memory_fitting(const Trainer *t, const Model *m, const Setup *setup, double room) {
     Setup s = *setup;
     // At most 2^31 rows of a micro-batch, a row for each expert of a token (run_refuse).
-    int64_t most = INT32_MAX / ((int64_t)s.T * (m->moe.E ? m->moe.K : 1));
+    int64_t most = INT32_MAX / s.T / (m->moe.E ? m->moe.K : 1);
     int64_t share = CEIL_DIV(s.batch, comm_size(s.comm));
     // Memory grows with B, so the first that fits is the largest.
-    for (s.B = (int)(share < most ? share : most); s.B > 0; s.B--)
+    for (s.B = share < most ? share : most; s.B > 0; s.B--)
         if (s.batch % s.B == 0 && memory_needed(t, m, &s) <= room) break;
     return s.B;
 }
@@ -97,16 +92,15 @@ char *memory_advice(char *text, size_t cap, const Trainer *t, const Model *m, co
                     double room) {
     static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""},
         {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
-    size_t n = 0;
     int best = 0;
     for (int i = 0; i < (setup->training ? 3 : 1); i++) {  // without backward there is one level
         Setup s = *setup;
         if (setup->training) s.recompute = LEVELS[i].level;
         int B = memory_fitting(t, m, &s, room);
         if (B <= best) continue;                           // recompute costs time: not for nothing
+        size_t n = best ? strlen(text) : 0;
         check_format(text + n, cap - n, "%s--micro-batch %d%s", n ? ", or " : "", B,
                      LEVELS[i].flag);
-        n += strlen(text + n);
         best = B;
     }
     return best ? text : check_format(text, cap, "a smaller --model or --seq, or more memory");
@@ -128,13 +122,12 @@ void show_memory(const Trainer *t, const Model *m, const Setup *setup) {
 static void describe_layer(const Model *m, int l, char *line, size_t cap) {
     static const char *const SKIPS[] = {"own", "normed", "block"};
     Place p = place_at(m, l);
-    char attn[64], ffn[64];
-    check_format(attn, sizeof attn, "%d%d %-6s a=%-7.4g c=%-7.4g %d", p.attn_in.on, p.attn_out.on,
-                 SKIPS[p.row->attn.skip], p.attn_a, p.attn_c, p.attn_post.on);
-    check_format(ffn, sizeof ffn, "%d%d %-6s a=%-7.4g c=%-7.4g %d", p.ffn_in.on, p.ffn_out.on,
-                 SKIPS[p.row->ffn.skip], p.ffn_a, p.ffn_c, p.ffn_post.on);
-    check_format(line, cap, "%-14s %s | %s | %d%d%d%d %dx%d/%dx%d   gains out %.4g, %.4g",
-                 p.row->name, attn, ffn, p.q.on, p.k.on, p.v.on, p.ctx.on, p.q.groups, p.q.width,
+    check_format(line, cap,
+                 "%-14s %d%d %-6s a=%-7.4g c=%-7.4g %d | %d%d %-6s a=%-7.4g c=%-7.4g %d | "
+                 "%d%d%d%d %dx%d/%dx%d   gains out %.4g, %.4g", p.row->name,
+                 p.attn_in.on, p.attn_out.on, SKIPS[p.row->attn.skip], p.attn_a, p.attn_c,
+                 p.attn_post.on, p.ffn_in.on, p.ffn_out.on, SKIPS[p.row->ffn.skip], p.ffn_a,
+                 p.ffn_c, p.ffn_post.on, p.q.on, p.k.on, p.v.on, p.ctx.on, p.q.groups, p.q.width,
                  p.k.groups, p.k.width, p.attn_out.gain, p.ffn_out.gain);
 }
 
@@ -164,23 +157,22 @@ static void show_parameter(const Model *m, const Init *init, const Layout *t, in
     char start[64] = "0";
     for (const Entry *e = t->entries; e < t->entries + t->count; e++) {
         if (e->id != id || (strstr(e->name, "shared") != NULL) != shared) continue;
-        if (!first) first = e;
+        if (!copies++) first = e;
         last = e;
         size += entry_rows(m, e) * e->row.cols;
-        copies++;
     }
     if (!first) return;
+    const ParamRow *r = &first->row;
     double one = init_std(init, m, first), other = init_std(init, m, last);
     // Gains start at a value, biases at 0, matrices at random with a deviation that may change from
     // the first layer to the last.
-    if (first->row.init == ROLE_GAIN) check_format(start, sizeof start, "%.4g", first->row.gain);
-    else if (first->row.init != ROLE_ZERO && one == other)
-        check_format(start, sizeof start, "sigma %.4g", one);
-    else if (first->row.init != ROLE_ZERO)
-        check_format(start, sizeof start, "sigma %.4g..%.4g", one, other);
-    printf("  %-53s %4d  %8lld x %-6lld %12lld   %-20s  %-9s  %s\n", first->row.name, copies,
-           (long long)entry_rows(m, first), (long long)first->row.cols, (long long)size, start,
-           DECAYS[first->row.decay], GROUPS[first->row.lr]);
+    if (r->init == ROLE_GAIN) check_format(start, sizeof start, "%.4g", r->gain);
+    else if (r->init != ROLE_ZERO)
+        check_format(start, sizeof start, one == other ? "sigma %.4g" : "sigma %.4g..%.4g", one,
+                     other);
+    printf("  %-53s %4d  %8lld x %-6lld %12lld   %-20s  %-9s  %s\n", r->name, copies,
+           (long long)entry_rows(m, first), (long long)r->cols, (long long)size, start,
+           DECAYS[r->decay], GROUPS[r->lr]);
 }
 
 // One row of ACT_TABLE with its size in MiB, and its gradients.
@@ -194,7 +186,7 @@ static void show_activation(const Trainer *t, const Model *m, const Sizes *s, in
     }
     if (!exists) return;
     int copies = exists < r->copies ? exists : r->copies;  // a slot that only some layers fill
-    double mib = (double)r->size * (double)t->storage / 1048576;
+    double mib = r->size * t->storage / 1048576.0;
     printf("  %-15s %6d  %9lld x %-7lld %9.2f   ", r->field, copies, (long long)r->rows,
            (long long)r->cols, copies * mib);
     if (r->grads == ALIASED) printf("in place\n");
@@ -243,10 +235,10 @@ void show_model(const Model *m, const Init *init, const char *name, const Traine
     Memory y = memory_make(t, m, setup);
     double mib = 1.0 / (1 << 20), sigma = init_sigma(init, m);
     // The mode DEEPNORM under another initialization is a different method.
-    bool no_beta = m->mode->init && init_find(m->mode->init) == INIT_DEEPNORM &&
-                   init->scheme != INIT_DEEPNORM;
+    const char *own = m->mode->init;
+    bool no_beta = own && !strcmp(own, "deepnorm") && init->scheme != INIT_DEEPNORM;
     printf("%s under %s (%s)\n", text_escape(shown, sizeof shown, name, strlen(name)),
-           m->mode->name, m->mode->source ? m->mode->source : "no source");
+           m->mode->name, m->mode->source);
     show_shape(m);
     printf("  init %s (%s), sigma %.4g (sigma sqrt(width) = %.3f)%s\n", INITS[init->scheme].name,
            INITS[init->scheme].source, sigma, sigma * sqrt(m->C),
@@ -256,7 +248,7 @@ void show_model(const Model *m, const Init *init, const char *name, const Traine
     printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
     printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, "
            "their gradients %.1f: %.1f MiB in all%s\n", y.weights * mib, y.gradients * mib,
-           y.moments * mib, y.acts * mib, y.grads * mib, memory_sum(&y) * mib,
+           y.moments * mib, y.acts * mib, y.grads * mib, y.sum * mib,
            comm_size(setup->comm) > 1 ? ", in the first process" : "");
     if (y.kv_cache * mib >= 1)
         printf("  sampling: %.1f MiB more, the KV cache of %d tokens\n", y.kv_cache * mib, m->T);
@@ -266,16 +258,16 @@ void show_model(const Model *m, const Init *init, const char *name, const Traine
 
 // Sizes depend on the placement a little, as gains do.
 void show_models(const Mode *mode) {
-    for (int i = 0; i < PRESET_COUNT; i++) {
+    for (const Preset *p = PRESETS; p < PRESETS + PRESET_COUNT; p++) {
         FlagSet set;
         flags_default(&set);
-        flags_preset(&set, PRESETS[i].name);
+        flags_preset(&set, p->name);
         Model m = model_from_flags(&set.f, mode);
         Layout layout = layout_make(&m);
         printf("%-14s %3d layers, width %4d, heads %2d/%2d, ffn %5d, vocabulary %6d, T %4d: "
-               "%8.1fM  %s\n", PRESETS[i].name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
+               "%8.1fM  %s\n", p->name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
                (double)show_parameters(&m, &layout, false) / 1e6,
-               PRESETS[i].note ? PRESETS[i].note : "");
+               p->note);
         layout_free(&layout);
     }
 }

@@ -1,7 +1,6 @@
-// flags.c: parsing and printing of the flags of flags.h. A flag's row is its only description; no
-// function here knows a flag by name, except that --show may stand alone.
+// flags.c: parsing and printing of the flags of flags.h. A flag's row is its only description: no
+// function here knows a flag by name.
 #include "flags.h"
-#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <strings.h>
@@ -24,38 +23,26 @@ void flag_name(char *name, size_t cap, const FlagRow *row) {
         if (*c == '_') *c = '-';
 }
 
-// The row of "--name"; NULL: there is none.
-static const FlagRow *flag_find(const char *name) {
-    char full[64];
-    for (int i = 0; i < FLAG_COUNT; i++) {
-        flag_name(full, sizeof full, &FLAGS[i]);
-        if (!strcmp(full, name)) return &FLAGS[i];
-    }
-    return NULL;
-}
-
 // ---------------------------------------------------------------------------- suggestions
 
 Nearest nearest_begin(const char *word) {
-    Nearest n = {word, ((int)strlen(word) + 1) / 3, ""};
-    return n;
+    return (Nearest){word, ((int)strlen(word) + 1) / 3, ""};
 }
 
 static int least(int a, int b) { return a < b ? a : b; }
 
 // Levenshtein distance: insertions, deletions and replacements that turn a into b.
 static int nearest_edits(const char *a, const char *b) {
-    int row[64], n = (int)strlen(b);          // row[j]: from a's first i letters to b's first j
+    int row[64], n = strlen(b);               // row[j]: from a's first i letters to b's first j
     if (n > 63) return n;                     // longer than any name
     for (int j = 0; j <= n; j++) row[j] = j;
     for (int i = 0; a[i]; i++) {
-        int diagonal = row[0];
+        int diagonal = i;                     // row[j - 1] before letter i
         row[0] = i + 1;
         for (int j = 1; j <= n; j++) {
-            bool differ = tolower((unsigned char)a[i]) != tolower((unsigned char)b[j - 1]);
-            int best = least(diagonal + differ, least(row[j], row[j - 1]) + 1);
+            int replaced = diagonal + (strncasecmp(&a[i], &b[j - 1], 1) != 0);
             diagonal = row[j];
-            row[j] = best;
+            row[j] = least(replaced, least(row[j], row[j - 1]) + 1);
         }
     }
     return row[n];
@@ -63,43 +50,35 @@ static int nearest_edits(const char *a, const char *b) {
 
 // A nearer name replaces the ones found so far, an equally near one is added to the text.
 void nearest_add(Nearest *n, const char *name, const char *shown) {
-    size_t length = strlen(n->word), have;
+    size_t length = strlen(n->word);
     bool begins = length > 1 && !strncasecmp(name, n->word, length);
     int edits = begins ? 0 : nearest_edits(n->word, name);
     if (!length || edits > n->best) return;
     if (edits < n->best) *n->text = 0;
     n->best = edits;
-    have = strlen(n->text);
+    size_t have = strlen(n->text);
     if (have + strlen(shown) + 24 > sizeof n->text) return;
     // "did you mean a? " becomes "did you mean a or b? ".
     if (have) check_format(n->text + have - 2, sizeof n->text - have, " or %s? ", shown);
     else check_format(n->text, sizeof n->text, "did you mean %s? ", shown);
 }
 
-// The known flags that an unknown one may be meant for.
-static Nearest flag_nearest(const char *word) {
-    char name[64];
-    Nearest near = nearest_begin(word + strspn(word, "-"));
-    for (int i = 0; i < FLAG_COUNT; i++) {
-        flag_name(name, sizeof name, &FLAGS[i]);
-        nearest_add(&near, name + 2, name);
+const FlagRow *flag_find(const char *name, const char *where) {
+    char full[64];
+    Nearest near = nearest_begin(name);
+    for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
+        flag_name(full, sizeof full, row);
+        if (!strcmp(name, full + 2) || !strcmp(name, row->field)) return row;
+        nearest_add(&near, full + 2, full);
     }
-    return near;
+    CHECK(false, "%s: unknown flag %s\n  -> %s./train_gpt --help lists all", where, name,
+          near.text);
+    return NULL;
 }
 
 // ---------------------------------------------------------------------------- values
 
 // Choices are few and short: a walk along "a|b|c" needs no table.
-int flag_choice(const char *choices, const char *value) {
-    int index = 0;
-    for (const char *c = choices;; index++) {
-        size_t n = strcspn(c, "|");
-        if (strlen(value) == n && !memcmp(c, value, n)) return index;
-        if (!c[n]) return -1;
-        c += n + 1;
-    }
-}
-
 const char *flag_word(char *buf, size_t cap, const char *choices, int index) {
     for (; index > 0; index--) {
         choices += strcspn(choices, "|");
@@ -127,31 +106,27 @@ static const char *read_text(const char *name, const FlagRow *row, const char *v
     return copy;
 }
 
-// The index of a choice; what is near to an unknown one is suggested.
 static int read_choice(const char *name, const FlagRow *row, const char *value) {
     char word[64];
-    int index = flag_choice(row->choices, value);
     Nearest near = nearest_begin(value);
-    for (int i = 0; flag_word(word, sizeof word, row->choices, i); i++)
+    for (int i = 0; flag_word(word, sizeof word, row->choices, i); i++) {
+        if (!strcmp(word, value)) return i;
         nearest_add(&near, word, word);
-    CHECK(index >= 0, "%s=%s: expected %s\n  -> %s%s", name, value, row->choices, near.text,
-          row->help);
-    return index;
+    }
+    CHECK(false, "%s=%s: expected %s\n  -> %s%s", name, value, row->choices, near.text, row->help);
+    return 0;
 }
 
-// A finite number in the row's range, the whole text of it, and a whole number if the row is INT.
+// The whole text is a finite number in the row's range, and a whole number if the row is INT.
 static double read_number(const char *name, const FlagRow *row, const char *value) {
     char *end;
     errno = 0;
     double number = strtod(value, &end);
-    CHECK(*value && !*end && errno == 0 && isfinite(number),
-          "%s=%s: expected a number from %g to %g\n  -> %s", name, value, row->low, row->high,
-          row->help);
-    CHECK(number >= row->low && number <= row->high,
-          "%s=%s is out of range: expected %g to %g\n  -> %s", name, value, row->low, row->high,
-          row->help);
-    CHECK(row->kind == NUMBER || number == floor(number),
-          "%s=%s: expected a whole number\n  -> %s", name, value, row->help);
+    bool whole = row->kind == INT;
+    CHECK(*value && !*end && errno == 0 && number >= row->low && number <= row->high &&
+              (!whole || number == floor(number)),
+          "%s=%s: expected a %snumber from %g to %g\n  -> %s", name, value, whole ? "whole " : "",
+          row->low, row->high, row->help);
     return number;
 }
 
@@ -159,10 +134,10 @@ void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by) {
     char name[64];
     void *at = (char *)&s->f + row->offset;
     flag_name(name, sizeof name, row);
-    s->by[row - FLAGS] = (unsigned char)by;
+    s->by[row - FLAGS] = by;
     switch (row->kind) {                                   // the types of FIELD_* in flags.h
         case TEXT:   *(const char **)at = read_text(name, row, value); break;
-        case INT:    *(int64_t *)at = (int64_t)read_number(name, row, value); break;
+        case INT:    *(int64_t *)at = read_number(name, row, value); break;
         case NUMBER: *(double *)at = read_number(name, row, value); break;
         default:     *(int *)at = read_choice(name, row, value);
     }
@@ -189,47 +164,36 @@ void flags_default(FlagSet *s) {
 // [value] is what the flag has without being given: the default, or that of --model.
 void flags_help(const Flags *f, const char *only) {
     char name[64], value[64];
-    int shown = 0;
-    if (!only) printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many "
-                      "of them; --show prints the result\n"
-                      "       ./train_gpt --help [FLAG] | --version\n"
-                      "       mpirun -np 2 ./train_gpt ...      as root, or without slots: "
-                      "README.md, \"Several processes\"\n\n");
-    for (int i = 0; i < FLAG_COUNT; i++) {
-        const FlagRow *row = &FLAGS[i];
+    const FlagRow *one = only ? flag_find(only + strspn(only, "-"), "--help") : NULL;
+    if (!one) printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many "
+                     "of them; --show prints the result\n"
+                     "       ./train_gpt --help [FLAG] | --version\n"
+                     "       mpirun -np 2 ./train_gpt ...      as root, or without slots: "
+                     "README.md, \"Several processes\"\n\n");
+    for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
+        if (one && row != one) continue;
         flag_name(name, sizeof name, row);
-        if (only && strcmp(only, name) && strcmp(only, name + 2)) continue;
         printf("  %-20s %s%s%s%s [%s]\n", name, row->choices, *row->choices ? ": " : "", row->help,
                row->resume == FREE ? "; may change on resume" : "",
                flag_text(value, sizeof value, f, row));
-        shown++;
     }
-    CHECK(shown, "--help %s: expected a flag, found none of that name\n"
-          "  -> %s./train_gpt --help lists all", only, flag_nearest(only).text);
-}
-
-// The value of a flag that stands alone, or NULL if it needs one.
-static const char *flag_alone(const FlagRow *row) {
-    if (row == &FLAGS[FLAG_show]) return "model";          // what most want to see
-    return strncmp(row->choices, "off|on", 6) ? NULL : "on";
 }
 
 void flags_parse(FlagSet *s, int count, char *const *words, int by) {
     for (int i = 0; i < count; i++) {
-        const char *word = words[i], *equals = strchr(word, '='), *value;
-        char given[64];                                    // --flag of --flag=value
-        snprintf(given, sizeof given, "%.*s", (int)strcspn(word, "="), word);
-        const FlagRow *row = flag_find(given);
-        CHECK(word[0] == '-', "expected a flag, found \"%s\"\n"
+        const char *word = words[i], *value = strchr(word, '=');
+        char name[64], alone[64];
+        CHECK(!strncmp(word, "--", 2), "expected a flag, found \"%s\"\n"
               "  -> a value with a space needs quotes; ./train_gpt --help lists the flags", word);
-        CHECK(row, "unknown flag %s\n  -> %s./train_gpt --help lists all", word,
-              flag_nearest(given).text);
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
+        const FlagRow *row = flag_find(name, "command line");
         // A preset may set again what the macros in front of it have set; a user may not.
         CHECK(by != BY_USER || s->by[row - FLAGS] != BY_USER,
               "%s is given twice\n  -> give it once", word);
-        if (equals) value = equals + 1;
-        else if (i + 1 == count || !strncmp(words[i + 1], "--", 2)) value = flag_alone(row);
-        else value = words[++i];
+        if (value) value++;
+        else if (i + 1 < count && strncmp(words[i + 1], "--", 2)) value = words[++i];
+        else if (!strncmp(row->choices, "off|", 4))
+            value = flag_word(alone, sizeof alone, row->choices, 1);
         CHECK(value, "%s needs a value\n  -> %s %s: %s", word, word,
               *row->choices ? row->choices : "VALUE", row->help);
         flag_set(s, row, value, by);

@@ -19,7 +19,7 @@ enum { FIXED, FREE, ONCE };
 // FLAG(field, type, on resume, help). The flag's name is the field's with '-' for '_'. Types:
 //   INT(default, low, high)   NUMBER(default, low, high)   TEXT(default)
 //   CHOICE(default, "a|b|c")  SWITCH(default): off|on
-// A flag whose choices begin with off|on may stand alone: on.
+// A flag whose choices begin with off may stand alone: it takes the second one, mostly on.
 
 // The architecture. A run, and whoever reads its checkpoints, keeps these: --from, --init-from and
 // --resume take them from config.json and refuse other values.
@@ -30,39 +30,36 @@ FLAG(layers,   INT("4", 1, 4096),      FIXED, "number of blocks") \
 FLAG(width,    INT("128", 1, 1 << 20), FIXED, "channels of the residual stream") \
 FLAG(heads,    INT("4", 1, 4096),      FIXED, "attention heads; must divide the width") \
 FLAG(kv_heads, INT("0", 0, 4096),      FIXED, \
-     "key/value heads; must divide --heads; 0: as many as those") \
+     "key/value heads; must divide --heads; 0: --heads") \
 FLAG(kv_rank,  INT("0", 0, 1 << 20),   FIXED, \
-     "latent attention (MLA): width of the latent from which keys and values are made; 0: none") \
+     "latent attention (MLA): width of the latent of keys and values; 0: none") \
 FLAG(rope_size, INT("64", 2, 1 << 16), FIXED, \
      "latent attention: rotary channels of a head of q and k, besides width / heads") \
 FLAG(ffn,      INT("0", 0, 1 << 22),   FIXED, \
-     "hidden width of the ffn, of each expert; 0: 4 width (GELU), or 8/3 width rounded up to a " \
-     "multiple of 32 (SwiGLU)") \
+     "hidden width of the ffn or an expert; 0: 4 width (GELU), 8/3 width in 32s (SwiGLU)") \
 FLAG(experts,  INT("0", 0, 1 << 14),   FIXED, \
-     "routed experts of a layer (mixture of experts); 0: the ffn is dense") \
+     "routed experts of a layer (mixture of experts); 0: a dense ffn") \
 FLAG(experts_per_token, INT("2", 1, 1 << 14), FIXED, "experts of a token (top-k of the router)") \
 FLAG(shared_experts, INT("0", 0, 1 << 14), FIXED, \
-     "experts that every token also goes through, as one ffn of so many times --ffn") \
+     "experts of every token, as one ffn of so many times --ffn") \
 FLAG(dense_layers, INT("0", 0, 4096),  FIXED, "leading layers whose ffn is dense") \
 FLAG(dense_ffn, INT("0", 0, 1 << 22),  FIXED, \
-     "their hidden width; 0: that of a token's experts, shared ones included") \
+     "their hidden width; 0: that of a token's experts and shared experts") \
 FLAG(router,   CHOICE("softmax", "softmax|softmax-renorm|sigmoid"), FIXED, \
-     "gates: softmax over all experts; that, divided by its sum over the chosen ones; sigmoids " \
-     "divided by their sum") \
+     "gates: softmax; softmax or sigmoids divided by their sum over the token's experts") \
 FLAG(router_scale, NUMBER("1", 0, 1000), FIXED, "multiplies the gates") \
 FLAG(balance_loss, NUMBER("0.01", 0, 10), FIXED, \
-     "coefficient of the load balance loss over a micro-batch (OLMoE: 0.01)") \
+     "load balance loss over a micro-batch (OLMoE: 0.01)") \
 FLAG(sequence_loss, NUMBER("0", 0, 10), FIXED, \
-     "coefficient of the load balance loss over each sequence (DeepSeek-V3: 1e-4)") \
+     "load balance loss over each sequence (DeepSeek-V3: 1e-4)") \
 FLAG(router_z_loss, NUMBER("0.001", 0, 10), FIXED, \
-     "coefficient of the squared log-sum-exp of the router's logits (OLMoE: 0.001)") \
+     "squared log-sum-exp of the router's logits as a loss (OLMoE: 0.001)") \
 FLAG(router_losses, CHOICE("mean", "mean|sum"), FIXED, \
-     "over layers: mean, with the z-loss divided by the experts of a token (OLMoE); or sum " \
-     "(DeepSeek)") \
+     "over layers: mean, the z-loss / --experts-per-token (OLMoE); or sum (DeepSeek)") \
 FLAG(balance_rate, NUMBER("0", 0, 1),  FIXED, \
-     "step of a selection bias that balances without a loss (DeepSeek-V3: 0.001); 0: no bias") \
+     "step of a selection bias that balances without a loss (DeepSeek-V3: 0.001)") \
 FLAG(vocab,    INT("0", 0, 1 << 24),   FIXED, \
-     "vocabulary; 0: the data's (256, bytes, for the built-in stories)") \
+     "vocabulary; 0: the data's (bytes, 256, for the built-in stories)") \
 FLAG(seq,      INT("128", 1, 1 << 22), FIXED, "tokens of a sequence") \
 FLAG(norm,     CHOICE("rms", "rms|layer"), FIXED, "RMSNorm, or LayerNorm with bias") \
 FLAG(bias,     SWITCH("off"),          FIXED, "biases in linears") \
@@ -76,7 +73,7 @@ FLAG(emb_scale, CHOICE("one", "one|sqrt-width"), FIXED, \
 FLAG(final_norm, CHOICE("auto", "auto|off|on"), FIXED, "norm before the head; auto: the mode's") \
 FLAG(mix_ratio, NUMBER("0.25", 0, 1),  FIXED, "MIX_LN: the part of the layers that is POST") \
 FLAG(sdd,      CHOICE("paper", CHOICES_OF(SDD_TABLE)), FIXED, \
-     "SDD: the settings of the paper or of the released code")
+     "SDD: settings of the paper or the released code")
 
 // Initialization, batches, learning rate and AdamW. Most stay for the whole of a run, because its
 // results would no longer be those of one recipe. Those that are FREE change when it ends, how it
@@ -85,13 +82,12 @@ FLAG(sdd,      CHOICE("paper", CHOICES_OF(SDD_TABLE)), FIXED, \
 FLAG(init,     CHOICE("auto", "auto" MORE_CHOICES(INIT_TABLE)), FIXED, \
      "initialization; auto: the mode's, or --init-baseline") \
 FLAG(init_baseline, CHOICE("scale", CHOICES_OF(INIT_TABLE)), FIXED, \
-     "initialization that --init auto takes for modes that name none") \
+     "--init auto for modes that name none") \
 FLAG(init_std, NUMBER("0", 0, 10),     FIXED, "base sigma; 0: the initialization's own") \
 FLAG(seed,     INT("1", 0, 1e15),      FIXED, "seed of weights, data order and samples") \
 FLAG(batch,    INT("12", 1, 1 << 24),  FIXED, "sequences of a step, over all processes") \
 FLAG(micro_batch, INT("0", 0, 1 << 24), FREE, \
-     "sequences in memory at a time (gradient accumulation); 0: as many as fit, chosen once and " \
-     "kept with the run") \
+     "sequences in memory at a time (gradient accumulation); 0: what fits, once for the run") \
 FLAG(steps,    INT("1000", 0, 1e12),   FREE,  "optimizer steps") \
 FLAG(lr,       NUMBER("1e-3", 0, 10),  FIXED, "peak learning rate") \
 FLAG(min_lr,   NUMBER("0.1", 0, 1),    FIXED, "end of the schedule, as a part of the peak") \
@@ -100,14 +96,14 @@ FLAG(schedule, CHOICE("cosine", CHOICES_OF(SCHEDULE_TABLE)), FIXED, \
      "learning rate schedule after the warmup") \
 FLAG(schedule_steps, INT("0", 0, 1e12), FREE, "step at which the schedule ends; 0: --steps") \
 FLAG(decay_part, NUMBER("0.2", 0, 1),  FIXED, \
-     "wsd: the last part of the steps after the warmup, in which the rate falls") \
+     "wsd: last part of the steps after the warmup, in which the rate falls") \
 FLAG(width_base, INT("0", 0, 1 << 20), FIXED, \
      "width at which --lr was tuned: scales the rate of matrices; 0: off") \
 FLAG(width_power, CHOICE("1", "1|0.5"), FIXED, \
      "rate x (width_base / width)^power: full alignment 1, none 0.5 (Everett et al. 2024)") \
 FLAG(weight_decay, NUMBER("0.1", 0, 10), FIXED, "AdamW's weight decay, on matrices") \
 FLAG(decay_gains, CHOICE("off", "off|zero|one"), FIXED, \
-     "decay norm gains and biases too: gains towards zero, or towards one (Gemma's 1 + w)") \
+     "decay norm gains and biases too: gains towards zero, or one (Gemma's 1 + w)") \
 FLAG(decay_embeddings, SWITCH("on"),   FIXED, "decay embeddings too") \
 FLAG(beta1,    NUMBER("0.9", 0, 0.999999),  FIXED, "AdamW: decay of the first moment") \
 FLAG(beta2,    NUMBER("0.95", 0, 0.999999), FIXED, "AdamW: decay of the second moment") \
@@ -115,30 +111,30 @@ FLAG(adam_eps, NUMBER("1e-8", 1e-30, 1),    FIXED, "AdamW: added to the second m
 FLAG(clip,     NUMBER("1", 0, 1e9),    FIXED, \
      "gradient clipping: largest global gradient norm; 0: off") \
 FLAG(spike_z,  NUMBER("10", 0, 1e9),   FREE,  \
-     "a loss or gradient norm so many robust deviations above the last ones is a spike; 0: none") \
+     "a spike is a loss or gradient norm so many robust deviations above the last; 0: none") \
 FLAG(skip_spikes, SWITCH("off"),       FREE,  "make no update from a spike") \
 FLAG(z_loss,   NUMBER("0", 0, 1),      FIXED, \
-     "coefficient of the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
+     "squared log-sum-exp of the logits as a loss (OLMo 2: 1e-5)") \
 FLAG(recompute, CHOICE("off", "off|on|cheap"), FREE, \
-     "activations recomputed in backward: on: all but the stream between blocks; cheap: outputs " \
-     "of norms and activation functions") \
+     "recompute in backward: on: all but the stream between blocks; cheap: outputs of norms and " \
+     "activation functions") \
 FLAG(tf32,     SWITCH("off"),          FIXED, "PREC=fp32 on a GPU: matrix products in TF32") \
 FLAG(rounding, CHOICE("nearest", "nearest|stochastic"), FIXED, \
-     "PREC=bf16 on a GPU: how updated weights are rounded for the products") \
+     "PREC=bf16 on a GPU: rounding of updated weights for the products") \
 FLAG(tune,     SWITCH("on"),           FREE,  \
-     "on a GPU: choose plans of matrix products by timing and keep them with the run; off: the " \
-     "library's first choice, the same in every run") \
+     "on a GPU: choose matrix products by timing, once for the run; off: the library's first, " \
+     "the same in every run") \
 FLAG(graph,    SWITCH("off"),          FREE,  \
-     "on a GPU: run a micro-step as one CUDA graph; faster if batches are small")
+     "on a GPU: a micro-step is one CUDA graph; faster if batches are small")
 
 // Data. FREE, because shards may be moved; a run compares their content with the hash in its
 // checkpoint.
 #define DATA_FLAGS(FLAG) \
 FLAG(data,     TEXT(""), FREE, \
-     "a shard, a pattern or a folder of shards (make shard); empty: the built-in stories") \
-FLAG(val_data, TEXT(""), FREE, "the same for validation; empty: the val shards of --data") \
+     "a shard, pattern or folder of shards (make shard); empty: the built-in stories") \
+FLAG(val_data, TEXT(""), FREE, "for validation; empty: the val shards of --data") \
 FLAG(tokenizer, TEXT(""), FREE, \
-     "tokenizer.bin for prompts and samples; empty: the run's own, or the one beside --data")
+     "tokenizer.bin for prompts and samples; empty: the run's, or the one beside --data")
 
 // The run's folder, what is written to it and when, and the commands that read one.
 #define RUN_FLAGS(FLAG) \
@@ -146,31 +142,31 @@ FLAG(out,      TEXT(""), ONCE, "the run's folder; empty: runs/<mode>-<model>-<ti
 FLAG(val_every, INT("250", 0, 1e12),   FREE, "steps between validations; 0: only at the end") \
 FLAG(val_tokens, INT("0", 0, 1e15),    FREE, "tokens of a validation; 0: the whole split") \
 FLAG(tasks,    TEXT(""), FREE, \
-     "files of tasks, separated by commas, or folders of them, evaluated at each validation and " \
-     "by --eval (data/get.py tasks)") \
+     "files or folders of tasks, separated by commas, for each validation and --eval " \
+     "(data/get.py tasks)") \
 FLAG(save_every, INT("500", 0, 1e12),  FREE, "steps between checkpoints; 0: only at the end") \
 FLAG(keep_last, INT("0", 0, 1e12),     FREE, "keep the newest N checkpoints; 0: all") \
 FLAG(keep_every, INT("0", 0, 1e12),    FREE, \
-     "also keep the checkpoints of every Nth step; 0: only the last ones") \
+     "also keep those of every Nth step; 0: only the last ones") \
 FLAG(norms_every, INT("100", 0, 1e12), FREE, \
-     "steps between log lines with statistics of every layer and tensor; 0: none") \
+     "steps between log lines with statistics of layers and tensors; 0: none") \
 FLAG(config,   TEXT(""), ONCE, \
-     "begin with the flags of this config.json, a run's or {\"flags\": {\"lr\": \"1e-3\"}}") \
+     "flags of a config.json: a run's, or {\"flags\": {\"lr\": \"1e-3\"}}") \
 FLAG(resume,   CHOICE("never", "never|auto|required"), ONCE, \
-     "continue the run in --out: auto: if it exists; required: fail if it does not") \
+     "continue the run in --out; auto: if it exists; required: fail if not") \
 FLAG(init_from, TEXT(""), FIXED, \
-     "start from the weights of a run, a checkpoint or a model.safetensors") \
+     "start from weights: a run, a checkpoint or a model.safetensors") \
 FLAG(from,     TEXT(""), ONCE, "a run or a checkpoint to --eval or --sample without training") \
 FLAG(eval,     SWITCH("off"), ONCE, "with --from: validation loss and --tasks, no training") \
 FLAG(sample,   INT("400", 0, 1 << 20), FREE, \
-     "tokens to sample at the end, or with --from; a text that reaches --seq tokens continues " \
-     "from its last half") \
+     "tokens to sample at the end, or with --from; at --seq tokens a text goes on from its last " \
+     "half") \
 FLAG(prompt,   TEXT(""), FREE, \
-     "text that the sample continues; with --from, -: each line of standard input") \
+     "text that the sample continues; -, with --from: each line of standard input") \
 FLAG(temperature, NUMBER("0.8", 0, 100), FREE, "of the sample; 0: the most likely token") \
 FLAG(top_k,    INT("0", 0, 1 << 24),   FREE, "sample among the k most likely tokens; 0: all") \
-FLAG(show,     TEXT(""), ONCE, \
-     "print tables and stop: model|models|modes|config (--show alone: model; config: config.json)")
+FLAG(show,     CHOICE("off", "off|model|models|modes|config"), ONCE, \
+     "print tables, or config.json, and stop")
 
 #define FLAG_TABLE(FLAG) MODEL_FLAGS(FLAG) TRAINING_FLAGS(FLAG) DATA_FLAGS(FLAG) RUN_FLAGS(FLAG)
 
@@ -195,6 +191,7 @@ enum { FINAL_NORM_AUTO, FINAL_NORM_OFF, FINAL_NORM_ON };
 enum { WIDTH_POWER_1, WIDTH_POWER_HALF };
 enum { RESUME_NEVER, RESUME_AUTO, RESUME_REQUIRED };
 enum { GAINS_KEPT, GAINS_TO_ZERO, GAINS_TO_ONE };
+enum { SHOW_OFF, SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
 
 #define FLAG_ENUM(field, ...) FLAG_##field,
 enum { FLAG_TABLE(FLAG_ENUM) FLAG_COUNT };
@@ -222,8 +219,9 @@ typedef struct FlagSet {
 
 // "--" and the flag's name.
 void flag_name(char *name, size_t cap, const FlagRow *row);
-// Index of value in "a|b|c", or -1; and the word at an index, or NULL.
-int flag_choice(const char *choices, const char *value);
+// The row of kv-heads or kv_heads. An unknown name is refused; `where` is for the message.
+const FlagRow *flag_find(const char *name, const char *where);
+// The word at an index of "a|b|c", or NULL.
 const char *flag_word(char *buf, size_t cap, const char *choices, int index);
 // Sets a flag from text; a wrong type, choice or range is refused.
 void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by);

@@ -21,7 +21,7 @@ typedef struct {
 // Every refusal says where, what the grammar wants there, and what is there.
 static bool expected(Reader *r, const char *what) {
     char found[16] = "the end";
-    unsigned char c = (unsigned char)*r->at;
+    unsigned char c = *r->at;
     bool plain = c > ' ' && c < 0x7F;
     if (r->at < r->end) snprintf(found, sizeof found, plain ? "'%c'" : "byte 0x%02X", c);
     return error_set(r->error, "byte %zu: expected %s, found %s", (size_t)(r->at - r->begin), what,
@@ -31,9 +31,9 @@ static bool expected(Reader *r, const char *what) {
 // Steps over the word if it comes next. The zero behind the copy ends every comparison.
 static bool take(Reader *r, const char *word) {
     size_t n = strlen(word);
-    bool is_next = strncmp(r->at, word, n) == 0;
-    if (is_next) r->at += n;
-    return is_next;
+    if (strncmp(r->at, word, n)) return false;
+    r->at += n;
+    return true;
 }
 
 static void take_space(Reader *r) { r->at += strspn(r->at, " \t\r\n"); }
@@ -75,7 +75,7 @@ static bool read_hex4(Reader *r, uint32_t *code) {
             return expected(r, "four hexadecimal digits after \\u");
         digits[i] = *r->at++;
     }
-    *code = (uint32_t)strtoul(digits, NULL, 16);
+    *code = strtoul(digits, NULL, 16);
     return true;
 }
 
@@ -83,9 +83,9 @@ static bool read_hex4(Reader *r, uint32_t *code) {
 // surrogate, then a low one.
 static bool read_escape(Reader *r, char **out) {
     static const char LETTERS[] = "\"\\/bfnrt", MEANINGS[] = "\"\\/\b\f\n\r\t";
-    const char *letter = *r->at ? strchr(LETTERS, *r->at) : NULL;
-    if (letter) {
-        *(*out)++ = MEANINGS[letter - LETTERS];
+    size_t letter = strcspn(LETTERS, (char[2]){*r->at});
+    if (LETTERS[letter]) {
+        *(*out)++ = MEANINGS[letter];
         r->at++;
         return true;
     }
@@ -116,7 +116,7 @@ static bool read_string(Reader *r, const char **text) {
             if (!read_escape(r, &out)) return false;
             continue;
         }
-        size_t length = utf8_length(r->at, (size_t)(r->end - r->at));
+        size_t length = utf8_length(r->at, r->end - r->at);
         if (!length) return expected(r, "valid UTF-8");
         memmove(out, r->at, length);
         out += length;
@@ -174,22 +174,16 @@ static bool read_items(Reader *r, int depth, Json *v, bool object) {
     }
 }
 
-// true, false or null.
-static bool read_word(Reader *r, Json *v) {
-    v->integer = take(r, "true");
-    v->kind = v->integer || take(r, "false") ? JSON_BOOL : JSON_NULL;
-    return v->kind == JSON_BOOL || take(r, "null") || expected(r, "a value");
-}
-
 // A value and the space around it.
 static bool read_value(Reader *r, int depth, Json *v) {
-    bool ok;
+    bool ok = true;
     take_space(r);
     if (take(r, "{")) ok = read_items(r, depth, v, true);
     else if (take(r, "[")) ok = read_items(r, depth, v, false);
     else if (take(r, "\"")) v->kind = JSON_STRING, ok = read_string(r, &v->text);
     else if (*r->at == '-' || isdigit((unsigned char)*r->at)) ok = read_number(r, v);
-    else ok = read_word(r, v);
+    else if ((v->integer = take(r, "true")) || take(r, "false")) v->kind = JSON_BOOL;
+    else ok = take(r, "null") || expected(r, "a value");
     take_space(r);
     return ok;
 }
@@ -205,12 +199,12 @@ bool json_try_parse(const char *text, size_t n, Json **out, char *error) {
     return ok;
 }
 
+#define REPAIR "\n  -> repair the file, or restore it from where it came from"
+
 Json *json_parse(const char *text, size_t n, const char *where) {
     Json *root;
     char error[ERROR_CAP];
-    CHECK(json_try_parse(text, n, &root, error),
-          "%s is not valid JSON: %s\n  -> repair the file, or restore it from where it came from",
-          where, error);
+    CHECK(json_try_parse(text, n, &root, error), "%s is not valid JSON: %s" REPAIR, where, error);
     return root;
 }
 
@@ -245,14 +239,12 @@ const Json *json_get(const Json *object, const char *key) {
 }
 
 const Json *json_need(const Json *object, const char *key, JsonKind kind, const char *where) {
-    static const char *const KINDS[] = {"null",     "true or false", "an integer", "a number",
-                                        "a string", "an array",      "an object"};
+    static const char *const KINDS[] = {
+        "null", "true or false", "an integer", "a number", "a string", "an array", "an object"};
     const Json *v = json_get(object, key);
     bool right = v && (v->kind == kind || (v->kind == JSON_INT && kind == JSON_REAL));
-    CHECK(right,
-          "%s: expected \"%s\" to be %s, found %s\n"
-          "  -> repair the file, or restore it from where it came from",
-          where, key, KINDS[kind], v ? KINDS[v->kind] : "no such member");
+    CHECK(right, "%s: expected \"%s\" to be %s, found %s" REPAIR, where, key, KINDS[kind],
+          v ? KINDS[v->kind] : "no such member");
     return v;
 }
 

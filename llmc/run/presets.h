@@ -5,7 +5,7 @@
 typedef struct Preset {
     const char *name;                         // of --model
     const char *flags;                        // as on a command line
-    const char *note;                         // what it is, or what a paper leaves open; or NULL
+    const char *note;                         // what it is, or what a paper leaves open
 } Preset;
 extern const Preset PRESETS[];
 extern const int PRESET_COUNT;

@@ -305,10 +305,7 @@ static bool print_and_end(const Trainer *t, int argc, char **argv) {
 
 // --show, before any memory is taken.
 static void show(const Run *r) {
-    enum { SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
-    int what = flag_choice("model|models|modes|config", r->f->show);
-    CHECK(what >= 0, "--show %s: expected model, models, modes or config\n  -> --show modes",
-          r->f->show);
+    int what = r->f->show;
     if (what == SHOW_MODELS) show_models(r->m.mode);
     if (what == SHOW_MODES) show_modes();
     if (what == SHOW_MODEL) {
@@ -351,15 +348,15 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     r->resuming = flags_resolve(&r->set, t, argc, argv);
     const Flags *f = r->f = &r->set.f;
     r->training = !*f->from;
-    if (*f->out && !*f->show && is_folder(f->out) && !r->comm.rank) r->folder = lock_folder(f->out);
+    if (*f->out && !f->show && is_folder(f->out) && !r->comm.rank) r->folder = lock_folder(f->out);
     run_refuse(&r->set, t->mode, t->device, t->precision);
 
     // --show needs no data, except for config.json, where the vocabulary and the unigram stand.
-    bool configures = r->training && (!*f->show || !strcmp(f->show, "config"));
+    bool configures = r->training && (!f->show || f->show == SHOW_CONFIG);
     if (f->eval || configures || (r->training && *f->data)) open_data(r);
     r->unigram = configures && r->has_val ? unigram_entropy(r) : NAN;
     make_model(r);
-    if (*f->show) {
+    if (f->show) {
         show(r);
         run_close(r, 0);
         return NULL;

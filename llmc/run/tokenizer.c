@@ -6,7 +6,6 @@
 enum { MOST_TOKENS = 1 << 20 };  // the largest vocabularies in use have a quarter of it
 enum { CODES = 0x110000 };       // code points of Unicode
 enum { MOST_BYTES = TOKENIZER_HEADER_BYTES + MOST_TOKENS * 256 + CODES * 8 };  // of a file
-enum { SHORT = 256 };  // bytes of a piece that is merged in memory on the stack
 
 void tokenizer_close(Tokenizer *t) {
     free(t->file);
@@ -60,27 +59,26 @@ static bool read_header(const char *path, Tokenizer *t, char *error) {
     if (t->size < TOKENIZER_HEADER_BYTES)
         return error_set(error, "expected a tokenizer, found %zu bytes", t->size);
     uint32_t magic = word_at(t, 0), version = word_at(t, 4);
-    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT);
-    uint32_t end = word_at(t, 4 * TOKENIZER_END);
+    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
     if (magic != TOKENIZER_MAGIC || version != TOKENIZER_VERSION)
         return error_set(error,
                          "expected a tokenizer with magic %d and version %d, found %u and %u",
                          TOKENIZER_MAGIC, TOKENIZER_VERSION, magic, version);
     if (count < 1 || count > MOST_TOKENS || end >= count)
         return error_set(error,
-                         "expected 1 to %d tokens, one of them the end-of-text token, found "
-                         "%u and the end-of-text token %u",
+                         "expected 1 to %d tokens, one of them the end-of-text token, found %u "
+                         "and the end-of-text token %u",
                          MOST_TOKENS, count, end);
-    t->count = (int32_t)count;
-    t->end = (int32_t)end;
+    t->count = count;
+    t->end = end;
     return true;
 }
 
 // Fills where and slots, and moves *at behind the tokens.
 static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
-    for (t->mask = 1; t->mask < 2 * (uint64_t)t->count;) t->mask *= 2;
-    size_t slots = (size_t)t->mask-- * sizeof *t->slots;
-    t->where = check_alloc((size_t)t->count * sizeof *t->where, "a tokenizer");
+    for (t->mask = 1; t->mask < 2u * t->count;) t->mask *= 2;
+    size_t slots = t->mask-- * sizeof *t->slots;
+    t->where = check_alloc(t->count * sizeof *t->where, "a tokenizer");
     t->slots = check_alloc(slots, "a tokenizer");
     memset(t->slots, 0xFF, slots);  // -1
     for (int32_t token = 0; token < t->count; token++) {
@@ -88,7 +86,7 @@ static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
         if (length == 0 || length >= left)
             return error_set(error, "byte %zu: token %d of %d is empty or cut", *at, token,
                              t->count);
-        t->where[token] = (uint32_t)(*at + 1);
+        t->where[token] = *at + 1;
         *at += 1 + length;
         int32_t *slot = find_slot(t, t->file + t->where[token], length);
         if (*slot >= 0) return error_set(error, "tokens %d and %d are the same", *slot, token);
@@ -101,12 +99,12 @@ static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
 static bool read_ranges(Tokenizer *t, size_t at, char *error) {
     uint64_t counts[4] = {0}, ranges = 0;
     for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
-        ranges += counts[kind] = word_at(t, 4 * (size_t)(TOKENIZER_RANGES + kind - 1));
+        ranges += counts[kind] = word_at(t, 4 * (TOKENIZER_RANGES + kind - 1));
     if (t->size - at != 8 * ranges)
         return error_set(error, "expected %llu bytes of ranges of characters, found %zu",
-                         8 * (unsigned long long)ranges, t->size - at);
-    t->encodes = ranges > 0;
-    if (!t->encodes) return true;
+                         8ull * ranges, t->size - at);
+    t->encodes = ranges;
+    if (!ranges) return true;
     t->classes = check_alloc(CODES, "the classes of characters");
     for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
         for (; counts[kind]; counts[kind]--, at += 8) {
@@ -117,7 +115,7 @@ static bool read_ranges(Tokenizer *t, size_t at, char *error) {
             // Each code point is set once, so hostile ranges cost no more than sound ones.
             for (uint32_t code = first; code <= last; code++) {
                 if (t->classes[code]) return error_set(error, "U+%04X is in two classes", code);
-                t->classes[code] = (unsigned char)kind;
+                t->classes[code] = kind;
             }
         }
     return true;
@@ -127,7 +125,7 @@ static bool read_ranges(Tokenizer *t, size_t at, char *error) {
 static bool check_encodes(const Tokenizer *t, char *error) {
     if (t->classes[' '] != CLASS_SPACE) return error_set(error, "U+0020 is not a space");
     for (int byte = 0; byte < 256; byte++)
-        if (tokenizer_find(t, &(char){(char)byte}, 1) < 0)
+        if (tokenizer_find(t, &(char){byte}, 1) < 0)
             return error_set(error, "no token is the single byte 0x%02X", byte);
     return true;
 }
@@ -228,16 +226,16 @@ static void merges_add(Merges *m, size_t i) {
     if (token >= 0) heap_add(m, (uint64_t)token << 32 | i);
 }
 
-// `tokens` has room for n, memory for 4 n: at most 3 n merges are ever added, n - 1 at first and
-// two for each of at most n - 1 merges done. Returns the number of tokens.
-static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens,
-                           uint64_t *memory) {
-    uint32_t *length = (uint32_t *)(memory + 3 * n), *before = length + n;
-    Merges m = {t, piece, n, memory, 0, length, before};
+// `tokens` has room for n. At most 3 n merges are ever added, n - 1 at first and two for each of at
+// most n - 1 merges done. Returns the number of tokens.
+static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens) {
+    uint64_t *heap = check_alloc(4 * n * sizeof *heap, "a word");
+    uint32_t *length = (uint32_t *)(heap + 3 * n), *before = length + n;
+    Merges m = {t, piece, n, heap, 0, length, before};
     int64_t count = 0;
     for (size_t i = 0; i < n; i++) {
         length[i] = 1;
-        before[i] = (uint32_t)i - 1;
+        before[i] = i - 1;
     }
     for (size_t i = 0; i < n; i++) merges_add(&m, i);
     while (m.count) {
@@ -245,14 +243,15 @@ static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int3
         size_t i = (uint32_t)entry, next = i + length[i];
         size_t bytes = t->file[t->where[entry >> 32] - 1];  // of the entry's token
         if (!length[i] || next >= n || length[i] + length[next] != bytes) continue;
-        length[i] = (uint32_t)bytes;
+        length[i] = bytes;
         length[next] = 0;
-        if (i + bytes < n) before[i + bytes] = (uint32_t)i;
+        if (i + bytes < n) before[i + bytes] = i;
         merges_add(&m, i);
         if (i > 0) merges_add(&m, before[i]);
     }
     for (size_t i = 0; i < n; i += length[i])
         tokens[count++] = tokenizer_find(t, piece + i, length[i]);
+    free(heap);
     return count;
 }
 
@@ -260,7 +259,6 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
     CHECK(t->encodes,
           "expected a tokenizer with classes of characters, found one that only decodes\n"
           "  -> python3 data/get.py tokenizer --out FILE writes one that encodes");
-    uint64_t on_stack[4 * SHORT], *memory = on_stack;
     int64_t count = 0;
     for (size_t at = 0, end; at < n; at = end) {
         end = tokenizer_piece(t, text, n, at);
@@ -271,13 +269,10 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
             continue;
         }
         CHECK(length < UINT32_MAX,
-              "expected words below 4 GiB, found one of %zu bytes at offset "
-              "%zu\n  -> check that this is text, and break its lines",
+              "expected words below 4 GiB, found one of %zu bytes at offset %zu\n"
+              "  -> check that this is text, and break its lines",
               length, at);
-        // Words are short: nearly all are merged without taking memory.
-        if (length > SHORT) memory = check_alloc(4 * length * sizeof *memory, "a long word");
-        count += merge_piece(t, text + at, length, tokens + count, memory);
-        if (length > SHORT) free(memory), memory = on_stack;
+        count += merge_piece(t, text + at, length, tokens + count);
     }
     return count;
 }
