@@ -432,7 +432,7 @@ void test_run(void) {
     check_format(line, sizeof line, " --out %s/none --resume required", dir);
     expect_refused(line, "holds no checkpoint to resume from");
     check_format(line, sizeof line, " --from %s/a --eval --heads 1", dir);
-    expect_refused(line, "--heads is 2 in this run");
+    expect_refused(line, "--heads 2 in this run");
     check_format(line, sizeof line, " --from %s/e --eval", dir);
     EXPECT(run(PROGRAM, line) == 0, "a run that was resumed can be read: %s", output);
     check_format(line, sizeof line, "sed -i '/xxh64/d; s/^  },/  }/; s/version\": 2/version\": 1/; "
@@ -455,7 +455,7 @@ void test_run(void) {
     check_format(line, sizeof line, MODEL "--steps 0 --init-from %s/a --out %s/f", dir, dir);
     EXPECT(run(PROGRAM, line) == 0 && !strcmp(whole, run_hash_of(other)), "--init-from starts from the weights: %s", output);
     check_format(line, sizeof line, " --layers 3 --width 32 --heads 2 --ffn 48 --seq 32 --batch 4 --steps 0 --init-from %s/a --out %s/g", dir, dir);
-    expect_refused(line, "--layers is 2 in");
+    expect_refused(line, "--layers 2 in");
 
     check_format(line, sizeof line, " --out %s/a --resume auto --steps 14", dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "ends at step 14, not 12"), "another end of the schedule is said: %s", output);
