@@ -270,14 +270,14 @@ def member_cases():
     yield gpt2, "architectures", [5], "found 5"
     yield gpt2, "architectures", GONE, 'expected "architectures" to be an array, found null'
     yield gpt2, "n_layer", GONE, 'expected "n_layer", found no such member'
-    yield gpt2, "n_layer", "x", "--layers=x: expected a number"
-    yield gpt2, "n_layer", "\0", r"--layers=\u0000: expected a number"
-    yield gpt2, "n_layer", "\ud800", r"--layers=\ud800: expected a number"
+    yield gpt2, "n_layer", "x", "--layers=x: expected a whole number"
+    yield gpt2, "n_layer", "\0", r"--layers=\u0000: expected a whole number"
+    yield gpt2, "n_layer", "\ud800", r"--layers=\ud800: expected a whole number"
     yield gpt2, "n_layer", "9" * 5000, "expected a whole number from 1 to 4096"
     yield gpt2, "n_layer", 10**400, "--layers=1000"
     yield gpt2, "n_layer", 1.5, "--layers=1.5: expected a whole number"
-    yield gpt2, "n_layer", [2], "--layers=[...]: expected a number"
-    yield gpt2, "n_layer", {}, "--layers={}: expected a number"
+    yield gpt2, "n_layer", [2], "--layers=[...]: expected a whole number"
+    yield gpt2, "n_layer", {}, "--layers={}: expected a whole number"
     yield gpt2, "n_layer", True, 'expected "n_layer" to be a number, found true'
     yield gpt2, "n_layer", 1, "holds transformer.h.1"
     yield gpt2, "n_layer", 3, "no tensor transformer.h.2.ln_1.weight"

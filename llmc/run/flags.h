@@ -36,7 +36,8 @@ FLAG(kv_rank,  INT("0", 0, 1 << 20),   FIXED, \
 FLAG(rope_size, INT("64", 2, 1 << 16), FIXED, \
      "latent attention: rotary channels of a head of q and k, besides width / heads") \
 FLAG(ffn,      INT("0", 0, 1 << 22),   FIXED, \
-     "hidden width of the ffn or an expert; 0: 4 width (GELU), 8/3 width in 32s (SwiGLU)") \
+     "hidden width of the ffn or an expert; 0: 4 width (GELU), 8/3 width (SwiGLU, a multiple of " \
+     "32)") \
 FLAG(experts,  INT("0", 0, 1 << 14),   FIXED, \
      "routed experts of a layer (mixture of experts); 0: a dense ffn") \
 FLAG(experts_per_token, INT("2", 1, 1 << 14), FIXED, "experts of a token (top-k of the router)") \
@@ -49,15 +50,15 @@ FLAG(router,   CHOICE("softmax", "softmax|softmax-renorm|sigmoid"), FIXED, \
      "gates: softmax; softmax or sigmoids divided by their sum over the token's experts") \
 FLAG(router_scale, NUMBER("1", 0, 1000), FIXED, "multiplies the gates") \
 FLAG(balance_loss, NUMBER("0.01", 0, 10), FIXED, \
-     "load balance loss over a micro-batch (OLMoE: 0.01)") \
+     "weight of the load balance loss over a micro-batch (OLMoE: 0.01)") \
 FLAG(sequence_loss, NUMBER("0", 0, 10), FIXED, \
-     "load balance loss over each sequence (DeepSeek-V3: 1e-4)") \
+     "weight of the load balance loss over each sequence (DeepSeek-V3: 1e-4)") \
 FLAG(router_z_loss, NUMBER("0.001", 0, 10), FIXED, \
-     "squared log-sum-exp of the router's logits as a loss (OLMoE: 0.001)") \
+     "weight of the squared log-sum-exp of the router's logits (OLMoE: 0.001)") \
 FLAG(router_losses, CHOICE("mean", "mean|sum"), FIXED, \
      "over layers: mean, the z-loss / --experts-per-token (OLMoE); or sum (DeepSeek)") \
 FLAG(balance_rate, NUMBER("0", 0, 1),  FIXED, \
-     "step of a selection bias that balances without a loss (DeepSeek-V3: 0.001)") \
+     "step of a selection bias that balances without a loss (DeepSeek-V3: 0.001); 0: no bias") \
 FLAG(vocab,    INT("0", 0, 1 << 24),   FIXED, \
      "vocabulary; 0: the data's (bytes, 256, for the built-in stories)") \
 FLAG(seq,      INT("128", 1, 1 << 22), FIXED, "tokens of a sequence") \
@@ -114,7 +115,7 @@ FLAG(spike_z,  NUMBER("10", 0, 1e9),   FREE,  \
      "a spike is a loss or gradient norm so many robust deviations above the last; 0: none") \
 FLAG(skip_spikes, SWITCH("off"),       FREE,  "make no update from a spike") \
 FLAG(z_loss,   NUMBER("0", 0, 1),      FIXED, \
-     "squared log-sum-exp of the logits as a loss (OLMo 2: 1e-5)") \
+     "weight of the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
 FLAG(recompute, CHOICE("off", "off|on|cheap"), FREE, \
      "recompute in backward: on: all but the stream between blocks; cheap: outputs of norms and " \
      "activation functions") \
