@@ -111,8 +111,8 @@ plain() {
         "LAUNCH(reverse_kernel<BUG>.*block (0, 0, 0), thread (83, 0, 0)" $t divergent
     reports "$t deadlock" 3 "deadlock, 96 threads live" $t deadlock
     reports "$t deadlock place" 3 \
-        "13 in __syncwarp of .*:$(line 'else __syncwarp') with mask 0xffffffff, the first is \
-thread (83, 0, 0)" $t deadlock
+        "13 in __syncwarp of .*test_emu.cu:$(line 'else __syncwarp') with mask 0xffffffff, \
+the first is thread (83, 0, 0)" $t deadlock
     reports "$t half_warp" 3 \
         "__shfl_xor_sync at .* reads lane 16, which is not there (mask 0xffffffff, \
 lanes that came 0x0000ffff)" $t half_warp
