@@ -30,10 +30,10 @@ static char *temp_path(char *buf, const char *run_dir, int64_t step) {
 // back as itself, so step_7 and step_00000007x are strangers, which nobody touches.
 static int64_t step_of(const char *name) {
     char again[64];
-    if (strncmp(name, "step_", 5) != 0) return -1;
+    if (strncmp(name, "step_", 5)) return -1;
     long long step = strtoll(name + 5, NULL, 10);
     snprintf(again, sizeof again, "step_%08lld", step);
-    return strcmp(again, name) == 0 ? step : -1;
+    return !strcmp(again, name) ? step : -1;
 }
 
 // ----------------------------------------------------------------------------------------- writing
@@ -44,8 +44,8 @@ static void remove_unfinished(int run, const char *run_dir) {
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written",
                 run_dir, strerror(errno));
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        bool temp = strncmp(e->d_name, TEMP, TEMP_BYTES) == 0;
+    for (struct dirent *e; (e = readdir(d));) {
+        bool temp = !strncmp(e->d_name, TEMP, TEMP_BYTES);
         if (!temp || step_of(e->d_name + TEMP_BYTES) < 0) continue;
         CHECK_WRITE(folder_remove(run, e->d_name),
                     "cannot remove the unfinished checkpoint %s/%s: %s\n  -> remove it by hand",
@@ -126,7 +126,7 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
     if (!file_hash(check_format(path, sizeof path, "%s/%s", dir, name), &hash, NULL))
         return error_set(error, "%s: %s", name, strerror(errno));
     check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
-    return (hash.length == (uint64_t)size->integer && strcmp(found, xxh64->text) == 0) ||
+    return (hash.length == (uint64_t)size->integer && !strcmp(found, xxh64->text)) ||
            error_set(error,
                      "%s: expected %" PRId64 " bytes with checksum %.16s, found %" PRIu64
                      " with %s",
@@ -175,7 +175,7 @@ int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
     CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a directory that can be read",
           run_dir, strerror(errno));
     if (!d) return -1;
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+    for (struct dirent *e; (e = readdir(d));) {
         int64_t step = step_of(e->d_name);
         if (step < below && step > best) best = step;
     }

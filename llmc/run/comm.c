@@ -102,7 +102,7 @@ void comm_await_watchdog(void) { sleep(WATCHDOG_SECONDS); }
 static void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
     Mpi *mpi = c->mpi;
     for (size_t at = 0; at < bytes; at += MPI_PIECE) {
-        int n = (int)(bytes - at < MPI_PIECE ? bytes - at : MPI_PIECE);
+        int n = bytes - at < MPI_PIECE ? bytes - at : MPI_PIECE;
         char *piece = (char *)data + at;
         if (c->rank == from) mpi->Send(piece, n, mpi->byte, to, 0, mpi->world);
         if (c->rank == to) mpi->Recv(piece, n, mpi->byte, from, 0, mpi->world, NULL);
@@ -128,7 +128,7 @@ void comm_combine(Comm *c, double *x, int64_t n, int how) {
     double other[512];
     for (int64_t at = 0; at < n && comm_size(c) > 1; at += 512) {
         int64_t piece = n - at < 512 ? n - at : 512;
-        size_t bytes = (size_t)piece * sizeof *x;
+        size_t bytes = piece * sizeof *x;
         for (int from = 1; from < c->size; from++) {
             if (c->rank == from) memcpy(other, x + at, bytes);
             comm_move(c, other, bytes, from, 0);
@@ -183,7 +183,7 @@ void comm_release_signals(bool raise_late) {
 int comm_signal(Comm *c) {
     double received = signal_received;
     comm_combine(c, &received, 1, COMM_MAX);
-    return (int)received;
+    return received;
 }
 
 // ----------------------------------------------------------------- tensors, in the background (MPI)
@@ -208,8 +208,8 @@ static void transfer(Comm *c, void *x, int64_t n, size_t element, int root, bool
     Mpi *mpi = c->mpi;
     void *type = element == sizeof(float) ? mpi->float_type : mpi->double_type;
     for (int64_t at = 0; at < n; at += MPI_PIECE) {
-        int count = (int)(n - at < MPI_PIECE ? n - at : MPI_PIECE);
-        void *piece = (char *)x + (size_t)at * element, **request = next_request(c);
+        int count = n - at < MPI_PIECE ? n - at : MPI_PIECE;
+        void *piece = (char *)x + at * element, **request = next_request(c);
         const void *from = c->rank == root ? MPI_IN_PLACE : piece;
         void *to = c->rank == root ? piece : NULL;
         if (reduce) mpi->Ireduce(from, to, count, type, mpi->sum, root, mpi->world, request);

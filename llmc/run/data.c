@@ -28,9 +28,9 @@ static void corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
         size_t length = 0;
         d->text[end++] = 0;
         nats += stories_write(seed, story, d->text + end, STORIES_MAX_BYTES, &length);
-        end += (int64_t)length;
+        end += length;
     }
-    d->floor = nats / (double)end;
+    d->floor = nats / end;
     d->epoch = epoch;
 }
 
@@ -44,9 +44,9 @@ static void corpus_open(DataLoader *d) {
     d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
     d->vocab = CORPUS_VOCAB;
     // The last story reaches beyond the last token.
-    d->text = check_alloc((size_t)d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
+    d->text = check_alloc(d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
     corpus_write(d, 0, d->tokens);
-    d->content = hash_bytes(d->text, (size_t)d->tokens);
+    d->content = hash_bytes(d->text, d->tokens);
 }
 
 // ------------------------------------------------------------------------------------------ shards
@@ -55,7 +55,7 @@ static void corpus_open(DataLoader *d) {
 static int64_t shard_read(int fd, void *out, int64_t bytes, int64_t offset) {
     int64_t done = 0;
     while (done < bytes) {
-        ssize_t n = pread(fd, (char *)out + done, (size_t)(bytes - done), (off_t)(offset + done));
+        ssize_t n = pread(fd, (char *)out + done, bytes - done, offset + done);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return -1;
         if (n == 0) break;
@@ -119,7 +119,7 @@ static void shard_read_header(DataLoader *d, Shard *s) {
 static void shard_add(DataLoader *d, const char *folder, const char *name) {
     int64_t n = d->shard_count++;
     if ((n & (n - 1)) == 0)  // the room doubles at powers of two: linear time in all
-        d->shards = realloc(d->shards, (size_t)(n ? 2 * n : 1) * sizeof(Shard));
+        d->shards = realloc(d->shards, (n ? 2 * n : 1) * sizeof(Shard));
     CHECK(d->shards, "no memory for a list of %lld shards\n  -> fewer and larger shards",
           (long long)n);
     size_t bytes = strlen(folder) + strlen(name) + 2;
@@ -135,7 +135,7 @@ int shard_order(const struct dirent **a, const struct dirent **b) {
 // A name of ".bin" alone is no shard: it is hidden.
 bool shard_named(const char *name) {
     size_t length = strlen(name);
-    return length > 4 && strcmp(name + length - 4, ".bin") == 0;
+    return length > 4 && !strcmp(name + length - 4, ".bin");
 }
 
 // The shards of one split in a folder: *.bin, not hidden, whose name contains the split's.
@@ -187,11 +187,11 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
     *d = (DataLoader){.seq = seq, .shuffle = shuffle, .seed = seed, .floor = NAN};
     d->fd = -1;
     d->shard_open = -1;
-    d->validation = strcmp(split, "val") == 0;
+    d->validation = !strcmp(split, "val");
     if (*path) {
         shard_list(d, path, split);
         for (int64_t i = 0; i < d->shard_count; i++) shard_read_header(d, &d->shards[i]);
-        d->raw = check_alloc(((size_t)seq + 1) * (size_t)d->width, "one sample");
+        d->raw = check_alloc((seq + 1L) * d->width, "one sample");
     } else corpus_open(d);
     d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
     d->samples = (d->tokens - 1) / seq;
@@ -243,7 +243,7 @@ void loader_hash_begin(DataLoader *d) {
 }
 
 double loader_gigabytes(const DataLoader *d) {
-    return 1e-9 * (double)(d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
+    return 1e-9 * (d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
 }
 
 // Naps instead of joining at once, so that there is progress to print.
@@ -256,7 +256,7 @@ uint64_t loader_hash_end(DataLoader *d) {
         nanosleep(&nap, NULL);
         if (clock_seconds() - printed < 2) continue;
         printf("hashing the data: %.1f of %.1f GB\n",
-               1e-9 * (double)__atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
+               1e-9 * __atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
                loader_gigabytes(d));
         fflush(stdout);
         printed = clock_seconds();
@@ -330,7 +330,7 @@ void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targe
     int64_t epoch = index / d->samples, window = index % d->samples;
     if (d->shuffle) {
         uint64_t key = rand_key(d->seed, "shuffle", (uint64_t)epoch);
-        window = (int64_t)rand_permute(key, (uint64_t)window, (uint64_t)d->samples);
+        window = rand_permute(key, window, d->samples);
     }
     int64_t first = window * d->seq;
     if (!d->text) {

@@ -28,7 +28,7 @@ static void check_tokens(const Task *t, const char *path, int64_t at, int64_t co
 static TaskRow *add_row(Task *t) {
     int64_t n = t->rows++;
     bool full = (n & (n - 1)) == 0;               // n is 0 or a power of two
-    if (full) t->row = realloc(t->row, (size_t)(n ? 2 * n : 1) * sizeof *t->row);
+    if (full) t->row = realloc(t->row, (n ? 2 * n : 1) * sizeof *t->row);
     CHECK(t->row, "no memory for %lld completions\n  -> a smaller file", (long long)n);
     return &t->row[n];
 }
@@ -42,7 +42,7 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
         size_t n = 1;
         int64_t token = task_token(t, i);
         const char *bytes = "x";
-        if (token < tokenizer->count) bytes = tokenizer_decode(tokenizer, (int32_t)token, &n);
+        if (token < tokenizer->count) bytes = tokenizer_decode(tokenizer, token, &n);
         bool leading_space = i == begin && n && *bytes == ' ';
         for (size_t k = leading_space; k < n; k++)
             length += ((unsigned char)bytes[k] & 0xC0) != 0x80;       // first byte of a character
@@ -96,8 +96,8 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
               path, (long long)example, (long long)i, REWRITE);
         *add_row(t) = (TaskRow){
             .context = context, .completion = at + 1,
-            .before = (int32_t)h.before, .after = (int32_t)after, .scored = (int32_t)after,
-            .example = (int32_t)example, .label = (int32_t)h.label,
+            .before = h.before, .after = after, .scored = after,
+            .example = example, .label = h.label,
         };
         check_tokens(t, path, at + 1, after, r->V);
         at += 1 + after;
@@ -110,7 +110,7 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
     check_tokens(t, path, context, h.before, r->V);
     for (int64_t i = 0; i < h.choices; i++) {
         TaskRow *row = &t->row[first + i];
-        if (has_lengths) row->scored -= (int32_t)task_token(t, at + h.choices + i);
+        if (has_lengths) row->scored -= task_token(t, at + h.choices + i);
         CHECK(row->scored > 0 && row->before + row->after > row->scored,
               "%s: completion %lld of example %lld has %d tokens to score and %d before them, "
               "expected at least one of each\n  -> %s", path, (long long)i, (long long)example,
@@ -118,7 +118,7 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
         CHECK(row->scored <= r->T,
               "%s: a completion of %d tokens is longer than --seq %d\n"
               "  -> a larger --seq, or without this file", path, row->scored, r->T);
-        row->length = has_lengths ? (double)task_token(t, at + i)
+        row->length = has_lengths ? task_token(t, at + i)
                                   : completion_length(t, row, r->tokenizer);
     }
     if (!has_lengths && !r->tokenizer->count && !example)
@@ -133,7 +133,7 @@ static void read_examples(Task *t, const char *path, size_t size, const TaskRead
     int32_t version = head[1], examples = head[2], longest_bytes = head[3];
     int64_t at = 0, longest = 0;
     t->width = 2;
-    t->tokens = (int64_t)(size - SHARD_HEADER_BYTES) / 2;
+    t->tokens = (size - SHARD_HEADER_BYTES) / 2;
     CHECK(version == EVAL_VERSION && examples > 0 && size % 2 == 0,
           "%s: version %d, %d examples, %zu bytes: expected version %d, at least one example and "
           "an even number of bytes\n  -> %s", path, version, examples, size, EVAL_VERSION,
@@ -157,8 +157,8 @@ static void read_document(Task *t, int64_t at, int64_t n, int T) {
         int64_t inputs = done ? T : scored;
         *add_row(t) = (TaskRow){
             .completion = at + done + scored - inputs,
-            .after = (int32_t)inputs + 1, .scored = (int32_t)scored,
-            .example = (int32_t)t->examples,
+            .after = inputs + 1, .scored = scored,
+            .example = t->examples,
         };
         done += scored;
     }
@@ -222,7 +222,7 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
           path, SHARD_HEADER_BYTES, EVAL_MAGIC, size, magic);
     if (magic == EVAL_MAGIC) read_examples(t, path, size, r);
     else read_text(t, path, r);
-    size_t rows = (size_t)t->rows;
+    size_t rows = t->rows;
     t->order = check_alloc(rows * sizeof *t->order, "the order of a task");
     t->scores = check_alloc(2 * rows * sizeof *t->scores, "the scores of a task");
     for (int64_t i = 0; i < t->rows; i++) {
@@ -237,7 +237,7 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
 }
 
 static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
-    tasks->task = realloc(tasks->task, (size_t)(tasks->count + 1) * sizeof *tasks->task);
+    tasks->task = realloc(tasks->task, (tasks->count + 1) * sizeof *tasks->task);
     CHECK(tasks->task, "no memory for %d tasks\n  -> fewer --tasks", tasks->count + 1);
     Task *t = &tasks->task[tasks->count++];
     task_open(t, path, r);
@@ -310,17 +310,17 @@ static void copy_inputs(int32_t *to, const Task *t, const TaskRow *row, int inpu
     int skip = row->before + row->after - 1 - inputs;
     for (int i = skip; i < skip + inputs; i++) {
         int64_t at = i < row->before ? row->context + i : row->completion + i - row->before;
-        to[i - skip] = (int32_t)task_token(t, at);
+        to[i - skip] = task_token(t, at);
     }
 }
 
 // Scores the n sequences from order[first] on, side by side. Padding after a shorter one changes
 // nothing before it: attention is causal.
 static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
-    int longest = (int)(t->order[first] >> 32);
+    int longest = t->order[first] >> 32;
     int T = CEIL_DIV(longest, LENGTH_STEP) * LENGTH_STEP;
     if (T > s->T) T = s->T;
-    memset(s->inputs, 0, (size_t)n * (size_t)T * sizeof *s->inputs);
+    memset(s->inputs, 0, sizeof *s->inputs * n * T);
     for (int b = 0; b < n; b++) {
         const TaskRow *row = &t->row[(uint32_t)t->order[first + b]];
         copy_inputs(s->inputs + b * T, t, row, task_inputs(row, s->T));
@@ -343,14 +343,14 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
 bool task_score(Task *t, const TaskScorer *s) {
     int64_t step = (int64_t)s->B * comm_size(s->comm);
     double begin = clock_seconds(), printed = begin, all = 0, done = 0;
-    for (int64_t i = 0; i < t->rows; i++) all += (double)(t->order[i] >> 32);
-    memset(t->scores, 0, 2 * (size_t)t->rows * sizeof *t->scores);
+    for (int64_t i = 0; i < t->rows; i++) all += t->order[i] >> 32;
+    memset(t->scores, 0, 2 * t->rows * sizeof *t->scores);
     for (int64_t group = 0; group < t->rows; group += step) {
         int64_t first = group + (int64_t)s->B * comm_rank(s->comm), left = t->rows - first;
         if (comm_signal(s->comm)) return false;
-        if (left > 0) score_batch(t, s, first, left < s->B ? (int)left : s->B);
+        if (left > 0) score_batch(t, s, first, left < s->B ? left : s->B);
         for (int64_t i = group; i < group + step && i < t->rows; i++)
-            done += (double)(t->order[i] >> 32);
+            done += t->order[i] >> 32;
         double now = clock_seconds();
         char eta[32];
         if (now - printed < 5) continue;
@@ -368,9 +368,9 @@ bool task_score(Task *t, const TaskScorer *s) {
 // Mean of n values with its standard error.
 static TaskMetric mean_of(const char *name, const double *x, int64_t n) {
     double mean = 0, square = 0;
-    for (int64_t i = 0; i < n; i++) mean += x[i] / (double)n;
+    for (int64_t i = 0; i < n; i++) mean += x[i] / n;
     for (int64_t i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean);
-    return (TaskMetric){name, mean, sqrt(square / (double)(n - 1) / (double)n)};
+    return (TaskMetric){name, mean, sqrt(square / (n - 1) / n)};
 }
 
 int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
@@ -381,7 +381,7 @@ int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
         double score = t->scores[2 * i] / (norm ? t->row[i].length : 1);
         if (!(score > best_score)) continue;
         best_score = score;
-        best = (int)(i - first);
+        best = i - first;
     }
     *next = i;
     return best;
@@ -424,7 +424,7 @@ static int text_metrics(const Task *t, TaskMetric *metrics) {
 
 int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
     if (t->kind == TASK_TEXT) return text_metrics(t, metrics);
-    double *x = check_alloc((size_t)t->rows * sizeof *x, "the results of a task");
+    double *x = check_alloc(t->rows * sizeof *x, "the results of a task");
     int count = t->kind == TASK_CHOICE ? choice_metrics(t, metrics, x)
                                        : word_metrics(t, metrics, x);
     free(x);

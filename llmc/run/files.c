@@ -68,8 +68,8 @@ char *file_read(const char *path, int64_t most, size_t *n) {
     *n = 0;
     if (size < 0) return NULL;
     FILE *f = fopen(path, "rb");
-    char *text = f ? malloc((size_t)size + 1) : NULL;
-    if (text) *n = fread(text, 1, (size_t)size, f);
+    char *text = f ? malloc(size + 1) : NULL;
+    if (text) *n = fread(text, 1, size, f);
     int problem = !text || ferror(f) ? errno : 0;
     if (f) fclose(f);
     if (problem) {
@@ -90,7 +90,7 @@ bool file_hash(const char *path, Hash *hash, int64_t *done) {
     ssize_t got;
     while ((got = read(fd, buffer, PIECE)) > 0 || (got < 0 && errno == EINTR))
         if (got > 0) {
-            hash_add(hash, buffer, (size_t)got);
+            hash_add(hash, buffer, got);
             if (done) __atomic_fetch_add(done, got, __ATOMIC_RELAXED);
         }
     int problem = errno;  // of read, if it failed
@@ -124,9 +124,9 @@ void file_add(FileWriter *w, const void *data, size_t n) {
                     "cannot write %s after %" PRIu64 " bytes: %s\n"
                     "  -> free space on that disk, or write to another one",
                     w->temp, w->hash.length, strerror(errno));
-        hash_add(&w->hash, p, (size_t)written);
+        hash_add(&w->hash, p, written);
         p += written;
-        n -= (size_t)written;
+        n -= written;
     }
 }
 
@@ -207,8 +207,8 @@ bool folder_remove(int folder, const char *name) {
     int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) return false;
-    for (struct dirent *e; (e = readdir(d)) != NULL;)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(fd, e->d_name, 0);
+    for (struct dirent *e; (e = readdir(d));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(fd, e->d_name, 0);
     closedir(d);
     return unlinkat(folder, name, AT_REMOVEDIR) == 0;
 }

@@ -73,8 +73,8 @@ double free_memory(const char *root, int processes) {
     double least = (groups < available ? groups : available) / processes;
     struct rlimit space;
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
-        double used = read_number(root, "/proc/self/statm", "") * (double)sysconf(_SC_PAGESIZE);
-        if ((double)space.rlim_cur - used < least) least = (double)space.rlim_cur - used;
+        double used = read_number(root, "/proc/self/statm", "") * sysconf(_SC_PAGESIZE);
+        if (space.rlim_cur - used < least) least = space.rlim_cur - used;
     }
     return least < 0 ? 0 : least;
 }

@@ -30,7 +30,7 @@ static size_t keep_lines(Log *log, char *old, size_t n, int64_t step) {
     for (size_t at = 0, length; at < n; at += length) {
         char *end = memchr(old + at, '\n', n - at);
         if (!end) break;                          // cut by a kill
-        length = (size_t)(end - (old + at)) + 1;
+        length = end - (old + at) + 1;
         if (step == 0 || !keep_line(log, old + at, length - 1, step)) continue;
         memmove(old + kept, old + at, length);
         kept += length;
@@ -130,7 +130,7 @@ void log_end(Log *log) {
         CHECK_WRITE(written > 0 || errno == EINTR,
                     "cannot write %s: %s\n  -> free space on that disk and continue with "
                     "--resume required", log->path, strerror(errno));
-        at += written > 0 ? (size_t)written : 0;
+        at += written > 0 ? written : 0;
     }
     free(text);
 }

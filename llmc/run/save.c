@@ -45,7 +45,7 @@ uint64_t run_hash(Run *r) {
     r->t->fetch(r->gpt, WEIGHTS);
     for (int k = 0; k < r->layout.count; k++) {
         const Entry *e = &r->layout.entries[k];
-        size_t bytes = (size_t)(entry_rows(&r->m, e) * e->row.cols) * r->t->element;
+        size_t bytes = entry_rows(&r->m, e) * e->row.cols * r->t->element;
         hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), bytes);
     }
     uint64_t hash = hash_end(&h);
@@ -139,8 +139,8 @@ static const void *gather(void *source) {
     if (!g->whole) return own;
     for (int rank = 0; rank < c->size; rank++) {
         Part part = entry_part(g->e, rank, c->size);
-        size_t bytes = (size_t)part.size * element;
-        char *place = g->whole + (size_t)part.first * element;
+        size_t bytes = part.size * element;
+        char *place = g->whole + part.first * element;
         if (rank) comm_move(c, c->rank ? own : place, bytes, rank, 0);
         else if (!c->rank) memcpy(place, own, bytes);
     }
@@ -150,12 +150,12 @@ static const void *gather(void *source) {
 // Process 0 writes the file; the others send what they own.
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind) {
     const Layout *layout = &r->layout;
-    size_t most = (size_t)layout->count * (size_t)(last_kind - first_kind + 1), largest = 0;
+    size_t most = layout->count * (last_kind - first_kind + 1), largest = 0;
     int count = 0;
     Tensor *tensors = check_alloc(most * sizeof *tensors, "a checkpoint");
     Gather *gathers = check_alloc(most * sizeof *gathers, "a checkpoint");
     for (int k = 0; k < layout->count; k++) {
-        size_t size = (size_t)layout->entries[k].size;
+        size_t size = layout->entries[k].size;
         largest = size > largest ? size : largest;
     }
     char *whole = NULL;
@@ -249,7 +249,7 @@ bool run_save(Run *r) {
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
     bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
-    double bad = r->comm.rank ? 0 : (double)c.bad;        // values that are not finite
+    double bad = r->comm.rank ? 0 : c.bad;        // values that are not finite
     comm_combine(&r->comm, &bad, 1, COMM_MAX);
     if (bad > 0) {
         if (!r->comm.rank) checkpoint_abandon(&c);
@@ -286,7 +286,7 @@ static void read_window(SpikeWindow *w, const Json *state, const char *name, con
     if (!json_get(state, name)) return;           // a checkpoint from before there were windows
     const Json *window = json_need(state, name, JSON_OBJECT, path);
     const Json *values = json_need(window, "values", JSON_ARRAY, path);
-    w->row = (int)read_int(window, "row", SPIKES_IN_A_ROW, path);
+    w->row = read_int(window, "row", SPIKES_IN_A_ROW, path);
     w->count = 0;
     CHECK(values->count <= SPIKE_WINDOW, "%s: %zu values in \"%s\", expected at most %d\n  -> %s",
           path, values->count, name, SPIKE_WINDOW, EDITED);
@@ -341,7 +341,7 @@ static void read_state(Run *r, const char *path) {
     r->step = read_int(state, "step", INT64_MAX / tokens, path);
     r->updates = read_int(state, "updates", r->step, path);
     r->tokens = read_int(state, "tokens", r->step * tokens, path);
-    r->bad = (int)read_int(state, "bad", INT32_MAX, path);
+    r->bad = read_int(state, "bad", INT32_MAX, path);
     r->epoch = run_epoch(r);
     int64_t epoch = json_get_int(state, "epoch", path);
     int64_t sample = json_get_int(state, "sample", path);

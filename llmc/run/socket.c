@@ -114,7 +114,7 @@ static void gather_peers(Sockets *s, int listener) {
               "process 0 waits for %d others, and process %d has not come in %d seconds\n"
               "  -> did it print an error? can its machine reach this one, MASTER_ADDR, at port "
               "MASTER_PORT + 1?", s->size - 1, missing, MEET_SECONDS);
-        if (poll(&wait, 1, (int)(1000 * left)) <= 0) continue;
+        if (poll(&wait, 1, 1000 * left) <= 0) continue;
         int fd = accept(listener, NULL, NULL);
         if (fd >= 0) connections += accept_peer(s, fd);
     }
@@ -163,7 +163,7 @@ static void report_death(const Sockets *s, int dead) {
 // The watchdog's thread: runs until every peer has said goodbye.
 static void *watch_peers(void *sockets) {
     Sockets *s = sockets;
-    struct pollfd *peers = check_alloc((size_t)s->size * sizeof *peers, "a list of processes");
+    struct pollfd *peers = check_alloc(s->size * sizeof *peers, "a list of processes");
     int left = 0;
     for (int i = 0; i < s->size; i++) {
         peers[i].fd = s->watch[i];                // poll ignores -1
@@ -171,7 +171,7 @@ static void *watch_peers(void *sockets) {
         left += s->watch[i] >= 0;
     }
     while (left) {
-        if (poll(peers, (nfds_t)s->size, -1) < 0) continue;
+        if (poll(peers, s->size, -1) < 0) continue;
         for (int i = 0; i < s->size; i++) {
             int32_t word;
             if (!peers[i].revents) continue;
@@ -196,7 +196,7 @@ static struct sockaddr_in find_process_0(const char *host) {
           gai_strerror(failed));
     memcpy(&at, found->ai_addr, sizeof at);
     freeaddrinfo(found);
-    at.sin_port = htons((uint16_t)((port ? atoi(port) : DEFAULT_PORT) + 1));
+    at.sin_port = htons((port ? atoi(port) : DEFAULT_PORT) + 1);
     return at;
 }
 
@@ -209,7 +209,7 @@ Sockets *sockets_open(int rank, int size, bool here) {
     Sockets *s = check_alloc(sizeof *s, "the connections of processes");
     s->rank = rank;
     s->size = size;
-    s->talk = check_alloc(2 * (size_t)size * sizeof(int), "a list of processes");
+    s->talk = check_alloc(2 * size * sizeof(int), "a list of processes");
     s->watch = s->talk + size;
     for (int i = 0; i < 2 * size; i++) s->talk[i] = -1;
     struct sockaddr_in at = find_process_0(host);

@@ -40,7 +40,7 @@ static void open_data(Run *r) {
     const char *val = *f->val_data ? f->val_data : f->data;
     r->has_val = *f->val_data || !*f->data || is_folder(f->data);
     if (r->training) {
-        loader_open(&r->data, f->data, "train", (int)f->seq, 1, (uint64_t)f->seed);
+        loader_open(&r->data, f->data, "train", f->seq, 1, f->seed);
         check_vocab(r, &r->data, "training");
     }
     CHECK(r->training || r->has_val || file_exists(f->data),
@@ -48,7 +48,7 @@ static void open_data(Run *r) {
           "  -> put it back, or --val-data PATH", f->data);
     CHECK(r->training || r->has_val, "--eval needs validation data\n  -> --val-data PATH");
     if (!r->has_val) return;
-    loader_open(&r->val, val, "val", (int)f->seq, 0, 0);
+    loader_open(&r->val, val, "val", f->seq, 0, 0);
     check_vocab(r, &r->val, "validation");
     loader_floor(&r->val, run_val_samples(r));
     int train_vocab = r->data.vocab, val_vocab = r->val.vocab;
@@ -61,17 +61,17 @@ static void open_data(Run *r) {
 // that ignores the context. A run that ends there has collapsed (dev/ablate.py).
 static double unigram_entropy(Run *r) {
     int64_t T = r->f->seq, samples = run_val_samples(r);
-    int64_t V = r->f->vocab ? r->f->vocab : (int64_t)CORPUS_VOCAB;
-    int32_t *inputs = check_alloc((size_t)T * sizeof *inputs, "a sample");
-    int32_t *targets = check_alloc((size_t)T * sizeof *targets, "a sample");
-    int64_t *counts = check_alloc((size_t)V * sizeof *counts, "the frequencies of tokens");
+    int64_t V = r->f->vocab ? r->f->vocab : CORPUS_VOCAB;
+    int32_t *inputs = check_alloc(T * sizeof *inputs, "a sample");
+    int32_t *targets = check_alloc(T * sizeof *targets, "a sample");
+    int64_t *counts = check_alloc(V * sizeof *counts, "the frequencies of tokens");
     for (int64_t i = 0; i < samples; i++) {
         loader_sample(&r->val, i, inputs, targets);
         for (int64_t t = 0; t < T; t++) counts[targets[t]]++;
     }
-    double entropy = 0, all = (double)(samples * T);
+    double entropy = 0, all = samples * T;
     for (int64_t v = 0; v < V; v++) {
-        double p = (double)counts[v] / all;
+        double p = counts[v] / all;
         if (counts[v]) entropy -= p * log(p);
     }
     free(inputs);
@@ -142,7 +142,7 @@ Setup run_setup(const Run *r) {
         .stochastic = f->rounding,
         .tune = f->tune,
         .graph = f->graph,
-        .seed = (uint64_t)f->seed,
+        .seed = f->seed,
         .comm = (Comm *)&r->comm,
     };
 }
@@ -153,7 +153,7 @@ static void make_model(Run *r) {
     r->init = init_from_flags(f, r->m.mode);
     // A run that began on fewer processes may have kept a larger micro-batch than the share here.
     int64_t share = CEIL_DIV(f->batch, r->comm.size);
-    r->micro = (int)(f->micro_batch && f->micro_batch < share ? f->micro_batch : share);
+    r->micro = f->micro_batch && f->micro_batch < share ? f->micro_batch : share;
     if (!r->training && !f->eval) r->micro = 1;
     r->setup = run_setup(r);
     r->layout = layout_make(&r->m);
@@ -173,9 +173,9 @@ static void choose_micro_batch(Run *r) {
     bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
     bool chooses = !given && !(f->experts && f->balance_loss > 0);
     int B = chooses && needed > room ? memory_fitting(r->t, &r->m, setup, room) : setup->B;
-    double least = -(double)B;
+    double least = -B;
     comm_combine(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
-    B = (int)-least;
+    B = -least;
     if (B && B < setup->B) {
         printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);
         setup->B = r->micro = B;
@@ -370,7 +370,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     if (f->eval || r->training) run_open_tasks(r);
     show_model(&r->m, &r->init, f->model, t, &r->setup, false);
 
-    size_t batch = (size_t)r->micro * (size_t)r->m.T * sizeof(int32_t);
+    size_t batch = sizeof(int32_t) * r->micro * r->m.T;
     r->inputs = check_alloc(batch, "a batch");
     r->targets = check_alloc(batch, "a batch");
     r->gpt = t->create(&r->m, &r->setup);

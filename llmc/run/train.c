@@ -24,7 +24,7 @@ MicroBatches run_micro_batches(const Run *r, DataLoader *data, int64_t first, in
 bool run_next_micro_batch(Run *r, MicroBatches *b) {
     int64_t left = b->end - b->at, T = r->m.T;
     if (left <= 0) return false;
-    b->B = (int)(left < r->micro ? left : r->micro);
+    b->B = left < r->micro ? left : r->micro;
     for (int i = 0; i < b->B; i++)
         loader_sample(b->data, b->at + i, r->inputs + i * T, r->targets + i * T);
     b->at += b->B;
@@ -160,7 +160,7 @@ static void log_loads(Run *r) {
 static void log_stats(Run *r, const AdamW *applied) {
     const Entry *entries = r->layout.entries;
     int count = r->layout.count;
-    TensorStats *tensors = check_alloc((size_t)count * sizeof *tensors, "statistics of tensors");
+    TensorStats *tensors = check_alloc(count * sizeof *tensors, "statistics of tensors");
     r->t->stats(r->gpt, applied, r->layers, tensors);
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
@@ -215,7 +215,7 @@ static void print_event(const Run *r, const char *event, const Update *u) {
 // seconds: of training so far.
 void run_note_pace(Run *r, double seconds) {
     Pace *p = &r->pace;
-    double sorted[PACES], rate = (double)(r->tokens - p->tokens) / (seconds - p->seconds);
+    double sorted[PACES], rate = (r->tokens - p->tokens) / (seconds - p->seconds);
     int n = p->count < PACES ? p->count : PACES;
     memcpy(sorted, p->rates, sizeof sorted);
     double median = n >= PACES_ENOUGH ? spike_median(sorted, n) : 0;
@@ -235,7 +235,7 @@ void run_note_pace(Run *r, double seconds) {
 static void print_progress(Run *r, double loss, double lr, double norm) {
     const Flags *f = r->f;
     double now = clock_seconds(), seconds = now - r->started;
-    double rate = (double)(r->tokens - r->started_tokens) / seconds;
+    double rate = (r->tokens - r->started_tokens) / seconds;
     bool due = now - r->printed >= 2;
     if (!due && r->step > 1 && r->step < f->steps) return;
     if (due) run_note_pace(r, seconds);
@@ -246,7 +246,7 @@ static void print_progress(Run *r, double loss, double lr, double norm) {
         double flops = rate * show_flops(&r->m, &r->layout);
         check_format(of_peak, sizeof of_peak, " (%.0f %% of peak)", 100 * flops / r->peak);
     }
-    double tokens_left = (double)(f->steps - r->step) * (double)(f->batch * r->m.T);
+    double tokens_left = (f->steps - r->step) * f->batch * r->m.T;
     log_duration(eta, sizeof eta, tokens_left / rate);
     printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.0f tok/s%s  ETA %s\n",
            (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate, of_peak, eta);
@@ -268,7 +268,7 @@ static void begin_training(Run *r) {
             printf("hashing %.1f GB of shards beside the training, to recognize the data on "
                    "resume\n", gigabytes);
     }
-    r->layers = check_alloc((size_t)r->m.L * sizeof *r->layers, "statistics of layers");
+    r->layers = check_alloc(r->m.L * sizeof *r->layers, "statistics of layers");
     if (r->comm.size > 1)
         printf("%d processes, each with a part of every batch and of the optimizer's state\n",
                r->comm.size);
@@ -397,7 +397,7 @@ int train(Run *r) {
         // Gradients of the whole batch, accumulated over micro-batches.
         begin = clock_seconds();
         bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
-        double scale = 1.0 / (double)(f->batch * r->m.T);     // the loss is a mean over tokens
+        double scale = 1.0 / (f->batch * r->m.T);     // the loss is a mean over tokens
         check_epoch(r);
         MicroBatches b = run_micro_batches(r, &r->data, r->step * f->batch, f->batch);
         if (measured) t->stats_begin(r->gpt);
