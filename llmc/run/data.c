@@ -85,18 +85,15 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
     bool wide = magic == SHARD_MAGIC_32;
     CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
-          "%s is not a shard: expected a header of %d bytes with magic %d or %d, found %lld bytes "
-          "with magic %d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR",
+          "%s is not a shard: expected %d bytes with magic %d or %d, found %lld with magic %d\n"
+          "  -> make shard && ./shard --out DIR your.txt, then --data DIR",
           s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, (long long)got, magic);
     int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
-    CHECK(head[SHARD_VERSION] == version,
-          "%s: expected version %d for magic %d, found version %d\n"
-          "  -> write the shards again with the tool they came from",
-          s->path, version, magic, head[SHARD_VERSION]);
-    CHECK(count > 0 && vocab >= 0,
-          "%s: expected at least one token and a vocabulary, or 0 for unknown, found the count %d "
-          "and the vocabulary %d\n  -> write this shard again, or remove it",
-          s->path, count, vocab);
+    CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0,
+          "%s: expected version %d, at least one token and a vocabulary, or 0 for unknown, found "
+          "version %d, the count %d and the vocabulary %d\n"
+          "  -> write this shard again, or remove it",
+          s->path, version, head[SHARD_VERSION], count, vocab);
     // A cut download is the usual fault.
     int64_t need = SHARD_HEADER_BYTES + (int64_t)count * width;
     CHECK(info.st_size == need,
@@ -117,15 +114,11 @@ static void shard_read_header(DataLoader *d, Shard *s) {
 
 // Appends a shard to the list, without opening it.
 static void shard_add(DataLoader *d, const char *folder, const char *name) {
-    int64_t n = d->shard_count++;
-    if ((n & (n - 1)) == 0)  // the room doubles at powers of two: linear time in all
-        d->shards = realloc(d->shards, (n ? 2 * n : 1) * sizeof(Shard));
-    CHECK(d->shards, "no memory for a list of %lld shards\n  -> fewer and larger shards",
-          (long long)n);
+    d->shards = check_grow(d->shards, d->shard_count, sizeof(Shard), "a list of shards");
     size_t bytes = strlen(folder) + strlen(name) + 2;
     char *path = check_alloc(bytes, "the path of a shard");
     check_format(path, bytes, "%s%s%s", folder, *folder ? "/" : "", name);
-    d->shards[n] = (Shard){.path = path};
+    d->shards[d->shard_count++] = (Shard){.path = path};
 }
 
 int shard_order(const struct dirent **a, const struct dirent **b) {
@@ -185,8 +178,6 @@ static void shard_list(DataLoader *d, const char *path, const char *split) {
 void loader_open(DataLoader *d, const char *path, const char *split, int seq, bool shuffle,
                  uint64_t seed) {
     *d = (DataLoader){.seq = seq, .shuffle = shuffle, .seed = seed, .floor = NAN};
-    d->fd = -1;
-    d->shard_open = -1;
     d->validation = !strcmp(split, "val");
     if (*path) {
         shard_list(d, path, split);
@@ -206,13 +197,12 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
 void loader_close(DataLoader *d) {
     __atomic_store_n(&d->hasher.stop, 1, __ATOMIC_RELAXED);
     if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
-    if (d->shard_count && d->fd >= 0) close(d->fd);
+    if (d->open) close(d->fd);
     for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
     free(d->shards);
     free(d->raw);
     free(d->text);
     memset(d, 0, sizeof *d);
-    d->fd = -1;
 }
 
 // ---------------------------------------------------------------------------- the identity of data
@@ -238,7 +228,7 @@ void loader_hash_begin(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (hasher->running || !d->shard_count) return;
     memset(hasher, 0, sizeof *hasher);
-    hasher->running = pthread_create(&hasher->thread, NULL, shard_hash_all, d) == 0;
+    hasher->running = !pthread_create(&hasher->thread, NULL, shard_hash_all, d);
     CHECK(hasher->running, "no thread to hash the data\n  -> close other programs");
 }
 
@@ -264,10 +254,10 @@ uint64_t loader_hash_end(DataLoader *d) {
     pthread_join(hasher->thread, NULL);
     hasher->running = false;
     const Shard *bad = hasher->bad;
-    CHECK(!bad, "%s %s%s\n  -> restore the shard, then start again from the last checkpoint",
-          bad->path,
-          hasher->error ? "cannot be read any more: " : "has changed since this run began",
-          hasher->error ? strerror(hasher->error) : "");
+    CHECK(!bad,
+          "%s: expected the shard that this run began with, found %s\n"
+          "  -> restore the shard, then start again from the last checkpoint",
+          bad->path, hasher->error ? strerror(hasher->error) : "other bytes");
     // Bytes and order count, names do not: shards may be renamed or moved.
     Hash content = hash_begin();
     for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++)
@@ -280,21 +270,16 @@ uint64_t loader_hash_end(DataLoader *d) {
 // The shard that holds token `at`, opened. Only one is open at a time: a folder may hold more
 // shards than a process may open.
 static const Shard *shard_seek(DataLoader *d, int64_t at) {
-    int64_t low = 0, high = d->shard_count - 1;
-    while (low < high) {  // the last shard that begins at or before `at`
-        int64_t middle = (low + high + 1) / 2;
-        if (d->shards[middle].first <= at) low = middle;
-        else high = middle - 1;
-    }
-    const Shard *s = &d->shards[low];
-    if (low != d->shard_open) {
-        if (d->fd >= 0) close(d->fd);
+    const Shard *s = d->shards;
+    while (at >= s->first + s->count) s++;
+    if (s != d->open) {
+        if (d->open) close(d->fd);
         d->fd = open_shard(s);
         CHECK(d->fd >= 0,
               "%s: this shard cannot be opened any more: %s\n"
               "  -> leave the shards in place while training",
               s->path, strerror(errno));
-        d->shard_open = low;
+        d->open = s;
     }
     return s;
 }

@@ -56,8 +56,9 @@ typedef struct {
     bool shuffle, validation;
     uint64_t seed;
     Shard *shards;
-    int64_t shard_count, shard_open;  // shard_open: the one shard that fd has open, -1 for none
-    int width, fd;                    // bytes per token
+    int64_t shard_count;
+    const Shard *open;        // the one shard that is open, as fd; NULL: none
+    int fd, width;            // width: bytes per token
     void *raw;                        // [T + 1] tokens as they are on disk
     char *text;                       // the built-in corpus of this epoch, or NULL
     int64_t epoch;

@@ -26,11 +26,8 @@ static void check_tokens(const Task *t, const char *path, int64_t at, int64_t co
 }
 
 static TaskRow *add_row(Task *t) {
-    int64_t n = t->rows++;
-    bool full = (n & (n - 1)) == 0;               // n is 0 or a power of two
-    if (full) t->row = realloc(t->row, (n ? 2 * n : 1) * sizeof *t->row);
-    CHECK(t->row, "no memory for %lld completions\n  -> a smaller file", (long long)n);
-    return &t->row[n];
+    t->row = check_grow(t->row, t->rows, sizeof *t->row, "a list of completions");
+    return &t->row[t->rows++];
 }
 
 // The length that acc_norm divides by if the file does not say it: characters without the leading
@@ -209,8 +206,7 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
 }
 
 static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
-    tasks->task = realloc(tasks->task, (tasks->count + 1) * sizeof *tasks->task);
-    CHECK(tasks->task, "no memory for %d tasks\n  -> fewer --tasks", tasks->count + 1);
+    tasks->task = check_grow(tasks->task, tasks->count, sizeof(Task), "a list of tasks");
     Task *t = &tasks->task[tasks->count++];
     task_open(t, path, r);
     for (Task *other = tasks->task; other < t; other++)

@@ -54,6 +54,13 @@ void *check_alloc(size_t bytes, const char *what) {
     return p;
 }
 
+void *check_grow(void *list, int64_t n, size_t bytes, const char *what) {
+    if (n & (n - 1)) return list;
+    list = realloc(list, (n ? 2 * n : 1) * bytes);
+    CHECK(list, "no memory for %s of %lld\n  -> fewer or smaller files", what, (long long)n);
+    return list;
+}
+
 // -------------------------------------------------------------------------------------------- text
 
 char *check_format(char *buf, size_t cap, const char *fmt, ...) {
