@@ -152,8 +152,7 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
     free(entries);
     CHECK(d->shard_count,
           "%s: expected files named *%s*.bin, found none among its %d .bin files\n"
-          "  -> name them so, or give --data 'FOLDER/*.bin', or --val-data too; "
-          "from text: make shard && ./shard --out DIR your.txt",
+          "  -> --data 'FOLDER/*.bin', --val-data too; from text: ./shard --out DIR your.txt",
           path, split, bins);
 }
 
@@ -293,8 +292,7 @@ static void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *ta
         int64_t got = shard_read(d->fd, d->raw, n * d->width, SHARD_HEADER_BYTES + skip * d->width);
         CHECK(got == n * d->width,
               "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
-              "start, or the disk fails\n"
-              "  -> restore the shard, then start again from the last checkpoint",
+              "start\n  -> restore the shard, then start again from the last checkpoint",
               s->path, (long long)(n * d->width), (long long)skip, (long long)got);
         for (int64_t i = 0; i < n; i++, done++) {
             int64_t token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];

@@ -34,6 +34,10 @@ bool file_is(int fd, int folder, const char *name, bool follow) {
            held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
+char *path_join(char *path, const char *folder, const char *name) {
+    return check_format(path, PATH_CAP, "%s/%s", folder, name);
+}
+
 // "a/b" and "a/b/" -> "a"; "a" -> "."; "/a" -> "/".
 char *file_parent(char *dir, const char *path) {
     size_t n = strlen(path);
@@ -65,20 +69,16 @@ static int64_t regular_size(const char *path, int64_t most) {
 // malloc, not check_alloc: when there is no room for a file, the caller says which one it was.
 char *file_read(const char *path, int64_t most, size_t *n) {
     int64_t size = regular_size(path, most);
-    *n = 0;
-    if (size < 0) return NULL;
-    FILE *f = fopen(path, "rb");
-    char *text = f ? malloc(size + 1) : NULL;
-    if (text) *n = fread(text, 1, size, f);
+    FILE *f = size < 0 ? NULL : fopen(path, "rb");
+    if (!f) return NULL;
+    char *text = malloc(size + 1);
+    if (text) text[*n = fread(text, 1, size, f)] = 0;
     int problem = !text || ferror(f) ? errno : 0;
-    if (f) fclose(f);
-    if (problem) {
-        free(text);
-        errno = problem;
-        return NULL;
-    }
-    text[*n] = 0;
-    return text;
+    fclose(f);
+    if (!problem) return text;
+    free(text);
+    errno = problem;
+    return NULL;
 }
 
 bool file_hash(const char *path, Hash *hash, int64_t *done) {

@@ -69,9 +69,8 @@ void real_check_finite(const void *x, size_t element, int64_t n, const char *pat
 
 int tensor_dtype_bytes(const char *dtype) {
     static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8", "BOOL"};
-    static const int BYTES[] = {8, 8, 4, 4, 2, 2, 1, 1};
     for (int i = 0; i < 8; i++)
-        if (!strcmp(dtype, NAMES[i])) return BYTES[i];
+        if (!strcmp(dtype, NAMES[i])) return 8 >> i / 2;
     return 0;
 }
 
@@ -196,16 +195,18 @@ static bool map_file(const char *path, SafetensorsFile *file, char *error) {
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe's other end
     if (fd < 0) return error_set(error, "%s", strerror(errno));
-    bool ok = (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= 8) ||
-              error_set(error, "expected a regular file of at least 8 bytes");
-    if (ok) {
+    if (fstat(fd, &info) || !S_ISREG(info.st_mode) || info.st_size < 8)
+        error_set(error, "expected a regular file of at least 8 bytes");
+    else {
         file->bytes = info.st_size;
-        void *map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-        ok = map != MAP_FAILED || error_set(error, "cannot map it: %s", strerror(errno));
-        if (ok) file->map = map;
+        file->map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (file->map == MAP_FAILED) {
+            error_set(error, "cannot map it: %s", strerror(errno));
+            file->map = NULL;
+        }
     }
     close(fd);
-    return ok;
+    return file->map != NULL;
 }
 
 bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {

@@ -1,7 +1,7 @@
-// save.c: the checkpoints of a run: what they hold, and how a run, --from and --init-from read them.
+// save.c: the checkpoints of a run: their content, and how a run, --from and --init-from read it.
 //
 //   step_00000200/  model.safetensors      weights
-//                   optimizer.safetensors  AdamW's moments, exp_avg. and exp_avg_sq. before the name
+//                   optimizer.safetensors  AdamW's moments: exp_avg.NAME, exp_avg_sq.NAME
 //                   state.json             step, counters, hash of the data, windows of spikes.h
 //                   config.json            flags
 //                   plans.json             matrix plans of the GPU
@@ -15,8 +15,8 @@
 #include "json.h"
 #include "util.h"
 
-static const char PLANS[] = "plans.json";
 static const char EDITED[] = "was the file edited? use another checkpoint";
+static const char OTHER_MODEL[] = "the model's flags and NORM_MODE must be those of the file";
 static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
 char *run_config(const Run *r) {
@@ -74,14 +74,11 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
     const Tensor *t = safetensors_find(file, name);
     Tensor want = entry_tensor(r, kind, e, name);
     bool positions = e->id == PARAM_wpe && kind == WEIGHTS;       // a smaller --seq takes the first
-    CHECK(t,
-          "%s has no tensor %s, which this model needs\n"
-          "  -> the model's flags and NORM_MODE must be those of the file", path, name);
+    CHECK(t, "%s has no tensor %s, which this model needs\n  -> %s", path, name, OTHER_MODEL);
     CHECK(tensor_fits(t, want.rank, want.shape, positions),
-          "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n"
-          "  -> the model's flags must be those of the file%s", path, name,
+          "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> %s%s", path, name,
           (long long)t->shape[0], (long long)t->shape[1], (long long)want.shape[0],
-          (long long)want.shape[1], positions ? ", or a smaller --seq" : "");
+          (long long)want.shape[1], OTHER_MODEL, positions ? ", or a smaller --seq" : "");
     Part part = {0, e->size};
     if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
     void *x = r->t->tensor(r->gpt, kind, e);
@@ -94,15 +91,13 @@ static void read_tensors(Run *r, const char *path, int first_kind, int last_kind
     SafetensorsFile file;
     int expected = (last_kind - first_kind + 1) * r->layout.count;
     safetensors_open(path, &file);
-    for (int kind = first_kind; kind <= last_kind; kind++)
+    for (int kind = first_kind; kind <= last_kind; kind++) {
         for (int k = 0; k < r->layout.count; k++)
             read_entry(r, &file, path, kind, &r->layout.entries[k]);
-    for (int kind = first_kind; kind <= last_kind; kind++)
         r->t->store(r->gpt, kind, r->updates);
-    CHECK(file.count == expected,
-          "%s has %d tensors, this model %d\n"
-          "  -> the model's flags and NORM_MODE must be those of the file", path, file.count,
-          expected);
+    }
+    CHECK(file.count == expected, "%s has %d tensors, this model %d\n  -> %s", path, file.count,
+          expected, OTHER_MODEL);
     safetensors_close(&file);
 }
 
@@ -113,7 +108,7 @@ void run_read_weights(Run *r, const char *from) {
         check_format(path, sizeof path, "%s", from);
     else {
         checkpoint_find(from, dir);
-        check_format(path, sizeof path, "%s/model.safetensors", dir);
+        path_join(path, dir, "model.safetensors");
     }
     read_tensors(r, path, WEIGHTS, WEIGHTS);
 }
@@ -150,14 +145,13 @@ static const void *gather(void *source) {
 // Process 0 writes the file; the others send what they own.
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind) {
     const Layout *layout = &r->layout;
-    size_t most = layout->count * (last_kind - first_kind + 1), largest = 0;
+    size_t most = layout->count * (last_kind - first_kind + 1);
+    int64_t largest = 0;
     int count = 0;
     Tensor *tensors = check_alloc(most * sizeof *tensors, "a checkpoint");
     Gather *gathers = check_alloc(most * sizeof *gathers, "a checkpoint");
-    for (int k = 0; k < layout->count; k++) {
-        size_t size = layout->entries[k].size;
-        largest = size > largest ? size : largest;
-    }
+    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++)
+        if (e->size > largest) largest = e->size;
     char *whole = NULL;
     if (first_kind >= ADAM_M && r->comm.size > 1)
         whole = check_alloc(largest * r->t->element, "a tensor of a checkpoint");
@@ -229,16 +223,16 @@ static void check_folder_in_place(const Run *r) {
     ssize_t n = readlink(link, now, sizeof now - 1);
     now[n > 0 ? n : 0] = 0;
     CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true),
-                "%s is no longer this run's folder: it was moved. The checkpoint of step %lld is "
-                "in it\n  -> --out %s --resume required", r->out, (long long)r->step, now);
+                "%s is no longer this run's folder: it was moved, with step %lld saved in it\n"
+                "  -> --out %s --resume required", r->out, (long long)r->step, now);
     CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false),
                 "%s was removed or replaced while the run wrote to it; step %lld is saved\n"
                 "  -> --resume required goes on, with a new log", r->log.path,
                 (long long)r->step);
 }
 
-// Saves a checkpoint. Older ones are pruned (--keep-last) only if the new one is usable and the last
-// step was finite; otherwise they are what the user goes back to.
+// Saves a checkpoint. Older ones are pruned (--keep-last) only if the new one is usable and the
+// last step was finite; otherwise they are what the user goes back to.
 bool run_save(Run *r) {
     Checkpoint c;
     check_folder_exists(r);
@@ -261,7 +255,7 @@ bool run_save(Run *r) {
     char *config = run_config(r), *state = state_text(r);
     char *plans = r->t->plans ? r->t->plans(r->gpt) : NULL;
     checkpoint_add_text(&c, "config.json", config);
-    if (plans) checkpoint_add_text(&c, PLANS, plans);
+    if (plans) checkpoint_add_text(&c, "plans.json", plans);
     checkpoint_add_text(&c, "state.json", state);
     checkpoint_commit(&c);
     check_folder_in_place(r);
@@ -303,7 +297,7 @@ static void check_config(const Run *r, const char *dir) {
     FlagSet was;
     char path[PATH_CAP], a[64], b[64];
     flags_default(&was);
-    config_read(&was, check_format(path, sizeof path, "%s/config.json", dir), r->t);
+    config_read(&was, path_join(path, dir, "config.json"), r->t);
     for (int i = 0; i < FLAG_COUNT; i++) {
         const char *now = flag_text(a, sizeof a, r->f, &FLAGS[i]);
         const char *then = flag_text(b, sizeof b, &was.f, &FLAGS[i]);
@@ -331,8 +325,7 @@ static void check_data(Run *r, const Json *state, const char *path) {
           "%s: the training data is not what this run was trained on: its hash is %s\n"
           "  -> --data with the shards as they were; they may have moved", path, train);
     if (strcmp(val, json_get_string(state, "val_data_xxh64", path)) && !r->comm.rank)
-        fprintf(stderr, "warning: the validation data is not what this run was validated with: "
-                        "losses before and after do not compare\n");
+        fprintf(stderr, "warning: the validation data is not what this run was validated with\n");
 }
 
 static void read_state(Run *r, const char *path) {
@@ -358,18 +351,16 @@ static void read_state(Run *r, const char *path) {
 void run_resume(Run *r) {
     char dir[PATH_CAP] = "", path[PATH_CAP];
     size_t size;
+    check_format(r->out, sizeof r->out, "%s", r->f->out);
     if (!r->comm.rank)
         CHECK(checkpoint_latest(r->out, INT64_MAX, dir),
               "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     comm_broadcast(&r->comm, dir, sizeof dir);
     check_config(r, dir);
-    read_state(r, check_format(path, sizeof path, "%s/state.json", dir));
-    check_format(path, sizeof path, "%s/model.safetensors", dir);
-    read_tensors(r, path, WEIGHTS, WEIGHTS);
-    check_format(path, sizeof path, "%s/optimizer.safetensors", dir);
-    read_tensors(r, path, ADAM_M, ADAM_V);
-    check_format(path, sizeof path, "%s/%s", dir, PLANS);
-    char *plans = file_exists(path) ? file_read(path, JSON_MOST, &size) : NULL;
+    read_state(r, path_join(path, dir, "state.json"));
+    read_tensors(r, path_join(path, dir, "model.safetensors"), WEIGHTS, WEIGHTS);
+    read_tensors(r, path_join(path, dir, "optimizer.safetensors"), ADAM_M, ADAM_V);
+    char *plans = file_read(path_join(path, dir, "plans.json"), JSON_MOST, &size);
     if (r->t->prepare) r->t->prepare(r->gpt, plans, path);
     free(plans);
     printf("resumed from %s at step %lld\n", dir, (long long)r->step);

@@ -62,6 +62,13 @@ int64_t run_val_samples(const Run *r) {
     return limit < r->val.samples ? limit : r->val.samples;
 }
 
+// A line of the log begins with the step.
+static Log *begin_line(Run *r) {
+    log_begin(&r->log);
+    log_int(&r->log, "step", r->step);
+    return &r->log;
+}
+
 // Sets *loss to the mean cross-entropy of the validation samples. False: a signal stopped it. All
 // processes work on the same samples at a time, and ask for signals between them.
 static bool validate(Run *r, double *loss) {
@@ -80,12 +87,11 @@ static void log_validation(Run *r) {
     double loss, floor = r->val.floor;
     if (!validate(r, &loss)) return;
     uint64_t hash = run_hash(r);
-    log_begin(&r->log);
-    log_int(&r->log, "step", r->step);
-    log_real(&r->log, "val_loss", loss);
-    if (!isnan(floor)) log_real(&r->log, "val_above_floor", loss - floor);
-    log_hex(&r->log, "weights", hash);
-    log_end(&r->log);
+    Log *log = begin_line(r);
+    log_real(log, "val_loss", loss);
+    if (!isnan(floor)) log_real(log, "val_above_floor", loss - floor);
+    log_hex(log, "weights", hash);
+    log_end(log);
     printf("step %6lld/%lld  validation loss %.4f", (long long)r->step, (long long)r->f->steps,
            loss);
     if (!isnan(floor)) printf(" (floor %.4f, +%.4f)", floor, loss - floor);
@@ -97,10 +103,9 @@ static void log_tasks(Run *r) {
     TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
     for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++)
         if (!task_score(t, &s)) return;
-    log_begin(&r->log);
-    log_int(&r->log, "step", r->step);
-    tasks_report(&r->tasks, &r->log);
-    log_end(&r->log);
+    Log *log = begin_line(r);
+    tasks_report(&r->tasks, log);
+    log_end(log);
 }
 
 void evaluate(Run *r) {
@@ -115,73 +120,70 @@ void evaluate(Run *r) {
 // --------------------------------------------------------------------------------------- log lines
 
 // Arrays by layer. Dense layers have null where routers have values.
-static void log_layer_values(Run *r) {
+static void log_layer_values(Run *r, Log *log) {
     static const char *const NAMES[] = {
-        "residual_rms",    "attn_ratio",  "ffn_ratio",      "attn_logit_max",  "router_max_load",
-        "router_dead",     "router_entropy", "router_balance", "router_sequence", "router_z"};
+        "residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max",
+        "router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence",
+        "router_z"};
     const Moe *moe = &r->m.moe;
     for (int i = 0; i < (moe->E ? 10 : 4); i++) {
-        log_nest(&r->log, NAMES[i], '[');
-        for (int l = 0; l < r->m.L; l++) {
-            const LayerStats *s = &r->layers[l];
-            bool absent = i >= 4 && l < moe->dense;
+        log_nest(log, NAMES[i], '[');
+        for (const LayerStats *s = r->layers; s < r->layers + r->m.L; s++) {
+            bool routed = moe->E && s - r->layers >= moe->dense;
             double sum = 0, max = 0, dead = 0;
-            for (int e = 0; e < moe->E && i >= 4 && !absent; e++) {
+            for (int e = 0; e < moe->E && routed; e++) {
                 sum += s->load[e];
-                max = s->load[e] > max ? s->load[e] : max;
+                max = fmax(max, s->load[e]);
                 dead += s->load[e] == 0;
             }
             const double values[] = {
-                s->residual_rms,    s->attn_ratio, s->ffn_ratio, s->attn_logit_max,
-                max * moe->E / sum, dead,          s->entropy,   s->balance,
-                s->sequence,        s->router_z};
-            log_real(&r->log, NULL, absent ? NAN : values[i]);
+                s->residual_rms, s->attn_ratio, s->ffn_ratio, s->attn_logit_max,
+                max * moe->E / sum, dead, s->entropy, s->balance, s->sequence, s->router_z};
+            log_real(log, NULL, i < 4 || routed ? values[i] : NAN);
         }
-        log_unnest(&r->log, ']');
+        log_unnest(log, ']');
     }
 }
 
 // By layer with experts: the part of its tokens that each expert got.
-static void log_loads(Run *r) {
-    log_nest(&r->log, "router_load", '{');
+static void log_loads(Run *r, Log *log) {
+    int E = r->m.moe.E;
+    log_nest(log, "router_load", '{');
     for (int l = r->m.moe.dense; l < r->m.L; l++) {
         char key[16];
         const double *load = r->layers[l].load;
         double sum = 0;
-        for (int e = 0; e < r->m.moe.E; e++) sum += load[e];
-        log_nest(&r->log, check_format(key, sizeof key, "%d", l), '[');
-        for (int e = 0; e < r->m.moe.E; e++) log_real(&r->log, NULL, load[e] / sum);
-        log_unnest(&r->log, ']');
+        for (int e = 0; e < E; e++) sum += load[e];
+        log_nest(log, check_format(key, sizeof key, "%d", l), '[');
+        for (int e = 0; e < E; e++) log_real(log, NULL, load[e] / sum);
+        log_unnest(log, ']');
     }
-    log_unnest(&r->log, '}');
+    log_unnest(log, '}');
 }
 
 // --norms-every: arrays by layer, objects by tensor. applied: the update, NULL if it was skipped.
 static void log_stats(Run *r, const AdamW *applied) {
-    const Entry *entries = r->layout.entries;
     int count = r->layout.count;
     TensorStats *tensors = check_alloc(count * sizeof *tensors, "statistics of tensors");
     r->t->stats(r->gpt, applied, r->layers, tensors);
-    log_begin(&r->log);
-    log_int(&r->log, "step", r->step);
-    log_layer_values(r);
-    if (r->m.moe.E) log_loads(r);
-    log_nest(&r->log, "grad_norms", '{');
-    for (int k = 0; k < count; k++) log_real(&r->log, entries[k].name, tensors[k].grad);
-    log_unnest(&r->log, '}');
-    log_nest(&r->log, "update_ratios", '{');
-    for (int k = 0; k < count; k++)
-        log_real(&r->log, entries[k].name, tensors[k].update / tensors[k].weight);
-    log_unnest(&r->log, '}');
-    log_end(&r->log);
+    Log *log = begin_line(r);
+    log_layer_values(r, log);
+    if (r->m.moe.E) log_loads(r, log);
+    for (int ratios = 0; ratios < 2; ratios++) {
+        log_nest(log, ratios ? "update_ratios" : "grad_norms", '{');
+        for (int k = 0; k < count; k++) {
+            const TensorStats *s = &tensors[k];
+            log_real(log, r->layout.entries[k].name, ratios ? s->update / s->weight : s->grad);
+        }
+        log_unnest(log, '}');
+    }
+    log_end(log);
     free(tensors);
 }
 
 // The line of every step. lr: the scheduled rate, before group factors.
 static void log_step(Run *r, const Update *u, const char *event, double lr, double seconds) {
-    Log *log = &r->log;
-    log_begin(log);
-    log_int(log, "step", r->step);
+    Log *log = begin_line(r);
     log_real(log, "loss", u->loss.ce);
     if (!isnan(r->data.floor)) log_real(log, "above_floor", u->loss.ce - r->data.floor);
     if (r->m.moe.E) log_real(log, "router_loss", u->loss.router);
@@ -220,9 +222,9 @@ void run_note_pace(Run *r, double seconds) {
     memcpy(sorted, p->rates, sizeof sorted);
     double median = n >= PACES_ENOUGH ? spike_median(sorted, n) : 0;
     if (rate < median / 2 && !p->noted) {
-        printf("note: %.0f tok/s is less than half of the median, %.0f: do other programs use this "
-               "machine, or is it throttled?\n"
-               "  -> top and nvidia-smi show them; OMP_NUM_THREADS=N leaves cores to others\n",
+        printf("note: %.0f tok/s is less than half of the median, %.0f: is the machine shared or "
+               "throttled?\n"
+               "  -> top and nvidia-smi show it; OMP_NUM_THREADS=N leaves cores to others\n",
                rate, median);
         p->noted = true;
     }
@@ -265,8 +267,7 @@ static void begin_training(Run *r) {
         double gigabytes = loader_gigabytes(&r->data);
         loader_hash_begin(&r->data);
         if (gigabytes > 1)
-            printf("hashing %.1f GB of shards beside the training, to recognize the data on "
-                   "resume\n", gigabytes);
+            printf("hashing %.1f GB of shards in the background, for --resume\n", gigabytes);
     }
     r->layers = check_alloc(r->m.L * sizeof *r->layers, "statistics of layers");
     if (r->comm.size > 1)
@@ -294,19 +295,16 @@ static void begin_training(Run *r) {
 
 // Says that the run diverged, and which checkpoint has its last finite weights.
 static int diverged(const Run *r) {
-    char last[PATH_CAP];
+    char last[PATH_CAP] = "no checkpoint";
+    char why[80] = "weights or moments are infinite or NaN and were not saved";
     if (r->comm.rank) return EXIT_DIVERGED;
     int64_t step = checkpoint_step_below(r->out, r->step + 1);
-    if (step < 0) check_format(last, sizeof last, "there is no checkpoint");
-    else
-        check_format(last, sizeof last, "its last finite weights are in %s/step_%08lld", r->out,
-                     (long long)step);
-    if (r->bad) fprintf(stderr, "error: %d steps in a row were not finite: ", r->bad);
-    else fprintf(stderr, "error: weights or moments are infinite or NaN and were not saved: ");
+    if (step >= 0) checkpoint_path(last, r->out, step);
+    if (r->bad) check_format(why, sizeof why, "%d steps in a row were not finite", r->bad);
     fprintf(stderr,
-            "the run diverged at step %lld; %s\n"
+            "error: %s: the run diverged at step %lld; its last finite weights are in %s\n"
             "  -> a smaller --lr, a longer --warmup, or another --init\n",
-            (long long)r->step, last);
+            why, (long long)r->step, last);
     return EXIT_DIVERGED;
 }
 
