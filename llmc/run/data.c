@@ -11,7 +11,6 @@
 #include <glob.h>
 #include <math.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 // ----------------------------------------------------------------------------- the built-in corpus
@@ -79,7 +78,7 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode),
           "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'",
           s->path);
-    int64_t got = shard_read(fd, head, SHARD_HEADER_BYTES, 0);
+    long long got = shard_read(fd, head, SHARD_HEADER_BYTES, 0);
     close(fd);
 
     int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
@@ -87,7 +86,7 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
           "%s is not a shard: expected %d bytes with magic %d or %d, found %lld with magic %d\n"
           "  -> make shard && ./shard --out DIR your.txt, then --data DIR",
-          s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, (long long)got, magic);
+          s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, got, magic);
     int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
     CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0,
           "%s: expected version %d, at least one token and a vocabulary, or 0 for unknown, found "
@@ -95,11 +94,11 @@ static void shard_read_header(DataLoader *d, Shard *s) {
           "  -> write this shard again, or remove it",
           s->path, version, head[SHARD_VERSION], count, vocab);
     // A cut download is the usual fault.
-    int64_t need = SHARD_HEADER_BYTES + (int64_t)count * width;
+    long long need = SHARD_HEADER_BYTES + (int64_t)count * width;
     CHECK(info.st_size == need,
           "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n"
           "  -> copy or download this shard again",
-          s->path, (long long)need, count, width, (long long)info.st_size);
+          s->path, need, count, width, (long long)info.st_size);
 
     // The first shard decides what the others must be.
     if (s == d->shards) d->width = width, d->vocab = vocab;
@@ -188,8 +187,8 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
     CHECK(d->samples > 0,
           "%s: expected at least seq + 1 = %d tokens for one sample, found %lld in the %s split "
           "(seq %d)\n  -> --seq %lld or less, or more text",
-          *path ? path : "built-in corpus", seq + 1, (long long)d->tokens, split, seq,
-          (long long)(d->tokens > 1 ? d->tokens - 1 : 1));
+          *path ? path : "built-in corpus", seq + 1, d->tokens, split, seq,
+          (d->tokens > 1 ? d->tokens - 1 : 1));
 }
 
 // A running hasher ends with the shard it is at.
@@ -237,12 +236,11 @@ double loader_gigabytes(const DataLoader *d) {
 
 // Naps instead of joining at once, so that there is progress to print.
 uint64_t loader_hash_end(DataLoader *d) {
-    const struct timespec nap = {0, 1000000};
     ShardHasher *hasher = &d->hasher;
     if (!hasher->running) return d->content;
     double printed = clock_seconds();
     while (!__atomic_load_n(&hasher->done, __ATOMIC_ACQUIRE)) {
-        nanosleep(&nap, NULL);
+        usleep(1000);
         if (clock_seconds() - printed < 2) continue;
         printf("hashing the data: %.1f of %.1f GB\n",
                1e-9 * __atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
@@ -287,20 +285,21 @@ static const Shard *shard_seek(DataLoader *d, int64_t at) {
 static void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *targets) {
     for (int64_t done = 0; done < d->seq + 1;) {
         const Shard *s = shard_seek(d, at + done);
-        int64_t skip = at + done - s->first, n = s->count - skip;
+        long long skip = at + done - s->first, n = s->count - skip;
         if (n > d->seq + 1 - done) n = d->seq + 1 - done;
-        int64_t got = shard_read(d->fd, d->raw, n * d->width, SHARD_HEADER_BYTES + skip * d->width);
+        int64_t offset = SHARD_HEADER_BYTES + skip * d->width;
+        long long got = shard_read(d->fd, d->raw, n * d->width, offset);
         CHECK(got == n * d->width,
               "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
               "start\n  -> restore the shard, then start again from the last checkpoint",
-              s->path, (long long)(n * d->width), (long long)skip, (long long)got);
+              s->path, (n * d->width), skip, got);
         for (int64_t i = 0; i < n; i++, done++) {
-            int64_t token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
+            long long token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
             CHECK(token < d->limit,
                   "%s: expected tokens below %lld, found %lld at position %lld\n"
                   "  -> --vocab %lld or more, or shards of the right tokenizer",
-                  s->path, (long long)d->limit, (long long)token, (long long)(skip + i),
-                  (long long)token + 1);
+                  s->path, d->limit, token, (skip + i),
+                  token + 1);
             if (done < d->seq) inputs[done] = (int32_t)token;
             if (done > 0) targets[done - 1] = (int32_t)token;
         }

@@ -49,9 +49,9 @@ typedef struct {
 // One loader serves one thread.
 typedef struct {
     int64_t seq;              // T
-    int64_t tokens, samples;  // of an epoch
+    long long tokens, samples;  // of an epoch
     int vocab;                // 0: unknown
-    int64_t limit;            // tokens from here on are refused; the caller may lower it
+    long long limit;          // tokens from here on are refused; the caller may lower it
     double floor;             // nats per token that no model can beat on average; NAN: unknown
     bool shuffle, validation;
     uint64_t seed;

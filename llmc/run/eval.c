@@ -18,11 +18,11 @@ int64_t task_token(const Task *t, int64_t i) {
 }
 
 static void check_tokens(const Task *t, const char *path, int64_t at, int64_t count, int V) {
-    for (int64_t i = at; i < at + count; i++)
+    for (long long i = at; i < at + count; i++)
         CHECK(task_token(t, i) < V,
               "%s: token %lld at position %lld, expected tokens below %d, the model's vocabulary\n"
               "  -> a file of the model's own tokenizer",
-              path, (long long)task_token(t, i), (long long)i, V);
+              path, (long long)task_token(t, i), i, V);
 }
 
 static TaskRow *add_row(Task *t) {
@@ -49,7 +49,7 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
 
 // Refuses a file in which example number t->examples breaks llm.c's format.
 static void check_example(const Task *t, const char *path, bool good, const char *expected) {
-    CHECK(good, "%s: example %lld: expected %s\n  -> %s", path, (long long)t->examples, expected,
+    CHECK(good, "%s: example %lld: expected %s\n  -> %s", path, t->examples, expected,
           REWRITE);
 }
 
@@ -105,7 +105,7 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
 static void read_examples(Task *t, const char *path, size_t size, const TaskReader *r) {
     const int32_t *head = (const int32_t *)t->file;
     int32_t version = head[1], examples = head[2];
-    int64_t at = 0, longest = 0;
+    long long at = 0, longest = 0;
     t->width = 2;
     t->tokens = (size - SHARD_HEADER_BYTES) / 2;
     CHECK(version == EVAL_VERSION && examples > 0 && size % 2 == 0,
@@ -118,8 +118,8 @@ static void read_examples(Task *t, const char *path, size_t size, const TaskRead
     }
     CHECK(at == t->tokens && 2 * longest == head[3],
           "%s: expected %lld bytes of examples, the longest of %d bytes, found %lld and %lld\n"
-          "  -> %s", path, (long long)(2 * t->tokens), head[3], (long long)(2 * at),
-          (long long)(2 * longest), REWRITE);
+          "  -> %s", path, (long long)(2 * t->tokens), head[3], 2 * at, 2 * longest,
+          REWRITE);
 }
 
 // The windows of a document whose first token, the one that begins documents, is at `at`; n tokens
@@ -202,7 +202,7 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
     qsort(t->order, t->rows, sizeof *t->order, longest_first);
     if (t->cut)
         printf("note: %lld of the %lld sequences of %s are longer than --seq %d: their beginning "
-               "is cut\n", (long long)t->cut, (long long)t->rows, t->name, r->T);
+               "is cut\n", t->cut, t->rows, t->name, r->T);
 }
 
 static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
@@ -316,8 +316,8 @@ bool task_score(Task *t, const TaskScorer *s) {
         double now = clock_seconds();
         char eta[32];
         if (now - printed < 5) continue;
-        log_duration(eta, sizeof eta, (now - begin) * (all - done) / done);
-        printf("%s: %.0f %%, ETA %s\n", t->name, 100 * done / all, eta);
+        printf("%s: %.0f %%, ETA %s\n", t->name, 100 * done / all,
+               log_duration(eta, sizeof eta, (now - begin) * (all - done) / done));
         fflush(stdout);
         printed = now;
     }
@@ -392,7 +392,7 @@ static void report_task(const Task *t, Log *log) {
     int count = task_metrics(t, metrics);
     log_nest(log, t->name, '{');
     log_int(log, "examples", t->examples);
-    printf("%-20s %9lld", t->name, (long long)t->examples);
+    printf("%-20s %9lld", t->name, t->examples);
     for (const TaskMetric *m = metrics; m < metrics + count; m++) {
         char name[32];
         log_real(log, m->name, m->value);

@@ -58,11 +58,11 @@ static int64_t real_count_bad(const void *x, size_t element, int64_t n) {
 
 void real_check_finite(const void *x, size_t element, int64_t n, const char *path,
                        const char *name) {
-    int64_t bad = real_count_bad(x, element, n);
+    long long bad = real_count_bad(x, element, n);
     CHECK(!bad,
           "%s: %lld values of %s are infinite or NaN\n"
           "  -> use an earlier checkpoint, or a sound copy of the weights",
-          path, (long long)bad, name);
+          path, bad, name);
 }
 
 // ----------------------------------------------------------------------------------------- tensors

@@ -82,16 +82,16 @@ static int32_t next_token(Run *r, const int32_t *tokens, int64_t from, int64_t r
 // half: the KV cache starts again from there. number: of the prompt; each draws its own numbers.
 static void sample_text(Run *r, const char *prompt, size_t bytes, int64_t number) {
     const Flags *f = r->f;
-    int64_t T = r->m.T, from = 0, read = 0, counts[2] = {0};
+    long long T = r->m.T, from = 0, read = 0, counts[2] = {0};
     double seconds[2] = {0};                      // of prefill, of decode
     size_t most = 1 + bytes + f->sample;
     int32_t *tokens = check_alloc(most * sizeof *tokens, "a sample");
     double *room = check_alloc(3 * r->m.V * sizeof *room, "logits");
     uint64_t key = rand_key(f->seed, "sample", r->step + number);
-    int64_t begin = encode_prompt(r, prompt, bytes, tokens);
+    long long begin = encode_prompt(r, prompt, bytes, tokens);
     if (begin > T)
         printf("note: a prompt of %lld tokens, the model reads %lld at once: it sees the last "
-               "%lld\n", (long long)begin - 1, (long long)T, (long long)CEIL_DIV(T, 2));
+               "%lld\n", begin - 1, T, CEIL_DIV(T, 2));
     text_print(prompt, bytes);
     for (int64_t n = begin; n < begin + f->sample; n++) {
         double start = clock_seconds();
@@ -103,10 +103,10 @@ static void sample_text(Run *r, const char *prompt, size_t bytes, int64_t number
         read = n;
         print_token(r, tokens[n]);
     }
-    printf("\nprefill %lld tokens at %.0f tok/s", (long long)counts[0],
+    printf("\nprefill %lld tokens at %.0f tok/s", counts[0],
            counts[0] / seconds[0]);
     if (counts[1])
-        printf(", decode %lld at %.0f tok/s", (long long)counts[1], counts[1] / seconds[1]);
+        printf(", decode %lld at %.0f tok/s", counts[1], counts[1] / seconds[1]);
     printf("\n");
     free(tokens);
     free(room);

@@ -213,7 +213,7 @@ static void check_folder_exists(const Run *r) {
     if (r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, true)) return;
     CHECK_WRITE(fstat(r->folder, &info) == 0 && info.st_nlink,
                 "%s was removed while the run trained: step %lld cannot be saved\n"
-                "  -> begin again, with another --out", r->out, (long long)r->step);
+                "  -> begin again, with another --out", r->out, r->step);
 }
 
 // After a save: the folder and the log are still the ones that the run writes to.
@@ -224,11 +224,11 @@ static void check_folder_in_place(const Run *r) {
     now[n > 0 ? n : 0] = 0;
     CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true),
                 "%s is no longer this run's folder: it was moved, with step %lld saved in it\n"
-                "  -> --out %s --resume required", r->out, (long long)r->step, now);
+                "  -> --out %s --resume required", r->out, r->step, now);
     CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false),
                 "%s was removed or replaced while the run wrote to it; step %lld is saved\n"
                 "  -> --resume required goes on, with a new log", r->log.path,
-                (long long)r->step);
+                r->step);
 }
 
 // Saves a checkpoint. Older ones are pruned (--keep-last) only if the new one is usable and the
@@ -269,10 +269,10 @@ bool run_save(Run *r) {
 // ----------------------------------------------------------------------------------------- resume
 
 // An integer of state.json, from 0 to max.
-static int64_t read_int(const Json *state, const char *name, int64_t max, const char *path) {
-    int64_t value = json_get_int(state, name, path);
+static int64_t read_int(const Json *state, const char *name, long long max, const char *path) {
+    long long value = json_get_int(state, name, path);
     CHECK(value >= 0 && value <= max, "%s: expected \"%s\" from 0 to %lld, found %lld\n  -> %s",
-          path, name, (long long)max, (long long)value, EDITED);
+          path, name, max, value, EDITED);
     return value;
 }
 
@@ -336,11 +336,11 @@ static void read_state(Run *r, const char *path) {
     r->tokens = read_int(state, "tokens", r->step * tokens, path);
     r->bad = read_int(state, "bad", INT32_MAX, path);
     r->epoch = run_epoch(r);
-    int64_t epoch = json_get_int(state, "epoch", path);
-    int64_t sample = json_get_int(state, "sample", path);
+    long long epoch = json_get_int(state, "epoch", path);
+    long long sample = json_get_int(state, "sample", path);
     CHECK(epoch == r->epoch && sample == r->step * batch % r->data.samples,
           "%s: the data position, epoch %lld and sample %lld, is not that of step %lld\n  -> %s",
-          path, (long long)epoch, (long long)sample, (long long)r->step, EDITED);
+          path, epoch, sample, r->step, EDITED);
     check_data(r, state, path);
     read_window(&r->losses, state, "losses", path);
     read_window(&r->norms, state, "norms", path);
@@ -363,5 +363,5 @@ void run_resume(Run *r) {
     char *plans = file_read(path_join(path, dir, "plans.json"), JSON_MOST, &size);
     if (r->t->prepare) r->t->prepare(r->gpt, plans, path);
     free(plans);
-    printf("resumed from %s at step %lld\n", dir, (long long)r->step);
+    printf("resumed from %s at step %lld\n", dir, r->step);
 }

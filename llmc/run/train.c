@@ -12,7 +12,17 @@ enum { PACES_ENOUGH = 8 };                // lines of progress before a pace can
 
 // ---------------------------------------------------------------------------------- micro-batches
 
-MicroBatches run_micro_batches(const Run *r, DataLoader *data, int64_t first, int64_t samples) {
+// The micro-batches of this process's share of `samples` samples from number `first` on:
+//     MicroBatches b = micro_batches(r, data, first, samples);
+//     while (next_micro_batch(r, &b)) ... r->inputs, r->targets, b.B
+typedef struct MicroBatches {
+    DataLoader *data;
+    int64_t at, end;                      // samples
+    int B;                                // sequences of this micro-batch
+    bool last;                            // it is the last one of this process
+} MicroBatches;
+
+static MicroBatches micro_batches(const Run *r, DataLoader *data, int64_t first, int64_t samples) {
     int64_t rank = r->comm.rank, size = r->comm.size;
     return (MicroBatches){
         .data = data,
@@ -21,7 +31,7 @@ MicroBatches run_micro_batches(const Run *r, DataLoader *data, int64_t first, in
     };
 }
 
-bool run_next_micro_batch(Run *r, MicroBatches *b) {
+static bool next_micro_batch(Run *r, MicroBatches *b) {
     int64_t left = b->end - b->at, T = r->m.T;
     if (left <= 0) return false;
     b->B = left < r->micro ? left : r->micro;
@@ -34,8 +44,8 @@ bool run_next_micro_batch(Run *r, MicroBatches *b) {
 
 // Runs the forward of these samples alone.
 static void forward_samples(Run *r, DataLoader *data, int64_t first, int64_t samples) {
-    MicroBatches b = run_micro_batches(r, data, first, samples);
-    while (run_next_micro_batch(r, &b))
+    MicroBatches b = micro_batches(r, data, first, samples);
+    while (next_micro_batch(r, &b))
         r->t->forward(r->gpt, r->inputs, r->targets, b.B, r->m.T);
 }
 
@@ -92,7 +102,7 @@ static void log_validation(Run *r) {
     if (!isnan(floor)) log_real(log, "val_above_floor", loss - floor);
     log_hex(log, "weights", hash);
     log_end(log);
-    printf("step %6lld/%lld  validation loss %.4f", (long long)r->step, (long long)r->f->steps,
+    printf("step %6lld/%lld  validation loss %.4f", r->step, (long long)r->f->steps,
            loss);
     if (!isnan(floor)) printf(" (floor %.4f, +%.4f)", floor, loss - floor);
     printf("  weights %016llx\n", (unsigned long long)hash);
@@ -206,10 +216,10 @@ static void log_step(Run *r, const Update *u, const char *event, double lr, doub
 
 // doc/failures.md shows how to repeat such a step.
 static void print_event(const Run *r, const char *event, const Update *u) {
-    int64_t end = r->step * r->f->batch;
+    long long end = r->step * r->f->batch, first = end - r->f->batch;
     printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f), samples %lld to %lld; %s\n",
-           (long long)r->step, event, u->loss.ce, r->loss_z, u->norm, r->norm_z,
-           (long long)(end - r->f->batch), (long long)(end - 1),
+           r->step, event, u->loss.ce, r->loss_z, u->norm, r->norm_z,
+           first, end - 1,
            u->applied ? "the update was applied" : "the weights stay as they are");
 }
 
@@ -241,17 +251,14 @@ static void print_progress(Run *r, double loss, double lr, double norm) {
     bool due = now - r->printed >= 2;
     if (!due && r->step > 1 && r->step < f->steps) return;
     if (due) run_note_pace(r, seconds);
-    char eta[32], above[48] = "", of_peak[32] = "";
-    if (!isnan(r->data.floor))
-        check_format(above, sizeof above, " (floor +%.4f)", loss - r->data.floor);
-    if (r->peak > 0) {
-        double flops = rate * show_flops(&r->m, &r->layout);
-        check_format(of_peak, sizeof of_peak, " (%.0f %% of peak)", 100 * flops / r->peak);
-    }
+    char eta[32];
     double tokens_left = (f->steps - r->step) * f->batch * r->m.T;
-    log_duration(eta, sizeof eta, tokens_left / rate);
-    printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.0f tok/s%s  ETA %s\n",
-           (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate, of_peak, eta);
+    printf("step %6lld/%lld  loss %.4f", r->step, (long long)f->steps, loss);
+    if (!isnan(r->data.floor)) printf(" (floor +%.4f)", loss - r->data.floor);
+    printf("  lr %.2e  grad %.3f  %.0f tok/s", lr, norm, rate);
+    if (r->peak > 0)
+        printf(" (%.0f %% of peak)", 100 * rate * show_flops(&r->m, &r->layout) / r->peak);
+    printf("  ETA %s\n", log_duration(eta, sizeof eta, tokens_left / rate));
     fflush(stdout);
     r->printed = now;
 }
@@ -275,7 +282,7 @@ static void begin_training(Run *r) {
                r->comm.size);
     printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out,
            r->t->precision, strcmp(r->t->device, "cpu") ? "GPU" : "CPU", r->t->commit,
-           (long long)r->data.samples, (long long)f->seq,
+           r->data.samples, (long long)f->seq,
            r->has_val ? "" : "; no validation data");
     comm_broadcast(&r->comm, &r->log.validated, sizeof r->log.validated);
     comm_broadcast(&r->comm, &r->log.tasked, sizeof r->log.tasked);
@@ -289,7 +296,7 @@ static void begin_training(Run *r) {
     r->started_tokens = r->pace.tokens = r->tokens;
     if (r->step >= f->steps)
         printf("note: the run is at step %lld of --steps %lld: nothing to train\n"
-               "  -> a larger --steps\n", (long long)r->step, (long long)f->steps);
+               "  -> a larger --steps\n", r->step, (long long)f->steps);
     comm_catch_signals();
 }
 
@@ -304,7 +311,7 @@ static int diverged(const Run *r) {
     fprintf(stderr,
             "error: %s: the run diverged at step %lld; its last finite weights are in %s\n"
             "  -> a smaller --lr, a longer --warmup, or another --init\n",
-            why, (long long)r->step, last);
+            why, r->step, last);
     return EXIT_DIVERGED;
 }
 
@@ -316,14 +323,14 @@ static int end_diverged(Run *r) {
 
 static int stop_by_signal(Run *r, int signal) {
     if (r->step > 0 && !r->saved && !run_save(r)) return diverged(r);
-    printf("\nstopped at step %lld; --out %s --resume auto goes on\n", (long long)r->step, r->out);
+    printf("\nstopped at step %lld; --out %s --resume auto goes on\n", r->step, r->out);
     return 128 + signal;
 }
 
 static void print_end(Run *r) {
     uint64_t hash = run_hash(r);
     printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)hash,
-           (long long)r->step, (long long)r->tokens, r->out);
+           r->step, r->tokens, r->out);
 }
 
 // -------------------------------------------------------------------------------------- the loop
@@ -397,10 +404,10 @@ int train(Run *r) {
         bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
         double scale = 1.0 / (f->batch * r->m.T);     // the loss is a mean over tokens
         check_epoch(r);
-        MicroBatches b = run_micro_batches(r, &r->data, r->step * f->batch, f->batch);
+        MicroBatches b = micro_batches(r, &r->data, r->step * f->batch, f->batch);
         if (measured) t->stats_begin(r->gpt);
         t->zero_grads(r->gpt);
-        while (run_next_micro_batch(r, &b)) {
+        while (next_micro_batch(r, &b)) {
             t->forward(r->gpt, r->inputs, r->targets, b.B, r->m.T);
             t->backward(r->gpt, scale, b.last);
         }
