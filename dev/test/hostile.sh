@@ -380,7 +380,7 @@ wait $background
 status=$?
 background=
 holds "data that changes while training: status 1, found $status" test $status = 1
-holds "data that changes while training: said" grep -q 'has changed since this run began' message
+holds "data that changes while training: said" grep -q 'found other bytes' message
 
 # ---- what a run finds changed at its next save
 

@@ -63,32 +63,23 @@ static void open_list(void *list) {
 
 // Files that are wrong in one word. at: of the header where negative, -1 - at; else of the tokens.
 static void test_hostile_files(void) {
-    static const struct { int at, value; const char *words;
-    } wrong[] = {{-1, 20240521, "magic 20240521"},
-                 {-2, 2, "version 2"},
-                 {-3, 0, "0 examples"},
-                 {-3, -1, "-1 examples"},
-                 {-3, 3, "the end of the file"},
-                 {-3, 1, "bytes follow its 1 examples"},
-                 {-4, 1000, "where the header says 1000"},
-                 {0, 7, "to begin with 65535"},
-                 {1, 9, "9 bytes"},
-                 {1, 0, "0 bytes"},
-                 {1, 65534, "65534 bytes"},
-                 {2, 5, "number 5"},
-                 {3, 2, "number 2 is right"},
-                 {4, 0, "0 completions"},
-                 {4, 1, "1 completions"},
-                 {4, 60000, "ends within its completion 2"},
-                 {4, 0, "0 completions"},
-                 {5, 60000, "ends within its completion 0"},
-                 {5, 3, "ends within its completion"},
-                 {6, V, "token 40 at position 6"},
-                 {8, 0, "that one is empty"},
-                 {8, 500, "ends within its completion 0"},
-                 {9, V + 9, "token 49"},
-                 {15, 2, "tokens to score"},
-                 {16, 65535, "tokens to score"}};
+    static const struct {
+        int at, value;
+        const char *words;
+    } wrong[] = {
+        {-1, 20240521, "magic 20240521"}, {-2, 2, "version 2"}, {-3, 0, "0 examples"},
+        {-3, -1, "-1 examples"}, {-3, 3, "example 2: expected the number 65535"},
+        {-3, 1, "bytes of examples, the longest"}, {-4, 1000, "the longest of 1000 bytes"},
+        {0, 7, "example 0: expected the number 65535"}, {1, 9, "an even number of bytes"},
+        {1, 0, "an even number of bytes"}, {1, 65534, "within the file"},
+        {2, 5, "its own number"}, {3, 2, "a right completion among"},
+        {4, 0, "a right completion among"}, {4, 1, "a right completion among"},
+        {4, 60000, "up to its last byte"}, {5, 60000, "up to its last byte"},
+        {5, 3, "up to its last byte"}, {6, V, "token 40 at position 6"},
+        {8, 0, "completions of a token or more"}, {8, 500, "up to its last byte"},
+        {9, V + 9, "token 49"}, {15, 2, "a token to score"}, {16, 65535, "a token to score"},
+    };
+
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         File f = file_make("wrong.bin");
         add_example(&f, 1, 2, 2, 0);
@@ -101,7 +92,7 @@ static void test_hostile_files(void) {
     File f = file_make("wrong.bin");
     add_example(&f, 0, 2, 0, 0);
     file_write(&f);
-    EXPECT_REFUSAL(open_file, f.path, "0 before them");
+    EXPECT_REFUSAL(open_file, f.path, "a token before it");
     f = file_make("wrong.bin");
     add_example(&f, 0, T + 1, 2, 0);
     file_write(&f);
@@ -110,7 +101,7 @@ static void test_hostile_files(void) {
     add_example(&f, 0, 1, 2, 0);
     add_example(&f, 0, 2, 2, 0);
     file_write(&f);
-    EXPECT_REFUSAL(open_file, f.path, "has 2 completions, and the ones before it one");
+    EXPECT_REFUSAL(open_file, f.path, "one completion in all examples of the file, or several in all");
     f.count = 0;
     for (int bytes = 0; bytes < 1024; bytes += 511) {
         file_write(&f);

@@ -30,10 +30,10 @@ static char *temp_path(char *buf, const char *run_dir, int64_t step) {
 // back as itself, so step_7 and step_00000007x are strangers, which nobody touches.
 static int64_t step_of(const char *name) {
     char again[64];
-    if (strncmp(name, "step_", 5) != 0) return -1;
+    if (strncmp(name, "step_", 5)) return -1;
     long long step = strtoll(name + 5, NULL, 10);
     snprintf(again, sizeof again, "step_%08lld", step);
-    return strcmp(again, name) == 0 ? step : -1;
+    return !strcmp(again, name) ? step : -1;
 }
 
 // ----------------------------------------------------------------------------------------- writing
@@ -44,8 +44,8 @@ static void remove_unfinished(int run, const char *run_dir) {
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written",
                 run_dir, strerror(errno));
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        bool temp = strncmp(e->d_name, TEMP, TEMP_BYTES) == 0;
+    for (struct dirent *e; (e = readdir(d));) {
+        bool temp = !strncmp(e->d_name, TEMP, TEMP_BYTES);
         if (!temp || step_of(e->d_name + TEMP_BYTES) < 0) continue;
         CHECK_WRITE(folder_remove(run, e->d_name),
                     "cannot remove the unfinished checkpoint %s/%s: %s\n  -> remove it by hand",
@@ -55,7 +55,6 @@ static void remove_unfinished(int run, const char *run_dir) {
 }
 
 void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step) {
-    CHECK(step >= 0, "a checkpoint of step %" PRId64 "\n  -> count steps from zero", step);
     memset(c, 0, sizeof *c);
     c->run = run;
     remove_unfinished(run, run_dir);
@@ -72,14 +71,13 @@ static void note_file(Checkpoint *c, const char *name, Hash hash) {
 
 void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
     char path[PATH_CAP];
-    check_format(path, sizeof path, "%s/%s", c->temp, name);
+    path_join(path, c->temp, name);
     note_file(c, name, safetensors_write(c->folder, path, tensors, count, &c->bad));
 }
 
 static Hash add_text(Checkpoint *c, const char *name, const char *text) {
     char path[PATH_CAP];
-    return file_write_text(c->folder, check_format(path, sizeof path, "%s/%s", c->temp, name),
-                           text);
+    return file_write_text(c->folder, path_join(path, c->temp, name), text);
 }
 
 void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
@@ -117,16 +115,14 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
     bool plain = *name && *name != '.' && !strchr(name, '/') && strlen(name) < 64;
     bool valid = plain && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
     if (!valid)
-        return error_set(error,
-                         "manifest.json: expected a plain name, \"size\" and \"xxh64\" for "
-                         "\"%.80s\"",
+        return error_set(error, "manifest.json: \"%.80s\" has no plain name, size and xxh64",
                          name);
     char path[PATH_CAP], found[17];
     Hash hash;
-    if (!file_hash(check_format(path, sizeof path, "%s/%s", dir, name), &hash, NULL))
+    if (!file_hash(path_join(path, dir, name), &hash, NULL))
         return error_set(error, "%s: %s", name, strerror(errno));
     check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
-    return (hash.length == (uint64_t)size->integer && strcmp(found, xxh64->text) == 0) ||
+    return (hash.length == (uint64_t)size->integer && !strcmp(found, xxh64->text)) ||
            error_set(error,
                      "%s: expected %" PRId64 " bytes with checksum %.16s, found %" PRIu64
                      " with %s",
@@ -138,7 +134,7 @@ static Json *read_json(const char *dir, const char *name, char *error) {
     char path[PATH_CAP], why[ERROR_CAP];
     size_t n;
     Json *root = NULL;
-    char *text = file_read(check_format(path, sizeof path, "%s/%s", dir, name), JSON_MOST, &n);
+    char *text = file_read(path_join(path, dir, name), JSON_MOST, &n);
     if (!text) error_set(error, "%s: %s", name, strerror(errno));
     else if (!json_try_parse(text, n, &root, why)) error_set(error, "%s: %s", name, why);
     free(text);
@@ -163,7 +159,6 @@ static bool is_whole(const char *dir, int64_t step, char *error) {
     const Json *at = json_get(state, "step");
     int64_t stated = at && at->kind == JSON_INT ? at->integer : -1;
     json_free(state);
-    if (stated < 0) return error_set(error, "its state.json names no step");
     return stated == step ||
            error_set(error, "its state.json is of step %" PRId64 ", was it renamed?", stated);
 }
@@ -175,7 +170,7 @@ int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
     CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a directory that can be read",
           run_dir, strerror(errno));
     if (!d) return -1;
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+    for (struct dirent *e; (e = readdir(d));) {
         int64_t step = step_of(e->d_name);
         if (step < below && step > best) best = step;
     }

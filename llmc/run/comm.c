@@ -42,8 +42,7 @@ static void open_mpi(Comm *c, const Launcher *by) {
     void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
     if (!library) library = dlopen("libmpi.so", RTLD_NOW | RTLD_GLOBAL);
     CHECK(library,
-          "%s began %s processes, which speak MPI, and Open MPI's library is not found: %s\n"
-          "  -> apt install openmpi-bin", by->name, getenv(by->size), dlerror());
+          "%s needs Open MPI's library: %s\n  -> apt install openmpi-bin", by->name, dlerror());
 #define MPI_LOAD(name, ...) *(void **)&mpi->name = comm_symbol(library, "MPI_" #name, WHERE);
     MPI_TABLE(MPI_LOAD)
 #undef MPI_LOAD
@@ -53,12 +52,13 @@ static void open_mpi(Comm *c, const Launcher *by) {
     mpi->double_type = comm_symbol(library, "ompi_mpi_double", WHERE);
     mpi->sum = comm_symbol(library, "ompi_mpi_op_sum", WHERE);
     mpi->Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+    int began = c->size;
     mpi->Comm_rank(mpi->world, &c->rank);
     mpi->Comm_size(mpi->world, &c->size);
     c->mpi = mpi;
-    CHECK(c->size == atoi(getenv(by->size)),
-          "%s began %s processes, and MPI knows of %d: is it another MPI?\n"
-          "  -> start with Open MPI's mpirun", by->name, getenv(by->size), c->size);
+    CHECK(c->size == began,
+          "%s began %d processes, and MPI knows of %d: is it another MPI?\n"
+          "  -> start with Open MPI's mpirun", by->name, began, c->size);
 }
 
 void comm_open(Comm *c, const char *device) {
@@ -69,20 +69,18 @@ void comm_open(Comm *c, const char *device) {
     bool gpus = !strcmp(device, "cuda");
     CHECK(gpus || strcmp(by->name, "torchrun"),
           "torchrun began %s processes; on the CPU they are started by mpirun\n"
-          "  -> mpirun -np %s ./train_gpt (as root: OMPI_ALLOW_RUN_AS_ROOT=1 and "
-          "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; more processes than cores: --oversubscribe)",
+          "  -> mpirun -np %s ./train_gpt (more processes than cores: --oversubscribe)",
           getenv(by->size), getenv(by->size));
     c->local = setting(by->local);
     c->here = setting(by->here);
-    if (gpus) {
-        c->rank = setting(by->rank);
-        c->size = setting(by->size);
-        CHECK(c->rank >= 0 && c->rank < c->size && c->local >= 0,
-              "%s=%d and %s=%d: expected numbers below %s=%d\n"
-              "  -> start with torchrun, mpirun or srun",
-              by->rank, c->rank, by->local, c->local, by->size, c->size);
-        c->sockets = sockets_open(c->rank, c->size, c->here == c->size);
-    } else open_mpi(c, by);
+    c->rank = setting(by->rank);
+    c->size = setting(by->size);
+    CHECK(c->rank >= 0 && c->rank < c->size && c->local >= 0,
+          "%s=%d and %s=%d: expected numbers below %s=%d\n"
+          "  -> start with torchrun, mpirun or srun",
+          by->rank, c->rank, by->local, c->local, by->size, c->size);
+    if (gpus) c->sockets = sockets_open(c->rank, c->size, c->here == c->size);
+    else open_mpi(c, by);
     if (c->rank)
         CHECK(freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s", strerror(errno));
 }
@@ -91,8 +89,6 @@ void comm_close(Comm *c) {
     if (c->sockets) sockets_close(c->sockets);
     if (c->mpi) c->mpi->Finalize();
     free(c->mpi);
-    c->sockets = NULL;
-    c->mpi = NULL;
 }
 
 void comm_await_watchdog(void) { sleep(WATCHDOG_SECONDS); }
@@ -102,7 +98,7 @@ void comm_await_watchdog(void) { sleep(WATCHDOG_SECONDS); }
 static void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
     Mpi *mpi = c->mpi;
     for (size_t at = 0; at < bytes; at += MPI_PIECE) {
-        int n = (int)(bytes - at < MPI_PIECE ? bytes - at : MPI_PIECE);
+        int n = bytes - at < MPI_PIECE ? bytes - at : MPI_PIECE;
         char *piece = (char *)data + at;
         if (c->rank == from) mpi->Send(piece, n, mpi->byte, to, 0, mpi->world);
         if (c->rank == to) mpi->Recv(piece, n, mpi->byte, from, 0, mpi->world, NULL);
@@ -119,21 +115,19 @@ void comm_broadcast(Comm *c, void *data, size_t bytes) {
     for (int to = 1; to < comm_size(c); to++) comm_move(c, data, bytes, 0, to);
 }
 
-static double combined(double a, double b, int how) {
-    if (how == COMM_SUM) return a + b;
-    return b > a || isnan(b) ? b : a;
-}
-
 void comm_combine(Comm *c, double *x, int64_t n, int how) {
     double other[512];
     for (int64_t at = 0; at < n && comm_size(c) > 1; at += 512) {
         int64_t piece = n - at < 512 ? n - at : 512;
-        size_t bytes = (size_t)piece * sizeof *x;
+        size_t bytes = piece * sizeof *x;
         for (int from = 1; from < c->size; from++) {
             if (c->rank == from) memcpy(other, x + at, bytes);
             comm_move(c, other, bytes, from, 0);
-            for (int64_t i = 0; i < piece && !c->rank; i++)
-                x[at + i] = combined(x[at + i], other[i], how);
+            for (int64_t i = 0; i < piece && !c->rank; i++) {
+                double *own = &x[at + i];
+                if (how == COMM_SUM) *own += other[i];
+                else if (other[i] > *own || isnan(other[i])) *own = other[i];
+            }
         }
         comm_broadcast(c, x + at, bytes);
     }
@@ -183,10 +177,10 @@ void comm_release_signals(bool raise_late) {
 int comm_signal(Comm *c) {
     double received = signal_received;
     comm_combine(c, &received, 1, COMM_MAX);
-    return (int)received;
+    return received;
 }
 
-// ----------------------------------------------------------------- tensors, in the background (MPI)
+// ---------------------------------------------------------------- tensors, in the background (MPI)
 
 void comm_wait(Comm *c) {
     if (comm_size(c) > 1 && c->count) c->mpi->Waitall(c->count, c->pending, NULL);
@@ -208,8 +202,8 @@ static void transfer(Comm *c, void *x, int64_t n, size_t element, int root, bool
     Mpi *mpi = c->mpi;
     void *type = element == sizeof(float) ? mpi->float_type : mpi->double_type;
     for (int64_t at = 0; at < n; at += MPI_PIECE) {
-        int count = (int)(n - at < MPI_PIECE ? n - at : MPI_PIECE);
-        void *piece = (char *)x + (size_t)at * element, **request = next_request(c);
+        int count = n - at < MPI_PIECE ? n - at : MPI_PIECE;
+        void *piece = (char *)x + at * element, **request = next_request(c);
         const void *from = c->rank == root ? MPI_IN_PLACE : piece;
         void *to = c->rank == root ? piece : NULL;
         if (reduce) mpi->Ireduce(from, to, count, type, mpi->sum, root, mpi->world, request);

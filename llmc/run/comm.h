@@ -2,9 +2,9 @@
 // sharded over the processes (ZeRO-1; Rajbhandari et al. 2020).
 //
 // A step. Every process computes the gradients of its samples. While backward works on the layers
-// below, each layer's gradients are reduced to their owners (memory.h, entry_part). An owner updates
-// its shard of the weights and broadcasts it. Losses, the gradient norm and signals are all-reduced
-// by process 0 in the order of ranks, so that all processes decide alike.
+// below, each layer's gradients are reduced to their owners (memory.h, entry_part). An owner
+// updates its shard of the weights and broadcasts it. Losses, the gradient norm and signals are
+// all-reduced by process 0 in the order of ranks, so that all processes decide alike.
 //
 // On the CPU Open MPI's mpirun, or srun, starts the processes, and they speak MPI. The library is
 // loaded only then; building needs none. On GPUs torchrun starts them too. Small messages travel

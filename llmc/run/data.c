@@ -11,7 +11,6 @@
 #include <glob.h>
 #include <math.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 // ----------------------------------------------------------------------------- the built-in corpus
@@ -28,9 +27,9 @@ static void corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
         size_t length = 0;
         d->text[end++] = 0;
         nats += stories_write(seed, story, d->text + end, STORIES_MAX_BYTES, &length);
-        end += (int64_t)length;
+        end += length;
     }
-    d->floor = nats / (double)end;
+    d->floor = nats / end;
     d->epoch = epoch;
 }
 
@@ -44,9 +43,9 @@ static void corpus_open(DataLoader *d) {
     d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
     d->vocab = CORPUS_VOCAB;
     // The last story reaches beyond the last token.
-    d->text = check_alloc((size_t)d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
+    d->text = check_alloc(d->tokens + 1 + STORIES_MAX_BYTES, "the built-in corpus");
     corpus_write(d, 0, d->tokens);
-    d->content = hash_bytes(d->text, (size_t)d->tokens);
+    d->content = hash_bytes(d->text, d->tokens);
 }
 
 // ------------------------------------------------------------------------------------------ shards
@@ -55,7 +54,7 @@ static void corpus_open(DataLoader *d) {
 static int64_t shard_read(int fd, void *out, int64_t bytes, int64_t offset) {
     int64_t done = 0;
     while (done < bytes) {
-        ssize_t n = pread(fd, (char *)out + done, (size_t)(bytes - done), (off_t)(offset + done));
+        ssize_t n = pread(fd, (char *)out + done, bytes - done, offset + done);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return -1;
         if (n == 0) break;
@@ -79,30 +78,27 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode),
           "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'",
           s->path);
-    int64_t got = shard_read(fd, head, SHARD_HEADER_BYTES, 0);
+    long long got = shard_read(fd, head, SHARD_HEADER_BYTES, 0);
     close(fd);
 
     int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
     bool wide = magic == SHARD_MAGIC_32;
     CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
-          "%s is not a shard: expected a header of %d bytes with magic %d or %d, found %lld bytes "
-          "with magic %d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR",
-          s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, (long long)got, magic);
+          "%s is not a shard: expected %d bytes with magic %d or %d, found %lld with magic %d\n"
+          "  -> make shard && ./shard --out DIR your.txt, then --data DIR",
+          s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, got, magic);
     int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
-    CHECK(head[SHARD_VERSION] == version,
-          "%s: expected version %d for magic %d, found version %d\n"
-          "  -> write the shards again with the tool they came from",
-          s->path, version, magic, head[SHARD_VERSION]);
-    CHECK(count > 0 && vocab >= 0,
-          "%s: expected at least one token and a vocabulary, or 0 for unknown, found the count %d "
-          "and the vocabulary %d\n  -> write this shard again, or remove it",
-          s->path, count, vocab);
+    CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0,
+          "%s: expected version %d, at least one token and a vocabulary, or 0 for unknown, found "
+          "version %d, the count %d and the vocabulary %d\n"
+          "  -> write this shard again, or remove it",
+          s->path, version, head[SHARD_VERSION], count, vocab);
     // A cut download is the usual fault.
-    int64_t need = SHARD_HEADER_BYTES + (int64_t)count * width;
+    long long need = SHARD_HEADER_BYTES + (int64_t)count * width;
     CHECK(info.st_size == need,
           "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n"
           "  -> copy or download this shard again",
-          s->path, (long long)need, count, width, (long long)info.st_size);
+          s->path, need, count, width, (long long)info.st_size);
 
     // The first shard decides what the others must be.
     if (s == d->shards) d->width = width, d->vocab = vocab;
@@ -117,15 +113,11 @@ static void shard_read_header(DataLoader *d, Shard *s) {
 
 // Appends a shard to the list, without opening it.
 static void shard_add(DataLoader *d, const char *folder, const char *name) {
-    int64_t n = d->shard_count++;
-    if ((n & (n - 1)) == 0)  // the room doubles at powers of two: linear time in all
-        d->shards = realloc(d->shards, (size_t)(n ? 2 * n : 1) * sizeof(Shard));
-    CHECK(d->shards, "no memory for a list of %lld shards\n  -> fewer and larger shards",
-          (long long)n);
+    d->shards = check_grow(d->shards, d->shard_count, sizeof(Shard), "a list of shards");
     size_t bytes = strlen(folder) + strlen(name) + 2;
     char *path = check_alloc(bytes, "the path of a shard");
     check_format(path, bytes, "%s%s%s", folder, *folder ? "/" : "", name);
-    d->shards[n] = (Shard){.path = path};
+    d->shards[d->shard_count++] = (Shard){.path = path};
 }
 
 int shard_order(const struct dirent **a, const struct dirent **b) {
@@ -135,7 +127,7 @@ int shard_order(const struct dirent **a, const struct dirent **b) {
 // A name of ".bin" alone is no shard: it is hidden.
 bool shard_named(const char *name) {
     size_t length = strlen(name);
-    return length > 4 && strcmp(name + length - 4, ".bin") == 0;
+    return length > 4 && !strcmp(name + length - 4, ".bin");
 }
 
 // The shards of one split in a folder: *.bin, not hidden, whose name contains the split's.
@@ -159,8 +151,7 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
     free(entries);
     CHECK(d->shard_count,
           "%s: expected files named *%s*.bin, found none among its %d .bin files\n"
-          "  -> name them so, or give --data 'FOLDER/*.bin', or --val-data too; "
-          "from text: make shard && ./shard --out DIR your.txt",
+          "  -> --data 'FOLDER/*.bin', --val-data too; from text: ./shard --out DIR your.txt",
           path, split, bins);
 }
 
@@ -185,34 +176,31 @@ static void shard_list(DataLoader *d, const char *path, const char *split) {
 void loader_open(DataLoader *d, const char *path, const char *split, int seq, bool shuffle,
                  uint64_t seed) {
     *d = (DataLoader){.seq = seq, .shuffle = shuffle, .seed = seed, .floor = NAN};
-    d->fd = -1;
-    d->shard_open = -1;
-    d->validation = strcmp(split, "val") == 0;
+    d->validation = !strcmp(split, "val");
     if (*path) {
         shard_list(d, path, split);
         for (int64_t i = 0; i < d->shard_count; i++) shard_read_header(d, &d->shards[i]);
-        d->raw = check_alloc(((size_t)seq + 1) * (size_t)d->width, "one sample");
+        d->raw = check_alloc((seq + 1L) * d->width, "one sample");
     } else corpus_open(d);
     d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
     d->samples = (d->tokens - 1) / seq;
     CHECK(d->samples > 0,
           "%s: expected at least seq + 1 = %d tokens for one sample, found %lld in the %s split "
           "(seq %d)\n  -> --seq %lld or less, or more text",
-          *path ? path : "built-in corpus", seq + 1, (long long)d->tokens, split, seq,
-          (long long)(d->tokens > 1 ? d->tokens - 1 : 1));
+          *path ? path : "built-in corpus", seq + 1, d->tokens, split, seq,
+          (d->tokens > 1 ? d->tokens - 1 : 1));
 }
 
 // A running hasher ends with the shard it is at.
 void loader_close(DataLoader *d) {
     __atomic_store_n(&d->hasher.stop, 1, __ATOMIC_RELAXED);
     if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
-    if (d->shard_count && d->fd >= 0) close(d->fd);
+    if (d->open) close(d->fd);
     for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
     free(d->shards);
     free(d->raw);
     free(d->text);
     memset(d, 0, sizeof *d);
-    d->fd = -1;
 }
 
 // ---------------------------------------------------------------------------- the identity of data
@@ -238,25 +226,24 @@ void loader_hash_begin(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (hasher->running || !d->shard_count) return;
     memset(hasher, 0, sizeof *hasher);
-    hasher->running = pthread_create(&hasher->thread, NULL, shard_hash_all, d) == 0;
+    hasher->running = !pthread_create(&hasher->thread, NULL, shard_hash_all, d);
     CHECK(hasher->running, "no thread to hash the data\n  -> close other programs");
 }
 
 double loader_gigabytes(const DataLoader *d) {
-    return 1e-9 * (double)(d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
+    return 1e-9 * (d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
 }
 
 // Naps instead of joining at once, so that there is progress to print.
 uint64_t loader_hash_end(DataLoader *d) {
-    const struct timespec nap = {0, 1000000};
     ShardHasher *hasher = &d->hasher;
     if (!hasher->running) return d->content;
     double printed = clock_seconds();
     while (!__atomic_load_n(&hasher->done, __ATOMIC_ACQUIRE)) {
-        nanosleep(&nap, NULL);
+        usleep(1000);
         if (clock_seconds() - printed < 2) continue;
         printf("hashing the data: %.1f of %.1f GB\n",
-               1e-9 * (double)__atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
+               1e-9 * __atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
                loader_gigabytes(d));
         fflush(stdout);
         printed = clock_seconds();
@@ -264,10 +251,10 @@ uint64_t loader_hash_end(DataLoader *d) {
     pthread_join(hasher->thread, NULL);
     hasher->running = false;
     const Shard *bad = hasher->bad;
-    CHECK(!bad, "%s %s%s\n  -> restore the shard, then start again from the last checkpoint",
-          bad->path,
-          hasher->error ? "cannot be read any more: " : "has changed since this run began",
-          hasher->error ? strerror(hasher->error) : "");
+    CHECK(!bad,
+          "%s: expected the shard that this run began with, found %s\n"
+          "  -> restore the shard, then start again from the last checkpoint",
+          bad->path, hasher->error ? strerror(hasher->error) : "other bytes");
     // Bytes and order count, names do not: shards may be renamed or moved.
     Hash content = hash_begin();
     for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++)
@@ -280,21 +267,16 @@ uint64_t loader_hash_end(DataLoader *d) {
 // The shard that holds token `at`, opened. Only one is open at a time: a folder may hold more
 // shards than a process may open.
 static const Shard *shard_seek(DataLoader *d, int64_t at) {
-    int64_t low = 0, high = d->shard_count - 1;
-    while (low < high) {  // the last shard that begins at or before `at`
-        int64_t middle = (low + high + 1) / 2;
-        if (d->shards[middle].first <= at) low = middle;
-        else high = middle - 1;
-    }
-    const Shard *s = &d->shards[low];
-    if (low != d->shard_open) {
-        if (d->fd >= 0) close(d->fd);
+    const Shard *s = d->shards;
+    while (at >= s->first + s->count) s++;
+    if (s != d->open) {
+        if (d->open) close(d->fd);
         d->fd = open_shard(s);
         CHECK(d->fd >= 0,
               "%s: this shard cannot be opened any more: %s\n"
               "  -> leave the shards in place while training",
               s->path, strerror(errno));
-        d->shard_open = low;
+        d->open = s;
     }
     return s;
 }
@@ -303,21 +285,21 @@ static const Shard *shard_seek(DataLoader *d, int64_t at) {
 static void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *targets) {
     for (int64_t done = 0; done < d->seq + 1;) {
         const Shard *s = shard_seek(d, at + done);
-        int64_t skip = at + done - s->first, n = s->count - skip;
+        long long skip = at + done - s->first, n = s->count - skip;
         if (n > d->seq + 1 - done) n = d->seq + 1 - done;
-        int64_t got = shard_read(d->fd, d->raw, n * d->width, SHARD_HEADER_BYTES + skip * d->width);
+        int64_t offset = SHARD_HEADER_BYTES + skip * d->width;
+        long long got = shard_read(d->fd, d->raw, n * d->width, offset);
         CHECK(got == n * d->width,
               "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
-              "start, or the disk fails\n"
-              "  -> restore the shard, then start again from the last checkpoint",
-              s->path, (long long)(n * d->width), (long long)skip, (long long)got);
+              "start\n  -> restore the shard, then start again from the last checkpoint",
+              s->path, (n * d->width), skip, got);
         for (int64_t i = 0; i < n; i++, done++) {
-            int64_t token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
+            long long token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
             CHECK(token < d->limit,
                   "%s: expected tokens below %lld, found %lld at position %lld\n"
                   "  -> --vocab %lld or more, or shards of the right tokenizer",
-                  s->path, (long long)d->limit, (long long)token, (long long)(skip + i),
-                  (long long)token + 1);
+                  s->path, d->limit, token, (skip + i),
+                  token + 1);
             if (done < d->seq) inputs[done] = (int32_t)token;
             if (done > 0) targets[done - 1] = (int32_t)token;
         }
@@ -330,7 +312,7 @@ void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targe
     int64_t epoch = index / d->samples, window = index % d->samples;
     if (d->shuffle) {
         uint64_t key = rand_key(d->seed, "shuffle", (uint64_t)epoch);
-        window = (int64_t)rand_permute(key, (uint64_t)window, (uint64_t)d->samples);
+        window = rand_permute(key, window, d->samples);
     }
     int64_t first = window * d->seq;
     if (!d->text) {

@@ -49,15 +49,16 @@ typedef struct {
 // One loader serves one thread.
 typedef struct {
     int64_t seq;              // T
-    int64_t tokens, samples;  // of an epoch
+    long long tokens, samples;  // of an epoch
     int vocab;                // 0: unknown
-    int64_t limit;            // tokens from here on are refused; the caller may lower it
+    long long limit;          // tokens from here on are refused; the caller may lower it
     double floor;             // nats per token that no model can beat on average; NAN: unknown
     bool shuffle, validation;
     uint64_t seed;
     Shard *shards;
-    int64_t shard_count, shard_open;  // shard_open: the one shard that fd has open, -1 for none
-    int width, fd;                    // bytes per token
+    int64_t shard_count;
+    const Shard *open;        // the one shard that is open, as fd; NULL: none
+    int fd, width;            // width: bytes per token
     void *raw;                        // [T + 1] tokens as they are on disk
     char *text;                       // the built-in corpus of this epoch, or NULL
     int64_t epoch;

@@ -18,19 +18,16 @@ int64_t task_token(const Task *t, int64_t i) {
 }
 
 static void check_tokens(const Task *t, const char *path, int64_t at, int64_t count, int V) {
-    for (int64_t i = at; i < at + count; i++)
+    for (long long i = at; i < at + count; i++)
         CHECK(task_token(t, i) < V,
               "%s: token %lld at position %lld, expected tokens below %d, the model's vocabulary\n"
               "  -> a file of the model's own tokenizer",
-              path, (long long)task_token(t, i), (long long)i, V);
+              path, (long long)task_token(t, i), i, V);
 }
 
 static TaskRow *add_row(Task *t) {
-    int64_t n = t->rows++;
-    bool full = (n & (n - 1)) == 0;               // n is 0 or a power of two
-    if (full) t->row = realloc(t->row, (size_t)(n ? 2 * n : 1) * sizeof *t->row);
-    CHECK(t->row, "no memory for %lld completions\n  -> a smaller file", (long long)n);
-    return &t->row[n];
+    t->row = check_grow(t->row, t->rows, sizeof *t->row, "a list of completions");
+    return &t->row[t->rows++];
 }
 
 // The length that acc_norm divides by if the file does not say it: characters without the leading
@@ -42,7 +39,7 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
         size_t n = 1;
         int64_t token = task_token(t, i);
         const char *bytes = "x";
-        if (token < tokenizer->count) bytes = tokenizer_decode(tokenizer, (int32_t)token, &n);
+        if (token < tokenizer->count) bytes = tokenizer_decode(tokenizer, token, &n);
         bool leading_space = i == begin && n && *bytes == ' ';
         for (size_t k = leading_space; k < n; k++)
             length += ((unsigned char)bytes[k] & 0xC0) != 0x80;       // first byte of a character
@@ -50,103 +47,79 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
     return length;
 }
 
-// The head of an example: six numbers of llm.c's format.
-typedef struct Head {
-    int64_t end, label, choices, before;
-} Head;
-
-static Head read_head(Task *t, const char *path, int64_t at, int64_t example) {
-    bool whole = t->tokens - at >= 6;
-    CHECK(whole && task_token(t, at) == EVAL_START,
-          "%s: expected example %lld to begin with %d, found %s\n  -> %s", path,
-          (long long)example, EVAL_START, whole ? "something else" : "the end of the file",
+// Refuses a file in which example number t->examples breaks llm.c's format.
+static void check_example(const Task *t, const char *path, bool good, const char *expected) {
+    CHECK(good, "%s: example %lld: expected %s\n  -> %s", path, t->examples, expected,
           REWRITE);
-    int64_t bytes = task_token(t, at + 1), index = task_token(t, at + 2);
-    Head h = {
-        .end = at + bytes / 2,
-        .label = task_token(t, at + 3),
-        .choices = task_token(t, at + 4),
-        .before = task_token(t, at + 5),
-    };
-    if (!example) t->kind = h.choices == 1 ? TASK_WORD : TASK_CHOICE;
-    CHECK((h.choices == 1) == (t->kind == TASK_WORD),
-          "%s: example %lld has %lld completions, and the ones before it %s\n"
-          "  -> a file for each kind", path, (long long)example, (long long)h.choices,
-          t->kind ? "one" : "several");
-    bool possible = bytes >= 12 && bytes % 2 == 0 && h.end <= t->tokens
-                    && index == (example & 0xFFFF) && h.label < h.choices;
-    CHECK(possible,
-          "%s: example %lld says that it has number %lld, %lld bytes, %lld completions and that "
-          "number %lld is right, which cannot be\n  -> %s", path, (long long)example,
-          (long long)index, (long long)bytes, (long long)h.choices, (long long)h.label, REWRITE);
-    return h;
 }
 
-// Adds the completions of the example at `at`; returns where it ends. After the last one the file
-// may give each one's length in characters, and how many of its first tokens are context.
+// Adds the completions of the example at `at`; returns where it ends. It begins with six numbers.
+// After the last completion the file may give each one's length in characters, and how many of its
+// first tokens are context.
 static int64_t read_example(Task *t, const char *path, int64_t at, const TaskReader *r) {
-    int64_t first = t->rows, example = t->examples++, begin = at;
-    Head h = read_head(t, path, at, example);
-    int64_t context = at + 6;
-    at = context + h.before;
-    for (int64_t i = 0; i < h.choices; i++) {
-        int64_t after = at < h.end ? task_token(t, at) : 0;
-        CHECK(after > 0 && at + 1 + after <= h.end,
-              "%s: example %lld ends within its completion %lld, or that one is empty\n  -> %s",
-              path, (long long)example, (long long)i, REWRITE);
+    static const char FILLS[] = "completions of a token or more, up to its last byte";
+    check_example(t, path, t->tokens - at >= 6 && task_token(t, at) == EVAL_START,
+                  "the number 65535, and five numbers more");
+    int64_t bytes = task_token(t, at + 1), end = at + bytes / 2, first = t->rows;
+    int64_t label = task_token(t, at + 3), choices = task_token(t, at + 4);
+    int64_t context = at + 6, before = task_token(t, at + 5);
+    if (!t->examples) t->kind = choices == 1 ? TASK_WORD : TASK_CHOICE;
+    check_example(t, path, (choices == 1) == (t->kind == TASK_WORD),
+                  "one completion in all examples of the file, or several in all");
+    check_example(t, path, bytes >= 12 && bytes % 2 == 0 && end <= t->tokens,
+                  "an even number of bytes, within the file");
+    check_example(t, path, task_token(t, at + 2) == (t->examples & 0xFFFF) && label < choices,
+                  "its own number, and a right completion among those that it has");
+    at = context + before;
+    for (int64_t i = 0; i < choices; i++) {
+        int64_t after = at < end ? task_token(t, at) : 0;
+        check_example(t, path, after > 0 && at + 1 + after <= end, FILLS);
         *add_row(t) = (TaskRow){
             .context = context, .completion = at + 1,
-            .before = (int32_t)h.before, .after = (int32_t)after, .scored = (int32_t)after,
-            .example = (int32_t)example, .label = (int32_t)h.label,
+            .before = before, .after = after, .scored = after,
+            .example = t->examples, .label = label,
         };
         check_tokens(t, path, at + 1, after, r->V);
         at += 1 + after;
     }
-    bool has_lengths = at + 2 * h.choices == h.end;
-    CHECK(at == h.end || has_lengths,
-          "%s: example %lld has %lld bytes, expected %lld for its completions, or %lld more\n"
-          "  -> %s", path, (long long)example, (long long)(2 * (h.end - begin)),
-          (long long)(2 * (at - begin)), (long long)(4 * h.choices), REWRITE);
-    check_tokens(t, path, context, h.before, r->V);
-    for (int64_t i = 0; i < h.choices; i++) {
+    bool has_lengths = at + 2 * choices == end;
+    check_example(t, path, at == end || has_lengths, FILLS);
+    check_tokens(t, path, context, before, r->V);
+    for (int64_t i = 0; i < choices; i++) {
         TaskRow *row = &t->row[first + i];
-        if (has_lengths) row->scored -= (int32_t)task_token(t, at + h.choices + i);
-        CHECK(row->scored > 0 && row->before + row->after > row->scored,
-              "%s: completion %lld of example %lld has %d tokens to score and %d before them, "
-              "expected at least one of each\n  -> %s", path, (long long)i, (long long)example,
-              row->scored, row->before + row->after - row->scored, REWRITE);
+        if (has_lengths) row->scored -= task_token(t, at + choices + i);
+        check_example(t, path, row->scored > 0 && row->before + row->after > row->scored,
+                      "in every completion a token to score, and a token before it");
         CHECK(row->scored <= r->T,
               "%s: a completion of %d tokens is longer than --seq %d\n"
               "  -> a larger --seq, or without this file", path, row->scored, r->T);
-        row->length = has_lengths ? (double)task_token(t, at + i)
-                                  : completion_length(t, row, r->tokenizer);
+        row->length = has_lengths ? task_token(t, at + i) : completion_length(t, row, r->tokenizer);
     }
-    if (!has_lengths && !r->tokenizer->count && !example)
+    if (!has_lengths && !r->tokenizer->count && !t->examples)
         printf("note: %s does not say the lengths of completions, and there is no tokenizer.bin: "
                "acc_norm divides by tokens, as llm.c does\n  -> --tokenizer FILE\n", t->name);
-    return h.end;
+    t->examples++;
+    return end;
 }
 
 static void read_examples(Task *t, const char *path, size_t size, const TaskReader *r) {
-    int32_t head[SHARD_HEADER_BYTES / 4];
-    memcpy(head, t->file, sizeof head);
-    int32_t version = head[1], examples = head[2], longest_bytes = head[3];
-    int64_t at = 0, longest = 0;
+    const int32_t *head = (const int32_t *)t->file;
+    int32_t version = head[1], examples = head[2];
+    long long at = 0, longest = 0;
     t->width = 2;
-    t->tokens = (int64_t)(size - SHARD_HEADER_BYTES) / 2;
+    t->tokens = (size - SHARD_HEADER_BYTES) / 2;
     CHECK(version == EVAL_VERSION && examples > 0 && size % 2 == 0,
-          "%s: version %d, %d examples, %zu bytes: expected version %d, at least one example and "
-          "an even number of bytes\n  -> %s", path, version, examples, size, EVAL_VERSION,
-          REWRITE);
-    for (int32_t i = 0; i < examples; i++) {
+          "%s: expected version %d, an example or more, and an even size, found version %d, "
+          "%d examples, %zu bytes\n  -> %s", path, EVAL_VERSION, version, examples, size, REWRITE);
+    while (t->examples < examples) {
         int64_t begin = at;
         at = read_example(t, path, at, r);
         longest = at - begin > longest ? at - begin : longest;
     }
-    CHECK(at == t->tokens && 2 * longest == longest_bytes,
-          "%s: %lld bytes follow its %d examples, and the longest has %lld bytes where the header "
-          "says %d\n  -> %s", path, (long long)(2 * (t->tokens - at)), examples,
-          (long long)(2 * longest), longest_bytes, REWRITE);
+    CHECK(at == t->tokens && 2 * longest == head[3],
+          "%s: expected %lld bytes of examples, the longest of %d bytes, found %lld and %lld\n"
+          "  -> %s", path, (long long)(2 * t->tokens), head[3], 2 * at, 2 * longest,
+          REWRITE);
 }
 
 // The windows of a document whose first token, the one that begins documents, is at `at`; n tokens
@@ -157,8 +130,8 @@ static void read_document(Task *t, int64_t at, int64_t n, int T) {
         int64_t inputs = done ? T : scored;
         *add_row(t) = (TaskRow){
             .completion = at + done + scored - inputs,
-            .after = (int32_t)inputs + 1, .scored = (int32_t)scored,
-            .example = (int32_t)t->examples,
+            .after = inputs + 1, .scored = scored,
+            .example = t->examples,
         };
         done += scored;
     }
@@ -167,18 +140,17 @@ static void read_document(Task *t, int64_t at, int64_t n, int T) {
 
 static void read_text(Task *t, const char *path, const TaskReader *r) {
     DataLoader shard;
-    int32_t head[SHARD_HEADER_BYTES / 4];
+    const int32_t *head = (const int32_t *)t->file;
     loader_open(&shard, path, "val", 1, 0, 0);    // checks the header
     t->kind = TASK_TEXT;
     t->width = shard.width;
     t->tokens = shard.tokens;
-    loader_close(&shard);
-    memcpy(head, t->file, sizeof head);
-    CHECK(head[SHARD_BYTES] >= 0 && head[SHARD_WORDS] >= 0,
-          "%s: a text of %d bytes and %d words\n  -> write this shard again", path,
-          head[SHARD_BYTES], head[SHARD_WORDS]);
     t->bytes = head[SHARD_BYTES];
     t->words = head[SHARD_WORDS];
+    loader_close(&shard);
+    CHECK(t->bytes >= 0 && t->words >= 0,
+          "%s: expected a text, found %.0f bytes and %.0f words\n  -> write this shard again", path,
+          t->bytes, t->words);
     check_tokens(t, path, 0, t->tokens, r->V);
     int64_t begin = 0, separator = task_token(t, 0);
     for (int64_t i = 1; i <= t->tokens; i++) {
@@ -206,44 +178,40 @@ static int longest_first(const void *a, const void *b) {
 void task_open(Task *t, const char *path, const TaskReader *r) {
     const char *base = file_name(path), *end = strstr(base, "_val.bin");
     if (!end) end = strstr(base, ".bin");
-    int32_t magic = 0;
+    if (!end) end = base + strlen(base);
     size_t size;
     memset(t, 0, sizeof *t);
-    check_format(t->name, sizeof t->name, "%.*s", end ? (int)(end - base) : (int)strlen(base),
-                 base);
+    check_format(t->name, sizeof t->name, "%.*s", (int)(end - base), base);
     t->file = file_read(path, INT64_MAX, &size);
     CHECK(t->file,
           "cannot read %s: %s\n  -> --tasks FILE,... or the folder of such files; python3 "
           "data/get.py tasks writes them", path, strerror(errno));
-    if (size >= SHARD_HEADER_BYTES) memcpy(&magic, t->file, sizeof magic);
+    int32_t magic = size >= SHARD_HEADER_BYTES ? *(const int32_t *)t->file : 0;
     CHECK(magic == EVAL_MAGIC || magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32,
-          "%s is no file of tasks: expected a header of %d bytes with magic %d, or a shard, found "
-          "%zu bytes with magic %d\n  -> python3 data/get.py tasks writes them",
-          path, SHARD_HEADER_BYTES, EVAL_MAGIC, size, magic);
+          "%s is no file of tasks: expected magic %d, or a shard, found %zu bytes with magic %d\n"
+          "  -> python3 data/get.py tasks writes them", path, EVAL_MAGIC, size, magic);
     if (magic == EVAL_MAGIC) read_examples(t, path, size, r);
     else read_text(t, path, r);
-    size_t rows = (size_t)t->rows;
-    t->order = check_alloc(rows * sizeof *t->order, "the order of a task");
-    t->scores = check_alloc(2 * rows * sizeof *t->scores, "the scores of a task");
+    t->order = check_alloc(t->rows * sizeof *t->order, "the order of a task");
+    t->scores = check_alloc(2 * t->rows * sizeof *t->scores, "the scores of a task");
     for (int64_t i = 0; i < t->rows; i++) {
         const TaskRow *row = &t->row[i];
         t->cut += t->kind != TASK_TEXT && row->before + row->after > r->T + 1;
         t->order[i] = (int64_t)task_inputs(row, r->T) << 32 | i;
     }
-    qsort(t->order, rows, sizeof *t->order, longest_first);
+    qsort(t->order, t->rows, sizeof *t->order, longest_first);
     if (t->cut)
         printf("note: %lld of the %lld sequences of %s are longer than --seq %d: their beginning "
-               "is cut\n", (long long)t->cut, (long long)t->rows, t->name, r->T);
+               "is cut\n", t->cut, t->rows, t->name, r->T);
 }
 
 static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
-    tasks->task = realloc(tasks->task, (size_t)(tasks->count + 1) * sizeof *tasks->task);
-    CHECK(tasks->task, "no memory for %d tasks\n  -> fewer --tasks", tasks->count + 1);
+    tasks->task = check_grow(tasks->task, tasks->count, sizeof(Task), "a list of tasks");
     Task *t = &tasks->task[tasks->count++];
     task_open(t, path, r);
     for (Task *other = tasks->task; other < t; other++)
-        CHECK(strcmp(other->name, t->name), "%s: another task is named %s too\n  -> rename the file",
-              path, t->name);
+        CHECK(strcmp(other->name, t->name),
+              "%s: another task is named %s too\n  -> rename the file", path, t->name);
 }
 
 void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
@@ -305,25 +273,20 @@ static double log_softmax(const void *logits, size_t element, int V, int64_t tar
     return chosen - max - log(sum);
 }
 
-// The last `inputs` tokens that the model reads of a row.
-static void copy_inputs(int32_t *to, const Task *t, const TaskRow *row, int inputs) {
-    int skip = row->before + row->after - 1 - inputs;
-    for (int i = skip; i < skip + inputs; i++) {
-        int64_t at = i < row->before ? row->context + i : row->completion + i - row->before;
-        to[i - skip] = (int32_t)task_token(t, at);
-    }
-}
-
 // Scores the n sequences from order[first] on, side by side. Padding after a shorter one changes
 // nothing before it: attention is causal.
 static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
-    int longest = (int)(t->order[first] >> 32);
+    int longest = t->order[first] >> 32;
     int T = CEIL_DIV(longest, LENGTH_STEP) * LENGTH_STEP;
     if (T > s->T) T = s->T;
-    memset(s->inputs, 0, (size_t)n * (size_t)T * sizeof *s->inputs);
+    memset(s->inputs, 0, sizeof *s->inputs * n * T);
     for (int b = 0; b < n; b++) {
         const TaskRow *row = &t->row[(uint32_t)t->order[first + b]];
-        copy_inputs(s->inputs + b * T, t, row, task_inputs(row, s->T));
+        int inputs = task_inputs(row, s->T), skip = row->before + row->after - 1 - inputs;
+        for (int i = skip; i < skip + inputs; i++) {
+            int64_t at = i < row->before ? row->context + i : row->completion + i - row->before;
+            s->inputs[b * T + i - skip] = task_token(t, at);
+        }
     }
     s->t->forward(s->gpt, s->inputs, NULL, n, T);
     for (int b = 0; b < n; b++) {
@@ -332,9 +295,8 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
         double *score = t->scores + 2 * index;
         score[1] = 1;
         for (int k = row->scored; k > 0; k--) {
-            int64_t position = (int64_t)b * T + task_inputs(row, s->T) - k;
             int64_t target = task_token(t, row->completion + row->after - k);
-            const void *logits = s->t->logits(s->gpt, position);
+            const void *logits = s->t->logits(s->gpt, (int64_t)b * T + task_inputs(row, s->T) - k);
             score[0] += log_softmax(logits, s->t->element, s->V, target, &score[1]);
         }
     }
@@ -343,19 +305,19 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
 bool task_score(Task *t, const TaskScorer *s) {
     int64_t step = (int64_t)s->B * comm_size(s->comm);
     double begin = clock_seconds(), printed = begin, all = 0, done = 0;
-    for (int64_t i = 0; i < t->rows; i++) all += (double)(t->order[i] >> 32);
-    memset(t->scores, 0, 2 * (size_t)t->rows * sizeof *t->scores);
+    for (int64_t i = 0; i < t->rows; i++) all += t->order[i] >> 32;
+    memset(t->scores, 0, 2 * t->rows * sizeof *t->scores);
     for (int64_t group = 0; group < t->rows; group += step) {
         int64_t first = group + (int64_t)s->B * comm_rank(s->comm), left = t->rows - first;
         if (comm_signal(s->comm)) return false;
-        if (left > 0) score_batch(t, s, first, left < s->B ? (int)left : s->B);
+        if (left > 0) score_batch(t, s, first, left < s->B ? left : s->B);
         for (int64_t i = group; i < group + step && i < t->rows; i++)
-            done += (double)(t->order[i] >> 32);
+            done += t->order[i] >> 32;
         double now = clock_seconds();
         char eta[32];
         if (now - printed < 5) continue;
-        log_duration(eta, sizeof eta, (now - begin) * (all - done) / done);
-        printf("%s: %.0f %%, ETA %s\n", t->name, 100 * done / all, eta);
+        printf("%s: %.0f %%, ETA %s\n", t->name, 100 * done / all,
+               log_duration(eta, sizeof eta, (now - begin) * (all - done) / done));
         fflush(stdout);
         printed = now;
     }
@@ -368,67 +330,61 @@ bool task_score(Task *t, const TaskScorer *s) {
 // Mean of n values with its standard error.
 static TaskMetric mean_of(const char *name, const double *x, int64_t n) {
     double mean = 0, square = 0;
-    for (int64_t i = 0; i < n; i++) mean += x[i] / (double)n;
+    for (int64_t i = 0; i < n; i++) mean += x[i] / n;
     for (int64_t i = 0; i < n; i++) square += (x[i] - mean) * (x[i] - mean);
-    return (TaskMetric){name, mean, sqrt(square / (double)(n - 1) / (double)n)};
+    return (TaskMetric){name, mean, sqrt(square / (n - 1) / n)};
 }
 
 int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
     double best_score = -INFINITY;
-    int best = 0;
-    int64_t i = first;
+    int64_t best = first, i = first;
     for (; i < t->rows && t->row[i].example == t->row[first].example; i++) {
         double score = t->scores[2 * i] / (norm ? t->row[i].length : 1);
-        if (!(score > best_score)) continue;
-        best_score = score;
-        best = (int)(i - first);
+        if (score > best_score) {
+            best_score = score;
+            best = i;
+        }
     }
     *next = i;
-    return best;
-}
-
-static int choice_metrics(const Task *t, TaskMetric *metrics, double *x) {
-    for (int norm = 0; norm < 2; norm++) {
-        for (int64_t at = 0, next; at < t->rows; at = next)
-            x[t->row[at].example] = task_choice(t, at, norm, &next) == t->row[at].label;
-        metrics[norm] = mean_of(norm ? "acc_norm" : "acc", x, t->examples);
-    }
-    return 2;
-}
-
-static int word_metrics(const Task *t, TaskMetric *metrics, double *x) {
-    for (int64_t i = 0; i < t->rows; i++) x[i] = t->scores[2 * i + 1];
-    metrics[0] = mean_of("acc", x, t->examples);
-    for (int64_t i = 0; i < t->rows; i++) x[i] = t->scores[2 * i];
-    TaskMetric mean = mean_of("perplexity", x, t->examples);
-    double value = exp(-mean.value);
-    metrics[1] = (TaskMetric){"perplexity", value, value * mean.deviation};
-    return 2;
+    return best - first;
 }
 
 static int text_metrics(const Task *t, TaskMetric *metrics) {
-    int count = 0;
     double sum = 0, tokens = 0;
     for (int64_t i = 0; i < t->rows; i++) {
         sum += t->scores[2 * i];
         tokens += t->row[i].scored;
     }
-    if (t->words > 0) metrics[count++] = (TaskMetric){"word_perplexity", exp(-sum / t->words), NAN};
-    if (t->bytes > 0) {
-        metrics[count++] = (TaskMetric){"byte_perplexity", exp(-sum / t->bytes), NAN};
-        metrics[count++] = (TaskMetric){"bits_per_byte", -sum / t->bytes / log(2), NAN};
+    const struct { const char *name; double per; } rows[TASK_METRICS] = {
+        {"word_perplexity", t->words}, {"byte_perplexity", t->bytes},
+        {"bits_per_byte", t->bytes}, {"token_perplexity", tokens}};
+    int count = 0;
+    for (int i = 0; i < TASK_METRICS; i++) {
+        double nats = -sum / rows[i].per;
+        double value = strstr(rows[i].name, "bits") ? nats / log(2) : exp(nats);
+        if (rows[i].per > 0) metrics[count++] = (TaskMetric){rows[i].name, value, NAN};
     }
-    metrics[count++] = (TaskMetric){"token_perplexity", exp(-sum / tokens), NAN};
     return count;
 }
 
 int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
     if (t->kind == TASK_TEXT) return text_metrics(t, metrics);
-    double *x = check_alloc((size_t)t->rows * sizeof *x, "the results of a task");
-    int count = t->kind == TASK_CHOICE ? choice_metrics(t, metrics, x)
-                                       : word_metrics(t, metrics, x);
+    double *x = check_alloc(t->rows * sizeof *x, "the results of a task");      // of each example
+    for (int norm = 0; norm < 2 && t->kind == TASK_CHOICE; norm++) {
+        for (int64_t at = 0, next; at < t->rows; at = next)
+            x[t->row[at].example] = task_choice(t, at, norm, &next) == t->row[at].label;
+        metrics[norm] = mean_of(norm ? "acc_norm" : "acc", x, t->examples);
+    }
+    for (int greedy = 1; greedy >= 0 && t->kind == TASK_WORD; greedy--) {
+        for (int64_t i = 0; i < t->rows; i++) x[i] = t->scores[2 * i + greedy];
+        metrics[!greedy] = mean_of(greedy ? "acc" : "perplexity", x, t->examples);
+    }
+    if (t->kind == TASK_WORD) {
+        metrics[1].value = exp(-metrics[1].value);
+        metrics[1].deviation *= metrics[1].value;
+    }
     free(x);
-    return count;
+    return 2;
 }
 
 static void report_task(const Task *t, Log *log) {
@@ -436,16 +392,15 @@ static void report_task(const Task *t, Log *log) {
     int count = task_metrics(t, metrics);
     log_nest(log, t->name, '{');
     log_int(log, "examples", t->examples);
+    printf("%-20s %9lld", t->name, t->examples);
     for (const TaskMetric *m = metrics; m < metrics + count; m++) {
         char name[32];
-        bool known = !isnan(m->deviation);
-        check_format(name, sizeof name, "%s_stderr", m->name);
         log_real(log, m->name, m->value);
-        if (known) log_real(log, name, m->deviation);
-        if (m == metrics) printf("%-20s %9lld", t->name, (long long)t->examples);
-        else printf("%-20s %9s", "", "");
-        printf("  %-16s %10.4f", m->name, m->value);
-        if (known) printf(" %10.4f", m->deviation);
+        printf("%*s  %-16s %10.4f", m == metrics ? 0 : 30, "", m->name, m->value);
+        if (!isnan(m->deviation)) {
+            log_real(log, check_format(name, sizeof name, "%s_stderr", m->name), m->deviation);
+            printf(" %10.4f", m->deviation);
+        }
         printf("\n");
     }
     log_unnest(log, '}');

@@ -1,8 +1,8 @@
 // eval.h: benchmarks of a language model: multiple choice, last words and running text, zero-shot
 // (no examples in the prompt), scored as lm-evaluation-harness scores them (Gao et al. 2021).
 //
-// A task is one file (data/README.md draws it, data/get.py writes it): llm.c's evaluation format for
-// examples, each a context with completions, or a shard for text. Let
+// A task is one file (data/README.md draws it, data/get.py writes it): llm.c's evaluation format
+// for examples, each a context with completions, or a shard for text. Let
 //
 //   log p(completion | context) = sum over its tokens of log softmax(logits)[token]
 //
@@ -46,8 +46,8 @@ typedef struct Task {
     int kind, width;                      // width: bytes of a token in the file
     char *file;
     int64_t tokens;                       // in the file, after its header
-    int64_t examples, rows;               // examples (or documents), and sequences
-    int64_t cut;                          // sequences that are longer than --seq
+    long long examples, rows;             // examples (or documents), and sequences
+    long long cut;                        // sequences that are longer than --seq
     TaskRow *row;                         // [rows]
     int64_t *order;                       // [rows] inputs << 32 | row: the longest first
     double *scores;                       // [rows, 2] log p, and whether greedy decoding gives it

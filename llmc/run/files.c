@@ -34,6 +34,10 @@ bool file_is(int fd, int folder, const char *name, bool follow) {
            held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
+char *path_join(char *path, const char *folder, const char *name) {
+    return check_format(path, PATH_CAP, "%s/%s", folder, name);
+}
+
 // "a/b" and "a/b/" -> "a"; "a" -> "."; "/a" -> "/".
 char *file_parent(char *dir, const char *path) {
     size_t n = strlen(path);
@@ -65,20 +69,16 @@ static int64_t regular_size(const char *path, int64_t most) {
 // malloc, not check_alloc: when there is no room for a file, the caller says which one it was.
 char *file_read(const char *path, int64_t most, size_t *n) {
     int64_t size = regular_size(path, most);
-    *n = 0;
-    if (size < 0) return NULL;
-    FILE *f = fopen(path, "rb");
-    char *text = f ? malloc((size_t)size + 1) : NULL;
-    if (text) *n = fread(text, 1, (size_t)size, f);
+    FILE *f = size < 0 ? NULL : fopen(path, "rb");
+    if (!f) return NULL;
+    char *text = malloc(size + 1);
+    if (text) text[*n = fread(text, 1, size, f)] = 0;
     int problem = !text || ferror(f) ? errno : 0;
-    if (f) fclose(f);
-    if (problem) {
-        free(text);
-        errno = problem;
-        return NULL;
-    }
-    text[*n] = 0;
-    return text;
+    fclose(f);
+    if (!problem) return text;
+    free(text);
+    errno = problem;
+    return NULL;
 }
 
 bool file_hash(const char *path, Hash *hash, int64_t *done) {
@@ -90,7 +90,7 @@ bool file_hash(const char *path, Hash *hash, int64_t *done) {
     ssize_t got;
     while ((got = read(fd, buffer, PIECE)) > 0 || (got < 0 && errno == EINTR))
         if (got > 0) {
-            hash_add(hash, buffer, (size_t)got);
+            hash_add(hash, buffer, got);
             if (done) __atomic_fetch_add(done, got, __ATOMIC_RELAXED);
         }
     int problem = errno;  // of read, if it failed
@@ -124,9 +124,9 @@ void file_add(FileWriter *w, const void *data, size_t n) {
                     "cannot write %s after %" PRIu64 " bytes: %s\n"
                     "  -> free space on that disk, or write to another one",
                     w->temp, w->hash.length, strerror(errno));
-        hash_add(&w->hash, p, (size_t)written);
+        hash_add(&w->hash, p, written);
         p += written;
-        n -= (size_t)written;
+        n -= written;
     }
 }
 
@@ -207,8 +207,8 @@ bool folder_remove(int folder, const char *name) {
     int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) return false;
-    for (struct dirent *e; (e = readdir(d)) != NULL;)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlinkat(fd, e->d_name, 0);
+    for (struct dirent *e; (e = readdir(d));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(fd, e->d_name, 0);
     closedir(d);
     return unlinkat(folder, name, AT_REMOVEDIR) == 0;
 }

@@ -19,6 +19,7 @@ bool is_folder(const char *path);
 // link.
 bool file_is(int fd, int folder, const char *name, bool follow);
 
+char *path_join(char *path, const char *folder, const char *name);    // "folder/name"
 char *file_parent(char *dir, const char *path);  // the path of the folder that a file is in
 const char *file_name(const char *path);         // the last part of a path
 

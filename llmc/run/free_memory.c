@@ -6,10 +6,10 @@
 #include "util.h"
 
 // The number that follows `key` at the start of a line of a file; NAN: there is none.
-static double read_number(const char *root, const char *file, const char *key) {
+static double read_number(const char *root, const char *folder, const char *file, const char *key) {
     char path[1024], line[512];
     double value = NAN;
-    FILE *f = fopen(check_format(path, sizeof path, "%s%s", root, file), "r");
+    FILE *f = fopen(check_format(path, sizeof path, "%s%s/%s", root, folder, file), "r");
     while (f && isnan(value) && fgets(line, sizeof line, f))
         if (!strncmp(line, key, strlen(key))) sscanf(line + strlen(key), "%lf", &value);
     if (f) fclose(f);
@@ -24,17 +24,15 @@ typedef struct Names {
 
 // The least that is left in a control group and in those above it.
 static double group_free(const char *root, const char *base, char *group, const Names *names) {
-    char path[1024];
+    char folder[1024];
     double least = INFINITY;
     for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
         *end = 0;
-        check_format(path, sizeof path, "%s%s/%s", base, group, names->limit);
-        double left = read_number(root, path, "");
-        check_format(path, sizeof path, "%s%s/%s", base, group, names->use);
-        left -= read_number(root, path, "");
-        check_format(path, sizeof path, "%s%s/memory.stat", base, group);
+        check_format(folder, sizeof folder, "%s%s", base, group);
+        double left = read_number(root, folder, names->limit, "");
+        left -= read_number(root, folder, names->use, "");
         for (int i = 0; i < 2; i++) {
-            double cache = read_number(root, path, names->cache[i]);
+            double cache = read_number(root, folder, "memory.stat", names->cache[i]);
             left += isnan(cache) ? 0 : cache;
         }
         if (left < least) least = left;
@@ -68,13 +66,13 @@ static double groups_free(const char *root) {
 }
 
 double free_memory(const char *root, int processes) {
-    double available = 1024 * read_number(root, "/proc/meminfo", "MemAvailable:");
+    double available = 1024 * read_number(root, "/proc", "meminfo", "MemAvailable:");
     double groups = groups_free(root);
     double least = (groups < available ? groups : available) / processes;
     struct rlimit space;
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
-        double used = read_number(root, "/proc/self/statm", "") * (double)sysconf(_SC_PAGESIZE);
-        if ((double)space.rlim_cur - used < least) least = (double)space.rlim_cur - used;
+        double used = read_number(root, "/proc/self", "statm", "") * sysconf(_SC_PAGESIZE);
+        if (space.rlim_cur - used < least) least = space.rlim_cur - used;
     }
     return least < 0 ? 0 : least;
 }

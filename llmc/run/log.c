@@ -17,9 +17,10 @@ static bool keep_line(Log *log, const char *line, size_t n, int64_t step) {
     if (!json_try_parse(line, n, &root, error)) return false;
     const Json *at = json_get(root, "step");
     bool keep = at && at->kind == JSON_INT && at->integer <= step;
-    bool last = keep && at->integer == step;
-    log->validated = log->validated || (last && json_get(root, "val_loss"));
-    log->tasked = log->tasked || (last && json_get(root, "task_results"));
+    if (keep && at->integer == step) {
+        log->validated |= json_get(root, "val_loss") != NULL;
+        log->tasked |= json_get(root, "task_results") != NULL;
+    }
     json_free(root);
     return keep;
 }
@@ -30,7 +31,7 @@ static size_t keep_lines(Log *log, char *old, size_t n, int64_t step) {
     for (size_t at = 0, length; at < n; at += length) {
         char *end = memchr(old + at, '\n', n - at);
         if (!end) break;                          // cut by a kill
-        length = (size_t)(end - (old + at)) + 1;
+        length = end - (old + at) + 1;
         if (step == 0 || !keep_line(log, old + at, length - 1, step)) continue;
         memmove(old + kept, old + at, length);
         kept += length;
@@ -43,9 +44,9 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
     check_format(log->path, sizeof log->path, "%s", path);
     const char *name = file_name(log->path);
     struct stat info;
-    bool link = fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(info.st_mode);
-    CHECK(!link, "%s is a link, which would lead out of the run\n  -> move it away", path);
-    size_t n = 0;
+    size_t n;
+    CHECK(fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) || !S_ISLNK(info.st_mode),
+          "%s is a link, which would lead out of the run\n  -> move it away", path);
     char *old = file_read(path, INT64_MAX, &n);
     CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path,
           strerror(errno));
@@ -53,8 +54,7 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
         file_write_in(folder, path, old, keep_lines(log, old, n, step));
         free(old);
     }
-    int flags = O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC;
-    log->fd = openat(folder, name, flags, 0666);
+    log->fd = openat(folder, name, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(log->fd > 0,
                 "cannot write %s: %s\n  -> another --out, or remove what has that name", path,
                 strerror(errno));
@@ -62,8 +62,8 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
 
 void log_sync(Log *log) {
     CHECK_WRITE(!log->fd || fsync(log->fd) == 0 || errno == EINVAL,
-                "cannot bring %s to the disk: %s\n  -> check that its disk is sound and continue "
-                "with --resume required", log->path, strerror(errno));
+                "cannot bring %s to the disk: %s\n"
+                "  -> check its disk, then --resume required", log->path, strerror(errno));
 }
 
 void log_close(Log *log) {
@@ -128,9 +128,9 @@ void log_end(Log *log) {
     for (size_t at = 0; log->fd && at < log->length;) {
         ssize_t written = write(log->fd, text + at, log->length - at);
         CHECK_WRITE(written > 0 || errno == EINTR,
-                    "cannot write %s: %s\n  -> free space on that disk and continue with "
-                    "--resume required", log->path, strerror(errno));
-        at += written > 0 ? (size_t)written : 0;
+                    "cannot write %s: %s\n  -> free space on that disk, then --resume required",
+                    log->path, strerror(errno));
+        at += written > 0 ? written : 0;
     }
     free(text);
 }

@@ -47,7 +47,7 @@ struct Run {
     char out[PATH_CAP];                   // the run's folder,
     int folder;                           // open and locked; 0: none
     Log log;
-    int64_t step, updates, tokens;        // steps done; updates applied; tokens seen
+    long long step, updates, tokens;      // steps done; updates applied; tokens seen
     bool saved, validated, tasked;        // this step has its checkpoint, validation, tasks
     int64_t saved_updates;                // updates in the last checkpoint; -1: there is none
     int bad;                              // steps in a row that were not finite
@@ -73,17 +73,6 @@ void run_know_data(Run *r, DataLoader *d);            // waits for the data's ha
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind);
 
 // train.c
-// The micro-batches of this process's share of `samples` samples from number `first` on:
-//     MicroBatches b = run_micro_batches(r, data, first, samples);
-//     while (run_next_micro_batch(r, &b)) ... r->inputs, r->targets, b.B
-typedef struct MicroBatches {
-    DataLoader *data;
-    int64_t at, end;                      // samples
-    int B;                                // sequences of this micro-batch
-    bool last;                            // it is the last one of this process
-} MicroBatches;
-MicroBatches run_micro_batches(const Run *r, DataLoader *data, int64_t first, int64_t samples);
-bool run_next_micro_batch(Run *r, MicroBatches *b);
 bool run_is_usable(Run *r);               // the loss of the next batch, not yet seen, is finite
 int64_t run_epoch(const Run *r);          // of the first sample of the next step
 int64_t run_val_samples(const Run *r);    // of one validation

@@ -52,26 +52,25 @@ static double real_value(const char *p, int bytes, bool bfloat) {
 static int64_t real_count_bad(const void *x, size_t element, int64_t n) {
     int64_t bad = 0;
     for (int64_t i = 0; i < n; i++)
-        bad += !isfinite(real_value((const char *)x + i * (int64_t)element, (int)element, false));
+        bad += !isfinite(real_value((const char *)x + i * element, element, false));
     return bad;
 }
 
 void real_check_finite(const void *x, size_t element, int64_t n, const char *path,
                        const char *name) {
-    int64_t bad = real_count_bad(x, element, n);
+    long long bad = real_count_bad(x, element, n);
     CHECK(!bad,
           "%s: %lld values of %s are infinite or NaN\n"
           "  -> use an earlier checkpoint, or a sound copy of the weights",
-          path, (long long)bad, name);
+          path, bad, name);
 }
 
 // ----------------------------------------------------------------------------------------- tensors
 
 int tensor_dtype_bytes(const char *dtype) {
     static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8", "BOOL"};
-    static const int BYTES[] = {8, 8, 4, 4, 2, 2, 1, 1};
     for (int i = 0; i < 8; i++)
-        if (strcmp(dtype, NAMES[i]) == 0) return BYTES[i];
+        if (!strcmp(dtype, NAMES[i])) return 8 >> i / 2;
     return 0;
 }
 
@@ -97,7 +96,7 @@ bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2], bool longer)
 void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out,
                            size_t element) {
     int bytes = tensor_dtype_bytes(t->dtype);
-    bool bfloat = strcmp(t->dtype, "BF16") == 0;
+    bool bfloat = !strcmp(t->dtype, "BF16");
     CHECK(bfloat || t->dtype[0] == 'F',
           "tensor %s: expected F64, F32, BF16 or F16, found %s\n  -> convert the file", t->name,
           t->dtype);
@@ -107,7 +106,7 @@ void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *o
     if ((size_t)bytes != element)
         for (int64_t i = 0; i < count; i++)
             real_put(out, element, i, real_value(data + i * bytes, bytes, bfloat));
-    else if (count > 0) memcpy(out, data, (size_t)count * element);
+    else if (count > 0) memcpy(out, data, count * element);
 }
 
 // ----------------------------------------------------------------------------------------- reading
@@ -126,7 +125,7 @@ static int read_sizes(const Json *v, int most, int64_t *sizes) {
         if (i->kind != JSON_INT || i->integer < 0) return -1;
         *sizes++ = i->integer;
     }
-    return (int)v->count;
+    return v->count;
 }
 
 // One entry of the header. Its offsets must be within `bytes` bytes of data.
@@ -161,7 +160,7 @@ static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tenso
 static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes, char *error) {
     const char *at = data;
     const Tensor *t = file->tensors, *end = t + file->count;
-    qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, compare_places);
+    qsort(file->tensors, file->count, sizeof *file->tensors, compare_places);
     while (t < end && t->data == at) at += tensor_bytes(t++);
     return (t == end && at == data + bytes) ||
            error_set(error, "byte %" PRId64 " of the data belongs to no tensor or to several",
@@ -176,7 +175,7 @@ static bool read_header(const char *text, size_t n, int64_t bytes, SafetensorsFi
     if (!json_try_parse(text, n, &file->header, error)) return false;
     file->tensors = check_alloc(file->header->count * sizeof(Tensor), "a list of tensors");
     for (const Json *entry = file->header->first; entry; entry = entry->next) {
-        if (strcmp(entry->key, "__metadata__") == 0) continue;
+        if (!strcmp(entry->key, "__metadata__")) continue;
         Tensor *t = &file->tensors[file->count++];
         if (!read_entry(entry, text + n, bytes, t, error)) return false;
     }
@@ -196,16 +195,18 @@ static bool map_file(const char *path, SafetensorsFile *file, char *error) {
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe's other end
     if (fd < 0) return error_set(error, "%s", strerror(errno));
-    bool ok = (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size >= 8) ||
-              error_set(error, "expected a regular file of at least 8 bytes");
-    if (ok) {
-        file->bytes = (size_t)info.st_size;
-        void *map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-        ok = map != MAP_FAILED || error_set(error, "cannot map it: %s", strerror(errno));
-        if (ok) file->map = map;
+    if (fstat(fd, &info) || !S_ISREG(info.st_mode) || info.st_size < 8)
+        error_set(error, "expected a regular file of at least 8 bytes");
+    else {
+        file->bytes = info.st_size;
+        file->map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (file->map == MAP_FAILED) {
+            error_set(error, "cannot map it: %s", strerror(errno));
+            file->map = NULL;
+        }
     }
     close(fd);
-    return ok;
+    return file->map != NULL;
 }
 
 bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {
@@ -216,7 +217,7 @@ bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) 
     const char *header = (const char *)file->map + 8;
     bool fits = n <= file->bytes - 8 && n <= JSON_MOST;  // before anything of it is read
     bool ok =
-        fits ? read_header(header, n, (int64_t)(file->bytes - 8 - n), file, error)
+        fits ? read_header(header, n, file->bytes - 8 - n, file, error)
              : error_set(error, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
     if (!ok) safetensors_close(file);
     return ok;
@@ -233,7 +234,7 @@ void safetensors_open(const char *path, SafetensorsFile *file) {
 // Linear: a model asks for each of some hundred tensors once.
 const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
     for (int i = 0; i < file->count; i++)
-        if (strcmp(file->tensors[i].name, name) == 0) return &file->tensors[i];
+        if (!strcmp(file->tensors[i].name, name)) return &file->tensors[i];
     return NULL;
 }
 
@@ -256,7 +257,7 @@ static char *make_header(const Tensor *tensors, int count, size_t *n) {
         fprintf(f, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", at, at + bytes);
         at += bytes;
     }
-    int left = 64 - (int)((ftell(f) + 8) % 64);
+    int left = 64 - (ftell(f) + 8) % 64;
     text_end(f, check_format(end, sizeof end, "%-*s", left, "}"), WHAT);
     return text;
 }
@@ -278,8 +279,8 @@ Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int 
         int element = t->dtype[0] == 'F' ? tensor_dtype_bytes(t->dtype) : 0;
         for (int64_t at = 0; at < bytes; at += piece) {
             int64_t left = bytes - at < piece ? bytes - at : piece;
-            if (element >= 4) *bad += real_count_bad(data + at, (size_t)element, left / element);
-            file_add(&w, data + at, (size_t)left);
+            if (element >= 4) *bad += real_count_bad(data + at, element, left / element);
+            file_add(&w, data + at, left);
         }
     }
     return file_commit(&w);

@@ -27,7 +27,7 @@ int sample_token(const double *logits, int V, double temperature, int64_t k, dou
         if (logits[i] > logits[best]) best = i;
     if (temperature == 0) return best;
     double least = -INFINITY, sum = 0;
-    if (k > 0 && k < V) least = kth_largest(logits, V, (int)k, weights + V);
+    if (k > 0 && k < V) least = kth_largest(logits, V, k, weights + V);
     for (int i = 0; i < V; i++) {
         weights[i] = logits[i] < least ? 0 : exp((logits[i] - logits[best]) / temperature);
         sum += weights[i];
@@ -50,7 +50,7 @@ static void print_token(const Run *r, int32_t token) {
         const char *bytes = tokenizer_decode(&r->tokenizer, token, &n);
         text_print(bytes, n);
     } else if (r->m.V == CORPUS_VOCAB) {
-        char byte = (char)token;
+        char byte = token;
         text_print(&byte, 1);
     } else printf("%d ", token);
     fflush(stdout);
@@ -62,7 +62,7 @@ static int64_t encode_prompt(const Run *r, const char *prompt, size_t bytes, int
     if (r->tokenizer.count && bytes)
         return 1 + tokenizer_encode(&r->tokenizer, prompt, bytes, tokens + 1);
     for (size_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)prompt[i];
-    return 1 + (int64_t)bytes;
+    return 1 + bytes;
 }
 
 // Reads tokens [read, n) of a text that starts at `from`; samples the token after them.
@@ -70,7 +70,7 @@ static int32_t next_token(Run *r, const int32_t *tokens, int64_t from, int64_t r
                           double u, double *room) {
     int V = r->m.V;
     double *logits = room, *weights = room + V, sum = 0;
-    r->t->decode(r->gpt, tokens + read, (int)(n - read), (int)(read - from));
+    r->t->decode(r->gpt, tokens + read, n - read, read - from);
     const void *row = r->t->logits(r->gpt, 0);
     for (int i = 0; i < V; i++) sum += logits[i] = real_get(row, r->t->element, i);
     CHECK(isfinite(sum),
@@ -82,31 +82,31 @@ static int32_t next_token(Run *r, const int32_t *tokens, int64_t from, int64_t r
 // half: the KV cache starts again from there. number: of the prompt; each draws its own numbers.
 static void sample_text(Run *r, const char *prompt, size_t bytes, int64_t number) {
     const Flags *f = r->f;
-    int64_t T = r->m.T, from = 0, read = 0, counts[2] = {0};
+    long long T = r->m.T, from = 0, read = 0, counts[2] = {0};
     double seconds[2] = {0};                      // of prefill, of decode
-    size_t most = 1 + bytes + (size_t)f->sample;
+    size_t most = 1 + bytes + f->sample;
     int32_t *tokens = check_alloc(most * sizeof *tokens, "a sample");
-    double *room = check_alloc(3 * (size_t)r->m.V * sizeof *room, "logits");
-    uint64_t key = rand_key((uint64_t)f->seed, "sample", (uint64_t)(r->step + number));
-    int64_t begin = encode_prompt(r, prompt, bytes, tokens);
+    double *room = check_alloc(3 * r->m.V * sizeof *room, "logits");
+    uint64_t key = rand_key(f->seed, "sample", r->step + number);
+    long long begin = encode_prompt(r, prompt, bytes, tokens);
     if (begin > T)
         printf("note: a prompt of %lld tokens, the model reads %lld at once: it sees the last "
-               "%lld\n", (long long)begin - 1, (long long)T, (long long)CEIL_DIV(T, 2));
+               "%lld\n", begin - 1, T, CEIL_DIV(T, 2));
     text_print(prompt, bytes);
     for (int64_t n = begin; n < begin + f->sample; n++) {
         double start = clock_seconds();
         if (n - from > T) from = read = n - CEIL_DIV(T, 2);
         int decode = read > from;
-        tokens[n] = next_token(r, tokens, from, read, n, rand_uniform(key, (uint64_t)n), room);
+        tokens[n] = next_token(r, tokens, from, read, n, rand_uniform(key, n), room);
         counts[decode] += n - read;
         seconds[decode] += clock_seconds() - start;
         read = n;
         print_token(r, tokens[n]);
     }
-    printf("\nprefill %lld tokens at %.0f tok/s", (long long)counts[0],
-           (double)counts[0] / seconds[0]);
+    printf("\nprefill %lld tokens at %.0f tok/s", counts[0],
+           counts[0] / seconds[0]);
     if (counts[1])
-        printf(", decode %lld at %.0f tok/s", (long long)counts[1], (double)counts[1] / seconds[1]);
+        printf(", decode %lld at %.0f tok/s", counts[1], counts[1] / seconds[1]);
     printf("\n");
     free(tokens);
     free(room);
@@ -121,7 +121,7 @@ static void sample_lines(Run *r) {
         fflush(stdout);
         ssize_t n = getline(&line, &cap, stdin);
         if (n < 0) break;
-        sample_text(r, line, (size_t)n - (line[n - 1] == '\n'), number);
+        sample_text(r, line, n - (line[n - 1] == '\n'), number);
     }
     CHECK(!ferror(stdin), "cannot read prompts from standard input: %s\n  -> --prompt TEXT",
           strerror(errno));

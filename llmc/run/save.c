@@ -1,7 +1,7 @@
-// save.c: the checkpoints of a run: what they hold, and how a run, --from and --init-from read them.
+// save.c: the checkpoints of a run: their content, and how a run, --from and --init-from read it.
 //
 //   step_00000200/  model.safetensors      weights
-//                   optimizer.safetensors  AdamW's moments, exp_avg. and exp_avg_sq. before the name
+//                   optimizer.safetensors  AdamW's moments: exp_avg.NAME, exp_avg_sq.NAME
 //                   state.json             step, counters, hash of the data, windows of spikes.h
 //                   config.json            flags
 //                   plans.json             matrix plans of the GPU
@@ -15,8 +15,8 @@
 #include "json.h"
 #include "util.h"
 
-static const char PLANS[] = "plans.json";
 static const char EDITED[] = "was the file edited? use another checkpoint";
+static const char OTHER_MODEL[] = "the model's flags and NORM_MODE must be those of the file";
 static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
 char *run_config(const Run *r) {
@@ -45,7 +45,7 @@ uint64_t run_hash(Run *r) {
     r->t->fetch(r->gpt, WEIGHTS);
     for (int k = 0; k < r->layout.count; k++) {
         const Entry *e = &r->layout.entries[k];
-        size_t bytes = (size_t)(entry_rows(&r->m, e) * e->row.cols) * r->t->element;
+        size_t bytes = entry_rows(&r->m, e) * e->row.cols * r->t->element;
         hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), bytes);
     }
     uint64_t hash = hash_end(&h);
@@ -74,14 +74,11 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
     const Tensor *t = safetensors_find(file, name);
     Tensor want = entry_tensor(r, kind, e, name);
     bool positions = e->id == PARAM_wpe && kind == WEIGHTS;       // a smaller --seq takes the first
-    CHECK(t,
-          "%s has no tensor %s, which this model needs\n"
-          "  -> the model's flags and NORM_MODE must be those of the file", path, name);
+    CHECK(t, "%s has no tensor %s, which this model needs\n  -> %s", path, name, OTHER_MODEL);
     CHECK(tensor_fits(t, want.rank, want.shape, positions),
-          "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n"
-          "  -> the model's flags must be those of the file%s", path, name,
+          "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> %s%s", path, name,
           (long long)t->shape[0], (long long)t->shape[1], (long long)want.shape[0],
-          (long long)want.shape[1], positions ? ", or a smaller --seq" : "");
+          (long long)want.shape[1], OTHER_MODEL, positions ? ", or a smaller --seq" : "");
     Part part = {0, e->size};
     if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
     void *x = r->t->tensor(r->gpt, kind, e);
@@ -94,15 +91,13 @@ static void read_tensors(Run *r, const char *path, int first_kind, int last_kind
     SafetensorsFile file;
     int expected = (last_kind - first_kind + 1) * r->layout.count;
     safetensors_open(path, &file);
-    for (int kind = first_kind; kind <= last_kind; kind++)
+    for (int kind = first_kind; kind <= last_kind; kind++) {
         for (int k = 0; k < r->layout.count; k++)
             read_entry(r, &file, path, kind, &r->layout.entries[k]);
-    for (int kind = first_kind; kind <= last_kind; kind++)
         r->t->store(r->gpt, kind, r->updates);
-    CHECK(file.count == expected,
-          "%s has %d tensors, this model %d\n"
-          "  -> the model's flags and NORM_MODE must be those of the file", path, file.count,
-          expected);
+    }
+    CHECK(file.count == expected, "%s has %d tensors, this model %d\n  -> %s", path, file.count,
+          expected, OTHER_MODEL);
     safetensors_close(&file);
 }
 
@@ -113,7 +108,7 @@ void run_read_weights(Run *r, const char *from) {
         check_format(path, sizeof path, "%s", from);
     else {
         checkpoint_find(from, dir);
-        check_format(path, sizeof path, "%s/model.safetensors", dir);
+        path_join(path, dir, "model.safetensors");
     }
     read_tensors(r, path, WEIGHTS, WEIGHTS);
 }
@@ -139,8 +134,8 @@ static const void *gather(void *source) {
     if (!g->whole) return own;
     for (int rank = 0; rank < c->size; rank++) {
         Part part = entry_part(g->e, rank, c->size);
-        size_t bytes = (size_t)part.size * element;
-        char *place = g->whole + (size_t)part.first * element;
+        size_t bytes = part.size * element;
+        char *place = g->whole + part.first * element;
         if (rank) comm_move(c, c->rank ? own : place, bytes, rank, 0);
         else if (!c->rank) memcpy(place, own, bytes);
     }
@@ -150,14 +145,13 @@ static const void *gather(void *source) {
 // Process 0 writes the file; the others send what they own.
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind) {
     const Layout *layout = &r->layout;
-    size_t most = (size_t)layout->count * (size_t)(last_kind - first_kind + 1), largest = 0;
+    size_t most = layout->count * (last_kind - first_kind + 1);
+    int64_t largest = 0;
     int count = 0;
     Tensor *tensors = check_alloc(most * sizeof *tensors, "a checkpoint");
     Gather *gathers = check_alloc(most * sizeof *gathers, "a checkpoint");
-    for (int k = 0; k < layout->count; k++) {
-        size_t size = (size_t)layout->entries[k].size;
-        largest = size > largest ? size : largest;
-    }
+    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++)
+        if (e->size > largest) largest = e->size;
     char *whole = NULL;
     if (first_kind >= ADAM_M && r->comm.size > 1)
         whole = check_alloc(largest * r->t->element, "a tensor of a checkpoint");
@@ -219,7 +213,7 @@ static void check_folder_exists(const Run *r) {
     if (r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, true)) return;
     CHECK_WRITE(fstat(r->folder, &info) == 0 && info.st_nlink,
                 "%s was removed while the run trained: step %lld cannot be saved\n"
-                "  -> begin again, with another --out", r->out, (long long)r->step);
+                "  -> begin again, with another --out", r->out, r->step);
 }
 
 // After a save: the folder and the log are still the ones that the run writes to.
@@ -229,16 +223,16 @@ static void check_folder_in_place(const Run *r) {
     ssize_t n = readlink(link, now, sizeof now - 1);
     now[n > 0 ? n : 0] = 0;
     CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true),
-                "%s is no longer this run's folder: it was moved. The checkpoint of step %lld is "
-                "in it\n  -> --out %s --resume required", r->out, (long long)r->step, now);
+                "%s is no longer this run's folder: it was moved, with step %lld saved in it\n"
+                "  -> --out %s --resume required", r->out, r->step, now);
     CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false),
                 "%s was removed or replaced while the run wrote to it; step %lld is saved\n"
                 "  -> --resume required goes on, with a new log", r->log.path,
-                (long long)r->step);
+                r->step);
 }
 
-// Saves a checkpoint. Older ones are pruned (--keep-last) only if the new one is usable and the last
-// step was finite; otherwise they are what the user goes back to.
+// Saves a checkpoint. Older ones are pruned (--keep-last) only if the new one is usable and the
+// last step was finite; otherwise they are what the user goes back to.
 bool run_save(Run *r) {
     Checkpoint c;
     check_folder_exists(r);
@@ -249,7 +243,7 @@ bool run_save(Run *r) {
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
     bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
-    double bad = r->comm.rank ? 0 : (double)c.bad;        // values that are not finite
+    double bad = r->comm.rank ? 0 : c.bad;        // values that are not finite
     comm_combine(&r->comm, &bad, 1, COMM_MAX);
     if (bad > 0) {
         if (!r->comm.rank) checkpoint_abandon(&c);
@@ -261,7 +255,7 @@ bool run_save(Run *r) {
     char *config = run_config(r), *state = state_text(r);
     char *plans = r->t->plans ? r->t->plans(r->gpt) : NULL;
     checkpoint_add_text(&c, "config.json", config);
-    if (plans) checkpoint_add_text(&c, PLANS, plans);
+    if (plans) checkpoint_add_text(&c, "plans.json", plans);
     checkpoint_add_text(&c, "state.json", state);
     checkpoint_commit(&c);
     check_folder_in_place(r);
@@ -275,10 +269,10 @@ bool run_save(Run *r) {
 // ----------------------------------------------------------------------------------------- resume
 
 // An integer of state.json, from 0 to max.
-static int64_t read_int(const Json *state, const char *name, int64_t max, const char *path) {
-    int64_t value = json_get_int(state, name, path);
+static int64_t read_int(const Json *state, const char *name, long long max, const char *path) {
+    long long value = json_get_int(state, name, path);
     CHECK(value >= 0 && value <= max, "%s: expected \"%s\" from 0 to %lld, found %lld\n  -> %s",
-          path, name, (long long)max, (long long)value, EDITED);
+          path, name, max, value, EDITED);
     return value;
 }
 
@@ -286,7 +280,7 @@ static void read_window(SpikeWindow *w, const Json *state, const char *name, con
     if (!json_get(state, name)) return;           // a checkpoint from before there were windows
     const Json *window = json_need(state, name, JSON_OBJECT, path);
     const Json *values = json_need(window, "values", JSON_ARRAY, path);
-    w->row = (int)read_int(window, "row", SPIKES_IN_A_ROW, path);
+    w->row = read_int(window, "row", SPIKES_IN_A_ROW, path);
     w->count = 0;
     CHECK(values->count <= SPIKE_WINDOW, "%s: %zu values in \"%s\", expected at most %d\n  -> %s",
           path, values->count, name, SPIKE_WINDOW, EDITED);
@@ -303,7 +297,7 @@ static void check_config(const Run *r, const char *dir) {
     FlagSet was;
     char path[PATH_CAP], a[64], b[64];
     flags_default(&was);
-    config_read(&was, check_format(path, sizeof path, "%s/config.json", dir), r->t);
+    config_read(&was, path_join(path, dir, "config.json"), r->t);
     for (int i = 0; i < FLAG_COUNT; i++) {
         const char *now = flag_text(a, sizeof a, r->f, &FLAGS[i]);
         const char *then = flag_text(b, sizeof b, &was.f, &FLAGS[i]);
@@ -331,8 +325,7 @@ static void check_data(Run *r, const Json *state, const char *path) {
           "%s: the training data is not what this run was trained on: its hash is %s\n"
           "  -> --data with the shards as they were; they may have moved", path, train);
     if (strcmp(val, json_get_string(state, "val_data_xxh64", path)) && !r->comm.rank)
-        fprintf(stderr, "warning: the validation data is not what this run was validated with: "
-                        "losses before and after do not compare\n");
+        fprintf(stderr, "warning: the validation data is not what this run was validated with\n");
 }
 
 static void read_state(Run *r, const char *path) {
@@ -341,13 +334,13 @@ static void read_state(Run *r, const char *path) {
     r->step = read_int(state, "step", INT64_MAX / tokens, path);
     r->updates = read_int(state, "updates", r->step, path);
     r->tokens = read_int(state, "tokens", r->step * tokens, path);
-    r->bad = (int)read_int(state, "bad", INT32_MAX, path);
+    r->bad = read_int(state, "bad", INT32_MAX, path);
     r->epoch = run_epoch(r);
-    int64_t epoch = json_get_int(state, "epoch", path);
-    int64_t sample = json_get_int(state, "sample", path);
+    long long epoch = json_get_int(state, "epoch", path);
+    long long sample = json_get_int(state, "sample", path);
     CHECK(epoch == r->epoch && sample == r->step * batch % r->data.samples,
           "%s: the data position, epoch %lld and sample %lld, is not that of step %lld\n  -> %s",
-          path, (long long)epoch, (long long)sample, (long long)r->step, EDITED);
+          path, epoch, sample, r->step, EDITED);
     check_data(r, state, path);
     read_window(&r->losses, state, "losses", path);
     read_window(&r->norms, state, "norms", path);
@@ -358,19 +351,17 @@ static void read_state(Run *r, const char *path) {
 void run_resume(Run *r) {
     char dir[PATH_CAP] = "", path[PATH_CAP];
     size_t size;
+    check_format(r->out, sizeof r->out, "%s", r->f->out);
     if (!r->comm.rank)
         CHECK(checkpoint_latest(r->out, INT64_MAX, dir),
               "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     comm_broadcast(&r->comm, dir, sizeof dir);
     check_config(r, dir);
-    read_state(r, check_format(path, sizeof path, "%s/state.json", dir));
-    check_format(path, sizeof path, "%s/model.safetensors", dir);
-    read_tensors(r, path, WEIGHTS, WEIGHTS);
-    check_format(path, sizeof path, "%s/optimizer.safetensors", dir);
-    read_tensors(r, path, ADAM_M, ADAM_V);
-    check_format(path, sizeof path, "%s/%s", dir, PLANS);
-    char *plans = file_exists(path) ? file_read(path, JSON_MOST, &size) : NULL;
+    read_state(r, path_join(path, dir, "state.json"));
+    read_tensors(r, path_join(path, dir, "model.safetensors"), WEIGHTS, WEIGHTS);
+    read_tensors(r, path_join(path, dir, "optimizer.safetensors"), ADAM_M, ADAM_V);
+    char *plans = file_read(path_join(path, dir, "plans.json"), JSON_MOST, &size);
     if (r->t->prepare) r->t->prepare(r->gpt, plans, path);
     free(plans);
-    printf("resumed from %s at step %lld\n", dir, (long long)r->step);
+    printf("resumed from %s at step %lld\n", dir, r->step);
 }

@@ -14,6 +14,8 @@ enum { DEFAULT_PORT = 29500 };
 enum { MEET_SECONDS = 60 };               // to find one another
 enum { GREETING_SECONDS = 5 };            // for the first message on a connection
 enum { GOODBYE = -1 };
+static const char APART[] = "start all of them with one command; give each of two runs on one "
+                            "machine its own MASTER_PORT";
 
 struct Sockets {
     int rank, size;
@@ -21,9 +23,10 @@ struct Sockets {
     pthread_t watchdog;
 };
 
-static bool send_all(int fd, const void *data, size_t bytes) {
-    for (const char *at = data, *end = at + bytes; at < end;) {
-        ssize_t n = send(fd, at, (size_t)(end - at), MSG_NOSIGNAL);
+// Sends or receives all of the bytes, in as many pieces as it takes.
+static bool transfer(int fd, void *data, size_t bytes, bool sends) {
+    for (char *at = data, *end = at + bytes; at < end;) {
+        ssize_t n = sends ? send(fd, at, end - at, MSG_NOSIGNAL) : recv(fd, at, end - at, 0);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return false;
         at += n;
@@ -31,15 +34,8 @@ static bool send_all(int fd, const void *data, size_t bytes) {
     return true;
 }
 
-static bool receive_all(int fd, void *data, size_t bytes) {
-    for (char *at = data, *end = at + bytes; at < end;) {
-        ssize_t n = recv(fd, at, (size_t)(end - at), 0);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        at += n;
-    }
-    return true;
-}
+static bool send_all(int fd, void *data, size_t bytes) { return transfer(fd, data, bytes, true); }
+static bool receive_all(int fd, void *data, size_t n) { return transfer(fd, data, n, false); }
 
 // A receive gives up after so many seconds; 0: never.
 static void set_timeout(int fd, int seconds) {
@@ -73,12 +69,10 @@ static int start_listening(struct sockaddr_in at, bool here) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     at.sin_addr.s_addr = htonl(here ? INADDR_LOOPBACK : INADDR_ANY);
     set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-    bool listening = fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof at) == 0
-                     && listen(fd, SOMAXCONN) == 0;
-    CHECK(listening,
-          "process 0 cannot listen at port %d: %s\n  -> is another run here? MASTER_PORT=%d, or any "
-          "that is free, for all processes",
-          ntohs(at.sin_port), strerror(errno), DEFAULT_PORT + 100);
+    CHECK(!bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, SOMAXCONN),
+          "process 0 cannot listen at port %d: %s\n"
+          "  -> is another run here? a free MASTER_PORT for all processes",
+          ntohs(at.sin_port), strerror(errno));
     return fd;
 }
 
@@ -93,11 +87,9 @@ static bool accept_peer(Sockets *s, int fd) {
         return false;
     }
     CHECK(g.size == s->size && g.rank > 0 && g.rank < g.size,
-          "process 0 of %d met a process %d of %d\n  -> start all of them with one command; give "
-          "each of two runs on one machine its own MASTER_PORT", s->size, g.rank, g.size);
-    CHECK((g.watch ? s->watch : s->talk)[g.rank] < 0,
-          "two processes have the number %d\n  -> start all of them with one command; give each of "
-          "two runs on one machine its own MASTER_PORT", g.rank);
+          "process 0 of %d met a process %d of %d\n  -> %s", s->size, g.rank, g.size, APART);
+    CHECK((g.watch ? s->watch : s->talk)[g.rank] < 0, "two processes have the number %d\n  -> %s",
+          g.rank, APART);
     keep_connection(s, g.rank, fd, g.watch);
     return true;
 }
@@ -112,9 +104,9 @@ static void gather_peers(Sockets *s, int listener) {
         while (missing < s->size && s->watch[missing] >= 0) missing++;
         CHECK(left > 0,
               "process 0 waits for %d others, and process %d has not come in %d seconds\n"
-              "  -> did it print an error? can its machine reach this one, MASTER_ADDR, at port "
-              "MASTER_PORT + 1?", s->size - 1, missing, MEET_SECONDS);
-        if (poll(&wait, 1, (int)(1000 * left)) <= 0) continue;
+              "  -> did it print an error? can its machine reach this one at MASTER_PORT + 1?",
+              s->size - 1, missing, MEET_SECONDS);
+        if (poll(&wait, 1, 1000 * left) <= 0) continue;
         int fd = accept(listener, NULL, NULL);
         if (fd >= 0) connections += accept_peer(s, fd);
     }
@@ -138,8 +130,7 @@ static void reach_process_0(Sockets *s, struct sockaddr_in at, const char *host,
         close(fd);
         CHECK(clock_seconds() < deadline,
               "process %d of %d has not found process 0 at %s, port %d, in %d seconds\n"
-              "  -> did process 0 print an error? else: MASTER_ADDR=its machine, and a MASTER_PORT "
-              "that no firewall blocks, for all processes",
+              "  -> did it print an error? is MASTER_ADDR its machine, MASTER_PORT not blocked?",
               s->rank, s->size, host, ntohs(at.sin_port), MEET_SECONDS);
         usleep(200 * 1000);
     }
@@ -163,7 +154,7 @@ static void report_death(const Sockets *s, int dead) {
 // The watchdog's thread: runs until every peer has said goodbye.
 static void *watch_peers(void *sockets) {
     Sockets *s = sockets;
-    struct pollfd *peers = check_alloc((size_t)s->size * sizeof *peers, "a list of processes");
+    struct pollfd *peers = check_alloc(s->size * sizeof *peers, "a list of processes");
     int left = 0;
     for (int i = 0; i < s->size; i++) {
         peers[i].fd = s->watch[i];                // poll ignores -1
@@ -171,7 +162,7 @@ static void *watch_peers(void *sockets) {
         left += s->watch[i] >= 0;
     }
     while (left) {
-        if (poll(peers, (nfds_t)s->size, -1) < 0) continue;
+        if (poll(peers, s->size, -1) < 0) continue;
         for (int i = 0; i < s->size; i++) {
             int32_t word;
             if (!peers[i].revents) continue;
@@ -196,27 +187,26 @@ static struct sockaddr_in find_process_0(const char *host) {
           gai_strerror(failed));
     memcpy(&at, found->ai_addr, sizeof at);
     freeaddrinfo(found);
-    at.sin_port = htons((uint16_t)((port ? atoi(port) : DEFAULT_PORT) + 1));
+    at.sin_port = htons((port ? atoi(port) : DEFAULT_PORT) + 1);
     return at;
 }
 
 Sockets *sockets_open(int rank, int size, bool here) {
     const char *host = here ? "127.0.0.1" : getenv("MASTER_ADDR");
     CHECK(host,
-          "process %d of %d: the others are on other machines, and MASTER_ADDR does not say where "
-          "process 0 is\n  -> MASTER_ADDR=its machine for all processes: mpirun -x "
-          "MASTER_ADDR=..., or export it before srun", rank, size);
+          "process %d of %d: MASTER_ADDR does not say where process 0 is, on another machine\n"
+          "  -> mpirun -x MASTER_ADDR=its machine, or export it before srun", rank, size);
     Sockets *s = check_alloc(sizeof *s, "the connections of processes");
     s->rank = rank;
     s->size = size;
-    s->talk = check_alloc(2 * (size_t)size * sizeof(int), "a list of processes");
+    s->talk = check_alloc(2 * size * sizeof(int), "a list of processes");
     s->watch = s->talk + size;
     for (int i = 0; i < 2 * size; i++) s->talk[i] = -1;
     struct sockaddr_in at = find_process_0(host);
     if (rank == 0) gather_peers(s, start_listening(at, here));
     else for (int watch = 0; watch < 2; watch++) reach_process_0(s, at, host, watch);
     CHECK(pthread_create(&s->watchdog, NULL, watch_peers, s) == 0,
-          "cannot start a thread: %s\n  -> ulimit -u says how many there may be", strerror(errno));
+          "cannot start a thread\n  -> ulimit -u says how many there may be");
     return s;
 }
 

@@ -8,9 +8,9 @@
 // Process 0 listens at MASTER_ADDR, port MASTER_PORT + 1: torchrun sets both and listens at
 // MASTER_PORT itself. If they are not set: this machine, when it has all processes, and port 29501.
 //
-// Process 0 sees each of the others end; they see it end, and it tells them of each other. A machine
-// that vanishes is given up after 50 seconds without an answer. A process that learns of a death
-// says so and exits with EXIT_LOST, whatever its main thread waits for.
+// Process 0 sees each of the others end; they see it end, and it tells them of each
+// other. A machine that vanishes is given up after 50 seconds without an answer. A process that
+// learns of a death says so and exits with EXIT_LOST, whatever its main thread waits for.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

@@ -10,7 +10,7 @@ static int compare_doubles(const void *a, const void *b) {
 }
 
 double spike_median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, compare_doubles);
+    qsort(x, n, sizeof *x, compare_doubles);
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
@@ -19,7 +19,7 @@ static bool window_level(const SpikeWindow *w, double *median, double *spread) {
     double x[SPIKE_WINDOW];
     *median = *spread = 0;
     if (w->count < SPIKE_ENOUGH) return false;
-    memcpy(x, w->values, (size_t)w->count * sizeof *x);
+    memcpy(x, w->values, w->count * sizeof *x);
     *median = spike_median(x, w->count);
     for (int i = 0; i < w->count; i++) x[i] = fabs(w->values[i] - *median);
     *spread = fmax(1.4826 * spike_median(x, w->count), 1e-3 * fabs(*median));
@@ -43,7 +43,7 @@ void spike_add(SpikeWindow *w, double x, bool spike) {
     if (spike && w->row) return;
     if (w->count == SPIKE_WINDOW) {
         w->count--;
-        memmove(w->values, w->values + 1, (size_t)w->count * sizeof *w->values);
+        memmove(w->values, w->values + 1, w->count * sizeof *w->values);
     }
     w->values[w->count++] = x;
 }

@@ -15,24 +15,29 @@
 
 // ------------------------------------------------------------------------------------------- data
 
+// The run chooses the value of a flag itself and keeps it in config.json.
+static void set_default(Run *r, int flag, int value) {
+    char text[16];
+    check_format(text, sizeof text, "%d", value);
+    flag_set(&r->set, &FLAGS[flag], text, BY_DEFAULT);
+}
+
 // Data and model must agree on the vocabulary. --vocab 0 takes the data's.
 static void check_vocab(Run *r, DataLoader *d, const char *what) {
-    char text[32];
     CHECK(d->vocab || r->f->vocab,
           "%s data does not name its vocabulary\n  -> --vocab 50257 if its tokens are GPT-2's",
           what);
-    check_format(text, sizeof text, "%d", d->vocab);
-    if (!r->f->vocab) flag_set(&r->set, &FLAGS[FLAG_vocab], text, BY_DEFAULT);
-    int64_t V = r->f->vocab;
-    CHECK(d->vocab <= V, "%s data has a vocabulary of %d, the model of %lld\n  -> --vocab %d",
-          what, d->vocab, (long long)V, d->vocab);
+    if (!r->f->vocab) set_default(r, FLAG_vocab, d->vocab);
+    int V = r->f->vocab;
+    CHECK(d->vocab <= V, "%s data has a vocabulary of %d, the model of %d\n  -> --vocab %d", what,
+          d->vocab, V, d->vocab);
     if (!d->vocab) {
         d->limit = V;
-        printf("%s data does not name its vocabulary; tokens of %lld and more will be refused\n",
-               what, (long long)V);
+        printf("%s data does not name its vocabulary; tokens of %d and more will be refused\n",
+               what, V);
     } else if (d->vocab < V)
-        printf("%s data has a vocabulary of %d, the model of %lld: the rest goes unused\n", what,
-               d->vocab, (long long)V);
+        printf("%s data has a vocabulary of %d, the model of %d: the rest goes unused\n", what,
+               d->vocab, V);
 }
 
 static void open_data(Run *r) {
@@ -40,42 +45,39 @@ static void open_data(Run *r) {
     const char *val = *f->val_data ? f->val_data : f->data;
     r->has_val = *f->val_data || !*f->data || is_folder(f->data);
     if (r->training) {
-        loader_open(&r->data, f->data, "train", (int)f->seq, 1, (uint64_t)f->seed);
+        loader_open(&r->data, f->data, "train", f->seq, 1, f->seed);
         check_vocab(r, &r->data, "training");
     }
-    CHECK(r->training || r->has_val || file_exists(f->data),
-          "--eval needs validation data, and this run's, %s, is not here\n"
-          "  -> put it back, or --val-data PATH", f->data);
-    CHECK(r->training || r->has_val, "--eval needs validation data\n  -> --val-data PATH");
+    CHECK(r->training || r->has_val,
+          "--eval needs validation data, and %s %s\n  -> --val-data PATH", f->data,
+          file_exists(f->data) ? "holds none" : "is not here");
     if (!r->has_val) return;
-    loader_open(&r->val, val, "val", (int)f->seq, 0, 0);
+    loader_open(&r->val, val, "val", f->seq, 0, 0);
     check_vocab(r, &r->val, "validation");
     loader_floor(&r->val, run_val_samples(r));
-    int train_vocab = r->data.vocab, val_vocab = r->val.vocab;
-    CHECK(!r->training || !train_vocab || !val_vocab || train_vocab == val_vocab,
+    int V = r->data.vocab, val_V = r->val.vocab;          // 0: no training, or not named
+    CHECK(!V || !val_V || V == val_V,
           "training data has a vocabulary of %d, validation data one of %d\n"
-          "  -> --val-data with shards of the same tokenizer", train_vocab, val_vocab);
+          "  -> --val-data with shards of the same tokenizer", V, val_V);
 }
 
 // Entropy of the frequencies of the tokens that a validation predicts, in nats: the loss of a model
 // that ignores the context. A run that ends there has collapsed (dev/ablate.py).
 static double unigram_entropy(Run *r) {
     int64_t T = r->f->seq, samples = run_val_samples(r);
-    int64_t V = r->f->vocab ? r->f->vocab : (int64_t)CORPUS_VOCAB;
-    int32_t *inputs = check_alloc((size_t)T * sizeof *inputs, "a sample");
-    int32_t *targets = check_alloc((size_t)T * sizeof *targets, "a sample");
-    int64_t *counts = check_alloc((size_t)V * sizeof *counts, "the frequencies of tokens");
+    int64_t V = r->f->vocab ? r->f->vocab : CORPUS_VOCAB;
+    int32_t *inputs = check_alloc(2 * T * sizeof *inputs, "a sample"), *targets = inputs + T;
+    int64_t *counts = check_alloc(V * sizeof *counts, "the frequencies of tokens");
     for (int64_t i = 0; i < samples; i++) {
         loader_sample(&r->val, i, inputs, targets);
         for (int64_t t = 0; t < T; t++) counts[targets[t]]++;
     }
-    double entropy = 0, all = (double)(samples * T);
+    double entropy = 0, all = samples * T;
     for (int64_t v = 0; v < V; v++) {
-        double p = (double)counts[v] / all;
+        double p = counts[v] / all;
         if (counts[v]) entropy -= p * log(p);
     }
     free(inputs);
-    free(targets);
     free(counts);
     return entropy;
 }
@@ -109,14 +111,13 @@ void run_open_tokenizer(Run *r) {
         CHECK(t->count <= r->m.V,
               "%s has %d tokens, the model a vocabulary of %d\n"
               "  -> --tokenizer FILE, the one of this model's data", path, t->count, r->m.V);
-        CHECK(!prompt || t->encodes, "%s only decodes, and the prompt needs to be encoded\n  -> %s",
-              path, ADVICE);
+        CHECK(!prompt || t->encodes, "%s only decodes, --prompt needs to encode\n  -> %s", path,
+              ADVICE);
         if (t->count < r->m.V)
-            printf("%s has %d tokens, the model a vocabulary of %d: the rest would be shown as "
-                   "numbers\n", path, t->count, r->m.V);
+            printf("%s has %d tokens, the model a vocabulary of %d: the rest print as numbers\n",
+                   path, t->count, r->m.V);
     } else if (!bytes && r->f->sample)
-        printf("note: no tokenizer.bin, so samples are the numbers of tokens\n"
-               "  -> --tokenizer FILE\n");
+        printf("note: no tokenizer.bin: samples print as numbers\n  -> --tokenizer FILE\n");
     CHECK(!prompt || found || bytes, "--prompt needs the tokenizer of this model's data\n  -> %s",
           ADVICE);
 }
@@ -142,7 +143,7 @@ Setup run_setup(const Run *r) {
         .stochastic = f->rounding,
         .tune = f->tune,
         .graph = f->graph,
-        .seed = (uint64_t)f->seed,
+        .seed = f->seed,
         .comm = (Comm *)&r->comm,
     };
 }
@@ -153,7 +154,7 @@ static void make_model(Run *r) {
     r->init = init_from_flags(f, r->m.mode);
     // A run that began on fewer processes may have kept a larger micro-batch than the share here.
     int64_t share = CEIL_DIV(f->batch, r->comm.size);
-    r->micro = (int)(f->micro_batch && f->micro_batch < share ? f->micro_batch : share);
+    r->micro = f->micro_batch && f->micro_batch < share ? f->micro_batch : share;
     if (!r->training && !f->eval) r->micro = 1;
     r->setup = run_setup(r);
     r->layout = layout_make(&r->m);
@@ -167,42 +168,38 @@ static void make_model(Run *r) {
 static void choose_micro_batch(Run *r) {
     const Flags *f = r->f;
     Setup *setup = &r->setup;
-    char text[256];
+    char advice[256];
     const double gib = 1 << 30;
     double room = r->t->room(&r->m, setup), needed = memory_needed(r->t, &r->m, setup);
     bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
     bool chooses = !given && !(f->experts && f->balance_loss > 0);
     int B = chooses && needed > room ? memory_fitting(r->t, &r->m, setup, room) : setup->B;
-    double least = -(double)B;
+    double least = -B;
     comm_combine(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
-    B = (int)-least;
+    B = -least;
     if (B && B < setup->B) {
         printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);
         setup->B = r->micro = B;
         needed = memory_needed(r->t, &r->m, setup);
     }
     CHECK(!(needed > room), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
-          needed / gib, room / gib, memory_advice(text, sizeof text, r->t, &r->m, setup, room));
-    if (!chooses || !r->training) return;
-    check_format(text, sizeof text, "%d", B);
-    flag_set(&r->set, &FLAGS[FLAG_micro_batch], text, BY_DEFAULT);
+          needed / gib, room / gib, memory_advice(advice, sizeof advice, r->t, &r->m, setup, room));
+    if (chooses && r->training) set_default(r, FLAG_micro_batch, B);
 }
 
 // The weights to begin with, and the matrix plans of the GPU.
 static void load_weights(Run *r) {
-    const Flags *f = r->f;
+    const char *from = r->training ? r->f->init_from : r->f->from;
     if (r->resuming) {
-        check_format(r->out, sizeof r->out, "%s", f->out);
         run_resume(r);
         return;
     }
-    if (*f->from) run_read_weights(r, f->from);
-    else if (*f->init_from) run_read_weights(r, f->init_from);
+    if (*from) run_read_weights(r, from);
     else run_init_weights(r);
     if (r->training && r->t->prepare) r->t->prepare(r->gpt, NULL, NULL);
 }
 
-// --------------------------------------------------------------------------------- the run's folder
+// ------------------------------------------------------------------------------- the run's folder
 
 // One process trains a run: a second one would take the log from the first. The lock goes with the
 // process; some file systems have none.
@@ -216,16 +213,13 @@ static int lock_folder(const char *out) {
 // Makes the folder of --out, or runs/<mode>-<model>-<time> with a number if that is taken.
 // Returns whether it was made now.
 static bool make_folder(Run *r) {
-    char name[PATH_CAP], stamp[32];
+    char name[PATH_CAP], stamp[32] = "";
     time_t now = time(NULL);
     const struct tm *local = localtime(&now);     // NULL if the year does not fit
-    check_format(stamp, sizeof stamp, "%lld", (long long)now);
-    if (local) strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", local);
     bool given = *r->f->out;
-    if (given) check_format(name, sizeof name, "%s", r->f->out);
-    else check_format(name, sizeof name, "runs/%s-%s-%s", r->m.mode->name, r->f->model, stamp);
-    check_format(r->out, sizeof r->out, "%s", name);
-    bool made = folder_make(r->out);
+    if (local) strftime(stamp, sizeof stamp, "-%Y%m%d-%H%M%S", local);
+    check_format(name, sizeof name, "runs/%s-%s%s", r->m.mode->name, r->f->model, stamp);
+    bool made = folder_make(check_format(r->out, sizeof r->out, "%s", given ? r->f->out : name));
     for (int i = 2; !given && !made && errno == EEXIST; i++)
         made = folder_make(check_format(r->out, sizeof r->out, "%s-%d", name, i));
     bool there = made || (given && errno == EEXIST && is_folder(r->out));
@@ -255,7 +249,7 @@ static void log_program(Run *r) {
 // --tokenizer on the command line replaces it.
 static void keep_tokenizer(Run *r) {
     char path[PATH_CAP];
-    check_format(path, sizeof path, "%s/tokenizer.bin", r->out);
+    path_join(path, r->out, "tokenizer.bin");
     bool replace = r->set.by[FLAG_tokenizer] == BY_USER || !file_exists(path);
     if (r->tokenizer.count && replace)
         file_write_in(r->folder, path, r->tokenizer.file, r->tokenizer.size);
@@ -271,11 +265,9 @@ void run_open_folder(Run *r) {
             if (!made) run_found(r->out, 0);      // but may hold a run by now
         }
         char *config = run_config(r);
-        check_format(path, sizeof path, "%s/config.json", r->out);
-        file_write_text(r->folder, path, config);
+        file_write_text(r->folder, path_join(path, r->out, "config.json"), config);
         free(config);
-        check_format(path, sizeof path, "%s/log.jsonl", r->out);
-        log_open(&r->log, r->folder, path, r->step);
+        log_open(&r->log, r->folder, path_join(path, r->out, "log.jsonl"), r->step);
         log_program(r);
         keep_tokenizer(r);
     }
@@ -287,18 +279,16 @@ void run_open_folder(Run *r) {
 // Commands that print something and end: --help [FLAG], --version.
 static bool print_and_end(const Trainer *t, int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--help")) {
+        if (!strcmp(argv[i], "--version"))
+            printf("norm.c, %s, %s on the %s, git %s\n", t->mode->name, t->precision, t->device,
+                   t->commit);
+        else if (!strcmp(argv[i], "--help")) {
             FlagSet set;
             flags_default(&set);
             flags_preset(&set, set.f.model);
             flags_help(&set.f, argv[i + 1]);      // argv ends with NULL
-            return true;
-        }
-        if (!strcmp(argv[i], "--version")) {
-            printf("norm.c, %s, %s on the %s, git %s\n", t->mode->name, t->precision, t->device,
-                   t->commit);
-            return true;
-        }
+        } else continue;
+        return true;
     }
     return false;
 }
@@ -311,12 +301,12 @@ static void show(const Run *r) {
     if (what == SHOW_MODEL) {
         show_model(&r->m, &r->init, r->f->model, r->t, &r->setup, true);
         show_memory(r->t, &r->m, &r->setup);
-    }
-    if (what == SHOW_CONFIG) {
+    } else if (!strcmp(what, "config")) {
         char *config = run_config(r);
-        printf("%s", config);
+        fputs(config, stdout);
         free(config);
-    }
+    } else
+        CHECK(false, "--show %s: expected model, models, modes or config\n  -> --show modes", what);
 }
 
 // All processes were started alike, and each has samples of every batch.
@@ -326,8 +316,8 @@ static void check_processes(Run *r) {
     hash_add(&hash, config, strlen(config));
     hash_add(&hash, &r->resuming, sizeof r->resuming);    // one that sees no checkpoint begins anew
     CHECK(comm_agree(&r->comm, hash_end(&hash)),
-          "the processes have different flags, data or builds, or see different checkpoints in "
-          "--out\n  -> start all of them with one command, with --out on a disk that they share");
+          "the processes have different flags, data or builds, or see different checkpoints\n"
+          "  -> start all of them with one command, with --out on a disk that they share");
     free(config);
     CHECK(r->f->batch >= r->comm.size,
           "--batch %lld for %d processes: expected at least a sequence for each\n"
@@ -367,9 +357,9 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     if (f->eval || r->training) run_open_tasks(r);
     show_model(&r->m, &r->init, f->model, t, &r->setup, false);
 
-    size_t batch = (size_t)r->micro * (size_t)r->m.T * sizeof(int32_t);
-    r->inputs = check_alloc(batch, "a batch");
-    r->targets = check_alloc(batch, "a batch");
+    size_t tokens = (size_t)r->micro * r->m.T;
+    r->inputs = check_alloc(2 * tokens * sizeof *r->inputs, "a batch");
+    r->targets = r->inputs + tokens;
     r->gpt = t->create(&r->m, &r->setup);
     load_weights(r);
     return r;
@@ -384,7 +374,6 @@ int run_close(Run *r, int status) {
     if (r->gpt) r->t->destroy(r->gpt);
     layout_free(&r->layout);
     free(r->inputs);
-    free(r->targets);
     free(r->layers);
     comm_close(&r->comm);
     free(r);

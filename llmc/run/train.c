@@ -12,7 +12,17 @@ enum { PACES_ENOUGH = 8 };                // lines of progress before a pace can
 
 // ---------------------------------------------------------------------------------- micro-batches
 
-MicroBatches run_micro_batches(const Run *r, DataLoader *data, int64_t first, int64_t samples) {
+// The micro-batches of this process's share of `samples` samples from number `first` on:
+//     MicroBatches b = micro_batches(r, data, first, samples);
+//     while (next_micro_batch(r, &b)) ... r->inputs, r->targets, b.B
+typedef struct MicroBatches {
+    DataLoader *data;
+    int64_t at, end;                      // samples
+    int B;                                // sequences of this micro-batch
+    bool last;                            // it is the last one of this process
+} MicroBatches;
+
+static MicroBatches micro_batches(const Run *r, DataLoader *data, int64_t first, int64_t samples) {
     int64_t rank = r->comm.rank, size = r->comm.size;
     return (MicroBatches){
         .data = data,
@@ -21,10 +31,10 @@ MicroBatches run_micro_batches(const Run *r, DataLoader *data, int64_t first, in
     };
 }
 
-bool run_next_micro_batch(Run *r, MicroBatches *b) {
+static bool next_micro_batch(Run *r, MicroBatches *b) {
     int64_t left = b->end - b->at, T = r->m.T;
     if (left <= 0) return false;
-    b->B = (int)(left < r->micro ? left : r->micro);
+    b->B = left < r->micro ? left : r->micro;
     for (int i = 0; i < b->B; i++)
         loader_sample(b->data, b->at + i, r->inputs + i * T, r->targets + i * T);
     b->at += b->B;
@@ -34,8 +44,8 @@ bool run_next_micro_batch(Run *r, MicroBatches *b) {
 
 // Runs the forward of these samples alone.
 static void forward_samples(Run *r, DataLoader *data, int64_t first, int64_t samples) {
-    MicroBatches b = run_micro_batches(r, data, first, samples);
-    while (run_next_micro_batch(r, &b))
+    MicroBatches b = micro_batches(r, data, first, samples);
+    while (next_micro_batch(r, &b))
         r->t->forward(r->gpt, r->inputs, r->targets, b.B, r->m.T);
 }
 
@@ -62,6 +72,13 @@ int64_t run_val_samples(const Run *r) {
     return limit < r->val.samples ? limit : r->val.samples;
 }
 
+// A line of the log begins with the step.
+static Log *begin_line(Run *r) {
+    log_begin(&r->log);
+    log_int(&r->log, "step", r->step);
+    return &r->log;
+}
+
 // Sets *loss to the mean cross-entropy of the validation samples. False: a signal stopped it. All
 // processes work on the same samples at a time, and ask for signals between them.
 static bool validate(Run *r, double *loss) {
@@ -80,13 +97,12 @@ static void log_validation(Run *r) {
     double loss, floor = r->val.floor;
     if (!validate(r, &loss)) return;
     uint64_t hash = run_hash(r);
-    log_begin(&r->log);
-    log_int(&r->log, "step", r->step);
-    log_real(&r->log, "val_loss", loss);
-    if (!isnan(floor)) log_real(&r->log, "val_above_floor", loss - floor);
-    log_hex(&r->log, "weights", hash);
-    log_end(&r->log);
-    printf("step %6lld/%lld  validation loss %.4f", (long long)r->step, (long long)r->f->steps,
+    Log *log = begin_line(r);
+    log_real(log, "val_loss", loss);
+    if (!isnan(floor)) log_real(log, "val_above_floor", loss - floor);
+    log_hex(log, "weights", hash);
+    log_end(log);
+    printf("step %6lld/%lld  validation loss %.4f", r->step, (long long)r->f->steps,
            loss);
     if (!isnan(floor)) printf(" (floor %.4f, +%.4f)", floor, loss - floor);
     printf("  weights %016llx\n", (unsigned long long)hash);
@@ -97,10 +113,9 @@ static void log_tasks(Run *r) {
     TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
     for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++)
         if (!task_score(t, &s)) return;
-    log_begin(&r->log);
-    log_int(&r->log, "step", r->step);
-    tasks_report(&r->tasks, &r->log);
-    log_end(&r->log);
+    Log *log = begin_line(r);
+    tasks_report(&r->tasks, log);
+    log_end(log);
 }
 
 void evaluate(Run *r) {
@@ -115,73 +130,70 @@ void evaluate(Run *r) {
 // --------------------------------------------------------------------------------------- log lines
 
 // Arrays by layer. Dense layers have null where routers have values.
-static void log_layer_values(Run *r) {
+static void log_layer_values(Run *r, Log *log) {
     static const char *const NAMES[] = {
-        "residual_rms",    "attn_ratio",  "ffn_ratio",      "attn_logit_max",  "router_max_load",
-        "router_dead",     "router_entropy", "router_balance", "router_sequence", "router_z"};
+        "residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max",
+        "router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence",
+        "router_z"};
     const Moe *moe = &r->m.moe;
     for (int i = 0; i < (moe->E ? 10 : 4); i++) {
-        log_nest(&r->log, NAMES[i], '[');
-        for (int l = 0; l < r->m.L; l++) {
-            const LayerStats *s = &r->layers[l];
-            bool absent = i >= 4 && l < moe->dense;
+        log_nest(log, NAMES[i], '[');
+        for (const LayerStats *s = r->layers; s < r->layers + r->m.L; s++) {
+            bool routed = moe->E && s - r->layers >= moe->dense;
             double sum = 0, max = 0, dead = 0;
-            for (int e = 0; e < moe->E && i >= 4 && !absent; e++) {
+            for (int e = 0; e < moe->E && routed; e++) {
                 sum += s->load[e];
-                max = s->load[e] > max ? s->load[e] : max;
+                max = fmax(max, s->load[e]);
                 dead += s->load[e] == 0;
             }
             const double values[] = {
-                s->residual_rms,    s->attn_ratio, s->ffn_ratio, s->attn_logit_max,
-                max * moe->E / sum, dead,          s->entropy,   s->balance,
-                s->sequence,        s->router_z};
-            log_real(&r->log, NULL, absent ? NAN : values[i]);
+                s->residual_rms, s->attn_ratio, s->ffn_ratio, s->attn_logit_max,
+                max * moe->E / sum, dead, s->entropy, s->balance, s->sequence, s->router_z};
+            log_real(log, NULL, i < 4 || routed ? values[i] : NAN);
         }
-        log_unnest(&r->log, ']');
+        log_unnest(log, ']');
     }
 }
 
 // By layer with experts: the part of its tokens that each expert got.
-static void log_loads(Run *r) {
-    log_nest(&r->log, "router_load", '{');
+static void log_loads(Run *r, Log *log) {
+    int E = r->m.moe.E;
+    log_nest(log, "router_load", '{');
     for (int l = r->m.moe.dense; l < r->m.L; l++) {
         char key[16];
         const double *load = r->layers[l].load;
         double sum = 0;
-        for (int e = 0; e < r->m.moe.E; e++) sum += load[e];
-        log_nest(&r->log, check_format(key, sizeof key, "%d", l), '[');
-        for (int e = 0; e < r->m.moe.E; e++) log_real(&r->log, NULL, load[e] / sum);
-        log_unnest(&r->log, ']');
+        for (int e = 0; e < E; e++) sum += load[e];
+        log_nest(log, check_format(key, sizeof key, "%d", l), '[');
+        for (int e = 0; e < E; e++) log_real(log, NULL, load[e] / sum);
+        log_unnest(log, ']');
     }
-    log_unnest(&r->log, '}');
+    log_unnest(log, '}');
 }
 
 // --norms-every: arrays by layer, objects by tensor. applied: the update, NULL if it was skipped.
 static void log_stats(Run *r, const AdamW *applied) {
-    const Entry *entries = r->layout.entries;
     int count = r->layout.count;
-    TensorStats *tensors = check_alloc((size_t)count * sizeof *tensors, "statistics of tensors");
+    TensorStats *tensors = check_alloc(count * sizeof *tensors, "statistics of tensors");
     r->t->stats(r->gpt, applied, r->layers, tensors);
-    log_begin(&r->log);
-    log_int(&r->log, "step", r->step);
-    log_layer_values(r);
-    if (r->m.moe.E) log_loads(r);
-    log_nest(&r->log, "grad_norms", '{');
-    for (int k = 0; k < count; k++) log_real(&r->log, entries[k].name, tensors[k].grad);
-    log_unnest(&r->log, '}');
-    log_nest(&r->log, "update_ratios", '{');
-    for (int k = 0; k < count; k++)
-        log_real(&r->log, entries[k].name, tensors[k].update / tensors[k].weight);
-    log_unnest(&r->log, '}');
-    log_end(&r->log);
+    Log *log = begin_line(r);
+    log_layer_values(r, log);
+    if (r->m.moe.E) log_loads(r, log);
+    for (int ratios = 0; ratios < 2; ratios++) {
+        log_nest(log, ratios ? "update_ratios" : "grad_norms", '{');
+        for (int k = 0; k < count; k++) {
+            const TensorStats *s = &tensors[k];
+            log_real(log, r->layout.entries[k].name, ratios ? s->update / s->weight : s->grad);
+        }
+        log_unnest(log, '}');
+    }
+    log_end(log);
     free(tensors);
 }
 
 // The line of every step. lr: the scheduled rate, before group factors.
 static void log_step(Run *r, const Update *u, const char *event, double lr, double seconds) {
-    Log *log = &r->log;
-    log_begin(log);
-    log_int(log, "step", r->step);
+    Log *log = begin_line(r);
     log_real(log, "loss", u->loss.ce);
     if (!isnan(r->data.floor)) log_real(log, "above_floor", u->loss.ce - r->data.floor);
     if (r->m.moe.E) log_real(log, "router_loss", u->loss.router);
@@ -204,10 +216,10 @@ static void log_step(Run *r, const Update *u, const char *event, double lr, doub
 
 // doc/failures.md shows how to repeat such a step.
 static void print_event(const Run *r, const char *event, const Update *u) {
-    int64_t end = r->step * r->f->batch;
+    long long end = r->step * r->f->batch, first = end - r->f->batch;
     printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f), samples %lld to %lld; %s\n",
-           (long long)r->step, event, u->loss.ce, r->loss_z, u->norm, r->norm_z,
-           (long long)(end - r->f->batch), (long long)(end - 1),
+           r->step, event, u->loss.ce, r->loss_z, u->norm, r->norm_z,
+           first, end - 1,
            u->applied ? "the update was applied" : "the weights stay as they are");
 }
 
@@ -215,14 +227,14 @@ static void print_event(const Run *r, const char *event, const Update *u) {
 // seconds: of training so far.
 void run_note_pace(Run *r, double seconds) {
     Pace *p = &r->pace;
-    double sorted[PACES], rate = (double)(r->tokens - p->tokens) / (seconds - p->seconds);
+    double sorted[PACES], rate = (r->tokens - p->tokens) / (seconds - p->seconds);
     int n = p->count < PACES ? p->count : PACES;
     memcpy(sorted, p->rates, sizeof sorted);
     double median = n >= PACES_ENOUGH ? spike_median(sorted, n) : 0;
     if (rate < median / 2 && !p->noted) {
-        printf("note: %.0f tok/s is less than half of the median, %.0f: do other programs use this "
-               "machine, or is it throttled?\n"
-               "  -> top and nvidia-smi show them; OMP_NUM_THREADS=N leaves cores to others\n",
+        printf("note: %.0f tok/s is less than half of the median, %.0f: is the machine shared or "
+               "throttled?\n"
+               "  -> top and nvidia-smi show it; OMP_NUM_THREADS=N leaves cores to others\n",
                rate, median);
         p->noted = true;
     }
@@ -235,21 +247,18 @@ void run_note_pace(Run *r, double seconds) {
 static void print_progress(Run *r, double loss, double lr, double norm) {
     const Flags *f = r->f;
     double now = clock_seconds(), seconds = now - r->started;
-    double rate = (double)(r->tokens - r->started_tokens) / seconds;
+    double rate = (r->tokens - r->started_tokens) / seconds;
     bool due = now - r->printed >= 2;
     if (!due && r->step > 1 && r->step < f->steps) return;
     if (due) run_note_pace(r, seconds);
-    char eta[32], above[48] = "", of_peak[32] = "";
-    if (!isnan(r->data.floor))
-        check_format(above, sizeof above, " (floor +%.4f)", loss - r->data.floor);
-    if (r->peak > 0) {
-        double flops = rate * show_flops(&r->m, &r->layout);
-        check_format(of_peak, sizeof of_peak, " (%.0f %% of peak)", 100 * flops / r->peak);
-    }
-    double tokens_left = (double)(f->steps - r->step) * (double)(f->batch * r->m.T);
-    log_duration(eta, sizeof eta, tokens_left / rate);
-    printf("step %6lld/%lld  loss %.4f%s  lr %.2e  grad %.3f  %.0f tok/s%s  ETA %s\n",
-           (long long)r->step, (long long)f->steps, loss, above, lr, norm, rate, of_peak, eta);
+    char eta[32];
+    double tokens_left = (f->steps - r->step) * f->batch * r->m.T;
+    printf("step %6lld/%lld  loss %.4f", r->step, (long long)f->steps, loss);
+    if (!isnan(r->data.floor)) printf(" (floor +%.4f)", loss - r->data.floor);
+    printf("  lr %.2e  grad %.3f  %.0f tok/s", lr, norm, rate);
+    if (r->peak > 0)
+        printf(" (%.0f %% of peak)", 100 * rate * show_flops(&r->m, &r->layout) / r->peak);
+    printf("  ETA %s\n", log_duration(eta, sizeof eta, tokens_left / rate));
     fflush(stdout);
     r->printed = now;
 }
@@ -265,16 +274,15 @@ static void begin_training(Run *r) {
         double gigabytes = loader_gigabytes(&r->data);
         loader_hash_begin(&r->data);
         if (gigabytes > 1)
-            printf("hashing %.1f GB of shards beside the training, to recognize the data on "
-                   "resume\n", gigabytes);
+            printf("hashing %.1f GB of shards in the background, for --resume\n", gigabytes);
     }
-    r->layers = check_alloc((size_t)r->m.L * sizeof *r->layers, "statistics of layers");
+    r->layers = check_alloc(r->m.L * sizeof *r->layers, "statistics of layers");
     if (r->comm.size > 1)
         printf("%d processes, each with a part of every batch and of the optimizer's state\n",
                r->comm.size);
     printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out,
            r->t->precision, strcmp(r->t->device, "cpu") ? "GPU" : "CPU", r->t->commit,
-           (long long)r->data.samples, (long long)f->seq,
+           r->data.samples, (long long)f->seq,
            r->has_val ? "" : "; no validation data");
     comm_broadcast(&r->comm, &r->log.validated, sizeof r->log.validated);
     comm_broadcast(&r->comm, &r->log.tasked, sizeof r->log.tasked);
@@ -288,25 +296,22 @@ static void begin_training(Run *r) {
     r->started_tokens = r->pace.tokens = r->tokens;
     if (r->step >= f->steps)
         printf("note: the run is at step %lld of --steps %lld: nothing to train\n"
-               "  -> a larger --steps\n", (long long)r->step, (long long)f->steps);
+               "  -> a larger --steps\n", r->step, (long long)f->steps);
     comm_catch_signals();
 }
 
 // Says that the run diverged, and which checkpoint has its last finite weights.
 static int diverged(const Run *r) {
-    char last[PATH_CAP];
+    char last[PATH_CAP] = "no checkpoint";
+    char why[80] = "weights or moments are infinite or NaN and were not saved";
     if (r->comm.rank) return EXIT_DIVERGED;
     int64_t step = checkpoint_step_below(r->out, r->step + 1);
-    if (step < 0) check_format(last, sizeof last, "there is no checkpoint");
-    else
-        check_format(last, sizeof last, "its last finite weights are in %s/step_%08lld", r->out,
-                     (long long)step);
-    if (r->bad) fprintf(stderr, "error: %d steps in a row were not finite: ", r->bad);
-    else fprintf(stderr, "error: weights or moments are infinite or NaN and were not saved: ");
+    if (step >= 0) checkpoint_path(last, r->out, step);
+    if (r->bad) check_format(why, sizeof why, "%d steps in a row were not finite", r->bad);
     fprintf(stderr,
-            "the run diverged at step %lld; %s\n"
+            "error: %s: the run diverged at step %lld; its last finite weights are in %s\n"
             "  -> a smaller --lr, a longer --warmup, or another --init\n",
-            (long long)r->step, last);
+            why, r->step, last);
     return EXIT_DIVERGED;
 }
 
@@ -318,14 +323,14 @@ static int end_diverged(Run *r) {
 
 static int stop_by_signal(Run *r, int signal) {
     if (r->step > 0 && !r->saved && !run_save(r)) return diverged(r);
-    printf("\nstopped at step %lld; --out %s --resume auto goes on\n", (long long)r->step, r->out);
+    printf("\nstopped at step %lld; --out %s --resume auto goes on\n", r->step, r->out);
     return 128 + signal;
 }
 
 static void print_end(Run *r) {
     uint64_t hash = run_hash(r);
     printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)hash,
-           (long long)r->step, (long long)r->tokens, r->out);
+           r->step, r->tokens, r->out);
 }
 
 // -------------------------------------------------------------------------------------- the loop
@@ -397,12 +402,12 @@ int train(Run *r) {
         // Gradients of the whole batch, accumulated over micro-batches.
         begin = clock_seconds();
         bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
-        double scale = 1.0 / (double)(f->batch * r->m.T);     // the loss is a mean over tokens
+        double scale = 1.0 / (f->batch * r->m.T);     // the loss is a mean over tokens
         check_epoch(r);
-        MicroBatches b = run_micro_batches(r, &r->data, r->step * f->batch, f->batch);
+        MicroBatches b = micro_batches(r, &r->data, r->step * f->batch, f->batch);
         if (measured) t->stats_begin(r->gpt);
         t->zero_grads(r->gpt);
-        while (run_next_micro_batch(r, &b)) {
+        while (next_micro_batch(r, &b)) {
             t->forward(r->gpt, r->inputs, r->targets, b.B, r->m.T);
             t->backward(r->gpt, scale, b.last);
         }

@@ -54,6 +54,13 @@ void *check_alloc(size_t bytes, const char *what) {
     return p;
 }
 
+void *check_grow(void *list, int64_t n, size_t bytes, const char *what) {
+    if (n & (n - 1)) return list;
+    list = realloc(list, (n ? 2 * n : 1) * bytes);
+    CHECK(list, "no memory for %s of %lld\n  -> fewer or smaller files", what, (long long)n);
+    return list;
+}
+
 // -------------------------------------------------------------------------------------------- text
 
 char *check_format(char *buf, size_t cap, const char *fmt, ...) {
@@ -71,7 +78,7 @@ char *text_escape(char *out, size_t cap, const char *text, size_t n) {
     for (size_t i = 0; i < n && used + 5 <= cap; i++) {
         unsigned char c = (unsigned char)text[i];
         bool control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F;
-        if (control) used += (size_t)snprintf(out + used, 5, "\\x%02x", c);
+        if (control) used += snprintf(out + used, 5, "\\x%02x", c);
         else out[used++] = text[i];
     }
     out[used] = 0;
@@ -120,8 +127,8 @@ size_t utf8_length(const char *text, size_t n) {
 char *utf8_put(char *out, uint32_t code) {
     static const unsigned char FIRST[] = {0, 0xC0, 0xE0, 0xF0};
     int more = (code >= 0x80) + (code >= 0x800) + (code >= 0x10000);  // bytes after the first
-    *out++ = (char)(FIRST[more] | code >> 6 * more);
-    while (more-- > 0) *out++ = (char)(0x80 | (code >> 6 * more & 63));
+    *out++ = FIRST[more] | code >> 6 * more;
+    while (more-- > 0) *out++ = 0x80 | (code >> 6 * more & 63);
     return out;
 }
 
@@ -130,7 +137,7 @@ char *utf8_put(char *out, uint32_t code) {
 double clock_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
 // open returns the lowest free number.

@@ -37,6 +37,10 @@ void check_failed(int status, const char *file, int line, const char *fmt, ...);
 // Zeroed memory; ends the program when there is none. `what` is for the message.
 void *check_alloc(size_t bytes, const char *what);
 
+// A list of n items with room for one more, moved if need be. The room doubles at powers of two, so
+// a list grows in linear time.
+void *check_grow(void *list, int64_t n, size_t bytes, const char *what);
+
 // Formats into buf; ends the program when the text does not fit, so no path is ever cut.
 PRINTF_LIKE(3, 4) char *check_format(char *buf, size_t cap, const char *fmt, ...);
 
