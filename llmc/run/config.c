@@ -305,8 +305,9 @@ static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
 void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     char path[PATH_CAP];
     const char *folder = given->f.init_from;
-    if (!is_folder(folder)) return;                        // a model.safetensors names no flags
-    Json *root = config_open(check_format(path, sizeof path, "%s/config.json", folder), t->mode);
+    check_format(path, sizeof path, "%s/config.json", folder);
+    if (!file_exists(path)) return;               // a model.safetensors alone names no flags
+    Json *root = config_open(path, t->mode);
     FlagSet theirs;
     flags_default(&theirs);
     config_read_flags(&theirs, root, path, false);

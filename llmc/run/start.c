@@ -301,12 +301,12 @@ static void show(const Run *r) {
     if (what == SHOW_MODEL) {
         show_model(&r->m, &r->init, r->f->model, r->t, &r->setup, true);
         show_memory(r->t, &r->m, &r->setup);
-    } else if (!strcmp(what, "config")) {
+    }
+    if (what == SHOW_CONFIG) {
         char *config = run_config(r);
         fputs(config, stdout);
         free(config);
-    } else
-        CHECK(false, "--show %s: expected model, models, modes or config\n  -> --show modes", what);
+    }
 }
 
 // All processes were started alike, and each has samples of every batch.
