@@ -336,7 +336,7 @@ qkv_backward_kernel(QkvParts parts) {
         pair_columns<TEAM, LATENT>(column, line.row < parts.n ? part.width : 0, part);
         part_load<LATENT>(dy, part.d, part, own, column);
         if (on) part_load<LATENT>(x, part.raw, part, own, column);
-        UNROLL for (int i = 0; i < N; i++) gain[i] = bits_load(on ? w : nullptr, column[i]);
+        bits_line(gain, on ? w : nullptr, column);
         line_unpack(d, UNIT ? x : dy);
         line_rotate<LATENT>(d, column, parts, part, line.row, UNIT ? 1 : -1);
         UNROLL for (int i = 0; i < N; i++) (UNIT ? x[i] : dy[i]) = bits_round(d[i]);
