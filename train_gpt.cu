@@ -118,13 +118,10 @@ static void refuse_unless_multiple(const char *flag, int value, int of) {
           CEIL_DIV(value, of) * of);
 }
 
-// The kernels need: heads and sequences that attention knows, 16-byte rows (logits of routers too),
+// The kernels need: heads that attention knows, 16-byte rows (logits of routers too),
 // and biases of one product side by side without gaps.
 static void refuse_model(const Model *m) {
-    int longest = attention_kernels(qk_size(m), m->HS)->longest;
-    CHECK(m->T <= longest,
-          "--seq %d; on a GPU with heads of %d it is at most %d\n"
-          "  -> --seq %d, or make train_gpt DEVICE=cpu", m->T, m->HS, longest, longest);
+    attention_refuse(qk_size(m), m->HS);
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);
     refuse_unless_multiple("--dense-ffn", m->moe.dense_F, 8);

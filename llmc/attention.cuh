@@ -155,14 +155,9 @@ static __device__ inline HeadRows head_rows(Heads x, int64_t b, int h, int T) {
     return HeadRows{x.at + b * T * x.ld + h * x.head, x.ld};
 }
 
-template <int HS>
-static __device__ inline HeadRows context_rows(const real *c, int64_t b, int h, AttentionShape s) {
-    return HeadRows{c + (b * s.T * s.NH + h) * HS, (int64_t)s.NH * HS};
-}
-
 // v with the pitch of k: they are parts of the same rows if QK == HS. One offset then serves both.
-template <int QK, int HS> static __device__ inline Heads beside(Heads v, Heads k) {
-    return QK == HS ? Heads{v.at, k.ld, k.head} : v;
+template <typename Tiles> static __device__ inline Heads beside(Heads v, Heads k) {
+    return Tiles::QK == Tiles::HS ? Heads{v.at, k.ld, k.head} : v;
 }
 
 // Starts to copy rows first, first + 1, ... to a tile; rows from T on become zeros. A thread copies
@@ -185,17 +180,17 @@ static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T
 
 // Half `step % 2` of the double buffer. It holds the same rows of two matrices, of QK and HS
 // elements.
-template <int QK, int HS, int COLUMNS>
-static __device__ inline real *half_of(real *buffer, int step) {
-    return buffer + step % 2 * COLUMNS * (TILE_PITCH<QK> + TILE_PITCH<HS>);
+template <typename Tiles> static __device__ inline real *half_of(real *buffer, int step) {
+    return buffer + step % 2 * Tiles::COLUMNS * Tiles::PITCHES;
 }
 
-template <int QK, int HS, int COLUMNS, int THREADS>
+template <typename Tiles>
 static __device__ inline void pair_copy(real *buffer, int step, HeadRows x, HeadRows y, int first,
                                         int T) {
-    real *half = half_of<QK, HS, COLUMNS>(buffer, step);
-    tile_copy<QK, COLUMNS, THREADS>(half, x, first, T);
-    tile_copy<HS, COLUMNS, THREADS>(half + COLUMNS * TILE_PITCH<QK>, y, first, T);
+    constexpr int COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
+    real *half = half_of<Tiles>(buffer, step);
+    tile_copy<Tiles::QK, COLUMNS, THREADS>(half, x, first, T);
+    tile_copy<Tiles::HS, COLUMNS, THREADS>(half + COLUMNS * TILE_PITCH<Tiles::QK>, y, first, T);
     copy_commit();
 }
 
@@ -290,25 +285,20 @@ static __device__ inline float quad_max(float x) {
 
 // ------------------------------------------------------------------------------------------ sizes
 
-// Tiles that fit into 255 registers a thread, and into the 99 KiB of shared memory per block that
-// every GPU from compute capability 8.0 on has. BACK_: backward.
-template <int QK, int HS> struct AttentionTiles {
+// Tiles of forward or backward that fit into 255 registers a thread, and into the 99 KiB of shared
+// memory per block that every GPU from compute capability 8.0 on has.
+template <int QK_SIZE, int HS_SIZE, bool BACK> struct AttentionTiles {
+    static constexpr int QK = QK_SIZE, HS = HS_SIZE;
     static constexpr bool SMALL = QK <= 64, BF16 = sizeof(real) == 2;
-    static constexpr int WARPS = 4, STRIPS = BF16 ? 2 : 1,
-                         COLUMNS = (SMALL ? 64 : 32) / (BF16 ? 1 : 2),
-                         THREADS = WARPS * WARP, ROWS = WARPS * 16 * STRIPS;
-    static constexpr int BACK_WARPS = BF16 || QK <= 128 ? 4 : 2,
-                         BACK_STRIPS = BF16 && SMALL ? 2 : 1,
-                         BACK_COLUMNS = BF16 || SMALL ? 32 : 16,
-                         BACK_THREADS = BACK_WARPS * WARP,
-                         BACK_ROWS = BACK_WARPS * 16 * BACK_STRIPS;
+    static constexpr int WARPS = BACK && !BF16 && QK > 128 ? 2 : 4;
+    static constexpr int STRIPS = BF16 && (SMALL || !BACK) ? 2 : 1;
+    static constexpr int COLUMNS = (BF16 || SMALL ? 32 : 16) * (BF16 && SMALL && !BACK ? 2 : 1);
+    static constexpr int THREADS = WARPS * WARP, OWN_ROWS = 16 * STRIPS, ROWS = WARPS * OWN_ROWS;
     static constexpr int PITCHES = TILE_PITCH<QK> + TILE_PITCH<HS>;
-    static constexpr size_t
-        BYTES = sizeof(real) * (TILE_PITCH<QK> * ROWS + PITCHES * 2 * COLUMNS),
-        BACK_BYTES = sizeof(real) * PITCHES * (BACK_ROWS + 2 * BACK_COLUMNS);
-    // The longest sequence: a grid has at most 65535 tiles along it.
-    static constexpr int LONGEST = (ROWS < BACK_ROWS ? ROWS : BACK_ROWS) * 65535;
-    static_assert(BYTES <= 99 << 10 && BACK_BYTES <= 99 << 10, "smaller tiles");
+    // Forward keeps the rows of Q, backward of two matrices.
+    static constexpr int KEPT = BACK ? PITCHES : TILE_PITCH<QK>;
+    static constexpr size_t BYTES = sizeof(real) * (KEPT * ROWS + PITCHES * 2 * COLUMNS);
+    static_assert(BYTES <= 99 << 10, "smaller tiles");
 };
 
 // ---------------------------------------------------------------------------------------- forward
@@ -341,13 +331,13 @@ static __device__ inline void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, 
 }
 
 // The grid is (head of a sequence, tile of queries, the last first).
-template <int QK, int HS>
-static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::THREADS, 2)
+template <typename Tiles>
+static __global__ void __launch_bounds__(Tiles::THREADS, 2)
 attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads v,
                          AttentionShape s) {
-    typedef AttentionTiles<QK, HS> Tiles;
-    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
-    constexpr int OWN_ROWS = 16 * STRIPS, ROWS = Tiles::ROWS, PITCH = TILE_PITCH<QK>;
+    constexpr int QK = Tiles::QK, HS = Tiles::HS, PITCH = TILE_PITCH<QK>;
+    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS;
+    constexpr int OWN_ROWS = Tiles::OWN_ROWS, ROWS = Tiles::ROWS;
     SHARED_DYNAMIC(real, shared);
     real *q_tile = shared, *buffer = shared + ROWS * PITCH;
     int lane = threadIdx.x % WARP;
@@ -356,15 +346,15 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
     int g = h / (s.NH / s.KV);  // its kv head
     int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own;
     int tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);  // up to the last row
-    HeadRows k_h = head_rows(k, b, g, s.T), v_h = head_rows(beside<QK, HS>(v, k), b, g, s.T);
+    HeadRows k_h = head_rows(k, b, g, s.T), v_h = head_rows(beside<Tiles>(v, k), b, g, s.T);
     auto begin = [&](int step) {
-        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, k_h, v_h, step * COLUMNS, s.T);
+        pair_copy<Tiles>(buffer, step, k_h, v_h, step * COLUMNS, s.T);
     };
     Strips<STRIPS, HS> sums = {};
     float max[STRIPS][2], sum[STRIPS][2] = {};
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -INFINITY;
 
-    tile_copy<QK, ROWS, THREADS>(q_tile, head_rows(q, b, h, s.T), first, s.T);
+    tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, head_rows(q, b, h, s.T), first, s.T);
     begin(0);
     for (int step = 0; step < tiles; step++) {
         copy_wait<0>();
@@ -372,7 +362,7 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
         if (step + 1 < tiles) begin(step + 1);
         int key0 = step * COLUMNS;
         if (row0 >= s.T || key0 >= row0 + OWN_ROWS) continue;  // nothing to add
-        const real *k_tile = half_of<QK, HS, COLUMNS>(buffer, step);
+        const real *k_tile = half_of<Tiles>(buffer, step);
         const real *v_tile = k_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {};
         rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);  // Q K^T
@@ -422,19 +412,17 @@ attention_dot_kernel(wide *D, const real *dc, const real *c, AttentionShape s) {
 
 // The inputs of both backward kernels.
 struct AttentionSaved {
-    const real *dc;
-    Heads q, k, v;
+    Heads dc, q, k, v;
     const wide *lse, *D;
 };
 
 // The grid is (head of a sequence, tile of queries, the last first).
-template <int QK, int HS>
-static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2)
+template <typename Tiles>
+static __global__ void __launch_bounds__(Tiles::THREADS, 2)
 attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
-    typedef AttentionTiles<QK, HS> Tiles;
-    constexpr int STRIPS = Tiles::BACK_STRIPS, COLUMNS = Tiles::BACK_COLUMNS;
-    constexpr int THREADS = Tiles::BACK_THREADS, OWN_ROWS = 16 * STRIPS, ROWS = Tiles::BACK_ROWS;
-    constexpr int PITCH = TILE_PITCH<QK>, C_PITCH = TILE_PITCH<HS>;
+    constexpr int QK = Tiles::QK, PITCH = TILE_PITCH<QK>, HS = Tiles::HS, C_PITCH = TILE_PITCH<HS>;
+    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
+    constexpr int OWN_ROWS = Tiles::OWN_ROWS, ROWS = Tiles::ROWS;
     SHARED_DYNAMIC(real, shared);
     real *q_tile = shared, *dc_tile = q_tile + ROWS * PITCH, *buffer = dc_tile + ROWS * C_PITCH;
     int lane = threadIdx.x % WARP;
@@ -443,15 +431,15 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
     int g = h / (s.NH / s.KV);  // its kv head
     int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own;
     int tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);  // up to the last row
-    HeadRows k_h = head_rows(a.k, b, g, s.T), v_h = head_rows(beside<QK, HS>(a.v, a.k), b, g, s.T);
+    HeadRows k_h = head_rows(a.k, b, g, s.T), v_h = head_rows(beside<Tiles>(a.v, a.k), b, g, s.T);
     auto begin = [&](int step) {
-        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, k_h, v_h, step * COLUMNS, s.T);
+        pair_copy<Tiles>(buffer, step, k_h, v_h, step * COLUMNS, s.T);
     };
     Strips<STRIPS, QK> sums = {};
     float lse[STRIPS][2], D[STRIPS][2];
 
     tile_copy<QK, ROWS, THREADS>(q_tile, head_rows(a.q, b, h, s.T), first, s.T);
-    tile_copy<HS, ROWS, THREADS>(dc_tile, context_rows<HS>(a.dc, b, h, s), first, s.T);
+    tile_copy<HS, ROWS, THREADS>(dc_tile, head_rows(a.dc, b, h, s.T), first, s.T);
     begin(0);
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) {
         int t = row0 + 8 * i + lane / 4;
@@ -464,7 +452,7 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
         if (step + 1 < tiles) begin(step + 1);
         int key0 = step * COLUMNS;
         if (row0 >= s.T || key0 >= row0 + OWN_ROWS) continue;  // nothing to add
-        const real *k_tile = half_of<QK, HS, COLUMNS>(buffer, step);
+        const real *k_tile = half_of<Tiles>(buffer, step);
         const real *v_tile = k_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
         rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);  // Q K^T
@@ -503,13 +491,12 @@ static __device__ inline void scores_backward(Strips<STRIPS, N> &p, Strips<STRIP
 // The grid is (kv head of a sequence, tile of keys). A block walks over the query heads of the
 // group, one after the other. Queries from T on are rows of zeros with lse and D 0: they add
 // nothing.
-template <int QK, int HS>
-static __global__ void __launch_bounds__(AttentionTiles<QK, HS>::BACK_THREADS, 2)
+template <typename Tiles>
+static __global__ void __launch_bounds__(Tiles::THREADS, 2)
 attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
-    typedef AttentionTiles<QK, HS> Tiles;
-    constexpr int STRIPS = Tiles::BACK_STRIPS, COLUMNS = Tiles::BACK_COLUMNS;
-    constexpr int THREADS = Tiles::BACK_THREADS, OWN_ROWS = 16 * STRIPS, ROWS = Tiles::BACK_ROWS;
-    constexpr int PITCH = TILE_PITCH<QK>, V_PITCH = TILE_PITCH<HS>;
+    constexpr int QK = Tiles::QK, PITCH = TILE_PITCH<QK>, HS = Tiles::HS, V_PITCH = TILE_PITCH<HS>;
+    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
+    constexpr int OWN_ROWS = Tiles::OWN_ROWS, ROWS = Tiles::ROWS;
     static_assert(COLUMNS <= WARP, "a lane has one query's lse and D");
     SHARED_DYNAMIC(real, shared);
     real *k_tile = shared, *v_tile = k_tile + ROWS * PITCH, *buffer = v_tile + ROWS * V_PITCH;
@@ -521,13 +508,13 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     Strips<STRIPS, HS> dv_sums = {};
     int h = g * heads, next = first;  // of the coming step: its head and its first query
     auto begin = [&](int step) {
-        HeadRows q_h = head_rows(a.q, b, h, s.T), dc_h = context_rows<HS>(a.dc, b, h, s);
-        pair_copy<QK, HS, COLUMNS, THREADS>(buffer, step, q_h, dc_h, next, s.T);
+        HeadRows q_h = head_rows(a.q, b, h, s.T), dc_h = head_rows(a.dc, b, h, s.T);
+        pair_copy<Tiles>(buffer, step, q_h, dc_h, next, s.T);
     };
 
-    HeadRows k_g = head_rows(beside<QK, HS>(a.k, a.q), b, g, s.T);
+    HeadRows k_g = head_rows(beside<Tiles>(a.k, a.q), b, g, s.T);
     tile_copy<QK, ROWS, THREADS>(k_tile, k_g, first, s.T);
-    HeadRows v_g = head_rows(beside<QK, HS>(a.v, a.q), b, g, s.T);
+    HeadRows v_g = head_rows(beside<Tiles>(a.v, a.q), b, g, s.T);
     tile_copy<HS, ROWS, THREADS>(v_tile, v_g, first, s.T);
     begin(0);
     for (int step = 0; step < heads * tiles; step++) {
@@ -540,7 +527,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
         __syncthreads();  // every thread has this tile, and is done with the one before
         if (step + 1 < heads * tiles) begin(step + 1);
         if (row0 >= s.T || query0 + COLUMNS <= row0) continue;  // nothing to add
-        const real *q_tile = half_of<QK, HS, COLUMNS>(buffer, step);
+        const real *q_tile = half_of<Tiles>(buffer, step);
         const real *dc_tile = q_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
         rows_by_rows<QK>(p, k_tile + own * PITCH, q_tile);  // K Q^T
@@ -554,57 +541,24 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     int64_t row = (int64_t)b * s.T + row0;
     real *dk_to = dk.at + row * dk.ld + g * dk.head;
     rows_store(dk_to, dk.ld, s.T - row0, k_tile + own * PITCH, dk_sums);
-    dv = beside<QK, HS>(dv, dk);
+    dv = beside<Tiles>(dv, dk);
     real *dv_to = dv.at + row * dv.ld + g * dv.head;
     rows_store(dv_to, dv.ld, s.T - row0, v_tile + own * V_PITCH, dv_sums);
 }
 
 // -------------------------------------------------------------------------------------- launchers
 
-template <int QK, int HS>
-static void attention_forward_launch(real *c, wide *peak, wide *lse, const Heads qkv[3],
-                                     AttentionShape s, Gpu *gpu) {
-    typedef AttentionTiles<QK, HS> Tiles;
-    dim3 grid(s.B * s.NH, CEIL_DIV(s.T, Tiles::ROWS));
-    LAUNCH(attention_forward_kernel<QK, HS>, grid, Tiles::THREADS, Tiles::BYTES, gpu->stream, c,
-           peak, lse, qkv[0], qkv[1], qkv[2], s);
-}
-
-template <int QK, int HS>
-static void attention_backward_launch(const Heads d[3], AttentionSaved a, AttentionShape s,
-                                      Gpu *gpu) {
-    typedef AttentionTiles<QK, HS> Tiles;
-    unsigned tiles = CEIL_DIV(s.T, Tiles::BACK_ROWS);
-    dim3 keys(s.B * s.KV, tiles), queries(s.B * s.NH, tiles);
-    LAUNCH(attention_dkv_kernel<QK, HS>, keys, Tiles::BACK_THREADS, Tiles::BACK_BYTES, gpu->stream,
-           d[1], d[2], a, s);
-    LAUNCH(attention_dq_kernel<QK, HS>, queries, Tiles::BACK_THREADS, Tiles::BACK_BYTES,
-           gpu->stream, d[0], a, s);
-}
-
-// The head sizes that have kernels.
-struct AttentionKernels {
-    int QK, HS, longest;
-    void (*forward)(real *c, wide *peak, wide *lse, const Heads qkv[3], AttentionShape s, Gpu *gpu);
-    void (*backward)(const Heads d[3], AttentionSaved a, AttentionShape s, Gpu *gpu);
+template <int QK, int HS> struct HeadSizes {
+    typedef AttentionTiles<QK, HS, false> Forward;
+    typedef AttentionTiles<QK, HS, true> Backward;
 };
 
-template <int QK, int HS> static constexpr AttentionKernels attention_kernels_of(void) {
-    return {QK, HS, AttentionTiles<QK, HS>::LONGEST, attention_forward_launch<QK, HS>,
-            attention_backward_launch<QK, HS>};
-}
-
-static const AttentionKernels ATTENTION_KERNELS[] = {
-    attention_kernels_of<32, 32>(), attention_kernels_of<48, 48>(),
-    attention_kernels_of<64, 64>(), attention_kernels_of<96, 96>(),
-    attention_kernels_of<128, 128>(),
-    attention_kernels_of<48, 32>(), attention_kernels_of<96, 64>(),  // latent attention
-    attention_kernels_of<192, 128>(),
-};
-
-static inline const AttentionKernels *attention_kernels(int QK, int HS) {
-    for (const AttentionKernels &kernels : ATTENTION_KERNELS)
-        if (kernels.QK == QK && kernels.HS == HS) return &kernels;
+// Calls launch with the one of these sizes that heads have.
+template <typename First, typename... Others, typename F>
+static inline void head_launch(int QK, int HS, F launch) {
+    typedef typename First::Forward Tiles;
+    if (QK == Tiles::QK && HS == Tiles::HS) return launch(First());
+    if constexpr (sizeof...(Others) > 0) return head_launch<Others...>(QK, HS, launch);
     CHECK(QK == HS,
           "expected heads of 32, 64 or 128 with --rope-size of half as many on the GPU, "
           "found %d and %d\n  -> --rope-size %d, and --heads so that width / heads is one of "
@@ -612,20 +566,44 @@ static inline const AttentionKernels *attention_kernels(int QK, int HS) {
     CHECK(false,
           "expected heads of 32, 48, 64, 96 or 128 on the GPU, found %d\n"
           "  -> --heads, so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS);
-    return nullptr;
+}
+
+// The head sizes that have kernels; the last three serve latent attention.
+template <typename F> static inline void attention_launch(int QK, int HS, F launch) {
+    head_launch<HeadSizes<32, 32>, HeadSizes<48, 48>, HeadSizes<64, 64>, HeadSizes<96, 96>,
+                HeadSizes<128, 128>, HeadSizes<48, 32>, HeadSizes<96, 64>, HeadSizes<192, 128>>(
+        QK, HS, launch);
+}
+
+// Refuses heads that have no kernels.
+static inline void attention_refuse(int QK, int HS) {
+    attention_launch(QK, HS, [](auto) {});
 }
 
 static inline void attention_forward(real *c, wide *peak, wide *lse, const Heads qkv[3],
                                      AttentionShape s, Gpu *gpu) {
-    attention_kernels(s.QK, s.HS)->forward(c, peak, lse, qkv, s, gpu);
+    attention_launch(s.QK, s.HS, [&](auto sizes) {
+        typedef typename decltype(sizes)::Forward Tiles;
+        dim3 grid(s.B * s.NH, CEIL_DIV(s.T, Tiles::ROWS));
+        LAUNCH(attention_forward_kernel<Tiles>, grid, Tiles::THREADS, Tiles::BYTES, gpu->stream, c,
+               peak, lse, qkv[0], qkv[1], qkv[2], s);
+    });
 }
 
 // SETs d (dq, dk and dv), which may not be q, k or v. D is scratch.
-static inline void attention_backward(const Heads d[3], wide *D, const real *dc, const real *c,
+static inline void attention_backward(const Heads d[3], wide *D, real *dc, const real *c,
                                       const wide *lse, const Heads qkv[3], AttentionShape s,
                                       Gpu *gpu) {
     int64_t blocks = CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, DOT_THREADS);
     LAUNCH(attention_dot_kernel, blocks, DOT_THREADS, 0, gpu->stream, D, dc, c, s);
-    AttentionSaved saved = {dc, qkv[0], qkv[1], qkv[2], lse, D};
-    attention_kernels(s.QK, s.HS)->backward(d, saved, s, gpu);
+    AttentionSaved a = {{dc, s.NH * s.HS, s.HS}, qkv[0], qkv[1], qkv[2], lse, D};
+    attention_launch(s.QK, s.HS, [&](auto sizes) {
+        typedef typename decltype(sizes)::Backward Tiles;
+        unsigned tiles = CEIL_DIV(s.T, Tiles::ROWS);
+        dim3 keys(s.B * s.KV, tiles), queries(s.B * s.NH, tiles);
+        LAUNCH(attention_dkv_kernel<Tiles>, keys, Tiles::THREADS, Tiles::BYTES, gpu->stream, d[1],
+               d[2], a, s);
+        LAUNCH(attention_dq_kernel<Tiles>, queries, Tiles::THREADS, Tiles::BYTES, gpu->stream,
+               d[0], a, s);
+    });
 }

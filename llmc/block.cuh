@@ -67,11 +67,17 @@ static inline real *slot_forward(const Norm *norm, real *y, real *x, Gpu *gpu) {
     return y;
 }
 
-// Gradient of the slot's input: dx = N'(dy; x) + a * add if it holds a norm; otherwise dy itself.
+// scale * x joins a result: a residual, or the gradient of one. {}: nothing does.
+struct Residual {
+    const real *x;
+    float scale;
+};
+
+// Gradient of the slot's input: dx = N'(dy; x) + add if it holds a norm; otherwise dy itself.
 static inline real *slot_backward(const Norm *norm, real *dx, real *dy, const real *x, Gpu *gpu,
-                                  const real *add = nullptr, float a = 0) {
+                                  Residual add = {}) {
     if (!norm->site.on) return dy;
-    NormBackward f = {dx, nullptr, dy, x, add, nullptr, a, 0, 0};
+    NormBackward f = {dx, nullptr, dy, x, add.x, nullptr, add.scale, 0, 0};
     if (norm->site.on == SCALE) gain_backward(dx, dy, x, norm, gpu);
     else norm_backward(norm, f, gpu);
     return dx;
@@ -82,8 +88,31 @@ static inline LinearShape linear_shape(const Block *b, int out, int in, double c
     return LinearShape{b->s->n, out, in, (float)c};
 }
 
+// A linear layer; b and db are nullptr without a bias.
+struct Linear {
+    const real *w, *b;
+    wide *dw, *db;
+    LinearShape shape;
+};
+
+#define LINEAR(b, weight, out, in, c) \
+    Linear{(b)->w.weight, (b)->w.weight##_b, (b)->dw.weight, (b)->dw.weight##_b, \
+           linear_shape(b, out, in, c)}
+
+// y = c W x + bias + add
+static inline void linear_forward(real *y, const real *x, const Linear *l, Residual add, Gpu *gpu) {
+    linear_forward(y, x, l->w, l->b, add.x, add.scale, l->shape, gpu);
+}
+
+// dx = c W^T dy + add. ADDs to the gradients of weight and bias.
+static inline void linear_backward(real *dx, const real *dy, const real *x, const Linear *l,
+                                   Residual add, Gpu *gpu) {
+    linear_backward_weight(l->dw, l->db, dy, x, 1, l->shape, gpu);
+    linear_backward_input(dx, dy, l->w, add.x, add.scale, 1, l->shape, gpu);
+}
+
 // -------------------------------------------------------------------------------------- attention
-// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + beta * add
+// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + add
 //
 // nGPT's order is N(rope(.)). Latent attention (MLA) makes k and v from a latent of kv_rank
 // channels: W_kvb N(W_kva c u). W_q above W_kva is one product, whose rows are [q | latent |
@@ -96,10 +125,10 @@ static inline QkvShape qkv_shape(const Block *b) {
 
 static inline AttentionShape attn_shape(const Block *b) {
     const Model *m = b->m;
-    double root = sqrt((double)qk_size(m));
+    int QK = qk_size(m);
     // In nGPT q and k have length 1 when they meet, so scores are scaled up.
-    double scale = b->p.q.on == L2 ? root : 1 / root;
-    return attention_shape(b->s->B, b->s->T, m->NH, m->KV, qk_size(m), m->HS, scale);
+    double scale = b->p.q.on == L2 ? sqrt((double)QK) : 1 / sqrt((double)QK);
+    return attention_shape(b->s->B, b->s->T, m->NH, m->KV, QK, m->HS, scale);
 }
 
 struct QkvNorms { Norm of[3]; };
@@ -127,21 +156,21 @@ static inline QkvPlaces qkv_raw(const Block *b, const Acts *t) {
 }
 
 // q, k and v as attention reads them. A part with a norm moves to qkvn, and so does the k that
-// latent attention assembles. Rows of qkvn then hold these parts alone.
+// latent attention assembles. Rows of qkvn are [q | k | v]; with latent attention they hold the
+// parts that move alone.
 static inline QkvPlaces qkv_read(const Block *b, const Acts *t) {
     const Model *m = b->m;
-    QkvPlaces places = qkv_raw(b, t), normed = qkv_row(t->qkvn, m->NH, m->KV, m->HS);
+    QkvPlaces places = qkv_raw(b, t);
     const int moved[3] = {b->p.q.on, b->p.k.on || m->kv_rank, b->p.v.on};
     const int heads[3] = {m->NH, m->KV, m->KV};
     int ld = qkvn_width(m, &b->p);
     for (int part = 0, at = 0; part < 3; part++) {
         int size = part < 2 ? qk_size(m) : m->HS;
-        if (!moved[part]) continue;
-        places.of[part] = normed.of[part];
-        if (!m->kv_rank) continue;
-        places.of[part] = {t->qkvn + at, ld, size};
-        places.turned[part] = {t->qkvn + at + m->HS, ld, size};
-        at += heads[part] * size;
+        if (moved[part]) {
+            places.of[part] = {t->qkvn + at, ld, size};
+            places.turned[part] = {t->qkvn + at + m->HS, ld, size};
+        }
+        if (moved[part] || !m->kv_rank) at += heads[part] * size;
     }
     return places;
 }
@@ -155,24 +184,24 @@ static inline Heads latent_normed(const Model *m, const Acts *t) {
     return Heads{t->kvcn, m->kv_rank, m->kv_rank};
 }
 
-static inline LinearShape latent_shape(const Block *b) {
-    return linear_shape(b, 2 * b->m->NH * b->m->HS, b->m->kv_rank, 1);
+static inline Linear latent_linear(const Block *b) {
+    LinearShape shape = linear_shape(b, 2 * b->m->NH * b->m->HS, b->m->kv_rank, 1);
+    return Linear{b->w.wkvb, nullptr, b->dw.wkvb, nullptr, shape};
 }
 
-static inline void attn_branch_forward(const Block *b, real *y, const real *u, const real *add,
-                                       float beta) {
+static inline void attn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
     QkvNorms norms = qkv_norms(b);
     QkvPlaces raw = qkv_raw(b, a), read = qkv_read(b, a);
     Norm nc = NORM(b, ctx), latent = NORM(b, latent);
-    LinearShape in = linear_shape(b, qkv_width(m), m->C, b->p.attn_c);
-    LinearShape out = linear_shape(b, m->C, m->NH * m->HS, 1);
-    linear_forward(a->qkv, u, b->w.wq, b->w.wq_b, nullptr, 0, in, gpu);  // [q | k | v]
+    Linear in = LINEAR(b, wq, qkv_width(m), m->C, b->p.attn_c), kvb = latent_linear(b);
+    Linear out = LINEAR(b, wo, m->C, m->NH * m->HS, 1);
+    linear_forward(a->qkv, u, &in, {}, gpu);  // [q | k | v]
     if (m->kv_rank) {  // k and v of each head from the latent
         latent_norm_forward(latent_normed(m, a), latent_raw(m, a), &latent, gpu);
-        linear_forward(a->kvb, a->kvcn, b->w.wkvb, nullptr, nullptr, 0, latent_shape(b), gpu);
+        linear_forward(a->kvb, a->kvcn, &kvb, {}, gpu);
     }
     qkv_forward(&read, &raw, norms.of, qkv_shape(b), gpu);  // QK norm, RoPE
     // Sampling: new tokens enter the KV cache. A prompt (nothing cached yet) attends to itself.
@@ -180,7 +209,7 @@ static inline void attn_branch_forward(const Block *b, real *y, const real *u, c
     if (b->cache.cached) attention_decode(a->c, read.of[0], b->cache, attn_shape(b), gpu);
     else attention_forward(a->c, a->peak, a->lse, read.of, attn_shape(b), gpu);
     real *c = slot_forward(&nc, a->cn, a->c, gpu);
-    linear_forward(y, c, b->w.wo, b->w.wo_b, add, beta, out, gpu);
+    linear_forward(y, c, &out, add, gpu);
 }
 
 // From d.kvb, and the gradient of k_rope for each head, to the rest of d.qkv.
@@ -189,16 +218,15 @@ static inline void latent_backward(const Block *b, Heads dk_rope) {
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
     Norm latent = NORM(b, latent);
-    LinearShape shape = latent_shape(b);
+    Linear kvb = latent_linear(b);
     latent_sum(qkv_raw(b, d).turned[1], dk_rope, b->s->n, m->NH, m->rope_size, gpu);
-    linear_backward_weight(b->dw.wkvb, nullptr, d->kvb, a->kvcn, 1, shape, gpu);
-    linear_backward_input(d->kvcn, d->kvb, b->w.wkvb, nullptr, 0, 1, shape, gpu);
+    linear_backward(d->kvcn, d->kvb, a->kvcn, &kvb, {}, gpu);
     latent_norm_backward(latent_raw(m, d), latent_normed(m, d), latent_raw(m, a), &latent, gpu);
 }
 
-// du = (gradient through the branch) + beta * add
+// du = (gradient through the branch) + add
 static inline void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u,
-                                        const real *add, float beta) {
+                                        Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
@@ -206,23 +234,21 @@ static inline void attn_branch_backward(const Block *b, real *du, const real *dy
     QkvPlaces raw = qkv_raw(b, a), read = qkv_read(b, a);
     QkvPlaces draw = qkv_raw(b, d), dread = qkv_read(b, d);
     Norm nc = NORM(b, ctx);
-    LinearShape in = linear_shape(b, qkv_width(m), m->C, b->p.attn_c);
-    LinearShape out = linear_shape(b, m->C, m->NH * m->HS, 1);
+    Linear in = LINEAR(b, wq, qkv_width(m), m->C, b->p.attn_c);
+    Linear out = LINEAR(b, wo, m->C, m->NH * m->HS, 1);
     real *dc = nc.site.on ? d->cn : d->c;
-    linear_backward_weight(b->dw.wo, b->dw.wo_b, dy, nc.site.on ? a->cn : a->c, 1, out, gpu);
-    linear_backward_input(dc, dy, b->w.wo, nullptr, 0, 1, out, gpu);
+    linear_backward(dc, dy, nc.site.on ? a->cn : a->c, &out, {}, gpu);
     dc = slot_backward(&nc, d->c, dc, a->c, gpu);
     attention_backward(dread.of, a->dots, dc, a->c, a->lse, read.of, attn_shape(b), gpu);
     // The gradient of k_rope stays per head until latent_backward adds it up.
     if (m->kv_rank) draw.turned[1] = dread.turned[1];
     qkv_backward(&draw, &dread, &raw, norms.of, qkv_shape(b), gpu);
     if (m->kv_rank) latent_backward(b, dread.turned[1]);
-    linear_backward_weight(b->dw.wq, b->dw.wq_b, d->qkv, u, 1, in, gpu);
-    linear_backward_input(du, d->qkv, b->w.wq, add, beta, 1, in, gpu);
+    linear_backward(du, d->qkv, u, &in, add, gpu);
 }
 
 // ------------------------------------------------------------------------------------ feed-forward
-// y = N_o(W_down act(N_h([W_gate | W_up] c u))) + beta * add, of width p.F: a dense MLP, or the
+// y = N_o(W_down act(N_h([W_gate | W_up] c u))) + add, of width p.F: a dense MLP, or the
 // shared experts. SDD and nGPT have N_h, SDD has N_o. GELU without N_h rides in the products in
 // bf16, forward and backward; in float the library's tanh may differ from ours in the last bits.
 
@@ -231,65 +257,49 @@ static inline bool gelu_in_product(const Block *b) {
 }
 
 // [W_gate | W_up], or W_up alone.
-struct UpLinear {
-    const real *w, *bias;
-    wide *dw, *db;
-    LinearShape shape;
-};
-
-static inline UpLinear up_linear(const Block *b) {
-    const Params *w = &b->w;
-    const Grads *dw = &b->dw;
-    if (b->m->swiglu) {
-        LinearShape shape = linear_shape(b, 2 * b->p.F, b->m->C, b->p.ffn_c);
-        return {w->wg, w->wg_b, dw->wg, dw->wg_b, shape};
-    }
-    return {w->wu, w->wu_b, dw->wu, dw->wu_b, linear_shape(b, b->p.F, b->m->C, b->p.ffn_c)};
+static inline Linear up_linear(const Block *b) {
+    if (b->m->swiglu) return LINEAR(b, wg, 2 * b->p.F, b->m->C, b->p.ffn_c);
+    return LINEAR(b, wu, b->p.F, b->m->C, b->p.ffn_c);
 }
 
-static inline void mlp_forward(const Block *b, real *y, const real *u, const real *add,
-                               float beta) {
+static inline void mlp_forward(const Block *b, real *y, const real *u, Residual add) {
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
     Norm nh = NORM(b, hidden), no = NORM(b, shared_out);  // N_h, N_o
-    UpLinear up = up_linear(b);
-    LinearShape down = linear_shape(b, b->m->C, b->p.F, 1);
-    if (gelu_in_product(b)) linear_gelu_forward(a->h, a->gu, u, up.w, up.bias, up.shape, gpu);
+    Linear up = up_linear(b), down = LINEAR(b, wd, b->m->C, b->p.F, 1);
+    if (gelu_in_product(b)) linear_gelu_forward(a->h, a->gu, u, up.w, up.b, up.shape, gpu);
     else {
-        linear_forward(a->gu, u, up.w, up.bias, nullptr, 0, up.shape, gpu);
+        linear_forward(a->gu, u, &up, {}, gpu);
         real *gu = slot_forward(&nh, a->gun, a->gu, gpu);
         activation_forward(a->h, gu, b->s->n, b->p.F, b->m->swiglu, gpu);
     }
     if (no.site.on) {
-        linear_forward(a->sy, a->h, b->w.wd, b->w.wd_b, nullptr, 0, down, gpu);
-        add_norm_forward({y, nullptr, a->sy, add, beta, &no, nullptr}, gpu);
-    } else linear_forward(y, a->h, b->w.wd, b->w.wd_b, add, beta, down, gpu);
+        linear_forward(a->sy, a->h, &down, {}, gpu);
+        add_norm_forward({y, nullptr, a->sy, add.x, add.scale, &no, nullptr}, gpu);
+    } else linear_forward(y, a->h, &down, add, gpu);
 }
 
-// du = (gradient through the MLP) + beta * add
-static inline void mlp_backward(const Block *b, real *du, real *dy, const real *u, const real *add,
-                                float beta) {
+// du = (gradient through the MLP) + add
+static inline void mlp_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
     Norm nh = NORM(b, hidden), no = NORM(b, shared_out);  // N_h, N_o
-    UpLinear up = up_linear(b);
-    LinearShape down = linear_shape(b, b->m->C, b->p.F, 1);
+    Linear up = up_linear(b), down = LINEAR(b, wd, b->m->C, b->p.F, 1);
     dy = slot_backward(&no, d->sy, dy, a->sy, gpu);
-    linear_backward_weight(b->dw.wd, b->dw.wd_b, dy, a->h, 1, down, gpu);
-    if (gelu_in_product(b)) linear_gelu_backward_input(d->gu, a->gu, dy, b->w.wd, down, gpu);
+    linear_backward_weight(down.dw, down.db, dy, a->h, 1, down.shape, gpu);
+    if (gelu_in_product(b)) linear_gelu_backward_input(d->gu, a->gu, dy, down.w, down.shape, gpu);
     else {
         real *dgu = nh.site.on ? d->gun : d->gu;
         const real *gu = nh.site.on ? a->gun : a->gu;
-        linear_backward_input(d->h, dy, b->w.wd, nullptr, 0, 1, down, gpu);
+        linear_backward_input(d->h, dy, down.w, nullptr, 0, 1, down.shape, gpu);
         activation_backward(dgu, d->h, gu, b->s->n, b->p.F, b->m->swiglu, gpu);
         slot_backward(&nh, d->gu, dgu, a->gu, gpu);
     }
-    linear_backward_weight(up.dw, up.db, d->gu, u, 1, up.shape, gpu);
-    linear_backward_input(du, d->gu, up.w, add, beta, 1, up.shape, gpu);
+    linear_backward(du, d->gu, u, &up, add, gpu);
 }
 
 // ------------------------------------------------------------------------------ mixture of experts
-// y = sum of gate_e expert_e(u) over the top-k experts of a token + mlp(u) + beta * add. An expert,
+// y = sum of gate_e expert_e(u) over the top-k experts of a token + mlp(u) + add. An expert,
 // too, is N_o(W_down act(N_h([W_gate | W_up] c u))) (moe.cuh). mlp is the shared experts, if any.
 
 // --router-losses mean: auxiliary losses are means over the layers, and the z-loss over the top-k
@@ -334,8 +344,7 @@ static inline ExpertShape expert_down(const Block *b) {
     Norm{(b)->p.slot, (b)->w.slot##_w, nullptr, (b)->dw.slot##_w, nullptr, nullptr, \
          (b)->a.slot##_rstd, assigned(b), (float)(b)->m->eps, (b)->a.start, (b)->m->moe.E}
 
-static inline void moe_forward(const Block *b, real *y, const real *u, const real *add,
-                               float beta) {
+static inline void moe_forward(const Block *b, real *y, const real *u, Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
@@ -351,23 +360,23 @@ static inline void moe_forward(const Block *b, real *y, const real *u, const rea
     activation_forward(a->xh, gu, assigned(b), m->F, m->swiglu, gpu);
     experts_forward(a->xy, a->xh, b->w.xd, expert_rows(b, false), expert_down(b), gpu);
     const real *rows = slot_forward(&no, a->xyn, a->xy, gpu);
-    if (b->p.F) {  // shared experts: y = mlp(u) + beta * add comes first
-        mlp_forward(b, y, u, add, beta);
-        add = y, beta = 1;
+    if (b->p.F) {  // shared experts: y = mlp(u) + add comes first
+        mlp_forward(b, y, u, add);
+        add = {y, 1};
     }
-    combine(y, rows, a->gate, a->place, add, beta, b->s->n, m->moe.K, m->C, gpu);
+    combine(y, rows, a->gate, a->place, add.x, add.scale, b->s->n, m->moe.K, m->C, gpu);
 }
 
-// du = (gradient through the experts, the router and the MLP) + beta * add
-static inline void moe_backward(const Block *b, real *du, real *dy, const real *u, const real *add,
-                                float beta) {
+// du = (gradient through the experts, the router and the MLP) + add
+static inline void moe_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
     const int n = b->s->n, K = m->moe.K, C = m->C;
     Norm nh = EXPERT_NORM(b, expert_hidden), no = EXPERT_NORM(b, expert_out);
     Routed o = routed(b);
-    LinearShape logits = linear_shape(b, m->moe.E, C, b->p.ffn_c);
+    LinearShape shape = linear_shape(b, m->moe.E, C, b->p.ffn_c);
+    Linear logits = {b->w.router, nullptr, b->dw.router, nullptr, shape};
     ExpertRows from_tokens = expert_rows(b, true), rows = expert_rows(b, false);
     const real *y_rows = no.site.on ? a->xyn : a->xy, *gu = nh.site.on ? a->xgun : a->xgu;
     real *drows = no.site.on ? d->xyn : d->xy, *dgu = nh.site.on ? d->xgun : d->xgu;
@@ -383,25 +392,23 @@ static inline void moe_backward(const Block *b, real *du, real *dy, const real *
     experts_backward_weight(dup, dgu, u, from_tokens, expert_up(b), gpu);
     const real *up = m->swiglu ? b->w.xg : b->w.xu;
     experts_backward_input(a->xdx, dgu, up, rows, expert_up(b), gpu);
-    combine(du, a->xdx, nullptr, a->place, add, beta, n, K, C, gpu);
+    combine(du, a->xdx, nullptr, a->place, add.x, add.scale, n, K, C, gpu);
     // The router and the shared experts read u too, so they ADD to du.
     router_backward(a->rdz, d->gate, &o, a->rz, router_shape(b), b->loss_scale, gpu);
-    linear_backward_weight(b->dw.router, nullptr, a->rdz, u, 1, logits, gpu);
-    linear_backward_input(du, a->rdz, b->w.router, du, 1, 1, logits, gpu);
-    if (b->p.F) mlp_backward(b, du, dy, u, du, 1);
+    linear_backward(du, a->rdz, u, &logits, {du, 1}, gpu);
+    if (b->p.F) mlp_backward(b, du, dy, u, {du, 1});
 }
 
 // A layer is dense, or has experts (Place.moe).
-static inline void ffn_branch_forward(const Block *b, real *y, const real *u, const real *add,
-                                      float beta) {
-    if (b->p.moe) moe_forward(b, y, u, add, beta);
-    else mlp_forward(b, y, u, add, beta);
+static inline void ffn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
+    if (b->p.moe) moe_forward(b, y, u, add);
+    else mlp_forward(b, y, u, add);
 }
 
 static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u,
-                                       const real *add, float beta) {
-    if (b->p.moe) moe_backward(b, du, dy, u, add, beta);
-    else mlp_backward(b, du, dy, u, add, beta);
+                                       Residual add) {
+    if (b->p.moe) moe_backward(b, du, dy, u, add);
+    else mlp_backward(b, du, dy, u, add);
 }
 
 // --------------------------------------------------------------------------------- the nGPT block
@@ -413,9 +420,9 @@ static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const
 static inline void interpolated_forward(const Block *b, real *x) {
     const Acts *a = &b->a;
     Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
-    attn_branch_forward(b, a->ay, x, nullptr, 0);
+    attn_branch_forward(b, a->ay, x, {});
     interpolate_forward(a->mid, a->ay, x, &attn, b->gpu);
-    ffn_branch_forward(b, a->fy, a->mid, nullptr, 0);
+    ffn_branch_forward(b, a->fy, a->mid, {});
     interpolate_forward(a->x, a->fy, a->mid, &ffn, b->gpu);
 }
 
@@ -424,9 +431,9 @@ static inline void interpolated_backward(const Block *b, real *dx, real *x) {
     const Acts *a = &b->a, *d = &b->d;
     Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
     interpolate_backward({d->fy, d->mid, d->x, a->x, a->fy, a->mid}, &ffn, b->gpu);
-    ffn_branch_backward(b, d->mid, d->fy, a->mid, d->mid, 1);
+    ffn_branch_backward(b, d->mid, d->fy, a->mid, {d->mid, 1});
     interpolate_backward({d->ay, dx, d->mid, a->mid, a->ay, x}, &attn, b->gpu);
-    attn_branch_backward(b, dx, d->ay, x, dx, 1);
+    attn_branch_backward(b, dx, d->ay, x, {dx, 1});
 }
 
 // -------------------------------------------------------------------------- the block, every mode
@@ -451,22 +458,22 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
     real *u = slot_forward(&in1, a->ai, x, b->gpu);
     const real *skip = skip_of(r.attn.skip, x, u, x);
     if constexpr (attn_out || r.attn.post || r.ffn.in) {
-        attn_branch_forward(b, a->ay, u, nullptr, 0);
+        attn_branch_forward(b, a->ay, u, {});
         // Residual + norm: one kernel norms y, adds the residual, and applies the next norm.
         AddNorm f = {a->mid, a->fi, a->ay, skip, attn_a, &out1, &in2};
         if constexpr (r.attn.post) f.s = a->as, f.z = a->mid, f.next = &post1;
         add_norm_forward(f, b->gpu);
         if constexpr (r.attn.post && r.ffn.in) slot_forward(&in2, a->fi, a->mid, b->gpu);
-    } else attn_branch_forward(b, a->mid, u, skip, attn_a);  // the product adds the residual
+    } else attn_branch_forward(b, a->mid, u, {skip, attn_a});  // the product adds the residual
 
     // Feed-forward: from mid to a->x.
     u = r.ffn.in ? a->fi : a->mid;
     skip = skip_of(r.ffn.skip, a->mid, u, x);
     if constexpr (ffn_out || r.ffn.post) {
-        ffn_branch_forward(b, a->fy, u, nullptr, 0);
+        ffn_branch_forward(b, a->fy, u, {});
         real *s = r.ffn.post ? a->fs : a->x;
         add_norm_forward({s, a->x, a->fy, skip, ffn_a, &out2, &post2}, b->gpu);
-    } else ffn_branch_forward(b, a->x, u, skip, ffn_a);  // the product adds the residual
+    } else ffn_branch_forward(b, a->x, u, {skip, ffn_a});  // the product adds the residual
 }
 
 // The feed-forward half: from d.x to d.mid. Returns the gradient of its sum s, which the skip
@@ -481,11 +488,11 @@ template <int ROW> static const real *ffn_backward(const Block *b) {
     if constexpr (r.ffn.in) {
         const real *normed = r.ffn.skip == NORMED ? ds : nullptr;
         const real *own = r.ffn.skip == OWN ? ds : nullptr;
-        ffn_branch_backward(b, d->fi, dy, a->fi, normed, ffn_a);
-        slot_backward(&in, d->mid, d->fi, a->mid, b->gpu, own, ffn_a);
+        ffn_branch_backward(b, d->fi, dy, a->fi, {normed, ffn_a});
+        slot_backward(&in, d->mid, d->fi, a->mid, b->gpu, {own, ffn_a});
     } else {
         const real *own = r.ffn.skip != BLOCK ? ds : nullptr;
-        ffn_branch_backward(b, d->mid, dy, a->mid, own, ffn_a);
+        ffn_branch_backward(b, d->mid, dy, a->mid, {own, ffn_a});
     }
     return ds;
 }
@@ -514,31 +521,29 @@ template <int ROW> static void block_backward(const Block *b, real *dx, real *x)
     real *dy = slot_backward(&out, d->ay, ds, a->ay, b->gpu);
 
     // The branch, then its input norm; whichever is last adds the gradient of the residual.
-    const real *skip = both ? dx : ds;
-    float scale = both ? 1 : attn_a;
+    Residual skip = both ? Residual{dx, 1} : Residual{ds, attn_a};
     if constexpr (normed) {
-        attn_branch_backward(b, d->ai, dy, a->ai, ds, attn_a);
-        slot_backward(&in, dx, d->ai, x, b->gpu, block ? ds_ffn : nullptr, ffn_a);
+        attn_branch_backward(b, d->ai, dy, a->ai, {ds, attn_a});
+        slot_backward(&in, dx, d->ai, x, b->gpu, {block ? ds_ffn : nullptr, ffn_a});
     } else if constexpr (r.attn.in) {
-        attn_branch_backward(b, d->ai, dy, a->ai, nullptr, 0);
-        slot_backward(&in, dx, d->ai, x, b->gpu, skip, scale);
-    } else attn_branch_backward(b, dx, dy, x, skip, scale);
+        attn_branch_backward(b, d->ai, dy, a->ai, {});
+        slot_backward(&in, dx, d->ai, x, b->gpu, skip);
+    } else attn_branch_backward(b, dx, dy, x, skip);
 }
 
 // --recompute cheap: recomputes the activations that cost memory traffic but no product.
 static inline void block_recompute(const Block *b, real *x) {
-    const Model *m = b->m;
     const Acts *a = &b->a;
     Norm attn_in = NORM(b, attn_in), ffn_in = NORM(b, ffn_in);
     slot_forward(&attn_in, a->ai, x, b->gpu);
     slot_forward(&ffn_in, a->fi, a->mid, b->gpu);
     if (b->p.F) {
         const real *gu = b->p.hidden.on ? a->gun : a->gu;
-        activation_forward(a->h, gu, b->s->n, b->p.F, m->swiglu, b->gpu);
+        activation_forward(a->h, gu, b->s->n, b->p.F, b->m->swiglu, b->gpu);
     }
     if (b->p.moe) {
         const real *gu = b->p.expert_hidden.on ? a->xgun : a->xgu;
-        activation_forward(a->xh, gu, assigned(b), m->F, m->swiglu, b->gpu);
+        activation_forward(a->xh, gu, assigned(b), b->m->F, b->m->swiglu, b->gpu);
     }
 }
 
@@ -572,18 +577,10 @@ struct BlockRow {
     void (*backward)(const Block *b, real *dx, real *x);
 };
 
-// Is this sublayer one of nGPT's?
-static constexpr bool sub_interpolated(SubMode s) {
-    return !s.in && s.c == ONE && s.out == L2 && s.skip == OWN && s.a == LEARNED && s.post == L2;
-}
-
 template <int ROW> static constexpr BlockRow block_row_of(void) {
-    constexpr Mode r = MODES[ROW];
-    constexpr bool attn = sub_interpolated(r.attn), ffn = sub_interpolated(r.ffn);
-    static_assert(attn == ffn && attn == (r.attn.a == LEARNED || r.ffn.a == LEARNED),
-                  "an interpolation of another kind");
-    if constexpr (attn) return {interpolated_forward, interpolated_backward};
-    else return {block_forward<ROW>, block_backward<ROW>};
+    // A learned a comes with nGPT's slots in both sublayers.
+    if (MODES[ROW].attn.a == LEARNED) return {interpolated_forward, interpolated_backward};
+    return {block_forward<ROW>, block_backward<ROW>};
 }
 
 #define BLOCK_ROW(name, ...) block_row_of<MODE_##name>(),

@@ -24,7 +24,7 @@
 #include "memory.h"
 
 enum { FILL_THREADS = 128, DECODE_WARPS = 8 };
-enum { DECODE_QK = 192, DECODE_HS = 128 };  // the largest of ATTENTION_KERNELS
+enum { DECODE_QK = 192, DECODE_HS = 128 };  // the largest of attention_launch
 
 // 16 bytes a thread; blockIdx.y is 0 for k, 1 for v.
 static __global__ void __launch_bounds__(FILL_THREADS)

@@ -24,21 +24,18 @@ enum { ACTIVATION_THREADS = 128 };
 // For very negative x, e^-x overflows to infinity and the quotient is 0, the right limit.
 static __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
-static __device__ inline float silu(float x) { return x * sigmoid(x); }
-
-static __device__ inline float silu_slope(float x) {
-    float s = sigmoid(x);
-    return s * (1 + x * (1 - s));
+// silu(x) or gelu(x) is x times this sigmoid.
+template <bool SWIGLU> static __device__ inline float activation_sigmoid(float x) {
+    return sigmoid(SWIGLU ? x : 1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
-static __device__ inline float gelu_sigmoid(float x) {
-    return sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+template <bool SWIGLU> static __device__ inline float activation(float x) {
+    return x * activation_sigmoid<SWIGLU>(x);
 }
 
-static __device__ inline float gelu(float x) { return x * gelu_sigmoid(x); }
-
-static __device__ inline float gelu_slope(float x) {
-    float s = gelu_sigmoid(x);
+template <bool SWIGLU> static __device__ inline float activation_slope(float x) {
+    float s = activation_sigmoid<SWIGLU>(x);
+    if (SWIGLU) return s * (1 + x * (1 - s));
     return s * (1 + x * (1 - s) * 1.5957691216057308f * (1 + 3 * 0.044715f * x * x));
 }
 
@@ -53,73 +50,48 @@ static inline dim3 activation_grid(int64_t n, int F) {
 
 // ---------------------------------------------------------------------------------------- forward
 
+template <bool SWIGLU>
 static __global__ void __launch_bounds__(ACTIVATION_THREADS)
-swiglu_forward_kernel(real *h, const real *gu, int F) {
-    int64_t row = blockIdx.x;
+activation_forward_kernel(real *h, const real *gu, int F) {
     int i = activation_column();
     if (i >= F) return;
-    Pack gate = pack_load(gu + row * 2 * F + i);
-    Pack up = pack_load(gu + row * 2 * F + F + i), out;
+    gu += (int64_t)blockIdx.x * (SWIGLU ? 2 : 1) * F + i;
+    Pack x = pack_load(gu), up = SWIGLU ? pack_load(gu + F) : Pack{};  // x: gate, or up for GELU
     for (int k = 0; k < PACK; k++) {
-        out.v[k] = to_real(silu(to_float(gate.v[k])) * to_float(up.v[k]));
+        float h_k = activation<SWIGLU>(to_float(x.v[k]));
+        x.v[k] = to_real(SWIGLU ? h_k * to_float(up.v[k]) : h_k);
     }
-    pack_store(h + row * F + i, out);
-}
-
-static __global__ void __launch_bounds__(ACTIVATION_THREADS)
-gelu_forward_kernel(real *h, const real *gu, int F) {
-    int64_t row = blockIdx.x;
-    int i = activation_column();
-    if (i >= F) return;
-    Pack x = pack_load(gu + row * F + i), out;
-    for (int k = 0; k < PACK; k++) out.v[k] = to_real(gelu(to_float(x.v[k])));
-    pack_store(h + row * F + i, out);
+    pack_store(h + (int64_t)blockIdx.x * F + i, x);
 }
 
 static inline void activation_forward(real *h, const real *gu, int64_t n, int F, int swiglu,
                                       Gpu *gpu) {
-    dim3 grid = activation_grid(n, F);
-    const int block = ACTIVATION_THREADS;
-    if (swiglu) LAUNCH(swiglu_forward_kernel, grid, block, 0, gpu->stream, h, gu, F);
-    else LAUNCH(gelu_forward_kernel, grid, block, 0, gpu->stream, h, gu, F);
+    auto kernel = swiglu ? activation_forward_kernel<true> : activation_forward_kernel<false>;
+    LAUNCH(kernel, activation_grid(n, F), ACTIVATION_THREADS, 0, gpu->stream, h, gu, F);
 }
 
 // --------------------------------------------------------------------------------------- backward
 
+template <bool SWIGLU>
 static __global__ void __launch_bounds__(ACTIVATION_THREADS)
-swiglu_backward_kernel(real *dgu, const real *dh, const real *gu, int F) {
-    int64_t row = blockIdx.x;
+activation_backward_kernel(real *dgu, const real *dh, const real *gu, int F) {
+    int64_t at = (int64_t)blockIdx.x * (SWIGLU ? 2 : 1) * F;
     int i = activation_column();
     if (i >= F) return;
-    Pack gate = pack_load(gu + row * 2 * F + i);
-    Pack up = pack_load(gu + row * 2 * F + F + i);
-    Pack d = pack_load(dh + row * F + i), dgate, dup;
+    Pack d = pack_load(dh + (int64_t)blockIdx.x * F + i), x = pack_load(gu + at + i), up = {};
+    if (SWIGLU) up = pack_load(gu + at + F + i);
     for (int k = 0; k < PACK; k++) {
-        float g = to_float(gate.v[k]), dh_i = to_float(d.v[k]);
-        dgate.v[k] = to_real(dh_i * to_float(up.v[k]) * silu_slope(g));
-        dup.v[k] = to_real(dh_i * silu(g));
+        float d_k = to_float(d.v[k]), x_k = to_float(x.v[k]), up_k = SWIGLU ? to_float(up.v[k]) : 1;
+        x.v[k] = to_real(d_k * up_k * activation_slope<SWIGLU>(x_k));
+        up.v[k] = to_real(d_k * activation<SWIGLU>(x_k));
     }
-    pack_store(dgu + row * 2 * F + i, dgate);
-    pack_store(dgu + row * 2 * F + F + i, dup);
-}
-
-static __global__ void __launch_bounds__(ACTIVATION_THREADS)
-gelu_backward_kernel(real *dgu, const real *dh, const real *gu, int F) {
-    int64_t row = blockIdx.x;
-    int i = activation_column();
-    if (i >= F) return;
-    Pack x = pack_load(gu + row * F + i), d = pack_load(dh + row * F + i), dx;
-    for (int k = 0; k < PACK; k++) {
-        dx.v[k] = to_real(to_float(d.v[k]) * gelu_slope(to_float(x.v[k])));
-    }
-    pack_store(dgu + row * F + i, dx);
+    pack_store(dgu + at + i, x);
+    if (SWIGLU) pack_store(dgu + at + F + i, up);
 }
 
 // SETs dgu, which has the shape of gu and may be gu itself.
 static inline void activation_backward(real *dgu, const real *dh, const real *gu, int64_t n, int F,
                                        int swiglu, Gpu *gpu) {
-    dim3 grid = activation_grid(n, F);
-    const int block = ACTIVATION_THREADS;
-    if (swiglu) LAUNCH(swiglu_backward_kernel, grid, block, 0, gpu->stream, dgu, dh, gu, F);
-    else LAUNCH(gelu_backward_kernel, grid, block, 0, gpu->stream, dgu, dh, gu, F);
+    auto kernel = swiglu ? activation_backward_kernel<true> : activation_backward_kernel<false>;
+    LAUNCH(kernel, activation_grid(n, F), ACTIVATION_THREADS, 0, gpu->stream, dgu, dh, gu, F);
 }

@@ -174,7 +174,7 @@ static inline void gained_classifier_forward(wide *losses, wide *logsum, real *z
            targets, *gain, V, Vp, 0.0f);
 }
 
-// As gain_backward_kernel (ngpt.cuh): partial has a row of gains for each chunk of rows.
+// As gain_kernel (ngpt.cuh): partial has a row of gains for each chunk of rows.
 static __global__ void __launch_bounds__(GAIN_THREADS)
 gained_classifier_backward_kernel(real *z, const wide *logsum, const int32_t *targets, Norm gain,
                                   int V, float z_loss, float scale, float *partial) {
@@ -209,9 +209,9 @@ gained_classifier_backward_kernel(real *z, const wide *logsum, const int32_t *ta
 static inline void gained_classifier_backward(real *z, const wide *logsum, const int32_t *targets,
                                               const Norm *gain, int V, float z_loss, float scale,
                                               Gpu *gpu) {
-    GainRows r = gain_rows(gain, gpu);
-    PartialList list = {{{gain->dw, gpu->scratch, gain->site.gains, r.chunks}}, 1};
-    LAUNCH(gained_classifier_backward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, z, logsum,
+    dim3 grid = gain_grid(gain, gpu);
+    PartialList list = {{{gain->dw, gpu->scratch, gain->site.gains, (int)grid.y}}, 1};
+    LAUNCH(gained_classifier_backward_kernel, grid, GAIN_THREADS, 0, gpu->stream, z, logsum,
            targets, *gain, V, z_loss, scale, gpu->scratch);
     partials_add(&list, gpu);
 }

@@ -51,7 +51,7 @@ interpolate_forward_kernel(real *z, const real *y, const real *skip, Interpolati
     Bits other[N];
     line_columns<TEAM>(column, row < f.out.n ? C : 0);
     line_load(x, y + at, column);
-    UNROLL for (int i = 0; i < N; i++) other[i] = bits_load(skip + at, column[i]);
+    bits_line(other, skip + at, column);
     Moments m = line_moments<TEAM>(x, column, C, false, f.out.eps);
     UNROLL for (int i = 0; i < N; i++) {
         Floats p = bits_floats(bits_load(f.p, column[i])), skip_i = bits_floats(other[i]);
@@ -110,27 +110,19 @@ template <typename TEAM>
 static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
 interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *partial) {
     constexpr int N = TEAM::PACKS;
-    constexpr bool LATE = TEAM::THREADS > 256;  // registers are few: load y after ds
     int column[N], C = f.out.site.width;
     float slope = alpha_slope(C), unit = (float)f.out.site.scale;
     GainSums sums = gains_begin<TEAM, N>(false);
-    for (int64_t first = (int64_t)blockIdx.x * TEAM::TEAMS; first < f.out.n;
-         first += (int64_t)gridDim.x * TEAM::TEAMS) {
-        int64_t row = first + threadIdx.x / TEAM::THREADS, at = row * C;
+    each_line<TEAM>({f.out.n, 1, C, nullptr}, [&](int64_t row, int width) {
+        int64_t at = row * C;
         Bits ds[N], z[N], y[N];
-        line_columns<TEAM>(column, row < f.out.n ? C : 0);
-        UNROLL for (int i = 0; i < N; i++) {
-            ds[i] = bits_load(a.dz + at, column[i]);
-            z[i] = bits_load(a.z + at, column[i]);
-        }
-        auto load_y = [&] {
-            UNROLL for (int i = 0; i < N; i++) y[i] = bits_load(a.y + at, column[i]);
-        };
-        if constexpr (!LATE) load_y();
+        line_columns<TEAM>(column, width);
+        bits_line(ds, a.dz + at, column);
+        bits_line(z, a.z + at, column);
+        bits_line(y, a.y + at, column);
         float rstd_s = column[0] >= 0 ? f.post.rstd[row] : 0;
         float rstd_y = column[0] >= 0 ? f.out.rstd[row] : 0;
         interpolate_ds<TEAM>(ds, z, rstd_s, unit, C);  // from here on ds, not dz
-        if constexpr (LATE) load_y();
         float dot = 0;  // of u = alpha ds / sqrt(C) and xhat of y
         UNROLL for (int i = 0; i < N; i++) {
             Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]);
@@ -162,7 +154,7 @@ interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *parti
             pack_store(a.dy + at + column[i], pack_round(dy));
             pack_store(a.dskip + at + column[i], pack_round(dskip));
         }
-    }
+    });
     line_columns<TEAM>(column, C);
     gains_store<TEAM>(partial + (int64_t)blockIdx.x * C, sums.w, column);
 }
@@ -188,18 +180,14 @@ static inline void interpolate_backward(InterpolationArrays a, const Interpolati
 
 enum { GAIN_THREADS = 128, GAIN_LOADS = 4 };
 
-struct GainRows {
-    int chunks;
-    dim3 grid;  // (part of the row, chunk, expert)
-};
 struct GainSpan { int64_t first, end; };
 
-// Chunks of equal numbers of rows, as many as the partial sums have room for.
-static inline GainRows gain_rows(const Norm *gain, Gpu *gpu) {
-    int gains = gain->site.gains, max_chunks = gain_chunks(gains, (size_t)norm_gains(gain), gpu);
-    int64_t rows = CEIL_DIV(gain->n, (int64_t)max_chunks), chunks = CEIL_DIV(gain->n, rows);
-    dim3 grid(CEIL_DIV(gains / PACK, GAIN_THREADS), (unsigned)chunks, (unsigned)gain->experts);
-    return {(int)chunks, grid};
+// The grid is (part of the row, chunk, expert). Chunks have equal numbers of rows, and are as many
+// as the partial sums have room for.
+static inline dim3 gain_grid(const Norm *gain, Gpu *gpu) {
+    int64_t gains = gain->site.gains, chunks = gain_chunks(gains, norm_gains(gain), gpu);
+    int64_t rows = CEIL_DIV(gain->n, chunks);
+    return dim3(CEIL_DIV(gains / PACK, GAIN_THREADS), CEIL_DIV(gain->n, rows), gain->experts);
 }
 
 // The rows of chunk blockIdx.y of expert blockIdx.z.
@@ -222,63 +210,45 @@ static __device__ inline Floats gain_load(const Norm &gain, int j) {
     return g;
 }
 
+// to = g from, for y = g x as for dx = g dy. Backward also needs the sums of dy x, in
+// partial [chunks, experts, gains]; forward has neither x nor partial.
 static __global__ void __launch_bounds__(GAIN_THREADS)
-gain_forward_kernel(real *y, const real *x, Norm gain) {
-    int j = gain_column(), width = gain.site.gains;
-    if (j >= width) return;
-    auto [first, end] = gain_span(gain);
-    Floats g = gain_load(gain, j);
-    for (int64_t i = first; i < end; i += GAIN_LOADS) {
-        Bits load[GAIN_LOADS];
-        UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
-            load[l] = bits_load(i + l < end ? x + (i + l) * width : nullptr, j);
-        }
-        UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
-            Floats v = bits_floats(load[l]);
-            for (int k = 0; k < PACK; k++) v.v[k] *= g.v[k];
-            if (i + l < end) pack_store(y + (i + l) * width + j, pack_round(v));
-        }
-    }
-}
-
-// y may be x.
-static inline void gain_forward(real *y, const real *x, const Norm *gain, Gpu *gpu) {
-    GainRows r = gain_rows(gain, gpu);
-    LAUNCH(gain_forward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, y, x, *gain);
-}
-
-// partial: [chunks, experts, gains]
-static __global__ void __launch_bounds__(GAIN_THREADS)
-gain_backward_kernel(real *dx, const real *dy, const real *x, Norm gain, float *partial) {
+gain_kernel(real *to, const real *from, const real *x, Norm gain, float *partial) {
     int j = gain_column(), width = gain.site.gains;
     if (j >= width) return;
     auto [first, end] = gain_span(gain);
     Floats g = gain_load(gain, j), sum = {};
     for (int64_t i = first; i < end; i += GAIN_LOADS) {
-        Bits d[GAIN_LOADS], load[GAIN_LOADS];
+        Bits load[GAIN_LOADS], load_x[GAIN_LOADS];
         UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
-            d[l] = bits_load(i + l < end ? dy + (i + l) * width : nullptr, j);
-            load[l] = bits_load(i + l < end ? x + (i + l) * width : nullptr, j);
+            load[l] = bits_load(i + l < end ? from + (i + l) * width : nullptr, j);
+            load_x[l] = bits_load(x && i + l < end ? x + (i + l) * width : nullptr, j);
         }
         UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
-            Floats d_l = bits_floats(d[l]), x_l = bits_floats(load[l]);
+            Floats v = bits_floats(load[l]), x_l = bits_floats(load_x[l]);
             for (int k = 0; k < PACK; k++) {
-                sum.v[k] += d_l.v[k] * x_l.v[k];
-                d_l.v[k] *= g.v[k];
+                sum.v[k] += v.v[k] * x_l.v[k];
+                v.v[k] *= g.v[k];
             }
-            if (i + l < end) pack_store(dx + (i + l) * width + j, pack_round(d_l));
+            if (i + l < end) pack_store(to + (i + l) * width + j, pack_round(v));
         }
     }
+    if (!partial) return;
     partial += (blockIdx.y * (int64_t)gridDim.z + blockIdx.z) * width;
     for (int k = 0; k < PACK; k++) partial[j + k] = (float)gain.site.scale * sum.v[k];
+}
+
+// y may be x.
+static inline void gain_forward(real *y, const real *x, const Norm *gain, Gpu *gpu) {
+    LAUNCH(gain_kernel, gain_grid(gain, gpu), GAIN_THREADS, 0, gpu->stream, y, x, nullptr, *gain,
+           nullptr);
 }
 
 // SETs dx, which may be dy, and ADDs to gain->dw.
 static inline void gain_backward(real *dx, const real *dy, const real *x, const Norm *gain,
                                  Gpu *gpu) {
-    GainRows r = gain_rows(gain, gpu);
-    PartialList list = {{{gain->dw, gpu->scratch, norm_gains(gain), r.chunks}}, 1};
-    LAUNCH(gain_backward_kernel, r.grid, GAIN_THREADS, 0, gpu->stream, dx, dy, x, *gain,
-           gpu->scratch);
+    dim3 grid = gain_grid(gain, gpu);
+    PartialList list = {{{gain->dw, gpu->scratch, norm_gains(gain), (int)grid.y}}, 1};
+    LAUNCH(gain_kernel, grid, GAIN_THREADS, 0, gpu->stream, dx, dy, x, *gain, gpu->scratch);
     partials_add(&list, gpu);
 }

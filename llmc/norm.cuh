@@ -63,9 +63,8 @@ struct Lines {
 
 static inline Lines norm_lines(const Norm *norm) {
     Site s = norm->site;
-    if (norm->start) return {CEIL_DIV(norm->n, norm->experts), s.groups, s.width, norm->start};
-    if (s.gains == s.width) return {norm->n * s.groups, 1, s.width, nullptr};
-    return {norm->n, s.groups, s.width, nullptr};
+    if (s.gains == s.width && !norm->start) return {norm->n * s.groups, 1, s.width, nullptr};
+    return {CEIL_DIV(norm->n, norm->experts), s.groups, s.width, norm->start};
 }
 
 static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *norm) {
@@ -73,18 +72,6 @@ static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *no
 }
 
 static inline int norm_gains(const Norm *norm) { return norm->site.gains * norm->experts; }
-
-// The rows that blocks of this set walk over, and the set's place among the sets of a row.
-struct SetRows {
-    int64_t first, end;
-    int set;
-};
-
-static __device__ inline SetRows set_rows(const Lines &lines) {
-    int set = blockIdx.y, expert = set / lines.sets;
-    if (!lines.start) return {0, lines.rows, set};
-    return {lines.start[expert], lines.start[expert + 1], set % lines.sets};
-}
 
 // T neighboring threads share a line; each holds up to P packs of 16 bytes of it. A block has TEAMS
 // teams. Blocks are smaller where a thread holds many packs, so that the sums of the gains'
@@ -97,11 +84,23 @@ template <int T, int P, int B = (T > 256 ? T : T <= 32 && P >= 8 ? 128 : 256)> s
 template <typename First, typename... Wider, typename F>
 static inline void team_launch(int packs, F launch) {
     constexpr int HELD = First::THREADS * First::PACKS;
-    if (packs <= HELD) launch(First());
-    else if constexpr (sizeof...(Wider) > 0) team_launch<Wider...>(packs, launch);
-    else {
-        CHECK(false, "a norm over %d times 16 bytes; the widest team holds %d\n"
-              "  -> a smaller --width or --ffn", packs, HELD);
+    if (packs <= HELD) return launch(First());
+    if constexpr (sizeof...(Wider) > 0) return team_launch<Wider...>(packs, launch);
+    CHECK(false, "a norm over %d times 16 bytes; expected at most %d\n"
+          "  -> a smaller --width or --ffn", packs, HELD);
+}
+
+// Calls body(line, width) for each line of this team. Teams of a block stay together: one that has
+// no line left in a round gets width 0.
+template <typename TEAM, typename F>
+static __device__ inline void each_line(const Lines &lines, F body) {
+    int set = blockIdx.y, expert = set / lines.sets;
+    int64_t begin = lines.start ? lines.start[expert] : 0;
+    int64_t end = lines.start ? lines.start[expert + 1] : lines.rows;
+    for (int64_t first = begin + (int64_t)blockIdx.x * TEAM::TEAMS; first < end;
+         first += (int64_t)gridDim.x * TEAM::TEAMS) {
+        int64_t row = first + threadIdx.x / TEAM::THREADS;
+        body(row * lines.sets + set % lines.sets, row < end ? lines.width : 0);
     }
 }
 
@@ -157,22 +156,14 @@ static __device__ inline Pack pack_round(const Floats &x) {
     return y;
 }
 
-template <int N>
-static __device__ inline void line_load(Floats (&x)[N], const real *from, const int (&column)[N]) {
-    UNROLL for (int i = 0; i < N; i++) {
-        x[i] = column[i] >= 0 ? pack_floats(pack_load(from + column[i])) : Floats{};
-    }
-}
-
-template <int N>
-static __device__ inline void line_store(real *to, const Floats (&x)[N], const int (&column)[N]) {
-    UNROLL for (int i = 0; i < N; i++)
-        if (column[i] >= 0) pack_store(to + column[i], pack_round(x[i]));
-}
-
 // The pack at this column; zeros for column -1, or if from is nullptr.
 static __device__ inline Bits bits_load(const real *from, int column) {
     return from && column >= 0 ? words_load<Bits>(from + column) : Bits{};
+}
+
+template <int N>
+static __device__ inline void bits_line(Bits (&x)[N], const real *from, const int (&column)[N]) {
+    UNROLL for (int i = 0; i < N; i++) x[i] = bits_load(from, column[i]);
 }
 
 static __device__ inline Bits bits_round(const Floats &x) {
@@ -186,6 +177,19 @@ static __device__ inline Floats bits_floats(const Bits &x) {
     Pack pack;
     memcpy(&pack, &x, sizeof pack);
     return pack_floats(pack);
+}
+
+template <int N>
+static __device__ inline void line_load(Floats (&x)[N], const real *from, const int (&column)[N]) {
+    UNROLL for (int i = 0; i < N; i++) {
+        x[i] = bits_floats(bits_load(from, column[i]));
+    }
+}
+
+template <int N>
+static __device__ inline void line_store(real *to, const Floats (&x)[N], const int (&column)[N]) {
+    UNROLL for (int i = 0; i < N; i++)
+        if (column[i] >= 0) pack_store(to + column[i], pack_round(x[i]));
 }
 
 struct Moments { float mean, rstd; };
@@ -222,8 +226,8 @@ static __device__ inline void line_normalize(Floats (&x)[N], const int (&column)
     Moments m = line_moments<TEAM>(x, column, width, b != nullptr, norm.eps);
     UNROLL for (int i = 0; i < N; i++) {
         if (column[i] < 0) continue;
-        Floats gain = pack_floats(pack_load(w + column[i]));
-        Floats bias = b ? pack_floats(pack_load(b + column[i])) : Floats{};
+        Floats gain = bits_floats(bits_load(w, column[i]));
+        Floats bias = bits_floats(bits_load(b, column[i]));
         for (int k = 0; k < PACK; k++) {
             x[i].v[k] = scale * gain.v[k] * ((x[i].v[k] - m.mean) * m.rstd) + bias.v[k];
         }
@@ -237,8 +241,9 @@ static __device__ inline void line_normalize(Floats (&x)[N], const int (&column)
 
 // Residual + norm:  t = N_out(y)    s = a skip + t    z = N_next(s)
 // A norm that is nullptr or off is skipped, and so is the residual if skip is nullptr. At least one
-// norm is given (it says n and width). s is stored unless nullptr. Backward reads s as stored, so z
-// normalizes s rounded to `real`, whether it is stored or not. Outputs may be inputs.
+// norm is given: it says n and width. Two norms have one group of the same width. s is stored
+// unless nullptr. Backward reads s as stored, so z normalizes s rounded to `real`, whether it is
+// stored or not. Outputs may be inputs.
 struct AddNorm {
     real *s, *z;
     const real *y, *skip;
@@ -250,14 +255,11 @@ template <typename TEAM>
 static __global__ void __launch_bounds__(TEAM::BLOCK, 1)
 add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
     constexpr int N = TEAM::PACKS;
-    int column[N], set = blockIdx.y;
-    SetRows rows = set_rows(lines);
-    for (int64_t first = rows.first + (int64_t)blockIdx.x * TEAM::TEAMS; first < rows.end;
-         first += (int64_t)gridDim.x * TEAM::TEAMS) {
-        int64_t row = first + threadIdx.x / TEAM::THREADS;
-        int64_t line = row * lines.sets + rows.set, at = line * lines.width;
+    each_line<TEAM>(lines, [&](int64_t line, int width) {
+        int column[N], set = blockIdx.y;
+        int64_t at = line * lines.width;
         Floats x[N], skip[N];
-        line_columns<TEAM>(column, row < rows.end ? lines.width : 0);
+        line_columns<TEAM>(column, width);
         line_load(x, f.y + at, column);
         if (out.site.on) line_normalize<TEAM>(x, column, out, line, set);
         if (f.skip) {
@@ -266,21 +268,20 @@ add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
                 for (int k = 0; k < PACK; k++) x[i].v[k] += f.a * skip[i].v[k];
         }
         if (f.s) line_store(f.s + at, x, column);
-        if (!next.site.on) continue;
+        if (!next.site.on) return;
         UNROLL for (int i = 0; i < N; i++) x[i] = pack_floats(pack_round(x[i]));
         line_normalize<TEAM>(x, column, next, line, set);
         line_store(f.z + at, x, column);
-    }
+    });
 }
 
-// out[i] = a x[i] + b y[i]; without the second term if y == nullptr.
+// out[i] = a x[i] + b y[i]
 static __global__ void __launch_bounds__(256)
 scale_add_kernel(real *out, const real *x, float a, const real *y, float b, int64_t packs) {
     int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= packs) return;
-    Floats v = pack_floats(pack_load(x + at * PACK));
-    Floats other = y ? pack_floats(pack_load(y + at * PACK)) : Floats{};
-    for (int k = 0; k < PACK; k++) v.v[k] = a * v.v[k] + b * other.v[k];
+    Floats v = pack_floats(pack_load(x + at * PACK)), w = pack_floats(pack_load(y + at * PACK));
+    for (int k = 0; k < PACK; k++) v.v[k] = a * v.v[k] + b * w.v[k];
     pack_store(out + at * PACK, pack_round(v));
 }
 
@@ -289,24 +290,17 @@ scale_add_kernel(real *out, const real *x, float a, const real *y, float b, int6
 static inline void scale_add(real *out, const real *x, float a, const real *y, float b,
                              int64_t count, Gpu *gpu) {
     int64_t packs = count / PACK;
-    unsigned blocks = (unsigned)CEIL_DIV(packs, 256);
-    LAUNCH(scale_add_kernel, blocks, 256, 0, gpu->stream, out, x, a, y, b, packs);
+    LAUNCH(scale_add_kernel, CEIL_DIV(packs, 256), 256, 0, gpu->stream, out, x, a, y, b, packs);
 }
 
 static inline void add_norm_forward(AddNorm f, Gpu *gpu) {
     Norm none = {}, out = f.out ? *f.out : none, next = f.next ? *f.next : none;
+    const Norm *shape = next.site.on || !f.out ? &next : &out;
+    Lines lines = norm_lines(shape);
     if (!out.site.on && !next.site.on) {
-        const Norm *given = f.next ? f.next : f.out;
-        int64_t count = given->n * given->site.groups * given->site.width;
+        int64_t count = shape->n * shape->site.groups * lines.width;
         return scale_add(f.s, f.y, 1, f.skip, f.a, count, gpu);
     }
-    CHECK(!(out.site.on && next.site.on) ||
-          (out.n == next.n && out.site.gains == next.site.gains &&
-           out.site.groups * next.site.groups == 1),
-          "two norms of one kernel differ: [%ld, %d] and [%ld, %d]", (long)out.n, out.site.gains,
-          (long)next.n, next.site.gains);
-    const Norm *shape = next.site.on ? &next : &out;
-    Lines lines = norm_lines(shape);
     norm_launch(lines.width, [&](auto team) {
         typedef decltype(team) TEAM;
         dim3 grid = lines_grid(CEIL_DIV(lines.rows, TEAM::TEAMS), lines, shape);
@@ -327,8 +321,8 @@ static inline void add_norm_forward(AddNorm f, Gpu *gpu) {
 static inline int gain_chunks(int gains, size_t each, const Gpu *gpu) {
     size_t chunks = gains <= 256 ? 1024 : 256;
     while (chunks * each > gpu->scratch_size) chunks /= 2;
-    CHECK(chunks > 0, "scratch of %zu floats is too small for gradients of %zu gains and biases\n"
-          "  -> a larger Gpu.scratch_size", gpu->scratch_size, each);
+    CHECK(chunks > 0, "expected scratch for the gradients of %zu gains and biases, found %zu\n"
+          "  -> a larger Gpu.scratch_size", each, gpu->scratch_size);
     return (int)chunks;
 }
 
@@ -344,8 +338,8 @@ template <typename TEAM, int N> static inline size_t gains_bytes(bool bias) {
 
 template <typename TEAM, int N> static __device__ inline GainSums gains_begin(bool bias) {
     SHARED_DYNAMIC(Sum4, shared);
-    GainSums sums = {shared + threadIdx.x,
-                     bias ? shared + threadIdx.x + N * SUMS * TEAM::BLOCK : nullptr};
+    Sum4 *own = shared + threadIdx.x;
+    GainSums sums = {own, bias ? own + N * SUMS * TEAM::BLOCK : nullptr};
     for (int q = 0; q < N * SUMS * (bias ? 2 : 1); q++) sums.w[q * TEAM::BLOCK] = Sum4{};
     return sums;
 }
@@ -386,10 +380,8 @@ static __global__ void __launch_bounds__(256) partials_add_kernel(PartialList li
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     int j = blockIdx.x * WARP + lane;
     float total = 0;
-    if (j < p.gains) {
-        for (int chunk = warp; chunk < p.chunks; chunk += warps) {
-            total += p.partial[(int64_t)chunk * p.gains + j];
-        }
+    for (int chunk = warp; j < p.gains && chunk < p.chunks; chunk += warps) {
+        total += p.partial[(int64_t)chunk * p.gains + j];
     }
     sum[threadIdx.x] = total;
     __syncthreads();
@@ -411,9 +403,9 @@ static inline void partials_of(PartialList *list, const Norm *norm, const float 
 static inline void partials_add(const PartialList *list, Gpu *gpu) {
     int gains = 0;  // of the longest gain
     int warps = 1;  // one per chunk, at most 8
-    for (int i = 0; i < list->count; i++) {
-        gains = list->of[i].gains > gains ? list->of[i].gains : gains;
-        while (warps < 8 && warps < list->of[i].chunks) warps *= 2;
+    for (const Partials &p : list->of) {
+        gains = max(gains, p.gains);
+        while (warps < 8 && warps < p.chunks) warps *= 2;
     }
     if (!gains) return;
     dim3 grid(CEIL_DIV(gains, WARP), list->count);
@@ -486,42 +478,34 @@ template <typename TEAM>
 static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
 norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
     constexpr int N = TEAM::PACKS;
-    // The loads of a batch come before its stores; the compiler may not reorder them itself.
-    constexpr int BATCH = TEAM::THREADS > 256 ? 2 : N;
     int column[N], width = lines.width, set = blockIdx.y;
     const real *w = norm.w + set * width;
     GainSums sums = gains_begin<TEAM, N>(norm.b != nullptr);
-    SetRows rows = set_rows(lines);
-    for (int64_t first = rows.first + (int64_t)blockIdx.x * TEAM::TEAMS; first < rows.end;
-         first += (int64_t)gridDim.x * TEAM::TEAMS) {
-        int64_t row = first + threadIdx.x / TEAM::THREADS;
-        int64_t line = row * lines.sets + rows.set, at = line * width;
-        Bits dy[N], x[N], gain[BATCH], add[BATCH], other[BATCH];
-        line_columns<TEAM>(column, row < rows.end ? width : 0);
-        UNROLL for (int i = 0; i < N; i++) {
-            dy[i] = bits_load(f.dy + at, column[i]);
-            x[i] = bits_load(f.x + at, column[i]);
-        }
+    each_line<TEAM>(lines, [&](int64_t line, int own_width) {
+        int64_t at = line * width;
+        Bits dy[N], x[N], gain[N], add[N], other[N];
+        line_columns<TEAM>(column, own_width);
+        bits_line(dy, f.dy + at, column);
+        bits_line(x, f.x + at, column);
         Moments m = line_kept(norm, line, column);
         Slopes s = line_slopes<TEAM>(dy, x, column, w, m, width, norm.b != nullptr);
         unpack_again(dy);
         unpack_again(x);
+        // All loads come before the stores; the compiler may not reorder them itself.
+        bits_line(gain, w, column);
+        bits_line(add, f.add ? f.add + at : nullptr, column);
+        bits_line(other, f.other ? f.other + at : nullptr, column);
         UNROLL for (int i = 0; i < N; i++) {
-            UNROLL for (int j = i; j < N && j < i + BATCH && i % BATCH == 0; j++) {
-                gain[j % BATCH] = bits_load(w, column[j]);
-                add[j % BATCH] = bits_load(f.add ? f.add + at : nullptr, column[j]);
-                other[j % BATCH] = bits_load(f.other ? f.other + at : nullptr, column[j]);
-            }
             if (column[i] < 0) continue;
-            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i % BATCH], m, s);
-            Floats add_i = bits_floats(add[i % BATCH]), other_i = bits_floats(other[i % BATCH]);
+            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i], m, s);
+            Floats add_i = bits_floats(add[i]), other_i = bits_floats(other[i]);
             for (int k = 0; k < PACK; k++) dx.v[k] += f.a * add_i.v[k];
             pack_store(f.dx + at + column[i], pack_round(dx));
             if (!f.sum) continue;
             for (int k = 0; k < PACK; k++) dx.v[k] = f.b * dx.v[k] + f.c * other_i.v[k];
             pack_store(f.sum + at + column[i], pack_round(dx));
         }
-    }
+    });
     line_columns<TEAM>(column, width);
     int64_t gains = (int64_t)norm.site.gains * norm.experts;
     partial += blockIdx.x * gains + set * width;

@@ -36,9 +36,7 @@
 // their gradients again: 0.017 ms for n = 32768, NH = 16, QK = 192, R = 64. The table of angles
 // comes from the caches: the heads of a row, neighbors in a block, share its 8 R / 2 bytes.
 #pragma once
-#include <limits.h>
 #include <math.h>
-#include <type_traits>
 #include "norm.cuh"
 
 struct QkvShape {
@@ -99,34 +97,16 @@ static inline PartPlace part_place(const QkvPlaces *places, int p) {
 static inline QkvParts qkv_parts(const QkvPlaces *to, const QkvPlaces *d, const QkvPlaces *raw,
                                  const Norm norms[3], QkvShape s) {
     QkvParts parts = {{}, s.B * s.T, s.T, s.R / 2, s.rotary, 0, false, s.R < s.QK};
-    bool full = false;
-    CHECK(s.HS % (2 * PACK) == 0 && s.R % (2 * PACK) == 0,
-          "a head of %d values, of which %d turn: expected multiples of %d\n"
-          "  -> another --heads, --width or --rope-size", s.HS, s.R, 2 * PACK);
-    for (int p = 0; p < 3; p++) {
-        full |= norms[p].site.on && norms[p].site.width != (p < 2 ? s.QK : s.HS);
-        parts.unit |= norms[p].site.on == L2;
-    }
     for (int p = 0; p < 3; p++) {
         const Site *site = &norms[p].site;
         int heads = p == 0 ? s.NH : s.KV, head = p < 2 ? s.QK : s.HS;
-        int width = full ? heads * head : head;
-        if (site->on) width = site->width;
-        int sets = site->on == L2 ? heads : 1;
-        bool rotate = s.rotary && p < 2, works = site->on || rotate;
-        bool fits = (width == head || width == heads * head) &&
-                    (!site->on || site->gains == sets * width) &&
-                    (!parts.unit || !works || (site->on == L2 && width == head));
-        CHECK(fits,
-              "a norm of q, k or v over %d values with %d gains: expected a head of %d or %d heads",
-              width, site->gains, head, heads);
-        CHECK((int64_t)parts.n * heads < INT_MAX / 2,
-              "%d x %d rows of %d heads are too many for one kernel\n  -> a smaller --micro-batch",
-              s.B, s.T, heads);
+        int width = site->on ? site->width : head, sets = site->on == L2 ? heads : 1;
         int groups = heads * head / width, low = p < 2 ? s.QK - s.R : head;
+        bool rotate = s.rotary && p < 2;
         parts.of[p] = {norms[p], part_place(raw, p), part_place(d, p), part_place(to, p), groups,
                        width, head, low, rotate, sets, 0, nullptr};
-        if (works && width / PACK / 2 > parts.pairs) parts.pairs = width / PACK / 2;
+        parts.unit |= site->on == L2;
+        if (site->on || rotate) parts.pairs = max(parts.pairs, width / PACK / 2);
     }
     return parts;
 }
@@ -287,20 +267,19 @@ static __global__ void __launch_bounds__(TEAM::BLOCK, 1) qkv_forward_kernel(QkvP
     }
 }
 
-static inline void qkv_forward_launch(QkvParts *parts, Gpu *gpu) {
-    qkv_launch(parts, [&](auto team, auto unit, auto latent) {
+static inline void qkv_forward_launch(QkvParts parts, Gpu *gpu) {
+    qkv_launch(&parts, [&](auto team, auto unit, auto latent) {
         typedef decltype(team) TEAM;
         constexpr bool UNIT = decltype(unit)::value, LATENT = decltype(latent)::value;
         int blocks = 0;
-        for (int p = 0; p < 3; p++) blocks += qkv_blocks(parts, p, TEAM::TEAMS, QKV_CHUNKS);
-        LAUNCH(qkv_forward_kernel<TEAM, UNIT, LATENT>, blocks, TEAM::BLOCK, 0, gpu->stream, *parts);
+        for (int p = 0; p < 3; p++) blocks += qkv_blocks(&parts, p, TEAM::TEAMS, QKV_CHUNKS);
+        LAUNCH(qkv_forward_kernel<TEAM, UNIT, LATENT>, blocks, TEAM::BLOCK, 0, gpu->stream, parts);
     });
 }
 
 static inline void qkv_forward(const QkvPlaces *to, const QkvPlaces *raw, const Norm norms[3],
                                QkvShape s, Gpu *gpu) {
-    QkvParts parts = qkv_parts(to, raw, raw, norms, s);
-    qkv_forward_launch(&parts, gpu);
+    qkv_forward_launch(qkv_parts(to, raw, raw, norms, s), gpu);
 }
 
 // --------------------------------------------------------------------------------------- backward
@@ -336,7 +315,7 @@ qkv_backward_kernel(QkvParts parts) {
         pair_columns<TEAM, LATENT>(column, line.row < parts.n ? part.width : 0, part);
         part_load<LATENT>(dy, part.d, part, own, column);
         if (on) part_load<LATENT>(x, part.raw, part, own, column);
-        UNROLL for (int i = 0; i < N; i++) gain[i] = bits_load(on ? w : nullptr, column[i]);
+        bits_line(gain, on ? w : nullptr, column);
         line_unpack(d, UNIT ? x : dy);
         line_rotate<LATENT>(d, column, parts, part, line.row, UNIT ? 1 : -1);
         UNROLL for (int i = 0; i < N; i++) (UNIT ? x[i] : dy[i]) = bits_round(d[i]);
@@ -366,13 +345,15 @@ qkv_backward_kernel(QkvParts parts) {
     if (sums.b) gains_store<TEAM>(partial + (int64_t)(part.chunks + chunk) * gains, sums.b, column);
 }
 
-static inline void qkv_backward_launch(QkvParts *parts, Gpu *gpu) {
+// Floats of partial sums for one chunk of a part.
+static inline size_t part_gains(const Norm *norm) {
+    return norm->site.on ? (size_t)norm->site.gains * (norm->b ? 2 : 1) : 0;
+}
+
+static inline void qkv_backward_launch(QkvParts parts, Gpu *gpu) {
     size_t each = 0;  // floats of partial sums for one chunk of every part
-    for (const QkvPart &part : parts->of) {
-        const Site *site = &part.norm.site;
-        each += site->on ? (size_t)site->gains * (part.norm.b ? 2 : 1) : 0;
-    }
-    qkv_launch(parts, [&](auto team, auto unit, auto latent) {
+    for (const QkvPart &part : parts.of) each += part_gains(&part.norm);
+    qkv_launch(&parts, [&](auto team, auto unit, auto latent) {
         typedef decltype(team) TEAM;
         constexpr bool UNIT = decltype(unit)::value, LATENT = decltype(latent)::value;
         PartialList list = {};
@@ -380,11 +361,11 @@ static inline void qkv_backward_launch(QkvParts *parts, Gpu *gpu) {
         bool bias = false;
         int blocks = 0;
         for (int p = 0; p < 3; p++) {
-            QkvPart *part = &parts->of[p];
+            QkvPart *part = &parts.of[p];
             const Norm *norm = &part->norm;
             bool on = norm->site.on;
             int max_chunks = on ? gain_chunks(norm->site.gains, each, gpu) : QKV_CHUNKS;
-            blocks += qkv_blocks(parts, p, TEAM::TEAMS, max_chunks);
+            blocks += qkv_blocks(&parts, p, TEAM::TEAMS, max_chunks);
             part->partial = partial;
             if (!on) continue;
             bias |= norm->b != nullptr;
@@ -392,11 +373,11 @@ static inline void qkv_backward_launch(QkvParts *parts, Gpu *gpu) {
             bool joins = list.count && list.of[0].gradient == norm->dw;
             if (joins) list.of[0].chunks += part->chunks;
             else partials_of(&list, norm, partial, part->chunks);
-            partial += (size_t)part->chunks * norm->site.gains * (norm->b ? 2 : 1);
+            partial += part->chunks * part_gains(norm);
         }
         size_t shared = each ? gains_bytes<TEAM, 2 * TEAM::PACKS>(bias) : 0;
         LAUNCH(qkv_backward_kernel<TEAM, UNIT, LATENT>, blocks, TEAM::BLOCK, shared, gpu->stream,
-               *parts);
+               parts);
         partials_add(&list, gpu);
     });
 }
@@ -404,8 +385,7 @@ static inline void qkv_backward_launch(QkvParts *parts, Gpu *gpu) {
 // raw is read for parts with a norm. draw may be d where both have the same pitch.
 static inline void qkv_backward(const QkvPlaces *draw, const QkvPlaces *d, const QkvPlaces *raw,
                                 const Norm norms[3], QkvShape s, Gpu *gpu) {
-    QkvParts parts = qkv_parts(draw, d, raw, norms, s);
-    qkv_backward_launch(&parts, gpu);
+    qkv_backward_launch(qkv_parts(draw, d, raw, norms, s), gpu);
 }
 
 // ------------------------------------------------------------------------------- latent attention
@@ -414,9 +394,6 @@ static inline void qkv_backward(const QkvPlaces *draw, const QkvPlaces *d, const
 
 static inline QkvParts latent_parts(Heads to, Heads d, Heads raw, const Norm *norm) {
     int width = norm->site.width;
-    CHECK(width % (2 * PACK) == 0,
-          "a latent of %d values: expected a multiple of %d\n  -> another --kv-rank", width,
-          2 * PACK);
     QkvParts parts = {{}, (int)norm->n, 1, 0, nullptr, width / PACK / 2, false, true};
     for (QkvPart &part : parts.of) part.sets = 1;
     parts.of[0] = {*norm, {raw, {}}, {d, {}}, {to, {}}, 1, width, width, width, 0, 1, 0, nullptr};
@@ -424,15 +401,13 @@ static inline QkvParts latent_parts(Heads to, Heads d, Heads raw, const Norm *no
 }
 
 static inline void latent_norm_forward(Heads to, Heads raw, const Norm *norm, Gpu *gpu) {
-    QkvParts parts = latent_parts(to, raw, raw, norm);
-    qkv_forward_launch(&parts, gpu);
+    qkv_forward_launch(latent_parts(to, raw, raw, norm), gpu);
 }
 
 // SETs draw, ADDs the gradients of gain and bias.
 static inline void latent_norm_backward(Heads draw, Heads d, Heads raw, const Norm *norm,
                                         Gpu *gpu) {
-    QkvParts parts = latent_parts(draw, d, raw, norm);
-    qkv_backward_launch(&parts, gpu);
+    qkv_backward_launch(latent_parts(draw, d, raw, norm), gpu);
 }
 
 enum { LATENT_THREADS = 128 };

@@ -177,13 +177,12 @@ GPU_TEST(cuda_norm) {
 
 GPU_TEST(cuda_scale_add) {
     for (int64_t count = 8; count < 5000; count = count * 5 + 8) {
-        Values x = random_values(count, 51), y = random_values(count, 52), both(count), one(count);
-        real *d_x = device_copy<real>(&x);
-        real *d_y = device_copy<real>(&y);
-        real *d_out = device_empty<real>(count);
-        for (int64_t i = 0; i < count; i++) one[i] = 1.5 * x[i], both[i] = one[i] - 0.75 * y[i];
-        scale_add(d_out, d_x, 1.5f, nullptr, 0, count, test_gpu());
-        expect_close(d_out, one, "a x");
+        Values x = random_values(count, 51), y = random_values(count, 52), both(count);
+        real *d_x = device_copy<real>(&x), *d_y = device_copy<real>(&y),
+             *d_out = device_empty<real>(count);
+        for (int64_t i = 0; i < count; i++) both[i] = 1.5 * x[i] - 0.75 * y[i];
+        scale_add(d_out, d_x, 1.5f, d_y, -0.75f, count, test_gpu());
+        expect_close(d_out, both, "a x + b y");
         scale_add(d_x, d_x, 1.5f, d_y, -0.75f, count, test_gpu());
         expect_close(d_x, both, "a x + b y, in place");
         cudaFree(d_x), cudaFree(d_y), cudaFree(d_out);
