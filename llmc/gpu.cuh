@@ -147,14 +147,17 @@ static __device__ inline float exp2_fast(float x) {
 
 // Reductions over the 32 lanes of a warp, all of which take part. Every lane gets the result; the
 // order is fixed.
-template <typename T> static __device__ inline T warp_sum(T x) {
-    for (int lane = WARP / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+template <typename T, typename Combine>
+static __device__ inline T warp_all(T x, Combine combine) {
+    for (int lane = WARP / 2; lane > 0; lane /= 2)
+        x = combine(x, __shfl_xor_sync(0xffffffffu, x, lane));
     return x;
 }
+template <typename T> static __device__ inline T warp_sum(T x) {
+    return warp_all(x, [](T a, T b) { return a + b; });
+}
 static __device__ inline float warp_max(float x) {
-    for (int lane = WARP / 2; lane > 0; lane /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
-    return x;
+    return warp_all(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // Reductions over a block of whole warps. Every thread gets the result; the order is fixed.
@@ -186,6 +189,14 @@ typedef struct Gpu {
     struct Plans *plans;       // of matrix products (linear.cuh)
 } Gpu;
 
+// Scratch for `count` values of T. train_gpt.cu allocates enough for all launchers.
+template <typename T> static T *scratch_for(size_t count, const Gpu *gpu) {
+    CHECK(count * sizeof(T) <= gpu->scratch_size * sizeof(float),
+          "expected %zu bytes of scratch, found %zu\n  -> a bug: report it with the command line",
+          count * sizeof(T), gpu->scratch_size * sizeof(float));
+    return (T *)gpu->scratch;
+}
+
 // ------------------------------------------------------------------------------------- the device
 
 // A program that was built for another GPU has no code of this kernel for the present one.
@@ -203,10 +214,9 @@ static inline int gpu_find(void) {
           "  -> install it (nvidia-smi then lists the GPUs), "
           "or use the CPU: make train_gpt DEVICE=cpu");
     CHECK(found != cudaErrorInsufficientDriver,
-          "expected a driver for CUDA %d.%d, with which this program was built, or later; "
-          "found one for CUDA %d.%d\n"
-          "  -> update the driver, or build with the toolkit of CUDA %d: make train_gpt NVCC=...",
-          toolkit / 1000, toolkit % 1000 / 10, driver / 1000, driver % 1000 / 10, driver / 1000);
+          "expected a driver for CUDA %d.%d or later, found one for CUDA %d.%d\n"
+          "  -> update the driver, or build with its toolkit: make train_gpt NVCC=...",
+          toolkit / 1000, toolkit % 1000 / 10, driver / 1000, driver % 1000 / 10);
     CHECK(found != cudaErrorNoDevice && !(found == cudaSuccess && count == 0),
           "expected an NVIDIA GPU, found none%s%s\n"
           "  -> nvidia-smi lists those there are; without one: make train_gpt DEVICE=cpu",
