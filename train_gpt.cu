@@ -82,13 +82,15 @@ static const Entry *begin(const Layout &layout) { return layout.entries; }
 static const Entry *end(const Layout &layout) { return layout.entries + layout.count; }
 
 enum { SCRATCH_ROWS = 512 };              // partial sums of a gain
-enum { RESERVE_MIB = 512 };               // taken by CUDA's own code, an estimate
+enum { RESERVE_MIB = 512 };               // an estimate: CUDA's own code, lists, statistics
 enum { NCCL_MIB = 512 };                  // and by NCCL's buffers
 
 // Inputs, targets, and the groups of equal tokens (embed.cuh).
 static int64_t batch_ints(int64_t n) { return 4 * n + 2; }
+
 static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t router_doubles(const Model *m) { return (int64_t)m->L * (ROUTER_SUMS + m->moe.E); }
+// Elements of the storage type in a float: 2 in bf16, 1 in fp32.
 static int gpt_ratio(void) { return (int)(sizeof(wide) / sizeof(real)); }
 static bool has_master_weights(void) { return gpt_ratio() > 1; }
 
@@ -109,19 +111,15 @@ static int64_t tensor_count(const Layout *layout, int kind, bool training) {
     return sharded ? layout->state : layout->total;
 }
 
+// Beside the tables: the batch, scratch, cuBLASLt's workspace, and a reserve.
 static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
-    Layout layout = layout_make(m);
-    size_t bytes = (size_t)batch_ints((int64_t)setup->B * setup->T) * sizeof(int32_t)
-                   + (size_t)scratch_floats(m, setup) * sizeof(float)
-                   + (size_t)m->L * sizeof(LayerSums)
-                   + (size_t)router_doubles(m) * sizeof(double)
-                   + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums))
-                   + PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
-    if (comm_size(setup->comm) > 1) bytes += (size_t)NCCL_MIB << 20;
-    layout_free(&layout);
-    return tables + (double)bytes;
+    int64_t reserve = RESERVE_MIB + (comm_size(setup->comm) > 1 ? NCCL_MIB : 0);
+    int64_t batch = batch_ints((int64_t)setup->B * setup->T) * (int64_t)sizeof(int32_t);
+    int64_t scratch = scratch_floats(m, setup) * (int64_t)sizeof(float);
+    return tables + (double)(batch + scratch + PLANS_WORKSPACE + (reserve << 20));
 }
 
+// Sizes that the CPU takes and the kernels do not.
 static void refuse_unless_multiple(const char *flag, int value, int of) {
     CHECK(value % of == 0,
           "%s %d; on a GPU it must be a multiple of %d\n"
@@ -129,19 +127,20 @@ static void refuse_unless_multiple(const char *flag, int value, int of) {
           CEIL_DIV(value, of) * of);
 }
 
+static void refuse_above(const char *flag, int value, int most) {
+    CHECK(value <= most,
+          "%s %d; on a GPU it must be at most %d\n"
+          "  -> %s %d, or make train_gpt DEVICE=cpu", flag, value, most, flag, most);
+}
+
 // The kernels need: heads and sequences that attention knows, 16-byte rows (logits of routers too),
 // and biases of one product side by side without gaps.
 static void refuse_model(const Model *m) {
-    int longest = attention_kernels(qk_size(m), m->HS)->longest;
-    CHECK(m->T <= longest,
-          "--seq %d; on a GPU with heads of %d it is at most %d\n"
-          "  -> --seq %d, or make train_gpt DEVICE=cpu", m->T, m->HS, longest, longest);
+    refuse_above("--seq", m->T, attention_kernels(qk_size(m), m->HS)->longest);
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);
     refuse_unless_multiple("--dense-ffn", m->moe.dense_F, 8);
-    CHECK(m->moe.E <= ROUTER_MOST,
-          "--experts %d; on a GPU it must be at most %d\n"
-          "  -> --experts %d, or make train_gpt DEVICE=cpu", m->moe.E, ROUTER_MOST, ROUTER_MOST);
+    refuse_above("--experts", m->moe.E, ROUTER_MOST);
     refuse_unless_multiple("--experts", m->moe.E, 8);
     bool aligned = m->NH * m->HS % ALIGN == 0 && m->KV * m->HS % ALIGN == 0
                    && (!m->swiglu || m->F % ALIGN == 0);
@@ -150,6 +149,7 @@ static void refuse_model(const Model *m) {
           "%d\n  -> --bias off, or make train_gpt DEVICE=cpu", m->NH, m->HS, m->KV, m->F, ALIGN);
 }
 
+// Free memory of the GPU that this process would take; NAN without one.
 static double gpt_room(const Model *m, const Setup *setup) {
     size_t free_bytes, total;
     int devices = 0;
@@ -162,6 +162,7 @@ static double gpt_room(const Model *m, const Setup *setup) {
     return (double)free_bytes;
 }
 
+// Every allocation is on one of two lists, from which gpt_destroy frees it.
 template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *what) {
     T *p = nullptr;
     cudaError_t error = cudaMalloc((void **)&p, (size_t)count * sizeof(T));
@@ -202,6 +203,7 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
     cudaCheck(cudaMemsetAsync(x, 0, (size_t)count * sizeof(T), g->gpu.stream));
 }
 
+// Until the device has done all work given to it.
 static void wait(Gpt *g) { cudaCheck(cudaStreamSynchronize(g->gpu.stream)); }
 
 // Whether this process has only its shards of the master weights.
@@ -209,6 +211,7 @@ static bool has_shards(const Gpt *g) {
     return g->nccl.size > 1 && g->setup.training && has_master_weights();
 }
 
+// Arenas: parameters with their gradients and moments, then activations with theirs.
 static void alloc_tensors(Gpt *g) {
     for (int kind = 0; kind < setup_kinds(&g->setup); kind++) {
         int64_t count = tensor_count(&g->layout, kind, g->setup.training);
@@ -228,6 +231,7 @@ static void alloc_tensors(Gpt *g) {
         g->grads = device_alloc<real>(g, g->act_layout.grads, "the gradients of activations");
 }
 
+// RoPE's cosines and sines, computed once in double on the host.
 static void alloc_rotary(Gpt *g) {
     int64_t count = (int64_t)g->m.T * rotary_size(&g->m) / 2;
     float2 *table = (float2 *)check_alloc((size_t)count * sizeof *table, "rotary angles");
@@ -238,6 +242,7 @@ static void alloc_rotary(Gpt *g) {
     free(table);
 }
 
+// Whatever a step needs beside the arenas.
 static void alloc_step(Gpt *g) {
     int count = g->layout.count;
     g->batch = device_alloc<int32_t>(g, batch_ints(g->max.n), "a batch");
@@ -293,6 +298,7 @@ static void gpt_destroy(Gpt *g) {
 
 // -------------------------------------------------------------------------------------- the model
 
+// The batch on the device: inputs [n], targets [n], groups of equal tokens.
 static const int32_t *gpt_inputs(const Gpt *g) { return g->batch; }
 static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
 static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
@@ -311,6 +317,7 @@ static Block gpt_block(const Gpt *g, int l) {
                  cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
+// W [Vp, C] of the head: the embedding again (tied), or a matrix of its own.
 static const real *head_weights(const Gpt *g, const Block *b) {
     return g->m.tied ? b->w.wte : b->w.wlm;
 }
@@ -374,6 +381,7 @@ static void loss_forward(Gpt *g) {
     loss_sums(g->state.device->sums, b.a.losses, b.a.logsum, g->now.n, z_loss, &g->gpu);
 }
 
+// Logits as a sampler reads them, with nGPT's gain.
 static void logits_forward(Gpt *g, real *x) {
     head_forward(g, x);
     Block b = gpt_block(g, 0);
@@ -403,6 +411,8 @@ static void reduce_gradients(Gpt *g, int l) {
     if (g->reducing) move_shards(g, g->tensors[GRADS], l, nccl_reduce<float>);
 }
 
+// From the gradient of the logits to that of the embedding. With --recompute a layer's forward is
+// repeated, wholly or its cheap parts, before its backward.
 static void loss_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
@@ -475,12 +485,17 @@ static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     copy_staged(g, 0, targets ? 2 * n : n);
 }
 
-static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
-    CHECK(B * T <= g->max.n && T <= g->max.T,
-          "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
+// The micro-batch in work: B sequences of T tokens, at most those that memory was made for.
+static void set_sizes(Gpt *g, int B, int T) {
     g->now.B = B;
     g->now.T = T;
     g->now.n = B * T;
+}
+
+static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
+    CHECK(B * T <= g->max.n && T <= g->max.T,
+          "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
+    set_sizes(g, B, T);
     if (g->measuring) g->measured += g->now.n;
     stage_batch(g, inputs, targets);
     if (!targets) {
@@ -497,13 +512,12 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     decode_check(n, position, g->cached, g->max.T);
     int64_t cache = (int64_t)g->m.L * g->max.T * kv_cache_width(&g->m);
     if (!g->kv_cache) g->kv_cache = device_alloc<real>(g, cache, "the KV cache");
-    g->now.B = 1;
-    g->now.T = g->now.n = n;
+    set_sizes(g, 1, n);
     g->decoding = true;
     g->cached_before = position;
     stage_batch(g, inputs, nullptr);
     real *x = blocks_forward(g, false);
-    g->now.T = g->now.n = 1;                              // logits of the last token alone
+    set_sizes(g, 1, 1);                                   // logits of the last token alone
     logits_forward(g, x + (int64_t)(n - 1) * g->m.C);
     g->cached = position + n;
     g->decoding = false;
@@ -524,6 +538,7 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     g->reducing = false;
 }
 
+// The loads of experts are sums over a step too.
 static void gpt_zero_grads(Gpt *g) {
     clear(g, g->tensors[GRADS], g->layout.total);
     for (int l = g->m.moe.dense; l < g->m.L && g->m.moe.E; l++)
@@ -571,6 +586,7 @@ static Loss read_loss(Gpt *g) {
     return Loss{sums[0] / n, sums[1] / n, sums[2] / n};
 }
 
+// Means since the last loss or update, over all processes.
 static Loss gpt_loss(Gpt *g) {
     all_reduce_state(g);
     return read_loss(g);
@@ -604,6 +620,7 @@ static AdamWStep send_rates(Gpt *g, const AdamW *o) {
                      o->max_ce * tokens, o->max_norm};
 }
 
+// The arenas as the kernels of an update see them (adamw.cuh).
 static Arenas gpt_arenas(const Gpt *g) {
     return Arenas{g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V],
                   g->tensors[GRADS], g->layout.state};
@@ -642,6 +659,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     return Update{loss, g->state.host->norm, g->state.host->finite};
 }
 
+// nGPT after weights were set: matrices to unit length, as an update leaves them.
 static void gpt_normalize(Gpt *g) {
     AdamW none = {};
     AdamWStep step = send_rates(g, &none);
@@ -653,6 +671,7 @@ static void gpt_normalize(Gpt *g) {
 
 // ------------------------------------------------------------------------------------- statistics
 
+// Restarts the sums of layers and routers.
 static void gpt_stats_begin(Gpt *g) {
     g->measuring = true;
     g->measured = 0;
@@ -737,6 +756,7 @@ static float *whole_tensors(Gpt *g, int kind) {
     return g->tensors[kind == WEIGHTS && has_shards(g) ? GRADS : kind];
 }
 
+// Elements of a kind for the host: shards of moments, everything else whole.
 static int64_t whole_count(const Gpt *g, int kind) {
     return kind >= ADAM_M ? g->layout.state : g->layout.total;
 }
@@ -775,6 +795,7 @@ static void compare_weights(Gpt *g) {
     comm_check_weights(g->setup.comm, hash_end(&h));
 }
 
+// Brings the host's copy up to date. Sharded master weights are gathered first.
 static void gpt_fetch(Gpt *g, int kind) {
     if (kind == WEIGHTS && has_shards(g)) {
         compare_weights(g);
@@ -785,6 +806,7 @@ static void gpt_fetch(Gpt *g, int kind) {
     wait(g);
 }
 
+// The way back; the products' weights are rounded anew, with the bits of update `step`.
 static void gpt_store(Gpt *g, int kind, int64_t step) {
     float *whole = whole_tensors(g, kind);
     copy(g, whole, host_tensors(g, kind), whole_count(g, kind));
@@ -796,6 +818,7 @@ static void gpt_store(Gpt *g, int kind, int64_t step) {
     wait(g);
 }
 
+// One row of logits as floats.
 static const void *gpt_logits(Gpt *g, int64_t row) {
     real *raw = (real *)g->logits_row;
     copy(g, raw, gpt_block(g, 0).a.logits + row * g->m.Vp, g->m.V);
@@ -852,6 +875,7 @@ const Trainer NAMED(cuda_, PREC) = {
     .update = gpt_update, .loss = gpt_loss, .decode = gpt_decode, .logits = gpt_logits,
     .stats_begin = gpt_stats_begin, .stats = gpt_stats,
     .prepare = gpt_prepare, .plans = gpt_plans, .bytes = gpt_bytes, .room = gpt_room,
+    .peak = nullptr,
 };
 
 int main(int argc, char **argv) {

@@ -117,6 +117,7 @@ static inline const char *epilogue_name(int64_t value) {
     return EPILOGUES[i].name;
 }
 
+// k: the product, where the call is about one.
 static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k = PlanKey()) {
     CHECK(status == CUBLAS_STATUS_SUCCESS,
           "%s: %s, for D[%lld, %lld] = op(A) op(B) with k %lld, transposed %d %d, epilogue %s\n"
@@ -125,7 +126,7 @@ static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k =
           call, cublasLtGetStatusName(status), (long long)k.m, (long long)k.n, (long long)k.k,
           (int)k.ta, (int)k.tb, epilogue_name(k.epilogue));
 }
-#define ltCheck(call, ...) lt_check(call, #call, ##__VA_ARGS__)
+#define ltCheck(call) lt_check(call, #call)
 
 template <typename T>
 static void preference_set(Plans *p, cublasLtMatmulPreferenceAttributes_t attribute, T value) {
@@ -159,9 +160,9 @@ static inline void plans_forget(Plans *plans, bool all) {
             plans->plans[kept++] = *p;
             continue;
         }
-        ltCheck(cublasLtMatmulDescDestroy(p->desc), p->key);
+        ltCheck(cublasLtMatmulDescDestroy(p->desc));
         for (cublasLtMatrixLayout_t layout : {p->a, p->b, p->d})
-            ltCheck(cublasLtMatrixLayoutDestroy(layout), p->key);
+            ltCheck(cublasLtMatrixLayoutDestroy(layout));
     }
     plans->count = kept;
 }
@@ -176,7 +177,7 @@ static inline void plans_destroy(Plans *plans) {
 
 template <typename T>
 static void plan_set(Plan *p, cublasLtMatmulDescAttributes_t attribute, T value) {
-    ltCheck(cublasLtMatmulDescSetAttribute(p->desc, attribute, &value, sizeof value), p->key);
+    ltCheck(cublasLtMatmulDescSetAttribute(p->desc, attribute, &value, sizeof value));
 }
 
 static inline void plan_set_arrays(Plan *p, const void *bias, const void *aux) {
@@ -186,10 +187,9 @@ static inline void plan_set_arrays(Plan *p, const void *bias, const void *aux) {
         plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
 
-static inline cublasLtMatrixLayout_t matrix_layout(PlanKey key, cudaDataType type, int64_t rows,
-                                                   int64_t cols) {
+static inline cublasLtMatrixLayout_t matrix_layout(cudaDataType type, int64_t rows, int64_t cols) {
     cublasLtMatrixLayout_t layout;
-    ltCheck(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, rows), key);
+    ltCheck(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, rows));
     return layout;
 }
 
@@ -211,7 +211,7 @@ static inline Plan *plan_make(Plans *plans, PlanKey key) {
     Plan *p = &plans->plans[plans->count++];
     memset(p, 0, sizeof *p);
     p->key = key;
-    ltCheck(cublasLtMatmulDescCreate(&p->desc, sums, CUDA_R_32F), key);
+    ltCheck(cublasLtMatmulDescCreate(&p->desc, sums, CUDA_R_32F));
     plan_set<int32_t>(p, CUBLASLT_MATMUL_DESC_TRANSA, key.ta ? CUBLAS_OP_T : CUBLAS_OP_N);
     plan_set<int32_t>(p, CUBLASLT_MATMUL_DESC_TRANSB, key.tb ? CUBLAS_OP_T : CUBLAS_OP_N);
     plan_set<uint32_t>(p, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)key.epilogue);
@@ -219,9 +219,9 @@ static inline Plan *plan_make(Plans *plans, PlanKey key) {
         plan_set<int64_t>(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.m);
     // For its guesses the library reads from these pointers how aligned all later ones will be.
     plan_set_arrays(p, (void *)ALIGNMENT, (void *)ALIGNMENT);
-    p->a = matrix_layout(key, type, key.ta ? key.k : key.m, key.ta ? key.m : key.k);
-    p->b = matrix_layout(key, type, key.tb ? key.n : key.k, key.tb ? key.k : key.n);
-    p->d = matrix_layout(key, key.wide_out ? CUDA_R_32F : type, key.m, key.n);
+    p->a = matrix_layout(type, key.ta ? key.k : key.m, key.ta ? key.m : key.k);
+    p->b = matrix_layout(type, key.tb ? key.n : key.k, key.tb ? key.k : key.n);
+    p->d = matrix_layout(key.wide_out ? CUDA_R_32F : type, key.m, key.n);
     return p;
 }
 
@@ -262,9 +262,8 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(plans->handle, p->desc, p->a, p->b, p->d, p->d,
                                        plans->preference, GUESSES, guesses, &count);
-    bool plain = p->key.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
-    if (plain) lt_check(status, "cublasLtMatmulAlgoGetHeuristic", p->key);
     if (status != CUBLAS_STATUS_SUCCESS) count = 0;
+    else status = CUBLAS_STATUS_NOT_SUPPORTED;  // the reason if no guess runs
     plan_set_arrays(p, f->bias, f->aux);
     for (int i = 0; i < count && (plans->tuning || !p->found); i++) {
         if (guesses[i].state != CUBLAS_STATUS_SUCCESS) continue;
@@ -275,8 +274,8 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
         p->algo = guesses[i].algo;
         p->found = true;
     }
-    if (!p->found && plain)
-        lt_check(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", p->key);
+    if (!p->found && p->key.epilogue == CUBLASLT_EPILOGUE_DEFAULT)
+        lt_check(status, "cublasLtMatmulAlgoGetHeuristic", p->key);
     p->keep = plans->tuning;
 }
 

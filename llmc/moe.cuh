@@ -509,8 +509,9 @@ static __device__ inline int64_t weight_at(ExpertShape s, int e, int j) {
     return ((int64_t)(part * s.E + e) * s.width + j - part * s.width) * s.in;
 }
 
-// An operand's lines in shared memory, which run across the depth (ACROSS) or along it. They are 16
-// bytes further apart than they are long, so the 8 rows of a piece (mma.cuh) lie in different banks.
+// An operand's lines in shared memory, which run across the depth (ACROSS) or along it. Each begins
+// 16 bytes behind the end of the one before, so the 8 rows of a piece (mma.cuh) lie in different
+// banks.
 template <bool ACROSS> struct Panel {
     static constexpr int LINES = ACROSS ? +TILE_DEPTH : +ROW_TILE;
     static constexpr int WIDTH = ACROSS ? +ROW_TILE : +TILE_DEPTH;

@@ -12,8 +12,8 @@
 //            nGPT's matrices were normalized since. There w stands for before: both have length 1.
 //
 // Values are float; squares and sums are double, which no square of a float overflows. A result
-// takes two kernels: a fixed grid leaves partial sums in gpu->scratch, and one block a result adds them
-// in order. Bytes, 16 a thread and load, and the computed floor at 4.3 TB/s:
+// takes two kernels: a fixed grid leaves partial sums in gpu->scratch, and one block adds them in
+// order. Bytes, 16 a thread and load, and the computed floor at 4.3 TB/s:
 //   layer_sums    n C of each tensor that takes part (a second read comes from the cache): 3 for
 //                 PRE (x0, mid, x), 4 for SPAN, 5 for POST, and n NH floats
 //                 GPT-2 in bf16, n = 65536: 0.071, 0.094, 0.118 ms a layer
@@ -170,14 +170,14 @@ tensor_add_kernel(TensorSums *sums, const TensorSums *partial, int pieces) {
 }
 
 // SETs sums[count], on the device, for entries and arenas that adamw_apply has just updated with
-// `step`; an entry whose lr is 0 did not move. Pieces are chosen as if all elements were one tensor.
+// `step`; an entry whose lr is 0 did not move. All entries have the same number of pieces.
 static inline void tensor_sums(TensorSums *sums, Arenas t, const UpdateEntry *entries, int count,
                                AdamWStep step, Gpu *gpu) {
     int pieces = square_pieces(t.total, FOUR, TENSOR_PIECES);
     TensorSums *partial = scratch_for<TensorSums>(pieces, gpu);
     for (int k = 0; k < count; k++) {
-        LAUNCH(tensor_sums_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t,
-               entries + k, step);
+        LAUNCH(tensor_sums_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t, entries + k,
+               step);
         LAUNCH(tensor_add_kernel, 1, TENSOR_PIECES, 0, gpu->stream, sums + k, partial, pieces);
     }
 }
