@@ -24,6 +24,14 @@
 
 // ----------------------------------------------------------------------------------------- memory
 
+// An array that the device and the host both have. The host's is pinned.
+template <typename T> struct Mirror {
+    T *device, *host;
+    int64_t count;
+};
+
+enum { ARRAYS_MAX = 32 };
+
 struct Gpt {
     Model m;
     Setup setup;
@@ -45,15 +53,15 @@ struct Gpt {
     cudaEvent_t copied[2];                // the staged buffer may be written again
     int turn;
 
-    UpdateEntry *entries, *host_entries;  // [count] one per entry of the layout
-    UpdateState *state, *host_state;
-    int64_t seen;                         // tokens in state->sums
+    Mirror<UpdateEntry> entries;          // [count] one per entry of the layout
+    Mirror<UpdateState> state;            // [1]
+    int64_t seen;                         // tokens in its sums
 
     bool measuring;                       // statistics are taken (stats_begin)
     int64_t measured;                     // tokens in layer_sums
-    LayerSums *layer_sums, *host_layer_sums;      // [L]
-    TensorSums *tensor_sums, *host_tensor_sums;   // [count]
-    double *router_sums, *host_router_sums;       // [L, ROUTER_SUMS + E] sums, then loads
+    Mirror<LayerSums> layer_sums;         // [L]
+    Mirror<TensorSums> tensor_sums;       // [count]
+    Mirror<double> router_sums;           // [L, ROUTER_SUMS + E] sums, then loads
 
     real *kv_cache;                       // [L, T, kv_cache_width]; allocated by the first decode
     int cached;                           // tokens in it, under the weights of now
@@ -64,16 +72,25 @@ struct Gpt {
     double scale;                         // of the backward in work, and in its graph
     bool preparing;                       // the dry step of gpt_prepare
     bool reducing;                        // this backward reduces gradients to their owners
+
+    void *device[ARRAYS_MAX], *pinned[ARRAYS_MAX];    // all memory, to be freed
+    int device_count, pinned_count;
 };
 
+// Both let `for (const Entry &e : g->layout)` visit every parameter tensor.
+static const Entry *begin(const Layout &layout) { return layout.entries; }
+static const Entry *end(const Layout &layout) { return layout.entries + layout.count; }
+
 enum { SCRATCH_ROWS = 512 };              // partial sums of a gain
-enum { RESERVE_MIB = 512 };               // taken by CUDA's own code, an estimate
+enum { RESERVE_MIB = 512 };               // an estimate: CUDA's own code, lists, statistics
 enum { NCCL_MIB = 512 };                  // and by NCCL's buffers
 
 // Inputs, targets, and the groups of equal tokens (embed.cuh).
 static int64_t batch_ints(int64_t n) { return 4 * n + 2; }
+
 static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t router_doubles(const Model *m) { return (int64_t)m->L * (ROUTER_SUMS + m->moe.E); }
+// Elements of the storage type in a float: 2 in bf16, 1 in fp32.
 static int gpt_ratio(void) { return (int)(sizeof(wide) / sizeof(real)); }
 static bool has_master_weights(void) { return gpt_ratio() > 1; }
 
@@ -94,23 +111,15 @@ static int64_t tensor_count(const Layout *layout, int kind, bool training) {
     return sharded ? layout->state : layout->total;
 }
 
-static int64_t kv_cache_values(const Model *m, int T) {
-    return (int64_t)m->L * T * kv_cache_width(m);
-}
-
+// Beside the tables: the batch, scratch, cuBLASLt's workspace, and a reserve.
 static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
-    Layout layout = layout_make(m);
-    size_t bytes = (size_t)batch_ints((int64_t)setup->B * setup->T) * sizeof(int32_t)
-                   + (size_t)scratch_floats(m, setup) * sizeof(float)
-                   + (size_t)m->L * sizeof(LayerSums)
-                   + (size_t)router_doubles(m) * sizeof(double)
-                   + (size_t)layout.count * (sizeof(UpdateEntry) + sizeof(TensorSums))
-                   + PLANS_WORKSPACE + ((size_t)RESERVE_MIB << 20);
-    if (comm_size(setup->comm) > 1) bytes += (size_t)NCCL_MIB << 20;
-    layout_free(&layout);
-    return tables + (double)bytes;
+    int64_t reserve = RESERVE_MIB + (comm_size(setup->comm) > 1 ? NCCL_MIB : 0);
+    int64_t batch = batch_ints((int64_t)setup->B * setup->T) * (int64_t)sizeof(int32_t);
+    int64_t scratch = scratch_floats(m, setup) * (int64_t)sizeof(float);
+    return tables + (double)(batch + scratch + PLANS_WORKSPACE + (reserve << 20));
 }
 
+// Sizes that the CPU takes and the kernels do not.
 static void refuse_unless_multiple(const char *flag, int value, int of) {
     CHECK(value % of == 0,
           "%s %d; on a GPU it must be a multiple of %d\n"
@@ -118,16 +127,20 @@ static void refuse_unless_multiple(const char *flag, int value, int of) {
           CEIL_DIV(value, of) * of);
 }
 
-// The kernels need: heads that attention knows, 16-byte rows (logits of routers too),
-// and biases of one product side by side without gaps.
+static void refuse_above(const char *flag, int value, int most) {
+    CHECK(value <= most,
+          "%s %d; on a GPU it must be at most %d\n"
+          "  -> %s %d, or make train_gpt DEVICE=cpu", flag, value, most, flag, most);
+}
+
+// The kernels need: heads that attention knows, 16-byte rows (logits of routers too), and biases of
+// one product side by side without gaps.
 static void refuse_model(const Model *m) {
     attention_refuse(qk_size(m), m->HS);
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);
     refuse_unless_multiple("--dense-ffn", m->moe.dense_F, 8);
-    CHECK(m->moe.E <= ROUTER_MOST,
-          "--experts %d; on a GPU it must be at most %d\n"
-          "  -> --experts %d, or make train_gpt DEVICE=cpu", m->moe.E, ROUTER_MOST, ROUTER_MOST);
+    refuse_above("--experts", m->moe.E, ROUTER_MOST);
     refuse_unless_multiple("--experts", m->moe.E, 8);
     bool aligned = m->NH * m->HS % ALIGN == 0 && m->KV * m->HS % ALIGN == 0
                    && (!m->swiglu || m->F % ALIGN == 0);
@@ -136,6 +149,7 @@ static void refuse_model(const Model *m) {
           "%d\n  -> --bias off, or make train_gpt DEVICE=cpu", m->NH, m->HS, m->KV, m->F, ALIGN);
 }
 
+// Free memory of the GPU that this process would take; NAN without one.
 static double gpt_room(const Model *m, const Setup *setup) {
     size_t free_bytes, total;
     int devices = 0;
@@ -148,38 +162,48 @@ static double gpt_room(const Model *m, const Setup *setup) {
     return (double)free_bytes;
 }
 
-template <typename T> static T *device_alloc(int64_t count, const char *what) {
+// Every allocation is on one of two lists, from which gpt_destroy frees it.
+template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *what) {
     T *p = nullptr;
     cudaError_t error = cudaMalloc((void **)&p, (size_t)count * sizeof(T));
     CHECK(error == cudaSuccess,
           "no GPU memory for %s (%lld MiB): %s\n  -> a smaller --micro-batch, or --recompute on; "
           "nvidia-smi shows who else uses the GPU", what,
           (long long)(count * (int64_t)sizeof(T) >> 20), cudaGetErrorString(error));
+    g->device[g->device_count++] = p;
     return p;
 }
 
-template <typename T> static T *pinned_alloc(int64_t count) {
+template <typename T> static T *pinned_alloc(Gpt *g, int64_t count) {
     T *p = nullptr;
     cudaCheck(cudaMallocHost((void **)&p, (size_t)count * sizeof(T)));
     memset((void *)p, 0, (size_t)count * sizeof(T));
+    g->pinned[g->pinned_count++] = p;
     return p;
 }
 
-// Copies between host and device, in the order of the stream.
-template <typename T> static void to_device(Gpt *g, T *to, const T *from, int64_t count) {
-    size_t bytes = (size_t)count * sizeof(T);
-    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, g->gpu.stream));
+template <typename T> static Mirror<T> mirror_alloc(Gpt *g, int64_t count, const char *what) {
+    return Mirror<T>{device_alloc<T>(g, count, what), pinned_alloc<T>(g, count), count};
 }
 
-template <typename T> static void to_host(Gpt *g, T *to, const T *from, int64_t count) {
+// Copies from host to device, back, or on the device, in the order of the stream.
+template <typename T> static void copy(Gpt *g, T *to, const T *from, int64_t count) {
     size_t bytes = (size_t)count * sizeof(T);
-    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, g->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g->gpu.stream));
+}
+
+template <typename T> static void to_device(Gpt *g, Mirror<T> x) {
+    copy(g, x.device, x.host, x.count);
+}
+template <typename T> static void to_host(Gpt *g, Mirror<T> x) {
+    copy(g, x.host, x.device, x.count);
 }
 
 template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
     cudaCheck(cudaMemsetAsync(x, 0, (size_t)count * sizeof(T), g->gpu.stream));
 }
 
+// Until the device has done all work given to it.
 static void wait(Gpt *g) { cudaCheck(cudaStreamSynchronize(g->gpu.stream)); }
 
 // Whether this process has only its shards of the master weights.
@@ -187,56 +211,54 @@ static bool has_shards(const Gpt *g) {
     return g->nccl.size > 1 && g->setup.training && has_master_weights();
 }
 
+// Arenas: parameters with their gradients and moments, then activations with theirs.
 static void alloc_tensors(Gpt *g) {
     for (int kind = 0; kind < setup_kinds(&g->setup); kind++) {
         int64_t count = tensor_count(&g->layout, kind, g->setup.training);
-        g->tensors[kind] = device_alloc<float>(count, "parameters, gradients and moments");
+        g->tensors[kind] = device_alloc<float>(g, count, "parameters, gradients and moments");
         clear(g, g->tensors[kind], count);
     }
     g->router_bias = (float **)check_alloc((size_t)g->m.L * sizeof(float *), "a list of layers");
-    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++) {
-        int64_t offset = has_shards(g) ? e->state : e->offset;
-        if (e->id == PARAM_router_bias) g->router_bias[e->layer] = g->tensors[WEIGHTS] + offset;
+    for (const Entry &e : g->layout) {
+        int64_t offset = has_shards(g) ? e.state : e.offset;
+        if (e.id == PARAM_router_bias) g->router_bias[e.layer] = g->tensors[WEIGHTS] + offset;
     }
     g->weights = (real *)g->tensors[WEIGHTS];
     if (has_master_weights())
-        g->weights = device_alloc<real>(g->layout.total, "the weights of matrix products");
-    g->acts = device_alloc<real>(g->act_layout.acts, "activations");
+        g->weights = device_alloc<real>(g, g->layout.total, "the weights of matrix products");
+    g->acts = device_alloc<real>(g, g->act_layout.acts, "activations");
     if (g->setup.training)
-        g->grads = device_alloc<real>(g->act_layout.grads, "the gradients of activations");
+        g->grads = device_alloc<real>(g, g->act_layout.grads, "the gradients of activations");
 }
 
+// RoPE's cosines and sines, computed once in double on the host.
 static void alloc_rotary(Gpt *g) {
     int64_t count = (int64_t)g->m.T * rotary_size(&g->m) / 2;
     float2 *table = (float2 *)check_alloc((size_t)count * sizeof *table, "rotary angles");
     rotary_table(table, g->m.T, rotary_size(&g->m), g->m.theta);
-    g->rotary = device_alloc<float2>(count, "rotary angles");
-    to_device(g, g->rotary, table, count);
+    g->rotary = device_alloc<float2>(g, count, "rotary angles");
+    copy(g, g->rotary, table, count);
     wait(g);
     free(table);
 }
 
+// Whatever a step needs beside the arenas.
 static void alloc_step(Gpt *g) {
-    int L = g->m.L, count = g->layout.count;
-    g->batch = device_alloc<int32_t>(batch_ints(g->max.n), "a batch");
+    int count = g->layout.count;
+    g->batch = device_alloc<int32_t>(g, batch_ints(g->max.n), "a batch");
     for (int k = 0; k < 2; k++) {
-        g->staged[k] = pinned_alloc<int32_t>(batch_ints(g->max.n));
+        g->staged[k] = pinned_alloc<int32_t>(g, batch_ints(g->max.n));
         cudaCheck(cudaEventCreateWithFlags(&g->copied[k], cudaEventDisableTiming));
     }
     g->gpu.scratch_size = (size_t)scratch_floats(&g->m, &g->setup);
-    g->gpu.scratch = device_alloc<float>((int64_t)g->gpu.scratch_size, "partial sums");
-    g->state = device_alloc<UpdateState>(1, "the state of an update");
-    clear(g, g->state, 1);
-    g->host_state = pinned_alloc<UpdateState>(1);
-    g->entries = device_alloc<UpdateEntry>(count, "the list of tensors");
-    g->host_entries = pinned_alloc<UpdateEntry>(count);
-    g->layer_sums = device_alloc<LayerSums>(L, "statistics of layers");
-    g->host_layer_sums = pinned_alloc<LayerSums>(L);
-    g->tensor_sums = device_alloc<TensorSums>(count, "statistics of tensors");
-    g->host_tensor_sums = pinned_alloc<TensorSums>(count);
-    g->router_sums = device_alloc<double>(router_doubles(&g->m), "statistics of routers");
-    g->host_router_sums = pinned_alloc<double>(router_doubles(&g->m));
-    g->logits_row = pinned_alloc<float>(g->m.Vp);
+    g->gpu.scratch = device_alloc<float>(g, (int64_t)g->gpu.scratch_size, "partial sums");
+    g->state = mirror_alloc<UpdateState>(g, 1, "the state of an update");
+    to_device(g, g->state);
+    g->entries = mirror_alloc<UpdateEntry>(g, count, "the list of tensors");
+    g->layer_sums = mirror_alloc<LayerSums>(g, g->m.L, "statistics of layers");
+    g->tensor_sums = mirror_alloc<TensorSums>(g, count, "statistics of tensors");
+    g->router_sums = mirror_alloc<double>(g, router_doubles(&g->m), "statistics of routers");
+    g->logits_row = pinned_alloc<float>(g, g->m.Vp);
     if (g->m.rope) alloc_rotary(g);
 }
 
@@ -262,18 +284,10 @@ static void gpt_destroy(Gpt *g) {
     nccl_close(&g->nccl);
     if (g->forward_graph) cudaCheck(cudaGraphExecDestroy(g->forward_graph));
     if (g->backward_graph) cudaCheck(cudaGraphExecDestroy(g->backward_graph));
-    void *device[] = {has_master_weights() ? g->weights : nullptr, g->acts, g->grads, g->kv_cache,
-                      g->rotary, g->batch, g->gpu.scratch, g->state, g->entries, g->layer_sums,
-                      g->tensor_sums, g->router_sums};
-    void *pinned[] = {g->staged[0], g->staged[1], g->host_entries, g->host_layer_sums,
-                      g->host_tensor_sums, g->host_router_sums, g->host_state, g->logits_row};
-    for (void *p : device) cudaCheck(cudaFree(p));
-    for (void *p : pinned) cudaCheck(cudaFreeHost(p));
-    for (int kind = 0; kind < TENSOR_KINDS; kind++) {
-        cudaCheck(cudaFree(g->tensors[kind]));
-        free(g->host[kind]);
-    }
-    for (int k = 0; k < 2; k++) cudaCheck(cudaEventDestroy(g->copied[k]));
+    for (void *p : g->device) cudaCheck(cudaFree(p));
+    for (void *p : g->pinned) cudaCheck(cudaFreeHost(p));
+    for (float *p : g->host) free(p);
+    for (cudaEvent_t event : g->copied) cudaCheck(cudaEventDestroy(event));
     free(g->router_bias);
     plans_destroy(g->gpu.plans);
     gpu_close(&g->gpu);
@@ -284,6 +298,7 @@ static void gpt_destroy(Gpt *g) {
 
 // -------------------------------------------------------------------------------------- the model
 
+// The batch on the device: inputs [n], targets [n], groups of equal tokens.
 static const int32_t *gpt_inputs(const Gpt *g) { return g->batch; }
 static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
 static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
@@ -302,17 +317,17 @@ static Block gpt_block(const Gpt *g, int l) {
                  cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
+// W [Vp, C] of the head: the embedding again (tied), or a matrix of its own.
 static const real *head_weights(const Gpt *g, const Block *b) {
     return g->m.tied ? b->w.wte : b->w.wlm;
 }
 
 // Adds a router's losses to the losses of the forward, and counts the tokens of its experts.
 static void count_router(Gpt *g, const Block *b, int l) {
-    double *sums = g->router_sums + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
-    RouterStats stats = {nullptr, nullptr};
-    if (g->measuring) stats = {sums, sums + ROUTER_SUMS};
+    double *sums = g->router_sums.device + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
     Routed o = routed(b);
-    router_count(&g->state->sums[2], b->a.loads, stats, &o, b->a.rz, router_shape(b), &g->gpu);
+    router_count(&g->state.device->sums[2], b->a.loads, g->measuring ? sums : nullptr, &o, b->a.rz,
+                 router_shape(b), &g->gpu);
 }
 
 // nGPT's s_z: logits have a gain, which the classifier applies.
@@ -335,7 +350,7 @@ static real *blocks_forward(Gpt *g, bool losses) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
         if (b.p.moe && losses) count_router(g, &b, l);
-        if (g->measuring && !g->decoding) block_stats(&b, &g->layer_sums[l], x);
+        if (g->measuring && !g->decoding) block_stats(&b, &g->layer_sums.device[l], x);
         x = b.a.x;
     }
     return x;
@@ -363,9 +378,10 @@ static void loss_forward(Gpt *g) {
     else
         classifier(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), g->now.n, g->m.V, g->m.Vp,
                    z_loss, g->setup.training, &g->gpu);
-    loss_sums(g->state->sums, b.a.losses, b.a.logsum, g->now.n, z_loss, &g->gpu);
+    loss_sums(g->state.device->sums, b.a.losses, b.a.logsum, g->now.n, z_loss, &g->gpu);
 }
 
+// Logits as a sampler reads them, with nGPT's gain.
 static void logits_forward(Gpt *g, real *x) {
     head_forward(g, x);
     Block b = gpt_block(g, 0);
@@ -373,19 +389,30 @@ static void logits_forward(Gpt *g, real *x) {
     slot_forward(&gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
-// The gradients of layer l (-1: of the model) are complete: they are reduced to their owners, in
-// the background (reduce-scatter over the entries' shards).
-static void reduce_gradients(Gpt *g, int l) {
-    if (!g->reducing) return;
+// Reduces or broadcasts every process's shards of `whole`, which is laid out like the parameters:
+// those of one layer (-1: of the model), or of all layers.
+enum { ALL_LAYERS = -2 };
+template <typename T>
+static void move_shards(Gpt *g, T *whole, int layer, void (*move)(Nccl *, T *, int64_t, int)) {
     nccl_begin(&g->nccl, &g->gpu);
-    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
-        for (int rank = 0; rank < g->nccl.size && e->layer == l && !entry_is_common(e); rank++) {
-            Part part = entry_part(e, rank, g->nccl.size);
-            nccl_reduce(&g->nccl, g->tensors[GRADS] + e->offset + part.first, part.size, rank);
+    for (const Entry &e : g->layout) {
+        if (entry_is_common(&e) || (layer != ALL_LAYERS && layer != e.layer)) continue;
+        for (int rank = 0; rank < g->nccl.size; rank++) {
+            Part part = entry_part(&e, rank, g->nccl.size);
+            move(&g->nccl, whole + e.offset + part.first, part.size, rank);
         }
+    }
     nccl_end(&g->nccl);
 }
 
+// The gradients of layer l (-1: of the model) are complete: they are reduced to their owners, in
+// the background (reduce-scatter).
+static void reduce_gradients(Gpt *g, int l) {
+    if (g->reducing) move_shards(g, g->tensors[GRADS], l, nccl_reduce<float>);
+}
+
+// From the gradient of the logits to that of the embedding. With --recompute a layer's forward is
+// repeated, wholly or its cheap parts, before its backward.
 static void loss_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
@@ -440,7 +467,7 @@ static void run_graph(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
 
 // Copies a part of the staged batch to the device. The event says when the buffer is free again.
 static void copy_staged(Gpt *g, int64_t first, int64_t count) {
-    to_device(g, g->batch + first, g->staged[g->turn] + first, count);
+    copy(g, g->batch + first, g->staged[g->turn] + first, count);
     cudaCheck(cudaEventRecord(g->copied[g->turn], g->gpu.stream));
 }
 
@@ -458,12 +485,17 @@ static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     copy_staged(g, 0, targets ? 2 * n : n);
 }
 
-static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
-    CHECK(B * T <= g->max.n && T <= g->max.T,
-          "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
+// The micro-batch in work: B sequences of T tokens, at most those that memory was made for.
+static void set_sizes(Gpt *g, int B, int T) {
     g->now.B = B;
     g->now.T = T;
     g->now.n = B * T;
+}
+
+static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
+    CHECK(B * T <= g->max.n && T <= g->max.T,
+          "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
+    set_sizes(g, B, T);
     if (g->measuring) g->measured += g->now.n;
     stage_batch(g, inputs, targets);
     if (!targets) {
@@ -478,15 +510,14 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
 // earlier ones from the KV cache (decode.cuh).
 static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     decode_check(n, position, g->cached, g->max.T);
-    if (!g->kv_cache)
-        g->kv_cache = device_alloc<real>(kv_cache_values(&g->m, g->max.T), "the KV cache");
-    g->now.B = 1;
-    g->now.T = g->now.n = n;
+    int64_t cache = (int64_t)g->m.L * g->max.T * kv_cache_width(&g->m);
+    if (!g->kv_cache) g->kv_cache = device_alloc<real>(g, cache, "the KV cache");
+    set_sizes(g, 1, n);
     g->decoding = true;
     g->cached_before = position;
     stage_batch(g, inputs, nullptr);
     real *x = blocks_forward(g, false);
-    g->now.T = g->now.n = 1;                              // logits of the last token alone
+    set_sizes(g, 1, 1);                                   // logits of the last token alone
     logits_forward(g, x + (int64_t)(n - 1) * g->m.C);
     g->cached = position + n;
     g->decoding = false;
@@ -507,6 +538,7 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     g->reducing = false;
 }
 
+// The loads of experts are sums over a step too.
 static void gpt_zero_grads(Gpt *g) {
     clear(g, g->tensors[GRADS], g->layout.total);
     for (int l = g->m.moe.dense; l < g->m.L && g->m.moe.E; l++)
@@ -519,18 +551,17 @@ static void gpt_zero_grads(Gpt *g) {
 // that selection biases follow. First to process 0, then from it to all.
 static void all_reduce_state(Gpt *g) {
     if (g->nccl.size == 1) return;
-    g->host_state->seen = (double)g->seen;
-    to_device(g, &g->state->seen, &g->host_state->seen, 1);
-    for (int back = 0; back < 2; back++) {
+    g->state.host->seen = (double)g->seen;
+    copy(g, &g->state.device->seen, &g->state.host->seen, 1);
+    for (bool back : {false, true}) {
+        auto move = [&](auto *x, int64_t count) {
+            if (back) nccl_broadcast(&g->nccl, x, count, 0);
+            else nccl_reduce(&g->nccl, x, count, 0);
+        };
         nccl_begin(&g->nccl, &g->gpu);
-        if (back) nccl_broadcast(&g->nccl, g->state->sums, REDUCED_SUMS, 0);
-        else nccl_reduce(&g->nccl, g->state->sums, REDUCED_SUMS, 0);
-        for (int l = 0; l < g->m.L; l++) {
-            if (!g->router_bias[l]) continue;
-            wide *loads = gpt_block(g, l).a.loads;
-            if (back) nccl_broadcast(&g->nccl, loads, g->m.moe.E, 0);
-            else nccl_reduce(&g->nccl, loads, g->m.moe.E, 0);
-        }
+        move(g->state.device->sums, REDUCED_SUMS);
+        for (int l = 0; l < g->m.L; l++)
+            if (g->router_bias[l]) move(gpt_block(g, l).a.loads, g->m.moe.E);
         nccl_end(&g->nccl);
     }
     nccl_join(&g->nccl, &g->gpu);
@@ -539,28 +570,23 @@ static void all_reduce_state(Gpt *g) {
 // All-gather: the owners' shards of `whole`, which is laid out like the parameters, go to all.
 template <typename T> static void all_gather(Gpt *g, T *whole) {
     if (g->nccl.size == 1) return;
-    nccl_begin(&g->nccl, &g->gpu);
-    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
-        for (int rank = 0; rank < g->nccl.size && !entry_is_common(e); rank++) {
-            Part part = entry_part(e, rank, g->nccl.size);
-            nccl_broadcast(&g->nccl, whole + e->offset + part.first, part.size, rank);
-        }
-    nccl_end(&g->nccl);
+    move_shards(g, whole, ALL_LAYERS, nccl_broadcast<T>);
     nccl_join(&g->nccl, &g->gpu);
 }
 
 // Reads the state of the device, and restarts its sums.
 static Loss read_loss(Gpt *g) {
-    to_host(g, g->host_state, g->state, 1);
-    cudaCheck(cudaMemsetAsync(g->state->sums, 0, sizeof g->state->sums, g->gpu.stream));
+    to_host(g, g->state);
+    clear(g, &g->state.device->sums, 1);
     wait(g);
-    const double *sums = g->host_state->sums;
-    double seen = g->nccl.size > 1 ? g->host_state->seen : (double)g->seen;
+    const double *sums = g->state.host->sums;
+    double seen = g->nccl.size > 1 ? g->state.host->seen : (double)g->seen;
     double n = seen > 0 ? seen : 1;
     g->seen = 0;
     return Loss{sums[0] / n, sums[1] / n, sums[2] / n};
 }
 
+// Means since the last loss or update, over all processes.
 static Loss gpt_loss(Gpt *g) {
     all_reduce_state(g);
     return read_loss(g);
@@ -582,11 +608,11 @@ static AdamWStep send_rates(Gpt *g, const AdamW *o) {
         Part part = entry_part(e, g->nccl.rank, g->nccl.size);
         bool balance = e->row.lr == LR_BALANCE;           // balance_routers moves these
         float target = e->row.init == ROLE_GAIN ? (float)o->gain_target : 0;
-        g->host_entries[k] = UpdateEntry{
+        g->entries.host[k] = UpdateEntry{
             e->offset + part.first, e->state, part.size, balance ? 0 : (float)o->lr[e->row.lr],
             (float)o->decay[e->row.decay], target, lines.length, lines.step};
     }
-    to_device(g, g->entries, g->host_entries, g->layout.count);
+    to_device(g, g->entries);
     float correct1 = (float)(1 / (1 - pow(o->beta1, (double)o->step)));
     float correct2 = (float)(1 / (1 - pow(o->beta2, (double)o->step)));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, correct1, correct2,
@@ -594,6 +620,7 @@ static AdamWStep send_rates(Gpt *g, const AdamW *o) {
                      o->max_ce * tokens, o->max_norm};
 }
 
+// The arenas as the kernels of an update see them (adamw.cuh).
 static Arenas gpt_arenas(const Gpt *g) {
     return Arenas{g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V],
                   g->tensors[GRADS], g->layout.state};
@@ -604,7 +631,7 @@ static void balance_routers(Gpt *g, double rate) {
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
         if (!b.router_bias) continue;
-        router_balance(b.router_bias, b.a.loads, g->m.moe.E, (float)rate, &g->state->finite,
+        router_balance(b.router_bias, b.a.loads, g->m.moe.E, (float)rate, &g->state.device->finite,
                        &g->gpu);
     }
 }
@@ -614,70 +641,66 @@ static void balance_routers(Gpt *g, double rate) {
 static Update gpt_update(Gpt *g, const AdamW *o) {
     AdamWStep step = send_rates(g, o);
     Arenas arenas = gpt_arenas(g);
+    const UpdateEntry *entries = g->entries.device;
+    UpdateState *state = g->state.device;
     int count = g->layout.count;
-    if (g->nccl.size == 1) adamw_update(arenas, g->entries, count, g->state, step, &g->gpu);
+    if (g->nccl.size == 1) gradient_square(&state->square, arenas, nullptr, 1, &g->gpu);
     else {
         nccl_join(&g->nccl, &g->gpu);                     // gradients have reached their owners
-        shard_square(&g->state->square, arenas, g->entries, count, &g->gpu);
+        gradient_square(&state->square, arenas, entries, count, &g->gpu);
         all_reduce_state(g);
-        adamw_apply(arenas, g->entries, count, g->state, step, &g->gpu);
     }
+    adamw_apply(arenas, entries, count, state, step, &g->gpu);
     g->cached = 0;                                        // the KV cache is stale
     balance_routers(g, o->lr[LR_BALANCE]);
-    if (g->m.mode->unit) ngpt_normalize(arenas, g->entries, count, g->state, step, &g->gpu);
+    if (g->m.mode->unit) ngpt_normalize(arenas, entries, count, state, step, &g->gpu);
     all_gather(g, g->weights);
     Loss loss = read_loss(g);
-    return Update{loss, g->host_state->norm, g->host_state->finite};
+    return Update{loss, g->state.host->norm, g->state.host->finite};
 }
 
+// nGPT after weights were set: matrices to unit length, as an update leaves them.
 static void gpt_normalize(Gpt *g) {
     AdamW none = {};
     AdamWStep step = send_rates(g, &none);
     if (g->m.mode->unit)
-        ngpt_normalize(gpt_arenas(g), g->entries, g->layout.count, nullptr, step, &g->gpu);
+        ngpt_normalize(gpt_arenas(g), g->entries.device, g->layout.count, nullptr, step, &g->gpu);
     all_gather(g, g->weights);
-    wait(g);                                              // host_entries may be written again
+    wait(g);                                              // entries.host may be written again
 }
 
 // ------------------------------------------------------------------------------------- statistics
 
+// Restarts the sums of layers and routers.
 static void gpt_stats_begin(Gpt *g) {
     g->measuring = true;
     g->measured = 0;
-    for (int l = 0; l < g->m.L; l++) g->host_layer_sums[l] = LayerSums{{}, -INFINITY};
-    to_device(g, g->layer_sums, g->host_layer_sums, g->m.L);
-    clear(g, g->router_sums, router_doubles(&g->m));
+    for (int l = 0; l < g->m.L; l++) g->layer_sums.host[l] = LayerSums{{}, -INFINITY};
+    to_device(g, g->layer_sums);
+    clear(g, g->router_sums.device, g->router_sums.count);
 }
 
+// Sums of all processes, and from them ratios of norms and means over tokens.
 static void layer_stats(Gpt *g, LayerStats *layers) {
-    int L = g->m.L;
-    int64_t E = g->m.moe.E;
+    Comm *comm = g->setup.comm;
     double n = (double)g->measured;
-    double *squares = (double *)check_alloc((size_t)L * (LAYER_SQUARES + 1) * sizeof *squares,
-                                            "statistics of layers");
-    double *logits = squares + (int64_t)L * LAYER_SQUARES;
     g->measuring = false;
-    to_host(g, g->host_layer_sums, g->layer_sums, L);
-    to_host(g, g->host_router_sums, g->router_sums, router_doubles(&g->m));
+    to_host(g, g->layer_sums);
+    to_host(g, g->router_sums);
     wait(g);
-    for (int l = 0; l < L; l++) {
-        const LayerSums *sums = &g->host_layer_sums[l];
-        memcpy(squares + (int64_t)l * LAYER_SQUARES, sums->squares, sizeof sums->squares);
-        logits[l] = sums->logit;
-    }
-    comm_combine(g->setup.comm, &n, 1, COMM_SUM);
-    comm_combine(g->setup.comm, squares, (int64_t)L * LAYER_SQUARES, COMM_SUM);
-    comm_combine(g->setup.comm, logits, L, COMM_MAX);
-    comm_combine(g->setup.comm, g->host_router_sums, router_doubles(&g->m), COMM_SUM);
-    for (int l = 0; l < L; l++) {
-        const double *s = squares + (int64_t)l * LAYER_SQUARES;
-        const double *r = g->host_router_sums + l * (ROUTER_SUMS + E);
+    comm_combine(comm, &n, 1, COMM_SUM);
+    comm_combine(comm, g->router_sums.host, g->router_sums.count, COMM_SUM);
+    for (int l = 0; l < g->m.L; l++) {
+        LayerSums *sums = &g->layer_sums.host[l];
+        const double *s = sums->squares;
+        const double *r = g->router_sums.host + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
+        comm_combine(comm, sums->squares, LAYER_SQUARES, COMM_SUM);
+        comm_combine(comm, &sums->logit, 1, COMM_MAX);
         layers[l] = LayerStats{
             sqrt(s[STREAM] / (n * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]),
-            sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), logits[l], r[ROUTER_ENTROPY] / n,
+            sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), sums->logit, r[ROUTER_ENTROPY] / n,
             r[ROUTER_BALANCE] / n, r[ROUTER_SEQUENCE] / n, r[ROUTER_Z] / n, r + ROUTER_SUMS};
     }
-    free(squares);
 }
 
 // The step that balance_routers has just made with a selection bias, which has no gradient, is
@@ -687,8 +710,8 @@ static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
     float *w = (float *)check_alloc(2 * (size_t)E * sizeof *w, "a selection bias and loads");
     float *load = w + E, sum = 0;
     double before = 0, moved = 0;
-    to_host(g, w, g->router_bias[e->layer], E);
-    to_host(g, load, gpt_block(g, e->layer).a.loads, E);
+    copy(g, w, g->router_bias[e->layer], E);
+    copy(g, load, gpt_block(g, e->layer).a.loads, E);
     wait(g);
     for (int j = 0; j < E; j++) sum += load[j];
     for (int j = 0; j < E; j++) {
@@ -706,14 +729,14 @@ static void tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors) {
     none.eps = none.step = 1;
     int count = g->layout.count;
     AdamWStep step = send_rates(g, applied ? applied : &none);
-    tensor_sums(g->tensor_sums, gpt_arenas(g), g->entries, count, step, &g->gpu);
-    to_host(g, g->host_tensor_sums, g->tensor_sums, count);
+    tensor_sums(g->tensor_sums.device, gpt_arenas(g), g->entries.device, count, step, &g->gpu);
+    to_host(g, g->tensor_sums);
     wait(g);
-    comm_combine(g->setup.comm, g->host_tensor_sums[0].squares, (int64_t)count * TENSOR_SQUARES,
+    comm_combine(g->setup.comm, g->tensor_sums.host->squares, (int64_t)count * TENSOR_SQUARES,
                  COMM_SUM);
     for (int k = 0; k < count; k++) {
         const Entry *e = &g->layout.entries[k];
-        const double *s = g->host_tensor_sums[k].squares;
+        const double *s = g->tensor_sums.host[k].squares;
         float rate = applied ? (float)applied->lr[LR_BALANCE] : 0;
         tensors[k] = TensorStats{sqrt(s[TENSOR_GRAD]), sqrt(s[TENSOR_WEIGHT]),
                                  sqrt(s[TENSOR_STEP])};
@@ -733,6 +756,7 @@ static float *whole_tensors(Gpt *g, int kind) {
     return g->tensors[kind == WEIGHTS && has_shards(g) ? GRADS : kind];
 }
 
+// Elements of a kind for the host: shards of moments, everything else whole.
 static int64_t whole_count(const Gpt *g, int kind) {
     return kind >= ADAM_M ? g->layout.state : g->layout.total;
 }
@@ -752,13 +776,11 @@ static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
 
 // Copies this process's shards of the master weights to their places among all, or back.
 static void copy_shards(Gpt *g, bool back) {
-    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++) {
-        Part part = entry_part(e, g->nccl.rank, g->nccl.size);
-        float *shard = g->tensors[WEIGHTS] + e->state;
-        float *place = whole_tensors(g, WEIGHTS) + e->offset + part.first;
-        float *to = back ? shard : place, *from = back ? place : shard;
-        cudaCheck(cudaMemcpyAsync(to, from, (size_t)part.size * sizeof(float),
-                                  cudaMemcpyDeviceToDevice, g->gpu.stream));
+    for (const Entry &e : g->layout) {
+        Part part = entry_part(&e, g->nccl.rank, g->nccl.size);
+        float *shard = g->tensors[WEIGHTS] + e.state;
+        float *place = whole_tensors(g, WEIGHTS) + e.offset + part.first;
+        copy(g, back ? shard : place, back ? place : shard, part.size);
     }
 }
 
@@ -766,26 +788,28 @@ static void copy_shards(Gpt *g, bool back) {
 static void compare_weights(Gpt *g) {
     size_t bytes = (size_t)g->layout.total * sizeof(real);
     Hash h = hash_begin();
-    real *copy = (real *)host_tensors(g, GRADS);
-    to_host(g, copy, g->weights, g->layout.total);
+    real *weights = (real *)host_tensors(g, GRADS);
+    copy(g, weights, g->weights, g->layout.total);
     wait(g);
-    hash_add(&h, copy, bytes);
+    hash_add(&h, weights, bytes);
     comm_check_weights(g->setup.comm, hash_end(&h));
 }
 
+// Brings the host's copy up to date. Sharded master weights are gathered first.
 static void gpt_fetch(Gpt *g, int kind) {
     if (kind == WEIGHTS && has_shards(g)) {
         compare_weights(g);
         copy_shards(g, false);
         all_gather(g, whole_tensors(g, WEIGHTS));
     }
-    to_host(g, host_tensors(g, kind), whole_tensors(g, kind), whole_count(g, kind));
+    copy(g, host_tensors(g, kind), whole_tensors(g, kind), whole_count(g, kind));
     wait(g);
 }
 
+// The way back; the products' weights are rounded anew, with the bits of update `step`.
 static void gpt_store(Gpt *g, int kind, int64_t step) {
     float *whole = whole_tensors(g, kind);
-    to_device(g, whole, host_tensors(g, kind), whole_count(g, kind));
+    copy(g, whole, host_tensors(g, kind), whole_count(g, kind));
     if (kind == WEIGHTS)
         weights_round(g->weights, whole, g->layout.total, g->setup.stochastic,
                       rounding_key(g, step), &g->gpu);
@@ -794,9 +818,10 @@ static void gpt_store(Gpt *g, int kind, int64_t step) {
     wait(g);
 }
 
+// One row of logits as floats.
 static const void *gpt_logits(Gpt *g, int64_t row) {
     real *raw = (real *)g->logits_row;
-    to_host(g, raw, gpt_block(g, 0).a.logits + row * g->m.Vp, g->m.V);
+    copy(g, raw, gpt_block(g, 0).a.logits + row * g->m.Vp, g->m.V);
     wait(g);
     // In place and from the end, because a float is as large as two bfloat16.
     for (int64_t i = g->m.V - 1; i >= 0; i--) g->logits_row[i] = to_float(raw[i]);

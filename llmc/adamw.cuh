@@ -14,14 +14,14 @@
 // first element by binary search. Bytes per parameter, and the computed floor at 4.3 TB/s for
 // 124 M parameters:
 //   gradient_square  4   (d)                                                         0.12 ms
-//   adamw_update    30   in bf16 (m, v, master read and written: 24; d: 4; w: 2)     0.87 ms
+//   adamw_apply     30   in bf16 (m, v, master read and written: 24; d: 4; w: 2)     0.87 ms
 //                   28   in float, where w is the master itself                      0.81 ms
 //   ngpt_normalize  10   in bf16 (master read, then read again from the caches and
 //                        written; w)                                                 0.29 ms
 //
 // With several processes, each updates the shards of tensors that it owns (ZeRO-1, memory.h). It
 // keeps moments, and in bf16 master weights, of these alone; gradients and the weights of the
-// products are whole on all. An all-reduce between shard_square and adamw_apply adds up the sums
+// products are whole on all. An all-reduce between gradient_square and adamw_apply adds up the sums
 // that decide about the step.
 #pragma once
 #include "loss.cuh"
@@ -67,7 +67,7 @@ typedef struct Arenas {
     int64_t total;             // elements of the shards
 } Arenas;
 
-enum { FOUR = 4, NORM_THREADS = 256, NORM_PIECES = 1024 };
+enum { FOUR = 4, SQUARES_THREADS = 256, NORM_PIECES = 1024 };
 enum { UPDATE_THREADS = 256, UPDATE_ROUNDS = 4 };
 enum { UPDATE_PIECE = UPDATE_THREADS * UPDATE_ROUNDS * FOUR };
 
@@ -138,39 +138,27 @@ static inline void weights_round(real *w, const float *master, int64_t total, in
 
 // ----------------------------------------------------------------------------- norm of gradients
 
-// partial[block] = sum of squares of the block's share. In double, which no square of a float
-// overflows. The grid, and with it the order of the sum, depends on size alone.
-static __global__ void __launch_bounds__(NORM_THREADS)
-square_sum_kernel(double *partial, const wide *d, int64_t size) {
-    double sum = 0;
-    int64_t step = (int64_t)gridDim.x * blockDim.x * FOUR;
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * FOUR;
-    for (; i + FOUR <= size; i += step) {
-        Four x = four_load(d + i);
-        for (int k = 0; k < FOUR; k++) sum += (double)x.v[k] * x.v[k];
-    }
-    for (; i < size; i++) sum += (double)d[i] * d[i];  // one thread has fewer than four left
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-}
-
-// The same over the shards that a process owns: every block takes a share of each.
-static __global__ void __launch_bounds__(NORM_THREADS)
-shard_square_kernel(double *partial, const wide *d, const UpdateEntry *entries, int count) {
+// partial[block] = sum of squares of the block's share of each entry; without entries, of its share
+// of the whole arena. In double, which no square of a float overflows. The grid, and with it the
+// order of the sum, depends on sizes alone.
+static __global__ void __launch_bounds__(SQUARES_THREADS)
+square_sum_kernel(double *partial, const wide *d, int64_t total, const UpdateEntry *entries,
+                  int count) {
     double sum = 0;
     int64_t step = (int64_t)gridDim.x * blockDim.x * FOUR;
     int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * FOUR;
-    for (int k = 0; k < count; k++)
-        for (int64_t i = first; i < entries[k].size; i += step) {
-            Four x = four_load(d + entries[k].offset + i);
-            for (int j = 0; j < FOUR && i + j < entries[k].size; j++)
-                sum += (double)x.v[j] * x.v[j];
+    for (int k = 0; k < count; k++) {
+        int64_t offset = entries ? entries[k].offset : 0, size = entries ? entries[k].size : total;
+        for (int64_t i = first; i < size; i += step) {
+            Four x = four_load(d + offset + i);
+            for (int j = 0; j < FOUR && i + j < size; j++) sum += (double)x.v[j] * x.v[j];
         }
+    }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-static __global__ void __launch_bounds__(NORM_THREADS)
+static __global__ void __launch_bounds__(SQUARES_THREADS)
 square_add_kernel(double *square, const double *partial, int pieces) {
     double sum = 0;
     for (int i = threadIdx.x; i < pieces; i += blockDim.x) sum += partial[i];
@@ -178,31 +166,22 @@ square_add_kernel(double *square, const double *partial, int pieces) {
     if (threadIdx.x == 0) *square = sum;
 }
 
-// The number of blocks that add up `size` squares. Checks that scratch has room for their sums.
-static inline int square_pieces(int64_t size, const Gpu *gpu) {
-    int64_t rounds = CEIL_DIV(size, (int64_t)NORM_THREADS * FOUR * 4);  // four loads a thread
-    int pieces = rounds < NORM_PIECES ? (int)rounds : NORM_PIECES;
-    CHECK(gpu->scratch_size >= 2 * (size_t)pieces,
-          "expected room for %d partial sums of double, found %zu floats\n"
-          "  -> a bug: report it with the command line", pieces, gpu->scratch_size);
-    return pieces;
+// The number of blocks, at most `limit`, that add up `size` squares of which a thread loads `width`
+// at a time: each thread has at least four loads.
+static inline int square_pieces(int64_t size, int width, int limit) {
+    int64_t pieces = CEIL_DIV(size, (int64_t)SQUARES_THREADS * width * 4);
+    return pieces < limit ? (int)pieces : limit;
 }
 
-// *square = sum of d[i]^2, on the device.
-static inline void gradient_square(double *square, const wide *d, int64_t size, Gpu *gpu) {
-    int pieces = square_pieces(size, gpu);
-    double *partial = (double *)gpu->scratch;
-    LAUNCH(square_sum_kernel, pieces, NORM_THREADS, 0, gpu->stream, partial, d, size);
-    LAUNCH(square_add_kernel, 1, NORM_THREADS, 0, gpu->stream, square, partial, pieces);
-}
-
-// The same of the gradients t.d of the shards that a process owns.
-static inline void shard_square(double *square, Arenas t, const UpdateEntry *entries, int count,
-                                Gpu *gpu) {
-    int pieces = square_pieces(t.total, gpu);
-    double *partial = (double *)gpu->scratch;
-    LAUNCH(shard_square_kernel, pieces, NORM_THREADS, 0, gpu->stream, partial, t.d, entries, count);
-    LAUNCH(square_add_kernel, 1, NORM_THREADS, 0, gpu->stream, square, partial, pieces);
+// *square = sum of d[i]^2, on the device: over the shards of entries, as many as there are, or with
+// nullptr and a count of 1 over all `total` elements of the arenas.
+static inline void gradient_square(double *square, Arenas t, const UpdateEntry *entries, int count,
+                                   Gpu *gpu) {
+    int pieces = square_pieces(t.total, FOUR, NORM_PIECES);
+    double *partial = scratch_for<double>(pieces, gpu);
+    LAUNCH(square_sum_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t.d, t.total,
+           entries, count);
+    LAUNCH(square_add_kernel, 1, SQUARES_THREADS, 0, gpu->stream, square, partial, pieces);
 }
 
 // ----------------------------------------------------------------------------------------- update
@@ -291,13 +270,6 @@ static inline void adamw_apply(Arenas t, const UpdateEntry *entries, int count, 
     LAUNCH(adamw_kernel, blocks, UPDATE_THREADS, 0, gpu->stream, t, entries, count, state, step);
 }
 
-// A whole step where there is one process.
-static inline void adamw_update(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
-                                AdamWStep step, Gpu *gpu) {
-    gradient_square(&state->square, t.d, t.total, gpu);
-    adamw_apply(t, entries, count, state, step, gpu);
-}
-
 // ------------------------------------------------------------------------ nGPT: lines of length 1
 // w = w / |w| along the rows or columns of matrices (Loshchilov et al. 2024, section 2.3).
 
@@ -372,7 +344,7 @@ ngpt_normalize_kernel(Arenas t, const UpdateEntry *entries, const UpdateState *s
     else ngpt_columns(t, e, step);
 }
 
-// Divides the lines of entries by their lengths, after adamw_update with the same step and only if
+// Divides the lines of entries by their lengths, after adamw_apply with the same step and only if
 // state->finite. state may be nullptr: always.
 static inline void ngpt_normalize(Arenas t, const UpdateEntry *entries, int count,
                                   const UpdateState *state, AdamWStep step, Gpu *gpu) {

@@ -44,33 +44,28 @@ static inline bool kernel_failed(cudaError_t error) {
 }
 
 static inline void cuda_check(cudaError_t error, const char *call, const char *file, int line) {
-    if (kernel_failed(error)) {
+    const char *what = cudaGetErrorString(error);
+    if (kernel_failed(error))
         check_failed(EXIT_REFUSED, file, line,
                      "CUDA: a kernel launched before failed: %s; found by %s\n"
-                     "  -> CUDA_LAUNCH_BLOCKING=1 ends at the launch of that kernel, "
-                     "compute-sanitizer names its line",
-                     cudaGetErrorString(error), call);
-    }
-    if (error != cudaSuccess) {
+                     "  -> CUDA_LAUNCH_BLOCKING=1 ends there, compute-sanitizer names its line",
+                     what, call);
+    if (error != cudaSuccess)
         check_failed(EXIT_REFUSED, file, line,
                      "CUDA: %s: %s\n  -> nvidia-smi shows whether the GPU is well and free",
-                     call, cudaGetErrorString(error));
-    }
+                     call, what);
 }
 
 // Ends the program with a report of a refused launch.
 static inline void launch_failed(const char *file, int line, const char *text, cudaError_t error,
                                  dim3 grid, dim3 block, size_t dynamic) {
-    int device = 0, limit = 0;
-    if (cudaGetDevice(&device) == cudaSuccess)
-        cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     check_failed(EXIT_REFUSED, file, line,
                  "a launch was refused: %s: LAUNCH(%s) with grid (%u, %u, %u), block (%u, %u, %u), "
                  "%zu bytes of dynamic shared memory\n"
-                 "  -> at most 1024 threads a block and, on this GPU, %d bytes of shared memory; "
-                 "no empty grid",
+                 "  -> at most 1024 threads a block, no more shared memory than this GPU has, no "
+                 "empty grid",
                  cudaGetErrorString(error), text, grid.x, grid.y, grid.z, block.x, block.y, block.z,
-                 dynamic, limit);
+                 dynamic);
 }
 
 template <typename... P, typename... A>
@@ -147,14 +142,17 @@ static __device__ inline float exp2_fast(float x) {
 
 // Reductions over the 32 lanes of a warp, all of which take part. Every lane gets the result; the
 // order is fixed.
-template <typename T> static __device__ inline T warp_sum(T x) {
-    for (int lane = WARP / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+template <typename T, typename Combine>
+static __device__ inline T warp_all(T x, Combine combine) {
+    for (int lane = WARP / 2; lane > 0; lane /= 2)
+        x = combine(x, __shfl_xor_sync(0xffffffffu, x, lane));
     return x;
 }
+template <typename T> static __device__ inline T warp_sum(T x) {
+    return warp_all(x, [](T a, T b) { return a + b; });
+}
 static __device__ inline float warp_max(float x) {
-    for (int lane = WARP / 2; lane > 0; lane /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
-    return x;
+    return warp_all(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // Reductions over a block of whole warps. Every thread gets the result; the order is fixed.
@@ -186,6 +184,14 @@ typedef struct Gpu {
     struct Plans *plans;       // of matrix products (linear.cuh)
 } Gpu;
 
+// Scratch for `count` values of T. train_gpt.cu allocates enough for all launchers.
+template <typename T> static T *scratch_for(size_t count, const Gpu *gpu) {
+    CHECK(count * sizeof(T) <= gpu->scratch_size * sizeof(float),
+          "expected %zu bytes of scratch, found %zu\n  -> a bug: report it with the command line",
+          count * sizeof(T), gpu->scratch_size * sizeof(float));
+    return (T *)gpu->scratch;
+}
+
 // ------------------------------------------------------------------------------------- the device
 
 // A program that was built for another GPU has no code of this kernel for the present one.
@@ -203,11 +209,10 @@ static inline int gpu_find(void) {
           "  -> install it (nvidia-smi then lists the GPUs), "
           "or use the CPU: make train_gpt DEVICE=cpu");
     CHECK(found != cudaErrorInsufficientDriver,
-          "expected a driver for CUDA %d.%d, with which this program was built, or later; "
-          "found one for CUDA %d.%d\n"
-          "  -> update the driver, or build with the toolkit of CUDA %d: make train_gpt NVCC=...",
-          toolkit / 1000, toolkit % 1000 / 10, driver / 1000, driver % 1000 / 10, driver / 1000);
-    CHECK(found != cudaErrorNoDevice && !(found == cudaSuccess && count == 0),
+          "expected a driver for CUDA %d.%d or later, found one for CUDA %d.%d\n"
+          "  -> update the driver, or build with its toolkit: make train_gpt NVCC=...",
+          toolkit / 1000, toolkit % 1000 / 10, driver / 1000, driver % 1000 / 10);
+    CHECK(found != cudaErrorNoDevice,
           "expected an NVIDIA GPU, found none%s%s\n"
           "  -> nvidia-smi lists those there are; without one: make train_gpt DEVICE=cpu",
           visible ? "; CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");

@@ -27,8 +27,9 @@
 //   dW = dy^T x         dW^T = x^T dy       x       dy *    in     out    n
 //
 // The epilogue is the library's name for what follows a product in the same kernel: the bias, GELU
-// (which also writes pre, the "auxiliary" matrix), the derivative of GELU, and the sums of dy's
-// rows. If the library has no such kernel, the plain product runs, then a small kernel from here.
+// (which also writes pre, the "auxiliary" matrix), and the derivative of GELU. If the library has
+// no such kernel, the plain product runs, then a small kernel from here. The library's own epilogue
+// for db, BGRADB, reads dy once more in bf16, as the kernel from here does.
 //
 // A plan holds the descriptors of one product and the algorithm chosen for it. It is made at the
 // product's first use and kept. The algorithm is the library's first guess, or, while `tuning`, the
@@ -58,8 +59,7 @@ typedef struct LinearShape {
 enum { PLANS_MAX = 128, GUESSES = 16, TIMED_RUNS = 5, PLANS_WORKSPACE = 32 << 20, ALIGNMENT = 16 };
 enum { NOTHING_ADDED, ADDED_ELSEWHERE, ADDED_IN_PLACE };  // beta C: absent, another array, D itself
 
-// Bits of an epilogue: it has a bias or its gradient; it has pre.
-enum { EPILOGUE_VECTOR = CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB };
+// A bit of an epilogue: it has pre.
 enum { EPILOGUE_AUX = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU };
 
 // Everything that a plan depends on, in the library's terms. Rows are contiguous, so sizes and
@@ -94,8 +94,7 @@ typedef struct Matmul {
     PlanKey key;
     const void *a, *b, *c;
     void *d;
-    const void *vector;        // the bias, or the destination of its gradient
-    const void *aux;           // pre
+    const void *bias, *aux;    // aux: pre
     float alpha, beta;
 } Matmul;
 
@@ -108,7 +107,7 @@ static const struct {
     {CUBLASLT_EPILOGUE_GELU_AUX, "gelu"},
     {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, "bias, gelu"},
     {CUBLASLT_EPILOGUE_DGELU, "gelu backward"},
-    {CUBLASLT_EPILOGUE_BGRADB, "bias gradient"},
+    {CUBLASLT_EPILOGUE_BGRADB, "bias gradient"},  // in plans of earlier versions
 };
 enum { EPILOGUE_COUNT = sizeof EPILOGUES / sizeof EPILOGUES[0] };
 
@@ -118,6 +117,7 @@ static inline const char *epilogue_name(int64_t value) {
     return EPILOGUES[i].name;
 }
 
+// k: the product, where the call is about one.
 static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k = PlanKey()) {
     CHECK(status == CUBLAS_STATUS_SUCCESS,
           "%s: %s, for D[%lld, %lld] = op(A) op(B) with k %lld, transposed %d %d, epilogue %s\n"
@@ -126,7 +126,7 @@ static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k =
           call, cublasLtGetStatusName(status), (long long)k.m, (long long)k.n, (long long)k.k,
           (int)k.ta, (int)k.tb, epilogue_name(k.epilogue));
 }
-#define ltCheck(call, ...) lt_check(call, #call, ##__VA_ARGS__)
+#define ltCheck(call) lt_check(call, #call)
 
 template <typename T>
 static void preference_set(Plans *p, cublasLtMatmulPreferenceAttributes_t attribute, T value) {
@@ -160,9 +160,9 @@ static inline void plans_forget(Plans *plans, bool all) {
             plans->plans[kept++] = *p;
             continue;
         }
-        ltCheck(cublasLtMatmulDescDestroy(p->desc), p->key);
+        ltCheck(cublasLtMatmulDescDestroy(p->desc));
         for (cublasLtMatrixLayout_t layout : {p->a, p->b, p->d})
-            ltCheck(cublasLtMatrixLayoutDestroy(layout), p->key);
+            ltCheck(cublasLtMatrixLayoutDestroy(layout));
     }
     plans->count = kept;
 }
@@ -177,20 +177,19 @@ static inline void plans_destroy(Plans *plans) {
 
 template <typename T>
 static void plan_set(Plan *p, cublasLtMatmulDescAttributes_t attribute, T value) {
-    ltCheck(cublasLtMatmulDescSetAttribute(p->desc, attribute, &value, sizeof value), p->key);
+    ltCheck(cublasLtMatmulDescSetAttribute(p->desc, attribute, &value, sizeof value));
 }
 
-static inline void plan_set_arrays(Plan *p, const void *vector, const void *aux) {
-    if (p->key.epilogue & EPILOGUE_VECTOR)
-        plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector);
+static inline void plan_set_arrays(Plan *p, const void *bias, const void *aux) {
+    if (p->key.epilogue & CUBLASLT_EPILOGUE_BIAS)
+        plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (p->key.epilogue & EPILOGUE_AUX)
         plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
 
-static inline cublasLtMatrixLayout_t matrix_layout(PlanKey key, cudaDataType type, int64_t rows,
-                                                   int64_t cols) {
+static inline cublasLtMatrixLayout_t matrix_layout(cudaDataType type, int64_t rows, int64_t cols) {
     cublasLtMatrixLayout_t layout;
-    ltCheck(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, rows), key);
+    ltCheck(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, rows));
     return layout;
 }
 
@@ -212,7 +211,7 @@ static inline Plan *plan_make(Plans *plans, PlanKey key) {
     Plan *p = &plans->plans[plans->count++];
     memset(p, 0, sizeof *p);
     p->key = key;
-    ltCheck(cublasLtMatmulDescCreate(&p->desc, sums, CUDA_R_32F), key);
+    ltCheck(cublasLtMatmulDescCreate(&p->desc, sums, CUDA_R_32F));
     plan_set<int32_t>(p, CUBLASLT_MATMUL_DESC_TRANSA, key.ta ? CUBLAS_OP_T : CUBLAS_OP_N);
     plan_set<int32_t>(p, CUBLASLT_MATMUL_DESC_TRANSB, key.tb ? CUBLAS_OP_T : CUBLAS_OP_N);
     plan_set<uint32_t>(p, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)key.epilogue);
@@ -220,9 +219,9 @@ static inline Plan *plan_make(Plans *plans, PlanKey key) {
         plan_set<int64_t>(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.m);
     // For its guesses the library reads from these pointers how aligned all later ones will be.
     plan_set_arrays(p, (void *)ALIGNMENT, (void *)ALIGNMENT);
-    p->a = matrix_layout(key, type, key.ta ? key.k : key.m, key.ta ? key.m : key.k);
-    p->b = matrix_layout(key, type, key.tb ? key.n : key.k, key.tb ? key.k : key.n);
-    p->d = matrix_layout(key, key.wide_out ? CUDA_R_32F : type, key.m, key.n);
+    p->a = matrix_layout(type, key.ta ? key.k : key.m, key.ta ? key.m : key.k);
+    p->b = matrix_layout(type, key.tb ? key.n : key.k, key.tb ? key.k : key.n);
+    p->d = matrix_layout(key.wide_out ? CUDA_R_32F : type, key.m, key.n);
     return p;
 }
 
@@ -263,10 +262,9 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(plans->handle, p->desc, p->a, p->b, p->d, p->d,
                                        plans->preference, GUESSES, guesses, &count);
-    bool plain = p->key.epilogue == CUBLASLT_EPILOGUE_DEFAULT;
-    if (plain) lt_check(status, "cublasLtMatmulAlgoGetHeuristic", p->key);
     if (status != CUBLAS_STATUS_SUCCESS) count = 0;
-    plan_set_arrays(p, f->vector, f->aux);
+    else status = CUBLAS_STATUS_NOT_SUPPORTED;  // the reason if no guess runs
+    plan_set_arrays(p, f->bias, f->aux);
     for (int i = 0; i < count && (plans->tuning || !p->found); i++) {
         if (guesses[i].state != CUBLAS_STATUS_SUCCESS) continue;
         auto start = [&] { return plan_run(p, &guesses[i].algo, f, gpu) == CUBLAS_STATUS_SUCCESS; };
@@ -276,8 +274,8 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
         p->algo = guesses[i].algo;
         p->found = true;
     }
-    if (!p->found && plain)
-        lt_check(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", p->key);
+    if (!p->found && p->key.epilogue == CUBLASLT_EPILOGUE_DEFAULT)
+        lt_check(status, "cublasLtMatmulAlgoGetHeuristic", p->key);
     p->keep = plans->tuning;
 }
 
@@ -295,7 +293,7 @@ static inline bool matmul(Matmul f, cublasLtEpilogue_t epilogue, Gpu *gpu) {
     Plan *p = plan_find(gpu->plans, &f.key);
     if (!p) plan_choose(p = plan_make(gpu->plans, f.key), &f, gpu);
     if (!p->found) return false;
-    plan_set_arrays(p, f.vector, f.aux);
+    plan_set_arrays(p, f.bias, f.aux);
     cublasStatus_t status = plan_run(p, &p->algo, &f, gpu);
     bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
     p->found = epilogue == CUBLASLT_EPILOGUE_DEFAULT || !refused;
@@ -379,21 +377,21 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     plans_forget(plans, false);
 }
 
-// Replaces all plans by those that an earlier run wrote. Returns false, after a note, if they are
-// of another library, GPU or precision.
-static inline bool plans_read(Plans *plans, const char *text, const char *path) {
+// Replaces all plans by those that an earlier run wrote, unless they are of another library, GPU or
+// precision, which a note says.
+static inline void plans_read(Plans *plans, const char *text, const char *path) {
     Json *root = json_parse(text, strlen(text), path);
     const char *origin = json_get_string(root, "origin", path);
     char here[512];
     plans_origin(plans, here, sizeof here);
-    bool same = !strcmp(origin, here);
-    if (same) plans_forget(plans, true);
-    else printf("note: %s holds matrix plans of %s, this is %s: they are chosen anew, "
-                "and sums may round differently\n", path, origin, here);
     const Json *entry = json_need(root, "plans", JSON_ARRAY, path)->first;
-    for (; same && entry; entry = entry->next) plan_read(plans, entry, path);
+    if (strcmp(origin, here)) {
+        printf("note: %s holds matrix plans of %s, this is %s: they are chosen anew, "
+               "and sums may round differently\n", path, origin, here);
+        entry = nullptr;
+    } else plans_forget(plans, true);
+    for (; entry; entry = entry->next) plan_read(plans, entry, path);
     json_free(root);
-    return same;
 }
 
 // ---------------------------------------------------------------------------------------- forward
@@ -497,38 +495,18 @@ add_sums_kernel(wide *db, const float *partial, int splits, int out, float scale
     db[j] += scale * sum;
 }
 
-// dW += scale c dy^T x,  db += scale (sum of the rows of dy). db may be nullptr. The epilogue sums
-// the rows only where alpha is 1: whether alpha would scale the sum is not documented.
+// dW += scale c dy^T x,  db += scale (sum of the rows of dy). db may be nullptr.
 static inline void linear_backward_weight(wide *dw, wide *db, const real *dy, const real *x,
                                           float scale, LinearShape s, Gpu *gpu) {
     PlanKey key = {s.in, s.out, s.n, 0, 1, 1, 0, 0};
-    Matmul f = {key, x, dy, dw, dw, gpu->scratch, nullptr, scale * s.c, 1};
-    int64_t rows = CEIL_DIV(s.n, COLUMN_SPLITS), splits = CEIL_DIV(s.n, rows);
-    CHECK(!db || (size_t)(splits * s.out) <= gpu->scratch_size,
-          "the bias gradient of %d columns needs %lld floats of scratch, there are %zu\n"
-          "  -> a larger scratch_size", s.out, (long long)(splits * s.out), gpu->scratch_size);
-    dim3 grid(CEIL_DIV(s.out / PACK, LINEAR_THREADS), (unsigned)splits);
-    auto together = [&] { return matmul(f, CUBLASLT_EPILOGUE_BGRADB, gpu); };
-    auto apart = [&] {
-        matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
-        if (db)
-            LAUNCH(column_sums_kernel, grid, LINEAR_THREADS, 0, gpu->stream, gpu->scratch, dy, s.n,
-                   s.out, rows);
-        return true;
-    };
-    f.key.epilogue = CUBLASLT_EPILOGUE_BGRADB;
-    f.key.add = ADDED_IN_PLACE;
-    bool first = gpu->plans->tuning && !plan_find(gpu->plans, &f.key);
-    bool summed = db && f.alpha == 1 && together();
-    // The epilogue can cost more than another read of dy. Its plan then counts as not found.
-    if (summed && first) {
-        float ms = fastest(gpu, together);
-        bool faster = ms <= fastest(gpu, apart);
-        plan_find(gpu->plans, &f.key)->found = summed = faster;
-    }
-    if (!summed) apart();
+    Matmul f = {key, x, dy, dw, dw, nullptr, nullptr, scale * s.c, 1};
+    matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
     if (!db) return;
-    if (summed) splits = 1;
+    int64_t rows = CEIL_DIV(s.n, COLUMN_SPLITS);
+    int splits = (int)CEIL_DIV(s.n, rows);
+    float *partial = scratch_for<float>((size_t)splits * s.out, gpu);
+    dim3 grid(CEIL_DIV(s.out / PACK, LINEAR_THREADS), splits);
+    LAUNCH(column_sums_kernel, grid, LINEAR_THREADS, 0, gpu->stream, partial, dy, s.n, s.out, rows);
     LAUNCH(add_sums_kernel, CEIL_DIV(s.out, LINEAR_THREADS), LINEAR_THREADS, 0, gpu->stream, db,
-           gpu->scratch, (int)splits, s.out, scale);
+           partial, splits, s.out, scale);
 }

@@ -97,17 +97,14 @@ typedef struct ClassifierRow {
 // no barrier between.
 static __device__ inline void classifier_gradient(real *dz, const real *z, ClassifierRow r) {
     for (int j = threadIdx.x * PACK; j < r.Vp; j += blockDim.x * PACK) {
-        Pack x = pack_load(z + j);
-        float d[PACK];
-        for (int k = 0; k < PACK; k++)
-            d[k] = r.factor * classifier_exp(to_float(x.v[k]), r.logsum);
+        Floats d = pack_floats(pack_load(z + j));
+        for (int k = 0; k < PACK; k++) d.v[k] = r.factor * classifier_exp(d.v[k], r.logsum);
         if (j <= r.target && r.target < j + PACK)
-            for (int k = 0; k < PACK; k++) d[k] -= j + k == r.target;
+            for (int k = 0; k < PACK; k++) d.v[k] -= j + k == r.target;
         if (j + PACK > r.V)
             for (int k = 0; k < PACK; k++)
-                if (j + k >= r.V) d[k] = 0;
-        for (int k = 0; k < PACK; k++) x.v[k] = to_real(d[k]);
-        pack_store(dz + j, x);
+                if (j + k >= r.V) d.v[k] = 0;
+        pack_store(dz + j, pack_round(d));
     }
 }
 

@@ -77,9 +77,6 @@ static __host__ __device__ inline int router_chunks(RouterShape r) {
 static inline size_t router_scratch(RouterShape r) {
     return 2 * (size_t)r.B * router_chunks(r) * r.E;
 }
-static inline RouterParts router_parts(RouterShape r, Gpu *gpu) {
-    return RouterParts{(int *)gpu->scratch, gpu->scratch + router_scratch(r) / 2};
-}
 
 static __device__ inline float router_score(float z, float lse, int kind) {
     return kind == ROUTER_SIGMOID ? 1 / (1 + expf(-z)) : expf(z - lse);
@@ -102,14 +99,6 @@ static __device__ inline uint64_t router_key(float score, int j) {
     uint32_t bits = __float_as_uint(score), order = bits >> 31 ? ~bits : bits | 0x80000000u;
     if (score != score) order = 0;
     return (uint64_t)order << 32 | (0xffffffffu - (uint32_t)j);
-}
-
-static __device__ inline uint64_t warp_max_key(uint64_t x) {
-    for (int lane = WARP / 2; lane > 0; lane /= 2) {
-        uint64_t other = __shfl_xor_sync(0xffffffffu, x, lane);
-        x = other > x ? other : x;
-    }
-    return x;
 }
 
 // Scores, top-k and gates. A block takes a chunk, a warp one token at a time. Lane j % 32 keeps the
@@ -143,7 +132,8 @@ router_forward_kernel(Routed o, RouterParts parts, const wide *z, const wide *bi
         for (int k = 0; k < r.K; k++) {  // top-k: the largest key, K times
             uint64_t best = 0;
             for (int j = lane; j < r.E; j += WARP) best = key[j] > best ? key[j] : best;
-            int j = (int)(0xffffffffu - (uint32_t)warp_max_key(best));
+            best = warp_all(best, [](uint64_t a, uint64_t b) { return b > a ? b : a; });
+            int j = (int)(0xffffffffu - (uint32_t)best);
             if (j % WARP != lane) continue;
             float s = router_score(z_t[j], log_sum, r.kind);
             key[j] = 0;
@@ -241,10 +231,8 @@ static inline void router_forward(const Routed *o, const wide *z, const wide *bi
     unsigned blocks = (unsigned)(r.B * router_chunks(r));
     size_t shared = ROUTER_WARPS * r.E * (sizeof(uint64_t) + sizeof(int) + sizeof(float));
     int bound = (int)row_tiles((int64_t)r.B * r.T * r.K, r.E);
-    RouterParts parts = router_parts(r, gpu);
-    CHECK(router_scratch(r) <= gpu->scratch_size && r.E <= ROUTER_MOST,
-          "%d x %d tokens and %d experts need %zu floats of scratch, there are %zu\n"
-          "  -> a larger scratch_size", r.B, r.T, r.E, router_scratch(r), gpu->scratch_size);
+    float *scratch = scratch_for<float>(router_scratch(r), gpu);
+    RouterParts parts = {(int *)scratch, scratch + router_scratch(r) / 2};
     LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, *o, parts, z, bias,
            r);
     LAUNCH(router_plan_kernel, 1, threads_for(r.B * r.E, PLAN_THREADS),
@@ -314,11 +302,9 @@ static inline void router_backward(real *dz, const wide *dgate, const Routed *o,
 
 // ----------------------------------------------------------------------------- losses, loads, bias
 
-// Statistics of a router: sums over tokens, of which LayerStats (run/trainer.h) has means.
-typedef struct RouterStats {
-    double *sums;              // [ROUTER_SUMS] entropy of p; the losses without coefficients
-    double *load;              // [E] tokens of each expert
-} RouterStats;
+// Statistics of a router [ROUTER_SUMS + E]: sums over tokens, of which LayerStats (run/trainer.h)
+// has means, of the entropy of p and of the losses without coefficients; then the tokens of each
+// expert.
 enum { ROUTER_ENTROPY, ROUTER_BALANCE, ROUTER_SEQUENCE, ROUTER_Z, ROUTER_SUMS };
 
 // partial[block] = sum of the entropies of p over ROUTER_CHUNK tokens. A warp takes one token at a
@@ -343,14 +329,14 @@ router_entropy_kernel(float *partial, const wide *lse, const wide *z, RouterShap
 }
 
 // One block, so one order of summation. Reads 4 bytes a token. entropy: `parts` sums, read only
-// with stats.
+// with stats [ROUTER_SUMS + E].
 static __global__ void __launch_bounds__(SUMS_THREADS)
-router_count_kernel(double *loss, wide *loads, RouterStats stats, Routed o, const float *entropy,
+router_count_kernel(double *loss, wide *loads, double *stats, Routed o, const float *entropy,
                     int parts, RouterShape r) {
     double n = (double)r.B * r.T, each = r.E / (n * r.K), sums[ROUTER_SUMS] = {};
-    for (int64_t t = threadIdx.x; t < (int64_t)r.B * r.T; t += blockDim.x)
+    for (int64_t t = threadIdx.x; t < n; t += blockDim.x)
         sums[ROUTER_Z] += (double)o.lse[t] * o.lse[t];
-    for (int i = threadIdx.x; i < parts && stats.sums; i += blockDim.x)
+    for (int i = threadIdx.x; i < parts && stats; i += blockDim.x)
         sums[ROUTER_ENTROPY] += entropy[i];
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
         double load = o.load[(int64_t)r.B * r.E + j], share = 0;
@@ -361,23 +347,23 @@ router_count_kernel(double *loss, wide *loads, RouterStats stats, Routed o, cons
         }
         sums[ROUTER_BALANCE] += n * each * load * share;
         loads[j] += (float)load;
-        if (stats.load) stats.load[j] += load;
+        if (stats) stats[ROUTER_SUMS + j] += load;
     }
     for (int i = 0; i < ROUTER_SUMS; i++) sums[i] = block_sum(sums[i]);
     if (threadIdx.x > 0) return;
     *loss += r.balance * sums[ROUTER_BALANCE] + r.sequence * sums[ROUTER_SEQUENCE] +
              r.z * sums[ROUTER_Z];
-    for (int i = 0; i < ROUTER_SUMS && stats.sums; i++) stats.sums[i] += sums[i];
+    for (int i = 0; i < ROUTER_SUMS && stats; i++) stats[i] += sums[i];
 }
 
 // After a forward that counts: adds n times the router's losses to *loss, and the tokens of each
-// expert to loads [E]. stats: nullptrs if nobody asked for statistics.
-static inline void router_count(double *loss, wide *loads, RouterStats stats, const Routed *o,
+// expert to loads [E]. stats: nullptr if nobody asked for statistics.
+static inline void router_count(double *loss, wide *loads, double *stats, const Routed *o,
                                 const wide *z, RouterShape r, Gpu *gpu) {
     // No more chunks than in forward, so scratch has room.
     int64_t n = (int64_t)r.B * r.T;
     int parts = CEIL_DIV(n, ROUTER_CHUNK);
-    if (stats.sums)
+    if (stats)
         LAUNCH(router_entropy_kernel, parts, ROUTER_THREADS, 0, gpu->stream, gpu->scratch, o->lse,
                z, r);
     LAUNCH(router_count_kernel, 1, threads_for(n, SUMS_THREADS), 0, gpu->stream, loss, loads, stats,
@@ -419,19 +405,17 @@ combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place
     int64_t t = blockIdx.x, at = t * K;
     int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
     if (i >= C) return;
-    Pack out;
-    float sum[PACK] = {};
+    Floats sum = {};
     for (int k = 0; k < K; k++) {
-        Pack row = pack_load(rows + (int64_t)place[at + k] * C + i);
+        Floats row = pack_floats(pack_load(rows + (int64_t)place[at + k] * C + i));
         float g = gate ? gate[at + k] : 1;
-        for (int x = 0; x < PACK; x++) sum[x] += g * to_float(row.v[x]);
+        for (int x = 0; x < PACK; x++) sum.v[x] += g * row.v[x];
     }
     if (add) {
-        Pack more = pack_load(add + t * C + i);
-        for (int x = 0; x < PACK; x++) sum[x] += beta * to_float(more.v[x]);
+        Floats more = pack_floats(pack_load(add + t * C + i));
+        for (int x = 0; x < PACK; x++) sum.v[x] += beta * more.v[x];
     }
-    for (int x = 0; x < PACK; x++) out.v[x] = to_real(sum[x]);
-    pack_store(y + t * C + i, out);
+    pack_store(y + t * C + i, pack_round(sum));
 }
 
 // y[t] = sum_k gate[t, k] rows[place[t, k]] + beta add[t]. A gate of nullptr is all 1. add may be
@@ -454,12 +438,12 @@ combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *ro
         int64_t row = (int64_t)place[t * K + k] * C;
         float g = gate[t * K + k], dot = 0;
         for (int i = lane * PACK; i < C; i += WARP * PACK) {
-            Pack d = pack_load(dy + i), x = pack_load(rows + row + i);
+            Floats d = pack_floats(pack_load(dy + i)), x = pack_floats(pack_load(rows + row + i));
             for (int j = 0; j < PACK; j++) {
-                dot += to_float(d.v[j]) * to_float(x.v[j]);
-                d.v[j] = to_real(g * to_float(d.v[j]));
+                dot += d.v[j] * x.v[j];
+                d.v[j] *= g;
             }
-            pack_store(drows + row + i, d);
+            pack_store(drows + row + i, pack_round(d));
         }
         dot = warp_sum(dot);
         if (lane == 0) dgate[t * K + k] = dot;
@@ -503,7 +487,7 @@ typedef struct ExpertRows {
 } ExpertRows;
 
 enum { FORWARD, INPUT, WEIGHT };
-enum { TILE_COLUMNS = 128, TILE_DEPTH = 32, WARP_COLUMNS = 64 };
+enum { TILE_COLUMNS = ROW_TILE, TILE_DEPTH = 32, WARP_COLUMNS = 64 };
 enum { WARP_STRIPS = sizeof(real) == 2 ? 4 : 2, WARP_ROWS = 16 * WARP_STRIPS };
 enum { EXPERT_WARPS = ROW_TILE / WARP_ROWS * (TILE_COLUMNS / WARP_COLUMNS) };
 enum { EXPERT_THREADS = EXPERT_WARPS * WARP };
@@ -525,32 +509,34 @@ static __device__ inline int64_t weight_at(ExpertShape s, int e, int j) {
     return ((int64_t)(part * s.E + e) * s.width + j - part * s.width) * s.in;
 }
 
-// LINES lines of WIDTH elements in shared memory. They are 16 bytes further apart than that, so the
-// 8 rows of a piece (mma.cuh) lie in different banks.
-template <int LINES, int WIDTH> struct Panel {
+// An operand's lines in shared memory, which run across the depth (ACROSS) or along it. Each begins
+// 16 bytes behind the end of the one before, so the 8 rows of a piece (mma.cuh) lie in different
+// banks.
+template <bool ACROSS> struct Panel {
+    static constexpr int LINES = ACROSS ? +TILE_DEPTH : +ROW_TILE;
+    static constexpr int WIDTH = ACROSS ? +ROW_TILE : +TILE_DEPTH;
     static constexpr int PITCH = WIDTH + PACK;
     static constexpr int SIZE = LINES * PITCH;
-    static constexpr int COPIES = LINES * WIDTH / PACK / EXPERT_THREADS;
 };
+enum { COPIES = ROW_TILE * TILE_DEPTH / PACK / EXPERT_THREADS };  // packs of a panel for a thread
 
 // Calls each(copy, line, column) for the packs of a panel that this thread copies.
-template <int LINES, int WIDTH, typename Each>
-static __device__ inline void panel_packs(Each each) {
-    constexpr int PACKS = WIDTH / PACK, STEP = EXPERT_THREADS / PACKS;
+template <bool ACROSS, typename Each> static __device__ inline void panel_packs(Each each) {
+    constexpr int PACKS = Panel<ACROSS>::WIDTH / PACK, STEP = EXPERT_THREADS / PACKS;
     static_assert(EXPERT_THREADS % PACKS == 0, "a thread's packs have one column");
-    UNROLL for (int copy = 0; copy < Panel<LINES, WIDTH>::COPIES; copy++)
+    UNROLL for (int copy = 0; copy < COPIES; copy++)
         each(copy, threadIdx.x / PACKS + copy * STEP, threadIdx.x % PACKS * PACK);
 }
 
 // Starts the copy of the elements from `first` on of each line. at(copy, line) is the beginning of
 // a line in memory, or nullptr for a line of zeros; elements from `end` on are zeros too.
-template <int LINES, int WIDTH, typename At>
+template <bool ACROSS, typename At>
 static __device__ inline void panel_copy(real *panel, const real *somewhere, At at, int first,
                                          int end) {
-    panel_packs<LINES, WIDTH>([&](int copy, int line, int column) {
+    panel_packs<ACROSS>([&](int copy, int line, int column) {
         const real *from = at(copy, line);
         bool present = from && first + column < end;
-        copy_async(panel + line * Panel<LINES, WIDTH>::PITCH + column,
+        copy_async(panel + line * Panel<ACROSS>::PITCH + column,
                    present ? from + first + column : somewhere, present);
     });
 }
@@ -570,15 +556,12 @@ static __device__ inline void left_load_transposed(Left<float> &a, const float *
         a.r[i] = panel[(i / 4 * 8 + 2 * quad + i % 2) * PITCH + row + i / 2 % 2 * 8];
 }
 
-// The shared memory of a form of product.
+// The shared memory of a form of product: the stages of a pipe, each of a left and a right panel,
+// and then in their place the results.
 template <int FORM> struct Panels {
-    static constexpr bool LEFT_TRANSPOSED = FORM == WEIGHT, RIGHT_BY_ROWS = FORM != FORWARD;
-    typedef Panel<TILE_DEPTH, ROW_TILE> Deep;  // lines across the depth
-    typedef Panel<ROW_TILE, TILE_DEPTH> Flat;  // lines along the depth
-    static_assert((int)ROW_TILE == (int)TILE_COLUMNS,
-                  "both operands have panels of the same two shapes");
-    static constexpr int LEFT = LEFT_TRANSPOSED ? Deep::SIZE : Flat::SIZE;
-    static constexpr int STAGE = LEFT + (RIGHT_BY_ROWS ? Deep::SIZE : Flat::SIZE);
+    static constexpr bool LEFT_ACROSS = FORM == WEIGHT, RIGHT_ACROSS = FORM != FORWARD;
+    static constexpr int LEFT = Panel<LEFT_ACROSS>::SIZE;
+    static constexpr int STAGE = LEFT + Panel<RIGHT_ACROSS>::SIZE;
     static constexpr size_t PIPE = STAGES * STAGE * sizeof(real);
     static constexpr size_t STORE =
         EXPERT_WARPS * WARP_ROWS * TILE_PITCH<WARP_COLUMNS> * sizeof(real);
@@ -615,59 +598,50 @@ template <int FORM> static __device__ inline Tile tile_of(const Grouped &f) {
 
 // Lines along the depth are the same in every step, so a thread computes once where the lines that
 // it copies begin; nullptr stands for zeros.
-template <int FORM> struct LinesAlong {
-    static constexpr int COPIES = Panels<FORM>::Flat::COPIES;
+typedef struct LinesAlong {
     const real *left[COPIES], *right[COPIES];
-};
+} LinesAlong;
 
 static __device__ inline const real *x_row(const Grouped &f, const real *x, int row) {
     return x + (int64_t)(f.rows.source ? f.rows.source[row] : row) * f.s.in;
 }
 
 template <int FORM>
-static __device__ inline LinesAlong<FORM> lines_along(const Grouped &f, const Tile &t) {
-    int out = f.s.parts * f.s.width;
-    LinesAlong<FORM> lines = {};
-    auto left_at = [&](int row) {
-        return FORM == FORWARD ? x_row(f, f.left, row) : f.left + (int64_t)row * out;
-    };
+static __device__ inline LinesAlong lines_along(const Grouped &f, const Tile &t) {
+    LinesAlong lines = {};
     if constexpr (FORM != WEIGHT)
-        panel_packs<ROW_TILE, TILE_DEPTH>([&](int copy, int i, int) {
-            lines.left[copy] = t.row + i < t.row_end ? left_at(t.row + i) : nullptr;
-        });
-    if constexpr (FORM == FORWARD)
-        panel_packs<TILE_COLUMNS, TILE_DEPTH>([&](int copy, int j, int) {
-            int w_row = t.column + j;
-            lines.right[copy] = w_row < out ? f.right + weight_at(f.s, t.expert, w_row) : nullptr;
+        panel_packs<false>([&](int copy, int i, int) {
+            int row = t.row + i, w_row = t.column + i;
+            if (row < t.row_end)
+                lines.left[copy] =
+                    FORM == FORWARD ? x_row(f, f.left, row) : f.left + (int64_t)row * t.depth;
+            if (FORM == FORWARD && w_row < t.column_end)
+                lines.right[copy] = f.right + weight_at(f.s, t.expert, w_row);
         });
     return lines;
 }
 
-// Starts the copy of both operands, from `k` of the depth on.
+// Starts the copy of both operands, from `k` of the depth on. A line across the depth is a row of
+// dy, of W_e or of x.
 template <int FORM>
 static __device__ inline void stage_copy(real *left, const Grouped &f, const Tile &t,
-                                         const LinesAlong<FORM> &lines, int k) {
-    real *right = left + Panels<FORM>::LEFT;
-    int out = f.s.parts * f.s.width, in = f.s.in;
-    auto left_line = [&](int copy, int) { return lines.left[copy]; };
-    auto right_line = [&](int copy, int) { return lines.right[copy]; };
-    auto w_line = [&](int, int j) {
-        return k + j < out ? f.right + weight_at(f.s, t.expert, k + j) : nullptr;
+                                         const LinesAlong &lines, int k) {
+    typedef Panels<FORM> P;
+    auto left_line = [&](int copy, int i) -> const real * {
+        if (!P::LEFT_ACROSS) return lines.left[copy];
+        return k + i < t.depth ? f.left + (int64_t)(t.first + k + i) * t.row_end : nullptr;
     };
-    auto dy_line = [&](int, int i) {
-        return k + i < t.depth ? f.left + (int64_t)(t.first + k + i) * out : nullptr;
+    auto right_line = [&](int copy, int i) -> const real * {
+        if (!P::RIGHT_ACROSS) return lines.right[copy];
+        if (k + i >= t.depth) return nullptr;
+        return FORM == INPUT ? f.right + weight_at(f.s, t.expert, k + i)
+                             : x_row(f, f.right, t.first + k + i);
     };
-    auto x_line = [&](int, int i) {
-        return k + i < t.depth ? x_row(f, f.right, t.first + k + i) : nullptr;
-    };
-    if constexpr (FORM == WEIGHT)
-        panel_copy<TILE_DEPTH, ROW_TILE>(left, f.left, dy_line, t.row, out);
-    else panel_copy<ROW_TILE, TILE_DEPTH>(left, f.left, left_line, k, FORM == FORWARD ? in : out);
-    if constexpr (FORM == FORWARD)
-        panel_copy<TILE_COLUMNS, TILE_DEPTH>(right, f.right, right_line, k, in);
-    else if constexpr (FORM == INPUT)
-        panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, w_line, t.column, in);
-    else panel_copy<TILE_DEPTH, TILE_COLUMNS>(right, f.right, x_line, t.column, in);
+    panel_copy<P::LEFT_ACROSS>(left, f.left, left_line, P::LEFT_ACROSS ? t.row : k,
+                               P::LEFT_ACROSS ? t.row_end : t.depth);
+    panel_copy<P::RIGHT_ACROSS>(left + P::LEFT, f.right, right_line,
+                                P::RIGHT_ACROSS ? t.column : k,
+                                P::RIGHT_ACROSS ? t.column_end : t.depth);
 }
 
 // sums += the warp's rows times its columns, over the depth of a stage. row, column: where they
@@ -676,19 +650,18 @@ template <int FORM>
 static __device__ inline void stage_multiply(Strips<WARP_STRIPS, WARP_COLUMNS> &sums,
                                              const real *left, int row, int column) {
     typedef Panels<FORM> P;
-    constexpr int LEFT = P::LEFT_TRANSPOSED ? P::Deep::PITCH : P::Flat::PITCH;
-    constexpr int RIGHT = P::RIGHT_BY_ROWS ? P::Deep::PITCH : P::Flat::PITCH;
+    constexpr int LEFT = Panel<P::LEFT_ACROSS>::PITCH, RIGHT = Panel<P::RIGHT_ACROSS>::PITCH;
     const real *right = left + P::LEFT;
     UNROLL for (int k = 0; k < TILE_DEPTH; k += 16) {
         Left<real> a[WARP_STRIPS];
         UNROLL for (int s = 0; s < WARP_STRIPS; s++) {
             int first = row + 16 * s;
-            if constexpr (P::LEFT_TRANSPOSED)
+            if constexpr (P::LEFT_ACROSS)
                 left_load_transposed<LEFT>(a[s], left + k * LEFT + first);
             else left_load<LEFT>(a[s], left + first * LEFT + k);
         }
-        const real *b = P::RIGHT_BY_ROWS ? right + k * RIGHT + column : right + column * RIGHT + k;
-        product<P::RIGHT_BY_ROWS, RIGHT>(sums, a, b);
+        const real *b = right + (P::RIGHT_ACROSS ? k * RIGHT + column : column * RIGHT + k);
+        product<P::RIGHT_ACROSS, RIGHT>(sums, a, b);
     }
 }
 
@@ -724,7 +697,7 @@ grouped_kernel(Grouped f) {
     bool busy = t.row + row < t.row_end && t.column + column < t.column_end;
     Strips<WARP_STRIPS, WARP_COLUMNS> sums = {};
     if (steps == 0) return;  // no expert needs the tile; or it has no rows, and dW stays
-    LinesAlong<FORM> lines = lines_along<FORM>(f, t);
+    LinesAlong lines = lines_along<FORM>(f, t);
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < steps) stage_copy<FORM>(shared + step * STAGE, f, t, lines, step * TILE_DEPTH);
         copy_commit();

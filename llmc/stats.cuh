@@ -11,13 +11,14 @@
 //              step   = lr (A + decay (before - target))
 //            nGPT's matrices were normalized since. There w stands for before: both have length 1.
 //
-// Values are float; squares and sums are double, which no square of a float overflows. Each takes
-// two kernels: a fixed grid leaves partial sums in gpu->scratch, and one block a result adds them
-// in order. Bytes, 16 a thread and load, and the computed floor at 4.3 TB/s:
+// Values are float; squares and sums are double, which no square of a float overflows. A result
+// takes two kernels: a fixed grid leaves partial sums in gpu->scratch, and one block adds them in
+// order. Bytes, 16 a thread and load, and the computed floor at 4.3 TB/s:
 //   layer_sums    n C of each tensor that takes part (a second read comes from the cache): 3 for
 //                 PRE (x0, mid, x), 4 for SPAN, 5 for POST, and n NH floats
 //                 GPT-2 in bf16, n = 65536: 0.071, 0.094, 0.118 ms a layer
-//   tensor_sums   16 a parameter (w, d, m, v)         124 M parameters: 0.46 ms
+//   tensor_sums   16 a parameter (w, d, m, v)         124 M parameters: 0.46 ms; launches, two a
+//                 tensor, cost about as much again
 #pragma once
 #include "adamw.cuh"
 
@@ -40,14 +41,14 @@ enum { TENSOR_GRAD, TENSOR_WEIGHT, TENSOR_STEP, TENSOR_SQUARES };
 // Begins at 0 and -INFINITY.
 typedef struct LayerSums {
     double squares[LAYER_SQUARES];
-    float logit;               // largest attention score
+    double logit;              // largest attention score
 } LayerSums;
 
 typedef struct TensorSums {
     double squares[TENSOR_SQUARES];
 } TensorSums;
 
-enum { STATS_THREADS = 256, LAYER_PIECES = 1024, TENSOR_PIECES = 128 };
+enum { LAYER_PIECES = 1024, TENSOR_PIECES = 128 };
 
 // ------------------------------------------------------------------------------------------- sums
 
@@ -62,18 +63,6 @@ template <int N> static __device__ inline void block_sums(double (&x)[N]) {
 static __device__ inline float max_or_nan(float x, float y) { return x > y || x != x ? x : y; }
 static __device__ inline float block_max_or_nan(float x) {
     return block_max(x) + block_sum(x == x ? 0.0f : x);
-}
-
-// The number of blocks, at most `limit`, for `size` values of which a thread loads `width` at a
-// time: each thread has at least four loads of each tensor.
-static inline int stats_pieces(int64_t size, int width, int limit) {
-    int64_t pieces = CEIL_DIV(size, (int64_t)STATS_THREADS * width * 4);
-    return pieces < limit ? (int)pieces : limit;
-}
-
-static inline void stats_check_room(bool enough, int pieces, const Gpu *gpu) {
-    CHECK(enough, "expected room for the partial sums of %d blocks, found %zu floats\n"
-          "  -> a bug: report it with the command line", pieces, gpu->scratch_size);
 }
 
 // ---------------------------------------------------------------------------------------- a layer
@@ -98,7 +87,7 @@ static __device__ inline float2 sum_parts(const LayerTensors &t, int sub, int64_
 }
 
 template <bool INTERPOLATED>
-static __global__ void __launch_bounds__(STATS_THREADS, 2)
+static __global__ void __launch_bounds__(SQUARES_THREADS, 2)
 layer_sums_kernel(LayerSums *partial, LayerTensors t) {
     LayerSums seen = {{}, -INFINITY};
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -122,7 +111,7 @@ layer_sums_kernel(LayerSums *partial, LayerTensors t) {
     layer_store(partial + blockIdx.x, seen);
 }
 
-static __global__ void __launch_bounds__(STATS_THREADS)
+static __global__ void __launch_bounds__(SQUARES_THREADS)
 layer_add_kernel(LayerSums *sums, const LayerSums *partial, int pieces) {
     LayerSums seen = {{}, -INFINITY};
     if (threadIdx.x == 0) seen = *sums;
@@ -136,20 +125,19 @@ layer_add_kernel(LayerSums *sums, const LayerSums *partial, int pieces) {
 // Adds one forward of a layer to *sums, on the device. The grid, and with it the order, depends on
 // the size alone.
 static inline void layer_sums(LayerSums *sums, const LayerTensors &t, Gpu *gpu) {
-    int pieces = stats_pieces(t.size, PACK, LAYER_PIECES);
-    LayerSums *partial = (LayerSums *)gpu->scratch;
-    stats_check_room(gpu->scratch_size * sizeof(float) >= pieces * sizeof *partial, pieces, gpu);
-    LAUNCH(t.p[0] ? layer_sums_kernel<true> : layer_sums_kernel<false>, pieces, STATS_THREADS, 0,
+    int pieces = square_pieces(t.size, PACK, LAYER_PIECES);
+    LayerSums *partial = scratch_for<LayerSums>(pieces, gpu);
+    LAUNCH(t.p[0] ? layer_sums_kernel<true> : layer_sums_kernel<false>, pieces, SQUARES_THREADS, 0,
            gpu->stream, partial, t);
-    LAUNCH(layer_add_kernel, 1, STATS_THREADS, 0, gpu->stream, sums, partial, pieces);
+    LAUNCH(layer_add_kernel, 1, SQUARES_THREADS, 0, gpu->stream, sums, partial, pieces);
 }
 
 // ---------------------------------------------------------------------------------------- tensors
 
-// Block (piece, entry). A short tensor leaves most of its pieces nothing to add up.
-static __global__ void __launch_bounds__(STATS_THREADS)
-tensor_sums_kernel(TensorSums *partial, Arenas t, const UpdateEntry *entries, AdamWStep s) {
-    UpdateEntry e = entries[blockIdx.y];
+// entry: on the device. A short tensor leaves most of its pieces nothing to add up.
+static __global__ void __launch_bounds__(SQUARES_THREADS)
+tensor_sums_kernel(TensorSums *partial, Arenas t, const UpdateEntry *entry, AdamWStep s) {
+    UpdateEntry e = *entry;
     TensorSums seen = {};
     const float *master = master_of(t, e), *d_own = t.d + e.offset;
     const float *m_own = t.m + e.state, *v_own = t.v + e.state;
@@ -169,32 +157,27 @@ tensor_sums_kernel(TensorSums *partial, Arenas t, const UpdateEntry *entries, Ad
         }
     }
     if (first < e.size) block_sums(seen.squares);
-    if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = seen;
+    if (threadIdx.x == 0) partial[blockIdx.x] = seen;
 }
 
-// Block: an entry; thread: a piece.
+// A thread takes a piece.
 static __global__ void __launch_bounds__(TENSOR_PIECES)
 tensor_add_kernel(TensorSums *sums, const TensorSums *partial, int pieces) {
     TensorSums seen = {};
-    if ((int)threadIdx.x < pieces) seen = partial[blockIdx.x * pieces + threadIdx.x];
+    if ((int)threadIdx.x < pieces) seen = partial[threadIdx.x];
     block_sums(seen.squares);
-    if (threadIdx.x == 0) sums[blockIdx.x] = seen;
+    if (threadIdx.x == 0) *sums = seen;
 }
 
-// SETs sums[count], on the device, for entries and arenas that adamw_update has just updated with
-// `step`; an entry whose lr is 0 did not move. Takes one launch if scratch has room for all partial
-// sums, otherwise several. Pieces are chosen as if all elements were one tensor.
+// SETs sums[count], on the device, for entries and arenas that adamw_apply has just updated with
+// `step`; an entry whose lr is 0 did not move. All entries have the same number of pieces.
 static inline void tensor_sums(TensorSums *sums, Arenas t, const UpdateEntry *entries, int count,
                                AdamWStep step, Gpu *gpu) {
-    int pieces = stats_pieces(t.total, FOUR, TENSOR_PIECES);
-    TensorSums *partial = (TensorSums *)gpu->scratch;
-    int room = (int)(gpu->scratch_size * sizeof(float) / (pieces * sizeof *partial));
-    stats_check_room(room > 0, pieces, gpu);
-    for (int first = 0; first < count; first += room) {
-        int some = count - first < room ? count - first : room;
-        LAUNCH(tensor_sums_kernel, dim3(pieces, some), STATS_THREADS, 0, gpu->stream, partial, t,
-               entries + first, step);
-        LAUNCH(tensor_add_kernel, some, TENSOR_PIECES, 0, gpu->stream, sums + first, partial,
-               pieces);
+    int pieces = square_pieces(t.total, FOUR, TENSOR_PIECES);
+    TensorSums *partial = scratch_for<TensorSums>(pieces, gpu);
+    for (int k = 0; k < count; k++) {
+        LAUNCH(tensor_sums_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t, entries + k,
+               step);
+        LAUNCH(tensor_add_kernel, 1, TENSOR_PIECES, 0, gpu->stream, sums + k, partial, pieces);
     }
 }

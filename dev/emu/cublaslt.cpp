@@ -15,9 +15,7 @@
 // two halves of K, works in the workspace.
 //   EMU_CUBLASLT_PLAIN=1     no algorithm has an epilogue
 //   EMU_CUBLASLT_REFUSE=1    algorithms with an epilogue are offered, and refused when they are to
-//                            run
-//   EMU_CUBLASLT_SLOW=e      products with epilogue e (a number of the header) take 5 ms more
-//   EMU_CUBLASLT_FAST=i      the algorithms other than the i-th take 2 ms more
+//   run EMU_CUBLASLT_FAST=i      the algorithms other than the i-th take 2 ms more
 // Not modelled: batches, device-side scalars, row-major layouts, other types. TF32 rounds the
 // inputs to its 10 bits, as tensor cores see them.
 #if __has_include(<cublasLt.h>)
@@ -284,10 +282,9 @@ static void finish(const Problem &p, const Arrays &x, const float *sum, int64_t 
 
 static void multiply(const Problem &p, const Arrays &x, uint64_t which) {
     bool round = p.d.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    std::vector<float> a = gather(x.a, p.a, p.d.ta == CUBLAS_OP_T, p.m, p.k, round);
-    std::vector<float> b = gather(x.b, p.b, p.d.tb == CUBLAS_OP_N, p.n, p.k, round);
-    std::vector<float> sum((size_t)p.m);
-    if (setting("EMU_CUBLASLT_SLOW", 0) == p.d.epilogue) usleep(5000);
+    std::vector<float> a = gather(x.a, p.a, p.d.ta == CUBLAS_OP_T, p.m, p.k, round),
+                       b = gather(x.b, p.b, p.d.tb == CUBLAS_OP_N, p.n, p.k, round),
+                       sum((size_t)p.m);
     long fast = setting("EMU_CUBLASLT_FAST", -1);
     if (fast >= 0 && fast != (long)which) usleep(2000);
     for (int64_t j = 0; j < p.n; j++) {

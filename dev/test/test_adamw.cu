@@ -119,6 +119,13 @@ static int gaps_touched(const Toy &toy, const HostFloats &x) {
     return touched;
 }
 
+// A whole step of one process.
+static void adamw_step(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
+                       AdamWStep step, Gpu *gpu) {
+    gradient_square(&state->square, t, nullptr, 1, gpu);
+    adamw_apply(t, entries, count, state, step, gpu);
+}
+
 // Every tensor by itself: a wrong rate of a short one shows. The first step moves each weight by
 // nearly lr, whatever the gradient's size.
 static void expect_truth(const Toy &toy, const Truth &truth, const char *what) {
@@ -154,7 +161,7 @@ static void check_adamw(bool master_only, int stochastic) {
         AdamWStep s = toy_step(step, clips[step - 1], stochastic);
         toy_gradients(toy, d);
         toy_sums(toy, 123.5, 0.25);
-        adamw_update(toy.t, toy.entries, TENSORS, toy.state, s, test_gpu());
+        adamw_step(toy.t, toy.entries, TENSORS, toy.state, s, test_gpu());
         truth_step(&truth, toy, d, s);
         expect_truth(toy, truth, names[step - 1]);
         UpdateState state = toy_state(toy);
@@ -198,7 +205,7 @@ static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, do
     AdamWStep step = toy_step(2, 1, 1);
     step.max_ce = max_ce;
     step.max_norm = max_norm;
-    adamw_update(toy->t, toy->entries, TENSORS, toy->state, step, test_gpu());
+    adamw_step(toy->t, toy->entries, TENSORS, toy->state, step, test_gpu());
     for (int i = 0; i < 3; i++)
         EXPECT(same_bits(before[i], host_raw(arenas[i], toy->t.total)), "%s: arena %d changed",
                what, i);
@@ -211,7 +218,7 @@ GPU_TEST(cuda_adamw_refused) {
     HostFloats d = toy_values(toy, 71, 1);
     toy_gradients(toy, d);
     toy_sums(toy, 0, 0);
-    adamw_update(toy.t, toy.entries, TENSORS, toy.state, toy_step(1, 1, 1), test_gpu());
+    adamw_step(toy.t, toy.entries, TENSORS, toy.state, toy_step(1, 1, 1), test_gpu());
     const int64_t places[] = {0, toy.host[1].offset, toy.host[7].offset + toy.host[7].size - 1,
                               toy.host[9].offset + 126};
     for (int64_t at : places) {
@@ -231,12 +238,12 @@ GPU_TEST(cuda_adamw_refused) {
     within.max_ce = 3;
     within.max_norm = 1.001 * norm;
     toy_sums(toy, 3, 1);
-    adamw_update(toy.t, toy.entries, TENSORS, toy.state, within, test_gpu());
+    adamw_step(toy.t, toy.entries, TENSORS, toy.state, within, test_gpu());
     EXPECT(toy_state(toy).finite == 1, "a loss at its limit and a norm below");
     for (float &x : d) x *= 1e25f;  // squares beyond float: large, yet a number
     toy_gradients(toy, d);
     toy_sums(toy, 1, 1);
-    adamw_update(toy.t, toy.entries, TENSORS, toy.state, toy_step(2, 1, 1), test_gpu());
+    adamw_step(toy.t, toy.entries, TENSORS, toy.state, toy_step(2, 1, 1), test_gpu());
     EXPECT(toy_state(toy).finite == 1 && isfinite(host_values(toy.t.v, 1)[0]),
            "a large gradient: norm %g, finite %d", toy_state(toy).norm, toy_state(toy).finite);
     toy_free(&toy);
@@ -321,10 +328,12 @@ GPU_TEST(cuda_gradient_square) {
     cudaCheck(cudaMalloc((void **)&square, sizeof got));
     for (int64_t size : sizes) {
         Values d = random_values(size, 81, 3);
-        wide *device = device_copy<wide>(&d);
         double sum = 0;
-        for (double x : d) sum += x * x;
-        gradient_square(square, device, size, test_gpu());
+        d.resize((size_t)CEIL_DIV(size, FOUR) * FOUR, 1e3);  // a gap that must not count
+        wide *device = device_copy<wide>(&d);
+        for (int64_t i = 0; i < size; i++) sum += d[i] * d[i];
+        gradient_square(square, Arenas{nullptr, nullptr, nullptr, nullptr, device, size}, nullptr,
+                        1, test_gpu());
         cudaCheck(cudaDeviceSynchronize());
         cudaCheck(cudaMemcpy(&got, square, sizeof got, cudaMemcpyDeviceToHost));
         EXPECT(fabs(got - sum) <= 2e-13 * sum, "squares of %d: %.17g, expected %.17g", (int)size,

@@ -59,7 +59,7 @@ GPU_TEST(cuda_gpu) {
                    "expected an NVIDIA GPU, found none; CUDA_VISIBLE_DEVICES=\n");
 #if !defined(__CUDACC__)
     expect_refused("-u CUDA_VISIBLE_DEVICES EMU_DEVICES=0", "expected an NVIDIA GPU, found none\n");
-    expect_refused("EMU_DRIVER=12040", "or later; found one for CUDA 12.4\n");
+    expect_refused("EMU_DRIVER=12040", "or later, found one for CUDA 12.4\n");
     expect_refused("EMU_DRIVER=0", "expected an NVIDIA driver, found none");
     expect_refused("EMU_COMPUTE=75", "8.0 (A100, RTX 30) or later, found emulator with 7.5");
     expect_refused("EMU_COMPUTE=120 EMU_BUILT=90",

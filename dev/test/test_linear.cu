@@ -230,13 +230,13 @@ static void tune(Layer *t, Gpu *gpu) {
         cudaFree(d_db);
 }
 
-// Each of the 14 products has one plan, and plans chosen by timing compute the same.
+// Each of the 13 products has one plan, and plans chosen by timing compute the same.
 GPU_TEST(cuda_linear_plans) {
     Layer t(24, 40, 72, 1), other(17, 40, 72, 1);
     TestPlans first, tuned(false, "EMU_CUBLASLT_FAST", "1");
     check_layer(&t, &first.gpu);
     check_layer(&t, &first.gpu);
-    EXPECT(first.gpu.plans->count == 14, "%d plans, expected 14", first.gpu.plans->count);
+    EXPECT(first.gpu.plans->count == 13, "%d plans, expected 13", first.gpu.plans->count);
     EXPECT(count_of(text_of(first.gpu.plans), "\"algo\"") == 0,
            "the text holds plans that were not timed: %s", text_of(first.gpu.plans).c_str());
     TestPlans zero;
@@ -247,15 +247,15 @@ GPU_TEST(cuda_linear_plans) {
            zero.gpu.plans->count);
     cudaFree(d_y);
     tune(&t, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 14, "%d plans after tuning, expected 14",
+    EXPECT(tuned.gpu.plans->count == 13, "%d plans after tuning, expected 13",
            tuned.gpu.plans->count);
     check_layer(&t, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 14, "%d plans after use, expected 14", tuned.gpu.plans->count);
+    EXPECT(tuned.gpu.plans->count == 13, "%d plans after use, expected 13", tuned.gpu.plans->count);
     check_layer(&other, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 28, "%d plans of two shapes, expected 28",
+    EXPECT(tuned.gpu.plans->count == 26, "%d plans of two shapes, expected 26",
            tuned.gpu.plans->count);
 #if !defined(__CUDACC__)
-    for (int i = 0; i < 14; i++) {
+    for (int i = 0; i < 13; i++) {
         const Plan *p = &first.gpu.plans->plans[i], *q = &tuned.gpu.plans->plans[i];
         EXPECT(p->algo.data[1] == 0 && q->algo.data[1] == 1,
                "plan %d: algorithms %d and %d, expected the first guess and the fastest", i,
@@ -263,26 +263,6 @@ GPU_TEST(cuda_linear_plans) {
     }
 #endif
 }
-
-#if !defined(__CUDACC__)
-// The sums of dy's rows ride in the product where tuning found that no slower than a kernel of
-// their own.
-GPU_TEST(cuda_linear_sums_apart) {
-    Layer t(24, 40, 72, 1);
-    for (int slow : {(int)CUBLASLT_EPILOGUE_BGRADB, (int)CUBLASLT_EPILOGUE_DEFAULT}) {
-        TestPlans plans(false, "EMU_CUBLASLT_SLOW", std::to_string(slow).c_str());
-        tune(&t, &plans.gpu);
-        for (int i = 0; i < plans.gpu.plans->count; i++) {
-            const Plan *p = &plans.gpu.plans->plans[i];
-            if (p->key.epilogue == CUBLASLT_EPILOGUE_BGRADB)
-                EXPECT(p->found == (slow == CUBLASLT_EPILOGUE_DEFAULT),
-                       "products with epilogue %d are slow, the fused one was%s taken", slow,
-                       p->found ? "" : " not");
-        }
-        check_backward_weight(&t, &plans.gpu);
-    }
-}
-#endif
 
 // 16 bytes into an allocation, where more alignment would be luck.
 static real *device_shifted(Values v) {
@@ -311,7 +291,7 @@ GPU_TEST(cuda_linear_alignment) {
     Values want = mixed(t.dyw, 1, t.dx0, 0);
     for (size_t i = 0; i < want.size(); i++) want[i] *= gelu_tanh_slope(t.x[i]);
     expect_close(d_dpre, want, "dpre at 16 bytes", GELU_TOLERANCE);
-    EXPECT(plans.gpu.plans->count == 14, "%d plans, expected 14", plans.gpu.plans->count);
+    EXPECT(plans.gpu.plans->count == 13, "%d plans, expected 13", plans.gpu.plans->count);
     for (real *p : {d_x, d_w, d_b, d_add, d_dy, d_h, d_pre, d_dpre}) cudaFree(p - PACK);
 }
 
@@ -347,9 +327,8 @@ GPU_TEST(cuda_linear_plans_text) {
         std::string text = text_of(written.gpu.plans);
         int count = (int)count_of(text, "\"algo\"");
         check_layer(&other, &read.gpu);                      // plans of before are forgotten
-        EXPECT(plans_read(read.gpu.plans, text.c_str(), "plans.json"), "the text was refused: %s",
-               text.c_str());
-        EXPECT(count >= 14 && read.gpu.plans->count == count, "%d plans read, the text has %d",
+        plans_read(read.gpu.plans, text.c_str(), "plans.json");
+        EXPECT(count >= 13 && read.gpu.plans->count == count, "%d plans read, the text has %d",
                read.gpu.plans->count, count);
         EXPECT(text_of(read.gpu.plans) == text, "another text after reading: %s",
                text_of(read.gpu.plans).c_str());
@@ -384,7 +363,7 @@ GPU_TEST(cuda_linear_plans_full) {
 
 #if !defined(__CUDACC__)
 static std::string reading(const std::string &text, bool tf32) {
-    return said([&] { return plans_read(plans_create(tf32), text.c_str(), "saved.json") ? 0 : 2; });
+    return said([&] { plans_read(plans_create(tf32), text.c_str(), "saved.json"); return 0; });
 }
 static std::string replaced(std::string text, const char *old, const std::string &by) {
     size_t at = text.find(old);
@@ -407,10 +386,10 @@ GPU_TEST(cuda_linear_plans_refused) {
     } ROWS[] = {
         {"the text itself", text, "0 "},
         {"another GPU", replaced(text, "emulator", "NVIDIA H200"),
-         "2 note: saved.json holds matrix plans of cuBLASLt"},
+         "0 note: saved.json holds matrix plans of cuBLASLt"},
         {"another version", replaced(text, "cuBLASLt 1", "cuBLASLt 9"),
-         "2 note: saved.json holds matrix plans of cuBLASLt"},
-        {"another precision", replaced(text, real_name, "fp64"), "2 note: "},
+         "0 note: saved.json holds matrix plans of cuBLASLt"},
+        {"another precision", replaced(text, real_name, "fp64"), "0 note: "},
         {"no JSON", text.substr(0, text.size() / 2), "1 error: saved.json"},
         {"no origin", replaced(text, "origin", "from"),
          "1 error: saved.json: expected \"origin\" to be a string"},
@@ -440,7 +419,7 @@ GPU_TEST(cuda_linear_plans_refused) {
     };
     for (const auto &row : ROWS) expect_words(reading(row.text, false), row.words, row.what);
     if (sizeof(real) == sizeof(float))
-        expect_words(reading(text, true), "2 note: ", "plans of fp32 for TF32");
+        expect_words(reading(text, true), "0 note: ", "plans of fp32 for TF32");
     cudaFree(d_y);
 }
 
@@ -461,7 +440,7 @@ GPU_TEST(cuda_linear_refused) {
                      linear_backward_weight(d_dw, d_db, t.d_dy, t.d_x, 1, t.s, gpu);
                      return 0;
                  }),
-                 "1 error: the bias gradient of 40 columns needs 960 floats of scratch", "scratch");
+                 "1 error: expected 3840 bytes of scratch, found 3836", "scratch");
     gpu->scratch_size++;
     check_backward_weight(&t, gpu);
     cudaFree(d_dw), cudaFree(d_db);

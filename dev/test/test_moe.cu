@@ -262,9 +262,8 @@ GPU_TEST(cuda_router_count) {
         double *d_sums, sums[1 + ROUTER_SUMS + 100];
         cudaCheck(cudaMalloc((void **)&d_sums, sizeof sums));
         cudaCheck(cudaMemset(d_sums, 0, sizeof sums));
-        router_count(d_sums, d_loads, RouterStats{d_sums + 1, d_sums + 1 + ROUTER_SUMS}, &t->o,
-                     t->d_z, r, test_gpu());
-        router_count(d_sums, d_loads, RouterStats{nullptr, nullptr}, &t->o, t->d_z, r, test_gpu());
+        router_count(d_sums, d_loads, d_sums + 1, &t->o, t->d_z, r, test_gpu());
+        router_count(d_sums, d_loads, nullptr, &t->o, t->d_z, r, test_gpu());
         cudaCheck(cudaDeviceSynchronize());
         cudaCheck(cudaMemcpy(sums, d_sums, sizeof sums, cudaMemcpyDeviceToHost));
         for (int i = 0; i < ROUTER_SUMS; i++)

@@ -356,8 +356,10 @@ static void time_update(Bench *b) {
     Arenas arenas = {w, master, m, v, d, total};
     AdamWStep step = {0.9f, 0.95f, 1e-8f, 1, 1, 1, 0, 1, 0, 0};
     measure(b, "gradient norm, AdamW", 0,
-            (double)total * (32 + (sizeof(real) == sizeof(float) ? 0 : sizeof(real))),
-            [=] { adamw_update(arenas, entries, 1, state, step, &b->gpu); });
+            (double)total * (32 + (sizeof(real) == sizeof(float) ? 0 : sizeof(real))), [=] {
+                gradient_square(&state->square, arenas, nullptr, 1, &b->gpu);
+                adamw_apply(arenas, entries, 1, state, step, &b->gpu);
+            });
     leave_rooms(b);
 }
 
@@ -440,10 +442,9 @@ static void time_experts(Bench *b) {
     double *sums = (double *)room<float>(b, 2 * (1 + ROUTER_SUMS + E));
     wide *loads = room<wide>(b, E);
     measure(b, "router's losses", 0, tokens * 4,
-            [=] { router_count(sums, loads, RouterStats{nullptr, nullptr}, &o, z, r, &b->gpu); });
-    measure(b, "router's losses, measured", 0, tokens * (E + 2) * 4, [=] {
-        router_count(sums, loads, RouterStats{sums + 1, sums + 1 + ROUTER_SUMS}, &o, z, r, &b->gpu);
-    });
+            [=] { router_count(sums, loads, nullptr, &o, z, r, &b->gpu); });
+    measure(b, "router's losses, measured", 0, tokens * (E + 2) * 4,
+            [=] { router_count(sums, loads, sums + 1, &o, z, r, &b->gpu); });
     measure(b, "router backward", 0, tokens * (E * (4 + sizeof(real)) + K * 12 + 4),
             [=] { router_backward(dz, dgate, &o, z, r, 1, &b->gpu); });
     {
