@@ -274,7 +274,8 @@ static void test_bad_shards(void) {
            "train.bin is not a shard: expected 1024 bytes with magic");
     refuse(bad_shard(-1, 0, -201), 4, -1, 0, NULL, "found 1023 with");
     refuse(bad_shard(SHARD_VERSION, 2, 0), 4, -1, 0, NULL,
-           "expected version 1, at least one token and a vocabulary, or 0 for unknown, found version 2");
+           "expected version 1, at least one token and a vocabulary, or 0 for unknown, found "
+           "version 2");
     refuse(bad_shard(SHARD_MAGIC, SHARD_MAGIC_32, 200), 4, -1, 0, NULL,
            "expected version 7, at least one token");
     refuse(bad_shard(SHARD_TOKENS, -5, 0), 4, -1, 0, NULL, "the count -5");
@@ -457,7 +458,8 @@ static void test_content(void) {
         write_shard(last ? b : a, last ? 1000 : 0, 1000, 2, 0);
     }
     EXPECT(content_of(pattern) == whole, "and as it was");
-    EXPECT_REFUSAL(change_between, b, "b.bin: expected the shard that this run began with, found other bytes");
+    EXPECT_REFUSAL(change_between, b,
+                   "b.bin: expected the shard that this run began with, found other bytes");
     EXPECT_REFUSAL(change_between, NULL, "that this run began with, found No such file");
 }
 

@@ -101,7 +101,8 @@ static void test_hostile_files(void) {
     add_example(&f, 0, 1, 2, 0);
     add_example(&f, 0, 2, 2, 0);
     file_write(&f);
-    EXPECT_REFUSAL(open_file, f.path, "one completion in all examples of the file, or several in all");
+    EXPECT_REFUSAL(open_file, f.path,
+                   "one completion in all examples of the file, or several in all");
     f.count = 0;
     for (int bytes = 0; bytes < 1024; bytes += 511) {
         file_write(&f);
