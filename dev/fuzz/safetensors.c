@@ -5,21 +5,21 @@
 
 // A mapped file ends with its page, out of the sanitizer's sight: here it is a block of its exact
 // size.
-static void *map_file(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+static void *fuzz_map(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
     (void)protection, (void)flags;
     char *block = malloc(bytes);
     must(!at && block && pread(fd, block, bytes, offset) == (ssize_t)bytes);
     return block;
 }
 
-static int unmap_file(void *at, size_t bytes) {
+static int fuzz_unmap(void *at, size_t bytes) {
     (void)bytes;
     free(at);
     return 0;
 }
 
-#define mmap map_file
-#define munmap unmap_file
+#define mmap fuzz_map
+#define munmap fuzz_unmap
 #include "../../llmc/run/safetensors.c"
 #include "../test/files.h"
 

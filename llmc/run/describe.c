@@ -20,8 +20,10 @@ int64_t show_parameters(const Model *m, const Layout *layout, bool active) {
 double show_flops(const Model *m, const Layout *layout) {
     // A tied head is the embedding, which counts as a product here alone.
     double matrices = m->tied ? (double)m->V * m->C : 0;
-    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++)
+    for (int k = 0; k < layout->count; k++) {
+        const Entry *e = &layout->entries[k];
         if (e->row.lr == LR_HIDDEN || e->row.lr == LR_HEAD) matrices += show_size(m, e, true);
+    }
     return 6 * matrices + 3.0 * m->L * m->NH * (qk_size(m) + m->HS) * m->T;
 }
 
