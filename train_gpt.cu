@@ -133,10 +133,10 @@ static void refuse_above(const char *flag, int value, int most) {
           "  -> %s %d, or make train_gpt DEVICE=cpu", flag, value, most, flag, most);
 }
 
-// The kernels need: heads that attention knows, 16-byte rows (logits of routers too), and biases of
-// one product side by side without gaps.
+// The kernels need: heads and sequences that attention knows, 16-byte rows (logits of routers too),
+// and biases of one product side by side without gaps.
 static void refuse_model(const Model *m) {
-    attention_refuse(qk_size(m), m->HS);
+    refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);
     refuse_unless_multiple("--dense-ffn", m->moe.dense_F, 8);

@@ -575,9 +575,15 @@ template <typename F> static inline void attention_launch(int QK, int HS, F laun
         QK, HS, launch);
 }
 
-// Refuses heads that have no kernels.
-static inline void attention_refuse(int QK, int HS) {
-    attention_launch(QK, HS, [](auto) {});
+// The longest sequence: a grid has at most 65,535 tiles of rows along y. Refuses heads that have no
+// kernels.
+static inline int attention_longest(int QK, int HS) {
+    int rows = 0;
+    attention_launch(QK, HS, [&](auto sizes) {
+        typedef decltype(sizes) Sizes;
+        rows = min((int)Sizes::Forward::ROWS, (int)Sizes::Backward::ROWS);
+    });
+    return 65535 * rows;
 }
 
 static inline void attention_forward(real *c, wide *peak, wide *lse, const Heads qkv[3],

@@ -153,6 +153,8 @@ check "a head size the GPU has not"            refused "32, 48, 64, 96 or 128" \
     "$gpu-bf16" --width 64 --heads 4 --steps 1 --out none
 check "an ffn width the GPU has not"           refused "-> --ffn 104" "$gpu-bf16" --width 64 \
     --heads 2 --ffn 100 --steps 1 --out none
+check "a sequence of too many tiles"           refused "-> --seq 4194240, " "$gpu-fp32" --width 64 \
+    --heads 2 --seq 4194304 --batch 1 --show
 check "nothing was left behind"                test ! -e none
 check "TF32 in bf16"                           refused "PREC=fp32" "$gpu-bf16" --tf32 on --steps 1 \
     --out none
