@@ -126,12 +126,12 @@ while IFS='|' read -r name words values; do
     shard_file bad.bin $values
     refused "shard: $name" "$words" "$train" $two --data bad.bin --out bad
 done << END
-wrong magic|is not a shard: expected|123456 1 20 256 $twenty
+wrong magic|is not a shard: expected 1024 bytes with magic|123456 1 20 256 $twenty
 wrong version|expected version 1, .* found version 2|$M 2 20 256 $twenty
 count too large|expected 1066 bytes for its 21 tokens .* found 1064|$M 1 21 256 $twenty
 count too small|expected 1062 bytes for its 19 tokens .* found 1064|$M 1 19 256 $twenty
-count of zero|expected version 1, at least one token|$M 1 0 256
-negative count|expected version 1, at least one token|$M 1 4294967291 256 $twenty
+count of zero|at least one token .* found version 1, the count 0 and|$M 1 0 256
+negative count|at least one token .* found version 1, the count -5 and|$M 1 4294967291 256 $twenty
 largest count|expected 4294968318 bytes|$M 1 2147483647 256 $twenty
 negative vocabulary|or 0 for unknown, found .* and the vocabulary -1|$M 1 20 4294967295 $twenty
 vocabulary above the model's|vocabulary of 300, the model of 256|$M 1 20 300 $twenty

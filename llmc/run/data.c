@@ -267,8 +267,12 @@ uint64_t loader_hash_end(DataLoader *d) {
 // The shard that holds token `at`, opened. Only one is open at a time: a folder may hold more
 // shards than a process may open.
 static const Shard *shard_seek(DataLoader *d, int64_t at) {
-    const Shard *s = d->shards;
-    while (at >= s->first + s->count) s++;
+    const Shard *s = d->shards, *end = s + d->shard_count;
+    while (end - s > 1) {                                     // binary search: a folder may hold many
+        const Shard *middle = s + (end - s) / 2;
+        if (middle->first <= at) s = middle;
+        else end = middle;
+    }
     if (s != d->open) {
         if (d->open) close(d->fd);
         d->fd = open_shard(s);
