@@ -224,7 +224,7 @@ interrupted() {                                                          # WHAT 
         test "$(grep -c "\"step\": 5, \"$key" run/log.jsonl)" = 1
 }
 mkdir texts &&
-    "$root/build/shard" --out texts/all "$root/README.md" "$root/llmc/run/train.h" > message &&
+    "$root/build/shard" --out texts/all "$root/train_gpt.c" "$root/llmc/run/train.c" > message &&
     "$root/build/shard" --out texts/one "$root/dev/test/model.h" > message
 ends "a brief run" 0 "^weights" "$train" $brief --val-tokens 64 --out "$dir/brief"
 weights=$(sed -n 's/^weights \([0-9a-f]*\) after.*/\1/p' message)

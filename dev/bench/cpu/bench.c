@@ -274,17 +274,14 @@ static void layers(Run *r, const Peaks *p) {
     Table table = {.peaks = p, .blocks = blocks, .count = m->L}, *t = &table;
     char text[64];
     for (Timer one = {.what = "a step", .best = &t->whole}; timer_next(&one);) step(r);
-    for (int i = 0; i < m->L; i++) {
-        blocks[i] = layer_at(g, i);
-        blocks[i].b.dweights = SET;
-    }
+    for (int i = 0; i < m->L; i++) blocks[i] = layer_at(g, i);
     real *head = m->tied ? l->b.w.wte : l->b.w.wlm, *dhead = m->tied ? l->b.dw.wte : l->b.dw.wlm;
     double width = norms(&blocks[m->L - 1].b, false);
     Norm fin = NORM(&l->b, fin);
     LinearShape q = linear_shape(&l->b, Q, C, 1);
     LinearShape k = linear_shape(&l->b, K, C, 1);
     LinearShape o = linear_shape(&l->b, C, Q, 1);
-    LinearShape in = {s->n, F, C, F + up, SET, 1};
+    LinearShape in = {s->n, F, C, F + up, 1};
     LinearShape down = linear_shape(&l->b, C, F, 1);
     printf("\n%-38s %10s    calls    ms a step  of it   rate\n",
            check_format(text, sizeof text, "%s under %s, %d x %d tokens", r->f->model,
