@@ -116,16 +116,14 @@ static void gradients_of(const Case *c) {
     fill_tokens(p.inputs, p.targets, c->B * c->m.T, c->m.V, 2);
     probe_loss(&p);
     judge_fp64.backward(p.g, 1.0 / (c->B * c->m.T), 0);
-    TensorStats *stats =
-        check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
-    judge_fp64.stats(p.g, NULL, NULL, stats);
+    const TensorStats *stats = judge_fp64.tensor_stats(p.g, &(AdamW){.eps = 1, .step = 1});
     double all = grads_norm(&judge_fp64, p.g, &layout), through = 0, worst = 0;
     const char *worst_name = "";
     for (int k = 0; k < layout.count; k++) {
         const Entry *e = &layout.entries[k];
         if (e->row.lr == LR_BALANCE) continue;                               // has no gradient
         const double *grad = judge_fp64.tensor(p.g, GRADS, e);
-        double length = 0, dot = 0, square = 0, norm = stats[k].grad;
+        double length = 0, dot = 0, square = 0, norm = sqrt(stats[k].grad);
         for (int64_t i = 0; i < e->size; i++) {
             square += grad[i] * grad[i];
             p.direction[e->offset + i] = rand_normal(rand_key(3, e->name, 0), (uint64_t)i);
@@ -162,7 +160,6 @@ static void gradients_of(const Case *c) {
     EXPECT(fabs(through - fd) <= 1e-6 * all, "%s, all tensors: %.12g, finite difference %.12g",
            c->name, through, fd);
     if (getenv("VERBOSE")) printf("    %-24s worst %.1e at %s\n", c->name, worst, worst_name);
-    free(stats);
     free(p.direction);
     judge_fp64.destroy(p.g);
     layout_free(&layout);
@@ -295,14 +292,12 @@ static void test_adamw(void) {
     for (int k = 0; k < layout.count; k++)
         memcpy(w + layout.entries[k].offset, judge_fp64.tensor(g, WEIGHTS, &layout.entries[k]),
                (size_t)layout.entries[k].size * sizeof *w);
-    TensorStats *stats =
-        check_alloc((size_t)layout.count * sizeof *stats, "what is measured of tensors");
     for (o.step = 1; o.step <= 3; o.step++) {
         double worst = 0, scale = o.step < 3 ? 0.5 : 1;
         fill_grads(g, &layout, (uint64_t)o.step);
         o.clip = (o.step < 3 ? 0.5 : 2) * grads_norm(&judge_fp64, g, &layout);
         judge_fp64.update(g, &o);
-        judge_fp64.stats(g, &o, NULL, stats);
+        const TensorStats *stats = judge_fp64.tensor_stats(g, &o);
         for (int k = 0; k < layout.count; k++) {
             const Entry *e = &layout.entries[k];
             double squares[3] = {0};  // of gradient, weight before, and change
@@ -322,7 +317,8 @@ static void test_adamw(void) {
                          (mhat / (sqrt(vhat) + 1e-3) + o.decay[e->row.decay] * (w[at] - toward));
                 worst = fmax(worst, fabs(w[at] - now[i]));
             }
-            const double found[] = {stats[k].grad, stats[k].weight, stats[k].update};
+            const double found[] = {sqrt(stats[k].grad), sqrt(stats[k].weight),
+                                    sqrt(stats[k].update)};
             for (int i = 0; i < 3; i++)
                 EXPECT(fabs(found[i] - sqrt(squares[i])) <= 1e-11 * sqrt(squares[i]),
                        "%s: norm %d is %.15g, expected %.15g", e->name, i, found[i],
@@ -330,7 +326,7 @@ static void test_adamw(void) {
         }
         EXPECT(worst < 1e-13, "step %d of AdamW is off by %g", (int)o.step, worst);
     }
-    free(w); free(m); free(v); free(stats);
+    free(w); free(m); free(v);
     judge_fp64.destroy(g);
     layout_free(&layout);
 }
@@ -385,23 +381,21 @@ static void test_diagnostics(void) {
     Case c = make_case(MODE_PRE, FAMILY_LLAMA, 0);
     Layout layout = layout_make(&c.m);
     int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
-    LayerStats stats[16];
+    double figures[4];
     Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = c.B, .T = c.m.T, .training = 1});
     fill_weights(&judge_fp64, g, &layout, 30, 4);
     for (int i = 0; i < c.B * c.m.T; i++) inputs[i] = targets[i] = i == 3;
     judge_fp64.stats_begin(g);
     judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
-    judge_fp64.stats(g, NULL, stats, NULL);
-    EXPECT(isfinite(stats[0].attn_logit_max) && isfinite(stats[0].residual_rms),
-           "before: logit %g, residual %g", stats[0].attn_logit_max, stats[0].residual_rms);
+    layer_figures(figures, judge_fp64.layer_stats(g), c.m.C);
+    EXPECT(isfinite(figures[3]) && isfinite(figures[0]), "before: logit %g, residual %g",
+           figures[3], figures[0]);
     ((double *)judge_fp64.tensor(g, WEIGHTS, &layout.entries[PARAM_wte]))[c.m.C] = NAN;
     judge_fp64.stats_begin(g);
     judge_fp64.forward(g, inputs, targets, c.B, c.m.T);
-    judge_fp64.stats(g, NULL, stats, NULL);
-    EXPECT(isnan(stats[0].attn_logit_max) && isnan(stats[0].attn_ratio) &&
-               isnan(stats[0].residual_rms),
-           "with NaN: logit %g, ratio %g, residual %g", stats[0].attn_logit_max,
-           stats[0].attn_ratio, stats[0].residual_rms);
+    layer_figures(figures, judge_fp64.layer_stats(g), c.m.C);
+    EXPECT(isnan(figures[3]) && isnan(figures[1]) && isnan(figures[0]),
+           "with NaN: logit %g, ratio %g, residual %g", figures[3], figures[1], figures[0]);
     judge_fp64.destroy(g);
     layout_free(&layout);
 }

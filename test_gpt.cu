@@ -103,29 +103,27 @@ static void compare(Pair *p, int kind, double floor, const char *what) {
 // gradients themselves are.
 static void compare_router_stats(Pair *p, int l, const LayerStats *got, const LayerStats *want) {
     static const char *const NAMES[] = {"entropy", "balance loss", "sequence loss", "z-loss"};
-    const double a[] = {got->entropy, got->balance, got->sequence, got->router_z};
-    const double b[] = {want->entropy, want->balance, want->sequence, want->router_z};
+    const double *a = got->router, *b = want->router;    // sums over the same tokens
     for (int i = 0; i < 4; i++)
         EXPECT(fabs(a[i] - b[i]) <= 2 * sqrt(TOLERANCE) * fabs(b[i]),
                "%s, layer %d: the router's %s %.9g, the judge has %.9g", p->name, l, NAMES[i], a[i],
                b[i]);
     for (int e = 0; e < p->m.moe.E; e++)
-        EXPECT(got->load[e] == want->load[e],
-               "%s, layer %d: %g tokens of expert %d, the judge has %g", p->name, l, got->load[e],
-               e, want->load[e]);
+        EXPECT(a[ROUTER_SUMS + e] == b[ROUTER_SUMS + e],
+               "%s, layer %d: %g tokens of expert %d, the judge has %g", p->name, l,
+               a[ROUTER_SUMS + e], e, b[ROUTER_SUMS + e]);
 }
 
 static void compare_layer_stats(Pair *p) {
     static const char *const NAMES[] = {"residual RMS", "attention's ratio", "the ffn's ratio",
                                         "largest logit"};
-    std::vector<LayerStats> got(p->m.L), want(p->m.L);
-    CUDA->stats(p->cuda, NULL, got.data(), NULL);
-    JUDGE->stats(p->judge, NULL, want.data(), NULL);
+    const LayerStats *got = CUDA->layer_stats(p->cuda), *want = JUDGE->layer_stats(p->judge);
     for (int l = 0; l < p->m.L; l++) {
-        const double a[] = {got[l].residual_rms, got[l].attn_ratio, got[l].ffn_ratio,
-                            got[l].attn_logit_max};
-        const double b[] = {want[l].residual_rms, want[l].attn_ratio, want[l].ffn_ratio,
-                            want[l].attn_logit_max};
+        double a[4], b[4];
+        layer_figures(a, &got[l], p->m.C);
+        layer_figures(b, &want[l], p->m.C);
+        EXPECT(got[l].tokens == want[l].tokens, "%s, layer %d: %g tokens, the judge has %g",
+               p->name, l, got[l].tokens, want[l].tokens);
         for (int i = 0; i < 4; i++)
             EXPECT(fabs(a[i] - b[i]) <= (i ? 2 : 1) * sqrt(TOLERANCE) * fabs(b[i]),
                    "%s, layer %d: %s %.9g, the judge has %.9g", p->name, l, NAMES[i], a[i], b[i]);
@@ -135,15 +133,14 @@ static void compare_layer_stats(Pair *p) {
 
 static void compare_tensor_stats(Pair *p, const AdamW *applied) {
     static const char *const NAMES[] = {"gradient", "weights", "update"};
-    std::vector<TensorStats> got(p->layout.count), want(p->layout.count);
-    double all[3] = {0}, bound = (applied && applied->step == 1 ? 1 : 2) * sqrt(TOLERANCE);
-    CUDA->stats(p->cuda, applied, NULL, got.data());
-    JUDGE->stats(p->judge, applied, NULL, want.data());
-    for (const TensorStats &s : want)
-        all[0] += s.grad * s.grad, all[1] += s.weight * s.weight, all[2] += s.update * s.update;
+    double all[3] = {0}, bound = (applied->step == 1 ? 1 : 2) * sqrt(TOLERANCE);
+    const TensorStats *got = CUDA->tensor_stats(p->cuda, applied);
+    const TensorStats *want = JUDGE->tensor_stats(p->judge, applied);
+    for (const TensorStats *s = want; s < want + p->layout.count; s++)
+        all[0] += s->grad, all[1] += s->weight, all[2] += s->update;
     for (int k = 0; k < p->layout.count; k++) {
-        const double a[] = {got[k].grad, got[k].weight, got[k].update};
-        const double b[] = {want[k].grad, want[k].weight, want[k].update};
+        const double a[] = {sqrt(got[k].grad), sqrt(got[k].weight), sqrt(got[k].update)};
+        const double b[] = {sqrt(want[k].grad), sqrt(want[k].weight), sqrt(want[k].update)};
         for (int i = 0; i < 3; i++) {
             double floor = (CUDA->storage == 2 ? 1e-2 : 1e-3) * sqrt(all[i]);
             EXPECT(fabs(a[i] - b[i]) <= bound * fmax(b[i], floor),
@@ -188,7 +185,9 @@ static void compare_pair(Pair p) {
                "%s: norm %.9g, the judge has %.9g", p.name, a.norm, b.norm);
         compare_tensor_stats(&p, &o);
     }
-    compare_tensor_stats(&p, NULL);
+    AdamW none = {};
+    none.eps = 1, none.step = 3;
+    compare_tensor_stats(&p, &none);
     compare(&p, WEIGHTS, 0, "weights after three steps");
     pair_close(&p);
 }
@@ -253,18 +252,15 @@ static Values trained(const Setup *setup, int mode, int family, Values *stats = 
         gradients(CUDA, g, &m, 0, MICRO);
         CUDA->update(g, &o);
         if (!watched) continue;
-        std::vector<LayerStats> layers(m.L);
-        std::vector<TensorStats> tensors(layout.count);
-        CUDA->stats(g, NULL, layers.data(), NULL);
-        CUDA->stats(g, &o, NULL, tensors.data());
-        for (const LayerStats &s : layers) {
-            stats->insert(stats->end(),
-                          {s.residual_rms, s.attn_ratio, s.ffn_ratio, s.attn_logit_max, s.entropy,
-                           s.balance, s.sequence, s.router_z});
-            stats->insert(stats->end(), s.load, s.load + m.moe.E);
+        const LayerStats *layers = CUDA->layer_stats(g);
+        const TensorStats *tensors = CUDA->tensor_stats(g, &o);
+        for (const LayerStats *s = layers; s < layers + m.L; s++) {
+            stats->insert(stats->end(), s->sums.squares, s->sums.squares + LAYER_SQUARES);
+            stats->insert(stats->end(), {s->sums.logit, s->tokens});
+            stats->insert(stats->end(), s->router, s->router + router_size(&m));
         }
-        for (const TensorStats &s : tensors)
-            stats->insert(stats->end(), {s.grad, s.weight, s.update});
+        for (const TensorStats *s = tensors; s < tensors + layout.count; s++)
+            stats->insert(stats->end(), {s->grad, s->weight, s->update});
     }
     CUDA->fetch(g, WEIGHTS);
     Values v;

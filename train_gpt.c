@@ -1237,84 +1237,68 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
 
 static double squares(const real *x, int64_t size) { return square_sum(x, x, 0, size); }
 
-// Sums over the tokens of one layer since stats_begin. Nothing but doubles: processes add them up.
-typedef struct LayerSums {
-    double residual;              // squares of the residual stream out of the block
-    double branch[2], skip[2];    // squares of b y and of a skip, in attention and ffn
-    double values;                // values in each of these sums
-    double tokens;                // tokens that the router has seen,
-    double entropy;               // and over them the entropy of its probabilities
-    double balance, sequence, z;  // and its losses, times their number
-} LayerSums;
-
-// In the same order as router_shape's coefficients.
-typedef struct { double balance, sequence, z; } RouterLosses;
-
-// The losses of one router, without coefficients (see "router").
-static RouterLosses router_losses(const Block *b) {
+// Adds a router's losses to *loss, and the tokens of its experts to loads [E], which
+// gpt_zero_grads zeroes. stats [router_size], or NULL: the same, with the entropy.
+static void router_count(const Block *b, double *loss, double *stats) {
     RouterShape r = router_shape(b);
     const Acts *a = &b->a;
-    RouterLosses losses = {0, 0, 0};
+    const real *loads = a->load + r.B * r.E;  // of all sequences
+    double sums[ROUTER_SUMS] = {0};           // losses without coefficients (see "router")
     for (int j = 0; j < r.E; j++) {
         double share = 0;  // mean over the sequences
         for (int i = 0; i < r.B; i++) {
             real load = a->load[i * r.E + j], share_b = a->share[i * r.E + j];
             share += (double)share_b / r.B;
-            losses.sequence += (double)r.E / r.K / r.T / r.B * load * share_b;
+            sums[ROUTER_SEQUENCE] += (double)r.E / r.K / r.T / r.B * load * share_b;
         }
-        losses.balance += (double)r.E / r.K / r.n * a->load[r.B * r.E + j] * share;
+        sums[ROUTER_BALANCE] += (double)r.E / r.K / r.n * loads[j] * share;
+        a->loads[j] += loads[j];
     }
-    for (int64_t t = 0; t < r.n; t++) losses.z += (double)a->rlse[t] * a->rlse[t] / r.n;
-    return losses;
-}
-
-// Adds the losses and the entropy of a router, and the tokens of each expert to load [E].
-static void router_stats(const Block *b, LayerSums *sums, double *load) {
-    RouterShape r = router_shape(b);
-    RouterLosses losses = router_losses(b);
-    sums->balance += losses.balance * r.n;
-    sums->sequence += losses.sequence * r.n;
-    sums->z += losses.z * r.n;
-    sums->tokens += r.n;
-    for (int j = 0; j < r.E; j++) load[j] += b->a.load[r.B * r.E + j];
+    for (int64_t t = 0; t < r.n; t++) sums[ROUTER_Z] += (double)a->rlse[t] * a->rlse[t] / r.n;
+    *loss += r.n * (r.balance * sums[ROUTER_BALANCE] + r.sequence * sums[ROUTER_SEQUENCE] +
+                    r.z * sums[ROUTER_Z]);
+    if (!stats) return;
+    for (int i = 0; i < ROUTER_SUMS; i++) stats[i] += sums[i] * r.n;
+    for (int j = 0; j < r.E; j++) stats[ROUTER_SUMS + j] += loads[j];
     for (int64_t t = 0; t < r.n; t++) {
-        const real *s_t = b->a.rs + t * r.E;
+        const real *s_t = a->rs + t * r.E;
         double sum = 0;
         for (int j = 0; j < r.E; j++) sum += s_t[j];
         for (int j = 0; j < r.E; j++) {  // entropy = - sum p log p
             double p = s_t[j] / sum;
-            sums->entropy -= p > 0 ? p * log(p) : 0;
+            stats[ROUTER_ENTROPY] -= p > 0 ? p * log(p) : 0;
         }
     }
 }
 
 // After block_forward, whose buffers still hold this layer. The branch is the sum less its skip.
-static void block_stats(const Block *b, LayerSums *sums, double *logit_max, double *load,
-                        real *x0) {
+static void block_stats(const Block *b, LayerStats *stats, real *x0) {
+    LayerSums *sums = &stats->sums;
     const Sublayer subs[2] = {attn_sublayer(b), ffn_sublayer(b)};
     real *in[2] = {x0, b->a.mid}, *next[2] = {b->a.mid, b->a.x};  // of attention, of ffn
     int C = b->m->C;
     int64_t values = b->n * C, rows = b->n * b->m->NH;
     for (int i = 0; i < 2; i++) {
         Sublayer f = subs[i];
+        double *branch = &sums->squares[i ? FFN_BRANCH : ATTN_BRANCH];
+        double *skipped = &sums->squares[i ? FFN_SKIP : ATTN_SKIP];
         const real *s = f.post.site.on ? f.s : next[i];
         const real *skip = sublayer_skip(f, in[i], f.in.site.on ? f.u : in[i], x0);
         if (!f.alpha) {  // y = s - a skip
-            sums->branch[i] += square_sum(s, skip, f.a, values);
-            sums->skip[i] += (double)f.a * f.a * squares(skip, values);
+            *branch += square_sum(s, skip, f.a, values);
+            *skipped += (double)f.a * f.a * squares(skip, values);
             continue;
         }
         for (int64_t k = 0; k < values; k++) {  // nGPT: alpha y and (1 - alpha) skip
             double alpha = alpha_of(f.alpha[k % C], C);
-            sums->branch[i] += alpha * f.yn[k] * alpha * f.yn[k];
-            sums->skip[i] += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
+            *branch += alpha * f.yn[k] * alpha * f.yn[k];
+            *skipped += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
         }
     }
-    sums->residual += squares(b->a.x, values);
-    sums->values += values;
-    if (b->p.moe) router_stats(b, sums, load);
+    sums->squares[STREAM] += squares(b->a.x, values);
+    stats->tokens += b->n;
     for (int64_t i = 0; i < rows; i++)  // NaN stays
-        if (b->a.peak[i] > *logit_max || isnan(b->a.peak[i])) *logit_max = b->a.peak[i];
+        if (b->a.peak[i] > sums->logit || isnan(b->a.peak[i])) sums->logit = b->a.peak[i];
 }
 
 // ------------------------------------------------------------------------------ the model
@@ -1337,11 +1321,11 @@ struct Gpt {
     int cached;                   // positions in the KV cache that fit the weights
     bool decoding;                // the forward in work reads and fills the KV cache,
     int cached_before;            // which held so many positions before
-    bool stats_on;                // since stats_begin
-    LayerSums *stats_sums;        // [L]
-    double *stats_logit_max;      // [L] largest attention score
-    double *stats_loads;          // [L, E] tokens of each expert
+    bool measuring;               // since stats_begin
+    LayerStats *layer_stats;      // [L]
+    double *router_sums;          // [L, router_size] of layer_stats,
     double *load_sums;            // [E] tokens of one layer's experts, over all processes
+    TensorStats *tensor_stats;    // [entries]
     Comm *comm;
     int rank, processes;
 };
@@ -1390,12 +1374,11 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     }
     g->inputs = check_alloc(2 * g->max.n * sizeof *g->inputs, "inputs and targets");
     g->targets = g->inputs + g->max.n;
-    int64_t L = m->L, E = m->moe.E;
-    g->stats_sums = check_alloc(L * sizeof *g->stats_sums + (L + L * E + E) * sizeof(double),
-                                "statistics of layers");
-    g->stats_logit_max = (double *)(g->stats_sums + L);
-    g->stats_loads = g->stats_logit_max + L;
-    g->load_sums = g->stats_loads + L * E;
+    const char *what = "statistics";
+    g->layer_stats = check_alloc(m->L * sizeof *g->layer_stats, what);
+    g->router_sums = check_alloc((m->L + 1) * router_size(m) * sizeof(double), what);
+    g->load_sums = g->router_sums + m->L * router_size(m);
+    g->tensor_stats = check_alloc(g->layout.count * sizeof *g->tensor_stats, what);
     return g;
 }
 
@@ -1406,20 +1389,12 @@ static void gpt_destroy(Gpt *g) {
     free(g->rotary);
     free(g->inputs);
     free(g->kv_cache);
-    free(g->stats_sums);
+    free(g->layer_stats);
+    free(g->router_sums);
+    free(g->tensor_stats);
     layout_free(&g->layout);
     act_layout_free(&g->act_layout);
     free(g);
-}
-
-// Adds a layer's router losses to the sums, and the tokens of its experts to loads [E], which
-// gpt_zero_grads zeroes.
-static void model_count(Gpt *g, const Block *b) {
-    RouterShape r = router_shape(b);
-    RouterLosses losses = router_losses(b);
-    double loss = r.balance * losses.balance + r.sequence * losses.sequence + r.z * losses.z;
-    g->router += r.n * loss;
-    for (int j = 0; j < r.E; j++) b->a.loads[j] += b->a.load[r.B * r.E + j];
 }
 
 // Runs the tokens through all blocks. Returns the residual stream out of the last one, [B, T, C].
@@ -1441,10 +1416,9 @@ static real *model_stream(Gpt *g, const int32_t *inputs, int B, int T, bool coun
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_forward(&b, x);
-        if (b.p.moe && counted) model_count(g, &b);
-        if (g->stats_on && !g->decoding)
-            block_stats(&b, &g->stats_sums[l], &g->stats_logit_max[l],
-                        g->stats_loads + l * m->moe.E, x);
+        LayerStats *stats = g->measuring ? &g->layer_stats[l] : NULL;
+        if (b.p.moe && counted) router_count(&b, &g->router, stats ? stats->router : NULL);
+        if (stats && !g->decoding) block_stats(&b, stats, x);
         x = b.a.x;
     }
     return x;
@@ -1586,35 +1560,17 @@ static const void *gpt_logits(Gpt *g, int64_t row) {
 }
 
 static void gpt_stats_begin(Gpt *g) {
-    int L = g->m.L;
-    g->stats_on = true;
-    memset(g->stats_sums, 0, L * sizeof *g->stats_sums);
-    memset(g->stats_loads, 0, L * g->m.moe.E * sizeof(double));
-    for (int l = 0; l < L; l++) g->stats_logit_max[l] = -INFINITY;
+    int64_t L = g->m.L, size = router_size(&g->m);
+    g->measuring = true;
+    memset(g->router_sums, 0, L * size * sizeof(double));
+    for (int l = 0; l < L; l++)
+        g->layer_stats[l] =
+            (LayerStats){.sums.logit = -INFINITY, .router = g->router_sums + l * size};
 }
 
-// All-reduces the sums since stats_begin and turns them into RMS values, ratios and means.
-static void layer_stats(Gpt *g, LayerStats *layers) {
-    int L = g->m.L, E = g->m.moe.E;
-    g->stats_on = false;
-    double *sums = (double *)g->stats_sums;
-    comm_combine(g->comm, sums, L * sizeof(LayerSums) / sizeof(double), COMM_SUM);
-    comm_combine(g->comm, g->stats_logit_max, L, COMM_MAX);
-    comm_combine(g->comm, g->stats_loads, L * E, COMM_SUM);
-    for (int l = 0; l < L; l++) {
-        const LayerSums *s = &g->stats_sums[l];
-        layers[l] = (LayerStats){
-            .residual_rms = sqrt(s->residual / s->values),
-            .attn_ratio = sqrt(s->branch[0] / s->skip[0]),
-            .ffn_ratio = sqrt(s->branch[1] / s->skip[1]),
-            .attn_logit_max = g->stats_logit_max[l],
-            .entropy = s->entropy / s->tokens,
-            .balance = s->balance / s->tokens,
-            .sequence = s->sequence / s->tokens,
-            .router_z = s->z / s->tokens,
-            .load = g->stats_loads + l * E,
-        };
-    }
+static LayerStats *gpt_layer_stats(Gpt *g) {
+    g->measuring = false;
+    return g->layer_stats;
 }
 
 // ------------------------------------------------------------------------------ AdamW
@@ -1770,12 +1726,13 @@ static TensorStats shard_stats(TensorShard s, double eps, bool normalized) {
     return (TensorStats){grad, weight, update};
 }
 
-// The same sums for a selection bias. It has no gradient, and every process has updated all of it.
+// The same sums for a selection bias. It has no gradient. Every process has updated all of it;
+// process 0 counts it.
 static TensorStats balance_stats(Gpt *g, const AdamW *o, const Entry *e) {
     const double *load = router_loads(g, e->layer);
     const real *w = gpt_tensor(g, WEIGHTS, e);
     TensorStats sums = {0, 0, 0};
-    for (int i = 0; i < e->size; i++) {
+    for (int i = 0; i < e->size && !g->rank; i++) {
         double step = router_balance_step(load, g->m.moe.E, i, o->lr[LR_BALANCE]);
         double before = w[i] - step;
         sums.weight += before * before;
@@ -1784,29 +1741,19 @@ static TensorStats balance_stats(Gpt *g, const AdamW *o, const Entry *e) {
     return sums;
 }
 
-// L2 norms of each tensor's gradient, weights and step, over all processes. o: the update that was
-// made, NULL: none.
-static void tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
-    static const AdamW none = {.eps = 1, .step = 1};  // its step is 0
-    const Entry *entries = g->layout.entries;
-    if (!o) o = &none;
+// o: the update that was made.
+static TensorStats *gpt_tensor_stats(Gpt *g, const AdamW *o) {
+    TensorStats *stats = g->tensor_stats;
 #pragma omp parallel for schedule(dynamic)
     for (int k = 0; k < g->layout.count; k++) {
-        const Entry *e = &entries[k];
-        if (!entry_is_common(e))
-            stats[k] = shard_stats(tensor_shard(g, e, o), o->eps, entry_lines(&g->m, e).length > 0);
+        const Entry *e = &g->layout.entries[k];
+        stats[k] = shard_stats(tensor_shard(g, e, o), o->eps, entry_lines(&g->m, e).length > 0);
     }
-    for (int k = 0; k < g->layout.count; k++) {
-        TensorStats *s = &stats[k];
-        if (entry_is_common(&entries[k])) *s = balance_stats(g, o, &entries[k]);
-        else comm_combine(g->comm, (double *)s, sizeof *s / sizeof(double), COMM_SUM);
-        *s = (TensorStats){sqrt(s->grad), sqrt(s->weight), sqrt(s->update)};
+    for (int k = 0; k < g->layout.count; k++) {  // all-reduces: not in threads
+        const Entry *e = &g->layout.entries[k];
+        if (entry_is_common(e)) stats[k] = balance_stats(g, o, e);
     }
-}
-
-static void gpt_stats(Gpt *g, const AdamW *applied, LayerStats *layers, TensorStats *tensors) {
-    if (layers) layer_stats(g, layers);
-    if (tensors) tensor_stats(g, applied, tensors);
+    return stats;
 }
 
 // An eighth more than the tables: batches, texts, a tensor on its way to a file, pages of the data.
@@ -1833,7 +1780,8 @@ const Trainer NAMED(judge_, PREC) = {
     .tensor = gpt_tensor, .fetch = gpt_fetch, .store = gpt_store, .normalize = gpt_normalize,
     .zero_grads = gpt_zero_grads, .forward = gpt_forward, .backward = gpt_backward,
     .update = gpt_update, .loss = gpt_loss, .decode = gpt_decode, .logits = gpt_logits,
-    .stats_begin = gpt_stats_begin, .stats = gpt_stats,
+    .stats_begin = gpt_stats_begin, .layer_stats = gpt_layer_stats,
+    .tensor_stats = gpt_tensor_stats,
     .bytes = gpt_bytes, .room = gpt_room, .peak = gpt_peak,
 };
 

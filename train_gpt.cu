@@ -60,8 +60,9 @@ struct Gpt {
     bool measuring;                       // statistics are taken (stats_begin)
     int64_t measured;                     // tokens in layer_sums
     Mirror<LayerSums> layer_sums;         // [L]
-    Mirror<TensorSums> tensor_sums;       // [count]
-    Mirror<double> router_sums;           // [L, ROUTER_SUMS + E] sums, then loads
+    Mirror<TensorStats> tensor_stats;     // [count]
+    Mirror<double> router_sums;           // [L, router_size]
+    LayerStats *layer_stats;              // [L] for the host
 
     real *kv_cache;                       // [L, T, kv_cache_width]; allocated by the first decode
     int cached;                           // tokens in it, under the weights of now
@@ -89,7 +90,6 @@ enum { NCCL_MIB = 512 };                  // and by NCCL's buffers
 static int64_t batch_ints(int64_t n) { return 4 * n + 2; }
 
 static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t router_doubles(const Model *m) { return (int64_t)m->L * (ROUTER_SUMS + m->moe.E); }
 // Elements of the storage type in a float: 2 in bf16, 1 in fp32.
 static int gpt_ratio(void) { return (int)(sizeof(wide) / sizeof(real)); }
 static bool has_master_weights(void) { return gpt_ratio() > 1; }
@@ -256,8 +256,9 @@ static void alloc_step(Gpt *g) {
     to_device(g, g->state);
     g->entries = mirror_alloc<UpdateEntry>(g, count, "the list of tensors");
     g->layer_sums = mirror_alloc<LayerSums>(g, g->m.L, "statistics of layers");
-    g->tensor_sums = mirror_alloc<TensorSums>(g, count, "statistics of tensors");
-    g->router_sums = mirror_alloc<double>(g, router_doubles(&g->m), "statistics of routers");
+    g->tensor_stats = mirror_alloc<TensorStats>(g, count, "statistics of tensors");
+    g->router_sums = mirror_alloc<double>(g, g->m.L * router_size(&g->m), "statistics of routers");
+    g->layer_stats = pinned_alloc<LayerStats>(g, g->m.L);
     g->logits_row = pinned_alloc<float>(g, g->m.Vp);
     if (g->m.rope) alloc_rotary(g);
 }
@@ -324,7 +325,7 @@ static const real *head_weights(const Gpt *g, const Block *b) {
 
 // Adds a router's losses to the losses of the forward, and counts the tokens of its experts.
 static void count_router(Gpt *g, const Block *b, int l) {
-    double *sums = g->router_sums.device + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
+    double *sums = g->router_sums.device + l * router_size(&g->m);
     Routed o = routed(b);
     router_count(&g->state.device->sums[2], b->a.loads, g->measuring ? sums : nullptr, &o, b->a.rz,
                  router_shape(b), &g->gpu);
@@ -680,73 +681,48 @@ static void gpt_stats_begin(Gpt *g) {
     clear(g, g->router_sums.device, g->router_sums.count);
 }
 
-// Sums of all processes, and from them ratios of norms and means over tokens.
-static void layer_stats(Gpt *g, LayerStats *layers) {
-    Comm *comm = g->setup.comm;
-    double n = (double)g->measured;
+static LayerStats *gpt_layer_stats(Gpt *g) {
     g->measuring = false;
     to_host(g, g->layer_sums);
     to_host(g, g->router_sums);
     wait(g);
-    comm_combine(comm, &n, 1, COMM_SUM);
-    comm_combine(comm, g->router_sums.host, g->router_sums.count, COMM_SUM);
-    for (int l = 0; l < g->m.L; l++) {
-        LayerSums *sums = &g->layer_sums.host[l];
-        const double *s = sums->squares;
-        const double *r = g->router_sums.host + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
-        comm_combine(comm, sums->squares, LAYER_SQUARES, COMM_SUM);
-        comm_combine(comm, &sums->logit, 1, COMM_MAX);
-        layers[l] = LayerStats{
-            sqrt(s[STREAM] / (n * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]),
-            sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), sums->logit, r[ROUTER_ENTROPY] / n,
-            r[ROUTER_BALANCE] / n, r[ROUTER_SEQUENCE] / n, r[ROUTER_Z] / n, r + ROUTER_SUMS};
-    }
+    for (int l = 0; l < g->m.L; l++)
+        g->layer_stats[l] = LayerStats{g->layer_sums.host[l], (double)g->measured,
+                                       g->router_sums.host + l * router_size(&g->m)};
+    return g->layer_stats;
 }
 
 // The step that balance_routers has just made with a selection bias, which has no gradient, is
-// computed again from the loads.
+// computed again from the loads. Every process has made all of it; process 0 counts it.
 static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
     int E = g->m.moe.E;
     float *w = (float *)check_alloc(2 * (size_t)E * sizeof *w, "a selection bias and loads");
     float *load = w + E, sum = 0;
-    double before = 0, moved = 0;
+    TensorStats sums = {};
     copy(g, w, g->router_bias[e->layer], E);
     copy(g, load, gpt_block(g, e->layer).a.loads, E);
     wait(g);
     for (int j = 0; j < E; j++) sum += load[j];
-    for (int j = 0; j < E; j++) {
+    for (int j = 0; j < E && !g->nccl.rank; j++) {
         double step = router_balance_step(load[j], sum, E, rate);
-        before += (w[j] - step) * (w[j] - step);
-        moved += step * step;
+        sums.weight += (w[j] - step) * (w[j] - step);
+        sums.update += step * step;
     }
     free(w);
-    return TensorStats{0, sqrt(before), sqrt(moved)};
+    return sums;
 }
 
-// Without an update all rates are 0, and so are the steps.
-static void tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors) {
-    AdamW none = {};
-    none.eps = none.step = 1;
-    int count = g->layout.count;
-    AdamWStep step = send_rates(g, applied ? applied : &none);
-    tensor_sums(g->tensor_sums.device, gpt_arenas(g), g->entries.device, count, step, &g->gpu);
-    to_host(g, g->tensor_sums);
+static TensorStats *gpt_tensor_stats(Gpt *g, const AdamW *applied) {
+    TensorStats *stats = g->tensor_stats.host;
+    AdamWStep step = send_rates(g, applied);
+    tensor_sums(g->tensor_stats.device, gpt_arenas(g), g->entries.device, g->layout.count, step,
+                &g->gpu);
+    to_host(g, g->tensor_stats);
     wait(g);
-    comm_combine(g->setup.comm, g->tensor_sums.host->squares, (int64_t)count * TENSOR_SQUARES,
-                 COMM_SUM);
-    for (int k = 0; k < count; k++) {
-        const Entry *e = &g->layout.entries[k];
-        const double *s = g->tensor_sums.host[k].squares;
-        float rate = applied ? (float)applied->lr[LR_BALANCE] : 0;
-        tensors[k] = TensorStats{sqrt(s[TENSOR_GRAD]), sqrt(s[TENSOR_WEIGHT]),
-                                 sqrt(s[TENSOR_STEP])};
-        if (entry_is_common(e)) tensors[k] = balance_stats(g, e, rate);
-    }
-}
-
-static void gpt_stats(Gpt *g, const AdamW *applied, LayerStats *layers, TensorStats *tensors) {
-    if (layers) layer_stats(g, layers);
-    if (tensors) tensor_stats(g, applied, tensors);
+    for (const Entry &e : g->layout)
+        if (entry_is_common(&e))
+            stats[&e - g->layout.entries] = balance_stats(g, &e, (float)applied->lr[LR_BALANCE]);
+    return stats;
 }
 
 // ------------------------------------------------------------------- tensors as the host sees them
@@ -873,7 +849,8 @@ const Trainer NAMED(cuda_, PREC) = {
     .tensor = gpt_tensor, .fetch = gpt_fetch, .store = gpt_store, .normalize = gpt_normalize,
     .zero_grads = gpt_zero_grads, .forward = gpt_forward, .backward = gpt_backward,
     .update = gpt_update, .loss = gpt_loss, .decode = gpt_decode, .logits = gpt_logits,
-    .stats_begin = gpt_stats_begin, .stats = gpt_stats,
+    .stats_begin = gpt_stats_begin, .layer_stats = gpt_layer_stats,
+    .tensor_stats = gpt_tensor_stats,
     .prepare = gpt_prepare, .plans = gpt_plans, .bytes = gpt_bytes, .room = gpt_room,
     .peak = nullptr,
 };

@@ -38,8 +38,7 @@
 #pragma once
 #include "attention.cuh"
 #include "loss.cuh"
-#include "modes.h"
-#include "tensors.h"
+#include "run/trainer.h"
 
 typedef struct RouterShape {
     int B, T, E, K;
@@ -302,10 +301,7 @@ static inline void router_backward(real *dz, const wide *dgate, const Routed *o,
 
 // ----------------------------------------------------------------------------- losses, loads, bias
 
-// Statistics of a router [ROUTER_SUMS + E]: sums over tokens, of which LayerStats (run/trainer.h)
-// has means, of the entropy of p and of the losses without coefficients; then the tokens of each
-// expert.
-enum { ROUTER_ENTROPY, ROUTER_BALANCE, ROUTER_SEQUENCE, ROUTER_Z, ROUTER_SUMS };
+// Statistics of a router [ROUTER_SUMS + E]: LayerStats.router of run/trainer.h.
 
 // partial[block] = sum of the entropies of p over ROUTER_CHUNK tokens. A warp takes one token at a
 // time. Reads 4 (E + 1) bytes a token.

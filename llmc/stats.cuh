@@ -21,6 +21,7 @@
 //                 tensor, cost about as much again
 #pragma once
 #include "adamw.cuh"
+#include "run/trainer.h"
 
 // The results of a layer's forward. Index 0 is attention, 1 is the ffn.
 typedef struct LayerTensors {
@@ -35,28 +36,11 @@ typedef struct LayerTensors {
     int C;
 } LayerTensors;
 
-enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, LAYER_SQUARES };
-enum { TENSOR_GRAD, TENSOR_WEIGHT, TENSOR_STEP, TENSOR_SQUARES };
-
-// Begins at 0 and -INFINITY.
-typedef struct LayerSums {
-    double squares[LAYER_SQUARES];
-    double logit;              // largest attention score
-} LayerSums;
-
-typedef struct TensorSums {
-    double squares[TENSOR_SQUARES];
-} TensorSums;
-
 enum { LAYER_PIECES = 1024, TENSOR_PIECES = 128 };
 
 // ------------------------------------------------------------------------------------------- sums
 
 static __device__ inline double square(float x) { return (double)x * x; }
-
-template <int N> static __device__ inline void block_sums(double (&x)[N]) {
-    UNROLL for (int k = 0; k < N; k++) x[k] = block_sum(x[k]);
-}
 
 // The larger of two values, and the largest of a block, or NaN if there is one. fmaxf and block_max
 // ignore NaN, a sum does not.
@@ -69,7 +53,7 @@ static __device__ inline float block_max_or_nan(float x) {
 
 // *to = the sums over the threads of a block.
 static __device__ inline void layer_store(LayerSums *to, LayerSums seen) {
-    block_sums(seen.squares);
+    UNROLL for (int k = 0; k < LAYER_SQUARES; k++) seen.squares[k] = block_sum(seen.squares[k]);
     seen.logit = block_max_or_nan(seen.logit);
     if (threadIdx.x == 0) *to = seen;
 }
@@ -134,11 +118,16 @@ static inline void layer_sums(LayerSums *sums, const LayerTensors &t, Gpu *gpu) 
 
 // ---------------------------------------------------------------------------------------- tensors
 
+// The sums over the threads of a block.
+static __device__ inline TensorStats tensor_block_sum(TensorStats x) {
+    return {block_sum(x.grad), block_sum(x.weight), block_sum(x.update)};
+}
+
 // entry: on the device. A short tensor leaves most of its pieces nothing to add up.
 static __global__ void __launch_bounds__(SQUARES_THREADS)
-tensor_sums_kernel(TensorSums *partial, Arenas t, const UpdateEntry *entry, AdamWStep s) {
+tensor_sums_kernel(TensorStats *partial, Arenas t, const UpdateEntry *entry, AdamWStep s) {
     UpdateEntry e = *entry;
-    TensorSums seen = {};
+    TensorStats seen = {};
     const float *master = master_of(t, e), *d_own = t.d + e.offset;
     const float *m_own = t.m + e.state, *v_own = t.v + e.state;
     int64_t first = (int64_t)blockIdx.x * blockDim.x * FOUR;
@@ -151,30 +140,30 @@ tensor_sums_kernel(TensorSums *partial, Arenas t, const UpdateEntry *entry, Adam
             float adam = m.v[k] * s.correct1 / (sqrtf(v.v[k] * s.correct2) + s.eps);
             float before = (w.v[k] + e.lr * (adam - e.decay * e.target)) / (1 - e.lr * e.decay);
             if (e.line) before = w.v[k];
-            seen.squares[TENSOR_GRAD] += square(d.v[k]);
-            seen.squares[TENSOR_WEIGHT] += square(before);
-            seen.squares[TENSOR_STEP] += square(e.lr * (adam + e.decay * (before - e.target)));
+            seen.grad += square(d.v[k]);
+            seen.weight += square(before);
+            seen.update += square(e.lr * (adam + e.decay * (before - e.target)));
         }
     }
-    if (first < e.size) block_sums(seen.squares);
+    if (first < e.size) seen = tensor_block_sum(seen);
     if (threadIdx.x == 0) partial[blockIdx.x] = seen;
 }
 
 // A thread takes a piece.
 static __global__ void __launch_bounds__(TENSOR_PIECES)
-tensor_add_kernel(TensorSums *sums, const TensorSums *partial, int pieces) {
-    TensorSums seen = {};
+tensor_add_kernel(TensorStats *sums, const TensorStats *partial, int pieces) {
+    TensorStats seen = {};
     if ((int)threadIdx.x < pieces) seen = partial[threadIdx.x];
-    block_sums(seen.squares);
+    seen = tensor_block_sum(seen);
     if (threadIdx.x == 0) *sums = seen;
 }
 
 // SETs sums[count], on the device, for entries and arenas that adamw_apply has just updated with
 // `step`; an entry whose lr is 0 did not move. All entries have the same number of pieces.
-static inline void tensor_sums(TensorSums *sums, Arenas t, const UpdateEntry *entries, int count,
+static inline void tensor_sums(TensorStats *sums, Arenas t, const UpdateEntry *entries, int count,
                                AdamWStep step, Gpu *gpu) {
     int pieces = square_pieces(t.total, FOUR, TENSOR_PIECES);
-    TensorSums *partial = scratch_for<TensorSums>(pieces, gpu);
+    TensorStats *partial = scratch_for<TensorStats>(pieces, gpu);
     for (int k = 0; k < count; k++) {
         LAUNCH(tensor_sums_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t, entries + k,
                step);

@@ -36,6 +36,15 @@ static inline void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, 
     t->store(g, WEIGHTS, 0);
 }
 
+// What train.c logs of a layer: the stream's RMS, ratios of attention and ffn, the largest logit.
+static inline void layer_figures(double figures[4], const LayerStats *s, int C) {
+    const double *x = s->sums.squares;
+    figures[0] = sqrt(x[STREAM] / (s->tokens * C));
+    figures[1] = sqrt(x[ATTN_BRANCH] / x[ATTN_SKIP]);
+    figures[2] = sqrt(x[FFN_BRANCH] / x[FFN_SKIP]);
+    figures[3] = s->sums.logit;
+}
+
 // Tokens that repeat, as real ones do.
 static inline void fill_tokens(int32_t *inputs, int32_t *targets, int n, int V, uint64_t seed) {
     for (int i = 0; i < n; i++) {

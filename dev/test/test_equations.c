@@ -16,8 +16,7 @@
 // RoPE, SwiGLU, RMSNorm, groups of queries. OLMoE's: Llama's with experts in every layer, softmax
 // router, losses over the micro-batch. DeepSeek's: latent attention, a dense layer and then experts
 // beside shared ones, sigmoid router with a selection bias, a loss over each sequence.
-#include "../../llmc/init.h"
-#include "../../llmc/run/trainer.h"
+#include "model.h"
 #include "test.h"
 
 enum { B = 2, SEQUENCES = 3, LONGEST = ATTN_BLOCK + 3, WIDEST = 40, DEEPEST = 5, MOST_EXPERTS = 6 };
@@ -659,16 +658,18 @@ static void check_routers(const Ref *r, const LayerStats *stats, double tokens, 
     for (int l = r->m->moe.dense; l < r->m->L && r->m->moe.E; l++) {
         const Seen *seen = &r->seen[l];
         const LayerStats *stat = &stats[l];
-        const double found[] = {stat->entropy, stat->balance, stat->sequence, stat->router_z};
+        const double *load = stat->router + ROUTER_SUMS;
         const double sums[] = {seen->entropy, seen->balance, seen->sequence, seen->lse2};
         for (int i = 0; i < 4; i++)
-            EXPECT(near(found[i], sums[i] / tokens),
-                   "%s: %s of the router of layer %d is %.15g, expected %.15g", name, what[i], l,
-                   found[i], sums[i] / tokens);
+            EXPECT(near(stat->router[i], sums[i]),
+                   "%s: %s of the router of layer %d adds up to %.15g, expected %.15g", name,
+                   what[i], l, stat->router[i], sums[i]);
+        EXPECT(stat->tokens == tokens, "%s: %g tokens in layer %d, expected %g", name,
+               stat->tokens, l, tokens);
         for (int e = 0; e < r->m->moe.E; e++)
-            EXPECT(stat->load[e] == seen->load[e],
+            EXPECT(load[e] == seen->load[e],
                    "%s: expert %d of layer %d has %g tokens, expected %g", name, e, l,
-                   stat->load[e], seen->load[e]);
+                   load[e], seen->load[e]);
     }
 }
 
@@ -710,8 +711,7 @@ static void compare(Model m, int T, bool final_norm, const char *what, const Cho
         end_batch(&r, rows * T);
     }
     Loss loss = judge_fp64.loss(r.gpt);
-    LayerStats stats[DEEPEST];
-    judge_fp64.stats(r.gpt, NULL, stats, NULL);
+    const LayerStats *stats = judge_fp64.layer_stats(r.gpt);
     double router = router_loss(&r, tokens);
     check_routers(&r, stats, tokens, name);
     EXPECT(!r.missing[0], "%s: the equations need %s", name, r.missing);
@@ -727,8 +727,8 @@ static void compare(Model m, int T, bool final_norm, const char *what, const Cho
         double rms = sqrt(seen->stream / (tokens * m.C));
         double attn = sqrt(seen->y[0] / seen->skip[0]);
         double ffn = sqrt(seen->y[1] / seen->skip[1]);
-        const double found[] = {stats[l].residual_rms, stats[l].attn_ratio, stats[l].ffn_ratio,
-                                stats[l].attn_logit_max};
+        double found[4];
+        layer_figures(found, &stats[l], m.C);
         const double right[] = {rms, attn, ffn, seen->logit};
         EXPECT(seen->sums == 2 * SEQUENCES, "%s: %d sums in layer %d", name, seen->sums, l);
         for (int i = 0; i < 4; i++)
@@ -1044,17 +1044,16 @@ static void test_lengths(const Mode *mode, int family) {
     expect_weights(&r, w, ngpt ? 1e-12 : 0, "normalized");
     AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9,
                .eps = 1e-3, .step = 1};
-    TensorStats *stats = (TensorStats *)check_alloc((size_t)r.list.count * sizeof *stats, "norms");
     judge_fp64.update(r.gpt, &o);
-    judge_fp64.stats(r.gpt, &o, NULL, stats);
+    const TensorStats *stats = judge_fp64.tensor_stats(r.gpt, &o);
     for (int k = 0; k < r.list.count; k++) {
         const Entry *e = &r.list.entries[k];
         const double *grad = (const double *)judge_fp64.tensor(r.gpt, GRADS, e);
-        double square = 0;
+        double square = 0, norm = sqrt(stats[k].weight);
         for (int64_t i = e->offset; i < e->offset + e->size; i++) square += w[i] * w[i];
-        EXPECT(fabs(stats[k].weight - sqrt(square)) <= 1e-12 * sqrt(square),
-               "%s %s: the norm before the step is %.15g, expected %.15g", r.mode, e->name,
-               stats[k].weight, sqrt(square));
+        EXPECT(fabs(norm - sqrt(square)) <= 1e-12 * sqrt(square),
+               "%s %s: the norm before the step is %.15g, expected %.15g", r.mode, e->name, norm,
+               sqrt(square));
         for (int64_t i = e->offset; i < e->offset + e->size && e->row.lr != LR_BALANCE; i++)
             w[i] -= o.lr[e->row.lr] * (grad[i - e->offset] / (fabs(grad[i - e->offset]) + o.eps) +
                                        o.decay[e->row.decay] * w[i]);
@@ -1062,7 +1061,6 @@ static void test_lengths(const Mode *mode, int family) {
     }
     expect_weights(&r, w, 1e-12, "updated");
     free(w);
-    free(stats);
     discard(&r);
 }
 

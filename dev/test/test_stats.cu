@@ -185,7 +185,7 @@ struct Toy {
     UpdateEntry *entries;
     Arenas t;
     AdamWStep step;
-    double want[TENSORS][TENSOR_SQUARES];
+    double want[TENSORS][3];
 };
 
 // Weights before a step, and moments as after it; what the step subtracts follows, and the weights
@@ -216,9 +216,9 @@ static Toy toy_make() {
                 step = e.lr *
                        (m[i] * toy.step.correct1 / (sqrt(v[i] * toy.step.correct2) + toy.step.eps) +
                         e.decay * (before - e.target));
-            toy.want[k][TENSOR_GRAD] += d[i] * d[i];
-            toy.want[k][TENSOR_WEIGHT] += before * before;
-            toy.want[k][TENSOR_STEP] += step * step;
+            toy.want[k][0] += d[i] * d[i];
+            toy.want[k][1] += before * before;
+            toy.want[k][2] += step * step;
         }
     }
     toy.entries = device_struct(toy.host.data(), TENSORS);
@@ -228,11 +228,11 @@ static Toy toy_make() {
 }
 
 // The sums, and behind the last of them what was there before.
-static std::vector<TensorSums> toy_sums(const Toy &toy) {
-    std::vector<TensorSums> nothing(TENSORS + 1, TensorSums{{-1, -1, -1}});
-    TensorSums *sums = device_struct(nothing.data(), TENSORS + 1);
+static std::vector<TensorStats> toy_sums(const Toy &toy) {
+    std::vector<TensorStats> nothing(TENSORS + 1, TensorStats{-1, -1, -1});
+    TensorStats *sums = device_struct(nothing.data(), TENSORS + 1);
     tensor_sums(sums, toy.t, toy.entries, TENSORS, toy.step, test_gpu());
-    std::vector<TensorSums> got = host_struct(sums, TENSORS + 1);
+    std::vector<TensorStats> got = host_struct(sums, TENSORS + 1);
     cudaFree(sums);
     return got;
 }
@@ -240,15 +240,16 @@ static std::vector<TensorSums> toy_sums(const Toy &toy) {
 GPU_TEST(cuda_tensor_stats) {
     static const char *const NAMES[] = {"gradient", "weights", "step"};
     Toy toy = toy_make();
-    std::vector<TensorSums> all = toy_sums(toy);
+    std::vector<TensorStats> all = toy_sums(toy);
     for (int k = 0; k < TENSORS; k++)
-        for (int i = 0; i < TENSOR_SQUARES; i++)
-            EXPECT(close_to(all[k].squares[i], toy.want[k][i]),
+        for (int i = 0; i < 3; i++) {
+            double sum = (&all[k].grad)[i];
+            EXPECT(close_to(sum, toy.want[k][i]),
                    "tensor of %d: squares of its %s are %.9g, expected %.9g", (int)SIZES[k],
-                   NAMES[i], all[k].squares[i], toy.want[k][i]);
-    EXPECT(all[STILL].squares[TENSOR_STEP] == 0, "a tensor that was not moved, by %g",
-           all[STILL].squares[TENSOR_STEP]);
-    EXPECT(all[TENSORS].squares[0] == -1, "something is written behind the last tensor's sums");
+                   NAMES[i], sum, toy.want[k][i]);
+        }
+    EXPECT(all[STILL].update == 0, "a tensor that was not moved, by %g", all[STILL].update);
+    EXPECT(all[TENSORS].grad == -1, "something is written behind the last tensor's sums");
     cudaFree(toy.entries), cudaFree(toy.t.master), cudaFree(toy.t.m), cudaFree(toy.t.v),
         cudaFree((void *)toy.t.d);
 }

@@ -54,7 +54,6 @@ struct Run {
     int64_t epoch;                        // whose data has been hashed
     SpikeWindow losses, norms;
     double loss_z, norm_z;                // z-scores of the last step
-    LayerStats *layers;                   // [L] of the last step with statistics
 
     double started, printed;              // seconds: training time began, last line of progress
     int64_t started_tokens;

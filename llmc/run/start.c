@@ -374,7 +374,6 @@ int run_close(Run *r, int status) {
     if (r->gpt) r->t->destroy(r->gpt);
     layout_free(&r->layout);
     free(r->inputs);
-    free(r->layers);
     comm_close(&r->comm);
     free(r);
     check_streams_end();

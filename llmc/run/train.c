@@ -130,7 +130,7 @@ void evaluate(Run *r) {
 // --------------------------------------------------------------------------------------- log lines
 
 // Arrays by layer. Dense layers have null where routers have values.
-static void log_layer_values(Run *r, Log *log) {
+static void log_layer_values(const Run *r, Log *log, const LayerStats *layers) {
     static const char *const NAMES[] = {
         "residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max",
         "router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence",
@@ -138,17 +138,21 @@ static void log_layer_values(Run *r, Log *log) {
     const Moe *moe = &r->m.moe;
     for (int i = 0; i < (moe->E ? 10 : 4); i++) {
         log_nest(log, NAMES[i], '[');
-        for (const LayerStats *s = r->layers; s < r->layers + r->m.L; s++) {
-            bool routed = moe->E && s - r->layers >= moe->dense;
-            double sum = 0, max = 0, dead = 0;
+        for (int l = 0; l < r->m.L; l++) {
+            const LayerStats *s = &layers[l];
+            const double *sums = s->sums.squares, *router = s->router, *load = router + ROUTER_SUMS;
+            bool routed = moe->E && l >= moe->dense;
+            double n = s->tokens, sum = 0, max = 0, dead = 0;
             for (int e = 0; e < moe->E && routed; e++) {
-                sum += s->load[e];
-                max = fmax(max, s->load[e]);
-                dead += s->load[e] == 0;
+                sum += load[e];
+                max = fmax(max, load[e]);
+                dead += load[e] == 0;
             }
             const double values[] = {
-                s->residual_rms, s->attn_ratio, s->ffn_ratio, s->attn_logit_max,
-                max * moe->E / sum, dead, s->entropy, s->balance, s->sequence, s->router_z};
+                sqrt(sums[STREAM] / (n * r->m.C)), sqrt(sums[ATTN_BRANCH] / sums[ATTN_SKIP]),
+                sqrt(sums[FFN_BRANCH] / sums[FFN_SKIP]), s->sums.logit, max * moe->E / sum, dead,
+                router[ROUTER_ENTROPY] / n, router[ROUTER_BALANCE] / n,
+                router[ROUTER_SEQUENCE] / n, router[ROUTER_Z] / n};
             log_real(log, NULL, i < 4 || routed ? values[i] : NAN);
         }
         log_unnest(log, ']');
@@ -156,12 +160,12 @@ static void log_layer_values(Run *r, Log *log) {
 }
 
 // By layer with experts: the part of its tokens that each expert got.
-static void log_loads(Run *r, Log *log) {
+static void log_loads(const Run *r, Log *log, const LayerStats *layers) {
     int E = r->m.moe.E;
     log_nest(log, "router_load", '{');
     for (int l = r->m.moe.dense; l < r->m.L; l++) {
         char key[16];
-        const double *load = r->layers[l].load;
+        const double *load = layers[l].router + ROUTER_SUMS;
         double sum = 0;
         for (int e = 0; e < E; e++) sum += load[e];
         log_nest(log, check_format(key, sizeof key, "%d", l), '[');
@@ -171,24 +175,33 @@ static void log_loads(Run *r, Log *log) {
     log_unnest(log, '}');
 }
 
-// --norms-every: arrays by layer, objects by tensor. applied: the update, NULL if it was skipped.
+// --norms-every: arrays by layer, objects by tensor. applied: the update; its rates are 0 if it was
+// skipped.
 static void log_stats(Run *r, const AdamW *applied) {
     int count = r->layout.count;
-    TensorStats *tensors = check_alloc(count * sizeof *tensors, "statistics of tensors");
-    r->t->stats(r->gpt, applied, r->layers, tensors);
+    LayerStats *layers = r->t->layer_stats(r->gpt);
+    TensorStats *tensors = r->t->tensor_stats(r->gpt, applied);
+    // all-reduce the sums
+    for (LayerStats *s = layers; s < layers + r->m.L; s++) {
+        comm_combine(&r->comm, s->sums.squares, LAYER_SQUARES, COMM_SUM);
+        comm_combine(&r->comm, &s->sums.logit, 1, COMM_MAX);
+        comm_combine(&r->comm, &s->tokens, 1, COMM_SUM);
+        comm_combine(&r->comm, s->router, router_size(&r->m), COMM_SUM);
+    }
+    comm_combine(&r->comm, &tensors->grad, count * 3, COMM_SUM);
     Log *log = begin_line(r);
-    log_layer_values(r, log);
-    if (r->m.moe.E) log_loads(r, log);
+    log_layer_values(r, log, layers);
+    if (r->m.moe.E) log_loads(r, log, layers);
     for (int ratios = 0; ratios < 2; ratios++) {
         log_nest(log, ratios ? "update_ratios" : "grad_norms", '{');
         for (int k = 0; k < count; k++) {
             const TensorStats *s = &tensors[k];
-            log_real(log, r->layout.entries[k].name, ratios ? s->update / s->weight : s->grad);
+            double value = ratios ? sqrt(s->update) / sqrt(s->weight) : sqrt(s->grad);
+            log_real(log, r->layout.entries[k].name, value);
         }
         log_unnest(log, '}');
     }
     log_end(log);
-    free(tensors);
 }
 
 // The line of every step. lr: the scheduled rate, before group factors.
@@ -276,7 +289,6 @@ static void begin_training(Run *r) {
         if (gigabytes > 1)
             printf("hashing %.1f GB of shards in the background, for --resume\n", gigabytes);
     }
-    r->layers = check_alloc(r->m.L * sizeof *r->layers, "statistics of layers");
     if (r->comm.size > 1)
         printf("%d processes, each with a part of every batch and of the optimizer's state\n",
                r->comm.size);
@@ -420,7 +432,8 @@ int train(Run *r) {
 
         double lr = schedule_lr(f, r->step);
         log_step(r, &u, event, lr, clock_seconds() - begin);
-        if (measured) log_stats(r, u.applied ? &adamw : NULL);
+        if (!u.applied) adamw = (AdamW){.eps = 1, .step = 1};     // rates of 0: nothing moved
+        if (measured) log_stats(r, &adamw);
         if (event) print_event(r, event, &u);
         print_progress(r, u.loss.ce, lr, u.norm);
         if (r->bad >= DIVERGED_STEPS) status = end_diverged(r);

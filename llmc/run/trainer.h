@@ -42,18 +42,28 @@ typedef struct Update {
     int applied;
 } Update;
 
-// Statistics of one layer over the tokens since stats_begin. With s = a skip + b y (modes.h):
+// Statistics are sums in one process; train.c adds up those of all processes and logs ratios and
+// means. Of a layer, over the tokens since stats_begin, with s = a skip + b y (modes.h):
+// sums of squares of the stream out of the block, and of b y and a skip in each sublayer,
+enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, LAYER_SQUARES };
+// and sums over tokens of the entropy of the router's probabilities, in nats, and of its losses,
+// without coefficients.
+enum { ROUTER_ENTROPY, ROUTER_BALANCE, ROUTER_SEQUENCE, ROUTER_Z, ROUTER_SUMS };
+typedef struct LayerSums {
+    double squares[LAYER_SQUARES];
+    double logit;                             // largest attention score; begins at -INFINITY
+} LayerSums;
+
 typedef struct LayerStats {
-    double residual_rms;                      // RMS of the residual stream out of the block
-    double attn_ratio, ffn_ratio;             // RMS(b y) / RMS(a skip) of each sublayer
-    double attn_logit_max;                    // largest attention score
-    double entropy;                           // of the router's probabilities, mean, nats
-    double balance, sequence, router_z;       // the router's losses, without coefficients
-    const double *load;                       // [E] tokens of each expert; valid until stats_begin
+    LayerSums sums;
+    double tokens;
+    double *router;                           // [router_size] sums, then tokens of each expert
 } LayerStats;
 
-// L2 norms of one tensor: its gradient before clipping, its weights before the step, and the change
-// that the step made to them.
+static inline int64_t router_size(const Model *m) { return ROUTER_SUMS + m->moe.E; }
+
+// Sums of squares of one tensor: its gradient before clipping, its weights before the step, and the
+// change that the step made to them.
 typedef struct TensorStats {
     double grad, weight, update;
 } TensorStats;
@@ -111,10 +121,11 @@ typedef struct Trainer {
     // V values of the last forward without targets, or of the last decode.
     const void *(*logits)(Gpt *gpt, int64_t row);
 
-    // Statistics of the forwards after stats_begin, and of the update that `applied` describes
-    // (NULL: none was). layers: one per layer; tensors: one per entry.
+    // Statistics of the forwards after stats_begin, one per layer, and of the update that `applied`
+    // describes (rates of 0: none was), one per entry. The device keeps both, until the next ones.
     void (*stats_begin)(Gpt *gpt);
-    void (*stats)(Gpt *gpt, const AdamW *applied, LayerStats *layers, TensorStats *tensors);
+    LayerStats *(*layer_stats)(Gpt *gpt);
+    TensorStats *(*tensor_stats)(Gpt *gpt, const AdamW *applied);
 
     // After weights are set and before the first step: takes the matrix plans of an earlier run
     // (NULL: none) and times those that are missing (--tune). plans: as text, to be freed.
