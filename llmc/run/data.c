@@ -226,8 +226,11 @@ void loader_hash_begin(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (hasher->running || !d->shard_count) return;
     memset(hasher, 0, sizeof *hasher);
-    hasher->running = !pthread_create(&hasher->thread, NULL, shard_hash_all, d);
-    CHECK(hasher->running, "no thread to hash the data\n  -> close other programs");
+    int error = pthread_create(&hasher->thread, NULL, shard_hash_all, d);
+    CHECK(!error,
+          "cannot start a thread that hashes the data: %s\n"
+          "  -> ulimit -u says how many there may be; close other programs", strerror(error));
+    hasher->running = true;
 }
 
 double loader_gigabytes(const DataLoader *d) {

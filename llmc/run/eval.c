@@ -8,7 +8,7 @@
 // Sequences of a batch are padded to a multiple of this, so that few lengths occur.
 enum { LENGTH_STEP = 32 };
 
-static const char REWRITE[] = "write or download this file again";
+#define REWRITE "\n  -> write or download this file again"
 
 // ------------------------------------------------------------------------------------ task files
 
@@ -47,33 +47,34 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
     return length;
 }
 
-// Refuses a file in which example number t->examples breaks llm.c's format.
-static void check_example(const Task *t, const char *path, bool good, const char *expected) {
-    CHECK(good, "%s: example %lld: expected %s\n  -> %s", path, t->examples, expected,
-          REWRITE);
-}
-
 // Adds the completions of the example at `at`; returns where it ends. It begins with six numbers.
 // After the last completion the file may give each one's length in characters, and how many of its
 // first tokens are context.
 static int64_t read_example(Task *t, const char *path, int64_t at, const TaskReader *r) {
-    static const char FILLS[] = "completions of a token or more, up to its last byte";
-    check_example(t, path, t->tokens - at >= 6 && task_token(t, at) == EVAL_START,
-                  "the number 65535, and five numbers more");
-    int64_t bytes = task_token(t, at + 1), end = at + bytes / 2, first = t->rows;
-    int64_t label = task_token(t, at + 3), choices = task_token(t, at + 4);
-    int64_t context = at + 6, before = task_token(t, at + 5);
+    int64_t start = t->tokens - at < 6 ? -1 : task_token(t, at);
+    CHECK(start == EVAL_START,
+          "%s: expected example %lld to begin with %d, found %lld (-1: the end of the file)" REWRITE,
+          path, t->examples, EVAL_START, (long long)start);
+    long long bytes = task_token(t, at + 1), number = task_token(t, at + 2);
+    long long label = task_token(t, at + 3), choices = task_token(t, at + 4);
+    int64_t context = at + 6, before = task_token(t, at + 5), end = at + bytes / 2;
     if (!t->examples) t->kind = choices == 1 ? TASK_WORD : TASK_CHOICE;
-    check_example(t, path, (choices == 1) == (t->kind == TASK_WORD),
-                  "one completion in all examples of the file, or several in all");
-    check_example(t, path, bytes >= 12 && bytes % 2 == 0 && end <= t->tokens,
-                  "an even number of bytes, within the file");
-    check_example(t, path, task_token(t, at + 2) == (t->examples & 0xFFFF) && label < choices,
-                  "its own number, and a right completion among those that it has");
+    CHECK((choices == 1) == (t->kind == TASK_WORD),
+          "%s: example %lld has %lld completions, and the ones before it %s\n"
+          "  -> a file for each kind",
+          path, t->examples, choices, t->kind == TASK_WORD ? "one" : "several");
+    CHECK(bytes >= 12 && bytes % 2 == 0 && end <= t->tokens && label < choices &&
+              number == (t->examples & 0xFFFF),
+          "%s: example %lld: expected its number, an even number of bytes within the file, and a "
+          "right completion that it has, found number %lld, %lld bytes, and completion %lld of "
+          "%lld" REWRITE,
+          path, t->examples, number, bytes, label, choices);
     at = context + before;
-    for (int64_t i = 0; i < choices; i++) {
+    for (long long i = 0; i < choices; i++) {
         int64_t after = at < end ? task_token(t, at) : 0;
-        check_example(t, path, after > 0 && at + 1 + after <= end, FILLS);
+        CHECK(after > 0 && at + 1 + after <= end,
+              "%s: example %lld ends within its completion %lld, or that one is empty" REWRITE,
+              path, t->examples, i);
         *add_row(t) = (TaskRow){
             .context = context, .completion = at + 1,
             .before = before, .after = after, .scored = after,
@@ -83,13 +84,18 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
         at += 1 + after;
     }
     bool has_lengths = at + 2 * choices == end;
-    check_example(t, path, at == end || has_lengths, FILLS);
+    CHECK(at == end || has_lengths,
+          "%s: example %lld has %lld bytes, expected %lld for its completions, or %lld more" REWRITE,
+          path, t->examples, bytes, bytes - 2 * (end - at), 4 * choices);
     check_tokens(t, path, context, before, r->V);
-    for (int64_t i = 0; i < choices; i++) {
-        TaskRow *row = &t->row[first + i];
+    for (long long i = 0; i < choices; i++) {
+        TaskRow *row = &t->row[t->rows - choices + i];
         if (has_lengths) row->scored -= task_token(t, at + choices + i);
-        check_example(t, path, row->scored > 0 && row->before + row->after > row->scored,
-                      "in every completion a token to score, and a token before it");
+        int unscored = row->before + row->after - row->scored;
+        CHECK(row->scored > 0 && unscored > 0,
+              "%s: completion %lld of example %lld has %d tokens to score and %d before them, "
+              "expected at least one of each" REWRITE,
+              path, i, t->examples, row->scored, unscored);
         CHECK(row->scored <= r->T,
               "%s: a completion of %d tokens is longer than --seq %d\n"
               "  -> a larger --seq, or without this file", path, row->scored, r->T);
@@ -110,16 +116,15 @@ static void read_examples(Task *t, const char *path, size_t size, const TaskRead
     t->tokens = (size - SHARD_HEADER_BYTES) / 2;
     CHECK(version == EVAL_VERSION && examples > 0 && size % 2 == 0,
           "%s: expected version %d, an example or more, and an even size, found version %d, "
-          "%d examples, %zu bytes\n  -> %s", path, EVAL_VERSION, version, examples, size, REWRITE);
+          "%d examples, %zu bytes" REWRITE, path, EVAL_VERSION, version, examples, size);
     while (t->examples < examples) {
         int64_t begin = at;
         at = read_example(t, path, at, r);
         longest = at - begin > longest ? at - begin : longest;
     }
     CHECK(at == t->tokens && 2 * longest == head[3],
-          "%s: expected %lld bytes of examples, the longest of %d bytes, found %lld and %lld\n"
-          "  -> %s", path, (long long)(2 * t->tokens), head[3], 2 * at, 2 * longest,
-          REWRITE);
+          "%s: expected %lld bytes of examples, the longest of %d bytes, found %lld and %lld" REWRITE,
+          path, (long long)(2 * t->tokens), head[3], 2 * at, 2 * longest);
 }
 
 // The windows of a document whose first token, the one that begins documents, is at `at`; n tokens

@@ -205,8 +205,9 @@ Sockets *sockets_open(int rank, int size, bool here) {
     struct sockaddr_in at = find_process_0(host);
     if (rank == 0) gather_peers(s, start_listening(at, here));
     else for (int watch = 0; watch < 2; watch++) reach_process_0(s, at, host, watch);
-    CHECK(pthread_create(&s->watchdog, NULL, watch_peers, s) == 0,
-          "cannot start a thread\n  -> ulimit -u says how many there may be");
+    int error = pthread_create(&s->watchdog, NULL, watch_peers, s);
+    CHECK(!error, "cannot start a thread: %s\n  -> ulimit -u says how many there may be",
+          strerror(error));
     return s;
 }
 
