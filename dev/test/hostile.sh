@@ -493,13 +493,13 @@ ln -s loop loop
 ln -s . texts/again
 cp text.txt texts/
 T="$train $two"
-refused "--data a pipe"                  "found a folder or device"        $T --data pipe
-refused "--data a device"                "found a folder or device"        $T --data /dev/zero
+refused "--data a pipe"                  "it is a pipe or device"          $T --data pipe
+refused "--data a device"                "it is a pipe or device"          $T --data /dev/zero
 refused "--data an empty folder"         "expected files named"            $T --data empty
 refused "--data a text"                  "is not a shard"                  $T --data text.txt
 refused "--data a loop of links"         "Too many levels"                 $T --data loop
 refused "--data nothing"                 "found nothing there"             $T --data nowhere
-refused "--val-data a pipe"              "found a folder or device"        $T --data data \
+refused "--val-data a pipe"              "it is a pipe or device"          $T --data data \
     --val-data pipe
 refused "--init-from a pipe"             "expected a regular file"         $T --data data \
     --init-from pipe.safetensors

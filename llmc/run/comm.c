@@ -115,7 +115,7 @@ void comm_broadcast(Comm *c, void *data, size_t bytes) {
     for (int to = 1; to < comm_size(c); to++) comm_move(c, data, bytes, 0, to);
 }
 
-void comm_combine(Comm *c, double *x, int64_t n, int how) {
+void comm_all_reduce(Comm *c, double *x, int64_t n, int how) {
     double other[512];
     for (int64_t at = 0; at < n && comm_size(c) > 1; at += 512) {
         int64_t piece = n - at < 512 ? n - at : 512;
@@ -137,7 +137,7 @@ bool comm_agree(Comm *c, uint64_t own) {
     uint64_t first = own;
     comm_broadcast(c, &first, sizeof first);
     double differ = first != own;
-    comm_combine(c, &differ, 1, COMM_SUM);
+    comm_all_reduce(c, &differ, 1, COMM_SUM);
     return differ == 0;
 }
 
@@ -176,7 +176,7 @@ void comm_release_signals(bool raise_late) {
 
 int comm_signal(Comm *c) {
     double received = signal_received;
-    comm_combine(c, &received, 1, COMM_MAX);
+    comm_all_reduce(c, &received, 1, COMM_MAX);
     return received;
 }
 

@@ -55,7 +55,7 @@ void comm_broadcast(Comm *c, void *data, size_t bytes);       // from process 0
 // All-reduce: x[i] becomes the sum, or the maximum, of every process's x[i], the same bits
 // everywhere. A NaN stays.
 enum { COMM_SUM, COMM_MAX };
-void comm_combine(Comm *c, double *x, int64_t n, int how);
+void comm_all_reduce(Comm *c, double *x, int64_t n, int how);
 bool comm_agree(Comm *c, uint64_t own);       // whether all processes have the same number
 void comm_check_weights(Comm *c, uint64_t hash);              // refuses to go on if they differ
 

@@ -7,7 +7,6 @@
 #include "../rand.h"
 #include "files.h"
 #include "util.h"
-#include <fcntl.h>
 #include <glob.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -50,35 +49,17 @@ static void corpus_open(DataLoader *d) {
 
 // ------------------------------------------------------------------------------------------ shards
 
-// Reads up to `bytes` bytes at `offset`; fewer only at the end of the file, -1 for an error.
-static int64_t shard_read(int fd, void *out, int64_t bytes, int64_t offset) {
-    int64_t done = 0;
-    while (done < bytes) {
-        ssize_t n = pread(fd, (char *)out + done, bytes - done, offset + done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return -1;
-        if (n == 0) break;
-        done += n;
-    }
-    return done;
-}
-
-static int open_shard(const Shard *s) {
-    return open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe
-}
-
 // The only place that reads a shard's header. Refuses one that does not fit the file, or the shards
 // before it, and appends the shard to the stream.
 static void shard_read_header(DataLoader *d, Shard *s) {
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
-    struct stat info;
-    int fd = open_shard(s);
-    CHECK(fd >= 0, "%s: this shard cannot be opened: %s\n  -> check the path and its permissions",
-          s->path, strerror(errno));
-    CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode),
-          "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'",
-          s->path);
-    long long got = shard_read(fd, head, SHARD_HEADER_BYTES, 0);
+    int64_t size;
+    int fd = file_open(s->path, &size);
+    CHECK(fd >= 0,
+          "%s: this shard cannot be opened: %s\n"
+          "  -> --data FILE, FOLDER or 'PATTERN', of files that may be read",
+          s->path, file_error());
+    long long got = file_read_at(fd, head, SHARD_HEADER_BYTES, 0);
     close(fd);
 
     int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
@@ -95,10 +76,10 @@ static void shard_read_header(DataLoader *d, Shard *s) {
           s->path, version, head[SHARD_VERSION], count, vocab);
     // A cut download is the usual fault.
     long long need = SHARD_HEADER_BYTES + (int64_t)count * width;
-    CHECK(info.st_size == need,
+    CHECK(size == need,
           "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n"
           "  -> copy or download this shard again",
-          s->path, need, count, width, (long long)info.st_size);
+          s->path, need, count, width, (long long)size);
 
     // The first shard decides what the others must be.
     if (s == d->shards) d->width = width, d->vocab = vocab;
@@ -120,39 +101,39 @@ static void shard_add(DataLoader *d, const char *folder, const char *name) {
     d->shards[d->shard_count++] = (Shard){.path = path};
 }
 
-int shard_order(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-// A name of ".bin" alone is no shard: it is hidden.
+// A name of ".bin" alone is hidden.
 bool shard_named(const char *name) {
     size_t length = strlen(name);
-    return length > 4 && !strcmp(name + length - 4, ".bin");
+    return name[0] != '.' && length > 4 && !strcmp(name + length - 4, ".bin");
+}
+
+static int is_shard(const struct dirent *entry) { return shard_named(entry->d_name); }
+
+// The program never calls setlocale, so alphasort compares bytes.
+int shard_scan(const char *folder, struct dirent ***entries) {
+    return scandir(folder, entries, is_shard, alphasort);
 }
 
 // The shards of one split in a folder: *.bin, not hidden, whose name contains the split's.
 static void shard_list_folder(DataLoader *d, const char *path, const char *split) {
     struct dirent **entries;
-    int n = scandir(path, &entries, NULL, shard_order), bins = 0;
+    int n = shard_scan(path, &entries);
     CHECK(n >= 0, "%s: cannot read this folder of shards: %s\n  -> check its permissions", path,
           strerror(errno));
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
-        if (name[0] != '.' && shard_named(name)) {
-            bins++;
-            CHECK(!strstr(name, "train") || !strstr(name, "val"),  // trained on and validated with
-                  "%s/%s: expected \"train\" or \"val\" in the name, found both\n"
-                  "  -> rename the file",
-                  path, name);
-            if (strstr(name, split)) shard_add(d, path, name);
-        }
+        CHECK(!strstr(name, "train") || !strstr(name, "val"),  // trained on and validated with
+              "%s/%s: expected \"train\" or \"val\" in the name, found both\n"
+              "  -> rename the file",
+              path, name);
+        if (strstr(name, split)) shard_add(d, path, name);
         free(entries[i]);
     }
     free(entries);
     CHECK(d->shard_count,
           "%s: expected files named *%s*.bin, found none among its %d .bin files\n"
           "  -> --data 'FOLDER/*.bin', --val-data too; from text: ./shard --out DIR your.txt",
-          path, split, bins);
+          path, split, n);
 }
 
 // A file or folder of that very name comes before the pattern that the name may be.
@@ -271,18 +252,19 @@ uint64_t loader_hash_end(DataLoader *d) {
 // shards than a process may open.
 static const Shard *shard_seek(DataLoader *d, int64_t at) {
     const Shard *s = d->shards, *end = s + d->shard_count;
-    while (end - s > 1) {                                     // binary search: a folder may hold many
+    while (end - s > 1) {  // binary search: a folder may hold many
         const Shard *middle = s + (end - s) / 2;
         if (middle->first <= at) s = middle;
         else end = middle;
     }
     if (s != d->open) {
         if (d->open) close(d->fd);
-        d->fd = open_shard(s);
+        int64_t size;
+        d->fd = file_open(s->path, &size);
         CHECK(d->fd >= 0,
               "%s: this shard cannot be opened any more: %s\n"
               "  -> leave the shards in place while training",
-              s->path, strerror(errno));
+              s->path, file_error());
         d->open = s;
     }
     return s;
@@ -295,7 +277,7 @@ static void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *ta
         long long skip = at + done - s->first, n = s->count - skip;
         if (n > d->seq + 1 - done) n = d->seq + 1 - done;
         int64_t offset = SHARD_HEADER_BYTES + skip * d->width;
-        long long got = shard_read(d->fd, d->raw, n * d->width, offset);
+        long long got = file_read_at(d->fd, d->raw, n * d->width, offset);
         CHECK(got == n * d->width,
               "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
               "start\n  -> restore the shard, then start again from the last checkpoint",

@@ -84,5 +84,7 @@ void loader_hash_begin(DataLoader *d);
 uint64_t loader_hash_end(DataLoader *d);
 double loader_gigabytes(const DataLoader *d);
 
-bool shard_named(const char *name);  // whether a file's name ends in .bin
-int shard_order(const struct dirent **a, const struct dirent **b);  // of names, for scandir
+// Whether a file's name ends in .bin and is not hidden; and the files of such names in a folder, by
+// name: their number as scandir gives it, -1 with errno set if it is no folder.
+bool shard_named(const char *name);
+int shard_scan(const char *folder, struct dirent ***entries);

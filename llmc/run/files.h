@@ -23,9 +23,16 @@ char *path_join(char *path, const char *folder, const char *name);    // "folder
 char *file_parent(char *dir, const char *path);  // the path of the folder that a file is in
 const char *file_name(const char *path);         // the last part of a path
 
+// Opens a regular file for reading; -1 with errno set. Refuses folders (EISDIR), and pipes and
+// devices (ENOTSUP): a pipe may never begin, a device may never end.
+int file_open(const char *path, int64_t *size);
+const char *file_error(void);  // errno in words, after one of the functions that read
+
+// Reads up to `bytes` bytes at `offset`; fewer only at the end of the file. -1 with errno set.
+int64_t file_read_at(int fd, void *out, int64_t bytes, int64_t offset);
+
 // The bytes of a regular file and a zero behind them, for the caller to free; NULL with errno set.
-// Refuses pipes and devices (ENOTSUP), and files of more than `most` bytes (EFBIG), before it takes
-// memory.
+// Refuses files of more than `most` bytes (EFBIG) before it takes memory.
 char *file_read(const char *path, int64_t most, size_t *n);
 
 // XXH64 of a regular file, and its length; false with errno set when it cannot be read. done: NULL,

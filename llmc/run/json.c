@@ -211,7 +211,7 @@ Json *json_parse(const char *text, size_t n, const char *where) {
 Json *json_read_file(const char *path) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n);
-    CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
+    CHECK(text, "cannot read %s: %s\n  -> check the path", path, file_error());
     Json *root = json_parse(text, n, path);
     free(text);
     return root;

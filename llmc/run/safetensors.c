@@ -6,11 +6,9 @@
 // can be read without further checks.
 #include "safetensors.h"
 #include "util.h"
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 // ------------------------------------------------------------------------------------------ values
@@ -190,23 +188,19 @@ void safetensors_close(SafetensorsFile *file) {
     memset(file, 0, sizeof *file);
 }
 
-// Checks the file before it maps it: a mapped folder or pipe would be a confusing error.
 static bool map_file(const char *path, SafetensorsFile *file, char *error) {
-    struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe's other end
-    if (fd < 0) return error_set(error, "%s", strerror(errno));
-    if (fstat(fd, &info) || !S_ISREG(info.st_mode) || info.st_size < 8)
-        error_set(error, "expected a regular file of at least 8 bytes");
+    int64_t size;
+    int fd = file_open(path, &size);
+    if (fd < 0) return error_set(error, "expected a regular file, found: %s", file_error());
+    void *map = size < 8 ? NULL : mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (!map) error_set(error, "expected at least 8 bytes, found %d", (int)size);
+    else if (map == MAP_FAILED) error_set(error, "cannot map it: %s", strerror(errno));
     else {
-        file->bytes = info.st_size;
-        file->map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (file->map == MAP_FAILED) {
-            error_set(error, "cannot map it: %s", strerror(errno));
-            file->map = NULL;
-        }
+        file->map = map;
+        file->bytes = size;
     }
     close(fd);
-    return file->map != NULL;
+    return file->map;
 }
 
 bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {

@@ -244,7 +244,7 @@ bool run_save(Run *r) {
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
     bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
     double bad = r->comm.rank ? 0 : c.bad;        // values that are not finite
-    comm_combine(&r->comm, &bad, 1, COMM_MAX);
+    comm_all_reduce(&r->comm, &bad, 1, COMM_MAX);
     if (bad > 0) {
         if (!r->comm.rank) checkpoint_abandon(&c);
         return false;

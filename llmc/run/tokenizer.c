@@ -55,7 +55,7 @@ static uint32_t word_at(const Tokenizer *t, size_t at) {
 // Reads the file, and what its header says.
 static bool read_header(const char *path, Tokenizer *t, char *error) {
     t->file = (unsigned char *)file_read(path, MOST_BYTES, &t->size);
-    if (!t->file) return error_set(error, "expected a tokenizer, found: %s", strerror(errno));
+    if (!t->file) return error_set(error, "expected a tokenizer, found: %s", file_error());
     if (t->size < TOKENIZER_HEADER_BYTES)
         return error_set(error, "expected a tokenizer, found %zu bytes", t->size);
     uint32_t magic = word_at(t, 0), version = word_at(t, 4);
