@@ -1521,7 +1521,7 @@ static void model_reduce(Gpt *g, int l) {
         for (int rank = 0; rank < g->processes && e->layer == l && !entry_is_common(e); rank++) {
             Part part = entry_part(e, rank, g->processes);
             real *shard = g->tensors[GRADS] + e->offset + part.first;
-            comm_reduce(g->comm, shard, part.size, sizeof(real), rank);
+            comm_start(g->comm, COMM_REDUCE, shard, part.size, sizeof(real), rank);
         }
     }
     comm_poke(g->comm);  // MPI makes progress inside its calls alone
@@ -1743,7 +1743,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
         // all-gather: each shard goes from its owner to all others
         for (int rank = 0; rank < g->processes && g->processes > 1; rank++) {
             Part theirs = entry_part(e, rank, g->processes);
-            comm_spread(g->comm, w + theirs.first, theirs.size, sizeof(real), rank);
+            comm_start(g->comm, COMM_BROADCAST, w + theirs.first, theirs.size, sizeof(real), rank);
         }
     }
     comm_wait(g->comm);  // for the weights of all shards

@@ -210,10 +210,10 @@ static void test_tensors(void) {
     for (int rank = 0; rank < 2; rank++) {
         for (int element = sizeof(float); element <= (int)sizeof(double); element *= 2) {
             note_begin(rank, n * element);
-            comm_reduce(&noted.c, noted.x, n, (size_t)element, 1);
+            comm_start(&noted.c, COMM_REDUCE, noted.x, n, (size_t)element, 1);
             expect_noted("a large sum", 4);
             note_begin(rank, n * element);
-            comm_spread(&noted.c, noted.x, n, (size_t)element, 1);
+            comm_start(&noted.c, COMM_BROADCAST, noted.x, n, (size_t)element, 1);
             expect_noted("a large tensor", 4);
         }
         note_begin(0, n);
@@ -222,7 +222,7 @@ static void test_tensors(void) {
     }
     note_begin(0, MANY * (int64_t)sizeof(float));
     for (int i = 0; i < MANY; i++)
-        comm_spread(&noted.c, noted.x + i * sizeof(float), 1, sizeof(float), 1);
+        comm_start(&noted.c, COMM_BROADCAST, noted.x + i * sizeof(float), 1, sizeof(float), 1);
     expect_noted("many tensors", MANY);
 }
 

@@ -65,10 +65,11 @@ void comm_release_signals(bool raise_late);   // a signal that came too late to 
 int comm_signal(Comm *c);                     // the signal that any of the processes got, or 0
 
 // Tensors of the CPU, in the background until comm_wait; nobody may change x meanwhile.
-// element: sizeof(float) or sizeof(double).
-void comm_reduce(Comm *c, void *x, int64_t n, size_t element, int root);   // sum, to x of root
-void comm_spread(Comm *c, void *x, int64_t n, size_t element, int root);   // broadcast from root
-void comm_poke(Comm *c);                      // MPI progresses only inside its own calls
+// COMM_REDUCE: the sum of every process's x goes to x of process `root`. COMM_BROADCAST: x of root
+// goes to all. element: sizeof(float) or sizeof(double).
+enum { COMM_REDUCE, COMM_BROADCAST };
+void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root);
+void comm_poke(Comm *c);                      // MPI makes progress only inside its own calls
 void comm_wait(Comm *c);
 
 // After a transfer failed: gives the watchdog time to report the process that died.
