@@ -3,13 +3,11 @@
 // of ranks: sums have the same bits in every run.
 #include "comm.h"
 #include <dlfcn.h>
-#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <unistd.h>
 #include "mpi.h"
 #include "socket.h"
-#include "util.h"
 
 // ---------------------------------------------------------------------------------- begin and end
 
@@ -37,8 +35,8 @@ void *comm_symbol(void *library, const char *name, const char *where) {
     return symbol;
 }
 
-// Loads Open MPI's library and joins its processes. Version 40 is the interface of Open MPI 4 and 5;
-// libmpi.so comes with the development package.
+// Loads Open MPI's library and joins its processes. Version 40 is the interface of Open MPI 4 and
+// 5; libmpi.so comes with the development package.
 static void open_mpi(Comm *c, const Launcher *by) {
     static const char WHERE[] = "the MPI library: expected Open MPI's\n"
                                 "  -> apt install openmpi-bin, and start with its mpirun";
@@ -47,7 +45,8 @@ static void open_mpi(Comm *c, const Launcher *by) {
     void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
     if (!library) library = dlopen("libmpi.so", RTLD_NOW | RTLD_GLOBAL);
     CHECK(library,
-          "%s needs Open MPI's library: %s\n  -> apt install openmpi-bin", by->name, dlerror());
+          "%s began %d processes, which need Open MPI's library: %s\n"
+          "  -> apt install openmpi-bin", by->name, c->size, dlerror());
 #define MPI_LOAD(name, ...) *(void **)&mpi->name = comm_symbol(library, "MPI_" #name, WHERE);
     MPI_TABLE(MPI_LOAD)
 #undef MPI_LOAD
@@ -143,8 +142,8 @@ void comm_all_reduce(Comm *c, double *x, int64_t n, int how) {
     }
 }
 
-// Every process compares its number with that of process 0; the all-reduce counts those that differ.
-// A double would not hold 64 bits of a hash, so the hashes themselves are not reduced.
+// Every process compares its number with that of process 0; the all-reduce counts those that
+// differ. A double would not hold 64 bits of a hash, so the hashes themselves are not reduced.
 bool comm_agree(Comm *c, uint64_t own) {
     uint64_t first = own;
     comm_broadcast(c, &first, sizeof first);

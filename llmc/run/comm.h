@@ -10,9 +10,7 @@
 // loaded only then; building needs none. On GPUs torchrun starts them too. Small messages travel
 // over sockets (socket.h), tensors by NCCL (nccl.cuh).
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "util.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

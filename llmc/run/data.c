@@ -4,9 +4,7 @@
 // T = 4 and the stream  a b c d e f g h i  window 0 is  a b c d e  and window 1 is  e f g h i.
 #include "data.h"
 #include "../../data/stories.h"
-#include "../rand.h"
 #include "files.h"
-#include "util.h"
 #include <glob.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -65,8 +63,8 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
     bool wide = magic == SHARD_MAGIC_32;
     CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
-          "%s is not a shard: expected %d bytes with magic %d or %d, found %lld with magic %d\n"
-          "  -> make shard && ./shard --out DIR your.txt, then --data DIR",
+          "%s is not a shard: expected %d bytes with magic %d or %d, found %lld bytes with magic "
+          "%d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR",
           s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, got, magic);
     int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
     CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0,
@@ -163,6 +161,7 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
         for (int64_t i = 0; i < d->shard_count; i++) shard_read_header(d, &d->shards[i]);
         d->raw = check_alloc((seq + 1L) * d->width, "one sample");
     } else corpus_open(d);
+    d->window = check_alloc((seq + 1L) * sizeof *d->window, "one sample");
     d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
     d->samples = (d->tokens - 1) / seq;
     CHECK(d->samples > 0,
@@ -174,12 +173,13 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
 
 // A running hasher ends with the shard it is at.
 void loader_close(DataLoader *d) {
-    __atomic_store_n(&d->hasher.stop, 1, __ATOMIC_RELAXED);
+    d->hasher.stop = true;
     if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
     if (d->open) close(d->fd);
     for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
     free(d->shards);
     free(d->raw);
+    free(d->window);
     free(d->text);
     memset(d, 0, sizeof *d);
 }
@@ -192,13 +192,13 @@ static void *shard_hash_all(void *loader) {
     ShardHasher *hasher = &d->hasher;
     for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
         Hash hash;
-        if (__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) break;  // loader_close waits
+        if (hasher->stop) break;  // loader_close waits
         hasher->error = file_hash(s->path, &hash, &hasher->bytes) ? 0 : errno;
         uint64_t now = hash_end(&hash);
         if (hasher->error || (s->hash && s->hash != now)) hasher->bad = s;
         s->hash = now;
     }
-    __atomic_store_n(&hasher->done, 1, __ATOMIC_RELEASE);
+    hasher->done = true;
     return NULL;
 }
 
@@ -223,12 +223,10 @@ uint64_t loader_hash_end(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (!hasher->running) return d->content;
     double printed = clock_seconds();
-    while (!__atomic_load_n(&hasher->done, __ATOMIC_ACQUIRE)) {
+    while (!hasher->done) {
         usleep(1000);
         if (clock_seconds() - printed < 2) continue;
-        printf("hashing the data: %.1f of %.1f GB\n",
-               1e-9 * __atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
-               loader_gigabytes(d));
+        printf("hashing the data: %.1f of %.1f GB\n", 1e-9 * hasher->bytes, loader_gigabytes(d));
         fflush(stdout);
         printed = clock_seconds();
     }
@@ -270,27 +268,25 @@ static const Shard *shard_seek(DataLoader *d, int64_t at) {
     return s;
 }
 
-// Reads and widens the T+1 tokens from `at` on, piece by piece where they lie in several shards.
-static void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *targets) {
+// Reads and widens the T + 1 tokens from `at` on, piece by piece where they lie in several shards.
+static void shard_window(DataLoader *d, int64_t at) {
     for (int64_t done = 0; done < d->seq + 1;) {
         const Shard *s = shard_seek(d, at + done);
         long long skip = at + done - s->first, n = s->count - skip;
         if (n > d->seq + 1 - done) n = d->seq + 1 - done;
-        int64_t offset = SHARD_HEADER_BYTES + skip * d->width;
-        long long got = file_read_at(d->fd, d->raw, n * d->width, offset);
-        CHECK(got == n * d->width,
+        long long bytes = n * d->width, offset = SHARD_HEADER_BYTES + skip * d->width;
+        long long got = file_read_at(d->fd, d->raw, bytes, offset);
+        CHECK(got == bytes,
               "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
               "start\n  -> restore the shard, then start again from the last checkpoint",
-              s->path, (n * d->width), skip, got);
-        for (int64_t i = 0; i < n; i++, done++) {
+              s->path, bytes, skip, got);
+        for (int64_t i = 0; i < n; i++) {
             long long token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
             CHECK(token < d->limit,
                   "%s: expected tokens below %lld, found %lld at position %lld\n"
                   "  -> --vocab %lld or more, or shards of the right tokenizer",
-                  s->path, d->limit, token, (skip + i),
-                  token + 1);
-            if (done < d->seq) inputs[done] = (int32_t)token;
-            if (done > 0) targets[done - 1] = (int32_t)token;
+                  s->path, d->limit, token, skip + i, token + 1);
+            d->window[done++] = token;
         }
     }
 }
@@ -304,14 +300,11 @@ void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targe
         window = rand_permute(key, window, d->samples);
     }
     int64_t first = window * d->seq;
-    if (!d->text) {
-        shard_window(d, first, inputs, targets);
-        return;
-    }
+    if (!d->text) shard_window(d, first);
     // Validation has one text, the same in every epoch.
-    if (epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
-    for (int64_t t = 0; t < d->seq; t++) {
-        inputs[t] = (unsigned char)d->text[first + t];
-        targets[t] = (unsigned char)d->text[first + t + 1];
-    }
+    if (d->text && epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
+    for (int64_t t = 0; d->text && t <= d->seq; t++)
+        d->window[t] = (uint8_t)d->text[first + t];
+    memcpy(inputs, d->window, d->seq * sizeof *inputs);
+    memcpy(targets, d->window + 1, d->seq * sizeof *targets);
 }

@@ -1,6 +1,5 @@
 // eval.c: see eval.h.
 #include "eval.h"
-#include <dirent.h>
 #include <math.h>
 #include "../exp.h"
 #include "data.h"
@@ -44,7 +43,7 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
         if (token < tokenizer->count) bytes = tokenizer_decode(tokenizer, token, &n);
         bool leading_space = i == begin && n && *bytes == ' ';
         for (size_t k = leading_space; k < n; k++)
-            length += ((unsigned char)bytes[k] & 0xC0) != 0x80;       // first byte of a character
+            length += ((uint8_t)bytes[k] & 0xC0) != 0x80;       // first byte of a character
     }
     return length;
 }

@@ -4,10 +4,10 @@
 // there. Hence the order of file_commit: the data, the rename, the folder. A kill of the process
 // alone loses nothing that the kernel has taken.
 #include "files.h"
-#include "util.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,13 +38,12 @@ char *path_join(char *path, const char *folder, const char *name) {
     return check_format(path, PATH_CAP, "%s/%s", folder, name);
 }
 
-// "a/b" and "a/b/" -> "a"; "a" -> "."; "/a" -> "/".
+// "a/b" and "a/b/" -> "a"; "a" -> "."; "/a" -> "/". dirname changes its argument, and may return a
+// constant.
 char *file_parent(char *dir, const char *path) {
-    size_t n = strlen(path);
-    while (n > 0 && path[n - 1] == '/') n--;
-    while (n > 0 && path[n - 1] != '/') n--;
-    while (n > 1 && path[n - 1] == '/') n--;
-    return check_format(dir, PATH_CAP, "%.*s", n ? (int)n : 1, n ? path : ".");
+    char copy[PATH_CAP];
+    check_format(copy, sizeof copy, "%s", path);
+    return check_format(dir, PATH_CAP, "%s", dirname(copy));
 }
 
 const char *file_name(const char *path) {
@@ -103,7 +102,7 @@ char *file_read(const char *path, int64_t most, size_t *n) {
 }
 
 // The length of the hash is the place of the next piece.
-bool file_hash(const char *path, Hash *hash, int64_t *done) {
+bool file_hash(const char *path, Hash *hash, _Atomic int64_t *done) {
     int64_t size, got;
     int fd = file_open(path, &size);
     *hash = hash_begin();
@@ -111,7 +110,7 @@ bool file_hash(const char *path, Hash *hash, int64_t *done) {
     char *buffer = check_alloc(PIECE, "a checksum");
     while ((got = file_read_at(fd, buffer, PIECE, hash->length)) > 0) {
         hash_add(hash, buffer, got);
-        if (done) __atomic_fetch_add(done, got, __ATOMIC_RELAXED);
+        if (done) *done += got;
     }
     int problem = errno;  // of the read, if it failed
     free(buffer);

@@ -5,10 +5,8 @@
 // and a path use the folder for the work and the path for messages; the file's name is the last
 // part of the path. What is written into an open folder reaches it even if it is renamed meanwhile.
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include "../rand.h"
+#include "util.h"
 
 #define PATH_CAP 1024
 
@@ -37,7 +35,7 @@ char *file_read(const char *path, int64_t most, size_t *n);
 
 // XXH64 of a regular file, and its length; false with errno set when it cannot be read. done: NULL,
 // or grows by the bytes hashed so far, for another thread to read.
-bool file_hash(const char *path, Hash *hash, int64_t *done);
+bool file_hash(const char *path, Hash *hash, _Atomic int64_t *done);
 
 // A file that is being written as <path>.tmp.
 typedef struct {

@@ -5,7 +5,6 @@
 // offsets, and together the tensors cover the data without holes or overlaps. After that a Tensor
 // can be read without further checks.
 #include "safetensors.h"
-#include "util.h"
 #include <inttypes.h>
 #include <math.h>
 #include <sys/mman.h>
@@ -13,11 +12,8 @@
 
 // ------------------------------------------------------------------------------------------ values
 
-// Weights are floats in a trainer of fp32 or bf16 and doubles in one of fp64: element is the size.
-double real_get(const void *x, size_t element, int64_t i) {
-    return element == sizeof(float) ? ((const float *)x)[i] : ((const double *)x)[i];
-}
-
+// Weights are floats in a trainer of fp32 or bf16 and doubles in one of fp64; element is the size
+// of one.
 void real_put(void *x, size_t element, int64_t i, double value) {
     if (element == sizeof(float)) ((float *)x)[i] = (float)value;
     else ((double *)x)[i] = value;
@@ -46,11 +42,14 @@ static double real_value(const char *p, int bytes, bool bfloat) {
     return memcpy(&single, &word, 4), single;
 }
 
+double real_get(const void *x, size_t element, int64_t i) {
+    return real_value((const char *)x + i * element, element, false);
+}
+
 // How many of n floats or doubles are infinite or NaN.
 static int64_t real_count_bad(const void *x, size_t element, int64_t n) {
     int64_t bad = 0;
-    for (int64_t i = 0; i < n; i++)
-        bad += !isfinite(real_value((const char *)x + i * element, element, false));
+    for (int64_t i = 0; i < n; i++) bad += !isfinite(real_get(x, element, i));
     return bad;
 }
 
@@ -188,31 +187,24 @@ void safetensors_close(SafetensorsFile *file) {
     memset(file, 0, sizeof *file);
 }
 
-static bool map_file(const char *path, SafetensorsFile *file, char *error) {
+// The header is not believed before its length fits the file. The map outlives its descriptor.
+bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {
     int64_t size;
+    uint64_t n = 0;
+    memset(file, 0, sizeof *file);
     int fd = file_open(path, &size);
     if (fd < 0) return error_set(error, "expected a regular file, found: %s", file_error());
-    void *map = size < 8 ? NULL : mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (!map) error_set(error, "expected at least 8 bytes, found %d", (int)size);
-    else if (map == MAP_FAILED) error_set(error, "cannot map it: %s", strerror(errno));
-    else {
-        file->map = map;
-        file->bytes = size;
-    }
+    void *map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
     close(fd);
-    return file->map;
-}
-
-bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {
-    uint64_t n;
-    memset(file, 0, sizeof *file);
-    if (!map_file(path, file, error)) return false;
-    memcpy(&n, file->map, 8);
-    const char *header = (const char *)file->map + 8;
-    bool fits = n <= file->bytes - 8 && n <= JSON_MOST;  // before anything of it is read
-    bool ok =
-        fits ? read_header(header, n, file->bytes - 8 - n, file, error)
-             : error_set(error, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
+    if (map == MAP_FAILED)
+        return error_set(error, "cannot map its %lld bytes: %s", (long long)size, strerror(errno));
+    file->map = map;
+    file->bytes = size;
+    if (size >= 8) memcpy(&n, map, 8);
+    bool fits = size >= 8 && n <= file->bytes - 8 && n <= JSON_MOST;
+    bool ok = fits ? read_header((const char *)map + 8, n, file->bytes - 8 - n, file, error)
+                   : error_set(error, "expected 8 bytes and a header, found a header of %" PRIu64
+                               " bytes in a file of %zu", n, file->bytes);
     if (!ok) safetensors_close(file);
     return ok;
 }

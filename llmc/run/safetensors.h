@@ -3,7 +3,6 @@
 // The file: 8 bytes, the length of the header (little-endian); the header, JSON: {name: {"dtype":
 // "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}; the data, every byte of one tensor.
 #pragma once
-#include <stdbool.h>
 #include "files.h"
 #include "json.h"
 

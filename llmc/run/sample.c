@@ -1,10 +1,8 @@
 // sample.c: generated text. The model reads the prompt at once (prefill), then one token at a time
 // (decode) with a KV cache.
 #include "run.h"
-#include <errno.h>
 #include <math.h>
 #include <unistd.h>
-#include "util.h"
 
 // The k-th largest of V logits, by keeping the top k in order.
 static double kth_largest(const double *logits, int V, int k, double *sorted) {
@@ -61,7 +59,7 @@ static int64_t encode_prompt(const Run *r, const char *prompt, size_t bytes, int
     tokens[0] = separator(r);
     if (r->tokenizer.count && bytes)
         return 1 + tokenizer_encode(&r->tokenizer, prompt, bytes, tokens + 1);
-    for (size_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)prompt[i];
+    for (size_t i = 0; i < bytes; i++) tokens[1 + i] = (uint8_t)prompt[i];
     return 1 + bytes;
 }
 

@@ -1,6 +1,5 @@
 // socket.c: see socket.h.
 #include "socket.h"
-#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -8,7 +7,6 @@
 #include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include "util.h"
 
 enum { DEFAULT_PORT = 29500 };
 enum { MEET_SECONDS = 60 };               // to find one another
@@ -72,8 +70,8 @@ static int start_listening(struct sockaddr_in at, bool here) {
     set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     CHECK(!bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, SOMAXCONN),
           "process 0 cannot listen at port %d: %s\n"
-          "  -> is another run here? a free MASTER_PORT for all processes",
-          ntohs(at.sin_port), strerror(errno));
+          "  -> is another run here? MASTER_PORT=%d, or any that is free, for all processes",
+          ntohs(at.sin_port), strerror(errno), DEFAULT_PORT + 100);
     return fd;
 }
 
@@ -147,7 +145,8 @@ static void reach_process_0(Sockets *s, struct sockaddr_in at, const char *host,
 // processes refuse something, each of them says it better than this does.
 static void report_death(const Sockets *s, int dead) {
     for (int i = 0; i < s->size; i++)
-        if (s->peers[WATCH][i] >= 0) send(s->peers[WATCH][i], &dead, sizeof dead, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (s->peers[WATCH][i] >= 0)
+            send(s->peers[WATCH][i], &dead, sizeof dead, MSG_NOSIGNAL | MSG_DONTWAIT);
     sleep(1);
     dprintf(STDERR_FILENO,
             "error: process %d of %d is gone, and process %d ends with it\n"
@@ -200,7 +199,8 @@ Sockets *sockets_open(int rank, int size, bool here) {
     const char *host = here ? "127.0.0.1" : getenv("MASTER_ADDR");
     CHECK(host,
           "process %d of %d: MASTER_ADDR does not say where process 0 is, on another machine\n"
-          "  -> mpirun -x MASTER_ADDR=its machine, or export it before srun", rank, size);
+          "  -> mpirun -x MASTER_ADDR=its machine, or export it before srun, for all processes",
+          rank, size);
     Sockets *s = check_alloc(sizeof *s, "the connections of processes");
     s->rank = rank;
     s->size = size;

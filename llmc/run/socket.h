@@ -12,9 +12,7 @@
 // other. A machine that vanishes is given up after 50 seconds without an answer. A process that
 // learns of a death says so and exits with EXIT_LOST, whatever its main thread waits for.
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "util.h"
 
 typedef struct Sockets Sockets;
 
