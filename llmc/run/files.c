@@ -26,14 +26,6 @@ bool is_folder(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// A device and an inode number identify a file, whatever its name is now.
-bool file_is(int fd, int folder, const char *name, bool follow) {
-    struct stat held, named;
-    return fstat(fd, &held) == 0 &&
-           fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0 &&
-           held.st_ino == named.st_ino && held.st_dev == named.st_dev;
-}
-
 char *path_join(char *path, const char *folder, const char *name) {
     return check_format(path, PATH_CAP, "%s/%s", folder, name);
 }

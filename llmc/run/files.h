@@ -13,10 +13,6 @@
 bool file_exists(const char *path);
 bool is_folder(const char *path);
 
-// Whether `name` in `folder` still leads to the open file or folder fd. follow: also through a
-// link.
-bool file_is(int fd, int folder, const char *name, bool follow);
-
 char *path_join(char *path, const char *folder, const char *name);    // "folder/name"
 char *file_parent(char *dir, const char *path);  // the path of the folder that a file is in
 const char *file_name(const char *path);         // the last part of a path

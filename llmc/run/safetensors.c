@@ -46,20 +46,10 @@ double real_get(const void *x, size_t element, int64_t i) {
     return real_value((const char *)x + i * element, element, false);
 }
 
-// How many of n floats or doubles are infinite or NaN.
-static int64_t real_count_bad(const void *x, size_t element, int64_t n) {
+int64_t real_count_bad(const void *x, size_t element, int64_t n) {
     int64_t bad = 0;
     for (int64_t i = 0; i < n; i++) bad += !isfinite(real_get(x, element, i));
     return bad;
-}
-
-void real_check_finite(const void *x, size_t element, int64_t n, const char *path,
-                       const char *name) {
-    long long bad = real_count_bad(x, element, n);
-    CHECK(!bad,
-          "%s: %lld values of %s are infinite or NaN\n"
-          "  -> use an earlier checkpoint, or a sound copy of the weights",
-          path, bad, name);
 }
 
 // ----------------------------------------------------------------------------------------- tensors
@@ -83,12 +73,6 @@ int64_t tensor_bytes(const Tensor *t) {
 }
 
 int64_t tensor_count(const Tensor *t) { return tensor_bytes(t) / tensor_dtype_bytes(t->dtype); }
-
-// Learned positions of a longer --seq are such a matrix of more rows.
-bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2], bool longer) {
-    if (t->rank != rank || (rank == 2 && t->shape[1] != shape[1])) return false;
-    return t->shape[0] == shape[0] || (longer && rank == 2 && t->shape[0] > shape[0]);
-}
 
 void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out,
                            size_t element) {

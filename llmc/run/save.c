@@ -58,7 +58,7 @@ static Tensor entry_tensor(Run *r, int kind, const Entry *e, char name[128]) {
         .name = check_format(name, 128, "%s%s", PREFIX[kind], e->name),
         .dtype = r->t->element == sizeof(float) ? "F32" : "F64",
         .rank = vector ? 1 : 2,
-        .shape = {vector ? e->row.cols : entry_rows(&r->m, e), e->row.cols},
+        .shape = {vector ? e->row.cols : entry_rows(&r->m, e), vector ? 0 : e->row.cols},
         .data = r->t->tensor(r->gpt, kind, e),
     };
 }
@@ -69,17 +69,23 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
     char name[128];
     Tensor want = entry_tensor(r, kind, e, name);
     const Tensor *t = safetensors_find(file, name);
-    bool positions = e->id == PARAM_wpe && kind == WEIGHTS;       // a smaller --seq takes the first
     CHECK(t, "%s has no tensor %s, which this model needs\n  -> %s", path, name, OTHER_MODEL);
-    CHECK(tensor_fits(t, want.rank, want.shape, positions),
+    const int64_t *found = t->shape, *expected = want.shape;
+    // Of learned positions, a smaller --seq takes the first.
+    bool positions = e->id == PARAM_wpe && kind == WEIGHTS;
+    bool fits = found[0] == expected[0] || (positions && found[0] > expected[0]);
+    CHECK(fits && t->rank == want.rank && found[1] == expected[1],
           "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> %s%s", path, name,
-          (long long)t->shape[0], (long long)t->shape[1], (long long)want.shape[0],
-          (long long)want.shape[1], OTHER_MODEL, positions ? ", or a smaller --seq" : "");
+          (long long)found[0], (long long)found[1], (long long)expected[0], (long long)expected[1],
+          OTHER_MODEL, positions ? ", or a smaller --seq" : "");
     Part part = {0, e->size};
     if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
     void *x = r->t->tensor(r->gpt, kind, e);
     safetensors_read_real(t, part.first, part.size, x, r->t->element);
-    real_check_finite(x, r->t->element, part.size, path, name);
+    long long bad = real_count_bad(x, r->t->element, part.size);
+    CHECK(!bad,
+          "%s: %lld values of %s are infinite or NaN\n"
+          "  -> use an earlier checkpoint, or a sound copy of the weights", path, bad, name);
 }
 
 // Reads a file of weights or moments: every entry must be there, and nothing else.
@@ -197,10 +203,18 @@ void run_know_data(Run *r, DataLoader *d) {
           "the processes read different data\n  -> the same shards on every machine");
 }
 
+// Whether `name` in `folder` still leads to the open file or folder fd. A device and an inode
+// number identify a file, whatever its name is now. flags: AT_SYMLINK_NOFOLLOW, a link is another.
+static bool file_is(int fd, int folder, const char *name, int flags) {
+    struct stat held, named;
+    return fstat(fd, &held) == 0 && fstatat(folder, name, &named, flags) == 0 &&
+           held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
 // Before a save: a folder that was removed cannot take a checkpoint. One that was moved can.
 static void check_folder_exists(const Run *r) {
     struct stat info;
-    if (r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, true)) return;
+    if (r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, 0)) return;
     CHECK_WRITE(fstat(r->folder, &info) == 0 && info.st_nlink,
                 "%s was removed while the run trained: step %lld cannot be saved\n"
                 "  -> begin again, with another --out", r->out, r->step);
@@ -212,10 +226,11 @@ static void check_folder_in_place(const Run *r) {
     check_format(link, sizeof link, "/proc/self/fd/%d", r->folder);
     ssize_t n = readlink(link, now, sizeof now - 1);
     now[n > 0 ? n : 0] = 0;
-    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true),
+    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, 0),
                 "%s is no longer this run's folder: it was moved, with step %lld saved in it\n"
                 "  -> --out %s --resume required", r->out, r->step, now);
-    CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false),
+    const char *log = file_name(r->log.path);
+    CHECK_WRITE(file_is(r->log.fd, r->folder, log, AT_SYMLINK_NOFOLLOW),
                 "%s was removed or replaced while the run wrote to it; step %lld is saved\n"
                 "  -> --resume required goes on, with a new log", r->log.path,
                 r->step);

@@ -217,8 +217,8 @@ Sockets *sockets_open(int rank, int size, bool here) {
 }
 
 void sockets_move(Sockets *s, void *data, size_t bytes, int from, int to) {
-    bool whole = s->rank == from ? send_all(s->peers[TALK][to], data, bytes)
-                                 : receive_all(s->peers[TALK][from], data, bytes);
+    bool sends = s->rank == from;
+    bool whole = transfer(s->peers[TALK][sends ? to : from], data, bytes, sends);
     if (!whole) sleep(WATCHDOG_SECONDS);      // if a process died, the watchdog says it
     CHECK(whole,
           "the connection of processes %d and %d broke\n  -> --resume required goes on from the "
