@@ -35,7 +35,7 @@ static inline int comm_here(const Comm *c) { return c && c->here > 1 ? c->here :
 // The environment variables of one launcher: the number of processes, the rank, and both among the
 // processes of this machine. srun writes "2(x3)" or "2,1" for `here`: its first number is right
 // where there is one machine.
-typedef struct Launcher {
+typedef struct {
     const char *name, *size, *rank, *local, *here;
 } Launcher;
 enum { LAUNCHER_COUNT = 3 };

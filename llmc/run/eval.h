@@ -33,7 +33,7 @@ enum { TASK_METRICS = 4 };                // at most, of one task
 
 // One sequence to score: `before` tokens of context, then `after` tokens of completion. Its last
 // `scored` tokens count.
-typedef struct TaskRow {
+typedef struct {
     int64_t context, completion;          // index of the first token of each in the file
     int32_t before, after, scored;
     int32_t inputs;                       // tokens that the model reads: all but the last, or T
@@ -42,7 +42,7 @@ typedef struct TaskRow {
     double length;                        // of the completion, for acc_norm
 } TaskRow;
 
-typedef struct Task {
+typedef struct {
     char name[256];
     int kind, width;                      // width: bytes of a token in the file
     char *file;
@@ -55,25 +55,25 @@ typedef struct Task {
     double words, bytes;                  // of a text
 } Task;
 
-typedef struct Tasks {
+typedef struct {
     Task *task;
     int count;
 } Tasks;
 
-typedef struct TaskMetric {
+typedef struct {
     const char *name;
     double value, deviation;              // deviation: the standard error; NAN: unknown
 } TaskMetric;
 
 // A reader of task files knows the model's vocabulary and sequence length, and its tokenizer
 // (count 0: none).
-typedef struct TaskReader {
+typedef struct {
     int V, T;
     const Tokenizer *tokenizer;
 } TaskReader;
 
 // A scorer runs the model on batches of at most B sequences of T tokens, gathered in inputs.
-typedef struct TaskScorer {
+typedef struct {
     const Trainer *t;
     Gpt *gpt;
     Comm *comm;

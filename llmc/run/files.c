@@ -200,11 +200,10 @@ int folder_open_in(int parent, const char *path) {
 bool folder_make(const char *path) {
     char above[PATH_CAP];
     bool has_parent = strlen(file_parent(above, path)) < strlen(path);  // not "." or "/"
-    if (mkdir(path, 0777) != 0) {
-        if (errno != ENOENT || !has_parent) return false;
-        if (!folder_make(above) && errno != EEXIST) return false;
-        if (mkdir(path, 0777) != 0) return false;
-    }
+    bool made = mkdir(path, 0777) == 0;
+    if (!made && errno == ENOENT && has_parent && (folder_make(above) || errno == EEXIST))
+        made = mkdir(path, 0777) == 0;
+    if (!made) return false;
     int folder = folder_open(above);
     folder_sync(folder, above);
     close(folder);

@@ -114,20 +114,15 @@ static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tenso
     const Json *dtype = json_get(entry, "dtype");
     int64_t offsets[2];
     t->name = entry->key;
+    t->dtype = dtype && dtype->kind == JSON_STRING ? dtype->text : "";
     t->rank = read_sizes(json_get(entry, "shape"), TENSOR_RANK, t->shape);
-    bool complete = dtype && dtype->kind == JSON_STRING && t->rank >= 0 &&
-                    read_sizes(json_get(entry, "data_offsets"), 2, offsets) == 2;
-    if (!complete)
+    if (!tensor_dtype_bytes(t->dtype) || t->rank < 0 ||
+        read_sizes(json_get(entry, "data_offsets"), 2, offsets) != 2)
         return error_set(error,
-                         "tensor %s: expected a \"dtype\", a \"shape\" of at most %d sizes "
-                         "and two \"data_offsets\"",
-                         t->name, TENSOR_RANK);
-    t->dtype = dtype->text;
-    if (!tensor_dtype_bytes(t->dtype))
-        return error_set(error,
-                         "tensor %.80s: expected F64, F32, BF16, F16, I64, I32, U8 or BOOL, "
-                         "found \"%.16s\"",
-                         t->name, t->dtype);
+                         "tensor %.40s: expected a \"dtype\" (F64, F32, BF16, F16, I64, I32, U8 or "
+                         "BOOL), a \"shape\" of at most %d sizes and two \"data_offsets\", found "
+                         "the dtype \"%.16s\"",
+                         t->name, TENSOR_RANK, t->dtype);
     int64_t begin = offsets[0], end = offsets[1];
     bool fits = begin <= end && end <= bytes && tensor_bytes(t) == end - begin;
     if (fits) t->data = data + begin;

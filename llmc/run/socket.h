@@ -18,7 +18,7 @@ typedef struct Sockets Sockets;
 
 // The first message on a connection; process 0 answers with its own. The magic number keeps
 // strangers out.
-typedef struct Greeting {
+typedef struct {
     uint64_t magic;
     int32_t rank, size;
     int32_t watch;                            // 0: talk
