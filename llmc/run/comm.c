@@ -86,8 +86,8 @@ void comm_open(Comm *c, const char *device) {
           by->rank, c->rank, by->local, c->local, by->size, c->size);
     if (gpus) c->sockets = sockets_open(c->rank, c->size, c->here == c->size);
     else open_mpi(c, by);
-    if (c->rank)
-        CHECK(freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s", strerror(errno));
+    CHECK(!c->rank || freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s",
+          strerror(errno));
 }
 
 void comm_close(Comm *c) {

@@ -55,14 +55,14 @@ static uint32_t word_at(const Tokenizer *t, size_t at) {
 static bool read_header(const char *path, Tokenizer *t, char *error) {
     t->file = (uint8_t *)file_read(path, MOST_BYTES, &t->size);
     if (!t->file) return error_set(error, "expected a tokenizer, found: %s", file_error());
-    if (t->size < TOKENIZER_HEADER_BYTES)
-        return error_set(error, "expected a tokenizer, found %zu bytes", t->size);
-    uint32_t magic = word_at(t, 0), version = word_at(t, 4);
-    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
+    bool whole = t->size >= TOKENIZER_HEADER_BYTES;
+    uint32_t magic = whole ? word_at(t, 0) : 0, version = whole ? word_at(t, 4) : 0;
     if (magic != TOKENIZER_MAGIC || version != TOKENIZER_VERSION)
         return error_set(error,
-                         "expected a tokenizer with magic %d and version %d, found %u and %u",
-                         TOKENIZER_MAGIC, TOKENIZER_VERSION, magic, version);
+                         "expected a tokenizer with magic %d and version %d, found %zu bytes with "
+                         "%u and %u",
+                         TOKENIZER_MAGIC, TOKENIZER_VERSION, t->size, magic, version);
+    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
     if (count < 1 || count > MOST_TOKENS || end >= count)
         return error_set(error,
                          "expected 1 to %d tokens, one of them the end-of-text token, found %u "
