@@ -688,14 +688,14 @@ static void layer_stats(Gpt *g, LayerStats *layers) {
     to_host(g, g->layer_sums);
     to_host(g, g->router_sums);
     wait(g);
-    comm_combine(comm, &n, 1, COMM_SUM);
-    comm_combine(comm, g->router_sums.host, g->router_sums.count, COMM_SUM);
+    comm_all_reduce(comm, &n, 1, COMM_SUM);
+    comm_all_reduce(comm, g->router_sums.host, g->router_sums.count, COMM_SUM);
     for (int l = 0; l < g->m.L; l++) {
         LayerSums *sums = &g->layer_sums.host[l];
         const double *s = sums->squares;
         const double *r = g->router_sums.host + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
-        comm_combine(comm, sums->squares, LAYER_SQUARES, COMM_SUM);
-        comm_combine(comm, &sums->logit, 1, COMM_MAX);
+        comm_all_reduce(comm, sums->squares, LAYER_SQUARES, COMM_SUM);
+        comm_all_reduce(comm, &sums->logit, 1, COMM_MAX);
         layers[l] = LayerStats{
             sqrt(s[STREAM] / (n * g->m.C)), sqrt(s[ATTN_BRANCH] / s[ATTN_SKIP]),
             sqrt(s[FFN_BRANCH] / s[FFN_SKIP]), sums->logit, r[ROUTER_ENTROPY] / n,
@@ -732,7 +732,7 @@ static void tensor_stats(Gpt *g, const AdamW *applied, TensorStats *tensors) {
     tensor_sums(g->tensor_sums.device, gpt_arenas(g), g->entries.device, count, step, &g->gpu);
     to_host(g, g->tensor_sums);
     wait(g);
-    comm_combine(g->setup.comm, g->tensor_sums.host->squares, (int64_t)count * TENSOR_SQUARES,
+    comm_all_reduce(g->setup.comm, g->tensor_sums.host->squares, (int64_t)count * TENSOR_SQUARES,
                  COMM_SUM);
     for (int k = 0; k < count; k++) {
         const Entry *e = &g->layout.entries[k];
