@@ -13,7 +13,7 @@
 //    (With several processes the order is NCCL's.)
 // 5. Several processes (llmc/run/comm.h): in the last backward of a step the gradients of each
 //    layer are reduced to their owners while the layers below are computed. Each process updates
-//    its shards of the weights and broadcasts them. tensor_count says which process has what.
+//    its shards of the weights and broadcasts them. has_shards says which process has what.
 #include "llmc/gpu.cuh"
 #include "llmc/nccl.cuh"
 #include "llmc/run/trainer.h"
@@ -88,27 +88,18 @@ enum { NCCL_MIB = 512 };                  // and by NCCL's buffers
 // Inputs, targets, and the groups of equal tokens (embed.cuh).
 static int64_t batch_ints(int64_t n) { return 4 * n + 2; }
 
-static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t router_doubles(const Model *m) { return (int64_t)m->L * (ROUTER_SUMS + m->moe.E); }
-// Elements of the storage type in a float: 2 in bf16, 1 in fp32.
-static int gpt_ratio(void) { return (int)(sizeof(wide) / sizeof(real)); }
-static bool has_master_weights(void) { return gpt_ratio() > 1; }
+// Elements of the storage type in a float. In bf16 there are master weights beside those of
+// products.
+enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
 
 // Partial sums of gains, or for experts a router's chunks of a micro-batch (moe.cuh) or one row of
 // all experts' gains.
 static int64_t scratch_floats(const Model *m, const Setup *setup) {
-    RouterShape r = {setup->B, setup->T, m->moe.E, m->moe.K, 0, 0, 0, 0, 0};
-    int64_t widest = max_of(2 * max_of(m->F, mlp_width(m)), 4 * m->C);
-    int64_t gains = (int64_t)m->moe.E * max_of(2 * m->F, m->C);
-    return max_of(SCRATCH_ROWS * widest, max_of((int64_t)router_scratch(r), gains));
-}
-
-// Elements of a kind in this process. Every process has all weights that products read and all its
-// own gradients. Moments it has of its shards alone (ZeRO-1, memory.h), and so it is with master
-// weights (bf16): the full ones are gathered in the gradients' buffer, which is free between steps.
-static int64_t tensor_count(const Layout *layout, int kind, bool training) {
-    bool sharded = kind >= ADAM_M || (kind == WEIGHTS && training && has_master_weights());
-    return sharded ? layout->state : layout->total;
+    Router r = {setup->B, setup->T, m->moe.E, m->moe.K, 0, 0, 0, 0, 0};
+    int64_t widest = max(2 * max(m->F, mlp_width(m)), 4 * m->C);
+    int64_t gains = (int64_t)m->moe.E * max(2 * m->F, m->C);
+    return max(SCRATCH_ROWS * widest, max((int64_t)router_scratch(r), gains));
 }
 
 // Beside the tables: the batch, scratch, cuBLASLt's workspace, and a reserve.
@@ -119,18 +110,19 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     return tables + (double)(batch + scratch + PLANS_WORKSPACE + (reserve << 20));
 }
 
-// Sizes that the CPU takes and the kernels do not.
+// Sizes that the CPU takes and the kernels do not. right: the nearest that they take.
+static void refuse_unless(int right, const char *flag, int value, const char *rule, int of) {
+    CHECK(value == right,
+          "%s %d; on a GPU it must be %s %d\n  -> %s %d, or make train_gpt DEVICE=cpu", flag, value,
+          rule, of, flag, right);
+}
+
 static void refuse_unless_multiple(const char *flag, int value, int of) {
-    CHECK(value % of == 0,
-          "%s %d; on a GPU it must be a multiple of %d\n"
-          "  -> %s %d, or make train_gpt DEVICE=cpu", flag, value, of, flag,
-          CEIL_DIV(value, of) * of);
+    refuse_unless(CEIL_DIV(value, of) * of, flag, value, "a multiple of", of);
 }
 
 static void refuse_above(const char *flag, int value, int most) {
-    CHECK(value <= most,
-          "%s %d; on a GPU it must be at most %d\n"
-          "  -> %s %d, or make train_gpt DEVICE=cpu", flag, value, most, flag, most);
+    refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
 // The kernels need: heads and sequences that attention knows, 16-byte rows (logits of routers too),
@@ -206,15 +198,23 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
 // Until the device has done all work given to it.
 static void wait(Gpt *g) { cudaCheck(cudaStreamSynchronize(g->gpu.stream)); }
 
-// Whether this process has only its shards of the master weights.
+// Whether this process has only its shards of the master weights (ZeRO-1, memory.h). The full ones
+// are gathered in the gradients' buffer, which is free between steps.
 static bool has_shards(const Gpt *g) {
-    return g->nccl.size > 1 && g->setup.training && has_master_weights();
+    return g->nccl.size > 1 && g->setup.training && MASTER_WEIGHTS;
+}
+
+// Elements of a kind as the host sees them: of moments its shards, everything else whole. Every
+// process has all weights that products read and all its own gradients.
+static int64_t whole_count(const Gpt *g, int kind) {
+    return kind >= ADAM_M ? g->layout.state : g->layout.total;
 }
 
 // Arenas: parameters with their gradients and moments, then activations with theirs.
 static void alloc_tensors(Gpt *g) {
     for (int kind = 0; kind < setup_kinds(&g->setup); kind++) {
-        int64_t count = tensor_count(&g->layout, kind, g->setup.training);
+        bool sharded = kind == WEIGHTS && has_shards(g);
+        int64_t count = sharded ? g->layout.state : whole_count(g, kind);
         g->tensors[kind] = device_alloc<float>(g, count, "parameters, gradients and moments");
         clear(g, g->tensors[kind], count);
     }
@@ -224,7 +224,7 @@ static void alloc_tensors(Gpt *g) {
         if (e.id == PARAM_router_bias) g->router_bias[e.layer] = g->tensors[WEIGHTS] + offset;
     }
     g->weights = (real *)g->tensors[WEIGHTS];
-    if (has_master_weights())
+    if (MASTER_WEIGHTS)
         g->weights = device_alloc<real>(g, g->layout.total, "the weights of matrix products");
     g->acts = device_alloc<real>(g, g->act_layout.acts, "activations");
     if (g->setup.training)
@@ -268,7 +268,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     gpu_open(&g->gpu, comm_local(setup->comm));
     g->m = *m;
     g->setup = *setup;
-    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
+    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, RATIO);
     g->layout = layout_make(m);
     layout_share(&g->layout, comm_rank(setup->comm), comm_size(setup->comm));
     g->act_layout = act_layout_make(m, &g->max);
@@ -298,10 +298,8 @@ static void gpt_destroy(Gpt *g) {
 
 // -------------------------------------------------------------------------------------- the model
 
-// The batch on the device: inputs [n], targets [n], groups of equal tokens.
-static const int32_t *gpt_inputs(const Gpt *g) { return g->batch; }
+// Targets in the batch on the device, behind the inputs. Groups of equal tokens follow.
 static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
-static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
 
 // Layer l with its parameters, activations and gradients.
 static Block gpt_block(const Gpt *g, int l) {
@@ -317,35 +315,34 @@ static Block gpt_block(const Gpt *g, int l) {
                  cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
-// W [Vp, C] of the head: the embedding again (tied), or a matrix of its own.
-static const real *head_weights(const Gpt *g, const Block *b) {
-    return g->m.tied ? b->w.wte : b->w.wlm;
+// The head's W [Vp, C]: the embedding again (tied), or a matrix of its own.
+static Linear head_linear(const Block *b, double c) {
+    if (b->m->tied) return LINEAR(b, wte, b->m->Vp, b->m->C, c);
+    return LINEAR(b, wlm, b->m->Vp, b->m->C, c);
 }
 
 // Adds a router's losses to the losses of the forward, and counts the tokens of its experts.
 static void count_router(Gpt *g, const Block *b, int l) {
     double *sums = g->router_sums.device + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
-    Routed o = routed(b);
-    router_count(&g->state.device->sums[2], b->a.loads, g->measuring ? sums : nullptr, &o, b->a.rz,
-                 router_shape(b), &g->gpu);
+    router_count(&g->state.device->sums[2], b->a.loads, g->measuring ? sums : nullptr,
+                 block_router(b), &g->gpu);
 }
 
 // nGPT's s_z: logits have a gain, which the classifier applies.
 static Norm logits_gain(const Block *b) {
-    return block_norm(b, b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr,
-                      nullptr);
+    return {b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr,
+            b->s->n, 0};
 }
 
 // From tokens to the residual stream out of the last block. losses: those of routers count.
 static real *blocks_forward(Gpt *g, bool losses) {
     const Model *m = &g->m;
     Block b = gpt_block(g, 0);
-    Norm emb = NORM(&b, emb);
-    real *raw = emb.site.on ? b.a.raw : b.a.e;
+    real *raw = b.p.emb.on ? b.a.raw : b.a.e;
     const real *wpe = b.w.wpe ? b.w.wpe + (int64_t)b.cache.cached * m->C : nullptr;
-    embedding_forward(raw, gpt_inputs(g), b.w.wte, wpe, g->now.B, g->now.T, m->C,
+    embedding_forward(raw, g->batch, b.w.wte, wpe, g->now.B, g->now.T, m->C,
                       (float)m->emb_scale, &g->gpu);
-    real *x = slot_forward(&emb, b.a.e, raw, &g->gpu);
+    real *x = slot_forward(NORM(&b, emb), b.a.e, raw, &g->gpu);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
@@ -359,10 +356,8 @@ static real *blocks_forward(Gpt *g, bool losses) {
 // Logits of the rows in work, before nGPT's gain. x: their residual stream.
 static void head_forward(Gpt *g, real *x) {
     Block b = gpt_block(g, g->m.L - 1);
-    Norm fin = NORM(&b, fin);
-    x = slot_forward(&fin, b.a.fx, x, &g->gpu);
-    linear_forward(b.a.logits, x, head_weights(g, &b), nullptr, nullptr, 0,
-                   linear_shape(&b, g->m.Vp, g->m.C, 1), &g->gpu);
+    x = slot_forward(NORM(&b, fin), b.a.fx, x, &g->gpu);
+    linear_forward(b.a.logits, x, head_linear(&b, 1), {}, &g->gpu);
 }
 
 // From tokens to losses. When a backward follows, the classifier turns logits into their gradient
@@ -385,8 +380,7 @@ static void loss_forward(Gpt *g) {
 static void logits_forward(Gpt *g, real *x) {
     head_forward(g, x);
     Block b = gpt_block(g, 0);
-    Norm gain = logits_gain(&b);
-    slot_forward(&gain, b.a.logits, b.a.logits, &g->gpu);
+    slot_forward(logits_gain(&b), b.a.logits, b.a.logits, &g->gpu);
 }
 
 // Reduces or broadcasts every process's shards of `whole`, which is laid out like the parameters:
@@ -417,16 +411,12 @@ static void loss_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
     Norm fin = NORM(&b, fin), gain = logits_gain(&b);
-    LinearShape head = linear_shape(&b, m->Vp, m->C, 1);
-    float scale = (float)g->scale;
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
     if (gain.site.on)
         gained_classifier_backward(b.a.logits, b.a.logsum, gpt_targets(g), &gain, m->V,
-                                   (float)g->setup.z_loss, scale, &g->gpu);
-    linear_backward_weight(m->tied ? b.dw.wte : b.dw.wlm, nullptr, b.a.logits, x, scale, head,
-                           &g->gpu);
-    linear_backward_input(dx, b.a.logits, head_weights(g, &b), nullptr, 0, scale, head, &g->gpu);
-    slot_backward(&fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
+                                   (float)g->setup.z_loss, (float)g->scale, &g->gpu);
+    linear_backward(dx, b.a.logits, x, head_linear(&b, g->scale), {}, &g->gpu);
+    slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
@@ -436,10 +426,9 @@ static void loss_backward(Gpt *g) {
         reduce_gradients(g, l);
         b = below;
     }
-    Norm emb = NORM(&b, emb);
-    real *de = slot_backward(&emb, b.d.raw, b.d.e, b.a.raw, &g->gpu);
-    embedding_backward(b.dw.wte, b.dw.wpe, de, gpt_inputs(g), gpt_groups(g), g->now.B, g->now.T,
-                       m->C, (float)m->emb_scale, &g->gpu);
+    real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw, &g->gpu);
+    embedding_backward(b.dw.wte, b.dw.wpe, de, g->batch, g->batch + 2 * g->now.n, g->now.B,
+                       g->now.T, m->C, (float)m->emb_scale, &g->gpu);
     reduce_gradients(g, -1);
 }
 
@@ -751,14 +740,9 @@ static void gpt_stats(Gpt *g, const AdamW *applied, LayerStats *layers, TensorSt
 
 // ------------------------------------------------------------------- tensors as the host sees them
 
-// Where all of a kind is, or is gathered: sharded master weights in the gradients' buffer.
+// The buffer that holds all of a kind. Sharded master weights are gathered in the gradients'.
 static float *whole_tensors(Gpt *g, int kind) {
     return g->tensors[kind == WEIGHTS && has_shards(g) ? GRADS : kind];
-}
-
-// Elements of a kind for the host: shards of moments, everything else whole.
-static int64_t whole_count(const Gpt *g, int kind) {
-    return kind >= ADAM_M ? g->layout.state : g->layout.total;
 }
 
 // The host's copy; NULL for a kind that this model does not have.

@@ -1,15 +1,16 @@
 // linear.cuh: linear layers (matrix multiplication, GEMM) by NVIDIA's library cuBLASLt.
 //
-//   linear_forward               y = c x W^T + b + beta add
+//   linear_forward               y = c x W^T + b + scale add
 //   linear_forward_wide          y = c x W^T, stored as float
 //   linear_gelu_forward          pre = c x W^T + b,  h = gelu(pre)
-//   linear_backward_input        dx = scale c dy W + beta add
+//   linear_backward_input        dx = c dy W + scale add
 //   linear_gelu_backward_input   dpre = gelu'(pre) * (c dy W)
-//   linear_backward_weight       dW += scale c dy^T x,  db += scale (sum of the rows of dy)
+//   linear_backward_weight       dW += c dy^T x,  db += sum of the rows of dy
+//   linear_backward              linear_backward_weight, then linear_backward_input
 //
 // Shapes, as in train_gpt.c, with contiguous rows:
 //   x, dx [n, in]      W [out, in], dW [out, in] wide      y, dy, pre, h [n, out]
-//   b [out], db [out] wide; both may be nullptr            add: as the result, may be nullptr
+//   b [out], db [out] wide; nullptr: no bias               add: as the result, may be nullptr
 // Saved for backward: x, and pre where GELU follows.
 //
 // The library is column-major: it walks down a column where C walks along a row. So it sees each of
@@ -48,11 +49,20 @@
 #include "gpu.cuh"
 #include "run/json.h"
 
-typedef struct LinearShape {
+// A linear layer with its gradients.
+struct Linear {
+    const real *w, *b;
+    wide *dw, *db;
     int64_t n;                 // rows of x and y
     int out, in;
     float c;                   // factor of the product
-} LinearShape;
+};
+
+// scale * x joins a result: a residual, or the gradient of one. {}: nothing does.
+struct Residual {
+    const real *x;
+    float scale;
+};
 
 // ------------------------------------------------------------------------------------------ plans
 
@@ -64,39 +74,49 @@ enum { EPILOGUE_AUX = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU };
 
 // Everything that a plan depends on, in the library's terms. Rows are contiguous, so sizes and
 // transposes give the leading dimensions.
-typedef struct PlanKey {
+struct PlanKey {
     int64_t m, n, k;
     int64_t ta, tb;            // A, B are transposed
-    int64_t wide_out;          // C and D are float, whatever `real` is
-    int64_t epilogue, add;     // CUBLASLT_EPILOGUE_*; NOTHING_ADDED..
-} PlanKey;
+    int64_t wide_out = 0;      // C and D are float, whatever `real` is
+    int64_t add = 0;           // NOTHING_ADDED..
+    int64_t epilogue = 0;      // CUBLASLT_EPILOGUE_*
+};
 
-typedef struct Plan {
+struct Plan {
     PlanKey key;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
     bool found;                // the library has an algorithm
     bool keep;                 // it was timed, or read from a file
-} Plan;
+};
 
-typedef struct Plans {
+struct Plans {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     void *workspace;           // of PLANS_WORKSPACE bytes
     bool tf32, tuning;
     int count;
     Plan plans[PLANS_MAX];
-} Plans;
+};
 
 // A product with its arrays.
-typedef struct Matmul {
+struct Matmul {
     PlanKey key;
     const void *a, *b, *c;
     void *d;
-    const void *bias, *aux;    // aux: pre
     float alpha, beta;
-} Matmul;
+    const void *bias = nullptr, *aux = nullptr;    // aux: pre
+};
+
+// The numbers of a key in the text of the plans.
+static const struct {
+    const char *name;
+    int64_t PlanKey::*at;
+} KEY_FIELDS[] = {{"m", &PlanKey::m},   {"n", &PlanKey::n},
+                  {"k", &PlanKey::k},   {"ta", &PlanKey::ta},
+                  {"tb", &PlanKey::tb}, {"wide_out", &PlanKey::wide_out},
+                  {"add", &PlanKey::add}};
 
 static const struct {
     int value;
@@ -118,7 +138,7 @@ static inline const char *epilogue_name(int64_t value) {
 }
 
 // k: the product, where the call is about one.
-static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k = PlanKey()) {
+static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k = {}) {
     CHECK(status == CUBLAS_STATUS_SUCCESS,
           "%s: %s, for D[%lld, %lld] = op(A) op(B) with k %lld, transposed %d %d, epilogue %s\n"
           "  -> CUBLASLT_LOG_LEVEL=1 prints the library's reason; "
@@ -209,7 +229,7 @@ static inline Plan *plan_make(Plans *plans, PlanKey key) {
           "more than %d different matrix products\n  -> a larger PLANS_MAX in llmc/linear.cuh",
           PLANS_MAX);
     Plan *p = &plans->plans[plans->count++];
-    memset(p, 0, sizeof *p);
+    *p = {};
     p->key = key;
     ltCheck(cublasLtMatmulDescCreate(&p->desc, sums, CUDA_R_32F));
     plan_set<int32_t>(p, CUBLASLT_MATMUL_DESC_TRANSA, key.ta ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -327,13 +347,12 @@ static inline char *plans_text(const Plans *plans) {
     fprintf(f, ", \"plans\": [");
     for (int i = 0; i < plans->count; i++) {
         const Plan *p = &plans->plans[i];
-        const PlanKey *k = &p->key;
         const unsigned char *algo = (const unsigned char *)&p->algo;
         if (!p->keep) continue;
-        fprintf(f, "%s{\"m\": %lld, \"n\": %lld, \"k\": %lld, \"ta\": %d, \"tb\": %d, "
-                "\"wide_out\": %d, \"add\": %d, \"epilogue\": \"%s\", \"algo\": \"",
-                separator, (long long)k->m, (long long)k->n, (long long)k->k, (int)k->ta,
-                (int)k->tb, (int)k->wide_out, (int)k->add, epilogue_name(k->epilogue));
+        fprintf(f, "%s{", separator);
+        for (auto field : KEY_FIELDS)
+            fprintf(f, "\"%s\": %lld, ", field.name, (long long)(p->key.*field.at));
+        fprintf(f, "\"epilogue\": \"%s\", \"algo\": \"", epilogue_name(p->key.epilogue));
         for (size_t byte = 0; p->found && byte < sizeof p->algo; byte++)
             fprintf(f, "%02x", algo[byte]);
         fprintf(f, "\"}");
@@ -352,9 +371,9 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     while (e < EPILOGUE_COUNT && strcmp(EPILOGUES[e].name, epilogue)) e++;
     CHECK(e < EPILOGUE_COUNT,
           "%s: \"epilogue\": \"%s\" is not known\n  -> use another checkpoint", path, epilogue);
-    auto get = [&](const char *name) { return (int64_t)json_get_int(entry, name, path); };
-    PlanKey key = {get("m"),  get("n"),        get("k"),           get("ta"),
-                   get("tb"), get("wide_out"), EPILOGUES[e].value, get("add")};
+    PlanKey key = {};
+    key.epilogue = EPILOGUES[e].value;
+    for (auto field : KEY_FIELDS) key.*field.at = json_get_int(entry, field.name, path);
     CHECK(!plan_find(plans, &key),
           "%s: the same product twice\n  -> use another checkpoint", path);
     Plan *p = plan_make(plans, key);
@@ -396,18 +415,16 @@ static inline void plans_read(Plans *plans, const char *text, const char *path) 
 
 // ---------------------------------------------------------------------------------------- forward
 
-enum { LINEAR_THREADS = 128, COLUMN_SPLITS = 256 };
+enum { COLUMN_SPLITS = 256 };
 
-static inline Matmul forward_matmul(void *y, const real *x, const real *w, const real *b, real *pre,
-                                    LinearShape s) {
-    PlanKey key = {s.out, s.n, s.in, 1, 0, 0, 0, 0};
-    return Matmul{key, w, x, nullptr, y, b, pre, s.c, 0};
+static inline Matmul forward_matmul(void *y, const real *x, const Linear &l, Residual add) {
+    return {{l.out, l.n, l.in, 1, 0}, l.w, x, add.x, y, l.c, add.scale, l.b};
 }
 
 // y += b. Elements moved per row: 2 out.
-static __global__ void __launch_bounds__(LINEAR_THREADS)
+static __global__ void __launch_bounds__(ROW_THREADS)
 bias_kernel(real *y, const real *b, int out) {
-    int j = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
+    int j = row_column();
     if (j >= out) return;
     real *at = y + (int64_t)blockIdx.x * out + j;
     Pack sum = pack_load(at), bias = pack_load(b + j);
@@ -415,68 +432,61 @@ bias_kernel(real *y, const real *b, int out) {
     pack_store(at, sum);
 }
 
-// y = c x W^T + b + beta add. b and add may be nullptr; add may be y itself.
-static inline void linear_forward(real *y, const real *x, const real *w, const real *b,
-                                  const real *add, float beta, LinearShape s, Gpu *gpu) {
-    Matmul f = forward_matmul(y, x, w, b, nullptr, s);
-    f.c = add;
-    f.beta = beta;
-    if (b && matmul(f, CUBLASLT_EPILOGUE_BIAS, gpu)) return;
+// y = c x W^T + b + add, which may be y itself.
+static inline void linear_forward(real *y, const real *x, const Linear &l, Residual add, Gpu *gpu) {
+    Matmul f = forward_matmul(y, x, l, add);
+    if (l.b && matmul(f, CUBLASLT_EPILOGUE_BIAS, gpu)) return;
     matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
-    dim3 grid((unsigned)s.n, CEIL_DIV(s.out / PACK, LINEAR_THREADS));
-    if (b) LAUNCH(bias_kernel, grid, LINEAR_THREADS, 0, gpu->stream, y, b, s.out);
+    if (l.b) LAUNCH(bias_kernel, row_grid(l.n, l.out), ROW_THREADS, 0, gpu->stream, y, l.b, l.out);
 }
 
 // y = c x W^T without rounding to `real`: a router's logits.
-static inline void linear_forward_wide(wide *y, const real *x, const real *w, LinearShape s,
-                                       Gpu *gpu) {
-    Matmul f = forward_matmul(y, x, w, nullptr, nullptr, s);
+static inline void linear_forward_wide(wide *y, const real *x, const Linear &l, Gpu *gpu) {
+    Matmul f = forward_matmul(y, x, l, {});
     f.key.wide_out = 1;
     matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
 }
 
-// pre = c x W^T + b, h = gelu(pre). b may be nullptr.
-static inline void linear_gelu_forward(real *h, real *pre, const real *x, const real *w,
-                                       const real *b, LinearShape s, Gpu *gpu) {
-    auto epilogue = b ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-    if (matmul(forward_matmul(h, x, w, b, pre, s), epilogue, gpu)) return;
-    linear_forward(pre, x, w, b, nullptr, 0, s, gpu);
-    activation_forward(h, pre, s.n, s.out, 0, gpu);
+// pre = c x W^T + b, h = gelu(pre)
+static inline void linear_gelu_forward(real *h, real *pre, const real *x, const Linear &l,
+                                       Gpu *gpu) {
+    Matmul f = forward_matmul(h, x, l, {});
+    f.aux = pre;
+    if (matmul(f, l.b ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, gpu)) return;
+    linear_forward(pre, x, l, {}, gpu);
+    activation_forward(h, pre, l.n, l.out, 0, gpu);
 }
 
 // --------------------------------------------------------------------------------------- backward
 
-static inline Matmul input_matmul(real *dx, const real *dy, const real *w, const real *pre,
-                                  float alpha, LinearShape s) {
-    PlanKey key = {s.in, s.n, s.out, 0, 0, 0, 0, 0};
-    return Matmul{key, w, dy, nullptr, dx, nullptr, pre, alpha, 0};
+static inline Matmul input_matmul(real *dx, const real *dy, const Linear &l, Residual add) {
+    return {{l.in, l.n, l.out, 0, 0}, l.w, dy, add.x, dx, l.c, add.scale};
 }
 
-// dx = scale c dy W + beta add. add may be nullptr, and may be dx itself.
-static inline void linear_backward_input(real *dx, const real *dy, const real *w, const real *add,
-                                         float beta, float scale, LinearShape s, Gpu *gpu) {
-    Matmul f = input_matmul(dx, dy, w, nullptr, scale * s.c, s);
-    f.c = add;
-    f.beta = beta;
-    matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+// dx = c dy W + add, which may be dx itself.
+static inline void linear_backward_input(real *dx, const real *dy, const Linear &l, Residual add,
+                                         Gpu *gpu) {
+    matmul(input_matmul(dx, dy, l, add), CUBLASLT_EPILOGUE_DEFAULT, gpu);
 }
 
 // dpre = gelu'(pre) * (c dy W)
 static inline void linear_gelu_backward_input(real *dpre, const real *pre, const real *dy,
-                                              const real *w, LinearShape s, Gpu *gpu) {
-    if (matmul(input_matmul(dpre, dy, w, pre, s.c, s), CUBLASLT_EPILOGUE_DGELU, gpu)) return;
-    linear_backward_input(dpre, dy, w, nullptr, 0, 1, s, gpu);
+                                              const Linear &l, Gpu *gpu) {
+    Matmul f = input_matmul(dpre, dy, l, {});
+    f.aux = pre;
+    if (matmul(f, CUBLASLT_EPILOGUE_DGELU, gpu)) return;
+    linear_backward_input(dpre, dy, l, {}, gpu);
     // In place: one thread reads each element and then writes it.
-    activation_backward(dpre, dpre, pre, s.n, s.in, 0, gpu);
+    activation_backward(dpre, dpre, pre, l.n, l.in, 0, gpu);
 }
 
 // partial[split] = sum of `rows` rows of dy from row split * rows on. A thread takes 16 bytes of
 // columns. Elements moved per row: out.
-static __global__ void __launch_bounds__(LINEAR_THREADS)
+static __global__ void __launch_bounds__(ROW_THREADS)
 column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t rows) {
     int j = (blockIdx.x * blockDim.x + threadIdx.x) * PACK;
     if (j >= out) return;
-    int64_t first = blockIdx.y * rows, end = first + rows < n ? first + rows : n;
+    int64_t first = blockIdx.y * rows, end = min(first + rows, n);
     float sum[PACK] = {};
     for (int64_t i = first; i < end; i++) {
         Pack x = pack_load(dy + i * out + j);
@@ -485,28 +495,33 @@ column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t r
     for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.y * out + j + k] = sum[k];
 }
 
-// db += scale * (the partial sums, in their order)
-static __global__ void __launch_bounds__(LINEAR_THREADS)
-add_sums_kernel(wide *db, const float *partial, int splits, int out, float scale) {
+// db += the partial sums, in their order
+static __global__ void __launch_bounds__(ROW_THREADS)
+add_sums_kernel(wide *db, const float *partial, int splits, int out) {
     int j = blockIdx.x * blockDim.x + threadIdx.x;
     if (j >= out) return;
     float sum = 0;
     for (int split = 0; split < splits; split++) sum += partial[(int64_t)split * out + j];
-    db[j] += scale * sum;
+    db[j] += sum;
 }
 
-// dW += scale c dy^T x,  db += scale (sum of the rows of dy). db may be nullptr.
-static inline void linear_backward_weight(wide *dw, wide *db, const real *dy, const real *x,
-                                          float scale, LinearShape s, Gpu *gpu) {
-    PlanKey key = {s.in, s.out, s.n, 0, 1, 1, 0, 0};
-    Matmul f = {key, x, dy, dw, dw, nullptr, nullptr, scale * s.c, 1};
-    matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
-    if (!db) return;
-    int64_t rows = CEIL_DIV(s.n, COLUMN_SPLITS);
-    int splits = (int)CEIL_DIV(s.n, rows);
-    float *partial = scratch_for<float>((size_t)splits * s.out, gpu);
-    dim3 grid(CEIL_DIV(s.out / PACK, LINEAR_THREADS), splits);
-    LAUNCH(column_sums_kernel, grid, LINEAR_THREADS, 0, gpu->stream, partial, dy, s.n, s.out, rows);
-    LAUNCH(add_sums_kernel, CEIL_DIV(s.out, LINEAR_THREADS), LINEAR_THREADS, 0, gpu->stream, db,
-           partial, splits, s.out, scale);
+// dW += c dy^T x,  db += sum of the rows of dy
+static inline void linear_backward_weight(const real *dy, const real *x, const Linear &l,
+                                          Gpu *gpu) {
+    PlanKey key = {l.in, l.out, l.n, 0, 1, 1};
+    matmul({key, x, dy, l.dw, l.dw, l.c, 1}, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+    if (!l.db) return;
+    int64_t rows = CEIL_DIV(l.n, COLUMN_SPLITS);
+    int splits = (int)CEIL_DIV(l.n, rows);
+    float *partial = scratch_for<float>((size_t)splits * l.out, gpu);
+    dim3 grid(CEIL_DIV(l.out / PACK, ROW_THREADS), splits);
+    LAUNCH(column_sums_kernel, grid, ROW_THREADS, 0, gpu->stream, partial, dy, l.n, l.out, rows);
+    LAUNCH(add_sums_kernel, CEIL_DIV(l.out, ROW_THREADS), ROW_THREADS, 0, gpu->stream, l.db,
+           partial, splits, l.out);
+}
+
+static inline void linear_backward(real *dx, const real *dy, const real *x, const Linear &l,
+                                   Residual add, Gpu *gpu) {
+    linear_backward_weight(dy, x, l, gpu);
+    linear_backward_input(dx, dy, l, add, gpu);
 }
