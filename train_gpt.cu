@@ -47,7 +47,7 @@ struct Gpt {
     float *host[TENSOR_KINDS];            // copies for the host, each made when first asked for
     float *logits_row;                    // [Vp] pinned
     float **router_bias;                  // [L] among the master weights; nullptr: no such bias
-    float2 *rotary;                       // [T, rotary_size / 2] cos, sin
+    Mirror<float2> rotary;                // [T, rotary_size / 2] cos, sin
 
     int32_t *staged[2], *batch;           // pinned, in turn; device: inputs, targets, groups
     cudaEvent_t copied[2];                // the staged buffer may be written again
@@ -96,7 +96,8 @@ enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
 // Partial sums of gains, or for experts a router's chunks of a micro-batch (moe.cuh) or one row of
 // all experts' gains.
 static int64_t scratch_floats(const Model *m, const Setup *setup) {
-    Router r = {setup->B, setup->T, m->moe.E, m->moe.K, 0, 0, 0, 0, 0};
+    Router r = {};
+    r.B = setup->B, r.T = setup->T, r.E = m->moe.E;
     int64_t widest = max(2 * max(m->F, mlp_width(m)), 4 * m->C);
     int64_t gains = (int64_t)m->moe.E * max(2 * m->F, m->C);
     return max(SCRATCH_ROWS * widest, max((int64_t)router_scratch(r), gains));
@@ -174,8 +175,8 @@ template <typename T> static T *pinned_alloc(Gpt *g, int64_t count) {
     return p;
 }
 
-template <typename T> static Mirror<T> mirror_alloc(Gpt *g, int64_t count, const char *what) {
-    return Mirror<T>{device_alloc<T>(g, count, what), pinned_alloc<T>(g, count), count};
+template <typename T> static void mirror_alloc(Gpt *g, Mirror<T> *x, int64_t count) {
+    *x = {device_alloc<T>(g, count, "lists and statistics"), pinned_alloc<T>(g, count), count};
 }
 
 // Copies from host to device, back, or on the device, in the order of the stream.
@@ -231,17 +232,6 @@ static void alloc_tensors(Gpt *g) {
         g->grads = device_alloc<real>(g, g->act_layout.grads, "the gradients of activations");
 }
 
-// RoPE's cosines and sines, computed once in double on the host.
-static void alloc_rotary(Gpt *g) {
-    int64_t count = (int64_t)g->m.T * rotary_size(&g->m) / 2;
-    float2 *table = (float2 *)check_alloc((size_t)count * sizeof *table, "rotary angles");
-    rotary_table(table, g->m.T, rotary_size(&g->m), g->m.theta);
-    g->rotary = device_alloc<float2>(g, count, "rotary angles");
-    copy(g, g->rotary, table, count);
-    wait(g);
-    free(table);
-}
-
 // Whatever a step needs beside the arenas.
 static void alloc_step(Gpt *g) {
     int count = g->layout.count;
@@ -252,14 +242,18 @@ static void alloc_step(Gpt *g) {
     }
     g->gpu.scratch_size = (size_t)scratch_floats(&g->m, &g->setup);
     g->gpu.scratch = device_alloc<float>(g, (int64_t)g->gpu.scratch_size, "partial sums");
-    g->state = mirror_alloc<UpdateState>(g, 1, "the state of an update");
+    mirror_alloc(g, &g->state, 1);
     to_device(g, g->state);
-    g->entries = mirror_alloc<UpdateEntry>(g, count, "the list of tensors");
-    g->layer_sums = mirror_alloc<LayerSums>(g, g->m.L, "statistics of layers");
-    g->tensor_sums = mirror_alloc<TensorSums>(g, count, "statistics of tensors");
-    g->router_sums = mirror_alloc<double>(g, router_doubles(&g->m), "statistics of routers");
+    mirror_alloc(g, &g->entries, count);
+    mirror_alloc(g, &g->layer_sums, g->m.L);
+    mirror_alloc(g, &g->tensor_sums, count);
+    mirror_alloc(g, &g->router_sums, router_doubles(&g->m));
     g->logits_row = pinned_alloc<float>(g, g->m.Vp);
-    if (g->m.rope) alloc_rotary(g);
+    if (!g->m.rope) return;
+    // RoPE's cosines and sines, computed once in double on the host.
+    mirror_alloc(g, &g->rotary, (int64_t)g->m.T * rotary_size(&g->m) / 2);
+    rotary_table(g->rotary.host, g->m.T, rotary_size(&g->m), g->m.theta);
+    to_device(g, g->rotary);
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
@@ -282,8 +276,8 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
 static void gpt_destroy(Gpt *g) {
     wait(g);
     nccl_close(&g->nccl);
-    if (g->forward_graph) cudaCheck(cudaGraphExecDestroy(g->forward_graph));
-    if (g->backward_graph) cudaCheck(cudaGraphExecDestroy(g->backward_graph));
+    for (cudaGraphExec_t graph : {g->forward_graph, g->backward_graph})
+        if (graph) cudaCheck(cudaGraphExecDestroy(graph));
     for (void *p : g->device) cudaCheck(cudaFree(p));
     for (void *p : g->pinned) cudaCheck(cudaFreeHost(p));
     for (float *p : g->host) free(p);
@@ -298,14 +292,11 @@ static void gpt_destroy(Gpt *g) {
 
 // -------------------------------------------------------------------------------------- the model
 
-// Targets in the batch on the device, behind the inputs. Groups of equal tokens follow.
-static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
-
 // Layer l with its parameters, activations and gradients.
 static Block gpt_block(const Gpt *g, int l) {
     real *cache_base = g->decoding ? g->kv_cache : nullptr;
     KvCache cache = kv_cache_view(&g->m, cache_base, g->max.T, l, g->cached_before);
-    const float2 *rotary = g->rotary;
+    const float2 *rotary = g->rotary.device;
     if (rotary) rotary += (int64_t)cache.cached * rotary_size(&g->m) / 2;
     return Block{&g->m, &g->now, place_at(&g->m, l),
                  params_view(&g->layout, g->weights, l),
@@ -321,20 +312,14 @@ static Linear head_linear(const Block *b, double c) {
     return LINEAR(b, wlm, b->m->Vp, b->m->C, c);
 }
 
-// Adds a router's losses to the losses of the forward, and counts the tokens of its experts.
-static void count_router(Gpt *g, const Block *b, int l) {
-    double *sums = g->router_sums.device + l * (ROUTER_SUMS + (int64_t)g->m.moe.E);
-    router_count(&g->state.device->sums[2], b->a.loads, g->measuring ? sums : nullptr,
-                 block_router(b), &g->gpu);
-}
-
 // nGPT's s_z: logits have a gain, which the classifier applies.
 static Norm logits_gain(const Block *b) {
     return {b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr,
             b->s->n, 0};
 }
 
-// From tokens to the residual stream out of the last block. losses: those of routers count.
+// From tokens to the residual stream out of the last block. losses: routers add theirs to those of
+// the forward, and count the tokens of their experts.
 static real *blocks_forward(Gpt *g, bool losses) {
     const Model *m = &g->m;
     Block b = gpt_block(g, 0);
@@ -346,40 +331,43 @@ static real *blocks_forward(Gpt *g, bool losses) {
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
-        if (b.p.moe && losses) count_router(g, &b, l);
+        double *sums = g->router_sums.device + l * (ROUTER_SUMS + (int64_t)m->moe.E);
+        if (b.p.moe && losses)
+            router_count(&g->state.device->sums[2], b.a.loads, g->measuring ? sums : nullptr,
+                         block_router(&b), &g->gpu);
         if (g->measuring && !g->decoding) block_stats(&b, &g->layer_sums.device[l], x);
         x = b.a.x;
     }
     return x;
 }
 
-// Logits of the rows in work, before nGPT's gain. x: their residual stream.
-static void head_forward(Gpt *g, real *x) {
+// Logits of the rows in work, before nGPT's gain. x: their residual stream. Returns the last layer.
+static Block head_forward(Gpt *g, real *x) {
     Block b = gpt_block(g, g->m.L - 1);
     x = slot_forward(NORM(&b, fin), b.a.fx, x, &g->gpu);
     linear_forward(b.a.logits, x, head_linear(&b, 1), {}, &g->gpu);
+    return b;
 }
 
 // From tokens to losses. When a backward follows, the classifier turns logits into their gradient
 // in the same pass, unless they have a gain.
 static void loss_forward(Gpt *g) {
-    head_forward(g, blocks_forward(g, true));
-    Block b = gpt_block(g, 0);
+    Block b = head_forward(g, blocks_forward(g, true));
     Norm gain = logits_gain(&b);
+    const int32_t *targets = g->batch + g->now.n;
     float z_loss = (float)g->setup.z_loss;
     if (gain.site.on)
-        gained_classifier_forward(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), &gain, g->m.V,
+        gained_classifier_forward(b.a.losses, b.a.logsum, b.a.logits, targets, &gain, g->m.V,
                                   &g->gpu);
     else
-        classifier(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), g->now.n, g->m.V, g->m.Vp,
-                   z_loss, g->setup.training, &g->gpu);
+        classifier(b.a.losses, b.a.logsum, b.a.logits, targets, g->now.n, g->m.V, g->m.Vp, z_loss,
+                   g->setup.training, &g->gpu);
     loss_sums(g->state.device->sums, b.a.losses, b.a.logsum, g->now.n, z_loss, &g->gpu);
 }
 
 // Logits as a sampler reads them, with nGPT's gain.
 static void logits_forward(Gpt *g, real *x) {
-    head_forward(g, x);
-    Block b = gpt_block(g, 0);
+    Block b = head_forward(g, x);
     slot_forward(logits_gain(&b), b.a.logits, b.a.logits, &g->gpu);
 }
 
@@ -413,7 +401,7 @@ static void loss_backward(Gpt *g) {
     Norm fin = NORM(&b, fin), gain = logits_gain(&b);
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
     if (gain.site.on)
-        gained_classifier_backward(b.a.logits, b.a.logsum, gpt_targets(g), &gain, m->V,
+        gained_classifier_backward(b.a.logits, b.a.logsum, g->batch + g->now.n, &gain, m->V,
                                    (float)g->setup.z_loss, (float)g->scale, &g->gpu);
     linear_backward(dx, b.a.logits, x, head_linear(&b, g->scale), {}, &g->gpu);
     slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
@@ -439,10 +427,7 @@ static void loss_backward(Gpt *g) {
 static void run_graph(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
     bool full = g->now.n == g->max.n && g->now.T == g->max.T;
     bool plain = !g->preparing && !g->measuring && !g->reducing;
-    if (!g->setup.graph || !g->setup.training || !full || !plain) {
-        work(g);
-        return;
-    }
+    if (!g->setup.graph || !g->setup.training || !full || !plain) return work(g);
     if (!*graph) {
         cudaGraph_t recorded;
         cudaCheck(cudaStreamBeginCapture(g->gpu.stream, cudaStreamCaptureModeThreadLocal));
@@ -487,10 +472,7 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     set_sizes(g, B, T);
     if (g->measuring) g->measured += g->now.n;
     stage_batch(g, inputs, targets);
-    if (!targets) {
-        logits_forward(g, blocks_forward(g, false));
-        return;
-    }
+    if (!targets) return logits_forward(g, blocks_forward(g, false));
     run_graph(g, &g->forward_graph, loss_forward);
     g->seen += g->now.n;
 }
@@ -570,7 +552,7 @@ static Loss read_loss(Gpt *g) {
     wait(g);
     const double *sums = g->state.host->sums;
     double seen = g->nccl.size > 1 ? g->state.host->seen : (double)g->seen;
-    double n = seen > 0 ? seen : 1;
+    double n = max(seen, 1.0);
     g->seen = 0;
     return Loss{sums[0] / n, sums[1] / n, sums[2] / n};
 }
@@ -770,12 +752,11 @@ static void copy_shards(Gpt *g, bool back) {
 
 // The weights that products read must be the same on all processes.
 static void compare_weights(Gpt *g) {
-    size_t bytes = (size_t)g->layout.total * sizeof(real);
     Hash h = hash_begin();
     real *weights = (real *)host_tensors(g, GRADS);
     copy(g, weights, g->weights, g->layout.total);
     wait(g);
-    hash_add(&h, weights, bytes);
+    hash_add(&h, weights, (size_t)g->layout.total * sizeof *weights);
     comm_check_weights(g->setup.comm, hash_end(&h));
 }
 
@@ -794,10 +775,11 @@ static void gpt_fetch(Gpt *g, int kind) {
 static void gpt_store(Gpt *g, int kind, int64_t step) {
     float *whole = whole_tensors(g, kind);
     copy(g, whole, host_tensors(g, kind), whole_count(g, kind));
-    if (kind == WEIGHTS)
+    if (kind == WEIGHTS) {
         weights_round(g->weights, whole, g->layout.total, g->setup.stochastic,
                       rounding_key(g, step), &g->gpu);
-    if (kind == WEIGHTS && has_shards(g)) copy_shards(g, true);
+        if (has_shards(g)) copy_shards(g, true);
+    }
     g->cached = 0;                                        // the KV cache is stale
     wait(g);
 }
@@ -818,12 +800,12 @@ static const void *gpt_logits(Gpt *g, int64_t row) {
 // ones that are kept with the run.
 static void share_plans(Gpt *g) {
     Comm *comm = g->setup.comm;
-    char *text = comm_rank(comm) ? NULL : plans_text(g->gpu.plans);
+    char *text = g->nccl.rank ? nullptr : plans_text(g->gpu.plans);
     uint64_t size = text ? strlen(text) + 1 : 0;
     comm_broadcast(comm, &size, sizeof size);
     if (!text) text = (char *)check_alloc(size, "matrix plans");
     comm_broadcast(comm, text, size);
-    if (comm_rank(comm)) plans_read(g->gpu.plans, text, "process 0");
+    if (g->nccl.rank) plans_read(g->gpu.plans, text, "process 0");
     free(text);
 }
 
@@ -834,13 +816,13 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);
     int32_t *zeros = (int32_t *)check_alloc((size_t)g->max.n * sizeof *zeros, "a batch");
-    if (comm_rank(g->setup.comm)) share_plans(g);
+    if (g->nccl.rank) share_plans(g);
     g->gpu.plans->tuning = g->setup.tune;
     g->preparing = true;
     gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
     gpt_backward(g, 1, 0);
     g->gpu.plans->tuning = false;
-    if (!comm_rank(g->setup.comm)) share_plans(g);
+    if (!g->nccl.rank) share_plans(g);
     gpt_loss(g);
     g->preparing = false;
     free(zeros);

@@ -283,10 +283,10 @@ static inline Router block_router(const Block *b) {
     const bool mean = o->losses == LOSSES_MEAN;
     double layer = mean ? 1.0 / moe_layers(b->m) : 1;
     double z = mean ? layer / o->K : layer;
-    return Router{b->s->B, b->s->T, o->E, o->K, o->router, (float)b->p.gate_scale,
-                  (float)(layer * o->balance), (float)(layer * o->sequence), (float)(z * o->z),
-                  a->rz, b->router_bias, a->gate, a->rlse, a->load, a->share, a->choice, a->place,
-                  a->start, a->source, a->tiles};
+    return {b->s->B, b->s->T, o->E, o->K, o->router, (float)b->p.gate_scale,
+            (float)(layer * o->balance), (float)(layer * o->sequence), (float)(z * o->z),
+            a->rz, b->router_bias, a->gate, a->rlse, a->load, a->share, a->choice, a->place,
+            a->start, a->source, a->tiles, nullptr, nullptr};
 }
 
 static inline Linear router_linear(const Block *b) {

@@ -79,7 +79,7 @@ struct PlanKey {
     int64_t ta, tb;            // A, B are transposed
     int64_t wide_out = 0;      // C and D are float, whatever `real` is
     int64_t add = 0;           // NOTHING_ADDED..
-    int64_t epilogue = 0;      // CUBLASLT_EPILOGUE_*
+    int64_t epilogue = 0;      // PLAIN..
 };
 
 struct Plan {
@@ -118,10 +118,12 @@ static const struct {
                   {"tb", &PlanKey::tb}, {"wide_out", &PlanKey::wide_out},
                   {"add", &PlanKey::add}};
 
+// What follows a product in the same kernel.
+enum Epilogue { PLAIN, BIAS, GELU, GELU_BIAS, GELU_BACKWARD, BIAS_GRADIENT, EPILOGUE_COUNT };
 static const struct {
-    int value;
+    uint32_t bits;
     const char *name;
-} EPILOGUES[] = {
+} EPILOGUES[EPILOGUE_COUNT] = {
     {CUBLASLT_EPILOGUE_DEFAULT, "none"},
     {CUBLASLT_EPILOGUE_BIAS, "bias"},
     {CUBLASLT_EPILOGUE_GELU_AUX, "gelu"},
@@ -129,13 +131,6 @@ static const struct {
     {CUBLASLT_EPILOGUE_DGELU, "gelu backward"},
     {CUBLASLT_EPILOGUE_BGRADB, "bias gradient"},  // in plans of earlier versions
 };
-enum { EPILOGUE_COUNT = sizeof EPILOGUES / sizeof EPILOGUES[0] };
-
-static inline const char *epilogue_name(int64_t value) {
-    int i = 0;
-    while (i < EPILOGUE_COUNT - 1 && EPILOGUES[i].value != value) i++;
-    return EPILOGUES[i].name;
-}
 
 // k: the product, where the call is about one.
 static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k = {}) {
@@ -144,7 +139,7 @@ static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k =
           "  -> CUBLASLT_LOG_LEVEL=1 prints the library's reason; "
           "the library must be of the toolkit this was built with",
           call, cublasLtGetStatusName(status), (long long)k.m, (long long)k.n, (long long)k.k,
-          (int)k.ta, (int)k.tb, epilogue_name(k.epilogue));
+          (int)k.ta, (int)k.tb, EPILOGUES[k.epilogue].name);
 }
 #define ltCheck(call) lt_check(call, #call)
 
@@ -201,10 +196,9 @@ static void plan_set(Plan *p, cublasLtMatmulDescAttributes_t attribute, T value)
 }
 
 static inline void plan_set_arrays(Plan *p, const void *bias, const void *aux) {
-    if (p->key.epilogue & CUBLASLT_EPILOGUE_BIAS)
-        plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    if (p->key.epilogue & EPILOGUE_AUX)
-        plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+    uint32_t epilogue = EPILOGUES[p->key.epilogue].bits;
+    if (epilogue & CUBLASLT_EPILOGUE_BIAS) plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (epilogue & EPILOGUE_AUX) plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
 
 static inline cublasLtMatrixLayout_t matrix_layout(cudaDataType type, int64_t rows, int64_t cols) {
@@ -234,8 +228,8 @@ static inline Plan *plan_make(Plans *plans, PlanKey key) {
     ltCheck(cublasLtMatmulDescCreate(&p->desc, sums, CUDA_R_32F));
     plan_set<int32_t>(p, CUBLASLT_MATMUL_DESC_TRANSA, key.ta ? CUBLAS_OP_T : CUBLAS_OP_N);
     plan_set<int32_t>(p, CUBLASLT_MATMUL_DESC_TRANSB, key.tb ? CUBLAS_OP_T : CUBLAS_OP_N);
-    plan_set<uint32_t>(p, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)key.epilogue);
-    if (key.epilogue & EPILOGUE_AUX)
+    plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, EPILOGUES[key.epilogue].bits);
+    if (EPILOGUES[key.epilogue].bits & EPILOGUE_AUX)
         plan_set<int64_t>(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.m);
     // For its guesses the library reads from these pointers how aligned all later ones will be.
     plan_set_arrays(p, (void *)ALIGNMENT, (void *)ALIGNMENT);
@@ -294,7 +288,7 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
         p->algo = guesses[i].algo;
         p->found = true;
     }
-    if (!p->found && p->key.epilogue == CUBLASLT_EPILOGUE_DEFAULT)
+    if (!p->found && p->key.epilogue == PLAIN)
         lt_check(status, "cublasLtMatmulAlgoGetHeuristic", p->key);
     p->keep = plans->tuning;
 }
@@ -302,7 +296,7 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
 // Starts the product with this epilogue. Returns false, and starts nothing, if the library has no
 // algorithm for the two together. A guess that was not timed is tried here for the first time: the
 // library may refuse what it offered.
-static inline bool matmul(Matmul f, cublasLtEpilogue_t epilogue, Gpu *gpu) {
+static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu) {
     f.key.epilogue = epilogue;
     f.key.add = f.c == f.d ? ADDED_IN_PLACE : ADDED_ELSEWHERE;
     if (!f.c || f.beta == 0) {
@@ -316,7 +310,7 @@ static inline bool matmul(Matmul f, cublasLtEpilogue_t epilogue, Gpu *gpu) {
     plan_set_arrays(p, f.bias, f.aux);
     cublasStatus_t status = plan_run(p, &p->algo, &f, gpu);
     bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
-    p->found = epilogue == CUBLASLT_EPILOGUE_DEFAULT || !refused;
+    p->found = epilogue == PLAIN || !refused;
     if (p->found) lt_check(status, "cublasLtMatmul", p->key);
     return p->found;
 }
@@ -352,7 +346,7 @@ static inline char *plans_text(const Plans *plans) {
         fprintf(f, "%s{", separator);
         for (auto field : KEY_FIELDS)
             fprintf(f, "\"%s\": %lld, ", field.name, (long long)(p->key.*field.at));
-        fprintf(f, "\"epilogue\": \"%s\", \"algo\": \"", epilogue_name(p->key.epilogue));
+        fprintf(f, "\"epilogue\": \"%s\", \"algo\": \"", EPILOGUES[p->key.epilogue].name);
         for (size_t byte = 0; p->found && byte < sizeof p->algo; byte++)
             fprintf(f, "%02x", algo[byte]);
         fprintf(f, "\"}");
@@ -372,7 +366,7 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     CHECK(e < EPILOGUE_COUNT,
           "%s: \"epilogue\": \"%s\" is not known\n  -> use another checkpoint", path, epilogue);
     PlanKey key = {};
-    key.epilogue = EPILOGUES[e].value;
+    key.epilogue = e;
     for (auto field : KEY_FIELDS) key.*field.at = json_get_int(entry, field.name, path);
     CHECK(!plan_find(plans, &key),
           "%s: the same product twice\n  -> use another checkpoint", path);
@@ -435,8 +429,8 @@ bias_kernel(real *y, const real *b, int out) {
 // y = c x W^T + b + add, which may be y itself.
 static inline void linear_forward(real *y, const real *x, const Linear &l, Residual add, Gpu *gpu) {
     Matmul f = forward_matmul(y, x, l, add);
-    if (l.b && matmul(f, CUBLASLT_EPILOGUE_BIAS, gpu)) return;
-    matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+    if (l.b && matmul(f, BIAS, gpu)) return;
+    matmul(f, PLAIN, gpu);
     if (l.b) LAUNCH(bias_kernel, row_grid(l.n, l.out), ROW_THREADS, 0, gpu->stream, y, l.b, l.out);
 }
 
@@ -444,7 +438,7 @@ static inline void linear_forward(real *y, const real *x, const Linear &l, Resid
 static inline void linear_forward_wide(wide *y, const real *x, const Linear &l, Gpu *gpu) {
     Matmul f = forward_matmul(y, x, l, {});
     f.key.wide_out = 1;
-    matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+    matmul(f, PLAIN, gpu);
 }
 
 // pre = c x W^T + b, h = gelu(pre)
@@ -452,7 +446,7 @@ static inline void linear_gelu_forward(real *h, real *pre, const real *x, const 
                                        Gpu *gpu) {
     Matmul f = forward_matmul(h, x, l, {});
     f.aux = pre;
-    if (matmul(f, l.b ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, gpu)) return;
+    if (matmul(f, l.b ? GELU_BIAS : GELU, gpu)) return;
     linear_forward(pre, x, l, {}, gpu);
     activation_forward(h, pre, l.n, l.out, 0, gpu);
 }
@@ -466,7 +460,7 @@ static inline Matmul input_matmul(real *dx, const real *dy, const Linear &l, Res
 // dx = c dy W + add, which may be dx itself.
 static inline void linear_backward_input(real *dx, const real *dy, const Linear &l, Residual add,
                                          Gpu *gpu) {
-    matmul(input_matmul(dx, dy, l, add), CUBLASLT_EPILOGUE_DEFAULT, gpu);
+    matmul(input_matmul(dx, dy, l, add), PLAIN, gpu);
 }
 
 // dpre = gelu'(pre) * (c dy W)
@@ -474,7 +468,7 @@ static inline void linear_gelu_backward_input(real *dpre, const real *pre, const
                                               const Linear &l, Gpu *gpu) {
     Matmul f = input_matmul(dpre, dy, l, {});
     f.aux = pre;
-    if (matmul(f, CUBLASLT_EPILOGUE_DGELU, gpu)) return;
+    if (matmul(f, GELU_BACKWARD, gpu)) return;
     linear_backward_input(dpre, dy, l, {}, gpu);
     // In place: one thread reads each element and then writes it.
     activation_backward(dpre, dpre, pre, l.n, l.in, 0, gpu);
@@ -509,7 +503,7 @@ add_sums_kernel(wide *db, const float *partial, int splits, int out) {
 static inline void linear_backward_weight(const real *dy, const real *x, const Linear &l,
                                           Gpu *gpu) {
     PlanKey key = {l.in, l.out, l.n, 0, 1, 1};
-    matmul({key, x, dy, l.dw, l.dw, l.c, 1}, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+    matmul({key, x, dy, l.dw, l.dw, l.c, 1}, PLAIN, gpu);
     if (!l.db) return;
     int64_t rows = CEIL_DIV(l.n, COLUMN_SPLITS);
     int splits = (int)CEIL_DIV(l.n, rows);

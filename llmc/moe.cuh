@@ -46,30 +46,27 @@
 // experts.
 struct Router {
     int B, T, E, K;
-    int kind;                           // ROUTER_SOFTMAX, ROUTER_SIGMOID, ...
-    float scale;                        // of the gates
-    float balance, sequence, z_loss;    // coefficients of the losses of one layer
-    const wide *z = nullptr;            // [n, E] logits
-    const wide *bias = nullptr;         // [E] affects the choice alone; may be nullptr
-    wide *gate = nullptr;               // [n, K] weight of each chosen expert
-    wide *lse = nullptr;                // [n] log-sum-exp of the logits
-    wide *load = nullptr;               // [B + 1, E] tokens of each expert; the last row sums all
-    wide *share = nullptr;              // [B, E] mean probability of each expert
-    int32_t *choice = nullptr;          // [n, K] the top-k experts
-    int32_t *place = nullptr;           // [n, K] their rows
-    int32_t *start = nullptr;           // [E + 1] first row of each expert
-    int32_t *source = nullptr;          // [n K] token of each row
-    int32_t *tiles = nullptr;           // [row_tiles, 2] expert (-1: none) and first row
+    int kind;                   // ROUTER_SOFTMAX, ROUTER_SIGMOID, ...
+    float scale;                // of the gates
+    float balance, sequence, z_loss;  // coefficients of the losses of one layer
+    const wide *z;              // [n, E] logits
+    const wide *bias;           // [E] affects the choice alone; may be nullptr
+    wide *gate;                 // [n, K] weight of each chosen expert
+    wide *lse;                  // [n] log-sum-exp of the logits
+    wide *load;                 // [B + 1, E] tokens of each expert; the last row sums all
+    wide *share;                // [B, E] mean probability of each expert
+    int32_t *choice;            // [n, K] the top-k experts
+    int32_t *place;             // [n, K] their rows
+    int32_t *start;             // [E + 1] first row of each expert
+    int32_t *source;            // [n K] token of each row
+    int32_t *tiles;             // [row_tiles, 2] expert (-1: none) and first row
+    // Scratch of router_forward: sums over a chunk, up to ROUTER_CHUNK tokens of one sequence.
+    int *chosen;                // [B * chunks, E] how often each expert was chosen
+    float *p;                   // [B * chunks, E] the sum of its probability
 };
 
 enum { ROUTER_WARPS = 4, ROUTER_THREADS = ROUTER_WARPS * WARP, PLAN_THREADS = 1024 };
 enum { ROUTER_CHUNK = 64, ROUTER_MOST = 1024 };  // tokens of a chunk; experts, at most
-
-// Sums over a chunk, which has up to ROUTER_CHUNK tokens of one sequence.
-struct RouterParts {
-    int *count;                // [B * chunks, E] how often each expert was chosen
-    float *share;              // [B * chunks, E] the sum of its probability p
-};
 
 static __host__ __device__ inline int router_chunks(const Router &r) {
     return CEIL_DIV(r.T, ROUTER_CHUNK);
@@ -105,7 +102,7 @@ static __device__ inline uint64_t router_key(float score, int j) {
 // Scores, top-k and gates. A block takes a chunk, a warp one token at a time. Lane j % 32 keeps the
 // key, count and share of expert j in shared memory; no other lane reads them.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_forward_kernel(Router r, RouterParts parts) {
+router_forward_kernel(Router r) {
     SHARED_DYNAMIC(uint64_t, shared);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int chunks = router_chunks(r), all = ROUTER_WARPS * r.E;
@@ -156,15 +153,15 @@ router_forward_kernel(Router r, RouterParts parts) {
             chosen += count[w * r.E + j];
             sum += share[w * r.E + j];
         }
-        parts.count[(int64_t)blockIdx.x * r.E + j] = chosen;
-        parts.share[(int64_t)blockIdx.x * r.E + j] = sum;
+        r.chosen[(int64_t)blockIdx.x * r.E + j] = chosen;
+        r.p[(int64_t)blockIdx.x * r.E + j] = sum;
     }
 }
 
 // One block. Sums the chunks to loads and shares, and from the loads computes the first row of each
 // expert and the tiles of rows. Loads are whole numbers below 2^24.
 static __global__ void __launch_bounds__(PLAN_THREADS)
-router_plan_kernel(Router r, RouterParts parts, int bound) {
+router_plan_kernel(Router r, int bound) {
     SHARED_DYNAMIC(int, row);
     int *tile = row + r.E + 1, chunks = router_chunks(r);
     for (int i = threadIdx.x; i < r.B * r.E; i += blockDim.x) {
@@ -172,8 +169,8 @@ router_plan_kernel(Router r, RouterParts parts, int bound) {
         int count = 0;
         float sum = 0;
         for (int c = 0; c < chunks; c++) {
-            count += parts.count[at + (int64_t)c * r.E];
-            sum += parts.share[at + (int64_t)c * r.E];
+            count += r.chosen[at + (int64_t)c * r.E];
+            sum += r.p[at + (int64_t)c * r.E];
         }
         r.load[i] = (float)count;
         r.share[i] = sum / r.T;
@@ -206,7 +203,7 @@ router_plan_kernel(Router r, RouterParts parts, int bound) {
 // Gives each choice its row. A block takes a chunk, a thread an expert: its rows are in the order
 // of the tokens, after the rows of earlier sequences and chunks.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_place_kernel(Router r, RouterParts parts) {
+router_place_kernel(Router r) {
     int chunks = router_chunks(r), b = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
     int first = b * r.T + chunk * ROUTER_CHUNK;
     int assigned = min((int)ROUTER_CHUNK, r.T - chunk * ROUTER_CHUNK) * r.K;
@@ -216,7 +213,7 @@ router_place_kernel(Router r, RouterParts parts) {
         int row = r.start[j];
         for (int before = 0; before < b; before++) row += (int)r.load[before * r.E + j];
         for (int before = 0; before < chunk; before++)
-            row += parts.count[((int64_t)b * chunks + before) * r.E + j];
+            row += r.chosen[((int64_t)b * chunks + before) * r.E + j];
         for (int i = 0; i < assigned; i++) {
             if (from[i] != j) continue;
             to[i] = row;
@@ -226,16 +223,16 @@ router_place_kernel(Router r, RouterParts parts) {
 }
 
 // From r.z and r.bias to the arrays after them.
-static inline void router_forward(const Router &r, Gpu *gpu) {
+static inline void router_forward(Router r, Gpu *gpu) {
     unsigned blocks = (unsigned)(r.B * router_chunks(r));
     size_t shared = ROUTER_WARPS * r.E * (sizeof(uint64_t) + sizeof(int) + sizeof(float));
     int bound = (int)row_tiles((int64_t)r.B * r.T * r.K, r.E);
-    float *scratch = scratch_for<float>(router_scratch(r), gpu);
-    RouterParts parts = {(int *)scratch, scratch + router_scratch(r) / 2};
-    LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, r, parts);
+    r.p = scratch_for<float>(router_scratch(r), gpu);
+    r.chosen = (int *)(r.p + router_scratch(r) / 2);
+    LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, r);
     LAUNCH(router_plan_kernel, 1, threads_for(r.B * r.E, PLAN_THREADS),
-           2 * (r.E + 1) * sizeof(int), gpu->stream, r, parts, bound);
-    LAUNCH(router_place_kernel, blocks, ROUTER_THREADS, 0, gpu->stream, r, parts);
+           2 * (r.E + 1) * sizeof(int), gpu->stream, r, bound);
+    LAUNCH(router_place_kernel, blocks, ROUTER_THREADS, 0, gpu->stream, r);
 }
 
 // ------------------------------------------------------------------------------- router, backward
@@ -632,11 +629,12 @@ static __device__ inline void stage_copy(real *left, const Grouped &f, const Til
                                 P::RIGHT_ACROSS ? t.column_end : t.depth);
 }
 
+typedef Strips<WARP_STRIPS, WARP_COLUMNS> Sums;
+
 // sums += the warp's rows times its columns, over the depth of a stage. row, column: where they
 // begin in the tile.
 template <int FORM>
-static __device__ inline void stage_multiply(Strips<WARP_STRIPS, WARP_COLUMNS> &sums,
-                                             const real *left, int row, int column) {
+static __device__ inline void stage_multiply(Sums &sums, const real *left, int row, int column) {
     typedef Panels<FORM> P;
     constexpr int LEFT = Panel<P::LEFT_ACROSS>::PITCH, RIGHT = Panel<P::RIGHT_ACROSS>::PITCH;
     const real *right = left + P::LEFT;
@@ -654,8 +652,7 @@ static __device__ inline void stage_multiply(Strips<WARP_STRIPS, WARP_COLUMNS> &
 }
 
 // dW += c sums. A lane has two neighbours, four lanes 32 bytes. row, column: the warp's first.
-static __device__ inline void sums_add(const Grouped &f, const Tile &t,
-                                       const Strips<WARP_STRIPS, WARP_COLUMNS> &sums, int row,
+static __device__ inline void sums_add(const Grouped &f, const Tile &t, const Sums &sums, int row,
                                        int column) {
     int lane = threadIdx.x % WARP;
     UNROLL for (int s = 0; s < WARP_STRIPS; s++)
@@ -683,7 +680,7 @@ grouped_kernel(Grouped f) {
     Tile t = tile_of<FORM>(f);
     int steps = t.expert < 0 ? 0 : CEIL_DIV(t.depth, TILE_DEPTH);
     bool busy = t.row + row < t.row_end && t.column + column < t.column_end;
-    Strips<WARP_STRIPS, WARP_COLUMNS> sums = {};
+    Sums sums = {};
     if (steps == 0) return;  // no expert needs the tile; or it has no rows, and dW stays
     LinesAlong lines = lines_along<FORM>(f, t);
     for (int step = 0; step < STAGES - 1; step++) {

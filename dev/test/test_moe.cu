@@ -146,12 +146,20 @@ struct TestRouter {
     }
 };
 
+static Router router(int B, int T, int E, int K, float scale, float balance, float sequence,
+                     float z_loss) {
+    Router r = {};
+    r.B = B, r.T = T, r.E = E, r.K = K;
+    r.scale = scale, r.balance = balance, r.sequence = sequence, r.z_loss = z_loss;
+    return r;
+}
+
 static const Router ROUTERS[] = {
-    {2, 70, 5, 2, 0, 1, 0.3f, 0.2f, 0.1f},               // two chunks a sequence, the second short
-    {3, 19, 33, 4, 0, 1.5f, 0, 0.2f, 0},                 // more experts than lanes
-    {1, 1, 8, 1, 0, 1, 0.1f, 0, 0.1f},                   // one token
-    {1, 150, 6, 6, 0, 2, 0.2f, 0.1f, 0.3f},              // K = E, and experts of more than one tile
-    {1, 9, 70, 35, 0, 1, 0, 0, 0.2f},                    // more experts a token than lanes
+    router(2, 70, 5, 2, 1, 0.3f, 0.2f, 0.1f),            // two chunks a sequence, the second short
+    router(3, 19, 33, 4, 1.5f, 0, 0.2f, 0),              // more experts than lanes
+    router(1, 1, 8, 1, 1, 0.1f, 0, 0.1f),                // one token
+    router(1, 150, 6, 6, 2, 0.2f, 0.1f, 0.3f),           // K = E, and experts of more than one tile
+    router(1, 9, 70, 35, 1, 0, 0, 0.2f),                 // more experts a token than lanes
 };
 
 template <typename F> static void with_routers(F body) {
@@ -176,7 +184,9 @@ GPU_TEST(cuda_router) {
 // token.
 GPU_TEST(cuda_router_nan) {
     for (int nans : {1, 5}) {
-        TestRouter t({1, 3, 5, 3, ROUTER_SIGMOID, 1, 0, 0, 0}, RANDOM, false);
+        Router sizes = router(1, 3, 5, 3, 1, 0, 0, 0);
+        sizes.kind = ROUTER_SIGMOID;
+        TestRouter t(sizes, RANDOM, false);
         // its sigmoid is a positive NaN on every CPU and GPU
         for (int j = 0; j < nans; j++) t.z[j] = -NAN;
         cudaFree(t.d_z);
@@ -342,7 +352,7 @@ static void check_combine(int64_t n, int K, int C) {
             drows[place[i] * C + x] = gate[i] * dy[i / K * C + x];
             dgate[i] += dy[i / K * C + x] * row;
         }
-    Router r = {1, (int)n, 1, K, 0, 0, 0, 0, 0};
+    Router r = router(1, (int)n, 1, K, 0, 0, 0, 0);
     r.place = d_place;
     r.gate = d_gate;
     combine(d_y, d_rows, r, {}, C, test_gpu());

@@ -424,7 +424,9 @@ static void time_experts(Bench *b) {
     int E = shapes.E, K = shapes.K;
     int64_t n = b->n = (int64_t)s.B * s.T, rows = n * K;
     double row = (double)s.C * sizeof(real), tokens = (double)n;
-    Router r = {s.B, s.T, E, K, ROUTER_SOFTMAX, 1, 0.01f, 0, 0.001f};
+    Router r = {};
+    r.B = s.B, r.T = s.T, r.E = E, r.K = K;
+    r.scale = 1, r.balance = 0.01f, r.z_loss = 0.001f;
     b->gpu.scratch_size = router_scratch(r);
     cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
     wide *dgate = room<wide>(b, rows);
