@@ -23,6 +23,12 @@
 #include "llmc/run/train.h"
 
 // ----------------------------------------------------------------------------------------- memory
+// All memory is allocated in gpt_create, but for the KV cache and the host's copies:
+//   tensors   an arena of floats for each kind (master weights, gradients, two moments), laid out
+//             by memory.h: Entry.offset in whole arenas, Entry.state in arenas of shards
+//   weights   bf16: the weights as products read them, laid out like the gradients
+//   acts      activations, and `grads` their gradients, of the largest micro-batch
+//   mirrors   small arrays that the host fills or reads
 
 // An array that the device and the host both have. The host's is pinned.
 template <typename T> struct Mirror {
@@ -89,6 +95,7 @@ enum { NCCL_MIB = 512 };                  // and by NCCL's buffers
 static int64_t batch_ints(int64_t n) { return 4 * n + 2; }
 
 static int64_t router_doubles(const Model *m) { return (int64_t)m->L * (ROUTER_SUMS + m->moe.E); }
+
 // Elements of the storage type in a float. In bf16 there are master weights beside those of
 // products.
 enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
@@ -97,7 +104,9 @@ enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
 // all experts' gains.
 static int64_t scratch_floats(const Model *m, const Setup *setup) {
     Router r = {};
-    r.B = setup->B, r.T = setup->T, r.E = m->moe.E;
+    r.B = setup->B;
+    r.T = setup->T;
+    r.E = m->moe.E;
     int64_t widest = max(2 * max(m->F, mlp_width(m)), 4 * m->C);
     int64_t gains = (int64_t)m->moe.E * max(2 * m->F, m->C);
     return max(SCRATCH_ROWS * widest, max((int64_t)router_scratch(r), gains));
@@ -179,7 +188,8 @@ template <typename T> static void mirror_alloc(Gpt *g, Mirror<T> *x, int64_t cou
     *x = {device_alloc<T>(g, count, "lists and statistics"), pinned_alloc<T>(g, count), count};
 }
 
-// Copies from host to device, back, or on the device, in the order of the stream.
+// Copies from host to device, back, or on the device, in the order of the stream. Results for the
+// host have arrived after wait.
 template <typename T> static void copy(Gpt *g, T *to, const T *from, int64_t count) {
     size_t bytes = (size_t)count * sizeof(T);
     cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g->gpu.stream));
@@ -219,6 +229,7 @@ static void alloc_tensors(Gpt *g) {
         g->tensors[kind] = device_alloc<float>(g, count, "parameters, gradients and moments");
         clear(g, g->tensors[kind], count);
     }
+    // The kernels that read and move selection biases take those of one layer.
     g->router_bias = (float **)check_alloc((size_t)g->m.L * sizeof(float *), "a list of layers");
     for (const Entry &e : g->layout) {
         int64_t offset = has_shards(g) ? e.state : e.offset;
@@ -258,11 +269,13 @@ static void alloc_step(Gpt *g) {
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = (Gpt *)check_alloc(sizeof *g, "the model");
+    // Refusals come first: they name the flag to change, which a failed allocation cannot.
     refuse_model(m);
     gpu_open(&g->gpu, comm_local(setup->comm));
     g->m = *m;
     g->setup = *setup;
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, RATIO);
+    // Sizes and offsets of all tensors, before any of them is allocated.
     g->layout = layout_make(m);
     layout_share(&g->layout, comm_rank(setup->comm), comm_size(setup->comm));
     g->act_layout = act_layout_make(m, &g->max);
@@ -273,6 +286,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     return g;
 }
 
+// Unused places of the lists are null, which cudaFree and free ignore.
 static void gpt_destroy(Gpt *g) {
     wait(g);
     nccl_close(&g->nccl);
@@ -292,7 +306,8 @@ static void gpt_destroy(Gpt *g) {
 
 // -------------------------------------------------------------------------------------- the model
 
-// Layer l with its parameters, activations and gradients.
+// Layer l with its parameters, activations and gradients. While decoding, it has its part of the KV
+// cache, and RoPE's angles begin at the position of the first new token.
 static Block gpt_block(const Gpt *g, int l) {
     real *cache_base = g->decoding ? g->kv_cache : nullptr;
     KvCache cache = kv_cache_view(&g->m, cache_base, g->max.T, l, g->cached_before);
@@ -400,11 +415,14 @@ static void loss_backward(Gpt *g) {
     Block b = gpt_block(g, m->L - 1);
     Norm fin = NORM(&b, fin), gain = logits_gain(&b);
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
+    // b.a.logits holds the gradient of the logits already, unless they have a gain. It is not
+    // scaled: the head's product does that.
     if (gain.site.on)
         gained_classifier_backward(b.a.logits, b.a.logsum, g->batch + g->now.n, &gain, m->V,
                                    (float)g->setup.z_loss, (float)g->scale, &g->gpu);
     linear_backward(dx, b.a.logits, x, head_linear(&b, g->scale), {}, &g->gpu);
     slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
+    // The stream into layer l is the output of the layer below, or the embedding.
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
@@ -428,6 +446,8 @@ static void run_graph(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
     bool full = g->now.n == g->max.n && g->now.T == g->max.T;
     bool plain = !g->preparing && !g->measuring && !g->reducing;
     if (!g->setup.graph || !g->setup.training || !full || !plain) return work(g);
+    // The first time the work is recorded instead of run. Its arguments are those of every later
+    // micro-batch: arenas and sizes stay, and the batch is always at the same address.
     if (!*graph) {
         cudaGraph_t recorded;
         cudaCheck(cudaStreamBeginCapture(g->gpu.stream, cudaStreamCaptureModeThreadLocal));
@@ -449,6 +469,7 @@ static void copy_staged(Gpt *g, int64_t first, int64_t count) {
 // refused first.
 static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     int64_t n = g->now.n;
+    // The device may still read the other buffer.
     g->turn ^= 1;
     int32_t *staged = g->staged[g->turn];
     tokens_check("token", inputs, n, g->m.V);
@@ -483,6 +504,7 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     decode_check(n, position, g->cached, g->max.T);
     int64_t cache = (int64_t)g->m.L * g->max.T * kv_cache_width(&g->m);
     if (!g->kv_cache) g->kv_cache = device_alloc<real>(g, cache, "the KV cache");
+    // To the blocks the new tokens are a micro-batch of one sequence.
     set_sizes(g, 1, n);
     g->decoding = true;
     g->cached_before = position;
@@ -494,12 +516,14 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     g->decoding = false;
 }
 
+// The scale is an argument of kernels in the recorded graph, so another scale needs another graph.
 static void gpt_backward(Gpt *g, double scale, int last) {
     if (g->backward_graph && scale != g->scale) {
         cudaCheck(cudaGraphExecDestroy(g->backward_graph));
         g->backward_graph = nullptr;
     }
     g->scale = scale;
+    // The embedding's gradient needs equal tokens side by side: its sums have a fixed order.
     int64_t n = g->now.n;
     int32_t *staged = g->staged[g->turn];
     token_groups(staged + 2 * n, staged, n);              // while the GPU works on the forward
@@ -522,6 +546,7 @@ static void gpt_zero_grads(Gpt *g) {
 // that selection biases follow. First to process 0, then from it to all.
 static void all_reduce_state(Gpt *g) {
     if (g->nccl.size == 1) return;
+    // Means divide by the tokens of all processes.
     g->state.host->seen = (double)g->seen;
     copy(g, &g->state.device->seen, &g->state.host->seen, 1);
     for (bool back : {false, true}) {
@@ -584,6 +609,7 @@ static AdamWStep send_rates(Gpt *g, const AdamW *o) {
             (float)o->decay[e->row.decay], target, lines.length, lines.step};
     }
     to_device(g, g->entries);
+    // The moments begin at zero; these factors correct their bias (Kingma, Ba 2015, section 3).
     float correct1 = (float)(1 / (1 - pow(o->beta1, (double)o->step)));
     float correct2 = (float)(1 / (1 - pow(o->beta2, (double)o->step)));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, correct1, correct2,
@@ -750,7 +776,8 @@ static void copy_shards(Gpt *g, bool back) {
     }
 }
 
-// The weights that products read must be the same on all processes.
+// The weights that products read must be the same on all processes: a checkpoint has one copy. The
+// host's place for gradients is free to hold them.
 static void compare_weights(Gpt *g) {
     Hash h = hash_begin();
     real *weights = (real *)host_tensors(g, GRADS);
@@ -798,6 +825,7 @@ static const void *gpt_logits(Gpt *g, int64_t row) {
 
 // Process 0's plans go to all: another algorithm would add in another order, and its plans are the
 // ones that are kept with the run.
+// As text, which both sides read and write anyway (linear.cuh).
 static void share_plans(Gpt *g) {
     Comm *comm = g->setup.comm;
     char *text = g->nccl.rank ? nullptr : plans_text(g->gpu.plans);
@@ -823,7 +851,7 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     gpt_backward(g, 1, 0);
     g->gpu.plans->tuning = false;
     if (!g->nccl.rank) share_plans(g);
-    gpt_loss(g);
+    gpt_loss(g);                                          // drops the dry step's losses
     g->preparing = false;
     free(zeros);
 }
