@@ -117,7 +117,7 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     int64_t reserve = RESERVE_MIB + (comm_size(setup->comm) > 1 ? NCCL_MIB : 0);
     int64_t batch = batch_ints((int64_t)setup->B * setup->T) * (int64_t)sizeof(int32_t);
     int64_t scratch = scratch_floats(m, setup) * (int64_t)sizeof(float);
-    return tables + (double)(batch + scratch + PLANS_WORKSPACE + (reserve << 20));
+    return tables + (batch + scratch + PLANS_WORKSPACE + (reserve << 20));
 }
 
 // Sizes that the CPU takes and the kernels do not. right: the nearest that they take.
@@ -161,13 +161,13 @@ static double gpt_room(const Model *m, const Setup *setup) {
     gpu_open(&gpu, comm_local(setup->comm));
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
     gpu_close(&gpu);
-    return (double)free_bytes;
+    return free_bytes;
 }
 
 // Every allocation is on one of two lists, from which gpt_destroy frees it.
 template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *what) {
     T *p = nullptr;
-    cudaError_t error = cudaMalloc((void **)&p, (size_t)count * sizeof(T));
+    cudaError_t error = cudaMalloc((void **)&p, count * sizeof(T));
     CHECK(error == cudaSuccess,
           "no GPU memory for %s (%lld MiB): %s\n  -> a smaller --micro-batch, or --recompute on; "
           "nvidia-smi shows who else uses the GPU", what,
@@ -178,8 +178,8 @@ template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *
 
 template <typename T> static T *pinned_alloc(Gpt *g, int64_t count) {
     T *p = nullptr;
-    cudaCheck(cudaMallocHost((void **)&p, (size_t)count * sizeof(T)));
-    memset((void *)p, 0, (size_t)count * sizeof(T));
+    cudaCheck(cudaMallocHost((void **)&p, count * sizeof(T)));
+    memset((void *)p, 0, count * sizeof(T));
     g->pinned[g->pinned_count++] = p;
     return p;
 }
@@ -191,8 +191,7 @@ template <typename T> static void mirror_alloc(Gpt *g, Mirror<T> *x, int64_t cou
 // Copies from host to device, back, or on the device, in the order of the stream. Results for the
 // host have arrived after wait.
 template <typename T> static void copy(Gpt *g, T *to, const T *from, int64_t count) {
-    size_t bytes = (size_t)count * sizeof(T);
-    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, g->gpu.stream));
 }
 
 template <typename T> static void to_device(Gpt *g, Mirror<T> x) {
@@ -203,7 +202,7 @@ template <typename T> static void to_host(Gpt *g, Mirror<T> x) {
 }
 
 template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
-    cudaCheck(cudaMemsetAsync(x, 0, (size_t)count * sizeof(T), g->gpu.stream));
+    cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
 }
 
 // Until the device has done all work given to it.
@@ -230,7 +229,7 @@ static void alloc_tensors(Gpt *g) {
         clear(g, g->tensors[kind], count);
     }
     // The kernels that read and move selection biases take those of one layer.
-    g->router_bias = (float **)check_alloc((size_t)g->m.L * sizeof(float *), "a list of layers");
+    g->router_bias = (float **)check_alloc(g->m.L * sizeof(float *), "a list of layers");
     for (const Entry &e : g->layout) {
         int64_t offset = has_shards(g) ? e.state : e.offset;
         if (e.id == PARAM_router_bias) g->router_bias[e.layer] = g->tensors[WEIGHTS] + offset;
@@ -251,8 +250,8 @@ static void alloc_step(Gpt *g) {
         g->staged[k] = pinned_alloc<int32_t>(g, batch_ints(g->max.n));
         cudaCheck(cudaEventCreateWithFlags(&g->copied[k], cudaEventDisableTiming));
     }
-    g->gpu.scratch_size = (size_t)scratch_floats(&g->m, &g->setup);
-    g->gpu.scratch = device_alloc<float>(g, (int64_t)g->gpu.scratch_size, "partial sums");
+    g->gpu.scratch_size = scratch_floats(&g->m, &g->setup);
+    g->gpu.scratch = device_alloc<float>(g, g->gpu.scratch_size, "partial sums");
     mirror_alloc(g, &g->state, 1);
     to_device(g, g->state);
     mirror_alloc(g, &g->entries, count);
@@ -341,7 +340,7 @@ static real *blocks_forward(Gpt *g, bool losses) {
     real *raw = b.p.emb.on ? b.a.raw : b.a.e;
     const real *wpe = b.w.wpe ? b.w.wpe + (int64_t)b.cache.cached * m->C : nullptr;
     embedding_forward(raw, g->batch, b.w.wte, wpe, g->now.B, g->now.T, m->C,
-                      (float)m->emb_scale, &g->gpu);
+                      m->emb_scale, &g->gpu);
     real *x = slot_forward(NORM(&b, emb), b.a.e, raw, &g->gpu);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
@@ -370,7 +369,7 @@ static void loss_forward(Gpt *g) {
     Block b = head_forward(g, blocks_forward(g, true));
     Norm gain = logits_gain(&b);
     const int32_t *targets = g->batch + g->now.n;
-    float z_loss = (float)g->setup.z_loss;
+    float z_loss = g->setup.z_loss;
     if (gain.site.on)
         gained_classifier_forward(b.a.losses, b.a.logsum, b.a.logits, targets, &gain, g->m.V,
                                   &g->gpu);
@@ -419,7 +418,7 @@ static void loss_backward(Gpt *g) {
     // scaled: the head's product does that.
     if (gain.site.on)
         gained_classifier_backward(b.a.logits, b.a.logsum, g->batch + g->now.n, &gain, m->V,
-                                   (float)g->setup.z_loss, (float)g->scale, &g->gpu);
+                                   g->setup.z_loss, g->scale, &g->gpu);
     linear_backward(dx, b.a.logits, x, head_linear(&b, g->scale), {}, &g->gpu);
     slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
     // The stream into layer l is the output of the layer below, or the embedding.
@@ -434,7 +433,7 @@ static void loss_backward(Gpt *g) {
     }
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw, &g->gpu);
     embedding_backward(b.dw.wte, b.dw.wpe, de, g->batch, g->batch + 2 * g->now.n, g->now.B,
-                       g->now.T, m->C, (float)m->emb_scale, &g->gpu);
+                       g->now.T, m->C, m->emb_scale, &g->gpu);
     reduce_gradients(g, -1);
 }
 
@@ -475,8 +474,8 @@ static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     tokens_check("token", inputs, n, g->m.V);
     if (targets) tokens_check("target", targets, n, g->m.V);
     cudaCheck(cudaEventSynchronize(g->copied[g->turn]));
-    memcpy(staged, inputs, (size_t)n * sizeof *inputs);
-    if (targets) memcpy(staged + n, targets, (size_t)n * sizeof *targets);
+    memcpy(staged, inputs, n * sizeof *inputs);
+    if (targets) memcpy(staged + n, targets, n * sizeof *targets);
     copy_staged(g, 0, targets ? 2 * n : n);
 }
 
@@ -547,7 +546,7 @@ static void gpt_zero_grads(Gpt *g) {
 static void all_reduce_state(Gpt *g) {
     if (g->nccl.size == 1) return;
     // Means divide by the tokens of all processes.
-    g->state.host->seen = (double)g->seen;
+    g->state.host->seen = g->seen;
     copy(g, &g->state.device->seen, &g->state.host->seen, 1);
     for (bool back : {false, true}) {
         auto move = [&](auto *x, int64_t count) {
@@ -576,7 +575,7 @@ static Loss read_loss(Gpt *g) {
     clear(g, &g->state.device->sums, 1);
     wait(g);
     const double *sums = g->state.host->sums;
-    double seen = g->nccl.size > 1 ? g->state.host->seen : (double)g->seen;
+    double seen = g->nccl.size > 1 ? g->state.host->seen : g->seen;
     double n = max(seen, 1.0);
     g->seen = 0;
     return Loss{sums[0] / n, sums[1] / n, sums[2] / n};
@@ -590,28 +589,28 @@ static Loss gpt_loss(Gpt *g) {
 
 // The random stream of stochastic rounding in a step.
 static uint64_t rounding_key(const Gpt *g, int64_t step) {
-    return rand_key(g->setup.seed, "rounding", (uint64_t)step);
+    return rand_key(g->setup.seed, "rounding", step);
 }
 
 // Sends the rates of each entry to the device, and the lines that nGPT keeps at length 1. Returns
 // what all entries share.
 static AdamWStep send_rates(Gpt *g, const AdamW *o) {
-    double tokens = (double)g->seen;                      // of all processes
-    if (g->nccl.size > 1) tokens = (double)(g->setup.batch * g->max.T);
+    double tokens = g->seen;                              // of all processes
+    if (g->nccl.size > 1) tokens = g->setup.batch * g->max.T;
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         EntryLines lines = entry_lines(&g->m, e);
         Part part = entry_part(e, g->nccl.rank, g->nccl.size);
         bool balance = e->row.lr == LR_BALANCE;           // balance_routers moves these
-        float target = e->row.init == ROLE_GAIN ? (float)o->gain_target : 0;
+        float target = e->row.init == ROLE_GAIN ? o->gain_target : 0;
         g->entries.host[k] = UpdateEntry{
             e->offset + part.first, e->state, part.size, balance ? 0 : (float)o->lr[e->row.lr],
             (float)o->decay[e->row.decay], target, lines.length, lines.step};
     }
     to_device(g, g->entries);
     // The moments begin at zero; these factors correct their bias (Kingma, Ba 2015, section 3).
-    float correct1 = (float)(1 / (1 - pow(o->beta1, (double)o->step)));
-    float correct2 = (float)(1 / (1 - pow(o->beta2, (double)o->step)));
+    float correct1 = 1 / (1 - pow(o->beta1, o->step));
+    float correct2 = 1 / (1 - pow(o->beta2, o->step));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, correct1, correct2,
                      (float)o->clip, g->setup.stochastic, rounding_key(g, o->step),
                      o->max_ce * tokens, o->max_norm};
@@ -628,7 +627,7 @@ static void balance_routers(Gpt *g, double rate) {
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
         if (!b.router_bias) continue;
-        router_balance(b.router_bias, b.a.loads, g->m.moe.E, (float)rate, &g->state.device->finite,
+        router_balance(b.router_bias, b.a.loads, g->m.moe.E, rate, &g->state.device->finite,
                        &g->gpu);
     }
 }
@@ -756,7 +755,7 @@ static float *whole_tensors(Gpt *g, int kind) {
 // The host's copy; NULL for a kind that this model does not have.
 static float *host_tensors(Gpt *g, int kind) {
     if (!g->host[kind] && g->tensors[kind])
-        g->host[kind] = (float *)check_alloc((size_t)whole_count(g, kind) * sizeof(float),
+        g->host[kind] = (float *)check_alloc(whole_count(g, kind) * sizeof(float),
                                              "the host's copy of parameters or moments");
     return g->host[kind];
 }
@@ -783,7 +782,7 @@ static void compare_weights(Gpt *g) {
     real *weights = (real *)host_tensors(g, GRADS);
     copy(g, weights, g->weights, g->layout.total);
     wait(g);
-    hash_add(&h, weights, (size_t)g->layout.total * sizeof *weights);
+    hash_add(&h, weights, g->layout.total * sizeof *weights);
     comm_check_weights(g->setup.comm, hash_end(&h));
 }
 
@@ -843,7 +842,7 @@ static void share_plans(Gpt *g) {
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);
-    int32_t *zeros = (int32_t *)check_alloc((size_t)g->max.n * sizeof *zeros, "a batch");
+    int32_t *zeros = (int32_t *)check_alloc(g->max.n * sizeof *zeros, "a batch");
     if (g->nccl.rank) share_plans(g);
     g->gpu.plans->tuning = g->setup.tune;
     g->preparing = true;

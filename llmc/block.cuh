@@ -49,7 +49,7 @@ struct Block {
 };
 
 static inline float norm_eps(const Block *b, Site site) {
-    return site.on == L2 ? 1e-12f : (float)b->m->eps;  // L2 only guards against 0/0
+    return site.on == L2 ? 1e-12f : b->m->eps;  // L2 only guards against 0/0
 }
 
 // The norm in a slot, with its parameters, gradients and saved statistics (fields slot_w, ...).
@@ -412,7 +412,7 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
     constexpr Mode r = MODES[ROW];
     constexpr bool attn_out = r.attn.out || r.sdd, ffn_out = r.ffn.out || r.sdd;
     const Acts *a = &b->a;
-    float attn_a = (float)b->p.attn_a, ffn_a = (float)b->p.ffn_a;
+    float attn_a = b->p.attn_a, ffn_a = b->p.ffn_a;
     // Constructing a Norm is free: only those in a slot of this row are used.
     Norm out1 = NORM(b, attn_out), post1 = NORM(b, attn_post);
     Norm in2 = NORM(b, ffn_in), out2 = NORM(b, ffn_out), post2 = NORM(b, ffn_post);
@@ -444,7 +444,7 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
 template <int ROW> static const real *ffn_backward(const Block *b) {
     constexpr Mode r = MODES[ROW];
     const Acts *a = &b->a, *d = &b->d;
-    float ffn_a = (float)b->p.ffn_a;
+    float ffn_a = b->p.ffn_a;
     real *ds = slot_backward(NORM(b, ffn_post), d->fs, d->x, a->fs, b->gpu);  // of s
     real *dy = slot_backward(NORM(b, ffn_out), d->fy, ds, a->fy, b->gpu);     // of the branch
     if constexpr (r.ffn.in) {
@@ -464,7 +464,7 @@ template <int ROW> static void block_backward(const Block *b, real *dx, real *x)
     constexpr Mode r = MODES[ROW];
     constexpr bool block = r.ffn.skip == BLOCK, normed = r.attn.in && r.attn.skip == NORMED;
     const Acts *a = &b->a, *d = &b->d;
-    float attn_a = (float)b->p.attn_a, ffn_a = (float)b->p.ffn_a;
+    float attn_a = b->p.attn_a, ffn_a = b->p.ffn_a;
     Norm in = NORM(b, attn_in), post = NORM(b, attn_post);
     const real *ds_ffn = ffn_backward<ROW>(b);
     real *ds = d->mid;  // complete but for the post norm

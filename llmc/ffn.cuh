@@ -28,7 +28,7 @@ static __device__ inline int row_column(void) {
 }
 
 static inline dim3 row_grid(int64_t n, int width) {
-    return dim3((unsigned)n, CEIL_DIV(width / PACK, ROW_THREADS));
+    return dim3(n, CEIL_DIV(width / PACK, ROW_THREADS));
 }
 
 // For very negative x, e^-x overflows to infinity and the quotient is 0, the right limit.

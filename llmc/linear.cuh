@@ -96,6 +96,7 @@ struct Plans {
     cublasLtMatmulPreference_t preference;
     void *workspace;           // of PLANS_WORKSPACE bytes
     bool tf32, tuning;
+    char origin[512];          // the library, the GPU and the precision that plans are for
     int count;
     Plan plans[PLANS_MAX];
 };
@@ -150,7 +151,16 @@ static void preference_set(Plans *p, cublasLtMatmulPreferenceAttributes_t attrib
 
 static inline Plans *plans_create(bool tf32) {
     Plans *p = (Plans *)check_alloc(sizeof *p, "the plans of matrix products");
+    const char *precision = sizeof(real) == sizeof(float) ? "fp32" : "bf16";
+    cudaDeviceProp device;
+    int id;
     p->tf32 = tf32 && sizeof(real) == sizeof(float);
+    // The 64 bytes of an algorithm have a meaning for one library and one GPU only; the precision
+    // decides which algorithms fit.
+    cudaCheck(cudaGetDevice(&id));
+    cudaCheck(cudaGetDeviceProperties(&device, id));
+    check_format(p->origin, sizeof p->origin, "cuBLASLt %zu, %s, %s", cublasLtGetVersion(),
+                 device.name, p->tf32 ? "tf32" : precision);
     ltCheck(cublasLtCreate(&p->handle));
     cudaCheck(cudaMalloc(&p->workspace, PLANS_WORKSPACE));
     ltCheck(cublasLtMatmulPreferenceCreate(&p->preference));
@@ -203,7 +213,7 @@ static inline void plan_set_arrays(Plan *p, const void *bias, const void *aux) {
 
 static inline cublasLtMatrixLayout_t matrix_layout(cudaDataType type, int64_t rows, int64_t cols) {
     cublasLtMatrixLayout_t layout;
-    ltCheck(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, rows));
+    ltCheck(cublasLtMatrixLayoutCreate(&layout, type, rows, cols, rows));
     return layout;
 }
 
@@ -317,27 +327,14 @@ static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu) {
 
 // ---------------------------------------------------------------------------------- plans as text
 
-// The 64 bytes of an algorithm have a meaning for one library and one GPU only; the precision
-// decides which algorithms fit.
-static inline void plans_origin(const Plans *plans, char *text, size_t cap) {
-    const char *precision = sizeof(real) == sizeof(float) ? "fp32" : "bf16";
-    cudaDeviceProp device;
-    int id;
-    cudaCheck(cudaGetDevice(&id));
-    cudaCheck(cudaGetDeviceProperties(&device, id));
-    check_format(text, cap, "cuBLASLt %zu, %s, %s", cublasLtGetVersion(), device.name,
-                 plans->tf32 ? "tf32" : precision);
-}
-
 // The timed plans as JSON; the library's first guess restores the others. The caller frees it.
 static inline char *plans_text(const Plans *plans) {
-    char origin[512], *text = nullptr;
+    char *text = nullptr;
     const char *separator = "\n";
     size_t size;
     FILE *f = text_begin(&text, &size, "the text of the plans");
-    plans_origin(plans, origin, sizeof origin);
     fprintf(f, "{\"origin\": ");
-    json_write_string(f, origin);
+    json_write_string(f, plans->origin);
     fprintf(f, ", \"plans\": [");
     for (int i = 0; i < plans->count; i++) {
         const Plan *p = &plans->plans[i];
@@ -374,7 +371,7 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     const size_t DIGITS = 2 * sizeof p->algo;
     p->keep = true;
     p->found = *hex || e == 0;  // no digits: the library has no algorithm for this epilogue
-    bool right = strlen(hex) == DIGITS && strspn(hex, "0123456789abcdef") == DIGITS;
+    bool right = strspn(hex, "0123456789abcdef") == DIGITS && !hex[DIGITS];
     CHECK(!p->found || right,
           "%s: expected \"algo\" to be %zu digits of 0-9 and a-f, found \"%s\"\n"
           "  -> use another checkpoint", path, DIGITS, hex);
@@ -395,12 +392,10 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
 static inline void plans_read(Plans *plans, const char *text, const char *path) {
     Json *root = json_parse(text, strlen(text), path);
     const char *origin = json_get_string(root, "origin", path);
-    char here[512];
-    plans_origin(plans, here, sizeof here);
     const Json *entry = json_need(root, "plans", JSON_ARRAY, path)->first;
-    if (strcmp(origin, here)) {
+    if (strcmp(origin, plans->origin)) {
         printf("note: %s holds matrix plans of %s, this is %s: they are chosen anew, "
-               "and sums may round differently\n", path, origin, here);
+               "and sums may round differently\n", path, origin, plans->origin);
         entry = nullptr;
     } else plans_forget(plans, true);
     for (; entry; entry = entry->next) plan_read(plans, entry, path);
@@ -506,7 +501,7 @@ static inline void linear_backward_weight(const real *dy, const real *x, const L
     matmul({key, x, dy, l.dw, l.dw, l.c, 1}, PLAIN, gpu);
     if (!l.db) return;
     int64_t rows = CEIL_DIV(l.n, COLUMN_SPLITS);
-    int splits = (int)CEIL_DIV(l.n, rows);
+    int splits = CEIL_DIV(l.n, rows);
     float *partial = scratch_for<float>((size_t)splits * l.out, gpu);
     dim3 grid(CEIL_DIV(l.out / PACK, ROW_THREADS), splits);
     LAUNCH(column_sums_kernel, grid, ROW_THREADS, 0, gpu->stream, partial, dy, l.n, l.out, rows);

@@ -224,9 +224,9 @@ router_place_kernel(Router r) {
 
 // From r.z and r.bias to the arrays after them.
 static inline void router_forward(Router r, Gpu *gpu) {
-    unsigned blocks = (unsigned)(r.B * router_chunks(r));
+    int blocks = r.B * router_chunks(r);
     size_t shared = ROUTER_WARPS * r.E * (sizeof(uint64_t) + sizeof(int) + sizeof(float));
-    int bound = (int)row_tiles((int64_t)r.B * r.T * r.K, r.E);
+    int bound = row_tiles((int64_t)r.B * r.T * r.K, r.E);
     r.p = scratch_for<float>(router_scratch(r), gpu);
     r.chosen = (int *)(r.p + router_scratch(r) / 2);
     LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, r);
@@ -289,7 +289,7 @@ router_backward_kernel(real *dz, const wide *dgate, Router r, float loss_scale) 
 // loss_scale: the gradient of the micro-batch's mean loss.
 static inline void router_backward(real *dz, const wide *dgate, const Router &r, float loss_scale,
                                    Gpu *gpu) {
-    unsigned blocks = (unsigned)CEIL_DIV((int64_t)r.B * r.T, ROUTER_WARPS);
+    int blocks = CEIL_DIV(r.B * r.T, ROUTER_WARPS);
     LAUNCH(router_backward_kernel, blocks, ROUTER_THREADS, ROUTER_WARPS * r.E * sizeof(float),
            gpu->stream, dz, dgate, r, loss_scale);
 }
@@ -413,7 +413,7 @@ combine_kernel(real *y, const real *rows, Router r, Residual add, int C) {
 // y[t] = sum_k gate[t, k] rows[place[t, k]] + add, which may be y. A gate of nullptr is all 1.
 static inline void combine(real *y, const real *rows, const Router &r, Residual add, int C,
                            Gpu *gpu) {
-    LAUNCH(combine_kernel, row_grid((int64_t)r.B * r.T, C), ROW_THREADS, 0, gpu->stream, y, rows, r,
+    LAUNCH(combine_kernel, row_grid(r.B * r.T, C), ROW_THREADS, 0, gpu->stream, y, rows, r,
            add, C);
 }
 
@@ -443,7 +443,7 @@ combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *ro
 // drows[place[t, k]] = gate[t, k] dy[t];  dgate[t, k] = dy[t] . rows[place[t, k]]
 static inline void combine_backward(real *drows, wide *dgate, const real *dy, const real *rows,
                                     const Router &r, int C, Gpu *gpu) {
-    LAUNCH(combine_backward_kernel, (unsigned)(r.B * r.T), ROW_THREADS, 0, gpu->stream, drows,
+    LAUNCH(combine_backward_kernel, r.B * r.T, ROW_THREADS, 0, gpu->stream, drows,
            dgate, dy, rows, r, C);
 }
 
@@ -565,7 +565,7 @@ struct Tile {
 template <int FORM> static __device__ inline Tile tile_of(const Grouped &f) {
     int out = f.e.parts * f.e.width, columns = FORM == FORWARD ? out : f.e.in;
     int across = CEIL_DIV(columns, TILE_COLUMNS);
-    int column = (int)(blockIdx.x % across) * TILE_COLUMNS;
+    int column = blockIdx.x % across * TILE_COLUMNS;
     Tile t = {0, 0, column, 0, columns, FORM == FORWARD ? f.e.in : out, 0};
     if (FORM == WEIGHT) {
         t.expert = blockIdx.y;
@@ -664,7 +664,7 @@ static __device__ inline void sums_add(const Grouped &f, const Tile &t, const Su
                 int x = column + 8 * n + 2 * (lane % 4);
                 if (x >= t.column_end) continue;
                 const float *sum = &sums.v[s][n][2 * i];
-                float2 *at = reinterpret_cast<float2 *>(to + x), was = *at;
+                float2 *at = (float2 *)(to + x), was = *at;
                 *at = float2{was.x + f.e.c * sum[0], was.y + f.e.c * sum[1]};
             }
         }
@@ -717,9 +717,9 @@ grouped_kernel(Grouped f) {
 
 template <int FORM> static inline void grouped_launch(const Grouped &f, Gpu *gpu) {
     int out = f.e.parts * f.e.width;
-    int down = FORM == WEIGHT ? CEIL_DIV(out, ROW_TILE) : (int)row_tiles(f.e.rows, f.e.E);
+    int down = FORM == WEIGHT ? CEIL_DIV(out, ROW_TILE) : row_tiles(f.e.rows, f.e.E);
     int across = CEIL_DIV(FORM == FORWARD ? out : f.e.in, TILE_COLUMNS);
-    dim3 grid((unsigned)(down * across), FORM == WEIGHT ? f.e.E : 1);
+    dim3 grid(down * across, FORM == WEIGHT ? f.e.E : 1);
     LAUNCH(grouped_kernel<FORM>, grid, EXPERT_THREADS, Panels<FORM>::BYTES, gpu->stream, f);
 }
 

@@ -21,9 +21,9 @@
 #include "run/comm.h"
 #include "gpu.cuh"
 
-typedef struct NcclId {
+struct NcclId {
     char bytes[128];
-} NcclId;
+};
 enum { NCCL_SUM = 0 };
 
 #define NCCL_TABLE(CALL) \
@@ -38,7 +38,7 @@ CALL(Broadcast,    const void *from, void *to, size_t count, int type, int root,
                    void *world, cudaStream_t stream)
 
 // With one process (size 1) nothing is loaded and no transfer may be asked for.
-typedef struct Nccl {
+struct Nccl {
 #define NCCL_FIELD(name, ...) int (*name)(__VA_ARGS__);
     NCCL_TABLE(NCCL_FIELD)
 #undef NCCL_FIELD
@@ -47,7 +47,7 @@ typedef struct Nccl {
     int rank, size;
     cudaStream_t stream;
     cudaEvent_t before, after;     // the ends of the computation, of the transfers
-} Nccl;
+};
 
 static inline int nccl_type(const float *) { return 7; }
 static inline int nccl_type(const double *) { return 8; }
@@ -66,8 +66,8 @@ static inline void nccl_check(const Nccl *n, int result, const char *call, const
 
 // Connects all processes. Each calls it after gpu_open.
 static inline void nccl_open(Nccl *n, Comm *c) {
-    NcclId id;
-    memset(n, 0, sizeof *n);
+    NcclId id = {};
+    *n = {};
     n->rank = comm_rank(c);
     n->size = comm_size(c);
     if (n->size == 1) return;
@@ -82,7 +82,6 @@ static inline void nccl_open(Nccl *n, Comm *c) {
     NCCL_TABLE(NCCL_LOAD)
 #undef NCCL_LOAD
     *(void **)&n->GetErrorString = comm_symbol(library, "ncclGetErrorString", WHERE);
-    memset(&id, 0, sizeof id);
     if (!n->rank) ncclCheck(n, GetUniqueId(&id));
     comm_broadcast(c, &id, sizeof id);
     ncclCheck(n, CommInitRank(&n->world, n->size, id, n->rank));
@@ -116,11 +115,11 @@ static inline void nccl_join(Nccl *n, const Gpu *gpu) {
 // x of process `root` becomes the sum of all processes' x. Other processes keep theirs.
 template <typename T> static void nccl_reduce(Nccl *n, T *x, int64_t count, int root) {
     if (!count) return;
-    ncclCheck(n, Reduce(x, x, (size_t)count, nccl_type(x), NCCL_SUM, root, n->world, n->stream));
+    ncclCheck(n, Reduce(x, x, count, nccl_type(x), NCCL_SUM, root, n->world, n->stream));
 }
 
 // x of process `root` replaces x of all others.
 template <typename T> static void nccl_broadcast(Nccl *n, T *x, int64_t count, int root) {
     if (!count) return;
-    ncclCheck(n, Broadcast(x, x, (size_t)count, nccl_type(x), root, n->world, n->stream));
+    ncclCheck(n, Broadcast(x, x, count, nccl_type(x), root, n->world, n->stream));
 }
