@@ -48,7 +48,7 @@ struct Block {
     Gpu *gpu;
 };
 
-static inline float norm_eps(const Block *b, Site site) {
+static float norm_eps(const Block *b, Site site) {
     return site.on == L2 ? 1e-12f : b->m->eps;  // L2 only guards against 0/0
 }
 
@@ -58,7 +58,7 @@ static inline float norm_eps(const Block *b, Site site) {
          (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->s->n, norm_eps(b, (b)->p.slot)}
 
 // y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy.
-static inline real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {
+static real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {
     if (!norm.site.on) return x;
     if (norm.site.on == SCALE) gain_forward(y, x, &norm, gpu);
     else add_norm_forward({nullptr, y, x, nullptr, 0, nullptr, &norm}, gpu);
@@ -66,8 +66,8 @@ static inline real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {
 }
 
 // Gradient of the slot's input: dx = N'(dy; x) + add if it holds a norm; otherwise dy itself.
-static inline real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, Gpu *gpu,
-                                  Residual add = {}) {
+static real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, Gpu *gpu,
+                           Residual add = {}) {
     if (!norm.site.on) return dy;
     NormBackward f = {dx, nullptr, dy, x, add.x, nullptr, add.scale, 0, 0};
     if (norm.site.on == SCALE) gain_backward(dx, dy, x, &norm, gpu);
@@ -89,12 +89,12 @@ static inline real *slot_backward(const Norm &norm, real *dx, real *dy, const re
 // channels: W_kvb N(W_kva c u). W_q above W_kva is one product, whose rows are [q | latent |
 // k_rope]; k_rope is the part of k that rotates, one for all heads.
 
-static inline QkvShape qkv_shape(const Block *b) {
+static QkvShape qkv_shape(const Block *b) {
     const Model *m = b->m;
     return {b->s->B, b->s->T, m->NH, m->KV, qk_size(m), rotary_size(m), m->HS, b->rotary};
 }
 
-static inline AttentionShape attn_shape(const Block *b) {
+static AttentionShape attn_shape(const Block *b) {
     const Model *m = b->m;
     int QK = qk_size(m);
     // In nGPT q and k have length 1 when they meet, so scores are scaled up.
@@ -104,7 +104,7 @@ static inline AttentionShape attn_shape(const Block *b) {
 
 struct QkvNorms { Norm of[3]; };
 
-static inline QkvNorms qkv_norms(const Block *b) {
+static QkvNorms qkv_norms(const Block *b) {
     QkvNorms norms = {{NORM(b, q), NORM(b, k), NORM(b, v)}};
     Norm *q = &norms.of[0], *k = &norms.of[1];
     if (k->site.on != L2) return norms;
@@ -115,7 +115,7 @@ static inline QkvNorms qkv_norms(const Block *b) {
 }
 
 // q, k and v as the products write them. t: activations or their gradients.
-static inline QkvPlaces qkv_raw(const Block *b, const Acts *t) {
+static QkvPlaces qkv_raw(const Block *b, const Acts *t) {
     const Model *m = b->m;
     if (!m->kv_rank) return qkv_row(t->qkv, m->NH, m->KV, m->HS);
     // Rows of qkv are [q | latent | k_rope], rows of kvb [k without k_rope | v] for each head.
@@ -129,7 +129,7 @@ static inline QkvPlaces qkv_raw(const Block *b, const Acts *t) {
 // q, k and v as attention reads them. A part with a norm moves to qkvn, and so does the k that
 // latent attention assembles. Rows of qkvn are [q | k | v]; with latent attention they hold the
 // parts that move alone.
-static inline QkvPlaces qkv_read(const Block *b, const Acts *t) {
+static QkvPlaces qkv_read(const Block *b, const Acts *t) {
     const Model *m = b->m;
     QkvPlaces places = qkv_raw(b, t);
     const int moved[3] = {b->p.q.on, b->p.k.on || m->kv_rank, b->p.v.on};
@@ -147,28 +147,28 @@ static inline QkvPlaces qkv_read(const Block *b, const Acts *t) {
 }
 
 // The latent before its norm (in rows of qkv) and after it.
-static inline Heads latent_raw(const Model *m, const Acts *t) {
+static Heads latent_raw(const Model *m, const Acts *t) {
     return Heads{t->qkv + m->NH * qk_size(m), qkv_width(m), m->kv_rank};
 }
 
-static inline Heads latent_normed(const Model *m, const Acts *t) {
+static Heads latent_normed(const Model *m, const Acts *t) {
     return Heads{t->kvcn, m->kv_rank, m->kv_rank};
 }
 
 // The products: [q | k | v] from u, k and v of each head from the latent, the output.
-static inline Linear qkv_linear(const Block *b) {
+static Linear qkv_linear(const Block *b) {
     return BIASED(b, wq, qkv_width(b->m), b->m->C, b->p.attn_c);
 }
 
-static inline Linear latent_linear(const Block *b) {
+static Linear latent_linear(const Block *b) {
     return LINEAR(b, wkvb, 2 * b->m->NH * b->m->HS, b->m->kv_rank, 1);
 }
 
-static inline Linear out_linear(const Block *b) {
+static Linear out_linear(const Block *b) {
     return BIASED(b, wo, b->m->C, b->m->NH * b->m->HS, 1);
 }
 
-static inline void attn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
+static void attn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
@@ -190,7 +190,7 @@ static inline void attn_branch_forward(const Block *b, real *y, const real *u, R
 }
 
 // From d.kvb, and the gradient of k_rope for each head, to the rest of d.qkv.
-static inline void latent_backward(const Block *b, Heads dk_rope) {
+static void latent_backward(const Block *b, Heads dk_rope) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
@@ -201,8 +201,8 @@ static inline void latent_backward(const Block *b, Heads dk_rope) {
 }
 
 // du = (gradient through the branch) + add
-static inline void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u,
-                                        Residual add) {
+static void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u,
+                                 Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
@@ -225,19 +225,19 @@ static inline void attn_branch_backward(const Block *b, real *du, const real *dy
 // shared experts. SDD and nGPT have N_h, SDD has N_o. GELU without N_h rides in the products in
 // bf16, forward and backward; in float the library's tanh may differ from ours in the last bits.
 
-static inline bool gelu_in_product(const Block *b) {
+static bool gelu_in_product(const Block *b) {
     return sizeof(real) == 2 && !b->m->swiglu && !b->p.hidden.on;
 }
 
 // [W_gate | W_up], or W_up alone.
-static inline Linear up_linear(const Block *b) {
+static Linear up_linear(const Block *b) {
     if (b->m->swiglu) return BIASED(b, wg, 2 * b->p.F, b->m->C, b->p.ffn_c);
     return BIASED(b, wu, b->p.F, b->m->C, b->p.ffn_c);
 }
 
-static inline Linear down_linear(const Block *b) { return BIASED(b, wd, b->m->C, b->p.F, 1); }
+static Linear down_linear(const Block *b) { return BIASED(b, wd, b->m->C, b->p.F, 1); }
 
-static inline void mlp_forward(const Block *b, real *y, const real *u, Residual add) {
+static void mlp_forward(const Block *b, real *y, const real *u, Residual add) {
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
     Norm no = NORM(b, shared_out);  // N_o
@@ -254,7 +254,7 @@ static inline void mlp_forward(const Block *b, real *y, const real *u, Residual 
 }
 
 // du = (gradient through the MLP) + add
-static inline void mlp_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
+static void mlp_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
     Linear down = down_linear(b);
@@ -277,7 +277,7 @@ static inline void mlp_backward(const Block *b, real *du, real *dy, const real *
 
 // --router-losses mean: auxiliary losses are means over the layers, and the z-loss over the top-k
 // too.
-static inline Router block_router(const Block *b) {
+static Router block_router(const Block *b) {
     const Moe *o = &b->m->moe;
     const Acts *a = &b->a;
     const bool mean = o->losses == LOSSES_MEAN;
@@ -289,16 +289,16 @@ static inline Router block_router(const Block *b) {
             a->start, a->source, a->tiles, nullptr, nullptr};
 }
 
-static inline Linear router_linear(const Block *b) {
+static Linear router_linear(const Block *b) {
     return LINEAR(b, router, b->m->moe.E, b->m->C, b->p.ffn_c);
 }
 
 // Rows of all experts together: each token has one in each of its K experts.
-static inline int64_t assigned(const Block *b) { return (int64_t)b->s->n * b->m->moe.K; }
+static int64_t assigned(const Block *b) { return (int64_t)b->s->n * b->m->moe.K; }
 
 // Weights of all experts: [E, 2F, C] or [E, F, C] up, which gathers the rows of u from the tokens,
 // and [E, C, F] down.
-static inline Experts experts_up(const Block *b) {
+static Experts experts_up(const Block *b) {
     const Model *m = b->m;
     const Acts *a = &b->a;
     Experts up = {b->w.xu, b->dw.xu, m->moe.E, 1, m->F, m->C, (float)b->p.ffn_c, assigned(b),
@@ -307,7 +307,7 @@ static inline Experts experts_up(const Block *b) {
     return up;
 }
 
-static inline Experts experts_down(const Block *b) {
+static Experts experts_down(const Block *b) {
     return {b->w.xd, b->dw.xd, b->m->moe.E, 1, b->m->C, b->m->F, 1, assigned(b), b->a.start,
             b->a.tiles, nullptr};
 }
@@ -317,7 +317,7 @@ static inline Experts experts_down(const Block *b) {
     Norm{(b)->p.slot, (b)->w.slot##_w, nullptr, (b)->dw.slot##_w, nullptr, nullptr, \
          (b)->a.slot##_rstd, assigned(b), (float)(b)->m->eps, (b)->a.start, (b)->m->moe.E}
 
-static inline void moe_forward(const Block *b, real *y, const real *u, Residual add) {
+static void moe_forward(const Block *b, real *y, const real *u, Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
@@ -338,7 +338,7 @@ static inline void moe_forward(const Block *b, real *y, const real *u, Residual 
 }
 
 // du = (gradient through the experts, the router and the MLP) + add
-static inline void moe_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
+static void moe_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
@@ -363,13 +363,12 @@ static inline void moe_backward(const Block *b, real *du, real *dy, const real *
 }
 
 // A layer is dense, or has experts (Place.moe).
-static inline void ffn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
+static void ffn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
     if (b->p.moe) moe_forward(b, y, u, add);
     else mlp_forward(b, y, u, add);
 }
 
-static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u,
-                                       Residual add) {
+static void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
     if (b->p.moe) moe_backward(b, du, dy, u, add);
     else mlp_backward(b, du, dy, u, add);
 }
@@ -380,7 +379,7 @@ static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const
 #define INTERPOLATION(b, sub) \
     Interpolation{(b)->w.sub##_alpha, (b)->dw.sub##_alpha, NORM(b, sub##_out), NORM(b, sub##_post)}
 
-static inline void interpolated_forward(const Block *b, real *x) {
+static void interpolated_forward(const Block *b, real *x) {
     const Acts *a = &b->a;
     Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
     attn_branch_forward(b, a->ay, x, {});
@@ -390,7 +389,7 @@ static inline void interpolated_forward(const Block *b, real *x) {
 }
 
 // The gradient of the skip is SET first; the branch then adds its own to it (d.mid, dx).
-static inline void interpolated_backward(const Block *b, real *dx, real *x) {
+static void interpolated_backward(const Block *b, real *dx, real *x) {
     const Acts *a = &b->a, *d = &b->d;
     Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
     interpolate_backward({d->fy, d->mid, d->x, a->x, a->fy, a->mid}, &ffn, b->gpu);
@@ -402,8 +401,7 @@ static inline void interpolated_backward(const Block *b, real *dx, real *x) {
 // -------------------------------------------------------------------------- the block, every mode
 
 // The residual (skip) of a sublayer: its own input, its normed input, or the block's input.
-static inline const real *skip_of(int skip, const real *own, const real *normed,
-                                  const real *block) {
+static const real *skip_of(int skip, const real *own, const real *normed, const real *block) {
     if (skip == OWN) return own;
     return skip == NORMED ? normed : block;
 }
@@ -494,7 +492,7 @@ template <int ROW> static void block_backward(const Block *b, real *dx, real *x)
 }
 
 // --recompute cheap: recomputes the activations that cost memory traffic but no product.
-static inline void block_recompute(const Block *b, real *x) {
+static void block_recompute(const Block *b, real *x) {
     const Acts *a = &b->a;
     slot_forward(NORM(b, attn_in), a->ai, x, b->gpu);
     slot_forward(NORM(b, ffn_in), a->fi, a->mid, b->gpu);
@@ -510,7 +508,7 @@ static inline void block_recompute(const Block *b, real *x) {
 
 // Adds this layer's statistics to sums (--norms-every), right after its forward pass, while the
 // buffers still hold this layer. x: the block's input. The kernel takes y as s minus the skip.
-static inline void block_stats(const Block *b, LayerSums *sums, const real *x) {
+static void block_stats(const Block *b, LayerSums *sums, const real *x) {
     const Mode *r = b->p.row;
     const Acts *a = &b->a;
     const real *attn_u = r->attn.in ? a->ai : x, *ffn_u = r->ffn.in ? a->fi : a->mid;
@@ -548,4 +546,4 @@ template <int ROW> static constexpr BlockRow block_row_of(void) {
 static const BlockRow BLOCK_ROWS[] = {{NULL, NULL}, MODE_TABLE(BLOCK_ROW, BLOCK_ROW)};
 #undef BLOCK_ROW
 
-static inline const BlockRow *block_row(const Block *b) { return &BLOCK_ROWS[b->p.row->id]; }
+static const BlockRow *block_row(const Block *b) { return &BLOCK_ROWS[b->p.row->id]; }

@@ -406,8 +406,11 @@ static inline void plans_read(Plans *plans, const char *text, const char *path) 
 
 enum { COLUMN_SPLITS = 256 };
 
-static inline Matmul forward_matmul(void *y, const real *x, const Linear &l, Residual add) {
-    return {{l.out, l.n, l.in, 1, 0}, l.w, x, add.x, y, l.c, add.scale, l.b};
+// y = c x W^T + add, or backward c x W + add, where x is dy.
+static inline Matmul linear_matmul(bool forward, void *y, const real *x, const Linear &l,
+                                   Residual add, const real *pre = nullptr) {
+    int64_t m = forward ? l.out : l.in, k = forward ? l.in : l.out;
+    return {{m, l.n, k, forward, 0}, l.w, x, add.x, y, l.c, add.scale, l.b, pre};
 }
 
 // y += b. Elements moved per row: 2 out.
@@ -423,7 +426,7 @@ bias_kernel(real *y, const real *b, int out) {
 
 // y = c x W^T + b + add, which may be y itself.
 static inline void linear_forward(real *y, const real *x, const Linear &l, Residual add, Gpu *gpu) {
-    Matmul f = forward_matmul(y, x, l, add);
+    Matmul f = linear_matmul(true, y, x, l, add);
     if (l.b && matmul(f, BIAS, gpu)) return;
     matmul(f, PLAIN, gpu);
     if (l.b) LAUNCH(bias_kernel, row_grid(l.n, l.out), ROW_THREADS, 0, gpu->stream, y, l.b, l.out);
@@ -431,7 +434,7 @@ static inline void linear_forward(real *y, const real *x, const Linear &l, Resid
 
 // y = c x W^T without rounding to `real`: a router's logits.
 static inline void linear_forward_wide(wide *y, const real *x, const Linear &l, Gpu *gpu) {
-    Matmul f = forward_matmul(y, x, l, {});
+    Matmul f = linear_matmul(true, y, x, l, {});
     f.key.wide_out = 1;
     matmul(f, PLAIN, gpu);
 }
@@ -439,8 +442,7 @@ static inline void linear_forward_wide(wide *y, const real *x, const Linear &l, 
 // pre = c x W^T + b, h = gelu(pre)
 static inline void linear_gelu_forward(real *h, real *pre, const real *x, const Linear &l,
                                        Gpu *gpu) {
-    Matmul f = forward_matmul(h, x, l, {});
-    f.aux = pre;
+    Matmul f = linear_matmul(true, h, x, l, {}, pre);
     if (matmul(f, l.b ? GELU_BIAS : GELU, gpu)) return;
     linear_forward(pre, x, l, {}, gpu);
     activation_forward(h, pre, l.n, l.out, 0, gpu);
@@ -448,22 +450,16 @@ static inline void linear_gelu_forward(real *h, real *pre, const real *x, const 
 
 // --------------------------------------------------------------------------------------- backward
 
-static inline Matmul input_matmul(real *dx, const real *dy, const Linear &l, Residual add) {
-    return {{l.in, l.n, l.out, 0, 0}, l.w, dy, add.x, dx, l.c, add.scale};
-}
-
 // dx = c dy W + add, which may be dx itself.
 static inline void linear_backward_input(real *dx, const real *dy, const Linear &l, Residual add,
                                          Gpu *gpu) {
-    matmul(input_matmul(dx, dy, l, add), PLAIN, gpu);
+    matmul(linear_matmul(false, dx, dy, l, add), PLAIN, gpu);
 }
 
 // dpre = gelu'(pre) * (c dy W)
 static inline void linear_gelu_backward_input(real *dpre, const real *pre, const real *dy,
                                               const Linear &l, Gpu *gpu) {
-    Matmul f = input_matmul(dpre, dy, l, {});
-    f.aux = pre;
-    if (matmul(f, GELU_BACKWARD, gpu)) return;
+    if (matmul(linear_matmul(false, dpre, dy, l, {}, pre), GELU_BACKWARD, gpu)) return;
     linear_backward_input(dpre, dy, l, {}, gpu);
     // In place: one thread reads each element and then writes it.
     activation_backward(dpre, dpre, pre, l.n, l.in, 0, gpu);

@@ -96,7 +96,7 @@ static __device__ inline float router_lse(const wide *z, int E) {
 static __device__ inline uint64_t router_key(float score, int j) {
     uint32_t bits = __float_as_uint(score), order = bits >> 31 ? ~bits : bits | 0x80000000u;
     if (score != score) order = 0;
-    return (uint64_t)order << 32 | (0xffffffffu - (uint32_t)j);
+    return (uint64_t)order << 32 | ~(uint32_t)j;
 }
 
 // Scores, top-k and gates. A block takes a chunk, a warp one token at a time. Lane j % 32 keeps the
@@ -130,7 +130,7 @@ router_forward_kernel(Router r) {
             uint64_t best = 0;
             for (int j = lane; j < r.E; j += WARP) best = key[j] > best ? key[j] : best;
             best = warp_all(best, [](uint64_t a, uint64_t b) { return b > a ? b : a; });
-            int j = (int)(0xffffffffu - (uint32_t)best);
+            int j = ~(uint32_t)best;
             if (j % WARP != lane) continue;
             float s = score(j);
             key[j] = 0;

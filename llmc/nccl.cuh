@@ -49,13 +49,12 @@ struct Nccl {
     cudaEvent_t before, after;     // the ends of the computation, of the transfers
 };
 
-static inline int nccl_type(const float *) { return 7; }
-static inline int nccl_type(const double *) { return 8; }
-static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
+static int nccl_type(const float *) { return 7; }
+static int nccl_type(const double *) { return 8; }
+static int nccl_type(const __nv_bfloat16 *) { return 9; }
 
 #define ncclCheck(nccl, call) nccl_check(nccl, (nccl)->call, #call, __FILE__, __LINE__)
-static inline void nccl_check(const Nccl *n, int result, const char *call, const char *file,
-                              int line) {
+static void nccl_check(const Nccl *n, int result, const char *call, const char *file, int line) {
     if (!result) return;
     comm_await_watchdog();
     check_failed(EXIT_REFUSED, file, line,
@@ -65,7 +64,7 @@ static inline void nccl_check(const Nccl *n, int result, const char *call, const
 }
 
 // Connects all processes. Each calls it after gpu_open.
-static inline void nccl_open(Nccl *n, Comm *c) {
+static void nccl_open(Nccl *n, Comm *c) {
     NcclId id = {};
     *n = {};
     n->rank = comm_rank(c);
@@ -90,7 +89,7 @@ static inline void nccl_open(Nccl *n, Comm *c) {
     cudaCheck(cudaEventCreateWithFlags(&n->after, cudaEventDisableTiming));
 }
 
-static inline void nccl_close(Nccl *n) {
+static void nccl_close(Nccl *n) {
     if (n->size == 1) return;
     cudaCheck(cudaStreamSynchronize(n->stream));
     ncclCheck(n, CommDestroy(n->world));
@@ -99,15 +98,15 @@ static inline void nccl_close(Nccl *n) {
     cudaCheck(cudaStreamDestroy(n->stream));
 }
 
-static inline void nccl_begin(Nccl *n, const Gpu *gpu) {
+static void nccl_begin(Nccl *n, const Gpu *gpu) {
     cudaCheck(cudaEventRecord(n->before, gpu->stream));
     cudaCheck(cudaStreamWaitEvent(n->stream, n->before, 0));
     ncclCheck(n, GroupStart());
 }
 
-static inline void nccl_end(Nccl *n) { ncclCheck(n, GroupEnd()); }
+static void nccl_end(Nccl *n) { ncclCheck(n, GroupEnd()); }
 
-static inline void nccl_join(Nccl *n, const Gpu *gpu) {
+static void nccl_join(Nccl *n, const Gpu *gpu) {
     cudaCheck(cudaEventRecord(n->after, n->stream));
     cudaCheck(cudaStreamWaitEvent(gpu->stream, n->after, 0));
 }
