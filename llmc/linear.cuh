@@ -51,8 +51,8 @@
 
 // A linear layer with its gradients.
 struct Linear {
-    const real *w, *b;
-    wide *dw, *db;
+    const real *w, *b;         // [out, in], [out]; b and db are nullptr without a bias
+    wide *dw, *db;             // their gradients
     int64_t n;                 // rows of x and y
     int out, in;
     float c;                   // factor of the product

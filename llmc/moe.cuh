@@ -465,12 +465,13 @@ static inline void combine_backward(real *drows, wide *dgate, const real *dy, co
 // part of all experts, one below the other, comes before the second part of all experts.
 struct Experts {
     const real *w;
-    wide *dw;
+    wide *dw;                  // its gradient
     int E, parts, width, in;
     float c;                   // factor of the products
     int64_t rows;              // n K, of all experts
-    const int32_t *start, *tiles;    // from Router, as source
-    const int32_t *source;     // x has a row for each token; nullptr: x has one for each row
+    // Of Router. source: x has a row for each token, gathered through it; nullptr: x has one for
+    // each row of an expert.
+    const int32_t *start, *tiles, *source;
 };
 
 enum { FORWARD, INPUT, WEIGHT };
