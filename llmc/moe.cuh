@@ -253,6 +253,9 @@ router_backward_kernel(real *dz, const wide *dgate, Router r, float loss_scale) 
     const wide *z = r.z + t * r.E;
     const wide *load_b = r.load + t / r.T * r.E, *load_all = r.load + (int64_t)r.B * r.E;
     float *u = shared + warp * r.E, lse = r.lse[t], each = loss_scale * r.E / r.K / n;
+    const int32_t *choice = r.choice + at;
+    const wide *gate = r.gate + at;
+    dgate += at;
     float sum = 0, pulled = 0, chosen = 0, inner = 0, along = 0;
     auto score = [&](int j) { return router_score(z[j], lse, r.kind); };
     for (int j = lane; j < r.E; j += WARP) {
@@ -266,15 +269,15 @@ router_backward_kernel(real *dz, const wide *dgate, Router r, float loss_scale) 
     if (r.kind == ROUTER_SIGMOID)
         for (int j = lane; j < r.E; j += WARP) u[j] = (u[j] - pulled / sum) / sum;
     for (int k = lane; k < r.K; k += WARP) {
-        chosen += score(r.choice[at + k]);
-        inner += dgate[at + k] * r.gate[at + k];
+        chosen += score(choice[k]);
+        inner += dgate[k] * gate[k];
     }
     chosen = warp_sum(chosen);
     inner = warp_sum(inner);
     __syncwarp();
     for (int k = lane; k < r.K; k += WARP) {
-        float ds = r.scale * dgate[at + k];
-        u[r.choice[at + k]] += r.kind == ROUTER_SOFTMAX ? ds : (ds - inner) / chosen;
+        float ds = r.scale * dgate[k];
+        u[choice[k]] += r.kind == ROUTER_SOFTMAX ? ds : (ds - inner) / chosen;
     }
     __syncwarp();
     for (int j = lane; j < r.E; j += WARP) along += score(j) * u[j];
