@@ -49,9 +49,9 @@ struct Nccl {
     cudaEvent_t before, after;     // the ends of the computation, of the transfers
 };
 
-static int nccl_type(const float *) { return 7; }
-static int nccl_type(const double *) { return 8; }
-static int nccl_type(const __nv_bfloat16 *) { return 9; }
+static inline int nccl_type(const float *) { return 7; }
+static inline int nccl_type(const double *) { return 8; }
+static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
 
 #define ncclCheck(nccl, call) nccl_check(nccl, (nccl)->call, #call, __FILE__, __LINE__)
 static void nccl_check(const Nccl *n, int result, const char *call, const char *file, int line) {
