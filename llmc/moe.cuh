@@ -396,14 +396,15 @@ static inline void router_balance(wide *bias, const wide *loads, int E, float ra
 // Block (token, part of the row); a thread has 16 bytes. 8 blocks at a time leave a thread the
 // registers for several loads in flight.
 static __global__ void __launch_bounds__(ROW_THREADS, 8)
-combine_kernel(real *y, const real *rows, Router r, Residual add, int C) {
-    int64_t t = blockIdx.x, at = t * r.K;
+combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place, Residual add,
+               int K, int C) {
+    int64_t t = blockIdx.x, at = t * K;
     int i = row_column();
     if (i >= C) return;
     Floats sum = {};
-    for (int k = 0; k < r.K; k++) {
-        Floats row = pack_floats(pack_load(rows + (int64_t)r.place[at + k] * C + i));
-        float g = r.gate ? r.gate[at + k] : 1;
+    for (int k = 0; k < K; k++) {
+        Floats row = pack_floats(pack_load(rows + (int64_t)place[at + k] * C + i));
+        float g = gate ? gate[at + k] : 1;
         for (int x = 0; x < PACK; x++) sum.v[x] += g * row.v[x];
     }
     if (add.x) {
@@ -416,8 +417,8 @@ combine_kernel(real *y, const real *rows, Router r, Residual add, int C) {
 // y[t] = sum_k gate[t, k] rows[place[t, k]] + add, which may be y. A gate of nullptr is all 1.
 static inline void combine(real *y, const real *rows, const Router &r, Residual add, int C,
                            Gpu *gpu) {
-    LAUNCH(combine_kernel, row_grid(r.B * r.T, C), ROW_THREADS, 0, gpu->stream, y, rows, r,
-           add, C);
+    LAUNCH(combine_kernel, row_grid(r.B * r.T, C), ROW_THREADS, 0, gpu->stream, y, rows,
+           r.gate, r.place, add, r.K, C);
 }
 
 // A block takes a token; its warps take the token's rows in turn.
