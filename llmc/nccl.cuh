@@ -49,8 +49,8 @@ struct Nccl {
     cudaEvent_t before, after;     // the ends of the computation, of the transfers
 };
 
-static inline int nccl_type(const float *) { return 7; }
-static inline int nccl_type(const double *) { return 8; }
+static int nccl_type(const float *) { return 7; }
+static int nccl_type(const double *) { return 8; }
 static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
 
 #define ncclCheck(nccl, call) nccl_check(nccl, (nccl)->call, #call, __FILE__, __LINE__)
