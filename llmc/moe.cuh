@@ -253,6 +253,9 @@ router_backward_kernel(real *dz, const wide *dgate, Router r, float loss_scale) 
     const wide *z = r.z + t * r.E;
     const wide *load_b = r.load + t / r.T * r.E, *load_all = r.load + (int64_t)r.B * r.E;
     float *u = shared + warp * r.E, lse = r.lse[t], each = loss_scale * r.E / r.K / n;
+    const int32_t *choice = r.choice + at;
+    const wide *gate = r.gate + at;
+    dgate += at;
     float sum = 0, pulled = 0, chosen = 0, inner = 0, along = 0;
     auto score = [&](int j) { return router_score(z[j], lse, r.kind); };
     for (int j = lane; j < r.E; j += WARP) {
@@ -266,15 +269,15 @@ router_backward_kernel(real *dz, const wide *dgate, Router r, float loss_scale) 
     if (r.kind == ROUTER_SIGMOID)
         for (int j = lane; j < r.E; j += WARP) u[j] = (u[j] - pulled / sum) / sum;
     for (int k = lane; k < r.K; k += WARP) {
-        chosen += score(r.choice[at + k]);
-        inner += dgate[at + k] * r.gate[at + k];
+        chosen += score(choice[k]);
+        inner += dgate[k] * gate[k];
     }
     chosen = warp_sum(chosen);
     inner = warp_sum(inner);
     __syncwarp();
     for (int k = lane; k < r.K; k += WARP) {
-        float ds = r.scale * dgate[at + k];
-        u[r.choice[at + k]] += r.kind == ROUTER_SOFTMAX ? ds : (ds - inner) / chosen;
+        float ds = r.scale * dgate[k];
+        u[choice[k]] += r.kind == ROUTER_SOFTMAX ? ds : (ds - inner) / chosen;
     }
     __syncwarp();
     for (int j = lane; j < r.E; j += WARP) along += score(j) * u[j];
@@ -393,14 +396,15 @@ static inline void router_balance(wide *bias, const wide *loads, int E, float ra
 // Block (token, part of the row); a thread has 16 bytes. 8 blocks at a time leave a thread the
 // registers for several loads in flight.
 static __global__ void __launch_bounds__(ROW_THREADS, 8)
-combine_kernel(real *y, const real *rows, Router r, Residual add, int C) {
-    int64_t t = blockIdx.x, at = t * r.K;
+combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place, Residual add,
+               int K, int C) {
+    int64_t t = blockIdx.x, at = t * K;
     int i = row_column();
     if (i >= C) return;
     Floats sum = {};
-    for (int k = 0; k < r.K; k++) {
-        Floats row = pack_floats(pack_load(rows + (int64_t)r.place[at + k] * C + i));
-        float g = r.gate ? r.gate[at + k] : 1;
+    for (int k = 0; k < K; k++) {
+        Floats row = pack_floats(pack_load(rows + (int64_t)place[at + k] * C + i));
+        float g = gate ? gate[at + k] : 1;
         for (int x = 0; x < PACK; x++) sum.v[x] += g * row.v[x];
     }
     if (add.x) {
@@ -413,8 +417,8 @@ combine_kernel(real *y, const real *rows, Router r, Residual add, int C) {
 // y[t] = sum_k gate[t, k] rows[place[t, k]] + add, which may be y. A gate of nullptr is all 1.
 static inline void combine(real *y, const real *rows, const Router &r, Residual add, int C,
                            Gpu *gpu) {
-    LAUNCH(combine_kernel, row_grid(r.B * r.T, C), ROW_THREADS, 0, gpu->stream, y, rows, r,
-           add, C);
+    LAUNCH(combine_kernel, row_grid(r.B * r.T, C), ROW_THREADS, 0, gpu->stream, y, rows,
+           r.gate, r.place, add, r.K, C);
 }
 
 // A block takes a token; its warps take the token's rows in turn.
