@@ -59,6 +59,7 @@ static void open_mpi(Comm *c, const Launcher *by) {
     mpi->Comm_rank(mpi->world, &c->rank);
     mpi->Comm_size(mpi->world, &c->size);
     c->mpi = mpi;
+    // Another MPI than the launcher's sees every process alone.
     CHECK(c->size == began,
           "%s began %d processes, and MPI knows of %d: is it another MPI?\n"
           "  -> start with Open MPI's mpirun", by->name, began, c->size);
@@ -90,6 +91,7 @@ void comm_open(Comm *c, const char *device) {
           strerror(errno));
 }
 
+// Sockets wait for every goodbye; MPI_Finalize waits for every process.
 void comm_close(Comm *c) {
     if (c->sockets) sockets_close(c->sockets);
     if (c->mpi) c->mpi->Finalize();
@@ -111,6 +113,7 @@ static void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
     }
 }
 
+// Other processes than the two have nothing to do.
 void comm_move(Comm *c, void *data, size_t bytes, int from, int to) {
     if (c->rank != from && c->rank != to) return;
     if (c->sockets) sockets_move(c->sockets, data, bytes, from, to);
@@ -199,6 +202,7 @@ int comm_signal(Comm *c) {
 
 // ---------------------------------------------------------------- tensors, in the background (MPI)
 
+// MPI writes into x until Waitall returns.
 void comm_wait(Comm *c) {
     if (comm_size(c) > 1 && c->count) c->mpi->Waitall(c->count, c->pending, NULL);
     if (c) c->count = 0;

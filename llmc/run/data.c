@@ -60,6 +60,7 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     long long got = file_read_at(fd, head, SHARD_HEADER_BYTES, 0);
     close(fd);
 
+    // The magic number tells the width, and with it the version.
     int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
     bool wide = magic == SHARD_MAGIC_32;
     CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
@@ -118,6 +119,7 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
     int n = shard_scan(path, &entries);
     CHECK(n >= 0, "%s: cannot read this folder of shards: %s\n  -> check its permissions", path,
           strerror(errno));
+    // Names are checked even if their split is not wanted now.
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
         CHECK(!strstr(name, "train") || !strstr(name, "val"),  // trained on and validated with
@@ -142,7 +144,7 @@ static void shard_list(DataLoader *d, const char *path, const char *split) {
     if (there && S_ISDIR(info.st_mode)) shard_list_folder(d, path, split);
     else if (there) shard_add(d, "", path);
     else {
-        int error = errno;
+        int error = errno;  // of stat: glob may change it
         CHECK(glob(path, 0, NULL, &found) == 0,
               "%s: expected a shard, a folder of shards or a pattern, found nothing there: %s\n"
               "  -> check the path, or leave --data out for the built-in corpus",
@@ -154,6 +156,7 @@ static void shard_list(DataLoader *d, const char *path, const char *split) {
 
 void loader_open(DataLoader *d, const char *path, const char *split, int seq, bool shuffle,
                  uint64_t seed) {
+    // Nothing is known until headers are read, or the corpus is written.
     *d = (DataLoader){.seq = seq, .shuffle = shuffle, .seed = seed, .floor = NAN};
     d->validation = !strcmp(split, "val");
     if (*path) {
@@ -162,6 +165,7 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
         d->raw = check_alloc((seq + 1L) * d->width, "one sample");
     } else corpus_open(d);
     d->window = check_alloc((seq + 1L) * sizeof *d->window, "one sample");
+    // The model's vocabulary may lower the limit later.
     d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
     d->samples = (d->tokens - 1) / seq;
     CHECK(d->samples > 0,
@@ -193,6 +197,7 @@ static void *shard_hash_all(void *loader) {
     for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
         Hash hash;
         if (hasher->stop) break;  // loader_close waits
+        // A shard that cannot be read ends the search, as one that has changed does.
         hasher->error = file_hash(s->path, &hash, &hasher->bytes) ? 0 : errno;
         uint64_t now = hash_end(&hash);
         if (hasher->error || (s->hash && s->hash != now)) hasher->bad = s;
@@ -214,6 +219,7 @@ void loader_hash_begin(DataLoader *d) {
     hasher->running = true;
 }
 
+// Known from the headers, before a byte is hashed.
 double loader_gigabytes(const DataLoader *d) {
     return 1e-9 * (d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
 }
@@ -223,6 +229,7 @@ uint64_t loader_hash_end(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (!hasher->running) return d->content;
     double printed = clock_seconds();
+    // The main thread has nothing else to do: it looks a thousand times a second.
     while (!hasher->done) {
         usleep(1000);
         if (clock_seconds() - printed < 2) continue;
@@ -232,6 +239,7 @@ uint64_t loader_hash_end(DataLoader *d) {
     }
     pthread_join(hasher->thread, NULL);
     hasher->running = false;
+    // The thread has ended: its results are read without locks.
     const Shard *bad = hasher->bad;
     CHECK(!bad,
           "%s: expected the shard that this run began with, found %s\n"
@@ -255,6 +263,7 @@ static const Shard *shard_seek(DataLoader *d, int64_t at) {
         if (middle->first <= at) s = middle;
         else end = middle;
     }
+    // Windows of one shard often follow each other: it stays open.
     if (s != d->open) {
         if (d->open) close(d->fd);
         int64_t size;
@@ -280,6 +289,7 @@ static void shard_window(DataLoader *d, int64_t at) {
               "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
               "start\n  -> restore the shard, then start again from the last checkpoint",
               s->path, bytes, skip, got);
+        // A token of another tokenizer would read beyond the embedding.
         for (int64_t i = 0; i < n; i++) {
             long long token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
             CHECK(token < d->limit,
@@ -305,6 +315,7 @@ void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targe
     if (d->text && epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
     for (int64_t t = 0; d->text && t <= d->seq; t++)
         d->window[t] = (uint8_t)d->text[first + t];
+    // Targets are the inputs one token further on.
     memcpy(inputs, d->window, d->seq * sizeof *inputs);
     memcpy(targets, d->window + 1, d->seq * sizeof *targets);
 }

@@ -1,4 +1,5 @@
-// eval.c: see eval.h.
+// eval.c: see eval.h. A file of tasks becomes a list of sequences (TaskRow), whatever its kind; one
+// loop scores them, and only the metrics know kinds again.
 #include "eval.h"
 #include <math.h>
 #include "../exp.h"
@@ -11,6 +12,7 @@ enum { LENGTH_STEP = 32 };
 
 // ------------------------------------------------------------------------------------ task files
 
+// The file is kept as it was read: tokens of 2 or 4 bytes behind the header.
 int64_t task_token(const Task *t, int64_t i) {
     const void *tokens = t->file + SHARD_HEADER_BYTES;
     return t->width == 2 ? ((const uint16_t *)tokens)[i] : ((const uint32_t *)tokens)[i];
@@ -58,6 +60,7 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
 // Behind these data/get.py writes, for each completion, its length in characters; and then, for
 // each, how many of its first tokens are context and not scored.
 static int64_t read_example(Task *t, const char *path, int64_t at, const TaskReader *r) {
+    // The six words that begin an example; -1 where the file ends before them.
     int64_t start = t->tokens - at < 6 ? -1 : task_token(t, at);
     CHECK(start == EVAL_START,
           "%s: expected example %lld to begin with %d, found %lld (-1: the end of the file)"
@@ -70,12 +73,14 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
           "%s: example %lld has %lld completions, and the ones before it %s\n"
           "  -> a file for each kind",
           path, t->examples, choices, t->kind == TASK_WORD ? "one" : "several");
+    // From here on `end` lies in the file, and bounds everything that is read.
     CHECK(bytes >= 12 && bytes % 2 == 0 && end <= t->tokens && label < choices &&
               number == (t->examples & 0xFFFF),
           "%s: example %lld: expected its number, an even number of bytes within the file, and a "
           "right completion that it has, found number %lld, %lld bytes, and completion %lld of "
           "%lld" REWRITE,
           path, t->examples, number, bytes, label, choices);
+    // Each completion is a sequence of its own, with the same context.
     at = context + before;
     for (long long i = 0; i < choices; i++) {
         int64_t after = at < end ? task_token(t, at) : 0;
@@ -88,10 +93,12 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
         }, r->T);
         at += 1 + after;
     }
+    // Lengths and own context of all completions follow, or nothing does.
     bool has_lengths = at + 2 * choices == end;
     CHECK(at == end || has_lengths,
           "%s: example %lld has %lld bytes, expected %lld for its completions, or %lld more"
           REWRITE, path, t->examples, bytes, bytes - 2 * (end - at), 4 * choices);
+    // Something to score, something to predict it from, and room for it in the model.
     for (long long i = 0; i < choices; i++) {
         TaskRow *row = &t->row[t->rows - choices + i];
         if (has_lengths) row->scored -= task_token(t, at + choices + i);
@@ -112,6 +119,8 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
     return end;
 }
 
+// The header: magic, version, number of examples, bytes of the longest one. All of it is checked
+// against what the file holds.
 static void read_examples(Task *t, const char *path, size_t size, const TaskReader *r) {
     const int32_t *head = (const int32_t *)t->file;
     int32_t version = head[1], examples = head[2];
@@ -145,6 +154,8 @@ static void read_document(Task *t, int64_t at, int64_t n, int T) {
     t->examples += n > 0;
 }
 
+// A shard whose header says how many bytes and words its text has (0: unknown). Its first token is
+// the one that begins every document.
 static void read_text(Task *t, const char *path, const TaskReader *r) {
     DataLoader shard;
     const int32_t *head = (const int32_t *)t->file;
@@ -171,6 +182,7 @@ static void read_text(Task *t, const char *path, const TaskReader *r) {
 
 // ----------------------------------------------------------------------------------------- tasks
 
+// Ties go by place, so that every process has the same order.
 static int longest_first(const void *a, const void *b) {
     const TaskRow *x = *(TaskRow *const *)a, *y = *(TaskRow *const *)b;
     return x->inputs == y->inputs ? (x < y) - (x > y) : y->inputs - x->inputs;
@@ -226,6 +238,7 @@ static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
               "%s: another task is named %s too\n  -> rename the file", path, t->name);
 }
 
+// In the order of the list; the files of a folder in the order of their names.
 void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
     char item[PATH_CAP], path[PATH_CAP];
     memset(tasks, 0, sizeof *tasks);
@@ -264,6 +277,7 @@ void tasks_close(Tasks *tasks) {
 static double log_softmax(const void *logits, size_t element, int V, int64_t target,
                           double *likeliest) {
     double max = -INFINITY, sum = 0, chosen;
+    // The maximum is subtracted first: exp cannot overflow.
     if (element == sizeof(float)) {
         const float *z = logits;
         float largest = z[0], total = 0;
@@ -290,6 +304,7 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
     TaskRow **rows = t->order + first;
     int T = CEIL_DIV(rows[0]->inputs, LENGTH_STEP) * LENGTH_STEP;
     if (T > s->T) T = s->T;
+    // Shorter sequences keep zeros behind them.
     memset(s->inputs, 0, sizeof *s->inputs * n * T);
     for (int b = 0; b < n; b++) {
         const TaskRow *row = rows[b];
@@ -318,12 +333,14 @@ bool task_score(Task *t, const TaskScorer *s) {
     double begin = clock_seconds(), printed = begin, all = 0, done = 0;
     for (int64_t i = 0; i < t->rows; i++) all += t->row[i].inputs;
     memset(t->scores, 0, 2 * t->rows * sizeof *t->scores);
+    // A group is what all processes score in one round.
     for (int64_t group = 0; group < t->rows; group += step) {
         int64_t first = group + (int64_t)s->B * comm_rank(s->comm), left = t->rows - first;
         if (comm_signal(s->comm)) return false;
         if (left > 0) score_batch(t, s, first, left < s->B ? left : s->B);
         for (int64_t i = group; i < group + step && i < t->rows; i++)
             done += t->order[i]->inputs;
+        // A line of progress every five seconds, counted in tokens.
         double now = clock_seconds();
         char eta[32];
         if (now - printed < 5) continue;
@@ -338,7 +355,7 @@ bool task_score(Task *t, const TaskScorer *s) {
 
 // --------------------------------------------------------------------------------------- metrics
 
-// Mean of n values with its standard error.
+// Mean of n values with its standard error: the sample deviation (n - 1, Bessel) over sqrt(n).
 static TaskMetric mean_of(const char *name, const double *x, int64_t n) {
     double mean = 0, square = 0;
     for (int64_t i = 0; i < n; i++) mean += x[i] / n;
@@ -346,6 +363,7 @@ static TaskMetric mean_of(const char *name, const double *x, int64_t n) {
     return (TaskMetric){name, mean, sqrt(square / (n - 1) / n)};
 }
 
+// Rows of one example lie together.
 int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
     double best_score = -INFINITY;
     int64_t best = first, i = first;
@@ -360,6 +378,7 @@ int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
     return best - first;
 }
 
+// Units that the file does not count (0) have no metric. No standard errors.
 static int text_metrics(const Task *t, TaskMetric *metrics) {
     double sum = 0, tokens = 0;
     for (int64_t i = 0; i < t->rows; i++) {
@@ -378,6 +397,7 @@ static int text_metrics(const Task *t, TaskMetric *metrics) {
     return count;
 }
 
+// A value for each example, then its mean: acc is 0 or 1, perplexity begins as log p.
 int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
     static const char *const NAMES[][2] = {{"acc", "acc_norm"}, {"acc", "perplexity"}};
     if (t->kind == TASK_TEXT) return text_metrics(t, metrics);
@@ -417,6 +437,7 @@ static void report_task(const Task *t, Log *log) {
     log_unnest(log, '}');
 }
 
+// The same names and values in the table and in the log.
 void tasks_report(const Tasks *tasks, Log *log) {
     printf("%-20s %9s  %-16s %10s %10s\n", "task", "examples", "metric", "value", "stderr");
     log_nest(log, "task_results", '{');

@@ -1,6 +1,6 @@
 // files.c: see files.h.
 //
-// What a power cut leaves: data that fsync brought to the disk, and names whose folder it brought
+// A power cut leaves the data that fsync brought to the disk, and the names whose folder it brought
 // there. Hence the order of file_commit: the data, the rename, the folder. A kill of the process
 // alone loses nothing that the kernel has taken.
 #include "files.h"
@@ -38,6 +38,7 @@ char *file_parent(char *dir, const char *path) {
     return check_format(dir, PATH_CAP, "%s", dirname(copy));
 }
 
+// A path that ends in a slash has no last part: none of this program's does.
 const char *file_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
@@ -58,6 +59,7 @@ int file_open(const char *path, int64_t *size) {
     return -1;
 }
 
+// strerror says of ENOTSUP that an operation is not supported, which helps nobody.
 const char *file_error(void) {
     return errno == ENOTSUP ? "it is a pipe or device" : strerror(errno);
 }
@@ -80,6 +82,7 @@ char *file_read(const char *path, int64_t most, size_t *n) {
     int64_t size;
     int fd = file_open(path, &size);
     if (fd < 0) return NULL;
+    // The size is known before any memory is taken.
     char *text = size > most ? NULL : malloc(size + 1);
     int64_t got = text ? file_read_at(fd, text, size, 0) : -1;
     int problem = size > most ? EFBIG : errno;
@@ -118,6 +121,7 @@ void file_begin(FileWriter *w, int folder, const char *path) {
     w->hash = hash_begin();
     check_format(w->path, sizeof w->path, "%s", path);
     const char *temp = file_name(check_format(w->temp, sizeof w->temp, "%s.tmp", path));
+    // O_EXCL and O_NOFOLLOW: the file is new and this process's own, whatever lay there.
     unlinkat(folder, temp, 0);
     w->fd = openat(folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(w->fd >= 0,
@@ -152,6 +156,7 @@ Hash file_commit(FileWriter *w) {
     return w->hash;
 }
 
+// For files that fit into memory: config.json, state.json, the manifest, a tokenizer.
 Hash file_write_in(int folder, const char *path, const void *data, size_t n) {
     FileWriter w;
     file_begin(&w, folder, path);
@@ -173,6 +178,7 @@ void folder_sync(int folder, const char *path) {
                 path, strerror(errno));
 }
 
+// The folder stays open for as long as a run writes into it.
 int folder_open(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK_WRITE(folder >= 0,
@@ -203,7 +209,7 @@ bool folder_make(const char *path) {
     bool made = mkdir(path, 0777) == 0;
     if (!made && errno == ENOENT && has_parent && (folder_make(above) || errno == EEXIST))
         made = mkdir(path, 0777) == 0;
-    if (!made) return false;
+    if (!made) return false;  // errno says why
     int folder = folder_open(above);
     folder_sync(folder, above);
     close(folder);
@@ -217,6 +223,7 @@ bool folder_remove(int folder, const char *name) {
     int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) return false;
+    // A folder inside is not removed; then the last unlinkat fails and says so.
     for (struct dirent *e; (e = readdir(d));)
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(fd, e->d_name, 0);
     closedir(d);

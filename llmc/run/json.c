@@ -12,8 +12,8 @@ enum { JSON_DEPTH = 64 };
 
 typedef struct {
     char *at, *begin, *end;  // a copy of the text with a zero at its end; strings are decoded in it
-    char *error;
-    int values;  // so far
+    char *error;             // of the caller, ERROR_CAP bytes
+    int values;              // so far
 } Reader;
 
 // ----------------------------------------------------------------------------------------- reading
@@ -36,8 +36,10 @@ static bool take(Reader *r, const char *word) {
     return true;
 }
 
+// The four characters that RFC 8259 takes for white space.
 static void take_space(Reader *r) { r->at += strspn(r->at, " \t\r\n"); }
 
+// False: there was not a single digit.
 static bool take_digits(Reader *r) {
     size_t n = strspn(r->at, "0123456789");
     r->at += n;
@@ -56,6 +58,7 @@ static bool read_number(Reader *r, Json *v) {
     if (exponent && !take(r, "+")) take(r, "-");
     if (exponent) ok = take_digits(r);
     if (!ok) return expected(r, "a digit");
+    // Both readings of the same text: exact where it is an integer, rounded to a double otherwise.
     v->number = strtod(from, NULL);
     if (isinf(v->number)) {
         r->at = from;
@@ -90,6 +93,7 @@ static bool read_escape(Reader *r, char **out) {
         return true;
     }
     if (!take(r, "u")) return expected(r, "one of \"\\/bfnrtu after the backslash");
+    // The basic plane takes one escape of four digits.
     uint32_t code = 0, low = 0;
     if (!read_hex4(r, &code)) return false;
     if (code == 0) return expected(r, "no \\u0000 inside a string");
@@ -116,6 +120,7 @@ static bool read_string(Reader *r, const char **text) {
             if (!read_escape(r, &out)) return false;
             continue;
         }
+        // One whole character is moved, so a cut or overlong one is refused where it stands.
         size_t length = utf8_length(r->at, r->end - r->at);
         if (!length) return expected(r, "valid UTF-8");
         memmove(out, r->at, length);
@@ -126,7 +131,7 @@ static bool read_string(Reader *r, const char **text) {
     return true;
 }
 
-// Of two members, by strcmp: sort_members and json_get must agree on the order.
+// Compares two members by strcmp: sort_members and json_get must agree on the order.
 static int compare_keys(const void *a, const void *b) {
     return strcmp((*(Json *const *)a)->key, (*(Json *const *)b)->key);
 }
@@ -144,6 +149,7 @@ static bool sort_members(Reader *r, Json *object) {
     return true;
 }
 
+// Arrays and objects hold values, which may be arrays and objects: the rules call each other.
 static bool read_value(Reader *r, int depth, Json *v);
 
 // The name of a member and the colon behind it.
@@ -165,6 +171,7 @@ static bool read_items(Reader *r, int depth, Json *v, bool object) {
     if (take(r, close)) return true;
     for (Json **link = &v->first;; link = &(*link)->next) {
         if (++r->values > JSON_VALUES) return expected(r, "fewer values");
+        // The last pointer of the list takes the new item.
         Json *item = *link = check_alloc(sizeof *item, "a JSON value");
         v->count++;
         if (object && !read_key(r, item)) return false;
@@ -201,6 +208,7 @@ bool json_try_parse(const char *text, size_t n, Json **out, char *error) {
 
 #define REPAIR "\n  -> repair the file, or restore it from where it came from"
 
+// The caller may free or change the text: the tree has its own copy.
 Json *json_parse(const char *text, size_t n, const char *where) {
     Json *root;
     char error[ERROR_CAP];
@@ -208,6 +216,7 @@ Json *json_parse(const char *text, size_t n, const char *where) {
     return root;
 }
 
+// A missing file and a damaged one have different cures, so they have different messages.
 Json *json_read_file(const char *path) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n);
@@ -238,6 +247,7 @@ const Json *json_get(const Json *object, const char *key) {
     return found ? *found : NULL;
 }
 
+// An integer will do where any number is expected.
 const Json *json_need(const Json *object, const char *key, JsonKind kind, const char *where) {
     static const char *const KINDS[] = {
         "null", "true or false", "an integer", "a number", "a string", "an array", "an object"};
@@ -258,6 +268,7 @@ const char *json_get_string(const Json *object, const char *key, const char *whe
 
 // ----------------------------------------------------------------------------------------- writing
 
+// Escapes only what JSON demands: quotes, backslashes and control characters.
 void json_write_string(FILE *f, const char *text) {
     fputc('"', f);
     for (size_t left = strlen(text), length; left; text += length, left -= length) {

@@ -14,6 +14,7 @@
 
 // Weights are floats in a trainer of fp32 or bf16 and doubles in one of fp64; element is the size
 // of one.
+// Rounds to nearest where the value is wider.
 void real_put(void *x, size_t element, int64_t i, double value) {
     if (element == sizeof(float)) ((float *)x)[i] = (float)value;
     else ((double *)x)[i] = value;
@@ -54,6 +55,7 @@ int64_t real_count_bad(const void *x, size_t element, int64_t n) {
 
 // ----------------------------------------------------------------------------------------- tensors
 
+// Two types of each size: 8, 4, 2 and 1 bytes.
 int tensor_dtype_bytes(const char *dtype) {
     static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8", "BOOL"};
     for (int i = 0; i < 8; i++)
@@ -72,8 +74,11 @@ int64_t tensor_bytes(const Tensor *t) {
     return bytes;
 }
 
+// Only for a type that is known, as every opened tensor has.
 int64_t tensor_count(const Tensor *t) { return tensor_bytes(t) / tensor_dtype_bytes(t->dtype); }
 
+// first and most cut out a part, a shard of the moments or the first positions, without reading the
+// rest of the file.
 void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out,
                            size_t element) {
     int bytes = tensor_dtype_bytes(t->dtype);
@@ -123,6 +128,7 @@ static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tenso
                          "BOOL), a \"shape\" of at most %d sizes and two \"data_offsets\", found "
                          "the dtype \"%.16s\"",
                          t->name, TENSOR_RANK, t->dtype);
+    // The bytes of the shape are computed with checks for overflow.
     int64_t begin = offsets[0], end = offsets[1];
     bool fits = begin <= end && end <= bytes && tensor_bytes(t) == end - begin;
     if (fits) t->data = data + begin;
@@ -136,6 +142,7 @@ static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tenso
 static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes, char *error) {
     const char *at = data;
     const Tensor *t = file->tensors, *end = t + file->count;
+    // In the order of the data each tensor begins where the one before it ends.
     qsort(file->tensors, file->count, sizeof *file->tensors, compare_places);
     while (t < end && t->data == at) at += tensor_bytes(t++);
     return (t == end && at == data + bytes) ||
@@ -188,6 +195,7 @@ bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) 
     return ok;
 }
 
+// For files that the user names: the message ends the program.
 void safetensors_open(const char *path, SafetensorsFile *file) {
     char error[ERROR_CAP];
     CHECK(safetensors_try_open(path, file, error),
@@ -227,6 +235,7 @@ static char *make_header(const Tensor *tensors, int count, size_t *n) {
     return text;
 }
 
+// The order of tensors is the caller's; their data follow each other without gaps.
 Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int count,
                        int64_t *bad) {
     const int64_t piece = 1 << 20;  // counted, hashed and written while it is in the cache

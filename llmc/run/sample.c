@@ -18,6 +18,8 @@ static double kth_largest(const double *logits, int V, int k, double *sorted) {
     return sorted[k - 1];
 }
 
+// Inverse transform sampling: walks along the weights until their sum passes u. The largest logit
+// is subtracted first: exp cannot overflow.
 int sample_token(const double *logits, int V, double temperature, int64_t k, double u,
                  double *weights) {
     int best = 0;
@@ -25,6 +27,7 @@ int sample_token(const double *logits, int V, double temperature, int64_t k, dou
         if (logits[i] > logits[best]) best = i;
     if (temperature == 0) return best;
     double least = -INFINITY, sum = 0;
+    // Top-k: logits below the k-th largest get no weight.
     if (k > 0 && k < V) least = kth_largest(logits, V, k, weights + V);
     for (int i = 0; i < V; i++) {
         weights[i] = logits[i] < least ? 0 : exp((logits[i] - logits[best]) / temperature);
@@ -67,7 +70,7 @@ static int64_t encode_prompt(const Run *r, const char *prompt, size_t bytes, int
 // last half: the KV cache starts again from there. number: of the prompt; each draws its own
 // numbers.
 //
-// Of tokens [0, n) the KV cache holds [from, read). A round reads the rest, which is the prompt
+// The KV cache holds [from, read) of the tokens [0, n). A round reads the rest, which is the prompt
 // (prefill) or a single token (decode), and draws token n from the logits.
 static void sample_text(Run *r, const char *prompt, size_t bytes, int64_t number) {
     const Flags *f = r->f;
@@ -109,6 +112,7 @@ static void sample_lines(Run *r) {
     char *line = NULL;
     size_t cap = 0;
     for (int64_t number = 0;; number++) {
+        // A terminal shows that it is the user's turn.
         if (isatty(STDIN_FILENO)) printf("> ");
         fflush(stdout);
         ssize_t n = getline(&line, &cap, stdin);
@@ -120,6 +124,7 @@ static void sample_lines(Run *r) {
     free(line);
 }
 
+// After training, unless --sample 0; with --eval only if the user asks. Process 0 alone prints.
 void sample(Run *r) {
     bool wanted = r->f->sample && (!r->f->eval || r->set.by[FLAG_sample] == BY_USER);
     if (!wanted || r->comm.rank) return;

@@ -16,12 +16,15 @@ static const char EDITED[] = "was the file edited? use another checkpoint";
 static const char OTHER_MODEL[] = "the model's flags and NORM_MODE must be those of the file";
 static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
+// The same text is written beside the log and into every checkpoint.
 char *run_config(const Run *r) {
     return config_text(r->f, &r->m, &r->layout, &r->init, r->t, r->unigram);
 }
 
 // ---------------------------------------------------------------------------------------- weights
 
+// Every value is a function of the seed, the tensor's name and its index (init.h), so threads and
+// processes draw the same weights.
 void run_init_weights(Run *r) {
     for (int k = 0; k < r->layout.count; k++) {
         const Entry *e = &r->layout.entries[k];
@@ -71,13 +74,15 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
     const Tensor *t = safetensors_find(file, name);
     CHECK(t, "%s has no tensor %s, which this model needs\n  -> %s", path, name, OTHER_MODEL);
     const int64_t *found = t->shape, *expected = want.shape;
-    // Of learned positions, a smaller --seq takes the first.
+    // A smaller --seq takes the first of the learned positions.
     bool positions = e->id == PARAM_wpe && kind == WEIGHTS;
     bool fits = found[0] == expected[0] || (positions && found[0] > expected[0]);
     CHECK(fits && t->rank == want.rank && found[1] == expected[1],
           "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> %s%s", path, name,
           (long long)found[0], (long long)found[1], (long long)expected[0], (long long)expected[1],
           OTHER_MODEL, positions ? ", or a smaller --seq" : "");
+
+    // All processes hold all weights; of the moments each holds its shard (ZeRO-1).
     Part part = {0, e->size};
     if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
     void *x = r->t->tensor(r->gpt, kind, e);
@@ -103,6 +108,7 @@ static void read_tensors(Run *r, const char *path, int first_kind, int last_kind
     safetensors_close(&file);
 }
 
+// A file is taken as it is; a run or a checkpoint is looked for first.
 void run_read_weights(Run *r, const char *from) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t n = strlen(from);
@@ -163,6 +169,7 @@ void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, i
         tensors[i].bring = gather;
         tensors[i].source = g;
     }
+    // Sender and receiver go through the tensors in the same order.
     if (!r->comm.rank) checkpoint_add_tensors(c, file, tensors, count);
     else for (int i = 0; i < count; i++) gather(&gathers[i]);
     free(tensors);
@@ -170,6 +177,7 @@ void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, i
     free(whole);
 }
 
+// A window of the last losses or norms, by which spikes are found (spikes.h).
 static void write_window(Log *state, const char *name, const SpikeWindow *w) {
     log_nest(state, name, '{');
     log_int(state, "row", w->row);
@@ -197,6 +205,7 @@ static char *state_text(const Run *r) {
     return log_take(&state);
 }
 
+// Waits for the hash of the shards, which all processes must read alike.
 void run_know_data(Run *r, DataLoader *d) {
     if (!d->tokens) return;
     CHECK(comm_agree(&r->comm, loader_hash_end(d)),
@@ -222,6 +231,7 @@ static void check_folder_exists(const Run *r) {
 
 // After a save: the folder and the log are still the ones that the run writes to.
 static void check_folder_in_place(const Run *r) {
+    // Linux knows where the open folder is now: that is the --out which goes on.
     char link[64], now[PATH_CAP];
     check_format(link, sizeof link, "/proc/self/fd/%d", r->folder);
     ssize_t n = readlink(link, now, sizeof now - 1);
@@ -287,6 +297,7 @@ static int64_t read_int(const Json *state, const char *name, long long max, cons
     return value;
 }
 
+// The reverse of write_window. The file may have been edited, so counts are checked.
 static void read_window(SpikeWindow *w, const Json *state, const char *name, const char *path) {
     if (!json_get(state, name)) return;           // a checkpoint from before there were windows
     const Json *window = json_need(state, name, JSON_OBJECT, path);
@@ -309,6 +320,7 @@ static void check_config(const Run *r, const char *dir) {
     char path[PATH_CAP], a[64], b[64];
     flags_default(&was);
     config_read(&was, path_join(path, dir, "config.json"), r->t);
+    // Compared as text, as the user would type them.
     for (int i = 0; i < FLAG_COUNT; i++) {
         const char *now = flag_text(a, sizeof a, r->f, &FLAGS[i]);
         const char *then = flag_text(b, sizeof b, &was.f, &FLAGS[i]);
@@ -342,6 +354,8 @@ static void check_data(Run *r, const Json *state, const char *path) {
         fprintf(stderr, "warning: the validation data is not what this run was validated with\n");
 }
 
+// Each counter is bounded by one that is read before it; the position in the data follows from the
+// step, and the file must say the same.
 static void read_state(Run *r, const char *path) {
     Json *state = json_read_file(path);
     int64_t batch = r->f->batch, tokens = batch * r->m.T;
@@ -361,7 +375,7 @@ static void read_state(Run *r, const char *path) {
     json_free(state);
 }
 
-// Goes on from the newest whole checkpoint.
+// Continues from the newest whole checkpoint. Process 0 looks for it, and all read the same one.
 void run_resume(Run *r) {
     char dir[PATH_CAP] = "", path[PATH_CAP];
     size_t size;
@@ -370,10 +384,12 @@ void run_resume(Run *r) {
         CHECK(checkpoint_latest(r->out, INT64_MAX, dir),
               "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     comm_broadcast(&r->comm, dir, sizeof dir);
+    // Flags, counters, then tensors: a run that cannot go on ends before large files are read.
     check_config(r, dir);
     read_state(r, path_join(path, dir, "state.json"));
     read_tensors(r, path_join(path, dir, "model.safetensors"), WEIGHTS, WEIGHTS);
     read_tensors(r, path_join(path, dir, "optimizer.safetensors"), ADAM_M, ADAM_V);
+    // Without plans the matrix products are timed again.
     char *plans = file_read(path_join(path, dir, "plans.json"), JSON_MOST, &size);
     if (r->t->prepare) r->t->prepare(r->gpt, plans, path);
     free(plans);

@@ -42,6 +42,7 @@ static void set_timeout(int fd, int seconds) {
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 }
 
+// Options are improvements: a system that lacks one works without it.
 static void set_option(int fd, int level, int option, int value) {
     setsockopt(fd, level, option, &value, sizeof value);
 }
@@ -66,6 +67,7 @@ static void keep_connection(Sockets *s, int peer, int fd, int watch) {
 // The name by which others know this machine need not be one of its own, so it listens on all.
 static int start_listening(struct sockaddr_in at, bool here) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
+    // With all processes on this machine, other machines are not let in.
     at.sin_addr.s_addr = htonl(here ? INADDR_LOOPBACK : INADDR_ANY);
     set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     CHECK(!bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, SOMAXCONN),
@@ -92,6 +94,7 @@ static bool accept_peer(Sockets *s, int fd) {
         close(fd);
         return false;
     }
+    // A process of norm.c: from here on a fault is a wrong start, not a stranger.
     CHECK(g.size == s->size && g.rank > 0 && g.rank < g.size,
           "process 0 of %d met a process %d of %d\n  -> %s", s->size, g.rank, g.size, APART);
     int watch = g.watch ? WATCH : TALK;
@@ -103,6 +106,7 @@ static bool accept_peer(Sockets *s, int fd) {
 // Process 0 waits for all the others.
 static void gather_peers(Sockets *s, int listener) {
     double deadline = clock_seconds() + MEET_SECONDS;
+    // The deadline holds for all of them together.
     for (int connections = 0; connections < 2 * (s->size - 1);) {
         struct pollfd wait = {listener, POLLIN, 0};
         double left = deadline - clock_seconds();
@@ -112,6 +116,7 @@ static void gather_peers(Sockets *s, int listener) {
               "process 0 waits for %d others, and process %d has not come in %d seconds\n"
               "  -> did it print an error? can its machine reach this one at MASTER_PORT + 1?",
               s->size - 1, missing, MEET_SECONDS);
+        // A signal or a stranger that went away: look at the deadline again.
         if (poll(&wait, 1, 1000 * left) <= 0) continue;
         int fd = accept(listener, NULL, NULL);
         if (fd >= 0) connections += accept_peer(s, fd);
@@ -171,6 +176,7 @@ static void *watch_peers(void *sockets) {
             int32_t word;
             if (!peers[i].revents) continue;
             bool whole = receive_all(peers[i].fd, &word, sizeof word);
+            // A rank: process 0 passes on which process died. Silence: this peer did.
             if (!whole || word != GOODBYE) report_death(s, whole ? word : i);
             peers[i].fd = -1;
             left--;
@@ -182,6 +188,7 @@ static void *watch_peers(void *sockets) {
 
 // ----------------------------------------------------------------------------- open, move, close
 
+// IPv4 only: MASTER_ADDR is a name or an address; the port is the one behind torchrun's.
 static struct sockaddr_in find_process_0(const char *host) {
     const char *port = getenv("MASTER_PORT");
     struct addrinfo ipv4 = {.ai_family = AF_INET}, *found = NULL;
@@ -208,6 +215,7 @@ Sockets *sockets_open(int rank, int size, bool here) {
     s->peers[WATCH] = all + size;
     for (int i = 0; i < 2 * size; i++) all[i] = -1;
     struct sockaddr_in at = find_process_0(host);
+    // A star: process 0 is connected with all, the others only with it.
     if (rank == 0) gather_peers(s, start_listening(at, here));
     else for (int watch = TALK; watch <= WATCH; watch++) reach_process_0(s, at, host, watch);
     int error = pthread_create(&s->watchdog, NULL, watch_peers, s);
@@ -216,6 +224,7 @@ Sockets *sockets_open(int rank, int size, bool here) {
     return s;
 }
 
+// Blocks until all bytes are taken. The kernel buffers small messages, so senders rarely wait.
 void sockets_move(Sockets *s, void *data, size_t bytes, int from, int to) {
     bool sends = s->rank == from;
     bool whole = transfer(s->peers[TALK][sends ? to : from], data, bytes, sends);
@@ -225,6 +234,7 @@ void sockets_move(Sockets *s, void *data, size_t bytes, int from, int to) {
           "last checkpoint", from, to);
 }
 
+// The watchdog ends when the last goodbye has come; joining it waits for the slowest process.
 void sockets_close(Sockets *s) {
     int32_t goodbye = GOODBYE;
     for (int i = 0; i < s->size; i++)

@@ -6,6 +6,7 @@ enum { MOST_TOKENS = 1 << 20 };  // the largest vocabularies in use have a quart
 enum { CODES = 0x110000 };       // code points of Unicode
 enum { MOST_BYTES = TOKENIZER_HEADER_BYTES + MOST_TOKENS * 256 + CODES * 8 };  // of a file
 
+// Also a tokenizer that was opened in part.
 void tokenizer_close(Tokenizer *t) {
     free(t->file);
     free(t->where);
@@ -32,6 +33,7 @@ int32_t tokenizer_find(const Tokenizer *t, const char *bytes, size_t n) {
     return token == t->end ? -1 : token;
 }
 
+// A pointer into the file: nothing is copied.
 const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *n) {
     CHECK(token >= 0 && token < t->count,
           "expected a token from 0 to %d, found %d\n"
@@ -63,11 +65,14 @@ static bool read_header(const char *path, Tokenizer *t, char *error) {
                          "%u and %u",
                          TOKENIZER_MAGIC, TOKENIZER_VERSION, t->size, magic, version);
     uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
-    if (count < 1 || count > MOST_TOKENS || end >= count)
+    // A token takes two bytes or more, so the file's size bounds the memory that a header asks for.
+    uint32_t most = (t->size - TOKENIZER_HEADER_BYTES) / 2;
+    if (most > MOST_TOKENS) most = MOST_TOKENS;
+    if (count < 1 || count > most || end >= count)
         return error_set(error,
-                         "expected 1 to %d tokens, one of them the end-of-text token, found %u "
+                         "expected 1 to %u tokens, one of them the end-of-text token, found %u "
                          "and the end-of-text token %u",
-                         MOST_TOKENS, count, end);
+                         most, count, end);
     t->count = count;
     t->end = end;
     return true;
@@ -75,6 +80,7 @@ static bool read_header(const char *path, Tokenizer *t, char *error) {
 
 // Fills where and slots, and moves *at behind the tokens.
 static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
+    // At least twice as many slots as tokens, a power of two.
     for (t->mask = 1; t->mask < 2u * t->count;) t->mask *= 2;
     size_t slots = t->mask-- * sizeof *t->slots;
     t->where = check_alloc(t->count * sizeof *t->where, "a tokenizer");
@@ -103,6 +109,7 @@ static bool read_ranges(Tokenizer *t, size_t at, char *error) {
         return error_set(error, "expected %llu bytes of ranges of characters, found %zu",
                          8ull * ranges, t->size - at);
     t->encodes = ranges;
+    // A file of llm.c ends here: it decodes only.
     if (!ranges) return true;
     t->classes = check_alloc(CODES, "the classes of characters");
     for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
@@ -167,6 +174,7 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
         if (a == 's' || a == 'd' || a == 'm' || a == 't') return at + 2;
         if ((a == 'l' && b == 'l') || ((a == 'v' || a == 'r') && b == 'e')) return at + 3;
     }
+    // A run of characters of one class, with a space before it.
     int kind = class_at(t, text, n, at, &length);
     size_t next = at + length;
     if (text[at] == ' ' && next < n) {  // a space belongs to the word after it
@@ -180,11 +188,11 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
 
 // ------------------------------------------------------------------------------------------ merges
 
-// Byte-pair encoding of a piece. It starts as single bytes. Of all neighbours whose bytes together
-// are a token, the pair of the lowest id becomes it, the leftmost pair first, until there is none:
-// merges were learned in the order of the ids, so no list of them is needed. A binary heap holds
-// the possible merges, least first, so a piece takes n log n steps. An entry is stale, and skipped,
-// when the bytes of the two parts at its place are no longer as many as its token's.
+// Byte-pair encoding of a piece. It starts as single bytes. Among all neighbours whose bytes
+// together are a token, the pair of the lowest id becomes it, the leftmost pair first, until there
+// is none: merges were learned in the order of the ids, so no list of them is needed. A binary heap
+// holds the possible merges, least first, so a piece takes n log n steps. An entry is stale, and
+// skipped, when the bytes of the two parts at its place are no longer as many as its token's.
 typedef struct {
     const Tokenizer *t;
     const char *piece;
@@ -248,6 +256,7 @@ static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int3
         merges_add(&m, i);
         if (i > 0) merges_add(&m, before[i]);
     }
+    // The parts that are left, from left to right.
     for (size_t i = 0; i < n; i += length[i])
         tokens[count++] = tokenizer_find(t, piece + i, length[i]);
     free(heap);
@@ -262,6 +271,7 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
     for (size_t at = 0, end; at < n; at = end) {
         end = tokenizer_piece(t, text, n, at);
         size_t length = end - at;
+        // Most pieces are a token as a whole.
         int32_t token = tokenizer_find(t, text + at, length);  // of the whole piece
         if (token >= 0) {
             tokens[count++] = token;

@@ -21,6 +21,7 @@ void check_failed(int status, const char *file, int line, const char *fmt, ...) 
     exit(status);
 }
 
+// Names from a file may be part of a message, so it is escaped as well.
 bool error_set(char *error, const char *fmt, ...) {
     char message[512];
     va_list args;
@@ -54,6 +55,7 @@ void *check_alloc(size_t bytes, const char *what) {
     return p;
 }
 
+// The size follows from n alone: no capacity is stored.
 void *check_grow(void *list, int64_t n, size_t bytes, const char *what) {
     if (n & (n - 1)) return list;
     list = realloc(list, (n ? 2 * n : 1) * bytes);
@@ -63,6 +65,7 @@ void *check_grow(void *list, int64_t n, size_t bytes, const char *what) {
 
 // -------------------------------------------------------------------------------------------- text
 
+// A cut path would be another file.
 char *check_format(char *buf, size_t cap, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
@@ -90,6 +93,7 @@ void text_print(const char *text, size_t n) {
     for (size_t i = 0; i < n; i++) fputs(text_escape(shown, sizeof shown, text + i, 1), stdout);
 }
 
+// The stream grows the memory itself.
 FILE *text_begin(char **text, size_t *size, const char *what) {
     FILE *f = open_memstream(text, size);
     CHECK(f, "no memory for %s\n  -> a smaller --model or --micro-batch", what);
@@ -143,6 +147,7 @@ void check_streams_begin(void) {
     if (fd >= 0) close(fd);
 }
 
+// A full disk shows when buffers are flushed, after the last print.
 void check_streams_end(void) {
     CHECK_WRITE(fflush(stdout) == 0 && !ferror(stdout),
                 "cannot write all of the output: %s\n  -> free space where stdout goes",
