@@ -37,12 +37,14 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     const struct { bool found; int flag, other; const char *hint; } rows[] = {
         {f->width % heads, FLAG_heads, FLAG_width, "a divisor of the width"},
         {fewer && heads % f->kv_heads, FLAG_kv_heads, FLAG_heads, "a divisor of the heads"},
-        {!latent && rope && f->width / heads % 2, FLAG_positions, FLAG_heads,
+        {!latent && rope && f->width / heads % 2, FLAG_heads, FLAG_width,
          "an even head size (width / heads), or --positions learned"},
         {latent && fewer, FLAG_kv_rank, FLAG_kv_heads,
          "leave out --kv-heads: latent attention makes keys and values for every head"},
-        {latent && f->bias, FLAG_kv_rank, FLAG_bias, "latent attention has no biases"},
-        {latent && !rope, FLAG_kv_rank, FLAG_positions, "latent attention has rotary positions"},
+        {latent && f->bias, FLAG_kv_rank, FLAG_bias,
+         "--bias off: latent attention has no biases"},
+        {latent && !rope, FLAG_kv_rank, FLAG_positions,
+         "--positions rope: latent attention has no others"},
         {latent && f->rope_size % 2, FLAG_kv_rank, FLAG_rope_size, "an even one: RoPE turns pairs"},
         // nGPT: the gain s_qk, which q and k share, has a value for every channel of every head.
         {mode->unit && fewer, FLAG_kv_heads, PLACEMENT, "leave it out: one gain scales q and k"},
@@ -55,7 +57,7 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
         {E && K > E, FLAG_experts_per_token, FLAG_experts, "at most as many as there are"},
         {E && f->dense_layers >= f->layers, FLAG_dense_layers, FLAG_layers,
          "fewer, so that a layer has experts, or --experts 0"},
-        {E && f->bias, FLAG_experts, FLAG_bias, "experts have no biases"},
+        {E && f->bias, FLAG_experts, FLAG_bias, "--bias off: experts have no biases"},
         {E && wide, FLAG_experts_per_token, FLAG_ffn,
          "experts of a token, shared ones included, that are less than 2^24 wide together"},
         {divides && f->batch % micro, FLAG_micro_batch, FLAG_batch, "a divisor of the batch"},
@@ -89,20 +91,23 @@ static void refuse_useless(const FlagSet *set, const Mode *mode, const char *dev
                            const char *precision) {
     char flag[PATH_CAP];
     const Flags *f = &set->f;
-    const struct { bool useless; int first, last; const char *where; } rows[] = {
-        {!f->kv_rank, FLAG_rope_size, FLAG_rope_size, "with --kv-rank"},
-        {!f->experts, FLAG_experts_per_token, FLAG_balance_rate, "with --experts"},
-        {!f->dense_layers, FLAG_dense_ffn, FLAG_dense_ffn, "with --dense-layers"},
-        {!mode->sdd, FLAG_sdd, FLAG_sdd, "for NORM_MODE=SDD and SDD_PRE"},
-        {!mode->early, FLAG_mix_ratio, FLAG_mix_ratio, "for NORM_MODE=MIX_LN"},
-        {!strcmp(device, "cpu"), FLAG_tf32, FLAG_graph, "on a GPU (make train_gpt DEVICE=cuda)"},
-        {f->tf32 && strcmp(precision, "fp32"), FLAG_tf32, FLAG_tf32, "for PREC=fp32"},
-        {f->rounding && strcmp(precision, "bf16"), FLAG_rounding, FLAG_rounding, "for PREC=bf16"},
+    const struct { bool useless; int first, last; const char *needed, *found; } rows[] = {
+        {!f->kv_rank, FLAG_rope_size, FLAG_rope_size, "--kv-rank N", "0"},
+        {!f->experts, FLAG_experts_per_token, FLAG_balance_rate, "--experts N", "0"},
+        {!f->dense_layers, FLAG_dense_ffn, FLAG_dense_ffn, "--dense-layers N", "0"},
+        {!mode->sdd, FLAG_sdd, FLAG_sdd, "NORM_MODE=SDD (or SDD_PRE)", mode->name},
+        {!mode->early, FLAG_mix_ratio, FLAG_mix_ratio, "NORM_MODE=MIX_LN", mode->name},
+        {!strcmp(device, "cpu"), FLAG_tf32, FLAG_graph, "DEVICE=cuda", device},
+        {f->tf32 && strcmp(precision, "fp32"), FLAG_tf32, FLAG_tf32, "PREC=fp32", precision},
+        {f->rounding && strcmp(precision, "bf16"), FLAG_rounding, FLAG_rounding, "PREC=bf16",
+         precision},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int k = rows[i].first; rows[i].useless && k <= rows[i].last; k++)
-            CHECK(set->by[k] != BY_USER, "%s only means something %s\n  -> leave it out",
-                  typed(flag, f, mode, k), rows[i].where);
+            CHECK(set->by[k] != BY_USER,
+                  "%s only means something with %s, found %s\n  -> leave it out, or %s%s",
+                  typed(flag, f, mode, k), rows[i].needed, rows[i].found,
+                  *rows[i].needed == '-' ? "" : "make train_gpt ", rows[i].needed);
 }
 
 // A warmup that fills the schedule is legal, and noted.
@@ -230,10 +235,12 @@ static void check_mode(const Json *root, const char *path, const Mode *mode) {
 // Reads the "flags" of a config.json. A file written by hand (--config) may have numbers as values;
 // flags of one command alone are refused there, and passed over elsewhere.
 static void config_read_flags(FlagSet *set, const Json *root, const char *path, bool by_hand) {
+    static const char HINT[] =
+        "./train_gpt --help lists all; a run's file needs the norm.c that wrote it";
     char number[64];
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
     for (const Json *v = flags->first; v; v = v->next) {
-        const FlagRow *row = flag_find(v->key, path);
+        const FlagRow *row = flag_find(v->key, path, HINT);
         // %.17g gives back every double.
         bool is_number = by_hand && (v->kind == JSON_INT || v->kind == JSON_REAL);
         const char *text = is_number ? check_format(number, sizeof number, "%.17g", v->number)

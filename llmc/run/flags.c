@@ -63,7 +63,9 @@ void nearest_add(Nearest *n, const char *name, const char *shown) {
     else check_format(n->text, sizeof n->text, "did you mean %s? ", shown);
 }
 
-const FlagRow *flag_find(const char *name, const char *where) {
+static const char ALL[] = "./train_gpt --help lists all";
+
+const FlagRow *flag_find(const char *name, const char *where, const char *hint) {
     char full[64];
     Nearest near = nearest_begin(name);
     for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
@@ -71,8 +73,7 @@ const FlagRow *flag_find(const char *name, const char *where) {
         if (!strcmp(name, full + 2) || !strcmp(name, row->field)) return row;
         nearest_add(&near, full + 2, full);
     }
-    CHECK(false, "%s: unknown flag %s\n  -> %s./train_gpt --help lists all", where, name,
-          near.text);
+    CHECK(false, "%s: unknown flag %s\n  -> %s%s", where, name, near.text, hint);
     return NULL;
 }
 
@@ -164,12 +165,12 @@ void flags_default(FlagSet *s) {
 // [value] is what the flag has without being given: the default, or that of --model.
 void flags_help(const Flags *f, const char *only) {
     char name[64], value[64];
-    const FlagRow *one = only ? flag_find(only + strspn(only, "-"), "--help") : NULL;
+    const FlagRow *one = only ? flag_find(only + strspn(only, "-"), "--help", ALL) : NULL;
     if (!one) printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many "
                      "of them; --show prints the result\n"
                      "       ./train_gpt --help [FLAG] | --version\n"
                      "       mpirun -np 2 ./train_gpt ...      as root, or without slots: "
-                     "README.md, \"Several processes\"\n\n");
+                     "doc/processes.md\n\n");
     for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
         if (one && row != one) continue;
         flag_name(name, sizeof name, row);
@@ -186,7 +187,7 @@ void flags_parse(FlagSet *s, int count, char *const *words, int by) {
         CHECK(!strncmp(word, "--", 2), "expected a flag, found \"%s\"\n"
               "  -> a value with a space needs quotes; ./train_gpt --help lists the flags", word);
         snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
-        const FlagRow *row = flag_find(name, "command line");
+        const FlagRow *row = flag_find(name, "command line", ALL);
         // A preset may set again what the macros in front of it have set; a user may not.
         CHECK(by != BY_USER || s->by[row - FLAGS] != BY_USER,
               "%s is given twice\n  -> give it once", word);

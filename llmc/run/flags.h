@@ -220,8 +220,8 @@ typedef struct FlagSet {
 
 // "--" and the flag's name.
 void flag_name(char *name, size_t cap, const FlagRow *row);
-// The row of kv-heads or kv_heads. An unknown name is refused; `where` is for the message.
-const FlagRow *flag_find(const char *name, const char *where);
+// The row of kv-heads or kv_heads. An unknown name is refused, with `where` it stands and a hint.
+const FlagRow *flag_find(const char *name, const char *where, const char *hint);
 // The word at an index of "a|b|c", or NULL.
 const char *flag_word(char *buf, size_t cap, const char *choices, int index);
 // Sets a flag from text; a wrong type, choice or range is refused.
