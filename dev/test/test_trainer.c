@@ -56,9 +56,9 @@ void test_flags(void) {
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         EXPECT_REFUSAL(parse_refused, (void *)refused[i][0], refused[i][1]);
     for (int i = 0; i < FLAG_COUNT; i++) {  // what is printed can be typed
-        char buf[64];
+        char buf[FLAG_CAP];
         FlagSet again = s;
-        flag_set(&again, &FLAGS[i], flag_text(buf, sizeof buf, &s.f, &FLAGS[i]), BY_USER);
+        flag_set(&again, &FLAGS[i], flag_text(buf, &s.f, &FLAGS[i]), BY_USER);
         if (FLAGS[i].kind != TEXT)
             EXPECT(!memcmp(&again.f, &s.f, sizeof s.f), "flag %s does not read back what it prints",
                    FLAGS[i].field);

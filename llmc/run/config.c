@@ -1,8 +1,6 @@
 // config.c: from the command line to flags, model and config.json. Read it from its end:
 // flags_resolve is the order in which flags win.
-#include "config.h"
-#include "checkpoint.h"
-#include "data.h"
+#include "run.h"
 #include "json.h"
 
 // ---------------------------------------------------------------------------- refusals
@@ -11,13 +9,11 @@ enum { PLACEMENT = FLAG_COUNT };              // in place of a flag
 
 // A flag and its value as they would be typed (1e-3 and 0.001 are the same), or the placement.
 static const char *typed(char text[PATH_CAP], const Flags *f, const Mode *mode, int flag) {
-    char value[64];
+    char name[FLAG_CAP], buf[FLAG_CAP];
     if (flag == PLACEMENT) return check_format(text, PATH_CAP, "NORM_MODE=%s", mode->name);
-    const char *is = flag_text(value, sizeof value, f, &FLAGS[flag]);
-    flag_name(text, PATH_CAP, &FLAGS[flag]);
-    size_t n = strlen(text);
-    check_format(text + n, PATH_CAP - n, " %s", *is ? is : "\"\"");
-    return text;
+    const char *value = flag_text(buf, f, &FLAGS[flag]);
+    return check_format(text, PATH_CAP, "%s %s", flag_name(name, &FLAGS[flag]),
+                        *value ? value : "\"\"");
 }
 
 #define user(flag) (set->by[FLAG_##flag] == BY_USER)
@@ -87,20 +83,20 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
 #undef user
 
 // Flags that the user gave and that have no effect. A preset or a run may have them.
-static void refuse_useless(const FlagSet *set, const Mode *mode, const char *device,
-                           const char *precision) {
+static void refuse_useless(const FlagSet *set, const Trainer *t) {
     char flag[PATH_CAP];
     const Flags *f = &set->f;
+    const Mode *mode = t->mode;
+    const char *prec = t->precision;
     const struct { bool useless; int first, last; const char *needed, *found; } rows[] = {
         {!f->kv_rank, FLAG_rope_size, FLAG_rope_size, "--kv-rank N", "0"},
         {!f->experts, FLAG_experts_per_token, FLAG_balance_rate, "--experts N", "0"},
         {!f->dense_layers, FLAG_dense_ffn, FLAG_dense_ffn, "--dense-layers N", "0"},
         {!mode->sdd, FLAG_sdd, FLAG_sdd, "NORM_MODE=SDD (or SDD_PRE)", mode->name},
         {!mode->early, FLAG_mix_ratio, FLAG_mix_ratio, "NORM_MODE=MIX_LN", mode->name},
-        {!strcmp(device, "cpu"), FLAG_tf32, FLAG_graph, "DEVICE=cuda", device},
-        {f->tf32 && strcmp(precision, "fp32"), FLAG_tf32, FLAG_tf32, "PREC=fp32", precision},
-        {f->rounding && strcmp(precision, "bf16"), FLAG_rounding, FLAG_rounding, "PREC=bf16",
-         precision},
+        {!on_gpu(t), FLAG_tf32, FLAG_graph, "DEVICE=cuda", t->device},
+        {f->tf32 && strcmp(prec, "fp32"), FLAG_tf32, FLAG_tf32, "PREC=fp32", prec},
+        {f->rounding && strcmp(prec, "bf16"), FLAG_rounding, FLAG_rounding, "PREC=bf16", prec},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int k = rows[i].first; rows[i].useless && k <= rows[i].last; k++)
@@ -111,10 +107,10 @@ static void refuse_useless(const FlagSet *set, const Mode *mode, const char *dev
 }
 
 // A warmup that fills the schedule is legal, and noted.
-void run_refuse(const FlagSet *set, const Mode *mode, const char *device, const char *precision) {
+void run_refuse(const FlagSet *set, const Trainer *t) {
     const Flags *f = &set->f;
-    refuse_useless(set, mode, device, precision);
-    refuse_pairs(set, mode);
+    refuse_useless(set, t);
+    refuse_pairs(set, t->mode);
     long long end = schedule_end(f), warmup = f->warmup;
     if (!*f->from && f->steps && warmup >= end)
         printf("note: the warmup (%lld steps) fills the schedule (%lld): the rate never falls\n"
@@ -196,26 +192,25 @@ static const char *config_end(char buf[64], const char *text, size_t n) {
 
 // {"norm_c_version": 2, "norm_mode": "SPAN", "precision": "fp32", ..., "flags": {"model": ...},
 // "xxh64": "..."}. Flags of one command (ONCE) are left out, so the same run has the same text.
-char *config_text(const Flags *f, const Model *m, const Layout *layout, const Init *init,
-                  const Trainer *t, double unigram) {
-    char *text = NULL, buf[64];
+char *run_config(const Run *r) {
+    const Model *m = &r->m;
+    char *text, buf[64];
     const char *before = "{";
     size_t n = 0;
     FILE *file = text_begin(&text, &n, "config.json");
     fprintf(file,
             "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n"
-            "  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"active_parameters\": %lld,\n"
+            "  \"git\": \"%s\",\n  \"parameters\": %.0f,\n  \"active_parameters\": %.0f,\n"
             "  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"unigram_entropy\": ",
-            CONFIG_VERSION, m->mode->name, t->precision, t->commit,
-            (long long)show_parameters(m, layout, false),
-            (long long)show_parameters(m, layout, true), show_flops(m, layout),
-            INITS[init->scheme].name);
-    json_write_number(file, unigram);
+            CONFIG_VERSION, m->mode->name, r->t->precision, r->t->commit,
+            show_parameters(m, &r->layout, false), show_parameters(m, &r->layout, true),
+            show_flops(m, &r->layout), INITS[r->init.scheme].name);
+    json_write_number(file, r->unigram);
     fprintf(file, ",\n  \"flags\": ");
     for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
         if (row->resume == ONCE) continue;
         fprintf(file, "%s\n    \"%s\": ", before, row->field);
-        json_write_string(file, flag_text(buf, sizeof buf, f, row));
+        json_write_string(file, flag_text(buf, r->f, row));
         before = ",";
     }
     fprintf(file, "\n  }");
@@ -293,18 +288,18 @@ bool config_read(FlagSet *set, const char *path, const Trainer *t) {
 // ---------------------------------------------------------------------------- which flag wins
 
 // Refuses another value of a flag than the run or model `where` has.
-static void check_same(int flag, const Flags *is, const char *where, const Flags *given, int by) {
+static void check_same(int flag, const Flags *is, const char *where, const FlagSet *given) {
     static const char *const SOURCES[] = {"", "by --model", "in --config", "on the command line"};
     char was[PATH_CAP], now[PATH_CAP];
-    CHECK(!strcmp(typed(was, is, NULL, flag), typed(now, given, NULL, flag)),
+    CHECK(!strcmp(typed(was, is, NULL, flag), typed(now, &given->f, NULL, flag)),
           "%s in %s and %s %s; it may not change\n"
           "  -> leave it out, or start another run with another --out",
-          was, where, now, SOURCES[by]);
+          was, where, now, SOURCES[given->by[flag]]);
 }
 
 static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
-    char value[64];
-    flag_set(set, &FLAGS[flag], flag_text(value, sizeof value, from, &FLAGS[flag]), by);
+    char value[FLAG_CAP];
+    flag_set(set, &FLAGS[flag], flag_text(value, from, &FLAGS[flag]), by);
 }
 
 // A flag of the model that says otherwise, on the command line or by --model, is refused. --seq and
@@ -312,8 +307,8 @@ static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
 void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     char path[PATH_CAP];
     const char *folder = given->f.init_from;
-    check_format(path, sizeof path, "%s/config.json", folder);
-    if (!file_exists(path)) return;               // a model.safetensors alone names no flags
+    // A model.safetensors alone names no flags.
+    if (!file_exists(path_join(path, folder, "config.json"))) return;
     Json *root = config_open(path, t->mode);
     FlagSet theirs;
     flags_default(&theirs);
@@ -323,9 +318,9 @@ void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
         bool is_free = i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate);
         // The preset of a --model on the command line is already in set.
         bool by_model = given->by[FLAG_model] == BY_USER && set->by[i] == BY_PRESET;
-        if (!is_free && given->by[i] >= BY_CHECKPOINT)
-            check_same(i, &theirs.f, folder, &given->f, given->by[i]);
-        else if (!is_free && by_model) check_same(i, &theirs.f, folder, &set->f, BY_PRESET);
+        bool is_given = given->by[i] >= BY_CHECKPOINT;
+        if (!is_free && (is_given || by_model))
+            check_same(i, &theirs.f, folder, is_given ? given : set);
         flag_copy(set, i, &theirs.f, BY_PRESET);
     }
 }
@@ -352,7 +347,7 @@ void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
         int by = given->by[i], resume = FLAGS[i].resume;
         if (by < BY_CHECKPOINT || (by == BY_CHECKPOINT && resuming && resume == FREE)) continue;
         bool pinned = (resuming && resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
-        if (pinned) check_same(i, &set->f, "this run", &given->f, by);
+        if (pinned) check_same(i, &set->f, "this run", given);
         flag_copy(set, i, &given->f, by);
     }
     // A model that is read with other data is not validated on the old run's.
@@ -362,7 +357,7 @@ void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
 
 static bool folder_has(const char *folder, const char *file) {
     char path[PATH_CAP];
-    return file_exists(check_format(path, sizeof path, "%s/%s", folder, file));
+    return file_exists(path_join(path, folder, file));
 }
 
 // A manifest makes a folder a checkpoint. Its checksums are read before it is used.
@@ -429,8 +424,7 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     if (*f->from) checkpoint_find(f->from, base);
     else if (*f->out && !f->show) resuming = out_resumes(f, &found);
     if (found) check_format(base, sizeof base, "%s", f->out);
-    check_format(config, sizeof config, "%s/config.json", base);
-    if (*base && config_read(set, config, t))
+    if (*base && config_read(set, path_join(config, base, "config.json"), t))
         printf("note: a run in %s goes on in %s\n", strcmp(t->precision, "fp32") ? "fp32" : "bf16",
                t->precision);
     // A run that goes on has read its --init-from when it began.

@@ -62,8 +62,10 @@ struct Run {
     Pace pace;
 };
 
-// save.c
+// config.c
 char *run_config(const Run *r);           // the text of config.json; to be freed
+
+// save.c
 void run_init_weights(Run *r);            // random, by init.h
 void run_read_weights(Run *r, const char *from);      // of a run, a checkpoint, a model.safetensors
 void run_resume(Run *r);

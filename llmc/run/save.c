@@ -19,10 +19,6 @@ static const char EDITED[] = "was the file edited? use another checkpoint";
 static const char OTHER_MODEL[] = "the model's flags and NORM_MODE must be those of the file";
 static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
-char *run_config(const Run *r) {
-    return config_text(r->f, &r->m, &r->layout, &r->init, r->t, r->unigram);
-}
-
 // ---------------------------------------------------------------------------------------- weights
 
 void run_init_weights(Run *r) {
@@ -295,12 +291,12 @@ static void read_window(SpikeWindow *w, const Json *state, const char *name, con
 // checkpoint's copy.
 static void check_config(const Run *r, const char *dir) {
     FlagSet was;
-    char path[PATH_CAP], a[64], b[64];
+    char path[PATH_CAP], a[FLAG_CAP], b[FLAG_CAP];
     flags_default(&was);
     config_read(&was, path_join(path, dir, "config.json"), r->t);
     for (int i = 0; i < FLAG_COUNT; i++) {
-        const char *now = flag_text(a, sizeof a, r->f, &FLAGS[i]);
-        const char *then = flag_text(b, sizeof b, &was.f, &FLAGS[i]);
+        const char *now = flag_text(a, r->f, &FLAGS[i]);
+        const char *then = flag_text(b, &was.f, &FLAGS[i]);
         CHECK(FLAGS[i].resume != FIXED || !strcmp(now, then),
               "%s/config.json: expected \"%s\": \"%s\" as in its checkpoint, found \"%s\"\n"
               "  -> cp %s %s/", r->out, FLAGS[i].field, then, now, path, r->out);

@@ -168,22 +168,22 @@ static void make_model(Run *r) {
 static void choose_micro_batch(Run *r) {
     const Flags *f = r->f;
     Setup *setup = &r->setup;
-    char advice[256];
+    char advice[ADVICE_CAP];
     const double gib = 1 << 30;
-    double room = r->t->room(&r->m, setup), needed = memory_needed(r->t, &r->m, setup);
+    double room = r->t->room(&r->m, setup), needed = memory_needed(r, setup);
     bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
     bool chooses = !given && !(f->experts && f->balance_loss > 0);
-    int B = chooses && needed > room ? memory_fitting(r->t, &r->m, setup, room) : setup->B;
+    int B = chooses && needed > room ? memory_fitting(r, *setup, room) : setup->B;
     double least = -B;
     comm_combine(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
     B = -least;
     if (B && B < setup->B) {
         printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);
         setup->B = r->micro = B;
-        needed = memory_needed(r->t, &r->m, setup);
+        needed = memory_needed(r, setup);
     }
     CHECK(!(needed > room), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
-          needed / gib, room / gib, memory_advice(advice, sizeof advice, r->t, &r->m, setup, room));
+          needed / gib, room / gib, memory_advice(advice, r, room));
     if (chooses && r->training) set_default(r, FLAG_micro_batch, B);
 }
 
@@ -232,7 +232,7 @@ static bool make_folder(Run *r) {
 
 // The first line of the log, and the first after each resume, says what runs here.
 static void log_program(Run *r) {
-    char value[64];
+    char value[FLAG_CAP];
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
     log_text(&r->log, "norm_mode", r->m.mode->name);
@@ -241,7 +241,7 @@ static void log_program(Run *r) {
     log_text(&r->log, "git", r->t->commit);
     log_int(&r->log, "processes", r->comm.size);
     for (int i = 0; i < FLAG_COUNT; i++)
-        log_text(&r->log, FLAGS[i].field, flag_text(value, sizeof value, r->f, &FLAGS[i]));
+        log_text(&r->log, FLAGS[i].field, flag_text(value, r->f, &FLAGS[i]));
     log_end(&r->log);
 }
 
@@ -299,8 +299,8 @@ static void show(const Run *r) {
     if (what == SHOW_MODELS) show_models(r->m.mode);
     if (what == SHOW_MODES) show_modes();
     if (what == SHOW_MODEL) {
-        show_model(&r->m, &r->init, r->f->model, r->t, &r->setup, true);
-        show_memory(r->t, &r->m, &r->setup);
+        show_model(r, true);
+        show_memory(r);
     }
     if (what == SHOW_CONFIG) {
         char *config = run_config(r);
@@ -339,7 +339,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     const Flags *f = r->f = &r->set.f;
     r->training = !*f->from;
     if (*f->out && !f->show && is_folder(f->out) && !r->comm.rank) r->folder = lock_folder(f->out);
-    run_refuse(&r->set, t->mode, t->device, t->precision);
+    run_refuse(&r->set, t);
 
     // --show needs no data, except for config.json, where the vocabulary and the unigram stand.
     bool configures = r->training && (!f->show || f->show == SHOW_CONFIG);
@@ -355,7 +355,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     choose_micro_batch(r);
     run_open_tokenizer(r);
     if (f->eval || r->training) run_open_tasks(r);
-    show_model(&r->m, &r->init, f->model, t, &r->setup, false);
+    show_model(r, false);
 
     size_t tokens = (size_t)r->micro * r->m.T;
     r->inputs = check_alloc(2 * tokens * sizeof *r->inputs, "a batch");
