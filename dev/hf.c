@@ -108,10 +108,8 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     if (!strcmp(what, "tables")) print_tables();
     else if (!strcmp(what, "model") && argc > 2) print_model(argv[2], argc - 3, argv + 3);
-    else if (!strcmp(what, "find") && argc > 2) {
-        checkpoint_find(argv[2], dir);
-        puts(dir);
-    } else if (!strcmp(what, "xxh64"))
+    else if (!strcmp(what, "find") && argc > 2) puts(checkpoint_find(argv[2], dir));
+    else if (!strcmp(what, "xxh64"))
         for (int i = 2; i < argc; i++) print_checksum(argv[i]);
     return 0;
 }

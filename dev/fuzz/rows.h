@@ -8,7 +8,7 @@ static void expect_ranges(const Flags *f) {
     for (int i = 0; i < FLAG_COUNT; i++) {
         const FlagRow *row = &FLAGS[i];
         const char *at = (const char *)f + row->offset;
-        double number = row->kind == INT      ? (double)*(const int64_t *)at
+        double number = row->kind == INT      ? (double)*(const long long *)at
                         : row->kind == NUMBER ? *(const double *)at
                                               : row->low;
         must(number >= row->low && number <= row->high);

@@ -111,10 +111,9 @@ void run_refuse(const FlagSet *set, const Trainer *t) {
     const Flags *f = &set->f;
     refuse_useless(set, t);
     refuse_pairs(set, t->mode);
-    long long end = schedule_end(f), warmup = f->warmup;
-    if (!*f->from && f->steps && warmup >= end)
+    if (!*f->from && f->steps && f->warmup >= schedule_end(f))
         printf("note: the warmup (%lld steps) fills the schedule (%lld): the rate never falls\n"
-               "  -> a smaller --warmup\n", warmup, end);
+               "  -> a smaller --warmup\n", f->warmup, schedule_end(f));
 }
 
 // ---------------------------------------------------------------------------- flags to model
@@ -181,6 +180,9 @@ Init init_from_flags(const Flags *f, const Mode *mode) {
 }
 
 // ---------------------------------------------------------------------------- config.json
+
+// The command of a hint, for the run's folder twice: the newest checkpoint has a copy.
+#define RESTORE "cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/"
 
 // The last lines of a config.json: a checksum of the bytes before them, and its closing brace.
 static const char *config_end(char buf[64], const char *text, size_t n) {
@@ -260,11 +262,9 @@ static Json *config_open(const char *path, const Mode *mode) {
     if (version > 1 || json_get(root, "xxh64")) {
         // The checksum is the last member: what lies before its comma is what it covers.
         const char *tail = strrchr(text, ',');
-        bool whole = tail && !strcmp(tail, config_end(end, text, (size_t)(tail - text)));
-        CHECK(whole,
+        CHECK(tail && !strcmp(tail, config_end(end, text, tail - text)),
               "%s: its text does not match its checksum (xxh64): edited or damaged\n"
-              "  -> restore it: cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/; "
-              "to change a value, give its flag on the command line",
+              "  -> restore it: " RESTORE "; to change a value, give its flag on the command line",
               path, file_parent(run, path), run);
     }
     check_mode(root, path, mode);
@@ -361,18 +361,18 @@ static bool folder_has(const char *folder, const char *file) {
 }
 
 // A manifest makes a folder a checkpoint. Its checksums are read before it is used.
-void checkpoint_find(const char *path, char *dir) {
+const char *checkpoint_find(const char *path, char *dir) {
     char why[ERROR_CAP];
     if (folder_has(path, "manifest.json")) {
-        check_format(dir, PATH_CAP, "%s", path);
-        CHECK(checkpoint_verify(dir, why),
-              "%s is damaged: %s\n  -> use another checkpoint of that run", dir, why);
-        return;
+        CHECK(checkpoint_verify(path, why),
+              "%s is damaged: %s\n  -> use another checkpoint of that run", path, why);
+        return path;
     }
     CHECK(is_folder(path), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/",
           path);
     CHECK(checkpoint_latest(path, INT64_MAX, dir),
           "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
+    return dir;
 }
 
 // A log or a checkpoint without config.json is a damaged run: neither resumed nor overwritten.
@@ -392,8 +392,7 @@ bool run_found(const char *out, int resume) {
           "reads it", out, out);
     CHECK(!found || whole,
           "%s holds a run without its config.json; nothing was overwritten\n"
-          "  -> copy it from a checkpoint: cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/",
-          out, out, out);
+          "  -> copy it from a checkpoint: " RESTORE, out, out, out);
     return found;
 }
 
@@ -410,7 +409,8 @@ static bool out_resumes(const Flags *f, bool *found) {
 
 bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     FlagSet given;
-    char base[PATH_CAP] = "", config[PATH_CAP];            // of the run that goes on or is read
+    char dir[PATH_CAP], config[PATH_CAP];
+    const char *base = NULL;                               // the run that goes on or is read
     bool found = false, resuming = false;
     flags_default(&given);
     flags_parse(&given, argc - 1, argv + 1, BY_USER);
@@ -421,10 +421,10 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     if (t->mode->unit) flags_parse_text(set, "--warmup 0 --weight-decay 0", BY_PRESET);
     const Flags *f = &given.f;
     // The run that is read or goes on lies over the preset.
-    if (*f->from) checkpoint_find(f->from, base);
+    if (*f->from) base = checkpoint_find(f->from, dir);
     else if (*f->out && !f->show) resuming = out_resumes(f, &found);
-    if (found) check_format(base, sizeof base, "%s", f->out);
-    if (*base && config_read(set, path_join(config, base, "config.json"), t))
+    if (found) base = f->out;
+    if (base && config_read(set, path_join(config, base, "config.json"), t))
         printf("note: a run in %s goes on in %s\n", strcmp(t->precision, "fp32") ? "fp32" : "bf16",
                t->precision);
     // A run that goes on has read its --init-from when it began.

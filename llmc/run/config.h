@@ -26,7 +26,8 @@ Init init_from_flags(const Flags *f, const Mode *mode);
 // bf16, which both keep their weights in fp32.
 bool config_read(FlagSet *set, const char *path, const Trainer *t);
 
-// The folder of a checkpoint: the path itself, or the newest whole one of the run at the path.
-void checkpoint_find(const char *path, char *dir);
+// The folder of a checkpoint: the path itself, or the newest whole one of the run at the path, in
+// dir (of PATH_CAP bytes).
+const char *checkpoint_find(const char *path, char *dir);
 // Whether --out holds a run. Refuses one without --resume: nothing is ever overwritten.
 bool run_found(const char *out, int resume);

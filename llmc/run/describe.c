@@ -195,11 +195,11 @@ static void show_activation(const Run *r, const Sizes *s, int id) {
 static void show_tables(const Run *r) {
     Sizes s = setup_sizes(r, &r->setup);
     show_layers(&r->m);
-    printf("\nparameter                                             copies       shape          "
-           "in all   starts                decay      rate\n");
+    printf("\n%-53s %s %11s %15s   %-20s  %-9s  rate\n", "parameter", "copies", "shape", "in all",
+           "starts", "decay");
     for (int i = 0; i < 2 * PARAM_COUNT; i++) show_parameter(r, i / 2, i % 2);
-    printf("\nactivation        copies         shape          MiB   gradients      MiB     "
-           "(micro-batch of %d x %d)\n", s.B, s.T);
+    printf("\n%-17s copies %13s %12s   gradients %8s     (micro-batch of %d x %d)\n", "activation",
+           "shape", "MiB", "MiB", s.B, s.T);
     for (int id = 0; id < ACT_COUNT; id++) show_activation(r, &s, id);
 }
 

@@ -107,9 +107,7 @@ static const char *read_text(const char *name, const FlagRow *row, const char *v
     CHECK(row->resume == ONCE || is_utf8(value),
           "%s: expected UTF-8, found other bytes, which config.json cannot hold\n"
           "  -> rename the file, or convert the text", name);
-    const char *copy = strdup(value);
-    CHECK(copy, "no memory for %s\n  -> a shorter text", name);
-    return copy;
+    return strcpy(check_alloc(strlen(value) + 1, name), value);
 }
 
 // The index of a choice, which is the value in Flags. No near word: the help follows the choices.
@@ -145,7 +143,7 @@ void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by) {
     s->by[row - FLAGS] = by;
     switch (row->kind) {                                   // the types of FIELD_* in flags.h
         case TEXT:   *(const char **)at = read_text(name, row, value); break;
-        case INT:    *(int64_t *)at = read_number(name, row, value); break;
+        case INT:    *(long long *)at = read_number(name, row, value); break;
         case NUMBER: *(double *)at = read_number(name, row, value); break;
         default:     *(int *)at = read_choice(name, row, value);
     }
@@ -155,7 +153,7 @@ const char *flag_text(char buf[FLAG_CAP], const Flags *f, const FlagRow *row) {
     const void *at = (const char *)f + row->offset;
     switch (row->kind) {
         case TEXT:   return *(const char *const *)at;
-        case INT:    return check_format(buf, FLAG_CAP, "%lld", (long long)*(const int64_t *)at);
+        case INT:    return check_format(buf, FLAG_CAP, "%lld", *(const long long *)at);
         // 15 digits: 1e-3 prints as 0.001, and decimals of up to 15 digits read back the same.
         case NUMBER: return check_format(buf, FLAG_CAP, "%.15g", *(const double *)at);
         default:     return flag_word(buf, row->choices, *(const int *)at);

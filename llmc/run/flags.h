@@ -6,7 +6,7 @@
 #include "schedule.h"
 #include "util.h"
 
-// A flag's type, and its value in Flags: int64_t, double, text, or the index of the choice.
+// A flag's type, and its value in Flags: long long, double, text, or the index of the choice.
 enum { INT, NUMBER, TEXT, CHOICE, SWITCH };
 // On resume: must stay as it was | may change | belongs to one command, not to the run.
 enum { FIXED, FREE, ONCE };
@@ -163,8 +163,8 @@ FLAG(show, CHOICE(off, "off|model|models|modes|config"), \
 #define FLAG_TABLE(FLAG) MODEL_FLAGS(FLAG) TRAINING_FLAGS(FLAG) DATA_FLAGS(FLAG) RUN_FLAGS(FLAG)
 
 // One field per flag. `FIELD_##type` turns INT(4, 1, 4096) into FIELD_INT(4, 1, 4096), that is
-// int64_t; flags.c makes the rest of the row in the same way.
-#define FIELD_INT(...) int64_t
+// long long; flags.c makes the rest of the row in the same way.
+#define FIELD_INT(...) long long
 #define FIELD_NUMBER(...) double
 #define FIELD_TEXT(...) const char *
 #define FIELD_CHOICE(...) int

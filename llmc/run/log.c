@@ -2,6 +2,7 @@
 #include "log.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "json.h"
@@ -78,38 +79,36 @@ void log_begin(Log *log) {
     log->separator = "";
 }
 
-static void begin_member(Log *log, const char *key) {
+// Writes what stands before a value; returns where the value goes.
+static FILE *begin_member(Log *log, const char *key) {
     fputs(log->separator, log->line);
     if (key) {
         json_write_string(log->line, key);
         fputs(": ", log->line);
     }
     log->separator = ", ";
+    return log->line;
 }
 
 void log_int(Log *log, const char *key, int64_t value) {
-    begin_member(log, key);
-    fprintf(log->line, "%lld", (long long)value);
+    fprintf(begin_member(log, key), "%" PRId64, value);
 }
 
 void log_real(Log *log, const char *key, double value) {
-    begin_member(log, key);
-    json_write_number(log->line, value);
+    json_write_number(begin_member(log, key), value);
 }
 
 void log_text(Log *log, const char *key, const char *value) {
-    begin_member(log, key);
-    json_write_string(log->line, value);
+    json_write_string(begin_member(log, key), value);
 }
 
+// As text: a reader of JSON may take numbers for doubles, which have 53 bits.
 void log_hex(Log *log, const char *key, uint64_t hash) {
-    begin_member(log, key);
-    fprintf(log->line, "\"%016llx\"", (unsigned long long)hash);
+    fprintf(begin_member(log, key), "\"%016" PRIx64 "\"", hash);
 }
 
 void log_nest(Log *log, const char *key, char bracket) {
-    begin_member(log, key);
-    fputc(bracket, log->line);
+    fputc(bracket, begin_member(log, key));
     log->separator = "";
 }
 

@@ -48,7 +48,7 @@ struct Run {
     int folder;                           // open and locked; 0: none
     Log log;
     long long step, updates, tokens;      // steps done; updates applied; tokens seen
-    bool saved, validated, tasked;        // this step has its checkpoint, validation, tasks
+    bool saved;                           // this step has its checkpoint
     int64_t saved_updates;                // updates in the last checkpoint; -1: there is none
     int bad;                              // steps in a row that were not finite
     int64_t epoch;                        // whose data has been hashed
@@ -70,7 +70,7 @@ void run_init_weights(Run *r);            // random, by init.h
 void run_read_weights(Run *r, const char *from);      // of a run, a checkpoint, a model.safetensors
 void run_resume(Run *r);
 bool run_save(Run *r);                    // false: weights are not finite, nothing was saved
-uint64_t run_hash(Run *r);                // of all weights: equal hashes are equal models
+unsigned long long run_hash(Run *r);      // of all weights: equal hashes are equal models
 void run_know_data(Run *r, DataLoader *d);            // waits for the data's hash
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind);
 
@@ -78,6 +78,7 @@ void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, i
 bool run_is_usable(Run *r);               // the loss of the next batch, not yet seen, is finite
 int64_t run_epoch(const Run *r);          // of the first sample of the next step
 int64_t run_val_samples(const Run *r);    // of one validation
+Log *run_begin_line(Run *r);              // of the log; it begins with the step
 void run_note_pace(Run *r, double seconds);           // says once that training has become slow
 
 // start.c

@@ -36,7 +36,7 @@ void run_init_weights(Run *r) {
 }
 
 // Hashes the weights that are in use: the padding of the vocabulary is not.
-uint64_t run_hash(Run *r) {
+unsigned long long run_hash(Run *r) {
     Hash h = hash_begin();
     r->t->fetch(r->gpt, WEIGHTS);
     for (int k = 0; k < r->layout.count; k++) {
@@ -102,10 +102,7 @@ void run_read_weights(Run *r, const char *from) {
     size_t n = strlen(from);
     if (n > 12 && !strcmp(from + n - 12, ".safetensors"))
         check_format(path, sizeof path, "%s", from);
-    else {
-        checkpoint_find(from, dir);
-        path_join(path, dir, "model.safetensors");
-    }
+    else path_join(path, checkpoint_find(from, dir), "model.safetensors");
     read_tensors(r, path, WEIGHTS, WEIGHTS);
 }
 

@@ -3,7 +3,7 @@
 #include <math.h>
 #include "flags.h"
 
-int64_t schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_steps : f->steps; }
+long long schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_steps : f->steps; }
 
 // The rate as a part of its peak.
 static double schedule_factor(int schedule, double p, double floor, double decay) {

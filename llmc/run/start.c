@@ -86,16 +86,14 @@ static double unigram_entropy(Run *r) {
 // the one beside its data. Only prompts of models that do not read bytes need one.
 static bool find_tokenizer(const Run *r, char *path) {
     const Flags *f = r->f;
-    const struct { const char *at, *below; } places[] = {
+    bool given = r->set.by[FLAG_tokenizer] == BY_USER && *f->tokenizer;
+    const struct { const char *at, *below; } places[] = {{given ? f->tokenizer : "", ""},
         {f->from, "/tokenizer.bin"}, {f->from, "/../tokenizer.bin"}, {f->out, "/tokenizer.bin"},
         {f->tokenizer, ""}, {f->init_from, "/tokenizer.bin"}, {f->data, "/tokenizer.bin"}};
-    bool given = r->set.by[FLAG_tokenizer] == BY_USER;
-    if (given) check_format(path, PATH_CAP, "%s", f->tokenizer);
-    if (given && *path) return true;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         if (!*places[i].at) continue;
         check_format(path, PATH_CAP, "%s%s", places[i].at, places[i].below);
-        if (file_exists(path)) return true;
+        if (given || file_exists(path)) return true;       // tokenizer_open refuses a missing one
     }
     return false;
 }
@@ -233,16 +231,15 @@ static bool make_folder(Run *r) {
 // The first line of the log, and the first after each resume, says what runs here.
 static void log_program(Run *r) {
     char value[FLAG_CAP];
-    log_begin(&r->log);
-    log_int(&r->log, "step", r->step);
-    log_text(&r->log, "norm_mode", r->m.mode->name);
-    log_text(&r->log, "device", r->t->device);
-    log_text(&r->log, "precision", r->t->precision);
-    log_text(&r->log, "git", r->t->commit);
-    log_int(&r->log, "processes", r->comm.size);
+    Log *log = run_begin_line(r);
+    log_text(log, "norm_mode", r->m.mode->name);
+    log_text(log, "device", r->t->device);
+    log_text(log, "precision", r->t->precision);
+    log_text(log, "git", r->t->commit);
+    log_int(log, "processes", r->comm.size);
     for (int i = 0; i < FLAG_COUNT; i++)
-        log_text(&r->log, FLAGS[i].field, flag_text(value, r->f, &FLAGS[i]));
-    log_end(&r->log);
+        log_text(log, FLAGS[i].field, flag_text(value, r->f, &FLAGS[i]));
+    log_end(log);
 }
 
 // A copy of the tokenizer in the run's folder: sampling from the run needs nothing else. A
@@ -321,7 +318,7 @@ static void check_processes(Run *r) {
     free(config);
     CHECK(r->f->batch >= r->comm.size,
           "--batch %lld for %d processes: expected at least a sequence for each\n"
-          "  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
+          "  -> a larger --batch, or fewer processes", r->f->batch, r->comm.size);
 }
 
 Run *run_open(const Trainer *t, int argc, char **argv) {

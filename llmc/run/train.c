@@ -72,8 +72,7 @@ int64_t run_val_samples(const Run *r) {
     return limit < r->val.samples ? limit : r->val.samples;
 }
 
-// A line of the log begins with the step.
-static Log *begin_line(Run *r) {
+Log *run_begin_line(Run *r) {
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
     return &r->log;
@@ -96,16 +95,15 @@ static bool validate(Run *r, double *loss) {
 static void log_validation(Run *r) {
     double loss, floor = r->val.floor;
     if (!validate(r, &loss)) return;
-    uint64_t hash = run_hash(r);
-    Log *log = begin_line(r);
+    unsigned long long hash = run_hash(r);
+    Log *log = run_begin_line(r);
     log_real(log, "val_loss", loss);
     if (!isnan(floor)) log_real(log, "val_above_floor", loss - floor);
     log_hex(log, "weights", hash);
     log_end(log);
-    printf("step %6lld/%lld  validation loss %.4f", r->step, (long long)r->f->steps,
-           loss);
+    printf("step %6lld/%lld  validation loss %.4f", r->step, r->f->steps, loss);
     if (!isnan(floor)) printf(" (floor %.4f, +%.4f)", floor, loss - floor);
-    printf("  weights %016llx\n", (unsigned long long)hash);
+    printf("  weights %016llx\n", hash);
     fflush(stdout);
 }
 
@@ -113,7 +111,7 @@ static void log_tasks(Run *r) {
     TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
     for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++)
         if (!task_score(t, &s)) return;
-    Log *log = begin_line(r);
+    Log *log = run_begin_line(r);
     tasks_report(&r->tasks, log);
     log_end(log);
 }
@@ -122,8 +120,7 @@ void evaluate(Run *r) {
     double loss = NAN;
     if (!r->f->eval) return;
     validate(r, &loss);
-    uint64_t hash = run_hash(r);
-    printf("validation loss %.6f, weights %016llx\n", loss, (unsigned long long)hash);
+    printf("validation loss %.6f, weights %016llx\n", loss, run_hash(r));
     if (r->tasks.count) log_tasks(r);
 }
 
@@ -176,7 +173,7 @@ static void log_stats(Run *r, const AdamW *applied) {
     int count = r->layout.count;
     TensorStats *tensors = check_alloc(count * sizeof *tensors, "statistics of tensors");
     r->t->stats(r->gpt, applied, r->layers, tensors);
-    Log *log = begin_line(r);
+    Log *log = run_begin_line(r);
     log_layer_values(r, log);
     if (r->m.moe.E) log_loads(r, log);
     for (int ratios = 0; ratios < 2; ratios++) {
@@ -193,7 +190,7 @@ static void log_stats(Run *r, const AdamW *applied) {
 
 // The line of every step. lr: the scheduled rate, before group factors.
 static void log_step(Run *r, const Update *u, const char *event, double lr, double seconds) {
-    Log *log = begin_line(r);
+    Log *log = run_begin_line(r);
     log_real(log, "loss", u->loss.ce);
     if (!isnan(r->data.floor)) log_real(log, "above_floor", u->loss.ce - r->data.floor);
     if (r->m.moe.E) log_real(log, "router_loss", u->loss.router);
@@ -218,8 +215,7 @@ static void log_step(Run *r, const Update *u, const char *event, double lr, doub
 static void print_event(const Run *r, const char *event, const Update *u) {
     long long end = r->step * r->f->batch, first = end - r->f->batch;
     printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f), samples %lld to %lld; %s\n",
-           r->step, event, u->loss.ce, r->loss_z, u->norm, r->norm_z,
-           first, end - 1,
+           r->step, event, u->loss.ce, r->loss_z, u->norm, r->norm_z, first, end - 1,
            u->applied ? "the update was applied" : "the weights stay as they are");
 }
 
@@ -253,7 +249,7 @@ static void print_progress(Run *r, double loss, double lr, double norm) {
     if (due) run_note_pace(r, seconds);
     char eta[32];
     double tokens_left = (f->steps - r->step) * f->batch * r->m.T;
-    printf("step %6lld/%lld  loss %.4f", r->step, (long long)f->steps, loss);
+    printf("step %6lld/%lld  loss %.4f", r->step, f->steps, loss);
     if (!isnan(r->data.floor)) printf(" (floor +%.4f)", loss - r->data.floor);
     printf("  lr %.2e  grad %.3f  %.0f tok/s", lr, norm, rate);
     if (r->peak > 0)
@@ -281,14 +277,11 @@ static void begin_training(Run *r) {
         printf("%d processes, each with a part of every batch and of the optimizer's state\n",
                r->comm.size);
     printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out,
-           r->t->precision, strcmp(r->t->device, "cpu") ? "GPU" : "CPU", r->t->commit,
-           r->data.samples, (long long)f->seq,
+           r->t->precision, on_gpu(r->t) ? "GPU" : "CPU", r->t->commit, r->data.samples, f->seq,
            r->has_val ? "" : "; no validation data");
     comm_broadcast(&r->comm, &r->log.validated, sizeof r->log.validated);
     comm_broadcast(&r->comm, &r->log.tasked, sizeof r->log.tasked);
     r->saved = r->step > 0;
-    r->validated = r->log.validated;
-    r->tasked = r->log.tasked;
     r->saved_updates = r->saved ? r->updates : -1;
     r->peak = r->t->peak ? r->t->peak() : 0;
     comm_combine(&r->comm, &r->peak, 1, COMM_SUM);
@@ -296,7 +289,7 @@ static void begin_training(Run *r) {
     r->started_tokens = r->pace.tokens = r->tokens;
     if (r->step >= f->steps)
         printf("note: the run is at step %lld of --steps %lld: nothing to train\n"
-               "  -> a larger --steps\n", r->step, (long long)f->steps);
+               "  -> a larger --steps\n", r->step, f->steps);
     comm_catch_signals();
 }
 
@@ -328,9 +321,8 @@ static int stop_by_signal(Run *r, int signal) {
 }
 
 static void print_end(Run *r) {
-    uint64_t hash = run_hash(r);
-    printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)hash,
-           r->step, r->tokens, r->out);
+    printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", run_hash(r), r->step,
+           r->tokens, r->out);
 }
 
 // -------------------------------------------------------------------------------------- the loop
@@ -360,7 +352,7 @@ static const char *count_step(Run *r, const Update *u) {
     r->updates += u->applied;
     r->tokens += r->f->batch * r->m.T;
     r->bad = finite ? 0 : r->bad + 1;
-    r->saved = r->validated = r->tasked = false;
+    r->saved = r->log.validated = r->log.tasked = false;
     if (!finite) return "not finite";
     if (loss_spike) return "a spike of the loss";
     return norm_spike ? "a spike of the gradient norm" : NULL;
@@ -385,8 +377,10 @@ int train(Run *r) {
             status = diverged(r);
             break;
         }
-        if (is_due(r, f->val_every) && !r->validated && r->has_val) log_validation(r);
-        if (is_due(r, f->val_every) && !r->tasked && r->tasks.count) log_tasks(r);
+        if (is_due(r, f->val_every)) {
+            if (!r->log.validated && r->has_val) log_validation(r);
+            if (!r->log.tasked && r->tasks.count) log_tasks(r);
+        }
         r->started += clock_seconds() - begin;
 
         int signal = comm_signal(&r->comm);
