@@ -21,15 +21,15 @@ static const char *typed(char text[PATH_CAP], const Flags *f, const Mode *mode, 
 // Flags that contradict another one, or the placement, and what to do.
 static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     const Flags *f = &set->f;
-    const int64_t heads = f->heads, latent = f->kv_rank, E = f->experts, K = f->experts_per_token;
-    const int64_t micro = f->micro_batch, tokens = (micro ? micro : f->batch) * f->seq;
-    const bool rope = f->positions == POSITIONS_ROPE, fewer = f->kv_heads && f->kv_heads != heads;
-    const bool from = *f->from;
+    int64_t heads = f->heads, latent = f->kv_rank, E = f->experts, K = f->experts_per_token;
+    int64_t micro = f->micro_batch, tokens = (micro ? micro : f->batch) * f->seq;
+    bool rope = f->positions == POSITIONS_ROPE, fewer = f->kv_heads && f->kv_heads != heads;
+    bool from = *f->from;
     // A micro-batch must divide the batch if the user gave it, or if the balance loss is defined
     // over it. Any other one may leave a smaller last micro-batch.
-    const bool divides = micro && (user(micro_batch) || (E && f->balance_loss > 0));
+    bool divides = micro && (user(micro_batch) || (E && f->balance_loss > 0));
     // Widths are int, and rows of a token's experts lie side by side.
-    const bool wide = (K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24;
+    bool wide = (K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24;
     const struct { bool found; int flag, other; const char *hint; } rows[] = {
         {f->width % heads, FLAG_heads, FLAG_width, "a divisor of the width"},
         {fewer && heads % f->kv_heads, FLAG_kv_heads, FLAG_heads, "a divisor of the heads"},
@@ -118,34 +118,14 @@ void run_refuse(const FlagSet *set, const Trainer *t) {
 
 // ---------------------------------------------------------------------------- flags to model
 
-// F: the width of each expert.
-static Moe moe_from_flags(const Flags *f, int F) {
-    int64_t K = f->experts_per_token, shared = f->shared_experts;
-    if (!f->experts) return (Moe){.E = 0};
-    return (Moe){
-        .E = f->experts,
-        .K = K,
-        .dense = f->dense_layers,
-        // A dense layer is as wide as the experts that a token goes through in the others.
-        .dense_F = f->dense_ffn ? f->dense_ffn : (K + shared) * F,
-        .shared_F = shared * F,
-        .router = f->router,
-        .losses = f->router_losses,
-        .scale = f->router_scale,
-        .balance = f->balance_loss,
-        .sequence = f->sequence_loss,
-        .z = f->router_z_loss,
-        .bias_rate = f->balance_rate,
-    };
-}
-
 Model model_from_flags(const Flags *f, const Mode *mode) {
-    int C = f->width, V = f->vocab ? f->vocab : CORPUS_VOCAB;
+    int64_t C = f->width, V = f->vocab ? f->vocab : CORPUS_VOCAB;
+    int64_t K = f->experts_per_token, shared = f->shared_experts;
     bool swiglu = f->activation == ACTIVATION_SWIGLU;
     // SwiGLU has three matrices, GELU two: 8/3 and 4 times the width give as many parameters.
-    int F = swiglu ? CEIL_DIV(8 * C / 3, 32) * 32 : 4 * C;
+    int64_t F = swiglu ? CEIL_DIV(8 * C / 3, 32) * 32 : 4 * C;
     if (f->ffn) F = f->ffn;
-    return (Model){
+    Model m = {
         .mode = mode,
         .sdd = &SDDS[f->sdd],
         .L = f->layers,
@@ -159,7 +139,6 @@ Model model_from_flags(const Flags *f, const Mode *mode) {
         .T = f->seq,
         .kv_rank = f->kv_rank,
         .rope_size = f->kv_rank ? f->rope_size : 0,
-        .moe = moe_from_flags(f, F),
         .layernorm = f->norm,
         .bias = f->bias && !mode->sdd && !mode->unit,
         .rope = f->positions == POSITIONS_ROPE,
@@ -171,6 +150,23 @@ Model model_from_flags(const Flags *f, const Mode *mode) {
         .emb_scale = f->emb_scale ? sqrt(C) : 1,
         .mix_ratio = f->mix_ratio,
     };
+    // F is then the width of each expert. A dense layer is as wide as the experts that a token goes
+    // through in the others.
+    if (f->experts) m.moe = (Moe){
+        .E = f->experts,
+        .K = K,
+        .dense = f->dense_layers,
+        .dense_F = f->dense_ffn ? f->dense_ffn : (K + shared) * F,
+        .shared_F = shared * F,
+        .router = f->router,
+        .losses = f->router_losses,
+        .scale = f->router_scale,
+        .balance = f->balance_loss,
+        .sequence = f->sequence_loss,
+        .z = f->router_z_loss,
+        .bias_rate = f->balance_rate,
+    };
+    return m;
 }
 
 Init init_from_flags(const Flags *f, const Mode *mode) {

@@ -32,8 +32,6 @@ Nearest nearest_begin(const char *word) {
     return (Nearest){word, ((int)strlen(word) + 1) / 3, ""};
 }
 
-static int least(int a, int b) { return a < b ? a : b; }
-
 // Levenshtein distance: insertions, deletions and replacements that turn a into b. One row of the
 // table of distances is kept: row i follows from row i - 1 in place.
 static int nearest_edits(const char *a, const char *b) {
@@ -45,8 +43,9 @@ static int nearest_edits(const char *a, const char *b) {
         row[0] = i + 1;
         for (int j = 1; j <= n; j++) {
             int replaced = diagonal + (strncasecmp(&a[i], &b[j - 1], 1) != 0);
+            int inserted = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);  // or deleted
             diagonal = row[j];
-            row[j] = least(replaced, least(row[j], row[j - 1]) + 1);
+            row[j] = replaced < inserted ? replaced : inserted;
         }
     }
     return row[n];
@@ -61,10 +60,11 @@ void nearest_add(Nearest *n, const char *name, const char *shown) {
     if (edits < n->best) *n->text = 0;
     n->best = edits;
     size_t have = strlen(n->text);
+    if (have) have -= 2;                                   // without its "? "
     if (have + strlen(shown) + 24 > sizeof n->text) return;
     // "did you mean a? " becomes "did you mean a or b? ".
-    if (have) check_format(n->text + have - 2, sizeof n->text - have, " or %s? ", shown);
-    else check_format(n->text, sizeof n->text, "did you mean %s? ", shown);
+    check_format(n->text + have, sizeof n->text - have, have ? " or %s? " : "did you mean %s? ",
+                 shown);
 }
 
 static const char ALL[] = "./train_gpt --help lists all";  // the hint for an unknown flag

@@ -25,7 +25,7 @@ enum { FIXED, FREE, ONCE };
 // The architecture. A run, and whoever reads its checkpoints, keeps these: --from, --init-from and
 // --resume take them from config.json and refuse other values.
 #define MODEL_FLAGS(FLAG) \
-FLAG(model, TEXT(stories), "named model, see --show models; other flags override it") \
+FLAG(model, TEXT(stories), "named model (--show models); other flags override it") \
 FLAG(layers, INT(4, 1, 4096), "number of blocks") \
 FLAG(width, INT(128, 1, 1 << 20), "channels of the residual stream") \
 FLAG(heads, INT(4, 1, 4096), "attention heads; must divide the width") \
@@ -33,7 +33,7 @@ FLAG(kv_heads, INT(0, 0, 4096), "key/value heads; must divide --heads; 0: --head
 FLAG(kv_rank, INT(0, 0, 1 << 20), \
      "latent attention (MLA): width of the latent of keys and values; 0: none") \
 FLAG(rope_size, INT(64, 2, 1 << 16), \
-     "latent attention: rotary channels of a head of q and k, besides width / heads") \
+     "latent attention: rotary channels of q and k heads, besides width / heads") \
 FLAG(ffn, INT(0, 0, 1 << 22), \
      "width of the ffn or an expert; 0: 4 width (GELU), 8/3 width (SwiGLU, a multiple of 32)") \
 FLAG(experts, INT(0, 0, 1 << 14), \
@@ -43,7 +43,7 @@ FLAG(shared_experts, INT(0, 0, 1 << 14), \
      "experts of every token, as one ffn of so many times --ffn") \
 FLAG(dense_layers, INT(0, 0, 4096), "leading layers whose ffn is dense") \
 FLAG(dense_ffn, INT(0, 0, 1 << 22), \
-     "their hidden width; 0: that of a token's experts and shared experts") \
+     "their width; 0: that of a token's experts, shared ones included") \
 FLAG(router, CHOICE(softmax, "softmax|softmax-renorm|sigmoid"), \
      "gates: softmax; softmax or sigmoids divided by their sum over the token's experts") \
 FLAG(router_scale, NUMBER(1, 0, 1000), "multiplies the gates") \
@@ -110,8 +110,8 @@ FLAG(spike_z, NUMBER(10, 0, 1e9), \
 FLAG(skip_spikes, SWITCH(off), "make no update from a spike", FREE) \
 FLAG(z_loss, NUMBER(0, 0, 1), "weight of the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
 FLAG(recompute, CHOICE(off, "off|on|cheap"), \
-     "recompute in backward: on: all but the stream between blocks; cheap: outputs of norms and " \
-     "activation functions", FREE) \
+     "recompute in backward; on: all but the stream between blocks; cheap: outputs of norms and " \
+     "activations", FREE) \
 FLAG(tf32, SWITCH(off), "PREC=fp32 on a GPU: matrix products in TF32") \
 FLAG(rounding, CHOICE(nearest, "nearest|stochastic"), \
      "PREC=bf16 on a GPU: rounding of updated weights for the products") \
@@ -136,8 +136,7 @@ FLAG(out, TEXT(), "the run's folder; empty: runs/<mode>-<model>-<time>", ONCE) \
 FLAG(val_every, INT(250, 0, 1e12), "steps between validations; 0: only at the end", FREE) \
 FLAG(val_tokens, INT(0, 0, 1e15), "tokens of a validation; 0: the whole split", FREE) \
 FLAG(tasks, TEXT(), \
-     "files or folders of tasks, separated by commas, for each validation and --eval " \
-     "(data/get.py tasks)", FREE) \
+     "files or folders of tasks (a,b,...), for validations and --eval (data/get.py tasks)", FREE) \
 FLAG(save_every, INT(500, 0, 1e12), "steps between checkpoints; 0: only at the end", FREE) \
 FLAG(keep_last, INT(0, 0, 1e12), "keep the newest N checkpoints; 0: all", FREE) \
 FLAG(keep_every, INT(0, 0, 1e12), \
@@ -151,8 +150,7 @@ FLAG(init_from, TEXT(), "start from weights: a run, a checkpoint or a model.safe
 FLAG(from, TEXT(), "a run or a checkpoint to --eval or --sample without training", ONCE) \
 FLAG(eval, SWITCH(off), "with --from: validation loss and --tasks, no training", ONCE) \
 FLAG(sample, INT(400, 0, 1 << 20), \
-     "tokens to sample at the end, or with --from; at --seq tokens a text goes on from its last " \
-     "half", FREE) \
+     "tokens to sample at the end, or with --from; past --seq, from the text's last half", FREE) \
 FLAG(prompt, TEXT(), \
      "text that the sample continues; -, with --from: each line of standard input", FREE) \
 FLAG(temperature, NUMBER(0.8, 0, 100), "of the sample; 0: the most likely token", FREE) \

@@ -26,18 +26,19 @@ static bool keep_line(Log *log, const char *line, size_t n, int64_t step) {
     return keep;
 }
 
-// Moves the lines that stay to the front of the old text; returns their bytes.
+// Moves the lines that stay to the front of the old text; returns their bytes. A kill may have cut
+// the last line: it has no end, and goes. A new run keeps nothing.
 static size_t keep_lines(Log *log, char *old, size_t n, int64_t step) {
-    size_t kept = 0;
-    for (size_t at = 0, length; at < n; at += length) {
-        char *end = memchr(old + at, '\n', n - at);
-        if (!end) break;                          // cut by a kill
-        length = end - (old + at) + 1;
-        if (step == 0 || !keep_line(log, old + at, length - 1, step)) continue;
-        memmove(old + kept, old + at, length);
-        kept += length;
+    char *line = old, *kept = old, *end;
+    while (step && (end = memchr(line, '\n', old + n - line))) {
+        size_t length = end + 1 - line;
+        if (keep_line(log, line, length - 1, step)) {
+            memmove(kept, line, length);
+            kept += length;
+        }
+        line = end + 1;
     }
-    return kept;
+    return kept - old;
 }
 
 void log_open(Log *log, int folder, const char *path, int64_t step) {

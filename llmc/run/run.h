@@ -15,10 +15,8 @@
 #include "../init.h"
 
 // Tokens per second between lines of progress, to notice a machine that slows down.
-enum { PACES = 32 };
 typedef struct Pace {
-    double rates[PACES];                  // the last ones, a ring
-    int count;                            // lines so far
+    SpikeWindow rates;                    // of the last lines
     double seconds;                       // training time at the last line,
     int64_t tokens;                       // and tokens
     bool noted;                           // that training has become slow

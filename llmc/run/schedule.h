@@ -25,5 +25,5 @@ long long schedule_end(const Flags *f);
 double schedule_lr(const Flags *f, int64_t step);
 // Width scaling: the factor of the learning rate for a group of tensors.h.
 double schedule_group(const Flags *f, int group);
-// AdamW's numbers for the update-th update, at the learning rate lr.
+// AdamW's numbers for the update-th update, at the learning rate lr; no limits of --skip-spikes.
 AdamW schedule_adamw(const Flags *f, double lr, int64_t update);

@@ -14,26 +14,30 @@ double spike_median(double *x, int n) {
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
-// Median and spread of the window; false while it is too short.
-static bool window_level(const SpikeWindow *w, double *median, double *spread) {
+double spike_level(const SpikeWindow *w) {
     double x[SPIKE_WINDOW];
-    *median = *spread = 0;
-    if (w->count < SPIKE_ENOUGH) return false;
-    memcpy(x, w->values, w->count * sizeof *x);
-    *median = spike_median(x, w->count);
-    for (int i = 0; i < w->count; i++) x[i] = fabs(w->values[i] - *median);
-    *spread = fmax(1.4826 * spike_median(x, w->count), 1e-3 * fabs(*median));
-    return true;
+    memcpy(x, w->values, sizeof x);
+    return spike_median(x, w->count);
+}
+
+// The deviation around the median that has z-score 1: for a normal distribution 1.4826 MAD is its
+// standard deviation. A nearly constant window would make a spike of every small step.
+static double window_spread(const SpikeWindow *w, double median) {
+    double x[SPIKE_WINDOW];
+    for (int i = 0; i < w->count; i++) x[i] = fabs(w->values[i] - median);
+    return fmax(1.4826 * spike_median(x, w->count), 1e-3 * fabs(median));
 }
 
 double spike_z(const SpikeWindow *w, double x) {
-    double median, spread;
-    return window_level(w, &median, &spread) ? (x - median) / spread : 0;
+    if (w->count < SPIKE_ENOUGH) return 0;
+    double median = spike_level(w);
+    return (x - median) / window_spread(w, median);
 }
 
 double spike_limit(const SpikeWindow *w, double z) {
-    double median, spread;
-    return window_level(w, &median, &spread) ? median + z * spread : 0;
+    if (w->count < SPIKE_ENOUGH) return 0;
+    double median = spike_level(w);
+    return median + z * window_spread(w, median);
 }
 
 void spike_add(SpikeWindow *w, double x, bool spike) {

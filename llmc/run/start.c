@@ -42,7 +42,6 @@ static void check_vocab(Run *r, DataLoader *d, const char *what) {
 
 static void open_data(Run *r) {
     const Flags *f = r->f;
-    const char *val = *f->val_data ? f->val_data : f->data;
     r->has_val = *f->val_data || !*f->data || is_folder(f->data);
     if (r->training) {
         loader_open(&r->data, f->data, "train", f->seq, 1, f->seed);
@@ -52,7 +51,7 @@ static void open_data(Run *r) {
           "--eval needs validation data, and %s %s\n  -> --val-data PATH", f->data,
           file_exists(f->data) ? "holds none" : "is not here");
     if (!r->has_val) return;
-    loader_open(&r->val, val, "val", f->seq, 0, 0);
+    loader_open(&r->val, *f->val_data ? f->val_data : f->data, "val", f->seq, 0, 0);
     check_vocab(r, &r->val, "validation");
     loader_floor(&r->val, run_val_samples(r));
     int V = r->data.vocab, val_V = r->val.vocab;          // 0: no training, or not named
@@ -73,10 +72,8 @@ static double unigram_entropy(Run *r) {
         for (int64_t t = 0; t < T; t++) counts[targets[t]]++;
     }
     double entropy = 0, all = samples * T;
-    for (int64_t v = 0; v < V; v++) {
-        double p = counts[v] / all;
-        if (counts[v]) entropy -= p * log(p);
-    }
+    for (int64_t v = 0; v < V; v++)
+        if (counts[v]) entropy -= counts[v] / all * log(counts[v] / all);
     free(inputs);
     free(counts);
     return entropy;
@@ -188,13 +185,10 @@ static void choose_micro_batch(Run *r) {
 // The weights to begin with, and the matrix plans of the GPU.
 static void load_weights(Run *r) {
     const char *from = r->training ? r->f->init_from : r->f->from;
-    if (r->resuming) {
-        run_resume(r);
-        return;
-    }
-    if (*from) run_read_weights(r, from);
+    if (r->resuming) run_resume(r);
+    else if (*from) run_read_weights(r, from);
     else run_init_weights(r);
-    if (r->training && r->t->prepare) r->t->prepare(r->gpt, NULL, NULL);
+    if (!r->resuming && r->training && r->t->prepare) r->t->prepare(r->gpt, NULL, NULL);
 }
 
 // ------------------------------------------------------------------------------- the run's folder

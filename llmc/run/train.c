@@ -223,10 +223,8 @@ static void print_event(const Run *r, const char *event, const Update *u) {
 // seconds: of training so far.
 void run_note_pace(Run *r, double seconds) {
     Pace *p = &r->pace;
-    double sorted[PACES], rate = (r->tokens - p->tokens) / (seconds - p->seconds);
-    int n = p->count < PACES ? p->count : PACES;
-    memcpy(sorted, p->rates, sizeof sorted);
-    double median = n >= PACES_ENOUGH ? spike_median(sorted, n) : 0;
+    double rate = (r->tokens - p->tokens) / (seconds - p->seconds);
+    double median = p->rates.count < PACES_ENOUGH ? 0 : spike_level(&p->rates);
     if (rate < median / 2 && !p->noted) {
         printf("note: %.0f tok/s is less than half of the median, %.0f: is the machine shared or "
                "throttled?\n"
@@ -234,7 +232,7 @@ void run_note_pace(Run *r, double seconds) {
                rate, median);
         p->noted = true;
     }
-    p->rates[p->count++ % PACES] = rate;
+    spike_add(&p->rates, rate, false);
     p->seconds = seconds;
     p->tokens = r->tokens;
 }
