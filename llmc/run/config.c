@@ -1,5 +1,6 @@
 // config.c: from the command line to flags, model and config.json. Read it from its end:
-// flags_resolve is the order in which flags win.
+// flags_resolve is the order in which flags win. Refusals name both flags with their values, as
+// typed, and end in the flag or command that helps. Nothing is written here.
 #include "run.h"
 #include "json.h"
 
@@ -18,7 +19,8 @@ static const char *typed(char text[PATH_CAP], const Flags *f, const Mode *mode, 
 
 #define user(flag) (set->by[FLAG_##flag] == BY_USER)
 
-// Flags that contradict another one, or the placement, and what to do.
+// Flags that contradict another one, or the placement, and what to do, a row for each. Values
+// outside of a flag's own range were refused before (flag_set).
 static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     const Flags *f = &set->f;
     int64_t heads = f->heads, latent = f->kv_rank, E = f->experts, K = f->experts_per_token;
@@ -33,8 +35,10 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     const struct { bool found; int flag, other; const char *hint; } rows[] = {
         {f->width % heads, FLAG_heads, FLAG_width, "a divisor of the width"},
         {fewer && heads % f->kv_heads, FLAG_kv_heads, FLAG_heads, "a divisor of the heads"},
+        // RoPE turns pairs of channels; latent attention has rotary channels of its own.
         {!latent && rope && f->width / heads % 2, FLAG_heads, FLAG_width,
          "an even head size (width / heads), or --positions learned"},
+        // MLA keeps one latent a token in place of keys and values (DeepSeek-V2, arXiv 2405.04434).
         {latent && fewer, FLAG_kv_rank, FLAG_kv_heads,
          "leave out --kv-heads: latent attention makes keys and values for every head"},
         {latent && f->bias, FLAG_kv_rank, FLAG_bias,
@@ -47,6 +51,7 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
         {mode->unit && !rope, FLAG_positions, PLACEMENT, "--positions rope"},
         {mode->unit && f->decay_gains == GAINS_TO_ONE, FLAG_decay_gains, PLACEMENT,
          "--decay-gains off: no gain is around one"},
+        // A preset's --bias is dropped without a word (model_from_flags), a user's is refused.
         {mode->sdd && user(bias) && f->bias, FLAG_bias, PLACEMENT, "leave it out"},
         {mode->fin && f->final_norm == FINAL_NORM_OFF, FLAG_final_norm, PLACEMENT,
          "--final-norm auto: without it the head reads a stream that has no norm"},
@@ -60,8 +65,10 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
         // Kernels index rows of a micro-batch with 32 bits.
         {tokens * (E ? K : 1) > INT32_MAX, micro ? FLAG_micro_batch : FLAG_batch, FLAG_seq,
          "a --micro-batch of less than 2^31 tokens, counted for each of their experts"},
+        // With --steps alone this is a short trial, and only noted (run_refuse).
         {f->schedule_steps && f->schedule_steps < f->warmup, FLAG_schedule_steps, FLAG_warmup,
          "a longer schedule or a shorter warmup"},
+        // --from reads a run, and trains and writes nothing.
         {f->eval && !from, FLAG_eval, FLAG_from, "--from RUN"},
         {from && !f->eval && !f->sample, FLAG_from, FLAG_sample, "--eval, or --sample TOKENS"},
         {from && *f->config, FLAG_from, FLAG_config, "leave out --config, which begins a run"},
@@ -82,7 +89,8 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
 }
 #undef user
 
-// Flags that the user gave and that have no effect. A preset or a run may have them.
+// Flags that the user gave and that have no effect, from `first` to `last` of flags.h. A preset or
+// a run may have them: one recipe serves several placements and devices.
 static void refuse_useless(const FlagSet *set, const Trainer *t) {
     char flag[PATH_CAP];
     const Flags *f = &set->f;
@@ -107,6 +115,7 @@ static void refuse_useless(const FlagSet *set, const Trainer *t) {
 }
 
 // A warmup that fills the schedule is legal, and noted.
+// It runs after all sources of flags are merged: a preset or a run may contradict the user too.
 void run_refuse(const FlagSet *set, const Trainer *t) {
     const Flags *f = &set->f;
     refuse_useless(set, t);
@@ -169,6 +178,7 @@ Model model_from_flags(const Flags *f, const Mode *mode) {
     return m;
 }
 
+// --init auto: the placement's own initialization, else --init-baseline.
 Init init_from_flags(const Flags *f, const Mode *mode) {
     int own = mode->init ? init_find(mode->init) : f->init_baseline;
     // Choice 0 of --init is auto; the others are the rows of INIT_TABLE.
@@ -212,12 +222,13 @@ char *run_config(const Run *r) {
         before = ",";
     }
     fprintf(file, "\n  }");
-    fflush(file);
+    fflush(file);                             // text and n are up to date
     text_end(file, config_end(buf, text, n), "config.json");
     return text;
 }
 
 // A placement is compiled in: another one needs another program.
+// A config.json of a run always names its placement, one written by hand may.
 static void check_mode(const Json *root, const char *path, const Mode *mode) {
     const char *was = json_get_string(root, "norm_mode", path);
     CHECK(!strcmp(was, mode->name),
@@ -238,6 +249,7 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
         bool is_number = by_hand && (v->kind == JSON_INT || v->kind == JSON_REAL);
         const char *text = is_number ? check_format(number, sizeof number, "%.17g", v->number)
                                      : json_get_string(flags, v->key, path);
+        // An --out in a file would send every run to one folder.
         CHECK(!by_hand || row->resume != ONCE,
               "%s: \"%s\" is of one command and not of a run\n"
               "  -> leave it out, and give it on the command line", path, v->key);
@@ -293,6 +305,7 @@ static void check_same(int flag, const Flags *is, const char *where, const FlagS
           was, where, now, SOURCES[given->by[flag]]);
 }
 
+// Through its text, as every value is set, so the copy is checked too.
 static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
     char value[FLAG_CAP];
     flag_set(set, &FLAGS[flag], flag_text(value, from, &FLAGS[flag]), by);
@@ -327,11 +340,13 @@ static void config_begin(FlagSet *given, const Mode *mode, int argc, char **argv
     const char *path = given->f.config, *model = given->f.model;
     bool by_model = given->by[FLAG_model] == BY_USER;
     Json *root = json_read_file(path);
+    // A file written by hand need not name a placement.
     if (json_get(root, "norm_mode")) check_mode(root, path, mode);
     flags_default(given);
     config_read_flags(given, root, path, true);
     json_free(root);
     if (by_model) flags_preset(given, model);
+    // Once more, now over the file: the first time told where it is.
     flags_parse(given, argc - 1, argv + 1, BY_USER);
 }
 
@@ -341,6 +356,7 @@ void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
     bool reading = *given->f.from;                         // set holds the flags of that run
     for (int i = 0; i < FLAG_COUNT; i++) {
         int by = given->by[i], resume = FLAGS[i].resume;
+        // Defaults and presets of `given` are in set already, below what a run says.
         if (by < BY_CHECKPOINT || (by == BY_CHECKPOINT && resuming && resume == FREE)) continue;
         bool pinned = (resuming && resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
         if (pinned) check_same(i, &set->f, "this run", given);
@@ -351,6 +367,7 @@ void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
         flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
 }
 
+// Whether a file of that name is in a folder.
 static bool folder_has(const char *folder, const char *file) {
     char path[PATH_CAP];
     return file_exists(path_join(path, folder, file));
@@ -382,6 +399,7 @@ bool run_found(const char *out, int resume) {
     bool whole = folder_has(out, "config.json");
     bool found =
         whole || folder_has(out, "log.jsonl") || checkpoint_step_below(out, INT64_MAX) >= 0;
+    // Without --resume an existing run is safe from a repeated command.
     CHECK(!found || resume,
           "%s already holds a run; nothing was overwritten\n"
           "  -> --resume auto continues it, another --out begins anew, --from %s --sample N only "
@@ -392,7 +410,9 @@ bool run_found(const char *out, int resume) {
     return found;
 }
 
-// Whether --out holds a run (*found) with a checkpoint to resume from.
+// Whether --out holds a run (*found) with a checkpoint to resume from. A run killed before its
+// first checkpoint counts as found: its flags stay, and its log begins again.
+// --resume required insists on a checkpoint.
 static bool out_resumes(const Flags *f, bool *found) {
     *found = run_found(f->out, f->resume);
     bool resuming = *found && checkpoint_step_below(f->out, INT64_MAX) >= 0;
@@ -425,6 +445,7 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
                t->precision);
     // A run that goes on has read its --init-from when it began.
     if (!found && *f->init_from) config_init_from(set, &given, t);
+    // The user's flags come last. Another end of the schedule changes the rate of all later steps.
     long long before = schedule_end(&set->f);
     flags_override(set, &given, found);
     long long end = schedule_end(&set->f);

@@ -3,6 +3,7 @@
 #include "describe.h"
 #include "run.h"
 
+// Experts count with the part K / E that a token is sent to; all else it meets whole.
 double show_size(const Model *m, const Entry *e, bool active) {
     // These hold the matrices and gains of all E experts, one below the other.
     bool expert = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd ||
@@ -76,6 +77,7 @@ double memory_needed(const Run *r, const Setup *setup) {
     return r->t->bytes(&r->m, setup, y.sum + (setup->decodes ? y.kv_cache : 0));
 }
 
+// B ends at 0 if not even one sequence fits.
 int memory_fitting(const Run *r, Setup s, double room) {
     // At most 2^31 rows of a micro-batch, a row for each expert of a token (run_refuse).
     int64_t most = INT32_MAX / s.T / (r->m.moe.E ? r->m.moe.K : 1);
@@ -86,6 +88,7 @@ int memory_fitting(const Run *r, Setup s, double room) {
     return s.B;
 }
 
+// One part for each level that allows a larger micro-batch than the cheaper ones before it.
 char *memory_advice(char text[ADVICE_CAP], const Run *r, double room) {
     static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""},
         {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
@@ -135,6 +138,7 @@ static void show_layers(const Model *m) {
     printf("\nlayers           row            attention: in out, skip, a, c, post | ffn: the same "
            "| q k v context norms, groups of q / k\n");
     describe_layer(m, 0, line, sizeof line);
+    // Layer l ends the stretch that began at `first` if it differs, or if there is none.
     for (int l = 1, first = 0; l <= m->L; l++) {
         if (l < m->L) describe_layer(m, l, next, sizeof next);
         if (l < m->L && !strcmp(line, next)) continue;
@@ -229,6 +233,7 @@ void show_model(const Run *r, bool tables) {
     const Model *m = &r->m;
     const char *own = m->mode->init, *model = r->f->model;
     Memory y = memory_make(r, &r->setup);
+    // Shards of other processes differ a little in size.
     double mib = 1 << 20, sigma = init_sigma(&r->init, m);
     // The mode DEEPNORM under another initialization is a different method.
     bool no_beta = own && !strcmp(own, "deepnorm") && r->init.scheme != INIT_DEEPNORM;

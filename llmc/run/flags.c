@@ -162,6 +162,7 @@ const char *flag_text(char buf[FLAG_CAP], const Flags *f, const FlagRow *row) {
 
 // ---------------------------------------------------------------------------- all flags
 
+// Defaults go through the same checks as a command line.
 void flags_default(FlagSet *s) {
     memset(s, 0, sizeof *s);
     for (int i = 0; i < FLAG_COUNT; i++) flag_set(s, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);

@@ -19,6 +19,7 @@ static double read_number(const char *root, const char *folder, const char *file
     char line[512];
     double value = NAN;
     FILE *f = open_file(root, folder, file);
+    // The first match counts: keys stand at the start of their line.
     while (f && isnan(value) && fgets(line, sizeof line, f))
         if (!strncmp(line, key, strlen(key))) sscanf(line + strlen(key), "%lf", &value);
     if (f) fclose(f);
@@ -76,6 +77,7 @@ double free_memory(const char *root, int processes) {
     double available = 1024 * read_number(root, "/proc", "meminfo", "MemAvailable:");
     double groups = groups_free(root);
     double least = (groups < available ? groups : available) / processes;  // NAN if available is
+    // ulimit -v counts address space, which is more than the memory in use: the limit is strict.
     struct rlimit space;
     if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
         double used = read_number(root, "/proc/self", "statm", "") * sysconf(_SC_PAGESIZE);

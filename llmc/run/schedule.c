@@ -34,6 +34,7 @@ double schedule_group(const Flags *f, int group) {
     return pow((double)f->width_base / f->width, power);
 }
 
+// The groups of tensors.h: rate and weight decay each, the rest for all.
 AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
     double decay = f->weight_decay;
     AdamW o = {

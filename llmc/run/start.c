@@ -1,5 +1,6 @@
 // start.c: from the command line to a model that is ready: flags, data, model, memory, weights.
-// run_open at the end is the order of things.
+// run_open at the end is the order of things. All that a user can get wrong is refused before the
+// first step and before anything is written; the run's folder is made last (run_open_folder).
 #include "run.h"
 #include <errno.h>
 #include <math.h>
@@ -16,13 +17,15 @@
 // ------------------------------------------------------------------------------------------- data
 
 // The run chooses the value of a flag itself and keeps it in config.json.
+// By way of text, as a default of flags.h is set.
 static void set_default(Run *r, int flag, int value) {
     char text[16];
     check_format(text, sizeof text, "%d", value);
     flag_set(&r->set, &FLAGS[flag], text, BY_DEFAULT);
 }
 
-// Data and model must agree on the vocabulary. --vocab 0 takes the data's.
+// Data and model must agree on the vocabulary. --vocab 0 takes the data's. A header that names none
+// needs --vocab, and each token is then checked when it is read (limit).
 static void check_vocab(Run *r, DataLoader *d, const char *what) {
     CHECK(d->vocab || r->f->vocab,
           "%s data does not name its vocabulary\n  -> --vocab 50257 if its tokens are GPT-2's",
@@ -40,6 +43,8 @@ static void check_vocab(Run *r, DataLoader *d, const char *what) {
                d->vocab, V);
 }
 
+// Training data: shuffled by the seed. Validation data: --val-data, else the val shards beside the
+// training data, in their order. A single shard or pattern has none beside it.
 static void open_data(Run *r) {
     const Flags *f = r->f;
     r->has_val = *f->val_data || !*f->data || is_folder(f->data);
@@ -53,6 +58,7 @@ static void open_data(Run *r) {
     if (!r->has_val) return;
     loader_open(&r->val, *f->val_data ? f->val_data : f->data, "val", f->seq, 0, 0);
     check_vocab(r, &r->val, "validation");
+    // The entropy that the built-in corpus has by its making; other data has no known floor.
     loader_floor(&r->val, run_val_samples(r));
     int V = r->data.vocab, val_V = r->val.vocab;          // 0: no training, or not named
     CHECK(!V || !val_V || V == val_V,
@@ -65,6 +71,7 @@ static void open_data(Run *r) {
 static double unigram_entropy(Run *r) {
     int64_t T = r->f->seq, samples = run_val_samples(r);
     int64_t V = r->f->vocab ? r->f->vocab : CORPUS_VOCAB;
+    // The run's own arrays come later: their size depends on the model, which depends on the data.
     int32_t *inputs = check_alloc(2 * T * sizeof *inputs, "a sample"), *targets = inputs + T;
     int64_t *counts = check_alloc(V * sizeof *counts, "the frequencies of tokens");
     for (int64_t i = 0; i < samples; i++) {
@@ -87,6 +94,7 @@ static bool find_tokenizer(const Run *r, char *path) {
     const struct { const char *at, *below; } places[] = {{given ? f->tokenizer : "", ""},
         {f->from, "/tokenizer.bin"}, {f->from, "/../tokenizer.bin"}, {f->out, "/tokenizer.bin"},
         {f->tokenizer, ""}, {f->init_from, "/tokenizer.bin"}, {f->data, "/tokenizer.bin"}};
+    // An empty flag names no place.
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         if (!*places[i].at) continue;
         check_format(path, PATH_CAP, "%s%s", places[i].at, places[i].below);
@@ -95,6 +103,8 @@ static bool find_tokenizer(const Run *r, char *path) {
     return false;
 }
 
+// A tokenizer must fit the model, and encode if there is a prompt. Without one a model of bytes
+// needs none, and another prints its samples as numbers.
 void run_open_tokenizer(Run *r) {
     Tokenizer *t = &r->tokenizer;
     char path[PATH_CAP] = "";
@@ -124,6 +134,7 @@ void run_open_tasks(Run *r) {
 
 // --------------------------------------------------------------------------------------- the model
 
+// The flags that a device knows; tf32, stochastic, tune and graph concern a GPU alone.
 Setup run_setup(const Run *r) {
     const Flags *f = r->f;
     return (Setup){
@@ -143,6 +154,7 @@ Setup run_setup(const Run *r) {
     };
 }
 
+// The model's sizes and layout; no memory is taken yet.
 static void make_model(Run *r) {
     const Flags *f = r->f;
     r->m = model_from_flags(f, r->t->mode);
@@ -150,7 +162,7 @@ static void make_model(Run *r) {
     // A run that began on fewer processes may have kept a larger micro-batch than the share here.
     int64_t share = CEIL_DIV(f->batch, r->comm.size);
     r->micro = f->micro_batch && f->micro_batch < share ? f->micro_batch : share;
-    if (!r->training && !f->eval) r->micro = 1;
+    if (!r->training && !f->eval) r->micro = 1;           // --sample alone
     r->setup = run_setup(r);
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, r->comm.rank, r->comm.size);
@@ -167,6 +179,7 @@ static void choose_micro_batch(Run *r) {
     const double gib = 1 << 30;
     double room = r->t->room(&r->m, setup), needed = memory_needed(r, setup);
     bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
+    // NAN of `room`, unknown, compares as false: then all fits.
     bool chooses = !given && !(f->experts && f->balance_loss > 0);
     int B = chooses && needed > room ? memory_fitting(r, *setup, room) : setup->B;
     double least = -B;
@@ -183,6 +196,7 @@ static void choose_micro_batch(Run *r) {
 }
 
 // The weights to begin with, and the matrix plans of the GPU.
+// A checkpoint has its plans: run_resume hands them to the device.
 static void load_weights(Run *r) {
     const char *from = r->training ? r->f->init_from : r->f->from;
     if (r->resuming) run_resume(r);
@@ -215,6 +229,7 @@ static bool make_folder(Run *r) {
     for (int i = 2; !given && !made && errno == EEXIST; i++)
         made = folder_make(check_format(r->out, sizeof r->out, "%s-%d", name, i));
     bool there = made || (given && errno == EEXIST && is_folder(r->out));
+    // A full disk is no mistake of the command: it has its own exit status.
     int status = errno == ENOSPC || errno == EDQUOT ? EXIT_WRITE : EXIT_REFUSED;
     if (!there)
         check_failed(status, __FILE__, __LINE__, "cannot make the folder %s: %s\n"
@@ -223,6 +238,7 @@ static bool make_folder(Run *r) {
 }
 
 // The first line of the log, and the first after each resume, says what runs here.
+// Flags are written as text, as they would be typed.
 static void log_program(Run *r) {
     char value[FLAG_CAP];
     Log *log = run_begin_line(r);
@@ -284,7 +300,7 @@ static bool print_and_end(const Trainer *t, int argc, char **argv) {
     return false;
 }
 
-// --show, before any memory is taken.
+// --show, before any memory is taken: a model too large for this machine can be looked at.
 static void show(const Run *r) {
     int what = r->f->show;
     if (what == SHOW_MODELS) show_models(r->m.mode);
@@ -303,6 +319,7 @@ static void show(const Run *r) {
 // All processes were started alike, and each has samples of every batch.
 static void check_processes(Run *r) {
     char *config = run_config(r);
+    // config.json has the flags, the build and the data's vocabulary and unigram entropy.
     Hash hash = hash_begin();
     hash_add(&hash, config, strlen(config));
     hash_add(&hash, &r->resuming, sizeof r->resuming);    // one that sees no checkpoint begins anew
@@ -317,7 +334,7 @@ static void check_processes(Run *r) {
 
 Run *run_open(const Trainer *t, int argc, char **argv) {
     check_streams_begin();
-    threads_begin(argv);
+    threads_begin(argv);                  // may start the program again, with other variables
     signal(SIGXFSZ, SIG_IGN);             // a file at its size limit is a failed write
     if (print_and_end(t, argc, argv)) {
         check_streams_end();
@@ -325,7 +342,9 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     }
     Run *r = check_alloc(sizeof *r, "a run");
     r->t = t;
+    // Before the first message: from here on only process 0 prints.
     comm_open(&r->comm, t->device);
+    // Flags, and the lock: from here on no other process trains the run in --out.
     r->resuming = flags_resolve(&r->set, t, argc, argv);
     const Flags *f = r->f = &r->set.f;
     r->training = !*f->from;
@@ -342,12 +361,14 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
         run_close(r, 0);
         return NULL;
     }
+    // All processes agree on what to do before the first one takes memory.
     check_processes(r);
     choose_micro_batch(r);
     run_open_tokenizer(r);
     if (f->eval || r->training) run_open_tasks(r);
     show_model(r, false);
 
+    // Memory: a micro-batch, the device's arenas, then the weights into them.
     size_t tokens = (size_t)r->micro * r->m.T;
     r->inputs = check_alloc(2 * tokens * sizeof *r->inputs, "a batch");
     r->targets = r->inputs + tokens;
@@ -356,6 +377,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     return r;
 }
 
+// Also after --show, when most of a run was never opened: to close nothing is allowed.
 int run_close(Run *r, int status) {
     loader_close(&r->data);
     loader_close(&r->val);
