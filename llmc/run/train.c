@@ -391,8 +391,8 @@ int train(Run *r) {
     if (!r->training) return 0;
     begin_training(r);
     while (status < 0) {
-        // Checkpoint, validation and tasks of the last step. A resumed run does here what a kill has
-        // left undone. They are no training time.
+        // Checkpoint, validation and tasks of the last step; a resumed run does here what a kill
+        // has left undone. They are no training time.
         double begin = clock_seconds();
         if (is_due(r, f->save_every) && !r->saved && !run_save(r)) {
             status = diverged(r);
