@@ -51,7 +51,7 @@ struct Nccl {
 
 static int nccl_type(const float *) { return 7; }
 static int nccl_type(const double *) { return 8; }
-static int nccl_type(const __nv_bfloat16 *) { return 9; }
+static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
 
 #define ncclCheck(nccl, call) nccl_check(nccl, (nccl)->call, #call, __FILE__, __LINE__)
 static void nccl_check(const Nccl *n, int result, const char *call, const char *file, int line) {
