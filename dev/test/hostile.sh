@@ -581,26 +581,26 @@ expected a whole number from 1 to 4096|--layers -1
 expected a whole number from 1 to 4096|--layers 0
 expected a whole number from 1 to 4096|--layers 99999999999999999999
 expected a whole number|--layers 1.5
-expected a whole number from 0|--seed 1e16
-expected a whole number from 1|--seq 9223372036854775808
+--seed=1e16: expected a whole number from 0 to 1e+15|--seed 1e16
+expected a whole number from 1 to 4.1943e+06|--seq 9223372036854775808
 expected a number|--lr nan
 expected a number|--lr 1e-999
 expected a number from 0 to 10|--lr -1
-expected a number from 0|--beta1 1
-expected off|--tied maybe
+--beta1=1: expected a number from 0 to 0.999999|--beta1 1
+--tied=maybe: expected off.on|--tied maybe
 no model named|--model nonsense
 unknown flag learning-rate|--learning-rate 1
 expected a flag|lr=1
 unknown flag|--
-expected a flag|-h
+expected a flag, found "-h"|-h
 is given twice|--lr 1 --lr 1
 is given twice|--lr=1 --lr 2
 needs a value|--lr
 needs a value|--lr --steps 3
-does not go with|--heads 3
-less than 2^31 tokens|--batch 16777216 --seq 4194304
+--heads 3 does not go with --width 128|--heads 3
+less than 2^31 tokens, counted for each of their experts|--batch 16777216 --seq 4194304
 expected at least seq + 1|--seq 4194304 --micro-batch 1
-expected off|--show nonsense
+--show=nonsense: expected off.model.models.modes.config|--show nonsense
 no memory|--layers 4096 --width 1048576 --heads 4096 --ffn 4194304 --seq 16 --batch 1
 END
 refused "flags: more than can be counted" "less than 2^59 elements" \

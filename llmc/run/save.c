@@ -16,11 +16,6 @@ static const char EDITED[] = "was the file edited? use another checkpoint";
 static const char OTHER_MODEL[] = "the model's flags and NORM_MODE must be those of the file";
 static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
-// The same text is written beside the log and into every checkpoint.
-char *run_config(const Run *r) {
-    return config_text(r->f, &r->m, &r->layout, &r->init, r->t, r->unigram);
-}
-
 // ---------------------------------------------------------------------------------------- weights
 
 // Every value is a function of the seed, the tensor's name and its index (init.h), so threads and
@@ -40,7 +35,7 @@ void run_init_weights(Run *r) {
 }
 
 // Hashes the weights that are in use: the padding of the vocabulary is not.
-uint64_t run_hash(Run *r) {
+unsigned long long run_hash(Run *r) {
     Hash h = hash_begin();
     r->t->fetch(r->gpt, WEIGHTS);
     for (int k = 0; k < r->layout.count; k++) {
@@ -114,10 +109,7 @@ void run_read_weights(Run *r, const char *from) {
     size_t n = strlen(from);
     if (n > 12 && !strcmp(from + n - 12, ".safetensors"))
         check_format(path, sizeof path, "%s", from);
-    else {
-        checkpoint_find(from, dir);
-        path_join(path, dir, "model.safetensors");
-    }
+    else path_join(path, checkpoint_find(from, dir), "model.safetensors");
     read_tensors(r, path, WEIGHTS, WEIGHTS);
 }
 
@@ -317,13 +309,13 @@ static void read_window(SpikeWindow *w, const Json *state, const char *name, con
 // checkpoint's copy.
 static void check_config(const Run *r, const char *dir) {
     FlagSet was;
-    char path[PATH_CAP], a[64], b[64];
+    char path[PATH_CAP], a[FLAG_CAP], b[FLAG_CAP];
     flags_default(&was);
     config_read(&was, path_join(path, dir, "config.json"), r->t);
     // Compared as text, as the user would type them.
     for (int i = 0; i < FLAG_COUNT; i++) {
-        const char *now = flag_text(a, sizeof a, r->f, &FLAGS[i]);
-        const char *then = flag_text(b, sizeof b, &was.f, &FLAGS[i]);
+        const char *now = flag_text(a, r->f, &FLAGS[i]);
+        const char *then = flag_text(b, &was.f, &FLAGS[i]);
         CHECK(FLAGS[i].resume != FIXED || !strcmp(now, then),
               "%s/config.json: expected \"%s\": \"%s\" as in its checkpoint, found \"%s\"\n"
               "  -> cp %s %s/", r->out, FLAGS[i].field, then, now, path, r->out);
