@@ -300,7 +300,6 @@ static void gpt_destroy(Gpt *g) {
 
 // The batch on the device: inputs [n], targets [n], groups of equal tokens.
 static const int32_t *gpt_inputs(const Gpt *g) { return g->batch; }
-static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
 static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
 
 // Layer l with its parameters, activations and gradients.
@@ -330,10 +329,12 @@ static void count_router(Gpt *g, const Block *b, int l) {
                  router_shape(b), &g->gpu);
 }
 
-// nGPT's s_z: logits have a gain, which the classifier applies.
-static Norm logits_gain(const Block *b) {
-    return block_norm(b, b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr,
-                      nullptr);
+// The logits before their targets. nGPT's s_z is a gain on them, which the classifier applies.
+static Logits gpt_logits(Gpt *g, const Block *b) {
+    Norm gain = block_norm(b, b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr,
+                           nullptr);
+    return {b->a.logits, b->a.losses, b->a.logsum, g->batch + g->now.n, g->now.n, g->m.V, g->m.Vp,
+            (float)g->setup.z_loss, gain};
 }
 
 // From tokens to the residual stream out of the last block. losses: those of routers count.
@@ -370,22 +371,16 @@ static void head_forward(Gpt *g, real *x) {
 static void loss_forward(Gpt *g) {
     head_forward(g, blocks_forward(g, true));
     Block b = gpt_block(g, 0);
-    Norm gain = logits_gain(&b);
-    float z_loss = (float)g->setup.z_loss;
-    if (gain.site.on)
-        gained_classifier_forward(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), &gain, g->m.V,
-                                  &g->gpu);
-    else
-        classifier(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), g->now.n, g->m.V, g->m.Vp,
-                   z_loss, g->setup.training, &g->gpu);
-    loss_sums(g->state.device->sums, b.a.losses, b.a.logsum, g->now.n, z_loss, &g->gpu);
+    Logits logits = gpt_logits(g, &b);
+    classifier(logits, g->setup.training, &g->gpu);
+    loss_sums(g->state.device->sums, logits, &g->gpu);
 }
 
 // Logits as a sampler reads them, with nGPT's gain.
 static void logits_forward(Gpt *g, real *x) {
     head_forward(g, x);
     Block b = gpt_block(g, 0);
-    Norm gain = logits_gain(&b);
+    Norm gain = gpt_logits(g, &b).gain;
     slot_forward(&gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
@@ -416,13 +411,12 @@ static void reduce_gradients(Gpt *g, int l) {
 static void loss_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
-    Norm fin = NORM(&b, fin), gain = logits_gain(&b);
+    Norm fin = NORM(&b, fin);
+    Logits logits = gpt_logits(g, &b);
     LinearShape head = linear_shape(&b, m->Vp, m->C, 1);
     float scale = (float)g->scale;
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
-    if (gain.site.on)
-        gained_classifier_backward(b.a.logits, b.a.logsum, gpt_targets(g), &gain, m->V,
-                                   (float)g->setup.z_loss, scale, &g->gpu);
+    if (logits.gain.site.on) gained_classifier_backward(logits, scale, &g->gpu);
     linear_backward_weight(m->tied ? b.dw.wte : b.dw.wlm, nullptr, b.a.logits, x, scale, head,
                            &g->gpu);
     linear_backward_input(dx, b.a.logits, head_weights(g, &b), nullptr, 0, scale, head, &g->gpu);
