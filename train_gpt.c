@@ -1499,7 +1499,7 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
 static Loss gpt_means(Gpt *g, double *square) {
     // one all-reduce for all of them
     double sums[] = {g->ce, g->z, g->router, (double)g->seen, *square};
-    comm_combine(g->comm, sums, 5, COMM_SUM);
+    comm_all_reduce(g->comm, sums, 5, COMM_SUM);
     double n = sums[3] > 0 ? sums[3] : 1;
     Loss loss = {sums[0] / n, sums[1] / n, sums[2] / n};
     *square = sums[4];
@@ -1521,7 +1521,7 @@ static void model_reduce(Gpt *g, int l) {
         for (int rank = 0; rank < g->processes && e->layer == l && !entry_is_common(e); rank++) {
             Part part = entry_part(e, rank, g->processes);
             real *shard = g->tensors[GRADS] + e->offset + part.first;
-            comm_reduce(g->comm, shard, part.size, sizeof(real), rank);
+            comm_start(g->comm, COMM_REDUCE, shard, part.size, sizeof(real), rank);
         }
     }
     comm_poke(g->comm);  // MPI makes progress inside its calls alone
@@ -1598,9 +1598,9 @@ static void layer_stats(Gpt *g, LayerStats *layers) {
     int L = g->m.L, E = g->m.moe.E;
     g->stats_on = false;
     double *sums = (double *)g->stats_sums;
-    comm_combine(g->comm, sums, L * sizeof(LayerSums) / sizeof(double), COMM_SUM);
-    comm_combine(g->comm, g->stats_logit_max, L, COMM_MAX);
-    comm_combine(g->comm, g->stats_loads, L * E, COMM_SUM);
+    comm_all_reduce(g->comm, sums, L * sizeof(LayerSums) / sizeof(double), COMM_SUM);
+    comm_all_reduce(g->comm, g->stats_logit_max, L, COMM_MAX);
+    comm_all_reduce(g->comm, g->stats_loads, L * E, COMM_SUM);
     for (int l = 0; l < L; l++) {
         const LayerSums *s = &g->stats_sums[l];
         layers[l] = (LayerStats){
@@ -1651,7 +1651,7 @@ static real router_balance_step(const double *load, int E, int e, real rate) {
 static const double *router_loads(Gpt *g, int l) {
     const real *loads = gpt_block(g, l).a.loads;
     for (int j = 0; j < g->m.moe.E; j++) g->load_sums[j] = loads[j];
-    comm_combine(g->comm, g->load_sums, g->m.moe.E, COMM_SUM);
+    comm_all_reduce(g->comm, g->load_sums, g->m.moe.E, COMM_SUM);
     return g->load_sums;
 }
 
@@ -1743,7 +1743,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
         // all-gather: each shard goes from its owner to all others
         for (int rank = 0; rank < g->processes && g->processes > 1; rank++) {
             Part theirs = entry_part(e, rank, g->processes);
-            comm_spread(g->comm, w + theirs.first, theirs.size, sizeof(real), rank);
+            comm_start(g->comm, COMM_BROADCAST, w + theirs.first, theirs.size, sizeof(real), rank);
         }
     }
     comm_wait(g->comm);  // for the weights of all shards
@@ -1799,7 +1799,7 @@ static void tensor_stats(Gpt *g, const AdamW *o, TensorStats *stats) {
     for (int k = 0; k < g->layout.count; k++) {
         TensorStats *s = &stats[k];
         if (entry_is_common(&entries[k])) *s = balance_stats(g, o, &entries[k]);
-        else comm_combine(g->comm, (double *)s, sizeof *s / sizeof(double), COMM_SUM);
+        else comm_all_reduce(g->comm, (double *)s, sizeof *s / sizeof(double), COMM_SUM);
         *s = (TensorStats){sqrt(s->grad), sqrt(s->weight), sqrt(s->update)};
     }
 }

@@ -126,7 +126,7 @@ while IFS='|' read -r name words values; do
     shard_file bad.bin $values
     refused "shard: $name" "$words" "$train" $two --data bad.bin --out bad
 done << END
-wrong magic|is not a shard: expected 1024 bytes with magic|123456 1 20 256 $twenty
+wrong magic|found 1024 bytes with magic 123456|123456 1 20 256 $twenty
 wrong version|expected version 1, .* found version 2|$M 2 20 256 $twenty
 count too large|expected 1066 bytes for its 21 tokens .* found 1064|$M 1 21 256 $twenty
 count too small|expected 1062 bytes for its 19 tokens .* found 1064|$M 1 19 256 $twenty
@@ -380,7 +380,8 @@ wait $background
 status=$?
 background=
 holds "data that changes while training: status 1, found $status" test $status = 1
-holds "data that changes while training: said" grep -q 'found other bytes' message
+holds "data that changes while training: said" \
+    grep -q 'bin: expected the shard that this run began with, found other bytes' message
 
 # ---- what a run finds changed at its next save
 
@@ -493,13 +494,13 @@ ln -s loop loop
 ln -s . texts/again
 cp text.txt texts/
 T="$train $two"
-refused "--data a pipe"                  "found a folder or device"        $T --data pipe
-refused "--data a device"                "found a folder or device"        $T --data /dev/zero
+refused "--data a pipe"                  "it is a pipe or device"          $T --data pipe
+refused "--data a device"                "it is a pipe or device"          $T --data /dev/zero
 refused "--data an empty folder"         "expected files named"            $T --data empty
 refused "--data a text"                  "is not a shard"                  $T --data text.txt
 refused "--data a loop of links"         "Too many levels"                 $T --data loop
 refused "--data nothing"                 "found nothing there"             $T --data nowhere
-refused "--val-data a pipe"              "found a folder or device"        $T --data data \
+refused "--val-data a pipe"              "it is a pipe or device"          $T --data data \
     --val-data pipe
 refused "--init-from a pipe"             "expected a regular file"         $T --data data \
     --init-from pipe.safetensors

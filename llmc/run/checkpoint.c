@@ -120,7 +120,7 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
     char path[PATH_CAP], found[17];
     Hash hash;
     if (!file_hash(path_join(path, dir, name), &hash, NULL))
-        return error_set(error, "%s: %s", name, strerror(errno));
+        return error_set(error, "%s: %s", name, file_error());
     check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
     return (hash.length == (uint64_t)size->integer && !strcmp(found, xxh64->text)) ||
            error_set(error,
@@ -135,7 +135,7 @@ static Json *read_json(const char *dir, const char *name, char *error) {
     size_t n;
     Json *root = NULL;
     char *text = file_read(path_join(path, dir, name), JSON_MOST, &n);
-    if (!text) error_set(error, "%s: %s", name, strerror(errno));
+    if (!text) error_set(error, "%s: %s", name, file_error());
     else if (!json_try_parse(text, n, &root, why)) error_set(error, "%s: %s", name, why);
     free(text);
     return root;

@@ -21,7 +21,7 @@ typedef struct {
 // Every refusal says where, what the grammar wants there, and what is there.
 static bool expected(Reader *r, const char *what) {
     char found[16] = "the end";
-    unsigned char c = *r->at;
+    uint8_t c = *r->at;
     bool plain = c > ' ' && c < 0x7F;
     if (r->at < r->end) snprintf(found, sizeof found, plain ? "'%c'" : "byte 0x%02X", c);
     return error_set(r->error, "byte %zu: expected %s, found %s", (size_t)(r->at - r->begin), what,
@@ -71,7 +71,7 @@ static bool read_number(Reader *r, Json *v) {
 static bool read_hex4(Reader *r, uint32_t *code) {
     char digits[5] = "";
     for (int i = 0; i < 4; i++) {
-        if (!isxdigit((unsigned char)*r->at))
+        if (!isxdigit((uint8_t)*r->at))
             return expected(r, "four hexadecimal digits after \\u");
         digits[i] = *r->at++;
     }
@@ -110,7 +110,7 @@ static bool read_string(Reader *r, const char **text) {
     *text = out;
     while (!take(r, "\"")) {
         if (r->at == r->end) return expected(r, "the closing quote of a string");
-        if ((unsigned char)*r->at < 0x20)
+        if ((uint8_t)*r->at < 0x20)
             return expected(r, "no control character inside a string (\\n, \\u001F)");
         if (take(r, "\\")) {
             if (!read_escape(r, &out)) return false;
@@ -181,7 +181,7 @@ static bool read_value(Reader *r, int depth, Json *v) {
     if (take(r, "{")) ok = read_items(r, depth, v, true);
     else if (take(r, "[")) ok = read_items(r, depth, v, false);
     else if (take(r, "\"")) v->kind = JSON_STRING, ok = read_string(r, &v->text);
-    else if (*r->at == '-' || isdigit((unsigned char)*r->at)) ok = read_number(r, v);
+    else if (*r->at == '-' || isdigit((uint8_t)*r->at)) ok = read_number(r, v);
     else if ((v->integer = take(r, "true")) || take(r, "false")) v->kind = JSON_BOOL;
     else ok = take(r, "null") || expected(r, "a value");
     take_space(r);
@@ -211,7 +211,7 @@ Json *json_parse(const char *text, size_t n, const char *where) {
 Json *json_read_file(const char *path) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n);
-    CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
+    CHECK(text, "cannot read %s: %s\n  -> check the path", path, file_error());
     Json *root = json_parse(text, n, path);
     free(text);
     return root;

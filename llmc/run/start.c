@@ -175,7 +175,7 @@ static void choose_micro_batch(Run *r) {
     bool chooses = !given && !(f->experts && f->balance_loss > 0);
     int B = chooses && needed > room ? memory_fitting(r->t, &r->m, setup, room) : setup->B;
     double least = -B;
-    comm_combine(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
+    comm_all_reduce(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
     B = -least;
     if (B && B < setup->B) {
         printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);

@@ -1,7 +1,6 @@
 // tokenizer.c: see tokenizer.h.
 #include "tokenizer.h"
 #include "files.h"
-#include "util.h"
 
 enum { MOST_TOKENS = 1 << 20 };  // the largest vocabularies in use have a quarter of it
 enum { CODES = 0x110000 };       // code points of Unicode
@@ -22,7 +21,7 @@ void tokenizer_close(Tokenizer *t) {
 static int32_t *find_slot(const Tokenizer *t, const void *bytes, size_t n) {
     uint64_t i = hash_bytes(bytes, n) & t->mask;
     for (; t->slots[i] >= 0; i = (i + 1) & t->mask) {
-        const unsigned char *known = t->file + t->where[t->slots[i]];
+        const uint8_t *known = t->file + t->where[t->slots[i]];
         if (known[-1] == n && memcmp(known, bytes, n) == 0) break;
     }
     return &t->slots[i];
@@ -38,7 +37,7 @@ const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *n) {
           "expected a token from 0 to %d, found %d\n"
           "  -> the tokenizer that the text was encoded with",
           t->count - 1, token);
-    const unsigned char *bytes = t->file + t->where[token];
+    const uint8_t *bytes = t->file + t->where[token];
     *n = bytes[-1];
     return (const char *)bytes;
 }
@@ -54,16 +53,16 @@ static uint32_t word_at(const Tokenizer *t, size_t at) {
 
 // Reads the file, and what its header says.
 static bool read_header(const char *path, Tokenizer *t, char *error) {
-    t->file = (unsigned char *)file_read(path, MOST_BYTES, &t->size);
-    if (!t->file) return error_set(error, "expected a tokenizer, found: %s", strerror(errno));
-    if (t->size < TOKENIZER_HEADER_BYTES)
-        return error_set(error, "expected a tokenizer, found %zu bytes", t->size);
-    uint32_t magic = word_at(t, 0), version = word_at(t, 4);
-    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
+    t->file = (uint8_t *)file_read(path, MOST_BYTES, &t->size);
+    if (!t->file) return error_set(error, "expected a tokenizer, found: %s", file_error());
+    bool whole = t->size >= TOKENIZER_HEADER_BYTES;
+    uint32_t magic = whole ? word_at(t, 0) : 0, version = whole ? word_at(t, 4) : 0;
     if (magic != TOKENIZER_MAGIC || version != TOKENIZER_VERSION)
         return error_set(error,
-                         "expected a tokenizer with magic %d and version %d, found %u and %u",
-                         TOKENIZER_MAGIC, TOKENIZER_VERSION, magic, version);
+                         "expected a tokenizer with magic %d and version %d, found %zu bytes with "
+                         "%u and %u",
+                         TOKENIZER_MAGIC, TOKENIZER_VERSION, t->size, magic, version);
+    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
     if (count < 1 || count > MOST_TOKENS || end >= count)
         return error_set(error,
                          "expected 1 to %d tokens, one of them the end-of-text token, found %u "
@@ -149,14 +148,14 @@ void tokenizer_open(const char *path, Tokenizer *t) {
 
 // The class of the character at `at`, and its length in bytes.
 static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at, size_t *length) {
-    uint32_t code = (unsigned char)text[at];
+    uint32_t code = (uint8_t)text[at];
     *length = utf8_length(text + at, n - at);
     CHECK(*length,
           "expected UTF-8, found an invalid character at offset %zu\n"
           "  -> convert it (iconv -f ISO-8859-1 -t UTF-8 FILE > NEW, with its real encoding)",
           at);
     if (*length > 1) code &= 0x7Fu >> *length;
-    for (size_t i = 1; i < *length; i++) code = code << 6 | ((unsigned char)text[at + i] & 0x3F);
+    for (size_t i = 1; i < *length; i++) code = code << 6 | ((uint8_t)text[at + i] & 0x3F);
     return t->classes[code];
 }
 

@@ -291,7 +291,7 @@ static void begin_training(Run *r) {
     r->tasked = r->log.tasked;
     r->saved_updates = r->saved ? r->updates : -1;
     r->peak = r->t->peak ? r->t->peak() : 0;
-    comm_combine(&r->comm, &r->peak, 1, COMM_SUM);
+    comm_all_reduce(&r->comm, &r->peak, 1, COMM_SUM);
     r->started = clock_seconds();
     r->started_tokens = r->pace.tokens = r->tokens;
     if (r->step >= f->steps)

@@ -76,7 +76,7 @@ char *check_format(char *buf, size_t cap, const char *fmt, ...) {
 char *text_escape(char *out, size_t cap, const char *text, size_t n) {
     size_t used = 0;
     for (size_t i = 0; i < n && used + 5 <= cap; i++) {
-        unsigned char c = (unsigned char)text[i];
+        uint8_t c = (uint8_t)text[i];
         bool control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F;
         if (control) used += snprintf(out + used, 5, "\\x%02x", c);
         else out[used++] = text[i];
@@ -85,13 +85,9 @@ char *text_escape(char *out, size_t cap, const char *text, size_t n) {
     return out;
 }
 
-// In pieces, as an escaped byte takes four.
 void text_print(const char *text, size_t n) {
-    char shown[1024];
-    for (size_t at = 0, piece; at < n; at += piece) {
-        piece = n - at < 200 ? n - at : 200;
-        fputs(text_escape(shown, sizeof shown, text + at, piece), stdout);
-    }
+    char shown[5];  // an escaped byte takes four
+    for (size_t i = 0; i < n; i++) fputs(text_escape(shown, sizeof shown, text + i, 1), stdout);
 }
 
 FILE *text_begin(char **text, size_t *size, const char *what) {
@@ -111,7 +107,7 @@ void text_end(FILE *f, const char *last, const char *what) {
 // RFC 3629, section 4: the first byte gives the length; the second byte decides about overlong
 // forms, surrogates and the last code.
 size_t utf8_length(const char *text, size_t n) {
-    const unsigned char *p = (const unsigned char *)text;
+    const uint8_t *p = (const uint8_t *)text;
     if (p[0] < 0x80) return 1;
     size_t length = 2 + (p[0] >= 0xE0) + (p[0] >= 0xF0);
     if (p[0] < 0xC2 || p[0] > 0xF4 || n < length) return 0;
@@ -125,7 +121,7 @@ size_t utf8_length(const char *text, size_t n) {
 
 // The inverse of utf8_length: 6 bits a byte behind a first byte that tells how many follow.
 char *utf8_put(char *out, uint32_t code) {
-    static const unsigned char FIRST[] = {0, 0xC0, 0xE0, 0xF0};
+    static const uint8_t FIRST[] = {0, 0xC0, 0xE0, 0xF0};
     int more = (code >= 0x80) + (code >= 0x800) + (code >= 0x10000);  // bytes after the first
     *out++ = FIRST[more] | code >> 6 * more;
     while (more-- > 0) *out++ = 0x80 | (code >> 6 * more & 63);
