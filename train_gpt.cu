@@ -326,10 +326,12 @@ static Linear head_linear(const Block *b, double c) {
     return LINEAR(b, wlm, b->m->Vp, b->m->C, c);
 }
 
-// nGPT's s_z: logits have a gain, which the classifier applies.
-static Norm logits_gain(const Block *b) {
-    return {b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr,
-            b->s->n, 0};
+// The logits before their targets. nGPT's s_z is a gain on them, which the classifier applies.
+static Logits gpt_logits(const Gpt *g, const Block *b) {
+    Norm gain = {b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr,
+                 b->s->n, 0};
+    return {b->a.logits, b->a.losses, b->a.logsum, g->batch + g->now.n, g->now.n, g->m.V, g->m.Vp,
+            (float)g->setup.z_loss, gain};
 }
 
 // From tokens to the residual stream out of the last block. losses: routers add theirs to those of
@@ -367,22 +369,15 @@ static Block head_forward(Gpt *g, real *x) {
 // in the same pass, unless they have a gain.
 static void loss_forward(Gpt *g) {
     Block b = head_forward(g, blocks_forward(g, true));
-    Norm gain = logits_gain(&b);
-    const int32_t *targets = g->batch + g->now.n;
-    float z_loss = g->setup.z_loss;
-    if (gain.site.on)
-        gained_classifier_forward(b.a.losses, b.a.logsum, b.a.logits, targets, &gain, g->m.V,
-                                  &g->gpu);
-    else
-        classifier(b.a.losses, b.a.logsum, b.a.logits, targets, g->now.n, g->m.V, g->m.Vp, z_loss,
-                   g->setup.training, &g->gpu);
-    loss_sums(g->state.device->sums, b.a.losses, b.a.logsum, g->now.n, z_loss, &g->gpu);
+    Logits logits = gpt_logits(g, &b);
+    classifier(logits, g->setup.training, &g->gpu);
+    loss_sums(g->state.device->sums, logits, &g->gpu);
 }
 
 // Logits as a sampler reads them, with nGPT's gain.
 static void logits_forward(Gpt *g, real *x) {
     Block b = head_forward(g, x);
-    slot_forward(logits_gain(&b), b.a.logits, b.a.logits, &g->gpu);
+    slot_forward(gpt_logits(g, &b).gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
 // Reduces or broadcasts every process's shards of `whole`, which is laid out like the parameters:
@@ -412,13 +407,12 @@ static void reduce_gradients(Gpt *g, int l) {
 static void loss_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
-    Norm fin = NORM(&b, fin), gain = logits_gain(&b);
+    Norm fin = NORM(&b, fin);
+    Logits logits = gpt_logits(g, &b);
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
     // b.a.logits holds the gradient of the logits already, unless they have a gain. It is not
     // scaled: the head's product does that.
-    if (gain.site.on)
-        gained_classifier_backward(b.a.logits, b.a.logsum, g->batch + g->now.n, &gain, m->V,
-                                   g->setup.z_loss, g->scale, &g->gpu);
+    if (logits.gain.site.on) gained_classifier_backward(logits, g->scale, &g->gpu);
     linear_backward(dx, b.a.logits, x, head_linear(&b, g->scale), {}, &g->gpu);
     slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
     // The stream into layer l is the output of the layer below, or the embedding.

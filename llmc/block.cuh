@@ -177,10 +177,10 @@ static void attn_branch_forward(const Block *b, real *y, const real *u, Residual
     Norm latent = NORM(b, latent);
     linear_forward(a->qkv, u, qkv_linear(b), {}, gpu);
     if (m->kv_rank) {
-        latent_norm_forward(latent_normed(m, a), latent_raw(m, a), &latent, gpu);
+        qkv_forward(latent_parts(latent_normed(m, a), {}, latent_raw(m, a), &latent), gpu);
         linear_forward(a->kvb, a->kvcn, latent_linear(b), {}, gpu);
     }
-    qkv_forward(&read, &raw, norms.of, qkv_shape(b), gpu);  // QK norm, RoPE
+    qkv_forward(qkv_parts(read, {}, raw, norms.of, qkv_shape(b)), gpu);  // QK norm, RoPE
     // Sampling: new tokens enter the KV cache. A prompt (nothing cached yet) attends to itself.
     if (b->cache.k) kv_cache_fill(b->cache, read.of, attn_shape(b), gpu);
     if (b->cache.cached) attention_decode(a->c, read.of[0], b->cache, attn_shape(b), gpu);
@@ -197,7 +197,8 @@ static void latent_backward(const Block *b, Heads dk_rope) {
     Norm latent = NORM(b, latent);
     latent_sum(qkv_raw(b, d).turned[1], dk_rope, b->s->n, m->NH, m->rope_size, gpu);
     linear_backward(d->kvcn, d->kvb, a->kvcn, latent_linear(b), {}, gpu);
-    latent_norm_backward(latent_raw(m, d), latent_normed(m, d), latent_raw(m, a), &latent, gpu);
+    qkv_backward(latent_parts(latent_raw(m, d), latent_normed(m, d), latent_raw(m, a), &latent),
+                 gpu);
 }
 
 // du = (gradient through the branch) + add
@@ -215,7 +216,7 @@ static void attn_branch_backward(const Block *b, real *du, const real *dy, const
     attention_backward(dread.of, a->dots, dc, a->c, a->lse, read.of, attn_shape(b), gpu);
     // The gradient of k_rope stays per head until latent_backward adds it up.
     if (m->kv_rank) draw.turned[1] = dread.turned[1];
-    qkv_backward(&draw, &dread, &raw, norms.of, qkv_shape(b), gpu);
+    qkv_backward(qkv_parts(draw, dread, raw, norms.of, qkv_shape(b)), gpu);
     if (m->kv_rank) latent_backward(b, dread.turned[1]);
     linear_backward(du, d->qkv, u, qkv_linear(b), add, gpu);
 }

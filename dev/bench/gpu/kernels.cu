@@ -69,7 +69,7 @@ static __global__ void fill_kernel(T *x, int64_t count, float size, uint64_t key
         float sum = 0;
         // variance 4 * 65536^2 / 12
         for (int k = 0; k < 4; k++) sum += (float)(z >> 16 * k & 0xffff) - 32767.5f;
-        x[i] = from_float<T>(size * sum * (1 / 37837.0f));
+        x[i] = T(size * sum * (1 / 37837.0f));
     }
 }
 
@@ -266,9 +266,11 @@ static void time_qkv(Bench *b) {
     double all = (double)count * sizeof(real);
     if (s.swiglu) {
         measure(b, "RoPE forward", 0, 2 * turned,
-                [&] { qkv_forward(&rows[0], &rows[0], parts, shape, &b->gpu); });
+                [&] { qkv_forward(qkv_parts(rows[0], {}, rows[0], parts, shape), &b->gpu); });
         measure(b, "RoPE backward", 0, 2 * turned,
-                [&] { qkv_backward(&rows[2], &rows[2], &rows[0], parts, shape, &b->gpu); });
+                [&] {
+                    qkv_backward(qkv_parts(rows[2], rows[2], rows[0], parts, shape), &b->gpu);
+                });
     } else shape.rotary = nullptr;
     for (int part = 0; part < 3; part++) {
         int heads = part == 0 ? s.NH : s.KV;
@@ -278,9 +280,9 @@ static void time_qkv(Bench *b) {
     }
     std::string name = s.swiglu ? "norms of q k v, RoPE" : "norms of q k v";
     measure(b, name + " forward", 0, 2 * all,
-            [&] { qkv_forward(&rows[1], &rows[0], parts, shape, &b->gpu); });
+            [&] { qkv_forward(qkv_parts(rows[1], {}, rows[0], parts, shape), &b->gpu); });
     measure(b, name + " backward", 0, 3 * all,
-            [&] { qkv_backward(&rows[2], &rows[3], &rows[0], parts, shape, &b->gpu); });
+            [&] { qkv_backward(qkv_parts(rows[2], rows[3], rows[0], parts, shape), &b->gpu); });
     leave_rooms(b);
 }
 
@@ -327,7 +329,7 @@ static void time_ends(Bench *b) {
     wide *losses = room<wide>(b, b->n), *logsum = room<wide>(b, b->n);
     t = room_of_integers(b, tokens);
     measure(b, "classifier, forward and backward", 0, 2 * n * s.Vp * sizeof(real), [=] {
-        classifier(losses, logsum, logits, t, b->n, b->s.V, b->s.Vp, 0, true, &b->gpu);
+        classifier({logits, losses, logsum, t, b->n, b->s.V, b->s.Vp, 0, {}}, true, &b->gpu);
     });
     leave_rooms(b);
 }
