@@ -111,9 +111,10 @@ struct Matmul {
 };
 
 // The numbers of a key in the text of the plans.
+typedef int64_t PlanKey::*PlanNumber;
 static const struct {
     const char *name;
-    int64_t PlanKey::*at;
+    PlanNumber at;
 } KEY_FIELDS[] = {{"m", &PlanKey::m},   {"n", &PlanKey::n},
                   {"k", &PlanKey::k},   {"ta", &PlanKey::ta},
                   {"tb", &PlanKey::tb}, {"wide_out", &PlanKey::wide_out},

@@ -116,10 +116,12 @@ interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *parti
         line_columns<TEAM>(column, width);
         bits_line(ds, a.dz + at, column);
         bits_line(z, a.z + at, column);
-        bits_line(y, a.y + at, column);
+        constexpr bool LATE = TEAM::THREADS > 256;  // few registers: load y after ds
+        if (!LATE) bits_line(y, a.y + at, column);
         float rstd_s = column[0] >= 0 ? f.post.rstd[row] : 0;
         float rstd_y = column[0] >= 0 ? f.out.rstd[row] : 0;
         interpolate_ds<TEAM>(ds, z, rstd_s, unit, C);  // from here on ds, not dz
+        if (LATE) bits_line(y, a.y + at, column);
         float dot = 0;  // of u = alpha ds / sqrt(C) and xhat of y
         UNROLL for (int i = 0; i < N; i++) {
             Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]);

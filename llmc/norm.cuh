@@ -446,12 +446,15 @@ template <typename TEAM>
 __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
 norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
     constexpr int N = TEAM::PACKS;
+    // The loads of a batch come before its stores; the compiler may not reorder them itself. The
+    // widest team has registers for two packs at a time.
+    constexpr int BATCH = TEAM::THREADS > 256 ? 2 : N;
     int column[N], width = lines.width, set = blockIdx.y;
     const real *w = norm.w + set * width;
     GainSums sums = gains_begin<TEAM, N>(norm.b != nullptr);
     each_line<TEAM>(lines, [&](int64_t line, int own_width) {
         int64_t at = line * width;
-        Bits dy[N], x[N], gain[N], add[N], other[N];
+        Bits dy[N], x[N], gain[BATCH], add[BATCH], other[BATCH];
         line_columns<TEAM>(column, own_width);
         bits_line(dy, f.dy + at, column);
         bits_line(x, f.x + at, column);
@@ -459,17 +462,19 @@ norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
         Slopes s = line_slopes<TEAM>(dy, x, column, w, m, width, norm.b != nullptr);
         unpack_again(dy);
         unpack_again(x);
-        // All loads come before the stores; the compiler may not reorder them itself.
-        bits_line(gain, w, column);
-        bits_line(add, f.add ? f.add + at : nullptr, column);
-        bits_line(other, f.other ? f.other + at : nullptr, column);
         UNROLL for (int i = 0; i < N; i++) {
+            int b = i % BATCH;
+            UNROLL for (int j = i; j < N && j < i + BATCH && b == 0; j++) {
+                gain[j % BATCH] = bits_load(w, column[j]);
+                add[j % BATCH] = bits_load(f.add ? f.add + at : nullptr, column[j]);
+                other[j % BATCH] = bits_load(f.other ? f.other + at : nullptr, column[j]);
+            }
             if (column[i] < 0) continue;
-            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i], m, s);
-            dx = dx + f.a * bits_floats(add[i]);
+            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[b], m, s);
+            dx = dx + f.a * bits_floats(add[b]);
             floats_store(f.dx + at + column[i], dx);
             if (!f.sum) continue;
-            floats_store(f.sum + at + column[i], f.b * dx + f.c * bits_floats(other[i]));
+            floats_store(f.sum + at + column[i], f.b * dx + f.c * bits_floats(other[b]));
         }
     });
     line_columns<TEAM>(column, width);
