@@ -1473,7 +1473,7 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
 static Loss gpt_means(Gpt *g, double *square) {
     // one all-reduce for all of them
     double sums[] = {g->ce, g->z, g->router, (double)g->seen, *square};
-    comm_combine(g->comm, sums, 5, COMM_SUM);
+    comm_all_reduce(g->comm, sums, 5, COMM_SUM);
     double n = sums[3] > 0 ? sums[3] : 1;
     Loss loss = {sums[0] / n, sums[1] / n, sums[2] / n};
     *square = sums[4];
@@ -1495,7 +1495,7 @@ static void model_reduce(Gpt *g, int l) {
         for (int rank = 0; rank < g->processes && e->layer == l && !entry_is_common(e); rank++) {
             Part part = entry_part(e, rank, g->processes);
             real *shard = g->tensors[GRADS] + e->offset + part.first;
-            comm_reduce(g->comm, shard, part.size, sizeof(real), rank);
+            comm_start(g->comm, COMM_REDUCE, shard, part.size, sizeof(real), rank);
         }
     }
     comm_poke(g->comm);  // MPI makes progress inside its calls alone
@@ -1607,7 +1607,7 @@ static real router_balance_step(const double *load, int E, int e, real rate) {
 static const double *router_loads(Gpt *g, int l) {
     const real *loads = gpt_block(g, l).a.loads;
     for (int j = 0; j < g->m.moe.E; j++) g->load_sums[j] = loads[j];
-    comm_combine(g->comm, g->load_sums, g->m.moe.E, COMM_SUM);
+    comm_all_reduce(g->comm, g->load_sums, g->m.moe.E, COMM_SUM);
     return g->load_sums;
 }
 
@@ -1699,7 +1699,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
         // all-gather: each shard goes from its owner to all others
         for (int rank = 0; rank < g->processes && g->processes > 1; rank++) {
             Part theirs = entry_part(e, rank, g->processes);
-            comm_spread(g->comm, w + theirs.first, theirs.size, sizeof(real), rank);
+            comm_start(g->comm, COMM_BROADCAST, w + theirs.first, theirs.size, sizeof(real), rank);
         }
     }
     comm_wait(g->comm);  // for the weights of all shards

@@ -13,7 +13,7 @@
 //    (With several processes the order is NCCL's.)
 // 5. Several processes (llmc/run/comm.h): in the last backward of a step the gradients of each
 //    layer are reduced to their owners while the layers below are computed. Each process updates
-//    its shards of the weights and broadcasts them. tensor_count says which process has what.
+//    its shards of the weights and broadcasts them. has_shards says which process has what.
 #include "llmc/gpu.cuh"
 #include "llmc/nccl.cuh"
 #include "llmc/run/trainer.h"
@@ -23,6 +23,12 @@
 #include "llmc/run/train.h"
 
 // ----------------------------------------------------------------------------------------- memory
+// All memory is allocated in gpt_create, but for the KV cache and the host's copies:
+//   tensors   an arena of floats for each kind (master weights, gradients, two moments), laid out
+//             by memory.h: Entry.offset in whole arenas, Entry.state in arenas of shards
+//   weights   bf16: the weights as products read them, laid out like the gradients
+//   acts      activations, and `grads` their gradients, of the largest micro-batch
+//   mirrors   small arrays that the host fills or reads
 
 // An array that the device and the host both have. The host's is pinned.
 template <typename T> struct Mirror {
@@ -47,7 +53,7 @@ struct Gpt {
     float *host[TENSOR_KINDS];            // copies for the host, each made when first asked for
     float *logits_row;                    // [Vp] pinned
     float **router_bias;                  // [L] among the master weights; nullptr: no such bias
-    float2 *rotary;                       // [T, rotary_size / 2] cos, sin
+    Mirror<float2> rotary;                // [T, rotary_size / 2] cos, sin
 
     int32_t *staged[2], *batch;           // pinned, in turn; device: inputs, targets, groups
     cudaEvent_t copied[2];                // the staged buffer may be written again
@@ -83,32 +89,26 @@ static const Entry *begin(const Layout &layout) { return layout.entries; }
 static const Entry *end(const Layout &layout) { return layout.entries + layout.count; }
 
 enum { SCRATCH_ROWS = 512 };              // partial sums of a gain
-enum { RESERVE_MIB = 512 };               // an estimate: CUDA's own code, lists, statistics
-enum { NCCL_MIB = 512 };                  // and by NCCL's buffers
+enum { RESERVE_MIB = 512 };               // estimate: CUDA code, lists, statistics
+enum { NCCL_MIB = 512 };                  // estimate: buffers of NCCL
 
 // Inputs, targets, and the groups of equal tokens (embed.cuh).
 static int64_t batch_ints(int64_t n) { return 4 * n + 2; }
 
-static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
-// Elements of the storage type in a float: 2 in bf16, 1 in fp32.
-static int gpt_ratio(void) { return (int)(sizeof(wide) / sizeof(real)); }
-static bool has_master_weights(void) { return gpt_ratio() > 1; }
+// Elements of the storage type in a float. In bf16 there are master weights beside those of
+// products.
+enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
 
 // Partial sums of gains, or for experts a router's chunks of a micro-batch (moe.cuh) or one row of
 // all experts' gains.
 static int64_t scratch_floats(const Model *m, const Setup *setup) {
-    RouterShape r = {setup->B, setup->T, m->moe.E, m->moe.K, 0, 0, 0, 0, 0};
-    int64_t widest = max_of(2 * max_of(m->F, mlp_width(m)), 4 * m->C);
-    int64_t gains = (int64_t)m->moe.E * max_of(2 * m->F, m->C);
-    return max_of(SCRATCH_ROWS * widest, max_of((int64_t)router_scratch(r), gains));
-}
-
-// Elements of a kind in this process. Every process has all weights that products read and all its
-// own gradients. Moments it has of its shards alone (ZeRO-1, memory.h), and so it is with master
-// weights (bf16): the full ones are gathered in the gradients' buffer, which is free between steps.
-static int64_t tensor_count(const Layout *layout, int kind, bool training) {
-    bool sharded = kind >= ADAM_M || (kind == WEIGHTS && training && has_master_weights());
-    return sharded ? layout->state : layout->total;
+    Router r = {};
+    r.B = setup->B;
+    r.T = setup->T;
+    r.E = m->moe.E;
+    int64_t widest = max(2 * max(m->F, mlp_width(m)), 4 * m->C);
+    int64_t gains = (int64_t)m->moe.E * max(2 * m->F, m->C);
+    return max(SCRATCH_ROWS * widest, max((int64_t)router_scratch(r), gains));
 }
 
 // Beside the tables: the batch, scratch, cuBLASLt's workspace, and a reserve.
@@ -116,21 +116,22 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     int64_t reserve = RESERVE_MIB + (comm_size(setup->comm) > 1 ? NCCL_MIB : 0);
     int64_t batch = batch_ints((int64_t)setup->B * setup->T) * (int64_t)sizeof(int32_t);
     int64_t scratch = scratch_floats(m, setup) * (int64_t)sizeof(float);
-    return tables + (double)(batch + scratch + PLANS_WORKSPACE + (reserve << 20));
+    return tables + (batch + scratch + PLANS_WORKSPACE + (reserve << 20));
 }
 
-// Sizes that the CPU takes and the kernels do not.
+// Sizes that the CPU takes and the kernels do not. right: the nearest that they take.
+static void refuse_unless(int right, const char *flag, int value, const char *rule, int of) {
+    CHECK(value == right,
+          "%s %d; on a GPU it must be %s %d\n  -> %s %d, or make train_gpt DEVICE=cpu", flag, value,
+          rule, of, flag, right);
+}
+
 static void refuse_unless_multiple(const char *flag, int value, int of) {
-    CHECK(value % of == 0,
-          "%s %d; on a GPU it must be a multiple of %d\n"
-          "  -> %s %d, or make train_gpt DEVICE=cpu", flag, value, of, flag,
-          CEIL_DIV(value, of) * of);
+    refuse_unless(CEIL_DIV(value, of) * of, flag, value, "a multiple of", of);
 }
 
 static void refuse_above(const char *flag, int value, int most) {
-    CHECK(value <= most,
-          "%s %d; on a GPU it must be at most %d\n"
-          "  -> %s %d, or make train_gpt DEVICE=cpu", flag, value, most, flag, most);
+    refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
 // The kernels need: heads and sequences that attention knows, 16-byte rows (logits of routers too),
@@ -159,13 +160,13 @@ static double gpt_room(const Model *m, const Setup *setup) {
     gpu_open(&gpu, comm_local(setup->comm));
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
     gpu_close(&gpu);
-    return (double)free_bytes;
+    return free_bytes;
 }
 
 // Every allocation is on one of two lists, from which gpt_destroy frees it.
 template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *what) {
     T *p = nullptr;
-    cudaError_t error = cudaMalloc((void **)&p, (size_t)count * sizeof(T));
+    cudaError_t error = cudaMalloc((void **)&p, count * sizeof(T));
     CHECK(error == cudaSuccess,
           "no GPU memory for %s (%lld MiB): %s\n  -> a smaller --micro-batch, or --recompute on; "
           "nvidia-smi shows who else uses the GPU", what,
@@ -176,20 +177,20 @@ template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *
 
 template <typename T> static T *pinned_alloc(Gpt *g, int64_t count) {
     T *p = nullptr;
-    cudaCheck(cudaMallocHost((void **)&p, (size_t)count * sizeof(T)));
-    memset((void *)p, 0, (size_t)count * sizeof(T));
+    cudaCheck(cudaMallocHost((void **)&p, count * sizeof(T)));
+    memset((void *)p, 0, count * sizeof(T));
     g->pinned[g->pinned_count++] = p;
     return p;
 }
 
-template <typename T> static Mirror<T> mirror_alloc(Gpt *g, int64_t count, const char *what) {
-    return Mirror<T>{device_alloc<T>(g, count, what), pinned_alloc<T>(g, count), count};
+template <typename T> static void mirror_alloc(Gpt *g, Mirror<T> *x, int64_t count) {
+    *x = {device_alloc<T>(g, count, "lists and statistics"), pinned_alloc<T>(g, count), count};
 }
 
-// Copies from host to device, back, or on the device, in the order of the stream.
+// Copies from host to device, back, or on the device, in the order of the stream. Results for the
+// host have arrived after wait.
 template <typename T> static void copy(Gpt *g, T *to, const T *from, int64_t count) {
-    size_t bytes = (size_t)count * sizeof(T);
-    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, g->gpu.stream));
+    cudaCheck(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, g->gpu.stream));
 }
 
 template <typename T> static void to_device(Gpt *g, Mirror<T> x) {
@@ -200,46 +201,44 @@ template <typename T> static void to_host(Gpt *g, Mirror<T> x) {
 }
 
 template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
-    cudaCheck(cudaMemsetAsync(x, 0, (size_t)count * sizeof(T), g->gpu.stream));
+    cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
 }
 
 // Until the device has done all work given to it.
 static void wait(Gpt *g) { cudaCheck(cudaStreamSynchronize(g->gpu.stream)); }
 
-// Whether this process has only its shards of the master weights.
+// Whether this process has only its shards of the master weights (ZeRO-1, memory.h). The full ones
+// are gathered in the gradients' buffer, which is free between steps.
 static bool has_shards(const Gpt *g) {
-    return g->nccl.size > 1 && g->setup.training && has_master_weights();
+    return g->nccl.size > 1 && g->setup.training && MASTER_WEIGHTS;
+}
+
+// Elements of a kind as the host sees them: of moments its shards, everything else whole. Every
+// process has all weights that products read and all its own gradients.
+static int64_t whole_count(const Gpt *g, int kind) {
+    return kind >= ADAM_M ? g->layout.state : g->layout.total;
 }
 
 // Arenas: parameters with their gradients and moments, then activations with theirs.
 static void alloc_tensors(Gpt *g) {
     for (int kind = 0; kind < setup_kinds(&g->setup); kind++) {
-        int64_t count = tensor_count(&g->layout, kind, g->setup.training);
+        bool sharded = kind == WEIGHTS && has_shards(g);
+        int64_t count = sharded ? g->layout.state : whole_count(g, kind);
         g->tensors[kind] = device_alloc<float>(g, count, "parameters, gradients and moments");
         clear(g, g->tensors[kind], count);
     }
-    g->router_bias = (float **)check_alloc((size_t)g->m.L * sizeof(float *), "a list of layers");
+    // The kernels that read and move selection biases take those of one layer.
+    g->router_bias = (float **)check_alloc(g->m.L * sizeof(float *), "a list of layers");
     for (const Entry &e : g->layout) {
         int64_t offset = has_shards(g) ? e.state : e.offset;
         if (e.id == PARAM_router_bias) g->router_bias[e.layer] = g->tensors[WEIGHTS] + offset;
     }
     g->weights = (real *)g->tensors[WEIGHTS];
-    if (has_master_weights())
+    if (MASTER_WEIGHTS)
         g->weights = device_alloc<real>(g, g->layout.total, "the weights of matrix products");
     g->acts = device_alloc<real>(g, g->act_layout.acts, "activations");
     if (g->setup.training)
         g->grads = device_alloc<real>(g, g->act_layout.grads, "the gradients of activations");
-}
-
-// RoPE's cosines and sines, computed once in double on the host.
-static void alloc_rotary(Gpt *g) {
-    int64_t count = (int64_t)g->m.T * rotary_size(&g->m) / 2;
-    float2 *table = (float2 *)check_alloc((size_t)count * sizeof *table, "rotary angles");
-    rotary_table(table, g->m.T, rotary_size(&g->m), g->m.theta);
-    g->rotary = device_alloc<float2>(g, count, "rotary angles");
-    copy(g, g->rotary, table, count);
-    wait(g);
-    free(table);
 }
 
 // Whatever a step needs beside the arenas.
@@ -250,26 +249,32 @@ static void alloc_step(Gpt *g) {
         g->staged[k] = pinned_alloc<int32_t>(g, batch_ints(g->max.n));
         cudaCheck(cudaEventCreateWithFlags(&g->copied[k], cudaEventDisableTiming));
     }
-    g->gpu.scratch_size = (size_t)scratch_floats(&g->m, &g->setup);
-    g->gpu.scratch = device_alloc<float>(g, (int64_t)g->gpu.scratch_size, "partial sums");
-    g->state = mirror_alloc<UpdateState>(g, 1, "the state of an update");
+    g->gpu.scratch_size = scratch_floats(&g->m, &g->setup);
+    g->gpu.scratch = device_alloc<float>(g, g->gpu.scratch_size, "partial sums");
+    mirror_alloc(g, &g->state, 1);
     to_device(g, g->state);
-    g->entries = mirror_alloc<UpdateEntry>(g, count, "the list of tensors");
-    g->layer_sums = mirror_alloc<LayerSums>(g, g->m.L, "statistics of layers");
-    g->tensor_stats = mirror_alloc<TensorStats>(g, count, "statistics of tensors");
-    g->router_sums = mirror_alloc<double>(g, g->m.L * router_size(&g->m), "statistics of routers");
+    mirror_alloc(g, &g->entries, count);
+    mirror_alloc(g, &g->layer_sums, g->m.L);
+    mirror_alloc(g, &g->tensor_stats, count);
+    mirror_alloc(g, &g->router_sums, g->m.L * router_size(&g->m));
     g->layer_stats = pinned_alloc<LayerStats>(g, g->m.L);
     g->logits_row = pinned_alloc<float>(g, g->m.Vp);
-    if (g->m.rope) alloc_rotary(g);
+    if (!g->m.rope) return;
+    // RoPE's cosines and sines, computed once in double on the host.
+    mirror_alloc(g, &g->rotary, (int64_t)g->m.T * rotary_size(&g->m) / 2);
+    rotary_table(g->rotary.host, g->m.T, rotary_size(&g->m), g->m.theta);
+    to_device(g, g->rotary);
 }
 
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = (Gpt *)check_alloc(sizeof *g, "the model");
+    // Refusals come first: they name the flag to change, which a failed allocation cannot.
     refuse_model(m);
     gpu_open(&g->gpu, comm_local(setup->comm));
     g->m = *m;
     g->setup = *setup;
-    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, gpt_ratio());
+    g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, RATIO);
+    // Sizes and offsets of all tensors, before any of them is allocated.
     g->layout = layout_make(m);
     layout_share(&g->layout, comm_rank(setup->comm), comm_size(setup->comm));
     g->act_layout = act_layout_make(m, &g->max);
@@ -280,11 +285,12 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     return g;
 }
 
+// Unused places of the lists are null, which cudaFree and free ignore.
 static void gpt_destroy(Gpt *g) {
     wait(g);
     nccl_close(&g->nccl);
-    if (g->forward_graph) cudaCheck(cudaGraphExecDestroy(g->forward_graph));
-    if (g->backward_graph) cudaCheck(cudaGraphExecDestroy(g->backward_graph));
+    for (cudaGraphExec_t graph : {g->forward_graph, g->backward_graph})
+        if (graph) cudaCheck(cudaGraphExecDestroy(graph));
     for (void *p : g->device) cudaCheck(cudaFree(p));
     for (void *p : g->pinned) cudaCheck(cudaFreeHost(p));
     for (float *p : g->host) free(p);
@@ -299,16 +305,12 @@ static void gpt_destroy(Gpt *g) {
 
 // -------------------------------------------------------------------------------------- the model
 
-// The batch on the device: inputs [n], targets [n], groups of equal tokens.
-static const int32_t *gpt_inputs(const Gpt *g) { return g->batch; }
-static const int32_t *gpt_targets(const Gpt *g) { return g->batch + g->now.n; }
-static const int32_t *gpt_groups(const Gpt *g) { return g->batch + 2 * g->now.n; }
-
-// Layer l with its parameters, activations and gradients.
+// Layer l with its parameters, activations and gradients. While decoding, it has its part of the KV
+// cache, and RoPE's angles begin at the position of the first new token.
 static Block gpt_block(const Gpt *g, int l) {
     real *cache_base = g->decoding ? g->kv_cache : nullptr;
     KvCache cache = kv_cache_view(&g->m, cache_base, g->max.T, l, g->cached_before);
-    const float2 *rotary = g->rotary;
+    const float2 *rotary = g->rotary.device;
     if (rotary) rotary += (int64_t)cache.cached * rotary_size(&g->m) / 2;
     return Block{&g->m, &g->now, place_at(&g->m, l),
                  params_view(&g->layout, g->weights, l),
@@ -318,76 +320,64 @@ static Block gpt_block(const Gpt *g, int l) {
                  cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
-// W [Vp, C] of the head: the embedding again (tied), or a matrix of its own.
-static const real *head_weights(const Gpt *g, const Block *b) {
-    return g->m.tied ? b->w.wte : b->w.wlm;
+// The head's W [Vp, C]: the embedding again (tied), or a matrix of its own.
+static Linear head_linear(const Block *b, double c) {
+    if (b->m->tied) return LINEAR(b, wte, b->m->Vp, b->m->C, c);
+    return LINEAR(b, wlm, b->m->Vp, b->m->C, c);
 }
 
-// Adds a router's losses to the losses of the forward, and counts the tokens of its experts.
-static void count_router(Gpt *g, const Block *b, int l) {
-    double *sums = g->router_sums.device + l * router_size(&g->m);
-    Routed o = routed(b);
-    router_count(&g->state.device->sums[2], b->a.loads, g->measuring ? sums : nullptr, &o, b->a.rz,
-                 router_shape(b), &g->gpu);
+// The logits before their targets. nGPT's s_z is a gain on them, which the classifier applies.
+static Logits gpt_logits(const Gpt *g, const Block *b) {
+    Norm gain = {b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr,
+                 b->s->n, 0};
+    return {b->a.logits, b->a.losses, b->a.logsum, g->batch + g->now.n, g->now.n, g->m.V, g->m.Vp,
+            (float)g->setup.z_loss, gain};
 }
 
-// nGPT's s_z: logits have a gain, which the classifier applies.
-static Norm logits_gain(const Block *b) {
-    return block_norm(b, b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr,
-                      nullptr);
-}
-
-// From tokens to the residual stream out of the last block. losses: those of routers count.
+// From tokens to the residual stream out of the last block. losses: routers add theirs to those of
+// the forward, and count the tokens of their experts.
 static real *blocks_forward(Gpt *g, bool losses) {
     const Model *m = &g->m;
     Block b = gpt_block(g, 0);
-    Norm emb = NORM(&b, emb);
-    real *raw = emb.site.on ? b.a.raw : b.a.e;
+    real *raw = b.p.emb.on ? b.a.raw : b.a.e;
     const real *wpe = b.w.wpe ? b.w.wpe + (int64_t)b.cache.cached * m->C : nullptr;
-    embedding_forward(raw, gpt_inputs(g), b.w.wte, wpe, g->now.B, g->now.T, m->C,
-                      (float)m->emb_scale, &g->gpu);
-    real *x = slot_forward(&emb, b.a.e, raw, &g->gpu);
+    embedding_forward(raw, g->batch, b.w.wte, wpe, g->now.B, g->now.T, m->C,
+                      m->emb_scale, &g->gpu);
+    real *x = slot_forward(NORM(&b, emb), b.a.e, raw, &g->gpu);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
-        if (b.p.moe && losses) count_router(g, &b, l);
+        double *sums = g->router_sums.device + l * router_size(m);
+        if (b.p.moe && losses)
+            router_count(&g->state.device->sums[2], b.a.loads, g->measuring ? sums : nullptr,
+                         block_router(&b), &g->gpu);
         if (g->measuring && !g->decoding) block_stats(&b, &g->layer_sums.device[l], x);
         x = b.a.x;
     }
     return x;
 }
 
-// Logits of the rows in work, before nGPT's gain. x: their residual stream.
-static void head_forward(Gpt *g, real *x) {
+// Logits of the rows in work, before nGPT's gain. x: their residual stream. Returns the last layer.
+static Block head_forward(Gpt *g, real *x) {
     Block b = gpt_block(g, g->m.L - 1);
-    Norm fin = NORM(&b, fin);
-    x = slot_forward(&fin, b.a.fx, x, &g->gpu);
-    linear_forward(b.a.logits, x, head_weights(g, &b), nullptr, nullptr, 0,
-                   linear_shape(&b, g->m.Vp, g->m.C, 1), &g->gpu);
+    x = slot_forward(NORM(&b, fin), b.a.fx, x, &g->gpu);
+    linear_forward(b.a.logits, x, head_linear(&b, 1), {}, &g->gpu);
+    return b;
 }
 
 // From tokens to losses. When a backward follows, the classifier turns logits into their gradient
 // in the same pass, unless they have a gain.
 static void loss_forward(Gpt *g) {
-    head_forward(g, blocks_forward(g, true));
-    Block b = gpt_block(g, 0);
-    Norm gain = logits_gain(&b);
-    float z_loss = (float)g->setup.z_loss;
-    if (gain.site.on)
-        gained_classifier_forward(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), &gain, g->m.V,
-                                  &g->gpu);
-    else
-        classifier(b.a.losses, b.a.logsum, b.a.logits, gpt_targets(g), g->now.n, g->m.V, g->m.Vp,
-                   z_loss, g->setup.training, &g->gpu);
-    loss_sums(g->state.device->sums, b.a.losses, b.a.logsum, g->now.n, z_loss, &g->gpu);
+    Block b = head_forward(g, blocks_forward(g, true));
+    Logits logits = gpt_logits(g, &b);
+    classifier(logits, g->setup.training, &g->gpu);
+    loss_sums(g->state.device->sums, logits, &g->gpu);
 }
 
 // Logits as a sampler reads them, with nGPT's gain.
 static void logits_forward(Gpt *g, real *x) {
-    head_forward(g, x);
-    Block b = gpt_block(g, 0);
-    Norm gain = logits_gain(&b);
-    slot_forward(&gain, b.a.logits, b.a.logits, &g->gpu);
+    Block b = head_forward(g, x);
+    slot_forward(gpt_logits(g, &b).gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
 // Reduces or broadcasts every process's shards of `whole`, which is laid out like the parameters:
@@ -417,17 +407,15 @@ static void reduce_gradients(Gpt *g, int l) {
 static void loss_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
-    Norm fin = NORM(&b, fin), gain = logits_gain(&b);
-    LinearShape head = linear_shape(&b, m->Vp, m->C, 1);
-    float scale = (float)g->scale;
+    Norm fin = NORM(&b, fin);
+    Logits logits = gpt_logits(g, &b);
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
-    if (gain.site.on)
-        gained_classifier_backward(b.a.logits, b.a.logsum, gpt_targets(g), &gain, m->V,
-                                   (float)g->setup.z_loss, scale, &g->gpu);
-    linear_backward_weight(m->tied ? b.dw.wte : b.dw.wlm, nullptr, b.a.logits, x, scale, head,
-                           &g->gpu);
-    linear_backward_input(dx, b.a.logits, head_weights(g, &b), nullptr, 0, scale, head, &g->gpu);
-    slot_backward(&fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
+    // b.a.logits holds the gradient of the logits already, unless they have a gain. It is not
+    // scaled: the head's product does that.
+    if (logits.gain.site.on) gained_classifier_backward(logits, g->scale, &g->gpu);
+    linear_backward(dx, b.a.logits, x, head_linear(&b, g->scale), {}, &g->gpu);
+    slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
+    // The stream into layer l is the output of the layer below, or the embedding.
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
@@ -437,10 +425,9 @@ static void loss_backward(Gpt *g) {
         reduce_gradients(g, l);
         b = below;
     }
-    Norm emb = NORM(&b, emb);
-    real *de = slot_backward(&emb, b.d.raw, b.d.e, b.a.raw, &g->gpu);
-    embedding_backward(b.dw.wte, b.dw.wpe, de, gpt_inputs(g), gpt_groups(g), g->now.B, g->now.T,
-                       m->C, (float)m->emb_scale, &g->gpu);
+    real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw, &g->gpu);
+    embedding_backward(b.dw.wte, b.dw.wpe, de, g->batch, g->batch + 2 * g->now.n, g->now.B,
+                       g->now.T, m->C, m->emb_scale, &g->gpu);
     reduce_gradients(g, -1);
 }
 
@@ -451,10 +438,9 @@ static void loss_backward(Gpt *g) {
 static void run_graph(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
     bool full = g->now.n == g->max.n && g->now.T == g->max.T;
     bool plain = !g->preparing && !g->measuring && !g->reducing;
-    if (!g->setup.graph || !g->setup.training || !full || !plain) {
-        work(g);
-        return;
-    }
+    if (!g->setup.graph || !g->setup.training || !full || !plain) return work(g);
+    // The first time the work is recorded instead of run. Its arguments are those of every later
+    // micro-batch: arenas and sizes stay, and the batch is always at the same address.
     if (!*graph) {
         cudaGraph_t recorded;
         cudaCheck(cudaStreamBeginCapture(g->gpu.stream, cudaStreamCaptureModeThreadLocal));
@@ -476,13 +462,14 @@ static void copy_staged(Gpt *g, int64_t first, int64_t count) {
 // refused first.
 static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     int64_t n = g->now.n;
+    // The device may still read the other buffer.
     g->turn ^= 1;
     int32_t *staged = g->staged[g->turn];
     tokens_check("token", inputs, n, g->m.V);
     if (targets) tokens_check("target", targets, n, g->m.V);
     cudaCheck(cudaEventSynchronize(g->copied[g->turn]));
-    memcpy(staged, inputs, (size_t)n * sizeof *inputs);
-    if (targets) memcpy(staged + n, targets, (size_t)n * sizeof *targets);
+    memcpy(staged, inputs, n * sizeof *inputs);
+    if (targets) memcpy(staged + n, targets, n * sizeof *targets);
     copy_staged(g, 0, targets ? 2 * n : n);
 }
 
@@ -499,10 +486,7 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     set_sizes(g, B, T);
     if (g->measuring) g->measured += g->now.n;
     stage_batch(g, inputs, targets);
-    if (!targets) {
-        logits_forward(g, blocks_forward(g, false));
-        return;
-    }
+    if (!targets) return logits_forward(g, blocks_forward(g, false));
     run_graph(g, &g->forward_graph, loss_forward);
     g->seen += g->now.n;
 }
@@ -513,6 +497,7 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     decode_check(n, position, g->cached, g->max.T);
     int64_t cache = (int64_t)g->m.L * g->max.T * kv_cache_width(&g->m);
     if (!g->kv_cache) g->kv_cache = device_alloc<real>(g, cache, "the KV cache");
+    // To the blocks the new tokens are a micro-batch of one sequence.
     set_sizes(g, 1, n);
     g->decoding = true;
     g->cached_before = position;
@@ -524,12 +509,14 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     g->decoding = false;
 }
 
+// The scale is an argument of kernels in the recorded graph, so another scale needs another graph.
 static void gpt_backward(Gpt *g, double scale, int last) {
     if (g->backward_graph && scale != g->scale) {
         cudaCheck(cudaGraphExecDestroy(g->backward_graph));
         g->backward_graph = nullptr;
     }
     g->scale = scale;
+    // The embedding's gradient needs equal tokens side by side: its sums have a fixed order.
     int64_t n = g->now.n;
     int32_t *staged = g->staged[g->turn];
     token_groups(staged + 2 * n, staged, n);              // while the GPU works on the forward
@@ -552,7 +539,8 @@ static void gpt_zero_grads(Gpt *g) {
 // that selection biases follow. First to process 0, then from it to all.
 static void all_reduce_state(Gpt *g) {
     if (g->nccl.size == 1) return;
-    g->state.host->seen = (double)g->seen;
+    // Means divide by the tokens of all processes.
+    g->state.host->seen = g->seen;
     copy(g, &g->state.device->seen, &g->state.host->seen, 1);
     for (bool back : {false, true}) {
         auto move = [&](auto *x, int64_t count) {
@@ -581,8 +569,8 @@ static Loss read_loss(Gpt *g) {
     clear(g, &g->state.device->sums, 1);
     wait(g);
     const double *sums = g->state.host->sums;
-    double seen = g->nccl.size > 1 ? g->state.host->seen : (double)g->seen;
-    double n = seen > 0 ? seen : 1;
+    double seen = g->nccl.size > 1 ? g->state.host->seen : g->seen;
+    double n = max(seen, 1.0);
     g->seen = 0;
     return Loss{sums[0] / n, sums[1] / n, sums[2] / n};
 }
@@ -595,27 +583,28 @@ static Loss gpt_loss(Gpt *g) {
 
 // The random stream of stochastic rounding in a step.
 static uint64_t rounding_key(const Gpt *g, int64_t step) {
-    return rand_key(g->setup.seed, "rounding", (uint64_t)step);
+    return rand_key(g->setup.seed, "rounding", step);
 }
 
 // Sends the rates of each entry to the device, and the lines that nGPT keeps at length 1. Returns
 // what all entries share.
 static AdamWStep send_rates(Gpt *g, const AdamW *o) {
-    double tokens = (double)g->seen;                      // of all processes
-    if (g->nccl.size > 1) tokens = (double)(g->setup.batch * g->max.T);
+    double tokens = g->seen;                              // of all processes
+    if (g->nccl.size > 1) tokens = g->setup.batch * g->max.T;
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         EntryLines lines = entry_lines(&g->m, e);
         Part part = entry_part(e, g->nccl.rank, g->nccl.size);
         bool balance = e->row.lr == LR_BALANCE;           // balance_routers moves these
-        float target = e->row.init == ROLE_GAIN ? (float)o->gain_target : 0;
+        float target = e->row.init == ROLE_GAIN ? o->gain_target : 0;
         g->entries.host[k] = UpdateEntry{
             e->offset + part.first, e->state, part.size, balance ? 0 : (float)o->lr[e->row.lr],
             (float)o->decay[e->row.decay], target, lines.length, lines.step};
     }
     to_device(g, g->entries);
-    float correct1 = (float)(1 / (1 - pow(o->beta1, (double)o->step)));
-    float correct2 = (float)(1 / (1 - pow(o->beta2, (double)o->step)));
+    // The moments begin at zero; these factors correct their bias (Kingma, Ba 2015, section 3).
+    float correct1 = 1 / (1 - pow(o->beta1, o->step));
+    float correct2 = 1 / (1 - pow(o->beta2, o->step));
     return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, correct1, correct2,
                      (float)o->clip, g->setup.stochastic, rounding_key(g, o->step),
                      o->max_ce * tokens, o->max_norm};
@@ -632,7 +621,7 @@ static void balance_routers(Gpt *g, double rate) {
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
         if (!b.router_bias) continue;
-        router_balance(b.router_bias, b.a.loads, g->m.moe.E, (float)rate, &g->state.device->finite,
+        router_balance(b.router_bias, b.a.loads, g->m.moe.E, rate, &g->state.device->finite,
                        &g->gpu);
     }
 }
@@ -727,20 +716,15 @@ static TensorStats *gpt_tensor_stats(Gpt *g, const AdamW *applied) {
 
 // ------------------------------------------------------------------- tensors as the host sees them
 
-// Where all of a kind is, or is gathered: sharded master weights in the gradients' buffer.
+// The buffer that holds all of a kind. Sharded master weights are gathered in the gradients'.
 static float *whole_tensors(Gpt *g, int kind) {
     return g->tensors[kind == WEIGHTS && has_shards(g) ? GRADS : kind];
-}
-
-// Elements of a kind for the host: shards of moments, everything else whole.
-static int64_t whole_count(const Gpt *g, int kind) {
-    return kind >= ADAM_M ? g->layout.state : g->layout.total;
 }
 
 // The host's copy; NULL for a kind that this model does not have.
 static float *host_tensors(Gpt *g, int kind) {
     if (!g->host[kind] && g->tensors[kind])
-        g->host[kind] = (float *)check_alloc((size_t)whole_count(g, kind) * sizeof(float),
+        g->host[kind] = (float *)check_alloc(whole_count(g, kind) * sizeof(float),
                                              "the host's copy of parameters or moments");
     return g->host[kind];
 }
@@ -760,14 +744,14 @@ static void copy_shards(Gpt *g, bool back) {
     }
 }
 
-// The weights that products read must be the same on all processes.
+// The weights that products read must be the same on all processes: a checkpoint has one copy. The
+// host's place for gradients is free to hold them.
 static void compare_weights(Gpt *g) {
-    size_t bytes = (size_t)g->layout.total * sizeof(real);
     Hash h = hash_begin();
     real *weights = (real *)host_tensors(g, GRADS);
     copy(g, weights, g->weights, g->layout.total);
     wait(g);
-    hash_add(&h, weights, bytes);
+    hash_add(&h, weights, g->layout.total * sizeof *weights);
     comm_check_weights(g->setup.comm, hash_end(&h));
 }
 
@@ -786,10 +770,11 @@ static void gpt_fetch(Gpt *g, int kind) {
 static void gpt_store(Gpt *g, int kind, int64_t step) {
     float *whole = whole_tensors(g, kind);
     copy(g, whole, host_tensors(g, kind), whole_count(g, kind));
-    if (kind == WEIGHTS)
+    if (kind == WEIGHTS) {
         weights_round(g->weights, whole, g->layout.total, g->setup.stochastic,
                       rounding_key(g, step), &g->gpu);
-    if (kind == WEIGHTS && has_shards(g)) copy_shards(g, true);
+        if (has_shards(g)) copy_shards(g, true);
+    }
     g->cached = 0;                                        // the KV cache is stale
     wait(g);
 }
@@ -808,14 +793,15 @@ static const void *gpt_logits(Gpt *g, int64_t row) {
 
 // Process 0's plans go to all: another algorithm would add in another order, and its plans are the
 // ones that are kept with the run.
+// As text, which both sides read and write anyway (linear.cuh).
 static void share_plans(Gpt *g) {
     Comm *comm = g->setup.comm;
-    char *text = comm_rank(comm) ? NULL : plans_text(g->gpu.plans);
+    char *text = g->nccl.rank ? nullptr : plans_text(g->gpu.plans);
     uint64_t size = text ? strlen(text) + 1 : 0;
     comm_broadcast(comm, &size, sizeof size);
     if (!text) text = (char *)check_alloc(size, "matrix plans");
     comm_broadcast(comm, text, size);
-    if (comm_rank(comm)) plans_read(g->gpu.plans, text, "process 0");
+    if (g->nccl.rank) plans_read(g->gpu.plans, text, "process 0");
     free(text);
 }
 
@@ -825,15 +811,15 @@ static void share_plans(Gpt *g) {
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);
-    int32_t *zeros = (int32_t *)check_alloc((size_t)g->max.n * sizeof *zeros, "a batch");
-    if (comm_rank(g->setup.comm)) share_plans(g);
+    int32_t *zeros = (int32_t *)check_alloc(g->max.n * sizeof *zeros, "a batch");
+    if (g->nccl.rank) share_plans(g);
     g->gpu.plans->tuning = g->setup.tune;
     g->preparing = true;
     gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
     gpt_backward(g, 1, 0);
     g->gpu.plans->tuning = false;
-    if (!comm_rank(g->setup.comm)) share_plans(g);
-    gpt_loss(g);
+    if (!g->nccl.rank) share_plans(g);
+    gpt_loss(g);                                          // drops the dry step's losses
     g->preparing = false;
     free(zeros);
 }

@@ -99,7 +99,7 @@ static void add_path(Documents *d, const char *path, bool named) {
           path, strerror(errno));
     if (S_ISDIR(info.st_mode)) {
         struct dirent **entries;
-        int n = scandir(path, &entries, maybe_text, shard_order);
+        int n = scandir(path, &entries, maybe_text, alphasort);
         CHECK(n >= 0,
               "%s: expected a folder of text, found that it cannot be read: %s\n"
               "  -> check its permissions",
@@ -225,7 +225,7 @@ static void prepare_folder(const char *dir) {
           "  -> mkdir -p the folder above it, or another --out",
           dir, strerror(errno));
     struct dirent **entries;
-    int n = scandir(dir, &entries, visible, shard_order);
+    int n = scandir(dir, &entries, visible, alphasort);
     CHECK(n >= 0, "%s: expected a folder for the shards, found: %s\n  -> another --out", dir,
           strerror(errno));
     for (int i = 0; i < n; i++) {  // training would read old and new .bin files as one text

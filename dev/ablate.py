@@ -97,7 +97,7 @@ def trainer_flags():
     files = ("run/flags.h", "run/schedule.h", "init.h", "modes.h")
     text = "".join((ROOT / "llmc" / name).read_text() for name in files)
     flags = {}
-    row = r'^FLAG\((\w+), *(\w+)\("[^"]*"(?:, *(.*?))?\), *(?:FIXED|FREE|ONCE),'
+    row = r'^FLAG\((\w+), (\w+)\([^,()]*(?:, (.*?))?\), ["\\]'
     for name, kind, more in re.findall(row, text, re.M):
         low, high, choices = 0, 0, ["off", "on"] if kind == "SWITCH" else [""]
         if kind in ("INT", "NUMBER"):

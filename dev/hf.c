@@ -75,17 +75,17 @@ static const Mode *find_mode(const char *name) {
 
 static void print_model(const char *mode_name, int count, char **words) {
     FlagSet set;
-    char buf[64];
+    char buf[FLAG_CAP];
     const Mode *mode = find_mode(mode_name);
     flags_default(&set);
     flags_parse(&set, count, words, BY_CHECKPOINT);
-    run_refuse(&set, mode, "cpu", "fp32");
+    run_refuse(&set, &(Trainer){.mode = mode, .device = "cpu", .precision = "fp32"});
     Model m = model_from_flags(&set.f, mode);
     Layout t = layout_make(&m);
     printf("{\"flags\": {");
     for (int i = FLAG_model + 1; i < FLAG_init; i++)
         printf("%s\"%s\": \"%s\"", i > FLAG_model + 1 ? ", " : "", FLAGS[i].field,
-               flag_text(buf, sizeof buf, &set.f, &FLAGS[i]));
+               flag_text(buf, &set.f, &FLAGS[i]));
     printf("},\n\"tensors\": {");
     for (const Entry *e = t.entries; e < t.entries + t.count; e++) {
         printf("%s\"%s\": [", e > t.entries ? ",\n" : "", e->name);
@@ -108,10 +108,8 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     if (!strcmp(what, "tables")) print_tables();
     else if (!strcmp(what, "model") && argc > 2) print_model(argv[2], argc - 3, argv + 3);
-    else if (!strcmp(what, "find") && argc > 2) {
-        checkpoint_find(argv[2], dir);
-        puts(dir);
-    } else if (!strcmp(what, "xxh64"))
+    else if (!strcmp(what, "find") && argc > 2) puts(checkpoint_find(argv[2], dir));
+    else if (!strcmp(what, "xxh64"))
         for (int i = 2; i < argc; i++) print_checksum(argv[i]);
     return 0;
 }

@@ -27,7 +27,7 @@
 #include "loss.cuh"
 
 // The shard of one tensor that this process owns; with one process it is the whole tensor.
-typedef struct UpdateEntry {
+struct UpdateEntry {
     int64_t offset;            // in the arenas of whole tensors
     int64_t state;             // in the arenas of shards
     int64_t size;              // elements
@@ -36,71 +36,64 @@ typedef struct UpdateEntry {
     // one to the next: 1 in rows, the width of the matrix in columns. Several matrices may lie one
     // below the other. 0, 0: the tensor stays as it is.
     int line, step;
-} UpdateEntry;
+};
 
 // The state of an update, on the device. The first REDUCED_SUMS doubles are summed over processes.
-typedef struct UpdateState {
+struct UpdateState {
     double sums[3];            // of the losses since the last update (loss_sums, router_count)
     double square;             // of all gradients together, before clipping
     double seen;               // tokens, if there are several processes
     double norm;               // root of square
     float scale;               // of gradient clipping
     int finite;                // sums and norm are finite and within the step's limits
-} UpdateState;
+};
 enum { REDUCED_SUMS = 5 };
 
-typedef struct AdamWStep {
+struct AdamWStep {
     float beta1, beta2, eps;
     float correct1, correct2;  // 1 / (1 - beta^step)
     float clip;                // largest global norm; 0 or less: no gradient clipping
     int stochastic;            // rounding
     uint64_t key;              // of the rounding: another one each step
     double max_ce, max_norm;   // above these sums[0] and norm nothing changes; 0: no limit
-} AdamWStep;
+};
 
 // Gaps between tensors hold zeros. With one process shards and whole tensors are the same.
-typedef struct Arenas {
+struct Arenas {
     real *w;                   // weights of the products, whole; may be master itself
     float *master;             // master weights, shards; whole where w is master itself
     float *m, *v;              // moments, shards
     const float *d;            // gradients, whole
     int64_t total;             // elements of the shards
-} Arenas;
+};
 
-enum { FOUR = 4, SQUARES_THREADS = 256, NORM_PIECES = 1024 };
+enum { SQUARES_THREADS = 256, NORM_PIECES = 1024 };
 enum { UPDATE_THREADS = 256, UPDATE_ROUNDS = 4 };
 enum { UPDATE_PIECE = UPDATE_THREADS * UPDATE_ROUNDS * FOUR };
 
-// Four neighbours: 16 bytes of an arena of floats, and their copies in the storage type.
-struct alignas(16) Four {
-    float v[FOUR];
-};
+// Four neighbours of an arena in the storage type.
 struct alignas(FOUR * sizeof(real)) RealFour {
     real v[FOUR];
 };
-static __device__ inline Four four_load(const float *p) {
-    return *reinterpret_cast<const Four *>(p);
-}
-static __device__ inline void four_store(float *p, const Four &x) {
-    *reinterpret_cast<Four *>(p) = x;
-}
+__device__ inline Four four_load(const float *p) { return *reinterpret_cast<const Four *>(p); }
+__device__ inline void four_store(float *p, const Four &x) { *reinterpret_cast<Four *>(p) = x; }
 
 // --------------------------------------------------------------------------------------- rounding
 
 // SplitMix64's finalizer, and a hash of (key, n): rand.h's rand_at on the device.
-static __device__ inline uint64_t round_mix(uint64_t z) {
+__device__ inline uint64_t round_mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
     return z ^ (z >> 31);
 }
-static __device__ inline uint64_t round_bits(uint64_t key, uint64_t n) {
+__device__ inline uint64_t round_bits(uint64_t key, uint64_t n) {
     return round_mix(round_mix(key + 0x9E3779B97F4A7C15ull) ^ round_mix(n + 0xD1B54A32D192ED03ull));
 }
 
 // Stochastic rounding of x to bfloat16: away from zero with the probability of the fraction that is
 // cut off. random is below 2^16; added to the 16 bits that are cut off, it carries over into the
 // rest. Infinities and NaN stay what they are, and no number becomes infinite.
-static __device__ inline float round_up_or_down(float x, unsigned random) {
+__device__ inline float round_up_or_down(float x, unsigned random) {
     const unsigned KEPT = 0xffff0000u, EXPONENT = 0x7f800000u;
     unsigned bits = __float_as_uint(x), rounded = (bits + random) & KEPT;
     if ((bits & EXPONENT) == EXPONENT) return x;
@@ -109,8 +102,8 @@ static __device__ inline float round_up_or_down(float x, unsigned random) {
 
 // Stores elements i..i+3 of the arena in the storage type. One hash of (key, i / 4) gives each of
 // the four 16 random bits.
-static __device__ inline void weights_store(real *w, int64_t i, const Four &master, int stochastic,
-                                            uint64_t key) {
+__device__ inline void weights_store(real *w, int64_t i, const Four &master, int stochastic,
+                                     uint64_t key) {
     RealFour out;
     bool exact = !stochastic || sizeof(real) == sizeof(float);  // to_real alone rounds, if at all
     uint64_t random = exact ? 0 : round_bits(key, (uint64_t)i / FOUR);
@@ -131,7 +124,7 @@ weights_round_kernel(real *w, const float *master, int64_t total, int stochastic
 // With the key of an update it gives the bits that the update wrote.
 static inline void weights_round(real *w, const float *master, int64_t total, int stochastic,
                                  uint64_t key, Gpu *gpu) {
-    unsigned blocks = (unsigned)CEIL_DIV(total, (int64_t)UPDATE_THREADS * FOUR);
+    int64_t blocks = CEIL_DIV(total, UPDATE_THREADS * FOUR);
     LAUNCH(weights_round_kernel, blocks, UPDATE_THREADS, 0, gpu->stream, w, master, total,
            stochastic, key);
 }
@@ -186,21 +179,19 @@ static inline void gradient_square(double *square, Arenas t, const UpdateEntry *
 
 // ----------------------------------------------------------------------------------------- update
 
-static __device__ inline bool is_finite(double x) { return x - x == 0; }
-
 // Decides whether the step is taken, and the factor of gradient clipping.
 static __global__ void decide_kernel(UpdateState *state, AdamWStep step) {
-    state->norm = sqrt(state->square);
-    state->finite = is_finite(state->sums[0]) && is_finite(state->sums[1]) &&
-                    is_finite(state->sums[2]) && is_finite(state->norm) &&
-                    (!step.max_ce || state->sums[0] <= step.max_ce) &&
-                    (!step.max_norm || state->norm <= step.max_norm);
-    bool clipped = step.clip > 0 && state->norm > step.clip;
-    state->scale = clipped ? (float)(step.clip / state->norm) : 1.0f;
+    UpdateState &s = *state;
+    s.norm = sqrt(s.square);
+    s.finite = isfinite(s.sums[0]) && isfinite(s.sums[1]) && isfinite(s.sums[2]) &&
+               isfinite(s.norm) && (!step.max_ce || s.sums[0] <= step.max_ce) &&
+               (!step.max_norm || s.norm <= step.max_norm);
+    bool clipped = step.clip > 0 && s.norm > step.clip;
+    s.scale = clipped ? (float)(step.clip / s.norm) : 1.0f;
 }
 
 // The last entry that begins at or before element i of the shards; the first if none does.
-static __device__ inline int entry_find(const UpdateEntry *entries, int count, int64_t i) {
+__device__ inline int entry_find(const UpdateEntry *entries, int count, int64_t i) {
     int low = 0, high = count - 1;
     while (low < high) {
         int middle = (low + high + 1) / 2;
@@ -211,23 +202,23 @@ static __device__ inline int entry_find(const UpdateEntry *entries, int count, i
 }
 
 // Whether the products read a rounded copy of the master weights.
-static __device__ inline bool is_copied(const Arenas &t) { return (const void *)t.w != t.master; }
+__device__ inline bool is_copied(const Arenas &t) { return (const void *)t.w != t.master; }
 
 // The master weights of an entry.
-static __device__ inline float *master_of(const Arenas &t, const UpdateEntry &e) {
+__device__ inline float *master_of(const Arenas &t, const UpdateEntry &e) {
     return t.master + (is_copied(t) ? e.state : e.offset);
 }
 
 // Stores elements i..i+3 of an entry's master weights, and their copy.
-static __device__ inline void master_store(const Arenas &t, const UpdateEntry &e, int64_t i,
-                                           const Four &w, const AdamWStep &s) {
+__device__ inline void master_store(const Arenas &t, const UpdateEntry &e, int64_t i, const Four &w,
+                                    const AdamWStep &s) {
     four_store(master_of(t, e) + i, w);
     if (is_copied(t)) weights_store(t.w, e.offset + i, w, s.stochastic, s.key);
 }
 
 // Updates elements i..i+3 of an entry. Elements from its size on are a gap and stay as they are.
-static __device__ inline void adamw_four(const Arenas &t, const UpdateEntry &e, int64_t i,
-                                         const AdamWStep &s, float scale) {
+__device__ inline void adamw_four(const Arenas &t, const UpdateEntry &e, int64_t i,
+                                  const AdamWStep &s, float scale) {
     int64_t own = e.state + i;
     Four w = four_load(master_of(t, e) + i), m = four_load(t.m + own);
     Four v = four_load(t.v + own), d = four_load(t.d + e.offset + i);
@@ -265,9 +256,9 @@ adamw_kernel(Arenas t, const UpdateEntry *entries, int count, const UpdateState 
 // multiples of 32 elements. The caller reads and clears state->sums.
 static inline void adamw_apply(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
                                AdamWStep step, Gpu *gpu) {
-    unsigned blocks = (unsigned)CEIL_DIV(t.total, (int64_t)UPDATE_PIECE);
     LAUNCH(decide_kernel, 1, 1, 0, gpu->stream, state, step);
-    LAUNCH(adamw_kernel, blocks, UPDATE_THREADS, 0, gpu->stream, t, entries, count, state, step);
+    LAUNCH(adamw_kernel, CEIL_DIV(t.total, UPDATE_PIECE), UPDATE_THREADS, 0, gpu->stream, t,
+           entries, count, state, step);
 }
 
 // ------------------------------------------------------------------------ nGPT: lines of length 1
@@ -276,20 +267,18 @@ static inline void adamw_apply(Arenas t, const UpdateEntry *entries, int count, 
 enum { NGPT_PIECES = 256, NGPT_WARPS = UPDATE_THREADS / WARP };
 enum { STRIP_FOURS = 8, STRIP = STRIP_FOURS * FOUR };  // columns whose rows are 128 bytes
 
-static __device__ inline void ngpt_four(const Arenas &t, const UpdateEntry &e, int64_t i,
-                                        const float (&scale)[FOUR], const AdamWStep &s) {
+__device__ inline void ngpt_four(const Arenas &t, const UpdateEntry &e, int64_t i,
+                                 const float (&scale)[FOUR], const AdamWStep &s) {
     Four w = four_load(master_of(t, e) + i);
     for (int k = 0; k < FOUR; k++) w.v[k] *= scale[k];
     master_store(t, e, i, w, s);
 }
 
 // The factor of a line with this sum of squares. A line of zeros stays (the padded vocabulary).
-static __device__ inline float ngpt_scale(float square) {
-    return square > 0 ? 1 / sqrtf(square) : 1;
-}
+__device__ inline float ngpt_scale(float square) { return square > 0 ? 1 / sqrtf(square) : 1; }
 
 // A warp takes a row, and reads it again once it knows its length.
-static __device__ inline void ngpt_rows(const Arenas &t, const UpdateEntry &e, const AdamWStep &s) {
+__device__ inline void ngpt_rows(const Arenas &t, const UpdateEntry &e, const AdamWStep &s) {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const float *master = master_of(t, e);
     int64_t rows = e.size / e.line, step = (int64_t)gridDim.x * NGPT_WARPS;
@@ -306,8 +295,7 @@ static __device__ inline void ngpt_rows(const Arenas &t, const UpdateEntry &e, c
 }
 
 // A block takes a strip of columns. A thread has four of them, in every `rows`-th row.
-static __device__ inline void ngpt_columns(const Arenas &t, const UpdateEntry &e,
-                                           const AdamWStep &s) {
+__device__ inline void ngpt_columns(const Arenas &t, const UpdateEntry &e, const AdamWStep &s) {
     SHARED(Four, squares, UPDATE_THREADS);
     int four = threadIdx.x % STRIP_FOURS, first = threadIdx.x / STRIP_FOURS;
     int rows = UPDATE_THREADS / STRIP_FOURS, strips = CEIL_DIV(e.step, STRIP);

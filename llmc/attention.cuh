@@ -71,13 +71,12 @@ template <> struct Left<__nv_bfloat16> { uint32_t r[4]; };
 template <> struct Left<float> { float r[8]; };
 
 // Loads a left operand whose element (0, 0) is at `tile` in shared memory.
-template <int PITCH>
-static __device__ inline void left_load(Left<__nv_bfloat16> &a, const __nv_bfloat16 *tile) {
+template <int PITCH> __device__ void left_load(Left<__nv_bfloat16> &a, const __nv_bfloat16 *tile) {
     int lane = threadIdx.x % WARP;
     ldmatrix<false>(a.r, tile + lane % 16 * PITCH + lane / 16 * 8);
 }
 
-template <int PITCH> static __device__ inline void left_load(Left<float> &a, const float *tile) {
+template <int PITCH> __device__ void left_load(Left<float> &a, const float *tile) {
     int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
     UNROLL for (int i = 0; i < 8; i++) {
         a.r[i] = tile[(row + i / 2 % 2 * 8) * PITCH + i / 4 * 8 + 2 * quad + i % 2];
@@ -85,8 +84,7 @@ template <int PITCH> static __device__ inline void left_load(Left<float> &a, con
 }
 
 // Makes a left operand of two neighbors in a strip of sums: columns 0..7 and 8..15.
-static __device__ inline void left_round(Left<__nv_bfloat16> &a, const float x[4],
-                                         const float y[4]) {
+__device__ inline void left_round(Left<__nv_bfloat16> &a, const float x[4], const float y[4]) {
     UNROLL for (int i = 0; i < 2; i++) {
         __nv_bfloat162 first = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
         __nv_bfloat162 second = __floats2bfloat162_rn(y[2 * i], y[2 * i + 1]);
@@ -95,15 +93,15 @@ static __device__ inline void left_round(Left<__nv_bfloat16> &a, const float x[4
     }
 }
 
-static __device__ inline void left_round(Left<float> &a, const float x[4], const float y[4]) {
+__device__ inline void left_round(Left<float> &a, const float x[4], const float y[4]) {
     UNROLL for (int i = 0; i < 4; i++) a.r[i] = x[i], a.r[i + 4] = y[i];
 }
 
 // d += a B for a B of 16 rows and N columns in shared memory. BY_ROWS: the rows of B begin at b,
 // b + PITCH, ...; otherwise its columns do. One load of B serves all strips.
 template <bool BY_ROWS, int PITCH, int STRIPS, int N>
-static __device__ inline void product(Strips<STRIPS, N> &d, const Left<__nv_bfloat16> (&a)[STRIPS],
-                                      const __nv_bfloat16 *b) {
+__device__ void product(Strips<STRIPS, N> &d, const Left<__nv_bfloat16> (&a)[STRIPS],
+                        const __nv_bfloat16 *b) {
     int lane = threadIdx.x % WARP;
     const __nv_bfloat16 *from = b;
     if (BY_ROWS) from += lane % 16 * PITCH + lane / 16 * 8;
@@ -119,8 +117,7 @@ static __device__ inline void product(Strips<STRIPS, N> &d, const Left<__nv_bflo
 }
 
 template <bool BY_ROWS, int PITCH, int STRIPS, int N>
-static __device__ inline void product(Strips<STRIPS, N> &d, const Left<float> (&a)[STRIPS],
-                                      const float *b) {
+__device__ void product(Strips<STRIPS, N> &d, const Left<float> (&a)[STRIPS], const float *b) {
     int quad = threadIdx.x % 4;
     UNROLL for (int k = 0; k < 16; k++) {
         float left[STRIPS][2];  // column k of rows `row` and `row + 8`, from the lane that holds it
@@ -151,12 +148,12 @@ struct HeadRows {
     int64_t ld;
 };
 
-static __device__ inline HeadRows head_rows(Heads x, int64_t b, int h, int T) {
+__device__ inline HeadRows head_rows(Heads x, int64_t b, int h, int T) {
     return HeadRows{x.at + b * T * x.ld + h * x.head, x.ld};
 }
 
 // v with the pitch of k: they are parts of the same rows if QK == HS. One offset then serves both.
-template <typename Tiles> static __device__ inline Heads beside(Heads v, Heads k) {
+template <typename Tiles> __device__ Heads beside(Heads v, Heads k) {
     return Tiles::QK == Tiles::HS ? Heads{v.at, k.ld, k.head} : v;
 }
 
@@ -164,7 +161,7 @@ template <typename Tiles> static __device__ inline Heads beside(Heads v, Heads k
 // one column of 16 bytes (two in rows longer than 128) of every STEP-th row, so the next address is
 // one addition away. If THREADS is not a multiple of the packs of a row, the last few threads idle.
 template <int SIZE, int ROWS, int THREADS>
-static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T) {
+__device__ void tile_copy(real *tile, HeadRows x, int first, int T) {
     constexpr int WIDTH = SIZE > 128 ? 128 : SIZE, PACKS = WIDTH / PACK, STEP = THREADS / PACKS;
     int own = threadIdx.x / PACKS, column = threadIdx.x % PACKS * PACK;
     real *to = tile + own * TILE_PITCH<SIZE> + column;
@@ -180,13 +177,12 @@ static __device__ inline void tile_copy(real *tile, HeadRows x, int first, int T
 
 // Half `step % 2` of the double buffer. It holds the same rows of two matrices, of QK and HS
 // elements.
-template <typename Tiles> static __device__ inline real *half_of(real *buffer, int step) {
+template <typename Tiles> __device__ real *half_of(real *buffer, int step) {
     return buffer + step % 2 * Tiles::COLUMNS * Tiles::PITCHES;
 }
 
 template <typename Tiles>
-static __device__ inline void pair_copy(real *buffer, int step, HeadRows x, HeadRows y, int first,
-                                        int T) {
+__device__ void pair_copy(real *buffer, int step, HeadRows x, HeadRows y, int first, int T) {
     constexpr int COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
     real *half = half_of<Tiles>(buffer, step);
     tile_copy<Tiles::QK, COLUMNS, THREADS>(half, x, first, T);
@@ -196,7 +192,7 @@ static __device__ inline void pair_copy(real *buffer, int step, HeadRows x, Head
 
 // d += X Y^T: rows of the warp (x is the first) by rows of a tile.
 template <int SIZE, int STRIPS, int N>
-static __device__ inline void rows_by_rows(Strips<STRIPS, N> &d, const real *x, const real *y) {
+__device__ void rows_by_rows(Strips<STRIPS, N> &d, const real *x, const real *y) {
     UNROLL for (int k = 0; k < SIZE; k += 16) {
         Left<real> a[STRIPS];
         UNROLL for (int s = 0; s < STRIPS; s++) {
@@ -208,8 +204,7 @@ static __device__ inline void rows_by_rows(Strips<STRIPS, N> &d, const real *x, 
 
 // d += P Y: sums, rounded to the storage type, by a tile.
 template <int SIZE, int STRIPS, int N>
-static __device__ inline void sums_by_tile(Strips<STRIPS, SIZE> &d, const Strips<STRIPS, N> &p,
-                                           const real *y) {
+__device__ void sums_by_tile(Strips<STRIPS, SIZE> &d, const Strips<STRIPS, N> &p, const real *y) {
     UNROLL for (int k = 0; k < N; k += 16) {
         Left<real> a[STRIPS];
         UNROLL for (int s = 0; s < STRIPS; s++) {
@@ -220,10 +215,12 @@ static __device__ inline void sums_by_tile(Strips<STRIPS, SIZE> &d, const Strips
 }
 
 // Causal mask: S = -infinity where the key comes after the query. The rows of the tile are queries,
-// or keys if KEYS_IN_ROWS. Its row 0 is `lead` positions after its column 0.
+// or keys if KEYS_IN_ROWS. Its row 0 is `lead` positions after its column 0. Tiles off the diagonal
+// need no mask.
 template <bool KEYS_IN_ROWS, int STRIPS, int N>
-static __device__ inline void mask(Strips<STRIPS, N> &p, int lead) {
+__device__ void mask(Strips<STRIPS, N> &p, int lead) {
     int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+    if (KEYS_IN_ROWS ? lead <= 1 - 16 * STRIPS : lead >= N - 1) return;
     UNROLL for (int s = 0; s < STRIPS; s++)
         UNROLL for (int n = 0; n < N / 8; n++)
             UNROLL for (int i = 0; i < 4; i++) {
@@ -233,8 +230,7 @@ static __device__ inline void mask(Strips<STRIPS, N> &p, int lead) {
             }
 }
 
-template <int STRIPS, int N>
-static __device__ inline void scale_by(Strips<STRIPS, N> &x, float scale) {
+template <int STRIPS, int N> __device__ void scale_by(Strips<STRIPS, N> &x, float scale) {
     UNROLL for (int s = 0; s < STRIPS; s++)
         UNROLL for (int n = 0; n < N / 8; n++)
             UNROLL for (int i = 0; i < 4; i++) x.v[s][n][i] *= scale;
@@ -243,8 +239,8 @@ static __device__ inline void scale_by(Strips<STRIPS, N> &x, float scale) {
 // Writes the warp's sums to memory: at most `rows` rows and `columns` columns. They pass through
 // the warp's own rows of a tile no longer in use, so that lanes write 16 bytes side by side.
 template <int SIZE, int STRIPS>
-static __device__ inline void rows_store(real *to, int64_t ld, int rows, real *tile,
-                                         const Strips<STRIPS, SIZE> &x, int columns = SIZE) {
+__device__ void rows_store(real *to, int64_t ld, int rows, real *tile,
+                           const Strips<STRIPS, SIZE> &x, int columns = SIZE) {
     struct alignas(2 * sizeof(real)) Two { real v[2]; };
     constexpr int PITCH = TILE_PITCH<SIZE>;
     int lane = threadIdx.x % WARP;
@@ -272,15 +268,17 @@ static __device__ inline void rows_store(real *to, int64_t ld, int rows, real *t
         }
 }
 
-// Sum and maximum over the four lanes that share a row.
-static __device__ inline float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+// The same for the rows from row0 on of head h of sequence b.
+template <int SIZE, int STRIPS>
+__device__ void head_store(Heads x, int64_t b, int h, int row0, int T, real *tile,
+                           const Strips<STRIPS, SIZE> &sums) {
+    rows_store(x.at + (b * T + row0) * x.ld + h * x.head, x.ld, T - row0, tile, sums);
 }
 
-static __device__ inline float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+// Sum over the four lanes that share a row.
+__device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 // ------------------------------------------------------------------------------------------ sizes
@@ -307,16 +305,15 @@ template <int QK_SIZE, int HS_SIZE, bool BACK> struct AttentionTiles {
 // far, and earlier sums shrink when max grows. A lane sums its own columns. The first tile has key
 // 0, which every query sees, so max is finite from then on.
 template <int HS, int STRIPS, int N>
-static __device__ inline void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c,
-                                           float (&max)[STRIPS][2], float (&sum)[STRIPS][2],
-                                           float scale) {
+__device__ void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c, float (&max)[STRIPS][2],
+                             float (&sum)[STRIPS][2], float scale) {
     UNROLL for (int s = 0; s < STRIPS; s++)
         UNROLL for (int i = 0; i < 2; i++) {
             float largest = -INFINITY;
             UNROLL for (int n = 0; n < N / 8; n++) {
                 largest = fmaxf(largest, fmaxf(p.v[s][n][2 * i], p.v[s][n][2 * i + 1]));
             }
-            float now = fmaxf(max[s][i], scale * quad_max(largest));
+            float now = fmaxf(max[s][i], scale * warp_max(largest, 4));
             float shrink = exp2_fast(max[s][i] - now);
             max[s][i] = now;
             sum[s][i] *= shrink;
@@ -330,49 +327,69 @@ static __device__ inline void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, 
         }
 }
 
-// The grid is (head of a sequence, tile of queries, the last first).
-template <typename Tiles>
-static __global__ void __launch_bounds__(Tiles::THREADS, 2)
-attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads v,
-                         AttentionShape s) {
-    constexpr int QK = Tiles::QK, HS = Tiles::HS, PITCH = TILE_PITCH<QK>;
-    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS;
-    constexpr int OWN_ROWS = Tiles::OWN_ROWS, ROWS = Tiles::ROWS;
-    SHARED_DYNAMIC(real, shared);
-    real *q_tile = shared, *buffer = shared + ROWS * PITCH;
-    int lane = threadIdx.x % WARP;
-    int own = threadIdx.x / WARP * OWN_ROWS;  // first row of the warp in the tile
-    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH;
-    int g = h / (s.NH / s.KV);  // its kv head
-    int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own;
-    int tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);  // up to the last row
-    HeadRows k_h = head_rows(k, b, g, s.T), v_h = head_rows(beside<Tiles>(v, k), b, g, s.T);
-    auto begin = [&](int step) {
-        pair_copy<Tiles>(buffer, step, k_h, v_h, step * COLUMNS, s.T);
-    };
-    Strips<STRIPS, HS> sums = {};
-    float max[STRIPS][2], sum[STRIPS][2] = {};
-    UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -INFINITY;
+// A block's tile of queries in forward and dq. The grid is (head of a sequence, tile of queries,
+// the last first).
+struct QueryTile {
+    int b, h, first;   // sequence, head, first row
+    int own, row0;     // first row of the warp, in the tile and in the sequence
+    HeadRows k, v;     // of the query head's kv head
+};
 
-    tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, head_rows(q, b, h, s.T), first, s.T);
+template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, AttentionShape s) {
+    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
+    int own = threadIdx.x / WARP * Tiles::OWN_ROWS;
+    int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
+    HeadRows k_g = head_rows(k, b, g, s.T), v_g = head_rows(beside<Tiles>(v, k), b, g, s.T);
+    return {b, h, first, own, first + own, k_g, v_g};
+}
+
+// Walks over the tiles of keys up to the last query. Calls use(k_tile, v_tile, lead) unless the
+// causal mask hides the whole tile from the warp; lead as for mask.
+template <typename Tiles, typename Use>
+__device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use) {
+    constexpr int COLUMNS = Tiles::COLUMNS;
+    int tiles = CEIL_DIV(min(t.first + Tiles::ROWS, T), COLUMNS);
+    auto begin = [&](int step) {
+        pair_copy<Tiles>(buffer, step, t.k, t.v, step * COLUMNS, T);
+    };
     begin(0);
     for (int step = 0; step < tiles; step++) {
         copy_wait<0>();
         __syncthreads();  // every thread has this tile, and is done with the one before
         if (step + 1 < tiles) begin(step + 1);
         int key0 = step * COLUMNS;
-        if (row0 >= s.T || key0 >= row0 + OWN_ROWS) continue;  // nothing to add
+        if (t.row0 >= T || key0 >= t.row0 + Tiles::OWN_ROWS) continue;  // nothing to add
         const real *k_tile = half_of<Tiles>(buffer, step);
-        const real *v_tile = k_tile + COLUMNS * PITCH;
-        Strips<STRIPS, COLUMNS> p = {};
-        rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);  // Q K^T
-        if (key0 + COLUMNS - 1 > row0) mask<false>(p, row0 - key0);
+        use(k_tile, k_tile + COLUMNS * TILE_PITCH<Tiles::QK>, t.row0 - key0);
+    }
+}
+
+template <typename Tiles>
+__global__ void __launch_bounds__(Tiles::THREADS, 2)
+attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads v,
+                         AttentionShape s) {
+    constexpr int HS = Tiles::HS, PITCH = TILE_PITCH<Tiles::QK>;
+    constexpr int STRIPS = Tiles::STRIPS, ROWS = Tiles::ROWS;
+    SHARED_DYNAMIC(real, q_tile);
+    int lane = threadIdx.x % WARP;
+    QueryTile tile = query_tile<Tiles>(k, v, s);
+    real *q_rows = q_tile + tile.own * PITCH, *buffer = q_tile + ROWS * PITCH;
+    Strips<STRIPS, HS> sums = {};
+    float max[STRIPS][2], sum[STRIPS][2] = {};
+    UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -INFINITY;
+
+    HeadRows q_h = head_rows(q, tile.b, tile.h, s.T);
+    tile_copy<Tiles::QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
+    walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int lead) {
+        Strips<STRIPS, Tiles::COLUMNS> p = {};
+        rows_by_rows<Tiles::QK>(p, q_rows, k_tile);  // Q K^T
+        mask<false>(p, lead);
         softmax_tile(p, sums, max, sum, s.log2_scale);
         sums_by_tile(sums, p, v_tile);  // C += P V
-    }
+    });
     UNROLL for (int m = 0; m < STRIPS; m++)
         UNROLL for (int i = 0; i < 2; i++) {
-            int t = row0 + 16 * m + 8 * i + lane / 4;
+            int t = tile.row0 + 16 * m + 8 * i + lane / 4;
             float total = quad_sum(sum[m][i]), inverse = 1 / total;
             UNROLL for (int n = 0; n < HS / 8; n++) {
                 sums.v[m][n][2 * i] *= inverse;
@@ -385,9 +402,7 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
                 peak[row] = total == total ? max[m][i] * 0.693147181f : total;
             }
         }
-    int64_t ld = (int64_t)s.NH * HS;
-    real *to = c + ((int64_t)b * s.T + row0) * ld + h * HS;
-    rows_store(to, ld, s.T - row0, q_tile + own * PITCH, sums);
+    head_store({c, s.NH * HS, HS}, tile.b, tile.h, tile.row0, s.T, q_rows, sums);
 }
 
 // --------------------------------------------------------------------------------------- backward
@@ -403,8 +418,8 @@ attention_dot_kernel(wide *D, const real *dc, const real *c, AttentionShape s) {
     int64_t at = ((bh / s.NH * s.T + t) * s.NH + bh % s.NH) * s.HS;
     float sum = 0;
     for (int x = threadIdx.x % 4 * PACK; live && x < s.HS; x += 4 * PACK) {
-        Pack dc_x = pack_load(dc + at + x), c_x = pack_load(c + at + x);
-        for (int i = 0; i < PACK; i++) sum += to_float(dc_x.v[i]) * to_float(c_x.v[i]);
+        Floats dc_x = floats_load(dc + at + x), c_x = floats_load(c + at + x);
+        for (int i = 0; i < PACK; i++) sum += dc_x.v[i] * c_x.v[i];
     }
     sum = quad_sum(sum);
     if (live && threadIdx.x % 4 == 0) D[row] = sum;
@@ -416,48 +431,32 @@ struct AttentionSaved {
     const wide *lse, *D;
 };
 
-// The grid is (head of a sequence, tile of queries, the last first).
 template <typename Tiles>
-static __global__ void __launch_bounds__(Tiles::THREADS, 2)
+__global__ void __launch_bounds__(Tiles::THREADS, 2)
 attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
     constexpr int QK = Tiles::QK, PITCH = TILE_PITCH<QK>, HS = Tiles::HS, C_PITCH = TILE_PITCH<HS>;
-    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
-    constexpr int OWN_ROWS = Tiles::OWN_ROWS, ROWS = Tiles::ROWS;
-    SHARED_DYNAMIC(real, shared);
-    real *q_tile = shared, *dc_tile = q_tile + ROWS * PITCH, *buffer = dc_tile + ROWS * C_PITCH;
-    int lane = threadIdx.x % WARP;
-    int own = threadIdx.x / WARP * OWN_ROWS;  // first row of the warp in the tile
-    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH;
-    int g = h / (s.NH / s.KV);  // its kv head
-    int first = (gridDim.y - 1 - blockIdx.y) * ROWS, row0 = first + own;
-    int tiles = CEIL_DIV(min(first + ROWS, s.T), COLUMNS);  // up to the last row
-    HeadRows k_h = head_rows(a.k, b, g, s.T), v_h = head_rows(beside<Tiles>(a.v, a.k), b, g, s.T);
-    auto begin = [&](int step) {
-        pair_copy<Tiles>(buffer, step, k_h, v_h, step * COLUMNS, s.T);
-    };
+    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, ROWS = Tiles::ROWS;
+    SHARED_DYNAMIC(real, q_tile);
+    QueryTile tile = query_tile<Tiles>(a.k, a.v, s);
+    real *dc_tile = q_tile + ROWS * PITCH, *buffer = dc_tile + ROWS * C_PITCH;
+    real *q_rows = q_tile + tile.own * PITCH, *dc_rows = dc_tile + tile.own * C_PITCH;
     Strips<STRIPS, QK> sums = {};
     float lse[STRIPS][2], D[STRIPS][2];
 
-    tile_copy<QK, ROWS, THREADS>(q_tile, head_rows(a.q, b, h, s.T), first, s.T);
-    tile_copy<HS, ROWS, THREADS>(dc_tile, head_rows(a.dc, b, h, s.T), first, s.T);
-    begin(0);
+    HeadRows q_h = head_rows(a.q, tile.b, tile.h, s.T), dc_h = head_rows(a.dc, tile.b, tile.h, s.T);
+    tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
+    tile_copy<HS, ROWS, Tiles::THREADS>(dc_tile, dc_h, tile.first, s.T);
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) {
-        int t = row0 + 8 * i + lane / 4;
-        lse[i / 2][i % 2] = t < s.T ? a.lse[(int64_t)blockIdx.x * s.T + t] : 0;
-        D[i / 2][i % 2] = t < s.T ? a.D[(int64_t)blockIdx.x * s.T + t] : 0;
+        int t = tile.row0 + 8 * i + threadIdx.x % WARP / 4;
+        int64_t row = (int64_t)blockIdx.x * s.T + t;
+        lse[i / 2][i % 2] = t < s.T ? a.lse[row] : 0;
+        D[i / 2][i % 2] = t < s.T ? a.D[row] : 0;
     }
-    for (int step = 0; step < tiles; step++) {
-        copy_wait<0>();
-        __syncthreads();  // every thread has this tile, and is done with the one before
-        if (step + 1 < tiles) begin(step + 1);
-        int key0 = step * COLUMNS;
-        if (row0 >= s.T || key0 >= row0 + OWN_ROWS) continue;  // nothing to add
-        const real *k_tile = half_of<Tiles>(buffer, step);
-        const real *v_tile = k_tile + COLUMNS * PITCH;
+    walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int lead) {
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
-        rows_by_rows<QK>(p, q_tile + own * PITCH, k_tile);  // Q K^T
-        rows_by_rows<HS>(ds, dc_tile + own * C_PITCH, v_tile);  // dP = dC V^T
-        if (key0 + COLUMNS - 1 > row0) mask<false>(p, row0 - key0);
+        rows_by_rows<QK>(p, q_rows, k_tile);  // Q K^T
+        rows_by_rows<HS>(ds, dc_rows, v_tile);  // dP = dC V^T
+        mask<false>(p, lead);
         UNROLL for (int m = 0; m < STRIPS; m++)
             UNROLL for (int n = 0; n < COLUMNS / 8; n++)
                 UNROLL for (int i = 0; i < 4; i++) {
@@ -465,16 +464,15 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
                     ds.v[m][n][i] = p_i * (ds.v[m][n][i] - D[m][i / 2]);
                 }
         sums_by_tile(sums, ds, k_tile);  // dQ += dS K, scaled at the end
-    }
+    });
     scale_by(sums, s.scale);
-    real *to = dq.at + ((int64_t)b * s.T + row0) * dq.ld + h * dq.head;
-    rows_store(to, dq.ld, s.T - row0, q_tile + own * PITCH, sums);
+    head_store(dq, tile.b, tile.h, tile.row0, s.T, q_rows, sums);
 }
 
 // S and dP of one tile, keys in rows, become P and dS. Lane i holds lse and D of query i.
 template <int STRIPS, int N>
-static __device__ inline void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds,
-                                              float lse, float D, float scale) {
+__device__ void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds, float lse, float D,
+                                float scale) {
     UNROLL for (int n = 0; n < N / 8; n++)
         UNROLL for (int j = 0; j < 2; j++) {
             int column = 8 * n + 2 * (threadIdx.x % 4) + j;
@@ -492,16 +490,16 @@ static __device__ inline void scores_backward(Strips<STRIPS, N> &p, Strips<STRIP
 // group, one after the other. Queries from T on are rows of zeros with lse and D 0: they add
 // nothing.
 template <typename Tiles>
-static __global__ void __launch_bounds__(Tiles::THREADS, 2)
+__global__ void __launch_bounds__(Tiles::THREADS, 2)
 attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     constexpr int QK = Tiles::QK, PITCH = TILE_PITCH<QK>, HS = Tiles::HS, V_PITCH = TILE_PITCH<HS>;
     constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
     constexpr int OWN_ROWS = Tiles::OWN_ROWS, ROWS = Tiles::ROWS;
     static_assert(COLUMNS <= WARP, "a lane has one query's lse and D");
-    SHARED_DYNAMIC(real, shared);
-    real *k_tile = shared, *v_tile = k_tile + ROWS * PITCH, *buffer = v_tile + ROWS * V_PITCH;
-    int lane = threadIdx.x % WARP;
+    SHARED_DYNAMIC(real, k_tile);
     int own = threadIdx.x / WARP * OWN_ROWS;  // first row of the warp in the tile
+    real *v_tile = k_tile + ROWS * PITCH, *buffer = v_tile + ROWS * V_PITCH;
+    real *k_rows = k_tile + own * PITCH, *v_rows = v_tile + own * V_PITCH;
     int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
     int first = blockIdx.y * ROWS, row0 = first + own, tiles = CEIL_DIV(s.T - first, COLUMNS);
     Strips<STRIPS, QK> dk_sums = {};
@@ -518,7 +516,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     tile_copy<HS, ROWS, THREADS>(v_tile, v_g, first, s.T);
     begin(0);
     for (int step = 0; step < heads * tiles; step++) {
-        int query0 = next, t = query0 + lane;
+        int query0 = next, t = query0 + threadIdx.x % WARP;
         int64_t row = ((int64_t)b * s.NH + h) * s.T + t;
         float lse = t < s.T ? a.lse[row] : 0, D = t < s.T ? a.D[row] : 0;
         next += COLUMNS;
@@ -530,20 +528,16 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
         const real *q_tile = half_of<Tiles>(buffer, step);
         const real *dc_tile = q_tile + COLUMNS * PITCH;
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
-        rows_by_rows<QK>(p, k_tile + own * PITCH, q_tile);  // K Q^T
-        rows_by_rows<HS>(ds, v_tile + own * V_PITCH, dc_tile);  // dP^T = V dC^T
-        if (query0 < row0 + OWN_ROWS - 1) mask<true>(p, row0 - query0);
+        rows_by_rows<QK>(p, k_rows, q_tile);  // K Q^T
+        rows_by_rows<HS>(ds, v_rows, dc_tile);  // dP^T = V dC^T
+        mask<true>(p, row0 - query0);
         scores_backward(p, ds, lse, D, s.log2_scale);
         sums_by_tile(dv_sums, p, dc_tile);  // dV += P^T dC
         sums_by_tile(dk_sums, ds, q_tile);  // dK += dS^T Q, scaled at the end
     }
     scale_by(dk_sums, s.scale);
-    int64_t row = (int64_t)b * s.T + row0;
-    real *dk_to = dk.at + row * dk.ld + g * dk.head;
-    rows_store(dk_to, dk.ld, s.T - row0, k_tile + own * PITCH, dk_sums);
-    dv = beside<Tiles>(dv, dk);
-    real *dv_to = dv.at + row * dv.ld + g * dv.head;
-    rows_store(dv_to, dv.ld, s.T - row0, v_tile + own * V_PITCH, dv_sums);
+    head_store(dk, b, g, row0, s.T, k_rows, dk_sums);
+    head_store(beside<Tiles>(dv, dk), b, g, row0, s.T, v_rows, dv_sums);
 }
 
 // -------------------------------------------------------------------------------------- launchers
@@ -561,8 +555,8 @@ static inline void head_launch(int QK, int HS, F launch) {
     if constexpr (sizeof...(Others) > 0) return head_launch<Others...>(QK, HS, launch);
     CHECK(QK == HS,
           "expected heads of 32, 64 or 128 with --rope-size of half as many on the GPU, "
-          "found %d and %d\n  -> --rope-size %d, and --heads so that width / heads is one of "
-          "these, or make train_gpt DEVICE=cpu", HS, QK - HS, HS / 2);
+          "found %d and %d\n  -> other --heads or --rope-size, or make train_gpt DEVICE=cpu",
+          HS, QK - HS);
     CHECK(false,
           "expected heads of 32, 48, 64, 96 or 128 on the GPU, found %d\n"
           "  -> --heads, so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS);

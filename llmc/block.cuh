@@ -48,68 +48,39 @@ struct Block {
     Gpu *gpu;
 };
 
-static inline Norm block_norm(const Block *b, Site site, const real *w, const real *bias, wide *dw,
-                              wide *db, wide *mean, wide *rstd) {
-    float eps = site.on == L2 ? 1e-12f : (float)b->m->eps;  // L2 only guards against 0/0
-    return Norm{site, w, bias, dw, db, mean, rstd, b->s->n, eps};
+static float norm_eps(const Block *b, Site site) {
+    return site.on == L2 ? 1e-12f : b->m->eps;  // L2 only guards against 0/0
 }
 
 // The norm in a slot, with its parameters, gradients and saved statistics (fields slot_w, ...).
 #define NORM(b, slot) \
-    block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, \
-               (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
+    Norm{(b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, \
+         (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->s->n, norm_eps(b, (b)->p.slot)}
 
 // y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy.
-static inline real *slot_forward(const Norm *norm, real *y, real *x, Gpu *gpu) {
-    if (!norm->site.on) return x;
-    if (norm->site.on == SCALE) gain_forward(y, x, norm, gpu);
-    else add_norm_forward({nullptr, y, x, nullptr, 0, nullptr, norm}, gpu);
+static real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {
+    if (!norm.site.on) return x;
+    if (norm.site.on == SCALE) gain_forward(y, x, &norm, gpu);
+    else add_norm_forward({nullptr, y, x, nullptr, 0, nullptr, &norm}, gpu);
     return y;
 }
 
-// scale * x joins a result: a residual, or the gradient of one. {}: nothing does.
-struct Residual {
-    const real *x;
-    float scale;
-};
-
 // Gradient of the slot's input: dx = N'(dy; x) + add if it holds a norm; otherwise dy itself.
-static inline real *slot_backward(const Norm *norm, real *dx, real *dy, const real *x, Gpu *gpu,
-                                  Residual add = {}) {
-    if (!norm->site.on) return dy;
+static real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, Gpu *gpu,
+                           Residual add = {}) {
+    if (!norm.site.on) return dy;
     NormBackward f = {dx, nullptr, dy, x, add.x, nullptr, add.scale, 0, 0};
-    if (norm->site.on == SCALE) gain_backward(dx, dy, x, norm, gpu);
-    else norm_backward(norm, f, gpu);
+    if (norm.site.on == SCALE) gain_backward(dx, dy, x, &norm, gpu);
+    else norm_backward(&norm, f, gpu);
     return dx;
 }
 
-// y [n, out] = c W x for x [n, in].
-static inline LinearShape linear_shape(const Block *b, int out, int in, double c) {
-    return LinearShape{b->s->n, out, in, (float)c};
-}
-
-// A linear layer; b and db are nullptr without a bias.
-struct Linear {
-    const real *w, *b;
-    wide *dw, *db;
-    LinearShape shape;
-};
-
+// y [n, out] = c W x for x [n, in], without a bias and with one.
 #define LINEAR(b, weight, out, in, c) \
+    Linear{(b)->w.weight, nullptr, (b)->dw.weight, nullptr, (b)->s->n, out, in, (float)(c)}
+#define BIASED(b, weight, out, in, c) \
     Linear{(b)->w.weight, (b)->w.weight##_b, (b)->dw.weight, (b)->dw.weight##_b, \
-           linear_shape(b, out, in, c)}
-
-// y = c W x + bias + add
-static inline void linear_forward(real *y, const real *x, const Linear *l, Residual add, Gpu *gpu) {
-    linear_forward(y, x, l->w, l->b, add.x, add.scale, l->shape, gpu);
-}
-
-// dx = c W^T dy + add. ADDs to the gradients of weight and bias.
-static inline void linear_backward(real *dx, const real *dy, const real *x, const Linear *l,
-                                   Residual add, Gpu *gpu) {
-    linear_backward_weight(l->dw, l->db, dy, x, 1, l->shape, gpu);
-    linear_backward_input(dx, dy, l->w, add.x, add.scale, 1, l->shape, gpu);
-}
+           (b)->s->n, out, in, (float)(c)}
 
 // -------------------------------------------------------------------------------------- attention
 // y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + add
@@ -118,12 +89,12 @@ static inline void linear_backward(real *dx, const real *dy, const real *x, cons
 // channels: W_kvb N(W_kva c u). W_q above W_kva is one product, whose rows are [q | latent |
 // k_rope]; k_rope is the part of k that rotates, one for all heads.
 
-static inline QkvShape qkv_shape(const Block *b) {
+static QkvShape qkv_shape(const Block *b) {
     const Model *m = b->m;
     return {b->s->B, b->s->T, m->NH, m->KV, qk_size(m), rotary_size(m), m->HS, b->rotary};
 }
 
-static inline AttentionShape attn_shape(const Block *b) {
+static AttentionShape attn_shape(const Block *b) {
     const Model *m = b->m;
     int QK = qk_size(m);
     // In nGPT q and k have length 1 when they meet, so scores are scaled up.
@@ -133,7 +104,7 @@ static inline AttentionShape attn_shape(const Block *b) {
 
 struct QkvNorms { Norm of[3]; };
 
-static inline QkvNorms qkv_norms(const Block *b) {
+static QkvNorms qkv_norms(const Block *b) {
     QkvNorms norms = {{NORM(b, q), NORM(b, k), NORM(b, v)}};
     Norm *q = &norms.of[0], *k = &norms.of[1];
     if (k->site.on != L2) return norms;
@@ -144,7 +115,7 @@ static inline QkvNorms qkv_norms(const Block *b) {
 }
 
 // q, k and v as the products write them. t: activations or their gradients.
-static inline QkvPlaces qkv_raw(const Block *b, const Acts *t) {
+static QkvPlaces qkv_raw(const Block *b, const Acts *t) {
     const Model *m = b->m;
     if (!m->kv_rank) return qkv_row(t->qkv, m->NH, m->KV, m->HS);
     // Rows of qkv are [q | latent | k_rope], rows of kvb [k without k_rope | v] for each head.
@@ -158,7 +129,7 @@ static inline QkvPlaces qkv_raw(const Block *b, const Acts *t) {
 // q, k and v as attention reads them. A part with a norm moves to qkvn, and so does the k that
 // latent attention assembles. Rows of qkvn are [q | k | v]; with latent attention they hold the
 // parts that move alone.
-static inline QkvPlaces qkv_read(const Block *b, const Acts *t) {
+static QkvPlaces qkv_read(const Block *b, const Acts *t) {
     const Model *m = b->m;
     QkvPlaces places = qkv_raw(b, t);
     const int moved[3] = {b->p.q.on, b->p.k.on || m->kv_rank, b->p.v.on};
@@ -176,75 +147,78 @@ static inline QkvPlaces qkv_read(const Block *b, const Acts *t) {
 }
 
 // The latent before its norm (in rows of qkv) and after it.
-static inline Heads latent_raw(const Model *m, const Acts *t) {
+static Heads latent_raw(const Model *m, const Acts *t) {
     return Heads{t->qkv + m->NH * qk_size(m), qkv_width(m), m->kv_rank};
 }
 
-static inline Heads latent_normed(const Model *m, const Acts *t) {
+static Heads latent_normed(const Model *m, const Acts *t) {
     return Heads{t->kvcn, m->kv_rank, m->kv_rank};
 }
 
-static inline Linear latent_linear(const Block *b) {
-    LinearShape shape = linear_shape(b, 2 * b->m->NH * b->m->HS, b->m->kv_rank, 1);
-    return Linear{b->w.wkvb, nullptr, b->dw.wkvb, nullptr, shape};
+// The products: [q | k | v] from u, k and v of each head from the latent, the output.
+static Linear qkv_linear(const Block *b) {
+    return BIASED(b, wq, qkv_width(b->m), b->m->C, b->p.attn_c);
 }
 
-static inline void attn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
+static Linear latent_linear(const Block *b) {
+    return LINEAR(b, wkvb, 2 * b->m->NH * b->m->HS, b->m->kv_rank, 1);
+}
+
+static Linear out_linear(const Block *b) {
+    return BIASED(b, wo, b->m->C, b->m->NH * b->m->HS, 1);
+}
+
+static void attn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
     QkvNorms norms = qkv_norms(b);
     QkvPlaces raw = qkv_raw(b, a), read = qkv_read(b, a);
-    Norm nc = NORM(b, ctx), latent = NORM(b, latent);
-    Linear in = LINEAR(b, wq, qkv_width(m), m->C, b->p.attn_c), kvb = latent_linear(b);
-    Linear out = LINEAR(b, wo, m->C, m->NH * m->HS, 1);
-    linear_forward(a->qkv, u, &in, {}, gpu);  // [q | k | v]
-    if (m->kv_rank) {  // k and v of each head from the latent
-        latent_norm_forward(latent_normed(m, a), latent_raw(m, a), &latent, gpu);
-        linear_forward(a->kvb, a->kvcn, &kvb, {}, gpu);
+    Norm latent = NORM(b, latent);
+    linear_forward(a->qkv, u, qkv_linear(b), {}, gpu);
+    if (m->kv_rank) {
+        qkv_forward(latent_parts(latent_normed(m, a), {}, latent_raw(m, a), &latent), gpu);
+        linear_forward(a->kvb, a->kvcn, latent_linear(b), {}, gpu);
     }
-    qkv_forward(&read, &raw, norms.of, qkv_shape(b), gpu);  // QK norm, RoPE
+    qkv_forward(qkv_parts(read, {}, raw, norms.of, qkv_shape(b)), gpu);  // QK norm, RoPE
     // Sampling: new tokens enter the KV cache. A prompt (nothing cached yet) attends to itself.
     if (b->cache.k) kv_cache_fill(b->cache, read.of, attn_shape(b), gpu);
     if (b->cache.cached) attention_decode(a->c, read.of[0], b->cache, attn_shape(b), gpu);
     else attention_forward(a->c, a->peak, a->lse, read.of, attn_shape(b), gpu);
-    real *c = slot_forward(&nc, a->cn, a->c, gpu);
-    linear_forward(y, c, &out, add, gpu);
+    real *c = slot_forward(NORM(b, ctx), a->cn, a->c, gpu);
+    linear_forward(y, c, out_linear(b), add, gpu);
 }
 
 // From d.kvb, and the gradient of k_rope for each head, to the rest of d.qkv.
-static inline void latent_backward(const Block *b, Heads dk_rope) {
+static void latent_backward(const Block *b, Heads dk_rope) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
     Norm latent = NORM(b, latent);
-    Linear kvb = latent_linear(b);
     latent_sum(qkv_raw(b, d).turned[1], dk_rope, b->s->n, m->NH, m->rope_size, gpu);
-    linear_backward(d->kvcn, d->kvb, a->kvcn, &kvb, {}, gpu);
-    latent_norm_backward(latent_raw(m, d), latent_normed(m, d), latent_raw(m, a), &latent, gpu);
+    linear_backward(d->kvcn, d->kvb, a->kvcn, latent_linear(b), {}, gpu);
+    qkv_backward(latent_parts(latent_raw(m, d), latent_normed(m, d), latent_raw(m, a), &latent),
+                 gpu);
 }
 
 // du = (gradient through the branch) + add
-static inline void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u,
-                                        Residual add) {
+static void attn_branch_backward(const Block *b, real *du, const real *dy, const real *u,
+                                 Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
     QkvNorms norms = qkv_norms(b);
     QkvPlaces raw = qkv_raw(b, a), read = qkv_read(b, a);
     QkvPlaces draw = qkv_raw(b, d), dread = qkv_read(b, d);
-    Norm nc = NORM(b, ctx);
-    Linear in = LINEAR(b, wq, qkv_width(m), m->C, b->p.attn_c);
-    Linear out = LINEAR(b, wo, m->C, m->NH * m->HS, 1);
-    real *dc = nc.site.on ? d->cn : d->c;
-    linear_backward(dc, dy, nc.site.on ? a->cn : a->c, &out, {}, gpu);
-    dc = slot_backward(&nc, d->c, dc, a->c, gpu);
+    real *dc = b->p.ctx.on ? d->cn : d->c;
+    linear_backward(dc, dy, b->p.ctx.on ? a->cn : a->c, out_linear(b), {}, gpu);
+    dc = slot_backward(NORM(b, ctx), d->c, dc, a->c, gpu);
     attention_backward(dread.of, a->dots, dc, a->c, a->lse, read.of, attn_shape(b), gpu);
     // The gradient of k_rope stays per head until latent_backward adds it up.
     if (m->kv_rank) draw.turned[1] = dread.turned[1];
-    qkv_backward(&draw, &dread, &raw, norms.of, qkv_shape(b), gpu);
+    qkv_backward(qkv_parts(draw, dread, raw, norms.of, qkv_shape(b)), gpu);
     if (m->kv_rank) latent_backward(b, dread.turned[1]);
-    linear_backward(du, d->qkv, u, &in, add, gpu);
+    linear_backward(du, d->qkv, u, qkv_linear(b), add, gpu);
 }
 
 // ------------------------------------------------------------------------------------ feed-forward
@@ -252,50 +226,50 @@ static inline void attn_branch_backward(const Block *b, real *du, const real *dy
 // shared experts. SDD and nGPT have N_h, SDD has N_o. GELU without N_h rides in the products in
 // bf16, forward and backward; in float the library's tanh may differ from ours in the last bits.
 
-static inline bool gelu_in_product(const Block *b) {
+static bool gelu_in_product(const Block *b) {
     return sizeof(real) == 2 && !b->m->swiglu && !b->p.hidden.on;
 }
 
 // [W_gate | W_up], or W_up alone.
-static inline Linear up_linear(const Block *b) {
-    if (b->m->swiglu) return LINEAR(b, wg, 2 * b->p.F, b->m->C, b->p.ffn_c);
-    return LINEAR(b, wu, b->p.F, b->m->C, b->p.ffn_c);
+static Linear up_linear(const Block *b) {
+    if (b->m->swiglu) return BIASED(b, wg, 2 * b->p.F, b->m->C, b->p.ffn_c);
+    return BIASED(b, wu, b->p.F, b->m->C, b->p.ffn_c);
 }
 
-static inline void mlp_forward(const Block *b, real *y, const real *u, Residual add) {
+static Linear down_linear(const Block *b) { return BIASED(b, wd, b->m->C, b->p.F, 1); }
+
+static void mlp_forward(const Block *b, real *y, const real *u, Residual add) {
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
-    Norm nh = NORM(b, hidden), no = NORM(b, shared_out);  // N_h, N_o
-    Linear up = up_linear(b), down = LINEAR(b, wd, b->m->C, b->p.F, 1);
-    if (gelu_in_product(b)) linear_gelu_forward(a->h, a->gu, u, up.w, up.b, up.shape, gpu);
+    Norm no = NORM(b, shared_out);  // N_o
+    if (gelu_in_product(b)) linear_gelu_forward(a->h, a->gu, u, up_linear(b), gpu);
     else {
-        linear_forward(a->gu, u, &up, {}, gpu);
-        real *gu = slot_forward(&nh, a->gun, a->gu, gpu);
+        linear_forward(a->gu, u, up_linear(b), {}, gpu);
+        real *gu = slot_forward(NORM(b, hidden), a->gun, a->gu, gpu);
         activation_forward(a->h, gu, b->s->n, b->p.F, b->m->swiglu, gpu);
     }
     if (no.site.on) {
-        linear_forward(a->sy, a->h, &down, {}, gpu);
+        linear_forward(a->sy, a->h, down_linear(b), {}, gpu);
         add_norm_forward({y, nullptr, a->sy, add.x, add.scale, &no, nullptr}, gpu);
-    } else linear_forward(y, a->h, &down, add, gpu);
+    } else linear_forward(y, a->h, down_linear(b), add, gpu);
 }
 
 // du = (gradient through the MLP) + add
-static inline void mlp_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
+static void mlp_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
-    Norm nh = NORM(b, hidden), no = NORM(b, shared_out);  // N_h, N_o
-    Linear up = up_linear(b), down = LINEAR(b, wd, b->m->C, b->p.F, 1);
-    dy = slot_backward(&no, d->sy, dy, a->sy, gpu);
-    linear_backward_weight(down.dw, down.db, dy, a->h, 1, down.shape, gpu);
-    if (gelu_in_product(b)) linear_gelu_backward_input(d->gu, a->gu, dy, down.w, down.shape, gpu);
+    Linear down = down_linear(b);
+    dy = slot_backward(NORM(b, shared_out), d->sy, dy, a->sy, gpu);
+    linear_backward_weight(dy, a->h, down, gpu);
+    if (gelu_in_product(b)) linear_gelu_backward_input(d->gu, a->gu, dy, down, gpu);
     else {
-        real *dgu = nh.site.on ? d->gun : d->gu;
-        const real *gu = nh.site.on ? a->gun : a->gu;
-        linear_backward_input(d->h, dy, down.w, nullptr, 0, 1, down.shape, gpu);
+        real *dgu = b->p.hidden.on ? d->gun : d->gu;
+        const real *gu = b->p.hidden.on ? a->gun : a->gu;
+        linear_backward_input(d->h, dy, down, {}, gpu);
         activation_backward(dgu, d->h, gu, b->s->n, b->p.F, b->m->swiglu, gpu);
-        slot_backward(&nh, d->gu, dgu, a->gu, gpu);
+        slot_backward(NORM(b, hidden), d->gu, dgu, a->gu, gpu);
     }
-    linear_backward(du, d->gu, u, &up, add, gpu);
+    linear_backward(du, d->gu, u, up_linear(b), add, gpu);
 }
 
 // ------------------------------------------------------------------------------ mixture of experts
@@ -304,39 +278,39 @@ static inline void mlp_backward(const Block *b, real *du, real *dy, const real *
 
 // --router-losses mean: auxiliary losses are means over the layers, and the z-loss over the top-k
 // too.
-static inline RouterShape router_shape(const Block *b) {
+static Router block_router(const Block *b) {
     const Moe *o = &b->m->moe;
+    const Acts *a = &b->a;
     const bool mean = o->losses == LOSSES_MEAN;
     double layer = mean ? 1.0 / moe_layers(b->m) : 1;
     double z = mean ? layer / o->K : layer;
-    return RouterShape{b->s->B, b->s->T, o->E, o->K, o->router, (float)b->p.gate_scale,
-                       (float)(layer * o->balance), (float)(layer * o->sequence),
-                       (float)(z * o->z)};
+    return {b->s->B, b->s->T, o->E, o->K, o->router, (float)b->p.gate_scale,
+            (float)(layer * o->balance), (float)(layer * o->sequence), (float)(z * o->z),
+            a->rz, b->router_bias, a->gate, a->rlse, a->load, a->share, a->choice, a->place,
+            a->start, a->source, a->tiles, nullptr, nullptr};
 }
 
-// The router's results, for the kernels of moe.cuh.
-static inline Routed routed(const Block *b) {
-    const Acts *a = &b->a;
-    return Routed{a->gate, a->rlse, a->load, a->share, a->choice, a->place, a->start, a->source,
-                  a->tiles};
+static Linear router_linear(const Block *b) {
+    return LINEAR(b, router, b->m->moe.E, b->m->C, b->p.ffn_c);
 }
 
 // Rows of all experts together: each token has one in each of its K experts.
-static inline int64_t assigned(const Block *b) { return (int64_t)b->s->n * b->m->moe.K; }
+static int64_t assigned(const Block *b) { return (int64_t)b->s->n * b->m->moe.K; }
 
-// tokens: the operand has a row per token, which experts gather through `source`.
-static inline ExpertRows expert_rows(const Block *b, bool tokens) {
-    return {b->a.start, b->a.tiles, tokens ? b->a.source : nullptr, assigned(b)};
-}
-
-// Weights of all experts: [E, 2F, C] or [E, F, C] up, [E, C, F] down.
-static inline ExpertShape expert_up(const Block *b) {
+// Weights of all experts: [E, 2F, C] or [E, F, C] up, which gathers the rows of u from the tokens,
+// and [E, C, F] down.
+static Experts experts_up(const Block *b) {
     const Model *m = b->m;
-    return {m->moe.E, m->swiglu ? 2 : 1, m->F, m->C, (float)b->p.ffn_c};
+    const Acts *a = &b->a;
+    Experts up = {b->w.xu, b->dw.xu, m->moe.E, 1, m->F, m->C, (float)b->p.ffn_c, assigned(b),
+                  a->start, a->tiles, a->source};
+    if (m->swiglu) up.w = b->w.xg, up.dw = b->dw.xg, up.parts = 2;
+    return up;
 }
 
-static inline ExpertShape expert_down(const Block *b) {
-    return {b->m->moe.E, 1, b->m->C, b->m->F, 1};
+static Experts experts_down(const Block *b) {
+    return {b->w.xd, b->dw.xd, b->m->moe.E, 1, b->m->C, b->m->F, 1, assigned(b), b->a.start,
+            b->a.tiles, nullptr};
 }
 
 // A norm over rows sorted by expert, with a gain [width] for each expert.
@@ -344,69 +318,58 @@ static inline ExpertShape expert_down(const Block *b) {
     Norm{(b)->p.slot, (b)->w.slot##_w, nullptr, (b)->dw.slot##_w, nullptr, nullptr, \
          (b)->a.slot##_rstd, assigned(b), (float)(b)->m->eps, (b)->a.start, (b)->m->moe.E}
 
-static inline void moe_forward(const Block *b, real *y, const real *u, Residual add) {
+static void moe_forward(const Block *b, real *y, const real *u, Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
-    Norm nh = EXPERT_NORM(b, expert_hidden), no = EXPERT_NORM(b, expert_out);
-    Routed o = routed(b);
-    LinearShape logits = linear_shape(b, m->moe.E, m->C, b->p.ffn_c);
-    const real *up = m->swiglu ? b->w.xg : b->w.xu;
-    linear_forward_wide(a->rz, u, b->w.router, logits, gpu);  // router logits [n, E], in float
-    router_forward(&o, a->rz, b->router_bias, router_shape(b), gpu);  // top-k and its gates
+    Router r = block_router(b);
+    linear_forward_wide(a->rz, u, router_linear(b), gpu);  // router logits [n, E], in float
+    router_forward(r, gpu);  // top-k and its gates
     // Each expert reads its tokens through `source`, and writes rows sorted by expert.
-    experts_forward(a->xgu, u, up, expert_rows(b, true), expert_up(b), gpu);
-    const real *gu = slot_forward(&nh, a->xgun, a->xgu, gpu);
+    experts_forward(a->xgu, u, experts_up(b), gpu);
+    const real *gu = slot_forward(EXPERT_NORM(b, expert_hidden), a->xgun, a->xgu, gpu);
     activation_forward(a->xh, gu, assigned(b), m->F, m->swiglu, gpu);
-    experts_forward(a->xy, a->xh, b->w.xd, expert_rows(b, false), expert_down(b), gpu);
-    const real *rows = slot_forward(&no, a->xyn, a->xy, gpu);
+    experts_forward(a->xy, a->xh, experts_down(b), gpu);
+    const real *rows = slot_forward(EXPERT_NORM(b, expert_out), a->xyn, a->xy, gpu);
     if (b->p.F) {  // shared experts: y = mlp(u) + add comes first
         mlp_forward(b, y, u, add);
         add = {y, 1};
     }
-    combine(y, rows, a->gate, a->place, add.x, add.scale, b->s->n, m->moe.K, m->C, gpu);
+    combine(y, rows, r, add, m->C, gpu);
 }
 
 // du = (gradient through the experts, the router and the MLP) + add
-static inline void moe_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
+static void moe_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
-    const int n = b->s->n, K = m->moe.K, C = m->C;
     Norm nh = EXPERT_NORM(b, expert_hidden), no = EXPERT_NORM(b, expert_out);
-    Routed o = routed(b);
-    LinearShape shape = linear_shape(b, m->moe.E, C, b->p.ffn_c);
-    Linear logits = {b->w.router, nullptr, b->dw.router, nullptr, shape};
-    ExpertRows from_tokens = expert_rows(b, true), rows = expert_rows(b, false);
+    Router r = block_router(b), ungated = r;
+    ungated.gate = nullptr;
     const real *y_rows = no.site.on ? a->xyn : a->xy, *gu = nh.site.on ? a->xgun : a->xgu;
     real *drows = no.site.on ? d->xyn : d->xy, *dgu = nh.site.on ? d->xgun : d->xgu;
     // Through the gates, to the rows of the experts and to the gates themselves.
-    combine_backward(drows, d->gate, dy, y_rows, a->gate, a->place, n, K, C, gpu);
-    drows = slot_backward(&no, d->xy, drows, a->xy, gpu);
-    experts_backward_weight(b->dw.xd, drows, a->xh, rows, expert_down(b), gpu);
-    experts_backward_input(d->xh, drows, b->w.xd, rows, expert_down(b), gpu);
+    combine_backward(drows, d->gate, dy, y_rows, r, m->C, gpu);
+    drows = slot_backward(no, d->xy, drows, a->xy, gpu);
+    experts_backward(d->xh, drows, a->xh, experts_down(b), gpu);
     activation_backward(dgu, d->xh, gu, assigned(b), m->F, m->swiglu, gpu);
-    dgu = slot_backward(&nh, d->xgu, dgu, a->xgu, gpu);
+    dgu = slot_backward(nh, d->xgu, dgu, a->xgu, gpu);
     // Up: xdx has a row for each assignment; combine adds up those of a token.
-    wide *dup = m->swiglu ? b->dw.xg : b->dw.xu;
-    experts_backward_weight(dup, dgu, u, from_tokens, expert_up(b), gpu);
-    const real *up = m->swiglu ? b->w.xg : b->w.xu;
-    experts_backward_input(a->xdx, dgu, up, rows, expert_up(b), gpu);
-    combine(du, a->xdx, nullptr, a->place, add.x, add.scale, n, K, C, gpu);
+    experts_backward(a->xdx, dgu, u, experts_up(b), gpu);
+    combine(du, a->xdx, ungated, add, m->C, gpu);
     // The router and the shared experts read u too, so they ADD to du.
-    router_backward(a->rdz, d->gate, &o, a->rz, router_shape(b), b->loss_scale, gpu);
-    linear_backward(du, a->rdz, u, &logits, {du, 1}, gpu);
+    router_backward(a->rdz, d->gate, r, b->loss_scale, gpu);
+    linear_backward(du, a->rdz, u, router_linear(b), {du, 1}, gpu);
     if (b->p.F) mlp_backward(b, du, dy, u, {du, 1});
 }
 
 // A layer is dense, or has experts (Place.moe).
-static inline void ffn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
+static void ffn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
     if (b->p.moe) moe_forward(b, y, u, add);
     else mlp_forward(b, y, u, add);
 }
 
-static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u,
-                                       Residual add) {
+static void ffn_branch_backward(const Block *b, real *du, real *dy, const real *u, Residual add) {
     if (b->p.moe) moe_backward(b, du, dy, u, add);
     else mlp_backward(b, du, dy, u, add);
 }
@@ -417,7 +380,7 @@ static inline void ffn_branch_backward(const Block *b, real *du, real *dy, const
 #define INTERPOLATION(b, sub) \
     Interpolation{(b)->w.sub##_alpha, (b)->dw.sub##_alpha, NORM(b, sub##_out), NORM(b, sub##_post)}
 
-static inline void interpolated_forward(const Block *b, real *x) {
+static void interpolated_forward(const Block *b, real *x) {
     const Acts *a = &b->a;
     Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
     attn_branch_forward(b, a->ay, x, {});
@@ -427,7 +390,7 @@ static inline void interpolated_forward(const Block *b, real *x) {
 }
 
 // The gradient of the skip is SET first; the branch then adds its own to it (d.mid, dx).
-static inline void interpolated_backward(const Block *b, real *dx, real *x) {
+static void interpolated_backward(const Block *b, real *dx, real *x) {
     const Acts *a = &b->a, *d = &b->d;
     Interpolation attn = INTERPOLATION(b, attn), ffn = INTERPOLATION(b, ffn);
     interpolate_backward({d->fy, d->mid, d->x, a->x, a->fy, a->mid}, &ffn, b->gpu);
@@ -439,8 +402,7 @@ static inline void interpolated_backward(const Block *b, real *dx, real *x) {
 // -------------------------------------------------------------------------- the block, every mode
 
 // The residual (skip) of a sublayer: its own input, its normed input, or the block's input.
-static inline const real *skip_of(int skip, const real *own, const real *normed,
-                                  const real *block) {
+static const real *skip_of(int skip, const real *own, const real *normed, const real *block) {
     if (skip == OWN) return own;
     return skip == NORMED ? normed : block;
 }
@@ -449,13 +411,13 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
     constexpr Mode r = MODES[ROW];
     constexpr bool attn_out = r.attn.out || r.sdd, ffn_out = r.ffn.out || r.sdd;
     const Acts *a = &b->a;
-    float attn_a = (float)b->p.attn_a, ffn_a = (float)b->p.ffn_a;
+    float attn_a = b->p.attn_a, ffn_a = b->p.ffn_a;
     // Constructing a Norm is free: only those in a slot of this row are used.
-    Norm in1 = NORM(b, attn_in), out1 = NORM(b, attn_out), post1 = NORM(b, attn_post);
+    Norm out1 = NORM(b, attn_out), post1 = NORM(b, attn_post);
     Norm in2 = NORM(b, ffn_in), out2 = NORM(b, ffn_out), post2 = NORM(b, ffn_post);
 
     // Attention: from x to mid, and to a->fi = in2(mid) if the MLP has an input norm.
-    real *u = slot_forward(&in1, a->ai, x, b->gpu);
+    real *u = slot_forward(NORM(b, attn_in), a->ai, x, b->gpu);
     const real *skip = skip_of(r.attn.skip, x, u, x);
     if constexpr (attn_out || r.attn.post || r.ffn.in) {
         attn_branch_forward(b, a->ay, u, {});
@@ -463,7 +425,7 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
         AddNorm f = {a->mid, a->fi, a->ay, skip, attn_a, &out1, &in2};
         if constexpr (r.attn.post) f.s = a->as, f.z = a->mid, f.next = &post1;
         add_norm_forward(f, b->gpu);
-        if constexpr (r.attn.post && r.ffn.in) slot_forward(&in2, a->fi, a->mid, b->gpu);
+        if constexpr (r.attn.post && r.ffn.in) slot_forward(in2, a->fi, a->mid, b->gpu);
     } else attn_branch_forward(b, a->mid, u, {skip, attn_a});  // the product adds the residual
 
     // Feed-forward: from mid to a->x.
@@ -481,15 +443,14 @@ template <int ROW> static void block_forward(const Block *b, real *x) {
 template <int ROW> static const real *ffn_backward(const Block *b) {
     constexpr Mode r = MODES[ROW];
     const Acts *a = &b->a, *d = &b->d;
-    float ffn_a = (float)b->p.ffn_a;
-    Norm in = NORM(b, ffn_in), out = NORM(b, ffn_out), post = NORM(b, ffn_post);
-    real *ds = slot_backward(&post, d->fs, d->x, a->fs, b->gpu);  // of s
-    real *dy = slot_backward(&out, d->fy, ds, a->fy, b->gpu);     // of the branch
+    float ffn_a = b->p.ffn_a;
+    real *ds = slot_backward(NORM(b, ffn_post), d->fs, d->x, a->fs, b->gpu);  // of s
+    real *dy = slot_backward(NORM(b, ffn_out), d->fy, ds, a->fy, b->gpu);     // of the branch
     if constexpr (r.ffn.in) {
         const real *normed = r.ffn.skip == NORMED ? ds : nullptr;
         const real *own = r.ffn.skip == OWN ? ds : nullptr;
         ffn_branch_backward(b, d->fi, dy, a->fi, {normed, ffn_a});
-        slot_backward(&in, d->mid, d->fi, a->mid, b->gpu, {own, ffn_a});
+        slot_backward(NORM(b, ffn_in), d->mid, d->fi, a->mid, b->gpu, {own, ffn_a});
     } else {
         const real *own = r.ffn.skip != BLOCK ? ds : nullptr;
         ffn_branch_backward(b, d->mid, dy, a->mid, {own, ffn_a});
@@ -502,8 +463,8 @@ template <int ROW> static void block_backward(const Block *b, real *dx, real *x)
     constexpr Mode r = MODES[ROW];
     constexpr bool block = r.ffn.skip == BLOCK, normed = r.attn.in && r.attn.skip == NORMED;
     const Acts *a = &b->a, *d = &b->d;
-    float attn_a = (float)b->p.attn_a, ffn_a = (float)b->p.ffn_a;
-    Norm in = NORM(b, attn_in), out = NORM(b, attn_out), post = NORM(b, attn_post);
+    float attn_a = b->p.attn_a, ffn_a = b->p.ffn_a;
+    Norm in = NORM(b, attn_in), post = NORM(b, attn_post);
     const real *ds_ffn = ffn_backward<ROW>(b);
     real *ds = d->mid;  // complete but for the post norm
 
@@ -518,25 +479,24 @@ template <int ROW> static void block_backward(const Block *b, real *dx, real *x)
     } else if constexpr (both) {
         scale_add(dx, ds, attn_a, ds_ffn, ffn_a, (int64_t)b->s->n * b->m->C, b->gpu);
     }
-    real *dy = slot_backward(&out, d->ay, ds, a->ay, b->gpu);
+    real *dy = slot_backward(NORM(b, attn_out), d->ay, ds, a->ay, b->gpu);
 
     // The branch, then its input norm; whichever is last adds the gradient of the residual.
     Residual skip = both ? Residual{dx, 1} : Residual{ds, attn_a};
     if constexpr (normed) {
         attn_branch_backward(b, d->ai, dy, a->ai, {ds, attn_a});
-        slot_backward(&in, dx, d->ai, x, b->gpu, {block ? ds_ffn : nullptr, ffn_a});
+        slot_backward(in, dx, d->ai, x, b->gpu, {block ? ds_ffn : nullptr, ffn_a});
     } else if constexpr (r.attn.in) {
         attn_branch_backward(b, d->ai, dy, a->ai, {});
-        slot_backward(&in, dx, d->ai, x, b->gpu, skip);
+        slot_backward(in, dx, d->ai, x, b->gpu, skip);
     } else attn_branch_backward(b, dx, dy, x, skip);
 }
 
 // --recompute cheap: recomputes the activations that cost memory traffic but no product.
-static inline void block_recompute(const Block *b, real *x) {
+static void block_recompute(const Block *b, real *x) {
     const Acts *a = &b->a;
-    Norm attn_in = NORM(b, attn_in), ffn_in = NORM(b, ffn_in);
-    slot_forward(&attn_in, a->ai, x, b->gpu);
-    slot_forward(&ffn_in, a->fi, a->mid, b->gpu);
+    slot_forward(NORM(b, attn_in), a->ai, x, b->gpu);
+    slot_forward(NORM(b, ffn_in), a->fi, a->mid, b->gpu);
     if (b->p.F) {
         const real *gu = b->p.hidden.on ? a->gun : a->gu;
         activation_forward(a->h, gu, b->s->n, b->p.F, b->m->swiglu, b->gpu);
@@ -549,7 +509,7 @@ static inline void block_recompute(const Block *b, real *x) {
 
 // Adds this layer's statistics to sums (--norms-every), right after its forward pass, while the
 // buffers still hold this layer. x: the block's input. The kernel takes y as s minus the skip.
-static inline void block_stats(const Block *b, LayerSums *sums, const real *x) {
+static void block_stats(const Block *b, LayerSums *sums, const real *x) {
     const Mode *r = b->p.row;
     const Acts *a = &b->a;
     const real *attn_u = r->attn.in ? a->ai : x, *ffn_u = r->ffn.in ? a->fi : a->mid;
@@ -587,4 +547,4 @@ template <int ROW> static constexpr BlockRow block_row_of(void) {
 static const BlockRow BLOCK_ROWS[] = {{NULL, NULL}, MODE_TABLE(BLOCK_ROW, BLOCK_ROW)};
 #undef BLOCK_ROW
 
-static inline const BlockRow *block_row(const Block *b) { return &BLOCK_ROWS[b->p.row->id]; }
+static const BlockRow *block_row(const Block *b) { return &BLOCK_ROWS[b->p.row->id]; }

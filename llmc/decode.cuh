@@ -28,21 +28,20 @@ enum { DECODE_QK = 192, DECODE_HS = 128 };  // the largest of attention_launch
 
 // 16 bytes a thread; blockIdx.y is 0 for k, 1 for v.
 static __global__ void __launch_bounds__(FILL_THREADS)
-kv_cache_fill_kernel(KvCache cache, Heads k, Heads v, int n, int KV, int QK, int HS) {
+kv_cache_fill_kernel(KvCache cache, Heads k, Heads v, AttentionShape s) {
     Heads from = blockIdx.y ? v : k;
-    int size = blockIdx.y ? HS : QK, width = KV * size;
+    int size = blockIdx.y ? s.HS : s.QK, width = s.KV * size;
     int64_t i = (blockIdx.x * (int64_t)FILL_THREADS + threadIdx.x) * PACK;
     int64_t row = i / width, column = i % width;
-    if (row >= n) return;
+    if (row >= s.T) return;
     real *to = (blockIdx.y ? cache.v : cache.k) + (int64_t)cache.cached * width;
     pack_store(to + i, pack_load(from.at + row * from.ld + column / size * from.head +
                                  column % size));
 }
 
 static inline void kv_cache_fill(KvCache cache, const Heads qkv[3], AttentionShape s, Gpu *gpu) {
-    dim3 grid((unsigned)CEIL_DIV((int64_t)s.T * s.KV * s.QK / PACK, FILL_THREADS), 2);
-    LAUNCH(kv_cache_fill_kernel, grid, FILL_THREADS, 0, gpu->stream, cache, qkv[1], qkv[2], s.T,
-           s.KV, s.QK, s.HS);
+    dim3 grid(CEIL_DIV((int64_t)s.T * s.KV * s.QK / PACK, FILL_THREADS), 2);
+    LAUNCH(kv_cache_fill_kernel, grid, FILL_THREADS, 0, gpu->stream, cache, qkv[1], qkv[2], s);
 }
 
 // A warp's online softmax over its keys: the largest score, in base 2, and relative to it the sum
@@ -62,7 +61,8 @@ attention_decode_kernel(real *c, Heads q, KvCache cache, AttentionShape s) {
         query[thread] = s.log2_scale * to_float(q.at[(int64_t)t * q.ld + h * q.head + thread]);
     }
     __syncthreads();
-    float max = -INFINITY, sum = 0, sums[DECODE_HS / WARP] = {};
+    constexpr int OWN = DECODE_HS / WARP;  // channels of a lane
+    float max = -INFINITY, sum = 0, sums[OWN] = {};
     for (int first = warp * WARP; first < keys; first += DECODE_WARPS * WARP) {
         const real *k = cache.k + ((int64_t)min(first + lane, keys - 1) * s.KV + g) * s.QK;
         float score = 0;
@@ -75,16 +75,16 @@ attention_decode_kernel(real *c, Heads q, KvCache cache, AttentionShape s) {
         float shrink = exp2_fast(max - now), weight = exp2_fast(score - now);
         max = now;
         sum = sum * shrink + warp_sum(weight);
-        UNROLL for (int i = 0; i < DECODE_HS / WARP; i++) sums[i] *= shrink;
+        UNROLL for (int i = 0; i < OWN; i++) sums[i] *= shrink;
         for (int j = 0; j < WARP && first + j < keys; j++) {
             const real *v = cache.v + ((int64_t)(first + j) * s.KV + g) * s.HS;
             float weight_j = __shfl_sync(0xffffffffu, weight, j);
-            UNROLL for (int i = 0; i < DECODE_HS / WARP; i++)
+            UNROLL for (int i = 0; i < OWN; i++)
                 if (i * WARP + lane < s.HS) sums[i] += weight_j * to_float(v[i * WARP + lane]);
         }
     }
     if (lane == 0) found[warp].max = max, found[warp].sum = sum;
-    UNROLL for (int i = 0; i < DECODE_HS / WARP; i++) found[warp].c[i * WARP + lane] = sums[i];
+    UNROLL for (int i = 0; i < OWN; i++) found[warp].c[i * WARP + lane] = sums[i];
     __syncthreads();
     if (thread >= s.HS) return;
     float largest = -INFINITY, total = 0, value = 0;

@@ -34,12 +34,9 @@ embedding_forward_kernel(real *e, const int32_t *tokens, const real *wte, const 
     int64_t bt = blockIdx.x, token = tokens[bt];
     int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
     if (i >= C) return;
-    Pack w = pack_load(wte + token * C + i), p = {}, out;
-    if (wpe) p = pack_load(wpe + bt % T * C + i);
-    for (int k = 0; k < PACK; k++) {
-        out.v[k] = to_real(scale * to_float(w.v[k]) + to_float(p.v[k]));
-    }
-    pack_store(e + bt * C + i, out);
+    Floats w = floats_load(wte + token * C + i), p = {};
+    if (wpe) p = floats_load(wpe + bt % T * C + i);
+    floats_store(e + bt * C + i, scale * w + p);
 }
 
 static inline void embedding_forward(real *e, const int32_t *tokens, const real *wte,
@@ -86,16 +83,14 @@ static inline void token_groups(int32_t *groups, const int32_t *tokens, int64_t 
 // branches would serialize them: past the end, the first row of the round is loaded again and added
 // 0 times.
 template <typename Row>
-static __device__ inline void rows_sum(float sum[PACK], int64_t first, int64_t end, int64_t step,
-                                       Row row) {
+__device__ void rows_sum(Floats &sum, int64_t first, int64_t end, int64_t step, Row row) {
     for (int64_t r = first; r < end; r += GROUP_LOADS * step) {
         Pack x[GROUP_LOADS];
         for (int j = 0; j < GROUP_LOADS; j++) {
             x[j] = pack_load(row(r + j * step < end ? r + j * step : r));
         }
         for (int j = 0; j < GROUP_LOADS; j++) {
-            float count = r + j * step < end ? 1 : 0;
-            for (int k = 0; k < PACK; k++) sum[k] += count * to_float(x[j].v[k]);
+            sum = sum + (r + j * step < end ? 1.0f : 0.0f) * pack_floats(x[j]);
         }
     }
 }
@@ -113,9 +108,9 @@ embedding_backward_kernel(wide *dwte, const real *de, const int32_t *tokens, con
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, i = strip + lane * PACK;
     auto row = [=](int64_t r) { return de + (int64_t)order[r] * C + i; };
     for (int u = blockIdx.y; u < groups[0]; u += gridDim.y) {
-        float sum[PACK] = {};
+        Floats sum = {};
         if (i < C) rows_sum(sum, start[u] + warp, start[u + 1], GROUP_WARPS, row);
-        for (int k = 0; k < PACK; k++) partial[warp][lane * PACK + k] = sum[k];
+        for (int k = 0; k < PACK; k++) partial[warp][lane * PACK + k] = sum.v[k];
         __syncthreads();
         int64_t token = tokens[order[start[u]]];
         for (int c = threadIdx.x; c < GROUP_STRIP && strip + c < C; c += blockDim.x) {
@@ -133,9 +128,9 @@ position_backward_kernel(wide *dwpe, const real *de, int B, int T, int C) {
     int64_t t = blockIdx.x;
     int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
     if (i >= C) return;
-    float sum[PACK] = {};
+    Floats sum = {};
     rows_sum(sum, 0, B, 1, [=](int64_t b) { return de + (b * T + t) * C + i; });
-    for (int k = 0; k < PACK; k++) dwpe[t * C + i + k] += sum[k];
+    for (int k = 0; k < PACK; k++) dwpe[t * C + i + k] += sum.v[k];
 }
 
 // ADDs to dwte and, unless it is nullptr, to dwpe. tokens and groups belong to the same batch. The
@@ -144,7 +139,7 @@ static inline void embedding_backward(wide *dwte, wide *dwpe, const real *de, co
                                       const int32_t *groups, int B, int T, int C, float scale,
                                       Gpu *gpu) {
     int64_t n = (int64_t)B * T;
-    dim3 grid(CEIL_DIV(C, GROUP_STRIP), n < GROUP_BLOCKS ? (unsigned)n : (unsigned)GROUP_BLOCKS);
+    dim3 grid(CEIL_DIV(C, GROUP_STRIP), min(n, (int64_t)GROUP_BLOCKS));
     LAUNCH(embedding_backward_kernel, grid, GROUP_WARPS * WARP, 0, gpu->stream, dwte, de, tokens,
            groups, n, C, scale);
     dim3 positions(T, CEIL_DIV(C / PACK, EMBEDDING_THREADS));

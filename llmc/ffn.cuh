@@ -19,7 +19,17 @@
 #pragma once
 #include "gpu.cuh"
 
-enum { ACTIVATION_THREADS = 128 };
+// Kernels over n rows: a block has a row and a part of it, a thread 16 bytes of the part.
+enum { ROW_THREADS = 128 };
+
+// The column of this thread's 16 bytes; the width of the row or more past its end.
+static __device__ inline int row_column(void) {
+    return (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
+}
+
+static inline dim3 row_grid(int64_t n, int width) {
+    return dim3(n, CEIL_DIV(width / PACK, ROW_THREADS));
+}
 
 // For very negative x, e^-x overflows to infinity and the quotient is 0, the right limit.
 static __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
@@ -39,21 +49,12 @@ template <bool SWIGLU> static __device__ inline float activation_slope(float x) 
     return s * (1 + x * (1 - s) * 1.5957691216057308f * (1 + 3 * 0.044715f * x * x));
 }
 
-// A grid is (row, part of the row). The column of this thread's 16 bytes; F or more past the end.
-static __device__ inline int activation_column(void) {
-    return (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
-}
-
-static inline dim3 activation_grid(int64_t n, int F) {
-    return dim3((unsigned)n, CEIL_DIV(F / PACK, ACTIVATION_THREADS));
-}
-
 // ---------------------------------------------------------------------------------------- forward
 
 template <bool SWIGLU>
-static __global__ void __launch_bounds__(ACTIVATION_THREADS)
+static __global__ void __launch_bounds__(ROW_THREADS)
 activation_forward_kernel(real *h, const real *gu, int F) {
-    int i = activation_column();
+    int i = row_column();
     if (i >= F) return;
     gu += (int64_t)blockIdx.x * (SWIGLU ? 2 : 1) * F + i;
     Pack x = pack_load(gu), up = SWIGLU ? pack_load(gu + F) : Pack{};  // x: gate, or up for GELU
@@ -67,16 +68,16 @@ activation_forward_kernel(real *h, const real *gu, int F) {
 static inline void activation_forward(real *h, const real *gu, int64_t n, int F, int swiglu,
                                       Gpu *gpu) {
     auto kernel = swiglu ? activation_forward_kernel<true> : activation_forward_kernel<false>;
-    LAUNCH(kernel, activation_grid(n, F), ACTIVATION_THREADS, 0, gpu->stream, h, gu, F);
+    LAUNCH(kernel, row_grid(n, F), ROW_THREADS, 0, gpu->stream, h, gu, F);
 }
 
 // --------------------------------------------------------------------------------------- backward
 
 template <bool SWIGLU>
-static __global__ void __launch_bounds__(ACTIVATION_THREADS)
+static __global__ void __launch_bounds__(ROW_THREADS)
 activation_backward_kernel(real *dgu, const real *dh, const real *gu, int F) {
     int64_t at = (int64_t)blockIdx.x * (SWIGLU ? 2 : 1) * F;
-    int i = activation_column();
+    int i = row_column();
     if (i >= F) return;
     Pack d = pack_load(dh + (int64_t)blockIdx.x * F + i), x = pack_load(gu + at + i), up = {};
     if (SWIGLU) up = pack_load(gu + at + F + i);
@@ -93,5 +94,5 @@ activation_backward_kernel(real *dgu, const real *dh, const real *gu, int F) {
 static inline void activation_backward(real *dgu, const real *dh, const real *gu, int64_t n, int F,
                                        int swiglu, Gpu *gpu) {
     auto kernel = swiglu ? activation_backward_kernel<true> : activation_backward_kernel<false>;
-    LAUNCH(kernel, activation_grid(n, F), ACTIVATION_THREADS, 0, gpu->stream, dgu, dh, gu, F);
+    LAUNCH(kernel, row_grid(n, F), ROW_THREADS, 0, gpu->stream, dgu, dh, gu, F);
 }

@@ -11,7 +11,7 @@
 //   C is cut into tiles, which threads share (threads.h), and K into slices.
 //   A slice of the tile's rows of A is packed and stays in the L2 cache.
 //   Panels of B are packed one after another; each stays in the L1 while the kernel runs down the
-//   tile.
+//   tile. Floats that lie close together are read where they are (gemm_in_place).
 //   The kernel holds an MR x NR block of C in vector registers. At the edges of C it works in a
 //   copy of the block.
 //
@@ -75,7 +75,8 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
         }
 }
 
-// Block sizes. MR, MC: rows of a block and of a tile.
+// Block sizes. MR, MC: rows of a block and of a tile; EVERY: units of k from one prefetch to the
+// next, some 100 cycles; FEW: how often a panel may be read where it lies.
 #if defined(BF16_PRODUCTS) && defined(__AVX512BF16__) && defined(__AMX_BF16__) && \
     defined(__linux__)
 #define AMX 1
@@ -83,15 +84,15 @@ static inline void gemm_naive(View C, View A, View B, int64_t M, int64_t N, int6
 #define AMX 0
 #endif
 #if AMX
-enum { VECTOR_BYTES = 64, MR = 32, MC = 384 };
+enum { VECTOR_BYTES = 64, MR = 32, MC = 384, FEW = 0 };
 #elif defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, MR = 12, MC = 384 };
+enum { VECTOR_BYTES = 64, MR = 12, MC = 384, EVERY = 4, FEW = 32 };
 #elif defined(__AVX__)
-enum { VECTOR_BYTES = 32, MR = 6, MC = 192 };
+enum { VECTOR_BYTES = 32, MR = 6, MC = 192, EVERY = 16, FEW = 12 };
 #elif defined(__aarch64__)
-enum { VECTOR_BYTES = 16, MR = 12, MC = 192 };
+enum { VECTOR_BYTES = 16, MR = 12, MC = 192, EVERY = 8, FEW = 12 };
 #else
-enum { VECTOR_BYTES = 16, MR = 6, MC = 192 };
+enum { VECTOR_BYTES = 16, MR = 6, MC = 192, EVERY = 8, FEW = 12 };
 #endif
 #define VECTOR(type, alignment) \
     type __attribute__((vector_size(VECTOR_BYTES), aligned(alignment), may_alias))
@@ -109,6 +110,7 @@ typedef real Unit;
 enum { PER_UNIT = 1 };
 #endif
 typedef VECTOR(Unit, VECTOR_BYTES) Units;
+typedef VECTOR(Unit, sizeof(Unit)) UnitsAnywhere;
 enum {
     VL = VECTOR_BYTES / sizeof(real),  // lanes of a vector
     NR = 2 * VL,                       // columns of a block
@@ -164,14 +166,42 @@ static inline Span gemm_within(int64_t from, int64_t to, int64_t size) {
     return (Span){from, gemm_clamp(to, from, size)};
 }
 
+// A panel as the kernel reads it: row r (for B: column r) at unit k is p[r * row + k * unit].
+// It is packed, or floats in the matrix itself (IN_PLACE).
+typedef struct { const Unit *p; int64_t row, unit; } Panel;
+#ifdef BF16_PRODUCTS
+enum { IN_PLACE = 0 };
+#else
+enum { IN_PLACE = 1 };
+#endif
+
+// Numbers that the kernel brings into the L2 cache while it works: `pieces` pieces, `stride` apart,
+// of `length` neighbours; `at` counts within a piece.
+typedef struct { const real *piece; int64_t pieces, stride, length, at; } Ahead;
+
+static inline Ahead gemm_ahead(View v, int64_t rows, int64_t cols) {
+    if (cols <= 0) return (Ahead){0};
+    if (v.cs == 1) return (Ahead){v.p, rows, v.rs, cols, 0};
+    return (Ahead){v.p, cols, v.cs, rows, 0};
+}
+
+// Prefetches the next cache line.
+static inline void gemm_fetch(Ahead *f) {
+    if (f->pieces <= 0) return;
+    __builtin_prefetch(f->piece + f->at, 0, 2);
+    f->at += LINE;
+    if (f->at >= f->length) f->at = 0, f->piece += f->stride, f->pieces--;
+}
+
 // One call of the kernel: out (+)= alpha (panel of A) (panel of B), summed over the units s of K.
 typedef struct {
     real *out;       // a block of C
     int64_t stride;  // from row to row of out
-    const Unit *a, *b;
+    const Panel *a, *b;
     Span s;
     real alpha;
     bool add;  // += rather than =
+    Ahead *ahead;
 } KernelArgs;
 
 #define INLINE static inline __attribute__((always_inline))
@@ -183,34 +213,49 @@ typedef struct {
 static inline void gemm_begin(void) {}
 static inline void gemm_end(void) {}
 
-// The rank-1 update c += (column of A) (row of B).
-INLINE void gemm_update(Vec c[MR][2], const Unit *a, const Unit *b) {
-    Units b0 = *(const Units *)b, b1 = *(const Units *)(b + VL);
+// The rank-1 update c += (column of A) (row of B). Where rows of A lie apart, three rows share an
+// address, because there are no more registers for addresses.
+INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, const Unit *b,
+                        const bool apart) {
+    Units b0 = *(const UnitsAnywhere *)b, b1 = *(const UnitsAnywhere *)(b + VL);
 #pragma GCC unroll 12
     for (int r = 0; r < MR; r++) {
-        c[r][0] = gemm_dot(c[r][0], a[r], b0);
-        c[r][1] = gemm_dot(c[r][1], a[r], b1);
+        Unit x = apart ? a[r / 3][r % 3 * row] : a[0][r];
+        c[r][0] = gemm_dot(c[r][0], x, b0);
+        c[r][1] = gemm_dot(c[r][1], x, b1);
     }
 }
 
 // The loop over k, unrolled: a core that shares its decoders with another thread gets fewer
 // instructions a cycle, and every instruction beside the multiply-adds costs one.
-// Each of the last 2 MR units prefetches a row of `out`, or of what is below it. Fetched earlier, B
-// would push the rows out of the L1 cache.
-// A function of its own, so that nothing else claims a register.
-NOINLINE void gemm_kernel(const KernelArgs *p) {
+// Prefetches go one cache line at a time, because many at once would wait for each other: every
+// EVERY units a line of p->ahead; in the last 2 MR units one row of `out` a unit, and some rows
+// below. Fetched earlier, B would push them out of the L1 cache.
+INLINE void gemm_run(const KernelArgs *p, const bool apart) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
-    const int64_t stride = p->stride;
-    const Unit *a = p->a + s.from * MR, *b = p->b + s.from * NR;
-    real *out = p->out;
+    const int64_t row = p->a->row, stride = p->stride;
+    const int64_t next_a = !IN_PLACE ? MR : apart ? 1 : p->a->unit;
+    const int64_t next_b = IN_PLACE ? p->b->unit : NR;
+    const Unit *of_a[MR / 3], *of_b = p->b->p + s.from * next_b;
     int64_t k = s.from;
+    Ahead rest = *p->ahead;  // in registers
+    for (int i = 0; i < MR / 3; i++) of_a[i] = p->a->p + s.from * next_a + 3 * i * row;
+    for (; k <= s.to - 2 * MR - EVERY; k += EVERY) {
+        gemm_fetch(&rest);
 #pragma GCC unroll 4
-    for (; k < s.to - 2 * MR; k++, a += MR, b += NR) gemm_update(c, a, b);
+        for (int u = 0; u < EVERY; u++, of_b += next_b) {
+            gemm_update(c, of_a, row, of_b, apart);
+            for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
+        }
+    }
+    *p->ahead = rest;
+    real *out = p->out;
 #pragma GCC unroll 4
-    for (const real *line = out; k < s.to; k++, a += MR, b += NR, line += stride) {
+    for (const real *line = out; k < s.to; k++, of_b += next_b, line += stride) {
         for (int j = 0; j < NR; j += LINE) __builtin_prefetch(line + j, 1);
-        gemm_update(c, a, b);
+        gemm_update(c, of_a, row, of_b, apart);
+        for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
     }
     const real alpha = p->alpha;
     const bool add = p->add;
@@ -221,6 +266,16 @@ NOINLINE void gemm_kernel(const KernelArgs *p) {
             VecAnywhere *to = (VecAnywhere *)(out + v * VL);
             *to = gemm_scaled(add ? (Vec)*to : (Vec){0}, alpha, c[r][v]);
         }
+}
+
+// Rows of A side by side, or apart and then side by side in k. They are functions of their own, so
+// that nothing else claims a register.
+NOINLINE void gemm_beside(const KernelArgs *p) { gemm_run(p, false); }
+NOINLINE void gemm_apart(const KernelArgs *p) { gemm_run(p, true); }
+
+static inline void gemm_kernel(const KernelArgs *p) {
+    if (!IN_PLACE || p->a->row == 1) gemm_beside(p);
+    else gemm_apart(p);
 }
 #endif
 
@@ -245,17 +300,41 @@ static inline int64_t gemm_units(int64_t depth) {
     return CEIL_DIV(depth, STEP * PER_UNIT) * STEP;
 }
 
-// Packs a slice of a tile of A, panel by panel. spans: the units of each that the band does not
-// make 0.
-static void gemm_slice_a(Unit *dst, Span *spans, View A, int64_t rows, int64_t depth) {
+// Whether a panel is read where it lies: neighbours one way, at most a page apart the other way,
+// and read few times. Rows on a page each need more TLB entries than there are, and lines of a
+// matrix whose width is a multiple of 64 or more share few sets of the L1 cache, which keeps them
+// for one pass at most. FEW: beyond that packing paid on AVX2. On AVX-512, whose kernel reads half
+// as much for each multiply-add, it did not, and FEW is as often as a tile reads a panel at most.
+static inline bool gemm_in_place(int64_t beside, int64_t apart, int64_t times) {
+    return IN_PLACE && beside == 1 && apart <= 4096 / (int64_t)sizeof(real) && times <= FEW;
+}
+
+// The panels of a slice of a tile of A, each read `times` times. spans: the units of each that the
+// band does not make 0.
+static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t rows, int64_t depth,
+                         int64_t times) {
     int64_t units = gemm_units(depth);
-    for (int64_t i = 0; i < rows; i += MR, spans++, dst += MR * units) {
+    bool in_place = gemm_in_place(A.rs, A.cs, times) || gemm_in_place(A.cs, A.rs, times);
+    for (int64_t i = 0; i < rows; i += MR, panels++, spans++, dst += MR * units) {
         View a = part(A, i, 0);
         *spans = gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units);
+        if (in_place && rows - i >= MR) {
+            *panels = (Panel){(const Unit *)a.p, a.rs, a.cs};
+            continue;
+        }
+        *panels = (Panel){dst, 1, MR};
         int64_t k = spans->from * PER_UNIT, end = spans->to * PER_UNIT;
         gemm_pack_a(dst + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i,
                     (end < depth ? end : depth) - k);
     }
+}
+
+// A panel of B, read `times` times.
+static inline Panel gemm_panel_b(Unit *dst, View B, int64_t cols, int64_t depth, int64_t times) {
+    if (gemm_in_place(B.cs, B.rs, times) && cols >= NR)
+        return (Panel){(const Unit *)B.p, 1, B.rs};
+    gemm_pack_b(dst, B.p, B.rs, B.cs, cols, depth);
+    return (Panel){dst, 1, NR};
 }
 
 // Piece number `which` of pieces as even as can be. Each is a multiple of `unit`, but the last.
@@ -269,6 +348,7 @@ static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t 
 typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha; bool add; } Tiles;
 
 // One tile of C by one thread: at most MC rows, rounded up to MR. Columns of C are contiguous.
+// The kernel prefetches the next panel of B, then the next slice of A.
 static void gemm_tile(const Tiles *p, int64_t tile) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64)));
@@ -276,6 +356,7 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
     // Where C is tall, a thread's share is of some rows: tokens that its L2 still has. Where C is
     // wide, it is of some columns: B, the larger matrix, is read once.
     bool tall = p->M >= p->N;
+    Panel panels[MC / MR + 1];
     Span spans[MC / MR + 1];
     Span down = gemm_cut(p->M, p->mp, MR, tall ? tile / p->np : tile % p->mp);
     Span across = gemm_cut(p->N, p->np, NR, tall ? tile % p->np : tile / p->mp);
@@ -284,17 +365,20 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
     View C = part(p->C, down.from, across.from);
     gemm_begin();
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {  // once where K is 0
-        int64_t depth = K - k0 < KC ? K - k0 : KC;
-        gemm_slice_a(pa, spans, part(A, 0, k0), rows, depth);
+        int64_t depth = gemm_clamp(K - k0, 0, KC);
+        Ahead slice = gemm_ahead(part(A, 0, k0 + KC), rows, gemm_clamp(K - k0 - KC, 0, KC));
+        gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth, cols / NR);
         for (int64_t j = 0; j < cols; j += NR) {
-            View b = part(B, k0, j);
-            gemm_pack_b(pb, b.p, b.rs, b.cs, cols - j, depth);
+            Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);
+            bool last = j + 2 * NR > cols;
+            Panel b = gemm_panel_b(pb, part(B, k0, j), cols - j, depth, rows / MR);
             for (int64_t i = 0; i < rows; i += MR) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;  // outside the band
                 KernelArgs call = {
-                    .out = c.p, .stride = c.rs, .a = pa + i * gemm_units(depth), .b = pb,
+                    .out = c.p, .stride = c.rs, .a = &panels[i / MR], .b = &b,
                     .s = spans[i / MR], .alpha = p->alpha, .add = k0 > 0 || p->add,
+                    .ahead = !last && panel.pieces > 0 ? &panel : &slice,
                 };
                 gemm_block(&call, rows - i, cols - j);
             }

@@ -98,13 +98,13 @@ enum { WARP = 32, PACK = 16 / sizeof(real) };  // PACK: values in 16 bytes, a th
 // A T of 8 or 16 bytes in one access; stores are to global memory. nvcc may split a copy of
 // bfloat16, or a memcpy from memory, into accesses of 4, 2 or 1 bytes (make arch-check looks).
 template <typename T> using Words = std::conditional_t<sizeof(T) == 16, uint4, uint2>;
-template <typename T> static __device__ inline T words_load(const void *p) {
+template <typename T> __device__ T words_load(const void *p) {
     Words<T> words = *static_cast<const Words<T> *>(p);
     T x;
     memcpy(&x, &words, sizeof x);
     return x;
 }
-template <typename T> static __device__ inline void words_store(void *p, const T &x) {
+template <typename T> __device__ void words_store(void *p, const T &x) {
     Words<T> words;
     memcpy(&words, &x, sizeof words);
     __stwb(static_cast<Words<T> *>(p), words);
@@ -115,23 +115,69 @@ template <typename T> static __device__ inline void words_store(void *p, const T
 struct alignas(16) Pack {
     real v[PACK];
 };
-static __device__ inline Pack pack_load(const real *p) { return words_load<Pack>(p); }
-static __device__ inline void pack_store(real *p, const Pack &x) { words_store(p, x); }
+__device__ inline Pack pack_load(const real *p) { return words_load<Pack>(p); }
+__device__ inline void pack_store(real *p, const Pack &x) { words_store(p, x); }
+
+// A pack as floats, to compute with: sums, products and multiples by element. Loops over a pack
+// have a constant length, so they unroll and the values stay in registers.
+struct Floats {
+    float v[PACK];
+};
+__device__ inline Floats operator+(Floats x, const Floats &y) {
+    for (int k = 0; k < PACK; k++) x.v[k] += y.v[k];
+    return x;
+}
+__device__ inline Floats operator*(Floats x, const Floats &y) {
+    for (int k = 0; k < PACK; k++) x.v[k] *= y.v[k];
+    return x;
+}
+__device__ inline Floats operator*(float a, Floats x) {
+    for (int k = 0; k < PACK; k++) x.v[k] *= a;
+    return x;
+}
+
+// Four neighbours in an array of floats, also 16 bytes.
+enum { FOUR = 4 };
+struct alignas(16) Four {
+    float v[FOUR];
+};
 
 // Heads inside wider rows: head h of row i begins at at + i * ld + h * head.
-typedef struct Heads {
+struct Heads {
     real *at;
     int ld, head;
-} Heads;
+};
 
-template <typename T> static __host__ __device__ inline float to_float(T x) { return float(x); }
+template <typename T> __host__ __device__ float to_float(T x) { return float(x); }
 // Rounds to nearest, ties to even.
-template <typename T> static __host__ __device__ inline T from_float(float x) { return T(x); }
-static __host__ __device__ inline real to_real(float x) { return from_float<real>(x); }
+__host__ __device__ inline real to_real(float x) { return real(x); }
+
+__device__ inline Floats pack_floats(const Pack &x) {
+    Floats y;
+    for (int k = 0; k < PACK; k++) y.v[k] = to_float(x.v[k]);
+    return y;
+}
+
+// Rounds two values at a time: bf16 has an instruction for pairs.
+__device__ inline Pack pack_round(const Floats &x) {
+    Pack y;
+    for (int k = 0; k < PACK; k += 2) {
+        if constexpr (sizeof(real) == sizeof(float)) y.v[k] = x.v[k], y.v[k + 1] = x.v[k + 1];
+        else {
+            __nv_bfloat162 two = __floats2bfloat162_rn(x.v[k], x.v[k + 1]);
+            y.v[k] = two.x, y.v[k + 1] = two.y;
+        }
+    }
+    return y;
+}
+
+// 16 bytes of memory to floats, and back; stores are to global memory.
+__device__ inline Floats floats_load(const real *p) { return pack_floats(pack_load(p)); }
+__device__ inline void floats_store(real *p, const Floats &x) { pack_store(p, pack_round(x)); }
 
 #if defined(__CUDACC__)
 // 2^x, correct to two units in the last place; 0 for -infinity.
-static __device__ inline float exp2_fast(float x) {
+__device__ inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -140,25 +186,24 @@ static __device__ inline float exp2_fast(float x) {
 
 // ------------------------------------------------------------------------------------------- sums
 
-// Reductions over the 32 lanes of a warp, all of which take part. Every lane gets the result; the
-// order is fixed.
+// Reductions over groups of neighboring lanes, by default the whole warp. All lanes of the warp
+// take part, and every lane gets the result of its group; the order is fixed.
 template <typename T, typename Combine>
-static __device__ inline T warp_all(T x, Combine combine) {
-    for (int lane = WARP / 2; lane > 0; lane /= 2)
-        x = combine(x, __shfl_xor_sync(0xffffffffu, x, lane));
+__device__ T warp_all(T x, Combine combine, int lanes = WARP) {
+    for (int apart = lanes / 2; apart > 0; apart /= 2)
+        x = combine(x, __shfl_xor_sync(0xffffffffu, x, apart));
     return x;
 }
-template <typename T> static __device__ inline T warp_sum(T x) {
-    return warp_all(x, [](T a, T b) { return a + b; });
+template <typename T> __device__ T warp_sum(T x, int lanes = WARP) {
+    return warp_all(x, [](T a, T b) { return a + b; }, lanes);
 }
-static __device__ inline float warp_max(float x) {
-    return warp_all(x, [](float a, float b) { return fmaxf(a, b); });
+__device__ inline float warp_max(float x, int lanes = WARP) {
+    return warp_all(x, [](float a, float b) { return fmaxf(a, b); }, lanes);
 }
 
 // Reductions over a block of whole warps. Every thread gets the result; the order is fixed.
 // May be called in a loop: the two barriers keep the rounds apart.
-template <typename T, typename Warp>
-static __device__ inline T block_all(T x, T none, Warp over_warp) {
+template <typename T, typename Warp> __device__ T block_all(T x, T none, Warp over_warp) {
     SHARED(T, partial, WARP);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     x = over_warp(x);
@@ -167,22 +212,22 @@ static __device__ inline T block_all(T x, T none, Warp over_warp) {
     __syncthreads();
     return over_warp(lane < warps ? partial[lane] : none);
 }
-template <typename T> static __device__ inline T block_sum(T x) {
+template <typename T> __device__ T block_sum(T x) {
     return block_all(x, T(0), [](T y) { return warp_sum(y); });
 }
-static __device__ inline float block_max(float x) {
+__device__ inline float block_max(float x) {
     return block_all(x, -FLT_MAX, [](float y) { return warp_max(y); });
 }
 
 // ---------------------------------------------------------------------------------------- context
 
 // The context that launchers share.
-typedef struct Gpu {
+struct Gpu {
     cudaStream_t stream;
     float *scratch;            // partial sums between two kernels of one launcher, in stream order
     size_t scratch_size;       // in floats
     struct Plans *plans;       // of matrix products (linear.cuh)
-} Gpu;
+};
 
 // Scratch for `count` values of T. train_gpt.cu allocates enough for all launchers.
 template <typename T> static T *scratch_for(size_t count, const Gpu *gpu) {

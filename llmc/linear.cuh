@@ -1,15 +1,16 @@
 // linear.cuh: linear layers (matrix multiplication, GEMM) by NVIDIA's library cuBLASLt.
 //
-//   linear_forward               y = c x W^T + b + beta add
+//   linear_forward               y = c x W^T + b + scale add
 //   linear_forward_wide          y = c x W^T, stored as float
 //   linear_gelu_forward          pre = c x W^T + b,  h = gelu(pre)
-//   linear_backward_input        dx = scale c dy W + beta add
+//   linear_backward_input        dx = c dy W + scale add
 //   linear_gelu_backward_input   dpre = gelu'(pre) * (c dy W)
-//   linear_backward_weight       dW += scale c dy^T x,  db += scale (sum of the rows of dy)
+//   linear_backward_weight       dW += c dy^T x,  db += sum of the rows of dy
+//   linear_backward              linear_backward_weight, then linear_backward_input
 //
 // Shapes, as in train_gpt.c, with contiguous rows:
 //   x, dx [n, in]      W [out, in], dW [out, in] wide      y, dy, pre, h [n, out]
-//   b [out], db [out] wide; both may be nullptr            add: as the result, may be nullptr
+//   b [out], db [out] wide; nullptr: no bias               add: as the result, may be nullptr
 // Saved for backward: x, and pre where GELU follows.
 //
 // The library is column-major: it walks down a column where C walks along a row. So it sees each of
@@ -48,11 +49,20 @@
 #include "gpu.cuh"
 #include "run/json.h"
 
-typedef struct LinearShape {
+// A linear layer with its gradients.
+struct Linear {
+    const real *w, *b;         // [out, in], [out]; b and db are nullptr without a bias
+    wide *dw, *db;             // their gradients
     int64_t n;                 // rows of x and y
     int out, in;
     float c;                   // factor of the product
-} LinearShape;
+};
+
+// scale * x joins a result: a residual, or the gradient of one. {}: nothing does.
+struct Residual {
+    const real *x;
+    float scale;
+};
 
 // ------------------------------------------------------------------------------------------ plans
 
@@ -64,44 +74,58 @@ enum { EPILOGUE_AUX = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU };
 
 // Everything that a plan depends on, in the library's terms. Rows are contiguous, so sizes and
 // transposes give the leading dimensions.
-typedef struct PlanKey {
+struct PlanKey {
     int64_t m, n, k;
     int64_t ta, tb;            // A, B are transposed
-    int64_t wide_out;          // C and D are float, whatever `real` is
-    int64_t epilogue, add;     // CUBLASLT_EPILOGUE_*; NOTHING_ADDED..
-} PlanKey;
+    int64_t wide_out = 0;      // C and D are float, whatever `real` is
+    int64_t add = 0;           // NOTHING_ADDED..
+    int64_t epilogue = 0;      // PLAIN..
+};
 
-typedef struct Plan {
+struct Plan {
     PlanKey key;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
     bool found;                // the library has an algorithm
     bool keep;                 // it was timed, or read from a file
-} Plan;
+};
 
-typedef struct Plans {
+struct Plans {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     void *workspace;           // of PLANS_WORKSPACE bytes
     bool tf32, tuning;
+    char origin[512];          // the library, the GPU and the precision that plans are for
     int count;
     Plan plans[PLANS_MAX];
-} Plans;
+};
 
 // A product with its arrays.
-typedef struct Matmul {
+struct Matmul {
     PlanKey key;
     const void *a, *b, *c;
     void *d;
-    const void *bias, *aux;    // aux: pre
     float alpha, beta;
-} Matmul;
+    const void *bias = nullptr, *aux = nullptr;    // aux: pre
+};
 
+// The numbers of a key in the text of the plans.
+typedef int64_t PlanKey::*PlanNumber;
 static const struct {
-    int value;
     const char *name;
-} EPILOGUES[] = {
+    PlanNumber at;
+} KEY_FIELDS[] = {{"m", &PlanKey::m},   {"n", &PlanKey::n},
+                  {"k", &PlanKey::k},   {"ta", &PlanKey::ta},
+                  {"tb", &PlanKey::tb}, {"wide_out", &PlanKey::wide_out},
+                  {"add", &PlanKey::add}};
+
+// What follows a product in the same kernel.
+enum Epilogue { PLAIN, BIAS, GELU, GELU_BIAS, GELU_BACKWARD, BIAS_GRADIENT, EPILOGUE_COUNT };
+static const struct {
+    uint32_t bits;
+    const char *name;
+} EPILOGUES[EPILOGUE_COUNT] = {
     {CUBLASLT_EPILOGUE_DEFAULT, "none"},
     {CUBLASLT_EPILOGUE_BIAS, "bias"},
     {CUBLASLT_EPILOGUE_GELU_AUX, "gelu"},
@@ -109,22 +133,15 @@ static const struct {
     {CUBLASLT_EPILOGUE_DGELU, "gelu backward"},
     {CUBLASLT_EPILOGUE_BGRADB, "bias gradient"},  // in plans of earlier versions
 };
-enum { EPILOGUE_COUNT = sizeof EPILOGUES / sizeof EPILOGUES[0] };
-
-static inline const char *epilogue_name(int64_t value) {
-    int i = 0;
-    while (i < EPILOGUE_COUNT - 1 && EPILOGUES[i].value != value) i++;
-    return EPILOGUES[i].name;
-}
 
 // k: the product, where the call is about one.
-static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k = PlanKey()) {
+static inline void lt_check(cublasStatus_t status, const char *call, PlanKey k = {}) {
     CHECK(status == CUBLAS_STATUS_SUCCESS,
           "%s: %s, for D[%lld, %lld] = op(A) op(B) with k %lld, transposed %d %d, epilogue %s\n"
           "  -> CUBLASLT_LOG_LEVEL=1 prints the library's reason; "
           "the library must be of the toolkit this was built with",
           call, cublasLtGetStatusName(status), (long long)k.m, (long long)k.n, (long long)k.k,
-          (int)k.ta, (int)k.tb, epilogue_name(k.epilogue));
+          (int)k.ta, (int)k.tb, EPILOGUES[k.epilogue].name);
 }
 #define ltCheck(call) lt_check(call, #call)
 
@@ -135,7 +152,16 @@ static void preference_set(Plans *p, cublasLtMatmulPreferenceAttributes_t attrib
 
 static inline Plans *plans_create(bool tf32) {
     Plans *p = (Plans *)check_alloc(sizeof *p, "the plans of matrix products");
+    const char *precision = sizeof(real) == sizeof(float) ? "fp32" : "bf16";
+    cudaDeviceProp device;
+    int id;
     p->tf32 = tf32 && sizeof(real) == sizeof(float);
+    // The 64 bytes of an algorithm have a meaning for one library and one GPU only; the precision
+    // decides which algorithms fit.
+    cudaCheck(cudaGetDevice(&id));
+    cudaCheck(cudaGetDeviceProperties(&device, id));
+    check_format(p->origin, sizeof p->origin, "cuBLASLt %zu, %s, %s", cublasLtGetVersion(),
+                 device.name, p->tf32 ? "tf32" : precision);
     ltCheck(cublasLtCreate(&p->handle));
     cudaCheck(cudaMalloc(&p->workspace, PLANS_WORKSPACE));
     ltCheck(cublasLtMatmulPreferenceCreate(&p->preference));
@@ -181,15 +207,14 @@ static void plan_set(Plan *p, cublasLtMatmulDescAttributes_t attribute, T value)
 }
 
 static inline void plan_set_arrays(Plan *p, const void *bias, const void *aux) {
-    if (p->key.epilogue & CUBLASLT_EPILOGUE_BIAS)
-        plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    if (p->key.epilogue & EPILOGUE_AUX)
-        plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+    uint32_t epilogue = EPILOGUES[p->key.epilogue].bits;
+    if (epilogue & CUBLASLT_EPILOGUE_BIAS) plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (epilogue & EPILOGUE_AUX) plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
 
 static inline cublasLtMatrixLayout_t matrix_layout(cudaDataType type, int64_t rows, int64_t cols) {
     cublasLtMatrixLayout_t layout;
-    ltCheck(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, rows));
+    ltCheck(cublasLtMatrixLayoutCreate(&layout, type, rows, cols, rows));
     return layout;
 }
 
@@ -209,13 +234,13 @@ static inline Plan *plan_make(Plans *plans, PlanKey key) {
           "more than %d different matrix products\n  -> a larger PLANS_MAX in llmc/linear.cuh",
           PLANS_MAX);
     Plan *p = &plans->plans[plans->count++];
-    memset(p, 0, sizeof *p);
+    *p = {};
     p->key = key;
     ltCheck(cublasLtMatmulDescCreate(&p->desc, sums, CUDA_R_32F));
     plan_set<int32_t>(p, CUBLASLT_MATMUL_DESC_TRANSA, key.ta ? CUBLAS_OP_T : CUBLAS_OP_N);
     plan_set<int32_t>(p, CUBLASLT_MATMUL_DESC_TRANSB, key.tb ? CUBLAS_OP_T : CUBLAS_OP_N);
-    plan_set<uint32_t>(p, CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)key.epilogue);
-    if (key.epilogue & EPILOGUE_AUX)
+    plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, EPILOGUES[key.epilogue].bits);
+    if (EPILOGUES[key.epilogue].bits & EPILOGUE_AUX)
         plan_set<int64_t>(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.m);
     // For its guesses the library reads from these pointers how aligned all later ones will be.
     plan_set_arrays(p, (void *)ALIGNMENT, (void *)ALIGNMENT);
@@ -274,7 +299,7 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
         p->algo = guesses[i].algo;
         p->found = true;
     }
-    if (!p->found && p->key.epilogue == CUBLASLT_EPILOGUE_DEFAULT)
+    if (!p->found && p->key.epilogue == PLAIN)
         lt_check(status, "cublasLtMatmulAlgoGetHeuristic", p->key);
     p->keep = plans->tuning;
 }
@@ -282,7 +307,7 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
 // Starts the product with this epilogue. Returns false, and starts nothing, if the library has no
 // algorithm for the two together. A guess that was not timed is tried here for the first time: the
 // library may refuse what it offered.
-static inline bool matmul(Matmul f, cublasLtEpilogue_t epilogue, Gpu *gpu) {
+static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu) {
     f.key.epilogue = epilogue;
     f.key.add = f.c == f.d ? ADDED_IN_PLACE : ADDED_ELSEWHERE;
     if (!f.c || f.beta == 0) {
@@ -296,44 +321,30 @@ static inline bool matmul(Matmul f, cublasLtEpilogue_t epilogue, Gpu *gpu) {
     plan_set_arrays(p, f.bias, f.aux);
     cublasStatus_t status = plan_run(p, &p->algo, &f, gpu);
     bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
-    p->found = epilogue == CUBLASLT_EPILOGUE_DEFAULT || !refused;
+    p->found = epilogue == PLAIN || !refused;
     if (p->found) lt_check(status, "cublasLtMatmul", p->key);
     return p->found;
 }
 
 // ---------------------------------------------------------------------------------- plans as text
 
-// The 64 bytes of an algorithm have a meaning for one library and one GPU only; the precision
-// decides which algorithms fit.
-static inline void plans_origin(const Plans *plans, char *text, size_t cap) {
-    const char *precision = sizeof(real) == sizeof(float) ? "fp32" : "bf16";
-    cudaDeviceProp device;
-    int id;
-    cudaCheck(cudaGetDevice(&id));
-    cudaCheck(cudaGetDeviceProperties(&device, id));
-    check_format(text, cap, "cuBLASLt %zu, %s, %s", cublasLtGetVersion(), device.name,
-                 plans->tf32 ? "tf32" : precision);
-}
-
 // The timed plans as JSON; the library's first guess restores the others. The caller frees it.
 static inline char *plans_text(const Plans *plans) {
-    char origin[512], *text = nullptr;
+    char *text = nullptr;
     const char *separator = "\n";
     size_t size;
     FILE *f = text_begin(&text, &size, "the text of the plans");
-    plans_origin(plans, origin, sizeof origin);
     fprintf(f, "{\"origin\": ");
-    json_write_string(f, origin);
+    json_write_string(f, plans->origin);
     fprintf(f, ", \"plans\": [");
     for (int i = 0; i < plans->count; i++) {
         const Plan *p = &plans->plans[i];
-        const PlanKey *k = &p->key;
         const unsigned char *algo = (const unsigned char *)&p->algo;
         if (!p->keep) continue;
-        fprintf(f, "%s{\"m\": %lld, \"n\": %lld, \"k\": %lld, \"ta\": %d, \"tb\": %d, "
-                "\"wide_out\": %d, \"add\": %d, \"epilogue\": \"%s\", \"algo\": \"",
-                separator, (long long)k->m, (long long)k->n, (long long)k->k, (int)k->ta,
-                (int)k->tb, (int)k->wide_out, (int)k->add, epilogue_name(k->epilogue));
+        fprintf(f, "%s{", separator);
+        for (auto field : KEY_FIELDS)
+            fprintf(f, "\"%s\": %lld, ", field.name, (long long)(p->key.*field.at));
+        fprintf(f, "\"epilogue\": \"%s\", \"algo\": \"", EPILOGUES[p->key.epilogue].name);
         for (size_t byte = 0; p->found && byte < sizeof p->algo; byte++)
             fprintf(f, "%02x", algo[byte]);
         fprintf(f, "\"}");
@@ -352,16 +363,16 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     while (e < EPILOGUE_COUNT && strcmp(EPILOGUES[e].name, epilogue)) e++;
     CHECK(e < EPILOGUE_COUNT,
           "%s: \"epilogue\": \"%s\" is not known\n  -> use another checkpoint", path, epilogue);
-    auto get = [&](const char *name) { return (int64_t)json_get_int(entry, name, path); };
-    PlanKey key = {get("m"),  get("n"),        get("k"),           get("ta"),
-                   get("tb"), get("wide_out"), EPILOGUES[e].value, get("add")};
+    PlanKey key = {};
+    key.epilogue = e;
+    for (auto field : KEY_FIELDS) key.*field.at = json_get_int(entry, field.name, path);
     CHECK(!plan_find(plans, &key),
           "%s: the same product twice\n  -> use another checkpoint", path);
     Plan *p = plan_make(plans, key);
     const size_t DIGITS = 2 * sizeof p->algo;
     p->keep = true;
     p->found = *hex || e == 0;  // no digits: the library has no algorithm for this epilogue
-    bool right = strlen(hex) == DIGITS && strspn(hex, "0123456789abcdef") == DIGITS;
+    bool right = strspn(hex, "0123456789abcdef") == DIGITS && !hex[DIGITS];
     CHECK(!p->found || right,
           "%s: expected \"algo\" to be %zu digits of 0-9 and a-f, found \"%s\"\n"
           "  -> use another checkpoint", path, DIGITS, hex);
@@ -382,12 +393,10 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
 static inline void plans_read(Plans *plans, const char *text, const char *path) {
     Json *root = json_parse(text, strlen(text), path);
     const char *origin = json_get_string(root, "origin", path);
-    char here[512];
-    plans_origin(plans, here, sizeof here);
     const Json *entry = json_need(root, "plans", JSON_ARRAY, path)->first;
-    if (strcmp(origin, here)) {
+    if (strcmp(origin, plans->origin)) {
         printf("note: %s holds matrix plans of %s, this is %s: they are chosen anew, "
-               "and sums may round differently\n", path, origin, here);
+               "and sums may round differently\n", path, origin, plans->origin);
         entry = nullptr;
     } else plans_forget(plans, true);
     for (; entry; entry = entry->next) plan_read(plans, entry, path);
@@ -396,18 +405,19 @@ static inline void plans_read(Plans *plans, const char *text, const char *path) 
 
 // ---------------------------------------------------------------------------------------- forward
 
-enum { LINEAR_THREADS = 128, COLUMN_SPLITS = 256 };
+enum { COLUMN_SPLITS = 256 };
 
-static inline Matmul forward_matmul(void *y, const real *x, const real *w, const real *b, real *pre,
-                                    LinearShape s) {
-    PlanKey key = {s.out, s.n, s.in, 1, 0, 0, 0, 0};
-    return Matmul{key, w, x, nullptr, y, b, pre, s.c, 0};
+// y = c x W^T + add, or backward c x W + add, where x is dy.
+static inline Matmul linear_matmul(bool forward, void *y, const real *x, const Linear &l,
+                                   Residual add, const real *pre = nullptr) {
+    int64_t m = forward ? l.out : l.in, k = forward ? l.in : l.out;
+    return {{m, l.n, k, forward, 0}, l.w, x, add.x, y, l.c, add.scale, l.b, pre};
 }
 
 // y += b. Elements moved per row: 2 out.
-static __global__ void __launch_bounds__(LINEAR_THREADS)
+static __global__ void __launch_bounds__(ROW_THREADS)
 bias_kernel(real *y, const real *b, int out) {
-    int j = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
+    int j = row_column();
     if (j >= out) return;
     real *at = y + (int64_t)blockIdx.x * out + j;
     Pack sum = pack_load(at), bias = pack_load(b + j);
@@ -415,68 +425,54 @@ bias_kernel(real *y, const real *b, int out) {
     pack_store(at, sum);
 }
 
-// y = c x W^T + b + beta add. b and add may be nullptr; add may be y itself.
-static inline void linear_forward(real *y, const real *x, const real *w, const real *b,
-                                  const real *add, float beta, LinearShape s, Gpu *gpu) {
-    Matmul f = forward_matmul(y, x, w, b, nullptr, s);
-    f.c = add;
-    f.beta = beta;
-    if (b && matmul(f, CUBLASLT_EPILOGUE_BIAS, gpu)) return;
-    matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
-    dim3 grid((unsigned)s.n, CEIL_DIV(s.out / PACK, LINEAR_THREADS));
-    if (b) LAUNCH(bias_kernel, grid, LINEAR_THREADS, 0, gpu->stream, y, b, s.out);
+// y = c x W^T + b + add, which may be y itself.
+static inline void linear_forward(real *y, const real *x, const Linear &l, Residual add, Gpu *gpu) {
+    Matmul f = linear_matmul(true, y, x, l, add);
+    if (l.b && matmul(f, BIAS, gpu)) return;
+    matmul(f, PLAIN, gpu);
+    if (l.b) LAUNCH(bias_kernel, row_grid(l.n, l.out), ROW_THREADS, 0, gpu->stream, y, l.b, l.out);
 }
 
 // y = c x W^T without rounding to `real`: a router's logits.
-static inline void linear_forward_wide(wide *y, const real *x, const real *w, LinearShape s,
-                                       Gpu *gpu) {
-    Matmul f = forward_matmul(y, x, w, nullptr, nullptr, s);
+static inline void linear_forward_wide(wide *y, const real *x, const Linear &l, Gpu *gpu) {
+    Matmul f = linear_matmul(true, y, x, l, {});
     f.key.wide_out = 1;
-    matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+    matmul(f, PLAIN, gpu);
 }
 
-// pre = c x W^T + b, h = gelu(pre). b may be nullptr.
-static inline void linear_gelu_forward(real *h, real *pre, const real *x, const real *w,
-                                       const real *b, LinearShape s, Gpu *gpu) {
-    auto epilogue = b ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-    if (matmul(forward_matmul(h, x, w, b, pre, s), epilogue, gpu)) return;
-    linear_forward(pre, x, w, b, nullptr, 0, s, gpu);
-    activation_forward(h, pre, s.n, s.out, 0, gpu);
+// pre = c x W^T + b, h = gelu(pre)
+static inline void linear_gelu_forward(real *h, real *pre, const real *x, const Linear &l,
+                                       Gpu *gpu) {
+    Matmul f = linear_matmul(true, h, x, l, {}, pre);
+    if (matmul(f, l.b ? GELU_BIAS : GELU, gpu)) return;
+    linear_forward(pre, x, l, {}, gpu);
+    activation_forward(h, pre, l.n, l.out, 0, gpu);
 }
 
 // --------------------------------------------------------------------------------------- backward
 
-static inline Matmul input_matmul(real *dx, const real *dy, const real *w, const real *pre,
-                                  float alpha, LinearShape s) {
-    PlanKey key = {s.in, s.n, s.out, 0, 0, 0, 0, 0};
-    return Matmul{key, w, dy, nullptr, dx, nullptr, pre, alpha, 0};
-}
-
-// dx = scale c dy W + beta add. add may be nullptr, and may be dx itself.
-static inline void linear_backward_input(real *dx, const real *dy, const real *w, const real *add,
-                                         float beta, float scale, LinearShape s, Gpu *gpu) {
-    Matmul f = input_matmul(dx, dy, w, nullptr, scale * s.c, s);
-    f.c = add;
-    f.beta = beta;
-    matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
+// dx = c dy W + add, which may be dx itself.
+static inline void linear_backward_input(real *dx, const real *dy, const Linear &l, Residual add,
+                                         Gpu *gpu) {
+    matmul(linear_matmul(false, dx, dy, l, add), PLAIN, gpu);
 }
 
 // dpre = gelu'(pre) * (c dy W)
 static inline void linear_gelu_backward_input(real *dpre, const real *pre, const real *dy,
-                                              const real *w, LinearShape s, Gpu *gpu) {
-    if (matmul(input_matmul(dpre, dy, w, pre, s.c, s), CUBLASLT_EPILOGUE_DGELU, gpu)) return;
-    linear_backward_input(dpre, dy, w, nullptr, 0, 1, s, gpu);
+                                              const Linear &l, Gpu *gpu) {
+    if (matmul(linear_matmul(false, dpre, dy, l, {}, pre), GELU_BACKWARD, gpu)) return;
+    linear_backward_input(dpre, dy, l, {}, gpu);
     // In place: one thread reads each element and then writes it.
-    activation_backward(dpre, dpre, pre, s.n, s.in, 0, gpu);
+    activation_backward(dpre, dpre, pre, l.n, l.in, 0, gpu);
 }
 
 // partial[split] = sum of `rows` rows of dy from row split * rows on. A thread takes 16 bytes of
 // columns. Elements moved per row: out.
-static __global__ void __launch_bounds__(LINEAR_THREADS)
+static __global__ void __launch_bounds__(ROW_THREADS)
 column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t rows) {
     int j = (blockIdx.x * blockDim.x + threadIdx.x) * PACK;
     if (j >= out) return;
-    int64_t first = blockIdx.y * rows, end = first + rows < n ? first + rows : n;
+    int64_t first = blockIdx.y * rows, end = min(first + rows, n);
     float sum[PACK] = {};
     for (int64_t i = first; i < end; i++) {
         Pack x = pack_load(dy + i * out + j);
@@ -485,28 +481,33 @@ column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t r
     for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.y * out + j + k] = sum[k];
 }
 
-// db += scale * (the partial sums, in their order)
-static __global__ void __launch_bounds__(LINEAR_THREADS)
-add_sums_kernel(wide *db, const float *partial, int splits, int out, float scale) {
+// db += the partial sums, in their order
+static __global__ void __launch_bounds__(ROW_THREADS)
+add_sums_kernel(wide *db, const float *partial, int splits, int out) {
     int j = blockIdx.x * blockDim.x + threadIdx.x;
     if (j >= out) return;
     float sum = 0;
     for (int split = 0; split < splits; split++) sum += partial[(int64_t)split * out + j];
-    db[j] += scale * sum;
+    db[j] += sum;
 }
 
-// dW += scale c dy^T x,  db += scale (sum of the rows of dy). db may be nullptr.
-static inline void linear_backward_weight(wide *dw, wide *db, const real *dy, const real *x,
-                                          float scale, LinearShape s, Gpu *gpu) {
-    PlanKey key = {s.in, s.out, s.n, 0, 1, 1, 0, 0};
-    Matmul f = {key, x, dy, dw, dw, nullptr, nullptr, scale * s.c, 1};
-    matmul(f, CUBLASLT_EPILOGUE_DEFAULT, gpu);
-    if (!db) return;
-    int64_t rows = CEIL_DIV(s.n, COLUMN_SPLITS);
-    int splits = (int)CEIL_DIV(s.n, rows);
-    float *partial = scratch_for<float>((size_t)splits * s.out, gpu);
-    dim3 grid(CEIL_DIV(s.out / PACK, LINEAR_THREADS), splits);
-    LAUNCH(column_sums_kernel, grid, LINEAR_THREADS, 0, gpu->stream, partial, dy, s.n, s.out, rows);
-    LAUNCH(add_sums_kernel, CEIL_DIV(s.out, LINEAR_THREADS), LINEAR_THREADS, 0, gpu->stream, db,
-           partial, splits, s.out, scale);
+// dW += c dy^T x,  db += sum of the rows of dy
+static inline void linear_backward_weight(const real *dy, const real *x, const Linear &l,
+                                          Gpu *gpu) {
+    PlanKey key = {l.in, l.out, l.n, 0, 1, 1};
+    matmul({key, x, dy, l.dw, l.dw, l.c, 1}, PLAIN, gpu);
+    if (!l.db) return;
+    int64_t rows = CEIL_DIV(l.n, COLUMN_SPLITS);
+    int splits = CEIL_DIV(l.n, rows);
+    float *partial = scratch_for<float>((size_t)splits * l.out, gpu);
+    dim3 grid(CEIL_DIV(l.out / PACK, ROW_THREADS), splits);
+    LAUNCH(column_sums_kernel, grid, ROW_THREADS, 0, gpu->stream, partial, dy, l.n, l.out, rows);
+    LAUNCH(add_sums_kernel, CEIL_DIV(l.out, ROW_THREADS), ROW_THREADS, 0, gpu->stream, l.db,
+           partial, splits, l.out);
+}
+
+static inline void linear_backward(real *dx, const real *dy, const real *x, const Linear &l,
+                                   Residual add, Gpu *gpu) {
+    linear_backward_weight(dy, x, l, gpu);
+    linear_backward_input(dx, dy, l, add, gpu);
 }

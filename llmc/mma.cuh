@@ -25,7 +25,7 @@
 #include "gpu.cuh"
 
 #if defined(__CUDACC__)
-static __device__ inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+__device__ inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -33,8 +33,7 @@ static __device__ inline void mma_bf16(float d[4], const uint32_t a[4], const ui
 }
 
 // r[i] = piece i, or its transpose. row: this lane's address, 16-byte aligned.
-template <bool TRANSPOSED>
-static __device__ inline void ldmatrix(uint32_t r[4], const __nv_bfloat16 *row) {
+template <bool TRANSPOSED> __device__ void ldmatrix(uint32_t r[4], const __nv_bfloat16 *row) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
     if constexpr (TRANSPOSED) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -50,19 +49,17 @@ static __device__ inline void ldmatrix(uint32_t r[4], const __nv_bfloat16 *row) 
 // Starts a copy of 16 bytes from global to shared memory; unless `present` it writes zeros and
 // reads nothing. The thread sees the bytes after copy_commit and a copy_wait for that group, other
 // threads after a barrier that follows. Until then nobody may touch the destination.
-static __device__ inline void copy_async(void *to, const void *from, bool present) {
+__device__ inline void copy_async(void *to, const void *from, bool present) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"((uint32_t)__cvta_generic_to_shared(to)),
                     "l"(__cvta_generic_to_global(from)), "r"(present ? 16 : 0) : "memory");
 }
 
 // Puts the copies started since the last copy_commit into one group.
-static __device__ inline void copy_commit(void) {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+__device__ inline void copy_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the latest GROUPS groups of this thread are complete.
-template <int GROUPS> static __device__ inline void copy_wait(void) {
+template <int GROUPS> __device__ void copy_wait(void) {
     asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory");
 }
 #endif

@@ -37,43 +37,41 @@
 // times as high.
 #pragma once
 #include "attention.cuh"
+#include "linear.cuh"
 #include "loss.cuh"
 #include "run/trainer.h"
 
-typedef struct RouterShape {
+// The router of a layer: its sizes, its inputs and its results. A row is one token at one of its
+// experts.
+struct Router {
     int B, T, E, K;
-    int kind;                  // ROUTER_SOFTMAX, ROUTER_SIGMOID, ...
-    float scale;               // of the gates
-    float balance, sequence, z;  // coefficients of the losses of one layer
-} RouterShape;
-
-// The results of a router. A row is one token at one of its experts.
-typedef struct Routed {
-    wide *gate;                // [n, K] weight of each chosen expert
-    wide *lse;                 // [n] log-sum-exp of the logits
-    wide *load;                // [B + 1, E] tokens of each expert; the last row sums the others
-    wide *share;               // [B, E] mean probability of each expert
-    int32_t *choice;           // [n, K] the top-k experts
-    int32_t *place;            // [n, K] their rows
-    int32_t *start;            // [E + 1] first row of each expert
-    int32_t *source;           // [n K] token of each row
-    int32_t *tiles;            // [row_tiles, 2] expert and first row; expert -1 after the last tile
-} Routed;
+    int kind;                   // ROUTER_SOFTMAX, ROUTER_SIGMOID, ...
+    float scale;                // of the gates
+    float balance, sequence, z_loss;  // coefficients of the losses of one layer
+    const wide *z;              // [n, E] logits
+    const wide *bias;           // [E] affects the choice alone; may be nullptr
+    wide *gate;                 // [n, K] weight of each chosen expert
+    wide *lse;                  // [n] log-sum-exp of the logits
+    wide *load;                 // [B + 1, E] tokens of each expert; the last row sums all
+    wide *share;                // [B, E] mean probability of each expert
+    int32_t *choice;            // [n, K] the top-k experts
+    int32_t *place;             // [n, K] their rows
+    int32_t *start;             // [E + 1] first row of each expert
+    int32_t *source;            // [n K] token of each row
+    int32_t *tiles;             // [row_tiles, 2] expert (-1: none) and first row
+    // Scratch of router_forward: sums over a chunk, up to ROUTER_CHUNK tokens of one sequence.
+    int *chosen;                // [B * chunks, E] how often each expert was chosen
+    float *p;                   // [B * chunks, E] the sum of its probability
+};
 
 enum { ROUTER_WARPS = 4, ROUTER_THREADS = ROUTER_WARPS * WARP, PLAN_THREADS = 1024 };
 enum { ROUTER_CHUNK = 64, ROUTER_MOST = 1024 };  // tokens of a chunk; experts, at most
 
-// Sums over a chunk, which has up to ROUTER_CHUNK tokens of one sequence.
-typedef struct RouterParts {
-    int *count;                // [B * chunks, E] how often each expert was chosen
-    float *share;              // [B * chunks, E] the sum of its probability p
-} RouterParts;
-
-static __host__ __device__ inline int router_chunks(RouterShape r) {
+static __host__ __device__ inline int router_chunks(const Router &r) {
     return CEIL_DIV(r.T, ROUTER_CHUNK);
 }
 // Floats of scratch that a router needs.
-static inline size_t router_scratch(RouterShape r) {
+static inline size_t router_scratch(const Router &r) {
     return 2 * (size_t)r.B * router_chunks(r) * r.E;
 }
 
@@ -97,14 +95,13 @@ static __device__ inline float router_lse(const wide *z, int E) {
 static __device__ inline uint64_t router_key(float score, int j) {
     uint32_t bits = __float_as_uint(score), order = bits >> 31 ? ~bits : bits | 0x80000000u;
     if (score != score) order = 0;
-    return (uint64_t)order << 32 | (0xffffffffu - (uint32_t)j);
+    return (uint64_t)order << 32 | ~(uint32_t)j;
 }
 
 // Scores, top-k and gates. A block takes a chunk, a warp one token at a time. Lane j % 32 keeps the
 // key, count and share of expert j in shared memory; no other lane reads them.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_forward_kernel(Routed o, RouterParts parts, const wide *z, const wide *bias,
-                      RouterShape r) {
+router_forward_kernel(Router r) {
     SHARED_DYNAMIC(uint64_t, shared);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int chunks = router_chunks(r), all = ROUTER_WARPS * r.E;
@@ -118,34 +115,34 @@ router_forward_kernel(Routed o, RouterParts parts, const wide *z, const wide *bi
     }
     for (int t = first + warp; t < end; t += ROUTER_WARPS) {
         int64_t token = (int64_t)(blockIdx.x / chunks) * r.T + t, at = token * r.K;
-        const wide *z_t = z + token * r.E;
-        float log_sum = router_lse(z_t, r.E), sum = 0, chosen = 0;
+        const wide *z = r.z + token * r.E;
+        float lse = router_lse(z, r.E), sum = 0, chosen = 0;
+        auto score = [&](int j) { return router_score(z[j], lse, r.kind); };
         for (int j = lane; j < r.E; j += WARP) {
-            float s = router_score(z_t[j], log_sum, r.kind);
-            key[j] = router_key(s + (bias ? bias[j] : 0), j);
+            float s = score(j);
+            key[j] = router_key(s + (r.bias ? r.bias[j] : 0), j);
             sum += s;
         }
         sum = r.kind == ROUTER_SIGMOID ? warp_sum(sum) : 1;
-        for (int j = lane; j < r.E; j += WARP)
-            p[j] += router_score(z_t[j], log_sum, r.kind) / sum;
+        for (int j = lane; j < r.E; j += WARP) p[j] += score(j) / sum;
         for (int k = 0; k < r.K; k++) {  // top-k: the largest key, K times
             uint64_t best = 0;
             for (int j = lane; j < r.E; j += WARP) best = key[j] > best ? key[j] : best;
             best = warp_all(best, [](uint64_t a, uint64_t b) { return b > a ? b : a; });
-            int j = (int)(0xffffffffu - (uint32_t)best);
+            int j = ~(uint32_t)best;
             if (j % WARP != lane) continue;
-            float s = router_score(z_t[j], log_sum, r.kind);
+            float s = score(j);
             key[j] = 0;
             mine[j]++;
             chosen += s;
-            o.choice[at + k] = j;
-            o.gate[at + k] = r.scale * s;
+            r.choice[at + k] = j;
+            r.gate[at + k] = r.scale * s;
         }
         chosen = warp_sum(chosen);
         __syncwarp();  // the lanes of the chosen experts wrote the gates
         for (int k = lane; k < r.K && r.kind != ROUTER_SOFTMAX; k += WARP)
-            o.gate[at + k] /= chosen;
-        if (lane == 0) o.lse[token] = log_sum;
+            r.gate[at + k] /= chosen;
+        if (lane == 0) r.lse[token] = lse;
     }
     __syncthreads();
     for (int j = threadIdx.x; j < r.E; j += ROUTER_THREADS) {
@@ -155,15 +152,15 @@ router_forward_kernel(Routed o, RouterParts parts, const wide *z, const wide *bi
             chosen += count[w * r.E + j];
             sum += share[w * r.E + j];
         }
-        parts.count[(int64_t)blockIdx.x * r.E + j] = chosen;
-        parts.share[(int64_t)blockIdx.x * r.E + j] = sum;
+        r.chosen[(int64_t)blockIdx.x * r.E + j] = chosen;
+        r.p[(int64_t)blockIdx.x * r.E + j] = sum;
     }
 }
 
 // One block. Sums the chunks to loads and shares, and from the loads computes the first row of each
 // expert and the tiles of rows. Loads are whole numbers below 2^24.
 static __global__ void __launch_bounds__(PLAN_THREADS)
-router_plan_kernel(Routed o, RouterParts parts, RouterShape r, int bound) {
+router_plan_kernel(Router r, int bound) {
     SHARED_DYNAMIC(int, row);
     int *tile = row + r.E + 1, chunks = router_chunks(r);
     for (int i = threadIdx.x; i < r.B * r.E; i += blockDim.x) {
@@ -171,17 +168,17 @@ router_plan_kernel(Routed o, RouterParts parts, RouterShape r, int bound) {
         int count = 0;
         float sum = 0;
         for (int c = 0; c < chunks; c++) {
-            count += parts.count[at + (int64_t)c * r.E];
-            sum += parts.share[at + (int64_t)c * r.E];
+            count += r.chosen[at + (int64_t)c * r.E];
+            sum += r.p[at + (int64_t)c * r.E];
         }
-        o.load[i] = (float)count;
-        o.share[i] = sum / r.T;
+        r.load[i] = (float)count;
+        r.share[i] = sum / r.T;
     }
     __syncthreads();
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
         float sum = 0;
-        for (int b = 0; b < r.B; b++) sum += o.load[b * r.E + j];
-        o.load[r.B * r.E + j] = sum;
+        for (int b = 0; b < r.B; b++) sum += r.load[b * r.E + j];
+        r.load[r.B * r.E + j] = sum;
         row[j + 1] = (int)sum;
     }
     __syncthreads();
@@ -194,10 +191,10 @@ router_plan_kernel(Routed o, RouterParts parts, RouterShape r, int bound) {
     }
     __syncthreads();
     for (int j = threadIdx.x; j <= r.E; j += blockDim.x) {
-        o.start[j] = row[j];
+        r.start[j] = row[j];
         for (int i = tile[j], end = j < r.E ? tile[j + 1] : bound; i < end; i++) {
-            o.tiles[2 * i] = j < r.E ? j : -1;
-            o.tiles[2 * i + 1] = row[j] + (i - tile[j]) * ROW_TILE;
+            r.tiles[2 * i] = j < r.E ? j : -1;
+            r.tiles[2 * i + 1] = row[j] + (i - tile[j]) * ROW_TILE;
         }
     }
 }
@@ -205,38 +202,36 @@ router_plan_kernel(Routed o, RouterParts parts, RouterShape r, int bound) {
 // Gives each choice its row. A block takes a chunk, a thread an expert: its rows are in the order
 // of the tokens, after the rows of earlier sequences and chunks.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_place_kernel(Routed o, RouterParts parts, RouterShape r) {
+router_place_kernel(Router r) {
     int chunks = router_chunks(r), b = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
     int first = b * r.T + chunk * ROUTER_CHUNK;
     int assigned = min((int)ROUTER_CHUNK, r.T - chunk * ROUTER_CHUNK) * r.K;
-    const int32_t *from = o.choice + (int64_t)first * r.K;
-    int32_t *to = o.place + (int64_t)first * r.K;
+    const int32_t *from = r.choice + (int64_t)first * r.K;
+    int32_t *to = r.place + (int64_t)first * r.K;
     for (int j = threadIdx.x; j < r.E; j += ROUTER_THREADS) {
-        int row = o.start[j];
-        for (int before = 0; before < b; before++) row += (int)o.load[before * r.E + j];
+        int row = r.start[j];
+        for (int before = 0; before < b; before++) row += (int)r.load[before * r.E + j];
         for (int before = 0; before < chunk; before++)
-            row += parts.count[((int64_t)b * chunks + before) * r.E + j];
+            row += r.chosen[((int64_t)b * chunks + before) * r.E + j];
         for (int i = 0; i < assigned; i++) {
             if (from[i] != j) continue;
             to[i] = row;
-            o.source[row++] = first + i / r.K;
+            r.source[row++] = first + i / r.K;
         }
     }
 }
 
-// From logits z [n, E]. bias [E], or nullptr, affects the choice alone.
-static inline void router_forward(const Routed *o, const wide *z, const wide *bias, RouterShape r,
-                                  Gpu *gpu) {
-    unsigned blocks = (unsigned)(r.B * router_chunks(r));
+// From r.z and r.bias to the arrays after them.
+static inline void router_forward(Router r, Gpu *gpu) {
+    int blocks = r.B * router_chunks(r);
     size_t shared = ROUTER_WARPS * r.E * (sizeof(uint64_t) + sizeof(int) + sizeof(float));
-    int bound = (int)row_tiles((int64_t)r.B * r.T * r.K, r.E);
-    float *scratch = scratch_for<float>(router_scratch(r), gpu);
-    RouterParts parts = {(int *)scratch, scratch + router_scratch(r) / 2};
-    LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, *o, parts, z, bias,
-           r);
+    int bound = row_tiles((int64_t)r.B * r.T * r.K, r.E);
+    r.p = scratch_for<float>(router_scratch(r), gpu);
+    r.chosen = (int *)(r.p + router_scratch(r) / 2);
+    LAUNCH(router_forward_kernel, blocks, ROUTER_THREADS, shared, gpu->stream, r);
     LAUNCH(router_plan_kernel, 1, threads_for(r.B * r.E, PLAN_THREADS),
-           2 * (r.E + 1) * sizeof(int), gpu->stream, *o, parts, r, bound);
-    LAUNCH(router_place_kernel, blocks, ROUTER_THREADS, 0, gpu->stream, *o, parts, r);
+           2 * (r.E + 1) * sizeof(int), gpu->stream, r, bound);
+    LAUNCH(router_place_kernel, blocks, ROUTER_THREADS, 0, gpu->stream, r);
 }
 
 // ------------------------------------------------------------------------------- router, backward
@@ -249,18 +244,21 @@ static inline void router_forward(const Routed *o, const wide *z, const wide *bi
 
 // A warp takes a token. Its lanes share u: the gradient of a gate goes to any lane's expert.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_backward_kernel(real *dz, const wide *dgate, Routed o, const wide *z, RouterShape r,
-                       float loss_scale) {
+router_backward_kernel(real *dz, const wide *dgate, Router r, float loss_scale) {
     SHARED_DYNAMIC(float, shared);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int64_t n = (int64_t)r.B * r.T, t = (int64_t)blockIdx.x * ROUTER_WARPS + warp, at = t * r.K;
     if (t >= n) return;
-    const wide *z_t = z + t * r.E;
-    const wide *load_b = o.load + t / r.T * r.E, *load_all = o.load + (int64_t)r.B * r.E;
-    float *u = shared + warp * r.E, lse = o.lse[t], each = loss_scale * r.E / r.K / n;
+    const wide *z = r.z + t * r.E;
+    const wide *load_b = r.load + t / r.T * r.E, *load_all = r.load + (int64_t)r.B * r.E;
+    float *u = shared + warp * r.E, lse = r.lse[t], each = loss_scale * r.E / r.K / n;
+    const int32_t *choice = r.choice + at;
+    const wide *gate = r.gate + at;
+    dgate += at;
     float sum = 0, pulled = 0, chosen = 0, inner = 0, along = 0;
+    auto score = [&](int j) { return router_score(z[j], lse, r.kind); };
     for (int j = lane; j < r.E; j += WARP) {
-        float s = router_score(z_t[j], lse, r.kind);
+        float s = score(j);
         u[j] = each * (r.balance * load_all[j] / n + r.sequence * load_b[j] / r.T);
         sum += s;
         pulled += s * u[j];
@@ -270,33 +268,32 @@ router_backward_kernel(real *dz, const wide *dgate, Routed o, const wide *z, Rou
     if (r.kind == ROUTER_SIGMOID)
         for (int j = lane; j < r.E; j += WARP) u[j] = (u[j] - pulled / sum) / sum;
     for (int k = lane; k < r.K; k += WARP) {
-        chosen += router_score(z_t[o.choice[at + k]], lse, r.kind);
-        inner += dgate[at + k] * o.gate[at + k];
+        chosen += score(choice[k]);
+        inner += dgate[k] * gate[k];
     }
     chosen = warp_sum(chosen);
     inner = warp_sum(inner);
     __syncwarp();
     for (int k = lane; k < r.K; k += WARP) {
-        float ds = r.scale * dgate[at + k];
-        u[o.choice[at + k]] += r.kind == ROUTER_SOFTMAX ? ds : (ds - inner) / chosen;
+        float ds = r.scale * dgate[k];
+        u[choice[k]] += r.kind == ROUTER_SOFTMAX ? ds : (ds - inner) / chosen;
     }
     __syncwarp();
-    for (int j = lane; j < r.E; j += WARP) along += router_score(z_t[j], lse, r.kind) * u[j];
+    for (int j = lane; j < r.E; j += WARP) along += score(j) * u[j];
     along = warp_sum(along);
     for (int j = lane; j < r.E; j += WARP) {
-        float s = router_score(z_t[j], lse, r.kind);
-        float d = s * (r.kind == ROUTER_SIGMOID ? (1 - s) * u[j] : u[j] - along);
-        dz[t * r.E + j] = to_real(d + loss_scale * 2 * r.z * lse / n * expf(z_t[j] - lse));
+        float s = score(j), d = s * (r.kind == ROUTER_SIGMOID ? (1 - s) * u[j] : u[j] - along);
+        dz[t * r.E + j] = to_real(d + loss_scale * 2 * r.z_loss * lse / n * expf(z[j] - lse));
     }
 }
 
 // SETs dz [n, E] from the gradient of the gates [n, K] and from the losses.
 // loss_scale: the gradient of the micro-batch's mean loss.
-static inline void router_backward(real *dz, const wide *dgate, const Routed *o, const wide *z,
-                                   RouterShape r, float loss_scale, Gpu *gpu) {
-    unsigned blocks = (unsigned)CEIL_DIV((int64_t)r.B * r.T, ROUTER_WARPS);
+static inline void router_backward(real *dz, const wide *dgate, const Router &r, float loss_scale,
+                                   Gpu *gpu) {
+    int blocks = CEIL_DIV(r.B * r.T, ROUTER_WARPS);
     LAUNCH(router_backward_kernel, blocks, ROUTER_THREADS, ROUTER_WARPS * r.E * sizeof(float),
-           gpu->stream, dz, dgate, *o, z, r, loss_scale);
+           gpu->stream, dz, dgate, r, loss_scale);
 }
 
 // ----------------------------------------------------------------------------- losses, loads, bias
@@ -306,17 +303,18 @@ static inline void router_backward(real *dz, const wide *dgate, const Routed *o,
 // partial[block] = sum of the entropies of p over ROUTER_CHUNK tokens. A warp takes one token at a
 // time. Reads 4 (E + 1) bytes a token.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_entropy_kernel(float *partial, const wide *lse, const wide *z, RouterShape r) {
+router_entropy_kernel(float *partial, Router r) {
     int lane = threadIdx.x % WARP;
     int64_t n = (int64_t)r.B * r.T, first = (int64_t)blockIdx.x * ROUTER_CHUNK;
     int64_t end = min(first + ROUTER_CHUNK, n);
     float entropy = 0;
     for (int64_t t = first + threadIdx.x / WARP; t < end; t += ROUTER_WARPS) {
+        auto score = [&](int j) { return router_score(r.z[t * r.E + j], r.lse[t], r.kind); };
         float sum = 0;
-        for (int j = lane; j < r.E; j += WARP) sum += router_score(z[t * r.E + j], lse[t], r.kind);
+        for (int j = lane; j < r.E; j += WARP) sum += score(j);
         sum = warp_sum(sum);
         for (int j = lane; j < r.E; j += WARP) {
-            float p = router_score(z[t * r.E + j], lse[t], r.kind) / sum;
+            float p = score(j) / sum;
             entropy -= p > 0 ? p * logf(p) : 0;
         }
     }
@@ -327,19 +325,19 @@ router_entropy_kernel(float *partial, const wide *lse, const wide *z, RouterShap
 // One block, so one order of summation. Reads 4 bytes a token. entropy: `parts` sums, read only
 // with stats [ROUTER_SUMS + E].
 static __global__ void __launch_bounds__(SUMS_THREADS)
-router_count_kernel(double *loss, wide *loads, double *stats, Routed o, const float *entropy,
-                    int parts, RouterShape r) {
+router_count_kernel(double *loss, wide *loads, double *stats, Router r, const float *entropy,
+                    int parts) {
     double n = (double)r.B * r.T, each = r.E / (n * r.K), sums[ROUTER_SUMS] = {};
     for (int64_t t = threadIdx.x; t < n; t += blockDim.x)
-        sums[ROUTER_Z] += (double)o.lse[t] * o.lse[t];
+        sums[ROUTER_Z] += (double)r.lse[t] * r.lse[t];
     for (int i = threadIdx.x; i < parts && stats; i += blockDim.x)
         sums[ROUTER_ENTROPY] += entropy[i];
     for (int j = threadIdx.x; j < r.E; j += blockDim.x) {
-        double load = o.load[(int64_t)r.B * r.E + j], share = 0;
+        double load = r.load[(int64_t)r.B * r.E + j], share = 0;
         for (int b = 0; b < r.B; b++) {
             int at = b * r.E + j;
-            share += (double)o.share[at] / r.B;
-            sums[ROUTER_SEQUENCE] += n * each * r.B * o.load[at] * o.share[at] / r.B;
+            share += (double)r.share[at] / r.B;
+            sums[ROUTER_SEQUENCE] += n * each * r.B * r.load[at] * r.share[at] / r.B;
         }
         sums[ROUTER_BALANCE] += n * each * load * share;
         loads[j] += (float)load;
@@ -348,22 +346,22 @@ router_count_kernel(double *loss, wide *loads, double *stats, Routed o, const fl
     for (int i = 0; i < ROUTER_SUMS; i++) sums[i] = block_sum(sums[i]);
     if (threadIdx.x > 0) return;
     *loss += r.balance * sums[ROUTER_BALANCE] + r.sequence * sums[ROUTER_SEQUENCE] +
-             r.z * sums[ROUTER_Z];
+             r.z_loss * sums[ROUTER_Z];
     for (int i = 0; i < ROUTER_SUMS && stats; i++) stats[i] += sums[i];
 }
 
 // After a forward that counts: adds n times the router's losses to *loss, and the tokens of each
 // expert to loads [E]. stats: nullptr if nobody asked for statistics.
-static inline void router_count(double *loss, wide *loads, double *stats, const Routed *o,
-                                const wide *z, RouterShape r, Gpu *gpu) {
+static inline void router_count(double *loss, wide *loads, double *stats, const Router &r,
+                                Gpu *gpu) {
     // No more chunks than in forward, so scratch has room.
     int64_t n = (int64_t)r.B * r.T;
     int parts = CEIL_DIV(n, ROUTER_CHUNK);
+    float *entropy = gpu->scratch;
     if (stats)
-        LAUNCH(router_entropy_kernel, parts, ROUTER_THREADS, 0, gpu->stream, gpu->scratch, o->lse,
-               z, r);
+        LAUNCH(router_entropy_kernel, parts, ROUTER_THREADS, 0, gpu->stream, entropy, r);
     LAUNCH(router_count_kernel, 1, threads_for(n, SUMS_THREADS), 0, gpu->stream, loss, loads, stats,
-           *o, gpu->scratch, parts, r);
+           r, entropy, parts);
 }
 
 // The selection bias moves a fixed step towards an even load, in the master weights, which the
@@ -391,15 +389,13 @@ static inline void router_balance(wide *bias, const wide *loads, int E, float ra
 
 // -------------------------------------------------------------------------------- tokens and rows
 
-// 8 blocks at a time leave a thread the registers for several loads in flight.
-enum { COMBINE_THREADS = 128 };
-
-// Block (token, part of the row); a thread has 16 bytes.
-static __global__ void __launch_bounds__(COMBINE_THREADS, 8)
-combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place, const real *add,
-               float beta, int K, int C) {
+// Block (token, part of the row); a thread has 16 bytes. 8 blocks at a time leave a thread the
+// registers for several loads in flight.
+static __global__ void __launch_bounds__(ROW_THREADS, 8)
+combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place, Residual add,
+               int K, int C) {
     int64_t t = blockIdx.x, at = t * K;
-    int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
+    int i = row_column();
     if (i >= C) return;
     Floats sum = {};
     for (int k = 0; k < K; k++) {
@@ -407,32 +403,30 @@ combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place
         float g = gate ? gate[at + k] : 1;
         for (int x = 0; x < PACK; x++) sum.v[x] += g * row.v[x];
     }
-    if (add) {
-        Floats more = pack_floats(pack_load(add + t * C + i));
-        for (int x = 0; x < PACK; x++) sum.v[x] += beta * more.v[x];
+    if (add.x) {
+        Floats more = pack_floats(pack_load(add.x + t * C + i));
+        for (int x = 0; x < PACK; x++) sum.v[x] += add.scale * more.v[x];
     }
     pack_store(y + t * C + i, pack_round(sum));
 }
 
-// y[t] = sum_k gate[t, k] rows[place[t, k]] + beta add[t]. A gate of nullptr is all 1. add may be
-// nullptr, and may be y.
-static inline void combine(real *y, const real *rows, const wide *gate, const int32_t *place,
-                           const real *add, float beta, int64_t n, int K, int C, Gpu *gpu) {
-    dim3 grid((unsigned)n, CEIL_DIV(C / PACK, COMBINE_THREADS));
-    LAUNCH(combine_kernel, grid, COMBINE_THREADS, 0, gpu->stream, y, rows, gate, place, add, beta,
-           K, C);
+// y[t] = sum_k gate[t, k] rows[place[t, k]] + add, which may be y. A gate of nullptr is all 1.
+static inline void combine(real *y, const real *rows, const Router &r, Residual add, int C,
+                           Gpu *gpu) {
+    LAUNCH(combine_kernel, row_grid(r.B * r.T, C), ROW_THREADS, 0, gpu->stream, y, rows,
+           r.gate, r.place, add, r.K, C);
 }
 
 // A block takes a token; its warps take the token's rows in turn.
-static __global__ void __launch_bounds__(COMBINE_THREADS, 8)
-combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *rows,
-                        const wide *gate, const int32_t *place, int K, int C) {
+static __global__ void __launch_bounds__(ROW_THREADS, 8)
+combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *rows, Router r,
+                        int C) {
     int64_t t = blockIdx.x;
     int lane = threadIdx.x % WARP;
     dy += t * C;
-    for (int k = threadIdx.x / WARP; k < K; k += COMBINE_THREADS / WARP) {
-        int64_t row = (int64_t)place[t * K + k] * C;
-        float g = gate[t * K + k], dot = 0;
+    for (int k = threadIdx.x / WARP; k < r.K; k += ROW_THREADS / WARP) {
+        int64_t row = (int64_t)r.place[t * r.K + k] * C;
+        float g = r.gate[t * r.K + k], dot = 0;
         for (int i = lane * PACK; i < C; i += WARP * PACK) {
             Floats d = pack_floats(pack_load(dy + i)), x = pack_floats(pack_load(rows + row + i));
             for (int j = 0; j < PACK; j++) {
@@ -442,16 +436,15 @@ combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *ro
             pack_store(drows + row + i, pack_round(d));
         }
         dot = warp_sum(dot);
-        if (lane == 0) dgate[t * K + k] = dot;
+        if (lane == 0) dgate[t * r.K + k] = dot;
     }
 }
 
 // drows[place[t, k]] = gate[t, k] dy[t];  dgate[t, k] = dy[t] . rows[place[t, k]]
 static inline void combine_backward(real *drows, wide *dgate, const real *dy, const real *rows,
-                                    const wide *gate, const int32_t *place, int64_t n, int K, int C,
-                                    Gpu *gpu) {
-    LAUNCH(combine_backward_kernel, (unsigned)n, COMBINE_THREADS, 0, gpu->stream, drows, dgate, dy,
-           rows, gate, place, K, C);
+                                    const Router &r, int C, Gpu *gpu) {
+    LAUNCH(combine_backward_kernel, r.B * r.T, ROW_THREADS, 0, gpu->stream, drows,
+           dgate, dy, rows, r, C);
 }
 
 // ---------------------------------------------------------------------------- products of experts
@@ -468,19 +461,18 @@ static inline void combine_backward(real *drows, wide *dgate, const real *dy, co
 // An operand keeps in shared memory the lines that it has in memory. ldmatrix transposes those of
 // the other two forms on their way to registers. Elements beyond an edge are zero.
 
-// W: each of E experts has `parts` matrices [width, in] (gate and up: 2). The first part of all
-// experts, one matrix below the other, comes before the second part of all experts.
-typedef struct ExpertShape {
-    int E, parts, width, in;   // out = parts * width
-    float c;
-} ExpertShape;
-
-// The rows of all experts, from Routed.
-typedef struct ExpertRows {
-    const int32_t *start, *tiles;
-    const int32_t *source;     // where x has a row for each token; nullptr: x has one for each row
-    int64_t rows;              // n K
-} ExpertRows;
+// One matrix [out, in] of each of E experts, in `parts` of `width` rows (gate and up: 2). The first
+// part of all experts, one below the other, comes before the second part of all experts.
+struct Experts {
+    const real *w;
+    wide *dw;                  // its gradient
+    int E, parts, width, in;
+    float c;                   // factor of the products
+    int64_t rows;              // n K, of all experts
+    // Of Router. source: x has a row for each token, gathered through it; nullptr: x has one for
+    // each row of an expert.
+    const int32_t *start, *tiles, *source;
+};
 
 enum { FORWARD, INPUT, WEIGHT };
 enum { TILE_COLUMNS = ROW_TILE, TILE_DEPTH = 32, WARP_COLUMNS = 64 };
@@ -491,18 +483,16 @@ enum { EXPERT_THREADS = EXPERT_WARPS * WARP };
 enum { STAGES = sizeof(real) == 2 ? 4 : 2 };
 
 // A grouped product: FORWARD and INPUT SET y, WEIGHT ADDs to dw.
-typedef struct Grouped {
-    real *y;
-    wide *dw;
+struct Grouped {
+    Experts e;
     const real *left, *right;
-    ExpertRows rows;
-    ExpertShape s;
-} Grouped;
+    real *y;
+};
 
-// The element of W where row j of expert e begins.
-static __device__ inline int64_t weight_at(ExpertShape s, int e, int j) {
-    int part = j >= s.width;
-    return ((int64_t)(part * s.E + e) * s.width + j - part * s.width) * s.in;
+// The element of W where row j of an expert begins.
+static __device__ inline int64_t weight_at(const Experts &e, int expert, int j) {
+    int part = j >= e.width;
+    return ((int64_t)(part * e.E + expert) * e.width + j - part * e.width) * e.in;
 }
 
 // An operand's lines in shared memory, which run across the depth (ACROSS) or along it. Each begins
@@ -566,40 +556,40 @@ template <int FORM> struct Panels {
 };
 
 // The tile of a block.
-typedef struct Tile {
+struct Tile {
     int expert;                // -1: no expert needs this tile
     int row, column;           // its first
     int row_end, column_end;   // of the whole result
     int depth, first;          // length of the sum; WEIGHT: its first row
-} Tile;
+};
 
 template <int FORM> static __device__ inline Tile tile_of(const Grouped &f) {
-    int out = f.s.parts * f.s.width, columns = FORM == FORWARD ? out : f.s.in;
+    int out = f.e.parts * f.e.width, columns = FORM == FORWARD ? out : f.e.in;
     int across = CEIL_DIV(columns, TILE_COLUMNS);
-    int column = (int)(blockIdx.x % across) * TILE_COLUMNS;
-    Tile t = {0, 0, column, 0, columns, FORM == FORWARD ? f.s.in : out, 0};
+    int column = blockIdx.x % across * TILE_COLUMNS;
+    Tile t = {0, 0, column, 0, columns, FORM == FORWARD ? f.e.in : out, 0};
     if (FORM == WEIGHT) {
         t.expert = blockIdx.y;
         t.row = blockIdx.x / across * ROW_TILE;
         t.row_end = out;
-        t.first = f.rows.start[t.expert];
-        t.depth = f.rows.start[t.expert + 1] - t.first;
+        t.first = f.e.start[t.expert];
+        t.depth = f.e.start[t.expert + 1] - t.first;
         return t;
     }
-    t.expert = f.rows.tiles[blockIdx.x / across * 2];
-    t.row = f.rows.tiles[blockIdx.x / across * 2 + 1];
-    if (t.expert >= 0) t.row_end = f.rows.start[t.expert + 1];
+    t.expert = f.e.tiles[blockIdx.x / across * 2];
+    t.row = f.e.tiles[blockIdx.x / across * 2 + 1];
+    if (t.expert >= 0) t.row_end = f.e.start[t.expert + 1];
     return t;
 }
 
 // Lines along the depth are the same in every step, so a thread computes once where the lines that
 // it copies begin; nullptr stands for zeros.
-typedef struct LinesAlong {
+struct LinesAlong {
     const real *left[COPIES], *right[COPIES];
-} LinesAlong;
+};
 
 static __device__ inline const real *x_row(const Grouped &f, const real *x, int row) {
-    return x + (int64_t)(f.rows.source ? f.rows.source[row] : row) * f.s.in;
+    return x + (int64_t)(f.e.source ? f.e.source[row] : row) * f.e.in;
 }
 
 template <int FORM>
@@ -612,7 +602,7 @@ static __device__ inline LinesAlong lines_along(const Grouped &f, const Tile &t)
                 lines.left[copy] =
                     FORM == FORWARD ? x_row(f, f.left, row) : f.left + (int64_t)row * t.depth;
             if (FORM == FORWARD && w_row < t.column_end)
-                lines.right[copy] = f.right + weight_at(f.s, t.expert, w_row);
+                lines.right[copy] = f.right + weight_at(f.e, t.expert, w_row);
         });
     return lines;
 }
@@ -630,7 +620,7 @@ static __device__ inline void stage_copy(real *left, const Grouped &f, const Til
     auto right_line = [&](int copy, int i) -> const real * {
         if (!P::RIGHT_ACROSS) return lines.right[copy];
         if (k + i >= t.depth) return nullptr;
-        return FORM == INPUT ? f.right + weight_at(f.s, t.expert, k + i)
+        return FORM == INPUT ? f.right + weight_at(f.e, t.expert, k + i)
                              : x_row(f, f.right, t.first + k + i);
     };
     panel_copy<P::LEFT_ACROSS>(left, f.left, left_line, P::LEFT_ACROSS ? t.row : k,
@@ -640,11 +630,12 @@ static __device__ inline void stage_copy(real *left, const Grouped &f, const Til
                                 P::RIGHT_ACROSS ? t.column_end : t.depth);
 }
 
+typedef Strips<WARP_STRIPS, WARP_COLUMNS> Sums;
+
 // sums += the warp's rows times its columns, over the depth of a stage. row, column: where they
 // begin in the tile.
 template <int FORM>
-static __device__ inline void stage_multiply(Strips<WARP_STRIPS, WARP_COLUMNS> &sums,
-                                             const real *left, int row, int column) {
+static __device__ inline void stage_multiply(Sums &sums, const real *left, int row, int column) {
     typedef Panels<FORM> P;
     constexpr int LEFT = Panel<P::LEFT_ACROSS>::PITCH, RIGHT = Panel<P::RIGHT_ACROSS>::PITCH;
     const real *right = left + P::LEFT;
@@ -662,21 +653,20 @@ static __device__ inline void stage_multiply(Strips<WARP_STRIPS, WARP_COLUMNS> &
 }
 
 // dW += c sums. A lane has two neighbours, four lanes 32 bytes. row, column: the warp's first.
-static __device__ inline void sums_add(const Grouped &f, const Tile &t,
-                                       const Strips<WARP_STRIPS, WARP_COLUMNS> &sums, int row,
+static __device__ inline void sums_add(const Grouped &f, const Tile &t, const Sums &sums, int row,
                                        int column) {
     int lane = threadIdx.x % WARP;
     UNROLL for (int s = 0; s < WARP_STRIPS; s++)
         UNROLL for (int i = 0; i < 2; i++) {
             int j = row + 16 * s + 8 * i + lane / 4;
             if (j >= t.row_end) continue;
-            wide *to = f.dw + weight_at(f.s, t.expert, j);
+            wide *to = f.e.dw + weight_at(f.e, t.expert, j);
             UNROLL for (int n = 0; n < WARP_COLUMNS / 8; n++) {
                 int x = column + 8 * n + 2 * (lane % 4);
                 if (x >= t.column_end) continue;
                 const float *sum = &sums.v[s][n][2 * i];
-                float2 *at = reinterpret_cast<float2 *>(to + x), was = *at;
-                *at = float2{was.x + f.s.c * sum[0], was.y + f.s.c * sum[1]};
+                float2 *at = (float2 *)(to + x), was = *at;
+                *at = float2{was.x + f.e.c * sum[0], was.y + f.e.c * sum[1]};
             }
         }
 }
@@ -691,7 +681,7 @@ grouped_kernel(Grouped f) {
     Tile t = tile_of<FORM>(f);
     int steps = t.expert < 0 ? 0 : CEIL_DIV(t.depth, TILE_DEPTH);
     bool busy = t.row + row < t.row_end && t.column + column < t.column_end;
-    Strips<WARP_STRIPS, WARP_COLUMNS> sums = {};
+    Sums sums = {};
     if (steps == 0) return;  // no expert needs the tile; or it has no rows, and dW stays
     LinesAlong lines = lines_along<FORM>(f, t);
     for (int step = 0; step < STAGES - 1; step++) {
@@ -717,7 +707,7 @@ grouped_kernel(Grouped f) {
         if (busy) sums_add(f, t, sums, row, column);
     } else {
         __syncthreads();  // the warps' results take the place of the panels
-        scale_by(sums, f.s.c);
+        scale_by(sums, f.e.c);
         real *to = f.y + (int64_t)row * t.column_end + column;
         real *room = shared + warp * WARP_ROWS * TILE_PITCH<WARP_COLUMNS>;
         if (busy)
@@ -727,27 +717,21 @@ grouped_kernel(Grouped f) {
 }
 
 template <int FORM> static inline void grouped_launch(const Grouped &f, Gpu *gpu) {
-    int out = f.s.parts * f.s.width;
-    int down = FORM == WEIGHT ? CEIL_DIV(out, ROW_TILE) : (int)row_tiles(f.rows.rows, f.s.E);
-    int across = CEIL_DIV(FORM == FORWARD ? out : f.s.in, TILE_COLUMNS);
-    dim3 grid((unsigned)(down * across), FORM == WEIGHT ? f.s.E : 1);
+    int out = f.e.parts * f.e.width;
+    int down = FORM == WEIGHT ? CEIL_DIV(out, ROW_TILE) : row_tiles(f.e.rows, f.e.E);
+    int across = CEIL_DIV(FORM == FORWARD ? out : f.e.in, TILE_COLUMNS);
+    dim3 grid(down * across, FORM == WEIGHT ? f.e.E : 1);
     LAUNCH(grouped_kernel<FORM>, grid, EXPERT_THREADS, Panels<FORM>::BYTES, gpu->stream, f);
 }
 
 // y[row] = c x[row] W_e^T, SET.
-static inline void experts_forward(real *y, const real *x, const real *w, ExpertRows rows,
-                                   ExpertShape s, Gpu *gpu) {
-    grouped_launch<FORWARD>(Grouped{y, nullptr, x, w, rows, s}, gpu);
+static inline void experts_forward(real *y, const real *x, const Experts &e, Gpu *gpu) {
+    grouped_launch<FORWARD>({e, x, e.w, y}, gpu);
 }
 
-// dx[row] = c dy[row] W_e, SET.
-static inline void experts_backward_input(real *dx, const real *dy, const real *w, ExpertRows rows,
-                                          ExpertShape s, Gpu *gpu) {
-    grouped_launch<INPUT>(Grouped{dx, nullptr, dy, w, rows, s}, gpu);
-}
-
-// dW_e += c dy^T x over the rows of e.
-static inline void experts_backward_weight(wide *dw, const real *dy, const real *x, ExpertRows rows,
-                                           ExpertShape s, Gpu *gpu) {
-    grouped_launch<WEIGHT>(Grouped{nullptr, dw, dy, x, rows, s}, gpu);
+// dW_e += c dy^T x over the rows of e;  dx[row] = c dy[row] W_e, SET.
+static inline void experts_backward(real *dx, const real *dy, const real *x, const Experts &e,
+                                    Gpu *gpu) {
+    grouped_launch<WEIGHT>({e, dy, x, nullptr}, gpu);
+    grouped_launch<INPUT>({e, dy, e.w, dx}, gpu);
 }

@@ -21,9 +21,9 @@
 #include "run/comm.h"
 #include "gpu.cuh"
 
-typedef struct NcclId {
+struct NcclId {
     char bytes[128];
-} NcclId;
+};
 enum { NCCL_SUM = 0 };
 
 #define NCCL_TABLE(CALL) \
@@ -38,7 +38,7 @@ CALL(Broadcast,    const void *from, void *to, size_t count, int type, int root,
                    void *world, cudaStream_t stream)
 
 // With one process (size 1) nothing is loaded and no transfer may be asked for.
-typedef struct Nccl {
+struct Nccl {
 #define NCCL_FIELD(name, ...) int (*name)(__VA_ARGS__);
     NCCL_TABLE(NCCL_FIELD)
 #undef NCCL_FIELD
@@ -47,15 +47,14 @@ typedef struct Nccl {
     int rank, size;
     cudaStream_t stream;
     cudaEvent_t before, after;     // the ends of the computation, of the transfers
-} Nccl;
+};
 
-static inline int nccl_type(const float *) { return 7; }
-static inline int nccl_type(const double *) { return 8; }
+static int nccl_type(const float *) { return 7; }
+static int nccl_type(const double *) { return 8; }
 static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
 
 #define ncclCheck(nccl, call) nccl_check(nccl, (nccl)->call, #call, __FILE__, __LINE__)
-static inline void nccl_check(const Nccl *n, int result, const char *call, const char *file,
-                              int line) {
+static void nccl_check(const Nccl *n, int result, const char *call, const char *file, int line) {
     if (!result) return;
     comm_await_watchdog();
     check_failed(EXIT_REFUSED, file, line,
@@ -65,9 +64,9 @@ static inline void nccl_check(const Nccl *n, int result, const char *call, const
 }
 
 // Connects all processes. Each calls it after gpu_open.
-static inline void nccl_open(Nccl *n, Comm *c) {
-    NcclId id;
-    memset(n, 0, sizeof *n);
+static void nccl_open(Nccl *n, Comm *c) {
+    NcclId id = {};
+    *n = {};
     n->rank = comm_rank(c);
     n->size = comm_size(c);
     if (n->size == 1) return;
@@ -82,7 +81,6 @@ static inline void nccl_open(Nccl *n, Comm *c) {
     NCCL_TABLE(NCCL_LOAD)
 #undef NCCL_LOAD
     *(void **)&n->GetErrorString = comm_symbol(library, "ncclGetErrorString", WHERE);
-    memset(&id, 0, sizeof id);
     if (!n->rank) ncclCheck(n, GetUniqueId(&id));
     comm_broadcast(c, &id, sizeof id);
     ncclCheck(n, CommInitRank(&n->world, n->size, id, n->rank));
@@ -91,7 +89,7 @@ static inline void nccl_open(Nccl *n, Comm *c) {
     cudaCheck(cudaEventCreateWithFlags(&n->after, cudaEventDisableTiming));
 }
 
-static inline void nccl_close(Nccl *n) {
+static void nccl_close(Nccl *n) {
     if (n->size == 1) return;
     cudaCheck(cudaStreamSynchronize(n->stream));
     ncclCheck(n, CommDestroy(n->world));
@@ -100,15 +98,15 @@ static inline void nccl_close(Nccl *n) {
     cudaCheck(cudaStreamDestroy(n->stream));
 }
 
-static inline void nccl_begin(Nccl *n, const Gpu *gpu) {
+static void nccl_begin(Nccl *n, const Gpu *gpu) {
     cudaCheck(cudaEventRecord(n->before, gpu->stream));
     cudaCheck(cudaStreamWaitEvent(n->stream, n->before, 0));
     ncclCheck(n, GroupStart());
 }
 
-static inline void nccl_end(Nccl *n) { ncclCheck(n, GroupEnd()); }
+static void nccl_end(Nccl *n) { ncclCheck(n, GroupEnd()); }
 
-static inline void nccl_join(Nccl *n, const Gpu *gpu) {
+static void nccl_join(Nccl *n, const Gpu *gpu) {
     cudaCheck(cudaEventRecord(n->after, n->stream));
     cudaCheck(cudaStreamWaitEvent(gpu->stream, n->after, 0));
 }
@@ -116,11 +114,11 @@ static inline void nccl_join(Nccl *n, const Gpu *gpu) {
 // x of process `root` becomes the sum of all processes' x. Other processes keep theirs.
 template <typename T> static void nccl_reduce(Nccl *n, T *x, int64_t count, int root) {
     if (!count) return;
-    ncclCheck(n, Reduce(x, x, (size_t)count, nccl_type(x), NCCL_SUM, root, n->world, n->stream));
+    ncclCheck(n, Reduce(x, x, count, nccl_type(x), NCCL_SUM, root, n->world, n->stream));
 }
 
 // x of process `root` replaces x of all others.
 template <typename T> static void nccl_broadcast(Nccl *n, T *x, int64_t count, int root) {
     if (!count) return;
-    ncclCheck(n, Broadcast(x, x, (size_t)count, nccl_type(x), root, n->world, n->stream));
+    ncclCheck(n, Broadcast(x, x, count, nccl_type(x), root, n->world, n->stream));
 }

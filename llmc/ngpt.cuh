@@ -38,10 +38,10 @@ struct Interpolation {
 };
 
 // d alpha / d |p|
-static __device__ inline float alpha_slope(int C) { return 0.05f * sqrtf((float)C); }
+__device__ inline float alpha_slope(int C) { return 0.05f * sqrtf((float)C); }
 
 template <typename TEAM>
-static __global__ void __launch_bounds__(TEAM::BLOCK, 1)
+__global__ void __launch_bounds__(TEAM::BLOCK, 1)
 interpolate_forward_kernel(real *z, const real *y, const real *skip, Interpolation f) {
     constexpr int N = TEAM::PACKS;
     int column[N], C = f.out.site.width;
@@ -54,7 +54,7 @@ interpolate_forward_kernel(real *z, const real *y, const real *skip, Interpolati
     bits_line(other, skip + at, column);
     Moments m = line_moments<TEAM>(x, column, C, false, f.out.eps);
     UNROLL for (int i = 0; i < N; i++) {
-        Floats p = bits_floats(bits_load(f.p, column[i])), skip_i = bits_floats(other[i]);
+        Floats p = floats_load(f.p, column[i]), skip_i = bits_floats(other[i]);
         for (int k = 0; k < PACK; k++) {
             float alpha = slope * fabsf(p.v[k]);
             x[i].v[k] = skip_i.v[k] + alpha * (unit * m.rstd * x[i].v[k] - skip_i.v[k]);
@@ -62,8 +62,7 @@ interpolate_forward_kernel(real *z, const real *y, const real *skip, Interpolati
     }
     if (column[0] == 0) f.out.rstd[row] = m.rstd;
     m = line_moments<TEAM>(x, column, C, false, f.post.eps);
-    UNROLL for (int i = 0; i < N; i++)
-        for (int k = 0; k < PACK; k++) x[i].v[k] *= unit * m.rstd;
+    UNROLL for (int i = 0; i < N; i++) x[i] = unit * m.rstd * x[i];
     line_store(z + at, x, column);
     if (column[0] == 0) f.post.rstd[row] = m.rstd;
 }
@@ -73,9 +72,8 @@ static inline void interpolate_forward(real *z, const real *y, const real *skip,
                                        const Interpolation *f, Gpu *gpu) {
     norm_launch(f->out.site.width, [&](auto team) {
         typedef decltype(team) TEAM;
-        unsigned blocks = (unsigned)CEIL_DIV(f->out.n, TEAM::TEAMS);
-        LAUNCH(interpolate_forward_kernel<TEAM>, blocks, TEAM::BLOCK, 0, gpu->stream, z, y, skip,
-               *f);
+        LAUNCH(interpolate_forward_kernel<TEAM>, CEIL_DIV(f->out.n, TEAM::TEAMS), TEAM::BLOCK, 0,
+               gpu->stream, z, y, skip, *f);
     });
 }
 
@@ -86,8 +84,7 @@ struct InterpolationArrays {
 
 // ds = L2'(dz; s), in the registers of dz. xhat of s is z / unit.
 template <typename TEAM, int N>
-static __device__ inline void interpolate_ds(Bits (&ds)[N], Bits (&z)[N], float rstd, float unit,
-                                             int C) {
+__device__ void interpolate_ds(Bits (&ds)[N], Bits (&z)[N], float rstd, float unit, int C) {
     float dot = 0;  // of u and xhat
     UNROLL for (int i = 0; i < N; i++) {
         Floats dz_i = bits_floats(ds[i]), z_i = bits_floats(z[i]);
@@ -107,7 +104,7 @@ static __device__ inline void interpolate_ds(Bits (&ds)[N], Bits (&z)[N], float 
 
 // Blocks are chunks as in norm_backward_kernel; partial: [chunks, C].
 template <typename TEAM>
-static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
+__global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
 interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *partial) {
     constexpr int N = TEAM::PACKS;
     int column[N], C = f.out.site.width;
@@ -119,14 +116,16 @@ interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *parti
         line_columns<TEAM>(column, width);
         bits_line(ds, a.dz + at, column);
         bits_line(z, a.z + at, column);
-        bits_line(y, a.y + at, column);
+        constexpr bool LATE = TEAM::THREADS > 256;  // few registers: load y after ds
+        if (!LATE) bits_line(y, a.y + at, column);
         float rstd_s = column[0] >= 0 ? f.post.rstd[row] : 0;
         float rstd_y = column[0] >= 0 ? f.out.rstd[row] : 0;
         interpolate_ds<TEAM>(ds, z, rstd_s, unit, C);  // from here on ds, not dz
+        if (LATE) bits_line(y, a.y + at, column);
         float dot = 0;  // of u = alpha ds / sqrt(C) and xhat of y
         UNROLL for (int i = 0; i < N; i++) {
             Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]);
-            Floats p = bits_floats(bits_load(f.p, column[i]));
+            Floats p = floats_load(f.p, column[i]);
             for (int k = 0; k < PACK; k++) {
                 dot += unit * slope * fabsf(p.v[k]) * d.v[k] * (y_i.v[k] * rstd_y);
             }
@@ -137,12 +136,12 @@ interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *parti
         UNROLL for (int i = 0; i < N; i++) {
             if (column[i] < 0) continue;
             Floats d = bits_floats(ds[i]), y_i = bits_floats(y[i]);
-            Floats p = bits_floats(bits_load(f.p, column[i]));
-            Floats skip = bits_floats(bits_load(a.skip + at, column[i])), dy, dskip;
+            Floats p = floats_load(f.p, column[i]), skip = floats_load(a.skip + at, column[i]);
+            Floats dy, dskip;
             for (int q = 0; q < SUMS; q++) {
-                Sum4 sum = sums.w[(i * SUMS + q) * TEAM::BLOCK];
-                for (int j = 0; j < 4; j++) {
-                    int k = q * 4 + j;
+                Four sum = sums.w[(i * SUMS + q) * TEAM::BLOCK];
+                for (int j = 0; j < FOUR; j++) {
+                    int k = q * FOUR + j;
                     float alpha = slope * fabsf(p.v[k]), yhat = y_i.v[k] * rstd_y;
                     dy.v[k] = rstd_y * (unit * alpha * d.v[k] - yhat * mean);
                     dskip.v[k] = (1 - alpha) * d.v[k];
@@ -151,8 +150,8 @@ interpolate_backward_kernel(InterpolationArrays a, Interpolation f, float *parti
                 }
                 sums.w[(i * SUMS + q) * TEAM::BLOCK] = sum;
             }
-            pack_store(a.dy + at + column[i], pack_round(dy));
-            pack_store(a.dskip + at + column[i], pack_round(dskip));
+            floats_store(a.dy + at + column[i], dy);
+            floats_store(a.dskip + at + column[i], dskip);
         }
     });
     line_columns<TEAM>(column, C);
@@ -164,13 +163,11 @@ static inline void interpolate_backward(InterpolationArrays a, const Interpolati
     int C = f->out.site.width, max_chunks = gain_chunks(C, C, gpu);
     norm_launch(C, [&](auto team) {
         typedef decltype(team) TEAM;
-        int64_t blocks = CEIL_DIV(f->out.n, TEAM::TEAMS);
-        int chunks = blocks < max_chunks ? (int)blocks : max_chunks;
+        int chunks = min(CEIL_DIV(f->out.n, TEAM::TEAMS), (int64_t)max_chunks);
         size_t shared = gains_bytes<TEAM, TEAM::PACKS>(false);
-        PartialList list = {{{f->dp, gpu->scratch, C, chunks}}, 1};
         LAUNCH(interpolate_backward_kernel<TEAM>, chunks, TEAM::BLOCK, shared, gpu->stream, a, *f,
                gpu->scratch);
-        partials_add(&list, gpu);
+        partials_add({{{f->dp, gpu->scratch, C, chunks}}, 1}, gpu);
     });
 }
 
@@ -180,8 +177,6 @@ static inline void interpolate_backward(InterpolationArrays a, const Interpolati
 
 enum { GAIN_THREADS = 128, GAIN_LOADS = 4 };
 
-struct GainSpan { int64_t first, end; };
-
 // The grid is (part of the row, chunk, expert). Chunks have equal numbers of rows, and are as many
 // as the partial sums have room for.
 static inline dim3 gain_grid(const Norm *gain, Gpu *gpu) {
@@ -190,33 +185,25 @@ static inline dim3 gain_grid(const Norm *gain, Gpu *gpu) {
     return dim3(CEIL_DIV(gains / PACK, GAIN_THREADS), CEIL_DIV(gain->n, rows), gain->experts);
 }
 
-// The rows of chunk blockIdx.y of expert blockIdx.z.
-static __device__ inline GainSpan gain_span(const Norm &gain) {
+// g = scale * w, the pack at column j.
+__device__ inline Floats gain_load(const Norm &gain, int j) {
+    const real *w = gain.w + (int64_t)blockIdx.z * gain.site.gains;
+    return (float)gain.site.scale * floats_load(w + j);
+}
+
+// Walks down this thread's columns, from j on, in the rows of chunk blockIdx.y of expert
+// blockIdx.z: use(row, j, v, x, g, sum) with the packs v of `from`, x of `x` (zeros if nullptr) and
+// g of the gain. It changes v, which goes to `to`, and adds to sum; factor * sum goes to
+// partial [chunks, experts, gains] unless nullptr.
+template <typename Use>
+__device__ void gain_columns(real *to, const real *from, const real *x, const Norm &gain,
+                             float *partial, float factor, Use use) {
+    int j = (blockIdx.x * blockDim.x + threadIdx.x) * PACK, width = gain.site.gains;
+    if (j >= width) return;
     int64_t begin = gain.start ? gain.start[blockIdx.z] : 0;
     int64_t end = gain.start ? gain.start[blockIdx.z + 1] : gain.n;
-    int64_t rows = CEIL_DIV(end - begin, (int64_t)gridDim.y);
-    int64_t first = begin + blockIdx.y * rows;
-    return {first, first + rows < end ? first + rows : end};
-}
-
-static __device__ inline int gain_column(void) {
-    return (blockIdx.x * blockDim.x + threadIdx.x) * PACK;
-}
-
-// g = scale * w, the pack at column j.
-static __device__ inline Floats gain_load(const Norm &gain, int j) {
-    Floats g = pack_floats(pack_load(gain.w + (int64_t)blockIdx.z * gain.site.gains + j));
-    for (int k = 0; k < PACK; k++) g.v[k] *= (float)gain.site.scale;
-    return g;
-}
-
-// to = g from, for y = g x as for dx = g dy. Backward also needs the sums of dy x, in
-// partial [chunks, experts, gains]; forward has neither x nor partial.
-static __global__ void __launch_bounds__(GAIN_THREADS)
-gain_kernel(real *to, const real *from, const real *x, Norm gain, float *partial) {
-    int j = gain_column(), width = gain.site.gains;
-    if (j >= width) return;
-    auto [first, end] = gain_span(gain);
+    int64_t rows = CEIL_DIV(end - begin, (int64_t)gridDim.y), first = begin + blockIdx.y * rows;
+    end = min(first + rows, end);
     Floats g = gain_load(gain, j), sum = {};
     for (int64_t i = first; i < end; i += GAIN_LOADS) {
         Bits load[GAIN_LOADS], load_x[GAIN_LOADS];
@@ -225,17 +212,26 @@ gain_kernel(real *to, const real *from, const real *x, Norm gain, float *partial
             load_x[l] = bits_load(x && i + l < end ? x + (i + l) * width : nullptr, j);
         }
         UNROLL for (int l = 0; l < GAIN_LOADS; l++) {
-            Floats v = bits_floats(load[l]), x_l = bits_floats(load_x[l]);
-            for (int k = 0; k < PACK; k++) {
-                sum.v[k] += v.v[k] * x_l.v[k];
-                v.v[k] *= g.v[k];
-            }
-            if (i + l < end) pack_store(to + (i + l) * width + j, pack_round(v));
+            if (i + l >= end) break;
+            Floats v = bits_floats(load[l]);
+            use(i + l, j, v, bits_floats(load_x[l]), g, sum);
+            floats_store(to + (i + l) * width + j, v);
         }
     }
     if (!partial) return;
-    partial += (blockIdx.y * (int64_t)gridDim.z + blockIdx.z) * width;
-    for (int k = 0; k < PACK; k++) partial[j + k] = (float)gain.site.scale * sum.v[k];
+    partial += (blockIdx.y * (int64_t)gridDim.z + blockIdx.z) * width + j;
+    for (int k = 0; k < PACK; k++) partial[k] = factor * (float)gain.site.scale * sum.v[k];
+}
+
+// to = g from, for y = g x as for dx = g dy. Backward also needs the sums of dy x; forward has
+// neither x nor partial.
+static __global__ void __launch_bounds__(GAIN_THREADS)
+gain_kernel(real *to, const real *from, const real *x, Norm gain, float *partial) {
+    auto use = [](int64_t, int, Floats &v, const Floats &x_i, const Floats &g, Floats &sum) {
+        sum = sum + v * x_i;
+        v = g * v;
+    };
+    gain_columns(to, from, x, gain, partial, 1, use);
 }
 
 // y may be x.
@@ -248,7 +244,6 @@ static inline void gain_forward(real *y, const real *x, const Norm *gain, Gpu *g
 static inline void gain_backward(real *dx, const real *dy, const real *x, const Norm *gain,
                                  Gpu *gpu) {
     dim3 grid = gain_grid(gain, gpu);
-    PartialList list = {{{gain->dw, gpu->scratch, norm_gains(gain), (int)grid.y}}, 1};
     LAUNCH(gain_kernel, grid, GAIN_THREADS, 0, gpu->stream, dx, dy, x, *gain, gpu->scratch);
-    partials_add(&list, gpu);
+    partials_add({{{gain->dw, gpu->scratch, norm_gains(gain), (int)grid.y}}, 1}, gpu);
 }

@@ -68,7 +68,7 @@ static inline Lines norm_lines(const Norm *norm) {
 }
 
 static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *norm) {
-    return dim3((unsigned)blocks, lines.sets * norm->experts);
+    return dim3(blocks, lines.sets * norm->experts);
 }
 
 static inline int norm_gains(const Norm *norm) { return norm->site.gains * norm->experts; }
@@ -92,8 +92,7 @@ static inline void team_launch(int packs, F launch) {
 
 // Calls body(line, width) for each line of this team. Teams of a block stay together: one that has
 // no line left in a round gets width 0.
-template <typename TEAM, typename F>
-static __device__ inline void each_line(const Lines &lines, F body) {
+template <typename TEAM, typename F> __device__ void each_line(const Lines &lines, F body) {
     int set = blockIdx.y, expert = set / lines.sets;
     int64_t begin = lines.start ? lines.start[expert] : 0;
     int64_t end = lines.start ? lines.start[expert + 1] : lines.rows;
@@ -112,13 +111,9 @@ template <typename F> static inline void norm_launch(int width, F launch) {
 }
 
 // Sum over the team in a fixed order. Every thread of the block calls it and gets the result.
-template <typename TEAM> static __device__ inline float team_sum(float x) {
-    if constexpr (TEAM::THREADS <= WARP) {
-        for (int lane = TEAM::THREADS / 2; lane > 0; lane /= 2) {
-            x += __shfl_xor_sync(0xffffffffu, x, lane);
-        }
-        return x;
-    } else return block_sum(x);
+template <typename TEAM> __device__ float team_sum(float x) {
+    if constexpr (TEAM::THREADS <= WARP) return warp_sum(x, TEAM::THREADS);
+    else return block_sum(x);
 }
 
 // ----------------------------------------------------------------------------- a line in registers
@@ -126,78 +121,59 @@ template <typename TEAM> static __device__ inline float team_sum(float x) {
 // none. Packs without a place hold zeros. A team without a line (width 0) has no columns: it takes
 // part in the sums, and reads and writes nothing.
 
-struct Floats { float v[PACK]; };            // a pack, unpacked
-struct alignas(16) Bits { uint32_t v[4]; };  // a pack, kept packed: in bf16 half the registers
+// A pack, kept packed: in bf16 half the registers of Floats.
+struct alignas(16) Bits { uint32_t v[4]; };
 
-template <typename TEAM>
-static __device__ inline void line_columns(int (&column)[TEAM::PACKS], int width) {
+template <typename TEAM> __device__ void line_columns(int (&column)[TEAM::PACKS], int width) {
     UNROLL for (int i = 0; i < TEAM::PACKS; i++) {
         int c = (i * TEAM::THREADS + threadIdx.x % TEAM::THREADS) * PACK;
         column[i] = c < width ? c : -1;
     }
 }
 
-static __device__ inline Floats pack_floats(const Pack &x) {
-    Floats y;
-    for (int k = 0; k < PACK; k++) y.v[k] = to_float(x.v[k]);
-    return y;
-}
-
-// Rounds two values at a time: bf16 has an instruction for pairs.
-static __device__ inline Pack pack_round(const Floats &x) {
-    Pack y;
-    for (int k = 0; k < PACK; k += 2) {
-        if constexpr (sizeof(real) == sizeof(float)) y.v[k] = x.v[k], y.v[k + 1] = x.v[k + 1];
-        else {
-            __nv_bfloat162 two = __floats2bfloat162_rn(x.v[k], x.v[k + 1]);
-            y.v[k] = two.x, y.v[k + 1] = two.y;
-        }
-    }
-    return y;
-}
-
 // The pack at this column; zeros for column -1, or if from is nullptr.
-static __device__ inline Bits bits_load(const real *from, int column) {
+__device__ inline Bits bits_load(const real *from, int column) {
     return from && column >= 0 ? words_load<Bits>(from + column) : Bits{};
 }
 
-template <int N>
-static __device__ inline void bits_line(Bits (&x)[N], const real *from, const int (&column)[N]) {
+template <int N> __device__ void bits_line(Bits (&x)[N], const real *from, const int (&column)[N]) {
     UNROLL for (int i = 0; i < N; i++) x[i] = bits_load(from, column[i]);
 }
 
-static __device__ inline Bits bits_round(const Floats &x) {
+__device__ inline Bits bits_round(const Floats &x) {
     Bits y;
     Pack pack = pack_round(x);
     memcpy(&y, &pack, sizeof pack);
     return y;
 }
 
-static __device__ inline Floats bits_floats(const Bits &x) {
+__device__ inline Floats bits_floats(const Bits &x) {
     Pack pack;
     memcpy(&pack, &x, sizeof pack);
     return pack_floats(pack);
 }
 
-template <int N>
-static __device__ inline void line_load(Floats (&x)[N], const real *from, const int (&column)[N]) {
-    UNROLL for (int i = 0; i < N; i++) {
-        x[i] = bits_floats(bits_load(from, column[i]));
-    }
+__device__ inline Floats floats_load(const real *from, int column) {
+    return bits_floats(bits_load(from, column));
 }
 
 template <int N>
-static __device__ inline void line_store(real *to, const Floats (&x)[N], const int (&column)[N]) {
+__device__ void line_load(Floats (&x)[N], const real *from, const int (&column)[N]) {
+    UNROLL for (int i = 0; i < N; i++) x[i] = floats_load(from, column[i]);
+}
+
+template <int N>
+__device__ void line_store(real *to, const Floats (&x)[N], const int (&column)[N]) {
     UNROLL for (int i = 0; i < N; i++)
-        if (column[i] >= 0) pack_store(to + column[i], pack_round(x[i]));
+        if (column[i] >= 0) floats_store(to + column[i], x[i]);
 }
 
 struct Moments { float mean, rstd; };
 
 // Mean (0 unless centered) and reciprocal standard deviation of a line.
 template <typename TEAM, int N>
-static __device__ inline Moments line_moments(const Floats (&x)[N], const int (&column)[N],
-                                              int width, bool centered, float eps) {
+__device__ Moments line_moments(const Floats (&x)[N], const int (&column)[N], int width, bool
+                                centered, float eps) {
     float mean = 0, square = 0;
     if (centered) {
         UNROLL for (int i = 0; i < N; i++)
@@ -212,22 +188,20 @@ static __device__ inline Moments line_moments(const Floats (&x)[N], const int (&
 
 // The moments that forward saved.
 template <int N>
-static __device__ inline Moments line_kept(const Norm &norm, int64_t line, const int (&column)[N]) {
+__device__ Moments line_kept(const Norm &norm, int64_t line, const int (&column)[N]) {
     return {norm.b && column[0] >= 0 ? norm.mean[line] : 0, column[0] >= 0 ? norm.rstd[line] : 0};
 }
 
 // x = N(x) with gain scale * w; line and set as in Lines. One thread saves the statistics.
 template <typename TEAM, int N>
-static __device__ inline void line_normalize(Floats (&x)[N], const int (&column)[N],
-                                             const Norm &norm, int64_t line, int set,
-                                             float scale = 1) {
+__device__ void line_normalize(Floats (&x)[N], const int (&column)[N], const Norm &norm,
+                               int64_t line, int set, float scale = 1) {
     int width = norm.site.width;
     const real *w = norm.w + set * width, *b = norm.b ? norm.b + set * width : nullptr;
     Moments m = line_moments<TEAM>(x, column, width, b != nullptr, norm.eps);
     UNROLL for (int i = 0; i < N; i++) {
         if (column[i] < 0) continue;
-        Floats gain = bits_floats(bits_load(w, column[i]));
-        Floats bias = bits_floats(bits_load(b, column[i]));
+        Floats gain = floats_load(w, column[i]), bias = floats_load(b, column[i]);
         for (int k = 0; k < PACK; k++) {
             x[i].v[k] = scale * gain.v[k] * ((x[i].v[k] - m.mean) * m.rstd) + bias.v[k];
         }
@@ -252,7 +226,7 @@ struct AddNorm {
 };
 
 template <typename TEAM>
-static __global__ void __launch_bounds__(TEAM::BLOCK, 1)
+__global__ void __launch_bounds__(TEAM::BLOCK, 1)
 add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
     constexpr int N = TEAM::PACKS;
     each_line<TEAM>(lines, [&](int64_t line, int width) {
@@ -264,8 +238,7 @@ add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
         if (out.site.on) line_normalize<TEAM>(x, column, out, line, set);
         if (f.skip) {
             line_load(skip, f.skip + at, column);
-            UNROLL for (int i = 0; i < N; i++)
-                for (int k = 0; k < PACK; k++) x[i].v[k] += f.a * skip[i].v[k];
+            UNROLL for (int i = 0; i < N; i++) x[i] = x[i] + f.a * skip[i];
         }
         if (f.s) line_store(f.s + at, x, column);
         if (!next.site.on) return;
@@ -280,9 +253,8 @@ static __global__ void __launch_bounds__(256)
 scale_add_kernel(real *out, const real *x, float a, const real *y, float b, int64_t packs) {
     int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= packs) return;
-    Floats v = pack_floats(pack_load(x + at * PACK)), w = pack_floats(pack_load(y + at * PACK));
-    for (int k = 0; k < PACK; k++) v.v[k] = a * v.v[k] + b * w.v[k];
-    pack_store(out + at * PACK, pack_round(v));
+    at *= PACK;
+    floats_store(out + at, a * floats_load(x + at) + b * floats_load(y + at));
 }
 
 // The residual add alone, where no norm or product stands next to it. count: values, a multiple of
@@ -328,36 +300,35 @@ static inline int gain_chunks(int gains, size_t each, const Gpu *gpu) {
 
 // A thread's sums for N packs, in pieces of 16 bytes. Pieces of neighboring threads are neighbors,
 // so there are no bank conflicts. b == nullptr: no bias (RMSNorm).
-struct alignas(16) Sum4 { float v[4]; };
-struct GainSums { Sum4 *w, *b; };
-enum { SUMS = PACK / 4 };  // Sum4s per pack
+struct GainSums { Four *w, *b; };
+enum { SUMS = PACK / FOUR };  // Fours per pack
 
 template <typename TEAM, int N> static inline size_t gains_bytes(bool bias) {
-    return (bias ? 2 : 1) * N * SUMS * TEAM::BLOCK * sizeof(Sum4);
+    return (bias ? 2 : 1) * N * SUMS * TEAM::BLOCK * sizeof(Four);
 }
 
-template <typename TEAM, int N> static __device__ inline GainSums gains_begin(bool bias) {
-    SHARED_DYNAMIC(Sum4, shared);
-    Sum4 *own = shared + threadIdx.x;
+template <typename TEAM, int N> __device__ GainSums gains_begin(bool bias) {
+    SHARED_DYNAMIC(Four, shared);
+    Four *own = shared + threadIdx.x;
     GainSums sums = {own, bias ? own + N * SUMS * TEAM::BLOCK : nullptr};
-    for (int q = 0; q < N * SUMS * (bias ? 2 : 1); q++) sums.w[q * TEAM::BLOCK] = Sum4{};
+    for (int q = 0; q < N * SUMS * (bias ? 2 : 1); q++) sums.w[q * TEAM::BLOCK] = Four{};
     return sums;
 }
 
 // Writes the block's sums to to[column]: the first team adds up the sums of all teams. Every thread
 // of the block calls it.
 template <typename TEAM, int N>
-static __device__ inline void gains_store(float *to, const Sum4 *sums, const int (&column)[N]) {
+__device__ void gains_store(float *to, const Four *sums, const int (&column)[N]) {
     __syncthreads();
     if (threadIdx.x >= TEAM::THREADS) return;
     UNROLL for (int i = 0; i < N; i++)
         for (int q = 0; q < SUMS && column[i] >= 0; q++) {
-            Sum4 total = {};
+            Four total = {};
             for (int team = 0; team < TEAM::TEAMS; team++) {
-                const Sum4 &part = sums[(i * SUMS + q) * TEAM::BLOCK + team * TEAM::THREADS];
+                const Four &part = sums[(i * SUMS + q) * TEAM::BLOCK + team * TEAM::THREADS];
                 for (int k = 0; k < 4; k++) total.v[k] += part.v[k];
             }
-            *reinterpret_cast<Sum4 *>(to + column[i] + q * 4) = total;
+            *reinterpret_cast<Four *>(to + column[i] + q * 4) = total;
         }
 }
 
@@ -400,16 +371,16 @@ static inline void partials_of(PartialList *list, const Norm *norm, const float 
     list->of[list->count++] = {norm->db, partial + (size_t)chunks * gains, gains, chunks};
 }
 
-static inline void partials_add(const PartialList *list, Gpu *gpu) {
+static inline void partials_add(const PartialList &list, Gpu *gpu) {
     int gains = 0;  // of the longest gain
     int warps = 1;  // one per chunk, at most 8
-    for (const Partials &p : list->of) {
+    for (const Partials &p : list.of) {
         gains = max(gains, p.gains);
         while (warps < 8 && warps < p.chunks) warps *= 2;
     }
     if (!gains) return;
-    dim3 grid(CEIL_DIV(gains, WARP), list->count);
-    LAUNCH(partials_add_kernel, grid, warps * WARP, 0, gpu->stream, *list);
+    dim3 grid(CEIL_DIV(gains, WARP), list.count);
+    LAUNCH(partials_add_kernel, grid, warps * WARP, 0, gpu->stream, list);
 }
 
 // --------------------------------------------------------------------------------------- backward
@@ -428,15 +399,13 @@ struct Slopes { float u, ux; };  // means of u and of u * xhat over the line
 
 // w: the gain of this line, to be multiplied by scale.
 template <typename TEAM, int N>
-static __device__ inline Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N],
-                                            const int (&column)[N], const real *w, Moments m,
-                                            int width, bool centered, float scale = 1) {
+__device__ Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N], const int (&column)[N],
+                              const real *w, Moments m, int width, bool centered, float scale = 1) {
     float u = 0, ux = 0;
     UNROLL for (int i = 0; i < N; i++) {
-        Floats dy_i = bits_floats(dy[i]), x_i = bits_floats(x[i]);
-        Floats gain_i = bits_floats(bits_load(w, column[i]));
+        Floats dy_i = bits_floats(dy[i]), x_i = bits_floats(x[i]), gain = floats_load(w, column[i]);
         for (int k = 0; k < PACK; k++) {
-            float u_k = scale * gain_i.v[k] * dy_i.v[k];
+            float u_k = scale * gain.v[k] * dy_i.v[k];
             u += u_k;
             ux += u_k * ((x_i.v[k] - m.mean) * m.rstd);
         }
@@ -446,22 +415,21 @@ static __device__ inline Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)
 
 // Hides earlier unpacking from the compiler. It then unpacks again after the team's sum, instead of
 // keeping floats in twice the registers during it.
-template <int N> static __device__ inline void unpack_again(Bits (&x)[N]) {
+template <int N> __device__ void unpack_again(Bits (&x)[N]) {
     UNROLL for (int i = 0; i < N; i++)
         for (int k = 0; k < 4; k++) asm volatile("" : "+r"(x[i].v[k]));
 }
 
 // N'(dy; x) of pack i. Adds the pack's terms to the sums for gain and bias.
 template <typename TEAM>
-static __device__ inline Floats pack_slope(GainSums sums, int i, const Bits &dy_i, const Bits &x_i,
-                                           const Bits &gain_i, Moments m, Slopes s,
-                                           float scale = 1) {
+__device__ Floats pack_slope(GainSums sums, int i, const Bits &dy_i, const Bits &x_i,
+                             const Bits &gain_i, Moments m, Slopes s, float scale = 1) {
     Floats dy = bits_floats(dy_i), x = bits_floats(x_i), gain = bits_floats(gain_i), dx;
     for (int q = 0; q < SUMS; q++) {
         int at = (i * SUMS + q) * TEAM::BLOCK;
-        Sum4 dw = sums.w[at], db = sums.b ? sums.b[at] : Sum4{};
-        for (int j = 0; j < 4; j++) {
-            int k = q * 4 + j;
+        Four dw = sums.w[at], db = sums.b ? sums.b[at] : Four{};
+        for (int j = 0; j < FOUR; j++) {
+            int k = q * FOUR + j;
             float xhat = (x.v[k] - m.mean) * m.rstd;
             dx.v[k] = m.rstd * (scale * gain.v[k] * dy.v[k] - s.u - xhat * s.ux);
             dw.v[j] += scale * dy.v[k] * xhat;
@@ -475,15 +443,18 @@ static __device__ inline Floats pack_slope(GainSums sums, int i, const Bits &dy_
 
 // partial: [chunks, gains] for the gain (blockIdx.x is the chunk), then the same for the bias.
 template <typename TEAM>
-static __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
+__global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
 norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
     constexpr int N = TEAM::PACKS;
+    // The loads of a batch come before its stores; the compiler may not reorder them itself. The
+    // widest team has registers for two packs at a time.
+    constexpr int BATCH = TEAM::THREADS > 256 ? 2 : N;
     int column[N], width = lines.width, set = blockIdx.y;
     const real *w = norm.w + set * width;
     GainSums sums = gains_begin<TEAM, N>(norm.b != nullptr);
     each_line<TEAM>(lines, [&](int64_t line, int own_width) {
         int64_t at = line * width;
-        Bits dy[N], x[N], gain[N], add[N], other[N];
+        Bits dy[N], x[N], gain[BATCH], add[BATCH], other[BATCH];
         line_columns<TEAM>(column, own_width);
         bits_line(dy, f.dy + at, column);
         bits_line(x, f.x + at, column);
@@ -491,19 +462,19 @@ norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
         Slopes s = line_slopes<TEAM>(dy, x, column, w, m, width, norm.b != nullptr);
         unpack_again(dy);
         unpack_again(x);
-        // All loads come before the stores; the compiler may not reorder them itself.
-        bits_line(gain, w, column);
-        bits_line(add, f.add ? f.add + at : nullptr, column);
-        bits_line(other, f.other ? f.other + at : nullptr, column);
         UNROLL for (int i = 0; i < N; i++) {
+            int b = i % BATCH;
+            UNROLL for (int j = i; j < N && j < i + BATCH && b == 0; j++) {
+                gain[j % BATCH] = bits_load(w, column[j]);
+                add[j % BATCH] = bits_load(f.add ? f.add + at : nullptr, column[j]);
+                other[j % BATCH] = bits_load(f.other ? f.other + at : nullptr, column[j]);
+            }
             if (column[i] < 0) continue;
-            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i], m, s);
-            Floats add_i = bits_floats(add[i]), other_i = bits_floats(other[i]);
-            for (int k = 0; k < PACK; k++) dx.v[k] += f.a * add_i.v[k];
-            pack_store(f.dx + at + column[i], pack_round(dx));
+            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[b], m, s);
+            dx = dx + f.a * bits_floats(add[b]);
+            floats_store(f.dx + at + column[i], dx);
             if (!f.sum) continue;
-            for (int k = 0; k < PACK; k++) dx.v[k] = f.b * dx.v[k] + f.c * other_i.v[k];
-            pack_store(f.sum + at + column[i], pack_round(dx));
+            floats_store(f.sum + at + column[i], f.b * dx + f.c * bits_floats(other[b]));
         }
     });
     line_columns<TEAM>(column, width);
@@ -519,13 +490,12 @@ static inline void norm_backward(const Norm *norm, NormBackward f, Gpu *gpu) {
         typedef decltype(team) TEAM;
         int gains = norm_gains(norm);
         int max_chunks = gain_chunks(gains, (size_t)gains * (norm->b ? 2 : 1), gpu);
-        int64_t blocks = CEIL_DIV(lines.rows, TEAM::TEAMS);
-        int chunks = blocks < max_chunks ? (int)blocks : max_chunks;
+        int chunks = min(CEIL_DIV(lines.rows, TEAM::TEAMS), (int64_t)max_chunks);
         size_t shared = gains_bytes<TEAM, TEAM::PACKS>(norm->b != nullptr);
         PartialList list = {};
         LAUNCH(norm_backward_kernel<TEAM>, lines_grid(chunks, lines, norm), TEAM::BLOCK, shared,
                gpu->stream, f, *norm, lines, gpu->scratch);
         partials_of(&list, norm, gpu->scratch, chunks);
-        partials_add(&list, gpu);
+        partials_add(list, gpu);
     });
 }

@@ -90,11 +90,13 @@ struct QkvParts {
 
 enum { QKV_CHUNKS = 1024 };  // at most; a team takes many lines, so it computes its columns once
 
-static inline PartPlace part_place(const QkvPlaces *places, int p) {
-    return {places->of[p], places->turned[p]};
+static inline PartPlace part_place(const QkvPlaces &places, int p) {
+    return {places.of[p], places.turned[p]};
 }
 
-static inline QkvParts qkv_parts(const QkvPlaces *to, const QkvPlaces *d, const QkvPlaces *raw,
+// What qkv_forward and qkv_backward take. Forward has no d. Backward: `to` is draw, which may be d
+// where both have the same pitch; raw is read for parts with a norm.
+static inline QkvParts qkv_parts(const QkvPlaces &to, const QkvPlaces &d, const QkvPlaces &raw,
                                  const Norm norms[3], QkvShape s) {
     QkvParts parts = {{}, s.B * s.T, s.T, s.R / 2, s.rotary, 0, false, s.R < s.QK};
     for (int p = 0; p < 3; p++) {
@@ -140,7 +142,7 @@ static inline int qkv_blocks(QkvParts *parts, int p, int teams, int max_chunks) 
 }
 
 // The part of this block; *block becomes the block's number within the part.
-static __device__ inline const QkvPart &qkv_block_part(const QkvParts &parts, int *block) {
+__device__ inline const QkvPart &qkv_block_part(const QkvParts &parts, int *block) {
     int p = 0;
     for (*block = blockIdx.x; *block >= parts.of[p].chunks * parts.of[p].sets; p++) {
         *block -= parts.of[p].chunks * parts.of[p].sets;
@@ -151,11 +153,11 @@ static __device__ inline const QkvPart &qkv_block_part(const QkvParts &parts, in
 // A line of a part as (row, group). A team advances by a constant step, so only the start divides.
 struct RowGroup { int row, group; };
 
-static __device__ inline RowGroup row_group(int line, int groups) {
+__device__ inline RowGroup row_group(int line, int groups) {
     return {line / groups, line % groups};
 }
 
-static __device__ inline RowGroup row_group_next(RowGroup line, RowGroup step, int groups) {
+__device__ inline RowGroup row_group_next(RowGroup line, RowGroup step, int groups) {
     RowGroup next = {line.row + step.row, line.group + step.group};
     return next.group < groups ? next : RowGroup{next.row + 1, next.group - groups};
 }
@@ -163,8 +165,7 @@ static __device__ inline RowGroup row_group_next(RowGroup line, RowGroup step, i
 // Like line_columns, but in pairs: packs 2i and 2i + 1 are half a head apart. LATENT: half of the
 // channels that rotate, or half of those that do not.
 template <typename TEAM, bool LATENT>
-static __device__ inline void pair_columns(int (&column)[2 * TEAM::PACKS], int width,
-                                           const QkvPart &part) {
+__device__ void pair_columns(int (&column)[2 * TEAM::PACKS], int width, const QkvPart &part) {
     int half = part.head / 2 / PACK;
     UNROLL for (int i = 0; i < TEAM::PACKS; i++) {
         int pair = i * TEAM::THREADS + threadIdx.x % TEAM::THREADS;
@@ -182,8 +183,7 @@ static __device__ inline void pair_columns(int (&column)[2 * TEAM::PACKS], int w
 // The address of a column of a line. Except for LATENT, raw, d and to have the same pitch, so one
 // offset serves all three.
 template <bool LATENT>
-static __device__ inline real *column_at(const PartPlace &p, const QkvPart &part, RowGroup line,
-                                         int column) {
+__device__ real *column_at(const PartPlace &p, const QkvPart &part, RowGroup line, int column) {
     if constexpr (!LATENT) {
         return p.of.at + (int64_t)line.row * part.raw.of.ld + line.group * part.width + column;
     }
@@ -196,31 +196,27 @@ static __device__ inline real *column_at(const PartPlace &p, const QkvPart &part
 }
 
 template <bool LATENT, int N>
-static __device__ inline void part_load(Bits (&x)[N], const PartPlace &p, const QkvPart &part,
-                                        RowGroup line, const int (&column)[N]) {
-    UNROLL for (int i = 0; i < N; i++) {
+__device__ void part_load(Bits (&x)[N], const PartPlace &p, const QkvPart &part, RowGroup line,
+                          const int (&column)[N]) {
+    UNROLL for (int i = 0; i < N; i++)
         x[i] = column[i] >= 0 ? bits_load(column_at<LATENT>(p, part, line, column[i]), 0) : Bits{};
-    }
 }
 
 template <bool LATENT, int N>
-static __device__ inline void part_store(const PartPlace &p, const QkvPart &part, RowGroup line,
-                                         const Floats (&x)[N], const int (&column)[N]) {
+__device__ void part_store(const PartPlace &p, const QkvPart &part, RowGroup line,
+                           const Floats (&x)[N], const int (&column)[N]) {
     UNROLL for (int i = 0; i < N; i++)
-        if (column[i] >= 0) {
-            pack_store(column_at<LATENT>(p, part, line, column[i]), pack_round(x[i]));
-        }
+        if (column[i] >= 0) floats_store(column_at<LATENT>(p, part, line, column[i]), x[i]);
 }
 
-template <int N> static __device__ inline void line_unpack(Floats (&x)[N], const Bits (&bits)[N]) {
+template <int N> __device__ void line_unpack(Floats (&x)[N], const Bits (&bits)[N]) {
     UNROLL for (int i = 0; i < N; i++) x[i] = bits_floats(bits[i]);
 }
 
 // RoPE: rotates the pairs of a line by the angles of its row; direction -1 rotates back.
 template <bool LATENT, int N>
-static __device__ inline void line_rotate(Floats (&x)[N], const int (&column)[N],
-                                          const QkvParts &parts, const QkvPart &part, int row,
-                                          float direction) {
+__device__ void line_rotate(Floats (&x)[N], const int (&column)[N], const QkvParts &parts,
+                            const QkvPart &part, int row, float direction) {
     if (!part.rotate) return;
     const float2 *rotary = parts.rotary + (int64_t)(row % parts.T) * parts.half;
     UNROLL for (int i = 0; i < N; i += 2) {
@@ -241,7 +237,8 @@ static __device__ inline void line_rotate(Floats (&x)[N], const int (&column)[N]
 // ---------------------------------------------------------------------------------------- forward
 
 template <typename TEAM, bool UNIT, bool LATENT>
-static __global__ void __launch_bounds__(TEAM::BLOCK, 1) qkv_forward_kernel(QkvParts parts) {
+__global__ void __launch_bounds__(TEAM::BLOCK, 1)
+qkv_forward_kernel(QkvParts parts) {
     constexpr int N = 2 * TEAM::PACKS;
     int column[N], block;
     const QkvPart &part = qkv_block_part(parts, &block);
@@ -267,19 +264,13 @@ static __global__ void __launch_bounds__(TEAM::BLOCK, 1) qkv_forward_kernel(QkvP
     }
 }
 
-static inline void qkv_forward_launch(QkvParts parts, Gpu *gpu) {
+static inline void qkv_forward(QkvParts parts, Gpu *gpu) {
     qkv_launch(&parts, [&](auto team, auto unit, auto latent) {
         typedef decltype(team) TEAM;
-        constexpr bool UNIT = decltype(unit)::value, LATENT = decltype(latent)::value;
         int blocks = 0;
         for (int p = 0; p < 3; p++) blocks += qkv_blocks(&parts, p, TEAM::TEAMS, QKV_CHUNKS);
-        LAUNCH(qkv_forward_kernel<TEAM, UNIT, LATENT>, blocks, TEAM::BLOCK, 0, gpu->stream, parts);
+        LAUNCH(qkv_forward_kernel<TEAM, unit, latent>, blocks, TEAM::BLOCK, 0, gpu->stream, parts);
     });
-}
-
-static inline void qkv_forward(const QkvPlaces *to, const QkvPlaces *raw, const Norm norms[3],
-                               QkvShape s, Gpu *gpu) {
-    qkv_forward_launch(qkv_parts(to, raw, raw, norms, s), gpu);
 }
 
 // --------------------------------------------------------------------------------------- backward
@@ -293,7 +284,7 @@ static constexpr int qkv_backward_blocks(int packs, bool unit) {
 // Both orders round between rope and norm to `real`, as two separate kernels would: the gradient
 // that was rotated back, and for UNIT the input of the norm.
 template <typename TEAM, bool UNIT, bool LATENT>
-static __global__ void __launch_bounds__(TEAM::BLOCK, qkv_backward_blocks(TEAM::PACKS, UNIT))
+__global__ void __launch_bounds__(TEAM::BLOCK, qkv_backward_blocks(TEAM::PACKS, UNIT))
 qkv_backward_kernel(QkvParts parts) {
     constexpr int N = 2 * TEAM::PACKS;
     int column[N], chunk, set = 0;
@@ -323,8 +314,8 @@ qkv_backward_kernel(QkvParts parts) {
             part_store<LATENT>(part.to, part, own, d, column);
             continue;
         }
-        Moments m = line_kept(part.norm, (int64_t)line.row * part.groups + own.group, column);
         bool centered = part.norm.b != nullptr;
+        Moments m = line_kept(part.norm, (int64_t)line.row * part.groups + own.group, column);
         Slopes s = line_slopes<TEAM>(dy, x, column, w, m, part.width, centered, scale);
         unpack_again(dy);
         unpack_again(x);
@@ -332,7 +323,7 @@ qkv_backward_kernel(QkvParts parts) {
             if (column[i] < 0) continue;
             d[i] = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i], m, s, scale);
             if (UNIT) continue;
-            pack_store(column_at<LATENT>(part.to, part, own, column[i]), pack_round(d[i]));
+            floats_store(column_at<LATENT>(part.to, part, own, column[i]), d[i]);
         }
         if (!UNIT) continue;
         line_rotate<LATENT>(d, column, parts, part, line.row, -1);
@@ -350,12 +341,11 @@ static inline size_t part_gains(const Norm *norm) {
     return norm->site.on ? (size_t)norm->site.gains * (norm->b ? 2 : 1) : 0;
 }
 
-static inline void qkv_backward_launch(QkvParts parts, Gpu *gpu) {
+static inline void qkv_backward(QkvParts parts, Gpu *gpu) {
     size_t each = 0;  // floats of partial sums for one chunk of every part
     for (const QkvPart &part : parts.of) each += part_gains(&part.norm);
     qkv_launch(&parts, [&](auto team, auto unit, auto latent) {
         typedef decltype(team) TEAM;
-        constexpr bool UNIT = decltype(unit)::value, LATENT = decltype(latent)::value;
         PartialList list = {};
         float *partial = gpu->scratch;
         bool bias = false;
@@ -376,21 +366,15 @@ static inline void qkv_backward_launch(QkvParts parts, Gpu *gpu) {
             partial += part->chunks * part_gains(norm);
         }
         size_t shared = each ? gains_bytes<TEAM, 2 * TEAM::PACKS>(bias) : 0;
-        LAUNCH(qkv_backward_kernel<TEAM, UNIT, LATENT>, blocks, TEAM::BLOCK, shared, gpu->stream,
+        LAUNCH(qkv_backward_kernel<TEAM, unit, latent>, blocks, TEAM::BLOCK, shared, gpu->stream,
                parts);
-        partials_add(&list, gpu);
+        partials_add(list, gpu);
     });
-}
-
-// raw is read for parts with a norm. draw may be d where both have the same pitch.
-static inline void qkv_backward(const QkvPlaces *draw, const QkvPlaces *d, const QkvPlaces *raw,
-                                const Norm norms[3], QkvShape s, Gpu *gpu) {
-    qkv_backward_launch(qkv_parts(draw, d, raw, norms, s), gpu);
 }
 
 // ------------------------------------------------------------------------------- latent attention
 // The latent has a norm too, and lies in rows of something wider too. The kernels see it as one
-// head of norm->site.width channels that does not rotate.
+// head of norm->site.width channels that does not rotate. Arguments as in qkv_parts.
 
 static inline QkvParts latent_parts(Heads to, Heads d, Heads raw, const Norm *norm) {
     int width = norm->site.width;
@@ -398,16 +382,6 @@ static inline QkvParts latent_parts(Heads to, Heads d, Heads raw, const Norm *no
     for (QkvPart &part : parts.of) part.sets = 1;
     parts.of[0] = {*norm, {raw, {}}, {d, {}}, {to, {}}, 1, width, width, width, 0, 1, 0, nullptr};
     return parts;
-}
-
-static inline void latent_norm_forward(Heads to, Heads raw, const Norm *norm, Gpu *gpu) {
-    qkv_forward_launch(latent_parts(to, raw, raw, norm), gpu);
-}
-
-// SETs draw, ADDs the gradients of gain and bias.
-static inline void latent_norm_backward(Heads draw, Heads d, Heads raw, const Norm *norm,
-                                        Gpu *gpu) {
-    qkv_backward_launch(latent_parts(draw, d, raw, norm), gpu);
 }
 
 enum { LATENT_THREADS = 128 };
@@ -420,11 +394,8 @@ latent_sum_kernel(Heads to, Heads x, int n, int heads, int R) {
     if (row >= n) return;
     const real *from = x.at + (int64_t)row * x.ld + j;
     Floats sum = {};
-    for (int h = 0; h < heads; h++) {
-        Floats x_h = pack_floats(pack_load(from + h * x.head));
-        for (int k = 0; k < PACK; k++) sum.v[k] += x_h.v[k];
-    }
-    pack_store(to.at + (int64_t)row * to.ld + j, pack_round(sum));
+    for (int h = 0; h < heads; h++) sum = sum + floats_load(from + h * x.head);
+    floats_store(to.at + (int64_t)row * to.ld + j, sum);
 }
 
 // to = sum over heads of x, R values each, in n rows.

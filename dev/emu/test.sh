@@ -20,7 +20,7 @@ mkdir -p $OUT
     echo "  -> sh dev/setup.sh --all, or CUDA=<toolkit> sh dev/emu/test.sh"
     exit 0
 }
-make -s DEVICE=cpu $SERVICES || exit 1
+make -s DEVICE=cpu OMP=0 $SERVICES || exit 1
 
 WARN="-std=c++17 -g -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -isystem $CUDA/include"
 AS_CU="-DREAL=float -x c++ -include dev/emu/emu.h"

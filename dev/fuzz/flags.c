@@ -37,19 +37,22 @@ static void run_line(const uint8_t *data, size_t size) {
     r->f = &r->set.f;
     expect_ranges(r->f);
     comm_open(&r->comm, trainer.device);
-    run_refuse(&r->set, &MODES[NORM_MODE], trainer.device, trainer.precision);
+    run_refuse(&r->set, &trainer);
     r->m = model_from_flags(r->f, &MODES[NORM_MODE]);
     r->init = init_from_flags(r->f, r->m.mode);
     r->micro = (int)(r->f->micro_batch ? r->f->micro_batch : r->f->batch);
     r->training = true;
-    Setup setup = run_setup(r);
+    r->setup = run_setup(r);
     for (int64_t step = 1; step <= 3; step++) {
         AdamW o = schedule_adamw(r->f, schedule_lr(r->f, step * r->f->steps / 3), step);
         must(o.clip >= 0 && isfinite(o.lr[LR_HIDDEN]) && o.lr[LR_HIDDEN] >= 0);
     }
-    if (r->m.L <= LAYERS)
-        show_model(&r->m, &r->init, r->f->model, &trainer, &setup, r->m.L <= TABLES);
     expect_config(r);
+    if (r->m.L > LAYERS) return;
+    r->layout = layout_make(&r->m);
+    layout_share(&r->layout, 0, 1);
+    show_model(r, r->m.L <= TABLES);
+    layout_free(&r->layout);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -8,7 +8,7 @@ static void expect_ranges(const Flags *f) {
     for (int i = 0; i < FLAG_COUNT; i++) {
         const FlagRow *row = &FLAGS[i];
         const char *at = (const char *)f + row->offset;
-        double number = row->kind == INT      ? (double)*(const int64_t *)at
+        double number = row->kind == INT      ? (double)*(const long long *)at
                         : row->kind == NUMBER ? *(const double *)at
                                               : row->low;
         must(number >= row->low && number <= row->high);
@@ -19,11 +19,11 @@ static void expect_ranges(const Flags *f) {
 
 // The text for config.json reads as the same flags.
 static void expect_config(const Run *r) {
-    char path[FUZZ_PATH], a[64], b[64], *text = run_config(r);
+    char path[FUZZ_PATH], a[FLAG_CAP], b[FLAG_CAP], *text = run_config(r);
     FlagSet again;
     flags_default(&again);
     config_read(&again, fuzz_file(path, "config.json", text, strlen(text)), r->t);
     for (int i = 0; i < FLAG_COUNT; i++)
-        must(FLAGS[i].resume == ONCE || strcmp(flag_text(a, sizeof a, r->f, &FLAGS[i]),
-                                               flag_text(b, sizeof b, &again.f, &FLAGS[i])) == 0);
+        must(FLAGS[i].resume == ONCE || strcmp(flag_text(a, r->f, &FLAGS[i]),
+                                               flag_text(b, &again.f, &FLAGS[i])) == 0);
 }

@@ -13,11 +13,11 @@ enum { VOCAB = 512 };
 static void check_rows(const Task *t, int T) {
     must(t->rows > 0 && t->examples > 0 && t->examples <= t->rows);
     for (int64_t i = 0; i < t->rows; i++) {
-        const TaskRow *row = &t->row[(uint32_t)t->order[i]];
-        int inputs = task_inputs(row, T);
+        const TaskRow *row = t->order[i];
+        int inputs = row->inputs;
         must(inputs >= 1 && inputs <= T && row->scored >= 1 && row->scored <= inputs &&
              row->scored <= row->after && row->example < t->examples);
-        must(i == 0 || t->order[i] >> 32 <= t->order[i - 1] >> 32);
+        must(i == 0 || inputs <= t->order[i - 1]->inputs);
         for (int64_t k = 0; k < row->before + row->after; k++) {
             int64_t at = k < row->before ? row->context + k : row->completion + k - row->before;
             must(at >= 0 && at < t->tokens && task_token(t, at) < VOCAB);

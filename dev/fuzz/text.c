@@ -49,7 +49,7 @@ static void see_shard(Seen *seen, const char *path) {
 static void see_folder(Seen *seen) {
     char out[FUZZ_PATH], path[FUZZ_PATH];
     struct dirent **entries;
-    int n = scandir(fuzz_path(out, "out"), &entries, NULL, shard_order);
+    int n = scandir(fuzz_path(out, "out"), &entries, NULL, alphasort);
     for (int i = 0; i < n; i++) {
         bool dots = strcmp(entries[i]->d_name, ".") == 0 || strcmp(entries[i]->d_name, "..") == 0;
         check_format(path, sizeof path, "%s/%s", out, entries[i]->d_name);

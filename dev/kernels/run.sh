@@ -16,7 +16,7 @@ elif [ ! -f "$CUDA/include/cuda_runtime.h" ]; then
     exit 0
 else make -s DEVICE=cpu EMU=$out $out/emu.o || exit 1
 fi
-make -s DEVICE=cpu build/services.a || exit 1
+make -s DEVICE=cpu OMP=0 build/services.a || exit 1
 
 # build FILE REAL PROGRAM
 build_gpu() {

@@ -5,33 +5,34 @@
 #include "../../llmc/linear.cuh"
 #include "../../llmc/moe.cuh"
 
-// Calls product(rows of the expert, first row, offset of its weights) for each that has rows. W has
-// one part.
+// Calls product(matrix of the expert, its first row) for each that has rows. W has one part.
 template <typename F>
-static inline void experts_plain(const int32_t *start, ExpertShape s, F product) {
-    for (int e = 0; e < s.E; e++)
-        if (start[e + 1] > start[e])
-            product(LinearShape{start[e + 1] - start[e], s.width, s.in, s.c}, (int64_t)start[e],
-                    (int64_t)e * s.width * s.in);
+static inline void experts_plain(const int32_t *start, const Experts &e, F product) {
+    for (int expert = 0; expert < e.E; expert++) {
+        int64_t row = start[expert], at = (int64_t)expert * e.width * e.in;
+        if (start[expert + 1] > row)
+            product(Linear{e.w + at, nullptr, e.dw + at, nullptr, start[expert + 1] - row, e.width,
+                           e.in, e.c}, row);
+    }
 }
 
-static inline void experts_plain_forward(real *y, const real *x, const real *w,
-                                         const int32_t *start, ExpertShape s, Gpu *gpu) {
-    experts_plain(start, s, [=](LinearShape f, int64_t row, int64_t at) {
-        linear_forward(y + row * f.out, x + row * f.in, w + at, nullptr, nullptr, 0, f, gpu);
+static inline void experts_plain_forward(real *y, const real *x, const int32_t *start,
+                                         const Experts &e, Gpu *gpu) {
+    experts_plain(start, e, [=](const Linear &l, int64_t row) {
+        linear_forward(y + row * l.out, x + row * l.in, l, {}, gpu);
     });
 }
 
-static inline void experts_plain_backward_input(real *dx, const real *dy, const real *w,
-                                                const int32_t *start, ExpertShape s, Gpu *gpu) {
-    experts_plain(start, s, [=](LinearShape f, int64_t row, int64_t at) {
-        linear_backward_input(dx + row * f.in, dy + row * f.out, w + at, nullptr, 0, 1, f, gpu);
+static inline void experts_plain_backward_input(real *dx, const real *dy, const int32_t *start,
+                                                const Experts &e, Gpu *gpu) {
+    experts_plain(start, e, [=](const Linear &l, int64_t row) {
+        linear_backward_input(dx + row * l.in, dy + row * l.out, l, {}, gpu);
     });
 }
 
-static inline void experts_plain_backward_weight(wide *dw, const real *dy, const real *x,
-                                                 const int32_t *start, ExpertShape s, Gpu *gpu) {
-    experts_plain(start, s, [=](LinearShape f, int64_t row, int64_t at) {
-        linear_backward_weight(dw + at, nullptr, dy + row * f.out, x + row * f.in, 1, f, gpu);
+static inline void experts_plain_backward_weight(const real *dy, const real *x,
+                                                 const int32_t *start, const Experts &e, Gpu *gpu) {
+    experts_plain(start, e, [=](const Linear &l, int64_t row) {
+        linear_backward_weight(dy + row * l.out, x + row * l.in, l, gpu);
     });
 }

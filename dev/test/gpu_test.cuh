@@ -62,7 +62,7 @@ template <typename T> static T *device_copy(Values *values) {
     std::vector<T> rounded(values->size());
     T *device;
     for (size_t i = 0; i < values->size(); i++)
-        (*values)[i] = to_float(rounded[i] = from_float<T>((float)(*values)[i]));
+        (*values)[i] = to_float(rounded[i] = T((float)(*values)[i]));
     cudaCheck(cudaMalloc((void **)&device, values->size() * sizeof(T)));
     cudaCheck(cudaMemcpy(device, rounded.data(), values->size() * sizeof(T),
                          cudaMemcpyHostToDevice));

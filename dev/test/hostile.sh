@@ -126,7 +126,7 @@ while IFS='|' read -r name words values; do
     shard_file bad.bin $values
     refused "shard: $name" "$words" "$train" $two --data bad.bin --out bad
 done << END
-wrong magic|is not a shard: expected 1024 bytes with magic|123456 1 20 256 $twenty
+wrong magic|found 1024 bytes with magic 123456|123456 1 20 256 $twenty
 wrong version|expected version 1, .* found version 2|$M 2 20 256 $twenty
 count too large|expected 1066 bytes for its 21 tokens .* found 1064|$M 1 21 256 $twenty
 count too small|expected 1062 bytes for its 19 tokens .* found 1064|$M 1 19 256 $twenty
@@ -380,7 +380,8 @@ wait $background
 status=$?
 background=
 holds "data that changes while training: status 1, found $status" test $status = 1
-holds "data that changes while training: said" grep -q 'found other bytes' message
+holds "data that changes while training: said" \
+    grep -q 'bin: expected the shard that this run began with, found other bytes' message
 
 # ---- what a run finds changed at its next save
 
@@ -493,13 +494,13 @@ ln -s loop loop
 ln -s . texts/again
 cp text.txt texts/
 T="$train $two"
-refused "--data a pipe"                  "found a folder or device"        $T --data pipe
-refused "--data a device"                "found a folder or device"        $T --data /dev/zero
+refused "--data a pipe"                  "it is a pipe or device"          $T --data pipe
+refused "--data a device"                "it is a pipe or device"          $T --data /dev/zero
 refused "--data an empty folder"         "expected files named"            $T --data empty
 refused "--data a text"                  "is not a shard"                  $T --data text.txt
 refused "--data a loop of links"         "Too many levels"                 $T --data loop
 refused "--data nothing"                 "found nothing there"             $T --data nowhere
-refused "--val-data a pipe"              "found a folder or device"        $T --data data \
+refused "--val-data a pipe"              "it is a pipe or device"          $T --data data \
     --val-data pipe
 refused "--init-from a pipe"             "expected a regular file"         $T --data data \
     --init-from pipe.safetensors
@@ -580,26 +581,26 @@ expected a whole number from 1 to 4096|--layers -1
 expected a whole number from 1 to 4096|--layers 0
 expected a whole number from 1 to 4096|--layers 99999999999999999999
 expected a whole number|--layers 1.5
-expected a whole number from 0|--seed 1e16
-expected a whole number from 1|--seq 9223372036854775808
+--seed=1e16: expected a whole number from 0 to 1e+15|--seed 1e16
+expected a whole number from 1 to 4.1943e+06|--seq 9223372036854775808
 expected a number|--lr nan
 expected a number|--lr 1e-999
 expected a number from 0 to 10|--lr -1
-expected a number from 0|--beta1 1
-expected off|--tied maybe
+--beta1=1: expected a number from 0 to 0.999999|--beta1 1
+--tied=maybe: expected off.on|--tied maybe
 no model named|--model nonsense
 unknown flag learning-rate|--learning-rate 1
 expected a flag|lr=1
 unknown flag|--
-expected a flag|-h
+expected a flag, found "-h"|-h
 is given twice|--lr 1 --lr 1
 is given twice|--lr=1 --lr 2
 needs a value|--lr
 needs a value|--lr --steps 3
-does not go with|--heads 3
-less than 2^31 tokens|--batch 16777216 --seq 4194304
+--heads 3 does not go with --width 128|--heads 3
+less than 2^31 tokens, counted for each of their experts|--batch 16777216 --seq 4194304
 expected at least seq + 1|--seq 4194304 --micro-batch 1
-expected off|--show nonsense
+--show=nonsense: expected off.model.models.modes.config|--show nonsense
 no memory|--layers 4096 --width 1048576 --heads 4096 --ffn 4194304 --seq 16 --batch 1
 END
 refused "flags: more than can be counted" "less than 2^59 elements" \

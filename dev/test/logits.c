@@ -12,7 +12,7 @@ enum { B = 2 };
 
 static void write_checkpoint(Run *r, const char *out) {
     Checkpoint c;
-    char *config = config_text(r->f, &r->m, &r->layout, &r->init, r->t, NAN);
+    char *config = run_config(r);
     begin_checkpoint(&c, out, 0);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     checkpoint_add_text(&c, "config.json", config);
@@ -62,12 +62,13 @@ static void one(const char *out, const char *mode_name, const char *flags) {
     t.mode = mode;
     if (*given.f.init_from) config_init_from(&set, &given, &t);
     flags_override(&set, &given, false);
-    run_refuse(&set, mode, "cpu", "fp32");
+    run_refuse(&set, &t);
     r->t = &t;
     r->f = &set.f;
     r->m = model_from_flags(&set.f, mode);
     r->init = init_from_flags(&set.f, mode);
     r->layout = layout_make(&r->m);
+    r->unigram = NAN;
     r->gpt = r->t->create(&r->m, &(Setup){.B = B, .T = r->m.T, .batch = B});
     if (*given.f.init_from) run_read_weights(r, given.f.init_from);
     else {

@@ -415,7 +415,7 @@ def test_own_placement(folder):
     row = re.search(r"^    (MODE\( ?MINE,.*\\)$", (tree / "doc/adding.md").read_text(), re.M)
     expect(row is not None, "doc/adding.md has the row of a placement called MINE")
     modes = tree / "llmc/modes.h"
-    modes.write_text(modes.read_text().replace("MODE( PRE, ", row[1] + "\nMODE( PRE, ", 1))
+    modes.write_text(modes.read_text().replace("MODE(PRE, ", row[1] + "\nMODE(PRE, ", 1))
     small = [*SMALL[:-2], "--make", "DEVICE=cpu PREC=fp32 CFLAGS=-O1"]
     done = subprocess.run([sys.executable, "dev/ablate.py", "--mode", "PRE,MINE", "--steps",
                            "20", *small, "--out", "mine"], capture_output=True, text=True,

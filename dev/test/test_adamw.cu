@@ -409,7 +409,7 @@ GPU_TEST(cuda_rounding_repeats) {
     EXPECT(same_bits(first, again), "the same key gives other bits");
     int wrong = 0, moved = 0;
     for (size_t i = 0; i < x.size(); i++) {
-        wrong += to_float(nearest[i]) != to_float(from_float<real>(x[i]));
+        wrong += to_float(nearest[i]) != to_float(to_real(x[i]));
         moved += to_float(first[i]) != to_float(other[i]);
     }
     EXPECT(wrong == 0, "%d of %d values not rounded to nearest", wrong, (int)x.size());

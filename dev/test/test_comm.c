@@ -99,8 +99,8 @@ static void body_talk(Comm *c) {
     double most[] = {c->rank == 2 ? 7 : 1, -5, c->rank == 1 ? NAN : c->rank};
     char *big = (char *)check_alloc(BIG, "a message");
     NEED(c->size == PROCESSES && c->local == c->rank);
-    comm_combine(c, x, 3, COMM_SUM);
-    comm_combine(c, most, 3, COMM_MAX);
+    comm_all_reduce(c, x, 3, COMM_SUM);
+    comm_all_reduce(c, most, 3, COMM_MAX);
     NEED(x[0] == 6 && isnan(x[1]) && x[2] == -3 && most[0] == 7 && most[1] == -5 && isnan(most[2]));
     for (int i = 0; i < BIG; i++) big[i] = (char)(c->rank == 2 ? i % 101 : 0);
     comm_move(c, big, BIG, 2, 0);
@@ -210,10 +210,10 @@ static void test_tensors(void) {
     for (int rank = 0; rank < 2; rank++) {
         for (int element = sizeof(float); element <= (int)sizeof(double); element *= 2) {
             note_begin(rank, n * element);
-            comm_reduce(&noted.c, noted.x, n, (size_t)element, 1);
+            comm_start(&noted.c, COMM_REDUCE, noted.x, n, (size_t)element, 1);
             expect_noted("a large sum", 4);
             note_begin(rank, n * element);
-            comm_spread(&noted.c, noted.x, n, (size_t)element, 1);
+            comm_start(&noted.c, COMM_BROADCAST, noted.x, n, (size_t)element, 1);
             expect_noted("a large tensor", 4);
         }
         note_begin(0, n);
@@ -222,7 +222,7 @@ static void test_tensors(void) {
     }
     note_begin(0, MANY * (int64_t)sizeof(float));
     for (int i = 0; i < MANY; i++)
-        comm_spread(&noted.c, noted.x + i * sizeof(float), 1, sizeof(float), 1);
+        comm_start(&noted.c, COMM_BROADCAST, noted.x + i * sizeof(float), 1, sizeof(float), 1);
     expect_noted("many tensors", MANY);
 }
 
@@ -234,7 +234,7 @@ static void die(Comm *c, int rank) {
         kill(getpid(), SIGKILL);
     }
 }
-static void body_wait(Comm *c) { die(c, 1); double x = 1; comm_combine(c, &x, 1, COMM_SUM); }
+static void body_wait(Comm *c) { die(c, 1); double x = 1; comm_all_reduce(c, &x, 1, COMM_SUM); }
 static void body_hang(Comm *c) { die(c, 1); for (;;) pause(); }
 static void body_hang_first(Comm *c) { die(c, 0); for (;;) pause(); }
 static void body_end(Comm *c) { die(c, 2); }

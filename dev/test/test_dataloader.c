@@ -268,11 +268,11 @@ static void test_bad_shards(void) {
     refuse(empty, 4, -1, 0, NULL, "found none among its 1 .bin files");
     write_shard(check_format(path, sizeof path, "%s/retrieval_train.bin", empty), 0, 9, 2, 0);
     refuse(empty, 4, -1, 0, NULL, "found both");
-    refuse("/dev/null", 4, -1, 0, NULL, "found a folder or device");
+    refuse("/dev/null", 4, -1, 0, NULL, "it is a pipe or device");
 
     refuse(bad_shard(SHARD_MAGIC, 1, 0), 4, -1, 0, NULL,
            "train.bin is not a shard: expected 1024 bytes with magic");
-    refuse(bad_shard(-1, 0, -201), 4, -1, 0, NULL, "found 1023 with");
+    refuse(bad_shard(-1, 0, -201), 4, -1, 0, NULL, "found 1023 bytes with");
     refuse(bad_shard(SHARD_VERSION, 2, 0), 4, -1, 0, NULL,
            "expected version 1, at least one token and a vocabulary, or 0 for unknown, found "
            "version 2");

@@ -568,7 +568,6 @@ static Seq logits_of(Ref *r, const int32_t *tokens, int T, bool final_norm) {
         for (int i = 0; i < m->C; i++)
             X.v[t][i] = m->emb_scale * wte[tokens[t] * m->C + i] + (wpe ? wpe[t * m->C + i] : 0);
     if (is(r, "EMBED_NORM") || is(r, "PERI")) X = N(r, "model.embed_norm", X);
-    X = X;
     for (r->l = 0; r->l < m->L; r->l++) {
         X = block(r, X);
         r->seen[r->l].stream += square(&X);

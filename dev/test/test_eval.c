@@ -67,17 +67,17 @@ static void test_hostile_files(void) {
         int at, value;
         const char *words;
     } wrong[] = {
-        {-1, 20240521, "magic 20240521"}, {-2, 2, "version 2"}, {-3, 0, "0 examples"},
-        {-3, -1, "-1 examples"}, {-3, 3, "example 2: expected the number 65535"},
-        {-3, 1, "bytes of examples, the longest"}, {-4, 1000, "the longest of 1000 bytes"},
-        {0, 7, "example 0: expected the number 65535"}, {1, 9, "an even number of bytes"},
-        {1, 0, "an even number of bytes"}, {1, 65534, "within the file"},
-        {2, 5, "its own number"}, {3, 2, "a right completion among"},
-        {4, 0, "a right completion among"}, {4, 1, "a right completion among"},
-        {4, 60000, "up to its last byte"}, {5, 60000, "up to its last byte"},
-        {5, 3, "up to its last byte"}, {6, V, "token 40 at position 6"},
-        {8, 0, "completions of a token or more"}, {8, 500, "up to its last byte"},
-        {9, V + 9, "token 49"}, {15, 2, "a token to score"}, {16, 65535, "a token to score"},
+        {-1, 20240521, "magic 20240521"}, {-2, 2, "found version 2"}, {-3, 0, "0 examples"},
+        {-3, -1, "-1 examples"}, {-3, 3, "example 2 to begin with 65535, found -1"},
+        {-3, 1, "expected 70 bytes of examples, the longest of 36 bytes, found 34"},
+        {-4, 1000, "the longest of 1000 bytes"}, {0, 7, "example 0 to begin with 65535, found 7"},
+        {1, 9, "9 bytes"}, {1, 0, "0 bytes"}, {1, 65534, "65534 bytes"}, {2, 5, "number 5"},
+        {3, 2, "completion 2 of 2"}, {4, 0, "completion 1 of 0"}, {4, 1, "completion 1 of 1"},
+        {4, 60000, "ends within its completion 2"}, {5, 60000, "ends within its completion 0"},
+        {5, 3, "ends within its completion 0"}, {6, V, "token 40 at position 6"},
+        {8, 0, "that one is empty"}, {8, 500, "ends within its completion 0"},
+        {9, V + 9, "token 49"}, {15, 2, "has -1 tokens to score and 4"},
+        {16, 65535, "has -65533 tokens to score"},
     };
 
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -92,7 +92,7 @@ static void test_hostile_files(void) {
     File f = file_make("wrong.bin");
     add_example(&f, 0, 2, 0, 0);
     file_write(&f);
-    EXPECT_REFUSAL(open_file, f.path, "a token before it");
+    EXPECT_REFUSAL(open_file, f.path, "1 tokens to score and 0 before them");
     f = file_make("wrong.bin");
     add_example(&f, 0, T + 1, 2, 0);
     file_write(&f);
@@ -101,8 +101,7 @@ static void test_hostile_files(void) {
     add_example(&f, 0, 1, 2, 0);
     add_example(&f, 0, 2, 2, 0);
     file_write(&f);
-    EXPECT_REFUSAL(open_file, f.path,
-                   "one completion in all examples of the file, or several in all");
+    EXPECT_REFUSAL(open_file, f.path, "has 2 completions, and the ones before it one");
     f.count = 0;
     for (int bytes = 0; bytes < 1024; bytes += 511) {
         file_write(&f);

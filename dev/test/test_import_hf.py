@@ -474,7 +474,7 @@ def test_own_class():
         ("width", GONE, 'expected "width", found no such member'),
         ("norm", "batch", "--norm=batch: expected rms|layer"), ("bias", True, "_proj.bias"),
         ("tie_word_embeddings", False, "no tensor lm_head.weight"),
-        ("final_norm", False, "PRE leaves the stream without a norm"),
+        ("final_norm", False, "reads a stream that has no norm"),
     ):  # fmt: skip
         edited = config | {key: value}
         edited = {name: each for name, each in edited.items() if each is not GONE}

@@ -48,11 +48,12 @@ static Values mixed(const Values &v, double factor, const Values &other, double 
 // A layer's numbers on the host and the device, and the three products as sums: xw[n, out] = x W^T,
 // dyw[n, in] = dy W, dyx[out, in] = dy^T x, sums[out].
 struct Layer {
-    LinearShape s;
+    Linear s;
     Values x, w, b, dy, y0, dx0, dw0, db0, xw, dyw, dyx, sums;
     real *d_x, *d_w, *d_b, *d_dy;
     Layer(int64_t n, int out, int in, float c)
-        : s{n, out, in, c}, xw(n * out), dyw(n * in), dyx((size_t)out * in), sums(out) {
+        : s{nullptr, nullptr, nullptr, nullptr, n, out, in, c}, xw(n * out), dyw(n * in),
+          dyx((size_t)out * in), sums(out) {
         x = random_values(n * in, 1), w = random_values((size_t)out * in, 2, 0.5),
         b = random_values(out, 3, 1, 1), dy = random_values(n * out, 4, 1, 0.2);
         y0 = random_values(n * out, 5, 3), dx0 = random_values(n * in, 6, 3),
@@ -69,6 +70,10 @@ struct Layer {
                 }
             }
     }
+    // The layer with arrays of the device, and with c times `scale`.
+    Linear of(bool bias, wide *dw = nullptr, wide *db = nullptr, float scale = 1) const {
+        return {d_w, bias ? d_b : nullptr, dw, db, s.n, s.out, s.in, scale * s.c};
+    }
     ~Layer() { cudaFree(d_x), cudaFree(d_w), cudaFree(d_b), cudaFree(d_dy); }
 
     // c x W^T, + b
@@ -81,16 +86,16 @@ struct Layer {
 
 // Without an addend, with one in another array, and in place.
 static void check_forward(Layer *t, bool bias, Gpu *gpu) {
-    const real *b = bias ? t->d_b : nullptr;
+    Linear l = t->of(bias);
     real *d_y = device_empty<real>(t->y0.size()), *d_add = device_copy<real>(&t->y0);
-    linear_forward(d_y, t->d_x, t->d_w, b, nullptr, 0, t->s, gpu);
+    linear_forward(d_y, t->d_x, l, {}, gpu);
     expect_close(d_y, t->y(bias), "y");
-    linear_forward(d_y, t->d_x, t->d_w, b, d_add, 0.75f, t->s, gpu);
+    linear_forward(d_y, t->d_x, l, {d_add, 0.75f}, gpu);
     expect_close(d_y, mixed(t->y(bias), 1, t->y0, 0.75), "y with an addend");
     expect_close(d_add, t->y0, "the addend, which is only read");
-    linear_forward(d_add, t->d_x, t->d_w, b, d_add, -0.5f, t->s, gpu);
+    linear_forward(d_add, t->d_x, l, {d_add, -0.5f}, gpu);
     expect_close(d_add, mixed(t->y(bias), 1, t->y0, -0.5), "y in place");
-    linear_forward(d_add, t->d_x, t->d_w, b, d_add, 0, t->s, gpu);
+    linear_forward(d_add, t->d_x, l, {d_add, 0}, gpu);
     expect_close(d_add, t->y(bias), "y with beta 0");
     cudaFree(d_y), cudaFree(d_add);
 }
@@ -102,7 +107,7 @@ static const double GELU_TOLERANCE = ON_GPU ? fmax(TOLERANCE, 1e-6) : TOLERANCE;
 static void check_gelu(Layer *t, Gpu *gpu) {
     for (bool bias : {false, true}) {
         real *d_h = device_empty<real>(t->y0.size()), *d_pre = device_empty<real>(t->y0.size());
-        linear_gelu_forward(d_h, d_pre, t->d_x, t->d_w, bias ? t->d_b : nullptr, t->s, gpu);
+        linear_gelu_forward(d_h, d_pre, t->d_x, t->of(bias), gpu);
         expect_close(d_pre, t->y(bias), bias ? "pre with a bias" : "pre");
         expect_close(d_h, map(t->y(bias), gelu_tanh), bias ? "h with a bias" : "h", GELU_TOLERANCE);
         cudaFree(d_h), cudaFree(d_pre);
@@ -110,7 +115,7 @@ static void check_gelu(Layer *t, Gpu *gpu) {
     Values pre = random_values(t->dx0.size(), 9), want = mixed(t->dyw, t->s.c, pre, 0);
     real *d_pre = device_copy<real>(&pre), *d_dpre = device_empty<real>(pre.size());
     for (size_t i = 0; i < pre.size(); i++) want[i] *= gelu_tanh_slope(pre[i]);
-    linear_gelu_backward_input(d_dpre, d_pre, t->d_dy, t->d_w, t->s, gpu);
+    linear_gelu_backward_input(d_dpre, d_pre, t->d_dy, t->of(false), gpu);
     expect_close(d_dpre, want, "dpre", GELU_TOLERANCE);
     expect_close(d_pre, pre, "pre, which is only read");
     cudaFree(d_pre), cudaFree(d_dpre);
@@ -118,24 +123,23 @@ static void check_gelu(Layer *t, Gpu *gpu) {
 
 static void check_backward_input(Layer *t, Gpu *gpu) {
     real *d_dx = device_empty<real>(t->dx0.size()), *d_add = device_copy<real>(&t->dx0);
-    linear_backward_input(d_dx, t->d_dy, t->d_w, nullptr, 0, 1, t->s, gpu);
+    linear_backward_input(d_dx, t->d_dy, t->of(false), {}, gpu);
     expect_close(d_dx, mixed(t->dyw, t->s.c, t->dx0, 0), "dx");
-    linear_backward_input(d_dx, t->d_dy, t->d_w, d_add, 1.5f, 0.5f, t->s, gpu);
-    expect_close(d_dx, mixed(t->dyw, 0.5 * t->s.c, t->dx0, 1.5), "dx with an addend");
-    linear_backward_input(d_add, t->d_dy, t->d_w, d_add, 1, 3, t->s, gpu);
-    expect_close(d_add, mixed(t->dyw, 3 * t->s.c, t->dx0, 1), "dx in place");
+    linear_backward_input(d_dx, t->d_dy, t->of(false), {d_add, 1.5f}, gpu);
+    expect_close(d_dx, mixed(t->dyw, t->s.c, t->dx0, 1.5), "dx with an addend");
+    linear_backward_input(d_add, t->d_dy, t->of(false), {d_add, 1}, gpu);
+    expect_close(d_add, mixed(t->dyw, t->s.c, t->dx0, 1), "dx in place");
     cudaFree(d_dx), cudaFree(d_add);
 }
 
-// Calls add up: of several scales, one of which makes alpha 1 where c is 1/2, and without a bias.
+// Calls add up: of several factors, one of which makes alpha 1 where c is 1/2, and without a bias.
 static void check_backward_weight(Layer *t, Gpu *gpu) {
     wide *d_dw = device_copy<wide>(&t->dw0), *d_db = device_copy<wide>(&t->db0);
-    linear_backward_weight(d_dw, d_db, t->d_dy, t->d_x, 1, t->s, gpu);
-    linear_backward_weight(d_dw, d_db, t->d_dy, t->d_x, 0.25f, t->s, gpu);
-    linear_backward_weight(d_dw, d_db, t->d_dy, t->d_x, 2, t->s, gpu);
-    linear_backward_weight(d_dw, nullptr, t->d_dy, t->d_x, 4, t->s, gpu);
+    for (float scale : {1.0f, 0.25f, 2.0f})
+        linear_backward_weight(t->d_dy, t->d_x, t->of(true, d_dw, d_db, scale), gpu);
+    linear_backward_weight(t->d_dy, t->d_x, t->of(false, d_dw, nullptr, 4), gpu);
     expect_close(d_dw, mixed(t->dyx, 7.25 * t->s.c, t->dw0, 1), "dW");
-    expect_close(d_db, mixed(t->sums, 3.25, t->db0, 1), "db");
+    expect_close(d_db, mixed(t->sums, 3, t->db0, 1), "db");
     cudaFree(d_dw), cudaFree(d_db);
 }
 
@@ -166,7 +170,7 @@ GPU_TEST(cuda_linear_wide) {
     Layer layers[] = {{25, 40, 72, 0.75f}, {1, 8, 16, -1.5f}};
     for (Layer &t : layers) {
         wide *d_y = device_empty<wide>(t.y0.size());
-        linear_forward_wide(d_y, t.d_x, t.d_w, t.s, &plans.gpu);
+        linear_forward_wide(d_y, t.d_x, t.of(false), &plans.gpu);
         double e = nmse(host_values(d_y, t.y0.size()), t.y(false));
         EXPECT(e < 1e-12, "y in float: normalized mean squared error %.3g", e);
         cudaFree(d_y);
@@ -181,7 +185,7 @@ GPU_TEST(cuda_linear_tf32) {
     Layer t(192, 256, 320, 1);
     TestPlans plans(true);
     real *d_y = device_empty<real>(t.y0.size());
-    linear_forward(d_y, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, &plans.gpu);
+    linear_forward(d_y, t.d_x, t.of(false), {}, &plans.gpu);
     double e = nmse(host_values(d_y, t.y0.size()), t.y(false));
     if (sizeof(real) == sizeof(float))
         EXPECT((e > 1e-9 || ON_GPU) && e < 1e-5,
@@ -212,18 +216,19 @@ static void tune(Layer *t, Gpu *gpu) {
     real *d_dpre = device_copy<real>(&t->dx0);
     wide *d_dw = device_copy<wide>(&t->dw0), *d_db = device_copy<wide>(&t->db0);
     gpu->plans->tuning = true;
-    for (const real *b : {(const real *)nullptr, (const real *)t->d_b}) {
-        linear_forward(d_y, t->d_x, t->d_w, b, nullptr, 0, t->s, gpu);
-        linear_gelu_forward(d_y, d_pre, t->d_x, t->d_w, b, t->s, gpu);
-        linear_forward(d_y, t->d_x, t->d_w, b, d_pre, 1, t->s, gpu);
-        linear_forward(d_y, t->d_x, t->d_w, b, d_y, 1, t->s, gpu);
+    for (bool bias : {false, true}) {
+        Linear l = t->of(bias);
+        linear_forward(d_y, t->d_x, l, {}, gpu);
+        linear_gelu_forward(d_y, d_pre, t->d_x, l, gpu);
+        linear_forward(d_y, t->d_x, l, {d_pre, 1}, gpu);
+        linear_forward(d_y, t->d_x, l, {d_y, 1}, gpu);
     }
-    linear_backward_input(d_dx, t->d_dy, t->d_w, nullptr, 0, 1, t->s, gpu);
-    linear_backward_input(d_dx, t->d_dy, t->d_w, d_dpre, 1, 1, t->s, gpu);
-    linear_backward_input(d_dx, t->d_dy, t->d_w, d_dx, 1, 1, t->s, gpu);
-    linear_gelu_backward_input(d_dpre, d_dx, t->d_dy, t->d_w, t->s, gpu);
-    linear_backward_weight(d_dw, d_db, t->d_dy, t->d_x, 1, t->s, gpu);
-    linear_backward_weight(d_dw, nullptr, t->d_dy, t->d_x, 1, t->s, gpu);
+    Linear l = t->of(true, d_dw, d_db);
+    linear_backward_input(d_dx, t->d_dy, l, {}, gpu);
+    linear_backward_input(d_dx, t->d_dy, l, {d_dpre, 1}, gpu);
+    linear_backward_input(d_dx, t->d_dy, l, {d_dx, 1}, gpu);
+    linear_gelu_backward_input(d_dpre, d_dx, t->d_dy, l, gpu);
+    linear_backward_weight(t->d_dy, t->d_x, l, gpu);
     gpu->plans->tuning = false;
     cudaCheck(cudaStreamSynchronize(gpu->stream));
     cudaFree(d_y), cudaFree(d_pre), cudaFree(d_dx), cudaFree(d_dpre), cudaFree(d_dw),
@@ -241,8 +246,8 @@ GPU_TEST(cuda_linear_plans) {
            "the text holds plans that were not timed: %s", text_of(first.gpu.plans).c_str());
     TestPlans zero;
     real *d_y = device_copy<real>(&t.y0);
-    linear_forward(d_y, t.d_x, t.d_w, nullptr, d_y, 0, t.s, &zero.gpu);
-    linear_forward(d_y, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, &zero.gpu);
+    linear_forward(d_y, t.d_x, t.of(false), {d_y, 0}, &zero.gpu);
+    linear_forward(d_y, t.d_x, t.of(false), {}, &zero.gpu);
     EXPECT(zero.gpu.plans->count == 1, "%d plans, expected one: an addend times 0 is none",
            zero.gpu.plans->count);
     cudaFree(d_y);
@@ -283,11 +288,12 @@ GPU_TEST(cuda_linear_alignment) {
     real *d_h = device_shifted(t.y0);
     real *d_pre = device_shifted(t.y0);
     real *d_dpre = device_shifted(t.dx0);
-    linear_forward(d_h, d_x, d_w, d_b, d_add, 1, t.s, &plans.gpu);
+    Linear l = {d_w, d_b, nullptr, nullptr, t.s.n, t.s.out, t.s.in, t.s.c};
+    linear_forward(d_h, d_x, l, {d_add, 1}, &plans.gpu);
     expect_close(d_h, mixed(t.y(true), 1, t.y0, 1), "y at 16 bytes");
-    linear_gelu_forward(d_h, d_pre, d_x, d_w, d_b, t.s, &plans.gpu);
+    linear_gelu_forward(d_h, d_pre, d_x, l, &plans.gpu);
     expect_close(d_h, map(t.y(true), gelu_tanh), "h at 16 bytes", GELU_TOLERANCE);
-    linear_gelu_backward_input(d_dpre, d_x, d_dy, d_w, t.s, &plans.gpu);
+    linear_gelu_backward_input(d_dpre, d_x, d_dy, l, &plans.gpu);
     Values want = mixed(t.dyw, 1, t.dx0, 0);
     for (size_t i = 0; i < want.size(); i++) want[i] *= gelu_tanh_slope(t.x[i]);
     expect_close(d_dpre, want, "dpre at 16 bytes", GELU_TOLERANCE);
@@ -305,13 +311,13 @@ GPU_TEST(cuda_linear_graph) {
     check_backward_weight(&t, &plans.gpu);
     wide *d_dw = device_copy<wide>(&t.dw0), *d_db = device_copy<wide>(&t.db0);
     cudaCheck(cudaStreamBeginCapture(plans.gpu.stream, cudaStreamCaptureModeThreadLocal));
-    linear_backward_weight(d_dw, d_db, t.d_dy, t.d_x, 2, t.s, &plans.gpu);
-    linear_backward_weight(d_dw, d_db, t.d_dy, t.d_x, 1, t.s, &plans.gpu);
+    for (float scale : {2.0f, 1.0f})
+        linear_backward_weight(t.d_dy, t.d_x, t.of(true, d_dw, d_db, scale), &plans.gpu);
     cudaCheck(cudaStreamEndCapture(plans.gpu.stream, &graph));
     cudaCheck(cudaGraphInstantiate(&executable, graph, 0));
     for (int i = 0; i < 2; i++) cudaCheck(cudaGraphLaunch(executable, plans.gpu.stream));
     expect_close(d_dw, mixed(t.dyx, 3, t.dw0, 1), "dW of a graph");
-    expect_close(d_db, mixed(t.sums, 6, t.db0, 1), "db of a graph");
+    expect_close(d_db, mixed(t.sums, 4, t.db0, 1), "db of a graph");
     cudaCheck(cudaGraphExecDestroy(executable));
     cudaCheck(cudaGraphDestroy(graph));
     cudaFree(d_dw), cudaFree(d_db);
@@ -348,9 +354,10 @@ GPU_TEST(cuda_linear_plans_full) {
     for (int64_t n = 1; n <= t.s.n; n++) {
         real *d_y = device_empty<real>(n * t.s.out);
         Values want = t.y(true);
-        LinearShape s = {n, t.s.out, t.s.in, t.s.c};
+        Linear l = t.of(true);
+        l.n = n;
         want.resize(n * t.s.out);
-        linear_forward(d_y, t.d_x, t.d_w, t.d_b, nullptr, 0, s, &plans.gpu);
+        linear_forward(d_y, t.d_x, l, {}, &plans.gpu);
         expect_close(d_y, want, "y of a growing text");
         cudaFree(d_y);
     }
@@ -376,7 +383,7 @@ GPU_TEST(cuda_linear_plans_refused) {
     TestPlans plans;
     plans.gpu.plans->tuning = true;
     real *d_y = device_empty<real>(t.y0.size());
-    linear_forward(d_y, t.d_x, t.d_w, t.d_b, nullptr, 0, t.s, &plans.gpu);
+    linear_forward(d_y, t.d_x, t.of(true), {}, &plans.gpu);
     std::string text = text_of(plans.gpu.plans);
     size_t first = text.find("{\"m\""), hex = text.find("\"algo\": \"") + 9;
     std::string entry = text.substr(first, text.find('}', first) + 1 - first);
@@ -429,7 +436,7 @@ GPU_TEST(cuda_linear_refused) {
     Gpu *gpu = &plans.gpu;
     wide *d_dw = device_copy<wide>(&t.dw0), *d_db = device_copy<wide>(&t.db0);
     expect_words(said([&] {
-                     linear_forward((real *)t.d_x + 1, t.d_x, t.d_w, nullptr, nullptr, 0, t.s, gpu);
+                     linear_forward((real *)t.d_x + 1, t.d_x, t.of(false), {}, gpu);
                      return 0;
                  }),
                  "1 error: cublasLtMatmul: CUBLAS_STATUS_INVALID_VALUE, for D[40, 24] = op(A) "
@@ -437,7 +444,7 @@ GPU_TEST(cuda_linear_refused) {
                  "y not at 16 bytes");
     gpu->scratch_size = 24 * 40 - 1;
     expect_words(said([&] {
-                     linear_backward_weight(d_dw, d_db, t.d_dy, t.d_x, 1, t.s, gpu);
+                     linear_backward_weight(t.d_dy, t.d_x, t.of(true, d_dw, d_db), gpu);
                      return 0;
                  }),
                  "1 error: expected 3840 bytes of scratch, found 3836", "scratch");

@@ -47,13 +47,14 @@ static void check_classifier(LossCase s) {
     cudaCheck(cudaMemcpy(d_targets, targets.data(), s.n * sizeof(int32_t), cudaMemcpyHostToDevice));
     wide *losses = device_empty<wide>(s.n), *logsum = device_empty<wide>(s.n);
     LossTruth t = loss_truth(s, z, targets);
-    classifier(losses, logsum, d_z, d_targets, s.n, s.V, s.Vp, s.z_loss, false, test_gpu());
+    Logits logits = {d_z, losses, logsum, d_targets, s.n, s.V, s.Vp, s.z_loss, {}};
+    classifier(logits, false, test_gpu());
     check_losses(s, t, losses, logsum);
     EXPECT(host_values(d_z, z.size()) == z, "n %d, V %d: logits changed without a gradient",
            (int)s.n, s.V);
     cudaCheck(cudaMemset(losses, 0xff, s.n * sizeof(wide)));
     cudaCheck(cudaMemset(logsum, 0xff, s.n * sizeof(wide)));
-    classifier(losses, logsum, d_z, d_targets, s.n, s.V, s.Vp, s.z_loss, true, test_gpu());
+    classifier(logits, true, test_gpu());
     check_losses(s, t, losses, logsum);
     Values dz = host_values(d_z, z.size()), dz_target(s.n);
     int padding = 0;
@@ -106,11 +107,12 @@ static void check_gained(LossCase s, size_t scratch) {
     if (scratch) gpu.scratch_size = scratch, gpu.scratch = device_empty<float>(scratch);
     for (size_t i = 0; i < z.size(); i++) logits[i] = factor * w[i % s.Vp] * z[i];
     LossTruth t = loss_truth(s, logits, targets);
-    gained_classifier_forward(losses, logsum, d_z, d_targets, &gain, s.V, &gpu);
+    Logits f = {d_z, losses, logsum, d_targets, s.n, s.V, s.Vp, s.z_loss, gain};
+    classifier(f, true, &gpu);
     check_losses(s, t, losses, logsum);
     EXPECT(host_values(d_z, z.size()) == z, "n %d, V %d: what gives logits changed before backward",
            (int)s.n, s.V);
-    gained_classifier_backward(d_z, logsum, d_targets, &gain, s.V, s.z_loss, (float)scale, &gpu);
+    gained_classifier_backward(f, (float)scale, &gpu);
     want_dw = dw;
     Values want_dz(z.size());
     for (int64_t row = 0; row < s.n; row++) {
@@ -156,7 +158,7 @@ GPU_TEST(cuda_classifier_not_finite) {
         cudaCheck(cudaMalloc((void **)&d_targets, s.n * sizeof(int32_t)));
         cudaCheck(cudaMemset(d_targets, 0, s.n * sizeof(int32_t)));
         wide *losses = device_empty<wide>(s.n), *logsum = device_empty<wide>(s.n);
-        classifier(losses, logsum, d_z, d_targets, s.n, s.V, s.Vp, 0, true, test_gpu());
+        classifier({d_z, losses, logsum, d_targets, s.n, s.V, s.Vp, 0, {}}, true, test_gpu());
         Values got = host_values(losses, s.n);
         EXPECT(isfinite(got[0]) && !isfinite(got[1]) && isfinite(got[2]),
                "a logit of %g: losses %g %g %g", value, got[0], got[1], got[2]);
@@ -175,7 +177,8 @@ static void check_loss_sums(int64_t n, float z_loss) {
     cudaCheck(cudaMalloc((void **)&sums, sizeof got));
     cudaCheck(cudaMemcpy(sums, want.data(), sizeof got, cudaMemcpyHostToDevice));
     for (int call = 0; call < 2; call++) {
-        loss_sums(sums, d_losses, d_logsum, n, z_loss, test_gpu());
+        Logits f = {nullptr, d_losses, d_logsum, nullptr, n, 0, 0, z_loss, {}};
+        loss_sums(sums, f, test_gpu());
         for (int64_t i = 0; i < n; i++) {
             want[0] += losses[i];
             want[1] += (double)z_loss * logsum[i] * logsum[i];

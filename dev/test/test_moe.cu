@@ -32,15 +32,14 @@ enum { RANDOM, EQUAL, CROWDED, LOGITS };
 
 // A router's logits on both sides, and what plain loops make of them.
 struct TestRouter {
-    RouterShape r;
+    Router r;
     int64_t n;
     Values z, bias, gate, lse, load, share;
     Ints choice, place, start, source, tiles;
     wide *d_z, *d_bias;
-    Routed o;
 
-    TestRouter(RouterShape shape, int logits, bool biased)
-        : r(shape), n((int64_t)r.B * r.T), z(random_values(n * r.E, 21, 2)) {
+    TestRouter(Router sizes, int logits, bool biased)
+        : r(sizes), n((int64_t)r.B * r.T), z(random_values(n * r.E, 21, 2)) {
         for (int64_t i = 0; i < n * r.E; i++) {
             if (logits == EQUAL) z[i] = 0.5;
             if (logits == CROWDED)
@@ -49,17 +48,21 @@ struct TestRouter {
         if (biased) bias = random_values(r.E, 22, 0.3);
         d_z = device_copy<wide>(&z);
         d_bias = biased ? device_copy<wide>(&bias) : nullptr;
-        o = {device_empty<wide>(n * r.K), device_empty<wide>(n),
-             device_empty<wide>((r.B + 1) * r.E), device_empty<wide>(r.B * r.E),
-             device_empty<int32_t>(n * r.K), device_empty<int32_t>(n * r.K),
-             device_empty<int32_t>(r.E + 1), device_empty<int32_t>(n * r.K),
-             device_empty<int32_t>(2 * row_tiles(n * r.K, r.E))};
+        r.gate = device_empty<wide>(n * r.K);
+        r.lse = device_empty<wide>(n);
+        r.load = device_empty<wide>((r.B + 1) * r.E);
+        r.share = device_empty<wide>(r.B * r.E);
+        r.choice = device_empty<int32_t>(n * r.K);
+        r.place = device_empty<int32_t>(n * r.K);
+        r.start = device_empty<int32_t>(r.E + 1);
+        r.source = device_empty<int32_t>(n * r.K);
+        r.tiles = device_empty<int32_t>(2 * row_tiles(n * r.K, r.E));
         choose();
         sort();
     }
     ~TestRouter() {
-        void *arrays[] = {d_z,      d_bias,  o.gate,  o.lse,    o.load, o.share,
-                          o.choice, o.place, o.start, o.source, o.tiles};
+        void *arrays[] = {d_z,      d_bias,  r.gate,  r.lse,    r.load, r.share,
+                          r.choice, r.place, r.start, r.source, r.tiles};
         for (void *p : arrays) cudaFree(p);
     }
 
@@ -115,15 +118,19 @@ struct TestRouter {
         start[r.E] = row;
     }
 
-    void run() { router_forward(&o, d_z, d_bias, r, test_gpu()); }
+    void run() {
+        r.z = d_z;
+        r.bias = d_bias;
+        router_forward(r, test_gpu());
+    }
 
     void expect(const char *what) const {
-        Ints got_tiles = host_ints(o.tiles, 2 * row_tiles(n * r.K, r.E));
-        EXPECT(host_ints(o.choice, choice.size()) == choice, "%s: another choice", what);
-        EXPECT(host_values(o.load, load.size()) == load, "%s: another load", what);
-        EXPECT(host_ints(o.start, start.size()) == start &&
-                   host_ints(o.place, place.size()) == place &&
-                   host_ints(o.source, source.size()) == source,
+        Ints got_tiles = host_ints(r.tiles, 2 * row_tiles(n * r.K, r.E));
+        EXPECT(host_ints(r.choice, choice.size()) == choice, "%s: another choice", what);
+        EXPECT(host_values(r.load, load.size()) == load, "%s: another load", what);
+        EXPECT(host_ints(r.start, start.size()) == start &&
+                   host_ints(r.place, place.size()) == place &&
+                   host_ints(r.source, source.size()) == source,
                "%s: rows lie elsewhere", what);
         bool rest = true;
         for (size_t i = tiles.size(); i < got_tiles.size(); i += 2)
@@ -131,24 +138,32 @@ struct TestRouter {
         got_tiles.resize(tiles.size());
         EXPECT(got_tiles == tiles && rest, "%s: other tiles", what);
         for (auto [device, want, name] :
-             {std::tuple(o.gate, &gate, "gates"), std::tuple(o.lse, &lse, "lse"),
-              std::tuple(o.share, &share, "shares")}) {
+             {std::tuple(r.gate, &gate, "gates"), std::tuple(r.lse, &lse, "lse"),
+              std::tuple(r.share, &share, "shares")}) {
             double e = nmse(host_values(device, want->size()), *want);
             EXPECT(e <= 1e-10, "%s: %s off by nmse %.2g", what, name, e);
         }
     }
 };
 
-static const RouterShape ROUTERS[] = {
-    {2, 70, 5, 2, 0, 1, 0.3f, 0.2f, 0.1f},               // two chunks a sequence, the second short
-    {3, 19, 33, 4, 0, 1.5f, 0, 0.2f, 0},                 // more experts than lanes
-    {1, 1, 8, 1, 0, 1, 0.1f, 0, 0.1f},                   // one token
-    {1, 150, 6, 6, 0, 2, 0.2f, 0.1f, 0.3f},              // K = E, and experts of more than one tile
-    {1, 9, 70, 35, 0, 1, 0, 0, 0.2f},                    // more experts a token than lanes
+static Router router(int B, int T, int E, int K, float scale, float balance, float sequence,
+                     float z_loss) {
+    Router r = {};
+    r.B = B, r.T = T, r.E = E, r.K = K;
+    r.scale = scale, r.balance = balance, r.sequence = sequence, r.z_loss = z_loss;
+    return r;
+}
+
+static const Router ROUTERS[] = {
+    router(2, 70, 5, 2, 1, 0.3f, 0.2f, 0.1f),            // two chunks a sequence, the second short
+    router(3, 19, 33, 4, 1.5f, 0, 0.2f, 0),              // more experts than lanes
+    router(1, 1, 8, 1, 1, 0.1f, 0, 0.1f),                // one token
+    router(1, 150, 6, 6, 2, 0.2f, 0.1f, 0.3f),           // K = E, and experts of more than one tile
+    router(1, 9, 70, 35, 1, 0, 0, 0.2f),                 // more experts a token than lanes
 };
 
 template <typename F> static void with_routers(F body) {
-    for (RouterShape r : ROUTERS)
+    for (Router r : ROUTERS)
         for (r.kind = 0; r.kind < 3; r.kind++)
             for (int logits = 0; logits < LOGITS; logits++) {
                 bool biased = r.kind == ROUTER_SIGMOID && logits != EQUAL;
@@ -169,13 +184,15 @@ GPU_TEST(cuda_router) {
 // token.
 GPU_TEST(cuda_router_nan) {
     for (int nans : {1, 5}) {
-        TestRouter t({1, 3, 5, 3, ROUTER_SIGMOID, 1, 0, 0, 0}, RANDOM, false);
+        Router sizes = router(1, 3, 5, 3, 1, 0, 0, 0);
+        sizes.kind = ROUTER_SIGMOID;
+        TestRouter t(sizes, RANDOM, false);
         // its sigmoid is a positive NaN on every CPU and GPU
         for (int j = 0; j < nans; j++) t.z[j] = -NAN;
         cudaFree(t.d_z);
         t.d_z = device_copy<wide>(&t.z);
         t.run();
-        Ints choice = host_ints(t.o.choice, 9), place = host_ints(t.o.place, 9), seen(9);
+        Ints choice = host_ints(t.r.choice, 9), place = host_ints(t.r.place, 9), seen(9);
         for (int i = 0; i < 9; i++) {
             for (int k = i / 3 * 3; k < i; k++)
                 EXPECT(choice[k] != choice[i], "%d NaN: token %d goes through expert %d twice",
@@ -193,7 +210,7 @@ GPU_TEST(cuda_router_nan) {
 // are.
 static double token_loss(const TestRouter &t, const Values &dgate, const Values &z_t, int64_t token,
                          double loss_scale) {
-    const RouterShape &r = t.r;
+    const Router &r = t.r;
     double n = (double)t.n, chosen = 0, all = 0, loss = 0, lse = t.log_sum(z_t.data());
     const double *load_b = &t.load[token / r.T * r.E], *load = &t.load[r.B * r.E];
     for (int j = 0; j < r.E; j++) all += t.score(z_t.data(), j);
@@ -206,14 +223,14 @@ static double token_loss(const TestRouter &t, const Values &dgate, const Values 
         loss += loss_scale * r.E / r.K / n *
                 (r.balance * load[j] / n + r.sequence * load_b[j] / r.T) * p;
     }
-    return loss + loss_scale * r.z * lse * lse / n;
+    return loss + loss_scale * r.z_loss * lse * lse / n;
 }
 
 // Central differences of that. Logits that prefer one expert make gradients that are too small to
 // be measured so.
 GPU_TEST(cuda_router_backward) {
     with_routers([](TestRouter *t, const char *what) {
-        const RouterShape &r = t->r;
+        const Router &r = t->r;
         Values dgate = random_values(t->n * r.K, 31), want(t->n * r.E);
         if (fabs(t->z[0]) > 100) return;
         double loss_scale = 0.7 * (double)t->n, step = 1e-4;
@@ -230,7 +247,7 @@ GPU_TEST(cuda_router_backward) {
             }
             want[i] = slope / (12 * step);
         }
-        router_backward(d_dz, d_dgate, &t->o, t->d_z, r, (float)loss_scale, test_gpu());
+        router_backward(d_dz, d_dgate, r, (float)loss_scale, test_gpu());
         expect_close(d_dz, want, what);
         cudaFree(d_dgate), cudaFree(d_dz);
     });
@@ -239,7 +256,7 @@ GPU_TEST(cuda_router_backward) {
 // Twice: sums and loads add up. Watched or not, the loss is the same.
 GPU_TEST(cuda_router_count) {
     with_routers([](TestRouter *t, const char *what) {
-        const RouterShape &r = t->r;
+        const Router &r = t->r;
         double n = (double)t->n, want[ROUTER_SUMS] = {}, loss = 0;
         Values loads(r.E, 3), watched(ROUTER_SUMS + r.E);
         for (int64_t i = 0; i < t->n; i++) {
@@ -262,15 +279,15 @@ GPU_TEST(cuda_router_count) {
         double *d_sums, sums[1 + ROUTER_SUMS + 100];
         cudaCheck(cudaMalloc((void **)&d_sums, sizeof sums));
         cudaCheck(cudaMemset(d_sums, 0, sizeof sums));
-        router_count(d_sums, d_loads, d_sums + 1, &t->o, t->d_z, r, test_gpu());
-        router_count(d_sums, d_loads, nullptr, &t->o, t->d_z, r, test_gpu());
+        router_count(d_sums, d_loads, d_sums + 1, r, test_gpu());
+        router_count(d_sums, d_loads, nullptr, r, test_gpu());
         cudaCheck(cudaDeviceSynchronize());
         cudaCheck(cudaMemcpy(sums, d_sums, sizeof sums, cudaMemcpyDeviceToHost));
         for (int i = 0; i < ROUTER_SUMS; i++)
             EXPECT(fabs(sums[1 + i] - want[i]) <= 1e-5 * fabs(want[i]),
                    "%s: sum %d is %.9g, expected %.9g", what, i, sums[1 + i], want[i]);
         loss = 2 * (r.balance * want[ROUTER_BALANCE] + r.sequence * want[ROUTER_SEQUENCE] +
-                    r.z * want[ROUTER_Z]);
+                    r.z_loss * want[ROUTER_Z]);
         EXPECT(fabs(sums[0] - loss) <= 1e-5 * loss, "%s: loss %.9g, expected %.9g", what, sums[0],
                loss);
         bool same = true;
@@ -335,12 +352,17 @@ static void check_combine(int64_t n, int K, int C) {
             drows[place[i] * C + x] = gate[i] * dy[i / K * C + x];
             dgate[i] += dy[i / K * C + x] * row;
         }
-    combine(d_y, d_rows, d_gate, d_place, nullptr, 0, n, K, C, test_gpu());
+    Router r = router(1, (int)n, 1, K, 0, 0, 0, 0);
+    r.place = d_place;
+    r.gate = d_gate;
+    combine(d_y, d_rows, r, {}, C, test_gpu());
     expect_close(d_y, gated, "rows by their gates");
-    combine(d_add, d_rows, nullptr, d_place, d_add, -0.5f, n, K, C, test_gpu());
+    r.gate = nullptr;
+    combine(d_add, d_rows, r, {d_add, -0.5f}, C, test_gpu());
     for (size_t i = 0; i < plain.size(); i++) plain[i] -= 0.5 * add[i];
     expect_close(d_add, plain, "rows added to what is there");
-    combine_backward(d_drows, d_dgate, d_dy, d_rows, d_gate, d_place, n, K, C, test_gpu());
+    r.gate = d_gate;
+    combine_backward(d_drows, d_dgate, d_dy, d_rows, r, C, test_gpu());
     expect_close(d_drows, drows, "gradient of rows");
     expect_close(d_dgate, dgate, "gradient of gates");
     cudaFree(d_rows), cudaFree(d_add), cudaFree(d_dy), cudaFree(d_y), cudaFree(d_drows),
@@ -376,13 +398,10 @@ struct TestRows {
         d_start = device_ints(start), d_source = device_ints(source), d_tiles = device_ints(tiles);
     }
     ~TestRows() { cudaFree(d_start), cudaFree(d_source), cudaFree(d_tiles); }
-    ExpertRows of(bool from_tokens) const {
-        return {d_start, d_tiles, from_tokens ? d_source : nullptr, count};
-    }
 };
 
 // The index of expert e's weight [j, i]: parts one below the other, experts within a part.
-static int64_t weight_index(ExpertShape s, int e, int j, int i) {
+static int64_t weight_index(const Experts &s, int e, int j, int i) {
     return (((int64_t)(j / s.width) * s.E + e) * s.width + j % s.width) * s.in + i;
 }
 
@@ -392,7 +411,6 @@ static void check_experts(const Ints &counts, int parts, int width, int in, floa
                           bool from_tokens, Gpu *gpu) {
     int tokens = 11, out = parts * width;
     TestRows rows(counts, tokens);
-    ExpertShape s = {rows.E, parts, width, in, c};
     int64_t lines = from_tokens ? tokens : rows.count, weights = (int64_t)rows.E * out * in;
     Values x = random_values(lines * in, 62);
     Values w = random_values(weights, 63, 0.5);
@@ -404,6 +422,8 @@ static void check_experts(const Ints &counts, int parts, int width, int in, floa
     real *d_y = device_empty<real>(rows.count * out);
     real *d_dx = device_empty<real>(rows.count * in);
     wide *d_dw = device_copy<wide>(&dw), *d_plain = device_copy<wide>(&dw);
+    Experts s = {d_w, d_dw, rows.E, parts, width, in, c, rows.count, rows.d_start, rows.d_tiles,
+                 from_tokens ? rows.d_source : nullptr};
     Values y(rows.count * out), dx(rows.count * in), before = dw;
     for (int e = 0; e < rows.E; e++)
         for (int64_t row = rows.start[e]; row < rows.start[e + 1]; row++)
@@ -415,10 +435,8 @@ static void check_experts(const Ints &counts, int parts, int width, int in, floa
                     dx[row * in + i] += c * dy[row * out + j] * w_ji;
                     dw[weight_index(s, e, j, i)] += 2 * c * dy[row * out + j] * x_i;
                 }
-    experts_forward(d_y, d_x, d_w, rows.of(from_tokens), s, gpu);
-    experts_backward_input(d_dx, d_dy, d_w, rows.of(false), s, gpu);
-    for (int k = 0; k < 2; k++)
-        experts_backward_weight(d_dw, d_dy, d_x, rows.of(from_tokens), s, gpu);
+    experts_forward(d_y, d_x, s, gpu);
+    for (int k = 0; k < 2; k++) experts_backward(d_dx, d_dy, d_x, s, gpu);
     expect_close(d_y, y, "y of experts");
     expect_close(d_dx, dx, "dx of experts");
     expect_close(d_dw, dw, "dW of experts");
@@ -436,10 +454,11 @@ static void check_experts(const Ints &counts, int parts, int width, int in, floa
     if (parts == 1 && !from_tokens) {
         Values ours = host_values(d_y, rows.count * out);
         Values ours_dx = host_values(d_dx, rows.count * in);
-        experts_plain_forward(d_y, d_x, d_w, rows.start.data(), s, gpu);
-        experts_plain_backward_input(d_dx, d_dy, d_w, rows.start.data(), s, gpu);
+        s.dw = d_plain;
+        experts_plain_forward(d_y, d_x, rows.start.data(), s, gpu);
+        experts_plain_backward_input(d_dx, d_dy, rows.start.data(), s, gpu);
         for (int k = 0; k < 2; k++)
-            experts_plain_backward_weight(d_plain, d_dy, d_x, rows.start.data(), s, gpu);
+            experts_plain_backward_weight(d_dy, d_x, rows.start.data(), s, gpu);
         expect_close(d_y, ours, "y, expert by expert");
         expect_close(d_dx, ours_dx, "dx, expert by expert");
         expect_close(d_plain, after, "dW, expert by expert");

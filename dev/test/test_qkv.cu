@@ -235,7 +235,7 @@ static void check_forward(Room *r, const Part part[3], const Norm norms[3], QkvS
     std::vector<Values> want[3];
     r->send();
     QkvPlaces made = r->made_places(false), read = r->read_places();
-    qkv_forward(&read, &made, norms, s, test_gpu());
+    qkv_forward(qkv_parts(read, {}, made, norms, s), test_gpu());
     for (int p = 0; p < 3; p++)
         for (int row = 0; row < r->n; row++) {
             want[p].push_back(gather(*r, part[p], p, row, false));
@@ -271,8 +271,8 @@ static void check_backward(const Room &r, Part part[3], const Norm norms[3], Qkv
     QkvPlaces dread = d.read_places();
     QkvPlaces made2 = again.made_places(true);
     QkvPlaces read2 = again.read_places();
-    qkv_backward(&dmade, &dread, &made, norms, s, &gpu);
-    qkv_backward(in_place ? &read2 : &made2, &read2, &made, norms, s, &gpu);
+    qkv_backward(qkv_parts(dmade, dread, made, norms, s), &gpu);
+    qkv_backward(qkv_parts(in_place ? read2 : made2, read2, made, norms, s), &gpu);
     for (int p = 0; p < 3; p++) {
         dw[p].resize(part[p].w.size()), db[p].resize(part[p].b.size());
         for (int row = 0; row < r.n; row++) {
@@ -393,17 +393,17 @@ static void check_latent_norm(int n, int width, int bias) {
     real *d_d = device_copy<real>(&d);
     real *d_y = device_empty<real>(d.size());
     real *d_dx = device_copy<real>(&empty);
-    latent_norm_forward(Heads{d_y, width, width}, Heads{d_rows + offset, ld, width}, &part.norm,
-                        test_gpu());
-    latent_norm_backward(Heads{d_dx + offset, ld, width}, Heads{d_d, width, width},
-                         Heads{d_rows + offset, ld, width}, &part.norm, test_gpu());
+    Heads y = {d_y, width, width}, raw = {d_rows + offset, ld, width};
+    Heads dx = {d_dx + offset, ld, width}, dy = {d_d, width, width};
+    qkv_forward(latent_parts(y, {}, raw, &part.norm), test_gpu());
+    qkv_backward(latent_parts(dx, dy, raw, &part.norm), test_gpu());
     for (int row = 0; row < n; row++) {
         Values x(rows.begin() + row * ld + offset, rows.begin() + row * ld + offset + width),
-            dx(d.begin() + row * width, d.begin() + (row + 1) * width);
-        part_backward(dx.data(), x, part, k, 0, &dw, &db);
+            dx_row(d.begin() + row * width, d.begin() + (row + 1) * width);
+        part_backward(dx_row.data(), x, part, k, 0, &dw, &db);
         part_forward(x.data(), part, k, 0);
         want_y.insert(want_y.end(), x.begin(), x.end());
-        std::copy(dx.begin(), dx.end(), want_dx.begin() + row * ld + offset);
+        std::copy(dx_row.begin(), dx_row.end(), want_dx.begin() + row * ld + offset);
     }
     expect_close(d_y, want_y, describe("the latent's norm"));
     Values got = host_values(d_dx, rows.size()), inside, want_inside;

@@ -33,22 +33,22 @@ void test_flags(void) {
            "text keeps its '=', --show alone shows the model");
     EXPECT(s.by[FLAG_lr] == BY_USER && s.by[FLAG_width] == BY_DEFAULT, "who set it");
     static const char *const refused[][2] = {
-        {"--learning-rate 1", "unknown flag"},
+        {"--learning-rate 1", "command line: unknown flag learning-rate"},
         {"--stepz 1", "did you mean --steps"},
         {"--lr", "needs a value"},
         {"--lr --steps 3", "needs a value"},
         {"--lr fast", "expected a number"},
         {"--lr nan", "expected a number"},
         {"--steps 1.5", "whole number"},
-        {"--steps -1", "whole number from 0"},
+        {"--steps -1", "--steps=-1: expected a whole number from 0 to 1e+12"},
         {"--lr 1e3", "number from 0 to 10"},
-        {"--steps 99999999999999999999", "whole number from 0"},
-        {"--schedule cosin", "expected cosine|wsd"},
+        {"--steps 99999999999999999999", "whole number from 0 to 1e+12"},
+        {"--schedule cosin", "expected cosine|wsd|linear|constant\n  -> did you mean cosine? "},
         {"--bias maybe", "expected off|on"},
         {"--lr 1 --lr=2", "given twice"},
         {"steps", "expected a flag"},
         {"--steps 0x", "expected a whole number"},
-        {"--layers 0", "whole number from 1"},
+        {"--layers 0", "whole number from 1 to 4096"},
         {"--learning-rate 1", "-rate\n  -> ./train_gpt --help lists all"},
         {"--warm-up 1", "did you mean --warmup? "},
         {"--router sigmoit", "did you mean sigmoid? "},
@@ -56,9 +56,9 @@ void test_flags(void) {
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         EXPECT_REFUSAL(parse_refused, (void *)refused[i][0], refused[i][1]);
     for (int i = 0; i < FLAG_COUNT; i++) {  // what is printed can be typed
-        char buf[64];
+        char buf[FLAG_CAP];
         FlagSet again = s;
-        flag_set(&again, &FLAGS[i], flag_text(buf, sizeof buf, &s.f, &FLAGS[i]), BY_USER);
+        flag_set(&again, &FLAGS[i], flag_text(buf, &s.f, &FLAGS[i]), BY_USER);
         if (FLAGS[i].kind != TEXT)
             EXPECT(!memcmp(&again.f, &s.f, sizeof s.f), "flag %s does not read back what it prints",
                    FLAGS[i].field);
@@ -501,7 +501,7 @@ void test_run(void) {
     check_format(line, sizeof line, LONG_RUN("KILL"), dir, "k", dir, "k");
     run(line, "");
     check_format(line, sizeof line, " --out %s/k --resume auto --width 64", dir);
-    expect_refused(line, "--width 32 in this run and --width 64");
+    expect_refused(line, "--width 32 in this run and --width 64 on the command line");
     check_format(line, sizeof line, " --out %s/k --resume required", dir);
     expect_refused(line, "holds no checkpoint to resume from");
     check_format(line, sizeof line, " --out %s/k --resume auto --steps 12", dir);
@@ -522,14 +522,15 @@ void test_run(void) {
     check_format(line, sizeof line, " --out %s/none --resume required", dir);
     expect_refused(line, "holds no checkpoint to resume from");
     check_format(line, sizeof line, " --from %s/a --eval --heads 1", dir);
-    expect_refused(line, "--heads 2 in this run");
+    expect_refused(line, "--heads 2 in this run and --heads 1 on the command line");
     check_format(line, sizeof line, " --from %s/e --eval", dir);
     EXPECT(run(PROGRAM, line) == 0, "a run that was resumed can be read: %s", output);
     check_format(line, sizeof line, "sed -i '/xxh64/d; s/^  },/  }/; s/version\": 2/version\": 1/; "
         "s/\"layers\"/\"layerz\"/' %s/c/config.json", dir);
     run(line, "");
     check_format(line, sizeof line, " --out %s/c --resume auto", dir);
-    expect_refused(line, "unknown flag layerz");
+    expect_refused(line, "config.json: unknown flag layerz\n  -> did you mean --layers? "
+                   "./train_gpt --help lists all; a run's file needs the norm.c that wrote it");
     check_format(line, sizeof line,
                  "build/shard --out %s/one Makefile && build/shard --out %s/two README.md", dir,
                  dir);
@@ -552,7 +553,7 @@ void test_run(void) {
                  " --layers 3 --width 32 --heads 2 --ffn 48 --seq 32 --batch 4 --steps 0 "
                  "--init-from %s/a --out %s/g",
                  dir, dir);
-    expect_refused(line, "--layers 2 in");
+    expect_refused(line, "/a and --layers 3 on the command line; it may not change");
 
     check_format(line, sizeof line, " --out %s/a --resume auto --steps 14", dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "ends at step 14, not 12"),
@@ -967,7 +968,8 @@ void test_command(void) {
                output);
     }
     EXPECT(shell(PROGRAM " --config %s/a/config.json --from %s/a --eval", dir, dir) == 1
-           && strstr(output, "--config, which begins a run"), "--config and --from: %s", output);
+           && strstr(output, "leave out --config, which begins a run"),
+           "--config and --from: %s", output);
 
     // The run's config.json holds what the run wrote, to the byte.
     static const char *const edits[][2] = {{"s/\"steps\": \"14\"/\"steps\": \"15\"/",
@@ -1018,34 +1020,50 @@ void test_run_refusals(void) {
     static const char *const flags[][2] = {
         {" --nonsense", "unknown flag"},
         {" --model gpt5", "--show models lists them"},
-        {" --heads 3", "--heads 3 does not go with --width"},
-        {" --kv-heads 3", "does not go with --heads"},
-        {" --micro-batch 5", "does not go with --batch"},
-        {" --layers -1", "whole number from 1"},
+        {" --heads 3",
+         "--heads 3 does not go with --width 128\n  -> a divisor of the width"},
+        {" --kv-heads 3",
+         "--kv-heads 3 does not go with --heads 4\n  -> a divisor of the heads"},
+        {" --micro-batch 5",
+         "--micro-batch 5 does not go with --batch 8\n  -> a divisor of the batch"},
+        {" --layers -1", "--layers=-1: expected a whole number from 1 to 4096\n  -> number of"},
         {" --data /no/such/path", "/no/such/path"},
         {" --vocab 100", "vocabulary of 256, the model of 100"},
-        {" --sdd code", "only means something for NORM_MODE=SDD"},
-        {" --mix-ratio 0.5", "only means something for NORM_MODE=MIX_LN"},
+        {" --sdd code", 
+         "only means something with NORM_MODE=SDD (or SDD_PRE), found SPAN\n  -> leave it out, or "
+         "make train_gpt NORM_MODE=SDD"},
+        {" --mix-ratio 0.5", 
+         "--mix-ratio 0.5 only means something with NORM_MODE=MIX_LN, found SPAN"},
         {" --eval", "--from RUN"},
         {" --from /no/such/run --eval", "/no/such/run"},
         {" --show everything", "expected off|model|models|modes|config"},
         {" --resume required", "--out RUN"},
-        {" --width 36 --heads 4", "even head size"},
+        {" --width 36 --heads 4",
+         "--heads 4 does not go with --width 36\n  -> an even head size (width / heads), or "
+         "--positions learned"},
         {" --experts 4 --experts-per-token 5",
-         "--experts-per-token 5 does not go with --experts 4"},
-        {" --experts 4 --dense-layers 4", "--dense-layers 4 does not go with --layers 4"},
-        {" --experts 4 --bias on", "experts have no biases"},
-        {" --router sigmoid", "only means something with --experts"},
-        {" --experts 4 --dense-ffn 64", "only means something with --dense-layers"},
-        {" --rope-size 8", "only means something with --kv-rank"},
+         "--experts-per-token 5 does not go with --experts 4\n  -> at most as many as there are"},
+        {" --experts 4 --dense-layers 4",
+         "--dense-layers 4 does not go with --layers 4\n  -> fewer, so that a layer has experts"},
+        {" --experts 4 --bias on", "-> --bias off: experts have no biases"},
+        {" --router sigmoid",
+         "--router sigmoid only means something with --experts N, found 0\n  -> leave it out, or "
+         "--experts N"},
+        {" --experts 4 --dense-ffn 64", "only means something with --dense-layers N, found 0"},
+        {" --rope-size 8", "--rope-size 8 only means something with --kv-rank N, found 0"},
+        {" --tf32",
+         "--tf32 on only means something with DEVICE=cuda, found cpu\n  -> leave it out, or "
+         "make train_gpt DEVICE=cuda"},
         {" --kv-rank 16 --kv-heads 2", "leave out --kv-heads"},
-        {" --kv-rank 16 --bias on", "latent attention has no biases"},
-        {" --kv-rank 16 --positions learned", "rotary positions"},
-        {" --kv-rank 16 --rope-size 7", "an even one"},
+        {" --kv-rank 16 --bias on", "-> --bias off: latent attention has no biases"},
+        {" --kv-rank 16 --positions learned", "-> --positions rope: latent attention"},
+        {" --kv-rank 16 --rope-size 7", "--rope-size 7\n  -> an even one: RoPE turns pairs"},
         {" --vocab 300 --prompt x", "--prompt needs the tokenizer"},
         {" --resume auto", "--out RUN"},
-        {" --batch 1048576 --seq 4096", "2^31 tokens"},
-        {" --adam-eps 0", "number from 1e-30"},
+        {" --batch 1048576 --seq 4096",
+         "--batch 1048576 does not go with --seq 4096\n  -> a --micro-batch of less than 2^31 "
+         "tokens, counted for each of their experts"},
+        {" --adam-eps 0", "--adam-eps=0: expected a number from 1e-30 to 1\n"},
         {" --out Makefile", "is a file"},
         {" --out /proc/nothing/here", "/proc/nothing/here"}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {

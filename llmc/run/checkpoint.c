@@ -54,6 +54,7 @@ static void remove_unfinished(int run, const char *run_dir) {
     closedir(d);
 }
 
+// One checkpoint at a time is written, so any other unfinished one is a leftover.
 void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step) {
     memset(c, 0, sizeof *c);
     c->run = run;
@@ -69,6 +70,7 @@ static void note_file(Checkpoint *c, const char *name, Hash hash) {
                  used ? ",\n" : "{\n", name, hash.length, hash_end(&hash));
 }
 
+// The hash is taken of the bytes as they are written, not read back.
 void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tensors, int count) {
     char path[PATH_CAP];
     path_join(path, c->temp, name);
@@ -84,14 +86,15 @@ void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
     note_file(c, name, add_text(c, name, text));
 }
 
+// Called when a file turns out to hold weights that are not finite.
 void checkpoint_abandon(Checkpoint *c) {
     close(c->folder);
     folder_remove(c->run, file_name(c->temp));
 }
 
-// The manifest comes last and every file is on the disk, so what gets the plain name is whole. What
-// has that name already is damaged (see checkpoint.h), so a kill between its removal and the rename
-// costs nothing that a resume would have taken.
+// The manifest comes last and every file is on the disk, so a folder with the plain name is whole.
+// If a folder has that name already, it is damaged (see checkpoint.h): a kill between its removal
+// and the rename costs nothing that a resume would have taken.
 void checkpoint_commit(Checkpoint *c) {
     char dir[PATH_CAP];
     size_t used = strlen(c->manifest);
@@ -117,10 +120,12 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
     if (!valid)
         return error_set(error, "manifest.json: \"%.80s\" has no plain name, size and xxh64",
                          name);
+
+    // The size tells a cut file from one that was changed.
     char path[PATH_CAP], found[17];
     Hash hash;
     if (!file_hash(path_join(path, dir, name), &hash, NULL))
-        return error_set(error, "%s: %s", name, strerror(errno));
+        return error_set(error, "%s: %s", name, file_error());
     check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
     return (hash.length == (uint64_t)size->integer && !strcmp(found, xxh64->text)) ||
            error_set(error,
@@ -135,12 +140,13 @@ static Json *read_json(const char *dir, const char *name, char *error) {
     size_t n;
     Json *root = NULL;
     char *text = file_read(path_join(path, dir, name), JSON_MOST, &n);
-    if (!text) error_set(error, "%s: %s", name, strerror(errno));
+    if (!text) error_set(error, "%s: %s", name, file_error());
     else if (!json_try_parse(text, n, &root, why)) error_set(error, "%s: %s", name, why);
     free(text);
     return root;
 }
 
+// The manifest names every file, so one that is missing is found as well as one that is damaged.
 bool checkpoint_verify(const char *dir, char *error) {
     Json *manifest = read_json(dir, "manifest.json", error);
     if (!manifest) return false;
@@ -170,6 +176,7 @@ int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
     CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a directory that can be read",
           run_dir, strerror(errno));
     if (!d) return -1;
+    // Checkpoints are found by their names; none is opened here.
     for (struct dirent *e; (e = readdir(d));) {
         int64_t step = step_of(e->d_name);
         if (step < below && step > best) best = step;
@@ -193,6 +200,7 @@ bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
         fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, error);
         damaged = true;
     }
+    // No checkpoint at all is a new run; damaged ones are a case for the user.
     CHECK(!damaged,
           "every checkpoint in %s is damaged\n"
           "  -> restore one from a copy, or remove them to begin anew",

@@ -1,17 +1,17 @@
-// comm.c: see comm.h.
+// comm.c: see comm.h. Small messages take one of two ways, sockets (GPUs) or MPI (CPU), both behind
+// comm_move; whatever is above it is written once. All of them pass through process 0, in the order
+// of ranks: sums have the same bits in every run.
 #include "comm.h"
 #include <dlfcn.h>
-#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <unistd.h>
 #include "mpi.h"
 #include "socket.h"
-#include "util.h"
 
 // ---------------------------------------------------------------------------------- begin and end
 
-// Each may run under those that follow it.
+// torchrun may run under mpirun or srun, and mpirun under srun: the innermost launcher counts.
 const Launcher LAUNCHERS[LAUNCHER_COUNT] = {
     {"torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -20,6 +20,7 @@ const Launcher LAUNCHERS[LAUNCHER_COUNT] = {
      "SLURM_STEP_TASKS_PER_NODE"},
 };
 
+// An environment variable that holds a number; 0: it is not set.
 static int setting(const char *name) { return getenv(name) ? atoi(getenv(name)) : 0; }
 
 const Launcher *comm_launcher(void) {
@@ -34,6 +35,8 @@ void *comm_symbol(void *library, const char *name, const char *where) {
     return symbol;
 }
 
+// Loads Open MPI's library and joins its processes. Version 40 is the interface of Open MPI 4 and
+// 5; libmpi.so comes with the development package.
 static void open_mpi(Comm *c, const Launcher *by) {
     static const char WHERE[] = "the MPI library: expected Open MPI's\n"
                                 "  -> apt install openmpi-bin, and start with its mpirun";
@@ -42,25 +45,28 @@ static void open_mpi(Comm *c, const Launcher *by) {
     void *library = dlopen("libmpi.so.40", RTLD_NOW | RTLD_GLOBAL);
     if (!library) library = dlopen("libmpi.so", RTLD_NOW | RTLD_GLOBAL);
     CHECK(library,
-          "%s needs Open MPI's library: %s\n  -> apt install openmpi-bin", by->name, dlerror());
+          "%s began %d processes, which need Open MPI's library: %s\n"
+          "  -> apt install openmpi-bin", by->name, c->size, dlerror());
 #define MPI_LOAD(name, ...) *(void **)&mpi->name = comm_symbol(library, "MPI_" #name, WHERE);
     MPI_TABLE(MPI_LOAD)
 #undef MPI_LOAD
-    mpi->world = comm_symbol(library, "ompi_mpi_comm_world", WHERE);
-    mpi->byte = comm_symbol(library, "ompi_mpi_byte", WHERE);
-    mpi->float_type = comm_symbol(library, "ompi_mpi_float", WHERE);
-    mpi->double_type = comm_symbol(library, "ompi_mpi_double", WHERE);
-    mpi->sum = comm_symbol(library, "ompi_mpi_op_sum", WHERE);
+#define MPI_FIND(name, symbol) mpi->name = comm_symbol(library, "ompi_mpi_" #symbol, WHERE);
+    MPI_CONSTANTS(MPI_FIND)
+#undef MPI_FIND
+    // Funneled: only the main thread calls MPI.
     mpi->Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
-    int began = c->size;
+    int began = c->size;                          // by the launcher's variables
     mpi->Comm_rank(mpi->world, &c->rank);
     mpi->Comm_size(mpi->world, &c->size);
     c->mpi = mpi;
+    // Another MPI than the launcher's sees every process alone.
     CHECK(c->size == began,
           "%s began %d processes, and MPI knows of %d: is it another MPI?\n"
           "  -> start with Open MPI's mpirun", by->name, began, c->size);
 }
 
+// Ranks come from the launcher's variables. Processes other than 0 print nothing: their standard
+// output goes to /dev/null, so no caller has to ask for the rank.
 void comm_open(Comm *c, const char *device) {
     memset(c, 0, sizeof *c);
     c->size = 1;
@@ -81,10 +87,11 @@ void comm_open(Comm *c, const char *device) {
           by->rank, c->rank, by->local, c->local, by->size, c->size);
     if (gpus) c->sockets = sockets_open(c->rank, c->size, c->here == c->size);
     else open_mpi(c, by);
-    if (c->rank)
-        CHECK(freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s", strerror(errno));
+    CHECK(!c->rank || freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s",
+          strerror(errno));
 }
 
+// Sockets wait for every goodbye; MPI_Finalize waits for every process.
 void comm_close(Comm *c) {
     if (c->sockets) sockets_close(c->sockets);
     if (c->mpi) c->mpi->Finalize();
@@ -95,6 +102,7 @@ void comm_await_watchdog(void) { sleep(WATCHDOG_SECONDS); }
 
 // --------------------------------------------------------------------------------- small messages
 
+// Pieces, because MPI counts bytes with an int.
 static void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
     Mpi *mpi = c->mpi;
     for (size_t at = 0; at < bytes; at += MPI_PIECE) {
@@ -105,17 +113,21 @@ static void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
     }
 }
 
+// Other processes than the two have nothing to do.
 void comm_move(Comm *c, void *data, size_t bytes, int from, int to) {
     if (c->rank != from && c->rank != to) return;
     if (c->sockets) sockets_move(c->sockets, data, bytes, from, to);
     else mpi_move(c, data, bytes, from, to);
 }
 
+// One after the other: messages are small and processes few.
 void comm_broadcast(Comm *c, void *data, size_t bytes) {
     for (int to = 1; to < comm_size(c); to++) comm_move(c, data, bytes, 0, to);
 }
 
-void comm_combine(Comm *c, double *x, int64_t n, int how) {
+// Process 0 adds the values of process 1, then those of process 2, and so on, a piece of 512 at a
+// time, and broadcasts the result.
+void comm_all_reduce(Comm *c, double *x, int64_t n, int how) {
     double other[512];
     for (int64_t at = 0; at < n && comm_size(c) > 1; at += 512) {
         int64_t piece = n - at < 512 ? n - at : 512;
@@ -133,11 +145,13 @@ void comm_combine(Comm *c, double *x, int64_t n, int how) {
     }
 }
 
+// Every process compares its number with that of process 0; the all-reduce counts those that
+// differ. A double would not hold 64 bits of a hash, so the hashes themselves are not reduced.
 bool comm_agree(Comm *c, uint64_t own) {
     uint64_t first = own;
     comm_broadcast(c, &first, sizeof first);
     double differ = first != own;
-    comm_combine(c, &differ, 1, COMM_SUM);
+    comm_all_reduce(c, &differ, 1, COMM_SUM);
     return differ == 0;
 }
 
@@ -153,12 +167,15 @@ void comm_check_weights(Comm *c, uint64_t hash) {
 static volatile sig_atomic_t signal_received;
 static struct sigaction interrupt_before, terminate_before;
 
+// Only notes the signal: the training loop asks for it between steps (comm_signal). From now on a
+// second one of either kind has its usual effect and ends the process.
 static void on_signal(int number) {
     signal_received = number;
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
 }
 
+// SA_RESTART: a signal does not cut short what the process reads or writes.
 void comm_catch_signals(void) {
     struct sigaction stop;
     memset(&stop, 0, sizeof stop);
@@ -168,20 +185,24 @@ void comm_catch_signals(void) {
     sigaction(SIGTERM, &stop, &terminate_before);
 }
 
+// Restores what was there before, which may be to ignore them (nohup).
 void comm_release_signals(bool raise_late) {
     sigaction(SIGINT, &interrupt_before, NULL);
     sigaction(SIGTERM, &terminate_before, NULL);
     if (raise_late && signal_received) raise(signal_received);
 }
 
+// A signal reaches one process, or each at another step; after the all-reduce all of them stop at
+// the same step.
 int comm_signal(Comm *c) {
     double received = signal_received;
-    comm_combine(c, &received, 1, COMM_MAX);
+    comm_all_reduce(c, &received, 1, COMM_MAX);
     return received;
 }
 
 // ---------------------------------------------------------------- tensors, in the background (MPI)
 
+// MPI writes into x until Waitall returns.
 void comm_wait(Comm *c) {
     if (comm_size(c) > 1 && c->count) c->mpi->Waitall(c->count, c->pending, NULL);
     if (c) c->count = 0;
@@ -192,13 +213,15 @@ void comm_poke(Comm *c) {
     if (comm_size(c) > 1 && c->count) c->mpi->Testall(c->count, c->pending, &done, NULL);
 }
 
+// A free place in the list of requests. When the list is full, all of them are waited for.
 static void **next_request(Comm *c) {
     if (c->count == COMM_PENDING) comm_wait(c);
     return &c->pending[c->count++];
 }
 
-// Calls MPI for one piece of x after the other. reduce: sums it up at root, else broadcasts it.
-static void transfer(Comm *c, void *x, int64_t n, size_t element, int root, bool reduce) {
+// One request for each piece, because MPI counts elements with an int. At root the sum replaces x
+// (MPI_IN_PLACE); the x of other processes stays as it is.
+void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root) {
     Mpi *mpi = c->mpi;
     void *type = element == sizeof(float) ? mpi->float_type : mpi->double_type;
     for (int64_t at = 0; at < n; at += MPI_PIECE) {
@@ -206,15 +229,7 @@ static void transfer(Comm *c, void *x, int64_t n, size_t element, int root, bool
         void *piece = (char *)x + at * element, **request = next_request(c);
         const void *from = c->rank == root ? MPI_IN_PLACE : piece;
         void *to = c->rank == root ? piece : NULL;
-        if (reduce) mpi->Ireduce(from, to, count, type, mpi->sum, root, mpi->world, request);
-        else mpi->Ibcast(piece, count, type, root, mpi->world, request);
+        if (how == COMM_BROADCAST) mpi->Ibcast(piece, count, type, root, mpi->world, request);
+        else mpi->Ireduce(from, to, count, type, mpi->sum, root, mpi->world, request);
     }
-}
-
-void comm_reduce(Comm *c, void *x, int64_t n, size_t element, int root) {
-    transfer(c, x, n, element, root, true);
-}
-
-void comm_spread(Comm *c, void *x, int64_t n, size_t element, int root) {
-    transfer(c, x, n, element, root, false);
 }

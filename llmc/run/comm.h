@@ -10,9 +10,7 @@
 // loaded only then; building needs none. On GPUs torchrun starts them too. Small messages travel
 // over sockets (socket.h), tensors by NCCL (nccl.cuh).
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "util.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -37,7 +35,7 @@ static inline int comm_here(const Comm *c) { return c && c->here > 1 ? c->here :
 // The environment variables of one launcher: the number of processes, the rank, and both among the
 // processes of this machine. srun writes "2(x3)" or "2,1" for `here`: its first number is right
 // where there is one machine.
-typedef struct Launcher {
+typedef struct {
     const char *name, *size, *rank, *local, *here;
 } Launcher;
 enum { LAUNCHER_COUNT = 3 };
@@ -55,7 +53,7 @@ void comm_broadcast(Comm *c, void *data, size_t bytes);       // from process 0
 // All-reduce: x[i] becomes the sum, or the maximum, of every process's x[i], the same bits
 // everywhere. A NaN stays.
 enum { COMM_SUM, COMM_MAX };
-void comm_combine(Comm *c, double *x, int64_t n, int how);
+void comm_all_reduce(Comm *c, double *x, int64_t n, int how);
 bool comm_agree(Comm *c, uint64_t own);       // whether all processes have the same number
 void comm_check_weights(Comm *c, uint64_t hash);              // refuses to go on if they differ
 
@@ -65,10 +63,11 @@ void comm_release_signals(bool raise_late);   // a signal that came too late to 
 int comm_signal(Comm *c);                     // the signal that any of the processes got, or 0
 
 // Tensors of the CPU, in the background until comm_wait; nobody may change x meanwhile.
-// element: sizeof(float) or sizeof(double).
-void comm_reduce(Comm *c, void *x, int64_t n, size_t element, int root);   // sum, to x of root
-void comm_spread(Comm *c, void *x, int64_t n, size_t element, int root);   // broadcast from root
-void comm_poke(Comm *c);                      // MPI progresses only inside its own calls
+// COMM_REDUCE: the sum of every process's x goes to x of process `root`. COMM_BROADCAST: x of root
+// goes to all. element: sizeof(float) or sizeof(double).
+enum { COMM_REDUCE, COMM_BROADCAST };
+void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root);
+void comm_poke(Comm *c);                      // MPI makes progress only inside its own calls
 void comm_wait(Comm *c);
 
 // After a transfer failed: gives the watchdog time to report the process that died.

@@ -1,8 +1,7 @@
 // config.c: from the command line to flags, model and config.json. Read it from its end:
-// flags_resolve is the order in which flags win.
-#include "config.h"
-#include "checkpoint.h"
-#include "data.h"
+// flags_resolve is the order in which flags win. Refusals name both flags with their values, as
+// typed, and end in the flag or command that helps. Nothing is written here.
+#include "run.h"
 #include "json.h"
 
 // ---------------------------------------------------------------------------- refusals
@@ -11,59 +10,65 @@ enum { PLACEMENT = FLAG_COUNT };              // in place of a flag
 
 // A flag and its value as they would be typed (1e-3 and 0.001 are the same), or the placement.
 static const char *typed(char text[PATH_CAP], const Flags *f, const Mode *mode, int flag) {
-    char value[64];
+    char name[FLAG_CAP], buf[FLAG_CAP];
     if (flag == PLACEMENT) return check_format(text, PATH_CAP, "NORM_MODE=%s", mode->name);
-    const char *is = flag_text(value, sizeof value, f, &FLAGS[flag]);
-    flag_name(text, PATH_CAP, &FLAGS[flag]);
-    size_t n = strlen(text);
-    check_format(text + n, PATH_CAP - n, " %s", *is ? is : "\"\"");
-    return text;
+    const char *value = flag_text(buf, f, &FLAGS[flag]);
+    return check_format(text, PATH_CAP, "%s %s", flag_name(name, &FLAGS[flag]),
+                        *value ? value : "\"\"");
 }
 
 #define user(flag) (set->by[FLAG_##flag] == BY_USER)
 
-// Flags that contradict another one, or the placement, and what to do.
+// Flags that contradict another one, or the placement, and what to do, a row for each. Values
+// outside of a flag's own range were refused before (flag_set).
 static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     const Flags *f = &set->f;
-    const int64_t heads = f->heads, latent = f->kv_rank, E = f->experts, K = f->experts_per_token;
-    const int64_t micro = f->micro_batch, tokens = (micro ? micro : f->batch) * f->seq;
-    const bool rope = f->positions == POSITIONS_ROPE, fewer = f->kv_heads && f->kv_heads != heads;
-    const bool from = *f->from;
+    int64_t heads = f->heads, latent = f->kv_rank, E = f->experts, K = f->experts_per_token;
+    int64_t micro = f->micro_batch, tokens = (micro ? micro : f->batch) * f->seq;
+    bool rope = f->positions == POSITIONS_ROPE, fewer = f->kv_heads && f->kv_heads != heads;
+    bool from = *f->from;
     // A micro-batch must divide the batch if the user gave it, or if the balance loss is defined
     // over it. Any other one may leave a smaller last micro-batch.
-    const bool divides = micro && (user(micro_batch) || (E && f->balance_loss > 0));
+    bool divides = micro && (user(micro_batch) || (E && f->balance_loss > 0));
     // Widths are int, and rows of a token's experts lie side by side.
-    const bool wide = (K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24;
+    bool wide = (K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24;
     const struct { bool found; int flag, other; const char *hint; } rows[] = {
         {f->width % heads, FLAG_heads, FLAG_width, "a divisor of the width"},
         {fewer && heads % f->kv_heads, FLAG_kv_heads, FLAG_heads, "a divisor of the heads"},
-        {!latent && rope && f->width / heads % 2, FLAG_positions, FLAG_heads,
+        // RoPE turns pairs of channels; latent attention has rotary channels of its own.
+        {!latent && rope && f->width / heads % 2, FLAG_heads, FLAG_width,
          "an even head size (width / heads), or --positions learned"},
+        // MLA keeps one latent a token in place of keys and values (DeepSeek-V2, arXiv 2405.04434).
         {latent && fewer, FLAG_kv_rank, FLAG_kv_heads,
          "leave out --kv-heads: latent attention makes keys and values for every head"},
-        {latent && f->bias, FLAG_kv_rank, FLAG_bias, "latent attention has no biases"},
-        {latent && !rope, FLAG_kv_rank, FLAG_positions, "latent attention has rotary positions"},
+        {latent && f->bias, FLAG_kv_rank, FLAG_bias,
+         "--bias off: latent attention has no biases"},
+        {latent && !rope, FLAG_kv_rank, FLAG_positions,
+         "--positions rope: latent attention has no others"},
         {latent && f->rope_size % 2, FLAG_kv_rank, FLAG_rope_size, "an even one: RoPE turns pairs"},
         // nGPT: the gain s_qk, which q and k share, has a value for every channel of every head.
         {mode->unit && fewer, FLAG_kv_heads, PLACEMENT, "leave it out: one gain scales q and k"},
         {mode->unit && !rope, FLAG_positions, PLACEMENT, "--positions rope"},
         {mode->unit && f->decay_gains == GAINS_TO_ONE, FLAG_decay_gains, PLACEMENT,
          "--decay-gains off: no gain is around one"},
+        // A preset's --bias is dropped without a word (model_from_flags), a user's is refused.
         {mode->sdd && user(bias) && f->bias, FLAG_bias, PLACEMENT, "leave it out"},
         {mode->fin && f->final_norm == FINAL_NORM_OFF, FLAG_final_norm, PLACEMENT,
          "--final-norm auto: without it the head reads a stream that has no norm"},
         {E && K > E, FLAG_experts_per_token, FLAG_experts, "at most as many as there are"},
         {E && f->dense_layers >= f->layers, FLAG_dense_layers, FLAG_layers,
          "fewer, so that a layer has experts, or --experts 0"},
-        {E && f->bias, FLAG_experts, FLAG_bias, "experts have no biases"},
+        {E && f->bias, FLAG_experts, FLAG_bias, "--bias off: experts have no biases"},
         {E && wide, FLAG_experts_per_token, FLAG_ffn,
          "experts of a token, shared ones included, that are less than 2^24 wide together"},
         {divides && f->batch % micro, FLAG_micro_batch, FLAG_batch, "a divisor of the batch"},
         // Kernels index rows of a micro-batch with 32 bits.
         {tokens * (E ? K : 1) > INT32_MAX, micro ? FLAG_micro_batch : FLAG_batch, FLAG_seq,
          "a --micro-batch of less than 2^31 tokens, counted for each of their experts"},
+        // With --steps alone this is a short trial, and only noted (run_refuse).
         {f->schedule_steps && f->schedule_steps < f->warmup, FLAG_schedule_steps, FLAG_warmup,
          "a longer schedule or a shorter warmup"},
+        // --from reads a run, and trains and writes nothing.
         {f->eval && !from, FLAG_eval, FLAG_from, "--from RUN"},
         {from && !f->eval && !f->sample, FLAG_from, FLAG_sample, "--eval, or --sample TOKENS"},
         {from && *f->config, FLAG_from, FLAG_config, "leave out --config, which begins a run"},
@@ -84,68 +89,52 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
 }
 #undef user
 
-// Flags that the user gave and that have no effect. A preset or a run may have them.
-static void refuse_useless(const FlagSet *set, const Mode *mode, const char *device,
-                           const char *precision) {
+// Flags that the user gave and that have no effect, from `first` to `last` of flags.h. A preset or
+// a run may have them: one recipe serves several placements and devices.
+static void refuse_useless(const FlagSet *set, const Trainer *t) {
     char flag[PATH_CAP];
     const Flags *f = &set->f;
-    const struct { bool useless; int first, last; const char *where; } rows[] = {
-        {!f->kv_rank, FLAG_rope_size, FLAG_rope_size, "with --kv-rank"},
-        {!f->experts, FLAG_experts_per_token, FLAG_balance_rate, "with --experts"},
-        {!f->dense_layers, FLAG_dense_ffn, FLAG_dense_ffn, "with --dense-layers"},
-        {!mode->sdd, FLAG_sdd, FLAG_sdd, "for NORM_MODE=SDD and SDD_PRE"},
-        {!mode->early, FLAG_mix_ratio, FLAG_mix_ratio, "for NORM_MODE=MIX_LN"},
-        {!strcmp(device, "cpu"), FLAG_tf32, FLAG_graph, "on a GPU (make train_gpt DEVICE=cuda)"},
-        {f->tf32 && strcmp(precision, "fp32"), FLAG_tf32, FLAG_tf32, "for PREC=fp32"},
-        {f->rounding && strcmp(precision, "bf16"), FLAG_rounding, FLAG_rounding, "for PREC=bf16"},
+    const Mode *mode = t->mode;
+    const char *prec = t->precision;
+    const struct { bool useless; int first, last; const char *needed, *found; } rows[] = {
+        {!f->kv_rank, FLAG_rope_size, FLAG_rope_size, "--kv-rank N", "0"},
+        {!f->experts, FLAG_experts_per_token, FLAG_balance_rate, "--experts N", "0"},
+        {!f->dense_layers, FLAG_dense_ffn, FLAG_dense_ffn, "--dense-layers N", "0"},
+        {!mode->sdd, FLAG_sdd, FLAG_sdd, "NORM_MODE=SDD (or SDD_PRE)", mode->name},
+        {!mode->early, FLAG_mix_ratio, FLAG_mix_ratio, "NORM_MODE=MIX_LN", mode->name},
+        {!on_gpu(t), FLAG_tf32, FLAG_graph, "DEVICE=cuda", t->device},
+        {f->tf32 && strcmp(prec, "fp32"), FLAG_tf32, FLAG_tf32, "PREC=fp32", prec},
+        {f->rounding && strcmp(prec, "bf16"), FLAG_rounding, FLAG_rounding, "PREC=bf16", prec},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int k = rows[i].first; rows[i].useless && k <= rows[i].last; k++)
-            CHECK(set->by[k] != BY_USER, "%s only means something %s\n  -> leave it out",
-                  typed(flag, f, mode, k), rows[i].where);
+            CHECK(set->by[k] != BY_USER,
+                  "%s only means something with %s, found %s\n  -> leave it out, or %s%s",
+                  typed(flag, f, mode, k), rows[i].needed, rows[i].found,
+                  *rows[i].needed == '-' ? "" : "make train_gpt ", rows[i].needed);
 }
 
 // A warmup that fills the schedule is legal, and noted.
-void run_refuse(const FlagSet *set, const Mode *mode, const char *device, const char *precision) {
+// It runs after all sources of flags are merged: a preset or a run may contradict the user too.
+void run_refuse(const FlagSet *set, const Trainer *t) {
     const Flags *f = &set->f;
-    refuse_useless(set, mode, device, precision);
-    refuse_pairs(set, mode);
-    long long end = schedule_end(f), warmup = f->warmup;
-    if (!*f->from && f->steps && warmup >= end)
+    refuse_useless(set, t);
+    refuse_pairs(set, t->mode);
+    if (!*f->from && f->steps && f->warmup >= schedule_end(f))
         printf("note: the warmup (%lld steps) fills the schedule (%lld): the rate never falls\n"
-               "  -> a smaller --warmup\n", warmup, end);
+               "  -> a smaller --warmup\n", f->warmup, schedule_end(f));
 }
 
 // ---------------------------------------------------------------------------- flags to model
 
-// F: the width of each expert.
-static Moe moe_from_flags(const Flags *f, int F) {
-    int64_t K = f->experts_per_token, shared = f->shared_experts;
-    if (!f->experts) return (Moe){.E = 0};
-    return (Moe){
-        .E = f->experts,
-        .K = K,
-        .dense = f->dense_layers,
-        // A dense layer is as wide as the experts that a token goes through in the others.
-        .dense_F = f->dense_ffn ? f->dense_ffn : (K + shared) * F,
-        .shared_F = shared * F,
-        .router = f->router,
-        .losses = f->router_losses,
-        .scale = f->router_scale,
-        .balance = f->balance_loss,
-        .sequence = f->sequence_loss,
-        .z = f->router_z_loss,
-        .bias_rate = f->balance_rate,
-    };
-}
-
 Model model_from_flags(const Flags *f, const Mode *mode) {
-    int C = f->width, V = f->vocab ? f->vocab : CORPUS_VOCAB;
+    int64_t C = f->width, V = f->vocab ? f->vocab : CORPUS_VOCAB;
+    int64_t K = f->experts_per_token, shared = f->shared_experts;
     bool swiglu = f->activation == ACTIVATION_SWIGLU;
     // SwiGLU has three matrices, GELU two: 8/3 and 4 times the width give as many parameters.
-    int F = swiglu ? CEIL_DIV(8 * C / 3, 32) * 32 : 4 * C;
+    int64_t F = swiglu ? CEIL_DIV(8 * C / 3, 32) * 32 : 4 * C;
     if (f->ffn) F = f->ffn;
-    return (Model){
+    Model m = {
         .mode = mode,
         .sdd = &SDDS[f->sdd],
         .L = f->layers,
@@ -159,7 +148,6 @@ Model model_from_flags(const Flags *f, const Mode *mode) {
         .T = f->seq,
         .kv_rank = f->kv_rank,
         .rope_size = f->kv_rank ? f->rope_size : 0,
-        .moe = moe_from_flags(f, F),
         .layernorm = f->norm,
         .bias = f->bias && !mode->sdd && !mode->unit,
         .rope = f->positions == POSITIONS_ROPE,
@@ -171,8 +159,26 @@ Model model_from_flags(const Flags *f, const Mode *mode) {
         .emb_scale = f->emb_scale ? sqrt(C) : 1,
         .mix_ratio = f->mix_ratio,
     };
+    // F is then the width of each expert. A dense layer is as wide as the experts that a token goes
+    // through in the others.
+    if (f->experts) m.moe = (Moe){
+        .E = f->experts,
+        .K = K,
+        .dense = f->dense_layers,
+        .dense_F = f->dense_ffn ? f->dense_ffn : (K + shared) * F,
+        .shared_F = shared * F,
+        .router = f->router,
+        .losses = f->router_losses,
+        .scale = f->router_scale,
+        .balance = f->balance_loss,
+        .sequence = f->sequence_loss,
+        .z = f->router_z_loss,
+        .bias_rate = f->balance_rate,
+    };
+    return m;
 }
 
+// --init auto: the placement's own initialization, else --init-baseline.
 Init init_from_flags(const Flags *f, const Mode *mode) {
     int own = mode->init ? init_find(mode->init) : f->init_baseline;
     // Choice 0 of --init is auto; the others are the rows of INIT_TABLE.
@@ -180,6 +186,9 @@ Init init_from_flags(const Flags *f, const Mode *mode) {
 }
 
 // ---------------------------------------------------------------------------- config.json
+
+// The command of a hint, for the run's folder twice: the newest checkpoint has a copy.
+#define RESTORE "cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/"
 
 // The last lines of a config.json: a checksum of the bytes before them, and its closing brace.
 static const char *config_end(char buf[64], const char *text, size_t n) {
@@ -191,35 +200,35 @@ static const char *config_end(char buf[64], const char *text, size_t n) {
 
 // {"norm_c_version": 2, "norm_mode": "SPAN", "precision": "fp32", ..., "flags": {"model": ...},
 // "xxh64": "..."}. Flags of one command (ONCE) are left out, so the same run has the same text.
-char *config_text(const Flags *f, const Model *m, const Layout *layout, const Init *init,
-                  const Trainer *t, double unigram) {
-    char *text = NULL, buf[64];
+char *run_config(const Run *r) {
+    const Model *m = &r->m;
+    char *text, buf[64];
     const char *before = "{";
     size_t n = 0;
     FILE *file = text_begin(&text, &n, "config.json");
     fprintf(file,
             "{\n  \"norm_c_version\": %d,\n  \"norm_mode\": \"%s\",\n  \"precision\": \"%s\",\n"
-            "  \"git\": \"%s\",\n  \"parameters\": %lld,\n  \"active_parameters\": %lld,\n"
+            "  \"git\": \"%s\",\n  \"parameters\": %.0f,\n  \"active_parameters\": %.0f,\n"
             "  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"unigram_entropy\": ",
-            CONFIG_VERSION, m->mode->name, t->precision, t->commit,
-            (long long)show_parameters(m, layout, false),
-            (long long)show_parameters(m, layout, true), show_flops(m, layout),
-            INITS[init->scheme].name);
-    json_write_number(file, unigram);
+            CONFIG_VERSION, m->mode->name, r->t->precision, r->t->commit,
+            show_parameters(m, &r->layout, false), show_parameters(m, &r->layout, true),
+            show_flops(m, &r->layout), INITS[r->init.scheme].name);
+    json_write_number(file, r->unigram);
     fprintf(file, ",\n  \"flags\": ");
     for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
         if (row->resume == ONCE) continue;
         fprintf(file, "%s\n    \"%s\": ", before, row->field);
-        json_write_string(file, flag_text(buf, sizeof buf, f, row));
+        json_write_string(file, flag_text(buf, r->f, row));
         before = ",";
     }
     fprintf(file, "\n  }");
-    fflush(file);
+    fflush(file);                             // text and n are up to date
     text_end(file, config_end(buf, text, n), "config.json");
     return text;
 }
 
 // A placement is compiled in: another one needs another program.
+// A config.json of a run always names its placement, one written by hand may.
 static void check_mode(const Json *root, const char *path, const Mode *mode) {
     const char *was = json_get_string(root, "norm_mode", path);
     CHECK(!strcmp(was, mode->name),
@@ -230,14 +239,17 @@ static void check_mode(const Json *root, const char *path, const Mode *mode) {
 // Reads the "flags" of a config.json. A file written by hand (--config) may have numbers as values;
 // flags of one command alone are refused there, and passed over elsewhere.
 static void config_read_flags(FlagSet *set, const Json *root, const char *path, bool by_hand) {
+    static const char HINT[] =
+        "./train_gpt --help lists all; a run's file needs the norm.c that wrote it";
     char number[64];
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
     for (const Json *v = flags->first; v; v = v->next) {
-        const FlagRow *row = flag_find(v->key, path);
+        const FlagRow *row = flag_find(v->key, path, HINT);
         // %.17g gives back every double.
         bool is_number = by_hand && (v->kind == JSON_INT || v->kind == JSON_REAL);
         const char *text = is_number ? check_format(number, sizeof number, "%.17g", v->number)
                                      : json_get_string(flags, v->key, path);
+        // An --out in a file would send every run to one folder.
         CHECK(!by_hand || row->resume != ONCE,
               "%s: \"%s\" is of one command and not of a run\n"
               "  -> leave it out, and give it on the command line", path, v->key);
@@ -258,11 +270,9 @@ static Json *config_open(const char *path, const Mode *mode) {
     if (version > 1 || json_get(root, "xxh64")) {
         // The checksum is the last member: what lies before its comma is what it covers.
         const char *tail = strrchr(text, ',');
-        bool whole = tail && !strcmp(tail, config_end(end, text, (size_t)(tail - text)));
-        CHECK(whole,
+        CHECK(tail && !strcmp(tail, config_end(end, text, tail - text)),
               "%s: its text does not match its checksum (xxh64): edited or damaged\n"
-              "  -> restore it: cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/; "
-              "to change a value, give its flag on the command line",
+              "  -> restore it: " RESTORE "; to change a value, give its flag on the command line",
               path, file_parent(run, path), run);
     }
     check_mode(root, path, mode);
@@ -286,18 +296,19 @@ bool config_read(FlagSet *set, const char *path, const Trainer *t) {
 // ---------------------------------------------------------------------------- which flag wins
 
 // Refuses another value of a flag than the run or model `where` has.
-static void check_same(int flag, const Flags *is, const char *where, const Flags *given, int by) {
+static void check_same(int flag, const Flags *is, const char *where, const FlagSet *given) {
     static const char *const SOURCES[] = {"", "by --model", "in --config", "on the command line"};
     char was[PATH_CAP], now[PATH_CAP];
-    CHECK(!strcmp(typed(was, is, NULL, flag), typed(now, given, NULL, flag)),
+    CHECK(!strcmp(typed(was, is, NULL, flag), typed(now, &given->f, NULL, flag)),
           "%s in %s and %s %s; it may not change\n"
           "  -> leave it out, or start another run with another --out",
-          was, where, now, SOURCES[by]);
+          was, where, now, SOURCES[given->by[flag]]);
 }
 
+// Through its text, as every value is set, so the copy is checked too.
 static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
-    char value[64];
-    flag_set(set, &FLAGS[flag], flag_text(value, sizeof value, from, &FLAGS[flag]), by);
+    char value[FLAG_CAP];
+    flag_set(set, &FLAGS[flag], flag_text(value, from, &FLAGS[flag]), by);
 }
 
 // A flag of the model that says otherwise, on the command line or by --model, is refused. --seq and
@@ -305,8 +316,8 @@ static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
 void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     char path[PATH_CAP];
     const char *folder = given->f.init_from;
-    check_format(path, sizeof path, "%s/config.json", folder);
-    if (!file_exists(path)) return;               // a model.safetensors alone names no flags
+    // A model.safetensors alone names no flags.
+    if (!file_exists(path_join(path, folder, "config.json"))) return;
     Json *root = config_open(path, t->mode);
     FlagSet theirs;
     flags_default(&theirs);
@@ -316,9 +327,9 @@ void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
         bool is_free = i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate);
         // The preset of a --model on the command line is already in set.
         bool by_model = given->by[FLAG_model] == BY_USER && set->by[i] == BY_PRESET;
-        if (!is_free && given->by[i] >= BY_CHECKPOINT)
-            check_same(i, &theirs.f, folder, &given->f, given->by[i]);
-        else if (!is_free && by_model) check_same(i, &theirs.f, folder, &set->f, BY_PRESET);
+        bool is_given = given->by[i] >= BY_CHECKPOINT;
+        if (!is_free && (is_given || by_model))
+            check_same(i, &theirs.f, folder, is_given ? given : set);
         flag_copy(set, i, &theirs.f, BY_PRESET);
     }
 }
@@ -329,11 +340,13 @@ static void config_begin(FlagSet *given, const Mode *mode, int argc, char **argv
     const char *path = given->f.config, *model = given->f.model;
     bool by_model = given->by[FLAG_model] == BY_USER;
     Json *root = json_read_file(path);
+    // A file written by hand need not name a placement.
     if (json_get(root, "norm_mode")) check_mode(root, path, mode);
     flags_default(given);
     config_read_flags(given, root, path, true);
     json_free(root);
     if (by_model) flags_preset(given, model);
+    // Once more, now over the file: the first time told where it is.
     flags_parse(given, argc - 1, argv + 1, BY_USER);
 }
 
@@ -343,9 +356,10 @@ void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
     bool reading = *given->f.from;                         // set holds the flags of that run
     for (int i = 0; i < FLAG_COUNT; i++) {
         int by = given->by[i], resume = FLAGS[i].resume;
+        // Defaults and presets of `given` are in set already, below what a run says.
         if (by < BY_CHECKPOINT || (by == BY_CHECKPOINT && resuming && resume == FREE)) continue;
         bool pinned = (resuming && resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
-        if (pinned) check_same(i, &set->f, "this run", &given->f, by);
+        if (pinned) check_same(i, &set->f, "this run", given);
         flag_copy(set, i, &given->f, by);
     }
     // A model that is read with other data is not validated on the old run's.
@@ -353,24 +367,25 @@ void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
         flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
 }
 
+// Whether a file of that name is in a folder.
 static bool folder_has(const char *folder, const char *file) {
     char path[PATH_CAP];
-    return file_exists(check_format(path, sizeof path, "%s/%s", folder, file));
+    return file_exists(path_join(path, folder, file));
 }
 
 // A manifest makes a folder a checkpoint. Its checksums are read before it is used.
-void checkpoint_find(const char *path, char *dir) {
+const char *checkpoint_find(const char *path, char *dir) {
     char why[ERROR_CAP];
     if (folder_has(path, "manifest.json")) {
-        check_format(dir, PATH_CAP, "%s", path);
-        CHECK(checkpoint_verify(dir, why),
-              "%s is damaged: %s\n  -> use another checkpoint of that run", dir, why);
-        return;
+        CHECK(checkpoint_verify(path, why),
+              "%s is damaged: %s\n  -> use another checkpoint of that run", path, why);
+        return path;
     }
     CHECK(is_folder(path), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/",
           path);
     CHECK(checkpoint_latest(path, INT64_MAX, dir),
           "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
+    return dir;
 }
 
 // A log or a checkpoint without config.json is a damaged run: neither resumed nor overwritten.
@@ -384,18 +399,20 @@ bool run_found(const char *out, int resume) {
     bool whole = folder_has(out, "config.json");
     bool found =
         whole || folder_has(out, "log.jsonl") || checkpoint_step_below(out, INT64_MAX) >= 0;
+    // Without --resume an existing run is safe from a repeated command.
     CHECK(!found || resume,
           "%s already holds a run; nothing was overwritten\n"
           "  -> --resume auto continues it, another --out begins anew, --from %s --sample N only "
           "reads it", out, out);
     CHECK(!found || whole,
           "%s holds a run without its config.json; nothing was overwritten\n"
-          "  -> copy it from a checkpoint: cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/",
-          out, out, out);
+          "  -> copy it from a checkpoint: " RESTORE, out, out, out);
     return found;
 }
 
-// Whether --out holds a run (*found) with a checkpoint to resume from.
+// Whether --out holds a run (*found) with a checkpoint to resume from. A run killed before its
+// first checkpoint counts as found: its flags stay, and its log begins again.
+// --resume required insists on a checkpoint.
 static bool out_resumes(const Flags *f, bool *found) {
     *found = run_found(f->out, f->resume);
     bool resuming = *found && checkpoint_step_below(f->out, INT64_MAX) >= 0;
@@ -408,7 +425,8 @@ static bool out_resumes(const Flags *f, bool *found) {
 
 bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     FlagSet given;
-    char base[PATH_CAP] = "", config[PATH_CAP];            // of the run that goes on or is read
+    char dir[PATH_CAP], config[PATH_CAP];
+    const char *base = NULL;                               // the run that goes on or is read
     bool found = false, resuming = false;
     flags_default(&given);
     flags_parse(&given, argc - 1, argv + 1, BY_USER);
@@ -419,15 +437,15 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     if (t->mode->unit) flags_parse_text(set, "--warmup 0 --weight-decay 0", BY_PRESET);
     const Flags *f = &given.f;
     // The run that is read or goes on lies over the preset.
-    if (*f->from) checkpoint_find(f->from, base);
+    if (*f->from) base = checkpoint_find(f->from, dir);
     else if (*f->out && !f->show) resuming = out_resumes(f, &found);
-    if (found) check_format(base, sizeof base, "%s", f->out);
-    check_format(config, sizeof config, "%s/config.json", base);
-    if (*base && config_read(set, config, t))
+    if (found) base = f->out;
+    if (base && config_read(set, path_join(config, base, "config.json"), t))
         printf("note: a run in %s goes on in %s\n", strcmp(t->precision, "fp32") ? "fp32" : "bf16",
                t->precision);
     // A run that goes on has read its --init-from when it began.
     if (!found && *f->init_from) config_init_from(set, &given, t);
+    // The user's flags come last. Another end of the schedule changes the rate of all later steps.
     long long before = schedule_end(&set->f);
     flags_override(set, &given, found);
     long long end = schedule_end(&set->f);

@@ -15,21 +15,19 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv);
 void flags_override(FlagSet *set, const FlagSet *given, bool resuming);
 // --init-from FOLDER: the flags of the model are those of the run or checkpoint in that folder.
 void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t);
-// Refuses combinations of flags that make no sense under a mode, device and precision.
-void run_refuse(const FlagSet *set, const Mode *mode, const char *device, const char *precision);
+// Refuses combinations of flags that make no sense under t's mode, device and precision.
+void run_refuse(const FlagSet *set, const Trainer *t);
 
 Model model_from_flags(const Flags *f, const Mode *mode);
 Init init_from_flags(const Flags *f, const Mode *mode);
 
-// The text of config.json, to be freed. unigram: the data's unigram entropy; NAN: unknown.
-char *config_text(const Flags *f, const Model *m, const Layout *layout, const Init *init,
-                  const Trainer *t, double unigram);
 // The flags of a config.json become the base. A file that is damaged, of a newer version, or of
 // another mode or precision is refused. Returns whether its precision is the other one of fp32 and
 // bf16, which both keep their weights in fp32.
 bool config_read(FlagSet *set, const char *path, const Trainer *t);
 
-// The folder of a checkpoint: the path itself, or the newest whole one of the run at the path.
-void checkpoint_find(const char *path, char *dir);
+// The folder of a checkpoint: the path itself, or the newest whole one of the run at the path, in
+// dir (of PATH_CAP bytes).
+const char *checkpoint_find(const char *path, char *dir);
 // Whether --out holds a run. Refuses one without --resume: nothing is ever overwritten.
 bool run_found(const char *out, int resume);

@@ -4,10 +4,7 @@
 // T = 4 and the stream  a b c d e f g h i  window 0 is  a b c d e  and window 1 is  e f g h i.
 #include "data.h"
 #include "../../data/stories.h"
-#include "../rand.h"
 #include "files.h"
-#include "util.h"
-#include <fcntl.h>
 #include <glob.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -50,42 +47,25 @@ static void corpus_open(DataLoader *d) {
 
 // ------------------------------------------------------------------------------------------ shards
 
-// Reads up to `bytes` bytes at `offset`; fewer only at the end of the file, -1 for an error.
-static int64_t shard_read(int fd, void *out, int64_t bytes, int64_t offset) {
-    int64_t done = 0;
-    while (done < bytes) {
-        ssize_t n = pread(fd, (char *)out + done, bytes - done, offset + done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return -1;
-        if (n == 0) break;
-        done += n;
-    }
-    return done;
-}
-
-static int open_shard(const Shard *s) {
-    return open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe
-}
-
 // The only place that reads a shard's header. Refuses one that does not fit the file, or the shards
 // before it, and appends the shard to the stream.
 static void shard_read_header(DataLoader *d, Shard *s) {
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
-    struct stat info;
-    int fd = open_shard(s);
-    CHECK(fd >= 0, "%s: this shard cannot be opened: %s\n  -> check the path and its permissions",
-          s->path, strerror(errno));
-    CHECK(fstat(fd, &info) == 0 && S_ISREG(info.st_mode),
-          "%s: expected a shard, found a folder or device\n  -> --data FILE, FOLDER or 'PATTERN'",
-          s->path);
-    long long got = shard_read(fd, head, SHARD_HEADER_BYTES, 0);
+    int64_t size;
+    int fd = file_open(s->path, &size);
+    CHECK(fd >= 0,
+          "%s: this shard cannot be opened: %s\n"
+          "  -> --data FILE, FOLDER or 'PATTERN', of files that may be read",
+          s->path, file_error());
+    long long got = file_read_at(fd, head, SHARD_HEADER_BYTES, 0);
     close(fd);
 
+    // The magic number tells the width, and with it the version.
     int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
     bool wide = magic == SHARD_MAGIC_32;
     CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
-          "%s is not a shard: expected %d bytes with magic %d or %d, found %lld with magic %d\n"
-          "  -> make shard && ./shard --out DIR your.txt, then --data DIR",
+          "%s is not a shard: expected %d bytes with magic %d or %d, found %lld bytes with magic "
+          "%d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR",
           s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, got, magic);
     int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
     CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0,
@@ -95,10 +75,10 @@ static void shard_read_header(DataLoader *d, Shard *s) {
           s->path, version, head[SHARD_VERSION], count, vocab);
     // A cut download is the usual fault.
     long long need = SHARD_HEADER_BYTES + (int64_t)count * width;
-    CHECK(info.st_size == need,
+    CHECK(size == need,
           "%s: expected %lld bytes for its %d tokens of %d bytes, found %lld\n"
           "  -> copy or download this shard again",
-          s->path, need, count, width, (long long)info.st_size);
+          s->path, need, count, width, (long long)size);
 
     // The first shard decides what the others must be.
     if (s == d->shards) d->width = width, d->vocab = vocab;
@@ -120,39 +100,40 @@ static void shard_add(DataLoader *d, const char *folder, const char *name) {
     d->shards[d->shard_count++] = (Shard){.path = path};
 }
 
-int shard_order(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-// A name of ".bin" alone is no shard: it is hidden.
+// A name of ".bin" alone is hidden.
 bool shard_named(const char *name) {
     size_t length = strlen(name);
-    return length > 4 && !strcmp(name + length - 4, ".bin");
+    return name[0] != '.' && length > 4 && !strcmp(name + length - 4, ".bin");
+}
+
+static int is_shard(const struct dirent *entry) { return shard_named(entry->d_name); }
+
+// The program never calls setlocale, so alphasort compares bytes.
+int shard_scan(const char *folder, struct dirent ***entries) {
+    return scandir(folder, entries, is_shard, alphasort);
 }
 
 // The shards of one split in a folder: *.bin, not hidden, whose name contains the split's.
 static void shard_list_folder(DataLoader *d, const char *path, const char *split) {
     struct dirent **entries;
-    int n = scandir(path, &entries, NULL, shard_order), bins = 0;
+    int n = shard_scan(path, &entries);
     CHECK(n >= 0, "%s: cannot read this folder of shards: %s\n  -> check its permissions", path,
           strerror(errno));
+    // Names are checked even if their split is not wanted now.
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
-        if (name[0] != '.' && shard_named(name)) {
-            bins++;
-            CHECK(!strstr(name, "train") || !strstr(name, "val"),  // trained on and validated with
-                  "%s/%s: expected \"train\" or \"val\" in the name, found both\n"
-                  "  -> rename the file",
-                  path, name);
-            if (strstr(name, split)) shard_add(d, path, name);
-        }
+        CHECK(!strstr(name, "train") || !strstr(name, "val"),  // trained on and validated with
+              "%s/%s: expected \"train\" or \"val\" in the name, found both\n"
+              "  -> rename the file",
+              path, name);
+        if (strstr(name, split)) shard_add(d, path, name);
         free(entries[i]);
     }
     free(entries);
     CHECK(d->shard_count,
           "%s: expected files named *%s*.bin, found none among its %d .bin files\n"
           "  -> --data 'FOLDER/*.bin', --val-data too; from text: ./shard --out DIR your.txt",
-          path, split, bins);
+          path, split, n);
 }
 
 // A file or folder of that very name comes before the pattern that the name may be.
@@ -163,7 +144,7 @@ static void shard_list(DataLoader *d, const char *path, const char *split) {
     if (there && S_ISDIR(info.st_mode)) shard_list_folder(d, path, split);
     else if (there) shard_add(d, "", path);
     else {
-        int error = errno;
+        int error = errno;  // of stat: glob may change it
         CHECK(glob(path, 0, NULL, &found) == 0,
               "%s: expected a shard, a folder of shards or a pattern, found nothing there: %s\n"
               "  -> check the path, or leave --data out for the built-in corpus",
@@ -175,6 +156,7 @@ static void shard_list(DataLoader *d, const char *path, const char *split) {
 
 void loader_open(DataLoader *d, const char *path, const char *split, int seq, bool shuffle,
                  uint64_t seed) {
+    // Nothing is known until headers are read, or the corpus is written.
     *d = (DataLoader){.seq = seq, .shuffle = shuffle, .seed = seed, .floor = NAN};
     d->validation = !strcmp(split, "val");
     if (*path) {
@@ -182,6 +164,8 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
         for (int64_t i = 0; i < d->shard_count; i++) shard_read_header(d, &d->shards[i]);
         d->raw = check_alloc((seq + 1L) * d->width, "one sample");
     } else corpus_open(d);
+    d->window = check_alloc((seq + 1L) * sizeof *d->window, "one sample");
+    // The model's vocabulary may lower the limit later.
     d->limit = d->vocab ? d->vocab : (int64_t)INT32_MAX + 1;
     d->samples = (d->tokens - 1) / seq;
     CHECK(d->samples > 0,
@@ -193,12 +177,13 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
 
 // A running hasher ends with the shard it is at.
 void loader_close(DataLoader *d) {
-    __atomic_store_n(&d->hasher.stop, 1, __ATOMIC_RELAXED);
+    d->hasher.stop = true;
     if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
     if (d->open) close(d->fd);
     for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
     free(d->shards);
     free(d->raw);
+    free(d->window);
     free(d->text);
     memset(d, 0, sizeof *d);
 }
@@ -211,13 +196,14 @@ static void *shard_hash_all(void *loader) {
     ShardHasher *hasher = &d->hasher;
     for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
         Hash hash;
-        if (__atomic_load_n(&hasher->stop, __ATOMIC_RELAXED)) break;  // loader_close waits
+        if (hasher->stop) break;  // loader_close waits
+        // A shard that cannot be read ends the search, as one that has changed does.
         hasher->error = file_hash(s->path, &hash, &hasher->bytes) ? 0 : errno;
         uint64_t now = hash_end(&hash);
         if (hasher->error || (s->hash && s->hash != now)) hasher->bad = s;
         s->hash = now;
     }
-    __atomic_store_n(&hasher->done, 1, __ATOMIC_RELEASE);
+    hasher->done = true;
     return NULL;
 }
 
@@ -226,10 +212,14 @@ void loader_hash_begin(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (hasher->running || !d->shard_count) return;
     memset(hasher, 0, sizeof *hasher);
-    hasher->running = !pthread_create(&hasher->thread, NULL, shard_hash_all, d);
-    CHECK(hasher->running, "no thread to hash the data\n  -> close other programs");
+    int error = pthread_create(&hasher->thread, NULL, shard_hash_all, d);
+    CHECK(!error,
+          "cannot start a thread that hashes the data: %s\n"
+          "  -> ulimit -u says how many there may be; close other programs", strerror(error));
+    hasher->running = true;
 }
 
+// Known from the headers, before a byte is hashed.
 double loader_gigabytes(const DataLoader *d) {
     return 1e-9 * (d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
 }
@@ -239,17 +229,17 @@ uint64_t loader_hash_end(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (!hasher->running) return d->content;
     double printed = clock_seconds();
-    while (!__atomic_load_n(&hasher->done, __ATOMIC_ACQUIRE)) {
+    // The main thread has nothing else to do: it looks a thousand times a second.
+    while (!hasher->done) {
         usleep(1000);
         if (clock_seconds() - printed < 2) continue;
-        printf("hashing the data: %.1f of %.1f GB\n",
-               1e-9 * __atomic_load_n(&hasher->bytes, __ATOMIC_RELAXED),
-               loader_gigabytes(d));
+        printf("hashing the data: %.1f of %.1f GB\n", 1e-9 * hasher->bytes, loader_gigabytes(d));
         fflush(stdout);
         printed = clock_seconds();
     }
     pthread_join(hasher->thread, NULL);
     hasher->running = false;
+    // The thread has ended: its results are read without locks.
     const Shard *bad = hasher->bad;
     CHECK(!bad,
           "%s: expected the shard that this run began with, found %s\n"
@@ -268,44 +258,45 @@ uint64_t loader_hash_end(DataLoader *d) {
 // shards than a process may open.
 static const Shard *shard_seek(DataLoader *d, int64_t at) {
     const Shard *s = d->shards, *end = s + d->shard_count;
-    while (end - s > 1) {                                     // binary search: a folder may hold many
+    while (end - s > 1) {  // binary search: a folder may hold many
         const Shard *middle = s + (end - s) / 2;
         if (middle->first <= at) s = middle;
         else end = middle;
     }
+    // Windows of one shard often follow each other: it stays open.
     if (s != d->open) {
         if (d->open) close(d->fd);
-        d->fd = open_shard(s);
+        int64_t size;
+        d->fd = file_open(s->path, &size);
         CHECK(d->fd >= 0,
               "%s: this shard cannot be opened any more: %s\n"
               "  -> leave the shards in place while training",
-              s->path, strerror(errno));
+              s->path, file_error());
         d->open = s;
     }
     return s;
 }
 
-// Reads and widens the T+1 tokens from `at` on, piece by piece where they lie in several shards.
-static void shard_window(DataLoader *d, int64_t at, int32_t *inputs, int32_t *targets) {
+// Reads and widens the T + 1 tokens from `at` on, piece by piece where they lie in several shards.
+static void shard_window(DataLoader *d, int64_t at) {
     for (int64_t done = 0; done < d->seq + 1;) {
         const Shard *s = shard_seek(d, at + done);
         long long skip = at + done - s->first, n = s->count - skip;
         if (n > d->seq + 1 - done) n = d->seq + 1 - done;
-        int64_t offset = SHARD_HEADER_BYTES + skip * d->width;
-        long long got = shard_read(d->fd, d->raw, n * d->width, offset);
-        CHECK(got == n * d->width,
+        long long bytes = n * d->width, offset = SHARD_HEADER_BYTES + skip * d->width;
+        long long got = file_read_at(d->fd, d->raw, bytes, offset);
+        CHECK(got == bytes,
               "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
               "start\n  -> restore the shard, then start again from the last checkpoint",
-              s->path, (n * d->width), skip, got);
-        for (int64_t i = 0; i < n; i++, done++) {
+              s->path, bytes, skip, got);
+        // A token of another tokenizer would read beyond the embedding.
+        for (int64_t i = 0; i < n; i++) {
             long long token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
             CHECK(token < d->limit,
                   "%s: expected tokens below %lld, found %lld at position %lld\n"
                   "  -> --vocab %lld or more, or shards of the right tokenizer",
-                  s->path, d->limit, token, (skip + i),
-                  token + 1);
-            if (done < d->seq) inputs[done] = (int32_t)token;
-            if (done > 0) targets[done - 1] = (int32_t)token;
+                  s->path, d->limit, token, skip + i, token + 1);
+            d->window[done++] = token;
         }
     }
 }
@@ -319,14 +310,12 @@ void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targe
         window = rand_permute(key, window, d->samples);
     }
     int64_t first = window * d->seq;
-    if (!d->text) {
-        shard_window(d, first, inputs, targets);
-        return;
-    }
+    if (!d->text) shard_window(d, first);
     // Validation has one text, the same in every epoch.
-    if (epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
-    for (int64_t t = 0; t < d->seq; t++) {
-        inputs[t] = (unsigned char)d->text[first + t];
-        targets[t] = (unsigned char)d->text[first + t + 1];
-    }
+    if (d->text && epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
+    for (int64_t t = 0; d->text && t <= d->seq; t++)
+        d->window[t] = (uint8_t)d->text[first + t];
+    // Targets are the inputs one token further on.
+    memcpy(inputs, d->window, d->seq * sizeof *inputs);
+    memcpy(targets, d->window + 1, d->seq * sizeof *targets);
 }

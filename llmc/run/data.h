@@ -18,8 +18,7 @@
 #pragma once
 #include <dirent.h>
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
+#include "util.h"
 
 enum { SHARD_HEADER_BYTES = 1024 };
 enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1 };
@@ -36,12 +35,12 @@ typedef struct {
     uint64_t hash;         // of the file; 0: not known yet
 } Shard;
 
-// The thread that hashes shards. Both threads use done, stop and bytes, atomically.
+// The thread that hashes shards. Both threads use the atomic fields.
 typedef struct {
     pthread_t thread;
     bool running;
-    int done, stop;
-    int64_t bytes;     // hashed so far
+    _Atomic bool done, stop;
+    _Atomic int64_t bytes;  // hashed so far
     const Shard *bad;  // the first shard that cannot be read, or has changed
     int error;         // errno of reading it; 0: it has changed
 } ShardHasher;
@@ -49,7 +48,7 @@ typedef struct {
 // One loader serves one thread.
 typedef struct {
     int64_t seq;              // T
-    long long tokens, samples;  // of an epoch
+    long long tokens, samples;                // of an epoch
     int vocab;                // 0: unknown
     long long limit;          // tokens from here on are refused; the caller may lower it
     double floor;             // nats per token that no model can beat on average; NAN: unknown
@@ -59,8 +58,9 @@ typedef struct {
     int64_t shard_count;
     const Shard *open;        // the one shard that is open, as fd; NULL: none
     int fd, width;            // width: bytes per token
-    void *raw;                        // [T + 1] tokens as they are on disk
-    char *text;                       // the built-in corpus of this epoch, or NULL
+    void *raw;                // [T + 1] tokens as they are on disk
+    int32_t *window;          // [T + 1] tokens of one sample
+    char *text;               // the built-in corpus of this epoch, or NULL
     int64_t epoch;
     uint64_t content;  // identifies the data; 0: not known yet
     ShardHasher hasher;
@@ -84,5 +84,7 @@ void loader_hash_begin(DataLoader *d);
 uint64_t loader_hash_end(DataLoader *d);
 double loader_gigabytes(const DataLoader *d);
 
-bool shard_named(const char *name);  // whether a file's name ends in .bin
-int shard_order(const struct dirent **a, const struct dirent **b);  // of names, for scandir
+// Whether a file's name ends in .bin and is not hidden; and the files of such names in a folder, by
+// name: their number as scandir gives it, -1 with errno set if it is no folder.
+bool shard_named(const char *name);
+int shard_scan(const char *folder, struct dirent ***entries);

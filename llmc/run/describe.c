@@ -1,8 +1,9 @@
 // describe.c: reads the tables of modes.h, tensors.h and presets.h, and prints them. The numbers
 // come from the functions that allocate and initialize (memory.h, init.h), so they cannot differ.
 #include "describe.h"
-#include "config.h"
+#include "run.h"
 
+// Experts count with the part K / E that a token is sent to; all else it meets whole.
 double show_size(const Model *m, const Entry *e, bool active) {
     // These hold the matrices and gains of all E experts, one below the other.
     bool expert = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd ||
@@ -11,7 +12,7 @@ double show_size(const Model *m, const Entry *e, bool active) {
     return active && expert ? size * ((double)m->moe.K / m->moe.E) : size;
 }
 
-int64_t show_parameters(const Model *m, const Layout *layout, bool active) {
+double show_parameters(const Model *m, const Layout *layout, bool active) {
     double sum = 0;                                        // exact up to 2^53
     for (int k = 0; k < layout->count; k++) sum += show_size(m, &layout->entries[k], active);
     return sum;
@@ -39,83 +40,81 @@ typedef struct Memory {
     double kv_cache;                          // apart: only a run that samples has one
 } Memory;
 
-static bool is_gpu(const Trainer *t) { return strcmp(t->device, "cpu") != 0; }
-
 // The sizes of the largest micro-batch, as the device computes it.
-static Sizes setup_sizes(const Trainer *t, const Model *m, const Setup *setup) {
-    int threads = is_gpu(t) ? 0 : omp_get_max_threads();
-    int ratio = is_gpu(t) ? sizeof(float) / t->storage : 1;
-    return sizes_make(m, setup->B, setup->T, setup->recompute, threads, ratio);
+static Sizes setup_sizes(const Run *r, const Setup *setup) {
+    bool gpu = on_gpu(r->t);
+    return sizes_make(&r->m, setup->B, setup->T, setup->recompute, gpu ? 0 : omp_get_max_threads(),
+                      gpu ? sizeof(float) / r->t->storage : 1);
 }
 
 // In bf16 the products read their own copies of the weights (storage); the fp32 weights (element)
 // are then sharded over processes like the moments of AdamW.
-static Memory memory_make(const Trainer *t, const Model *m, const Setup *setup) {
-    bool copies = t->storage != t->element;
-    Sizes s = setup_sizes(t, m, setup);
-    Layout layout = layout_make(m);
-    layout_share(&layout, comm_rank(setup->comm), comm_size(setup->comm));
+static Memory memory_make(const Run *r, const Setup *setup) {
+    const size_t element = r->t->element, storage = r->t->storage;
+    const Model *m = &r->m;
+    bool copies = storage != element;
+    Sizes s = setup_sizes(r, setup);
     ActLayout acts = act_layout_make(m, &s);
-    double all = layout.total * t->element, shard = layout.state * t->element;
+    double all = r->layout.total * element, shard = r->layout.state * element;
     Memory y = {
         .weights = copies && setup->training ? shard : all,
         // A model that is only read has neither gradients nor moments.
-        .gradients = setup_kinds(setup) > GRADS ? all : 0,
-        .moments = setup_kinds(setup) > ADAM_V ? 2 * shard : 0,
-        .acts = acts.acts * t->storage,
-        .grads = setup->training ? acts.grads * t->storage : 0,
+        .gradients = setup->training ? all : 0,
+        .moments = setup->training ? 2 * shard : 0,
+        .acts = acts.acts * storage,
+        .grads = setup->training ? acts.grads * storage : 0,
         // All layers, one text of the longest length.
-        .kv_cache = (double)m->L * m->T * kv_cache_width(m) * t->storage,
+        .kv_cache = (double)m->L * m->T * kv_cache_width(m) * storage,
     };
-    if (copies) y.weights += layout.total * t->storage;
+    if (copies) y.weights += r->layout.total * storage;
     y.sum = y.weights + y.gradients + y.moments + y.acts + y.grads;
-    layout_free(&layout);
     act_layout_free(&acts);
     return y;
 }
 
-double memory_needed(const Trainer *t, const Model *m, const Setup *setup) {
-    Memory y = memory_make(t, m, setup);
-    return t->bytes(m, setup, y.sum + (setup->decodes ? y.kv_cache : 0));
+double memory_needed(const Run *r, const Setup *setup) {
+    Memory y = memory_make(r, setup);
+    return r->t->bytes(&r->m, setup, y.sum + (setup->decodes ? y.kv_cache : 0));
 }
 
-int memory_fitting(const Trainer *t, const Model *m, const Setup *setup, double room) {
-    Setup s = *setup;
+// B ends at 0 if not even one sequence fits.
+int memory_fitting(const Run *r, Setup s, double room) {
     // At most 2^31 rows of a micro-batch, a row for each expert of a token (run_refuse).
-    int64_t most = INT32_MAX / s.T / (m->moe.E ? m->moe.K : 1);
+    int64_t most = INT32_MAX / s.T / (r->m.moe.E ? r->m.moe.K : 1);
     int64_t share = CEIL_DIV(s.batch, comm_size(s.comm));
     // Memory grows with B, so the first that fits is the largest.
     for (s.B = share < most ? share : most; s.B > 0; s.B--)
-        if (s.batch % s.B == 0 && memory_needed(t, m, &s) <= room) break;
+        if (s.batch % s.B == 0 && memory_needed(r, &s) <= room) break;
     return s.B;
 }
 
-char *memory_advice(char *text, size_t cap, const Trainer *t, const Model *m, const Setup *setup,
-                    double room) {
+// One part for each level that allows a larger micro-batch than the cheaper ones before it.
+char *memory_advice(char text[ADVICE_CAP], const Run *r, double room) {
     static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""},
         {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
     int best = 0;
-    for (int i = 0; i < (setup->training ? 3 : 1); i++) {  // without backward there is one level
-        Setup s = *setup;
-        if (setup->training) s.recompute = LEVELS[i].level;
-        int B = memory_fitting(t, m, &s, room);
+    Setup s = r->setup;
+    for (int i = 0; i < (s.training ? 3 : 1); i++) {       // without backward there is one level
+        if (s.training) s.recompute = LEVELS[i].level;
+        int B = memory_fitting(r, s, room);
         if (B <= best) continue;                           // recompute costs time: not for nothing
         size_t n = best ? strlen(text) : 0;
-        check_format(text + n, cap - n, "%s--micro-batch %d%s", n ? ", or " : "", B,
+        check_format(text + n, ADVICE_CAP - n, "%s--micro-batch %d%s", n ? ", or " : "", B,
                      LEVELS[i].flag);
         best = B;
     }
-    return best ? text : check_format(text, cap, "a smaller --model or --seq, or more memory");
+    return best ? text
+                : check_format(text, ADVICE_CAP, "a smaller --model or --seq, or more memory");
 }
 
-void show_memory(const Trainer *t, const Model *m, const Setup *setup) {
-    char fitting[256];
+void show_memory(const Run *r) {
+    char fitting[ADVICE_CAP];
+    bool gpu = on_gpu(r->t);
     // room first refuses a model that the device cannot compute.
-    double room = t->room(m, setup), gib = 1 << 30;
-    printf("  %s: %.2f GiB needed; ", is_gpu(t) ? "GPU" : "CPU", memory_needed(t, m, setup) / gib);
-    if (isnan(room)) printf(is_gpu(t) ? "none found here\n" : "how much is free is not known\n");
-    else printf("%.2f free; what fits: %s\n", room / gib,
-                memory_advice(fitting, sizeof fitting, t, m, setup, room));
+    double room = r->t->room(&r->m, &r->setup), gib = 1 << 30;
+    printf("  %s: %.2f GiB needed; ", gpu ? "GPU" : "CPU", memory_needed(r, &r->setup) / gib);
+    if (isnan(room)) printf(gpu ? "none found here\n" : "how much is free is not known\n");
+    else printf("%.2f free; what fits: %s\n", room / gib, memory_advice(fitting, r, room));
 }
 
 // ---------------------------------------------------------------------------- tables
@@ -139,6 +138,7 @@ static void show_layers(const Model *m) {
     printf("\nlayers           row            attention: in out, skip, a, c, post | ffn: the same "
            "| q k v context norms, groups of q / k\n");
     describe_layer(m, 0, line, sizeof line);
+    // Layer l ends the stretch that began at `first` if it differs, or if there is none.
     for (int l = 1, first = 0; l <= m->L; l++) {
         if (l < m->L) describe_layer(m, l, next, sizeof next);
         if (l < m->L && !strcmp(line, next)) continue;
@@ -150,70 +150,68 @@ static void show_layers(const Model *m) {
 
 // All entries of one row of PARAM_TABLE. Under `shared` only those of shared experts: a row has two
 // names if some layers are dense and others have shared experts.
-static void show_parameter(const Model *m, const Init *init, const Layout *t, int id, bool shared) {
+static void show_parameter(const Run *r, int id, bool shared) {
     static const char *const DECAYS[] = {"matrix", "embedding", "gain"};
     static const char *const GROUPS[] = {"embedding", "hidden", "head", "vector", "balance"};
-    const Entry *first = NULL, *last = NULL;
+    const Entry *first = NULL, *last = NULL, *end = r->layout.entries + r->layout.count;
     int copies = 0;
-    int64_t size = 0;
+    double size = 0;
     char start[64] = "0";
-    for (const Entry *e = t->entries; e < t->entries + t->count; e++) {
+    for (const Entry *e = r->layout.entries; e < end; e++) {
         if (e->id != id || (strstr(e->name, "shared") != NULL) != shared) continue;
         if (!copies++) first = e;
         last = e;
-        size += entry_rows(m, e) * e->row.cols;
+        size += show_size(&r->m, e, false);
     }
     if (!first) return;
-    const ParamRow *r = &first->row;
-    double one = init_std(init, m, first), other = init_std(init, m, last);
+    const ParamRow *row = &first->row;
+    double one = init_std(&r->init, &r->m, first), other = init_std(&r->init, &r->m, last);
     // Gains start at a value, biases at 0, matrices at random with a deviation that may change from
     // the first layer to the last.
-    if (r->init == ROLE_GAIN) check_format(start, sizeof start, "%.4g", r->gain);
-    else if (r->init != ROLE_ZERO)
+    if (row->init == ROLE_GAIN) check_format(start, sizeof start, "%.4g", row->gain);
+    else if (row->init != ROLE_ZERO)
         check_format(start, sizeof start, one == other ? "sigma %.4g" : "sigma %.4g..%.4g", one,
                      other);
-    printf("  %-53s %4d  %8lld x %-6lld %12lld   %-20s  %-9s  %s\n", r->name, copies,
-           (long long)entry_rows(m, first), (long long)r->cols, (long long)size, start,
-           DECAYS[r->decay], GROUPS[r->lr]);
+    printf("  %-53s %4d  %8lld x %-6lld %12.0f   %-20s  %-9s  %s\n", row->name, copies,
+           (long long)entry_rows(&r->m, first), (long long)row->cols, size, start,
+           DECAYS[row->decay], GROUPS[row->lr]);
 }
 
 // One row of ACT_TABLE with its size in MiB, and its gradients.
-static void show_activation(const Trainer *t, const Model *m, const Sizes *s, int id) {
-    ActRow rows[ACT_COUNT], *r = &rows[id];
+static void show_activation(const Run *r, const Sizes *s, int id) {
+    ActRow rows[ACT_COUNT], *row = &rows[id];
     int exists = 0;
     // A row may exist in some layers only, for instance in those with experts.
-    for (int l = 0; l < m->L; l++) {
-        act_rows(rows, m, s, l);
-        exists += r->exists != 0;
+    for (int l = 0; l < r->m.L; l++) {
+        act_rows(rows, &r->m, s, l);
+        exists += row->exists != 0;
     }
     if (!exists) return;
-    int copies = exists < r->copies ? exists : r->copies;  // a slot that only some layers fill
-    double mib = r->size * t->storage / 1048576.0;
-    printf("  %-15s %6d  %9lld x %-7lld %9.2f   ", r->field, copies, (long long)r->rows,
-           (long long)r->cols, copies * mib);
-    if (r->grads == ALIASED) printf("in place\n");
-    else printf("%9d %9.2f\n", r->grads, r->grads * mib);
+    int copies = exists < row->copies ? exists : row->copies;  // a slot that only some layers fill
+    double mib = row->size * r->t->storage / 1048576.0;
+    printf("  %-15s %6d  %9lld x %-7lld %9.2f   ", row->field, copies, (long long)row->rows,
+           (long long)row->cols, copies * mib);
+    if (row->grads == ALIASED) printf("in place\n");
+    else printf("%9d %9.2f\n", row->grads, row->grads * mib);
 }
 
 // Every layer, every parameter and every activation.
-static void show_tables(const Model *m, const Init *init, const Layout *layout, const Trainer *t,
-                        const Setup *setup) {
-    Sizes s = setup_sizes(t, m, setup);
-    show_layers(m);
-    printf("\nparameter                                             copies       shape          "
-           "in all   starts                decay      rate\n");
-    for (int i = 0; i < 2 * PARAM_COUNT; i++) show_parameter(m, init, layout, i / 2, i % 2);
-    printf("\nactivation        copies         shape          MiB   gradients      MiB     "
-           "(micro-batch of %d x %d)\n", s.B, s.T);
-    for (int id = 0; id < ACT_COUNT; id++) show_activation(t, m, &s, id);
+static void show_tables(const Run *r) {
+    Sizes s = setup_sizes(r, &r->setup);
+    show_layers(&r->m);
+    printf("\n%-53s %s %11s %15s   %-20s  %-9s  rate\n", "parameter", "copies", "shape", "in all",
+           "starts", "decay");
+    for (int i = 0; i < 2 * PARAM_COUNT; i++) show_parameter(r, i / 2, i % 2);
+    printf("\n%-17s copies %13s %12s   gradients %8s     (micro-batch of %d x %d)\n", "activation",
+           "shape", "MiB", "MiB", s.B, s.T);
+    for (int id = 0; id < ACT_COUNT; id++) show_activation(r, &s, id);
 }
 
 // ---------------------------------------------------------------------------- a model
 
 // Sizes and switches of the architecture.
 static void show_shape(const Model *m) {
-    char router[32];
-    flag_word(router, sizeof router, FLAGS[FLAG_router].choices, m->moe.router);
+    char router[FLAG_CAP];
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), "
            "sequences of %d\n", m->L, m->C, m->NH, m->HS, m->KV, m->F, m->V, m->Vp, m->T);
     if (m->kv_rank)
@@ -221,8 +219,8 @@ static void show_shape(const Model *m) {
                "rotary\n", m->kv_rank, m->HS, m->rope_size);
     if (m->moe.E)
         printf("  %d experts, %d a token, router %s; shared ffn %d; dense layers %d, of ffn %d\n",
-               m->moe.E, m->moe.K, router, m->moe.shared_F, m->moe.dense,
-               m->moe.dense ? m->moe.dense_F : 0);
+               m->moe.E, m->moe.K, flag_word(router, FLAGS[FLAG_router].choices, m->moe.router),
+               m->moe.shared_F, m->moe.dense, m->moe.dense ? m->moe.dense_F : 0);
     printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm",
            m->bias ? "biases" : "no biases", m->rope ? "RoPE" : "learned positions",
            m->swiglu ? "SwiGLU" : "GELU", m->tied ? "tied" : "untied",
@@ -230,32 +228,31 @@ static void show_shape(const Model *m) {
 }
 
 // Every run prints this summary before it begins.
-void show_model(const Model *m, const Init *init, const char *name, const Trainer *t,
-                const Setup *setup, bool tables) {
-    char shown[256];
-    Layout layout = layout_make(m);
-    Memory y = memory_make(t, m, setup);
-    double mib = 1.0 / (1 << 20), sigma = init_sigma(init, m);
+void show_model(const Run *r, bool tables) {
+    char name[256];
+    const Model *m = &r->m;
+    const char *own = m->mode->init, *model = r->f->model;
+    Memory y = memory_make(r, &r->setup);
+    // Shards of other processes differ a little in size.
+    double mib = 1 << 20, sigma = init_sigma(&r->init, m);
     // The mode DEEPNORM under another initialization is a different method.
-    const char *own = m->mode->init;
-    bool no_beta = own && !strcmp(own, "deepnorm") && init->scheme != INIT_DEEPNORM;
-    printf("%s under %s (%s)\n", text_escape(shown, sizeof shown, name, strlen(name)),
+    bool no_beta = own && !strcmp(own, "deepnorm") && r->init.scheme != INIT_DEEPNORM;
+    printf("%s under %s (%s)\n", text_escape(name, sizeof name, model, strlen(model)),
            m->mode->name, m->mode->source);
     show_shape(m);
-    printf("  init %s (%s), sigma %.4g (sigma sqrt(width) = %.3f)%s\n", INITS[init->scheme].name,
-           INITS[init->scheme].source, sigma, sigma * sqrt(m->C),
+    printf("  init %s (%s), sigma %.4g (sigma sqrt(width) = %.3f)%s\n",
+           INITS[r->init.scheme].name, INITS[r->init.scheme].source, sigma, sigma * sqrt(m->C),
            no_beta ? ", without DeepNorm's beta (--init deepnorm has it)" : "");
-    printf("  %.2fM parameters, ", (double)show_parameters(m, &layout, false) / 1e6);
-    if (m->moe.E) printf("%.2fM active, ", (double)show_parameters(m, &layout, true) / 1e6);
-    printf("%.1f MFLOP per token\n", show_flops(m, &layout) / 1e6);
+    printf("  %.2fM parameters, ", show_parameters(m, &r->layout, false) / 1e6);
+    if (m->moe.E) printf("%.2fM active, ", show_parameters(m, &r->layout, true) / 1e6);
+    printf("%.1f MFLOP per token\n", show_flops(m, &r->layout) / 1e6);
     printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, "
-           "their gradients %.1f: %.1f MiB in all%s\n", y.weights * mib, y.gradients * mib,
-           y.moments * mib, y.acts * mib, y.grads * mib, y.sum * mib,
-           comm_size(setup->comm) > 1 ? ", in the first process" : "");
-    if (y.kv_cache * mib >= 1)
-        printf("  sampling: %.1f MiB more, the KV cache of %d tokens\n", y.kv_cache * mib, m->T);
-    if (tables) show_tables(m, init, &layout, t, setup);
-    layout_free(&layout);
+           "their gradients %.1f: %.1f MiB in all%s\n", y.weights / mib, y.gradients / mib,
+           y.moments / mib, y.acts / mib, y.grads / mib, y.sum / mib,
+           comm_size(r->setup.comm) > 1 ? ", in the first process" : "");
+    if (y.kv_cache >= mib)
+        printf("  sampling: %.1f MiB more, the KV cache of %d tokens\n", y.kv_cache / mib, m->T);
+    if (tables) show_tables(r);
 }
 
 // Sizes depend on the placement a little, as gains do.
@@ -268,8 +265,7 @@ void show_models(const Mode *mode) {
         Layout layout = layout_make(&m);
         printf("%-14s %3d layers, width %4d, heads %2d/%2d, ffn %5d, vocabulary %6d, T %4d: "
                "%8.1fM  %s\n", p->name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
-               (double)show_parameters(&m, &layout, false) / 1e6,
-               p->note);
+               show_parameters(&m, &layout, false) / 1e6, p->note);
         layout_free(&layout);
     }
 }

@@ -1,6 +1,6 @@
-// eval.c: see eval.h.
+// eval.c: see eval.h. A file of tasks becomes a list of sequences (TaskRow), whatever its kind; one
+// loop scores them, and only the metrics know kinds again.
 #include "eval.h"
-#include <dirent.h>
 #include <math.h>
 #include "../exp.h"
 #include "data.h"
@@ -8,88 +8,105 @@
 // Sequences of a batch are padded to a multiple of this, so that few lengths occur.
 enum { LENGTH_STEP = 32 };
 
-static const char REWRITE[] = "write or download this file again";
+#define REWRITE "\n  -> write or download this file again"
 
 // ------------------------------------------------------------------------------------ task files
 
+// The file is kept as it was read: tokens of 2 or 4 bytes behind the header.
 int64_t task_token(const Task *t, int64_t i) {
     const void *tokens = t->file + SHARD_HEADER_BYTES;
     return t->width == 2 ? ((const uint16_t *)tokens)[i] : ((const uint32_t *)tokens)[i];
 }
 
-static void check_tokens(const Task *t, const char *path, int64_t at, int64_t count, int V) {
-    for (long long i = at; i < at + count; i++)
-        CHECK(task_token(t, i) < V,
-              "%s: token %lld at position %lld, expected tokens below %d, the model's vocabulary\n"
-              "  -> a file of the model's own tokenizer",
-              path, (long long)task_token(t, i), i, V);
+// Appends a sequence. The model reads all of its tokens but the last, which is only predicted, and
+// of those at most the last T.
+static void add_row(Task *t, TaskRow row, int T) {
+    int inputs = row.before + row.after - 1;
+    row.inputs = inputs < T ? inputs : T;
+    row.example = t->examples;
+    t->row = check_grow(t->row, t->rows, sizeof row, "a list of completions");
+    t->row[t->rows++] = row;
 }
 
-static TaskRow *add_row(Task *t) {
-    t->row = check_grow(t->row, t->rows, sizeof *t->row, "a list of completions");
-    return &t->row[t->rows++];
+// The place in the file of token i of a sequence.
+static int64_t row_place(const TaskRow *row, int i) {
+    return i < row->before ? row->context + i : row->completion + i - row->before;
 }
 
 // The length that acc_norm divides by if the file does not say it: characters without the leading
 // space, as lm-evaluation-harness counts; without a tokenizer tokens, as llm.c does.
 static double completion_length(const Task *t, const TaskRow *row, const Tokenizer *tokenizer) {
-    int64_t end = row->completion + row->after, begin = end - row->scored;
+    int all = row->before + row->after, begin = all - row->scored;
     double length = 0;
-    for (int64_t i = begin; i < end; i++) {
+    for (int i = begin; i < all; i++) {
         size_t n = 1;
-        int64_t token = task_token(t, i);
-        const char *bytes = "x";
+        int64_t token = task_token(t, row_place(row, i));
+        const char *bytes = "x";                  // a token without text counts as one character
         if (token < tokenizer->count) bytes = tokenizer_decode(tokenizer, token, &n);
         bool leading_space = i == begin && n && *bytes == ' ';
         for (size_t k = leading_space; k < n; k++)
-            length += ((unsigned char)bytes[k] & 0xC0) != 0x80;       // first byte of a character
+            length += ((uint8_t)bytes[k] & 0xC0) != 0x80;       // first byte of a character
     }
     return length;
 }
 
-// Refuses a file in which example number t->examples breaks llm.c's format.
-static void check_example(const Task *t, const char *path, bool good, const char *expected) {
-    CHECK(good, "%s: example %lld: expected %s\n  -> %s", path, t->examples, expected,
-          REWRITE);
-}
-
-// Adds the completions of the example at `at`; returns where it ends. It begins with six numbers.
-// After the last completion the file may give each one's length in characters, and how many of its
-// first tokens are context.
+// Adds the completions of the example at `at`, whose number is t->examples; returns where it ends.
+// An example of llm.c's format is a list of uint16:
+//
+//   65535, bytes of the example, its number mod 65536, the right completion, completions,
+//   n, n tokens of context
+//   for each completion:  n > 0, n tokens
+//
+// Behind these data/get.py writes, for each completion, its length in characters; and then, for
+// each, how many of its first tokens are context and not scored.
 static int64_t read_example(Task *t, const char *path, int64_t at, const TaskReader *r) {
-    static const char FILLS[] = "completions of a token or more, up to its last byte";
-    check_example(t, path, t->tokens - at >= 6 && task_token(t, at) == EVAL_START,
-                  "the number 65535, and five numbers more");
-    int64_t bytes = task_token(t, at + 1), end = at + bytes / 2, first = t->rows;
-    int64_t label = task_token(t, at + 3), choices = task_token(t, at + 4);
-    int64_t context = at + 6, before = task_token(t, at + 5);
+    // The six words that begin an example; -1 where the file ends before them.
+    int64_t start = t->tokens - at < 6 ? -1 : task_token(t, at);
+    CHECK(start == EVAL_START,
+          "%s: expected example %lld to begin with %d, found %lld (-1: the end of the file)"
+          REWRITE, path, t->examples, EVAL_START, (long long)start);
+    long long bytes = task_token(t, at + 1), number = task_token(t, at + 2);
+    long long label = task_token(t, at + 3), choices = task_token(t, at + 4);
+    int64_t context = at + 6, before = task_token(t, at + 5), end = at + bytes / 2;
     if (!t->examples) t->kind = choices == 1 ? TASK_WORD : TASK_CHOICE;
-    check_example(t, path, (choices == 1) == (t->kind == TASK_WORD),
-                  "one completion in all examples of the file, or several in all");
-    check_example(t, path, bytes >= 12 && bytes % 2 == 0 && end <= t->tokens,
-                  "an even number of bytes, within the file");
-    check_example(t, path, task_token(t, at + 2) == (t->examples & 0xFFFF) && label < choices,
-                  "its own number, and a right completion among those that it has");
+    CHECK((choices == 1) == (t->kind == TASK_WORD),
+          "%s: example %lld has %lld completions, and the ones before it %s\n"
+          "  -> a file for each kind",
+          path, t->examples, choices, t->kind == TASK_WORD ? "one" : "several");
+    // From here on `end` lies in the file, and bounds everything that is read.
+    CHECK(bytes >= 12 && bytes % 2 == 0 && end <= t->tokens && label < choices &&
+              number == (t->examples & 0xFFFF),
+          "%s: example %lld: expected its number, an even number of bytes within the file, and a "
+          "right completion that it has, found number %lld, %lld bytes, and completion %lld of "
+          "%lld" REWRITE,
+          path, t->examples, number, bytes, label, choices);
+    // Each completion is a sequence of its own, with the same context.
     at = context + before;
-    for (int64_t i = 0; i < choices; i++) {
+    for (long long i = 0; i < choices; i++) {
         int64_t after = at < end ? task_token(t, at) : 0;
-        check_example(t, path, after > 0 && at + 1 + after <= end, FILLS);
-        *add_row(t) = (TaskRow){
+        CHECK(after > 0 && at + 1 + after <= end,
+              "%s: example %lld ends within its completion %lld, or that one is empty" REWRITE,
+              path, t->examples, i);
+        add_row(t, (TaskRow){
             .context = context, .completion = at + 1,
-            .before = before, .after = after, .scored = after,
-            .example = t->examples, .label = label,
-        };
-        check_tokens(t, path, at + 1, after, r->V);
+            .before = before, .after = after, .scored = after, .label = label,
+        }, r->T);
         at += 1 + after;
     }
+    // Lengths and own context of all completions follow, or nothing does.
     bool has_lengths = at + 2 * choices == end;
-    check_example(t, path, at == end || has_lengths, FILLS);
-    check_tokens(t, path, context, before, r->V);
-    for (int64_t i = 0; i < choices; i++) {
-        TaskRow *row = &t->row[first + i];
+    CHECK(at == end || has_lengths,
+          "%s: example %lld has %lld bytes, expected %lld for its completions, or %lld more"
+          REWRITE, path, t->examples, bytes, bytes - 2 * (end - at), 4 * choices);
+    // Something to score, something to predict it from, and room for it in the model.
+    for (long long i = 0; i < choices; i++) {
+        TaskRow *row = &t->row[t->rows - choices + i];
         if (has_lengths) row->scored -= task_token(t, at + choices + i);
-        check_example(t, path, row->scored > 0 && row->before + row->after > row->scored,
-                      "in every completion a token to score, and a token before it");
+        int unscored = row->before + row->after - row->scored;
+        CHECK(row->scored > 0 && unscored > 0,
+              "%s: completion %lld of example %lld has %d tokens to score and %d before them, "
+              "expected at least one of each" REWRITE,
+              path, i, t->examples, row->scored, unscored);
         CHECK(row->scored <= r->T,
               "%s: a completion of %d tokens is longer than --seq %d\n"
               "  -> a larger --seq, or without this file", path, row->scored, r->T);
@@ -102,6 +119,8 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
     return end;
 }
 
+// The header: magic, version, number of examples, bytes of the longest one. All of it is checked
+// against what the file holds.
 static void read_examples(Task *t, const char *path, size_t size, const TaskReader *r) {
     const int32_t *head = (const int32_t *)t->file;
     int32_t version = head[1], examples = head[2];
@@ -110,16 +129,15 @@ static void read_examples(Task *t, const char *path, size_t size, const TaskRead
     t->tokens = (size - SHARD_HEADER_BYTES) / 2;
     CHECK(version == EVAL_VERSION && examples > 0 && size % 2 == 0,
           "%s: expected version %d, an example or more, and an even size, found version %d, "
-          "%d examples, %zu bytes\n  -> %s", path, EVAL_VERSION, version, examples, size, REWRITE);
+          "%d examples, %zu bytes" REWRITE, path, EVAL_VERSION, version, examples, size);
     while (t->examples < examples) {
         int64_t begin = at;
         at = read_example(t, path, at, r);
         longest = at - begin > longest ? at - begin : longest;
     }
     CHECK(at == t->tokens && 2 * longest == head[3],
-          "%s: expected %lld bytes of examples, the longest of %d bytes, found %lld and %lld\n"
-          "  -> %s", path, (long long)(2 * t->tokens), head[3], 2 * at, 2 * longest,
-          REWRITE);
+          "%s: expected %lld bytes of examples, the longest of %d bytes, found %lld and %lld"
+          REWRITE, path, (long long)(2 * t->tokens), head[3], 2 * at, 2 * longest);
 }
 
 // The windows of a document whose first token, the one that begins documents, is at `at`; n tokens
@@ -128,16 +146,16 @@ static void read_document(Task *t, int64_t at, int64_t n, int T) {
     for (int64_t done = 0; done < n;) {
         int64_t scored = n - done < T ? n - done : T;
         int64_t inputs = done ? T : scored;
-        *add_row(t) = (TaskRow){
-            .completion = at + done + scored - inputs,
-            .after = inputs + 1, .scored = scored,
-            .example = t->examples,
-        };
+        add_row(t, (TaskRow){
+            .completion = at + done + scored - inputs, .after = inputs + 1, .scored = scored,
+        }, T);
         done += scored;
     }
     t->examples += n > 0;
 }
 
+// A shard whose header says how many bytes and words its text has (0: unknown). Its first token is
+// the one that begins every document.
 static void read_text(Task *t, const char *path, const TaskReader *r) {
     DataLoader shard;
     const int32_t *head = (const int32_t *)t->file;
@@ -151,7 +169,6 @@ static void read_text(Task *t, const char *path, const TaskReader *r) {
     CHECK(t->bytes >= 0 && t->words >= 0,
           "%s: expected a text, found %.0f bytes and %.0f words\n  -> write this shard again", path,
           t->bytes, t->words);
-    check_tokens(t, path, 0, t->tokens, r->V);
     int64_t begin = 0, separator = task_token(t, 0);
     for (int64_t i = 1; i <= t->tokens; i++) {
         if (i < t->tokens && task_token(t, i) != separator) continue;
@@ -165,39 +182,45 @@ static void read_text(Task *t, const char *path, const TaskReader *r) {
 
 // ----------------------------------------------------------------------------------------- tasks
 
-int task_inputs(const TaskRow *row, int T) {
-    int inputs = row->before + row->after - 1;    // the last token is only predicted
-    return inputs < T ? inputs : T;
-}
-
+// Ties go by place, so that every process has the same order.
 static int longest_first(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x < y) - (x > y);
+    const TaskRow *x = *(TaskRow *const *)a, *y = *(TaskRow *const *)b;
+    return x->inputs == y->inputs ? (x < y) - (x > y) : y->inputs - x->inputs;
 }
 
 void task_open(Task *t, const char *path, const TaskReader *r) {
-    const char *base = file_name(path), *end = strstr(base, "_val.bin");
-    if (!end) end = strstr(base, ".bin");
-    if (!end) end = base + strlen(base);
     size_t size;
     memset(t, 0, sizeof *t);
-    check_format(t->name, sizeof t->name, "%.*s", (int)(end - base), base);
+    // "data/hellaswag_val.bin" holds the task hellaswag.
+    check_format(t->name, sizeof t->name, "%s", file_name(path));
+    char *end = strstr(t->name, "_val.bin");
+    if (!end) end = strstr(t->name, ".bin");
+    if (end) *end = 0;
+
+    // The magic number tells examples from a text.
     t->file = file_read(path, INT64_MAX, &size);
     CHECK(t->file,
           "cannot read %s: %s\n  -> --tasks FILE,... or the folder of such files; python3 "
-          "data/get.py tasks writes them", path, strerror(errno));
+          "data/get.py tasks writes them", path, file_error());
     int32_t magic = size >= SHARD_HEADER_BYTES ? *(const int32_t *)t->file : 0;
     CHECK(magic == EVAL_MAGIC || magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32,
           "%s is no file of tasks: expected magic %d, or a shard, found %zu bytes with magic %d\n"
           "  -> python3 data/get.py tasks writes them", path, EVAL_MAGIC, size, magic);
     if (magic == EVAL_MAGIC) read_examples(t, path, size, r);
     else read_text(t, path, r);
+
+    // Sequences of like length share a batch, so that little of it is padding.
     t->order = check_alloc(t->rows * sizeof *t->order, "the order of a task");
     t->scores = check_alloc(2 * t->rows * sizeof *t->scores, "the scores of a task");
     for (int64_t i = 0; i < t->rows; i++) {
-        const TaskRow *row = &t->row[i];
-        t->cut += t->kind != TASK_TEXT && row->before + row->after > r->T + 1;
-        t->order[i] = (int64_t)task_inputs(row, r->T) << 32 | i;
+        TaskRow *row = t->order[i] = &t->row[i];
+        t->cut += row->before + row->after > row->inputs + 1;
+        for (int k = 0; k < row->before + row->after; k++) {
+            long long at = row_place(row, k), token = task_token(t, at);
+            CHECK(token < r->V,
+                  "%s: token %lld at position %lld, expected tokens below %d, the model's "
+                  "vocabulary\n  -> a file of the model's own tokenizer", path, token, at, r->V);
+        }
     }
     qsort(t->order, t->rows, sizeof *t->order, longest_first);
     if (t->cut)
@@ -205,6 +228,7 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
                "is cut\n", t->cut, t->rows, t->name, r->T);
 }
 
+// Results are logged by name, so names differ.
 static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
     tasks->task = check_grow(tasks->task, tasks->count, sizeof(Task), "a list of tasks");
     Task *t = &tasks->task[tasks->count++];
@@ -214,6 +238,7 @@ static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
               "%s: another task is named %s too\n  -> rename the file", path, t->name);
 }
 
+// In the order of the list; the files of a folder in the order of their names.
 void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
     char item[PATH_CAP], path[PATH_CAP];
     memset(tasks, 0, sizeof *tasks);
@@ -221,12 +246,11 @@ void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
         struct dirent **entries;
         n = strcspn(list, ",");
         check_format(item, sizeof item, "%.*s", (int)n, list);
-        int found = scandir(item, &entries, NULL, shard_order), before = tasks->count;
-        if (found < 0) add_task(tasks, item, r);
+        int found = shard_scan(item, &entries), before = tasks->count;
+        if (found < 0) add_task(tasks, item, r);  // no folder: a file, or an error that says why
         for (int i = 0; i < found; i++) {
             const char *name = entries[i]->d_name;
-            if (name[0] != '.' && shard_named(name) && strcmp(name, "tokenizer.bin"))
-                add_task(tasks, check_format(path, sizeof path, "%s/%s", item, name), r);
+            if (strcmp(name, "tokenizer.bin")) add_task(tasks, path_join(path, item, name), r);
             free(entries[i]);
         }
         if (found >= 0) free(entries);
@@ -253,6 +277,7 @@ void tasks_close(Tasks *tasks) {
 static double log_softmax(const void *logits, size_t element, int V, int64_t target,
                           double *likeliest) {
     double max = -INFINITY, sum = 0, chosen;
+    // The maximum is subtracted first: exp cannot overflow.
     if (element == sizeof(float)) {
         const float *z = logits;
         float largest = z[0], total = 0;
@@ -276,43 +301,46 @@ static double log_softmax(const void *logits, size_t element, int V, int64_t tar
 // Scores the n sequences from order[first] on, side by side. Padding after a shorter one changes
 // nothing before it: attention is causal.
 static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
-    int longest = t->order[first] >> 32;
-    int T = CEIL_DIV(longest, LENGTH_STEP) * LENGTH_STEP;
+    TaskRow **rows = t->order + first;
+    int T = CEIL_DIV(rows[0]->inputs, LENGTH_STEP) * LENGTH_STEP;
     if (T > s->T) T = s->T;
+    // Shorter sequences keep zeros behind them.
     memset(s->inputs, 0, sizeof *s->inputs * n * T);
     for (int b = 0; b < n; b++) {
-        const TaskRow *row = &t->row[(uint32_t)t->order[first + b]];
-        int inputs = task_inputs(row, s->T), skip = row->before + row->after - 1 - inputs;
-        for (int i = skip; i < skip + inputs; i++) {
-            int64_t at = i < row->before ? row->context + i : row->completion + i - row->before;
-            s->inputs[b * T + i - skip] = task_token(t, at);
-        }
+        const TaskRow *row = rows[b];
+        int skip = row->before + row->after - 1 - row->inputs;        // the beginning, if cut
+        for (int i = 0; i < row->inputs; i++)
+            s->inputs[b * T + i] = task_token(t, row_place(row, skip + i));
     }
     s->t->forward(s->gpt, s->inputs, NULL, n, T);
     for (int b = 0; b < n; b++) {
-        int64_t index = (uint32_t)t->order[first + b];
-        const TaskRow *row = &t->row[index];
-        double *score = t->scores + 2 * index;
+        const TaskRow *row = rows[b];
+        double *score = t->scores + 2 * (row - t->row);
         score[1] = 1;
+        // Position i has the logits of token i + 1.
         for (int k = row->scored; k > 0; k--) {
-            int64_t target = task_token(t, row->completion + row->after - k);
-            const void *logits = s->t->logits(s->gpt, (int64_t)b * T + task_inputs(row, s->T) - k);
+            int64_t target = task_token(t, row_place(row, row->before + row->after - k));
+            const void *logits = s->t->logits(s->gpt, (int64_t)b * T + row->inputs - k);
             score[0] += log_softmax(logits, s->t->element, s->V, target, &score[1]);
         }
     }
 }
 
+// Every round, each process scores a batch of its own. The longest sequences come first: a model
+// that does not fit into memory fails at once.
 bool task_score(Task *t, const TaskScorer *s) {
     int64_t step = (int64_t)s->B * comm_size(s->comm);
     double begin = clock_seconds(), printed = begin, all = 0, done = 0;
-    for (int64_t i = 0; i < t->rows; i++) all += t->order[i] >> 32;
+    for (int64_t i = 0; i < t->rows; i++) all += t->row[i].inputs;
     memset(t->scores, 0, 2 * t->rows * sizeof *t->scores);
+    // A group is what all processes score in one round.
     for (int64_t group = 0; group < t->rows; group += step) {
         int64_t first = group + (int64_t)s->B * comm_rank(s->comm), left = t->rows - first;
         if (comm_signal(s->comm)) return false;
         if (left > 0) score_batch(t, s, first, left < s->B ? left : s->B);
         for (int64_t i = group; i < group + step && i < t->rows; i++)
-            done += t->order[i] >> 32;
+            done += t->order[i]->inputs;
+        // A line of progress every five seconds, counted in tokens.
         double now = clock_seconds();
         char eta[32];
         if (now - printed < 5) continue;
@@ -321,13 +349,13 @@ bool task_score(Task *t, const TaskScorer *s) {
         fflush(stdout);
         printed = now;
     }
-    comm_combine(s->comm, t->scores, 2 * t->rows, COMM_SUM);      // each row is scored once
+    comm_all_reduce(s->comm, t->scores, 2 * t->rows, COMM_SUM);   // each row is scored once
     return true;
 }
 
 // --------------------------------------------------------------------------------------- metrics
 
-// Mean of n values with its standard error.
+// Mean of n values with its standard error: the sample deviation (n - 1, Bessel) over sqrt(n).
 static TaskMetric mean_of(const char *name, const double *x, int64_t n) {
     double mean = 0, square = 0;
     for (int64_t i = 0; i < n; i++) mean += x[i] / n;
@@ -335,6 +363,7 @@ static TaskMetric mean_of(const char *name, const double *x, int64_t n) {
     return (TaskMetric){name, mean, sqrt(square / (n - 1) / n)};
 }
 
+// Rows of one example lie together.
 int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
     double best_score = -INFINITY;
     int64_t best = first, i = first;
@@ -349,6 +378,7 @@ int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
     return best - first;
 }
 
+// Units that the file does not count (0) have no metric. No standard errors.
 static int text_metrics(const Task *t, TaskMetric *metrics) {
     double sum = 0, tokens = 0;
     for (int64_t i = 0; i < t->rows; i++) {
@@ -367,19 +397,19 @@ static int text_metrics(const Task *t, TaskMetric *metrics) {
     return count;
 }
 
+// A value for each example, then its mean: acc is 0 or 1, perplexity begins as log p.
 int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
+    static const char *const NAMES[][2] = {{"acc", "acc_norm"}, {"acc", "perplexity"}};
     if (t->kind == TASK_TEXT) return text_metrics(t, metrics);
     double *x = check_alloc(t->rows * sizeof *x, "the results of a task");      // of each example
-    for (int norm = 0; norm < 2 && t->kind == TASK_CHOICE; norm++) {
-        for (int64_t at = 0, next; at < t->rows; at = next)
-            x[t->row[at].example] = task_choice(t, at, norm, &next) == t->row[at].label;
-        metrics[norm] = mean_of(norm ? "acc_norm" : "acc", x, t->examples);
+    for (int k = 0; k < 2; k++) {
+        for (int64_t at = 0, next; at < t->rows; at = next) {
+            bool right = task_choice(t, at, k, &next) == t->row[at].label;
+            x[t->row[at].example] = t->kind == TASK_WORD ? t->scores[2 * at + !k] : right;
+        }
+        metrics[k] = mean_of(NAMES[t->kind][k], x, t->examples);
     }
-    for (int greedy = 1; greedy >= 0 && t->kind == TASK_WORD; greedy--) {
-        for (int64_t i = 0; i < t->rows; i++) x[i] = t->scores[2 * i + greedy];
-        metrics[!greedy] = mean_of(greedy ? "acc" : "perplexity", x, t->examples);
-    }
-    if (t->kind == TASK_WORD) {
+    if (t->kind == TASK_WORD) {                   // from the mean of log p to exp(-mean)
         metrics[1].value = exp(-metrics[1].value);
         metrics[1].deviation *= metrics[1].value;
     }
@@ -387,6 +417,7 @@ int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
     return 2;
 }
 
+// A line of the table for each metric, and a member of the log for it and its standard error.
 static void report_task(const Task *t, Log *log) {
     TaskMetric metrics[TASK_METRICS];
     int count = task_metrics(t, metrics);
@@ -406,6 +437,7 @@ static void report_task(const Task *t, Log *log) {
     log_unnest(log, '}');
 }
 
+// The same names and values in the table and in the log.
 void tasks_report(const Tasks *tasks, Log *log) {
     printf("%-20s %9s  %-16s %10s %10s\n", "task", "examples", "metric", "value", "stderr");
     log_nest(log, "task_results", '{');

@@ -33,46 +33,47 @@ enum { TASK_METRICS = 4 };                // at most, of one task
 
 // One sequence to score: `before` tokens of context, then `after` tokens of completion. Its last
 // `scored` tokens count.
-typedef struct TaskRow {
+typedef struct {
     int64_t context, completion;          // index of the first token of each in the file
     int32_t before, after, scored;
+    int32_t inputs;                       // tokens that the model reads: all but the last, or T
     int32_t example;                      // the example it belongs to,
     int32_t label;                        // and which completion of that example is right
     double length;                        // of the completion, for acc_norm
 } TaskRow;
 
-typedef struct Task {
-    char name[64];
+typedef struct {
+    char name[256];
     int kind, width;                      // width: bytes of a token in the file
     char *file;
     int64_t tokens;                       // in the file, after its header
     long long examples, rows;             // examples (or documents), and sequences
     long long cut;                        // sequences that are longer than --seq
     TaskRow *row;                         // [rows]
-    int64_t *order;                       // [rows] inputs << 32 | row: the longest first
+    TaskRow **order;                      // [rows] the longest first
     double *scores;                       // [rows, 2] log p, and whether greedy decoding gives it
     double words, bytes;                  // of a text
 } Task;
 
-typedef struct Tasks {
+typedef struct {
     Task *task;
     int count;
 } Tasks;
 
-typedef struct TaskMetric {
+typedef struct {
     const char *name;
     double value, deviation;              // deviation: the standard error; NAN: unknown
 } TaskMetric;
 
 // A reader of task files knows the model's vocabulary and sequence length, and its tokenizer
 // (count 0: none).
-typedef struct TaskReader {
+typedef struct {
     int V, T;
     const Tokenizer *tokenizer;
 } TaskReader;
 
 // A scorer runs the model on batches of at most B sequences of T tokens, gathered in inputs.
-typedef struct TaskScorer {
+typedef struct {
     const Trainer *t;
     Gpt *gpt;
     Comm *comm;
@@ -86,7 +87,6 @@ void tasks_open(Tasks *tasks, const char *list, const TaskReader *r);
 void task_open(Task *t, const char *path, const TaskReader *r);
 void tasks_close(Tasks *tasks);
 int64_t task_token(const Task *t, int64_t i);
-int task_inputs(const TaskRow *row, int T);               // tokens that the model reads
 
 // Fills t->scores; each process scores its share. False: a signal stopped it.
 bool task_score(Task *t, const TaskScorer *s);

@@ -1,13 +1,13 @@
 // files.c: see files.h.
 //
-// What a power cut leaves: data that fsync brought to the disk, and names whose folder it brought
+// A power cut leaves the data that fsync brought to the disk, and the names whose folder it brought
 // there. Hence the order of file_commit: the data, the rename, the folder. A kill of the process
 // alone loses nothing that the kernel has taken.
 #include "files.h"
-#include "util.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,27 +26,19 @@ bool is_folder(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// A device and an inode number identify a file, whatever its name is now.
-bool file_is(int fd, int folder, const char *name, bool follow) {
-    struct stat held, named;
-    return fstat(fd, &held) == 0 &&
-           fstatat(folder, name, &named, follow ? 0 : AT_SYMLINK_NOFOLLOW) == 0 &&
-           held.st_ino == named.st_ino && held.st_dev == named.st_dev;
-}
-
 char *path_join(char *path, const char *folder, const char *name) {
     return check_format(path, PATH_CAP, "%s/%s", folder, name);
 }
 
-// "a/b" and "a/b/" -> "a"; "a" -> "."; "/a" -> "/".
+// "a/b" and "a/b/" -> "a"; "a" -> "."; "/a" -> "/". dirname changes its argument, and may return a
+// constant.
 char *file_parent(char *dir, const char *path) {
-    size_t n = strlen(path);
-    while (n > 0 && path[n - 1] == '/') n--;
-    while (n > 0 && path[n - 1] != '/') n--;
-    while (n > 1 && path[n - 1] == '/') n--;
-    return check_format(dir, PATH_CAP, "%.*s", n ? (int)n : 1, n ? path : ".");
+    char copy[PATH_CAP];
+    check_format(copy, sizeof copy, "%s", path);
+    return check_format(dir, PATH_CAP, "%s", dirname(copy));
 }
 
+// A path that ends in a slash has no last part: none of this program's does.
 const char *file_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
@@ -54,46 +46,68 @@ const char *file_name(const char *path) {
 
 // ----------------------------------------------------------------------------------------- reading
 
-// The size of a regular file; -1 with errno set: something else, or more than `most` bytes. Pipes
-// may never begin and devices may never end.
-static int64_t regular_size(const char *path, int64_t most) {
+// O_NONBLOCK: open does not wait for the other end of a pipe, which may never come.
+int file_open(const char *path, int64_t *size) {
     struct stat info;
-    if (stat(path, &info) != 0) return -1;
-    if (S_ISDIR(info.st_mode)) errno = EISDIR;
-    else if (!S_ISREG(info.st_mode)) errno = ENOTSUP;
-    else if (info.st_size > most) errno = EFBIG;
-    else return info.st_size;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return -1;
+    bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+    *size = info.st_size;
+    if (regular) return fd;
+    close(fd);
+    errno = S_ISDIR(info.st_mode) ? EISDIR : ENOTSUP;
     return -1;
 }
 
-// malloc, not check_alloc: when there is no room for a file, the caller says which one it was.
+// strerror says of ENOTSUP that an operation is not supported, which helps nobody.
+const char *file_error(void) {
+    return errno == ENOTSUP ? "it is a pipe or device" : strerror(errno);
+}
+
+// A read may be cut short by a signal, or by a file system over a network.
+int64_t file_read_at(int fd, void *out, int64_t bytes, int64_t offset) {
+    int64_t done = 0;
+    while (done < bytes) {
+        ssize_t n = pread(fd, (char *)out + done, bytes - done, offset + done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return -1;
+        if (n == 0) break;
+        done += n;
+    }
+    return done;
+}
+
+// malloc, not check_alloc: when there is no memory for a file, the caller says which one it was.
 char *file_read(const char *path, int64_t most, size_t *n) {
-    int64_t size = regular_size(path, most);
-    FILE *f = size < 0 ? NULL : fopen(path, "rb");
-    if (!f) return NULL;
-    char *text = malloc(size + 1);
-    if (text) text[*n = fread(text, 1, size, f)] = 0;
-    int problem = !text || ferror(f) ? errno : 0;
-    fclose(f);
-    if (!problem) return text;
+    int64_t size;
+    int fd = file_open(path, &size);
+    if (fd < 0) return NULL;
+    // The size is known before any memory is taken.
+    char *text = size > most ? NULL : malloc(size + 1);
+    int64_t got = text ? file_read_at(fd, text, size, 0) : -1;
+    int problem = size > most ? EFBIG : errno;
+    close(fd);
+    if (got >= 0) {
+        text[*n = got] = 0;
+        return text;
+    }
     free(text);
     errno = problem;
     return NULL;
 }
 
-bool file_hash(const char *path, Hash *hash, int64_t *done) {
+// The length of the hash is the place of the next piece.
+bool file_hash(const char *path, Hash *hash, _Atomic int64_t *done) {
+    int64_t size, got;
+    int fd = file_open(path, &size);
     *hash = hash_begin();
-    if (regular_size(path, INT64_MAX) < 0) return false;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
     char *buffer = check_alloc(PIECE, "a checksum");
-    ssize_t got;
-    while ((got = read(fd, buffer, PIECE)) > 0 || (got < 0 && errno == EINTR))
-        if (got > 0) {
-            hash_add(hash, buffer, got);
-            if (done) __atomic_fetch_add(done, got, __ATOMIC_RELAXED);
-        }
-    int problem = errno;  // of read, if it failed
+    while ((got = file_read_at(fd, buffer, PIECE, hash->length)) > 0) {
+        hash_add(hash, buffer, got);
+        if (done) *done += got;
+    }
+    int problem = errno;  // of the read, if it failed
     free(buffer);
     close(fd);
     errno = problem;
@@ -107,6 +121,7 @@ void file_begin(FileWriter *w, int folder, const char *path) {
     w->hash = hash_begin();
     check_format(w->path, sizeof w->path, "%s", path);
     const char *temp = file_name(check_format(w->temp, sizeof w->temp, "%s.tmp", path));
+    // O_EXCL and O_NOFOLLOW: the file is new and this process's own, whatever lay there.
     unlinkat(folder, temp, 0);
     w->fd = openat(folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(w->fd >= 0,
@@ -141,6 +156,7 @@ Hash file_commit(FileWriter *w) {
     return w->hash;
 }
 
+// For files that fit into memory: config.json, state.json, the manifest, a tokenizer.
 Hash file_write_in(int folder, const char *path, const void *data, size_t n) {
     FileWriter w;
     file_begin(&w, folder, path);
@@ -162,6 +178,7 @@ void folder_sync(int folder, const char *path) {
                 path, strerror(errno));
 }
 
+// The folder stays open for as long as a run writes into it.
 int folder_open(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK_WRITE(folder >= 0,
@@ -189,11 +206,10 @@ int folder_open_in(int parent, const char *path) {
 bool folder_make(const char *path) {
     char above[PATH_CAP];
     bool has_parent = strlen(file_parent(above, path)) < strlen(path);  // not "." or "/"
-    if (mkdir(path, 0777) != 0) {
-        if (errno != ENOENT || !has_parent) return false;
-        if (!folder_make(above) && errno != EEXIST) return false;
-        if (mkdir(path, 0777) != 0) return false;
-    }
+    bool made = mkdir(path, 0777) == 0;
+    if (!made && errno == ENOENT && has_parent && (folder_make(above) || errno == EEXIST))
+        made = mkdir(path, 0777) == 0;
+    if (!made) return false;  // errno says why
     int folder = folder_open(above);
     folder_sync(folder, above);
     close(folder);
@@ -207,6 +223,7 @@ bool folder_remove(int folder, const char *name) {
     int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) return false;
+    // A folder inside is not removed; then the last unlinkat fails and says so.
     for (struct dirent *e; (e = readdir(d));)
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(fd, e->d_name, 0);
     closedir(d);

@@ -5,32 +5,33 @@
 // and a path use the folder for the work and the path for messages; the file's name is the last
 // part of the path. What is written into an open folder reaches it even if it is renamed meanwhile.
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include "../rand.h"
+#include "util.h"
 
 #define PATH_CAP 1024
 
 bool file_exists(const char *path);
 bool is_folder(const char *path);
 
-// Whether `name` in `folder` still leads to the open file or folder fd. follow: also through a
-// link.
-bool file_is(int fd, int folder, const char *name, bool follow);
-
 char *path_join(char *path, const char *folder, const char *name);    // "folder/name"
 char *file_parent(char *dir, const char *path);  // the path of the folder that a file is in
 const char *file_name(const char *path);         // the last part of a path
 
+// Opens a regular file for reading; -1 with errno set. Refuses folders (EISDIR), and pipes and
+// devices (ENOTSUP): a pipe may never begin, a device may never end.
+int file_open(const char *path, int64_t *size);
+const char *file_error(void);  // errno in words, after one of the functions that read
+
+// Reads up to `bytes` bytes at `offset`; fewer only at the end of the file. -1 with errno set.
+int64_t file_read_at(int fd, void *out, int64_t bytes, int64_t offset);
+
 // The bytes of a regular file and a zero behind them, for the caller to free; NULL with errno set.
-// Refuses pipes and devices (ENOTSUP), and files of more than `most` bytes (EFBIG), before it takes
-// memory.
+// Refuses files of more than `most` bytes (EFBIG) before it takes memory.
 char *file_read(const char *path, int64_t most, size_t *n);
 
 // XXH64 of a regular file, and its length; false with errno set when it cannot be read. done: NULL,
 // or grows by the bytes hashed so far, for another thread to read.
-bool file_hash(const char *path, Hash *hash, int64_t *done);
+bool file_hash(const char *path, Hash *hash, _Atomic int64_t *done);
 
 // A file that is being written as <path>.tmp.
 typedef struct {

@@ -1,37 +1,39 @@
 // flags.c: parsing and printing of the flags of flags.h. A flag's row is its only description: no
-// function here knows a flag by name.
+// function here knows a flag by name. Errors name the flag and the value as typed, the range or the
+// choices, and end in the flag's help or in a suggestion.
 #include "flags.h"
 #include <errno.h>
 #include <math.h>
 #include <strings.h>
 #include "json.h"
 
-// The columns kind, default, low, high and choices of each type.
-#define ROW_INT(def, low, high) INT, def, (double)(low), (double)(high), ""
-#define ROW_NUMBER(def, low, high) NUMBER, def, low, high, ""
-#define ROW_TEXT(def) TEXT, def, 0, 0, ""
-#define ROW_CHOICE(def, choices) CHOICE, def, 0, 0, choices
-#define ROW_SWITCH(def) SWITCH, def, 0, 0, "off|on"
-#define FLAG_ROW(field, type, resume, help) \
-    {#field, ROW_##type, resume, help, offsetof(Flags, field)},
+// The columns kind, default, low, high and choices of each type. A row without FREE or ONCE behind
+// its help ends there, and resume is 0, FIXED.
+#define ROW_INT(def, low, high) INT, #def, low, high, ""
+#define ROW_NUMBER(def, low, high) NUMBER, #def, low, high, ""
+#define ROW_TEXT(def) TEXT, #def, 0, 0, ""
+#define ROW_CHOICE(def, choices) CHOICE, #def, 0, 0, choices
+#define ROW_SWITCH(def) SWITCH, #def, 0, 0, "off|on"
+#define FLAG_ROW(field, type, ...) \
+    {#field, ROW_##type, offsetof(Flags, field), .help = __VA_ARGS__},
 const FlagRow FLAGS[FLAG_COUNT] = {FLAG_TABLE(FLAG_ROW)};
 
-// kv_heads -> --kv-heads
-void flag_name(char *name, size_t cap, const FlagRow *row) {
-    check_format(name, cap, "--%s", row->field);
+char *flag_name(char name[FLAG_CAP], const FlagRow *row) {
+    check_format(name, FLAG_CAP, "--%s", row->field);
     for (char *c = name; *c; c++)
         if (*c == '_') *c = '-';
+    return name;
 }
 
 // ---------------------------------------------------------------------------- suggestions
 
+// About one edit for three letters: a short word would be near to every short name.
 Nearest nearest_begin(const char *word) {
     return (Nearest){word, ((int)strlen(word) + 1) / 3, ""};
 }
 
-static int least(int a, int b) { return a < b ? a : b; }
-
-// Levenshtein distance: insertions, deletions and replacements that turn a into b.
+// Levenshtein distance: insertions, deletions and replacements that turn a into b. One row of the
+// table of distances is kept: row i follows from row i - 1 in place.
 static int nearest_edits(const char *a, const char *b) {
     int row[64], n = strlen(b);               // row[j]: from a's first i letters to b's first j
     if (n > 63) return n;                     // longer than any name
@@ -41,8 +43,9 @@ static int nearest_edits(const char *a, const char *b) {
         row[0] = i + 1;
         for (int j = 1; j <= n; j++) {
             int replaced = diagonal + (strncasecmp(&a[i], &b[j - 1], 1) != 0);
+            int inserted = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);  // or deleted
             diagonal = row[j];
-            row[j] = least(replaced, least(row[j], row[j - 1]) + 1);
+            row[j] = replaced < inserted ? replaced : inserted;
         }
     }
     return row[n];
@@ -57,34 +60,37 @@ void nearest_add(Nearest *n, const char *name, const char *shown) {
     if (edits < n->best) *n->text = 0;
     n->best = edits;
     size_t have = strlen(n->text);
+    if (have) have -= 2;                                   // without its "? "
     if (have + strlen(shown) + 24 > sizeof n->text) return;
     // "did you mean a? " becomes "did you mean a or b? ".
-    if (have) check_format(n->text + have - 2, sizeof n->text - have, " or %s? ", shown);
-    else check_format(n->text, sizeof n->text, "did you mean %s? ", shown);
+    check_format(n->text + have, sizeof n->text - have, have ? " or %s? " : "did you mean %s? ",
+                 shown);
 }
 
-const FlagRow *flag_find(const char *name, const char *where) {
-    char full[64];
+static const char ALL[] = "./train_gpt --help lists all";  // the hint for an unknown flag
+
+// A walk over all rows: it happens once for each word of a command line.
+const FlagRow *flag_find(const char *name, const char *where, const char *hint) {
+    char full[FLAG_CAP];
     Nearest near = nearest_begin(name);
     for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
-        flag_name(full, sizeof full, row);
+        flag_name(full, row);
         if (!strcmp(name, full + 2) || !strcmp(name, row->field)) return row;
         nearest_add(&near, full + 2, full);
     }
-    CHECK(false, "%s: unknown flag %s\n  -> %s./train_gpt --help lists all", where, name,
-          near.text);
+    CHECK(false, "%s: unknown flag %s\n  -> %s%s", where, name, near.text, hint);
     return NULL;
 }
 
 // ---------------------------------------------------------------------------- values
 
 // Choices are few and short: a walk along "a|b|c" needs no table.
-const char *flag_word(char *buf, size_t cap, const char *choices, int index) {
+const char *flag_word(char buf[FLAG_CAP], const char *choices, int index) {
     for (; index > 0; index--) {
         choices += strcspn(choices, "|");
         if (!*choices++) return NULL;
     }
-    return check_format(buf, cap, "%.*s", (int)strcspn(choices, "|"), choices);
+    return check_format(buf, FLAG_CAP, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
 // config.json is UTF-8: text in other bytes would come back from it changed.
@@ -101,15 +107,14 @@ static const char *read_text(const char *name, const FlagRow *row, const char *v
     CHECK(row->resume == ONCE || is_utf8(value),
           "%s: expected UTF-8, found other bytes, which config.json cannot hold\n"
           "  -> rename the file, or convert the text", name);
-    const char *copy = strdup(value);
-    CHECK(copy, "no memory for %s\n  -> a shorter text", name);
-    return copy;
+    return strcpy(check_alloc(strlen(value) + 1, name), value);
 }
 
+// The index of a choice, which is the value in Flags. No near word: the help follows the choices.
 static int read_choice(const char *name, const FlagRow *row, const char *value) {
-    char word[64];
+    char word[FLAG_CAP];
     Nearest near = nearest_begin(value);
-    for (int i = 0; flag_word(word, sizeof word, row->choices, i); i++) {
+    for (int i = 0; flag_word(word, row->choices, i); i++) {
         if (!strcmp(word, value)) return i;
         nearest_add(&near, word, word);
     }
@@ -130,32 +135,34 @@ static double read_number(const char *name, const FlagRow *row, const char *valu
     return number;
 }
 
+// Writes the value into the field at the row's offset, in the field's type.
 void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by) {
-    char name[64];
+    char name[FLAG_CAP];
     void *at = (char *)&s->f + row->offset;
-    flag_name(name, sizeof name, row);
+    flag_name(name, row);
     s->by[row - FLAGS] = by;
     switch (row->kind) {                                   // the types of FIELD_* in flags.h
         case TEXT:   *(const char **)at = read_text(name, row, value); break;
-        case INT:    *(int64_t *)at = read_number(name, row, value); break;
+        case INT:    *(long long *)at = read_number(name, row, value); break;
         case NUMBER: *(double *)at = read_number(name, row, value); break;
         default:     *(int *)at = read_choice(name, row, value);
     }
 }
 
-const char *flag_text(char *buf, size_t cap, const Flags *f, const FlagRow *row) {
+const char *flag_text(char buf[FLAG_CAP], const Flags *f, const FlagRow *row) {
     const void *at = (const char *)f + row->offset;
     switch (row->kind) {
         case TEXT:   return *(const char *const *)at;
-        case INT:    return check_format(buf, cap, "%lld", (long long)*(const int64_t *)at);
+        case INT:    return check_format(buf, FLAG_CAP, "%lld", *(const long long *)at);
         // 15 digits: 1e-3 prints as 0.001, and decimals of up to 15 digits read back the same.
-        case NUMBER: return check_format(buf, cap, "%.15g", *(const double *)at);
-        default:     return flag_word(buf, cap, row->choices, *(const int *)at);
+        case NUMBER: return check_format(buf, FLAG_CAP, "%.15g", *(const double *)at);
+        default:     return flag_word(buf, row->choices, *(const int *)at);
     }
 }
 
 // ---------------------------------------------------------------------------- all flags
 
+// Defaults go through the same checks as a command line.
 void flags_default(FlagSet *s) {
     memset(s, 0, sizeof *s);
     for (int i = 0; i < FLAG_COUNT; i++) flag_set(s, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);
@@ -163,37 +170,38 @@ void flags_default(FlagSet *s) {
 
 // [value] is what the flag has without being given: the default, or that of --model.
 void flags_help(const Flags *f, const char *only) {
-    char name[64], value[64];
-    const FlagRow *one = only ? flag_find(only + strspn(only, "-"), "--help") : NULL;
+    char name[FLAG_CAP], value[FLAG_CAP];
+    const FlagRow *one = only ? flag_find(only + strspn(only, "-"), "--help", ALL) : NULL;
     if (!one) printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many "
                      "of them; --show prints the result\n"
                      "       ./train_gpt --help [FLAG] | --version\n"
                      "       mpirun -np 2 ./train_gpt ...      as root, or without slots: "
-                     "README.md, \"Several processes\"\n\n");
+                     "doc/processes.md\n\n");
     for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
         if (one && row != one) continue;
-        flag_name(name, sizeof name, row);
-        printf("  %-20s %s%s%s%s [%s]\n", name, row->choices, *row->choices ? ": " : "", row->help,
-               row->resume == FREE ? "; may change on resume" : "",
-               flag_text(value, sizeof value, f, row));
+        printf("  %-20s %s%s%s%s [%s]\n", flag_name(name, row), row->choices,
+               *row->choices ? ": " : "", row->help,
+               row->resume == FREE ? "; may change on resume" : "", flag_text(value, f, row));
     }
 }
 
 void flags_parse(FlagSet *s, int count, char *const *words, int by) {
     for (int i = 0; i < count; i++) {
         const char *word = words[i], *value = strchr(word, '=');
-        char name[64], alone[64];
+        char name[FLAG_CAP], alone[FLAG_CAP];
         CHECK(!strncmp(word, "--", 2), "expected a flag, found \"%s\"\n"
               "  -> a value with a space needs quotes; ./train_gpt --help lists the flags", word);
+        // A longer name is cut, and is then unknown.
         snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
-        const FlagRow *row = flag_find(name, "command line");
+        const FlagRow *row = flag_find(name, "command line", ALL);
         // A preset may set again what the macros in front of it have set; a user may not.
         CHECK(by != BY_USER || s->by[row - FLAGS] != BY_USER,
               "%s is given twice\n  -> give it once", word);
+        // --flag=value, --flag value, or --flag alone.
         if (value) value++;
         else if (i + 1 < count && strncmp(words[i + 1], "--", 2)) value = words[++i];
         else if (!strncmp(row->choices, "off|", 4))
-            value = flag_word(alone, sizeof alone, row->choices, 1);
+            value = flag_word(alone, row->choices, 1);
         CHECK(value, "%s needs a value\n  -> %s %s: %s", word, word,
               *row->choices ? row->choices : "VALUE", row->help);
         flag_set(s, row, value, by);
@@ -202,7 +210,7 @@ void flags_parse(FlagSet *s, int count, char *const *words, int by) {
 
 // For presets and tests: words hold no spaces and need no quotes.
 void flags_parse_text(FlagSet *s, const char *text, int by) {
-    char copy[1024], *words[128], *save = NULL;
+    char copy[1024], *words[128], *save = NULL;            // flag_set copies what it keeps
     int count = 0;
     check_format(copy, sizeof copy, "%s", text);
     for (char *w = strtok_r(copy, " ", &save); w; w = strtok_r(NULL, " ", &save))

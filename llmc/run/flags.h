@@ -6,7 +6,7 @@
 #include "schedule.h"
 #include "util.h"
 
-// A flag's type, and its value in Flags: int64_t, double, text, or the index of the choice.
+// A flag's type, and its value in Flags: long long, double, text, or the index of the choice.
 enum { INT, NUMBER, TEXT, CHOICE, SWITCH };
 // On resume: must stay as it was | may change | belongs to one command, not to the run.
 enum { FIXED, FREE, ONCE };
@@ -16,7 +16,8 @@ enum { FIXED, FREE, ONCE };
 #define CHOICES_OF(TABLE) &MORE_CHOICES(TABLE)[1]
 #define TABLE_CHOICE(id, word, ...) "|" word
 
-// FLAG(field, type, on resume, help). The flag's name is the field's with '-' for '_'. Types:
+// FLAG(field, type, help), and FREE or ONCE behind it unless the flag is FIXED. The flag's name is
+// the field's with '-' for '_'. Types, with the default as it would be typed:
 //   INT(default, low, high)   NUMBER(default, low, high)   TEXT(default)
 //   CHOICE(default, "a|b|c")  SWITCH(default): off|on
 // A flag whose choices begin with off may stand alone: it takes the second one, mostly on.
@@ -24,156 +25,144 @@ enum { FIXED, FREE, ONCE };
 // The architecture. A run, and whoever reads its checkpoints, keeps these: --from, --init-from and
 // --resume take them from config.json and refuse other values.
 #define MODEL_FLAGS(FLAG) \
-FLAG(model,    TEXT("stories"),        FIXED, \
-     "named model, see --show models; other flags override it") \
-FLAG(layers,   INT("4", 1, 4096),      FIXED, "number of blocks") \
-FLAG(width,    INT("128", 1, 1 << 20), FIXED, "channels of the residual stream") \
-FLAG(heads,    INT("4", 1, 4096),      FIXED, "attention heads; must divide the width") \
-FLAG(kv_heads, INT("0", 0, 4096),      FIXED, \
-     "key/value heads; must divide --heads; 0: --heads") \
-FLAG(kv_rank,  INT("0", 0, 1 << 20),   FIXED, \
+FLAG(model, TEXT(stories), "named model (--show models); other flags override it") \
+FLAG(layers, INT(4, 1, 4096), "number of blocks") \
+FLAG(width, INT(128, 1, 1 << 20), "channels of the residual stream") \
+FLAG(heads, INT(4, 1, 4096), "attention heads; must divide the width") \
+FLAG(kv_heads, INT(0, 0, 4096), "key/value heads; must divide --heads; 0: --heads") \
+FLAG(kv_rank, INT(0, 0, 1 << 20), \
      "latent attention (MLA): width of the latent of keys and values; 0: none") \
-FLAG(rope_size, INT("64", 2, 1 << 16), FIXED, \
-     "latent attention: rotary channels of a head of q and k, besides width / heads") \
-FLAG(ffn,      INT("0", 0, 1 << 22),   FIXED, \
-     "hidden width of the ffn or an expert; 0: 4 width (GELU), 8/3 width (SwiGLU, a multiple of " \
-     "32)") \
-FLAG(experts,  INT("0", 0, 1 << 14),   FIXED, \
+FLAG(rope_size, INT(64, 2, 1 << 16), \
+     "latent attention: rotary channels of q and k heads, besides width / heads") \
+FLAG(ffn, INT(0, 0, 1 << 22), \
+     "width of the ffn or an expert; 0: 4 width (GELU), 8/3 width (SwiGLU, a multiple of 32)") \
+FLAG(experts, INT(0, 0, 1 << 14), \
      "routed experts of a layer (mixture of experts); 0: a dense ffn") \
-FLAG(experts_per_token, INT("2", 1, 1 << 14), FIXED, "experts of a token (top-k of the router)") \
-FLAG(shared_experts, INT("0", 0, 1 << 14), FIXED, \
+FLAG(experts_per_token, INT(2, 1, 1 << 14), "experts of a token (top-k of the router)") \
+FLAG(shared_experts, INT(0, 0, 1 << 14), \
      "experts of every token, as one ffn of so many times --ffn") \
-FLAG(dense_layers, INT("0", 0, 4096),  FIXED, "leading layers whose ffn is dense") \
-FLAG(dense_ffn, INT("0", 0, 1 << 22),  FIXED, \
-     "their hidden width; 0: that of a token's experts and shared experts") \
-FLAG(router,   CHOICE("softmax", "softmax|softmax-renorm|sigmoid"), FIXED, \
+FLAG(dense_layers, INT(0, 0, 4096), "leading layers whose ffn is dense") \
+FLAG(dense_ffn, INT(0, 0, 1 << 22), \
+     "their width; 0: that of a token's experts, shared ones included") \
+FLAG(router, CHOICE(softmax, "softmax|softmax-renorm|sigmoid"), \
      "gates: softmax; softmax or sigmoids divided by their sum over the token's experts") \
-FLAG(router_scale, NUMBER("1", 0, 1000), FIXED, "multiplies the gates") \
-FLAG(balance_loss, NUMBER("0.01", 0, 10), FIXED, \
+FLAG(router_scale, NUMBER(1, 0, 1000), "multiplies the gates") \
+FLAG(balance_loss, NUMBER(0.01, 0, 10), \
      "weight of the load balance loss over a micro-batch (OLMoE: 0.01)") \
-FLAG(sequence_loss, NUMBER("0", 0, 10), FIXED, \
+FLAG(sequence_loss, NUMBER(0, 0, 10), \
      "weight of the load balance loss over each sequence (DeepSeek-V3: 1e-4)") \
-FLAG(router_z_loss, NUMBER("0.001", 0, 10), FIXED, \
+FLAG(router_z_loss, NUMBER(0.001, 0, 10), \
      "weight of the squared log-sum-exp of the router's logits (OLMoE: 0.001)") \
-FLAG(router_losses, CHOICE("mean", "mean|sum"), FIXED, \
+FLAG(router_losses, CHOICE(mean, "mean|sum"), \
      "over layers: mean, the z-loss / --experts-per-token (OLMoE); or sum (DeepSeek)") \
-FLAG(balance_rate, NUMBER("0", 0, 1),  FIXED, \
+FLAG(balance_rate, NUMBER(0, 0, 1), \
      "step of a selection bias that balances without a loss (DeepSeek-V3: 0.001); 0: no bias") \
-FLAG(vocab,    INT("0", 0, 1 << 24),   FIXED, \
+FLAG(vocab, INT(0, 0, 1 << 24), \
      "vocabulary; 0: the data's (bytes, 256, for the built-in stories)") \
-FLAG(seq,      INT("128", 1, 1 << 22), FIXED, "tokens of a sequence") \
-FLAG(norm,     CHOICE("rms", "rms|layer"), FIXED, "RMSNorm, or LayerNorm with bias") \
-FLAG(bias,     SWITCH("off"),          FIXED, "biases in linears") \
-FLAG(positions, CHOICE("rope", "rope|learned"), FIXED, "rotary or learned positions") \
-FLAG(activation, CHOICE("swiglu", "swiglu|gelu"), FIXED, "activation of the ffn") \
-FLAG(tied,     SWITCH("on"),           FIXED, "the head shares the embedding's weights") \
-FLAG(rope_theta, NUMBER("10000", 1, 1e9), FIXED, "base of the rotary angles") \
-FLAG(eps,      NUMBER("1e-5", 0, 1),   FIXED, "added under the square root of norms") \
-FLAG(emb_scale, CHOICE("one", "one|sqrt-width"), FIXED, \
-     "factor of the embedding; sqrt-width: Gemma") \
-FLAG(final_norm, CHOICE("auto", "auto|off|on"), FIXED, "norm before the head; auto: the mode's") \
-FLAG(mix_ratio, NUMBER("0.25", 0, 1),  FIXED, "MIX_LN: the part of the layers that is POST") \
-FLAG(sdd,      CHOICE("paper", CHOICES_OF(SDD_TABLE)), FIXED, \
-     "SDD: settings of the paper or the released code")
+FLAG(seq, INT(128, 1, 1 << 22), "tokens of a sequence") \
+FLAG(norm, CHOICE(rms, "rms|layer"), "RMSNorm, or LayerNorm with bias") \
+FLAG(bias, SWITCH(off), "biases in linears") \
+FLAG(positions, CHOICE(rope, "rope|learned"), "rotary or learned positions") \
+FLAG(activation, CHOICE(swiglu, "swiglu|gelu"), "activation of the ffn") \
+FLAG(tied, SWITCH(on), "the head shares the embedding's weights") \
+FLAG(rope_theta, NUMBER(10000, 1, 1e9), "base of the rotary angles") \
+FLAG(eps, NUMBER(1e-5, 0, 1), "added under the square root of norms") \
+FLAG(emb_scale, CHOICE(one, "one|sqrt-width"), "factor of the embedding; sqrt-width: Gemma") \
+FLAG(final_norm, CHOICE(auto, "auto|off|on"), "norm before the head; auto: the mode's") \
+FLAG(mix_ratio, NUMBER(0.25, 0, 1), "MIX_LN: the part of the layers that is POST") \
+FLAG(sdd, CHOICE(paper, CHOICES_OF(SDD_TABLE)), "SDD: settings of the paper or the released code")
 
 // Initialization, batches, learning rate and AdamW. Most stay for the whole of a run, because its
 // results would no longer be those of one recipe. Those that are FREE change when it ends, how it
 // fits into memory, or what is measured.
 #define TRAINING_FLAGS(FLAG) \
-FLAG(init,     CHOICE("auto", "auto" MORE_CHOICES(INIT_TABLE)), FIXED, \
+FLAG(init, CHOICE(auto, "auto" MORE_CHOICES(INIT_TABLE)), \
      "initialization; auto: the mode's, or --init-baseline") \
-FLAG(init_baseline, CHOICE("scale", CHOICES_OF(INIT_TABLE)), FIXED, \
-     "--init auto for modes that name none") \
-FLAG(init_std, NUMBER("0", 0, 10),     FIXED, "base sigma; 0: the initialization's own") \
-FLAG(seed,     INT("1", 0, 1e15),      FIXED, "seed of weights, data order and samples") \
-FLAG(batch,    INT("12", 1, 1 << 24),  FIXED, "sequences of a step, over all processes") \
-FLAG(micro_batch, INT("0", 0, 1 << 24), FREE, \
-     "sequences in memory at a time (gradient accumulation); 0: what fits, once for the run") \
-FLAG(steps,    INT("1000", 0, 1e12),   FREE,  "optimizer steps") \
-FLAG(lr,       NUMBER("1e-3", 0, 10),  FIXED, "peak learning rate") \
-FLAG(min_lr,   NUMBER("0.1", 0, 1),    FIXED, "end of the schedule, as a part of the peak") \
-FLAG(warmup,   INT("100", 0, 1e12),    FIXED, "steps of linear warmup") \
-FLAG(schedule, CHOICE("cosine", CHOICES_OF(SCHEDULE_TABLE)), FIXED, \
+FLAG(init_baseline, CHOICE(scale, CHOICES_OF(INIT_TABLE)), "--init auto for modes that name none") \
+FLAG(init_std, NUMBER(0, 0, 10), "base sigma; 0: the initialization's own") \
+FLAG(seed, INT(1, 0, 1e15), "seed of weights, data order and samples") \
+FLAG(batch, INT(12, 1, 1 << 24), "sequences of a step, over all processes") \
+FLAG(micro_batch, INT(0, 0, 1 << 24), \
+     "sequences in memory at once (gradient accumulation); 0: what fits, once for the run", FREE) \
+FLAG(steps, INT(1000, 0, 1e12), "optimizer steps", FREE) \
+FLAG(lr, NUMBER(1e-3, 0, 10), "peak learning rate") \
+FLAG(min_lr, NUMBER(0.1, 0, 1), "end of the schedule, as a part of the peak") \
+FLAG(warmup, INT(100, 0, 1e12), "steps of linear warmup") \
+FLAG(schedule, CHOICE(cosine, CHOICES_OF(SCHEDULE_TABLE)), \
      "learning rate schedule after the warmup") \
-FLAG(schedule_steps, INT("0", 0, 1e12), FREE, "step at which the schedule ends; 0: --steps") \
-FLAG(decay_part, NUMBER("0.2", 0, 1),  FIXED, \
+FLAG(schedule_steps, INT(0, 0, 1e12), "step at which the schedule ends; 0: --steps", FREE) \
+FLAG(decay_part, NUMBER(0.2, 0, 1), \
      "wsd: last part of the steps after the warmup, in which the rate falls") \
-FLAG(width_base, INT("0", 0, 1 << 20), FIXED, \
+FLAG(width_base, INT(0, 0, 1 << 20), \
      "width at which --lr was tuned: scales the rate of matrices; 0: off") \
-FLAG(width_power, CHOICE("1", "1|0.5"), FIXED, \
+FLAG(width_power, CHOICE(1, "1|0.5"), \
      "rate x (width_base / width)^power: full alignment 1, none 0.5 (Everett et al. 2024)") \
-FLAG(weight_decay, NUMBER("0.1", 0, 10), FIXED, "AdamW's weight decay, on matrices") \
-FLAG(decay_gains, CHOICE("off", "off|zero|one"), FIXED, \
+FLAG(weight_decay, NUMBER(0.1, 0, 10), "AdamW's weight decay, on matrices") \
+FLAG(decay_gains, CHOICE(off, "off|zero|one"), \
      "decay norm gains and biases too: gains towards zero, or one (Gemma's 1 + w)") \
-FLAG(decay_embeddings, SWITCH("on"),   FIXED, "decay embeddings too") \
-FLAG(beta1,    NUMBER("0.9", 0, 0.999999),  FIXED, "AdamW: decay of the first moment") \
-FLAG(beta2,    NUMBER("0.95", 0, 0.999999), FIXED, "AdamW: decay of the second moment") \
-FLAG(adam_eps, NUMBER("1e-8", 1e-30, 1),    FIXED, "AdamW: added to the second moment's root") \
-FLAG(clip,     NUMBER("1", 0, 1e9),    FIXED, \
-     "gradient clipping: largest global gradient norm; 0: off") \
-FLAG(spike_z,  NUMBER("10", 0, 1e9),   FREE,  \
-     "a spike is a loss or gradient norm so many robust deviations above the last; 0: none") \
-FLAG(skip_spikes, SWITCH("off"),       FREE,  "make no update from a spike") \
-FLAG(z_loss,   NUMBER("0", 0, 1),      FIXED, \
-     "weight of the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
-FLAG(recompute, CHOICE("off", "off|on|cheap"), FREE, \
-     "recompute in backward: on: all but the stream between blocks; cheap: outputs of norms and " \
-     "activation functions") \
-FLAG(tf32,     SWITCH("off"),          FIXED, "PREC=fp32 on a GPU: matrix products in TF32") \
-FLAG(rounding, CHOICE("nearest", "nearest|stochastic"), FIXED, \
+FLAG(decay_embeddings, SWITCH(on), "decay embeddings too") \
+FLAG(beta1, NUMBER(0.9, 0, 0.999999), "AdamW: decay of the first moment") \
+FLAG(beta2, NUMBER(0.95, 0, 0.999999), "AdamW: decay of the second moment") \
+FLAG(adam_eps, NUMBER(1e-8, 1e-30, 1), "AdamW: added to the second moment's root") \
+FLAG(clip, NUMBER(1, 0, 1e9), "gradient clipping: largest global gradient norm; 0: off") \
+FLAG(spike_z, NUMBER(10, 0, 1e9), \
+     "a spike is a loss or gradient norm so many robust deviations above the last; 0: none", FREE) \
+FLAG(skip_spikes, SWITCH(off), "make no update from a spike", FREE) \
+FLAG(z_loss, NUMBER(0, 0, 1), "weight of the squared log-sum-exp of the logits (OLMo 2: 1e-5)") \
+FLAG(recompute, CHOICE(off, "off|on|cheap"), \
+     "recompute in backward; on: all but the stream between blocks; cheap: outputs of norms and " \
+     "activations", FREE) \
+FLAG(tf32, SWITCH(off), "PREC=fp32 on a GPU: matrix products in TF32") \
+FLAG(rounding, CHOICE(nearest, "nearest|stochastic"), \
      "PREC=bf16 on a GPU: rounding of updated weights for the products") \
-FLAG(tune,     SWITCH("on"),           FREE,  \
+FLAG(tune, SWITCH(on), \
      "on a GPU: choose matrix products by timing, once for the run; off: the library's first, " \
-     "the same in every run") \
-FLAG(graph,    SWITCH("off"),          FREE,  \
-     "on a GPU: a micro-step is one CUDA graph; faster if batches are small")
+     "the same in every run", FREE) \
+FLAG(graph, SWITCH(off), \
+     "on a GPU: a micro-step is one CUDA graph; faster if batches are small", FREE)
 
 // Data. FREE, because shards may be moved; a run compares their content with the hash in its
 // checkpoint.
 #define DATA_FLAGS(FLAG) \
-FLAG(data,     TEXT(""), FREE, \
-     "a shard, pattern or folder of shards (make shard); empty: the built-in stories") \
-FLAG(val_data, TEXT(""), FREE, "for validation; empty: the val shards of --data") \
-FLAG(tokenizer, TEXT(""), FREE, \
-     "tokenizer.bin for prompts and samples; empty: the run's, or the one beside --data")
+FLAG(data, TEXT(), \
+     "a shard, pattern or folder of shards (make shard); empty: the built-in stories", FREE) \
+FLAG(val_data, TEXT(), "for validation; empty: the val shards of --data", FREE) \
+FLAG(tokenizer, TEXT(), \
+     "tokenizer.bin for prompts and samples; empty: the run's, or the one beside --data", FREE)
 
 // The run's folder, what is written to it and when, and the commands that read one.
 #define RUN_FLAGS(FLAG) \
-FLAG(out,      TEXT(""), ONCE, "the run's folder; empty: runs/<mode>-<model>-<time>") \
-FLAG(val_every, INT("250", 0, 1e12),   FREE, "steps between validations; 0: only at the end") \
-FLAG(val_tokens, INT("0", 0, 1e15),    FREE, "tokens of a validation; 0: the whole split") \
-FLAG(tasks,    TEXT(""), FREE, \
-     "files or folders of tasks, separated by commas, for each validation and --eval " \
-     "(data/get.py tasks)") \
-FLAG(save_every, INT("500", 0, 1e12),  FREE, "steps between checkpoints; 0: only at the end") \
-FLAG(keep_last, INT("0", 0, 1e12),     FREE, "keep the newest N checkpoints; 0: all") \
-FLAG(keep_every, INT("0", 0, 1e12),    FREE, \
-     "also keep those of every Nth step; 0: only the last ones") \
-FLAG(norms_every, INT("100", 0, 1e12), FREE, \
-     "steps between log lines with statistics of layers and tensors; 0: none") \
-FLAG(config,   TEXT(""), ONCE, \
-     "flags of a config.json: a run's, or {\"flags\": {\"lr\": \"1e-3\"}}") \
-FLAG(resume,   CHOICE("never", "never|auto|required"), ONCE, \
-     "continue the run in --out; auto: if it exists; required: fail if not") \
-FLAG(init_from, TEXT(""), FIXED, \
-     "start from weights: a run, a checkpoint or a model.safetensors") \
-FLAG(from,     TEXT(""), ONCE, "a run or a checkpoint to --eval or --sample without training") \
-FLAG(eval,     SWITCH("off"), ONCE, "with --from: validation loss and --tasks, no training") \
-FLAG(sample,   INT("400", 0, 1 << 20), FREE, \
-     "tokens to sample at the end, or with --from; at --seq tokens a text goes on from its last " \
-     "half") \
-FLAG(prompt,   TEXT(""), FREE, \
-     "text that the sample continues; -, with --from: each line of standard input") \
-FLAG(temperature, NUMBER("0.8", 0, 100), FREE, "of the sample; 0: the most likely token") \
-FLAG(top_k,    INT("0", 0, 1 << 24),   FREE, "sample among the k most likely tokens; 0: all") \
-FLAG(show,     CHOICE("off", "off|model|models|modes|config"), ONCE, \
-     "print tables, or config.json, and stop")
+FLAG(out, TEXT(), "the run's folder; empty: runs/<mode>-<model>-<time>", ONCE) \
+FLAG(val_every, INT(250, 0, 1e12), "steps between validations; 0: only at the end", FREE) \
+FLAG(val_tokens, INT(0, 0, 1e15), "tokens of a validation; 0: the whole split", FREE) \
+FLAG(tasks, TEXT(), \
+     "files or folders of tasks (a,b,...), for validations and --eval (data/get.py tasks)", FREE) \
+FLAG(save_every, INT(500, 0, 1e12), "steps between checkpoints; 0: only at the end", FREE) \
+FLAG(keep_last, INT(0, 0, 1e12), "keep the newest N checkpoints; 0: all", FREE) \
+FLAG(keep_every, INT(0, 0, 1e12), \
+     "also keep those of every Nth step; 0: only the last ones", FREE) \
+FLAG(norms_every, INT(100, 0, 1e12), \
+     "steps between log lines with statistics of layers and tensors; 0: none", FREE) \
+FLAG(config, TEXT(), "flags of a config.json: a run's, or {\"flags\": {\"lr\": \"1e-3\"}}", ONCE) \
+FLAG(resume, CHOICE(never, "never|auto|required"), \
+     "continue the run in --out; auto: if it exists; required: fail if not", ONCE) \
+FLAG(init_from, TEXT(), "start from weights: a run, a checkpoint or a model.safetensors") \
+FLAG(from, TEXT(), "a run or a checkpoint to --eval or --sample without training", ONCE) \
+FLAG(eval, SWITCH(off), "with --from: validation loss and --tasks, no training", ONCE) \
+FLAG(sample, INT(400, 0, 1 << 20), \
+     "tokens to sample at the end, or with --from; past --seq, from the text's last half", FREE) \
+FLAG(prompt, TEXT(), \
+     "text that the sample continues; -, with --from: each line of standard input", FREE) \
+FLAG(temperature, NUMBER(0.8, 0, 100), "of the sample; 0: the most likely token", FREE) \
+FLAG(top_k, INT(0, 0, 1 << 24), "sample among the k most likely tokens; 0: all", FREE) \
+FLAG(show, CHOICE(off, "off|model|models|modes|config"), \
+     "print tables, or config.json, and stop", ONCE)
 
 #define FLAG_TABLE(FLAG) MODEL_FLAGS(FLAG) TRAINING_FLAGS(FLAG) DATA_FLAGS(FLAG) RUN_FLAGS(FLAG)
 
-// One field per flag. `FIELD_##type` turns INT("4", 1, 4096) into FIELD_INT("4", 1, 4096), that is
-// int64_t; flags.c makes the rest of the row in the same way.
-#define FIELD_INT(...) int64_t
+// One field per flag. `FIELD_##type` turns INT(4, 1, 4096) into FIELD_INT(4, 1, 4096), that is
+// long long; flags.c makes the rest of the row in the same way.
+#define FIELD_INT(...) long long
 #define FIELD_NUMBER(...) double
 #define FIELD_TEXT(...) const char *
 #define FIELD_CHOICE(...) int
@@ -204,9 +193,9 @@ typedef struct FlagRow {
     const char *def;                          // default, as it would be typed
     double low, high;                         // range of INT and NUMBER
     const char *choices;                      // "" if it has none
-    int resume;                               // FIXED, FREE or ONCE
-    const char *help;                         // one line of --help
     size_t offset;                            // in Flags
+    const char *help;                         // one line of --help
+    int resume;                               // FIXED, FREE or ONCE
 } FlagRow;
 extern const FlagRow FLAGS[FLAG_COUNT];
 
@@ -218,16 +207,18 @@ typedef struct FlagSet {
     unsigned char by[FLAG_COUNT];             // BY_*
 } FlagSet;
 
-// "--" and the flag's name.
-void flag_name(char *name, size_t cap, const FlagRow *row);
-// The row of kv-heads or kv_heads. An unknown name is refused; `where` is for the message.
-const FlagRow *flag_find(const char *name, const char *where);
+// Names of flags, and values that are not text, fit into FLAG_CAP bytes.
+enum { FLAG_CAP = 64 };
+// kv_heads -> --kv-heads, in name.
+char *flag_name(char name[FLAG_CAP], const FlagRow *row);
+// The row of kv-heads or kv_heads. An unknown name is refused, with `where` it stands and a hint.
+const FlagRow *flag_find(const char *name, const char *where, const char *hint);
 // The word at an index of "a|b|c", or NULL.
-const char *flag_word(char *buf, size_t cap, const char *choices, int index);
+const char *flag_word(char buf[FLAG_CAP], const char *choices, int index);
 // Sets a flag from text; a wrong type, choice or range is refused.
 void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by);
 // The value as text, as it would be typed.
-const char *flag_text(char *buf, size_t cap, const Flags *f, const FlagRow *row);
+const char *flag_text(char buf[FLAG_CAP], const Flags *f, const FlagRow *row);
 
 void flags_default(FlagSet *s);
 // Words of a command line, and of a text with spaces between them.

@@ -12,8 +12,8 @@ enum { JSON_DEPTH = 64 };
 
 typedef struct {
     char *at, *begin, *end;  // a copy of the text with a zero at its end; strings are decoded in it
-    char *error;
-    int values;  // so far
+    char *error;             // of the caller, ERROR_CAP bytes
+    int values;              // so far
 } Reader;
 
 // ----------------------------------------------------------------------------------------- reading
@@ -21,7 +21,7 @@ typedef struct {
 // Every refusal says where, what the grammar wants there, and what is there.
 static bool expected(Reader *r, const char *what) {
     char found[16] = "the end";
-    unsigned char c = *r->at;
+    uint8_t c = *r->at;
     bool plain = c > ' ' && c < 0x7F;
     if (r->at < r->end) snprintf(found, sizeof found, plain ? "'%c'" : "byte 0x%02X", c);
     return error_set(r->error, "byte %zu: expected %s, found %s", (size_t)(r->at - r->begin), what,
@@ -36,8 +36,10 @@ static bool take(Reader *r, const char *word) {
     return true;
 }
 
+// The four characters that RFC 8259 takes for white space.
 static void take_space(Reader *r) { r->at += strspn(r->at, " \t\r\n"); }
 
+// False: there was not a single digit.
 static bool take_digits(Reader *r) {
     size_t n = strspn(r->at, "0123456789");
     r->at += n;
@@ -56,6 +58,7 @@ static bool read_number(Reader *r, Json *v) {
     if (exponent && !take(r, "+")) take(r, "-");
     if (exponent) ok = take_digits(r);
     if (!ok) return expected(r, "a digit");
+    // Both readings of the same text: exact where it is an integer, rounded to a double otherwise.
     v->number = strtod(from, NULL);
     if (isinf(v->number)) {
         r->at = from;
@@ -71,7 +74,7 @@ static bool read_number(Reader *r, Json *v) {
 static bool read_hex4(Reader *r, uint32_t *code) {
     char digits[5] = "";
     for (int i = 0; i < 4; i++) {
-        if (!isxdigit((unsigned char)*r->at))
+        if (!isxdigit((uint8_t)*r->at))
             return expected(r, "four hexadecimal digits after \\u");
         digits[i] = *r->at++;
     }
@@ -90,6 +93,7 @@ static bool read_escape(Reader *r, char **out) {
         return true;
     }
     if (!take(r, "u")) return expected(r, "one of \"\\/bfnrtu after the backslash");
+    // The basic plane takes one escape of four digits.
     uint32_t code = 0, low = 0;
     if (!read_hex4(r, &code)) return false;
     if (code == 0) return expected(r, "no \\u0000 inside a string");
@@ -110,12 +114,13 @@ static bool read_string(Reader *r, const char **text) {
     *text = out;
     while (!take(r, "\"")) {
         if (r->at == r->end) return expected(r, "the closing quote of a string");
-        if ((unsigned char)*r->at < 0x20)
+        if ((uint8_t)*r->at < 0x20)
             return expected(r, "no control character inside a string (\\n, \\u001F)");
         if (take(r, "\\")) {
             if (!read_escape(r, &out)) return false;
             continue;
         }
+        // One whole character is moved, so a cut or overlong one is refused where it stands.
         size_t length = utf8_length(r->at, r->end - r->at);
         if (!length) return expected(r, "valid UTF-8");
         memmove(out, r->at, length);
@@ -126,7 +131,7 @@ static bool read_string(Reader *r, const char **text) {
     return true;
 }
 
-// Of two members, by strcmp: sort_members and json_get must agree on the order.
+// Compares two members by strcmp: sort_members and json_get must agree on the order.
 static int compare_keys(const void *a, const void *b) {
     return strcmp((*(Json *const *)a)->key, (*(Json *const *)b)->key);
 }
@@ -144,6 +149,7 @@ static bool sort_members(Reader *r, Json *object) {
     return true;
 }
 
+// Arrays and objects hold values, which may be arrays and objects: the rules call each other.
 static bool read_value(Reader *r, int depth, Json *v);
 
 // The name of a member and the colon behind it.
@@ -165,6 +171,7 @@ static bool read_items(Reader *r, int depth, Json *v, bool object) {
     if (take(r, close)) return true;
     for (Json **link = &v->first;; link = &(*link)->next) {
         if (++r->values > JSON_VALUES) return expected(r, "fewer values");
+        // The last pointer of the list takes the new item.
         Json *item = *link = check_alloc(sizeof *item, "a JSON value");
         v->count++;
         if (object && !read_key(r, item)) return false;
@@ -181,7 +188,7 @@ static bool read_value(Reader *r, int depth, Json *v) {
     if (take(r, "{")) ok = read_items(r, depth, v, true);
     else if (take(r, "[")) ok = read_items(r, depth, v, false);
     else if (take(r, "\"")) v->kind = JSON_STRING, ok = read_string(r, &v->text);
-    else if (*r->at == '-' || isdigit((unsigned char)*r->at)) ok = read_number(r, v);
+    else if (*r->at == '-' || isdigit((uint8_t)*r->at)) ok = read_number(r, v);
     else if ((v->integer = take(r, "true")) || take(r, "false")) v->kind = JSON_BOOL;
     else ok = take(r, "null") || expected(r, "a value");
     take_space(r);
@@ -201,6 +208,7 @@ bool json_try_parse(const char *text, size_t n, Json **out, char *error) {
 
 #define REPAIR "\n  -> repair the file, or restore it from where it came from"
 
+// The caller may free or change the text: the tree has its own copy.
 Json *json_parse(const char *text, size_t n, const char *where) {
     Json *root;
     char error[ERROR_CAP];
@@ -208,10 +216,11 @@ Json *json_parse(const char *text, size_t n, const char *where) {
     return root;
 }
 
+// A missing file and a damaged one have different cures, so they have different messages.
 Json *json_read_file(const char *path) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n);
-    CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
+    CHECK(text, "cannot read %s: %s\n  -> check the path", path, file_error());
     Json *root = json_parse(text, n, path);
     free(text);
     return root;
@@ -238,6 +247,7 @@ const Json *json_get(const Json *object, const char *key) {
     return found ? *found : NULL;
 }
 
+// An integer will do where any number is expected.
 const Json *json_need(const Json *object, const char *key, JsonKind kind, const char *where) {
     static const char *const KINDS[] = {
         "null", "true or false", "an integer", "a number", "a string", "an array", "an object"};
@@ -258,6 +268,7 @@ const char *json_get_string(const Json *object, const char *key, const char *whe
 
 // ----------------------------------------------------------------------------------------- writing
 
+// Escapes only what JSON demands: quotes, backslashes and control characters.
 void json_write_string(FILE *f, const char *text) {
     fputc('"', f);
     for (size_t left = strlen(text), length; left; text += length, left -= length) {

@@ -1,7 +1,9 @@
-// log.c: see log.h.
+// log.c: see log.h. Errors: what is at the path is no plain file, or the line does not reach it
+// (EXIT_WRITE, for a full disk); the hint goes on from the last checkpoint.
 #include "log.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "json.h"
@@ -14,6 +16,7 @@
 static bool keep_line(Log *log, const char *line, size_t n, int64_t step) {
     Json *root;
     char error[ERROR_CAP];
+    // A line that does not parse was damaged on the disk: the log stays readable without it.
     if (!json_try_parse(line, n, &root, error)) return false;
     const Json *at = json_get(root, "step");
     bool keep = at && at->kind == JSON_INT && at->integer <= step;
@@ -25,22 +28,24 @@ static bool keep_line(Log *log, const char *line, size_t n, int64_t step) {
     return keep;
 }
 
-// Moves the lines that stay to the front of the old text; returns their bytes.
+// Moves the lines that stay to the front of the old text; returns their bytes. A kill may have cut
+// the last line: it has no end, and goes. A new run keeps nothing.
 static size_t keep_lines(Log *log, char *old, size_t n, int64_t step) {
-    size_t kept = 0;
-    for (size_t at = 0, length; at < n; at += length) {
-        char *end = memchr(old + at, '\n', n - at);
-        if (!end) break;                          // cut by a kill
-        length = end - (old + at) + 1;
-        if (step == 0 || !keep_line(log, old + at, length - 1, step)) continue;
-        memmove(old + kept, old + at, length);
-        kept += length;
+    char *line = old, *kept = old, *end;
+    while (step && (end = memchr(line, '\n', old + n - line))) {
+        size_t length = end + 1 - line;
+        if (keep_line(log, line, length - 1, step)) {
+            memmove(kept, line, length);
+            kept += length;
+        }
+        line = end + 1;
     }
-    return kept;
+    return kept - old;
 }
 
 void log_open(Log *log, int folder, const char *path, int64_t step) {
     memset(log, 0, sizeof *log);
+    // Names below the open folder: the log stays in it, wherever it is moved meanwhile.
     check_format(log->path, sizeof log->path, "%s", path);
     const char *name = file_name(log->path);
     struct stat info;
@@ -54,75 +59,82 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
         file_write_in(folder, path, old, keep_lines(log, old, n, step));
         free(old);
     }
+    // O_APPEND: a line lands behind the others even if another program has added one.
     log->fd = openat(folder, name, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(log->fd > 0,
                 "cannot write %s: %s\n  -> another --out, or remove what has that name", path,
                 strerror(errno));
 }
 
+// EINVAL: the file system has no fsync.
 void log_sync(Log *log) {
     CHECK_WRITE(!log->fd || fsync(log->fd) == 0 || errno == EINVAL,
                 "cannot bring %s to the disk: %s\n"
                 "  -> check its disk, then --resume required", log->path, strerror(errno));
 }
 
+// Lines are in the file already.
 void log_close(Log *log) {
     if (log->fd) close(log->fd);
 }
 
 // ----------------------------------------------------------------------------------------- a line
 
+// The line is built in memory, so it can be written at once.
 void log_begin(Log *log) {
     log->line = text_begin(&log->text, &log->length, "a line of the log");
     fputc('{', log->line);
     log->separator = "";
 }
 
-static void begin_member(Log *log, const char *key) {
+// Writes what stands before a value; returns where the value goes.
+static FILE *begin_member(Log *log, const char *key) {
     fputs(log->separator, log->line);
     if (key) {
         json_write_string(log->line, key);
         fputs(": ", log->line);
     }
     log->separator = ", ";
+    return log->line;
 }
 
 void log_int(Log *log, const char *key, int64_t value) {
-    begin_member(log, key);
-    fprintf(log->line, "%lld", (long long)value);
+    fprintf(begin_member(log, key), "%" PRId64, value);
 }
 
+// NaN and infinity are null, which JSON has.
 void log_real(Log *log, const char *key, double value) {
-    begin_member(log, key);
-    json_write_number(log->line, value);
+    json_write_number(begin_member(log, key), value);
 }
 
 void log_text(Log *log, const char *key, const char *value) {
-    begin_member(log, key);
-    json_write_string(log->line, value);
+    json_write_string(begin_member(log, key), value);
 }
 
+// As text: a reader of JSON may take numbers for doubles, which have 53 bits.
 void log_hex(Log *log, const char *key, uint64_t hash) {
-    begin_member(log, key);
-    fprintf(log->line, "\"%016llx\"", (unsigned long long)hash);
+    fprintf(begin_member(log, key), "\"%016" PRIx64 "\"", hash);
 }
 
+// The first member of an object or array has no comma before it.
 void log_nest(Log *log, const char *key, char bracket) {
-    begin_member(log, key);
-    fputc(bracket, log->line);
+    fputc(bracket, begin_member(log, key));
     log->separator = "";
 }
 
+// A member or element that follows needs a comma.
 void log_unnest(Log *log, char bracket) {
     fputc(bracket, log->line);
     log->separator = ", ";
 }
 
+// Also for texts that are no line of the log, such as state.json (save.c).
 char *log_take(Log *log) {
     text_end(log->line, "}\n", "a line of the log");
     return log->text;
 }
 
+// One write takes the whole line, except near a full disk or under a signal: then the rest follows.
 void log_end(Log *log) {
     char *text = log_take(log);
     for (size_t at = 0; log->fd && at < log->length;) {
@@ -135,6 +147,7 @@ void log_end(Log *log) {
     free(text);
 }
 
+// Hours only from one hour on.
 const char *log_duration(char *buf, size_t cap, double seconds) {
     long long s = (long long)(seconds + 0.5);
     if (s < 3600) return check_format(buf, cap, "%lld:%02lld", s / 60, s % 60);

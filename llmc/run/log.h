@@ -13,7 +13,7 @@ typedef struct Log {
     char *text;                           // its text,
     size_t length;                        // and bytes
     const char *separator;
-    bool validated, tasked;               // the step it goes on from has its validation, its tasks
+    bool validated, tasked;               // this step has its validation, its tasks
     char path[PATH_CAP];
 } Log;
 

@@ -15,6 +15,14 @@ CALL(Ibcast,      void *data, int count, void *type, int root, void *world, void
 CALL(Testall,     int count, void **requests, int *done, void *statuses) \
 CALL(Waitall,     int count, void **requests, void *statuses)
 
+// A field, and the name in the library after "ompi_mpi_".
+#define MPI_CONSTANTS(CONSTANT) \
+CONSTANT(world, comm_world) \
+CONSTANT(byte, byte) \
+CONSTANT(float_type, float) \
+CONSTANT(double_type, double) \
+CONSTANT(sum, op_sum)
+
 typedef struct Mpi {
 #define MPI_FIELD(name, ...) int (*name)(__VA_ARGS__);
     MPI_TABLE(MPI_FIELD)

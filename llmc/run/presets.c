@@ -32,6 +32,7 @@
 #define SDD_ OLMO_TRAINING "--init-baseline depth --min-lr 0.05 --kv-heads 8 "
 // Mixture of experts: OLMoE, with a softmax router and losses that balance its load, and DeepSeek,
 // with latent attention, shared experts and a selection bias that balances without a loss.
+// K of E routed experts for each token.
 #define EXPERTS(E, K) "--experts " #E " --experts-per-token " #K " "
 #define SOFTMAX \
     "--tied off --router softmax --balance-loss 0.01 --router-z-loss 0.001 --router-losses mean "
@@ -116,6 +117,7 @@ const Preset PRESETS[] = {
 };
 const int PRESET_COUNT = sizeof PRESETS / sizeof *PRESETS;
 
+// Near names are collected on the way, for the case that none is equal.
 // The name is also the value of --model, so config.json keeps it.
 void flags_preset(FlagSet *set, const char *name) {
     Nearest near = nearest_begin(name);

@@ -15,10 +15,8 @@
 #include "../init.h"
 
 // Tokens per second between lines of progress, to notice a machine that slows down.
-enum { PACES = 32 };
 typedef struct Pace {
-    double rates[PACES];                  // the last ones, a ring
-    int count;                            // lines so far
+    SpikeWindow rates;                    // of the last lines
     double seconds;                       // training time at the last line,
     int64_t tokens;                       // and tokens
     bool noted;                           // that training has become slow
@@ -48,7 +46,7 @@ struct Run {
     int folder;                           // open and locked; 0: none
     Log log;
     long long step, updates, tokens;      // steps done; updates applied; tokens seen
-    bool saved, validated, tasked;        // this step has its checkpoint, validation, tasks
+    bool saved;                           // this step has its checkpoint
     int64_t saved_updates;                // updates in the last checkpoint; -1: there is none
     int bad;                              // steps in a row that were not finite
     int64_t epoch;                        // whose data has been hashed
@@ -61,13 +59,15 @@ struct Run {
     Pace pace;
 };
 
-// save.c
+// config.c
 char *run_config(const Run *r);           // the text of config.json; to be freed
+
+// save.c
 void run_init_weights(Run *r);            // random, by init.h
 void run_read_weights(Run *r, const char *from);      // of a run, a checkpoint, a model.safetensors
 void run_resume(Run *r);
 bool run_save(Run *r);                    // false: weights are not finite, nothing was saved
-uint64_t run_hash(Run *r);                // of all weights: equal hashes are equal models
+unsigned long long run_hash(Run *r);      // of all weights: equal hashes are equal models
 void run_know_data(Run *r, DataLoader *d);            // waits for the data's hash
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind);
 
@@ -75,6 +75,7 @@ void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, i
 bool run_is_usable(Run *r);               // the loss of the next batch, not yet seen, is finite
 int64_t run_epoch(const Run *r);          // of the first sample of the next step
 int64_t run_val_samples(const Run *r);    // of one validation
+Log *run_begin_line(Run *r);              // of the log; it begins with the step
 void run_note_pace(Run *r, double seconds);           // says once that training has become slow
 
 // start.c

@@ -5,21 +5,16 @@
 // offsets, and together the tensors cover the data without holes or overlaps. After that a Tensor
 // can be read without further checks.
 #include "safetensors.h"
-#include "util.h"
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 // ------------------------------------------------------------------------------------------ values
 
-// Weights are floats in a trainer of fp32 or bf16 and doubles in one of fp64: element is the size.
-double real_get(const void *x, size_t element, int64_t i) {
-    return element == sizeof(float) ? ((const float *)x)[i] : ((const double *)x)[i];
-}
-
+// Weights are floats in a trainer of fp32 or bf16 and doubles in one of fp64; element is the size
+// of one.
+// Rounds to nearest where the value is wider.
 void real_put(void *x, size_t element, int64_t i, double value) {
     if (element == sizeof(float)) ((float *)x)[i] = (float)value;
     else ((double *)x)[i] = value;
@@ -48,25 +43,19 @@ static double real_value(const char *p, int bytes, bool bfloat) {
     return memcpy(&single, &word, 4), single;
 }
 
-// How many of n floats or doubles are infinite or NaN.
-static int64_t real_count_bad(const void *x, size_t element, int64_t n) {
-    int64_t bad = 0;
-    for (int64_t i = 0; i < n; i++)
-        bad += !isfinite(real_value((const char *)x + i * element, element, false));
-    return bad;
+double real_get(const void *x, size_t element, int64_t i) {
+    return real_value((const char *)x + i * element, element, false);
 }
 
-void real_check_finite(const void *x, size_t element, int64_t n, const char *path,
-                       const char *name) {
-    long long bad = real_count_bad(x, element, n);
-    CHECK(!bad,
-          "%s: %lld values of %s are infinite or NaN\n"
-          "  -> use an earlier checkpoint, or a sound copy of the weights",
-          path, bad, name);
+int64_t real_count_bad(const void *x, size_t element, int64_t n) {
+    int64_t bad = 0;
+    for (int64_t i = 0; i < n; i++) bad += !isfinite(real_get(x, element, i));
+    return bad;
 }
 
 // ----------------------------------------------------------------------------------------- tensors
 
+// Two types of each size: 8, 4, 2 and 1 bytes.
 int tensor_dtype_bytes(const char *dtype) {
     static const char *const NAMES[] = {"F64", "I64", "F32", "I32", "BF16", "F16", "U8", "BOOL"};
     for (int i = 0; i < 8; i++)
@@ -85,14 +74,11 @@ int64_t tensor_bytes(const Tensor *t) {
     return bytes;
 }
 
+// Only for a type that is known, as every opened tensor has.
 int64_t tensor_count(const Tensor *t) { return tensor_bytes(t) / tensor_dtype_bytes(t->dtype); }
 
-// Learned positions of a longer --seq are such a matrix of more rows.
-bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2], bool longer) {
-    if (t->rank != rank || (rank == 2 && t->shape[1] != shape[1])) return false;
-    return t->shape[0] == shape[0] || (longer && rank == 2 && t->shape[0] > shape[0]);
-}
-
+// first and most cut out a part, a shard of the moments or the first positions, without reading the
+// rest of the file.
 void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out,
                            size_t element) {
     int bytes = tensor_dtype_bytes(t->dtype);
@@ -133,20 +119,16 @@ static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tenso
     const Json *dtype = json_get(entry, "dtype");
     int64_t offsets[2];
     t->name = entry->key;
+    t->dtype = dtype && dtype->kind == JSON_STRING ? dtype->text : "";
     t->rank = read_sizes(json_get(entry, "shape"), TENSOR_RANK, t->shape);
-    bool complete = dtype && dtype->kind == JSON_STRING && t->rank >= 0 &&
-                    read_sizes(json_get(entry, "data_offsets"), 2, offsets) == 2;
-    if (!complete)
+    if (!tensor_dtype_bytes(t->dtype) || t->rank < 0 ||
+        read_sizes(json_get(entry, "data_offsets"), 2, offsets) != 2)
         return error_set(error,
-                         "tensor %s: expected a \"dtype\", a \"shape\" of at most %d sizes "
-                         "and two \"data_offsets\"",
-                         t->name, TENSOR_RANK);
-    t->dtype = dtype->text;
-    if (!tensor_dtype_bytes(t->dtype))
-        return error_set(error,
-                         "tensor %.80s: expected F64, F32, BF16, F16, I64, I32, U8 or BOOL, "
-                         "found \"%.16s\"",
-                         t->name, t->dtype);
+                         "tensor %.40s: expected a \"dtype\" (F64, F32, BF16, F16, I64, I32, U8 or "
+                         "BOOL), a \"shape\" of at most %d sizes and two \"data_offsets\", found "
+                         "the dtype \"%.16s\"",
+                         t->name, TENSOR_RANK, t->dtype);
+    // The bytes of the shape are computed with checks for overflow.
     int64_t begin = offsets[0], end = offsets[1];
     bool fits = begin <= end && end <= bytes && tensor_bytes(t) == end - begin;
     if (fits) t->data = data + begin;
@@ -160,6 +142,7 @@ static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tenso
 static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes, char *error) {
     const char *at = data;
     const Tensor *t = file->tensors, *end = t + file->count;
+    // In the order of the data each tensor begins where the one before it ends.
     qsort(file->tensors, file->count, sizeof *file->tensors, compare_places);
     while (t < end && t->data == at) at += tensor_bytes(t++);
     return (t == end && at == data + bytes) ||
@@ -190,39 +173,29 @@ void safetensors_close(SafetensorsFile *file) {
     memset(file, 0, sizeof *file);
 }
 
-// Checks the file before it maps it: a mapped folder or pipe would be a confusing error.
-static bool map_file(const char *path, SafetensorsFile *file, char *error) {
-    struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait for a pipe's other end
-    if (fd < 0) return error_set(error, "%s", strerror(errno));
-    if (fstat(fd, &info) || !S_ISREG(info.st_mode) || info.st_size < 8)
-        error_set(error, "expected a regular file of at least 8 bytes");
-    else {
-        file->bytes = info.st_size;
-        file->map = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (file->map == MAP_FAILED) {
-            error_set(error, "cannot map it: %s", strerror(errno));
-            file->map = NULL;
-        }
-    }
-    close(fd);
-    return file->map != NULL;
-}
-
+// The header is not believed before its length fits the file. The map outlives its descriptor.
 bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {
-    uint64_t n;
+    int64_t size;
+    uint64_t n = 0;
     memset(file, 0, sizeof *file);
-    if (!map_file(path, file, error)) return false;
-    memcpy(&n, file->map, 8);
-    const char *header = (const char *)file->map + 8;
-    bool fits = n <= file->bytes - 8 && n <= JSON_MOST;  // before anything of it is read
-    bool ok =
-        fits ? read_header(header, n, file->bytes - 8 - n, file, error)
-             : error_set(error, "a header of %" PRIu64 " bytes in a file of %zu", n, file->bytes);
+    int fd = file_open(path, &size);
+    if (fd < 0) return error_set(error, "expected a regular file, found: %s", file_error());
+    void *map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    close(fd);
+    if (map == MAP_FAILED)
+        return error_set(error, "cannot map its %lld bytes: %s", (long long)size, strerror(errno));
+    file->map = map;
+    file->bytes = size;
+    if (size >= 8) memcpy(&n, map, 8);
+    bool fits = size >= 8 && n <= file->bytes - 8 && n <= JSON_MOST;
+    bool ok = fits ? read_header((const char *)map + 8, n, file->bytes - 8 - n, file, error)
+                   : error_set(error, "expected 8 bytes and a header, found a header of %" PRIu64
+                               " bytes in a file of %zu", n, file->bytes);
     if (!ok) safetensors_close(file);
     return ok;
 }
 
+// For files that the user names: the message ends the program.
 void safetensors_open(const char *path, SafetensorsFile *file) {
     char error[ERROR_CAP];
     CHECK(safetensors_try_open(path, file, error),
@@ -262,6 +235,7 @@ static char *make_header(const Tensor *tensors, int count, size_t *n) {
     return text;
 }
 
+// The order of tensors is the caller's; their data follow each other without gaps.
 Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int count,
                        int64_t *bad) {
     const int64_t piece = 1 << 20;  // counted, hashed and written while it is in the cache

@@ -3,7 +3,6 @@
 // The file: 8 bytes, the length of the header (little-endian); the header, JSON: {name: {"dtype":
 // "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}; the data, every byte of one tensor.
 #pragma once
-#include <stdbool.h>
 #include "files.h"
 #include "json.h"
 
@@ -32,9 +31,6 @@ int tensor_dtype_bytes(const char *dtype);  // of one value; 0: an unknown type
 int64_t tensor_bytes(const Tensor *t);      // of data; -1: an unknown type or an impossible shape
 int64_t tensor_count(const Tensor *t);      // of values
 
-// Whether a tensor has this shape. longer: a matrix may have more rows, of which the first count.
-bool tensor_fits(const Tensor *t, int rank, const int64_t shape[2], bool longer);
-
 // Maps a regular file; its pages are read when they are touched, and it must not be cut short while
 // it is open. open ends the program when the file is damaged, try_open says why and returns false.
 void safetensors_open(const char *path, SafetensorsFile *file);
@@ -55,6 +51,5 @@ Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int 
 double real_get(const void *x, size_t element, int64_t i);
 void real_put(void *x, size_t element, int64_t i, double value);
 
-// Refuses n values of tensor `name`, just read from the file `path`, if any is infinite or NaN.
-void real_check_finite(const void *x, size_t element, int64_t n, const char *path,
-                       const char *name);
+// How many of n floats or doubles are infinite or NaN.
+int64_t real_count_bad(const void *x, size_t element, int64_t n);

@@ -1,10 +1,8 @@
 // sample.c: generated text. The model reads the prompt at once (prefill), then one token at a time
 // (decode) with a KV cache.
 #include "run.h"
-#include <errno.h>
 #include <math.h>
 #include <unistd.h>
-#include "util.h"
 
 // The k-th largest of V logits, by keeping the top k in order.
 static double kth_largest(const double *logits, int V, int k, double *sorted) {
@@ -20,6 +18,8 @@ static double kth_largest(const double *logits, int V, int k, double *sorted) {
     return sorted[k - 1];
 }
 
+// Inverse transform sampling: walks along the weights until their sum passes u. The largest logit
+// is subtracted first: exp cannot overflow.
 int sample_token(const double *logits, int V, double temperature, int64_t k, double u,
                  double *weights) {
     int best = 0;
@@ -27,6 +27,7 @@ int sample_token(const double *logits, int V, double temperature, int64_t k, dou
         if (logits[i] > logits[best]) best = i;
     if (temperature == 0) return best;
     double least = -INFINITY, sum = 0;
+    // Top-k: logits below the k-th largest get no weight.
     if (k > 0 && k < V) least = kth_largest(logits, V, k, weights + V);
     for (int i = 0; i < V; i++) {
         weights[i] = logits[i] < least ? 0 : exp((logits[i] - logits[best]) / temperature);
@@ -61,55 +62,49 @@ static int64_t encode_prompt(const Run *r, const char *prompt, size_t bytes, int
     tokens[0] = separator(r);
     if (r->tokenizer.count && bytes)
         return 1 + tokenizer_encode(&r->tokenizer, prompt, bytes, tokens + 1);
-    for (size_t i = 0; i < bytes; i++) tokens[1 + i] = (unsigned char)prompt[i];
+    for (size_t i = 0; i < bytes; i++) tokens[1 + i] = (uint8_t)prompt[i];
     return 1 + bytes;
 }
 
-// Reads tokens [read, n) of a text that starts at `from`; samples the token after them.
-static int32_t next_token(Run *r, const int32_t *tokens, int64_t from, int64_t read, int64_t n,
-                          double u, double *room) {
-    int V = r->m.V;
-    double *logits = room, *weights = room + V, sum = 0;
-    r->t->decode(r->gpt, tokens + read, n - read, read - from);
-    const void *row = r->t->logits(r->gpt, 0);
-    for (int i = 0; i < V; i++) sum += logits[i] = real_get(row, r->t->element, i);
-    CHECK(isfinite(sum),
-          "the model's logits are not finite\n  -> sample from an earlier checkpoint");
-    return sample_token(logits, V, r->f->temperature, r->f->top_k, u, weights);
-}
-
-// Prints a prompt and f->sample tokens after it. A text that reaches T tokens goes on with its last
-// half: the KV cache starts again from there. number: of the prompt; each draws its own numbers.
+// Prints a prompt and f->sample tokens after it. A text that reaches T tokens continues with its
+// last half: the KV cache starts again from there. number: of the prompt; each draws its own
+// numbers.
+//
+// The KV cache holds [from, read) of the tokens [0, n). A round reads the rest, which is the prompt
+// (prefill) or a single token (decode), and draws token n from the logits.
 static void sample_text(Run *r, const char *prompt, size_t bytes, int64_t number) {
     const Flags *f = r->f;
-    long long T = r->m.T, from = 0, read = 0, counts[2] = {0};
+    long long V = r->m.V, T = r->m.T, from = 0, read = 0, counts[2] = {0};
     double seconds[2] = {0};                      // of prefill, of decode
-    size_t most = 1 + bytes + f->sample;
-    int32_t *tokens = check_alloc(most * sizeof *tokens, "a sample");
-    double *room = check_alloc(3 * r->m.V * sizeof *room, "logits");
+    int32_t *tokens = check_alloc((1 + bytes + f->sample) * sizeof *tokens, "a sample");
+    double *logits = check_alloc(3 * V * sizeof *logits, "logits");
     uint64_t key = rand_key(f->seed, "sample", r->step + number);
     long long begin = encode_prompt(r, prompt, bytes, tokens);
     if (begin > T)
         printf("note: a prompt of %lld tokens, the model reads %lld at once: it sees the last "
                "%lld\n", begin - 1, T, CEIL_DIV(T, 2));
     text_print(prompt, bytes);
-    for (int64_t n = begin; n < begin + f->sample; n++) {
-        double start = clock_seconds();
+    for (long long n = begin; n < begin + f->sample; n++) {
+        double start = clock_seconds(), sum = 0;
         if (n - from > T) from = read = n - CEIL_DIV(T, 2);
         int decode = read > from;
-        tokens[n] = next_token(r, tokens, from, read, n, rand_uniform(key, n), room);
+        r->t->decode(r->gpt, tokens + read, n - read, read - from);
+        const void *row = r->t->logits(r->gpt, 0);
+        for (int i = 0; i < V; i++) sum += logits[i] = real_get(row, r->t->element, i);
+        CHECK(isfinite(sum),              // a NaN or an infinity stays in a sum
+              "the model's logits are not finite\n  -> sample from an earlier checkpoint");
+        tokens[n] = sample_token(logits, V, f->temperature, f->top_k, rand_uniform(key, n),
+                                 logits + V);
         counts[decode] += n - read;
         seconds[decode] += clock_seconds() - start;
         read = n;
         print_token(r, tokens[n]);
     }
-    printf("\nprefill %lld tokens at %.0f tok/s", counts[0],
-           counts[0] / seconds[0]);
-    if (counts[1])
-        printf(", decode %lld at %.0f tok/s", counts[1], counts[1] / seconds[1]);
+    printf("\nprefill %lld tokens at %.0f tok/s", counts[0], counts[0] / seconds[0]);
+    if (counts[1]) printf(", decode %lld at %.0f tok/s", counts[1], counts[1] / seconds[1]);
     printf("\n");
     free(tokens);
-    free(room);
+    free(logits);
 }
 
 // --prompt -: one prompt per line of standard input, a pipe or a terminal.
@@ -117,6 +112,7 @@ static void sample_lines(Run *r) {
     char *line = NULL;
     size_t cap = 0;
     for (int64_t number = 0;; number++) {
+        // A terminal shows that it is the user's turn.
         if (isatty(STDIN_FILENO)) printf("> ");
         fflush(stdout);
         ssize_t n = getline(&line, &cap, stdin);
@@ -128,6 +124,7 @@ static void sample_lines(Run *r) {
     free(line);
 }
 
+// After training, unless --sample 0; with --eval only if the user asks. Process 0 alone prints.
 void sample(Run *r) {
     bool wanted = r->f->sample && (!r->f->eval || r->set.by[FLAG_sample] == BY_USER);
     if (!wanted || r->comm.rank) return;

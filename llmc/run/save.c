@@ -7,24 +7,19 @@
 //                   plans.json             matrix plans of the GPU
 //                   manifest.json          size and checksum of each (checkpoint.h)
 #include "run.h"
-#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "json.h"
-#include "util.h"
 
 static const char EDITED[] = "was the file edited? use another checkpoint";
 static const char OTHER_MODEL[] = "the model's flags and NORM_MODE must be those of the file";
 static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
-char *run_config(const Run *r) {
-    return config_text(r->f, &r->m, &r->layout, &r->init, r->t, r->unigram);
-}
-
 // ---------------------------------------------------------------------------------------- weights
 
+// Every value is a function of the seed, the tensor's name and its index (init.h), so threads and
+// processes draw the same weights.
 void run_init_weights(Run *r) {
     for (int k = 0; k < r->layout.count; k++) {
         const Entry *e = &r->layout.entries[k];
@@ -40,7 +35,7 @@ void run_init_weights(Run *r) {
 }
 
 // Hashes the weights that are in use: the padding of the vocabulary is not.
-uint64_t run_hash(Run *r) {
+unsigned long long run_hash(Run *r) {
     Hash h = hash_begin();
     r->t->fetch(r->gpt, WEIGHTS);
     for (int k = 0; k < r->layout.count; k++) {
@@ -53,15 +48,15 @@ uint64_t run_hash(Run *r) {
     return hash;
 }
 
-// An entry as a tensor of a safetensors file, without the padding of the vocabulary. Vectors have
-// rank 1.
-static Tensor entry_tensor(Run *r, int kind, const Entry *e, const char *name) {
+// An entry as a tensor of a safetensors file, without the padding of the vocabulary; its name goes
+// into `name`. Vectors have rank 1.
+static Tensor entry_tensor(Run *r, int kind, const Entry *e, char name[128]) {
     bool vector = e->row.rows == 1;
     return (Tensor){
-        .name = name,
+        .name = check_format(name, 128, "%s%s", PREFIX[kind], e->name),
         .dtype = r->t->element == sizeof(float) ? "F32" : "F64",
         .rank = vector ? 1 : 2,
-        .shape = {vector ? e->row.cols : entry_rows(&r->m, e), e->row.cols},
+        .shape = {vector ? e->row.cols : entry_rows(&r->m, e), vector ? 0 : e->row.cols},
         .data = r->t->tensor(r->gpt, kind, e),
     };
 }
@@ -70,20 +65,27 @@ static Tensor entry_tensor(Run *r, int kind, const Entry *e, const char *name) {
 static void read_entry(Run *r, const SafetensorsFile *file, const char *path, int kind,
                        const Entry *e) {
     char name[128];
-    check_format(name, sizeof name, "%s%s", PREFIX[kind], e->name);
-    const Tensor *t = safetensors_find(file, name);
     Tensor want = entry_tensor(r, kind, e, name);
-    bool positions = e->id == PARAM_wpe && kind == WEIGHTS;       // a smaller --seq takes the first
+    const Tensor *t = safetensors_find(file, name);
     CHECK(t, "%s has no tensor %s, which this model needs\n  -> %s", path, name, OTHER_MODEL);
-    CHECK(tensor_fits(t, want.rank, want.shape, positions),
+    const int64_t *found = t->shape, *expected = want.shape;
+    // A smaller --seq takes the first of the learned positions.
+    bool positions = e->id == PARAM_wpe && kind == WEIGHTS;
+    bool fits = found[0] == expected[0] || (positions && found[0] > expected[0]);
+    CHECK(fits && t->rank == want.rank && found[1] == expected[1],
           "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> %s%s", path, name,
-          (long long)t->shape[0], (long long)t->shape[1], (long long)want.shape[0],
-          (long long)want.shape[1], OTHER_MODEL, positions ? ", or a smaller --seq" : "");
+          (long long)found[0], (long long)found[1], (long long)expected[0], (long long)expected[1],
+          OTHER_MODEL, positions ? ", or a smaller --seq" : "");
+
+    // All processes hold all weights; of the moments each holds its shard (ZeRO-1).
     Part part = {0, e->size};
     if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
     void *x = r->t->tensor(r->gpt, kind, e);
     safetensors_read_real(t, part.first, part.size, x, r->t->element);
-    real_check_finite(x, r->t->element, part.size, path, name);
+    long long bad = real_count_bad(x, r->t->element, part.size);
+    CHECK(!bad,
+          "%s: %lld values of %s are infinite or NaN\n"
+          "  -> use an earlier checkpoint, or a sound copy of the weights", path, bad, name);
 }
 
 // Reads a file of weights or moments: every entry must be there, and nothing else.
@@ -101,21 +103,19 @@ static void read_tensors(Run *r, const char *path, int first_kind, int last_kind
     safetensors_close(&file);
 }
 
+// A file is taken as it is; a run or a checkpoint is looked for first.
 void run_read_weights(Run *r, const char *from) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t n = strlen(from);
     if (n > 12 && !strcmp(from + n - 12, ".safetensors"))
         check_format(path, sizeof path, "%s", from);
-    else {
-        checkpoint_find(from, dir);
-        path_join(path, dir, "model.safetensors");
-    }
+    else path_join(path, checkpoint_find(from, dir), "model.safetensors");
     read_tensors(r, path, WEIGHTS, WEIGHTS);
 }
 
 // ------------------------------------------------------------------------------------------- save
 
-// One tensor on its way into a file.
+// A tensor on its way into a file.
 typedef struct Gather {
     Run *r;
     int kind;
@@ -124,17 +124,16 @@ typedef struct Gather {
     char name[128];
 } Gather;
 
-// The tensor's data, when its turn in the file comes. Of sharded moments every process sends its
-// shard to process 0.
+// The tensor's data, when its turn in the file comes. A gather: every process sends its shard of
+// the moments to process 0, which puts them side by side.
 static const void *gather(void *source) {
     const Gather *g = source;
     Comm *c = &g->r->comm;
-    size_t element = g->r->t->element;
     char *own = g->r->t->tensor(g->r->gpt, g->kind, g->e);
     if (!g->whole) return own;
     for (int rank = 0; rank < c->size; rank++) {
         Part part = entry_part(g->e, rank, c->size);
-        size_t bytes = part.size * element;
+        size_t element = g->r->t->element, bytes = part.size * element;
         char *place = g->whole + part.first * element;
         if (rank) comm_move(c, c->rank ? own : place, bytes, rank, 0);
         else if (!c->rank) memcpy(place, own, bytes);
@@ -142,31 +141,27 @@ static const void *gather(void *source) {
     return g->whole;
 }
 
-// Process 0 writes the file; the others send what they own.
+// Process 0 writes the file; the others send what they own. Only one tensor at a time is in memory
+// as a whole.
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind) {
-    const Layout *layout = &r->layout;
-    size_t most = layout->count * (last_kind - first_kind + 1);
+    int entries = r->layout.count, count = entries * (last_kind - first_kind + 1);
     int64_t largest = 0;
-    int count = 0;
-    Tensor *tensors = check_alloc(most * sizeof *tensors, "a checkpoint");
-    Gather *gathers = check_alloc(most * sizeof *gathers, "a checkpoint");
-    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++)
-        if (e->size > largest) largest = e->size;
+    for (int k = 0; k < entries; k++)
+        if (r->layout.entries[k].size > largest) largest = r->layout.entries[k].size;
     char *whole = NULL;
     if (first_kind >= ADAM_M && r->comm.size > 1)
         whole = check_alloc(largest * r->t->element, "a tensor of a checkpoint");
-    for (int kind = first_kind; kind <= last_kind; kind++) {
-        r->t->fetch(r->gpt, kind);
-        for (int k = 0; k < layout->count; k++, count++) {
-            const Entry *e = &layout->entries[k];
-            Gather *g = &gathers[count];
-            *g = (Gather){.r = r, .kind = kind, .e = e, .whole = whole};
-            check_format(g->name, sizeof g->name, "%s%s", PREFIX[kind], e->name);
-            tensors[count] = entry_tensor(r, kind, e, g->name);
-            tensors[count].bring = gather;
-            tensors[count].source = g;
-        }
+    Tensor *tensors = check_alloc(count * sizeof *tensors, "a checkpoint");
+    Gather *gathers = check_alloc(count * sizeof *gathers, "a checkpoint");
+    for (int i = 0; i < count; i++) {
+        Gather *g = &gathers[i];
+        *g = (Gather){r, first_kind + i / entries, &r->layout.entries[i % entries], whole, ""};
+        if (i % entries == 0) r->t->fetch(r->gpt, g->kind);
+        tensors[i] = entry_tensor(r, g->kind, g->e, g->name);
+        tensors[i].bring = gather;
+        tensors[i].source = g;
     }
+    // Sender and receiver go through the tensors in the same order.
     if (!r->comm.rank) checkpoint_add_tensors(c, file, tensors, count);
     else for (int i = 0; i < count; i++) gather(&gathers[i]);
     free(tensors);
@@ -174,6 +169,7 @@ void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, i
     free(whole);
 }
 
+// A window of the last losses or norms, by which spikes are found (spikes.h).
 static void write_window(Log *state, const char *name, const SpikeWindow *w) {
     log_nest(state, name, '{');
     log_int(state, "row", w->row);
@@ -201,16 +197,25 @@ static char *state_text(const Run *r) {
     return log_take(&state);
 }
 
+// Waits for the hash of the shards, which all processes must read alike.
 void run_know_data(Run *r, DataLoader *d) {
     if (!d->tokens) return;
     CHECK(comm_agree(&r->comm, loader_hash_end(d)),
           "the processes read different data\n  -> the same shards on every machine");
 }
 
+// Whether `name` in `folder` still leads to the open file or folder fd. A device and an inode
+// number identify a file, whatever its name is now. flags: AT_SYMLINK_NOFOLLOW, a link is another.
+static bool file_is(int fd, int folder, const char *name, int flags) {
+    struct stat held, named;
+    return fstat(fd, &held) == 0 && fstatat(folder, name, &named, flags) == 0 &&
+           held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
 // Before a save: a folder that was removed cannot take a checkpoint. One that was moved can.
 static void check_folder_exists(const Run *r) {
     struct stat info;
-    if (r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, true)) return;
+    if (r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, 0)) return;
     CHECK_WRITE(fstat(r->folder, &info) == 0 && info.st_nlink,
                 "%s was removed while the run trained: step %lld cannot be saved\n"
                 "  -> begin again, with another --out", r->out, r->step);
@@ -218,51 +223,59 @@ static void check_folder_exists(const Run *r) {
 
 // After a save: the folder and the log are still the ones that the run writes to.
 static void check_folder_in_place(const Run *r) {
+    // Linux knows where the open folder is now: that is the --out which goes on.
     char link[64], now[PATH_CAP];
     check_format(link, sizeof link, "/proc/self/fd/%d", r->folder);
     ssize_t n = readlink(link, now, sizeof now - 1);
     now[n > 0 ? n : 0] = 0;
-    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, true),
+    CHECK_WRITE(file_is(r->folder, AT_FDCWD, r->out, 0),
                 "%s is no longer this run's folder: it was moved, with step %lld saved in it\n"
                 "  -> --out %s --resume required", r->out, r->step, now);
-    CHECK_WRITE(file_is(r->log.fd, r->folder, file_name(r->log.path), false),
+    const char *log = file_name(r->log.path);
+    CHECK_WRITE(file_is(r->log.fd, r->folder, log, AT_SYMLINK_NOFOLLOW),
                 "%s was removed or replaced while the run wrote to it; step %lld is saved\n"
                 "  -> --resume required goes on, with a new log", r->log.path,
                 r->step);
+}
+
+// Adds a text that was allocated, if there is one.
+static void add_text(Checkpoint *c, const char *name, char *text) {
+    if (text) checkpoint_add_text(c, name, text);
+    free(text);
 }
 
 // Saves a checkpoint. Older ones are pruned (--keep-last) only if the new one is usable and the
 // last step was finite; otherwise they are what the user goes back to.
 bool run_save(Run *r) {
     Checkpoint c;
+    bool first = !r->comm.rank;
     check_folder_exists(r);
     if (!r->data.content) run_know_data(r, &r->data);     // the first save waits for the hash
     if (!r->val.content) run_know_data(r, &r->val);
+
+    // The log reaches the disk first: it never lacks steps that a checkpoint has.
     log_sync(&r->log);
-    if (!r->comm.rank) checkpoint_begin(&c, r->folder, r->out, r->step);
+    if (first) checkpoint_begin(&c, r->folder, r->out, r->step);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
+
+    // All processes decide alike.
     bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
-    double bad = r->comm.rank ? 0 : c.bad;        // values that are not finite
-    comm_combine(&r->comm, &bad, 1, COMM_MAX);
+    double bad = first ? c.bad : 0;               // values that are not finite
+    comm_all_reduce(&r->comm, &bad, 1, COMM_MAX);
     if (bad > 0) {
-        if (!r->comm.rank) checkpoint_abandon(&c);
+        if (first) checkpoint_abandon(&c);
         return false;
     }
     r->saved = true;
     r->saved_updates = r->updates;
-    if (r->comm.rank) return true;
-    char *config = run_config(r), *state = state_text(r);
-    char *plans = r->t->plans ? r->t->plans(r->gpt) : NULL;
-    checkpoint_add_text(&c, "config.json", config);
-    if (plans) checkpoint_add_text(&c, "plans.json", plans);
-    checkpoint_add_text(&c, "state.json", state);
+    if (!first) return true;
+    add_text(&c, "config.json", run_config(r));
+    add_text(&c, "plans.json", r->t->plans ? r->t->plans(r->gpt) : NULL);
+    add_text(&c, "state.json", state_text(r));
     checkpoint_commit(&c);
     check_folder_in_place(r);
     if (prune) checkpoint_prune(r->folder, r->out, r->step, r->f->keep_last, r->f->keep_every);
-    free(config);
-    free(plans);
-    free(state);
     return true;
 }
 
@@ -276,6 +289,7 @@ static int64_t read_int(const Json *state, const char *name, long long max, cons
     return value;
 }
 
+// The reverse of write_window. The file may have been edited, so counts are checked.
 static void read_window(SpikeWindow *w, const Json *state, const char *name, const char *path) {
     if (!json_get(state, name)) return;           // a checkpoint from before there were windows
     const Json *window = json_need(state, name, JSON_OBJECT, path);
@@ -295,12 +309,13 @@ static void read_window(SpikeWindow *w, const Json *state, const char *name, con
 // checkpoint's copy.
 static void check_config(const Run *r, const char *dir) {
     FlagSet was;
-    char path[PATH_CAP], a[64], b[64];
+    char path[PATH_CAP], a[FLAG_CAP], b[FLAG_CAP];
     flags_default(&was);
     config_read(&was, path_join(path, dir, "config.json"), r->t);
+    // Compared as text, as the user would type them.
     for (int i = 0; i < FLAG_COUNT; i++) {
-        const char *now = flag_text(a, sizeof a, r->f, &FLAGS[i]);
-        const char *then = flag_text(b, sizeof b, &was.f, &FLAGS[i]);
+        const char *now = flag_text(a, r->f, &FLAGS[i]);
+        const char *then = flag_text(b, &was.f, &FLAGS[i]);
         CHECK(FLAGS[i].resume != FIXED || !strcmp(now, then),
               "%s/config.json: expected \"%s\": \"%s\" as in its checkpoint, found \"%s\"\n"
               "  -> cp %s %s/", r->out, FLAGS[i].field, then, now, path, r->out);
@@ -314,20 +329,25 @@ static void check_data(Run *r, const Json *state, const char *path) {
         printf("note: this checkpoint, of an older norm.c, does not say what its data was\n");
         return;
     }
-    char train[32], val[32];
-    loader_hash_begin(&r->data);
-    loader_hash_begin(&r->val);
-    run_know_data(r, &r->data);
-    run_know_data(r, &r->val);
-    check_format(train, sizeof train, "%016llx", (unsigned long long)r->data.content);
-    check_format(val, sizeof val, "%016llx", (unsigned long long)r->val.content);
-    CHECK(!strcmp(train, json_get_string(state, "data_xxh64", path)),
+    DataLoader *loaders[] = {&r->data, &r->val};
+    static const char *const NAMES[] = {"data_xxh64", "val_data_xxh64"};
+    char hash[2][32];
+    bool same[2];
+    for (int i = 0; i < 2; i++) loader_hash_begin(loaders[i]);    // both at once
+    for (int i = 0; i < 2; i++) {
+        run_know_data(r, loaders[i]);
+        check_format(hash[i], sizeof hash[i], "%016llx", (unsigned long long)loaders[i]->content);
+        same[i] = !strcmp(hash[i], json_get_string(state, NAMES[i], path));
+    }
+    CHECK(same[0],
           "%s: the training data is not what this run was trained on: its hash is %s\n"
-          "  -> --data with the shards as they were; they may have moved", path, train);
-    if (strcmp(val, json_get_string(state, "val_data_xxh64", path)) && !r->comm.rank)
+          "  -> --data with the shards as they were; they may have moved", path, hash[0]);
+    if (!same[1] && !r->comm.rank)
         fprintf(stderr, "warning: the validation data is not what this run was validated with\n");
 }
 
+// Each counter is bounded by one that is read before it; the position in the data follows from the
+// step, and the file must say the same.
 static void read_state(Run *r, const char *path) {
     Json *state = json_read_file(path);
     int64_t batch = r->f->batch, tokens = batch * r->m.T;
@@ -347,7 +367,7 @@ static void read_state(Run *r, const char *path) {
     json_free(state);
 }
 
-// Goes on from the newest whole checkpoint.
+// Continues from the newest whole checkpoint. Process 0 looks for it, and all read the same one.
 void run_resume(Run *r) {
     char dir[PATH_CAP] = "", path[PATH_CAP];
     size_t size;
@@ -356,10 +376,12 @@ void run_resume(Run *r) {
         CHECK(checkpoint_latest(r->out, INT64_MAX, dir),
               "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     comm_broadcast(&r->comm, dir, sizeof dir);
+    // Flags, counters, then tensors: a run that cannot go on ends before large files are read.
     check_config(r, dir);
     read_state(r, path_join(path, dir, "state.json"));
     read_tensors(r, path_join(path, dir, "model.safetensors"), WEIGHTS, WEIGHTS);
     read_tensors(r, path_join(path, dir, "optimizer.safetensors"), ADAM_M, ADAM_V);
+    // Without plans the matrix products are timed again.
     char *plans = file_read(path_join(path, dir, "plans.json"), JSON_MOST, &size);
     if (r->t->prepare) r->t->prepare(r->gpt, plans, path);
     free(plans);

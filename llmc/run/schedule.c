@@ -3,7 +3,7 @@
 #include <math.h>
 #include "flags.h"
 
-int64_t schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_steps : f->steps; }
+long long schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_steps : f->steps; }
 
 // The rate as a part of its peak.
 static double schedule_factor(int schedule, double p, double floor, double decay) {
@@ -18,10 +18,11 @@ static double schedule_factor(int schedule, double p, double floor, double decay
 
 double schedule_lr(const Flags *f, int64_t step) {
     // Step 1 has rate lr / warmup, not 0: no step is wasted.
-    if (step <= f->warmup) return f->lr * (double)step / (double)f->warmup;
-    int64_t end = schedule_end(f);
-    double p = end > f->warmup ? (double)(step - f->warmup) / (double)(end - f->warmup) : 1;
-    double factor = schedule_factor(f->schedule, p < 1 ? p : 1, f->min_lr, f->decay_part);
+    if (step <= f->warmup) return f->lr * step / f->warmup;
+    // A schedule that is over, or that the warmup fills, stays at its end.
+    int64_t falling = schedule_end(f) - f->warmup;
+    double p = falling > 0 ? fmin((double)(step - f->warmup) / falling, 1) : 1;
+    double factor = schedule_factor(f->schedule, p, f->min_lr, f->decay_part);
     return f->lr * (factor < f->min_lr ? f->min_lr : factor);   // rounding may end below the floor
 }
 
@@ -30,23 +31,25 @@ double schedule_lr(const Flags *f, int64_t step) {
 double schedule_group(const Flags *f, int group) {
     if (!f->width_base || group == LR_EMBEDDING || group == LR_VECTOR) return 1;
     double power = f->width_power == WIDTH_POWER_1 ? 1 : 0.5;
-    return pow((double)f->width_base / (double)f->width, power);
+    return pow((double)f->width_base / f->width, power);
 }
 
+// The groups of tensors.h: rate and weight decay each, the rest for all.
 AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
-    AdamW o;
+    double decay = f->weight_decay;
+    AdamW o = {
+        // The selection bias moves by its own step, whatever the schedule.
+        .lr[LR_BALANCE] = f->balance_rate,
+        .decay[DECAY_MATRIX] = decay,
+        .decay[DECAY_EMBEDDING] = f->decay_embeddings ? decay : 0,
+        .decay[DECAY_GAIN] = f->decay_gains == GAINS_KEPT ? 0 : decay,
+        .gain_target = f->decay_gains == GAINS_TO_ONE,
+        .beta1 = f->beta1,
+        .beta2 = f->beta2,
+        .eps = f->adam_eps,
+        .clip = f->clip,
+        .step = update,
+    };
     for (int group = 0; group < LR_BALANCE; group++) o.lr[group] = lr * schedule_group(f, group);
-    // The selection bias moves by its own step, whatever the schedule.
-    o.lr[LR_BALANCE] = f->balance_rate;
-    o.decay[DECAY_MATRIX] = f->weight_decay;
-    o.decay[DECAY_EMBEDDING] = f->decay_embeddings ? f->weight_decay : 0;
-    o.decay[DECAY_GAIN] = f->decay_gains == GAINS_KEPT ? 0 : f->weight_decay;
-    o.gain_target = f->decay_gains == GAINS_TO_ONE;
-    o.beta1 = f->beta1;
-    o.beta2 = f->beta2;
-    o.eps = f->adam_eps;
-    o.clip = f->clip;
-    o.step = update;
-    o.max_ce = o.max_norm = 0;                             // --skip-spikes sets them
     return o;
 }

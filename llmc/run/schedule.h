@@ -20,10 +20,10 @@ enum { SCHEDULE_TABLE(SCHEDULE_ENUM) SCHEDULE_COUNT };
 #undef SCHEDULE_ENUM
 
 // The step at which the schedule ends.
-int64_t schedule_end(const Flags *f);
+long long schedule_end(const Flags *f);
 // The learning rate of a step, counted from 1.
 double schedule_lr(const Flags *f, int64_t step);
 // Width scaling: the factor of the learning rate for a group of tensors.h.
 double schedule_group(const Flags *f, int group);
-// AdamW's numbers for the update-th update, at the learning rate lr.
+// AdamW's numbers for the update-th update, at the learning rate lr; no limits of --skip-spikes.
 AdamW schedule_adamw(const Flags *f, double lr, int64_t update);

@@ -12,15 +12,13 @@
 // other. A machine that vanishes is given up after 50 seconds without an answer. A process that
 // learns of a death says so and exits with EXIT_LOST, whatever its main thread waits for.
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "util.h"
 
 typedef struct Sockets Sockets;
 
 // The first message on a connection; process 0 answers with its own. The magic number keeps
 // strangers out.
-typedef struct Greeting {
+typedef struct {
     uint64_t magic;
     int32_t rank, size;
     int32_t watch;                            // 0: talk

@@ -9,38 +9,47 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+// The middle value, or the mean of the two in the middle.
 double spike_median(double *x, int n) {
     qsort(x, n, sizeof *x, compare_doubles);
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
-// Median and spread of the window; false while it is too short.
-static bool window_level(const SpikeWindow *w, double *median, double *spread) {
+double spike_level(const SpikeWindow *w) {
     double x[SPIKE_WINDOW];
-    *median = *spread = 0;
-    if (w->count < SPIKE_ENOUGH) return false;
-    memcpy(x, w->values, w->count * sizeof *x);
-    *median = spike_median(x, w->count);
-    for (int i = 0; i < w->count; i++) x[i] = fabs(w->values[i] - *median);
-    *spread = fmax(1.4826 * spike_median(x, w->count), 1e-3 * fabs(*median));
-    return true;
+    memcpy(x, w->values, sizeof x);
+    return spike_median(x, w->count);
 }
 
+// The deviation around the median that has z-score 1: for a normal distribution 1.4826 MAD is its
+// standard deviation. A nearly constant window would make a spike of every small step.
+static double window_spread(const SpikeWindow *w, double median) {
+    double x[SPIKE_WINDOW];
+    for (int i = 0; i < w->count; i++) x[i] = fabs(w->values[i] - median);
+    return fmax(1.4826 * spike_median(x, w->count), 1e-3 * fabs(median));
+}
+
+// 0 before there are values enough to know what is normal.
 double spike_z(const SpikeWindow *w, double x) {
-    double median, spread;
-    return window_level(w, &median, &spread) ? (x - median) / spread : 0;
+    if (w->count < SPIKE_ENOUGH) return 0;
+    double median = spike_level(w);
+    return (x - median) / window_spread(w, median);
 }
 
+// The inverse of spike_z. An update above it is skipped (--skip-spikes).
 double spike_limit(const SpikeWindow *w, double z) {
-    double median, spread;
-    return window_level(w, &median, &spread) ? median + z * spread : 0;
+    if (w->count < SPIKE_ENOUGH) return 0;
+    double median = spike_level(w);
+    return median + z * window_spread(w, median);
 }
 
 void spike_add(SpikeWindow *w, double x, bool spike) {
     if (!isfinite(x)) return;
+    // The last spike of a new level is its first value.
     w->row = spike ? w->row + 1 : 0;
     if (w->row >= SPIKES_IN_A_ROW) w->count = w->row = 0;     // a new level
     if (spike && w->row) return;
+    // A full window drops its oldest value. Moving 1 KB once a step costs nothing.
     if (w->count == SPIKE_WINDOW) {
         w->count--;
         memmove(w->values, w->values + 1, w->count * sizeof *w->values);

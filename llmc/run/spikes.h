@@ -21,6 +21,7 @@ typedef struct SpikeWindow {
 } SpikeWindow;
 
 double spike_median(double *x, int n);                        // sorts x
+double spike_level(const SpikeWindow *w);                     // the median of its values
 double spike_z(const SpikeWindow *w, double x);               // 0 while the window is too short
 double spike_limit(const SpikeWindow *w, double z);           // value of this z-score; 0: none
 void spike_add(SpikeWindow *w, double x, bool spike);         // ignores values that are not finite

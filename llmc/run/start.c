@@ -1,5 +1,6 @@
 // start.c: from the command line to a model that is ready: flags, data, model, memory, weights.
-// run_open at the end is the order of things.
+// run_open at the end is the order of things. All that a user can get wrong is refused before the
+// first step and before anything is written; the run's folder is made last (run_open_folder).
 #include "run.h"
 #include <errno.h>
 #include <math.h>
@@ -16,13 +17,15 @@
 // ------------------------------------------------------------------------------------------- data
 
 // The run chooses the value of a flag itself and keeps it in config.json.
+// By way of text, as a default of flags.h is set.
 static void set_default(Run *r, int flag, int value) {
     char text[16];
     check_format(text, sizeof text, "%d", value);
     flag_set(&r->set, &FLAGS[flag], text, BY_DEFAULT);
 }
 
-// Data and model must agree on the vocabulary. --vocab 0 takes the data's.
+// Data and model must agree on the vocabulary. --vocab 0 takes the data's. A header that names none
+// needs --vocab, and each token is then checked when it is read (limit).
 static void check_vocab(Run *r, DataLoader *d, const char *what) {
     CHECK(d->vocab || r->f->vocab,
           "%s data does not name its vocabulary\n  -> --vocab 50257 if its tokens are GPT-2's",
@@ -40,9 +43,10 @@ static void check_vocab(Run *r, DataLoader *d, const char *what) {
                d->vocab, V);
 }
 
+// Training data: shuffled by the seed. Validation data: --val-data, else the val shards beside the
+// training data, in their order. A single shard or pattern has none beside it.
 static void open_data(Run *r) {
     const Flags *f = r->f;
-    const char *val = *f->val_data ? f->val_data : f->data;
     r->has_val = *f->val_data || !*f->data || is_folder(f->data);
     if (r->training) {
         loader_open(&r->data, f->data, "train", f->seq, 1, f->seed);
@@ -52,8 +56,9 @@ static void open_data(Run *r) {
           "--eval needs validation data, and %s %s\n  -> --val-data PATH", f->data,
           file_exists(f->data) ? "holds none" : "is not here");
     if (!r->has_val) return;
-    loader_open(&r->val, val, "val", f->seq, 0, 0);
+    loader_open(&r->val, *f->val_data ? f->val_data : f->data, "val", f->seq, 0, 0);
     check_vocab(r, &r->val, "validation");
+    // The entropy that the built-in corpus has by its making; other data has no known floor.
     loader_floor(&r->val, run_val_samples(r));
     int V = r->data.vocab, val_V = r->val.vocab;          // 0: no training, or not named
     CHECK(!V || !val_V || V == val_V,
@@ -66,6 +71,7 @@ static void open_data(Run *r) {
 static double unigram_entropy(Run *r) {
     int64_t T = r->f->seq, samples = run_val_samples(r);
     int64_t V = r->f->vocab ? r->f->vocab : CORPUS_VOCAB;
+    // The run's own arrays come later: their size depends on the model, which depends on the data.
     int32_t *inputs = check_alloc(2 * T * sizeof *inputs, "a sample"), *targets = inputs + T;
     int64_t *counts = check_alloc(V * sizeof *counts, "the frequencies of tokens");
     for (int64_t i = 0; i < samples; i++) {
@@ -73,10 +79,8 @@ static double unigram_entropy(Run *r) {
         for (int64_t t = 0; t < T; t++) counts[targets[t]]++;
     }
     double entropy = 0, all = samples * T;
-    for (int64_t v = 0; v < V; v++) {
-        double p = counts[v] / all;
-        if (counts[v]) entropy -= p * log(p);
-    }
+    for (int64_t v = 0; v < V; v++)
+        if (counts[v]) entropy -= counts[v] / all * log(counts[v] / all);
     free(inputs);
     free(counts);
     return entropy;
@@ -86,20 +90,21 @@ static double unigram_entropy(Run *r) {
 // the one beside its data. Only prompts of models that do not read bytes need one.
 static bool find_tokenizer(const Run *r, char *path) {
     const Flags *f = r->f;
-    const struct { const char *at, *below; } places[] = {
+    bool given = r->set.by[FLAG_tokenizer] == BY_USER && *f->tokenizer;
+    const struct { const char *at, *below; } places[] = {{given ? f->tokenizer : "", ""},
         {f->from, "/tokenizer.bin"}, {f->from, "/../tokenizer.bin"}, {f->out, "/tokenizer.bin"},
         {f->tokenizer, ""}, {f->init_from, "/tokenizer.bin"}, {f->data, "/tokenizer.bin"}};
-    bool given = r->set.by[FLAG_tokenizer] == BY_USER;
-    if (given) check_format(path, PATH_CAP, "%s", f->tokenizer);
-    if (given && *path) return true;
+    // An empty flag names no place.
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         if (!*places[i].at) continue;
         check_format(path, PATH_CAP, "%s%s", places[i].at, places[i].below);
-        if (file_exists(path)) return true;
+        if (given || file_exists(path)) return true;       // tokenizer_open refuses a missing one
     }
     return false;
 }
 
+// A tokenizer must fit the model, and encode if there is a prompt. Without one a model of bytes
+// needs none, and another prints its samples as numbers.
 void run_open_tokenizer(Run *r) {
     Tokenizer *t = &r->tokenizer;
     char path[PATH_CAP] = "";
@@ -129,6 +134,7 @@ void run_open_tasks(Run *r) {
 
 // --------------------------------------------------------------------------------------- the model
 
+// The flags that a device knows; tf32, stochastic, tune and graph concern a GPU alone.
 Setup run_setup(const Run *r) {
     const Flags *f = r->f;
     return (Setup){
@@ -148,6 +154,7 @@ Setup run_setup(const Run *r) {
     };
 }
 
+// The model's sizes and layout; no memory is taken yet.
 static void make_model(Run *r) {
     const Flags *f = r->f;
     r->m = model_from_flags(f, r->t->mode);
@@ -155,7 +162,7 @@ static void make_model(Run *r) {
     // A run that began on fewer processes may have kept a larger micro-batch than the share here.
     int64_t share = CEIL_DIV(f->batch, r->comm.size);
     r->micro = f->micro_batch && f->micro_batch < share ? f->micro_batch : share;
-    if (!r->training && !f->eval) r->micro = 1;
+    if (!r->training && !f->eval) r->micro = 1;           // --sample alone
     r->setup = run_setup(r);
     r->layout = layout_make(&r->m);
     layout_share(&r->layout, r->comm.rank, r->comm.size);
@@ -168,35 +175,34 @@ static void make_model(Run *r) {
 static void choose_micro_batch(Run *r) {
     const Flags *f = r->f;
     Setup *setup = &r->setup;
-    char advice[256];
+    char advice[ADVICE_CAP];
     const double gib = 1 << 30;
-    double room = r->t->room(&r->m, setup), needed = memory_needed(r->t, &r->m, setup);
+    double room = r->t->room(&r->m, setup), needed = memory_needed(r, setup);
     bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
+    // NAN of `room`, unknown, compares as false: then all fits.
     bool chooses = !given && !(f->experts && f->balance_loss > 0);
-    int B = chooses && needed > room ? memory_fitting(r->t, &r->m, setup, room) : setup->B;
+    int B = chooses && needed > room ? memory_fitting(r, *setup, room) : setup->B;
     double least = -B;
-    comm_combine(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
+    comm_all_reduce(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
     B = -least;
     if (B && B < setup->B) {
         printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);
         setup->B = r->micro = B;
-        needed = memory_needed(r->t, &r->m, setup);
+        needed = memory_needed(r, setup);
     }
     CHECK(!(needed > room), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
-          needed / gib, room / gib, memory_advice(advice, sizeof advice, r->t, &r->m, setup, room));
+          needed / gib, room / gib, memory_advice(advice, r, room));
     if (chooses && r->training) set_default(r, FLAG_micro_batch, B);
 }
 
 // The weights to begin with, and the matrix plans of the GPU.
+// A checkpoint has its plans: run_resume hands them to the device.
 static void load_weights(Run *r) {
     const char *from = r->training ? r->f->init_from : r->f->from;
-    if (r->resuming) {
-        run_resume(r);
-        return;
-    }
-    if (*from) run_read_weights(r, from);
+    if (r->resuming) run_resume(r);
+    else if (*from) run_read_weights(r, from);
     else run_init_weights(r);
-    if (r->training && r->t->prepare) r->t->prepare(r->gpt, NULL, NULL);
+    if (!r->resuming && r->training && r->t->prepare) r->t->prepare(r->gpt, NULL, NULL);
 }
 
 // ------------------------------------------------------------------------------- the run's folder
@@ -223,6 +229,7 @@ static bool make_folder(Run *r) {
     for (int i = 2; !given && !made && errno == EEXIST; i++)
         made = folder_make(check_format(r->out, sizeof r->out, "%s-%d", name, i));
     bool there = made || (given && errno == EEXIST && is_folder(r->out));
+    // A full disk is no mistake of the command: it has its own exit status.
     int status = errno == ENOSPC || errno == EDQUOT ? EXIT_WRITE : EXIT_REFUSED;
     if (!there)
         check_failed(status, __FILE__, __LINE__, "cannot make the folder %s: %s\n"
@@ -231,18 +238,18 @@ static bool make_folder(Run *r) {
 }
 
 // The first line of the log, and the first after each resume, says what runs here.
+// Flags are written as text, as they would be typed.
 static void log_program(Run *r) {
-    char value[64];
-    log_begin(&r->log);
-    log_int(&r->log, "step", r->step);
-    log_text(&r->log, "norm_mode", r->m.mode->name);
-    log_text(&r->log, "device", r->t->device);
-    log_text(&r->log, "precision", r->t->precision);
-    log_text(&r->log, "git", r->t->commit);
-    log_int(&r->log, "processes", r->comm.size);
+    char value[FLAG_CAP];
+    Log *log = run_begin_line(r);
+    log_text(log, "norm_mode", r->m.mode->name);
+    log_text(log, "device", r->t->device);
+    log_text(log, "precision", r->t->precision);
+    log_text(log, "git", r->t->commit);
+    log_int(log, "processes", r->comm.size);
     for (int i = 0; i < FLAG_COUNT; i++)
-        log_text(&r->log, FLAGS[i].field, flag_text(value, sizeof value, r->f, &FLAGS[i]));
-    log_end(&r->log);
+        log_text(log, FLAGS[i].field, flag_text(value, r->f, &FLAGS[i]));
+    log_end(log);
 }
 
 // A copy of the tokenizer in the run's folder: sampling from the run needs nothing else. A
@@ -293,14 +300,14 @@ static bool print_and_end(const Trainer *t, int argc, char **argv) {
     return false;
 }
 
-// --show, before any memory is taken.
+// --show, before any memory is taken: a model too large for this machine can be looked at.
 static void show(const Run *r) {
     int what = r->f->show;
     if (what == SHOW_MODELS) show_models(r->m.mode);
     if (what == SHOW_MODES) show_modes();
     if (what == SHOW_MODEL) {
-        show_model(&r->m, &r->init, r->f->model, r->t, &r->setup, true);
-        show_memory(r->t, &r->m, &r->setup);
+        show_model(r, true);
+        show_memory(r);
     }
     if (what == SHOW_CONFIG) {
         char *config = run_config(r);
@@ -312,6 +319,7 @@ static void show(const Run *r) {
 // All processes were started alike, and each has samples of every batch.
 static void check_processes(Run *r) {
     char *config = run_config(r);
+    // config.json has the flags, the build and the data's vocabulary and unigram entropy.
     Hash hash = hash_begin();
     hash_add(&hash, config, strlen(config));
     hash_add(&hash, &r->resuming, sizeof r->resuming);    // one that sees no checkpoint begins anew
@@ -321,12 +329,12 @@ static void check_processes(Run *r) {
     free(config);
     CHECK(r->f->batch >= r->comm.size,
           "--batch %lld for %d processes: expected at least a sequence for each\n"
-          "  -> a larger --batch, or fewer processes", (long long)r->f->batch, r->comm.size);
+          "  -> a larger --batch, or fewer processes", r->f->batch, r->comm.size);
 }
 
 Run *run_open(const Trainer *t, int argc, char **argv) {
     check_streams_begin();
-    threads_begin(argv);
+    threads_begin(argv);                  // may start the program again, with other variables
     signal(SIGXFSZ, SIG_IGN);             // a file at its size limit is a failed write
     if (print_and_end(t, argc, argv)) {
         check_streams_end();
@@ -334,12 +342,14 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     }
     Run *r = check_alloc(sizeof *r, "a run");
     r->t = t;
+    // Before the first message: from here on only process 0 prints.
     comm_open(&r->comm, t->device);
+    // Flags, and the lock: from here on no other process trains the run in --out.
     r->resuming = flags_resolve(&r->set, t, argc, argv);
     const Flags *f = r->f = &r->set.f;
     r->training = !*f->from;
     if (*f->out && !f->show && is_folder(f->out) && !r->comm.rank) r->folder = lock_folder(f->out);
-    run_refuse(&r->set, t->mode, t->device, t->precision);
+    run_refuse(&r->set, t);
 
     // --show needs no data, except for config.json, where the vocabulary and the unigram stand.
     bool configures = r->training && (!f->show || f->show == SHOW_CONFIG);
@@ -351,12 +361,14 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
         run_close(r, 0);
         return NULL;
     }
+    // All processes agree on what to do before the first one takes memory.
     check_processes(r);
     choose_micro_batch(r);
     run_open_tokenizer(r);
     if (f->eval || r->training) run_open_tasks(r);
-    show_model(&r->m, &r->init, f->model, t, &r->setup, false);
+    show_model(r, false);
 
+    // Memory: a micro-batch, the device's arenas, then the weights into them.
     size_t tokens = (size_t)r->micro * r->m.T;
     r->inputs = check_alloc(2 * tokens * sizeof *r->inputs, "a batch");
     r->targets = r->inputs + tokens;
@@ -365,6 +377,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     return r;
 }
 
+// Also after --show, when most of a run was never opened: to close nothing is allowed.
 int run_close(Run *r, int status) {
     loader_close(&r->data);
     loader_close(&r->val);

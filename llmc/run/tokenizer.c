@@ -1,12 +1,12 @@
 // tokenizer.c: see tokenizer.h.
 #include "tokenizer.h"
 #include "files.h"
-#include "util.h"
 
 enum { MOST_TOKENS = 1 << 20 };  // the largest vocabularies in use have a quarter of it
 enum { CODES = 0x110000 };       // code points of Unicode
 enum { MOST_BYTES = TOKENIZER_HEADER_BYTES + MOST_TOKENS * 256 + CODES * 8 };  // of a file
 
+// Also a tokenizer that was opened in part.
 void tokenizer_close(Tokenizer *t) {
     free(t->file);
     free(t->where);
@@ -22,7 +22,7 @@ void tokenizer_close(Tokenizer *t) {
 static int32_t *find_slot(const Tokenizer *t, const void *bytes, size_t n) {
     uint64_t i = hash_bytes(bytes, n) & t->mask;
     for (; t->slots[i] >= 0; i = (i + 1) & t->mask) {
-        const unsigned char *known = t->file + t->where[t->slots[i]];
+        const uint8_t *known = t->file + t->where[t->slots[i]];
         if (known[-1] == n && memcmp(known, bytes, n) == 0) break;
     }
     return &t->slots[i];
@@ -33,12 +33,13 @@ int32_t tokenizer_find(const Tokenizer *t, const char *bytes, size_t n) {
     return token == t->end ? -1 : token;
 }
 
+// A pointer into the file: nothing is copied.
 const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *n) {
     CHECK(token >= 0 && token < t->count,
           "expected a token from 0 to %d, found %d\n"
           "  -> the tokenizer that the text was encoded with",
           t->count - 1, token);
-    const unsigned char *bytes = t->file + t->where[token];
+    const uint8_t *bytes = t->file + t->where[token];
     *n = bytes[-1];
     return (const char *)bytes;
 }
@@ -54,21 +55,24 @@ static uint32_t word_at(const Tokenizer *t, size_t at) {
 
 // Reads the file, and what its header says.
 static bool read_header(const char *path, Tokenizer *t, char *error) {
-    t->file = (unsigned char *)file_read(path, MOST_BYTES, &t->size);
-    if (!t->file) return error_set(error, "expected a tokenizer, found: %s", strerror(errno));
-    if (t->size < TOKENIZER_HEADER_BYTES)
-        return error_set(error, "expected a tokenizer, found %zu bytes", t->size);
-    uint32_t magic = word_at(t, 0), version = word_at(t, 4);
-    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
+    t->file = (uint8_t *)file_read(path, MOST_BYTES, &t->size);
+    if (!t->file) return error_set(error, "expected a tokenizer, found: %s", file_error());
+    bool whole = t->size >= TOKENIZER_HEADER_BYTES;
+    uint32_t magic = whole ? word_at(t, 0) : 0, version = whole ? word_at(t, 4) : 0;
     if (magic != TOKENIZER_MAGIC || version != TOKENIZER_VERSION)
         return error_set(error,
-                         "expected a tokenizer with magic %d and version %d, found %u and %u",
-                         TOKENIZER_MAGIC, TOKENIZER_VERSION, magic, version);
-    if (count < 1 || count > MOST_TOKENS || end >= count)
+                         "expected a tokenizer with magic %d and version %d, found %zu bytes with "
+                         "%u and %u",
+                         TOKENIZER_MAGIC, TOKENIZER_VERSION, t->size, magic, version);
+    uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
+    // A token takes two bytes or more, so the file's size bounds the memory that a header asks for.
+    uint32_t most = (t->size - TOKENIZER_HEADER_BYTES) / 2;
+    if (most > MOST_TOKENS) most = MOST_TOKENS;
+    if (count < 1 || count > most || end >= count)
         return error_set(error,
-                         "expected 1 to %d tokens, one of them the end-of-text token, found %u "
+                         "expected 1 to %u tokens, one of them the end-of-text token, found %u "
                          "and the end-of-text token %u",
-                         MOST_TOKENS, count, end);
+                         most, count, end);
     t->count = count;
     t->end = end;
     return true;
@@ -76,6 +80,7 @@ static bool read_header(const char *path, Tokenizer *t, char *error) {
 
 // Fills where and slots, and moves *at behind the tokens.
 static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
+    // At least twice as many slots as tokens, a power of two.
     for (t->mask = 1; t->mask < 2u * t->count;) t->mask *= 2;
     size_t slots = t->mask-- * sizeof *t->slots;
     t->where = check_alloc(t->count * sizeof *t->where, "a tokenizer");
@@ -104,6 +109,7 @@ static bool read_ranges(Tokenizer *t, size_t at, char *error) {
         return error_set(error, "expected %llu bytes of ranges of characters, found %zu",
                          8ull * ranges, t->size - at);
     t->encodes = ranges;
+    // A file of llm.c ends here: it decodes only.
     if (!ranges) return true;
     t->classes = check_alloc(CODES, "the classes of characters");
     for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
@@ -149,14 +155,14 @@ void tokenizer_open(const char *path, Tokenizer *t) {
 
 // The class of the character at `at`, and its length in bytes.
 static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at, size_t *length) {
-    uint32_t code = (unsigned char)text[at];
+    uint32_t code = (uint8_t)text[at];
     *length = utf8_length(text + at, n - at);
     CHECK(*length,
           "expected UTF-8, found an invalid character at offset %zu\n"
           "  -> convert it (iconv -f ISO-8859-1 -t UTF-8 FILE > NEW, with its real encoding)",
           at);
     if (*length > 1) code &= 0x7Fu >> *length;
-    for (size_t i = 1; i < *length; i++) code = code << 6 | ((unsigned char)text[at + i] & 0x3F);
+    for (size_t i = 1; i < *length; i++) code = code << 6 | ((uint8_t)text[at + i] & 0x3F);
     return t->classes[code];
 }
 
@@ -168,6 +174,7 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
         if (a == 's' || a == 'd' || a == 'm' || a == 't') return at + 2;
         if ((a == 'l' && b == 'l') || ((a == 'v' || a == 'r') && b == 'e')) return at + 3;
     }
+    // A run of characters of one class, with a space before it.
     int kind = class_at(t, text, n, at, &length);
     size_t next = at + length;
     if (text[at] == ' ' && next < n) {  // a space belongs to the word after it
@@ -181,11 +188,11 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
 
 // ------------------------------------------------------------------------------------------ merges
 
-// Byte-pair encoding of a piece. It starts as single bytes. Of all neighbours whose bytes together
-// are a token, the pair of the lowest id becomes it, the leftmost pair first, until there is none:
-// merges were learned in the order of the ids, so no list of them is needed. A binary heap holds
-// the possible merges, least first, so a piece takes n log n steps. An entry is stale, and skipped,
-// when the bytes of the two parts at its place are no longer as many as its token's.
+// Byte-pair encoding of a piece. It starts as single bytes. Among all neighbours whose bytes
+// together are a token, the pair of the lowest id becomes it, the leftmost pair first, until there
+// is none: merges were learned in the order of the ids, so no list of them is needed. A binary heap
+// holds the possible merges, least first, so a piece takes n log n steps. An entry is stale, and
+// skipped, when the bytes of the two parts at its place are no longer as many as its token's.
 typedef struct {
     const Tokenizer *t;
     const char *piece;
@@ -249,6 +256,7 @@ static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int3
         merges_add(&m, i);
         if (i > 0) merges_add(&m, before[i]);
     }
+    // The parts that are left, from left to right.
     for (size_t i = 0; i < n; i += length[i])
         tokens[count++] = tokenizer_find(t, piece + i, length[i]);
     free(heap);
@@ -263,6 +271,7 @@ int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t
     for (size_t at = 0, end; at < n; at = end) {
         end = tokenizer_piece(t, text, n, at);
         size_t length = end - at;
+        // Most pieces are a token as a whole.
         int32_t token = tokenizer_find(t, text + at, length);  // of the whole piece
         if (token >= 0) {
             tokens[count++] = token;

@@ -15,9 +15,7 @@
 // and their code's pattern; tiktoken, whose ids these are; llm.c's train_gpt2.py (write_tokenizer).
 // dev/test/test_tokenizer.py compares with tiktoken.
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "util.h"
 
 enum { TOKENIZER_MAGIC = 20240328, TOKENIZER_VERSION = 2, TOKENIZER_HEADER_BYTES = 1024 };
 enum { TOKENIZER_COUNT = 2, TOKENIZER_END, TOKENIZER_RANGES };  // words of the header
@@ -26,12 +24,12 @@ enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE };  // of characters
 typedef struct {
     int32_t count, end;   // tokens; the end-of-text token
     bool encodes;         // the file has ranges
-    unsigned char *file;  // as it is on disk, size bytes
+    uint8_t *file;  // as it is on disk, size bytes
     size_t size;
     uint32_t *where;  // [count] where each token's bytes are in it; their number is before them
     int32_t *slots;   // [mask + 1] hash table from bytes to token, -1: empty
     uint64_t mask;
-    unsigned char *classes;  // [code points]
+    uint8_t *classes;  // [code points]
 } Tokenizer;
 
 // open ends the program when the file is damaged. try_open says why (ERROR_CAP bytes), returns

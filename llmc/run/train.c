@@ -1,4 +1,5 @@
-// train.c: the training loop and its reports: log lines, progress, validation, statistics.
+// train.c: the training loop and its reports: log lines, progress, validation, statistics. Read it
+// from its end: train is the table of contents.
 #include "run.h"
 #include <errno.h>
 #include <math.h>
@@ -22,6 +23,8 @@ typedef struct MicroBatches {
     bool last;                            // it is the last one of this process
 } MicroBatches;
 
+// A process has the samples from rank / size to (rank + 1) / size of all: parts that differ by at
+// most one sample. The order of the samples does not depend on the number of processes.
 static MicroBatches micro_batches(const Run *r, DataLoader *data, int64_t first, int64_t samples) {
     int64_t rank = r->comm.rank, size = r->comm.size;
     return (MicroBatches){
@@ -31,6 +34,7 @@ static MicroBatches micro_batches(const Run *r, DataLoader *data, int64_t first,
     };
 }
 
+// Reads the next micro-batch; the last one may be smaller. False: there is none left.
 static bool next_micro_batch(Run *r, MicroBatches *b) {
     int64_t left = b->end - b->at, T = r->m.T;
     if (left <= 0) return false;
@@ -49,6 +53,8 @@ static void forward_samples(Run *r, DataLoader *data, int64_t first, int64_t sam
         r->t->forward(r->gpt, r->inputs, r->targets, b.B, r->m.T);
 }
 
+// Weights may be finite and give an infinite loss; such a checkpoint must not push out the last
+// usable one (--keep-last). The losses of these forwards are taken away by t->loss.
 bool run_is_usable(Run *r) {
     forward_samples(r, &r->data, r->step * r->f->batch, r->f->batch);
     Loss loss = r->t->loss(r->gpt);
@@ -67,13 +73,13 @@ static void check_epoch(Run *r) {
 
 // ------------------------------------------------------------------------------------- validation
 
+// --val-tokens in samples, rounded up; 0: all.
 int64_t run_val_samples(const Run *r) {
     int64_t limit = r->f->val_tokens ? CEIL_DIV(r->f->val_tokens, r->f->seq) : r->val.samples;
     return limit < r->val.samples ? limit : r->val.samples;
 }
 
-// A line of the log begins with the step.
-static Log *begin_line(Run *r) {
+Log *run_begin_line(Run *r) {
     log_begin(&r->log);
     log_int(&r->log, "step", r->step);
     return &r->log;
@@ -96,34 +102,35 @@ static bool validate(Run *r, double *loss) {
 static void log_validation(Run *r) {
     double loss, floor = r->val.floor;
     if (!validate(r, &loss)) return;
-    uint64_t hash = run_hash(r);
-    Log *log = begin_line(r);
+    unsigned long long hash = run_hash(r);
+    Log *log = run_begin_line(r);
     log_real(log, "val_loss", loss);
     if (!isnan(floor)) log_real(log, "val_above_floor", loss - floor);
     log_hex(log, "weights", hash);
     log_end(log);
-    printf("step %6lld/%lld  validation loss %.4f", r->step, (long long)r->f->steps,
-           loss);
+    // The floor is the loss that the built-in corpus cannot fall below, if the data is that corpus.
+    printf("step %6lld/%lld  validation loss %.4f", r->step, r->f->steps, loss);
     if (!isnan(floor)) printf(" (floor %.4f, +%.4f)", floor, loss - floor);
-    printf("  weights %016llx\n", (unsigned long long)hash);
+    printf("  weights %016llx\n", hash);
     fflush(stdout);
 }
 
+// All tasks are scored before the line is written: a signal between them leaves none.
 static void log_tasks(Run *r) {
     TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
     for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++)
         if (!task_score(t, &s)) return;
-    Log *log = begin_line(r);
+    Log *log = run_begin_line(r);
     tasks_report(&r->tasks, log);
     log_end(log);
 }
 
+// --from leaves the run as it is: its log gets no line.
 void evaluate(Run *r) {
     double loss = NAN;
     if (!r->f->eval) return;
     validate(r, &loss);
-    uint64_t hash = run_hash(r);
-    printf("validation loss %.6f, weights %016llx\n", loss, (unsigned long long)hash);
+    printf("validation loss %.6f, weights %016llx\n", loss, run_hash(r));
     if (r->tasks.count) log_tasks(r);
 }
 
@@ -183,13 +190,13 @@ static void log_stats(Run *r, const AdamW *applied) {
     TensorStats *tensors = r->t->tensor_stats(r->gpt, applied);
     // all-reduce the sums
     for (LayerStats *s = layers; s < layers + r->m.L; s++) {
-        comm_combine(&r->comm, s->sums.squares, LAYER_SQUARES, COMM_SUM);
-        comm_combine(&r->comm, &s->sums.logit, 1, COMM_MAX);
-        comm_combine(&r->comm, &s->tokens, 1, COMM_SUM);
-        comm_combine(&r->comm, s->router, router_size(&r->m), COMM_SUM);
+        comm_all_reduce(&r->comm, s->sums.squares, LAYER_SQUARES, COMM_SUM);
+        comm_all_reduce(&r->comm, &s->sums.logit, 1, COMM_MAX);
+        comm_all_reduce(&r->comm, &s->tokens, 1, COMM_SUM);
+        comm_all_reduce(&r->comm, s->router, router_size(&r->m), COMM_SUM);
     }
-    comm_combine(&r->comm, &tensors->grad, count * 3, COMM_SUM);
-    Log *log = begin_line(r);
+    comm_all_reduce(&r->comm, &tensors->grad, count * 3, COMM_SUM);
+    Log *log = run_begin_line(r);
     log_layer_values(r, log, layers);
     if (r->m.moe.E) log_loads(r, log, layers);
     for (int ratios = 0; ratios < 2; ratios++) {
@@ -205,8 +212,9 @@ static void log_stats(Run *r, const AdamW *applied) {
 }
 
 // The line of every step. lr: the scheduled rate, before group factors.
+// An event adds the samples of the step, so that it can be repeated.
 static void log_step(Run *r, const Update *u, const char *event, double lr, double seconds) {
-    Log *log = begin_line(r);
+    Log *log = run_begin_line(r);
     log_real(log, "loss", u->loss.ce);
     if (!isnan(r->data.floor)) log_real(log, "above_floor", u->loss.ce - r->data.floor);
     if (r->m.moe.E) log_real(log, "router_loss", u->loss.router);
@@ -231,8 +239,7 @@ static void log_step(Run *r, const Update *u, const char *event, double lr, doub
 static void print_event(const Run *r, const char *event, const Update *u) {
     long long end = r->step * r->f->batch, first = end - r->f->batch;
     printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f), samples %lld to %lld; %s\n",
-           r->step, event, u->loss.ce, r->loss_z, u->norm, r->norm_z,
-           first, end - 1,
+           r->step, event, u->loss.ce, r->loss_z, u->norm, r->norm_z, first, end - 1,
            u->applied ? "the update was applied" : "the weights stay as they are");
 }
 
@@ -240,10 +247,8 @@ static void print_event(const Run *r, const char *event, const Update *u) {
 // seconds: of training so far.
 void run_note_pace(Run *r, double seconds) {
     Pace *p = &r->pace;
-    double sorted[PACES], rate = (r->tokens - p->tokens) / (seconds - p->seconds);
-    int n = p->count < PACES ? p->count : PACES;
-    memcpy(sorted, p->rates, sizeof sorted);
-    double median = n >= PACES_ENOUGH ? spike_median(sorted, n) : 0;
+    double rate = (r->tokens - p->tokens) / (seconds - p->seconds);
+    double median = p->rates.count < PACES_ENOUGH ? 0 : spike_level(&p->rates);
     if (rate < median / 2 && !p->noted) {
         printf("note: %.0f tok/s is less than half of the median, %.0f: is the machine shared or "
                "throttled?\n"
@@ -251,7 +256,7 @@ void run_note_pace(Run *r, double seconds) {
                rate, median);
         p->noted = true;
     }
-    p->rates[p->count++ % PACES] = rate;
+    spike_add(&p->rates, rate, false);
     p->seconds = seconds;
     p->tokens = r->tokens;
 }
@@ -261,12 +266,13 @@ static void print_progress(Run *r, double loss, double lr, double norm) {
     const Flags *f = r->f;
     double now = clock_seconds(), seconds = now - r->started;
     double rate = (r->tokens - r->started_tokens) / seconds;
-    bool due = now - r->printed >= 2;
+    bool due = now - r->printed >= 2;                     // a terminal needs no more
     if (!due && r->step > 1 && r->step < f->steps) return;
     if (due) run_note_pace(r, seconds);
+    // The time left at the mean rate so far; validations and checkpoints are not in it.
     char eta[32];
     double tokens_left = (f->steps - r->step) * f->batch * r->m.T;
-    printf("step %6lld/%lld  loss %.4f", r->step, (long long)f->steps, loss);
+    printf("step %6lld/%lld  loss %.4f", r->step, f->steps, loss);
     if (!isnan(r->data.floor)) printf(" (floor +%.4f)", loss - r->data.floor);
     printf("  lr %.2e  grad %.3f  %.0f tok/s", lr, norm, rate);
     if (r->peak > 0)
@@ -282,6 +288,7 @@ static void print_progress(Run *r, double loss, double lr, double norm) {
 static void begin_training(Run *r) {
     const Flags *f = r->f;
     run_open_folder(r);
+    // Hashes know data by its content; a resumed run has them already.
     if (!r->val.content) loader_hash_begin(&r->val);
     if (!r->data.content) {
         double gigabytes = loader_gigabytes(&r->data);
@@ -293,30 +300,29 @@ static void begin_training(Run *r) {
         printf("%d processes, each with a part of every batch and of the optimizer's state\n",
                r->comm.size);
     printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out,
-           r->t->precision, strcmp(r->t->device, "cpu") ? "GPU" : "CPU", r->t->commit,
-           r->data.samples, (long long)f->seq,
+           r->t->precision, on_gpu(r->t) ? "GPU" : "CPU", r->t->commit, r->data.samples, f->seq,
            r->has_val ? "" : "; no validation data");
+    // Process 0 has read from the log what the resumed step has done already.
     comm_broadcast(&r->comm, &r->log.validated, sizeof r->log.validated);
     comm_broadcast(&r->comm, &r->log.tasked, sizeof r->log.tasked);
     r->saved = r->step > 0;
-    r->validated = r->log.validated;
-    r->tasked = r->log.tasked;
     r->saved_updates = r->saved ? r->updates : -1;
+    // Clocks and counters start here: loading is no training time.
     r->peak = r->t->peak ? r->t->peak() : 0;
-    comm_combine(&r->comm, &r->peak, 1, COMM_SUM);
+    comm_all_reduce(&r->comm, &r->peak, 1, COMM_SUM);
     r->started = clock_seconds();
     r->started_tokens = r->pace.tokens = r->tokens;
     if (r->step >= f->steps)
         printf("note: the run is at step %lld of --steps %lld: nothing to train\n"
-               "  -> a larger --steps\n", r->step, (long long)f->steps);
+               "  -> a larger --steps\n", r->step, f->steps);
     comm_catch_signals();
 }
 
-// Says that the run diverged, and which checkpoint has its last finite weights.
+// Says on stderr that the run diverged, and which checkpoint has its last finite weights.
 static int diverged(const Run *r) {
     char last[PATH_CAP] = "no checkpoint";
     char why[80] = "weights or moments are infinite or NaN and were not saved";
-    if (r->comm.rank) return EXIT_DIVERGED;
+    if (r->comm.rank) return EXIT_DIVERGED;               // process 0 speaks for all
     int64_t step = checkpoint_step_below(r->out, r->step + 1);
     if (step >= 0) checkpoint_path(last, r->out, step);
     if (r->bad) check_format(why, sizeof why, "%d steps in a row were not finite", r->bad);
@@ -328,26 +334,29 @@ static int diverged(const Run *r) {
 }
 
 // Saves weights that are still finite before the run ends.
+// A checkpoint of the same updates would hold the same weights: it is not written twice.
 static int end_diverged(Run *r) {
     if (r->updates != r->saved_updates) run_save(r);
     return diverged(r);
 }
 
+// The step is saved, unless it was already; 128 + signal is what a shell expects.
 static int stop_by_signal(Run *r, int signal) {
     if (r->step > 0 && !r->saved && !run_save(r)) return diverged(r);
     printf("\nstopped at step %lld; --out %s --resume auto goes on\n", r->step, r->out);
     return 128 + signal;
 }
 
+// Equal hashes mean bit-identical weights: the line to compare two runs by.
 static void print_end(Run *r) {
-    uint64_t hash = run_hash(r);
-    printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", (unsigned long long)hash,
-           r->step, r->tokens, r->out);
+    printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", run_hash(r), r->step,
+           r->tokens, r->out);
 }
 
 // -------------------------------------------------------------------------------------- the loop
 
 // The learning rate of the next step, and the limits above which --skip-spikes skips it.
+// Bias correction counts updates, not steps: a skipped step is none.
 static AdamW next_adamw(const Run *r) {
     AdamW o = schedule_adamw(r->f, schedule_lr(r->f, r->step + 1), r->updates + 1);
     if (r->f->skip_spikes) {
@@ -359,11 +368,13 @@ static AdamW next_adamw(const Run *r) {
 
 // Counts a step and looks for spikes. Returns what to report of it, NULL: nothing.
 static const char *count_step(Run *r, const Update *u) {
-    double z = r->f->spike_z;
+    double z = r->f->spike_z;                             // 0: no spikes
     r->loss_z = spike_z(&r->losses, u->loss.ce);
     r->norm_z = spike_z(&r->norms, u->norm);
+    // Sums of finite losses are finite; one infinite or NaN term shows.
     bool finite = isfinite(u->loss.ce + u->loss.z + u->loss.router + u->norm);
     bool loss_spike = z > 0 && r->loss_z > z, norm_spike = z > 0 && r->norm_z > z;
+    // A step that is not finite says nothing of what is normal.
     if (finite) {
         spike_add(&r->losses, u->loss.ce, loss_spike);
         spike_add(&r->norms, u->norm, norm_spike);
@@ -372,13 +383,14 @@ static const char *count_step(Run *r, const Update *u) {
     r->updates += u->applied;
     r->tokens += r->f->batch * r->m.T;
     r->bad = finite ? 0 : r->bad + 1;
-    r->saved = r->validated = r->tasked = false;
+    r->saved = r->log.validated = r->log.tasked = false;
     if (!finite) return "not finite";
     if (loss_spike) return "a spike of the loss";
     return norm_spike ? "a spike of the gradient norm" : NULL;
 }
 
 // Whether something that happens every so many steps is due now: also at the end, never at step 0.
+// every 0: at the end alone.
 static bool is_due(const Run *r, int64_t every) {
     bool last = r->step >= r->f->steps;
     return r->step > 0 && (last || (every && r->step % every == 0));
@@ -391,21 +403,26 @@ int train(Run *r) {
     if (!r->training) return 0;
     begin_training(r);
     while (status < 0) {
-        // Checkpoint, validation and tasks of the last step. They are no training time.
+        // Checkpoint, validation and tasks of the last step; a resumed run does here what a kill
+        // has left undone. They are no training time.
         double begin = clock_seconds();
         if (is_due(r, f->save_every) && !r->saved && !run_save(r)) {
             status = diverged(r);
             break;
         }
-        if (is_due(r, f->val_every) && !r->validated && r->has_val) log_validation(r);
-        if (is_due(r, f->val_every) && !r->tasked && r->tasks.count) log_tasks(r);
+        if (is_due(r, f->val_every)) {
+            if (!r->log.validated && r->has_val) log_validation(r);
+            if (!r->log.tasked && r->tasks.count) log_tasks(r);
+        }
         r->started += clock_seconds() - begin;
 
+        // SIGINT and SIGTERM end a run between two steps, all processes at the same one.
         int signal = comm_signal(&r->comm);
         if (signal) {
             status = stop_by_signal(r, signal);
             break;
         }
+        // The end; diverged if the last steps were not finite.
         if (r->step >= f->steps) {
             status = r->bad ? end_diverged(r) : 0;
             break;
@@ -430,6 +447,7 @@ int train(Run *r) {
         Update u = t->update(r->gpt, &adamw);
         const char *event = count_step(r, &u);
 
+        // Reports. print_progress decides itself whether a line is due.
         double lr = schedule_lr(f, r->step);
         log_step(r, &u, event, lr, clock_seconds() - begin);
         if (!u.applied) adamw = (AdamW){.eps = 1, .step = 1};     // rates of 0: nothing moved

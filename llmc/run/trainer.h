@@ -141,6 +141,8 @@ typedef struct Trainer {
     double (*peak)(void);                     // FLOP/s of matrix products; NULL: unknown
 } Trainer;
 
+static inline bool on_gpu(const Trainer *t) { return strcmp(t->device, "cpu") != 0; }
+
 // Tokens must lie within the vocabulary.
 static inline void tokens_check(const char *what, const int32_t *tokens, int64_t n, int V) {
     for (int64_t i = 0; i < n; i++)

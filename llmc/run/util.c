@@ -21,6 +21,7 @@ void check_failed(int status, const char *file, int line, const char *fmt, ...) 
     exit(status);
 }
 
+// Names from a file may be part of a message, so it is escaped as well.
 bool error_set(char *error, const char *fmt, ...) {
     char message[512];
     va_list args;
@@ -54,6 +55,7 @@ void *check_alloc(size_t bytes, const char *what) {
     return p;
 }
 
+// The size follows from n alone: no capacity is stored.
 void *check_grow(void *list, int64_t n, size_t bytes, const char *what) {
     if (n & (n - 1)) return list;
     list = realloc(list, (n ? 2 * n : 1) * bytes);
@@ -63,6 +65,7 @@ void *check_grow(void *list, int64_t n, size_t bytes, const char *what) {
 
 // -------------------------------------------------------------------------------------------- text
 
+// A cut path would be another file.
 char *check_format(char *buf, size_t cap, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
@@ -76,7 +79,7 @@ char *check_format(char *buf, size_t cap, const char *fmt, ...) {
 char *text_escape(char *out, size_t cap, const char *text, size_t n) {
     size_t used = 0;
     for (size_t i = 0; i < n && used + 5 <= cap; i++) {
-        unsigned char c = (unsigned char)text[i];
+        uint8_t c = (uint8_t)text[i];
         bool control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7F;
         if (control) used += snprintf(out + used, 5, "\\x%02x", c);
         else out[used++] = text[i];
@@ -85,15 +88,12 @@ char *text_escape(char *out, size_t cap, const char *text, size_t n) {
     return out;
 }
 
-// In pieces, as an escaped byte takes four.
 void text_print(const char *text, size_t n) {
-    char shown[1024];
-    for (size_t at = 0, piece; at < n; at += piece) {
-        piece = n - at < 200 ? n - at : 200;
-        fputs(text_escape(shown, sizeof shown, text + at, piece), stdout);
-    }
+    char shown[5];  // an escaped byte takes four
+    for (size_t i = 0; i < n; i++) fputs(text_escape(shown, sizeof shown, text + i, 1), stdout);
 }
 
+// The stream grows the memory itself.
 FILE *text_begin(char **text, size_t *size, const char *what) {
     FILE *f = open_memstream(text, size);
     CHECK(f, "no memory for %s\n  -> a smaller --model or --micro-batch", what);
@@ -111,7 +111,7 @@ void text_end(FILE *f, const char *last, const char *what) {
 // RFC 3629, section 4: the first byte gives the length; the second byte decides about overlong
 // forms, surrogates and the last code.
 size_t utf8_length(const char *text, size_t n) {
-    const unsigned char *p = (const unsigned char *)text;
+    const uint8_t *p = (const uint8_t *)text;
     if (p[0] < 0x80) return 1;
     size_t length = 2 + (p[0] >= 0xE0) + (p[0] >= 0xF0);
     if (p[0] < 0xC2 || p[0] > 0xF4 || n < length) return 0;
@@ -125,7 +125,7 @@ size_t utf8_length(const char *text, size_t n) {
 
 // The inverse of utf8_length: 6 bits a byte behind a first byte that tells how many follow.
 char *utf8_put(char *out, uint32_t code) {
-    static const unsigned char FIRST[] = {0, 0xC0, 0xE0, 0xF0};
+    static const uint8_t FIRST[] = {0, 0xC0, 0xE0, 0xF0};
     int more = (code >= 0x80) + (code >= 0x800) + (code >= 0x10000);  // bytes after the first
     *out++ = FIRST[more] | code >> 6 * more;
     while (more-- > 0) *out++ = 0x80 | (code >> 6 * more & 63);
@@ -147,6 +147,7 @@ void check_streams_begin(void) {
     if (fd >= 0) close(fd);
 }
 
+// A full disk shows when buffers are flushed, after the last print.
 void check_streams_end(void) {
     CHECK_WRITE(fflush(stdout) == 0 && !ferror(stdout),
                 "cannot write all of the output: %s\n  -> free space where stdout goes",

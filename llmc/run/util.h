@@ -30,7 +30,7 @@ enum { EXIT_REFUSED = 1, EXIT_WRITE, EXIT_DIVERGED, EXIT_LOST };
 
 enum { ERROR_CAP = 256 };  // bytes of every `error`, the reason that a function gives for its false
 
-// What CHECK and CHECK_WRITE call. Never returns, and compilers keep it out of hot loops.
+// CHECK and CHECK_WRITE call this. It never returns, and compilers keep it out of hot loops.
 PRINTF_LIKE(4, 5) __attribute__((noreturn, cold))
 void check_failed(int status, const char *file, int line, const char *fmt, ...);
 

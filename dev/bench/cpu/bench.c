@@ -134,7 +134,7 @@ static void run_make(Run *r, const char *mode, int count, char **flags) {
     comm_open(&r->comm, r->t->device);
     flags_resolve(&r->set, r->t, count, flags);
     r->f = &r->set.f;
-    run_refuse(&r->set, row, r->t->device, r->t->precision);
+    run_refuse(&r->set, r->t);
     r->m = model_from_flags(r->f, row);
     r->init = init_from_flags(r->f, row);
     r->layout = layout_make(&r->m);
@@ -171,8 +171,8 @@ static double step_flops(const Run *r) {
 
 static void serve(Run *r) {
     char line[256];
-    printf("{\"flops_per_step\": %.0f, \"peak\": %.0f, \"parameters\": %lld}\n", step_flops(r),
-           r->t->peak(), (long long)show_parameters(&r->m, &r->layout, false));
+    printf("{\"flops_per_step\": %.0f, \"peak\": %.0f, \"parameters\": %.0f}\n", step_flops(r),
+           r->t->peak(), show_parameters(&r->m, &r->layout, false));
     while (fflush(stdout) == 0 && fgets(line, sizeof line, stdin)) {
         if (!strcmp(line, "peak\n")) { printf("{\"peak\": %.0f}\n", r->t->peak()); continue; }
         double begun = clock_seconds();

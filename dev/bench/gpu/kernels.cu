@@ -69,7 +69,7 @@ static __global__ void fill_kernel(T *x, int64_t count, float size, uint64_t key
         float sum = 0;
         // variance 4 * 65536^2 / 12
         for (int k = 0; k < 4; k++) sum += (float)(z >> 16 * k & 0xffff) - 32767.5f;
-        x[i] = from_float<T>(size * sum * (1 / 37837.0f));
+        x[i] = T(size * sum * (1 / 37837.0f));
     }
 }
 
@@ -137,25 +137,26 @@ static void time_linear(Bench *b, const std::string &name, int out, int in, bool
     double flops = 2 * n * out * in;
     double size = sizeof(real);
     double weights = (double)out * in;
-    LinearShape s = {b->n, out, in, 1};
     real *y = room(b, b->n * out);
     real *x = room(b, b->n * in);
     real *w = room(b, (int64_t)out * in, 0.02f);
     real *bias = biased ? room(b, out) : nullptr;
     real *h = gelu ? room(b, b->n * out) : nullptr;
     wide *dw = room<wide>(b, (int64_t)out * in), *db = bias ? room<wide>(b, out) : nullptr;
+    Linear l = {w, bias, dw, db, b->n, out, in, 1};
+    Residual skip = {add ? y : nullptr, 1};
     double forward = (n * in + weights + n * out * (gelu || add ? 2 : 1)) * size;
     if (gelu)
         measure(b, name + " + GELU forward", flops, forward,
-                [=] { linear_gelu_forward(h, y, x, w, bias, s, &b->gpu); });
+                [=] { linear_gelu_forward(h, y, x, l, &b->gpu); });
     else
         measure(b, name + (add ? " + skip forward" : " forward"), flops, forward,
-                [=] { linear_forward(y, x, w, bias, add ? y : nullptr, add, s, &b->gpu); });
+                [=] { linear_forward(y, x, l, skip, &b->gpu); });
     measure(b, name + " backward, input", flops, (n * in + weights + n * out) * size,
-            [=] { linear_backward_input(x, y, w, nullptr, 0, 1, s, &b->gpu); });
+            [=] { linear_backward_input(x, y, l, {}, &b->gpu); });
     measure(b, name + " backward, weight", flops,
             (n * in + n * out) * size + 2 * weights * sizeof(wide),
-            [=] { linear_backward_weight(dw, db, y, x, 1, s, &b->gpu); });
+            [=] { linear_backward_weight(y, x, l, &b->gpu); });
     leave_rooms(b);
 }
 
@@ -173,10 +174,10 @@ static void time_linears(Bench *b) {
     real *pre = room(b, b->n * s.F);
     real *dy = room(b, b->n * s.C);
     real *w = room(b, (int64_t)s.C * s.F, 0.02f);
-    LinearShape down = {b->n, s.C, s.F, 1};
+    Linear down = {w, nullptr, nullptr, nullptr, b->n, s.C, s.F, 1};
     measure(b, "down + GELU backward, input", 2.0 * (double)b->n * s.C * s.F,
             ((double)b->n * (2 * s.F + s.C) + (double)s.C * s.F) * sizeof(real),
-            [=] { linear_gelu_backward_input(dpre, pre, dy, w, down, &b->gpu); });
+            [=] { linear_gelu_backward_input(dpre, pre, dy, down, &b->gpu); });
     leave_rooms(b);
 }
 
@@ -265,9 +266,11 @@ static void time_qkv(Bench *b) {
     double all = (double)count * sizeof(real);
     if (s.swiglu) {
         measure(b, "RoPE forward", 0, 2 * turned,
-                [&] { qkv_forward(&rows[0], &rows[0], parts, shape, &b->gpu); });
+                [&] { qkv_forward(qkv_parts(rows[0], {}, rows[0], parts, shape), &b->gpu); });
         measure(b, "RoPE backward", 0, 2 * turned,
-                [&] { qkv_backward(&rows[2], &rows[2], &rows[0], parts, shape, &b->gpu); });
+                [&] {
+                    qkv_backward(qkv_parts(rows[2], rows[2], rows[0], parts, shape), &b->gpu);
+                });
     } else shape.rotary = nullptr;
     for (int part = 0; part < 3; part++) {
         int heads = part == 0 ? s.NH : s.KV;
@@ -277,9 +280,9 @@ static void time_qkv(Bench *b) {
     }
     std::string name = s.swiglu ? "norms of q k v, RoPE" : "norms of q k v";
     measure(b, name + " forward", 0, 2 * all,
-            [&] { qkv_forward(&rows[1], &rows[0], parts, shape, &b->gpu); });
+            [&] { qkv_forward(qkv_parts(rows[1], {}, rows[0], parts, shape), &b->gpu); });
     measure(b, name + " backward", 0, 3 * all,
-            [&] { qkv_backward(&rows[2], &rows[3], &rows[0], parts, shape, &b->gpu); });
+            [&] { qkv_backward(qkv_parts(rows[2], rows[3], rows[0], parts, shape), &b->gpu); });
     leave_rooms(b);
 }
 
@@ -326,7 +329,7 @@ static void time_ends(Bench *b) {
     wide *losses = room<wide>(b, b->n), *logsum = room<wide>(b, b->n);
     t = room_of_integers(b, tokens);
     measure(b, "classifier, forward and backward", 0, 2 * n * s.Vp * sizeof(real), [=] {
-        classifier(losses, logsum, logits, t, b->n, b->s.V, b->s.Vp, 0, true, &b->gpu);
+        classifier({logits, losses, logsum, t, b->n, b->s.V, b->s.Vp, 0, {}}, true, &b->gpu);
     });
     leave_rooms(b);
 }
@@ -379,41 +382,42 @@ static wide *room_of_logits(Bench *b, int E, int K) {
 
 // The three products of all experts, x from the tokens where it is u; and expert by expert, where x
 // has a row for each row. dW is float and accumulates.
-static void time_expert_products(Bench *b, const std::string &name, const Routed &o, ExpertShape s,
-                                 int64_t rows, bool from_tokens) {
+static void time_expert_products(Bench *b, const std::string &name, Experts s) {
+    int64_t rows = s.rows;
     double out = (double)s.parts * s.width;
     double flops = 2.0 * (double)rows * out * s.in;
     double size = sizeof(real);
     double weights = s.E * out * s.in;
-    double x_bytes = (double)(from_tokens ? b->n : rows) * s.in * size;
+    double x_bytes = (double)(s.source ? b->n : rows) * s.in * size;
     double y_bytes = (double)rows * out * size;
     double dx_bytes = (double)rows * s.in * size;
-    ExpertRows from = {o.start, o.tiles, from_tokens ? o.source : nullptr, rows};
-    ExpertRows plain = {o.start, o.tiles, nullptr, rows};
-    ExpertShape one = {s.E, 1, s.parts * s.width, s.in, 1};
     std::vector<int32_t> start((size_t)s.E + 1);
+    int width = s.parts * s.width;
     real *x = room(b, rows * s.in);
-    real *y = room(b, rows * one.width);
-    real *w = room(b, (int64_t)s.E * one.width * s.in, 0.02f);
-    wide *dw = room<wide>(b, (int64_t)s.E * one.width * s.in);
-    cudaCheck(cudaMemcpyAsync(start.data(), o.start, start.size() * sizeof(int32_t),
+    real *y = room(b, rows * width);
+    s.w = room(b, (int64_t)s.E * width * s.in, 0.02f);
+    s.dw = room<wide>(b, (int64_t)s.E * width * s.in);
+    Experts one = s;
+    one.parts = 1;
+    one.width = width;
+    cudaCheck(cudaMemcpyAsync(start.data(), s.start, start.size() * sizeof(int32_t),
                               cudaMemcpyDeviceToHost, b->gpu.stream));
     cudaCheck(cudaStreamSynchronize(b->gpu.stream));
     const int32_t *at = start.data();
     measure(b, name + " forward", flops, x_bytes + weights * size + y_bytes,
-            [=] { experts_forward(y, x, w, from, s, &b->gpu); });
+            [=] { experts_forward(y, x, s, &b->gpu); });
     measure(b, name + " forward, expert by expert", flops, dx_bytes + weights * size + y_bytes,
-            [=] { experts_plain_forward(y, x, w, at, one, &b->gpu); });
+            [=] { experts_plain_forward(y, x, at, one, &b->gpu); });
     measure(b, name + " backward, input", flops, dx_bytes + weights * size + y_bytes,
-            [=] { experts_backward_input(x, y, w, plain, s, &b->gpu); });
+            [=] { grouped_launch<INPUT>({s, y, s.w, x}, &b->gpu); });
     measure(b, name + " backward, input, expert by expert", flops,
             dx_bytes + weights * size + y_bytes,
-            [=] { experts_plain_backward_input(x, y, w, at, one, &b->gpu); });
+            [=] { experts_plain_backward_input(x, y, at, one, &b->gpu); });
     measure(b, name + " backward, weight", flops, x_bytes + y_bytes + 2 * weights * sizeof(wide),
-            [=] { experts_backward_weight(dw, y, x, from, s, &b->gpu); });
+            [=] { grouped_launch<WEIGHT>({s, y, x, nullptr}, &b->gpu); });
     measure(b, name + " backward, weight, expert by expert", flops,
             dx_bytes + y_bytes + 2 * weights * sizeof(wide),
-            [=] { experts_plain_backward_weight(dw, y, x, at, one, &b->gpu); });
+            [=] { experts_plain_backward_weight(y, x, at, one, &b->gpu); });
 }
 
 static void time_experts(Bench *b) {
@@ -422,47 +426,58 @@ static void time_experts(Bench *b) {
     int E = shapes.E, K = shapes.K;
     int64_t n = b->n = (int64_t)s.B * s.T, rows = n * K;
     double row = (double)s.C * sizeof(real), tokens = (double)n;
-    RouterShape r = {s.B, s.T, E, K, ROUTER_SOFTMAX, 1, 0.01f, 0, 0.001f};
+    Router r = {};
+    r.B = s.B, r.T = s.T, r.E = E, r.K = K;
+    r.scale = 1, r.balance = 0.01f, r.z_loss = 0.001f;
     b->gpu.scratch_size = router_scratch(r);
     cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
-    wide *z = room_of_logits(b, E, K), *dgate = room<wide>(b, rows);
+    wide *dgate = room<wide>(b, rows);
     auto integers = [=](int64_t count) {
         return room_of_integers(b, std::vector<int32_t>((size_t)count));
     };
-    Routed o = {room<wide>(b, rows), room<wide>(b, n), room<wide>(b, (int64_t)(s.B + 1) * E),
-                room<wide>(b, (int64_t)s.B * E), integers(rows), integers(rows), integers(E + 1),
-                integers(rows), integers(2 * row_tiles(rows, E))};
+    r.z = room_of_logits(b, E, K);
+    r.gate = room<wide>(b, rows);
+    r.lse = room<wide>(b, n);
+    r.load = room<wide>(b, (int64_t)(s.B + 1) * E);
+    r.share = room<wide>(b, (int64_t)s.B * E);
+    r.choice = integers(rows);
+    r.place = integers(rows);
+    r.start = integers(E + 1);
+    r.source = integers(rows);
+    r.tiles = integers(2 * row_tiles(rows, E));
     real *u = room(b, n * s.C), *w = room(b, (int64_t)E * s.C, 0.02f), *dz = room(b, n * E);
     wide *logits = room<wide>(b, n * E);
+    Linear from_u = {w, nullptr, nullptr, nullptr, n, E, s.C, 1};
     size_t common = b->rooms.size();
     measure(b, "router's logits", 2 * tokens * s.C * E, tokens * (row + E * sizeof(wide)) + E * row,
-            [=] { linear_forward_wide(logits, u, w, LinearShape{b->n, E, b->s.C, 1}, &b->gpu); });
+            [=] { linear_forward_wide(logits, u, from_u, &b->gpu); });
     measure(b, "router, rows forward", 0, tokens * (E * 4 + K * 20 + 4),
-            [=] { router_forward(&o, z, nullptr, r, &b->gpu); });
+            [=] { router_forward(r, &b->gpu); });
     double *sums = (double *)room<float>(b, 2 * (1 + ROUTER_SUMS + E));
     wide *loads = room<wide>(b, E);
     measure(b, "router's losses", 0, tokens * 4,
-            [=] { router_count(sums, loads, nullptr, &o, z, r, &b->gpu); });
+            [=] { router_count(sums, loads, nullptr, r, &b->gpu); });
     measure(b, "router's losses, measured", 0, tokens * (E + 2) * 4,
-            [=] { router_count(sums, loads, sums + 1, &o, z, r, &b->gpu); });
+            [=] { router_count(sums, loads, sums + 1, r, &b->gpu); });
     measure(b, "router backward", 0, tokens * (E * (4 + sizeof(real)) + K * 12 + 4),
-            [=] { router_backward(dz, dgate, &o, z, r, 1, &b->gpu); });
+            [=] { router_backward(dz, dgate, r, 1, &b->gpu); });
     {
         real *y = room(b, n * s.C), *x = room(b, rows * s.C), *dx = room(b, rows * s.C);
         measure(b, "combine + skip forward", 0, tokens * (K + 2) * row,
-                [=] { combine(y, x, o.gate, o.place, u, 1, b->n, K, b->s.C, &b->gpu); });
-        measure(b, "combine backward", 0, tokens * (2 * K + 1) * row, [=] {
-            combine_backward(dx, dgate, y, x, o.gate, o.place, b->n, K, b->s.C, &b->gpu);
-        });
+                [=] { combine(y, x, r, {u, 1}, b->s.C, &b->gpu); });
+        measure(b, "combine backward", 0, tokens * (2 * K + 1) * row,
+                [=] { combine_backward(dx, dgate, y, x, r, b->s.C, &b->gpu); });
+        Router ungated = r;
+        ungated.gate = nullptr;
         measure(b, "gradient of what experts read", 0, tokens * (K + 1) * row,
-                [=] { combine(y, x, nullptr, o.place, nullptr, 0, b->n, K, b->s.C, &b->gpu); });
+                [=] { combine(y, x, ungated, {}, b->s.C, &b->gpu); });
     }
     for (bool up : {true, false}) {
         cudaCheck(cudaDeviceSynchronize());
         for (; b->rooms.size() > common; b->rooms.pop_back()) cudaCheck(cudaFree(b->rooms.back()));
-        time_expert_products(b, up ? "gate, up of experts" : "down of experts", o,
-                             up ? ExpertShape{E, 2, s.F, s.C, 1} : ExpertShape{E, 1, s.C, s.F, 1},
-                             rows, up);
+        Experts experts = {nullptr, nullptr, E, 1, s.C, s.F, 1, rows, r.start, r.tiles, nullptr};
+        if (up) experts.parts = 2, experts.width = s.F, experts.in = s.C, experts.source = r.source;
+        time_expert_products(b, up ? "gate, up of experts" : "down of experts", experts);
     }
     leave_rooms(b);
     cudaCheck(cudaFree(b->gpu.scratch));
