@@ -12,8 +12,8 @@
 //   A slice of the tile's rows of A is packed and stays in the L2 cache.
 //   Panels of B are packed one after another; each stays in the L1 while the kernel runs down the
 //   tile. Floats that lie close together are read where they are (gemm_in_place).
-//   The kernel holds an MR x NR block of C in vector registers. At the edges of C it works in a
-//   copy of the block.
+//   The kernel holds an MR x NR block of C in vector registers. At the lower edge of C the block
+//   has one or two thirds of its rows; other parts of a block are computed in a copy.
 //
 //                    B: NR columns                bytes at VECTOR_BYTES = 32 (AVX2):
 //                      | k |                      packed A    rows of the tile x KC   198 KiB, L2
@@ -116,6 +116,7 @@ enum {
     NR = 2 * VL,                       // columns of a block
     KC = 256 * PER_UNIT,               // depth of a slice of K
     NC = 1024,                         // columns of a tile at most
+    THIRD = AMX ? MR : MR / 3,         // the kernel makes blocks of one, two or three thirds
     LINE = 64 / sizeof(real),          // numbers in a cache line
     STEP = AMX ? 16 : 1,               // units of k that one instruction takes
 };
@@ -197,6 +198,7 @@ static inline void gemm_fetch(Ahead *f) {
 typedef struct {
     real *out;       // a block of C
     int64_t stride;  // from row to row of out
+    int64_t rows;    // at most MR
     const Panel *a, *b;
     Span s;
     real alpha;
@@ -216,10 +218,10 @@ static inline void gemm_end(void) {}
 // The rank-1 update c += (column of A) (row of B). Where rows of A lie apart, three rows share an
 // address, because there are no more registers for addresses.
 INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, const Unit *b,
-                        const bool apart) {
+                        const int rows, const bool apart) {
     Units b0 = *(const UnitsAnywhere *)b, b1 = *(const UnitsAnywhere *)(b + VL);
 #pragma GCC unroll 12
-    for (int r = 0; r < MR; r++) {
+    for (int r = 0; r < rows; r++) {
         Unit x = apart ? a[r / 3][r % 3 * row] : a[0][r];
         c[r][0] = gemm_dot(c[r][0], x, b0);
         c[r][1] = gemm_dot(c[r][1], x, b1);
@@ -231,7 +233,7 @@ INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, 
 // Prefetches go one cache line at a time, because many at once would wait for each other: every
 // EVERY units a line of p->ahead; in the last 2 MR units one row of `out` a unit, and some rows
 // below. Fetched earlier, B would push them out of the L1 cache.
-INLINE void gemm_run(const KernelArgs *p, const bool apart) {
+INLINE void gemm_run(const KernelArgs *p, const int rows, const bool apart) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
     const int64_t row = p->a->row, stride = p->stride;
@@ -245,7 +247,7 @@ INLINE void gemm_run(const KernelArgs *p, const bool apart) {
         gemm_fetch(&rest);
 #pragma GCC unroll 4
         for (int u = 0; u < EVERY; u++, of_b += next_b) {
-            gemm_update(c, of_a, row, of_b, apart);
+            gemm_update(c, of_a, row, of_b, rows, apart);
             for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
         }
     }
@@ -254,13 +256,13 @@ INLINE void gemm_run(const KernelArgs *p, const bool apart) {
 #pragma GCC unroll 4
     for (const real *line = out; k < s.to; k++, of_b += next_b, line += stride) {
         for (int j = 0; j < NR; j += LINE) __builtin_prefetch(line + j, 1);
-        gemm_update(c, of_a, row, of_b, apart);
+        gemm_update(c, of_a, row, of_b, rows, apart);
         for (int i = 0; i < MR / 3; i++) of_a[i] += next_a;
     }
     const real alpha = p->alpha;
     const bool add = p->add;
 #pragma GCC unroll 12
-    for (int r = 0; r < MR; r++, out += stride)
+    for (int r = 0; r < rows; r++, out += stride)
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
             VecAnywhere *to = (VecAnywhere *)(out + v * VL);
@@ -268,10 +270,16 @@ INLINE void gemm_run(const KernelArgs *p, const bool apart) {
         }
 }
 
+INLINE void gemm_thirds(const KernelArgs *p, const bool apart) {
+    if (p->rows > 2 * THIRD) gemm_run(p, MR, apart);
+    else if (p->rows > THIRD) gemm_run(p, 2 * THIRD, apart);
+    else gemm_run(p, THIRD, apart);
+}
+
 // Rows of A side by side, or apart and then side by side in k. They are functions of their own, so
 // that nothing else claims a register.
-NOINLINE void gemm_beside(const KernelArgs *p) { gemm_run(p, false); }
-NOINLINE void gemm_apart(const KernelArgs *p) { gemm_run(p, true); }
+NOINLINE void gemm_beside(const KernelArgs *p) { gemm_thirds(p, false); }
+NOINLINE void gemm_apart(const KernelArgs *p) { gemm_thirds(p, true); }
 
 static inline void gemm_kernel(const KernelArgs *p) {
     if (!IN_PLACE || p->a->row == 1) gemm_beside(p);
@@ -279,20 +287,20 @@ static inline void gemm_kernel(const KernelArgs *p) {
 }
 #endif
 
-// Any block of C: rows x cols at p->out. Part of a block is computed in a copy, with the same sums.
-static inline void gemm_block(KernelArgs *p, int64_t rows, int64_t cols) {
-    if (rows >= MR && cols >= NR) {
+// Any block of C: p->rows x cols at p->out. Where that is no whole number of thirds, or not NR
+// columns, it is computed in a copy, with the same sums.
+static inline void gemm_block(KernelArgs *p, int64_t cols) {
+    if (p->rows % THIRD == 0 && cols >= NR) {
         gemm_kernel(p);
         return;
     }
     real block[MR * NR] __attribute__((aligned(64))) = {0}, *out = p->out;
     int64_t stride = p->stride, bytes = (cols < NR ? cols : NR) * sizeof(real);
-    if (rows > MR) rows = MR;
-    for (int64_t r = 0; r < rows && p->add; r++) memcpy(block + r * NR, out + r * stride, bytes);
+    for (int64_t r = 0; r < p->rows && p->add; r++) memcpy(block + r * NR, out + r * stride, bytes);
     p->out = block;
     p->stride = NR;
     gemm_kernel(p);
-    for (int64_t r = 0; r < rows; r++) memcpy(out + r * stride, block + r * NR, bytes);
+    for (int64_t r = 0; r < p->rows; r++) memcpy(out + r * stride, block + r * NR, bytes);
 }
 
 // As many units of K as instructions take for `depth`.
@@ -318,7 +326,7 @@ static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t 
     for (int64_t i = 0; i < rows; i += MR, panels++, spans++, dst += MR * units) {
         View a = part(A, i, 0);
         *spans = gemm_within(a.first / (STEP * PER_UNIT) * STEP, gemm_units(a.last + MR), units);
-        if (in_place && rows - i >= MR) {
+        if (in_place && (rows - i >= MR || (rows - i) % THIRD == 0)) {
             *panels = (Panel){(const Unit *)a.p, a.rs, a.cs};
             continue;
         }
@@ -347,19 +355,26 @@ static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t 
 // C is mp x np tiles.
 typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha; bool add; } Tiles;
 
+// The rows and the columns of a tile. Where C is tall, a thread's share is of some rows: tokens that
+// its L2 still has. Where C is wide, it is of some columns: B, the larger matrix, is read once.
+static inline Span gemm_rows(const Tiles *p, int64_t tile) {
+    return gemm_cut(p->M, p->mp, MR, p->M >= p->N ? tile / p->np : tile % p->mp);
+}
+
+static inline Span gemm_columns(const Tiles *p, int64_t tile) {
+    return gemm_cut(p->N, p->np, NR, p->M >= p->N ? tile % p->np : tile / p->mp);
+}
+
 // One tile of C by one thread: at most MC rows, rounded up to MR. Columns of C are contiguous.
-// The kernel prefetches the next panel of B, then the next slice of A.
+// The kernel prefetches the next panel of B, then the next slice of A; with the last slice that of
+// the next tile.
 static void gemm_tile(const Tiles *p, int64_t tile) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64)));
     Unit pb[NR * UNITS] __attribute__((aligned(64)));
-    // Where C is tall, a thread's share is of some rows: tokens that its L2 still has. Where C is
-    // wide, it is of some columns: B, the larger matrix, is read once.
-    bool tall = p->M >= p->N;
     Panel panels[MC / MR + 1];
     Span spans[MC / MR + 1];
-    Span down = gemm_cut(p->M, p->mp, MR, tall ? tile / p->np : tile % p->mp);
-    Span across = gemm_cut(p->N, p->np, NR, tall ? tile % p->np : tile / p->mp);
+    Span down = gemm_rows(p, tile), across = gemm_columns(p, tile);
     int64_t rows = down.to - down.from, cols = across.to - across.from, K = p->K;
     View A = part(p->A, down.from, 0), B = part(p->B, 0, across.from);
     View C = part(p->C, down.from, across.from);
@@ -367,6 +382,10 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
     for (int64_t k0 = 0; k0 == 0 || k0 < K; k0 += KC) {  // once where K is 0
         int64_t depth = gemm_clamp(K - k0, 0, KC);
         Ahead slice = gemm_ahead(part(A, 0, k0 + KC), rows, gemm_clamp(K - k0 - KC, 0, KC));
+        if (k0 + KC >= K && tile + 1 < p->mp * p->np) {
+            Span next = gemm_rows(p, tile + 1);
+            slice = gemm_ahead(part(p->A, next.from, 0), next.to - next.from, K < KC ? K : KC);
+        }
         gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth, cols / NR);
         for (int64_t j = 0; j < cols; j += NR) {
             Ahead panel = gemm_ahead(part(B, k0, j + NR), depth, NR);
@@ -376,11 +395,12 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
                 View c = part(C, i, j);
                 if (c.first >= NR || c.last <= -MR) continue;  // outside the band
                 KernelArgs call = {
-                    .out = c.p, .stride = c.rs, .a = &panels[i / MR], .b = &b,
+                    .out = c.p, .stride = c.rs, .rows = gemm_clamp(rows - i, 0, MR),
+                    .a = &panels[i / MR], .b = &b,
                     .s = spans[i / MR], .alpha = p->alpha, .add = k0 > 0 || p->add,
                     .ahead = !last && panel.pieces > 0 ? &panel : &slice,
                 };
-                gemm_block(&call, rows - i, cols - j);
+                gemm_block(&call, cols - j);
             }
         }
     }
