@@ -355,8 +355,8 @@ static inline Span gemm_cut(int64_t size, int64_t pieces, int64_t unit, int64_t 
 // C is mp x np tiles.
 typedef struct { View C, A, B; int64_t M, N, K, mp, np; real alpha; bool add; } Tiles;
 
-// The rows and the columns of a tile. Where C is tall, a thread's share is of some rows: tokens that
-// its L2 still has. Where C is wide, it is of some columns: B, the larger matrix, is read once.
+// The rows and the columns of a tile. A tall C is shared by rows: a thread keeps its tokens in its
+// L2. A wide C is shared by columns: B, the larger matrix, is read once.
 static inline Span gemm_rows(const Tiles *p, int64_t tile) {
     return gemm_cut(p->M, p->mp, MR, p->M >= p->N ? tile / p->np : tile % p->mp);
 }

@@ -66,10 +66,10 @@ __global__ void transpose_kernel(float *out, const float *in, int rows, int colu
 }
 
 // Grid-stride scaled copy, four bfloat16 at a time.
-struct __align__(8) Four { __nv_bfloat16 v[4]; };
-__global__ void scale_kernel(Four *out, const Four *in, __nv_bfloat16 scale, size_t n) {
+struct __align__(8) FourHalves { __nv_bfloat16 v[4]; };
+__global__ void scale_kernel(FourHalves *out, const FourHalves *in, __nv_bfloat16 scale, size_t n) {
     for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
-        Four f = in[i];
+        FourHalves f = in[i];
         for (int k = 0; k < 4; k++)
             f.v[k] = __float2bfloat16(__bfloat162float(f.v[k]) * __bfloat162float(scale));
         out[i] = f;
@@ -263,11 +263,11 @@ template <Bug BUG> static void transpose_case(void) {
 
 static void bf16_case(void) {
     const size_t n = 1000;
-    std::vector<Four> in(n);
+    std::vector<FourHalves> in(n);
     for (size_t i = 0; i < 4 * n; i++) in[i / 4].v[i % 4] = __float2bfloat16((float)i * 0.37f);
-    Four *d_in = to_device(in), *d_out = to_device(std::vector<Four>(n));
+    FourHalves *d_in = to_device(in), *d_out = to_device(std::vector<FourHalves>(n));
     LAUNCH(scale_kernel, 3, 64, 0, 0, d_out, d_in, __float2bfloat16(0.5f), n);
-    std::vector<Four> out = take(d_out, n);
+    std::vector<FourHalves> out = take(d_out, n);
     cudaCheck(cudaFree(d_in));
     for (size_t i = 0; i < 4 * n; i++)
         EXPECT(__bfloat162float(out[i / 4].v[i % 4]) ==

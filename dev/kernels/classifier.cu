@@ -138,7 +138,7 @@ int main(void) {
     ladder_step("1 naive", floor, results, gpu, [&] { naive(w); });
     ladder_step("2 block", floor, results, gpu, [&] { block(w); });
     ladder_step("3 llmc/loss.cuh", floor, results, gpu, [&] {
-        classifier(w.losses, w.logsum, w.logits, w.targets, w.n, V, VP, Z_LOSS, true, gpu);
+        classifier({w.logits, w.losses, w.logsum, w.targets, w.n, V, VP, Z_LOSS, {}}, true, gpu);
     });
     return ladder_end();
 }
