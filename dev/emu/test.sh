@@ -152,9 +152,10 @@ address() {
     reports "$t dynamic_out" 1 "#0 .*reverse_kernel.*test_emu.cu:$(line 'BUG == DYNAMIC_OUT')" \
         $t dynamic_out
     reports "$t global_out" 1 "#1 .*rows_kernel.*test_emu.cu:$(line '__ldg(in')" $t global_out
-    reports "$t matrix_out" 1 "#. .*matrix_kernel.*test_emu.cu:$(line 'BUG == MATRIX_OUT')" \
+    reports "$t matrix_out" 1 "#. .*matrix_kernel.*test_emu.cu:$(line 'ldmatrix<true>(right')" \
         $t matrix_out
-    reports "$t copy_out" 1 "#. .*matrix_kernel.*test_emu.cu:$(line 'BUG == COPY_OUT')" $t copy_out
+    reports "$t copy_out" 1 "#. .*matrix_kernel.*test_emu.cu:$(line 'copy_async(&tile\[16')" \
+        $t copy_out
     reports "$t deep_stack" 1 "stack-overflow" $t deep_stack
 }
 
