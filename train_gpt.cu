@@ -312,7 +312,7 @@ static Block gpt_block(const Gpt *g, int l) {
     KvCache cache = kv_cache_view(&g->m, cache_base, g->max.T, l, g->cached_before);
     const float2 *rotary = g->rotary.device;
     if (rotary) rotary += (int64_t)cache.cached * rotary_size(&g->m) / 2;
-    return Block{&g->m, &g->now, place_at(&g->m, l),
+    return Block{&g->m, &g->now, layer_mode(&g->m, l),
                  params_view(&g->layout, g->weights, l),
                  grads_view(&g->layout, g->tensors[GRADS], l),
                  acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
@@ -321,7 +321,7 @@ static Block gpt_block(const Gpt *g, int l) {
 }
 
 // The head's W [Vp, C]: the embedding again (tied), or a matrix of its own.
-static Linear head_linear(const Block *b, double c) {
+static Linear lm_head_linear(const Block *b, double c) {
     if (b->m->tied) return LINEAR(b, wte, b->m->Vp, b->m->C, c);
     return LINEAR(b, wlm, b->m->Vp, b->m->C, c);
 }
@@ -358,17 +358,17 @@ static real *blocks_forward(Gpt *g, bool losses) {
 }
 
 // Logits of the rows in work, before nGPT's gain. x: their residual stream. Returns the last layer.
-static Block head_forward(Gpt *g, real *x) {
+static Block lm_head_forward(Gpt *g, real *x) {
     Block b = gpt_block(g, g->m.L - 1);
     x = slot_forward(NORM(&b, fin), b.a.fx, x, &g->gpu);
-    linear_forward(b.a.logits, x, head_linear(&b, 1), {}, &g->gpu);
+    linear_forward(b.a.logits, x, lm_head_linear(&b, 1), {}, &g->gpu);
     return b;
 }
 
 // From tokens to losses. When a backward follows, the classifier turns logits into their gradient
 // in the same pass, unless they have a gain.
 static void loss_forward(Gpt *g) {
-    Block b = head_forward(g, blocks_forward(g, true));
+    Block b = lm_head_forward(g, blocks_forward(g, true));
     Logits logits = gpt_logits(g, &b);
     classifier(logits, g->setup.training, &g->gpu);
     loss_sums(g->state.device->sums, logits, &g->gpu);
@@ -376,7 +376,7 @@ static void loss_forward(Gpt *g) {
 
 // Logits as a sampler reads them, with nGPT's gain.
 static void logits_forward(Gpt *g, real *x) {
-    Block b = head_forward(g, x);
+    Block b = lm_head_forward(g, x);
     slot_forward(gpt_logits(g, &b).gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
@@ -413,7 +413,7 @@ static void loss_backward(Gpt *g) {
     // b.a.logits holds the gradient of the logits already, unless they have a gain. It is not
     // scaled: the head's product does that.
     if (logits.gain.site.on) gained_classifier_backward(logits, g->scale, &g->gpu);
-    linear_backward(dx, b.a.logits, x, head_linear(&b, g->scale), {}, &g->gpu);
+    linear_backward(dx, b.a.logits, x, lm_head_linear(&b, g->scale), {}, &g->gpu);
     slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
     // The stream into layer l is the output of the layer below, or the embedding.
     for (int l = m->L - 1; l >= 0; l--) {
