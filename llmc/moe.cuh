@@ -399,15 +399,15 @@ combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place
     if (i >= C) return;
     Floats sum = {};
     for (int k = 0; k < K; k++) {
-        Floats row = pack_floats(pack_load(rows + (int64_t)place[at + k] * C + i));
+        Floats row = floats_load(rows + (int64_t)place[at + k] * C + i);
         float g = gate ? gate[at + k] : 1;
         for (int x = 0; x < PACK; x++) sum.v[x] += g * row.v[x];
     }
     if (add.x) {
-        Floats more = pack_floats(pack_load(add.x + t * C + i));
+        Floats more = floats_load(add.x + t * C + i);
         for (int x = 0; x < PACK; x++) sum.v[x] += add.scale * more.v[x];
     }
-    pack_store(y + t * C + i, pack_round(sum));
+    floats_store(y + t * C + i, sum);
 }
 
 // y[t] = sum_k gate[t, k] rows[place[t, k]] + add, which may be y. A gate of nullptr is all 1.
@@ -428,12 +428,12 @@ combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *ro
         int64_t row = (int64_t)r.place[t * r.K + k] * C;
         float g = r.gate[t * r.K + k], dot = 0;
         for (int i = lane * PACK; i < C; i += WARP * PACK) {
-            Floats d = pack_floats(pack_load(dy + i)), x = pack_floats(pack_load(rows + row + i));
+            Floats d = floats_load(dy + i), x = floats_load(rows + row + i);
             for (int j = 0; j < PACK; j++) {
                 dot += d.v[j] * x.v[j];
                 d.v[j] *= g;
             }
-            pack_store(drows + row + i, pack_round(d));
+            floats_store(drows + row + i, d);
         }
         dot = warp_sum(dot);
         if (lane == 0) dgate[t * r.K + k] = dot;
