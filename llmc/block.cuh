@@ -117,7 +117,7 @@ static QkvNorms qkv_norms(const Block *b) {
     return norms;
 }
 
-// Where the products write q, k and v. t: activations or their gradients.
+// The memory that the products write q, k and v to. t: activations or their gradients.
 static QkvPlaces qkv_raw(const Block *b, const Acts *t) {
     const Model *m = b->m;
     if (!m->kv_rank) return qkv_row(t->qkv, m->NH, m->KV, m->HS);
@@ -129,9 +129,9 @@ static QkvPlaces qkv_raw(const Block *b, const Acts *t) {
     return {{q, k, v}, {q_rope, k_rope, {}}};
 }
 
-// Where attention reads q, k and v. A part (q, k or v) with a norm moves to qkvn, and so does the
-// k that latent attention assembles. Rows of qkvn are [q | k | v]; with latent attention they hold
-// only the parts that move.
+// The memory that attention reads q, k and v from. A part (q, k or v) with a norm moves to qkvn,
+// and so does the k that latent attention assembles. Rows of qkvn are [q | k | v]; with latent
+// attention they hold only the parts that move.
 static QkvPlaces qkv_read(const Block *b, const Acts *t) {
     const Model *m = b->m;
     QkvPlaces places = qkv_raw(b, t);

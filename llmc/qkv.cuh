@@ -44,7 +44,7 @@ struct QkvShape {
     const float2 *rotary;  // [T, R / 2] (cos, sin); nullptr without RoPE
 };
 
-// Where q, k and v, or their gradients, are in memory. LATENT: `turned` has the last R channels of
+// The memory of q, k and v, or of their gradients. LATENT: `turned` has the last R channels of
 // the heads, which rotate, `of` the others.
 struct QkvPlaces { Heads of[3], turned[3]; };
 
