@@ -6,16 +6,21 @@
 //    block, statistics, the model, AdamW, main.
 // 2. Every layer is a pair, <layer>_forward and <layer>_backward.
 //    Arguments: outputs | saved | inputs | parameters | sizes.
-// 3. SET or ADD: a gradient is ADDed exactly where the forward value was read more than once: the
-//    residual stream, the block's input, the tied embedding, parameters over micro-batches
-//    (gradient accumulation). Everything else is SET.
+// 3. SET or ADD. The gradient of a value that is read once is SET. For a value that is read several
+//    times, the first writer SETs (or memory is zeroed before), and the others ADD:
+//      parameters          over rows and micro-batches (gradient accumulation); the tied embedding
+//                          by both of its uses. gpt_zero_grads zeroes them.
+//      residual stream     by skip and branch of each sublayer. block_backward zeroes it.
+//      u, a branch's input by q, k, v; by gate and up; by router and experts; by the skip
+//      k and v             by the query heads of a group
 // 4. The mode is data (llmc/modes.h): it says which norm slots are filled. Branches, sublayers and
 //    gpt_normalize look at it; layers never do.
 // 5. The file is compiled once per precision (REAL = float or double). Every sum has one order:
 //    the results are the same bits for any number of threads.
 //
 // Sizes: B sequences of T tokens, n = B T rows, C channels, NH heads, KV key-value heads, HS head
-// size, F ffn width, V vocabulary, Vp V with padding, L layers, E experts, K experts of a token.
+// size, QK that of q and k (HS but for latent attention), R rotary channels of a head, F ffn width,
+// V vocabulary, Vp V with padding, L layers, E experts, K experts of a token.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -93,11 +98,11 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
 // LayerNorm (Ba et al. 2016):      y = g * (x - m) r + b   r = (mean((x - m)^2) + eps)^(-1/2)
 //                                                          m = mean(x)
 // nGPT (Loshchilov et al. 2024):   L2 is RMSNorm with g = 1/sqrt(width), so y = x / |x|;
-//                                  SCALE is y = g * x
+//                                  SCALE has no norm: y = g * x
 // The gain is g = site.scale * w, or site.scale alone where w is NULL.
 //   x, y [n, groups, width]: each group has statistics of its own
 //   w, b [gains]: gains == width: all groups share them; gains == groups * width: one each
-//   mean, rstd [n, groups] saved for backward; no mean for RMSNorm, neither for SCALE
+//   mean, rstd [n, groups] saved for backward: m and r; RMSNorm has no mean, SCALE has neither
 
 typedef struct Norm {
     Site site;                  // llmc/modes.h: kind, groups, width, gains, scale
@@ -194,8 +199,8 @@ static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int a
 }
 
 // ------------------------------------------------------------------------------ RoPE
-// Rotary position embedding (Su et al. 2021), half-split. Of the last R channels of a head, the
-// pair (i, i + R/2) at position t turns by the angle t * theta^(-2i/R). In place.
+// Rotary position embedding (Su et al. 2021), half-split, in place. It turns the last R channels of
+// a head: the pair (i, i + R/2) at position t by the angle t * theta^(-2i/R).
 //   x [n, heads, size], n = B T rows
 //   table [positions, 2, R/2]: cosines, then sines; it begins at the position of row 0
 //   direction +1: forward, -1: backward, because a rotation's transpose is its inverse
@@ -235,7 +240,7 @@ static void rope(real *x, const real *table, int64_t n, int T, int heads, int si
 //   S = scale Q K^T    P = softmax(S) over the keys up to the query's position    C = P V
 //   q [B, T, NH, QK]   k [B, T, KV, QK]   v [B, T, KV, HS]; head h reads kv head h / (NH / KV)
 //   c [B, T, NH, HS]
-//   lse [B, T, NH] saved for backward: log-sum-exp of each row of S
+//   lse [B, T, NH] saved for backward: log-sum-exp of each row of S (natural logarithm)
 //   peak [B, T, NH] largest score of each row of S, for statistics
 // S is never stored whole. Forward goes through blocks of ATTN_BLOCK keys with online softmax:
 // whenever a row's maximum grows, its sums so far are rescaled by exp(old - new maximum)
@@ -441,18 +446,17 @@ static void latent_heads_backward(real *dkvb, real *dkr, const real *dk, const r
 
 // ------------------------------------------------------------------------------ activation
 // SwiGLU (Shazeer 2020):     h = silu(gate) * up
-// GELU, tanh form (GPT-2):   h = u/2 (1 + tanh(z)) = u sigmoid(2z)
-//                            2z = sqrt(8/pi) (u + 0.044715 u^3)
-//   gu [n, 2 F] = [gate | up], or [n, F] = u    h [n, F]
+// GELU, tanh form (GPT-2):   h = up/2 (1 + tanh(z)) = up sigmoid(2z)
+//                            2z = sqrt(8/pi) (up + 0.044715 up^3)
+//   gu [n, 2 F] = [gate | up], or [n, F] = up    h [n, F]
 
 static const real GELU_SLOPE = 1.5957691216057308;  // sqrt(8/pi)
 static const real GELU_CUBE = 0.044715;
 
 static real sigmoid(real x) { return 1 / (1 + exp_real(-x)); }
 
-static real gelu_gate(real u) {
-    return sigmoid(GELU_SLOPE * (u + GELU_CUBE * u * u * u));
-}
+// sigmoid(2z)
+static real gelu_sigmoid(real x) { return sigmoid(GELU_SLOPE * (x + GELU_CUBE * x * x * x)); }
 
 static void activation_forward(real *h, const real *gu, int64_t n, int F, int swiglu) {
 #pragma omp parallel for
@@ -462,12 +466,12 @@ static void activation_forward(real *h, const real *gu, int64_t n, int F, int sw
         if (swiglu)
             for (int i = 0; i < F; i++) h_r[i] = g[i] * sigmoid(g[i]) * g[F + i];
         else
-            for (int i = 0; i < F; i++) h_r[i] = g[i] * gelu_gate(g[i]);
+            for (int i = 0; i < F; i++) h_r[i] = g[i] * gelu_sigmoid(g[i]);
     }
 }
 
 // SwiGLU, s = sigmoid(gate):   dgate = dh up s (1 + gate (1 - s))    dup = dh gate s
-// GELU, s = sigmoid(2z):       du = dh s (1 + u (1 - s) d(2z)/du)
+// GELU, s = sigmoid(2z):       dup = dh s (1 + up (1 - s) d(2z)/dup)
 static void activation_backward(real *dgu, const real *dh, const real *gu, int64_t n, int F,
                                 int swiglu) {
 #pragma omp parallel for
@@ -482,7 +486,7 @@ static void activation_backward(real *dgu, const real *dh, const real *gu, int64
             }
         else
             for (int i = 0; i < F; i++) {
-                real s = gelu_gate(g[i]), cube = 1 + 3 * GELU_CUBE * g[i] * g[i];
+                real s = gelu_sigmoid(g[i]), cube = 1 + 3 * GELU_CUBE * g[i] * g[i];
                 dg[i] = dh_r[i] * s * (1 + g[i] * (1 - s) * GELU_SLOPE * cube);
             }
     }
@@ -500,8 +504,8 @@ static void activation_backward(real *dgu, const real *dh, const real *gu, int64
 //   share [B, E] mean over sequence b of p = s / sum s
 //
 // Losses of one layer, each without its coefficient:
-//   balance    E/(K n) sum_e (sum_b load_be) (mean_b share_be)   over the micro-batch; 1 where all
-//              is even (Switch, Fedus et al. 2021; OLMoE)
+//   balance    E/(K n) sum_e (sum_b load_be) (mean_b share_be)   over the micro-batch; 1 if all
+//              experts get equally many tokens (Switch, Fedus et al. 2021; OLMoE)
 //   sequence   E/(K T B) sum_b sum_e load_be share_be            over each sequence (DeepSeek-V2,
 //              eq 23-25)
 //   z          mean_t logsumexp(z_t)^2                           (ST-MoE, Zoph et al. 2022)
@@ -578,10 +582,10 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
 //   softmax:  u = ds + pull    dz = s (u - sum s u)
 //   sigmoid:  dz = s (1 - s) (ds + (pull - sum p pull) / sum s)
 //   z-loss:   dz += 2 coefficient lse softmax(z) / n
-// loss_scale: the gradient of the micro-batch's mean loss.
+// dloss: the gradient of the micro-batch's mean loss, to which the router's losses are added.
 static void router_backward(real *dz, const real *dgate, const real *gate, const int32_t *choice,
                             const real *load, const real *s, const real *z, const real *lse,
-                            RouterShape r, real loss_scale) {
+                            RouterShape r, real dloss) {
 #pragma omp parallel for
     for (int64_t t = 0; t < r.n; t++) {
         const real *s_t = s + t * r.E, *z_t = z + t * r.E;
@@ -597,7 +601,7 @@ static void router_backward(real *dz, const real *dgate, const real *gate, const
         }
         for (int j = 0; j < r.E; j++) {
             real pull = r.balance * load_all[j] / r.n + r.sequence * load_b[j] / r.T;
-            dz_t[j] = loss_scale * r.E / r.K / r.n * pull;
+            dz_t[j] = dloss * r.E / r.K / r.n * pull;
             sum += s_t[j];
             pulled += s_t[j] * dz_t[j];
         }
@@ -616,7 +620,7 @@ static void router_backward(real *dz, const real *dgate, const real *gate, const
         for (int j = 0; j < r.E; j++) {
             dz_t[j] =
                 s_t[j] * (r.kind == ROUTER_SIGMOID ? (1 - s_t[j]) * dz_t[j] : dz_t[j] - along);
-            dz_t[j] += loss_scale * 2 * r.z * lse[t] / r.n * exp_real(z_t[j] - lse[t]);
+            dz_t[j] += dloss * 2 * r.z * lse[t] / r.n * exp_real(z_t[j] - lse[t]);
         }
     }
 }
@@ -722,8 +726,9 @@ static void embedding_backward(real *dwte, real *dwpe, const real *de, const int
 }
 
 // ------------------------------------------------------------------------------ cross-entropy
-// loss = logsumexp(z) - z[target], over the V columns of the vocabulary; padding takes no part.
-//   logits [n, Vp]   targets [n]   losses [n]   logsum [n] saved for backward
+// loss = logsum - z[target] with logsum = ln sum_j e^z[j], over the V columns of the vocabulary;
+// padding takes no part.
+//   logits z [n, Vp]   targets [n]   losses [n]   logsum [n] saved for backward
 
 static void crossentropy_forward(real *losses, real *logsum, const real *logits,
                                  const int32_t *targets, int64_t n, int V, int Vp) {
@@ -739,7 +744,8 @@ static void crossentropy_forward(real *losses, real *logsum, const real *logits,
 }
 
 // dz = scale * (softmax(z) - onehot(target) + 2 z_loss logsum softmax(z)), in place of z.
-// The last term is that of the z-loss, z_loss * logsum^2 (OLMo 2 2025).
+// The last term is the gradient of the z-loss, z_loss * logsum^2 (OLMo 2 2025).
+// scale: the gradient of one token's loss.
 static void crossentropy_backward(real *logits, const real *logsum, const int32_t *targets,
                                   int64_t n, int V, int Vp, real scale, real z_loss) {
 #pragma omp parallel for
@@ -760,18 +766,18 @@ typedef struct Block {
     const Model *m;
     const Sizes *s;      // B, T of the micro-batch
     int64_t n;           // rows: B T, or those of one expert
-    Place p;             // what the mode decides about this layer (llmc/modes.h)
+    LayerMode p;         // what the mode decides about this layer (llmc/modes.h)
     Params w;            // parameters (llmc/tensors.h)
     Grads dw;
     Acts a, d;           // activations and their gradients
-    KvCache cache;       // decode: keys and values of earlier tokens; otherwise NULLs
+    KvCache cache;       // decode: keys and values of earlier tokens; otherwise all NULL
     const real *rotary;  // rope_table from row 0's position; NULL with learned positions
-    real loss_scale;     // backward: the gradient of the micro-batch's mean loss, for the router
+    real dloss;          // backward: the gradient of the micro-batch's mean loss, for the router
 } Block;
 
 static Norm block_norm(const Block *b, Site site, real *w, real *bias, real *dw, real *db,
                        real *mean, real *rstd) {
-    real eps = site.on == L2 ? 1e-12 : b->m->eps;  // for L2 only against 0/0
+    real eps = site.on == L2 ? 1e-12 : b->m->eps;  // L2: only prevents 0/0 for x = 0
     return (Norm){site, w, bias, dw, db, mean, rstd, b->n, eps};
 }
 
@@ -806,7 +812,8 @@ static LinearShape linear_shape(const Block *b, int out, int in, real c) {
 
 // ------------------------------------------------------------------------------ attention branch
 // y = W_o N_ctx(attention(rope(N_q(W_q c u)), rope(N_k(k)), N_v(v)))
-// nGPT (L2) norms q and k after RoPE.
+// N_q, N_k, N_v and N_ctx are the norms in the slots of these names. nGPT (L2) norms q and k after
+// RoPE.
 
 static AttnShape attn_shape(const Block *b) {
     const Model *m = b->m;
@@ -827,7 +834,7 @@ static void qk_rope(const Block *b, real *q, real *k, int direction) {
     rope(k, b->rotary, b->n, T, m->KV, QK, R, direction);
 }
 
-// nGPT: k shares the gain s_qk of q.
+// The norm of k. nGPT: it shares the gain s_qk of q.
 static Norm k_norm(const Block *b) {
     Norm k = NORM(b, k);
     if (k.site.on == L2) {
@@ -943,10 +950,13 @@ static void attn_branch_backward(const Block *b, real *du, real *dy, const real 
 }
 
 // ------------------------------------------------------------------------------ ffn branch
-// y = N_out(W_down act(N_hidden([W_gate | W_up] c u)))
+// y = N_down(W_down act(N_hidden([W_gate | W_up] c u)))
 // for all tokens (dense, or the experts that all tokens share), or for one routed expert on the
-// rows of its tokens. SDD and nGPT fill N_hidden; SDD fills N_out, in a mixture of experts alone.
-//   gu, gun [n, 2 F] or [n, F] before and after N_hidden    h [n, F]    sy [n, C] before N_out
+// rows of its tokens.
+//   N_hidden   slot `hidden`, of an expert `expert_hidden`: SDD and nGPT
+//   N_down     slot `shared_out`, of an expert `expert_out`: SDD in a mixture of experts. In a
+//              dense ffn SDD fills the sublayer's slot `out` instead.
+//   gu, gun [n, 2 F] or [n, F] before and after N_hidden    h [n, F]    sy [n, C] before N_down
 
 // Gate and up each fill one half of gu.
 static LinearShape mlp_in(const Block *b) {
@@ -1055,7 +1065,7 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
     real *rows = b->p.expert_out.on ? a->xyn : a->xy, *drows = b->p.expert_out.on ? d->xyn : d->xy;
     combine_backward(drows, d->gate, dy, rows, a->gate, a->place, r.n, r.K, C);
     router_backward(d->rz, d->gate, a->gate, a->choice, a->load, a->rs, a->rz, a->rlse, r,
-                    b->loss_scale);
+                    b->dloss);
     linear_backward(du, b->dw.router, NULL, d->rz, u, b->w.router,
                     linear_shape(b, r.E, C, b->p.ffn_c), add);
 #pragma omp parallel for schedule(dynamic)
@@ -1070,19 +1080,23 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
 
 // ------------------------------------------------------------------------------ sublayer
 // One of a block's two residual connections (llmc/modes.h). For attention and ffn alike:
-//   u = in(x)    y = out(F(c u))    s = a skip + y    next = post(s)
-// nGPT: s = (1 - alpha) skip + alpha y. A slot that the mode leaves empty is the identity.
+//   u    = in(x)
+//   y    = F(c u)                           F: the branch, attention or ffn
+//   yn   = out(y)
+//   s    = a skip + yn                      nGPT: s = (1 - alpha) skip + alpha yn
+//   next = post(s)
+// A slot (in, out, post) that the mode leaves empty is the identity.
 
 typedef struct Sublayer {
     Norm in, out, post;
     int skip;            // OWN: x, NORMED: u, BLOCK: the block's input x0
     real a;
-    const real *alpha;   // [C] nGPT; NULL: a
-    real *dalpha;
-    real *u, *du;        // [n, C] buffers of `in`,
-    real *y, *dy;        // of F,
-    real *yn, *dyn;      // of `out`,
-    real *s, *ds;        // and of the sum, where `post` is filled
+    const real *p;       // [C] nGPT: alpha = 0.05 sqrt(C) |p|; NULL: the skip's factor is a
+    real *dp;
+    real *u, *du;        // [n, C], and so all that follow; only if `in` is filled
+    real *y, *dy;
+    real *yn, *dyn;      // only if `out` is filled
+    real *s, *ds;        // only if `post` is filled
     void (*forward)(const Block *b, real *y, const real *u);
     void (*backward)(const Block *b, real *du, real *dy, const real *u, int add);
 } Sublayer;
@@ -1091,7 +1105,7 @@ typedef struct Sublayer {
 #define SUBLAYER(b, sub, x) \
     .in = NORM(b, sub##_in), .out = NORM(b, sub##_out), .post = NORM(b, sub##_post), \
     .skip = (b)->p.row->sub.skip, .a = (b)->p.sub##_a, \
-    .alpha = (b)->w.sub##_alpha, .dalpha = (b)->dw.sub##_alpha, \
+    .p = (b)->w.sub##_p, .dp = (b)->dw.sub##_p, \
     .u = (b)->a.x##i, .du = (b)->d.x##i, .y = (b)->a.x##y, .dy = (b)->d.x##y, \
     .yn = (b)->a.x##o, .dyn = (b)->d.x##o, .s = (b)->a.x##s, .ds = (b)->d.x##s
 
@@ -1116,7 +1130,8 @@ static real *sublayer_skip(Sublayer f, real *x, real *u, real *x0) {
 }
 
 // nGPT's residual (eq 10-11): s = skip + alpha (y - skip), alpha_i = 0.05 sqrt(C) |p_i|.
-// The parameter p starts at 1/sqrt(C), which makes alpha 0.05.
+// The parameter p starts at 1/sqrt(C), so alpha starts at 0.05. Below, y stands for the yn of
+// Sublayer.
 static real alpha_of(real p, int C) { return (real)(0.05 * sqrt(C)) * (p < 0 ? -p : p); }
 
 //   s, skip, y [n, C]   p [C]
@@ -1152,13 +1167,13 @@ static void interpolate_backward(real *dskip, real *dy, real *dp, const real *ds
 static void sublayer_forward(const Block *b, Sublayer f, real *next, real *x, real *x0) {
     real *u = slot_forward(f.in, f.u, x);
     f.forward(b, f.y, u);
-    const real *y = slot_forward(f.out, f.yn, f.y);
+    const real *yn = slot_forward(f.out, f.yn, f.y);
     const real *skip = sublayer_skip(f, x, u, x0);
     real *s = f.post.site.on ? f.s : next;  // without post the sum is the output
-    if (f.alpha) interpolate_forward(s, skip, y, f.alpha, b->n, b->m->C);
+    if (f.p) interpolate_forward(s, skip, yn, f.p, b->n, b->m->C);
     else {
 #pragma omp parallel for simd
-        for (int64_t i = 0; i < b->n * b->m->C; i++) s[i] = f.a * skip[i] + y[i];
+        for (int64_t i = 0; i < b->n * b->m->C; i++) s[i] = f.a * skip[i] + yn[i];
     }
     slot_forward(f.post, next, s);
 }
@@ -1169,15 +1184,15 @@ static void sublayer_backward(const Block *b, Sublayer f, real *dx, real *dx0, r
     real *ds = slot_backward(f.post, f.ds, dnext, f.s), *dyn = ds;
     real *u = f.in.site.on ? f.u : x;       // what F read
     real *du = f.in.site.on ? f.du : dx;
-    if (f.alpha) {  // nGPT fills out and post, and its skip is x; out(y) was not kept
+    if (f.p) {  // nGPT fills out and post, and its skip is x; yn was not kept
         slot_forward(f.out, f.yn, f.y);
         dyn = f.dyn;
-        interpolate_backward(dx, dyn, f.dalpha, ds, x, f.yn, f.alpha, b->n, b->m->C);
+        interpolate_backward(dx, dyn, f.dp, ds, x, f.yn, f.p, b->n, b->m->C);
     }
     real *dy = slot_backward(f.out, f.dy, dyn, f.y);
     f.backward(b, du, dy, u, f.in.site.on ? SET : ADD);
     real *dskip = sublayer_skip(f, dx, du, dx0);  // the skip's gradient, ADDed where it was tapped
-    if (!f.alpha) {
+    if (!f.p) {
 #pragma omp parallel for simd
         for (int64_t i = 0; i < b->n * b->m->C; i++) dskip[i] += f.a * ds[i];
     }
@@ -1271,7 +1286,7 @@ static void router_count(const Block *b, double *loss, double *stats) {
     }
 }
 
-// After block_forward, whose buffers still hold this layer. The branch is the sum less its skip.
+// Runs after block_forward, while the buffers still hold this layer.
 static void block_stats(const Block *b, LayerStats *stats, real *x0) {
     LayerSums *sums = &stats->sums;
     const Sublayer subs[2] = {attn_sublayer(b), ffn_sublayer(b)};
@@ -1284,13 +1299,13 @@ static void block_stats(const Block *b, LayerStats *stats, real *x0) {
         double *skipped = &sums->squares[i ? FFN_SKIP : ATTN_SKIP];
         const real *s = f.post.site.on ? f.s : next[i];
         const real *skip = sublayer_skip(f, in[i], f.in.site.on ? f.u : in[i], x0);
-        if (!f.alpha) {  // y = s - a skip
+        if (!f.p) {  // yn = s - a skip
             *branch += square_sum(s, skip, f.a, values);
             *skipped += (double)f.a * f.a * squares(skip, values);
             continue;
         }
-        for (int64_t k = 0; k < values; k++) {  // nGPT: alpha y and (1 - alpha) skip
-            double alpha = alpha_of(f.alpha[k % C], C);
+        for (int64_t k = 0; k < values; k++) {  // nGPT: alpha yn and (1 - alpha) skip
+            double alpha = alpha_of(f.p[k % C], C);
             *branch += alpha * f.yn[k] * alpha * f.yn[k];
             *skipped += (1 - alpha) * skip[k] * (1 - alpha) * skip[k];
         }
@@ -1306,7 +1321,7 @@ static void block_stats(const Block *b, LayerStats *stats, real *x0) {
 struct Gpt {
     Model m;
     Sizes max;                    // the micro-batch that memory was allocated for
-    Sizes now;                    // the micro-batch in work
+    Sizes now;                    // the current micro-batch
     Layout layout;                // llmc/memory.h: where each parameter lies in its arena
     ActLayout act_layout;
     real *tensors[TENSOR_KINDS];  // arenas of weights, gradients and AdamW's moments
@@ -1315,28 +1330,28 @@ struct Gpt {
     int32_t *inputs, *targets;    // [n]
     int recompute;
     real z_loss;                  // coefficient
-    double ce, z, router;         // sums of losses over the tokens since the last means
+    double ce, z, router;         // sums of losses over the tokens since the last gpt_means
     int64_t seen;                 // number of these tokens
     real *kv_cache;               // k and v of one text, layer by layer; allocated by decode
-    int cached;                   // positions in the KV cache that fit the weights
-    bool decoding;                // the forward in work reads and fills the KV cache,
+    int cached;                   // positions in the KV cache, computed with the present weights
+    bool decoding;                // the current forward reads and fills the KV cache,
     int cached_before;            // which held so many positions before
     bool measuring;               // since stats_begin
     LayerStats *layer_stats;      // [L]
-    double *router_sums;          // [L, router_size] of layer_stats,
+    double *router_sums;          // [L, router_size] the sums that layer_stats point to
     double *load_sums;            // [E] tokens of one layer's experts, over all processes
     TensorStats *tensor_stats;    // [entries]
     Comm *comm;
     int rank, processes;
 };
 
-// Layer l: pointers into the arenas, for the micro-batch in work.
+// Layer l: pointers into the arenas, for the current micro-batch.
 static Block gpt_block(const Gpt *g, int l) {
     const Model *m = &g->m;
     KvCache cache = kv_cache_view(m, g->decoding ? g->kv_cache : NULL, g->max.T, l,
                                   g->cached_before);
     return (Block){
-        .m = m, .s = &g->now, .n = g->now.n, .p = place_at(m, l),
+        .m = m, .s = &g->now, .n = g->now.n, .p = layer_mode(m, l),
         .w = params_view(&g->layout, g->tensors[WEIGHTS], l),
         .dw = grads_view(&g->layout, g->tensors[GRADS], l),
         .a = acts_view(&g->act_layout, m, &g->max, g->acts, l, 0),
@@ -1398,8 +1413,8 @@ static void gpt_destroy(Gpt *g) {
 }
 
 // Runs the tokens through all blocks. Returns the residual stream out of the last one, [B, T, C].
-// counted: the losses of routers belong to this forward's.
-static real *model_stream(Gpt *g, const int32_t *inputs, int B, int T, bool counted) {
+// counted: the routers' losses count (a forward with targets, not a decode).
+static real *blocks_forward(Gpt *g, const int32_t *inputs, int B, int T, bool counted) {
     const Model *m = &g->m;
     CHECK(B * T <= g->max.n && T <= g->max.T,
           "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
@@ -1424,8 +1439,8 @@ static real *model_stream(Gpt *g, const int32_t *inputs, int B, int T, bool coun
     return x;
 }
 
-// logits [n, Vp] = s_z * W_head N_fin(x), for the rows in work. s_z: nGPT alone.
-static void model_logits(Gpt *g, real *x) {
+// logits [n, Vp] = s_z * W_head N_fin(x), for the current rows. s_z: nGPT alone.
+static void lm_head_forward(Gpt *g, real *x) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
     real *w = m->tied ? b.w.wte : b.w.wlm, *z = b.p.logits.on ? b.a.z : b.a.logits;
@@ -1437,7 +1452,7 @@ static void model_logits(Gpt *g, real *x) {
 // Logits, and with targets the losses of B T tokens, added to the sums.
 static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
     const Model *m = &g->m;
-    model_logits(g, model_stream(g, inputs, B, T, targets != NULL));
+    lm_head_forward(g, blocks_forward(g, inputs, B, T, targets != NULL));
     if (!targets) return;
     Acts a = gpt_block(g, m->L - 1).a;
     int n = g->now.n;
@@ -1461,9 +1476,9 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
         g->kv_cache = check_alloc(sizeof(real) * m->L * T * kv_cache_width(m), "the KV cache");
     g->decoding = true;  // gpt_block hands out the KV cache
     g->cached_before = position;
-    real *x = model_stream(g, inputs, 1, n, false);
+    real *x = blocks_forward(g, inputs, 1, n, false);
     g->now.T = g->now.n = 1;  // logits of the last row alone
-    model_logits(g, x + (int64_t)(n - 1) * m->C);
+    lm_head_forward(g, x + (int64_t)(n - 1) * m->C);
     g->cached = position + n;
     g->decoding = false;
 }
@@ -1489,7 +1504,7 @@ static Loss gpt_loss(Gpt *g) {
 
 // ZeRO-1: once the gradients of layer l (-1: of the model) are complete, each shard is reduced
 // to the process that owns it.
-static void model_reduce(Gpt *g, int l) {
+static void reduce_gradients(Gpt *g, int l) {
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         for (int rank = 0; rank < g->processes && e->layer == l && !entry_is_common(e); rank++) {
@@ -1510,7 +1525,7 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     Block b = gpt_block(g, m->L - 1);
     real *x = b.p.fin.on ? b.a.fx : b.a.x, *dx = b.p.fin.on ? b.d.fx : b.d.x;
     real *w = m->tied ? b.w.wte : b.w.wlm, *dw = m->tied ? b.dw.wte : b.dw.wlm;
-    // head: logits, s_z, W_head, final norm
+    // LM head backward: cross-entropy, s_z, W_head, final norm
     crossentropy_backward(b.a.logits, b.a.logsum, g->targets, n, m->V, m->Vp, scale, g->z_loss);
     real *dlogits = slot_backward(logits_gain(&b), b.d.z, b.a.logits, b.a.z);
     linear_backward(dx, dw, NULL, dlogits, x, w, linear_shape(&b, m->Vp, m->C, 1), SET);
@@ -1518,18 +1533,18 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     for (int l = m->L - 1; l >= 0; l--) {
         Block below = gpt_block(g, l > 0 ? l - 1 : 0);
         real *in = l > 0 ? below.a.x : b.a.e, *din = l > 0 ? below.d.x : b.d.e;
-        b.loss_scale = scale * n;  // the router's losses are means over the micro-batch
+        b.dloss = scale * n;  // the router's losses are means over the micro-batch
         // --recompute: activations that were not kept are computed again
         if (g->recompute == RECOMPUTE_ON) block_forward(&b, in);
         if (g->recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
         block_backward(&b, din, in);  // `in` is the stream out of the block below
-        if (reducing) model_reduce(g, l);
+        if (reducing) reduce_gradients(g, l);
         b = below;
     }
     // embedding
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
     embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, n, g->now.T, m->C, m->emb_scale);
-    if (reducing) model_reduce(g, -1);
+    if (reducing) reduce_gradients(g, -1);
 }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
@@ -1554,7 +1569,7 @@ static void gpt_store(Gpt *g, int kind, int64_t step) {
     g->cached = 0;
 }
 
-// [V], in place since the last model_logits
+// [V], where the last lm_head_forward left them
 static const void *gpt_logits(Gpt *g, int64_t row) {
     return gpt_block(g, 0).a.logits + row * g->m.Vp;
 }

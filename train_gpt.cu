@@ -14,6 +14,13 @@
 // 5. Several processes (llmc/run/comm.h): in the last backward of a step the gradients of each
 //    layer are reduced to their owners while the layers below are computed. Each process updates
 //    its shards of the weights and broadcasts them. has_shards says which process has what.
+//
+// The path of a step. train.c calls the gpt_ functions; read them in this order:
+//
+//   gpt_zero_grads
+//   gpt_forward    stage_batch -> blocks_forward -> lm_head_forward -> classifier  } for each
+//   gpt_backward   loss_backward: LM head, blocks from last to first, embedding    } micro-batch
+//   gpt_update     gradient_square -> all_reduce_state -> adamw_apply -> all_gather -> read_loss
 #include "llmc/gpu.cuh"
 #include "llmc/nccl.cuh"
 #include "llmc/run/trainer.h"
@@ -41,7 +48,7 @@ enum { ARRAYS_MAX = 32 };
 struct Gpt {
     Model m;
     Setup setup;
-    Sizes max, now;                       // the largest micro-batch, and the one in work
+    Sizes max, now;                       // the largest micro-batch, and the current one
     Layout layout;
     ActLayout act_layout;
     Gpu gpu;
@@ -55,13 +62,13 @@ struct Gpt {
     float **router_bias;                  // [L] among the master weights; nullptr: no such bias
     Mirror<float2> rotary;                // [T, rotary_size / 2] cos, sin
 
-    int32_t *staged[2], *batch;           // pinned, in turn; device: inputs, targets, groups
+    int32_t *staged[2], *batch;           // pinned; device. Each: inputs, targets, token_groups
     cudaEvent_t copied[2];                // the staged buffer may be written again
-    int turn;
+    int turn;                             // index of the staged buffer of the current micro-batch
 
     Mirror<UpdateEntry> entries;          // [count] one per entry of the layout
     Mirror<UpdateState> state;            // [1]
-    int64_t seen;                         // tokens in its sums
+    int64_t seen;                         // tokens in the sums of `state`
 
     bool measuring;                       // statistics are taken (stats_begin)
     int64_t measured;                     // tokens in layer_sums
@@ -71,26 +78,28 @@ struct Gpt {
     LayerStats *layer_stats;              // [L] for the host
 
     real *kv_cache;                       // [L, T, kv_cache_width]; allocated by the first decode
-    int cached;                           // tokens in it, under the weights of now
-    int cached_before;                    // decode: tokens before the ones in work
+    int cached;                           // tokens in it, computed with the present weights
+    int cached_before;                    // decode: tokens in it before the current ones
     bool decoding;
 
     cudaGraphExec_t forward_graph, backward_graph;
-    double scale;                         // of the backward in work, and in its graph
+    double scale;                         // gpt_backward's argument, also in backward_graph
     bool preparing;                       // the dry step of gpt_prepare
-    bool reducing;                        // this backward reduces gradients to their owners
+    bool reducing;                        // the current backward reduces gradients to their owners
 
     void *device[ARRAYS_MAX], *pinned[ARRAYS_MAX];    // all memory, to be freed
     int device_count, pinned_count;
 };
 
-// Both let `for (const Entry &e : g->layout)` visit every parameter tensor.
+// These two let `for (const Entry &e : g->layout)` visit every parameter tensor.
 static const Entry *begin(const Layout &layout) { return layout.entries; }
 static const Entry *end(const Layout &layout) { return layout.entries + layout.count; }
 
-enum { SCRATCH_ROWS = 512 };              // partial sums of a gain
-enum { RESERVE_MIB = 512 };               // estimate: CUDA code, lists, statistics
-enum { NCCL_MIB = 512 };                  // estimate: buffers of NCCL
+enum { SCRATCH_ROWS = 512 };              // rows of partial sums of the widest gain
+// Memory that the tables do not count, in MiB; both numbers are estimates. RESERVE_MIB: the code of
+// all kernels (cuBLASLt's too), small lists and statistics. NCCL_MIB: NCCL's buffers, with several
+// processes.
+enum { RESERVE_MIB = 512, NCCL_MIB = 512 };
 
 // Inputs, targets, and the groups of equal tokens (embed.cuh).
 static int64_t batch_ints(int64_t n) { return 4 * n + 2; }
@@ -99,8 +108,8 @@ static int64_t batch_ints(int64_t n) { return 4 * n + 2; }
 // products.
 enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
 
-// Partial sums of gains, or for experts a router's chunks of a micro-batch (moe.cuh) or one row of
-// all experts' gains.
+// Gpu.scratch holds one of these at a time, so it is as large as the largest: partial sums of
+// gains, sums over a router's chunks (moe.cuh), one row of all experts' gains.
 static int64_t scratch_floats(const Model *m, const Setup *setup) {
     Router r = {};
     r.B = setup->B;
@@ -111,7 +120,8 @@ static int64_t scratch_floats(const Model *m, const Setup *setup) {
     return max(SCRATCH_ROWS * widest, max((int64_t)router_scratch(r), gains));
 }
 
-// Beside the tables: the batch, scratch, cuBLASLt's workspace, and a reserve.
+// Bytes in all: `tables` for tensors and activations, the batch, scratch, cuBLASLt's workspace, and
+// the reserve.
 static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     int64_t reserve = RESERVE_MIB + (comm_size(setup->comm) > 1 ? NCCL_MIB : 0);
     int64_t batch = batch_ints((int64_t)setup->B * setup->T) * (int64_t)sizeof(int32_t);
@@ -119,7 +129,7 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     return tables + (batch + scratch + PLANS_WORKSPACE + (reserve << 20));
 }
 
-// Sizes that the CPU takes and the kernels do not. right: the nearest that they take.
+// Refuses a size that the CPU accepts and the kernels do not. right: the nearest that they accept.
 static void refuse_unless(int right, const char *flag, int value, const char *rule, int of) {
     CHECK(value == right,
           "%s %d; on a GPU it must be %s %d\n  -> %s %d, or make train_gpt DEVICE=cpu", flag, value,
@@ -134,8 +144,9 @@ static void refuse_above(const char *flag, int value, int most) {
     refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
-// The kernels need: heads and sequences that attention knows, 16-byte rows (logits of routers too),
-// and biases of one product side by side without gaps.
+// The kernels need head sizes that attention is compiled for, sequences that its grid can cover,
+// rows of a multiple of 16 bytes (logits of routers too), and no gaps between the biases of linears
+// that are one product.
 static void refuse_model(const Model *m) {
     refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
@@ -204,7 +215,7 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
     cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
 }
 
-// Until the device has done all work given to it.
+// Waits until the device has done all work given to it.
 static void wait(Gpt *g) { cudaCheck(cudaStreamSynchronize(g->gpu.stream)); }
 
 // Whether this process has only its shards of the master weights (ZeRO-1, memory.h). The full ones
@@ -213,8 +224,8 @@ static bool has_shards(const Gpt *g) {
     return g->nccl.size > 1 && g->setup.training && MASTER_WEIGHTS;
 }
 
-// Elements of a kind as the host sees them: of moments its shards, everything else whole. Every
-// process has all weights that products read and all its own gradients.
+// Elements of a kind as the host sees them: of moments the shards of this process, of weights and
+// gradients all. Every process has all weights that products read, and gradients of all weights.
 static int64_t whole_count(const Gpt *g, int kind) {
     return kind >= ADAM_M ? g->layout.state : g->layout.total;
 }
@@ -227,7 +238,7 @@ static void alloc_tensors(Gpt *g) {
         g->tensors[kind] = device_alloc<float>(g, count, "parameters, gradients and moments");
         clear(g, g->tensors[kind], count);
     }
-    // The kernels that read and move selection biases take those of one layer.
+    // Selection biases are read from the master weights, layer by layer.
     g->router_bias = (float **)check_alloc(g->m.L * sizeof(float *), "a list of layers");
     for (const Entry &e : g->layout) {
         int64_t offset = has_shards(g) ? e.state : e.offset;
@@ -241,7 +252,7 @@ static void alloc_tensors(Gpt *g) {
         g->grads = device_alloc<real>(g, g->act_layout.grads, "the gradients of activations");
 }
 
-// Whatever a step needs beside the arenas.
+// Allocates the arrays that a step needs beside the arenas.
 static void alloc_step(Gpt *g) {
     int count = g->layout.count;
     g->batch = device_alloc<int32_t>(g, batch_ints(g->max.n), "a batch");
@@ -305,14 +316,14 @@ static void gpt_destroy(Gpt *g) {
 
 // -------------------------------------------------------------------------------------- the model
 
-// Layer l with its parameters, activations and gradients. While decoding, it has its part of the KV
-// cache, and RoPE's angles begin at the position of the first new token.
+// Layer l: pointers into the arenas, for the current micro-batch. While decoding, it has its part
+// of the KV cache, and RoPE's table begins at the position of the first new token.
 static Block gpt_block(const Gpt *g, int l) {
     real *cache_base = g->decoding ? g->kv_cache : nullptr;
     KvCache cache = kv_cache_view(&g->m, cache_base, g->max.T, l, g->cached_before);
     const float2 *rotary = g->rotary.device;
     if (rotary) rotary += (int64_t)cache.cached * rotary_size(&g->m) / 2;
-    return Block{&g->m, &g->now, place_at(&g->m, l),
+    return Block{&g->m, &g->now, layer_mode(&g->m, l),
                  params_view(&g->layout, g->weights, l),
                  grads_view(&g->layout, g->tensors[GRADS], l),
                  acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
@@ -320,23 +331,24 @@ static Block gpt_block(const Gpt *g, int l) {
                  cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
-// The head's W [Vp, C]: the embedding again (tied), or a matrix of its own.
-static Linear head_linear(const Block *b, double c) {
+// The LM head's matrix W [Vp, C]: the embedding's (tied), or its own.
+static Linear lm_head_linear(const Block *b, double c) {
     if (b->m->tied) return LINEAR(b, wte, b->m->Vp, b->m->C, c);
     return LINEAR(b, wlm, b->m->Vp, b->m->C, c);
 }
 
-// The logits before their targets. nGPT's s_z is a gain on them, which the classifier applies.
-static Logits gpt_logits(const Gpt *g, const Block *b) {
+// Logits and targets as the classifier (loss.cuh) reads them. nGPT's s_z is a gain on logits, which
+// the classifier applies.
+static Logits logits_of(const Gpt *g, const Block *b) {
     Norm gain = {b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr,
                  b->s->n, 0};
     return {b->a.logits, b->a.losses, b->a.logsum, g->batch + g->now.n, g->now.n, g->m.V, g->m.Vp,
             (float)g->setup.z_loss, gain};
 }
 
-// From tokens to the residual stream out of the last block. losses: routers add theirs to those of
-// the forward, and count the tokens of their experts.
-static real *blocks_forward(Gpt *g, bool losses) {
+// From tokens to the residual stream out of the last block. counted: routers add their losses to
+// the state's, and count the tokens of their experts.
+static real *blocks_forward(Gpt *g, bool counted) {
     const Model *m = &g->m;
     Block b = gpt_block(g, 0);
     real *raw = b.p.emb.on ? b.a.raw : b.a.e;
@@ -348,7 +360,7 @@ static real *blocks_forward(Gpt *g, bool losses) {
         b = gpt_block(g, l);
         block_row(&b)->forward(&b, x);
         double *sums = g->router_sums.device + l * router_size(m);
-        if (b.p.moe && losses)
+        if (b.p.moe && counted)
             router_count(&g->state.device->sums[2], b.a.loads, g->measuring ? sums : nullptr,
                          block_router(&b), &g->gpu);
         if (g->measuring && !g->decoding) block_stats(&b, &g->layer_sums.device[l], x);
@@ -357,31 +369,32 @@ static real *blocks_forward(Gpt *g, bool losses) {
     return x;
 }
 
-// Logits of the rows in work, before nGPT's gain. x: their residual stream. Returns the last layer.
-static Block head_forward(Gpt *g, real *x) {
+// Logits of the current rows, before nGPT's gain. x: the residual stream out of the last block.
+// Returns the last layer, whose view holds the logits.
+static Block lm_head_forward(Gpt *g, real *x) {
     Block b = gpt_block(g, g->m.L - 1);
     x = slot_forward(NORM(&b, fin), b.a.fx, x, &g->gpu);
-    linear_forward(b.a.logits, x, head_linear(&b, 1), {}, &g->gpu);
+    linear_forward(b.a.logits, x, lm_head_linear(&b, 1), {}, &g->gpu);
     return b;
 }
 
-// From tokens to losses. When a backward follows, the classifier turns logits into their gradient
-// in the same pass, unless they have a gain.
+// From tokens to losses. In training the classifier also overwrites the logits with their gradient,
+// unless they have a gain (nGPT).
 static void loss_forward(Gpt *g) {
-    Block b = head_forward(g, blocks_forward(g, true));
-    Logits logits = gpt_logits(g, &b);
+    Block b = lm_head_forward(g, blocks_forward(g, true));
+    Logits logits = logits_of(g, &b);
     classifier(logits, g->setup.training, &g->gpu);
     loss_sums(g->state.device->sums, logits, &g->gpu);
 }
 
 // Logits as a sampler reads them, with nGPT's gain.
 static void logits_forward(Gpt *g, real *x) {
-    Block b = head_forward(g, x);
-    slot_forward(gpt_logits(g, &b).gain, b.a.logits, b.a.logits, &g->gpu);
+    Block b = lm_head_forward(g, x);
+    slot_forward(logits_of(g, &b).gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
 // Reduces or broadcasts every process's shards of `whole`, which is laid out like the parameters:
-// those of one layer (-1: of the model), or of all layers.
+// those of one layer (-1: tensors of no layer, such as the embedding), or of all layers.
 enum { ALL_LAYERS = -2 };
 template <typename T>
 static void move_shards(Gpt *g, T *whole, int layer, void (*move)(Nccl *, T *, int64_t, int)) {
@@ -402,18 +415,18 @@ static void reduce_gradients(Gpt *g, int l) {
     if (g->reducing) move_shards(g, g->tensors[GRADS], l, nccl_reduce<float>);
 }
 
-// From the gradient of the logits to that of the embedding. With --recompute a layer's forward is
-// repeated, wholly or its cheap parts, before its backward.
+// From the gradient of the logits to that of the embedding. With --recompute a layer's forward, or
+// the cheap parts of it, is repeated before its backward.
 static void loss_backward(Gpt *g) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
     Norm fin = NORM(&b, fin);
-    Logits logits = gpt_logits(g, &b);
+    Logits logits = logits_of(g, &b);
     real *x = fin.site.on ? b.a.fx : b.a.x, *dx = fin.site.on ? b.d.fx : b.d.x;
-    // b.a.logits holds the gradient of the logits already, unless they have a gain. It is not
-    // scaled: the head's product does that.
+    // b.a.logits holds the gradient of the logits already, unless they have a gain. It still lacks
+    // the factor g->scale, which the LM head's product applies.
     if (logits.gain.site.on) gained_classifier_backward(logits, g->scale, &g->gpu);
-    linear_backward(dx, b.a.logits, x, head_linear(&b, g->scale), {}, &g->gpu);
+    linear_backward(dx, b.a.logits, x, lm_head_linear(&b, g->scale), {}, &g->gpu);
     slot_backward(fin, b.d.x, b.d.fx, b.a.x, &g->gpu);
     // The stream into layer l is the output of the layer below, or the embedding.
     for (int l = m->L - 1; l >= 0; l--) {
@@ -473,7 +486,7 @@ static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     copy_staged(g, 0, targets ? 2 * n : n);
 }
 
-// The micro-batch in work: B sequences of T tokens, at most those that memory was made for.
+// Makes B sequences of T tokens the current micro-batch.
 static void set_sizes(Gpt *g, int B, int T) {
     g->now.B = B;
     g->now.T = T;
@@ -491,13 +504,12 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
     g->seen += g->now.n;
 }
 
-// The new tokens go through the blocks like any others; attention reads the keys and values of the
-// earlier ones from the KV cache (decode.cuh).
+// The n new tokens go through the blocks as a micro-batch of one sequence. Attention reads the keys
+// and values of earlier tokens from the KV cache (decode.cuh).
 static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     decode_check(n, position, g->cached, g->max.T);
     int64_t cache = (int64_t)g->m.L * g->max.T * kv_cache_width(&g->m);
     if (!g->kv_cache) g->kv_cache = device_alloc<real>(g, cache, "the KV cache");
-    // To the blocks the new tokens are a micro-batch of one sequence.
     set_sizes(g, 1, n);
     g->decoding = true;
     g->cached_before = position;
@@ -509,14 +521,14 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     g->decoding = false;
 }
 
-// The scale is an argument of kernels in the recorded graph, so another scale needs another graph.
+// scale is an argument of kernels in the recorded graph, so another scale needs another graph.
 static void gpt_backward(Gpt *g, double scale, int last) {
     if (g->backward_graph && scale != g->scale) {
         cudaCheck(cudaGraphExecDestroy(g->backward_graph));
         g->backward_graph = nullptr;
     }
     g->scale = scale;
-    // The embedding's gradient needs equal tokens side by side: its sums have a fixed order.
+    // The embedding's backward reads the positions sorted by token (embed.cuh).
     int64_t n = g->now.n;
     int32_t *staged = g->staged[g->turn];
     token_groups(staged + 2 * n, staged, n);              // while the GPU works on the forward
@@ -526,7 +538,7 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     g->reducing = false;
 }
 
-// The loads of experts are sums over a step too.
+// Begins a step. The loads of experts, too, are sums over a step.
 static void gpt_zero_grads(Gpt *g) {
     clear(g, g->tensors[GRADS], g->layout.total);
     for (int l = g->m.moe.dense; l < g->m.L && g->m.moe.E; l++)
@@ -535,11 +547,12 @@ static void gpt_zero_grads(Gpt *g) {
 
 // --------------------------------------------------------------------------------------- the step
 
-// All-reduces on the device what every process decides by: the sums of the state, and the loads
-// that selection biases follow. First to process 0, then from it to all.
+// All-reduces, on the device, the numbers by which all processes make the same decision: the sums
+// of the state, and the loads of experts, by which selection biases move. It is a reduce to process
+// 0, then a broadcast.
 static void all_reduce_state(Gpt *g) {
     if (g->nccl.size == 1) return;
-    // Means divide by the tokens of all processes.
+    // read_loss divides by the tokens of all processes.
     g->state.host->seen = g->seen;
     copy(g, &g->state.device->seen, &g->state.host->seen, 1);
     for (bool back : {false, true}) {
@@ -575,7 +588,7 @@ static Loss read_loss(Gpt *g) {
     return Loss{sums[0] / n, sums[1] / n, sums[2] / n};
 }
 
-// Means since the last loss or update, over all processes.
+// Mean losses since the last gpt_loss or gpt_update, over all processes.
 static Loss gpt_loss(Gpt *g) {
     all_reduce_state(g);
     return read_loss(g);
@@ -586,8 +599,8 @@ static uint64_t rounding_key(const Gpt *g, int64_t step) {
     return rand_key(g->setup.seed, "rounding", step);
 }
 
-// Sends the rates of each entry to the device, and the lines that nGPT keeps at length 1. Returns
-// what all entries share.
+// Sends learning rate, decay and nGPT's lines of each entry to the device. Returns the settings
+// that all entries share.
 static AdamWStep send_rates(Gpt *g, const AdamW *o) {
     double tokens = g->seen;                              // of all processes
     if (g->nccl.size > 1) tokens = g->setup.batch * g->max.T;
@@ -626,8 +639,8 @@ static void balance_routers(Gpt *g, double rate) {
     }
 }
 
-// Gradient clipping, AdamW, nGPT's normalization; each process its shards. All on the device, and
-// nothing changes if a loss or the norm is not finite (adamw.cuh).
+// Gradient clipping, AdamW, nGPT's normalization; each process updates its shards. All of it runs
+// on the device, and changes nothing if a loss or the norm is not finite (adamw.cuh).
 static Update gpt_update(Gpt *g, const AdamW *o) {
     AdamWStep step = send_rates(g, o);
     Arenas arenas = gpt_arenas(g);
@@ -649,7 +662,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     return Update{loss, g->state.host->norm, g->state.host->finite};
 }
 
-// nGPT after weights were set: matrices to unit length, as an update leaves them.
+// After weights were set: nGPT's matrices get rows (or columns) of length 1, as after an update.
 static void gpt_normalize(Gpt *g) {
     AdamW none = {};
     AdamWStep step = send_rates(g, &none);
@@ -716,7 +729,7 @@ static TensorStats *gpt_tensor_stats(Gpt *g, const AdamW *applied) {
 
 // ------------------------------------------------------------------- tensors as the host sees them
 
-// The buffer that holds all of a kind. Sharded master weights are gathered in the gradients'.
+// The buffer for the whole of a kind. Sharded master weights are gathered in that of gradients.
 static float *whole_tensors(Gpt *g, int kind) {
     return g->tensors[kind == WEIGHTS && has_shards(g) ? GRADS : kind];
 }
@@ -744,8 +757,8 @@ static void copy_shards(Gpt *g, bool back) {
     }
 }
 
-// The weights that products read must be the same on all processes: a checkpoint has one copy. The
-// host's place for gradients is free to hold them.
+// Checks that the weights that products read are the same on all processes: a checkpoint has one
+// copy. The host's copy of gradients serves as a buffer.
 static void compare_weights(Gpt *g) {
     Hash h = hash_begin();
     real *weights = (real *)host_tensors(g, GRADS);
@@ -766,7 +779,8 @@ static void gpt_fetch(Gpt *g, int kind) {
     wait(g);
 }
 
-// The way back; the products' weights are rounded anew, with the bits of update `step`.
+// Sends the host's copy to the device. The products' weights are rounded again, with the random
+// bits of update `step`.
 static void gpt_store(Gpt *g, int kind, int64_t step) {
     float *whole = whole_tensors(g, kind);
     copy(g, whole, host_tensors(g, kind), whole_count(g, kind));
@@ -791,9 +805,8 @@ static const void *gpt_logits(Gpt *g, int64_t row) {
 
 // ------------------------------------------------------------------------------------ matrix plans
 
-// Process 0's plans go to all: another algorithm would add in another order, and its plans are the
-// ones that are kept with the run.
-// As text, which both sides read and write anyway (linear.cuh).
+// Gives all processes the matrix plans of process 0, as text (linear.cuh). All then sum in the same
+// order, and the plans that process 0 saves with the run are those of all.
 static void share_plans(Gpt *g) {
     Comm *comm = g->setup.comm;
     char *text = g->nccl.rank ? nullptr : plans_text(g->gpu.plans);
@@ -805,9 +818,9 @@ static void share_plans(Gpt *g) {
     free(text);
 }
 
-// One dry step over tokens 0 loads the kernels, and with --tune times every product that has no
-// plan, in its place; process 0 does so before the others begin. Weights and moments stay as they
-// are.
+// Runs one forward and backward on a batch of zeros. That loads the kernels, and with --tune times
+// the algorithms of every product that has no plan, on the product's own arrays. The other
+// processes wait for the plans of process 0. Weights and moments stay as they are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);

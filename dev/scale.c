@@ -27,7 +27,7 @@ int main(int argc, char **argv) {
         if (e->row.lr == LR_HIDDEN) *(expert ? &experts : &hidden) += show_size(&m, e, true);
         printf("entry %d %lld %d\n", e->layer, (long long)e->size, expert);
     }
-    for (int l = 0; l < m.L; l++) ffn += place_at(&m, l).F;
+    for (int l = 0; l < m.L; l++) ffn += layer_mode(&m, l).F;
     printf("model %d %d %d %d %d %lld %.0f %.0f %.0f %.0f %.0f %.0f %.0f\n", m.L, m.C, m.T, m.Vp,
            m.NH * qk_size(&m), (long long)set.f.batch, ffn, rows * m.F, rows * m.C, hidden, experts,
            head, flops);

@@ -8,9 +8,9 @@
 //
 // Weight decay is towards `target`: 0, or 1 for gains that start there.
 //
-// The master weights are float; the matrix products read a copy in the storage type. What decides
-// about a step, the norm and whether everything is finite, stays on the device: the update reads it
-// there, and the host never waits. One launch serves all tensors: a block finds the entry of its
+// The master weights are float; the matrix products read a copy in the storage type. The gradient
+// norm and the decision to take the step stay on the device: the update reads them there, and the
+// host never waits. One launch serves all tensors: a block finds the entry of its
 // first element by binary search. Bytes per parameter, and the computed floor at 4.3 TB/s for
 // 124 M parameters:
 //   gradient_square  4   (d)                                                         0.12 ms
@@ -32,9 +32,9 @@ struct UpdateEntry {
     int64_t state;             // in the arenas of shards
     int64_t size;              // elements
     float lr, decay, target;
-    // nGPT keeps the lines of a matrix at length 1. line: elements in a line; step: distance from
-    // one to the next: 1 in rows, the width of the matrix in columns. Several matrices may lie one
-    // below the other. 0, 0: the tensor stays as it is.
+    // nGPT keeps the lines (rows or columns) of a matrix at length 1. line: elements in a line;
+    // step: distance from one to the next: 1 in a row, the matrix's width in a column. Several
+    // matrices may lie one below the other. 0, 0: the tensor is not normalized.
     int line, step;
 };
 
@@ -252,8 +252,8 @@ adamw_kernel(Arenas t, const UpdateEntry *entries, int count, const UpdateState 
 }
 
 // SETs state->norm, scale and finite from its square and sums; then, if state->finite, updates
-// moments and weights of all entries. entries: on the device, ascending; offsets and t.total are
-// multiples of 32 elements. The caller reads and clears state->sums.
+// moments and weights of all entries. entries: on the device, by ascending offset; offsets and
+// t.total are multiples of 32 elements. The caller reads and clears state->sums.
 static inline void adamw_apply(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
                                AdamWStep step, Gpu *gpu) {
     LAUNCH(decide_kernel, 1, 1, 0, gpu->stream, state, step);
@@ -322,7 +322,7 @@ __device__ inline void ngpt_columns(const Arenas &t, const UpdateEntry &e, const
     }
 }
 
-// Block (piece, entry).
+// The grid is (piece, entry).
 static __global__ void __launch_bounds__(UPDATE_THREADS, 2)
 ngpt_normalize_kernel(Arenas t, const UpdateEntry *entries, const UpdateState *state,
                       AdamWStep step) {

@@ -2,9 +2,13 @@
 // scores are never stored. Query heads share key and value heads in groups (grouped-query
 // attention, Ainslie et al. 2023).
 //
-//   forward    S = scale Q K^T    P = softmax(S) over keys <= query = exp(S - lse)    C = P V
+//   forward    S = scale Q K^T    P = softmax(S) over keys <= query    C = P V
 //   backward   D = rowsum(dC * C)    P from S and lse    dP = dC V^T    dS = P * (dP - D)
 //              dV = P^T dC    dQ = scale dS K    dK = scale dS^T Q
+//
+// Exponentials have base 2: lse = log2 sum_j e^(S_j) over the keys j of a row, and
+// P = 2^(S log2(e) - lse). One multiplication, by log2_scale = scale log2(e), takes Q K^T to
+// S log2(e).
 //
 //   q, k     [B T, NH, QK], [B T, KV, QK]    in rows of any pitch (Heads), and so their gradients
 //   v        [B T, KV, HS]                   QK = HS except for latent attention
@@ -33,23 +37,23 @@
 // half of T x T counts, a tensor has 101 MB:
 //   forward    2 products, 103 GFLOP    0.130 ms    3 tensors read, 1 written    0.094 ms
 //   D                                               2 tensors read               0.047 ms
-//   dq, dkv    5 products, 258 GFLOP    0.326 ms    4 read, 3 written            0.164 ms
+//   backward   5 products, 258 GFLOP    0.326 ms    4 read, 3 written            0.164 ms
+//   dq, dkv    3 + 4, 361 GFLOP         0.457 ms    4 read twice, 3 written      0.258 ms
 //
-// dq and dkv together compute 7 products (0.456 ms) and read twice, since both need S and dP. This
-// avoids atomics, and partial sums of dQ in memory for each tile of keys. mma.sync reaches some 62
-// % of the tensor cores' rate on compute capability 9.0 (wgmma all of it), so the speed to expect
-// is FlashAttention-2's. Instructions per tile for heads of 64 on compute capability 9.0, where an
-// mma takes the time of about six others: forward 748, of which 128 mma, and 110 for the mask on
-// the diagonal; dq 407, of which 96 mma; dkv 556, of which 128. Tensor cores have no product of
-// float's accuracy, so in float the same kernels use the ordinary multipliers.
+// Backward has 5 products: S, dP, dV, dK and dQ. As two kernels, dq and dkv, it computes S and dP
+// twice: 7 products. This avoids atomics, and partial sums of dQ in memory for each tile of keys.
+// mma.sync reaches some 62 % of the tensor cores' rate on compute capability 9.0 (wgmma all of it),
+// so the speed to expect is FlashAttention-2's. Instructions per tile for heads of 64 on compute
+// capability 9.0, where an mma takes the time of about six others: forward 748, of which 128 mma,
+// and 110 for the mask on the diagonal; dq 407, of which 96 mma; dkv 556, of which 128. Tensor
+// cores have no product of float's accuracy, so in float the same kernels use the ordinary
+// multipliers.
 #pragma once
 #include "mma.cuh"
 
-// exp(scale s - m) = 2^(log2_scale s - m'): one multiplication scales a score and takes it to base
-// 2.
 struct AttentionShape {
     int B, T, NH, KV, QK, HS;
-    float scale, log2_scale;
+    float scale, log2_scale;  // log2_scale = scale log2(e)
 };
 
 static inline AttentionShape attention_shape(int B, int T, int NH, int KV, int QK, int HS,
@@ -214,8 +218,8 @@ __device__ void sums_by_tile(Strips<STRIPS, SIZE> &d, const Strips<STRIPS, N> &p
     }
 }
 
-// Causal mask: S = -infinity where the key comes after the query. The rows of the tile are queries,
-// or keys if KEYS_IN_ROWS. Its row 0 is `lead` positions after its column 0. Tiles off the diagonal
+// Causal mask: S = -infinity if the key comes after the query. The rows of the tile are queries, or
+// keys if KEYS_IN_ROWS. Its row 0 is `lead` positions after its column 0. Tiles off the diagonal
 // need no mask.
 template <bool KEYS_IN_ROWS, int STRIPS, int N>
 __device__ void mask(Strips<STRIPS, N> &p, int lead) {
@@ -301,9 +305,9 @@ template <int QK_SIZE, int HS_SIZE, bool BACK> struct AttentionTiles {
 
 // ---------------------------------------------------------------------------------------- forward
 
-// Online softmax of one tile of scores: p becomes 2^(p * scale - max) with the largest score so
-// far, and earlier sums shrink when max grows. A lane sums its own columns. The first tile has key
-// 0, which every query sees, so max is finite from then on.
+// Online softmax of one tile: p, Q K^T, becomes 2^(p * scale - max), where scale is log2_scale and
+// max the largest p * scale so far. Earlier sums shrink when max grows. A lane sums its own
+// columns. The first tile has key 0, which every query sees, so max is finite from then on.
 template <int HS, int STRIPS, int N>
 __device__ void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c, float (&max)[STRIPS][2],
                              float (&sum)[STRIPS][2], float scale) {
@@ -398,7 +402,7 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
             if (lane % 4 == 0 && t < s.T) {
                 int64_t row = (int64_t)blockIdx.x * s.T + t;
                 lse[row] = max[m][i] + log2f(total);
-                // fmaxf drops NaN, the sum does not: total carries NaN to peak.
+                // peak = max ln 2, a score S. fmaxf drops NaN, the sum does not: total is NaN then.
                 peak[row] = total == total ? max[m][i] * 0.693147181f : total;
             }
         }
@@ -454,7 +458,7 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
     }
     walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int lead) {
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
-        rows_by_rows<QK>(p, q_rows, k_tile);  // Q K^T
+        rows_by_rows<QK>(p, q_rows, k_tile);    // Q K^T
         rows_by_rows<HS>(ds, dc_rows, v_tile);  // dP = dC V^T
         mask<false>(p, lead);
         UNROLL for (int m = 0; m < STRIPS; m++)
@@ -469,7 +473,8 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
     head_store(dq, tile.b, tile.h, tile.row0, s.T, q_rows, sums);
 }
 
-// S and dP of one tile, keys in rows, become P and dS. Lane i holds lse and D of query i.
+// Q K^T and dP of one tile, keys in rows, become P and dS. Lane i holds lse and D of query i.
+// scale: log2_scale.
 template <int STRIPS, int N>
 __device__ void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds, float lse, float D,
                                 float scale) {
@@ -569,8 +574,8 @@ template <typename F> static inline void attention_launch(int QK, int HS, F laun
         QK, HS, launch);
 }
 
-// The longest sequence: a grid has at most 65,535 tiles of rows along y. Refuses heads that have no
-// kernels.
+// The longest sequence that the kernels take: a grid has at most 65,535 tiles of rows along y.
+// Refuses heads that have no kernels.
 static inline int attention_longest(int QK, int HS) {
     int rows = 0;
     attention_launch(QK, HS, [&](auto sizes) {
@@ -590,7 +595,7 @@ static inline void attention_forward(real *c, wide *peak, wide *lse, const Heads
     });
 }
 
-// SETs d (dq, dk and dv), which may not be q, k or v. D is scratch.
+// SETs d = {dq, dk, dv}; none of them may be the memory of q, k or v. D is scratch.
 static inline void attention_backward(const Heads d[3], wide *D, real *dc, const real *c,
                                       const wide *lse, const Heads qkv[3], AttentionShape s,
                                       Gpu *gpu) {

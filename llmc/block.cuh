@@ -1,25 +1,27 @@
 // block.cuh: one transformer block on the GPU: attention, feed-forward (MLP or experts), and the
 // norms and residual connections around them. This is the only file that branches on the placement
 // of norms: `if constexpr` on a row of modes.h selects the launches; kernels never know the mode.
-// (train_gpt.cu asks only whether nGPT scales matrices to length 1.)
+// (train_gpt.cu asks only whether nGPT scales matrices to length 1.) Here "block" is a transformer
+// block, in the files of layers a CUDA thread block.
 //
-//   sublayer      u = in(x)    y = out(F(c u))    s = a skip + y    x' = post(s)
+//   sublayer      u = in(x)    y = F(c u)    s = a skip + out(y)    x' = post(s)
 //   attention     x is the block's input, x' is mid
 //   feed-forward  x is mid, x' is the block's output
 //
-// The judge (train_gpt.c) writes separate steps. Here they are fused, inside a block and never
-// across blocks:
+// The judge (train_gpt.c) writes separate steps. Here steps of one block are fused, never those of
+// two blocks:
 //   - q, k and v are one product, and so are gate and up: their weights are neighbors in memory;
 //   - QK norm and RoPE are one kernel (qkv.cuh);
 //   - residual + norm: the `out` norm, the residual add and the norm after it are one kernel
-//     (norm.cuh). Without a norm next to it, the residual rides in a product as beta * C, and so
-//     does its gradient.
-// Values moved per token around norms and residuals, with d = C:
+//     (norm.cuh). Without a norm next to it, the product before it adds the residual: cuBLAS
+//     computes D = alpha A B + beta C (linear.cuh), where beta C is a skip. The gradient of the
+//     residual is added in the same way.
+// Values moved per token around norms and residuals, with d channels:
 //   PRE    forward 2d + 4d + (in the product)    backward 4d + 4d
 //   SPAN   forward 4d + 4d                       backward 3d + 5d
 //
-// SET or ADD: the first writer of an activation's gradient SETs it. A second reader of the forward
-// value passes it on as `add`, to be added in the same kernel.
+// SET or ADD: every activation's gradient is SET. A value that is read twice has two terms in its
+// gradient: the first goes to the kernel of the second as the argument `add`.
 #pragma once
 #include "attention.cuh"
 #include "decode.cuh"
@@ -37,19 +39,19 @@
 struct Block {
     const Model *m;
     const Sizes *s;
-    Place p;               // the mode's row for this layer
-    Params w;
+    LayerMode p;           // what the mode decides about this layer (modes.h)
+    Params w;              // parameters (tensors.h)
     Grads dw;
-    Acts a, d;             // activations and their gradients
+    Acts a, d;             // activations and their gradients (tensors.h)
     KvCache cache;         // sampling; k is NULL in a forward pass over whole sequences
-    const float2 *rotary;  // angles [T, R/2] from the position of the first token on
-    wide *router_bias;     // in float: its steps are too small for bf16
-    float loss_scale;      // backward: d (loss) / d (mean loss of the micro-batch), for the router
+    const float2 *rotary;  // RoPE's table [T, R/2] from the position of the first token on
+    wide *router_bias;     // a master weight: its steps are too small for bf16
+    float dloss;           // backward: the gradient of the micro-batch's mean loss, for the router
     Gpu *gpu;
 };
 
 static float norm_eps(const Block *b, Site site) {
-    return site.on == L2 ? 1e-12f : b->m->eps;  // L2 only guards against 0/0
+    return site.on == L2 ? 1e-12f : b->m->eps;  // L2: only prevents 0/0 for x = 0
 }
 
 // The norm in a slot, with its parameters, gradients and saved statistics (fields slot_w, ...).
@@ -83,11 +85,12 @@ static real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, 
            (b)->s->n, out, in, (float)(c)}
 
 // -------------------------------------------------------------------------------------- attention
-// y = W_o N_c(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + add
+// y = W_o N_ctx(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + add
 //
-// nGPT's order is N(rope(.)). Latent attention (MLA) makes k and v from a latent of kv_rank
-// channels: W_kvb N(W_kva c u). W_q above W_kva is one product, whose rows are [q | latent |
-// k_rope]; k_rope is the part of k that rotates, one for all heads.
+// N_q, N_k, N_v and N_ctx are the norms in the slots of these names. nGPT's order is N(rope(.)).
+// Latent attention (MLA) makes k and v from a latent of kv_rank channels: W_kvb N(W_kva c u). W_q
+// and W_kva, neighbors in memory, are one product, whose rows are [q | latent | k_rope]. k_rope is
+// the part of k that rotates, one for all heads; the judge and tensors.h call it kr.
 
 static QkvShape qkv_shape(const Block *b) {
     const Model *m = b->m;
@@ -114,7 +117,7 @@ static QkvNorms qkv_norms(const Block *b) {
     return norms;
 }
 
-// q, k and v as the products write them. t: activations or their gradients.
+// The memory that the products write q, k and v to. t: activations or their gradients.
 static QkvPlaces qkv_raw(const Block *b, const Acts *t) {
     const Model *m = b->m;
     if (!m->kv_rank) return qkv_row(t->qkv, m->NH, m->KV, m->HS);
@@ -126,9 +129,9 @@ static QkvPlaces qkv_raw(const Block *b, const Acts *t) {
     return {{q, k, v}, {q_rope, k_rope, {}}};
 }
 
-// q, k and v as attention reads them. A part with a norm moves to qkvn, and so does the k that
-// latent attention assembles. Rows of qkvn are [q | k | v]; with latent attention they hold the
-// parts that move alone.
+// The memory that attention reads q, k and v from. A part (q, k or v) with a norm moves to qkvn,
+// and so does the k that latent attention assembles. Rows of qkvn are [q | k | v]; with latent
+// attention they hold only the parts that move.
 static QkvPlaces qkv_read(const Block *b, const Acts *t) {
     const Model *m = b->m;
     QkvPlaces places = qkv_raw(b, t);
@@ -155,7 +158,7 @@ static Heads latent_normed(const Model *m, const Acts *t) {
     return Heads{t->kvcn, m->kv_rank, m->kv_rank};
 }
 
-// The products: [q | k | v] from u, k and v of each head from the latent, the output.
+// The products: [q | k | v] from u; with latent attention [k | v] of each head from the latent; y.
 static Linear qkv_linear(const Block *b) {
     return BIASED(b, wq, qkv_width(b->m), b->m->C, b->p.attn_c);
 }
@@ -189,7 +192,7 @@ static void attn_branch_forward(const Block *b, real *y, const real *u, Residual
     linear_forward(y, c, out_linear(b), add, gpu);
 }
 
-// From d.kvb, and the gradient of k_rope for each head, to the rest of d.qkv.
+// SETs the latent and k_rope in d.qkv, from d.kvb and the gradient of k_rope of each head.
 static void latent_backward(const Block *b, Heads dk_rope) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
@@ -222,9 +225,10 @@ static void attn_branch_backward(const Block *b, real *du, const real *dy, const
 }
 
 // ------------------------------------------------------------------------------------ feed-forward
-// y = N_o(W_down act(N_h([W_gate | W_up] c u))) + add, of width p.F: a dense MLP, or the
-// shared experts. SDD and nGPT have N_h, SDD has N_o. GELU without N_h rides in the products in
-// bf16, forward and backward; in float the library's tanh may differ from ours in the last bits.
+// y = N_down(W_down act(N_hidden([W_gate | W_up] c u))) + add, of width p.F: a dense MLP, or the
+// shared experts. N_hidden is the slot `hidden` (SDD and nGPT), N_down the slot `shared_out` (SDD
+// with experts). Without N_hidden, bf16 products apply GELU and its derivative in their epilogue;
+// in float the library's tanh may differ from ours in the last bits.
 
 static bool gelu_in_product(const Block *b) {
     return sizeof(real) == 2 && !b->m->swiglu && !b->p.hidden.on;
@@ -241,16 +245,16 @@ static Linear down_linear(const Block *b) { return BIASED(b, wd, b->m->C, b->p.F
 static void mlp_forward(const Block *b, real *y, const real *u, Residual add) {
     const Acts *a = &b->a;
     Gpu *gpu = b->gpu;
-    Norm no = NORM(b, shared_out);  // N_o
+    Norm norm = NORM(b, shared_out);  // N_down
     if (gelu_in_product(b)) linear_gelu_forward(a->h, a->gu, u, up_linear(b), gpu);
     else {
         linear_forward(a->gu, u, up_linear(b), {}, gpu);
         real *gu = slot_forward(NORM(b, hidden), a->gun, a->gu, gpu);
         activation_forward(a->h, gu, b->s->n, b->p.F, b->m->swiglu, gpu);
     }
-    if (no.site.on) {
+    if (norm.site.on) {
         linear_forward(a->sy, a->h, down_linear(b), {}, gpu);
-        add_norm_forward({y, nullptr, a->sy, add.x, add.scale, &no, nullptr}, gpu);
+        add_norm_forward({y, nullptr, a->sy, add.x, add.scale, &norm, nullptr}, gpu);
     } else linear_forward(y, a->h, down_linear(b), add, gpu);
 }
 
@@ -273,11 +277,12 @@ static void mlp_backward(const Block *b, real *du, real *dy, const real *u, Resi
 }
 
 // ------------------------------------------------------------------------------ mixture of experts
-// y = sum of gate_e expert_e(u) over the top-k experts of a token + mlp(u) + add. An expert,
-// too, is N_o(W_down act(N_h([W_gate | W_up] c u))) (moe.cuh). mlp is the shared experts, if any.
+// y = sum of gate_e expert_e(u) over the top-k experts of a token + mlp(u) + add. An expert is a
+// feed-forward layer as above (moe.cuh); its slots are `expert_hidden` and `expert_out`. mlp is the
+// shared experts, if any.
 
-// --router-losses mean: auxiliary losses are means over the layers, and the z-loss over the top-k
-// too.
+// --router-losses mean: a loss is the mean over the layers with experts, and the z-loss is divided
+// by K too.
 static Router block_router(const Block *b) {
     const Moe *o = &b->m->moe;
     const Acts *a = &b->a;
@@ -343,27 +348,27 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, Resi
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
     Gpu *gpu = b->gpu;
-    Norm nh = EXPERT_NORM(b, expert_hidden), no = EXPERT_NORM(b, expert_out);
+    Norm hidden = EXPERT_NORM(b, expert_hidden), out = EXPERT_NORM(b, expert_out);
     Router r = block_router(b), ungated = r;
     ungated.gate = nullptr;
-    const real *y_rows = no.site.on ? a->xyn : a->xy, *gu = nh.site.on ? a->xgun : a->xgu;
-    real *drows = no.site.on ? d->xyn : d->xy, *dgu = nh.site.on ? d->xgun : d->xgu;
+    const real *y_rows = out.site.on ? a->xyn : a->xy, *gu = hidden.site.on ? a->xgun : a->xgu;
+    real *drows = out.site.on ? d->xyn : d->xy, *dgu = hidden.site.on ? d->xgun : d->xgu;
     // Through the gates, to the rows of the experts and to the gates themselves.
     combine_backward(drows, d->gate, dy, y_rows, r, m->C, gpu);
-    drows = slot_backward(no, d->xy, drows, a->xy, gpu);
+    drows = slot_backward(out, d->xy, drows, a->xy, gpu);
     experts_backward(d->xh, drows, a->xh, experts_down(b), gpu);
     activation_backward(dgu, d->xh, gu, assigned(b), m->F, m->swiglu, gpu);
-    dgu = slot_backward(nh, d->xgu, dgu, a->xgu, gpu);
+    dgu = slot_backward(hidden, d->xgu, dgu, a->xgu, gpu);
     // Up: xdx has a row for each assignment; combine adds up those of a token.
     experts_backward(a->xdx, dgu, u, experts_up(b), gpu);
     combine(du, a->xdx, ungated, add, m->C, gpu);
     // The router and the shared experts read u too, so they ADD to du.
-    router_backward(a->rdz, d->gate, r, b->loss_scale, gpu);
+    router_backward(a->rdz, d->gate, r, b->dloss, gpu);
     linear_backward(du, a->rdz, u, router_linear(b), {du, 1}, gpu);
     if (b->p.F) mlp_backward(b, du, dy, u, {du, 1});
 }
 
-// A layer is dense, or has experts (Place.moe).
+// A layer is dense, or has experts (LayerMode.moe).
 static void ffn_branch_forward(const Block *b, real *y, const real *u, Residual add) {
     if (b->p.moe) moe_forward(b, y, u, add);
     else mlp_forward(b, y, u, add);
@@ -378,7 +383,7 @@ static void ffn_branch_backward(const Block *b, real *du, real *dy, const real *
 // mid = L2(x + alpha_1 (L2(attention(x)) - x))    x' = L2(mid + alpha_2 (L2(ffn(mid)) - mid))
 
 #define INTERPOLATION(b, sub) \
-    Interpolation{(b)->w.sub##_alpha, (b)->dw.sub##_alpha, NORM(b, sub##_out), NORM(b, sub##_post)}
+    Interpolation{(b)->w.sub##_p, (b)->dw.sub##_p, NORM(b, sub##_out), NORM(b, sub##_post)}
 
 static void interpolated_forward(const Block *b, real *x) {
     const Acts *a = &b->a;
@@ -401,7 +406,7 @@ static void interpolated_backward(const Block *b, real *dx, real *x) {
 
 // -------------------------------------------------------------------------- the block, every mode
 
-// The residual (skip) of a sublayer: its own input, its normed input, or the block's input.
+// The skip of a sublayer: its own input x, its normed input u, or the block's input.
 static const real *skip_of(int skip, const real *own, const real *normed, const real *block) {
     if (skip == OWN) return own;
     return skip == NORMED ? normed : block;
@@ -466,7 +471,7 @@ template <int ROW> static void block_backward(const Block *b, real *dx, real *x)
     float attn_a = b->p.attn_a, ffn_a = b->p.ffn_a;
     Norm in = NORM(b, attn_in), post = NORM(b, attn_post);
     const real *ds_ffn = ffn_backward<ROW>(b);
-    real *ds = d->mid;  // complete but for the post norm
+    real *ds = d->mid;  // the gradient of s, or of post(s) until attention's post norm below
 
     // Attention's post norm. If both skips are the block's input, dx starts as the sum of their
     // gradients.
@@ -508,7 +513,7 @@ static void block_recompute(const Block *b, real *x) {
 }
 
 // Adds this layer's statistics to sums (--norms-every), right after its forward pass, while the
-// buffers still hold this layer. x: the block's input. The kernel takes y as s minus the skip.
+// buffers still hold this layer. x: the block's input.
 static void block_stats(const Block *b, LayerSums *sums, const real *x) {
     const Mode *r = b->p.row;
     const Acts *a = &b->a;
@@ -522,15 +527,15 @@ static void block_stats(const Block *b, LayerSums *sums, const real *x) {
         .size = (int64_t)b->s->n * b->m->C,
         .rows = (int64_t)b->s->n * b->m->NH,
         .rstd = {a->attn_out_rstd, a->ffn_out_rstd},
-        .p = {b->w.attn_alpha, b->w.ffn_alpha},
+        .p = {b->w.attn_p, b->w.ffn_p},
         .C = b->m->C,
     };
-    if (r->attn.a == LEARNED) t.s[0] = a->ay, t.s[1] = a->fy;  // nGPT: y itself, not a sum
+    if (r->attn.a == LEARNED) t.s[0] = a->ay, t.s[1] = a->fy;  // nGPT: y instead of s
     layer_sums(sums, t, b->gpu);
 }
 
 // ------------------------------------------------------------------------------------- dispatch
-// Every row of modes.h as a pair of functions. Place.row selects the pair of a layer.
+// Every row of modes.h as a pair of functions. LayerMode.row selects the pair of a layer.
 
 struct BlockRow {
     void (*forward)(const Block *b, real *x);
@@ -538,7 +543,7 @@ struct BlockRow {
 };
 
 template <int ROW> static constexpr BlockRow block_row_of(void) {
-    // A learned a comes with nGPT's slots in both sublayers.
+    // LEARNED occurs only with nGPT's slots, in both sublayers.
     if (MODES[ROW].attn.a == LEARNED) return {interpolated_forward, interpolated_backward};
     return {block_forward<ROW>, block_backward<ROW>};
 }

@@ -1,7 +1,7 @@
 // gemm.h: the CPU's matrix product, C = alpha A B or C += alpha A B.
 //
-// A View carries its own row and column stride, so a transpose swaps strides. All three products
-// of training are one function:
+// A View is a pointer with a row and a column stride, so a transpose swaps strides. All three
+// products of training are one function:
 //   forward           Y [n, out]   = X [n, in]     W [out, in]^T
 //   input gradient    dX [n, in]   = dY [n, out]   W [out, in]
 //   weight gradient   dW [out, in] = dY [n, out]^T X [n, in]
@@ -11,7 +11,7 @@
 //   C is cut into tiles, which threads share (threads.h), and K into slices.
 //   A slice of the tile's rows of A is packed and stays in the L2 cache.
 //   Panels of B are packed one after another; each stays in the L1 while the kernel runs down the
-//   tile. Floats that lie close together are read where they are (gemm_in_place).
+//   tile. Floats whose rows lie close together are not packed but read in place (gemm_in_place).
 //   The kernel holds an MR x NR block of C in vector registers. At the lower edge of C the block
 //   has one or two thirds of its rows; other parts of a block are computed in a copy.
 //
@@ -42,8 +42,9 @@
 #include "run/util.h"
 #include "threads.h"
 
-// A matrix in memory: element (i, j) is p[i * rs + j * cs]. In a band matrix A is 0, or C is not
-// wanted, where j - i is less than `first` or more than `last`; blocks outside are skipped.
+// A matrix in memory: element (i, j) is p[i * rs + j * cs]. A band holds the elements with
+// first <= j - i <= last. Outside it A counts as 0 and C need not be computed: blocks that are
+// wholly outside are skipped.
 typedef struct { real *p; int64_t rs, cs, first, last; } View;
 #define FAR ((int64_t)1 << 40)
 

@@ -35,9 +35,10 @@
 #define UNROLL _Pragma("unroll")
 #endif
 
-// Errors of a kernel that ran before (codes 714 to 719: stack, instruction, address, its space,
-// program counter, anything else). Every later call returns the same error, launches included, so
-// the call that reports it is not the one that failed.
+// Errors of a kernel that ran before: an illegal address, a timeout, or one of the codes 714 to 719
+// (stack, instruction, misaligned address, address space, program counter, any other failure).
+// Every later call returns the same error, launches included, so the call that reports it is not
+// the one that failed.
 static inline bool kernel_failed(cudaError_t error) {
     return error == cudaErrorIllegalAddress || error == cudaErrorLaunchTimeout ||
            (error >= cudaErrorHardwareStackError && error <= cudaErrorLaunchFailure);
@@ -111,7 +112,7 @@ template <typename T> __device__ void words_store(void *p, const T &x) {
 }
 
 // 16 bytes of the storage type. Rows of all matrices begin at multiples of 16 bytes
-// (gpt_refuse in train_gpt.cu refuses other sizes).
+// (refuse_model in train_gpt.cu refuses other sizes).
 struct alignas(16) Pack {
     real v[PACK];
 };
@@ -239,7 +240,8 @@ template <typename T> static T *scratch_for(size_t count, const Gpu *gpu) {
 
 // ------------------------------------------------------------------------------------- the device
 
-// A program that was built for another GPU has no code of this kernel for the present one.
+// gpu_open asks for this kernel's code: a program that was built for other GPUs has none for this
+// one.
 static __global__ void probe_kernel(void) {}
 
 // Checks that there is a driver, that it is as new as the toolkit, and that it sees a GPU.
@@ -265,8 +267,8 @@ static inline int gpu_find(void) {
     return count;
 }
 
-// Takes GPU number `local` of those that CUDA_VISIBLE_DEVICES leaves, or the only one, and refuses
-// a GPU that cannot serve, with the reason. The caller adds scratch and plans.
+// Opens GPU number `local` of those that CUDA_VISIBLE_DEVICES leaves, or the only one. Refuses a
+// GPU that the program cannot use, with the reason. The caller sets scratch and plans.
 static inline void gpu_open(Gpu *gpu, int local) {
     cudaDeviceProp device;
     cudaFuncAttributes probe;

@@ -1,5 +1,5 @@
-// init.h: how parameters start. A scheme is one row; the standard deviation of a tensor follows
-// from the scheme, the tensor's role (tensors.h) and its layer.
+// init.h: the initial values of parameters. A scheme is one row; the standard deviation of a tensor
+// follows from the scheme, the tensor's role (tensors.h) and its layer.
 //
 // Element i of a tensor is a function of (scheme, seed, tensor name, i) alone: under one scheme two
 // placements, two precisions and two devices share every common weight. (NGPT then normalizes them,
@@ -10,10 +10,10 @@
 
 // INIT(id, word, sigma, out, head, beta, cut, source). Expressions may use the model's C and L, the
 // layer l and sigma.
-//   sigma   base standard deviation; 0.784 / sqrt(C) is 0.02 at C = 1536
-//   out     of output projections, which write to the residual stream
-//   head    of an untied head
-//   beta    multiplies that of v, output projections, gate, up and down (DeepNorm)
+//   sigma   base standard deviation, of all other matrices; 0.784 / sqrt(C) is 0.02 at C = 1536
+//   out     standard deviation of output projections, which write to the residual stream
+//   head    standard deviation of an untied LM head
+//   beta    multiplies the deviation of v, gate, up and output projections (DeepNorm)
 //   cut     normals beyond so many deviations are drawn again; 0: never
 #define INIT_TABLE(INIT) \
 INIT(NORMAL,   "normal",   1 / sqrt(2.5 * C), sigma,                       sigma, 1, 3, \
@@ -59,7 +59,7 @@ static inline int init_find(const char *name) {
     return i;
 }
 
-// The base sigma. SDD's released setting multiplies it.
+// The base sigma. SDD's released setting multiplies it by 0.1.
 static inline double init_sigma(const Init *init, const Model *m) {
     double C = m->C, factor = m->mode->sdd ? m->sdd->std : 1.0;
 #define INIT_SIGMA(id, word, sigma, ...) sigma,

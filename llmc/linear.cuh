@@ -19,8 +19,10 @@
 //   ours, [2, 3]    0 1 2        in memory          the library's, [3, 2]            0 3
 //                   3 4 5        0 1 2 3 4 5        with leading dimension 3         1 4
 //                                                                                    2 5
-// It computes D[m, n] = alpha op(A)[m, k] op(B)[k, n] + beta C. The products above, transposed
-// (* where op transposes once more):
+// It computes D = alpha op(A) op(B) + beta C. D [m, n] is the result, op(A) [m, k] and op(B) [k, n]
+// are the operands, op is the identity or a transpose, and C [m, n] is added: alpha is c, C is
+// add^T and beta its scale. For dW, C is D itself and beta 1. The products above, transposed (* if
+// op transposes once more):
 //
 //   ours                its D               A       B       m      n      k
 //   y  = x W^T          y^T  = W x^T        W *     x       out    n      in
@@ -34,14 +36,14 @@
 //
 // A plan holds the descriptors of one product and the algorithm chosen for it. It is made at the
 // product's first use and kept. The algorithm is the library's first guess, or, while `tuning`, the
-// fastest of its guesses, timed on the spot. The choice is saved with the run (plans_text,
+// fastest of its guesses, timed at that use. The choice is saved with the run (plans_text,
 // plans_read) because another algorithm sums in another order: the same plans give the same bits.
 //
 // Computed floors in bf16 for n = 65536, C = 768, from FLOP at 790 TFLOP/s; in parentheses from
 // bytes at 4.3 TB/s, which the FLOP hide:
 //   qkv .294 ms (.094)                attention's output .098 (.047)
 //   ffn up with GELU .391 (.212)      ffn down .391 (.118)
-//   head 6.41 (1.58)                  each three times: forward, dx, dW
+//   LM head 6.41 (1.58)               each three times: forward, dx, dW
 #pragma once
 #include <cublasLt.h>
 #include <math.h>
@@ -67,9 +69,9 @@ struct Residual {
 // ------------------------------------------------------------------------------------------ plans
 
 enum { PLANS_MAX = 128, GUESSES = 16, TIMED_RUNS = 5, PLANS_WORKSPACE = 32 << 20, ALIGNMENT = 16 };
-enum { NOTHING_ADDED, ADDED_ELSEWHERE, ADDED_IN_PLACE };  // beta C: absent, another array, D itself
+enum { NOTHING_ADDED, ADDED_ELSEWHERE, ADDED_IN_PLACE };  // C: absent, another array, D itself
 
-// A bit of an epilogue: it has pre.
+// The bit that epilogues with the auxiliary matrix pre have in common.
 enum { EPILOGUE_AUX = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU };
 
 // Everything that a plan depends on, in the library's terms. Rows are contiguous, so sizes and
@@ -110,7 +112,7 @@ struct Matmul {
     const void *bias = nullptr, *aux = nullptr;    // aux: pre
 };
 
-// The numbers of a key in the text of the plans.
+// The names of a key's numbers in the text of plans.
 typedef int64_t PlanKey::*PlanNumber;
 static const struct {
     const char *name;
@@ -176,8 +178,8 @@ static inline Plans *plans_create(bool tf32) {
     return p;
 }
 
-// Removes all plans, or only those that the library's first guess will restore. Work that is
-// already in the stream does not need them.
+// Removes all plans, or only those with the library's first guess, which the next use makes again.
+// Work that is already in the stream does not need them.
 static inline void plans_forget(Plans *plans, bool all) {
     int kept = 0;
     for (int i = 0; i < plans->count; i++) {
@@ -305,8 +307,8 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
 }
 
 // Starts the product with this epilogue. Returns false, and starts nothing, if the library has no
-// algorithm for the two together. A guess that was not timed is tried here for the first time: the
-// library may refuse what it offered.
+// algorithm for the two together. The library may refuse a guess of its own; a guess that was not
+// timed shows it only here.
 static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu) {
     f.key.epilogue = epilogue;
     f.key.add = f.c == f.d ? ADDED_IN_PLACE : ADDED_ELSEWHERE;
@@ -354,7 +356,7 @@ static inline char *plans_text(const Plans *plans) {
     return text;
 }
 
-// A size or a flag that no product has makes a plan that no product finds.
+// Sizes are not checked: a plan with sizes that no product has is never found, and does no harm.
 static inline void plan_read(Plans *plans, const Json *entry, const char *path) {
     const char *epilogue = json_get_string(entry, "epilogue", path);
     const char *hex = json_get_string(entry, "algo", path);
@@ -405,7 +407,7 @@ static inline void plans_read(Plans *plans, const char *text, const char *path) 
 
 // ---------------------------------------------------------------------------------------- forward
 
-enum { COLUMN_SPLITS = 256 };
+enum { COLUMN_SPLITS = 256 };  // at most so many partial sums of a bias's gradient
 
 // y = c x W^T + add, or backward c x W + add, where x is dy.
 static inline Matmul linear_matmul(bool forward, void *y, const real *x, const Linear &l,
@@ -420,9 +422,7 @@ bias_kernel(real *y, const real *b, int out) {
     int j = row_column();
     if (j >= out) return;
     real *at = y + (int64_t)blockIdx.x * out + j;
-    Pack sum = pack_load(at), bias = pack_load(b + j);
-    for (int k = 0; k < PACK; k++) sum.v[k] = to_real(to_float(sum.v[k]) + to_float(bias.v[k]));
-    pack_store(at, sum);
+    floats_store(at, floats_load(at) + floats_load(b + j));
 }
 
 // y = c x W^T + b + add, which may be y itself.

@@ -1,15 +1,15 @@
-// loss.cuh: the classifier (softmax, cross-entropy and their gradient in one pass over the logits)
-// and the sums of the losses.
+// loss.cuh: the classifier (softmax, cross-entropy and their gradient in one pass over the logits;
+// in train_gpt.c crossentropy_forward and crossentropy_backward) and the sums of the losses.
 //
-//   logsum = log sum_j e^z_j                  over the V columns of the vocabulary, without padding
+//   logsum = ln sum_j e^z_j                   over the V columns of the vocabulary, without padding
 //   loss   = logsum - z_target                cross-entropy
 //   dz     = (1 + 2 z_loss logsum) softmax(z) - onehot(target),  0 in the padding
 //
 // The term in z_loss is the gradient of OLMo 2's z-loss, z_loss * logsum^2.
 //
 // Shapes: logits z [n, Vp], padded from V to Vp columns; targets [n]; losses, logsum [n].
-// Saved: logsum, for the z-loss. The gradient overwrites the logits. It is not scaled: the loss's
-// scale goes into the matrix products that read it.
+// Saved: logsum, for the z-loss and nGPT's backward. The gradient overwrites the logits. It lacks
+// the factor of the loss (gpt_backward's scale), which the matrix products that read it apply.
 //
 // A block takes a row. While the row arrives from memory, each thread keeps the maximum and the sum
 // of exponentials relative to it for the columns it has seen (online softmax: Milakov, Gimelshein
@@ -30,7 +30,7 @@ enum { CLASSIFIER_THREADS = 512, CLASSIFIER_LOADS = 4, SUMS_THREADS = 512 };
 
 // ------------------------------------------------------------------------------------- classifier
 
-// e^(x - shift): one multiply-add and exp2_fast.
+// e^(x - shift), by exp2_fast.
 __device__ inline float classifier_exp(float x, float shift) {
     return exp2_fast(x * 1.44269504f - shift * 1.44269504f);
 }
@@ -92,7 +92,7 @@ __device__ Softmax softmax_row(real *kept, const real *z, const Logits &f) {
     return s;
 }
 
-// The gradient of the pack of logits z at column j.
+// The gradient of the pack of logits z at column j. log_row: the row's logsum.
 __device__ inline Floats logits_gradient(Floats z, const Logits &f, int j, int target,
                                          float log_row) {
     float factor = 1 + 2 * f.z_loss * log_row;  // of softmax

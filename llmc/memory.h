@@ -1,10 +1,11 @@
-// memory.h: from a table row to a size, to an offset in an arena, to a pointer; and the view of
-// layer l, a struct with one pointer for each row.
+// memory.h: from a table row (tensors.h) to a size, to an offset in an arena, to a pointer. A view
+// of layer l is a struct with one pointer for each row: Params, Grads, Acts. An arena is one
+// allocation that holds many tensors.
 //
 // A tensor that does not exist in a model or layer takes no memory and its pointer is NULL: code
 // that uses it crashes instead of computing something wrong. Offsets count elements, so that one
-// layout serves float, double and bfloat16. The includer defines `real`, the storage type, and
-// `wide`, the type of statistics and of parameters' gradients, where that differs.
+// layout serves float, double and bfloat16. The including file defines `real`, the storage type,
+// and `wide`, the type of statistics and of parameters' gradients, if that differs.
 #pragma once
 #include <stdbool.h>
 #include "run/util.h"
@@ -19,7 +20,8 @@ static inline int64_t memory_padded(int64_t elements) {
     return CEIL_DIV(elements, ALIGN) * ALIGN;
 }
 
-// The total with one more tensor. No single tensor overflows, but a hundred thousand could.
+// The total with one more tensor. The size of one tensor fits in 64 bits; the sum of a hundred
+// thousand might not.
 static inline int64_t memory_add(int64_t total, int64_t elements) {
     CHECK(total < INT64_MAX / 16 - memory_padded(elements),
           "expected tensors of less than 2^59 elements in all, found more\n"
@@ -37,13 +39,13 @@ typedef struct ParamRow {
     const char *name;                     // in checkpoints; %d: the layer
     int64_t rows, cols;
     int init, decay, lr;                  // ROLE_*, DECAY_*, LR_*
-    double gain;                          // where a gain starts
+    double gain;                          // initial value of a gain
     int exists;
 } ParamRow;
 
 // The parameter table for layer l of model m.
 static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l) {
-    Place place = place_at(m, l), *p = &place;
+    LayerMode mode = layer_mode(m, l), *p = &mode;
     const int C = m->C, T = m->T, Vp = m->Vp, F = m->F, E = m->moe.E;
     const int NH = m->NH, KV = m->KV, HS = m->HS, QK = qk_size(m);
 #define PARAM_EVAL(field, name, r, c, role, gain, exists) \
@@ -87,7 +89,7 @@ static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer)
     t->state = t->total = memory_add(t->total, e->size);
 }
 
-// Offsets of tensors, each -1: absent.
+// An array of offsets, all -1: absent.
 static inline int64_t *layout_offsets(size_t count) {
     int64_t *offset =
         (int64_t *)check_alloc(count * sizeof *offset, "the offsets of tensors");
@@ -134,9 +136,10 @@ static inline Part entry_part(const Entry *e, int rank, int processes) {
     return part;
 }
 
-// The lines of a matrix that nGPT keeps at length 1 (section 2.3): its rows, whose dot product with
-// the residual stream is taken, or the columns of an output projection, which write to the stream.
-// Matrices of experts lie one below the other. The router is not nGPT's, and stays as it is.
+// The lines of a matrix that nGPT keeps at length 1 (section 2.3) are vectors of the residual
+// stream's space: the rows of a matrix that reads the stream, the columns of an output projection,
+// which writes to it. Matrices of experts lie one below the other. nGPT's paper has no router; here
+// its matrix is not normalized.
 typedef struct EntryLines {
     int length;  // elements of a line; 0: no lines
     int step;    // from one element to the next
@@ -150,7 +153,8 @@ static inline EntryLines entry_lines(const Model *m, const Entry *e) {
     return role == ROLE_OUT ? columns : rows;
 }
 
-// Gives each tensor, in their order, to the process that has the fewest elements so far.
+// ZeRO-1: chooses the owner of each tensor, in their order: the process with the fewest elements so
+// far.
 static inline void layout_share(Layout *t, int rank, int processes) {
     int64_t *load =
         (int64_t *)check_alloc((size_t)processes * sizeof *load, "the loads of processes");
@@ -166,7 +170,7 @@ static inline void layout_share(Layout *t, int rank, int processes) {
     free(load);
 }
 
-// Rows in use: those that pad the vocabulary are zero, are never read, and stay out of files.
+// Rows without the padding of the vocabulary, whose rows are zero, never read and not saved.
 static inline int64_t entry_rows(const Model *m, const Entry *e) {
     bool vocabulary = e->id == PARAM_wte || e->id == PARAM_wlm || e->id == PARAM_logits_w;
     return vocabulary ? m->V : e->row.rows;
@@ -193,7 +197,7 @@ typedef struct ActRow {
 } ActRow;
 
 static inline void act_rows(ActRow rows[ACT_COUNT], const Model *m, const Sizes *s, int l) {
-    Place place = place_at(m, l), *p = &place;
+    LayerMode mode = layer_mode(m, l), *p = &mode;
     const int B = s->B, n = s->n, keep = s->keep, cheap = s->cheap;
     const int cpu = s->threads != 0, gpu = !cpu;
     const int L = m->L, C = m->C, Vp = m->Vp, F = m->F, E = m->moe.E, K = m->moe.K;
@@ -212,7 +216,7 @@ typedef struct ActLayout {
     int64_t acts, grads;   // elements of the two arenas
 } ActLayout;
 
-// A copy gets its place with the first layer that uses it.
+// Reserves room for a copy when the first layer asks for it.
 static inline void act_place(int64_t *offset, int64_t *total, int64_t size) {
     if (*offset >= 0) return;
     *offset = *total;
@@ -314,7 +318,7 @@ typedef struct KvCache {
     int cached;  // positions already filled
 } KvCache;
 
-// Layer l's, in `base`, which holds layer after layer.
+// The KV cache of layer l; base holds layer after layer, NULL: there is none.
 static inline KvCache kv_cache_view(const Model *m, real *base, int T, int l, int cached) {
     KvCache v = {NULL, NULL, 0};
     if (!base) return v;

@@ -5,9 +5,10 @@
 //
 //   u  = in ? N(x) : x               skip = OWN: x | NORMED: u | BLOCK: x0
 //   y  = F(c * u)                    c = ONE: 1 | LNS: 1/sqrt(l+1)
-//   y  = out ? N(y) : y              q, k, v and the context have slots of their own inside F
-//   s  = a * skip + b * y            a = ONE: 1 | DEEP: (2L)^(1/4), with b = 1
-//   x' = post ? N(s) : s             a = LEARNED: b = alpha, a vector of parameters, a = 1 - alpha
+//   yn = out ? N(y) : y              q, k, v and the context have slots of their own inside F
+//   s  = a * skip + b * yn           a = ONE: 1 | DEEP: (2L)^(1/4), with b = 1
+//   x' = post ? N(s) : s             a = LEARNED: a = 1 - alpha, b = alpha = 0.05 sqrt(C) |p|; the
+//                                    vector p [C] is a parameter (nGPT)
 //
 // An empty slot is the identity: no call, no copy, no parameter. A new placement is a new row. One
 // that the columns cannot express gets a new, named column. Valid as C17 and as C++17.
@@ -29,13 +30,14 @@ typedef struct SubMode {
 
 typedef struct Mode {
     const char *name;
-    int id, selectable;                       // place in MODES; 0: only for `first` and `early`
+    int id, selectable;                       // index in MODES; 0: only for `first` and `early`
     SubMode attn, ffn;
     int q, k, v, ctx;                         // slots inside attention; ctx: the heads' outputs,
                                               // before the output projection
-    int per;                                  // their statistics: HEAD: over each head, with one
-                                              // gain for all heads | FULL: over the full width
-    int emb, fin;                             // a norm on the embedding, and before the head
+    int per;                                  // norm statistics of these slots: HEAD: over each
+                                              // head, with one gain for all heads | FULL: over the
+                                              // full width
+    int emb, fin;                             // a norm on the embedding, and before the LM head
     int sdd;                                  // every linear of a block is alpha * rmsnorm(V x)
     int unit;                                 // nGPT: after every step each row of a matrix (column
                                               // of an output projection) is scaled to length 1;
@@ -141,8 +143,9 @@ typedef struct Sdd {
                                               // the context has a norm
     int fused;                                // dense ffn: one RMS over gate and up together
     int per;                                  // statistics of q and k: HEAD or FULL
-    int share;                                // experts' outputs count F/E times
-    int head;                                 // an untied head starts with 1/sqrt(C), not sigma
+    int share;                                // gates of experts are multiplied by F/E, the ffn
+                                              // width of an expert over the number of experts
+    int head;                                 // sigma of an untied LM head is 1/sqrt(C)
     const char *source;
 } Sdd;
 
@@ -173,7 +176,7 @@ typedef struct Moe {
     int shared_F;                             // width of the shared experts, which every token of
                                               // the other layers goes through; 0: none
     int router, losses;
-    double scale;                             // of the gates
+    double scale;                             // --router-scale: a factor of the gates
     double balance, sequence, z;              // coefficients of the losses: load balance over a
                                               // micro-batch, over each sequence, and logsumexp^2
     double bias_rate;                         // step of the selection bias that balances the load
@@ -190,47 +193,49 @@ typedef struct Model {
     int kv_rank, rope_size;                   // latent attention: width of the latent (0: none),
                                               // and rotary channels of a head besides HS
     Moe moe;
-    int layernorm;                            // LayerNorm with bias, or RMSNorm
-    int bias;                                 // of linears
-    int rope;                                 // RoPE, or learned positions
-    int swiglu;                               // SwiGLU, or GELU
-    int tied;                                 // the head is the embedding
-    int fin;                                  // norm before the head: the mode's, or --final-norm
-    double theta, eps, emb_scale, mix_ratio;
+    int layernorm;                            // 1: LayerNorm with bias, 0: RMSNorm
+    int bias;                                 // linears have biases
+    int rope;                                 // 1: RoPE, 0: learned positions
+    int swiglu;                               // 1: SwiGLU, 0: GELU
+    int tied;                                 // the LM head's matrix is the embedding's
+    int fin;                                  // norm before the LM head: the mode's or --final-norm
+    double theta, eps;                        // of RoPE; of norms
+    double emb_scale, mix_ratio;              // factor of the embedding; MIX_LN's share of POST
 } Model;
 
-// Channels of a head of q and k, and how many of them, the last ones, RoPE rotates. A head of v and
-// of the context has HS channels.
+// A head of q or k has qk_size channels, and RoPE rotates the last rotary_size of them. A head of v
+// or of the context has HS channels.
 static inline int qk_size(const Model *m) { return m->HS + (m->kv_rank ? m->rope_size : 0); }
 static inline int rotary_size(const Model *m) { return m->kv_rank ? m->rope_size : m->HS; }
 static inline int moe_layers(const Model *m) { return m->moe.E ? m->L - m->moe.dense : 0; }
 
-// One norm site of one layer.
+// A norm slot of one layer. N(x) = gain * xhat + bias, where the gain is scale * (parameter w).
 typedef struct Site {
     int on;                                   // 0, 1 (the model's norm), L2 or SCALE
     int groups, width;                        // a row is groups * width values; statistics are over
                                               // each group
     int gains;                                // length of the gain vector: width (shared by the
                                               // groups), groups * width (one each) or 0 (none)
-    int bias;                                 // LayerNorm
-    double gain, scale;                       // initial value of the gain; constant factor
+    int bias;                                 // it has a bias (LayerNorm)
+    double gain, scale;                       // initial value of w; constant factor
 } Site;
 
-// Everything the mode decides about layer l, as numbers: read by the tables of tensors.h, the judge
-// and --show.
-typedef struct Place {
-    const Mode *row;
+// Everything the mode decides about layer l, as numbers: read by the tables of tensors.h, the
+// trainers and --show.
+typedef struct LayerMode {
+    const Mode *row;                          // of this layer: mode_at
     Site emb, attn_in, q, k, v, latent, ctx, attn_out, attn_post;
     Site ffn_in, hidden, ffn_out, ffn_post, fin, logits;
-    Site expert_hidden, expert_out;           // inside each expert
-    Site shared_out;                          // of the shared experts
+    Site expert_hidden, expert_out;           // of an expert: before the activation; after W_down
+    Site shared_out;                          // after W_down of the shared experts
     double attn_c, attn_a, ffn_c, ffn_a;      // what multiplies u and the skip
-    double gate_scale;                        // of the experts' gates: --router-scale, SDD's share
+    double gate_scale;                        // factor of the gates: --router-scale, SDD's share
     int moe;                                  // this layer has experts
     int F;                                    // width of the ffn of all tokens; 0: none
     int out_anywhere;                         // some layer of the model has an out slot
-} Place;
+} LayerMode;
 
+// The factor c or a of a sublayer of layer l.
 static inline double mode_scale(int kind, int l, int L) {
     if (kind == LNS) return 1.0 / sqrt(l + 1.0);
     return kind == DEEP ? pow(2.0 * L, 0.25) : 1.0;
@@ -246,7 +251,7 @@ static inline Site site_make(int on, int groups, int width, int shared, int bias
     return s;
 }
 
-// A site over the full width of the stream.
+// A site over the C channels of the stream.
 static inline Site site_wide(const Model *m, int on, int bias, double gain) {
     return site_make(on, 1, m->C, 1, bias, gain);
 }
@@ -257,16 +262,16 @@ static inline Site site_heads(int on, int per, int heads, int HS, int bias) {
     return site_make(on, heads, HS, 1, bias, 1.0);
 }
 
-// nGPT keeps a gain of effective size `start` as a parameter that starts at `stored`: AdamW, whose
-// steps have the size of the rate, then moves it by rate / stored.
+// nGPT: a gain that starts at `start` is kept as a parameter w that starts at `stored`, times a
+// constant. AdamW moves w by about the learning rate, so the gain moves by lr * start / stored.
 static inline void site_stored(Site *s, int gains, double start, double stored) {
     s->gains = gains;
     s->gain = stored;
     s->scale *= start / stored;
 }
 
-// The SDD or nGPT gain of [gate | up], or of up alone, before the activation. there: this layer has
-// such an ffn, of width F.
+// SDD's norm or nGPT's gain of [gate | up], or of up alone, before the activation. there: this
+// layer has such an ffn, of width F. fused: one statistic over gate and up together.
 static inline Site site_hidden(int there, const Model *m, int F, int fused) {
     int halves = m->swiglu && !fused ? 2 : 1, hidden = m->swiglu ? 2 * F : F;
     int on = m->mode->sdd;
@@ -287,14 +292,14 @@ static inline int mode_has_out(const Mode *r) { return r->attn.out || r->ffn.out
 
 // alpha * rmsnorm(V x) is a linear followed by an RMSNorm with a gain, so SDD fills the slots of q,
 // k, v and out, and those inside the ffn.
-static inline Place place_at(const Model *m, int l) {
+static inline LayerMode layer_mode(const Model *m, int l) {
     const Mode *base = m->mode, *r = mode_at(m, l);
     const Sdd *sdd = base->sdd ? m->sdd : NULL;
     int ln = m->layernorm, bias = m->layernorm && !sdd;
     int per = sdd ? sdd->per : r->per, v_per = sdd ? FULL : r->per, QK = qk_size(m);
     double out_gain = sdd ? 1.0 / sqrt((double)sdd->out_layers * m->L) : 1.0;
     double root = sqrt((double)m->C);
-    Place p;
+    LayerMode p;
     p.row = r;
     p.moe = m->moe.E && l >= m->moe.dense;
     p.F = m->moe.E ? m->moe.dense_F : m->F;

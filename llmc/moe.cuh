@@ -1,15 +1,15 @@
 // moe.cuh: mixture of experts. The router chooses the top-k experts of each token; the rows of each
 // expert are gathered side by side; one grouped product multiplies all experts; and combine sums
-// the experts' rows for each token. The host waits for nothing. Mathematics as in train_gpt.c:
+// the experts' rows for each token. The host waits for nothing. The equations are train_gpt.c's:
 //
 //   router     z = W_r u in float,  s = softmax(z) or sigmoid(z)
 //              S = top-k of s + bias: the K experts with the largest values, the first among equals
 //              gate_e = scale s_e / (1 or sum_S s), for e in S
 //   rows       n K rows, one for each expert of each token. Rows of one expert are neighbours, in
 //              the order of the tokens, without padding. No token is dropped.
-//   products   with W_e [out, in] of expert e, where x may be rows of the tokens themselves (u):
+//   products   with W_e [out, in] of expert e; the rows x may be read from the tokens' rows u:
 //              y = c x W_e^T     dx = c dy W_e     dW_e += c dy^T x
-//   combine    y_t = sum_k gate_tk row_tk + beta add_t
+//   combine    y_t = sum_k gate_tk row_tk + scale add_t (Residual)
 //              backward: drow_tk = gate_tk dy_t,  dgate_tk = dy_t . row_tk
 //              The gradient of u is combine without gates.
 //
@@ -46,16 +46,16 @@
 struct Router {
     int B, T, E, K;
     int kind;                   // ROUTER_SOFTMAX, ROUTER_SIGMOID, ...
-    float scale;                // of the gates
+    float scale;                // factor of the gates
     float balance, sequence, z_loss;  // coefficients of the losses of one layer
     const wide *z;              // [n, E] logits
     const wide *bias;           // [E] affects the choice alone; may be nullptr
     wide *gate;                 // [n, K] weight of each chosen expert
-    wide *lse;                  // [n] log-sum-exp of the logits
+    wide *lse;                  // [n] log-sum-exp of the logits (natural logarithm)
     wide *load;                 // [B + 1, E] tokens of each expert; the last row sums all
     wide *share;                // [B, E] mean probability of each expert
     int32_t *choice;            // [n, K] the top-k experts
-    int32_t *place;             // [n, K] their rows
+    int32_t *place;             // [n, K] the row of each choice
     int32_t *start;             // [E + 1] first row of each expert
     int32_t *source;            // [n K] token of each row
     int32_t *tiles;             // [row_tiles, 2] expert (-1: none) and first row
@@ -65,7 +65,7 @@ struct Router {
 };
 
 enum { ROUTER_WARPS = 4, ROUTER_THREADS = ROUTER_WARPS * WARP, PLAN_THREADS = 1024 };
-enum { ROUTER_CHUNK = 64, ROUTER_MOST = 1024 };  // tokens of a chunk; experts, at most
+enum { ROUTER_CHUNK = 64, ROUTER_MOST = 1024 };  // tokens of a chunk; largest number of experts
 
 static __host__ __device__ inline int router_chunks(const Router &r) {
     return CEIL_DIV(r.T, ROUTER_CHUNK);
@@ -221,7 +221,7 @@ router_place_kernel(Router r) {
     }
 }
 
-// From r.z and r.bias to the arrays after them.
+// SETs gate, lse, load, share, choice, place, start, source and tiles from z and bias.
 static inline void router_forward(Router r, Gpu *gpu) {
     int blocks = r.B * router_chunks(r);
     size_t shared = ROUTER_WARPS * r.E * (sizeof(uint64_t) + sizeof(int) + sizeof(float));
@@ -236,22 +236,23 @@ static inline void router_forward(Router r, Gpu *gpu) {
 
 // ------------------------------------------------------------------------------- router, backward
 // Backward of top-k: the choice itself has no gradient; the gates of the chosen experts have.
-//   pull_e = d(losses) / d(p_e)
+//   pull_e = d(balance and sequence losses) / d(p_e), p = s / sum s, for one token
 //   ds_e   = scale dgate_e, or (scale dgate_e - sum_S dgate gate) / sum_S s, for e in S; else 0
 //   softmax:  u = ds + pull,  dz = s (u - sum s u)
 //   sigmoid:  dz = s (1 - s) (ds + (pull - sum p pull) / sum s)
-//   z-loss:   dz += 2 z lse softmax(z) / n
+//   z-loss:   dz += 2 coefficient lse softmax(z) / n
+// The gradients of the losses are multiplied by dloss, the gradient of the micro-batch's mean loss.
 
 // A warp takes a token. Its lanes share u: the gradient of a gate goes to any lane's expert.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
-router_backward_kernel(real *dz, const wide *dgate, Router r, float loss_scale) {
+router_backward_kernel(real *dz, const wide *dgate, Router r, float dloss) {
     SHARED_DYNAMIC(float, shared);
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int64_t n = (int64_t)r.B * r.T, t = (int64_t)blockIdx.x * ROUTER_WARPS + warp, at = t * r.K;
     if (t >= n) return;
     const wide *z = r.z + t * r.E;
     const wide *load_b = r.load + t / r.T * r.E, *load_all = r.load + (int64_t)r.B * r.E;
-    float *u = shared + warp * r.E, lse = r.lse[t], each = loss_scale * r.E / r.K / n;
+    float *u = shared + warp * r.E, lse = r.lse[t], each = dloss * r.E / r.K / n;
     const int32_t *choice = r.choice + at;
     const wide *gate = r.gate + at;
     dgate += at;
@@ -283,17 +284,16 @@ router_backward_kernel(real *dz, const wide *dgate, Router r, float loss_scale) 
     along = warp_sum(along);
     for (int j = lane; j < r.E; j += WARP) {
         float s = score(j), d = s * (r.kind == ROUTER_SIGMOID ? (1 - s) * u[j] : u[j] - along);
-        dz[t * r.E + j] = to_real(d + loss_scale * 2 * r.z_loss * lse / n * expf(z[j] - lse));
+        dz[t * r.E + j] = to_real(d + dloss * 2 * r.z_loss * lse / n * expf(z[j] - lse));
     }
 }
 
 // SETs dz [n, E] from the gradient of the gates [n, K] and from the losses.
-// loss_scale: the gradient of the micro-batch's mean loss.
-static inline void router_backward(real *dz, const wide *dgate, const Router &r, float loss_scale,
+static inline void router_backward(real *dz, const wide *dgate, const Router &r, float dloss,
                                    Gpu *gpu) {
     int blocks = CEIL_DIV(r.B * r.T, ROUTER_WARPS);
     LAUNCH(router_backward_kernel, blocks, ROUTER_THREADS, ROUTER_WARPS * r.E * sizeof(float),
-           gpu->stream, dz, dgate, r, loss_scale);
+           gpu->stream, dz, dgate, r, dloss);
 }
 
 // ----------------------------------------------------------------------------- losses, loads, bias
@@ -350,8 +350,8 @@ router_count_kernel(double *loss, wide *loads, double *stats, Router r, const fl
     for (int i = 0; i < ROUTER_SUMS && stats; i++) stats[i] += sums[i];
 }
 
-// After a forward that counts: adds n times the router's losses to *loss, and the tokens of each
-// expert to loads [E]. stats: nullptr if nobody asked for statistics.
+// After a forward whose losses count: adds n times the router's losses to *loss, and the tokens of
+// each expert to loads [E]. stats may be nullptr.
 static inline void router_count(double *loss, wide *loads, double *stats, const Router &r,
                                 Gpu *gpu) {
     // No more chunks than in forward, so scratch has room.
@@ -389,8 +389,8 @@ static inline void router_balance(wide *bias, const wide *loads, int E, float ra
 
 // -------------------------------------------------------------------------------- tokens and rows
 
-// Block (token, part of the row); a thread has 16 bytes. 8 blocks at a time leave a thread the
-// registers for several loads in flight.
+// The grid is (token, part of the row); a thread has 16 bytes. 8 blocks at a time leave a thread
+// the registers for several loads in flight.
 static __global__ void __launch_bounds__(ROW_THREADS, 8)
 combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place, Residual add,
                int K, int C) {
@@ -399,15 +399,15 @@ combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place
     if (i >= C) return;
     Floats sum = {};
     for (int k = 0; k < K; k++) {
-        Floats row = pack_floats(pack_load(rows + (int64_t)place[at + k] * C + i));
+        Floats row = floats_load(rows + (int64_t)place[at + k] * C + i);
         float g = gate ? gate[at + k] : 1;
         for (int x = 0; x < PACK; x++) sum.v[x] += g * row.v[x];
     }
     if (add.x) {
-        Floats more = pack_floats(pack_load(add.x + t * C + i));
+        Floats more = floats_load(add.x + t * C + i);
         for (int x = 0; x < PACK; x++) sum.v[x] += add.scale * more.v[x];
     }
-    pack_store(y + t * C + i, pack_round(sum));
+    floats_store(y + t * C + i, sum);
 }
 
 // y[t] = sum_k gate[t, k] rows[place[t, k]] + add, which may be y. A gate of nullptr is all 1.
@@ -428,12 +428,12 @@ combine_backward_kernel(real *drows, wide *dgate, const real *dy, const real *ro
         int64_t row = (int64_t)r.place[t * r.K + k] * C;
         float g = r.gate[t * r.K + k], dot = 0;
         for (int i = lane * PACK; i < C; i += WARP * PACK) {
-            Floats d = pack_floats(pack_load(dy + i)), x = pack_floats(pack_load(rows + row + i));
+            Floats d = floats_load(dy + i), x = floats_load(rows + row + i);
             for (int j = 0; j < PACK; j++) {
                 dot += d.v[j] * x.v[j];
                 d.v[j] *= g;
             }
-            pack_store(drows + row + i, pack_round(d));
+            floats_store(drows + row + i, d);
         }
         dot = warp_sum(dot);
         if (lane == 0) dgate[t * r.K + k] = dot;
@@ -458,11 +458,13 @@ static inline void combine_backward(real *drows, wide *dgate, const real *dy, co
 //   INPUT     of an expert   in       rows of W_e        dy, by rows       W_e, by rows
 //   WEIGHT    rows of W_e    in       the expert's rows  dy, by columns    x, by rows
 //
-// An operand keeps in shared memory the lines that it has in memory. ldmatrix transposes those of
-// the other two forms on their way to registers. Elements beyond an edge are zero.
+// An operand is copied to shared memory line by line, as it lies in memory: by rows or by columns.
+// ldmatrix transposes where the tensor cores need the other order. Elements beyond an edge are
+// zero.
 
-// One matrix [out, in] of each of E experts, in `parts` of `width` rows (gate and up: 2). The first
-// part of all experts, one below the other, comes before the second part of all experts.
+// One matrix [out, in] of each of E experts, in `parts` parts of `width` rows: 2 for gate and up, 1
+// otherwise. In memory the first part of all experts, one below the other, comes before the second
+// part of all experts.
 struct Experts {
     const real *w;
     wide *dw;                  // its gradient

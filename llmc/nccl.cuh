@@ -5,10 +5,10 @@
 //   nccl_reduce      the sum of all processes' x goes to x of one process
 //   nccl_broadcast   x of one process goes to all
 //   nccl_end         launches all transfers since nccl_begin together
-//   nccl_join        work given to the GPU from here on waits for the transfers
+//   nccl_join        work that is given to the GPU after this call waits for the transfers
 //
 // Transfers have a stream of their own and run beside the computation. All processes make the same
-// calls in the same order. From these two operations train_gpt.cu builds what ZeRO-1 needs:
+// calls in the same order. From reduce and broadcast train_gpt.cu builds what ZeRO-1 needs:
 //   reduce-scatter   a reduce of each shard to its owner (gradients)
 //   all-gather       a broadcast of each shard from its owner (weights)
 //   all-reduce       a reduce to process 0, then a broadcast (losses, the gradient norm)
@@ -37,7 +37,7 @@ CALL(Reduce,       const void *from, void *to, size_t count, int type, int sum, 
 CALL(Broadcast,    const void *from, void *to, size_t count, int type, int root, \
                    void *world, cudaStream_t stream)
 
-// With one process (size 1) nothing is loaded and no transfer may be asked for.
+// With one process (size 1) nothing is loaded, and transfers may not be called.
 struct Nccl {
 #define NCCL_FIELD(name, ...) int (*name)(__VA_ARGS__);
     NCCL_TABLE(NCCL_FIELD)
@@ -46,7 +46,7 @@ struct Nccl {
     void *world;                   // NCCL's communicator
     int rank, size;
     cudaStream_t stream;
-    cudaEvent_t before, after;     // the ends of the computation, of the transfers
+    cudaEvent_t before, after;     // nccl_begin: the computation so far; nccl_join: the transfers
 };
 
 static int nccl_type(const float *) { return 7; }
@@ -70,12 +70,12 @@ static void nccl_open(Nccl *n, Comm *c) {
     n->rank = comm_rank(c);
     n->size = comm_size(c);
     if (n->size == 1) return;
-    const char *const WHERE = "libnccl.so.2\n  -> a newer NCCL";
+    const char *const WHERE = "libnccl.so.2\n  -> install a newer NCCL";
     void *library = dlopen("libnccl.so.2", RTLD_NOW);
     CHECK(library,
           "%d processes with a GPU each need NCCL, and it was not found: %s\n"
-          "  -> apt install libnccl2, or pip install nvidia-nccl-cu%d and "
-          "LD_LIBRARY_PATH=its folder nvidia/nccl/lib",
+          "  -> apt install libnccl2; or pip install nvidia-nccl-cu%d, then export LD_LIBRARY_PATH="
+          "$(python3 -c 'import nvidia.nccl as n; print(n.__path__[0])')/lib",
           n->size, dlerror(), CUDART_VERSION / 1000);
 #define NCCL_LOAD(name, ...) *(void **)&n->name = comm_symbol(library, "nccl" #name, WHERE);
     NCCL_TABLE(NCCL_LOAD)

@@ -2,7 +2,7 @@
 // interpolation in place of a residual, and gains without a norm. Norms of q and k: qkv.cuh; rows
 // of weight matrices scaled to length 1: adamw.cuh.
 //
-//   interpolation (eq 10-11), L2(x) = x / |x|
+//   interpolation (eq 10-11), L2(x) = x / |x|; y is the branch's output, z the sublayer's
 //     forward    t = L2(y)    s = skip + alpha (t - skip)    z = L2(s)
 //     backward   ds = L2'(dz; s)    dskip = (1 - alpha) ds    dy = L2'(alpha ds; y)
 //                dp += 0.05 sqrt(C) sign(p) * sum over rows of ds (t - skip)
@@ -14,7 +14,8 @@
 //
 //   y, skip, z      [n, C]
 //   p               [C], dp in float
-//   rstd of y, s    [n] float, saved for backward; s is not saved: its xhat is sqrt(C) z
+//   rstd of y, s    [n] float, saved for backward, which also reads y, skip and z; s is not saved:
+//                   its xhat is sqrt(C) z
 //   w               [gains], or [experts, gains]
 //
 // With r = (mean(x^2) + eps)^(-1/2), xhat = x r and u = dy / sqrt(C):  L2(x) = xhat / sqrt(C) and

@@ -8,6 +8,7 @@
 //   backward   with xhat = (x - m) r and u = g * dy:
 //              N'(dy; x) = r (u - [mean(u)] - xhat mean(u * xhat))    [..] for LayerNorm only
 //              dx = a add + N'(dy; x)    sum = b dx + c other    dg += dy * xhat    db += dy
+//              (a, b, c, add and other are fields of NormBackward, not those of forward)
 //
 //   x, y, skip, s, z   [n, groups, width]    each group of a row has statistics of its own
 //   g, b               [gains]               gains = width: the groups share one gain; or
@@ -186,7 +187,7 @@ __device__ Moments line_moments(const Floats (&x)[N], const int (&column)[N], in
     return {mean, rsqrtf(team_sum<TEAM>(square) / width + eps)};
 }
 
-// The moments that forward saved.
+// The moments that forward saved. RMSNorm has no mean: 0.
 template <int N>
 __device__ Moments line_kept(const Norm &norm, int64_t line, const int (&column)[N]) {
     return {norm.b && column[0] >= 0 ? norm.mean[line] : 0, column[0] >= 0 ? norm.rstd[line] : 0};
@@ -395,7 +396,7 @@ struct NormBackward {
     float a, b, c;
 };
 
-struct Slopes { float u, ux; };  // means of u and of u * xhat over the line
+struct Slopes { float u, ux; };  // means of u and of u * xhat over the line, u = g * dy
 
 // w: the gain of this line, to be multiplied by scale.
 template <typename TEAM, int N>
@@ -413,8 +414,8 @@ __device__ Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N], const int
     return {centered ? team_sum<TEAM>(u) / width : 0, team_sum<TEAM>(ux) / width};
 }
 
-// Hides earlier unpacking from the compiler. It then unpacks again after the team's sum, instead of
-// keeping floats in twice the registers during it.
+// Makes the compiler unpack x again after the team's sum, instead of keeping its floats, which take
+// twice the registers, during the sum.
 template <int N> __device__ void unpack_again(Bits (&x)[N]) {
     UNROLL for (int i = 0; i < N; i++)
         for (int k = 0; k < 4; k++) asm volatile("" : "+r"(x[i].v[k]));

@@ -8,8 +8,9 @@
 // that gemm.h does not use (SME, bfmmla) do not count.
 //
 // All OpenMP threads work at once, and each times its own short runs. The result is the sum of
-// their rates, each from the median of the times. So neither other programs show, which take a core
-// for some milliseconds, nor moments in which a thread has a core or the memory to itself.
+// their rates, each from the median of the times. The median is not affected by other programs,
+// which take a core for some milliseconds, or by moments in which a thread has a core or the memory
+// to itself.
 #pragma once
 #include "run/spikes.h"
 #include "gemm.h"
@@ -66,8 +67,9 @@ static inline void peak_products_run(float *block) {
     gemm_end();
 }
 #else
-// With numbers the value of a chain is its next factor, and no two chains begin alike: the compiler
-// can neither move a product out of the loop nor merge two chains.
+// 2 MR chains of dependent products. Each product of floats has the chain's last value as a factor,
+// and chains begin with different values: the compiler can neither move a product out of the loop
+// nor merge two chains.
 static inline void peak_products_run(float *block) {
     Vec c[2 * MR], sum = {0}, b = sum + (real)0.001;
     Unit a = PER_UNIT == 1 ? (Unit)0.999 : 1;

@@ -11,19 +11,19 @@
 // N is the identity for a part without a norm. Then `to` may be raw, and draw may be d: RoPE works
 // in place. A part with neither norm nor RoPE is left alone.
 //
-// RoPE (Su et al. 2021), half-split: of the last R channels of every head of q and k, the pair
-// (i, i + R/2) rotates by the angle t theta^(-2i/R). v does not rotate.
+// RoPE (Su et al. 2021), half-split: it rotates the last R channels of every head of q and k, the
+// pair (i, i + R/2) at position t by the angle t theta^(-2i/R). v does not rotate.
 //
-// Statistics run over each head, with one gain shared by the heads, or over the full width of a
-// part.
+// A part is q, k or v. Statistics run over each head of a part, with one gain shared by the heads,
+// or over its full width.
 //
 // UNIT is nGPT's order (Loshchilov et al. 2024, eq 15-16) for parts with norms:
 // to = N(rope(raw)), draw = rope^-1(N'(d; rope(raw))). Each head has a gain of its own, times a
 // constant, and q and k share one gain vector.
 //
 // LATENT is multi-head latent attention (MLA, DeepSeek-V2 2024, eq 14-18): R < QK. The first QK - R
-// channels of a k head are its own; the last R come from one place for all heads. Backward leaves a
-// gradient there for each head, and latent_sum adds these up.
+// channels of a k head are its own; the last R, which rotate, are the same for all heads. Backward
+// gives each head a gradient of them, and latent_sum adds these up.
 //
 // A team of threads (norm.cuh) handles a head, or a full part. A thread holds both packs of each of
 // its pairs, so a rotation needs no exchange between threads.
@@ -44,11 +44,11 @@ struct QkvShape {
     const float2 *rotary;  // [T, R / 2] (cos, sin); nullptr without RoPE
 };
 
-// Places of q, k and v, or of their gradients. LATENT: `turned` is the place of the last R channels
-// of the heads (those that rotate), `of` that of the others.
+// The memory of q, k and v, or of their gradients. LATENT: `turned` has the last R channels of
+// the heads, which rotate, `of` the others.
 struct QkvPlaces { Heads of[3], turned[3]; };
 
-// Places in rows [q | k | v] with heads side by side.
+// q, k and v in rows [q | k | v] with heads side by side.
 static inline QkvPlaces qkv_row(real *row, int NH, int KV, int HS) {
     int ld = (NH + 2 * KV) * HS;
     return {{{row, ld, HS}, {row + NH * HS, ld, HS}, {row + (NH + KV) * HS, ld, HS}}, {}};
@@ -94,8 +94,8 @@ static inline PartPlace part_place(const QkvPlaces &places, int p) {
     return {places.of[p], places.turned[p]};
 }
 
-// What qkv_forward and qkv_backward take. Forward has no d. Backward: `to` is draw, which may be d
-// where both have the same pitch; raw is read for parts with a norm.
+// The argument of qkv_forward and qkv_backward. Forward has no d. Backward: `to` is draw, which may
+// be d if both have the same pitch; raw is read only for parts with a norm.
 static inline QkvParts qkv_parts(const QkvPlaces &to, const QkvPlaces &d, const QkvPlaces &raw,
                                  const Norm norms[3], QkvShape s) {
     QkvParts parts = {{}, s.B * s.T, s.T, s.R / 2, s.rotary, 0, false, s.R < s.QK};
@@ -373,7 +373,7 @@ static inline void qkv_backward(QkvParts parts, Gpu *gpu) {
 }
 
 // ------------------------------------------------------------------------------- latent attention
-// The latent has a norm too, and lies in rows of something wider too. The kernels see it as one
+// The norm of the latent, which lies in rows of qkv, runs in the same kernels: they see it as one
 // head of norm->site.width channels that does not rotate. Arguments as in qkv_parts.
 
 static inline QkvParts latent_parts(Heads to, Heads d, Heads raw, const Norm *norm) {

@@ -1,9 +1,9 @@
 // stats.cuh: the statistics of --norms-every (run/trainer.h, LayerStats and TensorStats): sums over
 // the activations of one layer after its forward, and over each parameter tensor after its update.
 //
-//   layer    with s = a skip + y (modes.h): sums of x^2, the residual stream out of the block, and
-//            for each sublayer of y^2 = (s - a skip)^2 and of (a skip)^2; the largest of
-//            attention's peaks. nGPT (ngpt.cuh): sums of (alpha t)^2 and ((1 - alpha) skip)^2.
+//   layer    with s = a skip + yn (modes.h): sums of x^2, the residual stream out of the block, and
+//            for each sublayer of yn^2 = (s - a skip)^2 and of (a skip)^2; the largest of
+//            attention's peaks. nGPT: sums of (alpha yn)^2 and ((1 - alpha) skip)^2, yn = y / |y|.
 //   tensor   sums of d^2, before^2 and step^2: the gradient, the weights before the step, and what
 //            the step subtracted from them. The moments give the step again:
 //              A      = c1 m / (sqrt(c2 v) + eps)
@@ -32,7 +32,7 @@ typedef struct LayerTensors {
     float a[2];
     int64_t size, rows;        // n C, a multiple of 8; n NH
     const wide *rstd[2];       // nGPT: [n], saved by forward
-    const real *p[2];          // nGPT: [C], the parameter of alpha
+    const real *p[2];          // nGPT: [C], alpha = 0.05 sqrt(C) |p|
     int C;
 } LayerTensors;
 

@@ -1,22 +1,28 @@
-// tensors.h: TABLES 2 and 3, one row per parameter and one per activation. These rows are read by
-// allocation, the struct fields, initialization, weight decay, learning rates, checkpoints, tests
-// and logs. Expressions may use m (the Model), p (the Place of the layer, modes.h), the field's
-// letters for sizes (memory.h) and, for activations, s (the Sizes of a step).
+// tensors.h: TABLES 2 and 3, one row per parameter and one per activation. Everything that needs a
+// list of tensors reads these rows: memory, struct fields, initialization, weight decay, learning
+// rates, checkpoints, tests, logs. A row's sizes and its condition are expressions in
+//   m                     the Model
+//   p                     the LayerMode of the layer: what the placement decides (modes.h)
+//   C, T, F, NH, KV, ..   sizes (train_gpt.c's head; param_rows in memory.h defines them)
+//   s, B, n, keep, ..     activations only: the micro-batch, Sizes below (act_rows in memory.h)
 #pragma once
 #include "modes.h"
 
-// A parameter's role decides how it starts (init.h), whether it decays and at which rate it learns.
+// A parameter's role decides its initial values (init.h), its weight decay and its learning rate.
 enum {
-    ROLE_EMBEDDING, ROLE_HEAD, ROLE_IN, ROLE_VALUE, ROLE_FFN_IN, ROLE_OUT,
+    ROLE_EMBEDDING, ROLE_HEAD,                // wte, wpe; an untied LM head
+    ROLE_IN, ROLE_VALUE, ROLE_FFN_IN,         // matrices that read u or a latent; among them W_v;
+                                              // gate and up (DeepNorm scales the last two)
+    ROLE_OUT,                                 // output projections, which write to the stream
     ROLE_ZERO,                                // biases
-    ROLE_GAIN,
+    ROLE_GAIN,                                // gains of norms, nGPT's p
     ROLE_BALANCE                              // the selection bias, which has no gradient
 };
 enum { DECAY_MATRIX, DECAY_EMBEDDING, DECAY_GAIN };   // --decay-embeddings, --decay-gains
-// Groups of the width-scaled learning rate (Everett et al. 2024). LR_BALANCE is the step of the
-// selection bias.
+// Groups of tensors with a learning rate of their own, which may depend on the width (Everett et
+// al. 2024). LR_BALANCE is the step of the selection bias.
 enum { LR_EMBEDDING, LR_HIDDEN, LR_HEAD, LR_VECTOR, LR_BALANCE, LR_GROUPS };
-static const struct { int init, decay, lr; } ROLES[] = {
+static const struct { int init, decay, lr; } ROLES[] = {  // in the order of the roles
     {ROLE_EMBEDDING, DECAY_EMBEDDING, LR_EMBEDDING},
     {ROLE_HEAD,      DECAY_MATRIX,    LR_HEAD},
     {ROLE_IN,        DECAY_MATRIX,    LR_HIDDEN},
@@ -29,12 +35,13 @@ static const struct { int init, decay, lr; } ROLES[] = {
 };
 
 // PARAM(field, name, rows, cols, role, initial gain, exists-if). Matrices are [out, in], row-major.
-// %d in a name is the layer; a name without it is one tensor of the model. Names are those of Llama
-// and Gemma 2 in Hugging Face if these have the tensor.
+//   field   in the structs Params and Grads
+//   name    in checkpoints. %d is the layer; a name without it is one tensor of the model. Llama's
+//           and Gemma 2's names in Hugging Face where these have the tensor.
 #define LAYER_NAME "model.layers.%d."
 #define ATTN_NAME(part) LAYER_NAME "self_attn." part
 #define EXPERT_NAME(part) LAYER_NAME "mlp.experts." part  // of all experts, one below the other
-// The ffn that all tokens of a layer go through: dense, or beside experts.
+// The ffn that all tokens of a layer go through: a dense one, or shared experts.
 #define MLP_NAME(part) (p->moe ? LAYER_NAME "mlp.shared_experts." part : LAYER_NAME "mlp." part)
 // A norm site brings its gain and, for LayerNorm, its bias.
 #define NORM_PARAMS(PARAM, site, name) \
@@ -43,11 +50,12 @@ PARAM(site##_w, name ".weight", 1, p->site.gains, ROLE_GAIN, p->site.gain, \
 PARAM(site##_b, name ".bias", 1, p->site.gains, ROLE_ZERO, 0, p->site.on && p->site.bias)
 #define EXPERT_GAIN(PARAM, site, name) \
 PARAM(site##_w, name, E, p->site.gains, ROLE_GAIN, p->site.gain, p->site.on)
+// nGPT: the parameter p of alpha = 0.05 sqrt(C) |p|. Checkpoints name it alpha.
 #define ALPHA(PARAM, sub, name) \
-PARAM(sub##_alpha, name, 1, C, ROLE_GAIN, 1 / sqrt((double)C), p->row->sub.a == LEARNED)
+PARAM(sub##_p, name, 1, C, ROLE_GAIN, 1 / sqrt((double)C), p->row->sub.a == LEARNED)
 
-// Linears that read the same input have their weights side by side, and their biases: on the GPU
-// they are one product.
+// Weights of linears that read the same input are neighbours in memory, and so are their biases: on
+// the GPU they are one product.
 #define PARAM_TABLE(PARAM) \
 PARAM(wte,    "model.embed_tokens.weight",    Vp, C, ROLE_EMBEDDING, 0, 1) \
 PARAM(wpe,    "model.embed_positions.weight", T, C, ROLE_EMBEDDING, 0, !m->rope) \
@@ -97,11 +105,12 @@ NORM_PARAMS(PARAM, fin, "model.norm") \
 PARAM(wlm,    "lm_head.weight", Vp, C, ROLE_HEAD, 0, !m->tied) \
 PARAM(logits_w, "lm_head.s_z",  Vp, 1, ROLE_GAIN, p->logits.gain, p->logits.on)
 
-// The sizes of a micro-batch and how much of it is kept for backward.
+// The sizes of a micro-batch, and how much of it is kept for backward.
 typedef struct Sizes {
     int B, T, n;                              // n = B * T tokens
-    int keep, cheap;                          // layers whose activations are kept; of those that
-                                              // cost little to compute again.
+    int keep, cheap;                          // copies of an activation: L, one for each layer, or
+                                              // 1 for all. cheap: of activations that cost little
+                                              // to compute again; keep: of the others.
                                               // --recompute: off L, L | cheap L, 1 | on 1, 1
     int threads;                              // OpenMP threads on the CPU, 0 on a GPU
     int ratio;                                // elements of the storage type in one `wide`; bf16: 2
@@ -110,7 +119,7 @@ enum { RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP };    // in the order of --r
 enum { ATTN_BLOCK = 192 };                    // rows and columns of a block of attention scores
 enum { ROW_TILE = 128 };                      // rows of an expert in one tile of a GPU's product
 
-// Tiles for so many rows, at most: each expert may leave its last one short.
+// The largest number of tiles for so many rows: the last tile of each expert may be partly empty.
 static inline int64_t row_tiles(int64_t rows, int E) { return rows / ROW_TILE + E; }
 
 static inline Sizes sizes_make(const Model *m, int B, int T, int recompute, int threads,
@@ -120,47 +129,49 @@ static inline Sizes sizes_make(const Model *m, int B, int T, int recompute, int 
     return s;
 }
 
-// On a GPU, the width of a row of the product that q, k, v read u by: [q | k | v], or with latent
-// attention [q | latent | kr].
+// On a GPU one product computes a row [q | k | v] from a row of u, or with latent attention
+// [q | latent | kr]. This is the width of that row.
 static inline int qkv_width(const Model *m) {
     if (m->kv_rank) return m->NH * qk_size(m) + m->kv_rank + m->rope_size;
     return (m->NH + 2 * m->KV) * m->HS;
 }
 
-// The same for those of q, k, v that are kept apart, after their norms.
-static inline int qkvn_width(const Model *m, const Place *p) {
+// The width of a row of qkvn, where attention reads the q, k and v that have a norm. Latent
+// attention always has its k there, and leaves out a q or v without a norm.
+static inline int qkvn_width(const Model *m, const LayerMode *p) {
     if (!m->kv_rank) return qkv_width(m);
     return (p->q.on ? 2 : 1) * m->NH * qk_size(m) + (p->v.on ? m->NH * m->HS : 0);
 }
 
-// The KV cache holds, for each token and layer, k and v of all kv heads after norms and RoPE; with
-// latent attention too. The latent and kr would need only kv_rank + rope_size values a token, but
-// then k and v of all tokens would be computed again for every new token, or W_kvb would be
-// multiplied into W_q and W_o, which norms of k and v in between do not allow.
+// Values of the KV cache for one token and layer: k and v of all kv heads, after norms and RoPE.
+// Latent attention caches the same. Caching the latent and kr instead would take only kv_rank +
+// rope_size values, but every new token would then compute k and v of all tokens again. (Absorbing
+// W_kvb into W_q and W_o avoids that, but norms of k and v do not allow it.)
 static inline int kv_cache_width(const Model *m) { return m->KV * (qk_size(m) + m->HS); }
 
-// Width of the widest ffn of all layers that all tokens of the layer go through.
+// The largest width, over all layers, of the ffn that all tokens of a layer go through.
 static inline int mlp_width(const Model *m) {
     if (!m->moe.E) return m->F;
     int dense = m->moe.dense && m->moe.dense_F > m->moe.shared_F;
     return dense ? m->moe.dense_F : m->moe.shared_F;
 }
 
-// ACT(field, type, copies, rows, cols, gradients, exists-if). Layer l uses copy l % copies, and of
-// the gradient copy l % gradients.
+// ACT(field, type, copies, rows, cols, gradients, exists-if)
+//   field      in the struct Acts, for the activation and for its gradient
 //   type       real: the storage type; wide: statistics, at least float; int32_t
-//   copies     the same for every layer: keep, cheap, or 1
-//   gradients  0: none is stored; 1: one buffer for all blocks; 2: two in turn (the stream into a
-//              block and out of it); ALIASED: the gradient takes over the row's own storage after
-//              its last read
-// Expressions also know cpu, gpu, and `up`: columns of [gate | up], or of up alone, in units of F.
+//   copies     L: one for each layer; 1: one that all layers share; or keep, cheap (Sizes), which
+//              are either. Layer l uses copy l % copies.
+//   gradients  0: none is stored; 1: one buffer for all layers; 2: two in turn, for the stream into
+//              a block and out of it; ALIASED: the gradient overwrites the activation
+// Expressions may also use cpu, gpu, and `up`: 2 for [gate | up], 1 for up alone.
 enum { ALIASED = -1 };
 #define NORM_ACTS(ACT, site, copies) \
 ACT(site##_mean, wide, copies, n, p->site.groups, 0, p->site.on && p->site.bias) \
 ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on && p->site.on != SCALE)
 #define ASSIGNED ((int64_t)n * K)             // a row for each expert of each token
 
-// The rows, in the order of a forward pass:
+// The rows, in the order of a forward pass. First letters: a attention, f ffn, x experts, r router;
+// a name that ends in n is the value after its norm.
 //   raw, e             embedding before its norm; residual stream into block 0
 //   ai                 u of attention: its normed input
 //   qkv, qkvn          GPU: q, k, v in one matrix, before and after their norms
@@ -168,15 +179,16 @@ ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on && p->site.on !=
 //   kr, kvb            its rotary part of k, shared by heads (GPU: in qkv); [k without kr | v]
 //   q, k, v, qn ..     CPU: one by one, before and after their norms
 //   scores             CPU: a block of QK^T and of its gradient, per thread
-//   lse, peak          log-sum-exp and maximum of each row of scores; statistics alone read peak
-//   dots               GPU: context times its gradient, summed over a head
+//   lse, peak          log-sum-exp and maximum of each row of scores. lse is a natural logarithm on
+//                      the CPU, and one in base 2 on the GPU. Only statistics read peak.
+//   dots               GPU: D = rowsum(dC * C), the context times its gradient, summed over a head
 //   c, cn              context: the heads' outputs, before and after its norm
-//   ay, ao, as         y of attention, before and after its norm; a * skip + b * y
+//   ay, ao, as         attention's y; yn, after the out norm; s = a skip + b yn
 //   mid                stream between the sublayers
 //   fi                 u of the ffn
 //   gu, gun, h         [gate | up] or up alone, before and after its norm; after the activation
 //   sy                 y of the shared experts before its norm
-//   rz, rs, rlse       the router's logits, scores (CPU) and log-sum-exp
+//   rz, rs, rlse       the router's logits, scores (CPU) and log-sum-exp (natural)
 //   rdz                GPU: gradient of rz, in the type that products read
 //   gate, choice       weights and numbers of each token's experts (top-k)
 //   load, share        tokens and mean probability of each expert in each sequence; load's last row
@@ -188,11 +200,11 @@ ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on && p->site.on !=
 //   xx, xdx            inputs of experts (CPU), and their gradient (GPU, where products read u)
 //   xgu, xgun, xh      as gu, gun, h, of experts
 //   xy, xyn            y of experts before and after its norm
-//   fy, fo, fs         y of the ffn, before and after its norm; a * skip + b * y
+//   fy, fo, fs         the ffn's y; yn, after the out norm; s = a skip + b yn
 //   x                  stream out of the block
 //   fx                 stream after the final norm
 //   z, logits          logits before (CPU) and after their gain
-//   logsum, losses     log-sum-exp of the logits and cross-entropy of each token
+//   logsum, losses     log-sum-exp of the logits (natural) and cross-entropy of each token
 //   *_mean, *_rstd     statistics of each norm site
 #define ACT_TABLE(ACT) \
 ACT(raw,    real, 1,     n, C,           1, p->emb.on) \

@@ -39,11 +39,10 @@ static void write_logits(Run *r, const char *out) {
     free(logits);
 }
 
-// nGPT's alphas count by their absolute value.
+// nGPT's alpha depends on |p| alone.
 static void turn_alphas(Run *r) {
     for (const Entry *e = r->layout.entries; e < r->layout.entries + r->layout.count; e++)
-        for (int64_t i = 1; i < e->size && (e->id == PARAM_attn_alpha || e->id == PARAM_ffn_alpha);
-             i += 2)
+        for (int64_t i = 1; i < e->size && (e->id == PARAM_attn_p || e->id == PARAM_ffn_p); i += 2)
             ((float *)r->t->tensor(r->gpt, WEIGHTS, e))[i] *= -1;
 }
 

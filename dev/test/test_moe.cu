@@ -206,10 +206,10 @@ GPU_TEST(cuda_router_nan) {
     }
 }
 
-// Token t's part of sum dgate gate + loss_scale (losses), with the choice and the loads as they
+// Token t's part of sum dgate gate + dloss (losses), with the choice and the loads as they
 // are.
 static double token_loss(const TestRouter &t, const Values &dgate, const Values &z_t, int64_t token,
-                         double loss_scale) {
+                         double dloss) {
     const Router &r = t.r;
     double n = (double)t.n, chosen = 0, all = 0, loss = 0, lse = t.log_sum(z_t.data());
     const double *load_b = &t.load[token / r.T * r.E], *load = &t.load[r.B * r.E];
@@ -220,10 +220,10 @@ static double token_loss(const TestRouter &t, const Values &dgate, const Values 
                 (r.kind == ROUTER_SOFTMAX ? 1 : chosen);
     for (int j = 0; j < r.E; j++) {
         double p = t.score(z_t.data(), j) / all;
-        loss += loss_scale * r.E / r.K / n *
+        loss += dloss * r.E / r.K / n *
                 (r.balance * load[j] / n + r.sequence * load_b[j] / r.T) * p;
     }
-    return loss + loss_scale * r.z_loss * lse * lse / n;
+    return loss + dloss * r.z_loss * lse * lse / n;
 }
 
 // Central differences of that. Logits that prefer one expert make gradients that are too small to
@@ -233,7 +233,7 @@ GPU_TEST(cuda_router_backward) {
         const Router &r = t->r;
         Values dgate = random_values(t->n * r.K, 31), want(t->n * r.E);
         if (fabs(t->z[0]) > 100) return;
-        double loss_scale = 0.7 * (double)t->n, step = 1e-4;
+        double dloss = 0.7 * (double)t->n, step = 1e-4;
         wide *d_dgate = device_copy<wide>(&dgate);
         real *d_dz = device_empty<real>(t->n * r.E);
         for (int64_t i = 0; i < t->n * r.E; i++) {
@@ -243,11 +243,11 @@ GPU_TEST(cuda_router_backward) {
                 Values z_t(&t->z[token * r.E], &t->z[token * r.E] + r.E);
                 z_t[i % r.E] += k * step;
                 slope +=
-                    (k * k == 1 ? 8 * k : -k / 2) * token_loss(*t, dgate, z_t, token, loss_scale);
+                    (k * k == 1 ? 8 * k : -k / 2) * token_loss(*t, dgate, z_t, token, dloss);
             }
             want[i] = slope / (12 * step);
         }
-        router_backward(d_dz, d_dgate, r, (float)loss_scale, test_gpu());
+        router_backward(d_dz, d_dgate, r, (float)dloss, test_gpu());
         expect_close(d_dz, want, what);
         cudaFree(d_dgate), cudaFree(d_dz);
     });

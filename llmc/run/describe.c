@@ -122,7 +122,7 @@ void show_memory(const Run *r) {
 // Filled slots, skips and constants of a layer, in one line.
 static void describe_layer(const Model *m, int l, char *line, size_t cap) {
     static const char *const SKIPS[] = {"own", "normed", "block"};
-    Place p = place_at(m, l);
+    LayerMode p = layer_mode(m, l);
     check_format(line, cap,
                  "%-14s %d%d %-6s a=%-7.4g c=%-7.4g %d | %d%d %-6s a=%-7.4g c=%-7.4g %d | "
                  "%d%d%d%d %dx%d/%dx%d   gains out %.4g, %.4g", p.row->name,
