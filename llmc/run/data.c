@@ -47,8 +47,8 @@ static void corpus_open(DataLoader *d) {
 
 // ------------------------------------------------------------------------------------------ shards
 
-// The only place that reads a shard's header. Refuses one that does not fit the file, or the shards
-// before it, and appends the shard to the stream.
+// The only place that reads a shard's header. Refuses a header that does not fit the file or the
+// shards before it; otherwise appends the shard to the stream.
 static void shard_read_header(DataLoader *d, Shard *s) {
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
     int64_t size;
@@ -62,17 +62,18 @@ static void shard_read_header(DataLoader *d, Shard *s) {
 
     // The magic number tells the width, and with it the version.
     int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
+    int bytes = head[SHARD_BYTES], words = head[SHARD_WORDS];
     bool wide = magic == SHARD_MAGIC_32;
     CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
           "%s is not a shard: expected %d bytes with magic %d or %d, found %lld bytes with magic "
           "%d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR",
           s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, got, magic);
     int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
-    CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0,
-          "%s: expected version %d, at least one token and a vocabulary, or 0 for unknown, found "
-          "version %d, the count %d and the vocabulary %d\n"
+    CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0 && bytes >= 0 && words >= 0,
+          "%s: expected version %d, at least one token, and a vocabulary, bytes and words of 0 "
+          "(unknown) or more, found version %d, %d tokens, vocabulary %d, %d bytes, %d words\n"
           "  -> write this shard again, or remove it",
-          s->path, version, head[SHARD_VERSION], count, vocab);
+          s->path, version, head[SHARD_VERSION], count, vocab, bytes, words);
     // A cut download is the usual fault.
     long long need = SHARD_HEADER_BYTES + (int64_t)count * width;
     CHECK(size == need,
@@ -89,6 +90,8 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     s->first = d->tokens;
     s->count = count;
     d->tokens += count;
+    d->bytes += bytes;
+    d->words += words;
 }
 
 // Appends a shard to the list, without opening it.

@@ -50,6 +50,7 @@ typedef struct {
     int64_t seq;              // T
     long long tokens, samples;                // of an epoch
     int vocab;                // 0: unknown
+    int64_t bytes, words;     // of the text, by the shards' headers; 0: unknown
     long long limit;          // tokens from here on are refused; the caller may lower it
     double floor;             // nats per token that no model can beat on average; NAN: unknown
     bool shuffle, validation;

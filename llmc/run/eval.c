@@ -154,21 +154,16 @@ static void read_document(Task *t, int64_t at, int64_t n, int T) {
     t->examples += n > 0;
 }
 
-// A shard whose header says how many bytes and words its text has (0: unknown). Its first token is
-// the one that begins every document.
+// A text is a shard. Its first token is the one that begins every document.
 static void read_text(Task *t, const char *path, const TaskReader *r) {
     DataLoader shard;
-    const int32_t *head = (const int32_t *)t->file;
-    loader_open(&shard, path, "val", 1, 0, 0);    // checks the header
+    loader_open(&shard, path, "val", 1, 0, 0);    // reads and checks the header
     t->kind = TASK_TEXT;
     t->width = shard.width;
     t->tokens = shard.tokens;
-    t->bytes = head[SHARD_BYTES];
-    t->words = head[SHARD_WORDS];
+    t->bytes = shard.bytes;
+    t->words = shard.words;
     loader_close(&shard);
-    CHECK(t->bytes >= 0 && t->words >= 0,
-          "%s: expected a text, found %.0f bytes and %.0f words\n  -> write this shard again", path,
-          t->bytes, t->words);
     int64_t begin = 0, separator = task_token(t, 0);
     for (int64_t i = 1; i <= t->tokens; i++) {
         if (i < t->tokens && task_token(t, i) != separator) continue;
