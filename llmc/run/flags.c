@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <math.h>
 #include <strings.h>
-#include "json.h"
 
 // The columns kind, default, low, high and choices of each type. A row without FREE or ONCE behind
 // its help ends there, and resume is 0, FIXED.
@@ -93,18 +92,10 @@ const char *flag_word(char buf[FLAG_CAP], const char *choices, int index) {
     return check_format(buf, FLAG_CAP, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
-// config.json is UTF-8: text in other bytes would come back from it changed.
-static bool is_utf8(const char *text) {
-    for (size_t left = strlen(text), length; left; text += length, left -= length) {
-        length = utf8_length(text, left);
-        if (!length) return false;
-    }
-    return true;
-}
-
-// The copy lives as long as the program: flags are read until its end.
+// config.json is UTF-8: text in other bytes would come back from it changed. The copy is never
+// freed: flags are read until the program ends.
 static const char *read_text(const char *name, const FlagRow *row, const char *value) {
-    CHECK(row->resume == ONCE || is_utf8(value),
+    CHECK(row->resume == ONCE || !*utf8_end(value),
           "%s: expected UTF-8, found other bytes, which config.json cannot hold\n"
           "  -> rename the file, or convert the text", name);
     return strcpy(check_alloc(strlen(value) + 1, name), value);

@@ -268,18 +268,19 @@ const char *json_get_string(const Json *object, const char *key, const char *whe
 
 // ----------------------------------------------------------------------------------------- writing
 
-// Escapes only what JSON demands: quotes, backslashes and control characters.
+// Escapes only what JSON demands: quotes, backslashes and control characters. Each invalid byte is
+// replaced alone: UTF-8 may go on right behind it.
 void json_write_string(FILE *f, const char *text) {
+    const char *invalid = utf8_end(text);
     fputc('"', f);
-    for (size_t left = strlen(text), length; left; text += length, left -= length) {
-        length = utf8_length(text, left);
-        if (length > 1) fwrite(text, 1, length, f);
-        else if (length == 0) fputs("\xEF\xBF\xBD", f);
-        else if (*text == '\n') fputs("\\n", f);
+    for (; *text; text++) {
+        if (text == invalid) {
+            fputs("\xEF\xBF\xBD", f);
+            invalid = utf8_end(text + 1);
+        } else if (*text == '\n') fputs("\\n", f);
         else if (*text == '"' || *text == '\\') fprintf(f, "\\%c", *text);
-        else if (*text < 0x20) fprintf(f, "\\u%04X", *text);
+        else if ((uint8_t)*text < 0x20) fprintf(f, "\\u%04X", *text);
         else fputc(*text, f);
-        length += length == 0;  // an invalid byte is replaced alone
     }
     fputc('"', f);
 }

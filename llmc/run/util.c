@@ -123,6 +123,12 @@ size_t utf8_length(const char *text, size_t n) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
+// No character is longer than 4 bytes, and the final zero ends one that is cut short.
+const char *utf8_end(const char *text) {
+    for (size_t length = 1; *text && length; text += length) length = utf8_length(text, 4);
+    return text;
+}
+
 // The inverse of utf8_length: 6 bits a byte behind a first byte that tells how many follow.
 char *utf8_put(char *out, uint32_t code) {
     static const uint8_t FIRST[] = {0, 0xC0, 0xE0, 0xF0};

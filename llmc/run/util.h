@@ -60,6 +60,7 @@ void text_end(FILE *f, const char *last, const char *what);
 // Bytes of the UTF-8 character that begins at text, where n >= 1 bytes are left. 0: it is cut
 // short, overlong, a surrogate or past U+10FFFF.
 size_t utf8_length(const char *text, size_t n);
+const char *utf8_end(const char *text);    // the first byte that is not UTF-8, or the final zero
 char *utf8_put(char *out, uint32_t code);  // writes the character, returns the place behind it
 
 double clock_seconds(void);  // on the monotonic clock, which clock adjustments do not move
