@@ -42,7 +42,7 @@ static int64_t step_of(const char *name) {
 static void remove_unfinished(int run, const char *run_dir) {
     int fd = openat(run, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir closes it
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written",
+    CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a folder that can be read and written",
                 run_dir, strerror(errno));
     for (struct dirent *e; (e = readdir(d));) {
         bool temp = !strncmp(e->d_name, TEMP, TEMP_BYTES);
@@ -104,7 +104,7 @@ void checkpoint_commit(Checkpoint *c) {
 
     const char *temp = file_name(c->temp), *plain = temp + TEMP_BYTES;
     CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
-                "cannot rename %s to %s: %s\n  -> choose a directory that can be written", c->temp,
+                "cannot rename %s to %s: %s\n  -> choose a folder that can be written", c->temp,
                 plain, strerror(errno));
     folder_sync(c->run, file_parent(dir, c->temp));
 }
@@ -173,7 +173,7 @@ static bool is_whole(const char *dir, int64_t step, char *error) {
 int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
     int64_t best = -1;
     DIR *d = opendir(run_dir);
-    CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a directory that can be read",
+    CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a folder that can be read",
           run_dir, strerror(errno));
     if (!d) return -1;
     // Checkpoints are found by their names; none is opened here.

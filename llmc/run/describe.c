@@ -78,25 +78,25 @@ double memory_needed(const Run *r, const Setup *setup) {
 }
 
 // B ends at 0 if not even one sequence fits.
-int memory_fitting(const Run *r, Setup s, double room) {
+int memory_fitting(const Run *r, Setup s, double limit) {
     // At most 2^31 rows of a micro-batch, a row for each expert of a token (run_refuse).
     int64_t most = INT32_MAX / s.T / (r->m.moe.E ? r->m.moe.K : 1);
     int64_t share = CEIL_DIV(s.batch, comm_size(s.comm));
     // Memory grows with B, so the first that fits is the largest.
     for (s.B = share < most ? share : most; s.B > 0; s.B--)
-        if (s.batch % s.B == 0 && memory_needed(r, &s) <= room) break;
+        if (s.batch % s.B == 0 && memory_needed(r, &s) <= limit) break;
     return s.B;
 }
 
 // One part for each level that allows a larger micro-batch than the cheaper ones before it.
-char *memory_advice(char text[ADVICE_CAP], const Run *r, double room) {
+char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit) {
     static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""},
         {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
     int best = 0;
     Setup s = r->setup;
     for (int i = 0; i < (s.training ? 3 : 1); i++) {       // without backward there is one level
         if (s.training) s.recompute = LEVELS[i].level;
-        int B = memory_fitting(r, s, room);
+        int B = memory_fitting(r, s, limit);
         if (B <= best) continue;                           // recompute costs time: not for nothing
         size_t n = best ? strlen(text) : 0;
         check_format(text + n, ADVICE_CAP - n, "%s--micro-batch %d%s", n ? ", or " : "", B,
@@ -110,11 +110,13 @@ char *memory_advice(char text[ADVICE_CAP], const Run *r, double room) {
 void show_memory(const Run *r) {
     char fitting[ADVICE_CAP];
     bool gpu = on_gpu(r->t);
-    // room first refuses a model that the device cannot compute.
-    double room = r->t->room(&r->m, &r->setup), gib = 1 << 30;
+    // The call also refuses a model that the device cannot compute.
+    double free_bytes = r->t->free_bytes(&r->m, &r->setup), gib = 1 << 30;
     printf("  %s: %.2f GiB needed; ", gpu ? "GPU" : "CPU", memory_needed(r, &r->setup) / gib);
-    if (isnan(room)) printf(gpu ? "none found here\n" : "how much is free is not known\n");
-    else printf("%.2f free; what fits: %s\n", room / gib, memory_advice(fitting, r, room));
+    if (isnan(free_bytes)) printf(gpu ? "none found here\n" : "how much is free is not known\n");
+    else
+        printf("%.2f free; what fits: %s\n", free_bytes / gib,
+               memory_advice(fitting, r, free_bytes));
 }
 
 // ---------------------------------------------------------------------------- tables

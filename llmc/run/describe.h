@@ -14,12 +14,12 @@ double show_flops(const Model *m, const Layout *layout);
 
 // Bytes that the device needs in this process.
 double memory_needed(const Run *r, const Setup *setup);
-// The largest micro-batch that fits into `room` bytes, among the divisors of the batch up to a
+// The largest micro-batch that fits into `limit` bytes, among the divisors of the batch up to a
 // process's share of it; 0: none. setup: with any B.
-int memory_fitting(const Run *r, Setup setup, double room);
-// The flags that fit into `room` bytes: the largest micro-batch at each level of recompute.
+int memory_fitting(const Run *r, Setup setup, double limit);
+// The flags that fit into `limit` bytes: the largest micro-batch at each level of recompute.
 enum { ADVICE_CAP = 256 };
-char *memory_advice(char text[ADVICE_CAP], const Run *r, double room);
+char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit);
 
 void show_model(const Run *r, bool tables);   // a summary; tables: also layers and tensors
 void show_memory(const Run *r);               // that the device needs and has; the flags that fit

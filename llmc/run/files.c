@@ -125,7 +125,7 @@ void file_begin(FileWriter *w, int folder, const char *path) {
     unlinkat(folder, temp, 0);
     w->fd = openat(folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(w->fd >= 0,
-                "cannot create %s: %s\n  -> check that the directory exists and may be written to",
+                "cannot create %s: %s\n  -> check that the folder exists and may be written to",
                 w->temp, strerror(errno));
 }
 
@@ -174,7 +174,7 @@ Hash file_write_text(int folder, const char *path, const char *text) {
 // (EINVAL).
 void folder_sync(int folder, const char *path) {
     CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
-                "cannot bring the directory %s to the disk: %s\n  -> check that its disk is sound",
+                "cannot bring the folder %s to the disk: %s\n  -> check that its disk is sound",
                 path, strerror(errno));
 }
 
@@ -182,7 +182,7 @@ void folder_sync(int folder, const char *path) {
 int folder_open(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK_WRITE(folder >= 0,
-                "cannot open the directory %s: %s\n  -> check that it exists and may be written to",
+                "cannot open the folder %s: %s\n  -> check that it exists and may be written to",
                 path, strerror(errno));
     return folder;
 }
@@ -195,7 +195,7 @@ int folder_open_in(int parent, const char *path) {
     if (made || errno == EEXIST)
         fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     CHECK_WRITE(fd >= 0,
-                "cannot make the directory %s: %s\n"
+                "cannot make the folder %s: %s\n"
                 "  -> free space on that disk; move a file or link of that name away",
                 path, strerror(errno));
     if (made) folder_sync(parent, path);

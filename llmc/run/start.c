@@ -177,21 +177,22 @@ static void choose_micro_batch(Run *r) {
     Setup *setup = &r->setup;
     char advice[ADVICE_CAP];
     const double gib = 1 << 30;
-    double room = r->t->room(&r->m, setup), needed = memory_needed(r, setup);
+    double free_bytes = r->t->free_bytes(&r->m, setup), needed = memory_needed(r, setup);
     bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
-    // NAN of `room`, unknown, compares as false: then all fits.
+    // NAN, unknown, compares as false: then all fits.
     bool chooses = !given && !(f->experts && f->balance_loss > 0);
-    int B = chooses && needed > room ? memory_fitting(r, *setup, room) : setup->B;
+    int B = chooses && needed > free_bytes ? memory_fitting(r, *setup, free_bytes) : setup->B;
     double least = -B;
     comm_all_reduce(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
     B = -least;
     if (B && B < setup->B) {
-        printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);
+        printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B,
+               free_bytes / gib);
         setup->B = r->micro = B;
         needed = memory_needed(r, setup);
     }
-    CHECK(!(needed > room), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
-          needed / gib, room / gib, memory_advice(advice, r, room));
+    CHECK(!(needed > free_bytes), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
+          needed / gib, free_bytes / gib, memory_advice(advice, r, free_bytes));
     if (chooses && r->training) set_default(r, FLAG_micro_batch, B);
 }
 

@@ -133,11 +133,11 @@ typedef struct Trainer {
     void (*prepare)(Gpt *gpt, const char *plans, const char *path);
     char *(*plans)(Gpt *gpt);
 
-    // Bytes of the device's memory that create and decode take where the tables add up to `tables`
-    // (describe.h), and how many are free; NAN: unknown. room first refuses models that the device
-    // cannot compute.
+    // Bytes of the device's memory that create and decode take. tables: the sum of weights,
+    // gradients, moments, activations and the KV cache (describe.h).
     double (*bytes)(const Model *m, const Setup *setup, double tables);
-    double (*room)(const Model *m, const Setup *setup);
+    // Bytes of it that are free; NAN: unknown. Refuses a model that the device cannot compute.
+    double (*free_bytes)(const Model *m, const Setup *setup);
     double (*peak)(void);                     // FLOP/s of matrix products; NULL: unknown
 } Trainer;
 
