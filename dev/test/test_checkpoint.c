@@ -763,7 +763,7 @@ static void test_renamed(const char *run) {
     write_checkpoint(run, 2, 2, 10);
     CHECK(rename(checkpoint_path(plain, run, 2), checkpoint_path(other, run, 7)) == 0,
           "cannot rename %s", plain);
-    expect_latest(run, 1, "its state.json is of step 2, was it renamed?", __LINE__);
+    expect_latest(run, 1, "its state.json is of step 2: the folder was renamed", __LINE__);
 }
 
 // The last piece finds no room, and closing says nothing, as in memory.
