@@ -2,7 +2,6 @@
 // function here knows a flag by name. Errors name the flag and the value as typed, the range or the
 // choices, and end in the flag's help or in a suggestion.
 #include "flags.h"
-#include <errno.h>
 #include <math.h>
 #include <strings.h>
 

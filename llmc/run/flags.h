@@ -1,7 +1,6 @@
 // flags.h: TABLE 4, one row per command-line flag. The row drives parsing (--lr=3e-4, --lr 3e-4),
 // --help, presets, the run's config.json, and what may change when a run is resumed.
 #pragma once
-#include <stddef.h>
 #include "../init.h"
 #include "schedule.h"
 #include "util.h"

@@ -1,13 +1,11 @@
 // log.c: see log.h. Refuses a log.jsonl that is not a plain file. A line that cannot be written (a
 // full disk) ends the program with EXIT_WRITE.
 #include "log.h"
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "json.h"
-#include "util.h"
 
 // ----------------------------------------------------------------------------------- the log file
 

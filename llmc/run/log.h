@@ -4,7 +4,6 @@
 // A kill may cut the last line: log_open drops it, and also the lines of steps that the resumed run
 // will repeat. With several processes only process 0 has a file; the others write nothing.
 #pragma once
-#include <stdio.h>
 #include "files.h"
 
 typedef struct Log {

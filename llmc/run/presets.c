@@ -1,7 +1,6 @@
 // presets.c: the named models. What a paper trains with is part of its preset (steps: its tokens
 // over its tokens per step). Where a paper leaves a number open, the note says which one was taken.
 #include "presets.h"
-#include "flags.h"
 
 // Each macro is a model family with its paper's way of training; a row below adds a size. A later
 // word overrides an earlier one, so a row may also correct its family.

@@ -1,7 +1,6 @@
 // sample.c: generated text. The model reads the prompt at once (prefill), then one token at a time
 // (decode) with a KV cache.
 #include "run.h"
-#include <math.h>
 #include <unistd.h>
 
 // The k-th largest of V logits, by keeping the top k in order.

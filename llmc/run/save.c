@@ -10,7 +10,6 @@
 //                   manifest.json          size and checksum of each (checkpoint.h)
 #include "run.h"
 #include <fcntl.h>
-#include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -2,16 +2,11 @@
 // Read it from its end: run_open is the table of contents. Every mistake of a user is refused
 // before anything is written. The run's folder is made last (run_open_folder).
 #include "run.h"
-#include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include "describe.h"
-#include "presets.h"
-#include "util.h"
 #include "../threads.h"
 
 // ------------------------------------------------------------------------------------------- data

@@ -2,12 +2,6 @@
 // from its end: train is the table of contents. A kill loses at most the steps since the last
 // checkpoint. A loss or gradient that is not finite never reaches the weights.
 #include "run.h"
-#include <errno.h>
-#include <math.h>
-#include <unistd.h>
-#include "describe.h"
-#include "schedule.h"
-#include "util.h"
 
 enum { DIVERGED_STEPS = 10 };             // steps in a row that are not finite end the run
 enum { PACES_ENOUGH = 8 };                // lines of progress before training can be called slow
