@@ -336,7 +336,7 @@ for link in config.json log.jsonl; do
     outside "$link.tmp a link"
 done
 elsewhere; rm -rf linked; mkdir linked; ln -s "$dir/elsewhere/log" linked/log.jsonl
-refused "log.jsonl a link" "found a link, which may lead out of the run" "$train" $two --data data \
+refused "log.jsonl a link" "found a link" "$train" $two --data data \
     --out linked
 outside "log.jsonl a link"
 elsewhere
@@ -344,7 +344,7 @@ copy run linked
 mv linked/log.jsonl elsewhere/log
 ln -s "$dir/elsewhere/log" linked/log.jsonl
 remember elsewhere
-refused "log.jsonl a link to a log" "found a link, which may lead out of the run" \
+refused "log.jsonl a link to a log" "found a link" \
     "$train" --out linked $more
 outside "log.jsonl a link to a log"
 
@@ -671,7 +671,7 @@ holds   "they are done, and not twice"   test "$(grep -c task_results tasks/log.
 works   "evaluated"                      "$train" --from tasks --eval
 holds   "and shown"                      grep -q '^task  *1  acc ' message
 works   "sampled from, no task is read"  "$train" --from tasks --sample 2 --tasks nowhere
-refused "--tasks, a text"                "expected a task file"        "$train" --from run \
+refused "--tasks, a text"                "is not a shard"        "$train" --from run \
     --eval --tasks text.txt
 refused "--tasks, nothing"               "cannot read nowhere"        "$train" --from run \
     --eval --tasks data,nowhere

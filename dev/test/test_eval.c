@@ -106,7 +106,7 @@ static void test_hostile_files(void) {
     for (int bytes = 0; bytes < 1024; bytes += 511) {
         file_write(&f);
         EXPECT(truncate(f.path, bytes) == 0, "a shorter file");
-        EXPECT_REFUSAL(open_file, f.path, "expected a task file");
+        EXPECT_REFUSAL(open_file, f.path, "is not a shard");
     }
     EXPECT_REFUSAL(open_file, "build/test/eval/nothing.bin", "cannot read");
     EXPECT_REFUSAL(open_list, "build/test/eval/nothing.bin,", "cannot read");

@@ -821,10 +821,10 @@ void test_run_tokens(void) {
                  " --from %s/a --sample 2 --prompt ' the' --tokenizer %s/a/config.json", dir, dir);
     expect_refused(line, "expected a tokenizer");
     check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --out %s/b", dir, dir);
-    expect_refused(line, "do not say their vocabulary");
+    expect_refused(line, "does not say its vocabulary");
     check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --vocab %d --out %s/b", dir,
                  vocab, dir);
-    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "do not say their vocabulary: a token of"),
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "does not say its vocabulary: tokens of"),
            "and it can be named: %s", output);
     check_format(line, sizeof line,
                  MODEL "--steps 1 --data %s/elsewhere --val-data %s/bytes --out %s/c", dir, dir,
@@ -955,7 +955,7 @@ void test_command(void) {
         {"{\"flags\": {\"layerz\": \"1\"}}", "unknown flag layerz\n  -> did you mean --layers? "},
         {"{\"flags\": {\"lr\": [0.5]}}", "expected \"lr\" to be a string"},
         {"{\"flags\": {\"lr\": \"fast\"}}", "expected a number"},
-        {"{\"flags\": {\"out\": \"x\"}}", "which only a command line has"},
+        {"{\"flags\": {\"out\": \"x\"}}", "give it on the command line instead"},
         {"{\"norm_mode\": \"POST\", \"flags\": {}}", "-> make train_gpt NORM_MODE=POST"},
         {"{\"lr\": \"1\"}", "expected \"flags\" to be an object"},
         {"{\"flags\": ", "not valid JSON"}};

@@ -18,12 +18,12 @@ enum { TEMP_BYTES = sizeof TEMP - 1 };
 
 // ------------------------------------------------------------------------------------------- names
 
-char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
-    return check_format(buf, PATH_CAP, "%s/step_%08" PRId64, run_dir, step);
+static char *step_path(char *buf, const char *run_dir, const char *prefix, int64_t step) {
+    return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, prefix, step);
 }
 
-static char *temp_path(char *buf, const char *run_dir, int64_t step) {
-    return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, TEMP, step);
+char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
+    return step_path(buf, run_dir, "", step);
 }
 
 // The step in a folder's name; -1: it is not exactly the name of a checkpoint, as checkpoint_path
@@ -59,7 +59,7 @@ void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step)
     memset(c, 0, sizeof *c);
     c->run = run;
     remove_unfinished(run, run_dir);
-    c->folder = folder_open_in(run, temp_path(c->temp, run_dir, step));
+    c->folder = folder_open_in(run, step_path(c->temp, run_dir, TEMP, step));
 }
 
 // A line of the manifest. Names are this program's own and need no escapes.
@@ -217,7 +217,7 @@ void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last
     for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
         if (kept < last || (every && step % every == 0)) continue;
         const char *plain = file_name(checkpoint_path(path, run_dir, step));
-        const char *temp = file_name(temp_path(aside, run_dir, step));
+        const char *temp = file_name(step_path(aside, run_dir, TEMP, step));
         bool ok = renameat(run, plain, run, temp) == 0 && folder_remove(run, temp);
         CHECK_WRITE(ok, "cannot remove %s: %s\n  -> remove it by hand, or --keep-last 0", path,
                     strerror(errno));

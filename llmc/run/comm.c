@@ -157,7 +157,7 @@ bool comm_agree(Comm *c, uint64_t own) {
 void comm_check_weights(Comm *c, uint64_t hash) {
     CHECK(comm_agree(c, hash),
           "the processes no longer hold the same weights: a memory or network fault\n"
-          "  -> --resume required goes on from the last checkpoint");
+          "  -> " GO_ON);
 }
 
 // ---------------------------------------------------------------------------------------- signals

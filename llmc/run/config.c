@@ -17,7 +17,6 @@ static const char *typed(char text[PATH_CAP], const Flags *f, const Mode *mode, 
                         *value ? value : "\"\"");
 }
 
-#define user(flag) (set->by[FLAG_##flag] == BY_USER)
 
 // Refuses flags that contradict another flag or the placement. Each row has the condition, both
 // flags and what to do. Values outside a flag's own range were refused before (flag_set).
@@ -29,7 +28,7 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     bool from = *f->from;
     // A micro-batch must divide the batch if the user gave it, or if the balance loss is defined
     // over it. Any other one may leave a smaller last micro-batch.
-    bool divides = micro && (user(micro_batch) || (E && f->balance_loss > 0));
+    bool divides = micro && (set->by[FLAG_micro_batch] == BY_USER || (E && f->balance_loss > 0));
     // Widths are int, and rows of a token's experts lie side by side.
     bool wide = (K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24;
     const struct { bool found; int flag, other; const char *hint; } rows[] = {
@@ -49,21 +48,21 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
          "an even --rope-size: RoPE rotates pairs of channels"},
         // nGPT: the gain s_qk, which q and k share, has a value for every channel of every head.
         {mode->unit && fewer, FLAG_kv_heads, PLACEMENT,
-         "--kv-heads 0: q and k of every head share a gain, so there are as many heads of both"},
+         "--kv-heads 0: q and k of a head share their gain"},
         {mode->unit && !rope, FLAG_positions, PLACEMENT, "--positions rope"},
         {mode->unit && f->decay_gains == GAINS_TO_ONE, FLAG_decay_gains, PLACEMENT,
          "--decay-gains off: nGPT's gains are not around one"},
         // A preset's --bias is silently dropped (model_from_flags), a user's is refused.
-        {mode->sdd && user(bias) && f->bias, FLAG_bias, PLACEMENT, "--bias off: SDD has no biases"},
+        {mode->sdd && f->bias && set->by[FLAG_bias] == BY_USER, FLAG_bias, PLACEMENT,
+         "--bias off: SDD has no biases"},
         {mode->fin && f->final_norm == FINAL_NORM_OFF, FLAG_final_norm, PLACEMENT,
-         "--final-norm auto: no other norm lies between the residual stream and the head"},
+         "--final-norm auto: without it the LM head reads a stream that has no norm"},
         {E && K > E, FLAG_experts_per_token, FLAG_experts, "at most as many as there are"},
         {E && f->dense_layers >= f->layers, FLAG_dense_layers, FLAG_layers,
          "fewer, so that a layer has experts, or --experts 0"},
         {E && f->bias, FLAG_experts, FLAG_bias, "--bias off: experts have no biases"},
         {E && wide, FLAG_experts_per_token, FLAG_ffn,
-         "a smaller --ffn or fewer experts: those of a token, shared ones too, may be 2^24 wide "
-         "in all"},
+         "a smaller --ffn, or fewer experts: those of a token may be 2^24 wide together"},
         {divides && f->batch % micro, FLAG_micro_batch, FLAG_batch, "a divisor of the batch"},
         // Kernels index rows of a micro-batch with 32 bits.
         {tokens * (E ? K : 1) > INT32_MAX, micro ? FLAG_micro_batch : FLAG_batch, FLAG_seq,
@@ -86,7 +85,6 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
               typed(flag, f, mode, rows[i].flag), typed(other, f, mode, rows[i].other),
               rows[i].hint);
 }
-#undef user
 
 // Refuses flags that the user gave and that lack what they need. A row names the flags from `first`
 // to `last` of flags.h. A preset or a run may have them: one recipe serves several placements and
@@ -254,8 +252,8 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
                                      : json_get_string(flags, v->key, path);
         // An --out in a file would send every run to one folder.
         CHECK(!by_hand || row->resume != ONCE,
-              "%s: expected flags of a run, found \"%s\", which only a command line has\n"
-              "  -> leave it out, and give it on the command line", path, v->key);
+              "%s: expected flags of a run, found \"%s\"\n"
+              "  -> give it on the command line instead", path, v->key);
         if (row->resume != ONCE) flag_set(set, row, text, BY_CHECKPOINT);
     }
 }
@@ -264,7 +262,7 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
 static Json *config_open(const char *path, const Mode *mode) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n), end[64], run[PATH_CAP];
-    CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
+    CHECK(text, "cannot read %s: %s\n  -> check the path", path, file_error());
     Json *root = json_parse(text, n, path);
     int64_t version = json_get_int(root, "norm_c_version", path);
     CHECK(version <= CONFIG_VERSION,
@@ -304,8 +302,7 @@ static void check_same(int flag, const Flags *is, const char *where, const FlagS
     char was[PATH_CAP], now[PATH_CAP];
     CHECK(!strcmp(typed(was, is, NULL, flag), typed(now, &given->f, NULL, flag)),
           "%s in %s and %s %s; it may not change\n"
-          "  -> leave the flag out; a new model begins with another --out, without --from or "
-          "--init-from",
+          "  -> leave the flag out, or begin another run (--out) without --from and --init-from",
           was, where, now, SOURCES[given->by[flag]]);
 }
 
@@ -387,7 +384,7 @@ const char *checkpoint_find(const char *path, char *dir) {
     }
     CHECK(is_folder(path),
           "%s: expected the folder of a run or of a checkpoint, found none\n"
-          "  -> ls runs/ lists the runs", path);
+          "  -> ls runs/", path);
     CHECK(checkpoint_latest(path, INT64_MAX, dir),
           "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
     return dir;

@@ -66,7 +66,8 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     bool wide = magic == SHARD_MAGIC_32;
     CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
           "%s is not a shard: expected %d bytes with magic %d or %d, found %lld bytes with magic "
-          "%d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR",
+          "%d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR; python3 data/get.py "
+          "tasks, for --tasks",
           s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, got, magic);
     int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
     CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0 && bytes >= 0 && words >= 0,
@@ -135,8 +136,7 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
     free(entries);
     CHECK(d->shard_count,
           "%s: expected files named *%s*.bin, found none among its %d .bin files\n"
-          "  -> rename them, or --data 'FOLDER/*.bin' (and --val-data); from text: ./shard --out "
-          "DIR your.txt",
+          "  -> --data 'FOLDER/*.bin', --val-data too; from text: ./shard --out DIR your.txt",
           path, split, n);
 }
 
@@ -245,7 +245,7 @@ uint64_t loader_hash_end(DataLoader *d) {
     const Shard *bad = hasher->bad;
     CHECK(!bad,
           "%s: expected the shard that this run began with, found %s\n"
-          "  -> restore the shard; --resume required goes on from the last checkpoint",
+          "  -> restore the shard; " GO_ON,
           bad->path, hasher->error ? strerror(hasher->error) : "other bytes");
     // The hash covers bytes and their order, not names: shards may be renamed or moved.
     Hash content = hash_begin();
@@ -272,7 +272,7 @@ static const Shard *shard_seek(DataLoader *d, int64_t at) {
         d->fd = file_open(s->path, &size);
         CHECK(d->fd >= 0,
               "%s: expected this shard to stay readable while training, found: %s\n"
-              "  -> put it back; --resume required goes on from the last checkpoint",
+              "  -> put it back; " GO_ON,
               s->path, file_error());
         d->open = s;
     }
@@ -289,7 +289,7 @@ static void shard_window(DataLoader *d, int64_t at) {
         long long got = file_read_at(d->fd, d->raw, bytes, offset);
         CHECK(got == bytes,
               "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
-              "start\n  -> restore the shard; --resume required goes on from the last checkpoint",
+              "start\n  -> restore the shard; " GO_ON,
               s->path, bytes, skip, got);
         // A token beyond the vocabulary would read outside the embedding.
         for (int64_t i = 0; i < n; i++) {

@@ -71,7 +71,7 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
     if (!t->examples) t->kind = choices == 1 ? TASK_WORD : TASK_CHOICE;
     CHECK((choices == 1) == (t->kind == TASK_WORD),
           "%s: example %lld has %lld completions, and the ones before it %s\n"
-          "  -> write examples of several and of one completion into two files",
+          "  -> one file for each kind",
           path, t->examples, choices, t->kind == TASK_WORD ? "one" : "several");
     // After this check `end` lies within the file and bounds all reads of this example.
     CHECK(bytes >= 12 && bytes % 2 == 0 && end <= t->tokens && label < choices &&
@@ -196,12 +196,9 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
     CHECK(t->file,
           "cannot read %s: %s\n  -> --tasks FILE,... or a folder with task files; python3 "
           "data/get.py tasks writes them", path, file_error());
-    int32_t magic = size >= SHARD_HEADER_BYTES ? *(const int32_t *)t->file : 0;
-    CHECK(magic == EVAL_MAGIC || magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32,
-          "%s: expected a task file with magic %d, or a shard, found %zu bytes with magic %d\n"
-          "  -> python3 data/get.py tasks writes task files", path, EVAL_MAGIC, size, magic);
-    if (magic == EVAL_MAGIC) read_examples(t, path, size, r);
-    else read_text(t, path, r);
+    bool examples = size >= SHARD_HEADER_BYTES && *(const int32_t *)t->file == EVAL_MAGIC;
+    if (examples) read_examples(t, path, size, r);
+    else read_text(t, path, r);                   // refuses what is not a shard
 
     // Sequences of similar length share a batch, so that little of it is padding.
     t->order = check_alloc(t->rows * sizeof *t->order, "the order of a task");
@@ -237,7 +234,7 @@ void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
     char item[PATH_CAP], path[PATH_CAP];
     memset(tasks, 0, sizeof *tasks);
     for (size_t n; *list; list += n + (list[n] == ',')) {
-        struct dirent **entries;
+        struct dirent **entries = NULL;
         n = strcspn(list, ",");
         check_format(item, sizeof item, "%.*s", (int)n, list);
         int found = shard_scan(item, &entries), before = tasks->count;
@@ -247,7 +244,7 @@ void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
             if (strcmp(name, "tokenizer.bin")) add_task(tasks, path_join(path, item, name), r);
             free(entries[i]);
         }
-        if (found >= 0) free(entries);
+        free(entries);
         CHECK(tasks->count > before,
               "%s: expected task files in this folder, found none\n"
               "  -> python3 data/get.py tasks writes them", item);

@@ -158,15 +158,14 @@ void flags_default(FlagSet *s) {
     for (int i = 0; i < FLAG_COUNT; i++) flag_set(s, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);
 }
 
-// [value] is what the flag has without being given: the default, or that of --model.
+// Brackets have the default under the default --model.
 void flags_help(const Flags *f, const char *only) {
     char name[FLAG_CAP], value[FLAG_CAP];
     const FlagRow *one = only ? flag_find(only + strspn(only, "-"), "--help", ALL) : NULL;
-    if (!one) printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many "
-                     "of them; --show prints the result\n"
+    if (!one) printf("usage: ./train_gpt [--flag value | --flag=value]...\n"
                      "       ./train_gpt --help [FLAG] | --version\n"
-                     "       mpirun -np 2 ./train_gpt ...      as root, or without slots: "
-                     "doc/processes.md\n\n");
+                     "       mpirun -np 2 ./train_gpt ...     (doc/processes.md)\n\n"
+                     "Brackets: defaults; --model sets many flags, --show config prints them.\n\n");
     for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
         if (one && row != one) continue;
         printf("  %-20s %s%s%s%s [%s]\n", flag_name(name, row), row->choices,

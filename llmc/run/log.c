@@ -49,8 +49,7 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
     struct stat info;
     size_t n;
     CHECK(fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) || !S_ISLNK(info.st_mode),
-          "%s: expected a plain file, found a link, which may lead out of the run\n"
-          "  -> move it away", path);
+          "%s: expected a plain file, found a link\n  -> move it away", path);
     char *old = file_read(path, INT64_MAX, &n);
     CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path,
           strerror(errno));
@@ -69,8 +68,7 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
 void log_sync(Log *log) {
     CHECK_WRITE(!log->fd || fsync(log->fd) == 0 || errno == EINVAL,
                 "cannot bring %s to the disk: %s\n"
-                "  -> check the disk for errors, then --resume required", log->path,
-                strerror(errno));
+                "  -> check the disk for errors; " GO_ON, log->path, strerror(errno));
 }
 
 void log_close(Log *log) {
@@ -138,7 +136,7 @@ void log_end(Log *log) {
     for (size_t at = 0; log->fd && at < log->length;) {
         ssize_t written = write(log->fd, text + at, log->length - at);
         CHECK_WRITE(written > 0 || errno == EINTR,
-                    "cannot write %s: %s\n  -> free space on that disk, then --resume required",
+                    "cannot write %s: %s\n  -> free space on that disk; " GO_ON,
                     log->path, strerror(errno));
         at += written > 0 ? written : 0;
     }

@@ -297,11 +297,10 @@ static void read_window(SpikeWindow *w, const Json *state, const char *name, con
     const Json *values = json_need(window, "values", JSON_ARRAY, path);
     w->row = read_int(window, "row", SPIKES_IN_A_ROW, path);
     w->count = 0;
-    CHECK(values->count <= SPIKE_WINDOW, "%s: %zu values in \"%s\", expected at most %d\n  -> %s",
-          path, values->count, name, SPIKE_WINDOW, EDITED);
     for (const Json *v = values->first; v; v = v->next) {
-        CHECK(v->kind == JSON_INT || v->kind == JSON_REAL,
-              "%s: expected numbers in \"%s\"\n  -> %s", path, name, EDITED);
+        bool fits = w->count < SPIKE_WINDOW && (v->kind == JSON_INT || v->kind == JSON_REAL);
+        CHECK(fits, "%s: expected up to %d numbers in \"%s\"\n  -> %s", path, SPIKE_WINDOW, name,
+              EDITED);
         w->values[w->count++] = v->number;
     }
 }
@@ -327,8 +326,7 @@ static void check_config(const Run *r, const char *dir) {
 // a warning.
 static void check_data(Run *r, const Json *state, const char *path) {
     if (!json_get(state, "data_xxh64")) {
-        printf("note: this checkpoint of an older norm.c has no hash of its data: it is not "
-               "compared\n");
+        printf("note: this checkpoint of an older norm.c has no hash of its data\n");
         return;
     }
     DataLoader *loaders[] = {&r->data, &r->val};
@@ -342,12 +340,10 @@ static void check_data(Run *r, const Json *state, const char *path) {
         same[i] = !strcmp(hash[i], json_get_string(state, NAMES[i], path));
     }
     CHECK(same[0],
-          "%s: the training data is not what this run was trained on: its hash is now %s\n"
-          "  -> --data with the same shards in the same order; their folder may be another",
-          path, hash[0]);
+          "%s: the training data is not what this run was trained on: its hash is %s\n"
+          "  -> --data with the same shards, wherever they are now", path, hash[0]);
     if (!same[1] && !r->comm.rank)
-        fprintf(stderr, "warning: the validation data is not what this run was validated with: "
-                        "its losses do not compare\n");
+        fprintf(stderr, "warning: the validation data is not what this run was validated with\n");
 }
 
 // Each counter is bounded by one that is read before it. The position in the data follows from the

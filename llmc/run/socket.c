@@ -33,9 +33,6 @@ static bool transfer(int fd, void *data, size_t bytes, bool sends) {
     return true;
 }
 
-static bool send_all(int fd, void *data, size_t bytes) { return transfer(fd, data, bytes, true); }
-static bool receive_all(int fd, void *data, size_t n) { return transfer(fd, data, n, false); }
-
 // A receive fails after so many seconds; 0: never.
 static void set_timeout(int fd, int seconds) {
     struct timeval limit = {seconds, 0};
@@ -80,7 +77,7 @@ static int start_listening(struct sockaddr_in at, bool here) {
 // Exchanges the first message. False: the other end is not norm.c, or was silent until the timeout.
 static bool greet(const Sockets *s, int fd, int watch, Greeting *g) {
     Greeting own = {SOCKET_MAGIC, s->rank, s->size, watch, 0};
-    return send_all(fd, &own, sizeof own) && receive_all(fd, g, sizeof *g) &&
+    return transfer(fd, &own, sizeof own, true) && transfer(fd, g, sizeof *g, false) &&
            g->magic == SOCKET_MAGIC;
 }
 
@@ -153,7 +150,7 @@ static void report_death(const Sockets *s, int dead) {
     sleep(1);
     dprintf(STDERR_FILENO,
             "error: process %d of %d is gone, and process %d ends with it\n"
-            "  -> see its last message; --resume required goes on from the last checkpoint\n",
+            "  -> see its last message; " GO_ON "\n",
             dead, s->size, s->rank);
     _exit(EXIT_LOST);
 }
@@ -173,7 +170,7 @@ static void *watch_peers(void *sockets) {
         for (int i = 0; i < s->size; i++) {
             int32_t word;
             if (!peers[i].revents) continue;
-            bool whole = receive_all(peers[i].fd, &word, sizeof word);
+            bool whole = transfer(peers[i].fd, &word, sizeof word, false);
             // A rank: process 0 passes on which process died. No message: this peer has died.
             if (!whole || word != GOODBYE) report_death(s, whole ? word : i);
             peers[i].fd = -1;
@@ -204,8 +201,8 @@ static struct sockaddr_in find_process_0(const char *host) {
 Sockets *sockets_open(int rank, int size, bool here) {
     const char *host = here ? "127.0.0.1" : getenv("MASTER_ADDR");
     CHECK(host,
-          "process %d of %d: expected MASTER_ADDR, the machine of process 0, found none set\n"
-          "  -> mpirun -x MASTER_ADDR=its machine, or export it before srun, for all processes",
+          "process %d of %d: expected MASTER_ADDR, the machine of process 0, found none\n"
+          "  -> mpirun -x MASTER_ADDR=its machine, or export it before srun",
           rank, size);
     Sockets *s = check_alloc(sizeof *s, "the connections of processes");
     s->rank = rank;
@@ -231,15 +228,14 @@ void sockets_move(Sockets *s, void *data, size_t bytes, int from, int to) {
     bool whole = transfer(s->peers[TALK][sends ? to : from], data, bytes, sends);
     if (!whole) sleep(WATCHDOG_SECONDS);      // the watchdog exits first if a process has died
     CHECK(whole,
-          "the connection of processes %d and %d broke\n  -> --resume required goes on from the "
-          "last checkpoint", from, to);
+          "the connection of processes %d and %d broke\n  -> " GO_ON, from, to);
 }
 
 // The watchdog ends after the last goodbye, so joining it waits for the slowest process.
 void sockets_close(Sockets *s) {
     int32_t goodbye = GOODBYE;
     for (int i = 0; i < s->size; i++)
-        if (s->peers[WATCH][i] >= 0) send_all(s->peers[WATCH][i], &goodbye, sizeof goodbye);
+        if (s->peers[WATCH][i] >= 0) transfer(s->peers[WATCH][i], &goodbye, sizeof goodbye, true);
     pthread_join(s->watchdog, NULL);
     for (int i = 0; i < 2 * s->size; i++)
         if (s->peers[TALK][i] >= 0) close(s->peers[TALK][i]);         // WATCH lies behind it

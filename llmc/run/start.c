@@ -23,8 +23,8 @@ static void set_default(Run *r, int flag, int value) {
 // needs --vocab, and each token is then checked when it is read (limit).
 static void check_vocab(Run *r, DataLoader *d, const char *what) {
     CHECK(d->vocab || r->f->vocab,
-          "the shards of %s data do not say their vocabulary\n"
-          "  -> --vocab N; --vocab 50257 if the tokens are GPT-2's", what);
+          "%s data does not say its vocabulary\n  -> --vocab 50257 if its tokens are GPT-2's",
+          what);
     if (!r->f->vocab) set_default(r, FLAG_vocab, d->vocab);
     int V = r->f->vocab;
     CHECK(d->vocab <= V,
@@ -32,8 +32,8 @@ static void check_vocab(Run *r, DataLoader *d, const char *what) {
           "  -> --vocab %d, or shards of the model's tokenizer", what, d->vocab, V, d->vocab);
     if (!d->vocab) {
         d->limit = V;
-        printf("note: the shards of %s data do not say their vocabulary: a token of %d or more "
-               "will be refused\n", what, V);
+        printf("note: %s data does not say its vocabulary: tokens of %d and more are refused\n",
+               what, V);
     } else if (d->vocab < V)
         printf("note: %s data has a vocabulary of %d%s, the model one of %d: the rest goes unused\n"
                "  -> --vocab %d; python3 data/get.py makes shards of GPT-2's tokens\n", what,
@@ -51,7 +51,7 @@ static void open_data(Run *r) {
     }
     CHECK(r->training || r->has_val,
           "--eval: expected validation data, and %s %s\n  -> --val-data PATH", f->data,
-          file_exists(f->data) ? "is a file, not a folder of shards" : "does not exist here");
+          file_exists(f->data) ? "is not a folder" : "does not exist");
     if (!r->has_val) return;
     loader_open(&r->val, *f->val_data ? f->val_data : f->data, "val", f->seq, 0, 0);
     check_vocab(r, &r->val, "validation");

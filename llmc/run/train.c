@@ -247,7 +247,7 @@ void run_note_pace(Run *r, double seconds) {
     if (rate < median / 2 && !p->noted) {
         printf("note: %.0f tok/s is less than half of the median, %.0f: the machine may be shared "
                "or throttled\n"
-               "  -> look at top or nvidia-smi; OMP_NUM_THREADS=N leaves cores to other programs\n",
+               "  -> top and nvidia-smi show it; OMP_NUM_THREADS=N leaves cores to others\n",
                rate, median);
         p->noted = true;
     }

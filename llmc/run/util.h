@@ -23,6 +23,8 @@ extern "C" {
 #define CHECK_WRITE(cond, ...) \
     ((cond) ? (void)0 : check_failed(EXIT_WRITE, __FILE__, __LINE__, __VA_ARGS__))
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+// The hint after an error that leaves the run's checkpoints whole.
+#define GO_ON "--resume required goes on from the last checkpoint"
 
 // Exit statuses besides 0 and 128 + the signal that stopped the program. doc/failures.md says what
 // to do after each.
