@@ -130,8 +130,8 @@ wrong magic|found 1024 bytes with magic 123456|123456 1 20 256 $twenty
 wrong version|expected version 1, .* found version 2|$M 2 20 256 $twenty
 count too large|expected 1066 bytes for its 21 tokens .* found 1064|$M 1 21 256 $twenty
 count too small|expected 1062 bytes for its 19 tokens .* found 1064|$M 1 19 256 $twenty
-count of zero|at least one token .* found version 1, 0 tokens,|$M 1 0 256
-negative count|at least one token .* found version 1, -5 tokens,|$M 1 4294967291 256 $twenty
+count of zero|at least one token, .* found version 1, 0 tokens,|$M 1 0 256
+negative count|at least one token, .* found version 1, -5 tokens,|$M 1 4294967291 256 $twenty
 largest count|expected 4294968318 bytes|$M 1 2147483647 256 $twenty
 negative vocabulary|(unknown) or more, found .* vocabulary -1|$M 1 20 4294967295 $twenty
 vocabulary above the model's|vocabulary of 300, the model one of 256|$M 1 20 300 $twenty
@@ -261,7 +261,7 @@ resumes_not() {
 }
 copy "$dir/run" hurt
 edit hurt/config.json 's/"norm_c_version": [0-9]*/"norm_c_version": 1000/'
-resumes_not "a config from the future" "version 1000 of the format"
+resumes_not "a config from the future" "version of the format up to 2, found 1000"
 # without a checksum
 older() {
     edit hurt/config.json 's/"norm_c_version": 2/"norm_c_version": 1/; /"xxh64"/d; s/^  },/  }/'
@@ -679,7 +679,7 @@ refused "--tasks, a folder of none"      "found none"                 "$train" -
     --eval --tasks run
 refused "--tasks twice"                  "is named task too"          "$train" --from run \
     --eval --tasks task.bin,task.bin
-refused "a completion longer than --seq" "longer than --seq 2"        "$train" --from run \
+refused "a completion longer than --seq" "at most --seq 2 tokens"        "$train" --from run \
     --eval --tasks task.bin --seq 2
 works   "a context longer than --seq"    "$train" --from run --eval --tasks task.bin --seq 3
 holds   "is cut, and that is said" \

@@ -486,7 +486,7 @@ void test_run(void) {
     check_format(path, sizeof path, "%s/e/log.jsonl", dir);
     log_lines(path, &steps);
 
-    // Told to stop, by Ctrl-C or SIGTERM: the step in work is saved, and the run goes on from
+    // Told to stop, by Ctrl-C or SIGTERM: the current step is saved, and the run goes on from
     // there.
     check_format(line, sizeof line, LONG_RUN("TERM"), dir, "i", dir, "i");
     EXPECT(run(line, "") == 143 && strstr(output, "stopped at step"), "interrupted: %s", output);
