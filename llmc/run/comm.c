@@ -73,7 +73,7 @@ void comm_open(Comm *c, const char *device) {
     if (!by) return;
     bool gpus = !strcmp(device, "cuda");
     CHECK(gpus || strcmp(by->name, "torchrun"),
-          "expected mpirun to start the processes on the CPU, found torchrun (%s processes)\n"
+          "expected mpirun to start processes on the CPU, found torchrun (%s processes)\n"
           "  -> mpirun -np %s ./train_gpt (more processes than cores: --oversubscribe)",
           getenv(by->size), getenv(by->size));
     c->local = setting(by->local);
@@ -87,7 +87,7 @@ void comm_open(Comm *c, const char *device) {
     if (gpus) c->sockets = sockets_open(c->rank, c->size, c->here == c->size);
     else open_mpi(c, by);
     CHECK(!c->rank || freopen("/dev/null", "w", stdout),
-          "cannot open /dev/null: %s\n  -> make it writable for this user", strerror(errno));
+          "cannot open /dev/null: %s\n  -> make it writable", strerror(errno));
 }
 
 // sockets_close waits for every goodbye, MPI_Finalize for every process.

@@ -1,5 +1,5 @@
-// flags.h: TABLE 4, one row per command-line flag. The row drives parsing (--lr=3e-4, --lr 3e-4),
-// --help, presets, the run's config.json, and what may change when a run is resumed.
+// flags.h: TABLE 4, one row for each command-line flag. Parsing (--lr=3e-4, --lr 3e-4), --help,
+// presets, the run's config.json, and what may change on resume all follow from the row.
 #pragma once
 #include "../init.h"
 #include "schedule.h"
@@ -7,7 +7,7 @@
 
 // A flag's type, and its value in Flags: long long, double, text, or the index of the choice.
 enum { INT, NUMBER, TEXT, CHOICE, SWITCH };
-// On resume: must stay as it was | may change | belongs to one command, not to the run.
+// On resume: may not change | may change | belongs to one command and is not saved with the run.
 enum { FIXED, FREE, ONCE };
 
 // Choices that are the rows of another table: "a|b|c", and "|a|b|c" for those after a first one.
@@ -15,14 +15,14 @@ enum { FIXED, FREE, ONCE };
 #define CHOICES_OF(TABLE) &MORE_CHOICES(TABLE)[1]
 #define TABLE_CHOICE(id, word, ...) "|" word
 
-// FLAG(field, type, help), and FREE or ONCE behind it unless the flag is FIXED. The flag's name is
+// FLAG(field, type, help), followed by FREE or ONCE unless the flag is FIXED. The flag's name is
 // the field's with '-' for '_'. Types, with the default as it would be typed:
 //   INT(default, low, high)   NUMBER(default, low, high)   TEXT(default)
 //   CHOICE(default, "a|b|c")  SWITCH(default): off|on
-// A flag whose choices begin with off may stand alone: it takes the second one, mostly on.
+// A flag whose choices begin with off may stand alone and then takes the second choice, mostly on.
 
-// The architecture. A run, and whoever reads its checkpoints, keeps these: --from, --init-from and
-// --resume take them from config.json and refuse other values.
+// The architecture. --resume, --from and --init-from take these from config.json and refuse other
+// values.
 #define MODEL_FLAGS(FLAG) \
 FLAG(model, TEXT(stories), \
      "named model and its training (--show models); other flags override it") \
@@ -76,9 +76,8 @@ FLAG(mix_ratio, NUMBER(0.25, 0, 1), \
 FLAG(sdd, CHOICE(paper, CHOICES_OF(SDD_TABLE)), \
      "SDD: settings of the paper or of the released code")
 
-// Initialization, batches, learning rate and AdamW. Most stay for the whole of a run, because its
-// results would no longer be those of one recipe. Those that are FREE change when it ends, how it
-// fits into memory, or what is measured.
+// Initialization, batches, learning rate and AdamW. Most are FIXED, so that a run is trained by one
+// recipe. FREE ones decide when it ends, how it fits into memory, or what is measured.
 #define TRAINING_FLAGS(FLAG) \
 FLAG(init, CHOICE(auto, "auto" MORE_CHOICES(INIT_TABLE)), \
      "initialization; auto: the placement's, else --init-baseline") \
@@ -137,7 +136,7 @@ FLAG(val_data, TEXT(), "the same for validation; empty: the val shards in --data
 FLAG(tokenizer, TEXT(), \
      "tokenizer.bin for prompts and samples; empty: the run's, or the one in --data", FREE)
 
-// The run's folder, what is written to it and when, and the commands that read one.
+// The run's folder, what is written to it and when, and commands that only read a run.
 #define RUN_FLAGS(FLAG) \
 FLAG(out, TEXT(), "the run's folder; empty: runs/<placement>-<model>-<time>", ONCE) \
 FLAG(val_every, INT(250, 0, 1e12), "steps between validations; 0: only at the end", FREE) \
@@ -209,8 +208,8 @@ typedef struct FlagRow {
 } FlagRow;
 extern const FlagRow FLAGS[FLAG_COUNT];
 
-// The source that set a flag last; a later source of this list overrides an earlier one.
-// BY_CHECKPOINT: a config.json.
+// The source that set a flag; a later source in this list overrides an earlier one. BY_CHECKPOINT:
+// a config.json.
 enum { BY_DEFAULT, BY_PRESET, BY_CHECKPOINT, BY_USER };
 typedef struct FlagSet {
     Flags f;
@@ -221,7 +220,8 @@ typedef struct FlagSet {
 enum { FLAG_CAP = 64 };
 // kv_heads -> --kv-heads, in name.
 char *flag_name(char name[FLAG_CAP], const FlagRow *row);
-// The row of kv-heads or kv_heads. An unknown name is refused, with `where` it stands and a hint.
+// The row of kv-heads or kv_heads. An unknown name is refused; `where` and hint are for the
+// message.
 const FlagRow *flag_find(const char *name, const char *where, const char *hint);
 // The word at an index of "a|b|c", or NULL.
 const char *flag_word(char buf[FLAG_CAP], const char *choices, int index);
@@ -231,14 +231,14 @@ void flag_set(FlagSet *s, const FlagRow *row, const char *value, int by);
 const char *flag_text(char buf[FLAG_CAP], const Flags *f, const FlagRow *row);
 
 void flags_default(FlagSet *s);
-// Words of a command line, and of a text with spaces between them.
+// Parse the words of a command line, or of a text that is split at spaces.
 void flags_parse(FlagSet *s, int count, char *const *words, int by);
 void flags_parse_text(FlagSet *s, const char *text, int by);
 // Prints every flag with its value in f, or the one named `only`.
 void flags_help(const Flags *f, const char *only);
 
-// Suggestions for a mistyped word: the names that begin with it, or else those the fewest edits
-// away, at most about one edit for three letters. text: "did you mean a or b? ", or "".
+// Suggestions for a mistyped word: the names that begin with it, otherwise those with the smallest
+// edit distance, at most about one edit for three letters. text: "did you mean a or b? ", or "".
 typedef struct Nearest {
     const char *word;                         // that was mistyped
     int best;                                 // edits of the names in text, or the limit
