@@ -557,7 +557,7 @@ void test_run(void) {
     expect_refused(line, "/a and --layers 3 on the command line; it may not change");
 
     check_format(line, sizeof line, " --out %s/a --resume auto --steps 14", dir);
-    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "ends at step 14, not 12"),
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "ends at step 14, not at 12"),
            "another end of the schedule is said: %s", output);
 
     // Checkpoints that stay of six: the newest two, and those of every fourth step.
