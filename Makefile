@@ -16,9 +16,9 @@ NORM_MODE ?= SPAN
 OMP       ?= 1
 CFLAGS    ?= -O3 $(call accepts,-march=native)
 
-# $(call accepts,FLAG): the flag where the C compiler takes it, otherwise nothing.
+# $(call accepts,FLAG): the flag if the C compiler accepts it, otherwise nothing.
 accepts = $(shell echo 'int x;' | $(CC) -c $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
-# $(call stamp,FILE,TEXT): rewrites build/FILE when the text changes; what depends on it is remade.
+# $(call stamp,FILE,TEXT): rewrites build/FILE if the text has changed, so that its targets rebuild.
 stamp = $(shell mkdir -p build && echo '$(2)' > build/$(1).new && \
                 { cmp -s build/$(1).new build/$(1) || cp build/$(1).new build/$(1); })
 comma := ,
@@ -31,7 +31,7 @@ ifeq ($(filter $(MODE),$(MODES)),)
 $(error NORM_MODE=$(NORM_MODE) is not a placement; known are: $(MODES); FUSE is SPAN)
 endif
 
-# Headers of CUDA: those given, the toolkit's, or those that dev/setup.sh --all downloads.
+# CUDA headers: from CUDA= and CUBLAS=, else the toolkit's, else those of dev/setup.sh --all.
 GIVEN_CUBLAS := $(CUBLAS)
 HEADERS := $(shell CUDA='$(CUDA)'; CUBLAS='$(CUBLAS)'; . dev/cuda_headers.sh; echo $$CUDA $$CUBLAS)
 CUDA    := $(word 1,$(HEADERS))
@@ -60,7 +60,7 @@ NAME := $(shell echo $(ON)-$(MODE)-$(PREC) | tr A-Z a-z)
 
 # ---------------------------------------------------------------------------- compilers
 
-# On the CPU bf16 is the precision of products alone; on a GPU, of weights and activations.
+# bf16 on the CPU rounds only the operands of matrix products; on a GPU, weights and activations.
 CPU_fp32    := -DREAL=float -DPREC=fp32
 CPU_fp64    := -DREAL=double -DPREC=fp64
 CPU_bf16    := -DREAL=float -DPREC=bf16 -DBF16_PRODUCTS
@@ -85,7 +85,7 @@ STAMPS   := $(call stamp,flags,$(CC) $(FLAGS) $(SERVICES)) $(call stamp,git,$(GI
 mode_of = -DNORM_MODE=MODE_$(shell echo $(firstword $(subst -, ,$(1))) | tr a-z A-Z)
 prec_of = $(lastword $(subst -, ,$(1)))
 
-# What a program is made from. Not $^: build/*.d adds headers to it.
+# The sources and objects of a program. Not $^, which has the headers that build/*.d adds.
 INPUTS = $(filter %.c %.cu,$<) $(filter %.o %.a,$^)
 
 # ---------------------------------------------------------------------------- programs
@@ -95,7 +95,7 @@ all: train_gpt shard
 train_gpt: build/$(NAME)/train_gpt
 	@ln -sf $< $@
 	@echo "./train_gpt is $< ($(if $(filter cuda,$(ON)),CUDA$(comma) $(ARCHS:%=sm_%),CPU): $(WHY))"
-# The same without ./train_gpt, for programs that keep several trainers (dev/ablate.py).
+# The same without the link ./train_gpt, for programs that need several trainers (dev/ablate.py).
 binary: build/$(NAME)/train_gpt
 	@echo $<
 

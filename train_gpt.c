@@ -1778,7 +1778,7 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
 }
 
 // Free memory, of which each process of this machine has its part.
-static double gpt_room(const Model *m, const Setup *setup) {
+static double gpt_free_bytes(const Model *m, const Setup *setup) {
     (void)m;
     return free_memory("", comm_here(setup->comm));
 }
@@ -1797,7 +1797,7 @@ const Trainer NAMED(judge_, PREC) = {
     .update = gpt_update, .loss = gpt_loss, .decode = gpt_decode, .logits = gpt_logits,
     .stats_begin = gpt_stats_begin, .layer_stats = gpt_layer_stats,
     .tensor_stats = gpt_tensor_stats,
-    .bytes = gpt_bytes, .room = gpt_room, .peak = gpt_peak,
+    .bytes = gpt_bytes, .free_bytes = gpt_free_bytes, .peak = gpt_peak,
 };
 
 int main(int argc, char **argv) {

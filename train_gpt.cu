@@ -162,7 +162,7 @@ static void refuse_model(const Model *m) {
 }
 
 // Free memory of the GPU that this process would take; NAN without one.
-static double gpt_room(const Model *m, const Setup *setup) {
+static double gpt_free_bytes(const Model *m, const Setup *setup) {
     size_t free_bytes, total;
     int devices = 0;
     Gpu gpu = {};
@@ -850,7 +850,7 @@ const Trainer NAMED(cuda_, PREC) = {
     .update = gpt_update, .loss = gpt_loss, .decode = gpt_decode, .logits = gpt_logits,
     .stats_begin = gpt_stats_begin, .layer_stats = gpt_layer_stats,
     .tensor_stats = gpt_tensor_stats,
-    .prepare = gpt_prepare, .plans = gpt_plans, .bytes = gpt_bytes, .room = gpt_room,
+    .prepare = gpt_prepare, .plans = gpt_plans, .bytes = gpt_bytes, .free_bytes = gpt_free_bytes,
     .peak = nullptr,
 };
 

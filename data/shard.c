@@ -7,8 +7,8 @@
 // begins with the separator, token 0, so text must not contain NUL bytes. Validation is the end of
 // the text: all documents in order are one sequence of bytes, cut at (1 - fraction) of it or at the
 // first character that begins after that. Both parts begin with a separator.
-// Memory does not grow with the text. Shards get their names only when all text has been read and
-// found valid.
+// Memory does not grow with the text. Shards are renamed to their final names only when all text
+// has been read and is valid: a refused text or a kill leaves no shard.
 //
 // --stories writes the built-in corpus instead, for programs that read shards only (dev/probe.py).
 #include <dirent.h>
@@ -70,21 +70,20 @@ static void help(void) {
 
 // ---- the documents: paths and sizes in order
 
-// Appends a file. The list doubles at powers of two, so that n files take linear time.
+// Appends a file.
 static void add_document(Documents *d, const char *path, int64_t bytes) {
-    int64_t n = d->count++;
-    if ((n & (n - 1)) == 0) d->list = realloc(d->list, (size_t)(n ? 2 * n : 1) * sizeof(Document));
-    CHECK(d->list, "no memory for a list of %lld files\n  -> fewer and larger files", (long long)n);
-    d->list[n].path = check_alloc(strlen(path) + 1, "the path of a file");
-    strcpy(d->list[n].path, path);
-    d->list[n].bytes = bytes;
+    d->list = check_grow(d->list, d->count, sizeof(Document), "a list of files");
+    Document *document = &d->list[d->count++];
+    document->path = check_alloc(strlen(path) + 1, "the path of a file");
+    strcpy(document->path, path);
+    document->bytes = bytes;
     d->bytes += bytes;
 }
 
-// A filter for scandir: hidden files are no text.
+// A filter for scandir: hidden files are skipped.
 static int visible(const struct dirent *entry) { return entry->d_name[0] != '.'; }
 
-// Within a folder shards are not taken for text: DIR of an earlier run may lie inside.
+// In a folder of text, shards are skipped: it may contain the DIR of an earlier run.
 static int maybe_text(const struct dirent *entry) {
     return visible(entry) && !shard_named(entry->d_name);
 }
@@ -114,23 +113,23 @@ static void add_path(Documents *d, const char *path, bool named) {
         free(entries);
     } else if (S_ISREG(info.st_mode)) {
         if (info.st_size > 0) add_document(d, path, info.st_size);
-    } else {  // sockets and pipes within a folder are skipped; one named by the user is a mistake
+    } else {  // sockets and pipes in a folder are skipped; one that the user names is refused
         CHECK(!named,
-              "%s: expected a regular file, found a pipe or device: the size must be known before "
-              "the split\n  -> write the text to a file first", path);
+              "%s: expected a regular file, whose size is known, found a pipe or device\n"
+              "  -> write the text to a file first", path);
     }
 }
 
 // ---- the shards: written under hidden names, renamed together at the end
 
-// The path of a shard: DIR/train_000000.bin, or while it is written DIR/.train_000000.bin.tmp,
-// which no reader takes for a shard.
+// The path of a shard: DIR/train_000000.bin. While it is written: DIR/.train_000000.bin.tmp, which
+// readers ignore.
 static char *shard_name(const Writer *w, char *path, int part, int64_t number, bool final) {
     return check_format(path, MAX_PATH, "%s/%s%s_%06lld.bin%s", w->dir, final ? "" : ".",
                         SPLITS[part], (long long)number, final ? "" : ".tmp");
 }
 
-// Removes every unpublished shard. A refused text leaves the folder as it was.
+// Removes every unpublished shard, so that a refused text leaves the folder as it was.
 static void discard_shards(Writer *w) {
     char path[MAX_PATH];
     if (w->file) fclose(w->file);
@@ -156,10 +155,10 @@ static void flush_tokens(Writer *w) {
     w->buffered = 0;
 }
 
-// Opens the next shard of the split and leaves room for its header.
+// Opens the next shard of the split and writes zeros in place of its header.
 static void begin_shard(Writer *w) {
     char path[MAX_PATH];
-    // Zeros until end_shard: an unfinished shard is not a valid one.
+    // end_shard writes the header: an unfinished shard is not valid.
     int32_t header[SHARD_HEADER_BYTES / 4] = {0};
     w->file = fopen(shard_name(w, path, w->part, w->shards[w->part], false), "wb");
     check_write(w, w->file);
@@ -202,8 +201,8 @@ static void begin_validation(Writer *w) {
     w->part = VAL;
 }
 
-// Gives all shards their names, when every one of them is complete on the disk. A crash in between
-// leaves complete shards and hidden files.
+// Renames all shards to their final names, after every one of them is complete on the disk. A crash
+// in between leaves complete shards and hidden files.
 static void publish_shards(Writer *w) {
     char from[MAX_PATH], to[MAX_PATH];
     for (int part = TRAIN; part <= VAL; part++) {
@@ -213,7 +212,7 @@ static void publish_shards(Writer *w) {
             check_write(w, rename(from, to) == 0);
         }
     }
-    int dir = open(w->dir, O_RDONLY);  // the names are on disk only when the folder is
+    int dir = open(w->dir, O_RDONLY);  // new names reach the disk when their folder is synced
     check_write(w, dir >= 0 && fsync(dir) == 0);
     close(dir);
 }
@@ -240,9 +239,9 @@ static void prepare_folder(const char *dir) {
 
 // ---- the text
 
-// Takes the next byte of text; false where it cannot be valid. The range of a character's second
-// byte excludes overlong forms (E0, F0), surrogates (ED) and numbers beyond U+10FFFF (F4):
-// RFC 3629, section 4.
+// Takes the next byte of text; false: it is not valid UTF-8. The range of a character's second byte
+// excludes overlong forms (E0, F0), surrogates (ED) and numbers beyond U+10FFFF (F4): RFC 3629,
+// section 4.
 static bool utf8_next(Utf8 *u, unsigned char c) {
     if (u->due) {  // a continuation byte: 80 to BF, after some first bytes fewer
         bool ok = c >= u->low && c <= u->high;
@@ -261,7 +260,7 @@ static bool utf8_next(Utf8 *u, unsigned char c) {
     return c < 0x80 || (c >= 0xC2 && c <= 0xF4);  // C0, C1 begin overlong forms only
 }
 
-// One line a second that overwrites itself on a terminal; in a log file one line every ten seconds.
+// On a terminal one line that is overwritten every second; otherwise a line every ten seconds.
 static void show_progress(Progress *p) {
     double now = clock_seconds();
     if (now - p->last < (p->terminal ? 1.0 : 10.0)) return;
@@ -272,8 +271,8 @@ static void show_progress(Progress *p) {
             p->terminal ? "   \r" : "\n");
 }
 
-// Ends the program at text that is not valid, and names the likely cause and its cure. nul: a NUL
-// byte; otherwise a character that is not UTF-8. offset: its first byte within the file.
+// Refuses text that is not valid, with the likely cause and what to do. nul: it is a NUL byte;
+// otherwise a character that is not UTF-8. offset: its first byte in the file.
 static void refuse_text(Writer *w, const char *path, int64_t offset, bool nul) {
     discard_shards(w);
     char magic[4] = {0};
@@ -354,8 +353,8 @@ static void write_text(Writer *w, const Documents *text, double val_fraction) {
           (long long)text->bytes, val_fraction);
 }
 
-// Writes the built-in corpus as the trainer reads it (dataloader.h): the first tokens of its first
-// epoch of training, and the whole validation text.
+// Writes the built-in corpus as the trainer reads it (data.h): the first tokens of its first epoch
+// of training, and the whole validation text.
 static void write_stories(Writer *w, int64_t tokens) {
     const uint64_t default_seed = 1;  // of --seed; every seed has the same validation text
     DataLoader train, val;
@@ -377,7 +376,7 @@ typedef struct {
     Documents documents;
 } Options;
 
-// Is this argument `--name` or `--name=value`?
+// Whether this argument is `--name` or `--name=value`.
 static bool is_option(const char *argument, const char *name) {
     size_t length = strlen(name);
     return !strncmp(argument, name, length) && (!argument[length] || argument[length] == '=');

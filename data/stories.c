@@ -1,25 +1,25 @@
-// stories.c: the built-in corpus: a grammar of children's stories, and the few lines that tell
-// them. See stories.h.
+// stories.c: the built-in corpus: a grammar of children's stories, and the code that writes them.
+// See stories.h.
 //
 // A rule is a name and a list of options; an option is a text with slots in braces:
 //   {rule}        an option of that rule, drawn now
-//   {role=rule}   the same, and the words are remembered for the rest of the story under the name
-//                 of the role
-//   {role}        the words remembered
+//   {role=rule}   the same, and the words are stored for the rest of the story under the name of
+//                 the role
+//   {role}        the stored words
 //   {role.form}   an option of the rule "<rule the role was drawn from>.form": after {hero=girl},
 //                 {hero.he} is drawn from girl.he: "she"
 //   {Slot}        any of these with its first letter in upper case
-// The word "a" becomes "an" before a vowel. Spelling decides, so no list begins a word with a
-// silent h or a "u" that says "you".
+// The word "a" becomes "an" before a, e, i, o and u. Spelling decides, so no list has words like
+// "hour" or "unicorn".
 //
-// Weights. Options are listed from frequent to rare and fall into octaves: the first 4, the next 8,
-// the next 16, ...; an incomplete last octave joins the one before it. All octaves are equally
-// likely, and so are the options within one: Zipf's law in steps, and rational.
+// Weights. Options are listed from frequent to rare, in octaves: the first 4, the next 8, the next
+// 16, ...; an incomplete last octave is part of the one before it. All octaves are equally likely,
+// and so are the options within one. The frequencies follow Zipf's law in steps.
 //
-// One derivation per text. No rule can write the beginning of something else that it can write,
-// counted in whole words and marks: its options differ, and where one could go on as another does,
-// the comma or full stop that ends it is its own. A slot is never followed by a letter. So a reader
-// going from left to right always knows which option was drawn.
+// One derivation per text. No text of a rule is the beginning of another text of the same rule, in
+// whole words and punctuation: if one option could continue like another, it ends in a comma or
+// full stop of its own. A slot is never followed by a letter. So a parser going from left to right
+// always knows which option was drawn.
 #include "stories.h"
 #include "../llmc/run/util.h"
 #include "../llmc/rand.h"
@@ -440,7 +440,7 @@ static const StoryRule RULES[] = {
 const StoryGrammar STORY_GRAMMAR = {(int)(sizeof RULES / sizeof RULES[0]), RULES};
 
 // -------------------------------------------------------------------------------------------------
-// The teller.
+// The code that writes a story.
 
 #define ROLES 8
 #define SLOT_BYTES 32
@@ -459,12 +459,11 @@ typedef struct {
 static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 static bool is_vowel(char c) { return c && strchr("aeiou", c | 32); }
 
-// Appends one byte under the two rules of spelling: the capital, and "an" when an "a" turns out to
-// stand before a vowel.
+// Appends one byte: as a capital if a {Slot} begins; before a vowel the word "a" becomes "an".
 static void put(Story *s, char c) {
     CHECK(s->length + 2 <= STORIES_MAX_BYTES,
-          "a story longer than %d bytes\n  -> raise STORIES_MAX_BYTES in stories.h",
-          STORIES_MAX_BYTES);
+          "expected stories of at most %d bytes, found a longer one\n"
+          "  -> raise STORIES_MAX_BYTES in stories.h", STORIES_MAX_BYTES);
     char *end = s->text + s->length;
     bool article = s->length >= 2 && end[-1] == ' ' && (end[-2] | 32) == 'a' &&
                    (s->length == 2 || !is_letter(end[-3]));
@@ -478,8 +477,8 @@ static void put(Story *s, char c) {
     s->capital = false;
 }
 
-// Draws an option: first its octave, then its place there. Each takes 32 random bits, so a
-// probability is met to within 2^-24 of itself.
+// Draws an option: first its octave, then its place there, with 32 random bits each. The relative
+// error of a probability is below 2^-24.
 static int choose(Story *s, int count) {
     int octaves = 1;
     while (4 * ((2 << octaves) - 1) <= count) octaves++;
@@ -494,8 +493,7 @@ static const StoryRule *find_rule(const char *name) {
     for (int i = 0; i < STORY_GRAMMAR.count; i++)
         if (RULES[i].name[0] == name[0] && !strcmp(RULES[i].name, name)) return &RULES[i];
     CHECK(false,
-          "the stories have no rule '%s'\n"
-          "  -> add it to RULES, or correct the slot that asks for it",
+          "the stories have no rule '%s'\n  -> add it to RULES, or correct the slot that names it",
           name);
     return NULL;
 }
@@ -515,7 +513,8 @@ static void tell(Story *s, const StoryRule *rule) {
 static void tell_slot(Story *s, const char *slot, size_t n) {
     char name[SLOT_BYTES], form[2 * SLOT_BYTES];
     CHECK(n > 0 && n < SLOT_BYTES && s->memories < ROLES,
-          "a slot too long or a role too many at {%.40s\n  -> raise SLOT_BYTES or ROLES", slot);
+          "expected slots below %d bytes and at most %d roles, found more at {%.40s\n"
+          "  -> raise SLOT_BYTES or ROLES", SLOT_BYTES, ROLES, slot);
     memcpy(name, slot, n);
     name[n] = 0;
     if (!(name[0] & 32)) s->capital = true;
@@ -534,7 +533,7 @@ static void tell_slot(Story *s, const char *slot, size_t n) {
         if (s->text[m->begin] == ' ') m->begin++;                  // "a" before it has become "an"
         m->length = s->length - m->begin;
     } else if (type == '.') {
-        CHECK(m < end, "{%.40s asks for a role that nobody has\n  -> fill it earlier in the story",
+        CHECK(m < end, "{%.40s names a role without words\n  -> fill it earlier in the story",
               slot);
         tell(s, find_rule(check_format(form, sizeof form, "%s.%s", m->rule->name, mark)));
     } else if (m < end) {
@@ -546,15 +545,15 @@ static void tell_slot(Story *s, const char *slot, size_t n) {
 
 double stories_write(uint64_t seed, uint64_t index, char *text, size_t capacity, size_t *length) {
     CHECK(capacity >= STORIES_MAX_BYTES,
-          "room for %zu bytes, a story may take %d\n  -> pass STORIES_MAX_BYTES", capacity,
-          STORIES_MAX_BYTES);
+          "expected a buffer of at least %d bytes, found %zu\n  -> pass STORIES_MAX_BYTES",
+          STORIES_MAX_BYTES, capacity);
     Story s = {.text = text, .key = rand_at(seed, index)};
     tell(&s, &RULES[0]);
     *length = s.length;
     return s.nats;
 }
 
-// rand_mix is a bijection on 64 bits and 2 seed + validation tells every (seed, split) apart.
+// One-to-one: 2 seed + validation is, and rand_mix is a bijection on 64 bits.
 uint64_t stories_seed(uint64_t seed, int validation) {
     return rand_mix(2 * seed + (validation != 0));
 }

@@ -517,7 +517,7 @@ def wait_for_lock(folder, seconds=60):
 
 @dataclasses.dataclass
 class Work:
-    """A run in work."""
+    """A run that is training."""
     run: Run
     slot: dict
     process: subprocess.Popen
@@ -576,8 +576,8 @@ def last_step(run):
 
 
 class Progress:
-    """One line every few seconds: runs that ended, runs in work, how much of all floating-point
-    operations is done, and when all will be."""
+    """One line every few seconds: runs that have ended, the current runs, the part of all
+    floating-point operations that is done, and the ETA."""
 
     def __init__(self, study, cost):
         self.study, self.cost, self.begun, self.printed = study, cost, time.time(), time.time()
@@ -609,8 +609,8 @@ class Progress:
 
 
 def train(out, kept, slots):
-    """Runs all that has not ended, as many at a time as there are slots. One that fails does not
-    stop the others."""
+    """Trains all runs that have not ended, as many at a time as there are slots. A run that fails
+    does not stop the others."""
     plan_runs(out, kept, slots)
     study = make_study(out, kept)
     cost = {run.name: {"steps": plan["steps"],
@@ -638,7 +638,7 @@ def train(out, kept, slots):
     for number, handler in before.items():
         signal.signal(number, handler)
     if stopped:
-        print("\nstopped; the runs in work have saved a checkpoint, and the same command goes on",
+        print("\nstopped; the current runs have saved a checkpoint, and the same command goes on",
               flush=True)
         sys.exit(128 + stopped[0])
 

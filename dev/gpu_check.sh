@@ -53,7 +53,7 @@ seconds_left() { left=$((deadline - 5 - $(date +%s))); echo $((left > 1 ? left :
 at_most() { left=$(seconds_left); echo $((left < $1 ? left : $1)); }
 
 stage_build() {
-    # Where the toolkit has no cuBLASLt, PyTorch's folder may.
+    # If the toolkit has no cuBLASLt, PyTorch's folder may have it.
     if [ -z "${CUBLAS:-}" ] && [ ! -f "${CUDA:-/usr/local/cuda}/include/cublasLt.h" ]; then
         found=$("$PYTHON" -c '
 import glob, nvidia

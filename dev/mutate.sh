@@ -1,13 +1,13 @@
 #!/bin/sh
-# Breaks the code on purpose, one mistake of dev/mutants and dev/mutants_cuda at a time, and expects
-# the test named beside it to turn red.
+# Mutation testing: breaks the code on purpose, one mistake of dev/mutants and dev/mutants_cuda at a
+# time, and expects the test named beside it to fail.
 #
 #   sh dev/mutate.sh [WORDS]            the mutants whose header line contains one of the words
 #   sh dev/mutate.sh --stale [WORDS]    only whether the text of each is still in the code
 #
 # It works in a copy of the tree (build/mutate); a mutant takes about 20 seconds of one core. Tests
-# named cuda_* and gpus run in the emulator, in both precisions. A test that stays green is a
-# survivor: either the test is blind there, or the mutant changes nothing; both are worth knowing.
+# named cuda_* and gpus run in the emulator, in both precisions. A mutant whose test still passes
+# has SURVIVED: the test does not see this mistake, or the mutant changes no behavior.
 set -eu
 root=$(pwd)
 tree=$root/build/mutate
@@ -19,8 +19,8 @@ trainer=build/cpu-span-fp32/train_gpt
 programs="build/shard build/faulty build/shim.so $trainer"   # for tests that drive whole programs
 emu=build/emu
 
-# Sets `built`, the goals of make that $test needs, and `run`, its command. The test of a CUDA layer
-# is linked alone, a test of whole models with everything.
+# Sets `built`, the make goals that $test needs, and `run`, its command. The test of a CUDA layer is
+# linked alone, a test of whole models with all layers.
 arrange() {
     case $test in
         cuda_*)
@@ -48,13 +48,14 @@ arrange() {
         repro)
             built=build/shard
             run="python3 dev/test/test_repro.py table sides verdicts statistics kept" ;;
-        run | run_sample | run_tokens | micro_batch | command | refusals | shard)
+        # build/test_gpt comm runs command too, which has the word in its name
+        run | run_sample | run_tokens | micro_batch | comm | command | refusals | shard)
             built="build/test_gpt $programs" run="build/test_gpt $test" ;;
         *) built=build/test_gpt run="build/test_gpt $test" ;;
     esac
 }
 
-# A name that no test has would let everything live.
+# Whether a test of this name exists: a misspelled one would run nothing, and every mutant survive.
 is_test() {
     case $test in
         cuda_*) grep -qs "GPU_TEST($test)" test_gpt.cu dev/test/*.cu ;;
@@ -63,8 +64,8 @@ is_test() {
     esac
 }
 
-# Replaces the one occurrence of the text in file `old` by that in file `new`. White space does not
-# count: a line that is wrapped elsewhere is still the same code.
+# Replaces the only occurrence of the text in file `old` by that in file `new`; fails if it does not
+# occur exactly once. White space does not count: the code may be wrapped differently.
 replace='
 import sys
 old, new, text = (open(path, encoding="utf-8").read() for path in sys.argv[1:4])
@@ -78,7 +79,7 @@ print(text[:places[at]] + new.strip() + text[places[at + len(wanted) - 1] + 1:],
 
 fail() { failed=$((failed + 1)); echo "$1: $test $file: $about"; }
 
-# The mutant in $test, $file, $about and the files old and new.
+# Runs the mutant in $test, $file, $about and the files old and new.
 try() {
     if ! is_test; then fail "THERE IS NO SUCH TEST"; return; fi
     cp "$file" original

@@ -35,7 +35,7 @@ from ablation.study import die_with_parent, read_json, write_json
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = 1
-ELEMENTS = 1 << 24                            # of float64 in work at a time
+ELEMENTS = 1 << 24                            # of float64 computed with at a time
 MICRO_BATCH = 2048                            # tokens that go through the model at a time
 TYPES = {"F32": "<f4", "F64": "<f8"}
 SHARDS = {(20240520, 1): "<u2", (20240801, 7): "<u4"}        # magic, version (data/README.md)

@@ -6,7 +6,7 @@
 #                           and OpenMP, Open MPI, Chromium, Python packages (pinned below), and the
 #                           headers of CUDA, which the emulator compiles against
 #
-# Where nothing is missing it needs neither root nor a network, and says so in one line.
+# If nothing is missing it needs neither root nor a network, and says so in one line.
 set -eu
 cd "$(dirname "$0")/.."
 all=""
@@ -68,7 +68,7 @@ fi
 
 # ---------------------------------------------------------------------------- Python packages
 
-# Those of $python_packages whose version is another, or that are not there. torch==2.13.0 is
+# Prints the packages of $python_packages that are missing or have another version. torch==2.13.0 is
 # content with 2.13.0+cpu.
 python_missing() {
     python3 - $python_packages << 'END'

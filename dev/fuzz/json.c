@@ -63,15 +63,13 @@ static void parse(const uint8_t *data, size_t size) {
 
 static void write_string(const uint8_t *data, size_t size) {
     char *word = check_alloc(size + 1, "a string"), *text = NULL;
-    size_t n = 0, valid = 0;
+    size_t n = 0;
     memcpy(word, data, size);
     FILE *f = open_memstream(&text, &n);
     json_write_string(f, word);
     fclose(f);
     Json *again = json_parse(text, n, "what json_write_string wrote");
-    for (size_t length; word[valid] && (length = utf8_length(word + valid, strlen(word + valid)));)
-        valid += length;
-    must(again->kind == JSON_STRING && (word[valid] || strcmp(again->text, word) == 0));
+    must(again->kind == JSON_STRING && (*utf8_end(word) || strcmp(again->text, word) == 0));
     json_free(again);
     free(text);
     free(word);

@@ -85,7 +85,7 @@ done
 n=0
 for folder in run run/new; do  # made on the way, and with a slash behind it
     n=$((n + 1)); fresh; mkdir run
-    ends "fsync of $folder fails" 2 "cannot bring the directory $dir/$folder to the disk" \
+    ends "fsync of $folder fails" 2 "cannot bring the folder $dir/$folder to the disk" \
         ./shim "sync $n" "$train" $twelve --out "$dir/run/new/deep/"
 done
 # Whatever has the name of a checkpoint has all its files.

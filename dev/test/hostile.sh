@@ -130,11 +130,11 @@ wrong magic|found 1024 bytes with magic 123456|123456 1 20 256 $twenty
 wrong version|expected version 1, .* found version 2|$M 2 20 256 $twenty
 count too large|expected 1066 bytes for its 21 tokens .* found 1064|$M 1 21 256 $twenty
 count too small|expected 1062 bytes for its 19 tokens .* found 1064|$M 1 19 256 $twenty
-count of zero|at least one token .* found version 1, the count 0 and|$M 1 0 256
-negative count|at least one token .* found version 1, the count -5 and|$M 1 4294967291 256 $twenty
+count of zero|at least one token, .* found version 1, 0 tokens,|$M 1 0 256
+negative count|at least one token, .* found version 1, -5 tokens,|$M 1 4294967291 256 $twenty
 largest count|expected 4294968318 bytes|$M 1 2147483647 256 $twenty
-negative vocabulary|or 0 for unknown, found .* and the vocabulary -1|$M 1 20 4294967295 $twenty
-vocabulary above the model's|vocabulary of 300, the model of 256|$M 1 20 300 $twenty
+negative vocabulary|(unknown) or more, found .* vocabulary -1|$M 1 20 4294967295 $twenty
+vocabulary above the model's|vocabulary of 300, the model one of 256|$M 1 20 300 $twenty
 fewer tokens than a sample|expected at least seq + 1 = 17 tokens|$M 1 3 256 1 2 3
 END
 shard_file huge.bin $M 1 20 16777216 $twenty
@@ -261,7 +261,7 @@ resumes_not() {
 }
 copy "$dir/run" hurt
 edit hurt/config.json 's/"norm_c_version": [0-9]*/"norm_c_version": 1000/'
-resumes_not "a config from the future" "version 1000 of the format"
+resumes_not "a config from the future" "version of the format up to 2, found 1000"
 # without a checksum
 older() {
     edit hurt/config.json 's/"norm_c_version": 2/"norm_c_version": 1/; /"xxh64"/d; s/^  },/  }/'
@@ -336,7 +336,7 @@ for link in config.json log.jsonl; do
     outside "$link.tmp a link"
 done
 elsewhere; rm -rf linked; mkdir linked; ln -s "$dir/elsewhere/log" linked/log.jsonl
-refused "log.jsonl a link" "is a link, which would lead out of the run" "$train" $two --data data \
+refused "log.jsonl a link" "found a link" "$train" $two --data data \
     --out linked
 outside "log.jsonl a link"
 elsewhere
@@ -344,7 +344,7 @@ copy run linked
 mv linked/log.jsonl elsewhere/log
 ln -s "$dir/elsewhere/log" linked/log.jsonl
 remember elsewhere
-refused "log.jsonl a link to a log" "is a link, which would lead out of the run" \
+refused "log.jsonl a link to a log" "found a link" \
     "$train" --out linked $more
 outside "log.jsonl a link to a log"
 
@@ -409,7 +409,7 @@ holds "the folder removed: said" grep -q 'removed was removed while the run trai
 copy run renamed; copy renamed/$step renamed/step_00000009
 works "a renamed checkpoint" "$train" --out renamed $more
 holds "a renamed checkpoint is passed over" \
-    grep -q 'warning: passing over .*its state.json is of step 2, was it renamed' message
+    grep -q 'warning: passing over .*its state.json is of step 2: the folder was renamed' message
 holds "a renamed checkpoint: the same weights" test "$(result)" = "$expected"
 printf '#!/bin/sh\nulimit -f 40; exec "$@"\n' > limited_loudly; chmod +x limited_loudly
 unwritten "a limit on file sizes, with its signal" "File too large" ./limited_loudly \
@@ -598,7 +598,7 @@ is given twice|--lr=1 --lr 2
 needs a value|--lr
 needs a value|--lr --steps 3
 --heads 3 does not go with --width 128|--heads 3
-less than 2^31 tokens, counted for each of their experts|--batch 16777216 --seq 4194304
+less than 2^31 tokens, each counted once per expert|--batch 16777216 --seq 4194304
 expected at least seq + 1|--seq 4194304 --micro-batch 1
 --show=nonsense: expected off.model.models.modes.config|--show nonsense
 no memory|--layers 4096 --width 1048576 --heads 4096 --ffn 4194304 --seq 16 --batch 1
@@ -671,7 +671,7 @@ holds   "they are done, and not twice"   test "$(grep -c task_results tasks/log.
 works   "evaluated"                      "$train" --from tasks --eval
 holds   "and shown"                      grep -q '^task  *1  acc ' message
 works   "sampled from, no task is read"  "$train" --from tasks --sample 2 --tasks nowhere
-refused "--tasks, a text"                "is no file of tasks"        "$train" --from run \
+refused "--tasks, a text"                "is not a shard"        "$train" --from run \
     --eval --tasks text.txt
 refused "--tasks, nothing"               "cannot read nowhere"        "$train" --from run \
     --eval --tasks data,nowhere
@@ -679,7 +679,7 @@ refused "--tasks, a folder of none"      "found none"                 "$train" -
     --eval --tasks run
 refused "--tasks twice"                  "is named task too"          "$train" --from run \
     --eval --tasks task.bin,task.bin
-refused "a completion longer than --seq" "longer than --seq 2"        "$train" --from run \
+refused "a completion longer than --seq" "at most --seq 2 tokens"        "$train" --from run \
     --eval --tasks task.bin --seq 2
 works   "a context longer than --seq"    "$train" --from run --eval --tasks task.bin --seq 3
 holds   "is cut, and that is said" \

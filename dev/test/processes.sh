@@ -145,7 +145,7 @@ check "fewer sequences than processes" refused "expected at least a sequence for
 check "different flags" refused "different flags" \
     mpirun -np 1 "$span" --lr 1e-3 : -np 1 "$span" --lr 2e-3
 check "torchrun on the CPU" refused "mpirun -np 2 ./train_gpt" env WORLD_SIZE=2 RANK=0 "$span"
-check "another MPI" refused "is it another MPI" \
+check "another MPI" refused "belongs to another MPI" \
     env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 "$span"
 check "a folder in use" \
     sh -c "'$span' --steps 100000 --sample 0 --save-every 1 --out busy > busy.out 2>&1 & p=\$!;

@@ -25,7 +25,7 @@ void test_expect_refusal(void (*body)(void *), void *arg, const char *words, con
                          int line);
 #define EXPECT_REFUSAL(body, arg, words) test_expect_refusal(body, arg, words, __FILE__, __LINE__)
 
-// A fresh directory under build/test for one test's files; removed first when it exists. Returned
+// A fresh folder under build/test for one test's files; removed first when it exists. Returned
 // string is static per call slot.
 const char *test_dir(const char *name);
 

@@ -130,7 +130,7 @@ def test_kills(folder):
                 os.kill(int(trainer), signal.SIGKILL)
             process.communicate()
     expect(any(not (run / "outcome.json").exists() for run in broken.glob("runs/*")),
-           "the kills hit runs in work")
+           "the kills hit current runs")
     done = ablate(*study, "--out", broken)
     expect(done.returncode == 0, f"after the kills: {done.stdout}{done.stderr}")
     expect(results(whole) == results(broken),

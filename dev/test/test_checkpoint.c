@@ -282,7 +282,7 @@ static void test_refused_tensors(const char *dir) {
                       DATA, 8);
     EXPECT_REFUSAL(open_file, path, "found the dtype \"F8_E4M3\"\n  -> check the path");
     EXPECT(!safetensors_try_open(dir, &file, error) && strstr(error, "regular file"),
-           "a directory: %s", error);
+           "a folder: %s", error);
     EXPECT_REFUSAL(open_file, (void *)"absent.safetensors", "No such file");
 }
 
@@ -401,7 +401,7 @@ static void test_commit(const char *run) {
     write_checkpoint(run, 300, 301, 20);  // the same step again: replaced, nothing left over
     expect_latest(run, 301, NULL, __LINE__);
     EXPECT(lstat(check_format(path, sizeof path, "%s/.tmp-step_00000300", run), &info) != 0,
-           "the temporary directory is still there");
+           "the temporary folder is still there");
     write_checkpoint(run, 1234567890, 5, 1);  // more digits than the padding
     expect_latest(run, 5, NULL, __LINE__);
     EXPECT(folder_remove(AT_FDCWD, check_format(path, sizeof path, "%s/step_1234567890", run)),
@@ -537,13 +537,13 @@ static void test_full_disk(const char *run) {
     EXPECT(text && n == 5 && memcmp(text, "after", 5) == 0, "the file was not replaced");
     free(text);
 
-    // A regular file where a directory is needed: refused for every user, root too.
+    // A regular file where a folder is needed: refused for every user, root too.
     EXPECT_REFUSAL(begin_run, check_format(temp, sizeof temp, "%s/sub", path),
-                   "cannot open the directory");
-    EXPECT_REFUSAL(begin_run, path, "cannot open the directory");
+                   "cannot open the folder");
+    EXPECT_REFUSAL(begin_run, path, "cannot open the folder");
     EXPECT_REFUSAL(call_latest, path, "cannot list");
     EXPECT_REFUSAL(write_to_file, check_format(temp, sizeof temp, "%s/file", path),
-                   "cannot open the directory");
+                   "cannot open the folder");
 }
 
 // ------------------------------------------------------------------------------------------- kills
@@ -735,7 +735,7 @@ static void test_links(const char *run) {
     EXPECT(is_precious(file), "a link with the name of a leftover was followed");
     file_write_text(folder, check_format(path, sizeof path, "%s/config.json", run), "{}");
     EXPECT(is_precious(file), "a link with the name of a temporary file was followed");
-    EXPECT_REFUSAL(open_link, &folder, "cannot make the directory run/events");
+    EXPECT_REFUSAL(open_link, &folder, "cannot make the folder run/events");
 
     checkpoint_prune(folder, run, 6, 3, 0);  // 6, 5 and the link of step 2 are three
     EXPECT(fstatat(folder, "step_00000002", &info, AT_SYMLINK_NOFOLLOW) == 0,
@@ -763,7 +763,7 @@ static void test_renamed(const char *run) {
     write_checkpoint(run, 2, 2, 10);
     CHECK(rename(checkpoint_path(plain, run, 2), checkpoint_path(other, run, 7)) == 0,
           "cannot rename %s", plain);
-    expect_latest(run, 1, "its state.json is of step 2, was it renamed?", __LINE__);
+    expect_latest(run, 1, "its state.json is of step 2: the folder was renamed", __LINE__);
 }
 
 // The last piece finds no room, and closing says nothing, as in memory.

@@ -343,8 +343,8 @@ void test_comm(void) {
     Greeting other_size = {SOCKET_MAGIC, 1, PROCESSES + 1, 0, 0};
     Greeting twice = {SOCKET_MAGIC, 1, PROCESSES, 0, 0};
     EXPECT_REFUSAL(meet_another, &other_size, "process 0 of 3 met a process 1 of 4");
-    EXPECT_REFUSAL(meet_another, &twice, "two processes have the number 1");
-    EXPECT_REFUSAL(open_elsewhere, NULL, "MASTER_ADDR does not say where process 0 is");
+    EXPECT_REFUSAL(meet_another, &twice, "two processes have the rank 1");
+    EXPECT_REFUSAL(open_elsewhere, NULL, "expected MASTER_ADDR, the machine of process 0");
     EXPECT_REFUSAL(open_misnumbered, NULL,
                    "RANK=4 and LOCAL_RANK=0: expected numbers below WORLD_SIZE=4");
 }

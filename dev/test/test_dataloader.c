@@ -274,16 +274,18 @@ static void test_bad_shards(void) {
            "train.bin is not a shard: expected 1024 bytes with magic");
     refuse(bad_shard(-1, 0, -201), 4, -1, 0, NULL, "found 1023 bytes with");
     refuse(bad_shard(SHARD_VERSION, 2, 0), 4, -1, 0, NULL,
-           "expected version 1, at least one token and a vocabulary, or 0 for unknown, found "
-           "version 2");
+           "expected version 1, at least one token, and a vocabulary, bytes and words of 0 "
+           "(unknown) or more, found version 2");
     refuse(bad_shard(SHARD_MAGIC, SHARD_MAGIC_32, 200), 4, -1, 0, NULL,
            "expected version 7, at least one token");
-    refuse(bad_shard(SHARD_TOKENS, -5, 0), 4, -1, 0, NULL, "the count -5");
-    refuse(bad_shard(SHARD_TOKENS, 0, -200), 4, -1, 0, NULL, "the count 0");
+    refuse(bad_shard(SHARD_TOKENS, -5, 0), 4, -1, 0, NULL, "-5 tokens");
+    refuse(bad_shard(SHARD_TOKENS, 0, -200), 4, -1, 0, NULL, " 0 tokens");
+    refuse(bad_shard(SHARD_BYTES, -1, 0), 4, -1, 0, NULL, "-1 bytes");
+    refuse(bad_shard(SHARD_WORDS, -1, 0), 4, -1, 0, NULL, "-1 words");
     refuse(bad_shard(-1, 0, -1), 4, -1, 0, NULL,
            "expected 1224 bytes for its 100 tokens of 2 bytes, found 1223");
     refuse(bad_shard(-1, 0, 2), 4, -1, 0, NULL, "found 1226");
-    refuse(bad_shard(SHARD_VOCAB, -1, 0), 4, -1, 0, NULL, "the vocabulary -1");
+    refuse(bad_shard(SHARD_VOCAB, -1, 0), 4, -1, 0, NULL, "vocabulary -1");
     refuse(bad_shard(-1, 0, 0), 100, -1, 0, NULL,
            "expected at least seq + 1 = 101 tokens for one sample, found 100 in the train split "
            "(seq 100)\n  -> --seq 99 or less");

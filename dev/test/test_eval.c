@@ -74,9 +74,9 @@ static void test_hostile_files(void) {
         {1, 9, "9 bytes"}, {1, 0, "0 bytes"}, {1, 65534, "65534 bytes"}, {2, 5, "number 5"},
         {3, 2, "completion 2 of 2"}, {4, 0, "completion 1 of 0"}, {4, 1, "completion 1 of 1"},
         {4, 60000, "ends within its completion 2"}, {5, 60000, "ends within its completion 0"},
-        {5, 3, "ends within its completion 0"}, {6, V, "token 40 at position 6"},
+        {5, 3, "ends within its completion 0"}, {6, V, "found 40 at position 6"},
         {8, 0, "that one is empty"}, {8, 500, "ends within its completion 0"},
-        {9, V + 9, "token 49"}, {15, 2, "has -1 tokens to score and 4"},
+        {9, V + 9, "found 49"}, {15, 2, "has -1 tokens to score and 4"},
         {16, 65535, "has -65533 tokens to score"},
     };
 
@@ -96,7 +96,7 @@ static void test_hostile_files(void) {
     f = file_make("wrong.bin");
     add_example(&f, 0, T + 1, 2, 0);
     file_write(&f);
-    EXPECT_REFUSAL(open_file, f.path, "longer than --seq 16");
+    EXPECT_REFUSAL(open_file, f.path, "at most --seq 16 tokens");
     f = file_make("wrong.bin");
     add_example(&f, 0, 1, 2, 0);
     add_example(&f, 0, 2, 2, 0);
@@ -106,7 +106,7 @@ static void test_hostile_files(void) {
     for (int bytes = 0; bytes < 1024; bytes += 511) {
         file_write(&f);
         EXPECT(truncate(f.path, bytes) == 0, "a shorter file");
-        EXPECT_REFUSAL(open_file, f.path, "is no file of tasks");
+        EXPECT_REFUSAL(open_file, f.path, "is not a shard");
     }
     EXPECT_REFUSAL(open_file, "build/test/eval/nothing.bin", "cannot read");
     EXPECT_REFUSAL(open_list, "build/test/eval/nothing.bin,", "cannot read");
@@ -115,10 +115,10 @@ static void test_hostile_files(void) {
     f.head[2] = f.count = 4;
     f.head[3] = V;
     file_write(&f);
-    EXPECT_REFUSAL(open_file, f.path, "tokens that begin documents and nothing else");
+    EXPECT_REFUSAL(open_file, f.path, "found only separators of documents");
     f.words[2] = V;
     file_write(&f);
-    EXPECT_REFUSAL(open_file, f.path, "token 40 at position 2");
+    EXPECT_REFUSAL(open_file, f.path, "found 40 at position 2");
 }
 
 static void test_lists(void) {

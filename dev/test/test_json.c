@@ -342,7 +342,7 @@ static void test_files(void) {
     }
     EXPECT(ended == sizes, "of %d files, %d are read with a zero behind them", sizes, ended);
     EXPECT(!file_read(test_dir("json"), INT64_MAX, &n) && errno == EISDIR,
-           "a directory was read as a file");
+           "a folder was read as a file");
     EXPECT_REFUSAL(read_missing, (void *)"build/test/json/absent.json",
                    "cannot read build/test/json/absent.json");
     EXPECT_REFUSAL(parse_broken, (void *)"{\"step\" 7}",

@@ -486,7 +486,7 @@ void test_run(void) {
     check_format(path, sizeof path, "%s/e/log.jsonl", dir);
     log_lines(path, &steps);
 
-    // Told to stop, by Ctrl-C or SIGTERM: the step in work is saved, and the run goes on from
+    // Told to stop, by Ctrl-C or SIGTERM: the current step is saved, and the run goes on from
     // there.
     check_format(line, sizeof line, LONG_RUN("TERM"), dir, "i", dir, "i");
     EXPECT(run(line, "") == 143 && strstr(output, "stopped at step"), "interrupted: %s", output);
@@ -530,7 +530,8 @@ void test_run(void) {
     run(line, "");
     check_format(line, sizeof line, " --out %s/c --resume auto", dir);
     expect_refused(line, "config.json: unknown flag layerz\n  -> did you mean --layers? "
-                   "./train_gpt --help lists all; a run's file needs the norm.c that wrote it");
+                   "./train_gpt --help lists all flags; a run needs the version of norm.c that "
+                   "wrote it");
     check_format(line, sizeof line,
                  "build/shard --out %s/one Makefile && build/shard --out %s/two README.md", dir,
                  dir);
@@ -556,7 +557,7 @@ void test_run(void) {
     expect_refused(line, "/a and --layers 3 on the command line; it may not change");
 
     check_format(line, sizeof line, " --out %s/a --resume auto --steps 14", dir);
-    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "ends at step 14, not 12"),
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "ends at step 14, not at 12"),
            "another end of the schedule is said: %s", output);
 
     // Checkpoints that stay of six: the newest two, and those of every fourth step.
@@ -820,10 +821,10 @@ void test_run_tokens(void) {
                  " --from %s/a --sample 2 --prompt ' the' --tokenizer %s/a/config.json", dir, dir);
     expect_refused(line, "expected a tokenizer");
     check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --out %s/b", dir, dir);
-    expect_refused(line, "does not name its vocabulary");
+    expect_refused(line, "does not say its vocabulary");
     check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --vocab %d --out %s/b", dir,
                  vocab, dir);
-    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "does not name its vocabulary; tokens of"),
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "does not say its vocabulary: tokens of"),
            "and it can be named: %s", output);
     check_format(line, sizeof line,
                  MODEL "--steps 1 --data %s/elsewhere --val-data %s/bytes --out %s/c", dir, dir,
@@ -954,7 +955,7 @@ void test_command(void) {
         {"{\"flags\": {\"layerz\": \"1\"}}", "unknown flag layerz\n  -> did you mean --layers? "},
         {"{\"flags\": {\"lr\": [0.5]}}", "expected \"lr\" to be a string"},
         {"{\"flags\": {\"lr\": \"fast\"}}", "expected a number"},
-        {"{\"flags\": {\"out\": \"x\"}}", "is of one command"},
+        {"{\"flags\": {\"out\": \"x\"}}", "give it on the command line instead"},
         {"{\"norm_mode\": \"POST\", \"flags\": {}}", "-> make train_gpt NORM_MODE=POST"},
         {"{\"lr\": \"1\"}", "expected \"flags\" to be an object"},
         {"{\"flags\": ", "not valid JSON"}};
@@ -1011,7 +1012,7 @@ void test_command(void) {
            "it sees the last 16"), "a long line: %s", output);
     EXPECT(shell(PROGRAM " --from %s/c --sample 3 --prompt - < /dev/null%s", dir, "") == 0
            && !strstr(output, "prefill"), "no line: %s", output);
-    expect_refused(" --prompt -", "-> ./train_gpt --from RUN --prompt -");
+    expect_refused(" --prompt -", "--prompt - needs --from RUN, found no --from");
 }
 
 void test_run_refusals(void) {
@@ -1028,13 +1029,13 @@ void test_run_refusals(void) {
          "--micro-batch 5 does not go with --batch 8\n  -> a divisor of the batch"},
         {" --layers -1", "--layers=-1: expected a whole number from 1 to 4096\n  -> number of"},
         {" --data /no/such/path", "/no/such/path"},
-        {" --vocab 100", "vocabulary of 256, the model of 100"},
+        {" --vocab 100", "vocabulary of 256, the model one of 100"},
         {" --sdd code", 
-         "only means something with NORM_MODE=SDD (or SDD_PRE), found SPAN\n  -> leave it out, or "
+         "--sdd code needs NORM_MODE=SDD (or SDD_PRE), found SPAN\n  -> leave it out, or "
          "make train_gpt NORM_MODE=SDD"},
         {" --mix-ratio 0.5", 
-         "--mix-ratio 0.5 only means something with NORM_MODE=MIX_LN, found SPAN"},
-        {" --eval", "--from RUN"},
+         "--mix-ratio 0.5 needs NORM_MODE=MIX_LN, found SPAN"},
+        {" --eval", "--eval on needs --from RUN, found no --from"},
         {" --from /no/such/run --eval", "/no/such/run"},
         {" --show everything", "expected off|model|models|modes|config"},
         {" --resume required", "--out RUN"},
@@ -1047,22 +1048,22 @@ void test_run_refusals(void) {
          "--dense-layers 4 does not go with --layers 4\n  -> fewer, so that a layer has experts"},
         {" --experts 4 --bias on", "-> --bias off: experts have no biases"},
         {" --router sigmoid",
-         "--router sigmoid only means something with --experts N, found 0\n  -> leave it out, or "
+         "--router sigmoid needs --experts N, found --experts 0\n  -> leave it out, or "
          "--experts N"},
-        {" --experts 4 --dense-ffn 64", "only means something with --dense-layers N, found 0"},
-        {" --rope-size 8", "--rope-size 8 only means something with --kv-rank N, found 0"},
+        {" --experts 4 --dense-ffn 64", "needs --dense-layers N, found --dense-layers 0"},
+        {" --rope-size 8", "--rope-size 8 needs --kv-rank N, found --kv-rank 0"},
         {" --tf32",
-         "--tf32 on only means something with DEVICE=cuda, found cpu\n  -> leave it out, or "
+         "--tf32 on needs DEVICE=cuda, found cpu\n  -> leave it out, or "
          "make train_gpt DEVICE=cuda"},
-        {" --kv-rank 16 --kv-heads 2", "leave out --kv-heads"},
+        {" --kv-rank 16 --kv-heads 2", "--kv-heads 0: latent attention"},
         {" --kv-rank 16 --bias on", "-> --bias off: latent attention has no biases"},
         {" --kv-rank 16 --positions learned", "-> --positions rope: latent attention"},
-        {" --kv-rank 16 --rope-size 7", "--rope-size 7\n  -> an even one: RoPE turns pairs"},
+        {" --kv-rank 16 --rope-size 7", "--rope-size 7\n  -> an even --rope-size"},
         {" --vocab 300 --prompt x", "--prompt needs the tokenizer"},
-        {" --resume auto", "--out RUN"},
+        {" --resume auto", "--resume auto needs --out RUN, found no --out"},
         {" --batch 1048576 --seq 4096",
          "--batch 1048576 does not go with --seq 4096\n  -> a --micro-batch of less than 2^31 "
-         "tokens, counted for each of their experts"},
+         "tokens, each counted once per expert"},
         {" --adam-eps 0", "--adam-eps=0: expected a number from 1e-30 to 1\n"},
         {" --out Makefile", "is a file"},
         {" --out /proc/nothing/here", "/proc/nothing/here"}};

@@ -1,11 +1,11 @@
-// checkpoint.c: see checkpoint.h. In order of time:
+// checkpoint.c: see checkpoint.h. A save, in order of time:
 //
 //   remove .tmp-step_*                      leftovers of kills
 //   .tmp-step_200/model.safetensors ...     each written as <name>.tmp, synced, renamed
-//   .tmp-step_200/manifest.json             the sizes and hashes of the files before it
-//   remove step_200                         if a damaged one is there
-//   rename .tmp-step_200 -> step_200        a kill before this: the checkpoint before is the newest
-//   sync the run's folder                   after it: this one
+//   .tmp-step_200/manifest.json             sizes and hashes of the files above
+//   remove step_200                         if a damaged one exists
+//   rename .tmp-step_200 -> step_200        a kill before this line: step_100 stays the newest
+//   sync the run's folder                   a kill after it: step_200 is the newest
 #include "checkpoint.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -18,16 +18,16 @@ enum { TEMP_BYTES = sizeof TEMP - 1 };
 
 // ------------------------------------------------------------------------------------------- names
 
+static char *step_path(char *buf, const char *run_dir, const char *prefix, int64_t step) {
+    return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, prefix, step);
+}
+
 char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
-    return check_format(buf, PATH_CAP, "%s/step_%08" PRId64, run_dir, step);
+    return step_path(buf, run_dir, "", step);
 }
 
-static char *temp_path(char *buf, const char *run_dir, int64_t step) {
-    return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, TEMP, step);
-}
-
-// The step in a folder's name, or -1 when it is not exactly the name of a checkpoint: it must read
-// back as itself, so step_7 and step_00000007x are strangers, which nobody touches.
+// The step in a folder's name; -1: it is not exactly the name of a checkpoint, as checkpoint_path
+// writes it. Folders like step_7 and step_00000007x are never touched.
 static int64_t step_of(const char *name) {
     char again[64];
     if (strncmp(name, "step_", 5)) return -1;
@@ -42,7 +42,7 @@ static int64_t step_of(const char *name) {
 static void remove_unfinished(int run, const char *run_dir) {
     int fd = openat(run, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir closes it
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    CHECK_WRITE(d, "cannot list %s: %s\n  -> choose a directory that can be read and written",
+    CHECK_WRITE(d, "cannot list %s: %s\n  -> make this folder readable and writable (chmod)",
                 run_dir, strerror(errno));
     for (struct dirent *e; (e = readdir(d));) {
         bool temp = !strncmp(e->d_name, TEMP, TEMP_BYTES);
@@ -54,12 +54,12 @@ static void remove_unfinished(int run, const char *run_dir) {
     closedir(d);
 }
 
-// One checkpoint at a time is written, so any other unfinished one is a leftover.
+// Only one checkpoint is written at a time, so any other unfinished one is a leftover.
 void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step) {
     memset(c, 0, sizeof *c);
     c->run = run;
     remove_unfinished(run, run_dir);
-    c->folder = folder_open_in(run, temp_path(c->temp, run_dir, step));
+    c->folder = folder_open_in(run, step_path(c->temp, run_dir, TEMP, step));
 }
 
 // A line of the manifest. Names are this program's own and need no escapes.
@@ -92,9 +92,9 @@ void checkpoint_abandon(Checkpoint *c) {
     folder_remove(c->run, file_name(c->temp));
 }
 
-// The manifest comes last and every file is on the disk, so a folder with the plain name is whole.
-// If a folder has that name already, it is damaged (see checkpoint.h): a kill between its removal
-// and the rename costs nothing that a resume would have taken.
+// The manifest is written last and every file is on the disk, so a folder with the final name is
+// whole. A folder that has this name already is damaged (checkpoint.h): a kill between its removal
+// and the rename loses nothing that a resume could use.
 void checkpoint_commit(Checkpoint *c) {
     char dir[PATH_CAP];
     size_t used = strlen(c->manifest);
@@ -104,24 +104,24 @@ void checkpoint_commit(Checkpoint *c) {
 
     const char *temp = file_name(c->temp), *plain = temp + TEMP_BYTES;
     CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
-                "cannot rename %s to %s: %s\n  -> choose a directory that can be written", c->temp,
+                "cannot rename %s to %s: %s\n  -> make the run's folder writable (chmod)", c->temp,
                 plain, strerror(errno));
     folder_sync(c->run, file_parent(dir, c->temp));
 }
 
 // ----------------------------------------------------------------------------------------- reading
 
-// One member of the manifest against its file. A hostile name must not lead out of the folder.
+// Compares a file with its member of the manifest. A hostile name must not lead out of the folder.
 static bool verify_file(const char *dir, const Json *entry, char *error) {
     const char *name = entry->key;
     const Json *size = json_get(entry, "size"), *xxh64 = json_get(entry, "xxh64");
     bool plain = *name && *name != '.' && !strchr(name, '/') && strlen(name) < 64;
     bool valid = plain && size && size->kind == JSON_INT && xxh64 && xxh64->kind == JSON_STRING;
     if (!valid)
-        return error_set(error, "manifest.json: \"%.80s\" has no plain name, size and xxh64",
-                         name);
+        return error_set(error, "manifest.json: expected a plain file name, a size and an xxh64, "
+                         "found \"%.80s\"", name);
 
-    // The size tells a cut file from one that was changed.
+    // The message has both sizes: they tell a cut file from a changed one.
     char path[PATH_CAP], found[17];
     Hash hash;
     if (!file_hash(path_join(path, dir, name), &hash, NULL))
@@ -166,14 +166,15 @@ static bool is_whole(const char *dir, int64_t step, char *error) {
     int64_t stated = at && at->kind == JSON_INT ? at->integer : -1;
     json_free(state);
     return stated == step ||
-           error_set(error, "its state.json is of step %" PRId64 ", was it renamed?", stated);
+           error_set(error, "its state.json is of step %" PRId64 ": the folder was renamed",
+                     stated);
 }
 
 // A run that does not exist yet has no checkpoint.
 int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
     int64_t best = -1;
     DIR *d = opendir(run_dir);
-    CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> choose a directory that can be read",
+    CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> make this folder readable (chmod)",
           run_dir, strerror(errno));
     if (!d) return -1;
     // Checkpoints are found by their names; none is opened here.
@@ -185,8 +186,8 @@ int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
     return best;
 }
 
-// One that disappears while it is read was pruned by a process that trains: there is a newer one,
-// and the search begins again.
+// A checkpoint that disappears while it is read was pruned by a process that trains: a newer one
+// exists, and the search begins again.
 bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
     char error[ERROR_CAP];
     struct stat info;
@@ -200,7 +201,7 @@ bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
         fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, error);
         damaged = true;
     }
-    // No checkpoint at all is a new run; damaged ones are a case for the user.
+    // A run without checkpoints is new. If all are damaged, the user must decide.
     CHECK(!damaged,
           "every checkpoint in %s is damaged\n"
           "  -> restore one from a copy, or remove them to begin anew",
@@ -208,15 +209,15 @@ bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
     return false;
 }
 
-// Each gets the name of an unfinished one first: a kill leaves no half of a checkpoint under its
-// own name, and the next checkpoint_begin removes the rest.
+// Each is first renamed to .tmp-: a kill leaves no half checkpoint under a final name, and the next
+// checkpoint_begin removes the rest.
 void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every) {
     char path[PATH_CAP], aside[PATH_CAP];
     int64_t step = newest + 1;
     for (int64_t kept = 0; last > 0 && (step = checkpoint_step_below(run_dir, step)) >= 0; kept++) {
         if (kept < last || (every && step % every == 0)) continue;
         const char *plain = file_name(checkpoint_path(path, run_dir, step));
-        const char *temp = file_name(temp_path(aside, run_dir, step));
+        const char *temp = file_name(step_path(aside, run_dir, TEMP, step));
         bool ok = renameat(run, plain, run, temp) == 0 && folder_remove(run, temp);
         CHECK_WRITE(ok, "cannot remove %s: %s\n  -> remove it by hand, or --keep-last 0", path,
                     strerror(errno));

@@ -1,6 +1,5 @@
-// comm.c: see comm.h. Small messages take one of two ways, sockets (GPUs) or MPI (CPU), both behind
-// comm_move; whatever is above it is written once. All of them pass through process 0, in the order
-// of ranks: sums have the same bits in every run.
+// comm.c: see comm.h. comm_move sends a small message over sockets (GPUs) or MPI (CPU). Broadcast
+// and all-reduce are built on it: each message goes from or to process 0, in the order of ranks.
 #include "comm.h"
 #include <dlfcn.h>
 #include <math.h>
@@ -31,14 +30,14 @@ const Launcher *comm_launcher(void) {
 
 void *comm_symbol(void *library, const char *name, const char *where) {
     void *symbol = dlsym(library, name);
-    CHECK(symbol, "there is no %s in %s", name, where);
+    CHECK(symbol, "expected the symbol %s in %s", name, where);
     return symbol;
 }
 
 // Loads Open MPI's library and joins its processes. Version 40 is the interface of Open MPI 4 and
 // 5; libmpi.so comes with the development package.
 static void open_mpi(Comm *c, const Launcher *by) {
-    static const char WHERE[] = "the MPI library: expected Open MPI's\n"
+    static const char WHERE[] = "Open MPI's library, found none: this is another MPI\n"
                                 "  -> apt install openmpi-bin, and start with its mpirun";
     int provided;
     Mpi *mpi = check_alloc(sizeof *mpi, "MPI");
@@ -53,20 +52,20 @@ static void open_mpi(Comm *c, const Launcher *by) {
 #define MPI_FIND(name, symbol) mpi->name = comm_symbol(library, "ompi_mpi_" #symbol, WHERE);
     MPI_CONSTANTS(MPI_FIND)
 #undef MPI_FIND
-    // Funneled: only the main thread calls MPI.
+    // FUNNELED: only the main thread calls MPI.
     mpi->Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     int began = c->size;                          // by the launcher's variables
     mpi->Comm_rank(mpi->world, &c->rank);
     mpi->Comm_size(mpi->world, &c->size);
     c->mpi = mpi;
-    // Another MPI than the launcher's sees every process alone.
+    // Under a launcher of another MPI, every process would be alone.
     CHECK(c->size == began,
-          "%s began %d processes, and MPI knows of %d: is it another MPI?\n"
+          "%s began %d processes, but Open MPI finds %d: the launcher belongs to another MPI\n"
           "  -> start with Open MPI's mpirun", by->name, began, c->size);
 }
 
-// Ranks come from the launcher's variables. Processes other than 0 print nothing: their standard
-// output goes to /dev/null, so no caller has to ask for the rank.
+// Ranks come from the launcher's variables. Standard output of all processes but 0 goes to
+// /dev/null, so callers print without asking for the rank.
 void comm_open(Comm *c, const char *device) {
     memset(c, 0, sizeof *c);
     c->size = 1;
@@ -74,7 +73,7 @@ void comm_open(Comm *c, const char *device) {
     if (!by) return;
     bool gpus = !strcmp(device, "cuda");
     CHECK(gpus || strcmp(by->name, "torchrun"),
-          "torchrun began %s processes; on the CPU they are started by mpirun\n"
+          "expected mpirun to start processes on the CPU, found torchrun (%s processes)\n"
           "  -> mpirun -np %s ./train_gpt (more processes than cores: --oversubscribe)",
           getenv(by->size), getenv(by->size));
     c->local = setting(by->local);
@@ -87,11 +86,11 @@ void comm_open(Comm *c, const char *device) {
           by->rank, c->rank, by->local, c->local, by->size, c->size);
     if (gpus) c->sockets = sockets_open(c->rank, c->size, c->here == c->size);
     else open_mpi(c, by);
-    CHECK(!c->rank || freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s",
-          strerror(errno));
+    CHECK(!c->rank || freopen("/dev/null", "w", stdout),
+          "cannot open /dev/null: %s\n  -> make it writable", strerror(errno));
 }
 
-// Sockets wait for every goodbye; MPI_Finalize waits for every process.
+// sockets_close waits for every goodbye, MPI_Finalize for every process.
 void comm_close(Comm *c) {
     if (c->sockets) sockets_close(c->sockets);
     if (c->mpi) c->mpi->Finalize();
@@ -102,7 +101,7 @@ void comm_await_watchdog(void) { sleep(WATCHDOG_SECONDS); }
 
 // --------------------------------------------------------------------------------- small messages
 
-// Pieces, because MPI counts bytes with an int.
+// In pieces, because MPI counts bytes with an int.
 static void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
     Mpi *mpi = c->mpi;
     for (size_t at = 0; at < bytes; at += MPI_PIECE) {
@@ -113,20 +112,20 @@ static void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
     }
 }
 
-// Other processes than the two have nothing to do.
+// Processes other than these two do nothing.
 void comm_move(Comm *c, void *data, size_t bytes, int from, int to) {
     if (c->rank != from && c->rank != to) return;
     if (c->sockets) sockets_move(c->sockets, data, bytes, from, to);
     else mpi_move(c, data, bytes, from, to);
 }
 
-// One after the other: messages are small and processes few.
+// A message to each process in turn: messages are small and processes few.
 void comm_broadcast(Comm *c, void *data, size_t bytes) {
     for (int to = 1; to < comm_size(c); to++) comm_move(c, data, bytes, 0, to);
 }
 
-// Process 0 adds the values of process 1, then those of process 2, and so on, a piece of 512 at a
-// time, and broadcasts the result.
+// Process 0 adds the values of process 1, then of process 2, and so on, 512 at a time, and
+// broadcasts the result.
 void comm_all_reduce(Comm *c, double *x, int64_t n, int how) {
     double other[512];
     for (int64_t at = 0; at < n && comm_size(c) > 1; at += 512) {
@@ -157,25 +156,25 @@ bool comm_agree(Comm *c, uint64_t own) {
 
 void comm_check_weights(Comm *c, uint64_t hash) {
     CHECK(comm_agree(c, hash),
-          "the processes no longer hold the same weights: memory or a transfer failed\n"
-          "  -> --resume required goes on from the last checkpoint");
+          "the processes no longer hold the same weights: a memory or network fault\n"
+          "  -> " GO_ON);
 }
 
 // ---------------------------------------------------------------------------------------- signals
 
-// The one mutable global: a signal handler has no argument of ours.
+// The program's only mutable global: a signal handler gets no other data.
 static volatile sig_atomic_t signal_received;
 static struct sigaction interrupt_before, terminate_before;
 
-// Only notes the signal: the training loop asks for it between steps (comm_signal). From now on a
-// second one of either kind has its usual effect and ends the process.
+// Only stores the signal: the training loop reads it between steps (comm_signal). A second SIGINT
+// or SIGTERM has its default effect and ends the process.
 static void on_signal(int number) {
     signal_received = number;
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
 }
 
-// SA_RESTART: a signal does not cut short what the process reads or writes.
+// SA_RESTART: a signal does not interrupt reads and writes.
 void comm_catch_signals(void) {
     struct sigaction stop;
     memset(&stop, 0, sizeof stop);
@@ -185,15 +184,15 @@ void comm_catch_signals(void) {
     sigaction(SIGTERM, &stop, &terminate_before);
 }
 
-// Restores what was there before, which may be to ignore them (nohup).
+// The handlers of before may ignore these signals (nohup).
 void comm_release_signals(bool raise_late) {
     sigaction(SIGINT, &interrupt_before, NULL);
     sigaction(SIGTERM, &terminate_before, NULL);
     if (raise_late && signal_received) raise(signal_received);
 }
 
-// A signal reaches one process, or each at another step; after the all-reduce all of them stop at
-// the same step.
+// A signal may reach only one process, or each at a different step. After the all-reduce all stop
+// at the same step.
 int comm_signal(Comm *c) {
     double received = signal_received;
     comm_all_reduce(c, &received, 1, COMM_MAX);
@@ -213,14 +212,14 @@ void comm_poke(Comm *c) {
     if (comm_size(c) > 1 && c->count) c->mpi->Testall(c->count, c->pending, &done, NULL);
 }
 
-// A free place in the list of requests. When the list is full, all of them are waited for.
+// A free place in the list of requests; if the list is full, after waiting for all of them.
 static void **next_request(Comm *c) {
     if (c->count == COMM_PENDING) comm_wait(c);
     return &c->pending[c->count++];
 }
 
-// One request for each piece, because MPI counts elements with an int. At root the sum replaces x
-// (MPI_IN_PLACE); the x of other processes stays as it is.
+// One request for each piece, because MPI counts elements with an int. On root the sum replaces x
+// (MPI_IN_PLACE); on other processes x does not change.
 void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root) {
     Mpi *mpi = c->mpi;
     void *type = element == sizeof(float) ? mpi->float_type : mpi->double_type;

@@ -1,12 +1,12 @@
 // config.c: from the command line to flags, model and config.json. Read it from its end:
-// flags_resolve is the order in which flags win. Refusals name both flags with their values, as
-// typed, and end in the flag or command that helps. Nothing is written here.
+// flags_resolve merges the sources of flags, later over earlier. Refusals name both flags with
+// their values, as typed, and end in the flag or command that helps. Nothing is written here.
 #include "run.h"
 #include "json.h"
 
 // ---------------------------------------------------------------------------- refusals
 
-enum { PLACEMENT = FLAG_COUNT };              // in place of a flag
+enum { PLACEMENT = FLAG_COUNT };              // stands for NORM_MODE where a flag is expected
 
 // A flag and its value as they would be typed (1e-3 and 0.001 are the same), or the placement.
 static const char *typed(char text[PATH_CAP], const Flags *f, const Mode *mode, int flag) {
@@ -17,10 +17,9 @@ static const char *typed(char text[PATH_CAP], const Flags *f, const Mode *mode, 
                         *value ? value : "\"\"");
 }
 
-#define user(flag) (set->by[FLAG_##flag] == BY_USER)
 
-// Flags that contradict another one, or the placement, and what to do, a row for each. Values
-// outside of a flag's own range were refused before (flag_set).
+// Refuses flags that contradict another flag or the placement. Each row has the condition, both
+// flags and what to do. Values outside a flag's own range were refused before (flag_set).
 static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     const Flags *f = &set->f;
     int64_t heads = f->heads, latent = f->kv_rank, E = f->experts, K = f->experts_per_token;
@@ -29,7 +28,7 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     bool from = *f->from;
     // A micro-batch must divide the batch if the user gave it, or if the balance loss is defined
     // over it. Any other one may leave a smaller last micro-batch.
-    bool divides = micro && (user(micro_batch) || (E && f->balance_loss > 0));
+    bool divides = micro && (set->by[FLAG_micro_batch] == BY_USER || (E && f->balance_loss > 0));
     // Widths are int, and rows of a token's experts lie side by side.
     bool wide = (K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24;
     const struct { bool found; int flag, other; const char *hint; } rows[] = {
@@ -40,46 +39,45 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
          "an even head size (width / heads), or --positions learned"},
         // MLA keeps one latent a token in place of keys and values (DeepSeek-V2, arXiv 2405.04434).
         {latent && fewer, FLAG_kv_rank, FLAG_kv_heads,
-         "leave out --kv-heads: latent attention makes keys and values for every head"},
+         "--kv-heads 0: latent attention makes keys and values for every head"},
         {latent && f->bias, FLAG_kv_rank, FLAG_bias,
          "--bias off: latent attention has no biases"},
         {latent && !rope, FLAG_kv_rank, FLAG_positions,
          "--positions rope: latent attention has no others"},
-        {latent && f->rope_size % 2, FLAG_kv_rank, FLAG_rope_size, "an even one: RoPE turns pairs"},
+        {latent && f->rope_size % 2, FLAG_kv_rank, FLAG_rope_size,
+         "an even --rope-size: RoPE rotates pairs of channels"},
         // nGPT: the gain s_qk, which q and k share, has a value for every channel of every head.
-        {mode->unit && fewer, FLAG_kv_heads, PLACEMENT, "leave it out: one gain scales q and k"},
+        {mode->unit && fewer, FLAG_kv_heads, PLACEMENT,
+         "--kv-heads 0: q and k of a head share their gain"},
         {mode->unit && !rope, FLAG_positions, PLACEMENT, "--positions rope"},
         {mode->unit && f->decay_gains == GAINS_TO_ONE, FLAG_decay_gains, PLACEMENT,
-         "--decay-gains off: no gain is around one"},
-        // A preset's --bias is dropped without a word (model_from_flags), a user's is refused.
-        {mode->sdd && user(bias) && f->bias, FLAG_bias, PLACEMENT, "leave it out"},
+         "--decay-gains off: nGPT's gains are not around one"},
+        // A preset's --bias is silently dropped (model_from_flags), a user's is refused.
+        {mode->sdd && f->bias && set->by[FLAG_bias] == BY_USER, FLAG_bias, PLACEMENT,
+         "--bias off: SDD has no biases"},
         {mode->fin && f->final_norm == FINAL_NORM_OFF, FLAG_final_norm, PLACEMENT,
-         "--final-norm auto: without it the head reads a stream that has no norm"},
+         "--final-norm auto: without it the LM head reads a stream that has no norm"},
         {E && K > E, FLAG_experts_per_token, FLAG_experts, "at most as many as there are"},
         {E && f->dense_layers >= f->layers, FLAG_dense_layers, FLAG_layers,
          "fewer, so that a layer has experts, or --experts 0"},
         {E && f->bias, FLAG_experts, FLAG_bias, "--bias off: experts have no biases"},
         {E && wide, FLAG_experts_per_token, FLAG_ffn,
-         "experts of a token, shared ones included, that are less than 2^24 wide together"},
+         "a smaller --ffn, or fewer experts: those of a token may be 2^24 wide together"},
         {divides && f->batch % micro, FLAG_micro_batch, FLAG_batch, "a divisor of the batch"},
         // Kernels index rows of a micro-batch with 32 bits.
         {tokens * (E ? K : 1) > INT32_MAX, micro ? FLAG_micro_batch : FLAG_batch, FLAG_seq,
-         "a --micro-batch of less than 2^31 tokens, counted for each of their experts"},
+         "a --micro-batch of less than 2^31 tokens, each counted once per expert"},
         // With --steps alone this is a short trial, and only noted (run_refuse).
         {f->schedule_steps && f->schedule_steps < f->warmup, FLAG_schedule_steps, FLAG_warmup,
          "a longer schedule or a shorter warmup"},
         // --from reads a run, and trains and writes nothing.
-        {f->eval && !from, FLAG_eval, FLAG_from, "--from RUN"},
         {from && !f->eval && !f->sample, FLAG_from, FLAG_sample, "--eval, or --sample TOKENS"},
         {from && *f->config, FLAG_from, FLAG_config, "leave out --config, which begins a run"},
         {from && *f->out, FLAG_from, FLAG_out,
          "leave out --out: no run is written; to continue training: --out RUN --resume required"},
-        {!from && !strcmp(f->prompt, "-"), FLAG_prompt, FLAG_from,
-         "./train_gpt --from RUN --prompt -, when the run has ended"},
         {f->skip_spikes && !f->spike_z, FLAG_skip_spikes, FLAG_spike_z, "--spike-z 10"},
         {f->keep_every && !f->keep_last, FLAG_keep_every, FLAG_keep_last,
-         "--keep-last 1: without it all checkpoints stay"},
-        {f->resume && !*f->out, FLAG_resume, FLAG_out, "--out RUN"},
+         "--keep-last 1: with 0 all checkpoints are kept"},
     };
     char flag[PATH_CAP], other[PATH_CAP];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -87,19 +85,22 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
               typed(flag, f, mode, rows[i].flag), typed(other, f, mode, rows[i].other),
               rows[i].hint);
 }
-#undef user
 
-// Flags that the user gave and that have no effect, from `first` to `last` of flags.h. A preset or
-// a run may have them: one recipe serves several placements and devices.
+// Refuses flags that the user gave and that lack what they need. A row names the flags from `first`
+// to `last` of flags.h. A preset or a run may have them: one recipe serves several placements and
+// devices.
 static void refuse_useless(const FlagSet *set, const Trainer *t) {
     char flag[PATH_CAP];
     const Flags *f = &set->f;
     const Mode *mode = t->mode;
     const char *prec = t->precision;
     const struct { bool useless; int first, last; const char *needed, *found; } rows[] = {
-        {!f->kv_rank, FLAG_rope_size, FLAG_rope_size, "--kv-rank N", "0"},
-        {!f->experts, FLAG_experts_per_token, FLAG_balance_rate, "--experts N", "0"},
-        {!f->dense_layers, FLAG_dense_ffn, FLAG_dense_ffn, "--dense-layers N", "0"},
+        {!f->kv_rank, FLAG_rope_size, FLAG_rope_size, "--kv-rank N", "--kv-rank 0"},
+        {!f->experts, FLAG_experts_per_token, FLAG_balance_rate, "--experts N", "--experts 0"},
+        {!f->dense_layers, FLAG_dense_ffn, FLAG_dense_ffn, "--dense-layers N", "--dense-layers 0"},
+        {f->eval && !*f->from, FLAG_eval, FLAG_eval, "--from RUN", "no --from"},
+        {!*f->from && !strcmp(f->prompt, "-"), FLAG_prompt, FLAG_prompt, "--from RUN", "no --from"},
+        {f->resume && !*f->out, FLAG_resume, FLAG_resume, "--out RUN", "no --out"},
         {!mode->sdd, FLAG_sdd, FLAG_sdd, "NORM_MODE=SDD (or SDD_PRE)", mode->name},
         {!mode->early, FLAG_mix_ratio, FLAG_mix_ratio, "NORM_MODE=MIX_LN", mode->name},
         {!on_gpu(t), FLAG_tf32, FLAG_graph, "DEVICE=cuda", t->device},
@@ -109,20 +110,20 @@ static void refuse_useless(const FlagSet *set, const Trainer *t) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int k = rows[i].first; rows[i].useless && k <= rows[i].last; k++)
             CHECK(set->by[k] != BY_USER,
-                  "%s only means something with %s, found %s\n  -> leave it out, or %s%s",
+                  "%s needs %s, found %s\n  -> leave it out, or %s%s",
                   typed(flag, f, mode, k), rows[i].needed, rows[i].found,
                   *rows[i].needed == '-' ? "" : "make train_gpt ", rows[i].needed);
 }
 
-// A warmup that fills the schedule is legal, and noted.
-// It runs after all sources of flags are merged: a preset or a run may contradict the user too.
+// This runs after all sources of flags are merged: a preset or a run may contradict the user too.
+// A warmup that fills the schedule is allowed, with a note.
 void run_refuse(const FlagSet *set, const Trainer *t) {
     const Flags *f = &set->f;
     refuse_useless(set, t);
     refuse_pairs(set, t->mode);
     if (!*f->from && f->steps && f->warmup >= schedule_end(f))
-        printf("note: the warmup (%lld steps) fills the schedule (%lld): the rate never falls\n"
-               "  -> a smaller --warmup\n", f->warmup, schedule_end(f));
+        printf("note: the warmup of %lld steps fills the schedule of %lld: the learning rate never "
+               "falls\n  -> a smaller --warmup\n", f->warmup, schedule_end(f));
 }
 
 // ---------------------------------------------------------------------------- flags to model
@@ -159,8 +160,8 @@ Model model_from_flags(const Flags *f, const Mode *mode) {
         .emb_scale = f->emb_scale ? sqrt(C) : 1,
         .mix_ratio = f->mix_ratio,
     };
-    // F is then the width of each expert. A dense layer is as wide as the experts that a token goes
-    // through in the others.
+    // Mixture of experts: F is the width of each expert. By default a dense layer is as wide as all
+    // experts of one token together.
     if (f->experts) m.moe = (Moe){
         .E = f->experts,
         .K = K,
@@ -187,7 +188,7 @@ Init init_from_flags(const Flags *f, const Mode *mode) {
 
 // ---------------------------------------------------------------------------- config.json
 
-// The command of a hint, for the run's folder twice: the newest checkpoint has a copy.
+// A command for hints: copies config.json from the newest checkpoint. Both %s are the run's folder.
 #define RESTORE "cp \"$(ls -d %s/step_* | tail -n 1)/config.json\" %s/"
 
 // The last lines of a config.json: a checksum of the bytes before them, and its closing brace.
@@ -227,20 +228,20 @@ char *run_config(const Run *r) {
     return text;
 }
 
-// A placement is compiled in: another one needs another program.
-// A config.json of a run always names its placement, one written by hand may.
+// A placement is compiled in: another one needs another program. A run's config.json always names
+// its placement, one written by hand may.
 static void check_mode(const Json *root, const char *path, const Mode *mode) {
     const char *was = json_get_string(root, "norm_mode", path);
     CHECK(!strcmp(was, mode->name),
-          "%s: a run of %s, this program is %s\n  -> make train_gpt NORM_MODE=%s", path, was,
-          mode->name, was);
+          "%s: expected a run of NORM_MODE=%s, found %s\n  -> make train_gpt NORM_MODE=%s", path,
+          mode->name, was, was);
 }
 
-// Reads the "flags" of a config.json. A file written by hand (--config) may have numbers as values;
-// flags of one command alone are refused there, and passed over elsewhere.
+// Reads the "flags" of a config.json. A file written by hand (--config) may have numbers as values.
+// Flags of one command (ONCE) are refused in it, and ignored in a run's file.
 static void config_read_flags(FlagSet *set, const Json *root, const char *path, bool by_hand) {
     static const char HINT[] =
-        "./train_gpt --help lists all; a run's file needs the norm.c that wrote it";
+        "./train_gpt --help lists all flags; a run needs the version of norm.c that wrote it";
     char number[64];
     const Json *flags = json_need(root, "flags", JSON_OBJECT, path);
     for (const Json *v = flags->first; v; v = v->next) {
@@ -251,27 +252,27 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
                                      : json_get_string(flags, v->key, path);
         // An --out in a file would send every run to one folder.
         CHECK(!by_hand || row->resume != ONCE,
-              "%s: \"%s\" is of one command and not of a run\n"
-              "  -> leave it out, and give it on the command line", path, v->key);
+              "%s: expected flags of a run, found \"%s\"\n"
+              "  -> give it on the command line instead", path, v->key);
         if (row->resume != ONCE) flag_set(set, row, text, BY_CHECKPOINT);
     }
 }
 
-// A config.json, parsed and checked: version, checksum and mode. Version 1 has no checksum.
+// A config.json, parsed, with its version, checksum and mode checked. Version 1 has no checksum.
 static Json *config_open(const char *path, const Mode *mode) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n), end[64], run[PATH_CAP];
-    CHECK(text, "cannot read %s: %s\n  -> check the path", path, strerror(errno));
+    CHECK(text, "cannot read %s: %s\n  -> check the path", path, file_error());
     Json *root = json_parse(text, n, path);
     int64_t version = json_get_int(root, "norm_c_version", path);
     CHECK(version <= CONFIG_VERSION,
-          "%s: written by version %lld of the format, this program knows up to %d\n"
-          "  -> use a newer norm.c", path, (long long)version, CONFIG_VERSION);
+          "%s: expected a version of the format up to %d, found %lld\n  -> use a newer norm.c",
+          path, CONFIG_VERSION, (long long)version);
     if (version > 1 || json_get(root, "xxh64")) {
         // The checksum is the last member: what lies before its comma is what it covers.
         const char *tail = strrchr(text, ',');
         CHECK(tail && !strcmp(tail, config_end(end, text, tail - text)),
-              "%s: its text does not match its checksum (xxh64): edited or damaged\n"
+              "%s: its text does not match its checksum (xxh64): it was edited or damaged\n"
               "  -> restore it: " RESTORE "; to change a value, give its flag on the command line",
               path, file_parent(run, path), run);
     }
@@ -280,14 +281,14 @@ static Json *config_open(const char *path, const Mode *mode) {
     return root;
 }
 
-// fp64 has other weights on disk than fp32 and bf16, and other results.
+// A run in fp64 goes on in fp64 alone: its weights on disk are doubles.
 bool config_read(FlagSet *set, const char *path, const Trainer *t) {
     Json *root = config_open(path, t->mode);
     const char *was = json_get_string(root, "precision", path);
     bool other = strcmp(was, t->precision) != 0;
     bool fp64 = !strcmp(was, "fp64") || !strcmp(t->precision, "fp64");
-    CHECK(!other || !fp64, "%s: a run in %s, this program computes in %s\n"
-          "  -> make train_gpt NORM_MODE=%s PREC=%s", path, was, t->precision, t->mode->name, was);
+    CHECK(!other || !fp64, "%s: expected a run in %s, found %s\n"
+          "  -> make train_gpt NORM_MODE=%s PREC=%s", path, t->precision, was, t->mode->name, was);
     config_read_flags(set, root, path, false);
     json_free(root);
     return other;
@@ -295,24 +296,24 @@ bool config_read(FlagSet *set, const char *path, const Trainer *t) {
 
 // ---------------------------------------------------------------------------- which flag wins
 
-// Refuses another value of a flag than the run or model `where` has.
+// Refuses a flag that differs from its value in the run or model `where`.
 static void check_same(int flag, const Flags *is, const char *where, const FlagSet *given) {
     static const char *const SOURCES[] = {"", "by --model", "in --config", "on the command line"};
     char was[PATH_CAP], now[PATH_CAP];
     CHECK(!strcmp(typed(was, is, NULL, flag), typed(now, &given->f, NULL, flag)),
           "%s in %s and %s %s; it may not change\n"
-          "  -> leave it out, or start another run with another --out",
+          "  -> leave the flag out, or begin another run (--out) without --from and --init-from",
           was, where, now, SOURCES[given->by[flag]]);
 }
 
-// Through its text, as every value is set, so the copy is checked too.
+// The value goes through its text, so flag_set checks the copy as well.
 static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
     char value[FLAG_CAP];
     flag_set(set, &FLAGS[flag], flag_text(value, from, &FLAGS[flag]), by);
 }
 
-// A flag of the model that says otherwise, on the command line or by --model, is refused. --seq and
-// the losses of routers only shape the training, and may differ.
+// Refuses flags of the model, from the command line or by --model, that differ from those of the
+// weights. --seq and the losses of routers concern the training alone, and may differ.
 void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     char path[PATH_CAP];
     const char *folder = given->f.init_from;
@@ -334,8 +335,8 @@ void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     }
 }
 
-// --config: the flags of a run's config.json, or of one written by hand, lie below the command line
-// and its --model.
+// --config: flags of a run's config.json, or of one written by hand. The command line and its
+// --model override them.
 static void config_begin(FlagSet *given, const Mode *mode, int argc, char **argv) {
     const char *path = given->f.config, *model = given->f.model;
     bool by_model = given->by[FLAG_model] == BY_USER;
@@ -346,12 +347,12 @@ static void config_begin(FlagSet *given, const Mode *mode, int argc, char **argv
     config_read_flags(given, root, path, true);
     json_free(root);
     if (by_model) flags_preset(given, model);
-    // Once more, now over the file: the first time told where it is.
+    // The command line was parsed once to find --config. Now it overrides that file.
     flags_parse(given, argc - 1, argv + 1, BY_USER);
 }
 
-// Reading a model (--from) pins the model's flags except --seq. A run that goes on keeps its own
-// values of the flags that may change, whatever --config says.
+// --from pins the flags of the model that is read, except --seq. A resumed run keeps its own values
+// of the flags that may change, whatever --config says.
 void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
     bool reading = *given->f.from;                         // set holds the flags of that run
     for (int i = 0; i < FLAG_COUNT; i++) {
@@ -362,7 +363,7 @@ void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
         if (pinned) check_same(i, &set->f, "this run", given);
         flag_copy(set, i, &given->f, by);
     }
-    // A model that is read with other data is not validated on the old run's.
+    // With --data, a model that is read is not validated on the old run's --val-data.
     if (reading && given->by[FLAG_data] == BY_USER && given->by[FLAG_val_data] != BY_USER)
         flag_set(set, &FLAGS[FLAG_val_data], "", BY_DEFAULT);
 }
@@ -373,7 +374,7 @@ static bool folder_has(const char *folder, const char *file) {
     return file_exists(path_join(path, folder, file));
 }
 
-// A manifest makes a folder a checkpoint. Its checksums are read before it is used.
+// A folder with a manifest is a checkpoint. Its checksums are verified before it is used.
 const char *checkpoint_find(const char *path, char *dir) {
     char why[ERROR_CAP];
     if (folder_has(path, "manifest.json")) {
@@ -381,8 +382,9 @@ const char *checkpoint_find(const char *path, char *dir) {
               "%s is damaged: %s\n  -> use another checkpoint of that run", path, why);
         return path;
     }
-    CHECK(is_folder(path), "%s: expected the folder of a run or of a checkpoint\n  -> ls runs/",
-          path);
+    CHECK(is_folder(path),
+          "%s: expected the folder of a run or of a checkpoint, found none\n"
+          "  -> ls runs/", path);
     CHECK(checkpoint_latest(path, INT64_MAX, dir),
           "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
     return dir;
@@ -391,7 +393,8 @@ const char *checkpoint_find(const char *path, char *dir) {
 // A log or a checkpoint without config.json is a damaged run: neither resumed nor overwritten.
 bool run_found(const char *out, int resume) {
     char run[PATH_CAP];
-    CHECK(!file_exists(out) || is_folder(out), "--out %s is a file\n  -> another --out", out);
+    CHECK(!file_exists(out) || is_folder(out),
+          "--out: expected a folder, or a new name for one; %s is a file\n  -> another --out", out);
     CHECK(!folder_has(out, "manifest.json"),
           "--out %s is a checkpoint of the run %s; nothing was overwritten\n"
           "  -> --out %s --resume auto continues that run, --from %s only reads the checkpoint",
@@ -410,9 +413,9 @@ bool run_found(const char *out, int resume) {
     return found;
 }
 
-// Whether --out holds a run (*found) with a checkpoint to resume from. A run killed before its
-// first checkpoint counts as found: its flags stay, and its log begins again.
-// --resume required insists on a checkpoint.
+// Whether --out holds a run (*found), and whether that has a checkpoint to resume from (returned).
+// A run killed before its first checkpoint is found and not resumed: its flags stay, and its log
+// begins again. --resume required refuses it.
 static bool out_resumes(const Flags *f, bool *found) {
     *found = run_found(f->out, f->resume);
     bool resuming = *found && checkpoint_step_below(f->out, INT64_MAX) >= 0;
@@ -426,35 +429,36 @@ static bool out_resumes(const Flags *f, bool *found) {
 bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     FlagSet given;
     char dir[PATH_CAP], config[PATH_CAP];
-    const char *base = NULL;                               // the run that goes on or is read
+    const char *base = NULL;                               // the run that is resumed or read
     bool found = false, resuming = false;
     flags_default(&given);
     flags_parse(&given, argc - 1, argv + 1, BY_USER);
     if (*given.f.config) config_begin(&given, t->mode, argc, argv);
     flags_default(set);
     flags_preset(set, given.f.model);
-    // nGPT, section 2.6: normalized matrices need neither.
+    // nGPT, section 2.6: normalized matrices need no warmup and no weight decay.
     if (t->mode->unit) flags_parse_text(set, "--warmup 0 --weight-decay 0", BY_PRESET);
     const Flags *f = &given.f;
-    // The run that is read or goes on lies over the preset.
+    // The flags of the run that is read or resumed override the preset.
     if (*f->from) base = checkpoint_find(f->from, dir);
     else if (*f->out && !f->show) resuming = out_resumes(f, &found);
     if (found) base = f->out;
     if (base && config_read(set, path_join(config, base, "config.json"), t))
         printf("note: a run in %s goes on in %s\n", strcmp(t->precision, "fp32") ? "fp32" : "bf16",
                t->precision);
-    // A run that goes on has read its --init-from when it began.
+    // A resumed run has read its --init-from when it began.
     if (!found && *f->init_from) config_init_from(set, &given, t);
-    // The user's flags come last. Another end of the schedule changes the rate of all later steps.
+    // The user's flags come last. If they move the end of the schedule, the learning rate of all
+    // later steps changes.
     long long before = schedule_end(&set->f);
     flags_override(set, &given, found);
     long long end = schedule_end(&set->f);
-    // Say what happens, in case --out or --steps is a mistake.
+    // These notes show a mistyped --out or --steps.
     if (*f->out && f->resume && !found)
         printf("resume: no run in %s yet; a new one begins: %s on %s\n", f->out, set->f.model,
                *set->f.data ? set->f.data : "the built-in stories");
     if (resuming && end != before)
-        printf("note: the schedule now ends at step %lld, not %lld, and the rate follows it\n"
+        printf("note: the learning rate schedule now ends at step %lld, not at %lld\n"
                "  -> --schedule-steps %lld keeps it as it was\n", end, before, before);
     return resuming;
 }

@@ -12,9 +12,9 @@
 
 // ----------------------------------------------------------------------------- the built-in corpus
 
-// Writes at least `tokens` bytes of an epoch: stories, each after a NUL byte. Story numbers of
-// different epochs do not meet. Validation has one text for all seeds, so that runs with different
-// seeds are compared on the same bytes. The floor is the text's nats a byte, over whole stories.
+// Writes at least `tokens` bytes of an epoch: stories, each after a NUL byte. No two epochs share a
+// story number. Validation has one text for all seeds, so that runs with different seeds are
+// compared on the same bytes. d->floor: the text's entropy in nats a byte, over whole stories.
 static void corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
     uint64_t seed = stories_seed(d->validation ? 0 : d->seed, d->validation);
     double nats = 0;
@@ -30,12 +30,12 @@ static void corpus_write(DataLoader *d, int64_t epoch, int64_t tokens) {
     d->epoch = epoch;
 }
 
-// The text is written once more, only as far as the samples reach.
+// Writes the text again, only as far as the samples reach.
 void loader_floor(DataLoader *d, int64_t samples) {
     if (d->text) corpus_write(d, d->epoch, samples * d->seq);
 }
 
-// Its content is known at once: it is generated, not read.
+// The corpus is generated at once, so its hash is known from the start.
 static void corpus_open(DataLoader *d) {
     d->tokens = d->validation ? CORPUS_VAL_TOKENS : CORPUS_TRAIN_TOKENS;
     d->vocab = CORPUS_VOCAB;
@@ -47,8 +47,8 @@ static void corpus_open(DataLoader *d) {
 
 // ------------------------------------------------------------------------------------------ shards
 
-// The only place that reads a shard's header. Refuses one that does not fit the file, or the shards
-// before it, and appends the shard to the stream.
+// The only place that reads a shard's header. Refuses a header that does not fit the file or the
+// shards before it; otherwise appends the shard to the stream.
 static void shard_read_header(DataLoader *d, Shard *s) {
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
     int64_t size;
@@ -60,19 +60,21 @@ static void shard_read_header(DataLoader *d, Shard *s) {
     long long got = file_read_at(fd, head, SHARD_HEADER_BYTES, 0);
     close(fd);
 
-    // The magic number tells the width, and with it the version.
+    // The magic number implies the width and the version.
     int magic = head[SHARD_MAGIC], count = head[SHARD_TOKENS], vocab = head[SHARD_VOCAB];
+    int bytes = head[SHARD_BYTES], words = head[SHARD_WORDS];
     bool wide = magic == SHARD_MAGIC_32;
     CHECK(got == SHARD_HEADER_BYTES && (wide || magic == SHARD_MAGIC_16),
           "%s is not a shard: expected %d bytes with magic %d or %d, found %lld bytes with magic "
-          "%d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR",
+          "%d\n  -> make shard && ./shard --out DIR your.txt, then --data DIR; python3 data/get.py "
+          "tasks, for --tasks",
           s->path, SHARD_HEADER_BYTES, SHARD_MAGIC_16, SHARD_MAGIC_32, got, magic);
     int width = wide ? 4 : 2, version = wide ? SHARD_VERSION_32 : SHARD_VERSION_16;
-    CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0,
-          "%s: expected version %d, at least one token and a vocabulary, or 0 for unknown, found "
-          "version %d, the count %d and the vocabulary %d\n"
+    CHECK(head[SHARD_VERSION] == version && count > 0 && vocab >= 0 && bytes >= 0 && words >= 0,
+          "%s: expected version %d, at least one token, and a vocabulary, bytes and words of 0 "
+          "(unknown) or more, found version %d, %d tokens, vocabulary %d, %d bytes, %d words\n"
           "  -> write this shard again, or remove it",
-          s->path, version, head[SHARD_VERSION], count, vocab);
+          s->path, version, head[SHARD_VERSION], count, vocab, bytes, words);
     // A cut download is the usual fault.
     long long need = SHARD_HEADER_BYTES + (int64_t)count * width;
     CHECK(size == need,
@@ -80,15 +82,17 @@ static void shard_read_header(DataLoader *d, Shard *s) {
           "  -> copy or download this shard again",
           s->path, need, count, width, (long long)size);
 
-    // The first shard decides what the others must be.
+    // All shards must have the width and vocabulary of the first.
     if (s == d->shards) d->width = width, d->vocab = vocab;
     CHECK(width == d->width && vocab == d->vocab,
           "%s: expected %d-byte tokens of vocabulary %d as in %s, found %d-byte tokens of "
-          "vocabulary %d\n  -> one tokenizer per run: move one of the two away",
+          "vocabulary %d\n  -> move one of the two away: all shards of a run have one tokenizer",
           s->path, d->width, d->vocab, d->shards->path, width, vocab);
     s->first = d->tokens;
     s->count = count;
     d->tokens += count;
+    d->bytes += bytes;
+    d->words += words;
 }
 
 // Appends a shard to the list, without opening it.
@@ -100,7 +104,7 @@ static void shard_add(DataLoader *d, const char *folder, const char *name) {
     d->shards[d->shard_count++] = (Shard){.path = path};
 }
 
-// A name of ".bin" alone is hidden.
+// A file called just ".bin" is hidden.
 bool shard_named(const char *name) {
     size_t length = strlen(name);
     return name[0] != '.' && length > 4 && !strcmp(name + length - 4, ".bin");
@@ -119,7 +123,7 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
     int n = shard_scan(path, &entries);
     CHECK(n >= 0, "%s: cannot read this folder of shards: %s\n  -> check its permissions", path,
           strerror(errno));
-    // Names are checked even if their split is not wanted now.
+    // The names of both splits are checked, whichever is asked for.
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
         CHECK(!strstr(name, "train") || !strstr(name, "val"),  // trained on and validated with
@@ -136,7 +140,7 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
           path, split, n);
 }
 
-// A file or folder of that very name comes before the pattern that the name may be.
+// A file or folder with exactly this name is taken first; otherwise the name is a glob pattern.
 static void shard_list(DataLoader *d, const char *path, const char *split) {
     struct stat info;
     glob_t found;
@@ -156,7 +160,6 @@ static void shard_list(DataLoader *d, const char *path, const char *split) {
 
 void loader_open(DataLoader *d, const char *path, const char *split, int seq, bool shuffle,
                  uint64_t seed) {
-    // Nothing is known until headers are read, or the corpus is written.
     *d = (DataLoader){.seq = seq, .shuffle = shuffle, .seed = seed, .floor = NAN};
     d->validation = !strcmp(split, "val");
     if (*path) {
@@ -190,14 +193,14 @@ void loader_close(DataLoader *d) {
 
 // ---------------------------------------------------------------------------- the identity of data
 
-// The thread: hashes every shard, and compares with the hash that an earlier pass has found.
+// The thread's function: hashes every shard, and compares with the hash of an earlier pass, if any.
 static void *shard_hash_all(void *loader) {
     DataLoader *d = loader;
     ShardHasher *hasher = &d->hasher;
     for (Shard *s = d->shards; s < d->shards + d->shard_count && !hasher->bad; s++) {
         Hash hash;
         if (hasher->stop) break;  // loader_close waits
-        // A shard that cannot be read ends the search, as one that has changed does.
+        // A shard that cannot be read, or that has changed, ends the pass.
         hasher->error = file_hash(s->path, &hash, &hasher->bytes) ? 0 : errno;
         uint64_t now = hash_end(&hash);
         if (hasher->error || (s->hash && s->hash != now)) hasher->bad = s;
@@ -207,7 +210,7 @@ static void *shard_hash_all(void *loader) {
     return NULL;
 }
 
-// Does nothing while a hash is under way, and for the built-in corpus, whose content is known.
+// Does nothing while the thread runs, and for the built-in corpus, whose hash is known.
 void loader_hash_begin(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (hasher->running || !d->shard_count) return;
@@ -215,21 +218,20 @@ void loader_hash_begin(DataLoader *d) {
     int error = pthread_create(&hasher->thread, NULL, shard_hash_all, d);
     CHECK(!error,
           "cannot start a thread that hashes the data: %s\n"
-          "  -> ulimit -u says how many there may be; close other programs", strerror(error));
+          "  -> close other programs, or raise the limit of threads (ulimit -u)", strerror(error));
     hasher->running = true;
 }
 
-// Known from the headers, before a byte is hashed.
+// From the headers: no token is read.
 double loader_gigabytes(const DataLoader *d) {
     return 1e-9 * (d->tokens * d->width + d->shard_count * SHARD_HEADER_BYTES);
 }
 
-// Naps instead of joining at once, so that there is progress to print.
+// Polls the thread instead of joining it at once, so that progress can be printed.
 uint64_t loader_hash_end(DataLoader *d) {
     ShardHasher *hasher = &d->hasher;
     if (!hasher->running) return d->content;
     double printed = clock_seconds();
-    // The main thread has nothing else to do: it looks a thousand times a second.
     while (!hasher->done) {
         usleep(1000);
         if (clock_seconds() - printed < 2) continue;
@@ -243,9 +245,9 @@ uint64_t loader_hash_end(DataLoader *d) {
     const Shard *bad = hasher->bad;
     CHECK(!bad,
           "%s: expected the shard that this run began with, found %s\n"
-          "  -> restore the shard, then start again from the last checkpoint",
+          "  -> restore the shard; " GO_ON,
           bad->path, hasher->error ? strerror(hasher->error) : "other bytes");
-    // Bytes and order count, names do not: shards may be renamed or moved.
+    // The hash covers bytes and their order, not names: shards may be renamed or moved.
     Hash content = hash_begin();
     for (const Shard *s = d->shards; s < d->shards + d->shard_count; s++)
         hash_add(&content, &s->hash, sizeof s->hash);
@@ -269,8 +271,8 @@ static const Shard *shard_seek(DataLoader *d, int64_t at) {
         int64_t size;
         d->fd = file_open(s->path, &size);
         CHECK(d->fd >= 0,
-              "%s: this shard cannot be opened any more: %s\n"
-              "  -> leave the shards in place while training",
+              "%s: expected this shard to stay readable while training, found: %s\n"
+              "  -> put it back; " GO_ON,
               s->path, file_error());
         d->open = s;
     }
@@ -287,9 +289,9 @@ static void shard_window(DataLoader *d, int64_t at) {
         long long got = file_read_at(d->fd, d->raw, bytes, offset);
         CHECK(got == bytes,
               "%s: expected %lld bytes at token %lld, found %lld: the file has changed since the "
-              "start\n  -> restore the shard, then start again from the last checkpoint",
+              "start\n  -> restore the shard; " GO_ON,
               s->path, bytes, skip, got);
-        // A token of another tokenizer would read beyond the embedding.
+        // A token beyond the vocabulary would read outside the embedding.
         for (int64_t i = 0; i < n; i++) {
             long long token = d->width == 2 ? ((uint16_t *)d->raw)[i] : ((uint32_t *)d->raw)[i];
             CHECK(token < d->limit,
@@ -311,11 +313,11 @@ void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targe
     }
     int64_t first = window * d->seq;
     if (!d->text) shard_window(d, first);
-    // Validation has one text, the same in every epoch.
+    // The validation text is the same in every epoch.
     if (d->text && epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
     for (int64_t t = 0; d->text && t <= d->seq; t++)
         d->window[t] = (uint8_t)d->text[first + t];
-    // Targets are the inputs one token further on.
+    // Targets are the inputs shifted by one token.
     memcpy(inputs, d->window, d->seq * sizeof *inputs);
     memcpy(targets, d->window + 1, d->seq * sizeof *targets);
 }

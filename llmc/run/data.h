@@ -6,15 +6,16 @@
 // AArch64 are. data/README.md draws it, data/shard.c writes it.
 //
 // The tokens of all shards, in the order of their names, are one stream of N tokens. Window w has
-// the inputs w*T .. w*T+T-1 and as targets the tokens one further on; windows straddle shards. An
-// epoch is the (N-1)/T windows; the last (N-1)%T tokens are left over. Sample number i is a
-// function of (seed, i) alone: nothing here counts calls.
+// the tokens w*T .. w*T+T-1 as inputs and the tokens w*T+1 .. w*T+T as targets; a window may
+// straddle shards. An epoch has (N-1)/T windows, each once; the last (N-1)%T tokens are left over.
+// Sample number i is a function of (seed, i) alone: nothing here counts calls, so a resumed run
+// reads on where it stopped.
 //
-// The built-in corpus (data/stories.c) is such a stream in memory, a new one for every epoch of
-// training, so it never repeats.
+// The built-in corpus (data/stories.c) is such a stream in memory, generated anew for every epoch
+// of training, so it never repeats.
 //
-// The XXH64 of every shard, in their order, identifies the data. A thread computes it beside the
-// training.
+// A hash of the shards' XXH64 hashes, in their order, identifies the data. A thread computes it
+// while the run trains. A damaged shard, or one that changes during the run, ends the program.
 #pragma once
 #include <dirent.h>
 #include <pthread.h>
@@ -25,8 +26,8 @@ enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1 };
 enum { SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
 enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD_WORDS };  // words
 
-// Tokens of the built-in corpus: a power of two are inputs, the last one is only a target. To write
-// an epoch takes a tenth of a second; training waits that long at the start of each.
+// Tokens of the built-in corpus: a power of two are inputs, and the last one is only a target.
+// Generating an epoch takes a tenth of a second at its start.
 enum { CORPUS_TRAIN_TOKENS = (1 << 21) + 1, CORPUS_VAL_TOKENS = (1 << 17) + 1, CORPUS_VOCAB = 256 };
 
 typedef struct {
@@ -48,8 +49,9 @@ typedef struct {
 // One loader serves one thread.
 typedef struct {
     int64_t seq;              // T
-    long long tokens, samples;                // of an epoch
+    long long tokens, samples;                // of an epoch: N, and (N-1)/T
     int vocab;                // 0: unknown
+    int64_t bytes, words;     // of the text, by the shards' headers; 0: unknown
     long long limit;          // tokens from here on are refused; the caller may lower it
     double floor;             // nats per token that no model can beat on average; NAN: unknown
     bool shuffle, validation;
@@ -72,19 +74,19 @@ void loader_open(DataLoader *d, const char *path, const char *split, int seq, bo
                  uint64_t seed);
 void loader_close(DataLoader *d);
 
-// Sample number `index`, counted from the start of training: seq inputs and seq targets.
+// Sample number `index`, counted from the start of training: inputs [T] and targets [T].
 void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targets);
 
-// Makes d->floor that of the first samples alone, where only those are read (validation).
+// Sets d->floor to the entropy of the first `samples` samples, if only those are read (validation).
 void loader_floor(DataLoader *d, int64_t samples);
 
-// begin starts to hash the shards in the background. end waits, with a line of progress every two
-// seconds, and returns d->content. It ends the program if a shard has changed since the last time.
+// begin starts a thread that hashes the shards. end waits for it, with a line of progress every two
+// seconds, and returns d->content. It ends the program if a shard has changed since the last pass.
 void loader_hash_begin(DataLoader *d);
 uint64_t loader_hash_end(DataLoader *d);
 double loader_gigabytes(const DataLoader *d);
 
-// Whether a file's name ends in .bin and is not hidden; and the files of such names in a folder, by
-// name: their number as scandir gives it, -1 with errno set if it is no folder.
-bool shard_named(const char *name);
+bool shard_named(const char *name);       // it ends in .bin and is not hidden
+// The files of such names in a folder, sorted by name. Returns how many; -1, with errno set, if it
+// is not a folder. The caller frees each entry and the list (scandir).
 int shard_scan(const char *folder, struct dirent ***entries);

@@ -3,9 +3,9 @@
 #include "describe.h"
 #include "run.h"
 
-// Experts count with the part K / E that a token is sent to; all else it meets whole.
+// active: of E experts a token uses K. It uses all other tensors whole.
 double show_size(const Model *m, const Entry *e, bool active) {
-    // These hold the matrices and gains of all E experts, one below the other.
+    // Tensors with all E experts, one below the other.
     bool expert = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd ||
                   e->id == PARAM_expert_hidden_w || e->id == PARAM_expert_out_w;
     double size = entry_rows(m, e) * e->row.cols;
@@ -19,7 +19,7 @@ double show_parameters(const Model *m, const Layout *layout, bool active) {
 }
 
 double show_flops(const Model *m, const Layout *layout) {
-    // A tied head is the embedding, which counts as a product here alone.
+    // A tied LM head is the embedding's matrix: it counts once, as the head's product.
     double matrices = m->tied ? (double)m->V * m->C : 0;
     for (int k = 0; k < layout->count; k++) {
         const Entry *e = &layout->entries[k];
@@ -77,26 +77,26 @@ double memory_needed(const Run *r, const Setup *setup) {
     return r->t->bytes(&r->m, setup, y.sum + (setup->decodes ? y.kv_cache : 0));
 }
 
-// B ends at 0 if not even one sequence fits.
-int memory_fitting(const Run *r, Setup s, double room) {
+// Returns 0 if not even one sequence fits.
+int memory_fitting(const Run *r, Setup s, double limit) {
     // At most 2^31 rows of a micro-batch, a row for each expert of a token (run_refuse).
     int64_t most = INT32_MAX / s.T / (r->m.moe.E ? r->m.moe.K : 1);
     int64_t share = CEIL_DIV(s.batch, comm_size(s.comm));
     // Memory grows with B, so the first that fits is the largest.
     for (s.B = share < most ? share : most; s.B > 0; s.B--)
-        if (s.batch % s.B == 0 && memory_needed(r, &s) <= room) break;
+        if (s.batch % s.B == 0 && memory_needed(r, &s) <= limit) break;
     return s.B;
 }
 
-// One part for each level that allows a larger micro-batch than the cheaper ones before it.
-char *memory_advice(char text[ADVICE_CAP], const Run *r, double room) {
+// Names each level of recompute that allows a larger micro-batch than the cheaper levels before it.
+char *memory_advice(char text[ADVICE_CAP], const Run *r, double limit) {
     static const struct { int level; const char *flag; } LEVELS[] = {{RECOMPUTE_OFF, ""},
         {RECOMPUTE_CHEAP, " --recompute cheap"}, {RECOMPUTE_ON, " --recompute on"}};
     int best = 0;
     Setup s = r->setup;
     for (int i = 0; i < (s.training ? 3 : 1); i++) {       // without backward there is one level
         if (s.training) s.recompute = LEVELS[i].level;
-        int B = memory_fitting(r, s, room);
+        int B = memory_fitting(r, s, limit);
         if (B <= best) continue;                           // recompute costs time: not for nothing
         size_t n = best ? strlen(text) : 0;
         check_format(text + n, ADVICE_CAP - n, "%s--micro-batch %d%s", n ? ", or " : "", B,
@@ -110,16 +110,18 @@ char *memory_advice(char text[ADVICE_CAP], const Run *r, double room) {
 void show_memory(const Run *r) {
     char fitting[ADVICE_CAP];
     bool gpu = on_gpu(r->t);
-    // room first refuses a model that the device cannot compute.
-    double room = r->t->room(&r->m, &r->setup), gib = 1 << 30;
+    // The call also refuses a model that the device cannot compute.
+    double free_bytes = r->t->free_bytes(&r->m, &r->setup), gib = 1 << 30;
     printf("  %s: %.2f GiB needed; ", gpu ? "GPU" : "CPU", memory_needed(r, &r->setup) / gib);
-    if (isnan(room)) printf(gpu ? "none found here\n" : "how much is free is not known\n");
-    else printf("%.2f free; what fits: %s\n", room / gib, memory_advice(fitting, r, room));
+    if (isnan(free_bytes)) printf(gpu ? "none found here\n" : "how much is free is not known\n");
+    else
+        printf("%.2f free; what fits: %s\n", free_bytes / gib,
+               memory_advice(fitting, r, free_bytes));
 }
 
 // ---------------------------------------------------------------------------- tables
 
-// Filled slots, skips and constants of a layer, in one line.
+// One line on a layer: which norms are on, its skips, constants and norm groups.
 static void describe_layer(const Model *m, int l, char *line, size_t cap) {
     static const char *const SKIPS[] = {"own", "normed", "block"};
     LayerMode p = layer_mode(m, l);
@@ -132,13 +134,13 @@ static void describe_layer(const Model *m, int l, char *line, size_t cap) {
                  p.k.groups, p.k.width, p.attn_out.gain, p.ffn_out.gain);
 }
 
-// One line for each stretch of equal layers, as in "1..23  SPAN  ...".
+// One line for each run of equal layers, as in "1..23  SPAN  ...".
 static void show_layers(const Model *m) {
     char line[256], next[256] = "";
     printf("\nlayers           row            attention: in out, skip, a, c, post | ffn: the same "
            "| q k v context norms, groups of q / k\n");
     describe_layer(m, 0, line, sizeof line);
-    // Layer l ends the stretch that began at `first` if it differs, or if there is none.
+    // Prints layers first..l-1 if layer l differs from them, or if l is past the last layer.
     for (int l = 1, first = 0; l <= m->L; l++) {
         if (l < m->L) describe_layer(m, l, next, sizeof next);
         if (l < m->L && !strcmp(line, next)) continue;
@@ -148,8 +150,8 @@ static void show_layers(const Model *m) {
     }
 }
 
-// All entries of one row of PARAM_TABLE. Under `shared` only those of shared experts: a row has two
-// names if some layers are dense and others have shared experts.
+// Prints the entries of one row of PARAM_TABLE as one line. shared: those of shared experts, or the
+// others; a row has both if some layers are dense and others have shared experts.
 static void show_parameter(const Run *r, int id, bool shared) {
     static const char *const DECAYS[] = {"matrix", "embedding", "gain"};
     static const char *const GROUPS[] = {"embedding", "hidden", "head", "vector", "balance"};
@@ -166,8 +168,8 @@ static void show_parameter(const Run *r, int id, bool shared) {
     if (!first) return;
     const ParamRow *row = &first->row;
     double one = init_std(&r->init, &r->m, first), other = init_std(&r->init, &r->m, last);
-    // Gains start at a value, biases at 0, matrices at random with a deviation that may change from
-    // the first layer to the last.
+    // Gains start at a constant, biases at 0, matrices at random with a standard deviation that may
+    // differ between the first and the last layer.
     if (row->init == ROLE_GAIN) check_format(start, sizeof start, "%.4g", row->gain);
     else if (row->init != ROLE_ZERO)
         check_format(start, sizeof start, one == other ? "sigma %.4g" : "sigma %.4g..%.4g", one,
@@ -177,17 +179,17 @@ static void show_parameter(const Run *r, int id, bool shared) {
            DECAYS[row->decay], GROUPS[row->lr]);
 }
 
-// One row of ACT_TABLE with its size in MiB, and its gradients.
+// Prints one row of ACT_TABLE: copies, shape, MiB, and the same of its gradients.
 static void show_activation(const Run *r, const Sizes *s, int id) {
     ActRow rows[ACT_COUNT], *row = &rows[id];
     int exists = 0;
-    // A row may exist in some layers only, for instance in those with experts.
+    // A row may exist in only some layers, for instance in those with experts.
     for (int l = 0; l < r->m.L; l++) {
         act_rows(rows, &r->m, s, l);
         exists += row->exists != 0;
     }
     if (!exists) return;
-    int copies = exists < row->copies ? exists : row->copies;  // a slot that only some layers fill
+    int copies = exists < row->copies ? exists : row->copies;  // layers without the row have none
     double mib = row->size * r->t->storage / 1048576.0;
     printf("  %-15s %6d  %9lld x %-7lld %9.2f   ", row->field, copies, (long long)row->rows,
            (long long)row->cols, copies * mib);
@@ -195,7 +197,6 @@ static void show_activation(const Run *r, const Sizes *s, int id) {
     else printf("%9d %9.2f\n", row->grads, row->grads * mib);
 }
 
-// Every layer, every parameter and every activation.
 static void show_tables(const Run *r) {
     Sizes s = setup_sizes(r, &r->setup);
     show_layers(&r->m);
@@ -209,7 +210,6 @@ static void show_tables(const Run *r) {
 
 // ---------------------------------------------------------------------------- a model
 
-// Sizes and switches of the architecture.
 static void show_shape(const Model *m) {
     char router[FLAG_CAP];
     printf("  %d layers, width %d, %d heads of %d, %d kv heads, ffn %d, vocabulary %d (padded %d), "
@@ -233,7 +233,7 @@ void show_model(const Run *r, bool tables) {
     const Model *m = &r->m;
     const char *own = m->mode->init, *model = r->f->model;
     Memory y = memory_make(r, &r->setup);
-    // Shards of other processes differ a little in size.
+    // These are the sizes of process 0; shards of other processes differ a little.
     double mib = 1 << 20, sigma = init_sigma(&r->init, m);
     // The mode DEEPNORM under another initialization is a different method.
     bool no_beta = own && !strcmp(own, "deepnorm") && r->init.scheme != INIT_DEEPNORM;
@@ -255,7 +255,7 @@ void show_model(const Run *r, bool tables) {
     if (tables) show_tables(r);
 }
 
-// Sizes depend on the placement a little, as gains do.
+// Sizes depend slightly on the placement, which decides how many gains there are.
 void show_models(const Mode *mode) {
     for (const Preset *p = PRESETS; p < PRESETS + PRESET_COUNT; p++) {
         FlagSet set;

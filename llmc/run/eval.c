@@ -1,25 +1,25 @@
-// eval.c: see eval.h. A file of tasks becomes a list of sequences (TaskRow), whatever its kind; one
-// loop scores them, and only the metrics know kinds again.
+// eval.c: see eval.h. A task of any kind becomes a list of sequences (TaskRow). One loop scores
+// them; the metrics then depend on the kind. A damaged file is refused before anything is scored.
 #include "eval.h"
 #include <math.h>
 #include "../exp.h"
 #include "data.h"
 
-// Sequences of a batch are padded to a multiple of this, so that few lengths occur.
+// Batches are padded to a multiple of this length, so that few different lengths occur.
 enum { LENGTH_STEP = 32 };
 
-#define REWRITE "\n  -> write or download this file again"
+#define REWRITE "\n  -> python3 data/get.py writes it again; or download it again"
 
 // ------------------------------------------------------------------------------------ task files
 
-// The file is kept as it was read: tokens of 2 or 4 bytes behind the header.
+// t->file is the whole file: a header, then tokens of 2 or 4 bytes.
 int64_t task_token(const Task *t, int64_t i) {
     const void *tokens = t->file + SHARD_HEADER_BYTES;
     return t->width == 2 ? ((const uint16_t *)tokens)[i] : ((const uint32_t *)tokens)[i];
 }
 
-// Appends a sequence. The model reads all of its tokens but the last, which is only predicted, and
-// of those at most the last T.
+// Appends a sequence. The model reads its tokens but the last, which is only predicted; if these
+// are more than T, the last T of them.
 static void add_row(Task *t, TaskRow row, int T) {
     int inputs = row.before + row.after - 1;
     row.inputs = inputs < T ? inputs : T;
@@ -28,13 +28,13 @@ static void add_row(Task *t, TaskRow row, int T) {
     t->row[t->rows++] = row;
 }
 
-// The place in the file of token i of a sequence.
+// The index in the file of token i of a sequence.
 static int64_t row_place(const TaskRow *row, int i) {
     return i < row->before ? row->context + i : row->completion + i - row->before;
 }
 
-// The length that acc_norm divides by if the file does not say it: characters without the leading
-// space, as lm-evaluation-harness counts; without a tokenizer tokens, as llm.c does.
+// The length that acc_norm divides by, if the file does not give it: characters without the leading
+// space, as lm-evaluation-harness counts; without a tokenizer tokens, as llm.c counts.
 static double completion_length(const Task *t, const TaskRow *row, const Tokenizer *tokenizer) {
     int all = row->before + row->after, begin = all - row->scored;
     double length = 0;
@@ -50,17 +50,17 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
     return length;
 }
 
-// Adds the completions of the example at `at`, whose number is t->examples; returns where it ends.
-// An example of llm.c's format is a list of uint16:
+// Reads example number t->examples, which begins at `at`; returns where it ends. An example of
+// llm.c's format is a list of uint16:
 //
-//   65535, bytes of the example, its number mod 65536, the right completion, completions,
+//   65535, bytes of the example, its number mod 65536, index of the right completion, completions,
 //   n, n tokens of context
 //   for each completion:  n > 0, n tokens
 //
-// Behind these data/get.py writes, for each completion, its length in characters; and then, for
-// each, how many of its first tokens are context and not scored.
+// data/get.py appends the length in characters of each completion, then for each completion how
+// many of its first tokens belong to the context and are not scored.
 static int64_t read_example(Task *t, const char *path, int64_t at, const TaskReader *r) {
-    // The six words that begin an example; -1 where the file ends before them.
+    // An example begins with six words; start is -1 if the file ends before them.
     int64_t start = t->tokens - at < 6 ? -1 : task_token(t, at);
     CHECK(start == EVAL_START,
           "%s: expected example %lld to begin with %d, found %lld (-1: the end of the file)"
@@ -71,9 +71,9 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
     if (!t->examples) t->kind = choices == 1 ? TASK_WORD : TASK_CHOICE;
     CHECK((choices == 1) == (t->kind == TASK_WORD),
           "%s: example %lld has %lld completions, and the ones before it %s\n"
-          "  -> a file for each kind",
+          "  -> one file for each kind",
           path, t->examples, choices, t->kind == TASK_WORD ? "one" : "several");
-    // From here on `end` lies in the file, and bounds everything that is read.
+    // After this check `end` lies within the file and bounds all reads of this example.
     CHECK(bytes >= 12 && bytes % 2 == 0 && end <= t->tokens && label < choices &&
               number == (t->examples & 0xFFFF),
           "%s: example %lld: expected its number, an even number of bytes within the file, and a "
@@ -93,12 +93,12 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
         }, r->T);
         at += 1 + after;
     }
-    // Lengths and own context of all completions follow, or nothing does.
+    // Two words for each completion follow (data/get.py), or none (llm.c).
     bool has_lengths = at + 2 * choices == end;
     CHECK(at == end || has_lengths,
           "%s: example %lld has %lld bytes, expected %lld for its completions, or %lld more"
           REWRITE, path, t->examples, bytes, bytes - 2 * (end - at), 4 * choices);
-    // Something to score, something to predict it from, and room for it in the model.
+    // A completion needs tokens to score, a token before them, and space in the model's window.
     for (long long i = 0; i < choices; i++) {
         TaskRow *row = &t->row[t->rows - choices + i];
         if (has_lengths) row->scored -= task_token(t, at + choices + i);
@@ -108,19 +108,19 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
               "expected at least one of each" REWRITE,
               path, i, t->examples, row->scored, unscored);
         CHECK(row->scored <= r->T,
-              "%s: a completion of %d tokens is longer than --seq %d\n"
-              "  -> a larger --seq, or without this file", path, row->scored, r->T);
+              "%s: expected completions of at most --seq %d tokens, found one of %d\n"
+              "  -> a larger --seq, or --tasks without this file", path, r->T, row->scored);
         row->length = has_lengths ? task_token(t, at + i) : completion_length(t, row, r->tokenizer);
     }
     if (!has_lengths && !r->tokenizer->count && !t->examples)
-        printf("note: %s does not say the lengths of completions, and there is no tokenizer.bin: "
+        printf("note: %s does not have the lengths of completions, and no tokenizer.bin was found: "
                "acc_norm divides by tokens, as llm.c does\n  -> --tokenizer FILE\n", t->name);
     t->examples++;
     return end;
 }
 
-// The header: magic, version, number of examples, bytes of the longest one. All of it is checked
-// against what the file holds.
+// Reads a file of examples. Its header: magic, version, number of examples, bytes of the longest
+// one. All of them are checked against the examples.
 static void read_examples(Task *t, const char *path, size_t size, const TaskReader *r) {
     const int32_t *head = (const int32_t *)t->file;
     int32_t version = head[1], examples = head[2];
@@ -140,8 +140,7 @@ static void read_examples(Task *t, const char *path, size_t size, const TaskRead
           REWRITE, path, (long long)(2 * t->tokens), head[3], 2 * at, 2 * longest);
 }
 
-// The windows of a document whose first token, the one that begins documents, is at `at`; n tokens
-// follow it.
+// Adds the windows of a document: n tokens behind its separator, which is at `at`.
 static void read_document(Task *t, int64_t at, int64_t n, int T) {
     for (int64_t done = 0; done < n;) {
         int64_t scored = n - done < T ? n - done : T;
@@ -154,21 +153,16 @@ static void read_document(Task *t, int64_t at, int64_t n, int T) {
     t->examples += n > 0;
 }
 
-// A shard whose header says how many bytes and words its text has (0: unknown). Its first token is
-// the one that begins every document.
+// Reads a text, which is a shard. Its first token is the separator that begins every document.
 static void read_text(Task *t, const char *path, const TaskReader *r) {
     DataLoader shard;
-    const int32_t *head = (const int32_t *)t->file;
-    loader_open(&shard, path, "val", 1, 0, 0);    // checks the header
+    loader_open(&shard, path, "val", 1, 0, 0);    // reads and checks the header
     t->kind = TASK_TEXT;
     t->width = shard.width;
     t->tokens = shard.tokens;
-    t->bytes = head[SHARD_BYTES];
-    t->words = head[SHARD_WORDS];
+    t->bytes = shard.bytes;
+    t->words = shard.words;
     loader_close(&shard);
-    CHECK(t->bytes >= 0 && t->words >= 0,
-          "%s: expected a text, found %.0f bytes and %.0f words\n  -> write this shard again", path,
-          t->bytes, t->words);
     int64_t begin = 0, separator = task_token(t, 0);
     for (int64_t i = 1; i <= t->tokens; i++) {
         if (i < t->tokens && task_token(t, i) != separator) continue;
@@ -176,13 +170,13 @@ static void read_text(Task *t, const char *path, const TaskReader *r) {
         begin = i;
     }
     CHECK(t->rows,
-          "%s: expected a text, found tokens that begin documents and nothing else\n"
+          "%s: expected a text, found only separators of documents\n"
           "  -> another shard", path);
 }
 
 // ----------------------------------------------------------------------------------------- tasks
 
-// Ties go by place, so that every process has the same order.
+// Equal lengths are ordered by place, so that every process has the same order.
 static int longest_first(const void *a, const void *b) {
     const TaskRow *x = *(TaskRow *const *)a, *y = *(TaskRow *const *)b;
     return x->inputs == y->inputs ? (x < y) - (x > y) : y->inputs - x->inputs;
@@ -200,16 +194,13 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
     // The magic number tells examples from a text.
     t->file = file_read(path, INT64_MAX, &size);
     CHECK(t->file,
-          "cannot read %s: %s\n  -> --tasks FILE,... or the folder of such files; python3 "
+          "cannot read %s: %s\n  -> --tasks FILE,... or a folder with task files; python3 "
           "data/get.py tasks writes them", path, file_error());
-    int32_t magic = size >= SHARD_HEADER_BYTES ? *(const int32_t *)t->file : 0;
-    CHECK(magic == EVAL_MAGIC || magic == SHARD_MAGIC_16 || magic == SHARD_MAGIC_32,
-          "%s is no file of tasks: expected magic %d, or a shard, found %zu bytes with magic %d\n"
-          "  -> python3 data/get.py tasks writes them", path, EVAL_MAGIC, size, magic);
-    if (magic == EVAL_MAGIC) read_examples(t, path, size, r);
-    else read_text(t, path, r);
+    bool examples = size >= SHARD_HEADER_BYTES && *(const int32_t *)t->file == EVAL_MAGIC;
+    if (examples) read_examples(t, path, size, r);
+    else read_text(t, path, r);                   // refuses what is not a shard
 
-    // Sequences of like length share a batch, so that little of it is padding.
+    // Sequences of similar length share a batch, so that little of it is padding.
     t->order = check_alloc(t->rows * sizeof *t->order, "the order of a task");
     t->scores = check_alloc(2 * t->rows * sizeof *t->scores, "the scores of a task");
     for (int64_t i = 0; i < t->rows; i++) {
@@ -218,8 +209,8 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
         for (int k = 0; k < row->before + row->after; k++) {
             long long at = row_place(row, k), token = task_token(t, at);
             CHECK(token < r->V,
-                  "%s: token %lld at position %lld, expected tokens below %d, the model's "
-                  "vocabulary\n  -> a file of the model's own tokenizer", path, token, at, r->V);
+                  "%s: expected tokens below %d, the model's vocabulary, found %lld at position "
+                  "%lld\n  -> a file made with the model's tokenizer", path, r->V, token, at);
         }
     }
     qsort(t->order, t->rows, sizeof *t->order, longest_first);
@@ -228,7 +219,7 @@ void task_open(Task *t, const char *path, const TaskReader *r) {
                "is cut\n", t->cut, t->rows, t->name, r->T);
 }
 
-// Results are logged by name, so names differ.
+// Results are logged by name, so two tasks of one name are refused.
 static void add_task(Tasks *tasks, const char *path, const TaskReader *r) {
     tasks->task = check_grow(tasks->task, tasks->count, sizeof(Task), "a list of tasks");
     Task *t = &tasks->task[tasks->count++];
@@ -243,7 +234,7 @@ void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
     char item[PATH_CAP], path[PATH_CAP];
     memset(tasks, 0, sizeof *tasks);
     for (size_t n; *list; list += n + (list[n] == ',')) {
-        struct dirent **entries;
+        struct dirent **entries = NULL;
         n = strcspn(list, ",");
         check_format(item, sizeof item, "%.*s", (int)n, list);
         int found = shard_scan(item, &entries), before = tasks->count;
@@ -253,9 +244,9 @@ void tasks_open(Tasks *tasks, const char *list, const TaskReader *r) {
             if (strcmp(name, "tokenizer.bin")) add_task(tasks, path_join(path, item, name), r);
             free(entries[i]);
         }
-        if (found >= 0) free(entries);
+        free(entries);
         CHECK(tasks->count > before,
-              "%s: expected files of tasks in that folder, found none\n"
+              "%s: expected task files in this folder, found none\n"
               "  -> python3 data/get.py tasks writes them", item);
     }
 }
@@ -272,8 +263,8 @@ void tasks_close(Tasks *tasks) {
 
 // ---------------------------------------------------------------------------------------- scores
 
-// log softmax(z)[target] of V floats, as fast as a batch needs it, or of doubles. *likeliest
-// becomes 0 if a logit is above the target's.
+// log softmax(z)[target] of V logits: doubles, or floats in vectorized loops. *likeliest becomes 0
+// if a logit is larger than the target's.
 static double log_softmax(const void *logits, size_t element, int V, int64_t target,
                           double *likeliest) {
     double max = -INFINITY, sum = 0, chosen;
@@ -298,8 +289,8 @@ static double log_softmax(const void *logits, size_t element, int V, int64_t tar
     return chosen - max - log(sum);
 }
 
-// Scores the n sequences from order[first] on, side by side. Padding after a shorter one changes
-// nothing before it: attention is causal.
+// Scores the n sequences from order[first] on as one batch. Padding behind a shorter sequence does
+// not change its logits: attention is causal.
 static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
     TaskRow **rows = t->order + first;
     int T = CEIL_DIV(rows[0]->inputs, LENGTH_STEP) * LENGTH_STEP;
@@ -317,7 +308,7 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
         const TaskRow *row = rows[b];
         double *score = t->scores + 2 * (row - t->row);
         score[1] = 1;
-        // Position i has the logits of token i + 1.
+        // The logits at position i predict token i + 1.
         for (int k = row->scored; k > 0; k--) {
             int64_t target = task_token(t, row_place(row, row->before + row->after - k));
             const void *logits = s->t->logits(s->gpt, (int64_t)b * T + row->inputs - k);
@@ -326,14 +317,14 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
     }
 }
 
-// Every round, each process scores a batch of its own. The longest sequences come first: a model
-// that does not fit into memory fails at once.
+// In each round every process scores one batch. The longest sequences come first: if they do not
+// fit into memory, the program ends at once and not at the end.
 bool task_score(Task *t, const TaskScorer *s) {
     int64_t step = (int64_t)s->B * comm_size(s->comm);
     double begin = clock_seconds(), printed = begin, all = 0, done = 0;
     for (int64_t i = 0; i < t->rows; i++) all += t->row[i].inputs;
     memset(t->scores, 0, 2 * t->rows * sizeof *t->scores);
-    // A group is what all processes score in one round.
+    // A group: the sequences that all processes score in one round.
     for (int64_t group = 0; group < t->rows; group += step) {
         int64_t first = group + (int64_t)s->B * comm_rank(s->comm), left = t->rows - first;
         if (comm_signal(s->comm)) return false;
@@ -363,7 +354,7 @@ static TaskMetric mean_of(const char *name, const double *x, int64_t n) {
     return (TaskMetric){name, mean, sqrt(square / (n - 1) / n)};
 }
 
-// Rows of one example lie together.
+// The rows of one example are adjacent.
 int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
     double best_score = -INFINITY;
     int64_t best = first, i = first;
@@ -378,7 +369,7 @@ int task_choice(const Task *t, int64_t first, bool norm, int64_t *next) {
     return best - first;
 }
 
-// Units that the file does not count (0) have no metric. No standard errors.
+// Words or bytes that the file does not count (0) give no metric. Texts have no standard errors.
 static int text_metrics(const Task *t, TaskMetric *metrics) {
     double sum = 0, tokens = 0;
     for (int64_t i = 0; i < t->rows; i++) {
@@ -397,7 +388,8 @@ static int text_metrics(const Task *t, TaskMetric *metrics) {
     return count;
 }
 
-// A value for each example, then its mean: acc is 0 or 1, perplexity begins as log p.
+// The mean of one value for each example: 0 or 1 for acc; log p for perplexity, whose mean is then
+// turned into exp(-mean).
 int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
     static const char *const NAMES[][2] = {{"acc", "acc_norm"}, {"acc", "perplexity"}};
     if (t->kind == TASK_TEXT) return text_metrics(t, metrics);
@@ -409,7 +401,7 @@ int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
         }
         metrics[k] = mean_of(NAMES[t->kind][k], x, t->examples);
     }
-    if (t->kind == TASK_WORD) {                   // from the mean of log p to exp(-mean)
+    if (t->kind == TASK_WORD) {
         metrics[1].value = exp(-metrics[1].value);
         metrics[1].deviation *= metrics[1].value;
     }
@@ -417,7 +409,7 @@ int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
     return 2;
 }
 
-// A line of the table for each metric, and a member of the log for it and its standard error.
+// Prints each metric with its standard error as a line of the table, and logs both.
 static void report_task(const Task *t, Log *log) {
     TaskMetric metrics[TASK_METRICS];
     int count = task_metrics(t, metrics);
@@ -437,7 +429,6 @@ static void report_task(const Task *t, Log *log) {
     log_unnest(log, '}');
 }
 
-// The same names and values in the table and in the log.
 void tasks_report(const Tasks *tasks, Log *log) {
     printf("%-20s %9s  %-16s %10s %10s\n", "task", "examples", "metric", "value", "stderr");
     log_nest(log, "task_results", '{');

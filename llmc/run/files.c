@@ -1,8 +1,8 @@
 // files.c: see files.h.
 //
-// A power cut leaves the data that fsync brought to the disk, and the names whose folder it brought
-// there. Hence the order of file_commit: the data, the rename, the folder. A kill of the process
-// alone loses nothing that the kernel has taken.
+// A power cut keeps data that was synced (fsync), and names whose folder was synced. Hence the
+// order of file_commit: sync the data, rename, sync the folder. A kill of the process alone loses
+// nothing that write has passed to the kernel.
 #include "files.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@ bool file_exists(const char *path) {
     return stat(path, &info) == 0;
 }
 
-// Through a link, too.
+// Links are followed.
 bool is_folder(const char *path) {
     struct stat info;
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
@@ -38,7 +38,7 @@ char *file_parent(char *dir, const char *path) {
     return check_format(dir, PATH_CAP, "%s", dirname(copy));
 }
 
-// A path that ends in a slash has no last part: none of this program's does.
+// No path of this program ends in a slash.
 const char *file_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
@@ -59,7 +59,7 @@ int file_open(const char *path, int64_t *size) {
     return -1;
 }
 
-// strerror says of ENOTSUP that an operation is not supported, which helps nobody.
+// The text of strerror for ENOTSUP, "operation not supported", would not tell what is wrong.
 const char *file_error(void) {
     return errno == ENOTSUP ? "it is a pipe or device" : strerror(errno);
 }
@@ -77,7 +77,7 @@ int64_t file_read_at(int fd, void *out, int64_t bytes, int64_t offset) {
     return done;
 }
 
-// malloc, not check_alloc: when there is no memory for a file, the caller says which one it was.
+// malloc, not check_alloc: the caller's message names the file that does not fit into memory.
 char *file_read(const char *path, int64_t most, size_t *n) {
     int64_t size;
     int fd = file_open(path, &size);
@@ -96,7 +96,7 @@ char *file_read(const char *path, int64_t most, size_t *n) {
     return NULL;
 }
 
-// The length of the hash is the place of the next piece.
+// The hash counts its bytes: its length is the offset of the next piece.
 bool file_hash(const char *path, Hash *hash, _Atomic int64_t *done) {
     int64_t size, got;
     int fd = file_open(path, &size);
@@ -125,7 +125,7 @@ void file_begin(FileWriter *w, int folder, const char *path) {
     unlinkat(folder, temp, 0);
     w->fd = openat(folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(w->fd >= 0,
-                "cannot create %s: %s\n  -> check that the directory exists and may be written to",
+                "cannot create %s: %s\n  -> check that its folder exists and may be written to",
                 w->temp, strerror(errno));
 }
 
@@ -174,7 +174,7 @@ Hash file_write_text(int folder, const char *path, const char *text) {
 // (EINVAL).
 void folder_sync(int folder, const char *path) {
     CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
-                "cannot bring the directory %s to the disk: %s\n  -> check that its disk is sound",
+                "cannot bring the folder %s to the disk: %s\n  -> check the disk for errors",
                 path, strerror(errno));
 }
 
@@ -182,7 +182,7 @@ void folder_sync(int folder, const char *path) {
 int folder_open(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK_WRITE(folder >= 0,
-                "cannot open the directory %s: %s\n  -> check that it exists and may be written to",
+                "cannot open the folder %s: %s\n  -> check that it exists and may be written to",
                 path, strerror(errno));
     return folder;
 }
@@ -195,14 +195,14 @@ int folder_open_in(int parent, const char *path) {
     if (made || errno == EEXIST)
         fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     CHECK_WRITE(fd >= 0,
-                "cannot make the directory %s: %s\n"
-                "  -> free space on that disk; move a file or link of that name away",
+                "cannot make the folder %s: %s\n"
+                "  -> free space on that disk, or move away a file or link of that name",
                 path, strerror(errno));
     if (made) folder_sync(parent, path);
     return fd;
 }
 
-// As mkdir -p, from the innermost folder outwards.
+// As mkdir -p: tries the innermost folder first.
 bool folder_make(const char *path) {
     char above[PATH_CAP];
     bool has_parent = strlen(file_parent(above, path)) < strlen(path);  // not "." or "/"
@@ -223,7 +223,7 @@ bool folder_remove(int folder, const char *name) {
     int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) return false;
-    // A folder inside is not removed; then the last unlinkat fails and says so.
+    // A folder inside is not removed; then the last unlinkat fails.
     for (struct dirent *e; (e = readdir(d));)
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(fd, e->d_name, 0);
     closedir(d);

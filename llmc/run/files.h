@@ -2,8 +2,8 @@
 //
 // A file is written under a temporary name, brought to the disk (fsync) and then renamed. So its
 // name always leads to the old content or to the new one, whole. Functions that take an open folder
-// and a path use the folder for the work and the path for messages; the file's name is the last
-// part of the path. What is written into an open folder reaches it even if it is renamed meanwhile.
+// and a path work in the folder and use the path for messages; the file's name is the last part of
+// the path. A folder that is renamed while it is open still receives the files written into it.
 #pragma once
 #include "../rand.h"
 #include "util.h"

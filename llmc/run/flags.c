@@ -2,10 +2,8 @@
 // function here knows a flag by name. Errors name the flag and the value as typed, the range or the
 // choices, and end in the flag's help or in a suggestion.
 #include "flags.h"
-#include <errno.h>
 #include <math.h>
 #include <strings.h>
-#include "json.h"
 
 // The columns kind, default, low, high and choices of each type. A row without FREE or ONCE behind
 // its help ends there, and resume is 0, FIXED.
@@ -27,7 +25,7 @@ char *flag_name(char name[FLAG_CAP], const FlagRow *row) {
 
 // ---------------------------------------------------------------------------- suggestions
 
-// About one edit for three letters: a short word would be near to every short name.
+// About one edit for three letters: with more, a short word would resemble every short name.
 Nearest nearest_begin(const char *word) {
     return (Nearest){word, ((int)strlen(word) + 1) / 3, ""};
 }
@@ -51,7 +49,7 @@ static int nearest_edits(const char *a, const char *b) {
     return row[n];
 }
 
-// A nearer name replaces the ones found so far, an equally near one is added to the text.
+// A nearer name replaces those found so far, an equally near one is added to the text.
 void nearest_add(Nearest *n, const char *name, const char *shown) {
     size_t length = strlen(n->word);
     bool begins = length > 1 && !strncasecmp(name, n->word, length);
@@ -69,7 +67,7 @@ void nearest_add(Nearest *n, const char *name, const char *shown) {
 
 static const char ALL[] = "./train_gpt --help lists all";  // the hint for an unknown flag
 
-// A walk over all rows: it happens once for each word of a command line.
+// Linear search: once for each word of a command line.
 const FlagRow *flag_find(const char *name, const char *where, const char *hint) {
     char full[FLAG_CAP];
     Nearest near = nearest_begin(name);
@@ -84,7 +82,7 @@ const FlagRow *flag_find(const char *name, const char *where, const char *hint) 
 
 // ---------------------------------------------------------------------------- values
 
-// Choices are few and short: a walk along "a|b|c" needs no table.
+// Steps over `index` words of "a|b|c".
 const char *flag_word(char buf[FLAG_CAP], const char *choices, int index) {
     for (; index > 0; index--) {
         choices += strcspn(choices, "|");
@@ -93,24 +91,16 @@ const char *flag_word(char buf[FLAG_CAP], const char *choices, int index) {
     return check_format(buf, FLAG_CAP, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
-// config.json is UTF-8: text in other bytes would come back from it changed.
-static bool is_utf8(const char *text) {
-    for (size_t left = strlen(text), length; left; text += length, left -= length) {
-        length = utf8_length(text, left);
-        if (!length) return false;
-    }
-    return true;
-}
-
-// The copy lives as long as the program: flags are read until its end.
+// config.json is UTF-8: text in other bytes would come back from it changed. The copy is never
+// freed: flags are read until the program ends.
 static const char *read_text(const char *name, const FlagRow *row, const char *value) {
-    CHECK(row->resume == ONCE || is_utf8(value),
+    CHECK(row->resume == ONCE || !*utf8_end(value),
           "%s: expected UTF-8, found other bytes, which config.json cannot hold\n"
           "  -> rename the file, or convert the text", name);
     return strcpy(check_alloc(strlen(value) + 1, name), value);
 }
 
-// The index of a choice, which is the value in Flags. No near word: the help follows the choices.
+// The index of a choice, which is the value in Flags. The hint is a similar choice, and the help.
 static int read_choice(const char *name, const FlagRow *row, const char *value) {
     char word[FLAG_CAP];
     Nearest near = nearest_begin(value);
@@ -122,7 +112,7 @@ static int read_choice(const char *name, const FlagRow *row, const char *value) 
     return 0;
 }
 
-// The whole text is a finite number in the row's range, and a whole number if the row is INT.
+// A finite number in the row's range; a whole number if the row is INT.
 static double read_number(const char *name, const FlagRow *row, const char *value) {
     char *end;
     errno = 0;
@@ -162,21 +152,20 @@ const char *flag_text(char buf[FLAG_CAP], const Flags *f, const FlagRow *row) {
 
 // ---------------------------------------------------------------------------- all flags
 
-// Defaults go through the same checks as a command line.
+// Defaults are parsed and checked like a command line.
 void flags_default(FlagSet *s) {
     memset(s, 0, sizeof *s);
     for (int i = 0; i < FLAG_COUNT; i++) flag_set(s, &FLAGS[i], FLAGS[i].def, BY_DEFAULT);
 }
 
-// [value] is what the flag has without being given: the default, or that of --model.
+// Brackets have the default under the default --model.
 void flags_help(const Flags *f, const char *only) {
     char name[FLAG_CAP], value[FLAG_CAP];
     const FlagRow *one = only ? flag_find(only + strspn(only, "-"), "--help", ALL) : NULL;
-    if (!one) printf("usage: ./train_gpt [--flag value | --flag=value]...      --model sets many "
-                     "of them; --show prints the result\n"
+    if (!one) printf("usage: ./train_gpt [--flag value | --flag=value]...\n"
                      "       ./train_gpt --help [FLAG] | --version\n"
-                     "       mpirun -np 2 ./train_gpt ...      as root, or without slots: "
-                     "doc/processes.md\n\n");
+                     "       mpirun -np 2 ./train_gpt ...     (doc/processes.md)\n\n"
+                     "Brackets: defaults; --model sets many flags, --show config prints them.\n\n");
     for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
         if (one && row != one) continue;
         printf("  %-20s %s%s%s%s [%s]\n", flag_name(name, row), row->choices,
@@ -194,7 +183,7 @@ void flags_parse(FlagSet *s, int count, char *const *words, int by) {
         // A longer name is cut, and is then unknown.
         snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
         const FlagRow *row = flag_find(name, "command line", ALL);
-        // A preset may set again what the macros in front of it have set; a user may not.
+        // A preset may override flags of its family; a user must give each flag once.
         CHECK(by != BY_USER || s->by[row - FLAGS] != BY_USER,
               "%s is given twice\n  -> give it once", word);
         // --flag=value, --flag value, or --flag alone.
@@ -208,7 +197,7 @@ void flags_parse(FlagSet *s, int count, char *const *words, int by) {
     }
 }
 
-// For presets and tests: words hold no spaces and need no quotes.
+// For presets and tests: values have no spaces, so there are no quotes.
 void flags_parse_text(FlagSet *s, const char *text, int by) {
     char copy[1024], *words[128], *save = NULL;            // flag_set copies what it keeps
     int count = 0;

@@ -1,8 +1,9 @@
 // json.c: see json.h.
 //
-// A recursive descent: one function for each rule of the grammar, which steps r->at over what it
-// has read. It returns false after it has said what it expected. The text is copied once, with a
-// zero behind it, so the functions of string.h stop at its end, and strings are decoded in place.
+// A recursive descent parser: one function for each rule of the grammar. It advances r->at past
+// what it has read; on an error it writes what it expected and returns false. The text is copied
+// once, with a zero behind it, so the functions of string.h stop at its end; strings are decoded in
+// place.
 #include "json.h"
 #include "files.h"
 #include <ctype.h>
@@ -18,7 +19,7 @@ typedef struct {
 
 // ----------------------------------------------------------------------------------------- reading
 
-// Every refusal says where, what the grammar wants there, and what is there.
+// Every error names the byte offset, what the grammar expects there, and what was found.
 static bool expected(Reader *r, const char *what) {
     char found[16] = "the end";
     uint8_t c = *r->at;
@@ -36,10 +37,10 @@ static bool take(Reader *r, const char *word) {
     return true;
 }
 
-// The four characters that RFC 8259 takes for white space.
+// The four white space characters of RFC 8259.
 static void take_space(Reader *r) { r->at += strspn(r->at, " \t\r\n"); }
 
-// False: there was not a single digit.
+// False: there is no digit.
 static bool take_digits(Reader *r) {
     size_t n = strspn(r->at, "0123456789");
     r->at += n;
@@ -58,13 +59,13 @@ static bool read_number(Reader *r, Json *v) {
     if (exponent && !take(r, "+")) take(r, "-");
     if (exponent) ok = take_digits(r);
     if (!ok) return expected(r, "a digit");
-    // Both readings of the same text: exact where it is an integer, rounded to a double otherwise.
+    // The same text is read twice: as a double, and exactly if it is an integer.
     v->number = strtod(from, NULL);
     if (isinf(v->number)) {
         r->at = from;
         return expected(r, "a number in a double's range");
     }
-    errno = 0;  // ERANGE: beyond int64, so only the double is right
+    errno = 0;  // strtoll sets ERANGE beyond int64: then the value is a double
     v->integer = strtoll(from, NULL, 10);
     v->kind = point || exponent || errno ? JSON_REAL : JSON_INT;
     return true;
@@ -120,7 +121,7 @@ static bool read_string(Reader *r, const char **text) {
             if (!read_escape(r, &out)) return false;
             continue;
         }
-        // One whole character is moved, so a cut or overlong one is refused where it stands.
+        // Whole characters are moved, so that an invalid one is refused at its own offset.
         size_t length = utf8_length(r->at, r->end - r->at);
         if (!length) return expected(r, "valid UTF-8");
         memmove(out, r->at, length);
@@ -161,8 +162,8 @@ static bool read_key(Reader *r, Json *member) {
     return take(r, ":") || expected(r, "':'");
 }
 
-// An array or an object. Every item is in the tree before it is read, so that json_free of the root
-// finds all of them after an error.
+// An array or an object. Every item is added to the tree before it is read, so that json_free of
+// the root frees all of them after an error.
 static bool read_items(Reader *r, int depth, Json *v, bool object) {
     const char *close = object ? "}" : "]";
     if (depth == JSON_DEPTH) return expected(r, "at most 64 arrays and objects in each other");
@@ -171,7 +172,7 @@ static bool read_items(Reader *r, int depth, Json *v, bool object) {
     if (take(r, close)) return true;
     for (Json **link = &v->first;; link = &(*link)->next) {
         if (++r->values > JSON_VALUES) return expected(r, "fewer values");
-        // The last pointer of the list takes the new item.
+        // Append to the linked list.
         Json *item = *link = check_alloc(sizeof *item, "a JSON value");
         v->count++;
         if (object && !read_key(r, item)) return false;
@@ -195,10 +196,10 @@ static bool read_value(Reader *r, int depth, Json *v) {
     return ok;
 }
 
-// One block holds the root and the copy of the text, so json_free needs no word about it.
+// One block of memory has the root and the copy of the text, so json_free of the root frees both.
 bool json_try_parse(const char *text, size_t n, Json **out, char *error) {
     Json *root = check_alloc(sizeof *root + n + 1, "a JSON text");
-    char *copy = memcpy(root + 1, text, n);  // the memory of all strings goes with the root
+    char *copy = memcpy(root + 1, text, n);
     Reader r = {copy, copy, copy + n, error, 0};
     bool ok = read_value(&r, 0, root) && (r.at == r.end || expected(&r, "the end"));
     if (!ok) json_free(root);
@@ -216,7 +217,7 @@ Json *json_parse(const char *text, size_t n, const char *where) {
     return root;
 }
 
-// A missing file and a damaged one have different cures, so they have different messages.
+// A missing file and a damaged one have different messages, because the user must do other things.
 Json *json_read_file(const char *path) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n);
@@ -268,23 +269,25 @@ const char *json_get_string(const Json *object, const char *key, const char *whe
 
 // ----------------------------------------------------------------------------------------- writing
 
-// Escapes only what JSON demands: quotes, backslashes and control characters.
+// Escapes only what JSON demands: quotes, backslashes and control characters. Each invalid byte is
+// replaced alone: UTF-8 may go on right behind it.
 void json_write_string(FILE *f, const char *text) {
+    const char *invalid = utf8_end(text);
     fputc('"', f);
-    for (size_t left = strlen(text), length; left; text += length, left -= length) {
-        length = utf8_length(text, left);
-        if (length > 1) fwrite(text, 1, length, f);
-        else if (length == 0) fputs("\xEF\xBF\xBD", f);
-        else if (*text == '\n') fputs("\\n", f);
+    for (; *text; text++) {
+        if (text == invalid) {
+            fputs("\xEF\xBF\xBD", f);
+            invalid = utf8_end(text + 1);
+        } else if (*text == '\n') fputs("\\n", f);
         else if (*text == '"' || *text == '\\') fprintf(f, "\\%c", *text);
-        else if (*text < 0x20) fprintf(f, "\\u%04X", *text);
+        else if ((uint8_t)*text < 0x20) fprintf(f, "\\u%04X", *text);
         else fputc(*text, f);
-        length += length == 0;  // an invalid byte is replaced alone
     }
     fputc('"', f);
 }
 
-// 15 digits always survive double -> text -> double of a decimal number; 17 always suffice.
+// Any decimal number of 15 digits survives text -> double -> text; 17 digits suffice for any
+// double.
 void json_write_number(FILE *f, double value) {
     char text[32] = "null";
     for (int digits = 15; isfinite(value) && digits <= 17; digits++) {

@@ -1,7 +1,7 @@
 // json.h: a strict JSON reader (RFC 8259) into a tree, and two functions that write JSON.
 //
-// The reader accepts exactly the grammar, in UTF-8. It refuses what two readers might understand
-// differently: duplicate keys, numbers that overflow a double, \u0000 (so every string is a C
+// The reader accepts exactly the grammar, in UTF-8. It also refuses texts that two readers might
+// read differently: duplicate keys, numbers that overflow a double, \u0000 (so every string is a C
 // string). Limits: 64 nested containers, JSON_VALUES values. An error names the byte offset.
 // The C locale is assumed (decimal point): the program never calls setlocale.
 #pragma once

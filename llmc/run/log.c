@@ -1,22 +1,20 @@
-// log.c: see log.h. Errors: what is at the path is no plain file, or the line does not reach it
-// (EXIT_WRITE, for a full disk); the hint goes on from the last checkpoint.
+// log.c: see log.h. Refuses a log.jsonl that is not a plain file. A line that cannot be written (a
+// full disk) ends the program with EXIT_WRITE.
 #include "log.h"
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "json.h"
-#include "util.h"
 
 // ----------------------------------------------------------------------------------- the log file
 
-// Whether a line of the earlier part of the run stays when the run goes on from `step`. Also notes
-// the validation and the tasks of that very step.
+// Whether a line of the log is kept when the run resumes from `step`. Also notes whether that step
+// has its validation and its tasks.
 static bool keep_line(Log *log, const char *line, size_t n, int64_t step) {
     Json *root;
     char error[ERROR_CAP];
-    // A line that does not parse was damaged on the disk: the log stays readable without it.
+    // A line that does not parse was damaged on the disk: it is dropped.
     if (!json_try_parse(line, n, &root, error)) return false;
     const Json *at = json_get(root, "step");
     bool keep = at && at->kind == JSON_INT && at->integer <= step;
@@ -28,8 +26,8 @@ static bool keep_line(Log *log, const char *line, size_t n, int64_t step) {
     return keep;
 }
 
-// Moves the lines that stay to the front of the old text; returns their bytes. A kill may have cut
-// the last line: it has no end, and goes. A new run keeps nothing.
+// Moves the kept lines to the front of the old text; returns their bytes. The last line is dropped
+// if a kill has cut it. A new run (step 0) keeps none.
 static size_t keep_lines(Log *log, char *old, size_t n, int64_t step) {
     char *line = old, *kept = old, *end;
     while (step && (end = memchr(line, '\n', old + n - line))) {
@@ -45,13 +43,13 @@ static size_t keep_lines(Log *log, char *old, size_t n, int64_t step) {
 
 void log_open(Log *log, int folder, const char *path, int64_t step) {
     memset(log, 0, sizeof *log);
-    // Names below the open folder: the log stays in it, wherever it is moved meanwhile.
+    // The file is opened by its name in the open folder, which may be moved meanwhile.
     check_format(log->path, sizeof log->path, "%s", path);
     const char *name = file_name(log->path);
     struct stat info;
     size_t n;
     CHECK(fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) || !S_ISLNK(info.st_mode),
-          "%s is a link, which would lead out of the run\n  -> move it away", path);
+          "%s: expected a plain file, found a link\n  -> move it away", path);
     char *old = file_read(path, INT64_MAX, &n);
     CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path,
           strerror(errno));
@@ -59,10 +57,10 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
         file_write_in(folder, path, old, keep_lines(log, old, n, step));
         free(old);
     }
-    // O_APPEND: a line lands behind the others even if another program has added one.
+    // O_APPEND: a line goes to the end even if another program has added one.
     log->fd = openat(folder, name, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(log->fd > 0,
-                "cannot write %s: %s\n  -> another --out, or remove what has that name", path,
+                "cannot write %s: %s\n  -> remove or rename it, or another --out", path,
                 strerror(errno));
 }
 
@@ -70,10 +68,9 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
 void log_sync(Log *log) {
     CHECK_WRITE(!log->fd || fsync(log->fd) == 0 || errno == EINVAL,
                 "cannot bring %s to the disk: %s\n"
-                "  -> check its disk, then --resume required", log->path, strerror(errno));
+                "  -> check the disk for errors; " GO_ON, log->path, strerror(errno));
 }
 
-// Lines are in the file already.
 void log_close(Log *log) {
     if (log->fd) close(log->fd);
 }
@@ -87,7 +84,7 @@ void log_begin(Log *log) {
     log->separator = "";
 }
 
-// Writes what stands before a value; returns where the value goes.
+// Writes the separator and the key; returns the stream for the value.
 static FILE *begin_member(Log *log, const char *key) {
     fputs(log->separator, log->line);
     if (key) {
@@ -102,7 +99,6 @@ void log_int(Log *log, const char *key, int64_t value) {
     fprintf(begin_member(log, key), "%" PRId64, value);
 }
 
-// NaN and infinity are null, which JSON has.
 void log_real(Log *log, const char *key, double value) {
     json_write_number(begin_member(log, key), value);
 }
@@ -111,7 +107,7 @@ void log_text(Log *log, const char *key, const char *value) {
     json_write_string(begin_member(log, key), value);
 }
 
-// As text: a reader of JSON may take numbers for doubles, which have 53 bits.
+// As text: readers of JSON may read numbers as doubles, which have 53 bits.
 void log_hex(Log *log, const char *key, uint64_t hash) {
     fprintf(begin_member(log, key), "\"%016" PRIx64 "\"", hash);
 }
@@ -128,26 +124,26 @@ void log_unnest(Log *log, char bracket) {
     log->separator = ", ";
 }
 
-// Also for texts that are no line of the log, such as state.json (save.c).
+// Also for other JSON texts, such as state.json (save.c).
 char *log_take(Log *log) {
     text_end(log->line, "}\n", "a line of the log");
     return log->text;
 }
 
-// One write takes the whole line, except near a full disk or under a signal: then the rest follows.
+// Usually one write takes the whole line. Near a full disk or under a signal the rest follows.
 void log_end(Log *log) {
     char *text = log_take(log);
     for (size_t at = 0; log->fd && at < log->length;) {
         ssize_t written = write(log->fd, text + at, log->length - at);
         CHECK_WRITE(written > 0 || errno == EINTR,
-                    "cannot write %s: %s\n  -> free space on that disk, then --resume required",
+                    "cannot write %s: %s\n  -> free space on that disk; " GO_ON,
                     log->path, strerror(errno));
         at += written > 0 ? written : 0;
     }
     free(text);
 }
 
-// Hours only from one hour on.
+// Hours are shown from one hour on.
 const char *log_duration(char *buf, size_t cap, double seconds) {
     long long s = (long long)(seconds + 0.5);
     if (s < 3600) return check_format(buf, cap, "%lld:%02lld", s / 60, s % 60);

@@ -1,23 +1,23 @@
 // log.h: log.jsonl, one JSON object a line.
 //
 // A line reaches the file in one write when it is complete, and the disk with the next checkpoint.
-// A kill may cut the last line: log_open drops it, and with it the lines of steps that the resumed
-// run will do again. With several processes only process 0 has a file; the others write nothing.
+// A kill may cut the last line: log_open drops it, and also the lines of steps that the resumed run
+// will repeat. With several processes only process 0 has a file; the others write nothing.
 #pragma once
-#include <stdio.h>
 #include "files.h"
 
 typedef struct Log {
     int fd;                               // 0: no file
-    FILE *line;                           // the line in work,
+    FILE *line;                           // the current line, a stream in memory,
     char *text;                           // its text,
     size_t length;                        // and bytes
-    const char *separator;
-    bool validated, tasked;               // this step has its validation, its tasks
+    const char *separator;                // before the next member
+    bool validated, tasked;               // the validation, the tasks of this step are logged
     char path[PATH_CAP];
 } Log;
 
-// step: where the run goes on, 0 for a new run. folder: the run's, open. A link at path is refused.
+// step: the step that the run resumes from; 0: a new run. folder: the run's, open. A link at path
+// is refused.
 void log_open(Log *log, int folder, const char *path, int64_t step);
 void log_sync(Log *log);                  // before a checkpoint
 void log_close(Log *log);
@@ -31,7 +31,7 @@ void log_hex(Log *log, const char *key, uint64_t hash);               // 16 hexa
 void log_nest(Log *log, const char *key, char bracket);               // '{' or '['
 void log_unnest(Log *log, char bracket);                              // '}' or ']'
 void log_end(Log *log);
-char *log_take(Log *log);                 // ends the line without writing it; to be freed
+char *log_take(Log *log);                 // ends the line, returns its text, which the caller frees
 
 // "3:07" or "1:02:33".
 const char *log_duration(char *buf, size_t cap, double seconds);

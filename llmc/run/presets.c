@@ -1,10 +1,9 @@
-// presets.c: the named models. What a paper trains with is part of its preset (steps: its tokens
-// over its tokens per step). Where a paper leaves a number open, the note says which one was taken.
+// presets.c: the named models. A paper's preset includes its training recipe (steps: tokens in all
+// over tokens per step). If a paper leaves a number open, the note says so, and what was taken.
 #include "presets.h"
-#include "flags.h"
 
-// Each macro is a model family with its paper's way of training; a row below adds a size. A later
-// word overrides an earlier one, so a row may also correct its family.
+// Each macro is a model family with its paper's training recipe; a row below adds a size. A later
+// flag overrides an earlier one, so a row may also change a flag of its family.
 #define SIZE(layers, width, heads) "--layers " #layers " --width " #width " --heads " #heads " "
 #define VAL "--val-tokens 1048576 "
 
@@ -117,8 +116,8 @@ const Preset PRESETS[] = {
 };
 const int PRESET_COUNT = sizeof PRESETS / sizeof *PRESETS;
 
-// Near names are collected on the way, for the case that none is equal.
-// The name is also the value of --model, so config.json keeps it.
+// Similar names are collected in case none is equal. The name becomes the value of --model, so
+// config.json keeps it.
 void flags_preset(FlagSet *set, const char *name) {
     Nearest near = nearest_begin(name);
     const Preset *p = PRESETS, *end = PRESETS + PRESET_COUNT;

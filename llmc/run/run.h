@@ -1,4 +1,4 @@
-// run.h: the state of a run, shared by the services of this folder:
+// run.h: the state of a run, and the functions by which these files share it:
 //   start.c    from the command line to a model that is ready
 //   train.c    the training loop, its log lines and its progress
 //   save.c     checkpoints: save, resume, --init-from, --from
@@ -14,19 +14,20 @@
 #include "train.h"
 #include "../init.h"
 
-// Tokens per second between lines of progress, to notice a machine that slows down.
+// Training speed, to notice a machine that slows down.
 typedef struct Pace {
-    SpikeWindow rates;                    // of the last lines
+    SpikeWindow rates;                    // tokens per second at the last lines of progress
     double seconds;                       // training time at the last line,
     int64_t tokens;                       // and tokens
-    bool noted;                           // that training has become slow
+    bool noted;                           // the note on slow training was printed
 } Pace;
 
 struct Run {
     const Trainer *t;
     FlagSet set;
     const Flags *f;                       // set.f
-    bool training, resuming;              // not --from; from a checkpoint in --out
+    bool training;                        // without --from
+    bool resuming;                        // from a checkpoint in --out
     Comm comm;
     Model m;
     Init init;
@@ -37,21 +38,21 @@ struct Run {
     DataLoader data, val;
     bool has_val;
     double unigram;                       // entropy of the validation tokens, nats; NAN: no data
-    Tokenizer tokenizer;                  // count 0: none. A token is then a byte (256) or a number
+    Tokenizer tokenizer;                  // count 0: none; tokens then print as bytes or numbers
     Tasks tasks;
     int32_t *inputs, *targets;            // [micro, T] one micro-batch
     int micro;                            // sequences of a micro-batch
 
     char out[PATH_CAP];                   // the run's folder,
-    int folder;                           // open and locked; 0: none
+    int folder;                           // its descriptor, open and locked; 0: none
     Log log;
     long long step, updates, tokens;      // steps done; updates applied; tokens seen
-    bool saved;                           // this step has its checkpoint
+    bool saved;                           // this step has a checkpoint
     int64_t saved_updates;                // updates in the last checkpoint; -1: there is none
     int bad;                              // steps in a row that were not finite
-    int64_t epoch;                        // whose data has been hashed
-    SpikeWindow losses, norms;
-    double loss_z, norm_z;                // z-scores of the last step
+    int64_t epoch;                        // the last epoch at whose start the data was hashed
+    SpikeWindow losses, norms;            // the last losses and gradient norms
+    double loss_z, norm_z;                // robust z-scores of the last step
 
     double started, printed;              // seconds: training time began, last line of progress
     int64_t started_tokens;
@@ -65,18 +66,18 @@ char *run_config(const Run *r);           // the text of config.json; to be free
 // save.c
 void run_init_weights(Run *r);            // random, by init.h
 void run_read_weights(Run *r, const char *from);      // of a run, a checkpoint, a model.safetensors
-void run_resume(Run *r);
+void run_resume(Run *r);                  // from the newest whole checkpoint in --out
 bool run_save(Run *r);                    // false: weights are not finite, nothing was saved
 unsigned long long run_hash(Run *r);      // of all weights: equal hashes are equal models
 void run_know_data(Run *r, DataLoader *d);            // waits for the data's hash
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind);
 
 // train.c
-bool run_is_usable(Run *r);               // the loss of the next batch, not yet seen, is finite
+bool run_is_usable(Run *r);               // the loss of the next, unseen batch is finite
 int64_t run_epoch(const Run *r);          // of the first sample of the next step
 int64_t run_val_samples(const Run *r);    // of one validation
-Log *run_begin_line(Run *r);              // of the log; it begins with the step
-void run_note_pace(Run *r, double seconds);           // says once that training has become slow
+Log *run_begin_line(Run *r);              // of the log, with the step as its first member
+void run_note_pace(Run *r, double seconds);           // notes once that training has become slow
 
 // start.c
 void run_open_folder(Run *r);             // makes --out, writes config.json, opens the log
@@ -85,8 +86,8 @@ void run_open_tasks(Run *r);
 Setup run_setup(const Run *r);
 
 // sample.c
-// The next token: softmax with temperature over the V logits, or over the top k of them (k = 0:
-// all; ties with the k-th stay in). temperature 0 takes the largest. weights: room for 2 V numbers;
-// u: uniform in [0, 1).
+// Draws the next token: softmax with temperature over the V logits, or over the k largest (k = 0:
+// all; ties with the k-th are kept). temperature 0 takes the largest logit. u: uniform in [0, 1).
+// weights [2 V]: scratch memory.
 int sample_token(const double *logits, int V, double temperature, int64_t k, double u,
                  double *weights);

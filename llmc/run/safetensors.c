@@ -1,9 +1,9 @@
 // safetensors.c: see safetensors.h.
 //
-// A file may come from anywhere, so nothing of it is believed: the header's length fits the file,
-// the header is strict JSON, every type is known, every shape takes exactly the bytes of its
-// offsets, and together the tensors cover the data without holes or overlaps. After that a Tensor
-// can be read without further checks.
+// A file is not trusted. Opening checks that the header's length fits the file, the header is
+// strict JSON, every type is known, every shape takes exactly the bytes of its offsets, and the
+// tensors cover the data without holes or overlaps. After that tensors are read without further
+// checks.
 #include "safetensors.h"
 #include <inttypes.h>
 #include <math.h>
@@ -12,9 +12,8 @@
 
 // ------------------------------------------------------------------------------------------ values
 
-// Weights are floats in a trainer of fp32 or bf16 and doubles in one of fp64; element is the size
-// of one.
-// Rounds to nearest where the value is wider.
+// element: bytes of a weight. A trainer in fp32 or bf16 has float weights, one in fp64 doubles. A
+// double is rounded to the nearest float.
 void real_put(void *x, size_t element, int64_t i, double value) {
     if (element == sizeof(float)) ((float *)x)[i] = (float)value;
     else ((double *)x)[i] = value;
@@ -63,7 +62,7 @@ int tensor_dtype_bytes(const char *dtype) {
     return 0;
 }
 
-// The shape of a hostile file may be negative, or its product may not fit into 63 bits.
+// The sizes in a hostile file may be negative, or their product may overflow.
 int64_t tensor_bytes(const Tensor *t) {
     int64_t bytes = tensor_dtype_bytes(t->dtype);
     if (bytes == 0 || t->rank < 0 || t->rank > TENSOR_RANK) return -1;
@@ -74,11 +73,11 @@ int64_t tensor_bytes(const Tensor *t) {
     return bytes;
 }
 
-// Only for a type that is known, as every opened tensor has.
+// For tensors of a known type, as all of an opened file are.
 int64_t tensor_count(const Tensor *t) { return tensor_bytes(t) / tensor_dtype_bytes(t->dtype); }
 
-// first and most cut out a part, a shard of the moments or the first positions, without reading the
-// rest of the file.
+// first and most select a part, such as a shard of the moments or the first learned positions; the
+// rest of the file is not read.
 void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out,
                            size_t element) {
     int bytes = tensor_dtype_bytes(t->dtype);
@@ -88,7 +87,7 @@ void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *o
           t->dtype);
     const char *data = (const char *)t->data + first * bytes;
     int64_t rest = tensor_count(t) - first, count = rest < most ? rest : most;
-    // The usual case is a plain copy: the file was written by a trainer of the same precision.
+    // Usually a plain copy: the file was written by a trainer of the same precision.
     if ((size_t)bytes != element)
         for (int64_t i = 0; i < count; i++)
             real_put(out, element, i, real_value(data + i * bytes, bytes, bfloat));
@@ -97,14 +96,14 @@ void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *o
 
 // ----------------------------------------------------------------------------------------- reading
 
-// Tensors in the order of their data. An empty one comes before the one that begins there.
+// Orders tensors by their data. An empty one comes before the tensor that begins at its place.
 static int compare_places(const void *a, const void *b) {
     const Tensor *x = a, *y = b;
     if (x->data != y->data) return (const char *)x->data < (const char *)y->data ? -1 : 1;
     return (tensor_bytes(x) > tensor_bytes(y)) - (tensor_bytes(x) < tensor_bytes(y));
 }
 
-// Reads an array of at most `most` sizes; -1: it is something else.
+// Reads an array of at most `most` sizes; returns how many; -1: it is no such array.
 static int read_sizes(const Json *v, int most, int64_t *sizes) {
     if (!v || v->kind != JSON_ARRAY || v->count > (size_t)most) return -1;
     for (const Json *i = v->first; i; i = i->next) {
@@ -151,7 +150,7 @@ static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes, 
 }
 
 // Fills the file's tensors from the header, n bytes; the data are the `bytes` bytes behind it.
-// The format lets "__metadata__" hold strings about the file: nothing here needs them.
+// "__metadata__" has strings about the file, by the format; they are ignored.
 static bool read_header(const char *text, size_t n, int64_t bytes, SafetensorsFile *file,
                         char *error) {
     if (n == 0 || text[0] != '{') return error_set(error, "expected the header to begin with '{'");
@@ -165,7 +164,7 @@ static bool read_header(const char *text, size_t n, int64_t bytes, SafetensorsFi
     return check_cover(file, text + n, bytes, error);
 }
 
-// Also of a file that was opened in part.
+// Also closes a file that was opened in part.
 void safetensors_close(SafetensorsFile *file) {
     if (file->map) munmap(file->map, file->bytes);
     json_free(file->header);
@@ -173,7 +172,7 @@ void safetensors_close(SafetensorsFile *file) {
     memset(file, 0, sizeof *file);
 }
 
-// The header is not believed before its length fits the file. The map outlives its descriptor.
+// The header is read only after its length was checked. The map remains valid after close.
 bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {
     int64_t size;
     uint64_t n = 0;
@@ -195,7 +194,7 @@ bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) 
     return ok;
 }
 
-// For files that the user names: the message ends the program.
+// For files that the user names.
 void safetensors_open(const char *path, SafetensorsFile *file) {
     char error[ERROR_CAP];
     CHECK(safetensors_try_open(path, file, error),
@@ -204,7 +203,7 @@ void safetensors_open(const char *path, SafetensorsFile *file) {
           path, error);
 }
 
-// Linear: a model asks for each of some hundred tensors once.
+// Linear search: a model reads each of some hundred tensors once.
 const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
     for (int i = 0; i < file->count; i++)
         if (!strcmp(file->tensors[i].name, name)) return &file->tensors[i];
@@ -213,8 +212,7 @@ const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
 
 // ----------------------------------------------------------------------------------------- writing
 
-// Spaces at the end of the header bring the data to a multiple of 64 bytes, so it is aligned for
-// every type, and for vectors.
+// Spaces at the end of the header align the data to 64 bytes, enough for every type and for SIMD.
 static char *make_header(const Tensor *tensors, int count, size_t *n) {
     static const char WHAT[] = "the header of a safetensors file";
     char *text = NULL, end[65];
@@ -235,7 +233,7 @@ static char *make_header(const Tensor *tensors, int count, size_t *n) {
     return text;
 }
 
-// The order of tensors is the caller's; their data follow each other without gaps.
+// Tensors are written in the given order; their data follow each other without gaps.
 Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int count,
                        int64_t *bad) {
     const int64_t piece = 1 << 20;  // counted, hashed and written while it is in the cache

@@ -1,14 +1,15 @@
 // safetensors.h: named tensors in one file, as PyTorch and Hugging Face read and write them.
 //
-// The file: 8 bytes, the length of the header (little-endian); the header, JSON: {name: {"dtype":
-// "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}; the data, every byte of one tensor.
+// The file: the length of the header (8 bytes, little-endian); the header, JSON: {name: {"dtype":
+// "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}; the data. Each byte of the data belongs
+// to exactly one tensor. A damaged file is refused when it is opened.
 #pragma once
 #include "files.h"
 #include "json.h"
 
 enum { TENSOR_RANK = 4 };
 
-// A name, a type and a shape for memory that belongs to somebody else.
+// A name, a type and a shape for memory that the caller or a mapped file owns.
 typedef struct {
     const char *name;
     const char *dtype;  // written: F32, F64; read too: BF16, F16; else known by size
@@ -31,15 +32,16 @@ int tensor_dtype_bytes(const char *dtype);  // of one value; 0: an unknown type
 int64_t tensor_bytes(const Tensor *t);      // of data; -1: an unknown type or an impossible shape
 int64_t tensor_count(const Tensor *t);      // of values
 
-// Maps a regular file; its pages are read when they are touched, and it must not be cut short while
-// it is open. open ends the program when the file is damaged, try_open says why and returns false.
+// Maps a regular file: its pages are read on first access, so the file must not be truncated while
+// it is open. If it is damaged, open ends the program; try_open writes the reason and returns
+// false.
 void safetensors_open(const char *path, SafetensorsFile *file);
 bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error);
 void safetensors_close(SafetensorsFile *file);
 const Tensor *safetensors_find(const SafetensorsFile *file, const char *name);  // NULL: not there
 
-// Copies at most `most` values, from number `first` on, into floats or doubles (element bytes
-// each); bit for bit where that is the tensor's type. Refuses integers.
+// Copies at most `most` values, from index `first` on, and converts them to floats or doubles
+// (element bytes each); bit for bit if that is the tensor's type. Refuses integers.
 void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out, size_t element);
 
 // Writes a file and returns the hash of all of it. *bad grows by the values that are infinite or

@@ -1,7 +1,6 @@
 // sample.c: generated text. The model reads the prompt at once (prefill), then one token at a time
 // (decode) with a KV cache.
 #include "run.h"
-#include <math.h>
 #include <unistd.h>
 
 // The k-th largest of V logits, by keeping the top k in order.
@@ -18,8 +17,8 @@ static double kth_largest(const double *logits, int V, int k, double *sorted) {
     return sorted[k - 1];
 }
 
-// Inverse transform sampling: walks along the weights until their sum passes u. The largest logit
-// is subtracted first: exp cannot overflow.
+// Inverse transform sampling: adds up probabilities until the sum passes u. The largest logit is
+// subtracted first, so exp cannot overflow.
 int sample_token(const double *logits, int V, double temperature, int64_t k, double u,
                  double *weights) {
     int best = 0;
@@ -40,10 +39,10 @@ int sample_token(const double *logits, int V, double temperature, int64_t k, dou
     return best;                                  // rounding left u just above the last weight
 }
 
-// The token that begins a document, and so ends the one before.
+// The token that begins every document, and thereby ends the one before.
 static int32_t separator(const Run *r) { return r->tokenizer.count ? r->tokenizer.end : 0; }
 
-// Prints a token: a separator as an empty line, an unknown token as its number.
+// Prints a token: a separator as an empty line, a token without text as its number.
 static void print_token(const Run *r, int32_t token) {
     size_t n;
     if (token == separator(r)) printf("\n\n");
@@ -66,12 +65,12 @@ static int64_t encode_prompt(const Run *r, const char *prompt, size_t bytes, int
     return 1 + bytes;
 }
 
-// Prints a prompt and f->sample tokens after it. A text that reaches T tokens continues with its
-// last half: the KV cache starts again from there. number: of the prompt; each draws its own
+// Prints a prompt and f->sample tokens after it. If the text reaches T tokens, the KV cache is
+// cleared and filled again with its last T/2 tokens. number: of the prompt; each has its own random
 // numbers.
 //
-// The KV cache holds [from, read) of the tokens [0, n). A round reads the rest, which is the prompt
-// (prefill) or a single token (decode), and draws token n from the logits.
+// The KV cache holds tokens [from, read) of the text [0, n). A round reads [read, n), which is the
+// prompt (prefill) or a single token (decode), and draws token n from the logits.
 static void sample_text(Run *r, const char *prompt, size_t bytes, int64_t number) {
     const Flags *f = r->f;
     long long V = r->m.V, T = r->m.T, from = 0, read = 0, counts[2] = {0};
@@ -112,7 +111,7 @@ static void sample_lines(Run *r) {
     char *line = NULL;
     size_t cap = 0;
     for (int64_t number = 0;; number++) {
-        // A terminal shows that it is the user's turn.
+        // The sign of an interactive prompt.
         if (isatty(STDIN_FILENO)) printf("> ");
         fflush(stdout);
         ssize_t n = getline(&line, &cap, stdin);

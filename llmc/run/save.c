@@ -1,4 +1,6 @@
-// save.c: the checkpoints of a run: their content, and how a run, --from and --init-from read it.
+// save.c: the content of a checkpoint, and how --resume, --from and --init-from read it. A resumed
+// run ends with the bits of the unbroken run. Weights and moments that are not finite are never
+// saved, and refused when they are read.
 //
 //   step_00000200/  model.safetensors      weights
 //                   optimizer.safetensors  AdamW's moments: exp_avg.NAME, exp_avg_sq.NAME
@@ -8,18 +10,17 @@
 //                   manifest.json          size and checksum of each (checkpoint.h)
 #include "run.h"
 #include <fcntl.h>
-#include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char EDITED[] = "was the file edited? use another checkpoint";
-static const char OTHER_MODEL[] = "the model's flags and NORM_MODE must be those of the file";
+static const char EDITED[] = "this file was edited or damaged: use another checkpoint";
+static const char OTHER_MODEL[] = "give the flags and the NORM_MODE of the model in this file";
 static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
 
 // ---------------------------------------------------------------------------------------- weights
 
-// Every value is a function of the seed, the tensor's name and its index (init.h), so threads and
-// processes draw the same weights.
+// Every value is a function of the seed, the tensor's name and its index (init.h), so the number of
+// threads and processes changes no weight.
 void run_init_weights(Run *r) {
     for (int k = 0; k < r->layout.count; k++) {
         const Entry *e = &r->layout.entries[k];
@@ -34,7 +35,7 @@ void run_init_weights(Run *r) {
     r->t->normalize(r->gpt);
 }
 
-// Hashes the weights that are in use: the padding of the vocabulary is not.
+// Hashes the weights without the padding of the vocabulary.
 unsigned long long run_hash(Run *r) {
     Hash h = hash_begin();
     r->t->fetch(r->gpt, WEIGHTS);
@@ -67,17 +68,17 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
     char name[128];
     Tensor want = entry_tensor(r, kind, e, name);
     const Tensor *t = safetensors_find(file, name);
-    CHECK(t, "%s has no tensor %s, which this model needs\n  -> %s", path, name, OTHER_MODEL);
+    CHECK(t, "%s: expected a tensor %s, found none\n  -> %s", path, name, OTHER_MODEL);
     const int64_t *found = t->shape, *expected = want.shape;
     // A smaller --seq takes the first of the learned positions.
     bool positions = e->id == PARAM_wpe && kind == WEIGHTS;
     bool fits = found[0] == expected[0] || (positions && found[0] > expected[0]);
     CHECK(fits && t->rank == want.rank && found[1] == expected[1],
-          "%s: %s has shape [%lld, %lld], expected [%lld, %lld]\n  -> %s%s", path, name,
-          (long long)found[0], (long long)found[1], (long long)expected[0], (long long)expected[1],
+          "%s: %s: expected the shape [%lld, %lld], found [%lld, %lld]\n  -> %s%s", path, name,
+          (long long)expected[0], (long long)expected[1], (long long)found[0], (long long)found[1],
           OTHER_MODEL, positions ? ", or a smaller --seq" : "");
 
-    // All processes hold all weights; of the moments each holds its shard (ZeRO-1).
+    // Every process holds all weights, and its shard of the moments (ZeRO-1).
     Part part = {0, e->size};
     if (kind >= ADAM_M) part = entry_part(e, r->comm.rank, r->comm.size);
     void *x = r->t->tensor(r->gpt, kind, e);
@@ -85,10 +86,10 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
     long long bad = real_count_bad(x, r->t->element, part.size);
     CHECK(!bad,
           "%s: %lld values of %s are infinite or NaN\n"
-          "  -> use an earlier checkpoint, or a sound copy of the weights", path, bad, name);
+          "  -> use an earlier checkpoint, or another copy of the weights", path, bad, name);
 }
 
-// Reads a file of weights or moments: every entry must be there, and nothing else.
+// Reads a file of weights or moments. It must have the model's entries and no other tensor.
 static void read_tensors(Run *r, const char *path, int first_kind, int last_kind) {
     SafetensorsFile file;
     int expected = (last_kind - first_kind + 1) * r->layout.count;
@@ -98,12 +99,12 @@ static void read_tensors(Run *r, const char *path, int first_kind, int last_kind
             read_entry(r, &file, path, kind, &r->layout.entries[k]);
         r->t->store(r->gpt, kind, r->updates);
     }
-    CHECK(file.count == expected, "%s has %d tensors, this model %d\n  -> %s", path, file.count,
-          expected, OTHER_MODEL);
+    CHECK(file.count == expected, "%s: expected %d tensors, found %d\n  -> %s", path, expected,
+          file.count, OTHER_MODEL);
     safetensors_close(&file);
 }
 
-// A file is taken as it is; a run or a checkpoint is looked for first.
+// from: a .safetensors file, a checkpoint, or a run, whose newest whole checkpoint is read.
 void run_read_weights(Run *r, const char *from) {
     char dir[PATH_CAP], path[PATH_CAP];
     size_t n = strlen(from);
@@ -115,17 +116,17 @@ void run_read_weights(Run *r, const char *from) {
 
 // ------------------------------------------------------------------------------------------- save
 
-// A tensor on its way into a file.
+// One tensor that is written to a file.
 typedef struct Gather {
     Run *r;
     int kind;
     const Entry *e;
-    char *whole;                          // process 0 assembles sharded moments here; NULL: no need
+    char *whole;                          // where process 0 assembles shards; NULL: there are none
     char name[128];
 } Gather;
 
-// The tensor's data, when its turn in the file comes. A gather: every process sends its shard of
-// the moments to process 0, which puts them side by side.
+// The tensor's data, called when its turn in the file comes. Every process sends its shard of the
+// moments to process 0, which assembles them.
 static const void *gather(void *source) {
     const Gather *g = source;
     Comm *c = &g->r->comm;
@@ -141,8 +142,8 @@ static const void *gather(void *source) {
     return g->whole;
 }
 
-// Process 0 writes the file; the others send what they own. Only one tensor at a time is in memory
-// as a whole.
+// Process 0 writes the file; the others send their shards. Process 0 holds only one whole tensor of
+// the moments at a time.
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind) {
     int entries = r->layout.count, count = entries * (last_kind - first_kind + 1);
     int64_t largest = 0;
@@ -169,7 +170,7 @@ void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, i
     free(whole);
 }
 
-// A window of the last losses or norms, by which spikes are found (spikes.h).
+// A window of the last losses or gradient norms (spikes.h).
 static void write_window(Log *state, const char *name, const SpikeWindow *w) {
     log_nest(state, name, '{');
     log_int(state, "row", w->row);
@@ -179,7 +180,7 @@ static void write_window(Log *state, const char *name, const SpikeWindow *w) {
     log_unnest(state, '}');
 }
 
-// state.json: all that a resumed run needs besides tensors and flags.
+// state.json: everything that a resumed run needs besides tensors and flags.
 static char *state_text(const Run *r) {
     Log state;
     int64_t sample = r->step * r->f->batch;
@@ -197,22 +198,22 @@ static char *state_text(const Run *r) {
     return log_take(&state);
 }
 
-// Waits for the hash of the shards, which all processes must read alike.
+// Waits for the hash of the shards. All processes must read the same ones.
 void run_know_data(Run *r, DataLoader *d) {
     if (!d->tokens) return;
     CHECK(comm_agree(&r->comm, loader_hash_end(d)),
-          "the processes read different data\n  -> the same shards on every machine");
+          "the processes read different data\n  -> put the same shards on every machine");
 }
 
-// Whether `name` in `folder` still leads to the open file or folder fd. A device and an inode
-// number identify a file, whatever its name is now. flags: AT_SYMLINK_NOFOLLOW, a link is another.
+// Whether `name` in `folder` still leads to the open file or folder fd. Device and inode number
+// identify a file whatever its name. flags: AT_SYMLINK_NOFOLLOW or 0, whether a link counts.
 static bool file_is(int fd, int folder, const char *name, int flags) {
     struct stat held, named;
     return fstat(fd, &held) == 0 && fstatat(folder, name, &named, flags) == 0 &&
            held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
-// Before a save: a folder that was removed cannot take a checkpoint. One that was moved can.
+// Before a save: refuses a run's folder that was removed. One that was moved still takes the save.
 static void check_folder_exists(const Run *r) {
     struct stat info;
     if (r->comm.rank || file_is(r->folder, AT_FDCWD, r->out, 0)) return;
@@ -221,9 +222,9 @@ static void check_folder_exists(const Run *r) {
                 "  -> begin again, with another --out", r->out, r->step);
 }
 
-// After a save: the folder and the log are still the ones that the run writes to.
+// After a save: refuses to go on if the folder was moved, or the log removed or replaced.
 static void check_folder_in_place(const Run *r) {
-    // Linux knows where the open folder is now: that is the --out which goes on.
+    // Linux gives the present path of an open folder.
     char link[64], now[PATH_CAP];
     check_format(link, sizeof link, "/proc/self/fd/%d", r->folder);
     ssize_t n = readlink(link, now, sizeof now - 1);
@@ -238,28 +239,28 @@ static void check_folder_in_place(const Run *r) {
                 r->step);
 }
 
-// Adds a text that was allocated, if there is one.
+// Adds an allocated text and frees it; NULL: nothing.
 static void add_text(Checkpoint *c, const char *name, char *text) {
     if (text) checkpoint_add_text(c, name, text);
     free(text);
 }
 
 // Saves a checkpoint. Older ones are pruned (--keep-last) only if the new one is usable and the
-// last step was finite; otherwise they are what the user goes back to.
+// last step was finite; otherwise the user may need them.
 bool run_save(Run *r) {
     Checkpoint c;
     bool first = !r->comm.rank;
     check_folder_exists(r);
-    if (!r->data.content) run_know_data(r, &r->data);     // the first save waits for the hash
+    if (!r->data.content) run_know_data(r, &r->data);     // state.json needs the hash
     if (!r->val.content) run_know_data(r, &r->val);
 
-    // The log reaches the disk first: it never lacks steps that a checkpoint has.
+    // The log is synced first, so it has every step up to the checkpoint.
     log_sync(&r->log);
     if (first) checkpoint_begin(&c, r->folder, r->out, r->step);
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
 
-    // All processes decide alike.
+    // All processes must reach the same decision.
     bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
     double bad = first ? c.bad : 0;               // values that are not finite
     comm_all_reduce(&r->comm, &bad, 1, COMM_MAX);
@@ -289,23 +290,22 @@ static int64_t read_int(const Json *state, const char *name, long long max, cons
     return value;
 }
 
-// The reverse of write_window. The file may have been edited, so counts are checked.
+// The inverse of write_window. The file may have been edited, so counts are checked.
 static void read_window(SpikeWindow *w, const Json *state, const char *name, const char *path) {
-    if (!json_get(state, name)) return;           // a checkpoint from before there were windows
+    if (!json_get(state, name)) return;           // a checkpoint of an older version has none
     const Json *window = json_need(state, name, JSON_OBJECT, path);
     const Json *values = json_need(window, "values", JSON_ARRAY, path);
     w->row = read_int(window, "row", SPIKES_IN_A_ROW, path);
     w->count = 0;
-    CHECK(values->count <= SPIKE_WINDOW, "%s: %zu values in \"%s\", expected at most %d\n  -> %s",
-          path, values->count, name, SPIKE_WINDOW, EDITED);
     for (const Json *v = values->first; v; v = v->next) {
-        CHECK(v->kind == JSON_INT || v->kind == JSON_REAL,
-              "%s: expected numbers in \"%s\"\n  -> %s", path, name, EDITED);
+        bool fits = w->count < SPIKE_WINDOW && (v->kind == JSON_INT || v->kind == JSON_REAL);
+        CHECK(fits, "%s: expected up to %d numbers in \"%s\"\n  -> %s", path, SPIKE_WINDOW, name,
+              EDITED);
         w->values[w->count++] = v->number;
     }
 }
 
-// The run's config.json may have been replaced: flags that cannot change must be those of the
+// The run's config.json may have been replaced: flags that may not change must equal those of the
 // checkpoint's copy.
 static void check_config(const Run *r, const char *dir) {
     FlagSet was;
@@ -322,11 +322,11 @@ static void check_config(const Run *r, const char *dir) {
     }
 }
 
-// Training data must be the same bytes as before, wherever they lie now. Other validation data is a
-// warning.
+// Training data must have the same hash as before, wherever it is now. Other validation data gives
+// a warning.
 static void check_data(Run *r, const Json *state, const char *path) {
     if (!json_get(state, "data_xxh64")) {
-        printf("note: this checkpoint, of an older norm.c, does not say what its data was\n");
+        printf("note: this checkpoint of an older norm.c has no hash of its data\n");
         return;
     }
     DataLoader *loaders[] = {&r->data, &r->val};
@@ -341,13 +341,13 @@ static void check_data(Run *r, const Json *state, const char *path) {
     }
     CHECK(same[0],
           "%s: the training data is not what this run was trained on: its hash is %s\n"
-          "  -> --data with the shards as they were; they may have moved", path, hash[0]);
+          "  -> --data with the same shards, wherever they are now", path, hash[0]);
     if (!same[1] && !r->comm.rank)
         fprintf(stderr, "warning: the validation data is not what this run was validated with\n");
 }
 
-// Each counter is bounded by one that is read before it; the position in the data follows from the
-// step, and the file must say the same.
+// Each counter is bounded by one that is read before it. The position in the data follows from the
+// step; the file must agree.
 static void read_state(Run *r, const char *path) {
     Json *state = json_read_file(path);
     int64_t batch = r->f->batch, tokens = batch * r->m.T;
@@ -376,7 +376,7 @@ void run_resume(Run *r) {
         CHECK(checkpoint_latest(r->out, INT64_MAX, dir),
               "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
     comm_broadcast(&r->comm, dir, sizeof dir);
-    // Flags, counters, then tensors: a run that cannot go on ends before large files are read.
+    // Flags and counters before tensors: a refusal comes before large files are read.
     check_config(r, dir);
     read_state(r, path_join(path, dir, "state.json"));
     read_tensors(r, path_join(path, dir, "model.safetensors"), WEIGHTS, WEIGHTS);

@@ -4,8 +4,8 @@
 
 typedef struct Flags Flags;                   // flags.h, whose choices are rows of this table
 
-// Linear warmup raises the rate from lr / warmup to lr at step `warmup`. From there to the
-// schedule's end p goes from 0 to 1, and the rate is lr * factor, at least lr * floor.
+// Linear warmup raises the rate from lr / warmup at step 1 to lr at step `warmup`. From there to
+// the schedule's end, p goes from 0 to 1 and the rate is lr * factor, at least lr * floor.
 // floor: --min-lr; decay: --decay-part.
 //   SCHEDULE(id, word, factor)
 #define SCHEDULE_TABLE(SCHEDULE) \

@@ -21,15 +21,14 @@ double spike_level(const SpikeWindow *w) {
     return spike_median(x, w->count);
 }
 
-// The deviation around the median that has z-score 1: for a normal distribution 1.4826 MAD is its
-// standard deviation. A nearly constant window would make a spike of every small step.
+// The distance from the median that has z-score 1. For a normal distribution 1.4826 MAD is its
+// standard deviation.
 static double window_spread(const SpikeWindow *w, double median) {
     double x[SPIKE_WINDOW];
     for (int i = 0; i < w->count; i++) x[i] = fabs(w->values[i] - median);
     return fmax(1.4826 * spike_median(x, w->count), 1e-3 * fabs(median));
 }
 
-// 0 before there are values enough to know what is normal.
 double spike_z(const SpikeWindow *w, double x) {
     if (w->count < SPIKE_ENOUGH) return 0;
     double median = spike_level(w);
@@ -45,7 +44,7 @@ double spike_limit(const SpikeWindow *w, double z) {
 
 void spike_add(SpikeWindow *w, double x, bool spike) {
     if (!isfinite(x)) return;
-    // The last spike of a new level is its first value.
+    // After many spikes in a row the last one becomes the first value of a new window.
     w->row = spike ? w->row + 1 : 0;
     if (w->row >= SPIKES_IN_A_ROW) w->count = w->row = 0;     // a new level
     if (spike && w->row) return;

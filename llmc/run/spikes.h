@@ -5,8 +5,9 @@
 //   z = (x - median) / (1.4826 MAD),   MAD = median of |x - median|
 //
 // over a window of the last values. Spikes do not enter the window, so that one spike does not hide
-// the next. A nearly constant window has a spread of at least a thousandth of its median. Many
-// spikes in a row are a new level: the window starts again.
+// the next. The denominator is at least a thousandth of the median, so that a nearly constant
+// window does not make a spike of every small step. Many spikes in a row are a new level: the
+// window starts again.
 #pragma once
 #include <stdbool.h>
 

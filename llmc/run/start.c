@@ -1,23 +1,18 @@
 // start.c: from the command line to a model that is ready: flags, data, model, memory, weights.
-// run_open at the end is the order of things. All that a user can get wrong is refused before the
-// first step and before anything is written; the run's folder is made last (run_open_folder).
+// Read it from its end: run_open is the table of contents. Every mistake of a user is refused
+// before anything is written. The run's folder is made last (run_open_folder).
 #include "run.h"
-#include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include "describe.h"
-#include "presets.h"
-#include "util.h"
 #include "../threads.h"
 
 // ------------------------------------------------------------------------------------------- data
 
-// The run chooses the value of a flag itself and keeps it in config.json.
-// By way of text, as a default of flags.h is set.
+// A value that the run chooses for a flag; config.json keeps it. It is set as text, as the defaults
+// of flags.h are.
 static void set_default(Run *r, int flag, int value) {
     char text[16];
     check_format(text, sizeof text, "%d", value);
@@ -28,19 +23,21 @@ static void set_default(Run *r, int flag, int value) {
 // needs --vocab, and each token is then checked when it is read (limit).
 static void check_vocab(Run *r, DataLoader *d, const char *what) {
     CHECK(d->vocab || r->f->vocab,
-          "%s data does not name its vocabulary\n  -> --vocab 50257 if its tokens are GPT-2's",
+          "%s data does not say its vocabulary\n  -> --vocab 50257 if its tokens are GPT-2's",
           what);
     if (!r->f->vocab) set_default(r, FLAG_vocab, d->vocab);
     int V = r->f->vocab;
-    CHECK(d->vocab <= V, "%s data has a vocabulary of %d, the model of %d\n  -> --vocab %d", what,
-          d->vocab, V, d->vocab);
+    CHECK(d->vocab <= V,
+          "%s data has a vocabulary of %d, the model one of %d\n"
+          "  -> --vocab %d, or shards of the model's tokenizer", what, d->vocab, V, d->vocab);
     if (!d->vocab) {
         d->limit = V;
-        printf("%s data does not name its vocabulary; tokens of %d and more will be refused\n",
+        printf("note: %s data does not say its vocabulary: tokens of %d and more are refused\n",
                what, V);
     } else if (d->vocab < V)
-        printf("%s data has a vocabulary of %d, the model of %d: the rest goes unused\n", what,
-               d->vocab, V);
+        printf("note: %s data has a vocabulary of %d%s, the model one of %d: the rest goes unused\n"
+               "  -> --vocab %d; python3 data/get.py makes shards of GPT-2's tokens\n", what,
+               d->vocab, d->vocab == CORPUS_VOCAB ? " (bytes)" : "", V, d->vocab);
 }
 
 // Training data: shuffled by the seed. Validation data: --val-data, else the val shards beside the
@@ -53,12 +50,12 @@ static void open_data(Run *r) {
         check_vocab(r, &r->data, "training");
     }
     CHECK(r->training || r->has_val,
-          "--eval needs validation data, and %s %s\n  -> --val-data PATH", f->data,
-          file_exists(f->data) ? "holds none" : "is not here");
+          "--eval: expected validation data, and %s %s\n  -> --val-data PATH", f->data,
+          file_exists(f->data) ? "is not a folder" : "does not exist");
     if (!r->has_val) return;
     loader_open(&r->val, *f->val_data ? f->val_data : f->data, "val", f->seq, 0, 0);
     check_vocab(r, &r->val, "validation");
-    // The entropy that the built-in corpus has by its making; other data has no known floor.
+    // The built-in corpus has a known entropy; no model's loss can fall below it.
     loader_floor(&r->val, run_val_samples(r));
     int V = r->data.vocab, val_V = r->val.vocab;          // 0: no training, or not named
     CHECK(!V || !val_V || V == val_V,
@@ -86,15 +83,16 @@ static double unigram_entropy(Run *r) {
     return entropy;
 }
 
-// Finds the tokenizer: --tokenizer; else the run's own; else the one the run was started with; else
-// the one beside its data. Only prompts of models that do not read bytes need one.
+// Finds the tokenizer, in this order: --tokenizer of this command; the copy in the run that is read
+// or resumed; the --tokenizer that this run began with; the one beside --init-from; the one beside
+// --data. A prompt needs one, unless the model reads bytes.
 static bool find_tokenizer(const Run *r, char *path) {
     const Flags *f = r->f;
     bool given = r->set.by[FLAG_tokenizer] == BY_USER && *f->tokenizer;
     const struct { const char *at, *below; } places[] = {{given ? f->tokenizer : "", ""},
         {f->from, "/tokenizer.bin"}, {f->from, "/../tokenizer.bin"}, {f->out, "/tokenizer.bin"},
         {f->tokenizer, ""}, {f->init_from, "/tokenizer.bin"}, {f->data, "/tokenizer.bin"}};
-    // An empty flag names no place.
+    // An empty flag is no place to look.
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         if (!*places[i].at) continue;
         check_format(path, PATH_CAP, "%s%s", places[i].at, places[i].below);
@@ -103,8 +101,8 @@ static bool find_tokenizer(const Run *r, char *path) {
     return false;
 }
 
-// A tokenizer must fit the model, and encode if there is a prompt. Without one a model of bytes
-// needs none, and another prints its samples as numbers.
+// Opens the tokenizer. It must fit the model's vocabulary, and encode if there is a prompt. Without
+// one samples print as bytes, or as numbers if the model's tokens are not bytes.
 void run_open_tokenizer(Run *r) {
     Tokenizer *t = &r->tokenizer;
     char path[PATH_CAP] = "";
@@ -116,11 +114,12 @@ void run_open_tokenizer(Run *r) {
         CHECK(t->count <= r->m.V,
               "%s has %d tokens, the model a vocabulary of %d\n"
               "  -> --tokenizer FILE, the one of this model's data", path, t->count, r->m.V);
-        CHECK(!prompt || t->encodes, "%s only decodes, --prompt needs to encode\n  -> %s", path,
+        CHECK(!prompt || t->encodes,
+              "--prompt: expected a tokenizer that encodes; %s only decodes\n  -> %s", path,
               ADVICE);
         if (t->count < r->m.V)
-            printf("%s has %d tokens, the model a vocabulary of %d: the rest print as numbers\n",
-                   path, t->count, r->m.V);
+            printf("note: %s has %d tokens, the model a vocabulary of %d: the rest print as "
+                   "numbers\n", path, t->count, r->m.V);
     } else if (!bytes && r->f->sample)
         printf("note: no tokenizer.bin: samples print as numbers\n  -> --tokenizer FILE\n");
     CHECK(!prompt || found || bytes, "--prompt needs the tokenizer of this model's data\n  -> %s",
@@ -134,13 +133,13 @@ void run_open_tasks(Run *r) {
 
 // --------------------------------------------------------------------------------------- the model
 
-// The flags that a device knows; tf32, stochastic, tune and graph concern a GPU alone.
+// How the device makes the model; tf32, stochastic, tune and graph concern a GPU alone.
 Setup run_setup(const Run *r) {
     const Flags *f = r->f;
     return (Setup){
         .B = r->micro,
         .T = r->m.T,
-        .recompute = r->training ? f->recompute : RECOMPUTE_ON,   // without a backward keep nothing
+        .recompute = r->training ? f->recompute : RECOMPUTE_ON,   // forward alone keeps nothing
         .training = r->training,
         .decodes = f->sample > 0,
         .z_loss = f->z_loss,
@@ -159,7 +158,7 @@ static void make_model(Run *r) {
     const Flags *f = r->f;
     r->m = model_from_flags(f, r->t->mode);
     r->init = init_from_flags(f, r->m.mode);
-    // A run that began on fewer processes may have kept a larger micro-batch than the share here.
+    // The micro-batch of a run that began on fewer processes may be larger than the share here.
     int64_t share = CEIL_DIV(f->batch, r->comm.size);
     r->micro = f->micro_batch && f->micro_batch < share ? f->micro_batch : share;
     if (!r->training && !f->eval) r->micro = 1;           // --sample alone
@@ -168,35 +167,34 @@ static void make_model(Run *r) {
     layout_share(&r->layout, r->comm.rank, r->comm.size);
 }
 
-// The micro-batch: as many sequences of a process's share of the batch as fit into memory. The
-// number is kept with the run's flags, so that a run that goes on elsewhere computes the same bits.
-// A number that was given is taken as it is; so is the whole share if a loss is defined over it
-// (--balance-loss).
+// Chooses the micro-batch: as many sequences of a process's share of the batch as fit into memory.
+// The run's flags keep the number, so that a run that is resumed elsewhere computes the same bits.
+// A --micro-batch is never changed. Nor is the whole share if --balance-loss is defined over it.
 static void choose_micro_batch(Run *r) {
     const Flags *f = r->f;
     Setup *setup = &r->setup;
     char advice[ADVICE_CAP];
     const double gib = 1 << 30;
-    double room = r->t->room(&r->m, setup), needed = memory_needed(r, setup);
+    double free_bytes = r->t->free_bytes(&r->m, setup), needed = memory_needed(r, setup);
     bool given = f->micro_batch && (r->training || r->set.by[FLAG_micro_batch] == BY_USER);
-    // NAN of `room`, unknown, compares as false: then all fits.
+    // NAN, unknown, compares as false: then all fits.
     bool chooses = !given && !(f->experts && f->balance_loss > 0);
-    int B = chooses && needed > room ? memory_fitting(r, *setup, room) : setup->B;
+    int B = chooses && needed > free_bytes ? memory_fitting(r, *setup, free_bytes) : setup->B;
     double least = -B;
     comm_all_reduce(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
     B = -least;
     if (B && B < setup->B) {
-        printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B, room / gib);
+        printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B,
+               free_bytes / gib);
         setup->B = r->micro = B;
         needed = memory_needed(r, setup);
     }
-    CHECK(!(needed > room), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
-          needed / gib, room / gib, memory_advice(advice, r, room));
+    CHECK(!(needed > free_bytes), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
+          needed / gib, free_bytes / gib, memory_advice(advice, r, free_bytes));
     if (chooses && r->training) set_default(r, FLAG_micro_batch, B);
 }
 
-// The weights to begin with, and the matrix plans of the GPU.
-// A checkpoint has its plans: run_resume hands them to the device.
+// The first weights, and the matrix plans of the GPU. A checkpoint has both (run_resume).
 static void load_weights(Run *r) {
     const char *from = r->training ? r->f->init_from : r->f->from;
     if (r->resuming) run_resume(r);
@@ -207,8 +205,8 @@ static void load_weights(Run *r) {
 
 // ------------------------------------------------------------------------------- the run's folder
 
-// One process trains a run: a second one would take the log from the first. The lock goes with the
-// process; some file systems have none.
+// Locks the run: a second process that trained it would write into the same log. The lock ends with
+// the process. File systems without locks are accepted.
 static int lock_folder(const char *out) {
     int folder = folder_open(out);
     CHECK(flock(folder, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK,
@@ -216,8 +214,8 @@ static int lock_folder(const char *out) {
     return folder;
 }
 
-// Makes the folder of --out, or runs/<mode>-<model>-<time> with a number if that is taken.
-// Returns whether it was made now.
+// Makes the folder of --out; without --out runs/<mode>-<model>-<time>, with a number behind it if
+// that exists. Returns whether it is new.
 static bool make_folder(Run *r) {
     char name[PATH_CAP], stamp[32] = "";
     time_t now = time(NULL);
@@ -229,7 +227,7 @@ static bool make_folder(Run *r) {
     for (int i = 2; !given && !made && errno == EEXIST; i++)
         made = folder_make(check_format(r->out, sizeof r->out, "%s-%d", name, i));
     bool there = made || (given && errno == EEXIST && is_folder(r->out));
-    // A full disk is no mistake of the command: it has its own exit status.
+    // A full disk is not the command's fault: it has its own exit status.
     int status = errno == ENOSPC || errno == EDQUOT ? EXIT_WRITE : EXIT_REFUSED;
     if (!there)
         check_failed(status, __FILE__, __LINE__, "cannot make the folder %s: %s\n"
@@ -237,8 +235,7 @@ static bool make_folder(Run *r) {
     return made;
 }
 
-// The first line of the log, and the first after each resume, says what runs here.
-// Flags are written as text, as they would be typed.
+// The first line of the log, and the first after each resume: the program and its flags, as text.
 static void log_program(Run *r) {
     char value[FLAG_CAP];
     Log *log = run_begin_line(r);
@@ -252,8 +249,8 @@ static void log_program(Run *r) {
     log_end(log);
 }
 
-// A copy of the tokenizer in the run's folder: sampling from the run needs nothing else. A
-// --tokenizer on the command line replaces it.
+// Copies the tokenizer into the run's folder, so that sampling from the run needs no other file. A
+// --tokenizer on the command line replaces the copy.
 static void keep_tokenizer(Run *r) {
     char path[PATH_CAP];
     path_join(path, r->out, "tokenizer.bin");
@@ -267,9 +264,9 @@ void run_open_folder(Run *r) {
     char path[PATH_CAP];
     if (!r->comm.rank) {
         bool made = make_folder(r);
-        if (!r->folder) {                         // it was not there when this process began
+        if (!r->folder) {                         // it did not exist when this process began
             r->folder = lock_folder(r->out);
-            if (!made) run_found(r->out, 0);      // but may hold a run by now
+            if (!made) run_found(r->out, 0);      // but another process may have begun a run in it
         }
         char *config = run_config(r);
         file_write_text(r->folder, path_join(path, r->out, "config.json"), config);
@@ -316,13 +313,13 @@ static void show(const Run *r) {
     }
 }
 
-// All processes were started alike, and each has samples of every batch.
+// Refuses processes that were started differently, or more processes than sequences in a batch.
 static void check_processes(Run *r) {
     char *config = run_config(r);
     // config.json has the flags, the build and the data's vocabulary and unigram entropy.
     Hash hash = hash_begin();
     hash_add(&hash, config, strlen(config));
-    hash_add(&hash, &r->resuming, sizeof r->resuming);    // one that sees no checkpoint begins anew
+    hash_add(&hash, &r->resuming, sizeof r->resuming);    // all see the checkpoint, or none does
     CHECK(comm_agree(&r->comm, hash_end(&hash)),
           "the processes have different flags, data or builds, or see different checkpoints\n"
           "  -> start all of them with one command, with --out on a disk that they share");
@@ -351,7 +348,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     if (*f->out && !f->show && is_folder(f->out) && !r->comm.rank) r->folder = lock_folder(f->out);
     run_refuse(&r->set, t);
 
-    // --show needs no data, except for config.json, where the vocabulary and the unigram stand.
+    // --show needs no data, except for config.json, which has the vocabulary and unigram entropy.
     bool configures = r->training && (!f->show || f->show == SHOW_CONFIG);
     if (f->eval || configures || (r->training && *f->data)) open_data(r);
     r->unigram = configures && r->has_val ? unigram_entropy(r) : NAN;
@@ -361,8 +358,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
         run_close(r, 0);
         return NULL;
     }
-    // All processes agree on what to do before the first one takes memory.
-    check_processes(r);
+    check_processes(r);                   // before the first one takes memory
     choose_micro_batch(r);
     run_open_tokenizer(r);
     if (f->eval || r->training) run_open_tasks(r);
@@ -377,7 +373,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     return r;
 }
 
-// Also after --show, when most of a run was never opened: to close nothing is allowed.
+// Also after --show, when most of a run was never opened: each close accepts what is all zero.
 int run_close(Run *r, int status) {
     loader_close(&r->data);
     loader_close(&r->val);

@@ -6,7 +6,7 @@ enum { MOST_TOKENS = 1 << 20 };  // the largest vocabularies in use have a quart
 enum { CODES = 0x110000 };       // code points of Unicode
 enum { MOST_BYTES = TOKENIZER_HEADER_BYTES + MOST_TOKENS * 256 + CODES * 8 };  // of a file
 
-// Also a tokenizer that was opened in part.
+// Also closes a tokenizer that was opened in part.
 void tokenizer_close(Tokenizer *t) {
     free(t->file);
     free(t->where);
@@ -17,8 +17,8 @@ void tokenizer_close(Tokenizer *t) {
 
 // ----------------------------------------------------------------------------- from bytes to token
 
-// The slot of these bytes, or the empty one where they belong (open addressing, linear probing). At
-// most half of the slots are taken, so an empty one ends every search.
+// The slot of these bytes, or the empty slot where they belong (open addressing, linear probing).
+// At most half of the slots are used, so an empty one ends every search.
 static int32_t *find_slot(const Tokenizer *t, const void *bytes, size_t n) {
     uint64_t i = hash_bytes(bytes, n) & t->mask;
     for (; t->slots[i] >= 0; i = (i + 1) & t->mask) {
@@ -46,14 +46,14 @@ const char *tokenizer_decode(const Tokenizer *t, int32_t token, size_t *n) {
 
 // ---------------------------------------------------------------------------------------- the file
 
-// A little-endian word of the file, at a byte; it may be unaligned.
+// The little-endian word at offset `at` of the file; it may be unaligned.
 static uint32_t word_at(const Tokenizer *t, size_t at) {
     uint32_t word;
     memcpy(&word, t->file + at, sizeof word);
     return word;
 }
 
-// Reads the file, and what its header says.
+// Reads the file, and the counts of its header.
 static bool read_header(const char *path, Tokenizer *t, char *error) {
     t->file = (uint8_t *)file_read(path, MOST_BYTES, &t->size);
     if (!t->file) return error_set(error, "expected a tokenizer, found: %s", file_error());
@@ -65,7 +65,7 @@ static bool read_header(const char *path, Tokenizer *t, char *error) {
                          "%u and %u",
                          TOKENIZER_MAGIC, TOKENIZER_VERSION, t->size, magic, version);
     uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
-    // A token takes two bytes or more, so the file's size bounds the memory that a header asks for.
+    // A token takes two bytes or more, so the file's size bounds the memory for any header.
     uint32_t most = (t->size - TOKENIZER_HEADER_BYTES) / 2;
     if (most > MOST_TOKENS) most = MOST_TOKENS;
     if (count < 1 || count > most || end >= count)
@@ -78,7 +78,7 @@ static bool read_header(const char *path, Tokenizer *t, char *error) {
     return true;
 }
 
-// Fills where and slots, and moves *at behind the tokens.
+// Fills where and slots, and advances *at past the tokens.
 static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
     // At least twice as many slots as tokens, a power of two.
     for (t->mask = 1; t->mask < 2u * t->count;) t->mask *= 2;
@@ -100,7 +100,7 @@ static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
     return true;
 }
 
-// Fills classes from the ranges, which end the file.
+// Fills classes from the ranges, the last part of the file.
 static bool read_ranges(Tokenizer *t, size_t at, char *error) {
     uint64_t counts[4] = {0}, ranges = 0;
     for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
@@ -118,7 +118,7 @@ static bool read_ranges(Tokenizer *t, size_t at, char *error) {
             if (last < first || last >= CODES)
                 return error_set(error, "byte %zu: expected a range, found U+%04X to U+%04X", at,
                                  first, last);
-            // Each code point is set once, so hostile ranges cost no more than sound ones.
+            // Each code point is set once, so hostile ranges take no more time than valid ones.
             for (uint32_t code = first; code <= last; code++) {
                 if (t->classes[code]) return error_set(error, "U+%04X is in two classes", code);
                 t->classes[code] = kind;
@@ -127,7 +127,8 @@ static bool read_ranges(Tokenizer *t, size_t at, char *error) {
     return true;
 }
 
-// Encoding takes a space to be a space, and begins with single bytes.
+// Refuses a file that cannot encode all text: the pattern needs U+0020 as a space, and merges start
+// from tokens of single bytes.
 static bool check_encodes(const Tokenizer *t, char *error) {
     if (t->classes[' '] != CLASS_SPACE) return error_set(error, "U+0020 is not a space");
     for (int byte = 0; byte < 256; byte++)
@@ -166,7 +167,7 @@ static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at, s
     return t->classes[code];
 }
 
-// The alternatives of the pattern in their order.
+// Tries the alternatives of the pattern (tokenizer.h) in order.
 size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at) {
     size_t length, last = at;  // last: where the last character of the run begins
     if (text[at] == '\'') {
@@ -174,7 +175,7 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
         if (a == 's' || a == 'd' || a == 'm' || a == 't') return at + 2;
         if ((a == 'l' && b == 'l') || ((a == 'v' || a == 'r') && b == 'e')) return at + 3;
     }
-    // A run of characters of one class, with a space before it.
+    // A run of characters of one class, after an optional space.
     int kind = class_at(t, text, n, at, &length);
     size_t next = at + length;
     if (text[at] == ' ' && next < n) {  // a space belongs to the word after it
@@ -182,17 +183,19 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
         if (following != CLASS_SPACE) kind = following, next += length;
     }
     while (next < n && class_at(t, text, n, next, &length) == kind) last = next, next += length;
-    // Several spaces leave the last one to the word behind them, \s+(?!\S); \s+ takes a single one.
+    // \s+(?!\S): of several spaces the last one belongs to the next word. \s+: a single one does
+    // not.
     return kind == CLASS_SPACE && next < n && last > at ? last : next;
 }
 
 // ------------------------------------------------------------------------------------------ merges
 
-// Byte-pair encoding of a piece. It starts as single bytes. Among all neighbours whose bytes
-// together are a token, the pair of the lowest id becomes it, the leftmost pair first, until there
-// is none: merges were learned in the order of the ids, so no list of them is needed. A binary heap
-// holds the possible merges, least first, so a piece takes n log n steps. An entry is stale, and
-// skipped, when the bytes of the two parts at its place are no longer as many as its token's.
+// Byte-pair encoding (BPE) of a piece. It starts as single bytes. Among all adjacent parts whose
+// bytes together are a token, the pair with the lowest token id is merged, the leftmost one first,
+// until no pair is left. Ids have the order in which merges were learned, so no list of merges is
+// needed. A binary heap has the possible merges, lowest id first, so a piece of n bytes takes
+// n log n steps. An entry is stale, and skipped, if the two parts at its place no longer have as
+// many bytes as its token.
 typedef struct {
     const Tokenizer *t;
     const char *piece;
@@ -203,7 +206,7 @@ typedef struct {
     uint32_t *before;  // [n] where the part before the one that begins here begins
 } Merges;
 
-// heap[i] is not above heap[2 i + 1] and heap[2 i + 2].
+// Invariant: heap[i] is at most heap[2 i + 1] and heap[2 i + 2].
 static void heap_add(Merges *m, uint64_t entry) {
     size_t i = m->count++;
     for (; i > 0 && m->heap[(i - 1) / 2] > entry; i = (i - 1) / 2)
@@ -233,8 +236,8 @@ static void merges_add(Merges *m, size_t i) {
     if (token >= 0) heap_add(m, (uint64_t)token << 32 | i);
 }
 
-// `tokens` has room for n. At most 3 n merges are ever added, n - 1 at first and two for each of at
-// most n - 1 merges done. Returns the number of tokens.
+// Writes the tokens of a piece of n bytes, at most n, and returns how many. The heap gets less than
+// 3 n entries: n - 1 at first, and two for each of at most n - 1 merges.
 static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens) {
     uint64_t *heap = check_alloc(4 * n * sizeof *heap, "a word");
     uint32_t *length = (uint32_t *)(heap + 3 * n), *before = length + n;

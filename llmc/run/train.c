@@ -1,15 +1,10 @@
 // train.c: the training loop and its reports: log lines, progress, validation, statistics. Read it
-// from its end: train is the table of contents.
+// from its end: train is the table of contents. A kill loses at most the steps since the last
+// checkpoint. A loss or gradient that is not finite never reaches the weights.
 #include "run.h"
-#include <errno.h>
-#include <math.h>
-#include <unistd.h>
-#include "describe.h"
-#include "schedule.h"
-#include "util.h"
 
 enum { DIVERGED_STEPS = 10 };             // steps in a row that are not finite end the run
-enum { PACES_ENOUGH = 8 };                // lines of progress before a pace can be called slow
+enum { PACES_ENOUGH = 8 };                // lines of progress before training can be called slow
 
 // ---------------------------------------------------------------------------------- micro-batches
 
@@ -18,13 +13,13 @@ enum { PACES_ENOUGH = 8 };                // lines of progress before a pace can
 //     while (next_micro_batch(r, &b)) ... r->inputs, r->targets, b.B
 typedef struct MicroBatches {
     DataLoader *data;
-    int64_t at, end;                      // samples
+    int64_t at, end;                      // the next sample, and the one after the last
     int B;                                // sequences of this micro-batch
     bool last;                            // it is the last one of this process
 } MicroBatches;
 
-// A process has the samples from rank / size to (rank + 1) / size of all: parts that differ by at
-// most one sample. The order of the samples does not depend on the number of processes.
+// Process `rank` takes the samples from rank / size to (rank + 1) / size of all. Shares differ by
+// at most one sample. The order of the samples does not depend on the number of processes.
 static MicroBatches micro_batches(const Run *r, DataLoader *data, int64_t first, int64_t samples) {
     int64_t rank = r->comm.rank, size = r->comm.size;
     return (MicroBatches){
@@ -46,15 +41,15 @@ static bool next_micro_batch(Run *r, MicroBatches *b) {
     return true;
 }
 
-// Runs the forward of these samples alone.
+// Forward of these samples, without backward.
 static void forward_samples(Run *r, DataLoader *data, int64_t first, int64_t samples) {
     MicroBatches b = micro_batches(r, data, first, samples);
     while (next_micro_batch(r, &b))
         r->t->forward(r->gpt, r->inputs, r->targets, b.B, r->m.T);
 }
 
-// Weights may be finite and give an infinite loss; such a checkpoint must not push out the last
-// usable one (--keep-last). The losses of these forwards are taken away by t->loss.
+// Finite weights may give an infinite loss: such a checkpoint must not replace the last usable one
+// (--keep-last). t->loss returns and clears the losses of these forwards.
 bool run_is_usable(Run *r) {
     forward_samples(r, &r->data, r->step * r->f->batch, r->f->batch);
     Loss loss = r->t->loss(r->gpt);
@@ -86,7 +81,7 @@ Log *run_begin_line(Run *r) {
 }
 
 // Sets *loss to the mean cross-entropy of the validation samples. False: a signal stopped it. All
-// processes work on the same samples at a time, and ask for signals between them.
+// processes score one piece of the samples together, then check for signals.
 static bool validate(Run *r, double *loss) {
     int64_t samples = run_val_samples(r), piece = (int64_t)r->micro * r->comm.size;
     for (int64_t at = 0; at < samples; at += piece) {
@@ -97,8 +92,7 @@ static bool validate(Run *r, double *loss) {
     return true;
 }
 
-// A validation that a signal stopped leaves no line: the resumed run does it again, as it does
-// tasks.
+// A validation that a signal stopped logs no line, so the resumed run does it again.
 static void log_validation(Run *r) {
     double loss, floor = r->val.floor;
     if (!validate(r, &loss)) return;
@@ -108,14 +102,15 @@ static void log_validation(Run *r) {
     if (!isnan(floor)) log_real(log, "val_above_floor", loss - floor);
     log_hex(log, "weights", hash);
     log_end(log);
-    // The floor is the loss that the built-in corpus cannot fall below, if the data is that corpus.
+    // The floor is the entropy of the built-in corpus: no model's loss can fall below it.
     printf("step %6lld/%lld  validation loss %.4f", r->step, r->f->steps, loss);
     if (!isnan(floor)) printf(" (floor %.4f, +%.4f)", floor, loss - floor);
     printf("  weights %016llx\n", hash);
     fflush(stdout);
 }
 
-// All tasks are scored before the line is written: a signal between them leaves none.
+// The line is logged after the last task: a signal before logs none, so the resumed run does all
+// tasks again.
 static void log_tasks(Run *r) {
     TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
     for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++)
@@ -125,7 +120,7 @@ static void log_tasks(Run *r) {
     log_end(log);
 }
 
-// --from leaves the run as it is: its log gets no line.
+// --from only reads the run: nothing is added to its log.
 void evaluate(Run *r) {
     double loss = NAN;
     if (!r->f->eval) return;
@@ -136,7 +131,7 @@ void evaluate(Run *r) {
 
 // --------------------------------------------------------------------------------------- log lines
 
-// Arrays by layer. Dense layers have null where routers have values.
+// Arrays with a value for each layer. Dense layers have null for the values of routers.
 static void log_layer_values(const Run *r, Log *log, const LayerStats *layers) {
     static const char *const NAMES[] = {
         "residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max",
@@ -166,7 +161,7 @@ static void log_layer_values(const Run *r, Log *log, const LayerStats *layers) {
     }
 }
 
-// By layer with experts: the part of its tokens that each expert got.
+// For each layer with experts: the part of its tokens that each expert received.
 static void log_loads(const Run *r, Log *log, const LayerStats *layers) {
     int E = r->m.moe.E;
     log_nest(log, "router_load", '{');
@@ -182,13 +177,13 @@ static void log_loads(const Run *r, Log *log, const LayerStats *layers) {
     log_unnest(log, '}');
 }
 
-// --norms-every: arrays by layer, objects by tensor. applied: the update; its rates are 0 if it was
-// skipped.
+// --norms-every: arrays by layer, objects by tensor. applied: the update of this step, with rates
+// of 0 if it was skipped.
 static void log_stats(Run *r, const AdamW *applied) {
     int count = r->layout.count;
     LayerStats *layers = r->t->layer_stats(r->gpt);
     TensorStats *tensors = r->t->tensor_stats(r->gpt, applied);
-    // all-reduce the sums
+    // All-reduce: sums over processes, and the maximum of the attention scores.
     for (LayerStats *s = layers; s < layers + r->m.L; s++) {
         comm_all_reduce(&r->comm, s->sums.squares, LAYER_SQUARES, COMM_SUM);
         comm_all_reduce(&r->comm, &s->sums.logit, 1, COMM_MAX);
@@ -211,8 +206,8 @@ static void log_stats(Run *r, const AdamW *applied) {
     log_end(log);
 }
 
-// The line of every step. lr: the scheduled rate, before group factors.
-// An event adds the samples of the step, so that it can be repeated.
+// The line of every step. lr: the scheduled rate, before the factors of --width-base. event: NULL,
+// or what happened; then the step's samples are logged as well, so that it can be repeated.
 static void log_step(Run *r, const Update *u, const char *event, double lr, double seconds) {
     Log *log = run_begin_line(r);
     log_real(log, "loss", u->loss.ce);
@@ -235,7 +230,7 @@ static void log_step(Run *r, const Update *u, const char *event, double lr, doub
 
 // ---------------------------------------------------------------------------------------- terminal
 
-// doc/failures.md shows how to repeat such a step.
+// doc/failures.md explains how to repeat such a step.
 static void print_event(const Run *r, const char *event, const Update *u) {
     long long end = r->step * r->f->batch, first = end - r->f->batch;
     printf("step %lld: %s: loss %g (z %.1f), gradient norm %g (z %.1f), samples %lld to %lld; %s\n",
@@ -243,15 +238,15 @@ static void print_event(const Run *r, const char *event, const Update *u) {
            u->applied ? "the update was applied" : "the weights stay as they are");
 }
 
-// Says once that training has become less than half as fast as the median of the lines before.
+// Notes once that training has become less than half as fast as the median of earlier lines.
 // seconds: of training so far.
 void run_note_pace(Run *r, double seconds) {
     Pace *p = &r->pace;
     double rate = (r->tokens - p->tokens) / (seconds - p->seconds);
     double median = p->rates.count < PACES_ENOUGH ? 0 : spike_level(&p->rates);
     if (rate < median / 2 && !p->noted) {
-        printf("note: %.0f tok/s is less than half of the median, %.0f: is the machine shared or "
-               "throttled?\n"
+        printf("note: %.0f tok/s is less than half of the median, %.0f: the machine may be shared "
+               "or throttled\n"
                "  -> top and nvidia-smi show it; OMP_NUM_THREADS=N leaves cores to others\n",
                rate, median);
         p->noted = true;
@@ -269,7 +264,7 @@ static void print_progress(Run *r, double loss, double lr, double norm) {
     bool due = now - r->printed >= 2;                     // a terminal needs no more
     if (!due && r->step > 1 && r->step < f->steps) return;
     if (due) run_note_pace(r, seconds);
-    // The time left at the mean rate so far; validations and checkpoints are not in it.
+    // The ETA is at the mean rate so far, without validations and checkpoints.
     char eta[32];
     double tokens_left = (f->steps - r->step) * f->batch * r->m.T;
     printf("step %6lld/%lld  loss %.4f", r->step, f->steps, loss);
@@ -284,11 +279,11 @@ static void print_progress(Run *r, double loss, double lr, double norm) {
 
 // ---------------------------------------------------------------------------------- begin and end
 
-// The folder and its log, the data's hash, the clocks.
+// Opens the folder and its log, starts the hash of the data and the clocks.
 static void begin_training(Run *r) {
     const Flags *f = r->f;
     run_open_folder(r);
-    // Hashes know data by its content; a resumed run has them already.
+    // A resumed run has compared the hashes already.
     if (!r->val.content) loader_hash_begin(&r->val);
     if (!r->data.content) {
         double gigabytes = loader_gigabytes(&r->data);
@@ -302,12 +297,12 @@ static void begin_training(Run *r) {
     printf("run %s, %s on the %s, git %s; %lld samples of %lld tokens an epoch%s\n\n", r->out,
            r->t->precision, on_gpu(r->t) ? "GPU" : "CPU", r->t->commit, r->data.samples, f->seq,
            r->has_val ? "" : "; no validation data");
-    // Process 0 has read from the log what the resumed step has done already.
+    // Process 0 knows from the log whether the resumed step has its validation and its tasks.
     comm_broadcast(&r->comm, &r->log.validated, sizeof r->log.validated);
     comm_broadcast(&r->comm, &r->log.tasked, sizeof r->log.tasked);
     r->saved = r->step > 0;
     r->saved_updates = r->saved ? r->updates : -1;
-    // Clocks and counters start here: loading is no training time.
+    // Loading is not training time.
     r->peak = r->t->peak ? r->t->peak() : 0;
     comm_all_reduce(&r->comm, &r->peak, 1, COMM_SUM);
     r->started = clock_seconds();
@@ -318,11 +313,11 @@ static void begin_training(Run *r) {
     comm_catch_signals();
 }
 
-// Says on stderr that the run diverged, and which checkpoint has its last finite weights.
+// Prints that the run diverged, and which checkpoint has its last finite weights.
 static int diverged(const Run *r) {
     char last[PATH_CAP] = "no checkpoint";
     char why[80] = "weights or moments are infinite or NaN and were not saved";
-    if (r->comm.rank) return EXIT_DIVERGED;               // process 0 speaks for all
+    if (r->comm.rank) return EXIT_DIVERGED;               // process 0 prints for all
     int64_t step = checkpoint_step_below(r->out, r->step + 1);
     if (step >= 0) checkpoint_path(last, r->out, step);
     if (r->bad) check_format(why, sizeof why, "%d steps in a row were not finite", r->bad);
@@ -333,14 +328,14 @@ static int diverged(const Run *r) {
     return EXIT_DIVERGED;
 }
 
-// Saves weights that are still finite before the run ends.
-// A checkpoint of the same updates would hold the same weights: it is not written twice.
+// Bad steps were skipped, so the weights may be finite: saves them, unless the last checkpoint has
+// the same updates and so the same weights.
 static int end_diverged(Run *r) {
     if (r->updates != r->saved_updates) run_save(r);
     return diverged(r);
 }
 
-// The step is saved, unless it was already; 128 + signal is what a shell expects.
+// Saves the step, unless it is saved already. Shells expect the status 128 + signal.
 static int stop_by_signal(Run *r, int signal) {
     if (r->step > 0 && !r->saved && !run_save(r)) return diverged(r);
     printf("\nstopped at step %lld; --out %s --resume auto goes on\n", r->step, r->out);
@@ -355,8 +350,8 @@ static void print_end(Run *r) {
 
 // -------------------------------------------------------------------------------------- the loop
 
-// The learning rate of the next step, and the limits above which --skip-spikes skips it.
-// Bias correction counts updates, not steps: a skipped step is none.
+// AdamW's numbers for the next step, and the limits above which --skip-spikes skips it. Bias
+// correction counts updates: a skipped step does not count.
 static AdamW next_adamw(const Run *r) {
     AdamW o = schedule_adamw(r->f, schedule_lr(r->f, r->step + 1), r->updates + 1);
     if (r->f->skip_spikes) {
@@ -366,15 +361,15 @@ static AdamW next_adamw(const Run *r) {
     return o;
 }
 
-// Counts a step and looks for spikes. Returns what to report of it, NULL: nothing.
+// Counts a step and looks for spikes. Returns the event to report; NULL: none.
 static const char *count_step(Run *r, const Update *u) {
     double z = r->f->spike_z;                             // 0: no spikes
     r->loss_z = spike_z(&r->losses, u->loss.ce);
     r->norm_z = spike_z(&r->norms, u->norm);
-    // Sums of finite losses are finite; one infinite or NaN term shows.
+    // One infinite or NaN term makes the sum infinite or NaN.
     bool finite = isfinite(u->loss.ce + u->loss.z + u->loss.router + u->norm);
     bool loss_spike = z > 0 && r->loss_z > z, norm_spike = z > 0 && r->norm_z > z;
-    // A step that is not finite says nothing of what is normal.
+    // A step that is not finite does not enter the windows.
     if (finite) {
         spike_add(&r->losses, u->loss.ce, loss_spike);
         spike_add(&r->norms, u->norm, norm_spike);
@@ -389,8 +384,8 @@ static const char *count_step(Run *r, const Update *u) {
     return norm_spike ? "a spike of the gradient norm" : NULL;
 }
 
-// Whether something that happens every so many steps is due now: also at the end, never at step 0.
-// every 0: at the end alone.
+// Whether something that happens every `every` steps (0: only at the end) is due: never at step 0,
+// always at the last step.
 static bool is_due(const Run *r, int64_t every) {
     bool last = r->step >= r->f->steps;
     return r->step > 0 && (last || (every && r->step % every == 0));
@@ -403,8 +398,8 @@ int train(Run *r) {
     if (!r->training) return 0;
     begin_training(r);
     while (status < 0) {
-        // Checkpoint, validation and tasks of the last step; a resumed run does here what a kill
-        // has left undone. They are no training time.
+        // Checkpoint, validation and tasks of the step that has just ended. A resumed run does here
+        // those that a kill has prevented. They are not training time.
         double begin = clock_seconds();
         if (is_due(r, f->save_every) && !r->saved && !run_save(r)) {
             status = diverged(r);
@@ -416,13 +411,13 @@ int train(Run *r) {
         }
         r->started += clock_seconds() - begin;
 
-        // SIGINT and SIGTERM end a run between two steps, all processes at the same one.
+        // SIGINT and SIGTERM end a run between two steps, the same step on all processes.
         int signal = comm_signal(&r->comm);
         if (signal) {
             status = stop_by_signal(r, signal);
             break;
         }
-        // The end; diverged if the last steps were not finite.
+        // The end of the run. It has diverged if the last step was not finite.
         if (r->step >= f->steps) {
             status = r->bad ? end_diverged(r) : 0;
             break;
@@ -447,10 +442,10 @@ int train(Run *r) {
         Update u = t->update(r->gpt, &adamw);
         const char *event = count_step(r, &u);
 
-        // Reports. print_progress decides itself whether a line is due.
+        // Reports. print_progress prints only when a line is due.
         double lr = schedule_lr(f, r->step);
         log_step(r, &u, event, lr, clock_seconds() - begin);
-        if (!u.applied) adamw = (AdamW){.eps = 1, .step = 1};     // rates of 0: nothing moved
+        if (!u.applied) adamw = (AdamW){.eps = 1, .step = 1};     // all rates 0: no weight changed
         if (measured) log_stats(r, &adamw);
         if (event) print_event(r, event, &u);
         print_progress(r, u.loss.ce, lr, u.norm);

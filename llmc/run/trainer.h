@@ -42,12 +42,13 @@ typedef struct Update {
     int applied;
 } Update;
 
-// Statistics are sums in one process; train.c adds up those of all processes and logs ratios and
-// means. Of a layer, over the tokens since stats_begin, with s = a skip + b y (modes.h):
-// sums of squares of the stream out of the block, and of b y and a skip in each sublayer,
+// Statistics of a layer, over the tokens since stats_begin. A process returns sums; train.c adds up
+// those of all processes and logs ratios and means.
+// Sums of squares: the residual stream behind the block, and the branch b y and the skip a x of
+// each sublayer, with s = a skip + b y (modes.h).
 enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, LAYER_SQUARES };
-// and sums over tokens of the entropy of the router's probabilities, in nats, and of its losses,
-// without coefficients.
+// Sums over tokens: the entropy of the router's probabilities, in nats, and the router's losses
+// without their coefficients.
 enum { ROUTER_ENTROPY, ROUTER_BALANCE, ROUTER_SEQUENCE, ROUTER_Z, ROUTER_SUMS };
 typedef struct LayerSums {
     double squares[LAYER_SQUARES];
@@ -57,7 +58,7 @@ typedef struct LayerSums {
 typedef struct LayerStats {
     LayerSums sums;
     double tokens;
-    double *router;                           // [router_size] sums, then tokens of each expert
+    double *router;                           // [router_size] the sums, then tokens of each expert
 } LayerStats;
 
 static inline int64_t router_size(const Model *m) { return ROUTER_SUMS + m->moe.E; }
@@ -68,29 +69,29 @@ typedef struct TensorStats {
     double grad, weight, update;
 } TensorStats;
 
-// How a model is made.
+// How a device makes a model.
 typedef struct Setup {
-    int B, T;                                 // the largest micro-batch
+    int B, T;                                 // the largest micro-batch: sequences, tokens of each
     int recompute;                            // RECOMPUTE_* of tensors.h
-    int training;                             // gradients and AdamW's moments exist
-    int decodes;                              // decode will be called: a KV cache will exist
+    int training;                             // allocates gradients and AdamW's moments
+    int decodes;                              // decode will be called, which allocates a KV cache
     double z_loss;
     int64_t batch;                            // sequences of a step, over all processes
-    int tf32, stochastic, tune, graph;        // the flags of these names; CUDA only
+    int tf32, stochastic, tune, graph;        // --tf32, --rounding, --tune, --graph; CUDA only
     uint64_t seed;                            // of stochastic rounding
     Comm *comm;                               // the processes that train it; NULL: one
 } Setup;
 
 static inline int setup_kinds(const Setup *s) { return s->training ? TENSOR_KINDS : WEIGHTS + 1; }
 
-// On a GPU forward, backward and zero_grads return before the work is done; loss, update and
-// whatever reads memory wait for it. With several processes all of them call loss, update and what
-// follows those together, and the results are those of all processes.
+// On a GPU forward, backward and zero_grads return before the work is done; loss, update and every
+// function that reads memory wait for it. With several processes all of them must call loss and
+// update together; the results are means over all processes.
 typedef struct Trainer {
     const char *device, *precision;           // cpu | cuda;  fp32 | fp64 | bf16
     const Mode *mode;                         // the placement this program was built for
     const char *commit;                       // and the commit it was built from
-    size_t element, storage;                  // bytes of a weight for the host; in the products
+    size_t element, storage;                  // bytes of a weight: on the host; in matrix products
     Gpt *(*create)(const Model *m, const Setup *setup);
     void (*destroy)(Gpt *gpt);
 
@@ -103,55 +104,59 @@ typedef struct Trainer {
     void (*normalize)(Gpt *gpt);              // nGPT: matrices to unit length, as after an update
 
     void (*zero_grads)(Gpt *gpt);
-    // B sequences of T tokens. Keeps what backward needs and adds to the losses. targets may be
-    // NULL: logits only.
+    // inputs, targets [B, T]. Keeps the activations that backward reads, and adds to the losses.
+    // targets NULL: logits only.
     void (*forward)(Gpt *gpt, const int32_t *inputs, const int32_t *targets, int B, int T);
     // Adds the gradient of scale * (sum of the last forward's losses) to GRADS; consumes the
     // logits. last: the last micro-batch of a step; its gradients may be reduced over processes.
     void (*backward)(Gpt *gpt, double scale, int last);
-    // One step, if losses and gradients are finite and within limits; otherwise nothing changes.
+    // One AdamW step, if losses and gradients are finite and below the limits of --skip-spikes;
+    // otherwise no weight or moment changes.
     Update (*update)(Gpt *gpt, const AdamW *adamw);
     Loss (*loss)(Gpt *gpt);                   // means since the last loss or update
 
-    // The next n tokens of one text, at positions at, at + 1, ... Keys and values of the positions
-    // before are in the KV cache, which the first call allocates; at = 0 begins another text.
-    // Gives the logits of the last token as row 0, on the CPU bit for bit those of forward. Adds to
-    // no loss, takes no statistics. Of several processes only the caller takes part.
+    // Forward of the next n tokens of one text, at positions at, at + 1, ... Keys and values of
+    // earlier positions are in the KV cache, which the first call allocates; at = 0 begins another
+    // text. Row 0 of logits is then that of the last token, on the CPU bit for bit as in forward.
+    // Adds to no loss and no statistics. With several processes only the caller takes part.
     void (*decode)(Gpt *gpt, const int32_t *inputs, int n, int at);
-    // V values of the last forward without targets, or of the last decode.
+    // A row of V logits of the last forward without targets, or of the last decode.
     const void *(*logits)(Gpt *gpt, int64_t row);
 
-    // Statistics of the forwards after stats_begin, one per layer, and of the update that `applied`
-    // describes (rates of 0: none was), one per entry. The device keeps both, until the next ones.
+    // Statistics of the forwards since stats_begin, one for each layer; and of the last update, one
+    // for each entry. applied: that update, with rates of 0 if it was skipped. The device owns both
+    // arrays; they are valid until the next call.
     void (*stats_begin)(Gpt *gpt);
     LayerStats *(*layer_stats)(Gpt *gpt);
     TensorStats *(*tensor_stats)(Gpt *gpt, const AdamW *applied);
 
-    // After weights are set and before the first step: takes the matrix plans of an earlier run
-    // (NULL: none) and times those that are missing (--tune). plans: as text, to be freed.
-    // Both are NULL where the device has no plans.
+    // A matrix plan is the library's algorithm for one product. prepare comes after the weights are
+    // set and before the first step: it takes the plans of an earlier run (NULL: none) and times
+    // candidates for the missing ones (--tune). plans returns all as text, which the caller frees.
+    // Both are NULL on the CPU.
     void (*prepare)(Gpt *gpt, const char *plans, const char *path);
     char *(*plans)(Gpt *gpt);
 
-    // Bytes of the device's memory that create and decode take where the tables add up to `tables`
-    // (describe.h), and how many are free; NAN: unknown. room first refuses models that the device
-    // cannot compute.
+    // Bytes of the device's memory that create and decode take. tables: the sum of weights,
+    // gradients, moments, activations and the KV cache (describe.h).
     double (*bytes)(const Model *m, const Setup *setup, double tables);
-    double (*room)(const Model *m, const Setup *setup);
+    // Bytes of it that are free; NAN: unknown. Refuses a model that the device cannot compute.
+    double (*free_bytes)(const Model *m, const Setup *setup);
     double (*peak)(void);                     // FLOP/s of matrix products; NULL: unknown
 } Trainer;
 
 static inline bool on_gpu(const Trainer *t) { return strcmp(t->device, "cpu") != 0; }
 
-// Tokens must lie within the vocabulary.
+// Refuses tokens outside the vocabulary.
 static inline void tokens_check(const char *what, const int32_t *tokens, int64_t n, int V) {
     for (int64_t i = 0; i < n; i++)
         CHECK(tokens[i] >= 0 && tokens[i] < V,
-              "%s %d, expected 0..%d\n  -> --vocab must cover the data", what, tokens[i], V - 1);
+              "%s: expected tokens from 0 to %d, found %d\n  -> a --vocab that covers the data",
+              what, V - 1, tokens[i]);
 }
 
-// decode continues a text of which `cached` tokens are in the KV cache. The cache is stale, and
-// counts as empty, once the weights have changed.
+// Refuses a call of decode at position `at` if the KV cache does not hold the tokens before. It
+// holds `cached` tokens of the text: none once the weights have changed.
 static inline void decode_check(int n, int at, int cached, int T) {
     CHECK(n >= 1 && at >= 0 && n <= T - at,
           "%d tokens at position %d of a text, but the KV cache holds %d\n"

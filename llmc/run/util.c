@@ -7,7 +7,7 @@
 
 // ------------------------------------------------------------------------------------------ errors
 
-// The buffers are static: out of memory is one of the messages.
+// The buffers are static, because the message may be that there is no memory.
 void check_failed(int status, const char *file, int line, const char *fmt, ...) {
     static char message[1 << 18], shown[1 << 19];
     const char *base = strrchr(file, '/');
@@ -21,7 +21,7 @@ void check_failed(int status, const char *file, int line, const char *fmt, ...) 
     exit(status);
 }
 
-// Names from a file may be part of a message, so it is escaped as well.
+// A message may contain names from a file, so it is escaped.
 bool error_set(char *error, const char *fmt, ...) {
     char message[512];
     va_list args;
@@ -34,10 +34,9 @@ bool error_set(char *error, const char *fmt, ...) {
 
 // ------------------------------------------------------------------------------------------ memory
 
-// Memory begins with a cache line, so aligned rows of vectors lie in one line each. Large memory
-// asks Linux for pages of 2 MiB: far fewer page faults, and products that read columns stay within
-// the address cache (TLB). All threads zero what is larger still, which spreads it over the NUMA
-// nodes of the machine.
+// Memory is aligned to cache lines, so no aligned vector straddles two. Large blocks ask Linux for
+// pages of 2 MiB: far fewer page faults, and products that read columns stay within the address
+// cache (TLB). All threads together zero the largest blocks, which spreads them over NUMA nodes.
 void *check_alloc(size_t bytes, const char *what) {
     const size_t line = 64, huge = 2 << 20;
     bool large = bytes >= huge;
@@ -59,13 +58,14 @@ void *check_alloc(size_t bytes, const char *what) {
 void *check_grow(void *list, int64_t n, size_t bytes, const char *what) {
     if (n & (n - 1)) return list;
     list = realloc(list, (n ? 2 * n : 1) * bytes);
-    CHECK(list, "no memory for %s of %lld\n  -> fewer or smaller files", what, (long long)n);
+    CHECK(list, "no memory for %s of length %lld\n  -> fewer or smaller files", what,
+          (long long)n);
     return list;
 }
 
 // -------------------------------------------------------------------------------------------- text
 
-// A cut path would be another file.
+// A truncated path would name another file.
 char *check_format(char *buf, size_t cap, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
@@ -100,8 +100,8 @@ FILE *text_begin(char **text, size_t *size, const char *what) {
     return f;
 }
 
-// glibc does not remember on such a stream that a write found no memory: neither ferror nor fclose
-// tells. But then the last piece finds none either.
+// On such a stream glibc forgets that a write found no memory: ferror and fclose do not report it.
+// But then the write of the last piece fails as well.
 void text_end(FILE *f, const char *last, const char *what) {
     bool whole = fputs(last, f) >= 0;
     CHECK(fclose(f) == 0 && whole, "no memory for %s\n  -> a smaller --model or --micro-batch",
@@ -121,6 +121,12 @@ size_t utf8_length(const char *text, size_t n) {
     bool surrogate = p[0] == 0xED && p[1] > 0x9F;
     bool beyond = p[0] == 0xF4 && p[1] > 0x8F;
     return overlong || surrogate || beyond ? 0 : length;
+}
+
+// No character is longer than 4 bytes, and the final zero ends one that is cut short.
+const char *utf8_end(const char *text) {
+    for (size_t length = 1; *text && length; text += length) length = utf8_length(text, 4);
+    return text;
 }
 
 // The inverse of utf8_length: 6 bits a byte behind a first byte that tells how many follow.
@@ -147,7 +153,7 @@ void check_streams_begin(void) {
     if (fd >= 0) close(fd);
 }
 
-// A full disk shows when buffers are flushed, after the last print.
+// A full disk may show only when buffers are flushed, after the last print.
 void check_streams_end(void) {
     CHECK_WRITE(fflush(stdout) == 0 && !ferror(stdout),
                 "cannot write all of the output: %s\n  -> free space where stdout goes",

@@ -1,9 +1,9 @@
-// util.h: how this program refuses to go on, and memory, text, a clock and streams for every part.
+// util.h: errors, memory, text, a clock and standard streams, for every part of the program.
 //
 // CHECK(cond, "what was expected, what was found\n  -> what to do", ...) prints the message with
-// file and line on stderr and exits with status 1. CHECK_WRITE does the same with status 2, for
-// output that cannot be written. A message for a user ends in a "->" line that names the command or
-// the flag that helps. Both work in every build: nothing depends on NDEBUG.
+// file and line on stderr and exits with status 1 if cond is false. CHECK_WRITE does the same with
+// status 2, for output that cannot be written. A message for a user ends in a "->" line that names
+// the command or the flag that helps. Both are active in every build, unlike assert.
 #pragma once
 #include <errno.h>
 #include <stdarg.h>
@@ -23,9 +23,11 @@ extern "C" {
 #define CHECK_WRITE(cond, ...) \
     ((cond) ? (void)0 : check_failed(EXIT_WRITE, __FILE__, __LINE__, __VA_ARGS__))
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+// The hint after an error that leaves the run's checkpoints whole.
+#define GO_ON "--resume required goes on from the last checkpoint"
 
-// How a program ends, besides 0 and 128 + the signal that stopped it. The README ("When things go
-// wrong") says what to do after each.
+// Exit statuses besides 0 and 128 + the signal that stopped the program. doc/failures.md says what
+// to do after each.
 enum { EXIT_REFUSED = 1, EXIT_WRITE, EXIT_DIVERGED, EXIT_LOST };
 
 enum { ERROR_CAP = 256 };  // bytes of every `error`, the reason that a function gives for its false
@@ -34,21 +36,21 @@ enum { ERROR_CAP = 256 };  // bytes of every `error`, the reason that a function
 PRINTF_LIKE(4, 5) __attribute__((noreturn, cold))
 void check_failed(int status, const char *file, int line, const char *fmt, ...);
 
-// Zeroed memory; ends the program when there is none. `what` is for the message.
+// Zeroed memory; ends the program if there is not enough. `what` names its purpose in the message.
 void *check_alloc(size_t bytes, const char *what);
 
-// A list of n items with room for one more, moved if need be. The room doubles at powers of two, so
-// a list grows in linear time.
+// A list of n items, with memory for one more; the list may move. Its capacity doubles at powers of
+// two, so n appends take linear time.
 void *check_grow(void *list, int64_t n, size_t bytes, const char *what);
 
-// Formats into buf; ends the program when the text does not fit, so no path is ever cut.
+// Formats into buf; ends the program if the text does not fit, so no path is ever truncated.
 PRINTF_LIKE(3, 4) char *check_format(char *buf, size_t cap, const char *fmt, ...);
 
 // Formats the reason for a failure into error, cut to ERROR_CAP bytes, and returns false.
 PRINTF_LIKE(2, 3) bool error_set(char *error, const char *fmt, ...);
 
-// Copies n bytes of text and writes ASCII control characters other than newline and tab as \x1b:
-// text from a file must not drive the terminal. Text that does not fit is cut.
+// Copies n bytes of text. ASCII control characters other than newline and tab become escapes such
+// as \x1b: text from a file must not control the terminal. Text that does not fit is truncated.
 char *text_escape(char *out, size_t cap, const char *text, size_t n);
 void text_print(const char *text, size_t n);  // the same on stdout, of any length
 
@@ -60,12 +62,14 @@ void text_end(FILE *f, const char *last, const char *what);
 // Bytes of the UTF-8 character that begins at text, where n >= 1 bytes are left. 0: it is cut
 // short, overlong, a surrogate or past U+10FFFF.
 size_t utf8_length(const char *text, size_t n);
+const char *utf8_end(const char *text);    // the first byte that is not UTF-8, or the final zero
 char *utf8_put(char *out, uint32_t code);  // writes the character, returns the place behind it
 
 double clock_seconds(void);  // on the monotonic clock, which clock adjustments do not move
 
-// main calls these first and last. begin gives closed standard streams a number, or the next file
-// opened would take it and be printed into. end refuses output that did not arrive.
+// main calls these first and last. begin opens /dev/null for closed standard streams; otherwise the
+// next file opened would get their number, and be printed into. end refuses output that could not
+// be written.
 void check_streams_begin(void);
 void check_streams_end(void);
 
