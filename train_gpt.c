@@ -14,9 +14,10 @@
 //      u, a branch's input by q, k, v; by gate and up; by router and experts; by the skip
 //      k and v             by the query heads of a group
 // 4. The mode is data (llmc/modes.h): it says which norm slots are filled. Branches, sublayers and
-//    gpt_normalize look at it; layers never do.
-// 5. The file is compiled once per precision (REAL = float or double). Every sum has one order:
-//    the results are the same bits for any number of threads.
+//    the model look at it; a layer sees the Site of its own norm at most.
+// 5. The file is compiled once per precision: REAL is float or double, PREC its name, and bf16 is
+//    float with BF16_PRODUCTS (llmc/gemm.h). Every sum has one order: the results are the same bits
+//    for any number of threads.
 //
 // Sizes: B sequences of T tokens, n = B T rows, C channels, NH heads, KV key-value heads, HS head
 // size, QK that of q and k (HS but for latent attention), R rotary channels of a head, F ffn width,
@@ -25,7 +26,7 @@
 #include <stdint.h>
 #include <string.h>
 typedef REAL Real;
-#define real Real
+#define real Real              // a macro: llmc/memory.h asks whether there is one
 #include "llmc/exp.h"
 #include "llmc/gemm.h"
 #include "llmc/run/trainer.h"
@@ -41,7 +42,7 @@ static real exp_real(real x) {
 enum { SET, ADD };
 enum { STRIP = 32 };  // columns that one thread sums over all rows, in the order of the rows
 
-// x = 0
+// x = 0. A small x costs less than waking the threads.
 static void zero(real *x, int64_t size) {
 #pragma omp parallel for if (size > 1 << 16)
     for (int64_t i = 0; i < size; i++) x[i] = 0;
@@ -278,7 +279,7 @@ static real *thread_scores(AttnShape s) {
     return s.scores + (int64_t)omp_get_thread_num() * 2 * ATTN_BLOCK * ATTN_BLOCK;
 }
 
-// The largest of x[0 .. size), size > 0. A maximum passes over NaN.
+// The largest of x[0 .. size), size > 0. It may miss a NaN, which the sum of row_exp keeps.
 static real row_max(const real *x, int64_t size) {
     real max = x[0];
 #pragma omp simd reduction(max : max)
@@ -340,7 +341,7 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
         for (int64_t i = 0; i < rows; i++) {
             // the softmax's denominator, once for all keys
             for (int j = 0; j < s.HS; j++) c_t.p[i * c_t.rs + j] /= sum[i];
-            peak[(row0 + i) * s.NH] = isnan(sum[i]) ? sum[i] : max[i];  // max passes over NaN
+            peak[(row0 + i) * s.NH] = isnan(sum[i]) ? sum[i] : max[i];
             lse[(row0 + i) * s.NH] = max[i] + (real)log(sum[i]);
         }
     }
@@ -720,7 +721,8 @@ static void embedding_backward(real *dwte, real *dwpe, const real *de, const int
             real *restrict token = dwte + (int64_t)tokens[bt] * C + i0;
             real *restrict position = dwpe ? dwpe + bt % T * C + i0 : NULL;
             for (int i = 0; i < strip; i++) token[i] += scale * d[i];
-            for (int i = 0; i < strip && position; i++) position[i] += d[i];
+            if (!position) continue;
+            for (int i = 0; i < strip; i++) position[i] += d[i];
         }
     }
 }
@@ -995,7 +997,8 @@ static void mlp_backward(const Block *b, real *du, real *dy, const real *u, int 
 }
 
 // The block as mlp_forward sees it for routed expert e: its matrices and gains lie below those of
-// the experts before, its rows begin at start[e]. Experts have no biases.
+// the experts before, its rows begin at start[e]. The fields of the dense and the shared ffn (wg,
+// hidden, shared_out, gu, h, sy) stand for the expert's own here. Experts have no biases.
 static Block expert_block(const Block *b, int e) {
     Block x = *b;
     const Site *hidden = &b->p.expert_hidden, *out = &b->p.expert_out;
@@ -1214,7 +1217,8 @@ static void block_backward(const Block *b, real *dx, real *x) {
     sublayer_backward(b, attn_sublayer(b), dx, dx, b->d.mid, x);
 }
 
-// --recompute cheap: everything that costs memory traffic but no matrix product, once more.
+// --recompute cheap: computes again the activations that have a `cheap` buffer (tensors.h): outputs
+// of norms before linears, of activation functions, and the experts' rows.
 static void block_recompute(const Block *b, real *x) {
     const Acts *a = &b->a;
     const Model *m = b->m;
@@ -1257,7 +1261,7 @@ static double squares(const real *x, int64_t size) { return square_sum(x, x, 0, 
 static void router_count(const Block *b, double *loss, double *stats) {
     RouterShape r = router_shape(b);
     const Acts *a = &b->a;
-    const real *loads = a->load + r.B * r.E;  // of all sequences
+    const real *load_all = a->load + r.B * r.E;  // of all sequences
     double sums[ROUTER_SUMS] = {0};           // losses without coefficients (see "router")
     for (int j = 0; j < r.E; j++) {
         double share = 0;  // mean over the sequences
@@ -1266,15 +1270,15 @@ static void router_count(const Block *b, double *loss, double *stats) {
             share += (double)share_b / r.B;
             sums[ROUTER_SEQUENCE] += (double)r.E / r.K / r.T / r.B * load * share_b;
         }
-        sums[ROUTER_BALANCE] += (double)r.E / r.K / r.n * loads[j] * share;
-        a->loads[j] += loads[j];
+        sums[ROUTER_BALANCE] += (double)r.E / r.K / r.n * load_all[j] * share;
+        a->loads[j] += load_all[j];
     }
     for (int64_t t = 0; t < r.n; t++) sums[ROUTER_Z] += (double)a->rlse[t] * a->rlse[t] / r.n;
     *loss += r.n * (r.balance * sums[ROUTER_BALANCE] + r.sequence * sums[ROUTER_SEQUENCE] +
                     r.z * sums[ROUTER_Z]);
     if (!stats) return;
     for (int i = 0; i < ROUTER_SUMS; i++) stats[i] += sums[i] * r.n;
-    for (int j = 0; j < r.E; j++) stats[ROUTER_SUMS + j] += loads[j];
+    for (int j = 0; j < r.E; j++) stats[ROUTER_SUMS + j] += load_all[j];
     for (int64_t t = 0; t < r.n; t++) {
         const real *s_t = a->rs + t * r.E;
         double sum = 0;
@@ -1507,7 +1511,8 @@ static Loss gpt_loss(Gpt *g) {
 static void reduce_gradients(Gpt *g, int l) {
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
-        for (int rank = 0; rank < g->processes && e->layer == l && !entry_is_common(e); rank++) {
+        if (e->layer != l || entry_is_common(e)) continue;
+        for (int rank = 0; rank < g->processes; rank++) {
             Part part = entry_part(e, rank, g->processes);
             real *shard = g->tensors[GRADS] + e->offset + part.first;
             comm_start(g->comm, COMM_REDUCE, shard, part.size, sizeof(real), rank);
@@ -1599,12 +1604,14 @@ static void gpt_normalize(Gpt *g) {
         if (!s.length) continue;
 #pragma omp parallel for
         for (int64_t i = 0; i < e->size / s.length; i++) {
+            // row i, or column i % step of the matrix i / step
             real *line = w + i / s.step * s.length * s.step + i % s.step;
             real square = 0;
             for (int64_t j = 0; j < s.length; j++)
                 square += line[j * s.step] * line[j * s.step];
-            for (int64_t j = 0; j < s.length && square > 0; j++)
-                line[j * s.step] /= (real)sqrt(square);
+            if (square == 0) continue;  // padding of the vocabulary
+            real length = sqrt(square);
+            for (int64_t j = 0; j < s.length; j++) line[j * s.step] /= length;
         }
     }
 }
@@ -1626,8 +1633,8 @@ static const double *router_loads(Gpt *g, int l) {
     return g->load_sums;
 }
 
-// The sum of squares of the gradients that this process owns, in pieces as long as possible: a
-// single process has one piece, the whole arena.
+// The sum of squares of the gradients that this process owns. Each piece is one parallel sum, so
+// pieces are as long as possible: a single process has one, the whole arena.
 static double gpt_square(const Gpt *g) {
     int64_t begin = 0, end = 0;  // the piece so far
     double sum = 0;
@@ -1664,7 +1671,7 @@ static TensorShard tensor_shard(Gpt *g, const Entry *e, const AdamW *o) {
         .d = at(gpt_tensor(g, GRADS, e), part.first),
         .m = gpt_tensor(g, ADAM_M, e), .v = gpt_tensor(g, ADAM_V, e),
         .lr = o->lr[e->row.lr], .decay = o->decay[e->row.decay],
-        .target = e->row.init == ROLE_GAIN ? o->gain_target : 0,
+        .target = e->row.role == ROLE_GAIN ? o->gain_target : 0,
         .correct1 = 1 / (1 - pow(o->beta1, o->step)), .correct2 = 1 / (1 - pow(o->beta2, o->step)),
     };
 }
@@ -1673,13 +1680,13 @@ static TensorShard tensor_shard(Gpt *g, const Entry *e, const AdamW *o) {
 //   m = b1 m + (1 - b1) g      mhat = m / (1 - b1^step)
 //   v = b2 v + (1 - b2) g^2    vhat = v / (1 - b2^step)
 //   w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target))
-// clip: gradient clipping's factor for every gradient, at most 1
-static void adamw_update(TensorShard s, const AdamW *o, real clip) {
+// clip_factor: gradient clipping's factor for every gradient, at most 1
+static void adamw_update(TensorShard s, const AdamW *o, real clip_factor) {
     real lr = s.lr, decay = s.decay, target = s.target, b1 = o->beta1, b2 = o->beta2, eps = o->eps;
     real correct1 = s.correct1, correct2 = s.correct2;
 #pragma omp parallel for simd
     for (int64_t i = 0; i < s.size; i++) {
-        real grad = clip * s.d[i];
+        real grad = clip_factor * s.d[i];
         s.m[i] = b1 * s.m[i] + (1 - b1) * grad;
         s.v[i] = b2 * s.v[i] + (1 - b2) * grad * grad;
         real adam = s.m[i] * correct1 / ((real)sqrt(s.v[i] * correct2) + eps);
@@ -1694,12 +1701,13 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     double square = gpt_square(g);
     Loss loss = gpt_means(g, &square);  // all-reduces square too
     Update u = {loss, sqrt(square), 0};
-    u.applied = isfinite(loss.ce) && isfinite(loss.z) && isfinite(loss.router) &&
-                isfinite(u.norm) && (!o->max_ce || loss.ce <= o->max_ce) &&
+    u.applied = loss_is_finite(loss) && isfinite(u.norm) &&
+                (!o->max_ce || loss.ce <= o->max_ce) &&
                 (!o->max_norm || u.norm <= o->max_norm);
     if (!u.applied) return u;
     g->cached = 0;  // the KV cache is stale
-    real clip = o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1;
+    // gradient clipping by the global norm
+    real clip_factor = o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1;
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         real *w = gpt_tensor(g, WEIGHTS, e);
@@ -1710,9 +1718,10 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
                 w[i] += router_balance_step(load, g->m.moe.E, i, rate);
             continue;
         }
-        adamw_update(tensor_shard(g, e, o), o, clip);
+        adamw_update(tensor_shard(g, e, o), o, clip_factor);
         // all-gather: each shard goes from its owner to all others
-        for (int rank = 0; rank < g->processes && g->processes > 1; rank++) {
+        if (g->processes == 1) continue;
+        for (int rank = 0; rank < g->processes; rank++) {
             Part theirs = entry_part(e, rank, g->processes);
             comm_start(g->comm, COMM_BROADCAST, w + theirs.first, theirs.size, sizeof(real), rank);
         }
@@ -1747,7 +1756,8 @@ static TensorStats balance_stats(Gpt *g, const AdamW *o, const Entry *e) {
     const double *load = router_loads(g, e->layer);
     const real *w = gpt_tensor(g, WEIGHTS, e);
     TensorStats sums = {0, 0, 0};
-    for (int i = 0; i < e->size && !g->rank; i++) {
+    if (g->rank) return sums;
+    for (int i = 0; i < e->size; i++) {
         double step = router_balance_step(load, g->m.moe.E, i, o->lr[LR_BALANCE]);
         double before = w[i] - step;
         sums.weight += before * before;
@@ -1780,11 +1790,14 @@ static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
 // Free memory, of which each process of this machine has its part.
 static double gpt_free_bytes(const Model *m, const Setup *setup) {
     (void)m;
-    return free_memory("", comm_here(setup->comm));
+    return free_memory("", comm_local_size(setup->comm));
 }
 
 // Unknown in double, whose products are three loops.
-static double gpt_peak(void) { return sizeof(real) == 4 ? peak_products(0.05) : 0; }
+static double gpt_peak(void) {
+    double seconds = 0.05;
+    return sizeof(real) == 4 ? peak_products(seconds) : 0;
+}
 
 // ------------------------------------------------------------------------------ main
 

@@ -168,7 +168,7 @@ static double gpt_free_bytes(const Model *m, const Setup *setup) {
     Gpu gpu = {};
     refuse_model(m);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || !devices) return NAN;
-    gpu_open(&gpu, comm_local(setup->comm));
+    gpu_open(&gpu, comm_local_rank(setup->comm));
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
     gpu_close(&gpu);
     return free_bytes;
@@ -281,7 +281,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = (Gpt *)check_alloc(sizeof *g, "the model");
     // Refusals come first: they name the flag to change, which a failed allocation cannot.
     refuse_model(m);
-    gpu_open(&g->gpu, comm_local(setup->comm));
+    gpu_open(&g->gpu, comm_local_rank(setup->comm));
     g->m = *m;
     g->setup = *setup;
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, RATIO);
@@ -609,7 +609,7 @@ static AdamWStep send_rates(Gpt *g, const AdamW *o) {
         EntryLines lines = entry_lines(&g->m, e);
         Part part = entry_part(e, g->nccl.rank, g->nccl.size);
         bool balance = e->row.lr == LR_BALANCE;           // balance_routers moves these
-        float target = e->row.init == ROLE_GAIN ? o->gain_target : 0;
+        float target = e->row.role == ROLE_GAIN ? o->gain_target : 0;
         g->entries.host[k] = UpdateEntry{
             e->offset + part.first, e->state, part.size, balance ? 0 : (float)o->lr[e->row.lr],
             (float)o->decay[e->row.decay], target, lines.length, lines.step};

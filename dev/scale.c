@@ -20,11 +20,11 @@ int main(int argc, char **argv) {
     double head = 0;
     double ffn = 0;
     double rows = (double)moe_layers(&m) * m.moe.K;
-    double flops = show_flops(&m, &t);
+    double flops = flops_per_token(&m, &t);
     for (Entry *e = t.entries; e < t.entries + t.count; e++) {
-        bool expert = show_size(&m, e, true) != show_size(&m, e, false);
-        if (e->row.lr == LR_HEAD) head += show_size(&m, e, true);
-        if (e->row.lr == LR_HIDDEN) *(expert ? &experts : &hidden) += show_size(&m, e, true);
+        bool expert = tensor_size(&m, e, true) != tensor_size(&m, e, false);
+        if (e->row.lr == LR_HEAD) head += tensor_size(&m, e, true);
+        if (e->row.lr == LR_HIDDEN) *(expert ? &experts : &hidden) += tensor_size(&m, e, true);
         printf("entry %d %lld %d\n", e->layer, (long long)e->size, expert);
     }
     for (int l = 0; l < m.L; l++) ffn += layer_mode(&m, l).F;

@@ -22,10 +22,13 @@
 //   A: MR rows |k ->|  [MR x NR]  rank-1 update   block of C  MR x NR      12 of the 16 registers
 //      MR rows |k ->|  [       ]  for each k
 //
-// Percent of the peak of both cores of a Zen 5, all three products, fp32 and bf16:
-//   GPT-2 124M, 256 tokens     88 to 97 and 85 to 88      1024 tokens   81 to 94 and 74 to 87
-//   6 x 384, 2048 tokens       88 to 98 and 75 to 91
-//   the default model          86 to 95 and 59 to 84      the kernel alone   98 to 99
+// Percent of the peak of both cores of a Zen 5, all three products:
+//                              fp32        bf16
+//   GPT-2 124M, 256 tokens     88 to 97    85 to 88
+//   GPT-2 124M, 1024 tokens    81 to 94    74 to 87
+//   6 x 384, 2048 tokens       88 to 98    75 to 91
+//   the default model          86 to 95    59 to 84
+//   the kernel alone           98 to 99    98 to 99
 // Other machines, whole steps and PyTorch: dev/bench/cpu/RESULTS.md.
 //
 // The order in which an element of C is summed depends on K and alpha alone: the bits are the same
@@ -43,8 +46,8 @@
 #include "threads.h"
 
 // A matrix in memory: element (i, j) is p[i * rs + j * cs]. A band holds the elements with
-// first <= j - i <= last. Outside it A counts as 0 and C need not be computed: blocks that are
-// wholly outside are skipped.
+// first <= j - i <= last. Outside the band A must hold zeros, and C may hold anything afterwards:
+// gemm_packed skips blocks that lie wholly outside.
 typedef struct { real *p; int64_t rs, cs, first, last; } View;
 #define FAR ((int64_t)1 << 40)
 

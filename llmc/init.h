@@ -1,16 +1,18 @@
 // init.h: the initial values of parameters. A scheme is one row; the standard deviation of a tensor
 // follows from the scheme, the tensor's role (tensors.h) and its layer.
 //
-// Element i of a tensor is a function of (scheme, seed, tensor name, i) alone: under one scheme two
-// placements, two precisions and two devices share every common weight. (NGPT then normalizes them,
-// and SDD's released setting multiplies sigma.) Gains start at 1, or as modes.h says; biases at 0.
+// The normal number behind element i of a tensor is a function of (seed, tensor name, i) alone:
+// under one scheme two placements, two precisions and two devices share every common weight. (NGPT
+// then normalizes them, and SDD's released setting multiplies sigma.) Gains start at 1, or as
+// modes.h says; biases at 0.
 #pragma once
 #include "memory.h"
 #include "rand.h"
 
 // INIT(id, word, sigma, out, head, beta, cut, source). Expressions may use the model's C and L, the
 // layer l and sigma.
-//   sigma   base standard deviation, of all other matrices; 0.784 / sqrt(C) is 0.02 at C = 1536
+//   sigma   base standard deviation, of all other matrices; 0.784 / sqrt(C) is 0.02 at C = 1536,
+//           1 / sqrt(2.5 C) is sqrt(2 / (5 C)) of Nguyen and Salazar 2019
 //   out     standard deviation of output projections, which write to the residual stream
 //   head    standard deviation of an untied LM head
 //   beta    multiplies the deviation of v, gate, up and output projections (DeepNorm)
@@ -74,7 +76,7 @@ static inline double init_std(const Init *init, const Model *m, const Entry *e) 
 #define INIT_EVAL(id, word, own, out, head, beta, ...) {out, head, beta},
     const struct { double out, head, beta; } all[] = {INIT_TABLE(INIT_EVAL)}, s = all[init->scheme];
 #undef INIT_EVAL
-    switch (e->row.init) {
+    switch (e->row.role) {
         case ROLE_HEAD:   return m->mode->sdd && m->sdd->head ? 1 / sqrt(C) : s.head;
         case ROLE_VALUE:
         case ROLE_FFN_IN: return sigma * s.beta;
@@ -92,8 +94,8 @@ static inline uint64_t init_key(const Init *init, const Entry *e) {
 static inline double init_value(const Init *init, const Model *m, const Entry *e, double std,
                                 uint64_t key, int64_t i) {
     double cut = INITS[init->scheme].cut;
-    if (e->row.init == ROLE_ZERO) return 0;
+    if (e->row.role == ROLE_ZERO || e->row.role == ROLE_BALANCE) return 0;
     if (i >= entry_rows(m, e) * e->row.cols) return 0;
-    if (e->row.init == ROLE_GAIN) return e->row.gain;
+    if (e->row.role == ROLE_GAIN) return e->row.gain;
     return std * (cut ? rand_truncated(key, (uint64_t)i, cut) : rand_normal(key, (uint64_t)i));
 }

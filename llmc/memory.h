@@ -38,7 +38,7 @@ enum { PARAM_TABLE(PARAM_ENUM) PARAM_COUNT };
 typedef struct ParamRow {
     const char *name;                     // in checkpoints; %d: the layer
     int64_t rows, cols;
-    int init, decay, lr;                  // ROLE_*, DECAY_*, LR_*
+    int role, decay, lr;                  // ROLE_*, DECAY_*, LR_*
     double gain;                          // initial value of a gain
     int exists;
 } ParamRow;
@@ -49,7 +49,7 @@ static inline void param_rows(ParamRow rows[PARAM_COUNT], const Model *m, int l)
     const int C = m->C, T = m->T, Vp = m->Vp, F = m->F, E = m->moe.E;
     const int NH = m->NH, KV = m->KV, HS = m->HS, QK = qk_size(m);
 #define PARAM_EVAL(field, name, r, c, role, gain, exists) \
-    {name, r, c, ROLES[role].init, ROLES[role].decay, ROLES[role].lr, gain, exists},
+    {name, r, c, role, ROLES[role].decay, ROLES[role].lr, gain, exists},
     const ParamRow all[] = { PARAM_TABLE(PARAM_EVAL) };
     memcpy(rows, all, sizeof all);
 }
@@ -123,7 +123,7 @@ typedef struct Part {
 } Part;
 
 static inline bool entry_is_split(const Entry *e) {
-    return e->row.init == ROLE_EMBEDDING || e->row.init == ROLE_HEAD;
+    return e->row.role == ROLE_EMBEDDING || e->row.role == ROLE_HEAD;
 }
 
 static inline bool entry_is_common(const Entry *e) { return e->row.lr == LR_BALANCE; }
@@ -146,10 +146,10 @@ typedef struct EntryLines {
 } EntryLines;
 
 static inline EntryLines entry_lines(const Model *m, const Entry *e) {
-    int role = e->row.init, cols = (int)e->row.cols;
+    int role = e->row.role, cols = (int)e->row.cols;
     EntryLines none = {0, 0}, rows = {cols, 1}, columns = {m->C, cols};
-    if (!m->mode->unit || role == ROLE_GAIN || role == ROLE_ZERO || e->id == PARAM_router)
-        return none;
+    // roles from ROLE_ZERO on are vectors
+    if (!m->mode->unit || role >= ROLE_ZERO || e->id == PARAM_router) return none;
     return role == ROLE_OUT ? columns : rows;
 }
 
@@ -170,7 +170,8 @@ static inline void layout_share(Layout *t, int rank, int processes) {
     free(load);
 }
 
-// Rows without the padding of the vocabulary, whose rows are zero, never read and not saved.
+// Rows without the padding of the vocabulary, whose rows stay zero and are not saved. Their logits
+// take no part in the loss.
 static inline int64_t entry_rows(const Model *m, const Entry *e) {
     bool vocabulary = e->id == PARAM_wte || e->id == PARAM_wlm || e->id == PARAM_logits_w;
     return vocabulary ? m->V : e->row.rows;

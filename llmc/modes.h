@@ -7,8 +7,10 @@
 //   y  = F(c * u)                    c = ONE: 1 | LNS: 1/sqrt(l+1)
 //   yn = out ? N(y) : y              q, k, v and the context have slots of their own inside F
 //   s  = a * skip + b * yn           a = ONE: 1 | DEEP: (2L)^(1/4), with b = 1
-//   x' = post ? N(s) : s             a = LEARNED: a = 1 - alpha, b = alpha = 0.05 sqrt(C) |p|; the
-//                                    vector p [C] is a parameter (nGPT)
+//   x' = post ? N(s) : s
+//
+// nGPT (a = LEARNED): a = 1 - alpha and b = alpha = 0.05 sqrt(C) |p|. The vector p [C] is a
+// parameter.
 //
 // An empty slot is the identity: no call, no copy, no parameter. A new placement is a new row. One
 // that the columns cannot express gets a new, named column. Valid as C17 and as C++17.
@@ -18,7 +20,7 @@
 
 // The first value of each is 0, the default of a column that a row does not name.
 enum { OWN, NORMED, BLOCK };                  // skip
-enum { ONE, LNS, DEEP, LEARNED };             // c and a
+enum { ONE, LNS, DEEP, LEARNED };             // c: ONE or LNS; a: ONE, DEEP or LEARNED
 enum { HEAD, FULL };                          // per
 enum { L2 = 2, SCALE };                       // a slot's norm: 0 none, 1 the model's, L2: x / |x|;
                                               // SCALE (sites only): a gain without a norm

@@ -10,28 +10,30 @@
 
 // A parameter's role decides its initial values (init.h), its weight decay and its learning rate.
 enum {
-    ROLE_EMBEDDING, ROLE_HEAD,                // wte, wpe; an untied LM head
-    ROLE_IN, ROLE_VALUE, ROLE_FFN_IN,         // matrices that read u or a latent; among them W_v;
-                                              // gate and up (DeepNorm scales the last two)
+    ROLE_EMBEDDING,                           // wte, wpe
+    ROLE_HEAD,                                // an untied LM head
+    ROLE_IN,                                  // matrices that read u or a latent
+    ROLE_VALUE,                               // W_v, which DeepNorm scales, as it does
+    ROLE_FFN_IN,                              // gate and up
     ROLE_OUT,                                 // output projections, which write to the stream
     ROLE_ZERO,                                // biases
     ROLE_GAIN,                                // gains of norms, nGPT's p
     ROLE_BALANCE                              // the selection bias, which has no gradient
 };
-enum { DECAY_MATRIX, DECAY_EMBEDDING, DECAY_GAIN };   // --decay-embeddings, --decay-gains
+enum { DECAY_MATRIX, DECAY_EMBEDDING, DECAY_GAIN, DECAY_GROUPS };  // --decay-embeddings and -gains
 // Groups of tensors with a learning rate of their own, which may depend on the width (Everett et
 // al. 2024). LR_BALANCE is the step of the selection bias.
 enum { LR_EMBEDDING, LR_HIDDEN, LR_HEAD, LR_VECTOR, LR_BALANCE, LR_GROUPS };
-static const struct { int init, decay, lr; } ROLES[] = {  // in the order of the roles
-    {ROLE_EMBEDDING, DECAY_EMBEDDING, LR_EMBEDDING},
-    {ROLE_HEAD,      DECAY_MATRIX,    LR_HEAD},
-    {ROLE_IN,        DECAY_MATRIX,    LR_HIDDEN},
-    {ROLE_VALUE,     DECAY_MATRIX,    LR_HIDDEN},
-    {ROLE_FFN_IN,    DECAY_MATRIX,    LR_HIDDEN},
-    {ROLE_OUT,       DECAY_MATRIX,    LR_HIDDEN},
-    {ROLE_ZERO,      DECAY_GAIN,      LR_VECTOR},
-    {ROLE_GAIN,      DECAY_GAIN,      LR_VECTOR},
-    {ROLE_ZERO,      DECAY_GAIN,      LR_BALANCE},
+static const struct { int decay, lr; } ROLES[] = {
+    {DECAY_EMBEDDING, LR_EMBEDDING},          // ROLE_EMBEDDING, and so on in their order
+    {DECAY_MATRIX,    LR_HEAD},
+    {DECAY_MATRIX,    LR_HIDDEN},
+    {DECAY_MATRIX,    LR_HIDDEN},
+    {DECAY_MATRIX,    LR_HIDDEN},
+    {DECAY_MATRIX,    LR_HIDDEN},
+    {DECAY_GAIN,      LR_VECTOR},
+    {DECAY_GAIN,      LR_VECTOR},
+    {DECAY_GAIN,      LR_BALANCE},            // ROLE_BALANCE
 };
 
 // PARAM(field, name, rows, cols, role, initial gain, exists-if). Matrices are [out, in], row-major.

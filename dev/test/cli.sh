@@ -52,7 +52,7 @@ check "bf16"                      trainer PREC=bf16
 check "bf16 trains"               ./train_gpt $short --out r16
 check "fp32 again"                trainer
 check "from bf16 on in fp32"      sh -c "./train_gpt --out r16 --resume auto --steps 3 > message"
-check "says so once"              [ "$(grep -c 'a run in bf16 goes on in fp32' message)" = 1 ]
+check "says so once"              [ "$(grep -c 'a run in bf16 are used in fp32' message)" = 1 ]
 check "fp32 trains"               ./train_gpt $short --out r32
 check "make POST"                 trainer NORM_MODE=POST
 check "another mode resumes"      refused NORM_MODE=SPAN ./train_gpt --out r32 --resume auto

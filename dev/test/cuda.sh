@@ -113,7 +113,7 @@ check "and goes on"                            "$gpu-bf16" --out stochastic-resu
     --resume required --steps 4
 check "stochastic: resumed is unbroken"        same stochastic stochastic-resumed
 check "stochastic is not nearest"              differ stochastic bf16
-check "a run in another precision is noted"    grep -q 'a run in bf16 goes on in fp32' cpu.eval
+check "a run in another precision is noted"    grep -q 'a run in bf16 are used in fp32' cpu.eval
 
 check "--show says what fits"                  sh -c "$gpu-bf16 $model --batch 4 --show |
     grep -q 'GPU: .* what fits: --micro-batch 4'"

@@ -22,10 +22,10 @@ static inline void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, 
         const Entry *e = &layout->entries[k];
         uint64_t key = rand_key(seed, e->name, 0);
         double std = e->row.rows == 1                ? 0.3
-                     : e->row.init == ROLE_EMBEDDING ? 0.5
+                     : e->row.role == ROLE_EMBEDDING ? 0.5
                                                      : 1.2 / sqrt((double)e->row.cols);
         for (int64_t i = 0; i < e->size; i++) {
-            double w = stored(e->row.init == ROLE_GAIN
+            double w = stored(e->row.role == ROLE_GAIN
                                   ? e->row.gain * (1 + 0.3 * rand_normal(key, (uint64_t)i))
                                   : std * rand_normal(key, (uint64_t)i),
                               storage);

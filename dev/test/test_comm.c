@@ -34,8 +34,8 @@ static void set(const char *name, int value) {
 static void forget(void) {
     unsetenv("MASTER_ADDR");
     for (size_t i = 0; i < LAUNCHER_COUNT; i++) {
-        const char *names[] = {LAUNCHERS[i].size, LAUNCHERS[i].rank, LAUNCHERS[i].local,
-                               LAUNCHERS[i].here};
+        const char *names[] = {LAUNCHERS[i].size, LAUNCHERS[i].rank, LAUNCHERS[i].local_rank,
+                               LAUNCHERS[i].local_size};
         for (int k = 0; k < 4; k++) unsetenv(names[k]);
     }
 }
@@ -48,8 +48,8 @@ static void take_part(const Launcher *by, int rank, int port, void (*body)(Comm 
     forget();
     set(by->size, PROCESSES);
     set(by->rank, rank);
-    set(by->local, rank);
-    set(by->here, PROCESSES);
+    set(by->local_rank, rank);
+    set(by->local_size, PROCESSES);
     set("MASTER_PORT", port - 1);
     alarm(30);
     if (rank) usleep((useconds_t)late * 1000);
@@ -98,7 +98,7 @@ static void body_talk(Comm *c) {
     double x[] = {c->rank + 1, c->rank == 1 ? NAN : 0, -c->rank};
     double most[] = {c->rank == 2 ? 7 : 1, -5, c->rank == 1 ? NAN : c->rank};
     char *big = (char *)check_alloc(BIG, "a message");
-    NEED(c->size == PROCESSES && c->local == c->rank);
+    NEED(c->size == PROCESSES && c->local_rank == c->rank);
     comm_all_reduce(c, x, 3, COMM_SUM);
     comm_all_reduce(c, most, 3, COMM_MAX);
     NEED(x[0] == 6 && isnan(x[1]) && x[2] == -3 && most[0] == 7 && most[1] == -5 && isnan(most[2]));

@@ -615,8 +615,8 @@ typedef struct { double router, bias[MOST_EXPERTS]; } Choice;
 static void fill(Ref *r, const Choice *choice) {
     for (int k = 0; k < r->list.count; k++) {
         const Entry *e = &r->list.entries[k];
-        bool gain = e->row.init == ROLE_GAIN;
-        bool bias = e->row.init == ROLE_ZERO;
+        bool gain = e->row.role == ROLE_GAIN;
+        bool bias = e->row.role == ROLE_ZERO || e->row.role == ROLE_BALANCE;
         bool alpha = strstr(e->name, ".alpha") != NULL;
         bool embedding = strstr(e->name, "model.embed_") != NULL;
         double *w = (double *)judge_fp64.tensor(r->gpt, WEIGHTS, e);

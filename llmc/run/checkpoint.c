@@ -77,13 +77,13 @@ void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tenso
     note_file(c, name, safetensors_write(c->folder, path, tensors, count, &c->bad));
 }
 
-static Hash add_text(Checkpoint *c, const char *name, const char *text) {
+static Hash write_text(Checkpoint *c, const char *name, const char *text) {
     char path[PATH_CAP];
     return file_write_text(c->folder, path_join(path, c->temp, name), text);
 }
 
 void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
-    note_file(c, name, add_text(c, name, text));
+    note_file(c, name, write_text(c, name, text));
 }
 
 // Called when a file turns out to hold weights that are not finite.
@@ -99,7 +99,7 @@ void checkpoint_commit(Checkpoint *c) {
     char dir[PATH_CAP];
     size_t used = strlen(c->manifest);
     check_format(c->manifest + used, sizeof c->manifest - used, "\n}\n");
-    add_text(c, "manifest.json", c->manifest);
+    write_text(c, "manifest.json", c->manifest);
     close(c->folder);
 
     const char *temp = file_name(c->temp), *plain = temp + TEMP_BYTES;

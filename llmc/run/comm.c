@@ -76,15 +76,15 @@ void comm_open(Comm *c, const char *device) {
           "expected mpirun to start processes on the CPU, found torchrun (%s processes)\n"
           "  -> mpirun -np %s ./train_gpt (more processes than cores: --oversubscribe)",
           getenv(by->size), getenv(by->size));
-    c->local = setting(by->local);
-    c->here = setting(by->here);
+    c->local_rank = setting(by->local_rank);
+    c->local_size = setting(by->local_size);
     c->rank = setting(by->rank);
     c->size = setting(by->size);
-    CHECK(c->rank >= 0 && c->rank < c->size && c->local >= 0,
+    CHECK(c->rank >= 0 && c->rank < c->size && c->local_rank >= 0,
           "%s=%d and %s=%d: expected numbers below %s=%d\n"
           "  -> start with torchrun, mpirun or srun",
-          by->rank, c->rank, by->local, c->local, by->size, c->size);
-    if (gpus) c->sockets = sockets_open(c->rank, c->size, c->here == c->size);
+          by->rank, c->rank, by->local_rank, c->local_rank, by->size, c->size);
+    if (gpus) c->sockets = sockets_open(c->rank, c->size, c->local_size == c->size);
     else open_mpi(c, by);
     CHECK(!c->rank || freopen("/dev/null", "w", stdout),
           "cannot open /dev/null: %s\n  -> make it writable", strerror(errno));
@@ -124,12 +124,14 @@ void comm_broadcast(Comm *c, void *data, size_t bytes) {
     for (int to = 1; to < comm_size(c); to++) comm_move(c, data, bytes, 0, to);
 }
 
-// Process 0 adds the values of process 1, then of process 2, and so on, 512 at a time, and
+// Process 0 adds the values of process 1, then of process 2, and so on, a piece at a time, and
 // broadcasts the result.
 void comm_all_reduce(Comm *c, double *x, int64_t n, int how) {
-    double other[512];
-    for (int64_t at = 0; at < n && comm_size(c) > 1; at += 512) {
-        int64_t piece = n - at < 512 ? n - at : 512;
+    enum { PIECE = 512 };
+    double other[PIECE];
+    if (comm_size(c) == 1) return;
+    for (int64_t at = 0; at < n; at += PIECE) {
+        int64_t piece = n - at < PIECE ? n - at : PIECE;
         size_t bytes = piece * sizeof *x;
         for (int from = 1; from < c->size; from++) {
             if (c->rank == from) memcpy(other, x + at, bytes);
@@ -162,7 +164,8 @@ void comm_check_weights(Comm *c, uint64_t hash) {
 
 // ---------------------------------------------------------------------------------------- signals
 
-// The program's only mutable global: a signal handler gets no other data.
+// The program's only mutable globals: the signal, since a handler gets no other data, and the
+// handlers that were there before.
 static volatile sig_atomic_t signal_received;
 static struct sigaction interrupt_before, terminate_before;
 

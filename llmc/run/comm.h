@@ -21,7 +21,7 @@ enum { COMM_PENDING = 256 };                  // transfers in flight at most
 // NULL, or size 1: there is one process.
 typedef struct Comm {
     int rank, size;                           // this process, from 0, and how many there are
-    int local, here;                          // the same among the processes of this machine
+    int local_rank, local_size;               // the same among the processes of this machine
     struct Sockets *sockets;                  // on GPUs; else NULL
     struct Mpi *mpi;                          // on the CPU; else NULL
     void *pending[COMM_PENDING];              // MPI requests in flight,
@@ -30,14 +30,16 @@ typedef struct Comm {
 
 static inline int comm_rank(const Comm *c) { return c ? c->rank : 0; }
 static inline int comm_size(const Comm *c) { return c && c->size > 1 ? c->size : 1; }
-static inline int comm_local(const Comm *c) { return c ? c->local : 0; }
-static inline int comm_here(const Comm *c) { return c && c->here > 1 ? c->here : 1; }
+static inline int comm_local_rank(const Comm *c) { return c ? c->local_rank : 0; }
+static inline int comm_local_size(const Comm *c) {
+    return c && c->local_size > 1 ? c->local_size : 1;
+}
 
 // The names of a launcher's environment variables: number of processes, rank, and both among the
-// processes of this machine. srun writes `here` for all machines, as "2(x3)" or "2,1"; its first
-// number is right if there is one machine.
+// processes of this machine. srun writes local_size for all machines, as "2(x3)" or "2,1"; its
+// first number is right if there is one machine.
 typedef struct {
-    const char *name, *size, *rank, *local, *here;
+    const char *name, *size, *rank, *local_rank, *local_size;
 } Launcher;
 enum { LAUNCHER_COUNT = 3 };
 extern const Launcher LAUNCHERS[LAUNCHER_COUNT];

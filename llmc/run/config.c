@@ -17,7 +17,6 @@ static const char *typed(char text[PATH_CAP], const Flags *f, const Mode *mode, 
                         *value ? value : "\"\"");
 }
 
-
 // Refuses flags that contradict another flag or the placement. Each row has the condition, both
 // flags and what to do. Values outside a flag's own range were refused before (flag_set).
 static void refuse_pairs(const FlagSet *set, const Mode *mode) {
@@ -29,7 +28,8 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     // A micro-batch must divide the batch if the user gave it, or if the balance loss is defined
     // over it. Any other one may leave a smaller last micro-batch.
     bool divides = micro && (set->by[FLAG_micro_batch] == BY_USER || (E && f->balance_loss > 0));
-    // Widths are int, and rows of a token's experts lie side by side.
+    // The widths of a token's experts add up to the width of one row, an int. This leaves room for
+    // the default --ffn, 8/3 of the width or 4 times, and for gate and up together.
     bool wide = (K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24;
     const struct { bool found; int flag, other; const char *hint; } rows[] = {
         {f->width % heads, FLAG_heads, FLAG_width, "a divisor of the width"},
@@ -53,8 +53,8 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
         {mode->unit && f->decay_gains == GAINS_TO_ONE, FLAG_decay_gains, PLACEMENT,
          "--decay-gains off: nGPT's gains are not around one"},
         // A preset's --bias is silently dropped (model_from_flags), a user's is refused.
-        {mode->sdd && f->bias && set->by[FLAG_bias] == BY_USER, FLAG_bias, PLACEMENT,
-         "--bias off: SDD has no biases"},
+        {(mode->sdd || mode->unit) && f->bias && set->by[FLAG_bias] == BY_USER, FLAG_bias,
+         PLACEMENT, "--bias off: SDD and nGPT have no biases"},
         {mode->fin && f->final_norm == FINAL_NORM_OFF, FLAG_final_norm, PLACEMENT,
          "--final-norm auto: without it the LM head reads a stream that has no norm"},
         {E && K > E, FLAG_experts_per_token, FLAG_experts, "at most as many as there are"},
@@ -212,8 +212,8 @@ char *run_config(const Run *r) {
             "  \"git\": \"%s\",\n  \"parameters\": %.0f,\n  \"active_parameters\": %.0f,\n"
             "  \"flops_per_token\": %.0f,\n  \"initialization\": \"%s\",\n  \"unigram_entropy\": ",
             CONFIG_VERSION, m->mode->name, r->t->precision, r->t->commit,
-            show_parameters(m, &r->layout, false), show_parameters(m, &r->layout, true),
-            show_flops(m, &r->layout), INITS[r->init.scheme].name);
+            parameter_count(m, &r->layout, false), parameter_count(m, &r->layout, true),
+            flops_per_token(m, &r->layout), INITS[r->init.scheme].name);
     json_write_number(file, r->unigram);
     fprintf(file, ",\n  \"flags\": ");
     for (const FlagRow *row = FLAGS; row < FLAGS + FLAG_COUNT; row++) {
@@ -353,13 +353,13 @@ static void config_begin(FlagSet *given, const Mode *mode, int argc, char **argv
 
 // --from pins the flags of the model that is read, except --seq. A resumed run keeps its own values
 // of the flags that may change, whatever --config says.
-void flags_override(FlagSet *set, const FlagSet *given, bool resuming) {
+void flags_override(FlagSet *set, const FlagSet *given, bool found) {
     bool reading = *given->f.from;                         // set holds the flags of that run
     for (int i = 0; i < FLAG_COUNT; i++) {
         int by = given->by[i], resume = FLAGS[i].resume;
         // Defaults and presets of `given` are in set already, below what a run says.
-        if (by < BY_CHECKPOINT || (by == BY_CHECKPOINT && resuming && resume == FREE)) continue;
-        bool pinned = (resuming && resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
+        if (by < BY_CHECKPOINT || (by == BY_CHECKPOINT && found && resume == FREE)) continue;
+        bool pinned = (found && resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
         if (pinned) check_same(i, &set->f, "this run", given);
         flag_copy(set, i, &given->f, by);
     }
@@ -444,7 +444,8 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     else if (*f->out && !f->show) resuming = out_resumes(f, &found);
     if (found) base = f->out;
     if (base && config_read(set, path_join(config, base, "config.json"), t))
-        printf("note: a run in %s goes on in %s\n", strcmp(t->precision, "fp32") ? "fp32" : "bf16",
+        printf("note: the weights of a run in %s are used in %s\n",
+               strcmp(t->precision, "fp32") ? "fp32" : "bf16",
                t->precision);
     // A resumed run has read its --init-from when it began.
     if (!found && *f->init_from) config_init_from(set, &given, t);

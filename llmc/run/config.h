@@ -11,8 +11,8 @@ enum { CONFIG_VERSION = 2 };                  // of config.json; 2 has a checksu
 // from; a run killed before its first one begins again, with its own flags.
 bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv);
 // Overrides the flags in `set` by those in `given`, and refuses those that may not change.
-// resuming: set has the flags of a run that is resumed.
-void flags_override(FlagSet *set, const FlagSet *given, bool resuming);
+// found: set has the flags of the run in --out, which goes on or begins again.
+void flags_override(FlagSet *set, const FlagSet *given, bool found);
 // --init-from FOLDER: takes the model's flags from the run or checkpoint in that folder.
 void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t);
 // Refuses flags that contradict each other or t's placement, device or precision.

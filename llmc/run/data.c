@@ -47,8 +47,8 @@ static void corpus_open(DataLoader *d) {
 
 // ------------------------------------------------------------------------------------------ shards
 
-// The only place that reads a shard's header. Refuses a header that does not fit the file or the
-// shards before it; otherwise appends the shard to the stream.
+// The only place in the trainer that reads a shard's header. Refuses a header that does not fit the
+// file or the shards before it; otherwise appends the shard to the stream.
 static void shard_read_header(DataLoader *d, Shard *s) {
     int32_t head[SHARD_HEADER_BYTES / 4] = {0};
     int64_t size;
@@ -313,10 +313,11 @@ void loader_sample(DataLoader *d, int64_t index, int32_t *inputs, int32_t *targe
     }
     int64_t first = window * d->seq;
     if (!d->text) shard_window(d, first);
-    // The validation text is the same in every epoch.
-    if (d->text && epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
-    for (int64_t t = 0; d->text && t <= d->seq; t++)
-        d->window[t] = (uint8_t)d->text[first + t];
+    else {
+        // The validation text is the same in every epoch.
+        if (epoch != d->epoch && !d->validation) corpus_write(d, epoch, d->tokens);
+        for (int64_t t = 0; t <= d->seq; t++) d->window[t] = (uint8_t)d->text[first + t];
+    }
     // Targets are the inputs shifted by one token.
     memcpy(inputs, d->window, d->seq * sizeof *inputs);
     memcpy(targets, d->window + 1, d->seq * sizeof *targets);

@@ -4,7 +4,7 @@
 #include "run.h"
 
 // active: of E experts a token uses K. It uses all other tensors whole.
-double show_size(const Model *m, const Entry *e, bool active) {
+double tensor_size(const Model *m, const Entry *e, bool active) {
     // Tensors with all E experts, one below the other.
     bool expert = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd ||
                   e->id == PARAM_expert_hidden_w || e->id == PARAM_expert_out_w;
@@ -12,18 +12,18 @@ double show_size(const Model *m, const Entry *e, bool active) {
     return active && expert ? size * ((double)m->moe.K / m->moe.E) : size;
 }
 
-double show_parameters(const Model *m, const Layout *layout, bool active) {
+double parameter_count(const Model *m, const Layout *layout, bool active) {
     double sum = 0;                                        // exact up to 2^53
-    for (int k = 0; k < layout->count; k++) sum += show_size(m, &layout->entries[k], active);
+    for (int k = 0; k < layout->count; k++) sum += tensor_size(m, &layout->entries[k], active);
     return sum;
 }
 
-double show_flops(const Model *m, const Layout *layout) {
+double flops_per_token(const Model *m, const Layout *layout) {
     // A tied LM head is the embedding's matrix: it counts once, as the head's product.
     double matrices = m->tied ? (double)m->V * m->C : 0;
     for (int k = 0; k < layout->count; k++) {
         const Entry *e = &layout->entries[k];
-        if (e->row.lr == LR_HIDDEN || e->row.lr == LR_HEAD) matrices += show_size(m, e, true);
+        if (e->row.lr == LR_HIDDEN || e->row.lr == LR_HEAD) matrices += tensor_size(m, e, true);
     }
     return 6 * matrices + 3.0 * m->L * m->NH * (qk_size(m) + m->HS) * m->T;
 }
@@ -163,15 +163,15 @@ static void show_parameter(const Run *r, int id, bool shared) {
         if (e->id != id || (strstr(e->name, "shared") != NULL) != shared) continue;
         if (!copies++) first = e;
         last = e;
-        size += show_size(&r->m, e, false);
+        size += tensor_size(&r->m, e, false);
     }
     if (!first) return;
     const ParamRow *row = &first->row;
     double one = init_std(&r->init, &r->m, first), other = init_std(&r->init, &r->m, last);
     // Gains start at a constant, biases at 0, matrices at random with a standard deviation that may
     // differ between the first and the last layer.
-    if (row->init == ROLE_GAIN) check_format(start, sizeof start, "%.4g", row->gain);
-    else if (row->init != ROLE_ZERO)
+    if (row->role == ROLE_GAIN) check_format(start, sizeof start, "%.4g", row->gain);
+    else if (row->role < ROLE_ZERO)
         check_format(start, sizeof start, one == other ? "sigma %.4g" : "sigma %.4g..%.4g", one,
                      other);
     printf("  %-53s %4d  %8lld x %-6lld %12.0f   %-20s  %-9s  %s\n", row->name, copies,
@@ -243,9 +243,9 @@ void show_model(const Run *r, bool tables) {
     printf("  init %s (%s), sigma %.4g (sigma sqrt(width) = %.3f)%s\n",
            INITS[r->init.scheme].name, INITS[r->init.scheme].source, sigma, sigma * sqrt(m->C),
            no_beta ? ", without DeepNorm's beta (--init deepnorm has it)" : "");
-    printf("  %.2fM parameters, ", show_parameters(m, &r->layout, false) / 1e6);
-    if (m->moe.E) printf("%.2fM active, ", show_parameters(m, &r->layout, true) / 1e6);
-    printf("%.1f MFLOP per token\n", show_flops(m, &r->layout) / 1e6);
+    printf("  %.2fM parameters, ", parameter_count(m, &r->layout, false) / 1e6);
+    if (m->moe.E) printf("%.2fM active, ", parameter_count(m, &r->layout, true) / 1e6);
+    printf("%.1f MFLOP per token\n", flops_per_token(m, &r->layout) / 1e6);
     printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, "
            "their gradients %.1f: %.1f MiB in all%s\n", y.weights / mib, y.gradients / mib,
            y.moments / mib, y.acts / mib, y.grads / mib, y.sum / mib,
@@ -265,7 +265,7 @@ void show_models(const Mode *mode) {
         Layout layout = layout_make(&m);
         printf("%-14s %3d layers, width %4d, heads %2d/%2d, ffn %5d, vocabulary %6d, T %4d: "
                "%8.1fM  %s\n", p->name, m.L, m.C, m.NH, m.KV, m.F, m.V, m.T,
-               show_parameters(&m, &layout, false) / 1e6, p->note);
+               parameter_count(&m, &layout, false) / 1e6, p->note);
         layout_free(&layout);
     }
 }

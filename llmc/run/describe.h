@@ -5,13 +5,13 @@
 #include "train.h"
 
 // Parameters of a tensor, and of the model. active: only those that one token uses, K of E experts.
-double show_size(const Model *m, const Entry *e, bool active);
-double show_parameters(const Model *m, const Layout *layout, bool active);
+double tensor_size(const Model *m, const Entry *e, bool active);
+double parameter_count(const Model *m, const Layout *layout, bool active);
 // Floating-point operations of training on one token: 6 for each weight of its matrix products (the
 // LM head's included, the embedding's not), and 3 L NH (QK + HS) T for the causal half of
 // attention: L layers, NH heads, QK and HS channels of q or k and of v. llm.c counts so; others
 // count the full square.
-double show_flops(const Model *m, const Layout *layout);
+double flops_per_token(const Model *m, const Layout *layout);
 
 // Bytes that the device needs in this process.
 double memory_needed(const Run *r, const Setup *setup);

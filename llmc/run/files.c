@@ -51,11 +51,16 @@ int file_open(const char *path, int64_t *size) {
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return -1;
-    bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    *size = info.st_size;
-    if (regular) return fd;
+    int error = 0;
+    if (fstat(fd, &info)) error = errno;
+    else if (S_ISDIR(info.st_mode)) error = EISDIR;
+    else if (!S_ISREG(info.st_mode)) error = ENOTSUP;
+    if (!error) {
+        *size = info.st_size;
+        return fd;
+    }
     close(fd);
-    errno = S_ISDIR(info.st_mode) ? EISDIR : ENOTSUP;
+    errno = error;
     return -1;
 }
 

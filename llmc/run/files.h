@@ -59,7 +59,8 @@ int folder_open_in(int parent, const char *path);
 // the folder exists (EEXIST) or cannot be made.
 bool folder_make(const char *path);
 
-// Removes the file, link or folder of plain files called `name`. Links are never followed.
+// Removes the file, link or folder of plain files called `name`; true also if there is none. Links
+// are never followed.
 bool folder_remove(int folder, const char *name);
 
 void folder_sync(int folder, const char *path);  // brings the names in a folder to the disk

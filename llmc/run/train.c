@@ -53,7 +53,7 @@ static void forward_samples(Run *r, DataLoader *data, int64_t first, int64_t sam
 bool run_is_usable(Run *r) {
     forward_samples(r, &r->data, r->step * r->f->batch, r->f->batch);
     Loss loss = r->t->loss(r->gpt);
-    return isfinite(loss.ce + loss.z + loss.router);
+    return loss_is_finite(loss);
 }
 
 int64_t run_epoch(const Run *r) { return r->step * r->f->batch / r->data.samples; }
@@ -133,29 +133,30 @@ void evaluate(Run *r) {
 
 // Arrays with a value for each layer. Dense layers have null for the values of routers.
 static void log_layer_values(const Run *r, Log *log, const LayerStats *layers) {
-    static const char *const NAMES[] = {
+    enum { DENSE_VALUES = 4, VALUES = 10 };
+    static const char *const NAMES[VALUES] = {
         "residual_rms", "attn_ratio", "ffn_ratio", "attn_logit_max",
         "router_max_load", "router_dead", "router_entropy", "router_balance", "router_sequence",
         "router_z"};
     const Moe *moe = &r->m.moe;
-    for (int i = 0; i < (moe->E ? 10 : 4); i++) {
+    for (int i = 0; i < (moe->E ? VALUES : DENSE_VALUES); i++) {
         log_nest(log, NAMES[i], '[');
         for (int l = 0; l < r->m.L; l++) {
             const LayerStats *s = &layers[l];
             const double *sums = s->sums.squares, *router = s->router, *load = router + ROUTER_SUMS;
             bool routed = moe->E && l >= moe->dense;
             double n = s->tokens, sum = 0, max = 0, dead = 0;
-            for (int e = 0; e < moe->E && routed; e++) {
+            for (int e = 0; e < moe->E; e++) {
                 sum += load[e];
                 max = fmax(max, load[e]);
                 dead += load[e] == 0;
             }
-            const double values[] = {
+            const double values[VALUES] = {
                 sqrt(sums[STREAM] / (n * r->m.C)), sqrt(sums[ATTN_BRANCH] / sums[ATTN_SKIP]),
                 sqrt(sums[FFN_BRANCH] / sums[FFN_SKIP]), s->sums.logit, max * moe->E / sum, dead,
                 router[ROUTER_ENTROPY] / n, router[ROUTER_BALANCE] / n,
                 router[ROUTER_SEQUENCE] / n, router[ROUTER_Z] / n};
-            log_real(log, NULL, i < 4 || routed ? values[i] : NAN);
+            log_real(log, NULL, i < DENSE_VALUES || routed ? values[i] : NAN);
         }
         log_unnest(log, ']');
     }
@@ -190,7 +191,8 @@ static void log_stats(Run *r, const AdamW *applied) {
         comm_all_reduce(&r->comm, &s->tokens, 1, COMM_SUM);
         comm_all_reduce(&r->comm, s->router, router_size(&r->m), COMM_SUM);
     }
-    comm_all_reduce(&r->comm, &tensors->grad, count * 3, COMM_SUM);
+    // TensorStats has doubles alone.
+    comm_all_reduce(&r->comm, &tensors->grad, count * (sizeof *tensors / sizeof(double)), COMM_SUM);
     Log *log = run_begin_line(r);
     log_layer_values(r, log, layers);
     if (r->m.moe.E) log_loads(r, log, layers);
@@ -271,7 +273,7 @@ static void print_progress(Run *r, double loss, double lr, double norm) {
     if (!isnan(r->data.floor)) printf(" (floor +%.4f)", loss - r->data.floor);
     printf("  lr %.2e  grad %.3f  %.0f tok/s", lr, norm, rate);
     if (r->peak > 0)
-        printf(" (%.0f %% of peak)", 100 * rate * show_flops(&r->m, &r->layout) / r->peak);
+        printf(" (%.0f %% of peak)", 100 * rate * flops_per_token(&r->m, &r->layout) / r->peak);
     printf("  ETA %s\n", log_duration(eta, sizeof eta, tokens_left / rate));
     fflush(stdout);
     r->printed = now;
@@ -352,8 +354,8 @@ static void print_end(Run *r) {
 
 // AdamW's numbers for the next step, and the limits above which --skip-spikes skips it. Bias
 // correction counts updates: a skipped step does not count.
-static AdamW next_adamw(const Run *r) {
-    AdamW o = schedule_adamw(r->f, schedule_lr(r->f, r->step + 1), r->updates + 1);
+static AdamW next_adamw(const Run *r, double lr) {
+    AdamW o = schedule_adamw(r->f, lr, r->updates + 1);
     if (r->f->skip_spikes) {
         o.max_ce = spike_limit(&r->losses, r->f->spike_z);
         o.max_norm = spike_limit(&r->norms, r->f->spike_z);
@@ -366,8 +368,7 @@ static const char *count_step(Run *r, const Update *u) {
     double z = r->f->spike_z;                             // 0: no spikes
     r->loss_z = spike_z(&r->losses, u->loss.ce);
     r->norm_z = spike_z(&r->norms, u->norm);
-    // One infinite or NaN term makes the sum infinite or NaN.
-    bool finite = isfinite(u->loss.ce + u->loss.z + u->loss.router + u->norm);
+    bool finite = loss_is_finite(u->loss) && isfinite(u->norm);
     bool loss_spike = z > 0 && r->loss_z > z, norm_spike = z > 0 && r->norm_z > z;
     // A step that is not finite does not enter the windows.
     if (finite) {
@@ -409,7 +410,7 @@ int train(Run *r) {
             if (!r->log.validated && r->has_val) log_validation(r);
             if (!r->log.tasked && r->tasks.count) log_tasks(r);
         }
-        r->started += clock_seconds() - begin;
+        r->started += clock_seconds() - begin;        // no training time
 
         // SIGINT and SIGTERM end a run between two steps, the same step on all processes.
         int signal = comm_signal(&r->comm);
@@ -438,12 +439,12 @@ int train(Run *r) {
 
         // Gradient clipping and AdamW. A loss or gradient that is not finite never reaches the
         // weights: that step is skipped, and DIVERGED_STEPS of them in a row end the run.
-        AdamW adamw = next_adamw(r);
+        double lr = schedule_lr(f, r->step + 1);
+        AdamW adamw = next_adamw(r, lr);
         Update u = t->update(r->gpt, &adamw);
         const char *event = count_step(r, &u);
 
         // Reports. print_progress prints only when a line is due.
-        double lr = schedule_lr(f, r->step);
         log_step(r, &u, event, lr, clock_seconds() - begin);
         if (!u.applied) adamw = (AdamW){.eps = 1, .step = 1};     // all rates 0: no weight changed
         if (measured) log_stats(r, &adamw);

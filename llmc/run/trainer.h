@@ -25,9 +25,12 @@ typedef struct Loss {
     double router;                            // losses of all routers, times their coefficients
 } Loss;
 
+// One infinite or NaN term makes the sum infinite or NaN.
+static inline bool loss_is_finite(Loss l) { return isfinite(l.ce + l.z + l.router); }
+
 // One AdamW step (Loshchilov, Hutter 2019).
 typedef struct AdamW {
-    double lr[LR_GROUPS], decay[3];           // by the groups of tensors.h
+    double lr[LR_GROUPS], decay[DECAY_GROUPS];  // tensors.h
     double beta1, beta2, eps;
     double clip;                              // gradient clipping: largest global norm; 0: off
     double gain_target;                       // gains decay towards this (1: Gemma's 1 + w)
@@ -97,7 +100,7 @@ typedef struct Trainer {
 
     // Host address of an entry's weights or gradients, or of the moments of the shard that this
     // process owns. On a GPU it is a copy: fetch brings it up to date, store sends it back.
-    // step: updates so far.
+    // store's step: updates so far.
     void *(*tensor)(Gpt *gpt, int kind, const Entry *e);
     void (*fetch)(Gpt *gpt, int kind);
     void (*store)(Gpt *gpt, int kind, int64_t step);
@@ -113,7 +116,8 @@ typedef struct Trainer {
     // One AdamW step, if losses and gradients are finite and below the limits of --skip-spikes;
     // otherwise no weight or moment changes.
     Update (*update)(Gpt *gpt, const AdamW *adamw);
-    Loss (*loss)(Gpt *gpt);                   // means since the last loss or update
+    // Returns the mean losses since the last call of loss or update, and begins new sums.
+    Loss (*loss)(Gpt *gpt);
 
     // Forward of the next n tokens of one text, at positions at, at + 1, ... Keys and values of
     // earlier positions are in the KV cache, which the first call allocates; at = 0 begins another
@@ -142,7 +146,7 @@ typedef struct Trainer {
     double (*bytes)(const Model *m, const Setup *setup, double tables);
     // Bytes of it that are free; NAN: unknown. Refuses a model that the device cannot compute.
     double (*free_bytes)(const Model *m, const Setup *setup);
-    double (*peak)(void);                     // FLOP/s of matrix products; NULL: unknown
+    double (*peak)(void);                     // FLOP/s of matrix products; NULL or 0: unknown
 } Trainer;
 
 static inline bool on_gpu(const Trainer *t) { return strcmp(t->device, "cpu") != 0; }
@@ -159,7 +163,7 @@ static inline void tokens_check(const char *what, const int32_t *tokens, int64_t
 // holds `cached` tokens of the text: none once the weights have changed.
 static inline void decode_check(int n, int at, int cached, int T) {
     CHECK(n >= 1 && at >= 0 && n <= T - at,
-          "%d tokens at position %d of a text, but the KV cache holds %d\n"
+          "%d tokens at position %d of a text, but the KV cache has room for %d\n"
           "  -> begin again with the last of them at position 0, or a larger --seq", n, at, T);
     CHECK(at <= cached,
           "decode at position %d, but the KV cache holds only %d tokens of this text\n"

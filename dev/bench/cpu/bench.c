@@ -166,13 +166,13 @@ static Update step(Run *r) {
 }
 
 static double step_flops(const Run *r) {
-    return show_flops(&r->m, &r->layout) * (double)(r->f->batch * r->m.T);
+    return flops_per_token(&r->m, &r->layout) * (double)(r->f->batch * r->m.T);
 }
 
 static void serve(Run *r) {
     char line[256];
     printf("{\"flops_per_step\": %.0f, \"peak\": %.0f, \"parameters\": %.0f}\n", step_flops(r),
-           r->t->peak(), show_parameters(&r->m, &r->layout, false));
+           r->t->peak(), parameter_count(&r->m, &r->layout, false));
     while (fflush(stdout) == 0 && fgets(line, sizeof line, stdin)) {
         if (!strcmp(line, "peak\n")) { printf("{\"peak\": %.0f}\n", r->t->peak()); continue; }
         double begun = clock_seconds();
