@@ -661,11 +661,11 @@ static void test_decode(void) {
         int given[3];
         const char *words;
     } REFUSED[] = {{{1, 5, 0}, "holds only 4 tokens"},
-                   {{6, 4, 0}, "6 tokens at position 4 of a text, but the KV cache holds 9"},
-                   {{1, 9, 0}, "the KV cache holds 9"},
+                   {{6, 4, 0}, "6 tokens at position 4 of a text, but the KV cache has room for 9"},
+                   {{1, 9, 0}, "the KV cache has room for 9"},
                    {{0, 4, 0}, "0 tokens"},
                    {{1, -1, 0}, "position -1"},
-                   {{INT32_MAX, 4, 0}, "the KV cache holds 9"},
+                   {{INT32_MAX, 4, 0}, "the KV cache has room for 9"},
                    {{1, 4, 1}, "holds only 0 tokens"},
                    {{1, 4, 2}, "holds only 0 tokens"},
                    {{1, 4, 3}, "holds only 2 tokens"}};
