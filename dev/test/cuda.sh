@@ -156,11 +156,11 @@ check "an ffn width the GPU has not"           refused "-> --ffn 104" "$gpu-bf16
 check "a sequence of too many tiles"           refused "-> --seq 4194240, " "$gpu-fp32" --width 64 \
     --heads 2 --seq 4194304 --batch 1 --show
 check "nothing was left behind"                test ! -e none
-check "TF32 in bf16"                           refused "with PREC=fp32, found bf16" \
+check "TF32 in bf16"                           refused "needs PREC=fp32, found bf16" \
     "$gpu-bf16" --tf32 on --steps 1 --out none
-check "rounding in fp32"                       refused "with PREC=bf16, found fp32" \
+check "rounding in fp32"                       refused "needs PREC=bf16, found fp32" \
     "$gpu-fp32" --rounding stochastic --steps 1 --out none
-check "a GPU's flag on the CPU"                refused "with DEVICE=cuda, found cpu" \
+check "a GPU's flag on the CPU"                refused "needs DEVICE=cuda, found cpu" \
     "$cpu" --graph on --steps 1 --out none
 cd "$root" && rm -rf build/test/cuda
 echo "$passed passed, $failed failed"
