@@ -1605,13 +1605,13 @@ static void gpt_normalize(Gpt *g) {
 #pragma omp parallel for
         for (int64_t i = 0; i < e->size / s.length; i++) {
             // row i, or column i % step of the matrix i / step
-            real *line = w + i / s.step * s.length * s.step + i % s.step;
+            real *line = w + i / s.stride * s.length * s.stride + i % s.stride;
             real square = 0;
             for (int64_t j = 0; j < s.length; j++)
-                square += line[j * s.step] * line[j * s.step];
+                square += line[j * s.stride] * line[j * s.stride];
             if (square == 0) continue;  // padding of the vocabulary
             real length = sqrt(square);
-            for (int64_t j = 0; j < s.length; j++) line[j * s.step] /= length;
+            for (int64_t j = 0; j < s.length; j++) line[j * s.stride] /= length;
         }
     }
 }

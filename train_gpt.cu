@@ -361,8 +361,8 @@ static real *blocks_forward(Gpt *g, bool counted) {
         block_row(&b)->forward(&b, x);
         double *sums = g->router_sums.device + l * router_size(m);
         if (b.p.moe && counted)
-            router_count(&g->state.device->sums[2], b.a.loads, g->measuring ? sums : nullptr,
-                         block_router(&b), &g->gpu);
+            router_count(&g->state.device->sums[SUM_ROUTER], b.a.loads,
+                         g->measuring ? sums : nullptr, block_router(&b), &g->gpu);
         if (g->measuring && !g->decoding) block_stats(&b, &g->layer_sums.device[l], x);
         x = b.a.x;
     }
@@ -553,8 +553,9 @@ static void gpt_zero_grads(Gpt *g) {
 static void all_reduce_state(Gpt *g) {
     if (g->nccl.size == 1) return;
     // read_loss divides by the tokens of all processes.
-    g->state.host->seen = g->seen;
-    copy(g, &g->state.device->seen, &g->state.host->seen, 1);
+    double *seen = &g->state.host->sums[SUM_TOKENS];
+    *seen = g->seen;
+    copy(g, &g->state.device->sums[SUM_TOKENS], seen, 1);
     for (bool back : {false, true}) {
         auto move = [&](auto *x, int64_t count) {
             if (back) nccl_broadcast(&g->nccl, x, count, 0);
@@ -582,10 +583,10 @@ static Loss read_loss(Gpt *g) {
     clear(g, &g->state.device->sums, 1);
     wait(g);
     const double *sums = g->state.host->sums;
-    double seen = g->nccl.size > 1 ? g->state.host->seen : g->seen;
+    double seen = g->nccl.size > 1 ? sums[SUM_TOKENS] : g->seen;
     double n = max(seen, 1.0);
     g->seen = 0;
-    return Loss{sums[0] / n, sums[1] / n, sums[2] / n};
+    return Loss{sums[SUM_CE] / n, sums[SUM_Z] / n, sums[SUM_ROUTER] / n};
 }
 
 // Mean losses since the last gpt_loss or gpt_update, over all processes.
@@ -612,7 +613,7 @@ static AdamWStep send_rates(Gpt *g, const AdamW *o) {
         float target = e->row.role == ROLE_GAIN ? o->gain_target : 0;
         g->entries.host[k] = UpdateEntry{
             e->offset + part.first, e->state, part.size, balance ? 0 : (float)o->lr[e->row.lr],
-            (float)o->decay[e->row.decay], target, lines.length, lines.step};
+            (float)o->decay[e->row.decay], target, lines.length, lines.stride};
     }
     to_device(g, g->entries);
     // The moments begin at zero; these factors correct their bias (Kingma, Ba 2015, section 3).
@@ -634,7 +635,7 @@ static void balance_routers(Gpt *g, double rate) {
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
         if (!b.router_bias) continue;
-        router_balance(b.router_bias, b.a.loads, g->m.moe.E, rate, &g->state.device->finite,
+        router_balance(b.router_bias, b.a.loads, g->m.moe.E, rate, &g->state.device->applied,
                        &g->gpu);
     }
 }
@@ -647,10 +648,11 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     const UpdateEntry *entries = g->entries.device;
     UpdateState *state = g->state.device;
     int count = g->layout.count;
-    if (g->nccl.size == 1) gradient_square(&state->square, arenas, nullptr, 1, &g->gpu);
+    double *square = &state->sums[SUM_SQUARE];
+    if (g->nccl.size == 1) gradient_square(square, arenas, nullptr, 1, &g->gpu);
     else {
         nccl_join(&g->nccl, &g->gpu);                     // gradients have reached their owners
-        gradient_square(&state->square, arenas, entries, count, &g->gpu);
+        gradient_square(square, arenas, entries, count, &g->gpu);
         all_reduce_state(g);
     }
     adamw_apply(arenas, entries, count, state, step, &g->gpu);
@@ -659,7 +661,7 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     if (g->m.mode->unit) ngpt_normalize(arenas, entries, count, state, step, &g->gpu);
     all_gather(g, g->weights);
     Loss loss = read_loss(g);
-    return Update{loss, g->state.host->norm, g->state.host->finite};
+    return Update{loss, g->state.host->norm, g->state.host->applied};
 }
 
 // After weights were set: nGPT's matrices get rows (or columns) of length 1, as after an update.

@@ -33,21 +33,23 @@ struct UpdateEntry {
     int64_t size;              // elements
     float lr, decay, target;
     // nGPT keeps the lines (rows or columns) of a matrix at length 1. line: elements in a line;
-    // step: distance from one to the next: 1 in a row, the matrix's width in a column. Several
-    // matrices may lie one below the other. 0, 0: the tensor is not normalized.
-    int line, step;
+    // stride: distance from one element to the next, 1 in a row, the matrix's width in a column.
+    // Several matrices may lie one below the other. 0, 0: the tensor is not normalized.
+    int line, stride;
 };
 
-// The state of an update, on the device. The first REDUCED_SUMS doubles are summed over processes.
+// What processes add up before they decide about the step: the losses (loss_sums, router_count);
+// the squares of all gradients, before clipping (gradient_square); and the tokens, which with one
+// process the host counts alone.
+enum { SUM_SQUARE = LOSS_SUMS, SUM_TOKENS, REDUCED_SUMS };
+
+// The state of an update, on the device.
 struct UpdateState {
-    double sums[3];            // of the losses since the last update (loss_sums, router_count)
-    double square;             // of all gradients together, before clipping
-    double seen;               // tokens, if there are several processes
-    double norm;               // root of square
+    double sums[REDUCED_SUMS];
+    double norm;               // of the gradient, before clipping
     float scale;               // of gradient clipping
-    int finite;                // sums and norm are finite and within the step's limits
+    int applied;               // 1: losses and norm are finite and within the step's limits
 };
-enum { REDUCED_SUMS = 5 };
 
 struct AdamWStep {
     float beta1, beta2, eps;
@@ -55,7 +57,7 @@ struct AdamWStep {
     float clip;                // largest global norm; 0 or less: no gradient clipping
     int stochastic;            // rounding
     uint64_t key;              // of the rounding: another one each step
-    double max_ce, max_norm;   // above these sums[0] and norm nothing changes; 0: no limit
+    double max_ce, max_norm;   // limits of sums[SUM_CE] and of norm; 0: none
 };
 
 // Gaps between tensors hold zeros. With one process shards and whole tensors are the same.
@@ -182,10 +184,11 @@ static inline void gradient_square(double *square, Arenas t, const UpdateEntry *
 // Decides whether the step is taken, and the factor of gradient clipping.
 static __global__ void decide_kernel(UpdateState *state, AdamWStep step) {
     UpdateState &s = *state;
-    s.norm = sqrt(s.square);
-    s.finite = isfinite(s.sums[0]) && isfinite(s.sums[1]) && isfinite(s.sums[2]) &&
-               isfinite(s.norm) && (!step.max_ce || s.sums[0] <= step.max_ce) &&
-               (!step.max_norm || s.norm <= step.max_norm);
+    const double *sums = s.sums;
+    s.norm = sqrt(sums[SUM_SQUARE]);
+    s.applied = isfinite(sums[SUM_CE]) && isfinite(sums[SUM_Z]) && isfinite(sums[SUM_ROUTER]) &&
+                isfinite(s.norm) && (!step.max_ce || sums[SUM_CE] <= step.max_ce) &&
+                (!step.max_norm || s.norm <= step.max_norm);
     bool clipped = step.clip > 0 && s.norm > step.clip;
     s.scale = clipped ? (float)(step.clip / s.norm) : 1.0f;
 }
@@ -242,7 +245,7 @@ adamw_kernel(Arenas t, const UpdateEntry *entries, int count, const UpdateState 
     int64_t first = (int64_t)blockIdx.x * UPDATE_PIECE;
     int at = entry_find(entries, count, first);
     float scale = state->scale;
-    if (!state->finite) return;
+    if (!state->applied) return;
     for (int round = 0; round < UPDATE_ROUNDS; round++) {
         int64_t i = first + (round * UPDATE_THREADS + threadIdx.x) * FOUR;
         while (at + 1 < count && entries[at + 1].state <= i) at++;
@@ -251,9 +254,9 @@ adamw_kernel(Arenas t, const UpdateEntry *entries, int count, const UpdateState 
     }
 }
 
-// SETs state->norm, scale and finite from its square and sums; then, if state->finite, updates
-// moments and weights of all entries. entries: on the device, by ascending offset; offsets and
-// t.total are multiples of 32 elements. The caller reads and clears state->sums.
+// SETs state->norm, scale and applied from its sums; then, if state->applied, updates moments and
+// weights of all entries. entries: on the device, by ascending offset; offsets and t.total are
+// multiples of 32 elements. The caller reads and clears state->sums.
 static inline void adamw_apply(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
                                AdamWStep step, Gpu *gpu) {
     LAUNCH(decide_kernel, 1, 1, 0, gpu->stream, state, step);
@@ -298,16 +301,16 @@ __device__ inline void ngpt_rows(const Arenas &t, const UpdateEntry &e, const Ad
 __device__ inline void ngpt_columns(const Arenas &t, const UpdateEntry &e, const AdamWStep &s) {
     SHARED(Four, squares, UPDATE_THREADS);
     int four = threadIdx.x % STRIP_FOURS, first = threadIdx.x / STRIP_FOURS;
-    int rows = UPDATE_THREADS / STRIP_FOURS, strips = CEIL_DIV(e.step, STRIP);
+    int rows = UPDATE_THREADS / STRIP_FOURS, strips = CEIL_DIV(e.stride, STRIP);
     const float *master = master_of(t, e);
-    int64_t matrix = (int64_t)e.line * e.step;
+    int64_t matrix = (int64_t)e.line * e.stride;
     for (int64_t strip = blockIdx.x; strip < e.size / matrix * strips; strip += gridDim.x) {
         int column = (int)(strip % strips) * STRIP + four * FOUR;
-        int end = column < e.step ? e.line : 0;
+        int end = column < e.stride ? e.line : 0;
         int64_t at = strip / strips * matrix + column;
         Four mine = {};
         for (int i = first; i < end; i += rows) {
-            Four w = four_load(master + at + (int64_t)i * e.step);
+            Four w = four_load(master + at + (int64_t)i * e.stride);
             for (int k = 0; k < FOUR; k++) mine.v[k] += w.v[k] * w.v[k];
         }
         __syncthreads();  // all threads are done with the sums of the strip before
@@ -318,7 +321,7 @@ __device__ inline void ngpt_columns(const Arenas &t, const UpdateEntry &e, const
             for (int k = 0; k < FOUR; k++) scale[k] += squares[row * STRIP_FOURS + four].v[k];
         for (int k = 0; k < FOUR; k++) scale[k] = ngpt_scale(scale[k]);
         for (int i = first; i < end; i += rows)
-            ngpt_four(t, e, at + (int64_t)i * e.step, scale, s);
+            ngpt_four(t, e, at + (int64_t)i * e.stride, scale, s);
     }
 }
 
@@ -327,13 +330,13 @@ static __global__ void __launch_bounds__(UPDATE_THREADS, 2)
 ngpt_normalize_kernel(Arenas t, const UpdateEntry *entries, const UpdateState *state,
                       AdamWStep step) {
     UpdateEntry e = entries[blockIdx.y];
-    if (!e.line || (state && !state->finite)) return;
-    if (e.step == 1) ngpt_rows(t, e, step);
+    if (!e.line || (state && !state->applied)) return;
+    if (e.stride == 1) ngpt_rows(t, e, step);
     else ngpt_columns(t, e, step);
 }
 
 // Divides the lines of entries by their lengths, after adamw_apply with the same step and only if
-// state->finite. state may be nullptr: always.
+// state->applied. state may be nullptr: always.
 static inline void ngpt_normalize(Arenas t, const UpdateEntry *entries, int count,
                                   const UpdateState *state, AdamWStep step, Gpu *gpu) {
     LAUNCH(ngpt_normalize_kernel, dim3(NGPT_PIECES, count), UPDATE_THREADS, 0, gpu->stream, t,

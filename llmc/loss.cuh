@@ -174,6 +174,9 @@ static inline void gained_classifier_backward(const Logits &f, float scale, Gpu 
 
 // ------------------------------------------------------------------------------------------- sums
 
+// Sums over the tokens since the last update, on the device. UpdateState (adamw.cuh) has two more.
+enum { SUM_CE, SUM_Z, SUM_ROUTER, LOSS_SUMS };
+
 // One block, so one order of summation: each thread sums every blockDim.x-th row, block_sum adds
 // the threads. 8 bytes per row: nothing beside the logits' 2 Vp.
 static __global__ void __launch_bounds__(SUMS_THREADS)
@@ -186,12 +189,12 @@ loss_sums_kernel(double *sums, Logits f) {
     ce = block_sum(ce);
     z = block_sum(z);
     if (threadIdx.x == 0) {
-        sums[0] += ce;
-        sums[1] += f.z_loss * z;
+        sums[SUM_CE] += ce;
+        sums[SUM_Z] += f.z_loss * z;
     }
 }
 
-// On the device: sums[0] += sum of losses, sums[1] += z_loss * sum of logsum^2.
+// sums[SUM_CE] += sum of losses, sums[SUM_Z] += z_loss * sum of logsum^2.
 static inline void loss_sums(double *sums, const Logits &f, Gpu *gpu) {
     LAUNCH(loss_sums_kernel, 1, threads_for(f.n, SUMS_THREADS), 0, gpu->stream, sums, f);
 }

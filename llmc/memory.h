@@ -142,7 +142,7 @@ static inline Part entry_part(const Entry *e, int rank, int processes) {
 // its matrix is not normalized.
 typedef struct EntryLines {
     int length;  // elements of a line; 0: no lines
-    int step;    // from one element to the next
+    int stride;  // from one element to the next
 } EntryLines;
 
 static inline EntryLines entry_lines(const Model *m, const Entry *e) {

@@ -75,7 +75,7 @@ static void toy_free(Toy *toy) {
 
 static UpdateState toy_state(const Toy &toy) { return host_raw(toy.state, 1)[0]; }
 static void toy_sums(const Toy &toy, double ce, double z, double router = 0) {
-    UpdateState state = {{ce, z, router}, NAN, 0, NAN, NAN, -1};
+    UpdateState state = {{ce, z, router, NAN, 0}, NAN, NAN, -1};
     cudaCheck(cudaMemcpy(toy.state, &state, sizeof state, cudaMemcpyHostToDevice));
 }
 static void toy_gradients(const Toy &toy, const HostFloats &d) {
@@ -122,7 +122,7 @@ static int gaps_touched(const Toy &toy, const HostFloats &x) {
 // A whole step of one process.
 static void adamw_step(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
                        AdamWStep step, Gpu *gpu) {
-    gradient_square(&state->square, t, nullptr, 1, gpu);
+    gradient_square(&state->sums[SUM_SQUARE], t, nullptr, 1, gpu);
     adamw_apply(t, entries, count, state, step, gpu);
 }
 
@@ -168,11 +168,12 @@ static void check_adamw(bool master_only, int stochastic) {
         double norm = truth_norm(d), scale = s.clip > 0 && norm > s.clip ? s.clip / norm : 1;
         EXPECT(fabs(state.norm - norm) <= 1e-13 * norm, "%s: norm %.17g, expected %.17g",
                names[step - 1], state.norm, norm);
-        EXPECT(fabs(state.scale - scale) <= 1e-7 * scale && state.finite == 1,
-               "%s: scale %g, expected %g; finite %d", names[step - 1], state.scale, scale,
-               state.finite);
-        EXPECT(state.sums[0] == 123.5 && state.sums[1] == 0.25, "%s: the sums became %g, %g",
-               names[step - 1], state.sums[0], state.sums[1]);
+        EXPECT(fabs(state.scale - scale) <= 1e-7 * scale && state.applied == 1,
+               "%s: scale %g, expected %g; applied %d", names[step - 1], state.scale, scale,
+               state.applied);
+        EXPECT(state.sums[SUM_CE] == 123.5 && state.sums[SUM_Z] == 0.25,
+               "%s: the sums became %g, %g", names[step - 1], state.sums[SUM_CE],
+               state.sums[SUM_Z]);
         real *rounded = device_empty<real>(toy.t.total);
         weights_round(rounded, toy.t.master, toy.t.total, stochastic, s.key, test_gpu());
         std::vector<real> w = host_raw(toy.t.w, toy.t.total);
@@ -210,7 +211,7 @@ static void check_refused(Toy *toy, const HostFloats &d, double ce, double z, do
         EXPECT(same_bits(before[i], host_raw(arenas[i], toy->t.total)), "%s: arena %d changed",
                what, i);
     EXPECT(same_bits(w, host_raw(toy->t.w, toy->t.total)), "%s: weights changed", what);
-    EXPECT(toy_state(*toy).finite == 0, "%s: counts as finite", what);
+    EXPECT(toy_state(*toy).applied == 0, "%s: counts as applied", what);
 }
 
 GPU_TEST(cuda_adamw_refused) {
@@ -239,13 +240,13 @@ GPU_TEST(cuda_adamw_refused) {
     within.max_norm = 1.001 * norm;
     toy_sums(toy, 3, 1);
     adamw_step(toy.t, toy.entries, TENSORS, toy.state, within, test_gpu());
-    EXPECT(toy_state(toy).finite == 1, "a loss at its limit and a norm below");
+    EXPECT(toy_state(toy).applied == 1, "a loss at its limit and a norm below");
     for (float &x : d) x *= 1e25f;  // squares beyond float: large, yet a number
     toy_gradients(toy, d);
     toy_sums(toy, 1, 1);
     adamw_step(toy.t, toy.entries, TENSORS, toy.state, toy_step(2, 1, 1), test_gpu());
-    EXPECT(toy_state(toy).finite == 1 && isfinite(host_values(toy.t.v, 1)[0]),
-           "a large gradient: norm %g, finite %d", toy_state(toy).norm, toy_state(toy).finite);
+    EXPECT(toy_state(toy).applied == 1 && isfinite(host_values(toy.t.v, 1)[0]),
+           "a large gradient: norm %g, applied %d", toy_state(toy).norm, toy_state(toy).applied);
     toy_free(&toy);
 }
 
@@ -255,7 +256,7 @@ GPU_TEST(cuda_adamw_refused) {
 // three one below the other; and what has no lines.
 static const struct {
     int64_t size;
-    int line, step;
+    int line, stride;
 } LINES[] = {{37 * 40, 40, 1}, {5 * 1032, 1032, 1},   {48 * 72, 48, 72},
              {77, 0, 0},       {3 * 40 * 24, 40, 24}, {700 * 8, 8, 1}};
 
@@ -263,7 +264,8 @@ static Toy lines_make(bool master_only) {
     Toy toy = {};
     toy.t.total = 32;
     for (const auto &lines : LINES) {
-        toy.host.push_back({toy.t.total, toy.t.total, lines.size, 0, 0, 0, lines.line, lines.step});
+        toy.host.push_back(
+            {toy.t.total, toy.t.total, lines.size, 0, 0, 0, lines.line, lines.stride});
         toy.t.total += CEIL_DIV(lines.size, (int64_t)32) * 32;
     }
     HostFloats w = toy_values(toy, 81, 3);
@@ -280,19 +282,19 @@ static void check_lines(bool master_only, int stochastic) {
     AdamWStep step = toy_step(1, 0, stochastic);
     HostFloats was = host_raw(toy.t.master, toy.t.total);
     Values want(was.begin(), was.end());
-    // its state is not finite: zeros
+    // the update was not applied: its state is zeros
     ngpt_normalize(toy.t, toy.entries, (int)toy.host.size(), toy.state, step, test_gpu());
     EXPECT(same_bits(was, host_raw(toy.t.master, toy.t.total)),
            "lines are divided after a step that was refused");
     ngpt_normalize(toy.t, toy.entries, (int)toy.host.size(), nullptr, step, test_gpu());
     for (const UpdateEntry &e : toy.host)
-        for (int64_t first = 0; e.line && first < e.size; first += (int64_t)e.line * e.step)
-            for (int i = 0; i < e.step; i++) {
+        for (int64_t first = 0; e.line && first < e.size; first += (int64_t)e.line * e.stride)
+            for (int i = 0; i < e.stride; i++) {
                 double square = 0;
                 for (int j = 0; j < e.line; j++)
-                    square += pow(was[e.offset + first + i + (int64_t)j * e.step], 2);
+                    square += pow(was[e.offset + first + i + (int64_t)j * e.stride], 2);
                 for (int j = 0; j < e.line && square > 0; j++)
-                    want[e.offset + first + i + (int64_t)j * e.step] /= sqrt(square);
+                    want[e.offset + first + i + (int64_t)j * e.stride] /= sqrt(square);
             }
     HostFloats now = host_raw(toy.t.master, toy.t.total);
     real *rounded = device_empty<real>(toy.t.total);
@@ -301,7 +303,7 @@ static void check_lines(bool master_only, int stochastic) {
     for (const UpdateEntry &e : toy.host) {
         double error = nmse(Values(now.begin() + e.offset, now.begin() + e.offset + e.size),
                             Values(want.begin() + e.offset, want.begin() + e.offset + e.size));
-        EXPECT(error < 1e-12, "lines of %d, %d apart: %g", e.line, e.step, error);
+        EXPECT(error < 1e-12, "lines of %d, %d apart: %g", e.line, e.stride, error);
         if (e.line)
             EXPECT(!memcmp(&w[e.offset], &again[e.offset], e.size * sizeof(real)),
                    "lines of %d: weights_round gives other bits", e.line);
