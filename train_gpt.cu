@@ -34,7 +34,7 @@
 //   tensors   an arena of floats for each kind (master weights, gradients, two moments), laid out
 //             by memory.h: Entry.offset in whole arenas, Entry.state in arenas of shards
 //   weights   bf16: the weights as products read them, laid out like the gradients
-//   acts      activations, and `grads` their gradients, of the largest micro-batch
+//   acts      activations, and `act_grads` their gradients, of the largest micro-batch
 //   mirrors   small arrays that the host fills or reads
 
 // An array that the device and the host both have. The host's is pinned.
@@ -55,7 +55,7 @@ struct Gpt {
     Nccl nccl;
 
     real *weights;                        // as matrix products read them
-    real *acts, *grads;                   // activations, and their gradients
+    real *acts, *act_grads;               // activations, and their gradients
     float *tensors[TENSOR_KINDS];         // master weights (fp32: the weights), gradients, moments
     float *host[TENSOR_KINDS];            // copies for the host, each made when first asked for
     float *logits_row;                    // [Vp] pinned
@@ -249,7 +249,7 @@ static void alloc_tensors(Gpt *g) {
         g->weights = device_alloc<real>(g, g->layout.total, "the weights of matrix products");
     g->acts = device_alloc<real>(g, g->act_layout.acts, "activations");
     if (g->setup.training)
-        g->grads = device_alloc<real>(g, g->act_layout.grads, "the gradients of activations");
+        g->act_grads = device_alloc<real>(g, g->act_layout.grads, "the gradients of activations");
 }
 
 // Allocates the arrays that a step needs beside the arenas.
@@ -327,7 +327,7 @@ static Block gpt_block(const Gpt *g, int l) {
                  params_view(&g->layout, g->weights, l),
                  grads_view(&g->layout, g->tensors[GRADS], l),
                  acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
-                 acts_view(&g->act_layout, &g->m, &g->max, g->grads, l, 1),
+                 acts_view(&g->act_layout, &g->m, &g->max, g->act_grads, l, 1),
                  cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
 }
 
