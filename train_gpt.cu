@@ -87,7 +87,7 @@ struct Gpt {
     bool preparing;                       // the dry step of gpt_prepare
     bool reducing;                        // the current backward reduces gradients to their owners
 
-    void *device[ARRAYS_MAX], *pinned[ARRAYS_MAX];    // all memory, to be freed
+    void *device[ARRAYS_MAX], *pinned[ARRAYS_MAX];    // what device_alloc and pinned_alloc gave
     int device_count, pinned_count;
 };
 
@@ -95,7 +95,10 @@ struct Gpt {
 static const Entry *begin(const Layout &layout) { return layout.entries; }
 static const Entry *end(const Layout &layout) { return layout.entries + layout.count; }
 
-enum { SCRATCH_ROWS = 512 };              // rows of partial sums of the widest gain
+// Rows of scratch, each as wide as the widest gain: the 256 chunks of a long gain and those of its
+// bias (gain_chunks). The COLUMN_SPLITS partial sums of a linear's bias fit as well. Kernels with
+// more gains than that take fewer chunks.
+enum { SCRATCH_ROWS = 512 };
 // Memory that the tables do not count, in MiB; both numbers are estimates. RESERVE_MIB: the code of
 // all kernels (cuBLASLt's too), small lists and statistics. NCCL_MIB: NCCL's buffers, with several
 // processes.
@@ -174,7 +177,14 @@ static double gpt_free_bytes(const Model *m, const Setup *setup) {
     return free_bytes;
 }
 
-// Every allocation is on one of two lists, from which gpt_destroy frees it.
+// Memory of the device and pinned memory are on a list each, from which gpt_destroy frees them. It
+// frees the rest by name: the host's copies and router_bias.
+static void keep(void **list, int *count, void *p) {
+    CHECK(*count < ARRAYS_MAX, "more than %d arrays\n  -> a larger ARRAYS_MAX in train_gpt.cu",
+          ARRAYS_MAX);
+    list[(*count)++] = p;
+}
+
 template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *what) {
     T *p = nullptr;
     cudaError_t error = cudaMalloc((void **)&p, count * sizeof(T));
@@ -182,7 +192,7 @@ template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *
           "no GPU memory for %s (%lld MiB): %s\n  -> a smaller --micro-batch, or --recompute on; "
           "nvidia-smi shows who else uses the GPU", what,
           (long long)(count * (int64_t)sizeof(T) >> 20), cudaGetErrorString(error));
-    g->device[g->device_count++] = p;
+    keep(g->device, &g->device_count, p);
     return p;
 }
 
@@ -190,7 +200,7 @@ template <typename T> static T *pinned_alloc(Gpt *g, int64_t count) {
     T *p = nullptr;
     cudaCheck(cudaMallocHost((void **)&p, count * sizeof(T)));
     memset((void *)p, 0, count * sizeof(T));
-    g->pinned[g->pinned_count++] = p;
+    keep(g->pinned, &g->pinned_count, p);
     return p;
 }
 
