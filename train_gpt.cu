@@ -25,6 +25,8 @@
 #include "llmc/nccl.cuh"
 #include "llmc/run/trainer.h"
 #include "llmc/block.cuh"
+#include "llmc/embed.cuh"
+#include "llmc/loss.cuh"
 #include "llmc/adamw.cuh"
 #include "llmc/rand.h"
 #include "llmc/run/train.h"

@@ -25,16 +25,14 @@
 #pragma once
 #include "attention.cuh"
 #include "decode.cuh"
-#include "embed.cuh"
 #include "ffn.cuh"
 #include "linear.cuh"
-#include "loss.cuh"
 #include "memory.h"
 #include "moe.cuh"
+#include "ngpt.cuh"
 #include "norm.cuh"
 #include "qkv.cuh"
 #include "stats.cuh"
-#include "ngpt.cuh"
 
 struct Block {
     const Model *m;
@@ -525,7 +523,7 @@ static void block_stats(const Block *b, LayerSums *sums, const real *x) {
         .peak = a->peak,
         .a = {(float)b->p.attn_a, (float)b->p.ffn_a},
         .size = (int64_t)b->s->n * b->m->C,
-        .rows = (int64_t)b->s->n * b->m->NH,
+        .peaks = (int64_t)b->s->n * b->m->NH,
         .rstd = {a->attn_out_rstd, a->ffn_out_rstd},
         .p = {b->w.attn_p, b->w.ffn_p},
         .C = b->m->C,

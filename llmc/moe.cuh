@@ -116,7 +116,7 @@ router_forward_kernel(Router r) {
     for (int t = first + warp; t < end; t += ROUTER_WARPS) {
         int64_t token = (int64_t)(blockIdx.x / chunks) * r.T + t, at = token * r.K;
         const wide *z = r.z + token * r.E;
-        float lse = router_lse(z, r.E), sum = 0, chosen = 0;
+        float lse = router_lse(z, r.E), sum = 0, top_sum = 0;  // of scores: all, the top-k
         auto score = [&](int j) { return router_score(z[j], lse, r.kind); };
         for (int j = lane; j < r.E; j += WARP) {
             float s = score(j);
@@ -134,14 +134,14 @@ router_forward_kernel(Router r) {
             float s = score(j);
             key[j] = 0;
             mine[j]++;
-            chosen += s;
+            top_sum += s;
             r.choice[at + k] = j;
             r.gate[at + k] = r.scale * s;
         }
-        chosen = warp_sum(chosen);
+        top_sum = warp_sum(top_sum);
         __syncwarp();  // the lanes of the chosen experts wrote the gates
         for (int k = lane; k < r.K && r.kind != ROUTER_SOFTMAX; k += WARP)
-            r.gate[at + k] /= chosen;
+            r.gate[at + k] /= top_sum;
         if (lane == 0) r.lse[token] = lse;
     }
     __syncthreads();
@@ -256,7 +256,7 @@ router_backward_kernel(real *dz, const wide *dgate, Router r, float dloss) {
     const int32_t *choice = r.choice + at;
     const wide *gate = r.gate + at;
     dgate += at;
-    float sum = 0, pulled = 0, chosen = 0, inner = 0, along = 0;
+    float sum = 0, pulled = 0, top_sum = 0, inner = 0, along = 0;
     auto score = [&](int j) { return router_score(z[j], lse, r.kind); };
     for (int j = lane; j < r.E; j += WARP) {
         float s = score(j);
@@ -269,15 +269,15 @@ router_backward_kernel(real *dz, const wide *dgate, Router r, float dloss) {
     if (r.kind == ROUTER_SIGMOID)
         for (int j = lane; j < r.E; j += WARP) u[j] = (u[j] - pulled / sum) / sum;
     for (int k = lane; k < r.K; k += WARP) {
-        chosen += score(choice[k]);
+        top_sum += score(choice[k]);
         inner += dgate[k] * gate[k];
     }
-    chosen = warp_sum(chosen);
+    top_sum = warp_sum(top_sum);
     inner = warp_sum(inner);
     __syncwarp();
     for (int k = lane; k < r.K; k += WARP) {
         float ds = r.scale * dgate[k];
-        u[choice[k]] += r.kind == ROUTER_SOFTMAX ? ds : (ds - inner) / chosen;
+        u[choice[k]] += r.kind == ROUTER_SOFTMAX ? ds : (ds - inner) / top_sum;
     }
     __syncwarp();
     for (int j = lane; j < r.E; j += WARP) along += score(j) * u[j];

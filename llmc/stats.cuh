@@ -23,16 +23,17 @@
 #include "adamw.cuh"
 #include "run/trainer.h"
 
-// The results of a layer's forward. Index 0 is attention, 1 is the ffn.
+// The results of a layer's forward. Of two, the first is attention's and the second the ffn's.
 typedef struct LayerTensors {
-    const real *s[2];          // [n, C] the sum; of nGPT the branch y
-    const real *skip[2];       // [n, C]
-    const real *x;             // [n, C]
+    const real *s[2];          // two of [n, C]: the sum s; nGPT: the branch y
+    const real *skip[2];       // two of [n, C]: what the skip carries, without its factor
+    const real *x;             // [n, C] the stream out of the block
     const wide *peak;          // [n, NH] attention's largest scores
-    float a[2];
-    int64_t size, rows;        // n C, a multiple of 8; n NH
-    const wide *rstd[2];       // nGPT: [n], saved by forward
-    const real *p[2];          // nGPT: [C], alpha = 0.05 sqrt(C) |p|
+    float a[2];                // factors of the skips
+    int64_t size;              // n C, a multiple of 8
+    int64_t peaks;             // n NH
+    const wide *rstd[2];       // nGPT, two of [n]: of y, saved by forward
+    const real *p[2];          // nGPT, two of [C]: alpha = 0.05 sqrt(C) |p|; otherwise nullptr
     int C;
 } LayerTensors;
 
@@ -91,7 +92,7 @@ layer_sums_kernel(LayerSums *partial, LayerTensors t) {
                 seen.squares[ATTN_SKIP + 2 * sub] += square(parts.x);
             }
     }
-    for (int64_t i = first; i < t.rows; i += step) seen.logit = max_or_nan(seen.logit, t.peak[i]);
+    for (int64_t i = first; i < t.peaks; i += step) seen.logit = max_or_nan(seen.logit, t.peak[i]);
     layer_store(partial + blockIdx.x, seen);
 }
 

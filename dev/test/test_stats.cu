@@ -40,7 +40,7 @@ static double squares(const Values &x, double a = 0, const Values &y = {}) {
 // Every tensor of its own size, so that none is taken for another. Peaks are below 0.
 static Layer layer_make(int64_t n, int C, int NH, uint64_t seed) {
     Layer f = {};
-    f.t.size = n * C, f.t.rows = n * NH, f.t.a[0] = 1.5f, f.t.a[1] = 0.75f;
+    f.t.size = n * C, f.t.peaks = n * NH, f.t.a[0] = 1.5f, f.t.a[1] = 0.75f;
     for (int sub = 0; sub < 2; sub++) {
         Values s = random_values(f.t.size, seed + sub, 2 + sub);
         Values skip = random_values(f.t.size, seed + 2 + sub, 0.5 + sub);
@@ -50,7 +50,7 @@ static Layer layer_make(int64_t n, int C, int NH, uint64_t seed) {
         f.want[sub ? FFN_SKIP : ATTN_SKIP] = pow(f.t.a[sub], 2) * squares(skip);
     }
     Values x = random_values(f.t.size, seed + 4, 5);
-    Values peak = random_values(f.t.rows, seed + 5, 1, -20);
+    Values peak = random_values(f.t.peaks, seed + 5, 1, -20);
     f.device.push_back((void *)(f.t.x = device_copy<real>(&x)));
     f.device.push_back((void *)(f.t.peak = device_copy<wide>(&peak)));
     f.want[STREAM] = squares(x);
@@ -151,8 +151,8 @@ GPU_TEST(cuda_layer_stats_large) {
 // follow. Nothing else of them shows it.
 GPU_TEST(cuda_layer_stats_not_finite) {
     Layer f = layer_make(301, 72, 5, 320);
-    for (int64_t at : {(int64_t)0, (int64_t)31, (int64_t)700, f.t.rows - 1}) {
-        Values peak = host_values(f.t.peak, f.t.rows);
+    for (int64_t at : {(int64_t)0, (int64_t)31, (int64_t)700, f.t.peaks - 1}) {
+        Values peak = host_values(f.t.peak, f.t.peaks);
         LayerSums begin = {{}, -INFINITY}, *sums = device_struct(&begin, 1);
         peak[at] = NAN;
         wide *spoiled = device_copy<wide>(&peak);
@@ -163,7 +163,7 @@ GPU_TEST(cuda_layer_stats_not_finite) {
         layer_sums(sums, f.t, test_gpu());
         LayerSums twice = host_struct(sums, 1)[0];
         EXPECT(isnan(once.logit) && isnan(twice.logit),
-               "a NaN at %d of %d peaks: %g, and %g after another forward", (int)at, (int)f.t.rows,
+               "a NaN at %d of %d peaks: %g, and %g after another forward", (int)at, (int)f.t.peaks,
                once.logit, twice.logit);
         EXPECT(close_to(once.squares[STREAM], f.want[STREAM]),
                "a NaN among the peaks changes the stream's squares");
