@@ -1,8 +1,9 @@
 // block.cuh: one transformer block on the GPU: attention, feed-forward (MLP or experts), and the
 // norms and residual connections around them. This is the only file that branches on the placement
-// of norms: `if constexpr` on a row of modes.h selects the launches; kernels never know the mode.
-// (train_gpt.cu asks only whether nGPT scales matrices to length 1.) Here "block" is a transformer
-// block, in the files of layers a CUDA thread block.
+// of norms inside a block: `if constexpr` on a row of modes.h selects the launches around a branch,
+// Site.on those inside it. Kernels never know the mode. train_gpt.cu asks about the slots outside
+// the blocks, and whether nGPT scales matrices to length 1. Here "block" is a transformer block, in
+// the files of layers a CUDA thread block.
 //
 //   sublayer      u = in(x)    y = F(c u)    s = a skip + out(y)    x' = post(s)
 //   attention     x is the block's input, x' is mid

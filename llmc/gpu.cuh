@@ -13,6 +13,10 @@
 // nvcc compiles these files for GPUs. A C++ compiler compiles the same files for the emulator,
 // which defines SHARED, SHARED_DYNAMIC, UNROLL and the functions in PTX itself (dev/emu/emu.h).
 //
+// Computed floor, in the heads of layers: the least time on an H200 of the bytes that a layer moves
+// or of its products, whichever is longer. Memory counts 4.3 TB/s, 0.9 of the datasheet's 4.8;
+// products in bf16 790 TFLOP/s, 0.8 of its 989 (dev/bench/gpu/report.py has other GPUs).
+//
 // REAL is the storage type of weights and activations, `real` below: float or __nv_bfloat16
 // (PREC=fp32, bf16). Arithmetic is always in float. Statistics, parameter gradients, moments and
 // master weights are stored as float, `wide` below.
@@ -76,7 +80,8 @@ static void launch_kernel(const char *file, int line, const char *text, void (*k
     static_assert(sizeof...(P) == sizeof...(A),
                   "LAUNCH: the kernel takes another number of arguments");
 #if defined(__CUDACC__)
-    // Up to 48 KiB need no permission. Static arrays count too: 2 KiB are more than any kernel has.
+    // Up to 48 KiB need no permission. Static arrays count too: next to dynamic ones they are less
+    // than 2 KiB.
     if (dynamic > 46 << 10)
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)dynamic);
     kernel<<<grid, block, dynamic, stream>>>(arguments...);
@@ -94,7 +99,7 @@ typedef REAL Real;
 #define real Real
 #define wide float
 
-enum { WARP = 32, PACK = 16 / sizeof(real) };  // PACK: values in 16 bytes, a thread's widest load
+enum { WARP = 32, PACK = 16 / sizeof(real) };  // PACK: values in 16 bytes, loaded at once
 
 // A T of 8 or 16 bytes in one access; stores are to global memory. nvcc may split a copy of
 // bfloat16, or a memcpy from memory, into accesses of 4, 2 or 1 bytes (make arch-check looks).

@@ -39,8 +39,8 @@
 // fastest of its guesses, timed at that use. The choice is saved with the run (plans_text,
 // plans_read) because another algorithm sums in another order: the same plans give the same bits.
 //
-// Computed floors in bf16 for n = 65536, C = 768, from FLOP at 790 TFLOP/s; in parentheses from
-// bytes at 4.3 TB/s, which the FLOP hide:
+// Computed floors (gpu.cuh) in bf16 for n = 65536, C = 768, from FLOP; in parentheses from bytes,
+// which the FLOP hide:
 //   qkv .294 ms (.094)                attention's output .098 (.047)
 //   ffn up with GELU .391 (.212)      ffn down .391 (.118)
 //   LM head 6.41 (1.58)               each three times: forward, dx, dW

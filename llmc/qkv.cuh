@@ -28,7 +28,7 @@
 // A team of threads (norm.cuh) handles a head, or a full part. A thread holds both packs of each of
 // its pairs, so a rotation needs no exchange between threads.
 //
-// Values moved per value of q, k (v), and the computed floor at 4.3 TB/s in bf16 for n = 32768,
+// Values moved per value of q, k (v), and the computed floor (gpu.cuh) in bf16 for n = 32768,
 // NH = KV = 12, QK = 128 (q and k: 3072 values a row):
 //   RoPE alone       forward  2 (raw; to)         0.094 ms    backward 2 (d; draw)    0.094 ms
 //   norm and RoPE    forward  2 (raw; to)         0.094 ms    backward 3 (d, raw; draw)  0.140 ms
@@ -88,7 +88,7 @@ struct QkvParts {
     bool unit, latent;
 };
 
-enum { QKV_CHUNKS = 1024 };  // at most; a team takes many lines, so it computes its columns once
+enum { QKV_CHUNKS = 1024 };  // of a set, at most; a team then takes several lines in turn
 
 static inline PartPlace part_place(const QkvPlaces &places, int p) {
     return {places.of[p], places.turned[p]};
@@ -281,8 +281,8 @@ static constexpr int qkv_backward_blocks(int packs, bool unit) {
     return packs == 2 && !unit ? 2 : 1;
 }
 
-// Both orders round between rope and norm to `real`, as two separate kernels would: the gradient
-// that was rotated back, and for UNIT the input of the norm.
+// What a rotation gives to the norm is rounded to `real`, because registers hold it as Bits: the
+// gradient rotated back; for UNIT the rotated input of the norm, which forward does not round.
 template <typename TEAM, bool UNIT, bool LATENT>
 __global__ void __launch_bounds__(TEAM::BLOCK, qkv_backward_blocks(TEAM::PACKS, UNIT))
 qkv_backward_kernel(QkvParts parts) {

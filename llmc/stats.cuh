@@ -12,8 +12,8 @@
 //            nGPT's matrices were normalized since. There w stands for before: both have length 1.
 //
 // Values are float; squares and sums are double, which no square of a float overflows. A result
-// takes two kernels: a fixed grid leaves partial sums in gpu->scratch, and one block adds them in
-// order. Bytes, 16 a thread and load, and the computed floor at 4.3 TB/s:
+// takes two kernels: a fixed grid leaves partial sums in scratch, and one block adds them in order.
+// Bytes, 16 a thread and load, and the computed floor (gpu.cuh):
 //   layer_sums    n C of each tensor that takes part (a second read comes from the cache): 3 for
 //                 PRE (x0, mid, x), 4 for SPAN, 5 for POST, and n NH floats
 //                 GPT-2 in bf16, n = 65536: 0.071, 0.094, 0.118 ms a layer

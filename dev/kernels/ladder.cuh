@@ -1,7 +1,6 @@
 // ladder.cuh: what the ladders of dev/kernels share. A ladder climbs from the plainest kernel to
 // the one the trainer uses; each step is checked against plain loops in double and timed against
-// the floor: the time its bytes take at 4.3 TB/s, or its products at 790 TFLOP/s, which tensor
-// cores reach in bfloat16. Timed on a GPU only: the emulator knows no time.
+// its computed floor (llmc/gpu.cuh). Timed on a GPU only: the emulator knows no time.
 #pragma once
 #include "../test/gpu_test.cuh"
 #include <algorithm>
