@@ -31,8 +31,8 @@
 //
 // The epilogue is the library's name for what follows a product in the same kernel: the bias, GELU
 // (which also writes pre, the "auxiliary" matrix), and the derivative of GELU. If the library has
-// no such kernel, the plain product runs, then a small kernel from here. The library's own epilogue
-// for db, BGRADB, reads dy once more in bf16, as the kernel from here does.
+// no such kernel, the plain product runs, then a small kernel from here. db always has kernels from
+// here: the library's epilogue for it, BGRADB, reads dy once more too.
 //
 // A plan holds the descriptors of one product and the algorithm chosen for it. It is made at the
 // product's first use and kept. The algorithm is the library's first guess, or, while `tuning`, the
@@ -123,7 +123,7 @@ static const struct {
                   {"add", &PlanKey::add}};
 
 // What follows a product in the same kernel.
-enum Epilogue { PLAIN, BIAS, GELU, GELU_BIAS, GELU_BACKWARD, BIAS_GRADIENT, EPILOGUE_COUNT };
+enum Epilogue { PLAIN, BIAS, GELU, GELU_BIAS, GELU_BACKWARD, EPILOGUE_COUNT };
 static const struct {
     uint32_t bits;
     const char *name;
@@ -133,7 +133,6 @@ static const struct {
     {CUBLASLT_EPILOGUE_GELU_AUX, "gelu"},
     {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, "bias, gelu"},
     {CUBLASLT_EPILOGUE_DGELU, "gelu backward"},
-    {CUBLASLT_EPILOGUE_BGRADB, "bias gradient"},  // in plans of earlier versions
 };
 
 // k: the product, where the call is about one.

@@ -9,10 +9,8 @@
 // and B, and from C unless it is C; an algorithm only for the problem and the alignment it was
 // chosen for; no heuristic while a stream records a graph, which some versions (13.3) refuse. A
 // refusal is the library's status; CUBLASLT_LOG_LEVEL=1 prints the reason. Settings that linear.cuh
-// does not use are refused, rather than doing something else. The bias gradient of BGRADB is the
-// sum of B's rows where alpha is 1, and NaN otherwise: the documentation does not say whether alpha
-// scales it. A heuristic has three algorithms, which add in different orders; the first, split in
-// two halves of K, works in the workspace.
+// does not use are refused, rather than doing something else. A heuristic has three algorithms,
+// which add in different orders; the first, split in two halves of K, works in the workspace.
 //   EMU_CUBLASLT_PLAIN=1     no algorithm has an epilogue
 //   EMU_CUBLASLT_REFUSE=1    algorithms with an epilogue are offered, and refused when they are to
 //   run EMU_CUBLASLT_FAST=i      the algorithms other than the i-th take 2 ms more
@@ -118,16 +116,13 @@ static int64_t size_of(int type) { return type == CUDA_R_16BF ? 2 : 4; }
 static int64_t bytes_of(const Layout &l) {
     return (l.ld * (l.cols - 1) + l.rows) * size_of(l.type);
 }
-static bool has_bias(int epilogue) {
-    return epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB);
-}
+static bool has_bias(int epilogue) { return epilogue & CUBLASLT_EPILOGUE_BIAS; }
 static bool has_aux(int epilogue) { return epilogue & 128; }
 
 struct Problem {
     Desc d;
     Layout a, b, c, out;
     int64_t m, n, k;
-    int64_t bias_length() const { return d.epilogue == CUBLASLT_EPILOGUE_BGRADB ? n : m; }
     int64_t aux_bytes() const { return (d.aux_ld * (n - 1) + m) * size_of(out.type); }
 };
 
@@ -168,7 +163,7 @@ static cublasStatus_t check_epilogue(const Problem &p) {
     const Desc &d = p.d;
     static const int KNOWN[] = {CUBLASLT_EPILOGUE_DEFAULT,  CUBLASLT_EPILOGUE_BIAS,
                                 CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-                                CUBLASLT_EPILOGUE_DGELU,    CUBLASLT_EPILOGUE_BGRADB};
+                                CUBLASLT_EPILOGUE_DGELU};
     bool known = false;
     for (int e : KNOWN) known |= d.epilogue == e;
     UNSUPPORTED_IF(!known, "epilogue %d is not emulated", d.epilogue);
@@ -296,11 +291,6 @@ static void multiply(const Problem &p, const Arrays &x, uint64_t which) {
             add_products(second, a, b, p, j, p.k / 2, p.k, false);
             for (int64_t i = 0; i < p.m; i++) total[i] += second[i];
         }
-        if (p.d.epilogue == CUBLASLT_EPILOGUE_BGRADB) {
-            float column = 0;
-            for (int64_t kk = 0; kk < p.k; kk++) column += b[(size_t)(kk * p.n + j)];
-            store(p.d.bias, p.out.type, j, x.alpha == 1 ? column : NAN);
-        }
         finish(p, x, total, j);
     }
 }
@@ -329,7 +319,7 @@ static cublasStatus_t check_arrays(const Problem &p, const Arrays &x, const Algo
                   "%s, %lld bytes, is not whole in memory of the device", array.name,
                   (long long)array.bytes);
     }
-    int64_t bias_bytes = p.bias_length() * size_of(p.out.type);
+    int64_t bias_bytes = p.m * size_of(p.out.type);
     REFUSE_IF(has_bias(d.epilogue) && !emu_on_device(d.bias, (size_t)bias_bytes),
               "the bias, %lld bytes, is not whole in memory of the device", (long long)bias_bytes);
     REFUSE_IF(has_aux(d.epilogue) && !emu_on_device(d.aux, (size_t)p.aux_bytes()),
