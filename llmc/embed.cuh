@@ -22,17 +22,16 @@
 #pragma once
 #include "gpu.cuh"
 
-enum { EMBEDDING_THREADS = 128 };
 enum { GROUP_WARPS = 4, GROUP_STRIP = WARP * PACK, GROUP_BLOCKS = 512, GROUP_LOADS = 8 };
 
 // ---------------------------------------------------------------------------------------- forward
 
-// The grid is (position, part of the row).
-static __global__ void __launch_bounds__(EMBEDDING_THREADS)
+// Rows are positions (row_grid).
+static __global__ void __launch_bounds__(ROW_THREADS)
 embedding_forward_kernel(real *e, const int32_t *tokens, const real *wte, const real *wpe, int T,
                          int C, float scale) {
     int64_t bt = blockIdx.x, token = tokens[bt];
-    int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
+    int i = row_column();
     if (i >= C) return;
     Floats w = floats_load(wte + token * C + i), p = {};
     if (wpe) p = floats_load(wpe + bt % T * C + i);
@@ -41,9 +40,8 @@ embedding_forward_kernel(real *e, const int32_t *tokens, const real *wte, const 
 
 static inline void embedding_forward(real *e, const int32_t *tokens, const real *wte,
                                      const real *wpe, int B, int T, int C, float scale, Gpu *gpu) {
-    dim3 grid(B * T, CEIL_DIV(C / PACK, EMBEDDING_THREADS));
-    LAUNCH(embedding_forward_kernel, grid, EMBEDDING_THREADS, 0, gpu->stream, e, tokens, wte, wpe,
-           T, C, scale);
+    LAUNCH(embedding_forward_kernel, row_grid(B * T, C), ROW_THREADS, 0, gpu->stream, e, tokens,
+           wte, wpe, T, C, scale);
 }
 
 // ----------------------------------------------------------------------------------------- groups
@@ -122,11 +120,11 @@ embedding_backward_kernel(wide *dwte, const real *de, const int32_t *tokens, con
     }
 }
 
-// The grid is (position in the sequence, part of the row). Sequences are added in ascending order.
-static __global__ void __launch_bounds__(EMBEDDING_THREADS)
+// Rows are positions in the sequence (row_grid). Sequences are added in ascending order.
+static __global__ void __launch_bounds__(ROW_THREADS)
 position_backward_kernel(wide *dwpe, const real *de, int B, int T, int C) {
     int64_t t = blockIdx.x;
-    int i = (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
+    int i = row_column();
     if (i >= C) return;
     Floats sum = {};
     rows_sum(sum, 0, B, 1, [=](int64_t b) { return de + (b * T + t) * C + i; });
@@ -142,9 +140,8 @@ static inline void embedding_backward(wide *dwte, wide *dwpe, const real *de, co
     dim3 grid(CEIL_DIV(C, GROUP_STRIP), min(n, (int64_t)GROUP_BLOCKS));
     LAUNCH(embedding_backward_kernel, grid, GROUP_WARPS * WARP, 0, gpu->stream, dwte, de, tokens,
            groups, n, C, scale);
-    dim3 positions(T, CEIL_DIV(C / PACK, EMBEDDING_THREADS));
     if (dwpe) {
-        LAUNCH(position_backward_kernel, positions, EMBEDDING_THREADS, 0, gpu->stream, dwpe, de, B,
+        LAUNCH(position_backward_kernel, row_grid(T, C), ROW_THREADS, 0, gpu->stream, dwpe, de, B,
                T, C);
     }
 }

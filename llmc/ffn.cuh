@@ -19,18 +19,6 @@
 #pragma once
 #include "gpu.cuh"
 
-// Kernels over n rows: a block has a row and a part of it, a thread 16 bytes of the part.
-enum { ROW_THREADS = 128 };
-
-// The column of this thread's 16 bytes; the width of the row or more past its end.
-static __device__ inline int row_column(void) {
-    return (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
-}
-
-static inline dim3 row_grid(int64_t n, int width) {
-    return dim3(n, CEIL_DIV(width / PACK, ROW_THREADS));
-}
-
 // For very negative x, e^-x overflows to infinity and the quotient is 0, the right limit.
 static __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 

@@ -225,6 +225,21 @@ __device__ inline float block_max(float x) {
     return block_all(x, -FLT_MAX, [](float y) { return warp_max(y); });
 }
 
+// ------------------------------------------------------------------------------------------- rows
+// Kernels over n rows with the grid (row, part of the row): a block has a row and a part of it, a
+// thread 16 bytes of the part.
+
+enum { ROW_THREADS = 128 };
+
+static inline dim3 row_grid(int64_t n, int width) {
+    return dim3(n, CEIL_DIV(width / PACK, ROW_THREADS));
+}
+
+// The column of this thread's 16 bytes; the width of the row or more past its end.
+static __device__ inline int row_column(void) {
+    return (blockIdx.y * blockDim.x + threadIdx.x) * PACK;
+}
+
 // ---------------------------------------------------------------------------------------- context
 
 // The context that launchers share.

@@ -48,7 +48,7 @@
 #include <cublasLt.h>
 #include <math.h>
 #include "ffn.cuh"
-#include "gpu.cuh"
+#include "norm.cuh"
 #include "run/json.h"
 
 // A linear layer with its gradients.
@@ -406,7 +406,7 @@ static inline void plans_read(Plans *plans, const char *text, const char *path) 
 
 // ---------------------------------------------------------------------------------------- forward
 
-enum { COLUMN_SPLITS = 256 };  // at most so many partial sums of a bias's gradient
+enum { COLUMN_SPLITS = 256 };  // at most so many splits of the rows for a bias's gradient
 
 // y = c x W^T + add, or backward c x W + add, where x is dy.
 static inline Matmul linear_matmul(bool forward, void *y, const real *x, const Linear &l,
@@ -465,29 +465,16 @@ static inline void linear_gelu_backward_input(real *dpre, const real *pre, const
     activation_backward(dpre, dpre, pre, l.n, l.in, 0, gpu);
 }
 
-// partial[split] = sum of `rows` rows of dy from row split * rows on. A thread takes 16 bytes of
-// columns. Elements moved per row: out.
+// partial[split] = sum of `rows` rows of dy from row split * rows on; blockIdx.x is the split.
+// Elements moved per row: out.
 static __global__ void __launch_bounds__(ROW_THREADS)
 column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t rows) {
-    int j = (blockIdx.x * blockDim.x + threadIdx.x) * PACK;
+    int j = row_column();
     if (j >= out) return;
-    int64_t first = blockIdx.y * rows, end = min(first + rows, n);
-    float sum[PACK] = {};
-    for (int64_t i = first; i < end; i++) {
-        Pack x = pack_load(dy + i * out + j);
-        for (int k = 0; k < PACK; k++) sum[k] += to_float(x.v[k]);
-    }
-    for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.y * out + j + k] = sum[k];
-}
-
-// db += the partial sums, in their order
-static __global__ void __launch_bounds__(ROW_THREADS)
-add_sums_kernel(wide *db, const float *partial, int splits, int out) {
-    int j = blockIdx.x * blockDim.x + threadIdx.x;
-    if (j >= out) return;
-    float sum = 0;
-    for (int split = 0; split < splits; split++) sum += partial[(int64_t)split * out + j];
-    db[j] += sum;
+    int64_t first = blockIdx.x * rows, end = min(first + rows, n);
+    Floats sum = {};
+    for (int64_t i = first; i < end; i++) sum = sum + floats_load(dy + i * out + j);
+    for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.x * out + j + k] = sum.v[k];
 }
 
 // dW += c dy^T x,  db += sum of the rows of dy
@@ -499,10 +486,9 @@ static inline void linear_backward_weight(const real *dy, const real *x, const L
     int64_t rows = CEIL_DIV(l.n, COLUMN_SPLITS);
     int splits = CEIL_DIV(l.n, rows);
     float *partial = scratch_for<float>((size_t)splits * l.out, gpu);
-    dim3 grid(CEIL_DIV(l.out / PACK, ROW_THREADS), splits);
-    LAUNCH(column_sums_kernel, grid, ROW_THREADS, 0, gpu->stream, partial, dy, l.n, l.out, rows);
-    LAUNCH(add_sums_kernel, CEIL_DIV(l.out, ROW_THREADS), ROW_THREADS, 0, gpu->stream, l.db,
-           partial, splits, l.out);
+    LAUNCH(column_sums_kernel, row_grid(splits, l.out), ROW_THREADS, 0, gpu->stream, partial, dy,
+           l.n, l.out, rows);
+    partials_add({{{l.db, partial, l.out, splits}}, 1}, gpu);
 }
 
 static inline void linear_backward(real *dx, const real *dy, const real *x, const Linear &l,

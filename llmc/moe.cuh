@@ -389,8 +389,8 @@ static inline void router_balance(wide *bias, const wide *loads, int E, float ra
 
 // -------------------------------------------------------------------------------- tokens and rows
 
-// The grid is (token, part of the row); a thread has 16 bytes. 8 blocks at a time leave a thread
-// the registers for several loads in flight.
+// Rows are tokens (row_grid). 8 blocks at a time leave a thread the registers for several loads in
+// flight.
 static __global__ void __launch_bounds__(ROW_THREADS, 8)
 combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place, Residual add,
                int K, int C) {
