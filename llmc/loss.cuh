@@ -167,9 +167,10 @@ gained_classifier_backward_kernel(Logits f, float scale, float *partial) {
 // z becomes its gradient, not scaled; ADDs to gain.dw, scaled.
 static inline void gained_classifier_backward(const Logits &f, float scale, Gpu *gpu) {
     dim3 grid = gain_grid(&f.gain, gpu);
+    float *partial = scratch_for<float>((size_t)grid.y * f.Vp, gpu);
     LAUNCH(gained_classifier_backward_kernel, grid, GAIN_THREADS, 0, gpu->stream, f, scale,
-           gpu->scratch);
-    partials_add({{{f.gain.dw, gpu->scratch, f.Vp, (int)grid.y}}, 1}, gpu);
+           partial);
+    partials_add({{{f.gain.dw, partial, f.Vp, (int)grid.y}}, 1}, gpu);
 }
 
 // ------------------------------------------------------------------------------------------- sums

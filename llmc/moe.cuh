@@ -354,10 +354,9 @@ router_count_kernel(double *loss, wide *loads, double *stats, Router r, const fl
 // each expert to loads [E]. stats may be nullptr.
 static inline void router_count(double *loss, wide *loads, double *stats, const Router &r,
                                 Gpu *gpu) {
-    // No more chunks than in forward, so scratch has room.
     int64_t n = (int64_t)r.B * r.T;
     int parts = CEIL_DIV(n, ROUTER_CHUNK);
-    float *entropy = gpu->scratch;
+    float *entropy = scratch_for<float>(parts, gpu);
     if (stats)
         LAUNCH(router_entropy_kernel, parts, ROUTER_THREADS, 0, gpu->stream, entropy, r);
     LAUNCH(router_count_kernel, 1, threads_for(n, SUMS_THREADS), 0, gpu->stream, loss, loads, stats,

@@ -166,9 +166,10 @@ static inline void interpolate_backward(InterpolationArrays a, const Interpolati
         typedef decltype(team) TEAM;
         int chunks = min(CEIL_DIV(f->out.n, TEAM::TEAMS), (int64_t)max_chunks);
         size_t shared = gains_bytes<TEAM, TEAM::PACKS>(false);
+        float *partial = scratch_for<float>((size_t)chunks * C, gpu);
         LAUNCH(interpolate_backward_kernel<TEAM>, chunks, TEAM::BLOCK, shared, gpu->stream, a, *f,
-               gpu->scratch);
-        partials_add({{{f->dp, gpu->scratch, C, chunks}}, 1}, gpu);
+               partial);
+        partials_add({{{f->dp, partial, C, chunks}}, 1}, gpu);
     });
 }
 
@@ -245,6 +246,8 @@ static inline void gain_forward(real *y, const real *x, const Norm *gain, Gpu *g
 static inline void gain_backward(real *dx, const real *dy, const real *x, const Norm *gain,
                                  Gpu *gpu) {
     dim3 grid = gain_grid(gain, gpu);
-    LAUNCH(gain_kernel, grid, GAIN_THREADS, 0, gpu->stream, dx, dy, x, *gain, gpu->scratch);
-    partials_add({{{gain->dw, gpu->scratch, norm_gains(gain), (int)grid.y}}, 1}, gpu);
+    int gains = norm_gains(gain);
+    float *partial = scratch_for<float>((size_t)grid.y * gains, gpu);
+    LAUNCH(gain_kernel, grid, GAIN_THREADS, 0, gpu->stream, dx, dy, x, *gain, partial);
+    partials_add({{{gain->dw, partial, gains, (int)grid.y}}, 1}, gpu);
 }

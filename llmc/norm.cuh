@@ -490,13 +490,14 @@ static inline void norm_backward(const Norm *norm, NormBackward f, Gpu *gpu) {
     norm_launch(lines.width, [&](auto team) {
         typedef decltype(team) TEAM;
         int gains = norm_gains(norm);
-        int max_chunks = gain_chunks(gains, (size_t)gains * (norm->b ? 2 : 1), gpu);
-        int chunks = min(CEIL_DIV(lines.rows, TEAM::TEAMS), (int64_t)max_chunks);
+        size_t each = (size_t)gains * (norm->b ? 2 : 1);
+        int chunks = min(CEIL_DIV(lines.rows, TEAM::TEAMS), (int64_t)gain_chunks(gains, each, gpu));
+        float *partial = scratch_for<float>(chunks * each, gpu);
         size_t shared = gains_bytes<TEAM, TEAM::PACKS>(norm->b != nullptr);
         PartialList list = {};
         LAUNCH(norm_backward_kernel<TEAM>, lines_grid(chunks, lines, norm), TEAM::BLOCK, shared,
-               gpu->stream, f, *norm, lines, gpu->scratch);
-        partials_of(&list, norm, gpu->scratch, chunks);
+               gpu->stream, f, *norm, lines, partial);
+        partials_of(&list, norm, partial, chunks);
         partials_add(list, gpu);
     });
 }

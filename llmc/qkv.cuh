@@ -347,7 +347,7 @@ static inline void qkv_backward(QkvParts parts, Gpu *gpu) {
     qkv_launch(&parts, [&](auto team, auto unit, auto latent) {
         typedef decltype(team) TEAM;
         PartialList list = {};
-        float *partial = gpu->scratch;
+        float *partial = scratch_for<float>(each, gpu);  // gain_chunks leaves room for more
         bool bias = false;
         int blocks = 0;
         for (int p = 0; p < 3; p++) {
