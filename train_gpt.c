@@ -1345,6 +1345,7 @@ struct Gpt {
     double *router_sums;          // [L, router_size] the sums that layer_stats point to
     double *load_sums;            // [E] tokens of one layer's experts, over all processes
     TensorStats *tensor_stats;    // [entries]
+    Update last;                  // the result of the last update
     Comm *comm;
     int rank, processes;
 };
@@ -1696,7 +1697,7 @@ static void adamw_update(TensorShard s, const AdamW *o, real clip_factor) {
 
 // One step: gradient clipping by the global norm, then AdamW on the shards of this process. Nothing
 // changes where loss or gradient are not finite or beyond the limits of --skip-spikes.
-static Update gpt_update(Gpt *g, const AdamW *o) {
+static void gpt_update(Gpt *g, const AdamW *o) {
     comm_wait(g->comm);  // for the gradients that are being reduced
     double square = gpt_square(g);
     Loss loss = gpt_means(g, &square);  // all-reduces square too
@@ -1704,7 +1705,8 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     u.applied = loss_is_finite(loss) && isfinite(u.norm) &&
                 (!o->max_ce || loss.ce <= o->max_ce) &&
                 (!o->max_norm || u.norm <= o->max_norm);
-    if (!u.applied) return u;
+    g->last = u;
+    if (!u.applied) return;
     g->cached = 0;  // the KV cache is stale
     // gradient clipping by the global norm
     real clip_factor = o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1;
@@ -1728,8 +1730,9 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     }
     comm_wait(g->comm);  // for the weights of all shards
     gpt_normalize(g);
-    return u;
 }
+
+static Update gpt_outcome(Gpt *g) { return g->last; }
 
 // Sums of squares of one shard, after the step. The step is computed again from the moments:
 //   adam = mhat / (sqrt(vhat) + eps)
@@ -1807,7 +1810,8 @@ const Trainer NAMED(judge_, PREC) = {
     .create = gpt_create, .destroy = gpt_destroy,
     .tensor = gpt_tensor, .fetch = gpt_fetch, .store = gpt_store, .normalize = gpt_normalize,
     .zero_grads = gpt_zero_grads, .forward = gpt_forward, .backward = gpt_backward,
-    .update = gpt_update, .loss = gpt_loss, .decode = gpt_decode, .logits = gpt_logits,
+    .update = gpt_update, .outcome = gpt_outcome, .loss = gpt_loss,
+    .decode = gpt_decode, .logits = gpt_logits,
     .stats_begin = gpt_stats_begin, .layer_stats = gpt_layer_stats,
     .tensor_stats = gpt_tensor_stats,
     .bytes = gpt_bytes, .free_bytes = gpt_free_bytes, .peak = gpt_peak,

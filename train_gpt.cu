@@ -8,7 +8,7 @@
 //    statistics, gradients of parameters and AdamW's moments are float in both.
 // 3. A step does not wait for the GPU. Batches are copied from two pinned buffers in turn. Losses,
 //    gradient norm, clip factor and the decision to update stay on the device; the host reads them
-//    once, at the end of the step.
+//    while the device works on the next step.
 // 4. No floating-point atomics and fixed orders of summation: the same command gives the same bits.
 //    (With several processes the order is NCCL's.)
 // 5. Several processes (llmc/run/comm.h): in the last backward of a step the gradients of each
@@ -20,7 +20,8 @@
 //   gpt_zero_grads
 //   gpt_forward    stage_batch -> blocks_forward -> lm_head_forward -> classifier  } for each
 //   gpt_backward   loss_backward: LM head, blocks from last to first, embedding    } micro-batch
-//   gpt_update     gradient_square -> all_reduce_state -> adamw_apply -> all_gather -> read_loss
+//   gpt_update     gradient_square -> all_reduce_state -> adamw_apply -> all_gather -> send_state
+//   gpt_outcome    waits for the losses, the norm and the decision
 #include "llmc/gpu.cuh"
 #include "llmc/nccl.cuh"
 #include "llmc/run/trainer.h"
@@ -70,6 +71,7 @@ struct Gpt {
 
     Mirror<UpdateEntry> entries;          // [count] one per entry of the layout
     Mirror<UpdateState> state;            // [1]
+    cudaEvent_t sent;                     // `state` has reached the host
     int64_t seen;                         // tokens in the sums of `state`
 
     bool measuring;                       // statistics are taken (stats_begin)
@@ -275,6 +277,7 @@ static void alloc_step(Gpt *g) {
     g->gpu.scratch_size = scratch_floats(&g->m, &g->setup);
     g->gpu.scratch = device_alloc<float>(g, g->gpu.scratch_size, "partial sums");
     mirror_alloc(g, &g->state, 1);
+    cudaCheck(cudaEventCreateWithFlags(&g->sent, cudaEventDisableTiming));
     to_device(g, g->state);
     mirror_alloc(g, &g->entries, count);
     mirror_alloc(g, &g->layer_sums, g->m.L);
@@ -318,6 +321,7 @@ static void gpt_destroy(Gpt *g) {
     for (void *p : g->pinned) cudaCheck(cudaFreeHost(p));
     for (float *p : g->host) free(p);
     for (cudaEvent_t event : g->copied) cudaCheck(cudaEventDestroy(event));
+    cudaCheck(cudaEventDestroy(g->sent));
     free(g->router_bias);
     plans_destroy(g->gpu.plans);
     gpu_close(&g->gpu);
@@ -563,11 +567,11 @@ static void gpt_zero_grads(Gpt *g) {
 // of the state, and the loads of experts, by which selection biases move. It is a reduce to process
 // 0, then a broadcast.
 static void all_reduce_state(Gpt *g) {
+    double *tokens = &g->state.host->sums[SUM_TOKENS];
+    *tokens = g->seen;
+    copy(g, &g->state.device->sums[SUM_TOKENS], tokens, 1);
+    g->seen = 0;
     if (g->nccl.size == 1) return;
-    // read_loss divides by the tokens of all processes.
-    double *seen = &g->state.host->sums[SUM_TOKENS];
-    *seen = g->seen;
-    copy(g, &g->state.device->sums[SUM_TOKENS], seen, 1);
     for (bool back : {false, true}) {
         auto move = [&](auto *x, int64_t count) {
             if (back) nccl_broadcast(&g->nccl, x, count, 0);
@@ -589,22 +593,27 @@ template <typename T> static void all_gather(Gpt *g, T *whole) {
     nccl_join(&g->nccl, &g->gpu);
 }
 
-// Reads the state of the device, and restarts its sums.
-static Loss read_loss(Gpt *g) {
+// Sends the state to the host, and begins new sums.
+static void send_state(Gpt *g) {
     to_host(g, g->state);
     clear(g, &g->state.device->sums, 1);
-    wait(g);
-    const double *sums = g->state.host->sums;
-    double seen = g->nccl.size > 1 ? sums[SUM_TOKENS] : g->seen;
-    double n = max(seen, 1.0);
-    g->seen = 0;
-    return Loss{sums[SUM_CE] / n, sums[SUM_Z] / n, sums[SUM_ROUTER] / n};
+    cudaCheck(cudaEventRecord(g->sent, g->gpu.stream));
+}
+
+// Waits for the state that was sent last, but not for work that was given to the device since.
+static Update gpt_outcome(Gpt *g) {
+    cudaCheck(cudaEventSynchronize(g->sent));
+    const UpdateState *s = g->state.host;
+    double n = max(s->sums[SUM_TOKENS], 1.0);
+    Loss loss = {s->sums[SUM_CE] / n, s->sums[SUM_Z] / n, s->sums[SUM_ROUTER] / n};
+    return Update{loss, s->norm, s->applied};
 }
 
 // Mean losses since the last gpt_loss or gpt_update, over all processes.
 static Loss gpt_loss(Gpt *g) {
     all_reduce_state(g);
-    return read_loss(g);
+    send_state(g);
+    return gpt_outcome(g).loss;
 }
 
 // The random stream of stochastic rounding in a step.
@@ -615,6 +624,7 @@ static uint64_t rounding_key(const Gpt *g, int64_t step) {
 // Sends learning rate, decay and nGPT's lines of each entry to the device. Returns the settings
 // that all entries share.
 static AdamWStep send_rates(Gpt *g, const AdamW *o) {
+    cudaCheck(cudaEventSynchronize(g->sent));             // the update before has read entries.host
     double tokens = g->seen;                              // of all processes
     if (g->nccl.size > 1) tokens = g->setup.batch * g->max.T;
     for (int k = 0; k < g->layout.count; k++) {
@@ -654,7 +664,7 @@ static void balance_routers(Gpt *g, double rate) {
 
 // Gradient clipping, AdamW, nGPT's normalization; each process updates its shards. All of it runs
 // on the device, and changes nothing if a loss or the norm is not finite (adamw.cuh).
-static Update gpt_update(Gpt *g, const AdamW *o) {
+static void gpt_update(Gpt *g, const AdamW *o) {
     AdamWStep step = send_rates(g, o);
     Arenas arenas = gpt_arenas(g);
     const UpdateEntry *entries = g->entries.device;
@@ -665,15 +675,14 @@ static Update gpt_update(Gpt *g, const AdamW *o) {
     else {
         nccl_join(&g->nccl, &g->gpu);                     // gradients have reached their owners
         gradient_square(square, arenas, entries, count, &g->gpu);
-        all_reduce_state(g);
     }
+    all_reduce_state(g);
     adamw_apply(arenas, entries, count, state, step, &g->gpu);
     g->cached = 0;                                        // the KV cache is stale
     balance_routers(g, o->lr[LR_BALANCE]);
     if (g->m.mode->unit) ngpt_normalize(arenas, entries, count, state, step, &g->gpu);
     all_gather(g, g->weights);
-    Loss loss = read_loss(g);
-    return Update{loss, g->state.host->norm, g->state.host->applied};
+    send_state(g);
 }
 
 // After weights were set: nGPT's matrices get rows (or columns) of length 1, as after an update.
@@ -861,7 +870,8 @@ const Trainer NAMED(cuda_, PREC) = {
     .create = gpt_create, .destroy = gpt_destroy,
     .tensor = gpt_tensor, .fetch = gpt_fetch, .store = gpt_store, .normalize = gpt_normalize,
     .zero_grads = gpt_zero_grads, .forward = gpt_forward, .backward = gpt_backward,
-    .update = gpt_update, .loss = gpt_loss, .decode = gpt_decode, .logits = gpt_logits,
+    .update = gpt_update, .outcome = gpt_outcome, .loss = gpt_loss,
+    .decode = gpt_decode, .logits = gpt_logits,
     .stats_begin = gpt_stats_begin, .layer_stats = gpt_layer_stats,
     .tensor_stats = gpt_tensor_stats,
     .prepare = gpt_prepare, .plans = gpt_plans, .bytes = gpt_bytes, .free_bytes = gpt_free_bytes,

@@ -7,11 +7,14 @@
 //   dead    after step STEP the last gain is so large that no loss is finite
 //   killed  process RANK gets SIGKILL
 //   full    none: a sample's text goes through the model whole, for every token
+// With LATE in the environment it calls itself a GPU, and prints how many outcomes were read after
+// the next step had begun.
 #include "../../llmc/run/run.h"
 #include <signal.h>
 #include "../../llmc/run/util.h"
 
 static struct { char kind[16]; long long step, rank, now; } fault;
+static long long updated, late;               // the step of the last update; outcomes read late
 static Layout layout;
 
 static bool fault_is(const char *kind) {
@@ -39,15 +42,22 @@ static void faulty_backward(Gpt *gpt, double scale, int last) {
     judge_fp32.backward(gpt, fault_is("spike") ? 1000 * scale : scale, last);
 }
 
-static Update faulty_update(Gpt *gpt, const AdamW *adamw) {
-    if (fault_is("router")) return (Update){.loss = {.ce = 1, .router = NAN}, .norm = 1};
-    Update u = judge_fp32.update(gpt, adamw);
+static void faulty_update(Gpt *gpt, const AdamW *adamw) {
+    updated = fault.now;
+    if (fault_is("router")) return;
+    judge_fp32.update(gpt, adamw);
     const Entry *e = &layout.entries[layout.count - 1];         // the gain of the last norm
     if (fault_is("moment")) *(float *)judge_fp32.tensor(gpt, ADAM_V, e) = INFINITY;
     if (fault_is("dead"))
         for (int64_t i = 0; i < e->size; i++)
             ((float *)judge_fp32.tensor(gpt, WEIGHTS, e))[i] = 3e38f;
-    return u;
+}
+
+static Update faulty_outcome(Gpt *gpt) {
+    late += fault.now > updated;
+    if (!strcmp(fault.kind, "router") && fault.step == updated)
+        return (Update){.loss = {.ce = 1, .router = NAN}, .norm = 1};
+    return judge_fp32.outcome(gpt);
 }
 
 // A window that begins again does so with the last tokens of the text, and a new one.
@@ -76,10 +86,13 @@ int main(int argc, char **argv) {
     t.zero_grads = faulty_zero_grads;
     t.backward = faulty_backward;
     t.update = faulty_update;
+    t.outcome = faulty_outcome;
+    if (getenv("LATE")) t.device = "cuda";
     if (!strcmp(fault.kind, "full")) t.decode = full_decode, t.logits = full_logits;
     Run *run = run_open(&t, argc, argv);
     if (!run) return 0;
     int status = train(run);
+    if (getenv("LATE")) printf("%lld outcomes were read late\n", late);
     if (status == 0) evaluate(run);
     if (status == 0) sample(run);
     return run_close(run, status);

@@ -418,6 +418,17 @@ static void test_skipped_steps(void) {
     EXPECT(strstr(output, "10 steps in a row were not finite: the run diverged at step 18"),
            "the bad step before the checkpoint counts: %s", output);
 
+    // A GPU begins the next step before it is known whether this one was applied.
+    check_format(line, sizeof line, "LATE=1 FAULT='nan 5 0' " FAULTY TINY "--out %s/late", dir);
+    EXPECT(run(line, "") == 0 && strstr(output, "step 5: not finite"), "late: %s", output);
+    EXPECT(strstr(output, "8 outcomes were read late"), "not due in 8 of 12 steps: %s", output);
+    run_hash_of(resumed);
+    EXPECT(!strcmp(whole, resumed), "read late, the weights are %s, not %s", resumed, whole);
+    check_format(line, sizeof line, "LATE=1 FAULT='nans 1 0' " FAULTY MODEL "--steps 40 "
+                 "--warmup 4 --save-every 0 --val-every 0 --out %s/ends", dir);
+    EXPECT(run(line, "") == 3 && strstr(output, "10 steps in a row were not finite: the run "
+                                                "diverged at step 10"), "late: %s", output);
+
     check_format(line, sizeof line, "FAULT='router 5 0' " FAULTY TINY "--out %s/d", dir);
     EXPECT(run(line, "") == 0 && strstr(output, "step 5: not finite"), "the router: %s", output);
 

@@ -53,8 +53,13 @@ struct Run {
     int64_t epoch;                        // the last epoch at whose start the data was hashed
     SpikeWindow losses, norms;            // the last losses and gradient norms
     double loss_z, norm_z;                // robust z-scores of the last step
+    bool unfinished;                      // the last step's outcome has not been read,
+    bool measured;                        // its layers were measured (--norms-every);
+    AdamW adamw;                          // its update,
+    double lr;                            // and scheduled rate, without the factors of --width-base
 
-    double started, printed;              // seconds: training time began, last line of progress
+    double started, printed;              // seconds: training time began, last line of progress,
+    double finished;                      // and the end of the last step
     int64_t started_tokens;
     double peak;                          // FLOP/s of all devices; 0: unknown
     Pace pace;

@@ -178,12 +178,11 @@ static void log_loads(const Run *r, Log *log, const LayerStats *layers) {
     log_unnest(log, '}');
 }
 
-// --norms-every: arrays by layer, objects by tensor. applied: the update of this step, with rates
-// of 0 if it was skipped.
-static void log_stats(Run *r, const AdamW *applied) {
+// --norms-every: arrays by layer, objects by tensor.
+static void log_stats(Run *r) {
     int count = r->layout.count;
     LayerStats *layers = r->t->layer_stats(r->gpt);
-    TensorStats *tensors = r->t->tensor_stats(r->gpt, applied);
+    TensorStats *tensors = r->t->tensor_stats(r->gpt, &r->adamw);
     // All-reduce: sums over processes, and the maximum of the attention scores.
     for (LayerStats *s = layers; s < layers + r->m.L; s++) {
         comm_all_reduce(&r->comm, s->sums.squares, LAYER_SQUARES, COMM_SUM);
@@ -208,14 +207,14 @@ static void log_stats(Run *r, const AdamW *applied) {
     log_end(log);
 }
 
-// The line of every step. lr: the scheduled rate, before the factors of --width-base. event: NULL,
-// or what happened; then the step's samples are logged as well, so that it can be repeated.
-static void log_step(Run *r, const Update *u, const char *event, double lr, double seconds) {
+// The line of every step. event: NULL, or what happened; then the step's samples are logged as
+// well, so that it can be repeated.
+static void log_step(Run *r, const Update *u, const char *event, double seconds) {
     Log *log = run_begin_line(r);
     log_real(log, "loss", u->loss.ce);
     if (!isnan(r->data.floor)) log_real(log, "above_floor", u->loss.ce - r->data.floor);
     if (r->m.moe.E) log_real(log, "router_loss", u->loss.router);
-    log_real(log, "lr", lr);
+    log_real(log, "lr", r->lr);
     log_real(log, "grad_norm", u->norm);
     log_int(log, "tokens", r->tokens);
     log_real(log, "ms", seconds * 1e3);
@@ -259,7 +258,7 @@ void run_note_pace(Run *r, double seconds) {
 }
 
 // The line on the terminal: at the first and last step, and every two seconds.
-static void print_progress(Run *r, double loss, double lr, double norm) {
+static void print_progress(Run *r, const Update *u) {
     const Flags *f = r->f;
     double now = clock_seconds(), seconds = now - r->started;
     double rate = (r->tokens - r->started_tokens) / seconds;
@@ -269,9 +268,9 @@ static void print_progress(Run *r, double loss, double lr, double norm) {
     // The ETA is at the mean rate so far, without validations and checkpoints.
     char eta[32];
     double tokens_left = (f->steps - r->step) * f->batch * r->m.T;
-    printf("step %6lld/%lld  loss %.4f", r->step, f->steps, loss);
-    if (!isnan(r->data.floor)) printf(" (floor +%.4f)", loss - r->data.floor);
-    printf("  lr %.2e  grad %.3f  %.0f tok/s", lr, norm, rate);
+    printf("step %6lld/%lld  loss %.4f", r->step, f->steps, u->loss.ce);
+    if (!isnan(r->data.floor)) printf(" (floor +%.4f)", u->loss.ce - r->data.floor);
+    printf("  lr %.2e  grad %.3f  %.0f tok/s", r->lr, u->norm, rate);
     if (r->peak > 0)
         printf(" (%.0f %% of peak)", 100 * rate * flops_per_token(&r->m, &r->layout) / r->peak);
     printf("  ETA %s\n", log_duration(eta, sizeof eta, tokens_left / rate));
@@ -309,6 +308,7 @@ static void begin_training(Run *r) {
     comm_all_reduce(&r->comm, &r->peak, 1, COMM_SUM);
     r->started = clock_seconds();
     r->started_tokens = r->pace.tokens = r->tokens;
+    r->finished = r->started;
     if (r->step >= f->steps)
         printf("note: the run is at step %lld of --steps %lld: nothing to train\n"
                "  -> a larger --steps\n", r->step, f->steps);
@@ -354,8 +354,8 @@ static void print_end(Run *r) {
 
 // AdamW's numbers for the next step, and the limits above which --skip-spikes skips it. Bias
 // correction counts updates: a skipped step does not count.
-static AdamW next_adamw(const Run *r, double lr) {
-    AdamW o = schedule_adamw(r->f, lr, r->updates + 1);
+static AdamW next_adamw(const Run *r) {
+    AdamW o = schedule_adamw(r->f, r->lr, r->updates + 1);
     if (r->f->skip_spikes) {
         o.max_ce = spike_limit(&r->losses, r->f->spike_z);
         o.max_norm = spike_limit(&r->norms, r->f->spike_z);
@@ -363,8 +363,8 @@ static AdamW next_adamw(const Run *r, double lr) {
     return o;
 }
 
-// Counts a step and looks for spikes. Returns the event to report; NULL: none.
-static const char *count_step(Run *r, const Update *u) {
+// Judges the last step and looks for spikes. Returns the event to report; NULL: none.
+static const char *judge_step(Run *r, const Update *u) {
     double z = r->f->spike_z;                             // 0: no spikes
     r->loss_z = spike_z(&r->losses, u->loss.ce);
     r->norm_z = spike_z(&r->norms, u->norm);
@@ -375,14 +375,28 @@ static const char *count_step(Run *r, const Update *u) {
         spike_add(&r->losses, u->loss.ce, loss_spike);
         spike_add(&r->norms, u->norm, norm_spike);
     }
-    r->step++;
     r->updates += u->applied;
-    r->tokens += r->f->batch * r->m.T;
     r->bad = finite ? 0 : r->bad + 1;
-    r->saved = r->log.validated = r->log.tasked = false;
     if (!finite) return "not finite";
     if (loss_spike) return "a spike of the loss";
     return norm_spike ? "a spike of the gradient norm" : NULL;
+}
+
+// Waits for the update of the last step, and reports it: the log, spikes, progress. Returns false
+// if too many steps in a row were not finite.
+static bool finish_step(Run *r) {
+    if (!r->unfinished) return true;
+    Update u = r->t->outcome(r->gpt);
+    const char *event = judge_step(r, &u);
+    double now = clock_seconds();
+    log_step(r, &u, event, now - r->finished);
+    r->finished = now;
+    if (!u.applied) r->adamw = (AdamW){.eps = 1, .step = 1};  // all rates 0: no weight changed
+    if (r->measured) log_stats(r);
+    if (event) print_event(r, event, &u);
+    print_progress(r, &u);                            // prints only when a line is due
+    r->unfinished = false;
+    return r->bad < DIVERGED_STEPS;
 }
 
 // Whether something that happens every `every` steps (0: only at the end) is due: never at step 0,
@@ -399,6 +413,18 @@ int train(Run *r) {
     if (!r->training) return 0;
     begin_training(r);
     while (status < 0) {
+        // A GPU goes on to the next step while the last one is reported, unless something is due
+        // that needs the weights or statistics of either.
+        int signal = comm_signal(&r->comm);
+        bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
+        bool due = is_due(r, f->save_every) || is_due(r, f->val_every);
+        bool wait = !on_gpu(t) || measured || r->measured || due || signal;
+        if (wait && !finish_step(r)) {
+            status = end_diverged(r);
+            break;
+        }
+        r->measured = measured;
+
         // Checkpoint, validation and tasks of the step that has just ended. A resumed run does here
         // those that a kill has prevented. They are not training time.
         double begin = clock_seconds();
@@ -410,10 +436,11 @@ int train(Run *r) {
             if (!r->log.validated && r->has_val) log_validation(r);
             if (!r->log.tasked && r->tasks.count) log_tasks(r);
         }
-        r->started += clock_seconds() - begin;        // no training time
+        double pause = clock_seconds() - begin;
+        r->started += pause;
+        r->finished += pause;
 
         // SIGINT and SIGTERM end a run between two steps, the same step on all processes.
-        int signal = comm_signal(&r->comm);
         if (signal) {
             status = stop_by_signal(r, signal);
             break;
@@ -425,8 +452,6 @@ int train(Run *r) {
         }
 
         // Gradients of the whole batch, accumulated over micro-batches.
-        begin = clock_seconds();
-        bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
         double scale = 1.0 / (f->batch * r->m.T);     // the loss is a mean over tokens
         check_epoch(r);
         MicroBatches b = micro_batches(r, &r->data, r->step * f->batch, f->batch);
@@ -437,20 +462,20 @@ int train(Run *r) {
             t->backward(r->gpt, scale, b.last);
         }
 
-        // Gradient clipping and AdamW. A loss or gradient that is not finite never reaches the
-        // weights: that step is skipped, and DIVERGED_STEPS of them in a row end the run.
-        double lr = schedule_lr(f, r->step + 1);
-        AdamW adamw = next_adamw(r, lr);
-        Update u = t->update(r->gpt, &adamw);
-        const char *event = count_step(r, &u);
-
-        // Reports. print_progress prints only when a line is due.
-        log_step(r, &u, event, lr, clock_seconds() - begin);
-        if (!u.applied) adamw = (AdamW){.eps = 1, .step = 1};     // all rates 0: no weight changed
-        if (measured) log_stats(r, &adamw);
-        if (event) print_event(r, event, &u);
-        print_progress(r, u.loss.ce, lr, u.norm);
-        if (r->bad >= DIVERGED_STEPS) status = end_diverged(r);
+        // Gradient clipping and AdamW, once it is known whether the step before was applied. A loss
+        // or gradient that is not finite never reaches the weights: that step is skipped, and
+        // DIVERGED_STEPS of them in a row end the run.
+        if (!finish_step(r)) {
+            status = end_diverged(r);
+            break;
+        }
+        r->lr = schedule_lr(f, r->step + 1);
+        r->adamw = next_adamw(r);
+        t->update(r->gpt, &r->adamw);
+        r->step++;
+        r->tokens += f->batch * r->m.T;
+        r->unfinished = true;
+        r->saved = r->log.validated = r->log.tasked = false;
     }
     comm_release_signals(status == 0);
     if (status == 0) print_end(r);

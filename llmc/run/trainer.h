@@ -87,9 +87,9 @@ typedef struct Setup {
 
 static inline int setup_kinds(const Setup *s) { return s->training ? TENSOR_KINDS : WEIGHTS + 1; }
 
-// On a GPU forward, backward and zero_grads return before the work is done; loss, update and every
-// function that reads memory wait for it. With several processes all of them must call loss and
-// update together; the results are means over all processes.
+// On a GPU forward, backward, zero_grads and update return before the work is done; loss, outcome
+// and every function that reads memory wait for it. With several processes all of them must call
+// loss and update together; the results are means over all processes.
 typedef struct Trainer {
     const char *device, *precision;           // cpu | cuda;  fp32 | fp64 | bf16
     const Mode *mode;                         // the placement this program was built for
@@ -114,8 +114,10 @@ typedef struct Trainer {
     // logits. last: the last micro-batch of a step; its gradients may be reduced over processes.
     void (*backward)(Gpt *gpt, double scale, int last);
     // One AdamW step, if losses and gradients are finite and below the limits of --skip-spikes;
-    // otherwise no weight or moment changes.
-    Update (*update)(Gpt *gpt, const AdamW *adamw);
+    // otherwise no weight or moment changes. Begins new sums of losses.
+    void (*update)(Gpt *gpt, const AdamW *adamw);
+    // The result of the last update, for which it waits: not for work that was given later.
+    Update (*outcome)(Gpt *gpt);
     // Returns the mean losses since the last call of loss or update, and begins new sums.
     Loss (*loss)(Gpt *gpt);
 

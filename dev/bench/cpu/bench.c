@@ -159,7 +159,8 @@ static Update step(Run *r) {
     }
     r->step++;
     AdamW o = schedule_adamw(r->f, schedule_lr(r->f, r->step), r->step);
-    Update u = r->t->update(r->gpt, &o);
+    r->t->update(r->gpt, &o);
+    Update u = r->t->outcome(r->gpt);
     CHECK(u.applied, "step %lld: loss %g, gradient norm %g: not finite\n  -> a smaller --lr",
           (long long)r->step, u.loss.ce, u.norm);
     return u;
