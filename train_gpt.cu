@@ -229,8 +229,9 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
     cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
 }
 
-// Waits until the device has done all work given to it.
-static void wait(Gpt *g) { cudaCheck(cudaStreamSynchronize(g->gpu.stream)); }
+// Waits until the device has done all work given to it. Other waits of the host have no transfer
+// before them.
+static void wait(Gpt *g) { nccl_wait(&g->nccl, g->gpu.stream); }
 
 // Whether this process has only its shards of the master weights (ZeRO-1, memory.h). The full ones
 // are gathered in the gradients' buffer, which is free between steps.
@@ -797,6 +798,7 @@ static void gpt_fetch(Gpt *g, int kind) {
         compare_weights(g);
         copy_shards(g, false);
         all_gather(g, whole_tensors(g, WEIGHTS));
+        wait(g);                                          // copy would, without a limit
     }
     copy(g, host_tensors(g, kind), whole_tensors(g, kind), whole_count(g, kind));
     wait(g);

@@ -6,8 +6,8 @@
 #   sh dev/mutate.sh --stale [WORDS]    only whether the text of each is still in the code
 #
 # It works in a copy of the tree (build/mutate); a mutant takes about 20 seconds of one core. Tests
-# named cuda_* and gpus run in the emulator, in both precisions. A mutant whose test still passes
-# has SURVIVED: the test does not see this mistake, or the mutant changes no behavior.
+# named cuda_*, gpus and lost run in the emulator, in both precisions. A mutant whose test still
+# passes has SURVIVED: the test does not see this mistake, or the mutant changes no behavior.
 set -eu
 root=$(pwd)
 tree=$root/build/mutate
@@ -36,6 +36,9 @@ arrange() {
         gpus)
             built="$programs $emu/train_gpt-fp32 $emu/train_gpt-bf16 $emu/ngpt-fp32 $emu/ngpt-bf16"
             built="$built $emu/libnccl.so.2 $emu/test_nccl" run="sh dev/test/gpus.sh" ;;
+        lost)
+            built="build/shim.so $emu/train_gpt-fp32 $emu/train_gpt-bf16 $emu/libnccl.so.2"
+            run="sh dev/test/lost.sh" ;;
         processes) built=$programs run="sh dev/test/processes.sh" ;;
         faults) built="build/shard build/shim.so $trainer" run="sh dev/test/faults.sh" ;;
         torture) built="build/shard build/shim.so $trainer" run="python3 dev/torture.py 24" ;;
@@ -59,7 +62,7 @@ arrange() {
 is_test() {
     case $test in
         cuda_*) grep -qs "GPU_TEST($test)" test_gpt.cu dev/test/*.cu ;;
-        gpus | processes | faults | torture | formulas | import_hf | probe_runs | repro) ;;
+        gpus | lost | processes | faults | torture | formulas | import_hf | probe_runs | repro) ;;
         *) grep -q "{\"$test\"," test_gpt.c ;;
     esac
 }

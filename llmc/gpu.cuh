@@ -315,7 +315,6 @@ static inline void gpu_open(Gpu *gpu, int local) {
 }
 
 static inline void gpu_close(Gpu *gpu) {
-    cudaCheck(cudaStreamSynchronize(gpu->stream));
     cudaCheck(cudaStreamDestroy(gpu->stream));
     memset(gpu, 0, sizeof *gpu);
 }

@@ -6,6 +6,7 @@
 //   nccl_broadcast   x of one process goes to all
 //   nccl_end         launches all transfers since nccl_begin together
 //   nccl_join        work that is given to the GPU after this call waits for the transfers
+//   nccl_wait        the host waits for the GPU, and ends the process if a transfer never ends
 //
 // Transfers have a stream of their own and run beside the computation. All processes make the same
 // calls in the same order. From reduce and broadcast train_gpt.cu builds what ZeRO-1 needs:
@@ -18,6 +19,8 @@
 // Functions").
 #pragma once
 #include <dlfcn.h>
+#include <sched.h>
+#include <unistd.h>
 #include "run/comm.h"
 #include "gpu.cuh"
 
@@ -29,6 +32,8 @@ enum { NCCL_SUM = 0 };
 #define NCCL_TABLE(CALL) \
 CALL(GetUniqueId,  NcclId *id) \
 CALL(CommInitRank, void **world, int size, NcclId id, int rank) \
+CALL(CommGetAsyncError, void *world, int *error) \
+CALL(CommAbort,    void *world) \
 CALL(CommDestroy,  void *world) \
 CALL(GroupStart,   void) \
 CALL(GroupEnd,     void) \
@@ -44,29 +49,63 @@ struct Nccl {
 #undef NCCL_FIELD
     const char *(*GetErrorString)(int result);
     void *world;                   // NCCL's communicator
+    Comm *comm;                    // the same processes, connected by sockets
     int rank, size;
     cudaStream_t stream;
-    cudaEvent_t before, after;     // nccl_begin: the computation so far; nccl_join: the transfers
+    cudaEvent_t sofar;             // the work that another stream is to wait for
 };
 
 static int nccl_type(const float *) { return 7; }
 static int nccl_type(const double *) { return 8; }
 static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
 
-#define ncclCheck(nccl, call) nccl_check(nccl, (nccl)->call, #call, __FILE__, __LINE__)
-static void nccl_check(const Nccl *n, int result, const char *call, const char *file, int line) {
-    if (!result) return;
-    comm_await_watchdog();
-    check_failed(EXIT_REFUSED, file, line,
-                 "NCCL: %s: %s\n"
-                 "  -> NCCL_DEBUG=WARN says more; every process needs a GPU of its own",
-                 call, n->GetErrorString(result));
+enum { NCCL_SECONDS = 600 };       // the host waits for the GPU, which takes seconds
+
+// Ends the process. why NULL: the watchdog prints the reason. A transfer that has lost a process
+// never ends by itself, so it is aborted; an abort that hangs is ended by the alarm.
+static void nccl_fail(const Nccl *n, const char *what, const char *why) {
+    if (why)
+        fprintf(stderr,
+                "error: NCCL, process %d of %d: %s: %s\n  -> NCCL_DEBUG=WARN says more; %s\n",
+                n->rank, n->size, what, why,
+                n->world ? GO_ON : "every process needs a GPU of its own");
+    fflush(stdout);
+    alarm(3 * WATCHDOG_SECONDS);
+    if (n->world) n->CommAbort(n->world);
+    sleep(WATCHDOG_SECONDS);
+    _exit(n->world ? EXIT_LOST : EXIT_REFUSED);
+}
+
+#define ncclCheck(nccl, call) nccl_check(nccl, (nccl)->call, #call)
+static void nccl_check(const Nccl *n, int error, const char *what) {
+    if (error) nccl_fail(n, what, n->GetErrorString(error));
+}
+
+// Waits until the GPU has done the work of a stream. With several processes it may be a transfer
+// from one that is lost. NCCL has an error for that only if a network lay between (issue 279 of
+// github.com/NVIDIA/nccl), the watchdog only if the process died; for all else there is the limit.
+static void nccl_wait(Nccl *n, cudaStream_t stream) {
+    if (n->size == 1) return cudaCheck(cudaStreamSynchronize(stream));
+    double limit = clock_seconds() + NCCL_SECONDS;
+    cudaError_t done;
+    while ((done = cudaStreamQuery(stream)) == cudaErrorNotReady) {
+        int error = 0;
+        ncclCheck(n, CommGetAsyncError(n->world, &error));
+        nccl_check(n, error, "a transfer");
+        bool late = clock_seconds() > limit;
+        if (late || comm_lost(n->comm))
+            nccl_fail(n, "a transfer", late ? "a process or GPU hangs for ten minutes" : NULL);
+        sched_yield();
+    }
+    cudaGetLastError();            // otherwise "not ready" counts as an error of the next launch
+    cudaCheck(done);
 }
 
 // Connects all processes. Each calls it after gpu_open.
 static void nccl_open(Nccl *n, Comm *c) {
     NcclId id = {};
     *n = {};
+    n->comm = c;
     n->rank = comm_rank(c);
     n->size = comm_size(c);
     if (n->size == 1) return;
@@ -85,31 +124,31 @@ static void nccl_open(Nccl *n, Comm *c) {
     comm_broadcast(c, &id, sizeof id);
     ncclCheck(n, CommInitRank(&n->world, n->size, id, n->rank));
     cudaCheck(cudaStreamCreateWithFlags(&n->stream, cudaStreamNonBlocking));
-    cudaCheck(cudaEventCreateWithFlags(&n->before, cudaEventDisableTiming));
-    cudaCheck(cudaEventCreateWithFlags(&n->after, cudaEventDisableTiming));
+    cudaCheck(cudaEventCreateWithFlags(&n->sofar, cudaEventDisableTiming));
 }
 
+// The caller has waited for all transfers.
 static void nccl_close(Nccl *n) {
     if (n->size == 1) return;
-    cudaCheck(cudaStreamSynchronize(n->stream));
     ncclCheck(n, CommDestroy(n->world));
-    cudaCheck(cudaEventDestroy(n->before));
-    cudaCheck(cudaEventDestroy(n->after));
+    cudaCheck(cudaEventDestroy(n->sofar));
     cudaCheck(cudaStreamDestroy(n->stream));
 }
 
+// Work that is given to stream `later` from now on waits for all that `first` has been given.
+static void nccl_order(const Nccl *n, cudaStream_t first, cudaStream_t later) {
+    cudaCheck(cudaEventRecord(n->sofar, first));
+    cudaCheck(cudaStreamWaitEvent(later, n->sofar, 0));
+}
+
 static void nccl_begin(Nccl *n, const Gpu *gpu) {
-    cudaCheck(cudaEventRecord(n->before, gpu->stream));
-    cudaCheck(cudaStreamWaitEvent(n->stream, n->before, 0));
+    nccl_order(n, gpu->stream, n->stream);
     ncclCheck(n, GroupStart());
 }
 
 static void nccl_end(Nccl *n) { ncclCheck(n, GroupEnd()); }
 
-static void nccl_join(Nccl *n, const Gpu *gpu) {
-    cudaCheck(cudaEventRecord(n->after, n->stream));
-    cudaCheck(cudaStreamWaitEvent(gpu->stream, n->after, 0));
-}
+static void nccl_join(Nccl *n, const Gpu *gpu) { nccl_order(n, n->stream, gpu->stream); }
 
 // x of process `root` becomes the sum of all processes' x. Other processes keep theirs.
 template <typename T> static void nccl_reduce(Nccl *n, T *x, int64_t count, int root) {

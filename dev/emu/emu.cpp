@@ -154,7 +154,8 @@ struct Warp {
 
 struct Shared { const void *key; size_t bytes; void *data; };
 
-struct Operation { std::vector<int> after; std::function<void()> run; };
+// run: whether the operation is done. One that is not waits for other processes, and runs again.
+struct Operation { std::vector<int> after; std::function<bool()> run; };
 
 // Threads ask for their index and the API has no context argument, so the machine is one object of
 // the process.
@@ -633,17 +634,14 @@ void emu_misaligned(const char *operation, const void *p, const char *file, int 
 // ------------------------------------------------------------------ streams and events
 // Work is recorded and runs at a synchronization: then any operation whose predecessors are done
 // may be the next. Predecessors are the operation before it in its stream, an awaited event, and
-// the rules of the legacy default stream (CUDA programming guide, "Default Stream").
+// the rules of the legacy default stream (CUDA programming guide, "Default Stream"). If all that
+// may run wait for other processes, a synchronization waits too, and a query returns.
 static CUstream_st *stream_of(cudaStream_t s) {
     return s && s != cudaStreamLegacy ? s : &default_stream;
 }
 
-static int enqueue(cudaStream_t handle, std::function<void()> run, int also = 0) {
+static int enqueue_until(cudaStream_t handle, std::function<bool()> run, int also = 0) {
     CUstream_st *s = stream_of(handle);
-    if (s->graph) {
-        s->graph->work.push_back(run);
-        return 0;
-    }
     Operation o = {{s->last, also}, run};
     if (s == &default_stream) {
         for (cudaStream_t other : emu.streams)
@@ -653,6 +651,14 @@ static int enqueue(cudaStream_t handle, std::function<void()> run, int also = 0)
     return s->last = emu.issued;
 }
 
+static int enqueue(cudaStream_t handle, std::function<void()> run, int also = 0) {
+    if (CUgraph_st *graph = stream_of(handle)->graph) {
+        graph->work.push_back(run);
+        return 0;
+    }
+    return enqueue_until(handle, [run] { return run(), true; }, also);
+}
+
 static void run_one(void) {
     std::vector<int> can;
     for (const auto &p : emu.pending) {
@@ -660,9 +666,15 @@ static void run_one(void) {
         for (int a : p.second.after) free = free && !emu.pending.count(a);
         if (free) can.push_back(p.first);
     }
-    int id = can[(size_t)pick((int)can.size())];
-    emu.pending[id].run();
-    emu.pending.erase(id);
+    while (!can.empty()) {
+        auto next = can.begin() + pick((int)can.size());
+        int id = *next;
+        can.erase(next);
+        if (!emu.pending[id].run()) continue;
+        emu.pending.erase(id);
+        return;
+    }
+    usleep(20);
 }
 static void finish(int operation) { while (emu.pending.count(operation)) run_one(); }
 static void finish_all(void) { while (!emu.pending.empty()) run_one(); }
@@ -709,6 +721,12 @@ bool emu_recording(void) {
 cudaError_t emu_enqueue(cudaStream_t stream, std::function<void()> run) {
     cudaError_t e = accepts(stream);
     if (e == cudaSuccess) enqueue(stream, run);
+    return e;
+}
+// The same for work that waits for other processes, which is in no graph: see Operation.
+cudaError_t emu_enqueue_until(cudaStream_t stream, std::function<bool()> run) {
+    cudaError_t e = stream_of(stream)->graph ? while_recording(true) : accepts(stream);
+    if (e == cudaSuccess) enqueue_until(stream, run);
     return e;
 }
 
@@ -786,6 +804,17 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (e == cudaSuccess) finish(stream_of(s)->last);
     return e == cudaSuccess ? result(emu.fault) : e;
 }
+// A loop of queries makes progress. Each leaves "not ready" for cudaGetLastError, as CUDA does.
+static cudaError_t query(int operation) {
+    if (!emu.pending.count(operation)) return cudaSuccess;
+    run_one();
+    return result(cudaErrorNotReady);
+}
+cudaError_t cudaStreamQuery(cudaStream_t s) {
+    cudaError_t e = can_wait(s);
+    if (e == cudaSuccess) e = query(stream_of(s)->last);
+    return e == cudaSuccess ? result(emu.fault) : e;
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     cudaError_t error = can_wait(s);  // events are not part of the graphs here
     if (error == cudaSuccess) enqueue(s, [] {}, e->operation);
@@ -816,11 +845,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
     });
     return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t e) {                  // a loop of questions makes progress
-    if (!emu.pending.count(e->operation)) return cudaSuccess;
-    run_one();
-    return cudaErrorNotReady;
-}
+cudaError_t cudaEventQuery(cudaEvent_t e) { return query(e->operation); }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     if (emu.pending.count(from->operation) || emu.pending.count(to->operation))
         return result(cudaErrorNotReady);

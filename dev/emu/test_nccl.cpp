@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <vector>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cuda_runtime.h>
@@ -15,6 +16,8 @@ extern "C" {
 int ncclGetUniqueId(Id *id);
 int ncclCommInitRank(void **world, int size, Id id, int rank);
 int ncclCommDestroy(void *world);
+int ncclCommGetAsyncError(void *world, int *error);
+int ncclCommAbort(void *world);
 int ncclGroupStart(void);
 int ncclGroupEnd(void);
 int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root,
@@ -24,7 +27,7 @@ int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, 
 }
 
 enum { FLOAT = 7, DOUBLE = 8, BFLOAT16 = 9, COUNT = 100003 };  // more than a piece of the board
-struct Rank { void *world; int rank, size; cudaStream_t stream; float *x; double *y; };
+struct Rank { void *world; int rank, size; cudaStream_t stream, other; float *x; double *y; };
 
 static int passed, failed;
 static void expect(bool ok, const std::string &what) {
@@ -39,9 +42,10 @@ static void expect(bool ok, const std::string &what) {
         }                                                                  \
     } while (0)
 
-// Runs body in `size` processes and compares their statuses; all of them must say `words`.
+// Runs body in `size` processes and compares their statuses, 128 + n for signal n, that of the last
+// may be another; they must say `words`. body destroys or aborts the communicator if `ends` is set.
 static void run(const char *what, int size, int status, const char *words,
-                const std::function<void(Rank &)> &body) {
+                const std::function<void(Rank &)> &body, int last = -1, bool ends = false) {
     Id id;
     FILE *said = tmpfile();
     std::vector<pid_t> children;
@@ -50,23 +54,25 @@ static void run(const char *what, int size, int status, const char *words,
         pid_t child = fork();
         if (!child) {
             dup2(fileno(said), STDERR_FILENO);
-            Rank r = {nullptr, rank, size, nullptr, nullptr, nullptr};
+            Rank r = {nullptr, rank, size, nullptr, nullptr, nullptr, nullptr};
             NEED(ncclCommInitRank(&r.world, size, id, rank) == 0);
             NEED(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking) == 0);
+            NEED(cudaStreamCreateWithFlags(&r.other, cudaStreamNonBlocking) == 0);
             NEED(cudaMalloc((void **)&r.x, 2 * COUNT * sizeof(float)) == 0 &&
                  cudaMalloc((void **)&r.y, COUNT * sizeof(double)) == 0);
             for (int i = 0; i < COUNT; i++)
                 r.x[i] = (float)(i + rank), r.x[COUNT + i] = -1, r.y[i] = i * 0.5 + rank;
             body(r);
-            NEED(ncclCommDestroy(r.world) == 0);
+            NEED(ends || ncclCommDestroy(r.world) == 0);
             exit(0);
         }
         children.push_back(child);
     }
     for (pid_t child : children) {
-        int got;
+        int got, expected = child == children.back() && last >= 0 ? last : status;
         waitpid(child, &got, 0);
-        expect(WIFEXITED(got) && WEXITSTATUS(got) == status, std::string(what) + ": a status");
+        got = WIFSIGNALED(got) ? 128 + WTERMSIG(got) : WEXITSTATUS(got);
+        expect(got == expected, std::string(what) + ": status " + std::to_string(got));
     }
     std::string text;
     char line[512];
@@ -114,6 +120,65 @@ static void arguments(Rank &r) {
     NEED(ncclGroupEnd() == 5);
 }
 
+// Two groups, of which EMU_NCCL_FAULT names one. Waits for half a second, then returns what
+// ncclCommGetAsyncError says, plus 100 if both are done.
+static int two_groups(Rank &r) {
+    int error = -1;
+    cudaError_t done = cudaErrorNotReady;
+    NEED(ncclReduce(r.x, r.x, COUNT, FLOAT, 0, 0, r.world, r.stream) == 0);
+    NEED(ncclBroadcast(r.x, r.x, COUNT, FLOAT, 0, r.world, r.stream) == 0);
+    for (int i = 0; i < 100 && (done = cudaStreamQuery(r.stream)) == cudaErrorNotReady; i++) {
+        NEED(cudaGetLastError() == cudaErrorNotReady);
+        usleep(5000);
+    }
+    NEED(ncclCommGetAsyncError(r.world, &error) == 0);
+    return done == cudaSuccess ? 100 + error : error;
+}
+
+// A group that waits keeps no other stream, nor a query; aborted, it is done.
+static void abort_waiting(Rank &r) {
+    NEED(two_groups(r) == 0);
+    NEED(cudaMemsetAsync(r.y, 0, sizeof *r.y, r.other) == 0);
+    NEED(cudaStreamSynchronize(r.other) == 0 && r.y[0] == 0);
+    NEED(cudaStreamQuery(r.stream) == cudaErrorNotReady);
+    NEED(ncclCommAbort(r.world) == 0);
+    NEED(cudaStreamSynchronize(r.stream) == 0);
+    NEED(ncclCommAbort(r.world) == 4 && ncclCommDestroy(r.world) == 4);
+}
+
+static void fault(const char *text) { setenv("EMU_NCCL_FAULT", text, 1); }
+
+static void faults(void) {
+    setenv("EMU_NCCL_SECONDS", "0", 1);
+    setenv("NCCL_DEBUG", "INFO", 1);
+    fault("dies 2 ncclReduce 1");
+    run("dies", 3, 0, "rank 1 aborts 2 groups", abort_waiting, 128 + SIGKILL, true);
+    fault("dies 1 ncclBroadcast 1");
+    run("dies later", 2, 0, "rank 0 aborts 1 groups", abort_waiting, 128 + SIGKILL, true);
+    fault("leaves 1 ncclBroadcast 1");
+    run("leaves", 2, 0, "", [](Rank &r) { NEED(two_groups(r) == 100); }, 128 + SIGKILL);
+    fault("hangs 1 ncclReduce 1");
+    run("hangs", 2, 0, "rank 1 aborts 2 groups", abort_waiting, 0, true);
+    fault("fails 1 ncclReduce 1");
+    run("fails", 2, 0, "aborts", [](Rank &r) {
+        NEED(two_groups(r) == (r.rank ? 6 : 0));
+        NEED(ncclCommAbort(r.world) == 0);
+    }, 0, true);
+    run("fails, not aborted", 2, 9, "rank 1 exits, and 2 groups wait", [](Rank &r) {
+        two_groups(r);
+        exit(9);
+    });
+    fault("stuck 1 ncclReduce 1");
+    run("stuck", 2, 128 + SIGALRM, "rank 1 aborts 2 groups", [](Rank &r) {
+        alarm(2);
+        two_groups(r);
+        if (r.rank) ncclCommAbort(r.world);
+        cudaStreamSynchronize(r.stream);
+    });
+    unsetenv("EMU_NCCL_FAULT");
+    unsetenv("NCCL_DEBUG");
+}
+
 int main(void) {
     for (int size = 1; size <= 3; size++) run("sums and copies", size, 0, "", right);
     run("arguments", 2, 0, "", arguments);
@@ -143,6 +208,7 @@ int main(void) {
         if (r.rank) sleep(1), _exit(3);
         cudaStreamSynchronize(r.stream);
     });
+    faults();
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0;
 }

@@ -2,46 +2,14 @@
 # The CUDA trainer as several processes with a GPU each, in the emulator (dev/emu, nccl.cpp): as
 # many as there are, they get the losses that one gets, and all of them the same weights, which the
 # trainer itself compares at every validation and at the end; checkpoints that go from 3 to 2, to 1
-# and to the CPU; a process that is killed; a NaN that one of them alone has.
+# and to the CPU; a NaN that one of them alone has. lost.sh has those that die.
 #   sh dev/test/gpus.sh        after: make build/emu/train_gpt-fp32 build/emu/train_gpt-bf16
 #                              build/emu/ngpt-fp32 build/emu/ngpt-bf16 build/emu/libnccl.so.2
 #                              build/emu/test_nccl build/shard and the CPU's
 #                              build/cpu-span-fp32/train_gpt
-set -u
-root=$(pwd)
-emu=$root/build/emu cpu=$root/build/cpu-span-fp32/train_gpt
-passed=0 failed=0
-export OMP_WAIT_POLICY=passive EMU_MEMORY=$((2 << 30)) EMU_DEVICES=3 MASTER_ADDR=127.0.0.1
+. dev/test/several.sh
+cpu=$root/build/cpu-span-fp32/train_gpt
 
-check() {
-    name=$1; shift
-    if "$@" > "$root/build/gpus.log" 2>&1; then passed=$((passed + 1)); else
-        failed=$((failed + 1)); echo "FAILED $name: $*"; tail -n 20 "$root/build/gpus.log"
-    fi
-}
-
-# start N command...: as torchrun does; leaves process r's number in process_r, and what it says in
-# said.r. Every run has a port of its own: the last one's may still be on its way out.
-port=$((20000 + $$ % 20000))
-start() {
-    count=$1; shift
-    port=$((port + 2))
-    for r in $(seq 0 $((count - 1))); do
-        RANK=$r LOCAL_RANK=$r WORLD_SIZE=$count MASTER_PORT=$port LD_LIBRARY_PATH=$emu "$@" \
-            > "said.$r" 2>&1 &
-        eval "process_$r=$!"
-    done
-}
-statuses() {
-    all=
-    for r in $(seq 0 $((count - 1))); do eval "wait \$process_$r"; all="$all $?"; done 2> /dev/null
-    echo "statuses:$all; said:"; for r in $(seq 0 $((count - 1))); do cat "said.$r"; done
-}
-# Whether all processes end well.
-several() { start "$@"; statuses; for s in $all; do [ "$s" = 0 ] || return 1; done; }
-
-hash() { sed -n 's/.*"weights": "\([0-9a-f]*\)".*/\1/p' "$1/log.jsonl" | tail -n 1; }
-same() { [ -n "$(hash "$1")" ] && [ "$(hash "$1")" = "$(hash "$2")" ]; }
 numbers() { grep -o "\"$2\": [0-9.e+-]*" "$1/log.jsonl" | sed 's/.*: //'; }
 # Every loss and gradient norm of two runs, and the last validation's, to a relative error of $3.
 agree() {
@@ -65,10 +33,6 @@ agree_everywhere() {
         END { print n " numbers"; exit bad || n < 90 }'
 }
 
-rm -rf build/test/gpus && mkdir -p build/test/gpus && cd build/test/gpus || exit 1
-# 3 processes share 5 sequences as 1, 2 and 2, each in micro-batches of 1.
-model="--layers 2 --width 64 --heads 1 --ffn 32 --seq 16 --sample 0 --micro-batch 1 --warmup 1"
-model="$model --tune off"
 short="$model --batch 5 --val-tokens 80 --val-every 0 --norms-every 3 --schedule-steps 3"
 experts="--experts 8 --experts-per-token 3 --shared-experts 1 --dense-layers 1 --router sigmoid"
 experts="$experts --balance-rate 0.01 --balance-loss 0.01 --tied off"
@@ -159,21 +123,6 @@ for p in fp32 bf16; do
         [ '$(skipped $p-nan-3)' = '$(skipped $p-nan-1)' ] && [ $(finite $p-nan-3 | wc -l) = 3 ]"
 done
 
-# A process is killed in the middle of a run: the others say so and end.
-killed() {
-    start 3 "$emu/train_gpt-fp32" $short --steps 100000 --out killed-$1
-    for i in $(seq 300); do grep -q '^step ' said.0 && break; sleep 0.1; done
-    eval "kill -9 \$process_$1"
-    begin=$(date +%s)
-    statuses
-    [ $(($(date +%s) - begin)) -lt 10 ] && [ "$all" = "$2" ] || return 1
-    for r in $3; do
-        grep -q "process $1 of 3 is gone, and process $r ends with it" "said.$r" || return 1
-    done
-}
-check "process 1 is killed"                        killed 1 " 4 137 4" "0 2"
-check "process 0 is killed"                        killed 0 " 137 4 4" "1 2"
-
 refused() {
     words=$1
     shift
@@ -203,5 +152,4 @@ if command -v mpirun > /dev/null; then
         --out mpirun
     check "mpirun changes no bit"                  same bf16-2 mpirun
 else echo "skipped: 2 checks of GPUs begun by mpirun: it is not installed"; fi
-cd "$root" && rm -rf build/test/gpus
-echo "$passed passed, $failed failed"
+finish

@@ -67,8 +67,7 @@ static void open_mpi(Comm *c, const Launcher *by) {
 // Ranks come from the launcher's variables. Standard output of all processes but 0 goes to
 // /dev/null, so callers print without asking for the rank.
 void comm_open(Comm *c, const char *device) {
-    memset(c, 0, sizeof *c);
-    c->size = 1;
+    *c = (Comm){.size = 1};
     const Launcher *by = comm_launcher();
     if (!by) return;
     bool gpus = !strcmp(device, "cuda");
@@ -97,7 +96,7 @@ void comm_close(Comm *c) {
     free(c->mpi);
 }
 
-void comm_await_watchdog(void) { sleep(WATCHDOG_SECONDS); }
+bool comm_lost(const Comm *c) { return sockets_lost(c->sockets); }
 
 // --------------------------------------------------------------------------------- small messages
 
@@ -179,10 +178,7 @@ static void on_signal(int number) {
 
 // SA_RESTART: a signal does not interrupt reads and writes.
 void comm_catch_signals(void) {
-    struct sigaction stop;
-    memset(&stop, 0, sizeof stop);
-    stop.sa_handler = on_signal;
-    stop.sa_flags = SA_RESTART;
+    struct sigaction stop = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &stop, &interrupt_before);
     sigaction(SIGTERM, &stop, &terminate_before);
 }
@@ -206,13 +202,14 @@ int comm_signal(Comm *c) {
 
 // MPI writes into x until Waitall returns.
 void comm_wait(Comm *c) {
-    if (comm_size(c) > 1 && c->count) c->mpi->Waitall(c->count, c->pending, NULL);
-    if (c) c->count = 0;
+    if (!c || !c->count) return;
+    c->mpi->Waitall(c->count, c->pending, NULL);
+    c->count = 0;
 }
 
 void comm_poke(Comm *c) {
     int done;
-    if (comm_size(c) > 1 && c->count) c->mpi->Testall(c->count, c->pending, &done, NULL);
+    if (c && c->count) c->mpi->Testall(c->count, c->pending, &done, NULL);
 }
 
 // A free place in the list of requests; if the list is full, after waiting for all of them.

@@ -76,8 +76,10 @@ void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root);
 void comm_poke(Comm *c);                      // lets MPI make progress, which needs calls to it
 void comm_wait(Comm *c);
 
-// After a transfer failed: gives the watchdog time to report the process that died.
-void comm_await_watchdog(void);
+// On GPUs: whether a process has died; the watchdog (socket.h) then ends this one in a second.
+bool comm_lost(const Comm *c);
+// The watchdog reports a process that died within these. A transfer that failed waits for it.
+enum { WATCHDOG_SECONDS = 5 };
 
 // A function of a library that dlopen has found; `where` ends the error if it is missing.
 void *comm_symbol(void *library, const char *name, const char *where);

@@ -260,14 +260,14 @@ bool run_save(Run *r) {
     run_save_tensors(r, &c, "model.safetensors", WEIGHTS, WEIGHTS);
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
 
-    // All processes must reach the same decision.
-    bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
+    // All processes must reach the same decision. They wait here for process 0, and its disk.
     double bad = first ? c.bad : 0;               // values that are not finite
     comm_all_reduce(&r->comm, &bad, 1, COMM_MAX);
     if (bad > 0) {
         if (first) checkpoint_abandon(&c);
         return false;
     }
+    bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
     r->saved = true;
     r->saved_updates = r->updates;
     if (!first) return true;

@@ -1,10 +1,12 @@
 // socket.c: see socket.h.
 #include "socket.h"
+#include "comm.h"
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,7 +20,8 @@ static const char APART[] = "start all processes with one command; two runs on o
 
 struct Sockets {
     int rank, size;
-    int *peers[2];                        // TALK, WATCH: [size] to each process; -1: not connected
+    atomic_bool lost;                     // a process has died
+    int *peers[2];                        // TALK, WATCH: [size] to each process; 0: not connected
     pthread_t watchdog;
 };
 
@@ -82,31 +85,32 @@ static bool greet(const Sockets *s, int fd, int watch, Greeting *g) {
 }
 
 // Keeps a new connection to process 0 if it comes from a process of norm.c; closes it otherwise.
-// Returns whether it was kept.
-static bool accept_peer(Sockets *s, int fd) {
+static void accept_peer(Sockets *s, int fd) {
     Greeting g;
     set_timeout(fd, GREETING_SECONDS);
     if (!greet(s, fd, TALK, &g)) {
         close(fd);
-        return false;
+        return;
     }
     // It is norm.c: from here on a mismatch means that the processes were started wrongly.
     CHECK(g.size == s->size && g.rank > 0 && g.rank < g.size,
           "process 0 of %d met a process %d of %d\n  -> %s", s->size, g.rank, g.size, APART);
     int watch = g.watch ? WATCH : TALK;
-    CHECK(s->peers[watch][g.rank] < 0, "two processes have the rank %d\n  -> %s", g.rank, APART);
+    CHECK(!s->peers[watch][g.rank], "two processes have the rank %d\n  -> %s", g.rank, APART);
     keep_connection(s, g.rank, fd, watch);
-    return true;
 }
 
-// Process 0 waits for all others. One deadline holds for all of them together.
+// Process 0 waits for all others; each watches after it talks. One deadline holds for all of them
+// together.
 static void gather_peers(Sockets *s, int listener) {
     double deadline = clock_seconds() + MEET_SECONDS;
-    for (int connections = 0; connections < 2 * (s->size - 1);) {
+    for (int missing = 1; missing < s->size;) {
         struct pollfd wait = {listener, POLLIN, 0};
         double left = deadline - clock_seconds();
-        int missing = 1;
-        while (missing < s->size && s->peers[WATCH][missing] >= 0) missing++;
+        if (s->peers[WATCH][missing]) {
+            missing++;
+            continue;
+        }
         CHECK(left > 0,
               "process 0 expected %d others within %d seconds; process %d has not connected\n"
               "  -> read its own error; its machine must reach this one at MASTER_PORT + 1",
@@ -114,7 +118,7 @@ static void gather_peers(Sockets *s, int listener) {
         // A signal, or a connection that is closed again: check the deadline again.
         if (poll(&wait, 1, 1000 * left) <= 0) continue;
         int fd = accept(listener, NULL, NULL);
-        if (fd >= 0) connections += accept_peer(s, fd);
+        if (fd >= 0) accept_peer(s, fd);
     }
     close(listener);
 }
@@ -141,11 +145,12 @@ static void reach_process_0(Sockets *s, struct sockaddr_in at, const char *host,
 
 // --------------------------------------------------------------------------------------- watching
 
-// Tells the others that a process has died, and exits. The main thread has one second before: if
-// all processes refuse something, its own message is the better one.
-static void report_death(const Sockets *s, int dead) {
+// Tells the others that a process has died, and exits. The main thread has one second before: it
+// aborts transfers; or all processes refuse something, and its own message is the better one.
+static void report_death(Sockets *s, int dead) {
+    s->lost = true;
     for (int i = 0; i < s->size; i++)
-        if (s->peers[WATCH][i] >= 0)
+        if (s->peers[WATCH][i])
             send(s->peers[WATCH][i], &dead, sizeof dead, MSG_NOSIGNAL | MSG_DONTWAIT);
     sleep(1);
     dprintf(STDERR_FILENO,
@@ -159,11 +164,10 @@ static void report_death(const Sockets *s, int dead) {
 static void *watch_peers(void *sockets) {
     Sockets *s = sockets;
     struct pollfd *peers = check_alloc(s->size * sizeof *peers, "a list of processes");
-    int left = 0;
+    int left = s->rank ? 1 : s->size - 1;
     for (int i = 0; i < s->size; i++) {
-        peers[i].fd = s->peers[WATCH][i];                // poll ignores -1
+        peers[i].fd = s->peers[WATCH][i] ? s->peers[WATCH][i] : -1;       // poll ignores -1
         peers[i].events = POLLIN;
-        left += s->peers[WATCH][i] >= 0;
     }
     while (left) {
         if (poll(peers, s->size, -1) < 0) continue;
@@ -207,9 +211,8 @@ Sockets *sockets_open(int rank, int size, bool here) {
     Sockets *s = check_alloc(sizeof *s, "the connections of processes");
     s->rank = rank;
     s->size = size;
-    int *all = s->peers[TALK] = check_alloc(2 * size * sizeof *all, "a list of processes");
-    s->peers[WATCH] = all + size;
-    for (int i = 0; i < 2 * size; i++) all[i] = -1;
+    s->peers[TALK] = check_alloc(2 * size * sizeof(int), "a list of processes");
+    s->peers[WATCH] = s->peers[TALK] + size;
     struct sockaddr_in at = find_process_0(host);
     // A star: all others connect to process 0 alone.
     if (rank == 0) gather_peers(s, start_listening(at, here));
@@ -231,14 +234,15 @@ void sockets_move(Sockets *s, void *data, size_t bytes, int from, int to) {
           "the connection of processes %d and %d broke\n  -> " GO_ON, from, to);
 }
 
-// The watchdog ends after the last goodbye, so joining it waits for the slowest process.
+bool sockets_lost(const Sockets *s) { return s->lost; }
+
+// The watchdog ends after the last goodbye, so joining it waits for the slowest process. The
+// connections close when the process ends.
 void sockets_close(Sockets *s) {
     int32_t goodbye = GOODBYE;
     for (int i = 0; i < s->size; i++)
-        if (s->peers[WATCH][i] >= 0) transfer(s->peers[WATCH][i], &goodbye, sizeof goodbye, true);
+        if (s->peers[WATCH][i]) transfer(s->peers[WATCH][i], &goodbye, sizeof goodbye, true);
     pthread_join(s->watchdog, NULL);
-    for (int i = 0; i < 2 * s->size; i++)
-        if (s->peers[TALK][i] >= 0) close(s->peers[TALK][i]);         // WATCH lies behind it
     free(s->peers[TALK]);
     free(s);
 }

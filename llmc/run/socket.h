@@ -11,7 +11,7 @@
 //
 // Process 0 notices every death and tells the others. A machine that vanishes counts as dead after
 // 50 seconds without an answer. A process that learns of a death prints it and exits with
-// EXIT_LOST, even if its main thread is blocked.
+// EXIT_LOST a second later, even if its main thread is blocked.
 #pragma once
 #include "util.h"
 
@@ -27,11 +27,11 @@ typedef struct {
 } Greeting;
 #define SOCKET_MAGIC 0x316b6c6174206e63ull
 
-enum { WATCHDOG_SECONDS = 5 };                // the watchdog reports a dead process within these
-
 // here: all processes are on this machine.
 Sockets *sockets_open(int rank, int size, bool here);
 // One of from and to is process 0, and one is this process.
 void sockets_move(Sockets *s, void *data, size_t bytes, int from, int to);
+// Whether a process has died, and this one is about to exit.
+bool sockets_lost(const Sockets *s);
 // Says goodbye and waits until every connected peer has said it too.
 void sockets_close(Sockets *s);
