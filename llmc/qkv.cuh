@@ -316,7 +316,7 @@ qkv_backward_kernel(QkvParts parts) {
         }
         bool centered = part.norm.b != nullptr;
         Moments m = line_kept(part.norm, (int64_t)line.row * part.groups + own.group, column);
-        Slopes s = line_slopes<TEAM>(dy, x, column, w, m, part.width, centered, scale);
+        Slopes s = line_slopes<TEAM>(dy, x, gain, m, part.width, centered, scale);
         unpack_again(dy);
         unpack_again(x);
         UNROLL for (int i = 0; i < N; i++) {
