@@ -108,8 +108,8 @@ enum { SCRATCH_ROWS = 512 };
 // processes.
 enum { RESERVE_MIB = 512, NCCL_MIB = 512 };
 
-// Inputs, targets, and the groups of equal tokens (embed.cuh).
-static int64_t batch_ints(int64_t n) { return 4 * n + 2; }
+// Inputs, targets, token_groups (embed.cuh).
+static int64_t batch_ints(int64_t n) { return 6 * n; }
 
 // Elements of the storage type in a float. In bf16 there are master weights beside those of
 // products.
@@ -456,8 +456,8 @@ static void loss_backward(Gpt *g) {
         b = below;
     }
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw, &g->gpu);
-    embedding_backward(b.dw.wte, b.dw.wpe, de, g->batch, g->batch + 2 * g->now.n, g->now.B,
-                       g->now.T, m->C, m->emb_scale, &g->gpu);
+    embedding_backward(b.dw.wte, b.dw.wpe, de, g->batch + 2 * g->now.n, g->now.B, g->now.T, m->C,
+                       m->emb_scale, &g->gpu);
     reduce_gradients(g, -1);
 }
 
@@ -545,10 +545,10 @@ static void gpt_backward(Gpt *g, double scale, int last) {
         g->backward_graph = nullptr;
     }
     g->scale = scale;
-    // The embedding's backward reads the positions sorted by token (embed.cuh).
+    // The embedding's backward reads sorted positions (embed.cuh).
     int64_t n = g->now.n;
     int32_t *staged = g->staged[g->turn];
-    token_groups(staged + 2 * n, staged, n);              // while the GPU works on the forward
+    token_groups(staged + 2 * n, staged, g->now.B, g->now.T);  // while the GPU works on the forward
     copy_staged(g, 2 * n, batch_ints(n) - 2 * n);
     g->reducing = last && g->nccl.size > 1;
     run_graph(g, &g->backward_graph, loss_backward);

@@ -8,21 +8,23 @@
 //   wte      [V, C], dwte in float
 //   wpe      [T, C], dwpe in float; nullptr with RoPE
 //   tokens   [B, T] int32, on the device
-//   groups   [2 B T + 2] int32: the positions sorted by token (token_groups), for backward
+//   groups   [4, B T] int32: the positions sorted by token and by t (token_groups)
 //
 // Many positions hold the same token, so dwte is a sum of rows of de for each token. Atomics would
 // change the order of that sum from run to run. Instead the host sorts the positions of the batch
-// by token while the GPU runs the forward pass, and one block owns the sum of a whole group.
+// by token while the GPU runs the forward pass. Blocks take equal pieces of the sorted positions,
+// since one token can be a tenth of a text (bytes). dwpe is the same sum, sorted by t.
 //
 // Values moved, and the computed floor (gpu.cuh) for GPT-2 in bf16 (n = B T = 65536, C = 768):
 //   forward    2C per position: a row of wte, a row of e (wpe stays in the L2 cache)     0.047 ms
 //   backward   C per position (de), and for each of the 15,000 distinct tokens of this
 //              batch a row of dwte, float, read and written                              0.045 ms
+//              pieces inside a group: a row of float each, written and read (334 rows)   0.001 ms
 //              dwpe: de once more, at most from memory, and T rows of dwpe               0.025 ms
 #pragma once
 #include "gpu.cuh"
 
-enum { GROUP_WARPS = 4, GROUP_STRIP = WARP * PACK, GROUP_BLOCKS = 512, GROUP_LOADS = 8 };
+enum { GROUP_PIECE = 64, GROUP_LOADS = 8 };
 
 // ---------------------------------------------------------------------------------------- forward
 
@@ -30,11 +32,11 @@ enum { GROUP_WARPS = 4, GROUP_STRIP = WARP * PACK, GROUP_BLOCKS = 512, GROUP_LOA
 static __global__ void __launch_bounds__(ROW_THREADS)
 embedding_forward_kernel(real *e, const int32_t *tokens, const real *wte, const real *wpe, int T,
                          int C, float scale) {
-    int64_t bt = blockIdx.x, token = tokens[bt];
+    int64_t bt = blockIdx.x, token = tokens[bt], t = blockIdx.x % T;
     int i = row_column();
     if (i >= C) return;
     Floats w = floats_load(wte + token * C + i), p = {};
-    if (wpe) p = floats_load(wpe + bt % T * C + i);
+    if (wpe) p = floats_load(wpe + t * C + i);
     floats_store(e + bt * C + i, scale * w + p);
 }
 
@@ -46,20 +48,22 @@ static inline void embedding_forward(real *e, const int32_t *tokens, const real 
 
 // ----------------------------------------------------------------------------------------- groups
 
-// Sorts the n positions of a batch by token, on the host. One array holds the result, so one copy
-// takes it to the device:
+// Sorts the n = B T positions of a batch on the host, once by token and once by t. One array holds
+// both, so one copy takes them to the device:
 //
-//   groups = [count, start[0..n], order[0..n)]     2n + 2 integers
-//   order    positions grouped by token, ascending inside a group
-//   start    group u is order[start[u]..start[u + 1]), for u < count; start[count] = n
+//   order    [n] positions by token; a group is the positions of one token, in ascending order
+//   sorted   [n] their tokens
+//            [n] positions by t, and so in groups of B
+//            [n] their t
 //
 // A stable radix sort of three 8-bit digits: --vocab is at most 2^24. The passes alternate between
-// the places of order and of start, which is not needed before the end.
-static inline void token_groups(int32_t *groups, const int32_t *tokens, int64_t n) {
-    int32_t *start = groups + 1, *order = groups + n + 2, count = 0;
+// the places of order and of sorted.
+static inline void token_groups(int32_t *groups, const int32_t *tokens, int B, int T) {
+    int64_t n = (int64_t)B * T;
+    int32_t *order = groups, *sorted = groups + n;
     for (int pass = 0; pass < 3; pass++) {
-        const int32_t *from = pass == 1 ? order : start;
-        int32_t *to = pass == 1 ? start : order;
+        const int32_t *from = pass == 1 ? order : sorted;
+        int32_t *to = pass == 1 ? sorted : order;
         int64_t place[257] = {0};  // the next free place for each digit
         for (int64_t i = 0; i < n; i++) place[(tokens[i] >> 8 * pass & 255) + 1]++;
         for (int digit = 0; digit < 256; digit++) place[digit + 1] += place[digit];
@@ -68,80 +72,110 @@ static inline void token_groups(int32_t *groups, const int32_t *tokens, int64_t 
             to[place[tokens[position] >> 8 * pass & 255]++] = position;
         }
     }
-    for (int64_t i = 0; i < n; i++)
-        if (i == 0 || tokens[order[i]] != tokens[order[i - 1]]) start[count++] = (int32_t)i;
-    start[count] = (int32_t)n;
-    groups[0] = count;
+    for (int64_t i = 0; i < n; i++) {
+        sorted[i] = tokens[order[i]];
+        groups[2 * n + i] = (int32_t)(i % B * T + i / B), groups[3 * n + i] = (int32_t)(i / B);
+    }
 }
 
 // --------------------------------------------------------------------------------------- backward
+// The sorted positions are cut into pieces of fixed size, a block each. A cut inside a group moves
+// up to the end of the group, if the piece has one. Otherwise the piece lies inside the group: its
+// sum is a row of `inside`, in scratch, and a second kernel adds the rows of a group in order. So a
+// group of up to GROUP_PIECE positions is one sum in ascending order, and the same bits come
+// out in every run.
 
-// sum += rows first, first + step, ... before end, in this order. row(r) points at this thread's 16
-// bytes of row r. GROUP_LOADS loads are in flight at a time. All of them are unconditional, since
-// branches would serialize them: past the end, the first row of the round is loaded again and added
-// 0 times.
-template <typename Row>
-__device__ void rows_sum(Floats &sum, int64_t first, int64_t end, int64_t step, Row row) {
-    for (int64_t r = first; r < end; r += GROUP_LOADS * step) {
-        Pack x[GROUP_LOADS];
-        for (int j = 0; j < GROUP_LOADS; j++) {
-            x[j] = pack_load(row(r + j * step < end ? r + j * step : r));
-        }
-        for (int j = 0; j < GROUP_LOADS; j++) {
-            sum = sum + (r + j * step < end ? 1.0f : 0.0f) * pack_floats(x[j]);
-        }
-    }
+struct Pieces {
+    const int32_t *order, *sorted;  // [n] (token_groups)
+    int n, size;
+};
+
+// The first place of piece p.
+__device__ inline int piece_begin(const Pieces &f, int p) {
+    int cut = p * f.size, end = min(cut + f.size, f.n), at = cut;
+    while (0 < at && at < end && f.sorted[at] == f.sorted[cut - 1]) at++;
+    return at < cut + f.size ? min(at, f.n) : cut;
 }
 
-// The grid is (strip of columns, first group); a lane holds 16 bytes of the strip. Warp w adds
-// positions w, w + GROUP_WARPS, ... of its group in ascending order. The sums of the warps are then
-// added in the order of the warps, so the grid size does not change a bit.
-static __global__ void __launch_bounds__(GROUP_WARPS * WARP)
-embedding_backward_kernel(wide *dwte, const real *de, const int32_t *tokens, const int32_t *groups,
-                          int64_t n, int C, float scale) {
-    typedef float Strip[GROUP_STRIP];
-    SHARED(Strip, partial, GROUP_WARPS);
-    const int32_t *start = groups + 1, *order = groups + n + 2;
-    int strip = blockIdx.x * GROUP_STRIP;
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, i = strip + lane * PACK;
-    auto row = [=](int64_t r) { return de + (int64_t)order[r] * C + i; };
-    for (int u = blockIdx.y; u < groups[0]; u += gridDim.y) {
-        Floats sum = {};
-        if (i < C) rows_sum(sum, start[u] + warp, start[u + 1], GROUP_WARPS, row);
-        for (int k = 0; k < PACK; k++) partial[warp][lane * PACK + k] = sum.v[k];
-        __syncthreads();
-        int64_t token = tokens[order[start[u]]];
-        for (int c = threadIdx.x; c < GROUP_STRIP && strip + c < C; c += blockDim.x) {
-            float total = 0;
-            for (int w = 0; w < GROUP_WARPS; w++) total += partial[w][c];
-            dwte[token * C + strip + c] += scale * total;
-        }
-        __syncthreads();  // all threads have read partial before the next group overwrites it
-    }
+// Whether piece p lies inside a group that begins before it.
+__device__ inline bool piece_inside(const Pieces &f, int p) {
+    int cut = p * f.size, end = cut + f.size;
+    return p > 0 && end <= f.n && f.sorted[cut - 1] == f.sorted[end - 1];
 }
 
-// Rows are positions in the sequence (row_grid). Sequences are added in ascending order.
+// The sums of a pack's columns in a row of C floats, to be copied as a whole: 16 bytes at a time.
+struct alignas(16) Wides { Floats sum; };
+
+__device__ inline Wides *wides_at(wide *rows, int64_t row, int C, int column) {
+    return reinterpret_cast<Wides *>(rows + row * C + column);
+}
+
+// Rows of the grid are pieces (row_grid). A thread adds its 16 bytes of the piece's rows in order,
+// and at the end of a group writes the sum. GROUP_LOADS loads are in flight at a time. All of
+// them are unconditional, since branches would serialize them: past the end, the last row is loaded
+// again and not added.
 static __global__ void __launch_bounds__(ROW_THREADS)
-position_backward_kernel(wide *dwpe, const real *de, int B, int T, int C) {
-    int64_t t = blockIdx.x;
-    int i = row_column();
-    if (i >= C) return;
-    Floats sum = {};
-    rows_sum(sum, 0, B, 1, [=](int64_t b) { return de + (b * T + t) * C + i; });
-    for (int k = 0; k < PACK; k++) dwpe[t * C + i + k] += sum.v[k];
+embedding_backward_kernel(wide *dw, float *inside, const real *de, Pieces f, int C,
+                          float scale) {
+    int p = blockIdx.x, i = row_column(), first = piece_begin(f, p), end = piece_begin(f, p + 1);
+    if (i >= C || first == end) return;
+    int token = f.sorted[first];
+    bool in = piece_inside(f, p);
+    Wides *to = in ? wides_at(inside, p, C, i) : wides_at(dw, token, C, i);
+    Floats sum = {}, before = {};
+    if (!in) before = to->sum;
+    for (int r = first; r < end; r += GROUP_LOADS) {
+        Pack x[GROUP_LOADS];
+        int next[GROUP_LOADS];
+        for (int j = 0; j < GROUP_LOADS; j++) {
+            int at = min(r + j, end - 1);
+            next[j] = f.sorted[at];
+            x[j] = pack_load(de + (int64_t)f.order[at] * C + i);
+        }
+        for (int j = 0; j < GROUP_LOADS && r + j < end; j++) {
+            if (next[j] != token) {
+                to->sum = before + scale * sum;
+                token = next[j], to = wides_at(dw, token, C, i);
+                before = to->sum, sum = {};
+            }
+            sum = sum + pack_floats(x[j]);
+        }
+    }
+    to->sum = before + scale * sum;
 }
 
-// ADDs to dwte and, unless it is nullptr, to dwpe. tokens and groups belong to the same batch. The
-// launch depends on sizes alone, not on the tokens, so a CUDA graph can replay it.
-static inline void embedding_backward(wide *dwte, wide *dwpe, const real *de, const int32_t *tokens,
-                                      const int32_t *groups, int B, int T, int C, float scale,
-                                      Gpu *gpu) {
-    int64_t n = (int64_t)B * T;
-    dim3 grid(CEIL_DIV(C, GROUP_STRIP), min(n, (int64_t)GROUP_BLOCKS));
-    LAUNCH(embedding_backward_kernel, grid, GROUP_WARPS * WARP, 0, gpu->stream, dwte, de, tokens,
-           groups, n, C, scale);
-    if (dwpe) {
-        LAUNCH(position_backward_kernel, row_grid(T, C), ROW_THREADS, 0, gpu->stream, dwpe, de, B,
-               T, C);
+// Rows of the grid are pieces. The blocks of the first piece inside a group add the rows of all its
+// pieces.
+static __global__ void __launch_bounds__(ROW_THREADS)
+inside_add_kernel(wide *dw, float *inside, Pieces f, int C) {
+    int p = blockIdx.x, i = row_column(), end = f.n / f.size, token = f.sorted[p * f.size];
+    if (i >= C || !piece_inside(f, p) || piece_inside(f, p - 1)) return;
+    for (int low = p + 1; low < end;) {
+        int middle = (low + end) / 2;
+        if (f.sorted[(middle + 1) * f.size - 1] == token) low = middle + 1;
+        else end = middle;
     }
+    Wides *to = wides_at(dw, token, C, i);
+    Floats sum = {}, before = to->sum;
+    for (; p < end; p++) {
+        Wides x = *wides_at(inside, p, C, i);
+        sum = sum + x.sum;
+    }
+    to->sum = before + sum;
+}
+
+// ADDs to dwte and, unless it is nullptr, to dwpe. The launches depend on sizes alone, not on the
+// tokens, so a CUDA graph can replay them.
+static inline void embedding_backward(wide *dwte, wide *dwpe, const real *de, const int32_t *groups,
+                                      int B, int T, int C, float scale, Gpu *gpu) {
+    auto add = [&](wide *dw, const int32_t *order, float by) {
+        Pieces f = {order, order + B * T, B * T, GROUP_PIECE};
+        while ((size_t)(f.n / f.size) * C > gpu->scratch_size) f.size *= 2;
+        dim3 grid = row_grid(CEIL_DIV(f.n, f.size), C);
+        LAUNCH(embedding_backward_kernel, grid, ROW_THREADS, 0, gpu->stream, dw, gpu->scratch, de,
+               f, C, by);
+        LAUNCH(inside_add_kernel, grid, ROW_THREADS, 0, gpu->stream, dw, gpu->scratch, f, C);
+    };
+    add(dwte, groups, scale);
+    if (dwpe) add(dwpe, groups + 2 * (int64_t)B * T, 1);
 }

@@ -54,9 +54,9 @@ struct Logits {
 };
 
 // The logits at columns j..j+PACK-1.
-template <bool GAINED> __device__ Floats logits_load(const Pack &z, const Logits &f, int j) {
-    if constexpr (GAINED) return gain_load(f.gain, j) * pack_floats(z);
-    return pack_floats(z);
+template <bool GAINED> __device__ Floats logits_load(const Bits &z, const Logits &f, int j) {
+    if constexpr (GAINED) return gain_load(f.gain, j) * bits_floats(z);
+    return bits_floats(z);
 }
 
 // Adds the columns j..j+PACK-1; those from V on are padding.
@@ -72,21 +72,23 @@ __device__ inline Softmax softmax_add(Softmax s, Floats z, int j, int V) {
     return s;
 }
 
-// This thread's share of a row, with a few loads in flight at a time. Also copies the row to
-// `kept`, in shared memory, unless that is nullptr.
-template <bool GAINED>
+// No gradient; a gradient from the row kept in shared memory; or from the row read again.
+enum { GRADIENT_NONE, GRADIENT_KEPT, GRADIENT_AGAIN };
+
+// This thread's share of a row, with a few loads in flight at a time. GRADIENT_KEPT also copies the
+// row to `kept`, in shared memory.
+template <int GRADIENT, bool GAINED>
 __device__ Softmax softmax_row(real *kept, const real *z, const Logits &f) {
     Softmax s = {-1e30f, 0};
     int step = blockDim.x * PACK;
-    for (int first = threadIdx.x * PACK; first < f.Vp; first += CLASSIFIER_LOADS * step) {
-        Pack x[CLASSIFIER_LOADS];
-        for (int l = 0; l < CLASSIFIER_LOADS; l++)
-            if (first + l * step < f.Vp) x[l] = pack_load(z + first + l * step);
-        for (int l = 0; l < CLASSIFIER_LOADS; l++) {
-            int j = first + l * step;
-            if (j >= f.Vp) break;
+    z += threadIdx.x * PACK;
+    for (int j = threadIdx.x * PACK; j < f.Vp;) {
+        Bits x[CLASSIFIER_LOADS];
+        UNROLL for (int l = 0; l < CLASSIFIER_LOADS; l++)
+            if (j + l * step < f.Vp) x[l] = words_load<Bits>(z + l * step);
+        UNROLL for (int l = 0; l < CLASSIFIER_LOADS && j < f.Vp; l++, j += step, z += step) {
             s = softmax_add(s, logits_load<GAINED>(x[l], f, j), j, f.V);
-            if (kept) *reinterpret_cast<Pack *>(kept + j) = x[l];
+            if (GRADIENT == GRADIENT_KEPT) *reinterpret_cast<Bits *>(kept + j) = x[l];
         }
     }
     return s;
@@ -105,16 +107,13 @@ __device__ inline Floats logits_gradient(Floats z, const Logits &f, int j, int t
     return z;
 }
 
-// No gradient; a gradient from the row kept in shared memory; or from the row read again.
-enum { GRADIENT_NONE, GRADIENT_KEPT, GRADIENT_AGAIN };
-
 template <int GRADIENT, bool GAINED>
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2) classifier_kernel(Logits f) {
     SHARED_DYNAMIC(real, kept);
     int64_t row = blockIdx.x;
     int target = f.targets[row];
     real *z = f.z + row * f.Vp;
-    Softmax s = softmax_row<GAINED>(GRADIENT == GRADIENT_KEPT ? kept : nullptr, z, f);
+    Softmax s = softmax_row<GRADIENT, GAINED>(kept, z, f);
     // Every thread reads this before the barriers of block_max; the gradient is written after.
     float z_target = to_float(z[target]);
     if constexpr (GAINED) z_target *= (float)f.gain.site.scale * to_float(f.gain.w[target]);

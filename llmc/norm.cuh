@@ -398,15 +398,15 @@ struct NormBackward {
 
 struct Slopes { float u, ux; };  // means of u and of u * xhat over the line, u = g * dy
 
-// w: the gain of this line, to be multiplied by scale.
+// The gain is multiplied by scale.
 template <typename TEAM, int N>
-__device__ Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N], const int (&column)[N],
-                              const real *w, Moments m, int width, bool centered, float scale = 1) {
+__device__ Slopes line_slopes(const Bits (&dy)[N], const Bits (&x)[N], const Bits (&gain)[N],
+                              Moments m, int width, bool centered, float scale = 1) {
     float u = 0, ux = 0;
     UNROLL for (int i = 0; i < N; i++) {
-        Floats dy_i = bits_floats(dy[i]), x_i = bits_floats(x[i]), gain = floats_load(w, column[i]);
+        Floats dy_i = bits_floats(dy[i]), x_i = bits_floats(x[i]), gain_i = bits_floats(gain[i]);
         for (int k = 0; k < PACK; k++) {
-            float u_k = scale * gain.v[k] * dy_i.v[k];
+            float u_k = scale * gain_i.v[k] * dy_i.v[k];
             u += u_k;
             ux += u_k * ((x_i.v[k] - m.mean) * m.rstd);
         }
@@ -447,35 +447,40 @@ template <typename TEAM>
 __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
 norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
     constexpr int N = TEAM::PACKS;
-    // The loads of a batch come before its stores; the compiler may not reorder them itself. The
-    // widest team has registers for two packs at a time.
+    // All loads of a line come before the team's sum, which hides their latency, and before its
+    // stores. The widest team has registers for two packs of add and other at a time.
     constexpr int BATCH = TEAM::THREADS > 256 ? 2 : N;
     int column[N], width = lines.width, set = blockIdx.y;
     const real *w = norm.w + set * width;
     GainSums sums = gains_begin<TEAM, N>(norm.b != nullptr);
     each_line<TEAM>(lines, [&](int64_t line, int own_width) {
         int64_t at = line * width;
-        Bits dy[N], x[N], gain[BATCH], add[BATCH], other[BATCH];
+        Bits dy[N], x[N], gain[N], add[N], other[N];
+        auto load = [&](int first) {
+            UNROLL for (int j = first; j < N && j < first + BATCH; j++) {
+                gain[j] = bits_load(w, column[j]);
+                add[j] = bits_load(f.add ? f.add + at : nullptr, column[j]);
+                other[j] = bits_load(f.other ? f.other + at : nullptr, column[j]);
+            }
+        };
         line_columns<TEAM>(column, own_width);
         bits_line(dy, f.dy + at, column);
         bits_line(x, f.x + at, column);
+        bits_line(gain, w, column);
+        if (BATCH == N) load(0);
         Moments m = line_kept(norm, line, column);
-        Slopes s = line_slopes<TEAM>(dy, x, column, w, m, width, norm.b != nullptr);
+        Slopes s = line_slopes<TEAM>(dy, x, gain, m, width, norm.b != nullptr);
         unpack_again(dy);
         unpack_again(x);
+        if (BATCH == N) unpack_again(gain);
         UNROLL for (int i = 0; i < N; i++) {
-            int b = i % BATCH;
-            UNROLL for (int j = i; j < N && j < i + BATCH && b == 0; j++) {
-                gain[j % BATCH] = bits_load(w, column[j]);
-                add[j % BATCH] = bits_load(f.add ? f.add + at : nullptr, column[j]);
-                other[j % BATCH] = bits_load(f.other ? f.other + at : nullptr, column[j]);
-            }
+            if (BATCH < N && i % BATCH == 0) load(i);
             if (column[i] < 0) continue;
-            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[b], m, s);
-            dx = dx + f.a * bits_floats(add[b]);
+            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i], m, s);
+            dx = dx + f.a * bits_floats(add[i]);
             floats_store(f.dx + at + column[i], dx);
             if (!f.sum) continue;
-            floats_store(f.sum + at + column[i], f.b * dx + f.c * bits_floats(other[b]));
+            floats_store(f.sum + at + column[i], f.b * dx + f.c * bits_floats(other[i]));
         }
     });
     line_columns<TEAM>(column, width);

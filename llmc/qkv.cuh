@@ -150,78 +150,89 @@ __device__ inline const QkvPart &qkv_block_part(const QkvParts &parts, int *bloc
     return parts.of[p];
 }
 
-// A line of a part as (row, group). A team advances by a constant step, so only the start divides.
-struct RowGroup { int row, group; };
+// A line of a part: its row, that row's position in the sequence, and its group in the row. A team
+// advances by a constant step, so only the start divides.
+struct PartLine { int row, t, group; };
 
-__device__ inline RowGroup row_group(int line, int groups) {
-    return {line / groups, line % groups};
+__device__ inline PartLine part_line(int line, int groups, int T) {
+    return {line / groups, line / groups % T, line % groups};
 }
 
-__device__ inline RowGroup row_group_next(RowGroup line, RowGroup step, int groups) {
-    RowGroup next = {line.row + step.row, line.group + step.group};
-    return next.group < groups ? next : RowGroup{next.row + 1, next.group - groups};
+__device__ inline PartLine part_line_next(PartLine line, PartLine step, int groups, int T) {
+    int carry = line.group + step.group >= groups, t = line.t + step.t + carry;
+    return {line.row + step.row + carry, t < T ? t : t - T,
+            line.group + step.group - (carry ? groups : 0)};
 }
 
-// Like line_columns, but in pairs: packs 2i and 2i + 1 are half a head apart. LATENT: half of the
-// channels that rotate, or half of those that do not.
+// The places of a thread's N packs in a line, and the number of each pair's head. Packs 2i and
+// 2i + 1 are half a head apart; LATENT: half of the channels that rotate, or half of those that do
+// not. Column -1: no pack, or no line left, and then none in later rounds.
+template <int N> struct Pairs { int column[N], head[N / 2]; };
+
+// Once per thread, because it divides.
 template <typename TEAM, bool LATENT>
-__device__ void pair_columns(int (&column)[2 * TEAM::PACKS], int width, const QkvPart &part) {
+__device__ Pairs<2 * TEAM::PACKS> line_pairs(const QkvPart &part) {
+    Pairs<2 * TEAM::PACKS> pairs;
     int half = part.head / 2 / PACK;
     UNROLL for (int i = 0; i < TEAM::PACKS; i++) {
         int pair = i * TEAM::THREADS + threadIdx.x % TEAM::THREADS;
-        int c = pair / half * part.head + pair % half * PACK, apart = part.head / 2;
+        int head = pair / half, c = pair % half * PACK, apart = part.head / 2;
         if (LATENT) {
-            bool turns = pair % half * PACK >= part.low / 2;
+            bool turns = c >= part.low / 2;
             c += turns ? part.low / 2 : 0;
             apart = turns ? (part.head - part.low) / 2 : part.low / 2;
         }
-        column[2 * i] = c < width ? c : -1;
-        column[2 * i + 1] = c < width ? c + apart : -1;
+        c += head * part.head;
+        pairs.head[i] = head;
+        pairs.column[2 * i] = c < part.width ? c : -1;
+        pairs.column[2 * i + 1] = c < part.width ? c + apart : -1;
     }
+    return pairs;
 }
 
-// The address of a column of a line. Except for LATENT, raw, d and to have the same pitch, so one
+// The address of pack i of a line. Except for LATENT, raw, d and to have the same pitch, so one
 // offset serves all three.
-template <bool LATENT>
-__device__ real *column_at(const PartPlace &p, const QkvPart &part, RowGroup line, int column) {
+template <bool LATENT, int N>
+__device__ real *pack_at(const PartPlace &p, const QkvPart &part, PartLine line,
+                         const Pairs<N> &pairs, int i) {
+    int column = pairs.column[i], head = pairs.head[i / 2];
     if constexpr (!LATENT) {
         return p.of.at + (int64_t)line.row * part.raw.of.ld + line.group * part.width + column;
     }
-    int h = line.group + column / part.head;  // the group of a full line is 0
-    int channel = column % part.head;
+    int channel = column - head * part.head;
+    head += line.group;  // the group of a full line is 0
     if (channel < part.low) {
-        return p.of.at + (int64_t)line.row * p.of.ld + h * p.of.head + channel;
+        return p.of.at + (int64_t)line.row * p.of.ld + head * p.of.head + channel;
     }
-    return p.turned.at + (int64_t)line.row * p.turned.ld + h * p.turned.head + channel - part.low;
+    return p.turned.at + (int64_t)line.row * p.turned.ld + head * p.turned.head + channel -
+           part.low;
 }
 
 template <bool LATENT, int N>
-__device__ void part_load(Bits (&x)[N], const PartPlace &p, const QkvPart &part, RowGroup line,
-                          const int (&column)[N]) {
+__device__ void part_load(Bits (&x)[N], const PartPlace &p, const QkvPart &part, PartLine line,
+                          const Pairs<N> &pairs) {
     UNROLL for (int i = 0; i < N; i++)
-        x[i] = column[i] >= 0 ? bits_load(column_at<LATENT>(p, part, line, column[i]), 0) : Bits{};
+        x[i] = pairs.column[i] < 0
+                   ? Bits{}
+                   : words_load<Bits>(pack_at<LATENT>(p, part, line, pairs, i));
 }
 
 template <bool LATENT, int N>
-__device__ void part_store(const PartPlace &p, const QkvPart &part, RowGroup line,
-                           const Floats (&x)[N], const int (&column)[N]) {
+__device__ void part_store(const PartPlace &p, const QkvPart &part, PartLine line,
+                           const Floats (&x)[N], const Pairs<N> &pairs) {
     UNROLL for (int i = 0; i < N; i++)
-        if (column[i] >= 0) floats_store(column_at<LATENT>(p, part, line, column[i]), x[i]);
+        if (pairs.column[i] >= 0) floats_store(pack_at<LATENT>(p, part, line, pairs, i), x[i]);
 }
 
-template <int N> __device__ void line_unpack(Floats (&x)[N], const Bits (&bits)[N]) {
-    UNROLL for (int i = 0; i < N; i++) x[i] = bits_floats(bits[i]);
-}
-
-// RoPE: rotates the pairs of a line by the angles of its row; direction -1 rotates back.
+// RoPE: rotates the pairs of a line by the angles of position t; direction -1 rotates back.
 template <bool LATENT, int N>
-__device__ void line_rotate(Floats (&x)[N], const int (&column)[N], const QkvParts &parts,
-                            const QkvPart &part, int row, float direction) {
+__device__ void line_rotate(Floats (&x)[N], const Pairs<N> &pairs, const QkvParts &parts,
+                            const QkvPart &part, int t, float direction) {
     if (!part.rotate) return;
-    const float2 *rotary = parts.rotary + (int64_t)(row % parts.T) * parts.half;
+    const float2 *rotary = parts.rotary + (int64_t)t * parts.half;
     UNROLL for (int i = 0; i < N; i += 2) {
-        int channel = column[i] % part.head - (LATENT ? part.low : 0);
-        if (column[i] < 0 || channel < 0) continue;
+        int channel = pairs.column[i] - pairs.head[i / 2] * part.head - (LATENT ? part.low : 0);
+        if (pairs.column[i] < 0 || channel < 0) continue;
         const float4 *turn = reinterpret_cast<const float4 *>(rotary + channel);
         for (int k = 0; k < PACK; k++) {
             float4 two = turn[k / 2];  // cos, sin of this angle and of a neighbor
@@ -240,27 +251,27 @@ template <typename TEAM, bool UNIT, bool LATENT>
 __global__ void __launch_bounds__(TEAM::BLOCK, 1)
 qkv_forward_kernel(QkvParts parts) {
     constexpr int N = 2 * TEAM::PACKS;
-    int column[N], block;
+    int block;
     const QkvPart &part = qkv_block_part(parts, &block);
-    int blocks = part.chunks * part.sets;
-    RowGroup line = row_group(block * TEAM::TEAMS + threadIdx.x / TEAM::THREADS, part.groups);
-    RowGroup step = row_group(blocks * TEAM::TEAMS, part.groups);
-    for (int first = block * TEAM::TEAMS; first < parts.n * part.groups;
-         first += blocks * TEAM::TEAMS) {
+    int first = block * TEAM::TEAMS, stride = part.chunks * part.sets * TEAM::TEAMS;
+    Pairs<N> pairs = line_pairs<TEAM, LATENT>(part);
+    PartLine line = part_line(first + threadIdx.x / TEAM::THREADS, part.groups, parts.T);
+    PartLine step = part_line(stride, part.groups, parts.T);
+    for (; first < parts.n * part.groups; first += stride) {
         Bits raw[N];
         Floats x[N];
-        pair_columns<TEAM, LATENT>(column, line.row < parts.n ? part.width : 0, part);
-        part_load<LATENT>(raw, part.raw, part, line, column);
-        line_unpack(x, raw);
-        if (UNIT) line_rotate<LATENT>(x, column, parts, part, line.row, 1);
+        UNROLL for (int &at : pairs.column) if (line.row >= parts.n) at = -1;
+        part_load<LATENT>(raw, part.raw, part, line, pairs);
+        UNROLL for (int i = 0; i < N; i++) x[i] = bits_floats(raw[i]);
+        if (UNIT) line_rotate<LATENT>(x, pairs, parts, part, line.t, 1);
         if (part.norm.site.on) {
             int64_t number = (int64_t)line.row * part.groups + line.group;
             float scale = UNIT ? (float)part.norm.site.scale : 1;
-            line_normalize<TEAM>(x, column, part.norm, number, UNIT ? line.group : 0, scale);
+            line_normalize<TEAM>(x, pairs.column, part.norm, number, UNIT ? line.group : 0, scale);
         }
-        if (!UNIT) line_rotate<LATENT>(x, column, parts, part, line.row, 1);
-        part_store<LATENT>(part.to, part, line, x, column);
-        line = row_group_next(line, step, part.groups);
+        if (!UNIT) line_rotate<LATENT>(x, pairs, parts, part, line.t, 1);
+        part_store<LATENT>(part.to, part, line, x, pairs);
+        line = part_line_next(line, step, part.groups, parts.T);
     }
 }
 
@@ -287,7 +298,7 @@ template <typename TEAM, bool UNIT, bool LATENT>
 __global__ void __launch_bounds__(TEAM::BLOCK, qkv_backward_blocks(TEAM::PACKS, UNIT))
 qkv_backward_kernel(QkvParts parts) {
     constexpr int N = 2 * TEAM::PACKS;
-    int column[N], chunk, set = 0;
+    int chunk, set = 0;
     const QkvPart &part = qkv_block_part(parts, &chunk);
     const bool on = part.norm.site.on;
     int groups = part.groups, gains = part.width;
@@ -296,41 +307,44 @@ qkv_backward_kernel(QkvParts parts) {
     const real *w = part.norm.w + set * part.width;
     GainSums sums = {};
     if (on) sums = gains_begin<TEAM, N>(part.norm.b != nullptr);
-    RowGroup line = row_group(chunk * TEAM::TEAMS + threadIdx.x / TEAM::THREADS, groups);
-    RowGroup step = row_group(part.chunks * TEAM::TEAMS, groups);
-    for (int first = chunk * TEAM::TEAMS; first < parts.n * groups;
-         first += part.chunks * TEAM::TEAMS, line = row_group_next(line, step, groups)) {
-        RowGroup own = {line.row, line.group + set};
+    int first = chunk * TEAM::TEAMS, stride = part.chunks * TEAM::TEAMS;
+    Pairs<N> pairs = line_pairs<TEAM, LATENT>(part);
+    const int (&column)[N] = pairs.column;
+    PartLine line = part_line(first + threadIdx.x / TEAM::THREADS, groups, parts.T);
+    PartLine step = part_line(stride, groups, parts.T);
+    for (; first < parts.n * groups;
+         first += stride, line = part_line_next(line, step, groups, parts.T)) {
+        PartLine own = {line.row, line.t, line.group + set};
         Bits dy[N], x[N], gain[N];
         Floats d[N];
-        pair_columns<TEAM, LATENT>(column, line.row < parts.n ? part.width : 0, part);
-        part_load<LATENT>(dy, part.d, part, own, column);
-        if (on) part_load<LATENT>(x, part.raw, part, own, column);
+        UNROLL for (int &at : pairs.column) if (line.row >= parts.n) at = -1;
+        part_load<LATENT>(dy, part.d, part, own, pairs);
+        if (on) part_load<LATENT>(x, part.raw, part, own, pairs);
         bits_line(gain, on ? w : nullptr, column);
-        line_unpack(d, UNIT ? x : dy);
-        line_rotate<LATENT>(d, column, parts, part, line.row, UNIT ? 1 : -1);
+        UNROLL for (int i = 0; i < N; i++) d[i] = bits_floats(UNIT ? x[i] : dy[i]);
+        line_rotate<LATENT>(d, pairs, parts, part, line.t, UNIT ? 1 : -1);
         UNROLL for (int i = 0; i < N; i++) (UNIT ? x[i] : dy[i]) = bits_round(d[i]);
         if (!on) {
-            part_store<LATENT>(part.to, part, own, d, column);
+            part_store<LATENT>(part.to, part, own, d, pairs);
             continue;
         }
         bool centered = part.norm.b != nullptr;
         Moments m = line_kept(part.norm, (int64_t)line.row * part.groups + own.group, column);
-        Slopes s = line_slopes<TEAM>(dy, x, column, w, m, part.width, centered, scale);
+        Slopes s = line_slopes<TEAM>(dy, x, gain, m, part.width, centered, scale);
         unpack_again(dy);
         unpack_again(x);
         UNROLL for (int i = 0; i < N; i++) {
             if (column[i] < 0) continue;
             d[i] = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i], m, s, scale);
             if (UNIT) continue;
-            floats_store(column_at<LATENT>(part.to, part, own, column[i]), d[i]);
+            floats_store(pack_at<LATENT>(part.to, part, own, pairs, i), d[i]);
         }
         if (!UNIT) continue;
-        line_rotate<LATENT>(d, column, parts, part, line.row, -1);
-        part_store<LATENT>(part.to, part, own, d, column);
+        line_rotate<LATENT>(d, pairs, parts, part, line.t, -1);
+        part_store<LATENT>(part.to, part, own, d, pairs);
     }
     if (!on) return;
-    pair_columns<TEAM, LATENT>(column, part.width, part);
+    pairs = line_pairs<TEAM, LATENT>(part);
     float *partial = part.partial + set * part.width;
     gains_store<TEAM>(partial + (int64_t)chunk * gains, sums.w, column);
     if (sums.b) gains_store<TEAM>(partial + (int64_t)(part.chunks + chunk) * gains, sums.b, column);

@@ -12,9 +12,9 @@ static int32_t *device_ints(const Tokens &host) {
     return device;
 }
 
-static Tokens groups_of(const Tokens &tokens) {
-    Tokens groups(2 * tokens.size() + 2, -7);
-    token_groups(groups.data(), tokens.data(), (int64_t)tokens.size());
+static Tokens groups_of(const Tokens &tokens, int B) {
+    Tokens groups(4 * tokens.size(), -7);
+    token_groups(groups.data(), tokens.data(), B, (int)tokens.size() / B);
     return groups;
 }
 
@@ -30,33 +30,30 @@ static Tokens random_tokens(int64_t n, int V, uint64_t seed) {
 
 // ------------------------------------------------------------------------------------------ groups
 
-static void check_groups(const Tokens &tokens, const char *what) {
-    int32_t n = (int32_t)tokens.size();
-    Tokens groups = groups_of(tokens), seen(n, 0);
-    int32_t count = groups[0], *start = &groups[1], *order = &groups[n + 2], wrong = 0;
-    EXPECT(count > 0 && count <= n && start[0] == 0 && start[count] == n,
-           "%s: %d groups of %d positions, from %d to %d", what, count, n, start[0], start[count]);
-    for (int u = 0; u < count; u++) {
-        wrong += start[u] >= start[u + 1];
-        // each token has one group
-        wrong += u > 0 && tokens[order[start[u]]] <= tokens[order[start[u - 1]]];
-        for (int r = start[u]; r < start[u + 1]; r++) {
+static void check_groups(const Tokens &tokens, int B, const char *what) {
+    int32_t n = (int32_t)tokens.size(), T = n / B, wrong = 0;
+    Tokens groups = groups_of(tokens, B);
+    for (int table = 0; table < 2; table++) {
+        const int32_t *order = &groups[2 * table * n], *sorted = order + n;
+        Tokens seen(n, 0);
+        for (int r = 0; r < n; r++) {
             wrong += order[r] < 0 || order[r] >= n || seen[order[r]]++;
-            wrong += tokens[order[r]] != tokens[order[start[u]]];
-            wrong += r > start[u] && order[r] <= order[r - 1];
+            wrong += sorted[r] != (table ? order[r] % T : tokens[order[r]]);
+            wrong += r > 0 && sorted[r] < sorted[r - 1];
+            wrong += r > 0 && sorted[r] == sorted[r - 1] && order[r] < order[r - 1];
         }
     }
     EXPECT(wrong == 0, "%s: %d mistakes in the groups", what, wrong);
 }
 
 GPU_TEST(cuda_token_groups) {
-    check_groups({5}, "one position");
-    check_groups({3, 1, 3, 3, 0, 1, 3}, "repeats");
-    check_groups(Tokens(100, 70000), "one token everywhere");
-    check_groups({(1 << 24) - 1, 0, 1 << 16, 1 << 8, (1 << 24) - 1, 255, 256, 65535, 1 << 16, 0},
+    check_groups({5}, 1, "one position");
+    check_groups({3, 1, 3, 3, 0, 1, 3}, 7, "repeats");
+    check_groups(Tokens(100, 70000), 4, "one token everywhere");
+    check_groups({(1 << 24) - 1, 0, 1 << 16, 1 << 8, (1 << 24) - 1, 255, 256, 65535, 1 << 16, 0}, 2,
                  "all digits");
-    check_groups(random_tokens(5000, 50257, 1), "text");
-    check_groups(random_tokens(3000, 1 << 24, 2), "a large vocabulary");
+    check_groups(random_tokens(5000, 50257, 1), 50, "text");
+    check_groups(random_tokens(3000, 1 << 24, 2), 1, "a large vocabulary");
 }
 
 // ---------------------------------------------------------------------------- forward and backward
@@ -79,9 +76,11 @@ static void check_embedding_forward(EmbeddingCase s, const Tokens &tokens) {
     cudaFree(d_wte), cudaFree(d_wpe), cudaFree(d_e), cudaFree(d_tokens);
 }
 
-// Two batches in a row: gradients add up, on top of what was there.
-static void check_embedding_backward(EmbeddingCase s, const Tokens batches[2]) {
+// Two batches in a row: gradients add up, on top of what was there. scratch: 0, or this many floats.
+static void check_embedding_backward(EmbeddingCase s, const Tokens batches[2], size_t scratch = 0) {
     int64_t n = s.B * s.T;
+    Gpu gpu = *test_gpu();
+    if (scratch) gpu.scratch_size = scratch, gpu.scratch = device_empty<float>(scratch);
     Values dwte = random_values(s.V * s.C, 31), dwpe = random_values(s.T * s.C, 32);
     wide *d_dwte = device_copy<wide>(&dwte);
     wide *d_dwpe = s.positions ? device_copy<wide>(&dwpe) : nullptr;
@@ -89,16 +88,15 @@ static void check_embedding_backward(EmbeddingCase s, const Tokens batches[2]) {
         const Tokens &tokens = batches[batch];
         Values de = random_values(n * s.C, 33 + batch);
         real *d_de = device_copy<real>(&de);
-        int32_t *d_tokens = device_ints(tokens), *d_groups = device_ints(groups_of(tokens));
-        embedding_backward(d_dwte, d_dwpe, d_de, d_tokens, d_groups, s.B, s.T, s.C, s.scale,
-                           test_gpu());
+        int32_t *d_groups = device_ints(groups_of(tokens, s.B));
+        embedding_backward(d_dwte, d_dwpe, d_de, d_groups, s.B, s.T, s.C, s.scale, &gpu);
         for (int64_t bt = 0; bt < n; bt++)
             for (int i = 0; i < s.C; i++) {
                 dwte[tokens[bt] * s.C + i] += s.scale * de[bt * s.C + i];
                 dwpe[bt % s.T * s.C + i] += de[bt * s.C + i];
             }
         cudaCheck(cudaDeviceSynchronize());
-        cudaFree(d_de), cudaFree(d_tokens), cudaFree(d_groups);
+        cudaFree(d_de), cudaFree(d_groups);
     }
     // Sums of float values in float, whatever the storage type: stricter than expect_close in bf16.
     double error = nmse(host_values(d_dwte, dwte.size()), dwte);
@@ -106,6 +104,7 @@ static void check_embedding_backward(EmbeddingCase s, const Tokens batches[2]) {
     EXPECT(error < 1e-12, "B %d, T %d, C %d: dwte's error is %g", s.B, s.T, s.C, error);
     EXPECT(position_error < 1e-12, "B %d, T %d, C %d: dwpe's error is %g", s.B, s.T, s.C,
            position_error);
+    if (scratch) cudaFree(gpu.scratch);
     cudaFree(d_dwte), cudaFree(d_dwpe);
 }
 
@@ -114,7 +113,8 @@ GPU_TEST(cuda_embedding) {
                                    {2, 7, 40, 11, 1, 1},
                                    {3, 5, 136, 300, 0, 11.5f},
                                    {2, 3, 1032, 4, 1, 2},
-                                   {7, 13, 264, 9, 1, 0.5f}};
+                                   {7, 13, 264, 9, 1, 0.5f},
+                                   {200, 3, 24, 300, 1, 1}};  // long groups of positions
     for (const EmbeddingCase &s : cases) {
         Tokens batches[2] = {random_tokens(s.B * s.T, s.V, 41), random_tokens(s.B * s.T, s.V, 42)};
         batches[0].back() = s.V - 1;
@@ -123,13 +123,86 @@ GPU_TEST(cuda_embedding) {
     }
 }
 
-// One token everywhere, one nowhere repeated; more groups than blocks of the grid.
+// One token everywhere, and none repeated.
 GPU_TEST(cuda_embedding_extremes) {
     EmbeddingCase s = {2, 51, 24, 102, 1, 3};
-    EmbeddingCase many = {1, GROUP_BLOCKS + 40, 8, GROUP_BLOCKS + 40, 0, 1};
+    EmbeddingCase many = {1, 552, 8, 552, 0, 1};
     Tokens same[2] = {Tokens(102, 2), Tokens(102, 101)};
     Tokens different[2] = {Tokens(many.T), Tokens(many.T)};
     for (int i = 0; i < many.T; i++) different[0][i] = i, different[1][i] = many.T - 1 - i;
     check_embedding_backward(s, same);
     check_embedding_backward(many, different);
+}
+
+// Token u appears lengths[u] times, at positions that are shuffled.
+static Tokens shuffled(const std::vector<int> &lengths, uint64_t seed) {
+    Tokens tokens;
+    for (size_t u = 0; u < lengths.size(); u++) tokens.insert(tokens.end(), lengths[u], (int32_t)u);
+    for (size_t i = tokens.size() - 1; i > 0; i--)
+        std::swap(tokens[i], tokens[(size_t)(rand_uniform(seed, i) * (double)(i + 1))]);
+    return tokens;
+}
+
+// Groups that end, begin or go on where the sorted positions are cut: one before, at, and one
+// behind each cut, over one cut and over several, at the first and at the last position.
+GPU_TEST(cuda_embedding_pieces) {
+    const int P = GROUP_PIECE;
+    const std::vector<int> all[] = {{P, P, P},
+                                    {1, P - 1, 2, P - 2},
+                                    {P - 1, P, P + 1, P, 3},
+                                    {P / 2, P + P / 2, P / 2 + 1, 2 * P, 1, 2 * P - 1},
+                                    {P - 1, 2 * P + 1, P - 1, 1, 4 * P + 2, 1},
+                                    {5 * P, 1, 1, P - 2, 3 * P + 7},
+                                    {7, 6 * P + 11},
+                                    {4 * P + 1},
+                                    {3 * P, 3 * P, 3 * P - 1, 5, 2 * P - 5}};
+    uint64_t seed = 60;
+    for (const std::vector<int> &lengths : all) {
+        int n = 0, V = (int)lengths.size();
+        for (int length : lengths) n += length;
+        EmbeddingCase s = {1, n, 2 * PACK, V, 0, 0.5f};
+        Tokens batches[2] = {shuffled(lengths, seed), shuffled(lengths, seed + 1)};
+        check_embedding_backward(s, batches);
+        seed += 2;
+    }
+}
+
+// Bytes of text, in rows of more than one block; with little scratch, and so with longer pieces.
+GPU_TEST(cuda_embedding_bytes) {
+    const int T = 700, C = ROW_THREADS * PACK + 8;
+    EmbeddingCase s = {2, T, C, 9, 1, 2};
+    Tokens batches[2] = {random_tokens(2 * T, s.V, 43), random_tokens(2 * T, s.V, 44)};
+    check_embedding_backward(s, batches);
+    check_embedding_backward(s, batches, (size_t)5 * C + 3);
+    check_embedding_backward(s, batches, 10);
+}
+
+// A group's sum does not depend on the order in which blocks run, nor a short group's on the groups
+// around it: the same bits.
+GPU_TEST(cuda_embedding_bits) {
+    const int P = GROUP_PIECE, V = 4;
+    Values got[3];
+    for (int run = 0; run < 3; run++) {
+        // Before tokens 2 and 3 stand 0 or P - 1 positions: another piece.
+        Tokens tokens(run == 2 ? P - 1 : 0, 0);
+        tokens.resize(tokens.size() + P, 2);
+        tokens.resize(tokens.size() + 3 * P, 3);
+        int n = (int)tokens.size(), others = n - 4 * P;
+        Values de = random_values((size_t)n * PACK, 71), own = random_values(4 * P * PACK, 72);
+        std::copy(own.begin(), own.end(), de.begin() + others * PACK);
+        Values zeros(V * PACK);
+        real *d_de = device_copy<real>(&de);
+        wide *d_dwte = device_copy<wide>(&zeros);
+        int32_t *d_groups = device_ints(groups_of(tokens, 1));
+        embedding_backward(d_dwte, nullptr, d_de, d_groups, 1, n, PACK, 1, test_gpu());
+        got[run] = host_values(d_dwte, V * PACK);
+        cudaFree(d_de), cudaFree(d_dwte), cudaFree(d_groups);
+    }
+    int different = 0, moved = 0;
+    for (int i = 0; i < V * PACK; i++) {
+        different += got[0][i] != got[1][i];
+        moved += i / PACK == 2 && got[0][i] != got[2][i];
+    }
+    EXPECT(different == 0, "%d sums differ between two runs", different);
+    EXPECT(moved == 0, "%d sums of a short group depend on the groups around it", moved);
 }

@@ -306,15 +306,16 @@ static void time_activation(Bench *b) {
 // writes the rows of the tokens there are.
 static void time_ends(Bench *b) {
     const Shapes &s = b->s;
-    std::vector<int32_t> tokens((size_t)b->n), groups((size_t)(2 * b->n + 2));
+    std::vector<int32_t> tokens((size_t)b->n), groups((size_t)(4 * b->n));
     for (size_t i = 0; i < tokens.size(); i++)
         tokens[i] = (int32_t)fmin(s.V - 1.0, exp(log((double)s.V) * rand_uniform(1, i)) - 1);
-    token_groups(groups.data(), tokens.data(), b->n);
+    token_groups(groups.data(), tokens.data(), s.B, s.T);
     int32_t *t = room_of_integers(b, tokens), *g = room_of_integers(b, groups);
     bool learned = !s.swiglu;
     double row = (double)s.C * sizeof(real);
     double n = (double)b->n;
-    double distinct = groups[0] + (learned ? s.T : 0);
+    double distinct = 1 + (learned ? s.T : 0);
+    for (int64_t i = b->n + 1; i < 2 * b->n; i++) distinct += groups[i] != groups[i - 1];
     real *e = room(b, b->n * s.C);
     real *wte = room(b, (int64_t)s.V * s.C);
     real *wpe = learned ? room(b, (int64_t)s.T * s.C) : nullptr;
@@ -323,7 +324,7 @@ static void time_ends(Bench *b) {
     measure(b, "embedding forward", 0, (n + distinct) * row,
             [=] { embedding_forward(e, t, wte, wpe, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
     measure(b, "embedding backward", 0, n * row + 2 * distinct * s.C * sizeof(wide),
-            [=] { embedding_backward(dwte, dwpe, e, t, g, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
+            [=] { embedding_backward(dwte, dwpe, e, g, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
     leave_rooms(b);
     real *logits = room(b, b->n * s.Vp);
     wide *losses = room<wide>(b, b->n), *logsum = room<wide>(b, b->n);
