@@ -71,7 +71,7 @@ struct Gpt {
 
     Mirror<UpdateEntry> entries;          // [count] one per entry of the layout
     Mirror<UpdateState> state;            // [1]
-    cudaEvent_t sent;                     // `state` has reached the host
+    cudaEvent_t reached;                  // the work that the host waits for is done
     int64_t seen;                         // tokens in the sums of `state`
 
     bool measuring;                       // statistics are taken (stats_begin)
@@ -231,7 +231,10 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
 
 // Waits until the device has done all work given to it. Other waits of the host have no transfer
 // before them.
-static void wait(Gpt *g) { nccl_wait(&g->nccl, g->gpu.stream); }
+static void wait(Gpt *g) {
+    cudaCheck(cudaEventRecord(g->reached, g->gpu.stream));
+    nccl_wait(&g->nccl, g->reached);
+}
 
 // Whether this process has only its shards of the master weights (ZeRO-1, memory.h). The full ones
 // are gathered in the gradients' buffer, which is free between steps.
@@ -278,7 +281,7 @@ static void alloc_step(Gpt *g) {
     g->gpu.scratch_size = scratch_floats(&g->m, &g->setup);
     g->gpu.scratch = device_alloc<float>(g, g->gpu.scratch_size, "partial sums");
     mirror_alloc(g, &g->state, 1);
-    cudaCheck(cudaEventCreateWithFlags(&g->sent, cudaEventDisableTiming));
+    cudaCheck(cudaEventCreateWithFlags(&g->reached, cudaEventDisableTiming));
     to_device(g, g->state);
     mirror_alloc(g, &g->entries, count);
     mirror_alloc(g, &g->layer_sums, g->m.L);
@@ -322,7 +325,7 @@ static void gpt_destroy(Gpt *g) {
     for (void *p : g->pinned) cudaCheck(cudaFreeHost(p));
     for (float *p : g->host) free(p);
     for (cudaEvent_t event : g->copied) cudaCheck(cudaEventDestroy(event));
-    cudaCheck(cudaEventDestroy(g->sent));
+    cudaCheck(cudaEventDestroy(g->reached));
     free(g->router_bias);
     plans_destroy(g->gpu.plans);
     gpu_close(&g->gpu);
@@ -497,7 +500,7 @@ static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     int32_t *staged = g->staged[g->turn];
     tokens_check("token", inputs, n, g->m.V);
     if (targets) tokens_check("target", targets, n, g->m.V);
-    cudaCheck(cudaEventSynchronize(g->copied[g->turn]));
+    nccl_wait(&g->nccl, g->copied[g->turn]);
     memcpy(staged, inputs, n * sizeof *inputs);
     if (targets) memcpy(staged + n, targets, n * sizeof *targets);
     copy_staged(g, 0, targets ? 2 * n : n);
@@ -598,12 +601,12 @@ template <typename T> static void all_gather(Gpt *g, T *whole) {
 static void send_state(Gpt *g) {
     to_host(g, g->state);
     clear(g, &g->state.device->sums, 1);
-    cudaCheck(cudaEventRecord(g->sent, g->gpu.stream));
+    cudaCheck(cudaEventRecord(g->reached, g->gpu.stream));
 }
 
 // Waits for the state that was sent last, but not for work that was given to the device since.
 static Update gpt_outcome(Gpt *g) {
-    cudaCheck(cudaEventSynchronize(g->sent));
+    nccl_wait(&g->nccl, g->reached);
     const UpdateState *s = g->state.host;
     double n = max(s->sums[SUM_TOKENS], 1.0);
     Loss loss = {s->sums[SUM_CE] / n, s->sums[SUM_Z] / n, s->sums[SUM_ROUTER] / n};
@@ -625,7 +628,7 @@ static uint64_t rounding_key(const Gpt *g, int64_t step) {
 // Sends learning rate, decay and nGPT's lines of each entry to the device. Returns the settings
 // that all entries share.
 static AdamWStep send_rates(Gpt *g, const AdamW *o) {
-    cudaCheck(cudaEventSynchronize(g->sent));             // the update before has read entries.host
+    nccl_wait(&g->nccl, g->reached);                      // the update before has read entries.host
     double tokens = g->seen;                              // of all processes
     if (g->nccl.size > 1) tokens = g->setup.batch * g->max.T;
     for (int k = 0; k < g->layout.count; k++) {

@@ -81,14 +81,14 @@ static void nccl_check(const Nccl *n, int error, const char *what) {
     if (error) nccl_fail(n, what, n->GetErrorString(error));
 }
 
-// Waits until the GPU has done the work of a stream. With several processes it may be a transfer
+// Waits until the GPU has reached a recorded event. With several processes it may be a transfer
 // from one that is lost. NCCL has an error for that only if a network lay between (issue 279 of
 // github.com/NVIDIA/nccl), the watchdog only if the process died; for all else there is the limit.
-static void nccl_wait(Nccl *n, cudaStream_t stream) {
-    if (n->size == 1) return cudaCheck(cudaStreamSynchronize(stream));
+static void nccl_wait(Nccl *n, cudaEvent_t event) {
+    if (n->size == 1) return cudaCheck(cudaEventSynchronize(event));
     double limit = clock_seconds() + NCCL_SECONDS;
     cudaError_t done;
-    while ((done = cudaStreamQuery(stream)) == cudaErrorNotReady) {
+    while ((done = cudaEventQuery(event)) == cudaErrorNotReady) {
         int error = 0;
         ncclCheck(n, CommGetAsyncError(n->world, &error));
         nccl_check(n, error, "a transfer");
