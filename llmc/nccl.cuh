@@ -113,8 +113,8 @@ static void nccl_open(Nccl *n, Comm *c) {
     void *library = dlopen("libnccl.so.2", RTLD_NOW);
     CHECK(library,
           "%d processes with a GPU each need NCCL, and it was not found: %s\n"
-          "  -> apt install libnccl2; or pip install nvidia-nccl-cu%d, then export LD_LIBRARY_PATH="
-          "$(python3 -c 'import nvidia.nccl as n; print(n.__path__[0])')/lib",
+          "  -> apt install libnccl2; or pip install nvidia-nccl-cu%d, and export LD_LIBRARY_PATH="
+          "the folder of its libnccl.so.2",
           n->size, dlerror(), CUDART_VERSION / 1000);
 #define NCCL_LOAD(name, ...) *(void **)&n->name = comm_symbol(library, "nccl" #name, WHERE);
     NCCL_TABLE(NCCL_LOAD)

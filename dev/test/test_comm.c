@@ -340,8 +340,8 @@ void test_comm(void) {
     said = run_all("all refuse", &LAUNCHERS[0], free_port(), body_refuse, refused);
     EXPECT(strstr(said, "all refuse this") && !strstr(said, "is gone"), "what is said: %s", said);
     test_strangers();
-    Greeting other_size = {SOCKET_MAGIC, 1, PROCESSES + 1, 0, 0};
-    Greeting twice = {SOCKET_MAGIC, 1, PROCESSES, 0, 0};
+    Greeting other_size = {SOCKET_MAGIC, 1, PROCESSES + 1, 0};
+    Greeting twice = {SOCKET_MAGIC, 1, PROCESSES, 0};
     EXPECT_REFUSAL(meet_another, &other_size, "process 0 of 3 met a process 1 of 4");
     EXPECT_REFUSAL(meet_another, &twice, "two processes have the rank 1");
     EXPECT_REFUSAL(open_elsewhere, NULL, "expected MASTER_ADDR, the machine of process 0");

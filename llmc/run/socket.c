@@ -79,7 +79,7 @@ static int start_listening(struct sockaddr_in at, bool here) {
 
 // Exchanges the first message. False: the other end is not norm.c, or was silent until the timeout.
 static bool greet(const Sockets *s, int fd, int watch, Greeting *g) {
-    Greeting own = {SOCKET_MAGIC, s->rank, s->size, watch, 0};
+    Greeting own = {SOCKET_MAGIC, s->rank, s->size, watch};
     return transfer(fd, &own, sizeof own, true) && transfer(fd, g, sizeof *g, false) &&
            g->magic == SOCKET_MAGIC;
 }

@@ -22,8 +22,7 @@ typedef struct Sockets Sockets;
 typedef struct {
     uint64_t magic;
     int32_t rank, size;
-    int32_t watch;                            // 0: talk
-    int32_t unused;
+    int64_t watch;                            // 0: talk
 } Greeting;
 #define SOCKET_MAGIC 0x316b6c6174206e63ull
 
