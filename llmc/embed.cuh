@@ -82,8 +82,8 @@ static inline void token_groups(int32_t *groups, const int32_t *tokens, int B, i
 // The sorted positions are cut into pieces of fixed size, a block each. A cut inside a group moves
 // up to the end of the group, if the piece has one. Otherwise the piece lies inside the group: its
 // sum is a row of `inside`, in scratch, and a second kernel adds the rows of a group in order. So a
-// group of up to GROUP_PIECE positions is one sum in ascending order, and the same bits come
-// out in every run.
+// group of up to GROUP_PIECE positions is one sum in ascending order, and the same bits come out in
+// every run.
 
 struct Pieces {
     const int32_t *order, *sorted;  // [n] (token_groups)
@@ -111,12 +111,11 @@ __device__ inline Wides *wides_at(wide *rows, int64_t row, int C, int column) {
 }
 
 // Rows of the grid are pieces (row_grid). A thread adds its 16 bytes of the piece's rows in order,
-// and at the end of a group writes the sum. GROUP_LOADS loads are in flight at a time. All of
-// them are unconditional, since branches would serialize them: past the end, the last row is loaded
+// and at the end of a group writes the sum. GROUP_LOADS loads are in flight at a time. All of them
+// are unconditional, since branches would serialize them: past the end, the last row is loaded
 // again and not added.
 static __global__ void __launch_bounds__(ROW_THREADS)
-embedding_backward_kernel(wide *dw, float *inside, const real *de, Pieces f, int C,
-                          float scale) {
+embedding_backward_kernel(wide *dw, float *inside, const real *de, Pieces f, int C, float scale) {
     int p = blockIdx.x, i = row_column(), first = piece_begin(f, p), end = piece_begin(f, p + 1);
     if (i >= C || first == end) return;
     int token = f.sorted[first];
@@ -155,13 +154,14 @@ inside_add_kernel(wide *dw, float *inside, Pieces f, int C) {
         if (f.sorted[(middle + 1) * f.size - 1] == token) low = middle + 1;
         else end = middle;
     }
-    Wides *to = wides_at(dw, token, C, i);
-    Floats sum = {}, before = to->sum;
+    Floats sum = {};
     for (; p < end; p++) {
         Wides x = *wides_at(inside, p, C, i);
         sum = sum + x.sum;
     }
-    to->sum = before + sum;
+    Wides *to = wides_at(dw, token, C, i);
+    Wides before = *to;
+    to->sum = before.sum + sum;
 }
 
 // ADDs to dwte and, unless it is nullptr, to dwpe. The launches depend on sizes alone, not on the
