@@ -132,8 +132,12 @@ step modes '?' - "every mode builds and trains, as GPT-2 and as Llama" \
     for mode in $(sed -n "s/^MODE. *\([A-Z0-9_]*\),.*/\1/p" llmc/modes.h); do
         make -s CFLAGS=-O1 train_gpt NORM_MODE=$mode || exit 1
         for model in stories nanogpt-char; do
-            ./train_gpt --model $model --width 32 --seq 32 --batch 4 --steps 30 --warmup 5 \
-                --val-every 0 --val-tokens 64 --sample 5 --out runs/$mode-$model || exit 1
+            positions=""
+            [ "$mode" != NGPT ] || positions="--positions rope"    # as nGPT needs
+            # shellcheck disable=SC2086
+            ./train_gpt --model $model $positions --width 32 --seq 32 --batch 4 --steps 30 \
+                --warmup 5 --val-every 0 --val-tokens 64 --sample 5 \
+                --out runs/$mode-$model || exit 1
         done
     done'
 step kills 14 "python3 mpirun" "an error at every system call, a hundred kills of runs" \
