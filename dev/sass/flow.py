@@ -71,18 +71,21 @@ def effects_of(kernel):
 
 class State:
     """lanes: registers that may differ between lanes; apart: whether lanes may be on different
-    paths; at_bssy: what `apart` was where each barrier's lanes gathered."""
+    paths; missing: whether WARPSYNC.ALL stands on only one of those paths, so that it may wait for
+    lanes that will not come; at_bssy: what `apart` was where each barrier's lanes gathered."""
 
-    def __init__(self, lanes=None, apart=False, at_bssy=None):
-        self.lanes, self.apart, self.at_bssy = lanes or {}, apart, at_bssy or {}
+    def __init__(self, lanes=None, apart=False, missing=False, at_bssy=None):
+        self.lanes, self.at_bssy = lanes or {}, at_bssy or {}
+        self.apart, self.missing = apart, missing
 
     def copy(self):
-        return State(dict(self.lanes), self.apart, dict(self.at_bssy))
+        return State(dict(self.lanes), self.apart, self.missing, dict(self.at_bssy))
 
     def join(self, other):
         """Adds the other state's possibilities; whether that changed anything."""
-        changed = other.apart and not self.apart
+        changed = other.apart and not self.apart or other.missing and not self.missing
         self.apart |= other.apart
+        self.missing |= other.missing
         for register, kind in other.lanes.items():
             mine = self.lanes.get(register)
             if mine != kind and mine != LANE:
@@ -149,8 +152,10 @@ def step(ins, effect, state):
         state.apart = state.at_bssy.get(barrier, True)
     elif ins.base == "BREAK":
         state.at_bssy[barrier] = True                                # some lanes will not come
-    elif ins.base == "WARPSYNC" and barrier.lower() in ("0xffffffff", "") + (
-            (barrier.lower(),) if REGISTER.search(barrier) else ()):
+    elif ins.base == "BAR":
+        state.missing = False                                        # all threads come here
+    elif ins.base == "WARPSYNC" and (barrier in ("", "0xffffffff") or REGISTER.search(barrier)):
+        state.missing |= state.apart and barrier in ("", "0xffffffff")
         state.apart = False
     if not effect.writes:
         return
@@ -225,7 +230,8 @@ def leave(ins, state, followers, i):
 
 
 def apart(kernel):
-    """Indices of the instructions that need a whole warp and may not find it."""
+    """Indices of the instructions that need a whole warp and may not find it: lanes may be apart;
+    or, for products and LDSM, only WARPSYNC under a branch of lanes and no BAR stand between."""
     if not any(ins.base in COLLECTIVE for ins in kernel.code):
         return []
     graph, effects = Graph(kernel), effects_of(kernel)
@@ -236,7 +242,8 @@ def apart(kernel):
         state, last = before[first].copy(), graph.blocks[first]
         for i in range(first, last + 1):
             ins = kernel.code[i]
-            if state.apart and ins.base in COLLECTIVE:
+            if ins.base in COLLECTIVE and (state.apart or (
+                    state.missing and ins.base in ("LDSM", "HMMA"))):
                 found.add(i)
             step(ins, effects[i], state)
             if ins.target in called:

@@ -25,7 +25,8 @@ PIPES = {  # the pipe of an instruction, and the cycles for which it takes that 
                           "PRMT", "LEA", "FSETP", "PLOP3", "MOV"), 2),
     "shared": {"LDSM": 4, "LDGSTS": 4, "STS": 1, "LDS": 1, "SHFL": 1},
     "global": {"LDG": 4, "STG": 4}}
-PIPE_OF = {base: (pipe, cycles) for pipe, all_of in PIPES.items() for base, cycles in all_of.items()}
+PIPE_OF = {base: (pipe, cycles) for pipe, takes in PIPES.items()
+           for base, cycles in takes.items()}
 LATENCY = {"special": 24, "shared": 30, "global": 450}    # cycles behind the pipe
 COPY = 700                                # cycles until a copy to shared memory (LDGSTS) is there
 QUEUE = 32                                # cycles of work that wait in front of shared memory

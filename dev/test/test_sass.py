@@ -50,6 +50,7 @@ def apart(text):
 
 
 THREAD = "S2R R0, SR_TID.X\n"
+NOT_ZERO = "ISETP.NE.AND P0, PT, R1, RZ, PT\n"
 LANE_BRANCH = THREAD + "LOP3.LUT P0, RZ, R0, 0x1, RZ, 0xc0, !PT\n"
 
 
@@ -65,8 +66,7 @@ def test_parse():
 
 
 def test_real_bits():
-    """Lines that nvdisasm printed for sm_90a: a load of a parameter, of stall 1, releases no barrier;
-    a branch of stall 5 waits for none."""
+    """An instruction as nvdisasm printed it for sm_90a: a stall of 1, no barrier."""
     lines = ["\t.section\t.text._Z1kv,\"ax\",@progbits",
              "        /*0000*/                   LDC R1, c[0x0][0x28] ; /* 0x00000a00ff017b82 */",
              "                                                          /* 0x000fe20000000800 */"]
@@ -82,8 +82,12 @@ def test_branch_without_sync():
     for base in ("LDSM.16.M88.4 R4, [R8]", "SHFL.BFLY PT, R4, R5, 0x10, 0x1f"):
         found = apart(bad.replace("HMMA.16816 R4, R8, R12, R4", base))
         expect(found == [base.split(".")[0]], f"{base}: {found}")
+    shuffle = bad.replace("HMMA.16816 R4, R8, R12, R4", "SHFL.BFLY PT, R4, R5, 0x1, 0x1f")
     for sync in ("WARPSYNC.ALL", "WARPSYNC 0xffffffff", "WARPSYNC R9"):
-        expect(not apart(bad.replace("L:", "L:\n" + sync)), f"{sync} brings lanes together")
+        expect(not apart(shuffle.replace("L:", "L:\n" + sync)), f"{sync} brings lanes together")
+    synced = bad.replace("L:", "L:\nWARPSYNC.ALL")
+    expect(apart(synced) == ["HMMA"], "a product under a branch of lanes, WARPSYNC or not")
+    expect(not apart(synced.replace(".ALL", ".ALL\nBAR.SYNC.DEFER_BLOCKING 0x0")), "with a barrier")
     expect(apart(bad.replace("L:", "L:\nWARPSYNC 0xffff")), "a mask of half a warp does not")
     expect(apart(bad.replace("L:", "L:\nBAR.SYNC.DEFER_BLOCKING 0x0")), "a barrier does not")
 
@@ -108,11 +112,11 @@ def test_uniform():
     for same in ("LDC R1, c[0x0][0x28]\nISETP.GE.AND P0, PT, R1, 0x4, PT\n",
                  "S2R R1, SR_CTAID.X\nISETP.GE.AND P0, PT, R1, UR4, PT\n",
                  THREAD + "SHF.R.U32.HI R1, RZ, 0x5, R0\nISETP.GE.AND P0, PT, R1, UR4, PT\n",
-                 THREAD + "LOP3.LUT R1, R0, 0x3e0, RZ, 0xc0, !PT\nISETP.NE.AND P0, PT, R1, R2, PT\n",
+                 THREAD + "LOP3.LUT R1, R0, 0x3e0, RZ, 0xc0, !PT\n" + NOT_ZERO,
                  THREAD + "ISETP.GT.U32.AND P0, PT, R0, 0x1f, PT\n"):
         expect(not apart(same + rest), f"one answer in a warp: {same!r}")
     for differs in (THREAD + "SHF.R.U32.HI R1, RZ, 0x4, R0\nISETP.GE.AND P0, PT, R1, UR4, PT\n",
-                    THREAD + "LOP3.LUT R1, R0, 0x3f0, RZ, 0xc0, !PT\nISETP.NE.AND P0, PT, R1, R2, PT\n",
+                    THREAD + "LOP3.LUT R1, R0, 0x3f0, RZ, 0xc0, !PT\n" + NOT_ZERO,
                     THREAD + "ISETP.GT.U32.AND P0, PT, R0, 0x20, PT\n",
                     THREAD + "IMAD.WIDE R2, R0, 0x4, R6\nISETP.NE.AND P0, PT, R3, RZ, PT\n",
                     THREAD + "LDG.E R1, desc[UR4][R0.64]\nISETP.NE.AND P0, PT, R1, RZ, PT\n",
@@ -125,13 +129,15 @@ def test_uniform():
 
 def test_loops_and_paths():
     """A value that only some lanes changed differs from then on, in the loop's next round too."""
-    loop = LANE_BRANCH + ("MOV R1, RZ\nT:\nSHFL.BFLY PT, R4, R5, 0x1, 0x1f\n@P0 IADD3 R1, R1, 0x1, RZ\n"
+    loop = LANE_BRANCH + ("MOV R1, RZ\nT:\nSHFL.BFLY PT, R4, R5, 0x1, 0x1f\n"
+                          "@P0 IADD3 R1, R1, 0x1, RZ\n"
                           "ISETP.GE.AND P1, PT, R1, UR4, PT\n@!P1 BRA `(T)\nEXIT")
     expect(apart(loop) == ["SHFL"], "lanes that leave a loop one after the other")
     expect(not apart(loop.replace("@P0 IADD3", "IADD3")), "a loop of one length")
     slow = LANE_BRANCH + ("@P0 BRA `(L)\nFADD R5, R5, R5\nL:\nBRA.DIV UR4, `(S)\n"
                           "SHFL.BFLY PT, R4, R5, 0x1, 0x1f\nE:\nEXIT\nS:\n"
-                          "WARPSYNC.COLLECTIVE R9, `(C)\nC:\nSHFL.BFLY PT, R4, R5, 0x1, 0x1f\nBRA `(E)")
+                          "WARPSYNC.COLLECTIVE R9, `(C)\nC:\nSHFL.BFLY PT, R4, R5, 0x1, 0x1f\n"
+                          "BRA `(E)")
     expect(not apart(slow), "ptxas's own test whether lanes are together")
     expect(apart(slow.replace("BRA.DIV UR4, `(S)\n", "")) == ["SHFL"], "and without it")
     call = ("MOV R1, UR4\nCALL.REL.NOINC `($div)\nISETP.NE.AND P0, PT, R2, RZ, PT\n@P0 BRA `(L)\n"
@@ -155,10 +161,11 @@ def test_narrow():
     expect(runs("LDS R8, [R4]\nLDS R9, [R4+0x4]\nLDS R10, [R4+0x8]") == [], "twelve bytes")
     expect(runs("LDS.64 R8, [R4]\nLDS.64 R10, [R4+0x10]") == [], "apart in memory")
     expect(runs("LDS.64 R8, [R4]\nIADD3 R4, R4, 0x1, RZ\nLDS.64 R10, [R4+0x8]") == [], "moved")
-    expect(runs("LDS.64 R8, [R4]\n@P0 BRA `(L)\nL:\nLDS.64 R10, [R4+0x8]") == [], "a branch between")
+    expect(runs("LDS.64 R8, [R4]\n@P0 BRA `(L)\nL:\nLDS.64 R10, [R4+0x8]") == [], "a branch")
     expect(runs("LDG.E.64 R8, desc[UR4][R2.64+-0x8]\nLDG.E.64 R10, desc[UR4][R2.64]")
            == [("LDG", 16, 2)], "global memory, and before its address")
-    expect(runs("LDG.E.128 R8, desc[UR4][R2.64]\nLDG.E.128 R12, desc[UR4][R2.64+0x10]") == [], "wide")
+    wide = "LDG.E.128 R8, desc[UR4][R2.64]\nLDG.E.128 R12, desc[UR4][R2.64+0x10]"
+    expect(runs(wide) == [], "two of 16 bytes")
 
 
 # ---- the loop of tensor cores
@@ -259,14 +266,17 @@ def test_other_nvcc():
 
 
 def test_allowed():
-    failure = [("a_kernel<1>", "bf16", "80", "STS", "16 bytes")]
+    failure = [("a_kernel<1>", "bf16", "80", "STS", "16 bytes")] * 2
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        one = sass_check.report(failure, {})
-        none = sass_check.report(failure, {("a", "STS"): "because"})
-        other = sass_check.report(failure, {("a", "LDS"): "because"})
-    expect((one, none, other) == (1, 0, 1), f"{one}, {none}, {other}")
-    expect("allowed: a, STS: because" in said.getvalue(), said.getvalue())
+        failed = [sass_check.report(failure, rows) for rows in (
+            [], [("a<1> bf16 sm_80", "STS", "because")], [("a<*", "LDS", "no")],
+            [("a<1> bf16 sm_90a", "STS", "no")], [("a<*> * sm_80", "STS", "because")])]
+    expect(failed == [1, 0, 1, 1, 0], f"{failed}")
+    expect("FAILED: a<1> bf16 sm_80: STS: 16 bytes, and 1 more" in said.getvalue()
+           and "allowed: a<1> bf16 sm_80, STS, in 1: because" in said.getvalue(), said.getvalue())
+    for row in sass_check.allowed():
+        expect(len(row) == 3 and all(row), f"a row of ALLOWED: {row}")
 
 
 def main():
