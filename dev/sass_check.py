@@ -46,10 +46,10 @@ router_count *|STG|statistics: one thread at the end of one block
 combine *|LDG|a token's places and gates: one address for all lanes
 adamw *|LDG|the tensor that a block works on: one address for all lanes
 ngpt_normalize *|LDG|the tensor that a block works on: one address for all lanes
-tensor_* *|LDG|statistics: a thread has one tensor's sums
-tensor_* *|STG|statistics: a thread has one tensor's sums
-layer_* *|LDG|statistics: a thread has one layer's sums
-layer_* *|STG|statistics: a thread has one layer's sums
+tensor_* *|LDG|statistics: a struct of sums, once a block
+tensor_* *|STG|statistics: a struct of sums, once a block
+layer_* *|LDG|statistics: a struct of sums, once a block
+layer_* *|STG|statistics: a struct of sums, once a block
 loss_sums *|LDG|two sums, one thread
 loss_sums *|STG|two sums, one thread
 column_sums *|STG|a thread's sums, once, behind its loop

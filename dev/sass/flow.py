@@ -160,8 +160,7 @@ def step(ins, effect, state):
     if not effect.writes:
         return
     kind = kind_of(ins, effect, state)
-    # A lane on a path of its own, or one that the guard leaves out, keeps what it had.
-    if state.apart or (ins.guard and ins.guard.strip("!") in state.lanes):
+    if state.apart:                                                  # lanes elsewhere keep theirs
         kind = LANE
     for register in effect.writes:
         if kind >= 0:
