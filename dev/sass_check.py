@@ -35,7 +35,7 @@ ALONE = re.compile(r"classifier_kernel|attention_decode_kernel")      # a line f
 # or instruction of accesses in pieces | why.
 ALLOWED = """
 classifier<1, false> *|STS|softmax_row copies 16 bytes in pieces: to be mended
-grouped<[12]> bf16 *|lanes apart|`busy` is a bit of a register, the same in all lanes of a warp
+grouped<[012]> bf16 *|lanes apart|`busy` is a bit of a register, the same in all lanes of a warp
 norm_backward<32, 2, 256> bf16 sm_100|lanes apart|conditions are bits of a register, the same in a warp
 qkv_backward<* sm_80|LDS|sums of gains, once a block, at its end
 router_plan *|LDS|one block a layer: sums of counts
@@ -80,10 +80,10 @@ def loop_figures(code):
                 measure.widths(code, "LDG", "STG"))
 
 
-def figures(kernel, prec, arch, registers):
+def figures(kernel, prec, arch, registers, cycles=False):
     code, place = kernel.code, measure.hot_loop(kernel)
     loop = loop_figures(code[place[0]:place[1] + 1]) if place else None
-    cycles = model.cycles(kernel, place) if place and arch == MODEL else None
+    cycles = model.cycles(kernel, place) if cycles and place and arch == MODEL else None
     return Figures(kernel.name, prec, arch, registers, len(code) - measure.count(code, "NOP"),
                    measure.count(code, "LDL", "STL"), measure.count(code, "HMMA"),
                    measure.count(code, "LDSM"), loop, measure.width_counts(code, "LDS", "STS"),
@@ -103,11 +103,12 @@ def gates(kernel, found):
         yield "local memory", f"{found.loop.local} accesses in the hot loop"
 
 
-def examine(cubin, prec, arch, registers, nvdisasm):
+def examine(cubin, prec, arch, registers, nvdisasm, cycles):
     """(figures, failures as (kernel, prec, arch, gate, detail)) of a file; a process of its own."""
     every, failures = [], []
     for kernel in parse.disassemble(cubin, nvdisasm):
-        found = figures(kernel, prec, arch, registers.get((kernel.name, prec, "sm_" + arch)))
+        known = registers.get((kernel.name, prec, "sm_" + arch))
+        found = figures(kernel, prec, arch, known, cycles)
         every.append(found)
         failures += [(kernel.name, prec, arch, *failure) for failure in gates(kernel, found)]
     return every, failures
@@ -260,7 +261,7 @@ def main():
     for cubin in sorted(folder.glob("*-*/*.cubin")):
         prec = cubin.parent.name.rpartition("-")[2]
         arch = re.search(r"compute_(\w+)\.", cubin.name)[1]
-        jobs.append((cubin, prec, arch, registers, nvdisasm))
+        jobs.append((cubin, prec, arch, registers, nvdisasm, "--gates" not in options))
     if not jobs:
         sys.exit(f"error: expected {folder}/*-PREC/*.cubin, found none\n  -> sh dev/arch_check.sh")
     with concurrent.futures.ProcessPoolExecutor(2) as pool:

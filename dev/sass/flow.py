@@ -115,8 +115,13 @@ def thread_index(ins, effect, state):
         return shift + numbers[0] if shift + numbers[0] < 5 else -1
     if ins.base == "LEA" and last.startswith("0x") and ".HI" in ins.name:
         return shift + 32 - numbers[-1] if shift + 32 - numbers[-1] < 5 else -1
-    if ins.base == "LOP3" and "0xc0" in ins.operands and numbers[0] & (31 >> shift) == 0:
-        return -1
+    if ins.base == "LOP3":                                           # a & b, a | b & c, a & b | c
+        a, b, c, table = (name.split(".")[0] for name in ins.operands[-5:-1])
+        pair = {"0xc0": (a, b), "0xf8": (b, c), "0xea": (a, b)}.get(table, ())
+        mask = [int(name, 16) for name in pair if name.startswith("0x")]
+        index = [name for name in (a, b, c) if name in state.lanes]
+        whole = mask and mask[0] & (31 >> shift) == 0 and len(index) == 1 and index[0] in pair
+        return -1 if whole else None
     if ins.base == "ISETP" and len(numbers) == 1:
         edge = numbers[0] + (".GT" in ins.name or ".LE" in ins.name)
         whole = edge % (32 >> shift) == 0 and not re.search(r"\.(EQ|NE)", ins.name)

@@ -113,10 +113,12 @@ def test_uniform():
                  "S2R R1, SR_CTAID.X\nISETP.GE.AND P0, PT, R1, UR4, PT\n",
                  THREAD + "SHF.R.U32.HI R1, RZ, 0x5, R0\nISETP.GE.AND P0, PT, R1, UR4, PT\n",
                  THREAD + "LOP3.LUT R1, R0, 0x3e0, RZ, 0xc0, !PT\n" + NOT_ZERO,
+                 THREAD + "LOP3.LUT R1, R2, 0x60, R0, 0xf8, !PT\n" + NOT_ZERO,
                  THREAD + "ISETP.GT.U32.AND P0, PT, R0, 0x1f, PT\n"):
         expect(not apart(same + rest), f"one answer in a warp: {same!r}")
     for differs in (THREAD + "SHF.R.U32.HI R1, RZ, 0x4, R0\nISETP.GE.AND P0, PT, R1, UR4, PT\n",
                     THREAD + "LOP3.LUT R1, R0, 0x3f0, RZ, 0xc0, !PT\n" + NOT_ZERO,
+                    THREAD + "LOP3.LUT R1, R0, 0x60, R2, 0xf8, !PT\n" + NOT_ZERO,
                     THREAD + "ISETP.GT.U32.AND P0, PT, R0, 0x20, PT\n",
                     THREAD + "IMAD.WIDE R2, R0, 0x4, R6\nISETP.NE.AND P0, PT, R3, RZ, PT\n",
                     THREAD + "LDG.E R1, desc[UR4][R0.64]\nISETP.NE.AND P0, PT, R1, RZ, PT\n",
