@@ -3,12 +3,15 @@
 # generations of GPUs. Needs the CUDA toolkit, but no GPU.
 #
 #   sh dev/arch_check.sh [FILE.cu...]     default: train_gpt.cu;   NVCC=, CUDA=, CUBLAS= as for make
+#   sh dev/arch_check.sh --write          renews dev/sass/table.txt, the table of machine code
 #
 # It fails on
 #   a warning of nvcc, ptxas or the host compiler;
 #   a spilled register, which is a round trip through memory inside the hottest loops;
 #   an access of one or two bfloat16 where eight lie side by side (gpu.cuh's words_store), which
-#   takes as many times the instructions.
+#   takes as many times the instructions;
+#   what dev/sass_check.py finds in the machine code: lanes apart, accesses in pieces, products out
+#   of order, or another table of machine code than the committed one (for train_gpt.cu alone).
 # The table holds registers for each architecture, behind a + the bytes spilled (stores + loads),
 # behind a * the bytes of arrays that do not fit in registers.
 set -u
@@ -21,8 +24,14 @@ if [ -z "$NVCC" ]; then
     echo "0 passed, 0 failed"
     exit 0
 fi
-[ $# -gt 0 ] || set -- train_gpt.cu
+table=--gates
+case $* in
+    "" | train_gpt.cu) table=""; set -- train_gpt.cu ;;
+    --write) table=--write; set -- train_gpt.cu ;;
+esac
 mkdir -p $out
+rm -rf $out/*-fp32 $out/*-bf16
+"$NVCC" --version | sed -n 's/.*, V\([0-9.]*\)$/nvcc \1/p' > $out/nvcc
 
 # Kernels that may spill: kernel, precision and architecture as the table has them | bytes | why.
 allowed='
@@ -70,8 +79,12 @@ kernels() {
 : > $out/kernels
 for file; do
     for prec in fp32:float bf16:__nv_bfloat16; do
+        # Of what nvcc makes on its way, the machine code (cubin) and PTX stay.
+        kept=$out/$(basename "$file" .cu)-${prec%:*}
+        mkdir -p "$kept"
         # shellcheck disable=SC2086
-        if compile "$file" "${prec%:*}" "${prec#*:}" -c $gencode --threads 2 -Xptxas -v &&
+        if compile "$file" "${prec%:*}" "${prec#*:}" -c $gencode --threads 2 -Xptxas -v \
+                   --keep --keep-dir "$kept" &&
             ! grep -qiE 'warning|performance loss' $out/log; then passed=$((passed + 1))
         else
             failed=$((failed + 1)); echo "FAILED: $file, ${prec%:*}"
@@ -79,6 +92,7 @@ for file; do
                 head -n 40
         fi
         kernels "${prec%:*}" >> $out/kernels
+        find "$kept" -type f ! -name '*.cubin' ! -name '*.ptx' -delete
     done
 done
 
@@ -98,18 +112,19 @@ narrow() {
         kernel && /(ld|st)\.global\.[a-z0-9.]*[usb](8|16)[ \t]/ && !/\.v4\./ { found[kernel]++ }
         kernel && /(ld|st)\.global\.[ub]32[ \t].*\+12\]/ { found[kernel]++ }
         END { for (kernel in found) print found[kernel] " accesses apart in " kernel }
-    ' $out/object.o | demangle
+    ' "$1" | demangle
 }
 for file; do
-    if compile "$file" bf16 __nv_bfloat16 -ptx -arch=compute_90; then found=$(narrow)
-    else found="not compiled: $(head -n 20 $out/log)"; fi
+    ptx=$(find "$out/$(basename "$file" .cu)-bf16" -name '*.ptx' | sort | tail -n 1)
+    found="no PTX"
+    [ -z "$ptx" ] || found=$(narrow "$ptx")
     if [ -z "$found" ]; then passed=$((passed + 1))
     else failed=$((failed + 1)); echo "FAILED: $file, accesses"; echo "$found"; fi
 done
 
 # The tests and the timer only have to compile: to PTX, for one architecture.
 for file in test_gpt.cu dev/test/test_*.cu dev/test/gpu_main.cu dev/bench/gpu/kernels.cu; do
-    [ "$*" = train_gpt.cu ] || break
+    [ "$table" != --gates ] || break
     if compile "$file" bf16 __nv_bfloat16 -ptx -arch=compute_90; then passed=$((passed + 1))
     else failed=$((failed + 1)); echo "FAILED: $file"; head -n 20 $out/log; fi
 done
@@ -148,5 +163,10 @@ while IFS=$tab read -r kernel prec arch registers spilled stack; do
              "(fewer values at a time, or a line in 'allowed' above with the reason)"
     fi
 done < $out/kernels
+
+# The machine code itself.
+if ! command -v python3 > /dev/null; then echo "skipped: gates on machine code: no python3"
+elif python3 dev/sass_check.py $out $table; then passed=$((passed + 1))
+else failed=$((failed + 1)); fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -226,6 +226,8 @@ step logs '?' python3 "dev/logs.py: logs as a table and as TensorBoard's files" 
     sh -c '
     make -s build/cpu-span-fp32/train_gpt &&
     python3 dev/test/test_logs.py build/cpu-span-fp32/train_gpt'
+step sass 0.1 python3 "gates on machine code fail where they must" \
+    python3 dev/test/test_sass.py
 step get 0.5 python3 "data/get.py, from a server that misbehaves" \
     python3 dev/test/test_get.py
 

@@ -1,0 +1,135 @@
+"""measure.py: what a kernel's machine code is made of.
+
+The hot loop of a kernel on tensor cores is its loop with the most HMMA, the shortest of those.
+"""
+import collections
+import math
+import re
+
+from . import flow
+
+MEMORY = ("LDS", "STS", "LDG", "STG", "LD", "ST")
+ADDRESS = re.compile(r"\[([^\[\]]*)\]$")
+Run = collections.namedtuple("Run", "base bytes accesses at")
+
+
+def loops(kernel):
+    """(first, last) of each loop: where branches backwards lead, and the last of them."""
+    found = {}
+    for i, ins in enumerate(kernel.code):
+        at = kernel.labels.get(ins.target)
+        if ins.base == "BRA" and at is not None and at < i:
+            found[at] = i
+    return sorted(found.items())
+
+
+def count(code, *bases):
+    return sum(ins.base in bases for ins in code)
+
+
+def hot_loop(kernel):
+    """(first, last), or None for a kernel without HMMA in a loop."""
+    def weight(loop):
+        code = kernel.code[loop[0]:loop[1] + 1]
+        return count(code, "HMMA"), -len(code)
+    best = max(loops(kernel), key=weight, default=None)
+    return best if best and weight(best)[0] else None
+
+
+def width(ins):
+    """Bytes that a lane loads or stores."""
+    for part in ins.name.split(".")[1:]:
+        if part in ("U8", "S8", "U16", "S16", "64", "128"):
+            return int(re.sub(r"\D", "", part)) // 8
+    return 4
+
+
+def width_counts(code, *bases):
+    """Bits of an access: how many such accesses."""
+    return collections.Counter(8 * width(ins) for ins in code if ins.base in bases)
+
+
+def as_text(counts):
+    """128:16 32:4 are 16 accesses of 128 bits and 4 of 32."""
+    return " ".join(f"{bits}:{counts[bits]}" for bits in sorted(counts, reverse=True)) or "-"
+
+
+def widths(code, *bases):
+    return as_text(width_counts(code, *bases))
+
+
+def address(ins):
+    """(registers of the address, its constant), or None."""
+    for operand in ins.operands:
+        if found := ADDRESS.search(operand):
+            parts = found[1].split("+")
+            constant = sum(int(part, 16) for part in parts if re.fullmatch(r"-?0x[0-9a-f]+", part))
+            return tuple(part for part in parts if not part.startswith(("0x", "-0x"))), constant
+    return None
+
+
+def narrow_runs(kernel):
+    """Runs of 16 bytes or more that lie side by side and that a lane reads or writes in more
+    accesses than 16 bytes at a time would take. Between two labels or branches, from one value of
+    the address's registers."""
+    blocks, versions, groups = set(kernel.labels.values()), collections.Counter(), {}
+    for i, ins in enumerate(kernel.code):
+        if i in blocks or (i and kernel.code[i - 1].base in ("BRA", "EXIT", "BSYNC")):
+            versions["block"] += 1
+        if ins.base in MEMORY and (place := address(ins)):
+            registers, constant = place
+            names = re.findall(r"U?R\d+", " ".join(registers))
+            key = (ins.base, registers, versions["block"], ins.guard,
+                   *(versions[name] for name in names))
+            groups.setdefault(key, []).append((constant, width(ins), i))
+        versions.update(flow.effects_of(kernel)[i].writes)
+        if ins.operands and ins.operands[0].startswith("UR"):
+            versions[ins.operands[0]] += 1
+    found = []
+    for (base, *_), accesses in groups.items():
+        run = []
+        for access in sorted(set(accesses)) + [(math.inf, 0, 0)]:
+            if run and access[0] > run[-1][0] + run[-1][1]:
+                found += wide_enough(base, run)
+                run = []
+            run.append(access)
+    return found
+
+
+def wide_enough(base, run):
+    """A list of a Run, or of none if 16 bytes at a time would take as many accesses."""
+    size, places = run[-1][0] + run[-1][1] - run[0][0], {constant for constant, *_ in run}
+    if size < 16 or len(places) <= -(-size // 16):
+        return []
+    return [Run(base, size, len(places), run[0][2])]
+
+
+ORDER = {"HMMA": "mma", "LDSM": "ldsm", "LDGSTS": "copy", "LDGDEPBAR": "commit", "DEPBAR": "wait",
+         "BAR": "barrier"}
+
+
+def order(code):
+    """wait, barrier, copy, commit, ldsm and mma of a loop in their order, each run once. Loads and
+    products are mixed on purpose, so they count as one kind: products."""
+    steps = []
+    for ins in code:
+        word = ORDER.get(ins.base)
+        word = "products" if word in ("ldsm", "mma") else word
+        if word and (not steps or steps[-1] != word):
+            steps.append(word)
+    return " ".join(steps)
+
+
+def products_wait(steps):
+    """Whether in a loop of these steps no product stands between a wait for copies and the barrier
+    behind it, after which other threads' copies are there too. The loop may begin anywhere."""
+    found = steps.split()
+    if "wait" not in found:
+        return True
+    turned = found[found.index("wait"):] + found[:found.index("wait")]
+    open_ = True
+    for step in turned:
+        open_ = step == "barrier" or (open_ and step != "wait")
+        if step == "products" and not open_:
+            return False
+    return True
