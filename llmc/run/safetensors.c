@@ -223,7 +223,8 @@ static char *make_header(const Tensor *tensors, int count, size_t *n) {
         fputc(',', f);
         json_write_string(f, t->name);
         fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
-        for (int i = 0; i < t->rank; i++) fprintf(f, "%s%lld", i ? "," : "", (long long)t->shape[i]);
+        for (int i = 0; i < t->rank; i++)
+            fprintf(f, "%s%lld", i ? "," : "", (long long)t->shape[i]);
         fprintf(f, "],\"data_offsets\":[%lld,%lld]}", at, at + bytes);
         at += bytes;
     }

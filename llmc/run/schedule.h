@@ -16,7 +16,7 @@ SCHEDULE(CONSTANT, "constant", 1)
 // wsd: warmup, stable, decay (Hu et al. 2024).
 
 #define SCHEDULE_ENUM(id, ...) SCHEDULE_##id,
-enum { SCHEDULE_TABLE(SCHEDULE_ENUM) SCHEDULE_COUNT };
+enum { SCHEDULE_TABLE(SCHEDULE_ENUM) };
 
 // The step at which the schedule ends.
 long long schedule_end(const Flags *f);
