@@ -777,20 +777,17 @@ typedef struct Block {
     real dloss;          // backward: the gradient of the micro-batch's mean loss, for the router
 } Block;
 
-static Norm block_norm(const Block *b, Site site, real *w, real *bias, real *dw, real *db,
-                       real *mean, real *rstd) {
-    real eps = site.on == L2 ? 1e-12 : b->m->eps;  // L2: only prevents 0/0 for x = 0
-    return (Norm){site, w, bias, dw, db, mean, rstd, b->n, eps};
-}
+// L2: only prevents 0/0 for x = 0.
+static real norm_eps(const Block *b, Site site) { return site.on == L2 ? 1e-12 : b->m->eps; }
 
 // The norm of a slot, whose tensors are all named after it.
 #define NORM(b, slot) \
-    block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, \
-               (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
+    (Norm){(b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, \
+           (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->n, norm_eps(b, (b)->p.slot)}
 
 // nGPT's s_z: the logits have a gain and no norm.
 static Norm logits_gain(const Block *b) {
-    return block_norm(b, b->p.logits, b->w.logits_w, NULL, b->dw.logits_w, NULL, NULL, NULL);
+    return (Norm){.site = b->p.logits, .w = b->w.logits_w, .dw = b->dw.logits_w, .n = b->n};
 }
 
 // y = N(x) where the slot is filled; otherwise x itself: no call, no copy.
