@@ -117,7 +117,7 @@ typedef struct Norm {
 static void norm_forward(real *y, const real *x, Norm s) {
     int W = s.site.width, G = s.site.groups;
     int shared = s.site.gains == W;
-    real scale = (real)s.site.scale;
+    real scale = s.site.scale;
 #pragma omp parallel for
     for (int64_t row = 0; row < s.n * G; row++) {  // one group of one of the n rows
         int64_t gain = shared ? 0 : row % G * W;     // where the group's gains begin
@@ -144,15 +144,15 @@ static void norm_forward(real *y, const real *x, Norm s) {
 // With xhat = (x - m) r:   dg += dy * xhat    db += dy
 // summed over all rows, or over those of one group where groups have gains of their own.
 static void norm_backward_gains(const real *dy, const real *x, Norm s) {
-    int W = s.site.width, G = s.site.groups;
-    int shared = s.site.gains == W, scaled = s.site.on == SCALE;
-    real scale = (real)s.site.scale;
+    int W = s.site.width, sets = s.site.gains / W;  // sets of gains: 1, or one for each group
+    int scaled = s.site.on == SCALE;
+    real scale = s.site.scale;
 #pragma omp parallel for collapse(2)
-    for (int g = 0; g < s.site.gains / W; g++)
+    for (int g = 0; g < sets; g++)
         for (int i0 = 0; i0 < W; i0 += STRIP) {
             int64_t strip = least(W - i0, STRIP);
             real dw[STRIP] = {0}, db[STRIP] = {0};
-            for (int64_t row = g; row < s.n * G; row += shared ? 1 : G) {
+            for (int64_t row = g; row < s.n * s.site.groups; row += sets) {
                 const real *dy_r = dy + row * W + i0, *x_r = x + row * W + i0;
                 real mean = s.b ? s.mean[row] : 0, rstd = scaled ? 1 : s.rstd[row];
                 for (int i = 0; i < strip; i++) {
@@ -174,7 +174,7 @@ static void norm_backward_gains(const real *dy, const real *x, Norm s) {
 static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int add) {
     int W = s.site.width, G = s.site.groups;
     int shared = s.site.gains == W, scaled = s.site.on == SCALE;
-    real scale = (real)s.site.scale;
+    real scale = s.site.scale;
 #pragma omp parallel for
     for (int64_t row = 0; row < s.n * G; row++) {
         const real *x_r = x + row * W, *dy_r = dy + row * W;
@@ -777,20 +777,17 @@ typedef struct Block {
     real dloss;          // backward: the gradient of the micro-batch's mean loss, for the router
 } Block;
 
-static Norm block_norm(const Block *b, Site site, real *w, real *bias, real *dw, real *db,
-                       real *mean, real *rstd) {
-    real eps = site.on == L2 ? 1e-12 : b->m->eps;  // L2: only prevents 0/0 for x = 0
-    return (Norm){site, w, bias, dw, db, mean, rstd, b->n, eps};
-}
+// L2: only prevents 0/0 for x = 0.
+static real norm_eps(const Block *b, Site site) { return site.on == L2 ? 1e-12 : b->m->eps; }
 
 // The norm of a slot, whose tensors are all named after it.
 #define NORM(b, slot) \
-    block_norm(b, (b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, \
-               (b)->dw.slot##_b, (b)->a.slot##_mean, (b)->a.slot##_rstd)
+    (Norm){(b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, \
+           (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->n, norm_eps(b, (b)->p.slot)}
 
 // nGPT's s_z: the logits have a gain and no norm.
 static Norm logits_gain(const Block *b) {
-    return block_norm(b, b->p.logits, b->w.logits_w, NULL, b->dw.logits_w, NULL, NULL, NULL);
+    return (Norm){.site = b->p.logits, .w = b->w.logits_w, .dw = b->dw.logits_w, .n = b->n};
 }
 
 // y = N(x) where the slot is filled; otherwise x itself: no call, no copy.
@@ -1507,17 +1504,20 @@ static Loss gpt_loss(Gpt *g) {
     return gpt_means(g, &none);
 }
 
-// ZeRO-1: once the gradients of layer l (-1: of the model) are complete, each shard is reduced
-// to the process that owns it.
+// ZeRO-1: reduces each shard of a tensor to the process that owns it, or broadcasts it from there.
+static void shards_start(Gpt *g, int how, int kind, const Entry *e) {
+    for (int rank = 0; rank < g->processes; rank++) {
+        Part part = entry_part(e, rank, g->processes);
+        real *shard = g->tensors[kind] + e->offset + part.first;
+        comm_start(g->comm, how, shard, part.size, sizeof(real), rank);
+    }
+}
+
+// Runs once the gradients of layer l (-1: of the model) are complete.
 static void reduce_gradients(Gpt *g, int l) {
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
-        if (e->layer != l || entry_is_common(e)) continue;
-        for (int rank = 0; rank < g->processes; rank++) {
-            Part part = entry_part(e, rank, g->processes);
-            real *shard = g->tensors[GRADS] + e->offset + part.first;
-            comm_start(g->comm, COMM_REDUCE, shard, part.size, sizeof(real), rank);
-        }
+        if (e->layer == l && !entry_is_common(e)) shards_start(g, COMM_REDUCE, GRADS, e);
     }
     comm_poke(g->comm);  // MPI makes progress inside its calls alone
 }
@@ -1722,11 +1722,7 @@ static void gpt_update(Gpt *g, const AdamW *o) {
         }
         adamw_update(tensor_shard(g, e, o), o, clip_factor);
         // all-gather: each shard goes from its owner to all others
-        if (g->processes == 1) continue;
-        for (int rank = 0; rank < g->processes; rank++) {
-            Part theirs = entry_part(e, rank, g->processes);
-            comm_start(g->comm, COMM_BROADCAST, w + theirs.first, theirs.size, sizeof(real), rank);
-        }
+        if (g->processes > 1) shards_start(g, COMM_BROADCAST, WEIGHTS, e);
     }
     comm_wait(g->comm);  // for the weights of all shards
     gpt_normalize(g);

@@ -7,7 +7,7 @@
 static inline void write_text(const char *path, const char *text) {
     char dir[PATH_CAP];
     int folder = folder_open(file_parent(dir, path));
-    file_write_text(folder, path, text);
+    file_write_in(folder, path, text, strlen(text));
     close(folder);
 }
 

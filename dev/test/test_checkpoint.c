@@ -733,7 +733,7 @@ static void test_links(const char *run) {
     EXPECT(symlinkat(victim, folder, "config.json.tmp") == 0, "no link");
     write_checkpoint(run, 6, 6, 10);
     EXPECT(is_precious(file), "a link with the name of a leftover was followed");
-    file_write_text(folder, check_format(path, sizeof path, "%s/config.json", run), "{}");
+    file_write_in(folder, check_format(path, sizeof path, "%s/config.json", run), "{}", 2);
     EXPECT(is_precious(file), "a link with the name of a temporary file was followed");
     EXPECT_REFUSAL(open_link, &folder, "cannot make the folder run/events");
 

@@ -42,14 +42,14 @@ static int64_t step_of(const char *name) {
 static void remove_unfinished(int run, const char *run_dir) {
     int fd = openat(run, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir closes it
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    CHECK_WRITE(d, "cannot list %s: %s\n  -> make this folder readable and writable (chmod)",
-                run_dir, strerror(errno));
+    CHECK_WRITE(d, "cannot list %s: %m\n  -> make this folder readable and writable (chmod)",
+                run_dir);
     for (struct dirent *e; (e = readdir(d));) {
         bool temp = !strncmp(e->d_name, TEMP, TEMP_BYTES);
         if (!temp || step_of(e->d_name + TEMP_BYTES) < 0) continue;
         CHECK_WRITE(folder_remove(run, e->d_name),
-                    "cannot remove the unfinished checkpoint %s/%s: %s\n  -> remove it by hand",
-                    run_dir, e->d_name, strerror(errno));
+                    "cannot remove the unfinished checkpoint %s/%s: %m\n  -> remove it by hand",
+                    run_dir, e->d_name);
     }
     closedir(d);
 }
@@ -79,7 +79,7 @@ void checkpoint_add_tensors(Checkpoint *c, const char *name, const Tensor *tenso
 
 static Hash write_text(Checkpoint *c, const char *name, const char *text) {
     char path[PATH_CAP];
-    return file_write_text(c->folder, path_join(path, c->temp, name), text);
+    return file_write_in(c->folder, path_join(path, c->temp, name), text, strlen(text));
 }
 
 void checkpoint_add_text(Checkpoint *c, const char *name, const char *text) {
@@ -104,8 +104,8 @@ void checkpoint_commit(Checkpoint *c) {
 
     const char *temp = file_name(c->temp), *plain = temp + TEMP_BYTES;
     CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
-                "cannot rename %s to %s: %s\n  -> make the run's folder writable (chmod)", c->temp,
-                plain, strerror(errno));
+                "cannot rename %s to %s: %m\n  -> make the run's folder writable (chmod)", c->temp,
+                plain);
     folder_sync(c->run, file_parent(dir, c->temp));
 }
 
@@ -174,8 +174,8 @@ static bool is_whole(const char *dir, int64_t step, char *error) {
 int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
     int64_t best = -1;
     DIR *d = opendir(run_dir);
-    CHECK(d || errno == ENOENT, "cannot list %s: %s\n  -> make this folder readable (chmod)",
-          run_dir, strerror(errno));
+    CHECK(d || errno == ENOENT, "cannot list %s: %m\n  -> make this folder readable (chmod)",
+          run_dir);
     if (!d) return -1;
     // Checkpoints are found by their names; none is opened here.
     for (struct dirent *e; (e = readdir(d));) {
@@ -219,7 +219,6 @@ void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last
         const char *plain = file_name(checkpoint_path(path, run_dir, step));
         const char *temp = file_name(step_path(aside, run_dir, TEMP, step));
         bool ok = renameat(run, plain, run, temp) == 0 && folder_remove(run, temp);
-        CHECK_WRITE(ok, "cannot remove %s: %s\n  -> remove it by hand, or --keep-last 0", path,
-                    strerror(errno));
+        CHECK_WRITE(ok, "cannot remove %s: %m\n  -> remove it by hand, or --keep-last 0", path);
     }
 }

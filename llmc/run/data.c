@@ -121,8 +121,7 @@ int shard_scan(const char *folder, struct dirent ***entries) {
 static void shard_list_folder(DataLoader *d, const char *path, const char *split) {
     struct dirent **entries;
     int n = shard_scan(path, &entries);
-    CHECK(n >= 0, "%s: cannot read this folder of shards: %s\n  -> check its permissions", path,
-          strerror(errno));
+    CHECK(n >= 0, "%s: cannot read this folder of shards: %m\n  -> check its permissions", path);
     // The names of both splits are checked, whichever is asked for.
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;

@@ -5,11 +5,9 @@
 
 // active: of E experts a token uses K. It uses all other tensors whole.
 double tensor_size(const Model *m, const Entry *e, bool active) {
-    // Tensors with all E experts, one below the other.
-    bool expert = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd ||
-                  e->id == PARAM_expert_hidden_w || e->id == PARAM_expert_out_w;
+    bool experts = strstr(e->name, "mlp.experts.") != NULL;  // all E, one below the other
     double size = entry_rows(m, e) * e->row.cols;
-    return active && expert ? size * ((double)m->moe.K / m->moe.E) : size;
+    return active && experts ? size * ((double)m->moe.K / m->moe.E) : size;
 }
 
 double parameter_count(const Model *m, const Layout *layout, bool active) {

@@ -130,8 +130,8 @@ void file_begin(FileWriter *w, int folder, const char *path) {
     unlinkat(folder, temp, 0);
     w->fd = openat(folder, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(w->fd >= 0,
-                "cannot create %s: %s\n  -> check that its folder exists and may be written to",
-                w->temp, strerror(errno));
+                "cannot create %s: %m\n  -> check that its folder exists and may be written to",
+                w->temp);
 }
 
 // A write may be cut short (a full disk, a signal): go on with the rest, which then says why.
@@ -141,9 +141,9 @@ void file_add(FileWriter *w, const void *data, size_t n) {
         ssize_t written = write(w->fd, p, n < PIECE ? n : PIECE);
         if (written < 0 && errno == EINTR) continue;
         CHECK_WRITE(written > 0,
-                    "cannot write %s after %" PRIu64 " bytes: %s\n"
+                    "cannot write %s after %" PRIu64 " bytes: %m\n"
                     "  -> free space on that disk, or write to another one",
-                    w->temp, w->hash.length, strerror(errno));
+                    w->temp, w->hash.length);
         hash_add(&w->hash, p, written);
         p += written;
         n -= written;
@@ -155,8 +155,8 @@ Hash file_commit(FileWriter *w) {
     char dir[PATH_CAP];
     bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 &&
               renameat(w->folder, file_name(w->temp), w->folder, file_name(w->path)) == 0;
-    CHECK_WRITE(ok, "cannot finish %s: %s\n  -> free space on that disk, or write to another one",
-                w->path, strerror(errno));
+    CHECK_WRITE(ok, "cannot finish %s: %m\n  -> free space on that disk, or write to another one",
+                w->path);
     folder_sync(w->folder, file_parent(dir, w->path));
     return w->hash;
 }
@@ -169,26 +169,22 @@ Hash file_write_in(int folder, const char *path, const void *data, size_t n) {
     return file_commit(&w);
 }
 
-Hash file_write_text(int folder, const char *path, const char *text) {
-    return file_write_in(folder, path, text, strlen(text));
-}
-
 // ----------------------------------------------------------------------------------------- folders
 
 // A new name is on the disk only when its folder is synced. Some file systems cannot sync folders
 // (EINVAL).
 void folder_sync(int folder, const char *path) {
     CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
-                "cannot bring the folder %s to the disk: %s\n  -> check the disk for errors",
-                path, strerror(errno));
+                "cannot bring the folder %s to the disk: %m\n  -> check the disk for errors",
+                path);
 }
 
 // The folder stays open for as long as a run writes into it.
 int folder_open(const char *path) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK_WRITE(folder >= 0,
-                "cannot open the folder %s: %s\n  -> check that it exists and may be written to",
-                path, strerror(errno));
+                "cannot open the folder %s: %m\n  -> check that it exists and may be written to",
+                path);
     return folder;
 }
 
@@ -200,9 +196,9 @@ int folder_open_in(int parent, const char *path) {
     if (made || errno == EEXIST)
         fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     CHECK_WRITE(fd >= 0,
-                "cannot make the folder %s: %s\n"
+                "cannot make the folder %s: %m\n"
                 "  -> free space on that disk, or move away a file or link of that name",
-                path, strerror(errno));
+                path);
     if (made) folder_sync(parent, path);
     return fd;
 }

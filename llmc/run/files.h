@@ -47,7 +47,6 @@ Hash file_commit(FileWriter *w);
 
 // A whole file at once: it holds what it held before or all of the data, whatever happens.
 Hash file_write_in(int folder, const char *path, const void *data, size_t n);
-Hash file_write_text(int folder, const char *path, const char *text);
 
 int folder_open(const char *path);
 

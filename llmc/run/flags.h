@@ -179,7 +179,6 @@ FLAG(show, CHOICE(off, "off|model|models|modes|config"), \
 struct Flags {
 #define FLAG_FIELD(field, type, ...) FIELD_##type field;
     FLAG_TABLE(FLAG_FIELD)
-#undef FLAG_FIELD
 };
 
 // Choices that code asks for by name, in the order of their rows. (ROUTER_ and LOSSES_ are in
@@ -194,7 +193,6 @@ enum { SHOW_OFF, SHOW_MODEL, SHOW_MODELS, SHOW_MODES, SHOW_CONFIG };
 
 #define FLAG_ENUM(field, ...) FLAG_##field,
 enum { FLAG_TABLE(FLAG_ENUM) FLAG_COUNT };
-#undef FLAG_ENUM
 
 typedef struct FlagRow {
     const char *field;                        // kv_heads

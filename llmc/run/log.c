@@ -51,8 +51,7 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
     CHECK(fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) || !S_ISLNK(info.st_mode),
           "%s: expected a plain file, found a link\n  -> move it away", path);
     char *old = file_read(path, INT64_MAX, &n);
-    CHECK(old || errno == ENOENT, "cannot read %s: %s\n  -> move it away, or another --out", path,
-          strerror(errno));
+    CHECK(old || errno == ENOENT, "cannot read %s: %m\n  -> move it away, or another --out", path);
     if (old) {                                    // a new file, renamed: a kill here loses nothing
         file_write_in(folder, path, old, keep_lines(log, old, n, step));
         free(old);
@@ -60,15 +59,14 @@ void log_open(Log *log, int folder, const char *path, int64_t step) {
     // O_APPEND: a line goes to the end even if another program has added one.
     log->fd = openat(folder, name, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666);
     CHECK_WRITE(log->fd > 0,
-                "cannot write %s: %s\n  -> remove or rename it, or another --out", path,
-                strerror(errno));
+                "cannot write %s: %m\n  -> remove or rename it, or another --out", path);
 }
 
 // EINVAL: the file system has no fsync.
 void log_sync(Log *log) {
     CHECK_WRITE(!log->fd || fsync(log->fd) == 0 || errno == EINVAL,
-                "cannot bring %s to the disk: %s\n"
-                "  -> check the disk for errors; " GO_ON, log->path, strerror(errno));
+                "cannot bring %s to the disk: %m\n"
+                "  -> check the disk for errors; " GO_ON, log->path);
 }
 
 void log_close(Log *log) {
@@ -136,8 +134,7 @@ void log_end(Log *log) {
     for (size_t at = 0; log->fd && at < log->length;) {
         ssize_t written = write(log->fd, text + at, log->length - at);
         CHECK_WRITE(written > 0 || errno == EINTR,
-                    "cannot write %s: %s\n  -> free space on that disk; " GO_ON,
-                    log->path, strerror(errno));
+                    "cannot write %s: %m\n  -> free space on that disk; " GO_ON, log->path);
         at += written > 0 ? written : 0;
     }
     free(text);

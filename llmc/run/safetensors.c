@@ -5,7 +5,6 @@
 // tensors cover the data without holes or overlaps. After that tensors are read without further
 // checks.
 #include "safetensors.h"
-#include <inttypes.h>
 #include <math.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -114,7 +113,8 @@ static int read_sizes(const Json *v, int most, int64_t *sizes) {
 }
 
 // One entry of the header. Its offsets must be within `bytes` bytes of data.
-static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tensor *t, char *error) {
+static bool read_entry(const Json *entry, const char *data, long long bytes, Tensor *t,
+                       char *error) {
     const Json *dtype = json_get(entry, "dtype");
     int64_t offsets[2];
     t->name = entry->key;
@@ -128,12 +128,12 @@ static bool read_entry(const Json *entry, const char *data, int64_t bytes, Tenso
                          "the dtype \"%.16s\"",
                          t->name, TENSOR_RANK, t->dtype);
     // The bytes of the shape are computed with checks for overflow.
-    int64_t begin = offsets[0], end = offsets[1];
+    long long begin = offsets[0], end = offsets[1];
     bool fits = begin <= end && end <= bytes && tensor_bytes(t) == end - begin;
     if (fits) t->data = data + begin;
     return fits || error_set(error,
-                             "tensor %s: its shape does not take the bytes from %" PRId64 " to "
-                             "%" PRId64 " of the %" PRId64 " bytes of data",
+                             "tensor %s: its shape does not take the bytes from %lld to %lld of "
+                             "the %lld bytes of data",
                              t->name, begin, end, bytes);
 }
 
@@ -145,8 +145,7 @@ static bool check_cover(SafetensorsFile *file, const char *data, int64_t bytes, 
     qsort(file->tensors, file->count, sizeof *file->tensors, compare_places);
     while (t < end && t->data == at) at += tensor_bytes(t++);
     return (t == end && at == data + bytes) ||
-           error_set(error, "byte %" PRId64 " of the data belongs to no tensor or to several",
-                     (int64_t)(at - data));
+           error_set(error, "byte %td of the data belongs to no tensor or to several", at - data);
 }
 
 // Fills the file's tensors from the header, n bytes; the data are the `bytes` bytes behind it.
@@ -175,21 +174,21 @@ void safetensors_close(SafetensorsFile *file) {
 // The header is read only after its length was checked. The map remains valid after close.
 bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {
     int64_t size;
-    uint64_t n = 0;
+    unsigned long long n = 0;
     memset(file, 0, sizeof *file);
     int fd = file_open(path, &size);
     if (fd < 0) return error_set(error, "expected a regular file, found: %s", file_error());
     void *map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
     close(fd);
     if (map == MAP_FAILED)
-        return error_set(error, "cannot map its %lld bytes: %s", (long long)size, strerror(errno));
+        return error_set(error, "cannot map its %lld bytes: %m", (long long)size);
     file->map = map;
     file->bytes = size;
     if (size >= 8) memcpy(&n, map, 8);
     bool fits = size >= 8 && n <= file->bytes - 8 && n <= JSON_MOST;
     bool ok = fits ? read_header((const char *)map + 8, n, file->bytes - 8 - n, file, error)
-                   : error_set(error, "expected 8 bytes and a header, found a header of %" PRIu64
-                               " bytes in a file of %zu", n, file->bytes);
+                   : error_set(error, "expected 8 bytes and a header, found a header of %llu bytes "
+                               "in a file of %zu", n, file->bytes);
     if (!ok) safetensors_close(file);
     return ok;
 }
@@ -216,16 +215,17 @@ const Tensor *safetensors_find(const SafetensorsFile *file, const char *name) {
 static char *make_header(const Tensor *tensors, int count, size_t *n) {
     static const char WHAT[] = "the header of a safetensors file";
     char *text = NULL, end[65];
-    int64_t at = 0;
+    long long at = 0;
     FILE *f = text_begin(&text, n, WHAT);
     fputs("{\"__metadata__\":{\"format\":\"pt\"}", f);
     for (const Tensor *t = tensors; t < tensors + count; t++) {
-        int64_t bytes = tensor_bytes(t);
+        long long bytes = tensor_bytes(t);
         fputc(',', f);
         json_write_string(f, t->name);
         fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
-        for (int i = 0; i < t->rank; i++) fprintf(f, "%s%" PRId64, i ? "," : "", t->shape[i]);
-        fprintf(f, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", at, at + bytes);
+        for (int i = 0; i < t->rank; i++)
+            fprintf(f, "%s%lld", i ? "," : "", (long long)t->shape[i]);
+        fprintf(f, "],\"data_offsets\":[%lld,%lld]}", at, at + bytes);
         at += bytes;
     }
     int left = 64 - (ftell(f) + 8) % 64;

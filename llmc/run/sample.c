@@ -118,8 +118,7 @@ static void sample_lines(Run *r) {
         if (n < 0) break;
         sample_text(r, line, n - (line[n - 1] == '\n'), number);
     }
-    CHECK(!ferror(stdin), "cannot read prompts from standard input: %s\n  -> --prompt TEXT",
-          strerror(errno));
+    CHECK(!ferror(stdin), "cannot read prompts from standard input: %m\n  -> --prompt TEXT");
     free(line);
 }
 

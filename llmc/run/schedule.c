@@ -7,11 +7,9 @@ long long schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_
 
 // The rate as a part of its peak.
 static double schedule_factor(int schedule, double p, double floor, double decay) {
-    static const double PI = 3.14159265358979323846;
     switch (schedule) {
 #define SCHEDULE_CASE(id, word, factor) case SCHEDULE_##id: return factor;
         SCHEDULE_TABLE(SCHEDULE_CASE)
-#undef SCHEDULE_CASE
     }
     return 1;
 }

@@ -9,15 +9,14 @@ typedef struct Flags Flags;                   // flags.h, whose choices are rows
 // floor: --min-lr; decay: --decay-part.
 //   SCHEDULE(id, word, factor)
 #define SCHEDULE_TABLE(SCHEDULE) \
-SCHEDULE(COSINE,   "cosine",   floor + (1 - floor) * 0.5 * (1 + cos(PI * p))) \
+SCHEDULE(COSINE,   "cosine",   floor + (1 - floor) * 0.5 * (1 + cos(M_PI * p))) \
 SCHEDULE(WSD,      "wsd",      p > 1 - decay ? 1 - (1 - floor) * (p - (1 - decay)) / decay : 1) \
 SCHEDULE(LINEAR,   "linear",   1 - (1 - floor) * p) \
 SCHEDULE(CONSTANT, "constant", 1)
 // wsd: warmup, stable, decay (Hu et al. 2024).
 
 #define SCHEDULE_ENUM(id, ...) SCHEDULE_##id,
-enum { SCHEDULE_TABLE(SCHEDULE_ENUM) SCHEDULE_COUNT };
-#undef SCHEDULE_ENUM
+enum { SCHEDULE_TABLE(SCHEDULE_ENUM) };
 
 // The step at which the schedule ends.
 long long schedule_end(const Flags *f);

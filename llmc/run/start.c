@@ -230,8 +230,8 @@ static bool make_folder(Run *r) {
     // A full disk is not the command's fault: it has its own exit status.
     int status = errno == ENOSPC || errno == EDQUOT ? EXIT_WRITE : EXIT_REFUSED;
     if (!there)
-        check_failed(status, __FILE__, __LINE__, "cannot make the folder %s: %s\n"
-                     "  -> another --out", r->out, strerror(errno));
+        check_failed(status, __FILE__, __LINE__, "cannot make the folder %s: %m\n"
+                     "  -> another --out", r->out);
     return made;
 }
 
@@ -269,7 +269,8 @@ void run_open_folder(Run *r) {
             if (!made) run_found(r->out, 0);      // but another process may have begun a run in it
         }
         char *config = run_config(r);
-        file_write_text(r->folder, path_join(path, r->out, "config.json"), config);
+        path_join(path, r->out, "config.json");
+        file_write_in(r->folder, path, config, strlen(config));
         free(config);
         log_open(&r->log, r->folder, path_join(path, r->out, "log.jsonl"), r->step);
         log_program(r);

@@ -156,6 +156,5 @@ void check_streams_begin(void) {
 // A full disk may show only when buffers are flushed, after the last print.
 void check_streams_end(void) {
     CHECK_WRITE(fflush(stdout) == 0 && !ferror(stdout),
-                "cannot write all of the output: %s\n  -> free space where stdout goes",
-                strerror(errno));
+                "cannot write all of the output: %m\n  -> free space where stdout goes");
 }

@@ -3,7 +3,8 @@
 // CHECK(cond, "what was expected, what was found\n  -> what to do", ...) prints the message with
 // file and line on stderr and exits with status 1 if cond is false. CHECK_WRITE does the same with
 // status 2, for output that cannot be written. A message for a user ends in a "->" line that names
-// the command or the flag that helps. Both are active in every build, unlike assert.
+// the command or the flag that helps. Both are active in every build, unlike assert. The conversion
+// %m prints errno in words, as strerror does; it takes no argument (glibc, musl).
 #pragma once
 #include <errno.h>
 #include <stdarg.h>
