@@ -54,7 +54,7 @@ $(EMU)/train_gpt-$(1) $(EMU)/ngpt-$(1): $(EMU)/%-$(1): $(EMU)/%-$(1).o \
 	$(EMU_CXX) $(EMU_FLAGS) -fopenmp -rdynamic $$^ -o $$@
 $(EMU)/kernels-$(1): dev/bench/gpu/kernels.cu $(EMU_OBJECTS) build/services.a
 	@mkdir -p $$(@D)
-	$(EMU_COMPILE) $(DEVICE_$(1)) $$< -x none $(EMU_OBJECTS) build/services.a -o $$@
+	$(EMU_COMPILE) -fopenmp $(DEVICE_$(1)) $$< -x none $(EMU_OBJECTS) build/services.a -o $$@
 endef
 $(eval $(call EMU_RULES,fp32))
 $(eval $(call EMU_RULES,bf16))
