@@ -201,7 +201,8 @@ def main():
             print(f"| {r.layer} | {r.calls} | {floor_ms(r.flops, r.bytes):.3f} | {r.ms:.3f} |")
         print()
     print(f"## experts of 512: 16 x 2048 tokens of width 1024, 64 experts, 8 a token\n\n"
-          f"{textwrap.fill('Published: ' + PUBLISHED['experts'], 100)}\n\n| layer | floor, ms | estimate, ms |\n|---|---|---|")
+          f"{textwrap.fill('Published: ' + PUBLISHED['experts'], 100)}\n\n"
+          "| layer | floor, ms | estimate, ms |\n|---|---|---|")
     for r in experts():
         print(f"| {r.layer} | {floor_ms(r.flops, r.bytes):.3f} | {r.ms:.3f} |")
     print()

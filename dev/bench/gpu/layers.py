@@ -127,8 +127,8 @@ def steps_of(folder, gpu):
 
 # -------------------------------------------------------------------------------------- ncu
 
-NCU = {"Duration": "ns", "SM Frequency": "hz", "Compute (SM) Throughput": "sm", "Memory Throughput": "memory",
-       "DRAM Throughput": "dram",
+NCU = {"Duration": "ns", "SM Frequency": "hz", "Compute (SM) Throughput": "sm",
+       "Memory Throughput": "memory", "DRAM Throughput": "dram",
        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "wavefronts",
        "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "conflicts"}
 

@@ -102,9 +102,8 @@ static cublasStatus_t timeline_layout(cublasLtMatrixLayout_t *layout, cudaDataTy
 template <typename... A> static cublasStatus_t timeline_matmul(A... arguments) {
     auto all = std::make_tuple(arguments...);
     auto a = timeline.sizes[std::get<4>(all)], d = timeline.sizes[std::get<11>(all)];
-    std::string name = "product";
-    for (int64_t size : {d.first, d.second, a.first * a.second / d.first})
-        name += " " + std::to_string(size);
+    std::string name = "product " + std::to_string(d.first) + " " + std::to_string(d.second) + " "
+                       + std::to_string(a.first * a.second / d.first);
     return timeline_record(name, std::get<15>(all), [&] { return cublasLtMatmul(arguments...); });
 }
 
