@@ -122,8 +122,8 @@ for file; do
     else failed=$((failed + 1)); echo "FAILED: $file, accesses"; echo "$found"; fi
 done
 
-# The tests and the timer only have to compile: to PTX, for one architecture.
-for file in test_gpt.cu dev/test/test_*.cu dev/test/gpu_main.cu dev/bench/gpu/kernels.cu; do
+# The tests and the benchmarks only have to compile: to PTX, for one architecture.
+for file in test_gpt.cu dev/test/test_*.cu dev/test/gpu_main.cu dev/bench/gpu/*.cu; do
     [ "$table" != --gates ] || break
     if compile "$file" bf16 __nv_bfloat16 -ptx -arch=compute_90; then passed=$((passed + 1))
     else failed=$((failed + 1)); echo "FAILED: $file"; head -n 20 $out/log; fi

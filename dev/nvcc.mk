@@ -37,7 +37,22 @@ build/cuda-bench/kernels: dev/bench/gpu/kernels.cu build/services.a build/nvcc
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) $(DEVICE_bf16) $(INPUTS) -o $@ $(LINK_LT)
 
+# The trainer that records its launches, and the library that records those of any program. CUPTI
+# itself is found when that runs (dev/bench/gpu/times.sh).
+build/cuda-timeline-%/train_gpt.o: dev/bench/gpu/timeline.cu build/nvcc build/git
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) $(DEVICE_$(call prec_of,$*)) $(call mode_of,$*) $(GIT_HASH) -c $< -o $@
+CUPTI_H := $(firstword $(wildcard $(addsuffix /cupti.h,$(CUPTI) $(CUDA)/extras/CUPTI/include \
+                       $(CUDA)/include $(dir $(NVCC))../extras/CUPTI/include \
+                       $(dir $(NVCC))../include)))
+build/cuda-bench/libtimeline.so: dev/bench/gpu/cupti.cpp
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -fPIC -shared -I$(dir $(CUPTI_H)) -I$(CUDA)/include \
+		$< -o $@
+
 # The tests that dev/test/emu.mk builds for the emulator: every layer and mode against the judge.
+# layers-*: those of four layers alone, which build in a minute.
+FIRST_TESTS := attention linear norm moe
 test_gpt_cuda: build/cuda-test/test_gpt-fp32 build/cuda-test/test_gpt-bf16
 define NVCC_TESTS
 build/cuda-test/model-$(1).o: train_gpt.cu build/nvcc
@@ -52,6 +67,9 @@ build/cuda-test/%-$(1).o: %.cu build/nvcc
 build/cuda-test/test_gpt-$(1): \
         $(patsubst %,build/cuda-test/%-$(1).o,gpu_main test_gpt model $(GPU_TESTS:%=test_%)) \
         build/judge_fp64.o build/services.a
+	$(NVCC) $(NVCC_FLAGS) $$(INPUTS) -o $$@ $(LINK_LT)
+build/cuda-test/layers-$(1): \
+        $(patsubst %,build/cuda-test/%-$(1).o,gpu_main $(FIRST_TESTS:%=test_%)) build/services.a
 	$(NVCC) $(NVCC_FLAGS) $$(INPUTS) -o $$@ $(LINK_LT)
 endef
 $(eval $(call NVCC_TESTS,fp32))

@@ -52,9 +52,10 @@ $(EMU)/test_gpt-$(1): $$(EMU_LAYERS_$(1)) \
 $(EMU)/train_gpt-$(1) $(EMU)/ngpt-$(1): $(EMU)/%-$(1): $(EMU)/%-$(1).o \
         $(EMU_OBJECTS) build/services.a
 	$(EMU_CXX) $(EMU_FLAGS) -fopenmp -rdynamic $$^ -o $$@
-$(EMU)/kernels-$(1): dev/bench/gpu/kernels.cu $(EMU_OBJECTS) build/services.a
+$(EMU)/kernels-$(1) $(EMU)/timeline-$(1): $(EMU)/%-$(1): dev/bench/gpu/%.cu $(EMU_OBJECTS) \
+        build/services.a
 	@mkdir -p $$(@D)
-	$(EMU_COMPILE) $(DEVICE_$(1)) $$< -x none $(EMU_OBJECTS) build/services.a -o $$@
+	$(EMU_COMPILE) -fopenmp -rdynamic $(DEVICE_$(1)) $$< -x none $(EMU_OBJECTS) build/services.a -o $$@
 endef
 $(eval $(call EMU_RULES,fp32))
 $(eval $(call EMU_RULES,bf16))

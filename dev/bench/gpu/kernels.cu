@@ -7,16 +7,17 @@
 //
 // It prints one JSON line a layer; report.py makes the table. `tiny` takes shapes for the emulator.
 //
-// A SECTION (SECTIONS below, or experts) is timed by itself, so that a fault in one does not cost
-// the others.
+// A SECTION (SECTIONS below) is timed by itself, so that a fault in one does not cost the others.
 //
 // Beside the time stand the FLOP and the bytes that the shape takes, with every input read once and
-// every output written once; report.py makes a floor of them.
+// every output written once. report.py makes a floor of them and of the two ceilings that the
+// section `ceilings` measures: a product of 8192 x 8192 matrices, and a copy inside the memory.
 //
-// A time is the median of SAMPLES, each over RUNS launches in a row between two events. Inputs are
-// random: products of zeros run faster than real ones. Inputs are far larger than the caches,
-// except for norms' gains and RoPE's angles. Fills and copies go to the stream of the launches: it
-// waits for no other.
+// A time is the median of samples, each over RUNS launches in a row between two events; there are
+// at least SAMPLES of them, for at least LEAST_SECONDS, so that nvidia-smi sees the clock and the
+// power of each. Inputs are random: products of zeros run faster than real ones. Inputs are far
+// larger than the caches, except for norms' gains and RoPE's angles. Fills and copies go to the
+// stream of the launches: it waits for no other.
 #include "../../../llmc/adamw.cuh"
 #include "../../../llmc/attention.cuh"
 #include "../../../llmc/embed.cuh"
@@ -30,9 +31,11 @@
 #include "../../test/experts_plain.cuh"
 #include <algorithm>
 #include <string>
+#include <time.h>
 #include <vector>
 
 enum { SAMPLES = 11, RUNS = 5 };
+static const double LEAST_SECONDS = 0.3;
 
 struct Shapes { const char *model; int L, B, T, C, NH, KV, HS, F, swiglu, V, Vp; };
 static const Shapes LARGE[] = {
@@ -98,17 +101,27 @@ static void leave_rooms(Bench *b) {
     b->rooms.clear();
 }
 
+// Seconds since 1970, as nvidia-smi stamps clocks and power.
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 // Times `launch`; work as it must be: floating-point operations and bytes.
 template <typename F>
 static void measure(Bench *b, const std::string &layer, double flops, double bytes, F launch) {
     cudaStream_t stream = b->gpu.stream;
     cudaEvent_t from, to;
     std::vector<float> times;
+    size_t samples = b->tiny ? 1 : SAMPLES;
+    double seconds = b->tiny ? 0 : LEAST_SECONDS;
     cudaCheck(cudaEventCreate(&from));
     cudaCheck(cudaEventCreate(&to));
     // the first chooses the plans of products
     for (int i = 0; i < (b->tiny ? 1 : 3); i++) launch();
-    for (int sample = 0; sample < (b->tiny ? 1 : SAMPLES); sample++) {
+    double began = now();
+    while (times.size() < samples || now() - began < seconds) {
         float ms;
         cudaCheck(cudaEventRecord(from, stream));
         for (int i = 0; i < RUNS; i++) launch();
@@ -121,13 +134,33 @@ static void measure(Bench *b, const std::string &layer, double flops, double byt
     cudaCheck(cudaEventDestroy(to));
     std::sort(times.begin(), times.end());
     printf("{\"model\": \"%s\", \"layer\": \"%s\", \"tokens\": %lld, \"ms\": %.5f, \"ms_min\": "
-           "%.5f, \"ms_max\": %.5f, \"flops\": %.6g, \"bytes\": %.6g}\n",
+           "%.5f, \"ms_max\": %.5f, \"flops\": %.6g, \"bytes\": %.6g, \"from\": %.3f, \"to\": "
+           "%.3f}\n",
            b->s.model, layer.c_str(), (long long)b->n, times[times.size() / 2], times[0],
-           times.back(), flops, bytes);
+           times.back(), flops, bytes, began, now());
     fflush(stdout);
 }
 
 // ------------------------------------------------------------------------------------------ layers
+
+// How fast this GPU multiplies and copies at best.
+static void time_ceilings(Bench *b) {
+    int side = b->tiny ? 64 : 8192;
+    int64_t area = (int64_t)side * side, count = b->tiny ? area : (int64_t)1 << 30;
+    double size = sizeof(real);
+    b->s = {"ceilings", 1, 1, side, side, 0, 0, 0, 0, 0, 0, 0};
+    b->n = side;
+    real *y = room(b, area), *x = room(b, area), *w = room(b, area);
+    real *from = room(b, count), *to = room(b, count);
+    Linear l = {w, nullptr, nullptr, nullptr, side, side, side, 1};
+    measure(b, "product", 2 * (double)area * side, 3 * (double)area * size,
+            [=] { linear_forward(y, x, l, {}, &b->gpu); });
+    measure(b, "copy", 0, 2 * (double)count * size, [=] {
+        cudaCheck(cudaMemcpyAsync(to, from, (size_t)count * sizeof(real), cudaMemcpyDeviceToDevice,
+                                  b->gpu.stream));
+    });
+    leave_rooms(b);
+}
 
 // A matrix product y = x W^T and its two backward products: 2 n out in operations each. dW is float
 // and accumulates: read and written.
@@ -484,23 +517,27 @@ static void time_experts(Bench *b) {
     cudaCheck(cudaFree(b->gpu.scratch));
 }
 
+// `once`: not a layer of the two models, so it has shapes of its own.
 static const struct {
     const char *name;
     void (*time)(Bench *);
-} SECTIONS[] = {{"linears", time_linears}, {"attention", time_attention},   {"norms", time_norms},
-                {"qkv", time_qkv},         {"activation", time_activation}, {"ends", time_ends},
-                {"update", time_update}};
+    bool once;
+} SECTIONS[] = {{"ceilings", time_ceilings, true}, {"linears", time_linears, false},
+                {"attention", time_attention, false}, {"norms", time_norms, false},
+                {"qkv", time_qkv, false}, {"activation", time_activation, false},
+                {"ends", time_ends, false}, {"update", time_update, false},
+                {"experts", time_experts, true}};
 
 int main(int argc, char **argv) {
     Bench bench = {}, *b = &bench;
     cudaDeviceProp device;
     b->tiny = argc > 1 && !strcmp(argv[1], "tiny");
     const char *only = argc > 1 + b->tiny ? argv[1 + b->tiny] : nullptr;
-    bool known = !only || !strcmp(only, "experts");
+    bool known = !only;
     for (const auto &section : SECTIONS) known |= only && !strcmp(only, section.name);
     CHECK(known && argc <= 2 + b->tiny,
-          "expected one section of linears, attention, norms, qkv, activation, ends, update and "
-          "experts, found %s\n  -> kernels [tiny] [SECTION]",
+          "expected one section of ceilings, linears, attention, norms, qkv, activation, ends, "
+          "update and experts, found %s\n  -> kernels [tiny] [SECTION]",
           argv[argc - 1]);
     gpu_open(&b->gpu, 0);
     cudaCheck(cudaGetDeviceProperties(&device, 0));
@@ -509,15 +546,18 @@ int main(int argc, char **argv) {
     printf("{\"gpu\": \"%s\", \"sms\": %d, \"memory\": %zu, \"bytes_of_real\": %zu}\n", device.name,
            device.multiProcessorCount, device.totalGlobalMem, sizeof(real));
     for (const Shapes &s : b->tiny ? TINY : LARGE) {
-        b->s = s;
-        b->n = (int64_t)s.B * s.T;
         b->gpu.scratch_size = (size_t)512 * (size_t)std::max(2 * s.F, 4 * s.C);
         cudaCheck(cudaMalloc((void **)&b->gpu.scratch, b->gpu.scratch_size * sizeof(float)));
-        for (const auto &section : SECTIONS)
-            if (!only || !strcmp(only, section.name)) section.time(b);
+        for (const auto &section : SECTIONS) {
+            if (section.once || (only && strcmp(only, section.name))) continue;
+            b->s = s;
+            b->n = (int64_t)s.B * s.T;
+            section.time(b);
+        }
         cudaCheck(cudaFree(b->gpu.scratch));
     }
-    if (!only || !strcmp(only, "experts")) time_experts(b);
+    for (const auto &section : SECTIONS)
+        if (section.once && (!only || !strcmp(only, section.name))) section.time(b);
     plans_destroy(b->gpu.plans);
     gpu_close(&b->gpu);
     return 0;

@@ -15,30 +15,13 @@ import statistics
 import sys
 from pathlib import Path
 
+import layers
+from layers import lines_of, number
+
 WARMUP = 5
-# TFLOP/s and TB/s of the datasheets, by the first of these parts that is in the name.
-PEAKS = {"GH200 480GB": (989.4, 4.0), "GH200": (989.4, 4.9), "H200": (989.4, 4.8),
-         "H100 80GB HBM3": (989.4, 3.35), "A100-SXM4-80GB": (312.0, 2.04),
-         "A100 80GB": (312.0, 1.94), "A100": (312.0, 1.56)}
-# The share of these peaks that the best products of random numbers and a copy inside the memory
-# reach on an H100 and an H200 (790 TFLOP/s, 3.0 and 4.3 TB/s): a layer's floor.
-REACHED = (0.8, 0.9)
 # 95 %, two-sided, 1.. degrees of freedom
 STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14,
            2.13]
-MODES = ["pre", "span", "post", "hybrid", "sdd", "torch"]
-
-
-def lines_of(path):
-    """The JSON objects of a file of lines; [] where there is none. A line cut by the end of a stage
-    is left out."""
-    objects = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            objects.append(json.loads(line))
-        except ValueError:
-            print(f"{path.name}: not JSON: {line[:60]}", file=sys.stderr)
-    return objects
 
 
 def machine_of(folder):
@@ -50,10 +33,6 @@ def machine_of(folder):
             "memory": found.get("memory", ""), "power limit": found.get("power", ""),
             "commit": lines[-2] if len(lines) > 1 else "unknown",
             "date": lines[-1] if lines else "unknown"}
-
-
-def peaks_of(gpu):
-    return next((both for name, both in PEAKS.items() if name in gpu), None)
 
 
 def flops_per_token(flags):
@@ -70,8 +49,8 @@ def flops_per_token(flags):
 
 
 def runs_of(folder, name):
-    """One entry a run: what, model, round, its median milliseconds and spread."""
-    runs = []
+    """One entry a run: what, model, round, its median milliseconds and spread, clock and power."""
+    runs, clocks = [], layers.clocks_of(folder)
     for run in lines_of(folder / name):
         steps = run["ms"][WARMUP:]
         if not steps:
@@ -80,6 +59,8 @@ def runs_of(folder, name):
             continue
         flags = run.get("config", {}).get("flags")
         runs.append({"what": run["what"], "model": run["model"], "round": run["round"],
+                     **layers.clock_during(clocks, run),
+                     "batch": int(flags["batch"]) if flags else run["batch"],
                      "steps": len(steps), "ms": statistics.median(steps), "slowest": max(steps),
                      "flops": flops_per_token(flags) if flags else None,
                      "tokens": int(flags["batch"]) * int(flags["seq"])
@@ -104,14 +85,32 @@ def ratio_to(runs, what, base):
     return {"mean": statistics.mean(ratios), "half": half, "rounds": len(ratios)}
 
 
+def median_of(runs, name):
+    values = [run[name] for run in runs if run[name] is not None]
+    return statistics.median(values) if values else None
+
+
+def groups_of(model, runs):
+    """{title: runs}: runs of the same batch and micro-batch are comparable."""
+    groups = {}
+    for run in runs:
+        if run["torch"]:                # has no micro-batches, and the batch of the others
+            continue
+        title = f"{model}, {run['batch']} sequences a step"
+        if run["micro"] and run["micro"] != run["batch"]:
+            title += f" in micro-batches of {run['micro']}"
+        groups.setdefault(title, []).append(run)
+    for title in groups:
+        groups[title] += [run for run in runs if run["torch"]]
+    return groups
+
+
 def training_of(runs, peak):
     rows = []
     # PyTorch's model is the same
     flops = next((run["flops"] for run in runs if run["flops"]), None)
-    for what in MODES:
+    for what in dict.fromkeys(run["what"] for run in runs):
         mine = [run for run in runs if run["what"] == what]
-        if not mine:
-            continue
         ms = statistics.median(run["ms"] for run in mine)
         rate = mine[0]["tokens"] / ms * 1e3
         tflops = rate * flops / 1e12 if flops else None
@@ -119,27 +118,9 @@ def training_of(runs, peak):
                      "ms": ms, "tokens_per_second": rate, "tflops": tflops,
                      "percent_of_peak": 100 * tflops / peak if tflops and peak else None,
                      "over_pre": ratio_to(runs, what, "pre"),
-                     "micro": mine[0]["micro"], "torch": mine[0]["torch"],
+                     "mhz": median_of(mine, "mhz"), "watts": median_of(mine, "watts"),
+                     "torch": mine[0]["torch"],
                      "compiled": mine[0]["compiled"]})
-    return rows
-
-
-def kernels_of(folder, peaks):
-    """Layers with their floor: the larger of FLOP and bytes over what the GPU reaches; None where
-    it is not known. Without it, a layer with products is bound by them."""
-    rows = []
-    for row in lines_of(folder / "kernels.jsonl"):
-        if "layer" in row:
-            floors = ([1e-9 * row[work] / (reached * peak)
-                       for work, reached, peak in zip(("flops", "bytes"), REACHED, peaks)]
-                      if peaks else [row["flops"], 0])
-            product = floors[0] > floors[1]
-            floor = max(floors) if peaks else None
-            rows.append({**row, "floor_ms": floor,
-                         "percent_of_floor": 100 * floor / row["ms"] if floor else None,
-                         "million_tokens_per_second": row["tokens"] / row["ms"] / 1e3,
-                         "rate": row["flops" if product else "bytes"] / row["ms"] / 1e9,
-                         "unit": "TFLOP/s" if product else "TB/s"})
     return rows
 
 
@@ -152,9 +133,9 @@ def count_of(text):
     return {"passed": None, "failed": len(re.findall(r"^FAILED ", text, re.MULTILINE))}
 
 
-def tests_of(folder):
+def tests_of(folder, name):
     """How many tests of each precision passed, and how each other one ended."""
-    path, found = folder / "tests.txt", {}
+    path, found = folder / name, {}
     text = path.read_text() if path.exists() else ""
     for precision, name, verdict in re.findall(r"^(\w+): (\w+): (passed|failed|crashed with status "
                                                r"\d+|timed out|not run)$", text, re.MULTILINE):
@@ -189,51 +170,67 @@ def tests_text(count):
             + "".join(f"; {name} {verdict}" for name, verdict in sorted(count["others"].items())))
 
 
-def number(value, digits):
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def training_text(model, rows):
-    micro = rows[0]["micro"]
-    text = [f"## {model}" + (f", micro-batches of {micro}" if micro else ""), "",
-            "| | ms a step | tokens/s | TFLOP/s | % of peak | time over PRE's (95 %) | steps |",
-            "|---|---|---|---|---|---|---|"]
+def training_text(title, rows):
+    text = [f"## {title}", "",
+            "| | ms a step | tokens/s | TFLOP/s | % of peak | time over PRE's (95 %) | steps "
+            "| MHz | W |", "|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         over = row["over_pre"]
         ratio = ("-" if not over or row["what"] == "pre" else f"{over['mean']:.4f}"
                  + (f" ± {over['half']:.4f}" if over["half"] is not None else ", one round"))
-        name = (row["what"].upper() if row["what"] != "torch" else f"PyTorch {row['torch']}"
-                + ("" if row["compiled"] else ", not compiled"))
+        mode, *flags = row["what"].split(",")
+        name = ", ".join([mode.upper(), *flags])
+        if row["torch"]:
+            name = f"PyTorch {row['torch']}" + ("" if row["compiled"] else ", not compiled")
         text.append(f"| {name} | {row['ms']:.2f} | {row['tokens_per_second']:.0f} | "
                     f"{number(row['tflops'], 0)} | {number(row['percent_of_peak'], 1)} | {ratio} | "
-                    f"{row['steps']} in {row['runs']} |")
+                    f"{row['steps']} in {row['runs']} | {number(row['mhz'], 0)} | "
+                    f"{number(row['watts'], 0)} |")
     return text + [""]
 
 
-def markdown(report):
-    machine = report["machine"]
-    text = [f"# norm.c on {machine['gpu']}", "",
-            f"{machine['date']}, commit {machine['commit']}, driver {machine['driver']}, "
+def machine_text(report):
+    machine, found = report["machine"], report["ceilings"]
+    text = [f"{machine['date']}, commit {machine['commit']}, driver {machine['driver']}, "
             f"{machine['memory']}, power limit {machine['power limit']}.", ""]
-    for precision, count in report["tests"].items():
-        text.append(f"- tests, {precision}: {tests_text(count)}")
+    if found["products_tflops"]:
+        how = "measured" if found["measured"] else "assumed, not measured"
+        text += [f"Ceilings, {how}: {found['products_tflops']:.0f} TFLOP/s, "
+                 f"{found['memory_tbs']:.2f} TB/s.", ""]
+    return text
+
+
+def checks_text(report):
+    text = [f"- the first tests, {precision}: {tests_text(count)}"
+            for precision, count in report["first"].items()]
+    text += [f"- tests, {precision}: {tests_text(count)}"
+             for precision, count in report["tests"].items()]
     if report["runs"]:
         text.append(f"- runs of the trainer: {count_text(report['runs'])}")
-    for run, verdict in report["sanitizer"].items():
-        text.append(f"- compute-sanitizer, {run}: {verdict}")
-    text.append("")
-    for model, rows in report["training"].items():
-        text += training_text(model, rows)
+    text += [f"- compute-sanitizer, {run}: {verdict}"
+             for run, verdict in report["sanitizer"].items()]
+    return text + [""]
+
+
+def plain_ms(report, model):
+    """PRE's step in the stages that train, of the batch that the timeline has."""
+    title = {"gpt2-124M": "GPT-2 124M, 64 sequences a step",
+             "span-740M": "740M, 16 sequences a step"}.get(model)
+    rows = [row for row in report["training"].get(title, []) if row["what"] == "pre"]
+    return rows[0]["ms"] if rows else None
+
+
+def markdown(report):
+    text = [f"# norm.c on {report['machine']['gpu']}", ""]
+    text += layers.headline(report["surprises"]) + machine_text(report) + checks_text(report)
+    for title, rows in report["training"].items():
+        text += training_text(title, rows)
+    text += layers.surprises_text(report["surprises"])
+    for step in report["steps"]:
+        text += layers.step_text(step, plain_ms(report, step["model"]))
+    text += layers.ncu_text(report["ncu"])
     for model in dict.fromkeys(row["model"] for row in report["kernels"]):
-        text += [f"## Layers of {model}", "",
-                 "| layer | ms | floor, ms | % of floor | rate | million tokens/s |",
-                 "|---|---|---|---|---|---|"]
-        text += [f"| {row['layer']} | {row['ms']:.4f} | {number(row['floor_ms'], 4)} "
-                 f"| {number(row['percent_of_floor'], 0)} | "
-                 f"{row['rate']:.{0 if row['unit'] == 'TFLOP/s' else 2}f} "
-                 f"{row['unit']} | {row['million_tokens_per_second']:.1f} |"
-                 for row in report["kernels"] if row["model"] == model]
-        text.append("")
+        text += layers.layers_text(model, report["kernels"])
     return "\n".join(text)
 
 
@@ -243,16 +240,21 @@ def main():
                  "  -> python3 dev/bench/gpu/report.py build/gpu_check")
     folder = Path(sys.argv[1])
     machine = machine_of(folder)
-    peaks = peaks_of(machine["gpu"])
+    peaks = layers.peaks_of(machine["gpu"])
     peak = peaks and peaks[0]
-    training = {"GPT-2 124M": runs_of(folder, "train124.jsonl"),
-                "740M": runs_of(folder, "train740.jsonl"),
-                "OLMoE 588M-3B": runs_of(folder, "trainmoe.jsonl"),
-                "GPT-2 124M beside PyTorch": runs_of(folder, "torch.jsonl")}
-    report = {"machine": machine, "peak_tflops": peak, "tests": tests_of(folder),
+    training = {}
+    for model, name in (("GPT-2 124M", "train124"), ("740M", "train740"),
+                        ("OLMoE 588M-3B", "trainmoe"), ("GPT-2 124M in graphs", "graph"),
+                        ("GPT-2 124M beside PyTorch", "torch")):
+        training.update(groups_of(model, runs_of(folder, f"{name}.jsonl")))
+    kernels, ceilings = layers.kernels_of(folder, machine["gpu"])
+    report = {"machine": machine, "peak_tflops": peak, "ceilings": ceilings,
+              "first": tests_of(folder, "first.txt"), "tests": tests_of(folder, "tests.txt"),
               "runs": trainer_of(folder), "sanitizer": sanitizer_of(folder),
-              "training": {model: training_of(runs, peak) for model, runs in training.items()
-                           if runs}, "kernels": kernels_of(folder, peaks)}
+              "training": {title: training_of(runs, peak) for title, runs in training.items()},
+              "surprises": layers.surprises_of(kernels),
+              "steps": layers.steps_of(folder, machine["gpu"]), "ncu": layers.ncu_of(folder),
+              "kernels": kernels}
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "report.md").write_text(markdown(report))
     print(markdown(report))

@@ -64,6 +64,7 @@ def main():
             row = {"model": "experts of 512", "layer": f"{name} {product}, torch._grouped_mm",
                    "tokens": tokens, "ms": statistics.median(times), "ms_min": min(times),
                    "ms_max": max(times), "flops": flops, "bytes": moved,
+                   "from": time.time() - RUNS * sum(times) / 1e3, "to": time.time(),
                    "torch": torch.__version__}
             print(json.dumps(row), flush=True)
 

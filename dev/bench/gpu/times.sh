@@ -1,0 +1,221 @@
+# Sourced by dev/gpu_check.sh: the stages that say how fast it is.
+
+SECTIONS="ceilings attention linears norms ends qkv activation update experts"   # of kernels.cu
+# For ncu: the section of kernels.cu that launches a kernel, and the kernel.
+NCU_KERNELS=${NCU_KERNELS:-"attention:attention_forward_kernel attention:attention_dq_kernel \
+    attention:attention_dkv_kernel norms:add_norm_forward_kernel norms:norm_backward_kernel \
+    ends:classifier_kernel experts:grouped_kernel"}
+# Of trainers that are timed: no pause in their steps.
+SPEED_FLAGS="--steps 100000 --val-every 0 --save-every 0 --norms-every 0 --sample 0"
+
+# Clock and power of the GPU five times a second, until the stage ends. report.py puts those of its
+# time beside each figure.
+watch_clocks() {
+    command -v nvidia-smi > /dev/null || return 0
+    TZ=UTC nvidia-smi -i "$(echo "${CUDA_VISIBLE_DEVICES:-0}" | cut -d , -f 1)" \
+        --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu \
+        --format=csv,noheader,nounits -lms 200 >> "$OUT/clocks.csv" 2> /dev/null &
+    watcher=$!
+    trap 'kill $watcher 2> /dev/null' EXIT
+    trap 'exit 143' INT TERM
+}
+
+torch_sees_gpu() {
+    have "$PYTHON" || return 1
+    "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null ||
+        { say "skipped: no PyTorch that sees the GPU"; return 1; }
+}
+
+stage_kernels() {
+    built cuda-bench/kernels || return 1
+    status=0
+    : > "$OUT/kernels.jsonl"
+    for section in $SECTIONS; do           # one that ends in a fault, or never, costs no other
+        timeout -k 5 "$(at_most $((LIMIT / 3)))" \
+            "$(at cuda-bench/kernels)" "$section" >> "$OUT/kernels.jsonl" ||
+            { say "$section ended with status $?"; status=1; }
+    done
+    if torch_sees_gpu; then
+        timeout "$(seconds_left)" \
+            "$PYTHON" dev/bench/gpu/torch_experts.py >> "$OUT/kernels.jsonl" || status=1
+    fi
+    say "$(wc -l < "$OUT/kernels.jsonl") lines"
+    return $status
+}
+
+# The third launch of each kernel. The clock stays as it is (ncu would fix it otherwise), so its
+# percentages compare with those of other launches, its milliseconds with the stage kernels.
+stage_ncu() {
+    : > "$OUT/ncu.csv"
+    have ncu || return 0
+    built cuda-bench/kernels || return 1
+    bad=0
+    for what in $NCU_KERNELS; do
+        timeout -k 5 "$(at_most 75)" ncu --clock-control none --csv --print-units base \
+            --log-file build/ncu.csv --section SpeedOfLight --metrics \
+l1tex__data_pipe_lsu_wavefronts_mem_shared.sum,l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum \
+            --kernel-name "regex:${what#*:}" --launch-skip 2 --launch-count 1 --kill yes \
+            "$(at cuda-bench/kernels)" "${what%%:*}" > build/ncu.txt 2>&1
+        if grep -q "${what#*:}.*wavefronts" build/ncu.csv 2> /dev/null; then
+            cat build/ncu.csv >> "$OUT/ncu.csv"
+        else
+            say "ncu: nothing about ${what#*:}: $(cat build/ncu.csv build/ncu.txt 2> /dev/null |
+                tail -n 2 | tr '\n' ' ')"
+            bad=1
+        fi
+        rm -f build/ncu.csv build/ncu.txt
+    done
+    return $bad
+}
+
+# one_timeline NAME MODEL BATCH [VARIABLE=VALUE...] PROGRAM
+one_timeline() {
+    file=$OUT/timeline-$1.jsonl label=$1 model=$2 batch=$3; shift 3
+    rm -rf build/gpu_run "$file"
+    # shellcheck disable=SC2086
+    timeout -k 5 "$(at_most "$STARTUP")" env TIMELINE="$file" "$@" --model "$model" \
+        --batch "$batch" $SPEED_FLAGS --out build/gpu_run > build/gpu_run.txt 2>&1
+    [ -s "$file" ] || say "no timeline: $label: $(tail -n 3 build/gpu_run.txt | tr '\n' ' ')"
+    rm -rf build/gpu_run build/gpu_run.txt
+    [ -s "$file" ]
+}
+
+# By events around each launch; by CUPTI, if there, in the trainer as it is.
+stage_timeline() {
+    bad=0 recorder=cuda-timeline-pre-bf16/train_gpt
+    if built $recorder; then
+        one_timeline events-gpt2-124M gpt2-124M 64 "$(at $recorder)" || bad=1
+        one_timeline events-span-740M span-740M 16 "$(at $recorder)" || bad=1
+    else bad=1; fi
+    cupti=$(find_library libcupti.so.) || { say "skipped: no libcupti"; return $bad; }
+    built cuda-bench/libtimeline.so && built cuda-pre-bf16/train_gpt || return $bad
+    one_timeline cupti-gpt2-124M gpt2-124M 64 LD_PRELOAD="$cupti" \
+        CUDA_INJECTION64_PATH="$(readlink -f "$(at cuda-bench/libtimeline.so)")" \
+        "$(at cuda-pre-bf16/train_gpt)" || bad=1
+    return $bad
+}
+
+# another NAME, before each turn: whether there is time for one as long as the longest so far. If
+# not, a stage ends with the results it has.
+began="" longest=0
+another() {
+    now=$(date +%s)
+    [ -n "$began" ] && [ $((now - began)) -gt $longest ] && longest=$((now - began))
+    began=$now
+    [ "$(seconds_left)" -gt $longest ] && return
+    say "time is up before $1: $(seconds_left) s are left, the longest so far took $longest"
+    return 1
+}
+
+# one_run WHAT MODEL ROUND SECONDS COMMAND...: a line with what ran and the milliseconds of its
+# steps. The run is killed SECONDS after its first step: neither its start nor the checkpoint at its
+# end is to be timed.
+first_step() { grep -q '"ms"' build/gpu_run/log.jsonl 2> /dev/null; }
+one_run() {
+    what=$1 model=$2 round=$3 seconds=$4 late=""; shift 4
+    patience=$(($(seconds_left) - ${seconds%.*}))
+    [ $patience -lt "$STARTUP" ] || patience=$STARTUP
+    end=$(($(date +%s) + patience))
+    rm -rf build/gpu_run
+    "$@" > build/gpu_run.txt 2>&1 &
+    pid=$!
+    trap 'kill -KILL $pid; exit 1' INT TERM
+    until first_step; do
+        kill -0 $pid 2> /dev/null || break
+        [ "$(date +%s)" -lt $end ] || { late=" within $patience s"; break; }
+        sleep 0.1
+    done
+    from=$(date +%s)
+    first_step && sleep "$seconds"
+    { kill -KILL $pid; wait $pid; } 2> /dev/null
+    trap 'exit 143' INT TERM
+    if first_step; then
+        ms=$(sed -n 's/.*"ms": \([0-9.e+]*\).*/\1/p' build/gpu_run/log.jsonl | tr '\n' ',')
+        config=$(tr -d '\n' < build/gpu_run/config.json)
+        printf '{"what": "%s", "model": "%s", "round": %s, "from": %s, "to": %s, "ms": [%s], ' \
+            "$what" "$model" "$round" "$from" "$(date +%s)" "${ms%,}"
+        printf '"config": %s}\n' "$config"
+    else
+        say "no steps$late: $what $model: $(tail -n 3 build/gpu_run.txt | tr '\n' ' ')" >&2
+        false
+    fi
+    status=$?
+    rm -rf build/gpu_run build/gpu_run.txt
+    return $status
+}
+
+# ours LABEL MODE MODEL ROUND SECONDS BATCH MICRO [FLAGS...]
+ours() {
+    label=$1 program=cuda-$2-bf16/train_gpt of=$3 turn=$4 for_seconds=$5 batch=$6 part=$7; shift 7
+    built "$program" >&2 || return 1
+    # shellcheck disable=SC2086
+    one_run "$label" "$of" "$turn" "$for_seconds" "$(at "$program")" --model "$of" \
+        --batch "$batch" --micro-batch "$part" $SPEED_FLAGS "$@" --out build/gpu_run
+}
+
+# train FILE MODEL SECONDS, and on stdin a line for each run, "LABEL MODE BATCH MICRO [FLAGS]": all
+# in turns, each round beginning with another, so that a GPU that warms up or slows down does so for
+# all.
+train() {
+    bad=0 file=$1 model_of=$2 seconds_of=$3
+    set --
+    while read -r run; do set -- "$@" "$run"; done
+    : > "$OUT/$file"
+    for round in $(seq 1 "${ROUNDS:-3}"); do
+        for run; do
+            # One round of all is the least.
+            another "${run%% *} in round $round" ||
+                { [ "$round" -gt 1 ] && return $bad; return 1; }
+            # shellcheck disable=SC2086
+            one_of_these $run >> "$OUT/$file" || bad=1
+        done
+        [ -s "$OUT/$file" ] || { say "none of them runs"; return 1; }
+        say "round $round: $(wc -l < "$OUT/$file") runs"
+        first=$1; shift
+        set -- "$@" "$first"
+    done
+    return $bad
+}
+one_of_these() {
+    run_label=$1 run_mode=$2 run_batch=$3 run_micro=$4; shift 4
+    ours "$run_label" "$run_mode" "$model_of" "$round" "$seconds_of" "$run_batch" "$run_micro" "$@"
+}
+
+# micro LARGE SMALL: sequences of a micro-batch on a GPU of 120 GB, and on a smaller one.
+micro() {
+    memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2> /dev/null)
+    [ "$(echo "$memory" | head -n 1)" -ge 120000 ] 2> /dev/null && echo "$1" || echo "$2"
+}
+
+# modes BATCH MICRO: the lines of all modes.
+modes() { for mode in $MODES; do echo "$mode $mode $1 $2"; done; }
+
+stage_train124() { modes 64 0 | train train124.jsonl gpt2-124M "${SECONDS_124M:-8}"; }
+# In one micro-batch, and with gradients accumulated over four.
+stage_train740() {
+    { modes 16 "$(micro 0 8)"; modes 64 "$(micro 16 8)"; } |
+        train train740.jsonl span-740M "${SECONDS_740M:-12}"
+}
+stage_trainmoe() {
+    modes 4 "$(micro 0 1)" | train trainmoe.jsonl olmoe-588M-3B "${SECONDS_MOE:-10}"
+}
+# The larger batch as in train124; with the smaller one launches cost more of the step.
+stage_graph() {
+    printf '%s\n' "pre pre 64 0" "pre,graph pre 64 0 --graph on" \
+        "pre pre 4 0" "pre,graph pre 4 0 --graph on" |
+        train graph.jsonl gpt2-124M "${SECONDS_124M:-8}"
+}
+
+stage_torch() {
+    : > "$OUT/torch.jsonl"
+    torch_sees_gpu || return 0
+    bad=0
+    for round in $(seq 1 "${ROUNDS:-3}"); do
+        another "round $round" || { [ "$round" -gt 1 ] && return $bad; return 1; }
+        ours pre pre gpt2-124M "$round" "${SECONDS_124M:-8}" 64 0 >> "$OUT/torch.jsonl" || bad=1
+        timeout "$(seconds_left)" \
+            "$PYTHON" dev/bench/gpu/torch_gpt.py --round "$round" >> "$OUT/torch.jsonl" || bad=1
+        say "round $round: $(wc -l < "$OUT/torch.jsonl") runs"
+    done
+    return $bad
+}
