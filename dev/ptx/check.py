@@ -21,8 +21,9 @@ import build
 
 def checks():
     """The check_ functions of layers/, by name. Imported here: without numpy there is no check."""
-    from layers import attention, loss, moe, norm, qkv, small, update
-    return {name[6:]: check for module in (small, attention, norm, qkv, moe, loss, update)
+    from layers import attention, loss, moe, norm, qkv, small, trainer, update
+    return {name[6:]: check for module in (small, attention, norm, qkv, moe, loss, update,
+                                                   trainer)
             for name, check in vars(module).items() if name.startswith("check_")}
 
 

@@ -26,7 +26,8 @@ def worst(got, want, floor=0.0):
 
 
 class Test:
-    """The checks of one architecture and precision. results: (name, error, passed) of each."""
+    """The checks of one architecture and precision. results: (name, error, passed) of each.
+    show: True prints every result, False failures alone, None nothing."""
 
     def __init__(self, gpu, seed=1, show=True, full=False):
         self.gpu, self.seed, self.show, self.full = gpu, seed, show, full
@@ -62,7 +63,7 @@ class Test:
     def note(self, what, error, passed):
         name = f"{self.name}: {what}"
         self.results.append((name, error, passed))
-        if self.show or not passed:
+        if self.show or (self.show is False and not passed):
             print(f"  {'ok    ' if passed else 'FAILED'} {name:66s} {error:.1e}", flush=True)
 
     def expect(self, what, got, want, limit=STORED, floor=0.0):

@@ -303,4 +303,7 @@ void run_layer_sums(LayerSums *sums, real *const *s, real *const *skip, real *x,
     t.C = C;
     layer_sums(sums, t, gpu);
 }
+
+// The trainer with these flags. A launch that fails ends the program.
+Int run_trainer(Int argc, char **argv) { return trainer_main(argc, argv); }
 }
