@@ -9,6 +9,7 @@ Needs nvcc (NVCC=, else in PATH or in CUDA/bin), its headers, and cublasLt.h (CU
 dev/cuda_headers.sh.
 """
 import glob
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -40,7 +41,9 @@ def toolkit():
 
 
 def missing():
-    """Why nothing can be built here; "" if it can."""
+    """Why nothing can run here; "" if it can."""
+    if not importlib.util.find_spec("numpy"):
+        return "no numpy (sh dev/setup.sh --all)"
     nvcc, cuda, cublas = toolkit()
     if not nvcc:
         return f"no nvcc in PATH or {cuda}/bin"
@@ -48,6 +51,14 @@ def missing():
         if not os.path.exists(header):
             return f"no {header} (sh dev/setup.sh --all, or CUDA=... CUBLAS=...)"
     return ""
+
+
+def leave_if_missing(what):
+    """Ends the program with a line that says what is skipped, where nothing can run."""
+    why = missing()
+    if why:
+        print(f"skipped: {what}: {why}\n0 passed, 0 failed")
+        sys.exit(0)
 
 
 def files(*patterns):

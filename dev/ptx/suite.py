@@ -15,6 +15,8 @@ import sys
 import time
 
 import build
+
+build.leave_if_missing("tests of CUDA code as PTX")
 from gpu import Interpreter
 from ptx import Module
 
