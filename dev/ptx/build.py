@@ -8,6 +8,8 @@
 Needs nvcc (NVCC=, else in PATH or in CUDA/bin), its headers, and cublasLt.h (CUBLAS=); see
 dev/cuda_headers.sh.
 """
+import contextlib
+import fcntl
 import glob
 import importlib.util
 import os
@@ -77,9 +79,17 @@ def trainer_sources():
     return files("train_gpt.cu", "llmc/*.cuh", "llmc/*.h", "llmc/run/*.h")
 
 
+@contextlib.contextmanager
+def alone():
+    """Two programs never build at the same time."""
+    os.makedirs(os.path.join(ROOT, OUT), exist_ok=True)
+    with open(os.path.join(ROOT, OUT, "lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def build_interpreter():
     _, cuda, cublas = toolkit()
-    os.makedirs(os.path.join(ROOT, OUT), exist_ok=True)
     sources = [f"{HERE}/vm.cpp", f"{HERE}/runtime.cpp", "dev/emu/cublaslt.cpp"]
     if not is_fresh(f"{OUT}/vm.so", sources + files(f"{HERE}/*.h")):
         run(["g++", "-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-fPIC", "-shared",
@@ -111,33 +121,40 @@ def compile_cuda(source, target, arch, prec, *more):
 
 def build_kernels(arch, prec):
     """The path of ARCH-PREC, without an extension."""
-    build_interpreter()
-    base = f"{OUT}/{arch}-{prec}"
-    if not is_fresh(base + ".so", trainer_sources() + [f"{HERE}/kernels.cu"]):
-        compile_cuda(f"{HERE}/kernels.cu", base + ".so", arch, prec, "-shared", "-cudart", "none")
+    base, source = f"{OUT}/{arch}-{prec}", f"{HERE}/kernels.cu"
+    with alone():
+        build_interpreter()
+        if not is_fresh(base + ".so", trainer_sources() + [source]):
+            compile_cuda(source, base + ".so", arch, prec, "-shared", "-cudart", "none")
     return os.path.join(ROOT, base)
 
 
-def build_suite(arch, prec):
-    """The folder of the suite."""
-    build_interpreter()
-    folder = f"{OUT}/suite-{arch}-{prec}"
-    os.makedirs(os.path.join(ROOT, folder), exist_ok=True)
-    judge = folder + "/judge.o"
-    if not is_fresh(judge, files("train_gpt.c", "llmc/*.h", "llmc/run/*.h")):
+def build_suite_objects(folder, arch, prec):
+    """Compiles the judge and every file of tests; returns the objects."""
+    objects = [folder + "/judge.o"]
+    if not is_fresh(objects[0], files("train_gpt.c", "llmc/*.h", "llmc/run/*.h")):
         run(["gcc", "-std=c17", "-D_DEFAULT_SOURCE", "-D_XOPEN_SOURCE=700", "-O2", "-fPIC", "-w",
              "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
              "-fopenmp-simd", "-DREAL=double", "-DPREC=fp64", "-Dmain=judge_main", "-c",
-             "train_gpt.c", "-o", judge])
-    objects = [judge]
+             "train_gpt.c", "-o", objects[0]])
     for source in files("dev/test/gpu_main.cu", "dev/test/test_*.cu", "test_gpt.cu",
                         "train_gpt.cu"):
         target = f"{folder}/{os.path.splitext(os.path.basename(source))[0]}.o"
         main = ["-Dmain=trainer_main"] if source == "train_gpt.cu" else []
-        if not is_fresh(target, trainer_sources() + files("dev/test/*.cuh", "dev/test/*.h") +
-                        [source]):
+        headers = trainer_sources() + files("dev/test/*.cuh", "dev/test/*.h")
+        if not is_fresh(target, headers + [source]):
             compile_cuda(source, target, arch, prec, *main, "-c")
         objects.append(target)
-    if not is_fresh(f"{folder}/suite.so", objects):
-        run(["g++", "-shared", "-fopenmp", *objects, "-o", f"{folder}/suite.so"])
+    return objects
+
+
+def build_suite(arch, prec):
+    """The folder of the suite."""
+    folder = f"{OUT}/suite-{arch}-{prec}"
+    with alone():
+        build_interpreter()
+        os.makedirs(os.path.join(ROOT, folder), exist_ok=True)
+        objects = build_suite_objects(folder, arch, prec)
+        if not is_fresh(f"{folder}/suite.so", objects):
+            run(["g++", "-shared", "-fopenmp", *objects, "-o", f"{folder}/suite.so"])
     return os.path.join(ROOT, folder)

@@ -37,10 +37,13 @@ def readable(names):
     return [n.removeprefix("void ") for n in text.stdout.splitlines()]
 
 
-def unexecuted(gpu):
-    """The kernels of train_gpt.cu of which not one instruction ran."""
-    return [name for name in gpu.modules[0].bodies
-            if name not in gpu.loaded or not gpu.hits(name).any()]
+def coverage(gpu):
+    """The kernels of train_gpt.cu that no launch executed, and the percentage of the others'
+    instructions that ran."""
+    hits = {name: gpu.hits(name) for name in gpu.modules[0].bodies if name in gpu.loaded}
+    left = [name for name in gpu.modules[0].bodies if name not in hits or not hits[name].any()]
+    ran, of = sum(h.sum() for h in hits.values()), sum(len(h) for h in hits.values())
+    return left, 100 * ran // max(of, 1)
 
 
 def check_one(arch, prec, o):
@@ -59,12 +62,15 @@ def check_one(arch, prec, o):
             print(f"{name}: {time.time() - at:.1f} s, {executed:.1f} M instructions of warps")
     failed = sum(not passed for _, _, passed in t.results)
     passed = len(t.results) - failed
-    left = [] if o.names else unexecuted(gpu)
+    left, percent = coverage(gpu)
+    kernels = len(gpu.modules[0].bodies)
+    ran = kernels - len(left)
+    if o.names:
+        left = []
     for kernel in readable(left):
         print(f"  FAILED {kernel}: no check executes this kernel")
-    ran = len(gpu.modules[0].bodies) - len(unexecuted(gpu))
-    print(f"sm_{arch} {prec}: {ran} of {len(gpu.modules[0].bodies)} kernels, {passed} checks "
-          f"passed, {failed + len(left)} failed; nvcc {built:.0f} s, checks "
+    print(f"sm_{arch} {prec}: {ran} of {kernels} kernels, {percent} % of their instructions; "
+          f"{passed} checks passed, {failed + len(left)} failed; nvcc {built:.0f} s, checks "
           f"{time.time() - begun - built:.0f} s", flush=True)
     return passed + ran, failed + len(left)
 
