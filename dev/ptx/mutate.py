@@ -79,6 +79,10 @@ def drop(_):
     return ""
 
 
+def further(match):
+    return f"[{match[1]}+{int(match[2] or 0) + 4}]"
+
+
 def more(match):
     return f"{int(match[1]) + 1};"
 
@@ -104,6 +108,8 @@ EDITS += [
     ("cp.async dropped", r"cp\.async\.cg", drop),
     ("bar.sync dropped", r"bar\.sync", drop),
     ("bar.warp.sync dropped", r"bar\.warp\.sync", drop),
+    ("ld.global: 4 bytes further", r"ld\.global", change(r"\[(%rd\d+)(?:\+(-?\d+))?\]", further)),
+    ("shfl: half of the warp", r"shfl\.sync", change(r", [^,]+;", ", 65535;")),
     ("cvt.rn.bf16x2: halves swapped", r"cvt\.rn\.bf16x2",
      change(r"(%f\d+), (%f\d+);", r"\2, \1;")),
     ("ex2: of another register", r"ex2\.approx",
