@@ -305,7 +305,7 @@ static void add_conversions() {
         if (a >> 56 == 1) fail("cvta.to.global of a shared address");
         return a; }););
     SCALAR1("cvta.shared.u64", u64, u64, a + SHARED_WINDOW);
-    // Of nullptr, too, as long as nobody uses the address: no block has such a one.
+    // nullptr, too, may be converted, as long as nobody uses the address: no block has it.
     SCALAR1("cvta.to.shared.u64", u64, u64, a - SHARED_WINDOW);
 }
 

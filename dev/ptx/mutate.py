@@ -161,7 +161,7 @@ def mutants(name, lines, ran, each):
 # ------------------------------------------------------------------------------------------ running
 
 def complaint(gpu, check, seed):
-    """What the check says; "" where all is well."""
+    """The first complaint of the check; "" if all is well."""
     gpu.open(seed)
     t = Test(gpu, seed, show=None)
     t.run(check)

@@ -72,7 +72,7 @@ def attention(t, B, T, NH, KV, QK, HS, sharp=1.0, backward=True):
     t.written(c, lse)
     read = place_heads(t, parts, 3, None)
     t.call("run_attention_backward", D, t.put(dc), c, lse, shape, scale)
-    # Where softmax is sharp, dP - D nearly cancels, and most of the error is the rounding of the
+    # If softmax is sharp, dP - D nearly cancels, and most of the error is the rounding of the
     # stored c. So D is taken from that c, and the exact gradients have a wider limit.
     exact = attention_gradients(q, k, v, p, dc, scale)
     of_stored = attention_gradients(q, k, v, p, dc, scale, c.get())

@@ -12,7 +12,7 @@ def log_sum_exp(z):
 
 
 def logits_gradient(z, V, targets, z_loss):
-    """Of cross-entropy + z_loss lse^2 over the first V columns; 0 in the others."""
+    """The gradient of cross-entropy + z_loss lse^2 over the first V columns; 0 in the others."""
     lse, d = log_sum_exp(z[:, :V]), np.zeros(z.shape)
     d[:, :V] = (1 + 2 * z_loss * lse)[:, None] * np.exp(z[:, :V] - lse[:, None])
     d[np.arange(len(z)), targets] -= 1

@@ -60,7 +60,7 @@ class Part:
         return self.scale * self.w.reshape(self.shape) if self.kind == "unit" else self.w
 
     def forward(self, T):
-        """Of a part with neither norm nor RoPE: None, for it stays where it is."""
+        """None for a part with neither norm nor RoPE, which stays as it is."""
         if not self.on:
             return rope(self.raw, T, self.R) if self.R else None
         if self.kind == "unit":
