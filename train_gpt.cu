@@ -296,6 +296,12 @@ static void alloc_step(Gpt *g) {
     to_device(g, g->rotary);
 }
 
+// The loads of experts are sums over a step, or over an evaluation.
+static void clear_loads(Gpt *g) {
+    for (int l = g->m.moe.dense; l < g->m.L && g->m.moe.E; l++)
+        clear(g, acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0).loads, g->m.moe.E);
+}
+
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = (Gpt *)check_alloc(sizeof *g, "the model");
     // Refusals come first: they name the flag to change, which a failed allocation cannot.
@@ -312,6 +318,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->gpu.plans = plans_create(setup->tf32);
     alloc_tensors(g);
     alloc_step(g);
+    clear_loads(g);
     return g;
 }
 
@@ -558,11 +565,10 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     g->reducing = false;
 }
 
-// Begins a step. The loads of experts, too, are sums over a step.
+// Begins a step.
 static void gpt_zero_grads(Gpt *g) {
     clear(g, g->tensors[GRADS], g->layout.total);
-    for (int l = g->m.moe.dense; l < g->m.L && g->m.moe.E; l++)
-        clear(g, gpt_block(g, l).a.loads, g->m.moe.E);
+    clear_loads(g);
 }
 
 // --------------------------------------------------------------------------------------- the step

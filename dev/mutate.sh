@@ -6,8 +6,9 @@
 #   sh dev/mutate.sh --stale [WORDS]    only whether the text of each is still in the code
 #
 # It works in a copy of the tree (build/mutate); a mutant takes about 20 seconds of one core. Tests
-# named cuda_*, gpus and lost run in the emulator, in both precisions. A mutant whose test still
-# passes has SURVIVED: the test does not see this mistake, or the mutant changes no behavior.
+# named cuda_*, gpus and lost run in the emulator, in both precisions; ptx needs nvcc (dev/ptx). A
+# mutant whose test still passes has SURVIVED: the test does not see this mistake, or the mutant
+# changes no behavior.
 set -eu
 root=$(pwd)
 tree=$root/build/mutate
@@ -42,6 +43,7 @@ arrange() {
         processes) built=$programs run="sh dev/test/processes.sh" ;;
         faults) built="build/shard build/shim.so $trainer" run="sh dev/test/faults.sh" ;;
         torture) built="build/shard build/shim.so $trainer" run="python3 dev/torture.py 24" ;;
+        ptx) built=build/services.a run="python3 dev/ptx/check.py trainer" ;;
         formulas) built=build/services.a run="python3 dev/test/test_probe.py" ;;
         import_hf) built=build/services.a run="python3 dev/test/test_import_hf.py" ;;
         probe_runs)
@@ -62,7 +64,8 @@ arrange() {
 is_test() {
     case $test in
         cuda_*) grep -qs "GPU_TEST($test)" test_gpt.cu dev/test/*.cu ;;
-        gpus | lost | processes | faults | torture | formulas | import_hf | probe_runs | repro) ;;
+        gpus | lost | processes | faults | torture | formulas | import_hf | probe_runs) ;;
+        repro | ptx) ;;
         *) grep -q "{\"$test\"," test_gpt.c ;;
     esac
 }

@@ -166,6 +166,12 @@ emulated emu-tsan '?' "emulated CUDA: layers under ThreadSanitizer" \
     build/emu-tsan cuda_ EMU_CXX=clang++ EMU_FLAGS='-O1 -g -fsanitize=thread' GPU_TESTS="$layers"
 step emu-self '?' - "the emulator finds what is planted" \
     sh dev/emu/test.sh 3
+step ptx '?' python3 "every kernel as nvcc's PTX, three architectures, both precisions" \
+    python3 dev/ptx/check.py --all
+step ptx-mutants '?' python3 "nvcc's PTX, broken: the checks of dev/ptx see it" \
+    python3 dev/ptx/mutate.py
+step ptx-suite '?' python3 "the tests of CUDA code with their kernels as nvcc's PTX" \
+    sh -ec 'python3 dev/ptx/suite.py --prec bf16; python3 dev/ptx/suite.py --prec fp32'
 step ladders '?' - "the ladders of dev/kernels reach their last step" \
     sh dev/kernels/run.sh
 step gpu-check '?' - "dev/gpu_check.sh, on stand-ins for a GPU and its tools" \
