@@ -1,7 +1,7 @@
 #!/bin/sh
 # make test: the C tests, the command line, hostile inputs, what make builds, several processes,
-# faults and kills of runs, and the CUDA code in the emulator and as nvcc's PTX. The last line counts
-# all of them.
+# faults and kills of runs, and the CUDA code in the emulator and as nvcc's PTX. The last line
+# counts all of them.
 #
 #   sh dev/test/run.sh [WORDS]     of the C tests only those whose name contains one of the words
 export OMP_WAIT_POLICY=passive             # spinning threads would starve each other

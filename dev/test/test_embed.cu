@@ -76,7 +76,8 @@ static void check_embedding_forward(EmbeddingCase s, const Tokens &tokens) {
     cudaFree(d_wte), cudaFree(d_wpe), cudaFree(d_e), cudaFree(d_tokens);
 }
 
-// Two batches in a row: gradients add up, on top of what was there. scratch: 0, or this many floats.
+// Two batches in a row: gradients add up, on top of what was there. scratch: 0, or this many
+// floats.
 static void check_embedding_backward(EmbeddingCase s, const Tokens batches[2], size_t scratch = 0) {
     int64_t n = s.B * s.T;
     Gpu gpu = *test_gpu();
