@@ -212,11 +212,13 @@ void run_embedding_forward(real *e, int32_t *tokens, real *wte, real *wpe, Int B
                            double scale) {
     embedding_forward(e, tokens, wte, wpe, B, T, C, scale, gpu);
 }
-Int group_ints(Int n) { return 2 * n + 2; }
-void run_token_groups(int32_t *groups, int32_t *tokens, Int n) { token_groups(groups, tokens, n); }
-void run_embedding_backward(wide *dwte, wide *dwpe, real *de, int32_t *tokens, int32_t *groups,
-                            Int B, Int T, Int C, double scale) {
-    embedding_backward(dwte, dwpe, de, tokens, groups, B, T, C, scale, gpu);
+Int group_ints(Int n) { return 4 * n; }
+void run_token_groups(int32_t *groups, int32_t *tokens, Int B, Int T) {
+    token_groups(groups, tokens, B, T);
+}
+void run_embedding_backward(wide *dwte, wide *dwpe, real *de, int32_t *groups, Int B, Int T, Int C,
+                            double scale) {
+    embedding_backward(dwte, dwpe, de, groups, B, T, C, scale, gpu);
 }
 
 // ----------------------------------------------------------------------------------------- linear
@@ -263,16 +265,16 @@ void set_state(UpdateState *state, double sum0, double sum1, double sum2) {
     state->sums[1] = sum1;
     state->sums[2] = sum2;
 }
-// to: square, norm, scale, finite
+// to: square, norm, scale, applied
 void get_state(double *to, const UpdateState *state) {
-    to[0] = state->square;
+    to[0] = state->sums[SUM_SQUARE];
     to[1] = state->norm;
     to[2] = state->scale;
-    to[3] = state->finite;
+    to[3] = state->applied;
 }
 // entries may be nullptr with a count of 1: the whole arenas.
 void run_gradient_square(UpdateState *state, const UpdateEntry *entries, Int count) {
-    gradient_square(&state->square, arenas, entries, count, gpu);
+    gradient_square(&state->sums[SUM_SQUARE], arenas, entries, count, gpu);
 }
 void run_adamw(const UpdateEntry *entries, Int count, UpdateState *state) {
     adamw_apply(arenas, entries, count, state, adamw_step, gpu);
@@ -300,7 +302,7 @@ void run_layer_sums(LayerSums *sums, real *const *s, real *const *skip, real *x,
     t.x = x;
     t.peak = peak;
     t.size = n * C;
-    t.rows = rows;
+    t.peaks = rows;
     t.C = C;
     layer_sums(sums, t, gpu);
 }

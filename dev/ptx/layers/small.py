@@ -43,16 +43,16 @@ def check_embedding(t):
         n, scale = B * T, 0.5
         tokens = t.rng.integers(0, V, n).astype(I32)
         if V < 1000:
-            tokens[::3] = 5                        # the third case: more groups than blocks
+            tokens[::3] = 5                        # a group of several pieces
         wte, wpe = t.normal(V, C), t.normal(T, C) if positions else None
         e, ts = t.empty((n, C)), t.put(tokens)
         t.call("run_embedding_forward", e, ts, t.put(wte), t.put(wpe), B, T, C, scale)
         t.expect("e", e, scale * wte[tokens] + (np.tile(wpe, (B, 1)) if positions else 0))
         groups = np.zeros(t.gpu.ask("group_ints", n), I32)
-        t.call("run_token_groups", groups, tokens, n)
+        t.call("run_token_groups", groups, tokens, B, T)
         de, a0, b0 = t.normal(n, C), t.floats(V, C), t.floats(T, C)
         dwte, dwpe = t.put(a0, F32), t.put(b0, F32)
-        t.call("run_embedding_backward", dwte, dwpe if positions else None, t.put(de), ts,
+        t.call("run_embedding_backward", dwte, dwpe if positions else None, t.put(de),
                t.put(groups), B, T, C, scale)
         want = a0.copy()
         np.add.at(want, tokens, scale * de)
