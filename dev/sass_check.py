@@ -36,7 +36,7 @@ ALONE = re.compile(r"classifier_kernel|attention_decode_kernel")      # a line f
 ALLOWED = """
 classifier<1, false> *|STS|softmax_row copies 16 bytes in pieces: to be mended
 grouped<[012]> bf16 *|lanes apart|`busy` is a bit of a register, the same in all lanes of a warp
-norm_backward<32, 2, 256> bf16 sm_100|lanes apart|bits of a register, the same in a warp
+norm_backward<*|lanes apart|conditions in bits of a register, which flow.py does not follow
 qkv_backward<* sm_80|LDS|sums of gains, once a block, at its end
 router_plan *|LDS|one block a layer: sums of counts
 router_plan *|STS|one block a layer: sums of counts
