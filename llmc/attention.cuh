@@ -17,10 +17,12 @@
 //   peak     [B, NH, T] float: the largest score of each row of S, for statistics
 //   D        [B, NH, T] float: scratch of backward
 //
-// There are three kernels of one shape. A block of four warps owns a tile of rows of one head, 16
-// or 32 rows a warp, and walks over tiles of columns of two matrices. While it works on one tile,
-// the next is copied to the other half of a double buffer (cp.async). Each result is written once,
-// by one block: no atomics, one order of summation, the same bits in every run.
+// There are three kernels of one shape. A block of four warps (two in backward of heads of 192 in
+// float) owns a tile of rows of one head, 16 or 32 rows a warp, and walks over tiles of columns of
+// two matrices. While it works on one tile, the next is copied to the other half of a double buffer
+// (cp.async). In bfloat16 a warp keeps as many of its rows in registers as fit there (OwnRows).
+// Each result is written once, by one block: no atomics, one order of summation, the same bits in
+// every run.
 //
 //             rows, kept   columns, streamed                    per tile
 //   forward   Q            K, V of all keys up to the last row  S = Q K^T, online softmax, C += P V
@@ -44,10 +46,10 @@
 // twice: 7 products. This avoids atomics, and partial sums of dQ in memory for each tile of keys.
 // mma.sync reaches some 62 % of the tensor cores' rate on compute capability 9.0 (wgmma all of it),
 // so the speed to expect is FlashAttention-2's. Instructions per tile for heads of 64 on compute
-// capability 9.0, where an mma takes the time of about six others: forward 748, of which 128 mma,
-// and 110 for the mask on the diagonal; dq 407, of which 96 mma; dkv 556, of which 128. Tensor
-// cores have no product of float's accuracy, so in float the same kernels use the ordinary
-// multipliers.
+// capability 9.0, where an mma takes the time of about six others: forward 733, of which 128 mma,
+// 32 ldmatrix, and 111 for the mask on the diagonal; dq 385, of which 96 mma and 24 ldmatrix; dkv
+// 547, of which 128 mma and 44 ldmatrix. Tensor cores have no product of float's accuracy, so in
+// float the same kernels use the ordinary multipliers.
 #pragma once
 #include "mma.cuh"
 
@@ -179,30 +181,42 @@ __device__ void tile_copy(real *tile, HeadRows x, int first, int T) {
     }
 }
 
-// Half `step % 2` of the double buffer. It holds the same rows of two matrices, of QK and HS
-// elements.
+// Half `step % 2` of the double buffer, filled by pair_copy.
 template <typename Tiles> __device__ real *half_of(real *buffer, int step) {
     return buffer + step % 2 * Tiles::COLUMNS * Tiles::PITCHES;
 }
 
-template <typename Tiles>
-__device__ void pair_copy(real *buffer, int step, HeadRows x, HeadRows y, int first, int T) {
-    constexpr int COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
-    real *half = half_of<Tiles>(buffer, step);
-    tile_copy<Tiles::QK, COLUMNS, THREADS>(half, x, first, T);
-    tile_copy<Tiles::HS, COLUMNS, THREADS>(half + COLUMNS * TILE_PITCH<Tiles::QK>, y, first, T);
+// The same rows of two matrices, of QK and HS elements, to two tiles one behind the other.
+template <typename Tiles, int ROWS>
+__device__ void pair_copy(real *to, HeadRows x, HeadRows y, int first, int T) {
+    tile_copy<Tiles::QK, ROWS, Tiles::THREADS>(to, x, first, T);
+    tile_copy<Tiles::HS, ROWS, Tiles::THREADS>(to + ROWS * TILE_PITCH<Tiles::QK>, y, first, T);
     copy_commit();
 }
 
-// d += X Y^T: rows of the warp (x is the first) by rows of a tile.
-template <int SIZE, int STRIPS, int N>
-__device__ void rows_by_rows(Strips<STRIPS, N> &d, const real *x, const real *y) {
-    UNROLL for (int k = 0; k < SIZE; k += 16) {
-        Left<real> a[STRIPS];
-        UNROLL for (int s = 0; s < STRIPS; s++) {
-            left_load<TILE_PITCH<SIZE>>(a[s], x + 16 * s * TILE_PITCH<SIZE> + k);
-        }
-        product<false, TILE_PITCH<SIZE>>(d, a, y + k);
+// The warp's rows in a tile, as left operands of 16 columns. bfloat16 keeps those of the first HELD
+// columns in registers. The last of `a` is for the others, loaded from shared memory each time: in
+// float all, as its sums leave no registers.
+template <int SIZE, int STRIPS, int HELD> struct OwnRows {
+    static constexpr int KEPT = sizeof(real) == 2 ? HELD / 16 : 0, PITCH = TILE_PITCH<SIZE>;
+    const real *at;
+    Left<real> a[KEPT + 1][STRIPS];
+    __device__ void load(int k) {
+        UNROLL for (int s = 0; s < STRIPS; s++)
+            left_load<PITCH>(a[min(k, KEPT)][s], at + 16 * (s * PITCH + k));
+    }
+    // Once, when every thread has the tile.
+    __device__ void keep(void) {
+        UNROLL for (int k = 0; k < KEPT; k++) load(k);
+    }
+};
+
+// d += X Y^T: rows of the warp by rows of a tile.
+template <int SIZE, int STRIPS, int HELD, int N>
+__device__ void rows_by_rows(Strips<STRIPS, N> &d, OwnRows<SIZE, STRIPS, HELD> &x, const real *y) {
+    UNROLL for (int k = 0; k < SIZE / 16; k++) {
+        if (k >= x.KEPT) x.load(k);
+        product<false, TILE_PITCH<SIZE>>(d, x.a[min(k, x.KEPT)], y + 16 * k);
     }
 }
 
@@ -347,16 +361,20 @@ template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, Atte
     return {b, h, first, own, first + own, k_g, v_g};
 }
 
-// Walks over the tiles of keys up to the last query. Calls use(k_tile, v_tile, lead) unless the
-// causal mask hides the whole tile from the warp; lead as for mask.
-template <typename Tiles, typename Use>
-__device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use) {
+// Walks over the tiles of keys up to the last query. Own rows are kept once their copies are
+// complete. Calls use(k_tile, v_tile, lead) for each tile of which the causal mask shows the warp
+// something; lead as for mask.
+template <typename Tiles, typename Use, typename... Own>
+__device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use, Own &...own) {
     constexpr int COLUMNS = Tiles::COLUMNS;
     int tiles = CEIL_DIV(min(t.first + Tiles::ROWS, T), COLUMNS);
     auto begin = [&](int step) {
-        pair_copy<Tiles>(buffer, step, t.k, t.v, step * COLUMNS, T);
+        pair_copy<Tiles, COLUMNS>(half_of<Tiles>(buffer, step), t.k, t.v, step * COLUMNS, T);
     };
     begin(0);
+    copy_wait<0>();
+    __syncthreads();  // every thread has the tiles of queries
+    (own.keep(), ...);
     for (int step = 0; step < tiles; step++) {
         copy_wait<0>();
         __syncthreads();  // every thread has this tile, and is done with the one before
@@ -372,7 +390,7 @@ template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, 2)
 attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads v,
                          AttentionShape s) {
-    constexpr int HS = Tiles::HS, PITCH = TILE_PITCH<Tiles::QK>;
+    constexpr int QK = Tiles::QK, HS = Tiles::HS, PITCH = TILE_PITCH<QK>;
     constexpr int STRIPS = Tiles::STRIPS, ROWS = Tiles::ROWS;
     SHARED_DYNAMIC(real, q_tile);
     int lane = threadIdx.x % WARP;
@@ -383,14 +401,15 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -INFINITY;
 
     HeadRows q_h = head_rows(q, tile.b, tile.h, s.T);
-    tile_copy<Tiles::QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
+    tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
+    OwnRows<QK, STRIPS, QK < 64 ? QK : 64 * 64 / QK> own_q = {q_rows, {}};
     walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int lead) {
         Strips<STRIPS, Tiles::COLUMNS> p = {};
-        rows_by_rows<Tiles::QK>(p, q_rows, k_tile);  // Q K^T
+        rows_by_rows(p, own_q, k_tile);  // Q K^T
         mask<false>(p, lead);
         softmax_tile(p, sums, max, sum, s.log2_scale);
         sums_by_tile(sums, p, v_tile);  // C += P V
-    });
+    }, own_q);
     UNROLL for (int m = 0; m < STRIPS; m++)
         UNROLL for (int i = 0; i < 2; i++) {
             int t = tile.row0 + 16 * m + 8 * i + lane / 4;
@@ -448,18 +467,19 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
     float lse[STRIPS][2], D[STRIPS][2];
 
     HeadRows q_h = head_rows(a.q, tile.b, tile.h, s.T), dc_h = head_rows(a.dc, tile.b, tile.h, s.T);
-    tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
-    tile_copy<HS, ROWS, Tiles::THREADS>(dc_tile, dc_h, tile.first, s.T);
+    pair_copy<Tiles, ROWS>(q_tile, q_h, dc_h, tile.first, s.T);
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) {
         int t = tile.row0 + 8 * i + threadIdx.x % WARP / 4;
         int64_t row = (int64_t)blockIdx.x * s.T + t;
         lse[i / 2][i % 2] = t < s.T ? a.lse[row] : 0;
         D[i / 2][i % 2] = t < s.T ? a.D[row] : 0;
     }
+    OwnRows<QK, STRIPS, QK> own_q = {q_rows, {}};
+    OwnRows<HS, STRIPS, HS> own_dc = {dc_rows, {}};
     walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int lead) {
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
-        rows_by_rows<QK>(p, q_rows, k_tile);    // Q K^T
-        rows_by_rows<HS>(ds, dc_rows, v_tile);  // dP = dC V^T
+        rows_by_rows(p, own_q, k_tile);    // Q K^T
+        rows_by_rows(ds, own_dc, v_tile);  // dP = dC V^T
         mask<false>(p, lead);
         UNROLL for (int m = 0; m < STRIPS; m++)
             UNROLL for (int n = 0; n < COLUMNS / 8; n++)
@@ -468,19 +488,19 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
                     ds.v[m][n][i] = p_i * (ds.v[m][n][i] - D[m][i / 2]);
                 }
         sums_by_tile(sums, ds, k_tile);  // dQ += dS K, scaled at the end
-    });
+    }, own_q, own_dc);
     scale_by(sums, s.scale);
     head_store(dq, tile.b, tile.h, tile.row0, s.T, q_rows, sums);
 }
 
-// Q K^T and dP of one tile, keys in rows, become P and dS. Lane i holds lse and D of query i.
-// scale: log2_scale.
+// Q K^T and dP of the columns from `first` on of one tile, keys in rows, become P and dS. Lane i
+// holds lse and D of query i. scale: log2_scale.
 template <int STRIPS, int N>
 __device__ void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds, float lse, float D,
-                                float scale) {
+                                float scale, int first) {
     UNROLL for (int n = 0; n < N / 8; n++)
         UNROLL for (int j = 0; j < 2; j++) {
-            int column = 8 * n + 2 * (threadIdx.x % 4) + j;
+            int column = first + 8 * n + 2 * (threadIdx.x % 4) + j;
             float lse_t = __shfl_sync(0xffffffffu, lse, column);
             float D_t = __shfl_sync(0xffffffffu, D, column);
             UNROLL for (int s = 0; s < STRIPS; s++)
@@ -498,8 +518,11 @@ template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, 2)
 attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     constexpr int QK = Tiles::QK, PITCH = TILE_PITCH<QK>, HS = Tiles::HS, V_PITCH = TILE_PITCH<HS>;
-    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS, THREADS = Tiles::THREADS;
+    constexpr int STRIPS = Tiles::STRIPS, COLUMNS = Tiles::COLUMNS;
     constexpr int OWN_ROWS = Tiles::OWN_ROWS, ROWS = Tiles::ROWS;
+    // Columns of K that stay in registers. If all of V do as well, N queries at a time have room.
+    constexpr bool WIDE = QK > 128, PARTS = Tiles::BF16 && STRIPS == 1 && !WIDE;
+    constexpr int HELD = PARTS ? QK - 16 : 32, N = PARTS ? 16 : COLUMNS;
     static_assert(COLUMNS <= WARP, "a lane has one query's lse and D");
     SHARED_DYNAMIC(real, k_tile);
     int own = threadIdx.x / WARP * OWN_ROWS;  // first row of the warp in the tile
@@ -512,14 +535,18 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     int h = g * heads, next = first;  // of the coming step: its head and its first query
     auto begin = [&](int step) {
         HeadRows q_h = head_rows(a.q, b, h, s.T), dc_h = head_rows(a.dc, b, h, s.T);
-        pair_copy<Tiles>(buffer, step, q_h, dc_h, next, s.T);
+        pair_copy<Tiles, COLUMNS>(half_of<Tiles>(buffer, step), q_h, dc_h, next, s.T);
     };
 
     HeadRows k_g = head_rows(beside<Tiles>(a.k, a.q), b, g, s.T);
-    tile_copy<QK, ROWS, THREADS>(k_tile, k_g, first, s.T);
     HeadRows v_g = head_rows(beside<Tiles>(a.v, a.q), b, g, s.T);
-    tile_copy<HS, ROWS, THREADS>(v_tile, v_g, first, s.T);
+    pair_copy<Tiles, ROWS>(k_tile, k_g, v_g, first, s.T);
     begin(0);
+    OwnRows<QK, STRIPS, WIDE ? 0 : HELD> own_k = {k_rows, {}};
+    OwnRows<HS, STRIPS, PARTS ? HS : 0> own_v = {v_rows, {}};
+    copy_wait<0>();
+    __syncthreads();  // every thread has the tiles of keys
+    own_k.keep(), own_v.keep();
     for (int step = 0; step < heads * tiles; step++) {
         int query0 = next, t = query0 + threadIdx.x % WARP;
         int64_t row = ((int64_t)b * s.NH + h) * s.T + t;
@@ -532,13 +559,16 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
         if (row0 >= s.T || query0 + COLUMNS <= row0) continue;  // nothing to add
         const real *q_tile = half_of<Tiles>(buffer, step);
         const real *dc_tile = q_tile + COLUMNS * PITCH;
-        Strips<STRIPS, COLUMNS> p = {}, ds = {};
-        rows_by_rows<QK>(p, k_rows, q_tile);  // K Q^T
-        rows_by_rows<HS>(ds, v_rows, dc_tile);  // dP^T = V dC^T
-        mask<true>(p, row0 - query0);
-        scores_backward(p, ds, lse, D, s.log2_scale);
-        sums_by_tile(dv_sums, p, dc_tile);  // dV += P^T dC
-        sums_by_tile(dk_sums, ds, q_tile);  // dK += dS^T Q, scaled at the end
+        UNROLL for (int at = 0; at < COLUMNS; at += N) {
+            const real *q_part = q_tile + at * PITCH, *dc_part = dc_tile + at * V_PITCH;
+            Strips<STRIPS, N> p = {}, ds = {};
+            rows_by_rows(p, own_k, q_part);    // K Q^T
+            rows_by_rows(ds, own_v, dc_part);  // dP^T = V dC^T
+            mask<true>(p, row0 - query0 - at);
+            scores_backward(p, ds, lse, D, s.log2_scale, at);
+            sums_by_tile(dv_sums, p, dc_part);  // dV += P^T dC
+            sums_by_tile(dk_sums, ds, q_part);  // dK += dS^T Q, scaled at the end
+        }
     }
     scale_by(dk_sums, s.scale);
     head_store(dk, b, g, row0, s.T, k_rows, dk_sums);
@@ -579,8 +609,7 @@ template <typename F> static inline void attention_launch(int QK, int HS, F laun
 static inline int attention_longest(int QK, int HS) {
     int rows = 0;
     attention_launch(QK, HS, [&](auto sizes) {
-        typedef decltype(sizes) Sizes;
-        rows = min((int)Sizes::Forward::ROWS, (int)Sizes::Backward::ROWS);
+        rows = decltype(sizes)::Backward::ROWS;  // forward's are at least as many
     });
     return 65535 * rows;
 }

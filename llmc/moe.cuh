@@ -508,7 +508,7 @@ template <bool ACROSS> struct Panel {
 enum { COPIES = ROW_TILE * TILE_DEPTH / PACK / EXPERT_THREADS };  // packs of a panel for a thread
 
 // Calls each(copy, line, column) for the packs of a panel that this thread copies.
-template <bool ACROSS, typename Each> static __device__ inline void panel_packs(Each each) {
+template <bool ACROSS, typename Each> __device__ void panel_packs(Each each) {
     constexpr int PACKS = Panel<ACROSS>::WIDTH / PACK, STEP = EXPERT_THREADS / PACKS;
     static_assert(EXPERT_THREADS % PACKS == 0, "a thread's packs have one column");
     UNROLL for (int copy = 0; copy < COPIES; copy++)
@@ -518,8 +518,7 @@ template <bool ACROSS, typename Each> static __device__ inline void panel_packs(
 // Starts the copy of the elements from `first` on of each line. at(copy, line) is the beginning of
 // a line in memory, or nullptr for a line of zeros; elements from `end` on are zeros too.
 template <bool ACROSS, typename At>
-static __device__ inline void panel_copy(real *panel, const real *somewhere, At at, int first,
-                                         int end) {
+__device__ void panel_copy(real *panel, const real *somewhere, At at, int first, int end) {
     panel_packs<ACROSS>([&](int copy, int line, int column) {
         const real *from = at(copy, line);
         bool present = from && first + column < end;
@@ -531,13 +530,12 @@ static __device__ inline void panel_copy(real *panel, const real *somewhere, At 
 // Loads 16 rows and columns of a left operand whose columns are the panel's lines. Its element
 // (0, 0) is at `panel`.
 template <int PITCH>
-static __device__ inline void left_load_transposed(Left<__nv_bfloat16> &a,
-                                                   const __nv_bfloat16 *panel) {
+__device__ void left_load_transposed(Left<__nv_bfloat16> &a, const __nv_bfloat16 *panel) {
     int lane = threadIdx.x % WARP;
     ldmatrix<true>(a.r, panel + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8);
 }
 template <int PITCH>
-static __device__ inline void left_load_transposed(Left<float> &a, const float *panel) {
+__device__ void left_load_transposed(Left<float> &a, const float *panel) {
     int row = threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
     UNROLL for (int i = 0; i < 8; i++)
         a.r[i] = panel[(i / 4 * 8 + 2 * quad + i % 2) * PITCH + row + i / 2 % 2 * 8];
@@ -564,7 +562,7 @@ struct Tile {
     int depth, first;          // length of the sum; WEIGHT: its first row
 };
 
-template <int FORM> static __device__ inline Tile tile_of(const Grouped &f) {
+template <int FORM> __device__ Tile tile_of(const Grouped &f) {
     int out = f.e.parts * f.e.width, columns = FORM == FORWARD ? out : f.e.in;
     int across = CEIL_DIV(columns, TILE_COLUMNS);
     int column = blockIdx.x % across * TILE_COLUMNS;
@@ -583,36 +581,33 @@ template <int FORM> static __device__ inline Tile tile_of(const Grouped &f) {
     return t;
 }
 
-// Lines along the depth are the same in every step, so a thread computes once where the lines that
-// it copies begin; nullptr stands for zeros.
-struct LinesAlong {
+// The beginnings of the lines that a thread copies, as far as it knows them before a step. Lines
+// along the depth are the same in every step; nullptr stands for zeros. WEIGHT has the rows of x of
+// the step from `k` of the depth on, looked up one step ahead: no copy waits for an index.
+struct PanelLines {
     const real *left[COPIES], *right[COPIES];
+    int x_row[COPIES];
 };
 
-static __device__ inline const real *x_row(const Grouped &f, const real *x, int row) {
-    return x + (int64_t)(f.e.source ? f.e.source[row] : row) * f.e.in;
-}
-
-template <int FORM>
-static __device__ inline LinesAlong lines_along(const Grouped &f, const Tile &t) {
-    LinesAlong lines = {};
-    if constexpr (FORM != WEIGHT)
-        panel_packs<false>([&](int copy, int i, int) {
-            int row = t.row + i, w_row = t.column + i;
-            if (row < t.row_end)
-                lines.left[copy] =
-                    FORM == FORWARD ? x_row(f, f.left, row) : f.left + (int64_t)row * t.depth;
-            if (FORM == FORWARD && w_row < t.column_end)
-                lines.right[copy] = f.right + weight_at(f.e, t.expert, w_row);
-        });
+template <int FORM> __device__ PanelLines lines_at(const Grouped &f, const Tile &t, int k) {
+    PanelLines lines = {};
+    panel_packs<FORM == WEIGHT>([&](int copy, int i, int) {
+        int row = FORM == WEIGHT ? t.first + min(k + i, t.depth - 1) : t.row + i;
+        int w_row = t.column + i;
+        if (FORM == WEIGHT || row < t.row_end) {
+            lines.x_row[copy] = FORM != INPUT && f.e.source ? f.e.source[row] : row;
+            lines.left[copy] = f.left + (int64_t)lines.x_row[copy] * t.depth;
+        }
+        if (FORM == FORWARD && w_row < t.column_end)
+            lines.right[copy] = f.right + weight_at(f.e, t.expert, w_row);
+    });
     return lines;
 }
 
 // Starts the copy of both operands, from `k` of the depth on. A line across the depth is a row of
 // dy, of W_e or of x.
 template <int FORM>
-static __device__ inline void stage_copy(real *left, const Grouped &f, const Tile &t,
-                                         const LinesAlong &lines, int k) {
+__device__ void stage_copy(real *left, const Grouped &f, const Tile &t, PanelLines &lines, int k) {
     typedef Panels<FORM> P;
     auto left_line = [&](int copy, int i) -> const real * {
         if (!P::LEFT_ACROSS) return lines.left[copy];
@@ -622,13 +617,14 @@ static __device__ inline void stage_copy(real *left, const Grouped &f, const Til
         if (!P::RIGHT_ACROSS) return lines.right[copy];
         if (k + i >= t.depth) return nullptr;
         return FORM == INPUT ? f.right + weight_at(f.e, t.expert, k + i)
-                             : x_row(f, f.right, t.first + k + i);
+                             : f.right + (int64_t)lines.x_row[copy] * f.e.in;
     };
     panel_copy<P::LEFT_ACROSS>(left, f.left, left_line, P::LEFT_ACROSS ? t.row : k,
                                P::LEFT_ACROSS ? t.row_end : t.depth);
     panel_copy<P::RIGHT_ACROSS>(left + P::LEFT, f.right, right_line,
                                 P::RIGHT_ACROSS ? t.column : k,
                                 P::RIGHT_ACROSS ? t.column_end : t.depth);
+    if (FORM == WEIGHT) lines = lines_at<FORM>(f, t, k + TILE_DEPTH);
 }
 
 typedef Strips<WARP_STRIPS, WARP_COLUMNS> Sums;
@@ -636,7 +632,7 @@ typedef Strips<WARP_STRIPS, WARP_COLUMNS> Sums;
 // sums += the warp's rows times its columns, over the depth of a stage. row, column: where they
 // begin in the tile.
 template <int FORM>
-static __device__ inline void stage_multiply(Sums &sums, const real *left, int row, int column) {
+__device__ void stage_multiply(Sums &sums, const real *left, int row, int column) {
     typedef Panels<FORM> P;
     constexpr int LEFT = Panel<P::LEFT_ACROSS>::PITCH, RIGHT = Panel<P::RIGHT_ACROSS>::PITCH;
     const real *right = left + P::LEFT;
@@ -673,18 +669,18 @@ static __device__ inline void sums_add(const Grouped &f, const Tile &t, const Su
 }
 
 template <int FORM>
-static __global__ void __launch_bounds__(EXPERT_THREADS, sizeof(real) == 2 ? 2 : 1)
+__global__ void __launch_bounds__(EXPERT_THREADS, sizeof(real) == 2 ? 2 : 1)
 grouped_kernel(Grouped f) {
     SHARED_DYNAMIC(real, shared);
-    constexpr int STAGE = Panels<FORM>::STAGE, ACROSS = TILE_COLUMNS / WARP_COLUMNS;
+    constexpr int STAGE = Panels<FORM>::STAGE, ABREAST = TILE_COLUMNS / WARP_COLUMNS;
     int warp = threadIdx.x / WARP;
-    int row = warp / ACROSS * WARP_ROWS, column = warp % ACROSS * WARP_COLUMNS;
+    int row = warp / ABREAST * WARP_ROWS, column = warp % ABREAST * WARP_COLUMNS;
     Tile t = tile_of<FORM>(f);
     int steps = t.expert < 0 ? 0 : CEIL_DIV(t.depth, TILE_DEPTH);
     bool busy = t.row + row < t.row_end && t.column + column < t.column_end;
     Sums sums = {};
     if (steps == 0) return;  // no expert needs the tile; or it has no rows, and dW stays
-    LinesAlong lines = lines_along<FORM>(f, t);
+    PanelLines lines = lines_at<FORM>(f, t, 0);
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < steps) stage_copy<FORM>(shared + step * STAGE, f, t, lines, step * TILE_DEPTH);
         copy_commit();
