@@ -34,7 +34,6 @@ ALONE = re.compile(r"classifier_kernel|attention_decode_kernel")      # a line f
 # What may fail: kernel, precision and architecture as FAILED names them, with * for any | the gate,
 # or instruction of accesses in pieces | why.
 ALLOWED = """
-classifier<1, false> *|STS|softmax_row copies 16 bytes in pieces: to be mended
 grouped<[012]> bf16 *|lanes apart|`busy` is a bit of a register, the same in all lanes of a warp
 norm_backward<*|lanes apart|conditions in bits of a register, which flow.py does not follow
 qkv_backward<* sm_80|LDS|sums of gains, once a block, at its end
@@ -55,8 +54,6 @@ loss_sums *|STG|two sums, one thread
 column_sums *|STG|a thread's sums, once, behind its loop
 gain *|STG|a thread's sums, once, behind its loop
 gained_classifier_backward *|STG|a thread's sums, once, behind its loop
-position_backward *|LDG|a thread's sums, once, behind its loop
-position_backward *|STG|a thread's sums, once, behind its loop
 """
 
 
