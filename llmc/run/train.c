@@ -415,10 +415,9 @@ int train(Run *r) {
     while (status < 0) {
         // A GPU goes on to the next step while the last one is reported, unless something is due
         // that needs the weights or statistics of either.
-        int signal = comm_signal(&r->comm);
         bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
         bool due = is_due(r, f->save_every) || is_due(r, f->val_every);
-        bool wait = !on_gpu(t) || measured || r->measured || due || signal;
+        bool wait = !on_gpu(t) || measured || r->measured || due;
         if (wait && !finish_step(r)) {
             status = end_diverged(r);
             break;
@@ -441,8 +440,9 @@ int train(Run *r) {
         r->finished += pause;
 
         // SIGINT and SIGTERM end a run between two steps, the same step on all processes.
+        int signal = comm_signal(&r->comm);
         if (signal) {
-            status = stop_by_signal(r, signal);
+            status = finish_step(r) ? stop_by_signal(r, signal) : end_diverged(r);
             break;
         }
         // The end of the run. It has diverged if the last step was not finite.
