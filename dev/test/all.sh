@@ -6,7 +6,7 @@
 #   sh dev/test/all.sh                   all steps
 #   sh dev/test/all.sh ID...             these
 #   sh dev/test/all.sh --skip ID,ID,...  all but these
-#   sh dev/test/all.sh --list            their ids, minutes on two idle cores, and descriptions
+#   sh dev/test/all.sh --list            their ids, minutes on two cores, and descriptions
 set -eu
 root=$(pwd) number=0 list="" skip="" chosen=""
 case ${1:-} in
@@ -108,14 +108,14 @@ files="json stories dataloader shard tokenizer flags sampler logger refusals eva
 
 step size 0.1 python3 "core's KB of code, share of comments, lines over 100 columns" \
     python3 dev/test/size.py --check
-step asan '?' gcc "C tests under gcc's AddressSanitizer and UndefinedBehaviorSanitizer" \
+step asan 3.8 gcc "C tests under gcc's AddressSanitizer and UndefinedBehaviorSanitizer" \
     sh -c "$unit" unit "mode gemm equations oracle distinct invariance causality decode $files" \
     CC=gcc CFLAGS="$sanitize"
-step gcc-plain '?' gcc "numerical C tests with gcc -O1, without OpenMP" \
+step gcc-plain 1.1 gcc "numerical C tests with gcc -O1, without OpenMP" \
     sh -c "$unit" unit "$numbers stories" CC=gcc OMP=0 CFLAGS=-O1
-step clang '?' clang "numerical C tests with clang" \
+step clang 2.3 clang "numerical C tests with clang" \
     sh -c "$unit" unit "$numbers oracle finite invariance decode stories" CC=clang
-step clang-plain '?' clang "numerical C tests with clang -O1, without OpenMP" \
+step clang-plain 0.7 clang "numerical C tests with clang -O1, without OpenMP" \
     sh -c "$unit" unit "mode gemm equations single run" CC=clang OMP=0 CFLAGS=-O1
 step fuzz 1 clang "libFuzzer on every reader of files, a minute in all" \
     sh dev/fuzz/run.sh
@@ -127,7 +127,7 @@ step arm '?' "aarch64-linux-gnu-gcc qemu-aarch64" "AArch64 with bfloat16 instruc
     aarch64-linux-gnu-objdump -d build/test_gemm_bf16.o | grep -q bfdot
     export QEMU_LD_PREFIX=/usr/aarch64-linux-gnu
     qemu-aarch64 -cpu max build/test_gpt mode gemm bf16 exp equations single distinct'
-step modes '?' - "every mode builds and trains, as GPT-2 and as Llama" \
+step modes 5.2 - "every mode builds and trains, as GPT-2 and as Llama" \
     sh -c '
     for mode in $(sed -n "s/^MODE. *\([A-Z0-9_]*\),.*/\1/p" llmc/modes.h); do
         make -s CFLAGS=-O1 train_gpt NORM_MODE=$mode || exit 1
@@ -156,7 +156,7 @@ layers=$(ls dev/test/test_*.cu | sed 's/.*test_//; s/\.cu$//' | tr '\n' ' ')
 # would say nothing of asynchronous copies either.
 mkdir -p build; echo called_from_lib:libomp > build/tsan.supp
 export TSAN_OPTIONS=suppressions=$root/build/tsan.supp
-emulated emu-modes '?' "emulated CUDA: the modes that make test leaves out" \
+emulated emu-modes 9.3 "emulated CUDA: the modes that make test leaves out" \
     build/emu other_modes
 emulated emu-asan '?' "emulated CUDA: layers under Address- and UndefinedBehaviorSanitizer" \
     build/emu-asan cuda_ EMU_FLAGS="$sanitize" GPU_TESTS="$layers"
@@ -164,7 +164,7 @@ emulated emu-asan-models '?' "emulated CUDA: whole models under AddressSanitizer
     build/emu-asan-models cuda_ EMU_FLAGS='-O1 -g -fsanitize=address'
 emulated emu-tsan '?' "emulated CUDA: layers under ThreadSanitizer" \
     build/emu-tsan cuda_ EMU_CXX=clang++ EMU_FLAGS='-O1 -g -fsanitize=thread' GPU_TESTS="$layers"
-step emu-self '?' - "the emulator finds what is planted" \
+step emu-self 1.6 - "the emulator finds what is planted" \
     sh dev/emu/test.sh 3
 step ptx '?' python3 "every kernel as nvcc's PTX, three architectures, both precisions" \
     python3 dev/ptx/check.py --all
@@ -172,7 +172,7 @@ step ptx-mutants '?' python3 "nvcc's PTX, broken: the checks of dev/ptx see it" 
     python3 dev/ptx/mutate.py
 step ptx-suite '?' python3 "the tests of CUDA code with their kernels as nvcc's PTX" \
     sh -ec 'python3 dev/ptx/suite.py --prec bf16; python3 dev/ptx/suite.py --prec fp32'
-step ladders '?' - "the ladders of dev/kernels reach their last step" \
+step ladders 0.5 - "the ladders of dev/kernels reach their last step" \
     sh dev/kernels/run.sh
 step gpu-check '?' - "dev/gpu_check.sh, on stand-ins for a GPU and its tools" \
     sh dev/test/gpu_check_test.sh
@@ -180,9 +180,9 @@ step gpu-check '?' - "dev/gpu_check.sh, on stand-ins for a GPU and its tools" \
 # ---------------------------------------------------------------------------- with Python
 
 # What each needs besides python3 stands in the first comment of its file.
-step scale '?' python3 "dev/SCALE.md says what dev/scale.py computes" \
+step scale 0.1 python3 "dev/SCALE.md says what dev/scale.py computes" \
     sh -c 'python3 dev/scale.py | grep "^|" > tables && grep "^|" dev/SCALE.md | diff - tables'
-step plots '?' python3 "dev/plot.py draws losses and norms" \
+step plots 0.3 python3 "dev/plot.py draws losses and norms" \
     sh -ec '
     make -s build/cpu-span-fp32/train_gpt
     build/cpu-span-fp32/train_gpt --width 32 --seq 32 --batch 4 --steps 6 --norms-every 2 \
@@ -192,43 +192,43 @@ step plots '?' python3 "dev/plot.py draws losses and norms" \
     test -s a/loss.png && test -s norms.png
     ! python3 dev/plot.py nowhere 2> message
     grep -q "expected the folder of a run" message'
-step diagnostics '?' python3 "norms and gradients in the log, against numpy" \
+step diagnostics 0.4 python3 "norms and gradients in the log, against numpy" \
     sh -c '
     for mode in PRE POST SPAN HYBRID DEEPNORM PERI; do
         made="$made $mode=$(make -s CFLAGS=-O1 binary NORM_MODE=$mode)" || exit 1
     done
     python3 dev/test/test_diagnostics.py $made'
-step probe '?' python3 "dev/probe.py against plain numpy" \
+step probe 6.0 python3 "dev/probe.py against plain numpy" \
     sh -c '
     for mode in SPAN PRE SDD; do
         made="$made $mode=$(make -s CFLAGS=-O1 binary NORM_MODE=$mode)" || exit 1
     done
     python3 dev/test/test_probe.py $made'
-step stats '?' python3 "the statistics of ablations" \
+step stats 0.1 python3 "the statistics of ablations" \
     python3 dev/test/test_stats.py
 step page 0.5 python3 "the page of an ablation, in a browser" \
     python3 dev/test/test_page.py
-step ablate '?' python3 "ablations, killed and continued" \
+step ablate 6.7 python3 "ablations, killed and continued" \
     python3 dev/test/test_ablate.py
-step repro '?' python3 "dev/repro: the papers' claims, their table and statistics" \
+step repro 6.1 python3 "dev/repro: the papers' claims, their table and statistics" \
     python3 dev/test/test_repro.py
 step peers '?' python3 "benchmarks of the CPU, and training steps beside PyTorch's" \
     python3 dev/test/test_peers.py
-step oracle '?' python3 "PyTorch still gives the goldens" \
+step oracle 0.2 python3 "PyTorch still gives the goldens" \
     python3 dev/oracle/oracle.py --check
-step hf '?' python3 "Hugging Face models, imported and exported" \
+step hf 1.8 python3 "Hugging Face models, imported and exported" \
     sh -ec '
     make -s -j2 build/logits
     make -s binary NORM_MODE=PRE
     make -s binary NORM_MODE=OLMO2
     python3 dev/test/test_hf.py'
-step tiktoken '?' python3 "the tokenizer against tiktoken" \
+step tiktoken 0.5 python3 "the tokenizer against tiktoken" \
     sh -c 'make -s build/tokenize && python3 dev/test/test_tokenizer.py'
-step lm-eval '?' python3 "scores of tasks against lm-evaluation-harness" \
+step lm-eval 5.4 python3 "scores of tasks against lm-evaluation-harness" \
     sh -ec '
     python3 dev/test/test_lm_eval.py
     python3 dev/test/test_lm_eval.py --mode SPAN --export "python3 dev/export_hf.py {run} {folder}"'
-step logs '?' python3 "dev/logs.py: logs as a table and as TensorBoard's files" \
+step logs 1.1 python3 "dev/logs.py: logs as a table and as TensorBoard's files" \
     sh -c '
     make -s build/cpu-span-fp32/train_gpt &&
     python3 dev/test/test_logs.py build/cpu-span-fp32/train_gpt'
