@@ -38,7 +38,7 @@ struct UpdateEntry {
     int line, stride;
 };
 
-// What processes add up before they decide about the step: the losses (loss_sums, router_count);
+// Processes add these up before they decide about the step: the losses (loss_sums, router_count);
 // the squares of all gradients, before clipping (gradient_square); and the tokens, which with one
 // process the host counts alone.
 enum { SUM_SQUARE = LOSS_SUMS, SUM_TOKENS, REDUCED_SUMS };

@@ -292,7 +292,7 @@ static constexpr int qkv_backward_blocks(int packs, bool unit) {
     return packs == 2 && !unit ? 2 : 1;
 }
 
-// What a rotation gives to the norm is rounded to `real`, because registers hold it as Bits: the
+// A rotation's result is rounded to `real` for the norm, because registers hold it as Bits: the
 // gradient rotated back; for UNIT the rotated input of the norm, which forward does not round.
 template <typename TEAM, bool UNIT, bool LATENT>
 __global__ void __launch_bounds__(TEAM::BLOCK, qkv_backward_blocks(TEAM::PACKS, UNIT))
