@@ -171,10 +171,11 @@ static inline void embedding_backward(wide *dwte, wide *dwpe, const real *de, co
     auto add = [&](wide *dw, const int32_t *order, float by) {
         Pieces f = {order, order + B * T, B * T, GROUP_PIECE};
         while ((size_t)(f.n / f.size) * C > gpu->scratch_size) f.size *= 2;
+        float *inside = scratch_for<float>((size_t)(f.n / f.size) * C, gpu);
         dim3 grid = row_grid(CEIL_DIV(f.n, f.size), C);
-        LAUNCH(embedding_backward_kernel, grid, ROW_THREADS, 0, gpu->stream, dw, gpu->scratch, de,
-               f, C, by);
-        LAUNCH(inside_add_kernel, grid, ROW_THREADS, 0, gpu->stream, dw, gpu->scratch, f, C);
+        LAUNCH(embedding_backward_kernel, grid, ROW_THREADS, 0, gpu->stream, dw, inside, de, f, C,
+               by);
+        LAUNCH(inside_add_kernel, grid, ROW_THREADS, 0, gpu->stream, dw, inside, f, C);
     };
     add(dwte, groups, scale);
     if (dwpe) add(dwpe, groups + 2 * (int64_t)B * T, 1);

@@ -23,7 +23,7 @@
 #include "adamw.cuh"
 #include "run/trainer.h"
 
-// The results of a layer's forward. Of two, the first is attention's and the second the ffn's.
+// The results of a layer's forward. In a pair, attention's comes first and the ffn's second.
 typedef struct LayerTensors {
     const real *s[2];          // two of [n, C]: the sum s; nGPT: the branch y
     const real *skip[2];       // two of [n, C]: what the skip carries, without its factor
