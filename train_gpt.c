@@ -9,7 +9,8 @@
 // 3. SET or ADD. The gradient of a value that is read once is SET. For a value that is read several
 //    times, the first writer SETs (or memory is zeroed before), and the others ADD:
 //      parameters          over rows and micro-batches (gradient accumulation); the tied embedding
-//                          by both of its uses. gpt_zero_grads zeroes them.
+//                          by both of its uses. The first micro-step SETs matrices of linears;
+//                          gpt_zero_grads zeroes the others.
 //      residual stream     by skip and branch of each sublayer. block_backward zeroes it.
 //      u, a branch's input by q, k, v; by gate and up; by router and experts; by the skip
 //      k and v             by the query heads of a group
@@ -63,6 +64,7 @@ typedef struct {
     int out, in;
     int ldy;  // from one row of y to the next: `out`, or more where two linears share a buffer
     real c;   // 1, or LayerNorm Scaling's 1/sqrt(l+1)
+    int dw;   // SET or ADD: dW
 } LinearShape;
 
 static void linear_forward(real *y, const real *x, const real *w, const real *b, LinearShape s) {
@@ -74,14 +76,14 @@ static void linear_forward(real *y, const real *x, const real *w, const real *b,
         for (int j = 0; j < s.out; j++) y[i * s.ldy + j] += b[j];
 }
 
-// dx = c W^T dy (SET or ADD, by `add`)    dW += c dy x^T    db += dy
-//   dx [n, in]   dw [out, in]   db [out] or NULL
+// dx = c W^T dy    dW = c dy x^T    db += dy
+//   dx [n, in] is SET or ADDed to, by `add`   dw [out, in] by s.dw   db [out] or NULL
 static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
                             const real *w, LinearShape s, int add) {
     View x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
     gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), w_in, s.n, s.in, s.out, s.c, add == ADD);
     // view(dy, 1, s.ldy) is dy transposed
-    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, 1);
+    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, s.dw == ADD);
     if (!db) return;
     // A thread owns a strip of columns, and sums it over the rows in their order.
 #pragma omp parallel for
@@ -775,6 +777,7 @@ typedef struct Block {
     KvCache cache;       // decode: keys and values of earlier tokens; otherwise all NULL
     const real *rotary;  // rope_table from row 0's position; NULL with learned positions
     real dloss;          // backward: the gradient of the micro-batch's mean loss, for the router
+    int dw_of_linears;   // backward: SET in the first micro-step of a step, then ADD
 } Block;
 
 // L2: only prevents 0/0 for x = 0.
@@ -806,7 +809,7 @@ static real *slot_backward(Norm norm, real *dx, real *dy, const real *x) {
 
 // A linear whose rows are the block's.
 static LinearShape linear_shape(const Block *b, int out, int in, real c) {
-    return (LinearShape){b->n, out, in, out, c};
+    return (LinearShape){b->n, out, in, out, c, b->dw_of_linears};
 }
 
 // ------------------------------------------------------------------------------ attention branch
@@ -1072,7 +1075,9 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
     for (int e = 0; e < r.E; e++) {
         Block x = expert_block(b, e);
         int64_t row = a->start[e] * (int64_t)C;
-        if (x.n) mlp_backward(&x, d->xx + row, drows + row, a->xx + row, SET);
+        // without tokens too if that SETs the gradients, to 0
+        if (x.n || x.dw_of_linears == SET)
+            mlp_backward(&x, d->xx + row, drows + row, a->xx + row, SET);
     }
     gather_backward(du, d->xx, a->place, r.n, r.K, C);
     if (b->p.F) mlp_backward(b, du, dy, u, ADD);
@@ -1235,7 +1240,7 @@ static void block_recompute(const Block *b, real *x) {
 // Statistics of layers (LayerStats in llmc/run/trainer.h) are sums over tokens, in double. Sums
 // over whole tensors are made of fixed pieces, added in order.
 
-// sum of (x - a y)^2; with y = x and a = 0 that of x^2
+// sum of (x - a y)^2; of x^2 where y is NULL, in a loop of its own, which is twice as fast
 static double square_sum(const real *x, const real *y, double a, int64_t size) {
     enum { PIECES = 64 };
     double part[PIECES], sum = 0;
@@ -1243,15 +1248,19 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
     for (int64_t k = 0; k < PIECES; k++) {
         int64_t begin = size * k / PIECES, end = size * (k + 1) / PIECES;
         double piece = 0;
+        if (y)
 #pragma omp simd reduction(+ : piece)
-        for (int64_t i = begin; i < end; i++) piece += (x[i] - a * y[i]) * (x[i] - a * y[i]);
+            for (int64_t i = begin; i < end; i++) piece += (x[i] - a * y[i]) * (x[i] - a * y[i]);
+        else
+#pragma omp simd reduction(+ : piece)
+            for (int64_t i = begin; i < end; i++) piece += (double)x[i] * x[i];
         part[k] = piece;
     }
     for (int k = 0; k < PIECES; k++) sum += part[k];
     return sum;
 }
 
-static double squares(const real *x, int64_t size) { return square_sum(x, x, 0, size); }
+static double squares(const real *x, int64_t size) { return square_sum(x, NULL, 0, size); }
 
 // Adds a router's losses to *loss, and the tokens of its experts to loads [E], which
 // gpt_zero_grads zeroes. stats [router_size], or NULL: the same, with the entropy.
@@ -1330,6 +1339,7 @@ struct Gpt {
     real *rotary;                 // rope_table of all positions; NULL with learned positions
     int32_t *inputs, *targets;    // [n]
     int recompute;
+    int dw_of_linears;            // SET until the first backward of a step has ended, then ADD
     real z_loss;                  // coefficient
     double ce, z, router;         // sums of losses over the tokens since the last gpt_means
     int64_t seen;                 // number of these tokens
@@ -1359,6 +1369,7 @@ static Block gpt_block(const Gpt *g, int l) {
         .a = acts_view(&g->act_layout, m, &g->max, g->acts, l, 0),
         .d = acts_view(&g->act_layout, m, &g->max, g->grads, l, 1),
         .cache = cache, .rotary = at(g->rotary, (int64_t)cache.cached * rotary_size(m)),
+        .dw_of_linears = g->dw_of_linears,
     };
 }
 
@@ -1551,6 +1562,7 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
     embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, n, g->now.T, m->C, m->emb_scale);
     if (reducing) reduce_gradients(g, -1);
+    g->dw_of_linears = ADD;
 }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
@@ -1559,7 +1571,9 @@ static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
 
 // Begins a step.
 static void gpt_zero_grads(Gpt *g) {
-    zero(g->tensors[GRADS], g->layout.total);
+    for (const Entry *e = g->layout.entries; e < g->layout.entries + g->layout.count; e++)
+        if (!entry_is_linear(&g->m, e)) zero(gpt_tensor(g, GRADS, e), e->size);
+    g->dw_of_linears = SET;
     for (int l = 0; l < g->m.L; l++) {
         Block b = gpt_block(g, l);
         if (b.p.moe) memset(b.a.loads, 0, g->m.moe.E * sizeof(real));

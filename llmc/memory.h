@@ -136,6 +136,13 @@ static inline Part entry_part(const Entry *e, int rank, int processes) {
     return part;
 }
 
+// Whether a linear reads the tensor. Its gradient is one product, so the first micro-step of a step
+// SETs it. Vectors, and embeddings without the LM head, are ADDed to zero.
+static inline bool entry_is_linear(const Model *m, const Entry *e) {
+    if (e->row.role == ROLE_EMBEDDING) return e->id == PARAM_wte && m->tied;
+    return e->row.role < ROLE_ZERO;
+}
+
 // The lines of a matrix that nGPT keeps at length 1 (section 2.3) are vectors of the residual
 // stream's space: the rows of a matrix that reads the stream, the columns of an output projection,
 // which writes to it. Matrices of experts lie one below the other. nGPT's paper has no router; here
@@ -148,7 +155,6 @@ typedef struct EntryLines {
 static inline EntryLines entry_lines(const Model *m, const Entry *e) {
     int role = e->row.role, cols = (int)e->row.cols;
     EntryLines none = {0, 0}, rows = {cols, 1}, columns = {m->C, cols};
-    // roles from ROLE_ZERO on are vectors
     if (!m->mode->unit || role >= ROLE_ZERO || e->id == PARAM_router) return none;
     return role == ROLE_OUT ? columns : rows;
 }

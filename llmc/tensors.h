@@ -16,7 +16,7 @@ enum {
     ROLE_VALUE,                               // W_v, which DeepNorm scales, as it does
     ROLE_FFN_IN,                              // gate and up
     ROLE_OUT,                                 // output projections, which write to the stream
-    ROLE_ZERO,                                // biases
+    ROLE_ZERO,                                // biases; from here on vectors
     ROLE_GAIN,                                // gains of norms, nGPT's p
     ROLE_BALANCE                              // the selection bias, which has no gradient
 };

@@ -106,7 +106,7 @@ typedef struct Trainer {
     void (*store)(Gpt *gpt, int kind, int64_t step);
     void (*normalize)(Gpt *gpt);              // nGPT: matrices to unit length, as after an update
 
-    void (*zero_grads)(Gpt *gpt);
+    void (*zero_grads)(Gpt *gpt);             // begins a step: backward follows before update
     // inputs, targets [B, T]. Keeps the activations that backward reads, and adds to the losses.
     // targets NULL: logits only.
     void (*forward)(Gpt *gpt, const int32_t *inputs, const int32_t *targets, int B, int T);

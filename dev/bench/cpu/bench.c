@@ -282,7 +282,7 @@ static void layers(Run *r, const Peaks *p) {
     LinearShape q = linear_shape(&l->b, Q, C, 1);
     LinearShape k = linear_shape(&l->b, K, C, 1);
     LinearShape o = linear_shape(&l->b, C, Q, 1);
-    LinearShape in = {s->n, F, C, F + up, 1};
+    LinearShape in = {s->n, F, C, F + up, 1, SET};
     LinearShape down = linear_shape(&l->b, C, F, 1);
     printf("\n%-38s %10s    calls    ms a step  of it   rate\n",
            check_format(text, sizeof text, "%s under %s, %d x %d tokens", r->f->model,
