@@ -86,7 +86,7 @@ void comm_open(Comm *c, const char *device) {
     if (gpus) c->sockets = sockets_open(c->rank, c->size, c->local_size == c->size);
     else open_mpi(c, by);
     CHECK(!c->rank || freopen("/dev/null", "w", stdout),
-          "cannot open /dev/null: %s\n  -> make it writable", strerror(errno));
+          "cannot open /dev/null: %m\n  -> make it writable");
 }
 
 // sockets_close waits for every goodbye, MPI_Finalize for every process.

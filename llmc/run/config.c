@@ -193,10 +193,8 @@ Init init_from_flags(const Flags *f, const Mode *mode) {
 
 // The last lines of a config.json: a checksum of the bytes before them, and its closing brace.
 static const char *config_end(char buf[64], const char *text, size_t n) {
-    Hash hash = hash_begin();
-    hash_add(&hash, text, n);
-    return check_format(buf, 64, ",\n  \"xxh64\": \"%016llx\"\n}\n",
-                        (unsigned long long)hash_end(&hash));
+    unsigned long long hash = hash_bytes(text, n);
+    return check_format(buf, 64, ",\n  \"xxh64\": \"%016llx\"\n}\n", hash);
 }
 
 // {"norm_c_version": 2, "norm_mode": "SPAN", "precision": "fp32", ..., "flags": {"model": ...},

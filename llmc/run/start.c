@@ -318,13 +318,12 @@ static void show(const Run *r) {
 static void check_processes(Run *r) {
     char *config = run_config(r);
     // config.json has the flags, the build and the data's vocabulary and unigram entropy.
-    Hash hash = hash_begin();
-    hash_add(&hash, config, strlen(config));
-    hash_add(&hash, &r->resuming, sizeof r->resuming);    // all see the checkpoint, or none does
-    CHECK(comm_agree(&r->comm, hash_end(&hash)),
+    uint64_t hash = hash_bytes(config, strlen(config)) + r->resuming;
+    free(config);
+    // All see the checkpoint to resume from, or none does.
+    CHECK(comm_agree(&r->comm, hash),
           "the processes have different flags, data or builds, or see different checkpoints\n"
           "  -> start all of them with one command, with --out on a disk that they share");
-    free(config);
     CHECK(r->f->batch >= r->comm.size,
           "--batch %lld for %d processes: expected at least a sequence for each\n"
           "  -> a larger --batch, or fewer processes", r->f->batch, r->comm.size);
