@@ -7,8 +7,6 @@
 //   rename .tmp-step_200 -> step_200        a kill before this line: step_100 stays the newest
 //   sync the run's folder                   a kill after it: step_200 is the newest
 #include "checkpoint.h"
-#include <dirent.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -40,8 +38,7 @@ static int64_t step_of(const char *name) {
 
 // Removes the unfinished checkpoints that kills left behind.
 static void remove_unfinished(int run, const char *run_dir) {
-    int fd = openat(run, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir closes it
-    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    DIR *d = folder_list(run, ".");
     CHECK_WRITE(d, "cannot list %s: %m\n  -> make this folder readable and writable (chmod)",
                 run_dir);
     for (struct dirent *e; (e = readdir(d));) {
@@ -96,7 +93,6 @@ void checkpoint_abandon(Checkpoint *c) {
 // whole. A folder that has this name already is damaged (checkpoint.h): a kill between its removal
 // and the rename loses nothing that a resume could use.
 void checkpoint_commit(Checkpoint *c) {
-    char dir[PATH_CAP];
     size_t used = strlen(c->manifest);
     check_format(c->manifest + used, sizeof c->manifest - used, "\n}\n");
     write_text(c, "manifest.json", c->manifest);
@@ -106,7 +102,7 @@ void checkpoint_commit(Checkpoint *c) {
     CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
                 "cannot rename %s to %s: %m\n  -> make the run's folder writable (chmod)", c->temp,
                 plain);
-    folder_sync(c->run, file_parent(dir, c->temp));
+    folder_sync(c->run, c->temp);
 }
 
 // ----------------------------------------------------------------------------------------- reading
