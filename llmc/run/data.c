@@ -7,7 +7,6 @@
 #include "files.h"
 #include <glob.h>
 #include <math.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 // ----------------------------------------------------------------------------- the built-in corpus
@@ -141,13 +140,11 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
 
 // A file or folder with exactly this name is taken first; otherwise the name is a glob pattern.
 static void shard_list(DataLoader *d, const char *path, const char *split) {
-    struct stat info;
     glob_t found;
-    bool there = stat(path, &info) == 0;
-    if (there && S_ISDIR(info.st_mode)) shard_list_folder(d, path, split);
-    else if (there) shard_add(d, "", path);
+    if (is_folder(path)) shard_list_folder(d, path, split);
+    else if (file_exists(path)) shard_add(d, "", path);
     else {
-        int error = errno;  // of stat: glob may change it
+        int error = errno;  // of file_exists: glob may change it
         CHECK(glob(path, 0, NULL, &found) == 0,
               "%s: expected a shard, a folder of shards or a pattern, found nothing there: %s\n"
               "  -> check the path, or leave --data out for the built-in corpus",
