@@ -15,7 +15,6 @@ typedef struct MicroBatches {
     DataLoader *data;
     int64_t at, end;                      // the next sample, and the one after the last
     int B;                                // sequences of this micro-batch
-    bool last;                            // it is the last one of this process
 } MicroBatches;
 
 // Process `rank` takes the samples from rank / size to (rank + 1) / size of all. Shares differ by
@@ -37,7 +36,6 @@ static bool next_micro_batch(Run *r, MicroBatches *b) {
     for (int i = 0; i < b->B; i++)
         loader_sample(b->data, b->at + i, r->inputs + i * T, r->targets + i * T);
     b->at += b->B;
-    b->last = b->at == b->end;
     return true;
 }
 
@@ -344,12 +342,6 @@ static int stop_by_signal(Run *r, int signal) {
     return 128 + signal;
 }
 
-// Equal hashes mean bit-identical weights: the line to compare two runs by.
-static void print_end(Run *r) {
-    printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", run_hash(r), r->step,
-           r->tokens, r->out);
-}
-
 // -------------------------------------------------------------------------------------- the loop
 
 // AdamW's numbers for the next step, and the limits above which --skip-spikes skips it. Bias
@@ -459,7 +451,7 @@ int train(Run *r) {
         t->zero_grads(r->gpt);
         while (next_micro_batch(r, &b)) {
             t->forward(r->gpt, r->inputs, r->targets, b.B, r->m.T);
-            t->backward(r->gpt, scale, b.last);
+            t->backward(r->gpt, scale, b.at == b.end);
         }
 
         // Gradient clipping and AdamW, once it is known whether the step before was applied. A loss
@@ -478,6 +470,9 @@ int train(Run *r) {
         r->saved = r->log.validated = r->log.tasked = false;
     }
     comm_release_signals(status == 0);
-    if (status == 0) print_end(r);
+    // Equal hashes mean bit-identical weights: the line to compare two runs by.
+    if (status == 0)
+        printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", run_hash(r), r->step,
+               r->tokens, r->out);
     return status;
 }
