@@ -48,10 +48,8 @@ static void open_mpi(Comm *c, const Launcher *by) {
           "  -> apt install openmpi-bin", by->name, c->size, dlerror());
 #define MPI_LOAD(name, ...) *(void **)&mpi->name = comm_symbol(library, "MPI_" #name, WHERE);
     MPI_TABLE(MPI_LOAD)
-#undef MPI_LOAD
 #define MPI_FIND(name, symbol) mpi->name = comm_symbol(library, "ompi_mpi_" #symbol, WHERE);
     MPI_CONSTANTS(MPI_FIND)
-#undef MPI_FIND
     // FUNNELED: only the main thread calls MPI.
     mpi->Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     int began = c->size;                          // by the launcher's variables
@@ -153,12 +151,6 @@ bool comm_agree(Comm *c, uint64_t own) {
     double differ = first != own;
     comm_all_reduce(c, &differ, 1, COMM_SUM);
     return differ == 0;
-}
-
-void comm_check_weights(Comm *c, uint64_t hash) {
-    CHECK(comm_agree(c, hash),
-          "the processes no longer hold the same weights: a memory or network fault\n"
-          "  -> " GO_ON);
 }
 
 // ---------------------------------------------------------------------------------------- signals

@@ -45,7 +45,9 @@ unsigned long long run_hash(Run *r) {
         hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), bytes);
     }
     uint64_t hash = hash_end(&h);
-    comm_check_weights(&r->comm, hash);
+    CHECK(comm_agree(&r->comm, hash),
+          "the processes no longer hold the same weights: a memory or network fault\n"
+          "  -> " GO_ON);
     return hash;
 }
 
@@ -107,11 +109,10 @@ static void read_tensors(Run *r, const char *path, int first_kind, int last_kind
 // from: a .safetensors file, a checkpoint, or a run, whose newest whole checkpoint is read.
 void run_read_weights(Run *r, const char *from) {
     char dir[PATH_CAP], path[PATH_CAP];
-    size_t n = strlen(from);
-    if (n > 12 && !strcmp(from + n - 12, ".safetensors"))
-        check_format(path, sizeof path, "%s", from);
-    else path_join(path, checkpoint_find(from, dir), "model.safetensors");
-    read_tensors(r, path, WEIGHTS, WEIGHTS);
+    const char *end = strrchr(from, '.');
+    if (!end || strcmp(end, ".safetensors"))
+        from = path_join(path, checkpoint_find(from, dir), "model.safetensors");
+    read_tensors(r, from, WEIGHTS, WEIGHTS);
 }
 
 // ------------------------------------------------------------------------------------------- save
@@ -372,9 +373,7 @@ void run_resume(Run *r) {
     char dir[PATH_CAP] = "", path[PATH_CAP];
     size_t size;
     check_format(r->out, sizeof r->out, "%s", r->f->out);
-    if (!r->comm.rank)
-        CHECK(checkpoint_latest(r->out, INT64_MAX, dir),
-              "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    if (!r->comm.rank) checkpoint_find(r->out, dir);
     comm_broadcast(&r->comm, dir, sizeof dir);
     // Flags and counters before tensors: a refusal comes before large files are read.
     check_config(r, dir);
