@@ -143,15 +143,15 @@ static void log_layer_values(const Run *r, Log *log, const LayerStats *layers) {
             const LayerStats *s = &layers[l];
             const double *sums = s->sums.squares, *router = s->router, *load = router + ROUTER_SUMS;
             bool routed = moe->E && l >= moe->dense;
-            double n = s->tokens, sum = 0, max = 0, dead = 0;
+            double n = s->tokens, max = 0, dead = 0;
             for (int e = 0; e < moe->E; e++) {
-                sum += load[e];
                 max = fmax(max, load[e]);
                 dead += load[e] == 0;
             }
             const double values[VALUES] = {
                 sqrt(sums[STREAM] / (n * r->m.C)), sqrt(sums[ATTN_BRANCH] / sums[ATTN_SKIP]),
-                sqrt(sums[FFN_BRANCH] / sums[FFN_SKIP]), s->sums.logit, max * moe->E / sum, dead,
+                sqrt(sums[FFN_BRANCH] / sums[FFN_SKIP]), s->sums.logit,
+                max * moe->E / (n * moe->K), dead,
                 router[ROUTER_ENTROPY] / n, router[ROUTER_BALANCE] / n,
                 router[ROUTER_SEQUENCE] / n, router[ROUTER_Z] / n};
             log_real(log, NULL, i < DENSE_VALUES || routed ? values[i] : NAN);
@@ -160,17 +160,16 @@ static void log_layer_values(const Run *r, Log *log, const LayerStats *layers) {
     }
 }
 
-// For each layer with experts: the part of its tokens that each expert received.
+// For each layer with experts: the part of its tokens that each expert received. A token counts K
+// times, once for each of its experts.
 static void log_loads(const Run *r, Log *log, const LayerStats *layers) {
-    int E = r->m.moe.E;
+    const Moe *moe = &r->m.moe;
     log_nest(log, "router_load", '{');
-    for (int l = r->m.moe.dense; l < r->m.L; l++) {
+    for (int l = moe->dense; l < r->m.L; l++) {
         char key[16];
         const double *load = layers[l].router + ROUTER_SUMS;
-        double sum = 0;
-        for (int e = 0; e < E; e++) sum += load[e];
         log_nest(log, check_format(key, sizeof key, "%d", l), '[');
-        for (int e = 0; e < E; e++) log_real(log, NULL, load[e] / sum);
+        for (int e = 0; e < moe->E; e++) log_real(log, NULL, load[e] / (layers[l].tokens * moe->K));
         log_unnest(log, ']');
     }
     log_unnest(log, '}');
