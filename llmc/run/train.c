@@ -50,8 +50,7 @@ static void forward_samples(Run *r, DataLoader *data, int64_t first, int64_t sam
 // (--keep-last). t->loss returns and clears the losses of these forwards.
 bool run_is_usable(Run *r) {
     forward_samples(r, &r->data, r->step * r->f->batch, r->f->batch);
-    Loss loss = r->t->loss(r->gpt);
-    return loss_is_finite(loss);
+    return loss_is_finite(r->t->loss(r->gpt));
 }
 
 int64_t run_epoch(const Run *r) { return r->step * r->f->batch / r->data.samples; }
@@ -68,8 +67,8 @@ static void check_epoch(Run *r) {
 
 // --val-tokens in samples, rounded up; 0: all.
 int64_t run_val_samples(const Run *r) {
-    int64_t limit = r->f->val_tokens ? CEIL_DIV(r->f->val_tokens, r->f->seq) : r->val.samples;
-    return limit < r->val.samples ? limit : r->val.samples;
+    int64_t all = r->val.samples, limit = CEIL_DIV(r->f->val_tokens, r->f->seq);
+    return limit && limit < all ? limit : all;
 }
 
 Log *run_begin_line(Run *r) {
@@ -400,7 +399,7 @@ static bool is_due(const Run *r, int64_t every) {
 int train(Run *r) {
     const Trainer *t = r->t;
     const Flags *f = r->f;
-    int status = -1;                                      // still training
+    int status = -1;                                      // none: it trains, or has diverged
     if (!r->training) return 0;
     begin_training(r);
     while (status < 0) {
@@ -409,10 +408,7 @@ int train(Run *r) {
         bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
         bool due = is_due(r, f->save_every) || is_due(r, f->val_every);
         bool wait = !on_gpu(t) || measured || r->measured || due;
-        if (wait && !finish_step(r)) {
-            status = end_diverged(r);
-            break;
-        }
+        if (wait && !finish_step(r)) break;
         r->measured = measured;
 
         // Checkpoint, validation and tasks of the step that has just ended. A resumed run does here
@@ -433,12 +429,12 @@ int train(Run *r) {
         // SIGINT and SIGTERM end a run between two steps, the same step on all processes.
         int signal = comm_signal(&r->comm);
         if (signal) {
-            status = finish_step(r) ? stop_by_signal(r, signal) : end_diverged(r);
+            if (finish_step(r)) status = stop_by_signal(r, signal);
             break;
         }
         // The end of the run. It has diverged if the last step was not finite.
         if (r->step >= f->steps) {
-            status = r->bad ? end_diverged(r) : 0;
+            if (!r->bad) status = 0;
             break;
         }
 
@@ -456,10 +452,7 @@ int train(Run *r) {
         // Gradient clipping and AdamW, once it is known whether the step before was applied. A loss
         // or gradient that is not finite never reaches the weights: that step is skipped, and
         // DIVERGED_STEPS of them in a row end the run.
-        if (!finish_step(r)) {
-            status = end_diverged(r);
-            break;
-        }
+        if (!finish_step(r)) break;
         r->lr = schedule_lr(f, r->step + 1);
         r->adamw = next_adamw(r);
         t->update(r->gpt, &r->adamw);
@@ -468,6 +461,7 @@ int train(Run *r) {
         r->unfinished = true;
         r->saved = r->log.validated = r->log.tasked = false;
     }
+    if (status < 0) status = end_diverged(r);
     comm_release_signals(status == 0);
     // Equal hashes mean bit-identical weights: the line to compare two runs by.
     if (status == 0)
