@@ -332,17 +332,16 @@ static void check_data(Run *r, const Json *state, const char *path) {
     }
     DataLoader *loaders[] = {&r->data, &r->val};
     static const char *const NAMES[] = {"data_xxh64", "val_data_xxh64"};
-    char hash[2][32];
     bool same[2];
     for (int i = 0; i < 2; i++) loader_hash_begin(loaders[i]);    // both at once
     for (int i = 0; i < 2; i++) {
         run_know_data(r, loaders[i]);
-        check_format(hash[i], sizeof hash[i], "%016llx", (unsigned long long)loaders[i]->content);
-        same[i] = !strcmp(hash[i], json_get_string(state, NAMES[i], path));
+        same[i] = strtoull(json_get_string(state, NAMES[i], path), NULL, 16) == loaders[i]->content;
     }
     CHECK(same[0],
-          "%s: the training data is not what this run was trained on: its hash is %s\n"
-          "  -> --data with the same shards, wherever they are now", path, hash[0]);
+          "%s: the training data is not what this run was trained on: its hash is %016llx\n"
+          "  -> --data with the same shards, wherever they are now", path,
+          (unsigned long long)r->data.content);
     if (!same[1] && !r->comm.rank)
         fprintf(stderr, "warning: the validation data is not what this run was validated with\n");
 }
