@@ -7,7 +7,6 @@
 //   rename .tmp-step_200 -> step_200        a kill before this line: step_100 stays the newest
 //   sync the run's folder                   a kill after it: step_200 is the newest
 #include "checkpoint.h"
-#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,8 +15,8 @@ enum { TEMP_BYTES = sizeof TEMP - 1 };
 
 // ------------------------------------------------------------------------------------------- names
 
-static char *step_path(char *buf, const char *run_dir, const char *prefix, int64_t step) {
-    return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, prefix, step);
+static char *step_path(char *buf, const char *run_dir, const char *prefix, long long step) {
+    return check_format(buf, PATH_CAP, "%s/%sstep_%08lld", run_dir, prefix, step);
 }
 
 char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
@@ -62,9 +61,10 @@ void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step)
 // A line of the manifest. Names are this program's own and need no escapes.
 static void note_file(Checkpoint *c, const char *name, Hash hash) {
     size_t used = strlen(c->manifest);
+    unsigned long long bytes = hash.length, sum = hash_end(&hash);
     check_format(c->manifest + used, sizeof c->manifest - used,
-                 "%s\"%s\": {\"size\": %" PRIu64 ", \"xxh64\": \"%016" PRIx64 "\"}",
-                 used ? ",\n" : "{\n", name, hash.length, hash_end(&hash));
+                 "%s\"%s\": {\"size\": %llu, \"xxh64\": \"%016llx\"}",
+                 used ? ",\n" : "{\n", name, bytes, sum);
 }
 
 // The hash is taken of the bytes as they are written, not read back.
@@ -118,16 +118,15 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
                          "found \"%.80s\"", name);
 
     // The message has both sizes: they tell a cut file from a changed one.
-    char path[PATH_CAP], found[17];
+    char path[PATH_CAP];
     Hash hash;
     if (!file_hash(path_join(path, dir, name), &hash, NULL))
         return error_set(error, "%s: %s", name, file_error());
-    check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
-    return (hash.length == (uint64_t)size->integer && !strcmp(found, xxh64->text)) ||
-           error_set(error,
-                     "%s: expected %" PRId64 " bytes with checksum %.16s, found %" PRIu64
-                     " with %s",
-                     name, size->integer, xxh64->text, hash.length, found);
+    long long bytes = hash.length, wanted = size->integer;
+    unsigned long long found = hash_end(&hash);
+    return (bytes == wanted && found == strtoull(xxh64->text, NULL, 16)) ||
+           error_set(error, "%s: expected %lld bytes with checksum %.16s, found %lld with %016llx",
+                     name, wanted, xxh64->text, bytes, found);
 }
 
 // A JSON file of a checkpoint, for json_free; NULL with the reason in error.
@@ -159,11 +158,10 @@ static bool is_whole(const char *dir, int64_t step, char *error) {
     if (!checkpoint_verify(dir, error)) return false;
     Json *state = read_json(dir, "state.json", error);
     const Json *at = json_get(state, "step");
-    int64_t stated = at && at->kind == JSON_INT ? at->integer : -1;
+    long long stated = at && at->kind == JSON_INT ? at->integer : -1;
     json_free(state);
     return stated == step ||
-           error_set(error, "its state.json is of step %" PRId64 ": the folder was renamed",
-                     stated);
+           error_set(error, "its state.json is of step %lld: the folder was renamed", stated);
 }
 
 // A run that does not exist yet has no checkpoint.

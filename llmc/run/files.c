@@ -5,7 +5,6 @@
 // nothing that write has passed to the kernel.
 #include "files.h"
 #include <fcntl.h>
-#include <inttypes.h>
 #include <libgen.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -135,9 +134,9 @@ void file_add(FileWriter *w, const void *data, size_t n) {
         ssize_t written = write(w->fd, p, n < PIECE ? n : PIECE);
         if (written < 0 && errno == EINTR) continue;
         CHECK_WRITE(written > 0,
-                    "cannot write %s after %" PRIu64 " bytes: %m\n"
+                    "cannot write %s after %lld bytes: %m\n"
                     "  -> free space on that disk, or write to another one",
-                    w->temp, w->hash.length);
+                    w->temp, (long long)w->hash.length);
         hash_add(&w->hash, p, written);
         p += written;
         n -= written;

@@ -2,7 +2,6 @@
 // full disk) ends the program with EXIT_WRITE.
 #include "log.h"
 #include <fcntl.h>
-#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "json.h"
@@ -93,8 +92,8 @@ static FILE *begin_member(Log *log, const char *key) {
     return log->line;
 }
 
-void log_int(Log *log, const char *key, int64_t value) {
-    fprintf(begin_member(log, key), "%" PRId64, value);
+void log_int(Log *log, const char *key, long long value) {
+    fprintf(begin_member(log, key), "%lld", value);
 }
 
 void log_real(Log *log, const char *key, double value) {
@@ -106,8 +105,8 @@ void log_text(Log *log, const char *key, const char *value) {
 }
 
 // As text: readers of JSON may read numbers as doubles, which have 53 bits.
-void log_hex(Log *log, const char *key, uint64_t hash) {
-    fprintf(begin_member(log, key), "\"%016" PRIx64 "\"", hash);
+void log_hex(Log *log, const char *key, unsigned long long hash) {
+    fprintf(begin_member(log, key), "\"%016llx\"", hash);
 }
 
 // The first member of an object or array has no comma before it.
