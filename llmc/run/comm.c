@@ -204,12 +204,6 @@ void comm_poke(Comm *c) {
     if (c && c->count) c->mpi->Testall(c->count, c->pending, &done, NULL);
 }
 
-// A free place in the list of requests; if the list is full, after waiting for all of them.
-static void **next_request(Comm *c) {
-    if (c->count == COMM_PENDING) comm_wait(c);
-    return &c->pending[c->count++];
-}
-
 // One request for each piece, because MPI counts elements with an int. On root the sum replaces x
 // (MPI_IN_PLACE); on other processes x does not change.
 void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root) {
@@ -217,7 +211,8 @@ void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root) 
     void *type = element == sizeof(float) ? mpi->float_type : mpi->double_type;
     for (int64_t at = 0; at < n; at += MPI_PIECE) {
         int count = n - at < MPI_PIECE ? n - at : MPI_PIECE;
-        void *piece = (char *)x + at * element, **request = next_request(c);
+        if (c->count == COMM_PENDING) comm_wait(c);       // the list of requests is full
+        void *piece = (char *)x + at * element, **request = &c->pending[c->count++];
         const void *from = c->rank == root ? MPI_IN_PLACE : piece;
         void *to = c->rank == root ? piece : NULL;
         if (how == COMM_BROADCAST) mpi->Ibcast(piece, count, type, root, mpi->world, request);

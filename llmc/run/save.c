@@ -262,9 +262,8 @@ bool run_save(Run *r) {
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
 
     // All processes must reach the same decision. They wait here for process 0, and its disk.
-    double bad = first ? c.bad : 0;               // values that are not finite
-    comm_all_reduce(&r->comm, &bad, 1, COMM_MAX);
-    if (bad > 0) {
+    comm_broadcast(&r->comm, &c.bad, sizeof c.bad);
+    if (c.bad) {
         if (first) checkpoint_abandon(&c);
         return false;
     }
