@@ -7,11 +7,9 @@ long long schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_
 
 // The rate as a part of its peak.
 static double schedule_factor(int schedule, double p, double floor, double decay) {
-    switch (schedule) {
-#define SCHEDULE_CASE(id, word, factor) case SCHEDULE_##id: return factor;
-        SCHEDULE_TABLE(SCHEDULE_CASE)
-    }
-    return 1;
+#define SCHEDULE_FACTOR(id, word, factor) factor,
+    const double factors[] = {SCHEDULE_TABLE(SCHEDULE_FACTOR)};
+    return factors[schedule];
 }
 
 double schedule_lr(const Flags *f, int64_t step) {

@@ -15,9 +15,6 @@ SCHEDULE(LINEAR,   "linear",   1 - (1 - floor) * p) \
 SCHEDULE(CONSTANT, "constant", 1)
 // wsd: warmup, stable, decay (Hu et al. 2024).
 
-#define SCHEDULE_ENUM(id, ...) SCHEDULE_##id,
-enum { SCHEDULE_TABLE(SCHEDULE_ENUM) };
-
 // The step at which the schedule ends.
 long long schedule_end(const Flags *f);
 // The learning rate of a step, counted from 1.
