@@ -352,8 +352,7 @@ static int64_t latest_found(const char *run, bool read_it, char *said, size_t ca
     if (child == 0) {
         char dir[PATH_CAP];
         dup2(words[1], 2);
-        int64_t id =
-            checkpoint_latest(run, INT64_MAX, dir) ? read_it ? read_checkpoint(dir) : 0 : -1;
+        int64_t id = checkpoint_latest(run, dir) ? read_it ? read_checkpoint(dir) : 0 : -1;
         _exit(write(answer[1], &id, sizeof id) != sizeof id);
     }
     close(words[1]);
@@ -384,14 +383,14 @@ static void expect_latest(const char *run, int64_t id, const char *words, int li
 
 static void call_latest(void *run) {
     char dir[PATH_CAP];
-    checkpoint_latest((const char *)run, INT64_MAX, dir);
+    checkpoint_latest((const char *)run, dir);
 }
 
 static void test_commit(const char *run) {
     char path[PATH_CAP], why[256] = "";
     struct stat info;
     expect_latest(run, -1, NULL, __LINE__);
-    EXPECT(!checkpoint_latest("build/test/checkpoint/absent", INT64_MAX, path),
+    EXPECT(!checkpoint_latest("build/test/checkpoint/absent", path),
            "a checkpoint in an absent run");
     for (int64_t step = 100; step <= 300; step += 100) write_checkpoint(run, step, step, 10);
     write_checkpoint(run, 99, 99, 10);  // the highest step wins, not the last one written

@@ -182,14 +182,14 @@ int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
 
 // A checkpoint that disappears while it is read was pruned by a process that trains: a newer one
 // exists, and the search begins again.
-bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
+bool checkpoint_latest(const char *run_dir, char *dir) {
     char error[ERROR_CAP];
     struct stat info;
     bool damaged = false;
-    for (int64_t step = below; (step = checkpoint_step_below(run_dir, step)) >= 0;) {
+    for (int64_t step = INT64_MAX; (step = checkpoint_step_below(run_dir, step)) >= 0;) {
         if (is_whole(checkpoint_path(dir, run_dir, step), step, error)) return true;
         if (lstat(dir, &info) != 0 && errno == ENOENT) {
-            step = below;
+            step = INT64_MAX;
             continue;
         }
         fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, error);

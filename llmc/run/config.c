@@ -381,7 +381,7 @@ const char *checkpoint_find(const char *path, char *dir) {
     CHECK(is_folder(path),
           "%s: expected the folder of a run or of a checkpoint, found none\n"
           "  -> ls runs/", path);
-    CHECK(checkpoint_latest(path, INT64_MAX, dir),
+    CHECK(checkpoint_latest(path, dir),
           "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
     return dir;
 }
