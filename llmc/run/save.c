@@ -94,8 +94,12 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
 // Reads a file of weights or moments. It must have the model's entries and no other tensor.
 static void read_tensors(Run *r, const char *path, int first_kind, int last_kind) {
     SafetensorsFile file;
+    char error[ERROR_CAP];
     int expected = (last_kind - first_kind + 1) * r->layout.count;
-    safetensors_open(path, &file);
+    CHECK(safetensors_open(path, &file, error),
+          "%s: expected a whole safetensors file, found: %s\n"
+          "  -> check the path, copy or download the file again, or convert it",
+          path, error);
     for (int kind = first_kind; kind <= last_kind; kind++) {
         for (int k = 0; k < r->layout.count; k++)
             read_entry(r, &file, path, kind, &r->layout.entries[k]);
