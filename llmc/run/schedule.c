@@ -22,9 +22,9 @@ double schedule_lr(const Flags *f, int64_t step) {
     return f->lr * (factor < f->min_lr ? f->min_lr : factor);   // rounding may end below the floor
 }
 
-// Everett et al. 2024, standard parameterization with Adam: matrices (the head included) learn at
+// The factor of a group's rate (--width-base). Everett et al. 2024, standard parameterization with Adam: matrices (the head included) learn at
 // (base / width)^power, embeddings and vectors at 1.
-double schedule_group(const Flags *f, int group) {
+static double group_factor(const Flags *f, int group) {
     if (!f->width_base || group == LR_EMBEDDING || group == LR_VECTOR) return 1;
     double power = f->width_power == WIDTH_POWER_1 ? 1 : 0.5;
     return pow((double)f->width_base / f->width, power);
@@ -46,6 +46,6 @@ AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
         .clip = f->clip,
         .step = update,
     };
-    for (int group = 0; group < LR_BALANCE; group++) o.lr[group] = lr * schedule_group(f, group);
+    for (int group = 0; group < LR_BALANCE; group++) o.lr[group] = lr * group_factor(f, group);
     return o;
 }

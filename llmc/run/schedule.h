@@ -19,7 +19,5 @@ SCHEDULE(CONSTANT, "constant", 1)
 long long schedule_end(const Flags *f);
 // The learning rate of a step, counted from 1.
 double schedule_lr(const Flags *f, int64_t step);
-// Width scaling: the factor of the learning rate for a group of tensors.h.
-double schedule_group(const Flags *f, int group);
 // AdamW's numbers for the update-th update, at the learning rate lr; no limits of --skip-spikes.
 AdamW schedule_adamw(const Flags *f, double lr, int64_t update);
