@@ -302,9 +302,8 @@ static void begin_training(Run *r) {
     // Loading is not training time.
     r->peak = r->t->peak ? r->t->peak() : 0;
     comm_all_reduce(&r->comm, &r->peak, 1, COMM_SUM);
-    r->started = clock_seconds();
+    r->started = r->finished = clock_seconds();
     r->started_tokens = r->pace.tokens = r->tokens;
-    r->finished = r->started;
     if (r->step >= f->steps)
         printf("note: the run is at step %lld of --steps %lld: nothing to train\n"
                "  -> a larger --steps\n", r->step, f->steps);
