@@ -65,7 +65,7 @@ void test_flags(void) {
             EXPECT(!memcmp(&again.f, &s.f, sizeof s.f), "flag %s does not read back what it prints",
                    FLAGS[i].field);
     }
-    for (int i = 0; i < PRESET_COUNT; i++) {
+    for (int i = 0; PRESETS[i].name; i++) {
         FlagSet preset = parse("");
         flags_parse_text(&preset, PRESETS[i].flags, BY_PRESET);
         EXPECT(preset.f.width % preset.f.heads == 0, "%s: heads divide the width", PRESETS[i].name);

@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <signal.h>
-#include <unistd.h>
 #include "mpi.h"
 #include "socket.h"
 

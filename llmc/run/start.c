@@ -4,9 +4,7 @@
 #include "run.h"
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 #include "../threads.h"
 
 // ------------------------------------------------------------------------------------------- data
