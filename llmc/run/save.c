@@ -267,13 +267,13 @@ bool run_save(Run *r) {
 
     // All processes must reach the same decision. They wait here for process 0, and its disk.
     comm_broadcast(&r->comm, &c.bad, sizeof c.bad);
+    r->saved_updates = r->updates;
     if (c.bad) {
         if (first) checkpoint_abandon(&c);
         return false;
     }
     bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
     r->saved = true;
-    r->saved_updates = r->updates;
     if (!first) return true;
     add_text(&c, "config.json", run_config(r));
     add_text(&c, "plans.json", r->t->plans ? r->t->plans(r->gpt) : NULL);

@@ -310,10 +310,13 @@ static void begin_training(Run *r) {
     comm_catch_signals();
 }
 
-// Prints that the run diverged, and which checkpoint has its last finite weights.
-static int diverged(const Run *r) {
+// Prints that the run diverged, and which checkpoint has its last finite weights. Bad steps were
+// skipped, so the weights may be finite: saves them first, unless the last save, done or refused,
+// was of the same updates and so of the same weights.
+static int end_diverged(Run *r) {
     char last[PATH_CAP] = "no checkpoint";
     char why[80] = "weights or moments are infinite or NaN and were not saved";
+    if (r->updates != r->saved_updates) run_save(r);
     if (r->comm.rank) return EXIT_DIVERGED;               // process 0 prints for all
     int64_t step = checkpoint_step_below(r->out, r->step + 1);
     if (step >= 0) checkpoint_path(last, r->out, step);
@@ -325,16 +328,9 @@ static int diverged(const Run *r) {
     return EXIT_DIVERGED;
 }
 
-// Bad steps were skipped, so the weights may be finite: saves them, unless the last checkpoint has
-// the same updates and so the same weights.
-static int end_diverged(Run *r) {
-    if (r->updates != r->saved_updates) run_save(r);
-    return diverged(r);
-}
-
-// Saves the step, unless it is saved already. Shells expect the status 128 + signal.
+// Saves the step, unless it is saved already. Shells expect the status 128 + signal. -1: diverged.
 static int stop_by_signal(Run *r, int signal) {
-    if (r->step > 0 && !r->saved && !run_save(r)) return diverged(r);
+    if (r->step > 0 && !r->saved && !run_save(r)) return -1;
     printf("\nstopped at step %lld; --out %s --resume auto goes on\n", r->step, r->out);
     return 128 + signal;
 }
@@ -413,10 +409,7 @@ int train(Run *r) {
         // Checkpoint, validation and tasks of the step that has just ended. A resumed run does here
         // those that a kill has prevented. They are not training time.
         double begin = clock_seconds();
-        if (is_due(r, f->save_every) && !r->saved && !run_save(r)) {
-            status = diverged(r);
-            break;
-        }
+        if (is_due(r, f->save_every) && !r->saved && !run_save(r)) break;
         if (is_due(r, f->val_every)) {
             if (!r->log.validated && r->has_val) log_validation(r);
             if (!r->log.tasked && r->tasks.count) log_tasks(r);
