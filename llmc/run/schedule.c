@@ -22,8 +22,8 @@ double schedule_lr(const Flags *f, int64_t step) {
     return f->lr * (factor < f->min_lr ? f->min_lr : factor);   // rounding may end below the floor
 }
 
-// The factor of a group's rate (--width-base). Everett et al. 2024, standard parameterization with Adam: matrices (the head included) learn at
-// (base / width)^power, embeddings and vectors at 1.
+// The factor of a group's rate (--width-base). Everett et al. 2024, standard parameterization with
+// Adam: matrices (the head included) learn at (base / width)^power, embeddings and vectors at 1.
 static double group_factor(const Flags *f, int group) {
     if (!f->width_base || group == LR_EMBEDDING || group == LR_VECTOR) return 1;
     double power = f->width_power == WIDTH_POWER_1 ? 1 : 0.5;
