@@ -25,8 +25,8 @@ static inline void threads_begin(char **argv) {
     char program[4096];
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     if (n <= 0) return;
-    if (setenv("GOMP_SPINCOUNT", "1000", 1) != 0) return;       // gcc's: rounds of the waiting loop
-    if (setenv("KMP_BLOCKTIME", "1", 1) != 0) return;           // clang's: milliseconds
+    // gcc's counts rounds of the waiting loop, clang's milliseconds.
+    if (setenv("GOMP_SPINCOUNT", "1000", 1) || setenv("KMP_BLOCKTIME", "1", 1)) return;
     program[n] = 0;
     execv(program, argv);                                       // where it fails, threads spin
 #else

@@ -20,6 +20,16 @@ static inline Hash write_tensors(const char *path, const Tensor *tensors, int co
     return hash;
 }
 
+static inline void open_tensors(const char *path, SafetensorsFile *file) {
+    char error[ERROR_CAP];
+    CHECK(safetensors_open(path, file, error), "%s: %s\n  -> run the test again", path, error);
+}
+
+// Values of a tensor of a known type, as all of an opened file are.
+static inline int64_t tensor_count(const Tensor *t) {
+    return tensor_bytes(t) / tensor_dtype_bytes(t->dtype);
+}
+
 // In a folder that is made when it is missing. Close c->run after the checkpoint is committed.
 static inline void begin_checkpoint(Checkpoint *c, const char *run, int64_t step) {
     folder_make(run);

@@ -5,7 +5,7 @@
 //
 // dev/oracle/goldens/*.safetensors, written by the safetensors library; oracle.py's first comment
 // says what they hold.
-#include "../../llmc/run/checkpoint.h"
+#include "files.h"
 #include "../../llmc/run/trainer.h"
 #include "test.h"
 
@@ -53,7 +53,7 @@ static int by_name(const void *a, const void *b) {
 static bool open_golden(Golden *g, const char *path) {
     char error[256];
     *g = (Golden){.path = path};
-    bool ok = safetensors_try_open(path, &g->file, error);
+    bool ok = safetensors_open(path, &g->file, error);
     EXPECT(ok, "%s: expected a golden, found: %s" REMEDY, path, error);
     if (!ok) return false;
     const char *text = json_get_string(json_get(g->file.header, "__metadata__"), "oracle", path);

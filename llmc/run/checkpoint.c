@@ -7,9 +7,6 @@
 //   rename .tmp-step_200 -> step_200        a kill before this line: step_100 stays the newest
 //   sync the run's folder                   a kill after it: step_200 is the newest
 #include "checkpoint.h"
-#include <dirent.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,8 +15,8 @@ enum { TEMP_BYTES = sizeof TEMP - 1 };
 
 // ------------------------------------------------------------------------------------------- names
 
-static char *step_path(char *buf, const char *run_dir, const char *prefix, int64_t step) {
-    return check_format(buf, PATH_CAP, "%s/%sstep_%08" PRId64, run_dir, prefix, step);
+static char *step_path(char *buf, const char *run_dir, const char *prefix, long long step) {
+    return check_format(buf, PATH_CAP, "%s/%sstep_%08lld", run_dir, prefix, step);
 }
 
 char *checkpoint_path(char *buf, const char *run_dir, int64_t step) {
@@ -40,8 +37,7 @@ static int64_t step_of(const char *name) {
 
 // Removes the unfinished checkpoints that kills left behind.
 static void remove_unfinished(int run, const char *run_dir) {
-    int fd = openat(run, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir closes it
-    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    DIR *d = folder_list(run, ".");
     CHECK_WRITE(d, "cannot list %s: %m\n  -> make this folder readable and writable (chmod)",
                 run_dir);
     for (struct dirent *e; (e = readdir(d));) {
@@ -65,9 +61,10 @@ void checkpoint_begin(Checkpoint *c, int run, const char *run_dir, int64_t step)
 // A line of the manifest. Names are this program's own and need no escapes.
 static void note_file(Checkpoint *c, const char *name, Hash hash) {
     size_t used = strlen(c->manifest);
+    unsigned long long bytes = hash.length, sum = hash_end(&hash);
     check_format(c->manifest + used, sizeof c->manifest - used,
-                 "%s\"%s\": {\"size\": %" PRIu64 ", \"xxh64\": \"%016" PRIx64 "\"}",
-                 used ? ",\n" : "{\n", name, hash.length, hash_end(&hash));
+                 "%s\"%s\": {\"size\": %llu, \"xxh64\": \"%016llx\"}",
+                 used ? ",\n" : "{\n", name, bytes, sum);
 }
 
 // The hash is taken of the bytes as they are written, not read back.
@@ -96,7 +93,6 @@ void checkpoint_abandon(Checkpoint *c) {
 // whole. A folder that has this name already is damaged (checkpoint.h): a kill between its removal
 // and the rename loses nothing that a resume could use.
 void checkpoint_commit(Checkpoint *c) {
-    char dir[PATH_CAP];
     size_t used = strlen(c->manifest);
     check_format(c->manifest + used, sizeof c->manifest - used, "\n}\n");
     write_text(c, "manifest.json", c->manifest);
@@ -106,7 +102,7 @@ void checkpoint_commit(Checkpoint *c) {
     CHECK_WRITE(folder_remove(c->run, plain) && renameat(c->run, temp, c->run, plain) == 0,
                 "cannot rename %s to %s: %m\n  -> make the run's folder writable (chmod)", c->temp,
                 plain);
-    folder_sync(c->run, file_parent(dir, c->temp));
+    folder_sync(c->run, c->temp);
 }
 
 // ----------------------------------------------------------------------------------------- reading
@@ -126,12 +122,12 @@ static bool verify_file(const char *dir, const Json *entry, char *error) {
     Hash hash;
     if (!file_hash(path_join(path, dir, name), &hash, NULL))
         return error_set(error, "%s: %s", name, file_error());
-    check_format(found, sizeof found, "%016" PRIx64, hash_end(&hash));
-    return (hash.length == (uint64_t)size->integer && !strcmp(found, xxh64->text)) ||
-           error_set(error,
-                     "%s: expected %" PRId64 " bytes with checksum %.16s, found %" PRIu64
-                     " with %s",
-                     name, size->integer, xxh64->text, hash.length, found);
+    // Compared as text: strtoull would read some damaged digits as the same number.
+    check_format(found, sizeof found, "%016llx", (unsigned long long)hash_end(&hash));
+    long long bytes = hash.length, wanted = size->integer;
+    return (bytes == wanted && !strcmp(found, xxh64->text)) ||
+           error_set(error, "%s: expected %lld bytes with checksum %.16s, found %lld with %s",
+                     name, wanted, xxh64->text, bytes, found);
 }
 
 // A JSON file of a checkpoint, for json_free; NULL with the reason in error.
@@ -163,11 +159,10 @@ static bool is_whole(const char *dir, int64_t step, char *error) {
     if (!checkpoint_verify(dir, error)) return false;
     Json *state = read_json(dir, "state.json", error);
     const Json *at = json_get(state, "step");
-    int64_t stated = at && at->kind == JSON_INT ? at->integer : -1;
+    long long stated = at && at->kind == JSON_INT ? at->integer : -1;
     json_free(state);
     return stated == step ||
-           error_set(error, "its state.json is of step %" PRId64 ": the folder was renamed",
-                     stated);
+           error_set(error, "its state.json is of step %lld: the folder was renamed", stated);
 }
 
 // A run that does not exist yet has no checkpoint.
@@ -188,14 +183,14 @@ int64_t checkpoint_step_below(const char *run_dir, int64_t below) {
 
 // A checkpoint that disappears while it is read was pruned by a process that trains: a newer one
 // exists, and the search begins again.
-bool checkpoint_latest(const char *run_dir, int64_t below, char *dir) {
+bool checkpoint_latest(const char *run_dir, char *dir) {
     char error[ERROR_CAP];
     struct stat info;
     bool damaged = false;
-    for (int64_t step = below; (step = checkpoint_step_below(run_dir, step)) >= 0;) {
+    for (int64_t step = INT64_MAX; (step = checkpoint_step_below(run_dir, step)) >= 0;) {
         if (is_whole(checkpoint_path(dir, run_dir, step), step, error)) return true;
         if (lstat(dir, &info) != 0 && errno == ENOENT) {
-            step = below;
+            step = INT64_MAX;
             continue;
         }
         fprintf(stderr, "warning: passing over the damaged checkpoint %s: %s\n", dir, error);

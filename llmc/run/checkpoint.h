@@ -30,10 +30,10 @@ void checkpoint_abandon(Checkpoint *c);
 
 char *checkpoint_path(char *buf, const char *run_dir, int64_t step);  // <run>/step_00000200
 
-// Finds the newest whole checkpoint of a step below `below` and writes its path into dir (PATH_CAP
-// bytes). False: the run has no checkpoint. Warns of damaged ones and passes over them. If all are
-// damaged it ends the program: a run must not silently begin again at step 0.
-bool checkpoint_latest(const char *run_dir, int64_t below, char *dir);
+// Finds the newest whole checkpoint and writes its path into dir (PATH_CAP bytes). False: the run
+// has no checkpoint. Warns of damaged ones and passes over them. If all are damaged it ends the
+// program: a run must not silently begin again at step 0.
+bool checkpoint_latest(const char *run_dir, char *dir);
 
 // The highest step below `below` that has a checkpoint, whole or not; -1: there is none.
 int64_t checkpoint_step_below(const char *run_dir, int64_t below);

@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <signal.h>
-#include <unistd.h>
 #include "mpi.h"
 #include "socket.h"
 
@@ -48,10 +47,8 @@ static void open_mpi(Comm *c, const Launcher *by) {
           "  -> apt install openmpi-bin", by->name, c->size, dlerror());
 #define MPI_LOAD(name, ...) *(void **)&mpi->name = comm_symbol(library, "MPI_" #name, WHERE);
     MPI_TABLE(MPI_LOAD)
-#undef MPI_LOAD
 #define MPI_FIND(name, symbol) mpi->name = comm_symbol(library, "ompi_mpi_" #symbol, WHERE);
     MPI_CONSTANTS(MPI_FIND)
-#undef MPI_FIND
     // FUNNELED: only the main thread calls MPI.
     mpi->Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     int began = c->size;                          // by the launcher's variables
@@ -86,7 +83,7 @@ void comm_open(Comm *c, const char *device) {
     if (gpus) c->sockets = sockets_open(c->rank, c->size, c->local_size == c->size);
     else open_mpi(c, by);
     CHECK(!c->rank || freopen("/dev/null", "w", stdout),
-          "cannot open /dev/null: %s\n  -> make it writable", strerror(errno));
+          "cannot open /dev/null: %m\n  -> make it writable");
 }
 
 // sockets_close waits for every goodbye, MPI_Finalize for every process.
@@ -155,12 +152,6 @@ bool comm_agree(Comm *c, uint64_t own) {
     return differ == 0;
 }
 
-void comm_check_weights(Comm *c, uint64_t hash) {
-    CHECK(comm_agree(c, hash),
-          "the processes no longer hold the same weights: a memory or network fault\n"
-          "  -> " GO_ON);
-}
-
 // ---------------------------------------------------------------------------------------- signals
 
 // The program's only mutable globals: the signal, since a handler gets no other data, and the
@@ -212,12 +203,6 @@ void comm_poke(Comm *c) {
     if (c && c->count) c->mpi->Testall(c->count, c->pending, &done, NULL);
 }
 
-// A free place in the list of requests; if the list is full, after waiting for all of them.
-static void **next_request(Comm *c) {
-    if (c->count == COMM_PENDING) comm_wait(c);
-    return &c->pending[c->count++];
-}
-
 // One request for each piece, because MPI counts elements with an int. On root the sum replaces x
 // (MPI_IN_PLACE); on other processes x does not change.
 void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root) {
@@ -225,7 +210,8 @@ void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root) 
     void *type = element == sizeof(float) ? mpi->float_type : mpi->double_type;
     for (int64_t at = 0; at < n; at += MPI_PIECE) {
         int count = n - at < MPI_PIECE ? n - at : MPI_PIECE;
-        void *piece = (char *)x + at * element, **request = next_request(c);
+        if (c->count == COMM_PENDING) comm_wait(c);       // the list of requests is full
+        void *piece = (char *)x + at * element, **request = &c->pending[c->count++];
         const void *from = c->rank == root ? MPI_IN_PLACE : piece;
         void *to = c->rank == root ? piece : NULL;
         if (how == COMM_BROADCAST) mpi->Ibcast(piece, count, type, root, mpi->world, request);

@@ -193,10 +193,8 @@ Init init_from_flags(const Flags *f, const Mode *mode) {
 
 // The last lines of a config.json: a checksum of the bytes before them, and its closing brace.
 static const char *config_end(char buf[64], const char *text, size_t n) {
-    Hash hash = hash_begin();
-    hash_add(&hash, text, n);
-    return check_format(buf, 64, ",\n  \"xxh64\": \"%016llx\"\n}\n",
-                        (unsigned long long)hash_end(&hash));
+    unsigned long long hash = hash_bytes(text, n);
+    return check_format(buf, 64, ",\n  \"xxh64\": \"%016llx\"\n}\n", hash);
 }
 
 // {"norm_c_version": 2, "norm_mode": "SPAN", "precision": "fp32", ..., "flags": {"model": ...},
@@ -258,38 +256,38 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
     }
 }
 
-// A config.json, parsed, with its version, checksum and mode checked. Version 1 has no checksum.
-static Json *config_open(const char *path, const Mode *mode) {
+// Sets the flags of a config.json, and returns it parsed, with its version, checksum and mode
+// checked. Version 1 has no checksum.
+static Json *config_open(FlagSet *set, const char *path, const Mode *mode) {
     size_t n;
-    char *text = file_read(path, JSON_MOST, &n), end[64], run[PATH_CAP];
-    CHECK(text, "cannot read %s: %s\n  -> check the path", path, file_error());
-    Json *root = json_parse(text, n, path);
+    char end[64], run[PATH_CAP];
+    Json *root = json_read_file(path);
     int64_t version = json_get_int(root, "norm_c_version", path);
     CHECK(version <= CONFIG_VERSION,
           "%s: expected a version of the format up to %d, found %lld\n  -> use a newer norm.c",
           path, CONFIG_VERSION, (long long)version);
     if (version > 1 || json_get(root, "xxh64")) {
         // The checksum is the last member: what lies before its comma is what it covers.
-        const char *tail = strrchr(text, ',');
+        char *text = file_read(path, JSON_MOST, &n), *tail = text ? strrchr(text, ',') : NULL;
         CHECK(tail && !strcmp(tail, config_end(end, text, tail - text)),
               "%s: its text does not match its checksum (xxh64): it was edited or damaged\n"
               "  -> restore it: " RESTORE "; to change a value, give its flag on the command line",
               path, file_parent(run, path), run);
+        free(text);
     }
     check_mode(root, path, mode);
-    free(text);
+    config_read_flags(set, root, path, false);
     return root;
 }
 
 // A run in fp64 goes on in fp64 alone: its weights on disk are doubles.
 bool config_read(FlagSet *set, const char *path, const Trainer *t) {
-    Json *root = config_open(path, t->mode);
+    Json *root = config_open(set, path, t->mode);
     const char *was = json_get_string(root, "precision", path);
     bool other = strcmp(was, t->precision) != 0;
     bool fp64 = !strcmp(was, "fp64") || !strcmp(t->precision, "fp64");
     CHECK(!other || !fp64, "%s: expected a run in %s, found %s\n"
           "  -> make train_gpt NORM_MODE=%s PREC=%s", path, t->precision, was, t->mode->name, was);
-    config_read_flags(set, root, path, false);
     json_free(root);
     return other;
 }
@@ -319,11 +317,9 @@ void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     const char *folder = given->f.init_from;
     // A model.safetensors alone names no flags.
     if (!file_exists(path_join(path, folder, "config.json"))) return;
-    Json *root = config_open(path, t->mode);
     FlagSet theirs;
     flags_default(&theirs);
-    config_read_flags(&theirs, root, path, false);
-    json_free(root);
+    json_free(config_open(&theirs, path, t->mode));
     for (int i = FLAG_model + 1; i < FLAG_init; i++) {
         bool is_free = i == FLAG_seq || (i >= FLAG_balance_loss && i <= FLAG_balance_rate);
         // The preset of a --model on the command line is already in set.
@@ -385,7 +381,7 @@ const char *checkpoint_find(const char *path, char *dir) {
     CHECK(is_folder(path),
           "%s: expected the folder of a run or of a checkpoint, found none\n"
           "  -> ls runs/", path);
-    CHECK(checkpoint_latest(path, INT64_MAX, dir),
+    CHECK(checkpoint_latest(path, dir),
           "%s holds no checkpoint\n  -> train with --save-every, or give another run", path);
     return dir;
 }
@@ -413,19 +409,6 @@ bool run_found(const char *out, int resume) {
     return found;
 }
 
-// Whether --out holds a run (*found), and whether that has a checkpoint to resume from (returned).
-// A run killed before its first checkpoint is found and not resumed: its flags stay, and its log
-// begins again. --resume required refuses it.
-static bool out_resumes(const Flags *f, bool *found) {
-    *found = run_found(f->out, f->resume);
-    bool resuming = *found && checkpoint_step_below(f->out, INT64_MAX) >= 0;
-    CHECK(resuming || f->resume != RESUME_REQUIRED,
-          "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", f->out);
-    if (*found && !resuming)
-        printf("resume: %s has no checkpoint yet; beginning again at step 0\n", f->out);
-    return resuming;
-}
-
 bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     FlagSet given;
     char dir[PATH_CAP], config[PATH_CAP];
@@ -441,7 +424,16 @@ bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv) {
     const Flags *f = &given.f;
     // The flags of the run that is read or resumed override the preset.
     if (*f->from) base = checkpoint_find(f->from, dir);
-    else if (*f->out && !f->show) resuming = out_resumes(f, &found);
+    else if (*f->out && !f->show) {
+        found = run_found(f->out, f->resume);
+        // A run killed before its first checkpoint is found and not resumed: its flags stay, and
+        // its log begins again. --resume required refuses it.
+        resuming = found && checkpoint_step_below(f->out, INT64_MAX) >= 0;
+        CHECK(resuming || f->resume != RESUME_REQUIRED,
+              "%s holds no checkpoint to resume from\n  -> --resume auto begins anew", f->out);
+        if (found && !resuming)
+            printf("resume: %s has no checkpoint yet; beginning again at step 0\n", f->out);
+    }
     if (found) base = f->out;
     if (base && config_read(set, path_join(config, base, "config.json"), t))
         printf("note: the weights of a run in %s are used in %s\n",

@@ -4,10 +4,8 @@
 // T = 4 and the stream  a b c d e f g h i  window 0 is  a b c d e  and window 1 is  e f g h i.
 #include "data.h"
 #include "../../data/stories.h"
-#include "files.h"
 #include <glob.h>
 #include <math.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 // ----------------------------------------------------------------------------- the built-in corpus
@@ -96,12 +94,11 @@ static void shard_read_header(DataLoader *d, Shard *s) {
 }
 
 // Appends a shard to the list, without opening it.
-static void shard_add(DataLoader *d, const char *folder, const char *name) {
+static void shard_add(DataLoader *d, const char *path) {
     d->shards = check_grow(d->shards, d->shard_count, sizeof(Shard), "a list of shards");
-    size_t bytes = strlen(folder) + strlen(name) + 2;
-    char *path = check_alloc(bytes, "the path of a shard");
-    check_format(path, bytes, "%s%s%s", folder, *folder ? "/" : "", name);
-    d->shards[d->shard_count++] = (Shard){.path = path};
+    Shard *s = &d->shards[d->shard_count++];
+    s->hash = 0;
+    check_format(s->path, sizeof s->path, "%s", path);
 }
 
 // A file called just ".bin" is hidden.
@@ -119,6 +116,7 @@ int shard_scan(const char *folder, struct dirent ***entries) {
 
 // The shards of one split in a folder: *.bin, not hidden, whose name contains the split's.
 static void shard_list_folder(DataLoader *d, const char *path, const char *split) {
+    char file[PATH_CAP];
     struct dirent **entries;
     int n = shard_scan(path, &entries);
     CHECK(n >= 0, "%s: cannot read this folder of shards: %m\n  -> check its permissions", path);
@@ -129,7 +127,7 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
               "%s/%s: expected \"train\" or \"val\" in the name, found both\n"
               "  -> rename the file",
               path, name);
-        if (strstr(name, split)) shard_add(d, path, name);
+        if (strstr(name, split)) shard_add(d, path_join(file, path, name));
         free(entries[i]);
     }
     free(entries);
@@ -141,18 +139,16 @@ static void shard_list_folder(DataLoader *d, const char *path, const char *split
 
 // A file or folder with exactly this name is taken first; otherwise the name is a glob pattern.
 static void shard_list(DataLoader *d, const char *path, const char *split) {
-    struct stat info;
     glob_t found;
-    bool there = stat(path, &info) == 0;
-    if (there && S_ISDIR(info.st_mode)) shard_list_folder(d, path, split);
-    else if (there) shard_add(d, "", path);
+    if (is_folder(path)) shard_list_folder(d, path, split);
+    else if (file_exists(path)) shard_add(d, path);
     else {
-        int error = errno;  // of stat: glob may change it
+        int error = errno;  // of file_exists: glob may change it
         CHECK(glob(path, 0, NULL, &found) == 0,
               "%s: expected a shard, a folder of shards or a pattern, found nothing there: %s\n"
               "  -> check the path, or leave --data out for the built-in corpus",
               path, strerror(error));
-        for (size_t i = 0; i < found.gl_pathc; i++) shard_add(d, "", found.gl_pathv[i]);
+        for (size_t i = 0; i < found.gl_pathc; i++) shard_add(d, found.gl_pathv[i]);
         globfree(&found);
     }
 }
@@ -182,7 +178,6 @@ void loader_close(DataLoader *d) {
     d->hasher.stop = true;
     if (d->hasher.running) pthread_join(d->hasher.thread, NULL);
     if (d->open) close(d->fd);
-    for (int64_t i = 0; i < d->shard_count; i++) free(d->shards[i].path);
     free(d->shards);
     free(d->raw);
     free(d->window);

@@ -17,9 +17,8 @@
 // A hash of the shards' XXH64 hashes, in their order, identifies the data. A thread computes it
 // while the run trains. A damaged shard, or one that changes during the run, ends the program.
 #pragma once
-#include <dirent.h>
 #include <pthread.h>
-#include "util.h"
+#include "files.h"
 
 enum { SHARD_HEADER_BYTES = 1024 };
 enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1 };
@@ -31,7 +30,7 @@ enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD
 enum { CORPUS_TRAIN_TOKENS = (1 << 21) + 1, CORPUS_VAL_TOKENS = (1 << 17) + 1, CORPUS_VOCAB = 256 };
 
 typedef struct {
-    char *path;
+    char path[PATH_CAP];
     int64_t first, count;  // it holds the tokens first .. first + count - 1 of the stream
     uint64_t hash;         // of the file; 0: not known yet
 } Shard;

@@ -255,7 +255,7 @@ void show_model(const Run *r, bool tables) {
 
 // Sizes depend slightly on the placement, which decides how many gains there are.
 void show_models(const Mode *mode) {
-    for (const Preset *p = PRESETS; p < PRESETS + PRESET_COUNT; p++) {
+    for (const Preset *p = PRESETS; p->name; p++) {
         FlagSet set;
         flags_default(&set);
         flags_preset(&set, p->name);

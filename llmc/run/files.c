@@ -4,9 +4,7 @@
 // order of file_commit: sync the data, rename, sync the folder. A kill of the process alone loses
 // nothing that write has passed to the kernel.
 #include "files.h"
-#include <dirent.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <libgen.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -48,19 +46,14 @@ const char *file_name(const char *path) {
 
 // O_NONBLOCK: open does not wait for the other end of a pipe, which may never come.
 int file_open(const char *path, int64_t *size) {
-    struct stat info;
+    struct stat info = {0};  // of an open file: fstat does not fail
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return -1;
-    int error = 0;
-    if (fstat(fd, &info)) error = errno;
-    else if (S_ISDIR(info.st_mode)) error = EISDIR;
-    else if (!S_ISREG(info.st_mode)) error = ENOTSUP;
-    if (!error) {
-        *size = info.st_size;
-        return fd;
-    }
+    fstat(fd, &info);
+    *size = info.st_size;
+    if (S_ISREG(info.st_mode)) return fd;
     close(fd);
-    errno = error;
+    errno = S_ISDIR(info.st_mode) ? EISDIR : ENOTSUP;
     return -1;
 }
 
@@ -141,9 +134,9 @@ void file_add(FileWriter *w, const void *data, size_t n) {
         ssize_t written = write(w->fd, p, n < PIECE ? n : PIECE);
         if (written < 0 && errno == EINTR) continue;
         CHECK_WRITE(written > 0,
-                    "cannot write %s after %" PRIu64 " bytes: %m\n"
+                    "cannot write %s after %lld bytes: %m\n"
                     "  -> free space on that disk, or write to another one",
-                    w->temp, w->hash.length);
+                    w->temp, (long long)w->hash.length);
         hash_add(&w->hash, p, written);
         p += written;
         n -= written;
@@ -152,12 +145,11 @@ void file_add(FileWriter *w, const void *data, size_t n) {
 
 // fsync before rename: otherwise a crash may leave the new name with an empty file behind it.
 Hash file_commit(FileWriter *w) {
-    char dir[PATH_CAP];
     bool ok = fsync(w->fd) == 0 && close(w->fd) == 0 &&
               renameat(w->folder, file_name(w->temp), w->folder, file_name(w->path)) == 0;
     CHECK_WRITE(ok, "cannot finish %s: %m\n  -> free space on that disk, or write to another one",
                 w->path);
-    folder_sync(w->folder, file_parent(dir, w->path));
+    folder_sync(w->folder, w->path);
     return w->hash;
 }
 
@@ -174,9 +166,10 @@ Hash file_write_in(int folder, const char *path, const void *data, size_t n) {
 // A new name is on the disk only when its folder is synced. Some file systems cannot sync folders
 // (EINVAL).
 void folder_sync(int folder, const char *path) {
+    char dir[PATH_CAP];
     CHECK_WRITE(fsync(folder) == 0 || errno == EINVAL,
                 "cannot bring the folder %s to the disk: %m\n  -> check the disk for errors",
-                path);
+                file_parent(dir, path));
 }
 
 // The folder stays open for as long as a run writes into it.
@@ -212,21 +205,25 @@ bool folder_make(const char *path) {
         made = mkdir(path, 0777) == 0;
     if (!made) return false;  // errno says why
     int folder = folder_open(above);
-    folder_sync(folder, above);
+    folder_sync(folder, path);
     close(folder);
     return true;
+}
+
+// O_NOFOLLOW: a link of that name is an error (ELOOP). closedir closes the descriptor.
+DIR *folder_list(int folder, const char *name) {
+    int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return fd < 0 ? NULL : fdopendir(fd);
 }
 
 // unlinkat fails for a folder with EISDIR on Linux, with EPERM elsewhere.
 bool folder_remove(int folder, const char *name) {
     if (unlinkat(folder, name, 0) == 0 || errno == ENOENT) return true;
     if (errno != EISDIR && errno != EPERM) return false;
-    int fd = openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    DIR *d = folder_list(folder, name);
     if (!d) return false;
-    // A folder inside is not removed; then the last unlinkat fails.
-    for (struct dirent *e; (e = readdir(d));)
-        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(fd, e->d_name, 0);
+    // A folder inside is not removed, and neither are "." and ".."; then the last unlinkat fails.
+    for (struct dirent *e; (e = readdir(d));) unlinkat(dirfd(d), e->d_name, 0);
     closedir(d);
     return unlinkat(folder, name, AT_REMOVEDIR) == 0;
 }

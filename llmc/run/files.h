@@ -5,6 +5,7 @@
 // and a path work in the folder and use the path for messages; the file's name is the last part of
 // the path. A folder that is renamed while it is open still receives the files written into it.
 #pragma once
+#include <dirent.h>
 #include "../rand.h"
 #include "util.h"
 
@@ -58,8 +59,12 @@ int folder_open_in(int parent, const char *path);
 // the folder exists (EEXIST) or cannot be made.
 bool folder_make(const char *path);
 
+// The folder `name` in an open one, for readdir; NULL with errno set. A link is refused.
+DIR *folder_list(int folder, const char *name);
+
 // Removes the file, link or folder of plain files called `name`; true also if there is none. Links
 // are never followed.
 bool folder_remove(int folder, const char *name);
 
-void folder_sync(int folder, const char *path);  // brings the names in a folder to the disk
+// Brings the names in a folder to the disk; path: a file in it, for the message.
+void folder_sync(int folder, const char *path);

@@ -77,7 +77,6 @@ const FlagRow *flag_find(const char *name, const char *where, const char *hint) 
         nearest_add(&near, full + 2, full);
     }
     CHECK(false, "%s: unknown flag %s\n  -> %s%s", where, name, near.text, hint);
-    return NULL;
 }
 
 // ---------------------------------------------------------------------------- values
@@ -109,7 +108,6 @@ static int read_choice(const char *name, const FlagRow *row, const char *value) 
         nearest_add(&near, word, word);
     }
     CHECK(false, "%s=%s: expected %s\n  -> %s%s", name, value, row->choices, near.text, row->help);
-    return 0;
 }
 
 // A finite number in the row's range; a whole number if the row is INT.

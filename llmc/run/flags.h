@@ -182,7 +182,7 @@ struct Flags {
 };
 
 // Choices that code asks for by name, in the order of their rows. (ROUTER_ and LOSSES_ are in
-// modes.h, RECOMPUTE_ in tensors.h, INIT_ in init.h and SCHEDULE_ in schedule.h.)
+// modes.h, RECOMPUTE_ in tensors.h and INIT_ in init.h.)
 enum { POSITIONS_ROPE, POSITIONS_LEARNED };
 enum { ACTIVATION_SWIGLU, ACTIVATION_GELU };
 enum { FINAL_NORM_AUTO, FINAL_NORM_OFF, FINAL_NORM_ON };

@@ -2,41 +2,32 @@
 // full disk) ends the program with EXIT_WRITE.
 #include "log.h"
 #include <fcntl.h>
-#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "json.h"
 
 // ----------------------------------------------------------------------------------- the log file
 
-// Whether a line of the log is kept when the run resumes from `step`. Also notes whether that step
-// has its validation and its tasks.
-static bool keep_line(Log *log, const char *line, size_t n, int64_t step) {
-    Json *root;
-    char error[ERROR_CAP];
-    // A line that does not parse was damaged on the disk: it is dropped.
-    if (!json_try_parse(line, n, &root, error)) return false;
-    const Json *at = json_get(root, "step");
-    bool keep = at && at->kind == JSON_INT && at->integer <= step;
-    if (keep && at->integer == step) {
-        log->validated |= json_get(root, "val_loss") != NULL;
-        log->tasked |= json_get(root, "task_results") != NULL;
-    }
-    json_free(root);
-    return keep;
-}
-
-// Moves the kept lines to the front of the old text; returns their bytes. The last line is dropped
-// if a kill has cut it. A new run (step 0) keeps none.
+// Moves the lines up to `step`, from which the run resumes, to the front of the old text; returns
+// their bytes. Also notes whether that step has its validation and its tasks. The last line is
+// dropped if a kill has cut it. A new run (step 0) keeps none.
 static size_t keep_lines(Log *log, char *old, size_t n, int64_t step) {
-    char *line = old, *kept = old, *end;
-    while (step && (end = memchr(line, '\n', old + n - line))) {
+    char *line = old, *kept = old, *end, error[ERROR_CAP];
+    for (; step && (end = memchr(line, '\n', old + n - line)); line = end + 1) {
         size_t length = end + 1 - line;
-        if (keep_line(log, line, length - 1, step)) {
-            memmove(kept, line, length);
-            kept += length;
+        Json *root;
+        // A line that does not parse was damaged on the disk: it has no step, and is dropped.
+        json_try_parse(line, length - 1, &root, error);
+        const Json *at = json_get(root, "step");
+        bool keep = at && at->kind == JSON_INT && at->integer <= step;
+        if (keep && at->integer == step) {
+            log->validated |= json_get(root, "val_loss") != NULL;
+            log->tasked |= json_get(root, "task_results") != NULL;
         }
-        line = end + 1;
+        json_free(root);
+        if (!keep) continue;
+        memmove(kept, line, length);
+        kept += length;
     }
     return kept - old;
 }
@@ -93,8 +84,8 @@ static FILE *begin_member(Log *log, const char *key) {
     return log->line;
 }
 
-void log_int(Log *log, const char *key, int64_t value) {
-    fprintf(begin_member(log, key), "%" PRId64, value);
+void log_int(Log *log, const char *key, long long value) {
+    fprintf(begin_member(log, key), "%lld", value);
 }
 
 void log_real(Log *log, const char *key, double value) {
@@ -106,8 +97,8 @@ void log_text(Log *log, const char *key, const char *value) {
 }
 
 // As text: readers of JSON may read numbers as doubles, which have 53 bits.
-void log_hex(Log *log, const char *key, uint64_t hash) {
-    fprintf(begin_member(log, key), "\"%016" PRIx64 "\"", hash);
+void log_hex(Log *log, const char *key, unsigned long long hash) {
+    fprintf(begin_member(log, key), "\"%016llx\"", hash);
 }
 
 // The first member of an object or array has no comma before it.

@@ -24,10 +24,10 @@ void log_close(Log *log);
 
 // A line: log_begin, members, log_end. key is NULL inside an array.
 void log_begin(Log *log);
-void log_int(Log *log, const char *key, int64_t value);
+void log_int(Log *log, const char *key, long long value);
 void log_real(Log *log, const char *key, double value);               // NaN and infinities: null
 void log_text(Log *log, const char *key, const char *value);
-void log_hex(Log *log, const char *key, uint64_t hash);               // 16 hexadecimal digits
+void log_hex(Log *log, const char *key, unsigned long long hash);     // 16 hexadecimal digits
 void log_nest(Log *log, const char *key, char bracket);               // '{' or '['
 void log_unnest(Log *log, char bracket);                              // '}' or ']'
 void log_end(Log *log);

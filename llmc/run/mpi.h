@@ -26,7 +26,6 @@ CONSTANT(sum, op_sum)
 typedef struct Mpi {
 #define MPI_FIELD(name, ...) int (*name)(__VA_ARGS__);
     MPI_TABLE(MPI_FIELD)
-#undef MPI_FIELD
     void *world, *byte, *float_type, *double_type, *sum;
 } Mpi;
 

@@ -113,16 +113,16 @@ const Preset PRESETS[] = {
     {"deepseek-char", SMALL DEEPSEEK SIZE(5, 128, 4) EXPERTS(16, 4)
      "--kv-rank 32 --rope-size 16 --ffn 64 --dense-ffn 384 --seq 64 --batch 16",
      "miniature of DeepSeek's small model: latent attention, 16 experts, 4 a token, 2 shared"},
+    {0},
 };
-const int PRESET_COUNT = sizeof PRESETS / sizeof *PRESETS;
 
 // Similar names are collected in case none is equal. The name becomes the value of --model, so
 // config.json keeps it.
 void flags_preset(FlagSet *set, const char *name) {
     Nearest near = nearest_begin(name);
-    const Preset *p = PRESETS, *end = PRESETS + PRESET_COUNT;
-    for (; p < end && strcmp(p->name, name); p++) nearest_add(&near, p->name, p->name);
-    CHECK(p < end, "no model named %s\n  -> %s./train_gpt --show models lists them", name,
+    const Preset *p = PRESETS;
+    for (; p->name && strcmp(p->name, name); p++) nearest_add(&near, p->name, p->name);
+    CHECK(p->name, "no model named %s\n  -> %s./train_gpt --show models lists them", name,
           near.text);
     flags_parse_text(set, p->flags, BY_PRESET);
     flag_set(set, &FLAGS[FLAG_model], name, BY_PRESET);

@@ -7,8 +7,7 @@ typedef struct Preset {
     const char *flags;                        // as on a command line
     const char *note;                         // what it is, or what a paper leaves open
 } Preset;
-extern const Preset PRESETS[];
-extern const int PRESET_COUNT;
+extern const Preset PRESETS[];                // the last one has no name
 
 // Sets the flags of the model `name`, and --model itself; an unknown name is refused.
 void flags_preset(FlagSet *set, const char *name);

@@ -48,7 +48,7 @@ struct Run {
     Log log;
     long long step, updates, tokens;      // steps done; updates applied; tokens seen
     bool saved;                           // this step has a checkpoint
-    int64_t saved_updates;                // updates in the last checkpoint; -1: there is none
+    int64_t saved_updates;                // updates at the last save, done or refused; -1: none
     int bad;                              // steps in a row that were not finite
     int64_t epoch;                        // the last epoch at whose start the data was hashed
     SpikeWindow losses, norms;            // the last losses and gradient norms

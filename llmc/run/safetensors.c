@@ -72,9 +72,6 @@ int64_t tensor_bytes(const Tensor *t) {
     return bytes;
 }
 
-// For tensors of a known type, as all of an opened file are.
-int64_t tensor_count(const Tensor *t) { return tensor_bytes(t) / tensor_dtype_bytes(t->dtype); }
-
 // first and most select a part, such as a shard of the moments or the first learned positions; the
 // rest of the file is not read.
 void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *out,
@@ -85,7 +82,7 @@ void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *o
           "tensor %s: expected F64, F32, BF16 or F16, found %s\n  -> convert the file", t->name,
           t->dtype);
     const char *data = (const char *)t->data + first * bytes;
-    int64_t rest = tensor_count(t) - first, count = rest < most ? rest : most;
+    int64_t rest = tensor_bytes(t) / bytes - first, count = rest < most ? rest : most;
     // Usually a plain copy: the file was written by a trainer of the same precision.
     if ((size_t)bytes != element)
         for (int64_t i = 0; i < count; i++)
@@ -172,7 +169,7 @@ void safetensors_close(SafetensorsFile *file) {
 }
 
 // The header is read only after its length was checked. The map remains valid after close.
-bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) {
+bool safetensors_open(const char *path, SafetensorsFile *file, char *error) {
     int64_t size;
     unsigned long long n = 0;
     memset(file, 0, sizeof *file);
@@ -191,15 +188,6 @@ bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error) 
                                "in a file of %zu", n, file->bytes);
     if (!ok) safetensors_close(file);
     return ok;
-}
-
-// For files that the user names.
-void safetensors_open(const char *path, SafetensorsFile *file) {
-    char error[ERROR_CAP];
-    CHECK(safetensors_try_open(path, file, error),
-          "%s: expected a whole safetensors file, found: %s\n"
-          "  -> check the path, copy or download the file again, or convert it",
-          path, error);
 }
 
 // Linear search: a model reads each of some hundred tensors once.

@@ -30,13 +30,10 @@ typedef struct {
 
 int tensor_dtype_bytes(const char *dtype);  // of one value; 0: an unknown type
 int64_t tensor_bytes(const Tensor *t);      // of data; -1: an unknown type or an impossible shape
-int64_t tensor_count(const Tensor *t);      // of values
 
 // Maps a regular file: its pages are read on first access, so the file must not be truncated while
-// it is open. If it is damaged, open ends the program; try_open writes the reason and returns
-// false.
-void safetensors_open(const char *path, SafetensorsFile *file);
-bool safetensors_try_open(const char *path, SafetensorsFile *file, char *error);
+// it is open. False: it is damaged, and error says how.
+bool safetensors_open(const char *path, SafetensorsFile *file, char *error);
 void safetensors_close(SafetensorsFile *file);
 const Tensor *safetensors_find(const SafetensorsFile *file, const char *name);  // NULL: not there
 

@@ -45,7 +45,9 @@ unsigned long long run_hash(Run *r) {
         hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), bytes);
     }
     uint64_t hash = hash_end(&h);
-    comm_check_weights(&r->comm, hash);
+    CHECK(comm_agree(&r->comm, hash),
+          "the processes no longer hold the same weights: a memory or network fault\n"
+          "  -> " GO_ON);
     return hash;
 }
 
@@ -92,8 +94,12 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
 // Reads a file of weights or moments. It must have the model's entries and no other tensor.
 static void read_tensors(Run *r, const char *path, int first_kind, int last_kind) {
     SafetensorsFile file;
+    char error[ERROR_CAP];
     int expected = (last_kind - first_kind + 1) * r->layout.count;
-    safetensors_open(path, &file);
+    CHECK(safetensors_open(path, &file, error),
+          "%s: expected a whole safetensors file, found: %s\n"
+          "  -> check the path, copy or download the file again, or convert it",
+          path, error);
     for (int kind = first_kind; kind <= last_kind; kind++) {
         for (int k = 0; k < r->layout.count; k++)
             read_entry(r, &file, path, kind, &r->layout.entries[k]);
@@ -107,11 +113,10 @@ static void read_tensors(Run *r, const char *path, int first_kind, int last_kind
 // from: a .safetensors file, a checkpoint, or a run, whose newest whole checkpoint is read.
 void run_read_weights(Run *r, const char *from) {
     char dir[PATH_CAP], path[PATH_CAP];
-    size_t n = strlen(from);
-    if (n > 12 && !strcmp(from + n - 12, ".safetensors"))
-        check_format(path, sizeof path, "%s", from);
-    else path_join(path, checkpoint_find(from, dir), "model.safetensors");
-    read_tensors(r, path, WEIGHTS, WEIGHTS);
+    const char *end = strrchr(from, '.');
+    if (!end || strcmp(end, ".safetensors"))
+        from = path_join(path, checkpoint_find(from, dir), "model.safetensors");
+    read_tensors(r, from, WEIGHTS, WEIGHTS);
 }
 
 // ------------------------------------------------------------------------------------------- save
@@ -261,15 +266,14 @@ bool run_save(Run *r) {
     run_save_tensors(r, &c, "optimizer.safetensors", ADAM_M, ADAM_V);
 
     // All processes must reach the same decision. They wait here for process 0, and its disk.
-    double bad = first ? c.bad : 0;               // values that are not finite
-    comm_all_reduce(&r->comm, &bad, 1, COMM_MAX);
-    if (bad > 0) {
+    comm_broadcast(&r->comm, &c.bad, sizeof c.bad);
+    r->saved_updates = r->updates;
+    if (c.bad) {
         if (first) checkpoint_abandon(&c);
         return false;
     }
     bool prune = r->f->keep_last && !r->bad && run_is_usable(r);
     r->saved = true;
-    r->saved_updates = r->updates;
     if (!first) return true;
     add_text(&c, "config.json", run_config(r));
     add_text(&c, "plans.json", r->t->plans ? r->t->plans(r->gpt) : NULL);
@@ -331,17 +335,16 @@ static void check_data(Run *r, const Json *state, const char *path) {
     }
     DataLoader *loaders[] = {&r->data, &r->val};
     static const char *const NAMES[] = {"data_xxh64", "val_data_xxh64"};
-    char hash[2][32];
     bool same[2];
     for (int i = 0; i < 2; i++) loader_hash_begin(loaders[i]);    // both at once
     for (int i = 0; i < 2; i++) {
         run_know_data(r, loaders[i]);
-        check_format(hash[i], sizeof hash[i], "%016llx", (unsigned long long)loaders[i]->content);
-        same[i] = !strcmp(hash[i], json_get_string(state, NAMES[i], path));
+        same[i] = strtoull(json_get_string(state, NAMES[i], path), NULL, 16) == loaders[i]->content;
     }
     CHECK(same[0],
-          "%s: the training data is not what this run was trained on: its hash is %s\n"
-          "  -> --data with the same shards, wherever they are now", path, hash[0]);
+          "%s: the training data is not what this run was trained on: its hash is %016llx\n"
+          "  -> --data with the same shards, wherever they are now", path,
+          (unsigned long long)r->data.content);
     if (!same[1] && !r->comm.rank)
         fprintf(stderr, "warning: the validation data is not what this run was validated with\n");
 }
@@ -372,9 +375,7 @@ void run_resume(Run *r) {
     char dir[PATH_CAP] = "", path[PATH_CAP];
     size_t size;
     check_format(r->out, sizeof r->out, "%s", r->f->out);
-    if (!r->comm.rank)
-        CHECK(checkpoint_latest(r->out, INT64_MAX, dir),
-              "%s holds no checkpoint\n  -> --resume auto begins anew", r->out);
+    if (!r->comm.rank) checkpoint_find(r->out, dir);
     comm_broadcast(&r->comm, dir, sizeof dir);
     // Flags and counters before tensors: a refusal comes before large files are read.
     check_config(r, dir);

@@ -7,11 +7,9 @@ long long schedule_end(const Flags *f) { return f->schedule_steps ? f->schedule_
 
 // The rate as a part of its peak.
 static double schedule_factor(int schedule, double p, double floor, double decay) {
-    switch (schedule) {
-#define SCHEDULE_CASE(id, word, factor) case SCHEDULE_##id: return factor;
-        SCHEDULE_TABLE(SCHEDULE_CASE)
-    }
-    return 1;
+#define SCHEDULE_FACTOR(id, word, factor) factor,
+    const double factors[] = {SCHEDULE_TABLE(SCHEDULE_FACTOR)};
+    return factors[schedule];
 }
 
 double schedule_lr(const Flags *f, int64_t step) {
@@ -24,9 +22,9 @@ double schedule_lr(const Flags *f, int64_t step) {
     return f->lr * (factor < f->min_lr ? f->min_lr : factor);   // rounding may end below the floor
 }
 
-// Everett et al. 2024, standard parameterization with Adam: matrices (the head included) learn at
-// (base / width)^power, embeddings and vectors at 1.
-double schedule_group(const Flags *f, int group) {
+// The factor of a group's rate (--width-base). Everett et al. 2024, standard parameterization with
+// Adam: matrices (the head included) learn at (base / width)^power, embeddings and vectors at 1.
+static double group_factor(const Flags *f, int group) {
     if (!f->width_base || group == LR_EMBEDDING || group == LR_VECTOR) return 1;
     double power = f->width_power == WIDTH_POWER_1 ? 1 : 0.5;
     return pow((double)f->width_base / f->width, power);
@@ -48,6 +46,6 @@ AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
         .clip = f->clip,
         .step = update,
     };
-    for (int group = 0; group < LR_BALANCE; group++) o.lr[group] = lr * schedule_group(f, group);
+    for (int group = 0; group < LR_BALANCE; group++) o.lr[group] = lr * group_factor(f, group);
     return o;
 }

@@ -15,14 +15,9 @@ SCHEDULE(LINEAR,   "linear",   1 - (1 - floor) * p) \
 SCHEDULE(CONSTANT, "constant", 1)
 // wsd: warmup, stable, decay (Hu et al. 2024).
 
-#define SCHEDULE_ENUM(id, ...) SCHEDULE_##id,
-enum { SCHEDULE_TABLE(SCHEDULE_ENUM) };
-
 // The step at which the schedule ends.
 long long schedule_end(const Flags *f);
 // The learning rate of a step, counted from 1.
 double schedule_lr(const Flags *f, int64_t step);
-// Width scaling: the factor of the learning rate for a group of tensors.h.
-double schedule_group(const Flags *f, int group);
 // AdamW's numbers for the update-th update, at the learning rate lr; no limits of --skip-spikes.
 AdamW schedule_adamw(const Flags *f, double lr, int64_t update);

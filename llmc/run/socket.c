@@ -71,9 +71,9 @@ static int start_listening(struct sockaddr_in at, bool here) {
     at.sin_addr.s_addr = htonl(here ? INADDR_LOOPBACK : INADDR_ANY);
     set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     CHECK(!bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, SOMAXCONN),
-          "process 0 cannot listen at port %d: %s\n"
+          "process 0 cannot listen at port %d: %m\n"
           "  -> another run may use it: set MASTER_PORT=%d, or any free port, for all processes",
-          ntohs(at.sin_port), strerror(errno), DEFAULT_PORT + 100);
+          ntohs(at.sin_port), DEFAULT_PORT + 100);
     return fd;
 }
 

@@ -4,28 +4,21 @@
 #include "run.h"
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 #include "../threads.h"
 
 // ------------------------------------------------------------------------------------------- data
 
-// A value that the run chooses for a flag; config.json keeps it. It is set as text, as the defaults
-// of flags.h are.
-static void set_default(Run *r, int flag, int value) {
-    char text[16];
-    check_format(text, sizeof text, "%d", value);
-    flag_set(&r->set, &FLAGS[flag], text, BY_DEFAULT);
-}
-
 // Data and model must agree on the vocabulary. --vocab 0 takes the data's. A header that names none
 // needs --vocab, and each token is then checked when it is read (limit).
 static void check_vocab(Run *r, DataLoader *d, const char *what) {
+    char text[16];
     CHECK(d->vocab || r->f->vocab,
           "%s data does not say its vocabulary\n  -> --vocab 50257 if its tokens are GPT-2's",
           what);
-    if (!r->f->vocab) set_default(r, FLAG_vocab, d->vocab);
+    // Set as text, which checks its range; config.json keeps it.
+    check_format(text, sizeof text, "%d", d->vocab);
+    if (!r->f->vocab) flag_set(&r->set, &FLAGS[FLAG_vocab], text, BY_DEFAULT);
     int V = r->f->vocab;
     CHECK(d->vocab <= V,
           "%s data has a vocabulary of %d, the model one of %d\n"
@@ -191,7 +184,7 @@ static void choose_micro_batch(Run *r) {
     }
     CHECK(!(needed > free_bytes), "no memory: this takes %.2f GiB, and %.2f GiB are free\n  -> %s",
           needed / gib, free_bytes / gib, memory_advice(advice, r, free_bytes));
-    if (chooses && r->training) set_default(r, FLAG_micro_batch, B);
+    if (chooses && r->training) r->set.f.micro_batch = B;     // config.json keeps it
 }
 
 // The first weights, and the matrix plans of the GPU. A checkpoint has both (run_resume).
@@ -318,13 +311,12 @@ static void show(const Run *r) {
 static void check_processes(Run *r) {
     char *config = run_config(r);
     // config.json has the flags, the build and the data's vocabulary and unigram entropy.
-    Hash hash = hash_begin();
-    hash_add(&hash, config, strlen(config));
-    hash_add(&hash, &r->resuming, sizeof r->resuming);    // all see the checkpoint, or none does
-    CHECK(comm_agree(&r->comm, hash_end(&hash)),
+    uint64_t hash = hash_bytes(config, strlen(config)) + r->resuming;
+    free(config);
+    // All see the checkpoint to resume from, or none does.
+    CHECK(comm_agree(&r->comm, hash),
           "the processes have different flags, data or builds, or see different checkpoints\n"
           "  -> start all of them with one command, with --out on a disk that they share");
-    free(config);
     CHECK(r->f->batch >= r->comm.size,
           "--batch %lld for %d processes: expected at least a sequence for each\n"
           "  -> a larger --batch, or fewer processes", r->f->batch, r->comm.size);

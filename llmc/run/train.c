@@ -15,7 +15,6 @@ typedef struct MicroBatches {
     DataLoader *data;
     int64_t at, end;                      // the next sample, and the one after the last
     int B;                                // sequences of this micro-batch
-    bool last;                            // it is the last one of this process
 } MicroBatches;
 
 // Process `rank` takes the samples from rank / size to (rank + 1) / size of all. Shares differ by
@@ -37,7 +36,6 @@ static bool next_micro_batch(Run *r, MicroBatches *b) {
     for (int i = 0; i < b->B; i++)
         loader_sample(b->data, b->at + i, r->inputs + i * T, r->targets + i * T);
     b->at += b->B;
-    b->last = b->at == b->end;
     return true;
 }
 
@@ -52,8 +50,7 @@ static void forward_samples(Run *r, DataLoader *data, int64_t first, int64_t sam
 // (--keep-last). t->loss returns and clears the losses of these forwards.
 bool run_is_usable(Run *r) {
     forward_samples(r, &r->data, r->step * r->f->batch, r->f->batch);
-    Loss loss = r->t->loss(r->gpt);
-    return loss_is_finite(loss);
+    return loss_is_finite(r->t->loss(r->gpt));
 }
 
 int64_t run_epoch(const Run *r) { return r->step * r->f->batch / r->data.samples; }
@@ -70,8 +67,8 @@ static void check_epoch(Run *r) {
 
 // --val-tokens in samples, rounded up; 0: all.
 int64_t run_val_samples(const Run *r) {
-    int64_t limit = r->f->val_tokens ? CEIL_DIV(r->f->val_tokens, r->f->seq) : r->val.samples;
-    return limit < r->val.samples ? limit : r->val.samples;
+    int64_t all = r->val.samples, limit = CEIL_DIV(r->f->val_tokens, r->f->seq);
+    return limit && limit < all ? limit : all;
 }
 
 Log *run_begin_line(Run *r) {
@@ -145,15 +142,15 @@ static void log_layer_values(const Run *r, Log *log, const LayerStats *layers) {
             const LayerStats *s = &layers[l];
             const double *sums = s->sums.squares, *router = s->router, *load = router + ROUTER_SUMS;
             bool routed = moe->E && l >= moe->dense;
-            double n = s->tokens, sum = 0, max = 0, dead = 0;
+            double n = s->tokens, max = 0, dead = 0;
             for (int e = 0; e < moe->E; e++) {
-                sum += load[e];
                 max = fmax(max, load[e]);
                 dead += load[e] == 0;
             }
             const double values[VALUES] = {
                 sqrt(sums[STREAM] / (n * r->m.C)), sqrt(sums[ATTN_BRANCH] / sums[ATTN_SKIP]),
-                sqrt(sums[FFN_BRANCH] / sums[FFN_SKIP]), s->sums.logit, max * moe->E / sum, dead,
+                sqrt(sums[FFN_BRANCH] / sums[FFN_SKIP]), s->sums.logit,
+                max * moe->E / (n * moe->K), dead,
                 router[ROUTER_ENTROPY] / n, router[ROUTER_BALANCE] / n,
                 router[ROUTER_SEQUENCE] / n, router[ROUTER_Z] / n};
             log_real(log, NULL, i < DENSE_VALUES || routed ? values[i] : NAN);
@@ -162,17 +159,16 @@ static void log_layer_values(const Run *r, Log *log, const LayerStats *layers) {
     }
 }
 
-// For each layer with experts: the part of its tokens that each expert received.
+// For each layer with experts: the part of its tokens that each expert received. A token counts K
+// times, once for each of its experts.
 static void log_loads(const Run *r, Log *log, const LayerStats *layers) {
-    int E = r->m.moe.E;
+    const Moe *moe = &r->m.moe;
     log_nest(log, "router_load", '{');
-    for (int l = r->m.moe.dense; l < r->m.L; l++) {
+    for (int l = moe->dense; l < r->m.L; l++) {
         char key[16];
         const double *load = layers[l].router + ROUTER_SUMS;
-        double sum = 0;
-        for (int e = 0; e < E; e++) sum += load[e];
         log_nest(log, check_format(key, sizeof key, "%d", l), '[');
-        for (int e = 0; e < E; e++) log_real(log, NULL, load[e] / sum);
+        for (int e = 0; e < moe->E; e++) log_real(log, NULL, load[e] / (layers[l].tokens * moe->K));
         log_unnest(log, ']');
     }
     log_unnest(log, '}');
@@ -306,19 +302,21 @@ static void begin_training(Run *r) {
     // Loading is not training time.
     r->peak = r->t->peak ? r->t->peak() : 0;
     comm_all_reduce(&r->comm, &r->peak, 1, COMM_SUM);
-    r->started = clock_seconds();
+    r->started = r->finished = clock_seconds();
     r->started_tokens = r->pace.tokens = r->tokens;
-    r->finished = r->started;
     if (r->step >= f->steps)
         printf("note: the run is at step %lld of --steps %lld: nothing to train\n"
                "  -> a larger --steps\n", r->step, f->steps);
     comm_catch_signals();
 }
 
-// Prints that the run diverged, and which checkpoint has its last finite weights.
-static int diverged(const Run *r) {
+// Prints that the run diverged, and which checkpoint has its last finite weights. Bad steps were
+// skipped, so the weights may be finite: saves them first, unless the last save, done or refused,
+// was of the same updates and so of the same weights.
+static int end_diverged(Run *r) {
     char last[PATH_CAP] = "no checkpoint";
     char why[80] = "weights or moments are infinite or NaN and were not saved";
+    if (r->updates != r->saved_updates) run_save(r);
     if (r->comm.rank) return EXIT_DIVERGED;               // process 0 prints for all
     int64_t step = checkpoint_step_below(r->out, r->step + 1);
     if (step >= 0) checkpoint_path(last, r->out, step);
@@ -330,24 +328,11 @@ static int diverged(const Run *r) {
     return EXIT_DIVERGED;
 }
 
-// Bad steps were skipped, so the weights may be finite: saves them, unless the last checkpoint has
-// the same updates and so the same weights.
-static int end_diverged(Run *r) {
-    if (r->updates != r->saved_updates) run_save(r);
-    return diverged(r);
-}
-
-// Saves the step, unless it is saved already. Shells expect the status 128 + signal.
+// Saves the step, unless it is saved already. Shells expect the status 128 + signal. -1: diverged.
 static int stop_by_signal(Run *r, int signal) {
-    if (r->step > 0 && !r->saved && !run_save(r)) return diverged(r);
+    if (r->step > 0 && !r->saved && !run_save(r)) return -1;
     printf("\nstopped at step %lld; --out %s --resume auto goes on\n", r->step, r->out);
     return 128 + signal;
-}
-
-// Equal hashes mean bit-identical weights: the line to compare two runs by.
-static void print_end(Run *r) {
-    printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", run_hash(r), r->step,
-           r->tokens, r->out);
 }
 
 // -------------------------------------------------------------------------------------- the loop
@@ -409,7 +394,7 @@ static bool is_due(const Run *r, int64_t every) {
 int train(Run *r) {
     const Trainer *t = r->t;
     const Flags *f = r->f;
-    int status = -1;                                      // still training
+    int status = -1;                                      // none: it trains, or has diverged
     if (!r->training) return 0;
     begin_training(r);
     while (status < 0) {
@@ -418,19 +403,13 @@ int train(Run *r) {
         bool measured = f->norms_every && ((r->step + 1) % f->norms_every == 0 || r->step == 0);
         bool due = is_due(r, f->save_every) || is_due(r, f->val_every);
         bool wait = !on_gpu(t) || measured || r->measured || due;
-        if (wait && !finish_step(r)) {
-            status = end_diverged(r);
-            break;
-        }
+        if (wait && !finish_step(r)) break;
         r->measured = measured;
 
         // Checkpoint, validation and tasks of the step that has just ended. A resumed run does here
         // those that a kill has prevented. They are not training time.
         double begin = clock_seconds();
-        if (is_due(r, f->save_every) && !r->saved && !run_save(r)) {
-            status = diverged(r);
-            break;
-        }
+        if (is_due(r, f->save_every) && !r->saved && !run_save(r)) break;
         if (is_due(r, f->val_every)) {
             if (!r->log.validated && r->has_val) log_validation(r);
             if (!r->log.tasked && r->tasks.count) log_tasks(r);
@@ -442,12 +421,12 @@ int train(Run *r) {
         // SIGINT and SIGTERM end a run between two steps, the same step on all processes.
         int signal = comm_signal(&r->comm);
         if (signal) {
-            status = finish_step(r) ? stop_by_signal(r, signal) : end_diverged(r);
+            if (finish_step(r)) status = stop_by_signal(r, signal);
             break;
         }
         // The end of the run. It has diverged if the last step was not finite.
         if (r->step >= f->steps) {
-            status = r->bad ? end_diverged(r) : 0;
+            if (!r->bad) status = 0;
             break;
         }
 
@@ -459,16 +438,13 @@ int train(Run *r) {
         t->zero_grads(r->gpt);
         while (next_micro_batch(r, &b)) {
             t->forward(r->gpt, r->inputs, r->targets, b.B, r->m.T);
-            t->backward(r->gpt, scale, b.last);
+            t->backward(r->gpt, scale, b.at == b.end);
         }
 
         // Gradient clipping and AdamW, once it is known whether the step before was applied. A loss
         // or gradient that is not finite never reaches the weights: that step is skipped, and
         // DIVERGED_STEPS of them in a row end the run.
-        if (!finish_step(r)) {
-            status = end_diverged(r);
-            break;
-        }
+        if (!finish_step(r)) break;
         r->lr = schedule_lr(f, r->step + 1);
         r->adamw = next_adamw(r);
         t->update(r->gpt, &r->adamw);
@@ -477,7 +453,11 @@ int train(Run *r) {
         r->unfinished = true;
         r->saved = r->log.validated = r->log.tasked = false;
     }
+    if (status < 0) status = end_diverged(r);
     comm_release_signals(status == 0);
-    if (status == 0) print_end(r);
+    // Equal hashes mean bit-identical weights: the line to compare two runs by.
+    if (status == 0)
+        printf("\nweights %016llx after %lld steps, %lld tokens; see %s\n", run_hash(r), r->step,
+               r->tokens, r->out);
     return status;
 }
