@@ -260,21 +260,22 @@ static void config_read_flags(FlagSet *set, const Json *root, const char *path, 
 // checked. Version 1 has no checksum.
 static Json *config_open(FlagSet *set, const char *path, const Mode *mode) {
     size_t n;
-    char end[64], run[PATH_CAP];
-    Json *root = json_read_file(path);
+    char *text = file_read(path, JSON_MOST, &n), end[64], run[PATH_CAP];
+    CHECK(text, "cannot read %s: %s\n  -> check the path", path, file_error());
+    Json *root = json_parse(text, n, path);
     int64_t version = json_get_int(root, "norm_c_version", path);
     CHECK(version <= CONFIG_VERSION,
           "%s: expected a version of the format up to %d, found %lld\n  -> use a newer norm.c",
           path, CONFIG_VERSION, (long long)version);
     if (version > 1 || json_get(root, "xxh64")) {
         // The checksum is the last member: what lies before its comma is what it covers.
-        char *text = file_read(path, JSON_MOST, &n), *tail = text ? strrchr(text, ',') : NULL;
+        char *tail = strrchr(text, ',');
         CHECK(tail && !strcmp(tail, config_end(end, text, tail - text)),
               "%s: its text does not match its checksum (xxh64): it was edited or damaged\n"
               "  -> restore it: " RESTORE "; to change a value, give its flag on the command line",
               path, file_parent(run, path), run);
-        free(text);
     }
+    free(text);
     check_mode(root, path, mode);
     config_read_flags(set, root, path, false);
     return root;

@@ -222,8 +222,9 @@ bool folder_remove(int folder, const char *name) {
     if (errno != EISDIR && errno != EPERM) return false;
     DIR *d = folder_list(folder, name);
     if (!d) return false;
-    // A folder inside is not removed, and neither are "." and ".."; then the last unlinkat fails.
-    for (struct dirent *e; (e = readdir(d));) unlinkat(dirfd(d), e->d_name, 0);
+    // A folder inside is not removed; then the last unlinkat fails.
+    for (struct dirent *e; (e = readdir(d));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) unlinkat(dirfd(d), e->d_name, 0);
     closedir(d);
     return unlinkat(folder, name, AT_REMOVEDIR) == 0;
 }
