@@ -152,6 +152,12 @@ bool comm_agree(Comm *c, uint64_t own) {
     return differ == 0;
 }
 
+void comm_check_weights(Comm *c, uint64_t hash) {
+    CHECK(comm_agree(c, hash),
+          "the processes no longer hold the same weights: a memory or network fault\n"
+          "  -> " GO_ON);
+}
+
 // ---------------------------------------------------------------------------------------- signals
 
 // The program's only mutable globals: the signal, since a handler gets no other data, and the

@@ -60,6 +60,7 @@ void comm_broadcast(Comm *c, void *data, size_t bytes);       // from process 0
 enum { COMM_SUM, COMM_MAX };
 void comm_all_reduce(Comm *c, double *x, int64_t n, int how);
 bool comm_agree(Comm *c, uint64_t own);       // whether all processes have the same number
+void comm_check_weights(Comm *c, uint64_t hash);              // refuses to go on if they differ
 
 // After Ctrl-C or a scheduler's SIGTERM the current step finishes; a second signal ends the program
 // at once. release restores the handlers; raise_late: raises a signal that comm_signal never saw.

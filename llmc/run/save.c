@@ -45,9 +45,7 @@ unsigned long long run_hash(Run *r) {
         hash_add(&h, r->t->tensor(r->gpt, WEIGHTS, e), bytes);
     }
     uint64_t hash = hash_end(&h);
-    CHECK(comm_agree(&r->comm, hash),
-          "the processes no longer hold the same weights: a memory or network fault\n"
-          "  -> " GO_ON);
+    comm_check_weights(&r->comm, hash);
     return hash;
 }
 
