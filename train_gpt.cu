@@ -86,8 +86,10 @@ struct Gpt {
     int cached_before;                    // decode: tokens in it before the current ones
     bool decoding;
 
-    cudaGraphExec_t forward_graph, backward_graph;
-    double scale;                         // gpt_backward's argument, also in backward_graph
+    cudaGraphExec_t forward_graph;
+    cudaGraphExec_t backward_graphs[2];   // by dw_of_linears
+    int dw_of_linears;                    // SET in the first backward of a step, then ADD
+    double scale;                         // gpt_backward's argument, also in backward_graphs
     bool preparing;                       // the dry step of gpt_prepare
     bool reducing;                        // the current backward reduces gradients to their owners
 
@@ -226,7 +228,7 @@ template <typename T> static void to_host(Gpt *g, Mirror<T> x) {
 }
 
 template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
-    cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
+    if (count) cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
 }
 
 // Waits until the device has done all work given to it. Other waits of the host have no transfer
@@ -326,7 +328,8 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
 static void gpt_destroy(Gpt *g) {
     wait(g);
     nccl_close(&g->nccl);
-    for (cudaGraphExec_t graph : {g->forward_graph, g->backward_graph})
+    for (cudaGraphExec_t graph :
+         {g->forward_graph, g->backward_graphs[SET], g->backward_graphs[ADD]})
         if (graph) cudaCheck(cudaGraphExecDestroy(graph));
     for (void *p : g->device) cudaCheck(cudaFree(p));
     for (void *p : g->pinned) cudaCheck(cudaFreeHost(p));
@@ -355,7 +358,8 @@ static Block gpt_block(const Gpt *g, int l) {
                  grads_view(&g->layout, g->tensors[GRADS], l),
                  acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
                  acts_view(&g->act_layout, &g->m, &g->max, g->act_grads, l, 1),
-                 cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
+                 cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n),
+                 g->dw_of_linears, (Gpu *)&g->gpu};
 }
 
 // The LM head's matrix W [Vp, C]: the embedding's (tied), or its own.
@@ -550,9 +554,10 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
 
 // scale is an argument of kernels in the recorded graph, so another scale needs another graph.
 static void gpt_backward(Gpt *g, double scale, int last) {
-    if (g->backward_graph && scale != g->scale) {
-        cudaCheck(cudaGraphExecDestroy(g->backward_graph));
-        g->backward_graph = nullptr;
+    for (cudaGraphExec_t &graph : g->backward_graphs) {
+        if (!graph || scale == g->scale) continue;
+        cudaCheck(cudaGraphExecDestroy(graph));
+        graph = nullptr;
     }
     g->scale = scale;
     // The embedding's backward reads sorted positions (embed.cuh).
@@ -561,13 +566,21 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     token_groups(staged + 2 * n, staged, g->now.B, g->now.T);  // while the GPU works on the forward
     copy_staged(g, 2 * n, batch_ints(n) - 2 * n);
     g->reducing = last && g->nccl.size > 1;
-    run_graph(g, &g->backward_graph, loss_backward);
+    run_graph(g, &g->backward_graphs[g->dw_of_linears], loss_backward);
     g->reducing = false;
+    g->dw_of_linears = ADD;
 }
 
-// Begins a step.
+// Begins a step: zeroes all gradients between those of linears, which its first backward SETs.
 static void gpt_zero_grads(Gpt *g) {
-    clear(g, g->tensors[GRADS], g->layout.total);
+    int64_t done = 0;
+    for (const Entry &e : g->layout) {
+        if (!entry_is_linear(&g->m, &e)) continue;
+        clear(g, g->tensors[GRADS] + done, e.offset - done);
+        done = e.offset + e.size;
+    }
+    clear(g, g->tensors[GRADS] + done, g->layout.total - done);
+    g->dw_of_linears = SET;
     clear_loads(g);
 }
 
@@ -852,9 +865,11 @@ static void share_plans(Gpt *g) {
     free(text);
 }
 
-// Runs one forward and backward on a batch of zeros. That loads the kernels, and with --tune times
-// the algorithms of every product that has no plan, on the product's own arrays. The other
-// processes wait for the plans of process 0. Weights and moments stay as they are.
+// Runs forward and backward on a batch of zeros; twice if a step has several micro-batches: the
+// second backward ADDs to the gradients that the first SETs, by other plans. That loads the
+// kernels, and with --tune times the algorithms of every product that has no plan, on the product's
+// own arrays. The other processes wait for the plans of process 0. Weights and moments stay as they
+// are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);
@@ -862,8 +877,11 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (g->nccl.rank) share_plans(g);
     g->gpu.plans->tuning = g->setup.tune;
     g->preparing = true;
-    gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
-    gpt_backward(g, 1, 0);
+    int micros = g->setup.batch > (int64_t)g->max.B * g->nccl.size ? 2 : 1;
+    for (int micro = 0; micro < micros; micro++) {
+        gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
+        gpt_backward(g, 1, 0);
+    }
     g->gpu.plans->tuning = false;
     if (!g->nccl.rank) share_plans(g);
     gpt_loss(g);                                          // drops the dry step's losses

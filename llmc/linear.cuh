@@ -5,7 +5,7 @@
 //   linear_gelu_forward          pre = c x W^T + b,  h = gelu(pre)
 //   linear_backward_input        dx = c dy W + scale add
 //   linear_gelu_backward_input   dpre = gelu'(pre) * (c dy W)
-//   linear_backward_weight       dW += c dy^T x,  db += sum of the rows of dy
+//   linear_backward_weight       dW = c dy^T x (SET or ADD),  db += sum of the rows of dy
 //   linear_backward              linear_backward_weight, then linear_backward_input
 //
 // Shapes, as in train_gpt.c, with contiguous rows:
@@ -21,8 +21,8 @@
 //                                                                                    2 5
 // It computes D = alpha op(A) op(B) + beta C. D [m, n] is the result, op(A) [m, k] and op(B) [k, n]
 // are the operands, op is the identity or a transpose, and C [m, n] is added: alpha is c, C is
-// add^T and beta its scale. For dW, C is D itself and beta 1. The products above, transposed (* if
-// op transposes once more):
+// add^T and beta its scale. For dW, C is D itself and beta 0 (SET: D is not read) or 1 (ADD). The
+// products above, transposed (* if op transposes once more):
 //
 //   ours                its D               A       B       m      n      k
 //   y  = x W^T          y^T  = W x^T        W *     x       out    n      in
@@ -58,6 +58,7 @@ struct Linear {
     int64_t n;                 // rows of x and y
     int out, in;
     float c;                   // factor of the product
+    int to_dw = ADD;           // SET or ADD: dw
 };
 
 // scale * x joins a result: a residual, or the gradient of one. {}: nothing does.
@@ -478,11 +479,11 @@ column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t r
     for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.x * out + j + k] = sum.v[k];
 }
 
-// dW += c dy^T x,  db += sum of the rows of dy
+// dW = c dy^T x, SET or ADD;  db += sum of the rows of dy
 static inline void linear_backward_weight(const real *dy, const real *x, const Linear &l,
                                           Gpu *gpu) {
     PlanKey key = {l.in, l.out, l.n, 0, 1, 1};
-    matmul({key, x, dy, l.dw, l.dw, l.c, 1}, PLAIN, gpu);
+    matmul({key, x, dy, l.dw, l.dw, l.c, (float)l.to_dw}, PLAIN, gpu);
     if (!l.db) return;
     int64_t rows = CEIL_DIV(l.n, COLUMN_SPLITS);
     int splits = CEIL_DIV(l.n, rows);

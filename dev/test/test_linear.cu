@@ -133,14 +133,22 @@ static void check_backward_input(Layer *t, Gpu *gpu) {
 }
 
 // Calls add up: of several factors, one of which makes alpha 1 where c is 1/2, and without a bias.
+// SET writes dW over what is there, NaN too, and adds to db as ever.
 static void check_backward_weight(Layer *t, Gpu *gpu) {
     wide *d_dw = device_copy<wide>(&t->dw0), *d_db = device_copy<wide>(&t->db0);
     for (float scale : {1.0f, 0.25f, 2.0f})
         linear_backward_weight(t->d_dy, t->d_x, t->of(true, d_dw, d_db, scale), gpu);
     linear_backward_weight(t->d_dy, t->d_x, t->of(false, d_dw, nullptr, 4), gpu);
     expect_close(d_dw, mixed(t->dyx, 7.25 * t->s.c, t->dw0, 1), "dW");
-    expect_close(d_db, mixed(t->sums, 3, t->db0, 1), "db");
-    cudaFree(d_dw), cudaFree(d_db);
+    wide *d_set = device_empty<wide>(t->dw0.size());
+    for (float scale : {3.0f, 0.5f}) {
+        Linear l = t->of(true, d_set, d_db, scale);
+        l.to_dw = SET;
+        linear_backward_weight(t->d_dy, t->d_x, l, gpu);
+        expect_close(d_set, mixed(t->dyx, scale * t->s.c, t->dw0, 0), "dW that is SET");
+    }
+    expect_close(d_db, mixed(t->sums, 5, t->db0, 1), "db");
+    cudaFree(d_dw), cudaFree(d_db), cudaFree(d_set);
 }
 
 static void check_layer(Layer *t, Gpu *gpu) {
@@ -228,20 +236,23 @@ static void tune(Layer *t, Gpu *gpu) {
     linear_backward_input(d_dx, t->d_dy, l, {d_dpre, 1}, gpu);
     linear_backward_input(d_dx, t->d_dy, l, {d_dx, 1}, gpu);
     linear_gelu_backward_input(d_dpre, d_dx, t->d_dy, l, gpu);
-    linear_backward_weight(t->d_dy, t->d_x, l, gpu);
+    for (int to_dw : {SET, ADD}) {
+        l.to_dw = to_dw;
+        linear_backward_weight(t->d_dy, t->d_x, l, gpu);
+    }
     gpu->plans->tuning = false;
     cudaCheck(cudaStreamSynchronize(gpu->stream));
     cudaFree(d_y), cudaFree(d_pre), cudaFree(d_dx), cudaFree(d_dpre), cudaFree(d_dw),
         cudaFree(d_db);
 }
 
-// Each of the 13 products has one plan, and plans chosen by timing compute the same.
+// Each of the 14 products has one plan, and plans chosen by timing compute the same.
 GPU_TEST(cuda_linear_plans) {
     Layer t(24, 40, 72, 1), other(17, 40, 72, 1);
     TestPlans first, tuned(false, "EMU_CUBLASLT_FAST", "1");
     check_layer(&t, &first.gpu);
     check_layer(&t, &first.gpu);
-    EXPECT(first.gpu.plans->count == 13, "%d plans, expected 13", first.gpu.plans->count);
+    EXPECT(first.gpu.plans->count == 14, "%d plans, expected 14", first.gpu.plans->count);
     EXPECT(count_of(text_of(first.gpu.plans), "\"algo\"") == 0,
            "the text holds plans that were not timed: %s", text_of(first.gpu.plans).c_str());
     TestPlans zero;
@@ -252,15 +263,15 @@ GPU_TEST(cuda_linear_plans) {
            zero.gpu.plans->count);
     cudaFree(d_y);
     tune(&t, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 13, "%d plans after tuning, expected 13",
+    EXPECT(tuned.gpu.plans->count == 14, "%d plans after tuning, expected 14",
            tuned.gpu.plans->count);
     check_layer(&t, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 13, "%d plans after use, expected 13", tuned.gpu.plans->count);
+    EXPECT(tuned.gpu.plans->count == 14, "%d plans after use, expected 14", tuned.gpu.plans->count);
     check_layer(&other, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 26, "%d plans of two shapes, expected 26",
+    EXPECT(tuned.gpu.plans->count == 28, "%d plans of two shapes, expected 28",
            tuned.gpu.plans->count);
 #if !defined(__CUDACC__)
-    for (int i = 0; i < 13; i++) {
+    for (int i = 0; i < 14; i++) {
         const Plan *p = &first.gpu.plans->plans[i], *q = &tuned.gpu.plans->plans[i];
         EXPECT(p->algo.data[1] == 0 && q->algo.data[1] == 1,
                "plan %d: algorithms %d and %d, expected the first guess and the fastest", i,
@@ -297,7 +308,7 @@ GPU_TEST(cuda_linear_alignment) {
     Values want = mixed(t.dyw, 1, t.dx0, 0);
     for (size_t i = 0; i < want.size(); i++) want[i] *= gelu_tanh_slope(t.x[i]);
     expect_close(d_dpre, want, "dpre at 16 bytes", GELU_TOLERANCE);
-    EXPECT(plans.gpu.plans->count == 13, "%d plans, expected 13", plans.gpu.plans->count);
+    EXPECT(plans.gpu.plans->count == 14, "%d plans, expected 14", plans.gpu.plans->count);
     for (real *p : {d_x, d_w, d_b, d_add, d_dy, d_h, d_pre, d_dpre}) cudaFree(p - PACK);
 }
 
@@ -334,7 +345,7 @@ GPU_TEST(cuda_linear_plans_text) {
         int count = (int)count_of(text, "\"algo\"");
         check_layer(&other, &read.gpu);                      // plans of before are forgotten
         plans_read(read.gpu.plans, text.c_str(), "plans.json");
-        EXPECT(count >= 13 && read.gpu.plans->count == count, "%d plans read, the text has %d",
+        EXPECT(count >= 14 && read.gpu.plans->count == count, "%d plans read, the text has %d",
                read.gpu.plans->count, count);
         EXPECT(text_of(read.gpu.plans) == text, "another text after reading: %s",
                text_of(read.gpu.plans).c_str());
