@@ -280,6 +280,60 @@ GPU_TEST(cuda_linear_plans) {
 #endif
 }
 
+#if !defined(__CUDACC__)
+// A product with GELU takes 3 ms more, or it does not: the faster way is kept, saved, and right.
+// Read again, the choice is that of the text, however fast the products are now.
+GPU_TEST(cuda_linear_gelu) {
+    for (bool slow : {false, true}) {
+        Layer t(24, 40, 72, 1);
+        TestPlans plans(false, "EMU_CUBLASLT_GELU", slow ? "3" : "0");
+        tune(&t, &plans.gpu);
+        std::string text = text_of(plans.gpu.plans);
+        setenv(plans.setting, slow ? "0" : "3", 1);
+        TestPlans read;
+        plans_read(read.gpu.plans, text.c_str(), "plans.json");
+        for (TestPlans *p : {&plans, &read}) {
+            int fused = 0, kept = 0;
+            for (int i = 0; i < p->gpu.plans->count; i++) {
+                const Plan *plan = &p->gpu.plans->plans[i];
+                if (plan->key.epilogue < GELU) continue;
+                fused += plan->found, kept += plan->keep;
+            }
+            EXPECT(fused == (slow ? 0 : 3) && kept == 3,
+                   "%d of 3 products with GELU where they are %s, %d choices kept", fused,
+                   slow ? "slow" : "fast", kept);
+            check_layer(&t, &p->gpu);
+        }
+        EXPECT(text_of(read.gpu.plans) == text, "another text after reading: %s",
+               text_of(read.gpu.plans).c_str());
+    }
+}
+
+// Split-K is allowed, and tuning takes it where it is fastest: its halves meet in the workspace, as
+// floats and in one order, so the same bits come again.
+GPU_TEST(cuda_linear_split) {
+    Layer t(130, 40, 72, 1);
+    TestPlans plans(false, "EMU_CUBLASLT_FAST", "0");
+    tune(&t, &plans.gpu);
+    int split = 0;
+    for (int i = 0; i < plans.gpu.plans->count; i++) {
+        const Plan *p = &plans.gpu.plans->plans[i];
+        split += p->key.wide_out && p->found && p->algo.data[1] == 0 && p->algo.data[2] > 0;
+    }
+    EXPECT(split == 2, "%d plans of dW split its depth, expected 2: SET and ADD", split);
+    wide *d_dw[2];
+    for (wide *&dw : d_dw) {
+        Linear l = t.of(false, dw = device_empty<wide>(t.dw0.size()));
+        l.to_dw = SET;
+        linear_backward_weight(t.d_dy, t.d_x, l, &plans.gpu);
+    }
+    expect_close(d_dw[0], mixed(t.dyx, 1, t.dw0, 0), "dW in two halves");
+    EXPECT(host_values(d_dw[0], t.dw0.size()) == host_values(d_dw[1], t.dw0.size()),
+           "dW twice: other bits");
+    cudaFree(d_dw[0]), cudaFree(d_dw[1]);
+}
+#endif
+
 // 16 bytes into an allocation, where more alignment would be luck.
 static real *device_shifted(Values v) {
     v.insert(v.begin(), PACK, 0);
