@@ -153,10 +153,27 @@ static void refuse_above(const char *flag, int value, int most) {
     refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
+// In backward a LayerNorm keeps a sum for each gain and bias of a line in shared memory: for lines
+// of more than 8192 values 128 KiB, where GPUs of compute capability 8.6, 8.9 and 12 have 99.
+static void refuse_wide_norms(const Model *m) {
+    int shared, widest = 0;
+    // Without a GPU, gpu_open refuses, or there is only something to show.
+    if (cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0)) return;
+    for (int l = 0; l < m->L; l++) {
+        LayerMode p = layer_mode(m, l);
+        for (const Site *s = &p.emb; s <= &p.shared_out; s++)
+            if (s->bias) widest = max(widest, s->width);
+    }
+    CHECK(widest <= 8192 || shared >= 128 << 10,
+          "--norm layer over %d values; this GPU has shared memory for 8192\n"
+          "  -> --norm rms, or --width 8192, or make train_gpt DEVICE=cpu", widest);
+}
+
 // The kernels need head sizes that attention is compiled for, sequences that its grid can cover,
 // rows of a multiple of 16 bytes (logits of routers too), and no gaps between the biases of linears
 // that are one product.
-static void refuse_model(const Model *m) {
+static void refuse_model(const Model *m, const Setup *setup) {
+    if (setup->training) refuse_wide_norms(m);
     refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);
@@ -175,7 +192,7 @@ static double gpt_free_bytes(const Model *m, const Setup *setup) {
     size_t free_bytes, total;
     int devices = 0;
     Gpu gpu = {};
-    refuse_model(m);
+    refuse_model(m, setup);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || !devices) return NAN;
     gpu_open(&gpu, comm_local_rank(setup->comm));
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
@@ -307,7 +324,7 @@ static void clear_loads(Gpt *g) {
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = (Gpt *)check_alloc(sizeof *g, "the model");
     // Refusals come first: they name the flag to change, which a failed allocation cannot.
-    refuse_model(m);
+    refuse_model(m, setup);
     gpu_open(&g->gpu, comm_local_rank(setup->comm));
     g->m = *m;
     g->setup = *setup;
