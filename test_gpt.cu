@@ -337,6 +337,31 @@ GPU_TEST(cuda_host_memory) {
 }
 #endif
 
+#if !defined(__CUDACC__)
+// LayerNorms wider than the shared memory of a GPU allows in backward are refused before training
+// begins. EMU_COMPUTE: 12.0 has 99 KiB for a block, 9.0 has 227.
+GPU_TEST(cuda_wide_norms) {
+    const char *const REFUSED = "1 error: --norm layer over 8224 values; this GPU has shared memory "
+                                "for 8192\n  -> --norm rms, or --width 8192";
+    const struct { const char *compute; int heads, layernorm, training; const char *words;
+    } ROWS[] = {
+        {"120", 257, 1, 1, REFUSED}, {"120", 256, 1, 1, "0 "}, {"120", 257, 0, 1, "0 "},
+        {"120", 257, 1, 0, "0 "},    {"90", 257, 1, 1, "0 "},
+    };
+    for (const auto &row : ROWS) {
+        Model m = make_model(MODE_PRE, FAMILY_GPT2, 0);
+        Setup setup = {};
+        m.NH = m.KV = row.heads, m.C = m.NH * m.HS, m.layernorm = row.layernorm;
+        setup.B = 1, setup.T = TIME, setup.training = row.training;
+        expect_words(said([&] {
+                         setenv("EMU_COMPUTE", row.compute, 1);
+                         return CUDA->free_bytes(&m, &setup) > 0 ? 0 : 1;
+                     }),
+                     row.words, "a wide norm");
+    }
+}
+#endif
+
 // A gradient or loss that is not finite changes nothing: not a weight, not a moment.
 GPU_TEST(cuda_not_finite) {
     Pair p = pair_open(MODE_SPAN, FAMILY_LLAMA, 0, RECOMPUTE_OFF);

@@ -86,8 +86,10 @@ struct Gpt {
     int cached_before;                    // decode: tokens in it before the current ones
     bool decoding;
 
-    cudaGraphExec_t forward_graph, backward_graph;
-    double scale;                         // gpt_backward's argument, also in backward_graph
+    cudaGraphExec_t forward_graph;
+    cudaGraphExec_t backward_graphs[2];   // by dw_of_linears
+    int dw_of_linears;                    // SET in the first backward of a step, then ADD
+    double scale;                         // gpt_backward's argument, also in backward_graphs
     bool preparing;                       // the dry step of gpt_prepare
     bool reducing;                        // the current backward reduces gradients to their owners
 
@@ -151,10 +153,27 @@ static void refuse_above(const char *flag, int value, int most) {
     refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
+// In backward a LayerNorm keeps a sum for each gain and bias of a line in shared memory: for lines
+// of more than 8192 values 128 KiB, where GPUs of compute capability 8.6, 8.9 and 12 have 99.
+static void refuse_wide_norms(const Model *m) {
+    int shared, widest = 0;
+    // Without a GPU, gpu_open refuses, or there is only something to show.
+    if (cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0)) return;
+    for (int l = 0; l < m->L; l++) {
+        LayerMode p = layer_mode(m, l);
+        for (const Site *s = &p.emb; s <= &p.shared_out; s++)
+            if (s->bias) widest = max(widest, s->width);
+    }
+    CHECK(widest <= 8192 || shared >= 128 << 10,
+          "--norm layer over %d values; this GPU has shared memory for 8192\n"
+          "  -> --norm rms, or --width 8192, or make train_gpt DEVICE=cpu", widest);
+}
+
 // The kernels need head sizes that attention is compiled for, sequences that its grid can cover,
 // rows of a multiple of 16 bytes (logits of routers too), and no gaps between the biases of linears
 // that are one product.
-static void refuse_model(const Model *m) {
+static void refuse_model(const Model *m, const Setup *setup) {
+    if (setup->training) refuse_wide_norms(m);
     refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);
@@ -173,7 +192,7 @@ static double gpt_free_bytes(const Model *m, const Setup *setup) {
     size_t free_bytes, total;
     int devices = 0;
     Gpu gpu = {};
-    refuse_model(m);
+    refuse_model(m, setup);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || !devices) return NAN;
     gpu_open(&gpu, comm_local_rank(setup->comm));
     cudaCheck(cudaMemGetInfo(&free_bytes, &total));
@@ -226,7 +245,7 @@ template <typename T> static void to_host(Gpt *g, Mirror<T> x) {
 }
 
 template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
-    cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
+    if (count) cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
 }
 
 // Waits until the device has done all work given to it. Other waits of the host have no transfer
@@ -305,7 +324,7 @@ static void clear_loads(Gpt *g) {
 static Gpt *gpt_create(const Model *m, const Setup *setup) {
     Gpt *g = (Gpt *)check_alloc(sizeof *g, "the model");
     // Refusals come first: they name the flag to change, which a failed allocation cannot.
-    refuse_model(m);
+    refuse_model(m, setup);
     gpu_open(&g->gpu, comm_local_rank(setup->comm));
     g->m = *m;
     g->setup = *setup;
@@ -326,7 +345,8 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
 static void gpt_destroy(Gpt *g) {
     wait(g);
     nccl_close(&g->nccl);
-    for (cudaGraphExec_t graph : {g->forward_graph, g->backward_graph})
+    for (cudaGraphExec_t graph :
+         {g->forward_graph, g->backward_graphs[SET], g->backward_graphs[ADD]})
         if (graph) cudaCheck(cudaGraphExecDestroy(graph));
     for (void *p : g->device) cudaCheck(cudaFree(p));
     for (void *p : g->pinned) cudaCheck(cudaFreeHost(p));
@@ -355,7 +375,8 @@ static Block gpt_block(const Gpt *g, int l) {
                  grads_view(&g->layout, g->tensors[GRADS], l),
                  acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
                  acts_view(&g->act_layout, &g->m, &g->max, g->act_grads, l, 1),
-                 cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n), (Gpu *)&g->gpu};
+                 cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n),
+                 g->dw_of_linears, (Gpu *)&g->gpu};
 }
 
 // The LM head's matrix W [Vp, C]: the embedding's (tied), or its own.
@@ -550,9 +571,10 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
 
 // scale is an argument of kernels in the recorded graph, so another scale needs another graph.
 static void gpt_backward(Gpt *g, double scale, int last) {
-    if (g->backward_graph && scale != g->scale) {
-        cudaCheck(cudaGraphExecDestroy(g->backward_graph));
-        g->backward_graph = nullptr;
+    for (cudaGraphExec_t &graph : g->backward_graphs) {
+        if (!graph || scale == g->scale) continue;
+        cudaCheck(cudaGraphExecDestroy(graph));
+        graph = nullptr;
     }
     g->scale = scale;
     // The embedding's backward reads sorted positions (embed.cuh).
@@ -561,13 +583,21 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     token_groups(staged + 2 * n, staged, g->now.B, g->now.T);  // while the GPU works on the forward
     copy_staged(g, 2 * n, batch_ints(n) - 2 * n);
     g->reducing = last && g->nccl.size > 1;
-    run_graph(g, &g->backward_graph, loss_backward);
+    run_graph(g, &g->backward_graphs[g->dw_of_linears], loss_backward);
     g->reducing = false;
+    g->dw_of_linears = ADD;
 }
 
-// Begins a step.
+// Begins a step: zeroes all gradients between those of linears, which its first backward SETs.
 static void gpt_zero_grads(Gpt *g) {
-    clear(g, g->tensors[GRADS], g->layout.total);
+    int64_t done = 0;
+    for (const Entry &e : g->layout) {
+        if (!entry_is_linear(&g->m, &e)) continue;
+        clear(g, g->tensors[GRADS] + done, e.offset - done);
+        done = e.offset + e.size;
+    }
+    clear(g, g->tensors[GRADS] + done, g->layout.total - done);
+    g->dw_of_linears = SET;
     clear_loads(g);
 }
 
@@ -852,9 +882,11 @@ static void share_plans(Gpt *g) {
     free(text);
 }
 
-// Runs one forward and backward on a batch of zeros. That loads the kernels, and with --tune times
-// the algorithms of every product that has no plan, on the product's own arrays. The other
-// processes wait for the plans of process 0. Weights and moments stay as they are.
+// Runs forward and backward on a batch of zeros; twice if a step has several micro-batches: the
+// second backward ADDs to the gradients that the first SETs, by other plans. That loads the
+// kernels, and with --tune times the algorithms of every product that has no plan, on the product's
+// own arrays. The other processes wait for the plans of process 0. Weights and moments stay as they
+// are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);
@@ -862,8 +894,11 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (g->nccl.rank) share_plans(g);
     g->gpu.plans->tuning = g->setup.tune;
     g->preparing = true;
-    gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
-    gpt_backward(g, 1, 0);
+    int micros = g->setup.batch > (int64_t)g->max.B * g->nccl.size ? 2 : 1;
+    for (int micro = 0; micro < micros; micro++) {
+        gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
+        gpt_backward(g, 1, 0);
+    }
     g->gpu.plans->tuning = false;
     if (!g->nccl.rank) share_plans(g);
     gpt_loss(g);                                          // drops the dry step's losses

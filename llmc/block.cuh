@@ -22,7 +22,8 @@
 //   SPAN   forward 4d + 4d                       backward 3d + 5d
 //
 // SET or ADD: every activation's gradient is SET. A value that is read twice has two terms in its
-// gradient: the first goes to the kernel of the second as the argument `add`.
+// gradient: the first goes to the kernel of the second as the argument `add`. Gradients of
+// parameters are ADDed to, but the first micro-step SETs those of linears (dw_of_linears).
 #pragma once
 #include "attention.cuh"
 #include "decode.cuh"
@@ -46,6 +47,7 @@ struct Block {
     const float2 *rotary;  // RoPE's table [T, R/2] from the position of the first token on
     wide *router_bias;     // a master weight: its steps are too small for bf16
     float dloss;           // backward: the gradient of the micro-batch's mean loss, for the router
+    int dw_of_linears;     // backward: SET in the first micro-step of a step, then ADD
     Gpu *gpu;
 };
 
@@ -78,10 +80,11 @@ static real *slot_backward(const Norm &norm, real *dx, real *dy, const real *x, 
 
 // y [n, out] = c W x for x [n, in], without a bias and with one.
 #define LINEAR(b, weight, out, in, c) \
-    Linear{(b)->w.weight, nullptr, (b)->dw.weight, nullptr, (b)->s->n, out, in, (float)(c)}
+    Linear{(b)->w.weight, nullptr, (b)->dw.weight, nullptr, (b)->s->n, out, in, (float)(c), \
+           (b)->dw_of_linears}
 #define BIASED(b, weight, out, in, c) \
     Linear{(b)->w.weight, (b)->w.weight##_b, (b)->dw.weight, (b)->dw.weight##_b, \
-           (b)->s->n, out, in, (float)(c)}
+           (b)->s->n, out, in, (float)(c), (b)->dw_of_linears}
 
 // -------------------------------------------------------------------------------------- attention
 // y = W_o N_ctx(attention(rope(N_q(W_q c u)), rope(N_k(W_k c u)), N_v(W_v c u))) + add
@@ -307,14 +310,14 @@ static Experts experts_up(const Block *b) {
     const Model *m = b->m;
     const Acts *a = &b->a;
     Experts up = {b->w.xu, b->dw.xu, m->moe.E, 1, m->F, m->C, (float)b->p.ffn_c, assigned(b),
-                  a->start, a->tiles, a->source};
+                  a->start, a->tiles, a->source, b->dw_of_linears};
     if (m->swiglu) up.w = b->w.xg, up.dw = b->dw.xg, up.parts = 2;
     return up;
 }
 
 static Experts experts_down(const Block *b) {
     return {b->w.xd, b->dw.xd, b->m->moe.E, 1, b->m->C, b->m->F, 1, assigned(b), b->a.start,
-            b->a.tiles, nullptr};
+            b->a.tiles, nullptr, b->dw_of_linears};
 }
 
 // A norm over rows sorted by expert, with a gain [width] for each expert.

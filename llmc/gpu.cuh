@@ -100,6 +100,7 @@ typedef REAL Real;
 #define wide float
 
 enum { WARP = 32, PACK = 16 / sizeof(real) };  // PACK: values in 16 bytes, loaded at once
+enum { SET, ADD };  // how a kernel writes a result: over what is there, or added to it
 
 // A T of 8 or 16 bytes in one access; stores are to global memory. nvcc may split a copy of
 // bfloat16, or a memcpy from memory, into accesses of 4, 2 or 1 bytes (make arch-check looks).

@@ -5,7 +5,7 @@
 //   linear_gelu_forward          pre = c x W^T + b,  h = gelu(pre)
 //   linear_backward_input        dx = c dy W + scale add
 //   linear_gelu_backward_input   dpre = gelu'(pre) * (c dy W)
-//   linear_backward_weight       dW += c dy^T x,  db += sum of the rows of dy
+//   linear_backward_weight       dW = c dy^T x (SET or ADD),  db += sum of the rows of dy
 //   linear_backward              linear_backward_weight, then linear_backward_input
 //
 // Shapes, as in train_gpt.c, with contiguous rows:
@@ -21,8 +21,8 @@
 //                                                                                    2 5
 // It computes D = alpha op(A) op(B) + beta C. D [m, n] is the result, op(A) [m, k] and op(B) [k, n]
 // are the operands, op is the identity or a transpose, and C [m, n] is added: alpha is c, C is
-// add^T and beta its scale. For dW, C is D itself and beta 1. The products above, transposed (* if
-// op transposes once more):
+// add^T and beta its scale. For dW, C is D itself and beta 0 (SET: D is not read) or 1 (ADD). The
+// products above, transposed (* if op transposes once more):
 //
 //   ours                its D               A       B       m      n      k
 //   y  = x W^T          y^T  = W x^T        W *     x       out    n      in
@@ -31,8 +31,9 @@
 //
 // The epilogue is the library's name for what follows a product in the same kernel: the bias, GELU
 // (which also writes pre, the "auxiliary" matrix), and the derivative of GELU. If the library has
-// no such kernel, the plain product runs, then a small kernel from here. db always has kernels from
-// here: the library's epilogue for it, BGRADB, reads dy once more too.
+// no such kernel, the plain product runs, then a small kernel from here; so it does if that is
+// faster than a product with GELU (matmul_or). db always has kernels from here: the library's
+// epilogue for it, BGRADB, reads dy once more too.
 //
 // A plan holds the descriptors of one product and the algorithm chosen for it. It is made at the
 // product's first use and kept. The algorithm is the library's first guess, or, while `tuning`, the
@@ -58,6 +59,7 @@ struct Linear {
     int64_t n;                 // rows of x and y
     int out, in;
     float c;                   // factor of the product
+    int to_dw = ADD;           // SET or ADD: dw
 };
 
 // scale * x joins a result: a residual, or the gradient of one. {}: nothing does.
@@ -167,7 +169,9 @@ static inline Plans *plans_create(bool tf32) {
     cudaCheck(cudaMalloc(&p->workspace, PLANS_WORKSPACE));
     ltCheck(cublasLtMatmulPreferenceCreate(&p->preference));
     preference_set<uint64_t>(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, PLANS_WORKSPACE);
-    // Split-K: the partial products are summed in float.
+    // Allows split-K: several blocks share the depth of one tile, as dW with its few tiles and deep
+    // sums needs. Their partial products meet in the workspace as floats, in a fixed order, so bits
+    // repeat. Not allowed: sums in place, whose order varies, and sums in bf16.
     preference_set<uint32_t>(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                              CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     for (cublasLtMatmulPreferenceAttributes_t matrix :
@@ -278,13 +282,13 @@ template <typename F> static float fastest(Gpu *gpu, F start) {
     return best;
 }
 
-// Chooses the algorithm; for an epilogue there may be none. Tuning runs every guess on the
-// product's own arrays, so it spoils a result that is added to.
-static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
+// Chooses the algorithm; for an epilogue there may be none, or none below `limit` milliseconds.
+// Tuning runs every guess on the product's own arrays, so it spoils a result that is added to.
+static inline void plan_choose(Plan *p, const Matmul *f, float limit, Gpu *gpu) {
     Plans *plans = gpu->plans;
     cublasLtMatmulHeuristicResult_t guesses[GUESSES];
     int count = 0;
-    float best = INFINITY;
+    float best = limit;
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(plans->handle, p->desc, p->a, p->b, p->d, p->d,
                                        plans->preference, GUESSES, guesses, &count);
@@ -306,9 +310,9 @@ static inline void plan_choose(Plan *p, const Matmul *f, Gpu *gpu) {
 }
 
 // Starts the product with this epilogue. Returns false, and starts nothing, if the library has no
-// algorithm for the two together. The library may refuse a guess of its own; a guess that was not
-// timed shows it only here.
-static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu) {
+// algorithm for the two together, or, while tuning, none that takes less than `limit` milliseconds.
+// The library may refuse a guess of its own; a guess that was not timed shows it only here.
+static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu, float limit = INFINITY) {
     f.key.epilogue = epilogue;
     f.key.add = f.c == f.d ? ADDED_IN_PLACE : ADDED_ELSEWHERE;
     if (!f.c || f.beta == 0) {
@@ -317,7 +321,7 @@ static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu) {
         f.beta = 0;
     }
     Plan *p = plan_find(gpu->plans, &f.key);
-    if (!p) plan_choose(p = plan_make(gpu->plans, f.key), &f, gpu);
+    if (!p) plan_choose(p = plan_make(gpu->plans, f.key), &f, limit, gpu);
     if (!p->found) return false;
     plan_set_arrays(p, f.bias, f.aux);
     cublasStatus_t status = plan_run(p, &p->algo, &f, gpu);
@@ -325,6 +329,16 @@ static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu) {
     p->found = epilogue == PLAIN || !refused;
     if (p->found) lt_check(status, "cublasLtMatmul", p->key);
     return p->found;
+}
+
+// The product with this epilogue; or, if the library has none for the two or tuning shows that it
+// takes longer, `apart`: the plain product and kernels from here. The plan without an algorithm
+// keeps that choice.
+template <typename F> static void matmul_or(Matmul f, Epilogue epilogue, Gpu *gpu, F apart) {
+    f.key.epilogue = epilogue;
+    bool timed = gpu->plans->tuning && !plan_find(gpu->plans, &f.key);
+    float limit = timed ? fastest(gpu, [&] { apart(); return true; }) : INFINITY;
+    if (!matmul(f, epilogue, gpu, limit)) apart();
 }
 
 // ---------------------------------------------------------------------------------- plans as text
@@ -372,7 +386,7 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     Plan *p = plan_make(plans, key);
     const size_t DIGITS = 2 * sizeof p->algo;
     p->keep = true;
-    p->found = *hex || e == 0;  // no digits: the library has no algorithm for this epilogue
+    p->found = *hex || e == 0;  // no digits: the product runs without this epilogue
     bool right = strspn(hex, "0123456789abcdef") == DIGITS && !hex[DIGITS];
     CHECK(!p->found || right,
           "%s: expected \"algo\" to be %zu digits of 0-9 and a-f, found \"%s\"\n"
@@ -443,9 +457,10 @@ static inline void linear_forward_wide(wide *y, const real *x, const Linear &l, 
 static inline void linear_gelu_forward(real *h, real *pre, const real *x, const Linear &l,
                                        Gpu *gpu) {
     Matmul f = linear_matmul(true, h, x, l, {}, pre);
-    if (matmul(f, l.b ? GELU_BIAS : GELU, gpu)) return;
-    linear_forward(pre, x, l, {}, gpu);
-    activation_forward(h, pre, l.n, l.out, 0, gpu);
+    matmul_or(f, l.b ? GELU_BIAS : GELU, gpu, [=] {
+        linear_forward(pre, x, l, {}, gpu);
+        activation_forward(h, pre, l.n, l.out, 0, gpu);
+    });
 }
 
 // --------------------------------------------------------------------------------------- backward
@@ -459,10 +474,11 @@ static inline void linear_backward_input(real *dx, const real *dy, const Linear 
 // dpre = gelu'(pre) * (c dy W)
 static inline void linear_gelu_backward_input(real *dpre, const real *pre, const real *dy,
                                               const Linear &l, Gpu *gpu) {
-    if (matmul(linear_matmul(false, dpre, dy, l, {}, pre), GELU_BACKWARD, gpu)) return;
-    linear_backward_input(dpre, dy, l, {}, gpu);
-    // In place: one thread reads each element and then writes it.
-    activation_backward(dpre, dpre, pre, l.n, l.in, 0, gpu);
+    matmul_or(linear_matmul(false, dpre, dy, l, {}, pre), GELU_BACKWARD, gpu, [=] {
+        linear_backward_input(dpre, dy, l, {}, gpu);
+        // In place: one thread reads each element and then writes it.
+        activation_backward(dpre, dpre, pre, l.n, l.in, 0, gpu);
+    });
 }
 
 // partial[split] = sum of `rows` rows of dy from row split * rows on; blockIdx.x is the split.
@@ -478,11 +494,11 @@ column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t r
     for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.x * out + j + k] = sum.v[k];
 }
 
-// dW += c dy^T x,  db += sum of the rows of dy
+// dW = c dy^T x, SET or ADD;  db += sum of the rows of dy
 static inline void linear_backward_weight(const real *dy, const real *x, const Linear &l,
                                           Gpu *gpu) {
     PlanKey key = {l.in, l.out, l.n, 0, 1, 1};
-    matmul({key, x, dy, l.dw, l.dw, l.c, 1}, PLAIN, gpu);
+    matmul({key, x, dy, l.dw, l.dw, l.c, (float)l.to_dw}, PLAIN, gpu);
     if (!l.db) return;
     int64_t rows = CEIL_DIV(l.n, COLUMN_SPLITS);
     int splits = CEIL_DIV(l.n, rows);

@@ -473,6 +473,7 @@ struct Experts {
     // Of Router. source: x has a row for each token, gathered through it; nullptr: x has one for
     // each row of an expert.
     const int32_t *start, *tiles, *source;
+    int to_dw = ADD;           // SET or ADD: dw
 };
 
 enum { FORWARD, INPUT, WEIGHT };
@@ -483,7 +484,7 @@ enum { EXPERT_THREADS = EXPERT_WARPS * WARP };
 // Steps in shared memory: as many as fit in the 99 KiB of compute capability 8.6.
 enum { STAGES = sizeof(real) == 2 ? 4 : 2 };
 
-// A grouped product: FORWARD and INPUT SET y, WEIGHT ADDs to dw.
+// A grouped product: FORWARD and INPUT SET y, WEIGHT writes dw.
 struct Grouped {
     Experts e;
     const real *left, *right;
@@ -649,8 +650,9 @@ __device__ void stage_multiply(Sums &sums, const real *left, int row, int column
     }
 }
 
-// dW += c sums. A lane has two neighbours, four lanes 32 bytes. row, column: the warp's first.
-static __device__ inline void sums_add(const Grouped &f, const Tile &t, const Sums &sums, int row,
+// dW = c sums, SET or ADD. A lane has two neighbours, four lanes 32 bytes. row, column: the warp's
+// first.
+static __device__ inline void dw_store(const Grouped &f, const Tile &t, const Sums &sums, int row,
                                        int column) {
     int lane = threadIdx.x % WARP;
     UNROLL for (int s = 0; s < WARP_STRIPS; s++)
@@ -662,7 +664,8 @@ static __device__ inline void sums_add(const Grouped &f, const Tile &t, const Su
                 int x = column + 8 * n + 2 * (lane % 4);
                 if (x >= t.column_end) continue;
                 const float *sum = &sums.v[s][n][2 * i];
-                float2 *at = (float2 *)(to + x), was = *at;
+                float2 *at = (float2 *)(to + x), was = {};
+                if (f.e.to_dw == ADD) was = *at;
                 *at = float2{was.x + f.e.c * sum[0], was.y + f.e.c * sum[1]};
             }
         }
@@ -679,8 +682,10 @@ grouped_kernel(Grouped f) {
     int steps = t.expert < 0 ? 0 : CEIL_DIV(t.depth, TILE_DEPTH);
     bool busy = t.row + row < t.row_end && t.column + column < t.column_end;
     Sums sums = {};
-    if (steps == 0) return;  // no expert needs the tile; or it has no rows, and dW stays
-    PanelLines lines = lines_at<FORM>(f, t, 0);
+    // Without steps no expert needs the tile; or the expert has no rows, and dW becomes 0 or stays.
+    if (steps == 0 && (FORM != WEIGHT || f.e.to_dw == ADD)) return;
+    PanelLines lines = {};
+    if (steps > 0) lines = lines_at<FORM>(f, t, 0);
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < steps) stage_copy<FORM>(shared + step * STAGE, f, t, lines, step * TILE_DEPTH);
         copy_commit();
@@ -701,7 +706,7 @@ grouped_kernel(Grouped f) {
     row += t.row;
     column += t.column;
     if constexpr (FORM == WEIGHT) {
-        if (busy) sums_add(f, t, sums, row, column);
+        if (busy) dw_store(f, t, sums, row, column);
     } else {
         __syncthreads();  // the warps' results take the place of the panels
         scale_by(sums, f.e.c);
@@ -726,7 +731,7 @@ static inline void experts_forward(real *y, const real *x, const Experts &e, Gpu
     grouped_launch<FORWARD>({e, x, e.w, y}, gpu);
 }
 
-// dW_e += c dy^T x over the rows of e;  dx[row] = c dy[row] W_e, SET.
+// dW_e = c dy^T x over the rows of e, SET or ADD;  dx[row] = c dy[row] W_e, SET.
 static inline void experts_backward(real *dx, const real *dy, const real *x, const Experts &e,
                                     Gpu *gpu) {
     grouped_launch<WEIGHT>({e, dy, x, nullptr}, gpu);

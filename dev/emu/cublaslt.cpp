@@ -13,7 +13,9 @@
 // which add in different orders; the first, split in two halves of K, works in the workspace.
 //   EMU_CUBLASLT_PLAIN=1     no algorithm has an epilogue
 //   EMU_CUBLASLT_REFUSE=1    algorithms with an epilogue are offered, and refused when they are to
-//   run EMU_CUBLASLT_FAST=i      the algorithms other than the i-th take 2 ms more
+//                            run
+//   EMU_CUBLASLT_FAST=i      the algorithms other than the i-th take 2 ms more
+//   EMU_CUBLASLT_GELU=ms     products with GELU or its derivative take so many ms more
 // Not modelled: batches, device-side scalars, row-major layouts, other types. TF32 rounds the
 // inputs to its 10 bits, as tensor cores see them.
 #if __has_include(<cublasLt.h>)
@@ -45,7 +47,7 @@ struct Desc {
     int64_t aux_ld = 0;
 };
 struct Layout { int type; int64_t rows, cols, ld; };
-// reductions: parts of K always meet in float here
+// reductions: parts of K meet as floats in the workspace, or K is not split
 struct Preference {
     uint64_t workspace = 0;
     uint32_t alignment[4] = {256, 256, 256, 256}, reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
@@ -282,6 +284,7 @@ static void multiply(const Problem &p, const Arrays &x, uint64_t which) {
                        sum((size_t)p.m);
     long fast = setting("EMU_CUBLASLT_FAST", -1);
     if (fast >= 0 && fast != (long)which) usleep(2000);
+    if (has_aux(p.d.epilogue)) usleep(1000 * (useconds_t)setting("EMU_CUBLASLT_GELU", 0));
     for (int64_t j = 0; j < p.n; j++) {
         float *total = sum.data(), *second = x.workspace + p.m;
         if (which == SPLIT) memset(total = x.workspace, 0, (size_t)(2 * p.m) * sizeof(float));
@@ -460,6 +463,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     for (uint64_t which = 0; which < ALGORITHMS; which++) {
         uint64_t workspace = which == SPLIT ? (uint64_t)(2 * p.m) * sizeof(float) : 0;
         if (workspace > wish->workspace) continue;
+        bool may_split = wish->reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        if (which == SPLIT && !may_split) continue;
         Algorithm algorithm = {
             MAGIC, which, workspace, {alignment[0], alignment[1]}, hash(p), cublasLtGetVersion(),
             0};

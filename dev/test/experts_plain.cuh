@@ -12,7 +12,7 @@ static inline void experts_plain(const int32_t *start, const Experts &e, F produ
         int64_t row = start[expert], at = (int64_t)expert * e.width * e.in;
         if (start[expert + 1] > row)
             product(Linear{e.w + at, nullptr, e.dw + at, nullptr, start[expert + 1] - row, e.width,
-                           e.in, e.c}, row);
+                           e.in, e.c, e.to_dw}, row);
     }
 }
 

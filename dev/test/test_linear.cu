@@ -133,14 +133,22 @@ static void check_backward_input(Layer *t, Gpu *gpu) {
 }
 
 // Calls add up: of several factors, one of which makes alpha 1 where c is 1/2, and without a bias.
+// SET writes dW over what is there, NaN too, and adds to db as ever.
 static void check_backward_weight(Layer *t, Gpu *gpu) {
     wide *d_dw = device_copy<wide>(&t->dw0), *d_db = device_copy<wide>(&t->db0);
     for (float scale : {1.0f, 0.25f, 2.0f})
         linear_backward_weight(t->d_dy, t->d_x, t->of(true, d_dw, d_db, scale), gpu);
     linear_backward_weight(t->d_dy, t->d_x, t->of(false, d_dw, nullptr, 4), gpu);
     expect_close(d_dw, mixed(t->dyx, 7.25 * t->s.c, t->dw0, 1), "dW");
-    expect_close(d_db, mixed(t->sums, 3, t->db0, 1), "db");
-    cudaFree(d_dw), cudaFree(d_db);
+    wide *d_set = device_empty<wide>(t->dw0.size());
+    for (float scale : {3.0f, 0.5f}) {
+        Linear l = t->of(true, d_set, d_db, scale);
+        l.to_dw = SET;
+        linear_backward_weight(t->d_dy, t->d_x, l, gpu);
+        expect_close(d_set, mixed(t->dyx, scale * t->s.c, t->dw0, 0), "dW that is SET");
+    }
+    expect_close(d_db, mixed(t->sums, 5, t->db0, 1), "db");
+    cudaFree(d_dw), cudaFree(d_db), cudaFree(d_set);
 }
 
 static void check_layer(Layer *t, Gpu *gpu) {
@@ -228,20 +236,23 @@ static void tune(Layer *t, Gpu *gpu) {
     linear_backward_input(d_dx, t->d_dy, l, {d_dpre, 1}, gpu);
     linear_backward_input(d_dx, t->d_dy, l, {d_dx, 1}, gpu);
     linear_gelu_backward_input(d_dpre, d_dx, t->d_dy, l, gpu);
-    linear_backward_weight(t->d_dy, t->d_x, l, gpu);
+    for (int to_dw : {SET, ADD}) {
+        l.to_dw = to_dw;
+        linear_backward_weight(t->d_dy, t->d_x, l, gpu);
+    }
     gpu->plans->tuning = false;
     cudaCheck(cudaStreamSynchronize(gpu->stream));
     cudaFree(d_y), cudaFree(d_pre), cudaFree(d_dx), cudaFree(d_dpre), cudaFree(d_dw),
         cudaFree(d_db);
 }
 
-// Each of the 13 products has one plan, and plans chosen by timing compute the same.
+// Each of the 14 products has one plan, and plans chosen by timing compute the same.
 GPU_TEST(cuda_linear_plans) {
     Layer t(24, 40, 72, 1), other(17, 40, 72, 1);
     TestPlans first, tuned(false, "EMU_CUBLASLT_FAST", "1");
     check_layer(&t, &first.gpu);
     check_layer(&t, &first.gpu);
-    EXPECT(first.gpu.plans->count == 13, "%d plans, expected 13", first.gpu.plans->count);
+    EXPECT(first.gpu.plans->count == 14, "%d plans, expected 14", first.gpu.plans->count);
     EXPECT(count_of(text_of(first.gpu.plans), "\"algo\"") == 0,
            "the text holds plans that were not timed: %s", text_of(first.gpu.plans).c_str());
     TestPlans zero;
@@ -252,15 +263,15 @@ GPU_TEST(cuda_linear_plans) {
            zero.gpu.plans->count);
     cudaFree(d_y);
     tune(&t, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 13, "%d plans after tuning, expected 13",
+    EXPECT(tuned.gpu.plans->count == 14, "%d plans after tuning, expected 14",
            tuned.gpu.plans->count);
     check_layer(&t, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 13, "%d plans after use, expected 13", tuned.gpu.plans->count);
+    EXPECT(tuned.gpu.plans->count == 14, "%d plans after use, expected 14", tuned.gpu.plans->count);
     check_layer(&other, &tuned.gpu);
-    EXPECT(tuned.gpu.plans->count == 26, "%d plans of two shapes, expected 26",
+    EXPECT(tuned.gpu.plans->count == 28, "%d plans of two shapes, expected 28",
            tuned.gpu.plans->count);
 #if !defined(__CUDACC__)
-    for (int i = 0; i < 13; i++) {
+    for (int i = 0; i < 14; i++) {
         const Plan *p = &first.gpu.plans->plans[i], *q = &tuned.gpu.plans->plans[i];
         EXPECT(p->algo.data[1] == 0 && q->algo.data[1] == 1,
                "plan %d: algorithms %d and %d, expected the first guess and the fastest", i,
@@ -268,6 +279,60 @@ GPU_TEST(cuda_linear_plans) {
     }
 #endif
 }
+
+#if !defined(__CUDACC__)
+// A product with GELU takes 3 ms more, or it does not: the faster way is kept, saved, and right.
+// Read again, the choice is that of the text, however fast the products are now.
+GPU_TEST(cuda_linear_gelu) {
+    for (bool slow : {false, true}) {
+        Layer t(24, 40, 72, 1);
+        TestPlans plans(false, "EMU_CUBLASLT_GELU", slow ? "3" : "0");
+        tune(&t, &plans.gpu);
+        std::string text = text_of(plans.gpu.plans);
+        setenv(plans.setting, slow ? "0" : "3", 1);
+        TestPlans read;
+        plans_read(read.gpu.plans, text.c_str(), "plans.json");
+        for (TestPlans *p : {&plans, &read}) {
+            int fused = 0, kept = 0;
+            for (int i = 0; i < p->gpu.plans->count; i++) {
+                const Plan *plan = &p->gpu.plans->plans[i];
+                if (plan->key.epilogue < GELU) continue;
+                fused += plan->found, kept += plan->keep;
+            }
+            EXPECT(fused == (slow ? 0 : 3) && kept == 3,
+                   "%d of 3 products with GELU where they are %s, %d choices kept", fused,
+                   slow ? "slow" : "fast", kept);
+            check_layer(&t, &p->gpu);
+        }
+        EXPECT(text_of(read.gpu.plans) == text, "another text after reading: %s",
+               text_of(read.gpu.plans).c_str());
+    }
+}
+
+// Split-K is allowed, and tuning takes it where it is fastest: its halves meet in the workspace, as
+// floats and in one order, so the same bits come again.
+GPU_TEST(cuda_linear_split) {
+    Layer t(130, 40, 72, 1);
+    TestPlans plans(false, "EMU_CUBLASLT_FAST", "0");
+    tune(&t, &plans.gpu);
+    int split = 0;
+    for (int i = 0; i < plans.gpu.plans->count; i++) {
+        const Plan *p = &plans.gpu.plans->plans[i];
+        split += p->key.wide_out && p->found && p->algo.data[1] == 0 && p->algo.data[2] > 0;
+    }
+    EXPECT(split == 2, "%d plans of dW split its depth, expected 2: SET and ADD", split);
+    wide *d_dw[2];
+    for (wide *&dw : d_dw) {
+        Linear l = t.of(false, dw = device_empty<wide>(t.dw0.size()));
+        l.to_dw = SET;
+        linear_backward_weight(t.d_dy, t.d_x, l, &plans.gpu);
+    }
+    expect_close(d_dw[0], mixed(t.dyx, 1, t.dw0, 0), "dW in two halves");
+    EXPECT(host_values(d_dw[0], t.dw0.size()) == host_values(d_dw[1], t.dw0.size()),
+           "dW twice: other bits");
+    cudaFree(d_dw[0]), cudaFree(d_dw[1]);
+}
+#endif
 
 // 16 bytes into an allocation, where more alignment would be luck.
 static real *device_shifted(Values v) {
@@ -297,7 +362,7 @@ GPU_TEST(cuda_linear_alignment) {
     Values want = mixed(t.dyw, 1, t.dx0, 0);
     for (size_t i = 0; i < want.size(); i++) want[i] *= gelu_tanh_slope(t.x[i]);
     expect_close(d_dpre, want, "dpre at 16 bytes", GELU_TOLERANCE);
-    EXPECT(plans.gpu.plans->count == 13, "%d plans, expected 13", plans.gpu.plans->count);
+    EXPECT(plans.gpu.plans->count == 14, "%d plans, expected 14", plans.gpu.plans->count);
     for (real *p : {d_x, d_w, d_b, d_add, d_dy, d_h, d_pre, d_dpre}) cudaFree(p - PACK);
 }
 
@@ -334,7 +399,7 @@ GPU_TEST(cuda_linear_plans_text) {
         int count = (int)count_of(text, "\"algo\"");
         check_layer(&other, &read.gpu);                      // plans of before are forgotten
         plans_read(read.gpu.plans, text.c_str(), "plans.json");
-        EXPECT(count >= 13 && read.gpu.plans->count == count, "%d plans read, the text has %d",
+        EXPECT(count >= 14 && read.gpu.plans->count == count, "%d plans read, the text has %d",
                read.gpu.plans->count, count);
         EXPECT(text_of(read.gpu.plans) == text, "another text after reading: %s",
                text_of(read.gpu.plans).c_str());

@@ -405,8 +405,15 @@ static int64_t weight_index(const Experts &s, int e, int j, int i) {
     return (((int64_t)(j / s.width) * s.E + e) * s.width + j % s.width) * s.in + i;
 }
 
-// The three products, x from tokens or from rows; dW in two calls; with one part also by the plain
-// twin.
+// What one of the two calls below adds to dW.
+static Values mixed_half(const Values &after, const Values &before) {
+    Values half(after.size());
+    for (size_t i = 0; i < half.size(); i++) half[i] = (after[i] - before[i]) / 2;
+    return half;
+}
+
+// The three products, x from tokens or from rows; dW in two calls, then SET; with one part also by
+// the plain twin.
 static void check_experts(const Ints &counts, int parts, int width, int in, float c,
                           bool from_tokens, Gpu *gpu) {
     int tokens = 11, out = parts * width;
@@ -463,8 +470,22 @@ static void check_experts(const Ints &counts, int parts, int width, int in, floa
         expect_close(d_dx, ours_dx, "dx, expert by expert");
         expect_close(d_plain, after, "dW, expert by expert");
     }
+    // SET over NaN, then over what that was: of experts without rows too, which become 0.
+    wide *d_set = device_empty<wide>(weights);
+    s.dw = d_set, s.to_dw = SET;
+    for (int k = 0; k < 2; k++) {
+        experts_backward(d_dx, d_dy, d_x, s, gpu);
+        expect_close(d_set, mixed_half(dw, before), "dW of experts that is SET");
+    }
+    Values set = host_values(d_set, weights);
+    for (int e = 0; e < rows.E; e++) {
+        double first = set[weight_index(s, e, 0, 0)];
+        double last = set[weight_index(s, e, out - 1, in - 1)];
+        EXPECT(counts[e] || (first == 0 && last == 0),
+               "expert %d has no rows, and its dW is SET to %g .. %g, not 0", e, first, last);
+    }
     cudaFree(d_x), cudaFree(d_w), cudaFree(d_dy), cudaFree(d_y), cudaFree(d_dx), cudaFree(d_dw),
-        cudaFree(d_plain);
+        cudaFree(d_plain), cudaFree(d_set);
 }
 
 GPU_TEST(cuda_experts) {

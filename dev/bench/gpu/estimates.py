@@ -21,18 +21,21 @@ MODELS = [Model("gpt2-124M", 12, 64, 1024, 768, 12, 64, 3072, False, 50257, 5030
 # Expected rates: TFLOP/s of layers with products, TB/s of the others. By part of the step, as
 # timeline.py has them. Attention and experts: an in-order model of one multiprocessor, which issues
 # the machine code of the inner loop with ptxas's stalls and barriers and assumed pipe rates. It
-# gives FlashAttention-2's forward 319 TFLOP/s without a mask, published is 318 [3]. Products of the
-# library: below its best shapes [1, 2], the smaller the matrices the more. The others: the share of
-# the bandwidth that kernels of their kind reach.
+# gives FlashAttention-2's forward 319 TFLOP/s without a mask, published is 318 [3]. Its cycles are in
+# dev/sass/table.txt (sm_90a, heads of 64). Own rows in registers took attention forward from 1522 to
+# 1282 of them, dq and dkv together from 2524 to 2266, and the rates from 240 and 190 (740M: 265 and
+# 210) to these; experts' dW takes 553 where the product beside it takes 528 and is rated 400.
+# Products of the library: below its best shapes [1, 2], the smaller the matrices the more. The
+# others: the share of the bandwidth that kernels of their kind reach.
 RATES = {
-    "gpt2-124M": {"products of blocks": 650, HEAD: 700, "attention forward": 240,
-                  "attention backward": 190, "bias gradients": 2.6, "norms": 3.1,
+    "gpt2-124M": {"products of blocks": 650, HEAD: 700, "attention forward": 285,
+                  "attention backward": 212, "bias gradients": 2.6, "norms": 3.1,
                   "classifier": 3.47, "embedding": 1.0, "update": 3.4, "activation": 3.7,
                   "RoPE, norms of q, k, v": 2.9},
-    "span-740M": {"products of blocks": 700, HEAD: 700, "attention forward": 265,
-                  "attention backward": 210, "norms": 3.2, "classifier": 3.2, "embedding": 1.0,
+    "span-740M": {"products of blocks": 700, HEAD: 700, "attention forward": 315,
+                  "attention backward": 234, "norms": 3.2, "classifier": 3.2, "embedding": 1.0,
                   "update": 3.4, "activation": 3.75, "RoPE, norms of q, k, v": 2.9},
-    "experts of 512": {"experts": 400, "experts, weights of gathered rows": 150}}
+    "experts of 512": {"experts": 400, "experts, weights of gathered rows": 380}}
 # Launches wait for each other, small sums take microseconds each, and the host waits at the end.
 GAPS_MS = 1.5
 
@@ -84,7 +87,8 @@ def row(m, part, layer, calls, flops=0.0, bytes_moved=0.0, more_ms=0.0):
 
 
 def linear(m, name, out, width, biased, forward, backward="backward, input", calls=None):
-    """The three products of a linear layer. The gradient of a bias reads dy once more."""
+    """The three products of a linear layer. dW is float and only written: this is the first
+    micro-step. The gradient of a bias reads dy once more."""
     n, part = m.B * m.T, HEAD if name == "head" else "products of blocks"
     calls = m.L if calls is None else calls
     flops = 2.0 * n * out * width
@@ -95,7 +99,7 @@ def linear(m, name, out, width, biased, forward, backward="backward, input", cal
     return [row(m, part, f"{name}{forward}", calls, flops, x + weights + y * twice),
             row(m, part, f"{name} {backward}", calls, flops,
                 weights + y + x * (2 if "GELU" in backward else 1)),
-            row(m, part, f"{name} backward, weight", calls, flops, x + y + 4 * weights, bias_ms)]
+            row(m, part, f"{name} backward, weight", calls, flops, x + y + 2 * weights, bias_ms)]
 
 
 def layers_of(m):
@@ -139,8 +143,8 @@ def layers_of(m):
 
 def experts():
     """The grouped products of kernels.cu's layer of experts, 16 layers a step; FLOP bound all. The
-    gradient of `gate, up` reads each row of a token through an index, in the inner loop, and waits
-    for it."""
+    gradient of `gate, up` reads each row of a token through an index, which it looks up a step
+    ahead."""
     model = namedtuple("Name", "name")("experts of 512")
     flops = 2.0 * 16 * 2048 * 8 * 1024 * 512          # of one of gate, up and down
     rows = [row(model, "experts", f"{name} of experts {direction}", 16, parts * flops)
@@ -168,9 +172,6 @@ def parts_of(m):
         floor, ms = parts["products of blocks"]
         parts["products of blocks"] = (floor, ms - bias_ms)
         parts["bias gradients"] = (0.0, bias_ms)
-    params = m.L * m.C * (4 * m.C + (3 if m.swiglu else 2) * m.F) + m.Vp * m.C
-    floor, ms = parts["update"]         # gradients are set to zero
-    parts["update"] = (floor + floor_ms(0, 4.0 * params), ms + 4.0 * params / MEMORY)
     return [(part, *both) for part, both in parts.items()] + [(REST, 0.0, GAPS_MS)]
 
 

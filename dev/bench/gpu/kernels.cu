@@ -163,7 +163,7 @@ static void time_ceilings(Bench *b) {
 }
 
 // A matrix product y = x W^T and its two backward products: 2 n out in operations each. dW is float
-// and accumulates: read and written.
+// and SET, as in the first micro-step of a step: only written.
 static void time_linear(Bench *b, const std::string &name, int out, int in, bool biased, bool gelu,
                         bool add) {
     double n = (double)b->n;
@@ -176,7 +176,7 @@ static void time_linear(Bench *b, const std::string &name, int out, int in, bool
     real *bias = biased ? room(b, out) : nullptr;
     real *h = gelu ? room(b, b->n * out) : nullptr;
     wide *dw = room<wide>(b, (int64_t)out * in), *db = bias ? room<wide>(b, out) : nullptr;
-    Linear l = {w, bias, dw, db, b->n, out, in, 1};
+    Linear l = {w, bias, dw, db, b->n, out, in, 1, SET};
     Residual skip = {add ? y : nullptr, 1};
     double forward = (n * in + weights + n * out * (gelu || add ? 2 : 1)) * size;
     if (gelu)
@@ -188,7 +188,7 @@ static void time_linear(Bench *b, const std::string &name, int out, int in, bool
     measure(b, name + " backward, input", flops, (n * in + weights + n * out) * size,
             [=] { linear_backward_input(x, y, l, {}, &b->gpu); });
     measure(b, name + " backward, weight", flops,
-            (n * in + n * out) * size + 2 * weights * sizeof(wide),
+            (n * in + n * out) * size + weights * sizeof(wide),
             [=] { linear_backward_weight(y, x, l, &b->gpu); });
     leave_rooms(b);
 }
@@ -415,7 +415,7 @@ static wide *room_of_logits(Bench *b, int E, int K) {
 }
 
 // The three products of all experts, x from the tokens where it is u; and expert by expert, where x
-// has a row for each row. dW is float and accumulates.
+// has a row for each row. dW is float and SET.
 static void time_expert_products(Bench *b, const std::string &name, Experts s) {
     int64_t rows = s.rows;
     double out = (double)s.parts * s.width;
@@ -431,6 +431,7 @@ static void time_expert_products(Bench *b, const std::string &name, Experts s) {
     real *y = room(b, rows * width);
     s.w = room(b, (int64_t)s.E * width * s.in, 0.02f);
     s.dw = room<wide>(b, (int64_t)s.E * width * s.in);
+    s.to_dw = SET;
     Experts one = s;
     one.parts = 1;
     one.width = width;
@@ -447,10 +448,10 @@ static void time_expert_products(Bench *b, const std::string &name, Experts s) {
     measure(b, name + " backward, input, expert by expert", flops,
             dx_bytes + weights * size + y_bytes,
             [=] { experts_plain_backward_input(x, y, at, one, &b->gpu); });
-    measure(b, name + " backward, weight", flops, x_bytes + y_bytes + 2 * weights * sizeof(wide),
+    measure(b, name + " backward, weight", flops, x_bytes + y_bytes + weights * sizeof(wide),
             [=] { grouped_launch<WEIGHT>({s, y, x, nullptr}, &b->gpu); });
     measure(b, name + " backward, weight, expert by expert", flops,
-            dx_bytes + y_bytes + 2 * weights * sizeof(wide),
+            dx_bytes + y_bytes + weights * sizeof(wide),
             [=] { experts_plain_backward_weight(y, x, at, one, &b->gpu); });
 }
 
