@@ -62,9 +62,9 @@ static real *at(real *x, int64_t offset) { return x ? x + offset : NULL; }
 typedef struct {
     int64_t n;
     int out, in;
-    int ldy;  // from one row of y to the next: `out`, or more where two linears share a buffer
-    real c;   // 1, or LayerNorm Scaling's 1/sqrt(l+1)
-    int dw;   // SET or ADD: dW
+    int ldy;    // from one row of y to the next: `out`, or more where two linears share a buffer
+    real c;     // 1, or LayerNorm Scaling's 1/sqrt(l+1)
+    int to_dw;  // SET or ADD: dW
 } LinearShape;
 
 static void linear_forward(real *y, const real *x, const real *w, const real *b, LinearShape s) {
@@ -77,13 +77,13 @@ static void linear_forward(real *y, const real *x, const real *w, const real *b,
 }
 
 // dx = c W^T dy    dW = c dy x^T    db += dy
-//   dx [n, in] is SET or ADDed to, by `add`   dw [out, in] by s.dw   db [out] or NULL
+//   dx [n, in] is SET or ADDed to, by `add`   dw [out, in] by s.to_dw   db [out] or NULL
 static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
                             const real *w, LinearShape s, int add) {
     View x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
     gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), w_in, s.n, s.in, s.out, s.c, add == ADD);
     // view(dy, 1, s.ldy) is dy transposed
-    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, s.dw == ADD);
+    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, s.to_dw == ADD);
     if (!db) return;
     // A thread owns a strip of columns, and sums it over the rows in their order.
 #pragma omp parallel for
