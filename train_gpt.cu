@@ -292,7 +292,7 @@ static void alloc_step(Gpt *g) {
     if (!g->m.rope) return;
     // RoPE's cosines and sines, computed once in double on the host.
     mirror_alloc(g, &g->rotary, (int64_t)g->m.T * rotary_size(&g->m) / 2);
-    rotary_table(g->rotary.host, g->m.T, rotary_size(&g->m), g->m.theta);
+    rotary_table(g->rotary.host, g->m.T, &g->m);
     to_device(g, g->rotary);
 }
 
