@@ -340,7 +340,8 @@ def keep_members(theirs, kind, kept):
 def find_tokenizer(checkpoint, flags):
     """The tokenizer.bin of a run: beside its checkpoints, or the flags'. None: there is none."""
     tokenizer, data = (pathlib.Path(flags.get(name) or "-") for name in ("tokenizer", "data"))
-    places = [checkpoint / ".." / "tokenizer.bin", tokenizer, data / "tokenizer.bin"]
+    places = [checkpoint / "tokenizer.bin", checkpoint / ".." / "tokenizer.bin", tokenizer]
+    places.append(data / "tokenizer.bin")
     return next((place for place in places if place.is_file()), None)
 
 

@@ -33,6 +33,9 @@ from transformers.utils import can_return_tuple
 
 # The KV cache's name among arguments and outputs; transformers 5.24 renamed it.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+CHECKPOINTING = "is_activation_checkpointing"  # transformers 4 has it under its older name
+if not hasattr(PreTrainedModel, CHECKPOINTING):
+    CHECKPOINTING = "is_gradient_checkpointing"
 KNOWN = "input_ids, attention_mask, position_ids, cache, labels, use_cache or logits_to_keep"
 L2, SCALE = 2, 3  # kinds of a norm beside 1, the model's: x / |x|, and a gain without a norm
 
@@ -384,7 +387,7 @@ class NormForCausalLM(PreTrainedModel, GenerationMixin):
         [B, past + T] is 0 at padding. The KV cache is cache, or past_key_values, the older name."""
         cache = refuse(others, cache, past_key_values)
         B, T = input_ids.shape
-        if self.training and self.is_gradient_checkpointing:  # a cache would be filled twice
+        if self.training and getattr(self, CHECKPOINTING):  # a cache would be filled twice
             cache = None
         elif cache is None and (self.config.use_cache if use_cache is None else use_cache):
             cache = DynamicCache()
