@@ -9,7 +9,8 @@ tensorboard). --wandb sends a run of the project norm.c to Weights & Biases (nee
 wandb; with WANDB_MODE=offline it stays in RUN/wandb for `wandb sync`). All have losses, rates,
 validations, the results of tasks, and every layer's and tensor's diagnostics: residual_rms/3 is
 that of layer 3, router_load/3/17 the load of its expert 17, grad_norms/model.norm.weight that
-tensor's. Values that are not numbers are left out, and empty in the table. Reads the log only, also while the run trains.
+tensor's. Values that are not numbers are left out, and empty in the table. Reads the log only, also
+while the run trains.
 """
 import argparse
 import csv
@@ -96,7 +97,8 @@ def write_wandb(steps, out, name):
     try:
         import wandb
     except ImportError as error:
-        stop(f"expected the package wandb, found: {error}", "python3 -m pip install wandb, or --csv")
+        stop(f"expected the package wandb, found: {error}",
+             "python3 -m pip install wandb, or --csv")
     out.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(silent=True, console="off")
     with wandb.init(project="norm.c", name=name, dir=out.parent, settings=settings) as run:

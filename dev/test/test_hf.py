@@ -512,7 +512,7 @@ def test_kept():
         for source in (start, runs[1]):
             out = DIR / f"kept-out-{template}"
             export(source, out)
-            was, now = (json.loads((folder / "config.json").read_text()) for folder in (theirs, out))
+            was, now = (json.loads((each / "config.json").read_text()) for each in (theirs, out))
             for key in ("architectures", "sliding_window", "max_position_embeddings", "head_dim",
                         "bos_token_id", "eos_token_id", "pad_token_id", "rms_norm_eps"):
                 check(was.get(key) == now.get(key), f"{key}: {was.get(key)}, now {now.get(key)}")

@@ -296,6 +296,12 @@ def member_cases():
     yield mixtral, "head_dim", 8, "q_proj.weight has shape [8, 8], expected [16, 8]"
     yield mixtral, "head_dim", 5, "--head-size 5 does not go with --positions rope"
     yield mixtral, "attention_bias", True, '"attention_bias" is true'
+    yield mixtral, "tie_word_embeddings", True, "lm_head.weight is not the embedding"
+
+
+def rope_cases():
+    """The same of RoPE."""
+    mixtral = MIXTRAL, MIXTRAL_TENSORS
     yield mixtral, "rope_scaling", {"type": "linear"}, '"rope_scaling.rope_type" is linear'
     yield mixtral, "rope_scaling", [2], '"rope_scaling.rope_type" is [...]'
     llama3 = {"rope_type": "llama3", "rope_theta": 5e2, "factor": 8, "low_freq_factor": 1,
@@ -316,7 +322,10 @@ def member_cases():
         'partial_rotary_factor" is 0.5')
     yield mixtral, "partial_rotary_factor", True, 'partial_rotary_factor" is true'
     yield mixtral, "rope_parameters", {}, 'expected "rope_theta", found no such member'
-    yield mixtral, "tie_word_embeddings", True, "lm_head.weight is not the embedding"
+
+
+def class_cases():
+    """The same of single classes."""
     deepseek = dict(architectures=["DeepseekV3ForCausalLM"], moe_intermediate_size=4,
                     n_routed_experts=2, n_shared_experts=1, first_k_dense_replace=0,
                     routed_scaling_factor=1, kv_lora_rank=4, qk_rope_head_dim=2, q_lora_rank=None,
@@ -342,7 +351,7 @@ def member_cases():
 
 
 def test_members():
-    for (config, shapes), key, value, words in member_cases():
+    for (config, shapes), key, value, words in [*member_cases(), *rope_cases(), *class_cases()]:
 
         def change(config, tensors):
             config[key] = value
