@@ -203,17 +203,18 @@ static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int a
 
 // ------------------------------------------------------------------------------ RoPE
 // Rotary position embedding (Su et al. 2021), half-split, in place. It turns the last R channels of
-// a head: the pair (i, i + R/2) at position t by the angle t * theta^(-2i/R).
+// a head: the pair (i, i + R/2) at position t by the angle t * rope_rate, theta^(-2i/R).
 //   x [n, heads, size], n = B T rows
 //   table [positions, 2, R/2]: cosines, then sines; it begins at the position of row 0
 //   direction +1: forward, -1: backward, because a rotation's transpose is its inverse
 
 // Angles in double: at large positions float would lose their fraction.
-static void rope_table(real *table, int64_t positions, int R, double theta) {
+static void rope_table(real *table, int64_t positions, const Model *m) {
+    int R = rotary_size(m);
 #pragma omp parallel for
     for (int64_t t = 0; t < positions; t++)
         for (int i = 0; i < R / 2; i++) {
-            double angle = (double)t * pow(theta, -2.0 * i / R);
+            double angle = (double)t * rope_rate(m, i, R);
             table[t * R + i] = (real)cos(angle);
             table[t * R + R / 2 + i] = (real)sin(angle);
         }
@@ -1396,9 +1397,8 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     if (setup->training)
         g->grads = check_alloc(g->act_layout.grads * sizeof(real), "the gradients of activations");
     if (m->rope) {
-        int R = rotary_size(m);
-        g->rotary = check_alloc(sizeof(real) * g->max.T * R, "the rotary angles");
-        rope_table(g->rotary, g->max.T, R, m->theta);
+        g->rotary = check_alloc(sizeof(real) * g->max.T * rotary_size(m), "the rotary angles");
+        rope_table(g->rotary, g->max.T, m);
     }
     g->inputs = check_alloc(2 * g->max.n * sizeof *g->inputs, "inputs and targets");
     g->targets = g->inputs + g->max.n;

@@ -181,7 +181,7 @@ static void refuse_model(const Model *m, const Setup *setup) {
     refuse_above("--experts", m->moe.E, ROUTER_MOST);
     refuse_unless_multiple("--experts", m->moe.E, 8);
     bool aligned = m->NH * m->HS % ALIGN == 0 && m->KV * m->HS % ALIGN == 0
-                   && (!m->swiglu || m->F % ALIGN == 0);
+                   && (m->bias == BIAS_QKV || !m->swiglu || m->F % ALIGN == 0);
     CHECK(!m->bias || aligned,
           "--bias on with heads of %d x %d and %d, --ffn %d; on a GPU biases must be multiples of "
           "%d\n  -> --bias off, or make train_gpt DEVICE=cpu", m->NH, m->HS, m->KV, m->F, ALIGN);
@@ -311,7 +311,7 @@ static void alloc_step(Gpt *g) {
     if (!g->m.rope) return;
     // RoPE's cosines and sines, computed once in double on the host.
     mirror_alloc(g, &g->rotary, (int64_t)g->m.T * rotary_size(&g->m) / 2);
-    rotary_table(g->rotary.host, g->m.T, rotary_size(&g->m), g->m.theta);
+    rotary_table(g->rotary.host, g->m.T, &g->m);
     to_device(g, g->rotary);
 }
 

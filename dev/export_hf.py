@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """export_hf.py: a run or a checkpoint as a folder for Hugging Face transformers.
 
-    python3 dev/export_hf.py RUN|CHECKPOINT FOLDER [--dtype float32|bfloat16]
+    python3 dev/export_hf.py RUN|CHECKPOINT FOLDER [--dtype float32|bfloat16] [--kept FOLDER]
 
 FOLDER gets config.json, model.safetensors and, if the vocabulary is known, tokenizer.json. A model
 that a class of transformers computes exactly (the tables of dev/hf.py) becomes that class. Every
 other model becomes a NormForCausalLM: dev/modeling_norm.py goes along, and the placement's row of
 llmc/modes.h goes into config.json, so that
-AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) works. Checksums are verified
-first. Needs numpy, tokenizers (it comes with transformers) and the C compiler that builds norm.c.
+AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True) works. A model that was trained
+from an imported one keeps its class, tokenizer, generation config, ids of tokens and longest
+sequence: they are in the import's folder hf/, or in --kept. Checksums are verified first. Needs
+numpy, tokenizers (it comes with transformers) and the C compiler that builds norm.c.
 """
 import argparse
 import json
@@ -40,7 +42,9 @@ def idle_flags(f, row):
     """Flags that mean nothing in this model."""
     idle = ["balance_loss", "sequence_loss", "router_z_loss", "router_losses"]
     if f["positions"] == "learned":
-        idle.append("rope_theta")
+        idle += ["rope_theta", "rope_factor"]
+    if f["positions"] == "learned" or f["rope_factor"] == 1:
+        idle.append("rope_original")
     if not f["kv_rank"]:
         idle.append("rope_size")
     if not row["sdd"]:
@@ -60,6 +64,9 @@ def read_flags(config, w):
     f = {name: typed(name, config["flags"].get(name, text)) for name, text in default.items()}
     f["vocab"] = w["model.embed_tokens.weight"].shape[0]
     default["kv_heads"], f["kv_heads"] = str(f["heads"]), f["kv_heads"] or f["heads"]
+    q_size = w["model.layers.0.self_attn.q_proj.weight"].shape[0] // f["heads"]
+    f["head_size"] = q_size - (f["rope_size"] if f["kv_rank"] else 0)
+    default["head_size"] = str(f["width"] // f["heads"])
     mlp = f"model.layers.{f['layers'] - 1}.mlp."
     if f["experts"]:
         f["ffn"] = w[mlp + "experts.up_proj.weight"].shape[0] // f["experts"]
@@ -80,6 +87,8 @@ def flags_fit(row, mode, f, default):
     """Whether the placement and flags of a class are ours. A flag that its config.json cannot
     state must have its default."""
     stated = {key.flag for key in hf.rows_of(hf.KEYS, row.type)} | {"seq"}
+    if row.type in hf.ROPES - hf.DEEPSEEKS:
+        stated |= {"rope_factor", "rope_original"}
     own = dict(row.flags)
     rate = own.pop("balance_rate", None)  # any rate gives the model its selection bias
     return (
@@ -109,13 +118,16 @@ def stock_config(row, f):
             value = value == choices[1]
         put(config, key.key, value)
     for must in hf.rows_of(hf.MUSTS, row.type):
-        head = f["width"] // f["heads"]
-        allowed = [head if value == HEAD else value for value in must.allowed]
+        allowed = [f["head_size"] if value == HEAD else value for value in must.allowed]
         if must.key in config:
             if as_text(config[must.key]) not in map(as_text, allowed):
                 return None
         elif allowed[0] is not None or must.missing is not None:
             put(config, must.key, allowed[0])
+    if f["rope_factor"] > 1:
+        config["rope_parameters"] |= hf.LLAMA3 | {"factor": f["rope_factor"]}
+        config["rope_parameters"]["original_max_position_embeddings"] = f["rope_original"]
+        config["rope_scaling"] = config["rope_parameters"]  # transformers 4
     return config
 
 
@@ -127,20 +139,24 @@ def own_config(mode, f, w):
     config = {"architectures": [OWN_CLASS], "model_type": "norm_c", "auto_map": auto,
               "placement": mode, "rows": rows}  # fmt: skip
     config |= {flag: value for flag, value in f.items() if flag not in OWN_UNSTATED}
+    attention = "model.layers.0.self_attn."
     return config | {
         OWN_NAMES["vocab"]: f["vocab"],
         OWN_NAMES["tied"]: f["tied"] == "on",
         "sdd": sdd if rows[mode]["sdd"] else None,
-        "bias": "model.layers.0.self_attn.o_proj.bias" in w,
+        "bias": f["bias"] if f"{attention}q_proj.bias" in w and f["bias"] == "qkv"
+        else f"{attention}o_proj.bias" in w,
         "final_norm": "model.norm.weight" in w,
         "selection_bias": any(name.endswith("e_score_correction_bias") for name in w),
     }
 
 
-def describe(mode, config, w):
-    """The class's model_type (OWN_CLASS: none of transformers), its config.json, and the flags."""
+def describe(mode, config, w, kept):
+    """The class's model_type (OWN_CLASS: none of transformers), its config.json, and the flags.
+    kept: the config.json of the imported model, whose class comes first, or {}."""
     f, default = read_flags(config, w)
-    for row in hf.CLASSES:
+    was = (kept.get("architectures") or [None])[0]
+    for row in sorted(hf.CLASSES, key=lambda row: row.name != was):
         stock = stock_config(row, f) if flags_fit(row, mode, f, default) else None
         if stock:
             return row.type, stock, f
@@ -150,27 +166,32 @@ def describe(mode, config, w):
 # ----------------------------------------------------------------------------------------- weights
 
 
-def their_tensors(kind, experts, w, dtype):
+def their_tensors(kind, f, w, dtype):
     """Our tensors under the names and in the form of a class, for hf.write_safetensors."""
     pieces = {}  # (their name, turned): for each part of it, our tensor and the rows that it takes
     for name, tensor in w.items():
         row = hf.renamed(kind, name)
-        copies = experts if "%d" in row.theirs else 1
+        copies = f["experts"] if "%d" in row.theirs else 1
         rows = tensor.shape[0] // copies
         for e in range(copies):
             key = row.theirs.replace("%d", str(e)), row.turned
             parts = pieces.setdefault(key, [None] * row.parts)
-            parts[row.part] = tensor, slice(e * rows, (e + 1) * rows)
+            parts[row.part] = tensor, range(e * rows, (e + 1) * rows), row.pairs
     for (name, turned), parts in pieces.items():
-        shape = (sum(rows.stop - rows.start for _, rows in parts), *parts[0][0].shape[1:])
+        shape = (sum(len(rows) for _, rows, _ in parts), *parts[0][0].shape[1:])
         # transformers keeps the selection bias in float32.
         kept = "F32" if name.endswith("e_score_correction_bias") else dtype
-        make = lambda parts=parts, turned=turned, kept=kept: join(parts, turned, kept)
+        make = lambda parts=parts, turned=turned, kept=kept: join(parts, turned, kept, f)
         yield name, kept, shape[::-1] if turned else shape, make
 
 
-def join(parts, turned, dtype):
-    whole = np.concatenate([hf.float32(tensor.words()[rows]) for tensor, rows in parts])
+def join(parts, turned, dtype, f):
+    pieces = []
+    for tensor, rows, pairs in parts:
+        words = tensor.words()[rows.start : rows.stop]
+        pieces.append(hf.float32(words[np.argsort(hf.pair_order(pairs, f, len(words)))]
+                                 if pairs else words))  # fmt: skip
+    whole = np.concatenate(pieces)
     whole = np.ascontiguousarray(whole.T if turned else whole)
     return hf.bfloat16(whole) if dtype == "BF16" else whole
 
@@ -246,13 +267,81 @@ def write_tokenizer(out, path, seq):
     return end
 
 
+def put_separator(path, end):
+    """Lets the tokenizer.json of an imported model begin a text with token `end`, as a prompt of
+    the trainer begins. One that begins with a special token already is left as it is. Returns
+    whether it was changed."""
+    t = Tokenizer.from_file(str(path))
+    plain, word = t.encode("a", add_special_tokens=False).ids, t.id_to_token(end)
+    if word is None or t.encode("a").ids[:1] != plain[:1]:
+        return False
+    first = processors.TemplateProcessing(
+        single=f"{word} $A", pair=f"{word} $A {word} $B", special_tokens=[(word, end)])  # fmt: skip
+    was = t.post_processor
+    t.post_processor = processors.Sequence([was, first]) if was else first
+    t.save(str(path))
+    return True
+
+
+def keep_tokenizer(out, folder, path):
+    """Copies the files of an imported model, all but its config.json, and adds the separator where
+    the run has a tokenizer.bin (path)."""
+    for name in hf.KEPT:
+        if name != "config.json" and (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
+    if path and (out / "tokenizer.json").is_file():
+        if put_separator(out / "tokenizer.json", read_tokens(path)[1]):
+            settings = out / "tokenizer_config.json"
+            theirs = hf.read_json(settings) if settings.is_file() else {}
+            # classes of their own would make another tokenizer from the vocabulary
+            theirs |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+            settings.write_text(json.dumps(theirs, indent=2, ensure_ascii=False) + "\n")
+
+
 # ------------------------------------------------------------------------------------------ export
+
+
+def find_kept(checkpoint, most=8):
+    """The folder hf/ of the import that a checkpoint is, or was trained from (--init-from), over
+    several runs. None: there is none."""
+    for place in (checkpoint / "hf", checkpoint / ".." / "hf"):
+        if (place / "config.json").is_file():
+            return place
+    path = checkpoint / "config.json"
+    start = hf.read_json(path).get("flags", {}).get("init_from") if path.is_file() else None
+    if not start or not most:
+        return None
+    start = pathlib.Path(start)
+    start = start.parent if start.name == "model.safetensors" else start
+    if not start.is_dir():
+        print(f"note: {start}, which this run began with, is gone: its tokenizer and what else "
+              "belongs to it is lost\n  -> --kept FOLDER: the folder that was imported")
+        return None
+    if not (start / "manifest.json").is_file():
+        start = pathlib.Path(hf.ask_c("find", start).removesuffix("\n"))
+    return find_kept(start, most - 1)
+
+
+def keep_members(theirs, kind, kept):
+    """Puts back what an imported model's config.json said and training does not change."""
+    if kind != "gpt2":  # its positions are a tensor
+        key = "seq" if kind == OWN_CLASS else "max_position_embeddings"
+        longest = kept.get("max_position_embeddings", kept.get("seq"))
+        if type(longest) is int:
+            theirs[key] = max(theirs[key], longest)
+    same = kept.get("architectures") == theirs["architectures"]
+    for key in ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"):
+        if same and kind in hf.WINDOWS and key in kept:
+            theirs[key] = kept[key]
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        theirs[key] = kept.get(key)
 
 
 def find_tokenizer(checkpoint, flags):
     """The tokenizer.bin of a run: beside its checkpoints, or the flags'. None: there is none."""
     tokenizer, data = (pathlib.Path(flags.get(name) or "-") for name in ("tokenizer", "data"))
-    places = [checkpoint / ".." / "tokenizer.bin", tokenizer, data / "tokenizer.bin"]
+    places = [checkpoint / "tokenizer.bin", checkpoint / ".." / "tokenizer.bin", tokenizer]
+    places.append(data / "tokenizer.bin")
     return next((place for place in places if place.is_file()), None)
 
 
@@ -268,17 +357,29 @@ def add_tokenizer(folder, path, f):
     return tokens | {"pad_token_id": None}
 
 
-def export(source, out, dtype="float32"):
-    """source: a run or a checkpoint. out: the folder to make. dtype: float32 or bfloat16."""
+def export(source, out, dtype="float32", kept=None):
+    """source: a run or a checkpoint. out: the folder to make. dtype: float32 or bfloat16. kept: the
+    folder of the model that the run began with, if it cannot be found."""
     with hf.new_folder(out) as temp:
         checkpoint = pathlib.Path(hf.ask_c("find", source).removesuffix("\n"))
         config = json.loads((checkpoint / "config.json").read_text())
         mode, w = config["norm_mode"], hf.read_safetensors(checkpoint / "model.safetensors")
-        kind, theirs, f = describe(mode, config, w)
+        kept = kept or find_kept(checkpoint)
+        was = hf.read_json(kept / "config.json") if kept else {}
+        if was and was.get("vocab_size") != w["model.embed_tokens.weight"].shape[0]:
+            print(f"note: {kept} is of another vocabulary, and nothing of it is kept")
+            kept, was = None, {}
+        kind, theirs, f = describe(mode, config, w, was)
         if kind == OWN_CLASS:
             shutil.copy(ROOT / "dev" / "modeling_norm.py", temp / "modeling_norm.py")
-        theirs |= add_tokenizer(temp, find_tokenizer(checkpoint, config["flags"]), f)
-        tensors = list(their_tensors(kind, f["experts"], w, TYPES[dtype]))
+        tokenizer = find_tokenizer(checkpoint, config["flags"])
+        if kept:
+            keep_members(theirs, kind, was)
+            keep_tokenizer(temp, kept, tokenizer)
+        if not (temp / "tokenizer.json").is_file():
+            ids = add_tokenizer(temp, tokenizer, f)
+            theirs |= {} if kept else ids
+        tensors = list(their_tensors(kind, f, w, TYPES[dtype]))
         hf.write_safetensors(temp / "model.safetensors", tensors, hf.show_progress())
         theirs |= {"dtype": dtype, "torch_dtype": dtype}
         (temp / "config.json").write_text(json.dumps(theirs, indent=2) + "\n")
@@ -292,9 +393,11 @@ def main():
     parser.add_argument("source", type=pathlib.Path, help="a run or a checkpoint")
     parser.add_argument("out", type=pathlib.Path, help="the folder to make")
     parser.add_argument("--dtype", choices=TYPES, default="float32")
+    parser.add_argument("--kept", type=pathlib.Path, metavar="FOLDER",
+                        help="the model that was imported, if its import is gone")  # fmt: skip
     args = parser.parse_args()
     try:
-        export(args.source, args.out, args.dtype)
+        export(args.source, args.out, args.dtype, args.kept)
     except Refusal as refusal:
         sys.exit(f"error: {refusal}")
 

@@ -29,8 +29,10 @@ class Refusal(Exception):
 
 # ---------------------------------------------------------------------------------------- tables
 
-MOES = {"mixtral", "flex_olmo", "qwen3_moe", "deepseek_v3"}
-ROPES = {"llama", "mistral", "olmo2", "qwen3"} | MOES
+DEEPSEEKS = {"deepseek_v2", "deepseek_v3"}
+MOES = {"mixtral", "flex_olmo", "qwen3_moe", "olmoe"} | DEEPSEEKS
+QWENS = {"qwen2", "qwen3", "qwen3_moe"}
+ROPES = {"llama", "mistral", "olmo2", "olmo3"} | QWENS | MOES
 ALL = {"gpt2"} | ROPES
 RENAMED_EXPERTS = MOES - {"mixtral"}
 LLAMA = {"norm": "rms", "bias": "off", "positions": "rope", "activation": "swiglu"}
@@ -50,11 +52,15 @@ CLASSES = [
     Class("MistralForCausalLM", "mistral", "PRE", LLAMA),
     Class("Olmo2ForCausalLM", "olmo2", "OLMO2", LLAMA),
     Class("Qwen3ForCausalLM", "qwen3", "PRE_QK_PRE", LLAMA),
+    Class("Qwen2ForCausalLM", "qwen2", "PRE", LLAMA | {"bias": "qkv"}),
+    Class("Olmo3ForCausalLM", "olmo3", "OLMO2", LLAMA),
+    Class("OlmoeForCausalLM", "olmoe", "OLMOE", LLAMA),
     Class("MixtralForCausalLM", "mixtral", "PRE", LLAMA | {"router": "softmax-renorm"}),
     Class("FlexOlmoForCausalLM", "flex_olmo", "OLMO2", LLAMA),
     Class("Qwen3MoeForCausalLM", "qwen3_moe", "PRE_QK_PRE", LLAMA),
     Class("DeepseekV3ForCausalLM", "deepseek_v3", "PRE",
           LLAMA | {"router": "sigmoid", "balance_rate": "0.001"}),
+    Class("DeepseekV2ForCausalLM", "deepseek_v2", "PRE", LLAMA | {"router": "softmax"}),
 ]
 
 REQUIRED, ELSEWHERE = object(), object()
@@ -88,23 +94,26 @@ KEYS = [
     Key(ROPES, "rope_parameters.rope_theta", "rope_theta", ELSEWHERE),
     Key({"llama"}, "rope_theta", "rope_theta", "10000"),
     Key(ROPES - {"llama"}, "rope_theta", "rope_theta", REQUIRED),
-    Key(ROPES - {"qwen3_moe", "deepseek_v3"}, "intermediate_size", "ffn", REQUIRED),
-    Key({"qwen3_moe", "deepseek_v3"}, "moe_intermediate_size", "ffn", REQUIRED),
-    Key({"flex_olmo", "qwen3_moe"}, "num_local_experts", "experts", ELSEWHERE),
-    Key({"flex_olmo", "qwen3_moe"}, "num_experts", "experts", REQUIRED),
+    Key(ROPES - DEEPSEEKS - {"qwen3", "qwen3_moe"}, "head_dim", "head_size", "0"),
+    Key({"qwen3", "qwen3_moe"}, "head_dim", "head_size", "128"),
+    Key(DEEPSEEKS, "qk_nope_head_dim", "head_size", "128"),
+    Key(ROPES - DEEPSEEKS - {"qwen3_moe"}, "intermediate_size", "ffn", REQUIRED),
+    Key(DEEPSEEKS | {"qwen3_moe"}, "moe_intermediate_size", "ffn", REQUIRED),
+    Key({"flex_olmo", "qwen3_moe", "olmoe"}, "num_local_experts", "experts", ELSEWHERE),
+    Key({"flex_olmo", "qwen3_moe", "olmoe"}, "num_experts", "experts", REQUIRED),
     Key({"mixtral"}, "num_local_experts", "experts", REQUIRED),
     Key(MOES, "num_experts_per_tok", "experts_per_token", REQUIRED),
-    Key({"flex_olmo", "qwen3_moe"}, "norm_topk_prob", "router", "softmax"),
-    Key({"deepseek_v3"}, "n_routed_experts", "experts", REQUIRED),
-    Key({"deepseek_v3"}, "n_shared_experts", "shared_experts", REQUIRED),
-    Key({"deepseek_v3"}, "first_k_dense_replace", "dense_layers", REQUIRED),
-    Key({"deepseek_v3"}, "intermediate_size", "dense_ffn", REQUIRED),
-    Key({"deepseek_v3"}, "routed_scaling_factor", "router_scale", REQUIRED),
-    Key({"deepseek_v3"}, "kv_lora_rank", "kv_rank", REQUIRED),
-    Key({"deepseek_v3"}, "qk_rope_head_dim", "rope_size", REQUIRED),
+    Key({"flex_olmo", "qwen3_moe", "olmoe"}, "norm_topk_prob", "router", "softmax"),
+    Key(DEEPSEEKS, "n_routed_experts", "experts", REQUIRED),
+    Key(DEEPSEEKS, "n_shared_experts", "shared_experts", REQUIRED),
+    Key(DEEPSEEKS, "first_k_dense_replace", "dense_layers", REQUIRED),
+    Key(DEEPSEEKS, "intermediate_size", "dense_ffn", REQUIRED),
+    Key(DEEPSEEKS, "routed_scaling_factor", "router_scale", REQUIRED),
+    Key(DEEPSEEKS, "kv_lora_rank", "kv_rank", REQUIRED),
+    Key(DEEPSEEKS, "qk_rope_head_dim", "rope_size", REQUIRED),
 ]
 
-HEAD = "head"  # stands for the width of a head, width / heads
+HEAD = "head"  # stands for the width of a head
 
 
 class Must(NamedTuple):
@@ -124,27 +133,34 @@ MUSTS = [
     Must({"gpt2"}, "add_cross_attention", False, [False]),
     Must(ROPES, "hidden_act", "silu", ["silu"]),
     Must(ROPES, "attention_bias", False, [False]),
-    Must({"llama"}, "mlp_bias", False, [False]),
-    Must(ROPES, "rope_scaling", None, [None]),
-    Must(ROPES, "rope_parameters.rope_type", "default", ["default"]),
+    Must({"llama", "deepseek_v2"}, "mlp_bias", False, [False]),
+    Must(ROPES - DEEPSEEKS, "rope_parameters.rope_type", "default", ["default", "llama3"]),
+    Must(DEEPSEEKS, "rope_parameters.rope_type", "default", ["default"]),
     Must(ROPES, "rope_parameters.partial_rotary_factor", 1, [1]),
     Must(ROPES, "partial_rotary_factor", 1, [1]),
-    Must({"mistral"}, "sliding_window", 4096, [None]),
-    Must({"mixtral"}, "sliding_window", None, [None]),
-    Must({"qwen3", "qwen3_moe"}, "use_sliding_window", False, [False]),
-    Must({"llama", "mistral", "olmo2", "mixtral", "flex_olmo"}, "head_dim", None, [None, HEAD]),
-    Must({"qwen3", "qwen3_moe"}, "head_dim", 128, [HEAD]),
+    Must({"olmoe"}, "clip_qkv", None, [None]),
     Must({"qwen3_moe"}, "decoder_sparse_step", 1, [1]),
     Must({"qwen3_moe"}, "mlp_only_layers", [], [[], None]),
-    Must({"deepseek_v3"}, "q_lora_rank", 1536, [None]),
-    Must({"deepseek_v3"}, "qk_nope_head_dim", 128, [HEAD]),
-    Must({"deepseek_v3"}, "v_head_dim", 128, [HEAD]),
+    Must(DEEPSEEKS, "q_lora_rank", 1536, [None]),
+    Must(DEEPSEEKS, "v_head_dim", 128, [HEAD]),
+    Must({"deepseek_v2"}, "topk_method", "greedy", ["greedy"]),
+    Must({"deepseek_v2"}, "norm_topk_prob", False, [False]),
     Must({"deepseek_v3"}, "n_group", 8, [1]),
     Must({"deepseek_v3"}, "topk_group", 4, [1]),
     Must({"deepseek_v3"}, "norm_topk_prob", True, [True]),
     Must({"deepseek_v3"}, "rope_interleave", True, [False]),
-    Must({"deepseek_v3"}, "rms_norm_eps", 1e-6, [1e-6]),  # the latent's norm has no other
+    Must(DEEPSEEKS, "rms_norm_eps", 1e-6, [1e-6]),  # the latent's norm has no other
 ]
+
+# Llama 3's RoPE: members beside "factor" and "original_max_position_embeddings", and their values.
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# The sliding window of a class without the member. Its attention is full up to that many tokens.
+WINDOWS = {"mixtral": None} | dict.fromkeys({"mistral", "olmo3"} | QWENS, 4096)
+
+# What an import copies into its folder hf/, and an export puts back.
+KEPT = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+        "tokenizer.model", "chat_template.jinja"]
 
 BLOCK = "model.layers.%d."
 
@@ -158,6 +174,7 @@ class Renamed(NamedTuple):
     turned: bool = False  # theirs is [in, out], ours [out, in]
     part: int = 0  # theirs holds `parts` of ours one below the other; ours is this one
     parts: int = 1
+    pairs: str = ""  # rotary channels are neighbouring pairs in theirs: of each "head", or "latent"
 
 
 def gpt2_rows(ours, theirs, turned=False, part=0, parts=1):
@@ -181,9 +198,12 @@ TENSORS = [
     *gpt2_rows(BLOCK + "pre_feedforward_layernorm", "transformer.h.%d.ln_2"),
     *gpt2_rows(BLOCK + "mlp.up_proj", "transformer.h.%d.mlp.c_fc", True),
     *gpt2_rows(BLOCK + "mlp.down_proj", "transformer.h.%d.mlp.c_proj", True),
-    Renamed(ROPES - {"olmo2", "flex_olmo"}, BLOCK + "pre_feedforward_layernorm.weight",
+    Renamed(ROPES - {"olmo2", "olmo3", "flex_olmo"}, BLOCK + "pre_feedforward_layernorm.weight",
             BLOCK + "post_attention_layernorm.weight"),
     Renamed({"mixtral"}, BLOCK + "mlp.gate.weight", BLOCK + "block_sparse_moe.gate.weight"),
+    *(Renamed({"deepseek_v2"}, name, name, pairs=pairs) for name, pairs in (
+        (BLOCK + "self_attn.q_proj.weight", "head"),
+        (BLOCK + "self_attn.kv_a_proj_with_mqa.weight", "latent"))),
     expert_row({"mixtral"}, "gate_proj", "block_sparse_moe.experts.%d.w1"),
     expert_row({"mixtral"}, "up_proj", "block_sparse_moe.experts.%d.w3"),
     expert_row({"mixtral"}, "down_proj", "block_sparse_moe.experts.%d.w2"),
@@ -207,11 +227,23 @@ def renamed(kind, name):
     return row._replace(theirs=row.theirs.replace("%d", layer[1], 1) if layer else row.theirs)
 
 
+def pair_order(pairs, flags, rows):
+    """For each of our rows theirs: of the last R channels of a head, or of those below the latent,
+    they turn the pairs (2i, 2i + 1), we (i, i + R/2). flags: a model's."""
+    R, rank, head = (int(flags[name]) for name in ("rope_size", "kv_rank", "head_size"))
+    head = head or int(flags["width"]) // int(flags["heads"])
+    order = np.arange(rows).reshape(-1, (rank if pairs == "latent" else head) + R)
+    order[:, -R:] = np.concatenate([order[:, -R::2], order[:, 1 - R :: 2]], 1)
+    return order.ravel()
+
+
 # Members of the config.json of a NormForCausalLM (dev/modeling_norm.py) that are no flags' names.
 OWN_CLASS = "NormForCausalLM"
 OWN_NAMES = {"vocab": "vocab_size", "tied": "tie_word_embeddings"}
 # Flags that it does not state under their names: they shape no tensor, or follow from others.
 OWN_UNSTATED = {"vocab", "tied", "sdd", "bias", "final_norm", "balance_rate"}
+# Flags that came later: a folder without them has their defaults.
+OWN_LATER = {"head_size", "rope_factor", "rope_original"}
 OWN_UNSTATED |= {"balance_loss", "sequence_loss", "router_z_loss", "router_losses"}
 
 

@@ -7,22 +7,25 @@ HF_FOLDER holds config.json and model.safetensors, or model.safetensors.index.js
 that it names, in F64, F32, BF16 or F16. OUT becomes a checkpoint in F32: config.json,
 model.safetensors and manifest.json, which the trainer reads with --from OUT and --init-from OUT.
 The classes are those of the table CLASSES in dev/hf.py, and NormForCausalLM, which
-dev/export_hf.py writes. A model that norm.c does not compute is refused by the name and value of
-what is different. OUT must be new, or an empty folder. It has a temporary name until all is
-written.
+dev/export_hf.py writes. Its tokenizer and the rest of what belongs to the model go along, in
+OUT/hf, for the export of what is trained from it. A model that norm.c does not compute is refused
+by the name and value of what is different. OUT must be new, or an empty folder. It has a temporary
+name until all is written.
 Needs numpy and the C compiler that builds norm.c ($CC, else cc).
 """
 import argparse
 import json
 import pathlib
 import shlex
+import shutil
 import sys
 from typing import NamedTuple
 
 import numpy as np
 
 import hf
-from hf import ELSEWHERE, HEAD, OWN_CLASS, OWN_NAMES, OWN_UNSTATED, REQUIRED, Refusal, as_text
+from hf import ELSEWHERE, HEAD, OWN_CLASS, OWN_LATER, OWN_NAMES, OWN_UNSTATED, REQUIRED, Refusal
+from hf import as_text
 
 CONFIG_HINT = "  -> the config.json that belongs to these weights"
 # Masks and angles that older versions of transformers kept as tensors.
@@ -38,6 +41,7 @@ class Model(NamedTuple):
     mode: str  # the placement
     flags: dict  # all flags that shape a model, as text
     shapes: dict  # the name and shape of each of its tensors
+    note: str = ""  # what the user should know
 
 
 # ------------------------------------------------------------------------------------- config.json
@@ -69,6 +73,62 @@ def need(config, key, path):
     return value
 
 
+def refuse_member(path, key, there, found, known):
+    missing = "" if there else " where it is missing"
+    raise Refusal(f'{path}: "{key}" is {found}{missing}; norm.c only computes {known}\n'
+                  "  -> another model")  # fmt: skip
+
+
+def merge_rope(config, path):
+    """The config with all that it says about RoPE in "rope_parameters", and the name of where it
+    said so: older folders have "rope_scaling", some a "rope_parameters" for each kind of layer."""
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    if isinstance(new, dict) and isinstance(new.get("full_attention"), dict):
+        kinds = {name: each for name, each in new.items() if isinstance(each, dict)}
+        new = kinds["full_attention"]
+        for name, each in kinds.items():
+            if each != new:
+                refuse_member(path, f"rope_parameters.{name}", True, as_text(each),
+                              "what full_attention has")  # fmt: skip
+    name = "rope_scaling" if old is not None else "rope_parameters"
+    both = {"rope_type": "default"}
+    for each in (new, old):
+        if isinstance(each, dict):
+            both |= ({"rope_type": each["type"]} if "type" in each else {}) | each
+        elif each is not None:
+            both["rope_type"] = each
+    return config | {"rope_parameters": both}, name
+
+
+def llama3_flags(config, name, path):
+    """The flags of Llama 3's RoPE."""
+    rope = config["rope_parameters"]
+    if rope["rope_type"] != hf.LLAMA3["rope_type"]:
+        return {}
+    for key, value in hf.LLAMA3.items():
+        found = as_text(rope.get(key))
+        if found != as_text(value):
+            refuse_member(path, f"{name}.{key}", key in rope, found, as_text(value))
+    need(config, "rope_parameters.factor", path)
+    original = rope.get("original_max_position_embeddings")
+    original = original or need(config, "max_position_embeddings", path)
+    return {"rope_factor": as_text(rope["factor"]), "rope_original": as_text(original)}
+
+
+def window_of(config, kind, path):
+    """The sliding window of some of the layers; None: there is none."""
+    if kind not in hf.WINDOWS or (kind in hf.QWENS and not config.get("use_sliding_window")):
+        return None
+    window, types = config.get("sliding_window", hf.WINDOWS[kind]), config.get("layer_types") or []
+    if window is not None and (type(window) is not int or window < 1):
+        refuse_member(path, "sliding_window", True, as_text(window), "a number of tokens, or null")
+    for each in types if isinstance(types, list) else [types]:
+        if each not in ("full_attention", "sliding_attention"):
+            known = "full_attention|sliding_attention"
+            refuse_member(path, "layer_types", True, as_text(each), known)
+    return window
+
+
 def stock_flags(config, row, path):
     """The flags that a class of transformers and its config.json state."""
     flags = {}
@@ -83,9 +143,9 @@ def stock_flags(config, row, path):
     return row.flags | flags
 
 
-def check_musts(config, kind, flags, path):
+def check_musts(config, kind, flags, rope, path):
     """Refuses what norm.c does not compute."""
-    head = int(flags["width"]) // int(flags["heads"])
+    head = int(flags["head_size"]) or int(flags["width"]) // int(flags["heads"])
     for must in hf.rows_of(hf.MUSTS, kind):
         value, there = member(config, must.key)
         found = as_text(value if there else must.missing)
@@ -93,10 +153,9 @@ def check_musts(config, kind, flags, path):
         if found in map(as_text, allowed):
             continue
         known = "|".join(as_text(value) for value in must.allowed)
-        width = f", the width of a head, hidden_size / num_attention_heads = {head}"
-        raise Refusal(f'{path}: "{must.key}" is {found}{"" if there else " where it is missing"}; '
-                      f"norm.c only computes {known}{width if HEAD in must.allowed else ''}\n"
-                      "  -> another model")  # fmt: skip
+        width = f", the width of a head: {head}" if HEAD in must.allowed else ""
+        key = must.key.replace("rope_parameters", rope)
+        refuse_member(path, key, there, found, known + width)
 
 
 def own_flags(config, path):
@@ -110,8 +169,8 @@ def own_flags(config, path):
     names = {flag: OWN_NAMES.get(flag, flag) for flag in tables["flags"]}
     stated = [flag for flag in names if flag not in OWN_UNSTATED or flag in OWN_NAMES]
     flags = {flag: flag_text(need(config, names[flag], path), flag, names[flag], path)
-             for flag in stated}  # fmt: skip
-    flags["bias"] = "on" if config.get("bias") else "off"
+             for flag in stated if flag not in OWN_LATER or names[flag] in config}  # fmt: skip
+    flags["bias"] = "qkv" if config.get("bias") == "qkv" else "on" if config.get("bias") else "off"
     fin = bool(config.get("final_norm"))
     flags["final_norm"] = "auto" if fin == bool(rows[mode]["fin"]) else ("off", "on")[fin]
     # Any rate makes the selection bias a tensor; this one is DeepSeek-V3's.
@@ -138,16 +197,26 @@ def read_config(path):
         known = ", ".join([row.name for row in hf.CLASSES] + [OWN_CLASS])
         raise Refusal(f'{path}: expected "architectures" to be one of {known}; found {name}\n'
                       "  -> a model of one of these classes")  # fmt: skip
-    mode, flags = (row.mode, stock_flags(config, row, path)) if row else own_flags(config, path)
+    note, rope = "", ""
+    if row:
+        config, rope = merge_rope(config, path)
+        mode, flags = row.mode, stock_flags(config, row, path)
+        flags |= llama3_flags(config, rope, path) if row.type in hf.ROPES - hf.DEEPSEEKS else {}
+        window = window_of(config, row.type, path)
+        if window is not None and str(flags["seq"]).isdigit() and int(flags["seq"]) > window:
+            note = f"note: sequences of {window}, its sliding window, not of {flags['seq']}"
+            flags["seq"] = str(window)
+    else:
+        mode, flags = own_flags(config, path)
     words = [f"--{flag.replace('_', '-')}={text}" for flag, text in flags.items()]
     try:
         model = json.loads(hf.ask_c("model", mode, *words))
     except Refusal as refusal:
         raise Refusal(f"{path}: {refusal}") from None
     if row:
-        check_musts(config, row.type, model["flags"], path)
+        check_musts(config, row.type, model["flags"], rope, path)
     shapes = {key: tuple(shape) for key, shape in model["tensors"].items()}
-    return Model(name, row.type if row else OWN_CLASS, mode, model["flags"], shapes)
+    return Model(name, row.type if row else OWN_CLASS, mode, model["flags"], shapes, note)
 
 
 # ----------------------------------------------------------------------------------------- weights
@@ -235,11 +304,12 @@ def find_weights(source, model, name):
     return row, [source.take(row.theirs.replace("%d", str(e)), shape) for e in range(copies)]
 
 
-def read_weights(source, row, tensors):
+def read_weights(source, model, row, tensors):
     """Our tensor in float32. Infinite values and NaN are refused."""
     pieces = []
     for name, tensor in tensors:
         words = tensor.words().T if row.turned else tensor.words()
+        words = words[hf.pair_order(row.pairs, model.flags, len(words))] if row.pairs else words
         rows = len(words) // row.parts
         piece = hf.float32(words[row.part * rows : (row.part + 1) * rows])
         if bad := np.count_nonzero(~np.isfinite(piece)):
@@ -269,8 +339,17 @@ def write_config(path, model):
 def write_manifest(folder):
     """The size and checksum of each file, which the trainer verifies before it reads one."""
     files = {path.name: {"size": path.stat().st_size, "xxh64": checksum(path)}
-             for path in sorted(folder.iterdir())}  # fmt: skip
+             for path in sorted(folder.iterdir()) if path.is_file()}  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(files, indent=2) + "\n")
+
+
+def keep_files(folder, out):
+    """Copies what belongs to the model, and is no weight, for the export of what is trained from
+    it."""
+    out.mkdir()
+    for name in hf.KEPT:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
 
 
 def import_folder(folder, out):
@@ -279,11 +358,12 @@ def import_folder(folder, out):
         model, source = read_config(folder / "config.json"), Source(folder)
         found = {name: find_weights(source, model, name) for name in model.shapes}
         source.check_rest(model)
-        tensors = [(name, "F32", shape, lambda name=name: read_weights(source, *found[name]))
+        tensors = [(name, "F32", shape, lambda name=name: read_weights(source, model, *found[name]))
                    for name, shape in model.shapes.items()]  # fmt: skip
         hf.write_safetensors(temp / "model.safetensors", tensors, hf.show_progress())
         write_config(temp / "config.json", model)
         write_manifest(temp)
+        keep_files(folder, temp / "hf")
     return model
 
 
@@ -315,6 +395,8 @@ def main():
     count = sum(int(np.prod(shape)) for shape in model.shapes.values())
     folder, out = shlex.quote(str(args.folder)), shlex.quote(str(args.out))
     print(f"{args.out}: {model.name} as {model.mode}, {count:,} weights in F32")
+    if model.note:
+        print(model.note)
     if has_tokenizer(args.folder):
         print(f"its tokenizer: python3 data/get.py tokenizer --vocab {folder} "
               f"--out {out}/tokenizer.bin")  # fmt: skip

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""A run's log.jsonl for other programs: python3 dev/logs.py RUN --csv | --tensorboard [-o PATH]
+"""A run's log.jsonl for other programs:
+
+    python3 dev/logs.py RUN --csv | --tensorboard | --wandb [-o PATH]
 
 --csv writes RUN/log.csv: a row for each step that has something, a column for each number.
 --tensorboard writes event files into RUN/tensorboard (tensorboard --logdir RUN; needs the package
-tensorboard). Both have losses, rates, validations, the results of tasks, and every layer's and
-tensor's diagnostics: residual_rms/3 is that of layer 3, router_load/3/17 the load of its expert 17,
-grad_norms/model.norm.weight that tensor's. Values that are not numbers are left out of event files,
-and empty in the table. Reads the log only, also while the run trains.
+tensorboard). --wandb sends a run of the project norm.c to Weights & Biases (needs the package
+wandb; with WANDB_MODE=offline it stays in RUN/wandb for `wandb sync`). All have losses, rates,
+validations, the results of tasks, and every layer's and tensor's diagnostics: residual_rms/3 is
+that of layer 3, router_load/3/17 the load of its expert 17, grad_norms/model.norm.weight that
+tensor's. Values that are not numbers are left out, and empty in the table. Reads the log only, also
+while the run trains.
 """
 import argparse
 import csv
@@ -89,6 +93,21 @@ def write_events(steps, out, when):
     print(f"wrote {out}: {len(steps)} steps, {count} values; tensorboard --logdir {out}")
 
 
+def write_wandb(steps, out, name):
+    try:
+        import wandb
+    except ImportError as error:
+        stop(f"expected the package wandb, found: {error}",
+             "python3 -m pip install wandb, or --csv")
+    out.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(silent=True, console="off")
+    with wandb.init(project="norm.c", name=name, dir=out.parent, settings=settings) as run:
+        for step, values in steps.items():
+            run.log({key: value for key, value in values.items() if value is not None}, step=step)
+    where = f"wandb sync {out}/offline-*" if run.offline else run.url
+    print(f"wrote {len(steps)} steps of {name}; {where}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -96,13 +115,20 @@ def main():
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--csv", action="store_true", help="a table")
     kind.add_argument("--tensorboard", action="store_true", help="event files")
+    kind.add_argument("--wandb", action="store_true", help="a run of Weights & Biases")
     parser.add_argument("-o", "--out", type=pathlib.Path,
                         help="the table, or the folder of event files")
     args = parser.parse_args()
     path, steps = read_run(args.run)
-    out = args.out or path.parent / ("log.csv" if args.csv else "tensorboard")
+    kind = next(kind for kind in ("csv", "tensorboard", "wandb") if getattr(args, kind))
+    out = args.out or path.parent / ("log.csv" if args.csv else kind)
     try:
-        write_csv(steps, out) if args.csv else write_events(steps, out, path.stat().st_mtime)
+        if args.csv:
+            write_csv(steps, out)
+        elif args.tensorboard:
+            write_events(steps, out, path.stat().st_mtime)
+        else:
+            write_wandb(steps, out, path.resolve().parent.name)
     except OSError as error:
         stop(f"cannot write {out}: {error}", "-o PATH")
 

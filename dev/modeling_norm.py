@@ -27,11 +27,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 # The KV cache's name among arguments and outputs; transformers 5.24 renamed it.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+CHECKPOINTING = "is_activation_checkpointing"  # transformers 4 has it under its older name
+if not hasattr(PreTrainedModel, CHECKPOINTING):
+    CHECKPOINTING = "is_gradient_checkpointing"
 KNOWN = "input_ids, attention_mask, position_ids, cache, labels, use_cache or logits_to_keep"
 L2, SCALE = 2, 3  # kinds of a norm beside 1, the model's: x / |x|, and a gain without a norm
 
@@ -44,14 +48,17 @@ class NormConfig(PretrainedConfig):
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
     attribute_map = {"hidden_size": "width", "num_hidden_layers": "layers",
                      "num_attention_heads": "heads", "num_key_value_heads": "kv_heads",
-                     "max_position_embeddings": "seq"}  # fmt: skip
+                     "max_position_embeddings": "seq", "intermediate_size": "ffn",
+                     "head_dim": "head_size"}  # fmt: skip
 
     def __init__(self, layers=2, width=64, heads=2, kv_heads=2, ffn=256, vocab_size=256, seq=128,
                  placement="PRE", rows=None, norm="rms", bias=False, positions="rope",
                  activation="swiglu", rope_theta=1e4, eps=1e-5, emb_scale="one", final_norm=True,
                  mix_ratio=0.25, sdd=None, kv_rank=0, rope_size=0, experts=0, experts_per_token=2,
                  shared_experts=0, dense_layers=0, dense_ffn=0, router="softmax", router_scale=1.0,
-                 selection_bias=False, use_cache=True, **others):  # fmt: skip
+                 selection_bias=False, use_cache=True, head_size=0, rope_factor=1.0,
+                 rope_original=8192, **others):  # fmt: skip
+        head_size = head_size or width // heads
         for name, value in locals().items():
             if name not in ("self", "others", "__class__"):
                 setattr(self, name, value)
@@ -94,6 +101,17 @@ class Norm(nn.Module):
         return y.flatten(-2).to(x.dtype)
 
 
+def rope_rates(c, R):
+    """The angles theta^(-2i/R) of the pairs at position 1. Llama 3's: a pair that made less than
+    one turn over rope_original tokens is rope_factor times slower, one of more than four is as it
+    was, and the others are between."""
+    rate = c.rope_theta ** (torch.arange(R // 2, dtype=torch.double) * (-2 / R))
+    if c.rope_factor <= 1:
+        return rate
+    keep = ((c.rope_original * rate / (2 * math.pi) - 1) / 3).clamp(0, 1)
+    return rate * (keep + (1 - keep) / c.rope_factor)
+
+
 def slot(c, on, *sizes, **options):
     return Norm(c, on, *sizes, **options) if on else nn.Identity()
 
@@ -115,19 +133,19 @@ class Attention(nn.Module):
 
     def __init__(self, c, l):
         super().__init__()
-        row, sdd, C, NH, KV, HS = c.row(l), c.sdd, c.width, c.heads, c.kv_heads, c.width // c.heads
+        row, sdd, C, NH, KV, HS = c.row(l), c.sdd, c.width, c.heads, c.kv_heads, c.head_size
         QK, layer = HS + c.rope_size if c.kv_rank else HS, c.norm == "layer" and not c.sdd
         self.l, self.QK, self.HS, self.rank, self.unit = l, QK, HS, c.kv_rank, row["q"] == L2
         self.scale = math.sqrt(QK) if self.unit else 1 / math.sqrt(QK)
-        self.q_proj = nn.Linear(C, NH * QK, bias=c.bias)
+        self.q_proj = nn.Linear(C, NH * QK, bias=bool(c.bias))  # True, False or "qkv"
         if c.kv_rank:
             self.kv_a_proj_with_mqa = nn.Linear(C, c.kv_rank + c.rope_size, bias=False)
             self.kv_a_layernorm = Norm(c, 1, c.kv_rank)
             self.kv_b_proj = nn.Linear(c.kv_rank, NH * 2 * HS, bias=False)
         else:
-            self.k_proj = nn.Linear(C, KV * HS, bias=c.bias)
-            self.v_proj = nn.Linear(C, KV * HS, bias=c.bias)
-        self.o_proj = nn.Linear(NH * HS, C, bias=c.bias)
+            self.k_proj = nn.Linear(C, KV * HS, bias=bool(c.bias))
+            self.v_proj = nn.Linear(C, KV * HS, bias=bool(c.bias))
+        self.o_proj = nn.Linear(NH * HS, C, bias=c.bias is True)
 
         # HEAD: statistics over each head, one gain for all heads. FULL: over the full width.
         def norm(on, per, heads, size):
@@ -186,9 +204,10 @@ class Mlp(nn.Module):
         swiglu, kind = c.activation == "swiglu", 1 if c.sdd else SCALE if base["unit"] else 0
         halves = 2 if swiglu and not (c.sdd and c.sdd["fused"] and not part) else 1
         hidden = 2 * ffn if swiglu else ffn
-        self.gate_proj = nn.Linear(c.width, copies * ffn, bias=c.bias) if swiglu else None
-        self.up_proj = nn.Linear(c.width, copies * ffn, bias=c.bias)
-        self.down_proj = nn.Linear(ffn, copies * c.width, bias=c.bias)
+        bias = c.bias is True
+        self.gate_proj = nn.Linear(c.width, copies * ffn, bias=bias) if swiglu else None
+        self.up_proj = nn.Linear(c.width, copies * ffn, bias=bias)
+        self.down_proj = nn.Linear(ffn, copies * c.width, bias=bias)
         scale = math.sqrt(c.width) if base["unit"] else 1.0
         self.hidden_norm = slot(c, kind, hidden // halves, gains=hidden, layer=False, scale=scale,
                                 copies=copies)  # fmt: skip
@@ -257,7 +276,7 @@ class Mixture(nn.Module):
         return y.view_as(u)
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     def __init__(self, c, l):
         super().__init__()
         self.row, self.L, self.l = c.row(l), c.layers, l
@@ -314,9 +333,8 @@ class NormModel(nn.Module):
         if c.positions == "learned":
             x = x + self.embed_positions(positions)
         else:
-            R = c.rope_size if c.kv_rank else c.width // c.heads
-            power = torch.arange(R // 2, device=x.device).double() * (-2 / R)
-            angle = (positions.double().unsqueeze(-1) * c.rope_theta**power).unsqueeze(-2)
+            rates = rope_rates(c, c.rope_size if c.kv_rank else c.head_size).to(x.device)
+            angle = (positions.double().unsqueeze(-1) * rates).unsqueeze(-2)
         x = self.embed_norm(x)
         for block in self.layers:
             x = block(x, angle, mask, cache)
@@ -348,6 +366,8 @@ class NormForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = NormConfig
     base_model_prefix = "model"
     _no_split_modules = ["Block"]
+    _supports_sdpa = True  # and computes nothing else
+    supports_gradient_checkpointing = True
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config):
@@ -367,7 +387,9 @@ class NormForCausalLM(PreTrainedModel, GenerationMixin):
         [B, past + T] is 0 at padding. The KV cache is cache, or past_key_values, the older name."""
         cache = refuse(others, cache, past_key_values)
         B, T = input_ids.shape
-        if cache is None and (self.config.use_cache if use_cache is None else use_cache):
+        if self.training and getattr(self, CHECKPOINTING):  # a cache would be filled twice
+            cache = None
+        elif cache is None and (self.config.use_cache if use_cache is None else use_cache):
             cache = DynamicCache()
         past = cache.get_seq_length() if cache is not None else 0
         key = torch.arange(past + T, device=input_ids.device)

@@ -594,7 +594,7 @@ static inline void head_launch(int QK, int HS, F launch) {
           HS, QK - HS);
     CHECK(false,
           "expected heads of 32, 48, 64, 96 or 128 on the GPU, found %d\n"
-          "  -> --heads, so that width / heads is one of these, or make train_gpt DEVICE=cpu", HS);
+          "  -> --head-size, or make train_gpt DEVICE=cpu", HS);
 }
 
 // The head sizes that have kernels; the last three serve latent attention.

@@ -108,6 +108,8 @@ MODE(SANDWICH,       .attn = {.in = 1, .out = 1}, .ffn = {.in = 1, .out = 1}, .f
                      .source = "Sandwich-LN; Gemma 2") \
 MODE(OLMO2,          .attn = {.out = 1}, .ffn = {.out = 1}, .q = 1, .k = 1, .per = FULL, .fin = 1, \
                      .init = "olmo", .source = "OLMo 2 (reordered norm)") \
+MODE(OLMOE,          .attn = {.in = 1}, .ffn = {.in = 1}, .q = 1, .k = 1, .per = FULL, .fin = 1, \
+                     .init = "olmo", .source = "OLMoE") \
 MODE(DEEPNORM,       .attn = {.a = DEEP, .post = 1}, .ffn = {.a = DEEP, .post = 1}, \
                      .init = "deepnorm", .source = "DeepNorm") \
 MODE(SDD_PRE,        .attn = {.in = 1}, .ffn = {.in = 1}, .fin = 1, .sdd = 1, .init = "normal", \
@@ -166,9 +168,10 @@ enum { SDD_COUNT = sizeof SDDS / sizeof *SDDS };
 #pragma GCC diagnostic pop
 #endif
 
-// In the order of the choices of --router and --router-losses.
+// In the order of the choices of --router, --router-losses and --bias.
 enum { ROUTER_SOFTMAX, ROUTER_SOFTMAX_RENORM, ROUTER_SIGMOID };
 enum { LOSSES_MEAN, LOSSES_SUM };
+enum { BIAS_OFF, BIAS_ON, BIAS_QKV };
 
 // Mixture of experts.
 typedef struct Moe {
@@ -196,12 +199,13 @@ typedef struct Model {
                                               // and rotary channels of a head besides HS
     Moe moe;
     int layernorm;                            // 1: LayerNorm with bias, 0: RMSNorm
-    int bias;                                 // linears have biases
+    int bias;                                 // linears have biases: none, BIAS_ON or BIAS_QKV
     int rope;                                 // 1: RoPE, 0: learned positions
     int swiglu;                               // 1: SwiGLU, 0: GELU
     int tied;                                 // the LM head's matrix is the embedding's
     int fin;                                  // norm before the LM head: the mode's or --final-norm
     double theta, eps;                        // of RoPE; of norms
+    double rope_factor, rope_original;        // Llama 3's RoPE (rope_rate)
     double emb_scale, mix_ratio;              // factor of the embedding; MIX_LN's share of POST
 } Model;
 
@@ -209,6 +213,16 @@ typedef struct Model {
 // or of the context has HS channels.
 static inline int qk_size(const Model *m) { return m->HS + (m->kv_rank ? m->rope_size : 0); }
 static inline int rotary_size(const Model *m) { return m->kv_rank ? m->rope_size : m->HS; }
+// The angle of RoPE's pair i of R / 2 at position 1: theta^(-2i/R). Llama 3's RoPE (2024) stretches
+// a model that was trained on sequences of `original`: a pair that made less than one turn over
+// them, r < 1, turns `factor` times slower, one of more than four turns as before, and between them
+// the rate is interpolated. R: rotary_size(m).
+static inline double rope_rate(const Model *m, int i, int R) {
+    double rate = pow(m->theta, -2.0 * i / R), r = m->rope_original * rate / (2 * acos(-1.0));
+    double keep = fmin(fmax((r - 1) / (4 - 1), 0), 1);
+    return m->rope_factor > 1 ? rate * (keep + (1 - keep) / m->rope_factor) : rate;
+}
+
 static inline int moe_layers(const Model *m) { return m->moe.E ? m->L - m->moe.dense : 0; }
 
 // A norm slot of one layer. N(x) = gain * xhat + bias, where the gain is scale * (parameter w).

@@ -78,18 +78,19 @@ NORM_PARAMS(PARAM, k, ATTN_NAME("k_norm")) \
 NORM_PARAMS(PARAM, v, ATTN_NAME("v_norm")) \
 NORM_PARAMS(PARAM, ctx, ATTN_NAME("context_norm")) \
 PARAM(wo,     ATTN_NAME("o_proj.weight"), C, NH * HS, ROLE_OUT, 0, 1) \
-PARAM(wo_b,   ATTN_NAME("o_proj.bias"), 1, C, ROLE_ZERO, 0, m->bias) \
+PARAM(wo_b,   ATTN_NAME("o_proj.bias"), 1, C, ROLE_ZERO, 0, m->bias == BIAS_ON) \
 ALPHA(PARAM, attn, ATTN_NAME("alpha")) \
 NORM_PARAMS(PARAM, attn_out, LAYER_NAME "post_attention_layernorm") \
 NORM_PARAMS(PARAM, attn_post, LAYER_NAME "attention_sum_layernorm") \
 NORM_PARAMS(PARAM, ffn_in, LAYER_NAME "pre_feedforward_layernorm") \
 PARAM(wg,     MLP_NAME("gate_proj.weight"), p->F, C, ROLE_FFN_IN, 0, p->F && m->swiglu) \
 PARAM(wu,     MLP_NAME("up_proj.weight"), p->F, C, ROLE_FFN_IN, 0, p->F) \
-PARAM(wg_b,   MLP_NAME("gate_proj.bias"), 1, p->F, ROLE_ZERO, 0, p->F && m->swiglu && m->bias) \
-PARAM(wu_b,   MLP_NAME("up_proj.bias"), 1, p->F, ROLE_ZERO, 0, p->F && m->bias) \
+PARAM(wg_b,   MLP_NAME("gate_proj.bias"), 1, p->F, ROLE_ZERO, 0, \
+      p->F && m->swiglu && m->bias == BIAS_ON) \
+PARAM(wu_b,   MLP_NAME("up_proj.bias"), 1, p->F, ROLE_ZERO, 0, p->F && m->bias == BIAS_ON) \
 NORM_PARAMS(PARAM, hidden, LAYER_NAME "mlp.hidden_norm") \
 PARAM(wd,     MLP_NAME("down_proj.weight"), C, p->F, ROLE_OUT, 0, p->F) \
-PARAM(wd_b,   MLP_NAME("down_proj.bias"), 1, C, ROLE_ZERO, 0, p->F && m->bias) \
+PARAM(wd_b,   MLP_NAME("down_proj.bias"), 1, C, ROLE_ZERO, 0, p->F && m->bias == BIAS_ON) \
 NORM_PARAMS(PARAM, shared_out, LAYER_NAME "mlp.shared_experts.out_norm") \
 PARAM(router, LAYER_NAME "mlp.gate.weight", E, C, ROLE_IN, 0, p->moe) \
 PARAM(router_bias, LAYER_NAME "mlp.gate.e_score_correction_bias", 1, E, ROLE_BALANCE, 0, \

@@ -57,6 +57,7 @@ STEPS = 3
 A_IN, A_OUT, A_SUM = "input_layernorm", "post_attention_layernorm", "attention_sum_layernorm"
 F_IN, F_OUT, F_SUM = ("pre_feedforward_layernorm", "post_feedforward_layernorm",
                       "feedforward_sum_layernorm")
+QKV = {"q_proj", "k_proj", "v_proj"}
 
 
 # ------------------------------------------------------------------------------------------- layers
@@ -81,11 +82,24 @@ def gelu(x):
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def rope(x, theta):
+def llama3(frequencies, factor, context):
+    """Llama 3's RoPE, by the wavelength of a pair in tokens: longer than the context it was trained
+    with, factor times longer; shorter than a quarter of it, as it was; a blend of both between."""
+    wavelength = 2 * math.pi / frequencies
+    kept = (context / wavelength - 1) / (4 - 1)
+    blend = (1 - kept) * frequencies / factor + kept * frequencies
+    blend = torch.where(wavelength < context / 4, frequencies, blend)
+    return torch.where(wavelength > context, frequencies / factor, blend)
+
+
+def rope(x, s):
     """x: [B, T, heads, HS]. Turns the pair (i, i + HS/2) of each head by the angle t
     theta^(-2i/HS)."""
     T, HS = x.shape[1], x.shape[3]
-    angle = torch.arange(T)[:, None, None] * theta ** (-2 * torch.arange(HS // 2).double() / HS)
+    frequencies = s["theta"] ** (-2 * torch.arange(HS // 2).double() / HS)
+    if s["rope_factor"] > 1:
+        frequencies = llama3(frequencies, s["rope_factor"], s["rope_original"])
+    angle = torch.arange(T)[:, None, None] * frequencies
     a, b = x[..., : HS // 2], x[..., HS // 2 :]
     return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
@@ -138,7 +152,8 @@ class Block:
 
     def linear(self, name, x, out):
         y = x @ self.weight(name + ".weight", out, x.shape[-1]).T
-        return y + self.weight(name + ".bias", out) if self.s["bias"] else y
+        biased = self.s["bias"] or self.s["qkv_bias"] and name[-6:] in QKV
+        return y + self.weight(name + ".bias", out) if biased else y
 
     def alpha_norm(self, slot, z):
         """SDD eq 2, y = alpha * norm(V x), given z = V x. The norm is RMS in both families: alpha
@@ -168,7 +183,7 @@ class Block:
 
     def turn(self, x):
         R = self.s["rope_size"] if self.s["kv_rank"] else self.s["HS"]
-        return (torch.cat([x[..., :-R], rope(x[..., -R:], self.s["theta"])], -1)
+        return (torch.cat([x[..., :-R], rope(x[..., -R:], self.s)], -1)
                 if self.s["rope"] else x)
 
     def attend(self, Q, K, V):
@@ -396,6 +411,11 @@ def olmo2(b, X):
     return b.N(F_OUT, b.FFN(Y)) + Y
 
 
+def olmoe(b, X):  # PreNorm with those norms of q and k
+    Y = b.MHA_full_qk(b.N(A_IN, X)) + X
+    return b.FFN(b.N(F_IN, Y)) + Y
+
+
 def deepnorm(b, X):  # decoder only: alpha = (2L)^(1/4)
     a = (2 * b.L) ** 0.25
     Y = b.N(A_SUM, a * X + b.MHA(X))
@@ -419,7 +439,7 @@ def ngpt(b, X):  # nGPT eq 10-11; the branches read the stream, which has length
 
 MODES = {
     "SPAN": span, "PRE": pre, "POST": post, "SDD": sdd, "SDD_PRE": sdd_pre, "MIX_LN": mix_ln,
-    "LNS": lns, "PERI": peri, "SANDWICH": peri, "OLMO2": olmo2,
+    "LNS": lns, "PERI": peri, "SANDWICH": peri, "OLMO2": olmo2, "OLMOE": olmoe,
     "DEEPNORM": deepnorm, "POST_SHIFTED": post_shifted, "POST_PRE": post_pre,
     "HYBRID_STAR": hybrid_star, "FIRST_QKV_PRE": first_qkv_pre,
     "HYBRID": partial(x_post, norms="QKV"), "EMBED_NORM": partial(x_post, norms="QKV"),
@@ -592,7 +612,8 @@ DEEPSEEK = LLAMA | {"moe.dense": 1, "moe.router": "sigmoid", "moe.scale": 1.5, "
 # but for rounding (a key's bias, 1e-17) must stay small against it, or the step amplifies the
 # rounding; gradients that matter (1e-6 and more) still show whether it is there.
 SETTINGS = {
-    "theta": 1e4, "eps": 1e-5, "emb_scale": 1.0, "mix_ratio": 0.34, "final_norm": False,
+    "theta": 1e4, "rope_factor": 1.0, "rope_original": 1.0, "qkv_bias": False,
+    "eps": 1e-5, "emb_scale": 1.0, "mix_ratio": 0.34, "final_norm": False,
     "sdd": "paper", "z_loss": 0.0, "kv_rank": 0, "rope_size": 0,
     "moe.E": 0, "moe.K": 0, "moe.dense": 0, "moe.dense_F": 0, "moe.shared_F": 0,
     "moe.router": "softmax", "moe.losses": "mean", "moe.scale": 1.0,
@@ -614,6 +635,10 @@ SHAPES = {  # each with its peculiarity
     # two heads share one
     "llama-groups": LLAMA | {"L": 2, "C": 8, "NH": 4, "KV": 2, "HS": 2, "F": 3, "V": 5, "Vp": 8,
                              "T": 6, "B": 2, "seq": 6},
+    # heads of their own size; pairs that Llama 3's RoPE slows, keeps and blends
+    "llama-heads": LLAMA | {"L": 2, "C": 6, "NH": 2, "KV": 1, "HS": 10, "F": 3, "V": 5, "Vp": 8,
+                            "T": 9, "B": 2, "seq": 9, "theta": 500.0, "rope_factor": 8.0,
+                            "rope_original": 25.0},
     "llama-angles": LLAMA | {"L": 2, "C": 8, "NH": 2, "KV": 2, "HS": 4, "F": 3, "V": 5, "Vp": 8,
                              "T": 9, "B": 1, "seq": 7, "theta": 500.0},
     # whole blocks of queries
@@ -667,7 +692,8 @@ OF_GPT2 = {"untied": ({"tied": False}, ["SPAN", "POST", "SDD"]),
            "rope": ({"rope": True}, ["SPAN", "HYBRID", "NGPT"])}
 OF_LLAMA = {"tied": ({"tied": True}, ["SPAN", "HYBRID", "SDD"]),
             "gelu": ({"swiglu": False}, ["SPAN", "HYBRID"]),
-            "bias": ({"bias": True}, ["SPAN", "HYBRID"])}
+            "bias": ({"bias": True}, ["SPAN", "HYBRID"]),
+            "qkv_bias": ({"qkv_bias": True}, ["SPAN", "OLMOE"])}
 OF_OLMOE = {
     "renorm": ({"moe.router": "softmax-renorm"}, ["SPAN", "NGPT"]),
     "sigmoid": ({"moe.router": "sigmoid"}, ["LNS"]),
@@ -679,6 +705,7 @@ OF_OLMOE = {
     "each_sequence": ({"micro": 1}, ["SPAN"]),
     "halves": ({"micro": 2, "moe.sequence": 0.1, "z_loss": 0.01}, ["SPAN"]),
     "scale": ({"moe.scale": 2.5}, ["SPAN"]),
+    "qkv_bias": ({"qkv_bias": True}, ["PRE"]),
     "biased": ({"moe.bias_rate": 0.05}, ["SPAN", "SDD"]),
     "biased_renorm": ({"moe.bias_rate": 0.05, "moe.router": "softmax-renorm", "moe.scale": 1.5},
                       ["SPAN"]),

@@ -200,7 +200,7 @@ def test_checks(folder):
             (["--batch", "1.5"], "--batch 1.5: expected a whole number"),
             (["--lr", "1e-3,fast"], "--lr fast: expected a number from 0 to 10"),
             (["--lr", "nan"], "--lr nan: expected a number"),
-            (["--bias", "on,yes"], "--bias yes: expected off or on"),
+            (["--bias", "on,yes"], "--bias yes: expected off, on or qkv"),
             (["--init", "scal"], "--init scal: expected auto", "did you mean scale?")):
         done = ablate(*words, "--out", fake / "study", environment=environment)
         expect(done.returncode == 1 and all(part in done.stderr for part in said),

@@ -178,7 +178,9 @@ static Seq product(const double *w, const double *b, int out, Seq x) {
 
 static Seq linear(Ref *r, const char *name, int out, Seq x) {
     const double *w = tensor(r, name, "weight", (int64_t)out * x.cols);
-    const double *b = r->m->bias ? tensor(r, name, "bias", out) : NULL;
+    bool qkv = strstr(name, "q_proj") || strstr(name, "k_proj") || strstr(name, "v_proj");
+    bool biased = r->m->bias == BIAS_ON || (r->m->bias == BIAS_QKV && qkv);
+    const double *b = biased ? tensor(r, name, "bias", out) : NULL;
     return product(w, b, out, x);
 }
 
@@ -192,12 +194,22 @@ static Seq expert_linear(Ref *r, const char *name, int e, int out, Seq x) {
 // Turns the pair (i, i + R/2) of the last R channels of every head by the angle t * theta^(-2i/R):
 // all of a head, or in latent attention what it has for positions; nothing where positions are
 // learned.
+// Llama 3's RoPE, as its code has it: wavelengths, in tokens, above the original context are
+// `factor` times longer, those below a quarter of it are kept, and those between are smoothed.
+static double frequency(const Model *m, int i, int R) {
+    double f = pow(m->theta, -2.0 * i / R), wavelength = 2 * acos(-1.0) / f;
+    double smooth = (m->rope_original / wavelength - 1) / (4 - 1);
+    if (m->rope_factor <= 1 || wavelength < m->rope_original / 4) return f;
+    if (wavelength > m->rope_original) return f / m->rope_factor;
+    return (1 - smooth) * f / m->rope_factor + smooth * f;
+}
+
 static Seq rope(const Ref *r, int heads, Seq x) {
     int width = x.cols / heads, R = r->m->kv_rank ? r->m->rope_size : width;
     for (int t = 0; t < x.T && r->m->rope; t++)
         for (int h = 0; h < heads; h++)
             for (int i = 0; i < R / 2; i++) {
-                double angle = t * pow(r->m->theta, -2.0 * i / R);
+                double angle = t * frequency(r->m, i, R);
                 double *x_i = &x.v[t][h * width + width - R + i];
                 double a = x_i[0];
                 double b = x_i[R / 2];
@@ -529,6 +541,10 @@ static Seq block(Ref *r, Seq X) {
         Y = add(r, N(r, A_OUT, mha(r, "QK", 1, 1, X)), X);  // over the full width
         return add(r, N(r, F_OUT, FFN(r, Y)), Y);
     }
+    if (is(r, "OLMOE")) {                               // PRE, and so
+        Y = add(r, mha(r, "QK", 1, 1, N(r, A_IN, X)), X);
+        return add(r, FFN(r, N(r, F_IN, Y)), Y);
+    }
     if (is(r, "DEEPNORM")) {                            // N(a x + F(x)), a = (2L)^(1/4)
         Y = N(r, A_SUM, add(r, MHA(r, "", X), times(pow(2.0 * L, 0.25), X)));
         return N(r, F_SUM, add(r, FFN(r, Y), times(pow(2.0 * L, 0.25), Y)));
@@ -753,7 +769,7 @@ static void test_modes(void) {
                     compare(small_model(mode, &SDDS[s], family, L), 7, norm_before_head(mode->name),
                             is_sdd(mode->name) ? SDDS[s].name : "", NULL);
     }
-    EXPECT(count == 28, "%d modes, expected 28", count);
+    EXPECT(count == 29, "%d modes, expected 29", count);
 }
 
 // Switches that are not the mode's: Gemma 2's embedding scale, a norm before the head where the
@@ -774,6 +790,19 @@ static void test_switches(void) {
         compare(mix, 7, true, "mix_ratio 0.75", NULL);
         compare(small_model(&MODES[MODE_HYBRID], NULL, family, 4), LONGEST, true, "long", NULL);
     }
+    static const int modes[] = {MODE_SPAN, MODE_HYBRID, MODE_OLMOE, MODE_SDD, MODE_NGPT};
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        for (int family = 0; family < FAMILIES; family++) {
+            // heads whose width times their number is not the model's; pairs of RoPE that are slow,
+            // kept and between
+            const Mode *mode = &MODES[modes[i]];
+            Model m = small_model(mode, &SDDS[0], family, 3);
+            if (!m.kv_rank) m.HS = 10;
+            m.rope_factor = 8, m.rope_original = 25, m.theta = 500;
+            bool biased = !m.kv_rank && !is_sdd(mode->name) && strcmp(mode->name, "NGPT");
+            if (biased) m.bias = BIAS_QKV;
+            compare(m, 7, norm_before_head(mode->name), "heads", NULL);
+        }
 }
 
 // Experts and latent attention beyond the two families: other routers and losses, and choices that

@@ -124,11 +124,19 @@ SWITCHES = [
     ("PRE", "gpt2", "--bias off"), ("PRE", "gpt2", "--tied off"), ("PRE", "gpt2", "--norm rms"),
     ("SPAN", "deepseek", "--shared-experts 0"), ("PRE", "deepseek", "--eps 1e-5"),
     ("PRE", "deepseek", "--balance-rate 0"),
+    ("PRE", "deepseek", "--balance-rate 0 --router softmax"),
+    ("PRE", "llama", "--bias qkv"), ("HYBRID", "llama", "--bias qkv --head-size 10"),
+    ("PRE", "llama", "--head-size 10 --rope-factor 8 --rope-original 25"),
+    ("SPAN", "llama", "--rope-factor 8 --rope-original 25"), ("SDD", "llama", "--head-size 4"),
+    ("PRE", "gpt2", "--head-size 10"), ("NGPT", "olmoe", "--head-size 10"),
 ]  # fmt: skip
 # What transformers computes with a class of its own; every other model is a NormForCausalLM.
 STOCK = {
     "PRE-gpt2": "GPT2LMHeadModel", "PRE-gpt2-tied-off": "GPT2LMHeadModel",
     "PRE-llama": "LlamaForCausalLM", "OLMO2-llama": "Olmo2ForCausalLM",
+    "PRE-llama-bias-qkv": "Qwen2ForCausalLM", "OLMOE-olmoe": "OlmoeForCausalLM",
+    "PRE-llama-head-size-10-rope-factor-8-rope-original-25": "LlamaForCausalLM",
+    "PRE-deepseek-balance-rate-0-router-softmax": "DeepseekV2ForCausalLM",
     "PRE_QK_PRE-llama": "Qwen3ForCausalLM", "PRE-olmoe-router-softmax-renorm": "MixtralForCausalLM",
     "OLMO2-olmoe": "FlexOlmoForCausalLM",
     "OLMO2-olmoe-router-softmax-renorm": "FlexOlmoForCausalLM",
@@ -161,6 +169,8 @@ def test_placements():
             close(model(tokens).logits, want, 1e-4, f"{name}: logits")
             if name in STOCK:
                 continue
+            found = model.config.intermediate_size, model.config.head_dim
+            check(found == (model.config.ffn, model.config.head_size), f"{name}: found {found}")
             cached(name, model, tokens, want)
             padded(name, model, tokens, want)
         again = DIR / "again"
@@ -215,6 +225,31 @@ def padded(name, model, tokens, want):
     close(model(tokens, labels=labels).loss, loss, 1e-4, f"{name}: the loss of labels")
 
 
+def gradients(model, tokens):
+    model.train()
+    model.zero_grad()
+    model(tokens, labels=tokens).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_checkpointing():
+    """Gradient checkpointing changes no gradient and computes blocks twice, and
+    attn_implementation="sdpa" is taken."""
+    logits_of(("again", "SPAN", SHAPES["deepseek"]))
+    export(DIR / "again", DIR / "out-again")
+    tokens = load_file(DIR / "again" / "logits.safetensors")["tokens"].long()
+    model = load(DIR / "out-again", attn_implementation="sdpa")
+    calls, plain = [], gradients(model, tokens)
+    model.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    model.gradient_checkpointing_enable()
+    again = gradients(model, tokens)
+    right = plain.keys() == again.keys() and all(torch.equal(plain[k], again[k]) for k in plain)
+    check(right and len(calls) == 2, f"checkpointing: other gradients, or {len(calls)} calls")
+    model.eval()
+    with torch.no_grad():
+        check(model(tokens).past_key_values is not None, "a cache where nothing is trained")
+
+
 def generation(names):
     for name in names:
         model, pad = load(DIR / "out" / name), 0
@@ -243,29 +278,52 @@ COMMON = dict(vocab_size=150, hidden_size=24, num_hidden_layers=2, num_attention
 MIX = dict(num_experts_per_tok=2, moe_intermediate_size=12)
 LATENT = dict(num_key_value_heads=4, n_routed_experts=4, n_shared_experts=2,
               first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=12, qk_rope_head_dim=4,
-              qk_nope_head_dim=6, v_head_dim=6, n_group=1, topk_group=1, rope_interleave=False,
+              qk_nope_head_dim=8, v_head_dim=8, n_group=1, topk_group=1, rope_interleave=False,
               routed_scaling_factor=1.5)  # fmt: skip
 CLASSES = {
     "GPT2LMHeadModel": ("PRE", dict(vocab_size=150, n_embd=24, n_layer=2, n_head=4,
                                     n_positions=21, bos_token_id=0, eos_token_id=0, attn_pdrop=0,
                                     embd_pdrop=0, resid_pdrop=0)),
     "LlamaForCausalLM": ("PRE", COMMON | dict(rope_theta=500.0)),
-    "MistralForCausalLM": ("PRE", COMMON | dict(sliding_window=None)),
+    "MistralForCausalLM": ("PRE", COMMON | dict(sliding_window=None, head_dim=8)),
+    "Qwen2ForCausalLM": ("PRE", COMMON),
+    "Olmo3ForCausalLM": ("OLMO2", COMMON | dict(sliding_window=21)),
+    "OlmoeForCausalLM": ("OLMOE", COMMON | dict(num_experts=4, num_experts_per_tok=2)),
+    "DeepseekV2ForCausalLM": ("PRE", COMMON | MIX | LATENT | dict(
+        topk_method="greedy", routed_scaling_factor=1.5, head_dim=4)),
     "Olmo2ForCausalLM": ("OLMO2", COMMON),
-    "Qwen3ForCausalLM": ("PRE_QK_PRE", COMMON | dict(head_dim=6, tie_word_embeddings=True)),
+    "Qwen3ForCausalLM": ("PRE_QK_PRE", COMMON | dict(head_dim=10, tie_word_embeddings=True)),
     "MixtralForCausalLM": ("PRE", COMMON | dict(num_local_experts=4)),
     "FlexOlmoForCausalLM": ("OLMO2", COMMON | dict(num_experts=4, num_experts_per_tok=2)),
     "Qwen3MoeForCausalLM": ("PRE_QK_PRE", COMMON | MIX | dict(head_dim=6, num_experts=4,
                                                               norm_topk_prob=True)),
     "DeepseekV3ForCausalLM": ("PRE", COMMON | MIX | LATENT),
 }  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 25}  # fmt: skip
+VARIANTS = {  # as CLASSES; the class's name is what stands before the dash
+    "LlamaForCausalLM-llama3": ("PRE", COMMON | dict(head_dim=12, rope_parameters=LLAMA3)),
+    "LlamaForCausalLM-wide": ("PRE", COMMON | dict(head_dim=8)),
+    "Olmo2ForCausalLM-wide": ("OLMO2", COMMON | dict(head_dim=8)),
+    "Qwen2ForCausalLM-window": ("PRE", COMMON | dict(use_sliding_window=True, sliding_window=21,
+                                                     max_window_layers=1)),
+    "MistralForCausalLM-window": ("PRE", COMMON | dict(sliding_window=21,
+                                                       max_position_embeddings=40)),
+    "Olmo3ForCausalLM-llama3": ("OLMO2", COMMON | dict(
+        sliding_window=21, max_position_embeddings=40,
+        rope_parameters=dict.fromkeys(("full_attention", "sliding_attention"), LLAMA3))),
+    "OlmoeForCausalLM-renorm": ("OLMOE", COMMON | dict(num_experts=4, num_experts_per_tok=2,
+                                                       norm_topk_prob=True)),
+    "DeepseekV2ForCausalLM-plain": ("PRE", COMMON | MIX | LATENT | dict(
+        topk_method="greedy", routed_scaling_factor=1.0, head_dim=4, n_shared_experts=1)),
+}  # fmt: skip
 
 
 def their_model(name, **more):
     """A model of that class, its weights away from ones and zeros."""
-    model_class = getattr(transformers, name)
+    model_class = getattr(transformers, name.split("-")[0])
     torch.manual_seed(len(name))
-    model = model_class(model_class.config_class(**CLASSES[name][1] | more)).eval()
+    model = model_class(model_class.config_class(**(CLASSES | VARIANTS)[name][1] | more)).eval()
     for key, p in [*model.named_parameters(), *model.named_buffers()]:
         if "inv_freq" not in key:
             p.data += 0.2 * torch.randn_like(p)
@@ -294,6 +352,10 @@ def test_classes():
             models[f"logits-{name}-{how}"] = again
             add(f"{name}-{how}", mode)
         with_trainer(name, mode, DIR / "ours" / f"{name}-whole")
+    for name, (mode, _) in VARIANTS.items():
+        models[f"logits-{name}"] = their_model(name)
+        models[f"logits-{name}"].save_pretrained(DIR / "theirs" / name)
+        add(name, mode)
     old, older = DIR / "theirs" / "old", DIR / "theirs" / "old-llama"
     shutil.copytree(DIR / "theirs" / "GPT2LMHeadModel-whole", old)
     w = load_file(old / "model.safetensors")
@@ -313,8 +375,16 @@ def test_classes():
     check(index.exists(), "no shards")
     for name, out in logits_of(*lines).items():
         with torch.no_grad():
-            logits = models[name](out["tokens"].long()).logits
+            tokens, logits = out["tokens"].long(), models[name](out["tokens"].long()).logits
         close(logits, out["logits"], 1e-4, f"{name}: in the judge")
+        if "float" not in name:
+            ours = mean_loss(out["logits"], tokens)
+            close(ours, mean_loss(logits, tokens), 1e-6 * ours, f"{name}: the loss")
+
+
+def mean_loss(logits, tokens):
+    logits, targets = logits[:, :-1].flatten(0, 1).double(), tokens[:, 1:].flatten()
+    return torch.nn.functional.cross_entropy(logits, targets)
 
 
 def with_trainer(name, mode, checkpoint):
@@ -396,6 +466,72 @@ def test_round_trip():
             logits = model(tokens[:-1].view(4, 32)).logits.flatten(0, 1)
         theirs = torch.nn.functional.cross_entropy(logits, tokens[1:])
         close(torch.tensor(float(loss)), theirs, 2e-6, f"{name}: the loss in transformers")
+
+
+def make_tokenizer(folder, template):
+    """A byte-level tokenizer of 150 tokens; template: what it puts around a text, or None."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    letters = export_hf.letters()
+    vocab = {"<|endoftext|>": 0} | {letters[b + 30]: b for b in range(1, 150)}
+    t = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    t.decoder = decoders.ByteLevel()
+    t.post_processor = processors.ByteLevel(trim_offsets=False)
+    t.add_special_tokens(["<|endoftext|>"])
+    if template:
+        t.post_processor = processors.TemplateProcessing(
+            single=f"{template} $A", special_tokens=[(template, vocab[template])])  # fmt: skip
+    t.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [0, 1]}')
+    tokens = [b"<|endoftext|>"] + [bytes([b + 30]) for b in range(1, 150)]
+    return struct.pack("<4I", 20240328, 2, 150, 0) + bytes(1008) + b"".join(
+        bytes([len(token)]) + token for token in tokens)
+
+
+def test_kept():
+    """What belongs to an imported model comes back after two runs of tuning: class, tokenizer,
+    generation config, ids of tokens, window and longest sequence. The separator is added where the
+    tokenizer puts nothing before a text."""
+    name, flags = "MistralForCausalLM-window", "--seq 16 --batch 2 --steps 2 --warmup 0 --sample 0"
+    flags = [*flags.split(), "--data", DIR / "150.bin", "--val-data", DIR / "150.bin"]
+    save_bytes(DIR / "150.bin", [7 * i % 150 for i in range(129)], 150)
+    for template in (None, "<|endoftext|>"):
+        theirs, start = DIR / f"kept-{template}", DIR / f"kept-import-{template}"
+        their_model(name, eos_token_id=[0, 1], bos_token_id=1).save_pretrained(theirs)
+        tokenizer = make_tokenizer(theirs, template)
+        imported(theirs, start)
+        (start / "tokenizer.bin").write_bytes(tokenizer)
+        runs = [DIR / f"kept-run-{template}-{k}" for k in (0, 1)]
+        train("PRE", "--init-from", start, *flags, "--tokenizer", start / "tokenizer.bin", "--out",
+              runs[0])  # fmt: skip
+        train("PRE", "--init-from", runs[0], *flags, "--tokenizer", start / "tokenizer.bin",
+              "--out", runs[1])  # fmt: skip
+        for source in (start, runs[1]):
+            out = DIR / f"kept-out-{template}"
+            export(source, out)
+            was, now = (json.loads((each / "config.json").read_text()) for each in (theirs, out))
+            for key in ("architectures", "sliding_window", "max_position_embeddings", "head_dim",
+                        "bos_token_id", "eos_token_id", "pad_token_id", "rms_norm_eps"):
+                check(was.get(key) == now.get(key), f"{key}: {was.get(key)}, now {now.get(key)}")
+            same = "generation_config.json"
+            check((theirs / same).read_text() == (out / same).read_text(), "the generation config")
+            t = AutoTokenizer.from_pretrained(out)
+            ids = t("AB")["input_ids"]
+            check(ids == [0, 35, 36], f"a tokenizer with {template}: found {ids}")
+            check(t.decode(ids[1:]) == "AB", f"decoded {t.decode(ids[1:])}")
+            check(load(out).generation_config.eos_token_id == [0, 1], "the ids that end a text")
+        shutil.rmtree(start)
+        said = export(runs[1], DIR / "kept-lost")
+        check(f"{start}, which this run began with, is gone" in said, f"lost: {said}")
+        shutil.rmtree(DIR / "kept-lost")
+        with contextlib.redirect_stdout(io.StringIO()):
+            export_hf.export(runs[1], DIR / "kept-lost", kept=theirs)
+        now = json.loads((DIR / "kept-lost" / "config.json").read_text())
+        check(now["sliding_window"] == 21, f"--kept: found {now}")
+        shutil.rmtree(DIR / "kept-lost")
 
 
 def test_trained():

@@ -289,22 +289,43 @@ def member_cases():
         '"activation_function" is gelu; norm.c only computes gelu_new|gelu_pytorch_tanh')
     yield gpt2, "scale_attn_by_inverse_layer_idx", True, 'layer_idx" is true'
     yield gpt2, "quantization_config", {"bits": 4}, '"quantization_config" is {...}'
-    yield mixtral, "sliding_window", 4096, '"sliding_window" is 4096'
+    yield mixtral, "sliding_window", "x", '"sliding_window" is x; norm.c only computes a number'
+    yield mixtral, "sliding_window", 0, '"sliding_window" is 0'
+    yield mixtral, "layer_types", ["chunked_attention"], '"layer_types" is chunked_attention'
     yield mixtral, "hidden_act", "gelu", '"hidden_act" is gelu; norm.c only computes silu'
-    yield mixtral, "head_dim", 8, (
-        '"head_dim" is 8; norm.c only computes null|head, the width of a head, '
-        "hidden_size / num_attention_heads = 4")
+    yield mixtral, "head_dim", 8, "q_proj.weight has shape [8, 8], expected [16, 8]"
+    yield mixtral, "head_dim", 5, "--head-size 5 does not go with --positions rope"
     yield mixtral, "attention_bias", True, '"attention_bias" is true'
-    yield mixtral, "rope_scaling", {"type": "linear"}, '"rope_scaling" is {...}'
+    yield mixtral, "tie_word_embeddings", True, "lm_head.weight is not the embedding"
+
+
+def rope_cases():
+    """The same of RoPE."""
+    mixtral = MIXTRAL, MIXTRAL_TENSORS
+    yield mixtral, "rope_scaling", {"type": "linear"}, '"rope_scaling.rope_type" is linear'
+    yield mixtral, "rope_scaling", [2], '"rope_scaling.rope_type" is [...]'
+    llama3 = {"rope_type": "llama3", "rope_theta": 5e2, "factor": 8, "low_freq_factor": 1,
+              "high_freq_factor": 4, "original_max_position_embeddings": 6}  # fmt: skip
+    yield mixtral, "rope_scaling", llama3 | {"high_freq_factor": 8}, (
+        '"rope_scaling.high_freq_factor" is 8; norm.c only computes 4')
+    yield mixtral, "rope_parameters", llama3 | {"low_freq_factor": 2}, (
+        '"rope_parameters.low_freq_factor" is 2; norm.c only computes 1')
+    yield mixtral, "rope_parameters", llama3 | {"factor": None}, (
+        'expected "rope_parameters.factor", found no such member')
+    yield mixtral, "rope_parameters", llama3 | {"factor": 0.5}, "--rope-factor=0.5: expected"
+    yield mixtral, "rope_parameters", {"full_attention": {"rope_theta": 5e2},
+                                       "sliding_attention": {"rope_theta": 6e2}}, (
+        '"rope_parameters.sliding_attention" is {...}; norm.c only computes what full')
     yield mixtral, "rope_parameters", {"rope_theta": 5e2, "rope_type": "yarn"}, (
         '"rope_parameters.rope_type" is yarn')
     yield mixtral, "rope_parameters", {"rope_theta": 5e2, "partial_rotary_factor": 0.5}, (
         'partial_rotary_factor" is 0.5')
     yield mixtral, "partial_rotary_factor", True, 'partial_rotary_factor" is true'
     yield mixtral, "rope_parameters", {}, 'expected "rope_theta", found no such member'
-    yield mixtral, "tie_word_embeddings", True, "lm_head.weight is not the embedding"
-    mistral = dict(architectures=["MistralForCausalLM"])
-    yield (MIXTRAL | mistral, {}), "sliding_window", GONE, "is 4096 where it is missing"
+
+
+def class_cases():
+    """The same of single classes."""
     deepseek = dict(architectures=["DeepseekV3ForCausalLM"], moe_intermediate_size=4,
                     n_routed_experts=2, n_shared_experts=1, first_k_dense_replace=0,
                     routed_scaling_factor=1, kv_lora_rank=4, qk_rope_head_dim=2, q_lora_rank=None,
@@ -313,12 +334,24 @@ def member_cases():
     yield (MIXTRAL | deepseek, {}), "rope_interleave", GONE, "is true where it is missing"
     yield (MIXTRAL | deepseek, {}), "rms_norm_eps", 1e-5, "only computes 1e-06"
     yield (MIXTRAL | deepseek, {}), "q_lora_rank", GONE, '"q_lora_rank" is 1536'
+    yield (MIXTRAL | deepseek, {}), "v_head_dim", 2, '"v_head_dim" is 2; norm.c only computes head'
+    deepseek |= dict(architectures=["DeepseekV2ForCausalLM"])
+    yield (MIXTRAL | deepseek, {}), "topk_method", "group_limited_greedy", '"topk_method" is group'
+    yield (MIXTRAL | deepseek, {}), "norm_topk_prob", True, '"norm_topk_prob" is true'
+    yield (MIXTRAL | deepseek, {}), "q_lora_rank", 8, '"q_lora_rank" is 8'
+    yield (MIXTRAL | deepseek, {}), "rope_scaling", {"type": "yarn"}, (
+        '"rope_scaling.rope_type" is yarn; norm.c only computes default')
+    olmoe = dict(architectures=["OlmoeForCausalLM"])
+    yield (MIXTRAL | olmoe, {}), "clip_qkv", 8.0, '"clip_qkv" is 8; norm.c only computes null'
     qwen3 = dict(architectures=["Qwen3ForCausalLM"])
-    yield (MIXTRAL | qwen3, {}), "head_dim", GONE, '"head_dim" is 128 where it is missing'
+    yield (MIXTRAL | qwen3, MIXTRAL_TENSORS), "head_dim", GONE, (
+        "q_proj.weight has shape [8, 8], expected [256, 8]")
+    qwen2 = dict(architectures=["Qwen2ForCausalLM"])
+    yield (MIXTRAL | qwen2, MIXTRAL_TENSORS), "vocab_size", 11, "no tensor model.layers.0.self_attn"
 
 
 def test_members():
-    for (config, shapes), key, value, words in member_cases():
+    for (config, shapes), key, value, words in [*member_cases(), *rope_cases(), *class_cases()]:
 
         def change(config, tensors):
             config[key] = value
@@ -442,6 +475,27 @@ def test_headers():
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()
     refused("a folder", "no regular file", folder)
+
+
+def test_window():
+    """Sequences as long as a sliding window, where it is shorter than what the model allows."""
+    for window, seq in ((None, "6"), (5, "5"), (9, "6")):
+        folder = write_folder(MIXTRAL | {"sliding_window": window}, MIXTRAL_TENSORS)
+        _, made, _ = imported(folder)
+        check(made["flags"]["seq"] == seq, f"a window of {window}: found {made['flags']['seq']}")
+
+
+def test_kept_files():
+    """What belongs to the model goes along, and nothing else."""
+    folder = write_folder(MIXTRAL, MIXTRAL_TENSORS)
+    for name in ("tokenizer.json", "generation_config.json", "README.md", ".hidden"):
+        (folder / name).write_text(f"{name}, as it was")
+    out, _, _ = imported(folder)
+    found = {path.name: path.read_bytes() for path in (out / "hf").iterdir()}
+    names = ("config.json", "tokenizer.json", "generation_config.json")
+    check(found == {name: (folder / name).read_bytes() for name in names}, f"hf/: {found.keys()}")
+    manifest = json.loads((out / "manifest.json").read_text())
+    check(manifest.keys() == {"config.json", "model.safetensors"}, f"found {manifest.keys()}")
 
 
 def test_own_class():

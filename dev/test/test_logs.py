@@ -3,11 +3,12 @@
 dev/test/test_logs.py PROGRAM
 
 PROGRAM trains a little mixture of experts, in two parts; a log by hand has what a kill leaves
-behind. Needs tensorboard.
+behind. Needs tensorboard and wandb.
 """
 import csv
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -113,6 +114,44 @@ def test_run(scratch, program):
     expect("val_loss" in table[3] and "val_loss" in table[7], "validations")
 
 
+def wandb_records(data):
+    """LevelDB's log format, after 7 bytes: blocks of 32 KiB of pieces [checksum 4, size 2, kind 1],
+    a record being one whole (1), or a first (2), some (3) and a last one (4)."""
+    at, record = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        record += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):
+            yield record
+            record = b""
+
+
+def test_wandb(scratch):
+    """An offline run of Weights & Biases, read back from its file."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    run, found = scratch / "named", {}
+    run.mkdir()
+    lines = [{"step": 1, "loss": 5.5, "grad_norm": None}, {"step": 3, "residual_rms": [1.5, 2.5]}]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    offline = os.environ | {"WANDB_MODE": "offline"}
+    said = call(sys.executable, LOGS, run, "--wandb", env=offline)
+    expect("2 steps of named; wandb sync" in said, said)
+    (path,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
+    for data in wandb_records(path.read_bytes()):
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            values = {item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                      for item in record.history.item}
+            found[values["_step"]] = {k: v for k, v in values.items() if k[0] != "_"}
+    wanted = {1: {"loss": 5.5}, 3: {"residual_rms/0": 1.5, "residual_rms/1": 2.5}}
+    expect(found == wanted, found)
+
+
 def test_refusals(scratch):
     expect("expected the folder of a run" in call(sys.executable, LOGS, scratch / "nowhere",
                                                   "--csv", status=1), "no run")
@@ -136,6 +175,7 @@ if __name__ == "__main__":
         scratch = pathlib.Path(folder)
         test_by_hand(scratch)
         test_run(scratch, sys.argv[1])
+        test_wandb(scratch)
         test_refusals(scratch)
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed > 0)

@@ -128,8 +128,11 @@ static Model read_model(const Case *c) {
                .KV = integer(c, "KV"), .HS = integer(c, "HS"), .F = integer(c, "F"),
                .V = integer(c, "V"), .Vp = integer(c, "Vp"), .T = integer(c, "T"),
                .kv_rank = integer(c, "kv_rank"), .rope_size = integer(c, "rope_size"),
-               .layernorm = yes(c, "layernorm"), .bias = yes(c, "bias"), .rope = yes(c, "rope"),
+               .layernorm = yes(c, "layernorm"), .rope = yes(c, "rope"),
+               .bias = yes(c, "qkv_bias") ? BIAS_QKV : yes(c, "bias"),
                .swiglu = yes(c, "swiglu"), .tied = yes(c, "tied"), .theta = number(c, "theta"),
+               .rope_factor = number(c, "rope_factor"),
+               .rope_original = number(c, "rope_original"),
                .eps = number(c, "eps"), .emb_scale = number(c, "emb_scale"),
                .mix_ratio = number(c, "mix_ratio")};
     if (integer(c, "moe.E")) m.moe = read_moe(c);

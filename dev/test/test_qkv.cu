@@ -305,7 +305,9 @@ static void check_qkv(QkvCase k) {
     std::vector<float2> table((size_t)k.T * turns / 2);
     float2 *rotary = nullptr;
     if (k.rope) {
-        rotary_table(table.data(), k.T, turns, 10000);
+        Model m = {};
+        m.HS = turns, m.theta = 10000;
+        rotary_table(table.data(), k.T, &m);
         cudaCheck(cudaMalloc((void **)&rotary, table.size() * sizeof(float2)));
         cudaCheck(cudaMemcpy(rotary, table.data(), table.size() * sizeof(float2),
                              cudaMemcpyHostToDevice));
@@ -454,7 +456,9 @@ GPU_TEST(cuda_qkv_latent_sum) {
 GPU_TEST(cuda_rotary_table) {
     const int T = 100001, R = 6;
     std::vector<float2> table((size_t)T * R / 2);
-    rotary_table(table.data(), T, R, 10);
+    Model m = {};
+    m.HS = R, m.theta = 10;
+    rotary_table(table.data(), T, &m);
     double worst = 0;
     for (int t = T - 1000; t < T; t++)
         for (int i = 0; i < R / 2; i++) {

@@ -23,6 +23,7 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     const Flags *f = &set->f;
     int64_t heads = f->heads, latent = f->kv_rank, E = f->experts, K = f->experts_per_token;
     int64_t micro = f->micro_batch, tokens = (micro ? micro : f->batch) * f->seq;
+    bool own = f->head_size, odd = (own ? f->head_size : f->width / heads) % 2;
     bool rope = f->positions == POSITIONS_ROPE, fewer = f->kv_heads && f->kv_heads != heads;
     bool from = *f->from;
     // A micro-batch must divide the batch if the user gave it, or if the balance loss is defined
@@ -32,10 +33,12 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     // the default --ffn, 8/3 of the width or 4 times, and for gate and up together.
     bool wide = (K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24;
     const struct { bool found; int flag, other; const char *hint; } rows[] = {
-        {f->width % heads, FLAG_heads, FLAG_width, "a divisor of the width"},
+        {!own && f->width % heads, FLAG_heads, FLAG_width,
+         "a divisor of the width, or --head-size"},
         {fewer && heads % f->kv_heads, FLAG_kv_heads, FLAG_heads, "a divisor of the heads"},
         // RoPE turns pairs of channels; latent attention has rotary channels of its own.
-        {!latent && rope && f->width / heads % 2, FLAG_heads, FLAG_width,
+        {!latent && rope && odd, own ? FLAG_head_size : FLAG_heads,
+         own ? FLAG_positions : FLAG_width,
          "an even head size (width / heads), or --positions learned"},
         // MLA keeps one latent a token in place of keys and values (DeepSeek-V2, arXiv 2405.04434).
         {latent && fewer, FLAG_kv_rank, FLAG_kv_heads,
@@ -60,7 +63,7 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
         {E && K > E, FLAG_experts_per_token, FLAG_experts, "at most as many as there are"},
         {E && f->dense_layers >= f->layers, FLAG_dense_layers, FLAG_layers,
          "fewer, so that a layer has experts, or --experts 0"},
-        {E && f->bias, FLAG_experts, FLAG_bias, "--bias off: experts have no biases"},
+        {E && f->bias == BIAS_ON, FLAG_experts, FLAG_bias, "--bias off: experts have no biases"},
         {E && wide, FLAG_experts_per_token, FLAG_ffn,
          "a smaller --ffn, or fewer experts: those of a token may be 2^24 wide together"},
         {divides && f->batch % micro, FLAG_micro_batch, FLAG_batch, "a divisor of the batch"},
@@ -95,6 +98,8 @@ static void refuse_useless(const FlagSet *set, const Trainer *t) {
     const Mode *mode = t->mode;
     const char *prec = t->precision;
     const struct { bool useless; int first, last; const char *needed, *found; } rows[] = {
+        {f->rope_factor == 1, FLAG_rope_original, FLAG_rope_original, "--rope-factor N",
+         "--rope-factor 1"},
         {!f->kv_rank, FLAG_rope_size, FLAG_rope_size, "--kv-rank N", "--kv-rank 0"},
         {!f->experts, FLAG_experts_per_token, FLAG_balance_rate, "--experts N", "--experts 0"},
         {!f->dense_layers, FLAG_dense_ffn, FLAG_dense_ffn, "--dense-layers N", "--dense-layers 0"},
@@ -142,7 +147,7 @@ Model model_from_flags(const Flags *f, const Mode *mode) {
         .C = C,
         .NH = f->heads,
         .KV = f->kv_heads ? f->kv_heads : f->heads,
-        .HS = C / f->heads,
+        .HS = f->head_size ? f->head_size : C / f->heads,
         .F = F,
         .V = V,
         .Vp = CEIL_DIV(V, 128) * 128,         // the head's product has whole tiles
@@ -150,12 +155,14 @@ Model model_from_flags(const Flags *f, const Mode *mode) {
         .kv_rank = f->kv_rank,
         .rope_size = f->kv_rank ? f->rope_size : 0,
         .layernorm = f->norm,
-        .bias = f->bias && !mode->sdd && !mode->unit,
+        .bias = mode->sdd || mode->unit ? BIAS_OFF : f->bias,
         .rope = f->positions == POSITIONS_ROPE,
         .swiglu = swiglu,
         .tied = f->tied,
         .fin = f->final_norm == FINAL_NORM_AUTO ? mode->fin : f->final_norm == FINAL_NORM_ON,
         .theta = f->rope_theta,
+        .rope_factor = f->rope_factor,
+        .rope_original = f->rope_original,
         .eps = f->eps,
         .emb_scale = f->emb_scale ? sqrt(C) : 1,
         .mix_ratio = f->mix_ratio,

@@ -219,8 +219,9 @@ static void show_shape(const Model *m) {
         printf("  %d experts, %d a token, router %s; shared ffn %d; dense layers %d, of ffn %d\n",
                m->moe.E, m->moe.K, flag_word(router, FLAGS[FLAG_router].choices, m->moe.router),
                m->moe.shared_F, m->moe.dense, m->moe.dense ? m->moe.dense_F : 0);
+    static const char *const BIASES[] = {"no biases", "biases", "biases of q, k and v"};
     printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm",
-           m->bias ? "biases" : "no biases", m->rope ? "RoPE" : "learned positions",
+           BIASES[m->bias], m->rope ? "RoPE" : "learned positions",
            m->swiglu ? "SwiGLU" : "GELU", m->tied ? "tied" : "untied",
            m->mode->sdd ? ", SDD setting " : "", m->mode->sdd ? m->sdd->name : "");
 }

@@ -28,13 +28,14 @@ FLAG(model, TEXT(stories), \
      "named model and its training (--show models); other flags override it") \
 FLAG(layers, INT(4, 1, 4096), "number of blocks") \
 FLAG(width, INT(128, 1, 1 << 20), "channels of the residual stream") \
-FLAG(heads, INT(4, 1, 4096), "attention heads; must divide --width") \
+FLAG(heads, INT(4, 1, 4096), "attention heads") \
+FLAG(head_size, INT(0, 0, 4096), "channels of a head; 0: width / heads") \
 FLAG(kv_heads, INT(0, 0, 4096), \
      "key/value heads (grouped-query attention); must divide --heads; 0: --heads") \
 FLAG(kv_rank, INT(0, 0, 1 << 20), \
      "latent attention (MLA): channels of the latent of keys and values; 0: off") \
 FLAG(rope_size, INT(64, 2, 1 << 16), \
-     "with --kv-rank: rotary channels of a q or k head, besides width / heads") \
+     "with --kv-rank: rotary channels of a q or k head, besides its --head-size") \
 FLAG(ffn, INT(0, 0, 1 << 22), \
      "width of the ffn or of an expert; 0: 4 width (GELU), 8/3 width (SwiGLU, a multiple of 32)") \
 FLAG(experts, INT(0, 0, 1 << 14), \
@@ -62,11 +63,15 @@ FLAG(vocab, INT(0, 0, 1 << 24), \
      "vocabulary size; 0: the data's (256, bytes, for the built-in stories)") \
 FLAG(seq, INT(128, 1, 1 << 22), "tokens in a sequence (context length)") \
 FLAG(norm, CHOICE(rms, "rms|layer"), "RMSNorm, or LayerNorm with bias") \
-FLAG(bias, SWITCH(off), "biases in linear layers") \
+FLAG(bias, CHOICE(off, "off|on|qkv"), "biases in linears; qkv: in those of q, k and v alone") \
 FLAG(positions, CHOICE(rope, "rope|learned"), "rotary (RoPE) or learned positions") \
 FLAG(activation, CHOICE(swiglu, "swiglu|gelu"), "activation of the ffn") \
 FLAG(tied, SWITCH(on), "the LM head shares the embedding's weights") \
 FLAG(rope_theta, NUMBER(10000, 1, 1e9), "base of RoPE's angles") \
+FLAG(rope_factor, NUMBER(1, 1, 1e6), \
+     "Llama 3's RoPE: slow pairs of channels turn so many times slower; 1: off") \
+FLAG(rope_original, INT(8192, 1, 1 << 24), \
+     "with --rope-factor: tokens in a sequence before; a pair that turned less than once is slow") \
 FLAG(eps, NUMBER(1e-5, 0, 1), "epsilon of norms, under the square root") \
 FLAG(emb_scale, CHOICE(one, "one|sqrt-width"), \
      "factor of the embedding: 1, or sqrt(width) as in Gemma") \

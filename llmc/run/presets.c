@@ -102,7 +102,7 @@ const Preset PRESETS[] = {
      "--steps 59605",
      "SDD's MoE of 588M active, 3.4B in all: they count one embedding and no router"},
     {"olmoe-1B-7B", OLMOE SIZE(16, 2048, 16) "--ffn 1024 --steps 119209",
-     "OLMoE; HybridNorm's and SDD's MoE"},
+     "OLMoE (NORM_MODE=OLMOE); HybridNorm's and SDD's MoE"},
     {"deepseek-16B", LLAMA DEEPSEEK SPAN_TRAINING SIZE(27, 2048, 16) EXPERTS(64, 6)
      "--kv-rank 512 --rope-size 64 --ffn 1408 --dense-ffn 10944 --batch 2048 --steps 47684",
      "SpanNorm's A2.4B-16B: DeepSeek-V3's small model; router, losses and batch open"},

@@ -285,7 +285,9 @@ static void time_qkv(Bench *b) {
     real *dnormed = room(b, count);
     std::vector<float2> table((size_t)s.T * (size_t)s.HS / 2);
     float2 *rotary;
-    rotary_table(table.data(), s.T, s.HS, 10000);
+    Model m = {};
+    m.HS = s.HS, m.theta = 10000;
+    rotary_table(table.data(), s.T, &m);
     cudaCheck(cudaMalloc((void **)&rotary, table.size() * sizeof(float2)));
     cudaCheck(cudaMemcpyAsync(rotary, table.data(), table.size() * sizeof(float2),
                               cudaMemcpyHostToDevice, b->gpu.stream));
