@@ -17,7 +17,8 @@ OMP       ?= 1
 CFLAGS    ?= -O3 $(call accepts,-march=native)
 
 # $(call accepts,FLAG): the flag if the C compiler accepts it, otherwise nothing.
-accepts = $(shell echo 'int x;' | $(CC) -Werror -c $(1) -x c - -o /dev/null 2>/dev/null && echo $(1))
+accepts = $(shell echo 'int x;' | $(CC) -Werror -c $(1) -x c - -o /dev/null 2>/dev/null \
+          && echo $(1))
 # $(call stamp,FILE,TEXT): rewrites build/FILE if the text has changed, so that its targets rebuild.
 stamp = $(shell mkdir -p build && echo '$(2)' > build/$(1).new && \
                 { cmp -s build/$(1).new build/$(1) || cp build/$(1).new build/$(1); })

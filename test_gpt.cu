@@ -355,8 +355,9 @@ GPU_TEST(cuda_host_memory) {
 // LayerNorms wider than the shared memory of a GPU allows in backward are refused before training
 // begins. EMU_COMPUTE: 12.0 has 99 KiB for a block, 9.0 has 227.
 GPU_TEST(cuda_wide_norms) {
-    const char *const REFUSED = "1 error: --norm layer over 8224 values; this GPU has shared memory "
-                                "for 8192\n  -> --norm rms, or --width 8192";
+    const char *const REFUSED =
+        "1 error: --norm layer over 8224 values; this GPU has shared memory for 8192\n"
+        "  -> --norm rms, or --width 8192";
     const struct { const char *compute; int heads, layernorm, training; const char *words;
     } ROWS[] = {
         {"120", 257, 1, 1, REFUSED}, {"120", 256, 1, 1, "0 "}, {"120", 257, 0, 1, "0 "},

@@ -21,10 +21,11 @@ MODELS = [Model("gpt2-124M", 12, 64, 1024, 768, 12, 64, 3072, False, 50257, 5030
 # Expected rates: TFLOP/s of layers with products, TB/s of the others. By part of the step, as
 # timeline.py has them. Attention and experts: an in-order model of one multiprocessor, which issues
 # the machine code of the inner loop with ptxas's stalls and barriers and assumed pipe rates. It
-# gives FlashAttention-2's forward 319 TFLOP/s without a mask, published is 318 [3]. Its cycles are in
-# dev/sass/table.txt (sm_90a, heads of 64). Own rows in registers took attention forward from 1522 to
-# 1282 of them, dq and dkv together from 2524 to 2266, and the rates from 240 and 190 (740M: 265 and
-# 210) to these; experts' dW takes 553 where the product beside it takes 528 and is rated 400.
+# gives FlashAttention-2's forward 319 TFLOP/s without a mask, published is 318 [3]. Its cycles
+# are in dev/sass/table.txt (sm_90a, heads of 64). Own rows in registers took attention forward
+# from 1522 to 1282 of them, dq and dkv together from 2524 to 2266, and the rates from 240 and 190
+# (740M: 265 and 210) to these; experts' dW takes 553 where the product beside it takes 528 and is
+# rated 400.
 # Products of the library: below its best shapes [1, 2], the smaller the matrices the more. The
 # others: the share of the bandwidth that kernels of their kind reach.
 RATES = {
