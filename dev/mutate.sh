@@ -52,7 +52,8 @@ arrange() {
                  PRE=\$($make binary NORM_MODE=PRE) SDD=\$($make binary NORM_MODE=SDD)" ;;
         repro)
             built=build/shard
-            run="python3 dev/test/test_repro.py table sides verdicts statistics kept" ;;
+            run="python3 dev/test/test_repro.py table sides verdicts two_scales edge proportions \
+                 likeness family order missing other_study sizes fresh commit statistics kept" ;;
         # build/test_gpt comm runs command too, which has the word in its name
         run | run_sample | run_tokens | micro_batch | comm | command | refusals | shard)
             built="build/test_gpt $programs" run="build/test_gpt $test" ;;

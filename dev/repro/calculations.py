@@ -120,6 +120,18 @@ def parameters(mode, model):
     return json.loads(shown[re.search(r"^\{", shown, re.M).start():])["parameters"]
 
 
+# --------------------------------------------------------------------------------------- operations
+
+def sdd_operations(width):
+    """SDD's norm and gain, 6 operations for each output of a matrix, over 2 for each weight, in %:
+    q, k, v, o of width C and gate, up, down of an ffn of 8/3 C. Attention's products are left out,
+    so it is an upper bound."""
+    ffn = 8 * width / 3
+    outputs = 5 * width + 2 * ffn                       # q, k, v, o, down; gate, up
+    weights = 4 * width ** 2 + 3 * width * ffn
+    return 100 * 6 * outputs / (2 * weights)
+
+
 # -------------------------------------------------------------------------------------- all of them
 
 ALL = [("attention", kind, of, scaled)
@@ -129,7 +141,7 @@ ALL = [("attention", kind, of, scaled)
 ALL += [("sdd", "alpha"), ("sdd", "dx", 256, 256, 1.0), ("sdd", "dx", 256, 256, 0.25),
         ("sdd", "dx", 256, 1024, 1.0), ("sdd", "eq6", 256), ("sdd", "eq7", 256),
         ("sdd", "express", 1024),
-        ("sdd", "express_with_u", 256), ("parameters", "olmoe-588M-3B")]
+        ("sdd", "express_with_u", 256), ("parameters", "olmoe-588M-3B"), ("flops", 1040)]
 
 
 def compute(kind, *words):
@@ -137,6 +149,8 @@ def compute(kind, *words):
     if kind == "parameters":
         pre = parameters("PRE", words[0])
         return {"exact": 100 * (parameters("SDD", words[0]) / pre - 1)}
+    if kind == "flops":
+        return {"exact": sdd_operations(*words)}
     return {seed: {"attention": attention_exponent, "sdd": sdd}[kind](seed, *words)
             for seed in SEEDS}
 

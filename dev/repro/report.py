@@ -1,5 +1,13 @@
-"""RESULTS.md and its pictures, from claims.toml and results/. No judgement is made here: the
-verdicts are statistic.py's."""
+"""RESULTS.md and its pictures, from claims.toml and results/, and the rule that makes a verdict of
+a claim's comparisons (statistic.py). Nobody marks anything by eye.
+
+    a scale      the claim's comparisons at one width: all must agree, one that disagrees is enough,
+                 each tested with Holm's correction over the claim's comparisons of this scale
+    no verdict   while the best rate of an arm is the first or last tried; while "always" or
+                 "never" has fewer than 8 seeds; while seeds are missing
+    a claim      needs two scales, one of width 64 or more and one of 128 or more: what both say,
+                 "agrees here, not there" where they contradict each other. Mathematics needs one
+"""
 import collections
 import itertools
 import pathlib
@@ -12,8 +20,12 @@ from ablation.study import read_json
 
 PAPERS = {"S": "SpanNorm (S), and its earlier version FuseNorm (F)", "H": "HybridNorm",
           "D": "Scale-Distribution Decoupling (SDD)"}
-ORDER = (statistic.AGREES, statistic.DISAGREES, statistic.OPEN, statistic.SIGN, statistic.WAITING,
-         statistic.ELSEWHERE)
+WAITING = statistic.WAITING
+EDGE, MIXED, ONE, ELSEWHERE = ("best rate at an edge", "agrees here, not there", "one scale",
+                               "needs another machine")
+ORDER = (statistic.AGREES, statistic.DISAGREES, MIXED, statistic.OPEN, ONE, EDGE, statistic.FEW,
+         statistic.SIGN, WAITING, ELSEWHERE)
+SMALL, LARGE = 64, 128                        # widths of the two scales, or more
 # bf16 of an H100 or H200, dense, FLOP/s; the part of it that is counted on
 PEAK, SHARE = 989e12, 0.4
 # parameters up to which a run is given to one GPU, at 16 bytes for weight, gradient and AdamW
@@ -91,18 +103,87 @@ def hours(value):
 
 # ----------------------------------------------------------------------------------------- verdicts
 
-Outcome = collections.namedtuple("Outcome", "verdict rows read why")
+# One width, or several that one statistic compares: sides with Holm's correction and without it.
+Scale = collections.namedtuple("Scale", "widths rows sides plain edges missing read beside")
+# `plain`: the verdict without Holm's correction
+Outcome = collections.namedtuple("Outcome", "verdict scales waits plain")
+
+
+def verdict_of(sides):
+    """Several comparisons: all must agree; one that disagrees is enough."""
+    return (statistic.SIGN if statistic.SIGN in sides
+            else statistic.DISAGREES if statistic.DISAGREES in sides
+            else statistic.AGREES if sides and set(sides) == {statistic.AGREES}
+            else statistic.OPEN)
+
+
+def widths_of(claim, read, results):
+    if claim["study"] in ("calculations", "timing"):
+        words = results.get("timing", {}).get("flags", "").split()
+        return {int(words[words.index("--width") + 1])} if "--width" in words else set()
+    return {int(run["axes"].get("width") or results[name]["flags"]["width"]) for name, run in read}
+
+
+def scale_of(claim, results, calculation, width):
+    rows, tests, functions, beside = statistic.evaluate(claim, results, calculation, width)
+    return Scale(widths_of(claim, functions.read or beside, results), rows,
+                 statistic.holm_sides(tests), statistic.plain_sides(tests),
+                 list(dict.fromkeys(functions.edges)), functions.missing, functions.read, beside)
+
+
+def scale_verdict(scale, sides):
+    """What one scale says by itself, or why it says nothing."""
+    return (WAITING if scale.missing or WAITING in sides
+            else EDGE if scale.edges
+            else statistic.FEW if statistic.FEW in sides
+            else verdict_of(sides))
+
+
+def two_scales(scales):
+    widths = set().union(*(scale.widths for scale in scales))
+    return any(SMALL <= width < LARGE for width in widths) and any(width >= LARGE
+                                                                   for width in widths)
+
+
+def combined(claim, scales, sides_of):
+    """The verdict of all scales; sides_of: corrected or plain."""
+    says = [scale_verdict(scale, sides_of(scale)) for scale in scales]
+    if not scales:
+        return WAITING
+    if claim["study"] == "calculations" or statistic.SIGN in says:
+        return says[0]
+    whole = [scale for scale, said in zip(scales, says) if said != WAITING]
+    if not two_scales(whole):
+        return WAITING if not whole or two_scales(scales) else ONE
+    voices = [said for scale, said in zip(scales, says) if max(scale.widths) >= SMALL]
+    for reason in (WAITING, EDGE, statistic.FEW):
+        if reason in voices:
+            return reason
+    if statistic.AGREES in voices and statistic.DISAGREES in voices:
+        return MIXED
+    return voices[0] if len(set(voices)) == 1 else statistic.OPEN
+
+
+def widths_run(study, results):
+    """Widths at which a study was run: None for its own, unless that was run again."""
+    others = sorted(int(name.partition("@")[2]) for name in results
+                    if name.partition("@")[0] == study and "@" in name)
+    again = int(statistic.own_width(results, study) or 0) in others
+    return ([] if again else [None]) + others
 
 
 def judge(claim, results, calculation):
-    """A claim's verdict, its figures, and the runs they are made of."""
+    """A claim's verdict, and the scales it is made of."""
     if "expect" not in claim:
-        return Outcome(statistic.ELSEWHERE, [], [], claim["needs"])
-    try:
-        rows, read = statistic.evaluate(claim, results, calculation)
-    except statistic.Waiting as reason:
-        return Outcome(statistic.WAITING, [], [], str(reason))
-    return Outcome(statistic.verdict([side for _, _, side, _ in rows if side]), rows, read, "")
+        return Outcome(ELSEWHERE, [], [claim["needs"]], ELSEWHERE)
+    scales, waits = [], []
+    for width in widths_run(claim["study"], results):
+        try:
+            scales.append(scale_of(claim, results, calculation, width))
+        except statistic.Waiting as reason:
+            waits.append(str(reason))
+    return Outcome(combined(claim, scales, lambda scale: scale.sides), scales, waits,
+                   combined(claim, scales, lambda scale: scale.plain))
 
 
 def calculation_of(results):
@@ -121,20 +202,31 @@ def number(value):
             else f"{value:.2e}")
 
 
-def figure(what, seeds, side, wanted):
-    """One part of a claim, as text: what it is, the figure with its interval, what was expected,
-    and on which side it came out."""
+def figure(what, seeds, wanted, side=None, plain=None, margin=None):
+    """One comparison as text: what it is, the figure with its interval, what was expected, and on
+    which side it came out."""
+    if seeds is None:
+        return f"{what}: not run yet"
     if wanted in ("always", "never") or wanted is None and set(seeds.values()) <= {0.0, 1.0}:
-        text = f"{what}: {sum(map(bool, seeds.values()))} of {len(seeds)}"
+        hits = sum(map(bool, seeds.values()))
+        low, high = statistic.proportion_interval(hits, len(seeds))
+        text = f"{what}: {hits} of {len(seeds)} ({low:.2f} to {high:.2f})"
+    elif wanted == "order":
+        text = f"{what}: {number(seeds['exact'])}, p {number(seeds.p)} by permutation"
     else:
         found = statistic.interval(seeds)
         text = f"{what}: {number(found.mean)}"
-        if found.low != found.high:
+        if found.low < found.high:                       # one seed has no interval
             text += f" ({number(found.low)} to {number(found.high)})"
     if wanted and wanted != "sign":
-        if wanted.startswith("in "):
-            wanted = "between " + " and ".join(wanted.split()[1:])
-        text += f"; expected {wanted}: {side.replace(' at this scale', '')}"
+        words = wanted.split()
+        wanted = {"in": f"between {' and '.join(words[1:])}", "order": "above 0",
+                  "like": f"alike within {margin}", "not above": f"above by less than {margin}",
+                  "not below": f"below by less than {margin}"}.get(
+                      wanted if words[0] == "not" else words[0], wanted)
+        text += f"; expected {wanted}: {side}"
+        if plain != side:
+            text += f" (uncorrected: {plain})"
     return text
 
 
@@ -144,44 +236,158 @@ def cell(text):
 
 # ----------------------------------------------------------------------------------------- the page
 
-def claim_row(claim, outcome):
-    drawn = max(([*seeds] for _, seeds, _, _ in outcome.rows), key=len, default=[])
-    seeds = ("exact" if drawn == ["exact"]
-             else f"{len(drawn)} {'rounds' if claim.get('study') == 'timing' else 'seeds'}")
-    parts = [cell(figure(*row)) if row[3] else "*" + cell(figure(*row)) + "*"
-             for row in outcome.rows]
-    where = {"calculations": "[calculations](calculations.py)",
-             "timing": "`--timing`"}.get(claim.get("study"),
-                                         f"[{claim.get('study')}]({claim.get('study')}.toml)")
-    if outcome.verdict == statistic.WAITING and claim["study"] == "timing":
-        here = ("`python3 dev/repro/repro.py --timing`, six minutes of a machine with nothing "
-                "else to do")
-    elif outcome.verdict == statistic.WAITING:
-        here = (f"{where} waits for {outcome.why}: `python3 dev/repro/repro.py "
-                f"{' '.join([claim['study'], *claim.get('reads', [])])}`")
-    elif outcome.verdict == statistic.ELSEWHERE:
-        here = f"{cell(outcome.why)}; command and cost are in the last table"
+def span(values, write):
+    low, high = write(min(values)), write(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def short(value):
+    return (f"{value / 1e6:.3g}M" if value >= 1e6
+            else f"{value / 1e3:.3g}k" if value >= 1e3
+            else f"{value:.2g}")
+
+
+def size_text(read, results):
+    """Widths, tokens, parameters and tokens per parameter of runs."""
+    flag = lambda name, run, axis: int(run["axes"].get(axis) or results[name]["flags"][axis])
+    sizes = [(flag(name, run, "width"), run["parameters"],
+              run["steps"] * flag(name, run, "batch") * flag(name, run, "seq"))
+             for name, run in read]
+    return (f"width {span([width for width, _, _ in sizes], str)}, "
+            f"{span([tokens for _, _, tokens in sizes], short)} tokens, "
+            f"{span([parameters for _, parameters, _ in sizes], short)} parameters, "
+            f"{span([tokens / parameters for _, parameters, tokens in sizes], short)} tokens a "
+            "parameter")
+
+
+def place(name):
+    base = name.partition("@")[0]
+    return {"calculations": "[calculations](calculations.py)",
+            "timing": "`--timing`"}.get(base, f"[{name}]({base}.toml)")
+
+
+def scale_text(claim, scale, results):
+    """One scale: its size, figure by figure, and what it says."""
+    read = scale.read or scale.beside
+    drawn = max(([*seeds] for _, seeds, _ in scale.rows if seeds), key=len)
+    seeds = ("exact" if drawn == ["exact"] and not read
+             else f"{len(drawn)} rounds" if claim["study"] == "timing"
+             else f"{len({run['axes']['seed'] for _, run in read}) or len(drawn)} seeds")
+    used = list(dict.fromkeys(name for name, _ in read)) or [claim["study"]]
+    head = f"{', '.join(map(place, used))}, {seeds}"
+    if read:
+        head = f"*{size_text(read, results)}* ({head})"
+    elif claim["study"] == "timing":
+        head = f"*width {span(scale.widths, str)}* ({head})"
+    parts = [cell(figure(*row, side, plain, claim.get("margin")))
+             for row, side, plain in zip(scale.rows, scale.sides, scale.plain)]
+    parts += ["*" + cell(figure(*row)) + "*" for row in scale.rows[len(scale.sides):]]
+    said = scale_verdict(scale, scale.sides)
+    return "<br>".join([head + ":", *parts, f"this scale: {said}"])
+
+
+def list_of(seeds):
+    return ", ".join(sorted(seeds, key=int))
+
+
+def reasons(claim, outcome):
+    """Why there is no verdict, one sentence each, and the command that brings it nearer."""
+    import repro
+    found = []
+    if outcome.verdict == ONE:
+        widths = sorted(set().union(*(scale.widths for scale in outcome.scales)))
+        found.append(f"a verdict needs widths of {SMALL} and of {LARGE} or more, there is "
+                     f"{' and '.join(map(str, widths))}")
+    for scale in outcome.scales:
+        found += [f"{name} lacks seeds {list_of(seeds)}" for name, seeds in scale.missing.items()]
+        ends = {}
+        for end, arm in scale.edges:
+            ends.setdefault(end, []).append(arm)
+        found += [f"{end} of {'; '.join(arms)}" for end, arms in ends.items()]
+        if statistic.FEW in scale.sides:
+            found.append(f"fewer than {statistic.FAIL_SEEDS} seeds at width "
+                         f"{span(scale.widths, str)}")
+    if claim["study"] == "timing" and outcome.verdict == WAITING:
+        return found + ["`python3 dev/repro/repro.py --timing`, six minutes of a machine with "
+                        "nothing else to do"]
+    bases = {claim["study"], *claim.get("reads", [])}
+    left = [name for name in repro.studies() if name.partition("@")[0] in bases
+            and repro.missing(name)]
+    if left and outcome.verdict in (ONE, WAITING):
+        found.append(f"not run yet: `python3 dev/repro/repro.py {' '.join(left)}`")
+    return found
+
+
+def claim_row(claim, outcome, results):
+    if outcome.verdict == ELSEWHERE:
+        here = f"{cell(outcome.waits[0])}; command and cost are in the last table"
     else:
-        here = "<br>".join(parts) + f"<br>{where}, {seeds}"
-    failing = [what for what, _, side, _ in outcome.rows if side == statistic.DISAGREES]
-    verdict = f"**{outcome.verdict}**" + (f": {cell('; '.join(failing))}"
+        here = "<br>".join(scale_text(claim, scale, results) for scale in outcome.scales)
+        here += "<br>".join(["" if here else "no runs yet", *map(cell, reasons(claim, outcome))])
+    failing = [what for scale in outcome.scales if outcome.verdict in (statistic.DISAGREES, MIXED)
+               for (what, _, _), side in zip(scale.rows, scale.sides)
+               if side == statistic.DISAGREES]
+    verdict = f"**{outcome.verdict}**" + (f": {cell('; '.join(dict.fromkeys(failing)))}"
                                           if failing and len(claim["expect"]) > 1 else "")
-    paper = cell(claim["paper"]) + (f"<br>*{cell(claim['trap'])}*" if claim.get("trap") else "")
+    paper = cell(claim["paper"])
+    for note in ("trap", "margin_from"):
+        if claim.get(note):
+            paper += f"<br>*{cell(claim[note])}*"
     return (f"| {claim['id']} | {cell(claim['claim'])} <br>{cell(claim['where'])} | {paper} | "
             f"{here} | {verdict} |")
 
 
-def counts(outcomes):
+def count_line(name, verdicts):
+    found = collections.Counter(verdicts)
+    cells = " | ".join(str(found[verdict]) for verdict in ORDER)
+    return f"| {name} | {cells} | {sum(found.values())} |"
+
+
+def counts(table, outcomes):
+    """Verdicts of each paper, of all with and without Holm's correction, and of all as they were
+    before the rule."""
     lines = ["| | " + " | ".join(ORDER) + " | all |", "|---" * (len(ORDER) + 2) + "|"]
-    for paper in [*PAPERS, ""]:
-        found = collections.Counter(outcome.verdict for name, outcome in outcomes.items()
-                                    if name.startswith(paper))
-        cells = " | ".join(str(found[verdict]) for verdict in ORDER)
-        lines.append(f"| {PAPERS.get(paper, 'all')} | {cells} | {sum(found.values())} |")
+    for letter, paper in PAPERS.items():
+        lines.append(count_line(paper, [outcome.verdict for name, outcome in outcomes.items()
+                                        if name.startswith(letter)]))
+    lines.append(count_line("**all**", [outcome.verdict for outcome in outcomes.values()]))
+    lines.append(count_line("without Holm's correction",
+                            [outcome.plain for outcome in outcomes.values()]))
+    lines.append(count_line("before these rules", [claim["was"] for claim in table["claim"]
+                                                   if "was" in claim]))
     return lines
 
 
-def scale_of(found):
+def comparison_counts(outcomes):
+    """How many single comparisons lie on which side, with Holm's correction and without it."""
+    lines = ["| single comparisons, each at one scale | agrees | disagrees | not resolved | too "
+             "few seeds | all |", "|---|---|---|---|---|---|"]
+    for name, sides_of in (("with Holm's correction", lambda scale: scale.sides),
+                           ("without it", lambda scale: scale.plain)):
+        found = collections.Counter(side for outcome in outcomes.values()
+                                    for scale in outcome.scales for side in sides_of(scale))
+        cells = [found[side] for side in (statistic.AGREES, statistic.DISAGREES, statistic.OPEN,
+                                          statistic.FEW)]
+        lines.append(f"| {name} | {' | '.join(map(str, cells))} | {sum(cells)} |")
+    return lines
+
+
+def changes(table, outcomes):
+    """Each verdict that was another before the rule, and why it changed."""
+    lines = ["| | was | is | why |", "|---|---|---|---|"]
+    for claim in table["claim"]:
+        outcome = outcomes[claim["id"]]
+        if claim.get("was") == outcome.verdict:
+            continue
+        why = [claim["put_right"]] if "put_right" in claim else []
+        if outcome.verdict != ELSEWHERE:
+            why += reasons(claim, outcome)
+        lines.append(f"| {claim['id']} | {claim.get('was', 'not there')} | {outcome.verdict} | "
+                     f"{cell('. '.join(why))} |")
+    return lines
+
+
+def described(found):
     flags = dict(found["flags"], **{axis: ", ".join(values) for axis, values in found["axes"]
                                     .items() if axis not in ("mode", "seed")})
     words = [f"{flags[name]} {what}" for name, what in (("layers", "layers"), ("width", "wide"),
@@ -203,13 +409,13 @@ def study_rows(table, here, results):
         several = {axis: values for axis, values in axes.items()
                    if len(values) > 1 or axis in ("mode", "seed")}
         fixed = {axis: values[0] for axis, values in axes.items() if axis not in several}
-        described = scale_of({"axes": several, "flags": fixed})
+        scale = described({"axes": several, "flags": fixed})
         total = int(np.prod([len(values) for values in axes.values()]))
         ended = found["runs"] if found else []
         spent = f"{sum(run['seconds'] or 0 for run in ended) / 60:.1f}" if ended else ""
         commits = ", ".join(sorted({run["commit"] for run in ended}))
         runs = f"{len(ended)} of {total}" + (f", commit {commits}" if ended else "")
-        lines.append(f"| [{name}]({name}.toml) | {claims} | {described} | {runs} | "
+        lines.append(f"| {place(name)} | {claims} | {scale} | {runs} | "
                      f"{repro.stated_minutes(name):.1f} | {spent} |")
     return lines
 
@@ -253,23 +459,38 @@ def loss_grids(results):
 HEAD = """# What reproduces at small scale
 
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
-`--table` writes it again without runs. {count} claims of four papers, each with a figure and a
-predicted side that were written down before the figure was looked at. **A claim agrees if the 95 %
-interval lies wholly on the predicted side, disagrees if wholly on the other, and is not resolved at
-this scale otherwise.** Several parts of a claim must all agree; one that disagrees is enough.
-Nobody marks anything by eye.
+`--table` writes it again without runs, `--fresh STUDY` runs a study anew. {count} claims of four
+papers, each with a predicted side. Sides were written down before the figure was looked at; those
+of the {corrected} claims that "What changed" says were put right or added, when it was known.
+
+Most rows have no verdict: the runs that the rule asks for have not been made. Their figures are of
+models of at most 77 thousand tokens, far below anything that a paper trained. They say what such
+models do, and neither confirm nor refute a paper.
+
+**The rule**, mechanical (report.py, statistic.py), nobody marks anything by eye:
+
+1. A comparison *agrees* if its 95 % interval lies wholly on the predicted side, *disagrees* if
+   wholly on the other. Several comparisons of a claim must all agree; one that disagrees is enough.
+   They are tested with Holm's correction over the claim's comparisons of that scale; what each
+   would be without it is in the row.
+2. There is no verdict while the best learning rate of an arm is the first or the last tried.
+3. *Always* and *never* need {fail_seeds} seeds or more. They agree if all seeds are alike, and
+   disagree if Clopper and Pearson's interval of the proportion lies below one half.
+4. Likeness is a test of its own (equivalence): the interval lies within a margin that is taken from
+   the paper, named in the row. Not different is not alike.
+5. An order over placements is a rank correlation, tested by permuting placements, not seeds.
+6. A verdict needs two scales, one of width {small} or more and one of {large} or more, which is
+   also what guards against chance over {parts} comparisons: both have to say the same. Where they
+   contradict each other, *agrees here, not there* is the verdict. Else the row reads *one scale*
+   and has none. Mathematics needs no second scale. Width 32 has no say.
 
 Figures are means over seeds with 95 % t intervals. Arms with the same seed are pairs (the same data
 in the same order, the same bits in common weights): differences are taken seed by seed. Losses are
 nats per byte of the built-in stories at the end of the run, validation, each arm at its best rate
 of the study's grid unless the row names one. A run *fails* if it diverges or ends above 0.98 of the
 entropy of the bytes' frequencies (collapsed); one that diverged counts with that entropy in means.
-Further measurements, and remarks on possible flaws, stand in italics and have no say. Models here
-have widths of 32 to 128 and see less than a tenth of a million tokens each: a disagreement is one
-with this scale, not with the paper's.
-
-Intervals are for one comparison each, and there are {parts} of them: where there is nothing to see,
-one in twenty still lies wholly on one side.
+Further measurements, and remarks on possible flaws, stand in italics and have no say. Every row
+says how many tokens its models saw: a disagreement is one with this scale, not with the paper's.
 """
 
 FULL = """## At the papers' scale
@@ -291,18 +512,28 @@ def render(table, here):
                 for claim in table["claim"]}
     ended = [run for name, found in results.items() for run in found.get("runs", [])]
     parts = sum(len(claim.get("expect", [])) for claim in table["claim"])
-    lines = HEAD.format(count=len(table["claim"]), parts=parts).splitlines()
-    lines += [""] + counts(outcomes)
+    lines = HEAD.format(count=len(table["claim"]), parts=parts, fail_seeds=statistic.FAIL_SEEDS,
+                        small=SMALL, large=LARGE, corrected=sum(
+                            "put_right" in claim for claim in table["claim"])).splitlines()
+    lines += ["", *counts(table, outcomes), "", *comparison_counts(outcomes)]
     total = sum(repro.stated_minutes(name) for name in repro.studies())
+    done = sum(repro.stated_minutes(name) for name in repro.studies() if not repro.missing(name))
+    dirty = sum("dirty" in run["commit"] for run in ended)
     lines += ["", f"{len(ended)} runs so far, "
                   f"{sum(run['seconds'] or 0 for run in ended) / 3600:.2f} hours of their own time "
                   "(a core that others were using too, where more was spent than expected). All of "
-                  f"them: {total / 60:.1f} hours of one core.", ""]
+                  f"them: {total / 60:.1f} hours of one core, of which studies of {done / 60:.1f} "
+                  f"hours are through. {dirty} runs are older than the rule that runs are made "
+                  "from a clean commit (*-dirty* below); the results of another study counted as a "
+                  "change then.", ""]
     for letter, paper in PAPERS.items():
         lines += [f"## {paper}", "", "| | claim | the paper | here | verdict |",
                   "|---|---|---|---|---|"]
-        lines += [claim_row(claim, outcomes[claim["id"]]) for claim in table["claim"]
+        lines += [claim_row(claim, outcomes[claim["id"]], results) for claim in table["claim"]
                   if claim["id"].startswith(letter)] + [""]
+    lines += ["## What changed", "", "Verdicts before these rules, now, and why. Figures are the "
+                                     "committed ones; no run was taken out.", ""]
+    lines += changes(table, outcomes) + [""]
     lines += ["## Studies", ""] + study_rows(table, here, results) + [""]
     lines += ["## Losses", "", "At the end of the runs: the mean of the seeds that did not fail, "
                                "the lowest and the highest of them. Compare rows by the claims' "

@@ -3,17 +3,23 @@
 
     python3 dev/repro/repro.py                    everything that is missing, the cheapest claims
                                                   first; after a kill the same command goes on
-    rm -rf dev/repro/results/STUDY.json ablations/repro/STUDY          before it: that study anew
     python3 dev/repro/repro.py --budget 30        as much of it as fits into 30 minutes
-    python3 dev/repro/repro.py init moe           these studies alone ("calculations" too)
+    python3 dev/repro/repro.py moe depth@128      these studies alone ("calculations" too)
+    python3 dev/repro/repro.py --fresh nowarmup   that study anew; after a kill go on without
     python3 dev/repro/repro.py --timing           times of steps, placements in turn, which need a
                                                   machine with nothing else to do
     python3 dev/repro/repro.py --table            no runs: RESULTS.md from results/ as it lies there
     python3 dev/repro/repro.py --costs            no runs: updates each study's line "# cost:"
 
+Results are committed: a study whose runs are all in results/ is not trained again. Runs that are to
+be committed are made from a worktree of one clean commit; what this script writes does not make it
+dirty.
+
 claims.toml has the claims, STUDY.toml the studies (each for dev/ablate.py, which trains and resumes
 them, in ablations/repro/STUDY), results/STUDY.json what came out, statistic.py the figures and the
-rule for verdicts. Needs numpy, scipy and matplotlib; the study spectra also the packages that
+tests, report.py the rule for verdicts. STUDY@WIDTH is the study at a width of its table [at.WIDTH]:
+heads, experts' ffn and the start's deviation go with the width, other flags are as that table says.
+Needs numpy, scipy and matplotlib; the studies spectra and spectra_scale also the packages that
 dev/probe.py names.
 """
 import argparse
@@ -23,6 +29,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -43,7 +50,7 @@ from ablation.study import ENDED, read_json, write_json
 
 # Floating-point operations a second of one core of an AMD EPYC, in whole training steps by width,
 # and seconds that a run takes besides (starting, validating): one short run of each, 2026-11-22.
-CORE = {32: 20e9, 64: 31e9, 128: 43e9}
+CORE = {32: 20e9, 64: 31e9, 128: 43e9, 256: 43e9}                    # at 256: not measured
 BESIDES = 1.5
 # the figures of probe.json that claims read
 PROBED = ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr_harmonic",
@@ -55,21 +62,46 @@ def read_claims():
         return tomllib.load(file)
 
 
+def plain_study(name):
+    """A study's table for dev/ablate.py, without its widths: of STUDY@WIDTH heads and ffn go with
+    the width (the first of several), a start's deviation with 1/sqrt of it."""
+    base, _, width = name.partition("@")
+    with open(HERE / f"{base}.toml", "rb") as file:
+        table = tomllib.load(file)
+    widths = table.pop("at", {})
+    if not width:
+        return table
+    own = table["width"]
+    ratio = int(width) / (own[0] if isinstance(own, list) else own)
+    for axis in ("heads", "ffn"):
+        if axis in table:
+            table[axis] = max(1, round(table[axis] * ratio))
+    if "init-std" in table:
+        table["init-std"] = [float(f"{std / math.sqrt(ratio):.3g}") for std in table["init-std"]]
+    return dict(table, **{"width": int(width), **widths[width]})
+
+
 def read_study(name):
     """A study's axes, name -> list of texts."""
-    with open(HERE / f"{name}.toml", "rb") as file:
-        table = tomllib.load(file)
     options = ("make", "compare", "probe", "probe-tokens")       # dev/ablate.py's own
     return {axis: [ablate.as_text(one) for one in (value if isinstance(value, list) else [value])]
-            for axis, value in table.items() if axis not in options}
+            for axis, value in plain_study(name).items() if axis not in options}
 
 
 def studies():
-    return sorted(path.stem for path in HERE.glob("*.toml") if path.stem != "claims")
+    """All of them, each followed by itself at other widths."""
+    names = []
+    for path in sorted(HERE.glob("*.toml")):
+        if path.stem != "claims":
+            with open(path, "rb") as file:
+                names += [path.stem] + [f"{path.stem}@{width}"
+                                        for width in tomllib.load(file).get("at", {})]
+    return names
 
 
 def claims_of(table, study):
-    """The claims that read it."""
+    """The claims that read it, at whatever width."""
+    study = study.partition("@")[0]
     return [claim for claim in table["claim"] if study == claim.get("study")
             or study in claim.get("reads", [])]
 
@@ -114,8 +146,16 @@ def cost_line(axes, binary):
     return f"# cost: {runs} runs, {flops:.2e} FLOP, {seconds / 60:.1f} minutes of one core"
 
 
+def cost_lines(base, binary):
+    """"# cost: ..." of a study, and "# cost@WIDTH: ..." of each of its widths."""
+    return [cost_line(read_study(name), binary).replace("# cost", "# cost" + name[len(base):])
+            for name in studies() if name.partition("@")[0] == base]
+
+
 def stated_minutes(name):
-    found = re.search(r"^# cost: .* ([0-9.]+) minutes", (HERE / f"{name}.toml").read_text(), re.M)
+    base, at, width = name.partition("@")
+    found = re.search(rf"^# cost{at}{width}: .* ([0-9.]+) minutes",
+                      (HERE / f"{base}.toml").read_text(), re.M)
     return float(found[1]) if found else math.inf
 
 
@@ -123,8 +163,8 @@ def write_costs(names):
     binary = trainer()
     for name in names:
         path = HERE / f"{name}.toml"
-        lines = [line for line in path.read_text().splitlines() if not line.startswith("# cost:")]
-        lines.insert(1, cost_line(read_study(name), binary))               # below what the study is
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("# cost")]
+        lines[1:1] = cost_lines(name, binary)                              # below what the study is
         path.write_text("\n".join(lines) + "\n")
         print(f"{name}: {lines[1][2:]}, {len(claims_of(read_claims(), name))} claims")
 
@@ -158,14 +198,15 @@ def layer_norms(line, layers):
 
 
 def kept_layers(run):
-    """Diagnostics at step 1, at step 100, and over the last quarter of the run: geometric means, as
-    norms there span many orders."""
+    """Diagnostics at step 1, at step 100, at the last of them ("end"), and over the last quarter of
+    the run ("late"): geometric means, as norms there span many orders."""
     lines = [line for line in run.log if "grad_norms" in line]
     layers, steps = len(lines[0]["residual_rms"]) if lines else 0, int(run.config["flags"]["steps"])
     found = {line["step"]: layer_norms(line, layers) for line in lines}
     late = [norms for step, norms in found.items() if step > max(1, 0.75 * steps)]
     kept = {str(step): found[step] for step in (1, 100) if step in found}
     if late:
+        kept["end"] = late[-1]
         logs = {name: np.log(np.maximum([[np.nan if x is None else x for x in one[name]]
                                          for one in late], 1e-300)) for name in late[0]}
         kept["late"] = {name: np.exp(np.mean(values, axis=0)) for name, values in logs.items()}
@@ -238,12 +279,34 @@ def missing(name):
             - len((read_json(HERE / f"results/{name}.json") or {"runs": []})["runs"]))
 
 
+def commit_of(root):
+    """The commit, and "-dirty" if a tracked file differs from it that this script does not write:
+    one study's results are no change of the next one's sources."""
+    git = lambda *words: subprocess.run(["git", "-C", str(root), *words], capture_output=True,
+                                        text=True)
+    written = ("results", "RESULTS.md", "*.png")
+    changed = git("diff", "--quiet", "HEAD", "--", ".",
+                  *(f":(exclude)dev/repro/{name}" for name in written)).returncode == 1
+    found = git("describe", "--always", "--exclude", "*").stdout.strip() or "unknown"
+    return found + "-dirty" * changed
+
+
 def run_study(name, out, deadline, jobs):
     """Trains what is missing through dev/ablate.py; at the deadline runs in work save a checkpoint
     and end. Whether there was time enough."""
-    words = [sys.executable, str(ROOT / "dev/ablate.py"), str(HERE / f"{name}.toml"), "--out",
-             str(out)] + (["--jobs", str(jobs)] if jobs else [])
-    work = subprocess.Popen(words, cwd=ROOT, env=dict(os.environ, MPLBACKEND="Agg"))
+    commit = commit_of(ROOT)
+    if commit.endswith("-dirty"):
+        print(f"note: sources differ from commit {commit[:-6]}: no results to be committed\n"
+              "  -> git worktree add ../runs, and the same command there", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    asked = out.parent / f"{name}.toml"
+    asked.write_text("".join(f"{axis} = {json.dumps(value)}\n"
+                             for axis, value in plain_study(name).items()))
+    words = [sys.executable, str(ROOT / "dev/ablate.py"), str(asked), "--out", str(out)]
+    words += ["--jobs", str(jobs)] if jobs else []
+    flags = f"{os.environ.get('MAKEFLAGS', '')} GIT={commit}".strip()
+    work = subprocess.Popen(words, cwd=ROOT,
+                            env=dict(os.environ, MPLBACKEND="Agg", MAKEFLAGS=flags))
     try:
         work.wait(max(0.0, deadline - time.time()) if deadline else None)
     except subprocess.TimeoutExpired:
@@ -254,6 +317,12 @@ def run_study(name, out, deadline, jobs):
         work.wait()
         raise
     return True
+
+
+def remove(name):
+    """Results and runs of a study, so that it is run anew."""
+    (HERE / f"results/{name}.json").unlink(missing_ok=True)
+    shutil.rmtree(ROOT / "ablations/repro" / name, ignore_errors=True)
 
 
 def write_calculations():
@@ -300,17 +369,24 @@ def main():
     parser.add_argument("--timing", action="store_true",
                         help="measure times of steps, on a machine with nothing else to do")
     parser.add_argument("--table", action="store_true", help="no runs: RESULTS.md alone")
+    parser.add_argument("--fresh", action="store_true",
+                        help="these studies anew: their results and runs are removed first")
     parser.add_argument("--costs", action="store_true",
-                        help="no runs: the line \"# cost:\" of each study")
+                        help="no runs: the lines \"# cost\" of each study")
     options = parser.parse_args()
     table, known = read_claims(), [*studies(), "calculations"]
     for name in options.studies:
         if name not in known:
             sys.exit(f"error: no study {name}\n  -> one of {', '.join(known)}")
     chosen = options.studies or known
+    if options.fresh and (options.table or not options.studies):
+        sys.exit("error: --fresh without a study\n  -> python3 dev/repro/repro.py --fresh nowarmup")
     if options.costs:
-        write_costs([name for name in chosen if name != "calculations"])
+        write_costs(sorted({name.partition("@")[0] for name in chosen if name != "calculations"}))
         return
+    if options.fresh:
+        for name in options.studies:
+            remove(name)
     if options.timing:
         write_timing()
     elif not options.table:
@@ -320,9 +396,11 @@ def main():
         for name in sorted((name for name in chosen if name != "calculations"),
                            key=lambda name: stated_minutes(name)
                            / max(1, len(claims_of(table, name)))):
-            out, keep = ROOT / "ablations/repro" / name, table["keep"].get(name, [])
+            out = ROOT / "ablations/repro" / name
+            keep = table["keep"].get(name.partition("@")[0], [])
             harvest(name, out, keep)
             if not missing(name):
+                print(f"{name}: all results are committed; --fresh {name} runs it anew", flush=True)
                 continue
             in_time = (not (deadline and time.time() >= deadline)
                        and run_study(name, out, deadline, options.jobs))

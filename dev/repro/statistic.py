@@ -1,13 +1,16 @@
-"""The language of a claim's statistics, and the one rule for verdicts.
+"""The language of a claim's statistics, and the test of one comparison.
 
 A statistic is an expression of claims.toml over the runs in results/STUDY.json. Its value is a
 Seeds: a number, or an array, for each seed. Arithmetic pairs by seed, so that what a seed does to
-both arms cancels (dev/ablation/stats.py). A claim waits until every run that it reads has ended.
+both arms cancels (dev/ablation/stats.py). A comparison is tested against its predicted side at a
+level of 5 %, two-sided; report.py makes a verdict of a claim's comparisons.
 
 A run that diverged has no loss: it counts with the entropy of the bytes' frequencies, what a model
 reaches that has learned nothing of the context. It fails, and so does one whose validation loss
 ends above 0.98 of that entropy (collapsed: dev/ablation/study.py). Both were set before any run.
 """
+import collections
+import itertools
 import math
 import operator
 import pathlib
@@ -20,9 +23,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from ablation import stats
 from ablation.study import COLLAPSED, DIVERGED, ENDED
 
-AGREES, DISAGREES, OPEN, SIGN, WAITING, ELSEWHERE = ("agrees", "disagrees",
-                                                     "not resolved at this scale", "sign only",
-                                                     "not run yet", "needs another machine")
+AGREES, DISAGREES, OPEN, SIGN, FEW, WAITING = ("agrees", "disagrees", "not resolved", "sign only",
+                                               "too few seeds", "not run yet")
+LEVEL = 0.05                                  # of each test, two-sided, and of each family of tests
+FAIL_SEEDS = 8                                # the fewest for "always" and "never"
+DRAWS = 20000                                 # permutations, where not all of them are tried
 WITHIN = 0.5                                  # nats, as for dev/ablate.py --largest-lr
 GROUPS = {"att_proj": ("q_proj", "k_proj", "v_proj"), "attn_out": ("o_proj",),
           "ff_proj": ("gate_proj", "up_proj"), "ff_out": ("down_proj",)}
@@ -58,7 +63,18 @@ def of_array(function):
     return lambda seeds: seeds.apply(lambda value: function(np.asarray(value, dtype=float)))
 
 
-# ----------------------------------------------------------------------------------------- verdicts
+# -------------------------------------------------------------------------------------------- tests
+
+Test = collections.namedtuple("Test", "side p")       # where the figure points, two-sided p-value
+
+
+class Order(Seeds):
+    """A rank correlation over placements, {"exact": rho}, and its p-value by permutation."""
+
+    def __init__(self, rho, p):
+        super().__init__(exact=rho)
+        self.p = p
+
 
 def interval(seeds):
     """The mean over seeds with its 95 % t interval; of an exact figure (one seed, named "exact")
@@ -69,33 +85,93 @@ def interval(seeds):
     return stats.mean_interval(values)
 
 
-def side(seeds, wanted):
-    """Whether the 95 % interval lies wholly on the predicted side, wholly on the other, or neither.
-    Of "always" and "never" (values 0 and 1): all seeds, none, or some."""
-    if wanted == "sign":
-        return SIGN
-    if wanted in ("always", "never"):
-        hits = [bool(value) == (wanted == "always") for value in seeds.values()]
-        return (OPEN if len(hits) < 2
-                else AGREES if all(hits)
-                else DISAGREES if not any(hits)
-                else OPEN)
-    found, words = interval(seeds), wanted.split()
-    low, high = {"<": lambda x: (-math.inf, x), ">": lambda x: (x, math.inf),
-                 "in": lambda x, y: (x, y)}[words[0]](*map(float, words[1:]))
+def proportion_interval(hits, n):
+    """The 95 % interval of a proportion from `hits` of n (Clopper and Pearson, 1934)."""
+    low = scipy.stats.beta.ppf(LEVEL / 2, hits, n - hits + 1) if hits else 0.0
+    high = scipy.stats.beta.ppf(1 - LEVEL / 2, hits + 1, n - hits) if hits < n else 1.0
+    return float(low), float(high)
+
+
+def test_proportion(seeds, wanted):
+    """"always" and "never": agrees if no seed is against it and the interval of the proportion lies
+    above one half, disagrees if it lies below. p is that of the binomial test of one half: below
+    5 % exactly where the interval excludes one half."""
+    hits, n = sum(bool(value) == (wanted == "always") for value in seeds.values()), len(seeds)
+    if n < FAIL_SEEDS:
+        return Test(FEW, 1.0)
+    if hits == n:
+        return Test(AGREES, 2 * float(scipy.stats.binom.sf(hits - 1, n, 0.5)))
+    below = 2 * float(scipy.stats.binom.cdf(hits, n, 0.5))
+    return Test(DISAGREES, below) if hits < n / 2 else Test(OPEN, 1.0)
+
+
+def region(wanted, margin):
+    """The interval in which the mean is predicted to lie."""
+    words = wanted.split()
+    if words[0] in ("like", "not"):
+        return {"like": (-margin, margin), "not above": (-math.inf, margin),
+                "not below": (-margin, math.inf)}[wanted]
+    return {"<": lambda x: (-math.inf, x), ">": lambda x: (x, math.inf),
+            "in": lambda x, y: (x, y)}[words[0]](*map(float, words[1:]))
+
+
+def test_region(seeds, low, high):
+    """Whether the mean lies between low and high, or outside: t tests against the bounds. It lies
+    between two bounds where both tests say so (equivalence: Schuirmann, 1987)."""
+    found = interval(seeds)
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
-        return OPEN
-    return (AGREES if low < found.low and found.high < high
-            else DISAGREES if found.high < low or found.low > high
-            else OPEN)
+        return Test(OPEN, 1.0)
+    error = found.sd / math.sqrt(found.n)
+    if error == 0:
+        return Test(AGREES if low < found.mean < high else DISAGREES, 0.0)
+    under = lambda bound: float(scipy.stats.t.cdf((found.mean - bound) / error, found.n - 1))
+    over = lambda bound: float(scipy.stats.t.sf((found.mean - bound) / error, found.n - 1))
+    inside, outside = max(over(low), under(high)), min(under(low), over(high))
+    return Test(AGREES if inside < outside else DISAGREES, min(1.0, 2 * min(inside, outside)))
 
 
-def verdict(sides):
-    """A claim with several parts: all must agree; one that disagrees is enough."""
-    return (SIGN if SIGN in sides
-            else DISAGREES if DISAGREES in sides
-            else AGREES if sides and set(sides) == {AGREES}
-            else OPEN)
+def test(seeds, wanted, margin=None):
+    """One comparison. wanted: "< x", "> x", "in a b"; "like", "not above", "not below" of a
+    difference, within the claim's margin; "always", "never"; "order" of an Order; "sign"."""
+    if wanted == "sign":
+        return Test(SIGN, 1.0)
+    if wanted in ("always", "never"):
+        return test_proportion(seeds, wanted)
+    if wanted == "order":
+        return Test(AGREES if seeds["exact"] > 0 else DISAGREES, seeds.p)
+    return test_region(seeds, *region(wanted, margin))
+
+
+def plain_sides(tests):
+    """The side of each comparison by itself."""
+    return [one.side if one.side in (SIGN, FEW, WAITING) or one.p < LEVEL else OPEN
+            for one in tests]
+
+
+def holm_sides(tests):
+    """The sides with the whole family's level kept: the k-th smallest of n p-values has to be below
+    5 % / (n - k + 1), and all before it (Holm, 1979)."""
+    sides, counted = plain_sides(tests), [i for i, one in enumerate(tests)
+                                          if one.side not in (SIGN, FEW, WAITING)]
+    held = True
+    for rank, i in enumerate(sorted(counted, key=lambda i: tests[i].p)):
+        held = held and tests[i].p < LEVEL / (len(counted) - rank)
+        sides[i] = tests[i].side if held else OPEN
+    return sides
+
+
+def rank_correlation(ours, papers):
+    """Spearman's rank correlation of two lists of figures as an Order. p: the part of the orders of
+    `ours` whose correlation is as far from 0, of all orders up to 8 placements, else of DRAWS drawn
+    ones and the one found."""
+    a, b = (scipy.stats.rankdata(values) for values in (ours, papers))
+    unit = lambda x: (x - x.mean()) / np.linalg.norm(x - x.mean())
+    a, b = unit(a), unit(b)
+    orders = (np.array(list(itertools.permutations(a))) if len(a) <= 8
+              else np.random.default_rng(1).permuted(np.tile(a, (DRAWS, 1)), axis=1))
+    as_far = np.abs(orders @ b) >= abs(a @ b) - 1e-12
+    extra = 0 if len(a) <= 8 else 1
+    return Order(float(a @ b), float((as_far.sum() + extra) / (len(orders) + extra)))
 
 
 # ------------------------------------------------------------------------------ a claim's functions
@@ -110,6 +186,13 @@ def cost(run):
     lost = (run["status"] == DIVERGED or run["loss"] is None
             or not math.isfinite(run["loss"]))
     return run["unigram"] if lost else run["loss"]
+
+
+def own_width(results, study):
+    """The width of a study without "@", as text: the first where it has several; None without
+    results."""
+    found = results.get(study, {})
+    return found["axes"].get("width", [found["flags"].get("width")])[0] if "axes" in found else None
 
 
 def failed(run):
@@ -133,15 +216,26 @@ def safe_log10(values):
 
 class Functions:
     """The names a statistic may use, over the results of a claim's study; results: study -> its
-    JSON. `read` gathers the runs that were looked at."""
+    JSON. width: of each study the runs at this width are read. Gathered on the way: `read`,
+    the runs that were looked at; `edges`, pairs of texts, an end of a study's rates and an arm that
+    is best there; `missing`, seeds that have not been run, by study."""
 
-    def __init__(self, results, study, calculation=None):
-        self.results, self.study, self.calculation, self.read = results, study, calculation, []
+    def __init__(self, results, study, calculation=None, width=None):
+        self.results, self.study, self.calculation, self.width = results, study, calculation, width
+        self.read, self.edges, self.missing = [], [], {}
+
+    def name_of(self, study):
+        """The study, the claim's own if None, at this scale's width or at the one that it names."""
+        base, _, width = (study or self.study).partition("@")
+        width = width or str(self.width or own_width(self.results, self.study) or "")
+        named = f"{base}@{width}"
+        own = own_width(self.results, base) == width
+        return base if not width or own and named not in self.results else named
 
     def runs(self, mode=None, study=None, **axes):
         """Runs by seed. An axis of one value may be left out, so may lr, of which the best is
         taken."""
-        name = study or self.study
+        name = self.name_of(study)
         if name not in self.results:
             raise Waiting(name)
         found = self.results[name]
@@ -155,6 +249,8 @@ class Functions:
                               if one == value or axis != "mode" and float(one) == float(value)),
                              None)
             if value not in found["axes"].get(axis, []):
+                if axis == "lr" and study:              # another study's best rate, an end of them
+                    raise Waiting(name)
                 raise KeyError(f"study {name} has no {axis} {wanted[axis]}")
             wanted[axis] = value
         if several == ["lr"]:
@@ -164,25 +260,46 @@ class Functions:
                            "name one")
         chosen = {run["axes"]["seed"]: run for run in found["runs"]
                   if all(run["axes"][axis] == value for axis, value in wanted.items())}
-        missing = [seed for seed in found["axes"]["seed"] if seed not in chosen
-                   or chosen[seed]["status"] not in ENDED]
-        if missing:
+        ended = {seed: run for seed, run in chosen.items() if run["status"] in ENDED}
+        missing = set(found["axes"]["seed"]) - set(ended)
+        if not ended:
             raise Waiting(name)
-        self.read += [(name, run) for run in chosen.values()]
-        return chosen
+        if missing:
+            self.missing[name] = self.missing.get(name, set()) | missing
+        self.read += [(name, run) for run in ended.values()]
+        return ended
 
     def values(self, function, *words, **axes):
         return Seeds({seed: function(run) for seed, run in self.runs(*words, **axes).items()})
 
     def rates(self, study=None):
-        if (study or self.study) not in self.results:
-            raise Waiting(study or self.study)
-        return sorted(self.results[study or self.study]["axes"]["lr"], key=float)
+        name = self.name_of(study)
+        if name not in self.results:
+            raise Waiting(name)
+        return sorted(self.results[name]["axes"]["lr"], key=float)
+
+    def at_edge(self, what, rate, study):
+        """Notes an arm's rate if it is the first or the last of those tried."""
+        rates = self.rates(study)
+        if len(rates) > 1 and rate in (rates[0], rates[-1]):
+            word = "lowest" if rate == rates[0] else "highest"
+            self.edges.append((f"the {word} rate tried in {self.name_of(study)}, {rate}, is the "
+                               "best", what))
 
     def best(self, mode=None, study=None, **axes):
         """The learning rate with the lowest mean final loss; the lower one of equals."""
-        return min(self.rates(study),
-                   key=lambda rate: np.mean(list(self.loss(mode, study, **axes, lr=rate).values())))
+        found = min(self.rates(study),
+                    key=lambda rate: np.mean(list(self.loss(mode, study, **axes, lr=rate)
+                                                  .values())))
+        self.at_edge(", ".join(filter(None, (mode, *(f"{axis} {value}"
+                                                     for axis, value in axes.items())))),
+                     found, study)
+        return found
+
+    def half(self, rate):
+        """The largest rate tried that is at most half of this one; the lowest where none is."""
+        lower = [one for one in self.rates() if float(one) <= 0.501 * float(rate)]
+        return lower[-1] if lower else self.rates()[0]
 
     def loss(self, mode=None, study=None, **axes):
         return self.values(cost, mode, study, **axes)
@@ -216,6 +333,9 @@ class Functions:
         rates = list(table)
         good = lambda seed: [rate for i, rate in enumerate(rates)
                              if all(table[lower][seed] for lower in rates[:i + 1])]
+        for seed in table[rates[0]]:
+            if len(good(seed)) in (0, len(rates)):               # the largest is not among them
+                self.at_edge(f"{mode}'s largest stable", rates[-1 if good(seed) else 0], None)
         return Seeds({seed: math.log2(float(good(seed)[-1]) if good(seed) else float(rates[0]) / 2)
                       for seed in table[rates[0]]})
 
@@ -278,18 +398,24 @@ class Functions:
             return np.array(value, dtype=float)
         return self.values(field, mode, **axes)
 
-    def ranks(self, papers):
-        """Spearman's rank correlation of our losses with the paper's figures, [placement, figure],
-        by seed."""
-        losses = [self.loss(mode) for mode, _ in papers]
-        return Seeds({seed: float(scipy.stats.spearmanr([loss[seed] for loss in losses],
-                                                        [figure for _, figure in papers])[0])
-                      for seed in losses[0]})
+    def order(self, papers):
+        """The rank correlation of our mean losses with the paper's figures: [placement, figure], or
+        [placement, figure, study]."""
+        losses = [np.mean(list(self.loss(mode, *study).values())) for mode, _, *study in papers]
+        return rank_correlation(losses, [figure for _, figure, *_ in papers])
 
-    def placements(self):
-        if self.study not in self.results:
-            raise Waiting(self.study)
-        return self.results[self.study]["axes"]["mode"]
+    def placements(self, study=None):
+        name = self.name_of(study)
+        if name not in self.results:
+            raise Waiting(name)
+        return self.results[name]["axes"]["mode"]
+
+    def nth(self, axis, i, study=None):
+        """The i-th value of an axis, of which the values differ with the width."""
+        name = self.name_of(study)
+        if name not in self.results:
+            raise Waiting(name)
+        return self.results[name]["axes"][axis][i]
 
     def trend(self, by_depth):
         """The slope over log2 of the depth, by seed."""
@@ -305,9 +431,10 @@ class Functions:
         return Seeds({str(i): one[a] / one[b] for i, one in enumerate(rounds)})
 
     def names(self):
-        own = ("loss", "loss_at", "early", "fails", "best", "largest_stable", "some_rate_fails",
-               "rates_agree", "saved", "gradient", "group_spread", "residual", "ratio",
-               "branch_variance", "probe", "ranks", "placements", "trend", "timing")
+        own = ("loss", "loss_at", "early", "fails", "best", "half", "largest_stable",
+               "some_rate_fails", "rates_agree", "saved", "gradient", "group_spread", "residual",
+               "ratio",
+               "branch_variance", "probe", "order", "placements", "nth", "trend", "timing")
         return dict({name: getattr(self, name) for name in own}, calculation=self.calculation,
                     **SHARED)
 
@@ -341,13 +468,39 @@ SHARED = {
 }
 
 
-def evaluate(claim, results, calculation):
-    """[(what, seeds, side or None), ...] of a claim's expect and also, and the runs they read;
-    Waiting where something is not there yet."""
-    functions = Functions(results, claim.get("study"), calculation)
+Figures = collections.namedtuple("Figures", "rows tests functions beside")
+
+
+def evaluate(claim, results, calculation, width=None):
+    """A claim's figures at one width: rows [(what, seeds, wanted or None), ...] of its expect and
+    also, tests of the first of them, the Functions with what they read, and the runs that also
+    reads. A row of its expect whose runs are not there yet has no seeds; such rows of its also are
+    left out. Waiting where no row has any."""
+    functions = Functions(results, claim.get("study"), calculation, width)
     names = dict(functions.names(), figures=claim.get("figures"), ours=claim.get("ours"),
                  __builtins__={"dict": dict})
-    rows = [(what, eval(statistic, names), wanted) for what, statistic, wanted in claim["expect"]]
-    rows += [(what, eval(statistic, names), None) for what, statistic in claim.get("also", [])]
-    return [(what, seeds, side(seeds, wanted) if wanted else None, wanted)
-            for what, seeds, wanted in rows], functions.read
+    rows = []
+    for what, statistic, wanted in claim["expect"]:
+        try:
+            rows.append((what, eval(statistic, names), wanted))
+        except Waiting:
+            rows.append((what, None, wanted))
+    if any(wanted in ("like", "not above", "not below") for _, _, wanted in rows):
+        if not claim.get("margin") or not claim.get("margin_from"):
+            raise ValueError(f"{claim['id']}: likeness needs a margin, and where in the paper it "
+                             "is from")
+    tests = [Test(WAITING, 1.0) if seeds is None else test(seeds, wanted, claim.get("margin"))
+             for _, seeds, wanted in rows]
+    beside = Functions(results, claim.get("study"), calculation, width)
+    names = dict(names, **beside.names())
+    for what, statistic in claim.get("also", []):
+        try:
+            rows.append((what, eval(statistic, names), None))
+        except Waiting:
+            pass
+        except KeyError:                      # rates and depths may be others at this width
+            if not width:
+                raise
+    if all(seeds is None for _, seeds, _ in rows):
+        raise Waiting(claim["study"])
+    return Figures(rows, tests, functions, beside.read)
