@@ -212,8 +212,8 @@ def read_tokens(path):
     data = path.read_bytes()
     header = struct.unpack_from("<4I", data) if len(data) >= 1024 else (0, 0, 0, 0)
     magic, version, count, end = header
-    if (magic, version) != (20240328, 2):
-        raise Refusal(f"{path}: expected a tokenizer.bin of version 2, found another file\n"
+    if magic != 20240328 or version not in (2, 3):
+        raise Refusal(f"{path}: expected a tokenizer.bin of version 2 or 3, found another file\n"
                       f"  -> python3 data/get.py tokenizer --out {path}")  # fmt: skip
     tokens, at = [], 1024
     for _ in range(count):
@@ -233,7 +233,8 @@ def merges_of(tokens, end):
             best = ranks.index(min(ranks))
             if ranks[best] >= i:
                 raise Refusal(f"token {i} of tokenizer.bin is made by no merge\n"
-                              "  -> a tokenizer.bin that data/get.py wrote")  # fmt: skip
+                              "  -> a tokenizer.bin that data/tokenizer.py wrote: it holds the "
+                              "tokenizer's own files")  # fmt: skip
             pieces[best : best + 2] = [pieces[best] + pieces[best + 1]]
         if len(pieces) == 2:
             yield tuple(pieces)
@@ -268,7 +269,7 @@ def write_tokenizer(out, path, seq):
 
 
 def put_separator(path, end):
-    """Lets the tokenizer.json of an imported model begin a text with token `end`, as a prompt of
+    """Lets the tokenizer.json of a model begin a text with token `end`, as a prompt of
     the trainer begins. One that begins with a special token already is left as it is. Returns
     whether it was changed."""
     t = Tokenizer.from_file(str(path))
@@ -283,12 +284,9 @@ def put_separator(path, end):
     return True
 
 
-def keep_tokenizer(out, folder, path):
-    """Copies the files of an imported model, all but its config.json, and adds the separator where
-    the run has a tokenizer.bin (path)."""
-    for name in hf.KEPT:
-        if name != "config.json" and (folder / name).is_file():
-            shutil.copyfile(folder / name, out / name)
+def begin_texts(out, path):
+    """Adds the separator to the tokenizer's own files in the folder out, where the run has a
+    tokenizer.bin (path)."""
     if path and (out / "tokenizer.json").is_file():
         if put_separator(out / "tokenizer.json", read_tokens(path)[1]):
             settings = out / "tokenizer_config.json"
@@ -296,6 +294,25 @@ def keep_tokenizer(out, folder, path):
             # classes of their own would make another tokenizer from the vocabulary
             theirs |= {"tokenizer_class": "PreTrainedTokenizerFast"}
             settings.write_text(json.dumps(theirs, indent=2, ensure_ascii=False) + "\n")
+
+
+def keep_tokenizer(out, folder):
+    """Copies the files of an imported model, all but its config.json."""
+    for name in hf.KEPT:
+        if name != "config.json" and (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
+
+
+def unpack_tokenizer(out, path):
+    """Writes the tokenizer's own files that a tokenizer.bin holds. Returns whether it does."""
+    converter = hf.load_converter()
+    try:
+        files = converter.attached_files(path.read_bytes())
+    except converter.Refusal as refusal:
+        raise Refusal(f"{path}: {refusal}") from None
+    for name, text in files.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return "tokenizer.json" in files
 
 
 # ------------------------------------------------------------------------------------------ export
@@ -314,8 +331,9 @@ def find_kept(checkpoint, most=8):
     start = pathlib.Path(start)
     start = start.parent if start.name == "model.safetensors" else start
     if not start.is_dir():
-        print(f"note: {start}, which this run began with, is gone: its tokenizer and what else "
-              "belongs to it is lost\n  -> --kept FOLDER: the folder that was imported")
+        print(f"note: {start}, which this run began with, is gone: what belongs to it is "
+              "lost, but for what tokenizer.bin holds\n"
+              "  -> --kept FOLDER: the folder that was imported")
         return None
     if not (start / "manifest.json").is_file():
         start = pathlib.Path(hf.ask_c("find", start).removesuffix("\n"))
@@ -350,9 +368,17 @@ def add_tokenizer(folder, path, f):
     if not path and f["vocab"] != 256:
         print("note: no tokenizer.bin of the run, so the folder gets no tokenizer")
         return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    end = write_tokenizer(folder, path, f["seq"])
+    if path and unpack_tokenizer(folder, path):
+        begin_texts(folder, path)
+        end = read_tokens(path)[1]
+    else:
+        end = write_tokenizer(folder, path, f["seq"])
     tokens = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
-    (folder / "generation_config.json").write_text(json.dumps(tokens, indent=2) + "\n")
+    settings = folder / "generation_config.json"
+    if settings.is_file():
+        theirs = hf.read_json(settings)
+        return {name: theirs.get(name) for name in tokens}
+    settings.write_text(json.dumps(tokens, indent=2) + "\n")
     # Classes of transformers do not train the embedding of a pad token: config.json names none.
     return tokens | {"pad_token_id": None}
 
@@ -375,7 +401,8 @@ def export(source, out, dtype="float32", kept=None):
         tokenizer = find_tokenizer(checkpoint, config["flags"])
         if kept:
             keep_members(theirs, kind, was)
-            keep_tokenizer(temp, kept, tokenizer)
+            keep_tokenizer(temp, kept)
+            begin_texts(temp, tokenizer)
         if not (temp / "tokenizer.json").is_file():
             ids = add_tokenizer(temp, tokenizer, f)
             theirs |= {} if kept else ids

@@ -7,6 +7,7 @@ files, and dev/hf.c, which answers from the C code. Needs numpy and a C compiler
 """
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -340,6 +341,19 @@ def as_text(value):
     if isinstance(value, list):
         return "[...]" if value else "[]"
     return f"{value:.15g}" if isinstance(value, float) else json.dumps(value)[:80]
+
+
+# --------------------------------------------------------------------------------------- tokenizer
+
+
+@functools.cache
+def load_converter():
+    """data/tokenizer.py as a module. ImportError: the package tokenizers is not there."""
+    path = ROOT / "data" / "tokenizer.py"
+    spec = importlib.util.spec_from_file_location("norm_tokenizer", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 # ------------------------------------------------------------------------------------- safetensors

@@ -7,8 +7,9 @@ HF_FOLDER holds config.json and model.safetensors, or model.safetensors.index.js
 that it names, in F64, F32, BF16 or F16. OUT becomes a checkpoint in F32: config.json,
 model.safetensors and manifest.json, which the trainer reads with --from OUT and --init-from OUT.
 The classes are those of the table CLASSES in dev/hf.py, and NormForCausalLM, which
-dev/export_hf.py writes. Its tokenizer and the rest of what belongs to the model go along, in
-OUT/hf, for the export of what is trained from it. A model that norm.c does not compute is refused
+dev/export_hf.py writes. Its tokenizer becomes OUT/tokenizer.bin, if the package tokenizers is
+there; its files and the rest of what belongs to the model go along, in OUT/hf, for the export of
+what is trained from it. A model that norm.c does not compute is refused
 by the name and value of what is different. OUT must be new, or an empty folder. It has a temporary
 name until all is written.
 Needs numpy and the C compiler that builds norm.c ($CC, else cc).
@@ -367,19 +368,23 @@ def import_folder(folder, out):
     return model
 
 
-def has_tokenizer(folder):
-    """Whether data/get.py can make a tokenizer.bin: byte-level BPE that cuts text as GPT-2 does."""
-    if (folder / "vocab.bpe").is_file() and (folder / "encoder.json").is_file():
-        return True
+def write_tokenizer(folder, out):
+    """Writes tokenizer.bin, with which the trainer reads prompts and writes samples. Returns what
+    to say about it."""
+    again = f"python3 data/tokenizer.py {shlex.quote(str(folder))} --out {shlex.quote(str(out))}"
     try:
-        tokenizer = hf.read_json(folder / "tokenizer.json")
-    except Refusal:
-        return False
-    model, cut = (tokenizer.get(name) or {} for name in ("model", "pre_tokenizer"))
-    if not isinstance(model, dict) or not isinstance(cut, dict) or tokenizer.get("normalizer"):
-        return False
-    plain = not cut.get("add_prefix_space") and cut.get("use_regex", True)
-    return model.get("type") == "BPE" and cut.get("type") == "ByteLevel" and bool(plain)
+        converter = hf.load_converter()
+        data, cannot = converter.tokenizer_bin(converter.read_files(str(folder)))
+    except ImportError as missing:
+        return (f"note: no tokenizer.bin, as {missing}: samples are numbers of tokens\n"
+                f"  -> python3 -m pip install tokenizers && {again}")  # fmt: skip
+    except (converter.Refusal, OSError, UnicodeDecodeError) as error:
+        return f"note: no tokenizer.bin, and samples are numbers of tokens: {error}"
+    out.write_bytes(data)
+    if cannot:
+        return (f"note: samples are text, prompts are refused: the trainer does not have {cannot}\n"
+                "  -> dev/export_hf.py, and prompts in transformers")  # fmt: skip
+    return f"{out}: its tokenizer, for prompts and samples"
 
 
 def main():
@@ -393,13 +398,11 @@ def main():
     except Refusal as refusal:
         sys.exit(f"error: {refusal}")
     count = sum(int(np.prod(shape)) for shape in model.shapes.values())
-    folder, out = shlex.quote(str(args.folder)), shlex.quote(str(args.out))
+    out = shlex.quote(str(args.out))
     print(f"{args.out}: {model.name} as {model.mode}, {count:,} weights in F32")
     if model.note:
         print(model.note)
-    if has_tokenizer(args.folder):
-        print(f"its tokenizer: python3 data/get.py tokenizer --vocab {folder} "
-              f"--out {out}/tokenizer.bin")  # fmt: skip
+    print(write_tokenizer(args.folder, args.out / "tokenizer.bin"))
     print(f"  -> make train_gpt NORM_MODE={model.mode} && ./train_gpt --init-from {out} "
           "--data SHARDS")  # fmt: skip
 

@@ -45,6 +45,8 @@ arrange() {
         torture) built="build/shard build/shim.so $trainer" run="python3 dev/torture.py 24" ;;
         ptx) built=build/services.a run="python3 dev/ptx/check.py trainer" ;;
         formulas) built=build/services.a run="python3 dev/test/test_probe.py" ;;
+        tokenizers) built=build/tokenize run="python3 dev/test/test_tokenizer.py short" ;;
+        hf_tokenizers) built=build/logits run="python3 dev/test/test_hf.py tokenizers" ;;
         import_hf) built=build/services.a run="python3 dev/test/test_import_hf.py" ;;
         probe_runs)
             built="build/shard $trainer"
@@ -66,7 +68,7 @@ is_test() {
     case $test in
         cuda_*) grep -qs "GPU_TEST($test)" test_gpt.cu dev/test/*.cu ;;
         gpus | lost | processes | faults | torture | formulas | import_hf | probe_runs) ;;
-        repro | ptx) ;;
+        repro | ptx | tokenizers | hf_tokenizers) ;;
         *) grep -q "{\"$test\"," test_gpt.c ;;
     esac
 }

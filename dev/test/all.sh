@@ -222,7 +222,7 @@ step hf 1.8 python3 "Hugging Face models, imported and exported" \
     make -s binary NORM_MODE=PRE
     make -s binary NORM_MODE=OLMO2
     python3 dev/test/test_hf.py'
-step tiktoken 0.5 python3 "the tokenizer against tiktoken" \
+step tiktoken 1.5 python3 "the tokenizer against tiktoken and tokenizers" \
     sh -c 'make -s build/tokenize && python3 dev/test/test_tokenizer.py'
 step lm-eval 5.4 python3 "scores of tasks against lm-evaluation-harness" \
     sh -ec '

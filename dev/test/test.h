@@ -29,7 +29,8 @@ void test_expect_refusal(void (*body)(void *), void *arg, const char *words, con
 // string is static per call slot.
 const char *test_dir(const char *name);
 
-// Writes a small tokenizer.bin (test_tokenizer.c): the bytes, " the", "ing" and a few more.
+// Writes a small tokenizer.bin (test_tokenizer.c): the bytes, " the", "ing" and a few more. Text
+// with U+0340 is refused.
 void test_write_tokenizer(const char *path);
 
 // One function per file in dev/test/ and one per section of test_gpt.c.

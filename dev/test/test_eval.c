@@ -340,7 +340,7 @@ static void test_metrics(void) {
                                       test_dir("eval_tokenizer")));
     tokenizer_open(path, &tokenizer);
     f = file_make("plain.bin");
-    int32_t words[8];
+    int32_t words[13];
     int n = (int)tokenizer_encode(&tokenizer, " the\xC3\xA9", 6, words);
     add_example(&f, 0, n, 2, -1);
     for (int i = 0; i < n; i++) f.words[f.count - n + i] = (uint16_t)words[i];

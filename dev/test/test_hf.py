@@ -724,6 +724,7 @@ def test_tokenizers():
     export(DIR / "tokens", DIR / "out-tokens")
     with unittest.mock.patch("builtins.input", return_value="n"):  # to the question for trust
         t = AutoTokenizer.from_pretrained(DIR / "out-tokens")
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # its cache goes by the file's name alone
     ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(
         str(learned / "vocab.bpe"), str(learned / "encoder.json"))  # fmt: skip
     encoding = tiktoken.Encoding("test", pat_str=test_tokenizer.PATTERN, mergeable_ranks=ranks,
@@ -733,7 +734,6 @@ def test_tokenizers():
         right = ids == [len(ranks), *encoding.encode_ordinary(some)] and t.decode(ids[1:]) == some
         check(right, "a learned vocabulary: not tiktoken's tokens after a separator")
     check(t.eos_token_id == len(ranks), "a learned vocabulary: the token that ends a text")
-    check(import_hf.has_tokenizer(DIR / "out-tokens"), "the import knows its tokenizer.json")
     get_tokenizer(DIR / "out-tokens", back)
     right = back.read_bytes() == made.read_bytes()
     check(right, "tokenizer.json does not give the tokenizer.bin it is made of")
@@ -744,7 +744,34 @@ def test_tokenizers():
     refused = get_tokenizer(learned, back)
     said, words = refused.stdout + refused.stderr, "cuts text as GPT-2 does, found BPE after"
     check(refused.returncode == 1 and f"{words} Metaspace" in said, f"another pattern: {said}")
-    check(not import_hf.has_tokenizer(learned), "the import does not offer that one")
+    said = import_hf.write_tokenizer(learned, back)
+    check("prompts are refused: the trainer does not have Metaspace" in said, f"found {said}")
+    own_files(DIR / "out-tokens", made)
+
+
+def own_files(folder, made):
+    """A tokenizer.bin holds the files of its tokenizer, which is exported as it was: here with
+    several special tokens."""
+    t = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    t.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    t.save_pretrained(folder)
+    said = import_hf.write_tokenizer(folder, made)
+    check("for prompts and samples" in said, f"the import's tokenizer: {said}")
+    export(DIR / "tokens", DIR / "out-own")
+    back = AutoTokenizer.from_pretrained(DIR / "out-own", trust_remote_code=False)
+    ids = t("<|im_start|>a b")["input_ids"]
+    check(back("<|im_start|>a b")["input_ids"] == ids, f"its own files: expected {ids}")
+    texts = [(each / "tokenizer.json").read_text() for each in (folder, DIR / "out-own")]
+    check(texts[0] == texts[1], "its own tokenizer.json is exported as another")
+    data = made.read_bytes()
+    size = struct.unpack_from("<I", data, 60)[0]
+    made.write_bytes(data[:-size] + b"\xff" + data[len(data) - size + 1:])
+    try:
+        export(DIR / "tokens", DIR / "out-damaged")
+        refusal = "nothing"
+    except hf.Refusal as error:
+        refusal = str(error)
+    check("the files of a tokenizer behind its tokens" in refusal, f"damaged files: {refusal}")
 
 
 def test_export():

@@ -578,20 +578,38 @@ def test_command():
     said, _ = run(DIR / "a b")
     last = said.splitlines()[-1]
     check("NORM_MODE=PRE && ./train_gpt --init-from '" in last, f"the last line: {last}")
-    check("tokenizer" not in said, f"no tokenizer: {said}")
+    check("found neither" in said or "pip install tokenizers" in said, f"no tokenizer: {said}")
     _, refusal = run(DIR / "a b")
     check(str(refusal).startswith("error: ") and "is there already" in refusal, f"{refusal}")
-    byte_level, merges = {"type": "ByteLevel"}, {"type": "BPE"}
-    for k, (model, cut, is_known) in enumerate((
-        (merges, byte_level, True), (merges, byte_level | {"add_prefix_space": True}, False),
-        (merges, {"type": "Sequence"}, False), ({"type": "Unigram"}, byte_level, False),
-        (5, byte_level, False), (merges, None, False), (merges, [], False),
+    with unittest.mock.patch.object(hf, "load_converter", side_effect=ImportError("No tokenizers")):
+        said, _ = run(DIR / "absent")
+    check(f"pip install tokenizers && python3 data/tokenizer.py {folder}" in said, f"found {said}")
+    try:
+        byte_of = hf.load_converter().byte_of()
+    except ImportError:
+        print("note: tokenizers is missing: what the import makes of a tokenizer is not tested")
+        return
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    merges = {"type": "BPE", "vocab": byte_of, "merges": []}
+    for k, (model, cut, words, is_made) in enumerate((
+        (merges, level, "its tokenizer, for prompts and samples", True),
+        (merges, level | {"add_prefix_space": True}, "does not have the pre-tokenizer Byte", True),
+        (merges | {"dropout": 0.1}, level, "does not have BPE with dropout", True),
+        (merges, {"type": "Sequence", "pretokenizers": []}, "does not have another normal", True),
+        ({"type": "WordLevel", "vocab": {"a": 0}}, level, "does not have WordLevel", True),
+        (5, level, "expected a tokenizer.json, found TypeError", False),
+        (merges, [], "prompts are refused", True),
     )):  # fmt: skip
-        text = json.dumps({"model": model, "pre_tokenizer": cut})
+        ways = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        end = {"id": 256, "content": "<|endoftext|>", "special": True} | ways
+        text = json.dumps({"version": "1.0", "model": model, "pre_tokenizer": cut,
+                           "added_tokens": [end]})  # fmt: skip
         (folder / "tokenizer.json").write_text(text)
         said, _ = run(DIR / f"t{k}")
-        shown = f"data/get.py tokenizer --vocab {folder} --out {DIR}/t{k}/tokenizer.bin" in said
-        check(shown == is_known, f"{text}: {said}")
+        made = (DIR / f"t{k}" / "tokenizer.bin").is_file()
+        check(words in said and made == is_made, f"{text}: {said}")
+        manifest = json.loads((DIR / f"t{k}" / "manifest.json").read_text())
+        check("tokenizer.bin" not in manifest, "the tokenizer can be replaced")
 
 
 def test_mutated():

@@ -1,7 +1,8 @@
-// test_tokenizer.c: the pieces of GPT-2's pattern and the order of merges on examples worked by
-// hand, merging against a slow version written from the definition, text that comes back from its
-// tokens, and files that are refused. The tokenizers are made here, a few hundred tokens each;
-// dev/test/test_tokenizer.py compares with tiktoken over megabytes.
+// test_tokenizer.c: the pieces of each pattern and the order of merges on examples worked by hand,
+// merging against a slow version written from the definition, special tokens, SentencePiece's
+// characters, text that comes back from its tokens, and files that are refused. The tokenizers are
+// made here, a few hundred tokens each; dev/test/test_tokenizer.py compares with tiktoken and
+// tokenizers over megabytes.
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
@@ -46,7 +47,7 @@ static void begin_image(Image *m) {
     memset(m, 0, sizeof *m);
     m->n = TOKENIZER_HEADER_BYTES;
     put_word(m, 0, TOKENIZER_MAGIC);
-    put_word(m, 4, TOKENIZER_VERSION);
+    put_word(m, 4, 2);
     for (int i = 0; i < 256; i++) put_token(m, &(char){(char)(7 * i + 33)}, 1);
 }
 
@@ -98,6 +99,8 @@ static const char *write_image(const Image *m, size_t n, const char *path) {
 void test_write_tokenizer(const char *path) {
     static Image m;
     small_image(&m, true);
+    put_word(&m, 4, 3);
+    put_range(&m, CLASS_REPLACED, 0x340, 0x341);
     write_image(&m, m.n, path);
 }
 
@@ -105,11 +108,11 @@ static void open_image(const Image *m, Tokenizer *t, const char *path) {
     tokenizer_open(write_image(m, m->n, path), t);
 }
 
-// Encodes a copy that ends where its allocation ends, into as many tokens as there are bytes: a
+// Encodes a copy that ends where its allocation ends, into as many tokens as there may be: a
 // sanitizer sees every step beyond.
 static int64_t encode_copy(const Tokenizer *t, const char *text, size_t n, int32_t **tokens) {
     char *copy = (char *)check_alloc(n, "a text");
-    *tokens = (int32_t *)check_alloc(n * sizeof **tokens, "tokens");
+    *tokens = (int32_t *)check_alloc((2 * n + 1) * sizeof **tokens, "tokens");
     if (n) memcpy(copy, text, n);
     int64_t count = tokenizer_encode(t, copy, n, *tokens);
     free(copy);
@@ -134,99 +137,119 @@ static bool comes_back(const Tokenizer *t, const char *text, size_t n) {
 // ---- pieces
 
 // Each row is a text with bars where it is cut. tiktoken cuts them so too.
-static void test_pieces(const Tokenizer *t) {
-    static const char *const ROWS[] = {
-        "I| don|'t",
-        "we|'ll| they|'ve| you|'re| I|'d| I|'m| it|'s",
-        "DON|'|T",
-        "it|'|S",
-        "'s|o",
-        "'t|is",
-        "'|lo",
-        "'|l",
-        "'|l|'",
-        "'ve|x",
-        "'|v",
-        "'re",
-        "'|r",
-        "'|rx",
-        "'|ex",
-        "'|le",
-        "x|'",
-        "x|'|l",
-        "'d|'d",
-        "'|x",
-        "'| s",
-        " '|s",
-        "''|s",
-        " ''|s",
-        "x| '|ll",
-        "'m|m",
-        "'|1",
-        "'s|1",
-        "'|\xC2\xA0",
-        "a",
-        " ",
-        " a",
-        "a| b",
-        "a|  | b",
-        "  | x",
-        "x|   ",
-        "x| ",
-        "   ",
-        "  |\n|x",
-        "\n\n| x",
-        "\n|x",
-        "\t|\t|x",
-        "\r\n\r|\n|x",
-        "x| \n",
-        "x| |\t|y",
-        "x|\t| y",
-        " \t\n\v\f\r",
-        "x|\xC2\xA0|y",
-        "x|\xC2\xA0|\xC2\xA0|y",
-        "x| |\xE3\x80\x80|y",
-        "x|\xE3\x80\x80| y",
-        "x|\xC2\x85|y",
-        "x|\x1C| y",
-        "x|\xE2\x80\xA8",
-        "x|\xE2\x80\x8B|y",
-        "x| \xE2\x80\x8B|y",
-        "12345",
-        " 2023|ad",
-        "3|.|14",
-        "x|\xC2\xB2",
-        " \xC2\xB2\x33",
-        "7|  | 7",
-        "\xD9\xA3\xD9\xA4",
-        "\xD9\xA3\x33|a",
-        " ...|hm",
-        "a|,|b",
-        "$|5",
-        "(|x|)",
-        " (|x|)",
-        "a|_|b",
-        "!?| !?",
-        "--| --",
-        "e|\xCC\x81|x",
-        "\xCE\xB1\xCE\xB2| \xCE\xB3",
-        "\xC3\xA9t\xC3\xA9",
-        "a|\xC3\x97|b",
-        "\xE4\xBD\xA0\xE5\xA5\xBD|\xEF\xBC\x8C|\xE4\xB8\x96\xE7\x95\x8C",
-        "\xE4\xB8\xAD\xE6\x96\x87|12",
-        "a|\xF0\x9F\x91\xA9\xE2\x80\x8D\xF0\x9F\x92\xBB|b",
-        " \xF0\x9F\x91\x8D\xF0\x9F\x8F\xBD",
-        "\xF0\x9D\x90\x80\xF0\x9D\x90\x81|\xF0\x9D\x9F\x8F",
-        "\xEA\xB0\x80\xED\x9E\xA3|\xEE\x80\x80",
-        "<|",
-        "\x7F|a",
-        "\xF4\x8F\xBF\xBF|a",
-    };
-    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) {
+static const char *const GPT2_PIECES[] = {
+    "I| don|'t",
+    "we|'ll| they|'ve| you|'re| I|'d| I|'m| it|'s",
+    "DON|'|T",
+    "it|'|S",
+    "'s|o",
+    "'t|is",
+    "'|lo",
+    "'|l",
+    "'|l|'",
+    "'ve|x",
+    "'|v",
+    "'re",
+    "'|r",
+    "'|rx",
+    "'|ex",
+    "'|le",
+    "x|'",
+    "x|'|l",
+    "'d|'d",
+    "'|x",
+    "'| s",
+    " '|s",
+    "''|s",
+    " ''|s",
+    "x| '|ll",
+    "'m|m",
+    "'|1",
+    "'s|1",
+    "'|\xC2\xA0",
+    "a",
+    " ",
+    " a",
+    "a| b",
+    "a|  | b",
+    "  | x",
+    "x|   ",
+    "x| ",
+    "   ",
+    "  |\n|x",
+    "\n\n| x",
+    "\n|x",
+    "\t|\t|x",
+    "\r\n\r|\n|x",
+    "x| \n",
+    "x| |\t|y",
+    "x|\t| y",
+    " \t\n\v\f\r",
+    "x|\xC2\xA0|y",
+    "x|\xC2\xA0|\xC2\xA0|y",
+    "x| |\xE3\x80\x80|y",
+    "x|\xE3\x80\x80| y",
+    "x|\xC2\x85|y",
+    "x|\x1C| y",
+    "x|\xE2\x80\xA8",
+    "x|\xE2\x80\x8B|y",
+    "x| \xE2\x80\x8B|y",
+    "12345",
+    " 2023|ad",
+    "3|.|14",
+    "x|\xC2\xB2",
+    " \xC2\xB2\x33",
+    "7|  | 7",
+    "\xD9\xA3\xD9\xA4",
+    "\xD9\xA3\x33|a",
+    " ...|hm",
+    "a|,|b",
+    "$|5",
+    "(|x|)",
+    " (|x|)",
+    "a|_|b",
+    "!?| !?",
+    "--| --",
+    "e|\xCC\x81|x",
+    "e|\xCC\x81!|x",
+    "\xCE\xB1\xCE\xB2| \xCE\xB3",
+    "\xC3\xA9t\xC3\xA9",
+    "a|\xC3\x97|b",
+    "\xE4\xBD\xA0\xE5\xA5\xBD|\xEF\xBC\x8C|\xE4\xB8\x96\xE7\x95\x8C",
+    "\xE4\xB8\xAD\xE6\x96\x87|12",
+    "a|\xF0\x9F\x91\xA9\xE2\x80\x8D\xF0\x9F\x92\xBB|b",
+    " \xF0\x9F\x91\x8D\xF0\x9F\x8F\xBD",
+    "\xF0\x9D\x90\x80\xF0\x9D\x90\x81|\xF0\x9D\x9F\x8F",
+    "\xEA\xB0\x80\xED\x9E\xA3|\xEE\x80\x80",
+    "<|",
+    "\x7F|a",
+    "\xF4\x8F\xBF\xBF|a",
+    NULL};
+
+// Llama 3's, with at most three digits.
+static const char *const LLAMA3_PIECES[] = {
+    "I| don|'t", "DON|'T", "IT|'S", "'LL|x", "'Ve|x", "'RE|'re", "'lo", "'x", "''|s", "x|'ll",
+    "don|'\xC5\xBF|x",  // the long s
+    "'\xC5\xBE",  // the next letter
+    "a| b", "a|\tb", "a|,b", "a|,,|b", "(x|)", " (|x", "a|\xC2\xA0y", "x| \n\n|y", "\n|x",
+    "x|\r\n\r\n| y", "x| \n \n|  | y", "  |\tb", "   | x", "x|  ", "x| \n", "!!\n\n|x",
+    " !|\xC2\xA0\n|x", "!\r\n|!", "123|456|7", " |12", "  | |12", "123|4", "12|x", "a|1|b|2",
+    "x|\xC2\xB2\x33|y", "\xE4\xB8\xAD\xE6\x96\x87|12|\xEF\xBC\x8C\xE4\xB8\xAD", "e|\xCC\x81x",
+    "e|\xCC\x81!", "e|\xCC\x81|1", "\n|1", "\xF0\x9F\x91\x8Dx", "x|\xE2\x80\xA8\n|y", "\t|1", "\r|a",
+    NULL};
+
+// GPT-2's, behind a cut around every digit, as SmolLM2 has it.
+static const char *const DIGIT_PIECES[] = {
+    "I| don|'t", "1|2|3", "a| |1|2| b", "a|  |1", "a|  | b", "\n\n|1", "x| $|5", "x|\t|\t|y", "'|1",
+    "'s|1", "1|'s", "IT|'|S", "x| \n|1", "  ", " |\xC2\xB2|3",
+    NULL};
+
+static void test_pieces(const Tokenizer *t, const char *const *rows) {
+    for (size_t i = 0; rows[i]; i++) {
         char text[128], cut[256];
         size_t n = 0, out = 0;
-        for (const char *c = ROWS[i]; *c; c++)
-            if (*c != '|' || strcmp(ROWS[i], "<|") == 0) text[n++] = *c;
+        for (const char *c = rows[i]; *c; c++)
+            if (*c != '|' || strcmp(rows[i], "<|") == 0) text[n++] = *c;
         for (size_t at = 0; at < n;) {
             size_t end = tokenizer_piece(t, text, n, at);
             if (at > 0) cut[out++] = '|';
@@ -235,8 +258,11 @@ static void test_pieces(const Tokenizer *t) {
             at = end;
         }
         cut[out] = 0;
-        EXPECT(strcmp(cut, ROWS[i]) == 0, "expected %s, found %s", ROWS[i], cut);
+        EXPECT(strcmp(cut, rows[i]) == 0, "expected %s, found %s", rows[i], cut);
     }
+}
+
+static void test_ends(const Tokenizer *t) {
     EXPECT(tokenizer_piece(t, "'\0s", 3, 0) == 2 && tokenizer_piece(t, "a\0b", 3, 1) == 2 &&
                tokenizer_piece(t, "'se", 1, 0) == 1,
            "NUL bytes, or reading beyond the end");
@@ -427,6 +453,181 @@ static void test_long_words(const Tokenizer *t) {
     free(text);
 }
 
+// ---- version 3: patterns, ranks, special tokens, SentencePiece
+
+enum { CUT, DIGITS, PREFIX, BYTES, ORDER, NAMES, ATTACHED };  // words behind TOKENIZER_HOW
+
+static void put_how(Image *m, int word, uint32_t value) {
+    put_word(m, 4 * (size_t)(TOKENIZER_HOW + word), value);
+}
+
+// Adds an id to the list ORDER or NAMES, which lie behind the ranges, one after the other.
+static void put_listed(Image *m, int word, uint32_t id) {
+    put_word(m, 4, 3);
+    put_word(m, m->n, id);
+    m->n += 4;
+    count_one(m, TOKENIZER_HOW + word);
+}
+
+// The tokens of a text as words: each token in bars, a token of how.bytes as <XX>.
+static void expect_tokens(const Tokenizer *t, const char *text, const char *expected) {
+    int32_t *tokens;
+    int64_t count = encode_copy(t, text, strlen(text), &tokens);
+    char found[512] = "";
+    size_t out = 0, n;
+    for (int64_t i = 0; i < count; i++) {
+        const char *bytes = tokenizer_decode(t, tokens[i], &n);
+        bool byte = t->how.bytes && (uint32_t)tokens[i] - t->how.bytes < 256;
+        out += (size_t)snprintf(found + out, sizeof found - out, i ? "|" : "");
+        if (byte) out += (size_t)snprintf(found + out, sizeof found - out, "<%02X>", *bytes & 0xFF);
+        else out += (size_t)snprintf(found + out, sizeof found - out, "%.*s", (int)n, bytes);
+    }
+    EXPECT(strcmp(found, expected) == 0, "%s: expected %s, found %s", text, expected, found);
+    free(tokens);
+}
+
+static const char *const NAMED[] = {"<s>", "<s>x", "[INST]", "1", "q\xC3", "\xA9q"};
+enum { FIRST_NAME = LONGEST_TOKEN + 2, NAME_COUNT = 6 };
+
+// small_image with special tokens behind the end-of-text token. Merging makes single
+// bytes and seven tokens, in another order than that of ids.
+static void named_image(Image *m) {
+    small_image(m, false);
+    for (int i = 0; i < NAME_COUNT; i++) put_token(m, NAMED[i], strlen(NAMED[i]));
+    put_ranges(m);
+    for (uint32_t i = 0; i < FIRST_MERGE; i++) put_listed(m, ORDER, i);
+    static const int RANKS[] = {9, 8, 10, 7, 6, 1, 0};  // he, " t", in, st, rs, ab, aa of MERGES
+    for (size_t i = 0; i < sizeof RANKS / sizeof *RANKS; i++)
+        put_listed(m, ORDER, (uint32_t)(FIRST_MERGE + RANKS[i]));
+    put_listed(m, NAMES, LONGEST_TOKEN + 1);
+    for (uint32_t i = 0; i < NAME_COUNT; i++) put_listed(m, NAMES, FIRST_NAME + i);
+}
+
+static void test_names(const char *path) {
+    static const char *const ROWS[][2] = {
+        {"the", "t|he"},
+        {" the", " t|he"},
+        {"ing", "in|g"},                       // ing is in no list
+        {"rst", "r|st"},                       // st before rs
+        {"aab", "a|ab"},                       // ab before aa
+        {"<|endoftext|>", "<|endoftext|>"},
+        {"a<s>in", "a|<s>|in"},
+        {"<s>x", "<s>x"},                      // the longest name
+        {"<s><s>xx", "<s>|<s>x|x"},
+        {" <s> in<s", " |<s>| |in|<|s"},
+        {"[INST] he[INST]", "[INST]| |he|[INST]"},
+        {"a1 1", "a|1| |1"},
+        {"\xC3\xA9q", "\xC3|\xA9|q"},          // a name that ends within a character
+        {"q\xC3\xA9", "q|\xC3|\xA9"},
+    };
+    Image m;
+    Tokenizer t;
+    named_image(&m);
+    m.bytes[m.n++] = 'x';                      // attached bytes are nobody's
+    put_how(&m, ATTACHED, 1);
+    open_image(&m, &t, path);
+    alarm(60);                                 // a step of no bytes would be without end
+    for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++)
+        expect_tokens(&t, ROWS[i][0], ROWS[i][1]);
+    alarm(0);
+    int32_t *tokens;
+    EXPECT(encode_copy(&t, "a1", 2, &tokens) == 2 && tokens[1] == FIRST_NAME + 3,
+           "a special token's id");
+    EXPECT(tokenizer_encode(&t, "a<s>", 3, tokens) == 3, "a name that ends behind the text");
+    free(tokens);
+    EXPECT(tokenizer_find(&t, "ing", 3) < 0 && tokenizer_find(&t, "<s>", 3) < 0 &&
+               tokenizer_find(&t, "he", 2) == FIRST_MERGE + 9,
+           "merging makes a token that is not listed");
+    tokenizer_close(&t);
+}
+
+// SentencePiece's kind: 3 special tokens, 256 of bytes, then characters and merges; U+00E9 is a
+// character of its own, U+00E8 is not.
+static void piece_image(Image *m, uint32_t prefix) {
+    static const char *const PIECES[] = {" ", "a", "b", "A", "\xC3\xA9", " a", "ab", "  ",
+                                         "a\xC3\xA9", "ab ab", "\xE4\xB8\xAD"};
+    enum { FIRST = 259, COUNT = sizeof PIECES / sizeof *PIECES };
+    memset(m, 0, sizeof *m);
+    m->n = TOKENIZER_HEADER_BYTES;
+    put_word(m, 0, TOKENIZER_MAGIC);
+    put_token(m, "<unk>", 5);
+    put_token(m, "<s>", 3);
+    put_token(m, "</s>", 4);
+    for (int i = 0; i < 256; i++) put_token(m, &(char){(char)i}, 1);
+    for (int i = 0; i < COUNT; i++) put_token(m, PIECES[i], strlen(PIECES[i]));
+    put_word(m, 4 * TOKENIZER_END, 1);
+    put_range(m, CLASS_SPACE, ' ', ' ');
+    put_range(m, CLASS_REPLACED, 0x2581, 0x2581);
+    put_how(m, CUT, CUT_NOT);
+    put_how(m, PREFIX, prefix);
+    put_how(m, BYTES, 3);
+    for (uint32_t i = 0; i < COUNT; i++) put_listed(m, ORDER, FIRST + i);
+    put_listed(m, NAMES, 1);
+    put_listed(m, NAMES, 2);
+}
+
+static void test_sentencepiece(const char *path) {
+    // A text, and its tokens without a prefix, with one before the whole text, and before each.
+    static const char *const ROWS[][4] = {
+        {"a", "a", " a", " a"},
+        {" a", " a", " a", " | a"},
+        {"b", "b", " |b", " |b"},
+        {"aA", "a|A", " a|A", " a|A"},
+        {"ab", "ab", " a|b", " a|b"},          // " a" is of lower rank than "ab"
+        {"bab", "b|ab", " |b|ab", " |b|ab"},
+        {"a\xC3\xA9", "a\xC3\xA9", " a|\xC3\xA9", " a|\xC3\xA9"},
+        {"\xC3\xA8", "<C3>|<A8>", " |<C3>|<A8>", " |<C3>|<A8>"},
+        {"\xE4\xB8\xAD" "b", "\xE4\xB8\xAD|b", " |\xE4\xB8\xAD|b", " |\xE4\xB8\xAD|b"},
+        {"b\n", "b|<0A>", " |b|<0A>", " |b|<0A>"},
+        {"   a", "  | a", "  | a", "  | | a"},
+        {"<s>a", "<s>|a", "<s>|a", "<s>| a"},
+        {"a</s>a", "a|</s>|a", " a|</s>|a", " a|</s>| a"},
+        {"<s><s>", "<s>|<s>", "<s>|<s>", "<s>|<s>"},
+        {"ab ab", "ab ab", " a|b| a|b", " a|b| a|b"},  // a whole text that is a token
+    };
+    for (uint32_t prefix = PREFIX_NONE; prefix <= PREFIX_EACH; prefix++) {
+        Image m;
+        Tokenizer t;
+        piece_image(&m, prefix);
+        open_image(&m, &t, path);
+        for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++)
+            expect_tokens(&t, ROWS[i][0], ROWS[i][1 + prefix]);
+        tokenizer_close(&t);
+    }
+}
+
+static void test_patterns(const char *path) {
+    static const struct { uint32_t cut, digits; const char *const *rows; } WAYS[] = {
+        {CUT_LLAMA3, 3, LLAMA3_PIECES}, {CUT_GPT2, 1, DIGIT_PIECES}, {CUT_GPT2, 0, GPT2_PIECES}};
+    Image m;
+    Tokenizer t;
+    for (size_t i = 0; i < sizeof WAYS / sizeof *WAYS; i++) {
+        small_image(&m, true);
+        put_range(&m, CLASS_SORTED, 0x300, 0x301);     // no letter, no space: other
+        put_word(&m, 4, 3);
+        put_how(&m, CUT, WAYS[i].cut);
+        put_how(&m, DIGITS, WAYS[i].digits);
+        open_image(&m, &t, path);
+        test_pieces(&t, WAYS[i].rows);
+        tokenizer_close(&t);
+    }
+    small_image(&m, true);
+    put_how(&m, CUT, CUT_LLAMA3);
+    put_how(&m, DIGITS, 1);
+    open_image(&m, &t, path);
+    test_pieces(&t, (const char *const[]){"1|2| |3|x", "\xC2\xB2|3", " |1", NULL});
+    tokenizer_close(&t);
+    put_how(&m, DIGITS, 0);
+    open_image(&m, &t, path);
+    test_pieces(&t, (const char *const[]){" |123|x", "1|'s|1", NULL});
+    tokenizer_close(&t);
+    small_image(&m, true);
+    put_how(&m, CUT, CUT_NOT);
+    open_image(&m, &t, path);
+    test_pieces(&t, (const char *const[]){"I don't 12\n x", NULL});
+    tokenizer_close(&t);
+}
+
 // ---- text that comes back
 
 static size_t random_text(uint64_t key, char *text, size_t most) {
@@ -524,7 +725,23 @@ static void test_calls_refused(const Tokenizer *t, const char *path) {
            "a file without ranges does not open as one that only decodes");
     const char *bytes = tokenizer_decode(&plain, FIRST_MERGE + 11, &n);
     EXPECT(n == 3 && memcmp(bytes, "ing", 3) == 0, "it does not decode");
-    EXPECT_REFUSAL(encode_body, (&(Call){&plain, "a", 1, 0}), "python3 data/get.py tokenizer");
+    EXPECT_REFUSAL(encode_body, (&(Call){&plain, "a", 1, 0}), "python3 data/tokenizer.py");
+    tokenizer_close(&plain);
+    small_image(&m, true);
+    put_range(&m, CLASS_REPLACED, 0x340, 0x341);
+    put_range(&m, CLASS_SORTED, 0x300, 0x301);
+    open_image(&m, &plain, path);
+    EXPECT_REFUSAL(encode_body, (&(Call){&plain, "ab\xCD\x80", 4, 0}),
+                   "replace the character at offset 2");
+    EXPECT_REFUSAL(encode_body, (&(Call){&plain, "a\xCC\x80\xCC\x81", 5, 0}),
+                   "at offset 3, or sort it");
+    EXPECT(comes_back(&plain, "a\xCC\x80" "b\xCC\x81", 6), "marks of two characters are refused");
+    tokenizer_close(&plain);
+    small_image(&m, true);
+    put_word(&m, 4 * TOKENIZER_END, 242);  // which is 0xBF
+    open_image(&m, &plain, path);
+    EXPECT_REFUSAL(encode_body, (&(Call){&plain, "a\xC3\xBF", 3, 0}),
+                   "no token is the single byte 0xBF");
     tokenizer_close(&plain);
 }
 
@@ -550,16 +767,25 @@ static void test_files_refused(const char *dir, const char *path) {
         const char *words;
     } ROWS[] = {
         {0, 4, 20240520,
-         "expected a tokenizer with magic 20240328 and version 2, found 2116 bytes with 20240520"},
+         "version 2 or 3, found 2116 bytes with 20240520"},
         {4, 4, 1, "found 2116 bytes with 20240328 and 1"},
+        {4, 4, 4, "found 2116 bytes with 20240328 and 4"},
+        {28, 4, 1, "expected 216 bytes of ranges"},
+        {32, 4, UINT32_MAX, "expected 34359738568 bytes"},
+        {36, 4, CUT_NOT + 1, "expected a way to cut text, found 3, 0 and 0"},
+        {44, 4, PREFIX_EACH + 1, "expected a way to cut text, found 0, 3 and 0"},
+        {48, 4, 27, "expected a way to cut text, found 0, 0 and 27"},
+        {48, 4, UINT32_MAX, "expected a way to cut text, found 0, 0 and 4294967295"},
+        {52, 4, 1, "expected 212 bytes of ranges and lists, found 208"},
+        {56, 4, UINT32_MAX, "expected 17179869388 bytes of ranges and lists"},
+        {60, 4, 1, "expected 209 bytes of ranges and lists"},
         {8, 4, 0, "expected 1 to 546 tokens, one of them the end-of-text token, found 0"},
         {8, 4, 1048577, "found 1048577"},
         {8, 4, UINT32_MAX, "found 4294967295"},
         {8, 4, 281, "found 281 and the end-of-text token 281"},
-        {8, 4, 283, "expected 208 bytes of ranges of characters, found 142"},
+        {8, 4, 283, "expected 208 bytes of ranges and lists, found 142"},
         {12, 4, 282, "found 282 and the end-of-text token 282"},
         {12, 4, UINT32_MAX, "the end-of-text token 4294967295"},
-        {12, 4, 178, "no token is the single byte 0xFF"},
         {16, 4, 12, "expected 216 bytes of ranges"},
         {20, 4, 4, "expected 200 bytes"},
         {24, 4, UINT32_MAX, "expected 34359738488 bytes of ranges"},
@@ -592,7 +818,7 @@ static void test_files_refused(const char *dir, const char *path) {
     expect_refused(write_image(&m, ranges, path), "byte 1908: token 282 of 283 is empty or cut");
     small_image(&m, true);
     expect_refused(write_image(&m, size + 1, path),
-                   "expected 208 bytes of ranges of characters, found 209");
+                   "expected 208 bytes of ranges and lists, found 209");
     expect_refused(write_image(&m, 1000, path), "found 1000 bytes with 0 and 0");
     expect_refused(write_image(&m, 0, path), "found 0 bytes with 0 and 0");
     write_image(&m, size, path);
@@ -602,6 +828,41 @@ static void test_files_refused(const char *dir, const char *path) {
     expect_refused("/dev/zero", "a pipe or device");
     expect_refused("build/no/such/file", "No such file");
     EXPECT_REFUSAL(open_body, (void *)dir, "python3 data/get.py tokenizer");
+    named_image(&m);
+    put_word(&m, m.n - 4, LONGEST_TOKEN + 2 + NAME_COUNT);
+    expect_refused(write_image(&m, m.n, path), "token 288 of 288 is listed");
+    put_word(&m, m.n - 4, UINT32_MAX);
+    expect_refused(write_image(&m, m.n, path), "token 4294967295 of 288 is listed");
+    named_image(&m);
+    put_word(&m, m.n - 4 * (NAME_COUNT + 2), 7);       // the last of the order
+    expect_refused(write_image(&m, m.n, path), "tokens 7 and 7 are the same");
+    piece_image(&m, PREFIX_EACH);
+    put_how(&m, BYTES, 16);                            // 16 + 256 is one too many
+    expect_refused(write_image(&m, m.n, path), "expected a way to cut text, found 2, 2 and 16");
+}
+
+// Files of version 3 that are cut, or have one other bit: opened or refused.
+static void test_lists_damaged(const char *path) {
+    Image m;
+    Tokenizer t;
+    char error[256];
+    int opened = 0;
+    piece_image(&m, PREFIX_FIRST);
+    write_image(&m, m.n, path);
+    for (size_t n = m.n; n-- > 0;)
+        opened += truncate(path, (off_t)n) != 0 || tokenizer_try_open(path, &t, error);
+    EXPECT(opened == 0, "%d of %zu cut files are opened", opened, m.n);
+    int fd = open(write_image(&m, m.n, path), O_WRONLY);
+    for (size_t bit = 8 * 4; bit < 8 * m.n; bit++) {
+        if (bit >= 8 * 64 && bit < 8 * TOKENIZER_HEADER_BYTES) continue;
+        const unsigned char flipped = (unsigned char)(m.bytes[bit / 8] ^ 1 << bit % 8);
+        CHECK(pwrite(fd, &flipped, 1, (off_t)(bit / 8)) == 1, "%s cannot be written", path);
+        if (tokenizer_try_open(path, &t, error)) tokenizer_close(&t), opened++;
+        CHECK(pwrite(fd, &m.bytes[bit / 8], 1, (off_t)(bit / 8)) == 1, "%s cannot be written",
+              path);
+    }
+    close(fd);
+    EXPECT(opened > 100, "only %d files with one other bit are opened", opened);
 }
 
 // A damaged file is refused, or it is a tokenizer: a text comes back from its tokens.
@@ -646,7 +907,8 @@ void test_tokenizer(void) {
     Tokenizer t;
     small_image(&m, true);
     open_image(&m, &t, path);
-    test_pieces(&t);
+    test_pieces(&t, GPT2_PIECES);
+    test_ends(&t);
     test_merges(&t);
     test_table(path);
     test_random_merges(path);
@@ -655,5 +917,9 @@ void test_tokenizer(void) {
     test_calls_refused(&t, path);
     test_files_refused(dir, path);
     test_files_damaged(path);
+    test_lists_damaged(path);
+    test_patterns(path);
+    test_names(path);
+    test_sentencepiece(path);
     tokenizer_close(&t);
 }

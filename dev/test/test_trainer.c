@@ -735,7 +735,7 @@ void test_run(void) {
 // A shard of " theing theing...", as its header names the vocabulary (0: it does not).
 static void write_shard(const Tokenizer *t, const char *dir, const char *name, int vocab) {
     enum { REPEATS = 600 };
-    int32_t head[256] = {20240520, 1, 2 * REPEATS, vocab}, pair[7];
+    int32_t head[256] = {20240520, 1, 2 * REPEATS, vocab}, pair[15];
     char path[512];
     uint16_t tokens[2 * REPEATS];
     EXPECT(tokenizer_encode(t, " theing", 7, pair) == 2, "two tokens");
@@ -837,6 +837,12 @@ void test_run_tokens(void) {
     expect_refused(line, "expected a tokenizer");
     check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --out %s/b", dir, dir);
     expect_refused(line, "does not say its vocabulary");
+    check_format(line, sizeof line,
+                 MODEL "--steps 3 --warmup 0 --sample 1 --prompt 'a\xCD\x80' --data %s/elsewhere "
+                       "--out %s/d", dir, dir);
+    memset(strstr(line, "--sample 0 "), ' ', strlen("--sample 0"));
+    expect_refused(line, "replace the character at offset 1");
+    EXPECT(!strstr(output, "step "), "a prompt is refused after training: %s", output);
     check_format(line, sizeof line, MODEL "--steps 1 --data %s/silent --vocab %d --out %s/b", dir,
                  vocab, dir);
     EXPECT(run(PROGRAM, line) == 0 && strstr(output, "does not say its vocabulary: tokens of"),

@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
         CHECK(text, "no memory for %zu bytes of text\n  -> a part of it at a time", room);
         got = fread(text + n, 1, room - n, stdin);
     }
-    int32_t *tokens = check_alloc(n * sizeof *tokens, "the tokens");
+    int32_t *tokens = check_alloc((2 * n + 1) * sizeof *tokens, "the tokens");
     int64_t count = 0;
     double start = seconds();
     for (size_t at = 0; at < n;) {

@@ -75,7 +75,7 @@ static void sample_text(Run *r, const char *prompt, size_t bytes, int64_t number
     const Flags *f = r->f;
     long long V = r->m.V, T = r->m.T, from = 0, read = 0, counts[2] = {0};
     double seconds[2] = {0};                      // of prefill, of decode
-    int32_t *tokens = check_alloc((1 + bytes + f->sample) * sizeof *tokens, "a sample");
+    int32_t *tokens = check_alloc((2 + 2 * bytes + f->sample) * sizeof *tokens, "a sample");
     double *logits = check_alloc(3 * V * sizeof *logits, "logits");
     uint64_t key = rand_key(f->seed, "sample", r->step + number);
     long long begin = encode_prompt(r, prompt, bytes, tokens);

@@ -108,8 +108,15 @@ void run_open_tokenizer(Run *r) {
               "%s has %d tokens, the model a vocabulary of %d\n"
               "  -> --tokenizer FILE, the one of this model's data", path, t->count, r->m.V);
         CHECK(!prompt || t->encodes,
-              "--prompt: expected a tokenizer that encodes; %s only decodes\n  -> %s", path,
-              ADVICE);
+              "--prompt: expected a tokenizer that encodes; %s only decodes\n"
+              "  -> dev/export_hf.py, and this prompt in transformers; or %s", path, ADVICE);
+        // A prompt is refused now, not after training.
+        if (prompt && strcmp(r->f->prompt, "-")) {
+            size_t n = strlen(r->f->prompt);
+            int32_t *tokens = check_alloc((2 * n + 1) * sizeof *tokens, "a prompt");
+            tokenizer_encode(t, r->f->prompt, n, tokens);
+            free(tokens);
+        }
         if (t->count < r->m.V)
             printf("note: %s has %d tokens, the model a vocabulary of %d: the rest print as "
                    "numbers\n", path, t->count, r->m.V);

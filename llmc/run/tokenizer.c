@@ -4,12 +4,13 @@
 
 enum { MOST_TOKENS = 1 << 20 };  // the largest vocabularies in use have a quarter of it
 enum { CODES = 0x110000 };       // code points of Unicode
-enum { MOST_BYTES = TOKENIZER_HEADER_BYTES + MOST_TOKENS * 256 + CODES * 8 };  // of a file
+enum { MOST_BYTES = 1 << 29 };   // of a file
 
 // Also closes a tokenizer that was opened in part.
 void tokenizer_close(Tokenizer *t) {
     free(t->file);
     free(t->where);
+    free(t->order);
     free(t->slots);
     free(t->classes);
     memset(t, 0, sizeof *t);
@@ -22,15 +23,15 @@ void tokenizer_close(Tokenizer *t) {
 static int32_t *find_slot(const Tokenizer *t, const void *bytes, size_t n) {
     uint64_t i = hash_bytes(bytes, n) & t->mask;
     for (; t->slots[i] >= 0; i = (i + 1) & t->mask) {
-        const uint8_t *known = t->file + t->where[t->slots[i]];
+        const uint8_t *known = t->file + t->where[t->order[t->slots[i]]];
         if (known[-1] == n && memcmp(known, bytes, n) == 0) break;
     }
     return &t->slots[i];
 }
 
 int32_t tokenizer_find(const Tokenizer *t, const char *bytes, size_t n) {
-    int32_t token = *find_slot(t, bytes, n);
-    return token == t->end ? -1 : token;
+    int32_t rank = *find_slot(t, bytes, n);
+    return rank < 0 ? -1 : t->order[rank];
 }
 
 // A pointer into the file: nothing is copied.
@@ -59,11 +60,11 @@ static bool read_header(const char *path, Tokenizer *t, char *error) {
     if (!t->file) return error_set(error, "expected a tokenizer, found: %s", file_error());
     bool whole = t->size >= TOKENIZER_HEADER_BYTES;
     uint32_t magic = whole ? word_at(t, 0) : 0, version = whole ? word_at(t, 4) : 0;
-    if (magic != TOKENIZER_MAGIC || version != TOKENIZER_VERSION)
+    if (magic != TOKENIZER_MAGIC || version < 2 || version > 3)
         return error_set(error,
-                         "expected a tokenizer with magic %d and version %d, found %zu bytes with "
-                         "%u and %u",
-                         TOKENIZER_MAGIC, TOKENIZER_VERSION, t->size, magic, version);
+                         "expected a tokenizer with magic %d and version 2 or 3, found %zu bytes "
+                         "with %u and %u",
+                         TOKENIZER_MAGIC, t->size, magic, version);
     uint32_t count = word_at(t, 4 * TOKENIZER_COUNT), end = word_at(t, 4 * TOKENIZER_END);
     // A token takes two bytes or more, so the file's size bounds the memory for any header.
     uint32_t most = (t->size - TOKENIZER_HEADER_BYTES) / 2;
@@ -75,17 +76,17 @@ static bool read_header(const char *path, Tokenizer *t, char *error) {
                          most, count, end);
     t->count = count;
     t->end = end;
+    memcpy(&t->how, t->file + 4 * TOKENIZER_HOW, sizeof t->how);
+    if (t->how.cut > CUT_NOT || t->how.prefix > PREFIX_EACH ||
+        (t->how.bytes && t->how.bytes + 255ull >= count))
+        return error_set(error, "expected a way to cut text, found %u, %u and %u", t->how.cut,
+                         t->how.prefix, t->how.bytes);
     return true;
 }
 
-// Fills where and slots, and advances *at past the tokens.
+// Fills where, and advances *at past the tokens.
 static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
-    // At least twice as many slots as tokens, a power of two.
-    for (t->mask = 1; t->mask < 2u * t->count;) t->mask *= 2;
-    size_t slots = t->mask-- * sizeof *t->slots;
     t->where = check_alloc(t->count * sizeof *t->where, "a tokenizer");
-    t->slots = check_alloc(slots, "a tokenizer");
-    memset(t->slots, 0xFF, slots);  // -1
     for (int32_t token = 0; token < t->count; token++) {
         size_t left = t->size - *at, length = left ? t->file[*at] : 0;
         if (length == 0 || length >= left)
@@ -93,26 +94,51 @@ static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
                              t->count);
         t->where[token] = *at + 1;
         *at += 1 + length;
-        int32_t *slot = find_slot(t, t->file + t->where[token], length);
-        if (*slot >= 0) return error_set(error, "tokens %d and %d are the same", *slot, token);
-        *slot = token;
     }
     return true;
 }
 
-// Fills classes from the ranges, the last part of the file.
+// Fills order, names and slots from the lists. In version 2, which has none, all tokens merge, in
+// the order of ids.
+static bool read_lists(Tokenizer *t, char *error) {
+    uint32_t count = t->count, merging = t->how.order ? t->how.order : count;
+    uint32_t all = merging + t->how.names;
+    // At least twice as many slots as tokens, a power of two.
+    for (t->mask = 1; t->mask < 2 * count;) t->mask *= 2;
+    size_t slots = t->mask-- * sizeof *t->slots, bytes = 4 * (t->how.order + t->how.names);
+    t->slots = check_alloc(slots, "a tokenizer");
+    memset(t->slots, 0xFF, slots);  // -1
+    t->order = check_alloc(4 * all, "a tokenizer");
+    t->names = t->order + merging;
+    for (uint32_t rank = 0; rank < merging; rank++) t->order[rank] = rank;
+    memcpy(t->order + all - bytes / 4, t->file + t->size - t->how.attached - bytes, bytes);
+    for (uint32_t i = 0; i < all; i++) {
+        uint32_t token = t->order[i];
+        if (token >= count) return error_set(error, "token %u of %u is listed", token, count);
+        if (i >= merging || token == (uint32_t)t->end) continue;
+        const uint8_t *text = t->file + t->where[token];
+        int32_t *slot = find_slot(t, text, text[-1]);
+        if (*slot >= 0)
+            return error_set(error, "tokens %d and %u are the same", t->order[*slot], token);
+        *slot = i;
+    }
+    return true;
+}
+
+// Fills classes from the ranges. Lists of tokens and attached bytes follow, to the file's end.
 static bool read_ranges(Tokenizer *t, size_t at, char *error) {
-    uint64_t counts[4] = {0}, ranges = 0;
-    for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
+    uint64_t counts[CLASS_SORTED + 1] = {0}, ranges = 0;
+    for (int kind = CLASS_LETTER; kind <= CLASS_SORTED; kind++)
         ranges += counts[kind] = word_at(t, 4 * (TOKENIZER_RANGES + kind - 1));
-    if (t->size - at != 8 * ranges)
-        return error_set(error, "expected %llu bytes of ranges of characters, found %zu",
-                         8ull * ranges, t->size - at);
+    uint64_t behind = 8 * ranges + 4ull * t->how.order + 4ull * t->how.names + t->how.attached;
+    if (t->size - at != behind)
+        return error_set(error, "expected %llu bytes of ranges and lists, found %zu",
+                         behind + 0ull, t->size - at);
     t->encodes = ranges;
     // A file of llm.c ends here: it decodes only.
     if (!ranges) return true;
     t->classes = check_alloc(CODES, "the classes of characters");
-    for (int kind = CLASS_LETTER; kind <= CLASS_SPACE; kind++)
+    for (int kind = CLASS_LETTER; kind <= CLASS_SORTED; kind++)
         for (; counts[kind]; counts[kind]--, at += 8) {
             uint32_t first = word_at(t, at), last = word_at(t, at + 4);
             if (last < first || last >= CODES)
@@ -124,24 +150,15 @@ static bool read_ranges(Tokenizer *t, size_t at, char *error) {
                 t->classes[code] = kind;
             }
         }
-    return true;
-}
-
-// Refuses a file that cannot encode all text: the pattern needs U+0020 as a space, and merges start
-// from tokens of single bytes.
-static bool check_encodes(const Tokenizer *t, char *error) {
-    if (t->classes[' '] != CLASS_SPACE) return error_set(error, "U+0020 is not a space");
-    for (int byte = 0; byte < 256; byte++)
-        if (tokenizer_find(t, &(char){byte}, 1) < 0)
-            return error_set(error, "no token is the single byte 0x%02X", byte);
-    return true;
+    // The patterns need it.
+    return t->classes[' '] == CLASS_SPACE || error_set(error, "U+0020 is not a space");
 }
 
 bool tokenizer_try_open(const char *path, Tokenizer *t, char *error) {
     size_t at = TOKENIZER_HEADER_BYTES;
     memset(t, 0, sizeof *t);
     bool ok = read_header(path, t, error) && read_tokens(t, &at, error) &&
-              read_ranges(t, at, error) && (!t->encodes || check_encodes(t, error));
+              read_ranges(t, at, error) && read_lists(t, error);
     if (!ok) tokenizer_close(t);
     return ok;
 }
@@ -154,53 +171,77 @@ void tokenizer_open(const char *path, Tokenizer *t) {
 
 // ------------------------------------------------------------------------------------------ pieces
 
-// The class of the character at `at`, and its length in bytes.
-static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at, size_t *length) {
+// The code point of the character at `at`, and its length in bytes, 0 if it is not UTF-8.
+static uint32_t code_at(const char *text, size_t n, size_t at, size_t *length) {
     uint32_t code = (uint8_t)text[at];
     *length = utf8_length(text + at, n - at);
-    CHECK(*length,
-          "expected UTF-8, found an invalid character at offset %zu\n"
-          "  -> convert it (iconv -f ISO-8859-1 -t UTF-8 FILE > NEW, with its real encoding)",
-          at);
     if (*length > 1) code &= 0x7Fu >> *length;
     for (size_t i = 1; i < *length; i++) code = code << 6 | ((uint8_t)text[at + i] & 0x3F);
-    return t->classes[code];
+    return code;
+}
+
+// The class of the character at `at` for the patterns, and its length in bytes.
+static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at, size_t *length) {
+    return t->classes[code_at(text, n, at, length)] % CLASS_SORTED;  // which is CLASS_OTHER
+}
+
+static bool is_newline(char c) { return c == '\n' || c == '\r'; }
+
+// Bytes of the contraction behind an apostrophe: s, d, m, t, ll, ve or re; 0: there is none.
+// `fold`: also in capitals, and with the long s, U+017F, whose capital is S.
+static size_t contraction(const char *text, size_t n, bool fold) {
+    const char small = fold ? 'a' - 'A' : 0;  // the bit that distinguishes them
+    char a = n > 0 ? text[0] | small : 0, b = n > 1 ? text[1] | small : 0;
+    if (a == 's' || a == 'd' || a == 'm' || a == 't') return 1;
+    if ((a == 'l' && b == 'l') || ((a == 'v' || a == 'r') && b == 'e')) return 2;
+    return fold && n > 1 && !memcmp(text, "\xC5\xBF", 2) ? 2 : 0;
 }
 
 // Tries the alternatives of the pattern (tokenizer.h) in order.
 size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at) {
+    if (t->how.cut == CUT_NOT) return n;
+    bool llama3 = t->how.cut == CUT_LLAMA3, space = text[at] == ' ';
     size_t length, last = at;  // last: where the last character of the run begins
-    if (text[at] == '\'') {
-        char a = at + 1 < n ? text[at + 1] : 0, b = at + 2 < n ? text[at + 2] : 0;
-        if (a == 's' || a == 'd' || a == 'm' || a == 't') return at + 2;
-        if ((a == 'l' && b == 'l') || ((a == 'v' || a == 'r') && b == 'e')) return at + 3;
-    }
-    // A run of characters of one class, after an optional space.
+    if (text[at] == '\'' && (length = contraction(text + at + 1, n - at - 1, llama3)))
+        return at + 1 + length;
+    // A run of characters of one class begins here, or behind one character: a space, or in Llama
+    // 3's pattern, before letters, any but numbers and newlines.
     int kind = class_at(t, text, n, at, &length);
     size_t next = at + length;
-    if (text[at] == ' ' && next < n) {  // a space belongs to the word after it
-        int following = class_at(t, text, n, next, &length);
-        if (following != CLASS_SPACE) kind = following, next += length;
+    if (next < n && (space || (llama3 && kind != CLASS_NUMBER && !is_newline(text[at])))) {
+        int to = class_at(t, text, n, next, &length);
+        bool joins = to == CLASS_OTHER || (to == CLASS_NUMBER && !llama3 && !t->how.digits);
+        if (to == CLASS_LETTER || (space && joins)) kind = to, next += length;
     }
-    while (next < n && class_at(t, text, n, next, &length) == kind) last = next, next += length;
+    for (uint32_t count = 1; next < n && class_at(t, text, n, next, &length) == kind; count++) {
+        if (kind == CLASS_NUMBER && count == t->how.digits) break;
+        last = next;
+        next += length;
+    }
+    if (llama3 && kind == CLASS_OTHER)
+        while (next < n && is_newline(text[next])) next++;
+    if (kind != CLASS_SPACE || next == n) return next;
+    for (size_t i = next; llama3 && i > at; i--)  // \s*[\r\n]+
+        if (is_newline(text[i - 1])) return i;
     // \s+(?!\S): of several spaces the last one belongs to the next word. \s+: a single one does
-    // not.
-    return kind == CLASS_SPACE && next < n && last > at ? last : next;
+    // not. GPT-2's text ends before a number that is cut out.
+    bool ends = !llama3 && t->how.digits && class_at(t, text, n, next, &length) == CLASS_NUMBER;
+    return last > at && !ends ? last : next;
 }
 
 // ------------------------------------------------------------------------------------------ merges
 
-// Byte-pair encoding (BPE) of a piece. It starts as single bytes. Among all adjacent parts whose
-// bytes together are a token, the pair with the lowest token id is merged, the leftmost one first,
-// until no pair is left. Ids have the order in which merges were learned, so no list of merges is
-// needed. A binary heap has the possible merges, lowest id first, so a piece of n bytes takes
-// n log n steps. An entry is stale, and skipped, if the two parts at its place no longer have as
-// many bytes as its token.
+// Byte-pair encoding (BPE) of a piece. It starts as single bytes, SentencePiece's as characters.
+// Among all adjacent parts whose bytes together are a token, the pair with the token of lowest rank
+// is merged, the leftmost one first, until no pair is left. Ranks have the order in which merges
+// were learned, so no list of pairs is needed. A binary heap has the possible merges, lowest rank
+// first, so a piece of n bytes takes n log n steps. An entry is stale, and skipped, if the two
+// parts at its place no longer have as many bytes as its token.
 typedef struct {
     const Tokenizer *t;
     const char *piece;
     size_t n;          // bytes of the piece
-    uint64_t *heap;    // [3 n] token << 32 | where the left part begins
+    uint64_t *heap;    // [3 n] rank << 32 | where the left part begins
     size_t count;      // of the heap
     uint32_t *length;  // [n] bytes of the part that begins here, 0: none does
     uint32_t *before;  // [n] where the part before the one that begins here begins
@@ -232,26 +273,28 @@ static void merges_add(Merges *m, size_t i) {
     size_t next = i + m->length[i];
     if (next >= m->n) return;
     size_t length = m->length[i] + m->length[next];
-    int32_t token = tokenizer_find(m->t, m->piece + i, length);
-    if (token >= 0) heap_add(m, (uint64_t)token << 32 | i);
+    int32_t rank = *find_slot(m->t, m->piece + i, length);
+    if (rank >= 0) heap_add(m, (uint64_t)rank << 32 | i);
 }
 
-// Writes the tokens of a piece of n bytes, at most n, and returns how many. The heap gets less than
-// 3 n entries: n - 1 at first, and two for each of at most n - 1 merges.
+// Writes the tokens of a piece of n bytes, at most n, and returns how many. A part that is no token
+// becomes its bytes. The heap gets less than 3 n entries: n - 1 at first, and two for each of at
+// most n - 1 merges.
 static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int32_t *tokens) {
     uint64_t *heap = check_alloc(4 * n * sizeof *heap, "a word");
     uint32_t *length = (uint32_t *)(heap + 3 * n), *before = length + n;
     Merges m = {t, piece, n, heap, 0, length, before};
     int64_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        length[i] = 1;
-        before[i] = i - 1;
+    for (size_t i = 0; i < n; i += length[i]) {
+        length[i] = t->how.bytes ? utf8_length(piece + i, n - i) : 1;
+        if (i + length[i] < n) before[i + length[i]] = i;
     }
-    for (size_t i = 0; i < n; i++) merges_add(&m, i);
+    for (size_t i = 0; i < n; i += length[i]) merges_add(&m, i);
     while (m.count) {
         uint64_t entry = heap_take(&m);
         size_t i = (uint32_t)entry, next = i + length[i];
-        size_t bytes = t->file[t->where[entry >> 32] - 1];  // of the entry's token
+        // Bytes of the entry's token.
+        size_t bytes = t->file[t->where[t->order[entry >> 32]] - 1];
         if (!length[i] || next >= n || length[i] + length[next] != bytes) continue;
         length[i] = bytes;
         length[next] = 0;
@@ -260,31 +303,78 @@ static int64_t merge_piece(const Tokenizer *t, const char *piece, size_t n, int3
         if (i > 0) merges_add(&m, before[i]);
     }
     // The parts that are left, from left to right.
-    for (size_t i = 0; i < n; i += length[i])
-        tokens[count++] = tokenizer_find(t, piece + i, length[i]);
+    for (size_t i = 0; i < n; i += length[i]) {
+        int32_t token = tokenizer_find(t, piece + i, length[i]);
+        // A character that is no token becomes tokens of bytes, which SentencePiece has.
+        CHECK(token >= 0 || t->how.bytes,
+              "no token is the single byte 0x%02X\n  -> text without it", piece[i] & 0xFF);
+        if (token >= 0) tokens[count++] = token;
+        for (size_t k = 0; token < 0 && k < length[i]; k++)
+            tokens[count++] = t->how.bytes + (uint8_t)piece[i + k];
+    }
     free(heap);
     return count;
 }
 
+// -------------------------------------------------------------------------------------------- text
+
+// Writes the tokens of text between special tokens. `first`: it begins the whole text.
+static int64_t encode_words(const Tokenizer *t, const char *text, size_t n, bool first,
+                            int32_t *tokens) {
+    char *words = check_alloc(n + 1, "a text");
+    int64_t count = 0;
+    *words = ' ';  // the prefix
+    memcpy(words + 1, text, n);
+    first = first && *text != ' ' && t->how.prefix;
+    for (size_t at = !first && t->how.prefix != PREFIX_EACH, end; at <= n; at = end) {
+        end = tokenizer_piece(t, words, n + 1, at);
+        // Most pieces are a token as a whole.
+        int32_t token = tokenizer_find(t, words + at, end - at);
+        if (token >= 0) tokens[count++] = token;
+        else count += merge_piece(t, words + at, end - at, tokens + count);
+    }
+    free(words);
+    return count;
+}
+
+// The special token whose name begins the text, the longest, and its length; -1: none does.
+static int32_t find_name(const Tokenizer *t, const char *text, size_t n, size_t *length) {
+    int32_t longest = -1;
+    size_t bytes;
+    *length = 0;
+    for (uint32_t i = 0; i < t->how.names; i++) {
+        const char *name = tokenizer_decode(t, t->names[i], &bytes);
+        // It ends where a character does.
+        if (bytes > *length && bytes <= n && !memcmp(text, name, bytes) &&
+            (bytes == n || utf8_length(text + bytes, n - bytes)))
+            longest = t->names[i], *length = bytes;
+    }
+    return longest;
+}
+
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *tokens) {
     CHECK(t->encodes,
-          "expected a tokenizer with classes of characters, found one that only decodes\n"
-          "  -> python3 data/get.py tokenizer --out FILE writes one that encodes");
+          "this tokenizer only decodes\n"
+          "  -> python3 data/tokenizer.py FOLDER writes another, or says why not");
+    CHECK(n < UINT32_MAX, "expected less than 4 GiB of text, found %zu bytes\n  -> break it", n);
     int64_t count = 0;
-    for (size_t at = 0, end; at < n; at = end) {
-        end = tokenizer_piece(t, text, n, at);
-        size_t length = end - at;
-        // Most pieces are a token as a whole.
-        int32_t token = tokenizer_find(t, text + at, length);  // of the whole piece
-        if (token >= 0) {
-            tokens[count++] = token;
-            continue;
-        }
-        CHECK(length < UINT32_MAX,
-              "expected words below 4 GiB, found one of %zu bytes at offset %zu\n"
-              "  -> check that this is text, and break its lines",
-              length, at);
-        count += merge_piece(t, text + at, length, tokens + count);
+    for (size_t at = 0, length, before = 0, kind; at < n; at += length, before = kind) {
+        kind = t->classes[code_at(text, n, at, &length)];
+        CHECK(length,
+              "expected UTF-8, found an invalid character at offset %zu\n"
+              "  -> convert it (iconv -f ISO-8859-1 -t UTF-8 FILE > NEW, with its real encoding)",
+              at);
+        CHECK(kind != CLASS_REPLACED && (kind != CLASS_SORTED || before != kind),
+              "this tokenizer may first replace the character at offset %zu, or sort it\n"
+              "  -> dev/export_hf.py, and this prompt in transformers",
+              at);
+    }
+    for (size_t at = 0, end, length = 0; at < n; at = end + length) {
+        int32_t name = -1;
+        for (end = at; end < n; end += utf8_length(text + end, n - end))
+            if ((name = find_name(t, text + end, n - end, &length)) >= 0) break;
+        if (end > at) count += encode_words(t, text + at, end - at, !at, tokens + count);
+        if (name >= 0) tokens[count++] = name;
     }
     return count;
 }
