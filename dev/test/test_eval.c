@@ -44,7 +44,7 @@ static void add_example(File *f, int label, int choices, int context, int own) {
 }
 
 static File file_make(const char *name) {
-    File f = {.head = {EVAL_MAGIC, EVAL_VERSION}};
+    File f = {.head = {EVAL_MAGIC, EVAL_VERSION_16}};
     check_format(f.path, sizeof f.path, "%s/%s", test_dir("eval"), name);
     return f;
 }
@@ -67,9 +67,11 @@ static void test_hostile_files(void) {
         int at, value;
         const char *words;
     } wrong[] = {
-        {-1, 20240521, "magic 20240521"}, {-2, 2, "found version 2"}, {-3, 0, "0 examples"},
+        {-1, 20240521, "magic 20240521"}, {-2, 3, "found version 3"}, {-3, 0, "0 examples"},
+        {-2, 2, "found version 2, 2 examples, 1094 bytes"}, {-5, 3, "score 3"},
+        {-5, -1, "score -1"},
         {-3, -1, "-1 examples"}, {-3, 3, "example 2 to begin with 65535, found -1"},
-        {-3, 1, "expected 70 bytes of examples, the longest of 36 bytes, found 34"},
+        {-3, 1, "expected 35 numbers in examples, the longest of 36 bytes, found 17"},
         {-4, 1000, "the longest of 1000 bytes"}, {0, 7, "example 0 to begin with 65535, found 7"},
         {1, 9, "9 bytes"}, {1, 0, "0 bytes"}, {1, 65534, "65534 bytes"}, {2, 5, "number 5"},
         {3, 2, "completion 2 of 2"}, {4, 0, "completion 1 of 0"}, {4, 1, "completion 1 of 1"},
@@ -297,6 +299,77 @@ static void test_windows(void) {
            metrics[3].value);
 }
 
+// Version 2 has the same numbers in twice the bytes; some are too large for uint16.
+static void test_wide(void) {
+    File f = file_make("narrow.bin");
+    for (int i = 0; i < 3; i++) add_example(&f, i == 2, 2, 2 + i, i);
+    file_write(&f);
+    Task narrow, wide;
+    task_open(&narrow, f.path, &READER);
+    uint32_t words[WORDS];
+    for (int i = 0; i < f.count; i++) words[i] = f.words[i];
+    for (int64_t at = 0; at < f.count; at += words[at + 1] / 4) words[at + 1] *= 2;
+    f.head[1] = EVAL_VERSION_32;
+    f.head[3] *= 2;
+    check_format(f.path, sizeof f.path, "%s/wide.bin", "build/test/eval");
+    for (int fault = 0; fault < 3; fault++) {
+        uint32_t *word = &words[fault == 1 ? 6 : f.count - 1], good = *word;
+        if (fault) *word = fault == 1 ? 70000 : UINT32_MAX;      // a token; context of its own
+        FILE *out = fopen(f.path, "wb");
+        fwrite(f.head, 1, sizeof f.head, out);
+        fwrite(words, 4, (size_t)f.count, out);
+        fclose(out);
+        *word = good;
+        if (fault) EXPECT_REFUSAL(open_file, f.path, fault == 1 ? "found 70000 at position 6"
+                                                                : "tokens to score and");
+    }
+    file_write(&f);
+    EXPECT_REFUSAL(open_file, f.path, "example 0");
+    FILE *out = fopen(f.path, "wb");
+    fwrite(f.head, 1, sizeof f.head, out);
+    fwrite(words, 4, (size_t)f.count, out);
+    fclose(out);
+    task_open(&wide, f.path, &READER);
+    bool same = wide.rows == narrow.rows && wide.tokens == narrow.tokens && wide.width == 4;
+    for (int64_t i = 0; same && i < wide.rows; i++)
+        same = !memcmp(&wide.row[i], &narrow.row[i], sizeof(TaskRow));
+    for (int64_t i = 0; same && i < 6; i++)
+        same = task_token(&wide, 4 + 2 * i) == task_token(&narrow, 4 + 2 * i);
+    EXPECT(same, "a file of uint32 has %lld rows of width %d", wide.rows, wide.width);
+}
+
+// The average of a suite takes of each task the metric that its file names, and leaves out those
+// without one.
+static void test_average(void) {
+    Task tasks[3];
+    static const int scores[] = {1, 2, 0};
+    for (int k = 0; k < 3; k++) {
+        char name[16];
+        File f = file_make(check_format(name, sizeof name, "suite%d.bin", k));
+        for (int i = 0; i < 4; i++) add_example(&f, i % 2, 2, 2, 0);
+        f.head[4] = scores[k];
+        file_write(&f);
+        task_open(&tasks[k], f.path, &READER);
+        // The last example has the larger sum in its second completion, which is right, the others
+        // in their first, which is right in two: acc 3/4. By length, 20 and 10, the first is always
+        // chosen: acc_norm 1/2.
+        for (int i = 0; i < 8; i++) tasks[k].scores[2 * i] = i == 6 ? -3 : -1 - i % 2;
+    }
+    Log log = {0};
+    for (int n = 3; n > 0; n -= 2) {
+        log_begin(&log);
+        tasks_report(&(Tasks){tasks + (n == 1 ? 2 : 0), n}, &log);
+        char *text = log_take(&log), *found = strstr(text, "\"task_average\": ");
+        TaskMetric metrics[TASK_METRICS];
+        task_metrics(&tasks[0], metrics);
+        double expected = (metrics[0].value + metrics[1].value) / 2;
+        EXPECT(metrics[0].value != metrics[1].value, "two metrics that differ");
+        EXPECT(n == 1 ? !found : found && atof(found + 16) == expected,
+               "%d tasks: expected an average of %g in %s", n, expected, text);
+        free(text);
+    }
+}
+
 // Three examples of two completions, scores by hand: acc takes the larger sum, the first of equals,
 // acc_norm the larger quotient.
 static void test_metrics(void) {
@@ -360,5 +433,7 @@ void test_eval(void) {
     test_lists();
     test_scores();
     test_windows();
+    test_wide();
+    test_average();
     test_metrics();
 }

@@ -51,7 +51,7 @@ static double completion_length(const Task *t, const TaskRow *row, const Tokeniz
 }
 
 // Reads example number t->examples, which begins at `at`; returns where it ends. An example of
-// llm.c's format is a list of uint16:
+// llm.c's format is a list of uint16, in version 2 of uint32:
 //
 //   65535, bytes of the example, its number mod 65536, index of the right completion, completions,
 //   n, n tokens of context
@@ -67,17 +67,17 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
           REWRITE, path, t->examples, EVAL_START, (long long)start);
     long long bytes = task_token(t, at + 1), number = task_token(t, at + 2);
     long long label = task_token(t, at + 3), choices = task_token(t, at + 4);
-    int64_t context = at + 6, before = task_token(t, at + 5), end = at + bytes / 2;
+    int64_t context = at + 6, before = task_token(t, at + 5), end = at + bytes / t->width;
     if (!t->examples) t->kind = choices == 1 ? TASK_WORD : TASK_CHOICE;
     CHECK((choices == 1) == (t->kind == TASK_WORD),
           "%s: example %lld has %lld completions, and the ones before it %s\n"
           "  -> one file for each kind",
           path, t->examples, choices, t->kind == TASK_WORD ? "one" : "several");
     // After this check `end` lies within the file and bounds all reads of this example.
-    CHECK(bytes >= 12 && bytes % 2 == 0 && end <= t->tokens && label < choices &&
+    CHECK(end >= context && bytes % t->width == 0 && end <= t->tokens && label < choices &&
               number == (t->examples & 0xFFFF),
-          "%s: example %lld: expected its number, an even number of bytes within the file, and a "
-          "right completion that it has, found number %lld, %lld bytes, and completion %lld of "
+          "%s: example %lld: expected its number, whole numbers within the file, and a right "
+          "completion that it has, found number %lld, %lld bytes, and completion %lld of "
           "%lld" REWRITE,
           path, t->examples, number, bytes, label, choices);
     // Each completion is a sequence of its own, with the same context.
@@ -97,13 +97,14 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
     bool has_lengths = at + 2 * choices == end;
     CHECK(at == end || has_lengths,
           "%s: example %lld has %lld bytes, expected %lld for its completions, or %lld more"
-          REWRITE, path, t->examples, bytes, bytes - 2 * (end - at), 4 * choices);
+          REWRITE, path, t->examples, bytes, bytes - t->width * (end - at),
+          2 * t->width * choices);
     // A completion needs tokens to score, a token before them, and space in the model's window.
     for (long long i = 0; i < choices; i++) {
         TaskRow *row = &t->row[t->rows - choices + i];
         if (has_lengths) row->scored -= task_token(t, at + choices + i);
         int unscored = row->before + row->after - row->scored;
-        CHECK(row->scored > 0 && unscored > 0,
+        CHECK(row->scored > 0 && row->scored <= row->after && unscored > 0,
               "%s: completion %lld of example %lld has %d tokens to score and %d before them, "
               "expected at least one of each" REWRITE,
               path, i, t->examples, row->scored, unscored);
@@ -120,24 +121,27 @@ static int64_t read_example(Task *t, const char *path, int64_t at, const TaskRea
 }
 
 // Reads a file of examples. Its header: magic, version, number of examples, bytes of the longest
-// one. All of them are checked against the examples.
+// one, score. All but the last are checked against the examples.
 static void read_examples(Task *t, const char *path, size_t size, const TaskReader *r) {
     const int32_t *head = (const int32_t *)t->file;
     int32_t version = head[1], examples = head[2];
     long long at = 0, longest = 0;
-    t->width = 2;
-    t->tokens = (size - SHARD_HEADER_BYTES) / 2;
-    CHECK(version == EVAL_VERSION && examples > 0 && size % 2 == 0,
-          "%s: expected version %d, an example or more, and an even size, found version %d, "
-          "%d examples, %zu bytes" REWRITE, path, EVAL_VERSION, version, examples, size);
+    t->width = version == EVAL_VERSION_32 ? 4 : 2;
+    t->tokens = (size - SHARD_HEADER_BYTES) / t->width;
+    t->score = head[4];
+    CHECK((version == EVAL_VERSION_16 || version == EVAL_VERSION_32) && examples > 0 &&
+              size % t->width == 0 && t->score >= 0 && t->score <= 2,
+          "%s: expected version %d or %d, an example or more, whole numbers, and a score of 0 to "
+          "2, found version %d, %d examples, %zu bytes, score %d" REWRITE,
+          path, EVAL_VERSION_16, EVAL_VERSION_32, version, examples, size, t->score);
     while (t->examples < examples) {
         int64_t begin = at;
         at = read_example(t, path, at, r);
         longest = at - begin > longest ? at - begin : longest;
     }
-    CHECK(at == t->tokens && 2 * longest == head[3],
-          "%s: expected %lld bytes of examples, the longest of %d bytes, found %lld and %lld"
-          REWRITE, path, (long long)(2 * t->tokens), head[3], 2 * at, 2 * longest);
+    CHECK(at == t->tokens && t->width * longest == head[3],
+          "%s: expected %lld numbers in examples, the longest of %d bytes, found %lld and %lld"
+          REWRITE, path, (long long)t->tokens, head[3], at, t->width * longest);
 }
 
 // Adds the windows of a document: n tokens behind its separator, which is at `at`.
@@ -409,8 +413,9 @@ int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]) {
     return 2;
 }
 
-// Prints each metric with its standard error as a line of the table, and logs both.
-static void report_task(const Task *t, Log *log) {
+// Prints each metric with its standard error as a line of the table, and logs both. Returns the
+// metric in the average, or 0.
+static double report_task(const Task *t, Log *log) {
     TaskMetric metrics[TASK_METRICS];
     int count = task_metrics(t, metrics);
     log_nest(log, t->name, '{');
@@ -427,12 +432,22 @@ static void report_task(const Task *t, Log *log) {
         printf("\n");
     }
     log_unnest(log, '}');
+    return t->score ? metrics[t->score - 1].value : 0;
 }
 
 void tasks_report(const Tasks *tasks, Log *log) {
     printf("%-20s %9s  %-16s %10s %10s\n", "task", "examples", "metric", "value", "stderr");
     log_nest(log, "task_results", '{');
-    for (const Task *t = tasks->task; t < tasks->task + tasks->count; t++) report_task(t, log);
+    double sum = 0;
+    int count = 0;
+    for (const Task *t = tasks->task; t < tasks->task + tasks->count; t++) {
+        sum += report_task(t, log);
+        count += t->score > 0;
+    }
     log_unnest(log, '}');
+    if (count) {
+        log_real(log, "task_average", sum / count);
+        printf("average of %-10d %11s  %-16s %10.4f\n", count, "", "", sum / count);
+    }
     fflush(stdout);
 }

@@ -26,7 +26,8 @@
 #include "tokenizer.h"
 #include "trainer.h"
 
-enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1 };          // of llm.c's evaluation format
+enum { EVAL_MAGIC = 20240522 };           // of llm.c's evaluation format
+enum { EVAL_VERSION_16 = 1, EVAL_VERSION_32 = 2 };         // by the width of its numbers
 enum { EVAL_START = 65535 };              // the token that begins an example
 enum { TASK_CHOICE, TASK_WORD, TASK_TEXT };
 enum { TASK_METRICS = 4 };                // at most, of one task
@@ -45,6 +46,7 @@ typedef struct {
 typedef struct {
     char name[256];
     int kind, width;                      // width: bytes of a token in the file
+    int score;                            // 1 + the metric in the average of a suite; 0: none
     char *file;
     int64_t tokens;                       // in the file, after its header
     long long examples, rows;             // examples (or documents), and sequences
@@ -91,7 +93,8 @@ int64_t task_token(const Task *t, int64_t i);
 // Fills t->scores; each process scores its share. False: a signal stopped it.
 bool task_score(Task *t, const TaskScorer *s);
 int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]);      // returns how many
-// Prints the metrics as a table and logs them as the member "task_results".
+// Prints the metrics as a table and logs them as the member "task_results". Of tasks whose files
+// name a metric (data/get.py spannorm and the like) the mean of these follows, "task_average".
 void tasks_report(const Tasks *tasks, Log *log);
 // The completion with the largest log p of the example that starts at row `first`, by length if
 // `norm`; ties go to the first. *next: the row where the next example starts.
