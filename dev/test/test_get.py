@@ -3,11 +3,13 @@
 
 Everything runs against a server of this program on the local machine, which serves small stand-ins
 for the datasets and misbehaves as told, with a small vocabulary that this program makes. No
-network, no GPT-2 files. Needs numpy, tiktoken and pyarrow, and takes about half a minute.
+network, no GPT-2 files. Needs numpy, tiktoken, tokenizers, huggingface_hub and pyarrow, and the
+trainer, which it makes; takes a minute.
 """
 import contextlib
 import fcntl
 import functools
+import gzip
 import hashlib
 import http.server
 import io
@@ -17,6 +19,7 @@ import pathlib
 import random
 import re
 import resource
+import shlex
 import shutil
 import signal
 import socket
@@ -29,13 +32,21 @@ import types
 
 import numpy as np
 import pyarrow.parquet
+import tiktoken.load
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "data"))
 import get
+import hub
+import shards as shards_file
+import tasks
+import texts
+import vocabulary
 
 EOT = "<|endoftext|>"
-REAL = {name: getattr(get, name) for name in ("DATASETS", "VOCABULARY", "HERE", "TIMEOUT", "BLOCK",
-                                              "PIECE", "BOUNDARY")}
+REAL = {name: getattr(get, name) for name in ("TEXT", "VOCABULARY", "HERE")}
+PIECE, CHUNK, BATCH = texts.PIECE, hub.CHUNK, shards_file.BATCH
 passed = failed = 0
 scratch = pathlib.Path(tempfile.mkdtemp(prefix="test_get_"))
 # get.py's calls: seconds to sleep, folders locked, files synced and renamed
@@ -63,6 +74,14 @@ def words(seed, size):
         out += [r.choice(kinds), r.choice(gaps)]
         size -= len(out[-1]) + len(out[-2])
     return "".join(out)
+
+
+def make_judge(folder):
+    """tiktoken's own reading of the two files."""
+    ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(str(folder / "vocab.bpe"),
+                                                          str(folder / "encoder.json"))
+    return tiktoken.Encoding("gpt2", pat_str=vocabulary.PATTERN, mergeable_ranks=ranks,
+                             special_tokens={EOT: len(ranks)})
 
 
 def make_vocabulary(folder, merges=300):
@@ -100,7 +119,7 @@ def make_vocabulary(folder, merges=300):
 
 def pinned(path, url):
     data = path.read_bytes()
-    return get.Pinned(url, len(data), hashlib.sha256(data).hexdigest())
+    return hub.Pinned(url, len(data), hashlib.sha256(data).hexdigest())
 
 
 # ---- the server
@@ -122,7 +141,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        path = self.path
+        path = self.path.replace("&expand=false", "").replace("?expand=false&", "?")
         Handler.log.append((path, dict(self.headers)))
         script = self.behaviour.get(path, [])
         kind, *value = script.pop(0) if script else ("good",)
@@ -139,8 +158,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(404, b"not here", {})
         elif "/api/" in path:
             body, link = self.files[path]
-            self.answer(200, body, {"Link": f'<https://elsewhere.example{link}>; rel="next"'}
-                        if link else {})
+            self.answer(200, body, {"Link": f'<{endpoint}{link}>; rel="next"'} if link else {})
         else:
             self.serve_file(path, kind, value)
 
@@ -173,7 +191,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body[:value[0]])
             self.wfile.flush()
             if kind == "hang":
-                time.sleep(20 * get.TIMEOUT)
+                sleep(20 * TIMEOUT)
             if kind == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             self.close_connection = True
@@ -276,20 +294,26 @@ def fresh(name):
     return path
 
 
-def shards(folder, split):
+def shards(folder, split, judge=None):
     """The tokens of all shards of a split, after their headers have been checked."""
     out = []
+    judge = judge or tokenizer
+    wide = judge.n_vocab > 1 << 16
     for number, path in enumerate(sorted(folder.glob(f"*{split}_*.bin"))):
-        header, tokens = np.fromfile(path, "<i4", 256), np.fromfile(path, "<u2", offset=1024)
-        good = (header[:4].tolist() == [20240520, 1, len(tokens), tokenizer.n_vocab]
-                and not header[4:].any() and path.name.endswith(f"_{number:06d}.bin"))
-        expect(good, f"{path.name}: header {header[:5]} for {len(tokens)} tokens")
+        header = np.fromfile(path, "<i4", 256)
+        tokens = np.fromfile(path, "<u4" if wide else "<u2", offset=1024)
+        size = sum(len(judge.decode_single_token_bytes(token)) for token in tokens.tolist()
+                   if token != judge.eot_token)
+        good = (header[:5].tolist() == [20240801 if wide else 20240520, 7 if wide else 1,
+                                        len(tokens), judge.n_vocab, size]
+                and not header[5:].any() and path.name.endswith(f"_{number:06d}.bin"))
+        expect(good, f"{path.name}: header {header[:6]} for {len(tokens)} tokens")
         out += tokens.tolist()
     return out
 
 
 def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def encode(*documents):
@@ -321,7 +345,7 @@ def test_tokenizer():
         expect((part[:, 0] <= part[:, 1]).all() and (part[1:, 0] > part[:-1, 1] + 1).all(),
                f"{name}: ascending, disjoint and as few as can be")
         inside[name] = {c for first, last in part.tolist() for c in range(first, last + 1)}
-        judge = get.tiktoken.Encoding("one class", pat_str=pattern, mergeable_ranks=bytes_only,
+        judge = tiktoken.Encoding("one class", pat_str=pattern, mergeable_ranks=bytes_only,
                                       special_tokens={})
         points = ({c for first, last in ranges.tolist() for c in (first - 1, first, last, last + 1)}
                   | set(random.Random(1).sample(range(0x110000), 3000)))
@@ -335,56 +359,171 @@ def test_tokenizer():
 
 
 def test_vocabulary():
-    expect("not GPT-2's" in run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")[1]
-           or get.VOCABULARY is not REAL["VOCABULARY"], "another vocabulary is named")
+    """Which files are a tokenizer; GPT-2's is downloaded beside the program."""
     bad = fresh("bad vocabulary")
+    expect_refusal(run("tokenizer", "--vocab", bad), "found nothing there", "OWNER/NAME")
     bad.mkdir()
-    expect_refusal(run("tokenizer", "--vocab", bad), "found no vocab.bpe", "--vocab DIR")
+    expect_refusal(run("tokenizer", "--vocab", bad), "expected tokenizer.json", "found none")
     shutil.copy(vocab / "vocab.bpe", bad)
     (bad / "encoder.json").write_text('{"a": 0}')
-    expect_refusal(run("tokenizer", "--vocab", bad), "to agree")
+    expect_refusal(run("tokenizer", "--vocab", bad), "expected a tokenizer, found", "one model")
     (bad / "encoder.json").write_text("[")
-    expect_refusal(run("tokenizer", "--vocab", bad), "to agree")
-    table = json.loads((vocab / "encoder.json").read_text())
-    first = next(iter(table))
-    (bad / "encoder.json").write_text(json.dumps({**table, first: 5}))
-    expect_refusal(run("tokenizer", "--vocab", bad), "to agree")
-    lines = (vocab / "vocab.bpe").read_text(encoding="utf-8").splitlines(True)
-    (bad / "vocab.bpe").write_text("".join(lines + lines[1:2]), encoding="utf-8")
-    again = {**{t: i for t, i in table.items() if t != EOT},
-             "".join(lines[1].split()): len(table) - 1}
-    (bad / "encoder.json").write_text(json.dumps(again))
-    expect_refusal(run("tokenizer", "--vocab", bad), "ids must count from 0")
-    for name in get.VOCABULARY:
-        shutil.copy(vocab / name, bad)
-    expect(run("tokenizer", "--vocab", bad, "--out", scratch / "t.bin")[0] == 0,
-           "the good files in that folder, whatever was there before")
+    expect_refusal(run("tokenizer", "--vocab", bad), "expected a tokenizer, found")
+    shutil.copy(vocab / "encoder.json", bad)
+    expect(run("tokenizer", "--vocab", bad, "--out", scratch / "t.bin")[0] == 0, "good files")
+    other = fresh("other names")
+    other.mkdir()
+    shutil.copy(vocab / "encoder.json", other / "vocab.json")
+    shutil.copy(vocab / "vocab.bpe", other / "merges.txt")
+    expect(run("tokenizer", "--vocab", other, "--out", scratch / "u.bin")[0] == 0
+           and (scratch / "u.bin").read_bytes() == (scratch / "t.bin").read_bytes(), "other names")
+    expect_refusal(run("tokenizer", "--vocab", other, "--separator", "<s>"), "found none of <s>",
+                   "--separator")
+    expect_refusal(run("tokenizer", "--separator", "<s>"), "expected --vocab with --separator")
+    huge = fresh("huge ids")
+    huge.mkdir()
+    for ids in ({"a": 1 << 24, "b": 0}, {}):
+        (huge / "tokenizer.json").write_text(json.dumps(
+            {"version": "1.0", "added_tokens": [],
+             "model": {"type": "WordLevel", "vocab": ids, "unk_token": "b"}}))
+        expect_refusal(run("--vocab", huge, "--out", fresh("x"), __file__),
+                       "expected ids of tokens")
+    (other / "tokenizer.json").write_text("{}")
+    expect_refusal(run("tokenizer", "--vocab", other), "expected a tokenizer, found")
     # without --vocab: downloaded beside the program, and checked each time
-    get.HERE = str(fresh("here"))
-    for name in get.VOCABULARY:
-        Handler.files["/" + name] = (vocab / name).read_bytes()
+    here, get.HERE = get.HERE, str(fresh("here"))
     Handler.behaviour["/vocab.bpe"] = [("cut", 100)]
     expect(run("tokenizer", "--out", scratch / "u.bin")[0] == 0 and (scratch / "u.bin").read_bytes()
-           == (scratch / "tokenizer.bin").read_bytes(), "downloaded")
+           == (scratch / "t.bin").read_bytes(), "downloaded")
     asked = len(Handler.log)
     expect(run("tokenizer", "--out", scratch / "u.bin")[0] == 0 and len(Handler.log) == asked,
            "and not a second time")
     pathlib.Path(get.HERE, "gpt2", "vocab.bpe").write_text("#version: 0.2\n")
-    expect_refusal(run("tokenizer"), "found other content", "remove that folder")
+    expect(run("tokenizer", "--out", scratch / "u.bin")[0] == 0 and len(Handler.log) == asked + 1,
+           "what is damaged comes again")
     shutil.rmtree(get.HERE)
     Handler.behaviour["/encoder.json"] = [("corrupt",)] * 3
-    expect_refusal(run("tokenizer", "--out", scratch / "v.bin"), "sha256", "the part is deleted")
+    expect_refusal(run("tokenizer", "--out", scratch / "v.bin"), "checksum", "the part is deleted")
     expect(not (scratch / "v.bin").exists()
            and not list(pathlib.Path(get.HERE, "gpt2").glob("encoder*")), "nothing false stays")
-    get.HERE = REAL["HERE"]
+    get.HERE = here
+
+
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"
+          r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+KINDS = {
+    "gpt2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "llama3": pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), BYTES]),
+    "smollm2": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                                        pre_tokenizers.ByteLevel(add_prefix_space=False)]),
+    "prefix": pre_tokenizers.ByteLevel(add_prefix_space=True),
+    "llama2": pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
+}
+
+
+def learn(kind, folder, size=500):
+    """A tokenizer.json of that kind, learned from words."""
+    learned = tokenizers.Tokenizer(models.BPE(byte_fallback=kind == "llama2",
+                                              unk_token="<unk>" if kind == "llama2" else None))
+    learned.pre_tokenizer = KINDS[kind]
+    learned.decoder = decoders.ByteLevel()
+    learned.normalizer = normalizers.NFC() if kind == "llama3" else None
+    special = ["<unk>", "<s>", "</s>"] if kind == "llama2" else ["<|begin|>", "<|end_of_text|>"]
+    learned.train_from_iterator([words("learn", 20000)], trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=special, show_progress=False))
+    if kind in ("llama3", "llama2"):
+        learned.post_processor = tokenizers.processors.TemplateProcessing(
+            f"{special[-2]} $A", special_tokens=[(special[-2], learned.token_to_id(special[-2]))])
+    folder.mkdir(parents=True, exist_ok=True)
+    learned.save(str(folder / "tokenizer.json"))
+    return learned
+
+
+def test_kinds():
+    """Every kind of tokenizer.json: the tokens of a long text cut into pieces are those of the
+    whole; what its tokenizer.bin can do is said."""
+    text, source = "".join(words(seed, 3000) + "\nend. " for seed in range(5)), fresh("text")
+    source.write_bytes(text.encode())
+    for kind in KINDS:
+        folder, out = fresh(f"kind {kind}"), fresh("out")
+        judge = learn(kind, folder)
+        judge.encode_special_tokens = True
+        before = {"llama3": "<|begin|>", "llama2": "<s>"}.get(kind, "<|end_of_text|>")
+        status, said = run("--vocab", folder, "--val-fraction", 0, "--out", out, source)
+        expect(status == 0, said)
+        got = np.fromfile(next(out.glob("*train*")), "<u2", offset=1024).tolist()
+        want = judge.encode(text, add_special_tokens=False).ids
+        expect(got == [judge.token_to_id(before), *want],
+               f"{kind}: {len(got)} tokens, expected {len(want) + 1}")
+        cuttable = kind not in ("prefix", "llama2")
+        learned = vocabulary.Learned(str(folder))
+        expect(learned.cuttable == cuttable, f"{kind}: {learned.cuttable}")
+        expect((out / "tokenizer.bin").exists(), f"{kind}: tokenizer.bin")
+        refused = kind in ("prefix", "llama2")             # whose words have no tokens of bytes
+        expect(("--prompt will be refused" in said) == refused, f"{kind}: {said}")
+        header = np.fromfile(next(out.glob("*train*")), "<i4", 5)
+        expect(header[4] == (0 if kind == "llama2" else len(text.encode()))
+               or kind in ("llama3", "prefix"), f"{kind}: bytes {header[4]}")
+        if not cuttable:
+            texts.WHOLE, whole = 1000, texts.WHOLE
+            expect_refusal(run("--vocab", folder, "--val-fraction", 0, "--out", fresh("x"), source),
+                           "expected a document of at most 1000 bytes", "JSONL")
+            texts.WHOLE = whole
+    learned = vocabulary.Learned(str(scratch / "kind gpt2"), "<|begin|>")
+    expect(learned.separator == 0 and len(learned.encode(["a <|begin|> b"])[0]) > 5,
+           "--separator, and names of special tokens in a text are text")
+    (scratch / "kind gpt2/tokenizer_config.json").write_text('{"eos_token": {"content": "e"}}')
+    learned = vocabulary.Learned(str(scratch / "kind gpt2"))
+    expect(learned.tokens[learned.separator] == b"e", "eos of tokenizer_config.json")
+    config = json.loads((scratch / "kind llama2/tokenizer.json").read_text())
+    config["added_tokens"].append({"id": len(config["model"]["vocab"]), "content": "long" * 64,
+                                   "single_word": False, "lstrip": False, "rstrip": False,
+                                   "normalized": False, "special": True})
+    (scratch / "kind llama2/tokenizer.json").write_text(json.dumps(config))
+    expect_refusal(run("tokenizer", "--vocab", scratch / "kind llama2", "--out", scratch / "l.bin"),
+                   "expected tokens of at most 255 bytes", "without it: --data works")
+    expect(not (scratch / "l.bin").exists(), "and no file")
+
+
+def test_wide():
+    """A vocabulary of more than 65,536 tokens: shards and task files of uint32."""
+    folder, out, many = fresh("wide vocabulary"), fresh("wide"), 70000
+    folder.mkdir()
+    table = json.loads((vocab / "encoder.json").read_text())
+    table = {**table, **{f"{i:x}/": len(table) + i for i in range(many)}}
+    (folder / "encoder.json").write_text(json.dumps(table))
+    shutil.copy(vocab / "vocab.bpe", folder)
+    text = fresh("text")
+    text.write_text(words(6, 3000))
+    status, said = run("--vocab", folder, "--out", out, "--val-fraction", 0, text)
+    header = np.fromfile(out / "text_train_000000.bin", "<i4", 4).tolist()
+    tokens = np.fromfile(out / "text_train_000000.bin", "<u4", offset=1024).tolist()
+    expect(status == 0 and header == [20240801, 7, len(tokens), len(table)]
+           and tokens == encode(text.read_bytes().decode()), f"{header} {said}")
+    rows, shots = read_rows()
+    learned = vocabulary.Learned(str(folder))
+    narrow = vocabulary.Learned(str(vocab))
+    for name in ("piqa", "mmlu"):
+        wide, few = (np.frombuffer(tasks.eval_file(name, rows[name], v, shots)[0][1024:], kind)
+                     for v, kind in ((learned, "<u4"), (narrow, "<u2")))
+        size = np.flatnonzero(wide == 65535) + 1
+        same = np.array(wide)
+        same[size] //= 2
+        expect((same == few).all(), f"{name}: the same numbers, twice as wide")
+    data = tasks.eval_file("piqa", rows["piqa"], learned)[0]
+    expect(np.frombuffer(data, "<i4", 2).tolist() == [20240522, 2], "version 2")
+    data = np.frombuffer(tasks.text_file(rows["wikitext"], learned)[0], "<i4", 4).tolist()
+    expect(data[:2] == [20240801, 7] and data[3] == len(table), "text")
 
 
 def test_local_text():
     source, out = fresh("my text"), fresh("my shards")
-    texts = {"a b.txt": words(1, 3000), "deep/er/z.txt": words(2, 500),
+    contents = {"a b.txt": words(1, 3000), "deep/er/z.txt": words(2, 500),
              "deep/one.md": f"before {EOT} after\r\nwith CRLF\r\n", "täxt": "x",
              "tabs.txt": "\n \n\t\n   " * 50, "long.txt": "a" * 3000 + "é" * 500}
-    for name, text in texts.items():
+    for name, text in contents.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(text.encode())
     (source / "empty").touch()
@@ -402,21 +541,22 @@ def test_local_text():
     status, said = run("--vocab", vocab, "--out", out, "--val-fraction", 0, source)
     expect(status == 0, said)
     order = ["a b.txt", "long.txt", "tabs.txt", "täxt", "deep/one.md", "deep/er/z.txt"]
-    expect(shards(out, "train") == encode(*(texts[name] for name in order)),
+    expect(shards(out, "train") == encode(*(contents[name] for name in order)),
            "every document, with its separator before it")
-    expect("6 documents" in said and "6 files skipped" in said, said)
+    expect("6 files, " in said and "6 files skipped" in said, said)
     for word in ("latin1: not UTF-8", "cut off: not UTF-8", "surrogate: not UTF-8",
                  "binary: a NUL byte", "empty: empty", "bad\\udcffname: not UTF-8"):
         expect(word in said, f"it says {word}")
-    expect(tokenizer.decode(shards(out, "train")) == "".join(EOT + texts[name] for name in order),
-           "it decodes to the text")
+    expect(tokenizer.decode(shards(out, "train"))
+           == "".join(EOT + contents[name] for name in order), "it decodes to the text")
     expect(not list(out.glob("*val*")) and sorted(p.name for p in out.iterdir())
            == ["get.json", "text_train_000000.bin", "tokenizer.bin"], "nothing else is there")
-    expect(f"./train_gpt --data '{out}'" in said and f"train  {len(shards(out, 'train'))} tokens"
-           in said, "the end tells the next command and the tokens")
+    expect(f"./train_gpt --data '{out}/*_train_*.bin'" in said
+           and f"train  {len(shards(out, 'train'))} tokens" in said,
+           "the end tells the next command and the tokens")
     before = {p.name: p.stat().st_mtime_ns for p in out.glob("*.bin")}
     status, said = run("--vocab", vocab, "--out", out, "--val-fraction", 0, source)
-    expect(status == 0 and "complete" in said and "documents" not in said and before
+    expect(status == 0 and "complete" in said and "skipped" not in said and before
            == {p.name: p.stat().st_mtime_ns for p in out.glob("*.bin")}, "again: complete")
     inner = source / "out"                                 # the output within the input is not read
     expect(run("--vocab", vocab, "--out", inner, "--val-fraction", 0, source)[0] == 0
@@ -429,28 +569,131 @@ def test_local_text():
     expect_refusal(run("--vocab", vocab, "--out", out, "--val-fraction", 0, source),
                    "found another", "begin again")
     expect(run("--vocab", vocab, "--out", fresh("link"), "--val-fraction", 0, source / "linked")[0]
-           == 0 and shards(scratch / "link", "train") == encode(texts["a b.txt"]), "a named link")
+           == 0 and shards(scratch / "link", "train") == encode(contents["a b.txt"]),
+           "a named link")
     expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "latin1"),
                    "expected text, found none")
-    read, get.read_range = get.read_range, lambda path, *rest: (
-        (source / "a b.txt").write_text("shorter now"), read(path, *rest))[1]
+    read, texts_read = texts.Range.read, (source / "a b.txt").read_bytes()
+    texts.Range.read = lambda *rest: (
+        (source / "a b.txt").write_text("shorter now"), read(*rest))[1]
     expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "a b.txt"),
                    "found that it has changed")
-    get.read_range = read
+    texts.Range.read = read
+    (source / "a b.txt").write_bytes(texts_read)
     expect_refusal(run("--vocab", vocab, "--out", fresh("x"), source / "nothing"),
                    "found nothing of the kind", "tinystories")
     expect(not (scratch / "x").exists(), "a mistyped path leaves nothing behind")
     expect_refusal(run("--vocab", vocab, "--out", scratch / "x", source / "latin1"), "found none")
+    expect(not (scratch / "x").exists(), "nor does a text that is refused")
     expect(run("--vocab", vocab, "--out", scratch / "x", source / "long.txt", "--shard-tokens",
-               50)[0] == 0, "and what came to nothing is no settings")
+               50)[0] == 0, "another later")
+
+
+def test_jsonl():
+    """Lines of JSON are documents like rows of Parquet and files; whole JSON is read as text, and
+    that is said."""
+    folder, column = fresh("jsonl"), ("--column", "body", "--val-fraction", 0.5, "--vocab", vocab)
+    folder.mkdir()
+    documents = [words(i, 30 * i + 1) for i in range(12)] + ["é\u2028\n", "\ud83d\ude00 \"q\""]
+    documents[-1] = documents[-1].encode("utf-16", "surrogatepass").decode("utf-16")
+    lines = [json.dumps({"id": i, "body": text}) for i, text in enumerate(documents)]
+    lines[3:3] = ["", json.dumps({"body": None}), json.dumps({"body": ""})]
+    data = "\n".join(lines).encode()                       # no newline at the end
+    zipped = {"a.jsonl": data, "a.ndjson": data, "a.json": data, "a.jsonl.gz": gzip.compress(data),
+              "a.jsonl.zst": pyarrow.compress(data, "zstd", asbytes=True)}
+    for name, content_of in zipped.items():
+        for path in folder.iterdir():
+            path.unlink()
+        (folder / name).write_bytes(content_of)
+        status, said = run(*column, "--out", fresh("out"), folder)
+        expect(status == 0 and "JSON" not in said, f"{name}: {said}")
+        train, val = shards(scratch / "out", "train"), shards(scratch / "out", "val")
+        expect(train + val == encode(*documents), f"{name}: every line is a document")
+        expect(val[0] == tokenizer.eot_token and len(val) > 100, f"{name}: cut between documents")
+    expect_refusal(run(*column[2:], "--out", fresh("x"), folder), "line 1", "column text",
+                   "found the columns id, body", "--column")
+    expect(not (scratch / "x").exists(), "nothing stays")
+    for wrong, parts in ((b'{"body": 1}', ("line 2", "body: int")), (b'[1]', ("line 2", "list")),
+                         (b'{"body": "a"', ("line 2",)), (b'{"body": "\xff"}', ("line 2",)),
+                         (b'{"body": "\\ud800"}', ("line 2", "surrogates"))):
+        (folder / "b.jsonl").write_bytes(b'{"body": "good"}\n' + wrong + b"\n")
+        expect_refusal(run(*column, "--out", fresh("x"), folder / "b.jsonl"), "b.jsonl", *parts)
+    (folder / "b.jsonl").unlink()
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress(data)[:-200])
+    expect_refusal(run(*column, "--out", fresh("x"), folder / "c.jsonl.gz"), "c.jsonl.gz: line")
+    (folder / "c.jsonl.gz").unlink()
+    for name, body, is_said in (("whole.json", '{\n "a": [1, 2]\n}\n', True),
+                                ("list.json", "[1, 2]", True),
+                                ("other.json", '{"name": "x", "version": 1}\n', True),
+                                ("lines.txt", '{"body": "a"}\n{"body": "b"}\n', True),
+                                ("brace.txt", "{ is a brace\n", False)):
+        path = folder / name
+        path.write_text(body)
+        status, said = run("--vocab", vocab, "--val-fraction", 0, "--out", fresh("out"), path)
+        expect(status == 0 and shards(scratch / "out", "train") == encode(body), f"{name}: {said}")
+        expect(("JSON, read as plain text" in said) == is_said, f"{name}: {said}")
+
+
+def test_val():
+    """--val names the text for validation; what is named is not trained on."""
+    folder = fresh("named")
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / name).write_text(words(name, 300))
+    text = {path.name: path.read_bytes().decode() for path in folder.iterdir()}
+    status, said = run("--vocab", vocab, "--out", fresh("out"), folder, "--val", folder / "b")
+    expect(status == 0 and shards(scratch / "out", "train") == encode(text["a"], text["c"])
+           and shards(scratch / "out", "val") == encode(text["b"]), said)
+    expect(run("--vocab", vocab, "--out", fresh("out"), folder / "a", "--val", folder / "b",
+               "--val", folder / "c")[0] == 0 and shards(scratch / "out", "val")
+           == encode(text["b"], text["c"]), "repeated")
+    expect(run("--vocab", vocab, "--out", fresh("out"), folder, "--val-fraction", 1)[0] == 0
+           and shards(scratch / "out", "val") == encode(*map(text.get, "abc"))
+           and not list((scratch / "out").glob("*train*")), "all of it")
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "a", "--val", folder / "b",
+                       "--val-fraction", "0.1"), "either --val PATH or --val-fraction")
+    expect_refusal(run("tinystories", "--val", folder / "b"), "with your own files")
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "a", "--val", folder / "d"),
+                   "found nothing of the kind")
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "a", "--val", folder / "a"),
+                   "expected files for training beside those of --val", "--val-fraction 0.1")
+    (folder / "nothing.jsonl").write_text('{"text": ""}\n{"text": null}\n')
+    expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "nothing.jsonl",
+                       "--val-fraction", 0), "expected two tokens or more for train")
+    expect(not (scratch / "x").exists(), "nothing stays")
+
+
+def test_next():
+    """The last line of every kind of folder is a command that works."""
+    root, text = pathlib.Path(REAL["HERE"]).parent, fresh("some text")
+    program = subprocess.run(["make", "-s", "binary", "NORM_MODE=PRE", "DEVICE=cpu"], cwd=root,
+                             capture_output=True, text=True, check=True).stdout.strip()
+    text.write_text(words(7, 20000))
+    short = fresh("short text")
+    short.write_text(words(8, 150))
+    small = "--layers 1 --steps 1 --warmup 0 --batch 1 --sample 4 --out".split()
+    learn("llama3", scratch / "next vocabulary", 600)
+    for name, args in (("both", (text,)), ("no val", (text, "--val-fraction", 0)),
+                       ("short", (short,)), ("few", (text, "--tokens", 2)),
+                       ("val", (text, "--val-fraction", 1))):
+        for k, kind in enumerate((vocab, scratch / "next vocabulary")):
+            out = scratch / f"next {name} {k}"
+            said = run("--vocab", kind, "--out", out, *args)[1]
+            command = re.search(r"next: ./train_gpt (.*)", said)[1]
+            command = command.replace("RUN", shlex.quote(str(scratch / f"run both {k}")))
+            flags = [] if name == "val" else [*small, str(scratch / f"run {name} {k}")]
+            done = subprocess.run([root / program, *shlex.split(command), *flags], cwd=root,
+                                  capture_output=True, text=True, errors="replace")
+            expect(done.returncode == 0 and ("no tokenizer.bin" not in done.stdout),
+                   f"{name}: {command}: {done.stdout[-500:]}{done.stderr[-500:]}")
 
 
 def test_white_space():
-    """By the megabyte it is too much for tiktoken."""
-    get.PIECE = REAL["PIECE"]
+    """By the megabyte it is too much for tiktoken's GPT-2."""
+    texts.PIECE = PIECE
     long = fresh("long")
     long.write_text("word" + " " * 2500000 + "end")
-    expect_refusal(run(long, "--vocab", vocab, "--out", fresh("out")), "near byte 0", "white space")
+    expect_refusal(run(long, "--out", fresh("out")), "what tiktoken can cut", "white space")
 
 
 def test_splits():
@@ -458,16 +701,16 @@ def test_splits():
     source.mkdir()
     for seed in range(30):
         r = random.Random(seed)
-        texts = [words(f"{seed} {i}", r.randrange(1, 200)) for i in range(r.randrange(1, 6))]
+        contents = [words(f"{seed} {i}", r.randrange(1, 200)) for i in range(r.randrange(1, 6))]
         for path in source.iterdir():
             path.unlink()
-        for i, text in enumerate(texts):
+        for i, text in enumerate(contents):
             (source / f"{i}.txt").write_bytes(text.encode())
         fraction, largest = r.choice([0.1, 0.5, 0.77]), r.choice([7, 100, 10 ** 8])
         out = fresh("split out")
         status, said = run("--vocab", vocab, "--out", out, "--val-fraction", fraction,
                            "--shard-tokens", largest, source)
-        data = "".join(texts).encode()
+        data = "".join(contents).encode()
         cut = int(len(data) * (1 - fraction))
         while cut < len(data) and data[cut] & 0xC0 == 0x80:
             cut += 1
@@ -475,7 +718,7 @@ def test_splits():
             expect_refusal((status, said), "expected text for both splits")
             continue
         want, begin = {"train": [], "val": []}, 0
-        for text in texts:
+        for text in contents:
             body = text.encode()
             head, tail = body[:max(0, cut - begin)], body[max(0, cut - begin):]
             want["train"] += [head.decode()] if head else []
@@ -490,7 +733,7 @@ def test_splits():
     expect(run("--vocab", vocab, "--out", fresh("all"), "--val-fraction", 0.5, source)[0] == 0,
            "unlimited")
     train, val = shards(scratch / "all", "train"), shards(scratch / "all", "val")
-    for limit in (1, 6, 7, 8, 50):
+    for limit in (2, 6, 7, 8, 50):
         expect(run("--vocab", vocab, "--out", fresh("few"), "--tokens", limit, "--shard-tokens", 7,
                    "--val-fraction", 0.5, source)[0] == 0, "limited")
         expect(shards(few, "train") == train[:limit] and shards(few, "val") == val and len(val) > 8,
@@ -498,33 +741,45 @@ def test_splits():
 
 
 def test_boundaries():
-    """A cut at a boundary changes no token: every boundary of hostile text, in both halves. The
-    rule itself is compared with the pattern."""
-    for seed in range(40):
+    """A cut at a boundary changes no token: every boundary of hostile text, in both halves, for
+    every kind that may be cut."""
+    kinds = {"tiktoken": tokenizer.encode_ordinary}
+    for kind in ("gpt2", "llama3", "smollm2"):
+        learned = learn(kind, fresh("boundary"))
+        kinds[kind] = lambda text, t=learned: t.encode(text, add_special_tokens=False).ids
+    cuts = 0
+    for seed in range(60):
         r = random.Random(seed)
-        text = "".join(r.choice(["a", "B", "1", " ", " ", "\n", "\n", "\t", "\r", "'", "s", "!",
-                                 "é", "日", "あ", "\u3000", "\u00a0", "\u2003", "\u1680", "\u180e",
-                                 "ሀ", "€", "👍", "\x85", "\x1c"]) for _ in range(400))
-        whole, data = tokenizer.encode_ordinary(text), text.encode()
-        for match in get.BOUNDARY.finditer(data):
-            halves = data[:match.start()].decode(), data[match.start():].decode()
-            if tokenizer.encode_ordinary(halves[0]) + tokenizer.encode_ordinary(halves[1]) != whole:
-                expect(False, f"seed {seed}: a cut before {halves[1][:5]!r} changes tokens")
-                return
-    expect(True, "all cuts are safe")
+        text = "".join(r.choice(["a", "B", "1", " ", " ", "\n", "\n", "\n", "\t", "\r", "'", "s",
+                                 "!", "é", "日", "あ", "\u3000", "\u00a0", "\u2003", "\u1680",
+                                 "\u180e", "ሀ", "€", "👍", "\x85", "\x1c", "\u0301", "。", "٣"])
+                       for _ in range(400))
+        data = text.encode()
+        for name, judge in kinds.items():
+            whole = judge(text)
+            for match in texts.BOUNDARY.finditer(data):
+                cuts += 1
+                halves = data[:match.start()].decode(), data[match.start():].decode()
+                if judge(halves[0]) + judge(halves[1]) != whole:
+                    expect(False, f"{name} {seed}: a cut before {halves[1][:5]!r} changes tokens")
+                    return
+    expect(cuts > 1000, f"all {cuts} cuts are safe")
     # whatever the pieces, whatever arrives at once, the bytes are all there
     for size in (1, 2, 3, 10, 100, 4096):
-        get.PIECE = size
+        texts.PIECE = size
         data = words("cut", 3000).encode() + b"x" * 500 + EOT.encode() * 3
-        for boundary in (get.BOUNDARY, get.SEPARATOR):
+        for boundary in (texts.BOUNDARY, texts.SEPARATOR, None):
             for step in (1, 7, 5000):
-                pieces = list(get.cut((data[i:i + step] for i in range(0, len(data), step)),
-                                      boundary, 10))
+                pieces = list(texts.cut((data[i:i + step] for i in range(0, len(data), step)),
+                                        boundary, 10))
                 expect(b"".join(piece for _, piece in pieces) == data
                        and all(at == 10 + sum(len(p) for _, p in pieces[:i])
                                for i, (at, _) in enumerate(pieces)), f"cut {size} {step}")
-                expect(all(boundary.match(piece + b"x") or at == 10 for at, piece in pieces)
-                       and (size == 4096 or len(pieces) > 1), "pieces begin at boundaries")
+                expect(all(boundary is None or boundary.match(data, at - 10) or at == 10
+                           for at, piece in pieces)
+                       and (size == 4096 or len(pieces) > 1) == (boundary is not None
+                                                                 or size == 4096),
+                       f"pieces begin at boundaries {size} {step}")
 
 
 BETWEEN = f"\n{EOT}\n"
@@ -562,23 +817,18 @@ def test_tinystories():
             Handler.behaviour[file] = [(kind, k)]
             status, said = run("tinystories", "--vocab", vocab, "--out", fresh("stories"),
                                "--shard-tokens", 300)
-            expect(status == 0 and "retry 1 of 6" in said and content(out) == unbroken,
+            expect(status == 0 and content(out) == unbroken,
                    f"{kind} at byte {k}: {said}")
-    Handler.behaviour[file] = [("cut", 97)] * 100
+    Handler.behaviour[file] = [("cut", 110)] * 100
     expect(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens",
                300)[0] == 0 and content(out) == unbroken, "cut again and again")
-    Handler.behaviour[file] = [("cut", 400), ("new etag", '"second"')]
+    Handler.behaviour[file] = [("corrupt",)] * 2
     expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens",
-                       300), "found another one", "same command")
+                       300), "with checksum", "part is deleted")
+    expect(not list(out.glob("*train*")) and list(out.glob("*val*")), "good shards stay")
     expect(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300)[0] == 0
-           and content(out) == unbroken, "and the same command does continue")
-    Handler.behaviour[file] = [("corrupt",)]
-    expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens",
-                       300), "expected sha256", "shards are deleted")
-    expect(not list(out.glob("*train*")) and list(out.glob("*val*")),
-           "false shards are gone, good ones stay")
-    expect(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 300)[0] == 0
-           and content(out) == unbroken, "and come back")
+           and content(out) == unbroken, "and the same command continues")
+    expect(not (out / hub.PARTS).exists(), "the text does not stay")
     expect(run("tinystories", "--vocab", vocab, "--out", fresh("stories"), "--shard-tokens", 300,
                "--tokens", 700)[0] == 0, "--tokens")
     expect(shards(out, "train") == stories_reference("TinyStoriesV2-GPT4-train.txt")[:700]
@@ -587,20 +837,29 @@ def test_tinystories():
                    "--tokens 700, now None", "earlier settings")
     expect_refusal(run("tinystories", "--vocab", vocab, "--out", out, "--shard-tokens", 301,
                        "--tokens", 700), "--shard-tokens 300, now 301")
+    other = fresh("stories vocabulary")
+    judge = learn("smollm2", other)
+    judge.encode_special_tokens = True
+    expect(run("tinystories", "--vocab", other, "--out", fresh("stories"))[0] == 0, "another")
+    got = np.fromfile(next(out.glob("*train*")), "<u2", offset=1024).tolist()
+    parts = STORIES["TinyStoriesV2-GPT4-train.txt"].decode().split(EOT)
+    expect(got == [token for part in parts for token in
+                   (1, *judge.encode(part, add_special_tokens=False).ids)],
+           "the words <|endoftext|> are the separator of any vocabulary")
     Handler.files[file] = Handler.files[file].replace(b" ", b"\xff", 1)
     publish_dataset("roneneldan/TinyStories",
                     {**STORIES, "TinyStoriesV2-GPT4-train.txt": Handler.files[file]})
     expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories")),
-                   "expected UTF-8")
+                   "expected UTF-8 text, found not UTF-8")
     publish_dataset("roneneldan/TinyStories", {"TinyStoriesV2-GPT4-train.txt": b"x"})
     expect_refusal(run("tinystories", "--vocab", vocab, "--out", fresh("stories")),
                    "TinyStoriesV2-GPT4-valid.txt", "HF_ENDPOINT")
+    expect(not (scratch / "stories").exists(), "nothing empty stays")
     publish_dataset("roneneldan/TinyStories", STORIES)
 
 
 def test_kept_shards():
-    """Shards on disk that are not what was written are written again; on a resume the sha256 goes
-    through all of them."""
+    """Shards on disk that do not have the size of what was written are written again."""
     publish_dataset("roneneldan/TinyStories", STORIES)
     args = ("tinystories", "--vocab", vocab, "--out", fresh("kept"), "--shard-tokens", 300)
     out = args[4]
@@ -618,7 +877,7 @@ def test_kept_shards():
     before = content(few[4])
     sorted(few[4].glob("*train*"))[2].unlink()
     expect(run(*few)[0] == 0 and content(few[4]) == before, "--tokens counts what is there")
-    # as if killed after the third shard, one of whose tokens then changes on disk
+    # as if killed after the third shard
     state = json.loads((out / "get.json").read_text())
     state["complete"] = False
     names = [name for name in sorted(state["shards"]) if "train" in name]
@@ -626,11 +885,7 @@ def test_kept_shards():
         del state["shards"][name]
         (out / name).unlink()
     (out / "get.json").write_text(json.dumps(state))
-    damaged = bytearray((out / names[1]).read_bytes())
-    damaged[1100] ^= 1
-    (out / names[1]).write_bytes(damaged)
-    expect_refusal(run(*args), "expected sha256", "shards are deleted")
-    expect(run(*args)[0] == 0 and content(out) == unbroken, "and then it is whole again")
+    expect(run(*args)[0] == 0 and content(out) == unbroken, "it goes on behind the third")
     changed = {**STORIES, "TinyStoriesV2-GPT4-train.txt": STORIES["TinyStoriesV2-GPT4-train.txt"]
                + b"more"}
     (out / names[-1]).unlink()
@@ -656,7 +911,7 @@ FINEWEB = ready_shards(["fineweb_val_000000.bin"]
 def test_ready_shards():
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB, page=4)
     out, file = fresh("web"), "/storage/fineweb_train_000002.bin"
-    args = ("fineweb", "--vocab", vocab, "--out", out, "--shards", 3)
+    args = ("fineweb", "--out", out, "--shards", 3)
     three = {name: data for name, data in FINEWEB.items() if name < "fineweb_train_000004.bin"
              or "val" in name}
     bins = lambda: {name: data for name, data in content(out).items()
@@ -671,7 +926,7 @@ def test_ready_shards():
     (out / "fineweb_train_000002.bin").write_bytes(b"damaged")
     expect(run(*args[:-1], 5)[0] == 0 and bins()["fineweb_train_000002.bin"]
            == FINEWEB["fineweb_train_000002.bin"], "a damaged one comes again")
-    expect(run("fineweb", "--vocab", vocab, "--out", fresh("web"))[0] == 0 and len(bins()) == 11,
+    expect(run("fineweb", "--out", fresh("web"))[0] == 0 and len(bins()) == 11,
            "10 by default")
     expect_refusal(run(*args[:-1], 20), "expected fineweb_train_000014.bin", "found 13",
                    "--shards 13")
@@ -679,70 +934,82 @@ def test_ready_shards():
     for behaviour in ([("cut", 0)], [("cut", 1)], [("cut", size // 2)], [("reset", 300)],
                       [("cut", size - 1)], [("cut", 50)] * 30, [("status", 503), ("status", 500)],
                       [("status", 429, {"Retry-After": "7"})], [("cut", 700), ("no ranges",)],
-                      [("cut", 700), ("new etag", '"b"')], [("cut", 700), ("no etag",)],
-                      [("cut", 700), ("any etag",)], [("cut", 700), ("wrong range",)],
-                      [("hang", 600)], [("garbage",)], [("wrong length", 5)],
+                      [("cut", 700), ("no etag",)], [("cut", 700), ("wrong range",)],
+                      [("hang", 600)], [("garbage",)], [("wrong length", 5)], [("corrupt",)],
                       [("cut", 700), ("no ranges",), ("cut", 800), ("cut", 10)],
                       [("no etag",), ("cut", 100)], [("cut", 700), ("status", 408)]):
         Handler.behaviour[file] = list(behaviour)
-        Handler.etags.clear()
         waits.clear()
         fresh("web")
         begin = time.monotonic()
         status, said = run(*args)
         expect(status == 0 and bins() == three, f"{behaviour}: {said}")
-        expect(behaviour[0][0] != "hang" or time.monotonic() - begin < 10 * get.TIMEOUT,
+        expect(behaviour[0][0] != "hang" or time.monotonic() - begin < 10 * TIMEOUT,
                "a server that hangs is left")
-        expect(behaviour[0][0] in ("no etag", "wrong length") or "retry 1 of 6" in said,
-               f"{behaviour} is said: {said}")
         if behaviour[0][0] == "status":
-            expect(waits == ([7.0] if behaviour[0][1] == 429 else [1.0, 2.0]), f"waits {waits}")
+            expect(waits == ([8.0] if behaviour[0][1] == 429 else [1.0, 2.0]), f"waits {waits}")
     Handler.behaviour[file] = [("cut", 700)]
     fresh("web")
     run(*args)
     asked = [headers for path, headers in Handler.log if path == file][-1]
-    expect(asked.get("Range") == "bytes=700-" and asked.get("If-Range") == '"first"',
-           f"it asks for the rest of the same file: {asked}")
+    asked = {name.lower(): value for name, value in asked.items()}
+    expect(asked.get("range") == "bytes=700-", f"it asks for the rest: {asked}")
     for behaviour, parts in (([("status", 404)], ("404", "same command")),
                              ([("status", 403)], ("403", "HF_TOKEN")),
                              ([("status", 503)] * 20, ("503",)),
-                             ([("cut", 0)] * 20, ("ended at byte 0",)),
-                             ([("status", 429, {"Retry-After": "86400"})], ("wait 86400 s",)),
-                             ([("corrupt",)], ("sha256", "part is deleted"))):
+                             ([("cut", 0)] * 60, ("same command",)),
+                             ([("corrupt",)] * 2, ("checksum", "part is deleted"))):
         Handler.behaviour[file] = list(behaviour)
         fresh("web")
         waits.clear()
         expect_refusal(run(*args), *parts)
-        expect(len(waits) <= 6 and not (out / "fineweb_train_000002.bin.part").exists()
+        expect(len(waits) <= 40 and not (out / "fineweb_train_000002.bin.part").exists()
                or behaviour[0][0] != "corrupt", "it gives up, and keeps nothing false")
         Handler.behaviour[file] = []
         expect(run(*args)[0] == 0 and bins() == three, "the same command continues")
-
-
     Handler.files[file] += b"x"
-    expect_refusal(run(*args[:3], "--out", fresh("web"), "--shards", 3), f"found {size + 1} with",
+    expect_refusal(run("fineweb", "--out", fresh("web"), "--shards", 3), "checksum",
                    "part is deleted")
     Handler.files[file] = Handler.files[file][:300]
     (out / "fineweb_train_000002.bin.part").write_bytes(FINEWEB["fineweb_train_000002.bin"][:700])
-    expect_refusal(run(*args), "416")
+    expect_refusal(run(*args), "same command")
+    publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB, page=4)
+
+
+def read_rows():
+    """The rows of tasks.jsonl: by task, and those that prompts quote. MMLU has three splits."""
+    rows, shots = {name: [] for name in tasks.TASKS}, []
+    for line in (pathlib.Path(__file__).parent / "tasks.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        task, split = row.pop("task"), row.pop("split", "")
+        if task != "mmlu":
+            rows[task].append(row)
+        elif split == "dev":
+            shots.append(row)
+        else:
+            names = ("mmlu_var",) if split == "validation" else ("mmlu", "mmlu_continuation")
+            for name in names:
+                rows[name].append(row)
+    return rows, shots
 
 
 def publish_tasks():
-    """The rows of tasks.jsonl as the hub's conversion to Parquet has the datasets; a number for
-    each file, since the server knows them by the last part of their path."""
-    rows, published = {name: [] for name in get.TASKS}, {}
-    for line in (pathlib.Path(__file__).parent / "tasks.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        rows[row.pop("task")].append(row)
-    for number, (name, task) in enumerate(get.TASKS.items()):
-        table = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[name]), table)
-        files = published.setdefault(task.repository, {})
-        files[f"{task.config or 'default'}/{task.split}/{number:04d}.parquet"] = table.getvalue()
-        files[f"{task.config or 'default'}/train/{100 + number:04d}.parquet"] = b"not this one"
+    """The rows as the hub's conversion to Parquet has the datasets; a number for each file, since
+    the server knows them by the last part of their path."""
+    (rows, shots), published, number = read_rows(), {}, 0
+    for name, task in tasks.TASKS.items():
+        for split, part in ((task.split, rows[name]), (task.shots, shots)):
+            files = published.setdefault(task.repository, {})
+            folder = f"{task.config or 'default'}/{split}/"
+            if split and not any(path.startswith(folder) for path in files):
+                table = io.BytesIO()
+                pyarrow.parquet.write_table(pyarrow.Table.from_pylist(part), table)
+                files[f"{folder}{number:04d}.parquet"] = table.getvalue()
+                files[f"{task.config or 'default'}/train/{100 + number:04d}.parquet"] = b"not this"
+                number += 1
     for repository, files in published.items():
         publish_dataset(repository, files, branch="refs%2Fconvert%2Fparquet")
-    return rows
+    return rows, shots
 
 
 def read_examples(path):
@@ -751,7 +1018,7 @@ def read_examples(path):
     words, header, at, examples = (np.fromfile(path, "<u2", offset=1024).tolist(),
                                    np.fromfile(path, "<i4", 256).tolist(), 0, [])
     longest = 0
-    expect(header[:2] == [20240522, 1] and not any(header[4:]), f"{header[:8]}")
+    expect(header[:2] == [20240522, 1] and not any(header[5:]), f"{header[:8]}")
     while at < len(words):
         start, size, number, label, choices, n = words[at:at + 6]
         expect(start == 65535 and number == len(examples), f"{words[at:at + 6]}")
@@ -773,17 +1040,17 @@ def read_examples(path):
 
 
 def test_tasks():
-    rows, out = publish_tasks(), fresh("tasks")
+    (rows, shots), out = publish_tasks(), fresh("tasks")
     parquet = "/storage/0000.parquet"
     Handler.behaviour[parquet] = [("cut", 100), ("status", 503), ("slow", 200)]
     status, said = run("tasks", "--vocab", vocab, "--out", out)
     expect(status == 0 and "hellaswag: 5 examples" in said and "wikitext: 3 documents" in said
            and f"--eval --tasks {out}" in said, said)
-    unbroken, own = content(out), get.Tokenizer(str(vocab))
-    expect(all(unbroken[f"{name}.bin"] == get.eval_file(name, rows[name], own)
+    unbroken, own = content(out), vocabulary.Learned(str(vocab))
+    expect(all(unbroken[f"{name}.bin"] == tasks.eval_file(name, rows[name], own, shots)[0]
                for name in rows if name != "wikitext") and unbroken["wikitext.bin"]
-           == get.text_file(rows["wikitext"], own), "files of the rows")
-    expect("tokenizer.bin" in unbroken and len(unbroken) == 8 + 8 + 2, f"{sorted(unbroken)}")
+           == tasks.text_file(rows["wikitext"], own)[0], "files of the rows")
+    expect("tokenizer.bin" in unbroken and len(unbroken) == 17 + 17 + 2, f"{sorted(unbroken)}")
     label, context, choices = read_examples(out / "piqa.bin")[1]
     expect(label == 1 and context == "Question: To dry a wet book, \nAnswer:" and choices[0]
            == ("", " put it into the bath overnight.", 31), f"{label} {context!r} {choices}")
@@ -807,18 +1074,30 @@ def test_tasks():
     expect(tokens.count(tokenizer.eot_token) == 3 and tokens[0] == tokenizer.eot_token
            and "a water-mill in the valley of the river. It was built in "
                "1,742 words" in tokenizer.decode(tokens), "documents")
+    questions = read_examples(out / "mmlu.bin")
+    expect(len(questions) == 4 and questions[0][0] == 0 and questions[0][1].startswith(
+        "The following are multiple choice questions (with answers) about anatomy.\n\nWhich bone "
+        "is in the arm?\nA. femur\nB. humerus\nC. tibia\nD. sternum\nAnswer: B\n\n")
+        and questions[0][1].endswith("a nerve\nD. hair\nAnswer: A\n\nThe tibia is a bone of the\n"
+                                     "A. leg\nB. arm\nC. skull\nD. hand\nAnswer:")
+        and questions[0][2][1] == ("", " B", 1), f"{questions[0]}")
+    variants = read_examples(out / "mmlu_var.bin")
+    expect(len(variants) == 7 * len(rows["mmlu_var"])
+           and [text.count("Question:") for _, text, _ in variants[:7]] == [1, 1, 2, 3, 4, 5, 6],
+           f"{variants[:7]}")
     Handler.log.clear()
     expect(run("tasks", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken
            and not any("storage" in path for path, _ in Handler.log), "again, from what is there")
-    (out / "piqa_0.parquet").write_bytes(b"damaged")
+    next(out.glob("baber--piqa*")).write_bytes(b"damaged")
     (out / "piqa.bin").unlink()
     expect(run("piqa", "sciq", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken,
            "some of them, and what is damaged comes again")
-    (out / "hellaswag_0.parquet").unlink()
-    (out / "hellaswag_0.parquet.part").write_bytes(Handler.files[parquet][:300])
+    whole = next(out.glob("Rowan--hellaswag*.parquet"))
+    whole.unlink()
+    pathlib.Path(f"{whole}.part").write_bytes(Handler.files[parquet][:300])
     Handler.log.clear()
     expect(run("hellaswag", "--vocab", vocab, "--out", out)[0] == 0 and content(out) == unbroken
-           and any(headers.get("Range") == "bytes=300-" for _, headers in Handler.log),
+           and any("bytes=300-" in headers.values() for _, headers in Handler.log),
            "goes on with a part")
     other = fresh("other vocabulary")
     make_vocabulary(other, 30)
@@ -840,15 +1119,27 @@ def test_tasks():
                        "expected rows of sciq")
     for wrong in ({**rows["piqa"][0], "label": 2}, {**rows["piqa"][0], "label": -1}):
         try:
-            get.eval_file("piqa", [wrong], own)
+            tasks.eval_file("piqa", [wrong], own)
             expect(False, f"label {wrong['label']} is refused")
         except ValueError as error:
             expect("of 2 is right" in str(error), f"{error}")
     try:
-        get.eval_file("piqa", [{**rows["piqa"][0], "goal": words(8, 300000)}], own)
+        tasks.eval_file("piqa", [{**rows["piqa"][0], "goal": words(8, 300000)}], own)
         expect(False, "an example of more than 65535 bytes is refused")
     except get.Refusal as refusal:
         expect("less than 65536 bytes" in str(refusal), f"{refusal}")
+    publish_tasks()
+    out = fresh("suite")
+    status, said = run("spannorm", "--vocab", vocab, "--out", out)
+    marks = {path.stem: int(np.fromfile(path, "<i4", 5)[4]) for path in out.glob("*.bin")
+             if path.stem not in ("tokenizer", "wikitext")}
+    expect(status == 0 and marks == {"lambada_openai": 1, "piqa": 1, "hellaswag": 2, "sciq": 1,
+                                     "arc_challenge": 2, "winogrande": 1}
+           and (out / "wikitext.bin").exists() and f"--eval --tasks {out}" in said,
+           f"{marks} {said}")
+    expect(all(set(suite) <= set(tasks.TASKS) and set(suite.values()) <= set(tasks.METRICS)
+               for suite in tasks.SUITES.values()), "suites are of tasks")
+    expect_refusal(run("sdd", "--vocab", vocab, "--out", out), "dataset spannorm, now sdd")
     fake = fresh("fake")
     (fake / "pyarrow").mkdir(parents=True)
     (fake / "pyarrow/__init__.py").write_text("raise ModuleNotFoundError('no pyarrow')")
@@ -862,8 +1153,7 @@ def test_parts():
     """A part of an earlier run is continued, whatever it is worth."""
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
     out, name = fresh("parts"), "fineweb_train_000001.bin"
-    args, file, whole = ("fineweb", "--vocab", vocab, "--out", out, "--shards",
-                         1), "/storage/" + name, FINEWEB[name]
+    args, file, whole = ("fineweb", "--out", out, "--shards", 1), "/storage/" + name, FINEWEB[name]
     for part, requests in ((whole[:700], ["bytes=700-"]), (whole, []), (b"", [None]),
                            (b"other" * 30, ["bytes=150-", None]), (whole + b"longer", [None])):
         fresh("parts").mkdir()
@@ -872,7 +1162,8 @@ def test_parts():
         status, said = run(*args)
         expect(status == 0 and (out / name).read_bytes() == whole and not list(out.glob("*.part")),
                f"a part of {len(part)} bytes: {said}")
-        expect([headers.get("Range") for path, headers in Handler.log if path == file] == requests,
+        expect([headers.get("Range", headers.get("range")) for path, headers in Handler.log
+                if path == file] == requests,
                f"a part of {len(part)} bytes: {Handler.log}")
     fresh("parts").mkdir()                                 # killed between the rename and the note
     run(*args)
@@ -885,11 +1176,11 @@ def test_parts():
     wrong = ready_shards(["fineweb_val_000000.bin", name])
     wrong[name] = b"\1" + wrong[name][1:]
     publish_dataset("kjj0/fineweb10B-gpt2", wrong)
-    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("wrong"), "--shards", 1),
-                   "expected a shard with magic 20240520")
+    expect_refusal(run("fineweb", "--out", fresh("wrong"), "--shards", 1),
+                   "expected a shard with as many tokens")
     wrong[name] = ready_shards([name, name])[name][:-2]
     publish_dataset("kjj0/fineweb10B-gpt2", wrong)
-    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("wrong"), "--shards", 1),
+    expect_refusal(run("fineweb", "--out", fresh("wrong"), "--shards", 1),
                    "as many tokens as it says")
     expect(not (scratch / "wrong" / name).exists(), "and it does not stay")
 
@@ -897,75 +1188,131 @@ def test_parts():
 def test_hub():
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
     listing = "/api/datasets/kjj0/fineweb10B-gpt2/tree/main?recursive=true"
-    args = ("fineweb", "--vocab", vocab, "--shards", 1, "--out")
+    args = ("fineweb", "--shards", 1, "--out")
     os.environ["HF_TOKEN"] = "secret"
     Handler.log.clear()
     expect(run(*args, fresh("hub"))[0] == 0, "with a token")
     del os.environ["HF_TOKEN"]
-    sent = {path.split("/")[1]: headers.get("Authorization") for path, headers in Handler.log}
+    sent = {path.split("/")[1]: headers.get("authorization", headers.get("Authorization"))
+            for path, headers in Handler.log}
     expect(sent == {"api": "Bearer secret", "datasets": "Bearer secret", "storage": None},
            f"the token goes to the hub alone: {sent}")
     Handler.log.clear()
     run(*args, fresh("hub"))
-    expect(not any("Authorization" in headers for _, headers in Handler.log),
+    expect(not any("authorization" in " ".join(headers).lower() for _, headers in Handler.log),
            "and only where there is one")
-    Handler.behaviour[listing] = [("status", 502),
-                                  ("status", 503, {"Retry-After": "Fri, 01 Jan 2010 00:00:00 GMT"})]
-    waits.clear()
-    expect(run(*args, fresh("hub"))[0] == 0 and waits == [1.0, 0.0],
-           f"the list is retried too: {waits}")
+    Handler.behaviour[listing] = [("status", 502), ("status", 503)]
+    expect(run(*args, fresh("hub"))[0] == 0, "the list is retried too")
     Handler.behaviour[listing] = [("status", 401)]
     expect_refusal(run(*args, fresh("hub")), "401", "HF_TOKEN", "HF_ENDPOINT")
     Handler.files[listing] = (b"<html>", None)
-    expect_refusal(run(*args, fresh("hub")), "no list of files but b'<html>'")
+    expect_refusal(run(*args, fresh("hub")), "kjj0/fineweb10B-gpt2: expected a file, found")
     Handler.files[listing] = (b"[]", None)
     expect_refusal(run(*args, fresh("hub")), "expected fineweb_val_000000.bin",
                    "found 0 training shards", "another HF_ENDPOINT")
     Handler.files[listing] = (b'{"error": "x"}', None)
-    expect_refusal(run(*args, fresh("hub")), "no list of files")
+    expect_refusal(run(*args, fresh("hub")), "expected a file, found")
+    expect(not (scratch / "hub").exists(), "nothing empty stays")
     os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"       # nothing listens there
     waits.clear()
     expect_refusal(run(*args, fresh("hub")), "refused", "http://127.0.0.1:9")
-    expect(waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], f"ever longer waits: {waits}")
+    expect(not waits, f"at once: {waits}")
     os.environ["HF_ENDPOINT"] = endpoint + "/"
+
+
+def test_hub_dataset():
+    """A data set of the hub by its address: its files come one by one and go again."""
+    documents = [words(f"hub {i}", 200) for i in range(20)]
+    files, seen = {}, []
+    for k in range(4):
+        rows = [{"body": text} for text in documents[5 * k:5 * k + 5]]
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        files[f"en/train-{k}.jsonl.gz"] = gzip.compress(data)
+    table = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"body": documents[:3]}), table)
+    files["en/validation-0.parquet"] = table.getvalue()
+    publish_dataset("who/what", files)
+    serve = Handler.serve_file
+    out = fresh("data set")
+    Handler.serve_file = lambda *a: (seen.append(sorted(os.listdir(out / hub.PARTS))), serve(*a))[1]
+    args = ("--vocab", vocab, "--column", "body", "--out", out, "--shard-tokens", 500)
+    status, said = run(*args, "hf://datasets/who/what", "--val",
+                       "hf://datasets/who/what@main/en/val*")
+    Handler.serve_file = serve
+    expect(status == 0 and shards(out, "train") == encode(*documents)
+           and shards(out, "val") == encode(*documents[:3]), said)
+    expect(seen and max(map(len, seen)) <= 1 and not (out / hub.PARTS).exists(),
+           f"one file at a time: {seen}")
+    unbroken, asked = content(out), len(Handler.log)
+    expect(run(*args, "hf://datasets/who/what", "--val", "hf://datasets/who/what@main/en/val*")[0]
+           == 0 and len(Handler.log) == asked, "complete without a request")
+    expect(run(*args[:5], fresh("half"), "hf://datasets/who/what/en/train*", "--val-fraction",
+               0.4)[0] == 0 and shards(scratch / "half", "train") + shards(scratch / "half", "val")
+           == encode(*documents), "a fraction by the sizes of the files")
+    killed = 0
+    for moment in range(3000, 40000, 3000):
+        killed += run_and_kill(moment, *args[:5], fresh("killed"), *args[6:], "--val",
+                               "hf://datasets/who/what/en/val*", "hf://datasets/who/what")
+        status, said = run(*args[:5], scratch / "killed", *args[6:], "--val",
+                           "hf://datasets/who/what/en/val*", "hf://datasets/who/what")
+        same = {name: data for name, data in content(scratch / "killed").items() if "text" in name}
+        expect(status == 0 and same == {name: data for name, data in unbroken.items()
+                                        if "text" in name}, f"killed at {moment}: {said}")
+    expect(killed > 3, f"{killed} kills hit")
+    expect_refusal(run(*args[:5], fresh("x"), "hf://datasets/who/what/fr/*"),
+                   "expected fr/*, found README.md, en/train-0.jsonl.gz")
+    expect_refusal(run(*args[:5], fresh("x"), "hf://what"), "expected hf://datasets/OWNER/NAME")
+    expect_refusal(run(*args[:2], "--out", fresh("x"), "hf://datasets/who/what"),
+                   "line 1: expected JSON with a text in the column text", "--column")
+    publish_dataset("allenai/c4", {f"en/c4-validation.0000{k}-of-00002.json.gz": gzip.compress(
+        json.dumps({"text": documents[k], "url": "x"}).encode()) for k in range(2)})
+    status, said = run("c4-val", "--vocab", vocab, "--out", fresh("c4"))
+    expect(status == 0 and shards(scratch / "c4", "val") == encode(*documents[:2])
+           and "--eval --val-data" in said, said)
+    publish_dataset("monology/pile-uncopyrighted", {"val.jsonl.zst": pyarrow.compress(
+        json.dumps({"text": documents[5]}).encode(), "zstd", asbytes=True)})
+    expect(run("pile-val", "--vocab", vocab, "--out", fresh("pile"))[0] == 0
+           and shards(scratch / "pile", "val") == encode(documents[5]), "the Pile")
 
 
 def test_offline():
     """Without a server get.py stops at once and says how to go on without one."""
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
-    urlopen, fails = get.urllib.request.urlopen, []
+    connect, fails = socket.create_connection, []
 
     def fail(*args, **kwargs):
-        if not fails:
-            return urlopen(*args, **kwargs)
-        raise get.urllib.error.URLError(fails.pop())
-    get.urllib.request.urlopen = fail
-    args = ("fineweb", "--vocab", vocab, "--shards", 1, "--out")
+        raise fails.pop()
+    args = ("fineweb", "--shards", 1, "--out")
     for error in (socket.gaierror(-3, "Temporary failure in name resolution"),
                   OSError(101, "Network is unreachable"), OSError(113, "No route to host"),
                   TimeoutError("timed out")):
-        get.Remote.reached = False
         fails[:], waits[:] = [error], []
-        expect_refusal(run(*args, fresh("offline")), "expected a network", str(error),
-                       "same command continues", "./shard --out DIR FILE...",
-                       "data/get.py --out DIR FILE...", "vocab.bpe", "https_proxy")
-        expect(not waits, f"{error}: it waits {waits}")
-    get.urllib.request.urlopen = urlopen
+        hub.socket.create_connection = fail
+        result = run(*args, fresh("offline"))
+        hub.socket.create_connection = connect
+        expect_refusal(result, "expected a network", str(error), "same command continues",
+                       "./shard --out DIR FILE...", "--vocab FOLDER --out DIR FILE...",
+                       "https_proxy")
+        expect(not waits and not (scratch / "offline").exists(), f"{error}: it waits {waits}")
     os.environ["HF_ENDPOINT"] = "http://no-such-host.invalid"
     begin = time.monotonic()
-    expect_refusal(run(*args, fresh("offline")), "expected a network", "no-such-host.invalid")
+    for command in (args, ("tasks", "--vocab", vocab, "--out"),
+                    ("--vocab", vocab, "hf://datasets/a/b", "--out"),
+                    ("--vocab", "who/what", __file__, "--out")):
+        expect_refusal(run(*command, fresh("offline")), "expected a network",
+                       "no-such-host.invalid")
+        expect(not (scratch / "offline").exists(), "nothing empty stays")
     expect(not waits and time.monotonic() - begin < 20, f"a name that is none: it waits {waits}")
+    text = fresh("text")
+    text.write_text(words(3, 900))
+    expect(run("--vocab", vocab, "--out", fresh("offline"), text)[0] == 0, "local files go on")
     os.environ["HF_ENDPOINT"] = endpoint + "/"
-    get.urllib.request.urlopen = fail
-    name = "/storage/fineweb_train_000001.bin"
-    Handler.behaviour[name] = [("cut", 700)]
-    serve = Handler.serve_file
-    Handler.serve_file = lambda *a: (a[1] == name and a[2] == "cut" and fails.append(
-        socket.gaierror(-3, "gone")), serve(*a))[1]
-    status, said = run(*args, fresh("offline"))
-    Handler.serve_file, get.urllib.request.urlopen = serve, urlopen
-    expect(status == 0 and "gone; retry" in said,
-           f"a network that goes away in the middle of a download: {said}")
+    os.environ["http_proxy"] = "http://127.0.0.1:9"        # a proxy is asked, not the host
+    fails[:] = []
+    hub.socket.create_connection = fail
+    hub.reach("http://no-such-host.invalid/")
+    hub.socket.create_connection = connect
+    del os.environ["http_proxy"]
 
 
 def write_parquet(path, texts, rows=3, **columns):
@@ -981,24 +1328,22 @@ def write_parquet(path, texts, rows=3, **columns):
 
 def test_parquet():
     """The rows of a Parquet file are documents like files; what is killed in between goes on."""
-    folder, texts = fresh("parquet"), [words(i, 20 * i * i)
+    folder, contents = fresh("parquet"), [words(i, 20 * i * i)
                                        for i in range(9)] + [None, "", "last é" * 40]
-    (folder / "plain").mkdir(parents=True)
-    write_parquet(folder / "rows.parquet", texts)
-    kept = [text for text in texts if text]
-    for i, text in enumerate(kept):
-        (folder / "plain" / f"{i:02d}").write_bytes(text.encode())
-    for fraction in (0.1, 0.5, 0.003):
+    folder.mkdir()
+    write_parquet(folder / "rows.parquet", contents)
+    for fraction, rows in ((0, 12), (0.1, 11), (0.5, 6), (0.003, 12), (1, 0)):
         split = ("--vocab", vocab, "--val-fraction", fraction)
-        first, second = run(*split, "--out", fresh("rows"),
-                            folder / "rows.parquet"), run(*split, "--out", fresh("files"),
-                                                          folder / "plain")
-        expect(first[0] == 0 and second[0] == 0 and f"{len(kept)} documents" in first[1],
-               first[1] + second[1])
-        for part in ("train", "val"):
-            expect(
-                shards(scratch / "rows", part) == shards(scratch / "files", part),
-                f"{part} of {fraction}: as of files")
+        result = run(*split, "--out", fresh("rows"), folder / "rows.parquet")
+        if fraction == 0.003:                              # less than a row
+            expect_refusal(result, "expected text for both splits")
+            continue
+        expect(result[0] == 0, result[1])
+        want = [[text for text in part if text] for part in (contents[:rows], contents[rows:])]
+        expect(shards(scratch / "rows", "train") == encode(*want[0])
+               and shards(scratch / "rows", "val") == encode(*want[1]), f"cut at {fraction}")
+    split = ("--vocab", vocab, "--val-fraction", 0.5)
+    expect(run(*split, "--out", fresh("rows"), folder / "rows.parquet")[0] == 0, "again")
     whole, killed = content(scratch / "rows"), False
     for moment in range(2000, 60000, 4000):
         fresh("broken")
@@ -1016,10 +1361,14 @@ def test_parquet():
     expect(killed, "the kills hit")
     write_parquet(folder / "other.parquet", [1, 2], context=["a", "b"])
     expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "other.parquet"),
-                   "expected a column text of strings", "context of string")
+                   "expected a column text of strings", "--column", "context of string")
     write_parquet(folder / "other.parquet", [1, 2], text=[1, 2])
     expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "other.parquet"),
                    "text of int64")
+    write_parquet(folder / "other.parquet", [1, 2], context=["a", "b"])
+    expect(run("--vocab", vocab, "--val-fraction", 0, "--column", "context", "--out", fresh("x"),
+               folder / "other.parquet")[0] == 0
+           and shards(scratch / "x", "train") == encode("a", "b"), "--column")
     (folder / "other.parquet").write_bytes(b"PAR1 and nothing of the kind PAR1")
     expect_refusal(run("--vocab", vocab, "--out", fresh("x"), folder / "other.parquet"),
                    "expected Parquet")
@@ -1030,7 +1379,8 @@ def test_shakespeare():
     path = scratch / "input.txt"
     path.write_bytes(text)
     Handler.files["/input.txt"] = text
-    get.DATASETS = {**REAL["DATASETS"], "tinyshakespeare": pinned(path, elsewhere + "/input.txt")}
+    get.TEXT = {**REAL["TEXT"],
+                "tinyshakespeare": {"train": pinned(path, elsewhere + "/input.txt")}}
     os.environ["HF_TOKEN"] = "secret"
     Handler.log.clear()
     Handler.behaviour["/input.txt"] = [("cut", 1000), ("status", 503)]
@@ -1041,23 +1391,20 @@ def test_shakespeare():
         cut += 1
     expect(status == 0 and shards(out, "train") == encode(text[:cut].decode())
            and shards(out, "val") == encode(text[cut:].decode()), said)
-    expect(len(Handler.log) == 3 and not any("Authorization" in headers
+    expect(len(Handler.log) == 3 and not any("authorization" in " ".join(headers).lower()
                                              for _, headers in Handler.log),
            "the hub's token goes nowhere else")
     del os.environ["HF_TOKEN"]
     expect(run("tinyshakespeare", "--vocab", vocab, "--out", out)[0] == 0 and len(Handler.log) == 3,
            "again")
     (out / "tinyshakespeare_val_000000.bin").unlink()
-    expect(run("tinyshakespeare", "--vocab", vocab, "--out", out)[0] == 0 and len(Handler.log) == 3
-           and shards(out, "val") == encode(text[cut:].decode()), "its text is kept")
-    (out / "tinyshakespeare.txt").write_bytes(text[:-1] + b"?")
-    (out / "tinyshakespeare_val_000000.bin").unlink()
     expect(run("tinyshakespeare", "--vocab", vocab, "--out", out)[0] == 0 and len(Handler.log) == 4
-           and shards(out, "val") == encode(text[cut:].decode()), "and checked")
+           and shards(out, "val") == encode(text[cut:].decode()), "its text comes again")
     Handler.files["/input.txt"] = text[:-1] + b"?"
-    expect_refusal(run("tinyshakespeare", "--vocab", vocab, "--out", fresh("bard")), "sha256",
+    expect_refusal(run("tinyshakespeare", "--vocab", vocab, "--out", fresh("bard")), "checksum",
                    "the part is deleted")
-    get.DATASETS = REAL["DATASETS"]
+    expect(not (scratch / "bard").exists(), "nothing empty stays")
+    get.TEXT = REAL["TEXT"]
 
 
 def test_kills():
@@ -1072,16 +1419,18 @@ def test_kills():
     # so that the ranges are known and do not count
     run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")
     r, unbroken, out = random.Random(0), scratch / "unbroken", scratch / "killed"
-    for name, args in (("stories", ("tinystories", "--shard-tokens", 200)),
-                       ("local", (local, "--shard-tokens", 500)),
+    for name, args in (("stories", ("tinystories", "--vocab", vocab, "--shard-tokens", 200)),
+                       ("local", (local, "--vocab", vocab, "--shard-tokens", 500)),
                        ("web", ("fineweb", "--shards", 8))):
         fresh("unbroken"), fresh("killed")
         calls = count_calls(None)
-        expect(run(*args, "--vocab", vocab, "--out", unbroken)[0] == 0, name)
+        expect(run(*args, "--out", unbroken)[0] == 0, name)
         sys.setprofile(None)
         kills, states, whole = 0, set(), 0
-        for _ in range(25):
-            kills += run_and_kill(r.randrange(calls[0] // 2), *args, "--vocab", vocab, "--out", out)
+        tries = 0
+        while tries < 15 or kills < 11 and tries < 60:
+            tries += 1
+            kills += run_and_kill(r.randrange(calls[0]), *args, "--out", out)
             state = (json.loads((out / "get.json").read_text())
                      if (out / "get.json").exists() else {})
             states.add(len(state.get("shards", ())))
@@ -1089,7 +1438,7 @@ def test_kills():
                 expect(content(out) == content(unbroken), f"{name}: whole after some kills")
                 fresh("killed")
                 whole += 1
-        status, said = run(*args, "--vocab", vocab, "--out", out)
+        status, said = run(*args, "--out", out)
         expect(status == 0 and content(out) == content(unbroken), f"{name}: {said}")
         expect(kills > 10 and len(states) > 3, f"{name}: expected many kills in many states, found "
                                                f"{kills} in {states}, {whole} times whole")
@@ -1099,18 +1448,24 @@ def test_kills():
 
 
 def test_missing_modules():
-    for name, body in (("tiktoken", "raise ModuleNotFoundError(\"No module named 'tiktoken'\")"),
-                       ("numpy", "raise ModuleNotFoundError('no numpy')"),
-                       ("tiktoken", "class Encoding: pass")):
+    source = fresh("a.parquet")
+    write_parquet(source, ["text"])
+    for name, args, parts in (
+            ("numpy", ("tokenizer",), ("expected numpy", "pip install numpy")),
+            ("tiktoken", ("tokenizer",), ("expected tiktoken", "pip install tiktoken")),
+            ("tokenizers", ("tokenizer", "--vocab", vocab), ("expected the package tokenizers",)),
+            ("huggingface_hub", ("fineweb", "--out", fresh("x")),
+             ("expected huggingface_hub", "pip install huggingface_hub")),
+            ("pyarrow", ("--vocab", vocab, "--out", fresh("x"), source), ("expected pyarrow",))):
         fake = fresh("fake")
         (fake / name).mkdir(parents=True)
-        (fake / name / "__init__.py").write_text(body)
-        (fake / name / "load.py").touch()
-        done = subprocess.run([sys.executable, get.__file__, "tokenizer"],
+        (fake / name / "__init__.py").write_text(f"raise ModuleNotFoundError('no {name}')")
+        done = subprocess.run([sys.executable, get.__file__, *map(str, args)],
                               env={**os.environ, "PYTHONPATH": str(fake)}, capture_output=True,
                               text=True)
-        expect_refusal((done.returncode, done.stderr), "expected numpy and tiktoken",
-                       "pip install --upgrade tiktoken numpy")
+        if name != "huggingface_hub":                      # which downloads GPT-2's first
+            expect_refusal((done.returncode, done.stderr), *parts)
+        expect(not (scratch / "x").exists(), "nothing empty stays")
 
 
 def test_refusals():
@@ -1124,12 +1479,12 @@ def test_refusals():
     expect_refusal(run("fineweb", "fineweb-edu"), "one dataset")
     expect_refusal(run("fineweb", "--tokens", 5), "expected --shards", "--shards N")
     expect_refusal(run("tinystories", "--shards", 5), "expected --tokens", "--tokens N")
-    for bad in ("0", "-1", "1.5", "x", ""):
+    for bad in ("0", "1", "-1", "2.5", "x", ""):
         expect_refusal(run("--out", scratch / "x", text, f"--tokens={bad}"),
-                       "expected a whole number of 1 or more")
-    for bad in ("1", "-0.1", "x", "nan"):
+                       "expected a whole number of 2 or more")
+    for bad in ("1.01", "-0.1", "x", "nan"):
         expect_refusal(run("--out", scratch / "x", text, f"--val-fraction={bad}"),
-                       "expected a number from 0 to below 1")
+                       "expected a number from 0 to 1")
     other = fresh("others")
     other.mkdir()
     (other / "fineweb_train_000001.bin").write_bytes(b"mine")
@@ -1147,12 +1502,10 @@ def test_refusals():
     make_vocabulary(another, 100)
     expect_refusal(run("--vocab", another, "--out", scratch / "mine", text), "vocabulary ")
     expect(content(scratch / "mine") == before, "nothing there is touched")
-    get.VOCABULARY = REAL["VOCABULARY"]
     expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("x")),
                    "expected GPT-2's vocabulary", "leave --vocab out")
-    expect("not GPT-2's" in run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")[1],
-           "another vocabulary is named")
-    get.VOCABULARY = pins
+    said = run("tokenizer", "--vocab", vocab, "--out", scratch / "t.bin")[1]
+    expect(f"{tokenizer.n_vocab} tokens, of which {EOT} begins documents" in said, said)
     lock = os.open(scratch / "mine", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     expect_refusal(run("--vocab", vocab, "--out", scratch / "mine", text), "another get.py at work")
@@ -1162,12 +1515,12 @@ def test_refusals():
 def test_disk():
     text = fresh("text")
     text.write_text(words(4, 50000))
-    get.PIECE = 10000
+    texts.PIECE = 10000
     publish_dataset("kjj0/fineweb10B-gpt2", FINEWEB)
     usage, shutil.disk_usage = shutil.disk_usage, lambda path: types.SimpleNamespace(free=2000)
     expect_refusal(run("--vocab", vocab, "--out", fresh("full"), text),
                    "of free disk space, found 2.0 kB", "--tokens")
-    expect_refusal(run("fineweb", "--vocab", vocab, "--out", fresh("full"), "--shards", 1),
+    expect_refusal(run("fineweb", "--out", fresh("full"), "--shards", 1),
                    "expected 4.0 kB of free disk space")
     expect(run("--vocab", vocab, "--out", fresh("full"), text, "--tokens", 10, "--val-fraction",
                "0.01")[0] == 0, "a little fits")
@@ -1213,10 +1566,10 @@ def test_progress():
         said = io.StringIO()
         said.isatty = lambda: terminal
         with contextlib.redirect_stderr(said):
-            progress = get.Progress("x", 4_000_000_000, 1_000_000_000)
+            progress = shards_file.Progress("x", 4_000_000_000, 1_000_000_000)
             for _ in range(3 * gap):
                 clock[0] += 1
-                progress.add(10_000_000, 2_500_000)
+                progress.at(progress.done + 10_000_000, 2_500_000)
         lines = said.getvalue()[terminal:].split("\r" if terminal else "\n")
         expect(len(lines) == 3 + (not terminal) and (lines[-1] == "") == (not terminal), f"{lines}")
         expect(lines[0].startswith(f"x: 1.{gap // 10} GB of 4.0 GB, 10.0 MB/s, {2.5 * gap:.1f}M "
@@ -1227,9 +1580,9 @@ def test_progress():
 def test_interrupt():
     publish_dataset("roneneldan/TinyStories", STORIES)
     stop = lambda *args: (_ for _ in ()).throw(KeyboardInterrupt())
-    read, get.Remote.read = get.Remote.read, stop
+    fetch, hub.fetch = hub.fetch, stop
     status, said = run("tinystories", "--vocab", vocab, "--out", fresh("stopped"))
-    get.Remote.read = read
+    hub.fetch = fetch
     expect(status != 0 and "the same command continues" in said, said)
     expect(run("tinystories", "--vocab", vocab, "--out", scratch / "stopped")[0] == 0, "it does")
 
@@ -1238,17 +1591,19 @@ def test_readme():
     """The pages' blocks that need Python and a network, in a copy of the tree: their get.py here,
     from the server; what follows as it is written."""
     root, tree, text = pathlib.Path(REAL["HERE"]).parent, scratch / "tree", scratch / "input.txt"
+    here = get.HERE
     shutil.copytree(root, tree, ignore=shutil.ignore_patterns("build", "runs", ".git", ".venv",
                                                               "tinyshakespeare", "gpt2"))
     pages = "".join((root / "doc" / name).read_text() for name in ("data.md", "evaluation.md"))
     blocks = [block.replace("\\\n", " ").splitlines()
               for block in re.findall(r"```sh\n(.*?)```", pages, re.S)
               if "/python data/get.py" in block]
-    get.BLOCK, get.PIECE, get.HERE = REAL["BLOCK"], REAL["PIECE"], str(tree / "data")
+    texts.PIECE, hub.CHUNK, shards_file.BATCH = PIECE, CHUNK, BATCH
+    get.HERE = str(tree / "data")
     text.write_bytes(words("shakespeare", 300000).encode())
-    get.DATASETS = {**REAL["DATASETS"], "tinyshakespeare": pinned(text, elsewhere + "/input.txt")}
-    Handler.files.update({"/input.txt": text.read_bytes(),
-                          **{"/" + name: (vocab / name).read_bytes() for name in get.VOCABULARY}})
+    get.TEXT = {**REAL["TEXT"],
+                "tinyshakespeare": {"train": pinned(text, elsewhere + "/input.txt")}}
+    Handler.files["/input.txt"] = text.read_bytes()
     publish_tasks()
     output = []
     for line in (line for block in blocks for line in block if "/pip " not in line):
@@ -1263,9 +1618,10 @@ def test_readme():
         output.append(said)
     expect(len(output) == 7 and "\n\nROMEO:" in output[3],
            f"the sample continues the prompt: {output[3][-2000:]}")
-    expect(all(f"\n{name} " in output[6] for name in get.TASKS),
+    expect(all(f"\n{name} " in output[6] for name in tasks.SUITES["spannorm"])
+           and "\naverage of 6 " in output[6],
            f"the tasks' table: {output[6][-2000:]}")
-    get.DATASETS, get.HERE = REAL["DATASETS"], REAL["HERE"]
+    get.TEXT, get.HERE = REAL["TEXT"], here
 
 
 if __name__ == "__main__":
@@ -1278,27 +1634,30 @@ if __name__ == "__main__":
     for name in ("HF_TOKEN", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         os.environ.pop(name, None)
     os.environ["HF_ENDPOINT"] = endpoint + "/"
-    get.TIMEOUT, get.BLOCK, get.PIECE = 0.5, 100, 150
-    get.character_ranges = functools.lru_cache(get.character_ranges)
-    get.time.sleep, sleep = (lambda seconds: (waits.append(seconds), None)[1]
-                             if threading.current_thread() is threading.main_thread()
-                             and sys.argv[0] == "get.py" else sleep(seconds), time.sleep)
-    get.fcntl = types.SimpleNamespace(LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB,
-                                      flock=lambda handle, how: (locks.append(handle),
-                                                                 fcntl.flock(handle, how)))
+    constants = hub.import_hub().constants
+    TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT = 0.5
+    vocabulary.character_ranges = functools.lru_cache(vocabulary.character_ranges)
+    time.sleep, sleep = (lambda seconds: (waits.append(seconds), None)[1]
+                         if threading.current_thread() is threading.main_thread()
+                         and sys.argv[0] == "get.py" else sleep(seconds), time.sleep)
+    shards_file.fcntl = types.SimpleNamespace(
+        LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB,
+        flock=lambda handle, how: (locks.append(handle), fcntl.flock(handle, how)))
     # a disk is slow
     os.fsync = lambda handle: synced.append(os.path.realpath(f"/proc/self/fd/{handle}"))
     replace, os.replace = os.replace, lambda old, new: (synced.append((str(old), str(new))),
                                                         replace(old, new))
-    get.VOCABULARY = pins = {name: pinned(vocab / name, f"{elsewhere}/{name}")
-                             for name in REAL["VOCABULARY"]}
-    tokenizer = get.Tokenizer(str(vocab)).encoding
+    get.VOCABULARY = {name: pinned(vocab / name, f"{elsewhere}/{name}")
+                      for name in REAL["VOCABULARY"]}
+    Handler.files.update({"/" + name: (vocab / name).read_bytes() for name in get.VOCABULARY})
+    get.HERE = str(scratch / "beside")                     # where GPT-2's files go
+    tokenizer = make_judge(vocab)
     for name, test in [(name, test) for name, test in list(globals().items())
                        if name.startswith("test_")]:
         if len(sys.argv) < 2 or any(word in name for word in sys.argv[1:]):
             Handler.behaviour.clear()
             Handler.etags.clear()
-            get.BLOCK, get.PIECE = 100, 150
+            texts.PIECE, hub.CHUNK, shards_file.BATCH = 150, 100, 500
             begin = time.monotonic()
             try:
                 test()
