@@ -44,6 +44,8 @@ arrange() {
         faults) built="build/shard build/shim.so $trainer" run="sh dev/test/faults.sh" ;;
         torture) built="build/shard build/shim.so $trainer" run="python3 dev/torture.py 24" ;;
         ptx) built=build/services.a run="python3 dev/ptx/check.py trainer" ;;
+        get_*) built=build/services.a run="python3 dev/test/test_get.py test_${test#get_}" ;;
+        lm_eval) built=build/services.a run="python3 dev/test/test_lm_eval.py" ;;
         formulas) built=build/services.a run="python3 dev/test/test_probe.py" ;;
         tokenizers) built=build/tokenize run="python3 dev/test/test_tokenizer.py short" ;;
         hf_tokenizers) built=build/logits run="python3 dev/test/test_hf.py tokenizers" ;;
@@ -56,6 +58,7 @@ arrange() {
             built=build/shard
             run="python3 dev/test/test_repro.py table sides verdicts two_scales edge proportions \
                  likeness family order missing other_study sizes fresh commit statistics kept" ;;
+        paper_scale) built=build/services.a run="python3 dev/test/test_paper_scale.py" ;;
         # build/test_gpt comm runs command too, which has the word in its name
         run | run_sample | run_tokens | micro_batch | comm | command | refusals | shard)
             built="build/test_gpt $programs" run="build/test_gpt $test" ;;
@@ -68,7 +71,8 @@ is_test() {
     case $test in
         cuda_*) grep -qs "GPU_TEST($test)" test_gpt.cu dev/test/*.cu ;;
         gpus | lost | processes | faults | torture | formulas | import_hf | probe_runs) ;;
-        repro | ptx | tokenizers | hf_tokenizers) ;;
+        repro | ptx | tokenizers | hf_tokenizers | lm_eval | paper_scale) ;;
+        get_*) grep -q "^def test_${test#get_}" dev/test/test_get.py ;;
         *) grep -q "{\"$test\"," test_gpt.c ;;
     esac
 }

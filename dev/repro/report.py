@@ -31,6 +31,7 @@ PEAK, SHARE = 989e12, 0.4
 # parameters up to which a run is given to one GPU, at 16 bytes for weight, gradient and AdamW
 ONE_GPU = 4e9
 AFFORDABLE = 200                              # GPU hours of a run up to which it gets three seeds
+SCORED = 2e9                                  # tokens of a run from which on its tasks are scored
 
 
 # ------------------------------------------------------------------------------------ at full scale
@@ -51,10 +52,17 @@ def flag_values(flags):
     return found
 
 
-def ablate_command(full, model, tokens, words, seeds, name):
+def scoring(claim, model):
+    """Flags for the tasks of the paper's tables (data/get.py), and its validation text."""
+    suite = {"S": "spannorm", "D": "sdd"}.get(
+        claim["id"][0], "hybridnorm-moe" if model.startswith("olmoe") else "hybridnorm")
+    return f" --tasks data/{suite}" + (" --val-data data/c4-val" if suite != "spannorm" else "")
+
+
+def ablate_command(mode, model, tokens, words, seeds, name):
     """One run for each GPU at a time."""
     words = f"--tokens {tokens:.0f} {words} --seed {','.join(seeds)}".replace("  ", " ")
-    return (f"python3 dev/ablate.py --mode {full['mode']} --model {model} --data DATA {words} "
+    return (f"python3 dev/ablate.py --mode {mode} --model {model} --data DATA {words} "
             f"--out ablations/full-{name}")
 
 
@@ -69,21 +77,24 @@ def torchrun_command(model, steps, axes, name):
                     for flag, values in axes.items() if flag not in ("mode", "probe"))
     out = f"runs/{name}-" + "-".join("$" + variable(flag) for flag in several)
     train = (f"torchrun --no-python --nproc-per-node 8 ./train_gpt --model {model} --data DATA "
-             f"--steps {steps} {flags}--out {out} --resume auto")
+             f"--steps {steps} {flags}--val-every {max(1, steps // 20)} --out {out} "
+             "--resume auto")
     return (f"{loops}make -s train_gpt NORM_MODE=$mode && {train}{'; done' * len(several)}"
             + (f"; python3 dev/probe.py runs/{name}-*" if "probe" in axes else ""))
 
 
 def full_scale(claim, models):
-    """[(command, runs, GPU hours of all), ...]"""
+    """[(command, runs, GPU hours of all), ...], one for each model and text of flags."""
     full, found = claim["full"], []
     flags = full["flags"] if isinstance(full["flags"], list) else [full["flags"]]
+    modes = full["mode"] if isinstance(full["mode"], list) else [full["mode"]] * len(flags)
     # tokens of each model, or one number for all
     given = full["tokens"] if isinstance(full["tokens"], list) else itertools.repeat(full["tokens"])
-    for (model, tokens), (number, words) in itertools.product(zip(full["model"].split(","), given),
-                                                              enumerate(flags, 1)):
+    for (model, tokens), (number, mode, words) in itertools.product(
+            zip(full["model"].split(","), given), zip(itertools.count(1), modes, flags)):
         parameters, batch, layers, everything = models[model]
-        axes = dict(mode=full["mode"].split(","), **flag_values(words))
+        words += scoring(claim, model) if tokens >= SCORED else ""
+        axes = dict(mode=mode.split(","), **flag_values(words))
         sizes = [parameters * int(depth) / layers for depth in axes.get("layers", [layers])]
         arms = int(np.prod([len(values) or 1 for values in axes.values()]))
         one = gpu_hours(float(np.mean(sizes)), tokens)
@@ -91,8 +102,9 @@ def full_scale(claim, models):
         seeds = ["1", "2", "3"] if one <= AFFORDABLE and alone else ["1"]
         name = (claim["id"] + (f"-{model}" if "," in full["model"] else "")
                 + (f"-{number}" if len(flags) > 1 else ""))
-        command = (ablate_command(full, model, tokens, words, seeds, name)
+        command = (ablate_command(mode, model, tokens, words, seeds, name)
                    if alone else torchrun_command(model, round(tokens / batch), axes, name))
+        command += f"; python3 dev/repro/scores.py {claim['id']}" if tokens >= SCORED else ""
         found.append((command, arms * len(seeds), arms * len(seeds) * one))
     return found
 
@@ -496,13 +508,29 @@ says how many tokens its models saw: a disagreement is one with this scale, not 
 FULL = """## At the papers' scale
 
 Hours of one H100 or H200: 6 operations for each active parameter and token, at {share:.0f} % of
-{peak:.0f} TFLOP/s. Three seeds where a run takes at most {affordable} of them. DATA is a folder of
-shards; data/get.py makes them of other text and GPT-2's tokens (add `--vocab 50257`), which
-compares placements with each other, not with the papers' figures. Models above {one:.0f}B
-parameters in all go over the eight GPUs of a node. None of this has been run.
+{peak:.0f} TFLOP/s. Three seeds where a run takes at most {affordable} of them. Models above
+{one:.0f}B parameters in all go over the eight GPUs of a node. DATA is a folder of shards. With the
+paper's tokenizer (`data/get.py --vocab`: Mistral 7B's, OLMo 2's, OLMoE's) the models have the
+paper's size; with GPT-2's add `--vocab 50257`. Other text than the paper's compares placements with
+each other, not with its figures.
+
+A run of {scored:.0f} billion tokens or more is scored on the tasks of its paper's tables at each
+validation and at the end. The task files need the tokenizer of DATA: `data/get.py --vocab TOKENIZER
+spannorm` (or hybridnorm, hybridnorm-moe, sdd) writes them to data/spannorm. HybridNorm and SDD
+validate on C4: `data/get.py --vocab TOKENIZER c4-val --tokens 10000000`; `--from RUN --eval
+--val-data` gives the Pile's (`pile-val`). [scores.py](scores.py) ends each command with the rows of
+the paper's table and ours. None of this has been run.
 
 | claim | command | runs | GPU hours |
 |---|---|---|---|"""
+
+
+def score_lines():
+    """The papers' tables of scores beside ours, once there are runs of their scale."""
+    import scores
+    kept = scores.read_kept()
+    drawn = scores.draw([*kept], kept, scores.read_tables())
+    return ["## Scores at the papers' scale", "", *drawn] if kept else []
 
 
 def render(table, here):
@@ -544,8 +572,9 @@ def render(table, here):
     lines += [f"Machine: {'; '.join(machines)}.", ""] if machines else []
     lines += [line for name in repro.studies() if (here / f"{name}.png").exists()
               for line in (f"![{name}: training loss]({name}.png)", "")]
+    lines += score_lines()
     lines += FULL.format(share=100 * SHARE, peak=PEAK / 1e12, affordable=AFFORDABLE,
-                         one=ONE_GPU / 1e9).splitlines()
+                         one=ONE_GPU / 1e9, scored=SCORED / 1e9).splitlines()
     for claim in table["claim"]:
         if "model" in claim.get("full", {}):
             lines += [f"| {claim['id']} | `{command}` | {runs} | {hours(cost)} |"

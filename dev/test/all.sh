@@ -212,6 +212,8 @@ step ablate 6.7 python3 "ablations, killed and continued" \
     python3 dev/test/test_ablate.py
 step repro 6.1 python3 "dev/repro: the papers' claims, their table and statistics" \
     python3 dev/test/test_repro.py
+step paper-scale 3.1 python3 "commands at the papers' scale, each as a miniature" \
+    python3 dev/test/test_paper_scale.py
 step peers '?' python3 "benchmarks of the CPU, and training steps beside PyTorch's" \
     python3 dev/test/test_peers.py
 step oracle 0.2 python3 "PyTorch still gives the goldens" \

@@ -80,7 +80,8 @@ const Preset PRESETS[] = {
     {"span-d384-128", SPAN_D384(128), ""},
     {"span-d384-256", SPAN_D384(256), ""},
     {"span-d384-512", SPAN_D384(512), ""},
-    {"span-d640", STRESS SIZE(64, 640, 10) "--ffn 1728", "SpanNorm's width proxy of the 5B"},
+    {"span-d640", STRESS SIZE(64, 640, 10) "--ffn 1728 --init-std 0.04",
+     "SpanNorm's width proxy of the 5B; batch open; sigma sqrt(width) is the 5B's"},
     // HybridNorm.
     {"hybrid-151M", HYB_ SIZE(12, 768, 16) "--ffn 2048 --steps 47684", "HybridNorm"},
     {"hybrid-285M", HYB_ SIZE(12, 1024, 16) "--ffn 4096 --steps 47684", ""},
