@@ -738,7 +738,8 @@ def test_tokenizers():
     right = back.read_bytes() == made.read_bytes()
     check(right, "tokenizer.json does not give the tokenizer.bin it is made of")
     config = json.loads((DIR / "out-tokens" / "tokenizer.json").read_text())
-    config |= {"pre_tokenizer": {"type": "Metaspace"}}
+    config |= {"pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "split": True,
+                                 "prepend_scheme": "always"}}
     (learned / "tokenizer.json").write_text(json.dumps(config))
     (learned / "vocab.bpe").unlink()
     refused = get_tokenizer(learned, back)

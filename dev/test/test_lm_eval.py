@@ -335,7 +335,7 @@ def main():
     if args.olmo:
         compare_olmo(args.olmo, rows, shots, tokenizer)
     del rows["mmlu_var"]                                   # is OLMo's
-    hub.write_whole(str(scratch / "tasks/tokenizer.bin"), tokenizer.file())
+    get.write_tokenizer(tokenizer, str(scratch / "tasks/tokenizer.bin"))
     for name, task in rows.items():
         data, _ = (our.text_file(task, tokenizer) if name == "wikitext"
                    else our.eval_file(name, task, tokenizer, shots, SUITE.get(name)))
