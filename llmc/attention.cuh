@@ -345,8 +345,10 @@ __device__ void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c, float 
         }
 }
 
-// A block's tile of queries in forward and dq. The grid is (head of a sequence, tile of queries,
-// the last first).
+// The head of a block, counted over all sequences (attention_grid).
+__device__ inline int head_of_block() { return blockIdx.z * gridDim.x + blockIdx.x; }
+
+// A block's tile of queries in forward and dq. The last tiles start first.
 struct QueryTile {
     int b, h, first;   // sequence, head, first row
     int own, row0;     // first row of the warp, in the tile and in the sequence
@@ -354,7 +356,7 @@ struct QueryTile {
 };
 
 template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, AttentionShape s) {
-    int b = blockIdx.x / s.NH, h = blockIdx.x % s.NH, g = h / (s.NH / s.KV);
+    int b = head_of_block() / s.NH, h = head_of_block() % s.NH, g = h / (s.NH / s.KV);
     int own = threadIdx.x / WARP * Tiles::OWN_ROWS;
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
     HeadRows k_g = head_rows(k, b, g, s.T), v_g = head_rows(beside<Tiles>(v, k), b, g, s.T);
@@ -419,7 +421,7 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
                 sums.v[m][n][2 * i + 1] *= inverse;
             }
             if (lane % 4 == 0 && t < s.T) {
-                int64_t row = (int64_t)blockIdx.x * s.T + t;
+                int64_t row = (int64_t)head_of_block() * s.T + t;
                 lse[row] = max[m][i] + log2f(total);
                 // peak = max ln 2, a score S. fmaxf drops NaN, the sum does not: total is NaN then.
                 peak[row] = total == total ? max[m][i] * 0.693147181f : total;
@@ -470,7 +472,7 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
     pair_copy<Tiles, ROWS>(q_tile, q_h, dc_h, tile.first, s.T);
     UNROLL for (int i = 0; i < 2 * STRIPS; i++) {
         int t = tile.row0 + 8 * i + threadIdx.x % WARP / 4;
-        int64_t row = (int64_t)blockIdx.x * s.T + t;
+        int64_t row = (int64_t)head_of_block() * s.T + t;
         lse[i / 2][i % 2] = t < s.T ? a.lse[row] : 0;
         D[i / 2][i % 2] = t < s.T ? a.D[row] : 0;
     }
@@ -528,7 +530,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     int own = threadIdx.x / WARP * OWN_ROWS;  // first row of the warp in the tile
     real *v_tile = k_tile + ROWS * PITCH, *buffer = v_tile + ROWS * V_PITCH;
     real *k_rows = k_tile + own * PITCH, *v_rows = v_tile + own * V_PITCH;
-    int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
+    int b = head_of_block() / s.KV, g = head_of_block() % s.KV, heads = s.NH / s.KV;
     int first = blockIdx.y * ROWS, row0 = first + own, tiles = CEIL_DIV(s.T - first, COLUMNS);
     Strips<STRIPS, QK> dk_sums = {};
     Strips<STRIPS, HS> dv_sums = {};
@@ -614,11 +616,23 @@ static inline int attention_longest(int QK, int HS) {
     return 65535 * rows;
 }
 
+// The grid (heads of a group, tiles of a head, groups); blocks start in this order. What the heads
+// of a group stream takes at most a third of the L2 cache, and stays there while their tiles need
+// it: on an H100 forward takes 0.90 of the time that it takes in one group, backward 0.92.
+// streamed: heads of which a block streams the rows.
+static inline dim3 attention_grid(int heads, unsigned tiles, int streamed, AttentionShape s,
+                                  const Gpu *gpu) {
+    size_t bytes = (size_t)streamed * s.T * (s.QK + s.HS) * sizeof(real);
+    int group = heads;
+    while (group > 1 && (group * bytes > gpu->l2_bytes / 3 || heads % group)) group--;
+    return dim3(group, tiles, heads / group);
+}
+
 static inline void attention_forward(real *c, wide *peak, wide *lse, const Heads qkv[3],
                                      AttentionShape s, Gpu *gpu) {
     attention_launch(s.QK, s.HS, [&](auto sizes) {
         typedef typename decltype(sizes)::Forward Tiles;
-        dim3 grid(s.B * s.NH, CEIL_DIV(s.T, Tiles::ROWS));
+        dim3 grid = attention_grid(s.B * s.NH, CEIL_DIV(s.T, Tiles::ROWS), 1, s, gpu);
         LAUNCH(attention_forward_kernel<Tiles>, grid, Tiles::THREADS, Tiles::BYTES, gpu->stream, c,
                peak, lse, qkv[0], qkv[1], qkv[2], s);
     });
@@ -634,7 +648,8 @@ static inline void attention_backward(const Heads d[3], wide *D, real *dc, const
     attention_launch(s.QK, s.HS, [&](auto sizes) {
         typedef typename decltype(sizes)::Backward Tiles;
         unsigned tiles = CEIL_DIV(s.T, Tiles::ROWS);
-        dim3 keys(s.B * s.KV, tiles), queries(s.B * s.NH, tiles);
+        dim3 queries = attention_grid(s.B * s.NH, tiles, 1, s, gpu);
+        dim3 keys = attention_grid(s.B * s.KV, tiles, s.NH / s.KV, s, gpu);
         LAUNCH(attention_dkv_kernel<Tiles>, keys, Tiles::THREADS, Tiles::BYTES, gpu->stream, d[1],
                d[2], a, s);
         LAUNCH(attention_dq_kernel<Tiles>, queries, Tiles::THREADS, Tiles::BYTES, gpu->stream,

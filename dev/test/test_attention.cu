@@ -165,6 +165,7 @@ GPU_TEST(cuda_attention) {
     check(2, 17, 2, 2, 128, 1);
     check(1, 70, 2, 1, 48, 1);
     check(1, 300, 2, 2, 32, 1);
+    check(3, 20, 3, 3, 32, 1);  // in groups of three heads
 }
 
 // Latent attention's sizes: wider keys than values, which lie in rows and at distances of their
