@@ -465,7 +465,7 @@ static void compare_decoded(int mode, int family, int sdd) {
     pair_close(&p);
 }
 
-GPU_TEST(cuda_decode) {
+GPU_TEST(cuda_model_decode) {
     for (int mode : HEADLINE)
         for (int family : {FAMILY_GPT2, FAMILY_LLAMA, FAMILY_OLMOE, FAMILY_DEEPSEEK})
             for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++)

@@ -26,7 +26,8 @@ static const bool ON_GPU = true;
 static const bool ON_GPU = false;
 #endif
 
-// GPU_TEST(name) { ... } is a test; main runs all that are linked, in the order of their names.
+// GPU_TEST(name) { ... } is a test; main runs all that are linked, in the order of their names. Two
+// of one name do not link.
 struct GpuTest {
     const char *name;
     void (*run)(void);
@@ -40,9 +41,9 @@ struct GpuTest {
     }
 };
 #define GPU_TEST(name)                        \
-    static void name(void);                   \
+    void name(void);                          \
     static GpuTest name##_entry(#name, name); \
-    static void name(void)
+    void name(void)
 
 typedef std::vector<double> Values;
 

@@ -140,7 +140,7 @@ def ncu_of(folder):
     for line in csv.reader(path.read_text().splitlines() if path.exists() else []):
         if "Metric Name" in line:
             header = line
-        elif header and len(line) == len(header):
+        elif header and len(line) > header.index("Metric Value"):  # columns after it may lack
             row = dict(zip(header, line))
             name, unit = NCU.get(row["Metric Name"]), row.get("Metric Unit")
             if name and not (name == "memory" and unit != "%"):     # TB/s has this name as well

@@ -19,7 +19,7 @@ PARTS = [("attention forward", r"attention_forward|attention_decode"),
          ("RoPE, norms of q, k, v", r"qkv_(for|back)ward|latent_sum"),
          ("activation", r"activation_(for|back)ward|bias_kernel"),
          ("experts", r"grouped_kernel|router_|combine"),
-         ("embedding", r"embedding_|position_backward"),
+         ("embedding", r"embedding_|inside_add"),
          ("update", r"adamw|square_(sum|add)|decide|ngpt_normalize|fill|copy"),
          ("bias gradients", r"column_sums|add_sums"),
          ("products of blocks", r"product|gemm|nvjet|xmma|cutlass|cublas|splitK")]
