@@ -171,7 +171,7 @@ done
 metric() { echo "\"0\",\"7\",\"void $kernel<Tiles<64, 64>>(float *)\",\"$1\",\"$2\",\"$3\","; }
 {
     echo "==PROF== Connected to process 7"
-    echo '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value","Rule","Advice"'
+    echo '"ID","Process","Kernel Name","Metric Name","Metric Unit","Metric Value","Rule","Advice"'
     metric Duration ns 1,250,000
     metric "SM Frequency" hz 1,500,000,000
     metric "Compute (SM) Throughput" % 61.5
