@@ -274,6 +274,36 @@ static void test_single_precision(void) {
     in_single_precision(&judge_bf16, NMSE_BF16, 1e-2);
 }
 
+// The tensor of this name: `value` in its first `count` numbers, 0 in the others.
+static void fill_entry(Gpt *g, const Layout *layout, const char *name, int64_t count, float value) {
+    for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++) {
+        float *w = judge_fp32.tensor(g, WEIGHTS, e);
+        if (!strcmp(e->name, name))
+            for (int64_t i = 0; i < e->size; i++) w[i] = i < count ? value : 0;
+    }
+}
+
+// Many improbable tokens beside a probable one: the logits are (17, 0, 0, ...), so that each term
+// of the sum, e^-17 of the largest, is less than half a unit in the last place of a float sum of 1.
+static void test_wide_vocabulary(void) {
+    enum { V = 50000 };
+    Case c = make_case(MODE_PRE, FAMILY_GPT2, 0);
+    c.m.V = c.m.Vp = V, c.m.tied = 0;
+    Layout layout = layout_make(&c.m);
+    int32_t token = 0;
+    Gpt *g = judge_fp32.create(&c.m, &(Setup){.B = 1, .T = 1});
+    fill_weights(&judge_fp32, g, &layout, 5, 4);
+    fill_entry(g, &layout, "model.norm.weight", 0, 0);     // the last norm gives 1 in each channel
+    fill_entry(g, &layout, "model.norm.bias", c.m.C, 1);
+    fill_entry(g, &layout, "lm_head.weight", c.m.C, 17.0f / (float)c.m.C);
+    judge_fp32.store(g, WEIGHTS, 0);
+    judge_fp32.forward(g, &token, &token, 1, 1);
+    double loss = judge_fp32.loss(g).ce, expected = log1p((V - 1) * exp(-17));
+    EXPECT(fabs(loss - expected) < 4e-6, "a loss of %.9g, expected %.9g", loss, expected);
+    judge_fp32.destroy(g);
+    layout_free(&layout);
+}
+
 // Random gradients, the same for the same seed.
 static void fill_grads(Gpt *g, const Layout *layout, uint64_t seed) {
     for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++) {
@@ -747,6 +777,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"oracle", test_oracle},
     {"finite_differences", test_finite_differences},
     {"single_precision", test_single_precision},
+    {"wide_vocabulary", test_wide_vocabulary},
     {"adamw", test_adamw},
     {"refused_steps", test_refused_steps},
     {"distinct", test_distinct},

@@ -740,7 +740,8 @@ static void crossentropy_forward(real *losses, real *logsum, const real *logits,
 #pragma omp parallel for
     for (int64_t row = 0; row < n; row++) {
         const real *z = logits + row * Vp;
-        real max = row_max(z, V), sum = 0;
+        real max = row_max(z, V);
+        double sum = 0;  // in float many small terms would be lost beside a large sum
 #pragma omp simd reduction(+ : sum)
         for (int j = 0; j < V; j++) sum += exp_real(z[j] - max);
         logsum[row] = max + (real)log(sum);
