@@ -355,13 +355,15 @@ def contents(value):
 def separator_of(config, files):
     """The name of the token that begins every text."""
     names = [token["content"] for token in config.get("added_tokens") or []]
-    theirs = json.loads(files.get("tokenizer_config.json", "{}"))
+    theirs = (json.loads(files.get("special_tokens_map.json", "{}"))
+              | json.loads(files.get("tokenizer_config.json", "{}")))
     for part in flat(config.get("post_processor"), "processors"):
         first = (part.get("single") or [{}])[0].get("SpecialToken", {}).get("id")
         if part.get("type") == "TemplateProcessing" and first in names:
             return first
     begin, end = (contents(theirs.get(name)) for name in ("bos_token", "eos_token"))
-    places = [begin if theirs.get("add_bos_token") else None, END, end, begin, "<s>", "</s>"]
+    places = [begin if theirs.get("add_bos_token") else None, END, end, begin, "<s>", "</s>",
+              "<|end_of_text|>", "<|im_end|>"]
     for name in places:
         if name in names:
             return name

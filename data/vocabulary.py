@@ -152,27 +152,19 @@ class Learned(Vocabulary):
         return tokenizer
 
     def find_separator(self, folder, name):
-        """The token of that name; without one the token that the tokenizer puts before a text (a
-        BOS), or else the one that ends a text (EOS) by the files beside it."""
-        before = self.tokenizer.encode("").ids
-        if name is None and before:
-            return before[0]
-        files = ("tokenizer_config.json", "special_tokens_map.json") if name is None else ()
-        names = [] if name is None else [name]
-        for file in files:
-            try:
-                with open(os.path.join(folder, file), encoding="utf-8") as stream:
-                    token = json.load(stream).get("eos_token")
-                names.append(token.get("content") if isinstance(token, dict) else token)
-            except (OSError, ValueError, AttributeError):
-                pass
-        names += [] if name is not None else [EOT, "</s>", "<|end_of_text|>", "<|im_end|>"]
-        found = next((token for token in names if token in self.ids), None)
-        if found is None:
+        """The token of that name; without one the token that begins texts in tokenizer.bin too."""
+        import tokenizer
+        try:
+            name = name or tokenizer.separator_of(self.description, tokenizer.read_files(self.path))
+        except tokenizer.Refusal as refusal:
+            raise Refusal(f"{folder or '.'}: {refusal}") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Refusal(f"{folder or '.'}: expected the tokenizer's JSON files, found: {error}\n"
+                          "  -> a whole copy of them") from None
+        if name not in self.ids:
             raise Refusal(f"{folder or '.'}: expected a token that separates documents, found none "
-                          f"of {', '.join(filter(None, names))}\n"
-                          "  -> --separator with the name of one of its tokens")
-        return self.ids[found]
+                          f"of {name}\n  -> --separator with the name of one of its tokens")
+        return self.ids[name]
 
     def steps(self):
         cut = self.description.get("pre_tokenizer") or {}

@@ -154,8 +154,9 @@ step mutants 0.5 python3 "the text of every mutant is in the code" \
 layers=$(ls dev/test/test_*.cu | sed 's/.*test_//; s/\.cu$//' | tr '\n' ' ')
 # libomp's own locks are not instrumented; with ignore_noninstrumented_modules=1 ThreadSanitizer
 # would say nothing of asynchronous copies either.
+# OMP_TOOL: libomp's help for ThreadSanitizer, libarcher, crashes in a process that was forked.
 mkdir -p build; echo called_from_lib:libomp > build/tsan.supp
-export TSAN_OPTIONS=suppressions=$root/build/tsan.supp
+export TSAN_OPTIONS=suppressions=$root/build/tsan.supp OMP_TOOL=disabled
 emulated emu-modes 9.3 "emulated CUDA: the modes that make test leaves out" \
     build/emu other_modes
 emulated emu-asan '?' "emulated CUDA: layers under Address- and UndefinedBehaviorSanitizer" \
@@ -224,6 +225,8 @@ step hf 1.8 python3 "Hugging Face models, imported and exported" \
     make -s binary NORM_MODE=PRE
     make -s binary NORM_MODE=OLMO2
     python3 dev/test/test_hf.py'
+step smollm2 4 python3 "SmolLM2-135M, imported, tuned and exported" \
+    sh -c 'make -s binary NORM_MODE=PRE && python3 dev/test/test_smollm2.py'
 step tiktoken 1.5 python3 "the tokenizer against tiktoken and tokenizers" \
     sh -c 'make -s build/tokenize && python3 dev/test/test_tokenizer.py'
 step lm-eval 5.4 python3 "scores of tasks against lm-evaluation-harness" \

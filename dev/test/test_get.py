@@ -474,9 +474,14 @@ def test_kinds():
     learned = vocabulary.Learned(str(scratch / "kind gpt2"), "<|begin|>")
     expect(learned.separator == 0 and len(learned.encode(["a <|begin|> b"])[0]) > 5,
            "--separator, and names of special tokens in a text are text")
-    (scratch / "kind gpt2/tokenizer_config.json").write_text('{"eos_token": {"content": "e"}}')
+    beside = scratch / "kind gpt2/tokenizer_config.json"
+    beside.write_text('{"eos_token": {"content": "<|begin|>"}}')
     learned = vocabulary.Learned(str(scratch / "kind gpt2"))
-    expect(learned.tokens[learned.separator] == b"e", "eos of tokenizer_config.json")
+    expect(learned.tokens[learned.separator] == b"<|begin|>", "eos of tokenizer_config.json")
+    for damaged in ('{"eos_token"', "[]"):
+        beside.write_text(damaged)
+        expect_refusal(run("tokenizer", "--vocab", scratch / "kind gpt2"), "expected", "  -> ")
+    beside.unlink()
     config = json.loads((scratch / "kind llama2/tokenizer.json").read_text())
     config["added_tokens"].append({"id": len(config["model"]["vocab"]), "content": "long" * 64,
                                    "single_word": False, "lstrip": False, "rstrip": False,
