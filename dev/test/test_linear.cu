@@ -286,10 +286,10 @@ GPU_TEST(cuda_linear_plans) {
 GPU_TEST(cuda_linear_gelu) {
     for (bool slow : {false, true}) {
         Layer t(24, 40, 72, 1);
-        TestPlans plans(false, "EMU_CUBLASLT_GELU", slow ? "3" : "0");
+        TestPlans plans(false, "EMU_CUBLASLT_GELU", slow ? "30" : "0");
         tune(&t, &plans.gpu);
         std::string text = text_of(plans.gpu.plans);
-        setenv(plans.setting, slow ? "0" : "3", 1);
+        setenv(plans.setting, slow ? "0" : "30", 1);
         TestPlans read;
         plans_read(read.gpu.plans, text.c_str(), "plans.json");
         for (TestPlans *p : {&plans, &read}) {
