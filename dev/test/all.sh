@@ -120,14 +120,14 @@ step clang-plain 0.7 clang "numerical C tests with clang -O1, without OpenMP" \
 step fuzz 1 clang "libFuzzer on every reader of files, a minute in all" \
     sh dev/fuzz/run.sh
 # With the instruction that multiplies pairs of bfloat16, which few x86 machines have.
-step arm '?' "aarch64-linux-gnu-gcc qemu-aarch64" "AArch64 with bfloat16 instructions, in qemu" \
+step arm 4 "aarch64-linux-gnu-gcc qemu-aarch64" "AArch64 with bfloat16 instructions, in qemu" \
     sh -ec '
     make -j2 CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar \
         CFLAGS="-O2 -march=armv8.2-a+bf16" build/test_gpt
     aarch64-linux-gnu-objdump -d build/test_gemm_bf16.o | grep -q bfdot
     export QEMU_LD_PREFIX=/usr/aarch64-linux-gnu
     qemu-aarch64 -cpu max build/test_gpt mode gemm bf16 exp equations single distinct'
-step modes 5.2 - "every mode builds and trains, as GPT-2 and as Llama" \
+step modes 1.4 - "every mode builds and trains, as GPT-2 and as Llama" \
     sh -c '
     for mode in $(sed -n "s/^MODE. *\([A-Z0-9_]*\),.*/\1/p" llmc/modes.h); do
         make -s CFLAGS=-O1 train_gpt NORM_MODE=$mode || exit 1
@@ -140,7 +140,7 @@ step modes 5.2 - "every mode builds and trains, as GPT-2 and as Llama" \
                 --out runs/$mode-$model || exit 1
         done
     done'
-step kills 14 "python3 mpirun" "an error at every system call, a hundred kills of runs" \
+step kills 4.5 "python3 mpirun" "an error at every system call, a hundred kills of runs" \
     sh -ec '
     make -s build/shim.so build/shard build/cpu-span-fp32/train_gpt
     CALLS=1 sh dev/test/faults.sh
@@ -157,25 +157,25 @@ layers=$(ls dev/test/test_*.cu | sed 's/.*test_//; s/\.cu$//' | tr '\n' ' ')
 # OMP_TOOL: libomp's help for ThreadSanitizer, libarcher, crashes in a process that was forked.
 mkdir -p build; echo called_from_lib:libomp > build/tsan.supp
 export TSAN_OPTIONS=suppressions=$root/build/tsan.supp OMP_TOOL=disabled
-emulated emu-modes 9.3 "emulated CUDA: the modes that make test leaves out" \
+emulated emu-modes 3.8 "emulated CUDA: the modes that make test leaves out" \
     build/emu other_modes
-emulated emu-asan '?' "emulated CUDA: layers under Address- and UndefinedBehaviorSanitizer" \
+emulated emu-asan 2.3 "emulated CUDA: layers under Address- and UndefinedBehaviorSanitizer" \
     build/emu-asan cuda_ EMU_FLAGS="$sanitize" GPU_TESTS="$layers"
-emulated emu-asan-models '?' "emulated CUDA: whole models under AddressSanitizer" \
+emulated emu-asan-models 18 "emulated CUDA: whole models under AddressSanitizer" \
     build/emu-asan-models cuda_ EMU_FLAGS='-O1 -g -fsanitize=address'
-emulated emu-tsan '?' "emulated CUDA: layers under ThreadSanitizer" \
+emulated emu-tsan 3.7 "emulated CUDA: layers under ThreadSanitizer" \
     build/emu-tsan cuda_ EMU_CXX=clang++ EMU_FLAGS='-O1 -g -fsanitize=thread' GPU_TESTS="$layers"
 step emu-self 1.6 - "the emulator finds what is planted" \
     sh dev/emu/test.sh 3
-step ptx '?' python3 "every kernel as nvcc's PTX, three architectures, both precisions" \
+step ptx 11 python3 "every kernel as nvcc's PTX, three architectures, both precisions" \
     python3 dev/ptx/check.py --all
-step ptx-mutants '?' python3 "nvcc's PTX, broken: the checks of dev/ptx see it" \
+step ptx-mutants 2.3 python3 "nvcc's PTX, broken: the checks of dev/ptx see it" \
     python3 dev/ptx/mutate.py
-step ptx-suite '?' python3 "the tests of CUDA code with their kernels as nvcc's PTX" \
+step ptx-suite 50 python3 "the tests of CUDA code with their kernels as nvcc's PTX" \
     sh -ec 'python3 dev/ptx/suite.py --prec bf16; python3 dev/ptx/suite.py --prec fp32'
 step ladders 0.5 - "the ladders of dev/kernels reach their last step" \
     sh dev/kernels/run.sh
-step gpu-check '?' - "dev/gpu_check.sh, on stand-ins for a GPU and its tools" \
+step gpu-check 2 - "dev/gpu_check.sh, on stand-ins for a GPU and its tools" \
     sh dev/test/gpu_check_test.sh
 
 # ---------------------------------------------------------------------------- with Python
@@ -213,9 +213,9 @@ step ablate 6.7 python3 "ablations, killed and continued" \
     python3 dev/test/test_ablate.py
 step repro 6.1 python3 "dev/repro: the papers' claims, their table and statistics" \
     python3 dev/test/test_repro.py
-step paper-scale 3.1 python3 "commands at the papers' scale, each as a miniature" \
+step paper-scale 7 python3 "commands at the papers' scale, each as a miniature" \
     python3 dev/test/test_paper_scale.py
-step peers '?' python3 "benchmarks of the CPU, and training steps beside PyTorch's" \
+step peers 1.7 python3 "benchmarks of the CPU, and training steps beside PyTorch's" \
     python3 dev/test/test_peers.py
 step oracle 0.2 python3 "PyTorch still gives the goldens" \
     python3 dev/oracle/oracle.py --check
@@ -244,7 +244,7 @@ step get 0.5 python3 "data/get.py, from a server that misbehaves" \
 
 # The README says how long its ablation takes: nothing else runs beside it.
 [ "$list" ] || wait
-step readme 4.5 python3 "the README's first ablation, in at most five minutes" \
+step readme 1.3 python3 "the README's first ablation, in at most five minutes" \
     sh -ec '
     awk "BEGIN { RS = \"\`\`\`\" } /^sh/ && /ablate.py/" README.md | sed 1d > commands
     test -s commands
