@@ -136,7 +136,7 @@ def test_bench():
     for message, status, *command in (
             ("no placement named X", 1, *bench, "--mode", "X"),
             ("--mode needs a placement", 1, *bench, "--mode"),
-            ("unknown flag --nope", 1, *bench, "--nope"),
+            ("command line: unknown flag nope", 1, *bench, "--nope"),
             ("--micro-batch 3 does not go with", 1, *bench, "--micro-batch", "3"),
             ("argument --case: invalid choice: 'nope'", 2, *PEERS, "--case", "nope"),
             ("expected --rounds and --threads of 1 or more", 2, *PEERS, "--threads", "0"),
