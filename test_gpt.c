@@ -368,12 +368,174 @@ static void test_adamw(void) {
     layout_free(&layout);
 }
 
+// X^T of X [rows, cols].
+static void transposed(double *to, const double *x, int rows, int cols) {
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) to[j * rows + i] = x[i * cols + j];
+}
+
+// C [n, cols] = A B, A [n, inner].
+static void product(double *C, const double *A, const double *B, int n, int inner, int cols) {
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < cols; j++) {
+            C[i * cols + j] = 0;
+            for (int k = 0; k < inner; k++) C[i * cols + j] += A[i * inner + k] * B[k * cols + j];
+        }
+}
+
+// One step of Muon with u [rows, cols] as Jordan et al. 2024 write it: x is transposed if it has
+// more rows than columns.
+static void muon_equations(double *x, const double *u, int rows, int cols) {
+    enum { MOST = 96 * 96 };
+    static double X[MOST], T[MOST], A[MOST], AA[MOST], B[MOST], BX[MOST];
+    double norm = 0;
+    int tall = rows > cols, n = tall ? cols : rows, across = tall ? rows : cols;
+    CHECK(rows * cols <= MOST, "a matrix of the test is too large");
+    if (tall) transposed(X, u, rows, cols);
+    else memcpy(X, u, (size_t)rows * cols * sizeof *X);
+    for (int i = 0; i < n * across; i++) norm += X[i] * X[i];
+    for (int i = 0; i < n * across; i++) X[i] /= sqrt(norm);
+    for (int step = 0; step < 5; step++) {
+        transposed(T, X, n, across);
+        product(A, X, T, n, across, n);
+        product(AA, A, A, n, n, n);
+        for (int i = 0; i < n * n; i++) B[i] = -4.7750 * A[i] + 2.0315 * AA[i];
+        product(BX, B, X, n, n, across);
+        for (int i = 0; i < n * across; i++) X[i] = 3.4445 * X[i] + BX[i];
+    }
+    if (tall) transposed(x, X, n, across);
+    else memcpy(x, X, (size_t)rows * cols * sizeof *x);
+}
+
+// A model whose blocks Muon updates and its twin under AdamW, with the same weights and gradients.
+typedef struct {
+    Case c;
+    Layout layout;
+    Gpt *muon, *adamw;
+    double *w, *m;              // what Muon's equations give
+} Twins;
+
+// Compares one tensor with the equations, and its statistics.
+static void expect_muon(Twins *t, const Entry *e, const TensorStats *stats, const AdamW *o,
+                        double clip_factor) {
+    int rows = (int)(e->row.rows / e->muon), cols = (int)e->row.cols, size = rows * cols;
+    double most = rows > cols ? rows : cols, norms[2] = {0}, worst = 0;
+    double scale = o->muon_scale == MUON_ORIGINAL ? sqrt(fmax(1, (double)rows / cols))
+                                                  : 0.2 * sqrt(most);
+    double *u = check_alloc(2 * (size_t)size * sizeof *u, "u and x"), *x = u + size;
+    const double *grad = judge_fp64.tensor(t->muon, GRADS, e);
+    const double *now = judge_fp64.tensor(t->muon, WEIGHTS, e);
+    for (int at = 0; at < e->size; at += size) {
+        double *w = t->w + e->offset + at, *m = t->m + e->offset + at;
+        for (int i = 0; i < size; i++) {
+            double g = clip_factor * grad[at + i];
+            m[i] = 0.9 * m[i] + 0.1 * g;
+            u[i] = 0.1 * g + 0.9 * m[i];
+        }
+        muon_equations(x, u, rows, cols);
+        for (int i = 0; i < size; i++) {
+            double step = 0.05 * (scale * x[i] + o->decay[DECAY_MATRIX] * w[i]);
+            norms[0] += w[i] * w[i];
+            norms[1] += step * step;
+            w[i] -= step;
+            worst = fmax(worst, fabs(w[i] - now[at + i]));
+        }
+    }
+    EXPECT(worst < 1e-10, "%s, step %d: %s is off by %g", t->c.name, (int)o->step, e->name, worst);
+    EXPECT(fabs(stats->weight - norms[0]) <= 1e-9 * norms[0] &&
+               fabs(stats->update - norms[1]) <= 1e-9 * norms[1],
+           "%s, %s: squares of weight and update %g, %g, expected %g, %g", t->c.name, e->name,
+           stats->weight, stats->update, norms[0], norms[1]);
+    free(u);
+}
+
+static void muon_case(Case c, int muon_scale) {
+    Setup setup = {.B = 1, .T = c.m.T, .training = 1};
+    Twins t = {.c = c, .layout = layout_make(&c.m)};
+    layout_share(&t.layout, &c.m, true, 0, 1);
+    t.adamw = judge_fp64.create(&c.m, &setup);
+    setup.optimizer = OPTIMIZER_MUON;
+    t.muon = judge_fp64.create(&c.m, &setup);
+    fill_weights(&judge_fp64, t.adamw, &t.layout, 20, 4);
+    fill_weights(&judge_fp64, t.muon, &t.layout, 20, 4);
+    t.w = check_alloc((size_t)t.layout.total * sizeof *t.w, "weights");
+    t.m = check_alloc((size_t)t.layout.total * sizeof *t.m, "momenta");
+    memcpy(t.w, judge_fp64.tensor(t.muon, WEIGHTS, t.layout.entries),
+           (size_t)t.layout.total * sizeof *t.w);
+    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9,
+               .eps = 1e-3, .muon_lr = 0.05, .momentum = 0.9, .muon_scale = muon_scale};
+    int muons = 0;
+    for (o.step = 1; o.step <= 3; o.step++) {
+        fill_grads(t.muon, &t.layout, (uint64_t)o.step);
+        fill_grads(t.adamw, &t.layout, (uint64_t)o.step);
+        double clip = o.step == 2 ? 0.5 : 2;
+        o.clip = clip * grads_norm(&judge_fp64, t.muon, &t.layout);
+        judge_fp64.update(t.muon, &o);
+        judge_fp64.update(t.adamw, &o);
+        const TensorStats *stats = judge_fp64.tensor_stats(t.muon, &o);
+        for (int k = 0; k < t.layout.count; k++) {
+            const Entry *e = &t.layout.entries[k];
+            bool block = strstr(e->name, "_proj") && strstr(e->name, "weight");
+            muons += e->muon;
+            EXPECT((e->muon > 0) == block, "%s: %d matrices of %s for Muon", c.name, e->muon,
+                   e->name);
+            if (e->muon) expect_muon(&t, e, &stats[k], &o, fmin(clip, 1));
+            else
+                EXPECT(!memcmp(judge_fp64.tensor(t.muon, WEIGHTS, e),
+                               judge_fp64.tensor(t.adamw, WEIGHTS, e), e->size * sizeof(double)),
+                       "%s: %s is not as AdamW leaves it", c.name, e->name);
+        }
+    }
+    EXPECT(muons > 0, "%s: nothing for Muon", c.name);
+    free(t.w); free(t.m);
+    judge_fp64.destroy(t.muon);
+    judge_fp64.destroy(t.adamw);
+    layout_free(&t.layout);
+}
+
+// Muon against its equations: matrices with more rows than columns and with fewer, experts one by
+// one, latents; embeddings, head, router, gains and biases go on as under AdamW, to the bit.
+static void test_muon(void) {
+    for (int family = 0; family < FAMILIES; family++)
+        for (int scale = 0; scale < 2; scale++) muon_case(make_case(MODE_SPAN, family, 0), scale);
+}
+
+// The loss on one batch falls under Muon, in every placement and family.
+static void test_muon_trains(void) {
+    Case cases[MAX_CASES];
+    int count = all_cases(cases);
+    for (int i = 0; i < count; i++) {
+        Case *c = &cases[i];
+        int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
+        Setup setup = {.B = c->B, .T = c->m.T, .training = 1, .optimizer = OPTIMIZER_MUON};
+        Layout layout = layout_make(&c->m);
+        Gpt *g = judge_fp32.create(&c->m, &setup);
+        AdamW o = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
+                   .clip = 1, .muon_lr = 1e-2, .momentum = 0.9};
+        double first = 0;
+        fill_weights(&judge_fp32, g, &layout, 5, 4);
+        judge_fp32.normalize(g);
+        fill_tokens(inputs, targets, c->B * c->m.T, c->m.V, 4);
+        for (o.step = 1; o.step <= 12; o.step++) {
+            judge_fp32.zero_grads(g);
+            judge_fp32.forward(g, inputs, targets, c->B, c->m.T);
+            judge_fp32.backward(g, 1.0 / (c->B * c->m.T), 1);
+            judge_fp32.update(g, &o);
+            if (o.step == 1) first = judge_fp32.outcome(g).loss.ce;
+        }
+        double last = judge_fp32.outcome(g).loss.ce;
+        EXPECT(last < 0.9 * first, "%s: the loss goes from %g to %g", c->name, first, last);
+        judge_fp32.destroy(g);
+        layout_free(&layout);
+    }
+}
+
 // A hash of all weights and moments.
 static uint64_t hash_state(Gpt *g, const Layout *layout) {
     Hash h = hash_begin();
     for (const Entry *e = layout->entries; e < layout->entries + layout->count; e++)
         for (int kind = 0; kind < TENSOR_KINDS; kind++)
-            if (kind != GRADS)
+            if (kind != GRADS && !(kind == ADAM_V && e->muon))
                 hash_add(&h, judge_fp64.tensor(g, kind, e), (size_t)e->size * sizeof(double));
     return hash_end(&h);
 }
@@ -383,12 +545,15 @@ static uint64_t hash_state(Gpt *g, const Layout *layout) {
 static void test_refused_steps(void) {
     enum { Z, ROUTER, GRADIENT, NOTHING, COUNT };
     static const char *const WHAT[] = {"the z-loss", "the router's loss", "a gradient", "nothing"};
-    for (int bad = 0; bad < COUNT; bad++) {
+    for (int i = 0; i < 2 * COUNT; i++) {
+        int bad = i / 2, muon = i % 2;
         Case c = make_case(MODE_PRE, FAMILY_OLMOE, 0);
         if (bad == ROUTER) c.m.moe.z = INFINITY;
         Layout layout = layout_make(&c.m);
         int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
-        Setup setup = {.B = 1, .T = c.m.T, .training = 1, .z_loss = bad == Z ? INFINITY : 0.01};
+        Setup setup = {.B = 1, .T = c.m.T, .training = 1, .optimizer = muon,
+                       .z_loss = bad == Z ? INFINITY : 0.01};
+        layout_share(&layout, &c.m, muon, 0, 1);
         Gpt *g = judge_fp64.create(&c.m, &setup);
         fill_weights(&judge_fp64, g, &layout, 21, 4);
         fill_tokens(inputs, targets, c.m.T, c.m.V, 22);
@@ -397,13 +562,14 @@ static void test_refused_steps(void) {
         const Entry *last = &layout.entries[layout.count - 1];
         if (bad == GRADIENT) ((double *)judge_fp64.tensor(g, GRADS, last))[last->size - 1] = NAN;
         uint64_t before = hash_state(g, &layout);
-        AdamW o = {.lr = {1, 1, 1, 1}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .step = 1};
+        AdamW o = {.lr = {1, 1, 1, 1}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .muon_lr = 1,
+                   .step = 1};
         judge_fp64.update(g, &o);
         Update u = judge_fp64.outcome(g);
         const double found[] = {u.loss.z, u.loss.router, u.norm, u.loss.ce};
-        for (int i = 0; i < COUNT; i++)
-            EXPECT(isfinite(found[i]) ? i != bad || bad == NOTHING : i == bad,
-                   "%s is not finite: number %d is %g", WHAT[bad], i, found[i]);
+        for (int k = 0; k < COUNT; k++)
+            EXPECT(isfinite(found[k]) ? k != bad || bad == NOTHING : k == bad,
+                   "%s is not finite: number %d is %g", WHAT[bad], k, found[k]);
         bool same = before == hash_state(g, &layout);
         EXPECT(same == (bad != NOTHING), "%s is not finite: the state %s", WHAT[bad],
                same ? "stays" : "changes");
@@ -779,6 +945,8 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"single_precision", test_single_precision},
     {"wide_vocabulary", test_wide_vocabulary},
     {"adamw", test_adamw},
+    {"muon", test_muon},
+    {"muon_trains", test_muon_trains},
     {"refused_steps", test_refused_steps},
     {"distinct", test_distinct},
     {"invariance", test_invariance},

@@ -1336,7 +1336,8 @@ struct Gpt {
     Sizes now;                    // the current micro-batch
     Layout layout;                // llmc/memory.h: where each parameter lies in its arena
     ActLayout act_layout;
-    real *tensors[TENSOR_KINDS];  // arenas of weights, gradients and AdamW's moments
+    real *tensors[TENSOR_KINDS];  // arenas of weights, gradients and moments
+    real *muon;                   // Muon's scratch (layout_muon_scratch)
     real *acts, *grads;           // arenas of activations and of their gradients
     real *rotary;                 // rope_table of all positions; NULL with learned positions
     int32_t *inputs, *targets;    // [n]
@@ -1387,13 +1388,16 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     // ZeRO-1: this process keeps the moments of its shards alone
     g->rank = comm_rank(g->comm);
     g->processes = comm_size(g->comm);
-    layout_share(&g->layout, g->rank, g->processes);
+    layout_share(&g->layout, m, setup->optimizer == OPTIMIZER_MUON, g->rank, g->processes);
     g->act_layout = act_layout_make(m, &g->max);
     for (int kind = 0; kind < setup_kinds(setup); kind++) {
-        int64_t size = kind < ADAM_M ? g->layout.total : g->layout.state;
+        const int64_t sizes[] = {g->layout.total, g->layout.total, g->layout.state,
+                                 g->layout.second};
         g->tensors[kind] =
-            check_alloc(size * sizeof(real), "parameters, gradients and moments");
+            check_alloc(sizes[kind] * sizeof(real), "parameters, gradients and moments");
     }
+    int64_t scratch = setup->training ? layout_muon_scratch(&g->layout, false) : 0;
+    g->muon = check_alloc(scratch * sizeof(real), "Muon's scratch");
     g->acts = check_alloc(g->act_layout.acts * sizeof(real), "the activations");
     if (setup->training)
         g->grads = check_alloc(g->act_layout.grads * sizeof(real), "the gradients of activations");
@@ -1413,6 +1417,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
 
 static void gpt_destroy(Gpt *g) {
     for (int kind = 0; kind < TENSOR_KINDS; kind++) free(g->tensors[kind]);
+    free(g->muon);
     free(g->acts);
     free(g->grads);
     free(g->rotary);
@@ -1567,7 +1572,8 @@ static void gpt_backward(Gpt *g, double scale, int last) {
 }
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
-    return at(g->tensors[kind], kind < ADAM_M ? e->offset : e->state);
+    const int64_t offsets[] = {e->offset, e->offset, e->state, e->second};
+    return at(g->tensors[kind], offsets[kind]);
 }
 
 // Begins a step.
@@ -1673,8 +1679,9 @@ static double gpt_square(const Gpt *g) {
 typedef struct {
     int64_t size;
     real *w, *d;                // weights, gradient
-    real *m, *v;                // AdamW's moments
+    real *m, *v;                // AdamW's moments; m is Muon's momentum
     double lr, decay;
+    int matrices, rows, cols;   // Muon's, and their shape; 0: AdamW updates the tensor
     double target;              // gains decay towards it
     double correct1, correct2;  // 1 / (1 - beta^step), because the moments start at 0
 } TensorShard;
@@ -1682,11 +1689,12 @@ typedef struct {
 static TensorShard tensor_shard(Gpt *g, const Entry *e, const AdamW *o) {
     Part part = entry_part(e, g->rank, g->processes);
     return (TensorShard){
-        .size = part.size,
+        .size = part.size, .matrices = part.size ? e->muon : 0,
+        .rows = e->muon ? e->row.rows / e->muon : 0, .cols = e->row.cols,
         .w = at(gpt_tensor(g, WEIGHTS, e), part.first),
         .d = at(gpt_tensor(g, GRADS, e), part.first),
         .m = gpt_tensor(g, ADAM_M, e), .v = gpt_tensor(g, ADAM_V, e),
-        .lr = o->lr[e->row.lr], .decay = o->decay[e->row.decay],
+        .lr = e->muon ? o->muon_lr : o->lr[e->row.lr], .decay = o->decay[e->row.decay],
         .target = e->row.role == ROLE_GAIN ? o->gain_target : 0,
         .correct1 = 1 / (1 - pow(o->beta1, o->step)), .correct2 = 1 / (1 - pow(o->beta2, o->step)),
     };
@@ -1710,8 +1718,82 @@ static void adamw_update(TensorShard s, const AdamW *o, real clip_factor) {
     }
 }
 
-// One step: gradient clipping by the global norm, then AdamW on the shards of this process. Nothing
-// changes where loss or gradient are not finite or beyond the limits of --skip-spikes.
+// ------------------------------------------------------------------------------ Muon
+// Muon (Jordan et al. 2024) for a matrix of a block, with g the clipped gradient:
+//   m = mu m + (1 - mu) g     u = (1 - mu) g + mu m         momentum, as Nesterov's
+//   x = u / |u|                                             |u|: Frobenius norm
+//   5 times:  s = x x^T       x = a x + (b s + c s s) x     Newton-Schulz iteration
+//   w -= lr (scale x + decay w)                             scale: muon_scale (run/trainer.h)
+// The iteration takes each singular value of x to between 0.7 and 1.2, so x is close to the nearest
+// matrix with orthogonal rows. A matrix with more rows than columns has s = x^T x and
+// x = a x + x (b s + c s s), which is the same for its transpose.
+//   w, m, g, u, x [rows, cols]     s [k, k], k the smaller of rows and cols
+
+static const real MUON_A = 3.4445, MUON_B = -4.7750, MUON_C = 2.0315;  // Jordan's coefficients
+enum { MUON_ITERATIONS = 5 };
+
+// y = factor x
+static void scale_to(real *y, const real *x, real factor, int64_t size) {
+#pragma omp parallel for simd if (size > 1 << 16)
+    for (int64_t i = 0; i < size; i++) y[i] = factor * x[i];
+}
+
+// The iteration. Scratch: y as large as x, s and p [k, k]. Returns the last x, in x or y.
+static real *newton_schulz(real *x, real *y, real *s, real *p, int64_t rows, int64_t cols) {
+    bool tall = rows > cols;
+    int64_t k = tall ? cols : rows;
+    View S = view(s, k, 1), P = view(p, k, 1);
+    for (int i = 0; i < MUON_ITERATIONS; i++) {
+        View X = view(x, cols, 1), Y = view(y, cols, 1);
+        if (tall) gemm(S, transpose(X), X, k, k, rows, 1, false);
+        else gemm(S, X, transpose(X), k, k, cols, 1, false);
+        scale_to(p, s, MUON_B, k * k);
+        gemm(P, S, S, k, k, k, MUON_C, true);
+        scale_to(y, x, MUON_A, rows * cols);
+        if (tall) gemm(Y, X, P, rows, cols, k, 1, true);
+        else gemm(Y, P, X, rows, cols, k, 1, true);
+        real *last = x;
+        x = y;
+        y = last;
+    }
+    return x;
+}
+
+// x of matrix i of a shard, in scratch. advance: m takes in the gradient; otherwise it has already.
+static const real *muon_direction(TensorShard s, int i, real *scratch, real mu, real clip_factor,
+                                  bool advance) {
+    int64_t size = (int64_t)s.rows * s.cols, k = least(s.rows, s.cols);
+    real *m = s.m + i * size, *d = s.d + i * size, *x = scratch, *y = x + size;
+#pragma omp parallel for simd
+    for (int64_t j = 0; j < size; j++) {
+        real grad = clip_factor * d[j];
+        if (advance) m[j] = mu * m[j] + (1 - mu) * grad;
+        x[j] = (1 - mu) * grad + mu * m[j];
+    }
+    scale_to(x, x, 1 / fmax(sqrt(squares(x, size)), 1e-7), size);
+    return newton_schulz(x, y, y + size, y + size + k * k, s.rows, s.cols);
+}
+
+static void muon_update(TensorShard s, const AdamW *o, real clip_factor, real *scratch) {
+    real decay = s.decay, lr = s.lr, scale = muon_scale(o, s.rows, s.cols);
+    int64_t size = (int64_t)s.rows * s.cols;
+    for (int i = 0; i < s.matrices; i++) {
+        const real *x = muon_direction(s, i, scratch, o->momentum, clip_factor, true);
+        real *w = s.w + i * size;
+#pragma omp parallel for simd
+        for (int64_t j = 0; j < size; j++) w[j] -= lr * (scale * x[j] + decay * w[j]);
+    }
+}
+
+// ------------------------------------------------------------------------------ a step
+
+// The factor of gradient clipping by the global norm.
+static real clip_factor_of(const AdamW *o, double norm) {
+    return o->clip > 0 && norm > o->clip ? o->clip / norm : 1;
+}
+
+// One step: gradient clipping by the global norm, then AdamW or Muon on the shards of this process.
+// Nothing changes where loss or gradient are not finite or beyond the limits of --skip-spikes.
 static void gpt_update(Gpt *g, const AdamW *o) {
     comm_wait(g->comm);  // for the gradients that are being reduced
     double square = gpt_square(g);
@@ -1723,8 +1805,7 @@ static void gpt_update(Gpt *g, const AdamW *o) {
     g->last = u;
     if (!u.applied) return;
     g->cached = 0;  // the KV cache is stale
-    // gradient clipping by the global norm
-    real clip_factor = o->clip > 0 && u.norm > o->clip ? o->clip / u.norm : 1;
+    real clip_factor = clip_factor_of(o, u.norm);
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         real *w = gpt_tensor(g, WEIGHTS, e);
@@ -1735,7 +1816,9 @@ static void gpt_update(Gpt *g, const AdamW *o) {
                 w[i] += router_balance_step(load, g->m.moe.E, i, rate);
             continue;
         }
-        adamw_update(tensor_shard(g, e, o), o, clip_factor);
+        TensorShard shard = tensor_shard(g, e, o);
+        if (e->muon) muon_update(shard, o, clip_factor, g->muon);
+        else adamw_update(shard, o, clip_factor);
         // all-gather: each shard goes from its owner to all others
         if (g->processes > 1) shards_start(g, COMM_BROADCAST, WEIGHTS, e);
     }
@@ -1764,6 +1847,27 @@ static TensorStats shard_stats(TensorShard s, double eps, bool normalized) {
     return (TensorStats){grad, weight, update};
 }
 
+// The same sums for Muon's matrices: the momentum and the gradient give the step again.
+static TensorStats muon_stats(const Gpt *g, TensorShard s, const AdamW *o) {
+    double scale = muon_scale(o, s.rows, s.cols);
+    int64_t size = (int64_t)s.rows * s.cols;
+    TensorStats sums = {squares(s.d, s.size), 0, 0};
+    for (int i = 0; i < s.matrices; i++) {
+        const real *w = s.w + i * size, *x = w;
+        // A step that was not applied has the rate 0, and its gradient may not be finite.
+        if (s.lr > 0)
+            x = muon_direction(s, i, g->muon, o->momentum, clip_factor_of(o, g->last.norm), false);
+        for (int64_t j = 0; j < size; j++) {
+            double before = (w[j] + s.lr * scale * x[j]) / (1 - s.lr * s.decay);
+            if (g->m.mode->unit) before = w[j];  // normalized since, as in shard_stats
+            double step = s.lr * (scale * x[j] + s.decay * before);
+            sums.weight += before * before;
+            sums.update += step * step;
+        }
+    }
+    return sums;
+}
+
 // The same sums for a selection bias. It has no gradient. Every process has updated all of it;
 // process 0 counts it.
 static TensorStats balance_stats(Gpt *g, const AdamW *o, const Entry *e) {
@@ -1786,11 +1890,13 @@ static TensorStats *gpt_tensor_stats(Gpt *g, const AdamW *o) {
 #pragma omp parallel for schedule(dynamic)
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
+        if (e->muon) continue;
         stats[k] = shard_stats(tensor_shard(g, e, o), o->eps, entry_lines(&g->m, e).length > 0);
     }
-    for (int k = 0; k < g->layout.count; k++) {  // all-reduces: not in threads
+    for (int k = 0; k < g->layout.count; k++) {  // products and all-reduces: not in threads
         const Entry *e = &g->layout.entries[k];
         if (entry_is_common(e)) stats[k] = balance_stats(g, o, e);
+        if (e->muon) stats[k] = muon_stats(g, tensor_shard(g, e, o), o);
     }
     return stats;
 }

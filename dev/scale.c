@@ -33,7 +33,7 @@ int main(int argc, char **argv) {
            head, flops);
     for (int p = 0; p < 2; p++)
         for (int r = 0; r < PROCESSES[p]; r++) {
-            layout_share(&t, r, PROCESSES[p]);
+            layout_share(&t, &m, false, r, PROCESSES[p]);
             printf("share %d %lld\n", PROCESSES[p], (long long)t.state);
         }
     for (int i = 0; i < 3; i++)

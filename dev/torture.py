@@ -2,9 +2,9 @@
 """Kills of training runs, by the hundred: python3 dev/torture.py [KILLS] [SEED], from the root of
 the repository, after make build/shim.so and the CPU trainer.
 
-Eight configurations: {built-in stories, shards that are shuffled, some epochs of them} x {dense,
-experts with a selection bias} x {1, 4 processes (mpirun)}. Each first has one run that nobody
-disturbs, then runs that are killed, by turns
+Sixteen configurations: {built-in stories, shards that are shuffled, some epochs of them} x {dense,
+experts with a selection bias} x {AdamW, Muon} x {1, 4 processes (mpirun)}. Each first has one run
+that nobody disturbs, then runs that are killed, by turns
   at a moment   SIGKILL, to the process, one of four, or mpirun
   at a call     before one of the calls that change something on the disk (dev/test/shim.c); half of
                 them as a power cut, which loses everything that was not synced to the disk
@@ -38,9 +38,9 @@ if os.getuid() == 0: ENV.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_RO
 
 
 class Configuration:
-    def __init__(self, data, ffn, processes):
-        self.name = f"{data} {ffn} {processes}"
-        self.flags = MODEL + (EXPERTS if ffn == "experts"
+    def __init__(self, data, ffn, optimizer, processes):
+        self.name = f"{data} {ffn} {optimizer} {processes}"
+        self.flags = MODEL + ["--optimizer", optimizer] + (EXPERTS if ffn == "experts"
                               else []) + (["--data", f"{DIR}/data"] if data == "shards" else [])
         self.processes = processes
 
@@ -229,7 +229,7 @@ def main(kills=100, seed=1):
     if not shutil.which("mpirun"):
         print("skipped: kills of 4 processes: no mpirun (apt install openmpi-bin)")
     matrix = [Configuration(*c)
-              for c in itertools.product(["stories", "shards"], ["dense", "experts"],
+              for c in itertools.product(["stories", "shards"], ["dense", "experts"], ["adamw", "muon"],
                                          [1, 4] if shutil.which("mpirun") else [1])]
     wholes, done, failed, began = {}, 0, 0, time.time()
     for run in itertools.count():

@@ -65,14 +65,17 @@ typedef struct Entry {
     int64_t size;    // elements
     int64_t offset;  // in the arenas of weights and of gradients
     int owner;       // the process that updates it (ZeRO-1)
-    int64_t state;   // offset in the arenas of moments, which hold this process's shards
+    int64_t state;   // offset in the arena of first moments, which holds this process's shards
+    int64_t second;  // the same for second moments; Muon's matrices have none
+    int muon;        // matrices that Muon updates, one below the other; 0: AdamW updates the tensor
 } Entry;
 
 typedef struct Layout {
     Entry *entries;  // [count]
     int count;
     int64_t total;    // elements of the weights
-    int64_t state;    // elements of each moment in this process
+    int64_t state;    // elements of the first moments in this process
+    int64_t second;   // elements of the second moments in this process
     int64_t *offset;  // [(layer + 1) * PARAM_COUNT + id]; -1: absent
 } Layout;
 
@@ -83,10 +86,10 @@ static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer)
     e->id = id;
     e->layer = layer;
     e->size = row->rows * row->cols;
-    e->offset = e->state = t->total;
+    e->offset = e->state = e->second = t->total;
     check_format(e->name, sizeof e->name, row->name, layer);  // the model's names have no %d
     t->offset[(layer + 1) * PARAM_COUNT + id] = e->offset;
-    t->state = t->total = memory_add(t->total, e->size);
+    t->second = t->state = t->total = memory_add(t->total, e->size);
 }
 
 // An array of offsets, all -1: absent.
@@ -155,25 +158,48 @@ typedef struct EntryLines {
 static inline EntryLines entry_lines(const Model *m, const Entry *e) {
     int role = e->row.role, cols = (int)e->row.cols;
     EntryLines none = {0, 0}, rows = {cols, 1}, columns = {m->C, cols};
-    if (!m->mode->unit || role >= ROLE_ZERO || e->id == PARAM_router) return none;
+    if (!m->mode->unit || role >= ROLE_ZERO || role == ROLE_ROUTER) return none;
     return role == ROLE_OUT ? columns : rows;
 }
 
+// The matrices of a tensor that Muon updates (--optimizer muon): each expert's is one by itself.
+static inline int entry_matrices(const Model *m, const Entry *e) {
+    bool experts = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd;
+    return ROLES[e->row.role].muon * (experts ? m->moe.E : 1);
+}
+
 // ZeRO-1: chooses the owner of each tensor, in their order: the process with the fewest elements so
-// far.
-static inline void layout_share(Layout *t, int rank, int processes) {
+// far. muon: --optimizer muon.
+static inline void layout_share(Layout *t, const Model *m, bool muon, int rank, int processes) {
     int64_t *load =
         (int64_t *)check_alloc((size_t)processes * sizeof *load, "the loads of processes");
-    t->state = 0;
+    t->state = t->second = 0;
     for (Entry *e = t->entries; e < t->entries + t->count; e++) {
         e->owner = 0;
         for (int r = 1; r < processes; r++)
             if (load[r] < load[e->owner]) e->owner = r;
         for (int r = 0; r < processes; r++) load[r] += entry_part(e, r, processes).size;
+        int64_t own = entry_part(e, rank, processes).size;
+        e->muon = muon ? entry_matrices(m, e) : 0;
         e->state = t->state;
-        t->state = memory_add(t->state, entry_part(e, rank, processes).size);
+        e->second = t->second;
+        t->state = memory_add(t->state, own);
+        if (!e->muon) t->second = memory_add(t->second, own);
     }
     free(load);
+}
+
+// Elements of Muon's scratch: two copies of the largest matrix [rows, cols], or of all matrices of
+// a tensor if they are computed together, and for each two of [k, k], k the smaller of its sides.
+static inline int64_t layout_muon_scratch(const Layout *t, bool together) {
+    int64_t most = 0;
+    for (const Entry *e = t->entries; e < t->entries + t->count; e++) {
+        if (!e->muon) continue;
+        int64_t rows = e->row.rows / e->muon, cols = e->row.cols, k = rows < cols ? rows : cols;
+        int64_t size = 2 * (rows * cols + k * k) * (together ? e->muon : 1);
+        if (size > most) most = size;
+    }
+    return most;
 }
 
 // Rows without the padding of the vocabulary, whose rows stay zero and are not saved. Their logits

@@ -12,6 +12,7 @@
 enum {
     ROLE_EMBEDDING,                           // wte, wpe
     ROLE_HEAD,                                // an untied LM head
+    ROLE_ROUTER,                              // of experts
     ROLE_IN,                                  // matrices that read u or a latent
     ROLE_VALUE,                               // W_v, which DeepNorm scales, as it does
     ROLE_FFN_IN,                              // gate and up
@@ -24,16 +25,19 @@ enum { DECAY_MATRIX, DECAY_EMBEDDING, DECAY_GAIN, DECAY_GROUPS };  // --decay-em
 // Groups of tensors with a learning rate of their own, which may depend on the width (Everett et
 // al. 2024). LR_BALANCE is the step of the selection bias.
 enum { LR_EMBEDDING, LR_HIDDEN, LR_HEAD, LR_VECTOR, LR_BALANCE, LR_GROUPS };
-static const struct { int decay, lr; } ROLES[] = {
-    {DECAY_EMBEDDING, LR_EMBEDDING},          // ROLE_EMBEDDING, and so on in their order
-    {DECAY_MATRIX,    LR_HEAD},
-    {DECAY_MATRIX,    LR_HIDDEN},
-    {DECAY_MATRIX,    LR_HIDDEN},
-    {DECAY_MATRIX,    LR_HIDDEN},
-    {DECAY_MATRIX,    LR_HIDDEN},
-    {DECAY_GAIN,      LR_VECTOR},
-    {DECAY_GAIN,      LR_VECTOR},
-    {DECAY_GAIN,      LR_BALANCE},            // ROLE_BALANCE
+// muon: --optimizer muon updates it, and AdamW the others. Jordan et al. 2024 take the matrices of
+// blocks; a router, which they do not have, chooses among experts as the head does among tokens.
+static const struct { int decay, lr, muon; } ROLES[] = {
+    {DECAY_EMBEDDING, LR_EMBEDDING, 0},       // ROLE_EMBEDDING, and so on in their order
+    {DECAY_MATRIX,    LR_HEAD,      0},
+    {DECAY_MATRIX,    LR_HIDDEN,    0},
+    {DECAY_MATRIX,    LR_HIDDEN,    1},
+    {DECAY_MATRIX,    LR_HIDDEN,    1},
+    {DECAY_MATRIX,    LR_HIDDEN,    1},
+    {DECAY_MATRIX,    LR_HIDDEN,    1},
+    {DECAY_GAIN,      LR_VECTOR,    0},
+    {DECAY_GAIN,      LR_VECTOR,    0},
+    {DECAY_GAIN,      LR_BALANCE,   0},       // ROLE_BALANCE
 };
 
 // PARAM(field, name, rows, cols, role, initial gain, exists-if). Matrices are [out, in], row-major.
@@ -92,7 +96,7 @@ NORM_PARAMS(PARAM, hidden, LAYER_NAME "mlp.hidden_norm") \
 PARAM(wd,     MLP_NAME("down_proj.weight"), C, p->F, ROLE_OUT, 0, p->F) \
 PARAM(wd_b,   MLP_NAME("down_proj.bias"), 1, C, ROLE_ZERO, 0, p->F && m->bias == BIAS_ON) \
 NORM_PARAMS(PARAM, shared_out, LAYER_NAME "mlp.shared_experts.out_norm") \
-PARAM(router, LAYER_NAME "mlp.gate.weight", E, C, ROLE_IN, 0, p->moe) \
+PARAM(router, LAYER_NAME "mlp.gate.weight", E, C, ROLE_ROUTER, 0, p->moe) \
 PARAM(router_bias, LAYER_NAME "mlp.gate.e_score_correction_bias", 1, E, ROLE_BALANCE, 0, \
       p->moe && m->moe.bias_rate > 0) \
 PARAM(xg,     EXPERT_NAME("gate_proj.weight"), (int64_t)E * F, C, ROLE_FFN_IN, 0, \

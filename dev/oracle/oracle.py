@@ -9,8 +9,8 @@ Needs python3 with torch, numpy and safetensors. dev/test/test_oracle.c compares
 files, which are part of the repository, and needs none of these.
 
 Nothing here is derived from the C code: a placement is its equations as the papers write them
-(section "blocks"), gradients are autograd's, steps are torch.optim.AdamW's. Shared with the C code
-are only names: of modes, of tensors, of settings (struct Model in llmc/modes.h).
+(section "blocks"), gradients are autograd's, steps are those of torch.optim.AdamW and
+torch.optim.Muon. Shared with the C code are only names: of modes, of tensors, of settings (struct Model in llmc/modes.h).
 
 One file <shape>.safetensors for each entry of SHAPES, for models of that shape:
   <checkpoint name>     F32   a weight, for all cases of the file. A mode whose gain is shorter (one
@@ -34,7 +34,8 @@ refuses goldens of another oracle.py.
 Sources: SpanNorm (SPAN), HybridNorm (HYB) and Scale-Distribution Decoupling (SDD) by equation
 number; Mix-LN (Li et al. 2025), LayerNorm Scaling (Sun et al. 2025), Peri-LN (Kim et al. 2025),
 Sandwich-LN (CogView, Ding et al. 2021), OLMo 2 (2025), DeepNorm (Wang et al. 2022); GPT-2 (Radford
-et al. 2019), Llama (Touvron et al. 2023), RoPE (Su et al. 2021), AdamW (Loshchilov, Hutter 2019);
+et al. 2019), Llama (Touvron et al. 2023), RoPE (Su et al. 2021), AdamW (Loshchilov, Hutter 2019),
+Muon (Jordan et al. 2024);
 nGPT (Loshchilov et al. 2024); mixture of experts: OLMoE (Muennighoff et al. 2024), DeepSeek-V2 and
 V3 (2024), whose attention (MLA) this is too.
 """
@@ -47,6 +48,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from unittest import mock
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -539,6 +541,36 @@ def group_of(name, s):
     return {"lr": hidden, "weight_decay": of_matrix}
 
 
+def is_muons(name):
+    """Whether Muon updates the tensor: a matrix of a block, but for the router."""
+    return "_proj" in name and name.endswith("weight")
+
+
+class Optimizer:
+    """AdamW for all tensors, or Muon for some."""
+
+    def __init__(self, leaves, s):
+        muons = {n: w for n, w in leaves.items() if is_muons(n) and s["optimizer"] == "muon"}
+        self.adamw = torch.optim.AdamW([{"params": [w], **group_of(n, s)}
+                                        for n, w in leaves.items() if n not in muons],
+                                       betas=s["betas"], eps=s["adam_eps"])
+        # Each expert's matrix is one by itself: a view of all experts'.
+        self.matrices = [(w, w.detach().chunk(s["moe.E"] if "mlp.experts" in n else 1))
+                         for n, w in muons.items()]
+        self.muon = self.matrices and torch.optim.Muon(
+            [matrix for _, parts in self.matrices for matrix in parts], lr=s["muon_lr"],
+            weight_decay=s["decay"][0], momentum=s["momentum"], adjust_lr_fn=s["muon_scale"])
+
+    def step(self):
+        self.adamw.step()
+        for whole, parts in self.matrices:
+            for matrix, grad in zip(parts, whole.grad.chunk(len(parts))):
+                matrix.grad = grad
+        if self.muon:  # which computes its iteration in bfloat16: here in double
+            with mock.patch.object(torch.Tensor, "bfloat16", lambda x: x.clone()):
+                self.muon.step()
+
+
 @torch.no_grad()
 def to_length_one(name, W, C):
     """nGPT, after every step: rows of matrices get length 1; of the projections into the stream, of
@@ -571,10 +603,9 @@ def train(s, weights, inputs, targets):
         router = router_loss(routed, s) if routed else torch.tensor(0.0)
         names = sorted(leaves, key=str.encode)
         trained = [n for n in names if leaves[n].requires_grad]
-        optimizer = optimizer or torch.optim.AdamW([{"params": [leaves[n]], **group_of(n, s)}
-                                                    for n in trained], betas=s["betas"],
-                                                   eps=s["adam_eps"])
-        optimizer.zero_grad()
+        optimizer = optimizer or Optimizer({n: leaves[n] for n in trained}, s)
+        for name in trained:
+            leaves[name].grad = None
         (ce + z + router).backward()
         gradients = torch.cat([(leaves[n].grad if n in trained else torch.zeros_like(leaves[n]))
                                .flatten() for n in names])
@@ -620,6 +651,7 @@ SETTINGS = {
     "moe.balance": 0.0, "moe.sequence": 0.0, "moe.z": 0.0, "moe.bias_rate": 0.0,
     "lr": [0.002, 0.004, 0.003, 0.006], "decay": [0.1, 0.3, 0.2], "gain_target": 0,
     "betas": [0.9, 0.95], "adam_eps": 1e-6, "clip": 0.1, "clipped": True,
+    "optimizer": "adamw", "muon_scale": "original", "muon_lr": 0.02, "momentum": 0.8,
 }
 SHAPES = {  # each with its peculiarity
     # every mode
@@ -674,6 +706,8 @@ SHAPES = {  # each with its peculiarity
                                  "theta": 500.0},
 }
 CODE = {"sdd": "code"}
+MUON = {"optimizer": "muon"}
+MATCH = MUON | {"muon_scale": "match_rms_adamw", "muon_lr": 0.01}
 SWITCHES = {  # name: settings, and the modes to try them with
     "z_loss": ({"z_loss": 0.01}, ["SPAN", "HYBRID", "SDD", "OLMO2"]),
     "final_norm": ({"final_norm": True}, ["SPAN", "POST", "DEEPNORM"]),
@@ -689,11 +723,16 @@ SWITCHES = {  # name: settings, and the modes to try them with
 }
 OF_GPT2 = {"untied": ({"tied": False}, ["SPAN", "POST", "SDD"]),
            "no_bias": ({"bias": False}, ["SPAN", "HYBRID"]),
-           "rope": ({"rope": True}, ["SPAN", "HYBRID", "NGPT"])}
+           "rope": ({"rope": True}, ["SPAN", "HYBRID", "NGPT"]),
+           "muon": (MUON, ["SPAN", "PRE", "SDD"]),
+           "muon_match": (MATCH, ["SPAN"]),
+           "muon_rope": (MUON | {"rope": True}, ["NGPT"])}
 OF_LLAMA = {"tied": ({"tied": True}, ["SPAN", "HYBRID", "SDD"]),
             "gelu": ({"swiglu": False}, ["SPAN", "HYBRID"]),
             "bias": ({"bias": True}, ["SPAN", "HYBRID"]),
-            "qkv_bias": ({"qkv_bias": True}, ["SPAN", "OLMOE"])}
+            "qkv_bias": ({"qkv_bias": True}, ["SPAN", "OLMOE"]),
+            "muon": (MUON, ["SPAN", "POST", "HYBRID"]),
+            "muon_match": (MATCH, ["SDD"])}
 OF_OLMOE = {
     "renorm": ({"moe.router": "softmax-renorm"}, ["SPAN", "NGPT"]),
     "sigmoid": ({"moe.router": "sigmoid"}, ["LNS"]),
@@ -712,6 +751,8 @@ OF_OLMOE = {
     "no_loss": ({"moe.balance": 0.0, "moe.z": 0.0}, ["SPAN"]),
     "towards_one": ({"gain_target": 1}, ["SDD"]),
     "eps": ({"eps": 0.3}, ["SDD"]),
+    "muon": (MUON, ["SPAN", "NGPT"]),
+    "muon_match": (MATCH, ["SPAN"]),
 }
 OF_DEEPSEEK = {
     "mean": ({"moe.losses": "mean"}, ["SPAN"]),
@@ -721,6 +762,7 @@ OF_DEEPSEEK = {
     "none_dense": ({"moe.dense": 0}, ["SDD"]),
     "dense": ({"moe.E": 0, "F": 3}, ["SPAN", "SDD", "NGPT"]),
     "layernorm": ({"layernorm": True}, ["SPAN", "QKVC_POST"]),
+    "muon": (MUON, ["SPAN", "SDD"]),
 }
 
 

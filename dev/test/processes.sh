@@ -59,7 +59,8 @@ alike() {
 for model in "SPAN --model stories --batch 8" \
     "SPAN --model olmoe-char --ffn 32 --batch 8 --micro-batch 1" \
     "SPAN --model deepseek-char --kv-rank 16 --ffn 32 --balance-rate 0.01 --batch 8 \
---micro-batch 1" "NGPT --model stories --batch 7"; do
+--micro-batch 1" "NGPT --model stories --batch 7" \
+    "POST --model olmoe-char --ffn 32 --batch 8 --micro-batch 1 --optimizer muon"; do
     set -- $model
     mode=$1; shift
     program=$(cd "$root" && DEVICE=cpu make -s binary NORM_MODE=$mode)

@@ -17,7 +17,7 @@ int main(int argc, char **argv) {
     r->m = model_from_flags(r->f, t.mode);
     r->micro = (int)r->f->batch;
     r->layout = layout_make(&r->m);
-    layout_share(&r->layout, 0, 1);
+    layout_share(&r->layout, &r->m, false, 0, 1);
     run_open_tokenizer(r);
     run_open_tasks(r);
     Setup setup = run_setup(r);

@@ -1,5 +1,6 @@
 // test_oracle.c: link 3 of the chain of trust. Another implementation of every placement
-// (dev/oracle/oracle.py: PyTorch, double precision, automatic differentiation, torch.optim.AdamW)
+// (dev/oracle/oracle.py: PyTorch, double precision, automatic differentiation, torch.optim.AdamW and
+// Muon)
 // must give the judge's losses, gradients and parameters after three steps. Needs its goldens only,
 // not Python.
 //
@@ -36,7 +37,7 @@ typedef struct {
     Model m;
     Layout layout;
     const Entry **order;
-    int B, T, micro;
+    int B, T, micro, optimizer;
     double z_loss, clip, *gradients, *parameters, steps[STEPS][4];
     AdamW adamw;
     int32_t *inputs, *targets;
@@ -155,6 +156,10 @@ static AdamW read_adamw(const Case *c) {
     o.lr[LR_BALANCE] = number(c, "moe.bias_rate");
     numbers(c, "decay", o.decay, 3);
     numbers(c, "betas", betas, 2);
+    static const char *const SCALES[] = {"match_rms_adamw", "original"};
+    o.muon_lr = number(c, "muon_lr");
+    o.momentum = number(c, "momentum");
+    o.muon_scale = choice(c, "muon_scale", SCALES, 2);
     o.beta1 = betas[0];
     o.beta2 = betas[1];
     return o;
@@ -226,7 +231,9 @@ static bool read_case(Case *c, const Golden *g, const Json *json) {
     *c = (Case){.g = g, .json = json, .name = json->key};
     int failed = test_count.failed;
     c->m = read_model(c);
+    static const char *const OPTIMIZERS[] = {"adamw", "muon"};
     c->adamw = read_adamw(c);
+    c->optimizer = choice(c, "optimizer", OPTIMIZERS, 2);
     c->B = integer(c, "B");
     c->T = integer(c, "seq");
     c->micro = integer(c, "micro");
@@ -307,7 +314,8 @@ static void compare_case(const Case *c, int micro, int recompute) {
     check_format(how, sizeof how, "in micro-batches of %d%s", micro,
                  recompute ? " with recompute" : "");
     Gpt *gpt = t->create(&c->m, &(Setup){.B = micro, .T = c->m.T, .recompute = recompute,
-                                         .training = 1, .z_loss = c->z_loss});
+                                         .training = 1, .optimizer = c->optimizer,
+                                         .z_loss = c->z_loss});
     AdamW adamw = c->adamw;
     load_weights(c, gpt);
     for (int step = 0; step < STEPS; step++) {

@@ -123,6 +123,14 @@ void test_schedule(void) {
     o = schedule_adamw(&s.f, 0.1, 1);
     EXPECT(o.clip == 0 && o.decay[DECAY_GAIN] == 0 && o.decay[DECAY_EMBEDDING] == 0.1,
            "--clip 0 is off; gains do not decay by default");
+    EXPECT(o.muon_lr == 0.1 && o.momentum == 0.95 && o.muon_scale == MUON_MATCH_RMS_ADAMW,
+           "Muon's rate is AdamW's by default");
+    s = parse("--lr 0.4 --muon-lr 0.02 --muon-scale original --width 1024 --width-base 256");
+    o = schedule_adamw(&s.f, 0.1, 1);
+    EXPECT(fabs(o.muon_lr - 0.005) < 1e-15 && o.muon_scale == MUON_ORIGINAL,
+           "Muon's own rate follows the schedule, and not the width");
+    s = parse("--lr 0 --muon-lr 0.02");
+    EXPECT(schedule_adamw(&s.f, 0, 1).muon_lr == 0, "a rate of 0 is 0");
     s = parse("--width 1024");
     EXPECT(group_rate(&s.f, LR_HIDDEN) == 1, "width scaling is off by default");
 }

@@ -32,7 +32,8 @@ double flops_per_token(const Model *m, const Layout *layout) {
 typedef struct Memory {
     double weights;                           // with the copies that products read
     double gradients;                         // of parameters, summed over micro-batches
-    double moments;                           // AdamW's, of this process's shard (ZeRO-1)
+    double moments;                           // of this process's shard (ZeRO-1)
+    double muon;                              // Muon's scratch
     double acts, grads;                       // activations of a micro-batch and their gradients
     double sum;                               // of the above
     double kv_cache;                          // apart: only a run that samples has one
@@ -58,14 +59,15 @@ static Memory memory_make(const Run *r, const Setup *setup) {
         .weights = copies && setup->training ? shard : all,
         // A model that is only read has neither gradients nor moments.
         .gradients = setup->training ? all : 0,
-        .moments = setup->training ? 2 * shard : 0,
+        .moments = setup->training ? shard + r->layout.second * element : 0,
+        .muon = setup->training ? layout_muon_scratch(&r->layout, on_gpu(r->t)) * storage : 0,
         .acts = acts.acts * storage,
         .grads = setup->training ? acts.grads * storage : 0,
         // All layers, one text of the longest length.
         .kv_cache = (double)m->L * m->T * kv_cache_width(m) * storage,
     };
     if (copies) y.weights += r->layout.total * storage;
-    y.sum = y.weights + y.gradients + y.moments + y.acts + y.grads;
+    y.sum = y.weights + y.gradients + y.moments + y.muon + y.acts + y.grads;
     act_layout_free(&acts);
     return y;
 }
@@ -174,7 +176,7 @@ static void show_parameter(const Run *r, int id, bool shared) {
                      other);
     printf("  %-53s %4d  %8lld x %-6lld %12.0f   %-20s  %-9s  %s\n", row->name, copies,
            (long long)entry_rows(&r->m, first), (long long)row->cols, size, start,
-           DECAYS[row->decay], GROUPS[row->lr]);
+           DECAYS[row->decay], first->muon ? "muon" : GROUPS[row->lr]);
 }
 
 // Prints one row of ACT_TABLE: copies, shape, MiB, and the same of its gradients.
@@ -245,9 +247,10 @@ void show_model(const Run *r, bool tables) {
     printf("  %.2fM parameters, ", parameter_count(m, &r->layout, false) / 1e6);
     if (m->moe.E) printf("%.2fM active, ", parameter_count(m, &r->layout, true) / 1e6);
     printf("%.1f MFLOP per token\n", flops_per_token(m, &r->layout) / 1e6);
-    printf("  memory: weights %.1f MiB, gradients %.1f, AdamW %.1f, activations %.1f, "
+    printf("  memory: weights %.1f MiB, gradients %.1f, %s %.1f, activations %.1f, "
            "their gradients %.1f: %.1f MiB in all%s\n", y.weights / mib, y.gradients / mib,
-           y.moments / mib, y.acts / mib, y.grads / mib, y.sum / mib,
+           r->f->optimizer == OPTIMIZER_MUON ? "Muon and AdamW" : "AdamW",
+           (y.moments + y.muon) / mib, y.acts / mib, y.grads / mib, y.sum / mib,
            comm_size(r->setup.comm) > 1 ? ", in the first process" : "");
     if (y.kv_cache >= mib)
         printf("  sampling: %.1f MiB more, the KV cache of %d tokens\n", y.kv_cache / mib, m->T);

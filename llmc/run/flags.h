@@ -113,6 +113,12 @@ FLAG(decay_embeddings, SWITCH(on), "weight decay of embeddings") \
 FLAG(beta1, NUMBER(0.9, 0, 0.999999), "AdamW: decay of the first moment") \
 FLAG(beta2, NUMBER(0.95, 0, 0.999999), "AdamW: decay of the second moment") \
 FLAG(adam_eps, NUMBER(1e-8, 1e-30, 1), "AdamW: epsilon, added to the root of the second moment") \
+FLAG(optimizer, CHOICE(adamw, "adamw|muon"), \
+     "muon: for the matrices of blocks, with AdamW for embeddings, head, router, gains, biases") \
+FLAG(muon_lr, NUMBER(0, 0, 10), "Muon: peak learning rate of its matrices; 0: --lr") \
+FLAG(muon_momentum, NUMBER(0.95, 0, 0.999999), "Muon: decay of the momentum (Nesterov)") \
+FLAG(muon_scale, CHOICE(match-rms-adamw, "match-rms-adamw|original"), \
+     "Muon: update x 0.2 sqrt(max(rows, cols)), for AdamW's rates; or sqrt(max(1, rows / cols))") \
 FLAG(clip, NUMBER(1, 0, 1e9), "gradient clipping: largest global norm; 0: off") \
 FLAG(spike_z, NUMBER(10, 0, 1e9), \
      "report a loss or gradient norm so many robust deviations above the median of the last 128; " \

@@ -3,7 +3,8 @@
 // saved, and refused when they are read.
 //
 //   step_00000200/  model.safetensors      weights
-//                   optimizer.safetensors  AdamW's moments: exp_avg.NAME, exp_avg_sq.NAME
+//                   optimizer.safetensors  AdamW's moments: exp_avg.NAME, exp_avg_sq.NAME; Muon's
+//                                          momentum: momentum_buffer.NAME (names of PyTorch)
 //                   state.json             step, counters, hash of the data, windows of spikes.h
 //                   config.json            flags
 //                   plans.json             matrix plans of the GPU
@@ -16,6 +17,13 @@
 static const char EDITED[] = "this file was edited or damaged: use another checkpoint";
 static const char OTHER_MODEL[] = "give the flags and the NORM_MODE of the model in this file";
 static const char *const PREFIX[TENSOR_KINDS] = {"", "", "exp_avg.", "exp_avg_sq."};
+
+static const char *prefix_of(int kind, const Entry *e) {
+    return kind == ADAM_M && e->muon ? "momentum_buffer." : PREFIX[kind];
+}
+
+// Whether the entry has such a tensor: Muon keeps no second moment.
+static bool has_kind(int kind, const Entry *e) { return kind != ADAM_V || !e->muon; }
 
 // ---------------------------------------------------------------------------------------- weights
 
@@ -54,7 +62,7 @@ unsigned long long run_hash(Run *r) {
 static Tensor entry_tensor(Run *r, int kind, const Entry *e, char name[128]) {
     bool vector = e->row.rows == 1;
     return (Tensor){
-        .name = check_format(name, 128, "%s%s", PREFIX[kind], e->name),
+        .name = check_format(name, 128, "%s%s", prefix_of(kind, e), e->name),
         .dtype = r->t->element == sizeof(float) ? "F32" : "F64",
         .rank = vector ? 1 : 2,
         .shape = {vector ? e->row.cols : entry_rows(&r->m, e), vector ? 0 : e->row.cols},
@@ -93,14 +101,17 @@ static void read_entry(Run *r, const SafetensorsFile *file, const char *path, in
 static void read_tensors(Run *r, const char *path, int first_kind, int last_kind) {
     SafetensorsFile file;
     char error[ERROR_CAP];
-    int expected = (last_kind - first_kind + 1) * r->layout.count;
+    int expected = 0;
     CHECK(safetensors_open(path, &file, error),
           "%s: expected a whole safetensors file, found: %s\n"
           "  -> check the path, copy or download the file again, or convert it",
           path, error);
     for (int kind = first_kind; kind <= last_kind; kind++) {
-        for (int k = 0; k < r->layout.count; k++)
+        for (int k = 0; k < r->layout.count; k++) {
+            if (!has_kind(kind, &r->layout.entries[k])) continue;
             read_entry(r, &file, path, kind, &r->layout.entries[k]);
+            expected++;
+        }
         r->t->store(r->gpt, kind, r->updates);
     }
     CHECK(file.count == expected, "%s: expected %d tensors, found %d\n  -> %s", path, expected,
@@ -148,22 +159,26 @@ static const void *gather(void *source) {
 // Process 0 writes the file; the others send their shards. Process 0 holds only one whole tensor of
 // the moments at a time.
 void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, int last_kind) {
-    int entries = r->layout.count, count = entries * (last_kind - first_kind + 1);
+    int entries = r->layout.count, count = 0, most = entries * (last_kind - first_kind + 1);
     int64_t largest = 0;
     for (int k = 0; k < entries; k++)
         if (r->layout.entries[k].size > largest) largest = r->layout.entries[k].size;
     char *whole = NULL;
     if (first_kind >= ADAM_M && r->comm.size > 1)
         whole = check_alloc(largest * r->t->element, "a tensor of a checkpoint");
-    Tensor *tensors = check_alloc(count * sizeof *tensors, "a checkpoint");
-    Gather *gathers = check_alloc(count * sizeof *gathers, "a checkpoint");
-    for (int i = 0; i < count; i++) {
-        Gather *g = &gathers[i];
-        *g = (Gather){r, first_kind + i / entries, &r->layout.entries[i % entries], whole, ""};
-        if (i % entries == 0) r->t->fetch(r->gpt, g->kind);
-        tensors[i] = entry_tensor(r, g->kind, g->e, g->name);
-        tensors[i].bring = gather;
-        tensors[i].source = g;
+    Tensor *tensors = check_alloc(most * sizeof *tensors, "a checkpoint");
+    Gather *gathers = check_alloc(most * sizeof *gathers, "a checkpoint");
+    for (int i = 0; i < most; i++) {
+        const Entry *e = &r->layout.entries[i % entries];
+        int kind = first_kind + i / entries;
+        if (i % entries == 0) r->t->fetch(r->gpt, kind);
+        if (!has_kind(kind, e)) continue;
+        Gather *g = &gathers[count];
+        *g = (Gather){r, kind, e, whole, ""};
+        Tensor *t = &tensors[count++];
+        *t = entry_tensor(r, kind, e, g->name);
+        t->bring = gather;
+        t->source = g;
     }
     // Sender and receiver go through the tensors in the same order.
     if (!r->comm.rank) checkpoint_add_tensors(c, file, tensors, count);

@@ -45,6 +45,9 @@ AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
         .eps = f->adam_eps,
         .clip = f->clip,
         .step = update,
+        .muon_lr = f->muon_lr > 0 && f->lr > 0 ? lr / f->lr * f->muon_lr : lr,
+        .momentum = f->muon_momentum,
+        .muon_scale = f->muon_scale,
     };
     for (int group = 0; group < LR_BALANCE; group++) o.lr[group] = lr * group_factor(f, group);
     return o;

@@ -141,6 +141,7 @@ Setup run_setup(const Run *r) {
         .T = r->m.T,
         .recompute = r->training ? f->recompute : RECOMPUTE_ON,   // forward alone keeps nothing
         .training = r->training,
+        .optimizer = f->optimizer,
         .decodes = f->sample > 0,
         .z_loss = f->z_loss,
         .batch = f->batch,
@@ -164,7 +165,7 @@ static void make_model(Run *r) {
     if (!r->training && !f->eval) r->micro = 1;           // --sample alone
     r->setup = run_setup(r);
     r->layout = layout_make(&r->m);
-    layout_share(&r->layout, r->comm.rank, r->comm.size);
+    layout_share(&r->layout, &r->m, f->optimizer == OPTIMIZER_MUON, r->comm.rank, r->comm.size);
 }
 
 // Chooses the micro-batch: as many sequences of a process's share of the batch as fit into memory.

@@ -16,6 +16,7 @@
 
 typedef struct Gpt Gpt;                       // a model with its memory, private to the device
 
+// ADAM_M: AdamW's first moment, or Muon's momentum.
 enum { WEIGHTS, GRADS, ADAM_M, ADAM_V, TENSOR_KINDS };
 
 // Means over tokens, in nats.
@@ -28,7 +29,10 @@ typedef struct Loss {
 // One infinite or NaN term makes the sum infinite or NaN.
 static inline bool loss_is_finite(Loss l) { return isfinite(l.ce + l.z + l.router); }
 
-// One AdamW step (Loshchilov, Hutter 2019).
+enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };         // in the order of --optimizer's choices
+enum { MUON_MATCH_RMS_ADAMW, MUON_ORIGINAL };     // in the order of --muon-scale's choices
+
+// One step of AdamW (Loshchilov, Hutter 2019), and of Muon for the tensors that it updates.
 typedef struct AdamW {
     double lr[LR_GROUPS], decay[DECAY_GROUPS];  // tensors.h
     double beta1, beta2, eps;
@@ -36,7 +40,17 @@ typedef struct AdamW {
     double gain_target;                       // gains decay towards this (1: Gemma's 1 + w)
     int64_t step;                             // counts from 1
     double max_ce, max_norm;                  // skip the update above these (--skip-spikes); 0: off
+    double muon_lr, momentum;                 // of Muon
+    int muon_scale;                           // MUON_*
 } AdamW;
+
+// The factor of Muon's update of a matrix: so that its root mean square is AdamW's, about 0.2 (Liu
+// et al. 2025, section 2.2), or that of Jordan et al. 2024.
+static inline double muon_scale(const AdamW *o, int64_t rows, int64_t cols) {
+    double ratio = (double)rows / cols;
+    if (o->muon_scale == MUON_ORIGINAL) return ratio > 1 ? sqrt(ratio) : 1;
+    return 0.2 * sqrt((double)(ratio > 1 ? rows : cols));
+}
 
 // The result of a step: mean losses, gradient norm before clipping, whether the weights changed.
 typedef struct Update {
@@ -77,6 +91,7 @@ typedef struct Setup {
     int B, T;                                 // the largest micro-batch: sequences, tokens of each
     int recompute;                            // RECOMPUTE_* of tensors.h
     int training;                             // allocates gradients and AdamW's moments
+    int optimizer;                            // OPTIMIZER_*
     int decodes;                              // decode will be called, which allocates a KV cache
     double z_loss;
     int64_t batch;                            // sequences of a step, over all processes
@@ -113,8 +128,8 @@ typedef struct Trainer {
     // Adds the gradient of scale * (sum of the last forward's losses) to GRADS; consumes the
     // logits. last: the last micro-batch of a step; its gradients may be reduced over processes.
     void (*backward)(Gpt *gpt, double scale, int last);
-    // One AdamW step, if losses and gradients are finite and below the limits of --skip-spikes;
-    // otherwise no weight or moment changes. Begins new sums of losses.
+    // One step of the optimizer, if losses and gradients are finite and below the limits of
+    // --skip-spikes; otherwise no weight or moment changes. Begins new sums of losses.
     void (*update)(Gpt *gpt, const AdamW *adamw);
     // The result of the last update, for which it waits: not for work that was given later.
     Update (*outcome)(Gpt *gpt);
