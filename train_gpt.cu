@@ -174,6 +174,8 @@ static void refuse_wide_norms(const Model *m) {
 // that are one product.
 static void refuse_model(const Model *m, const Setup *setup) {
     if (setup->training) refuse_wide_norms(m);
+    CHECK(setup->optimizer == OPTIMIZER_ADAMW,
+          "--optimizer muon is for the CPU so far\n  -> make train_gpt DEVICE=cpu");
     refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);
@@ -331,7 +333,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, RATIO);
     // Sizes and offsets of all tensors, before any of them is allocated.
     g->layout = layout_make(m);
-    layout_share(&g->layout, comm_rank(setup->comm), comm_size(setup->comm));
+    layout_share(&g->layout, m, false, comm_rank(setup->comm), comm_size(setup->comm));
     g->act_layout = act_layout_make(m, &g->max);
     nccl_open(&g->nccl, setup->comm);
     g->gpu.plans = plans_create(setup->tf32);
