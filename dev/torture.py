@@ -229,7 +229,8 @@ def main(kills=100, seed=1):
     if not shutil.which("mpirun"):
         print("skipped: kills of 4 processes: no mpirun (apt install openmpi-bin)")
     matrix = [Configuration(*c)
-              for c in itertools.product(["stories", "shards"], ["dense", "experts"], ["adamw", "muon"],
+              for c in itertools.product(["stories", "shards"], ["dense", "experts"],
+                                         ["adamw", "muon"],
                                          [1, 4] if shutil.which("mpirun") else [1])]
     wholes, done, failed, began = {}, 0, 0, time.time()
     for run in itertools.count():

@@ -10,7 +10,8 @@ files, which are part of the repository, and needs none of these.
 
 Nothing here is derived from the C code: a placement is its equations as the papers write them
 (section "blocks"), gradients are autograd's, steps are those of torch.optim.AdamW and
-torch.optim.Muon. Shared with the C code are only names: of modes, of tensors, of settings (struct Model in llmc/modes.h).
+torch.optim.Muon. Shared with the C code are only names: of modes, of tensors, of settings (struct
+Model in llmc/modes.h).
 
 One file <shape>.safetensors for each entry of SHAPES, for models of that shape:
   <checkpoint name>     F32   a weight, for all cases of the file. A mode whose gain is shorter (one

@@ -1,6 +1,6 @@
 // test_oracle.c: link 3 of the chain of trust. Another implementation of every placement
-// (dev/oracle/oracle.py: PyTorch, double precision, automatic differentiation, torch.optim.AdamW and
-// Muon)
+// (dev/oracle/oracle.py: PyTorch, double precision, automatic differentiation, torch.optim's AdamW
+// and Muon)
 // must give the judge's losses, gradients and parameters after three steps. Needs its goldens only,
 // not Python.
 //
