@@ -214,6 +214,9 @@ GPU_TEST(cuda_modes) {
 
 GPU_TEST(cuda_ngpt_mode) { compare_family(MODE_NGPT, FAMILY_LLAMA); }
 
+// A post norm and then an in norm, which no other placement has, beside a strong skip.
+GPU_TEST(cuda_keel_mode) { compare_family(MODE_KEEL, FAMILY_LLAMA); }
+
 GPU_TEST(other_modes) {
     for (int mode = 0; mode < MODE_COUNT; mode++)
         for (int family = 0; family < FAMILIES; family++)

@@ -12,7 +12,8 @@
 
 #define WORD(name) [name] = #name
 static const char *const SKIP_WORDS[] = {WORD(OWN), WORD(NORMED), WORD(BLOCK)};
-static const char *const FACTOR_WORDS[] = {WORD(ONE), WORD(LNS), WORD(DEEP), WORD(LEARNED)};
+static const char *const FACTOR_WORDS[] = {WORD(ONE), WORD(LNS), WORD(DEEP), WORD(SUBLAYERS),
+                                           WORD(LEARNED)};
 static const char *const PER_WORDS[] = {WORD(HEAD), WORD(FULL)};
 static const char *const KIND_WORDS[] = {WORD(INT), WORD(NUMBER), WORD(TEXT), WORD(CHOICE),
                                     WORD(SWITCH)};

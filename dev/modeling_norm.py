@@ -9,7 +9,7 @@ norm of the slot (an absent slot is the identity):
     u  = in ? N(x) : x             skip = OWN: x | NORMED: u | BLOCK: x0
     y  = F(c * u)                  c = ONE: 1 | LNS: 1/sqrt(l+1)
     y  = out ? N(y) : y
-    s  = a * skip + y              a = ONE: 1 | DEEP: (2L)^(1/4)
+    s  = a * skip + y              a = ONE: 1 | DEEP: (2L)^(1/4) | SUBLAYERS: 2L
     x' = post ? N(s) : s           a = LEARNED: s = (1 - alpha) skip + alpha y, alpha a parameter
 
 q, k, v and the context (the heads' outputs, before the output projection) have slots of their own.
@@ -302,7 +302,8 @@ class Block(GradientCheckpointingLayer):
         if alpha is not None:
             s = skip + 0.05 * math.sqrt(x.shape[-1]) * alpha.abs() * (y - skip)
         else:
-            s = ((2 * self.L) ** 0.25 if row["a"] == "DEEP" else 1) * skip + y
+            a = {"ONE": 1, "DEEP": (2 * self.L) ** 0.25, "SUBLAYERS": 2 * self.L}[row["a"]]
+            s = a * skip + y
         return norm_post(s)
 
     def forward(self, x, angle, mask, cache):

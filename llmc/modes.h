@@ -6,7 +6,7 @@
 //   u  = in ? N(x) : x               skip = OWN: x | NORMED: u | BLOCK: x0
 //   y  = F(c * u)                    c = ONE: 1 | LNS: 1/sqrt(l+1)
 //   yn = out ? N(y) : y              q, k, v and the context have slots of their own inside F
-//   s  = a * skip + b * yn           a = ONE: 1 | DEEP: (2L)^(1/4), with b = 1
+//   s  = a * skip + b * yn           a = ONE: 1 | DEEP: (2L)^(1/4) | SUBLAYERS: 2L, with b = 1
 //   x' = post ? N(s) : s
 //
 // nGPT (a = LEARNED): a = 1 - alpha and b = alpha = 0.05 sqrt(C) |p|. The vector p [C] is a
@@ -20,7 +20,7 @@
 
 // The first value of each is 0, the default of a column that a row does not name.
 enum { OWN, NORMED, BLOCK };                  // skip
-enum { ONE, LNS, DEEP, LEARNED };             // c: ONE or LNS; a: ONE, DEEP or LEARNED
+enum { ONE, LNS, DEEP, SUBLAYERS, LEARNED };  // c: ONE or LNS; a: all but LNS
 enum { HEAD, FULL };                          // per
 enum { L2 = 2, SCALE };                       // a slot's norm: 0 none, 1 the model's, L2: x / |x|;
                                               // SCALE (sites only): a gain without a norm
@@ -112,13 +112,18 @@ MODE(OLMOE,          .attn = {.in = 1}, .ffn = {.in = 1}, .q = 1, .k = 1, .per =
                      .init = "olmo", .source = "OLMoE") \
 MODE(DEEPNORM,       .attn = {.a = DEEP, .post = 1}, .ffn = {.a = DEEP, .post = 1}, \
                      .init = "deepnorm", .source = "DeepNorm") \
+MODE(KEEL,           .attn = {.in = 1, .a = SUBLAYERS, .post = 1}, \
+                     .ffn = {.in = 1, .a = SUBLAYERS, .post = 1}, .first = MODE_KEEL_FIRST, \
+                     .source = "Keel eq 8, section 3.1 (2601.19895v2)") \
 MODE(SDD_PRE,        .attn = {.in = 1}, .ffn = {.in = 1}, .fin = 1, .sdd = 1, .init = "normal", \
                      .source = "SDD fig 8, on PRE") \
 MODE(NGPT,           .attn = {.out = L2, .a = LEARNED, .post = L2}, \
                      .ffn = {.out = L2, .a = LEARNED, .post = L2}, .q = L2, .k = L2, .unit = 1, \
                      .init = "scale", .source = "nGPT") \
 LAYER(SPAN_FIRST,    .attn = {.in = 1, .post = 1}, .ffn = {.skip = BLOCK, .post = 1}, \
-                     .init = "scale", .source = "SPAN eq 7-8: layer 0 norms what q, k, v read")
+                     .init = "scale", .source = "SPAN eq 7-8: layer 0 norms what q, k, v read") \
+LAYER(KEEL_FIRST,    .attn = {.in = 1}, .ffn = {.in = 1, .post = 1}, \
+                     .source = "Keel section 3.1: a = 1, and attention has no post norm")
 
 #define MODE_ENUM(name, ...) MODE_##name,
 enum { MODE_NONE, MODE_TABLE(MODE_ENUM, MODE_ENUM) MODE_COUNT };
@@ -254,6 +259,7 @@ typedef struct LayerMode {
 // The factor c or a of a sublayer of layer l.
 static inline double mode_scale(int kind, int l, int L) {
     if (kind == LNS) return 1.0 / sqrt(l + 1.0);
+    if (kind == SUBLAYERS) return 2.0 * L;    // Keel: its L counts attention and ffn layers
     return kind == DEEP ? pow(2.0 * L, 0.25) : 1.0;
 }
 

@@ -17,7 +17,7 @@ from ablation.study import COLLAPSED, DIVERGED, FINISHED
 Interval = collections.namedtuple("Interval", "mean low high n sd")
 
 MOST_PAIRS = 1000                            # more are not proposed
-NO_FINAL_NORM = ("SPAN", "POST", "DEEPNORM")                          # llmc/modes.h: fin is 0
+NO_FINAL_NORM = ("SPAN", "POST", "DEEPNORM", "KEEL")     # llmc/modes.h: fin is 0
 # llmc/modes.h: sdd, or a norm in an out slot: its gain scales the whole branch
 BRANCH_GAINS = ("SDD", "SDD_PRE", "PERI", "SANDWICH", "OLMO2")
 # llmc/init.h: output projections start smaller with depth

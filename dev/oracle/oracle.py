@@ -425,6 +425,17 @@ def deepnorm(b, X):  # decoder only: alpha = (2L)^(1/4)
     return b.N(F_SUM, a * Y + b.FFN(Y))
 
 
+# Keel eq 8: a skip as strong as there are sublayers. Section 3.1: not in the first two, and the
+# first attention has no norm of its sum.
+def keel(b, X):
+    if b.l == 0:
+        Y = X + b.MHA(b.N(A_IN, X))
+        return b.N(F_SUM, Y + b.FFN(b.N(F_IN, Y)))
+    sublayers = 2 * b.L
+    Y = b.N(A_SUM, sublayers * X + b.MHA(b.N(A_IN, X)))
+    return b.N(F_SUM, sublayers * Y + b.FFN(b.N(F_IN, Y)))
+
+
 def sdd(b, X):  # SDD's own models: post_shifted with eq 2 for every linear of the block
     Y = b.MHA_sdd(b.N(A_IN, X)) + b.N(A_IN, X)
     return b.FFN(b.N(F_IN, Y), Block.MLP_sdd) + b.N(F_IN, Y)
@@ -443,8 +454,8 @@ def ngpt(b, X):  # nGPT eq 10-11; the branches read the stream, which has length
 MODES = {
     "SPAN": span, "PRE": pre, "POST": post, "SDD": sdd, "SDD_PRE": sdd_pre, "MIX_LN": mix_ln,
     "LNS": lns, "PERI": peri, "SANDWICH": peri, "OLMO2": olmo2, "OLMOE": olmoe,
-    "DEEPNORM": deepnorm, "POST_SHIFTED": post_shifted, "POST_PRE": post_pre,
-    "HYBRID_STAR": hybrid_star, "FIRST_QKV_PRE": first_qkv_pre,
+    "DEEPNORM": deepnorm, "KEEL": keel, "POST_SHIFTED": post_shifted,
+    "POST_PRE": post_pre, "HYBRID_STAR": hybrid_star, "FIRST_QKV_PRE": first_qkv_pre,
     "HYBRID": partial(x_post, norms="QKV"), "EMBED_NORM": partial(x_post, norms="QKV"),
     "QKVC_POST": partial(x_post, norms="QKVC"),
     "QKC_POST": partial(x_post, norms="QKC"), "QK_POST": partial(x_post, norms="QK"),
@@ -458,7 +469,7 @@ MODES = {
 # Peri-LN leaves it open; taken: with it. Without it, the block is SANDWICH's.
 EMBEDDING_NORM = {"EMBED_NORM", "PERI"}
 # so the papers leave a norm before the head open; taken: none, unless final_norm is on
-STREAM_IS_NORMED = {"SPAN", "POST", "DEEPNORM", "NGPT"}
+STREAM_IS_NORMED = {"SPAN", "POST", "DEEPNORM", "KEEL", "NGPT"}
 
 
 # -------------------------------------------------------------------------------------------- model
@@ -711,7 +722,7 @@ MUON = {"optimizer": "muon"}
 MATCH = MUON | {"muon_scale": "match_rms_adamw", "muon_lr": 0.01}
 SWITCHES = {  # name: settings, and the modes to try them with
     "z_loss": ({"z_loss": 0.01}, ["SPAN", "HYBRID", "SDD", "OLMO2"]),
-    "final_norm": ({"final_norm": True}, ["SPAN", "POST", "DEEPNORM"]),
+    "final_norm": ({"final_norm": True}, ["SPAN", "POST", "DEEPNORM", "KEEL"]),
     # the square root of the width
     "emb_scale": ({"emb_scale": 2.0}, ["SPAN", "HYBRID", "SDD", "SANDWICH"]),
     "towards_one": ({"gain_target": 1}, ["SPAN", "HYBRID", "SDD", "SANDWICH"]),

@@ -195,7 +195,7 @@ step plots 0.3 python3 "dev/plot.py draws losses and norms" \
     grep -q "expected the folder of a run" message'
 step diagnostics 0.4 python3 "norms and gradients in the log, against numpy" \
     sh -c '
-    for mode in PRE POST SPAN HYBRID DEEPNORM PERI; do
+    for mode in PRE POST SPAN HYBRID DEEPNORM KEEL PERI; do
         made="$made $mode=$(make -s CFLAGS=-O1 binary NORM_MODE=$mode)" || exit 1
     done
     python3 dev/test/test_diagnostics.py $made'

@@ -126,6 +126,11 @@ class Model:
             a = (2 * L) ** 0.25
             y = self.slot(a_sum, self.add(self.attention(x), a * x))
             return self.slot(f_sum, self.add(self.ffn(y), a * y))
+        if self.mode == "KEEL":
+            a = 2 * L if self.l else 1
+            y = self.add(self.attention(self.slot(a_in, x)), a * x)
+            y = self.slot(a_sum, y) if self.l else y
+            return self.slot(f_sum, self.add(self.ffn(self.slot(f_in, y)), a * y))
         if self.mode == "PERI":
             y = self.add(self.slot(a_out, self.attention(self.slot(a_in, x))), x)
             return self.add(self.slot(f_out, self.ffn(self.slot(f_in, y))), y)

@@ -549,6 +549,11 @@ static Seq block(Ref *r, Seq X) {
         Y = N(r, A_SUM, add(r, MHA(r, "", X), times(pow(2.0 * L, 0.25), X)));
         return N(r, F_SUM, add(r, FFN(r, Y), times(pow(2.0 * L, 0.25), Y)));
     }
+    if (is(r, "KEEL")) {  // Keel eq 8, a = the number of sublayers; section 3.1: the first two
+        Y = add(r, MHA(r, "", N(r, A_IN, X)), times(l ? 2 * L : 1, X));
+        if (l > 0) Y = N(r, A_SUM, Y);
+        return N(r, F_SUM, add(r, FFN(r, N(r, F_IN, Y)), times(l ? 2 * L : 1, Y)));
+    }
     if (is(r, "SDD")) {                                 // on POST_SHIFTED
         n = N(r, A_IN, X);
         Y = add(r, SDD_MHA(r, n), n);
@@ -570,7 +575,8 @@ static Seq block(Ref *r, Seq X) {
 // The norm before the head: none where the block ends in a norm of the stream.
 static bool norm_before_head(const char *mode) {
     return strcmp(mode, "SPAN") != 0 && strcmp(mode, "POST") != 0 &&
-           strcmp(mode, "DEEPNORM") != 0 && strcmp(mode, "NGPT") != 0;
+           strcmp(mode, "DEEPNORM") != 0 && strcmp(mode, "KEEL") != 0 &&
+           strcmp(mode, "NGPT") != 0;
 }
 
 static Seq logits_of(Ref *r, const int32_t *tokens, int T, bool final_norm) {
@@ -769,7 +775,7 @@ static void test_modes(void) {
                     compare(small_model(mode, &SDDS[s], family, L), 7, norm_before_head(mode->name),
                             is_sdd(mode->name) ? SDDS[s].name : "", NULL);
     }
-    EXPECT(count == 29, "%d modes, expected 29", count);
+    EXPECT(count == 30, "%d modes, expected 30", count);
 }
 
 // Switches that are not the mode's: Gemma 2's embedding scale, a norm before the head where the
