@@ -6,9 +6,9 @@
 #   sh dev/mutate.sh --stale [WORDS]    only whether the text of each is still in the code
 #
 # It works in a copy of the tree (build/mutate); a mutant takes about 20 seconds of one core. Tests
-# named cuda_*, gpus and lost run in the emulator, in both precisions; ptx needs nvcc (dev/ptx). A
-# mutant whose test still passes has SURVIVED: the test does not see this mistake, or the mutant
-# changes no behavior.
+# named cuda_*, gpus and lost run in the emulator, in both precisions, ladder_* (of dev/kernels) as
+# run.sh there says; ptx needs nvcc (dev/ptx). A mutant whose test still passes has SURVIVED: the
+# test does not see this mistake, or the mutant changes no behavior.
 set -eu
 root=$(pwd)
 tree=$root/build/mutate
@@ -44,6 +44,7 @@ arrange() {
         faults) built="build/shard build/shim.so $trainer" run="sh dev/test/faults.sh" ;;
         torture) built="build/shard build/shim.so $trainer" run="python3 dev/torture.py 24" ;;
         ptx) built=build/services.a run="python3 dev/ptx/check.py trainer" ;;
+        ladder_*) built=build/services.a run="sh dev/kernels/run.sh ${test#ladder_}" ;;
         get_*) built=build/services.a run="python3 dev/test/test_get.py test_${test#get_}" ;;
         lm_eval) built=build/services.a run="python3 dev/test/test_lm_eval.py" ;;
         formulas) built=build/services.a run="python3 dev/test/test_probe.py" ;;
@@ -72,6 +73,7 @@ is_test() {
         cuda_*) grep -qs "GPU_TEST($test)" test_gpt.cu dev/test/*.cu ;;
         gpus | lost | processes | faults | torture | formulas | import_hf | probe_runs) ;;
         repro | ptx | tokenizers | hf_tokenizers | lm_eval | paper_scale) ;;
+        ladder_*) [ -f "dev/kernels/${test#ladder_}.cu" ] ;;
         get_*) grep -q "^def test_${test#get_}" dev/test/test_get.py ;;
         *) grep -q "{\"$test\"," test_gpt.c ;;
     esac
@@ -121,7 +123,7 @@ cd "$tree"
 cat dev/mutants dev/mutants_cuda > mutants
 echo >> mutants
 wanted=$(IFS='|'; echo "$*")
-headers() { grep -E '^[a-z_]+ [a-z_./]+ ' mutants | grep -E "$wanted"; }
+headers() { grep -E '^[a-z0-9_]+ [a-z0-9_./]+ ' mutants | grep -E "$wanted"; }
 [ -n "$stale" ] || for test in $(headers | cut -d ' ' -f 1 | sort -u); do
     arrange
     { $make $built && sh -c "$run"; } > log 2>&1 && continue

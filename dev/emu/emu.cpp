@@ -30,7 +30,9 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+#include <cuda.h>
 #include <cuda_runtime.h>
+#include "async.h"
 #if !defined(__x86_64__) || defined(EMU_UCONTEXT)
 #include <ucontext.h>
 #endif
@@ -48,6 +50,8 @@ void __tsan_acquire(void *address) WEAK;
 void __tsan_release(void *address) WEAK;
 void AnnotateIgnoreWritesBegin(const char *file, int line) WEAK;
 void AnnotateIgnoreWritesEnd(const char *file, int line) WEAK;
+void AnnotateIgnoreReadsBegin(const char *file, int line) WEAK;
+void AnnotateIgnoreReadsEnd(const char *file, int line) WEAK;
 }
 
 static void acquire(void *address) { if (__tsan_acquire) __tsan_acquire(address); }
@@ -59,6 +63,18 @@ static void ignore_begin(void) {
 static void ignore_end(void) {
     if (AnnotateIgnoreWritesEnd) AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
 }
+
+// The queues of the runtime are nobody's accesses.
+struct Unseen {
+    Unseen() {
+        ignore_begin();
+        if (AnnotateIgnoreReadsBegin) AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    }
+    ~Unseen() {
+        if (AnnotateIgnoreReadsEnd) AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+        ignore_end();
+    }
+};
 
 // ------------------------------------------------------------------ contexts
 #if defined(__x86_64__) && !defined(EMU_UCONTEXT)
@@ -129,12 +145,18 @@ struct Fiber {
     const char *waits, *file;         // the operation it waits in, NULL: it can run
     int line;
     unsigned mask;
+    const void *event;                // an mbarrier, say, that it waits for
     // what it brings to emu_exchange: one is read by other lanes while the other is written
-    char exchange[2][32];
+    char exchange[2][48];
     int exchanges;
     // a ring: begun and not waited for are those from copy_done to copy_begun - 1
     Copy copy[MAX_COPIES];
     int copy_begun, copy_done, copy_group;      // copy_group: the open one
+    // of compute capability 9.0: under way, in the order of their beginnings
+    std::vector<EmuProduct> products;
+    std::vector<EmuStore> stores;
+    int product_group, store_group, registers;
+    bool product_fenced;              // wgmma_fence since the last wait
 };
 
 // Lanes that name the same mask meet here. Two buffers: a lane may bring its next value while
@@ -150,7 +172,11 @@ struct Warp {
     unsigned live;
     int slots;
     Slot slot[MAX_MASKS];
+    uint64_t together;                // of what the warps of a warpgroup must do alike
 };
+
+// A barrier with a number, for `threads` threads.
+struct Named { int threads, arrived; unsigned generation; char order[2]; };
 
 struct Shared { const void *key; size_t bytes; void *data; };
 
@@ -172,8 +198,12 @@ struct Machine {
     unsigned barrier_generation;
     char barrier_order[2], fence_order, begin_order, launch_order;
     std::vector<Shared> shared;
-    void *dynamic;
+    unsigned char *dynamic, *view;    // view: what TMA and wgmma see of it
     size_t dynamic_bytes;
+    std::vector<EmuLoad> loads;       // by TMA, under way
+    std::vector<uint64_t *> unknown;  // mbarriers without their fence
+    Named named[16];
+    int registers_free;               // of the block, given back by setmaxnreg
     const std::function<void()> *body;
     const char *text = NULL, *file;
     int line;
@@ -306,7 +336,7 @@ static void barrier_release(void) {
     emu.barrier_generation++;
     for (int i = 0; i < (int)(emu.size.x * emu.size.y * emu.size.z); i++) {
         Fiber *f = &emu.fiber[i];
-        if (f->live && f->waits && !f->mask) make_ready(f);
+        if (f->live && f->waits && !f->mask && !f->event) make_ready(f);
     }
 }
 
@@ -321,6 +351,10 @@ static void slot_release(int warp, Slot *s) {
 }
 
 static void copies_end(const Fiber *f) {
+    if (!f->products.empty() || !f->stores.empty())
+        fail("wgmma_commit and wgmma_wait<0>, or tma_commit and tma_wait_read",
+             "a thread ends with %zu products (wgmma) and %zu stores (TMA) it has not waited for",
+             f->products.size(), f->stores.size());
     if (f->copy_done == f->copy_begun) return;
     const Copy *c = &f->copy[f->copy_done % MAX_COPIES];
     fail("commit the copies and wait for them",
@@ -366,6 +400,13 @@ static void lane_make(Lane *lane) {
     ignore_end();
 }
 
+// Registers of a thread, of the 65,536 that a block may have: at most 256, a multiple of 8. So many
+// has a kernel that __launch_bounds__ leaves no room for a second block.
+static int registers_at_launch(void) {
+    int threads = (int)(emu.size.x * emu.size.y * emu.size.z);
+    return threads < 256 ? 256 : 65536 / threads / 8 * 8;
+}
+
 static void fiber_begin(int i) {
     Fiber *f = &emu.fiber[i];
     Lane *lane = &emu.lane[__tsan_create_fiber ? (i + emu.blocks * LANE_STEP) % MAX_THREADS : i];
@@ -380,12 +421,15 @@ static void fiber_begin(int i) {
     f->index = i;
     f->live = true;
     f->mask = 0;
+    f->event = NULL;
     f->exchanges = f->copy_begun = f->copy_done = f->copy_group = 0;
+    f->product_group = f->store_group = f->product_fenced = 0;
+    f->registers = registers_at_launch();
     emu.warp[i / 32].live |= 1u << i % 32;
     make_ready(f);
 }
 
-static void *shared_make(const void *key, size_t bytes) {
+static void *shared_make(const void *key, size_t bytes, size_t align = 16) {
     size_t total = emu.dynamic_bytes + (key ? bytes : 0), fixed = key ? bytes : 0;
     for (const Shared &s : emu.shared) total += s.key ? s.bytes : 0, fixed += s.key ? s.bytes : 0;
     if (fixed > STATIC_SHARED_MAX || total > shared_max()) {
@@ -394,27 +438,46 @@ static void *shared_make(const void *key, size_t bytes) {
              STATIC_SHARED_MAX, total, shared_max());
     }
     ignore_begin();
-    void *p = malloc(bytes ? bytes : 1);
+    void *p = NULL;
+    if (posix_memalign(&p, align, bytes ? bytes : 1)) abort();
     memset(p, 0xff, bytes);
     emu.shared.push_back({key, bytes, p});
     ignore_end();
     return p;
 }
 
+// What a block must not leave behind.
+static void block_end(int threads) {
+    if (!emu.loads.empty()) {
+        const EmuLoad &load = emu.loads[0];
+        fail("mbarrier_wait for each load", "a block ends with %zu loads by TMA that nobody has "
+             "waited for, the first from %s:%d", emu.loads.size(), load.file, load.line);
+    }
+    for (int w = 0; w < threads / 32; w++)
+        if (emu.warp[w].together != emu.warp[w / 4 * 4].together)
+            fail("all four warps of a warpgroup execute the same wgmma and setmaxnreg",
+                 "warps %d and %d have executed others", w / 4 * 4, w);
+    emu.unknown.clear();
+}
+
 static void run_block(void) {
     int threads = (int)(emu.size.x * emu.size.y * emu.size.z);
     emu.ready_count = emu.barrier_count = 0;
     emu.live = threads;
-    emu.dynamic = NULL;
-    for (int w = 0; w <= (threads - 1) / 32; w++) emu.warp[w].live = 0, emu.warp[w].slots = 0;
+    emu.dynamic = emu.view = NULL;
+    emu.registers_free = 0;
+    memset(emu.named, 0, sizeof emu.named);
+    for (int w = 0; w <= (threads - 1) / 32; w++)
+        emu.warp[w].live = 0, emu.warp[w].slots = 0, emu.warp[w].together = 0;
     emu.blocks++;
     for (int i = 0; i < threads; i++) fiber_begin(i);
     release(&emu.begin_order);
     run_next();
-    ignore_begin();
+    Unseen unseen;
+    block_end(threads);
     for (const Shared &s : emu.shared) free(s.data);
+    free(emu.view);
     emu.shared.clear();
-    ignore_end();
 }
 
 // A thread that runs into the guard page below its stack. AddressSanitizer has a handler of its
@@ -496,10 +559,18 @@ void *emu_shared(const void *key, size_t bytes) {
     return shared_make(key, bytes);
 }
 
+static void *shared_dynamic(size_t align) {
+    if (!emu.dynamic)
+        emu.dynamic = static_cast<unsigned char *>(shared_make(NULL, emu.dynamic_bytes, align));
+    return emu.dynamic;
+}
 void *emu_shared_dynamic(void) {
     in_kernel("SHARED_DYNAMIC");
-    if (!emu.dynamic) emu.dynamic = shared_make(NULL, emu.dynamic_bytes);
-    return emu.dynamic;
+    return shared_dynamic(16);
+}
+void *emu_shared_tiles(void) {
+    in_kernel("SHARED_TILES");
+    return shared_dynamic(1024);
 }
 
 void emu_barrier(const char *file, int line) {
@@ -629,6 +700,255 @@ void *emu_copy_next(int groups, uint64_t value[2]) {
 void emu_misaligned(const char *operation, const void *p, const char *file, int line) {
     fail("16-byte aligned addresses, in shared memory and in global", "%s at %s:%d with address %p",
          operation, file, line, p);
+}
+
+// ------------------------------------------------------------------ compute capability 9.0: sm90.h
+void emu_refuse(const char *help, const char *text, const char *file, int line) {
+    fail(help, "%s, at %s:%d", text, file, line);
+}
+
+// A shared address: dynamic shared memory begins behind the first KiB, which is the system's.
+static const uint32_t SHARED_FIRST = 1024;
+uint32_t emu_shared_address(const void *p, const char *file, int line) {
+    const unsigned char *c = static_cast<const unsigned char *>(p);
+    if (!emu.dynamic || c < emu.dynamic || c >= emu.dynamic + emu.dynamic_bytes)
+        emu_refuse("use SHARED_TILES", "an address outside of dynamic shared memory", file, line);
+    return SHARED_FIRST + (uint32_t)(c - emu.dynamic);
+}
+unsigned char *emu_shared_at(uint32_t address, size_t bytes, const char *operation,
+                             const char *file, int line) {
+    if (address < SHARED_FIRST || address - SHARED_FIRST + bytes > emu.dynamic_bytes)
+        fail("more shared memory, or another descriptor",
+             "%s at %s:%d accesses %zu bytes at shared address %u, of %zu", operation, file, line,
+             bytes, address, SHARED_FIRST + emu.dynamic_bytes);
+    return emu.dynamic + (address - SHARED_FIRST);
+}
+
+static unsigned char *async_view(void) {
+    if (emu.view) return emu.view;
+    Unseen unseen;
+    emu.view = static_cast<unsigned char *>(malloc(emu.dynamic_bytes + 8));
+    memset(emu.view, 0xff, emu.dynamic_bytes);
+    return emu.view;
+}
+unsigned char *emu_async_view(const void *p) {
+    return async_view() + (static_cast<const unsigned char *>(p) - emu.dynamic);
+}
+// It copies all that the block has written: a fence of one thread serves others, which on a GPU it
+// does not (dev/ptx sees that). volatile: no memcpy, whose reads ThreadSanitizer would see.
+void emu_async_fence(void) {
+    volatile unsigned char *to = async_view();
+    const volatile unsigned char *from = emu.dynamic;
+    size_t words = emu.dynamic_bytes / 8;
+    for (size_t i = 0; i < words; i++)
+        ((volatile uint64_t *)to)[i] = ((const volatile uint64_t *)from)[i];
+    for (size_t i = 8 * words; i < emu.dynamic_bytes; i++) to[i] = from[i];
+    emu_mbarrier_fence();
+}
+
+// Waits until somebody calls wake with this event.
+static void sleep_on(const void *event, const char *operation, const char *file, int line) {
+    wait_in(operation, 0, file, line);
+    emu.now->event = event;
+    run_next();
+}
+static void wake(const void *event) {
+    for (int i = 0; i < (int)(emu.size.x * emu.size.y * emu.size.z); i++) {
+        Fiber *f = &emu.fiber[i];
+        if (!f->live || f->event != event) continue;
+        f->event = NULL;
+        make_ready(f);
+    }
+}
+
+// An mbarrier's word; the hardware's is opaque. Memory that nobody initialized has `none` set.
+struct Mbarrier {
+    uint64_t expected : 20, pending : 20;
+    int64_t bytes : 21;               // still to come
+    uint64_t phase : 1, unused : 1, none : 1;
+};
+static Mbarrier mbarrier_at(const uint64_t *barrier, const char *file, int line) {
+    Mbarrier b;
+    uint64_t word = *barrier;
+    emu_shared_address(barrier, file, line);
+    static_assert(sizeof b == 8, "a word");
+    __builtin_memcpy(&b, &word, 8);
+    if (b.none || !b.expected || (uintptr_t)barrier % 8)
+        emu_refuse("mbarrier_init, and a __syncthreads behind it", "no mbarrier", file, line);
+    return b;
+}
+// The phase ends with its last arrival and byte.
+static void mbarrier_put(uint64_t *barrier, Mbarrier b) {
+    bool ends = !b.pending && !b.bytes;
+    uint64_t word;
+    if (ends) b.pending = b.expected, b.phase ^= 1;
+    __builtin_memcpy(&word, &b, 8);
+    *barrier = word;
+    if (ends) wake(barrier);
+}
+static char *mbarrier_order(uint64_t *barrier, int parity) {
+    return reinterpret_cast<char *>(barrier) + parity;
+}
+
+void emu_mbarrier_init(uint64_t *barrier, int arrivals, const char *file, int line) {
+    in_kernel("mbarrier_init");
+    if (arrivals < 1 || arrivals >= 1 << 20)
+        emu_refuse("1 to 1,048,575 arrivals", "mbarrier_init", file, line);
+    Mbarrier b = {};
+    b.expected = b.pending = (uint64_t)arrivals & 0xfffff;
+    mbarrier_put(barrier, b);
+    mbarrier_at(barrier, file, line);
+    Unseen unseen;
+    emu.unknown.push_back(barrier);
+}
+void emu_mbarrier_fence(void) {
+    Unseen unseen;
+    emu.unknown.clear();
+}
+void emu_mbarrier_arrive(uint64_t *barrier, int bytes, const char *file, int line) {
+    Mbarrier b = mbarrier_at(barrier, file, line);
+    if (!b.pending)
+        emu_refuse("as many arrivals as mbarrier_init says", "an arrival too many at an mbarrier",
+                   file, line);
+    b.pending--;
+    b.bytes += bytes;
+    release(mbarrier_order(barrier, b.phase));
+    mbarrier_put(barrier, b);
+}
+bool emu_mbarrier_done(uint64_t *barrier, int parity, const char *file, int line) {
+    in_kernel("mbarrier_wait");
+    if (parity != 0 && parity != 1)
+        emu_refuse("a parity is 0 or 1", "mbarrier_wait", file, line);
+    if (mbarrier_at(barrier, file, line).phase == (uint64_t)parity) return false;
+    acquire(mbarrier_order(barrier, parity));
+    return true;
+}
+void emu_mbarrier_sleep(uint64_t *barrier, const char *file, int line) {
+    sleep_on(barrier, "mbarrier_wait", file, line);
+}
+
+void emu_load_begin(const EmuLoad &load) {
+    Mbarrier b = mbarrier_at(load.barrier, load.file, load.line);
+    Unseen unseen;
+    for (const uint64_t *u : emu.unknown)
+        if (u == load.barrier)
+            emu_refuse("mbarrier_init_fence after mbarrier_init", "TMA does not know the mbarrier",
+                       load.file, load.line);
+    emu.loads.push_back(load);
+    release(mbarrier_order(load.barrier, b.phase));
+    wake(load.barrier);               // whoever waits performs it
+}
+bool emu_load_next(const uint64_t *barrier, EmuLoad *load) {
+    Unseen unseen;
+    std::vector<size_t> own;
+    for (size_t i = 0; i < emu.loads.size(); i++)
+        if (emu.loads[i].barrier == barrier) own.push_back(i);
+    if (own.empty()) return false;
+    size_t i = own[(size_t)pick((int)own.size())];
+    *load = emu.loads[i];
+    emu.loads.erase(emu.loads.begin() + (long)i);
+    for (int parity = 0; parity < 2; parity++) acquire(mbarrier_order(load->barrier, parity));
+    return true;
+}
+void emu_mbarrier_landed(const EmuLoad &load) {
+    Mbarrier b = mbarrier_at(load.barrier, load.file, load.line);
+    free(load.data);
+    b.bytes -= (int64_t)load.bytes;
+    release(mbarrier_order(load.barrier, b.phase));
+    mbarrier_put(load.barrier, b);
+}
+
+void emu_named_barrier(int number, int threads, bool wait, const char *file, int line) {
+    in_kernel("named_sync");
+    if (number < 1 || number > 15 || threads < 32 || threads % 32)
+        emu_refuse("numbers 1 to 15, whole warps", "a named barrier", file, line);
+    Named *n = &emu.named[number];
+    if (n->arrived && n->threads != threads)
+        emu_refuse("all name the same number of threads", "a named barrier", file, line);
+    char *order = &n->order[n->generation & 1];
+    n->threads = threads;
+    release(order);
+    if (++n->arrived == threads) {
+        n->arrived = 0;
+        n->generation++;
+        wake(n);
+    } else if (wait) sleep_on(n, "named_sync", file, line);
+    if (wait) acquire(order);
+}
+
+void emu_store_begin(const EmuStore &store) {
+    Unseen unseen;
+    emu.now->stores.push_back(store);
+    emu.now->stores.back().group = emu.now->store_group;
+}
+void emu_store_commit(void) { emu.now->store_group++; }
+bool emu_store_next(EmuStore *store) {
+    Unseen unseen;
+    Fiber *f = emu.now;
+    if (f->stores.empty() || f->stores[0].group == f->store_group) return false;
+    *store = f->stores[0];
+    f->stores.erase(f->stores.begin());
+    return true;
+}
+
+// The warps of a warpgroup must do the same; this is what they are compared by (FNV-1a).
+static void together(uint64_t what) {
+    uint64_t *t = &emu.warp[emu.now->index / 32].together;
+    if (emu.now->index % 32 == 0) *t = (*t ^ what) * 0x100000001b3ull + 1;
+}
+
+void emu_product_fence(void) { emu.now->product_fenced = true; }
+bool emu_product_chained(const float *d, const char *file, int line) {
+    Unseen unseen;
+    if (!emu.now->product_fenced)
+        emu_refuse("wgmma_fence after the last wgmma_wait", "wgmma without a fence", file, line);
+    for (const EmuProduct &p : emu.now->products) if (p.d == d) return true;
+    return false;
+}
+void emu_product_begin(const EmuProduct &product) {
+    Unseen unseen;
+    emu.now->products.push_back(product);
+    emu.now->products.back().group = emu.now->product_group;
+    together(product.a_tile);
+    together(product.b_tile);
+    together((uint64_t)product.width << 4 | product.add << 2 | product.a_across << 1 |
+             product.b_across);
+}
+void emu_product_commit(void) { emu.now->product_group++; }
+bool emu_product_next(int groups, EmuProduct *product) {
+    Unseen unseen;
+    Fiber *f = emu.now;
+    f->product_fenced = false;
+    if (f->products.empty() || f->products[0].group >= f->product_group - groups) return false;
+    *product = f->products[0];
+    f->products.erase(f->products.begin());
+    return true;
+}
+bool emu_product_hand_on(const EmuProduct &product) {
+    Unseen unseen;
+    for (EmuProduct &p : emu.now->products) {
+        if (p.d != product.d) continue;
+        memcpy(p.sums, product.sums, sizeof p.sums);
+        return true;
+    }
+    return false;
+}
+
+// setmaxnreg: what some threads give back, others take. A thread waits until there is enough.
+void emu_registers(int count, bool take, const char *file, int line) {
+    in_kernel("setmaxnreg");
+    Fiber *f = emu.now;
+    int more = count - f->registers;
+    if (take ? more < 0 : more > 0)
+        emu_refuse("give down to fewer, take up to more registers than a thread has at the launch",
+                   take ? "registers_take" : "registers_give", file, line);
+    while (take && emu.registers_free < more) {
+        sleep_on(&emu.registers_free, "registers_take", file, line);
+    }
+    emu.registers_free -= more;
+    f->registers = count;
+    together((uint64_t)count);
+    if (!take) wake(&emu.registers_free);
 }
 
 // ------------------------------------------------------------------ streams and events
@@ -1038,6 +1358,42 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
         return cudaSuccess;
     default: return result(cudaErrorInvalidValue);
     }
+}
+// The driver's encoder of tensor maps, with the conditions of the CUDA driver API.
+static CUresult encode_map(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *at,
+                           const cuuint64_t *size, const cuuint64_t *stride, const cuuint32_t *box,
+                           const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                           CUtensorMapFloatOOBfill fill) {
+    const int widths[4] = {16, 32, 64, 128};
+    EmuMap m = {};
+    if ((uintptr_t)map % 64 || type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || rank < 1 || rank > 5 ||
+        (uintptr_t)at % 16 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || swizzle > 3 ||
+        fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+        return CUDA_ERROR_INVALID_VALUE;
+    m.mark = EMU_MAP_MARK, m.at = (uint64_t)at, m.rank = (uint8_t)rank, m.element = 2;
+    m.swizzle = (uint8_t)widths[swizzle];
+    for (cuuint32_t i = 0; i < rank; i++) {
+        if (size[i] < 1 || size[i] > 1ull << 32 || box[i] < 1 || box[i] > 256 || steps[i] != 1)
+            return CUDA_ERROR_INVALID_VALUE;
+        m.size[i] = (uint32_t)size[i], m.box[i] = (uint16_t)box[i];
+        if (i + 1 == rank) break;
+        if (stride[i] % 16 || stride[i] >= 1ull << 40) return CUDA_ERROR_INVALID_VALUE;
+        m.stride[i] = stride[i];
+    }
+    int row = 2 * (int)box[0];
+    if (row % 16 || (swizzle && row > widths[swizzle])) return CUDA_ERROR_INVALID_VALUE;
+    memset(map, 0, sizeof *map);
+    memcpy(map, &m, sizeof m);
+    return CUDA_SUCCESS;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found) {
+    bool known = !strcmp(symbol, "cuTensorMapEncodeTiled") && version >= 12000;
+    *function = known ? reinterpret_cast<void *>(encode_map) : NULL;
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
     memset(attributes, 0, sizeof *attributes);

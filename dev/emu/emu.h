@@ -16,7 +16,8 @@
 //   - shuffles and votes order no memory: only __syncwarp, __syncthreads, __threadfence and kernel
 //     boundaries do, which matters under ThreadSanitizer
 // Not modelled: time, occupancy, coalescing, fast-math rounding, tensor cores. Functions that are
-// PTX instructions in the core have C++ bodies in ptx.h.
+// PTX instructions in the core have C++ bodies in ptx.h; those of compute capability 9.0 in sm90.h,
+// which dev/kernels/sm90.cuh includes.
 #pragma once
 #include <functional>
 #include <math.h>
@@ -32,6 +33,8 @@
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #define __noinline__ __attribute__((noinline))
+#undef __grid_constant__
+#define __grid_constant__
 
 // gpu.cuh's launches and shared memory. An array of SHARED has an address of its own as its key.
 void emu_launch(const char *file, int line, const char *text, dim3 grid, dim3 block, size_t dynamic,
