@@ -3,6 +3,7 @@
     vm.so                   the interpreter, the CUDA runtime, and dev/emu's cuBLASLt
     services.so             llmc/run and the built-in corpus
     ARCH-PREC.so, .ptx      kernels.cu by nvcc: host code for launches, and the kernels as PTX
+    ladder-NAME-ARCH.so     a ladder of dev/kernels, likewise
     suite-ARCH-PREC/        the project's tests of CUDA code by nvcc: suite.so and a .ptx for each
 
 Needs nvcc (NVCC=, else in PATH or in CUDA/bin), its headers, and cublasLt.h (CUBLAS=); see
@@ -126,6 +127,19 @@ def build_kernels(arch, prec):
         build_interpreter()
         if not is_fresh(base + ".so", trainer_sources() + [source]):
             compile_cuda(source, base + ".so", arch, prec, "-shared", "-cudart", "none")
+    return os.path.join(ROOT, base)
+
+
+def build_ladder(name, arch):
+    """The path of a ladder of dev/kernels in bf16, without an extension: a library with its main,
+    in the emulator's sizes."""
+    base, source = f"{OUT}/ladder-{name}-{arch}", f"dev/kernels/{name}.cu"
+    with alone():
+        build_interpreter()
+        sources = trainer_sources() + files("dev/kernels/*.cuh", "dev/test/*.cuh", "dev/test/*.h")
+        if not is_fresh(base + ".so", sources + [source]):
+            compile_cuda(source, base + ".so", arch, "bf16", "-DUNTIMED", "-shared", "-cudart",
+                         "none")
     return os.path.join(ROOT, base)
 
 

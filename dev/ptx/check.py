@@ -21,11 +21,11 @@ import build
 build.leave_if_missing("kernels as PTX")
 from gpu import Gpu
 from harness import Test
-from layers import attention, loss, moe, norm, qkv, small, trainer, update
+from layers import attention, loss, moe, norm, qkv, sm90, small, trainer, update
 
 # The check_ functions of the layers, by name.
 CHECKS = {name[6:]: check
-          for module in (small, attention, norm, qkv, moe, loss, update, trainer)
+          for module in (small, sm90, attention, norm, qkv, moe, loss, update, trainer)
           for name, check in vars(module).items() if name.startswith("check_")}
 
 

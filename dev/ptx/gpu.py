@@ -108,11 +108,13 @@ class Interpreter:
         constants = np.array([(place, size, value - (value >> 63 << 64))
                               for (value, size), place in kernel.constants.items()], np.int64)
         special = np.array([kernel.special.get(s, -1) for s in SPECIAL], np.int32)
-        sizes = np.array([kernel.file, kernel.shared_bytes, kernel.parameter_bytes], np.int32)
+        sizes = np.array([kernel.file, kernel.shared_bytes, kernel.parameter_bytes, kernel.align],
+                         np.int32)
+        many = np.array(kernel.many, np.int32)
         parameters = np.array(list(kernel.parameters.values()), np.int32)
         self.vm.vm_kernel(name.encode(), c_value(rows), len(rows),
                           c_value(constants), len(constants), c_value(special), c_value(sizes),
-                          c_value(parameters), len(parameters))
+                          c_value(parameters), len(parameters), c_value(many), len(many))
         self.loaded[name] = kernel
 
     def hits(self, name):

@@ -305,6 +305,7 @@ static void add_conversions() {
         if (a >> 56 == 1) fail("cvta.to.global of a shared address");
         return a; }););
     SCALAR1("cvta.shared.u64", u64, u64, a + SHARED_WINDOW);
+    SCALAR1("cvta.param.u64", u64, u64, a + PARAM_WINDOW);
     // nullptr, too, may be converted, as long as nobody uses the address: no block has it.
     SCALAR1("cvta.to.shared.u64", u64, u64, a - SHARED_WINDOW);
 }
@@ -411,7 +412,8 @@ static void copy_finish(Warp &w, int lane, int before) {
         for (u64 g = c.to / 2; g < c.to / 2 + 8; g++) {
             Cell &cell = block.shared.cells[g];
             cell.pending = 0;
-            cell.write = {thread_number(w, lane), block.launch, block.phase, w.phase};
+            cell.write = {thread_number(w, lane), block.launch, block.phase, w.phase,
+                          w.clock.of[w.id]};
         }
     }
     w.copies[lane].swap(rest);
@@ -511,6 +513,8 @@ static void add_warp() {
     }, 0, 0, 0, MASKED);
 }
 
+static void add_sm90();
+
 static void add_operations() {
     if (!operations.empty()) return;
     add("bra", nullptr);
@@ -522,4 +526,5 @@ static void add_operations() {
     add_memory();
     add_copies();
     add_warp();
+    add_sm90();
 }

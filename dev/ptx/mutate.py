@@ -19,7 +19,7 @@ build.leave_if_missing("mutants of PTX")
 import numpy as np
 from gpu import Gpu
 from harness import Test
-from layers import attention, loss, moe, norm, small, update
+from layers import attention, loss, moe, norm, small, sm90, update
 
 
 def attention_of(QK, HS, KV=1, backward=True):
@@ -28,6 +28,10 @@ def attention_of(QK, HS, KV=1, backward=True):
         for T in (129, 1):
             attention.attention(t, 1, T, 2, KV, QK, HS, backward=backward)
     return check
+
+
+def product(t):
+    sm90.ladder(t, "product")
 
 
 def experts(t):
@@ -53,6 +57,8 @@ KERNELS = {
     "embedding_backward_kernel": small.check_embedding,
     "router_forward_kernel": moe.check_router,
     "router_backward_kernel": moe.check_router,
+    "tile_kernel": product,
+    "ring_kernel": product,
     "ngpt_normalize_kernel": lambda t: update.adamw(t, "lines of length 1", lines=True, clip=1e9),
 }
 
@@ -88,6 +94,10 @@ UNSEEN = [
      ("classifier_kernelILi1ELb0",)),
     ("shfl: its own lane", "a maximum of the same values: there are fewer warps than lanes",
      ("classifier_kernelILi1ELb0",)),
+    ("bar.sync dropped", "the loop's last: no tile is loaded after it", ("tile_kernel",)),
+    ("wgmma dropped", "columns past the end of A and B, which are zeros", ("tile_kernel",)),
+    ("try_wait: the other phase", "its phase has parity 1", ("tile_kernel",)),
+    ("setmaxnreg dropped", "PTX has as many registers as it names", ("ring_kernel",)),
     ("ex2: of another register", "the exponent before its last correction, which has the same bits",
      ("router_backward_kernel",)),
 ]
@@ -151,6 +161,25 @@ EDITS += [
     ("shfl: its own lane", r"shfl\.sync\.bfly",
      change(r"(bfly\.b32\s+\S+, %[rf]\d+, )%?r?\d+", r"\g<1>0")),
 ]
+# Of compute capability 9.0.
+EDITS += [(f"{what} dropped", pattern, drop) for what, pattern in (
+    ("wgmma.fence", r"wgmma\.fence"), ("wgmma.commit_group", r"wgmma\.commit_group"),
+    ("wgmma.wait_group", r"wgmma\.wait_group"), ("wgmma", r"wgmma\.mma_async"),
+    ("fence.proxy.async", r"fence\.proxy\.async"), ("mbarrier.try_wait", r"mbarrier\.try_wait"),
+    ("mbarrier's fence", r"fence\.mbarrier_init"), ("mbarrier.arrive", r"mbarrier\.arrive\.sh"),
+    ("mbarrier.init", r"mbarrier\.init"), ("TMA", r"cp\.async\.bulk\.tensor"),
+    ("bulk wait_group", r"cp\.async\.bulk\.wait_group"), ("setmaxnreg", "setmaxnreg"))]
+EDITS += [
+    ("wgmma: D's registers 0 and 2 swapped", r"wgmma\.mma_async",
+     change(r"\{(%f\d+), (%f\d+), (%f\d+)", r"{\3, \2, \1")),
+    ("wgmma: the other operand's descriptor", r"wgmma\.mma_async.*}, %rd",
+     change(r"}, (%rd\d+), (%rd\d+), p", r"}, \2, \1, p")),
+    ("wgmma: B the other way", r"wgmma\.mma_async",
+     change(r", (\d);\}", lambda m: f", {1 - int(m[1])};}}")),
+    ("expect_tx: other bytes", r"expect_tx", change(r", %r(\d+);", r", 4096;")),
+    ("try_wait: the other phase", r"try_wait\.parity", change(r"\], %r\d+;", "], 1;")),
+    ("TMA: x and y swapped", r"cp\.async\.bulk\.tensor", swap(0, 0, 1)),
+]
 # As if the asm had no "memory" clobber, and nvcc had moved a load up.
 LATER = ("bar.sync", "cp.async.wait_group")
 
@@ -183,16 +212,21 @@ def complaint(gpu, check, seed):
     return next((name for name, _, passed in t.results if not passed), "")
 
 
+def module_with(gpu, part):
+    """(module, name) of the kernel whose name has this part."""
+    return next((m, n) for m in gpu.modules for n in m.bodies if part in n)
+
+
 def lines_that_ran(gpu, name):
     """Numbers of the body's lines that ran."""
-    first, hit = gpu.modules[0].line(name), gpu.hits(name)
+    first, hit = module_with(gpu, name)[0].line(name), gpu.hits(name)
     return {c["line"] - first for c, h in zip(gpu.loaded[name].code, hit) if h}
 
 
 def mutate_kernel(gpu, part, check, o):
     """(seen, unseen without a reason, unseen with one) among the mutants of a kernel."""
-    name = next(n for n in gpu.modules[0].bodies if part in n)
-    body, count = gpu.modules[0].body(name), [0, 0, 0]
+    module, name = module_with(gpu, part)
+    body, count = module.body(name), [0, 0, 0]
     gpu.load(name)
     before = complaint(gpu, check, o.seed)
     if before:
@@ -224,6 +258,7 @@ def main():
     a.add_argument("--verbose", action="store_true")
     o = a.parse_args()
     gpu, begun, total = Gpu(o.arch, "bf16"), time.time(), np.zeros(3, int)
+    gpu.modules.append(sm90.ladder_module("product", o.arch))
     for part, check in KERNELS.items():
         if not o.words or any(word in part for word in o.words):
             total += mutate_kernel(gpu, part, check, o)

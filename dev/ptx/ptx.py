@@ -88,8 +88,8 @@ class Module:
     def __init__(self, text):
         text = re.sub(r"//[^\n]*", "", text)
         self.text, self.bodies = text, {}
-        self.dynamic = set(re.findall(
-            r"\.extern\s+\.shared\s+(?:\.align\s+\d+\s+)?\.\w+\s+(\w+)\[\]", text))
+        self.dynamic = {name: int(align or 16) for align, name in re.findall(
+            r"\.extern\s+\.shared\s+(?:\.align\s+(\d+)\s+)?\.\w+\s+(\w+)\[\]", text)}
         self.shared = {
             m[3]: (SIZES[m[2]] * int(m[4] or 1), int(m[1] or SIZES[m[2]]))
             for m in re.finditer(r"^\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)"
@@ -124,7 +124,8 @@ class Kernel:
         self.name, self.module = name, module
         self.parameters, self.labels, self.shared = {}, {}, {}
         self.file, self.constants, self.special = 0, {}, {}
-        self.shared_bytes = SHARED_FIRST
+        self.shared_bytes, self.align = SHARED_FIRST, 16    # align: of dynamic shared memory
+        self.many = []                  # places of the registers D of all wgmma, one after the other
         self.code = []
         self.scopes = [{}]              # names of registers; an inner scope hides an outer one
         self.read_parameters(header)
@@ -210,6 +211,7 @@ class Kernel:
         if text in SPECIAL:
             return self.special_register(text, 4), 4
         if text in self.module.dynamic:
+            self.align = max(self.align, self.module.dynamic[text])
             return self.special_register("dynamic" if size == 8 else "dynamic32", size), size
         value = immediate(text)
         if value is None:
@@ -271,7 +273,13 @@ class Kernel:
             ins["name"], ins["target"] = "bra", operands[0]
         elif base in ("ret", "exit"):
             ins["name"] = "ret"
-        elif base in ("st", "red", "cp", "bar", "membar", "fence"):
+        elif name.startswith("wgmma.mma_async"):
+            ins["d"] = [len(self.many)]
+            self.many += [self.operand(d.strip(), 4, line)[0] for d in operands[0][1:-1].split(",")]
+            for text, size in zip(operands[1:], (4 if "{" in operands[1] else 8, 8, 1, 4, 4, 4, 4)):
+                self.source(ins, text, size, line)
+        elif base in ("st", "red", "cp", "bar", "membar", "fence", "wgmma", "setmaxnreg") or \
+                name.startswith("mbarrier.init"):
             for text in operands:
                 self.source(ins, text, operand_size(name), line)
         else:
@@ -307,6 +315,11 @@ class Kernel:
             for part in text.strip("{}").split(","):
                 self.source(ins, part.strip(), size, line)
             return
+        if text.startswith("[") and "{" in text:            # [map, {x, y, ...}]
+            address, x = text[1:-1].split(",", 1)
+            self.source(ins, f"[{address}]", 8, line)
+            self.source(ins, x.strip(), 4, line)
+            return
         if text.startswith("["):
             if ins["offset"]:
                 raise self.error(f"two addresses with offsets in {ins['name']}", line)
@@ -339,7 +352,7 @@ class Kernel:
 def operand_size(name):
     """Bytes of the type that the instruction's name ends in; bytes lie in registers of 16 bits."""
     types = [t for t in name.split(".") if t in SIZES]
-    if not types:
+    if not types or name.startswith("mbarrier"):
         return 4
     return 2 if types[-1] in ("b8", "u8", "s8") else SIZES[types[-1]]
 

@@ -1,8 +1,8 @@
 // vm.cpp: executes kernels in PTX on the CPU, one block at a time, its warps interleaved at random.
 //
 // It promises: each instruction does what NVIDIA's "PTX ISA" says (instructions.h); what that text
-// leaves undefined ends the launch with a message (memory.h), and so do lanes that are missing from
-// mma, ldmatrix, shfl or a barrier, and a thread that ends with copies under way.
+// leaves undefined ends the launch with a message (memory.h, sm90.h), and so do lanes that are
+// missing from mma, ldmatrix, shfl or a barrier, and a thread that ends with copies under way.
 // Registers and shared memory begin as NaN.
 //
 // A warp is 32 lanes with a program counter each. The lanes with the lowest one run first, and wait
@@ -10,6 +10,7 @@
 //
 // It cannot see ptxas, the GPU's real order of memory accesses, sums inside a real mma, or time.
 #include "instructions.h"
+#include "sm90.h"
 #include <algorithm>
 
 static std::map<std::string, Kernel> kernels;
@@ -59,7 +60,6 @@ static bool meet(Warp &w, const Instruction &i, const Operation &op, u32 come, G
     u32 lanes = g.lanes, need = w.live;
     if (op.together == WHOLE_WARP) need = ~0u;
     if (op.together == MASKED) need = get<u32>(w, i.s[i.inputs - 1], __builtin_ctz(come));
-    if (i.op == BAR && (i.inputs != 1 || get<u32>(w, i.s[0], 0))) fail("a barrier other than 0");
     for (int l = 0; l < LANES; l++) {
         if (lanes >> l & 1) w.pc[l] = come >> l & 1 ? g.pc : g.pc + 1;
         if (w.wait >> l & 1 && w.pc[l] == g.pc) come |= 1u << l;
@@ -73,10 +73,16 @@ static bool meet(Warp &w, const Instruction &i, const Operation &op, u32 come, G
     w.wait = come == need ? w.wait & ~come : w.wait | come;
     if (come != need) return false;
     if (i.op == BAR) {
-        w.at_barrier = true;
+        w.at_barrier = 1 + (int)get<u32>(w, i.s[0], 0);
+        if (i.inputs > 1) named_arrive(w, i, come);
+        else if (w.at_barrier > 1) fail("a barrier other than 0 for all threads");
         return false;
     }
     op.execute(w, i, come, op);
+    if (block.again) {
+        w.wait &= ~come;
+        return false;
+    }
     for (int l = 0; l < LANES; l++) if (come >> l & 1) w.pc[l]++;
     if (lanes != w.live || come != lanes) return false;
     g.lanes = lanes;                      // the whole warp goes on
@@ -100,6 +106,7 @@ static bool step(Warp &w, Kernel &k, Group &g) {
         w.live &= ~lanes;
         g.lanes &= ~lanes;
     } else if (lanes) op.execute(w, i, lanes, op);
+    if (block.again) return false;
     g.pc++;
     return g.lanes && g.pc < g.next;
 }
@@ -114,7 +121,10 @@ static void run_warp(Warp &w, Kernel &k, int instructions) {
         Group g = lowest_group(w);
         while (instructions-- > 0 && step(w, k, g)) {}
         for (int l = 0; l < LANES; l++) if (g.lanes >> l & 1) w.pc[l] = g.pc;
+        if (block.again) instructions = 0;
     }
+    note_slice(block.again);
+    block.again = false;
 }
 
 // ------------------------------------------------------------------------------------------ blocks
@@ -155,7 +165,10 @@ static void begin_warps(Kernel &k, Dim grid, Dim size, u64 dynamic_at) {
         w.registers = files.data() + (size_t)n * k.file;
         w.phase = 1;
         w.wait = 0;
-        w.at_barrier = false;
+        w.at_barrier = 0;
+        w.clock = {};
+        w.clock.of[n] = 1;
+        w.group90.reset();
         w.live = threads == LANES ? ~0u : (1u << threads) - 1;
         for (int l = 0; l < LANES; l++) w.pc[l] = 0, w.groups[l] = 0, w.copies[l].clear();
         for (const Constant &c : k.constants)
@@ -167,18 +180,26 @@ static void begin_warps(Kernel &k, Dim grid, Dim size, u64 dynamic_at) {
     }
 }
 
-// All warps that have not ended are at the barrier: they go on.
-static void release_warps() {
-    block.phase++;
+// The warps at barrier `number` go on.
+static void release_warps(int number) {
+    Clock all = {};
+    for (Warp &w : block.warps) all.join(w.clock);
+    if (number == 0) block.phase++;
     for (Warp &w : block.warps) {
-        for (int l = 0; l < LANES; l++) w.pc[l] += w.at_barrier && w.live >> l & 1;
-        w.at_barrier = false;
+        if (w.at_barrier != 1 + number) continue;
+        for (int l = 0; l < LANES; l++) w.pc[l] += w.live >> l & 1;
+        if (number == 0) {
+            w.clock.join(all);
+            w.clock.of[w.id]++;
+        }
+        w.at_barrier = 0;
     }
 }
 
 static void run_block(Kernel &k, Dim grid, Dim size, u32 number, u32 dynamic) {
     static std::vector<u8> shared;
-    u64 dynamic_at = (k.shared + 15) / 16 * 16, bytes = dynamic_at + dynamic;
+    u64 dynamic_at = ((u64)k.shared + k.align - 1) / k.align * k.align;
+    u64 bytes = dynamic_at + dynamic;
     std::vector<int> ready;
     block.number = number;
     block.phase = 1;
@@ -188,15 +209,19 @@ static void run_block(Kernel &k, Dim grid, Dim size, u32 number, u32 dynamic) {
     block.shared.bytes = shared.data();
     block.shared.cells.assign(bytes / 2 + 8, Cell{});
     begin_warps(k, grid, size, dynamic_at);
+    begin_sm90();
     for (;;) {
-        bool waiting = false;
+        bool waiting = false, named = false;
         ready.clear();
         for (Warp &w : block.warps) {
             if (w.live && !w.at_barrier) ready.push_back(w.id);
-            waiting |= w.at_barrier;
+            waiting |= w.at_barrier == 1;
+            named |= w.at_barrier > 1;
         }
-        if (ready.empty() && !waiting) break;
-        if (ready.empty()) release_warps();
+        if (ready.empty() && !waiting && !named) break;
+        if (ready.empty() && named) fail("deadlock: warps wait at a barrier of another number");
+        land_some();
+        if (ready.empty()) release_warps(0);
         else {
             Warp &w = block.warps[ready[next_random() % ready.size()]];
             run_warp(w, k, 1 + (int)(next_random() % 400));
@@ -205,6 +230,7 @@ static void run_block(Kernel &k, Dim grid, Dim size, u32 number, u32 dynamic) {
     for (Warp &w : block.warps)
         for (auto &copies : w.copies)
             if (!copies.empty()) fail("a thread ends with copies (cp.async) under way");
+    end_sm90();
 }
 
 static void launch(Kernel &k, Dim grid, Dim size, void **arguments, u32 dynamic) {
@@ -276,7 +302,7 @@ void vm_written_part(const void *p, u64 bytes) {
     if (!bytes || !vm_owns(p, bytes)) return;
     Area &a = (--areas.upper_bound((u64)p))->second;
     u64 at = (u64)p - a.base;
-    for (u64 g = at / 2; g < (at + bytes + 1) / 2; g++) a.cells[g].write = {HOST, 0, 0, 0};
+    for (u64 g = at / 2; g < (at + bytes + 1) / 2; g++) a.cells[g].write = {HOST, 0, 0, 0, 0};
 }
 void vm_written(void *p) { vm_written_part(p, areas.at((u64)p).size); }
 u64 vm_allocated(void) {
@@ -290,10 +316,11 @@ const char *vm_operation(int number) {
     return number < (int)operations.size() ? operations[number].name.c_str() : nullptr;
 }
 
-// sizes: bytes of a warp's registers, of static shared arrays and of parameters.
+// sizes: bytes of a warp's registers, of static shared arrays and of parameters; the alignment of
+// dynamic shared memory.
 void vm_kernel(const char *name, const s64 *rows, int count, const s64 *constants,
                int constant_count, const s32 *special, const s32 *sizes, const s32 *parameters,
-               int parameter_count) {
+               int parameter_count, const s32 *many, int many_count) {
     Kernel k;
     k.name = name;
     for (int i = 0; i < count; i++) k.code.push_back(load_row(rows + (size_t)i * ROW));
@@ -302,7 +329,8 @@ void vm_kernel(const char *name, const s64 *rows, int count, const s64 *constant
         k.constants.push_back({(int)constants[0], (int)constants[1], (u64)constants[2]});
     k.parameters.assign(parameters, parameters + 2 * parameter_count);
     memcpy(k.special, special, sizeof k.special);
-    k.file = sizes[0], k.shared = sizes[1], k.parameter_bytes = sizes[2];
+    k.many.assign(many, many + many_count);
+    k.file = sizes[0], k.shared = sizes[1], k.parameter_bytes = sizes[2], k.align = sizes[3];
     kernels[name] = k;
 }
 int vm_loaded(const char *name) { return kernels.count(name) > 0; }

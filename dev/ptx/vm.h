@@ -6,6 +6,15 @@
 
 struct Dim { uint32_t x, y, z; };
 
+// A tensor map of TMA, in this interpreter's own format: cuTensorMapEncodeTiled of runtime.cpp
+// writes it.
+struct Map90 {
+    enum : uint64_t { MAGIC = 0x3039706d61787470ull };
+    uint64_t magic, at, size[5], stride[4];         // elements; bytes, of dimensions 1, 2, ...
+    uint32_t box[5];
+    uint8_t rank, swizzle;                          // swizzle: bytes, 16 for none
+};
+
 // A copy cannot read or write outside of one allocation, so the runtime asks where one ends.
 enum { UNWRITTEN, WRITTEN };  // whether a kernel may read new memory before anything writes it
 
@@ -28,7 +37,8 @@ const char *vm_operation(int number);
 // Loads a kernel, or replaces the one of this name. rows: [count, ROW], see load_row in vm.cpp.
 void vm_kernel(const char *name, const int64_t *rows, int count, const int64_t *constants,
                int constant_count, const int32_t *special, const int32_t *sizes,
-               const int32_t *parameters, int parameter_count);
+               const int32_t *parameters, int parameter_count, const int32_t *many,
+               int many_count);
 int vm_loaded(const char *name);
 int vm_parameters(const char *name, const int32_t **places);   // (offset, bytes) of each
 int vm_shared(const char *name);                // bytes of its static shared arrays
