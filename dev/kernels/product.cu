@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(RING_THREADS)
     unsigned char *a = tiles, *b = a + STAGES * A_BYTES, *c = b + STAGES * B_BYTES;
     uint64_t *full = reinterpret_cast<uint64_t *>(c + CONSUMERS * C_BYTES), *empty = full + STAGES;
     int m = blockIdx.y * CONSUMERS * TILE_ROWS, n = blockIdx.x * TILE_COLUMNS;
-    int group = threadIdx.x / WARPGROUP - 1;  // -1: the producer
+    int group = warpgroup_index() - 1;  // -1: the producer
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(full + s, 1);

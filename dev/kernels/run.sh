@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds and runs the ladders: on the GPU where nvidia-smi lists one, with times; otherwise in the
-# emulator (dev/emu). norm, classifier and attention have both precisions. product is bf16 for
-# compute capability 9.0 alone; the emulator runs it in three orders of threads.
+# emulator (dev/emu). norm, classifier and attention have both precisions. product and
+# attention_sm90 are bf16 for compute capability 9.0 alone; the emulator runs them in three orders
+# of threads.
 #
 #   sh dev/kernels/run.sh [LADDERS]     NVCC=, CUDA=, CUBLAS= as for make
 cd "$(dirname "$0")/../.." || exit 1
@@ -32,24 +33,26 @@ build_emulator() {
         -include dev/emu/emu.h -x c++ "$1" -x none $out/emu.o build/services.a -o "$3"
 }
 
-# run PROGRAM LADDER
+# run PROGRAM ONLY_SM90
 run_gpu() { "$1"; }
 run_emulator() {
     "$1" || return 1
-    [ "$2" != product ] || { EMU_SEED=1 "$1" && EMU_SEED=2 "$1"; }
+    [ "$2" = no ] || { EMU_SEED=1 "$1" && EMU_SEED=2 "$1"; }
 }
 
-[ $# -gt 0 ] || set -- norm classifier attention product
+[ $# -gt 0 ] || set -- norm classifier attention product attention_sm90
 for ladder in "$@"; do
-    reals='float __nv_bfloat16'
-    [ $ladder = product ] && reals=__nv_bfloat16
-    if [ $ladder = product ] && [ "$capability" != 9.0 ]; then
+    case $ladder in
+        product | *_sm90) reals=__nv_bfloat16 sm90=yes ;;
+        *) reals='float __nv_bfloat16' sm90=no ;;
+    esac
+    if [ $sm90 = yes ] && [ "$capability" != 9.0 ]; then
         echo "skipped: $ladder: for compute capability 9.0, found $capability"
         continue
     fi
     for real in $reals; do
         program=$out/$ladder-$real verdict=ok
-        { build_$on dev/kernels/$ladder.cu $real $program && run_$on $program $ladder; } \
+        { build_$on dev/kernels/$ladder.cu $real $program && run_$on $program $sm90; } \
             > $program.out 2>&1 || verdict=FAILED
         if [ $verdict = ok ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
         echo "$ladder, $real, $on: $verdict"

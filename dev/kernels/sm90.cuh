@@ -50,6 +50,11 @@ __device__ inline uint64_t tile_descriptor(const void *tile, int stride = 1024, 
            (uint64_t)(stride >> 4) << 32 | 1ull << 62;
 }
 
+// The number of this warpgroup in the block. The compiler then knows that a warp has one.
+__device__ inline int warpgroup_index(void) {
+    return __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
+}
+
 // Where a tile has this element of a row of 64.
 __device__ inline __nv_bfloat16 *tile_at(void *tile, int row, int column) {
     int place = (column / 8 ^ row % 8) * 8 + column % 8;

@@ -43,4 +43,5 @@ def ladder(t, name):
 
 def check_sm90(t):
     if t.gpu.arch == "90a" and t.gpu.prec == "bf16":
-        ladder(t, "product")
+        for name in ("product", "attention_sm90"):
+            ladder(t, name)

@@ -1,0 +1,361 @@
+// attention_sm90.cuh: attention.cuh for compute capability 9.0, by wgmma and TMA (sm90.cuh). The
+// equations, the layout of all arrays, and what forward saves are those of attention.cuh; heads of
+// 64, 96 and 128, and of 192 and 128, in bfloat16.
+//
+// A block is a producer and two or three consumers, each a warpgroup. One thread of the producer
+// copies tiles by TMA into a ring of stages; for each stage two mbarriers say that it is full, or
+// empty again. A consumer owns 64 rows of the result, 16 a warp. Its sums, and the probabilities
+// that are the left operand of the next product, stay in registers, of which the producer gives
+// most of its own away.
+//
+//             rows, kept   streamed                            per tile
+//   forward   Q            K, V of all keys up to the last row  S = Q K^T, softmax, C += P V
+//
+// This is FlashAttention-3's plan (Shah et al. 2024), without its ping-pong by barriers: while the
+// tensor cores compute S of a tile and P V of the tile before, other consumers compute exponentials.
+// Each result is written once, by one block: no atomics, the same bits in every run.
+#pragma once
+#include "../../llmc/attention.cuh"
+#include "sm90.cuh"
+
+// ------------------------------------------------------------------------------------------- tiles
+
+// Tiles in shared memory have 64 columns (TILE_WIDTH). A matrix of `size` columns has several, and
+// its last one may be part zeros.
+enum { TILE_ROW = TILE_WIDTH * 2, GROUP_ROWS = 64, STEP = 32 };  // bytes; rows; bytes of 16 columns
+template <int SIZE> static constexpr int TILES_OF = (SIZE + TILE_WIDTH - 1) / TILE_WIDTH;
+template <int SIZE, int ROWS> static constexpr int BYTES_OF = TILES_OF<SIZE> * ROWS * TILE_ROW;
+
+template <int QK_SIZE, int HS_SIZE> struct ForwardTiles {
+    static constexpr int QK = QK_SIZE, HS = HS_SIZE, KEYS = 128, STAGES = 2;
+    static constexpr int CONSUMERS = QK == 64 ? 3 : 2, QUERIES = CONSUMERS * GROUP_ROWS;
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+    // Registers of a thread after the producer has given its own away.
+    static constexpr int GIVEN = CONSUMERS == 3 ? 32 : 24, TAKEN = CONSUMERS == 3 ? 160 : 240;
+    static constexpr int Q_BYTES = BYTES_OF<QK, QUERIES>;
+    static constexpr int K_BYTES = BYTES_OF<QK, KEYS>, V_BYTES = BYTES_OF<HS, KEYS>;
+    static constexpr int BARRIERS = 1 + 4 * STAGES;
+    static constexpr int BYTES = Q_BYTES + STAGES * (K_BYTES + V_BYTES) + BARRIERS * 8;
+    static_assert(BYTES <= 227 << 10, "smaller tiles");
+};
+
+// A tensor map of [B, T, heads, size], in boxes of one head and `rows` positions.
+static inline CUtensorMap heads_map(Heads x, int heads, int size, int rows, AttentionShape s) {
+    return tensor_map({x.at,
+                       {size, heads, s.T, s.B},
+                       {x.head, x.ld, (int64_t)s.T * x.ld},
+                       {TILE_WIDTH, 1, rows, 1}});
+}
+
+// Barriers of a ring. One thread fills a stage, one lane of each consuming warp empties it.
+struct RingBarriers { uint64_t *full, *empty; };
+
+template <int STAGES> __device__ void ring_init(RingBarriers r, int warps) {
+    for (int i = 0; i < STAGES; i++) {
+        mbarrier_init(r.full + i, 1);
+        mbarrier_init(r.empty + i, warps);
+    }
+}
+
+// Copies ROWS positions from `first` on of head h of sequence b, as all tiles of a matrix.
+template <int SIZE, int ROWS>
+__device__ void tiles_load(unsigned char *to, const CUtensorMap *map, uint64_t *full, int first,
+                           int h, int b) {
+    for (int t = 0; t < TILES_OF<SIZE>; t++)
+        tma_load(to + t * ROWS * TILE_ROW, map, full, t * TILE_WIDTH, h, first, b);
+}
+
+// Fills a stage as soon as it is empty.
+template <int SIZE, int ROWS, int STAGES>
+__device__ void stage_fill(unsigned char *ring, const CUtensorMap *map, RingBarriers r,
+                           Ring<STAGES> at, int first, int h, int b) {
+    constexpr int BYTES = BYTES_OF<SIZE, ROWS>;
+    uint64_t *full = r.full + at.stage;
+    mbarrier_wait(r.empty + at.stage, at.parity ^ 1);
+    mbarrier_expect(full, BYTES);
+    tiles_load<SIZE, ROWS>(ring + at.stage * BYTES, map, full, first, h, b);
+}
+
+// This warp is done with a stage.
+template <int STAGES> __device__ void stage_release(RingBarriers r, Ring<STAGES> at) {
+    if (threadIdx.x % WARP == 0) mbarrier_arrive(r.empty + at.stage);
+}
+
+// Waits for a stage and gives it back, unused.
+template <int STAGES> __device__ void stage_skip(RingBarriers r, Ring<STAGES> at) {
+    mbarrier_wait(r.full + at.stage, at.parity);
+    stage_release(r, at);
+}
+
+// ---------------------------------------------------------------------------------------- products
+
+// Begins d = X Y^T: 64 rows of X, `x_rows` of which a tile has, by N rows of Y.
+template <int SIZE, int N>
+__device__ void rows_by_rows(float (&d)[N / 2], const unsigned char *x, int x_rows,
+                             const unsigned char *y) {
+    UNROLL for (int k = 0; k < SIZE / 16; k++) {
+        int tile = k / 4, step = k % 4 * STEP;
+        wgmma<MAJOR_K, MAJOR_K>(d, tile_descriptor(x + tile * x_rows * TILE_ROW + step),
+                                tile_descriptor(y + tile * N * TILE_ROW + step), k > 0);
+    }
+}
+
+// Begins d = P Y, or d += P Y, for a P of 64 rows and N columns in registers and N rows of Y.
+template <int SIZE, int N>
+__device__ void sums_by_tile(float (&d)[SIZE / 2], const uint32_t (&p)[N / 16][4],
+                             const unsigned char *y, bool add) {
+    UNROLL for (int k = 0; k < N / 16; k++) {
+        uint64_t right = tile_descriptor(y + k * 16 * TILE_ROW, 8 * TILE_ROW, N * TILE_ROW);
+        wgmma<MAJOR_MN>(d, p[k], right, add || k > 0);
+    }
+}
+
+// Rounds sums to a left operand.
+template <int N> __device__ void sums_round(uint32_t (&p)[N / 16][4], const float (&s)[N / 2]) {
+    UNROLL for (int k = 0; k < N / 16; k++)
+        UNROLL for (int i = 0; i < 4; i++) {
+            __nv_bfloat162 two = __floats2bfloat162_rn(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+            memcpy(&p[k][i], &two, 4);
+        }
+}
+
+template <int N> __device__ void settle(uint32_t (&p)[N][4]) {
+    UNROLL for (int k = 0; k < N; k++) settle(p[k]);
+}
+
+// ----------------------------------------------------------------------------------------- softmax
+
+// -infinity where the key comes after the query. `lead`: how many positions this lane's first row
+// is after column 0.
+template <int N> __device__ void causal_mask(float (&s)[N], int lead) {
+    UNROLL for (int i = 0; i < N; i++) {
+        int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, row = i / 2 % 2 * 8;
+        if (column > row + lead) s[i] = -INFINITY;
+    }
+}
+
+// Of this lane's two rows: the largest score so far, times log2_scale, and this lane's part of the
+// sum of 2^(score - max).
+struct Softmax { float max[2], sum[2]; };
+
+// Q K^T becomes 2^(s * scale - max); shrink: what earlier sums are to be multiplied by. The first
+// tile has key 0, which every query sees, so max is finite from then on.
+template <int N>
+__device__ void softmax_update(Softmax &m, float (&s)[N], float (&shrink)[2], float scale) {
+    UNROLL for (int i = 0; i < 2; i++) {
+        float largest = -INFINITY;
+        UNROLL for (int n = 2 * i; n < N; n += 4) largest = fmaxf(largest, fmaxf(s[n], s[n + 1]));
+        float now = fmaxf(m.max[i], scale * warp_max(largest, 4));
+        shrink[i] = exp2_fast(m.max[i] - now);
+        m.max[i] = now;
+        m.sum[i] *= shrink[i];
+        UNROLL for (int n = 2 * i; n < N; n += 4)
+            UNROLL for (int j = n; j < n + 2; j++) {
+                s[j] = exp2_fast(fmaf(s[j], scale, -now));
+                m.sum[i] += s[j];
+            }
+    }
+}
+
+template <int N> __device__ void rows_scale(float (&c)[N], const float (&factor)[2]) {
+    UNROLL for (int i = 0; i < N; i++) c[i] *= factor[i / 2 % 2];
+}
+
+// ------------------------------------------------------------------------------------------- store
+
+// Rounds a consumer's sums, 64 rows, into its rows of tiles that nobody uses any more, and stores
+// them by TMA: positions from row0 on of head h of sequence b.
+template <int SIZE>
+__device__ void group_store(const CUtensorMap *map, unsigned char *own, int tile_rows,
+                            const float (&x)[SIZE / 2], int row0, int h, int b) {
+    int thread = threadIdx.x % WARPGROUP, lane = thread % WARP, group = threadIdx.x / WARPGROUP;
+    named_sync(group, WARPGROUP);  // all four warps are done with their products
+    UNROLL for (int i = 0; i < SIZE / 2; i += 2) {
+        int row = thread / WARP * 16 + i / 2 % 2 * 8 + lane / 4, column = i / 4 * 8 + lane % 4 * 2;
+        unsigned char *tile = own + column / TILE_WIDTH * tile_rows * TILE_ROW;
+        *reinterpret_cast<__nv_bfloat162 *>(tile_at(tile, row, column % TILE_WIDTH)) =
+            __floats2bfloat162_rn(x[i], x[i + 1]);
+    }
+    fence_async();
+    named_sync(group, WARPGROUP);
+    if (thread > 0) return;
+    for (int t = 0; t < TILES_OF<SIZE>; t++)
+        tma_store(map, own + t * tile_rows * TILE_ROW, t * TILE_WIDTH, h, row0, b);
+    tma_commit();
+    tma_wait_read();
+}
+
+// ----------------------------------------------------------------------------------------- forward
+
+struct ForwardMaps { CUtensorMap q, k, v, c; };
+
+// A block's place: sequence, head, kv head, first query, and how many tiles of keys it needs.
+struct BlockPlace { int b, h, g, first, tiles; };
+
+template <typename Tiles> __device__ BlockPlace forward_place(AttentionShape s) {
+    int b = head_of_block() / s.NH, h = head_of_block() % s.NH;
+    int first = (gridDim.y - 1 - blockIdx.y) * Tiles::QUERIES;
+    return {b, h, h / (s.NH / s.KV), first, CEIL_DIV(min(first + Tiles::QUERIES, s.T), Tiles::KEYS)};
+}
+
+template <typename Tiles>
+__device__ void forward_produce(const ForwardMaps &maps, unsigned char *q, unsigned char *k,
+                                unsigned char *v, uint64_t *q_full, RingBarriers k_ring,
+                                RingBarriers v_ring, BlockPlace p) {
+    mbarrier_expect(q_full, Tiles::Q_BYTES);
+    tiles_load<Tiles::QK, Tiles::QUERIES>(q, &maps.q, q_full, p.first, p.h, p.b);
+    Ring<Tiles::STAGES> at = {0, 0};
+    for (int i = 0; i < p.tiles; i++, at.next()) {
+        int key0 = i * Tiles::KEYS;
+        stage_fill<Tiles::QK, Tiles::KEYS>(k, &maps.k, k_ring, at, key0, p.g, p.b);
+        stage_fill<Tiles::HS, Tiles::KEYS>(v, &maps.v, v_ring, at, key0, p.g, p.b);
+    }
+}
+
+// The sums of 64 rows from row0 on over the first `tiles` tiles of keys.
+template <typename Tiles>
+__device__ void forward_consume(float (&c)[Tiles::HS / 2], Softmax &m, const unsigned char *q,
+                                const unsigned char *k, const unsigned char *v, RingBarriers k_ring,
+                                RingBarriers v_ring, int row0, int tiles, float scale) {
+    constexpr int KEYS = Tiles::KEYS;
+    int lead = row0 + threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
+    float s[KEYS / 2], shrink[2];
+    uint32_t p[KEYS / 16][4];
+    Ring<Tiles::STAGES> at = {0, 0}, before = {0, 0};  // before: the tile before
+    auto scores = [&] {
+        rows_by_rows<Tiles::QK, KEYS>(s, q, Tiles::QUERIES, k + at.stage * Tiles::K_BYTES);
+        wgmma_commit();
+    };
+    auto sums = [&](bool add) {
+        sums_by_tile<Tiles::HS, KEYS>(c, p, v + before.stage * Tiles::V_BYTES, add);
+        wgmma_commit();
+    };
+    auto probabilities = [&](int tile) {
+        settle(s);
+        stage_release(k_ring, at);
+        if (tile * KEYS + KEYS > row0) causal_mask(s, lead - tile * KEYS);
+        softmax_update(m, s, shrink, scale);
+        settle(s);
+        // V will be needed soon. This loop also keeps ptxas from moving the next wgmma_wait up,
+        // before the exponentials.
+        mbarrier_wait(v_ring.full + at.stage, at.parity);
+    };
+    mbarrier_wait(k_ring.full, 0);
+    wgmma_fence();
+    scores();
+    wgmma_wait<0>();
+    probabilities(0);
+    sums_round<KEYS>(p, s);
+    at.next();
+    for (int tile = 1; tile < tiles; tile++, at.next(), before.next()) {
+        mbarrier_wait(k_ring.full + at.stage, at.parity);
+        settle(c);
+        settle(p);
+        wgmma_fence();
+        scores();
+        sums(tile > 1);
+        wgmma_wait<1>();
+        probabilities(tile);
+        wgmma_wait<0>();
+        settle(c);
+        stage_release(v_ring, before);
+        rows_scale(c, shrink);
+        sums_round<KEYS>(p, s);
+    }
+    settle(c);
+    settle(p);
+    wgmma_fence();
+    sums(tiles > 1);
+    wgmma_wait<0>();
+    settle(c);
+    stage_release(v_ring, before);
+}
+
+template <typename Tiles>
+__global__ void __launch_bounds__(Tiles::THREADS, 1)
+attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *peak, wide *lse,
+                              AttentionShape s) {
+    constexpr int STAGES = Tiles::STAGES;
+    SHARED_TILES(q);
+    unsigned char *k = q + Tiles::Q_BYTES, *v = k + STAGES * Tiles::K_BYTES;
+    uint64_t *q_full = reinterpret_cast<uint64_t *>(v + STAGES * Tiles::V_BYTES);
+    RingBarriers k_ring = {q_full + 1, q_full + 1 + STAGES};
+    RingBarriers v_ring = {k_ring.empty + STAGES, k_ring.empty + 2 * STAGES};
+    BlockPlace place = forward_place<Tiles>(s);
+    if (threadIdx.x == 0) {
+        mbarrier_init(q_full, 1);
+        ring_init<STAGES>(k_ring, Tiles::CONSUMERS * WARPGROUP / WARP);
+        ring_init<STAGES>(v_ring, Tiles::CONSUMERS * WARPGROUP / WARP);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    int group = warpgroup_index() - 1;  // -1: the producer
+    if (group < 0) {
+        registers_give<Tiles::GIVEN>();
+        if (threadIdx.x == 0)
+            forward_produce<Tiles>(maps, q, k, v, q_full, k_ring, v_ring, place);
+        return;
+    }
+    registers_take<Tiles::TAKEN>();
+    int row0 = place.first + group * GROUP_ROWS;
+    int tiles = row0 < s.T ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), Tiles::KEYS) : 0;
+    unsigned char *own = q + group * GROUP_ROWS * TILE_ROW;
+    mbarrier_wait(q_full, 0);
+    float c[Tiles::HS / 2];
+    Softmax m = {{-INFINITY, -INFINITY}, {0, 0}};
+    if (tiles > 0)
+        forward_consume<Tiles>(c, m, own, k, v, k_ring, v_ring, row0, tiles, s.log2_scale);
+    for (int i = tiles; i < place.tiles; i++) {  // keys after all of these queries
+        Ring<STAGES> at = {i % STAGES, i / STAGES % 2};
+        stage_skip(k_ring, at);
+        stage_skip(v_ring, at);
+    }
+    if (tiles == 0) return;
+    float inverse[2];
+    UNROLL for (int i = 0; i < 2; i++) {
+        int lane = threadIdx.x % WARP;
+        int t = row0 + threadIdx.x % WARPGROUP / WARP * 16 + i * 8 + lane / 4;
+        float total = quad_sum(m.sum[i]);
+        inverse[i] = 1 / total;
+        if (lane % 4 == 0 && t < s.T) {
+            int64_t row = (int64_t)head_of_block() * s.T + t;
+            lse[row] = m.max[i] + log2f(total);
+            // peak = max ln 2, a score S. fmaxf drops NaN, the sum does not: total is NaN then.
+            peak[row] = total == total ? m.max[i] * 0.693147181f : total;
+        }
+    }
+    rows_scale(c, inverse);
+    group_store<Tiles::HS>(&maps.c, own, Tiles::QUERIES, c, row0, place.h, place.b);
+}
+
+// --------------------------------------------------------------------------------------- launchers
+
+template <int QK, int HS> struct HeadSizes90 { typedef ForwardTiles<QK, HS> Forward; };
+
+// Calls launch with the one of these sizes that heads have; false if none has a kernel.
+template <typename First, typename... Others, typename F>
+static inline bool head_launch_sm90(int QK, int HS, F launch) {
+    typedef typename First::Forward Tiles;
+    if (QK == Tiles::QK && HS == Tiles::HS) return launch(First()), true;
+    if constexpr (sizeof...(Others) > 0) return head_launch_sm90<Others...>(QK, HS, launch);
+    return false;
+}
+template <typename F> static inline bool attention_launch_sm90(int QK, int HS, F launch) {
+    return head_launch_sm90<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>,
+                            HeadSizes90<192, 128>>(QK, HS, launch);
+}
+
+static inline bool attention_forward_sm90(real *c, wide *peak, wide *lse, const Heads qkv[3],
+                                          AttentionShape s, Gpu *gpu) {
+    return attention_launch_sm90(s.QK, s.HS, [&](auto sizes) {
+        typedef typename decltype(sizes)::Forward Tiles;
+        Heads c_heads = {c, s.NH * s.HS, s.HS};
+        ForwardMaps maps = {heads_map(qkv[0], s.NH, s.QK, Tiles::QUERIES, s),
+                            heads_map(qkv[1], s.KV, s.QK, Tiles::KEYS, s),
+                            heads_map(qkv[2], s.KV, s.HS, Tiles::KEYS, s),
+                            heads_map(c_heads, s.NH, s.HS, GROUP_ROWS, s)};
+        dim3 grid = query_grid(CEIL_DIV(s.T, Tiles::QUERIES), s, gpu);
+        LAUNCH(attention_forward_sm90_kernel<Tiles>, grid, Tiles::THREADS, Tiles::BYTES,
+               gpu->stream, maps, peak, lse, s);
+    });
+}
