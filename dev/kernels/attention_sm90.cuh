@@ -1,6 +1,6 @@
 // attention_sm90.cuh: attention.cuh for compute capability 9.0, by wgmma and TMA (sm90.cuh). The
 // equations, the layout of all arrays, and what forward saves are those of attention.cuh; heads of
-// 64, 96 and 128, and of 192 and 128, in bfloat16.
+// 64, 96 and 128, and forward also of 192 and 128, in bfloat16.
 //
 // A block is a producer and two or three consumers, each a warpgroup. One thread of the producer
 // copies tiles by TMA into a ring of stages; for each stage two mbarriers say that it is full, or
@@ -8,12 +8,17 @@
 // that are the left operand of the next product, stay in registers, of which the producer gives
 // most of its own away.
 //
-//             rows, kept   streamed                            per tile
+//             rows, kept   streamed                             per tile
 //   forward   Q            K, V of all keys up to the last row  S = Q K^T, softmax, C += P V
+//   dq        Q, dC        K, V of all keys up to the last row  S = Q K^T, dP = dC V^T, dQ += dS K
+//   dkv       K, V         Q, dC, lse, D of all queries from    S^T = K Q^T, dP^T = V dC^T,
+//                          the first row on, of all heads       dV += P^T dC, dK += dS^T Q
+//                          of the group
 //
-// This is FlashAttention-3's plan (Shah et al. 2024), without its ping-pong by barriers: while the
-// tensor cores compute S of a tile and P V of the tile before, other consumers compute exponentials.
-// Each result is written once, by one block: no atomics, the same bits in every run.
+// This is FlashAttention-3's plan (Shah et al. 2024), without its ping-pong by barriers: the last
+// product of a tile is under way while the exponentials of the next tile are computed. Backward is
+// two kernels, as in attention.cuh, so that each result is written once, by one block: no atomics,
+// the same bits in every run.
 #pragma once
 #include "../../llmc/attention.cuh"
 #include "sm90.cuh"
@@ -50,9 +55,9 @@ static inline CUtensorMap heads_map(Heads x, int heads, int size, int rows, Atte
 // Barriers of a ring. One thread fills a stage, one lane of each consuming warp empties it.
 struct RingBarriers { uint64_t *full, *empty; };
 
-template <int STAGES> __device__ void ring_init(RingBarriers r, int warps) {
+template <int STAGES> __device__ void ring_init(RingBarriers r, int fillers, int warps) {
     for (int i = 0; i < STAGES; i++) {
-        mbarrier_init(r.full + i, 1);
+        mbarrier_init(r.full + i, fillers);
         mbarrier_init(r.empty + i, warps);
     }
 }
@@ -85,6 +90,11 @@ template <int STAGES> __device__ void stage_release(RingBarriers r, Ring<STAGES>
 template <int STAGES> __device__ void stage_skip(RingBarriers r, Ring<STAGES> at) {
     mbarrier_wait(r.full + at.stage, at.parity);
     stage_release(r, at);
+}
+
+// The first of this lane's rows among the 64 of its warpgroup. The second is 8 further.
+__device__ inline int group_row(void) {
+    return threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
 }
 
 // ---------------------------------------------------------------------------------------- products
@@ -125,12 +135,12 @@ template <int N> __device__ void settle(uint32_t (&p)[N][4]) {
 
 // ----------------------------------------------------------------------------------------- softmax
 
-// -infinity where the key comes after the query. `lead`: how many positions this lane's first row
-// is after column 0.
-template <int N> __device__ void causal_mask(float (&s)[N], int lead) {
+// -infinity where the key comes after the query. Rows are queries, or keys if KEYS_IN_ROWS; `lead`:
+// how many positions this lane's first row is after column 0.
+template <bool KEYS_IN_ROWS, int N> __device__ void causal_mask(float (&s)[N], int lead) {
     UNROLL for (int i = 0; i < N; i++) {
-        int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, row = i / 2 % 2 * 8;
-        if (column > row + lead) s[i] = -INFINITY;
+        int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, row = i / 2 % 2 * 8 + lead;
+        if (KEYS_IN_ROWS ? row > column : column > row) s[i] = -INFINITY;
     }
 }
 
@@ -168,10 +178,10 @@ template <int N> __device__ void rows_scale(float (&c)[N], const float (&factor)
 template <int SIZE>
 __device__ void group_store(const CUtensorMap *map, unsigned char *own, int tile_rows,
                             const float (&x)[SIZE / 2], int row0, int h, int b) {
-    int thread = threadIdx.x % WARPGROUP, lane = thread % WARP, group = threadIdx.x / WARPGROUP;
+    int thread = threadIdx.x % WARPGROUP, group = threadIdx.x / WARPGROUP;
     named_sync(group, WARPGROUP);  // all four warps are done with their products
     UNROLL for (int i = 0; i < SIZE / 2; i += 2) {
-        int row = thread / WARP * 16 + i / 2 % 2 * 8 + lane / 4, column = i / 4 * 8 + lane % 4 * 2;
+        int row = group_row() + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2;
         unsigned char *tile = own + column / TILE_WIDTH * tile_rows * TILE_ROW;
         *reinterpret_cast<__nv_bfloat162 *>(tile_at(tile, row, column % TILE_WIDTH)) =
             __floats2bfloat162_rn(x[i], x[i + 1]);
@@ -195,7 +205,8 @@ struct BlockPlace { int b, h, g, first, tiles; };
 template <typename Tiles> __device__ BlockPlace forward_place(AttentionShape s) {
     int b = head_of_block() / s.NH, h = head_of_block() % s.NH;
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::QUERIES;
-    return {b, h, h / (s.NH / s.KV), first, CEIL_DIV(min(first + Tiles::QUERIES, s.T), Tiles::KEYS)};
+    int tiles = CEIL_DIV(min(first + Tiles::QUERIES, s.T), Tiles::KEYS);
+    return {b, h, h / (s.NH / s.KV), first, tiles};
 }
 
 template <typename Tiles>
@@ -218,7 +229,7 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], Softmax &m, const uns
                                 const unsigned char *k, const unsigned char *v, RingBarriers k_ring,
                                 RingBarriers v_ring, int row0, int tiles, float scale) {
     constexpr int KEYS = Tiles::KEYS;
-    int lead = row0 + threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
+    int lead = row0 + group_row();
     float s[KEYS / 2], shrink[2];
     uint32_t p[KEYS / 16][4];
     Ring<Tiles::STAGES> at = {0, 0}, before = {0, 0};  // before: the tile before
@@ -233,7 +244,7 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], Softmax &m, const uns
     auto probabilities = [&](int tile) {
         settle(s);
         stage_release(k_ring, at);
-        if (tile * KEYS + KEYS > row0) causal_mask(s, lead - tile * KEYS);
+        if (tile * KEYS + KEYS > row0) causal_mask<false>(s, lead - tile * KEYS);
         softmax_update(m, s, shrink, scale);
         settle(s);
         // V will be needed soon. This loop also keeps ptxas from moving the next wgmma_wait up,
@@ -284,8 +295,8 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     BlockPlace place = forward_place<Tiles>(s);
     if (threadIdx.x == 0) {
         mbarrier_init(q_full, 1);
-        ring_init<STAGES>(k_ring, Tiles::CONSUMERS * WARPGROUP / WARP);
-        ring_init<STAGES>(v_ring, Tiles::CONSUMERS * WARPGROUP / WARP);
+        ring_init<STAGES>(k_ring, 1, Tiles::CONSUMERS * WARPGROUP / WARP);
+        ring_init<STAGES>(v_ring, 1, Tiles::CONSUMERS * WARPGROUP / WARP);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -313,8 +324,7 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     if (tiles == 0) return;
     float inverse[2];
     UNROLL for (int i = 0; i < 2; i++) {
-        int lane = threadIdx.x % WARP;
-        int t = row0 + threadIdx.x % WARPGROUP / WARP * 16 + i * 8 + lane / 4;
+        int lane = threadIdx.x % WARP, t = row0 + group_row() + i * 8;
         float total = quad_sum(m.sum[i]);
         inverse[i] = 1 / total;
         if (lane % 4 == 0 && t < s.T) {
@@ -328,9 +338,273 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     group_store<Tiles::HS>(&maps.c, own, Tiles::QUERIES, c, row0, place.h, place.b);
 }
 
+// ---------------------------------------------------------------------------------------- backward
+
+// Own rows of two matrices, of QK and HS columns, and pairs of such tiles that are streamed.
+// BY_KEYS: dkv, otherwise dq.
+template <int QK_SIZE, int HS_SIZE, bool BY_KEYS> struct BackwardTiles {
+    static constexpr int QK = QK_SIZE, HS = HS_SIZE, CONSUMERS = 2, ROWS = CONSUMERS * GROUP_ROWS;
+    static constexpr int COLUMNS = BY_KEYS || QK > 64 ? 64 : 128;
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+    static constexpr int X_BYTES = BYTES_OF<QK, ROWS>, Y_BYTES = BYTES_OF<HS, ROWS>;
+    static constexpr int U_BYTES = BYTES_OF<QK, COLUMNS>, W_BYTES = BYTES_OF<HS, COLUMNS>;
+    // Whether a tile's last products are under way while the next tile's first ones are: it takes
+    // registers for both.
+    static constexpr bool OVERLAP = !BY_KEYS || QK < 128;
+    static constexpr int FLOATS = BY_KEYS ? 2 * COLUMNS : 0;      // lse and D of a stage
+    static constexpr int STAGE = U_BYTES + W_BYTES + FLOATS * 4;
+    static constexpr int STAGES = X_BYTES + Y_BYTES + 3 * STAGE < 200 << 10 ? 3 : 2;
+    static constexpr int BYTES = X_BYTES + Y_BYTES + STAGES * STAGE + (1 + 2 * STAGES) * 8;
+    static_assert(BYTES <= 227 << 10, "smaller tiles");
+};
+
+// x, y: own rows. u, w: streamed. dx, dy: the gradients of x and y; dq has no dy.
+struct BackwardMaps { CUtensorMap x, y, u, w, dx, dy; };
+
+// Where a block's arrays are in shared memory.
+template <typename Tiles> struct BackwardShared {
+    unsigned char *x, *y, *u, *w;
+    float *lse;                // [STAGES, 2, COLUMNS]: lse, D
+    uint64_t *own;
+    RingBarriers ring;
+    __device__ BackwardShared(unsigned char *shared) {
+        x = shared, y = x + Tiles::X_BYTES, u = y + Tiles::Y_BYTES;
+        w = u + Tiles::STAGES * Tiles::U_BYTES;
+        lse = reinterpret_cast<float *>(w + Tiles::STAGES * Tiles::W_BYTES);
+        own = reinterpret_cast<uint64_t *>(lse + Tiles::STAGES * Tiles::FLOATS);
+        ring = {own + 1, own + 1 + Tiles::STAGES};
+    }
+    __device__ void init(void) {
+        if (threadIdx.x == 0) {
+            mbarrier_init(own, 1);
+            ring_init<Tiles::STAGES>(ring, Tiles::FLOATS ? 1 + WARP : 1,
+                                     Tiles::CONSUMERS * WARPGROUP / WARP);
+            mbarrier_init_fence();
+        }
+        __syncthreads();
+    }
+    // One thread copies the own rows, and tile by tile the others.
+    __device__ void fill_own(const BackwardMaps &maps, int first, int h, int b) {
+        mbarrier_expect(own, Tiles::X_BYTES + Tiles::Y_BYTES);
+        tiles_load<Tiles::QK, Tiles::ROWS>(x, &maps.x, own, first, h, b);
+        tiles_load<Tiles::HS, Tiles::ROWS>(y, &maps.y, own, first, h, b);
+    }
+    __device__ void fill(const BackwardMaps &maps, int stage, int first, int h, int b) {
+        uint64_t *full = ring.full + stage;
+        mbarrier_expect(full, Tiles::U_BYTES + Tiles::W_BYTES);
+        tiles_load<Tiles::QK, Tiles::COLUMNS>(u + stage * Tiles::U_BYTES, &maps.u, full, first, h,
+                                              b);
+        tiles_load<Tiles::HS, Tiles::COLUMNS>(w + stage * Tiles::W_BYTES, &maps.w, full, first, h,
+                                              b);
+    }
+};
+
+// A consumer's walk over the streamed tiles. For each, S (rows of x by rows of u) and dP (rows of y
+// by rows of w) are computed; scores(s) makes S the probabilities while dP is under way; then
+// products(s, dp, u, w) begins the sums with them. Those end when S of the next tile has, or at
+// once without OVERLAP.
+template <typename Tiles> struct BackwardWalk {
+    static constexpr int N = Tiles::COLUMNS;
+    const BackwardShared<Tiles> &shared;
+    const unsigned char *x, *y;    // this consumer's rows
+    Ring<Tiles::STAGES> at = {0, 0}, before = {0, 0};
+    bool begun = false;            // the tile before has products under way
+    __device__ BackwardWalk(const BackwardShared<Tiles> &from, int group)
+        : shared(from), x(from.x + group * GROUP_ROWS * TILE_ROW),
+          y(from.y + group * GROUP_ROWS * TILE_ROW) {}
+
+    template <typename Scores, typename Products>
+    __device__ void tile(Scores scores, Products products) {
+        const unsigned char *u = shared.u + at.stage * Tiles::U_BYTES;
+        const unsigned char *w = shared.w + at.stage * Tiles::W_BYTES;
+        float s[N / 2], dp[N / 2];
+        mbarrier_wait(shared.ring.full + at.stage, at.parity);
+        wgmma_fence();
+        rows_by_rows<Tiles::QK, N>(s, x, Tiles::ROWS, u);
+        wgmma_commit();
+        rows_by_rows<Tiles::HS, N>(dp, y, Tiles::ROWS, w);
+        wgmma_commit();
+        wgmma_wait<1>();
+        settle(s);
+        if (begun) stage_release(shared.ring, before);
+        scores(s);
+        settle(s);
+        mbarrier_wait(shared.ring.full + at.stage, at.parity);  // keeps the next wait below
+        wgmma_wait<0>();
+        settle(dp);
+        products(s, dp, u, w);
+        wgmma_commit();
+        if constexpr (Tiles::OVERLAP) begun = true, before = at;
+        else {
+            wgmma_wait<0>();
+            stage_release(shared.ring, at);
+        }
+        at.next();
+    }
+    // A tile of which the causal mask shows these rows nothing.
+    __device__ void skip(void) {
+        stage_skip(shared.ring, at);
+        at.next();
+    }
+    __device__ void end(void) {
+        wgmma_wait<0>();
+        if (begun) stage_release(shared.ring, before);
+    }
+};
+
+template <typename Tiles>
+__global__ void __launch_bounds__(Tiles::THREADS, 1)
+attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *lse, const wide *D,
+                         AttentionShape s) {
+    constexpr int KEYS = Tiles::COLUMNS;
+    SHARED_TILES(tiles);
+    BackwardShared<Tiles> shared(tiles);
+    int b = head_of_block() / s.NH, h = head_of_block() % s.NH, g = h / (s.NH / s.KV);
+    int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
+    int all = CEIL_DIV(min(first + Tiles::ROWS, s.T), KEYS), group = warpgroup_index() - 1;
+    shared.init();
+    if (group < 0) {
+        registers_give<24>();
+        if (threadIdx.x > 0) return;
+        shared.fill_own(maps, first, h, b);
+        Ring<Tiles::STAGES> at = {0, 0};
+        for (int i = 0; i < all; i++, at.next()) {
+            mbarrier_wait(shared.ring.empty + at.stage, at.parity ^ 1);
+            shared.fill(maps, at.stage, i * KEYS, g, b);
+        }
+        return;
+    }
+    registers_take<240>();
+    int row0 = first + group * GROUP_ROWS, t = row0 + group_row();
+    int own = row0 < s.T ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), KEYS) : 0;
+    float dq[Tiles::QK / 2], lse_t[2], D_t[2];
+    UNROLL for (int i = 0; i < 2; i++) {
+        int64_t row = (int64_t)head_of_block() * s.T + t + 8 * i;
+        lse_t[i] = t + 8 * i < s.T ? lse[row] : 0;
+        D_t[i] = t + 8 * i < s.T ? D[row] : 0;
+    }
+    BackwardWalk<Tiles> walk(shared, group);
+    uint32_t ds[KEYS / 16][4];
+    mbarrier_wait(shared.own, 0);
+    for (int i = 0; i < own; i++)
+        walk.tile(
+            [&](float (&p)[KEYS / 2]) {
+                if (i * KEYS + KEYS > row0) causal_mask<false>(p, t - i * KEYS);
+                UNROLL for (int e = 0; e < KEYS / 2; e++)
+                    p[e] = exp2_fast(fmaf(p[e], s.log2_scale, -lse_t[e / 2 % 2]));
+            },
+            [&](const float (&p)[KEYS / 2], float (&dp)[KEYS / 2], const unsigned char *u,
+                const unsigned char *) {
+                UNROLL for (int e = 0; e < KEYS / 2; e++)
+                    dp[e] = p[e] * (dp[e] - D_t[e / 2 % 2]);
+                sums_round<KEYS>(ds, dp);
+                settle(ds);
+                wgmma_fence();
+                sums_by_tile<Tiles::QK, KEYS>(dq, ds, u, i > 0);  // dQ += dS K, scaled at the end
+            });
+    walk.end();
+    settle(dq);
+    for (int i = own; i < all; i++) walk.skip();
+    if (own == 0) return;
+    rows_scale(dq, {s.scale, s.scale});
+    group_store<Tiles::QK>(&maps.dx, shared.x + group * GROUP_ROWS * TILE_ROW, Tiles::ROWS, dq,
+                           row0, h, b);
+}
+
+// lse and D of COLUMNS queries from `first` on, by one warp. From T on they are 0, and so are the
+// rows of Q and dC: such queries add nothing.
+template <int COLUMNS>
+__device__ void saved_load(float *to, const wide *lse, const wide *D, int first, int T) {
+    for (int i = threadIdx.x % WARP; i < COLUMNS; i += WARP) {
+        to[i] = first + i < T ? lse[first + i] : 0;
+        to[COLUMNS + i] = first + i < T ? D[first + i] : 0;
+    }
+}
+
+// The grid is (kv head of a sequence, tile of keys). A block walks over the query heads of the
+// group, one after the other.
+template <typename Tiles>
+__global__ void __launch_bounds__(Tiles::THREADS, 1)
+attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *lse, const wide *D,
+                          AttentionShape s) {
+    constexpr int QUERIES = Tiles::COLUMNS;
+    SHARED_TILES(tiles);
+    BackwardShared<Tiles> shared(tiles);
+    int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
+    int first = blockIdx.y * Tiles::ROWS, steps = CEIL_DIV(s.T - first, QUERIES);
+    int group = warpgroup_index() - 1;
+    shared.init();
+    if (group < 0) {
+        registers_give<24>();
+        if (threadIdx.x >= WARP) return;
+        if (threadIdx.x == 0) shared.fill_own(maps, first, g, b);
+        Ring<Tiles::STAGES> at = {0, 0};
+        for (int i = 0; i < heads * steps; i++, at.next()) {
+            int h = g * heads + i / steps, query0 = first + i % steps * QUERIES;
+            int64_t row0 = ((int64_t)b * s.NH + h) * s.T;
+            mbarrier_wait(shared.ring.empty + at.stage, at.parity ^ 1);
+            if (threadIdx.x == 0) shared.fill(maps, at.stage, query0, h, b);
+            saved_load<QUERIES>(shared.lse + at.stage * Tiles::FLOATS, lse + row0, D + row0, query0,
+                                s.T);
+            mbarrier_arrive(shared.ring.full + at.stage);
+        }
+        return;
+    }
+    registers_take<240>();
+    int row0 = first + group * GROUP_ROWS, lead = row0 + group_row();
+    float dk[Tiles::QK / 2], dv[Tiles::HS / 2];
+    UNROLL for (int i = 0; i < Tiles::QK / 2; i++) dk[i] = 0;
+    UNROLL for (int i = 0; i < Tiles::HS / 2; i++) dv[i] = 0;
+    settle(dk);
+    settle(dv);
+    uint32_t p_left[QUERIES / 16][4], ds_left[QUERIES / 16][4];
+    BackwardWalk<Tiles> walk(shared, group);
+    mbarrier_wait(shared.own, 0);
+    for (int i = 0; i < heads * steps; i++) {
+        int query0 = first + i % steps * QUERIES;
+        if (row0 >= s.T || query0 + QUERIES <= row0) {
+            walk.skip();
+            continue;
+        }
+        const float *saved = shared.lse + walk.at.stage * Tiles::FLOATS + threadIdx.x % 4 * 2;
+        walk.tile(
+            [&](float (&p)[QUERIES / 2]) {
+                if (query0 < row0 + GROUP_ROWS) causal_mask<true>(p, lead - query0);
+                UNROLL for (int e = 0; e < QUERIES / 2; e++) {
+                    float lse_t = saved[e / 4 * 8 + e % 2];
+                    p[e] = exp2_fast(fmaf(p[e], s.log2_scale, -lse_t));
+                }
+            },
+            [&](const float (&p)[QUERIES / 2], float (&dp)[QUERIES / 2], const unsigned char *u,
+                const unsigned char *w) {
+                UNROLL for (int e = 0; e < QUERIES / 2; e++)
+                    dp[e] = p[e] * (dp[e] - saved[QUERIES + e / 4 * 8 + e % 2]);
+                sums_round<QUERIES>(p_left, p);
+                sums_round<QUERIES>(ds_left, dp);
+                settle(p_left);
+                settle(ds_left);
+                wgmma_fence();
+                sums_by_tile<Tiles::HS, QUERIES>(dv, p_left, w, true);   // dV += P^T dC
+                sums_by_tile<Tiles::QK, QUERIES>(dk, ds_left, u, true);  // dK += dS^T Q
+            });
+    }
+    walk.end();
+    settle(dk);
+    settle(dv);
+    if (row0 >= s.T) return;
+    rows_scale(dk, {s.scale, s.scale});
+    int own = group * GROUP_ROWS * TILE_ROW;
+    group_store<Tiles::QK>(&maps.dx, shared.x + own, Tiles::ROWS, dk, row0, g, b);
+    group_store<Tiles::HS>(&maps.dy, shared.y + own, Tiles::ROWS, dv, row0, g, b);
+}
+
 // --------------------------------------------------------------------------------------- launchers
 
-template <int QK, int HS> struct HeadSizes90 { typedef ForwardTiles<QK, HS> Forward; };
+template <int QK, int HS> struct HeadSizes90 {
+    typedef ForwardTiles<QK, HS> Forward;
+    typedef BackwardTiles<QK, HS, false> Queries;
+    typedef BackwardTiles<QK, HS, true> Keys;
+};
 
 // Calls launch with the one of these sizes that heads have; false if none has a kernel.
 template <typename First, typename... Others, typename F>
@@ -340,14 +614,11 @@ static inline bool head_launch_sm90(int QK, int HS, F launch) {
     if constexpr (sizeof...(Others) > 0) return head_launch_sm90<Others...>(QK, HS, launch);
     return false;
 }
-template <typename F> static inline bool attention_launch_sm90(int QK, int HS, F launch) {
-    return head_launch_sm90<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>,
-                            HeadSizes90<192, 128>>(QK, HS, launch);
-}
 
 static inline bool attention_forward_sm90(real *c, wide *peak, wide *lse, const Heads qkv[3],
                                           AttentionShape s, Gpu *gpu) {
-    return attention_launch_sm90(s.QK, s.HS, [&](auto sizes) {
+    return head_launch_sm90<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>,
+                            HeadSizes90<192, 128>>(s.QK, s.HS, [&](auto sizes) {
         typedef typename decltype(sizes)::Forward Tiles;
         Heads c_heads = {c, s.NH * s.HS, s.HS};
         ForwardMaps maps = {heads_map(qkv[0], s.NH, s.QK, Tiles::QUERIES, s),
@@ -358,4 +629,36 @@ static inline bool attention_forward_sm90(real *c, wide *peak, wide *lse, const 
         LAUNCH(attention_forward_sm90_kernel<Tiles>, grid, Tiles::THREADS, Tiles::BYTES,
                gpu->stream, maps, peak, lse, s);
     });
+}
+
+// SETs d = {dq, dk, dv}, as attention_backward does.
+static inline bool attention_backward_sm90(const Heads d[3], wide *D, real *dc, const real *c,
+                                           const wide *lse, const Heads qkv[3], AttentionShape s,
+                                           Gpu *gpu) {
+    return head_launch_sm90<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>>(
+        s.QK, s.HS, [&](auto sizes) {
+            typedef typename decltype(sizes)::Queries Queries;
+            typedef typename decltype(sizes)::Keys Keys;
+            int64_t blocks = CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, DOT_THREADS);
+            LAUNCH(attention_dot_kernel, blocks, DOT_THREADS, 0, gpu->stream, D, dc, c, s);
+            Heads dc_heads = {dc, s.NH * s.HS, s.HS};
+            auto map = [&](Heads x, int heads, int size, int rows) {
+                return heads_map(x, heads, size, rows, s);
+            };
+            unsigned tiles = CEIL_DIV(s.T, Keys::ROWS);
+            dim3 keys(s.B * s.KV, tiles), queries = query_grid(tiles, s, gpu);
+            BackwardMaps of_keys = {
+                map(qkv[1], s.KV, s.QK, Keys::ROWS), map(qkv[2], s.KV, s.HS, Keys::ROWS),
+                map(qkv[0], s.NH, s.QK, Keys::COLUMNS), map(dc_heads, s.NH, s.HS, Keys::COLUMNS),
+                map(d[1], s.KV, s.QK, GROUP_ROWS), map(d[2], s.KV, s.HS, GROUP_ROWS)};
+            LAUNCH(attention_dkv_sm90_kernel<Keys>, keys, Keys::THREADS, Keys::BYTES, gpu->stream,
+                   of_keys, lse, D, s);
+            BackwardMaps of_queries = {
+                map(qkv[0], s.NH, s.QK, Queries::ROWS), map(dc_heads, s.NH, s.HS, Queries::ROWS),
+                map(qkv[1], s.KV, s.QK, Queries::COLUMNS),
+                map(qkv[2], s.KV, s.HS, Queries::COLUMNS),
+                map(d[0], s.NH, s.QK, GROUP_ROWS), map(d[0], s.NH, s.QK, GROUP_ROWS)};
+            LAUNCH(attention_dq_sm90_kernel<Queries>, queries, Queries::THREADS, Queries::BYTES,
+                   gpu->stream, of_queries, lse, D, s);
+        });
 }

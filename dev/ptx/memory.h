@@ -130,6 +130,7 @@ struct Block {
     std::vector<Warp> warps;
     const Instruction *now;
     bool again;                           // the instruction waits: it is to be executed again
+    bool mbarriers;                       // it has some: sm90.h then knows the last read of a warp
 };
 static Block block;
 
@@ -181,7 +182,7 @@ static bool reads_race(const Cell &c, const Warp &w, u32 t) {
     if (c.read.launch != block.launch || c.read.thread == NOBODY) return false;
     if (c.readers == MORE_BLOCKS || block_of(c.read.thread) != block.number) return true;
     if (c.read.block_phase != block.phase) return false;
-    if (c.readers == ONE_BLOCK) return true;
+    if (c.readers == ONE_BLOCK) return !block.mbarriers;
     if (warp_of(c.read.thread) != w.id) return !knows(w, c.read);
     return c.read.warp_phase == w.phase && (c.readers == ONE_WARP || c.read.thread != t);
 }
@@ -224,8 +225,9 @@ static void touch(Area &a, u64 at, u32 size, const Warp &w, int lane, bool write
 
 enum Space { GENERIC, GLOBAL, SHARED, PARAM };
 
-// A write to shared memory that TMA or wgmma may still read: sm90.h.
+// Accesses to shared memory in the eyes of sm90.h: a write of what others may still read; a read.
 static void write_over(u64 at, u32 size, const Warp &w, const char *what);
+static void note_shared_read(u64 at, u32 size, const Warp &w);
 
 // Checks an access, and returns the bytes.
 static u8 *access(int space, u64 at, u32 size, const Warp &w, int lane, bool write,
@@ -249,6 +251,7 @@ static u8 *access(int space, u64 at, u32 size, const Warp &w, int lane, bool wri
                  (unsigned long long)at, (unsigned long long)block.shared.size);
         touch(block.shared, at, size, w, lane, write, what);
         if (write) write_over(at, size, w, what);
+        else if (block.mbarriers) note_shared_read(at, size, w);
         return block.shared.bytes + at;
     }
     Area &a = area_of(at, size, what);

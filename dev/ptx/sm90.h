@@ -62,7 +62,7 @@ static struct Block90 {
     std::map<u64, Mbarrier90> barriers;
     std::vector<Load90> loads;
     std::vector<u32> fenced;              // of each thread: its warp's step at its last proxy fence
-    std::vector<u32> reads;               // [16 bytes of shared memory][WARPS]: step of the last read
+    std::vector<u32> reads;               // [16 bytes][WARPS]: step of the last read, 0 for none
     struct { u32 threads, arrived; Clock clock; } named[16];
     u32 registers_free;
     u64 stalled;                          // slices in a row in which a warp only waited
@@ -85,6 +85,7 @@ static void together(Warp &w, u64 what) {
 
 static void begin_sm90() {
     block90.barriers.clear();
+    block.mbarriers = false;
     block90.loads.clear();
     block90.fenced.assign(block.threads, 0);
     block90.reads.clear();
@@ -107,10 +108,17 @@ static void write_over(u64 at, u32 size, const Warp &w, const char *what) {
             u32 step = block90.reads[g * WARPS + n];
             if (step == 0) continue;
             if ((int)n == w.id ? step == UNDER_WAY : step > w.clock.of[n])
-                fail("%s of byte %llu, which TMA or wgmma of warp %u reads%s", what,
+                fail("%s of byte %llu, which warp %u reads%s", what,
                      (unsigned long long)(g * 16), n,
                      step == UNDER_WAY ? "" : " with no barrier between");
         }
+}
+
+static void note_shared_read(u64 at, u32 size, const Warp &w) {
+    for (u64 g = at / 16; g <= (at + size - 1) / 16; g++) {
+        u32 &step = reads_of_block()[g * WARPS + w.id];
+        if (step != UNDER_WAY) step = w.clock.of[w.id];
+    }
 }
 
 // Checks that the asynchronous proxy may read these two bytes on behalf of a warp.
@@ -235,6 +243,7 @@ static void add_mbarrier() {
         u32 count = get<u32>(w, i.s[1], l);
         if (count < 1 || count >= 1 << 20) fail("an mbarrier of %u arrivals", count);
         memset(access(SHARED, at, 8, w, l, true, "mbarrier.init"), 0, 8);
+        block.mbarriers = true;
         block90.barriers[at] = {count, count, 0, 0, thread_number(w, l), false, {}, {}};));
     OPERATION("fence.mbarrier_init.release.cluster", know_barriers(w, lanes););
     OPERATION("mbarrier.arrive.shared::cta.b64", EACH_LANE(
@@ -451,7 +460,7 @@ static void wgmma(Warp &w, const Instruction &i, u32, const Operation &op) {
     if (add && ~add) fail("wgmma's predicate differs by lane");
     p.add = add;
     for (int k = 2; k < 4; k++)
-        if (get<u32>(w, i.s[n + k], 0) != 1) fail("wgmma with a sign, which this interpreter lacks");
+        if (get<u32>(w, i.s[n + k], 0) != 1) fail("wgmma of the negative, which is not here");
     p.b_across = get<u32>(w, i.s[i.inputs - 1], 0);
     if (p.in_registers) {
         for (int r = 0; r < 4; r++) {
@@ -547,7 +556,7 @@ static void add_wgmma() {
     }, 0, 0, 0, WHOLE_WARP);
 }
 
-// ----------------------------------------------------------------- registers, barriers with numbers
+// ---------------------------------------------------------------- registers, barriers with numbers
 
 // op.a: 1 takes, 0 gives.
 static void setmaxnreg(Warp &w, const Instruction &i, u32, const Operation &op) {
