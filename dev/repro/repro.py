@@ -6,6 +6,8 @@
     python3 dev/repro/repro.py --budget 30        as much of it as fits into 30 minutes
     python3 dev/repro/repro.py moe depth@128      these studies alone ("calculations" too)
     python3 dev/repro/repro.py --fresh nowarmup   that study anew; after a kill go on without
+    python3 dev/repro/repro.py flagship           the study on real text, which needs its data:
+                                                  python3 data/get.py debian --vocab bytes
     python3 dev/repro/repro.py --timing           times of steps, placements in turn, which need a
                                                   machine with nothing else to do
     python3 dev/repro/repro.py --table            no runs: RESULTS.md from results/ as it lies there
@@ -119,7 +121,7 @@ def trainer():
 
 def flops_per_token(binary, axes):
     words = [word for name, value in axes.items() if name
-             not in ("mode", "seed", "lr", "mix-ratio", "sdd") for word in (f"--{name}", value)]
+             not in ("mode", "seed", "lr", "mix-ratio", "sdd", "data") for word in (f"--{name}", value)]
     shown = subprocess.run([binary, *words, "--show", "config"], capture_output=True, text=True,
                            check=True).stdout
     return json.loads(shown[re.search(r"^\{", shown, re.M).start():])["flops_per_token"]
@@ -279,6 +281,12 @@ def missing(name):
             - len((read_json(HERE / f"results/{name}.json") or {"runs": []})["runs"]))
 
 
+def has_data(name):
+    """Whether the study's data is there; most need none."""
+    data = plain_study(name).get("data")
+    return not data or (ROOT / data).is_dir()
+
+
 def commit_of(root):
     """The commit, and "-dirty" if a tracked file differs from it that this script does not write:
     one study's results are no change of the next one's sources."""
@@ -294,6 +302,9 @@ def commit_of(root):
 def run_study(name, out, deadline, jobs):
     """Trains what is missing through dev/ablate.py; at the deadline runs in work save a checkpoint
     and end. Whether there was time enough."""
+    if not has_data(name):
+        sys.exit(f"error: {name}: expected {plain_study(name)['data']}, found no such folder\n"
+                 "  -> python3 data/get.py debian --vocab bytes")
     commit = commit_of(ROOT)
     if commit.endswith("-dirty"):
         print(f"note: sources differ from commit {commit[:-6]}: no results to be committed\n"
@@ -381,6 +392,8 @@ def main():
     chosen = options.studies or known
     if options.fresh and (options.table or not options.studies):
         sys.exit("error: --fresh without a study\n  -> python3 dev/repro/repro.py --fresh nowarmup")
+    if not (options.studies or options.costs):
+        chosen = [name for name in known if name == "calculations" or has_data(name)]
     if options.costs:
         write_costs(sorted({name.partition("@")[0] for name in chosen if name != "calculations"}))
         return
