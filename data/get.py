@@ -9,12 +9,15 @@
     python3 data/get.py fineweb | fineweb-edu   ready-made shards of 100 million tokens and 200 MB
                                                 each, --shards N of them, by default 10
     python3 data/get.py c4-val | pile-val       validation text of C4, of the Pile
+    python3 data/get.py debian                  32 MB of prose and 35 MB of a dictionary from packages
+                                                of Debian or Ubuntu, by apt-get: as bytes and as
+                                                GPT-2's tokens, or as those of --vocab
     python3 data/get.py tasks                   files for ./train_gpt --tasks: all, or those of a
                                                 paper (spannorm, hybridnorm, hybridnorm-moe, sdd),
                                                 or some by name (data/tasks.py lists them)
     python3 data/get.py tokenizer               tokenizer.bin alone
 
-The tokens are GPT-2's, or with --vocab those of any tokenizer.json. Folders also get tokenizer.bin,
+The tokens are GPT-2's, or with --vocab those of any tokenizer.json, or bytes. Folders also get tokenizer.bin,
 so that the trained model can be prompted and its samples read. Whatever stops a run (a kill, a full
 disk, no network), the same command continues it: DIR/get.json lists the finished parts. Needs numpy
 and tiktoken; tokenizers for --vocab, huggingface_hub for downloads, pyarrow for Parquet and
@@ -34,11 +37,12 @@ try:
 except ImportError as missing:
     sys.exit(f"error: expected numpy, found: {missing}\n  -> python3 -m pip install numpy tiktoken "
              "tokenizers huggingface_hub pyarrow")
+import debian
 import hub
 import tasks
 import texts
-from shards import Folder, say, shard_tokens, write_split
-from vocabulary import EOT, Gpt2, Learned, Refusal
+from shards import Folder, lock_folder, say, shard_tokens, write_split
+from vocabulary import EOT, Bytes, Gpt2, Learned, Refusal
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # the files that tiktoken takes
@@ -65,11 +69,17 @@ READY = {
     "fineweb-edu": ("karpathy/fineweb-edu-100B-gpt2-token-shards", "edu_fineweb_train_{:06d}.bin",
                     "edu_fineweb_val_000000.bin"),
 }
-NAMES = (*TEXT, *READY, *tasks.SUITES, *tasks.TASKS, "tokenizer")
+NAMES = (*TEXT, *READY, *tasks.SUITES, *tasks.TASKS, "debian", "tokenizer")
 
 
 def get_vocabulary(path, separator):
-    """GPT-2's, downloaded beside this program; or that of a file, a folder or a repository."""
+    """GPT-2's, downloaded beside this program; bytes; or that of a file, a folder or a
+    repository."""
+    if path == "bytes":
+        if separator:
+            raise Refusal(f"expected --vocab bytes alone, found --separator {separator}\n"
+                          "  -> without it: token 0 begins documents")
+        return Bytes()
     if path is None:
         try:
             import tiktoken  # noqa: F401
@@ -95,6 +105,8 @@ def get_vocabulary(path, separator):
 def write_tokenizer(vocabulary, path):
     """tokenizer.bin, unless this kind has none."""
     data, cannot = vocabulary.packed()
+    if data is None and cannot is None:
+        return
     if data is None:
         say(f"note: no {path}: {cannot}: samples are numbers of tokens, and there are no prompts")
         return
@@ -225,7 +237,7 @@ def parse_arguments():
     add("--shards", type=at_least(1), help="this many ready-made shards for training (10)")
     add("--shard-tokens", type=at_least(2), default=100_000_000, help="tokens per shard "
                                                                       "(100000000)")
-    add("--vocab", help="a tokenizer.json, a folder with it or with vocab.json and merges.txt, or "
+    add("--vocab", help="bytes, a tokenizer.json, a folder with it or with vocab.json and merges.txt, or "
                         "OWNER/NAME on the hub (GPT-2's, downloaded to data/gpt2)")
     add("--separator", metavar="TOKEN", help="the token of --vocab that begins documents (its BOS, "
                                              "or else its EOS)")
@@ -299,9 +311,34 @@ def get_shards(name, args, vocabulary, folder):
     folder.report("llama-char")
 
 
+def get_debian(args):
+    """Both corpora, each as shards of bytes and of GPT-2's tokens, or of those of --vocab."""
+    folder = args.out or os.path.relpath(os.path.join(HERE, "debian"))
+    os.makedirs(folder, exist_ok=True)
+    lock_folder(folder)
+    files = dict(debian.bring(folder))
+    for vocab in [args.vocab] if args.vocab else ["bytes", None]:
+        vocabulary = get_vocabulary(vocab, args.separator)
+        kind = vocab if vocab == "bytes" else f"{vocabulary.size}"
+        for corpus, path in files.items():
+            settings = {"dataset": f"debian {corpus}", "vocabulary": vocabulary.fingerprint(),
+                        "version": 2, "--tokens": args.tokens, "--val-fraction": args.val_fraction,
+                        "--shard-tokens": args.shard_tokens}
+            shards = Folder(os.path.join(folder, f"{corpus}-{kind if vocab else 'gpt2'}"), settings)
+            write_tokenizer(vocabulary, os.path.join(shards.path, "tokenizer.bin"))
+            file = texts.File(path)
+            shards.same_text(file.mark())
+            if not shards.complete():
+                get_text(corpus, shards, vocabulary, args, [file], None)
+            shards.report("llama-char")
+
+
 def run():
     args = parse_arguments()
     name = check_arguments(args)
+    if name == "debian":
+        get_debian(args)
+        return
     if name in READY and args.vocab:
         raise Refusal(f"{name}: expected GPT-2's vocabulary, which its shards are made with, found "
                       f"--vocab {args.vocab}\n  -> leave --vocab out")
@@ -311,7 +348,7 @@ def run():
         path = os.path.join(path, "tokenizer.bin") if os.path.isdir(path) else path
         data, cannot = vocabulary.packed()
         if data is None:
-            raise Refusal(f"{args.vocab}: {cannot}\n"
+            raise Refusal(f"{args.vocab}: {cannot or 'bytes have no file, and need none'}\n"
                           "  -> without it: --data works, samples are numbers of tokens")
         write_tokenizer(vocabulary, path)
         print(f"{path}: {vocabulary.size} tokens")

@@ -45,6 +45,15 @@ class Progress:
 
 # ---- shards, and the state of a folder of them
 
+def lock_folder(path):
+    """Until this process ends no other get.py works there."""
+    try:
+        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Refusal(f"{path}: expected to be alone, found another get.py at work there\n"
+                      "  -> wait for it, or another --out") from None
+
+
 class Folder:
     """A folder of shards and its get.json: the settings it was made with, the text it is made of,
     and the shards that are done."""
@@ -52,12 +61,7 @@ class Folder:
     def __init__(self, path, settings):
         self.path, self.file = path, os.path.join(path, "get.json")
         os.makedirs(path, exist_ok=True)
-        self.lock = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refusal(f"{path}: expected to be alone, found another get.py at work there\n"
-                          "  -> wait for it, or another --out") from None
+        lock_folder(path)
         there = sorted(name for name in os.listdir(path) if name.endswith(".bin")
                        and name != "tokenizer.bin")
         if not os.path.exists(self.file):

@@ -1,6 +1,6 @@
 """vocabulary.py: the tokenizers of get.py, and tokenizer.bin for the trainer (data/README.md).
 
-GPT-2's comes from tiktoken (Radford et al. 2019), every other from the package tokenizers: a
+Bytes need no file. GPT-2's comes from tiktoken (Radford et al. 2019), every other from the package tokenizers: a
 tokenizer.json, or vocab.json with merges.txt (encoder.json with vocab.bpe are the same two files).
 A document begins with one token, the separator.
 """
@@ -69,6 +69,26 @@ class Vocabulary:
         header[4:4 + len(classes)] = list(map(len, classes))
         return (header.tobytes() + b"".join(bytes([len(t)]) + t for t in self.tokens)
                 + b"".join(ranges.tobytes() for ranges in classes)), None
+
+
+class Bytes(Vocabulary):
+    """A token is a byte of UTF-8, and token 0 begins documents, as in the shards of data/shard.c."""
+
+    size, separator, cuttable = 256, 0, True
+    tokens = [bytes([byte]) for byte in range(256)]
+
+    def identity(self):
+        return b"bytes"
+
+    def encode(self, texts):
+        for text in texts:
+            if "\0" in text:
+                raise Refusal("a text: expected no NUL character, as token 0 begins documents, found "
+                              "one\n  -> leave it out of the text")
+        return [list(text.encode()) for text in texts]
+
+    def packed(self):
+        return None, None                                  # the trainer knows bytes without a file
 
 
 class Gpt2(Vocabulary):
