@@ -45,26 +45,30 @@ static Model make_model(int mode, int family, int sdd) {
 // Two trainers with the same weights and tokens, side by side.
 typedef struct Pair { Model m; Setup setup; Layout layout; Gpt *cuda, *judge; char name[64]; } Pair;
 
-static Pair pair_of(const Model *m, const char *family, int recompute) {
+static Pair pair_of(const Model *m, const char *family, int recompute,
+                    int optimizer = OPTIMIZER_ADAMW) {
     Pair p;
     memset(&p, 0, sizeof p);
     p.m = *m;
     p.setup.B = BATCH, p.setup.T = TIME, p.setup.recompute = recompute, p.setup.training = 1,
-    p.setup.z_loss = 0.01, p.setup.batch = MICRO * BATCH, p.setup.tune = 1;
+    p.setup.optimizer = optimizer, p.setup.z_loss = 0.01, p.setup.batch = MICRO * BATCH,
+    p.setup.tune = 1;
     p.layout = layout_make(&p.m);
+    layout_share(&p.layout, &p.m, optimizer == OPTIMIZER_MUON, 0, 1);
     p.cuda = CUDA->create(&p.m, &p.setup);
     p.judge = JUDGE->create(&p.m, &p.setup);
     fill_weights(CUDA, p.cuda, &p.layout, 5, CUDA->storage);
     CUDA->prepare(p.cuda, NULL, NULL);
     fill_weights(JUDGE, p.judge, &p.layout, 5, CUDA->storage);
-    snprintf(p.name, sizeof p.name, "%s %s%s", p.m.mode->name, family,
-             p.m.mode->sdd && p.m.sdd == &SDDS[1] ? " code" : "");
+    snprintf(p.name, sizeof p.name, "%s %s%s%s", p.m.mode->name, family,
+             p.m.mode->sdd && p.m.sdd == &SDDS[1] ? " code" : "", optimizer ? " Muon" : "");
     return p;
 }
 
-static Pair pair_open(int mode, int family, int sdd, int recompute) {
+static Pair pair_open(int mode, int family, int sdd, int recompute,
+                      int optimizer = OPTIMIZER_ADAMW) {
     Model m = make_model(mode, family, sdd);
-    return pair_of(&m, FAMILY_NAMES[family], recompute);
+    return pair_of(&m, FAMILY_NAMES[family], recompute, optimizer);
 }
 
 static void pair_close(Pair *p) {
@@ -160,6 +164,7 @@ static void compare_pair(Pair p) {
         o.lr[i] = i == LR_BALANCE ? p.m.moe.bias_rate : 0.01 * (i + 1);
     for (int i = 0; i < 3; i++) o.decay[i] = 0.1 * (i + 1);
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-2, o.gain_target = 1;
+    o.muon_lr = 0.02, o.momentum = 0.9;
     for (o.step = 1; o.step <= 3; o.step++) {
         // once more than there are buffers for batches
         int micros = o.step == 2 ? MICRO + 1 : MICRO;
@@ -194,9 +199,9 @@ static void compare_pair(Pair p) {
     pair_close(&p);
 }
 
-static void compare_family(int mode, int family) {
+static void compare_family(int mode, int family, int optimizer = OPTIMIZER_ADAMW) {
     for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++)
-        compare_pair(pair_open(mode, family, sdd, RECOMPUTE_OFF));
+        compare_pair(pair_open(mode, family, sdd, RECOMPUTE_OFF, optimizer));
 }
 
 static bool is_headline(int mode) {
@@ -216,6 +221,18 @@ GPU_TEST(cuda_ngpt_mode) { compare_family(MODE_NGPT, FAMILY_LLAMA); }
 
 // A post norm and then an in norm, which no other placement has, beside a strong skip.
 GPU_TEST(cuda_keel_mode) { compare_family(MODE_KEEL, FAMILY_LLAMA); }
+
+// Experts one by one, latents, matrices with more rows than columns and with fewer.
+GPU_TEST(cuda_muon_modes) {
+    compare_family(MODE_SPAN, FAMILY_GPT2, OPTIMIZER_MUON);
+    compare_family(MODE_HYBRID, FAMILY_DEEPSEEK, OPTIMIZER_MUON);
+}
+
+GPU_TEST(other_modes_muon) {
+    for (int mode = 0; mode < MODE_COUNT; mode++)
+        for (int family = 0; family < FAMILIES; family++)
+            if (MODES[mode].selectable) compare_family(mode, family, OPTIMIZER_MUON);
+}
 
 GPU_TEST(other_modes) {
     for (int mode = 0; mode < MODE_COUNT; mode++)

@@ -20,7 +20,8 @@
 //   gpt_zero_grads
 //   gpt_forward    stage_batch -> blocks_forward -> lm_head_forward -> classifier  } for each
 //   gpt_backward   loss_backward: LM head, blocks from last to first, embedding    } micro-batch
-//   gpt_update     gradient_square -> all_reduce_state -> adamw_apply -> all_gather -> send_state
+//   gpt_update     gradient_square -> all_reduce_state -> adamw_apply -> muon_update -> all_gather
+//                  -> send_state
 //   gpt_outcome    waits for the losses, the norm and the decision
 #include "llmc/gpu.cuh"
 #include "llmc/nccl.cuh"
@@ -29,6 +30,7 @@
 #include "llmc/embed.cuh"
 #include "llmc/loss.cuh"
 #include "llmc/adamw.cuh"
+#include "llmc/muon.cuh"
 #include "llmc/rand.h"
 #include "llmc/run/train.h"
 
@@ -59,6 +61,7 @@ struct Gpt {
 
     real *weights;                        // as matrix products read them
     real *acts, *act_grads;               // activations, and their gradients
+    real *muon;                           // Muon's scratch (layout_muon_scratch)
     float *tensors[TENSOR_KINDS];         // master weights (fp32: the weights), gradients, moments
     float *host[TENSOR_KINDS];            // copies for the host, each made when first asked for
     float *logits_row;                    // [Vp] pinned
@@ -118,7 +121,7 @@ static int64_t batch_ints(int64_t n) { return 6 * n; }
 enum { RATIO = sizeof(wide) / sizeof(real), MASTER_WEIGHTS = RATIO > 1 };
 
 // Gpu.scratch holds one of these at a time, so it is as large as the largest: partial sums of
-// gains, sums over a router's chunks (moe.cuh), one row of all experts' gains.
+// gains, sums over a router's chunks (moe.cuh), one row of all experts' gains, doubles of Muon.
 static int64_t scratch_floats(const Model *m, const Setup *setup) {
     Router r = {};
     r.B = setup->B;
@@ -126,7 +129,8 @@ static int64_t scratch_floats(const Model *m, const Setup *setup) {
     r.E = m->moe.E;
     int64_t widest = max(2 * max(m->F, mlp_width(m)), 4 * m->C);
     int64_t gains = (int64_t)m->moe.E * max(2 * m->F, m->C);
-    return max(SCRATCH_ROWS * widest, max((int64_t)router_scratch(r), gains));
+    int64_t muon = 2 * MUON_PIECES * max((int64_t)m->moe.E, (int64_t)1);
+    return max(max(SCRATCH_ROWS * widest, muon), max((int64_t)router_scratch(r), gains));
 }
 
 // Bytes in all: `tables` for tensors and activations, the batch, scratch, cuBLASLt's workspace, and
@@ -174,8 +178,6 @@ static void refuse_wide_norms(const Model *m) {
 // that are one product.
 static void refuse_model(const Model *m, const Setup *setup) {
     if (setup->training) refuse_wide_norms(m);
-    CHECK(setup->optimizer == OPTIMIZER_ADAMW,
-          "--optimizer muon is for the CPU so far\n  -> make train_gpt DEVICE=cpu");
     refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);
@@ -266,7 +268,8 @@ static bool has_shards(const Gpt *g) {
 // Elements of a kind as the host sees them: of moments the shards of this process, of weights and
 // gradients all. Every process has all weights that products read, and gradients of all weights.
 static int64_t whole_count(const Gpt *g, int kind) {
-    return kind >= ADAM_M ? g->layout.state : g->layout.total;
+    if (kind == ADAM_V) return g->layout.second;
+    return kind == ADAM_M ? g->layout.state : g->layout.total;
 }
 
 // Arenas: parameters with their gradients and moments, then activations with theirs.
@@ -301,6 +304,8 @@ static void alloc_step(Gpt *g) {
     }
     g->gpu.scratch_size = scratch_floats(&g->m, &g->setup);
     g->gpu.scratch = device_alloc<float>(g, g->gpu.scratch_size, "partial sums");
+    int64_t muon = g->setup.training ? layout_muon_scratch(&g->layout, true) : 0;
+    if (muon) g->muon = device_alloc<real>(g, muon, "Muon's scratch");
     mirror_alloc(g, &g->state, 1);
     cudaCheck(cudaEventCreateWithFlags(&g->reached, cudaEventDisableTiming));
     to_device(g, g->state);
@@ -333,7 +338,8 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, RATIO);
     // Sizes and offsets of all tensors, before any of them is allocated.
     g->layout = layout_make(m);
-    layout_share(&g->layout, m, false, comm_rank(setup->comm), comm_size(setup->comm));
+    layout_share(&g->layout, m, setup->optimizer == OPTIMIZER_MUON, comm_rank(setup->comm),
+                 comm_size(setup->comm));
     g->act_layout = act_layout_make(m, &g->max);
     nccl_open(&g->nccl, setup->comm);
     g->gpu.plans = plans_create(setup->tf32);
@@ -673,11 +679,13 @@ static AdamWStep send_rates(Gpt *g, const AdamW *o) {
         const Entry *e = &g->layout.entries[k];
         EntryLines lines = entry_lines(&g->m, e);
         Part part = entry_part(e, g->nccl.rank, g->nccl.size);
-        bool balance = e->row.lr == LR_BALANCE;           // balance_routers moves these
+        double lr = e->muon ? o->muon_lr : o->lr[e->row.lr];
+        if (e->row.lr == LR_BALANCE) lr = 0;              // balance_routers moves these
+        double scale = e->muon ? muon_scale(o, e->row.rows / e->muon, e->row.cols) : 0;
         float target = e->row.role == ROLE_GAIN ? o->gain_target : 0;
         g->entries.host[k] = UpdateEntry{
-            e->offset + part.first, e->state, part.size, balance ? 0 : (float)o->lr[e->row.lr],
-            (float)o->decay[e->row.decay], target, lines.length, lines.stride};
+            e->offset + part.first, e->state, part.size, (float)lr, (float)o->decay[e->row.decay],
+            target, lines.length, lines.stride, e->state - e->second, (float)scale};
     }
     to_device(g, g->entries);
     // The moments begin at zero; these factors correct their bias (Kingma, Ba 2015, section 3).
@@ -694,6 +702,22 @@ static Arenas gpt_arenas(const Gpt *g) {
                   g->tensors[GRADS], g->layout.state};
 }
 
+// The matrices of entry k as muon.cuh sees them. send_rates has filled its UpdateEntry.
+static MuonTensor muon_tensor(const Gpt *g, int k) {
+    const Entry *e = &g->layout.entries[k];
+    return {g->entries.host[k], e->muon, (int)(e->row.rows / e->muon), (int)e->row.cols};
+}
+
+// Muon's step for the matrices that this process owns.
+static void muon_update(Gpt *g, const AdamW *o, const AdamWStep &step) {
+    for (int k = 0; k < g->layout.count; k++) {
+        if (!g->layout.entries[k].muon || !g->entries.host[k].size) continue;
+        MuonTensor m = muon_tensor(g, k);
+        muon_apply(m, muon_scratch(g->muon, m), gpt_arenas(g), g->state.device, step,
+                   (float)o->momentum, &g->gpu);
+    }
+}
+
 // Moves the selection bias of each router.
 static void balance_routers(Gpt *g, double rate) {
     for (int l = 0; l < g->m.L; l++) {
@@ -704,8 +728,8 @@ static void balance_routers(Gpt *g, double rate) {
     }
 }
 
-// Gradient clipping, AdamW, nGPT's normalization; each process updates its shards. All of it runs
-// on the device, and changes nothing if a loss or the norm is not finite (adamw.cuh).
+// Gradient clipping, AdamW and Muon, nGPT's normalization; each process updates its shards. All of
+// it runs on the device, and changes nothing if a loss or the norm is not finite (adamw.cuh).
 static void gpt_update(Gpt *g, const AdamW *o) {
     AdamWStep step = send_rates(g, o);
     Arenas arenas = gpt_arenas(g);
@@ -720,6 +744,7 @@ static void gpt_update(Gpt *g, const AdamW *o) {
     }
     all_reduce_state(g);
     adamw_apply(arenas, entries, count, state, step, &g->gpu);
+    muon_update(g, o, step);
     g->cached = 0;                                        // the KV cache is stale
     balance_routers(g, o->lr[LR_BALANCE]);
     if (g->m.mode->unit) ngpt_normalize(arenas, entries, count, state, step, &g->gpu);
@@ -782,8 +807,16 @@ static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
 static TensorStats *gpt_tensor_stats(Gpt *g, const AdamW *applied) {
     TensorStats *stats = g->tensor_stats.host;
     AdamWStep step = send_rates(g, applied);
-    tensor_sums(g->tensor_stats.device, gpt_arenas(g), g->entries.device, g->layout.count, step,
-                &g->gpu);
+    for (int k = 0; k < g->layout.count; k++) {
+        const real *x = nullptr;
+        if (g->layout.entries[k].muon && g->entries.host[k].size) {
+            MuonTensor m = muon_tensor(g, k);
+            x = muon_direction(m, muon_scratch(g->muon, m), gpt_arenas(g), g->state.device,
+                               (float)applied->momentum, false, &g->gpu);
+        }
+        tensor_sums(g->tensor_stats.device + k, gpt_arenas(g), g->entries.device + k, 1, step,
+                    &g->gpu, x);
+    }
     to_host(g, g->tensor_stats);
     wait(g);
     for (const Entry &e : g->layout)
@@ -809,7 +842,8 @@ static float *host_tensors(Gpt *g, int kind) {
 
 static void *gpt_tensor(Gpt *g, int kind, const Entry *e) {
     float *all = host_tensors(g, kind);
-    return all ? all + (kind >= ADAM_M ? e->state : e->offset) : NULL;
+    const int64_t offsets[] = {e->offset, e->offset, e->state, e->second};
+    return all ? all + offsets[kind] : NULL;
 }
 
 // Copies this process's shards of the master weights to their places among all, or back.
@@ -900,6 +934,11 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     for (int micro = 0; micro < micros; micro++) {
         gpt_forward(g, zeros, zeros, g->max.B, g->max.T);
         gpt_backward(g, 1, 0);
+    }
+    for (int k = 0; k < g->layout.count; k++) {           // Muon's products, on its scratch
+        if (!g->layout.entries[k].muon) continue;
+        MuonTensor m = muon_tensor(g, k);
+        muon_iterate(m, muon_scratch(g->muon, m), &g->gpu);
     }
     g->gpu.plans->tuning = false;
     if (!g->nccl.rank) share_plans(g);

@@ -36,6 +36,8 @@ struct UpdateEntry {
     // stride: distance from one element to the next, 1 in a row, the matrix's width in a column.
     // Several matrices may lie one below the other. 0, 0: the tensor is not normalized.
     int line, stride;
+    int64_t skipped = 0;       // elements before it in the shards that have no second moment
+    float scale = 0;           // of Muon's update (muon.cuh); 0: AdamW updates the tensor
 };
 
 // Processes add these up before they decide about the step: the losses (loss_sums, router_count);
@@ -224,7 +226,8 @@ __device__ inline void adamw_four(const Arenas &t, const UpdateEntry &e, int64_t
                                   const AdamWStep &s, float scale) {
     int64_t own = e.state + i;
     Four w = four_load(master_of(t, e) + i), m = four_load(t.m + own);
-    Four v = four_load(t.v + own), d = four_load(t.d + e.offset + i);
+    float *second = t.v + own - e.skipped;
+    Four v = four_load(second), d = four_load(t.d + e.offset + i);
     for (int k = 0; k < FOUR; k++) {
         if (i + k >= e.size) break;
         float g = scale * d.v[k];
@@ -234,7 +237,7 @@ __device__ inline void adamw_four(const Arenas &t, const UpdateEntry &e, int64_t
                           e.decay * (w.v[k] - e.target));
     }
     four_store(t.m + own, m);
-    four_store(t.v + own, v);
+    four_store(second, v);
     master_store(t, e, i, w, s);
 }
 
@@ -250,13 +253,14 @@ adamw_kernel(Arenas t, const UpdateEntry *entries, int count, const UpdateState 
         int64_t i = first + (round * UPDATE_THREADS + threadIdx.x) * FOUR;
         while (at + 1 < count && entries[at + 1].state <= i) at++;
         UpdateEntry e = entries[at];
+        if (e.scale) continue;  // Muon's
         if (i >= e.state && i < e.state + e.size) adamw_four(t, e, i - e.state, step, scale);
     }
 }
 
 // SETs state->norm, scale and applied from its sums; then, if state->applied, updates moments and
-// weights of all entries. entries: on the device, by ascending offset; offsets and t.total are
-// multiples of 32 elements. The caller reads and clears state->sums.
+// weights of all entries but Muon's. entries: on the device, by ascending offset; offsets and
+// t.total are multiples of 32 elements. The caller reads and clears state->sums.
 static inline void adamw_apply(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
                                AdamWStep step, Gpu *gpu) {
     LAUNCH(decide_kernel, 1, 1, 0, gpu->stream, state, step);

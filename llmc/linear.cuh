@@ -84,6 +84,7 @@ struct PlanKey {
     int64_t wide_out = 0;      // C and D are float, whatever `real` is
     int64_t add = 0;           // NOTHING_ADDED..
     int64_t epilogue = 0;      // PLAIN..
+    int64_t batch = 1;         // products of neighbours in memory
 };
 
 struct Plan {
@@ -217,9 +218,17 @@ static inline void plan_set_arrays(Plan *p, const void *bias, const void *aux) {
     if (epilogue & EPILOGUE_AUX) plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
 
-static inline cublasLtMatrixLayout_t matrix_layout(cudaDataType type, int64_t rows, int64_t cols) {
+static inline cublasLtMatrixLayout_t matrix_layout(cudaDataType type, int64_t rows, int64_t cols,
+                                                   int64_t batch) {
     cublasLtMatrixLayout_t layout;
+    int32_t count = batch;
+    int64_t stride = rows * cols;
     ltCheck(cublasLtMatrixLayoutCreate(&layout, type, rows, cols, rows));
+    if (batch == 1) return layout;
+    ltCheck(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                             sizeof count));
+    ltCheck(cublasLtMatrixLayoutSetAttribute(
+        layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
     return layout;
 }
 
@@ -249,9 +258,9 @@ static inline Plan *plan_make(Plans *plans, PlanKey key) {
         plan_set<int64_t>(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.m);
     // For its guesses the library reads from these pointers how aligned all later ones will be.
     plan_set_arrays(p, (void *)ALIGNMENT, (void *)ALIGNMENT);
-    p->a = matrix_layout(type, key.ta ? key.k : key.m, key.ta ? key.m : key.k);
-    p->b = matrix_layout(type, key.tb ? key.n : key.k, key.tb ? key.k : key.n);
-    p->d = matrix_layout(key.wide_out ? CUDA_R_32F : type, key.m, key.n);
+    p->a = matrix_layout(type, key.ta ? key.k : key.m, key.ta ? key.m : key.k, key.batch);
+    p->b = matrix_layout(type, key.tb ? key.n : key.k, key.tb ? key.k : key.n, key.batch);
+    p->d = matrix_layout(key.wide_out ? CUDA_R_32F : type, key.m, key.n, key.batch);
     return p;
 }
 
@@ -359,6 +368,7 @@ static inline char *plans_text(const Plans *plans) {
         fprintf(f, "%s{", separator);
         for (auto field : KEY_FIELDS)
             fprintf(f, "\"%s\": %lld, ", field.name, (long long)(p->key.*field.at));
+        if (p->key.batch > 1) fprintf(f, "\"batch\": %lld, ", (long long)p->key.batch);
         fprintf(f, "\"epilogue\": \"%s\", \"algo\": \"", EPILOGUES[p->key.epilogue].name);
         for (size_t byte = 0; p->found && byte < sizeof p->algo; byte++)
             fprintf(f, "%02x", algo[byte]);
@@ -381,6 +391,7 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     PlanKey key = {};
     key.epilogue = e;
     for (auto field : KEY_FIELDS) key.*field.at = json_get_int(entry, field.name, path);
+    if (json_get(entry, "batch")) key.batch = json_get_int(entry, "batch", path);
     CHECK(!plan_find(plans, &key),
           "%s: the same product twice\n  -> use another checkpoint", path);
     Plan *p = plan_make(plans, key);

@@ -9,6 +9,7 @@
 //              A      = c1 m / (sqrt(c2 v) + eps)
 //              before = (w + lr (A - decay target)) / (1 - lr decay)
 //              step   = lr (A + decay (before - target))
+//            Muon: A = scale x, which muon.cuh gives again.
 //            nGPT's matrices were normalized since. There w stands for before: both have length 1.
 //
 // Values are float; squares and sums are double, which no square of a float overflows. A result
@@ -126,24 +127,27 @@ static __device__ inline TensorStats tensor_block_sum(TensorStats x) {
 
 // entry: on the device. A short tensor leaves most of its pieces nothing to add up.
 static __global__ void __launch_bounds__(SQUARES_THREADS)
-tensor_sums_kernel(TensorStats *partial, Arenas t, const UpdateEntry *entry, AdamWStep s) {
+tensor_sums_kernel(TensorStats *partial, Arenas t, const UpdateEntry *entry, AdamWStep s,
+                   const real *x) {
     UpdateEntry e = *entry;
     TensorStats seen = {};
     const float *master = master_of(t, e), *d_own = t.d + e.offset;
-    const float *m_own = t.m + e.state, *v_own = t.v + e.state;
+    const float *m_own = t.m + e.state, *v_own = t.v + e.state - e.skipped;
     int64_t first = (int64_t)blockIdx.x * blockDim.x * FOUR;
     int64_t step = (int64_t)gridDim.x * blockDim.x * FOUR;
     for (int64_t i = first + threadIdx.x * FOUR; i < e.size; i += step) {
         Four w = four_load(master + i), m = four_load(m_own + i);
-        Four v = four_load(v_own + i), d = four_load(d_own + i);
+        Four v = x ? Four{} : four_load(v_own + i), d = four_load(d_own + i);
         for (int k = 0; k < FOUR; k++) {
             if (i + k >= e.size) break;
-            float adam = m.v[k] * s.correct1 / (sqrtf(v.v[k] * s.correct2) + s.eps);
-            float before = (w.v[k] + e.lr * (adam - e.decay * e.target)) / (1 - e.lr * e.decay);
+            float A = m.v[k] * s.correct1 / (sqrtf(v.v[k] * s.correct2) + s.eps);
+            // A step that was not taken has the rate 0, and its x may not be finite.
+            if (x) A = e.lr > 0 ? e.scale * to_float(x[i + k]) : 0;
+            float before = (w.v[k] + e.lr * (A - e.decay * e.target)) / (1 - e.lr * e.decay);
             if (e.line) before = w.v[k];
             seen.grad += square(d.v[k]);
             seen.weight += square(before);
-            seen.update += square(e.lr * (adam + e.decay * (before - e.target)));
+            seen.update += square(e.lr * (A + e.decay * (before - e.target)));
         }
     }
     if (first < e.size) seen = tensor_block_sum(seen);
@@ -160,14 +164,15 @@ tensor_add_kernel(TensorStats *sums, const TensorStats *partial, int pieces) {
 }
 
 // SETs sums[count], on the device, for entries and arenas that adamw_apply has just updated with
-// `step`; an entry whose lr is 0 did not move. All entries have the same number of pieces.
+// `step`; an entry whose lr is 0 did not move. All entries have the same number of pieces. x: the
+// direction of one entry that Muon has updated.
 static inline void tensor_sums(TensorStats *sums, Arenas t, const UpdateEntry *entries, int count,
-                               AdamWStep step, Gpu *gpu) {
+                               AdamWStep step, Gpu *gpu, const real *x = nullptr) {
     int pieces = square_pieces(t.total, FOUR, TENSOR_PIECES);
     TensorStats *partial = scratch_for<TensorStats>(pieces, gpu);
     for (int k = 0; k < count; k++) {
         LAUNCH(tensor_sums_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t, entries + k,
-               step);
+               step, x);
         LAUNCH(tensor_add_kernel, 1, TENSOR_PIECES, 0, gpu->stream, sums + k, partial, pieces);
     }
 }

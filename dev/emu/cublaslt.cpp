@@ -16,7 +16,7 @@
 //                            run
 //   EMU_CUBLASLT_FAST=i      the algorithms other than the i-th take 2 ms more
 //   EMU_CUBLASLT_GELU=ms     products with GELU or its derivative take so many ms more
-// Not modelled: batches, device-side scalars, row-major layouts, other types. TF32 rounds the
+// Not modelled: device-side scalars, row-major layouts, other types. TF32 rounds the
 // inputs to its 10 bits, as tensor cores see them.
 #if __has_include(<cublasLt.h>)
 #include <cmath>
@@ -46,7 +46,7 @@ struct Desc {
     void *bias = nullptr, *aux = nullptr;
     int64_t aux_ld = 0;
 };
-struct Layout { int type; int64_t rows, cols, ld; };
+struct Layout { int type; int64_t rows, cols, ld; int32_t batch = 1; int64_t stride = 0; };
 // reductions: parts of K meet as floats in the workspace, or K is not split
 struct Preference {
     uint64_t workspace = 0;
@@ -116,7 +116,7 @@ template <typename T> static cublasStatus_t assign(T *to, const void *from, size
 // -------------------------------------------------------- what a product is, and whether it can be
 static int64_t size_of(int type) { return type == CUDA_R_16BF ? 2 : 4; }
 static int64_t bytes_of(const Layout &l) {
-    return (l.ld * (l.cols - 1) + l.rows) * size_of(l.type);
+    return (l.stride * (l.batch - 1) + l.ld * (l.cols - 1) + l.rows) * size_of(l.type);
 }
 static bool has_bias(int epilogue) { return epilogue & CUBLASLT_EPILOGUE_BIAS; }
 static bool has_aux(int epilogue) { return epilogue & 128; }
@@ -135,7 +135,7 @@ static uint64_t alignment_of(const void *p) {
 
 static uint64_t hash(const Problem &p) {
     int64_t fields[] = {p.m, p.n, p.k, p.d.compute, p.d.ta, p.d.tb, p.d.epilogue, p.a.type,
-                        p.out.type, p.a.ld, p.b.ld, p.out.ld,
+                        p.out.type, p.a.ld, p.b.ld, p.out.ld, p.out.batch,
                         has_aux(p.d.epilogue) ? p.d.aux_ld : 0};
     uint64_t h = 0xcbf29ce484222325;
     for (int64_t f : fields) h = (h ^ (uint64_t)f) * 0x100000001b3, h ^= h >> 29;
@@ -205,6 +205,12 @@ static cublasStatus_t problem_make(Problem *p, cublasLtMatmulDesc_t desc, cublas
                   "%lld x %lld with leading dimension %lld", (long long)l.rows, (long long)l.cols,
                   (long long)l.ld);
     }
+    for (const Layout &l : {p->a, p->b, p->c}) {
+        REFUSE_IF(l.batch != p->out.batch, "batches of %d and %d products", l.batch,
+                  p->out.batch);
+    }
+    UNSUPPORTED_IF(p->out.batch > 1 && p->d.epilogue != CUBLASLT_EPILOGUE_DEFAULT,
+                   "an epilogue in a batch");
     cublasStatus_t status = check_types(*p);
     return status ? status : check_epilogue(*p);
 }
@@ -295,6 +301,18 @@ static void multiply(const Problem &p, const Arrays &x, uint64_t which) {
             for (int64_t i = 0; i < p.m; i++) total[i] += second[i];
         }
         finish(p, x, total, j);
+    }
+}
+
+// The products of a batch, one after the other.
+static void multiply_batch(const Problem &p, const Arrays &all, uint64_t which) {
+    for (int64_t i = 0; i < p.out.batch; i++) {
+        Arrays x = all;
+        x.a = static_cast<const char *>(all.a) + i * p.a.stride * size_of(p.a.type);
+        x.b = static_cast<const char *>(all.b) + i * p.b.stride * size_of(p.b.type);
+        x.c = static_cast<const char *>(all.c) + i * p.c.stride * size_of(p.c.type);
+        x.d = static_cast<char *>(all.d) + i * p.out.stride * size_of(p.out.type);
+        multiply(p, x, which);
     }
 }
 
@@ -407,6 +425,19 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDa
                                           uint64_t rows, uint64_t cols, int64_t ld) {
     UNSUPPORTED_IF(type != CUDA_R_32F && type != CUDA_R_16BF, "type %d is not emulated", (int)type);
     return create(layout, new Layout{type, (int64_t)rows, (int64_t)cols, ld});
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
+                                                cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t size) {
+    REFUSE_IF(!live.count(handle), "a layout that does not exist");
+    Layout *l = layout_of(handle);
+    switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return assign(&l->batch, value, size);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return assign(&l->stride, value, size);
+    default:
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a layout is not emulated",
+                      (int)attribute);
+    }
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
     return destroy(layout_of(layout));
@@ -522,7 +553,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     REFUSE_IF(!room, "the algorithm needs %llu bytes of workspace on the device",
               (unsigned long long)algorithm.workspace);
     uint64_t which = algorithm.which;
-    return emu_enqueue(stream, [=] { multiply(p, x, which); }) == cudaSuccess
+    return emu_enqueue(stream, [=] { multiply_batch(p, x, which); }) == cudaSuccess
                ? CUBLAS_STATUS_SUCCESS
                : CUBLAS_STATUS_EXECUTION_FAILED;
 }

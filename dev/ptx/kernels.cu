@@ -288,6 +288,18 @@ void run_weights_round(Int stochastic, Int key) {
 void run_tensor_sums(TensorStats *sums, const UpdateEntry *entries, Int count) {
     tensor_sums(sums, arenas, entries, count, adamw_step, gpu);
 }
+void set_muon(UpdateEntry *entry, double scale) { entry->scale = (float)scale; }
+// x: where the direction is copied to.
+void run_muon(real *scratch, const UpdateEntry *entry, UpdateState *state, Int count, Int rows,
+              Int cols, double momentum, real *x, TensorStats *sums) {
+    if (!context.plans) context.plans = plans_create(0);
+    MuonTensor m = {*entry, (int)count, (int)rows, (int)cols};
+    MuonScratch f = muon_scratch(scratch, m);
+    muon_apply(m, f, arenas, state, adamw_step, (float)momentum, gpu);
+    const real *last = muon_direction(m, f, arenas, state, (float)momentum, false, gpu);
+    memcpy(x, last, m.e.size * sizeof(real));
+    tensor_sums(sums, arenas, entry, 1, adamw_step, gpu, last);
+}
 // Index 0 is attention, 1 the ffn. p is nullptr but for nGPT.
 void run_layer_sums(LayerSums *sums, real *const *s, real *const *skip, real *x, wide *peak,
                     const double *a, Int n, Int C, Int rows, wide *const *rstd, real *const *p) {

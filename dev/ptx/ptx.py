@@ -125,7 +125,7 @@ class Kernel:
         self.parameters, self.labels, self.shared = {}, {}, {}
         self.file, self.constants, self.special = 0, {}, {}
         self.shared_bytes, self.align = SHARED_FIRST, 16    # align: of dynamic shared memory
-        self.many = []                  # places of the registers D of all wgmma, one after the other
+        self.many = []                  # places of the registers D of all wgmma, in a row
         self.code = []
         self.scopes = [{}]              # names of registers; an inner scope hides an outer one
         self.read_parameters(header)

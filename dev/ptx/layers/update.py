@@ -1,5 +1,5 @@
-"""AdamW with gradient clipping, stochastic rounding, nGPT's lines of length 1, and the statistics
-of tensors and layers."""
+"""AdamW with gradient clipping, stochastic rounding, nGPT's lines of length 1, Muon, and the
+statistics of tensors and layers."""
 import numpy as np
 
 from gpu import F32, F64, round_bf16
@@ -144,6 +144,58 @@ def check_update(t):
         t.call("set_arenas", w, t.put(x, F32), None, None, None, 96)
         t.call("run_weights_round", 0, KEY)
         t.same("w", w, x)
+
+
+def orthogonalized(u):
+    """Five Newton-Schulz steps (Jordan et al. 2024)."""
+    x = u.T if len(u) > len(u.T) else u
+    x = x / np.sqrt((x ** 2).sum())
+    for _ in range(5):
+        s = x @ x.T
+        x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
+    return x.T if len(u) > len(u.T) else x
+
+
+def muon(t, count, rows, cols, refused=False):
+    t.case(f"Muon {count} x {rows} x {cols}{' refused' if refused else ''}")
+    lr, decay, mu, scale, size = 0.03, 0.1, 0.8, 0.6, count * rows * cols
+    master, m, d = (t.floats(size) for _ in range(3))
+    arrays = [t.put(x, F32) for x in (master, m, d)]
+    w = t.put(master) if t.gpu.prec == "bf16" else arrays[0]
+    t.call("set_arenas", w, arrays[0], arrays[1], None, arrays[2], size)
+    t.call("set_step", BETA1, BETA2, EPS, 1.0, 1.0, 0.0, 0, KEY, 0.0, 0.0)
+    entry = t.put(np.zeros(t.gpu.ask("entry_bytes"), np.uint8))
+    t.call("set_entry", entry, 0, 0, 0, size, lr, decay, 0.0, 0, 0)
+    t.call("set_muon", entry, scale)
+    state = t.put(np.zeros(t.gpu.ask("state_bytes"), np.uint8))
+    t.call("set_state", state, np.nan if refused else 3.0, 0.0, 0.0)
+    t.call("run_gradient_square", state, None, 1)
+    t.call("run_adamw", entry, 1, state)             # decides about the step, and leaves the entry
+    k = min(rows, cols)
+    x, sums = t.empty(size), t.empty(3, F64)
+    scratch = t.empty(2 * size + 2 * count * k * k)
+    t.call("run_muon", scratch, entry, state, count, rows, cols, mu, x, sums)
+    if refused:
+        t.same("w stays", arrays[0], master)
+        t.same("m stays", arrays[1], m)
+        return
+    M = mu * m + (1 - mu) * d
+    U = ((1 - mu) * d + mu * M).reshape(count, rows, cols)
+    X = np.stack([orthogonalized(u) for u in U]).ravel()
+    step = lr * (scale * X + decay * master)
+    products = (3e-3, 0.5) if t.gpu.prec == "bf16" else (1e-9, 1e-3)
+    t.expect("m", arrays[1], M, CLOSE)
+    t.expect("x", x, X, products)
+    t.expect("step", master - arrays[0].get(), step, products)
+    t.expect("squares", sums, [(v ** 2).sum() for v in (d, master, step)], (1e-3, 0.1))
+    if t.gpu.prec == "bf16":
+        t.same("w", w, round_bf16(arrays[0].get().astype(F32)))
+
+
+def check_muon(t):
+    muon(t, 1, 40, 72)
+    muon(t, 3, 48, 24)
+    muon(t, 1, 24, 40, refused=True)
 
 
 def check_stats(t):

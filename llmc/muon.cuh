@@ -1,0 +1,145 @@
+// muon.cuh: Muon (Jordan et al. 2024), the optimizer of matrices of blocks. g is the clipped
+// gradient:
+//
+//   m = mu m + (1 - mu) g     u = (1 - mu) g + mu m         momentum, as Nesterov's
+//   x = u / |u|                                             |u|: Frobenius norm
+//   5 times:  s = x x^T       x = a x + (b s + c s s) x     Newton-Schulz iteration
+//   w -= lr (scale x + decay w)                             scale: muon_scale (run/trainer.h)
+//
+//   w, m, d, u [count, rows, cols] float     x, y [count, rows, cols]     s, p [count, k, k]
+//
+// The tensor holds `count` matrices one below the other, those of experts, or one. Their products
+// are one batch. k is the smaller of rows and cols. If rows > cols, s = x^T x and the last product
+// is x (b s + c s s): the same for the transpose, and nothing is transposed in memory.
+//
+// Products are the library's (linear.cuh), in the storage type with float sums: Jordan et al.
+// iterate in bfloat16 too. m, u and w are float. A step that is refused changes neither m nor w;
+// the host does not wait for that decision (adamw.cuh).
+//
+// Bytes per parameter in bf16, beside the products: momentum 12 (m, d; m written), start 10 (m, d,
+// x), apply 12 (w, x; w and its copy written). FLOP of the products: 5 (4 k^2 l + 2 k^3) a matrix,
+// l the larger side: 1.6e12 a step for GPT-2 124M.
+#pragma once
+#include "adamw.cuh"
+#include "linear.cuh"
+
+enum { MUON_PIECES = 256, MUON_ITERATIONS = 5 };
+static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;  // Jordan's coefficients
+
+// A tensor that Muon updates; e is its shard, which is all of it.
+struct MuonTensor {
+    UpdateEntry e;
+    int count, rows, cols;
+};
+
+// Scratch of layout_muon_scratch elements.
+struct MuonScratch {
+    real *x, *y, *s, *p;
+};
+
+static inline MuonScratch muon_scratch(real *base, const MuonTensor &m) {
+    int64_t size = (int64_t)m.count * m.rows * m.cols, k = min(m.rows, m.cols);
+    real *s = base + 2 * size;
+    return {base, base + size, s, s + m.count * k * k};
+}
+
+// Four values of u; m are those of the momentum, with this gradient.
+__device__ inline Four muon_nesterov(const Four &m, const Four &d, float mu, float clip_factor) {
+    Four u;
+    for (int k = 0; k < FOUR; k++) u.v[k] = (1 - mu) * clip_factor * d.v[k] + mu * m.v[k];
+    return u;
+}
+
+// partial[matrix][block] = sum of u^2 over the block's share of a matrix. ADVANCE: m takes in the
+// gradient, if the step is taken; otherwise it has already. The grid is (pieces, matrix).
+template <bool ADVANCE>
+static __global__ void __launch_bounds__(UPDATE_THREADS)
+muon_momentum_kernel(double *partial, Arenas t, UpdateEntry e, int64_t size,
+                     const UpdateState *state, float mu) {
+    double sum = 0;
+    float clip_factor = state->scale;
+    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, base = blockIdx.y * size;
+    for (int64_t i = first * FOUR; i < size; i += (int64_t)gridDim.x * blockDim.x * FOUR) {
+        float *own = t.m + e.state + base + i;
+        Four m = four_load(own), d = four_load(t.d + e.offset + base + i);
+        if (ADVANCE) {
+            for (int k = 0; k < FOUR; k++)
+                m.v[k] = mu * m.v[k] + (1 - mu) * clip_factor * d.v[k];
+            if (state->applied) four_store(own, m);
+        }
+        Four u = muon_nesterov(m, d, mu, clip_factor);
+        for (int k = 0; k < FOUR; k++) sum += (double)u.v[k] * u.v[k];
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;
+}
+
+// x = u / |u|. A thread adds up one piece of |u|^2, so there are at most as many.
+static __global__ void __launch_bounds__(UPDATE_THREADS)
+muon_start_kernel(real *x, const double *partial, Arenas t, UpdateEntry e, int64_t size,
+                  const UpdateState *state, float mu) {
+    int pieces = gridDim.x;
+    double piece = (int)threadIdx.x < pieces ? partial[blockIdx.y * pieces + threadIdx.x] : 0;
+    float inverse = (float)(1 / fmax(sqrt(block_sum(piece)), 1e-7)), clip_factor = state->scale;
+    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, base = blockIdx.y * size;
+    for (int64_t i = first * FOUR; i < size; i += (int64_t)gridDim.x * blockDim.x * FOUR) {
+        Four m = four_load(t.m + e.state + base + i), d = four_load(t.d + e.offset + base + i);
+        Four u = muon_nesterov(m, d, mu, clip_factor);
+        RealFour out;
+        for (int k = 0; k < FOUR; k++) out.v[k] = to_real(inverse * u.v[k]);
+        words_store(x + base + i, out);
+    }
+}
+
+// w -= lr (scale x + decay w), over all matrices of the tensor.
+static __global__ void __launch_bounds__(UPDATE_THREADS)
+muon_apply_kernel(Arenas t, UpdateEntry e, const real *x, const UpdateState *state,
+                  AdamWStep step) {
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * FOUR;
+    if (i >= e.size || !state->applied) return;
+    Four w = four_load(master_of(t, e) + i);
+    for (int k = 0; k < FOUR; k++)
+        w.v[k] -= e.lr * (e.scale * to_float(x[i + k]) + e.decay * w.v[k]);
+    master_store(t, e, i, w, step);
+}
+
+// The iteration, from x in scratch. Returns the last x, in scratch.
+static inline const real *muon_iterate(const MuonTensor &m, MuonScratch f, Gpu *gpu) {
+    bool tall = m.rows > m.cols;
+    int64_t k = min(m.rows, m.cols), across = max(m.rows, m.cols);
+    PlanKey square = {k, k, across, !tall, tall}, power = {k, k, k, 1, 0};
+    PlanKey last = {m.cols, m.rows, k, 0, 0};
+    square.batch = power.batch = last.batch = m.count;
+    for (int i = 0; i < MUON_ITERATIONS; i++) {
+        matmul({square, f.x, f.x, nullptr, f.s, 1, 0}, PLAIN, gpu);       // s = x x^T or x^T x
+        matmul({power, f.s, f.s, f.s, f.p, MUON_C, MUON_B}, PLAIN, gpu);  // p = b s + c s s
+        const real *left = tall ? f.p : f.x, *right = tall ? f.x : f.p;
+        matmul({last, left, right, f.x, f.y, 1, MUON_A}, PLAIN, gpu);     // a x + p x or x p
+        real *y = f.y;
+        f.y = f.x;
+        f.x = y;
+    }
+    return f.x;
+}
+
+// The direction x of a tensor's matrices, in scratch. advance: as for the kernel.
+static inline const real *muon_direction(const MuonTensor &m, MuonScratch f, Arenas t,
+                                         const UpdateState *state, float mu, bool advance,
+                                         Gpu *gpu) {
+    int64_t size = (int64_t)m.rows * m.cols;
+    dim3 grid(square_pieces(size, FOUR, MUON_PIECES), m.count);
+    double *partial = scratch_for<double>((size_t)grid.x * grid.y, gpu);
+    LAUNCH(advance ? muon_momentum_kernel<true> : muon_momentum_kernel<false>, grid, UPDATE_THREADS,
+           0, gpu->stream, partial, t, m.e, size, state, mu);
+    LAUNCH(muon_start_kernel, grid, UPDATE_THREADS, 0, gpu->stream, f.x, partial, t, m.e, size,
+           state, mu);
+    return muon_iterate(m, f, gpu);
+}
+
+// One step of the tensor, after adamw_apply has decided about it.
+static inline void muon_apply(const MuonTensor &m, MuonScratch f, Arenas t,
+                              const UpdateState *state, AdamWStep step, float mu, Gpu *gpu) {
+    const real *x = muon_direction(m, f, t, state, mu, true, gpu);
+    LAUNCH(muon_apply_kernel, CEIL_DIV(m.e.size, UPDATE_THREADS * FOUR), UPDATE_THREADS, 0,
+           gpu->stream, t, m.e, x, state, step);
+}
