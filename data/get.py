@@ -9,20 +9,21 @@
     python3 data/get.py fineweb | fineweb-edu   ready-made shards of 100 million tokens and 200 MB
                                                 each, --shards N of them, by default 10
     python3 data/get.py c4-val | pile-val       validation text of C4, of the Pile
-    python3 data/get.py debian                  32 MB of prose and 35 MB of a dictionary from packages
-                                                of Debian or Ubuntu, by apt-get: as bytes and as
-                                                GPT-2's tokens, or as those of --vocab
+    python3 data/get.py debian                  32 MB of prose and 35 MB of a dictionary, from
+                                                packages of Debian or Ubuntu by apt-get: as bytes
+                                                and as GPT-2's tokens, or as those of --vocab
     python3 data/get.py tasks                   files for ./train_gpt --tasks: all, or those of a
                                                 paper (spannorm, hybridnorm, hybridnorm-moe, sdd),
                                                 or some by name (data/tasks.py lists them)
     python3 data/get.py tokenizer               tokenizer.bin alone
 
-The tokens are GPT-2's, or with --vocab those of any tokenizer.json, or bytes. Folders also get tokenizer.bin,
-so that the trained model can be prompted and its samples read. Whatever stops a run (a kill, a full
-disk, no network), the same command continues it: DIR/get.json lists the finished parts. Needs numpy
-and tiktoken; tokenizers for --vocab, huggingface_hub for downloads, pyarrow for Parquet and
-compressed files. HF_ENDPOINT, HF_TOKEN and the usual proxy variables are honoured. A folder of your
-own called tinystories is ./tinystories here.
+The tokens are GPT-2's, or with --vocab those of any tokenizer.json, or bytes (--vocab bytes).
+Folders also get tokenizer.bin, so that the trained model can be prompted and its samples read.
+Whatever stops a run (a kill, a full disk, no network), the same command continues it: DIR/get.json
+lists the finished parts. Needs numpy, and tiktoken for GPT-2's tokens; tokenizers for --vocab,
+huggingface_hub for downloads, pyarrow for Parquet and compressed files. HF_ENDPOINT, HF_TOKEN and
+the usual proxy variables are honoured. A folder of your own called tinystories is ./tinystories
+here.
 """
 import argparse
 import difflib
@@ -237,8 +238,8 @@ def parse_arguments():
     add("--shards", type=at_least(1), help="this many ready-made shards for training (10)")
     add("--shard-tokens", type=at_least(2), default=100_000_000, help="tokens per shard "
                                                                       "(100000000)")
-    add("--vocab", help="bytes, a tokenizer.json, a folder with it or with vocab.json and merges.txt, or "
-                        "OWNER/NAME on the hub (GPT-2's, downloaded to data/gpt2)")
+    add("--vocab", help="bytes, a tokenizer.json, a folder with it or with vocab.json and "
+                        "merges.txt, or OWNER/NAME on the hub (GPT-2's, downloaded to data/gpt2)")
     add("--separator", metavar="TOKEN", help="the token of --vocab that begins documents (its BOS, "
                                              "or else its EOS)")
     return parser.parse_args()
@@ -327,7 +328,7 @@ def get_debian(args):
             shards = Folder(os.path.join(folder, f"{corpus}-{kind if vocab else 'gpt2'}"), settings)
             write_tokenizer(vocabulary, os.path.join(shards.path, "tokenizer.bin"))
             file = texts.File(path)
-            shards.same_text(file.mark())
+            shards.same_text(hashlib.sha256(hub.read(path)).hexdigest())
             if not shards.complete():
                 get_text(corpus, shards, vocabulary, args, [file], None)
             shards.report("llama-char")

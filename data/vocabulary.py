@@ -1,8 +1,8 @@
 """vocabulary.py: the tokenizers of get.py, and tokenizer.bin for the trainer (data/README.md).
 
-Bytes need no file. GPT-2's comes from tiktoken (Radford et al. 2019), every other from the package tokenizers: a
+GPT-2's comes from tiktoken (Radford et al. 2019), every other from the package tokenizers: a
 tokenizer.json, or vocab.json with merges.txt (encoder.json with vocab.bpe are the same two files).
-A document begins with one token, the separator.
+Bytes need no file. A document begins with one token, the separator.
 """
 import concurrent.futures
 import functools
@@ -72,7 +72,7 @@ class Vocabulary:
 
 
 class Bytes(Vocabulary):
-    """A token is a byte of UTF-8, and token 0 begins documents, as in the shards of data/shard.c."""
+    """A token is a byte of UTF-8, and token 0 begins documents, as in data/shard.c."""
 
     size, separator, cuttable = 256, 0, True
     tokens = [bytes([byte]) for byte in range(256)]
@@ -83,8 +83,8 @@ class Bytes(Vocabulary):
     def encode(self, texts):
         for text in texts:
             if "\0" in text:
-                raise Refusal("a text: expected no NUL character, as token 0 begins documents, found "
-                              "one\n  -> leave it out of the text")
+                raise Refusal("a text: expected no NUL character, as token 0 begins documents, "
+                              "found one\n  -> leave it out of the text")
         return [list(text.encode()) for text in texts]
 
     def packed(self):

@@ -121,7 +121,8 @@ def trainer():
 
 def flops_per_token(binary, axes):
     ours = ("mode", "seed", "lr", "mix-ratio", "sdd", "data")
-    words = [word for name, value in axes.items() if name not in ours for word in (f"--{name}", value)]
+    words = [word for name, value in axes.items() if name not in ours
+             for word in (f"--{name}", value)]
     shown = subprocess.run([binary, *words, "--show", "config"], capture_output=True, text=True,
                            check=True).stdout
     return json.loads(shown[re.search(r"^\{", shown, re.M).start():])["flops_per_token"]

@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -37,6 +38,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "data"))
+import debian
 import get
 import hub
 import shards as shards_file
@@ -1562,6 +1564,273 @@ def test_synced():
            f"state, tokenizer, two shards with the state after each, state: {synced}")
     expect(all(synced[i - 1] == synced[i][0] and synced[i + 1] == os.path.dirname(synced[i][1])
                for i in renames), f"{synced}")
+
+
+# ---- packages of Debian
+
+APT = """#!{python}
+import os, shutil, sys
+shop, package = {shop!r}, sys.argv[-1]
+open(shop + "/asked", "a").write(package + "\\n")
+said = os.path.join(shop, package + ".says")
+if os.path.exists(said):
+    sys.exit(open(said).read())
+if not os.path.exists(os.path.join(shop, package)):
+    sys.exit(f"E: Unable to locate package {{package}}")
+shutil.copy(os.path.join(shop, package), package + "_1%3a2.0-1_all.deb")
+"""
+DPKG = """#!{python}
+import json, sys
+data = open(sys.argv[2], "rb").read()
+head, _, tar = data.partition(b"\\n")
+control = json.loads(head)
+if sys.argv[1] == "-f":
+    print(control.get(sys.argv[3], ""))
+else:
+    sys.stdout.buffer.write(tar)
+    if len(tar) != control["size"]:
+        sys.exit("dpkg-deb: error: unexpected end of file")
+"""
+
+
+def pack(path, files, **control):
+    """A package as the stand-in for dpkg-deb reads it. files: {name: bytes, or the target of a
+    symbolic link}."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            if isinstance(data, str):
+                info.type, info.linkname = tarfile.SYMTYPE, data
+            else:
+                info.size = len(data)
+            archive.addfile(info, io.BytesIO(data) if isinstance(data, bytes) else None)
+    tar = stream.getvalue()
+    head = json.dumps({"Version": "1:2.0-1", "size": len(tar), **control}).encode()
+    path.write_bytes(head + b"\n" + tar)
+
+
+def page(text, more="", kind="p"):
+    filler = "The quick brown fox, whose name is Reynard, jumps over the lazy dog. " * 4
+    return (f"<html><head><title>no</title></head><body><nav>no</nav><{kind}>{text}</{kind}>"
+            f"<p>{filler}</p>{more}</body></html>").encode()
+
+
+def encode64(value):
+    digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    return (encode64(value // 64) if value >= 64 else "") + digits[value % 64]
+
+
+def dictionary(*entries):
+    """gcide's two files: the index names the first entry twice, and the description."""
+    text, index = "About.\n", f"00-database-info\tA\t{encode64(7)}\n"
+    for number, entry in enumerate(entries):
+        line = f"{encode64(len(text.encode()))}\t{encode64(len(entry.encode()))}\n"
+        index += f"word{number}\t{line}" + (f"again\t{line}" if not number else "")
+        text += entry
+    folder = "./usr/share/dictd/gcide."
+    return {folder + "dict.dz": gzip.compress(text.encode()), folder + "index": index.encode()}
+
+
+def fill_shop(shop):
+    """A small stand-in for each package."""
+    shop.mkdir()
+    places = {"anarchism": "share/doc/anarchism/html/secA.html",
+              "debian-handbook": "doc/debian-handbook/html/en-US/apt.html",
+              "debian-policy": "doc/debian-policy/policy.html/ch.html",
+              "debian-reference-en": "share/debian-reference/ch01.en.html",
+              "developers-reference": "share/developers-reference/pkgs.html",
+              "git-doc": "share/doc/git-doc/git-add.html"}
+    for package, place in places.items():
+        pack(shop / package, {"./usr/" + place: page(f"This is {package}.")})
+    pod = ("=head1 NAME\n\nperlx - B<Source> C<< a < b >> filters, see L<the manual|perl>\n\n"
+           "    my $code;\n\n=begin html\n\nno\n\n=end html\n\n" + "Words of I<prose>. " * 20)
+    pack(shop / "perl-doc", {"./usr/share/perl/5.36.0/pod/perlx.pod": pod.encode()})
+    for package, real in (("postgresql-doc", "postgresql-doc-15"),
+                          ("python3-doc", "python3.11-doc")):
+        pack(shop / package, {"./usr/share/doc/x/copyright": b"x"},
+             Depends=f"libjs (>= 1), {real} (>= 3.11.2-1~)")
+        pack(shop / real, {"./usr/share/doc/x/html/a.html": page(f"This is {real}."),
+                           "./usr/share/doc/x/html/genindex.html": page("a list")})
+    pack(shop / "dict-gcide", dictionary(*(f"Word{i} \\Word\\, n.\n   A {{thing}} of kind {i}.\n"
+                                           "   [1913 Webster]\n\n" for i in range(30))))
+
+
+@contextlib.contextmanager
+def debian_tools(name):
+    """The stand-ins for apt-get and dpkg-deb first in PATH, and a shop of packages."""
+    shop, tools, path = fresh(name + " shop"), fresh(name + " tools"), os.environ["PATH"]
+    fill_shop(shop)
+    tools.mkdir()
+    for program, text in (("apt-get", APT), ("dpkg-deb", DPKG)):
+        (tools / program).write_text(text.format(python=sys.executable, shop=str(shop)))
+        (tools / program).chmod(0o755)
+    os.environ["PATH"] = f"{tools}:{path}"
+    yield shop
+    os.environ["PATH"] = path
+
+
+def corpus(out, name):
+    return [json.loads(line)["text"] for line in (out / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_debian():
+    """Both corpora in both vocabularies; markup, code and lists go; nothing is asked twice."""
+    out = fresh("debian")
+    with debian_tools("debian") as shop:
+        more = ("<pre>code</pre><table><tr><td>cell</td></tr></table><script>s()</script>"
+                "<p>Fish &amp; chips<br/>at <b>five</b>.</p><div class='toc'>list</div>")
+        main = page("outside", '<div role="main"><div><p>' + "Inside. " * 40 + "</p></div></div>")
+        pack(shop / "git-doc", {"./usr/share/doc/git-doc/git-add.html": page("This is it.", more),
+                                "./usr/share/doc/git-doc/git-rm.html": main,
+                                "./usr/share/doc/git-doc/same.html": main,
+                                "./usr/share/doc/git-doc/index.html": page("a list"),
+                                "./usr/share/doc/git-doc/short.html": b"<p>short</p>"})
+        status, said = run("debian", "--out", out)
+        expect(status == 0, said)
+        asked = (shop / "asked").read_text().split()
+        expect(sorted(asked) == sorted([*debian.PROSE, "postgresql-doc-15", "python3.11-doc",
+                                        "dict-gcide"]), f"each package once: {asked}")
+        expect(said.count("warning: ") == 2 and "sha256" in said, "another text: a warning")
+        prose = corpus(out, "prose")
+        expect(len(prose) == 10 and prose == sorted(
+            prose, key=lambda text: hashlib.sha256(text.encode()).digest()),
+               f"a document for each page, the same one once, in order: {len(prose)}")
+        added = next(text for text in prose if text.startswith("This is it."))
+        expect(added.endswith("\n\nFish & chips\n\nat five."), added[-60:])
+        expect(not re.search("code|cell|s\\(\\)|list|no\\b|outside", "".join(prose)), "markup")
+        expect("Inside. " * 39 + "Inside." in prose, "the main part alone")
+        pod = next(text for text in prose if text.startswith("NAME"))
+        expect(pod.startswith("NAME\n\nperlx - Source a < b filters, see the manual\n\n"
+                              "Words of prose. "), pod[:90])
+        words_of = corpus(out, "dictionary")
+        expect(len(words_of) == 30 and all(re.fullmatch(
+            r"Word(\d+) \\Word\\, n\.\n   A thing of kind \1\.", text) for text in words_of),
+               f"an entry is a document: {words_of[:1]}")
+        for name, documents in (("prose", prose), ("dictionary", words_of)):
+            both = shards(out / f"{name}-gpt2", "train") + shards(out / f"{name}-gpt2", "val")
+            expect(both == encode(*documents), f"{name}: GPT-2's tokens")
+            plain = b"".join(np.fromfile(path, "<u2", offset=1024).astype("u1").tobytes()
+                             for split in ("train", "val")
+                             for path in sorted((out / f"{name}-bytes").glob(f"*{split}_*.bin")))
+            expect(plain == b"".join(b"\0" + text.encode() for text in documents),
+                   f"{name}: bytes, a document behind token 0")
+            expect(not (out / f"{name}-bytes/tokenizer.bin").exists(), "bytes need none")
+        expect("git-doc 1:2.0-1: " in (out / "prose.txt").read_text(), "versions")
+        expect(not (out / hub.PARTS).exists(), "the packages go again")
+        debian.KNOWN["prose"], known = hashlib.sha256(
+            (out / "prose.jsonl").read_bytes()).hexdigest(), dict(debian.KNOWN)
+        moved = out.rename(fresh("debian moved"))
+        before = content(moved)
+        status, said = run("debian", "--out", moved)
+        expect(status == 0 and content(moved) == before
+               and len((shop / "asked").read_text().split()) == len(asked), f"nothing anew: {said}")
+        (moved / "prose.jsonl").unlink()
+        status, said = run("debian", "--out", moved)
+        expect(status == 0 and "warning" not in said and content(moved) == before, said)
+        debian.KNOWN.update(known)
+
+
+def test_debian_refusals():
+    """Without apt-get, network, lists of packages, room: each is said, and what to do; packages
+    that came stay for the next time."""
+    out, path = fresh("debian"), os.environ["PATH"]
+    os.environ["PATH"] = str(fresh("nothing"))
+    expect_refusal(run("debian", "--vocab", "bytes", "--out", out), "expected apt-get, ")
+    os.environ["PATH"] = path
+    with debian_tools("refusals") as shop:
+        for said, *parts in (
+            ("E: Unable to locate package git-doc", "git-doc", "apt-get update", "universe"),
+            ("E: Failed to fetch http://x/  Temporary failure resolving 'x'", "Temporary failure",
+             "with a network"),
+            ("E: You don't have enough free space in /x.", "enough free space", "disk space"),
+            ("", "no package and no word")):
+            (shop / "git-doc.says").write_text(said)
+            expect_refusal(run("debian", "--vocab", "bytes", "--out", out), *parts)
+        (shop / "git-doc.says").unlink()
+        expect((shop / "asked").read_text().split().count("anarchism") == 1, "what came stays")
+        pack(shop / "perl-doc", {"./usr/share/perl/x": b"no"})
+        expect_refusal(run("debian", "--vocab", "bytes", "--out", out),
+                       "perl-doc 1:2.0-1: expected text in files", "found none")
+        (out / hub.PARTS / "perl-doc_1%3a2.0-1_all.deb").unlink()
+        fill = fresh("again shop")
+        fill_shop(fill)
+        shutil.copy(fill / "perl-doc", shop / "perl-doc")
+        pack(shop / "python3-doc", {}, Depends="python3 (>= 3)")
+        expect_refusal(run("debian", "--vocab", "bytes", "--out", out), "python3-doc: expected a "
+                       "dependency", "python3 (>= 3)")
+        (out / hub.PARTS / "python3-doc_1%3a2.0-1_all.deb").unlink()
+        shutil.copy(fill / "python3-doc", shop / "python3-doc")
+        pack(shop / "dict-gcide", {"./usr/share/dictd/gcide.index": b"x\n"})
+        expect_refusal(run("debian", "--vocab", "bytes", "--out", out), "a text and its index")
+        (out / hub.PARTS / "dict-gcide_1%3a2.0-1_all.deb").unlink()
+        bad = dictionary("Word\n")
+        bad["./usr/share/dictd/gcide.dict.dz"] = bad["./usr/share/dictd/gcide.dict.dz"][:-9]
+        pack(shop / "dict-gcide", bad)
+        expect_refusal(run("debian", "--vocab", "bytes", "--out", out), "a dictionary of dictd's")
+        (out / hub.PARTS / "dict-gcide_1%3a2.0-1_all.deb").unlink()
+        shutil.copy(fill / "dict-gcide", shop / "dict-gcide")
+        status, said = run("debian", "--vocab", "bytes", "--val-fraction", 0.3, "--out", out)
+        expect(status == 0, said)
+
+
+def test_debian_hostile():
+    """A damaged package is removed and comes again; links and paths of a package reach nothing; any
+    bytes make a text."""
+    out = fresh("debian")
+    with debian_tools("hostile") as shop:
+        whole = (shop / "anarchism").read_bytes()
+        for size in (len(whole) - 700, len(whole) - 10300, whole.index(b"\n") + 1):
+            (shop / "anarchism").write_bytes(whole[:size])
+            expect_refusal(run("debian", "--vocab", "bytes", "--out", out),
+                           "expected a whole package", "the same command brings it again")
+            expect(not list((out / hub.PARTS).glob("anarchism*")), "it is removed")
+        secret, folder = scratch / "secret.html", "./usr/share/doc/anarchism/html/"
+        secret.write_bytes(page("a secret"))
+        latin = page("caf\u00e9 one").decode().encode("latin-1")
+        pack(shop / "anarchism", {
+            folder + "link.html": str(secret), folder + "up": "/",
+            folder + "up/etc.html": page("up"),
+            "../../../../" + folder + "outside.html": page("This is outside."),
+            "/" + folder[2:] + "absolute.html": page("This is absolute."),
+            folder + "latin.html": latin, folder + "bom.html": b"\xef\xbb\xbf" + page("mark"),
+            folder + "nul.html": page("nul\0 and \x1b[2J bell\7"),
+            folder + "open.html": b"<p>open " + b"words " * 60 + b"<pre>code <p>more",
+            folder + "broken.html": b"<p " + b"\xff<<&#xD800;&bogus;</" * 50 + b"x" * 300,
+            folder + "b\udcff.html": page("This has a name.")})
+        before = {path for path in scratch.rglob("*") if out not in path.parents}
+        status, said = run("debian", "--vocab", "bytes", "--out", out)
+        expect(status == 0, said)
+        after = {path for path in scratch.rglob("*") if out not in path.parents}
+        new = {path.name for path in after - before}
+        expect(new <= {"asked"}, f"nothing else: {new}")
+        text = "\n".join(corpus(out, "prose"))
+        expect("secret" not in text and "This is outside." in text, "plain files alone are read")
+        expect("caf\u00e9 one" in text and "\nmark" in "\n" + text, "encodings")
+        expect("open words" in text and "code" not in text, "what is not closed")
+        expect("nul and [2J bell" in text and not re.search("[\0-\x08\x0b-\x1f\ufeff]", text),
+               "no control characters")
+        prose = (out / "prose.jsonl").read_bytes()
+        expect(b"\\ud8" not in prose and prose.decode(), "valid UTF-8")
+
+
+def test_bytes():
+    """--vocab bytes: the same tokens as shard.c's, for any text."""
+    text = fresh("text.txt")
+    text.write_text(words(7, 3000))
+    out = fresh("bytes")
+    expect(run("--vocab", "bytes", "--out", out, text)[0] == 0, "it is written")
+    plain = b"".join(np.fromfile(path, "<u2", offset=1024).astype("u1").tobytes()
+                     for split in ("train", "val")
+                     for path in sorted(out.glob(f"*_{split}_*.bin")))
+    expect(plain[:1] == b"\0" and plain.replace(b"\0", b"") == text.read_bytes(), "its bytes")
+    expect(np.fromfile(next(out.glob("*_train_*.bin")), "<i4", 4)[3] == 256, "a vocabulary of 256")
+    expect_refusal(run("--vocab", "bytes", "--separator", "x", "--out", out, text), "bytes alone")
+    expect_refusal(run("tokenizer", "--vocab", "bytes"), "bytes have no file")
+    lines = fresh("nul.jsonl")
+    lines.write_text(json.dumps({"text": "a\0b"}) + "\n" + json.dumps({"text": "cd"}) + "\n")
+    expect_refusal(run("--vocab", "bytes", "--out", fresh("bytes"), "--val-fraction", 0, lines),
+                   "expected no NUL character")
 
 
 def test_progress():
