@@ -22,6 +22,7 @@ PARTS = ".download"                                        # of a folder of shar
 RETRIES, TIMEOUT = 5, 10                                   # failures in a row; seconds of silence
 BLOCK, CHUNK = 1 << 20, 1 << 18                            # bytes hashed, bytes received at once
 OFFLINE = """  -> the same command continues with a network (proxy: https_proxy). Without one:
+     python3 data/get.py debian --vocab bytes            text of Debian's packages, from apt
      make shard && ./shard --out DIR FILE...             your own text as bytes
      python3 data/get.py --vocab FOLDER --out DIR FILE... as tokens of a tokenizer.json, or of
                                                          vocab.json with merges.txt"""
