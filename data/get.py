@@ -26,6 +26,7 @@ the usual proxy variables are honoured. A folder of your own called tinystories 
 here.
 """
 import argparse
+import contextlib
 import difflib
 import hashlib
 import os
@@ -317,7 +318,13 @@ def get_debian(args):
     folder = args.out or os.path.relpath(os.path.join(HERE, "debian"))
     os.makedirs(folder, exist_ok=True)
     lock_folder(folder)
-    files = dict(debian.bring(folder))
+    try:
+        files = dict(debian.bring(folder))
+    except Refusal:
+        for empty in (os.path.join(folder, hub.PARTS), folder):
+            with contextlib.suppress(OSError):
+                os.rmdir(empty)
+        raise
     for vocab in [args.vocab] if args.vocab else ["bytes", None]:
         vocabulary = get_vocabulary(vocab, args.separator)
         kind = vocab if vocab == "bytes" else f"{vocabulary.size}"

@@ -1738,6 +1738,7 @@ def test_debian_refusals():
     os.environ["PATH"] = str(fresh("nothing"))
     expect_refusal(run("debian", "--vocab", "bytes", "--out", out), "expected apt-get, ")
     os.environ["PATH"] = path
+    expect(not out.exists(), "no empty folder stays")
     with debian_tools("refusals") as shop:
         for said, *parts in (
             ("E: Unable to locate package git-doc", "git-doc", "apt-get update", "universe"),
