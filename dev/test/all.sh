@@ -157,7 +157,7 @@ layers=$(ls dev/test/test_*.cu | sed 's/.*test_//; s/\.cu$//' | tr '\n' ' ')
 # OMP_TOOL: libomp's help for ThreadSanitizer, libarcher, crashes in a process that was forked.
 mkdir -p build; echo called_from_lib:libomp > build/tsan.supp
 export TSAN_OPTIONS=suppressions=$root/build/tsan.supp OMP_TOOL=disabled
-emulated emu-modes 3.8 "emulated CUDA: the modes that make test leaves out" \
+emulated emu-modes 8 "emulated CUDA: the modes that make test leaves out" \
     build/emu other_modes
 emulated emu-asan 2.3 "emulated CUDA: layers under Address- and UndefinedBehaviorSanitizer" \
     build/emu-asan cuda_ EMU_FLAGS="$sanitize" GPU_TESTS="$layers"
@@ -171,7 +171,7 @@ step ptx 11 python3 "every kernel as nvcc's PTX, three architectures, both preci
     python3 dev/ptx/check.py --all
 step ptx-mutants 2.3 python3 "nvcc's PTX, broken: the checks of dev/ptx see it" \
     python3 dev/ptx/mutate.py
-step ptx-suite 50 python3 "the tests of CUDA code with their kernels as nvcc's PTX" \
+step ptx-suite 150 python3 "the tests of CUDA code with their kernels as nvcc's PTX" \
     sh -ec 'python3 dev/ptx/suite.py --prec bf16; python3 dev/ptx/suite.py --prec fp32'
 step ladders 0.5 - "the ladders of dev/kernels reach their last step" \
     sh dev/kernels/run.sh

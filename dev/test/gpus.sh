@@ -35,7 +35,7 @@ agree_everywhere() {
 
 short="$model --batch 5 --val-tokens 80 --val-every 0 --norms-every 3 --schedule-steps 3"
 experts="--experts 8 --experts-per-token 3 --shared-experts 1 --dense-layers 1 --router sigmoid"
-experts="$experts --balance-rate 0.01 --balance-loss 0.01 --tied off"
+experts="$experts --balance-rate 0.01 --balance-loss 0.01 --tied off --optimizer muon"
 
 check "NCCL in the emulator"                       "$emu/test_nccl"
 for p in fp32 bf16; do
