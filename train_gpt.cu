@@ -921,7 +921,8 @@ static void share_plans(Gpt *g) {
 // Runs forward and backward on a batch of zeros; twice if a step has several micro-batches: the
 // second backward ADDs to the gradients that the first SETs, by other plans. That loads the
 // kernels, and with --tune times the algorithms of every product that has no plan, on the product's
-// own arrays. The other processes wait for the plans of process 0. Weights and moments stay as they
+// own arrays. Before that, the kinds of attention's kernels are compared, in the activations'
+// memory. The other processes wait for the plans of process 0. Weights and moments stay as they
 // are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
@@ -929,6 +930,10 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     int32_t *zeros = (int32_t *)check_alloc(g->max.n * sizeof *zeros, "a batch");
     if (g->nccl.rank) share_plans(g);
     g->gpu.plans->tuning = g->setup.tune;
+    if (!g->nccl.rank) {
+        Block b = gpt_block(g, 0);
+        attend_choose(attn_shape(&b), g->setup.kernels, g->acts, g->act_layout.acts, &g->gpu);
+    }
     g->preparing = true;
     int micros = g->setup.batch > (int64_t)g->max.B * g->nccl.size ? 2 : 1;
     for (int micro = 0; micro < micros; micro++) {
@@ -949,6 +954,13 @@ static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
 
 static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 
+// The name of a layer that has kernels of two kinds, and the kind in use; nullptr after the last.
+static const char *gpt_kernels(Gpt *g, int layer, const char **kind) {
+    if (layer == LAYERS_OF_TWO_KINDS) return nullptr;
+    *kind = KINDS[g->gpu.plans->kinds[layer]];
+    return TWO_KINDS[layer];
+}
+
 // ------------------------------------------------------------------------------------------- main
 
 const Trainer NAMED(cuda_, PREC) = {
@@ -961,8 +973,8 @@ const Trainer NAMED(cuda_, PREC) = {
     .decode = gpt_decode, .logits = gpt_logits,
     .stats_begin = gpt_stats_begin, .layer_stats = gpt_layer_stats,
     .tensor_stats = gpt_tensor_stats,
-    .prepare = gpt_prepare, .plans = gpt_plans, .bytes = gpt_bytes, .free_bytes = gpt_free_bytes,
-    .peak = nullptr,
+    .prepare = gpt_prepare, .plans = gpt_plans, .kernels = gpt_kernels,
+    .bytes = gpt_bytes, .free_bytes = gpt_free_bytes, .peak = nullptr,
 };
 
 int main(int argc, char **argv) {

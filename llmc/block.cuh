@@ -25,7 +25,7 @@
 // gradient: the first goes to the kernel of the second as the argument `add`. Gradients of
 // parameters are ADDed to, but the first micro-step SETs those of linears (dw_of_linears).
 #pragma once
-#include "attention.cuh"
+#include "attend.cuh"
 #include "decode.cuh"
 #include "ffn.cuh"
 #include "linear.cuh"
@@ -189,7 +189,7 @@ static void attn_branch_forward(const Block *b, real *y, const real *u, Residual
     // Sampling: new tokens enter the KV cache. A prompt (nothing cached yet) attends to itself.
     if (b->cache.k) kv_cache_fill(b->cache, read.of, attn_shape(b), gpu);
     if (b->cache.cached) attention_decode(a->c, read.of[0], b->cache, attn_shape(b), gpu);
-    else attention_forward(a->c, a->peak, a->lse, read.of, attn_shape(b), gpu);
+    else attend_forward(a->c, a->peak, a->lse, read.of, attn_shape(b), gpu);
     real *c = slot_forward(NORM(b, ctx), a->cn, a->c, gpu);
     linear_forward(y, c, out_linear(b), add, gpu);
 }
@@ -218,7 +218,7 @@ static void attn_branch_backward(const Block *b, real *du, const real *dy, const
     real *dc = b->p.ctx.on ? d->cn : d->c;
     linear_backward(dc, dy, b->p.ctx.on ? a->cn : a->c, out_linear(b), {}, gpu);
     dc = slot_backward(NORM(b, ctx), d->c, dc, a->c, gpu);
-    attention_backward(dread.of, a->dots, dc, a->c, a->lse, read.of, attn_shape(b), gpu);
+    attend_backward(dread.of, a->dots, dc, a->c, a->lse, read.of, attn_shape(b), gpu);
     // The gradient of k_rope stays per head until latent_backward adds it up.
     if (m->kv_rank) draw.turned[1] = dread.turned[1];
     qkv_backward(qkv_parts(draw, dread, raw, norms.of, qkv_shape(b)), gpu);

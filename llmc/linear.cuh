@@ -96,11 +96,20 @@ struct Plan {
     bool keep;                 // it was timed, or read from a file
 };
 
+// Layers that have kernels of two kinds, and what a run chose (attend.cuh). Plans keep that choice
+// too.
+enum { ATTENTION_FORWARD, ATTENTION_BACKWARD, LAYERS_OF_TWO_KINDS };
+enum { UNCHOSEN, BY_MMA, BY_WGMMA, KIND_COUNT };
+static const char *const TWO_KINDS[LAYERS_OF_TWO_KINDS] = {"attention_forward",
+                                                           "attention_backward"};
+static const char *const KINDS[KIND_COUNT] = {"unchosen", "mma.sync", "wgmma"};
+
 struct Plans {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     void *workspace;           // of PLANS_WORKSPACE bytes
     bool tf32, tuning;
+    uint8_t kinds[LAYERS_OF_TWO_KINDS];
     char origin[512];          // the library, the GPU and the precision that plans are for
     int count;
     Plan plans[PLANS_MAX];
@@ -360,7 +369,10 @@ static inline char *plans_text(const Plans *plans) {
     FILE *f = text_begin(&text, &size, "the text of the plans");
     fprintf(f, "{\"origin\": ");
     json_write_string(f, plans->origin);
-    fprintf(f, ", \"plans\": [");
+    fprintf(f, ", \"kernels\": {");
+    for (int i = 0; i < LAYERS_OF_TWO_KINDS; i++)
+        fprintf(f, "%s\"%s\": \"%s\"", i ? ", " : "", TWO_KINDS[i], KINDS[plans->kinds[i]]);
+    fprintf(f, "}, \"plans\": [");
     for (int i = 0; i < plans->count; i++) {
         const Plan *p = &plans->plans[i];
         const unsigned char *algo = (const unsigned char *)&p->algo;
@@ -414,6 +426,18 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     plans_forget(plans, false);
 }
 
+// The kernels that an earlier run chose; nullptr: a checkpoint from before there were two kinds.
+static inline void kinds_read(Plans *plans, const Json *kernels, const char *path) {
+    for (int i = 0; i < LAYERS_OF_TWO_KINDS; i++) {
+        const char *kind = kernels ? json_get_string(kernels, TWO_KINDS[i], path) : KINDS[BY_MMA];
+        int k = 0;
+        while (k < KIND_COUNT && strcmp(KINDS[k], kind)) k++;
+        CHECK(k < KIND_COUNT, "%s: \"%s\": \"%s\" is not known\n  -> use another checkpoint", path,
+              TWO_KINDS[i], kind);
+        plans->kinds[i] = (uint8_t)k;
+    }
+}
+
 // Replaces all plans by those that an earlier run wrote, unless they are of another library, GPU or
 // precision, which a note says.
 static inline void plans_read(Plans *plans, const char *text, const char *path) {
@@ -424,7 +448,10 @@ static inline void plans_read(Plans *plans, const char *text, const char *path) 
         printf("note: %s holds matrix plans of %s, this is %s: they are chosen anew, "
                "and sums may round differently\n", path, origin, plans->origin);
         entry = nullptr;
-    } else plans_forget(plans, true);
+    } else {
+        plans_forget(plans, true);
+        kinds_read(plans, json_get(root, "kernels"), path);
+    }
     for (; entry; entry = entry->next) plan_read(plans, entry, path);
     json_free(root);
 }

@@ -73,6 +73,7 @@ void emu_product_fence(void);
 void emu_product_begin(const EmuProduct &product);
 bool emu_product_chained(const float *d, const char *file, int line);
 void emu_product_commit(void);
+bool emu_product_wrong(void);         // a kernel that is to be wrong
 // The oldest product of a group that must be complete; next_of gives its D to a later one.
 bool emu_product_next(int groups, EmuProduct *product);
 bool emu_product_hand_on(const EmuProduct &product);

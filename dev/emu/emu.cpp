@@ -11,6 +11,7 @@
 //   EMU_DRIVER=13000   the CUDA version of the driver (0: no driver)
 //   EMU_COMPUTE=90     the GPU's compute capability
 //   EMU_BUILT=90       the compute capability that the program was built for
+//   EMU_WRONG_WGMMA=1  every lane's first value of a product by wgmma is off by one
 //   EMU_FAULT=700      the first kernel that runs ends with this error, which every call for a
 //                      stream returns from then on
 // Memory of cudaMalloc and shared memory start as 0xFF bytes: NaN as float and as bfloat16, -1 as
@@ -914,6 +915,7 @@ void emu_product_begin(const EmuProduct &product) {
     together((uint64_t)product.width << 4 | product.add << 2 | product.a_across << 1 |
              product.b_across);
 }
+bool emu_product_wrong(void) { return setting("EMU_WRONG_WGMMA", 0); }
 void emu_product_commit(void) { emu.now->product_group++; }
 bool emu_product_next(int groups, EmuProduct *product) {
     Unseen unseen;

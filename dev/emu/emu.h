@@ -17,7 +17,7 @@
 //     boundaries do, which matters under ThreadSanitizer
 // Not modelled: time, occupancy, coalescing, fast-math rounding, tensor cores. Functions that are
 // PTX instructions in the core have C++ bodies in ptx.h; those of compute capability 9.0 in sm90.h,
-// which dev/kernels/sm90.cuh includes.
+// which llmc/sm90.cuh includes.
 #pragma once
 #include <functional>
 #include <math.h>

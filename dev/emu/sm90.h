@@ -196,6 +196,7 @@ static inline void emu_product(EmuProduct *p) {
             for (int i = 0; i < 2; i++) sum[4 * n + 2 * i + j] += left[i][k] * right;
         }
     }
+    if (emu_product_wrong()) sum[0] += 1;
     memcpy(p->sums, sum, sizeof(float) * p->width / 2);
 }
 

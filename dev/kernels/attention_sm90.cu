@@ -1,11 +1,11 @@
-// attention_sm90.cu: causal attention by wgmma and TMA (attention_sm90.cuh), the step after
+// attention_sm90.cu: causal attention by wgmma and TMA (llmc/attention_sm90.cuh), the step after
 // attention.cu's last, for each size of heads that it has. Both are compared with plain loops in
 // double and, on a GPU, timed.
 //
 // To run: sh dev/kernels/run.sh attention_sm90; in the emulator sizes are small and there are no
 // times.
 #include "ladder.cuh"
-#include "attention_sm90.cuh"
+#include "../../llmc/attention_sm90.cuh"
 
 struct Sizes { int B, T, NH, KV, QK, HS; };
 // The last of B sequences is compared with the truth; those before are the same. Rows of K and V
@@ -70,7 +70,7 @@ static void climb_backward(const Sizes &z, const Arrays &a, const Solution &trut
     ladder_step("llmc/attention.cuh", floor, backward, gpu,
                 [&] { attention_backward(d, a.D, a.dc, a.c, a.lse, qkv, shape, gpu); });
     if (z.QK == 192) return;
-    ladder_step("attention_sm90.cuh", floor, backward, gpu, [&] {
+    ladder_step("llmc/attention_sm90.cuh", floor, backward, gpu, [&] {
         CHECK(attention_backward_sm90(d, a.D, a.dc, a.c, a.lse, qkv, shape, gpu),
               "no kernel\n  -> SIZES");
     });
@@ -100,7 +100,7 @@ static void climb(const Sizes &z, Gpu *gpu) {
     ladder_header(title, floor);
     ladder_step("llmc/attention.cuh", floor, forward, gpu,
                 [&] { attention_forward(a.c, a.peak, a.lse, qkv, shape, gpu); });
-    ladder_step("attention_sm90.cuh", floor, forward, gpu, [&] {
+    ladder_step("llmc/attention_sm90.cuh", floor, forward, gpu, [&] {
         CHECK(attention_forward_sm90(a.c, a.peak, a.lse, qkv, shape, gpu), "no kernel\n  -> SIZES");
     });
     climb_backward(z, a, truth, qkv, shape, gpu);

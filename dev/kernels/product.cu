@@ -10,7 +10,7 @@
 //
 // To run: sh dev/kernels/run.sh; in the emulator sizes are small and there are no times.
 #include "ladder.cuh"
-#include "sm90.cuh"
+#include "../../llmc/sm90.cuh"
 
 // M is `REPEAT` times 100 rows, which are the same: the truth is that of 100.
 static const int REPEAT = TIMED ? 640 : 2;

@@ -38,6 +38,15 @@ void run_attention_forward(real *c, wide *peak, wide *lse, const Int *shape, dou
 void run_attention_backward(wide *D, real *dc, real *c, wide *lse, const Int *shape, double scale) {
     attention_backward(heads + 3, D, dc, c, lse, heads, shape_of(shape, scale), gpu);
 }
+// Chooses by comparing; returns the kinds of forward and backward. Plans keep mma.sync.
+Int run_attend_choose(real *arena, Int count, const Int *shape, double scale) {
+    if (!context.plans) context.plans = plans_create(0);
+    context.capability = sizeof(real) == 2 ? 90 : 0;
+    attend_choose(shape_of(shape, scale), KERNELS_WGMMA, arena, count, gpu);
+    Int kinds = 0;
+    for (uint8_t &kind : context.plans->kinds) kinds = 10 * kinds + kind, kind = BY_MMA;
+    return kinds;
+}
 void run_decode(real *c, real *k, real *v, Int cached, const Int *shape, double scale) {
     KvCache cache = {};
     cache.k = k;

@@ -105,6 +105,25 @@ for precision in fp32 bf16; do
         grep -q '^The ' $p.sample &&
         grep -q '^prefill 5 tokens at [0-9]* tok/s, decode 19 at' $p.sample"
 done
+
+# Attention by wgmma, and a wrong one: EMU_WRONG_WGMMA is the emulator's.
+if [ -z "${GPU:-}" ]; then
+    heads=$(echo "$short" | sed 's/--width 64/--width 128/')
+    check "attention by wgmma trains"          "$gpu-bf16" $heads --kernels wgmma --steps 2 \
+        --out wgmma
+    check "the log says so"                    grep -q '"attention_forward": "wgmma"' \
+        wgmma/log.jsonl
+    check "and the checkpoint"                 grep -q '"attention_backward": "wgmma"' \
+        wgmma/step_00000002/plans.json
+    check "attention by mma.sync trains"       "$gpu-bf16" $heads --kernels mma --steps 2 --out mma
+    check "the losses agree"                   agree wgmma mma 2 1e-2
+    check "a wrong kernel is refused" \
+        sh -c "EMU_WRONG_WGMMA=1 $gpu-bf16 $heads --kernels wgmma --steps 2 --out refused > said &&
+               grep -q 'note: attention_forward by wgmma is wrong on this GPU' said"
+    check "and mma.sync goes on, the same bits" same mma refused
+    check "wgmma needs bf16"                   refused "--kernels wgmma needs PREC=bf16" \
+        "$gpu-fp32" $heads --kernels wgmma --steps 2 --out no
+fi
 check "bf16 rounds stochastically"             "$gpu-bf16" $short --steps 4 --rounding stochastic \
     --out stochastic
 check "and stops"                              "$gpu-bf16" $short --steps 2 --rounding stochastic \

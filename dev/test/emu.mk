@@ -7,7 +7,7 @@ EMU_CXX     ?= g++
 EMU_FLAGS   ?= -O1
 EMU_HEADERS := -isystem $(CUDA)/include -isystem $(CUBLAS)
 EMU_OBJECTS := $(EMU)/emu.o $(EMU)/cublaslt.o
-EMU_WARN    := -Wall -Wextra -Wno-unknown-pragmas
+EMU_WARN    := -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi
 
 # A .cu file as C++, with the emulator in place of the CUDA runtime.
 EMU_COMPILE := $(EMU_CXX) -std=c++17 -pthread -D_DEFAULT_SOURCE -D_XOPEN_SOURCE=700 $(EMU_FLAGS) \

@@ -133,7 +133,7 @@ void run_open_tasks(Run *r) {
 
 // --------------------------------------------------------------------------------------- the model
 
-// How the device makes the model; tf32, stochastic, tune and graph concern a GPU alone.
+// How the device makes the model; tf32, stochastic, tune, graph and kernels concern a GPU alone.
 Setup run_setup(const Run *r) {
     const Flags *f = r->f;
     return (Setup){
@@ -149,6 +149,7 @@ Setup run_setup(const Run *r) {
         .stochastic = f->rounding,
         .tune = f->tune,
         .graph = f->graph,
+        .kernels = f->kernels,
         .seed = f->seed,
         .comm = (Comm *)&r->comm,
     };
@@ -245,6 +246,9 @@ static void log_program(Run *r) {
     log_text(log, "precision", r->t->precision);
     log_text(log, "git", r->t->commit);
     log_int(log, "processes", r->comm.size);
+    const char *layer, *kind;
+    for (int i = 0; r->t->kernels && (layer = r->t->kernels(r->gpt, i, &kind)); i++)
+        log_text(log, layer, kind);
     for (int i = 0; i < FLAG_COUNT; i++)
         log_text(log, FLAGS[i].field, flag_text(value, r->f, &FLAGS[i]));
     log_end(log);

@@ -96,9 +96,12 @@ typedef struct Setup {
     double z_loss;
     int64_t batch;                            // sequences of a step, over all processes
     int tf32, stochastic, tune, graph;        // --tf32, --rounding, --tune, --graph; CUDA only
+    int kernels;                              // --kernels: KERNELS_*; CUDA only
     uint64_t seed;                            // of stochastic rounding
     Comm *comm;                               // the processes that train it; NULL: one
 } Setup;
+
+enum { KERNELS_AUTO, KERNELS_MMA, KERNELS_WGMMA };
 
 static inline int setup_kinds(const Setup *s) { return s->training ? TENSOR_KINDS : WEIGHTS + 1; }
 
@@ -153,10 +156,12 @@ typedef struct Trainer {
 
     // A matrix plan is the library's algorithm for one product. prepare comes after the weights are
     // set and before the first step: it takes the plans of an earlier run (NULL: none) and times
-    // candidates for the missing ones (--tune). plans returns all as text, which the caller frees.
-    // Both are NULL on the CPU.
+    // candidates for the missing ones (--tune). It also compares and chooses kernels (--kernels).
+    // plans returns all as text, which the caller frees; kernels the choice, for the log. All three
+    // are NULL on the CPU.
     void (*prepare)(Gpt *gpt, const char *plans, const char *path);
     char *(*plans)(Gpt *gpt);
+    const char *(*kernels)(Gpt *gpt, int layer, const char **kind);
 
     // Bytes of the device's memory that create and decode take. tables: the sum of weights,
     // gradients, moments, activations and the KV cache (describe.h).

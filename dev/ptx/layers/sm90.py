@@ -1,9 +1,11 @@
-"""The ladders of dev/kernels for compute capability 9.0, with their own truths in double."""
+"""The ladders of dev/kernels for compute capability 9.0, with their own truths in double; and the
+comparison of both kinds of attention at the start of a run."""
 import ctypes
 import os
 import tempfile
 
 import build
+import numpy as np
 from ptx import Module
 
 
@@ -41,7 +43,21 @@ def ladder(t, name):
     t.note(error or "every step", status, status == 0 and not error)
 
 
+MMA, WGMMA = 1, 2
+
+
 def check_sm90(t):
-    if t.gpu.arch == "90a" and t.gpu.prec == "bf16":
-        for name in ("product", "attention_sm90"):
-            ladder(t, name)
+    if t.gpu.arch != "90a" or t.gpu.prec != "bf16":
+        return
+    for name in ("product", "attention_sm90"):
+        ladder(t, name)
+    for T, NH, KV, QK, HS in [(150, 2, 1, 64, 64), (70, 2, 2, 96, 96), (131, 2, 1, 128, 128),
+                              (70, 1, 1, 192, 128)]:
+        t.case(f"comparison of heads of {QK} and {HS}")
+        arena, shape = t.empty(1 << 20), np.array([1, T, NH, KV, QK, HS])
+        t.written(arena)
+        t.gpu.vm.vm_clear()
+        kinds = t.gpu.ask("run_attend_choose", arena, 1 << 20, shape, 1 / np.sqrt(QK))
+        error = t.gpu.trouble or t.gpu.vm.vm_error().decode()
+        backward = MMA if QK == 192 else WGMMA
+        t.note(error or "both kinds agree", kinds, kinds == 10 * WGMMA + backward and not error)

@@ -23,10 +23,18 @@
 // TMA is visible to whoever has waited for its mbarrier.
 #pragma once
 #include <cuda.h>
-#include "../../llmc/mma.cuh"
+#include "mma.cuh"
 
 enum { WARPGROUP = 128, TILE_WIDTH = 64, TILE_ALIGN = 1024 };  // threads; columns; bytes
 enum Major { MAJOR_K, MAJOR_MN };  // rows of a tile run along the depth K, or along M or N
+
+// Whether the code that is being compiled may have these instructions: kernels have empty bodies
+// for other GPUs. (The host's code may, because it is that of no GPU.)
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SM90_CODE 1
+#else
+#define SM90_CODE 0
+#endif
 
 // SHARED_TILES(name): dynamic shared memory for tiles and barriers. A kernel with it has no other
 // shared arrays, so that it begins at a multiple of TILE_ALIGN.
@@ -36,7 +44,7 @@ __device__ inline uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 #else
-#include "../emu/sm90.h"
+#include "../dev/emu/sm90.h"
 #endif
 
 // Describes a matrix in shared memory to wgmma. The tile begins at `tile` and has the swizzle of
@@ -86,8 +94,13 @@ static inline CUtensorMap tensor_map(const TensorBox &t) {
     decltype(&cuTensorMapEncodeTiled) encode = nullptr;
     cudaDriverEntryPointQueryResult found;
     CUtensorMap map;
+#if CUDART_VERSION >= 12050
     cudaCheck(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
                                                cudaEnableDefault, &found));
+#else
+    cudaCheck(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", (void **)&encode,
+                                      cudaEnableDefault, &found));
+#endif
     CHECK(found == cudaDriverEntryPointSuccess,
           "expected a driver for CUDA 12.0 or later, which encodes tensor maps\n"
           "  -> update the driver");

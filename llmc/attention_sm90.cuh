@@ -20,7 +20,7 @@
 // two kernels, as in attention.cuh, so that each result is written once, by one block: no atomics,
 // the same bits in every run.
 #pragma once
-#include "../../llmc/attention.cuh"
+#include "attention.cuh"
 #include "sm90.cuh"
 
 // ------------------------------------------------------------------------------------------- tiles
@@ -146,12 +146,12 @@ template <bool KEYS_IN_ROWS, int N> __device__ void causal_mask(float (&s)[N], i
 
 // Of this lane's two rows: the largest score so far, times log2_scale, and this lane's part of the
 // sum of 2^(score - max).
-struct Softmax { float max[2], sum[2]; };
+struct RunningSoftmax { float max[2], sum[2]; };
 
 // Q K^T becomes 2^(s * scale - max); shrink: what earlier sums are to be multiplied by. The first
 // tile has key 0, which every query sees, so max is finite from then on.
 template <int N>
-__device__ void softmax_update(Softmax &m, float (&s)[N], float (&shrink)[2], float scale) {
+__device__ void softmax_update(RunningSoftmax &m, float (&s)[N], float (&shrink)[2], float scale) {
     UNROLL for (int i = 0; i < 2; i++) {
         float largest = -INFINITY;
         UNROLL for (int n = 2 * i; n < N; n += 4) largest = fmaxf(largest, fmaxf(s[n], s[n + 1]));
@@ -225,9 +225,10 @@ __device__ void forward_produce(const ForwardMaps &maps, unsigned char *q, unsig
 
 // The sums of 64 rows from row0 on over the first `tiles` tiles of keys.
 template <typename Tiles>
-__device__ void forward_consume(float (&c)[Tiles::HS / 2], Softmax &m, const unsigned char *q,
-                                const unsigned char *k, const unsigned char *v, RingBarriers k_ring,
-                                RingBarriers v_ring, int row0, int tiles, float scale) {
+__device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
+                                const unsigned char *q, const unsigned char *k,
+                                const unsigned char *v, RingBarriers k_ring, RingBarriers v_ring,
+                                int row0, int tiles, float scale) {
     constexpr int KEYS = Tiles::KEYS;
     int lead = row0 + group_row();
     float s[KEYS / 2], shrink[2];
@@ -286,6 +287,7 @@ template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, 1)
 attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *peak, wide *lse,
                               AttentionShape s) {
+#if SM90_CODE
     constexpr int STAGES = Tiles::STAGES;
     SHARED_TILES(q);
     unsigned char *k = q + Tiles::Q_BYTES, *v = k + STAGES * Tiles::K_BYTES;
@@ -313,7 +315,7 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     unsigned char *own = q + group * GROUP_ROWS * TILE_ROW;
     mbarrier_wait(q_full, 0);
     float c[Tiles::HS / 2];
-    Softmax m = {{-INFINITY, -INFINITY}, {0, 0}};
+    RunningSoftmax m = {{-INFINITY, -INFINITY}, {0, 0}};
     if (tiles > 0)
         forward_consume<Tiles>(c, m, own, k, v, k_ring, v_ring, row0, tiles, s.log2_scale);
     for (int i = tiles; i < place.tiles; i++) {  // keys after all of these queries
@@ -336,6 +338,7 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     }
     rows_scale(c, inverse);
     group_store<Tiles::HS>(&maps.c, own, Tiles::QUERIES, c, row0, place.h, place.b);
+#endif
 }
 
 // ---------------------------------------------------------------------------------------- backward
@@ -456,6 +459,7 @@ template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, 1)
 attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *lse, const wide *D,
                          AttentionShape s) {
+#if SM90_CODE
     constexpr int KEYS = Tiles::COLUMNS;
     SHARED_TILES(tiles);
     BackwardShared<Tiles> shared(tiles);
@@ -509,6 +513,7 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     rows_scale(dq, {s.scale, s.scale});
     group_store<Tiles::QK>(&maps.dx, shared.x + group * GROUP_ROWS * TILE_ROW, Tiles::ROWS, dq,
                            row0, h, b);
+#endif
 }
 
 // lse and D of COLUMNS queries from `first` on, by one warp. From T on they are 0, and so are the
@@ -527,6 +532,7 @@ template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, 1)
 attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *lse, const wide *D,
                           AttentionShape s) {
+#if SM90_CODE
     constexpr int QUERIES = Tiles::COLUMNS;
     SHARED_TILES(tiles);
     BackwardShared<Tiles> shared(tiles);
@@ -596,6 +602,7 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
     int own = group * GROUP_ROWS * TILE_ROW;
     group_store<Tiles::QK>(&maps.dx, shared.x + own, Tiles::ROWS, dk, row0, g, b);
     group_store<Tiles::HS>(&maps.dy, shared.y + own, Tiles::ROWS, dv, row0, g, b);
+#endif
 }
 
 // --------------------------------------------------------------------------------------- launchers
@@ -615,10 +622,22 @@ static inline bool head_launch_sm90(int QK, int HS, F launch) {
     return false;
 }
 
-static inline bool attention_forward_sm90(real *c, wide *peak, wide *lse, const Heads qkv[3],
-                                          AttentionShape s, Gpu *gpu) {
+// The sizes of heads that have kernels.
+template <typename F> static inline bool forward_launch_sm90(int QK, int HS, F launch) {
     return head_launch_sm90<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>,
-                            HeadSizes90<192, 128>>(s.QK, s.HS, [&](auto sizes) {
+                            HeadSizes90<192, 128>>(QK, HS, launch);
+}
+template <typename F> static inline bool backward_launch_sm90(int QK, int HS, F launch) {
+    return head_launch_sm90<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>>(
+        QK, HS, launch);
+}
+
+// Begins the kernels of attention_forward; false, and nothing begins, if these heads have none. A
+// template: in fp32 nobody instantiates it.
+template <typename T>
+static bool attention_forward_sm90(T *c, wide *peak, wide *lse, const Heads qkv[3],
+                                   AttentionShape s, Gpu *gpu) {
+    return forward_launch_sm90(s.QK, s.HS, [&](auto sizes) {
         typedef typename decltype(sizes)::Forward Tiles;
         Heads c_heads = {c, s.NH * s.HS, s.HS};
         ForwardMaps maps = {heads_map(qkv[0], s.NH, s.QK, Tiles::QUERIES, s),
@@ -632,33 +651,32 @@ static inline bool attention_forward_sm90(real *c, wide *peak, wide *lse, const 
 }
 
 // SETs d = {dq, dk, dv}, as attention_backward does.
-static inline bool attention_backward_sm90(const Heads d[3], wide *D, real *dc, const real *c,
-                                           const wide *lse, const Heads qkv[3], AttentionShape s,
-                                           Gpu *gpu) {
-    return head_launch_sm90<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>>(
-        s.QK, s.HS, [&](auto sizes) {
-            typedef typename decltype(sizes)::Queries Queries;
-            typedef typename decltype(sizes)::Keys Keys;
-            int64_t blocks = CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, DOT_THREADS);
-            LAUNCH(attention_dot_kernel, blocks, DOT_THREADS, 0, gpu->stream, D, dc, c, s);
-            Heads dc_heads = {dc, s.NH * s.HS, s.HS};
-            auto map = [&](Heads x, int heads, int size, int rows) {
-                return heads_map(x, heads, size, rows, s);
-            };
-            unsigned tiles = CEIL_DIV(s.T, Keys::ROWS);
-            dim3 keys(s.B * s.KV, tiles), queries = query_grid(tiles, s, gpu);
-            BackwardMaps of_keys = {
-                map(qkv[1], s.KV, s.QK, Keys::ROWS), map(qkv[2], s.KV, s.HS, Keys::ROWS),
-                map(qkv[0], s.NH, s.QK, Keys::COLUMNS), map(dc_heads, s.NH, s.HS, Keys::COLUMNS),
-                map(d[1], s.KV, s.QK, GROUP_ROWS), map(d[2], s.KV, s.HS, GROUP_ROWS)};
-            LAUNCH(attention_dkv_sm90_kernel<Keys>, keys, Keys::THREADS, Keys::BYTES, gpu->stream,
-                   of_keys, lse, D, s);
-            BackwardMaps of_queries = {
-                map(qkv[0], s.NH, s.QK, Queries::ROWS), map(dc_heads, s.NH, s.HS, Queries::ROWS),
-                map(qkv[1], s.KV, s.QK, Queries::COLUMNS),
-                map(qkv[2], s.KV, s.HS, Queries::COLUMNS),
-                map(d[0], s.NH, s.QK, GROUP_ROWS), map(d[0], s.NH, s.QK, GROUP_ROWS)};
-            LAUNCH(attention_dq_sm90_kernel<Queries>, queries, Queries::THREADS, Queries::BYTES,
-                   gpu->stream, of_queries, lse, D, s);
-        });
+template <typename T>
+static bool attention_backward_sm90(const Heads d[3], wide *D, T *dc, const T *c, const wide *lse,
+                                    const Heads qkv[3], AttentionShape s, Gpu *gpu) {
+    return backward_launch_sm90(s.QK, s.HS, [&](auto sizes) {
+        typedef typename decltype(sizes)::Queries Queries;
+        typedef typename decltype(sizes)::Keys Keys;
+        int64_t blocks = CEIL_DIV((int64_t)s.B * s.NH * s.T * 4, DOT_THREADS);
+        LAUNCH(attention_dot_kernel, blocks, DOT_THREADS, 0, gpu->stream, D, dc, c, s);
+        Heads dc_heads = {dc, s.NH * s.HS, s.HS};
+        auto map = [&](Heads x, int heads, int size, int rows) {
+            return heads_map(x, heads, size, rows, s);
+        };
+        unsigned tiles = CEIL_DIV(s.T, Keys::ROWS);
+        dim3 keys(s.B * s.KV, tiles), queries = query_grid(tiles, s, gpu);
+        BackwardMaps of_keys = {
+            map(qkv[1], s.KV, s.QK, Keys::ROWS), map(qkv[2], s.KV, s.HS, Keys::ROWS),
+            map(qkv[0], s.NH, s.QK, Keys::COLUMNS), map(dc_heads, s.NH, s.HS, Keys::COLUMNS),
+            map(d[1], s.KV, s.QK, GROUP_ROWS), map(d[2], s.KV, s.HS, GROUP_ROWS)};
+        LAUNCH(attention_dkv_sm90_kernel<Keys>, keys, Keys::THREADS, Keys::BYTES, gpu->stream,
+               of_keys, lse, D, s);
+        BackwardMaps of_queries = {
+            map(qkv[0], s.NH, s.QK, Queries::ROWS), map(dc_heads, s.NH, s.HS, Queries::ROWS),
+            map(qkv[1], s.KV, s.QK, Queries::COLUMNS),
+            map(qkv[2], s.KV, s.HS, Queries::COLUMNS),
+            map(d[0], s.NH, s.QK, GROUP_ROWS), map(d[0], s.NH, s.QK, GROUP_ROWS)};
+        LAUNCH(attention_dq_sm90_kernel<Queries>, queries, Queries::THREADS, Queries::BYTES,
+               gpu->stream, of_queries, lse, D, s);
+    });
 }
