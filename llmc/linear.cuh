@@ -102,7 +102,7 @@ enum { ATTENTION_FORWARD, ATTENTION_BACKWARD, LAYERS_OF_TWO_KINDS };
 enum { UNCHOSEN, BY_MMA, BY_WGMMA, KIND_COUNT };
 static const char *const TWO_KINDS[LAYERS_OF_TWO_KINDS] = {"attention_forward",
                                                            "attention_backward"};
-static const char *const KINDS[KIND_COUNT] = {"unchosen", "mma.sync", "wgmma"};
+static const char *const KIND_NAMES[KIND_COUNT] = {"unchosen", "mma.sync", "wgmma"};
 
 struct Plans {
     cublasLtHandle_t handle;
@@ -371,7 +371,7 @@ static inline char *plans_text(const Plans *plans) {
     json_write_string(f, plans->origin);
     fprintf(f, ", \"kernels\": {");
     for (int i = 0; i < LAYERS_OF_TWO_KINDS; i++)
-        fprintf(f, "%s\"%s\": \"%s\"", i ? ", " : "", TWO_KINDS[i], KINDS[plans->kinds[i]]);
+        fprintf(f, "%s\"%s\": \"%s\"", i ? ", " : "", TWO_KINDS[i], KIND_NAMES[plans->kinds[i]]);
     fprintf(f, "}, \"plans\": [");
     for (int i = 0; i < plans->count; i++) {
         const Plan *p = &plans->plans[i];
@@ -429,9 +429,10 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
 // The kernels that an earlier run chose; nullptr: a checkpoint from before there were two kinds.
 static inline void kinds_read(Plans *plans, const Json *kernels, const char *path) {
     for (int i = 0; i < LAYERS_OF_TWO_KINDS; i++) {
-        const char *kind = kernels ? json_get_string(kernels, TWO_KINDS[i], path) : KINDS[BY_MMA];
+        const char *kind = KIND_NAMES[BY_MMA];
+        if (kernels) kind = json_get_string(kernels, TWO_KINDS[i], path);
         int k = 0;
-        while (k < KIND_COUNT && strcmp(KINDS[k], kind)) k++;
+        while (k < KIND_COUNT && strcmp(KIND_NAMES[k], kind)) k++;
         CHECK(k < KIND_COUNT, "%s: \"%s\": \"%s\" is not known\n  -> use another checkpoint", path,
               TWO_KINDS[i], kind);
         plans->kinds[i] = (uint8_t)k;

@@ -34,7 +34,8 @@ struct Chooser {
     void expect(int forward, int backward, const char *what) const {
         int found[2] = {gpu.plans->kinds[ATTENTION_FORWARD], gpu.plans->kinds[ATTENTION_BACKWARD]};
         EXPECT(found[0] == forward && found[1] == backward, "%s: %s and %s, expected %s and %s",
-               what, KINDS[found[0]], KINDS[found[1]], KINDS[forward], KINDS[backward]);
+               what, KIND_NAMES[found[0]], KIND_NAMES[found[1]], KIND_NAMES[forward],
+               KIND_NAMES[backward]);
     }
 };
 
@@ -90,7 +91,7 @@ GPU_TEST(cuda_attend_kept) {
     timed.gpu.plans->tuning = true;
     timed.choose(70, 2, 2, 64, 64, KERNELS_AUTO);
     for (int kind : timed.gpu.plans->kinds)
-        EXPECT(kind == BY_MMA || kind == BY_WGMMA, "timing chose %s", KINDS[kind]);
+        EXPECT(kind == BY_MMA || kind == BY_WGMMA, "timing chose %s", KIND_NAMES[kind]);
 }
 
 #if !defined(__CUDACC__)
