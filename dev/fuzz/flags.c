@@ -50,7 +50,7 @@ static void run_line(const uint8_t *data, size_t size) {
     expect_config(r);
     if (r->m.L > LAYERS) return;
     r->layout = layout_make(&r->m);
-    layout_share(&r->layout, 0, 1);
+    layout_share(&r->layout, &r->m, r->f->optimizer == OPTIMIZER_MUON, 0, 1);
     show_model(r, r->m.L <= TABLES);
     layout_free(&r->layout);
 }
