@@ -720,6 +720,120 @@ static void test_causality(void) {
     }
 }
 
+// --------------------------------------------------------------------------------------- documents
+// --mask-documents: a sequence of several documents gives what they give one by one.
+
+enum { DOCUMENTS_T = ATTN_BLOCK + 36, SEPARATOR = 5 };
+// Documents that begin behind the sequence's first token, at its end, and around a block's border;
+// one of a single token, and one longer than what is left of a block.
+static const int BORDERS[] = {0, 3, 4, 60, ATTN_BLOCK - 2, ATTN_BLOCK + 1, DOCUMENTS_T - 1,
+                              DOCUMENTS_T};
+enum { DOCUMENT_COUNT = sizeof BORDERS / sizeof *BORDERS - 1 };
+
+// Tokens of one sequence with separators at the borders, but for the first document, which began
+// before.
+static void fill_documents(int32_t *inputs, int32_t *targets, int V, uint64_t seed) {
+    fill_tokens(inputs, targets, DOCUMENTS_T, V, seed);
+    for (int t = 0; t < DOCUMENTS_T; t++) inputs[t] += inputs[t] == SEPARATOR;
+    for (int d = 1; d < DOCUMENT_COUNT; d++) inputs[BORDERS[d]] = SEPARATOR;
+}
+
+static void test_documents_find(void) {
+    const int32_t tokens[] = {1, 7, 7, 2, 7, 3, 3, 3};   // two sequences of four
+    const int32_t want_begins[] = {0, 1, 2, 2, 0, 0, 0, 0}, want_ends[] = {1, 2, 4, 4, 4, 4, 4, 4};
+    int32_t begins[8], ends[8];
+    documents_find(begins, ends, tokens, 2, 4, 7);
+    EXPECT(!memcmp(begins, want_begins, sizeof begins), "begins of documents are wrong");
+    EXPECT(!memcmp(ends, want_ends, sizeof ends), "ends of documents are wrong");
+    documents_find(begins, NULL, tokens, 1, 8, 7);
+    EXPECT(begins[3] == 2 && begins[7] == 4, "without ends the begins are wrong");
+}
+
+// Gradients and losses of a masked sequence and of its documents, one by one, with positions from
+// their begin on.
+static void documents_case(Case c, int recompute) {
+    c.m.T = DOCUMENTS_T;
+    c.m.moe.balance = c.m.moe.sequence = c.m.moe.z = 0;  // means over what runs together
+    Layout layout = layout_make(&c.m);
+    Setup setup = {.B = 1, .T = DOCUMENTS_T, .training = 1, .recompute = recompute, .z_loss = 0.01};
+    Gpt *apart = judge_fp64.create(&c.m, &setup);
+    setup.documents = (Documents){.mask = 1, .restart = !c.m.rope, .separator = SEPARATOR};
+    Gpt *packed = judge_fp64.create(&c.m, &setup);
+    int32_t inputs[DOCUMENTS_T], targets[DOCUMENTS_T];
+    fill_documents(inputs, targets, c.m.V, 21);
+    fill_weights(&judge_fp64, apart, &layout, 22, 4);
+    fill_weights(&judge_fp64, packed, &layout, 22, 4);
+    judge_fp64.forward(packed, inputs, targets, 1, DOCUMENTS_T);
+    judge_fp64.backward(packed, 1.0 / DOCUMENTS_T, 0);
+    for (int d = 0; d < DOCUMENT_COUNT; d++) {
+        int begin = BORDERS[d], T = BORDERS[d + 1] - begin;
+        judge_fp64.forward(apart, inputs + begin, targets + begin, 1, T);
+        judge_fp64.backward(apart, 1.0 / DOCUMENTS_T, 0);
+    }
+    Loss a = judge_fp64.loss(packed), b = judge_fp64.loss(apart);
+    EXPECT(fabs(a.ce - b.ce) <= 1e-13 * b.ce && fabs(a.z - b.z) <= 1e-12 * b.z,
+           "%s: losses %.17g and %.17g, apart %.17g and %.17g", c.name, a.ce, a.z, b.ce, b.z);
+    double all = pow(grads_norm(&judge_fp64, apart, &layout), 2);
+    for (int k = 0; k < layout.count; k++) {
+        double error = entry_nmse(&judge_fp64, packed, &judge_fp64, apart, GRADS,
+                                  &layout.entries[k], 1e-6 * all);
+        EXPECT(error <= 1e-24, "%s: the gradient of %s is %.3g from that of the documents apart",
+               c.name, layout.entries[k].name, sqrt(error));
+    }
+    judge_fp64.destroy(apart);
+    judge_fp64.destroy(packed);
+    layout_free(&layout);
+}
+
+// Tokens of the first document are below V / 2, those of the second not. Rows of the embedding's
+// gradient that belong to one document do not change in a bit when the other one does.
+static void expect_border(const Trainer *t, int changed) {
+    Case c = make_case(MODE_SPAN, FAMILY_LLAMA, 0);
+    c.m.T = DOCUMENTS_T;
+    Layout layout = layout_make(&c.m);
+    Setup setup = {.B = 1, .T = DOCUMENTS_T, .training = 1,
+                   .documents = {.mask = 1, .separator = SEPARATOR}};
+    enum { BORDER = 50, HALF = 6 };
+    const Entry *wte = layout.entries;
+    while (wte->id != PARAM_wte) wte++;
+    float rows[2][16 * 24];
+    for (int run = 0; run < 2; run++) {
+        int32_t inputs[DOCUMENTS_T], targets[DOCUMENTS_T];
+        fill_tokens(inputs, targets, DOCUMENTS_T, c.m.V, 23);
+        for (int i = 0; i < DOCUMENTS_T; i++) {
+            int second = i >= BORDER, other = run == 1 && second == changed;
+            int32_t token = (inputs[i] + other * i) % SEPARATOR;
+            inputs[i] = second ? HALF + token : token;
+            targets[i] = (targets[i] + other) % c.m.V;
+        }
+        inputs[BORDER] = SEPARATOR;
+        Gpt *g = t->create(&c.m, &setup);
+        fill_weights(t, g, &layout, 24, 4);
+        t->forward(g, inputs, targets, 1, DOCUMENTS_T);
+        t->backward(g, 1.0 / DOCUMENTS_T, 0);
+        memcpy(rows[run], t->tensor(g, GRADS, wte), sizeof rows[run]);
+        t->destroy(g);
+    }
+    int64_t first = changed ? 0 : HALF * c.m.C, size = SEPARATOR * c.m.C, same = 0;
+    for (int64_t i = first; i < first + size; i++) same += rows[0][i] == rows[1][i];
+    EXPECT(same == size, "%s: document %d changes %d of %d gradients of the other one's tokens",
+           t->precision, changed, (int)(size - same), (int)size);
+    EXPECT(memcmp(rows[0], rows[1], sizeof rows[0]), "%s: nothing has changed", t->precision);
+    layout_free(&layout);
+}
+
+static void test_documents(void) {
+    // Not nGPT: its gains of q and k, behind RoPE, see more than distances.
+    static const int SOME[] = {MODE_SPAN, MODE_POST, MODE_HYBRID, MODE_SDD};
+    test_documents_find();
+    for (int family = 0; family < FAMILIES; family++)
+        for (int i = 0; i < 4; i++) documents_case(make_case(SOME[i], family, 0), i % 3);
+    for (int changed = 0; changed < 2; changed++) {
+        expect_border(&judge_fp32, changed);
+        expect_border(&judge_bf16, changed);
+    }
+}
+
 // ---------------------------------------------------------------------------------------- sampling
 // Trainer.decode gives, to the bit, the logits of the full forward, whatever the pieces of the
 // text, and whatever was in the cache before.
@@ -913,6 +1027,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"distinct", test_distinct},
     {"invariance", test_invariance},
     {"causality", test_causality},
+    {"documents", test_documents},
     {"decode", test_decode},
     {"json", test_json},
     {"checkpoint", test_checkpoint},

@@ -46,13 +46,13 @@ static Model make_model(int mode, int family, int sdd) {
 typedef struct Pair { Model m; Setup setup; Layout layout; Gpt *cuda, *judge; char name[64]; } Pair;
 
 static Pair pair_of(const Model *m, const char *family, int recompute,
-                    int optimizer = OPTIMIZER_ADAMW) {
+                    int optimizer = OPTIMIZER_ADAMW, Documents documents = {}) {
     Pair p;
     memset(&p, 0, sizeof p);
     p.m = *m;
     p.setup.B = BATCH, p.setup.T = TIME, p.setup.recompute = recompute, p.setup.training = 1,
     p.setup.optimizer = optimizer, p.setup.z_loss = 0.01, p.setup.batch = MICRO * BATCH,
-    p.setup.tune = 1;
+    p.setup.tune = 1, p.setup.documents = documents;
     p.layout = layout_make(&p.m);
     layout_share(&p.layout, &p.m, optimizer == OPTIMIZER_MUON, 0, 1);
     p.cuda = CUDA->create(&p.m, &p.setup);
@@ -215,6 +215,15 @@ GPU_TEST(cuda_modes) {
     for (int mode : HEADLINE)
         for (int family : {FAMILY_GPT2, FAMILY_LLAMA, FAMILY_DEEPSEEK})
             compare_family(mode, family);
+}
+
+// About two documents a sequence, with positions that restart.
+GPU_TEST(cuda_documents) {
+    for (int family : {FAMILY_GPT2, FAMILY_DEEPSEEK}) {
+        Model m = make_model(MODE_SPAN, family, 0);
+        m.V = 11;
+        compare_pair(pair_of(&m, "documents", RECOMPUTE_OFF, OPTIMIZER_ADAMW, {1, 1, 4}));
+    }
 }
 
 GPU_TEST(cuda_ngpt_mode) { compare_family(MODE_NGPT, FAMILY_LLAMA); }

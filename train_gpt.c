@@ -23,6 +23,7 @@
 // Sizes: B sequences of T tokens, n = B T rows, C channels, NH heads, KV key-value heads, HS head
 // size, QK that of q and k (HS but for latent attention), R rotary channels of a head, F ffn width,
 // V vocabulary, Vp V with padding, L layers, E experts, K experts of a token.
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -251,6 +252,7 @@ static void rope(real *x, const real *table, int64_t n, int T, int heads, int si
 // (Milakov, Gimelshein 2018; FlashAttention, Dao et al. 2022). Backward computes S again.
 // With a KV cache (B is 1 then) k and v begin `cached` rows before q. Blocks begin at multiples of
 // ATTN_BLOCK of the whole text, so that decoding it in pieces gives the same bits.
+// --mask-documents: a query sees its own document alone. Blocks of other documents are skipped.
 
 typedef struct {
     int B, T, NH, KV;
@@ -258,10 +260,14 @@ typedef struct {
     int cached;    // positions in the KV cache before row 0 of q
     real scale;
     real *scores;  // scratch [threads, 2, ATTN_BLOCK, ATTN_BLOCK]
+    const int32_t *begins;  // [B, T] where each query's document begins; NULL: no mask
 } AttnShape;
 
 // The rows of one sequence and one head, or of their gradients.
-typedef struct { View q, k, v, c; } Head;
+typedef struct {
+    View q, k, v, c;
+    const int32_t *begins;  // of the sequence's queries; NULL: no mask
+} Head;
 
 // Head h of sequence b. x [B, T, heads, size]
 static View head_rows(const real *x, int64_t b, int T, int64_t heads, int size, int64_t h) {
@@ -274,7 +280,22 @@ static Head head_at(const real *q, const real *k, const real *v, const real *c, 
     return (Head){
         .q = head_rows(q, b, s.T, s.NH, s.QK, h), .k = head_rows(k, b, s.T, s.KV, s.QK, kv),
         .v = head_rows(v, b, s.T, s.KV, s.HS, kv), .c = head_rows(c, b, s.T, s.NH, s.HS, h),
+        .begins = s.begins ? s.begins + b * s.T : NULL,
     };
+}
+
+// The first key of the document of query `row`. It grows with the row.
+static int64_t first_key(Head x, int64_t row) { return x.begins ? x.begins[row] : 0; }
+
+// Where the first block of keys begins of which a query from `row` on sees something.
+static int64_t first_block(Head x, int64_t row) {
+    return first_key(x, row) / ATTN_BLOCK * ATTN_BLOCK;
+}
+
+// How many of the first `seen` keys, from position j0 on, belong to documents before the query's.
+static int64_t hidden_keys(Head x, int64_t row, int64_t j0, int64_t seen) {
+    int64_t hidden = first_key(x, row) - j0;
+    return hidden > 0 ? least(hidden, seen) : 0;
 }
 
 // Each thread's own two blocks of scores.
@@ -294,14 +315,16 @@ static real row_max(const real *x, int64_t size) {
 enum { LANES = 16 };
 _Static_assert(ATTN_BLOCK % LANES == 0, "a row of a block of scores ends with a vector");
 
-// x = exp(x - max) for the keys that are seen and 0 for the others. Returns the sum.
-static real row_exp(real *x, int64_t seen, int64_t keys, real max) {
+// x = exp(x - max) for the keys from `hidden` on that are seen, and 0 for the others. Returns the
+// sum.
+static real row_exp(real *x, int64_t hidden, int64_t seen, int64_t keys, real max) {
     real sum[LANES] = {0};
     int64_t j = 0;
+    for (; j + LANES <= hidden; j += LANES) memset(x + j, 0, LANES * sizeof(real));
     for (; j < seen; j += LANES) {
-        int left = (int)(seen - j);
+        int skip = (int)(hidden - j), left = (int)(seen - j);
         for (int l = 0; l < LANES; l++)
-            sum[l] += x[j + l] = l < left ? exp_real(x[j + l] - max) : 0;
+            sum[l] += x[j + l] = l >= skip && l < left ? exp_real(x[j + l] - max) : 0;
     }
     for (; j < keys; j++) x[j] = 0;
 #pragma GCC unroll 4
@@ -318,7 +341,8 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
         int64_t row0 = t0 - s.cached;  // q and c begin at position `cached`
         View q_t = part(x.q, row0, 0), c_t = part(x.c, row0, 0);
         real max[ATTN_BLOCK], sum[ATTN_BLOCK];  // of each row, over the keys so far
-        for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
+        int64_t first = first_block(x, row0);
+        for (int64_t j0 = first; j0 < t0 + rows; j0 += ATTN_BLOCK) {
             int64_t keys = least(t0 + rows - j0, ATTN_BLOCK);
             View seen_S = band(S, ATTN_BLOCK, 1, -FAR, t0 - j0);  // the causal mask
             // S = scale Q K^T, of one block
@@ -327,10 +351,12 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
                 real *S_i = S + i * ATTN_BLOCK, *c_i = c_t.p + i * c_t.rs;
                 // query t0 + i sees the keys up to its own position
                 int64_t seen = least(t0 + i + 1 - j0, keys);
-                real new_max = row_max(S_i, seen);
-                if (j0 > 0 && max[i] > new_max) new_max = max[i];
-                real new_sum = row_exp(S_i, seen, keys, new_max);
-                if (j0 > 0) {  // c and sum so far are relative to the old maximum
+                int64_t hidden = hidden_keys(x, row0 + i, j0, seen);
+                // a row that sees no key yet has a finite maximum, and sums of 0
+                real new_max = hidden < seen ? row_max(S_i + hidden, seen - hidden) : -FLT_MAX;
+                if (j0 > first && max[i] > new_max) new_max = max[i];
+                real new_sum = row_exp(S_i, hidden, seen, keys, new_max);
+                if (j0 > first) {  // c and sum so far are relative to the old maximum
                     real rescale = exp_real(max[i] - new_max);
                     new_sum += rescale * sum[i];
                     for (int j = 0; j < s.HS; j++) c_i[j] *= rescale;
@@ -339,7 +365,7 @@ static void head_forward(Head x, real *peak, real *lse, real *S, AttnShape s) {
                 sum[i] = new_sum;
             }
             // C += P V, where P still lacks its denominator
-            gemm(c_t, seen_S, part(x.v, j0, 0), rows, s.HS, keys, 1, j0 > 0);
+            gemm(c_t, seen_S, part(x.v, j0, 0), rows, s.HS, keys, 1, j0 > first);
         }
         for (int64_t i = 0; i < rows; i++) {
             // the softmax's denominator, once for all keys
@@ -377,7 +403,8 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
             for (int j = 0; j < s.HS; j++) sum += dc_t.p[i * dc_t.rs + j] * c_t.p[i * c_t.rs + j];
             D[i] = sum;
         }
-        for (int64_t j0 = 0; j0 < t0 + rows; j0 += ATTN_BLOCK) {
+        int64_t first_j = first_block(x, t0);
+        for (int64_t j0 = first_j; j0 < t0 + rows; j0 += ATTN_BLOCK) {
             int64_t keys = least(t0 + rows - j0, ATTN_BLOCK);
             View k_j = part(x.k, j0, 0), dk_j = part(d.k, j0, 0);
             View v_j = part(x.v, j0, 0), dv_j = part(d.v, j0, 0);
@@ -388,14 +415,15 @@ static void head_backward(Head d, Head x, const real *lse, real *P, AttnShape s,
             for (int64_t i = 0; i < rows; i++) {
                 real *P_i = P + i * ATTN_BLOCK, *dS_i = dS + i * ATTN_BLOCK;
                 int64_t seen = least(t0 + i + 1 - j0, keys);
-                row_exp(P_i, seen, keys, lse[(t0 + i) * s.NH]);  // P = exp(S - lse)
+                int64_t hidden = hidden_keys(x, t0 + i, j0, seen);
+                row_exp(P_i, hidden, seen, keys, lse[(t0 + i) * s.NH]);  // P = exp(S - lse)
                 for (int64_t j = 0; j < seen; j++) dS_i[j] = P_i[j] * (dS_i[j] - D[i]);
                 for (int64_t j = seen; j < keys; j++) dS_i[j] = 0;
             }
             // The block on the diagonal comes first to these keys, and SETs their gradients.
             int add = !first || t0 > j0;
             gemm(dv_j, transpose(seen_P), dc_t, keys, s.HS, rows, 1, add);
-            gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > 0);
+            gemm(dq_t, seen_dS, k_j, rows, s.QK, keys, s.scale, j0 > first_j);
             gemm(dk_j, transpose(seen_dS), q_t, keys, s.QK, rows, s.scale, add);
         }
     }
@@ -699,30 +727,36 @@ static void combine_backward(real *drows, real *dgate, const real *dy, const rea
 }
 
 // ------------------------------------------------------------------------------ embedding
-// e[b, t] = scale * wte[token] + wpe[t]
+// e[b, t] = scale * wte[token] + wpe[position]
 //   tokens [B, T]   wte [Vp, C]   wpe [positions, C], NULL with RoPE   e [B, T, C]
+//   begins [B, T]: --restart-positions: position = t - begins, in the document; NULL: position = t
+
+static int64_t position_of(int64_t bt, int T, const int32_t *begins) {
+    return bt % T - (begins ? begins[bt] : 0);
+}
 
 static void embedding_forward(real *e, const int32_t *tokens, const real *wte, const real *wpe,
-                              int64_t n, int T, int C, real scale) {
+                              const int32_t *begins, int64_t n, int T, int C, real scale) {
 #pragma omp parallel for
     for (int64_t bt = 0; bt < n; bt++) {
         const real *wte_ix = wte + (int64_t)tokens[bt] * C;  // the token's row
+        int64_t position = position_of(bt, T, begins);
         for (int i = 0; i < C; i++)
-            e[bt * C + i] = scale * wte_ix[i] + (wpe ? wpe[bt % T * C + i] : 0);
+            e[bt * C + i] = scale * wte_ix[i] + (wpe ? wpe[position * C + i] : 0);
     }
 }
 
-// dwte[token] += scale * de[b, t]    dwpe[t] += de[b, t]
+// dwte[token] += scale * de[b, t]    dwpe[position] += de[b, t]
 // A thread owns a strip of columns: gradients of repeated tokens add up in one order.
 static void embedding_backward(real *dwte, real *dwpe, const real *de, const int32_t *tokens,
-                               int64_t n, int T, int C, real scale) {
+                               const int32_t *begins, int64_t n, int T, int C, real scale) {
 #pragma omp parallel for
     for (int i0 = 0; i0 < C; i0 += STRIP) {
         int64_t strip = least(C - i0, STRIP);
         for (int64_t bt = 0; bt < n; bt++) {
             const real *restrict d = de + bt * C + i0;
             real *restrict token = dwte + (int64_t)tokens[bt] * C + i0;
-            real *restrict position = dwpe ? dwpe + bt % T * C + i0 : NULL;
+            real *restrict position = at(dwpe, position_of(bt, T, begins) * C + i0);
             for (int i = 0; i < strip; i++) token[i] += scale * d[i];
             if (!position) continue;
             for (int i = 0; i < strip; i++) position[i] += d[i];
@@ -780,6 +814,7 @@ typedef struct Block {
     const real *rotary;  // rope_table from row 0's position; NULL with learned positions
     real dloss;          // backward: the gradient of the micro-batch's mean loss, for the router
     int dw_of_linears;   // backward: SET in the first micro-step of a step, then ADD
+    const int32_t *begins;  // [n] of each token's document, in its sequence; NULL: no mask
 } Block;
 
 // L2: only prevents 0/0 for x = 0.
@@ -826,7 +861,7 @@ static AttnShape attn_shape(const Block *b) {
     real scale = b->p.q.on == L2 ? sqrt(QK) : 1 / sqrt(QK);
     return (AttnShape){
         .B = b->s->B, .T = b->s->T, .NH = m->NH, .KV = m->KV, .QK = QK, .HS = m->HS,
-        .cached = b->cache.cached, .scale = scale, .scores = b->a.scores,
+        .cached = b->cache.cached, .scale = scale, .scores = b->a.scores, .begins = b->begins,
     };
 }
 
@@ -1341,6 +1376,8 @@ struct Gpt {
     real *acts, *grads;           // arenas of activations and of their gradients
     real *rotary;                 // rope_table of all positions; NULL with learned positions
     int32_t *inputs, *targets;    // [n]
+    Documents documents;          // --mask-documents
+    int32_t *begins;              // [n] of each token's document; NULL: no mask
     int recompute;
     int dw_of_linears;            // SET until the first backward of a step has ended, then ADD
     real z_loss;                  // coefficient
@@ -1373,7 +1410,13 @@ static Block gpt_block(const Gpt *g, int l) {
         .d = acts_view(&g->act_layout, m, &g->max, g->grads, l, 1),
         .cache = cache, .rotary = at(g->rotary, (int64_t)cache.cached * rotary_size(m)),
         .dw_of_linears = g->dw_of_linears,
+        .begins = g->decoding ? NULL : g->begins,
     };
+}
+
+// What the embedding counts positions from: the begins of documents (--restart-positions), or NULL.
+static const int32_t *restarts(const Gpt *g, const Block *b) {
+    return g->documents.restart ? b->begins : NULL;
 }
 
 // Allocates everything that training needs; only decode allocates later.
@@ -1405,8 +1448,11 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
         g->rotary = check_alloc(sizeof(real) * g->max.T * rotary_size(m), "the rotary angles");
         rope_table(g->rotary, g->max.T, m);
     }
-    g->inputs = check_alloc(2 * g->max.n * sizeof *g->inputs, "inputs and targets");
+    g->documents = setup->documents;
+    int arrays = g->documents.mask ? 3 : 2;
+    g->inputs = check_alloc(arrays * g->max.n * sizeof *g->inputs, "inputs and targets");
     g->targets = g->inputs + g->max.n;
+    if (g->documents.mask) g->begins = g->targets + g->max.n;
     const char *what = "statistics";
     g->layer_stats = check_alloc(m->L * sizeof *g->layer_stats, what);
     g->router_sums = check_alloc((m->L + 1) * router_size(m) * sizeof(double), what);
@@ -1442,10 +1488,11 @@ static real *blocks_forward(Gpt *g, const int32_t *inputs, int B, int T, bool co
     g->now.n = B * T;
     memcpy(g->inputs, inputs, g->now.n * sizeof *inputs);  // backward needs them
     tokens_check("token", inputs, g->now.n, m->V);
+    if (g->begins) documents_find(g->begins, NULL, inputs, B, T, g->documents.separator);
     Block b = gpt_block(g, 0);
     real *raw = b.p.emb.on ? b.a.raw : b.a.e;  // before the embedding's norm
     const real *wpe = at(b.w.wpe, (int64_t)b.cache.cached * m->C);
-    embedding_forward(raw, g->inputs, b.w.wte, wpe, B * T, T, m->C, m->emb_scale);
+    embedding_forward(raw, g->inputs, b.w.wte, wpe, restarts(g, &b), B * T, T, m->C, m->emb_scale);
     real *x = slot_forward(NORM(&b, emb), b.a.e, raw);
     for (int l = 0; l < m->L; l++) {
         b = gpt_block(g, l);
@@ -1566,7 +1613,8 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     }
     // embedding
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw);
-    embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, n, g->now.T, m->C, m->emb_scale);
+    embedding_backward(b.dw.wte, b.dw.wpe, de, g->inputs, restarts(g, &b), n, g->now.T, m->C,
+                       m->emb_scale);
     if (reducing) reduce_gradients(g, -1);
     g->dw_of_linears = ADD;
 }

@@ -68,7 +68,7 @@ struct Gpt {
     float **router_bias;                  // [L] among the master weights; nullptr: no such bias
     Mirror<float2> rotary;                // [T, rotary_size / 2] cos, sin
 
-    int32_t *staged[2], *batch;           // pinned; device. Each: inputs, targets, token_groups
+    int32_t *staged[2], *batch;           // pinned; device. Each: BATCH_* arrays
     cudaEvent_t copied[2];                // the staged buffer may be written again
     int turn;                             // index of the staged buffer of the current micro-batch
 
@@ -113,8 +113,9 @@ enum { SCRATCH_ROWS = 512 };
 // processes.
 enum { RESERVE_MIB = 512, NCCL_MIB = 512 };
 
-// Inputs, targets, token_groups (embed.cuh).
-static int64_t batch_ints(int64_t n) { return 6 * n; }
+// Arrays of n in a batch. GROUPS are four (token_groups), BEGINS and ENDS the borders of documents.
+enum { BATCH_INPUTS, BATCH_TARGETS, BATCH_GROUPS, BATCH_BEGINS = 6, BATCH_ENDS, BATCH_ARRAYS };
+static int64_t batch_ints(int64_t n) { return BATCH_ARRAYS * n; }
 
 // Elements of the storage type in a float. In bf16 there are master weights beside those of
 // products.
@@ -371,9 +372,15 @@ static void gpt_destroy(Gpt *g) {
 
 // -------------------------------------------------------------------------------------- the model
 
+// An array of the current batch, on the device.
+static int32_t *batch_array(const Gpt *g, int which) {
+    return g->batch + which * (int64_t)g->now.n;
+}
+
 // Layer l: pointers into the arenas, for the current micro-batch. While decoding, it has its part
 // of the KV cache, and RoPE's table begins at the position of the first new token.
 static Block gpt_block(const Gpt *g, int l) {
+    bool masked = g->setup.documents.mask && !g->decoding;
     real *cache_base = g->decoding ? g->kv_cache : nullptr;
     KvCache cache = kv_cache_view(&g->m, cache_base, g->max.T, l, g->cached_before);
     const float2 *rotary = g->rotary.device;
@@ -384,7 +391,14 @@ static Block gpt_block(const Gpt *g, int l) {
                  acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
                  acts_view(&g->act_layout, &g->m, &g->max, g->act_grads, l, 1),
                  cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n),
-                 g->dw_of_linears, (Gpu *)&g->gpu};
+                 g->dw_of_linears, masked ? batch_array(g, BATCH_BEGINS) : nullptr,
+                 masked ? batch_array(g, BATCH_ENDS) : nullptr, (Gpu *)&g->gpu};
+}
+
+// What the embedding counts positions from (--restart-positions); `begins`: of the host's batch or
+// of the device's.
+static const int32_t *restarts(const Gpt *g, const int32_t *begins) {
+    return g->setup.documents.mask && g->setup.documents.restart ? begins : nullptr;
 }
 
 // The LM head's matrix W [Vp, C]: the embedding's (tied), or its own.
@@ -398,8 +412,8 @@ static Linear lm_head_linear(const Block *b, double c) {
 static Logits logits_of(const Gpt *g, const Block *b) {
     Norm gain = {b->p.logits, b->w.logits_w, nullptr, b->dw.logits_w, nullptr, nullptr, nullptr,
                  b->s->n, 0};
-    return {b->a.logits, b->a.losses, b->a.logsum, g->batch + g->now.n, g->now.n, g->m.V, g->m.Vp,
-            (float)g->setup.z_loss, gain};
+    return {b->a.logits, b->a.losses, b->a.logsum, batch_array(g, BATCH_TARGETS), g->now.n,
+            g->m.V, g->m.Vp, (float)g->setup.z_loss, gain};
 }
 
 // From tokens to the residual stream out of the last block. counted: routers add their losses to
@@ -409,7 +423,7 @@ static real *blocks_forward(Gpt *g, bool counted) {
     Block b = gpt_block(g, 0);
     real *raw = b.p.emb.on ? b.a.raw : b.a.e;
     const real *wpe = b.w.wpe ? b.w.wpe + (int64_t)b.cache.cached * m->C : nullptr;
-    embedding_forward(raw, g->batch, b.w.wte, wpe, g->now.B, g->now.T, m->C,
+    embedding_forward(raw, g->batch, b.w.wte, wpe, restarts(g, b.begins), g->now.B, g->now.T, m->C,
                       m->emb_scale, &g->gpu);
     real *x = slot_forward(NORM(&b, emb), b.a.e, raw, &g->gpu);
     for (int l = 0; l < m->L; l++) {
@@ -495,8 +509,8 @@ static void loss_backward(Gpt *g) {
         b = below;
     }
     real *de = slot_backward(NORM(&b, emb), b.d.raw, b.d.e, b.a.raw, &g->gpu);
-    embedding_backward(b.dw.wte, b.dw.wpe, de, g->batch + 2 * g->now.n, g->now.B, g->now.T, m->C,
-                       m->emb_scale, &g->gpu);
+    embedding_backward(b.dw.wte, b.dw.wpe, de, batch_array(g, BATCH_GROUPS), g->now.B, g->now.T,
+                       m->C, m->emb_scale, &g->gpu);
     reduce_gradients(g, -1);
 }
 
@@ -540,6 +554,11 @@ static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     memcpy(staged, inputs, n * sizeof *inputs);
     if (targets) memcpy(staged + n, targets, n * sizeof *targets);
     copy_staged(g, 0, targets ? 2 * n : n);
+    Documents d = g->setup.documents;
+    if (!d.mask || g->decoding) return;
+    int32_t *begins = staged + BATCH_BEGINS * n;
+    documents_find(begins, staged + BATCH_ENDS * n, inputs, g->now.B, g->now.T, d.separator);
+    copy_staged(g, BATCH_BEGINS * n, 2 * n);
 }
 
 // Makes B sequences of T tokens the current micro-batch.
@@ -588,8 +607,10 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     // The embedding's backward reads sorted positions (embed.cuh).
     int64_t n = g->now.n;
     int32_t *staged = g->staged[g->turn];
-    token_groups(staged + 2 * n, staged, g->now.B, g->now.T);  // while the GPU works on the forward
-    copy_staged(g, 2 * n, batch_ints(n) - 2 * n);
+    // While the GPU works on the forward.
+    token_groups(staged + BATCH_GROUPS * n, staged, restarts(g, staged + BATCH_BEGINS * n),
+                 g->now.B, g->now.T);
+    copy_staged(g, BATCH_GROUPS * n, (BATCH_BEGINS - BATCH_GROUPS) * n);
     g->reducing = last && g->nccl.size > 1;
     run_graph(g, &g->backward_graphs[g->dw_of_linears], loss_backward);
     g->reducing = false;

@@ -54,6 +54,14 @@ static __global__ void fill_kernel(real *x, int64_t n) {
     }
 }
 
+// Documents of more than a third of T tokens, whose borders lie inside tiles.
+static __global__ void fill_documents_kernel(int32_t *begins, int32_t *ends, int n, int T) {
+    int bt = blockIdx.x * blockDim.x + threadIdx.x, size = T * 3 / 8 + 1;
+    if (bt >= n) return;
+    begins[bt] = bt % T / size * size;
+    ends[bt] = min(begins[bt] + size, T);
+}
+
 // Of each block: sum (x - y)^2, sum y^2, and how many values are too far apart.
 template <typename T>
 __global__ void compare_kernel(Four *sums, const T *x, const T *y, int64_t n, float size) {
@@ -182,7 +190,8 @@ static inline bool kind_possible(AttentionShape s, int layer, const Gpu *gpu) {
     return backward_launch_sm90(s.QK, s.HS, nothing);
 }
 
-// Chooses the kernels of attention. s: the run's sizes. arena: memory that nobody uses yet.
+// Chooses the kernels of attention. s: the run's sizes. arena, and s.begins and s.ends: memory that
+// nobody uses yet.
 static inline void attend_choose(AttentionShape s, int wanted, real *arena, int64_t count,
                                  Gpu *gpu) {
     Trial t = trial_make(s, arena, count);
@@ -194,6 +203,10 @@ static inline void attend_choose(AttentionShape s, int wanted, real *arena, int6
         int64_t rows = t.n * s.NH * s.HS;
         LAUNCH(fill_kernel, COMPARE_BLOCKS, COMPARE_THREADS, 0, gpu->stream, t.x, t.n * t.width);
         LAUNCH(fill_kernel, COMPARE_BLOCKS, COMPARE_THREADS, 0, gpu->stream, t.dc, rows);
+        if (s.begins)
+            LAUNCH(fill_documents_kernel, CEIL_DIV(t.n, COMPARE_THREADS), COMPARE_THREADS, 0,
+                   gpu->stream, const_cast<int32_t *>(s.begins), const_cast<int32_t *>(s.ends),
+                   (int)t.n, s.T);
     }
     for (int layer = 0; layer < LAYERS_OF_TWO_KINDS; layer++) {
         bool possible = t.s.B && wanted != KERNELS_MMA && kind_possible(s, layer, gpu);

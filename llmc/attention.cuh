@@ -16,6 +16,8 @@
 //   lse      [B, NH, T] float, saved for backward: log-sum-exp of each row of S, in base 2
 //   peak     [B, NH, T] float: the largest score of each row of S, for statistics
 //   D        [B, NH, T] float: scratch of backward
+//   begins, ends    [B, T] int32: where a position's document begins and the next one does, in its
+//            sequence (documents_find); nullptr: a sequence is one document
 //
 // There are three kernels of one shape. A block of four warps (two in backward of heads of 192 in
 // float) owns a tile of rows of one head, 16 or 32 rows a warp, and walks over tiles of columns of
@@ -33,7 +35,8 @@
 // The rows of the scores are the rows of the result. So the sums of one product, rounded, are the
 // left operand of the next: the same registers of the same lanes (mma.cuh). This is why dkv works
 // on S^T. Tiles above the diagonal are skipped, those on it masked. Blocks with the most tiles
-// start first.
+// start first. With --mask-documents tiles of other documents are skipped too, and those that cross
+// a border masked.
 //
 // Computed floors for GPT-2 in bf16 (B 64, T 1024, 12 heads of 64) at 790 TFLOP/s and 4.3 TB/s;
 // half of T x T counts, a tensor has 101 MB:
@@ -51,16 +54,20 @@
 // 547, of which 128 mma and 44 ldmatrix. Tensor cores have no product of float's accuracy, so in
 // float the same kernels use the ordinary multipliers.
 #pragma once
+#include <cfloat>
+#include <climits>
 #include "mma.cuh"
 
 struct AttentionShape {
     int B, T, NH, KV, QK, HS;
     float scale, log2_scale;  // log2_scale = scale log2(e)
+    const int32_t *begins, *ends;
 };
 
 static inline AttentionShape attention_shape(int B, int T, int NH, int KV, int QK, int HS,
                                              double scale) {
-    return AttentionShape{B, T, NH, KV, QK, HS, (float)scale, (float)(scale * M_LOG2E)};
+    return AttentionShape{B, T, NH, KV, QK, HS, (float)scale, (float)(scale * M_LOG2E), nullptr,
+                          nullptr};
 }
 
 // --------------------------------------------------------------------------------------- products
@@ -248,6 +255,28 @@ __device__ void mask(Strips<STRIPS, N> &p, int lead) {
             }
 }
 
+// The border of the document of position t: `begins` or `ends`; `none` without documents.
+__device__ inline int border_at(const int32_t *borders, int b, int t, int T, int none) {
+    return borders ? borders[(int64_t)b * T + min(t, T - 1)] : none;
+}
+
+// Documents' mask: S = -infinity if the key comes before the begin of the query's document. The
+// rows of the tile are queries (borders: begins), or keys if KEYS_IN_ROWS (borders: ends). Row 0
+// and column 0 of the tile are positions row0 and column0.
+template <bool KEYS_IN_ROWS, int STRIPS, int N>
+__device__ void mask_documents(Strips<STRIPS, N> &p, const int32_t *borders, int b, int T, int row0,
+                               int column0) {
+    int row = row0 + threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+    UNROLL for (int s = 0; s < STRIPS; s++)
+        UNROLL for (int i = 0; i < 4; i++) {
+            int border = border_at(borders, b, row + 16 * s + i / 2 * 8, T, 0) - column0;
+            UNROLL for (int n = 0; n < N / 8; n++) {
+                int column = 8 * n + 2 * quad + i % 2;
+                if (KEYS_IN_ROWS ? column >= border : column < border) p.v[s][n][i] = -INFINITY;
+            }
+        }
+}
+
 template <int STRIPS, int N> __device__ void scale_by(Strips<STRIPS, N> &x, float scale) {
     UNROLL for (int s = 0; s < STRIPS; s++)
         UNROLL for (int n = 0; n < N / 8; n++)
@@ -321,7 +350,8 @@ template <int QK_SIZE, int HS_SIZE, bool BACK> struct AttentionTiles {
 
 // Online softmax of one tile: p, Q K^T, becomes 2^(p * scale - max), where scale is log2_scale and
 // max the largest p * scale so far. Earlier sums shrink when max grows. A lane sums its own
-// columns. The first tile has key 0, which every query sees, so max is finite from then on.
+// columns. max begins finite: a query may see no key of the first tile, if its document begins
+// later.
 template <int HS, int STRIPS, int N>
 __device__ void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c, float (&max)[STRIPS][2],
                              float (&sum)[STRIPS][2], float scale) {
@@ -352,6 +382,8 @@ __device__ inline int head_of_block() { return blockIdx.z * gridDim.x + blockIdx
 struct QueryTile {
     int b, h, first;   // sequence, head, first row
     int own, row0;     // first row of the warp, in the tile and in the sequence
+    int first_key;     // that a query of the tile sees
+    int border;        // where the document of the warp's last row begins
     HeadRows k, v;     // of the query head's kv head
 };
 
@@ -360,12 +392,14 @@ template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, Atte
     int own = threadIdx.x / WARP * Tiles::OWN_ROWS;
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
     HeadRows k_g = head_rows(k, b, g, s.T), v_g = head_rows(beside<Tiles>(v, k), b, g, s.T);
-    return {b, h, first, own, first + own, k_g, v_g};
+    int first_key = border_at(s.begins, b, first, s.T, 0);
+    int border = border_at(s.begins, b, first + own + Tiles::OWN_ROWS - 1, s.T, 0);
+    return {b, h, first, own, first + own, first_key, border, k_g, v_g};
 }
 
-// Walks over the tiles of keys up to the last query. Own rows are kept once their copies are
-// complete. Calls use(k_tile, v_tile, lead) for each tile of which the causal mask shows the warp
-// something; lead as for mask.
+// Walks over the tiles of keys from the first that a query sees up to the last query. Own rows are
+// kept once their copies are complete. Calls use(k_tile, v_tile, key0) for each tile of which the
+// causal mask shows the warp something; key0: the tile's first key.
 template <typename Tiles, typename Use, typename... Own>
 __device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use, Own &...own) {
     constexpr int COLUMNS = Tiles::COLUMNS;
@@ -373,19 +407,27 @@ __device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use, Own 
     auto begin = [&](int step) {
         pair_copy<Tiles, COLUMNS>(half_of<Tiles>(buffer, step), t.k, t.v, step * COLUMNS, T);
     };
-    begin(0);
+    int first = t.first_key / COLUMNS;
+    begin(first);
     copy_wait<0>();
     __syncthreads();  // every thread has the tiles of queries
     (own.keep(), ...);
-    for (int step = 0; step < tiles; step++) {
+    for (int step = first; step < tiles; step++) {
         copy_wait<0>();
         __syncthreads();  // every thread has this tile, and is done with the one before
         if (step + 1 < tiles) begin(step + 1);
         int key0 = step * COLUMNS;
         if (t.row0 >= T || key0 >= t.row0 + Tiles::OWN_ROWS) continue;  // nothing to add
         const real *k_tile = half_of<Tiles>(buffer, step);
-        use(k_tile, k_tile + COLUMNS * TILE_PITCH<Tiles::QK>, t.row0 - key0);
+        use(k_tile, k_tile + COLUMNS * TILE_PITCH<Tiles::QK>, key0);
     }
+}
+
+// Both masks of a warp's scores, of queries in rows and keys from key0 on.
+template <int STRIPS, int N>
+__device__ void mask_keys(Strips<STRIPS, N> &p, const QueryTile &t, int key0, AttentionShape s) {
+    mask<false>(p, t.row0 - key0);
+    if (key0 < t.border) mask_documents<false>(p, s.begins, t.b, s.T, t.row0, key0);
 }
 
 template <typename Tiles>
@@ -400,15 +442,15 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
     real *q_rows = q_tile + tile.own * PITCH, *buffer = q_tile + ROWS * PITCH;
     Strips<STRIPS, HS> sums = {};
     float max[STRIPS][2], sum[STRIPS][2] = {};
-    UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -INFINITY;
+    UNROLL for (int i = 0; i < 2 * STRIPS; i++) max[i / 2][i % 2] = -FLT_MAX;
 
     HeadRows q_h = head_rows(q, tile.b, tile.h, s.T);
     tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
     OwnRows<QK, STRIPS, QK < 64 ? QK : 64 * 64 / QK> own_q = {q_rows, {}};
-    walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int lead) {
+    walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int key0) {
         Strips<STRIPS, Tiles::COLUMNS> p = {};
         rows_by_rows(p, own_q, k_tile);  // Q K^T
-        mask<false>(p, lead);
+        mask_keys(p, tile, key0, s);
         softmax_tile(p, sums, max, sum, s.log2_scale);
         sums_by_tile(sums, p, v_tile);  // C += P V
     }, own_q);
@@ -478,11 +520,11 @@ attention_dq_kernel(Heads dq, AttentionSaved a, AttentionShape s) {
     }
     OwnRows<QK, STRIPS, QK> own_q = {q_rows, {}};
     OwnRows<HS, STRIPS, HS> own_dc = {dc_rows, {}};
-    walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int lead) {
+    walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int key0) {
         Strips<STRIPS, COLUMNS> p = {}, ds = {};
         rows_by_rows(p, own_q, k_tile);    // Q K^T
         rows_by_rows(ds, own_dc, v_tile);  // dP = dC V^T
-        mask<false>(p, lead);
+        mask_keys(p, tile, key0, s);
         UNROLL for (int m = 0; m < STRIPS; m++)
             UNROLL for (int n = 0; n < COLUMNS / 8; n++)
                 UNROLL for (int i = 0; i < 4; i++) {
@@ -514,8 +556,8 @@ __device__ void scores_backward(Strips<STRIPS, N> &p, Strips<STRIPS, N> &ds, flo
 }
 
 // The grid is (kv head of a sequence, tile of keys). A block walks over the query heads of the
-// group, one after the other. Queries from T on are rows of zeros with lse and D 0: they add
-// nothing.
+// group, one after the other, and for each over the queries up to the end of the last key's
+// document. Queries from T on are rows of zeros with lse and D 0: they add nothing.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, 2)
 attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
@@ -531,7 +573,10 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     real *v_tile = k_tile + ROWS * PITCH, *buffer = v_tile + ROWS * V_PITCH;
     real *k_rows = k_tile + own * PITCH, *v_rows = v_tile + own * V_PITCH;
     int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
-    int first = blockIdx.y * ROWS, row0 = first + own, tiles = CEIL_DIV(s.T - first, COLUMNS);
+    int first = blockIdx.y * ROWS, row0 = first + own;
+    int end = border_at(s.ends, b, first + ROWS - 1, s.T, s.T);
+    int border = border_at(s.ends, b, row0, s.T, INT_MAX);  // of the warp's first document
+    int tiles = CEIL_DIV(end - first, COLUMNS);
     Strips<STRIPS, QK> dk_sums = {};
     Strips<STRIPS, HS> dv_sums = {};
     int h = g * heads, next = first;  // of the coming step: its head and its first query
@@ -554,7 +599,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
         int64_t row = ((int64_t)b * s.NH + h) * s.T + t;
         float lse = t < s.T ? a.lse[row] : 0, D = t < s.T ? a.D[row] : 0;
         next += COLUMNS;
-        if (next >= s.T) next = first, h++;
+        if (next >= end) next = first, h++;
         copy_wait<0>();
         __syncthreads();  // every thread has this tile, and is done with the one before
         if (step + 1 < heads * tiles) begin(step + 1);
@@ -567,6 +612,8 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
             rows_by_rows(p, own_k, q_part);    // K Q^T
             rows_by_rows(ds, own_v, dc_part);  // dP^T = V dC^T
             mask<true>(p, row0 - query0 - at);
+            if (query0 + at + N > border)
+                mask_documents<true>(p, s.ends, b, s.T, row0, query0 + at);
             scores_backward(p, ds, lse, D, s.log2_scale, at);
             sums_by_tile(dv_sums, p, dc_part);  // dV += P^T dC
             sums_by_tile(dk_sums, ds, q_part);  // dK += dS^T Q, scaled at the end

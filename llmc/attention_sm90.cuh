@@ -144,12 +144,24 @@ template <bool KEYS_IN_ROWS, int N> __device__ void causal_mask(float (&s)[N], i
     }
 }
 
+// -infinity where the key comes before the begin of the query's document; as mask_documents.
+template <bool KEYS_IN_ROWS, int N>
+__device__ void document_mask(float (&s)[N], const int32_t *borders, int b, int T, int row,
+                              int column0) {
+    int border[2];
+    UNROLL for (int i = 0; i < 2; i++) border[i] = border_at(borders, b, row + 8 * i, T, 0);
+    UNROLL for (int i = 0; i < N; i++) {
+        int column = column0 + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, at = border[i / 2 % 2];
+        if (KEYS_IN_ROWS ? column >= at : column < at) s[i] = -INFINITY;
+    }
+}
+
 // Of this lane's two rows: the largest score so far, times log2_scale, and this lane's part of the
 // sum of 2^(score - max).
 struct RunningSoftmax { float max[2], sum[2]; };
 
-// Q K^T becomes 2^(s * scale - max); shrink: what earlier sums are to be multiplied by. The first
-// tile has key 0, which every query sees, so max is finite from then on.
+// Q K^T becomes 2^(s * scale - max); shrink: what earlier sums are to be multiplied by. max begins
+// finite, as in softmax_tile.
 template <int N>
 __device__ void softmax_update(RunningSoftmax &m, float (&s)[N], float (&shrink)[2], float scale) {
     UNROLL for (int i = 0; i < 2; i++) {
@@ -199,14 +211,15 @@ __device__ void group_store(const CUtensorMap *map, unsigned char *own, int tile
 
 struct ForwardMaps { CUtensorMap q, k, v, c; };
 
-// A block's place: sequence, head, kv head, first query, and how many tiles of keys it needs.
-struct BlockPlace { int b, h, g, first, tiles; };
+// A block's place: sequence, head, kv head, first query, and the tiles of keys that it needs.
+struct BlockPlace { int b, h, g, first, begin, end; };
 
 template <typename Tiles> __device__ BlockPlace forward_place(AttentionShape s) {
     int b = head_of_block() / s.NH, h = head_of_block() % s.NH;
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::QUERIES;
-    int tiles = CEIL_DIV(min(first + Tiles::QUERIES, s.T), Tiles::KEYS);
-    return {b, h, h / (s.NH / s.KV), first, tiles};
+    int begin = border_at(s.begins, b, first, s.T, 0) / Tiles::KEYS;
+    int end = CEIL_DIV(min(first + Tiles::QUERIES, s.T), Tiles::KEYS);
+    return {b, h, h / (s.NH / s.KV), first, begin, end};
 }
 
 template <typename Tiles>
@@ -216,21 +229,22 @@ __device__ void forward_produce(const ForwardMaps &maps, unsigned char *q, unsig
     mbarrier_expect(q_full, Tiles::Q_BYTES);
     tiles_load<Tiles::QK, Tiles::QUERIES>(q, &maps.q, q_full, p.first, p.h, p.b);
     Ring<Tiles::STAGES> at = {0, 0};
-    for (int i = 0; i < p.tiles; i++, at.next()) {
+    for (int i = p.begin; i < p.end; i++, at.next()) {
         int key0 = i * Tiles::KEYS;
         stage_fill<Tiles::QK, Tiles::KEYS>(k, &maps.k, k_ring, at, key0, p.g, p.b);
         stage_fill<Tiles::HS, Tiles::KEYS>(v, &maps.v, v_ring, at, key0, p.g, p.b);
     }
 }
 
-// The sums of 64 rows from row0 on over the first `tiles` tiles of keys.
+// The sums of 64 rows from row0 on over the tiles of keys from place.begin to `end`.
 template <typename Tiles>
 __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
                                 const unsigned char *q, const unsigned char *k,
                                 const unsigned char *v, RingBarriers k_ring, RingBarriers v_ring,
-                                int row0, int tiles, float scale) {
+                                BlockPlace place, int row0, int end, AttentionShape shape) {
     constexpr int KEYS = Tiles::KEYS;
-    int lead = row0 + group_row();
+    int row = row0 + group_row(), b = place.b, T = shape.T;
+    int border = border_at(shape.begins, b, row0 + GROUP_ROWS - 1, T, 0);  // of the last row
     float s[KEYS / 2], shrink[2];
     uint32_t p[KEYS / 16][4];
     Ring<Tiles::STAGES> at = {0, 0}, before = {0, 0};  // before: the tile before
@@ -245,8 +259,10 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
     auto probabilities = [&](int tile) {
         settle(s);
         stage_release(k_ring, at);
-        if (tile * KEYS + KEYS > row0) causal_mask<false>(s, lead - tile * KEYS);
-        softmax_update(m, s, shrink, scale);
+        int key0 = tile * KEYS;
+        if (key0 + KEYS > row0) causal_mask<false>(s, row - key0);
+        if (key0 < border) document_mask<false>(s, shape.begins, b, T, row, key0);
+        softmax_update(m, s, shrink, shape.log2_scale);
         settle(s);
         // V will be needed soon. This loop also keeps ptxas from moving the next wgmma_wait up,
         // before the exponentials.
@@ -256,16 +272,16 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
     wgmma_fence();
     scores();
     wgmma_wait<0>();
-    probabilities(0);
+    probabilities(place.begin);
     sums_round<KEYS>(p, s);
     at.next();
-    for (int tile = 1; tile < tiles; tile++, at.next(), before.next()) {
+    for (int tile = place.begin + 1; tile < end; tile++, at.next(), before.next()) {
         mbarrier_wait(k_ring.full + at.stage, at.parity);
         settle(c);
         settle(p);
         wgmma_fence();
         scores();
-        sums(tile > 1);
+        sums(tile > place.begin + 1);
         wgmma_wait<1>();
         probabilities(tile);
         wgmma_wait<0>();
@@ -277,7 +293,7 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
     settle(c);
     settle(p);
     wgmma_fence();
-    sums(tiles > 1);
+    sums(end > place.begin + 1);
     wgmma_wait<0>();
     settle(c);
     stage_release(v_ring, before);
@@ -311,19 +327,19 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     }
     registers_take<Tiles::TAKEN>();
     int row0 = place.first + group * GROUP_ROWS;
-    int tiles = row0 < s.T ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), Tiles::KEYS) : 0;
+    bool live = row0 < s.T;
+    int end = live ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), Tiles::KEYS) : place.begin;
     unsigned char *own = q + group * GROUP_ROWS * TILE_ROW;
     mbarrier_wait(q_full, 0);
     float c[Tiles::HS / 2];
-    RunningSoftmax m = {{-INFINITY, -INFINITY}, {0, 0}};
-    if (tiles > 0)
-        forward_consume<Tiles>(c, m, own, k, v, k_ring, v_ring, row0, tiles, s.log2_scale);
-    for (int i = tiles; i < place.tiles; i++) {  // keys after all of these queries
+    RunningSoftmax m = {{-FLT_MAX, -FLT_MAX}, {0, 0}};
+    if (live) forward_consume<Tiles>(c, m, own, k, v, k_ring, v_ring, place, row0, end, s);
+    for (int i = end - place.begin; i < place.end - place.begin; i++) {  // keys after these queries
         Ring<STAGES> at = {i % STAGES, i / STAGES % 2};
         stage_skip(k_ring, at);
         stage_skip(v_ring, at);
     }
-    if (tiles == 0) return;
+    if (!live) return;
     float inverse[2];
     UNROLL for (int i = 0; i < 2; i++) {
         int lane = threadIdx.x % WARP, t = row0 + group_row() + i * 8;
@@ -465,14 +481,15 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     BackwardShared<Tiles> shared(tiles);
     int b = head_of_block() / s.NH, h = head_of_block() % s.NH, g = h / (s.NH / s.KV);
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
-    int all = CEIL_DIV(min(first + Tiles::ROWS, s.T), KEYS), group = warpgroup_index() - 1;
+    int begin = border_at(s.begins, b, first, s.T, 0) / KEYS;
+    int end = CEIL_DIV(min(first + Tiles::ROWS, s.T), KEYS), group = warpgroup_index() - 1;
     shared.init();
     if (group < 0) {
         registers_give<24>();
         if (threadIdx.x > 0) return;
         shared.fill_own(maps, first, h, b);
         Ring<Tiles::STAGES> at = {0, 0};
-        for (int i = 0; i < all; i++, at.next()) {
+        for (int i = begin; i < end; i++, at.next()) {
             mbarrier_wait(shared.ring.empty + at.stage, at.parity ^ 1);
             shared.fill(maps, at.stage, i * KEYS, g, b);
         }
@@ -480,7 +497,8 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     }
     registers_take<240>();
     int row0 = first + group * GROUP_ROWS, t = row0 + group_row();
-    int own = row0 < s.T ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), KEYS) : 0;
+    int own_end = row0 < s.T ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), KEYS) : begin;
+    int border = border_at(s.begins, b, row0 + GROUP_ROWS - 1, s.T, 0);  // of the last row
     float dq[Tiles::QK / 2], lse_t[2], D_t[2];
     UNROLL for (int i = 0; i < 2; i++) {
         int64_t row = (int64_t)head_of_block() * s.T + t + 8 * i;
@@ -490,10 +508,11 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     BackwardWalk<Tiles> walk(shared, group);
     uint32_t ds[KEYS / 16][4];
     mbarrier_wait(shared.own, 0);
-    for (int i = 0; i < own; i++)
+    for (int i = begin; i < own_end; i++)
         walk.tile(
             [&](float (&p)[KEYS / 2]) {
                 if (i * KEYS + KEYS > row0) causal_mask<false>(p, t - i * KEYS);
+                if (i * KEYS < border) document_mask<false>(p, s.begins, b, s.T, t, i * KEYS);
                 UNROLL for (int e = 0; e < KEYS / 2; e++)
                     p[e] = exp2_fast(fmaf(p[e], s.log2_scale, -lse_t[e / 2 % 2]));
             },
@@ -504,12 +523,13 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
                 sums_round<KEYS>(ds, dp);
                 settle(ds);
                 wgmma_fence();
-                sums_by_tile<Tiles::QK, KEYS>(dq, ds, u, i > 0);  // dQ += dS K, scaled at the end
+                // dQ += dS K, scaled at the end
+                sums_by_tile<Tiles::QK, KEYS>(dq, ds, u, i > begin);
             });
     walk.end();
     settle(dq);
-    for (int i = own; i < all; i++) walk.skip();
-    if (own == 0) return;
+    for (int i = own_end; i < end; i++) walk.skip();
+    if (row0 >= s.T) return;
     rows_scale(dq, {s.scale, s.scale});
     group_store<Tiles::QK>(&maps.dx, shared.x + group * GROUP_ROWS * TILE_ROW, Tiles::ROWS, dq,
                            row0, h, b);
@@ -527,7 +547,8 @@ __device__ void saved_load(float *to, const wide *lse, const wide *D, int first,
 }
 
 // The grid is (kv head of a sequence, tile of keys). A block walks over the query heads of the
-// group, one after the other.
+// group, one after the other, and for each over the queries up to the end of the last key's
+// document.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, 1)
 attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *lse, const wide *D,
@@ -537,7 +558,9 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
     SHARED_TILES(tiles);
     BackwardShared<Tiles> shared(tiles);
     int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
-    int first = blockIdx.y * Tiles::ROWS, steps = CEIL_DIV(s.T - first, QUERIES);
+    int first = blockIdx.y * Tiles::ROWS;
+    int end = border_at(s.ends, b, first + Tiles::ROWS - 1, s.T, s.T);
+    int steps = CEIL_DIV(end - first, QUERIES);
     int group = warpgroup_index() - 1;
     shared.init();
     if (group < 0) {
@@ -557,7 +580,8 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
         return;
     }
     registers_take<240>();
-    int row0 = first + group * GROUP_ROWS, lead = row0 + group_row();
+    int row0 = first + group * GROUP_ROWS, row = row0 + group_row();
+    int border = border_at(s.ends, b, row0, s.T, INT_MAX);  // of the first row's document
     float dk[Tiles::QK / 2], dv[Tiles::HS / 2];
     UNROLL for (int i = 0; i < Tiles::QK / 2; i++) dk[i] = 0;
     UNROLL for (int i = 0; i < Tiles::HS / 2; i++) dv[i] = 0;
@@ -575,7 +599,9 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
         const float *saved = shared.lse + walk.at.stage * Tiles::FLOATS + threadIdx.x % 4 * 2;
         walk.tile(
             [&](float (&p)[QUERIES / 2]) {
-                if (query0 < row0 + GROUP_ROWS) causal_mask<true>(p, lead - query0);
+                if (query0 < row0 + GROUP_ROWS) causal_mask<true>(p, row - query0);
+                if (query0 + QUERIES > border)
+                    document_mask<true>(p, s.ends, b, s.T, row, query0);
                 UNROLL for (int e = 0; e < QUERIES / 2; e++) {
                     float lse_t = saved[e / 4 * 8 + e % 2];
                     p[e] = exp2_fast(fmaf(p[e], s.log2_scale, -lse_t));

@@ -48,6 +48,7 @@ struct Block {
     wide *router_bias;     // a master weight: its steps are too small for bf16
     float dloss;           // backward: the gradient of the micro-batch's mean loss, for the router
     int dw_of_linears;     // backward: SET in the first micro-step of a step, then ADD
+    const int32_t *begins, *ends;  // [n] of each token's document (attention.cuh), or nullptr
     Gpu *gpu;
 };
 
@@ -104,7 +105,10 @@ static AttentionShape attn_shape(const Block *b) {
     int QK = qk_size(m);
     // In nGPT q and k have length 1 when they meet, so scores are scaled up.
     double scale = b->p.q.on == L2 ? sqrt((double)QK) : 1 / sqrt((double)QK);
-    return attention_shape(b->s->B, b->s->T, m->NH, m->KV, QK, m->HS, scale);
+    AttentionShape s = attention_shape(b->s->B, b->s->T, m->NH, m->KV, QK, m->HS, scale);
+    s.begins = b->begins;
+    s.ends = b->ends;
+    return s;
 }
 
 struct QkvNorms { Norm of[3]; };

@@ -1,19 +1,20 @@
 // embed.cuh: token and position embedding, and the gradient back to the tables.
 //
-//   forward    e[b, t] = scale * wte[token[b, t]] (+ wpe[t])
-//   backward   dwte[v] += scale * sum of de over the positions that hold token v
-//              dwpe[t] += sum of de over the sequences b
+//   forward    e[b, t] = scale * wte[token[b, t]] (+ wpe[t'])    t' = t - begins[b, t]
+//   backward   dwte[v] += scale * sum of de over the places (b, t) that hold token v
+//              dwpe[t'] += sum of de over the places whose position is t'
 //
 //   e, de    [B, T, C]
 //   wte      [V, C], dwte in float
 //   wpe      [T, C], dwpe in float; nullptr with RoPE
 //   tokens   [B, T] int32, on the device
-//   groups   [4, B T] int32: the positions sorted by token and by t (token_groups)
+//   begins   [B, T] int32: where a token's document begins (--restart-positions); nullptr: t' = t
+//   groups   [4, B T] int32: the places sorted by token and by position (token_groups)
 //
-// Many positions hold the same token, so dwte is a sum of rows of de for each token. Atomics would
-// change the order of that sum from run to run. Instead the host sorts the positions of the batch
-// by token while the GPU runs the forward pass. Blocks take equal pieces of the sorted positions,
-// since one token can be a tenth of a text (bytes). dwpe is the same sum, sorted by t.
+// Many places hold the same token, so dwte is a sum of rows of de for each token. Atomics would
+// change the order of that sum from run to run. Instead the host sorts the places of the batch
+// by token while the GPU runs the forward pass. Blocks take equal pieces of the sorted places,
+// since one token can be a tenth of a text (bytes). dwpe is the same sum, sorted by position.
 //
 // Values moved, and the computed floor (gpu.cuh) for GPT-2 in bf16 (n = B T = 65536, C = 768):
 //   forward    2C per position: a row of wte, a row of e (wpe stays in the L2 cache)     0.047 ms
@@ -28,61 +29,64 @@ enum { GROUP_PIECE = 64, GROUP_LOADS = 8 };
 
 // ---------------------------------------------------------------------------------------- forward
 
-// Rows are positions (row_grid).
+// Rows are places (row_grid).
 static __global__ void __launch_bounds__(ROW_THREADS)
-embedding_forward_kernel(real *e, const int32_t *tokens, const real *wte, const real *wpe, int T,
-                         int C, float scale) {
-    int64_t bt = blockIdx.x, token = tokens[bt], t = blockIdx.x % T;
+embedding_forward_kernel(real *e, const int32_t *tokens, const real *wte, const real *wpe,
+                         const int32_t *begins, int T, int C, float scale) {
+    int64_t bt = blockIdx.x, token = tokens[bt], position = blockIdx.x % T;
     int i = row_column();
     if (i >= C) return;
+    if (begins) position -= begins[bt];
     Floats w = floats_load(wte + token * C + i), p = {};
-    if (wpe) p = floats_load(wpe + t * C + i);
+    if (wpe) p = floats_load(wpe + position * C + i);
     floats_store(e + bt * C + i, scale * w + p);
 }
 
 static inline void embedding_forward(real *e, const int32_t *tokens, const real *wte,
-                                     const real *wpe, int B, int T, int C, float scale, Gpu *gpu) {
+                                     const real *wpe, const int32_t *begins, int B, int T, int C,
+                                     float scale, Gpu *gpu) {
     LAUNCH(embedding_forward_kernel, row_grid(B * T, C), ROW_THREADS, 0, gpu->stream, e, tokens,
-           wte, wpe, T, C, scale);
+           wte, wpe, begins, T, C, scale);
 }
 
 // ----------------------------------------------------------------------------------------- groups
 
-// Sorts the n = B T positions of a batch on the host, once by token and once by t. One array holds
-// both, so one copy takes them to the device:
-//
-//   order    [n] positions by token; a group is the positions of one token, in ascending order
-//   sorted   [n] their tokens
-//            [n] positions by t, and so in groups of B
-//            [n] their t
-//
-// A stable radix sort of three 8-bit digits: --vocab is at most 2^24. The passes alternate between
-// the places of order and of sorted.
-static inline void token_groups(int32_t *groups, const int32_t *tokens, int B, int T) {
-    int64_t n = (int64_t)B * T;
-    int32_t *order = groups, *sorted = groups + n;
+// order [n]: the places 0 .. n-1 by key; those of one key, a group, in ascending order
+// sorted [n]: their keys, from 0 to 2^24 - 1
+// A stable radix sort of three 8-bit digits. The passes alternate between order and sorted.
+template <typename Key>
+static inline void sort_places(int32_t *order, int32_t *sorted, int64_t n, Key key) {
     for (int pass = 0; pass < 3; pass++) {
         const int32_t *from = pass == 1 ? order : sorted;
         int32_t *to = pass == 1 ? sorted : order;
-        int64_t place[257] = {0};  // the next free place for each digit
-        for (int64_t i = 0; i < n; i++) place[(tokens[i] >> 8 * pass & 255) + 1]++;
-        for (int digit = 0; digit < 256; digit++) place[digit + 1] += place[digit];
+        int64_t next[257] = {0};  // the next free entry for each digit
+        for (int64_t i = 0; i < n; i++) next[(key(i) >> 8 * pass & 255) + 1]++;
+        for (int digit = 0; digit < 256; digit++) next[digit + 1] += next[digit];
         for (int64_t i = 0; i < n; i++) {
-            int32_t position = pass == 0 ? (int32_t)i : from[i];
-            to[place[tokens[position] >> 8 * pass & 255]++] = position;
+            int32_t place = pass == 0 ? (int32_t)i : from[i];
+            to[next[key(place) >> 8 * pass & 255]++] = place;
         }
     }
-    for (int64_t i = 0; i < n; i++) {
-        sorted[i] = tokens[order[i]];
-        groups[2 * n + i] = (int32_t)(i % B * T + i / B), groups[3 * n + i] = (int32_t)(i / B);
-    }
+    for (int64_t i = 0; i < n; i++) sorted[i] = key(order[i]);
+}
+
+// Sorts the n = B T places of a batch on the host, by token (--vocab is at most 2^24) and by
+// position (--seq is at most 2^22). One array holds both, so one copy takes them to the device:
+// order and sorted by token, order and sorted by position.
+static inline void token_groups(int32_t *groups, const int32_t *tokens, const int32_t *begins,
+                                int B, int T) {
+    int64_t n = (int64_t)B * T;
+    sort_places(groups, groups + n, n, [&](int64_t i) { return tokens[i]; });
+    sort_places(groups + 2 * n, groups + 3 * n, n, [&](int64_t i) {
+        return (int32_t)(i % T) - (begins ? begins[i] : 0);
+    });
 }
 
 // --------------------------------------------------------------------------------------- backward
-// The sorted positions are cut into pieces of fixed size, a block each. A cut inside a group moves
+// The sorted places are cut into pieces of fixed size, a block each. A cut inside a group moves
 // up to the end of the group, if the piece has one. Otherwise the piece lies inside the group: its
 // sum is a row of `inside`, in scratch, and a second kernel adds the rows of a group in order. So a
-// group of up to GROUP_PIECE positions is one sum in ascending order, and the same bits come out in
+// group of up to GROUP_PIECE places is one sum in ascending order, and the same bits come out in
 // every run.
 
 struct Pieces {

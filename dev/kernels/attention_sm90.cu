@@ -7,16 +7,36 @@
 #include "ladder.cuh"
 #include "../../llmc/attention_sm90.cuh"
 
-struct Sizes { int B, T, NH, KV, QK, HS; };
-// The last of B sequences is compared with the truth; those before are the same. Rows of K and V
-// are as long as those of Q, and hold KV heads and nothing.
+struct Sizes { int B, T, NH, KV, QK, HS, document; };
+// document: tokens of each one; 0: a sequence is one. The last of B sequences is compared with the
+// truth; those before are the same. Rows of K and V are as long as those of Q, and hold KV heads
+// and nothing.
 static const Sizes SIZES[] = {
-    {TIMED ? 64 : 2, TIMED ? 1024 : 300, TIMED ? 12 : 2, TIMED ? 12 : 1, 64, 64},
-    {TIMED ? 16 : 1, TIMED ? 2048 : 140, TIMED ? 16 : 2, TIMED ? 16 : 2, 96, 96},
-    {TIMED ? 4 : 1, TIMED ? 4096 : 190, TIMED ? 16 : 4, TIMED ? 4 : 2, 128, 128},
-    {TIMED ? 4 : 1, TIMED ? 4096 : 257, TIMED ? 16 : 1, TIMED ? 16 : 1, 192, 128},
-    {2, 1, 2, 2, 64, 64},
+    {TIMED ? 64 : 2, TIMED ? 1024 : 300, TIMED ? 12 : 2, TIMED ? 12 : 1, 64, 64, 0},
+    {TIMED ? 16 : 1, TIMED ? 2048 : 140, TIMED ? 16 : 2, TIMED ? 16 : 2, 96, 96, 0},
+    {TIMED ? 4 : 1, TIMED ? 4096 : 190, TIMED ? 16 : 4, TIMED ? 4 : 2, 128, 128, 0},
+    {TIMED ? 4 : 1, TIMED ? 4096 : 257, TIMED ? 16 : 1, TIMED ? 16 : 1, 192, 128, 0},
+    {2, 1, 2, 2, 64, 64, 0},
+    {TIMED ? 64 : 2, TIMED ? 1024 : 420, TIMED ? 12 : 2, TIMED ? 12 : 1, 64, 64, TIMED ? 400 : 130},
+    {1, 200, 1, 1, 96, 96, 7},
+    {TIMED ? 4 : 1, TIMED ? 4096 : 290, TIMED ? 16 : 2, TIMED ? 4 : 2, 128, 128, TIMED ? 500 : 97},
+    {1, 260, 1, 1, 192, 128, 140},
 };
+
+static const int32_t *device_ints(const std::vector<int32_t> &host) {
+    int32_t *device;
+    size_t bytes = host.size() * sizeof *device;
+    cudaCheck(cudaMalloc((void **)&device, bytes));
+    cudaCheck(cudaMemcpy(device, host.data(), bytes, cudaMemcpyHostToDevice));
+    return device;
+}
+
+static std::vector<int32_t> begins_of(const Sizes &z) {
+    std::vector<int32_t> begins(z.B * z.T);
+    if (!z.document) return begins;
+    for (int i = 0; i < z.B * z.T; i++) begins[i] = i % z.T / z.document * z.document;
+    return begins;
+}
 
 struct Solution { Values c, lse, dq, dk, dv; };
 
@@ -25,12 +45,13 @@ static Solution solve(const Sizes &z, const Values &q, const Values &k, const Va
                       const Values &dc) {
     Solution out = {Values(z.T * z.NH * z.HS), Values(z.NH * z.T), Values(q.size()),
                     Values(k.size()), Values(v.size())};
+    std::vector<int32_t> begins = begins_of(z);
     for (int h = 0; h < z.NH; h++)
         for (int t = 0; t < z.T; t++) {
-            int g = h / (z.NH / z.KV), at = t * z.NH + h;
+            int g = h / (z.NH / z.KV), at = t * z.NH + h, first = begins[t];
             Values p(t + 1), dp(t + 1);
             double sum = 0, mean = 0;
-            for (int u = 0; u <= t; u++) {
+            for (int u = first; u <= t; u++) {
                 for (int e = 0; e < z.QK; e++)
                     p[u] += q[at * z.QK + e] * k[(u * z.NH + g) * z.QK + e];
                 for (int e = 0; e < z.HS; e++)
@@ -38,8 +59,8 @@ static Solution solve(const Sizes &z, const Values &q, const Values &k, const Va
                 sum += p[u] = exp(p[u] / sqrt(z.QK));
             }
             out.lse[h * z.T + t] = log2(sum);
-            for (int u = 0; u <= t; u++) p[u] /= sum, mean += p[u] * dp[u];
-            for (int u = 0; u <= t; u++) {
+            for (int u = first; u <= t; u++) p[u] /= sum, mean += p[u] * dp[u];
+            for (int u = first; u <= t; u++) {
                 double ds = p[u] * (dp[u] - mean) / sqrt(z.QK);
                 for (int e = 0; e < z.HS; e++) {
                     out.c[at * z.HS + e] += p[u] * v[(u * z.NH + g) * z.HS + e];
@@ -89,14 +110,17 @@ static void climb(const Sizes &z, Gpu *gpu) {
     const Heads qkv[3] = {{a.q, z.NH * z.QK, z.QK}, {a.k, z.NH * z.QK, z.QK},
                           {a.v, z.NH * z.HS, z.HS}};
     AttentionShape shape = attention_shape(z.B, z.T, z.NH, z.KV, z.QK, z.HS, 1 / sqrt(z.QK));
+    std::vector<int32_t> begins = begins_of(z), ends = begins;
+    for (int32_t &end : ends) end = std::min(end + z.document, z.T);
+    if (z.document) shape.begins = device_ints(begins), shape.ends = device_ints(ends);
     Solution truth = solve(z, host[0], host[1], host[2], host[3]);
     double floor = (double)z.B * z.NH * z.T * z.T * (z.QK + z.HS) / FLOP_PER_MS;
     std::vector<LadderResult> forward = {
         {"C", a.c + last * z.NH * z.HS, nullptr, &truth.c},
         {"lse", nullptr, a.lse + last * z.NH, &truth.lse}};
     char title[96];
-    snprintf(title, sizeof title, "forward, B %d T %d, %d:%d heads of %d and %d", z.B, z.T, z.NH,
-             z.KV, z.QK, z.HS);
+    snprintf(title, sizeof title, "forward, B %d T %d, %d:%d heads of %d and %d, documents of %d",
+             z.B, z.T, z.NH, z.KV, z.QK, z.HS, z.document ? z.document : z.T);
     ladder_header(title, floor);
     ladder_step("llmc/attention.cuh", floor, forward, gpu,
                 [&] { attention_forward(a.c, a.peak, a.lse, qkv, shape, gpu); });
@@ -106,6 +130,7 @@ static void climb(const Sizes &z, Gpu *gpu) {
     climb_backward(z, a, truth, qkv, shape, gpu);
     for (real *p : {a.q, a.k, a.v, a.dc, a.c, a.dq, a.dk, a.dv}) cudaCheck(cudaFree(p));
     for (wide *p : {a.lse, a.peak, a.D}) cudaCheck(cudaFree(p));
+    cudaCheck(cudaFree((void *)shape.begins)), cudaCheck(cudaFree((void *)shape.ends));
 }
 
 int main(void) {

@@ -107,14 +107,15 @@ def rope(x, s):
     return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
 
-def softmax_attention(Q, K, V, scale):
-    """softmax(scale Q K^T) V over the past. A run of NH / KV query heads shares one head of keys
-    and values."""
+def softmax_attention(Q, K, V, scale, document):
+    """softmax(scale Q K^T) V over the past in the same document. A run of NH / KV query heads
+    shares one head of keys and values. document: [B, T], its number."""
     T, NH = Q.shape[1:3]
     K, V = (x.repeat_interleave(NH // x.shape[2], dim=2) for x in (K, V))
     scores = scale * torch.einsum("bthi,bshi->bhts", Q, K)
-    future = torch.ones(T, T).triu(1).bool()
-    return torch.einsum("bhts,bshi->bthi", scores.masked_fill(future, -math.inf).softmax(-1), V)
+    hidden = torch.ones(T, T).triu(1).bool() | (document[:, :, None] != document[:, None, :])
+    scores = scores.masked_fill(hidden[:, None], -math.inf)
+    return torch.einsum("bhts,bshi->bthi", scores.softmax(-1), V)
 
 
 def load_balance(chosen, p, sequences):
@@ -190,7 +191,8 @@ class Block:
                 if self.s["rope"] else x)
 
     def attend(self, Q, K, V):
-        return softmax_attention(self.turn(Q), self.turn(K), V, 1 / math.sqrt(Q.shape[-1]))
+        return softmax_attention(self.turn(Q), self.turn(K), V, 1 / math.sqrt(Q.shape[-1]),
+                                 self.s["document"])
 
     def out(self, context):
         return self.linear("self_attn.o_proj", context.flatten(2), self.s["C"])
@@ -232,7 +234,7 @@ class Block:
         s_qk = math.sqrt(self.s["C"]) * self.weight("self_attn.q_norm.weight",
                                                     Q[0, 0].numel()).view_as(Q[0, 0])
         return self.out(softmax_attention(s_qk * unit(self.turn(Q)), s_qk * unit(self.turn(K)), V,
-                                          math.sqrt(Q.shape[-1])))
+                                          math.sqrt(Q.shape[-1]), self.s["document"]))
 
     # The ffn: dense, of hidden width F, or a mixture of such.
 
@@ -477,11 +479,16 @@ STREAM_IS_NORMED = {"SPAN", "POST", "DEEPNORM", "KEEL", "NGPT"}
 
 def logits_of(get, s, inputs, routed):
     C, V = s["C"], s["V"]
+    begins = inputs == s["separator"]
+    s = s | {"document": begins.cumsum(1)}
     tokens = get("model.embed_tokens.weight", V, C)
     # learned positions are not scaled: the setting is Gemma's, which has none
     X = s["emb_scale"] * tokens[inputs]
     if not s["rope"]:
-        X = X + get("model.embed_positions.weight", s["T"], C)[: inputs.shape[1]]
+        at = torch.arange(inputs.shape[1]).expand(inputs.shape)
+        if s["restart"]:
+            at = at - (begins * at).cummax(1).values
+        X = X + get("model.embed_positions.weight", s["T"], C)[at]
     # only for its norm
     model = Block(lambda name, *sizes: get("model." + name, *sizes), s, None, None)
     if s["mode"] in EMBEDDING_NORM:
@@ -663,6 +670,7 @@ SETTINGS = {
     "moe.balance": 0.0, "moe.sequence": 0.0, "moe.z": 0.0, "moe.bias_rate": 0.0,
     "lr": [0.002, 0.004, 0.003, 0.006], "decay": [0.1, 0.3, 0.2], "gain_target": 0,
     "betas": [0.9, 0.95], "adam_eps": 1e-6, "clip": 0.1, "clipped": True,
+    "separator": -1, "restart": False,
     "optimizer": "adamw", "muon_scale": "original", "muon_lr": 0.02, "momentum": 0.8,
 }
 SHAPES = {  # each with its peculiarity
@@ -718,6 +726,7 @@ SHAPES = {  # each with its peculiarity
                                  "theta": 500.0},
 }
 CODE = {"sdd": "code"}
+DOCUMENTS = {"separator": 3}
 MUON = {"optimizer": "muon"}
 MATCH = MUON | {"muon_scale": "match_rms_adamw", "muon_lr": 0.01}
 SWITCHES = {  # name: settings, and the modes to try them with
@@ -789,7 +798,11 @@ def cases_of(shape):
     if not shape.endswith("switches"):
         modes = ({"SPAN": {}, "HYBRID": {}, "SDD": {}, "SDD.code": CODE}
                  | ({"OLMO2": {}, "QKVC_POST": {}} if shape == "llama-groups" else {}))
-        modes |= {"NGPT": {"rope": True}} if s["KV"] == s["NH"] and s["HS"] % 2 == 0 else {}
+        if shape.endswith("-long"):
+            modes |= {"SPAN.documents": DOCUMENTS}
+            modes |= {} if s["rope"] else {"PRE.restart": DOCUMENTS | {"restart": True}}
+        if s["KV"] == s["NH"] and s["HS"] % 2 == 0:
+            modes |= {"NGPT": {"rope": True}, "NGPT.documents": DOCUMENTS | {"rope": True}}
         return {name: {"mode": name.split(".")[0]} | options for name, options in modes.items()}
     switches = {"gpt2-switches": SWITCHES | OF_GPT2, "llama-switches": SWITCHES | OF_LLAMA,
                 "olmoe-switches": OF_OLMOE, "deepseek-switches": OF_DEEPSEEK}[shape]

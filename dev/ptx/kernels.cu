@@ -29,8 +29,13 @@ void set_scratch(float *at, Int floats) {
 
 void set_heads(Int slot, real *at, Int ld, Int head) { heads[slot] = {at, (int)ld, (int)head}; }
 
+static int32_t *begins, *ends;  // of documents
+void set_documents(int32_t *b, int32_t *e) { begins = b, ends = e; }
+
 static AttentionShape shape_of(const Int *s, double scale) {    // B, T, NH, KV, QK, HS
-    return attention_shape(s[0], s[1], s[2], s[3], s[4], s[5], scale);
+    AttentionShape shape = attention_shape(s[0], s[1], s[2], s[3], s[4], s[5], scale);
+    shape.begins = begins, shape.ends = ends;
+    return shape;
 }
 void run_attention_forward(real *c, wide *peak, wide *lse, const Int *shape, double scale) {
     attention_forward(c, peak, lse, heads, shape_of(shape, scale), gpu);
@@ -219,11 +224,11 @@ void run_loss_sums(double *sums) { loss_sums(sums, logits, gpu); }
 
 void run_embedding_forward(real *e, int32_t *tokens, real *wte, real *wpe, Int B, Int T, Int C,
                            double scale) {
-    embedding_forward(e, tokens, wte, wpe, B, T, C, scale, gpu);
+    embedding_forward(e, tokens, wte, wpe, begins, B, T, C, scale, gpu);
 }
 Int group_ints(Int n) { return 4 * n; }
-void run_token_groups(int32_t *groups, int32_t *tokens, Int B, Int T) {
-    token_groups(groups, tokens, B, T);
+void run_token_groups(int32_t *groups, int32_t *tokens, int32_t *from, Int B, Int T) {
+    token_groups(groups, tokens, from, B, T);
 }
 void run_embedding_backward(wide *dwte, wide *dwpe, real *de, int32_t *groups, Int B, Int T, Int C,
                             double scale) {

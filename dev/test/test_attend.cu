@@ -27,9 +27,14 @@ struct Chooser {
     }
     // Whether the kernels by wgmma can run here.
     bool can(void) const { return sizeof(real) == 2 && gpu.capability == 90; }
-    void choose(int T, int NH, int KV, int QK, int HS, int wanted) {
+    void choose(int T, int NH, int KV, int QK, int HS, int wanted, bool documents = false) {
         AttentionShape s = attention_shape(2, T, NH, KV, QK, HS, 1 / sqrt((double)QK));
+        int32_t *borders = nullptr;
+        cudaCheck(cudaMalloc((void **)&borders, 4 * T * sizeof *borders));
+        if (documents) s.begins = borders, s.ends = borders + 2 * T;
         attend_choose(s, wanted, arena, ARENA, &gpu);
+        cudaCheck(cudaStreamSynchronize(gpu.stream));
+        cudaCheck(cudaFree(borders));
     }
     void expect(int forward, int backward, const char *what) const {
         int found[2] = {gpu.plans->kinds[ATTENTION_FORWARD], gpu.plans->kinds[ATTENTION_BACKWARD]};
@@ -57,6 +62,10 @@ GPU_TEST(cuda_attend) {
     c.expect(BY_WGMMA, BY_WGMMA, "heads of 96");
     c.choose(131, 2, 1, 128, 128, KERNELS_WGMMA);
     c.expect(BY_WGMMA, BY_WGMMA, "heads of 128");
+    for (int HS : {64, 96, 128}) {
+        c.choose(300, 2, 1, HS, HS, KERNELS_WGMMA, true);
+        c.expect(BY_WGMMA, BY_WGMMA, "documents");
+    }
     c.choose(70, 1, 1, 192, 128, KERNELS_WGMMA);
     c.expect(BY_WGMMA, BY_MMA, "latent heads of 192 and 128");
     c.choose(70, 2, 2, 64, 64, KERNELS_MMA);

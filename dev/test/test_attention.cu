@@ -2,6 +2,7 @@
 // (llmc/attention.cuh).
 #include "gpu_test.cuh"
 #include "../../llmc/attention.cuh"
+#include "../../llmc/run/trainer.h"
 
 // One row per position: [gap | q | k | v | gap], as wide as `ld`. QK > HS: v's heads lie so far
 // apart as if k's channels without position stood beside each, as latent attention makes them.
@@ -9,6 +10,7 @@ struct Rows {
     AttentionShape s;
     // of q, k, v: where in the row, how many, channels of a head, from head to head
     int64_t n, ld, at[3], width[3], size[3], head[3], c_width;
+    std::vector<int32_t> begins, ends;  // [n] of documents, or empty
     Rows(int B, int T, int NH, int KV, int QK, int HS, double scale = 0) {
         s = attention_shape(B, T, NH, KV, QK, HS, scale ? scale : 1 / sqrt((double)QK));
         n = (int64_t)B * T, c_width = (int64_t)NH * HS;
@@ -16,6 +18,24 @@ struct Rows {
         width[0] = NH * head[0], width[1] = KV * head[1], width[2] = (KV - 1) * head[2] + HS;
         at[0] = 8, at[1] = at[0] + width[0], at[2] = at[1] + width[1], ld = at[2] + width[2] + 16;
     }
+    // Documents begin where `separators` has a 1.
+    Rows &cut(const std::vector<int32_t> &separators) {
+        begins.resize(n), ends.resize(n);
+        documents_find(begins.data(), ends.data(), separators.data(), s.B, s.T, 1);
+        return *this;
+    }
+    Rows &cut_at_random(int mean) {
+        std::vector<int32_t> separators(n);
+        for (int64_t i = 0; i < n; i++) separators[i] = rand_uniform(300 + mean, i) * mean < 1;
+        return cut(separators);
+    }
+    Rows &cut_at(int position) {
+        std::vector<int32_t> separators(n);
+        for (int b = 0; b < s.B; b++) separators[b * s.T + position] = 1;
+        return cut(separators);
+    }
+    // The first key that query t of sequence b sees.
+    int first_key(int b, int t) const { return begins.empty() ? 0 : begins[b * s.T + t]; }
     // Whether the column belongs to q, k or v.
     bool inside(int part, int64_t column) const {
         return column >= at[part] && column < at[part] + width[part] &&
@@ -54,16 +74,17 @@ static void head_truth(Truth *truth, const Values &x, const Values &dc, const Ro
         Values p(t + 1), dp(t + 1);
         int64_t c_t = (int64_t)(b * s.T + t) * r.c_width + h * s.HS;
         double max = -INFINITY, sum = 0, mean = 0;
-        for (int u = 0; u <= t; u++)
+        int first = r.first_key(b, t);
+        for (int u = first; u <= t; u++)
             max = fmax(max, p[u] = scale * dot(x, row(0, t), x, row(1, u), s.QK));
         truth->peak[((int64_t)b * s.NH + h) * s.T + t] = max;
-        for (int u = 0; u <= t; u++) sum += p[u] = exp(p[u] - max);
-        for (int u = 0; u <= t; u++) {
+        for (int u = first; u <= t; u++) sum += p[u] = exp(p[u] - max);
+        for (int u = first; u <= t; u++) {
             p[u] /= sum;
             dp[u] = dot(dc, c_t, x, row(2, u), s.HS);
             mean += p[u] * dp[u];
         }
-        for (int u = 0; u <= t; u++) {
+        for (int u = first; u <= t; u++) {
             double ds = p[u] * (dp[u] - mean) * scale;
             for (int e = 0; e < s.QK; e++) {
                 truth->d[row(0, t) + e] += ds * x[row(1, u) + e];
@@ -87,24 +108,35 @@ static Truth attention_truth(const Values &x, const Values &dc, const Rows &r) {
 
 // -------------------------------------------------------------------------------------- the device
 
-struct Device { real *x, *dc, *c, *d; wide *peak, *lse, *D; };
+struct Device { real *x, *dc, *c, *d; wide *peak, *lse, *D; int32_t *begins, *ends; };
+
+static int32_t *device_borders(const std::vector<int32_t> &host) {
+    int32_t *device = nullptr;
+    if (host.empty()) return device;
+    cudaCheck(cudaMalloc((void **)&device, host.size() * sizeof(int32_t)));
+    cudaCheck(cudaMemcpy(device, host.data(), host.size() * sizeof(int32_t),
+                         cudaMemcpyHostToDevice));
+    return device;
+}
 
 static Device device_make(Values *x, Values *dc, const Rows &r) {
     int64_t rows = r.n * r.s.NH;
     return {device_copy<real>(x), device_copy<real>(dc), device_empty<real>(r.n * r.c_width),
             device_empty<real>(r.n * r.ld), device_empty<wide>(rows), device_empty<wide>(rows),
-            device_empty<wide>(rows)};
+            device_empty<wide>(rows), device_borders(r.begins), device_borders(r.ends)};
 }
 static void device_free(Device d) {
     cudaFree(d.x), cudaFree(d.dc), cudaFree(d.c), cudaFree(d.d), cudaFree(d.peak), cudaFree(d.lse),
-        cudaFree(d.D);
+        cudaFree(d.D), cudaFree(d.begins), cudaFree(d.ends);
 }
 
 static void device_run(Device d, const Rows &r) {
     Heads qkv[3], dqkv[3];
     r.heads(qkv, d.x), r.heads(dqkv, d.d);
-    attention_forward(d.c, d.peak, d.lse, qkv, r.s, test_gpu());
-    attention_backward(dqkv, d.D, d.dc, d.c, d.lse, qkv, r.s, test_gpu());
+    AttentionShape s = r.s;
+    s.begins = d.begins, s.ends = d.ends;
+    attention_forward(d.c, d.peak, d.lse, qkv, s, test_gpu());
+    attention_backward(dqkv, d.D, d.dc, d.c, d.lse, qkv, s, test_gpu());
 }
 
 // x: gaps are NaN, so whoever reads there shows it.
@@ -251,6 +283,52 @@ GPU_TEST(cuda_attention_causal) {
     for (int from : {1, 16, 33, 64, 100, 129}) check_causal(Rows(1, 130, 2, 1, 32, 32), from);
     check_causal(Rows(2, 67, 1, 1, 128, 128), 66);
     check_causal(Rows(1, 67, 1, 1, 192, 128), 50);
+}
+
+// Documents of a token and of several tiles, in all sizes of heads; borders at, before and behind
+// the edges of tiles.
+GPU_TEST(cuda_attention_documents) {
+    check_rows(Rows(2, 150, 2, 1, 64, 64).cut_at_random(30), 1);
+    check_rows(Rows(1, 300, 2, 2, 32, 32).cut_at_random(100), 1);
+    check_rows(Rows(1, 150, 1, 1, 96, 96).cut_at_random(5), 1);
+    check_rows(Rows(1, 150, 2, 1, 128, 128).cut_at_random(40), 1);
+    check_rows(Rows(1, 70, 1, 1, 48, 48).cut_at_random(20), 20);
+    check_rows(Rows(1, 130, 2, 2, 96, 64).cut_at_random(50), 1);
+    check_rows(Rows(1, 140, 1, 1, 192, 128).cut_at_random(50), 1);
+    check_rows(Rows(2, 40, 2, 2, 64, 64).cut_at_random(1), 1);  // each token by itself
+    for (int at : {1, 31, 32, 33, 63, 64, 65, 127, 128, 129})
+        check_rows(Rows(1, 130, 1, 1, 64, 64).cut_at(at), 1);
+}
+
+// What stands in the document before a border changes nothing behind it, in no bit, and gets no
+// gradient from there.
+GPU_TEST(cuda_attention_border) {
+    const int T = 150;
+    for (int at : {1, 40, 64, 100, 149}) {
+        Rows r(1, T, 2, 1, 64, 64);
+        r.cut_at(at);
+        Values x = random_rows(r, 17, 1), dc = random_values(r.n * r.c_width, 18);
+        for (int64_t i = 0; i < at * r.c_width; i++) dc[i] = 0;
+        Device d = device_make(&x, &dc, r);
+        device_run(d, r);
+        Values c = host_values(d.c, dc.size()), grads = host_values(d.d, x.size());
+        Values other = random_rows(r, 19, 3);
+        for (int64_t i = 0; i < at * r.ld; i++) x[i] = other[i];
+        Device e = device_make(&x, &dc, r);
+        device_run(e, r);
+        Values c_now = host_values(e.c, dc.size()), grads_now = host_values(e.d, x.size());
+        int64_t changed = 0, crossed = 0;
+        for (int64_t i = at * r.c_width; i < T * r.c_width; i++) changed += c[i] != c_now[i];
+        for (int64_t i = 0; i < T * r.ld; i++) {
+            if (!r.inside(i % r.ld)) continue;
+            if (i < at * r.ld) crossed += grads_now[i] != 0;
+            else changed += grads[i] != grads_now[i];
+        }
+        EXPECT(changed == 0, "border at %d: %lld values behind it know what stands before", at,
+               (long long)changed);
+        EXPECT(crossed == 0, "border at %d: %lld gradients cross it", at, (long long)crossed);
+        device_free(d), device_free(e);
+    }
 }
 
 // A second run, over the results of the first: the same bits.

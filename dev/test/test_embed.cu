@@ -12,10 +12,26 @@ static int32_t *device_ints(const Tokens &host) {
     return device;
 }
 
-static Tokens groups_of(const Tokens &tokens, int B) {
+// begins: --restart-positions; empty: positions are those in the sequence.
+static Tokens groups_of(const Tokens &tokens, int B, const Tokens &begins = {}) {
     Tokens groups(4 * tokens.size(), -7);
-    token_groups(groups.data(), tokens.data(), B, (int)tokens.size() / B);
+    token_groups(groups.data(), tokens.data(), begins.empty() ? nullptr : begins.data(), B,
+                 (int)tokens.size() / B);
     return groups;
+}
+
+static int position_of(int64_t bt, int T, const Tokens &begins) {
+    return (int)(bt % T) - (begins.empty() ? 0 : begins[bt]);
+}
+
+// Documents of random sizes, about 5 tokens each.
+static Tokens random_begins(int B, int T, uint64_t seed) {
+    Tokens begins(B * T);
+    for (int bt = 0; bt < B * T; bt++) {
+        bool same = bt % T && rand_uniform(seed, bt) > 0.2;
+        begins[bt] = same ? begins[bt - 1] : bt % T;
+    }
+    return begins;
 }
 
 // Tokens below V; low ones are frequent, as in text: the square of a uniform number.
@@ -30,15 +46,15 @@ static Tokens random_tokens(int64_t n, int V, uint64_t seed) {
 
 // ------------------------------------------------------------------------------------------ groups
 
-static void check_groups(const Tokens &tokens, int B, const char *what) {
+static void check_groups(const Tokens &tokens, int B, const char *what, const Tokens &begins = {}) {
     int32_t n = (int32_t)tokens.size(), T = n / B, wrong = 0;
-    Tokens groups = groups_of(tokens, B);
+    Tokens groups = groups_of(tokens, B, begins);
     for (int table = 0; table < 2; table++) {
         const int32_t *order = &groups[2 * table * n], *sorted = order + n;
         Tokens seen(n, 0);
         for (int r = 0; r < n; r++) {
             wrong += order[r] < 0 || order[r] >= n || seen[order[r]]++;
-            wrong += sorted[r] != (table ? order[r] % T : tokens[order[r]]);
+            wrong += sorted[r] != (table ? position_of(order[r], T, begins) : tokens[order[r]]);
             wrong += r > 0 && sorted[r] < sorted[r - 1];
             wrong += r > 0 && sorted[r] == sorted[r - 1] && order[r] < order[r - 1];
         }
@@ -54,31 +70,37 @@ GPU_TEST(cuda_token_groups) {
                  "all digits");
     check_groups(random_tokens(5000, 50257, 1), 50, "text");
     check_groups(random_tokens(3000, 1 << 24, 2), 1, "a large vocabulary");
+    check_groups(random_tokens(900, 50, 3), 3, "documents", random_begins(3, 300, 4));
 }
 
 // ---------------------------------------------------------------------------- forward and backward
 
 struct EmbeddingCase { int B, T, C, V, positions; float scale; };
 
-static void check_embedding_forward(EmbeddingCase s, const Tokens &tokens) {
+static void check_embedding_forward(EmbeddingCase s, const Tokens &tokens,
+                                    const Tokens &begins = {}) {
     int64_t n = s.B * s.T;
     Values wte = random_values(s.V * s.C, 21), wpe = random_values(s.T * s.C, 22), want(n * s.C);
     real *d_wte = device_copy<real>(&wte);
     real *d_wpe = s.positions ? device_copy<real>(&wpe) : nullptr;
     real *d_e = device_empty<real>(n * s.C);
     int32_t *d_tokens = device_ints(tokens);
-    for (int64_t bt = 0; bt < n; bt++)
+    int32_t *d_begins = begins.empty() ? nullptr : device_ints(begins);
+    for (int64_t bt = 0; bt < n; bt++) {
+        int position = position_of(bt, s.T, begins);
         for (int i = 0; i < s.C; i++)
             want[bt * s.C + i] =
-                s.scale * wte[tokens[bt] * s.C + i] + (s.positions ? wpe[bt % s.T * s.C + i] : 0);
-    embedding_forward(d_e, d_tokens, d_wte, d_wpe, s.B, s.T, s.C, s.scale, test_gpu());
+                s.scale * wte[tokens[bt] * s.C + i] + (s.positions ? wpe[position * s.C + i] : 0);
+    }
+    embedding_forward(d_e, d_tokens, d_wte, d_wpe, d_begins, s.B, s.T, s.C, s.scale, test_gpu());
     expect_close(d_e, want, "embedding");
-    cudaFree(d_wte), cudaFree(d_wpe), cudaFree(d_e), cudaFree(d_tokens);
+    cudaFree(d_wte), cudaFree(d_wpe), cudaFree(d_e), cudaFree(d_tokens), cudaFree(d_begins);
 }
 
 // Two batches in a row: gradients add up, on top of what was there. scratch: 0, or this many
 // floats.
-static void check_embedding_backward(EmbeddingCase s, const Tokens batches[2], size_t scratch = 0) {
+static void check_embedding_backward(EmbeddingCase s, const Tokens batches[2], size_t scratch = 0,
+                                     const Tokens &begins = {}) {
     int64_t n = s.B * s.T;
     Gpu gpu = *test_gpu();
     if (scratch) gpu.scratch_size = scratch, gpu.scratch = device_empty<float>(scratch);
@@ -89,12 +111,12 @@ static void check_embedding_backward(EmbeddingCase s, const Tokens batches[2], s
         const Tokens &tokens = batches[batch];
         Values de = random_values(n * s.C, 33 + batch);
         real *d_de = device_copy<real>(&de);
-        int32_t *d_groups = device_ints(groups_of(tokens, s.B));
+        int32_t *d_groups = device_ints(groups_of(tokens, s.B, begins));
         embedding_backward(d_dwte, d_dwpe, d_de, d_groups, s.B, s.T, s.C, s.scale, &gpu);
         for (int64_t bt = 0; bt < n; bt++)
             for (int i = 0; i < s.C; i++) {
                 dwte[tokens[bt] * s.C + i] += s.scale * de[bt * s.C + i];
-                dwpe[bt % s.T * s.C + i] += de[bt * s.C + i];
+                dwpe[position_of(bt, s.T, begins) * s.C + i] += de[bt * s.C + i];
             }
         cudaCheck(cudaDeviceSynchronize());
         cudaFree(d_de), cudaFree(d_groups);
@@ -121,6 +143,9 @@ GPU_TEST(cuda_embedding) {
         batches[0].back() = s.V - 1;
         check_embedding_forward(s, batches[0]);
         check_embedding_backward(s, batches);
+        Tokens begins = random_begins(s.B, s.T, 45);
+        check_embedding_forward(s, batches[0], begins);
+        check_embedding_backward(s, batches, 0, begins);
     }
 }
 

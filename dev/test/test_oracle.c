@@ -40,6 +40,7 @@ typedef struct {
     int B, T, micro, optimizer;
     double z_loss, clip, *gradients, *parameters, steps[STEPS][4];
     AdamW adamw;
+    Documents documents;
     int32_t *inputs, *targets;
 } Case;
 
@@ -234,6 +235,8 @@ static bool read_case(Case *c, const Golden *g, const Json *json) {
     static const char *const OPTIMIZERS[] = {"adamw", "muon"};
     c->adamw = read_adamw(c);
     c->optimizer = choice(c, "optimizer", OPTIMIZERS, 2);
+    int separator = integer(c, "separator");
+    c->documents = (Documents){separator >= 0, yes(c, "restart"), separator};
     c->B = integer(c, "B");
     c->T = integer(c, "seq");
     c->micro = integer(c, "micro");
@@ -315,6 +318,7 @@ static void compare_case(const Case *c, int micro, int recompute) {
                  recompute ? " with recompute" : "");
     Gpt *gpt = t->create(&c->m, &(Setup){.B = micro, .T = c->m.T, .recompute = recompute,
                                          .training = 1, .optimizer = c->optimizer,
+                                         .documents = c->documents,
                                          .z_loss = c->z_loss});
     AdamW adamw = c->adamw;
     load_weights(c, gpt);

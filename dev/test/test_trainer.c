@@ -481,6 +481,17 @@ void test_run(void) {
     run(PROGRAM, line);
     EXPECT(!strcmp(whole, run_hash_of(other)), "--recompute changes no bit of the weights");
 
+    char masked[17];
+    check_format(line, sizeof line, TINY "--mask-documents --out %s/masked", dir);
+    EXPECT(run(PROGRAM, line) == 0, "a run within documents: %s", output);
+    EXPECT(strcmp(whole, run_hash_of(masked)), "--mask-documents changes the weights");
+    check_format(line, sizeof line,
+                 SHAPE "--mask-documents --steps 7 --schedule-steps 12 --out %s/masked2", dir);
+    run(PROGRAM, line);
+    check_format(line, sizeof line, " --out %s/masked2 --resume required --steps 12", dir);
+    run(PROGRAM, line);
+    EXPECT(!strcmp(masked, run_hash_of(resumed)), "it is resumed within documents: %s", output);
+
     // Stopped at 7 and resumed: first by --steps with the schedule's end kept, then by SIGKILL at
     // odd moments.
     check_format(line, sizeof line, SHAPE "--steps 7 --schedule-steps 12 --out %s/d --save-every 3",
@@ -858,6 +869,15 @@ void test_run_tokens(void) {
     check_format(line, sizeof line,
                  MODEL "--steps 1 --data %s/elsewhere --val-data %s/bytes --out %s/c", dir, dir,
                  dir);
+    char masked[1200];
+    check_format(masked, sizeof masked,
+                 MODEL "--steps 1 --mask-documents --data %s/silent --vocab %d --out %s/e", dir,
+                 vocab, dir);
+    expect_refused(masked, "expected the tokenizer of this data, which names the token that begins");
+    check_format(masked, sizeof masked,
+                 MODEL "--steps 3 --mask-documents --positions learned --restart-positions "
+                       "--data %s/elsewhere --out %s/e", dir, dir);
+    EXPECT(run(PROGRAM, masked) == 0, "documents of a tokenizer: %s", output);
     char shards[600];
     check_format(shards, sizeof shards, "build/shard --out %s/bytes README.md", dir);
     run(shards, "");
@@ -1069,6 +1089,10 @@ void test_run_refusals(void) {
         {" --mix-ratio 0.5", 
          "--mix-ratio 0.5 needs NORM_MODE=MIX_LN, found SPAN"},
         {" --eval", "--eval on needs --from RUN, found no --from"},
+        {" --mask-documents --restart-positions",
+         "--restart-positions on needs --positions learned, found --positions rope"},
+        {" --positions learned --restart-positions",
+         "--restart-positions on needs --mask-documents on, found --mask-documents off"},
         {" --from /no/such/run --eval", "/no/such/run"},
         {" --show everything", "expected off|model|models|modes|config"},
         {" --resume required", "--out RUN"},

@@ -119,6 +119,10 @@ FLAG(muon_lr, NUMBER(0, 0, 10), "Muon: peak learning rate of its matrices; 0: --
 FLAG(muon_momentum, NUMBER(0.95, 0, 0.999999), "Muon: decay of the momentum (Nesterov)") \
 FLAG(muon_scale, CHOICE(match-rms-adamw, "match-rms-adamw|original"), \
      "Muon: update x 0.2 sqrt(max(rows, cols)), for AdamW's rates; or sqrt(max(1, rows / cols))") \
+FLAG(mask_documents, SWITCH(off), \
+     "attention stays within a document, which begins at the tokenizer's separator (bytes: 0)") \
+FLAG(restart_positions, SWITCH(off), \
+     "with --mask-documents and --positions learned: positions count from the document's begin") \
 FLAG(clip, NUMBER(1, 0, 1e9), "gradient clipping: largest global norm; 0: off") \
 FLAG(spike_z, NUMBER(10, 0, 1e9), \
      "report a loss or gradient norm so many robust deviations above the median of the last 128; " \

@@ -94,6 +94,9 @@ static bool find_tokenizer(const Run *r, char *path) {
     return false;
 }
 
+static const char TOKENIZER_ADVICE[] =
+    "--tokenizer FILE: python3 data/get.py tokenizer writes GPT-2's";
+
 // Opens the tokenizer. It must fit the model's vocabulary, and encode if there is a prompt. Without
 // one samples print as bytes, or as numbers if the model's tokens are not bytes.
 void run_open_tokenizer(Run *r) {
@@ -101,7 +104,6 @@ void run_open_tokenizer(Run *r) {
     char path[PATH_CAP] = "";
     bool found = find_tokenizer(r, path), prompt = *r->f->prompt && r->f->sample;
     bool bytes = r->m.V == CORPUS_VOCAB;
-    static const char ADVICE[] = "--tokenizer FILE: python3 data/get.py tokenizer writes GPT-2's";
     if (found) {
         tokenizer_open(path, t);
         CHECK(t->count <= r->m.V,
@@ -109,7 +111,8 @@ void run_open_tokenizer(Run *r) {
               "  -> --tokenizer FILE, the one of this model's data", path, t->count, r->m.V);
         CHECK(!prompt || t->encodes,
               "--prompt: expected a tokenizer that encodes; %s only decodes\n"
-              "  -> dev/export_hf.py, and this prompt in transformers; or %s", path, ADVICE);
+              "  -> dev/export_hf.py, and this prompt in transformers; or %s", path,
+              TOKENIZER_ADVICE);
         // A prompt is refused now, not after training.
         if (prompt && strcmp(r->f->prompt, "-")) {
             size_t n = strlen(r->f->prompt);
@@ -123,7 +126,17 @@ void run_open_tokenizer(Run *r) {
     } else if (!bytes && r->f->sample)
         printf("note: no tokenizer.bin: samples print as numbers\n  -> --tokenizer FILE\n");
     CHECK(!prompt || found || bytes, "--prompt needs the tokenizer of this model's data\n  -> %s",
-          ADVICE);
+          TOKENIZER_ADVICE);
+}
+
+int32_t run_separator(const Run *r) { return r->tokenizer.count ? r->tokenizer.end : 0; }
+
+// --mask-documents has to know where documents begin.
+static void open_documents(Run *r) {
+    CHECK(!r->f->mask_documents || r->tokenizer.count || r->m.V == CORPUS_VOCAB,
+          "--mask-documents: expected the tokenizer of this data, which names the token that "
+          "begins documents, found none\n  -> %s", TOKENIZER_ADVICE);
+    r->setup.documents.separator = run_separator(r);
 }
 
 void run_open_tasks(Run *r) {
@@ -143,6 +156,7 @@ Setup run_setup(const Run *r) {
         .training = r->training,
         .optimizer = f->optimizer,
         .decodes = f->sample > 0,
+        .documents = {.mask = f->mask_documents, .restart = f->restart_positions},
         .z_loss = f->z_loss,
         .batch = f->batch,
         .tf32 = f->tf32,
@@ -366,6 +380,7 @@ Run *run_open(const Trainer *t, int argc, char **argv) {
     check_processes(r);                   // before the first one takes memory
     choose_micro_batch(r);
     run_open_tokenizer(r);
+    open_documents(r);
     if (f->eval || r->training) run_open_tasks(r);
     show_model(r, false);
 

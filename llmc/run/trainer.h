@@ -86,6 +86,13 @@ typedef struct TensorStats {
     double grad, weight, update;
 } TensorStats;
 
+// --mask-documents: attention of a token stays within its document.
+typedef struct Documents {
+    int mask;                                 // 0: a sequence is one document
+    int restart;                              // learned positions count from the document's begin
+    int32_t separator;                        // the token that begins a document
+} Documents;
+
 // How a device makes a model.
 typedef struct Setup {
     int B, T;                                 // the largest micro-batch: sequences, tokens of each
@@ -93,6 +100,7 @@ typedef struct Setup {
     int training;                             // allocates gradients and AdamW's moments
     int optimizer;                            // OPTIMIZER_*
     int decodes;                              // decode will be called, which allocates a KV cache
+    Documents documents;
     double z_loss;
     int64_t batch;                            // sequences of a step, over all processes
     int tf32, stochastic, tune, graph;        // --tf32, --rounding, --tune, --graph; CUDA only
@@ -126,7 +134,7 @@ typedef struct Trainer {
 
     void (*zero_grads)(Gpt *gpt);             // begins a step: backward follows before update
     // inputs, targets [B, T]. Keeps the activations that backward reads, and adds to the losses.
-    // targets NULL: logits only.
+    // targets NULL: logits only. --mask-documents applies here, and not to decode.
     void (*forward)(Gpt *gpt, const int32_t *inputs, const int32_t *targets, int B, int T);
     // Adds the gradient of scale * (sum of the last forward's losses) to GRADS; consumes the
     // logits. last: the last micro-batch of a step; its gradients may be reduced over processes.
@@ -179,6 +187,24 @@ static inline void tokens_check(const char *what, const int32_t *tokens, int64_t
         CHECK(tokens[i] >= 0 && tokens[i] < V,
               "%s: expected tokens from 0 to %d, found %d\n  -> a --vocab that covers the data",
               what, V - 1, tokens[i]);
+}
+
+// Of each of the B T tokens: where its document begins in its sequence, and, unless ends is NULL,
+// where the next one does (T: nowhere). Tokens before the first separator are a document too.
+static inline void documents_find(int32_t *begins, int32_t *ends, const int32_t *tokens, int B,
+                                  int T, int32_t separator) {
+    for (int64_t b = 0; b < B; b++) {
+        const int32_t *row = tokens + b * T;
+        int32_t begin = 0, end = T;
+        for (int t = 0; t < T; t++) {
+            if (row[t] == separator) begin = t;
+            begins[b * T + t] = begin;
+        }
+        for (int t = T - 1; ends && t >= 0; t--) {
+            ends[b * T + t] = end;
+            if (row[t] == separator) end = t;
+        }
+    }
 }
 
 // Refuses a call of decode at position `at` if the KV cache does not hold the tokens before. It

@@ -344,7 +344,7 @@ static void time_ends(Bench *b) {
     std::vector<int32_t> tokens((size_t)b->n), groups((size_t)(4 * b->n));
     for (size_t i = 0; i < tokens.size(); i++)
         tokens[i] = (int32_t)fmin(s.V - 1.0, exp(log((double)s.V) * rand_uniform(1, i)) - 1);
-    token_groups(groups.data(), tokens.data(), s.B, s.T);
+    token_groups(groups.data(), tokens.data(), nullptr, s.B, s.T);
     int32_t *t = room_of_integers(b, tokens), *g = room_of_integers(b, groups);
     bool learned = !s.swiglu;
     double row = (double)s.C * sizeof(real);
@@ -357,7 +357,9 @@ static void time_ends(Bench *b) {
     wide *dwte = room<wide>(b, (int64_t)s.V * s.C);
     wide *dwpe = learned ? room<wide>(b, (int64_t)s.T * s.C) : nullptr;
     measure(b, "embedding forward", 0, (n + distinct) * row,
-            [=] { embedding_forward(e, t, wte, wpe, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
+            [=] {
+                embedding_forward(e, t, wte, wpe, nullptr, b->s.B, b->s.T, b->s.C, 1, &b->gpu);
+            });
     measure(b, "embedding backward", 0, n * row + 2 * distinct * s.C * sizeof(wide),
             [=] { embedding_backward(dwte, dwpe, e, g, b->s.B, b->s.T, b->s.C, 1, &b->gpu); });
     leave_rooms(b);

@@ -1,19 +1,21 @@
 """Attention and decoding, from the definition: c = softmax(scale q k^T) v over keys <= query."""
 import numpy as np
 
-from gpu import F32
+from gpu import F32, I32
 from harness import STORED, SUMS, TWICE
 
 # Head sizes of q and k, and of v: all that attention_launch has. The last three are latent.
 SIZES = [(32, 32), (48, 48), (64, 64), (96, 96), (128, 128), (48, 32), (96, 64), (192, 128)]
 
 
-def softmax_attention(q, k, v, scale):
+def softmax_attention(q, k, v, scale, document=0):
     """q [B, T, NH, QK], k [B, T, KV, QK], v [B, T, KV, HS]. Returns the context, and of each row
-    of scores the largest, the log-sum-exp (natural) and the probabilities, [B, NH, T(, T)]."""
+    of scores the largest, the log-sum-exp (natural) and the probabilities, [B, NH, T(, T)].
+    document: tokens of each one, the last may be shorter; 0: a sequence is one."""
     group, T = q.shape[2] // k.shape[2], q.shape[1]
     s = scale * np.einsum("bihd,bjhd->bhij", q, np.repeat(k, group, 2))
-    s = np.where(np.tril(np.ones((T, T), bool)), s, -np.inf)
+    seen, number = np.tril(np.ones((T, T), bool)), np.arange(T) // (document or T)
+    s = np.where(seen & (number[:, None] == number), s, -np.inf)
     peak = s.max(-1)
     lse = peak + np.log(np.exp(s - peak[..., None]).sum(-1))
     p = np.exp(s - lse[..., None])
@@ -54,15 +56,19 @@ def place_heads(t, parts, first, values):
     return lambda: [a.get() for a in arrays]
 
 
-def attention(t, B, T, NH, KV, QK, HS, sharp=1.0, backward=True):
-    t.case(f"attention {QK}/{HS} B{B} T{T} {NH}:{KV}{' sharp' if sharp > 1 else ''}")
+def attention(t, B, T, NH, KV, QK, HS, sharp=1.0, backward=True, document=0):
+    t.case(f"attention {QK}/{HS} B{B} T{T} {NH}:{KV}{' sharp' if sharp > 1 else ''}"
+           f"{f' documents of {document}' if document else ''}")
+    begins = np.tile(np.arange(T) // (document or T) * document, B).astype(I32)
+    ends = np.minimum(begins + (document or T), T).astype(I32)
+    t.call("set_documents", *((t.put(begins), t.put(ends)) if document else (None, None)))
     scale, shape = 1 / np.sqrt(QK), np.array([B, T, NH, KV, QK, HS])
     parts = [(B, T, NH, QK), (B, T, KV, QK), (B, T, KV, HS)]
     q, k, v = (t.normal(*s, scale=f) for s, f in zip(parts, (sharp, 1, 1)))
     place_heads(t, parts, 0, (q, k, v))
     c, peak, lse = t.empty((B, T, NH, HS)), t.empty((B, NH, T), F32), t.empty((B, NH, T), F32)
     t.call("run_attention_forward", c, peak, lse, shape, scale)
-    want, want_peak, want_lse, p = softmax_attention(q, k, v, scale)
+    want, want_peak, want_lse, p = softmax_attention(q, k, v, scale, document)
     t.expect("c", c, want)
     t.expect("peak", peak, want_peak, SUMS)
     t.expect("lse", lse.get() * np.log(2), want_lse, SUMS)
@@ -90,6 +96,9 @@ def check_attention(t):
             attention(t, 1, 70, 2, 1, QK, HS)
     attention(t, 2, 37, 2, 1, 64, 64, sharp=4)
     attention(t, 1, 1, 2, 2, 64, 64)
+    for QK, HS in SIZES if t.full else [(64, 64), (128, 128)]:
+        attention(t, 1, 110, 2, 1, QK, HS, document=43)
+    t.call("set_documents", None, None)
     if t.full:
         attention(t, 1, 256, 2, 2, 64, 64)
 

@@ -37,19 +37,25 @@ def check_activation(t):
 
 
 def check_embedding(t):
-    for B, T, C, V, positions in [(2, 40, 136, 50, True), (3, 70, 264, 20, False),
-                                  (2, 400, 64, 3000, True)]:
-        t.case(f"embedding {B}x{T}x{C}")
+    for B, T, C, V, positions, restart in [(2, 40, 136, 50, True, False),
+                                           (3, 70, 264, 20, False, False),
+                                           (2, 400, 64, 3000, True, False),
+                                           (2, 90, 72, 50, True, True)]:
+        t.case(f"embedding {B}x{T}x{C}{' of documents' if restart else ''}")
         n, scale = B * T, 0.5
         tokens = t.rng.integers(0, V, n).astype(I32)
         if V < 1000:
             tokens[::3] = 5                        # a group of several pieces
+        at = np.tile(np.arange(T), B)
+        begins = (at // 7 * 7).astype(I32) if restart else None
+        at = at - begins if restart else at
+        t.call("set_documents", t.put(begins), None)
         wte, wpe = t.normal(V, C), t.normal(T, C) if positions else None
         e, ts = t.empty((n, C)), t.put(tokens)
         t.call("run_embedding_forward", e, ts, t.put(wte), t.put(wpe), B, T, C, scale)
-        t.expect("e", e, scale * wte[tokens] + (np.tile(wpe, (B, 1)) if positions else 0))
+        t.expect("e", e, scale * wte[tokens] + (wpe[at] if positions else 0))
         groups = np.zeros(t.gpu.ask("group_ints", n), I32)
-        t.call("run_token_groups", groups, tokens, B, T)
+        t.call("run_token_groups", groups, tokens, begins, B, T)
         de, a0, b0 = t.normal(n, C), t.floats(V, C), t.floats(T, C)
         dwte, dwpe = t.put(a0, F32), t.put(b0, F32)
         t.call("run_embedding_backward", dwte, dwpe if positions else None, t.put(de),
@@ -58,7 +64,10 @@ def check_embedding(t):
         np.add.at(want, tokens, scale * de)
         t.expect("dwte", dwte, want, SUMS)
         if positions:
-            t.expect("dwpe", dwpe, b0 + de.reshape(B, T, C).sum(0), SUMS)
+            want = b0.copy()
+            np.add.at(want, at, de)
+            t.expect("dwpe", dwpe, want, SUMS)
+    t.call("set_documents", None, None)
 
 
 def check_linear(t):
