@@ -723,19 +723,21 @@ static void test_causality(void) {
 // --------------------------------------------------------------------------------------- documents
 // --mask-documents: a sequence of several documents gives what they give one by one.
 
-enum { DOCUMENTS_T = ATTN_BLOCK + 36, SEPARATOR = 5 };
-// Documents that begin behind the sequence's first token, at its end, and around a block's border;
-// one of a single token, and one longer than what is left of a block.
-static const int BORDERS[] = {0, 3, 4, 60, ATTN_BLOCK - 2, ATTN_BLOCK + 1, DOCUMENTS_T - 1,
-                              DOCUMENTS_T};
-enum { DOCUMENT_COUNT = sizeof BORDERS / sizeof *BORDERS - 1 };
+enum { DOCUMENTS_T = 2 * ATTN_BLOCK + 36, SEPARATOR = 5 };
+// The borders of five documents. In the first sequence the second block of queries begins anew at a
+// block of keys, and two documents have one token; in the other the third block of queries begins
+// in a document that later ones of its queries do not see, of two blocks of keys.
+enum { DOCUMENT_COUNT = 5 };
+static const int BORDERS[2][DOCUMENT_COUNT + 1] = {
+    {0, 3, 4, ATTN_BLOCK, ATTN_BLOCK + 35, ATTN_BLOCK + 36},
+    {0, 60, ATTN_BLOCK - 2, 2 * ATTN_BLOCK + 1, 2 * ATTN_BLOCK + 9, DOCUMENTS_T}};
 
 // Tokens of one sequence with separators at the borders, but for the first document, which began
 // before.
-static void fill_documents(int32_t *inputs, int32_t *targets, int V, uint64_t seed) {
-    fill_tokens(inputs, targets, DOCUMENTS_T, V, seed);
+static void fill_documents(int32_t *inputs, int32_t *targets, const int *borders, int V) {
+    fill_tokens(inputs, targets, DOCUMENTS_T, V, 21);
     for (int t = 0; t < DOCUMENTS_T; t++) inputs[t] += inputs[t] == SEPARATOR;
-    for (int d = 1; d < DOCUMENT_COUNT; d++) inputs[BORDERS[d]] = SEPARATOR;
+    for (int d = 1; d < DOCUMENT_COUNT; d++) inputs[borders[d]] = SEPARATOR;
 }
 
 static void test_documents_find(void) {
@@ -751,24 +753,25 @@ static void test_documents_find(void) {
 
 // Gradients and losses of a masked sequence and of its documents, one by one, with positions from
 // their begin on.
-static void documents_case(Case c, int recompute) {
-    c.m.T = DOCUMENTS_T;
+static void documents_case(Case c, int recompute, const int *borders) {
+    int all_T = c.m.T = borders[DOCUMENT_COUNT];
     c.m.moe.balance = c.m.moe.sequence = c.m.moe.z = 0;  // means over what runs together
     Layout layout = layout_make(&c.m);
-    Setup setup = {.B = 1, .T = DOCUMENTS_T, .training = 1, .recompute = recompute, .z_loss = 0.01};
+    Setup setup = {.B = 1, .T = all_T, .training = 1, .recompute = recompute, .z_loss = 0.01};
     Gpt *apart = judge_fp64.create(&c.m, &setup);
     setup.documents = (Documents){.mask = 1, .restart = !c.m.rope, .separator = SEPARATOR};
     Gpt *packed = judge_fp64.create(&c.m, &setup);
     int32_t inputs[DOCUMENTS_T], targets[DOCUMENTS_T];
-    fill_documents(inputs, targets, c.m.V, 21);
+    fill_documents(inputs, targets, borders, c.m.V);
     fill_weights(&judge_fp64, apart, &layout, 22, 4);
     fill_weights(&judge_fp64, packed, &layout, 22, 4);
-    judge_fp64.forward(packed, inputs, targets, 1, DOCUMENTS_T);
-    judge_fp64.backward(packed, 1.0 / DOCUMENTS_T, 0);
+    judge_fp64.forward(packed, targets, NULL, 1, all_T);  // leaves other activations
+    judge_fp64.forward(packed, inputs, targets, 1, all_T);
+    judge_fp64.backward(packed, 1.0 / all_T, 0);
     for (int d = 0; d < DOCUMENT_COUNT; d++) {
-        int begin = BORDERS[d], T = BORDERS[d + 1] - begin;
+        int begin = borders[d], T = borders[d + 1] - begin;
         judge_fp64.forward(apart, inputs + begin, targets + begin, 1, T);
-        judge_fp64.backward(apart, 1.0 / DOCUMENTS_T, 0);
+        judge_fp64.backward(apart, 1.0 / all_T, 0);
     }
     Loss a = judge_fp64.loss(packed), b = judge_fp64.loss(apart);
     EXPECT(fabs(a.ce - b.ce) <= 1e-13 * b.ce && fabs(a.z - b.z) <= 1e-12 * b.z,
@@ -788,19 +791,19 @@ static void documents_case(Case c, int recompute) {
 // Tokens of the first document are below V / 2, those of the second not. Rows of the embedding's
 // gradient that belong to one document do not change in a bit when the other one does.
 static void expect_border(const Trainer *t, int changed) {
+    enum { BORDER_T = ATTN_BLOCK + 36, BORDER = 50, HALF = 6 };
     Case c = make_case(MODE_SPAN, FAMILY_LLAMA, 0);
-    c.m.T = DOCUMENTS_T;
+    c.m.T = BORDER_T;
     Layout layout = layout_make(&c.m);
-    Setup setup = {.B = 1, .T = DOCUMENTS_T, .training = 1,
+    Setup setup = {.B = 1, .T = BORDER_T, .training = 1,
                    .documents = {.mask = 1, .separator = SEPARATOR}};
-    enum { BORDER = 50, HALF = 6 };
     const Entry *wte = layout.entries;
     while (wte->id != PARAM_wte) wte++;
     float rows[2][16 * 24];
     for (int run = 0; run < 2; run++) {
-        int32_t inputs[DOCUMENTS_T], targets[DOCUMENTS_T];
-        fill_tokens(inputs, targets, DOCUMENTS_T, c.m.V, 23);
-        for (int i = 0; i < DOCUMENTS_T; i++) {
+        int32_t inputs[BORDER_T], targets[BORDER_T];
+        fill_tokens(inputs, targets, BORDER_T, c.m.V, 23);
+        for (int i = 0; i < BORDER_T; i++) {
             int second = i >= BORDER, other = run == 1 && second == changed;
             int32_t token = (inputs[i] + other * i) % SEPARATOR;
             inputs[i] = second ? HALF + token : token;
@@ -809,8 +812,8 @@ static void expect_border(const Trainer *t, int changed) {
         inputs[BORDER] = SEPARATOR;
         Gpt *g = t->create(&c.m, &setup);
         fill_weights(t, g, &layout, 24, 4);
-        t->forward(g, inputs, targets, 1, DOCUMENTS_T);
-        t->backward(g, 1.0 / DOCUMENTS_T, 0);
+        t->forward(g, inputs, targets, 1, BORDER_T);
+        t->backward(g, 1.0 / BORDER_T, 0);
         memcpy(rows[run], t->tensor(g, GRADS, wte), sizeof rows[run]);
         t->destroy(g);
     }
@@ -826,8 +829,11 @@ static void test_documents(void) {
     // Not nGPT: its gains of q and k, behind RoPE, see more than distances.
     static const int SOME[] = {MODE_SPAN, MODE_POST, MODE_HYBRID, MODE_SDD};
     test_documents_find();
-    for (int family = 0; family < FAMILIES; family++)
-        for (int i = 0; i < 4; i++) documents_case(make_case(SOME[i], family, 0), i % 3);
+    for (int family = 0; family < FAMILIES; family++) {
+        documents_case(make_case(SOME[family], family, 0), family % 3, BORDERS[0]);
+        documents_case(make_case(SOME[(family + 1) % 4], family, 0), (family + 1) % 3, BORDERS[0]);
+    }
+    documents_case(make_case(MODE_SPAN, FAMILY_LLAMA, 0), RECOMPUTE_OFF, BORDERS[1]);
     for (int changed = 0; changed < 2; changed++) {
         expect_border(&judge_fp32, changed);
         expect_border(&judge_bf16, changed);
