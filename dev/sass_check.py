@@ -11,7 +11,9 @@ It fails where
   - an instruction that needs the whole warp may find lanes apart (sass/flow.py);
   - 16 bytes that lie side by side are read or written in smaller pieces (sass/measure.py);
   - in the loop of a kernel on tensor cores LDSM or HMMA stand between the wait for a copy and the
-    barrier behind it, or the loop touches local memory.
+    barrier behind it, or the loop touches local memory;
+  - in the loop of a kernel by wgmma there is a wait for less than four HGMMA each: ptxas has made
+    them wait for each other.
 Spilled registers are dev/arch_check.sh's own gate. Needs nvdisasm, from the CUDA toolkit or PyPI's
 nvidia-cuda-nvdisasm: NVDISASM=, PATH, or Python's packages. Only the standard library.
 """
@@ -62,7 +64,9 @@ gained_classifier_backward *|STG|a thread's sums, once, behind its loop
 # ------------------------------------------------------------------------------------- one kernel
 
 Figures = collections.namedtuple(
-    "Figures", "name prec arch registers instructions local hmma ldsm loop shared global_ cycles")
+    "Figures", "name prec arch registers instructions local hmma ldsm loop shared global_ cycles "
+    "wgmma")
+Wgmma = collections.namedtuple("Wgmma", "instructions hgmma all waits copies registers local")
 Loop = collections.namedtuple("Loop", "instructions hmma ldsm copies local order shared global_")
 
 
@@ -79,6 +83,17 @@ def loop_figures(code):
                 measure.widths(code, "LDG", "STG"))
 
 
+def wgmma_figures(kernel):
+    """Of a kernel by wgmma, or None."""
+    place = measure.hot_loop(kernel, "HGMMA")
+    if not place:
+        return None
+    loop = kernel.code[place[0]:place[1] + 1]
+    return Wgmma(len(loop), measure.count(loop, "HGMMA"), measure.count(kernel.code, "HGMMA"),
+                 measure.waits(loop), measure.count(kernel.code, "UTMALDG", "LDGSTS"),
+                 measure.warpgroup_registers(kernel.code), measure.count(loop, "LDL", "STL"))
+
+
 def figures(kernel, prec, arch, registers, cycles=False):
     code, place = kernel.code, measure.hot_loop(kernel)
     loop = loop_figures(code[place[0]:place[1] + 1]) if place else None
@@ -86,7 +101,7 @@ def figures(kernel, prec, arch, registers, cycles=False):
     return Figures(kernel.name, prec, arch, registers, len(code) - measure.count(code, "NOP"),
                    measure.count(code, "LDL", "STL"), measure.count(code, "HMMA"),
                    measure.count(code, "LDSM"), loop, measure.width_counts(code, "LDS", "STS"),
-                   measure.width_counts(code, "LDG", "STG"), cycles)
+                   measure.width_counts(code, "LDG", "STG"), cycles, wgmma_figures(kernel))
 
 
 def gates(kernel, found):
@@ -100,6 +115,10 @@ def gates(kernel, found):
         yield "order", f"products before their copies are there: {found.loop.order:.120}"
     if found.loop and found.loop.local:
         yield "local memory", f"{found.loop.local} accesses in the hot loop"
+    if (wgmma := found.wgmma) and wgmma.local:
+        yield "local memory", f"{wgmma.local} accesses in the hot loop"
+    if wgmma and 4 * wgmma.waits > wgmma.hgmma:
+        yield "serialized", f"{wgmma.waits} waits for {wgmma.hgmma} HGMMA of the hot loop"
 
 
 def examine(cubin, prec, arch, registers, nvdisasm, cycles):
@@ -116,6 +135,7 @@ def examine(cubin, prec, arch, registers, nvdisasm, cycles):
 # -------------------------------------------------------------------------------------- the table
 
 TENSOR = "{:42} {:7} {:>4} {:>5} {:>5} {:>5} {:>9} {:>8} {:>5} {:>6}  {:12} {:8} {:>6}"
+WGMMA = "{:42} {:>5} {:>7} {:>5} {:>5} {:>5} {:>7} {:>5} {:>6}"
 PLAIN = "{:34} {:>3} {:4}  {:>19}  {:>27}  {:>11}  {:22} {}"
 
 
@@ -131,10 +151,19 @@ def tensor_lines(every):
                 f.cycles or "").rstrip()
 
 
+def wgmma_lines(every):
+    yield WGMMA.format("kernel", "regs", "taken", "instr", "local", "loop", "HGMMA", "waits",
+                       "copies").rstrip()
+    for f in sorted(every, key=lambda f: short(f.name)):
+        if w := f.wgmma:
+            yield WGMMA.format(short(f.name), f.registers, w.registers, f.instructions, f.local,
+                               w.instructions, f"{w.hgmma}/{w.all}", w.waits, w.copies).rstrip()
+
+
 def plain_lines(every):
     groups = collections.defaultdict(list)
     for f in every:
-        if not f.loop:
+        if not f.loop and not f.wgmma:
             name = short(f.name) if ALONE.match(f.name) else short(f.name.partition("<")[0])
             groups[name, f.prec].append(f)
     yield PLAIN.format("kernel", "of", "prec", "regs", "instr", "local", "LDS STS",
@@ -162,6 +191,11 @@ HEAD = """\
 # many; cycles: of a multiprocessor for one round of the loop of one block, sm_90a, by a model
 # (dev/sass/model.py), not by a GPU.
 """
+BY_WGMMA = """
+# Kernels by wgmma, sm_90a, bf16. regs: at the launch; taken: given away by the producer/taken by a
+# consumer; HGMMA and waits (for wgmma): in the loop with the most HGMMA; copies: instructions that
+# copy to shared memory, by TMA or cp.async.
+"""
 MIDDLE = """
 # All other kernels: for sm_80, sm_90a, sm_100, sm_120 the most registers, the instructions and the
 # local accesses of all instances together; of: how many instances; accesses are those of sm_90a.
@@ -170,6 +204,7 @@ MIDDLE = """
 
 def table(every, nvcc):
     lines = [HEAD.format(nvcc=nvcc) + "#\n", *(line + "\n" for line in tensor_lines(every)),
+             BY_WGMMA, *(line + "\n" for line in wgmma_lines(every)),
              MIDDLE, *(line + "\n" for line in plain_lines(every))]
     return "".join(lines)
 

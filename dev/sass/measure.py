@@ -1,6 +1,7 @@
 """measure.py: what a kernel's machine code is made of.
 
-The hot loop of a kernel on tensor cores is its loop with the most HMMA, the shortest of those.
+The hot loop of a kernel on tensor cores is its loop with the most HMMA, or HGMMA (wgmma), the
+shortest of those.
 """
 import collections
 import math
@@ -27,13 +28,25 @@ def count(code, *bases):
     return sum(ins.base in bases for ins in code)
 
 
-def hot_loop(kernel):
-    """(first, last), or None for a kernel without HMMA in a loop."""
+def hot_loop(kernel, product="HMMA"):
+    """(first, last), or None for a kernel without such products in a loop."""
     def weight(loop):
         code = kernel.code[loop[0]:loop[1] + 1]
-        return count(code, "HMMA"), -len(code)
+        return count(code, product), -len(code)
     best = max(loops(kernel), key=weight, default=None)
     return best if best and weight(best)[0] else None
+
+
+def waits(code):
+    """How many times the code waits for wgmma."""
+    return sum(ins.name.startswith("WARPGROUP.DEPBAR") for ins in code)
+
+
+def warpgroup_registers(code):
+    """The registers of a thread that setmaxnreg gives away, and that it takes: 24/240."""
+    found = {ins.name.split(".")[1]: int(ins.operands[-1], 16) for ins in code
+             if ins.base == "USETMAXREG"}
+    return "/".join(str(found.get(word, "-")) for word in ("DEALLOC", "TRY_ALLOC"))
 
 
 def width(ins):

@@ -216,6 +216,32 @@ def test_loop():
     expect(measure.products_wait(turned), "a loop that begins in the middle of its products")
 
 
+WGMMA_LOOP = """
+USETMAXREG.DEALLOC.CTAPOOL 0x18
+USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0
+T:
+WARPGROUP.ARRIVE
+""" + "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24\n" * 8 + """
+WARPGROUP.DEPBAR.LE gsb0, 0x1
+WARPGROUP.DEPBAR.LE gsb0, 0x0
+@!P1 BRA `(T)
+EXIT
+"""
+
+
+def test_wgmma():
+    found = sass_check.figures(kernel(WGMMA_LOOP), "bf16", "90a", 168)
+    expect(found.wgmma == (12, 8, 8, 2, 0, "24/240", 0) and not found.loop, f"{found.wgmma}")
+    expect(failures(WGMMA_LOOP) == [], f"no failure: {failures(WGMMA_LOOP)}")
+    one = "WARPGROUP.DEPBAR.LE gsb0, 0x0\n"
+    expect(failures(WGMMA_LOOP.replace(one, one * 2)) == ["serialized"], "a wait too many")
+    spilled = WGMMA_LOOP.replace(one, "LDL R12, [R1]\n" + one)
+    expect(failures(spilled) == ["local memory"], f"spilled: {failures(spilled)}")
+    line = next(line for line in sass_check.wgmma_lines([found._replace(name="a_kernel<1>")])
+                if line.startswith("a<1>"))
+    expect(line.split() == "a<1> 168 24/240 15 0 12 8/8 2 0".split(), line)
+
+
 def test_model():
     """Two warps of a partition share its tensor core, 12 cycles a round each; a chain of stalls is
     as long as its sum for both."""
