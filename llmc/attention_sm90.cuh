@@ -27,7 +27,6 @@
 
 // Tiles in shared memory have 64 columns (TILE_WIDTH). A matrix of `size` columns has several, and
 // its last one may be part zeros.
-enum { TILE_ROW = TILE_WIDTH * 2, GROUP_ROWS = 64, STEP = 32 };  // bytes; rows; bytes of 16 columns
 template <int SIZE> static constexpr int TILES_OF = (SIZE + TILE_WIDTH - 1) / TILE_WIDTH;
 template <int SIZE, int ROWS> static constexpr int BYTES_OF = TILES_OF<SIZE> * ROWS * TILE_ROW;
 
@@ -52,16 +51,6 @@ static inline CUtensorMap heads_map(Heads x, int heads, int size, int rows, Atte
                        {TILE_WIDTH, 1, rows, 1}});
 }
 
-// Barriers of a ring. One thread fills a stage, one lane of each consuming warp empties it.
-struct RingBarriers { uint64_t *full, *empty; };
-
-template <int STAGES> __device__ void ring_init(RingBarriers r, int fillers, int warps) {
-    for (int i = 0; i < STAGES; i++) {
-        mbarrier_init(r.full + i, fillers);
-        mbarrier_init(r.empty + i, warps);
-    }
-}
-
 // Copies ROWS positions from `first` on of head h of sequence b, as all tiles of a matrix.
 template <int SIZE, int ROWS>
 __device__ void tiles_load(unsigned char *to, const CUtensorMap *map, uint64_t *full, int first,
@@ -81,20 +70,10 @@ __device__ void stage_fill(unsigned char *ring, const CUtensorMap *map, RingBarr
     tiles_load<SIZE, ROWS>(ring + at.stage * BYTES, map, full, first, h, b);
 }
 
-// This warp is done with a stage.
-template <int STAGES> __device__ void stage_release(RingBarriers r, Ring<STAGES> at) {
-    if (threadIdx.x % WARP == 0) mbarrier_arrive(r.empty + at.stage);
-}
-
 // Waits for a stage and gives it back, unused.
 template <int STAGES> __device__ void stage_skip(RingBarriers r, Ring<STAGES> at) {
     mbarrier_wait(r.full + at.stage, at.parity);
     stage_release(r, at);
-}
-
-// The first of this lane's rows among the 64 of its warpgroup. The second is 8 further.
-__device__ inline int group_row(void) {
-    return threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
 }
 
 // ---------------------------------------------------------------------------------------- products

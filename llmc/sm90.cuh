@@ -25,7 +25,9 @@
 #include <cuda.h>
 #include "mma.cuh"
 
-enum { WARPGROUP = 128, TILE_WIDTH = 64, TILE_ALIGN = 1024 };  // threads; columns; bytes
+enum { WARPGROUP = 128, GROUP_ROWS = 64 };  // threads; rows of their D
+enum { TILE_WIDTH = 64, TILE_ROW = TILE_WIDTH * 2, TILE_ALIGN = 1024 };  // columns; bytes
+enum { STEP = 32 };                         // bytes of 16 columns
 enum Major { MAJOR_K, MAJOR_MN };  // rows of a tile run along the depth K, or along M or N
 
 // Whether the code that is being compiled may have these instructions: kernels have empty bodies
@@ -61,6 +63,11 @@ __device__ inline uint64_t tile_descriptor(const void *tile, int stride = 1024, 
 // The number of this warpgroup in the block. The compiler then knows that a warp has one.
 __device__ inline int warpgroup_index(void) {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / WARPGROUP, 0);
+}
+
+// The first of this lane's rows among the 64 of its warpgroup. The second is 8 further.
+__device__ inline int group_row(void) {
+    return threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
 }
 
 // Where a tile has this element of a row of 64.
@@ -270,3 +277,21 @@ template <int COUNT> __device__ void registers_take(void) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
 }
 #endif
+
+// ------------------------------------------------------------------------------------------- rings
+
+// Barriers of a ring of stages: which is full, and which is empty again.
+struct RingBarriers { uint64_t *full, *empty; };
+
+// fillers: arrivals that fill a stage. One lane of each of `warps` warps empties it.
+template <int STAGES> __device__ void ring_init(RingBarriers r, int fillers, int warps) {
+    for (int i = 0; i < STAGES; i++) {
+        mbarrier_init(r.full + i, fillers);
+        mbarrier_init(r.empty + i, warps);
+    }
+}
+
+// This warp is done with a stage.
+template <int STAGES> __device__ void stage_release(RingBarriers r, Ring<STAGES> at) {
+    if (threadIdx.x % WARP == 0) mbarrier_arrive(r.empty + at.stage);
+}
