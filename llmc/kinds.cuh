@@ -1,0 +1,115 @@
+// kinds.cuh: layers that have kernels of two kinds (TWO_KINDS of linear.cuh): by mma.sync, and on
+// compute capability 9.0 by wgmma. It compares them when training begins, and chooses (--kernels).
+//
+// The kernels by wgmma have been checked in an emulator and as PTX, and not by every user's GPU,
+// driver and toolkit. So each start compares all of their results with those of mma.sync, at the
+// run's own sizes, on random numbers. Kernels that differ are not used, and a line says so.
+//
+// A layer declares a trial, its arrays for a comparison, with
+//   trial_run(trial, layer, kind, gpu)              runs one kind: 0 by mma.sync, 1 by wgmma
+//   trial_agrees(trial, layer, &error, gpu)         runs both and compares their results
+#pragma once
+#include "linear.cuh"
+#include "run/trainer.h"
+
+static inline bool by_wgmma(const Gpu *gpu, int layer) {
+    return gpu->plans && gpu->plans->kinds[layer] == BY_WGMMA;
+}
+
+// Calls run() with one kind of kernels for a layer.
+template <typename F> static void by_kind(int layer, int kind, Gpu *gpu, F run) {
+    uint8_t *used = &gpu->plans->kinds[layer], before = *used;
+    *used = kind ? BY_WGMMA : BY_MMA;
+    run();
+    *used = before;
+}
+
+// -------------------------------------------------------------------------------------- comparison
+
+enum { COMPARE_BLOCKS = 256, COMPARE_THREADS = 256 };
+// Two kernels round the same sums at different places: their results may be so far apart, as a
+// normalized mean squared error, and in one value, relative to it plus the root mean square.
+#define SAME_ERROR 1e-4
+#define SAME_VALUE 0.1f
+
+// Numbers from -2 to 2, by a hash of their place (Steele, Lea, Flood 2014).
+static __global__ void fill_kernel(real *x, int64_t n) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        uint64_t z = (uint64_t)(i + 1) * 0x9e3779b97f4a7c15ull;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        x[i] = to_real((float)(z >> 40) * 0x1p-22f - 2);
+    }
+}
+
+static inline void fill_random(real *x, int64_t n, Gpu *gpu) {
+    LAUNCH(fill_kernel, COMPARE_BLOCKS, COMPARE_THREADS, 0, gpu->stream, x, n);
+}
+
+// Of each block: sum (x - y)^2, sum y^2, and how many values are too far apart.
+template <typename T>
+__global__ void compare_kernel(Four *sums, const T *x, const T *y, int64_t n, float size) {
+    float apart = 0, square = 0, far = 0;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        float a = to_float(x[i]), b = to_float(y[i]);
+        apart += (a - b) * (a - b);
+        square += b * b;
+        far += !(fabsf(a - b) <= SAME_VALUE * (fabsf(b) + size));  // NaN is far from anything
+    }
+    Four sum = {{block_sum(apart), block_sum(square), block_sum(far), 0}};
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+template <typename T>
+static Four compare_sums(const T *x, const T *y, int64_t n, float size, Gpu *gpu) {
+    Four *sums = scratch_for<Four>(COMPARE_BLOCKS, gpu), host[COMPARE_BLOCKS], all = {};
+    LAUNCH(compare_kernel<T>, COMPARE_BLOCKS, COMPARE_THREADS, 0, gpu->stream, sums, x, y, n, size);
+    cudaCheck(cudaStreamSynchronize(gpu->stream));
+    cudaCheck(cudaMemcpy(host, sums, sizeof host, cudaMemcpyDeviceToHost));
+    for (const Four &block : host) for (int i = 0; i < 3; i++) all.v[i] += block.v[i];
+    return all;
+}
+
+// Whether x is y, but for rounding; *error grows to their normalized mean squared error.
+template <typename T>
+static bool compare(const T *x, const T *y, int64_t n, double *error, Gpu *gpu) {
+    Four sums = compare_sums(x, y, n, 0, gpu);
+    double apart = sums.v[0] / sums.v[1], size = sqrt((double)sums.v[1] / n);
+    if (!(apart <= *error)) *error = apart;
+    return apart <= SAME_ERROR && compare_sums(x, y, n, (float)size, gpu).v[2] == 0;
+}
+
+// -------------------------------------------------------------------------------------- the choice
+
+template <typename Trial> static float trial_time(const Trial &t, int layer, int kind, Gpu *gpu) {
+    return fastest(gpu, [&] { return trial_run(t, layer, kind, gpu), true; });
+}
+
+// The kind of a layer, by --kernels. With `auto` the run's earlier choice stays, or, while tuning,
+// the faster kind is taken.
+template <typename Trial>
+static int kind_of(const Trial &t, int layer, int wanted, Gpu *gpu) {
+    int before = gpu->plans->kinds[layer];
+    const char *name = TWO_KINDS[layer];
+    double error = 0;
+    if (wanted == KERNELS_MMA) return BY_MMA;
+    if (wanted == KERNELS_AUTO && before != BY_WGMMA && !(before == UNCHOSEN && gpu->plans->tuning))
+        return BY_MMA;
+    if (!trial_agrees(t, layer, &error, gpu)) {
+        printf("note: %s by wgmma is wrong on this GPU, a normalized mean squared error of %.2g "
+               "from mma.sync, which is used\n  -> please report it with the GPU's name and driver "
+               "(nvidia-smi)\n", name, error);
+        return BY_MMA;
+    }
+    if (wanted == KERNELS_WGMMA || before == BY_WGMMA) return BY_WGMMA;
+    float mma = trial_time(t, layer, 0, gpu), wgmma = trial_time(t, layer, 1, gpu);
+    printf("kernels: %s by %s: wgmma takes %.3f ms, mma.sync %.3f\n", name,
+           wgmma < mma ? "wgmma" : "mma.sync", wgmma, mma);
+    return wgmma < mma ? BY_WGMMA : BY_MMA;
+}
+
+template <typename Trial>
+static void kind_choose(const Trial &t, int layer, int wanted, Gpu *gpu) {
+    gpu->plans->kinds[layer] = (uint8_t)kind_of(t, layer, wanted, gpu);
+}
