@@ -939,22 +939,29 @@ static void share_plans(Gpt *g) {
     free(text);
 }
 
+// Compares kernels of two kinds and chooses, in the activations' memory.
+static void choose_kernels(Gpt *g) {
+    int wanted = g->setup.kernels;
+    Block b = gpt_block(g, 0);
+    attend_choose(attn_shape(&b), wanted, g->acts, g->act_layout.acts, &g->gpu);
+    if (!moe_layers(&g->m)) return;
+    b = gpt_block(g, g->m.L - 1);
+    const Experts products[2] = {experts_up(&b), experts_down(&b)};
+    experts_choose(products, b.s->n, wanted, g->acts, g->act_layout.acts, &g->gpu);
+}
+
 // Runs forward and backward on a batch of zeros; twice if a step has several micro-batches: the
 // second backward ADDs to the gradients that the first SETs, by other plans. That loads the
 // kernels, and with --tune times the algorithms of every product that has no plan, on the product's
-// own arrays. Before that, the kinds of attention's kernels are compared, in the activations'
-// memory. The other processes wait for the plans of process 0. Weights and moments stay as they
-// are.
+// own arrays. Before that, kernels of two kinds are compared. The other processes wait for the
+// plans of process 0. Weights and moments stay as they are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);
     int32_t *zeros = (int32_t *)check_alloc(g->max.n * sizeof *zeros, "a batch");
     if (g->nccl.rank) share_plans(g);
     g->gpu.plans->tuning = g->setup.tune;
-    if (!g->nccl.rank) {
-        Block b = gpt_block(g, 0);
-        attend_choose(attn_shape(&b), g->setup.kernels, g->acts, g->act_layout.acts, &g->gpu);
-    }
+    if (!g->nccl.rank) choose_kernels(g);
     g->preparing = true;
     int micros = g->setup.batch > (int64_t)g->max.B * g->nccl.size ? 2 : 1;
     for (int micro = 0; micro < micros; micro++) {
@@ -977,7 +984,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 
 // The name of a layer that has kernels of two kinds, and the kind in use; nullptr after the last.
 static const char *gpt_kernels(Gpt *g, int layer, const char **kind) {
-    if (layer == LAYERS_OF_TWO_KINDS) return nullptr;
+    if (layer == (moe_layers(&g->m) ? +LAYERS_OF_TWO_KINDS : +EXPERTS_FORWARD)) return nullptr;
     *kind = KIND_NAMES[g->gpu.plans->kinds[layer]];
     return TWO_KINDS[layer];
 }

@@ -27,6 +27,7 @@
 #pragma once
 #include "attend.cuh"
 #include "decode.cuh"
+#include "experts.cuh"
 #include "ffn.cuh"
 #include "linear.cuh"
 #include "memory.h"

@@ -96,12 +96,14 @@ struct Plan {
     bool keep;                 // it was timed, or read from a file
 };
 
-// Layers that have kernels of two kinds, and what a run chose (attend.cuh). Plans keep that choice
-// too.
-enum { ATTENTION_FORWARD, ATTENTION_BACKWARD, LAYERS_OF_TWO_KINDS };
+// Layers that have kernels of two kinds, and what a run chose (kinds.cuh). Plans keep that choice
+// too. Those of experts are in the order of moe.cuh's forms.
+enum { ATTENTION_FORWARD, ATTENTION_BACKWARD, EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT,
+       LAYERS_OF_TWO_KINDS };
 enum { UNCHOSEN, BY_MMA, BY_WGMMA, KIND_COUNT };
-static const char *const TWO_KINDS[LAYERS_OF_TWO_KINDS] = {"attention_forward",
-                                                           "attention_backward"};
+static const char *const TWO_KINDS[LAYERS_OF_TWO_KINDS] = {
+    "attention_forward", "attention_backward", "experts_forward", "experts_input",
+    "experts_weight"};
 static const char *const KIND_NAMES[KIND_COUNT] = {"unchosen", "mma.sync", "wgmma"};
 
 struct Plans {
@@ -426,11 +428,12 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     plans_forget(plans, false);
 }
 
-// The kernels that an earlier run chose; nullptr: a checkpoint from before there were two kinds.
+// The kernels that an earlier run chose. mma.sync, in a checkpoint from before there were two kinds
+// of all layers (kernels is nullptr) or of this one.
 static inline void kinds_read(Plans *plans, const Json *kernels, const char *path) {
     for (int i = 0; i < LAYERS_OF_TWO_KINDS; i++) {
         const char *kind = KIND_NAMES[BY_MMA];
-        if (kernels) kind = json_get_string(kernels, TWO_KINDS[i], path);
+        if (json_get(kernels, TWO_KINDS[i])) kind = json_get_string(kernels, TWO_KINDS[i], path);
         int k = 0;
         while (k < KIND_COUNT && strcmp(KIND_NAMES[k], kind)) k++;
         CHECK(k < KIND_COUNT, "%s: \"%s\": \"%s\" is not known\n  -> use another checkpoint", path,

@@ -32,9 +32,9 @@
 //   combine backward                            n (2 K + 1) 2 C                     0.265
 //   gradient of u                               as combine                          0.156
 //
-// gate and up, and down, cost the same again for dx and for dW. The products use mma.sync, which
-// reaches some 62 % of the tensor cores' rate on compute capability 9.0: their floors are there 1.6
-// times as high.
+// gate and up, and down, cost the same again for dx and for dW. The products here use mma.sync,
+// which reaches some 62 % of the tensor cores' rate on compute capability 9.0: their floors are
+// there 1.6 times as high. experts_sm90.cuh has those by wgmma; experts.cuh chooses.
 #pragma once
 #include "attention.cuh"
 #include "linear.cuh"
@@ -724,16 +724,4 @@ template <int FORM> static inline void grouped_launch(const Grouped &f, Gpu *gpu
     int across = CEIL_DIV(FORM == FORWARD ? out : f.e.in, TILE_COLUMNS);
     dim3 grid(down * across, FORM == WEIGHT ? f.e.E : 1);
     LAUNCH(grouped_kernel<FORM>, grid, EXPERT_THREADS, Panels<FORM>::BYTES, gpu->stream, f);
-}
-
-// y[row] = c x[row] W_e^T, SET.
-static inline void experts_forward(real *y, const real *x, const Experts &e, Gpu *gpu) {
-    grouped_launch<FORWARD>({e, x, e.w, y}, gpu);
-}
-
-// dW_e = c dy^T x over the rows of e, SET or ADD;  dx[row] = c dy[row] W_e, SET.
-static inline void experts_backward(real *dx, const real *dy, const real *x, const Experts &e,
-                                    Gpu *gpu) {
-    grouped_launch<WEIGHT>({e, dy, x, nullptr}, gpu);
-    grouped_launch<INPUT>({e, dy, e.w, dx}, gpu);
 }

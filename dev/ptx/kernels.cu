@@ -43,14 +43,21 @@ void run_attention_forward(real *c, wide *peak, wide *lse, const Int *shape, dou
 void run_attention_backward(wide *D, real *dc, real *c, wide *lse, const Int *shape, double scale) {
     attention_backward(heads + 3, D, dc, c, lse, heads, shape_of(shape, scale), gpu);
 }
-// Chooses by comparing; returns the kinds of forward and backward. Plans keep mma.sync.
+// The kinds of kernels that these layers have, as digits. Plans keep mma.sync.
+static Int kinds_chosen(int first, int end) {
+    Int kinds = 0;
+    for (int layer = first; layer < end; layer++) {
+        kinds = 10 * kinds + context.plans->kinds[layer];
+        context.plans->kinds[layer] = BY_MMA;
+    }
+    return kinds;
+}
+// Chooses by comparing; returns the kinds of forward and backward.
 Int run_attend_choose(real *arena, Int count, const Int *shape, double scale) {
     if (!context.plans) context.plans = plans_create(0);
     context.capability = sizeof(real) == 2 ? 90 : 0;
     attend_choose(shape_of(shape, scale), KERNELS_WGMMA, arena, count, gpu);
-    Int kinds = 0;
-    for (uint8_t &kind : context.plans->kinds) kinds = 10 * kinds + kind, kind = BY_MMA;
-    return kinds;
+    return kinds_chosen(ATTENTION_FORWARD, EXPERTS_FORWARD);
 }
 void run_decode(real *c, real *k, real *v, Int cached, const Int *shape, double scale) {
     KvCache cache = {};
@@ -203,6 +210,24 @@ void set_experts(real *w, wide *dw, Int E, Int parts, Int width, Int in, double 
                  int32_t *start, int32_t *tiles, int32_t *source) {
     experts = {w, dw, (int)E, (int)parts, (int)width, (int)in, (float)c, rows, start, tiles,
                source};
+}
+// From now on the products of experts are by these kernels.
+void set_experts_kind(Int kind) {
+    if (!context.plans) context.plans = plans_create(0);
+    for (int layer = EXPERTS_FORWARD; layer <= EXPERTS_WEIGHT; layer++)
+        context.plans->kinds[layer] = (uint8_t)kind;
+}
+// Chooses for such experts, up, and one part down; returns the kinds of the three forms.
+Int run_experts_choose(real *arena, Int count, Int tokens, Int K) {
+    Experts products[2] = {experts, experts};
+    products[0].rows = products[1].rows = tokens * K;
+    products[1].parts = 1;
+    products[1].width = experts.in;
+    products[1].in = experts.width;
+    products[1].source = nullptr;
+    context.capability = sizeof(real) == 2 ? 90 : 0;
+    experts_choose(products, tokens, KERNELS_WGMMA, arena, count, gpu);
+    return kinds_chosen(EXPERTS_FORWARD, LAYERS_OF_TWO_KINDS);
 }
 void run_experts_forward(real *y, real *x) { experts_forward(y, x, experts, gpu); }
 void run_experts_backward(real *dx, real *dy, real *x) {

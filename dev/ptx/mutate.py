@@ -39,6 +39,10 @@ def experts(t):
     moe.experts(t, 130, 4, 2, 1, 136, 136, True, empty=2)
 
 
+def experts_sm90(t):
+    sm90.experts_by_wgmma(t, 150, 3, 2, 1, 264, 328, True, empty=2)
+
+
 # A part of the mangled name, and the check that executes the kernel.
 KERNELS = {
     "attention_forward_kernelI14AttentionTilesILi64ELi64": attention_of(64, 64),
@@ -52,6 +56,9 @@ KERNELS = {
     "grouped_kernelILi0": experts,
     "grouped_kernelILi1": experts,
     "grouped_kernelILi2": experts,
+    "grouped_sm90_kernelILi0": experts_sm90,
+    "grouped_sm90_kernelILi1": experts_sm90,
+    "grouped_sm90_kernelILi2": experts_sm90,
     "norm_backward_kernelI4TeamILi256ELi2":
         lambda t: norm.add_norm(t, 9, 1, 2560, bias=True, scratch=2 * 2560 * 2),
     "classifier_kernelILi1ELb0": loss.check_loss,
@@ -70,7 +77,8 @@ UNSEEN = [
       "attention_dq_kernelI14AttentionTilesILi96ELi96")),
     ("cp.async: always 16 bytes", "it reads inside of the array; the other operand is zero there, "
      "or the result is not stored", ("grouped_kernelILi0", "grouped_kernelILi1",
-                                     "grouped_kernelILi2")),
+                                     "grouped_kernelILi2", "grouped_sm90_kernelILi0",
+                                     "grouped_sm90_kernelILi2")),
     ("bar.warp.sync dropped", "a barrier of the block, or of dk's rows, has just been",
      ("attention_dkv_kernelI14AttentionTilesILi64ELi64", "grouped_kernelILi0",
       "grouped_kernelILi1")),
@@ -98,7 +106,13 @@ UNSEEN = [
     ("bar.sync dropped", "the loop's last: no tile is loaded after it", ("tile_kernel",)),
     ("wgmma dropped", "columns past the end of A and B, which are zeros", ("tile_kernel",)),
     ("try_wait: the other phase", "its phase has parity 1", ("tile_kernel",)),
-    ("setmaxnreg dropped", "PTX has as many registers as it names", ("ring_kernel",)),
+    ("setmaxnreg dropped", "PTX has as many registers as it names",
+     ("ring_kernel", "grouped_sm90_kernelILi0", "grouped_sm90_kernelILi1",
+      "grouped_sm90_kernelILi2")),
+    ("wait_group: one more under way", "the producer's last but one: the last one follows before "
+     "another warp runs", ("grouped_sm90_kernelILi0", "grouped_sm90_kernelILi2")),
+    ("fence.proxy.async dropped", "the producer's last but one, as above",
+     ("grouped_sm90_kernelILi0", "grouped_sm90_kernelILi2")),
     ("ex2: of another register", "the exponent before its last correction, which has the same bits",
      ("router_backward_kernel",)),
 ]

@@ -185,7 +185,9 @@ int cudaDriverGetVersion(int *n) { *n = 13000; return 0; }
 int cudaRuntimeGetVersion(int *n) { *n = 13000; return 0; }
 int cudaDeviceSynchronize() { return 0; }
 int cudaDeviceGetAttribute(int *value, int attribute, int) {
-    *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? vm_shared_limit() : 0;
+    *value = 0;
+    if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = vm_shared_limit();
+    if (attribute == cudaDevAttrMultiProcessorCount) *value = 3;  // a block has several tiles
     return 0;
 }
 int cudaFuncGetAttributes(void *a, const void *) {

@@ -106,20 +106,21 @@ for precision in fp32 bf16; do
         grep -q '^prefill 5 tokens at [0-9]* tok/s, decode 19 at' $p.sample"
 done
 
-# Attention by wgmma, and a wrong one: EMU_WRONG_WGMMA is the emulator's.
+# Attention and experts by wgmma, and wrong ones: EMU_WRONG_WGMMA is the emulator's.
 if [ -z "${GPU:-}" ]; then
-    heads=$(echo "$short" | sed 's/--width 64/--width 128/')
-    check "attention by wgmma trains"          "$gpu-bf16" $heads --kernels wgmma --steps 2 \
+    heads="$(echo "$short" | sed 's/--width 64/--width 128/') $experts"
+    check "attention and experts by wgmma train" "$gpu-bf16" $heads --kernels wgmma --steps 2 \
         --out wgmma
-    check "the log says so"                    grep -q '"attention_forward": "wgmma"' \
+    check "the log says so"                    grep -q '"attention_forward": "wgmma".*"experts_i' \
         wgmma/log.jsonl
-    check "and the checkpoint"                 grep -q '"attention_backward": "wgmma"' \
+    check "and the checkpoint"                 grep -q '"experts_weight": "wgmma"' \
         wgmma/step_00000002/plans.json
-    check "attention by mma.sync trains"       "$gpu-bf16" $heads --kernels mma --steps 2 --out mma
+    check "by mma.sync they train"             "$gpu-bf16" $heads --kernels mma --steps 2 --out mma
     check "the losses agree"                   agree wgmma mma 2 1e-2
-    check "a wrong kernel is refused" \
+    check "wrong kernels are refused" \
         sh -c "EMU_WRONG_WGMMA=1 $gpu-bf16 $heads --kernels wgmma --steps 2 --out refused > said &&
-               grep -q 'note: attention_forward by wgmma is wrong on this GPU' said"
+               grep -q 'note: attention_forward by wgmma is wrong on this GPU' said &&
+               grep -q 'note: experts_weight by wgmma is wrong on this GPU' said"
     check "and mma.sync goes on, the same bits" same mma refused
     check "wgmma needs bf16"                   refused "--kernels wgmma needs PREC=bf16" \
         "$gpu-fp32" $heads --kernels wgmma --steps 2 --out no

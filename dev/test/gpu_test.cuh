@@ -111,6 +111,20 @@ template <typename T> static void expect_close(const T *device, const Values &wa
     EXPECT(e <= allowed, "%s: normalized mean squared error %.3g, allowed %.3g", what, e, allowed);
 }
 
+// The emulator's GPU has this compute capability meanwhile.
+struct Emulated {
+    std::string before;
+    Emulated(const char *compute) : before(getenv("EMU_COMPUTE") ? getenv("EMU_COMPUTE") : "90") {
+        setenv("EMU_COMPUTE", compute, 1);
+    }
+    ~Emulated(void) { setenv("EMU_COMPUTE", before.c_str(), 1); }
+};
+static inline int gpu_capability(void) {
+    cudaDeviceProp device;
+    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    return 10 * device.major + device.minor;
+}
+
 #if !defined(__CUDACC__)
 // Runs body in a process of its own, where a GPU could not be used. Returns its status, a space,
 // and its output.

@@ -2,6 +2,7 @@
 // products, combination; and norms inside experts (llmc/norm.cuh).
 #include "gpu_test.cuh"
 #include "experts_plain.cuh"
+#include "../../llmc/experts.cuh"
 #include "../../llmc/norm.cuh"
 #include <tuple>
 
@@ -498,6 +499,24 @@ GPU_TEST(cuda_experts) {
     check_experts({0, 130, 1, 0, 31, 33, 32}, 2, 72, 40, 1, true, &gpu);
     check_experts({5, 0, 300}, 2, 128, 136, -1.5f, true, &gpu);
     check_experts({0, 0, 17}, 1, 264, 200, 1, false, &gpu);  // all rows in the last expert
+    check_experts({3, 2}, 1, 16, 520, 1, true, &gpu);        // many steps of the depth
+    plans_destroy(gpu.plans);
+}
+
+// The same by wgmma: tiles of 128 x 256, steps of 64.
+GPU_TEST(cuda_experts_sm90) {
+    Emulated compute("90");
+    if (sizeof(real) != 2 || gpu_capability() != 90) return;
+    Gpu gpu = *test_gpu();
+    gpu.plans = plans_create(false);
+    for (int layer : {EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT})
+        gpu.plans->kinds[layer] = BY_WGMMA;
+    check_experts({1}, 1, 8, 8, 1, false, &gpu);  // one row in all
+    // experts without rows, of a tile and a little, of more steps than there are stages
+    check_experts({0, 130, 1, 0, 257, 64, 0}, 1, 40, 72, 0.5f, false, &gpu);
+    check_experts({0, 0, 70}, 1, 264, 200, 1, false, &gpu);  // all rows in the last expert
+    // two parts; x from tokens; tiles side by side and one below the other
+    check_experts({5, 0, 150, 31}, 2, 136, 264, -1.5f, true, &gpu);
     check_experts({3, 2}, 1, 16, 520, 1, true, &gpu);        // many steps of the depth
     plans_destroy(gpu.plans);
 }

@@ -140,8 +140,8 @@ FLAG(tune, SWITCH(on), \
      "GPU: time algorithms of matrix products once for the run; off: the library's first choice", \
      FREE) \
 FLAG(kernels, CHOICE(auto, "auto|mma|wgmma"), \
-     "GPU: attention by mma.sync or, compute capability 9.0 and PREC=bf16, by wgmma; auto: wgmma " \
-     "if it agrees and is faster, mma with --tune off", FREE) \
+     "GPU: attention and experts by mma.sync or, compute capability 9.0 and PREC=bf16, by wgmma; " \
+     "auto: wgmma if it agrees and is faster, mma with --tune off", FREE) \
 FLAG(graph, SWITCH(off), \
      "GPU: run a micro-step as one CUDA graph; faster if batches are small", FREE)
 

@@ -444,7 +444,7 @@ static void time_expert_products(Bench *b, const std::string &name, Experts s) {
     cudaCheck(cudaStreamSynchronize(b->gpu.stream));
     const int32_t *at = start.data();
     measure(b, name + " forward", flops, x_bytes + weights * size + y_bytes,
-            [=] { experts_forward(y, x, s, &b->gpu); });
+            [=] { grouped_launch<FORWARD>({s, x, s.w, y}, &b->gpu); });
     measure(b, name + " forward, expert by expert", flops, dx_bytes + weights * size + y_bytes,
             [=] { experts_plain_forward(y, x, at, one, &b->gpu); });
     measure(b, name + " backward, input", flops, dx_bytes + weights * size + y_bytes,

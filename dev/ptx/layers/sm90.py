@@ -1,11 +1,12 @@
-"""The ladders of dev/kernels for compute capability 9.0, with their own truths in double; and the
-comparison of both kinds of attention at the start of a run."""
+"""The ladders of dev/kernels for compute capability 9.0, with their own truths in double; the
+products of experts by wgmma; and the comparison of both kinds at the start of a run."""
 import ctypes
 import os
 import tempfile
 
 import build
 import numpy as np
+from layers import moe
 from ptx import Module
 
 
@@ -46,6 +47,32 @@ def ladder(t, name):
 MMA, WGMMA = 1, 2
 
 
+def experts_choose(t, tokens, K):
+    """For the experts that the last check has set."""
+    t.case(f"comparison of experts, {tokens} tokens")
+    arena = t.empty(1 << 20)
+    t.written(arena)
+    t.gpu.vm.vm_clear()
+    kinds = t.gpu.ask("run_experts_choose", arena, 1 << 20, tokens, K)
+    error = t.gpu.trouble or t.gpu.vm.vm_error().decode()
+    t.note(error or "both kinds agree", kinds, kinds == 111 * WGMMA and not error)
+
+
+def experts_by_wgmma(t, *sizes, **more):
+    t.call("set_experts_kind", WGMMA)
+    try:
+        moe.experts(t, *sizes, **more)
+    finally:
+        t.call("set_experts_kind", MMA)
+
+
+def experts(t):
+    """More experts than multiprocessors; more steps than stages; an expert without rows."""
+    experts_by_wgmma(t, 90, 4, 2, 2, 88, 328, True, empty=3)
+    experts_by_wgmma(t, 80, 2, 1, 1, 264, 72, False)
+    experts_choose(t, 60, 2)
+
+
 def check_sm90(t):
     if t.gpu.arch != "90a" or t.gpu.prec != "bf16":
         return
@@ -61,3 +88,4 @@ def check_sm90(t):
         error = t.gpu.trouble or t.gpu.vm.vm_error().decode()
         backward = MMA if QK == 192 else WGMMA
         t.note(error or "both kinds agree", kinds, kinds == 10 * WGMMA + backward and not error)
+    experts(t)

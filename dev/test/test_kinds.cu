@@ -1,21 +1,19 @@
-// test_attend.cu: which kernels attention takes (llmc/attend.cuh), and that a wrong one is refused.
-// The kernels by wgmma are compared with the truth by dev/kernels/attention_sm90.cu, and here, by
-// attend_choose itself, with those by mma.sync.
+// test_kinds.cu: which kernels attention and experts take (llmc/kinds.cuh, attend.cuh,
+// experts.cuh), and that a wrong one is refused. The kernels by wgmma are compared with the truth
+// by dev/kernels/attention_sm90.cu and test_moe.cu, and here, by the choice itself, with those by
+// mma.sync.
 #include "gpu_test.cuh"
 #include "../../llmc/attend.cuh"
+#include "../../llmc/experts.cuh"
 
-// Plans and memory of a run. The emulator's GPU has this compute capability meanwhile.
+// Plans and memory of a run, on the emulated GPU if there is no other.
 struct Chooser {
+    Emulated compute;
     Gpu gpu;
     real *arena;
-    std::string compute;
     enum { ARENA = 1 << 20 };
-    Chooser(const char *emulated = "90") : gpu(*test_gpu()) {
-        cudaDeviceProp device;
-        compute = getenv("EMU_COMPUTE") ? getenv("EMU_COMPUTE") : "90";
-        setenv("EMU_COMPUTE", emulated, 1);
-        cudaCheck(cudaGetDeviceProperties(&device, 0));
-        gpu.capability = 10 * device.major + device.minor;
+    Chooser(const char *emulated = "90") : compute(emulated), gpu(*test_gpu()) {
+        gpu.capability = gpu_capability();
         gpu.plans = plans_create(false);
         arena = device_empty<real>(ARENA);
     }
@@ -23,7 +21,6 @@ struct Chooser {
         cudaCheck(cudaStreamSynchronize(gpu.stream));
         plans_destroy(gpu.plans);
         cudaCheck(cudaFree(arena));
-        setenv("EMU_COMPUTE", compute.c_str(), 1);
     }
     // Whether the kernels by wgmma can run here.
     bool can(void) const { return sizeof(real) == 2 && gpu.capability == 90; }
@@ -99,11 +96,72 @@ GPU_TEST(cuda_attend_kept) {
     Chooser timed;
     timed.gpu.plans->tuning = true;
     timed.choose(70, 2, 2, 64, 64, KERNELS_AUTO);
-    for (int kind : timed.gpu.plans->kinds)
+    for (int layer : {ATTENTION_FORWARD, ATTENTION_BACKWARD}) {
+        int kind = timed.gpu.plans->kinds[layer];
         EXPECT(kind == BY_MMA || kind == BY_WGMMA, "timing chose %s", KIND_NAMES[kind]);
+    }
+}
+
+// Experts of two parts up and one down, 2 of E for each of so many tokens.
+static void choose_experts(Chooser *c, int64_t tokens, int wanted, int E = 5) {
+    int32_t source;
+    Experts up = {nullptr, nullptr, E, 2, 40, 72, 0.5f, 2 * tokens, nullptr, nullptr, &source};
+    Experts down = {nullptr, nullptr, E, 1, 72, 40, 1, 2 * tokens, nullptr, nullptr, nullptr};
+    const Experts products[2] = {up, down};
+    experts_choose(products, tokens, wanted, c->arena, Chooser::ARENA, &c->gpu);
+}
+static void expect_experts(const Chooser &c, int kind, const char *what) {
+    for (int layer : {EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT}) {
+        int found = c.gpu.plans->kinds[layer];
+        EXPECT(found == kind, "%s: %s by %s, expected %s", what, TWO_KINDS[layer],
+               KIND_NAMES[found], KIND_NAMES[kind]);
+    }
+}
+
+GPU_TEST(cuda_experts_choose) {
+    for (const char *emulated : {"120", "90"}) {
+        Chooser c(emulated);
+        c.gpu.plans->tuning = true;
+        if (!c.can()) choose_experts(&c, 50, KERNELS_AUTO);
+        if (!c.can()) expect_experts(c, BY_MMA, "another GPU, or fp32");
+    }
+    Chooser c;
+    if (!c.can()) return;
+    choose_experts(&c, 200, KERNELS_WGMMA);
+    expect_experts(c, BY_WGMMA, "--kernels wgmma");
+    choose_experts(&c, 1, KERNELS_WGMMA);
+    expect_experts(c, BY_WGMMA, "one token");
+    choose_experts(&c, 1 << 14, KERNELS_WGMMA);
+    expect_experts(c, BY_WGMMA, "memory for a part of the tokens");
+    choose_experts(&c, 50, KERNELS_WGMMA, 500);
+    expect_experts(c, BY_WGMMA, "memory for a part of the experts");
+    choose_experts(&c, 50, KERNELS_AUTO);
+    expect_experts(c, BY_WGMMA, "a run that goes on");
+    choose_experts(&c, 50, KERNELS_MMA);
+    expect_experts(c, BY_MMA, "--kernels mma");
+    choose_experts(&c, 50, KERNELS_AUTO);
+    expect_experts(c, BY_MMA, "--tune off");
 }
 
 #if !defined(__CUDACC__)
+// A wrong kernel of each form.
+GPU_TEST(cuda_experts_refused) {
+    if (sizeof(real) != 2) return;
+    setenv("EMU_WRONG_WGMMA", "1", 1);
+    std::string words = said([] {
+        Chooser c;
+        choose_experts(&c, 50, KERNELS_WGMMA);
+        for (int layer : {EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT})
+            if (c.gpu.plans->kinds[layer] != BY_MMA) return 8;
+        return 7;
+    });
+    unsetenv("EMU_WRONG_WGMMA");
+    expect_words(words, "7 note: experts_forward by wgmma is wrong on this GPU", "a wrong kernel");
+    for (const char *name : {"experts_input", "experts_weight"})
+        EXPECT(words.find(std::string(name) + " by wgmma is wrong") != std::string::npos,
+               "a wrong %s: %s", name, words.c_str());
+}
+
 GPU_TEST(cuda_attend_refused) {
     if (sizeof(real) != 2) return;
     setenv("EMU_WRONG_WGMMA", "1", 1);
