@@ -108,7 +108,7 @@ static void choose_experts(Chooser *c, int64_t tokens, int wanted, int E = 5) {
     Experts up = {nullptr, nullptr, E, 2, 40, 72, 0.5f, 2 * tokens, nullptr, nullptr, &source};
     Experts down = {nullptr, nullptr, E, 1, 72, 40, 1, 2 * tokens, nullptr, nullptr, nullptr};
     const Experts products[2] = {up, down};
-    experts_choose(products, tokens, wanted, c->arena, Chooser::ARENA, &c->gpu);
+    experts_choose(products, tokens, wanted, c->arena, Chooser::ARENA / 4, &c->gpu);
 }
 static void expect_experts(const Chooser &c, int kind, const char *what) {
     for (int layer : {EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT}) {
@@ -133,7 +133,7 @@ GPU_TEST(cuda_experts_choose) {
     expect_experts(c, BY_WGMMA, "one token");
     choose_experts(&c, 1 << 14, KERNELS_WGMMA);
     expect_experts(c, BY_WGMMA, "memory for a part of the tokens");
-    choose_experts(&c, 50, KERNELS_WGMMA, 500);
+    choose_experts(&c, 50, KERNELS_WGMMA, 100);
     expect_experts(c, BY_WGMMA, "memory for a part of the experts");
     choose_experts(&c, 50, KERNELS_AUTO);
     expect_experts(c, BY_WGMMA, "a run that goes on");

@@ -21,6 +21,7 @@
 #include "../../../llmc/adamw.cuh"
 #include "../../../llmc/attention.cuh"
 #include "../../../llmc/embed.cuh"
+#include "../../../llmc/experts.cuh"
 #include "../../../llmc/ffn.cuh"
 #include "../../../llmc/linear.cuh"
 #include "../../../llmc/loss.cuh"
@@ -418,6 +419,20 @@ static wide *room_of_logits(Bench *b, int E, int K) {
     return device;
 }
 
+// The three products by wgmma, where they are.
+static void time_experts_sm90(Bench *b, const std::string &name, Experts s, real *x, real *y,
+                              double flops, double forward, double input, double weight) {
+    if constexpr (sizeof(real) == 2) {
+        if (b->gpu.capability != 90) return;
+        measure(b, name + " forward, wgmma", flops, forward,
+                [=] { grouped_launch_sm90<FORWARD>({s, x, s.w, y}, &b->gpu); });
+        measure(b, name + " backward, input, wgmma", flops, input,
+                [=] { grouped_launch_sm90<INPUT>({s, y, s.w, x}, &b->gpu); });
+        measure(b, name + " backward, weight, wgmma", flops, weight,
+                [=] { grouped_launch_sm90<WEIGHT>({s, y, x, nullptr}, &b->gpu); });
+    }
+}
+
 // The three products of all experts, x from the tokens where it is u; and expert by expert, where x
 // has a row for each row. dW is float and SET.
 static void time_expert_products(Bench *b, const std::string &name, Experts s) {
@@ -457,6 +472,9 @@ static void time_expert_products(Bench *b, const std::string &name, Experts s) {
     measure(b, name + " backward, weight, expert by expert", flops,
             dx_bytes + y_bytes + weights * sizeof(wide),
             [=] { experts_plain_backward_weight(y, x, at, one, &b->gpu); });
+    time_experts_sm90(b, name, s, x, y, flops, x_bytes + weights * size + y_bytes,
+                      dx_bytes + weights * size + y_bytes,
+                      x_bytes + y_bytes + weights * sizeof(wide));
 }
 
 static void time_experts(Bench *b) {
