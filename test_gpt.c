@@ -34,9 +34,10 @@ static Case make_case(int mode, int family, int sdd) {
     int gpt2 = family == FAMILY_GPT2;
     c.m = (Model){.mode = &MODES[mode], .sdd = &SDDS[sdd], .L = 4, .C = 24, .NH = 4,
                   .KV = gpt2 ? 4 : 2, .HS = 6, .F = 20, .V = 13, .Vp = 16, .T = 9,
-                  .layernorm = gpt2, .bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit,
+                  .norm = gpt2, .bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit,
                   .rope = !gpt2, .swiglu = !gpt2, .tied = gpt2, .fin = MODES[mode].fin,
-                  .theta = 10000, .eps = 1e-5, .emb_scale = 1, .mix_ratio = 0.25};
+                  .dyt_alpha = 0.5, .theta = 10000, .eps = 1e-5, .emb_scale = 1,
+                  .mix_ratio = 0.25};
     if (MODES[mode].unit) c.m.KV = c.m.NH;
     if (family == FAMILY_OLMOE)  // softmax without renormalization, losses over the micro-batch
         c.m.moe = (Moe){.E = 5, .K = 2, .router = ROUTER_SOFTMAX, .losses = LOSSES_MEAN, .scale = 1,
@@ -54,13 +55,23 @@ static Case make_case(int mode, int family, int sdd) {
     return c;
 }
 
-// Every mode in both families; SDD in both settings.
+// The same with DyT in the place of the norms.
+static Case make_dyt(int mode, int family) {
+    Case c = make_case(mode, family, 0);
+    c.m.norm = NORM_DYT;
+    snprintf(c.name, sizeof c.name, "%s %s DyT", MODES[mode].name, FAMILY_NAMES[family]);
+    return c;
+}
+
+// Every mode in both families; SDD in both settings; every mode in one family with DyT.
 static int all_cases(Case *cases) {
     int count = 0;
     for (int mode = 0; mode < MODE_COUNT; mode++)
         for (int family = 0; MODES[mode].selectable && family < FAMILIES; family++)
             for (int sdd = 0; sdd < (MODES[mode].sdd ? SDD_COUNT : 1); sdd++)
                 cases[count++] = make_case(mode, family, sdd);
+    for (int mode = 0; mode < MODE_COUNT; mode++)
+        if (MODES[mode].selectable) cases[count++] = make_dyt(mode, mode % FAMILIES);
     return count;
 }
 enum { MAX_CASES = 2 * FAMILIES * MODE_COUNT };
@@ -577,6 +588,17 @@ static void test_exp(void) {
                isfinite(exp_float(1e30f)),
            "exp at its limits");
     EXPECT(isnan(exp_float(NAN)), "a NaN stays a NaN");
+    worst = 0;
+    for (int i = 1; i <= 2000000; i++) {
+        float x = 1e-5f * (float)i;
+        worst = fmax(worst, fabs(tanh_float(x) / tanh((double)x) - 1));
+        worst = fmax(worst, fabs(tanh_float(-x) / tanh((double)-x) - 1));
+    }
+    EXPECT(worst < 2e-7, "tanh is off by %g relative", worst);
+    EXPECT(tanh_float(0) == 0 && tanh_float(1e-30f) == 1e-30f && tanh_float(1e30f) == 1 &&
+               tanh_float(-INFINITY) == -1,
+           "tanh at its limits");
+    EXPECT(isnan(tanh_float(NAN)), "a NaN stays a NaN");
 }
 
 // ------------------------------------------------------------------------------ the table of modes
@@ -635,54 +657,58 @@ static void test_mode_rows(void) {
 
 // Recompute changes no bit; threads change no bit; two micro-steps of half the batch give the whole
 // batch's gradient to rounding.
+static void invariance_of(Case c) {
+    c.m.moe.balance = 0;  // is of a micro-batch
+    Layout layout = layout_make(&c.m);
+    int n = c.B * c.m.T;
+    int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
+    fill_tokens(inputs, targets, n, c.m.V, 10);
+    enum { RUNS = 5 };  // plain, recompute, cheap recompute, other threads, two micro-steps
+    static const int RECOMPUTES[RUNS] = {RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP,
+                                         RECOMPUTE_OFF, RECOMPUTE_OFF};
+    Gpt *g[RUNS];
+    for (int k = 0; k < RUNS; k++) {
+        int threads = set_threads(k == 3 ? 3 : 0);
+        g[k] = judge_fp32.create(&c.m, &(Setup){.B = c.B, .T = c.m.T,
+                                                .recompute = RECOMPUTES[k], .training = 1});
+        fill_weights(&judge_fp32, g[k], &layout, 11, 4);
+        for (int micro = 0; micro < (k == 4 ? c.B : 1); micro++) {
+            int rows = k == 4 ? 1 : c.B;
+            judge_fp32.forward(g[k], inputs + micro * c.m.T, targets + micro * c.m.T, rows,
+                               c.m.T);
+            judge_fp32.backward(g[k], 1.0 / n, 0);
+        }
+        set_threads(threads);
+    }
+    double all = grads_norm(&judge_fp32, g[0], &layout);
+    for (int k = 0; k < layout.count; k++) {
+        const Entry *e = &layout.entries[k];
+        size_t bytes = (size_t)e->size * sizeof(float);
+        const void *plain = judge_fp32.tensor(g[0], GRADS, e);
+        EXPECT(!memcmp(plain, judge_fp32.tensor(g[1], GRADS, e), bytes),
+               "%s, %s: --recompute changes the gradient", c.name, e->name);
+        EXPECT(!memcmp(plain, judge_fp32.tensor(g[2], GRADS, e), bytes),
+               "%s, %s: --recompute cheap changes the gradient", c.name, e->name);
+        EXPECT(!memcmp(plain, judge_fp32.tensor(g[3], GRADS, e), bytes),
+               "%s, %s: the number of threads changes the gradient", c.name, e->name);
+        double error =
+            entry_nmse(&judge_fp32, g[4], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
+        EXPECT(error < NMSE_FLOAT,
+               "%s, %s: two micro-steps differ from one batch by nmse %.2g", c.name,
+               e->name, error);
+    }
+    for (int k = 0; k < RUNS; k++) judge_fp32.destroy(g[k]);
+    layout_free(&layout);
+}
+
 static void test_invariance(void) {
     static const int modes[] = {MODE_SPAN, MODE_PRE,   MODE_POST,       MODE_HYBRID,
                                 MODE_SDD,  MODE_OLMO2, MODE_EMBED_NORM, MODE_MIX_LN};
-    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
-        for (int family = 0; family < FAMILIES; family++) {
-            Case c = make_case(modes[i], family, 0);
-            c.m.moe.balance = 0;  // is of a micro-batch
-            Layout layout = layout_make(&c.m);
-            int n = c.B * c.m.T;
-            int32_t inputs[MAX_TOKENS], targets[MAX_TOKENS];
-            fill_tokens(inputs, targets, n, c.m.V, 10);
-            enum { RUNS = 5 };  // plain, recompute, cheap recompute, other threads, two micro-steps
-            static const int RECOMPUTES[RUNS] = {RECOMPUTE_OFF, RECOMPUTE_ON, RECOMPUTE_CHEAP,
-                                                 RECOMPUTE_OFF, RECOMPUTE_OFF};
-            Gpt *g[RUNS];
-            for (int k = 0; k < RUNS; k++) {
-                int threads = set_threads(k == 3 ? 3 : 0);
-                g[k] = judge_fp32.create(&c.m, &(Setup){.B = c.B, .T = c.m.T,
-                                                        .recompute = RECOMPUTES[k], .training = 1});
-                fill_weights(&judge_fp32, g[k], &layout, 11, 4);
-                for (int micro = 0; micro < (k == 4 ? c.B : 1); micro++) {
-                    int rows = k == 4 ? 1 : c.B;
-                    judge_fp32.forward(g[k], inputs + micro * c.m.T, targets + micro * c.m.T, rows,
-                                       c.m.T);
-                    judge_fp32.backward(g[k], 1.0 / n, 0);
-                }
-                set_threads(threads);
-            }
-            double all = grads_norm(&judge_fp32, g[0], &layout);
-            for (int k = 0; k < layout.count; k++) {
-                const Entry *e = &layout.entries[k];
-                size_t bytes = (size_t)e->size * sizeof(float);
-                const void *plain = judge_fp32.tensor(g[0], GRADS, e);
-                EXPECT(!memcmp(plain, judge_fp32.tensor(g[1], GRADS, e), bytes),
-                       "%s, %s: --recompute changes the gradient", c.name, e->name);
-                EXPECT(!memcmp(plain, judge_fp32.tensor(g[2], GRADS, e), bytes),
-                       "%s, %s: --recompute cheap changes the gradient", c.name, e->name);
-                EXPECT(!memcmp(plain, judge_fp32.tensor(g[3], GRADS, e), bytes),
-                       "%s, %s: the number of threads changes the gradient", c.name, e->name);
-                double error =
-                    entry_nmse(&judge_fp32, g[4], &judge_fp32, g[0], GRADS, e, 1e-6 * all * all);
-                EXPECT(error < NMSE_FLOAT,
-                       "%s, %s: two micro-steps differ from one batch by nmse %.2g", c.name,
-                       e->name, error);
-            }
-            for (int k = 0; k < RUNS; k++) judge_fp32.destroy(g[k]);
-            layout_free(&layout);
-        }
+    for (int family = 0; family < FAMILIES; family++) {
+        for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+            invariance_of(make_case(modes[i], family, 0));
+        invariance_of(make_dyt(MODE_QKVC_POST, family));
+    }
 }
 
 // Causality: a token changes no logit before it; and a shorter sequence in memory made for a longer

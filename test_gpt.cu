@@ -31,7 +31,7 @@ static Model make_model(int mode, int family, int sdd) {
     m.T = TIME;
     if (family == FAMILY_LATENT || family == FAMILY_DEEPSEEK) m.kv_rank = 48, m.rope_size = 16;
     if (m.kv_rank || MODES[mode].unit) m.KV = m.NH;
-    m.layernorm = gpt2, m.bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit, m.rope = !gpt2,
+    m.norm = gpt2, m.bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit, m.rope = !gpt2,
     m.swiglu = !gpt2, m.tied = gpt2, m.fin = MODES[mode].fin;
     m.theta = 10000, m.eps = 1e-5, m.emb_scale = gpt2 ? 1 : 3, m.mix_ratio = 0.5;
     if (family == FAMILY_OLMOE)
@@ -388,7 +388,7 @@ GPU_TEST(cuda_wide_norms) {
     const char *const REFUSED =
         "1 error: --norm layer over 8224 values; this GPU has shared memory for 8192\n"
         "  -> --norm rms, or --width 8192";
-    const struct { const char *compute; int heads, layernorm, training; const char *words;
+    const struct { const char *compute; int heads, norm, training; const char *words;
     } ROWS[] = {
         {"120", 257, 1, 1, REFUSED}, {"120", 256, 1, 1, "0 "}, {"120", 257, 0, 1, "0 "},
         {"120", 257, 1, 0, "0 "},    {"90", 257, 1, 1, "0 "},
@@ -396,7 +396,7 @@ GPU_TEST(cuda_wide_norms) {
     for (const auto &row : ROWS) {
         Model m = make_model(MODE_PRE, FAMILY_GPT2, 0);
         Setup setup = {};
-        m.NH = m.KV = row.heads, m.C = m.NH * m.HS, m.layernorm = row.layernorm;
+        m.NH = m.KV = row.heads, m.C = m.NH * m.HS, m.norm = row.norm;
         setup.B = 1, setup.T = TIME, setup.training = row.training;
         expect_words(said([&] {
                          setenv("EMU_COMPUTE", row.compute, 1);

@@ -36,9 +36,13 @@ typedef REAL Real;
 #include "llmc/run/free_memory.h"
 #include "llmc/run/train.h"
 
-// Double calls libm; float takes the vectorized exp_float, whose relative error is below 2e-7.
+// Double calls libm; float takes the vectorized exp_float and tanh_float, whose relative errors are
+// below 2e-7.
 static real exp_real(real x) {
     return sizeof(real) == 8 ? (real)exp((double)x) : (real)exp_float((float)x);
+}
+static real tanh_real(real x) {
+    return sizeof(real) == 8 ? (real)tanh((double)x) : (real)tanh_float((float)x);
 }
 
 enum { SET, ADD };
@@ -103,21 +107,36 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
 //                                                          m = mean(x)
 // nGPT (Loshchilov et al. 2024):   L2 is RMSNorm with g = 1/sqrt(width), so y = x / |x|;
 //                                  SCALE has no norm: y = g * x
+// DyT (Zhu et al. 2025):           y = g * tanh(alpha x) + b, with a learned scalar alpha (DYT)
 // The gain is g = site.scale * w, or site.scale alone where w is NULL.
 //   x, y [n, groups, width]: each group has statistics of its own
 //   w, b [gains]: gains == width: all groups share them; gains == groups * width: one each
-//   mean, rstd [n, groups] saved for backward: m and r; RMSNorm has no mean, SCALE has neither
+//   mean, rstd [n, groups] saved for backward: m and r; RMSNorm has no mean, SCALE and DyT have
+//   neither
 
 typedef struct Norm {
     Site site;                  // llmc/modes.h: kind, groups, width, gains, scale
-    real *w, *b;                // [gains]; b is NULL for RMSNorm
-    real *dw, *db;              // [gains]
-    real *mean, *rstd;          // [n, groups]
+    real *w, *b, *alpha;        // [gains]; b is NULL for RMSNorm; alpha is DyT's number, or NULL
+    real *dw, *db, *dalpha;
+    real *mean, *rstd;          // [n, groups], or NULL
     int64_t n;                  // rows
     real eps;                   // keeps r finite
 } Norm;
 
+static void dyt_forward(real *y, const real *x, Norm s) {
+    int64_t W = s.site.width;
+    real alpha = *s.alpha;
+#pragma omp parallel for
+    for (int64_t row = 0; row < s.n * s.site.groups; row++)
+        for (int64_t i = 0; i < W; i++)
+            y[row * W + i] = s.w[i] * tanh_real(alpha * x[row * W + i]) + s.b[i];
+}
+
 static void norm_forward(real *y, const real *x, Norm s) {
+    if (s.site.on == DYT) {
+        dyt_forward(y, x, s);
+        return;
+    }
     int W = s.site.width, G = s.site.groups;
     int shared = s.site.gains == W;
     real scale = s.site.scale;
@@ -144,22 +163,25 @@ static void norm_forward(real *y, const real *x, Norm s) {
     }
 }
 
-// With xhat = (x - m) r:   dg += dy * xhat    db += dy
+// With xhat = (x - m) r, or DyT's tanh(alpha x):   dg += dy * xhat    db += dy
 // summed over all rows, or over those of one group where groups have gains of their own.
 static void norm_backward_gains(const real *dy, const real *x, Norm s) {
     int W = s.site.width, sets = s.site.gains / W;  // sets of gains: 1, or one for each group
-    int scaled = s.site.on == SCALE;
     real scale = s.site.scale;
 #pragma omp parallel for collapse(2)
     for (int g = 0; g < sets; g++)
         for (int i0 = 0; i0 < W; i0 += STRIP) {
             int64_t strip = least(W - i0, STRIP);
-            real dw[STRIP] = {0}, db[STRIP] = {0};
+            real dw[STRIP] = {0}, db[STRIP] = {0}, xhat[STRIP];
             for (int64_t row = g; row < s.n * s.site.groups; row += sets) {
                 const real *dy_r = dy + row * W + i0, *x_r = x + row * W + i0;
-                real mean = s.b ? s.mean[row] : 0, rstd = scaled ? 1 : s.rstd[row];
+                real mean = s.mean ? s.mean[row] : 0, rstd = s.rstd ? s.rstd[row] : 1;
+                if (s.alpha)
+                    for (int i = 0; i < strip; i++) xhat[i] = tanh_real(*s.alpha * x_r[i]);
+                else
+                    for (int i = 0; i < strip; i++) xhat[i] = (x_r[i] - mean) * rstd;
                 for (int i = 0; i < strip; i++) {
-                    dw[i] += dy_r[i] * ((x_r[i] - mean) * rstd);
+                    dw[i] += dy_r[i] * xhat[i];
                     db[i] += dy_r[i];
                 }
             }
@@ -170,11 +192,42 @@ static void norm_backward_gains(const real *dy, const real *x, Norm s) {
         }
 }
 
+// With t = tanh(alpha x) and u = g dy (1 - t^2):   dx = alpha u    dalpha += sum u x
+// The sum is over all values: pieces of the rows, and then these in order.
+static void dyt_backward(real *dx, const real *dy, const real *x, Norm s, int add) {
+    enum { PIECES = 64 };
+    int64_t W = s.site.width, rows = s.n * s.site.groups;
+    real alpha = *s.alpha;
+    double piece[PIECES] = {0};
+#pragma omp parallel for
+    for (int64_t k = 0; k < PIECES; k++)
+        for (int64_t row = rows * k / PIECES; row < rows * (k + 1) / PIECES; row++) {
+            const real *x_r = x + row * W, *dy_r = dy + row * W;
+            real *dx_r = dx + row * W;
+            double sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < W; i++) {
+                real t = tanh_real(alpha * x_r[i]), u = s.w[i] * dy_r[i] * (1 - t * t);
+                dx_r[i] = add == ADD ? dx_r[i] + alpha * u : alpha * u;
+                sum += u * x_r[i];
+            }
+            piece[k] += sum;
+        }
+    double total = 0;
+    for (int k = 0; k < PIECES; k++) total += piece[k];
+    *s.dalpha += total;
+    norm_backward_gains(dy, x, s);
+}
+
 // With xhat = (x - m) r and u = g * dy:
 //   LayerNorm   dx = r (u - mean(u) - xhat mean(u * xhat))
 //   RMSNorm     dx = r (u - xhat mean(u * xhat))
 //   SCALE       dx = u
 static void norm_backward(real *dx, const real *dy, const real *x, Norm s, int add) {
+    if (s.site.on == DYT) {
+        dyt_backward(dx, dy, x, s, add);
+        return;
+    }
     int W = s.site.width, G = s.site.groups;
     int shared = s.site.gains == W, scaled = s.site.on == SCALE;
     real scale = s.site.scale;
@@ -822,7 +875,8 @@ static real norm_eps(const Block *b, Site site) { return site.on == L2 ? 1e-12 :
 
 // The norm of a slot, whose tensors are all named after it.
 #define NORM(b, slot) \
-    (Norm){(b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, \
+    (Norm){(b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->w.slot##_alpha, \
+           (b)->dw.slot##_w, (b)->dw.slot##_b, (b)->dw.slot##_alpha, \
            (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->n, norm_eps(b, (b)->p.slot)}
 
 // nGPT's s_z: the logits have a gain and no norm.

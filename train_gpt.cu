@@ -179,6 +179,7 @@ static void refuse_wide_norms(const Model *m) {
 // that are one product.
 static void refuse_model(const Model *m, const Setup *setup) {
     if (setup->training) refuse_wide_norms(m);
+    CHECK(m->norm != NORM_DYT, "--norm dyt is for the CPU so far\n  -> make train_gpt DEVICE=cpu");
     refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);

@@ -73,24 +73,28 @@ class NormConfig(PretrainedConfig):
 
 
 class Norm(nn.Module):
-    """RMSNorm g x / sqrt(mean(x^2) + eps), or LayerNorm, over each `width` of the last dimension.
-    The gain is one vector for all of them, or `gains` long. Each expert has one of `copies`."""
+    """RMSNorm g x / sqrt(mean(x^2) + eps), LayerNorm or DyT, g tanh(alpha x) + b, over each `width`
+    of the last dimension. norm: the flag --norm, None: the model's. The gain is one vector for all
+    of them, or `gains` long. Each expert has one of `copies`."""
 
-    def __init__(self, c, kind, width, gains=None, layer=None, scale=1.0, copies=1):
+    def __init__(self, c, kind, width, gains=None, norm=None, scale=1.0, copies=1):
         super().__init__()
         gains = gains or (0 if kind == L2 else width)
         self.kind, self.width, self.copies = kind, width, copies
         self.eps, self.scale = (1e-12, scale / math.sqrt(width)) if kind == L2 else (c.eps, scale)
         shape = (copies, gains) if copies > 1 else (gains,)
         self.weight = nn.Parameter(torch.ones(shape)) if gains else None
-        layer = c.norm == "layer" if layer is None else layer
-        self.bias = nn.Parameter(torch.zeros(gains)) if layer and kind == 1 else None
+        norm = (norm or c.norm) if kind == 1 else "rms"
+        self.bias = nn.Parameter(torch.zeros(gains)) if norm != "rms" else None
+        self.alpha = nn.Parameter(torch.full((1,), 0.5)) if norm == "dyt" else None
 
     def forward(self, x, copy=0):
         y = x.unflatten(-1, (-1, self.width)).to(torch.promote_types(x.dtype, torch.float32))
-        if self.bias is not None:
+        if self.alpha is not None:
+            y = torch.tanh(self.alpha * y)
+        elif self.bias is not None:
             y = y - y.mean(-1, keepdim=True)
-        if self.kind != SCALE:
+        if self.alpha is None and self.kind != SCALE:
             y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
         y = self.scale * y
         if self.weight is not None:
@@ -134,7 +138,7 @@ class Attention(nn.Module):
     def __init__(self, c, l):
         super().__init__()
         row, sdd, C, NH, KV, HS = c.row(l), c.sdd, c.width, c.heads, c.kv_heads, c.head_size
-        QK, layer = HS + c.rope_size if c.kv_rank else HS, c.norm == "layer" and not c.sdd
+        QK, kind = HS + c.rope_size if c.kv_rank else HS, "rms" if c.sdd else c.norm
         self.l, self.QK, self.HS, self.rank, self.unit = l, QK, HS, c.kv_rank, row["q"] == L2
         self.scale = math.sqrt(QK) if self.unit else 1 / math.sqrt(QK)
         self.q_proj = nn.Linear(C, NH * QK, bias=bool(c.bias))  # True, False or "qkv"
@@ -149,7 +153,7 @@ class Attention(nn.Module):
 
         # HEAD: statistics over each head, one gain for all heads. FULL: over the full width.
         def norm(on, per, heads, size):
-            return slot(c, on, size if per == "HEAD" else heads * size, layer=layer)
+            return slot(c, on, size if per == "HEAD" else heads * size, norm=kind)
 
         per = sdd["per"] if sdd else row["per"]
         q, k, v, context = row["q"], row["k"], row["v"], row["ctx"]
@@ -209,9 +213,9 @@ class Mlp(nn.Module):
         self.up_proj = nn.Linear(c.width, copies * ffn, bias=bias)
         self.down_proj = nn.Linear(ffn, copies * c.width, bias=bias)
         scale = math.sqrt(c.width) if base["unit"] else 1.0
-        self.hidden_norm = slot(c, kind, hidden // halves, gains=hidden, layer=False, scale=scale,
+        self.hidden_norm = slot(c, kind, hidden // halves, gains=hidden, norm="rms", scale=scale,
                                 copies=copies)  # fmt: skip
-        self.out_norm = slot(c, 1 if part and c.sdd else 0, c.width, layer=False, copies=copies)
+        self.out_norm = slot(c, 1 if part and c.sdd else 0, c.width, norm="rms", copies=copies)
 
     def forward(self, u, e=0, hidden_norm=None):
         def linear(f, x):
@@ -280,17 +284,17 @@ class Block(GradientCheckpointingLayer):
     def __init__(self, c, l):
         super().__init__()
         self.row, self.L, self.l = c.row(l), c.layers, l
-        moe, out_layer = c.experts and l >= c.dense_layers, c.norm == "layer" and not c.sdd
+        moe, out_norm = c.experts and l >= c.dense_layers, "rms" if c.sdd else c.norm
         attn, ffn = self.row["attn"], self.row["ffn"]
         self.input_layernorm = slot(c, attn["in"], c.width)
         self.self_attn = Attention(c, l)
         attn_out, ffn_out = (1, int(not moe)) if c.sdd else (attn["out"], ffn["out"])
-        self.post_attention_layernorm = slot(c, attn_out, c.width, layer=out_layer)
+        self.post_attention_layernorm = slot(c, attn_out, c.width, norm=out_norm)
         self.attention_sum_layernorm = slot(c, attn["post"], c.width)
         self.pre_feedforward_layernorm = slot(c, ffn["in"], c.width)
         self.mlp = Mixture(c) if moe else Mlp(c, c.dense_ffn if c.experts else c.ffn)
         self.mlp.alpha = nn.Parameter(torch.ones(c.width)) if ffn["a"] == "LEARNED" else None
-        self.post_feedforward_layernorm = slot(c, ffn_out, c.width, layer=out_layer)
+        self.post_feedforward_layernorm = slot(c, ffn_out, c.width, norm=out_norm)
         self.feedforward_sum_layernorm = slot(c, ffn["post"], c.width)
 
     def sublayer(self, row, norms, alpha, branch, x, x0):

@@ -94,8 +94,7 @@ static inline uint64_t init_key(const Init *init, const Entry *e) {
 static inline double init_value(const Init *init, const Model *m, const Entry *e, double std,
                                 uint64_t key, int64_t i) {
     double cut = INITS[init->scheme].cut;
-    if (e->row.role == ROLE_ZERO || e->row.role == ROLE_BALANCE) return 0;
     if (i >= entry_rows(m, e) * e->row.cols) return 0;
-    if (e->row.role == ROLE_GAIN) return e->row.gain;
+    if (e->row.role >= ROLE_ZERO) return e->row.gain;  // 0 for biases
     return std * (cut ? rand_truncated(key, (uint64_t)i, cut) : rand_normal(key, (uint64_t)i));
 }

@@ -22,8 +22,9 @@
 enum { OWN, NORMED, BLOCK };                  // skip
 enum { ONE, LNS, DEEP, SUBLAYERS, LEARNED };  // c: ONE or LNS; a: all but LNS
 enum { HEAD, FULL };                          // per
-enum { L2 = 2, SCALE };                       // a slot's norm: 0 none, 1 the model's, L2: x / |x|;
-                                              // SCALE (sites only): a gain without a norm
+enum { L2 = 2, SCALE, DYT };                  // a slot's norm: 0 none, 1 the model's, L2: x / |x|;
+                                              // sites only: SCALE: a gain without a norm; DYT:
+                                              // the model's, where that is DyT
 
 // One sublayer's columns, as in the equations above.
 typedef struct SubMode {
@@ -173,7 +174,8 @@ enum { SDD_COUNT = sizeof SDDS / sizeof *SDDS };
 #pragma GCC diagnostic pop
 #endif
 
-// In the order of the choices of --router, --router-losses and --bias.
+// In the order of the choices of --norm, --router, --router-losses and --bias.
+enum { NORM_RMS, NORM_LAYER, NORM_DYT };
 enum { ROUTER_SOFTMAX, ROUTER_SOFTMAX_RENORM, ROUTER_SIGMOID };
 enum { LOSSES_MEAN, LOSSES_SUM };
 enum { BIAS_OFF, BIAS_ON, BIAS_QKV };
@@ -203,7 +205,8 @@ typedef struct Model {
     int kv_rank, rope_size;                   // latent attention: width of the latent (0: none),
                                               // and rotary channels of a head besides HS
     Moe moe;
-    int layernorm;                            // 1: LayerNorm with bias, 0: RMSNorm
+    int norm;                                 // NORM_*; all but RMSNorm have a bias
+    double dyt_alpha;                         // DyT's alpha at the start
     int bias;                                 // linears have biases: none, BIAS_ON or BIAS_QKV
     int rope;                                 // 1: RoPE, 0: learned positions
     int swiglu;                               // 1: SwiGLU, 0: GELU
@@ -232,12 +235,12 @@ static inline int moe_layers(const Model *m) { return m->moe.E ? m->L - m->moe.d
 
 // A norm slot of one layer. N(x) = gain * xhat + bias, where the gain is scale * (parameter w).
 typedef struct Site {
-    int on;                                   // 0, 1 (the model's norm), L2 or SCALE
+    int on;                                   // 0, 1 (the model's norm), L2, SCALE or DYT
     int groups, width;                        // a row is groups * width values; statistics are over
                                               // each group
     int gains;                                // length of the gain vector: width (shared by the
                                               // groups), groups * width (one each) or 0 (none)
-    int bias;                                 // it has a bias (LayerNorm)
+    int bias;                                 // it has a bias (LayerNorm, DyT)
     double gain, scale;                       // initial value of w; constant factor
 } Site;
 
@@ -263,9 +266,11 @@ static inline double mode_scale(int kind, int l, int L) {
     return kind == DEEP ? pow(2.0 * L, 0.25) : 1.0;
 }
 
-// shared: the groups share one gain vector. L2 has no gain; x / |x| is the RMS norm / sqrt(width).
-static inline Site site_make(int on, int groups, int width, int shared, int bias, double gain) {
-    Site s = {on, groups, width, shared ? width : groups * width, on == 1 && bias, gain, 1.0};
+// shared: the groups share one gain vector. norm: the model's, NORM_*. L2 has no gain; x / |x| is
+// the RMS norm / sqrt(width).
+static inline Site site_make(int on, int groups, int width, int shared, int norm, double gain) {
+    int bias = on == 1 && norm != NORM_RMS, kind = on == 1 && norm == NORM_DYT ? DYT : on;
+    Site s = {kind, groups, width, shared ? width : groups * width, bias, gain, 1.0};
     if (on == L2) {
         s.gains = 0;
         s.scale = 1 / sqrt((double)width);
@@ -274,14 +279,14 @@ static inline Site site_make(int on, int groups, int width, int shared, int bias
 }
 
 // A site over the C channels of the stream.
-static inline Site site_wide(const Model *m, int on, int bias, double gain) {
-    return site_make(on, 1, m->C, 1, bias, gain);
+static inline Site site_wide(const Model *m, int on, int norm, double gain) {
+    return site_make(on, 1, m->C, 1, norm, gain);
 }
 
 // The norm of q, k, v or the context: one group per head, or one over the full width.
-static inline Site site_heads(int on, int per, int heads, int HS, int bias) {
-    if (per == FULL) return site_make(on, 1, heads * HS, 1, bias, 1.0);
-    return site_make(on, heads, HS, 1, bias, 1.0);
+static inline Site site_heads(int on, int per, int heads, int HS, int norm) {
+    if (per == FULL) return site_make(on, 1, heads * HS, 1, norm, 1.0);
+    return site_make(on, heads, HS, 1, norm, 1.0);
 }
 
 // nGPT: a gain that starts at `start` is kept as a parameter w that starts at `stored`, times a
@@ -317,7 +322,7 @@ static inline int mode_has_out(const Mode *r) { return r->attn.out || r->ffn.out
 static inline LayerMode layer_mode(const Model *m, int l) {
     const Mode *base = m->mode, *r = mode_at(m, l);
     const Sdd *sdd = base->sdd ? m->sdd : NULL;
-    int ln = m->layernorm, bias = m->layernorm && !sdd;
+    int norm = m->norm, inner = sdd ? NORM_RMS : m->norm;  // SDD's linears have RMS in any model
     int per = sdd ? sdd->per : r->per, v_per = sdd ? FULL : r->per, QK = qk_size(m);
     double out_gain = sdd ? 1.0 / sqrt((double)sdd->out_layers * m->L) : 1.0;
     double root = sqrt((double)m->C);
@@ -326,20 +331,20 @@ static inline LayerMode layer_mode(const Model *m, int l) {
     p.moe = m->moe.E && l >= m->moe.dense;
     p.F = m->moe.E ? m->moe.dense_F : m->F;
     if (p.moe) p.F = m->moe.shared_F;
-    p.emb       = site_wide(m, base->emb, ln, 1.0);
-    p.attn_in   = site_wide(m, r->attn.in, ln, 1.0);
-    p.attn_out  = site_wide(m, sdd ? 1 : r->attn.out, bias, out_gain);
-    p.attn_post = site_wide(m, r->attn.post, ln, 1.0);
-    p.ffn_in    = site_wide(m, r->ffn.in, ln, 1.0);
-    p.ffn_out   = site_wide(m, sdd ? !p.moe : r->ffn.out, bias, out_gain);
-    p.ffn_post  = site_wide(m, r->ffn.post, ln, 1.0);
-    p.fin       = site_wide(m, m->fin, ln, 1.0);
-    p.latent    = site_make(m->kv_rank > 0, 1, m->kv_rank, 1, ln, 1.0);
+    p.emb       = site_wide(m, base->emb, norm, 1.0);
+    p.attn_in   = site_wide(m, r->attn.in, norm, 1.0);
+    p.attn_out  = site_wide(m, sdd ? 1 : r->attn.out, inner, out_gain);
+    p.attn_post = site_wide(m, r->attn.post, norm, 1.0);
+    p.ffn_in    = site_wide(m, r->ffn.in, norm, 1.0);
+    p.ffn_out   = site_wide(m, sdd ? !p.moe : r->ffn.out, inner, out_gain);
+    p.ffn_post  = site_wide(m, r->ffn.post, norm, 1.0);
+    p.fin       = site_wide(m, m->fin, norm, 1.0);
+    p.latent    = site_make(m->kv_rank > 0, 1, m->kv_rank, 1, norm, 1.0);
     p.logits    = site_make(base->unit ? SCALE : 0, 1, m->Vp, 1, 0, 1.0);
-    p.q   = site_heads(sdd ? 1 : r->q, per, m->NH, QK, bias);
-    p.k   = site_heads(sdd ? 1 : r->k, per, m->KV, QK, bias);
-    p.v   = site_heads(sdd ? sdd->v : r->v, v_per, m->KV, m->HS, bias);
-    p.ctx = site_heads(sdd ? !sdd->v : r->ctx, v_per, m->NH, m->HS, bias);
+    p.q   = site_heads(sdd ? 1 : r->q, per, m->NH, QK, inner);
+    p.k   = site_heads(sdd ? 1 : r->k, per, m->KV, QK, inner);
+    p.v   = site_heads(sdd ? sdd->v : r->v, v_per, m->KV, m->HS, inner);
+    p.ctx = site_heads(sdd ? !sdd->v : r->ctx, v_per, m->NH, m->HS, inner);
     if (r->q == L2) site_stored(&p.q, m->NH * QK, 1, 1 / root);   // nGPT's s_qk, which k shares
     if (r->k == L2) site_stored(&p.k, 0, 1, 1 / root);
     if (base->unit) site_stored(&p.logits, m->Vp, 1, 1 / root);   // s_z

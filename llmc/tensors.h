@@ -19,9 +19,10 @@ enum {
     ROLE_OUT,                                 // output projections, which write to the stream
     ROLE_ZERO,                                // biases; from here on vectors
     ROLE_GAIN,                                // gains of norms, nGPT's p
+    ROLE_DYT,                                 // DyT's alphas
     ROLE_BALANCE                              // the selection bias, which has no gradient
 };
-enum { DECAY_MATRIX, DECAY_EMBEDDING, DECAY_GAIN, DECAY_GROUPS };  // --decay-embeddings and -gains
+enum { DECAY_MATRIX, DECAY_EMBEDDING, DECAY_GAIN, DECAY_NONE, DECAY_GROUPS };  // --decay-*
 // Groups of tensors with a learning rate of their own, which may depend on the width (Everett et
 // al. 2024). LR_BALANCE is the step of the selection bias.
 enum { LR_EMBEDDING, LR_HIDDEN, LR_HEAD, LR_VECTOR, LR_BALANCE, LR_GROUPS };
@@ -37,6 +38,7 @@ static const struct { int decay, lr, muon; } ROLES[] = {
     {DECAY_MATRIX,    LR_HIDDEN,    1},
     {DECAY_GAIN,      LR_VECTOR,    0},
     {DECAY_GAIN,      LR_VECTOR,    0},
+    {DECAY_NONE,      LR_VECTOR,    0},       // ROLE_DYT
     {DECAY_GAIN,      LR_BALANCE,   0},       // ROLE_BALANCE
 };
 
@@ -49,11 +51,12 @@ static const struct { int decay, lr, muon; } ROLES[] = {
 #define EXPERT_NAME(part) LAYER_NAME "mlp.experts." part  // of all experts, one below the other
 // The ffn that all tokens of a layer go through: a dense one, or shared experts.
 #define MLP_NAME(part) (p->moe ? LAYER_NAME "mlp.shared_experts." part : LAYER_NAME "mlp." part)
-// A norm site brings its gain and, for LayerNorm, its bias.
+// A norm site brings its gain; for LayerNorm and DyT its bias; for DyT its alpha.
 #define NORM_PARAMS(PARAM, site, name) \
 PARAM(site##_w, name ".weight", 1, p->site.gains, ROLE_GAIN, p->site.gain, \
       p->site.on && p->site.gains) \
-PARAM(site##_b, name ".bias", 1, p->site.gains, ROLE_ZERO, 0, p->site.on && p->site.bias)
+PARAM(site##_b, name ".bias", 1, p->site.gains, ROLE_ZERO, 0, p->site.on && p->site.bias) \
+PARAM(site##_alpha, name ".alpha", 1, 1, ROLE_DYT, m->dyt_alpha, p->site.on == DYT)
 #define EXPERT_GAIN(PARAM, site, name) \
 PARAM(site##_w, name, E, p->site.gains, ROLE_GAIN, p->site.gain, p->site.on)
 // nGPT: the parameter p of alpha = 0.05 sqrt(C) |p|. Checkpoints name it alpha.
@@ -173,8 +176,8 @@ static inline int mlp_width(const Model *m) {
 // Expressions may also use cpu, gpu, and `up`: 2 for [gate | up], 1 for up alone.
 enum { ALIASED = -1 };
 #define NORM_ACTS(ACT, site, copies) \
-ACT(site##_mean, wide, copies, n, p->site.groups, 0, p->site.on && p->site.bias) \
-ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on && p->site.on != SCALE)
+ACT(site##_mean, wide, copies, n, p->site.groups, 0, p->site.on == 1 && p->site.bias) \
+ACT(site##_rstd, wide, copies, n, p->site.groups, 0, p->site.on == 1 || p->site.on == L2)
 #define ASSIGNED ((int64_t)n * K)             // a row for each expert of each token
 
 // The rows, in the order of a forward pass. First letters: a attention, f ffn, x experts, r router;

@@ -37,8 +37,8 @@ number; Mix-LN (Li et al. 2025), LayerNorm Scaling (Sun et al. 2025), Peri-LN (K
 Sandwich-LN (CogView, Ding et al. 2021), OLMo 2 (2025), DeepNorm (Wang et al. 2022); GPT-2 (Radford
 et al. 2019), Llama (Touvron et al. 2023), RoPE (Su et al. 2021), AdamW (Loshchilov, Hutter 2019),
 Muon (Jordan et al. 2024);
-nGPT (Loshchilov et al. 2024); mixture of experts: OLMoE (Muennighoff et al. 2024), DeepSeek-V2 and
-V3 (2024), whose attention (MLA) this is too.
+nGPT (Loshchilov et al. 2024); DyT (Zhu et al. 2025); mixture of experts: OLMoE (Muennighoff et al.
+2024), DeepSeek-V2 and V3 (2024), whose attention (MLA) this is too.
 """
 import json
 import math
@@ -73,6 +73,10 @@ def layernorm(x, gain, bias, eps):
 
 def rmsnorm(x, gain, eps):
     return gain * x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+def dyt(x, alpha, gain, bias):
+    return gain * torch.tanh(alpha * x) + bias
 
 
 def unit(x):
@@ -150,9 +154,12 @@ class Block:
         """The model's norm over the last dimension. (On [B, T, heads, HS] this is one gain shared
         by the heads, HYB algorithm 1.)"""
         gain = self.weight(slot + ".weight", x.shape[-1])
-        if not self.s["layernorm"]:
+        if not (self.s["layernorm"] or self.s["dyt"]):
             return rmsnorm(x, gain, self.s["eps"])
-        return layernorm(x, gain, self.weight(slot + ".bias", x.shape[-1]), self.s["eps"])
+        bias = self.weight(slot + ".bias", x.shape[-1])
+        if self.s["dyt"]:
+            return dyt(x, self.weight(slot + ".alpha", 1), gain, bias)
+        return layernorm(x, gain, bias, self.s["eps"])
 
     def linear(self, name, x, out):
         y = x @ self.weight(name + ".weight", out, x.shape[-1]).T
@@ -529,7 +536,9 @@ class Weights(dict):
     def draw(self, name, *sizes):
         # RandomState: its streams never change
         n, random = math.prod(sizes), np.random.RandomState(zlib.crc32(name.encode()))
-        if name.endswith(".alpha"):
+        if is_dyts(name):
+            std, mean = 0.2, 0.7
+        elif name.endswith(".alpha"):
             std, mean = 3, 0  # nGPT's counts by its absolute value
         elif is_gain(name) or name.endswith("bias"):
             std, mean = 0.3, 1 if is_gain(name) else 0
@@ -542,19 +551,26 @@ class Weights(dict):
         return value.double()
 
 
+def is_dyts(name):
+    """Whether it is the alpha of a DyT in the place of a norm."""
+    return name.endswith("norm.alpha")
+
+
 def is_gain(name):
-    return name.endswith(("norm.weight", ".alpha", ".s_z"))
+    return name.endswith(("norm.weight", ".alpha", ".s_z")) and not is_dyts(name)
 
 
 def group_of(name, s):
     """Learning rate and weight decay of a tensor: embeddings (the tied head is one), head, other
-    matrices, vectors."""
+    matrices, vectors. DyT's alpha does not decay."""
     embedding, hidden, head, vector = s["lr"]
     of_matrix, of_embedding, of_vector = s["decay"]
     if "embed_tokens" in name or "embed_positions" in name:
         return {"lr": embedding, "weight_decay": of_embedding}
     if name == "lm_head.weight":
         return {"lr": head, "weight_decay": of_matrix}
+    if is_dyts(name):
+        return {"lr": vector, "weight_decay": 0}
     if is_gain(name) or name.endswith(".bias"):
         return {"lr": vector, "weight_decay": of_vector}
     return {"lr": hidden, "weight_decay": of_matrix}
@@ -663,7 +679,7 @@ DEEPSEEK = LLAMA | {"moe.dense": 1, "moe.router": "sigmoid", "moe.scale": 1.5, "
 # rounding; gradients that matter (1e-6 and more) still show whether it is there.
 SETTINGS = {
     "theta": 1e4, "rope_factor": 1.0, "rope_original": 1.0, "qkv_bias": False,
-    "eps": 1e-5, "emb_scale": 1.0, "mix_ratio": 0.34, "final_norm": False,
+    "eps": 1e-5, "emb_scale": 1.0, "mix_ratio": 0.34, "final_norm": False, "dyt": False,
     "sdd": "paper", "z_loss": 0.0, "kv_rank": 0, "rope_size": 0,
     "moe.E": 0, "moe.K": 0, "moe.dense": 0, "moe.dense_F": 0, "moe.shared_F": 0,
     "moe.router": "softmax", "moe.losses": "mean", "moe.scale": 1.0,
@@ -738,6 +754,9 @@ SWITCHES = {  # name: settings, and the modes to try them with
     "eps": ({"eps": 0.3}, ["SPAN", "HYBRID", "SDD", "PERI"]),
     "no_clip": ({"clip": 1e9, "clipped": False}, ["SPAN", "HYBRID"]),
     "small_adam_eps": ({"adam_eps": 1e-8}, ["SPAN", "HYBRID"]),
+    # every slot of a norm, statistics over heads and rows, SDD's RMS beside it
+    "dyt": ({"dyt": True}, ["SPAN", "POST_SHIFTED", "QKVC_POST", "OLMO2", "PERI", "KEEL", "LNS",
+                            "SDD"]),
     "mix_none": ({"mix_ratio": 0.49}, ["MIX_LN"]),
     "mix_half": ({"mix_ratio": 0.5}, ["MIX_LN"]),
     "mix_all": ({"mix_ratio": 1.0}, ["MIX_LN"]),
@@ -753,6 +772,7 @@ OF_LLAMA = {"tied": ({"tied": True}, ["SPAN", "HYBRID", "SDD"]),
             "bias": ({"bias": True}, ["SPAN", "HYBRID"]),
             "qkv_bias": ({"qkv_bias": True}, ["SPAN", "OLMOE"]),
             "muon": (MUON, ["SPAN", "POST", "HYBRID"]),
+            "muon_dyt": (MUON | {"dyt": True}, ["HYBRID"]),
             "muon_match": (MATCH, ["SDD"])}
 OF_OLMOE = {
     "renorm": ({"moe.router": "softmax-renorm"}, ["SPAN", "NGPT"]),
@@ -783,6 +803,7 @@ OF_DEEPSEEK = {
     "none_dense": ({"moe.dense": 0}, ["SDD"]),
     "dense": ({"moe.E": 0, "F": 3}, ["SPAN", "SDD", "NGPT"]),
     "layernorm": ({"layernorm": True}, ["SPAN", "QKVC_POST"]),
+    "dyt": ({"dyt": True}, ["SPAN", "QKVC_POST", "SDD"]),
     "muon": (MUON, ["SPAN", "SDD"]),
 }
 

@@ -14,8 +14,9 @@ static inline double stored(double value, size_t storage) {
     return f;
 }
 
-// Weights far from the initial ones: gains around theirs, biases around 0, or a missing one would
-// not show. All precisions get the same numbers, those that a weight of `storage` bytes can hold.
+// Weights far from the initial ones: gains and DyT's alphas around theirs, biases around 0, or a
+// missing one would not show. All precisions get the same numbers, those that a weight of `storage`
+// bytes can hold.
 static inline void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, uint64_t seed,
                                 size_t storage) {
     for (int k = 0; k < layout->count; k++) {
@@ -25,7 +26,7 @@ static inline void fill_weights(const Trainer *t, Gpt *g, const Layout *layout, 
                      : e->row.role == ROLE_EMBEDDING ? 0.5
                                                      : 1.2 / sqrt((double)e->row.cols);
         for (int64_t i = 0; i < e->size; i++) {
-            double w = stored(e->row.role == ROLE_GAIN
+            double w = stored(e->row.gain != 0
                                   ? e->row.gain * (1 + 0.3 * rand_normal(key, (uint64_t)i))
                                   : std * rand_normal(key, (uint64_t)i),
                               storage);

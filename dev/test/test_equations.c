@@ -120,22 +120,31 @@ static Seq affine(const Ref *r, const double *gain, const double *bias, int part
     return x;
 }
 
-static Seq normalize(Ref *r, const char *slot, bool layernorm, int parts, int gains, Seq x) {
+// DyT: gain * tanh(alpha * x) + bias
+static Seq dyt(const double *gain, const double *bias, double alpha, int gains, Seq x) {
+    for (int t = 0; t < x.T; t++)
+        for (int i = 0; i < x.cols; i++)
+            x.v[t][i] = gain[i % gains] * tanh(alpha * x.v[t][i]) + bias[i % gains];
+    return x;
+}
+
+static Seq normalize(Ref *r, const char *slot, int norm, int parts, int gains, Seq x) {
     const double *gain = tensor(r, slot, "weight", gains);
-    const double *bias = layernorm ? tensor(r, slot, "bias", gains) : NULL;
+    const double *bias = norm == NORM_RMS ? NULL : tensor(r, slot, "bias", gains);
+    if (norm == NORM_DYT) return dyt(gain, bias, *tensor(r, slot, "alpha", 1), gains, x);
     return affine(r, gain, bias, parts, gains, x);
 }
 
 // The model's norm, of a row or of each head of it, heads sharing the gain.
 static Seq norm_heads(Ref *r, const char *slot, int heads, Seq x) {
-    return normalize(r, slot, r->m->layernorm, heads, x.cols / heads, x);
+    return normalize(r, slot, r->m->norm, heads, x.cols / heads, x);
 }
 static Seq N(Ref *r, const char *slot, Seq x) { return norm_heads(r, slot, 1, x); }
 
 // SDD eq 2: y = alpha * rmsnorm(V x), over the outputs of the linear or parts of them. RMS in both
 // families.
 static Seq scaled(Ref *r, const char *alpha, int parts, int gains, Seq Vx) {
-    return normalize(r, alpha, false, parts, gains, Vx);
+    return normalize(r, alpha, NORM_RMS, parts, gains, Vx);
 }
 
 // The gains of expert e lie e-th in a tensor of all experts'.
@@ -606,9 +615,10 @@ static Seq logits_of(Ref *r, const int32_t *tokens, int T, bool final_norm) {
 static Model small_model(const Mode *mode, const Sdd *sdd, int family, int L) {
     bool gpt2 = family == GPT2, ngpt = strcmp(mode->name, "NGPT") == 0;
     Model m = {.mode = mode, .sdd = sdd, .L = L, .C = 24, .NH = 4, .KV = gpt2 || ngpt ? 4 : 2,
-               .HS = 6, .F = 20, .V = 11, .Vp = 16, .T = LONGEST + 2, .layernorm = gpt2,
+               .HS = 6, .F = 20, .V = 11, .Vp = 16, .T = LONGEST + 2, .norm = gpt2,
                .bias = gpt2 && !is_sdd(mode->name) && !ngpt, .rope = !gpt2, .swiglu = !gpt2,
-               .tied = gpt2, .fin = mode->fin, .theta = 10000, .eps = 1e-5, .emb_scale = 1,
+               .tied = gpt2, .fin = mode->fin, .dyt_alpha = 0.5, .theta = 10000, .eps = 1e-5,
+               .emb_scale = 1,
                .mix_ratio = 0.25};
     if (family == OLMOE)
         m.moe = (Moe){.E = 5, .K = 2, .router = ROUTER_SOFTMAX, .losses = LOSSES_MEAN, .scale = 1,
@@ -625,19 +635,19 @@ static Model small_model(const Mode *mode, const Sdd *sdd, int family, int L) {
 static const char *family_of(const Model *m) {
     if (m->kv_rank) return FAMILY[DEEPSEEK];
     if (m->moe.E) return FAMILY[OLMOE];
-    return FAMILY[m->layernorm ? GPT2 : LLAMA];
+    return FAMILY[m->rope ? LLAMA : GPT2];
 }
 
 // A choice of experts that no router would make by itself: the same router weights times `router`,
 // and the selection bias of every layer.
 typedef struct { double router, bias[MOST_EXPERTS]; } Choice;
 
-// Gains around where they start and biases around 0, or a missing one would not show; nGPT's alphas
-// of either sign; the padded rows too, since nothing may read them.
+// Gains and DyT's alphas around where they start and biases around 0, or a missing one would not
+// show; nGPT's alphas of either sign; the padded rows too, since nothing may read them.
 static void fill(Ref *r, const Choice *choice) {
     for (int k = 0; k < r->list.count; k++) {
         const Entry *e = &r->list.entries[k];
-        bool gain = e->row.role == ROLE_GAIN;
+        bool gain = e->row.gain != 0;
         bool bias = e->row.role == ROLE_ZERO || e->row.role == ROLE_BALANCE;
         bool alpha = strstr(e->name, ".alpha") != NULL;
         bool embedding = strstr(e->name, "model.embed_") != NULL;
@@ -796,6 +806,14 @@ static void test_switches(void) {
         compare(mix, 7, true, "mix_ratio 0.75", NULL);
         compare(small_model(&MODES[MODE_HYBRID], NULL, family, 4), LONGEST, true, "long", NULL);
     }
+    static const int dyt[] = {MODE_SPAN,  MODE_POST_SHIFTED, MODE_QKVC_POST, MODE_OLMO2,
+                              MODE_PERI,  MODE_KEEL,         MODE_LNS,       MODE_SDD};
+    for (size_t i = 0; i < sizeof dyt / sizeof *dyt; i++)
+        for (int family = 0; family < FAMILIES; family++) {
+            Model m = small_model(&MODES[dyt[i]], &SDDS[0], family, 3);
+            m.norm = NORM_DYT;
+            compare(m, 7, norm_before_head(m.mode->name), "DyT", NULL);
+        }
     static const int modes[] = {MODE_SPAN, MODE_HYBRID, MODE_OLMOE, MODE_SDD, MODE_NGPT};
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
         for (int family = 0; family < FAMILIES; family++) {
@@ -844,7 +862,7 @@ static void test_experts(void) {
         compare(m, 7, fin, "GELU", NULL);
         m = deepseek, m.moe = (Moe){0};
         compare(m, 7, fin, "without experts", NULL);
-        m = deepseek, m.layernorm = 1;
+        m = deepseek, m.norm = NORM_LAYER;
         compare(m, 7, fin, "LayerNorm", NULL);
         compare(olmoe, 7, fin, "equal scores", &flat);
         m = deepseek, m.moe.K = 2;
@@ -964,6 +982,27 @@ static void test_init(const Mode *mode, const Sdd *sdd, int family, int scheme) 
         if (is_matrix(e)) check_sample(INITS[scheme].name, e->name, x, used, std, cut);
         free(x);
     }
+    layout_free(&list);
+}
+
+// DyT's alphas, one a norm, start where the model says and do not decay.
+static void test_dyt_init(void) {
+    Model m = small_model(&MODES[MODE_QKVC_POST], NULL, DEEPSEEK, 3);
+    m.norm = NORM_DYT, m.dyt_alpha = 0.7;
+    Init init = {INIT_SCALE, 0, 7};
+    Layout list = layout_make(&m);
+    int count = 0;
+    for (int k = 0; k < list.count; k++) {
+        const Entry *e = &list.entries[k];
+        if (!strstr(e->name, "norm.alpha")) continue;
+        double *x = initial(&init, &m, e);
+        EXPECT(e->size == 1 && *x == 0.7 && e->row.decay == DECAY_NONE && e->row.lr == LR_VECTOR,
+               "%s: %d values from %g on, of decay %d and rate %d", e->name, (int)e->size, *x,
+               e->row.decay, e->row.lr);
+        count++;
+        free(x);
+    }
+    EXPECT(count == 3 * (4 + 1 + 1) + 1, "%d alphas", count);
     layout_free(&list);
 }
 
@@ -1178,6 +1217,7 @@ void test_equations(void) {
         test_init(&MODES[MODE_SDD_PRE], &SDDS[s], GPT2, INIT_NORMAL);
         test_init(&MODES[MODE_SDD_PRE], &SDDS[s], OLMOE, INIT_NORMAL);
     }
+    test_dyt_init();
     test_init(&MODES[MODE_NGPT], NULL, LLAMA, INIT_SCALE);
     test_init(&MODES[MODE_NGPT], NULL, DEEPSEEK, INIT_SCALE);
     test_common_weights(LLAMA, 2 + 4 * 7);

@@ -119,6 +119,8 @@ SWITCHES = [
     ("MIX_LN", "llama", "--mix-ratio 0.67"), ("PRE", "olmoe", "--router softmax-renorm"),
     ("SPAN", "olmoe", "--router softmax-renorm --balance-rate 0.1"),
     ("OLMO2", "olmoe", "--router softmax-renorm"), ("SPAN", "deepseek", "--norm layer"),
+    ("PRE", "gpt2", "--norm dyt"), ("PERI", "llama", "--norm dyt"), ("SDD", "llama", "--norm dyt"),
+    ("OLMO2", "gpt2", "--norm dyt"), ("QKVC_POST", "deepseek", "--norm dyt"),
     ("HYBRID", "deepseek", "--norm layer"), ("NGPT", "olmoe", "--activation gelu"),
     ("SPAN", "llama", "--activation gelu --eps 0.1"), ("HYBRID", "llama", "--tied on --bias on"),
     ("PRE", "gpt2", "--bias off"), ("PRE", "gpt2", "--tied off"), ("PRE", "gpt2", "--norm rms"),

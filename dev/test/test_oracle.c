@@ -130,7 +130,7 @@ static Model read_model(const Case *c) {
                .KV = integer(c, "KV"), .HS = integer(c, "HS"), .F = integer(c, "F"),
                .V = integer(c, "V"), .Vp = integer(c, "Vp"), .T = integer(c, "T"),
                .kv_rank = integer(c, "kv_rank"), .rope_size = integer(c, "rope_size"),
-               .layernorm = yes(c, "layernorm"), .rope = yes(c, "rope"),
+               .norm = yes(c, "dyt") ? NORM_DYT : yes(c, "layernorm"), .rope = yes(c, "rope"),
                .bias = yes(c, "qkv_bias") ? BIAS_QKV : yes(c, "bias"),
                .swiglu = yes(c, "swiglu"), .tied = yes(c, "tied"), .theta = number(c, "theta"),
                .rope_factor = number(c, "rope_factor"),
@@ -355,7 +355,7 @@ static void check_text(const Golden *g) {
     free(text);
 }
 
-static void test_golden(const char *path, bool met[MODE_COUNT][2]) {
+static void test_golden(const char *path, bool met[MODE_COUNT][3]) {
     Golden g;
     if (!open_golden(&g, path)) return;
     for (const Json *json = json_need(g.about, "cases", JSON_OBJECT, path)->first; json;
@@ -366,7 +366,7 @@ static void test_golden(const char *path, bool met[MODE_COUNT][2]) {
             bool balances = c.m.moe.balance > 0;
             compare_case(&c, balances ? c.micro : c.B, 0);
             compare_case(&c, balances ? c.micro : 1, 1);
-            met[c.m.mode - MODES][c.m.layernorm] = true;
+            met[c.m.mode - MODES][c.m.norm] = true;
         }
         free_case(&c);
     }
@@ -375,7 +375,7 @@ static void test_golden(const char *path, bool met[MODE_COUNT][2]) {
 
 void test_oracle(void) {
     Golden first;
-    bool met[MODE_COUNT][2] = {{false}};
+    bool met[MODE_COUNT][3] = {{false}};
     char path[256];
     if (!open_golden(&first, FOLDER "gpt2.safetensors")) return;
     check_text(&first);

@@ -22,6 +22,11 @@ static FlagSet parse(const char *text) {
     return s;
 }
 static void parse_refused(void *text) { parse(text); }
+static void refused_with_ngpt(void *text) {
+    FlagSet s = parse(text);
+    Trainer t = {.device = "cpu", .precision = "fp32", .mode = &MODES[MODE_NGPT]};
+    run_refuse(&s, &t);
+}
 
 void test_flags(void) {
     char word[FLAG_CAP];
@@ -57,6 +62,8 @@ void test_flags(void) {
         {"--decay 1", "mean --decay-part or --decay-gains or"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         EXPECT_REFUSAL(parse_refused, (void *)refused[i][0], refused[i][1]);
+    EXPECT_REFUSAL(refused_with_ngpt, "--norm dyt",
+                   "--norm dyt does not go with NORM_MODE=NGPT\n  -> --norm rms: nGPT scales");
     for (int i = 0; i < FLAG_COUNT; i++) {  // what is printed can be typed
         char buf[FLAG_CAP];
         FlagSet again = s;
@@ -458,8 +465,33 @@ static void test_skipped_steps(void) {
     EXPECT(!strcmp(whole, resumed), "the first update in step 2: %s, in 1: %s", whole, resumed);
 }
 
+// A run with DyT: repeated with one thread, stopped and resumed, it ends with the same weights; it
+// cannot go on with another norm.
+static void test_dyt_run(void) {
+    char line[1024], whole[17], other[17];
+    const char *dir = test_dir("dyt");
+    check_format(line, sizeof line, TINY "--norm dyt --out %s/a", dir);
+    EXPECT(run(PROGRAM, line) == 0 && strstr(output, "DyT, no biases"), "a run: %s", output);
+    run_hash_of(whole);
+    check_format(line, sizeof line, TINY "--norm dyt --recompute --out %s/b", dir);
+    EXPECT(run("OMP_NUM_THREADS=1 " PROGRAM, line) == 0, "one thread: %s", output);
+    EXPECT(!strcmp(whole, run_hash_of(other)), "one thread, recomputing: %s, not %s", other, whole);
+    check_format(line, sizeof line, SHAPE "--norm dyt --steps 7 --schedule-steps 12 --out %s/c",
+                 dir);
+    EXPECT(run(PROGRAM, line) == 0, "the same up to step 7: %s", output);
+    check_format(line, sizeof line, " --out %s/c --resume required --steps 12 --norm layer", dir);
+    expect_refused(line, "--norm dyt in this run and --norm layer on the command line; it may not");
+    check_format(line, sizeof line, " --out %s/c --resume required --steps 12", dir);
+    EXPECT(run(PROGRAM, line) == 0, "and resumed: %s", output);
+    EXPECT(!strcmp(whole, run_hash_of(other)), "resumed: %s, not %s", other, whole);
+    check_format(line, sizeof line, TINY "--norm dyt --dyt-alpha 0.8 --out %s/d", dir);
+    EXPECT(run(PROGRAM, line) == 0, "alpha from 0.8 on: %s", output);
+    EXPECT(strcmp(whole, run_hash_of(other)), "another alpha at the start, and the same weights");
+}
+
 void test_run(void) {
     test_skipped_steps();
+    test_dyt_run();
     test_forged_states();
     char whole[17], again[17], resumed[17], other[17], line[1024], path[512];
     const char *dir = test_dir("run");
@@ -1076,6 +1108,7 @@ void test_run_refusals(void) {
          "--head-size 35 does not go with --positions rope\n  -> an even head size"},
         {" --rope-original 512",
          "--rope-original 512 needs --rope-factor N, found --rope-factor 1"},
+        {" --dyt-alpha 0.8", "--dyt-alpha 0.8 needs --norm dyt, found --norm rms\n  -> leave it"},
         {" --kv-heads 3",
          "--kv-heads 3 does not go with --heads 4\n  -> a divisor of the heads"},
         {" --micro-batch 5",

@@ -153,12 +153,12 @@ static void show_layers(const Model *m) {
 // Prints the entries of one row of PARAM_TABLE as one line. shared: those of shared experts, or the
 // others; a row has both if some layers are dense and others have shared experts.
 static void show_parameter(const Run *r, int id, bool shared) {
-    static const char *const DECAYS[] = {"matrix", "embedding", "gain"};
+    static const char *const DECAYS[] = {"matrix", "embedding", "gain", "none"};
     static const char *const GROUPS[] = {"embedding", "hidden", "head", "vector", "balance"};
     const Entry *first = NULL, *last = NULL, *end = r->layout.entries + r->layout.count;
     int copies = 0;
     double size = 0;
-    char start[64] = "0";
+    char start[64];
     for (const Entry *e = r->layout.entries; e < end; e++) {
         if (e->id != id || (strstr(e->name, "shared") != NULL) != shared) continue;
         if (!copies++) first = e;
@@ -168,10 +168,10 @@ static void show_parameter(const Run *r, int id, bool shared) {
     if (!first) return;
     const ParamRow *row = &first->row;
     double one = init_std(&r->init, &r->m, first), other = init_std(&r->init, &r->m, last);
-    // Gains start at a constant, biases at 0, matrices at random with a standard deviation that may
-    // differ between the first and the last layer.
-    if (row->role == ROLE_GAIN) check_format(start, sizeof start, "%.4g", row->gain);
-    else if (row->role < ROLE_ZERO)
+    // Vectors start at a constant (biases at 0), matrices at random with a standard deviation that
+    // may differ between the first and the last layer.
+    if (row->role >= ROLE_ZERO) check_format(start, sizeof start, "%.4g", row->gain);
+    else
         check_format(start, sizeof start, one == other ? "sigma %.4g" : "sigma %.4g..%.4g", one,
                      other);
     printf("  %-53s %4d  %8lld x %-6lld %12.0f   %-20s  %-9s  %s\n", row->name, copies,
@@ -222,7 +222,8 @@ static void show_shape(const Model *m) {
                m->moe.E, m->moe.K, flag_word(router, FLAGS[FLAG_router].choices, m->moe.router),
                m->moe.shared_F, m->moe.dense, m->moe.dense ? m->moe.dense_F : 0);
     static const char *const BIASES[] = {"no biases", "biases", "biases of q, k and v"};
-    printf("  %s, %s, %s, %s, %s head%s%s\n", m->layernorm ? "LayerNorm" : "RMSNorm",
+    static const char *const NORMS[] = {"RMSNorm", "LayerNorm", "DyT"};
+    printf("  %s, %s, %s, %s, %s head%s%s\n", NORMS[m->norm],
            BIASES[m->bias], m->rope ? "RoPE" : "learned positions",
            m->swiglu ? "SwiGLU" : "GELU", m->tied ? "tied" : "untied",
            m->mode->sdd ? ", SDD setting " : "", m->mode->sdd ? m->sdd->name : "");

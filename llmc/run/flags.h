@@ -62,7 +62,8 @@ FLAG(balance_rate, NUMBER(0, 0, 1), \
 FLAG(vocab, INT(0, 0, 1 << 24), \
      "vocabulary size; 0: the data's (256, bytes, for the built-in stories)") \
 FLAG(seq, INT(128, 1, 1 << 22), "tokens in a sequence (context length)") \
-FLAG(norm, CHOICE(rms, "rms|layer"), "RMSNorm, or LayerNorm with bias") \
+FLAG(norm, CHOICE(rms, "rms|layer|dyt"), \
+     "RMSNorm; LayerNorm, with bias; or DyT, gain tanh(alpha x) + bias with a learned alpha") \
 FLAG(bias, CHOICE(off, "off|on|qkv"), "biases in linears; qkv: in those of q, k and v alone") \
 FLAG(positions, CHOICE(rope, "rope|learned"), "rotary (RoPE) or learned positions") \
 FLAG(activation, CHOICE(swiglu, "swiglu|gelu"), "activation of the ffn") \
@@ -89,6 +90,7 @@ FLAG(init, CHOICE(auto, "auto" MORE_CHOICES(INIT_TABLE)), \
 FLAG(init_baseline, CHOICE(scale, CHOICES_OF(INIT_TABLE)), \
      "initialization for placements without their own") \
 FLAG(init_std, NUMBER(0, 0, 10), "base standard deviation; 0: the initialization's own") \
+FLAG(dyt_alpha, NUMBER(0.5, 0, 100), "with --norm dyt: every alpha at the start") \
 FLAG(seed, INT(1, 0, 1e15), "seed of weights, data order and samples") \
 FLAG(batch, INT(12, 1, 1 << 24), "sequences in a step, over all processes") \
 FLAG(micro_batch, INT(0, 0, 1 << 24), \
