@@ -33,7 +33,7 @@ static Model make_model(int mode, int family, int sdd) {
     if (m.kv_rank || MODES[mode].unit) m.KV = m.NH;
     m.norm = gpt2, m.bias = gpt2 && !MODES[mode].sdd && !MODES[mode].unit, m.rope = !gpt2,
     m.swiglu = !gpt2, m.tied = gpt2, m.fin = MODES[mode].fin;
-    m.theta = 10000, m.eps = 1e-5, m.emb_scale = gpt2 ? 1 : 3, m.mix_ratio = 0.5;
+    m.theta = 10000, m.eps = 1e-5, m.emb_scale = gpt2 ? 1 : 3, m.mix_ratio = 0.5, m.dyt_alpha = 0.5;
     if (family == FAMILY_OLMOE)
         m.F = 40, m.moe = Moe{8, 2, 0, 0, 0, ROUTER_SOFTMAX, LOSSES_MEAN, 1, 0.2, 0, 0.1, 0};
     if (family == FAMILY_DEEPSEEK)
@@ -231,6 +231,25 @@ GPU_TEST(cuda_ngpt_mode) { compare_family(MODE_NGPT, FAMILY_LLAMA); }
 // A post norm and then an in norm, which no other placement has, beside a strong skip.
 GPU_TEST(cuda_keel_mode) { compare_family(MODE_KEEL, FAMILY_LLAMA); }
 
+static void compare_dyt(int mode, int family) {
+    Model m = make_model(mode, family, 0);
+    m.norm = NORM_DYT;
+    compare_pair(pair_of(&m, FAMILY_NAMES[family], RECOMPUTE_OFF));
+}
+
+// DyT in every slot of a norm; beside SDD's RMS in one kernel.
+GPU_TEST(cuda_dyt_modes) {
+    compare_dyt(MODE_SPAN, FAMILY_LLAMA);
+    compare_dyt(MODE_PERI, FAMILY_GPT2);
+    compare_dyt(MODE_SDD, FAMILY_LLAMA);
+    compare_dyt(MODE_QKVC_POST, FAMILY_DEEPSEEK);
+}
+
+GPU_TEST(other_modes_dyt) {
+    for (int mode = 0; mode < MODE_COUNT; mode++)
+        if (MODES[mode].selectable) compare_dyt(mode, mode % FAMILIES);
+}
+
 // Experts one by one, latents, matrices with more rows than columns and with fewer.
 GPU_TEST(cuda_muon_modes) {
     compare_family(MODE_SPAN, FAMILY_GPT2, OPTIMIZER_MUON);
@@ -281,8 +300,10 @@ GPU_TEST(cuda_heads) {
 
 // The weights after two steps as the host sees them, made in a given way. stats: what the second
 // step shows where it is measured; nullptr: it is not.
-static Values trained(const Setup *setup, int mode, int family, Values *stats = nullptr) {
+static Values trained(const Setup *setup, int mode, int family, Values *stats = nullptr,
+                      bool dyt = false) {
     Model m = make_model(mode, family, 0);
+    if (dyt) m.norm = NORM_DYT;
     Layout layout = layout_make(&m);
     Gpt *g = CUDA->create(&m, setup);
     AdamW o;
@@ -354,6 +375,20 @@ GPU_TEST(cuda_invariance) {
                    "%s: stochastic rounding by the seed", name);
         }
     }
+}
+
+// The same with DyT, whose alpha has a gradient that is one sum over all values.
+GPU_TEST(cuda_dyt_invariance) {
+    Setup plain;
+    memset(&plain, 0, sizeof plain);
+    plain.B = BATCH, plain.T = TIME, plain.training = 1, plain.batch = MICRO * BATCH;
+    Setup cheap = plain;
+    cheap.recompute = RECOMPUTE_CHEAP;
+    Values want = trained(&plain, MODE_QKVC_POST, FAMILY_LLAMA, nullptr, true);
+    EXPECT(trained(&plain, MODE_QKVC_POST, FAMILY_LLAMA, nullptr, true) == want,
+           "DyT: twice the same and another result");
+    EXPECT(trained(&cheap, MODE_QKVC_POST, FAMILY_LLAMA, nullptr, true) == want,
+           "DyT: --recompute cheap changes the weights");
 }
 
 // AddressSanitizer's malloc is not in mallinfo2.

@@ -158,8 +158,8 @@ static void refuse_above(const char *flag, int value, int most) {
     refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
-// In backward a LayerNorm keeps a sum for each gain and bias of a line in shared memory: for lines
-// of more than 8192 values 128 KiB, where GPUs of compute capability 8.6, 8.9 and 12 have 99.
+// In backward LayerNorm and DyT keep a sum for each gain and bias of a line in shared memory: for
+// lines of more than 8192 values 128 KiB, where GPUs of compute capability 8.6, 8.9 and 12 have 99.
 static void refuse_wide_norms(const Model *m) {
     int shared, widest = 0;
     // Without a GPU, gpu_open refuses, or there is only something to show.
@@ -170,8 +170,9 @@ static void refuse_wide_norms(const Model *m) {
             if (s->bias) widest = max(widest, s->width);
     }
     CHECK(widest <= 8192 || shared >= 128 << 10,
-          "--norm layer over %d values; this GPU has shared memory for 8192\n"
-          "  -> --norm rms, or --width 8192, or make train_gpt DEVICE=cpu", widest);
+          "--norm %s over %d values; this GPU has shared memory for 8192\n"
+          "  -> --norm rms, or --width 8192, or make train_gpt DEVICE=cpu",
+          m->norm == NORM_DYT ? "dyt" : "layer", widest);
 }
 
 // The kernels need head sizes that attention is compiled for, sequences that its grid can cover,
@@ -179,7 +180,6 @@ static void refuse_wide_norms(const Model *m) {
 // that are one product.
 static void refuse_model(const Model *m, const Setup *setup) {
     if (setup->training) refuse_wide_norms(m);
-    CHECK(m->norm != NORM_DYT, "--norm dyt is for the CPU so far\n  -> make train_gpt DEVICE=cpu");
     refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);

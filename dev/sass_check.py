@@ -38,8 +38,8 @@ ALONE = re.compile(r"classifier_kernel|attention_decode_kernel")      # a line f
 ALLOWED = """
 grouped<[012]> bf16 *|lanes apart|`busy` is a bit of a register, the same in all lanes of a warp
 norm_backward<*|lanes apart|conditions in bits of a register, which flow.py does not follow
-qkv_backward<32, 4, 128, false, false> bf16 sm_90a|lanes apart|as norm_backward (R2P, P2R)
-qkv_backward<256, 4, 256, false, false> bf16 sm_90a|lanes apart|as norm_backward (R2P, P2R)
+qkv_backward<32, 4, 128, 1, false> bf16 sm_90a|lanes apart|as norm_backward (R2P, P2R)
+qkv_backward<256, 4, 256, 1, false> bf16 sm_90a|lanes apart|as norm_backward (R2P, P2R)
 qkv_backward<* sm_80|LDS|sums of gains, once a block, at its end
 router_plan *|LDS|one block a layer: sums of counts
 router_plan *|STS|one block a layer: sums of counts

@@ -60,7 +60,8 @@ static float norm_eps(const Block *b, Site site) {
 // The norm in a slot, with its parameters, gradients and saved statistics (fields slot_w, ...).
 #define NORM(b, slot) \
     Norm{(b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, \
-         (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->s->n, norm_eps(b, (b)->p.slot)}
+         (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->s->n, norm_eps(b, (b)->p.slot), nullptr, 1, \
+         (b)->w.slot##_alpha, (b)->dw.slot##_alpha}
 
 // y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy.
 static real *slot_forward(const Norm &norm, real *y, real *x, Gpu *gpu) {

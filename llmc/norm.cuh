@@ -1,19 +1,23 @@
-// norm.cuh: RMSNorm and LayerNorm, fused with the residual connection beside them (residual +
+// norm.cuh: RMSNorm, LayerNorm and DyT, fused with the residual connection beside them (residual +
 // norm). One forward and one backward kernel serve every normalization placement (modes.h).
 //
 //   RMSNorm      N(x) = g * x r              r = (mean(x^2) + eps)^(-1/2)
 //   LayerNorm    N(x) = g * (x - m) r + b    m = mean(x), r = (mean((x - m)^2) + eps)^(-1/2)
 //                RMSNorm: Zhang and Sennrich 2019; LayerNorm: Ba et al. 2016
+//   DyT          N(x) = g * tanh(alpha x) + b    a learned number alpha (Zhu et al. 2025)
 //   forward    t = N_out(y)    s = a skip + t    z = N_next(s)
 //   backward   with xhat = (x - m) r and u = g * dy:
 //              N'(dy; x) = r (u - [mean(u)] - xhat mean(u * xhat))    [..] for LayerNorm only
+//              DyT: xhat = tanh(alpha x), v = u * (1 - xhat^2), N'(dy; x) = alpha v and
+//              dalpha += the sum of v * x
 //              dx = a add + N'(dy; x)    sum = b dx + c other    dg += dy * xhat    db += dy
 //              (a, b, c, add and other are fields of NormBackward, not those of forward)
 //
 //   x, y, skip, s, z   [n, groups, width]    each group of a row has statistics of its own
 //   g, b               [gains]               gains = width: the groups share one gain; or
 //                                            gains = groups * width: each group has its own
-//   mean, rstd         [n, groups] float     saved for backward; mean for LayerNorm only
+//   mean, rstd         [n, groups] float     saved for backward; mean for LayerNorm only, none for
+//                                            DyT
 //
 // A *line* is one group of one row. A *team* of threads reads a line once, 16 bytes per thread and
 // load, and keeps it in registers for everything that follows. So the variance is the mean of
@@ -47,6 +51,8 @@ struct Norm {
     float eps;
     const int32_t *start = nullptr;  // [experts + 1] first row of each expert, and the end
     int experts = 1;
+    const real *alpha = nullptr;     // DyT's number
+    wide *dalpha = nullptr;          // its gradient
 };
 
 // -------------------------------------------------------------------------------- lines and teams
@@ -73,6 +79,12 @@ static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *no
 }
 
 static inline int norm_gains(const Norm *norm) { return norm->site.gains * norm->experts; }
+
+// Floats of partial sums that one chunk of the rows has: for gains, biases and alpha, which takes
+// 16 bytes, so that what follows is aligned.
+static inline size_t norm_sums(const Norm *norm) {
+    return norm_gains(norm) * (norm->b ? 2 : 1) + (norm->dalpha ? FOUR : 0);
+}
 
 // T neighboring threads share a line; each holds up to P packs of 16 bytes of it. A block has TEAMS
 // teams. Blocks are smaller where a thread holds many packs, so that the sums of the gains'
@@ -104,11 +116,22 @@ template <typename TEAM, typename F> __device__ void each_line(const Lines &line
     }
 }
 
+typedef Team<PACK == 4 ? 512 : 256, 8> Widest;
+
 template <typename F> static inline void norm_launch(int width, F launch) {
-    typedef Team<PACK == 4 ? 512 : 256, 8> Widest;
     team_launch<Team<8, 1>, Team<16, 1>, Team<32, 1>, Team<32, 2>, Team<32, 3>, Team<32, 4>,
                 Team<32, 6>, Team<32, 8>, Team<256, 2>, Team<256, 4>, Team<256, 8>, Widest>(
         width / PACK, launch);
+}
+
+// Calls launch(team, tanh) for a kernel that has two forms. tanh: one of its norms is DyT, which
+// needs no sums over a line, so that a few sizes of teams suffice.
+template <typename F> static inline void norm_launch(int width, bool tanh, F launch) {
+    std::false_type no;
+    std::true_type yes;
+    if (!tanh) return norm_launch(width, [&](auto team) { launch(team, no); });
+    team_launch<Team<8, 1>, Team<32, 1>, Team<32, 4>, Team<256, 2>, Team<256, 4>, Team<256, 8>,
+                Widest>(width / PACK, [&](auto team) { launch(team, yes); });
 }
 
 // Sum over the team in a fixed order. Every thread of the block calls it and gets the result.
@@ -187,27 +210,35 @@ __device__ Moments line_moments(const Floats (&x)[N], const int (&column)[N], in
     return {mean, rsqrtf(team_sum<TEAM>(square) / width + eps)};
 }
 
+// The moments of DyT: what it takes the tanh of is alpha x = (x - 0) alpha.
+__device__ inline Moments dyt_moments(const Norm &norm) { return {0, to_float(*norm.alpha)}; }
+
 // The moments that forward saved. RMSNorm has no mean: 0.
-template <int N>
+template <bool TANH, int N>
 __device__ Moments line_kept(const Norm &norm, int64_t line, const int (&column)[N]) {
+    if (TANH) return dyt_moments(norm);
     return {norm.b && column[0] >= 0 ? norm.mean[line] : 0, column[0] >= 0 ? norm.rstd[line] : 0};
 }
 
-// x = N(x) with gain scale * w; line and set as in Lines. One thread saves the statistics.
-template <typename TEAM, int N>
+// x = N(x) with gain scale * w; line and set as in Lines. One thread saves the statistics. TANH: it
+// may be DyT.
+template <typename TEAM, bool TANH, int N>
 __device__ void line_normalize(Floats (&x)[N], const int (&column)[N], const Norm &norm,
                                int64_t line, int set, float scale = 1) {
     int width = norm.site.width;
     const real *w = norm.w + set * width, *b = norm.b ? norm.b + set * width : nullptr;
-    Moments m = line_moments<TEAM>(x, column, width, b != nullptr, norm.eps);
+    const bool dyt = TANH && norm.site.on == DYT;
+    Moments m = dyt ? dyt_moments(norm)
+                    : line_moments<TEAM>(x, column, width, b != nullptr, norm.eps);
     UNROLL for (int i = 0; i < N; i++) {
         if (column[i] < 0) continue;
         Floats gain = floats_load(w, column[i]), bias = floats_load(b, column[i]);
         for (int k = 0; k < PACK; k++) {
-            x[i].v[k] = scale * gain.v[k] * ((x[i].v[k] - m.mean) * m.rstd) + bias.v[k];
+            float xhat = (x[i].v[k] - m.mean) * m.rstd;
+            x[i].v[k] = scale * gain.v[k] * (dyt ? tanhf(xhat) : xhat) + bias.v[k];
         }
     }
-    if (column[0] != 0) return;
+    if (dyt || column[0] != 0) return;
     norm.rstd[line] = m.rstd;
     if (b) norm.mean[line] = m.mean;
 }
@@ -226,7 +257,7 @@ struct AddNorm {
     const Norm *out, *next;
 };
 
-template <typename TEAM>
+template <typename TEAM, bool TANH>
 __global__ void __launch_bounds__(TEAM::BLOCK, 1)
 add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
     constexpr int N = TEAM::PACKS;
@@ -236,7 +267,7 @@ add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
         Floats x[N], skip[N];
         line_columns<TEAM>(column, width);
         line_load(x, f.y + at, column);
-        if (out.site.on) line_normalize<TEAM>(x, column, out, line, set);
+        if (out.site.on) line_normalize<TEAM, TANH>(x, column, out, line, set);
         if (f.skip) {
             line_load(skip, f.skip + at, column);
             UNROLL for (int i = 0; i < N; i++) x[i] = x[i] + f.a * skip[i];
@@ -244,7 +275,7 @@ add_norm_forward_kernel(AddNorm f, Norm out, Norm next, Lines lines) {
         if (f.s) line_store(f.s + at, x, column);
         if (!next.site.on) return;
         UNROLL for (int i = 0; i < N; i++) x[i] = pack_floats(pack_round(x[i]));
-        line_normalize<TEAM>(x, column, next, line, set);
+        line_normalize<TEAM, TANH>(x, column, next, line, set);
         line_store(f.z + at, x, column);
     });
 }
@@ -274,10 +305,11 @@ static inline void add_norm_forward(AddNorm f, Gpu *gpu) {
         int64_t count = shape->n * shape->site.groups * lines.width;
         return scale_add(f.s, f.y, 1, f.skip, f.a, count, gpu);
     }
-    norm_launch(lines.width, [&](auto team) {
+    bool dyt = out.site.on == DYT || next.site.on == DYT;
+    norm_launch(lines.width, dyt, [&](auto team, auto tanh) {
         typedef decltype(team) TEAM;
         dim3 grid = lines_grid(CEIL_DIV(lines.rows, TEAM::TEAMS), lines, shape);
-        LAUNCH(add_norm_forward_kernel<TEAM>, grid, TEAM::BLOCK, 0, gpu->stream, f, out, next,
+        LAUNCH(add_norm_forward_kernel<TEAM, tanh>, grid, TEAM::BLOCK, 0, gpu->stream, f, out, next,
                lines);
     });
 }
@@ -300,8 +332,8 @@ static inline int gain_chunks(int gains, size_t each, const Gpu *gpu) {
 }
 
 // A thread's sums for N packs, in pieces of 16 bytes. Pieces of neighboring threads are neighbors,
-// so there are no bank conflicts. b == nullptr: no bias (RMSNorm).
-struct GainSums { Four *w, *b; };
+// so there are no bank conflicts. b == nullptr: no bias (RMSNorm). alpha: a register, for DyT.
+struct GainSums { Four *w, *b; float alpha; };
 enum { SUMS = PACK / FOUR };  // Fours per pack
 
 template <typename TEAM, int N> static inline size_t gains_bytes(bool bias) {
@@ -311,7 +343,7 @@ template <typename TEAM, int N> static inline size_t gains_bytes(bool bias) {
 template <typename TEAM, int N> __device__ GainSums gains_begin(bool bias) {
     SHARED_DYNAMIC(Four, shared);
     Four *own = shared + threadIdx.x;
-    GainSums sums = {own, bias ? own + N * SUMS * TEAM::BLOCK : nullptr};
+    GainSums sums = {own, bias ? own + N * SUMS * TEAM::BLOCK : nullptr, 0};
     for (int q = 0; q < N * SUMS * (bias ? 2 : 1); q++) sums.w[q * TEAM::BLOCK] = Four{};
     return sums;
 }
@@ -333,16 +365,22 @@ __device__ void gains_store(float *to, const Four *sums, const int (&column)[N])
         }
 }
 
-// gradient[j] += sum over chunks of partial[chunk][j], for one gain or bias.
+// Writes the sum over the block to *to. Every thread of the block calls it.
+__device__ inline void alpha_store(float *to, float alpha) {
+    alpha = block_sum(alpha);
+    if (threadIdx.x == 0) *to = alpha;
+}
+
+// gradient[j] += sum over chunks of partial[chunk][j], for one gain, bias or alpha.
 struct Partials {
     wide *gradient;
     const float *partial;  // [chunks, gains]
     int gains, chunks;
 };
 
-// All gains and biases of one backward launch; blockIdx.y selects one.
+// All gains, biases and alphas of one backward launch; blockIdx.y selects one.
 struct PartialList {
-    Partials of[6];
+    Partials of[9];
     int count;
 };
 
@@ -362,14 +400,18 @@ static __global__ void __launch_bounds__(256) partials_add_kernel(PartialList li
     p.gradient[j] += total;
 }
 
-// Appends a norm's gain, and its bias if it has one. Their partial sums begin at `partial`: chunks
-// rows for the gain, then chunks rows for the bias.
+// Appends a norm's gain, and its bias and alpha if it has them. Their partial sums begin at
+// `partial`: chunks rows for the gain, chunks rows for the bias, chunks numbers for alpha.
 static inline void partials_of(PartialList *list, const Norm *norm, const float *partial,
                                int chunks) {
     int gains = norm_gains(norm);
     list->of[list->count++] = {norm->dw, partial, gains, chunks};
-    if (!norm->b) return;
-    list->of[list->count++] = {norm->db, partial + (size_t)chunks * gains, gains, chunks};
+    size_t sums = (size_t)chunks * gains;
+    if (norm->b) {
+        list->of[list->count++] = {norm->db, partial + sums, gains, chunks};
+        sums *= 2;
+    }
+    if (norm->dalpha) list->of[list->count++] = {norm->dalpha, partial + sums, 1, chunks};
 }
 
 static inline void partials_add(const PartialList &list, Gpu *gpu) {
@@ -421,9 +463,9 @@ template <int N> __device__ void unpack_again(Bits (&x)[N]) {
         for (int k = 0; k < 4; k++) asm volatile("" : "+r"(x[i].v[k]));
 }
 
-// N'(dy; x) of pack i. Adds the pack's terms to the sums for gain and bias.
-template <typename TEAM>
-__device__ Floats pack_slope(GainSums sums, int i, const Bits &dy_i, const Bits &x_i,
+// N'(dy; x) of pack i. Adds the pack's terms to the sums for gain, bias and alpha.
+template <typename TEAM, bool TANH>
+__device__ Floats pack_slope(GainSums &sums, int i, const Bits &dy_i, const Bits &x_i,
                              const Bits &gain_i, Moments m, Slopes s, float scale = 1) {
     Floats dy = bits_floats(dy_i), x = bits_floats(x_i), gain = bits_floats(gain_i), dx;
     for (int q = 0; q < SUMS; q++) {
@@ -432,7 +474,12 @@ __device__ Floats pack_slope(GainSums sums, int i, const Bits &dy_i, const Bits 
         for (int j = 0; j < FOUR; j++) {
             int k = q * FOUR + j;
             float xhat = (x.v[k] - m.mean) * m.rstd;
-            dx.v[k] = m.rstd * (scale * gain.v[k] * dy.v[k] - s.u - xhat * s.ux);
+            if (TANH) {
+                xhat = tanhf(xhat);
+                float v = gain.v[k] * dy.v[k] * (1 - xhat * xhat);
+                sums.alpha += v * x.v[k];
+                dx.v[k] = m.rstd * v;
+            } else dx.v[k] = m.rstd * (scale * gain.v[k] * dy.v[k] - s.u - xhat * s.ux);
             dw.v[j] += scale * dy.v[k] * xhat;
             db.v[j] += dy.v[k];
         }
@@ -442,8 +489,9 @@ __device__ Floats pack_slope(GainSums sums, int i, const Bits &dy_i, const Bits 
     return dx;
 }
 
-// partial: [chunks, gains] for the gain (blockIdx.x is the chunk), then the same for the bias.
-template <typename TEAM>
+// partial: [chunks, gains] for the gain (blockIdx.x is the chunk), the same for the bias, and
+// [chunks] for alpha.
+template <typename TEAM, bool TANH>
 __global__ void __launch_bounds__(TEAM::BLOCK, TEAM::PACKS <= 4 ? 2 : 1)
 norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
     constexpr int N = TEAM::PACKS;
@@ -468,15 +516,18 @@ norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
         bits_line(x, f.x + at, column);
         bits_line(gain, w, column);
         if (BATCH == N) load(0);
-        Moments m = line_kept(norm, line, column);
-        Slopes s = line_slopes<TEAM>(dy, x, gain, m, width, norm.b != nullptr);
-        unpack_again(dy);
-        unpack_again(x);
-        if (BATCH == N) unpack_again(gain);
+        Moments m = line_kept<TANH>(norm, line, column);
+        Slopes s = {};
+        if (!TANH) {
+            s = line_slopes<TEAM>(dy, x, gain, m, width, norm.b != nullptr);
+            unpack_again(dy);
+            unpack_again(x);
+            if (BATCH == N) unpack_again(gain);
+        }
         UNROLL for (int i = 0; i < N; i++) {
             if (BATCH < N && i % BATCH == 0) load(i);
             if (column[i] < 0) continue;
-            Floats dx = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i], m, s);
+            Floats dx = pack_slope<TEAM, TANH>(sums, i, dy[i], x[i], gain[i], m, s);
             dx = dx + f.a * bits_floats(add[i]);
             floats_store(f.dx + at + column[i], dx);
             if (!f.sum) continue;
@@ -485,6 +536,8 @@ norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
     });
     line_columns<TEAM>(column, width);
     int64_t gains = (int64_t)norm.site.gains * norm.experts;
+    int64_t before = (norm.b ? 2 : 1) * gridDim.x * gains;  // sums of gains and biases
+    if (TANH) alpha_store(partial + before + blockIdx.x, sums.alpha);
     partial += blockIdx.x * gains + set * width;
     gains_store<TEAM>(partial, sums.w, column);
     if (sums.b) gains_store<TEAM>(partial + gridDim.x * gains, sums.b, column);
@@ -492,16 +545,16 @@ norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
 
 static inline void norm_backward(const Norm *norm, NormBackward f, Gpu *gpu) {
     Lines lines = norm_lines(norm);
-    norm_launch(lines.width, [&](auto team) {
+    norm_launch(lines.width, norm->site.on == DYT, [&](auto team, auto tanh) {
         typedef decltype(team) TEAM;
         int gains = norm_gains(norm);
-        size_t each = (size_t)gains * (norm->b ? 2 : 1);
+        size_t each = norm_sums(norm);
         int chunks = min(CEIL_DIV(lines.rows, TEAM::TEAMS), (int64_t)gain_chunks(gains, each, gpu));
         float *partial = scratch_for<float>(chunks * each, gpu);
         size_t shared = gains_bytes<TEAM, TEAM::PACKS>(norm->b != nullptr);
         PartialList list = {};
-        LAUNCH(norm_backward_kernel<TEAM>, lines_grid(chunks, lines, norm), TEAM::BLOCK, shared,
-               gpu->stream, f, *norm, lines, partial);
+        LAUNCH(norm_backward_kernel<TEAM, tanh>, lines_grid(chunks, lines, norm), TEAM::BLOCK,
+               shared, gpu->stream, f, *norm, lines, partial);
         partials_of(&list, norm, partial, chunks);
         partials_add(list, gpu);
     });

@@ -17,7 +17,9 @@
 // A part is q, k or v. Statistics run over each head of a part, with one gain shared by the heads,
 // or over its full width.
 //
-// UNIT is nGPT's order (Loshchilov et al. 2024, eq 15-16) for parts with norms:
+// KIND is the norm of the parts that have one: 1, L2 or DYT (modes.h).
+//
+// UNIT (L2) is nGPT's order (Loshchilov et al. 2024, eq 15-16) for parts with norms:
 // to = N(rope(raw)), draw = rope^-1(N'(d; rope(raw))). Each head has a gain of its own, times a
 // constant, and q and k share one gain vector.
 //
@@ -78,7 +80,7 @@ struct QkvPart {
     int head, low;         // values per head, and how many of the first ones do not rotate
     int rotate;
     int sets, chunks;
-    float *partial;        // backward: [chunks, gains] for the gain, then the same for the bias
+    float *partial;        // backward: as in norm_backward_kernel
 };
 
 struct QkvParts {
@@ -86,7 +88,8 @@ struct QkvParts {
     int n, T, half;        // rows, rows per sequence, angles per row of the table
     const float2 *rotary;
     int pairs;             // pairs of packs in the widest line
-    bool unit, latent;
+    int kind;              // KIND
+    bool latent;
 };
 
 enum { QKV_CHUNKS = 1024 };  // of a set, at most; a team then takes several lines in turn
@@ -99,7 +102,7 @@ static inline PartPlace part_place(const QkvPlaces &places, int p) {
 // be d if both have the same pitch; raw is read only for parts with a norm.
 static inline QkvParts qkv_parts(const QkvPlaces &to, const QkvPlaces &d, const QkvPlaces &raw,
                                  const Norm norms[3], QkvShape s) {
-    QkvParts parts = {{}, s.B * s.T, s.T, s.R / 2, s.rotary, 0, false, s.R < s.QK};
+    QkvParts parts = {{}, s.B * s.T, s.T, s.R / 2, s.rotary, 0, 1, s.R < s.QK};
     for (int p = 0; p < 3; p++) {
         const Site *site = &norms[p].site;
         int heads = p == 0 ? s.NH : s.KV, head = p < 2 ? s.QK : s.HS;
@@ -108,28 +111,38 @@ static inline QkvParts qkv_parts(const QkvPlaces &to, const QkvPlaces &d, const 
         bool rotate = s.rotary && p < 2;
         parts.of[p] = {norms[p], part_place(raw, p), part_place(d, p), part_place(to, p), groups,
                        width, head, low, rotate, sets, 0, nullptr};
-        parts.unit |= site->on == L2;
+        if (site->on) parts.kind = site->on;
         if (site->on || rotate) parts.pairs = max(parts.pairs, width / PACK / 2);
     }
     return parts;
 }
 
-// Calls launch with the template arguments of the kernels: the team, UNIT and LATENT. A thread
-// holds two packs per pair, so blocks become smaller from 4 pairs on, not from 8.
+// Calls launch with the template arguments of the kernels: the team, KIND and LATENT. A thread
+// holds two packs per pair, so blocks become smaller from 4 pairs on, not from 8. DyT needs no sums
+// over a line, so that a few sizes of teams suffice.
 template <typename F> static inline void qkv_launch(const QkvParts *parts, F launch) {
     std::false_type no;
     std::true_type yes;
     auto any = [&](auto latent) {
-        auto with = [&](auto team) { launch(team, no, latent); };
+        std::integral_constant<int, 1> kind;
+        auto with = [&](auto team) { launch(team, kind, latent); };
         team_launch<Team<4, 1>, Team<8, 1>, Team<16, 1>, Team<32, 2>, Team<32, 4, 128>,
                     Team<256, 1>, Team<256, 2>, Team<256, 4>>(parts->pairs, with);
     };
     auto of_heads = [&](auto latent) {
-        auto with = [&](auto team) { launch(team, yes, latent); };
+        std::integral_constant<int, L2> kind;
+        auto with = [&](auto team) { launch(team, kind, latent); };
         team_launch<Team<4, 1>, Team<8, 1>, Team<16, 1>, Team<32, 2>>(parts->pairs, with);
     };
+    auto of_dyt = [&](auto latent) {
+        std::integral_constant<int, DYT> kind;
+        auto with = [&](auto team) { launch(team, kind, latent); };
+        team_launch<Team<4, 1>, Team<8, 1>, Team<32, 2>, Team<256, 1>, Team<256, 2>,
+                    Team<256, 4>>(parts->pairs, with);
+    };
     if (!parts->pairs) return;
-    if (parts->unit) parts->latent ? of_heads(yes) : of_heads(no);
+    if (parts->kind == L2) parts->latent ? of_heads(yes) : of_heads(no);
+    else if (parts->kind == DYT) parts->latent ? of_dyt(yes) : of_dyt(no);
     else parts->latent ? any(yes) : any(no);
 }
 
@@ -248,10 +261,11 @@ __device__ void line_rotate(Floats (&x)[N], const Pairs<N> &pairs, const QkvPart
 
 // ---------------------------------------------------------------------------------------- forward
 
-template <typename TEAM, bool UNIT, bool LATENT>
+template <typename TEAM, int KIND, bool LATENT>
 __global__ void __launch_bounds__(TEAM::BLOCK, 1)
 qkv_forward_kernel(QkvParts parts) {
     constexpr int N = 2 * TEAM::PACKS;
+    constexpr bool UNIT = KIND == L2, TANH = KIND == DYT;
     int block;
     const QkvPart &part = qkv_block_part(parts, &block);
     int first = block * TEAM::TEAMS, stride = part.chunks * part.sets * TEAM::TEAMS;
@@ -268,7 +282,8 @@ qkv_forward_kernel(QkvParts parts) {
         if (part.norm.site.on) {
             int64_t number = (int64_t)line.row * part.groups + line.group;
             float scale = UNIT ? (float)part.norm.site.scale : 1;
-            line_normalize<TEAM>(x, pairs.column, part.norm, number, UNIT ? line.group : 0, scale);
+            line_normalize<TEAM, TANH>(x, pairs.column, part.norm, number, UNIT ? line.group : 0,
+                                       scale);
         }
         if (!UNIT) line_rotate<LATENT>(x, pairs, parts, part, line.t, 1);
         part_store<LATENT>(part.to, part, line, x, pairs);
@@ -277,11 +292,11 @@ qkv_forward_kernel(QkvParts parts) {
 }
 
 static inline void qkv_forward(QkvParts parts, Gpu *gpu) {
-    qkv_launch(&parts, [&](auto team, auto unit, auto latent) {
+    qkv_launch(&parts, [&](auto team, auto kind, auto latent) {
         typedef decltype(team) TEAM;
         int blocks = 0;
         for (int p = 0; p < 3; p++) blocks += qkv_blocks(&parts, p, TEAM::TEAMS, QKV_CHUNKS);
-        LAUNCH(qkv_forward_kernel<TEAM, unit, latent>, blocks, TEAM::BLOCK, 0, gpu->stream, parts);
+        LAUNCH(qkv_forward_kernel<TEAM, kind, latent>, blocks, TEAM::BLOCK, 0, gpu->stream, parts);
     });
 }
 
@@ -295,10 +310,11 @@ static constexpr int qkv_backward_blocks(int packs, bool unit) {
 
 // A rotation's result is rounded to `real` for the norm, because registers hold it as Bits: the
 // gradient rotated back; for UNIT the rotated input of the norm, which forward does not round.
-template <typename TEAM, bool UNIT, bool LATENT>
-__global__ void __launch_bounds__(TEAM::BLOCK, qkv_backward_blocks(TEAM::PACKS, UNIT))
+template <typename TEAM, int KIND, bool LATENT>
+__global__ void __launch_bounds__(TEAM::BLOCK, qkv_backward_blocks(TEAM::PACKS, KIND == L2))
 qkv_backward_kernel(QkvParts parts) {
     constexpr int N = 2 * TEAM::PACKS;
+    constexpr bool UNIT = KIND == L2, TANH = KIND == DYT;
     int chunk, set = 0;
     const QkvPart &part = qkv_block_part(parts, &chunk);
     const bool on = part.norm.site.on;
@@ -330,13 +346,16 @@ qkv_backward_kernel(QkvParts parts) {
             continue;
         }
         bool centered = part.norm.b != nullptr;
-        Moments m = line_kept(part.norm, (int64_t)line.row * part.groups + own.group, column);
-        Slopes s = line_slopes<TEAM>(dy, x, gain, m, part.width, centered, scale);
-        unpack_again(dy);
-        unpack_again(x);
+        Moments m = line_kept<TANH>(part.norm, (int64_t)line.row * part.groups + own.group, column);
+        Slopes s = {};
+        if (!TANH) {
+            s = line_slopes<TEAM>(dy, x, gain, m, part.width, centered, scale);
+            unpack_again(dy);
+            unpack_again(x);
+        }
         UNROLL for (int i = 0; i < N; i++) {
             if (column[i] < 0) continue;
-            d[i] = pack_slope<TEAM>(sums, i, dy[i], x[i], gain[i], m, s, scale);
+            d[i] = pack_slope<TEAM, TANH>(sums, i, dy[i], x[i], gain[i], m, s, scale);
             if (UNIT) continue;
             floats_store(pack_at<LATENT>(part.to, part, own, pairs, i), d[i]);
         }
@@ -346,6 +365,8 @@ qkv_backward_kernel(QkvParts parts) {
     }
     if (!on) return;
     pairs = line_pairs<TEAM, LATENT>(part);
+    int64_t before = (int64_t)(sums.b ? 2 : 1) * part.chunks * gains;  // sums of gains and biases
+    if (TANH) alpha_store(part.partial + before + chunk, sums.alpha);
     float *partial = part.partial + set * part.width;
     gains_store<TEAM>(partial + (int64_t)chunk * gains, sums.w, column);
     if (sums.b) gains_store<TEAM>(partial + (int64_t)(part.chunks + chunk) * gains, sums.b, column);
@@ -353,13 +374,13 @@ qkv_backward_kernel(QkvParts parts) {
 
 // Floats of partial sums for one chunk of a part.
 static inline size_t part_gains(const Norm *norm) {
-    return norm->site.on ? (size_t)norm->site.gains * (norm->b ? 2 : 1) : 0;
+    return norm->site.on ? norm_sums(norm) : 0;
 }
 
 static inline void qkv_backward(QkvParts parts, Gpu *gpu) {
     size_t each = 0;  // floats of partial sums for one chunk of every part
     for (const QkvPart &part : parts.of) each += part_gains(&part.norm);
-    qkv_launch(&parts, [&](auto team, auto unit, auto latent) {
+    qkv_launch(&parts, [&](auto team, auto kind, auto latent) {
         typedef decltype(team) TEAM;
         PartialList list = {};
         float *partial = scratch_for<float>(each, gpu);  // gain_chunks leaves room for more
@@ -381,7 +402,7 @@ static inline void qkv_backward(QkvParts parts, Gpu *gpu) {
             partial += part->chunks * part_gains(norm);
         }
         size_t shared = each ? gains_bytes<TEAM, 2 * TEAM::PACKS>(bias) : 0;
-        LAUNCH(qkv_backward_kernel<TEAM, unit, latent>, blocks, TEAM::BLOCK, shared, gpu->stream,
+        LAUNCH(qkv_backward_kernel<TEAM, kind, latent>, blocks, TEAM::BLOCK, shared, gpu->stream,
                parts);
         partials_add(list, gpu);
     });
@@ -393,7 +414,7 @@ static inline void qkv_backward(QkvParts parts, Gpu *gpu) {
 
 static inline QkvParts latent_parts(Heads to, Heads d, Heads raw, const Norm *norm) {
     int width = norm->site.width;
-    QkvParts parts = {{}, (int)norm->n, 1, 0, nullptr, width / PACK / 2, false, true};
+    QkvParts parts = {{}, (int)norm->n, 1, 0, nullptr, width / PACK / 2, norm->site.on, true};
     for (QkvPart &part : parts.of) part.sets = 1;
     parts.of[0] = {*norm, {raw, {}}, {d, {}}, {to, {}}, 1, width, width, width, 0, 1, 0, nullptr};
     return parts;

@@ -275,6 +275,9 @@ static void add_all_floats() {
     SCALAR1("ex2.approx.ftz.f32", f32, f32,
             flushed(approximate(exp2((f64)flushed(a)), 1.9 * 0x1p-23)));
     SCALAR1("ex2.approx.f32", f32, f32, approximate(exp2((f64)a), 1.9 * 0x1p-23));
+    SCALAR1("rcp.approx.ftz.f32", f32, f32,
+            flushed(approximate(1 / (f64)flushed(a), 1.9 * 0x1p-24)));
+    SCALAR2("copysign.f32", f32, f32, copysignf(b, a));  // the sign of a, the rest of b
     SCALAR1("rsqrt.approx.f32", f32, f32, approximate(1 / sqrt((f64)a), 0x1p-22));
     SCALAR1("lg2.approx.f32", f32, f32, log2((f64)a) + (noise ? 0x1p-23 : 0));
     SCALAR2("div.approx.f32", f32, f32, divided_roughly(a, b));

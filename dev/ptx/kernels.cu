@@ -91,6 +91,10 @@ void set_norm_arrays(Int slot, real *w, real *b, wide *dw, wide *db, wide *mean,
     norm.rstd = rstd;
     norm.site.bias = b != nullptr;
 }
+void set_norm_alpha(Int slot, real *alpha, wide *dalpha) {
+    norms[slot].alpha = alpha;
+    norms[slot].dalpha = dalpha;
+}
 void set_norm_experts(Int slot, int32_t *start, Int count) {
     norms[slot].start = start;
     norms[slot].experts = count;

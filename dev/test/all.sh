@@ -157,7 +157,7 @@ layers=$(ls dev/test/test_*.cu | sed 's/.*test_//; s/\.cu$//' | tr '\n' ' ')
 # OMP_TOOL: libomp's help for ThreadSanitizer, libarcher, crashes in a process that was forked.
 mkdir -p build; echo called_from_lib:libomp > build/tsan.supp
 export TSAN_OPTIONS=suppressions=$root/build/tsan.supp OMP_TOOL=disabled
-emulated emu-modes 8 "emulated CUDA: the modes that make test leaves out" \
+emulated emu-modes 10 "emulated CUDA: the modes that make test leaves out" \
     build/emu other_modes
 emulated emu-asan 2.3 "emulated CUDA: layers under Address- and UndefinedBehaviorSanitizer" \
     build/emu-asan cuda_ EMU_FLAGS="$sanitize" GPU_TESTS="$layers"

@@ -5,9 +5,11 @@
 static double stored(double x) { return to_float(to_real((float)x)); }
 
 // A norm with random gains and biases away from 1 and 0, and gradients that hold something already.
+// bias: NORM_RMS, which has none, NORM_LAYER or NORM_DYT.
 struct TestNorm {
     Norm norm;
     Values w, b, dw, db;                                       // db, b empty: RMSNorm
+    Values alpha, dalpha;                                      // DyT's
     int64_t stats;
 
     TestNorm(int64_t n, int groups, int width, int own, int bias, float eps, uint64_t seed) {
@@ -20,19 +22,26 @@ struct TestNorm {
                 bias ? device_copy<real>(&b) : nullptr, device_copy<wide>(&dw),
                 bias ? device_copy<wide>(&db) : nullptr, bias ? device_empty<wide>(stats) : nullptr,
                 device_empty<wide>(stats), n, eps};
+        if (bias != NORM_DYT) return;
+        alpha = {stored(0.7)}, dalpha = random_values(1, seed + 4);
+        norm.alpha = device_copy<real>(&alpha), norm.dalpha = device_copy<wide>(&dalpha);
     }
+    bool dyt() const { return !alpha.empty(); }
     ~TestNorm() {
         cudaFree((void *)norm.w), cudaFree((void *)norm.b), cudaFree(norm.dw), cudaFree(norm.db),
-            cudaFree(norm.mean), cudaFree(norm.rstd);
+            cudaFree(norm.mean), cudaFree(norm.rstd), cudaFree((void *)norm.alpha),
+            cudaFree(norm.dalpha);
     }
 
     // of element i of the rows: gains are shared by groups or span the row
     int gain(int64_t i) const { return (int)(i % norm.site.gains); }
 
-    // xhat, mean and rstd of all lines.
+    // xhat, mean and rstd of all lines. DyT: tanh(alpha x).
     void normalize(const Values &x, Values *xhat, Values *mean, Values *rstd) const {
         int W = norm.site.width;
         *xhat = x, mean->assign(stats, 0), rstd->assign(stats, 0);
+        for (double &value : *xhat) value = dyt() ? tanh(alpha[0] * value) : value;
+        if (dyt()) return;
         for (int64_t line = 0; line < stats; line++) {
             double m = 0, square = 0;
             for (int i = 0; i < W; i++) m += b.empty() ? 0 : x[line * W + i] / W;
@@ -49,9 +58,9 @@ struct TestNorm {
             z[i] = w[gain(i)] * z[i] + (b.empty() ? 0 : b[gain(i)]);
         return z;
     }
-    // N'(dy; x) and, added, the gradients of gains and biases.
-    Values backward(const Values &dy, const Values &x, Values *gradient_w,
-                    Values *gradient_b) const {
+    // N'(dy; x) and, added, the gradients of gains, biases and alpha.
+    Values backward(const Values &dy, const Values &x, Values *gradient_w, Values *gradient_b,
+                    double *gradient_alpha) const {
         Values xhat, mean, rstd, dx(x.size());
         int W = norm.site.width;
         normalize(x, &xhat, &mean, &rstd);
@@ -61,6 +70,11 @@ struct TestNorm {
                 u += w[gain(i)] * dy[i] / W, ux += w[gain(i)] * dy[i] * xhat[i] / W;
             for (int64_t i = line * W; i < (line + 1) * W; i++) {
                 dx[i] = rstd[line] * (w[gain(i)] * dy[i] - (b.empty() ? 0 : u) - xhat[i] * ux);
+                if (dyt()) {
+                    double v = w[gain(i)] * dy[i] * (1 - xhat[i] * xhat[i]);
+                    dx[i] = alpha[0] * v;
+                    *gradient_alpha += v * x[i];
+                }
                 (*gradient_w)[gain(i)] += dy[i] * xhat[i];
                 if (!b.empty()) (*gradient_b)[gain(i)] += dy[i];
             }
@@ -68,6 +82,7 @@ struct TestNorm {
         return dx;
     }
     void expect_statistics(const Values &x, const char *what) const {
+        if (dyt()) return;
         Values xhat, mean, rstd;
         normalize(x, &xhat, &mean, &rstd);
         expect_close(norm.rstd, rstd, what);
@@ -100,7 +115,7 @@ static void check_forward(int64_t n, int width, int skip, int out, int next, int
     real *d_z = device_empty<real>(count);
     Values s = out ? first.forward(y) : y;
     for (size_t i = 0; i < count; i++) s[i] = stored(s[i] + (skip ? a * x[i] : 0));
-    second.norm.site.on = next;
+    if (!next) second.norm.site.on = 0;
     AddNorm f = {keep ? d_s : nullptr, next ? d_z : nullptr, d_y, skip ? d_x : nullptr, a,
                  out ? &first.norm : nullptr, next || !out ? &second.norm : nullptr};
     add_norm_forward(f, test_gpu());
@@ -119,17 +134,18 @@ static void check_forward(int64_t n, int width, int skip, int out, int next, int
 }
 
 GPU_TEST(cuda_add_norm) {
-    for (int bits = 0; bits < 32; bits++) {
+    for (int bits = 0; bits < 48; bits++) {
         int skip = bits & 1;
         int out = bits >> 1 & 1;
         int next = bits >> 2 & 1;
         int keep = bits >> 3 & 1;
-        int bias = bits >> 4 & 1;
+        int bias = bits >> 4;
         if (!(next || keep) || !(skip || out || next)) continue;
         check_forward(37, 40, skip, out, next, keep, bias);
         check_forward(3, 776, skip, out, next, keep, bias);
     }
     check_forward(2, 2056, 1, 1, 1, 1, 1);                     // the block's sums, four in a row
+    check_forward(2, 2056, 1, 1, 1, 1, NORM_DYT);
     // s is coarse in bfloat16, beside its deviation from the mean: z is of s as stored
     check_forward(5, 768, 1, 0, 1, 1, 1, 300);
 }
@@ -138,7 +154,8 @@ GPU_TEST(cuda_add_norm) {
 GPU_TEST(cuda_norm_widths) {
     const int widths[] = {32, 64, 128, 256, 448, 768, 1024, 1536, 2048, 4096, 8192, 8448, 16384};
     for (int i = 0; i < 13; i++)
-        check_forward(rows_for(widths[i]), widths[i], 0, 0, 1, 0, i % 2);
+        for (int bias : {i % 2, (int)NORM_DYT})
+            check_forward(rows_for(widths[i]), widths[i], 0, 0, 1, 0, bias);
 }
 
 static void check_groups(int64_t n, int groups, int width, int own, int bias, double deviation,
@@ -164,8 +181,8 @@ static void check_groups(int64_t n, int groups, int width, int own, int bias, do
 }
 
 GPU_TEST(cuda_norm) {
-    for (int bias = 0; bias < 2; bias++)
-        for (int own = 0; own < 2; own++)
+    for (int bias = 0; bias < 3; bias++)
+        for (int own = 0; own < (bias == NORM_DYT ? 1 : 2); own++)
             for (int groups = 1; groups <= 4; groups *= 2) {
                 check_groups(11, groups, 40, own, bias, 1, 0, 1e-5f);
                 check_groups(3, groups, 1032, own, bias, 1, 0, 1e-5f);
@@ -217,7 +234,7 @@ static void check_backward(BackwardCase k) {
     Values xhat, mean, rstd;
     test.normalize(x, &xhat, &mean, &rstd);                    // what forward would have kept
     std::vector<float> kept(mean.begin(), mean.end()), kept_rstd(rstd.begin(), rstd.end());
-    if (k.bias)
+    if (k.bias == NORM_LAYER)
         cudaMemcpy(test.norm.mean, kept.data(), kept.size() * sizeof(float),
                    cudaMemcpyHostToDevice);
     cudaMemcpy(test.norm.rstd, kept_rstd.data(), kept_rstd.size() * sizeof(float),
@@ -230,7 +247,8 @@ static void check_backward(BackwardCase k) {
                       k.other ? d_other : nullptr, 1.5f, -0.75f, 2.5f};
     norm_backward(&test.norm, f, &gpu);
     Values w_sum(test.dw.size()), b_sum(test.db.size());
-    Values dx = test.backward(dy, x, &w_sum, &b_sum);
+    double alpha_sum = 0;
+    Values dx = test.backward(dy, x, &w_sum, &b_sum, &alpha_sum);
     Values sum(count);
     for (size_t i = 0; i < count; i++) {
         dx[i] += k.add ? 1.5 * add[i] : 0;
@@ -250,18 +268,19 @@ static void check_backward(BackwardCase k) {
     for (size_t j = 0; j < b_sum.size(); j++) test.db[j] += 2 * b_sum[j];
     expect_close(test.norm.dw, test.dw, what);
     if (k.bias) expect_close(test.norm.db, test.db, what);
+    if (test.dyt()) expect_close(test.norm.dalpha, {test.dalpha[0] + 2 * alpha_sum}, what);
     if (k.scratch) cudaFree(gpu.scratch);
     cudaFree(d_x), cudaFree(d_dy), cudaFree(d_add), cudaFree(d_other), cudaFree(d_dx),
         cudaFree(d_sum);
 }
 
 GPU_TEST(cuda_norm_backward) {
-    for (int bias = 0; bias < 2; bias++) {
+    for (int bias = 0; bias < 3; bias++) {
         for (int bits = 0; bits < 8; bits++) {                 // add, sum, other
             check_backward({37, 1, 40, 0, bias, bits & 1, bits >> 1 & 1, bits >> 2 & 1, 0, 0});
             check_backward({3, 1, 776, 0, bias, bits & 1, bits >> 1 & 1, bits >> 2 & 1, 0, 0});
         }
-        for (int own = 0; own < 2; own++)
+        for (int own = 0; own < (bias == NORM_DYT ? 1 : 2); own++)
             for (int groups = 2; groups <= 4; groups *= 2)
                 check_backward({13, groups, 40, own, bias, 0, 0, 0, 0, 0});
     }
@@ -276,11 +295,15 @@ GPU_TEST(cuda_norm_backward_chunks) {
     check_backward({41, 1, 512, 0, 0, 0, 1, 1, 2 * 512, 0});
     check_backward({21, 2, 264, 1, 1, 0, 0, 0, 2 * 2 * 528, 0});
     check_backward({5, 1, 2056, 0, 1, 0, 0, 0, 2 * 2 * 2056, 0});
+    check_backward({300, 1, 32, 0, NORM_DYT, 1, 0, 0, 2 * (2 * 32 + FOUR) + 5, 0});
+    check_backward({70, 3, 64, 0, NORM_DYT, 0, 1, 0, 3 * (2 * 64 + FOUR), 0});
+    check_backward({5, 1, 2056, 0, NORM_DYT, 0, 0, 0, 2 * (2 * 2056 + FOUR), 0});
 }
 
 GPU_TEST(cuda_norm_backward_widths) {
     const int widths[] = {32, 64, 128, 256, 448, 768, 1024, 1536, 2048, 4096, 8192, 8448};
     for (int i = 0; i < 12; i++)
-        check_backward({rows_for(widths[i]), 1, widths[i], 0, widths[i] < 8000 && i % 2, 1, 0, 0, 0,
-                        0});
+        for (int bias : {i % 2, (int)NORM_DYT})
+            check_backward({rows_for(widths[i]), 1, widths[i], 0, widths[i] < 8000 ? bias : 0, 1, 0,
+                            0, 0, 0});
 }

@@ -6,6 +6,7 @@
 // on: which of q, k, v have a norm (bits 0, 1, 2); full: statistics over the full part (the same
 // bits); scratch: 0, or this many floats. unit: L2 after RoPE, and gains of their own for each
 // head. R: 0, or latent attention: so many channels that turn besides the HS of a head of q and k.
+// bias: NORM_RMS, which has none, NORM_LAYER or NORM_DYT.
 struct QkvCase { int B, T, NH, KV, HS, rope, on, full, bias; size_t scratch; int unit, R; };
 
 static QkvCase qkv_case;                                       // the one that runs, for messages
@@ -25,7 +26,7 @@ static const char *describe(const char *what) {
 // needs.
 struct Part {
     Norm norm;
-    Values w, b, dw, db;
+    Values w, b, dw, db, alpha, dalpha;
     int heads, size, width, on, turns;
 };
 
@@ -43,7 +44,7 @@ static void make_part(Part *part, const QkvCase &k, int p) {
     part->b.clear(), part->db.clear();
     if (k.bias)
         part->b = random_values(gains, 76 + p, 0.5), part->db = random_values(gains, 79 + p);
-    part->norm = {};
+    part->norm = {}, part->alpha.clear();
     if (!part->on) return;
     part->norm = {site_heads(k.unit ? L2 : 1, full ? FULL : HEAD, heads, size, k.bias),
                   device_copy<real>(&part->w), k.bias ? device_copy<real>(&part->b) : nullptr,
@@ -51,11 +52,16 @@ static void make_part(Part *part, const QkvCase &k, int p) {
                   k.bias ? device_empty<wide>(stats) : nullptr, device_empty<wide>(stats), n,
                   k.unit ? 1e-12f : 1e-5f};
     if (k.unit) site_stored(&part->norm.site, gains, 1, 0.3);
+    if (k.bias != NORM_DYT) return;
+    part->alpha = {0.5 + 0.25 * p}, part->dalpha = random_values(1, 82 + p);
+    part->norm.alpha = device_copy<real>(&part->alpha);
+    part->norm.dalpha = device_copy<wide>(&part->dalpha);
 }
 
 static void free_part(Part *part) {
     cudaFree((void *)part->norm.w), cudaFree((void *)part->norm.b), cudaFree(part->norm.dw),
-        cudaFree(part->norm.db), cudaFree(part->norm.mean), cudaFree(part->norm.rstd);
+        cudaFree(part->norm.db), cudaFree(part->norm.mean), cudaFree(part->norm.rstd),
+        cudaFree((void *)part->norm.alpha), cudaFree(part->norm.dalpha);
 }
 
 // ----------------------------------------------------------------------------------- the equations
@@ -73,13 +79,15 @@ static void turn(double *x, const Part &part, int t, double direction) {
         }
 }
 
-// xhat of a group and its rstd.
+// xhat of a group and its rstd; DyT: tanh(alpha x) and alpha.
 static double normalize(Values *xhat, const double *x, const Part &part) {
     double mean = 0, square = 0;
     int width = part.width;
     for (int i = 0; i < width && !part.b.empty(); i++) mean += x[i] / width;
     for (int i = 0; i < width; i++) square += (x[i] - mean) * (x[i] - mean) / width;
     xhat->resize(width);
+    for (int i = 0; i < width && !part.alpha.empty(); i++) (*xhat)[i] = tanh(part.alpha[0] * x[i]);
+    if (!part.alpha.empty()) return part.alpha[0];
     for (int i = 0; i < width; i++) (*xhat)[i] = (x[i] - mean) / sqrt(square + part.norm.eps);
     return 1 / sqrt(square + part.norm.eps);
 }
@@ -101,9 +109,9 @@ static void part_forward(double *x, const Part &part, const QkvCase &k, int t) {
 }
 
 // d: the gradient of what part_forward made of x; becomes the gradient of x. Adds to the gradients
-// of gain and bias.
+// of gain, bias and alpha.
 static void part_backward(double *d, Values x, const Part &part, const QkvCase &k, int t,
-                          Values *dw, Values *db) {
+                          Values *dw, Values *db, double *dalpha) {
     Values xhat;
     if (k.unit) turn(x.data(), part, t, 1);
     else turn(d, part, t, -1);
@@ -115,8 +123,13 @@ static void part_backward(double *d, Values x, const Part &part, const QkvCase &
             if (k.bias) (*db)[i] += d[g + i], u += du;
             ux += du * xhat[i];
         }
-        for (int i = 0; i < part.width; i++)
-            d[g + i] = rstd * (scale * part.w[gain(k, g, i)] * d[g + i] - u - xhat[i] * ux);
+        for (int i = 0; i < part.width; i++) {
+            double v = scale * part.w[gain(k, g, i)] * d[g + i];
+            d[g + i] = rstd * (v - u - xhat[i] * ux);
+            if (part.alpha.empty()) continue;
+            v *= 1 - xhat[i] * xhat[i];
+            d[g + i] = part.alpha[0] * v, *dalpha += v * x[g + i];
+        }
     }
     if (k.unit) turn(d, part, t, -1);
 }
@@ -249,6 +262,7 @@ static void check_forward(Room *r, const Part part[3], const Norm norms[3], QkvS
 static void check_backward(const Room &r, Part part[3], const Norm norms[3], QkvShape s) {
     const QkvCase &k = r.k;
     Values dw[3], db[3];
+    double dalpha[3] = {0, 0, 0};
     std::vector<Values> want[3];
     Room d(k), again(k);
     for (int p = 0; p < 3; p++)
@@ -278,7 +292,7 @@ static void check_backward(const Room &r, Part part[3], const Norm norms[3], Qkv
         for (int row = 0; row < r.n; row++) {
             want[p].push_back(gather(d, part[p], p, row, true));
             part_backward(want[p][row].data(), gather(r, part[p], p, row, false), part[p], k,
-                          row % k.T, &dw[p], &db[p]);
+                          row % k.T, &dw[p], &db[p], &dalpha[p]);
         }
     }
     expect_room(d, part, want, false, "gradient");
@@ -295,6 +309,9 @@ static void check_backward(const Room &r, Part part[3], const Norm norms[3], Qkv
         for (size_t j = 0; j < db[p].size(); j++) part[p].db[j] += 2 * db[p][j];
         expect_close(part[p].norm.dw, part[p].dw, describe("gradient of a gain"));
         if (k.bias) expect_close(part[p].norm.db, part[p].db, describe("gradient of a bias"));
+        if (!part[p].alpha.empty())
+            expect_close(part[p].norm.dalpha, {part[p].dalpha[0] + 2 * dalpha[p]},
+                         describe("gradient of an alpha"));
     }
     if (k.scratch) cudaFree(gpu.scratch);
 }
@@ -360,6 +377,20 @@ GPU_TEST(cuda_qkv_chunks) {
     check_qkv({2, 31, 3, 3, 32, 1, 7, 0, 1, 2 * 2 * 3 * 48, 0, 16});
 }
 
+// DyT, over heads and over full parts; every team; parts without a norm; several lines a team;
+// latent attention.
+GPU_TEST(cuda_qkv_dyt) {
+    for (int on = 1; on < 8; on++)
+        check_qkv({2, 5, 4, 2, 32, on % 3 > 0, on, 0, NORM_DYT, 0, 0, 0});
+    for (int HS : {48, 64, 96, 128}) check_qkv({2, 7, 2, 2, HS, 1, 7, 0, NORM_DYT, 0, 0, 0});
+    for (int width : {256, 768, 1536, 3072, 6144})
+        check_qkv({1, 3, width / 128, 1, 128, 1, 3, 7, NORM_DYT, 0, 0, 0});
+    check_qkv({3, 31, 5, 3, 32, 1, 7, 0, NORM_DYT, 2 * 3 * (2 * 32 + FOUR), 0, 0});
+    check_qkv({2, 5, 3, 3, 32, 1, 7, 0, NORM_DYT, 0, 0, 16});
+    check_qkv({1, 3, 4, 4, 64, 1, 3, 7, NORM_DYT, 0, 0, 32});
+    check_qkv({2, 3, 2, 2, 128, 1, 7, 0, NORM_DYT, 0, 0, 64});
+}
+
 // nGPT's order, with positions and without: q and k alike, v plain.
 GPU_TEST(cuda_qkv_unit) {
     for (int rope = 0; rope < 2; rope++) {
@@ -391,6 +422,7 @@ static void check_latent_norm(int n, int width, int bias) {
     Values rows = random_values((size_t)n * ld, 95, 1, 0.5);
     Values d = random_values((size_t)n * width, 96);
     Values empty(rows.size(), NAN), want_y, want_dx(rows.size(), NAN), dw(width), db(part.b.size());
+    double dalpha = 0;
     real *d_rows = device_copy<real>(&rows);
     real *d_d = device_copy<real>(&d);
     real *d_y = device_empty<real>(d.size());
@@ -402,7 +434,7 @@ static void check_latent_norm(int n, int width, int bias) {
     for (int row = 0; row < n; row++) {
         Values x(rows.begin() + row * ld + offset, rows.begin() + row * ld + offset + width),
             dx_row(d.begin() + row * width, d.begin() + (row + 1) * width);
-        part_backward(dx_row.data(), x, part, k, 0, &dw, &db);
+        part_backward(dx_row.data(), x, part, k, 0, &dw, &db, &dalpha);
         part_forward(x.data(), part, k, 0);
         want_y.insert(want_y.end(), x.begin(), x.end());
         std::copy(dx_row.begin(), dx_row.end(), want_dx.begin() + row * ld + offset);
@@ -421,12 +453,14 @@ static void check_latent_norm(int n, int width, int bias) {
     for (size_t j = 0; j < db.size(); j++) part.db[j] += db[j];
     expect_close(part.norm.dw, part.dw, describe("the latent's gain"));
     if (bias) expect_close(part.norm.db, part.db, describe("the latent's bias"));
+    if (bias == NORM_DYT)
+        expect_close(part.norm.dalpha, {part.dalpha[0] + dalpha}, describe("the latent's alpha"));
     free_part(&part);
     cudaFree(d_rows), cudaFree(d_d), cudaFree(d_y), cudaFree(d_dx);
 }
 
 GPU_TEST(cuda_qkv_latent_norm) {
-    for (int bias = 0; bias < 2; bias++) {
+    for (int bias = 0; bias < 3; bias++) {
         check_latent_norm(11, 48, bias);
         check_latent_norm(5, 512, bias);
     }

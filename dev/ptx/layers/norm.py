@@ -7,7 +7,9 @@ from harness import SUMS, TWICE
 EPS = 1e-5
 # Widths in 16-byte packs that take each team of norm_launch, none a full one.
 PACKS = (7, 12, 30, 50, 90, 120, 190, 250, 500, 1000, 2000)
+DYT_PACKS = (7, 30, 120, 500, 1000, 2000)                         # the teams of DyT
 WIDEST = 4000                    # float alone has a team for so many
+DYT = 4                          # modes.h
 
 
 def norm(x, w=1.0, b=None, eps=EPS):
@@ -25,8 +27,14 @@ def norm_gradient(dy, xhat, rstd, w, centered):
     return rstd[..., None] * (u - mean - xhat * (u * xhat).mean(-1, keepdims=True))
 
 
-def widths(t):
-    packs = PACKS + ((WIDEST,) if t.gpu.prec == "fp32" else ())
+def dyt(x, alpha, w=1.0, b=0.0):
+    """g tanh(alpha x) + b, and the tanh."""
+    xhat = np.tanh(alpha * x)
+    return w * xhat + b, xhat
+
+
+def widths(t, packs=PACKS):
+    packs = packs + ((WIDEST,) if t.gpu.prec == "fp32" else ())
     return [p * t.gpu.pack for p in packs]
 
 
@@ -73,6 +81,37 @@ def add_norm(t, n, groups, width, shared=True, bias=False, out=False, skip=True,
         t.expect("db", db, db0 + dy.sum(over).ravel(), SUMS)
 
 
+def add_dyt(t, n, groups, width, out=False, biased=True, scratch=1 << 20):
+    """The same with DyT: z = N_next(s) for s = a skip + N_out(y), where N_out is RMSNorm if there
+    is one, as in SDD."""
+    t.case(f"norm {n}x{groups}x{width} DyT{', out' if out else ''}"
+           f"{', few chunks' if scratch < 1 << 20 else ''}", scratch)
+    shape, alpha0 = (n, groups, width), t.floats(1)
+    y, x0 = t.normal(*shape, scale=2, mean=0.5), t.normal(*shape)
+    w, w_out = (t.normal(width, scale=0.2, mean=1) for _ in range(2))
+    b, alpha = t.normal(width) if biased else None, t.normal(1, scale=0.1, mean=0.6)
+    s, z, rstd = t.empty(shape), t.empty(shape), t.empty((n, groups), F32)
+    dw0, db0 = t.floats(width), t.floats(width)
+    dw, db, dalpha = t.put(dw0, F32), t.put(db0, F32) if biased else None, t.put(alpha0, F32)
+    set_norm(t, 0, DYT, (groups, width), width, (t.put(w), t.put(b), dw, db, None, None), n)
+    t.call("set_norm_alpha", 0, t.put(alpha), dalpha)
+    set_norm(t, 1, int(out), (groups, width), width, (t.put(w_out), None, None, None, None, rstd),
+             n)
+    t.call("run_add_norm", s, z, t.put(y), t.put(x0), 0.75)
+    t.expect("s", s, (norm(y, w_out)[0] if out else y) + 0.75 * x0)
+    x = s.get()                                  # the next norm reads s as it is stored
+    Z, xhat = dyt(x, alpha, w, b if biased else 0)
+    t.expect("z", z, Z)
+    dy, add = t.normal(*shape), t.normal(*shape)
+    dx, v = t.empty(shape), w * dy * (1 - xhat ** 2)
+    t.call("run_norm_backward", dx, None, t.put(dy), s, t.put(add), None, 0.5, 1.0, 1.0)
+    t.expect("dx", dx, 0.5 * add + alpha * v)
+    t.expect("dw", dw, dw0 + (dy * xhat).sum((0, 1)), SUMS)
+    if biased:
+        t.expect("db", db, db0 + dy.sum((0, 1)), SUMS)
+    t.expect("dalpha", dalpha, alpha0 + (v * x).sum(), SUMS)
+
+
 def norm_of_experts(t):
     """The rows of each expert have a gain of their own; the second expert has no rows."""
     n, C, E = 50, 96, 3
@@ -112,6 +151,12 @@ def check_norm(t):
     add_norm(t, 9, 4, 200, shared=False, bias=True)
     add_norm(t, 9, 1, 2560, bias=True, scratch=2 * 2560 * 2)      # a block has several lines
     add_norm(t, 300, 1, 128, skip=False)
+    for k, width in enumerate(widths(t, DYT_PACKS)):
+        # As above: without biases half the shared memory, for the kernel's sake.
+        biased = width <= 8192 or t.gpu.arch != "120"
+        add_dyt(t, 3 if width > 2000 else 9, 1, width, out=k % 2 == 0, biased=biased)
+    add_dyt(t, 20, 3, 64)
+    add_dyt(t, 9, 1, 2560, scratch=2 * (2560 * 2 + 4))
     norm_of_experts(t)
     residual(t)
 
