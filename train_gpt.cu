@@ -985,7 +985,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 
 // The name of a layer that has kernels of two kinds, and the kind in use; nullptr after the last.
 static const char *gpt_kernels(Gpt *g, int layer, const char **kind) {
-    if (layer == (moe_layers(&g->m) ? +LAYERS_OF_TWO_KINDS : +EXPERTS_FORWARD)) return nullptr;
+    if (layer == (moe_layers(&g->m) ? LAYERS_OF_TWO_KINDS : EXPERTS_FORWARD)) return nullptr;
     *kind = KIND_NAMES[g->gpu.plans->kinds[layer]];
     return TWO_KINDS[layer];
 }

@@ -40,7 +40,7 @@ struct GroupedSizes {
     static constexpr int ROOM = 16 * TILE_ROW;   // results of a warp on their way to memory
     static constexpr int BYTES = STAGES * STAGE + WARPS * ROOM + 2 * STAGES * 8;
     static_assert(BYTES <= 227 << 10, "fewer stages");
-    static_assert(AHEAD < STAGES - 1, "a step is multiplied while the next ones are copied");
+    static_assert(AHEAD < STAGES - 1, "a stage is given back when the next step is full");
 };
 
 // dy [rows, parts, width] and W [parts, E, width, in]
