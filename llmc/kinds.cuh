@@ -96,6 +96,10 @@ static int kind_of(const Trial &t, int layer, int wanted, Gpu *gpu) {
     if (wanted == KERNELS_MMA) return BY_MMA;
     if (wanted == KERNELS_AUTO && before != BY_WGMMA && !(before == UNCHOSEN && gpu->plans->tuning))
         return BY_MMA;
+    // A kernel that hangs or faults would end the run here.
+    printf("kernels: comparing %s by wgmma with mma.sync; should it end here: --kernels mma\n",
+           name);
+    fflush(stdout);
     if (!trial_agrees(t, layer, &error, gpu)) {
         printf("note: %s by wgmma is wrong on this GPU, a normalized mean squared error of %.2g "
                "from mma.sync, which is used\n  -> please report it with the GPU's name and driver "
