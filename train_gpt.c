@@ -107,7 +107,8 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
 //                                                          m = mean(x)
 // nGPT (Loshchilov et al. 2024):   L2 is RMSNorm with g = 1/sqrt(width), so y = x / |x|;
 //                                  SCALE has no norm: y = g * x
-// DyT (Zhu et al. 2025):           y = g * tanh(alpha x) + b, with a learned scalar alpha (DYT)
+// DyT (Zhu et al. 2025):           y = g * tanh(alpha x) + b, with a learned scalar alpha (DYT);
+//                                  its site.scale is 1, and its groups share their gain
 // The gain is g = site.scale * w, or site.scale alone where w is NULL.
 //   x, y [n, groups, width]: each group has statistics of its own
 //   w, b [gains]: gains == width: all groups share them; gains == groups * width: one each
@@ -192,8 +193,9 @@ static void norm_backward_gains(const real *dy, const real *x, Norm s) {
         }
 }
 
-// With t = tanh(alpha x) and u = g dy (1 - t^2):   dx = alpha u    dalpha += sum u x
-// The sum is over all values: pieces of the rows, and then these in order.
+// With u = g * dy, t = tanh(alpha x) and v = u (1 - t^2):   dx = alpha v    dalpha += sum v x
+// The sum is over all values: those of 64 pieces of the rows, added in order, so that the number of
+// threads does not change it.
 static void dyt_backward(real *dx, const real *dy, const real *x, Norm s, int add) {
     enum { PIECES = 64 };
     int64_t W = s.site.width, rows = s.n * s.site.groups;
@@ -207,9 +209,9 @@ static void dyt_backward(real *dx, const real *dy, const real *x, Norm s, int ad
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int64_t i = 0; i < W; i++) {
-                real t = tanh_real(alpha * x_r[i]), u = s.w[i] * dy_r[i] * (1 - t * t);
-                dx_r[i] = add == ADD ? dx_r[i] + alpha * u : alpha * u;
-                sum += u * x_r[i];
+                real t = tanh_real(alpha * x_r[i]), v = s.w[i] * dy_r[i] * (1 - t * t);
+                dx_r[i] = add == ADD ? dx_r[i] + alpha * v : alpha * v;
+                sum += v * x_r[i];
             }
             piece[k] += sum;
         }
@@ -337,15 +339,16 @@ static Head head_at(const real *q, const real *k, const real *v, const real *c, 
     };
 }
 
-// The first key of the document of query `row`. It grows with the row.
+// The first key of the document of query `row`; it never decreases. Rows are positions here: while
+// decoding, where `cached` is not 0, begins are NULL.
 static int64_t first_key(Head x, int64_t row) { return x.begins ? x.begins[row] : 0; }
 
-// Where the first block of keys begins of which a query from `row` on sees something.
+// The first key of the first block that any query from `row` on sees.
 static int64_t first_block(Head x, int64_t row) {
     return first_key(x, row) / ATTN_BLOCK * ATTN_BLOCK;
 }
 
-// How many of the first `seen` keys, from position j0 on, belong to documents before the query's.
+// How many of the keys j0 to j0 + seen - 1 belong to documents before that of query `row`.
 static int64_t hidden_keys(Head x, int64_t row, int64_t j0, int64_t seen) {
     int64_t hidden = first_key(x, row) - j0;
     return hidden > 0 ? least(hidden, seen) : 0;
@@ -368,8 +371,8 @@ static real row_max(const real *x, int64_t size) {
 enum { LANES = 16 };
 _Static_assert(ATTN_BLOCK % LANES == 0, "a row of a block of scores ends with a vector");
 
-// x = exp(x - max) for the keys from `hidden` on that are seen, and 0 for the others. Returns the
-// sum.
+// x[j] = exp(x[j] - max) for hidden <= j < seen, and 0 for the other keys. Returns the sum.
+// max: the largest score; in backward the log-sum-exp, which makes x the probabilities.
 static real row_exp(real *x, int64_t hidden, int64_t seen, int64_t keys, real max) {
     real sum[LANES] = {0};
     int64_t j = 0;

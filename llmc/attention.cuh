@@ -260,9 +260,10 @@ __device__ inline int border_at(const int32_t *borders, int b, int t, int T, int
     return borders ? borders[(int64_t)b * T + min(t, T - 1)] : none;
 }
 
-// Documents' mask: S = -infinity if the key comes before the begin of the query's document. The
-// rows of the tile are queries (borders: begins), or keys if KEYS_IN_ROWS (borders: ends). Row 0
-// and column 0 of the tile are positions row0 and column0.
+// Documents' mask: S = -infinity where query and key lie in different documents, which is where the
+// key comes before the query's document begins (rows are queries, borders: begins), or the query
+// after the key's document has ended (KEYS_IN_ROWS, borders: ends). Row 0 and column 0 of the tile
+// are positions row0 and column0.
 template <bool KEYS_IN_ROWS, int STRIPS, int N>
 __device__ void mask_documents(Strips<STRIPS, N> &p, const int32_t *borders, int b, int T, int row0,
                                int column0) {
@@ -383,7 +384,7 @@ struct QueryTile {
     int b, h, first;   // sequence, head, first row
     int own, row0;     // first row of the warp, in the tile and in the sequence
     int first_key;     // that a query of the tile sees
-    int border;        // where the document of the warp's last row begins
+    int last_begin;    // where the document of the warp's last row begins
     HeadRows k, v;     // of the query head's kv head
 };
 
@@ -393,8 +394,8 @@ template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, Atte
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
     HeadRows k_g = head_rows(k, b, g, s.T), v_g = head_rows(beside<Tiles>(v, k), b, g, s.T);
     int first_key = border_at(s.begins, b, first, s.T, 0);
-    int border = border_at(s.begins, b, first + own + Tiles::OWN_ROWS - 1, s.T, 0);
-    return {b, h, first, own, first + own, first_key, border, k_g, v_g};
+    int last_begin = border_at(s.begins, b, first + own + Tiles::OWN_ROWS - 1, s.T, 0);
+    return {b, h, first, own, first + own, first_key, last_begin, k_g, v_g};
 }
 
 // Walks over the tiles of keys from the first that a query sees up to the last query. Own rows are
@@ -403,19 +404,19 @@ template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, Atte
 template <typename Tiles, typename Use, typename... Own>
 __device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use, Own &...own) {
     constexpr int COLUMNS = Tiles::COLUMNS;
-    int tiles = CEIL_DIV(min(t.first + Tiles::ROWS, T), COLUMNS);
+    int first_tile = t.first_key / COLUMNS;
+    int end_tile = CEIL_DIV(min(t.first + Tiles::ROWS, T), COLUMNS);
     auto begin = [&](int step) {
         pair_copy<Tiles, COLUMNS>(half_of<Tiles>(buffer, step), t.k, t.v, step * COLUMNS, T);
     };
-    int first = t.first_key / COLUMNS;
-    begin(first);
+    begin(first_tile);
     copy_wait<0>();
     __syncthreads();  // every thread has the tiles of queries
     (own.keep(), ...);
-    for (int step = first; step < tiles; step++) {
+    for (int step = first_tile; step < end_tile; step++) {
         copy_wait<0>();
         __syncthreads();  // every thread has this tile, and is done with the one before
-        if (step + 1 < tiles) begin(step + 1);
+        if (step + 1 < end_tile) begin(step + 1);
         int key0 = step * COLUMNS;
         if (t.row0 >= T || key0 >= t.row0 + Tiles::OWN_ROWS) continue;  // nothing to add
         const real *k_tile = half_of<Tiles>(buffer, step);
@@ -427,7 +428,7 @@ __device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use, Own 
 template <int STRIPS, int N>
 __device__ void mask_keys(Strips<STRIPS, N> &p, const QueryTile &t, int key0, AttentionShape s) {
     mask<false>(p, t.row0 - key0);
-    if (key0 < t.border) mask_documents<false>(p, s.begins, t.b, s.T, t.row0, key0);
+    if (key0 < t.last_begin) mask_documents<false>(p, s.begins, t.b, s.T, t.row0, key0);
 }
 
 template <typename Tiles>
@@ -574,8 +575,9 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     real *k_rows = k_tile + own * PITCH, *v_rows = v_tile + own * V_PITCH;
     int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
     int first = blockIdx.y * ROWS, row0 = first + own;
+    // Where the documents of the tile's last key and of the warp's first key end.
     int end = border_at(s.ends, b, first + ROWS - 1, s.T, s.T);
-    int border = border_at(s.ends, b, row0, s.T, INT_MAX);  // of the warp's first document
+    int first_end = border_at(s.ends, b, row0, s.T, INT_MAX);
     int tiles = CEIL_DIV(end - first, COLUMNS);
     Strips<STRIPS, QK> dk_sums = {};
     Strips<STRIPS, HS> dv_sums = {};
@@ -612,7 +614,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
             rows_by_rows(p, own_k, q_part);    // K Q^T
             rows_by_rows(ds, own_v, dc_part);  // dP^T = V dC^T
             mask<true>(p, row0 - query0 - at);
-            if (query0 + at + N > border)
+            if (query0 + at + N > first_end)
                 mask_documents<true>(p, s.ends, b, s.T, row0, query0 + at);
             scores_backward(p, ds, lse, D, s.log2_scale, at);
             sums_by_tile(dv_sums, p, dc_part);  // dV += P^T dC

@@ -34,8 +34,9 @@ template <int QK_SIZE, int HS_SIZE> struct ForwardTiles {
     static constexpr int QK = QK_SIZE, HS = HS_SIZE, KEYS = 128, STAGES = 2;
     static constexpr int CONSUMERS = QK == 64 ? 3 : 2, QUERIES = CONSUMERS * GROUP_ROWS;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    // Registers of a thread after the producer has given its own away.
-    static constexpr int GIVEN = CONSUMERS == 3 ? 32 : 24, TAKEN = CONSUMERS == 3 ? 160 : 240;
+    // Registers of a thread after the producer has given most of its own to the consumers.
+    static constexpr int PRODUCERS = CONSUMERS == 3 ? 32 : 24;
+    static constexpr int CONSUMERS_OWN = CONSUMERS == 3 ? 160 : 240;
     static constexpr int Q_BYTES = BYTES_OF<QK, QUERIES>;
     static constexpr int K_BYTES = BYTES_OF<QK, KEYS>, V_BYTES = BYTES_OF<HS, KEYS>;
     static constexpr int BARRIERS = 1 + 4 * STAGES;
@@ -123,7 +124,7 @@ template <bool KEYS_IN_ROWS, int N> __device__ void causal_mask(float (&s)[N], i
     }
 }
 
-// -infinity where the key comes before the begin of the query's document; as mask_documents.
+// -infinity where query and key lie in different documents, as mask_documents.
 template <bool KEYS_IN_ROWS, int N>
 __device__ void document_mask(float (&s)[N], const int32_t *borders, int b, int T, int row,
                               int column0) {
@@ -223,7 +224,7 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
                                 BlockPlace place, int row0, int end, AttentionShape shape) {
     constexpr int KEYS = Tiles::KEYS;
     int row = row0 + group_row(), b = place.b, T = shape.T;
-    int border = border_at(shape.begins, b, row0 + GROUP_ROWS - 1, T, 0);  // of the last row
+    int last_begin = border_at(shape.begins, b, row0 + GROUP_ROWS - 1, T, 0);  // of the last row
     float s[KEYS / 2], shrink[2];
     uint32_t p[KEYS / 16][4];
     Ring<Tiles::STAGES> at = {0, 0}, before = {0, 0};  // before: the tile before
@@ -240,7 +241,7 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
         stage_release(k_ring, at);
         int key0 = tile * KEYS;
         if (key0 + KEYS > row0) causal_mask<false>(s, row - key0);
-        if (key0 < border) document_mask<false>(s, shape.begins, b, T, row, key0);
+        if (key0 < last_begin) document_mask<false>(s, shape.begins, b, T, row, key0);
         softmax_update(m, s, shrink, shape.log2_scale);
         settle(s);
         // V will be needed soon. This loop also keeps ptxas from moving the next wgmma_wait up,
@@ -299,12 +300,12 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     __syncthreads();
     int group = warpgroup_index() - 1;  // -1: the producer
     if (group < 0) {
-        registers_give<Tiles::GIVEN>();
+        registers_give<Tiles::PRODUCERS>();
         if (threadIdx.x == 0)
             forward_produce<Tiles>(maps, q, k, v, q_full, k_ring, v_ring, place);
         return;
     }
-    registers_take<Tiles::TAKEN>();
+    registers_take<Tiles::CONSUMERS_OWN>();
     int row0 = place.first + group * GROUP_ROWS;
     bool live = row0 < s.T;
     int end = live ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), Tiles::KEYS) : place.begin;
@@ -477,7 +478,7 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     registers_take<240>();
     int row0 = first + group * GROUP_ROWS, t = row0 + group_row();
     int own_end = row0 < s.T ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), KEYS) : begin;
-    int border = border_at(s.begins, b, row0 + GROUP_ROWS - 1, s.T, 0);  // of the last row
+    int last_begin = border_at(s.begins, b, row0 + GROUP_ROWS - 1, s.T, 0);  // of the last row
     float dq[Tiles::QK / 2], lse_t[2], D_t[2];
     UNROLL for (int i = 0; i < 2; i++) {
         int64_t row = (int64_t)head_of_block() * s.T + t + 8 * i;
@@ -491,7 +492,8 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
         walk.tile(
             [&](float (&p)[KEYS / 2]) {
                 if (i * KEYS + KEYS > row0) causal_mask<false>(p, t - i * KEYS);
-                if (i * KEYS < border) document_mask<false>(p, s.begins, b, s.T, t, i * KEYS);
+                if (i * KEYS < last_begin)
+                    document_mask<false>(p, s.begins, b, s.T, t, i * KEYS);
                 UNROLL for (int e = 0; e < KEYS / 2; e++)
                     p[e] = exp2_fast(fmaf(p[e], s.log2_scale, -lse_t[e / 2 % 2]));
             },
@@ -560,7 +562,7 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
     }
     registers_take<240>();
     int row0 = first + group * GROUP_ROWS, row = row0 + group_row();
-    int border = border_at(s.ends, b, row0, s.T, INT_MAX);  // of the first row's document
+    int first_end = border_at(s.ends, b, row0, s.T, INT_MAX);  // of the first row's document
     float dk[Tiles::QK / 2], dv[Tiles::HS / 2];
     UNROLL for (int i = 0; i < Tiles::QK / 2; i++) dk[i] = 0;
     UNROLL for (int i = 0; i < Tiles::HS / 2; i++) dv[i] = 0;
@@ -579,7 +581,7 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
         walk.tile(
             [&](float (&p)[QUERIES / 2]) {
                 if (query0 < row0 + GROUP_ROWS) causal_mask<true>(p, row - query0);
-                if (query0 + QUERIES > border)
+                if (query0 + QUERIES > first_end)
                     document_mask<true>(p, s.ends, b, s.T, row, query0);
                 UNROLL for (int e = 0; e < QUERIES / 2; e++) {
                     float lse_t = saved[e / 4 * 8 + e % 2];

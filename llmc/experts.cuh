@@ -58,7 +58,7 @@ static inline ExpertsSizes experts_sizes(const Experts products[2], int64_t rows
 }
 
 // Rows of experts as a router may leave them, at `to` on the device: start, source and tiles. The
-// first expert has none, and the others about as many as each other.
+// first expert has none, the second its rows too, and each token stands in as many rows.
 static inline void experts_rows(ExpertsTrial *t, int64_t rows, int32_t *to, Gpu *gpu) {
     int E = t->products[0].E;
     int64_t bound = row_tiles(rows, E), count = E + 1 + rows + 2 * bound;
@@ -66,7 +66,7 @@ static inline void experts_rows(ExpertsTrial *t, int64_t rows, int32_t *to, Gpu 
     int32_t *source = start + E + 1, *tiles = source + rows, n = 0;
     for (int e = 0; e < E; e++) start[e] = e > 1 ? (int32_t)(rows * e / E) : 0;
     start[E] = (int32_t)rows;
-    for (int64_t i = 0; i < rows; i++) source[i] = (int32_t)(i * (rows / t->tokens) % t->tokens);
+    for (int64_t i = 0; i < rows; i++) source[i] = (int32_t)(i % t->tokens);
     for (int e = 0; e < E; e++)
         for (int32_t row = start[e]; row < start[e + 1]; row += ROW_TILE, n++)
             tiles[2 * n] = e, tiles[2 * n + 1] = row;

@@ -15,12 +15,11 @@
 // TMA brings W_e and dy. It cannot gather: rows of x lie where `source` says, and end with their
 // expert. So the producer's threads copy x by cp.async, 16 bytes each to the place that the swizzle
 // gives them. Copies of two further steps are under way while a thread waits for those of a step
-// and shows them to wgmma (fence_async). What lies beyond the expert's last row or the matrix's
-// edge is zero.
+// and shows them to wgmma (fence_async). Rows of x beyond the expert's last one are zeros, and so
+// is all beyond a matrix's edge.
 //
-// Rows of dy end with their expert too, but a box of TMA goes on into the next expert's rows. INPUT
-// does not store what becomes of them. WEIGHT multiplies them by rows of x that are zero; where the
-// next expert has NaN, both experts get NaN, and the step is not applied.
+// Boxes of dy run on into the next expert's rows. INPUT drops those rows, WEIGHT multiplies them by
+// zeros: a NaN or infinity there makes dW of both experts NaN, and the step is not applied.
 #pragma once
 #include "moe.cuh"
 #include "sm90.cuh"
@@ -33,8 +32,8 @@ struct GroupedSizes {
     static constexpr int AHEAD = 2;              // steps whose copies are under way during a wait
     static constexpr int CONSUMERS = ROWS / GROUP_ROWS, WARPS = CONSUMERS * WARPGROUP / WARP;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    // Registers of a thread after the producer has given its own away.
-    static constexpr int GIVEN = 56, TAKEN = 224;
+    // Registers of a thread after the producer has given most of its own to the consumers.
+    static constexpr int PRODUCERS = 56, CONSUMERS_OWN = 224;
     static constexpr int LEFT = ROWS / TILE_WIDTH * BOX_BYTES;
     static constexpr int RIGHT = COLUMNS / TILE_WIDTH * BOX_BYTES, STAGE = LEFT + RIGHT;
     static constexpr int ROOM = 16 * TILE_ROW;   // results of a warp on their way to memory
@@ -95,8 +94,7 @@ template <int FORM> __device__ GroupedTile grouped_tile(const Experts &e, int nu
 
 // ---------------------------------------------------------------------------------------- producer
 
-// The rows of x that a thread copies its 16 bytes of: number threadIdx.x / 8 of a tile, and every
-// 16th from there on. -1: zeros.
+// The rows of x of which a thread copies 16 bytes: threadIdx.x / 8 + 16 i of a tile. -1: zeros.
 template <int ROWS> struct CopiedRows {
     static constexpr int APART = WARPGROUP / 8, COUNT = ROWS / APART;
     int row[COUNT];
@@ -196,7 +194,7 @@ template <int FORM> struct GroupedProducer {
 
 // --------------------------------------------------------------------------------------- consumers
 
-// Describes 16 of the depth of an operand whose tiles begin here, from 16 k on.
+// The wgmma descriptor of 16 of the depth, from 16 k on, of an operand that begins at `tiles`.
 template <Major M> __device__ uint64_t operand_descriptor(const unsigned char *tiles, int k) {
     if (M == MAJOR_K) return tile_descriptor(tiles + k * STEP);
     return tile_descriptor(tiles + k * 16 * TILE_ROW, 8 * TILE_ROW, BOX_BYTES);
@@ -330,11 +328,11 @@ grouped_sm90_kernel(const __grid_constant__ GroupedMaps maps, Grouped f, int til
     __syncthreads();
     int group = warpgroup_index() - 1;  // -1: the producer
     if (group < 0) {
-        registers_give<G::GIVEN>();
+        registers_give<G::PRODUCERS>();
         Producer{maps, f, stages, ring, {0, 0}, {0, 0}, 0, {}}.run(tiles);
         return;
     }
-    registers_take<G::TAKEN>();
+    registers_take<G::CONSUMERS_OWN>();
     unsigned char *room = rooms + (threadIdx.x / WARP - WARPGROUP / WARP) * G::ROOM;
     GroupedConsumer<FORM>{f, stages, room, ring, group, {}}.run(tiles);
 #endif

@@ -1,12 +1,13 @@
 // kinds.cuh: layers that have kernels of two kinds (TWO_KINDS of linear.cuh): by mma.sync, and on
 // compute capability 9.0 by wgmma. It compares them when training begins, and chooses (--kernels).
 //
-// The kernels by wgmma have been checked in an emulator and as PTX, and not by every user's GPU,
-// driver and toolkit. So each start compares all of their results with those of mma.sync, at the
-// run's own sizes, on random numbers. Kernels that differ are not used, and a line says so.
+// The kernels by wgmma have run in an emulator, and as PTX on a CPU, and on no GPU yet. So a run
+// that may use them first compares all of their results with those of mma.sync, at its own sizes,
+// on random numbers. Kernels that differ are not used, and a line says so.
 //
 // A layer declares a trial, its arrays for a comparison, with
-//   trial_run(trial, layer, kind, gpu)              runs one kind: 0 by mma.sync, 1 by wgmma
+//   trial_run(trial, layer, kind, gpu)              runs one kind: 0 by mma.sync, 1 by wgmma, which
+//                                                   is also the index of its results
 //   trial_agrees(trial, layer, &error, gpu)         runs both and compares their results
 #pragma once
 #include "linear.cuh"
@@ -97,7 +98,7 @@ static int kind_of(const Trial &t, int layer, int wanted, Gpu *gpu) {
     if (wanted == KERNELS_AUTO && before != BY_WGMMA && !(before == UNCHOSEN && gpu->plans->tuning))
         return BY_MMA;
     // A kernel that hangs or faults would end the run here.
-    printf("kernels: comparing %s by wgmma with mma.sync; should it end here: --kernels mma\n",
+    printf("kernels: comparing %s by wgmma with mma.sync; if it hangs: --kernels mma\n",
            name);
     fflush(stdout);
     if (!trial_agrees(t, layer, &error, gpu)) {

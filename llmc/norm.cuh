@@ -80,8 +80,8 @@ static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *no
 
 static inline int norm_gains(const Norm *norm) { return norm->site.gains * norm->experts; }
 
-// Floats of partial sums that one chunk of the rows has: for gains, biases and alpha, which takes
-// 16 bytes, so that what follows is aligned.
+// Floats of partial sums for each chunk of the rows: gains, biases, and four for alpha, which needs
+// one, so that what follows is aligned to 16 bytes.
 static inline size_t norm_sums(const Norm *norm) {
     return norm_gains(norm) * (norm->b ? 2 : 1) + (norm->dalpha ? FOUR : 0);
 }
@@ -210,7 +210,7 @@ __device__ Moments line_moments(const Floats (&x)[N], const int (&column)[N], in
     return {mean, rsqrtf(team_sum<TEAM>(square) / width + eps)};
 }
 
-// The moments of DyT: what it takes the tanh of is alpha x = (x - 0) alpha.
+// DyT as a norm of mean 0 whose rstd is alpha: xhat = tanh((x - mean) rstd), dx = rstd v.
 __device__ inline Moments dyt_moments(const Norm &norm) { return {0, to_float(*norm.alpha)}; }
 
 // The moments that forward saved. RMSNorm has no mean: 0.
