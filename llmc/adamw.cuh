@@ -80,6 +80,10 @@ struct alignas(FOUR * sizeof(real)) RealFour {
     real v[FOUR];
 };
 __device__ inline Four four_load(const float *p) { return *reinterpret_cast<const Four *>(p); }
+__device__ inline Four reals_load(const real *p) {
+    RealFour x = *reinterpret_cast<const RealFour *>(p);
+    return {{to_float(x.v[0]), to_float(x.v[1]), to_float(x.v[2]), to_float(x.v[3])}};
+}
 __device__ inline void four_store(float *p, const Four &x) { *reinterpret_cast<Four *>(p) = x; }
 
 // --------------------------------------------------------------------------------------- rounding

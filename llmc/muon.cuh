@@ -97,9 +97,9 @@ muon_apply_kernel(Arenas t, UpdateEntry e, const real *x, const UpdateState *sta
                   AdamWStep step) {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * FOUR;
     if (i >= e.size || !state->applied) return;
-    Four w = four_load(master_of(t, e) + i);
+    Four w = four_load(master_of(t, e) + i), direction = reals_load(x + i);
     for (int k = 0; k < FOUR; k++)
-        w.v[k] -= e.lr * (e.scale * to_float(x[i + k]) + e.decay * w.v[k]);
+        w.v[k] -= e.lr * (e.scale * direction.v[k] + e.decay * w.v[k]);
     master_store(t, e, i, w, step);
 }
 

@@ -138,11 +138,12 @@ tensor_sums_kernel(TensorStats *partial, Arenas t, const UpdateEntry *entry, Ada
     for (int64_t i = first + threadIdx.x * FOUR; i < e.size; i += step) {
         Four w = four_load(master + i), m = four_load(m_own + i);
         Four v = x ? Four{} : four_load(v_own + i), d = four_load(d_own + i);
+        Four direction = x ? reals_load(x + i) : Four{};
         for (int k = 0; k < FOUR; k++) {
             if (i + k >= e.size) break;
             float A = m.v[k] * s.correct1 / (sqrtf(v.v[k] * s.correct2) + s.eps);
             // A step that was not taken has the rate 0, and its x may not be finite.
-            if (x) A = e.lr > 0 ? e.scale * to_float(x[i + k]) : 0;
+            if (x) A = e.lr > 0 ? e.scale * direction.v[k] : 0;
             float before = (w.v[k] + e.lr * (A - e.decay * e.target)) / (1 - e.lr * e.decay);
             if (e.line) before = w.v[k];
             seen.grad += square(d.v[k]);
