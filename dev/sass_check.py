@@ -66,7 +66,7 @@ gained_classifier_backward *|STG|a thread's sums, once, behind its loop
 Figures = collections.namedtuple(
     "Figures", "name prec arch registers instructions local hmma ldsm loop shared global_ cycles "
     "wgmma")
-Wgmma = collections.namedtuple("Wgmma", "instructions hgmma all waits copies registers local")
+Wgmma = collections.namedtuple("Wgmma", "hgmma all waits copies registers local bounds")
 Loop = collections.namedtuple("Loop", "instructions hmma ldsm copies local order shared global_")
 
 
@@ -85,13 +85,13 @@ def loop_figures(code):
 
 def wgmma_figures(kernel):
     """Of a kernel by wgmma, or None."""
-    place = measure.hot_loop(kernel, "HGMMA")
-    if not place:
+    loop = measure.wgmma_loop(kernel)
+    if not loop:
         return None
-    loop = kernel.code[place[0]:place[1] + 1]
-    return Wgmma(len(loop), measure.count(loop, "HGMMA"), measure.count(kernel.code, "HGMMA"),
+    return Wgmma(measure.count(loop, "HGMMA"), measure.count(kernel.code, "HGMMA"),
                  measure.waits(loop), measure.count(kernel.code, "UTMALDG", "LDGSTS"),
-                 measure.warpgroup_registers(kernel.code), measure.count(loop, "LDL", "STL"))
+                 measure.warpgroup_registers(kernel.code), measure.count(loop, "LDL", "STL"),
+                 measure.wgmma_bounds(loop))
 
 
 def figures(kernel, prec, arch, registers, cycles=False):
@@ -135,7 +135,7 @@ def examine(cubin, prec, arch, registers, nvdisasm, cycles):
 # -------------------------------------------------------------------------------------- the table
 
 TENSOR = "{:42} {:7} {:>4} {:>5} {:>5} {:>5} {:>9} {:>8} {:>5} {:>6}  {:12} {:8} {:>6}"
-WGMMA = "{:42} {:>5} {:>7} {:>5} {:>5} {:>5} {:>7} {:>5} {:>6}"
+WGMMA = "{:34} {:>4} {:>7} {:>5} {:>5} {:>6} {:>5} {:>6} {:>6} {:>6} {:>7} {:>5}"
 PLAIN = "{:34} {:>3} {:4}  {:>19}  {:>27}  {:>11}  {:22} {}"
 
 
@@ -152,12 +152,12 @@ def tensor_lines(every):
 
 
 def wgmma_lines(every):
-    yield WGMMA.format("kernel", "regs", "taken", "instr", "local", "loop", "HGMMA", "waits",
-                       "copies").rstrip()
+    yield WGMMA.format("kernel", "regs", "taken", "instr", "local", "HGMMA", "waits", "copies",
+                       "tensor", "shared", "special", "issue").rstrip()
     for f in sorted(every, key=lambda f: short(f.name)):
         if w := f.wgmma:
             yield WGMMA.format(short(f.name), f.registers, w.registers, f.instructions, f.local,
-                               w.instructions, f"{w.hgmma}/{w.all}", w.waits, w.copies).rstrip()
+                               f"{w.hgmma}/{w.all}", w.waits, w.copies, *w.bounds).rstrip()
 
 
 def plain_lines(every):
@@ -193,8 +193,10 @@ HEAD = """\
 """
 BY_WGMMA = """
 # Kernels by wgmma, sm_90a, bf16. regs: at the launch; taken: given away by the producer/taken by a
-# consumer; HGMMA and waits (for wgmma): in the loop with the most HGMMA; copies: instructions that
-# copy to shared memory, by TMA or cp.async.
+# consumer; HGMMA and waits (for wgmma): in the hot loop (dev/sass/measure.py); copies: instructions
+# that copy to shared memory, by TMA or cp.async; tensor, shared, special, issue: the cycles that a
+# warpgroup's round of that loop takes at least for its products, reads of shared memory,
+# exponentials and instructions. They rank variants and say what bounds a loop; they are no times.
 """
 MIDDLE = """
 # All other kernels: for sm_80, sm_90a, sm_100, sm_120 the most registers, the instructions and the

@@ -221,6 +221,7 @@ USETMAXREG.DEALLOC.CTAPOOL 0x18
 USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0
 T:
 WARPGROUP.ARRIVE
+MUFU.EX2 R8, R8
 """ + "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24\n" * 8 + """
 WARPGROUP.DEPBAR.LE gsb0, 0x1
 WARPGROUP.DEPBAR.LE gsb0, 0x0
@@ -231,7 +232,8 @@ EXIT
 
 def test_wgmma():
     found = sass_check.figures(kernel(WGMMA_LOOP), "bf16", "90a", 168)
-    expect(found.wgmma == (12, 8, 8, 2, 0, "24/240", 0) and not found.loop, f"{found.wgmma}")
+    expect(found.wgmma == (8, 8, 2, 0, "24/240", 0, (512, 384, 8, 13)) and not found.loop,
+           f"{found.wgmma}")
     expect(failures(WGMMA_LOOP) == [], f"no failure: {failures(WGMMA_LOOP)}")
     one = "WARPGROUP.DEPBAR.LE gsb0, 0x0\n"
     expect(failures(WGMMA_LOOP.replace(one, one * 2)) == ["serialized"], "a wait too many")
@@ -239,7 +241,13 @@ def test_wgmma():
     expect(failures(spilled) == ["local memory"], f"spilled: {failures(spilled)}")
     line = next(line for line in sass_check.wgmma_lines([found._replace(name="a_kernel<1>")])
                 if line.startswith("a<1>"))
-    expect(line.split() == "a<1> 168 24/240 15 0 12 8/8 2 0".split(), line)
+    expect(line.split() == "a<1> 168 24/240 16 0 8/8 2 0 512 384 8 13".split(), line)
+    # A in registers is not read; a loop around the loop is not the hot one.
+    held = WGMMA_LOOP.replace("R24, gdesc[UR4], R24", "R24, R4, gdesc[UR4], R24")
+    expect(measure.wgmma_bounds(kernel(held).code)[:2] == (512, 256), "A in registers")
+    around = WGMMA_LOOP.replace("T:", "U:\nHGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24\nT:")
+    around = around.replace("EXIT", "@!P1 BRA `(U)\nEXIT")
+    expect(len(measure.wgmma_loop(kernel(around))) == 13, "the loop inside")
 
 
 def test_model():
