@@ -262,10 +262,12 @@ static void in_single_precision(const Trainer *t, double bound, double loss_boun
         judge_fp64.backward(b, 1.0 / (c->B * c->m.T), 0);
         double all = grads_norm(&judge_fp64, b, &layout);
         for (int k = 0; k < layout.count; k++) {
-            double error = entry_nmse(t, a, &judge_fp64, b, GRADS, &layout.entries[k],
-                                      (t == &judge_bf16 ? 1e-4 : 1e-6) * all * all);
-            EXPECT(error < bound, "%s, %s: gradient in %s is off by nmse %.2g", c->name,
-                   layout.entries[k].name, t->precision, error);
+            const Entry *e = &layout.entries[k];
+            // DyT's alpha is one number, a sum of thousands of terms that cancel
+            double floor = t == &judge_bf16 || e->size == 1 ? 1e-4 : 1e-6;
+            double error = entry_nmse(t, a, &judge_fp64, b, GRADS, e, floor * all * all);
+            EXPECT(error < bound, "%s, %s: gradient in %s is off by nmse %.2g", c->name, e->name,
+                   t->precision, error);
         }
         AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9,
                       .beta2 = 0.95, .eps = 1e-4, .clip = 0.5 * all, .gain_target = 1, .step = 1};

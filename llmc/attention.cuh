@@ -55,7 +55,6 @@
 // float the same kernels use the ordinary multipliers.
 #pragma once
 #include <cfloat>
-#include <climits>
 #include "mma.cuh"
 
 struct AttentionShape {
@@ -260,21 +259,32 @@ __device__ inline int border_at(const int32_t *borders, int b, int t, int T, int
     return borders ? borders[(int64_t)b * T + min(t, T - 1)] : none;
 }
 
-// Documents' mask: S = -infinity where query and key lie in different documents, which is where the
-// key comes before the query's document begins (rows are queries, borders: begins), or the query
-// after the key's document has ended (KEYS_IN_ROWS, borders: ends). Row 0 and column 0 of the tile
-// are positions row0 and column0.
-template <bool KEYS_IN_ROWS, int STRIPS, int N>
-__device__ void mask_documents(Strips<STRIPS, N> &p, const int32_t *borders, int b, int T, int row0,
-                               int column0) {
+// Documents' mask: S = -infinity where the key comes before the query's document begins. Queries are
+// in rows; row 0 and column 0 of the tile are positions row0 and key0.
+template <int STRIPS, int N>
+__device__ void mask_documents(Strips<STRIPS, N> &p, const int32_t *begins, int b, int T, int row0,
+                               int key0) {
     int row = row0 + threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
     UNROLL for (int s = 0; s < STRIPS; s++)
-        UNROLL for (int i = 0; i < 4; i++) {
-            int border = border_at(borders, b, row + 16 * s + i / 2 * 8, T, 0) - column0;
-            UNROLL for (int n = 0; n < N / 8; n++) {
-                int column = 8 * n + 2 * quad + i % 2;
-                if (KEYS_IN_ROWS ? column >= border : column < border) p.v[s][n][i] = -INFINITY;
-            }
+        UNROLL for (int i = 0; i < 2; i++) {
+            int begin = border_at(begins, b, row + 16 * s + i * 8, T, 0) - key0;
+            UNROLL for (int n = 0; n < N / 8; n++)
+                UNROLL for (int j = 0; j < 2; j++)
+                    if (8 * n + 2 * quad + j < begin) p.v[s][n][2 * i + j] = -INFINITY;
+        }
+}
+
+// The same for keys in rows. begin: where the document of query `lane` of the tile begins; p has
+// the queries from `first` on.
+template <int STRIPS, int N>
+__device__ void mask_queries(Strips<STRIPS, N> &p, int begin, int row0, int first) {
+    int row = row0 + threadIdx.x % WARP / 4, quad = threadIdx.x % 4;
+    UNROLL for (int n = 0; n < N / 8; n++)
+        UNROLL for (int j = 0; j < 2; j++) {
+            int begin_t = __shfl_sync(0xffffffffu, begin, first + 8 * n + 2 * quad + j);
+            UNROLL for (int s = 0; s < STRIPS; s++)
+                UNROLL for (int i = 0; i < 2; i++)
+                    if (row + 16 * s + 8 * i < begin_t) p.v[s][n][2 * i + j] = -INFINITY;
         }
 }
 
@@ -384,7 +394,6 @@ struct QueryTile {
     int b, h, first;   // sequence, head, first row
     int own, row0;     // first row of the warp, in the tile and in the sequence
     int first_key;     // that a query of the tile sees
-    int last_begin;    // where the document of the warp's last row begins
     HeadRows k, v;     // of the query head's kv head
 };
 
@@ -394,8 +403,7 @@ template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, Atte
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
     HeadRows k_g = head_rows(k, b, g, s.T), v_g = head_rows(beside<Tiles>(v, k), b, g, s.T);
     int first_key = border_at(s.begins, b, first, s.T, 0);
-    int last_begin = border_at(s.begins, b, first + own + Tiles::OWN_ROWS - 1, s.T, 0);
-    return {b, h, first, own, first + own, first_key, last_begin, k_g, v_g};
+    return {b, h, first, own, first + own, first_key, k_g, v_g};
 }
 
 // Walks over the tiles of keys from the first that a query sees up to the last query. Own rows are
@@ -424,11 +432,14 @@ __device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use, Own 
     }
 }
 
-// Both masks of a warp's scores, of queries in rows and keys from key0 on.
+// Both masks of a warp's scores, of queries in rows and keys from key0 on. The border is loaded
+// again for each tile: no register is left to keep it.
 template <int STRIPS, int N>
 __device__ void mask_keys(Strips<STRIPS, N> &p, const QueryTile &t, int key0, AttentionShape s) {
     mask<false>(p, t.row0 - key0);
-    if (key0 < t.last_begin) mask_documents<false>(p, s.begins, t.b, s.T, t.row0, key0);
+    // Whether the document of the warp's last row begins behind the tile's first key.
+    if (s.begins && key0 < border_at(s.begins, t.b, t.row0 + 16 * STRIPS - 1, s.T, 0))
+        mask_documents(p, s.begins, t.b, s.T, t.row0, key0);
 }
 
 template <typename Tiles>
@@ -575,10 +586,8 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     real *k_rows = k_tile + own * PITCH, *v_rows = v_tile + own * V_PITCH;
     int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
     int first = blockIdx.y * ROWS, row0 = first + own;
-    // Where the documents of the tile's last key and of the warp's first key end.
-    int end = border_at(s.ends, b, first + ROWS - 1, s.T, s.T);
-    int first_end = border_at(s.ends, b, row0, s.T, INT_MAX);
-    int tiles = CEIL_DIV(end - first, COLUMNS);
+    // Queries up to the end of the last key's document.
+    int tiles = CEIL_DIV(border_at(s.ends, b, first + ROWS - 1, s.T, s.T) - first, COLUMNS);
     Strips<STRIPS, QK> dk_sums = {};
     Strips<STRIPS, HS> dv_sums = {};
     int h = g * heads, next = first;  // of the coming step: its head and its first query
@@ -601,7 +610,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
         int64_t row = ((int64_t)b * s.NH + h) * s.T + t;
         float lse = t < s.T ? a.lse[row] : 0, D = t < s.T ? a.D[row] : 0;
         next += COLUMNS;
-        if (next >= end) next = first, h++;
+        if (next >= first + tiles * COLUMNS) next = first, h++;
         copy_wait<0>();
         __syncthreads();  // every thread has this tile, and is done with the one before
         if (step + 1 < heads * tiles) begin(step + 1);
@@ -614,8 +623,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
             rows_by_rows(p, own_k, q_part);    // K Q^T
             rows_by_rows(ds, own_v, dc_part);  // dP^T = V dC^T
             mask<true>(p, row0 - query0 - at);
-            if (query0 + at + N > first_end)
-                mask_documents<true>(p, s.ends, b, s.T, row0, query0 + at);
+            if (s.begins) mask_queries(p, border_at(s.begins, b, t, s.T, 0), row0, at);
             scores_backward(p, ds, lse, D, s.log2_scale, at);
             sums_by_tile(dv_sums, p, dc_part);  // dV += P^T dC
             sums_by_tile(dk_sums, ds, q_part);  // dK += dS^T Q, scaled at the end

@@ -20,6 +20,7 @@
 // two kernels, as in attention.cuh, so that each result is written once, by one block: no atomics,
 // the same bits in every run.
 #pragma once
+#include <climits>
 #include "attention.cuh"
 #include "sm90.cuh"
 
