@@ -60,7 +60,7 @@ static float norm_eps(const Block *b, Site site) {
 // The norm in a slot, with its parameters, gradients and saved statistics (fields slot_w, ...).
 #define NORM(b, slot) \
     Norm{(b)->p.slot, (b)->w.slot##_w, (b)->w.slot##_b, (b)->dw.slot##_w, (b)->dw.slot##_b, \
-         (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->s->n, norm_eps(b, (b)->p.slot), nullptr, 1, \
+         (b)->a.slot##_mean, (b)->a.slot##_rstd, (b)->s->n, norm_eps(b, (b)->p.slot), 1, nullptr, \
          (b)->w.slot##_alpha, (b)->dw.slot##_alpha}
 
 // y = N(x) if the slot holds a norm; otherwise x itself: no call, no copy.
@@ -329,7 +329,7 @@ static Experts experts_down(const Block *b) {
 // A norm over rows sorted by expert, with a gain [width] for each expert.
 #define EXPERT_NORM(b, slot) \
     Norm{(b)->p.slot, (b)->w.slot##_w, nullptr, (b)->dw.slot##_w, nullptr, nullptr, \
-         (b)->a.slot##_rstd, assigned(b), (float)(b)->m->eps, (b)->a.start, (b)->m->moe.E}
+         (b)->a.slot##_rstd, assigned(b), (float)(b)->m->eps, (b)->m->moe.E, (b)->a.start}
 
 static void moe_forward(const Block *b, real *y, const real *u, Residual add) {
     const Model *m = b->m;

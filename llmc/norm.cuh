@@ -49,11 +49,13 @@ struct Norm {
     wide *mean, *rstd;               // saved by forward
     int64_t n;
     float eps;
-    const int32_t *start = nullptr;  // [experts + 1] first row of each expert, and the end
     int experts = 1;
+    const int32_t *start = nullptr;  // [experts + 1] first row of each expert, and the end
     const real *alpha = nullptr;     // DyT's number
     wide *dalpha = nullptr;          // its gradient
 };
+// Of larger structs nvcc keeps copies, which takes registers from the kernels.
+static_assert(sizeof(Norm) <= 128, "a Norm of at most 128 bytes");
 
 // -------------------------------------------------------------------------------- lines and teams
 

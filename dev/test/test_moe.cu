@@ -541,7 +541,7 @@ static void check_expert_norm(const Ints &counts, int groups, int width) {
     real *d_dx = device_empty<real>(size);
     wide *d_dw = device_copy<wide>(&dw), *d_rstd = device_empty<wide>(rows.count * groups);
     Norm norm = {site_make(1, groups, width, 0, 0, 1), d_w, nullptr, d_dw, nullptr, nullptr, d_rstd,
-                 rows.count, 0.1f, rows.d_start, rows.E};
+                 rows.count, 0.1f, rows.E, rows.d_start};
     before = dw;
     for (int e = 0; e < rows.E; e++)
         for (int64_t line = (int64_t)rows.start[e] * groups;
