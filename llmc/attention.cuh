@@ -259,8 +259,13 @@ __device__ inline int border_at(const int32_t *borders, int b, int t, int T, int
     return borders ? borders[(int64_t)b * T + min(t, T - 1)] : none;
 }
 
-// Documents' mask: S = -infinity where the key comes before the query's document begins. Queries are
-// in rows; row 0 and column 0 of the tile are positions row0 and key0.
+// The same for a position that all lanes of a warp name; the shuffle keeps them together.
+__device__ inline int border_shared(const int32_t *borders, int b, int t, int T, int none) {
+    return borders ? __shfl_sync(0xffffffffu, border_at(borders, b, t, T, none), 0) : none;
+}
+
+// Documents' mask: S = -infinity where the key comes before the query's document begins. Queries
+// are in rows; row 0 and column 0 of the tile are positions row0 and key0.
 template <int STRIPS, int N>
 __device__ void mask_documents(Strips<STRIPS, N> &p, const int32_t *begins, int b, int T, int row0,
                                int key0) {
@@ -402,7 +407,7 @@ template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, Atte
     int own = threadIdx.x / WARP * Tiles::OWN_ROWS;
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
     HeadRows k_g = head_rows(k, b, g, s.T), v_g = head_rows(beside<Tiles>(v, k), b, g, s.T);
-    int first_key = border_at(s.begins, b, first, s.T, 0);
+    int first_key = border_shared(s.begins, b, first, s.T, 0);
     return {b, h, first, own, first + own, first_key, k_g, v_g};
 }
 
@@ -437,9 +442,11 @@ __device__ void walk_keys(const QueryTile &t, real *buffer, int T, Use use, Own 
 template <int STRIPS, int N>
 __device__ void mask_keys(Strips<STRIPS, N> &p, const QueryTile &t, int key0, AttentionShape s) {
     mask<false>(p, t.row0 - key0);
-    // Whether the document of the warp's last row begins behind the tile's first key.
-    if (s.begins && key0 < border_at(s.begins, t.b, t.row0 + 16 * STRIPS - 1, s.T, 0))
+    if (!s.begins) return;
+    // Where the document of the warp's last row begins behind the tile's first key.
+    if (key0 < border_at(s.begins, t.b, t.row0 + 16 * STRIPS - 1, s.T, 0))
         mask_documents(p, s.begins, t.b, s.T, t.row0, key0);
+    __syncwarp();  // the products need the whole warp
 }
 
 template <typename Tiles>
@@ -587,7 +594,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
     int first = blockIdx.y * ROWS, row0 = first + own;
     // Queries up to the end of the last key's document.
-    int tiles = CEIL_DIV(border_at(s.ends, b, first + ROWS - 1, s.T, s.T) - first, COLUMNS);
+    int tiles = CEIL_DIV(border_shared(s.ends, b, first + ROWS - 1, s.T, s.T) - first, COLUMNS);
     Strips<STRIPS, QK> dk_sums = {};
     Strips<STRIPS, HS> dv_sums = {};
     int h = g * heads, next = first;  // of the coming step: its head and its first query
@@ -623,7 +630,10 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
             rows_by_rows(p, own_k, q_part);    // K Q^T
             rows_by_rows(ds, own_v, dc_part);  // dP^T = V dC^T
             mask<true>(p, row0 - query0 - at);
-            if (s.begins) mask_queries(p, border_at(s.begins, b, t, s.T, 0), row0, at);
+            if (s.begins) {
+                mask_queries(p, border_at(s.begins, b, t, s.T, 0), row0, at);
+                __syncwarp();  // the products need the whole warp
+            }
             scores_backward(p, ds, lse, D, s.log2_scale, at);
             sums_by_tile(dv_sums, p, dc_part);  // dV += P^T dC
             sums_by_tile(dk_sums, ds, q_part);  // dK += dS^T Q, scaled at the end
