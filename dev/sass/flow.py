@@ -72,14 +72,16 @@ def effects_of(kernel):
 class State:
     """lanes: registers that may differ between lanes; apart: whether lanes may be on different
     paths; missing: whether WARPSYNC.ALL stands on only one of those paths, so that it may wait for
-    lanes that will not come; at_bssy: what `apart` was where each barrier's lanes gathered."""
+    lanes that will not come; at_bssy: what `apart` was where each barrier's lanes gathered; under:
+    registers of `lanes` that are the same in all lanes under a guard on which all lanes agree."""
 
-    def __init__(self, lanes=None, apart=False, missing=False, at_bssy=None):
-        self.lanes, self.at_bssy = lanes or {}, at_bssy or {}
+    def __init__(self, lanes=None, apart=False, missing=False, at_bssy=None, under=None):
+        self.lanes, self.at_bssy, self.under = lanes or {}, at_bssy or {}, under or {}
         self.apart, self.missing = apart, missing
 
     def copy(self):
-        return State(dict(self.lanes), self.apart, self.missing, dict(self.at_bssy))
+        return State(dict(self.lanes), self.apart, self.missing, dict(self.at_bssy),
+                     dict(self.under))
 
     def join(self, other):
         """Adds the other state's possibilities; whether that changed anything."""
@@ -94,6 +96,10 @@ class State:
         for register in self.lanes.keys() - other.lanes.keys():      # the same in one path only
             if self.lanes[register] != LANE:
                 self.lanes[register], changed = LANE, True
+        for register in [r for r, guard in self.under.items() if other.under.get(r) != guard]:
+            if register in other.lanes:
+                del self.under[register]
+                changed = True
         for barrier, apart in other.at_bssy.items():
             if apart and not self.at_bssy.get(barrier):
                 changed = True
@@ -145,7 +151,10 @@ def kind_of(ins, effect, state):
     found = thread_index(ins, effect, state)
     if found is not None:
         return found
-    return LANE if any(register in state.lanes for register in effect.reads) else -1
+    # A guard itself is among what an instruction reads.
+    own = (register for register in effect.reads
+           if not ins.guard or state.under.get(register) != ins.guard)
+    return LANE if any(register in state.lanes for register in own) else -1
 
 
 def step(ins, effect, state):
@@ -167,11 +176,18 @@ def step(ins, effect, state):
     kind = kind_of(ins, effect, state)
     if state.apart:                                                  # lanes elsewhere keep theirs
         kind = LANE
+    agreed = ins.guard and ins.guard.strip("!") not in state.lanes
+    opposite = ins.guard[1:] if ins.guard.startswith("!") else f"!{ins.guard}"
     for register in effect.writes:
+        before = state.under.pop(register, None)
         if kind >= 0:
             state.lanes[register] = kind
-        elif not ins.guard:
+        elif not ins.guard or (agreed and before == opposite):
             state.lanes.pop(register, None)
+        elif agreed and register in state.lanes:
+            state.under[register] = ins.guard
+        for other in [r for r, guard in state.under.items() if guard.strip("!") == register]:
+            del state.under[other]
 
 
 class Graph:

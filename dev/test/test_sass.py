@@ -127,6 +127,15 @@ def test_uniform():
                     "R2P PR, R3, 0x1\n"):
         expect(apart(differs + rest), f"lanes differ: {differs!r}")
     expect(not apart(LANE_BRANCH + rest.replace("@P0 BRA", "@UP0 BRA")), "a uniform predicate")
+    # A register of lanes that either of two guards on which all agree overwrites.
+    guarded = (THREAD + "MOV R1, R0\nISETP.NE.AND P1, PT, RZ, UR6, PT\n@P1 MOV R1, UR5\n"
+               "@P1 IADD3 R1, R1, 0x1, RZ\n@!P1 MOV R1, RZ\n" + NOT_ZERO)
+    expect(not apart(guarded + rest), "one of two guarded values")
+    for old, new in (("@!P1 MOV R1, RZ\n", ""), ("@!P1 MOV R1, RZ\n", "@!P1 MOV R1, R0\n"),
+                     ("@!P1 MOV", "@P1 MOV"), ("@P1 IADD3", "@!P1 IADD3"),
+                     ("@!P1", "ISETP.NE.AND P1, PT, RZ, UR7, PT\n@!P1"),
+                     ("RZ, UR6", "R0, UR6")):
+        expect(apart(guarded.replace(old, new) + rest), f"lanes differ without {old!r}: {new!r}")
 
 
 def test_loops_and_paths():
