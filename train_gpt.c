@@ -1471,7 +1471,7 @@ static Block gpt_block(const Gpt *g, int l) {
     };
 }
 
-// What the embedding counts positions from: the begins of documents (--restart-positions), or NULL.
+// The embedding counts positions from the begins of documents (--restart-positions), or from 0.
 static const int32_t *restarts(const Gpt *g, const Block *b) {
     return g->documents.restart ? b->begins : NULL;
 }

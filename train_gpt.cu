@@ -396,8 +396,8 @@ static Block gpt_block(const Gpt *g, int l) {
                  masked ? batch_array(g, BATCH_ENDS) : nullptr, (Gpu *)&g->gpu};
 }
 
-// What the embedding counts positions from (--restart-positions); `begins`: of the host's batch or
-// of the device's.
+// The embedding counts positions from these (--restart-positions), or from 0. begins: of the host's
+// batch or of the device's.
 static const int32_t *restarts(const Gpt *g, const int32_t *begins) {
     return g->setup.documents.mask && g->setup.documents.restart ? begins : nullptr;
 }
@@ -609,9 +609,11 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     int64_t n = g->now.n;
     int32_t *staged = g->staged[g->turn];
     // While the GPU works on the forward.
-    token_groups(staged + BATCH_GROUPS * n, staged, restarts(g, staged + BATCH_BEGINS * n),
-                 g->now.B, g->now.T);
-    copy_staged(g, BATCH_GROUPS * n, (BATCH_BEGINS - BATCH_GROUPS) * n);
+    int32_t *groups = staged + BATCH_GROUPS * n;
+    token_groups(groups, staged, n);
+    if (!g->m.rope)
+        position_groups(groups, restarts(g, staged + BATCH_BEGINS * n), n, g->now.T);
+    copy_staged(g, BATCH_GROUPS * n, g->m.rope ? 2 * n : 4 * n);
     g->reducing = last && g->nccl.size > 1;
     run_graph(g, &g->backward_graphs[g->dw_of_linears], loss_backward);
     g->reducing = false;

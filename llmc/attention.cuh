@@ -443,7 +443,7 @@ template <int STRIPS, int N>
 __device__ void mask_keys(Strips<STRIPS, N> &p, const QueryTile &t, int key0, AttentionShape s) {
     mask<false>(p, t.row0 - key0);
     if (!s.begins) return;
-    // Where the document of the warp's last row begins behind the tile's first key.
+    // The tile needs no mask if even the warp's last document begins at its first key or before.
     if (key0 < border_at(s.begins, t.b, t.row0 + 16 * STRIPS - 1, s.T, 0))
         mask_documents(p, s.begins, t.b, s.T, t.row0, key0);
     __syncwarp();  // the products need the whole warp

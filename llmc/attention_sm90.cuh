@@ -225,7 +225,7 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
                                 BlockPlace place, int row0, int end, AttentionShape shape) {
     constexpr int KEYS = Tiles::KEYS;
     int row = row0 + group_row(), b = place.b, T = shape.T;
-    // Where the document of the last row begins.
+    // The document of the last row begins here.
     int last_begin = border_shared(shape.begins, b, row0 + GROUP_ROWS - 1, T, 0);
     float s[KEYS / 2], shrink[2];
     uint32_t p[KEYS / 16][4];

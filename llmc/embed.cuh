@@ -9,7 +9,8 @@
 //   wpe      [T, C], dwpe in float; nullptr with RoPE
 //   tokens   [B, T] int32, on the device
 //   begins   [B, T] int32: where a token's document begins (--restart-positions); nullptr: t' = t
-//   groups   [4, B T] int32: the places sorted by token and by position (token_groups)
+//   groups   [4, B T] int32: the places sorted by token (token_groups) and, for wpe, by position
+//            (position_groups)
 //
 // Many places hold the same token, so dwte is a sum of rows of de for each token. Atomics would
 // change the order of that sum from run to run. Instead the host sorts the places of the batch
@@ -70,13 +71,13 @@ static inline void sort_places(int32_t *order, int32_t *sorted, int64_t n, Key k
     for (int64_t i = 0; i < n; i++) sorted[i] = key(order[i]);
 }
 
-// Sorts the n = B T places of a batch on the host, by token (--vocab is at most 2^24) and by
-// position (--seq is at most 2^22). One array holds both, so one copy takes them to the device:
-// order and sorted by token, order and sorted by position.
-static inline void token_groups(int32_t *groups, const int32_t *tokens, const int32_t *begins,
-                                int B, int T) {
-    int64_t n = (int64_t)B * T;
+// Sorts the n = B T places of a batch on the host, by token (--vocab is at most 2^24) or by
+// position (--seq is at most 2^22). groups has order and sorted by token, then order and sorted by
+// position, so that one copy takes them to the device.
+static inline void token_groups(int32_t *groups, const int32_t *tokens, int64_t n) {
     sort_places(groups, groups + n, n, [&](int64_t i) { return tokens[i]; });
+}
+static inline void position_groups(int32_t *groups, const int32_t *begins, int64_t n, int T) {
     sort_places(groups + 2 * n, groups + 3 * n, n, [&](int64_t i) {
         return (int32_t)(i % T) - (begins ? begins[i] : 0);
     });

@@ -47,7 +47,7 @@ static inline void fill_random(real *x, int64_t n, Gpu *gpu) {
     LAUNCH(fill_kernel, COMPARE_BLOCKS, COMPARE_THREADS, 0, gpu->stream, x, n);
 }
 
-// Of each block: sum (x - y)^2, sum y^2, and how many values are too far apart.
+// Each block's sum (x - y)^2, sum y^2, and how many values are too far apart.
 template <typename T>
 __global__ void compare_kernel(Four *sums, const T *x, const T *y, int64_t n, float size) {
     float apart = 0, square = 0, far = 0;

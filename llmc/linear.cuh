@@ -97,7 +97,7 @@ struct Plan {
 };
 
 // Layers that have kernels of two kinds, and what a run chose (kinds.cuh). Plans keep that choice
-// too. Those of experts are in the order of moe.cuh's forms.
+// too. The experts' three are in the order of moe.cuh's forms.
 enum { ATTENTION_FORWARD, ATTENTION_BACKWARD, EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT,
        LAYERS_OF_TWO_KINDS };
 enum { UNCHOSEN, BY_MMA, BY_WGMMA, KIND_COUNT };

@@ -54,7 +54,7 @@ struct Norm {
     const real *alpha = nullptr;     // DyT's number
     wide *dalpha = nullptr;          // its gradient
 };
-// Of larger structs nvcc keeps copies, which takes registers from the kernels.
+// nvcc keeps copies of larger structs, which takes registers from the kernels.
 static_assert(sizeof(Norm) <= 128, "a Norm of at most 128 bytes");
 
 // -------------------------------------------------------------------------------- lines and teams

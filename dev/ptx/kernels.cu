@@ -257,7 +257,8 @@ void run_embedding_forward(real *e, int32_t *tokens, real *wte, real *wpe, Int B
 }
 Int group_ints(Int n) { return 4 * n; }
 void run_token_groups(int32_t *groups, int32_t *tokens, int32_t *from, Int B, Int T) {
-    token_groups(groups, tokens, from, B, T);
+    token_groups(groups, tokens, B * T);
+    position_groups(groups, from, B * T, T);
 }
 void run_embedding_backward(wide *dwte, wide *dwpe, real *de, int32_t *groups, Int B, Int T, Int C,
                             double scale) {

@@ -300,8 +300,7 @@ GPU_TEST(cuda_attention_documents) {
         check_rows(Rows(1, 130, 1, 1, 64, 64).cut_at(at), 1);
 }
 
-// What stands in the document before a border changes nothing behind it, in no bit, and gets no
-// gradient from there.
+// The document before a border changes no bit of the one behind it, and gets no gradient from it.
 GPU_TEST(cuda_attention_border) {
     const int T = 150;
     for (int at : {1, 40, 64, 100, 149}) {

@@ -15,8 +15,9 @@ static int32_t *device_ints(const Tokens &host) {
 // begins: --restart-positions; empty: positions are those in the sequence.
 static Tokens groups_of(const Tokens &tokens, int B, const Tokens &begins = {}) {
     Tokens groups(4 * tokens.size(), -7);
-    token_groups(groups.data(), tokens.data(), begins.empty() ? nullptr : begins.data(), B,
-                 (int)tokens.size() / B);
+    token_groups(groups.data(), tokens.data(), tokens.size());
+    position_groups(groups.data(), begins.empty() ? nullptr : begins.data(), tokens.size(),
+                    (int)tokens.size() / B);
     return groups;
 }
 

@@ -189,8 +189,8 @@ static inline void tokens_check(const char *what, const int32_t *tokens, int64_t
               what, V - 1, tokens[i]);
 }
 
-// Of each of the B T tokens: where its document begins in its sequence, and, unless ends is NULL,
-// where the next one does (T: nowhere). Tokens before the first separator are a document too.
+// Finds for each of the B T tokens where its document begins in its sequence, and, unless ends is
+// NULL, where the next one does (T: nowhere). Tokens before the first separator are a document too.
 static inline void documents_find(int32_t *begins, int32_t *ends, const int32_t *tokens, int B,
                                   int T, int32_t separator) {
     for (int64_t b = 0; b < B; b++) {

@@ -345,7 +345,8 @@ static void time_ends(Bench *b) {
     std::vector<int32_t> tokens((size_t)b->n), groups((size_t)(4 * b->n));
     for (size_t i = 0; i < tokens.size(); i++)
         tokens[i] = (int32_t)fmin(s.V - 1.0, exp(log((double)s.V) * rand_uniform(1, i)) - 1);
-    token_groups(groups.data(), tokens.data(), nullptr, s.B, s.T);
+    token_groups(groups.data(), tokens.data(), tokens.size());
+    position_groups(groups.data(), nullptr, tokens.size(), s.T);
     int32_t *t = room_of_integers(b, tokens), *g = room_of_integers(b, groups);
     bool learned = !s.swiglu;
     double row = (double)s.C * sizeof(real);
