@@ -7,6 +7,9 @@ writes a page.
     python3 dev/ablate.py study.toml            the same from a file: mode = ["PRE", "SPAN"],
                                                 layers = [6, 24], steps = 300, ...
 
+In a file  only = [{mode = "PRE", lr = 3e-3}, {mode = "SPAN", lr = 1e-3}]  leaves of all combinations
+those with the values of one of its tables: each placement at a rate of its own.
+
 Any flag of ./train_gpt may be given, with one value or several, and --mode, the placement. Runs
 with the same seed are pairs: the same order of the data, and the same bits in every weight they
 have in common. The values of --compare (default: mode, or else the first flag with several values)
@@ -152,8 +155,27 @@ def check_axes(axes, options, built):
             check_value(name, value, *flags[name])
 
 
+def read_only(path, table):
+    """Takes `only` out of a file's table: a list of tables of flags, each with a value."""
+    only = table.pop("only", [])
+    if not isinstance(only, list) or not all(
+            isinstance(row, dict) and all(isinstance(one, (str, int, float)) for one in row.values())
+            for row in only):
+        stop(f"{path}: only = {only!r}: expected a list of tables",
+             'only = [{mode = "PRE", lr = 3e-3}]')
+    return [{name.replace("_", "-"): as_text(value) for name, value in row.items()}
+            for row in only]
+
+
+def check_only(only, axes):
+    for name, value in (pair for row in only for pair in row.items()):
+        if value not in axes.get(name, []):
+            stop(f"only = ... {name} = {value}: expected one of this study's values of {name}, "
+                 f"{', '.join(axes.get(name, ['none']))}", f"{name} = [{value}, ...]")
+
+
 def read_toml(path):
-    """A file of the same names, each with a value or a list of them."""
+    """A file of the same names, each with a value or a list of them; and its `only`."""
     try:
         import tomllib
     except ModuleNotFoundError:
@@ -166,12 +188,13 @@ def read_toml(path):
              f"the path of a TOML file, or flags: {EXAMPLE}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         stop(f"{path}: {error}", 'lines like  mode = ["PRE", "SPAN"]')
+    only = read_only(path, table)
     for name, value in table.items():
         if not all(isinstance(one, (str, int, float))
                    for one in (value if isinstance(value, list) else [value])):
             stop(f"{path}: {name} = {value!r}: expected a number, a text, true or false, or a list "
                  "of them", f"{name} = [1, 2]")
-    return {name.replace("_", "-"): value for name, value in table.items()}
+    return {name.replace("_", "-"): value for name, value in table.items()}, only
 
 
 def as_text(value):
@@ -211,20 +234,22 @@ def parse(argv):
                         help="no training: the page of the runs that are there")
     parser.add_argument("--make", default="", metavar="'DEVICE=cpu PREC=fp32'",
                         help="variables for make")
-    table = {}
+    table, only = {}, []
     if argv and not argv[0].startswith("-"):
-        table = read_toml(argv[0])
+        table, only = read_toml(argv[0])
         known = {name.replace("_", "-") for name in vars(parser.parse_args([]))}
         parser.set_defaults(**{name.replace("-", "_"): value for name, value in table.items()
                                if name in known})
         table = {name: value for name, value in table.items() if name not in known}
         argv = argv[1:]
     options, words = parser.parse_known_args(argv)
+    options.only = only
     axes = parse_flags(words)
     for name, value in table.items():
         if name not in axes:                                   # the command line wins
             add_axis(axes, name,
                      [as_text(one) for one in (value if isinstance(value, list) else [value])])
+    check_only(only, axes)
     for name in BUDGETS:
         value = getattr(options, name)
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
@@ -272,11 +297,12 @@ def study_name(axes, options):
     content = {name: [as_text(value)] for name, value in budgets.items() if value}
     content |= {"largest-lr": ["on"]} if options.largest_lr else {}
     content |= {"make": [options.make]} if options.make else {}
+    content |= {"only": [json.dumps(options.only)]} if options.only else {}
     content |= {name: values for name, values in axes.items() if name != "mode"}
     parts = axes["mode"] + [word for name in sorted(content) for word in (name, *content[name])]
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))[:80]
     texts = {flag for flag, (kind, *_) in trainer_flags().items() if kind == "TEXT"}
-    if name == "-".join(parts) and not content.keys() & (texts | {"make"}):
+    if name == "-".join(parts) and not content.keys() & (texts | {"make", "only"}):
         return name
     content["mode"] = axes["mode"]
     return f"{name}-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]}"
@@ -293,9 +319,10 @@ def check_growth(out, kept, asked):
                  f"not {','.join(now) if now else '(default)'}",
                  "its own command goes on with it, and may have more modes, seeds, or values of a "
                  "flag that has several; for another study: another --out")
-    for name in ("budget", "make", "largest_lr"):
-        if kept[name] != asked[name]:
-            stop(f"{out} holds a study whose {name} is {kept[name]}, not {asked[name]}",
+    for name in ("budget", "make", "largest_lr", "only"):
+        was = kept.get(name, [])
+        if was != asked[name]:
+            stop(f"{out} holds a study whose {name} is {was}, not {asked[name]}",
                  "its own command goes on with it; for another study: another --out")
 
 
@@ -327,7 +354,8 @@ def open_study(options, axes):
     asked = {"version": VERSION, "command": shlex.join(["python3", "dev/ablate.py"] + sys.argv[1:]),
              "axes": axes, "budget": {name: getattr(options, name) for name in BUDGETS},
              "compare": options.compare, "largest_lr": options.largest_lr, "within": options.within,
-             "make": options.make, "probe": options.probe, "probe_tokens": options.probe_tokens}
+             "make": options.make, "only": options.only, "probe": options.probe,
+             "probe_tokens": options.probe_tokens}
     if kept:
         check_growth(out, kept, asked)
         # The kept order of flags stays, because it names the runs.
@@ -343,8 +371,10 @@ def combinations(kept):
     names = [name for name in kept["axes"] if name != "seed"]
     rest = [dict(zip(names, values))
             for values in itertools.product(*(kept["axes"][name] for name in names))]
-    return ([dict(axes, seed=seed) for seed in kept["axes"]["seed"] for axes in rest]
-            + kept["searched"])
+    grid = [dict(axes, seed=seed) for seed in kept["axes"]["seed"] for axes in rest]
+    if kept.get("only"):
+        grid = [axes for axes in grid if any(row.items() <= axes.items() for row in kept["only"])]
+    return grid + kept["searched"]
 
 
 def run_name(kept, axes):

@@ -422,7 +422,7 @@ def study_rows(table, here, results):
                    if len(values) > 1 or axis in ("mode", "seed")}
         fixed = {axis: values[0] for axis, values in axes.items() if axis not in several}
         scale = described({"axes": several, "flags": fixed})
-        total = int(np.prod([len(values) for values in axes.values()]))
+        total = len(repro.study_runs(name))
         ended = found["runs"] if found else []
         spent = f"{sum(run['seconds'] or 0 for run in ended) / 60:.1f}" if ended else ""
         commits = ", ".join(sorted({run["commit"] for run in ended}))

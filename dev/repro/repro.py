@@ -25,7 +25,7 @@ Needs numpy, scipy and matplotlib; the studies spectra and spectra_scale also th
 dev/probe.py names.
 """
 import argparse
-import itertools
+import functools
 import json
 import math
 import os
@@ -54,6 +54,8 @@ from ablation.study import ENDED, read_json, write_json
 # and seconds that a run takes besides (starting, validating): one short run of each, 2026-11-22.
 CORE = {32: 20e9, 64: 31e9, 128: 43e9, 256: 43e9}                    # at 256: not measured
 BESIDES = 1.5
+# flags that change no count of operations
+PLACEMENT_FREE = ("mode", "seed", "lr", "mix-ratio", "sdd", "data")
 # the figures of probe.json that claims read
 PROBED = ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr_harmonic",
           "embedding_spectrum", "condition")
@@ -85,9 +87,16 @@ def plain_study(name):
 
 def read_study(name):
     """A study's axes, name -> list of texts."""
-    options = ("make", "compare", "probe", "probe-tokens")       # dev/ablate.py's own
+    options = ("make", "compare", "only", "probe", "probe-tokens")       # dev/ablate.py's own
     return {axis: [ablate.as_text(one) for one in (value if isinstance(value, list) else [value])]
             for axis, value in plain_study(name).items() if axis not in options}
+
+
+def study_runs(name):
+    """The axes' values of every run of a study."""
+    only = [{axis: ablate.as_text(value) for axis, value in row.items()}
+            for row in plain_study(name).get("only", [])]
+    return ablate.combinations({"axes": read_study(name), "only": only, "searched": []})
 
 
 def studies():
@@ -120,38 +129,35 @@ def trainer():
 
 
 def flops_per_token(binary, axes):
-    ours = ("mode", "seed", "lr", "mix-ratio", "sdd", "data")
-    words = [word for name, value in axes.items() if name not in ours
-             for word in (f"--{name}", value)]
+    words = [word for name, value in axes.items() for word in (f"--{name}", value)]
     shown = subprocess.run([binary, *words, "--show", "config"], capture_output=True, text=True,
                            check=True).stdout
     return json.loads(shown[re.search(r"^\{", shown, re.M).start():])["flops_per_token"]
 
 
-def cost_of(axes, binary):
-    """Runs, operations and seconds of one core of a study, by the placement-free count of SPAN's
+def cost_of(runs, binary):
+    """Operations and seconds of one core of a study's runs, by the placement-free count of SPAN's
     trainer."""
-    panels = {name: values for name, values in axes.items()
-              if len(values) > 1 and name not in ("mode", "seed", "lr")}
-    same = math.prod(len(values) for name, values in axes.items() if name in ("mode", "seed", "lr"))
-    runs, flops, seconds = 0, 0.0, 0.0
-    for chosen in itertools.product(*panels.values()):
-        one = dict({name: values[0] for name, values in axes.items()}, **dict(zip(panels, chosen)))
-        work = (flops_per_token(binary, one)
-                * int(one["batch"]) * int(one["seq"]) * int(one["steps"]))
-        runs, flops, seconds = (runs + same, flops + same * work,
-                                seconds + same * (work / CORE[int(one["width"])] + BESIDES))
-    return runs, flops, seconds
+    @functools.cache
+    def flops_of(*axes):
+        return flops_per_token(binary, dict(axes))
+
+    flops, seconds = 0.0, 0.0
+    for run in runs:
+        same = [pair for pair in run.items() if pair[0] not in PLACEMENT_FREE]
+        work = flops_of(*same) * int(run["batch"]) * int(run["seq"]) * int(run["steps"])
+        flops, seconds = flops + work, seconds + work / CORE[int(run["width"])] + BESIDES
+    return flops, seconds
 
 
-def cost_line(axes, binary):
-    runs, flops, seconds = cost_of(axes, binary)
-    return f"# cost: {runs} runs, {flops:.2e} FLOP, {seconds / 60:.1f} minutes of one core"
+def cost_line(runs, binary):
+    flops, seconds = cost_of(runs, binary)
+    return f"# cost: {len(runs)} runs, {flops:.2e} FLOP, {seconds / 60:.1f} minutes of one core"
 
 
 def cost_lines(base, binary):
     """"# cost: ..." of a study, and "# cost@WIDTH: ..." of each of its widths."""
-    return [cost_line(read_study(name), binary).replace("# cost", "# cost" + name[len(base):])
+    return [cost_line(study_runs(name), binary).replace("# cost", "# cost" + name[len(base):])
             for name in studies() if name.partition("@")[0] == base]
 
 
@@ -277,8 +283,7 @@ def harvest(name, out, keep):
 
 def missing(name):
     """How many of a study's runs have no result."""
-    axes = read_study(name)
-    return (math.prod(len(values) for values in axes.values())
+    return (len(study_runs(name))
             - len((read_json(HERE / f"results/{name}.json") or {"runs": []})["runs"]))
 
 
@@ -300,6 +305,14 @@ def commit_of(root):
     return found + "-dirty" * changed
 
 
+def as_toml(value):
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name} = {as_toml(one)}' for name, one in value.items())}}}"
+    return json.dumps(value)
+
+
 def run_study(name, out, deadline, jobs):
     """Trains what is missing through dev/ablate.py; at the deadline runs in work save a checkpoint
     and end. Whether there was time enough."""
@@ -312,7 +325,7 @@ def run_study(name, out, deadline, jobs):
               "  -> git worktree add ../runs, and the same command there", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     asked = out.parent / f"{name}.toml"
-    asked.write_text("".join(f"{axis} = {json.dumps(value)}\n"
+    asked.write_text("".join(f"{axis} = {as_toml(value)}\n"
                              for axis, value in plain_study(name).items()))
     words = [sys.executable, str(ROOT / "dev/ablate.py"), str(asked), "--out", str(out)]
     words += ["--jobs", str(jobs)] if jobs else []

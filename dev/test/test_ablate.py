@@ -292,6 +292,26 @@ def test_growth_and_budgets(folder):
            f"less than a step: {done.stderr}")
 
 
+def test_only(folder):
+    """Each placement at a rate of its own, with every seed."""
+    study, out = folder / "only.toml", stand_in(folder / "only", "PRE", "SPAN")
+    text = 'mode = ["PRE", "SPAN"]\nlr = [0.02, 0.01]\nseed = [1, 2]\n'
+    study.write_text(text + 'only = [{mode = "PRE", lr = 2e-2}, {mode = "SPAN", lr = 1e-2}]\n')
+    done = ablate(study, "--out", out)
+    expect(done.returncode == 0 and sorted(outcomes(out)) == [
+        f"{mode}-lr{rate}-seed{seed}" for mode, rate in (("PRE", "0.02"), ("SPAN", "0.01"))
+        for seed in (1, 2)], f"four runs of eight: {sorted(outcomes(out))}, {done.stderr}")
+    expect("0 to train" in ablate("--out", out).stdout, "the study goes on with what it has")
+    study.write_text(text)
+    done = ablate(study, "--out", out)
+    expect(done.returncode == 1 and "whose only is" in done.stderr, f"all of them: {done.stderr}")
+    for only in ('[{mode = "POST"}]', "[{width = 16}]", "[1]", "1", "[{lr = [0.01]}]"):
+        study.write_text(f"{text}only = {only}\n")
+        done = ablate(study, "--out", folder / "none")
+        expect(done.returncode == 1 and "error: " in done.stderr and "only = " in done.stderr
+               and "Traceback" not in done.stderr, f"only = {only}: {done.stderr}")
+
+
 def test_largest_rate(folder):
     """The stand-in diverges above 0.1: the largest stable rate is found to a factor of 1.25, from
     below and from above."""

@@ -615,7 +615,8 @@ def test_costs():
 
 # ---- killed, and gone on with
 
-TINY = ('mode = "SPAN"\nseed = [1, 2, 3]\nwidth = 16\nheads = 1\nlayers = 1\nseq = 16\nbatch = 2\n'
+TINY = ('mode = "SPAN"\nseed = [1, 2, 3]\nlr = [1e-3, 2e-3]\n'
+        'only = [{lr = 1e-3}, {lr = 2e-3, seed = 2}]\nwidth = 16\nheads = 1\nlayers = 1\nseq = 16\nbatch = 2\n'
         'val-tokens = 64\nsteps = 6000\nnorms-every = 2000\nmake = "DEVICE=cpu PREC=fp32"\n')
 
 
@@ -625,15 +626,16 @@ def test_resume():
         repro.HERE = folder
         try:
             (folder / "tiny.toml").write_text(TINY)
+            expect(repro.missing("tiny") == 4, "runs of two rates, and of the seeds of one")
             whole = repro.run_study("tiny", folder / "whole", None, 1)
             repro.harvest("tiny", folder / "whole", ["layers", "curve", "picture"])
             wanted = json.loads((folder / "results/tiny.json").read_text())
-            expect(whole and repro.missing("tiny") == 0 and len(wanted["runs"]) == 3,
+            expect(whole and repro.missing("tiny") == 0 and len(wanted["runs"]) == 4,
                    "a study without a kill")
             shutil.rmtree(folder / "results")
             (folder / "broken").mkdir()
             shutil.copytree(folder / "whole/bin", folder / "broken/bin")
-            kills, left = 0, 3
+            kills, left = 0, 4
             while left and kills < 20:  # a busy machine needs longer to get anywhere
                 in_time = repro.run_study("tiny", folder / "broken",
                                           time.time() + 1.5 * 1.3 ** kills, 1)
