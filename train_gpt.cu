@@ -399,7 +399,7 @@ static Block gpt_block(const Gpt *g, int l) {
 // The embedding counts positions from these (--restart-positions), or from 0. begins: of the host's
 // batch or of the device's.
 static const int32_t *restarts(const Gpt *g, const int32_t *begins) {
-    return g->setup.documents.mask && g->setup.documents.restart ? begins : nullptr;
+    return g->setup.documents.restart ? begins : nullptr;
 }
 
 // The LM head's matrix W [Vp, C]: the embedding's (tied), or its own.

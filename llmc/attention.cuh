@@ -259,11 +259,6 @@ __device__ inline int border_at(const int32_t *borders, int b, int t, int T, int
     return borders ? borders[(int64_t)b * T + min(t, T - 1)] : none;
 }
 
-// The same for a position that all lanes of a warp name; the shuffle keeps them together.
-__device__ inline int border_shared(const int32_t *borders, int b, int t, int T, int none) {
-    return borders ? __shfl_sync(0xffffffffu, border_at(borders, b, t, T, none), 0) : none;
-}
-
 // Documents' mask: S = -infinity where the key comes before the query's document begins. Queries
 // are in rows; row 0 and column 0 of the tile are positions row0 and key0.
 template <int STRIPS, int N>
@@ -407,7 +402,7 @@ template <typename Tiles> __device__ QueryTile query_tile(Heads k, Heads v, Atte
     int own = threadIdx.x / WARP * Tiles::OWN_ROWS;
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
     HeadRows k_g = head_rows(k, b, g, s.T), v_g = head_rows(beside<Tiles>(v, k), b, g, s.T);
-    int first_key = border_shared(s.begins, b, first, s.T, 0);
+    int first_key = border_at(s.begins, b, first, s.T, 0);
     return {b, h, first, own, first + own, first_key, k_g, v_g};
 }
 
@@ -594,7 +589,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
     int first = blockIdx.y * ROWS, row0 = first + own;
     // Queries up to the end of the last key's document.
-    int tiles = CEIL_DIV(border_shared(s.ends, b, first + ROWS - 1, s.T, s.T) - first, COLUMNS);
+    int tiles = CEIL_DIV(border_at(s.ends, b, first + ROWS - 1, s.T, s.T) - first, COLUMNS);
     Strips<STRIPS, QK> dk_sums = {};
     Strips<STRIPS, HS> dv_sums = {};
     int h = g * heads, next = first;  // of the coming step: its head and its first query

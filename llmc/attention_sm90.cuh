@@ -198,7 +198,7 @@ struct BlockPlace { int b, h, g, first, begin, end; };
 template <typename Tiles> __device__ BlockPlace forward_place(AttentionShape s) {
     int b = head_of_block() / s.NH, h = head_of_block() % s.NH;
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::QUERIES;
-    int begin = border_shared(s.begins, b, first, s.T, 0) / Tiles::KEYS;
+    int begin = border_at(s.begins, b, first, s.T, 0) / Tiles::KEYS;
     int end = CEIL_DIV(min(first + Tiles::QUERIES, s.T), Tiles::KEYS);
     return {b, h, h / (s.NH / s.KV), first, begin, end};
 }
@@ -226,7 +226,7 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
     constexpr int KEYS = Tiles::KEYS;
     int row = row0 + group_row(), b = place.b, T = shape.T;
     // The document of the last row begins here.
-    int last_begin = border_shared(shape.begins, b, row0 + GROUP_ROWS - 1, T, 0);
+    int last_begin = border_at(shape.begins, b, row0 + GROUP_ROWS - 1, T, 0);
     float s[KEYS / 2], shrink[2];
     uint32_t p[KEYS / 16][4];
     Ring<Tiles::STAGES> at = {0, 0}, before = {0, 0};  // before: the tile before
@@ -463,7 +463,7 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     BackwardShared<Tiles> shared(tiles);
     int b = head_of_block() / s.NH, h = head_of_block() % s.NH, g = h / (s.NH / s.KV);
     int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
-    int begin = border_shared(s.begins, b, first, s.T, 0) / KEYS;
+    int begin = border_at(s.begins, b, first, s.T, 0) / KEYS;
     int end = CEIL_DIV(min(first + Tiles::ROWS, s.T), KEYS), group = warpgroup_index() - 1;
     shared.init();
     if (group < 0) {
@@ -480,7 +480,7 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     registers_take<240>();
     int row0 = first + group * GROUP_ROWS, t = row0 + group_row();
     int own_end = row0 < s.T ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), KEYS) : begin;
-    int last_begin = border_shared(s.begins, b, row0 + GROUP_ROWS - 1, s.T, 0);  // of the last row
+    int last_begin = border_at(s.begins, b, row0 + GROUP_ROWS - 1, s.T, 0);  // of the last row
     float dq[Tiles::QK / 2], lse_t[2], D_t[2];
     UNROLL for (int i = 0; i < 2; i++) {
         int64_t row = (int64_t)head_of_block() * s.T + t + 8 * i;
@@ -542,7 +542,7 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
     BackwardShared<Tiles> shared(tiles);
     int b = blockIdx.x / s.KV, g = blockIdx.x % s.KV, heads = s.NH / s.KV;
     int first = blockIdx.y * Tiles::ROWS;
-    int end = border_shared(s.ends, b, first + Tiles::ROWS - 1, s.T, s.T);
+    int end = border_at(s.ends, b, first + Tiles::ROWS - 1, s.T, s.T);
     int steps = CEIL_DIV(end - first, QUERIES);
     int group = warpgroup_index() - 1;
     shared.init();
@@ -564,7 +564,7 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
     }
     registers_take<240>();
     int row0 = first + group * GROUP_ROWS, row = row0 + group_row();
-    int first_end = border_shared(s.ends, b, row0, s.T, INT_MAX);  // of the first row's document
+    int first_end = border_at(s.ends, b, row0, s.T, INT_MAX);  // of the first row's document
     float dk[Tiles::QK / 2], dv[Tiles::HS / 2];
     UNROLL for (int i = 0; i < Tiles::QK / 2; i++) dk[i] = 0;
     UNROLL for (int i = 0; i < Tiles::HS / 2; i++) dv[i] = 0;

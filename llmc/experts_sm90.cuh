@@ -343,10 +343,8 @@ grouped_sm90_kernel(const __grid_constant__ GroupedMaps maps, Grouped f, int til
 template <int FORM> static inline void grouped_launch_sm90(const Grouped &f, Gpu *gpu) {
     typedef GroupedSizes G;
     const Experts &e = f.e;
-    int device, processors, rows = FORM == WEIGHT ? e.E * grouped_down(e) : row_tiles(e.rows, e.E);
+    int rows = FORM == WEIGHT ? e.E * grouped_down(e) : row_tiles(e.rows, e.E);
     int tiles = rows * grouped_across<FORM>(e);
-    cudaCheck(cudaGetDevice(&device));
-    cudaCheck(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
     int64_t width = e.width, in = e.in, out = e.parts * width;
     TensorBox dy = {f.left, {width, e.parts, e.rows, 1}, {width, out, e.rows * out},
                     {TILE_WIDTH, 1, TILE_WIDTH, 1}};
@@ -354,6 +352,6 @@ template <int FORM> static inline void grouped_launch_sm90(const Grouped &f, Gpu
                    {TILE_WIDTH, TILE_WIDTH, 1, 1}};
     // A form without one of them has the other twice.
     GroupedMaps maps = {tensor_map(FORM == FORWARD ? w : dy), tensor_map(FORM == WEIGHT ? dy : w)};
-    LAUNCH(grouped_sm90_kernel<FORM>, min(tiles, processors), G::THREADS, G::BYTES, gpu->stream,
+    LAUNCH(grouped_sm90_kernel<FORM>, min(tiles, gpu->processors), G::THREADS, G::BYTES, gpu->stream,
            maps, f, tiles);
 }

@@ -247,6 +247,7 @@ static __device__ inline int row_column(void) {
 struct Gpu {
     cudaStream_t stream;
     int capability;            // compute capability, 90 for 9.0
+    int processors;            // multiprocessors
     size_t l2_bytes;           // of the L2 cache
     float *scratch;            // partial sums between two kernels of one launcher, in stream order
     size_t scratch_size;       // in floats
@@ -316,6 +317,7 @@ static inline void gpu_open(Gpu *gpu, int local) {
     cudaCheck(loaded);
     cudaCheck(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
     gpu->capability = 10 * device.major + device.minor;
+    gpu->processors = device.multiProcessorCount;
     gpu->l2_bytes = device.l2CacheSize;
 }
 

@@ -1350,7 +1350,6 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor: *value = compute() / 10; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor: *value = compute() % 10; return cudaSuccess;
-    case cudaDevAttrMultiProcessorCount: *value = 2; return cudaSuccess;
     case cudaDevAttrWarpSize: *value = 32; return cudaSuccess;
     case cudaDevAttrMaxThreadsPerBlock: *value = MAX_THREADS; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)STATIC_SHARED_MAX; return cudaSuccess;

@@ -187,7 +187,6 @@ int cudaDeviceSynchronize() { return 0; }
 int cudaDeviceGetAttribute(int *value, int attribute, int) {
     *value = 0;
     if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = vm_shared_limit();
-    if (attribute == cudaDevAttrMultiProcessorCount) *value = 3;  // a block has several tiles
     return 0;
 }
 int cudaFuncGetAttributes(void *a, const void *) {
@@ -197,7 +196,8 @@ int cudaFuncGetAttributes(void *a, const void *) {
 int cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     memset(p, 0, sizeof *p);
     strcpy(p->name, "PTX interpreter");
-    p->major = CAPABILITY_MAJOR, p->multiProcessorCount = 132, p->warpSize = 32;
+    p->major = CAPABILITY_MAJOR, p->warpSize = 32;
+    p->multiProcessorCount = 3;  // so few that a block of grouped products has several tiles
     p->sharedMemPerBlockOptin = vm_shared_limit(), p->totalGlobalMem = (size_t)8 << 30;
     return 0;
 }

@@ -52,6 +52,7 @@ static inline Gpu *test_gpu(void) {
     static Gpu gpu;
     if (!gpu.stream) {
         cudaCheck(cudaStreamCreate(&gpu.stream));
+        gpu.processors = 2;       // so few that a block of grouped products has several tiles
         gpu.l2_bytes = 64 << 10;  // so little that attention has groups of heads
         gpu.scratch_size = 1 << 20;
         cudaCheck(cudaMalloc((void **)&gpu.scratch, gpu.scratch_size * sizeof(float)));
