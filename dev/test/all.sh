@@ -145,8 +145,8 @@ step kills 4.5 "python3 mpirun" "an error at every system call, a hundred kills 
     make -s build/shim.so build/shard build/cpu-span-fp32/train_gpt
     CALLS=1 sh dev/test/faults.sh
     python3 dev/torture.py 100'
-step mutants 0.5 python3 "the text of every mutant is in the code" \
-    sh dev/mutate.sh --stale
+step mutants 0.1 python3 "the text of every mutant is in the code" \
+    python3 dev/mutate.py --stale
 
 # ---------------------------------------------------------------------------- CUDA code
 
