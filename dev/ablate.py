@@ -319,10 +319,9 @@ def check_growth(out, kept, asked):
                  f"not {','.join(now) if now else '(default)'}",
                  "its own command goes on with it, and may have more modes, seeds, or values of a "
                  "flag that has several; for another study: another --out")
-    for name in ("budget", "make", "largest_lr", "only"):
-        was = kept.get(name, [])
-        if was != asked[name]:
-            stop(f"{out} holds a study whose {name} is {was}, not {asked[name]}",
+    for name in ("budget", "make", "largest_lr"):
+        if kept[name] != asked[name]:
+            stop(f"{out} holds a study whose {name} is {kept[name]}, not {asked[name]}",
                  "its own command goes on with it; for another study: another --out")
 
 
@@ -361,6 +360,7 @@ def open_study(options, axes):
         # The kept order of flags stays, because it names the runs.
         merged = {name: dict.fromkeys(was + axes[name]) for name, was in kept["axes"].items()}
         asked["axes"] = {name: list(values) for name, values in merged.items()}
+        asked["only"] = asked["only"] or kept.get("only", [])
         return out, dict(kept, **asked)
     return out, dict(asked, source=source_hash(), machine=machine(), plans={}, searched=[])
 

@@ -559,6 +559,10 @@ def render(table, here):
                   "|---|---|---|---|---|"]
         lines += [claim_row(claim, outcomes[claim["id"]], results) for claim in table["claim"]
                   if claim["id"].startswith(letter)] + [""]
+    lines += ["## Questions of our own", "", "By the same rule, and not counted above.", "",
+              "| | question | known elsewhere | here | verdict |", "|---|---|---|---|---|"]
+    lines += [claim_row(question, judge(question, results, calculation_of(results)), results)
+              for question in table["question"]] + [""]
     lines += ["## What changed", "", "Verdicts before these rules, now, and why. Figures are the "
                                      "committed ones; no run was taken out.", ""]
     lines += changes(table, outcomes) + [""]
@@ -575,7 +579,7 @@ def render(table, here):
     lines += score_lines()
     lines += FULL.format(share=100 * SHARE, peak=PEAK / 1e12, affordable=AFFORDABLE,
                          one=ONE_GPU / 1e9, scored=SCORED / 1e9).splitlines()
-    for claim in table["claim"]:
+    for claim in table["claim"] + table["question"]:
         if "model" in claim.get("full", {}):
             lines += [f"| {claim['id']} | `{command}` | {runs} | {hours(cost)} |"
                       for command, runs, cost in full_scale(claim, table["models"])]

@@ -17,10 +17,12 @@ Results are committed: a study whose runs are all in results/ is not trained aga
 be committed are made from a worktree of one clean commit; what this script writes does not make it
 dirty.
 
-claims.toml has the claims, STUDY.toml the studies (each for dev/ablate.py, which trains and resumes
-them, in ablations/repro/STUDY), results/STUDY.json what came out, statistic.py the figures and the
-tests, report.py the rule for verdicts. STUDY@WIDTH is the study at a width of its table [at.WIDTH]:
-heads, experts' ffn and the start's deviation go with the width, other flags are as that table says.
+claims.toml has the claims, questions.toml our own, STUDY.toml the studies (each for dev/ablate.py,
+which trains and resumes them, in ablations/repro/STUDY), results/STUDY.json what came out,
+statistic.py the figures and the tests, report.py the rule for verdicts. STUDY_seeds has more seeds
+of STUDY, at each arm's best rate there. STUDY@WIDTH is the study at a width of its table
+[at.WIDTH]: heads, experts' ffn and the start's deviation go with the width, other flags are as that
+table says.
 Needs numpy, scipy and matplotlib; the studies spectra and spectra_scale also the packages that
 dev/probe.py names.
 """
@@ -62,8 +64,9 @@ PROBED = ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr
 
 
 def read_claims():
-    with open(HERE / "claims.toml", "rb") as file:
-        return tomllib.load(file)
+    """The papers' claims, "claim", and our own questions, "question"."""
+    with open(HERE / "claims.toml", "rb") as file, open(HERE / "questions.toml", "rb") as more:
+        return dict(tomllib.load(file), **tomllib.load(more))
 
 
 def plain_study(name):
@@ -92,18 +95,22 @@ def read_study(name):
             for axis, value in plain_study(name).items() if axis not in options}
 
 
+def read_only(name):
+    """Of all combinations of a study those with the values of one of these; [] for all."""
+    return [{axis: ablate.as_text(value) for axis, value in row.items()}
+            for row in plain_study(name).get("only", [])]
+
+
 def study_runs(name):
     """The axes' values of every run of a study."""
-    only = [{axis: ablate.as_text(value) for axis, value in row.items()}
-            for row in plain_study(name).get("only", [])]
-    return ablate.combinations({"axes": read_study(name), "only": only, "searched": []})
+    return ablate.combinations({"axes": read_study(name), "only": read_only(name), "searched": []})
 
 
 def studies():
     """All of them, each followed by itself at other widths."""
     names = []
     for path in sorted(HERE.glob("*.toml")):
-        if path.stem != "claims":
+        if path.stem not in ("claims", "questions"):
             with open(path, "rb") as file:
                 names += [path.stem] + [f"{path.stem}@{width}"
                                         for width in tomllib.load(file).get("at", {})]
@@ -111,9 +118,9 @@ def studies():
 
 
 def claims_of(table, study):
-    """The claims that read it, at whatever width."""
+    """The claims and questions that read it, at whatever width."""
     study = study.partition("@")[0]
-    return [claim for claim in table["claim"] if study == claim.get("study")
+    return [claim for claim in table["claim"] + table["question"] if study == claim.get("study")
             or study in claim.get("reads", [])]
 
 
@@ -273,7 +280,8 @@ def harvest(name, out, keep):
     order = [json.dumps(run.axes) for run in study.runs]
     # the study in work may not have grown to all of it
     asked = {axis: values for axis, values in read_study(name).items() if axis in study.axes}
-    found = {"study": name, "machine": kept["machine"], "axes": asked, "flags": study.flags,
+    only = {"only": read_only(name)} if read_only(name) else {}
+    found = {"study": name, "machine": kept["machine"], "axes": asked, **only, "flags": study.flags,
              "runs": [now.get(key) or before[key] for key in order if key in now or key in before]}
     if found["runs"]:
         write_results(path, found)

@@ -180,6 +180,14 @@ def text(value):
     return value if isinstance(value, str) else f"{value:.15g}"
 
 
+def alike(one, other):
+    """Whether two values of an axis are the same: 1e-3 and 0.001 are."""
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return one == other
+
+
 def cost(run):
     """The final validation loss as it counts in means: of a run that diverged the entropy of
     frequencies."""
@@ -244,10 +252,7 @@ class Functions:
         several = [axis for axis, values in found["axes"].items()
                    if len(values) > 1 and axis not in ("seed", *wanted)]
         for axis, value in wanted.items():
-            if axis not in ("init", "sdd"):
-                value = next((one for one in found["axes"].get(axis, [])
-                              if one == value or axis != "mode" and float(one) == float(value)),
-                             None)
+            value = next((one for one in found["axes"].get(axis, []) if alike(one, value)), None)
             if value not in found["axes"].get(axis, []):
                 if axis == "lr" and study:              # another study's best rate, an end of them
                     raise Waiting(name)
@@ -272,15 +277,20 @@ class Functions:
     def values(self, function, *words, **axes):
         return Seeds({seed: function(run) for seed, run in self.runs(*words, **axes).items()})
 
-    def rates(self, study=None):
+    def rates(self, study=None, **arm):
+        """A study's rates, those that it has for an arm."""
         name = self.name_of(study)
         if name not in self.results:
             raise Waiting(name)
-        return sorted(self.results[name]["axes"]["lr"], key=float)
+        found = self.results[name]
+        arm = {axis.replace("_", "-"): text(value) for axis, value in arm.items()}
+        has = lambda rate: any(all(alike(value, dict(arm, lr=rate).get(axis, value))
+                                   for axis, value in row.items())
+                               for row in found.get("only") or [{}])
+        return sorted(filter(has, found["axes"]["lr"]), key=float)
 
-    def at_edge(self, what, rate, study):
-        """Notes an arm's rate if it is the first or the last of those tried."""
-        rates = self.rates(study)
+    def at_edge(self, what, rate, rates, study):
+        """Notes an arm's rate if it is the first or the last of its rates."""
         if len(rates) > 1 and rate in (rates[0], rates[-1]):
             word = "lowest" if rate == rates[0] else "highest"
             self.edges.append((f"the {word} rate tried in {self.name_of(study)}, {rate}, is the "
@@ -288,12 +298,13 @@ class Functions:
 
     def best(self, mode=None, study=None, **axes):
         """The learning rate with the lowest mean final loss; the lower one of equals."""
-        found = min(self.rates(study),
+        rates = self.rates(study, **axes, **({"mode": mode} if mode else {}))
+        found = min(rates,
                     key=lambda rate: np.mean(list(self.loss(mode, study, **axes, lr=rate)
                                                   .values())))
         self.at_edge(", ".join(filter(None, (mode, *(f"{axis} {value}"
                                                      for axis, value in axes.items())))),
-                     found, study)
+                     found, rates, study)
         return found
 
     def half(self, rate):
@@ -303,6 +314,17 @@ class Functions:
 
     def loss(self, mode=None, study=None, **axes):
         return self.values(cost, mode, study, **axes)
+
+    def tuned(self, mode, study, **axes):
+        """The losses of a mode at the rate that is best in a study: its seeds there, and those that
+        STUDY_seeds adds."""
+        rate = self.best(mode, study, **axes)
+        return Seeds({**self.loss(mode, study, **axes, lr=rate),
+                      **self.loss(mode, f"{study}_seeds", **axes, lr=rate)})
+
+    def lead(self, mode, study, **axes):
+        """How far a mode ends below PRE, both tuned."""
+        return self.tuned("PRE", study, **axes) - self.tuned(mode, study, **axes)
 
     def loss_at(self, mode, step, **axes):
         """The validation loss at a step; of a run that diverged the entropy of frequencies."""
@@ -335,7 +357,7 @@ class Functions:
                              if all(table[lower][seed] for lower in rates[:i + 1])]
         for seed in table[rates[0]]:
             if len(good(seed)) in (0, len(rates)):               # the largest is not among them
-                self.at_edge(f"{mode}'s largest stable", rates[-1 if good(seed) else 0], None)
+                self.at_edge(f"{mode}'s largest stable", rates[-1 if good(seed) else 0], rates, None)
         return Seeds({seed: math.log2(float(good(seed)[-1]) if good(seed) else float(rates[0]) / 2)
                       for seed in table[rates[0]]})
 
@@ -431,10 +453,10 @@ class Functions:
         return Seeds({str(i): one[a] / one[b] for i, one in enumerate(rounds)})
 
     def names(self):
-        own = ("loss", "loss_at", "early", "fails", "best", "half", "largest_stable",
-               "some_rate_fails", "rates_agree", "saved", "gradient", "group_spread", "residual",
-               "ratio",
-               "branch_variance", "probe", "order", "placements", "nth", "trend", "timing")
+        own = ("loss", "tuned", "lead", "loss_at", "early", "fails", "best", "half",
+               "largest_stable", "some_rate_fails", "rates_agree", "saved", "gradient",
+               "group_spread", "residual", "ratio", "branch_variance", "probe", "order",
+               "placements", "nth", "trend", "timing")
         return dict({name: getattr(self, name) for name in own}, calculation=self.calculation,
                     **SHARED)
 

@@ -302,9 +302,9 @@ def test_only(folder):
         f"{mode}-lr{rate}-seed{seed}" for mode, rate in (("PRE", "0.02"), ("SPAN", "0.01"))
         for seed in (1, 2)], f"four runs of eight: {sorted(outcomes(out))}, {done.stderr}")
     expect("0 to train" in ablate("--out", out).stdout, "the study goes on with what it has")
-    study.write_text(text)
+    study.write_text(text + 'only = [{mode = "PRE"}, {mode = "SPAN", lr = 1e-2}]\n')
     done = ablate(study, "--out", out)
-    expect(done.returncode == 1 and "whose only is" in done.stderr, f"all of them: {done.stderr}")
+    expect("6 runs, 2 to train" in done.stdout, f"one more rate: {done.stdout}{done.stderr}")
     for only in ('[{mode = "POST"}]', "[{width = 16}]", "[1]", "1", "[{lr = [0.01]}]"):
         study.write_text(f"{text}only = {only}\n")
         done = ablate(study, "--out", folder / "none")
@@ -446,7 +446,7 @@ def test_own_placement(folder):
 
 
 def main():
-    tests = (test_kills, test_own_placement, test_gpus, test_largest_rate, test_outcomes,
+    tests = (test_kills, test_own_placement, test_gpus, test_largest_rate, test_only, test_outcomes,
              test_checks, test_names, test_growth_and_budgets, test_refusals, test_lock)
     asked = sys.argv[1:] or ["test"]
     tests = [test for test in tests if any(word in test.__name__ for word in asked)]

@@ -302,6 +302,19 @@ def test_edge():
                              | scale(edge, 128, rates=THREE), None)
         expect(found.verdict == EDGE and [arm for _, arm in found.scales[1].edges] == ["SPAN"],
                f"SPAN's best is an end of the rates: {found.verdict}")
+    apart = scale(arms(-0.3, rates=3), rates=THREE)      # SPAN has two of the three rates
+    apart["s"]["only"] = [{"mode": "PRE"}, {"mode": "SPAN", "lr": "1e-3"},
+                          {"mode": "SPAN", "lr": "0.002"}]
+    apart["s"]["runs"] = [run for run in apart["s"]["runs"]
+                          if (run["axes"]["mode"], run["axes"]["lr"]) != ("SPAN", "0.004")]
+    found = report.judge(CLAIM(["", MINUS, "< 0"]), apart, None).scales[0]
+    expect(len(found.rows[0][1]) == 3 and [arm for _, arm in found.edges] == ["SPAN"],
+           f"an end of its own rates: {found.rows}, {found.edges}")
+    more = scale(arms(-0.3, rates=3), rates=THREE)
+    more |= {"s_seeds": scale(arms(-0.3, rates=3), rates=THREE, seeds=("4", "5", "6"))["s"]}
+    tuned = statistic.Functions(more, "s").tuned("SPAN", "s")
+    expect(sorted(tuned) == ["1", "2", "3", "4", "5", "6"] and abs(tuned["4"] - tuned["1"]) < 1e-9,
+           f"another study's seeds at the best rate: {tuned}")
     named = "loss('SPAN', lr=0.001) - loss('PRE', lr=0.001)"
     expect(judged(inside, ["", named, "< 0"]) == AGREES, "a claim about one rate names it")
 
