@@ -7,8 +7,8 @@ writes a page.
     python3 dev/ablate.py study.toml            the same from a file: mode = ["PRE", "SPAN"],
                                                 layers = [6, 24], steps = 300, ...
 
-In a file  only = [{mode = "PRE", lr = 3e-3}, {mode = "SPAN", lr = 1e-3}]  leaves of all combinations
-those with the values of one of its tables: each placement at a rate of its own.
+In a file  only = [{mode = "PRE", lr = 3e-3}, {mode = "SPAN", lr = 1e-3}]  leaves of all
+combinations those with the values of one of its tables: each placement at a rate of its own.
 
 Any flag of ./train_gpt may be given, with one value or several, and --mode, the placement. Runs
 with the same seed are pairs: the same order of the data, and the same bits in every weight they
@@ -158,8 +158,9 @@ def check_axes(axes, options, built):
 def read_only(path, table):
     """Takes `only` out of a file's table: a list of tables of flags, each with a value."""
     only = table.pop("only", [])
+    plain = (str, int, float)
     if not isinstance(only, list) or not all(
-            isinstance(row, dict) and all(isinstance(one, (str, int, float)) for one in row.values())
+            isinstance(row, dict) and all(isinstance(value, plain) for value in row.values())
             for row in only):
         stop(f"{path}: only = {only!r}: expected a list of tables",
              'only = [{mode = "PRE", lr = 3e-3}]')

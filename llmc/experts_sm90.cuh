@@ -352,6 +352,6 @@ template <int FORM> static inline void grouped_launch_sm90(const Grouped &f, Gpu
                    {TILE_WIDTH, TILE_WIDTH, 1, 1}};
     // A form without one of them has the other twice.
     GroupedMaps maps = {tensor_map(FORM == FORWARD ? w : dy), tensor_map(FORM == WEIGHT ? dy : w)};
-    LAUNCH(grouped_sm90_kernel<FORM>, min(tiles, gpu->processors), G::THREADS, G::BYTES, gpu->stream,
-           maps, f, tiles);
+    LAUNCH(grouped_sm90_kernel<FORM>, min(tiles, gpu->processors), G::THREADS, G::BYTES,
+           gpu->stream, maps, f, tiles);
 }

@@ -357,7 +357,8 @@ class Functions:
                              if all(table[lower][seed] for lower in rates[:i + 1])]
         for seed in table[rates[0]]:
             if len(good(seed)) in (0, len(rates)):               # the largest is not among them
-                self.at_edge(f"{mode}'s largest stable", rates[-1 if good(seed) else 0], rates, None)
+                end = rates[-1 if good(seed) else 0]
+                self.at_edge(f"{mode}'s largest stable", end, rates, None)
         return Seeds({seed: math.log2(float(good(seed)[-1]) if good(seed) else float(rates[0]) / 2)
                       for seed in table[rates[0]]})
 

@@ -629,7 +629,8 @@ def test_costs():
 # ---- killed, and gone on with
 
 TINY = ('mode = "SPAN"\nseed = [1, 2, 3]\nlr = [1e-3, 2e-3]\n'
-        'only = [{lr = 1e-3}, {lr = 2e-3, seed = 2}]\nwidth = 16\nheads = 1\nlayers = 1\nseq = 16\nbatch = 2\n'
+        'only = [{lr = 1e-3}, {lr = 2e-3, seed = 2}]\n'
+        'width = 16\nheads = 1\nlayers = 1\nseq = 16\nbatch = 2\n'
         'val-tokens = 64\nsteps = 6000\nnorms-every = 2000\nmake = "DEVICE=cpu PREC=fp32"\n')
 
 
