@@ -460,7 +460,8 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
 
     HeadRows q_h = head_rows(q, tile.b, tile.h, s.T);
     tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
-    OwnRows<QK, STRIPS, QK < 64 ? QK : 64 * 64 / QK> own_q = {q_rows, {}};
+    constexpr int HELD = QK < 64 ? QK : QK > 128 ? 0 : 64 * 64 / QK;
+    OwnRows<QK, STRIPS, HELD> own_q = {q_rows, {}};
     walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int key0) {
         Strips<STRIPS, Tiles::COLUMNS> p = {};
         rows_by_rows(p, own_q, k_tile);  // Q K^T
@@ -580,7 +581,7 @@ attention_dkv_kernel(Heads dk, Heads dv, AttentionSaved a, AttentionShape s) {
     constexpr int OWN_ROWS = Tiles::OWN_ROWS, ROWS = Tiles::ROWS;
     // Columns of K that stay in registers. If all of V do as well, N queries at a time have room.
     constexpr bool WIDE = QK > 128, PARTS = Tiles::BF16 && STRIPS == 1 && !WIDE;
-    constexpr int HELD = PARTS ? QK - 16 : 32, N = PARTS ? 16 : COLUMNS;
+    constexpr int HELD = PARTS ? QK - 32 : 32, N = PARTS ? 16 : COLUMNS;
     static_assert(COLUMNS <= WARP, "a lane has one query's lse and D");
     SHARED_DYNAMIC(real, k_tile);
     int own = threadIdx.x / WARP * OWN_ROWS;  // first row of the warp in the tile

@@ -15,10 +15,10 @@
 //                          the first row on, of all heads       dV += P^T dC, dK += dS^T Q
 //                          of the group
 //
-// This is FlashAttention-3's plan (Shah et al. 2024), without its ping-pong by barriers: the last
-// product of a tile is under way while the exponentials of the next tile are computed. Backward is
-// two kernels, as in attention.cuh, so that each result is written once, by one block: no atomics,
-// the same bits in every run.
+// This is FlashAttention-3's plan (Shah et al. 2024): the last product of a tile is under way while
+// the exponentials of the next tile are computed, and in forward consumers take turns (Turns).
+// Backward is two kernels, as in attention.cuh, so that each result is written once, by one block:
+// no atomics, the same bits in every run.
 #pragma once
 #include <climits>
 #include "attention.cuh"
@@ -217,12 +217,28 @@ __device__ void forward_produce(const ForwardMaps &maps, unsigned char *q, unsig
     }
 }
 
+// Consumers begin the products of a tile one after the other, so that the tensor cores work for one
+// while another computes exponentials (ping-pong: FlashAttention-3, section 3.1). Each takes a turn
+// for every tile of the block. Each has a barrier that says that its turn has come: the consumer
+// before it arrives there. Nobody waits for the turn behind the last tile.
+template <int CONSUMERS> struct Turns {
+    static constexpr int BARRIER = 4;   // of consumer 0; 1 to 3 are those of group_store
+    int own, next;
+    __device__ Turns(int consumer)
+        : own(BARRIER + consumer), next(BARRIER + (consumer + 1) % CONSUMERS) {
+        if (consumer == CONSUMERS - 1) pass();
+    }
+    __device__ void take(void) { named_sync(own, 2 * WARPGROUP); }
+    __device__ void pass(void) { named_arrive(next, 2 * WARPGROUP); }
+};
+
 // The sums of 64 rows from row0 on over the tiles of keys from place.begin to `end`.
 template <typename Tiles>
 __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
                                 const unsigned char *q, const unsigned char *k,
                                 const unsigned char *v, RingBarriers k_ring, RingBarriers v_ring,
-                                BlockPlace place, int row0, int end, AttentionShape shape) {
+                                BlockPlace place, int row0, int end, AttentionShape shape,
+                                Turns<Tiles::CONSUMERS> &turns) {
     constexpr int KEYS = Tiles::KEYS;
     int row = row0 + group_row(), b = place.b, T = shape.T;
     // The document of the last row begins here.
@@ -251,8 +267,10 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
         mbarrier_wait(v_ring.full + at.stage, at.parity);
     };
     mbarrier_wait(k_ring.full, 0);
+    turns.take();
     wgmma_fence();
     scores();
+    turns.pass();
     wgmma_wait<0>();
     probabilities(place.begin);
     sums_round<KEYS>(p, s);
@@ -261,9 +279,11 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
         mbarrier_wait(k_ring.full + at.stage, at.parity);
         settle(c);
         settle(p);
+        turns.take();
         wgmma_fence();
         scores();
         sums(tile > place.begin + 1);
+        turns.pass();
         wgmma_wait<1>();
         probabilities(tile);
         wgmma_wait<0>();
@@ -315,9 +335,12 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     mbarrier_wait(q_full, 0);
     float c[Tiles::HS / 2];
     RunningSoftmax m = {{-FLT_MAX, -FLT_MAX}, {0, 0}};
-    if (live) forward_consume<Tiles>(c, m, own, k, v, k_ring, v_ring, place, row0, end, s);
+    Turns<Tiles::CONSUMERS> turns(group);
+    if (live) forward_consume<Tiles>(c, m, own, k, v, k_ring, v_ring, place, row0, end, s, turns);
     for (int i = end - place.begin; i < place.end - place.begin; i++) {  // keys after these queries
         Ring<STAGES> at = {i % STAGES, i / STAGES % 2};
+        turns.take();
+        turns.pass();
         stage_skip(k_ring, at);
         stage_skip(v_ring, at);
     }
