@@ -54,8 +54,6 @@ static void zero(real *x, int64_t size) {
     for (int64_t i = 0; i < size; i++) x[i] = 0;
 }
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // x + offset, or NULL where a tensor does not exist
 static real *at(real *x, int64_t offset) { return x ? x + offset : NULL; }
 
@@ -1484,11 +1482,9 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->z_loss = setup->z_loss;
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, omp_get_max_threads(), 1);
     g->comm = setup->comm;
-    g->layout = layout_make(m);
-    // ZeRO-1: this process keeps the moments of its shards alone
     g->rank = comm_rank(g->comm);
     g->processes = comm_size(g->comm);
-    layout_share(&g->layout, m, setup->optimizer == OPTIMIZER_MUON, g->rank, g->processes);
+    g->layout = setup_layout(m, setup);
     g->act_layout = act_layout_make(m, &g->max);
     for (int kind = 0; kind < setup_kinds(setup); kind++) {
         const int64_t sizes[] = {g->layout.total, g->layout.total, g->layout.state,
@@ -1731,7 +1727,7 @@ static void gpt_normalize(Gpt *g) {
         if (!s.length) continue;
 #pragma omp parallel for
         for (int64_t i = 0; i < e->size / s.length; i++) {
-            // row i, or column i % step of the matrix i / step
+            // row i, or column i % stride of matrix i / stride
             real *line = w + i / s.stride * s.length * s.stride + i % s.stride;
             real square = 0;
             for (int64_t j = 0; j < s.length; j++)

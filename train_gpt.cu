@@ -138,8 +138,8 @@ static int64_t scratch_floats(const Model *m, const Setup *setup) {
 // the reserve.
 static double gpt_bytes(const Model *m, const Setup *setup, double tables) {
     int64_t reserve = RESERVE_MIB + (comm_size(setup->comm) > 1 ? NCCL_MIB : 0);
-    int64_t batch = batch_ints((int64_t)setup->B * setup->T) * (int64_t)sizeof(int32_t);
-    int64_t scratch = scratch_floats(m, setup) * (int64_t)sizeof(float);
+    int64_t batch = batch_ints((int64_t)setup->B * setup->T) * sizeof(int32_t);
+    int64_t scratch = scratch_floats(m, setup) * sizeof(float);
     return tables + (batch + scratch + PLANS_WORKSPACE + (reserve << 20));
 }
 
@@ -254,8 +254,8 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
     if (count) cudaCheck(cudaMemsetAsync(x, 0, count * sizeof(T), g->gpu.stream));
 }
 
-// Waits until the device has done all work given to it. Other waits of the host have no transfer
-// before them.
+// Waits until the device has done all work given to it, with a time limit: a transfer between
+// processes may never end. The host's other waits follow no transfer.
 static void wait(Gpt *g) {
     cudaCheck(cudaEventRecord(g->reached, g->gpu.stream));
     nccl_wait(&g->nccl, g->reached);
@@ -339,9 +339,7 @@ static Gpt *gpt_create(const Model *m, const Setup *setup) {
     g->setup = *setup;
     g->now = g->max = sizes_make(m, setup->B, setup->T, setup->recompute, 0, RATIO);
     // Sizes and offsets of all tensors, before any of them is allocated.
-    g->layout = layout_make(m);
-    layout_share(&g->layout, m, setup->optimizer == OPTIMIZER_MUON, comm_rank(setup->comm),
-                 comm_size(setup->comm));
+    g->layout = setup_layout(m, setup);
     g->act_layout = act_layout_make(m, &g->max);
     nccl_open(&g->nccl, setup->comm);
     g->gpu.plans = plans_create(setup->tf32);
@@ -386,7 +384,7 @@ static Block gpt_block(const Gpt *g, int l) {
     KvCache cache = kv_cache_view(&g->m, cache_base, g->max.T, l, g->cached_before);
     const float2 *rotary = g->rotary.device;
     if (rotary) rotary += (int64_t)cache.cached * rotary_size(&g->m) / 2;
-    return Block{&g->m, &g->now, layer_mode(&g->m, l),
+    return {&g->m, &g->now, layer_mode(&g->m, l),
                  params_view(&g->layout, g->weights, l),
                  grads_view(&g->layout, g->tensors[GRADS], l),
                  acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
@@ -605,10 +603,10 @@ static void gpt_backward(Gpt *g, double scale, int last) {
         graph = nullptr;
     }
     g->scale = scale;
-    // The embedding's backward reads sorted positions (embed.cuh).
     int64_t n = g->now.n;
     int32_t *staged = g->staged[g->turn];
-    // While the GPU works on the forward.
+    // The embedding's backward reads sorted positions (embed.cuh). They are sorted while the GPU
+    // works on the forward.
     int32_t *groups = staged + BATCH_GROUPS * n;
     token_groups(groups, staged, n);
     if (!g->m.rope)
@@ -678,7 +676,7 @@ static Update gpt_outcome(Gpt *g) {
     const UpdateState *s = g->state.host;
     double n = max(s->sums[SUM_TOKENS], 1.0);
     Loss loss = {s->sums[SUM_CE] / n, s->sums[SUM_Z] / n, s->sums[SUM_ROUTER] / n};
-    return Update{loss, s->norm, s->applied};
+    return {loss, s->norm, s->applied};
 }
 
 // Mean losses since the last gpt_loss or gpt_update, over all processes.
@@ -715,14 +713,14 @@ static AdamWStep send_rates(Gpt *g, const AdamW *o) {
     // The moments begin at zero; these factors correct their bias (Kingma, Ba 2015, section 3).
     float correct1 = 1 / (1 - pow(o->beta1, o->step));
     float correct2 = 1 / (1 - pow(o->beta2, o->step));
-    return AdamWStep{(float)o->beta1, (float)o->beta2, (float)o->eps, correct1, correct2,
+    return {(float)o->beta1, (float)o->beta2, (float)o->eps, correct1, correct2,
                      (float)o->clip, g->setup.stochastic, rounding_key(g, o->step),
                      o->max_ce * tokens, o->max_norm};
 }
 
 // The arenas as the kernels of an update see them (adamw.cuh).
 static Arenas gpt_arenas(const Gpt *g) {
-    return Arenas{g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V],
+    return {g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V],
                   g->tensors[GRADS], g->layout.state};
 }
 

@@ -25,6 +25,7 @@
 // that decide about the step.
 #pragma once
 #include "loss.cuh"
+#include "rand.h"
 
 // The shard of one tensor that this process owns; with one process it is the whole tensor.
 struct UpdateEntry {
@@ -49,7 +50,7 @@ enum { SUM_SQUARE = LOSS_SUMS, SUM_TOKENS, REDUCED_SUMS };
 struct UpdateState {
     double sums[REDUCED_SUMS];
     double norm;               // of the gradient, before clipping
-    float scale;               // of gradient clipping
+    float clip_factor;         // of all gradients
     int applied;               // 1: losses and norm are finite and within the step's limits
 };
 
@@ -88,16 +89,6 @@ __device__ inline void four_store(float *p, const Four &x) { *reinterpret_cast<F
 
 // --------------------------------------------------------------------------------------- rounding
 
-// SplitMix64's finalizer, and a hash of (key, n): rand.h's rand_at on the device.
-__device__ inline uint64_t round_mix(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-__device__ inline uint64_t round_bits(uint64_t key, uint64_t n) {
-    return round_mix(round_mix(key + 0x9E3779B97F4A7C15ull) ^ round_mix(n + 0xD1B54A32D192ED03ull));
-}
-
 // Stochastic rounding of x to bfloat16: away from zero with the probability of the fraction that is
 // cut off. random is below 2^16; added to the 16 bits that are cut off, it carries over into the
 // rest. Infinities and NaN stay what they are, and no number becomes infinite.
@@ -114,7 +105,7 @@ __device__ inline void weights_store(real *w, int64_t i, const Four &master, int
                                      uint64_t key) {
     RealFour out;
     bool exact = !stochastic || sizeof(real) == sizeof(float);  // to_real alone rounds, if at all
-    uint64_t random = exact ? 0 : round_bits(key, (uint64_t)i / FOUR);
+    uint64_t random = exact ? 0 : rand_at(key, (uint64_t)i / FOUR);
     for (int k = 0; k < FOUR; k++) {
         float x = master.v[k];
         out.v[k] = to_real(exact ? x : round_up_or_down(x, (unsigned)(random >> 16 * k & 0xffff)));
@@ -196,7 +187,7 @@ static __global__ void decide_kernel(UpdateState *state, AdamWStep step) {
                 isfinite(s.norm) && (!step.max_ce || sums[SUM_CE] <= step.max_ce) &&
                 (!step.max_norm || s.norm <= step.max_norm);
     bool clipped = step.clip > 0 && s.norm > step.clip;
-    s.scale = clipped ? (float)(step.clip / s.norm) : 1.0f;
+    s.clip_factor = clipped ? (float)(step.clip / s.norm) : 1.0f;
 }
 
 // The last entry that begins at or before element i of the shards; the first if none does.
@@ -251,19 +242,20 @@ adamw_kernel(Arenas t, const UpdateEntry *entries, int count, const UpdateState 
              AdamWStep step) {
     int64_t first = (int64_t)blockIdx.x * UPDATE_PIECE;
     int at = entry_find(entries, count, first);
-    float scale = state->scale;
+    float clip_factor = state->clip_factor;
     if (!state->applied) return;
     for (int round = 0; round < UPDATE_ROUNDS; round++) {
         int64_t i = first + (round * UPDATE_THREADS + threadIdx.x) * FOUR;
         while (at + 1 < count && entries[at + 1].state <= i) at++;
         UpdateEntry e = entries[at];
         if (e.scale) continue;  // Muon's
-        if (i >= e.state && i < e.state + e.size) adamw_four(t, e, i - e.state, step, scale);
+        if (i >= e.state && i < e.state + e.size)
+            adamw_four(t, e, i - e.state, step, clip_factor);
     }
 }
 
-// SETs state->norm, scale and applied from its sums; then, if state->applied, updates moments and
-// weights of all entries but Muon's. entries: on the device, by ascending offset; offsets and
+// SETs state->norm, clip_factor and applied from its sums; then, if state->applied, updates moments
+// and weights of all entries but Muon's. entries: on the device, by ascending offset; offsets and
 // t.total are multiples of 32 elements. The caller reads and clears state->sums.
 static inline void adamw_apply(Arenas t, const UpdateEntry *entries, int count, UpdateState *state,
                                AdamWStep step, Gpu *gpu) {

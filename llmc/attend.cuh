@@ -124,6 +124,7 @@ static inline void attend_choose(AttentionShape s, int wanted, real *arena, int6
     }
     for (int layer : {ATTENTION_FORWARD, ATTENTION_BACKWARD}) {
         bool possible = t.s.B && attend_possible(s, layer, gpu);
-        kind_choose(t, layer, possible ? wanted : KERNELS_MMA, gpu);
+        int kernels = possible ? wanted : KERNELS_MMA;
+        gpu->plans->kinds[layer] = kind_choose(t, layer, kernels, gpu);
     }
 }

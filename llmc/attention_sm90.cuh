@@ -195,11 +195,11 @@ struct ForwardMaps { CUtensorMap q, k, v, c; };
 // A block's place: sequence, head, kv head, first query, and the tiles of keys that it needs.
 struct BlockPlace { int b, h, g, first, begin, end; };
 
-template <typename Tiles> __device__ BlockPlace forward_place(AttentionShape s) {
+template <int QUERIES, int KEYS> __device__ BlockPlace block_place(AttentionShape s) {
     int b = head_of_block() / s.NH, h = head_of_block() % s.NH;
-    int first = (gridDim.y - 1 - blockIdx.y) * Tiles::QUERIES;
-    int begin = border_at(s.begins, b, first, s.T, 0) / Tiles::KEYS;
-    int end = CEIL_DIV(min(first + Tiles::QUERIES, s.T), Tiles::KEYS);
+    int first = (gridDim.y - 1 - blockIdx.y) * QUERIES;
+    int begin = border_at(s.begins, b, first, s.T, 0) / KEYS;
+    int end = CEIL_DIV(min(first + QUERIES, s.T), KEYS);
     return {b, h, h / (s.NH / s.KV), first, begin, end};
 }
 
@@ -312,7 +312,7 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *pe
     uint64_t *q_full = reinterpret_cast<uint64_t *>(v + STAGES * Tiles::V_BYTES);
     RingBarriers k_ring = {q_full + 1, q_full + 1 + STAGES};
     RingBarriers v_ring = {k_ring.empty + STAGES, k_ring.empty + 2 * STAGES};
-    BlockPlace place = forward_place<Tiles>(s);
+    BlockPlace place = block_place<Tiles::QUERIES, Tiles::KEYS>(s);
     if (threadIdx.x == 0) {
         mbarrier_init(q_full, 1);
         ring_init<STAGES>(k_ring, 1, Tiles::CONSUMERS * WARPGROUP / WARP);
@@ -484,24 +484,22 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     constexpr int KEYS = Tiles::COLUMNS;
     SHARED_TILES(tiles);
     BackwardShared<Tiles> shared(tiles);
-    int b = head_of_block() / s.NH, h = head_of_block() % s.NH, g = h / (s.NH / s.KV);
-    int first = (gridDim.y - 1 - blockIdx.y) * Tiles::ROWS;
-    int begin = border_at(s.begins, b, first, s.T, 0) / KEYS;
-    int end = CEIL_DIV(min(first + Tiles::ROWS, s.T), KEYS), group = warpgroup_index() - 1;
+    BlockPlace place = block_place<Tiles::ROWS, KEYS>(s);
+    int b = place.b, begin = place.begin, end = place.end, group = warpgroup_index() - 1;
     shared.init();
     if (group < 0) {
         registers_give<24>();
         if (threadIdx.x > 0) return;
-        shared.fill_own(maps, first, h, b);
+        shared.fill_own(maps, place.first, place.h, b);
         Ring<Tiles::STAGES> at = {0, 0};
         for (int i = begin; i < end; i++, at.next()) {
             mbarrier_wait(shared.ring.empty + at.stage, at.parity ^ 1);
-            shared.fill(maps, at.stage, i * KEYS, g, b);
+            shared.fill(maps, at.stage, i * KEYS, place.g, b);
         }
         return;
     }
     registers_take<240>();
-    int row0 = first + group * GROUP_ROWS, t = row0 + group_row();
+    int row0 = place.first + group * GROUP_ROWS, t = row0 + group_row();
     int own_end = row0 < s.T ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), KEYS) : begin;
     int last_begin = border_at(s.begins, b, row0 + GROUP_ROWS - 1, s.T, 0);  // of the last row
     float dq[Tiles::QK / 2], lse_t[2], D_t[2];
@@ -538,7 +536,7 @@ attention_dq_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *
     if (row0 >= s.T) return;
     rows_scale(dq, {s.scale, s.scale});
     group_store<Tiles::QK>(&maps.dx, shared.x + group * GROUP_ROWS * TILE_ROW, Tiles::ROWS, dq,
-                           row0, h, b);
+                           row0, place.h, b);
 #endif
 }
 
@@ -645,23 +643,14 @@ template <int QK, int HS> struct HeadSizes90 {
     typedef BackwardTiles<QK, HS, true> Keys;
 };
 
-// Calls launch with the one of these sizes that heads have; false if none has a kernel.
-template <typename First, typename... Others, typename F>
-static inline bool head_launch_sm90(int QK, int HS, F launch) {
-    typedef typename First::Forward Tiles;
-    if (QK == Tiles::QK && HS == Tiles::HS) return launch(First()), true;
-    if constexpr (sizeof...(Others) > 0) return head_launch_sm90<Others...>(QK, HS, launch);
-    return false;
-}
-
 // The sizes of heads that have kernels.
 template <typename F> static inline bool forward_launch_sm90(int QK, int HS, F launch) {
-    return head_launch_sm90<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>,
-                            HeadSizes90<192, 128>>(QK, HS, launch);
+    return head_launch<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>,
+                       HeadSizes90<192, 128>>(QK, HS, launch);
 }
 template <typename F> static inline bool backward_launch_sm90(int QK, int HS, F launch) {
-    return head_launch_sm90<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>>(
-        QK, HS, launch);
+    return head_launch<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>>(QK, HS,
+                                                                                        launch);
 }
 
 // Begins the kernels of attention_forward; false, and nothing begins, if these heads have none. A

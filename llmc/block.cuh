@@ -159,11 +159,11 @@ static QkvPlaces qkv_read(const Block *b, const Acts *t) {
 
 // The latent before its norm (in rows of qkv) and after it.
 static Heads latent_raw(const Model *m, const Acts *t) {
-    return Heads{t->qkv + m->NH * qk_size(m), qkv_width(m), m->kv_rank};
+    return {t->qkv + m->NH * qk_size(m), qkv_width(m), m->kv_rank};
 }
 
 static Heads latent_normed(const Model *m, const Acts *t) {
-    return Heads{t->kvcn, m->kv_rank, m->kv_rank};
+    return {t->kvcn, m->kv_rank, m->kv_rank};
 }
 
 // The products: [q | k | v] from u; with latent attention [k | v] of each head from the latent; y.

@@ -57,8 +57,8 @@ static inline ExpertsSizes experts_sizes(const Experts products[2], int64_t rows
     return s;
 }
 
-// Rows of experts as a router may leave them, at `to` on the device: start, source and tiles. The
-// first expert has none, the second its rows too, and each token stands in as many rows.
+// Rows of experts as a router may leave them, at `to` on the device: start, source and tiles.
+// Expert 0 has none and expert 1 twice its share; every token has equally many rows.
 static inline void experts_rows(ExpertsTrial *t, int64_t rows, int32_t *to, Gpu *gpu) {
     int E = t->products[0].E;
     int64_t bound = row_tiles(rows, E), count = E + 1 + rows + 2 * bound;
@@ -156,5 +156,5 @@ static inline void experts_choose(const Experts products[2], int64_t tokens, int
     if (possible) t = experts_trial(products, tokens, arena, count, gpu);
     if (!t.tokens) wanted = KERNELS_MMA;
     for (int layer : {EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT})
-        kind_choose(t, layer, wanted, gpu);
+        gpu->plans->kinds[layer] = kind_choose(t, layer, wanted, gpu);
 }

@@ -299,7 +299,7 @@ static inline void gemm_block(KernelArgs *p, int64_t cols) {
         return;
     }
     real block[MR * NR] __attribute__((aligned(64))) = {0}, *out = p->out;
-    int64_t stride = p->stride, bytes = (cols < NR ? cols : NR) * sizeof(real);
+    int64_t stride = p->stride, bytes = least(cols, NR) * sizeof(real);
     for (int64_t r = 0; r < p->rows && p->add; r++) memcpy(block + r * NR, out + r * stride, bytes);
     p->out = block;
     p->stride = NR;
@@ -337,7 +337,7 @@ static void gemm_slice_a(Panel *panels, Span *spans, Unit *dst, View A, int64_t 
         *panels = (Panel){dst, 1, MR};
         int64_t k = spans->from * PER_UNIT, end = spans->to * PER_UNIT;
         gemm_pack_a(dst + spans->from * MR, a.p + k * a.cs, a.rs, a.cs, rows - i,
-                    (end < depth ? end : depth) - k);
+                    least(end, depth) - k);
     }
 }
 
@@ -388,7 +388,7 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
         Ahead slice = gemm_ahead(part(A, 0, k0 + KC), rows, gemm_clamp(K - k0 - KC, 0, KC));
         if (k0 + KC >= K && tile + 1 < p->mp * p->np) {
             Span next = gemm_rows(p, tile + 1);
-            slice = gemm_ahead(part(p->A, next.from, 0), next.to - next.from, K < KC ? K : KC);
+            slice = gemm_ahead(part(p->A, next.from, 0), next.to - next.from, least(K, KC));
         }
         gemm_slice_a(panels, spans, pa, part(A, 0, k0), rows, depth, cols / NR);
         for (int64_t j = 0; j < cols; j += NR) {

@@ -215,6 +215,6 @@ NOINLINE void gemm_pack_a(Unit *dst, const real *src, int64_t rs, int64_t cs, in
 // A panel of B: the first NR of `cols` columns.
 NOINLINE void gemm_pack_b(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t cols,
                           int64_t depth) {
-    gemm_pack(dst, src, cs, rs, cols < NR ? cols : NR, NR, depth);
+    gemm_pack(dst, src, cs, rs, least(cols, NR), NR, depth);
 }
 #endif

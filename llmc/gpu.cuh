@@ -249,6 +249,7 @@ struct Gpu {
     int capability;            // compute capability, 90 for 9.0
     int processors;            // multiprocessors
     size_t l2_bytes;           // of the L2 cache
+    size_t shared_bytes;       // of shared memory that a block may have
     float *scratch;            // partial sums between two kernels of one launcher, in stream order
     size_t scratch_size;       // in floats
     struct Plans *plans;       // of matrix products (linear.cuh)
@@ -319,6 +320,7 @@ static inline void gpu_open(Gpu *gpu, int local) {
     gpu->capability = 10 * device.major + device.minor;
     gpu->processors = device.multiProcessorCount;
     gpu->l2_bytes = device.l2CacheSize;
+    gpu->shared_bytes = device.sharedMemPerBlockOptin;
 }
 
 static inline void gpu_close(Gpu *gpu) {

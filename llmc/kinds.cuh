@@ -6,7 +6,7 @@
 // on random numbers. Kernels that differ are not used, and a line says so.
 //
 // A layer declares a trial, its arrays for a comparison, with
-//   trial_run(trial, layer, kind, gpu)              runs one kind: 0 by mma.sync, 1 by wgmma, which
+//   trial_run(trial, layer, wgmma, gpu)             runs one kind: 0 by mma.sync, 1 by wgmma, which
 //                                                   is also the index of its results
 //   trial_agrees(trial, layer, &error, gpu)         runs both and compares their results
 #pragma once
@@ -18,9 +18,9 @@ static inline bool by_wgmma(const Gpu *gpu, int layer) {
 }
 
 // Calls run() with one kind of kernels for a layer.
-template <typename F> static void by_kind(int layer, int kind, Gpu *gpu, F run) {
+template <typename F> static void by_kind(int layer, int wgmma, Gpu *gpu, F run) {
     uint8_t *used = &gpu->plans->kinds[layer], before = *used;
-    *used = kind ? BY_WGMMA : BY_MMA;
+    *used = wgmma ? BY_WGMMA : BY_MMA;
     run();
     *used = before;
 }
@@ -28,10 +28,11 @@ template <typename F> static void by_kind(int layer, int kind, Gpu *gpu, F run) 
 // -------------------------------------------------------------------------------------- comparison
 
 enum { COMPARE_BLOCKS = 256, COMPARE_THREADS = 256 };
-// Two kernels round the same sums at different places: their results may be so far apart, as a
-// normalized mean squared error, and in one value, relative to it plus the root mean square.
-#define SAME_ERROR 1e-4
-#define SAME_VALUE 0.1f
+// Two kernels round the same sums at different places. Their results agree within SAME_ERROR, a
+// normalized mean squared error, and each value within SAME_VALUE of its size plus the root mean
+// square.
+static constexpr double SAME_ERROR = 1e-4;
+static constexpr float SAME_VALUE = 0.1f;
 
 // Numbers from -2 to 2, by a hash of their place (Steele, Lea, Flood 2014).
 static __global__ void fill_kernel(real *x, int64_t n) {
@@ -83,14 +84,10 @@ static bool compare(const T *x, const T *y, int64_t n, double *error, Gpu *gpu) 
 
 // -------------------------------------------------------------------------------------- the choice
 
-template <typename Trial> static float trial_time(const Trial &t, int layer, int kind, Gpu *gpu) {
-    return fastest(gpu, [&] { return trial_run(t, layer, kind, gpu), true; });
-}
-
 // The kind of a layer, by --kernels. With `auto` the run's earlier choice stays, or, while tuning,
 // the faster kind is taken.
 template <typename Trial>
-static int kind_of(const Trial &t, int layer, int wanted, Gpu *gpu) {
+static uint8_t kind_choose(const Trial &t, int layer, int wanted, Gpu *gpu) {
     int before = gpu->plans->kinds[layer];
     const char *name = TWO_KINDS[layer];
     double error = 0;
@@ -108,13 +105,11 @@ static int kind_of(const Trial &t, int layer, int wanted, Gpu *gpu) {
         return BY_MMA;
     }
     if (wanted == KERNELS_WGMMA || before == BY_WGMMA) return BY_WGMMA;
-    float mma = trial_time(t, layer, 0, gpu), wgmma = trial_time(t, layer, 1, gpu);
+    auto time_of = [&](int kind) {   // 0 or 1, as for trial_run
+        return fastest(gpu, [&] { return trial_run(t, layer, kind, gpu), true; });
+    };
+    float mma = time_of(0), wgmma = time_of(1);
     printf("kernels: %s by %s: wgmma takes %.3f ms, mma.sync %.3f\n", name,
            wgmma < mma ? "wgmma" : "mma.sync", wgmma, mma);
     return wgmma < mma ? BY_WGMMA : BY_MMA;
-}
-
-template <typename Trial>
-static void kind_choose(const Trial &t, int layer, int wanted, Gpu *gpu) {
-    gpu->plans->kinds[layer] = (uint8_t)kind_of(t, layer, wanted, gpu);
 }

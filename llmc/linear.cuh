@@ -126,11 +126,10 @@ struct Matmul {
     const void *bias = nullptr, *aux = nullptr;    // aux: pre
 };
 
-// The names of a key's numbers in the text of plans.
-typedef int64_t PlanKey::*PlanNumber;
+// The numbers of a key that every plan's text has; batch and epilogue are written apart.
 static const struct {
     const char *name;
-    PlanNumber at;
+    int64_t PlanKey::*at;
 } KEY_FIELDS[] = {{"m", &PlanKey::m},   {"n", &PlanKey::n},
                   {"k", &PlanKey::k},   {"ta", &PlanKey::ta},
                   {"tb", &PlanKey::tb}, {"wide_out", &PlanKey::wide_out},
@@ -428,8 +427,8 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     plans_forget(plans, false);
 }
 
-// The kernels that an earlier run chose. mma.sync, in a checkpoint from before there were two kinds
-// of all layers (kernels is nullptr) or of this one.
+// The kernels that an earlier run chose. A layer that its checkpoint does not name had only
+// mma.sync then; kernels is nullptr if it names none.
 static inline void kinds_read(Plans *plans, const Json *kernels, const char *path) {
     for (int i = 0; i < LAYERS_OF_TWO_KINDS; i++) {
         const char *kind = KIND_NAMES[BY_MMA];

@@ -53,12 +53,6 @@ struct Logits {
     Norm gain;                 // nGPT: SCALE over n rows of Vp (modes.h)
 };
 
-// The logits at columns j..j+PACK-1.
-template <bool GAINED> __device__ Floats logits_load(const Bits &z, const Logits &f, int j) {
-    if constexpr (GAINED) return gain_load(f.gain, j) * bits_floats(z);
-    return bits_floats(z);
-}
-
 // Adds the columns j..j+PACK-1; those from V on are padding.
 __device__ inline Softmax softmax_add(Softmax s, Floats z, int j, int V) {
     float max = s.max;
@@ -87,7 +81,9 @@ __device__ Softmax softmax_row(real *kept, const real *z, const Logits &f) {
         UNROLL for (int l = 0; l < CLASSIFIER_LOADS; l++)
             if (j + l * step < f.Vp) x[l] = words_load<Bits>(z + l * step);
         UNROLL for (int l = 0; l < CLASSIFIER_LOADS && j < f.Vp; l++, j += step, z += step) {
-            s = softmax_add(s, logits_load<GAINED>(x[l], f, j), j, f.V);
+            Floats logits = bits_floats(x[l]);
+            if constexpr (GAINED) logits = gain_load(f.gain, j) * logits;
+            s = softmax_add(s, logits, j, f.V);
             if (GRADIENT == GRADIENT_KEPT) *reinterpret_cast<Bits *>(kept + j) = x[l];
         }
     }
@@ -138,13 +134,10 @@ static inline int threads_for(int64_t count, int limit) {
 // SETs losses and logsum. With `gradient` the logits become their own gradient, unless they have a
 // gain: gained_classifier_backward follows.
 static inline void classifier(const Logits &f, bool gradient, Gpu *gpu) {
-    int device, limit;
-    cudaCheck(cudaGetDevice(&device));
-    cudaCheck(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     size_t bytes = f.Vp * sizeof(real);
     size_t reserved = 2 * WARP * sizeof(float);  // the arrays of block_max and block_sum
     gradient = gradient && !f.gain.site.on;
-    bool kept = gradient && bytes + reserved <= (size_t)limit;
+    bool kept = gradient && bytes + reserved <= gpu->shared_bytes;
     auto kernel = classifier_kernel<GRADIENT_NONE, false>;
     if (f.gain.site.on) kernel = classifier_kernel<GRADIENT_NONE, true>;
     if (gradient) kernel = classifier_kernel<GRADIENT_AGAIN, false>;

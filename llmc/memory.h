@@ -195,7 +195,7 @@ static inline int64_t layout_muon_scratch(const Layout *t, bool together) {
     int64_t most = 0;
     for (const Entry *e = t->entries; e < t->entries + t->count; e++) {
         if (!e->muon) continue;
-        int64_t rows = e->row.rows / e->muon, cols = e->row.cols, k = rows < cols ? rows : cols;
+        int64_t rows = e->row.rows / e->muon, cols = e->row.cols, k = least(rows, cols);
         int64_t size = 2 * (rows * cols + k * k) * (together ? e->muon : 1);
         if (size > most) most = size;
     }

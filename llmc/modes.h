@@ -143,7 +143,7 @@ TABLE Mode MODES[] = {{.name = "NONE"}, MODE_TABLE(MODE_ROW, LAYER_ROW)};
 #undef MODE_ROW
 #undef LAYER_ROW
 
-// SDD's paper and its released code differ in seven places; --sdd chooses one of the two.
+// SDD's paper (eq 2, section 4.1) and its released code differ in seven places; --sdd chooses.
 typedef struct Sdd {
     const char *name;
     int out_layers;                           // alpha of both output projections starts at
@@ -156,14 +156,11 @@ typedef struct Sdd {
     int share;                                // gates of experts are multiplied by F/E, the ffn
                                               // width of an expert over the number of experts
     int head;                                 // sigma of an untied LM head is 1/sqrt(C)
-    const char *source;
 } Sdd;
 
 #define SDD_TABLE(SDD) \
-SDD(PAPER, "paper", .out_layers = 1, .std = 1, .v = 1, .per = FULL, \
-                    .source = "SDD eq 2, section 4.1") \
-SDD(CODE,  "code",  .out_layers = 2, .std = 0.1, .fused = 1, .share = 1, .head = 1, \
-                    .source = "SDD released code")
+SDD(PAPER, "paper", .out_layers = 1, .std = 1, .v = 1, .per = FULL) \
+SDD(CODE,  "code",  .out_layers = 2, .std = 0.1, .fused = 1, .share = 1, .head = 1)
 
 #define SDD_ROW(id, word, ...) {.name = word, __VA_ARGS__},
 TABLE Sdd SDDS[] = {SDD_TABLE(SDD_ROW)};
@@ -248,6 +245,7 @@ typedef struct Site {
 // trainers and --show.
 typedef struct LayerMode {
     const Mode *row;                          // of this layer: mode_at
+    // Sites are neighbours: one loop goes over them all.
     Site emb, attn_in, q, k, v, latent, ctx, attn_out, attn_post;
     Site ffn_in, hidden, ffn_out, ffn_post, fin, logits;
     Site expert_hidden, expert_out;           // of an expert: before the activation; after W_down
@@ -289,12 +287,12 @@ static inline Site site_heads(int on, int per, int heads, int HS, int norm) {
     return site_make(on, heads, HS, 1, norm, 1.0);
 }
 
-// nGPT: a gain that starts at `start` is kept as a parameter w that starts at `stored`, times a
-// constant. AdamW moves w by about the learning rate, so the gain moves by lr * start / stored.
-static inline void site_stored(Site *s, int gains, double start, double stored) {
+// nGPT: a gain that starts at 1 is kept as a parameter w that starts at `stored`, times a constant.
+// AdamW moves w by about the learning rate, so the gain moves by lr / stored.
+static inline void site_stored(Site *s, int gains, double stored) {
     s->gains = gains;
     s->gain = stored;
-    s->scale *= start / stored;
+    s->scale *= 1 / stored;
 }
 
 // SDD's norm or nGPT's gain of [gate | up], or of up alone, before the activation. there: this
@@ -345,9 +343,9 @@ static inline LayerMode layer_mode(const Model *m, int l) {
     p.k   = site_heads(sdd ? 1 : r->k, per, m->KV, QK, inner);
     p.v   = site_heads(sdd ? sdd->v : r->v, v_per, m->KV, m->HS, inner);
     p.ctx = site_heads(sdd ? !sdd->v : r->ctx, v_per, m->NH, m->HS, inner);
-    if (r->q == L2) site_stored(&p.q, m->NH * QK, 1, 1 / root);   // nGPT's s_qk, which k shares
-    if (r->k == L2) site_stored(&p.k, 0, 1, 1 / root);
-    if (base->unit) site_stored(&p.logits, m->Vp, 1, 1 / root);   // s_z
+    if (r->q == L2) site_stored(&p.q, m->NH * QK, 1 / root);   // nGPT's s_qk, which k shares
+    if (r->k == L2) site_stored(&p.k, 0, 1 / root);
+    if (base->unit) site_stored(&p.logits, m->Vp, 1 / root);   // s_z
     p.hidden        = site_hidden(p.F > 0, m, p.F, sdd && sdd->fused && !p.moe);  // nGPT's s_uv
     p.expert_hidden = site_hidden(p.moe, m, m->F, 0);
     p.expert_out    = site_wide(m, sdd && p.moe, 0, out_gain);

@@ -33,8 +33,8 @@
 //   gradient of u                               as combine                          0.156
 //
 // gate and up, and down, cost the same again for dx and for dW. The products here use mma.sync,
-// which reaches some 62 % of the tensor cores' rate on compute capability 9.0: their floors are
-// there 1.6 times as high. experts_sm90.cuh has those by wgmma; experts.cuh chooses.
+// which reaches some 62 % of the tensor cores' rate on compute capability 9.0, so their floors are
+// 1.6 times as high there. experts_sm90.cuh has those by wgmma; experts.cuh chooses.
 #pragma once
 #include "attention.cuh"
 #include "linear.cuh"
@@ -548,11 +548,11 @@ template <int FORM> struct Panels {
     static constexpr bool LEFT_ACROSS = FORM == WEIGHT, RIGHT_ACROSS = FORM != FORWARD;
     static constexpr int LEFT = Panel<LEFT_ACROSS>::SIZE;
     static constexpr int STAGE = LEFT + Panel<RIGHT_ACROSS>::SIZE;
-    static constexpr size_t PIPE = STAGES * STAGE * sizeof(real);
-    static constexpr size_t STORE =
-        EXPERT_WARPS * WARP_ROWS * TILE_PITCH<WARP_COLUMNS> * sizeof(real);
-    static constexpr size_t BYTES = FORM != WEIGHT && STORE > PIPE ? STORE : PIPE;
+    static constexpr size_t BYTES = STAGES * STAGE * sizeof(real);
     static_assert(BYTES <= 99 << 10, "fewer stages");
+    static_assert(FORM == WEIGHT ||
+                  EXPERT_WARPS * WARP_ROWS * TILE_PITCH<WARP_COLUMNS> * sizeof(real) <= BYTES,
+                  "no room for the results that are stored");
 };
 
 // The tile of a block.

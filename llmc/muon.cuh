@@ -57,7 +57,7 @@ static __global__ void __launch_bounds__(UPDATE_THREADS)
 muon_momentum_kernel(double *partial, Arenas t, UpdateEntry e, int64_t size,
                      const UpdateState *state, float mu) {
     double sum = 0;
-    float clip_factor = state->scale;
+    float clip_factor = state->clip_factor;
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, base = blockIdx.y * size;
     for (int64_t i = first * FOUR; i < size; i += (int64_t)gridDim.x * blockDim.x * FOUR) {
         float *own = t.m + e.state + base + i;
@@ -80,7 +80,8 @@ muon_start_kernel(real *x, const double *partial, Arenas t, UpdateEntry e, int64
                   const UpdateState *state, float mu) {
     int pieces = gridDim.x;
     double piece = (int)threadIdx.x < pieces ? partial[blockIdx.y * pieces + threadIdx.x] : 0;
-    float inverse = (float)(1 / fmax(sqrt(block_sum(piece)), 1e-7)), clip_factor = state->scale;
+    float inverse = (float)(1 / fmax(sqrt(block_sum(piece)), 1e-7));
+    float clip_factor = state->clip_factor;
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, base = blockIdx.y * size;
     for (int64_t i = first * FOUR; i < size; i += (int64_t)gridDim.x * blockDim.x * FOUR) {
         Four m = four_load(t.m + e.state + base + i), d = four_load(t.d + e.offset + base + i);

@@ -198,8 +198,8 @@ struct Moments { float mean, rstd; };
 
 // Mean (0 unless centered) and reciprocal standard deviation of a line.
 template <typename TEAM, int N>
-__device__ Moments line_moments(const Floats (&x)[N], const int (&column)[N], int width, bool
-                                centered, float eps) {
+__device__ Moments line_moments(const Floats (&x)[N], const int (&column)[N], int width,
+                                bool centered, float eps) {
     float mean = 0, square = 0;
     if (centered) {
         UNROLL for (int i = 0; i < N; i++)

@@ -46,8 +46,8 @@ struct QkvShape {
     const float2 *rotary;  // [T, R / 2] (cos, sin); nullptr without RoPE
 };
 
-// The memory of q, k and v, or of their gradients. LATENT: `turned` has the last R channels of
-// the heads, which rotate, `of` the others.
+// The memory of q, k and v, or of their gradients: `of` has all channels. LATENT: `turned` has the
+// last R channels of the heads, which rotate, `of` the others.
 struct QkvPlaces { Heads of[3], turned[3]; };
 
 // q, k and v in rows [q | k | v] with heads side by side.
@@ -121,29 +121,21 @@ static inline QkvParts qkv_parts(const QkvPlaces &to, const QkvPlaces &d, const 
 // holds two packs per pair, so blocks become smaller from 4 pairs on, not from 8. DyT needs no sums
 // over a line, so that a few sizes of teams suffice.
 template <typename F> static inline void qkv_launch(const QkvParts *parts, F launch) {
-    std::false_type no;
-    std::true_type yes;
-    auto any = [&](auto latent) {
-        std::integral_constant<int, 1> kind;
-        auto with = [&](auto team) { launch(team, kind, latent); };
-        team_launch<Team<4, 1>, Team<8, 1>, Team<16, 1>, Team<32, 2>, Team<32, 4, 128>,
-                    Team<256, 1>, Team<256, 2>, Team<256, 4>>(parts->pairs, with);
-    };
-    auto of_heads = [&](auto latent) {
-        std::integral_constant<int, L2> kind;
-        auto with = [&](auto team) { launch(team, kind, latent); };
-        team_launch<Team<4, 1>, Team<8, 1>, Team<16, 1>, Team<32, 2>>(parts->pairs, with);
-    };
-    auto of_dyt = [&](auto latent) {
-        std::integral_constant<int, DYT> kind;
-        auto with = [&](auto team) { launch(team, kind, latent); };
-        team_launch<Team<4, 1>, Team<8, 1>, Team<32, 2>, Team<256, 1>, Team<256, 2>,
-                    Team<256, 4>>(parts->pairs, with);
+    auto with = [&](auto latent) {
+        auto of = [&](auto kind) { return [=](auto team) { launch(team, kind, latent); }; };
+        if (parts->kind == L2)
+            team_launch<Team<4, 1>, Team<8, 1>, Team<16, 1>, Team<32, 2>>(
+                parts->pairs, of(std::integral_constant<int, L2>()));
+        else if (parts->kind == DYT)
+            team_launch<Team<4, 1>, Team<8, 1>, Team<32, 2>, Team<256, 1>, Team<256, 2>,
+                        Team<256, 4>>(parts->pairs, of(std::integral_constant<int, DYT>()));
+        else
+            team_launch<Team<4, 1>, Team<8, 1>, Team<16, 1>, Team<32, 2>, Team<32, 4, 128>,
+                        Team<256, 1>, Team<256, 2>, Team<256, 4>>(
+                parts->pairs, of(std::integral_constant<int, 1>()));
     };
     if (!parts->pairs) return;
-    if (parts->kind == L2) parts->latent ? of_heads(yes) : of_heads(no);
-    else if (parts->kind == DYT) parts->latent ? of_dyt(yes) : of_dyt(no);
-    else parts->latent ? any(yes) : any(no);
+    parts->latent ? with(std::true_type()) : with(std::false_type());
 }
 
 // Sets the chunks of a part: enough for each team to have a line of a set, but at most max_chunks.
@@ -372,14 +364,10 @@ qkv_backward_kernel(QkvParts parts) {
     if (sums.b) gains_store<TEAM>(partial + (int64_t)(part.chunks + chunk) * gains, sums.b, column);
 }
 
-// Floats of partial sums for one chunk of a part.
-static inline size_t part_gains(const Norm *norm) {
-    return norm->site.on ? norm_sums(norm) : 0;
-}
-
 static inline void qkv_backward(QkvParts parts, Gpu *gpu) {
     size_t each = 0;  // floats of partial sums for one chunk of every part
-    for (const QkvPart &part : parts.of) each += part_gains(&part.norm);
+    for (const QkvPart &part : parts.of)
+        if (part.norm.site.on) each += norm_sums(&part.norm);
     qkv_launch(&parts, [&](auto team, auto kind, auto latent) {
         typedef decltype(team) TEAM;
         PartialList list = {};
@@ -399,7 +387,7 @@ static inline void qkv_backward(QkvParts parts, Gpu *gpu) {
             bool joins = list.count && list.of[0].gradient == norm->dw;
             if (joins) list.of[0].chunks += part->chunks;
             else partials_of(&list, norm, partial, part->chunks);
-            partial += part->chunks * part_gains(norm);
+            partial += part->chunks * norm_sums(norm);
         }
         size_t shared = each ? gains_bytes<TEAM, 2 * TEAM::PACKS>(bias) : 0;
         LAUNCH(qkv_backward_kernel<TEAM, kind, latent>, blocks, TEAM::BLOCK, shared, gpu->stream,

@@ -9,15 +9,21 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__
+#define HOST_AND_DEVICE __host__ __device__
+#else
+#define HOST_AND_DEVICE
+#endif
+
 // SplitMix64's finalizer (Steele, Lea, Flood 2014): a bijection on 64 bits.
-static inline uint64_t rand_mix(uint64_t z) {
+HOST_AND_DEVICE static inline uint64_t rand_mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
     return z ^ (z >> 31);
 }
 
 // Number n of the stream `key`: 64 random bits.
-static inline uint64_t rand_at(uint64_t key, uint64_t n) {
+HOST_AND_DEVICE static inline uint64_t rand_at(uint64_t key, uint64_t n) {
     return rand_mix(rand_mix(key + 0x9E3779B97F4A7C15ull) ^ rand_mix(n + 0xD1B54A32D192ED03ull));
 }
 

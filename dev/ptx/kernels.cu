@@ -313,7 +313,7 @@ void set_state(UpdateState *state, double sum0, double sum1, double sum2) {
 void get_state(double *to, const UpdateState *state) {
     to[0] = state->sums[SUM_SQUARE];
     to[1] = state->norm;
-    to[2] = state->scale;
+    to[2] = state->clip_factor;
     to[3] = state->applied;
 }
 // entries may be nullptr with a count of 1: the whole arenas.

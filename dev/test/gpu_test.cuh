@@ -54,6 +54,9 @@ static inline Gpu *test_gpu(void) {
         cudaCheck(cudaStreamCreate(&gpu.stream));
         gpu.processors = 2;       // so few that a block of grouped products has several tiles
         gpu.l2_bytes = 64 << 10;  // so little that attention has groups of heads
+        int shared;
+        cudaCheck(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+        gpu.shared_bytes = shared;
         gpu.scratch_size = 1 << 20;
         cudaCheck(cudaMalloc((void **)&gpu.scratch, gpu.scratch_size * sizeof(float)));
     }

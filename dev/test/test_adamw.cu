@@ -168,8 +168,8 @@ static void check_adamw(bool master_only, int stochastic) {
         double norm = truth_norm(d), scale = s.clip > 0 && norm > s.clip ? s.clip / norm : 1;
         EXPECT(fabs(state.norm - norm) <= 1e-13 * norm, "%s: norm %.17g, expected %.17g",
                names[step - 1], state.norm, norm);
-        EXPECT(fabs(state.scale - scale) <= 1e-7 * scale && state.applied == 1,
-               "%s: scale %g, expected %g; applied %d", names[step - 1], state.scale, scale,
+        EXPECT(fabs(state.clip_factor - scale) <= 1e-7 * scale && state.applied == 1,
+               "%s: scale %g, expected %g; applied %d", names[step - 1], state.clip_factor, scale,
                state.applied);
         EXPECT(state.sums[SUM_CE] == 123.5 && state.sums[SUM_Z] == 0.25,
                "%s: the sums became %g, %g", names[step - 1], state.sums[SUM_CE],

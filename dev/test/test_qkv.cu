@@ -51,7 +51,7 @@ static void make_part(Part *part, const QkvCase &k, int p) {
                   device_copy<wide>(&part->dw), k.bias ? device_copy<wide>(&part->db) : nullptr,
                   k.bias ? device_empty<wide>(stats) : nullptr, device_empty<wide>(stats), n,
                   k.unit ? 1e-12f : 1e-5f};
-    if (k.unit) site_stored(&part->norm.site, gains, 1, 0.3);
+    if (k.unit) site_stored(&part->norm.site, gains, 0.3);
     if (k.bias != NORM_DYT) return;
     part->alpha = {0.5 + 0.25 * p}, part->dalpha = random_values(1, 82 + p);
     part->norm.alpha = device_copy<real>(&part->alpha);

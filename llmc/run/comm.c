@@ -101,7 +101,7 @@ bool comm_lost(const Comm *c) { return sockets_lost(c->sockets); }
 static void mpi_move(Comm *c, void *data, size_t bytes, int from, int to) {
     Mpi *mpi = c->mpi;
     for (size_t at = 0; at < bytes; at += MPI_PIECE) {
-        int n = bytes - at < MPI_PIECE ? bytes - at : MPI_PIECE;
+        int n = least(bytes - at, MPI_PIECE);
         char *piece = (char *)data + at;
         if (c->rank == from) mpi->Send(piece, n, mpi->byte, to, 0, mpi->world);
         if (c->rank == to) mpi->Recv(piece, n, mpi->byte, from, 0, mpi->world, NULL);
@@ -127,7 +127,7 @@ void comm_all_reduce(Comm *c, double *x, int64_t n, int how) {
     double other[PIECE];
     if (comm_size(c) == 1) return;
     for (int64_t at = 0; at < n; at += PIECE) {
-        int64_t piece = n - at < PIECE ? n - at : PIECE;
+        int64_t piece = least(n - at, PIECE);
         size_t bytes = piece * sizeof *x;
         for (int from = 1; from < c->size; from++) {
             if (c->rank == from) memcpy(other, x + at, bytes);
@@ -215,7 +215,7 @@ void comm_start(Comm *c, int how, void *x, int64_t n, size_t element, int root) 
     Mpi *mpi = c->mpi;
     void *type = element == sizeof(float) ? mpi->float_type : mpi->double_type;
     for (int64_t at = 0; at < n; at += MPI_PIECE) {
-        int count = n - at < MPI_PIECE ? n - at : MPI_PIECE;
+        int count = least(n - at, MPI_PIECE);
         if (c->count == COMM_PENDING) comm_wait(c);       // the list of requests is full
         void *piece = (char *)x + at * element, **request = &c->pending[c->count++];
         const void *from = c->rank == root ? MPI_IN_PLACE : piece;

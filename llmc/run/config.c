@@ -26,8 +26,8 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     bool own = f->head_size, odd = (own ? f->head_size : f->width / heads) % 2;
     bool rope = f->positions == POSITIONS_ROPE, fewer = f->kv_heads && f->kv_heads != heads;
     bool from = *f->from;
-    // A micro-batch must divide the batch if the user gave it, or if the balance loss is defined
-    // over it. Any other one may leave a smaller last micro-batch.
+    // A user's --micro-batch must divide the batch, and so must one over which the balance loss is
+    // defined. Any other one may leave a smaller last micro-batch.
     bool divides = micro && (set->by[FLAG_micro_batch] == BY_USER || (E && f->balance_loss > 0));
     // The widths of a token's experts add up to the width of one row, an int. This leaves room for
     // the default --ffn, 8/3 of the width or 4 times, and for gate and up together.

@@ -277,8 +277,7 @@ static const Shard *shard_seek(DataLoader *d, int64_t at) {
 static void shard_window(DataLoader *d, int64_t at) {
     for (int64_t done = 0; done < d->seq + 1;) {
         const Shard *s = shard_seek(d, at + done);
-        long long skip = at + done - s->first, n = s->count - skip;
-        if (n > d->seq + 1 - done) n = d->seq + 1 - done;
+        long long skip = at + done - s->first, n = least(s->count - skip, d->seq + 1 - done);
         long long bytes = n * d->width, offset = SHARD_HEADER_BYTES + skip * d->width;
         long long got = file_read_at(d->fd, d->raw, bytes, offset);
         CHECK(got == bytes,

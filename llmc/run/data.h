@@ -23,7 +23,8 @@
 enum { SHARD_HEADER_BYTES = 1024 };
 enum { SHARD_MAGIC_16 = 20240520, SHARD_VERSION_16 = 1 };
 enum { SHARD_MAGIC_32 = 20240801, SHARD_VERSION_32 = 7 };
-enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD_WORDS };  // words
+// Words of the header.
+enum { SHARD_MAGIC, SHARD_VERSION, SHARD_TOKENS, SHARD_VOCAB, SHARD_BYTES, SHARD_WORDS };
 
 // Tokens of the built-in corpus: a power of two are inputs, and the last one is only a target.
 // Generating an epoch takes a tenth of a second at its start.

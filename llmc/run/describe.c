@@ -83,7 +83,7 @@ int memory_fitting(const Run *r, Setup s, double limit) {
     int64_t most = INT32_MAX / s.T / (r->m.moe.E ? r->m.moe.K : 1);
     int64_t share = CEIL_DIV(s.batch, comm_size(s.comm));
     // Memory grows with B, so the first that fits is the largest.
-    for (s.B = share < most ? share : most; s.B > 0; s.B--)
+    for (s.B = least(share, most); s.B > 0; s.B--)
         if (s.batch % s.B == 0 && memory_needed(r, &s) <= limit) break;
     return s.B;
 }

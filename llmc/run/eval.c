@@ -22,7 +22,7 @@ int64_t task_token(const Task *t, int64_t i) {
 // are more than T, the last T of them.
 static void add_row(Task *t, TaskRow row, int T) {
     int inputs = row.before + row.after - 1;
-    row.inputs = inputs < T ? inputs : T;
+    row.inputs = least(inputs, T);
     row.example = t->examples;
     t->row = check_grow(t->row, t->rows, sizeof row, "a list of completions");
     t->row[t->rows++] = row;
@@ -147,7 +147,7 @@ static void read_examples(Task *t, const char *path, size_t size, const TaskRead
 // Adds the windows of a document: n tokens behind its separator, which is at `at`.
 static void read_document(Task *t, int64_t at, int64_t n, int T) {
     for (int64_t done = 0; done < n;) {
-        int64_t scored = n - done < T ? n - done : T;
+        int64_t scored = least(n - done, T);
         int64_t inputs = done ? T : scored;
         add_row(t, (TaskRow){
             .completion = at + done + scored - inputs, .after = inputs + 1, .scored = scored,
@@ -332,7 +332,7 @@ bool task_score(Task *t, const TaskScorer *s) {
     for (int64_t group = 0; group < t->rows; group += step) {
         int64_t first = group + (int64_t)s->B * comm_rank(s->comm), left = t->rows - first;
         if (comm_signal(s->comm)) return false;
-        if (left > 0) score_batch(t, s, first, left < s->B ? left : s->B);
+        if (left > 0) score_batch(t, s, first, least(left, s->B));
         for (int64_t i = group; i < group + step && i < t->rows; i++)
             done += t->order[i]->inputs;
         // A line of progress every five seconds, counted in tokens.

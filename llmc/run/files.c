@@ -131,7 +131,7 @@ void file_begin(FileWriter *w, int folder, const char *path) {
 void file_add(FileWriter *w, const void *data, size_t n) {
     const char *p = data;
     while (n) {
-        ssize_t written = write(w->fd, p, n < PIECE ? n : PIECE);
+        ssize_t written = write(w->fd, p, least(n, PIECE));
         if (written < 0 && errno == EINTR) continue;
         CHECK_WRITE(written > 0,
                     "cannot write %s after %lld bytes: %m\n"

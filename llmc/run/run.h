@@ -87,7 +87,6 @@ void run_note_pace(Run *r, double seconds);           // notes once that trainin
 // start.c
 void run_open_folder(Run *r);             // makes --out, writes config.json, opens the log
 void run_open_tokenizer(Run *r);
-int32_t run_separator(const Run *r);      // the token that begins a document
 void run_open_tasks(Run *r);
 Setup run_setup(const Run *r);
 

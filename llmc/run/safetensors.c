@@ -82,7 +82,7 @@ void safetensors_read_real(const Tensor *t, int64_t first, int64_t most, void *o
           "tensor %s: expected F64, F32, BF16 or F16, found %s\n  -> convert the file", t->name,
           t->dtype);
     const char *data = (const char *)t->data + first * bytes;
-    int64_t rest = tensor_bytes(t) / bytes - first, count = rest < most ? rest : most;
+    int64_t rest = tensor_bytes(t) / bytes - first, count = least(rest, most);
     // Usually a plain copy: the file was written by a trainer of the same precision.
     if ((size_t)bytes != element)
         for (int64_t i = 0; i < count; i++)
@@ -238,7 +238,7 @@ Hash safetensors_write(int folder, const char *path, const Tensor *tensors, int 
         int64_t bytes = tensor_bytes(t);
         int element = t->dtype[0] == 'F' ? tensor_dtype_bytes(t->dtype) : 0;
         for (int64_t at = 0; at < bytes; at += piece) {
-            int64_t left = bytes - at < piece ? bytes - at : piece;
+            int64_t left = least(bytes - at, piece);
             if (element >= 4) *bad += real_count_bad(data + at, element, left / element);
             file_add(&w, data + at, left);
         }

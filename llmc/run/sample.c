@@ -42,7 +42,7 @@ int sample_token(const double *logits, int V, double temperature, int64_t k, dou
 // Prints a token: a separator as an empty line, a token without text as its number.
 static void print_token(const Run *r, int32_t token) {
     size_t n;
-    if (token == run_separator(r)) printf("\n\n");
+    if (token == r->tokenizer.end) printf("\n\n");
     else if (token < r->tokenizer.count) {
         const char *bytes = tokenizer_decode(&r->tokenizer, token, &n);
         text_print(bytes, n);
@@ -55,7 +55,7 @@ static void print_token(const Run *r, int32_t token) {
 
 // The separator and the prompt as tokens; returns how many.
 static int64_t encode_prompt(const Run *r, const char *prompt, size_t bytes, int32_t *tokens) {
-    tokens[0] = run_separator(r);
+    tokens[0] = r->tokenizer.end;
     if (r->tokenizer.count && bytes)
         return 1 + tokenizer_encode(&r->tokenizer, prompt, bytes, tokens + 1);
     for (size_t i = 0; i < bytes; i++) tokens[1 + i] = (uint8_t)prompt[i];

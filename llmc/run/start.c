@@ -60,7 +60,7 @@ static void open_data(Run *r) {
 // that ignores the context. A run that ends there has collapsed (dev/ablate.py).
 static double unigram_entropy(Run *r) {
     int64_t T = r->f->seq, samples = run_val_samples(r);
-    int64_t V = r->f->vocab ? r->f->vocab : CORPUS_VOCAB;
+    int64_t V = r->f->vocab;
     // The run's own arrays come later: their size depends on the model, which depends on the data.
     int32_t *inputs = check_alloc(2 * T * sizeof *inputs, "a sample"), *targets = inputs + T;
     int64_t *counts = check_alloc(V * sizeof *counts, "the frequencies of tokens");
@@ -129,14 +129,12 @@ void run_open_tokenizer(Run *r) {
           TOKENIZER_ADVICE);
 }
 
-int32_t run_separator(const Run *r) { return r->tokenizer.count ? r->tokenizer.end : 0; }
-
 // --mask-documents has to know where documents begin.
 static void open_documents(Run *r) {
     CHECK(!r->f->mask_documents || r->tokenizer.count || r->m.V == CORPUS_VOCAB,
           "--mask-documents: expected the tokenizer of this data, which names the token that "
           "begins documents, found none\n  -> %s", TOKENIZER_ADVICE);
-    r->setup.documents.separator = run_separator(r);
+    r->setup.documents.separator = r->tokenizer.end;      // 0 without a tokenizer
 }
 
 void run_open_tasks(Run *r) {
@@ -180,8 +178,7 @@ static void make_model(Run *r) {
     r->micro = f->micro_batch && f->micro_batch < share ? f->micro_batch : share;
     if (!r->training && !f->eval) r->micro = 1;           // --sample alone
     r->setup = run_setup(r);
-    r->layout = layout_make(&r->m);
-    layout_share(&r->layout, &r->m, f->optimizer == OPTIMIZER_MUON, r->comm.rank, r->comm.size);
+    r->layout = setup_layout(&r->m, &r->setup);
 }
 
 // Chooses the micro-batch: as many sequences of a process's share of the batch as fit into memory.

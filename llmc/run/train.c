@@ -32,7 +32,7 @@ static MicroBatches micro_batches(const Run *r, DataLoader *data, int64_t first,
 static bool next_micro_batch(Run *r, MicroBatches *b) {
     int64_t left = b->end - b->at, T = r->m.T;
     if (left <= 0) return false;
-    b->B = left < r->micro ? left : r->micro;
+    b->B = least(left, r->micro);
     for (int i = 0; i < b->B; i++)
         loader_sample(b->data, b->at + i, r->inputs + i * T, r->targets + i * T);
     b->at += b->B;
@@ -83,7 +83,7 @@ static bool validate(Run *r, double *loss) {
     int64_t samples = run_val_samples(r), piece = (int64_t)r->micro * r->comm.size;
     for (int64_t at = 0; at < samples; at += piece) {
         if (comm_signal(&r->comm)) return false;
-        forward_samples(r, &r->val, at, samples - at < piece ? samples - at : piece);
+        forward_samples(r, &r->val, at, least(samples - at, piece));
     }
     *loss = r->t->loss(r->gpt).ce;
     return true;

@@ -113,6 +113,13 @@ enum { KERNELS_AUTO, KERNELS_MMA, KERNELS_WGMMA };
 
 static inline int setup_kinds(const Setup *s) { return s->training ? TENSOR_KINDS : WEIGHTS + 1; }
 
+// The parameters' layout, with the shards of each process (ZeRO-1).
+static inline Layout setup_layout(const Model *m, const Setup *s) {
+    Layout t = layout_make(m);
+    layout_share(&t, m, s->optimizer == OPTIMIZER_MUON, comm_rank(s->comm), comm_size(s->comm));
+    return t;
+}
+
 // On a GPU forward, backward, zero_grads and update return before the work is done; loss, outcome
 // and every function that reads memory wait for it. With several processes all of them must call
 // loss and update together; the results are means over all processes.

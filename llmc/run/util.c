@@ -50,7 +50,7 @@ void *check_alloc(size_t bytes, const char *what) {
 #endif
 #pragma omp parallel for schedule(static) if (bytes >= 32 * huge)
     for (size_t i = 0; i < bytes; i += huge)
-        memset((char *)p + i, 0, bytes - i < huge ? bytes - i : huge);
+        memset((char *)p + i, 0, least(bytes - i, huge));
     return p;
 }
 

@@ -24,6 +24,7 @@ extern "C" {
 #define CHECK_WRITE(cond, ...) \
     ((cond) ? (void)0 : check_failed(EXIT_WRITE, __FILE__, __LINE__, __VA_ARGS__))
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 // The hint after an error that leaves the run's checkpoints whole.
 #define GO_ON "--resume required goes on from the last checkpoint"
 
