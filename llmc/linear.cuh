@@ -126,10 +126,12 @@ struct Matmul {
     const void *bias = nullptr, *aux = nullptr;    // aux: pre
 };
 
-// The numbers of a key that every plan's text has; batch and epilogue are written apart.
+// The numbers of a key that every plan's text has; batch and epilogue are written apart. A type of
+// its own, as g++ warns of the parentheses that nvcc puts around a pointer to a member.
+typedef int64_t PlanKey::*PlanNumber;
 static const struct {
     const char *name;
-    int64_t PlanKey::*at;
+    PlanNumber at;
 } KEY_FIELDS[] = {{"m", &PlanKey::m},   {"n", &PlanKey::n},
                   {"k", &PlanKey::k},   {"ta", &PlanKey::ta},
                   {"tb", &PlanKey::tb}, {"wide_out", &PlanKey::wide_out},
