@@ -26,9 +26,9 @@ trap 'exit 1' INT TERM
 pass() { passed=$((passed + 1)); }
 fail() { failed=$((failed + 1)); echo "FAILED $*"; tail -n 6 "$dir/message"; }
 
-# Runs a command into message and sets status; 124 is no end within thirty seconds, and 128 and more
+# Runs a command into message and sets status; 124 is no end within two minutes, and 128 and more
 # a signal.
-run() { timeout 30 "$@" < /dev/null > "$dir/message" 2>&1; status=$?; }
+run() { timeout 120 "$@" < /dev/null > "$dir/message" 2>&1; status=$?; }
 
 # refused NAME WORDS COMMAND...: ends with status 1, says WORDS, and what to do; unwritten: the same
 # of a write that failed, with status 2.
