@@ -385,13 +385,13 @@ static Block gpt_block(const Gpt *g, int l) {
     const float2 *rotary = g->rotary.device;
     if (rotary) rotary += (int64_t)cache.cached * rotary_size(&g->m) / 2;
     return {&g->m, &g->now, layer_mode(&g->m, l),
-                 params_view(&g->layout, g->weights, l),
-                 grads_view(&g->layout, g->tensors[GRADS], l),
-                 acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
-                 acts_view(&g->act_layout, &g->m, &g->max, g->act_grads, l, 1),
-                 cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n),
-                 g->dw_of_linears, masked ? batch_array(g, BATCH_BEGINS) : nullptr,
-                 masked ? batch_array(g, BATCH_ENDS) : nullptr, (Gpu *)&g->gpu};
+            params_view(&g->layout, g->weights, l),
+            grads_view(&g->layout, g->tensors[GRADS], l),
+            acts_view(&g->act_layout, &g->m, &g->max, g->acts, l, 0),
+            acts_view(&g->act_layout, &g->m, &g->max, g->act_grads, l, 1),
+            cache, rotary, g->router_bias[l], (float)(g->scale * g->now.n),
+            g->dw_of_linears, masked ? batch_array(g, BATCH_BEGINS) : nullptr,
+            masked ? batch_array(g, BATCH_ENDS) : nullptr, (Gpu *)&g->gpu};
 }
 
 // The embedding counts positions from these (--restart-positions), or from 0. begins: of the host's
@@ -714,14 +714,14 @@ static AdamWStep send_rates(Gpt *g, const AdamW *o) {
     float correct1 = 1 / (1 - pow(o->beta1, o->step));
     float correct2 = 1 / (1 - pow(o->beta2, o->step));
     return {(float)o->beta1, (float)o->beta2, (float)o->eps, correct1, correct2,
-                     (float)o->clip, g->setup.stochastic, rounding_key(g, o->step),
-                     o->max_ce * tokens, o->max_norm};
+            (float)o->clip, g->setup.stochastic, rounding_key(g, o->step),
+            o->max_ce * tokens, o->max_norm};
 }
 
 // The arenas as the kernels of an update see them (adamw.cuh).
 static Arenas gpt_arenas(const Gpt *g) {
     return {g->weights, g->tensors[WEIGHTS], g->tensors[ADAM_M], g->tensors[ADAM_V],
-                  g->tensors[GRADS], g->layout.state};
+            g->tensors[GRADS], g->layout.state};
 }
 
 // The matrices of entry k as muon.cuh sees them. send_rates has filled its UpdateEntry.

@@ -7,8 +7,8 @@ writes a page.
     python3 dev/ablate.py study.toml            the same from a file: mode = ["PRE", "SPAN"],
                                                 layers = [6, 24], steps = 300, ...
 
-In a file  only = [{mode = "PRE", lr = 3e-3}, {mode = "SPAN", lr = 1e-3}]  leaves of all
-combinations those with the values of one of its tables: each placement at a rate of its own.
+In a file  only = [{mode = "PRE", lr = 3e-3}, {mode = "SPAN", lr = 1e-3}]  trains only the
+combinations that have the values of one of its tables: each placement at a rate of its own.
 
 Any flag of ./train_gpt may be given, with one value or several, and --mode, the placement. Runs
 with the same seed are pairs: the same order of the data, and the same bits in every weight they
@@ -147,7 +147,8 @@ def check_axes(axes, options, built):
                  f"{nearest(mode.upper(), modes)}known are {', '.join(modes)}")
     for name, values in axes.items():
         if name != "mode" and name not in flags:
-            known = ["mode", *(name.replace("_", "-") for name in vars(options)), *flags]
+            known = ["mode", *(name.replace("_", "-") for name in vars(options) if name != "only"),
+                         *flags]
             stop(f"unknown flag --{name}",
                  nearest(name, known, "--") + "./train_gpt --help lists the flags of a run, "
                  "python3 dev/ablate.py --help those of a study")
@@ -235,7 +236,7 @@ def parse(argv):
                         help="no training: the page of the runs that are there")
     parser.add_argument("--make", default="", metavar="'DEVICE=cpu PREC=fp32'",
                         help="variables for make")
-    table, only = {}, []
+    table, only = {}, None                          # None: no file
     if argv and not argv[0].startswith("-"):
         table, only = read_toml(argv[0])
         known = {name.replace("_", "-") for name in vars(parser.parse_args([]))}
@@ -250,7 +251,7 @@ def parse(argv):
         if name not in axes:                                   # the command line wins
             add_axis(axes, name,
                      [as_text(one) for one in (value if isinstance(value, list) else [value])])
-    check_only(only, axes)
+    check_only(only or [], {"mode": ["SPAN"], "seed": ["1"]} | axes)
     for name in BUDGETS:
         value = getattr(options, name)
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
@@ -326,6 +327,19 @@ def check_growth(out, kept, asked):
                  "its own command goes on with it; for another study: another --out")
 
 
+def check_only_growth(out, kept, asked):
+    """Stops at an `only` that leaves out runs of the study, or every run of a value."""
+    runs = combinations(dict(kept, **asked))
+    if not all(run in runs for run in combinations(kept)):
+        stop(f"{out} has runs that `only` leaves out",
+             "its tables and more of them; for another study: another --out")
+    for name, values in asked["axes"].items():
+        for value in values:
+            if not any(run[name] == value for run in runs):
+                stop(f"--{name} {value} is in no run of {out}: its `only` names it in no table",
+                     f'a file with a table more: only = [..., {{{name} = "{value}"}}]')
+
+
 def source_hash():
     """The hash of all files that a trainer is made of."""
     names = ("Makefile", "train_gpt.c*", "llmc/**/*.c", "llmc/**/*.*h", "data/stories.*")
@@ -354,14 +368,16 @@ def open_study(options, axes):
     asked = {"version": VERSION, "command": shlex.join(["python3", "dev/ablate.py"] + sys.argv[1:]),
              "axes": axes, "budget": {name: getattr(options, name) for name in BUDGETS},
              "compare": options.compare, "largest_lr": options.largest_lr, "within": options.within,
-             "make": options.make, "only": options.only, "probe": options.probe,
+             "make": options.make, "only": options.only or [], "probe": options.probe,
              "probe_tokens": options.probe_tokens}
     if kept:
         check_growth(out, kept, asked)
         # The kept order of flags stays, because it names the runs.
         merged = {name: dict.fromkeys(was + axes[name]) for name, was in kept["axes"].items()}
         asked["axes"] = {name: list(values) for name, values in merged.items()}
-        asked["only"] = asked["only"] or kept.get("only", [])
+        if options.only is None:
+            asked["only"] = kept.get("only", [])
+        check_only_growth(out, kept, asked)
         return out, dict(kept, **asked)
     return out, dict(asked, source=source_hash(), machine=machine(), plans={}, searched=[])
 

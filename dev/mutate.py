@@ -55,21 +55,21 @@ WHOLE = {
 DRIVERS = ("run", "run_sample", "run_tokens", "micro_batch", "comm", "command", "refusals", "shard")
 
 
-def gpu_source(test):
+def gpu_source(tree, test):
     """The file of a test of the emulator, or None."""
-    files = ["test_gpt.cu", *sorted(str(path.relative_to(ROOT))
-                                    for path in (ROOT / "dev/test").glob("*.cu"))]
-    return next((file for file in files if f"GPU_TEST({test})" in (ROOT / file).read_text()), None)
+    files = ["test_gpt.cu", *sorted(str(path.relative_to(tree))
+                                    for path in (tree / "dev/test").glob("*.cu"))]
+    return next((file for file in files if f"GPU_TEST({test})" in (tree / file).read_text()), None)
 
 
-def arrange(test):
+def arrange(tree, test):
     """A test's make goals and command; None if there is no test of this name: it would run nothing,
     and every mutant survive."""
     if test in WHOLE:
         return WHOLE[test]
     if test.startswith("cuda_"):
         # The test of a layer is linked alone, a test of whole models with all layers.
-        source = gpu_source(test)
+        source = gpu_source(tree, test)
         layer = re.match(r"dev/test/test_(\w+)\.cu", source or "")
         folder = f"{EMU}-{layer[1]}" if layer else EMU
         only = f"EMU={folder} GPU_TESTS={layer[1]} " if layer else ""
@@ -78,13 +78,13 @@ def arrange(test):
                            f"{binary}fp32 {test} && EMU_COMPUTE=120 {binary}bf16 {test}")
     if test.startswith("ladder_"):
         step = test.removeprefix("ladder_")
-        there = (ROOT / f"dev/kernels/{step}.cu").exists()
+        there = (tree / f"dev/kernels/{step}.cu").exists()
         return there and ("build/services.a", f"sh dev/kernels/run.sh {step}")
     if test.startswith("get_"):
         name = "test_" + test.removeprefix("get_")
-        there = f"\ndef {name}" in (ROOT / "dev/test/test_get.py").read_text()
+        there = f"\ndef {name}" in (tree / "dev/test/test_get.py").read_text()
         return there and ("build/services.a", f"python3 dev/test/test_get.py {name}")
-    there = f'{{"{test}",' in (ROOT / "test_gpt.c").read_text()
+    there = f'{{"{test}",' in (tree / "test_gpt.c").read_text()
     goals = f"build/test_gpt {PROGRAMS}" if test in DRIVERS else "build/test_gpt"
     return there and (goals, f"build/test_gpt {test}")
 
@@ -115,11 +115,11 @@ def replaced(mutant, text):
     return text[:places[at]] + mutant.new.strip() + text[places[at + len(wanted) - 1] + 1:]
 
 
-def stale(mutant):
+def stale(tree, mutant):
     """Why a mutant cannot be tried, or None."""
-    if not arrange(mutant.test):
+    if not arrange(tree, mutant.test):
         return "THERE IS NO SUCH TEST"
-    file = ROOT / mutant.file
+    file = tree / mutant.file
     return (None if file.is_file() and replaced(mutant, file.read_text()) is not None
             else "STALE, the text is not there once")
 
@@ -153,14 +153,14 @@ def fails(command):
     for line in work.stdout:
         if "FAILED" in line:
             work.terminate()
+            work.stdout.close()
             work.wait()
             return True
     return work.wait() != 0
 
 
-def outcome(mutant):
+def outcome(mutant, goals, command):
     """Makes the mistake, tests, and takes it back."""
-    goals, command = arrange(mutant.test)
     file = TREE / mutant.file
     whole = file.read_text()
     file.write_text(replaced(mutant, whole))
@@ -180,22 +180,22 @@ def main():
     parser.add_argument("--stale", action="store_true", help="nothing is built")
     options = parser.parse_args()
     os.environ.update(OMP_WAIT_POLICY="passive", ASAN_OPTIONS="detect_leaks=0")
-    mutants = [mutant for name in ("mutants", "mutants_cuda")
-               for mutant in read_mutants(ROOT / "dev" / name)
-               if not options.words or any(word in " ".join(mutant[:3]) for word in options.words)]
-    counts = collections.Counter()
+    tree = ROOT if options.stale else TREE
     if not options.stale:
         make_tree()
-    green = set()
+    mutants = [mutant for name in ("mutants", "mutants_cuda")
+               for mutant in read_mutants(tree / "dev" / name)
+               if not options.words or any(word in " ".join(mutant[:3]) for word in options.words)]
+    tests = {mutant.test: arrange(tree, mutant.test) for mutant in mutants}
+    for test, found in tests.items():
+        if found and not options.stale and (built(found[0]) is not None or fails(found[1])):
+            sys.exit(f"error: the test {test} is not green without a mutant\n"
+                     f"  -> cd {TREE}; {MAKE} {found[0]} && {found[1]}")
+    counts = collections.Counter()
     for mutant in mutants:
-        said, more = stale(mutant), ""
+        said, more = stale(tree, mutant), ""
         if not said and not options.stale:
-            goals, command = arrange(mutant.test)
-            if mutant.test not in green and (built(goals) is not None or fails(command)):
-                sys.exit(f"error: the test {mutant.test} is not green without a mutant\n"
-                         f"  -> cd {TREE}; {MAKE} {goals} && {command}")
-            green.add(mutant.test)
-            said, more = outcome(mutant)
+            said, more = outcome(mutant, *tests[mutant.test])
         counts["passed" if said in (None, "killed") else "failed"] += 1
         if said:
             print("\n".join(filter(None, (f"{said}: {' '.join(mutant[:3])}", more))), flush=True)

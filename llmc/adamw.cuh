@@ -50,7 +50,7 @@ enum { SUM_SQUARE = LOSS_SUMS, SUM_TOKENS, REDUCED_SUMS };
 struct UpdateState {
     double sums[REDUCED_SUMS];
     double norm;               // of the gradient, before clipping
-    float clip_factor;         // of all gradients
+    float clip_factor;         // multiplies every gradient
     int applied;               // 1: losses and norm are finite and within the step's limits
 };
 

@@ -65,8 +65,7 @@ struct AttentionShape {
 
 static inline AttentionShape attention_shape(int B, int T, int NH, int KV, int QK, int HS,
                                              double scale) {
-    return {B, T, NH, KV, QK, HS, (float)scale, (float)(scale * M_LOG2E), nullptr,
-                          nullptr};
+    return {B, T, NH, KV, QK, HS, (float)scale, (float)(scale * M_LOG2E), nullptr, nullptr};
 }
 
 // --------------------------------------------------------------------------------------- products

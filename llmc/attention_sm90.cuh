@@ -218,9 +218,9 @@ __device__ void forward_produce(const ForwardMaps &maps, unsigned char *q, unsig
 }
 
 // Consumers begin the products of a tile one after the other, so that the tensor cores work for one
-// while another computes exponentials (ping-pong: FlashAttention-3, section 3.1). Each takes a turn
-// for every tile of the block. Each has a barrier that says that its turn has come: the consumer
-// before it arrives there. Nobody waits for the turn behind the last tile.
+// while another computes exponentials (ping-pong: FlashAttention-3, section 3.1). A consumer takes
+// one turn for each tile of the block. It waits at its own barrier, where the consumer before it
+// arrives. Nobody takes the turn that the last tile passes on.
 template <int CONSUMERS> struct Turns {
     static constexpr int BARRIER = 4;   // of consumer 0; 1 to 3 are those of group_store
     int own, next;

@@ -105,10 +105,10 @@ static uint8_t kind_choose(const Trial &t, int layer, int wanted, Gpu *gpu) {
         return BY_MMA;
     }
     if (wanted == KERNELS_WGMMA || before == BY_WGMMA) return BY_WGMMA;
-    auto time_of = [&](int kind) {   // 0 or 1, as for trial_run
-        return fastest(gpu, [&] { return trial_run(t, layer, kind, gpu), true; });
+    auto time_by = [&](int wgmma) {
+        return fastest(gpu, [&] { return trial_run(t, layer, wgmma, gpu), true; });
     };
-    float mma = time_of(0), wgmma = time_of(1);
+    float mma = time_by(0), wgmma = time_by(1);
     printf("kernels: %s by %s: wgmma takes %.3f ms, mma.sync %.3f\n", name,
            wgmma < mma ? "wgmma" : "mma.sync", wgmma, mma);
     return wgmma < mma ? BY_WGMMA : BY_MMA;

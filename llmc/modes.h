@@ -245,7 +245,7 @@ typedef struct Site {
 // trainers and --show.
 typedef struct LayerMode {
     const Mode *row;                          // of this layer: mode_at
-    // Sites are neighbours: one loop goes over them all.
+    // All sites stand together: refuse_wide_norms (train_gpt.cu) loops from emb to shared_out.
     Site emb, attn_in, q, k, v, latent, ctx, attn_out, attn_post;
     Site ffn_in, hidden, ffn_out, ffn_post, fin, logits;
     Site expert_hidden, expert_out;           // of an expert: before the activation; after W_down

@@ -46,8 +46,8 @@ struct QkvShape {
     const float2 *rotary;  // [T, R / 2] (cos, sin); nullptr without RoPE
 };
 
-// The memory of q, k and v, or of their gradients: `of` has all channels. LATENT: `turned` has the
-// last R channels of the heads, which rotate, `of` the others.
+// The memory of q, k and v, or of their gradients. With LATENT `turned` has the last R channels of
+// the heads, which rotate, and `of` the others; otherwise `of` has all.
 struct QkvPlaces { Heads of[3], turned[3]; };
 
 // q, k and v in rows [q | k | v] with heads side by side.

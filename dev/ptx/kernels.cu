@@ -23,6 +23,10 @@ extern "C" {
 void set_scratch(float *at, Int floats) {
     context.scratch = at;
     context.scratch_size = floats;
+    cudaDeviceProp device;
+    cudaCheck(cudaGetDeviceProperties(&device, 0));
+    context.processors = device.multiProcessorCount;
+    context.shared_bytes = device.sharedMemPerBlockOptin;
 }
 
 // -------------------------------------------------------------------------------------- attention
@@ -309,7 +313,7 @@ void set_state(UpdateState *state, double sum0, double sum1, double sum2) {
     state->sums[1] = sum1;
     state->sums[2] = sum2;
 }
-// to: square, norm, scale, applied
+// to: square, norm, clip_factor, applied
 void get_state(double *to, const UpdateState *state) {
     to[0] = state->sums[SUM_SQUARE];
     to[1] = state->norm;

@@ -505,6 +505,10 @@ Further measurements, and remarks on possible flaws, stand in italics and have n
 says how many tokens its models saw: a disagreement is one with this scale, not with the paper's.
 """
 
+QUESTIONS = """By the same rule, and not counted above. These models are 128 wide and saw 2 million
+bytes of Debian's English (`data/get.py debian --vocab bytes`), so losses are nats per byte of that.
+There is no second width, so no verdict can be more than *one scale*. Margins are our own."""
+
 FULL = """## At the papers' scale
 
 Hours of one H100 or H200: 6 operations for each active parameter and token, at {share:.0f} % of
@@ -559,7 +563,7 @@ def render(table, here):
                   "|---|---|---|---|---|"]
         lines += [claim_row(claim, outcomes[claim["id"]], results) for claim in table["claim"]
                   if claim["id"].startswith(letter)] + [""]
-    lines += ["## Questions of our own", "", "By the same rule, and not counted above.", "",
+    lines += ["## Questions of our own", "", QUESTIONS, "",
               "| | question | known elsewhere | here | verdict |", "|---|---|---|---|---|"]
     lines += [claim_row(question, judge(question, results, calculation_of(results)), results)
               for question in table["question"]] + [""]
@@ -604,8 +608,9 @@ def draw(name, found, path):
     panels = list(itertools.product(*(axes[axis] for axis in others)))
     chart, panes = plt.subplots(1, len(panels), figsize=(3.2 * len(panels) + 0.8, 3), sharey=True,
                                 squeeze=False)
+    known = {}
     for panel, pane in zip(panels, panes[0]):
-        for mode in axes["mode"]:
+        for color, mode in enumerate(axes["mode"]):
             rates = [runs_with(found, dict(zip(others, panel), mode=mode, lr=rate))
                      for rate in axes.get("lr", [None])]
             runs = min(filter(None, rates),
@@ -615,15 +620,17 @@ def draw(name, found, path):
                 values = np.array([[np.nan if loss is None else loss
                                     for _, loss in run["drawn"][:length]] for run in runs])
                 steps = [step for step, _ in runs[0]["drawn"][:length]]
-                line, = pane.plot(steps, np.nanmean(values, axis=0), label=mode, linewidth=1.2)
+                line, = pane.plot(steps, np.nanmean(values, axis=0), f"C{color}", label=mode,
+                                  linewidth=1.2)
                 pane.fill_between(steps, np.nanmin(values, axis=0), np.nanmax(values, axis=0),
-                                  color=line.get_color(), alpha=0.15, linewidth=0)
+                                  color=f"C{color}", alpha=0.15, linewidth=0)
+                known[mode] = line
         pane.set_title(", ".join(f"{axis} {value}" for axis, value in zip(others, panel)) or name,
                        fontsize=9)
         pane.set_xlabel("step", fontsize=8)
         pane.tick_params(labelsize=7)
     panes[0][0].set_ylabel("training loss, nats per byte", fontsize=8)
-    panes[0][-1].legend(fontsize=7, frameon=False)
+    panes[0][-1].legend(known.values(), known, fontsize=7, frameon=False)
     chart.tight_layout()
     chart.savefig(path, dpi=80, metadata={"Software": None})
     plt.close(chart)

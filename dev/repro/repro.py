@@ -56,8 +56,8 @@ from ablation.study import ENDED, read_json, write_json
 # and seconds that a run takes besides (starting, validating): one short run of each, 2026-11-22.
 CORE = {32: 20e9, 64: 31e9, 128: 43e9, 256: 43e9}                    # at 256: not measured
 BESIDES = 1.5
-# flags that change no count of operations
-PLACEMENT_FREE = ("mode", "seed", "lr", "mix-ratio", "sdd", "data")
+# flags left out of the count of operations
+COUNTED_ALIKE = ("mode", "seed", "lr", "mix-ratio", "sdd", "data")
 # the figures of probe.json that claims read
 PROBED = ("similarity", "similarity_by_distance", "hard_rank", "soft_rank", "edr_harmonic",
           "embedding_spectrum", "condition")
@@ -96,9 +96,8 @@ def read_study(name):
 
 
 def read_only(name):
-    """Of all combinations of a study those with the values of one of these; [] for all."""
-    return [{axis: ablate.as_text(value) for axis, value in row.items()}
-            for row in plain_study(name).get("only", [])]
+    """The tables of a study's `only`; [] if it runs all combinations."""
+    return ablate.read_only(name, plain_study(name))
 
 
 def study_runs(name):
@@ -151,7 +150,7 @@ def cost_of(runs, binary):
 
     flops, seconds = 0.0, 0.0
     for run in runs:
-        same = [pair for pair in run.items() if pair[0] not in PLACEMENT_FREE]
+        same = [pair for pair in run.items() if pair[0] not in COUNTED_ALIKE]
         work = flops_of(*same) * int(run["batch"]) * int(run["seq"]) * int(run["steps"])
         flops, seconds = flops + work, seconds + work / CORE[int(run["width"])] + BESIDES
     return flops, seconds
@@ -429,8 +428,8 @@ def main():
         if "calculations" in chosen:
             write_calculations()
         for name in sorted((name for name in chosen if name != "calculations"),
-                           key=lambda name: stated_minutes(name)
-                           / max(1, len(claims_of(table, name)))):
+                           key=lambda name: (name.endswith("_seeds"), stated_minutes(name)
+                                             / max(1, len(claims_of(table, name))))):
             out = ROOT / "ablations/repro" / name
             keep = table["keep"].get(name.partition("@")[0], [])
             harvest(name, out, keep)

@@ -278,7 +278,7 @@ class Functions:
         return Seeds({seed: function(run) for seed, run in self.runs(*words, **axes).items()})
 
     def rates(self, study=None, **arm):
-        """A study's rates, those that it has for an arm."""
+        """The rates that a study tries with this arm; without an arm, all of them."""
         name = self.name_of(study)
         if name not in self.results:
             raise Waiting(name)
@@ -316,8 +316,8 @@ class Functions:
         return self.values(cost, mode, study, **axes)
 
     def tuned(self, mode, study, **axes):
-        """The losses of a mode at the rate that is best in a study: its seeds there, and those that
-        STUDY_seeds adds."""
+        """The losses of a mode at the rate that is best in a study: of its seeds there, which chose
+        the rate, and of those that STUDY_seeds adds."""
         rate = self.best(mode, study, **axes)
         return Seeds({**self.loss(mode, study, **axes, lr=rate),
                       **self.loss(mode, f"{study}_seeds", **axes, lr=rate)})

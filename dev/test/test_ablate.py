@@ -305,6 +305,17 @@ def test_only(folder):
     study.write_text(text + 'only = [{mode = "PRE"}, {mode = "SPAN", lr = 1e-2}]\n')
     done = ablate(study, "--out", out)
     expect("6 runs, 2 to train" in done.stdout, f"one more rate: {done.stdout}{done.stderr}")
+    for words, said in (([study, "--mode", "PRE,SPAN,POST"], "POST is in no run"),
+                        (["--mode", "PRE,SPAN,POST", "--lr", "0.02,0.01"], "POST is in no run")):
+        done = ablate(*words, "--out", out)
+        expect(done.returncode == 1 and said in done.stderr, f"{words}: {done.stderr}")
+    study.write_text(text + 'only = [{mode = "PRE"}]\n')
+    done = ablate(study, "--out", out)
+    expect(done.returncode == 1 and "leaves out" in done.stderr, f"fewer runs: {done.stderr}")
+    study.write_text(text)
+    done = ablate(study, "--out", out)
+    expect("8 runs, 2 to train" in done.stdout, f"a file without it: {done.stdout}{done.stderr}")
+    expect("did you mean --only" not in ablate("--mode", "PRE", "--only", "x").stderr, "no flag")
     for only in ('[{mode = "POST"}]', "[{width = 16}]", "[1]", "1", "[{lr = [0.01]}]"):
         study.write_text(f"{text}only = {only}\n")
         done = ablate(study, "--out", folder / "none")

@@ -316,6 +316,9 @@ def test_edge():
     more = scale(arms(-0.3, rates=3), rates=THREE)
     more |= {"s_seeds": scale(arms(-0.3, rates=3), rates=THREE, seeds=("4", "5", "6"))["s"]}
     tuned = statistic.Functions(more, "s").tuned("SPAN", "s")
+    lead = statistic.Functions(more, "s").lead("SPAN", "s")
+    expect(len(lead) == 6 and all(0.28 < one < 0.32 for one in lead.values()),
+           f"SPAN ends 0.3 below PRE: {lead}")
     expect(sorted(tuned) == ["1", "2", "3", "4", "5", "6"] and abs(tuned["4"] - tuned["1"]) < 1e-9,
            f"another study's seeds at the best rate: {tuned}")
     named = "loss('SPAN', lr=0.001) - loss('PRE', lr=0.001)"

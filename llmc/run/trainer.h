@@ -113,7 +113,7 @@ enum { KERNELS_AUTO, KERNELS_MMA, KERNELS_WGMMA };
 
 static inline int setup_kinds(const Setup *s) { return s->training ? TENSOR_KINDS : WEIGHTS + 1; }
 
-// The parameters' layout, with the shards of each process (ZeRO-1).
+// The parameters' layout, with this process's shards (ZeRO-1).
 static inline Layout setup_layout(const Model *m, const Setup *s) {
     Layout t = layout_make(m);
     layout_share(&t, m, s->optimizer == OPTIMIZER_MUON, comm_rank(s->comm), comm_size(s->comm));
