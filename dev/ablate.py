@@ -156,24 +156,33 @@ def check_axes(axes, options, built):
             check_value(name, value, *flags[name])
 
 
+def as_list(value):
+    return value if isinstance(value, list) else [value]
+
+
+def is_plain(value):
+    return all(isinstance(one, (str, int, float)) for one in as_list(value))
+
+
 def read_only(path, table):
-    """Takes `only` out of a file's table: a list of tables of flags, each with a value."""
+    """Takes `only` out of a file's table: tables of flags, each with a value or a list of them, as
+    name -> list of texts."""
     only = table.pop("only", [])
-    plain = (str, int, float)
-    if not isinstance(only, list) or not all(
-            isinstance(row, dict) and all(isinstance(value, plain) for value in row.values())
-            for row in only):
+    if not isinstance(only, list) or not all(isinstance(row, dict) and all(map(is_plain,
+                                                                               row.values()))
+                                             for row in only):
         stop(f"{path}: only = {only!r}: expected a list of tables",
              'only = [{mode = "PRE", lr = 3e-3}]')
-    return [{name.replace("_", "-"): as_text(value) for name, value in row.items()}
-            for row in only]
+    return [{name.replace("_", "-"): list(map(as_text, as_list(value)))
+             for name, value in row.items()} for row in only]
 
 
 def check_only(only, axes):
-    for name, value in (pair for row in only for pair in row.items()):
-        if value not in axes.get(name, []):
-            stop(f"only = ... {name} = {value}: expected one of this study's values of {name}, "
-                 f"{', '.join(axes.get(name, ['none']))}", f"{name} = [{value}, ...]")
+    for name, values in (pair for row in only for pair in row.items()):
+        for value in values:
+            if value not in axes.get(name, []):
+                stop(f"only = ... {name} = {value}: expected one of this study's values of {name}, "
+                     f"{', '.join(axes.get(name, ['none']))}", f"{name} = [{value}, ...]")
 
 
 def read_toml(path):
@@ -192,8 +201,7 @@ def read_toml(path):
         stop(f"{path}: {error}", 'lines like  mode = ["PRE", "SPAN"]')
     only = read_only(path, table)
     for name, value in table.items():
-        if not all(isinstance(one, (str, int, float))
-                   for one in (value if isinstance(value, list) else [value])):
+        if not is_plain(value):
             stop(f"{path}: {name} = {value!r}: expected a number, a text, true or false, or a list "
                  "of them", f"{name} = [1, 2]")
     return {name.replace("_", "-"): value for name, value in table.items()}, only
@@ -249,8 +257,7 @@ def parse(argv):
     axes = parse_flags(words)
     for name, value in table.items():
         if name not in axes:                                   # the command line wins
-            add_axis(axes, name,
-                     [as_text(one) for one in (value if isinstance(value, list) else [value])])
+            add_axis(axes, name, list(map(as_text, as_list(value))))
     check_only(only or [], {"mode": ["SPAN"], "seed": ["1"]} | axes)
     for name in BUDGETS:
         value = getattr(options, name)
@@ -390,7 +397,8 @@ def combinations(kept):
             for values in itertools.product(*(kept["axes"][name] for name in names))]
     grid = [dict(axes, seed=seed) for seed in kept["axes"]["seed"] for axes in rest]
     if kept.get("only"):
-        grid = [axes for axes in grid if any(row.items() <= axes.items() for row in kept["only"])]
+        grid = [axes for axes in grid if any(all(axes[name] in values for name, values
+                                                 in row.items()) for row in kept["only"])]
     return grid + kept["searched"]
 
 

@@ -284,8 +284,8 @@ class Functions:
             raise Waiting(name)
         found = self.results[name]
         arm = {axis.replace("_", "-"): text(value) for axis, value in arm.items()}
-        has = lambda rate: any(all(alike(value, dict(arm, lr=rate).get(axis, value))
-                                   for axis, value in row.items())
+        has = lambda rate: any(all(any(alike(value, dict(arm, lr=rate).get(axis, value))
+                                       for value in values) for axis, values in row.items())
                                for row in found.get("only") or [{}])
         return sorted(filter(has, found["axes"]["lr"]), key=float)
 

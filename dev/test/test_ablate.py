@@ -302,7 +302,7 @@ def test_only(folder):
         f"{mode}-lr{rate}-seed{seed}" for mode, rate in (("PRE", "0.02"), ("SPAN", "0.01"))
         for seed in (1, 2)], f"four runs of eight: {sorted(outcomes(out))}, {done.stderr}")
     expect("0 to train" in ablate("--out", out).stdout, "the study goes on with what it has")
-    study.write_text(text + 'only = [{mode = "PRE"}, {mode = "SPAN", lr = 1e-2}]\n')
+    study.write_text(text + 'only = [{mode = "PRE"}, {mode = ["SPAN"], lr = [1e-2]}]\n')
     done = ablate(study, "--out", out)
     expect("6 runs, 2 to train" in done.stdout, f"one more rate: {done.stdout}{done.stderr}")
     for words, said in (([study, "--mode", "PRE,SPAN,POST"], "POST is in no run"),
@@ -316,7 +316,8 @@ def test_only(folder):
     done = ablate(study, "--out", out)
     expect("8 runs, 2 to train" in done.stdout, f"a file without it: {done.stdout}{done.stderr}")
     expect("did you mean --only" not in ablate("--mode", "PRE", "--only", "x").stderr, "no flag")
-    for only in ('[{mode = "POST"}]', "[{width = 16}]", "[1]", "1", "[{lr = [0.01]}]"):
+    for only in ('[{mode = "POST"}]', "[{width = 16}]", "[1]", "1", "[{lr = [[0.01]]}]",
+                 "[{lr = [0.01, 3]}]"):
         study.write_text(f"{text}only = {only}\n")
         done = ablate(study, "--out", folder / "none")
         expect(done.returncode == 1 and "error: " in done.stderr and "only = " in done.stderr

@@ -306,8 +306,7 @@ def test_edge():
         expect(found.verdict == EDGE and [arm for _, arm in found.scales[1].edges] == ["SPAN"],
                f"SPAN's best is an end of the rates: {found.verdict}")
     apart = scale(arms(-0.3, rates=3), rates=THREE)      # SPAN has two of the three rates
-    apart["s"]["only"] = [{"mode": "PRE"}, {"mode": "SPAN", "lr": "1e-3"},
-                          {"mode": "SPAN", "lr": "0.002"}]
+    apart["s"]["only"] = [{"mode": ["PRE"]}, {"mode": ["SPAN"], "lr": ["1e-3", "0.002"]}]
     apart["s"]["runs"] = [run for run in apart["s"]["runs"]
                           if (run["axes"]["mode"], run["axes"]["lr"]) != ("SPAN", "0.004")]
     found = report.judge(CLAIM(["", MINUS, "< 0"]), apart, None).scales[0]
