@@ -241,8 +241,7 @@ __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
                                 Turns<Tiles::CONSUMERS> &turns) {
     constexpr int KEYS = Tiles::KEYS;
     int row = row0 + group_row(), b = place.b, T = shape.T;
-    // The document of the last row begins here.
-    int last_begin = border_at(shape.begins, b, row0 + GROUP_ROWS - 1, T, 0);
+    int last_begin = border_at(shape.begins, b, row0 + GROUP_ROWS - 1, T, 0);  // of the last row
     float s[KEYS / 2], shrink[2];
     uint32_t p[KEYS / 16][4];
     Ring<Tiles::STAGES> at = {0, 0}, before = {0, 0};  // before: the tile before
@@ -414,12 +413,11 @@ template <typename Tiles> struct BackwardShared {
         tiles_load<Tiles::HS, Tiles::ROWS>(y, &maps.y, own, first, h, b);
     }
     __device__ void fill(const BackwardMaps &maps, int stage, int first, int h, int b) {
+        constexpr int N = Tiles::COLUMNS;
         uint64_t *full = ring.full + stage;
         mbarrier_expect(full, Tiles::U_BYTES + Tiles::W_BYTES);
-        tiles_load<Tiles::QK, Tiles::COLUMNS>(u + stage * Tiles::U_BYTES, &maps.u, full, first, h,
-                                              b);
-        tiles_load<Tiles::HS, Tiles::COLUMNS>(w + stage * Tiles::W_BYTES, &maps.w, full, first, h,
-                                              b);
+        tiles_load<Tiles::QK, N>(u + stage * Tiles::U_BYTES, &maps.u, full, first, h, b);
+        tiles_load<Tiles::HS, N>(w + stage * Tiles::W_BYTES, &maps.w, full, first, h, b);
     }
 };
 
@@ -637,7 +635,7 @@ attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide 
 
 // --------------------------------------------------------------------------------------- launchers
 
-template <int QK, int HS> struct HeadSizes90 {
+template <int QK, int HS> struct Sizes90 {
     typedef ForwardTiles<QK, HS> Forward;
     typedef BackwardTiles<QK, HS, false> Queries;
     typedef BackwardTiles<QK, HS, true> Keys;
@@ -645,12 +643,11 @@ template <int QK, int HS> struct HeadSizes90 {
 
 // The sizes of heads that have kernels.
 template <typename F> static inline bool forward_launch_sm90(int QK, int HS, F launch) {
-    return head_launch<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>,
-                       HeadSizes90<192, 128>>(QK, HS, launch);
+    return head_launch<Sizes90<64, 64>, Sizes90<96, 96>, Sizes90<128, 128>, Sizes90<192, 128>>(
+        QK, HS, launch);
 }
 template <typename F> static inline bool backward_launch_sm90(int QK, int HS, F launch) {
-    return head_launch<HeadSizes90<64, 64>, HeadSizes90<96, 96>, HeadSizes90<128, 128>>(QK, HS,
-                                                                                        launch);
+    return head_launch<Sizes90<64, 64>, Sizes90<96, 96>, Sizes90<128, 128>>(QK, HS, launch);
 }
 
 // Begins the kernels of attention_forward; false, and nothing begins, if these heads have none. A
