@@ -579,7 +579,7 @@ def render(table, here):
                        for found in results.values() if "machine" in found})
     lines += [f"Machine: {'; '.join(machines)}.", ""] if machines else []
     lines += [line for name in repro.studies() if (here / f"{name}.png").exists()
-              for line in (f"![{name}: training loss]({name}.png)", "")]
+              for line in (f"![{name}: loss]({name}.png)", "")]
     lines += score_lines()
     lines += FULL.format(share=100 * SHARE, peak=PEAK / 1e12, affordable=AFFORDABLE,
                          one=ONE_GPU / 1e9, scored=SCORED / 1e9).splitlines()
@@ -636,7 +636,39 @@ def draw(name, found, path):
     plt.close(chart)
 
 
+def draw_tuned(results, study, path):
+    """Validation losses of each placement, optimizers side by side, each at its best rate: a dot
+    for a seed, a line for their mean."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    functions, axes = statistic.Functions(results, study), results[study]["axes"]
+    chart, pane = plt.subplots(figsize=(5.6, 3.2))
+    for i, optimizer in enumerate(axes["optimizer"]):
+        for j, mode in enumerate(axes["mode"]):
+            losses = list(functions.tuned(mode, study, optimizer=optimizer).values())
+            x = j + 0.3 * (i - 0.5)
+            pane.plot([x] * len(losses), losses, "o", color=f"C{i}", markersize=3.5,
+                      label="" if j else optimizer)
+            pane.plot([x - 0.12, x + 0.12], [np.mean(losses)] * 2, color=f"C{i}", linewidth=1.5)
+    pane.set_xticks(range(len(axes["mode"])), axes["mode"], fontsize=8)
+    pane.set_ylabel("validation loss, nats per byte", fontsize=8)
+    pane.tick_params(axis="y", labelsize=7)
+    pane.set_title(f"{results[study]['flags']['layers']} layers, each at its best rate; "
+                   "three seeds and their mean", fontsize=9)
+    pane.legend(fontsize=8, frameon=False)
+    chart.tight_layout()
+    chart.savefig(path, dpi=100, metadata={"Software": None})
+    plt.close(chart)
+
+
 def write(table, here, pictures=True):
+    import repro
+    for name, keep in table["keep"].items():
+        if pictures and "tuned" in keep and not any(map(repro.missing, (name, f"{name}_seeds"))):
+            results = {study: read_json(here / "results" / f"{study}.json")
+                       for study in (name, f"{name}_seeds")}
+            draw_tuned(results, name, here / f"{name}.png")
     for name in table["keep"]:
         found, path = read_json(here / "results" / f"{name}.json"), here / f"{name}.png"
         newer = (found and path.exists()
