@@ -37,6 +37,10 @@ def readable(names):
     return [n.removeprefix("void ") for n in text.stdout.splitlines()]
 
 
+# Of kinds.cuh: they compare kernels by wgmma with the others, in bf16 for 9.0 alone.
+COMPARISON = ("fill_kernel", "fill_documents_kernel", "compare_kernel")
+
+
 def coverage(gpu):
     """The kernels of train_gpt.cu that no launch executed, and the percentage of the others'
     instructions that ran."""
@@ -66,6 +70,9 @@ def check_one(arch, prec, o):
     passed = len(t.results) - failed
     left, percent = coverage(gpu)
     kernels = len(gpu.modules[0].bodies)
+    if (arch, prec) != ("90a", "bf16"):
+        compare = [name for name in left if any(word in name for word in COMPARISON)]
+        left, kernels = [name for name in left if name not in compare], kernels - len(compare)
     ran = kernels - len(left)
     if o.names:
         left = []
