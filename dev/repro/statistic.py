@@ -249,6 +249,9 @@ class Functions:
         found = self.results[name]
         wanted = dict({axis.replace("_", "-"): text(value) for axis, value in axes.items()},
                       **({"mode": mode} if mode else {}))
+        # An axis of one value is a flag of the study.
+        wanted = {axis: value for axis, value in wanted.items() if axis in found["axes"]
+                  or not alike(found["flags"].get(axis, ""), value)}
         several = [axis for axis, values in found["axes"].items()
                    if len(values) > 1 and axis not in ("seed", *wanted)]
         for axis, value in wanted.items():
