@@ -115,9 +115,9 @@ def replaced(mutant, text):
     return text[:places[at]] + mutant.new.strip() + text[places[at + len(wanted) - 1] + 1:]
 
 
-def stale(tree, mutant):
-    """Why a mutant cannot be tried, or None."""
-    if not arrange(tree, mutant.test):
+def stale(tree, mutant, found):
+    """Why a mutant cannot be tried, or None. found: what arrange says of its test."""
+    if not found:
         return "THERE IS NO SUCH TEST"
     file = tree / mutant.file
     return (None if file.is_file() and replaced(mutant, file.read_text()) is not None
@@ -186,14 +186,14 @@ def main():
     mutants = [mutant for name in ("mutants", "mutants_cuda")
                for mutant in read_mutants(tree / "dev" / name)
                if not options.words or any(word in " ".join(mutant[:3]) for word in options.words)]
-    tests = {mutant.test: arrange(tree, mutant.test) for mutant in mutants}
+    tests = {test: arrange(tree, test) for test in dict.fromkeys(m.test for m in mutants)}
     for test, found in tests.items():
         if found and not options.stale and (built(found[0]) is not None or fails(found[1])):
             sys.exit(f"error: the test {test} is not green without a mutant\n"
                      f"  -> cd {TREE}; {MAKE} {found[0]} && {found[1]}")
     counts = collections.Counter()
     for mutant in mutants:
-        said, more = stale(tree, mutant), ""
+        said, more = stale(tree, mutant, tests[mutant.test]), ""
         if not said and not options.stale:
             said, more = outcome(mutant, *tests[mutant.test])
         counts["passed" if said in (None, "killed") else "failed"] += 1

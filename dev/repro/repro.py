@@ -279,8 +279,9 @@ def harvest(name, out, keep):
     order = [json.dumps(run.axes) for run in study.runs]
     # the study in work may not have grown to all of it
     asked = {axis: values for axis, values in read_study(name).items() if axis in study.axes}
-    only = {"only": read_only(name)} if read_only(name) else {}
-    found = {"study": name, "machine": kept["machine"], "axes": asked, **only, "flags": study.flags,
+    only = read_only(name)
+    found = {"study": name, "machine": kept["machine"], "axes": asked,
+             **({"only": only} if only else {}), "flags": study.flags,
              "runs": [now.get(key) or before[key] for key in order if key in now or key in before]}
     if found["runs"]:
         write_results(path, found)
