@@ -74,6 +74,9 @@ case $0 in *-pre-*) ms=100 ;; *-span-*) ms=102 ;; *) ms=110 ;; esac
 while [ $# -gt 0 ]; do
     case $1 in
         --graph) [ $2 = on ] && ms=95 ;;
+        --kernels) ms=104 ;;
+        --optimizer) ms=106 ;;
+        --mask-documents) ms=90 ;;
         --out) out=$2 ;;
         --model) model=$2 ;;
         --batch) batch=$2 ;;
@@ -82,6 +85,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 mkdir "$out"
+echo "kernels: attention forward by wgmma: wgmma takes 0.123 ms, mma.sync 0.456"
 [ -e never ] && exec sleep 20
 [ -e late ] && sleep 1
 case $model in
@@ -204,7 +208,7 @@ case \$* in
         printf '{"what": "torch", "model": "gpt2-124M", "round": '\$3', '
         printf '"ms": [9000, 900, 130, 130, 130, 125, 125], '
         echo '"torch": "2.11", "compiled": true, "batch": 64, "seq": 1024}' ;;
-    *torch_experts.py*)
+    *torch_layers.py*)
         printf '{"model": "experts of 512", "layer": "down of experts forward, torch._grouped_mm", '
         echo '"tokens": 32768, "ms": 0.5, "flops": 2.75e+11, "bytes": 1e9}' ;;
     *) exec '$PYTHON' "\$@" ;;
@@ -287,9 +291,9 @@ for file in build.txt first.txt tests.txt runs.txt sanitize.txt kernels.jsonl tr
     check "$file" test -s build/gpu_check/$file
 done
 check "two trainers"             sh -c '[ "$(ls -d build/cuda-[ps]*-bf16/train_gpt | wc -l)" = 2 ]'
-check "two rounds of two"        sh -c '[ "$(wc -l < build/gpu_check/train124.jsonl)" = 4 ] &&
-    [ "$(wc -l < build/gpu_check/train740.jsonl)" = 8 ] &&
-    [ "$(wc -l < build/gpu_check/trainmoe.jsonl)" = 4 ]'
+check "two rounds of each"       sh -c '[ "$(wc -l < build/gpu_check/train124.jsonl)" = 10 ] &&
+    [ "$(wc -l < build/gpu_check/train740.jsonl)" = 12 ] &&
+    [ "$(wc -l < build/gpu_check/trainmoe.jsonl)" = 8 ]'
 check "each begins with another" sh -c "sed -n '1p;3p' build/gpu_check/train124.jsonl | cut -c1-20 |
     uniq | wc -l | grep -qx 2"
 check "no run is left"           sh -c '[ ! -e build/gpu_run ] && [ ! -e build/gpu_runs ]'
@@ -313,6 +317,12 @@ check "PRE, the first steps out" reports \
     "| PRE | 100.00 | 655360 | 523 | 52.8 | - | 8 in 2 | 1755 | 612 |"
 check "SPAN over PRE"            reports \
     "| SPAN | 102.00 | 642510 | 513 | 51.8 | 1.0200 ± 0.0000 | 8 in 2 | 1755 | 612 |"
+check "by the older kernels"     reports "| PRE, mma.sync | 104.00 | 630154 |"
+check "under Muon"               reports "| PRE, muon | 106.00 | 618264 |"
+check "documents apart"          reports "| PRE, documents | 90.00 | 728178 |"
+check "the kinds of kernels"     reports \
+    "- gpt2-124M: attention forward by wgmma: wgmma takes 0.123 ms, mma.sync 0.456"
+check "each once"                sh -c '[ "$(grep -c "wgmma takes" build/gpu_check/report.md)" = 3 ]'
 check "740M"                     reports "| PRE | 100.00 | 327680 | 1609 | 162.6 | - | 8 in 2 |"
 check "accumulated"              reports "## 740M, 64 sequences a step in micro-batches of 16"
 check "experts"                  reports "| PRE | 100.00 | 163840 | 712 | 72.0 | - | 8 in 2 |"
@@ -347,8 +357,8 @@ check "and its parts"            sh -c 'sed -n "/by cupti/,/^| launch/p" build/g
     grep -qF "| products of blocks | 20.00 |"'
 check "ncu"                      reports \
     "| attention_dq_kernel | 1.2500 | 62 | 40 | 20 | 2.00 | 5.0 | 1500 |"
-check "of seven kernels"         sh -c '[ "$(grep -c "| 1.2500 | 62 | 40 |" \
-    build/gpu_check/report.md)" = 7 ]'
+check "of eleven kernels"        sh -c '[ "$(grep -c "| 1.2500 | 62 | 40 |" \
+    build/gpu_check/report.md)" = 11 ]'
 check "JSON"                     "$PYTHON" -c '
 import json
 r = json.load(open("build/gpu_check/report.json"))
@@ -433,7 +443,7 @@ check "the sections after it too" \
     sh -c '[ "$(grep -c stand-in build/gpu_check/kernels.jsonl)" = 8 ]'
 touch no_steps && check "no run" refused gpu_check train740 &&
     check "and why" says "no steps: pre span-740M: error: no memory" && rm no_steps
-check "is not tried again"       sh -c '[ "$(grep -c "no steps" said)" = 4 ] &&
+check "is not tried again"       sh -c '[ "$(grep -c "no steps" said)" = 6 ] &&
     grep -q "none of them runs" said'
 touch small && check "a GPU of 80 GB" gpu_check train124 trainmoe report &&
     check "takes a sequence at a time" \
@@ -444,7 +454,7 @@ touch late && check "a late first step" sh -c "ROUNDS=1 sh dev/gpu_check.sh trai
     rm late
 check "has its seconds after it" \
     sh -c '[ "$(grep -c 900.5,100, build/gpu_check/train124.jsonl)" = 1 ] &&
-    [ "$(wc -l < build/gpu_check/train124.jsonl)" = 2 ]'
+    [ "$(wc -l < build/gpu_check/train124.jsonl)" = 5 ]'
 touch never && check "no first step" \
     sh -c "! ROUNDS=1 STARTUP=0 sh dev/gpu_check.sh train124 > said 2>&1" &&
     check "is not waited for" says "no steps within 0 s: pre gpt2-124M" && rm never
@@ -492,8 +502,8 @@ cd "$root" || exit 1
     sh -c "'$PYTHON' dev/bench/gpu/torch_gpt.py --device cpu --tiny --batch 2 --seq 16 --steps 3 \
     --round 4 |
     grep -E '^\{.*\"round\": 4, \"from\": .* \"ms\": \[[0-9., ]+\], .*\"compiled\": false'"
-"$PYTHON" -c 'import torch; torch._grouped_mm' 2> /dev/null && check "torch_experts.py on the CPU" \
-    sh -c "'$PYTHON' dev/bench/gpu/torch_experts.py --device cpu --tiny |
+"$PYTHON" -c 'import torch; torch._grouped_mm' 2> /dev/null && check "torch_layers.py on the CPU" \
+    sh -c "'$PYTHON' dev/bench/gpu/torch_layers.py --device cpu --tiny |
     [ \$(grep -c -E '^\{.*_grouped_mm.*\"ms\": [0-9.e-]+, ') = 6 ]"
 unset CXX CUPTI
 if [ -f "$toolkit/include/cuda_runtime.h" ] && [ -f "$headers/cublasLt.h" ]; then
@@ -525,6 +535,9 @@ for model, layer in estimates.estimates():
     assert (models[model], layer) in timed, (model, layer)
 assert {'product', 'copy'} == {layer for model, layer in timed if model == 'ceilings'}"
     done
+    check "attention by wgmma, too" \
+        sh -c '[ "$(EMU_COMPUTE=90 build/emu/kernels-bf16 tiny attention |
+        grep -c "attention.*, wgmma\"")" = 4 ]'
     check "the timeline builds"  make build/emu/timeline-bf16 EMU=build/emu EMU_FLAGS="-O1"
     for model in "--norm layer --bias on --activation gelu --positions learned" "--experts 8"; do
         check "and records $model" sh -c "rm -rf build/gpu_run; TIMELINE=build/timeline-a-b.jsonl \

@@ -40,7 +40,7 @@ trainers() { for mode in $MODES; do echo "cuda-$mode-bf16/train_gpt"; done; }
 programs_of() {
     case $1 in
         first) echo cuda-test/layers-bf16 ;;
-        train*) trainers ;;
+        train*) trainers; echo cuda-pre-bf16/train_gpt ;;
         kernels | ncu) echo cuda-bench/kernels ;;
         timeline) echo cuda-timeline-pre-bf16/train_gpt cuda-pre-bf16/train_gpt \
             cuda-bench/libtimeline.so ;;

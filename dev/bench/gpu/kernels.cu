@@ -19,7 +19,7 @@
 // larger than the caches, except for norms' gains and RoPE's angles. Fills and copies go to the
 // stream of the launches: it waits for no other.
 #include "../../../llmc/adamw.cuh"
-#include "../../../llmc/attention.cuh"
+#include "../../../llmc/attend.cuh"
 #include "../../../llmc/embed.cuh"
 #include "../../../llmc/experts.cuh"
 #include "../../../llmc/ffn.cuh"
@@ -216,29 +216,44 @@ static void time_linears(Bench *b) {
 }
 
 // Causal: half of the 4 T^2 HS operations of a head forward; backward counts 2.5 times that (5
-// products for 2), as is usual, whatever is computed again.
-static void time_attention(Bench *b) {
+// products for 2), as is usual, whatever is computed again. By wgmma where it is.
+static void time_heads(Bench *b, const std::string &name, int NH, int KV, int HS) {
     const Shapes &s = b->s;
-    int64_t ld = (s.NH + 2 * s.KV) * s.HS, out = s.NH * s.HS;
-    AttentionShape shape =
-        attention_shape(s.B, s.T, s.NH, s.KV, s.HS, s.HS, 1 / sqrt((double)s.HS));
-    double flops = 2.0 * s.B * s.NH * s.T * (double)s.T * s.HS;
+    int64_t ld = (NH + 2 * KV) * HS, out = NH * HS;
+    AttentionShape shape = attention_shape(s.B, s.T, NH, KV, HS, HS, 1 / sqrt((double)HS));
+    double flops = 2.0 * s.B * NH * s.T * (double)s.T * HS;
     double n = (double)b->n;
     double size = sizeof(real);
-    double saved = n * s.NH * sizeof(wide);
+    double saved = n * NH * sizeof(wide);
+    double forward = n * (double)(ld + out) * size + 2 * saved;
+    double backward = n * 2 * (double)(ld + out) * size + saved;
     real *qkv = room(b, b->n * ld);
     real *c = room(b, b->n * out);
     real *d = room(b, b->n * ld);
     real *dc = room(b, b->n * out);
-    wide *peak = room<wide>(b, b->n * s.NH);
-    wide *lse = room<wide>(b, b->n * s.NH);
-    wide *D = room<wide>(b, b->n * s.NH);
-    QkvPlaces places = qkv_row(qkv, s.NH, s.KV, s.HS), dplaces = qkv_row(d, s.NH, s.KV, s.HS);
-    measure(b, "attention forward", flops, n * (double)(ld + out) * size + 2 * saved,
-            [=] { attention_forward(c, peak, lse, places.of, shape, &b->gpu); });
-    measure(b, "attention backward", 2.5 * flops, n * 2 * (double)(ld + out) * size + saved,
-            [=] { attention_backward(dplaces.of, D, dc, c, lse, places.of, shape, &b->gpu); });
+    wide *peak = room<wide>(b, b->n * NH);
+    wide *lse = room<wide>(b, b->n * NH);
+    wide *D = room<wide>(b, b->n * NH);
+    QkvPlaces places = qkv_row(qkv, NH, KV, HS), dplaces = qkv_row(d, NH, KV, HS);
+    for (bool wgmma : {false, true}) {
+        if (wgmma && !attend_possible(shape, ATTENTION_BACKWARD, &b->gpu)) break;
+        for (int layer : {ATTENTION_FORWARD, ATTENTION_BACKWARD})
+            b->gpu.plans->kinds[layer] = wgmma ? BY_WGMMA : BY_MMA;
+        std::string how = name + (wgmma ? ", wgmma" : "");
+        measure(b, "attention forward" + how, flops, forward,
+                [=] { attend_forward(c, peak, lse, places.of, shape, &b->gpu); });
+        measure(b, "attention backward" + how, 2.5 * flops, backward,
+                [=] { attend_backward(dplaces.of, D, dc, c, lse, places.of, shape, &b->gpu); });
+    }
     leave_rooms(b);
+}
+
+// With heads as the model has them, and half as many of twice the size.
+static void time_attention(Bench *b) {
+    const Shapes &s = b->s;
+    time_heads(b, "", s.NH, s.KV, s.HS);
+    time_heads(b, ", heads of " + std::to_string(2 * s.HS), (s.NH + 1) / 2, (s.KV + 1) / 2,
+               2 * s.HS);
 }
 
 // In units of d = n C values: each array read or written is one.

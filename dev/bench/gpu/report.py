@@ -160,6 +160,15 @@ def sanitizer_of(folder):
     return {run: words.get(status, f"status {status}") for run, status in found}
 
 
+def kinds_of(folder):
+    """What the runs said of kernels of two kinds: the last line of a model and layer."""
+    path, found = folder / "kinds.txt", {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        model, layer, _ = re.split(r": (?:note: )?| by ", line, maxsplit=2)
+        found[model, layer] = line
+    return [found[key] for key in sorted(found)]
+
+
 def count_text(count):
     return (f"not finished, {count['failed']} failed so far"
             if count["passed"] is None else f"{count['passed']} passed, {count['failed']} failed")
@@ -209,6 +218,7 @@ def checks_text(report):
         text.append(f"- runs of the trainer: {count_text(report['runs'])}")
     text += [f"- compute-sanitizer, {run}: {verdict}"
              for run, verdict in report["sanitizer"].items()]
+    text += [f"- {line}" for line in report["kinds"]]
     return text + [""]
 
 
@@ -251,6 +261,7 @@ def main():
     report = {"machine": machine, "peak_tflops": peak, "ceilings": ceilings,
               "first": tests_of(folder, "first.txt"), "tests": tests_of(folder, "tests.txt"),
               "runs": trainer_of(folder), "sanitizer": sanitizer_of(folder),
+              "kinds": kinds_of(folder),
               "training": {title: training_of(runs, peak) for title, runs in training.items()},
               "surprises": layers.surprises_of(kernels),
               "steps": layers.steps_of(folder, machine["gpu"]), "ncu": layers.ncu_of(folder),

@@ -3,8 +3,10 @@
 SECTIONS="ceilings attention linears norms ends qkv activation update experts"   # of kernels.cu
 # For ncu: the section of kernels.cu that launches a kernel, and the kernel.
 NCU_KERNELS=${NCU_KERNELS:-"attention:attention_forward_kernel attention:attention_dq_kernel \
-    attention:attention_dkv_kernel norms:add_norm_forward_kernel norms:norm_backward_kernel \
-    ends:classifier_kernel experts:grouped_kernel"}
+    attention:attention_dkv_kernel attention:attention_forward_sm90_kernel \
+    attention:attention_dq_sm90_kernel attention:attention_dkv_sm90_kernel \
+    norms:add_norm_forward_kernel norms:norm_backward_kernel ends:classifier_kernel \
+    experts:grouped_kernel experts:grouped_sm90_kernel"}
 # Of trainers that are timed: no pause in their steps.
 SPEED_FLAGS="--steps 100000 --val-every 0 --save-every 0 --norms-every 0 --sample 0"
 
@@ -37,7 +39,7 @@ stage_kernels() {
     done
     if torch_sees_gpu; then
         timeout "$(seconds_left)" \
-            "$PYTHON" dev/bench/gpu/torch_experts.py >> "$OUT/kernels.jsonl" || status=1
+            "$PYTHON" dev/bench/gpu/torch_layers.py >> "$OUT/kernels.jsonl" || status=1
     fi
     say "$(wc -l < "$OUT/kernels.jsonl") lines"
     return $status
@@ -140,6 +142,8 @@ one_run() {
         false
     fi
     status=$?
+    sed -n "s/^kernels: \(.*: wgmma takes\)/$model: \1/p; s/^note: .* is wrong/$model: &/p" \
+        build/gpu_run.txt >> "$OUT/kinds.txt"
     rm -rf build/gpu_run build/gpu_run.txt
     return $status
 }
@@ -187,17 +191,25 @@ micro() {
     [ "$(echo "$memory" | head -n 1)" -ge 120000 ] 2> /dev/null && echo "$1" || echo "$2"
 }
 
-# modes BATCH MICRO: the lines of all modes.
+# modes BATCH MICRO: the lines of all modes. options BATCH MICRO: what else is compared with PRE.
 modes() { for mode in $MODES; do echo "$mode $mode $1 $2"; done; }
+options() {
+    echo "pre,mma.sync pre $1 $2 --kernels mma"
+    echo "pre,muon pre $1 $2 --optimizer muon"
+}
 
-stage_train124() { modes 64 0 | train train124.jsonl gpt2-124M "${SECONDS_124M:-8}"; }
+stage_train124() {
+    { modes 64 0; options 64 0; echo "pre,documents pre 64 0 --mask-documents on"; } |
+        train train124.jsonl gpt2-124M "${SECONDS_124M:-8}"
+}
 # In one micro-batch, and with gradients accumulated over four.
 stage_train740() {
-    { modes 16 "$(micro 0 8)"; modes 64 "$(micro 16 8)"; } |
+    { modes 16 "$(micro 0 8)"; options 16 "$(micro 0 8)"; modes 64 "$(micro 16 8)"; } |
         train train740.jsonl span-740M "${SECONDS_740M:-12}"
 }
 stage_trainmoe() {
-    modes 4 "$(micro 0 1)" | train trainmoe.jsonl olmoe-588M-3B "${SECONDS_MOE:-10}"
+    { modes 4 "$(micro 0 1)"; options 4 "$(micro 0 1)"; } |
+        train trainmoe.jsonl olmoe-588M-3B "${SECONDS_MOE:-10}"
 }
 # The larger batch as in train124; with the smaller one launches cost more of the step.
 stage_graph() {
