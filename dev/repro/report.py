@@ -399,9 +399,13 @@ def changes(table, outcomes):
     return lines
 
 
+def ascending(axis, values):
+    return sorted(values, key=float) if axis == "lr" else values
+
+
 def described(found):
-    flags = dict(found["flags"], **{axis: ", ".join(values) for axis, values in found["axes"]
-                                    .items() if axis not in ("mode", "seed")})
+    flags = dict(found["flags"], **{axis: ", ".join(ascending(axis, values)) for axis, values
+                                    in found["axes"].items() if axis not in ("mode", "seed")})
     words = [f"{flags[name]} {what}" for name, what in (("layers", "layers"), ("width", "wide"),
                                                         ("steps", "steps")) if name in flags]
     if "batch" in flags and "seq" in flags:
@@ -437,7 +441,9 @@ def arm_text(runs):
     many failed."""
     losses = [run["loss"] for run in runs if not statistic.failed(run)]
     failed = sum(map(statistic.failed, runs))
-    text = f"{np.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})" if losses else ""
+    text = f"{np.mean(losses):.3f}" if losses else ""
+    if len(losses) > 1:
+        text += f" ({min(losses):.3f} to {max(losses):.3f})"
     return ", ".join(filter(None, (text, f"{failed} of {len(runs)} fail" if failed else "")))
 
 
@@ -458,7 +464,7 @@ def loss_grids(results):
             continue
         axes = found["axes"]
         others = [axis for axis in axes if axis not in ("lr", "seed")]
-        rates = axes.get("lr", [None])
+        rates = ascending("lr", axes["lr"]) if "lr" in axes else [None]
         heads = others + [f"rate {rate or found['flags'].get('lr', '')}" for rate in rates]
         lines += [f"**{name}**", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
         for arm in itertools.product(*(axes[axis] for axis in others)):
@@ -472,8 +478,8 @@ HEAD = """# What reproduces at small scale
 
 Written by `python3 dev/repro/repro.py` from [claims.toml](claims.toml) and [results/](results/);
 `--table` writes it again without runs, `--fresh STUDY` runs a study anew. {count} claims of four
-papers, each with a predicted side. Sides were written down before the figure was looked at; those
-of the {corrected} claims that "What changed" says were put right or added, when it was known.
+papers, each with a predicted side. Sides were written down before the figure was looked at, but for
+{corrected} claims that were corrected or added when it was known ("What changed" names them).
 
 Most rows have no verdict: the runs that the rule asks for have not been made. Their figures are of
 models of at most 77 thousand tokens, far below anything that a paper trained. They say what such
@@ -553,7 +559,7 @@ def render(table, here):
     dirty = sum("dirty" in run["commit"] for run in ended)
     lines += ["", f"{len(ended)} runs so far, "
                   f"{sum(run['seconds'] or 0 for run in ended) / 3600:.2f} hours of their own time "
-                  "(a core that others were using too, where more was spent than expected). All of "
+                  "(more than expected where others used the core too). All of "
                   f"them: {total / 60:.1f} hours of one core, of which studies of {done / 60:.1f} "
                   f"hours are through. {dirty} runs are older than the rule that runs are made "
                   "from a clean commit (*-dirty* below); the results of another study counted as a "
