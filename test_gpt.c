@@ -128,7 +128,7 @@ static void gradients_of(const Case *c) {
     fill_tokens(p.inputs, p.targets, c->B * c->m.T, c->m.V, 2);
     probe_loss(&p);
     judge_fp64.backward(p.g, 1.0 / (c->B * c->m.T), 0);
-    const TensorStats *stats = judge_fp64.tensor_stats(p.g, &(AdamW){.eps = 1, .step = 1});
+    const TensorStats *stats = judge_fp64.tensor_stats(p.g, &(Optimizer){.eps = 1, .step = 1});
     double all = grads_norm(&judge_fp64, p.g, &layout), through = 0, worst = 0;
     const char *worst_name = "";
     for (int k = 0; k < layout.count; k++) {
@@ -269,8 +269,9 @@ static void in_single_precision(const Trainer *t, double bound, double loss_boun
             EXPECT(error < bound, "%s, %s: gradient in %s is off by nmse %.2g", c->name, e->name,
                    t->precision, error);
         }
-        AdamW step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9,
-                      .beta2 = 0.95, .eps = 1e-4, .clip = 0.5 * all, .gain_target = 1, .step = 1};
+        Optimizer step = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9,
+                          .beta2 = 0.95, .eps = 1e-4, .clip = 0.5 * all, .gain_target = 1,
+                          .step = 1};
         t->update(a, &step);
         judge_fp64.update(b, &step);
         for (int k = 0; k < layout.count; k++) {
@@ -336,8 +337,8 @@ static void test_adamw(void) {
     Layout layout = layout_make(&c.m);
     Gpt *g = judge_fp64.create(&c.m, &(Setup){.B = 1, .T = c.m.T, .training = 1});
     fill_weights(&judge_fp64, g, &layout, 20, 4);
-    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9,
-               .eps = 1e-3, .gain_target = 1};
+    Optimizer o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8,
+                   .beta2 = 0.9, .eps = 1e-3, .gain_target = 1};
     double *w = check_alloc((size_t)layout.total * sizeof *w, "weights");
     double *m = check_alloc((size_t)layout.total * sizeof *m, "m");
     double *v = check_alloc((size_t)layout.total * sizeof *v, "v");
@@ -392,7 +393,7 @@ typedef struct {
 } Twins;
 
 // Compares one tensor with the equations, and its statistics.
-static void expect_muon(Twins *t, const Entry *e, const TensorStats *stats, const AdamW *o,
+static void expect_muon(Twins *t, const Entry *e, const TensorStats *stats, const Optimizer *o,
                         double clip_factor) {
     int rows = (int)(e->row.rows / e->muon), cols = (int)e->row.cols, size = rows * cols;
     double most = rows > cols ? rows : cols, norms[2] = {0}, worst = 0;
@@ -438,8 +439,9 @@ static void muon_case(Case c, int muon_scale) {
     t.m = check_alloc((size_t)t.layout.total * sizeof *t.m, "momenta");
     memcpy(t.w, judge_fp64.tensor(t.muon, WEIGHTS, t.layout.entries),
            (size_t)t.layout.total * sizeof *t.w);
-    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9,
-               .eps = 1e-3, .muon_lr = 0.05, .momentum = 0.9, .muon_scale = muon_scale};
+    Optimizer o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8,
+                   .beta2 = 0.9, .eps = 1e-3, .muon_lr = 0.05, .momentum = 0.9,
+                   .muon_scale = muon_scale};
     int muons = 0;
     for (o.step = 1; o.step <= 3; o.step++) {
         fill_grads(t.muon, &t.layout, (uint64_t)o.step);
@@ -486,8 +488,8 @@ static void test_muon_trains(void) {
         Setup setup = {.B = c->B, .T = c->m.T, .training = 1, .optimizer = OPTIMIZER_MUON};
         Layout layout = layout_make(&c->m);
         Gpt *g = judge_fp32.create(&c->m, &setup);
-        AdamW o = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
-                   .clip = 1, .muon_lr = 1e-2, .momentum = 0.9};
+        Optimizer o = {.lr = {1e-2, 1e-2, 1e-2, 1e-2}, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
+                       .clip = 1, .muon_lr = 1e-2, .momentum = 0.9};
         double first = 0;
         fill_weights(&judge_fp32, g, &layout, 5, 4);
         judge_fp32.normalize(g);
@@ -538,8 +540,8 @@ static void test_refused_steps(void) {
         const Entry *last = &layout.entries[layout.count - 1];
         if (bad == GRADIENT) ((double *)judge_fp64.tensor(g, GRADS, last))[last->size - 1] = NAN;
         uint64_t before = hash_state(g, &layout);
-        AdamW o = {.lr = {1, 1, 1, 1}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .muon_lr = 1,
-                   .step = 1};
+        Optimizer o = {.lr = {1, 1, 1, 1}, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .muon_lr = 1,
+                       .step = 1};
         judge_fp64.update(g, &o);
         Update u = judge_fp64.outcome(g);
         const double found[] = {u.loss.z, u.loss.router, u.norm, u.loss.ce};
@@ -949,7 +951,7 @@ static void decode_refused(void *arg) {
     if (given[2] == 2) {
         judge_fp64.forward(g, tokens, tokens, 1, 9);
         judge_fp64.backward(g, 1.0 / 9, 1);
-        judge_fp64.update(g, &(AdamW){.beta1 = 0.9, .beta2 = 0.9, .eps = 1, .step = 1});
+        judge_fp64.update(g, &(Optimizer){.beta1 = 0.9, .beta2 = 0.9, .eps = 1, .step = 1});
     }
     if (given[2] == 3) judge_fp64.decode(g, tokens, 2, 0);                        // a shorter text
     judge_fp64.decode(g, tokens, given[0], given[1]);

@@ -136,7 +136,7 @@ static void compare_layer_stats(Pair *p) {
     }
 }
 
-static void compare_tensor_stats(Pair *p, const AdamW *applied) {
+static void compare_tensor_stats(Pair *p, const Optimizer *applied) {
     static const char *const NAMES[] = {"gradient", "weights", "update"};
     double all[3] = {0}, bound = (applied->step == 1 ? 1 : 2) * sqrt(TOLERANCE);
     const TensorStats *got = CUDA->tensor_stats(p->cuda, applied);
@@ -160,7 +160,7 @@ static void compare_tensor_stats(Pair *p, const AdamW *applied) {
 // moments, and what was measured meanwhile. An entry whose gradient is a thousandth of all (in bf16
 // a hundredth; a key bias has none but for rounding) is measured against that part.
 static void compare_pair(Pair p) {
-    AdamW o;
+    Optimizer o;
     memset(&o, 0, sizeof o);
     for (int i = 0; i < LR_GROUPS; i++)
         o.lr[i] = i == LR_BALANCE ? p.m.moe.bias_rate : 0.01 * (i + 1);
@@ -194,7 +194,7 @@ static void compare_pair(Pair p) {
                "%s: norm %.9g, the judge has %.9g", p.name, a.norm, b.norm);
         compare_tensor_stats(&p, &o);
     }
-    AdamW none = {};
+    Optimizer none = {};
     none.eps = 1, none.step = 3;
     compare_tensor_stats(&p, &none);
     compare(&p, WEIGHTS, 0, "weights after three steps");
@@ -308,7 +308,7 @@ static Values trained(const Setup *setup, int mode, int family, Values *stats = 
     if (dyt) m.norm = NORM_DYT;
     Layout layout = layout_make(&m);
     Gpt *g = CUDA->create(&m, setup);
-    AdamW o;
+    Optimizer o;
     memset(&o, 0, sizeof o);
     for (int i = 0; i < LR_GROUPS; i++) o.lr[i] = 0.01;
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.clip = 1;
@@ -447,7 +447,7 @@ GPU_TEST(cuda_wide_norms) {
 // A gradient or loss that is not finite changes nothing: not a weight, not a moment.
 GPU_TEST(cuda_not_finite) {
     Pair p = pair_open(MODE_SPAN, FAMILY_LLAMA, 0, RECOMPUTE_OFF);
-    AdamW o;
+    Optimizer o;
     memset(&o, 0, sizeof o);
     for (int i = 0; i < 4; i++) o.lr[i] = 0.01;
     o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.clip = 1, o.step = 1;
@@ -554,7 +554,7 @@ GPU_TEST(cuda_decode_stale) {
     CUDA->decode(p.cuda, tokens, 4, 0);
     for (int change = 0; change < 3; change++) {
         std::string words = said([&] {
-            AdamW o = {};
+            Optimizer o = {};
             o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1, o.step = 1;
             if (change == 1) CUDA->store(p.cuda, WEIGHTS, 0);
             else gradients(CUDA, p.cuda, &p.m, 0, MICRO);
@@ -577,7 +577,7 @@ GPU_TEST(cuda_normalize) {
         CUDA->normalize(p.cuda);
         JUDGE->normalize(p.judge);
         compare(&p, WEIGHTS, 0, "normalized weights");
-        AdamW o;
+        Optimizer o;
         memset(&o, 0, sizeof o);
         o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1, o.step = 1;
         for (Gpt *g : {p.cuda, p.judge}) gradients(g == p.cuda ? CUDA : JUDGE, g, &p.m, 0, MICRO);

@@ -3,7 +3,7 @@
 // is tested against it. It is also a CPU trainer for real use.
 //
 // 1. The file reads from top to bottom: layers, the two branches of a block, the sublayer, the
-//    block, statistics, the model, AdamW, main.
+//    block, statistics, the model, AdamW, Muon, main.
 // 2. Every layer is a pair, <layer>_forward and <layer>_backward.
 //    Arguments: outputs | saved | inputs | parameters | sizes.
 // 3. SET or ADD. The gradient of a value that is read once is SET. For a value that is read several
@@ -46,7 +46,8 @@ static real tanh_real(real x) {
 }
 
 enum { SET, ADD };
-enum { STRIP = 32 };  // columns that one thread sums over all rows, in the order of the rows
+enum { STRIP = 32 };   // columns that one thread sums over all rows, in the order of the rows
+enum { PIECES = 64 };  // of a sum, added in order, so that the number of threads changes no bit
 
 // x = 0. A small x costs less than waking the threads.
 static void zero(real *x, int64_t size) {
@@ -192,10 +193,7 @@ static void norm_backward_gains(const real *dy, const real *x, Norm s) {
 }
 
 // With u = g * dy, t = tanh(alpha x) and v = u (1 - t^2):   dx = alpha v    dalpha += sum v x
-// The sum is over all values: those of 64 pieces of the rows, added in order, so that the number of
-// threads does not change it.
 static void dyt_backward(real *dx, const real *dy, const real *x, Norm s, int add) {
-    enum { PIECES = 64 };
     int64_t W = s.site.width, rows = s.n * s.site.groups;
     real alpha = *s.alpha;
     double piece[PIECES] = {0};
@@ -557,7 +555,7 @@ static void activation_forward(real *h, const real *gu, int64_t n, int F, int sw
 }
 
 // SwiGLU, s = sigmoid(gate):   dgate = dh up s (1 + gate (1 - s))    dup = dh gate s
-// GELU, s = sigmoid(2z):       dup = dh s (1 + up (1 - s) d(2z)/dup)
+// GELU, s = sigmoid(2z):       dup = dh s (1 + up (1 - s) (2z)'), the derivative by up
 static void activation_backward(real *dgu, const real *dh, const real *gu, int64_t n, int F,
                                 int swiglu) {
 #pragma omp parallel for
@@ -946,18 +944,18 @@ static Norm k_norm(const Block *b) {
 static void kv_forward(const Block *b, const real *u) {
     const Model *m = b->m;
     const Acts *a = &b->a;
-    int K = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size;
-    real c = b->p.attn_c;
+    int width = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size;
     if (!rank) {
-        linear_forward(a->k, u, b->w.wk, b->w.wk_b, linear_shape(b, K, m->C, c));
-        linear_forward(a->v, u, b->w.wv, b->w.wv_b, linear_shape(b, K, m->C, c));
+        LinearShape whole = linear_shape(b, width, m->C, b->p.attn_c);
+        linear_forward(a->k, u, b->w.wk, b->w.wk_b, whole);
+        linear_forward(a->v, u, b->w.wv, b->w.wv_b, whole);
         return;
     }
-    const real *wkr = b->w.wkva + (int64_t)rank * m->C;
-    linear_forward(a->kvc, u, b->w.wkva, NULL, linear_shape(b, rank, m->C, c));
-    linear_forward(a->kr, u, wkr, NULL, linear_shape(b, R, m->C, c));  // one for all heads
+    const real *wkr = b->w.wkva + (int64_t)rank * m->C;  // one key part for all heads
+    linear_forward(a->kvc, u, b->w.wkva, NULL, linear_shape(b, rank, m->C, b->p.attn_c));
+    linear_forward(a->kr, u, wkr, NULL, linear_shape(b, R, m->C, b->p.attn_c));
     norm_forward(a->kvcn, a->kvc, NORM(b, latent));
-    linear_forward(a->kvb, a->kvcn, b->w.wkvb, NULL, linear_shape(b, 2 * K, rank, 1));
+    linear_forward(a->kvb, a->kvcn, b->w.wkvb, NULL, linear_shape(b, 2 * width, rank, 1));
     latent_heads_forward(a->k, a->v, a->kvb, a->kr, b->n, m->NH, m->HS, R);
 }
 
@@ -968,21 +966,22 @@ static void kv_backward(const Block *b, real *du, const real *dk, const real *dv
     const Acts *a = &b->a, *d = &b->d;
     const Params *w = &b->w;
     const Grads *dw = &b->dw;
-    int K = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size;
-    real c = b->p.attn_c;
+    int width = m->KV * m->HS, rank = m->kv_rank, R = m->rope_size;
     if (!rank) {
-        linear_backward(du, dw->wk, dw->wk_b, dk, u, w->wk, linear_shape(b, K, m->C, c), ADD);
-        linear_backward(du, dw->wv, dw->wv_b, dv, u, w->wv, linear_shape(b, K, m->C, c), ADD);
+        LinearShape whole = linear_shape(b, width, m->C, b->p.attn_c);
+        linear_backward(du, dw->wk, dw->wk_b, dk, u, w->wk, whole, ADD);
+        linear_backward(du, dw->wv, dw->wv_b, dv, u, w->wv, whole, ADD);
         return;
     }
-    int64_t kr = (int64_t)rank * m->C;  // where W_kr begins
-    LinearShape wkvb = linear_shape(b, 2 * K, rank, 1), wkva = linear_shape(b, rank, m->C, c);
+    int64_t above = (int64_t)rank * m->C;  // elements of W_kva above W_kr
+    LinearShape wkvb = linear_shape(b, 2 * width, rank, 1);
+    LinearShape wkva = linear_shape(b, rank, m->C, b->p.attn_c);
     latent_heads_backward(d->kvb, d->kr, dk, dv, b->n, m->NH, m->HS, R);
     linear_backward(d->kvcn, dw->wkvb, NULL, d->kvb, a->kvcn, w->wkvb, wkvb, SET);
     norm_backward(d->kvc, d->kvcn, a->kvc, NORM(b, latent), SET);
     linear_backward(du, dw->wkva, NULL, d->kvc, u, w->wkva, wkva, ADD);
-    linear_backward(du, dw->wkva + kr, NULL, d->kr, u, w->wkva + kr,
-                    linear_shape(b, R, m->C, c), ADD);
+    linear_backward(du, dw->wkva + above, NULL, d->kr, u, w->wkva + above,
+                    linear_shape(b, R, m->C, b->p.attn_c), ADD);
 }
 
 // The KV cache is filled here: the keys (or values) of the new rows join those of earlier tokens.
@@ -1095,18 +1094,20 @@ static Block expert_block(const Block *b, int e) {
     Block x = *b;
     const Site *hidden = &b->p.expert_hidden, *out = &b->p.expert_out;
     int64_t row = b->a.start[e], C = b->m->C, F = b->m->F, GU = b->m->swiglu ? 2 * F : F;
-    // where the expert's matrices and its gains begin
-    int64_t w = e * F * C, h = (int64_t)e * hidden->gains, o = (int64_t)e * out->gains;
+    // The expert's matrices and gains begin here.
+    int64_t matrix = e * F * C, inner = (int64_t)e * hidden->gains, outer = (int64_t)e * out->gains;
     x.n = b->a.start[e + 1] - row;  // may be 0
     x.p.F = F;
     x.p.hidden = *hidden;
     x.p.shared_out = *out;
     x.w.wg_b = x.w.wu_b = x.w.wd_b = NULL;
-    x.w.wg = at(b->w.xg, w), x.dw.wg = at(b->dw.xg, w);
-    x.w.wu = at(b->w.xu, w), x.dw.wu = at(b->dw.xu, w);
-    x.w.wd = at(b->w.xd, w), x.dw.wd = at(b->dw.xd, w);
-    x.w.hidden_w = at(b->w.expert_hidden_w, h), x.dw.hidden_w = at(b->dw.expert_hidden_w, h);
-    x.w.shared_out_w = at(b->w.expert_out_w, o), x.dw.shared_out_w = at(b->dw.expert_out_w, o);
+    x.w.wg = at(b->w.xg, matrix), x.dw.wg = at(b->dw.xg, matrix);
+    x.w.wu = at(b->w.xu, matrix), x.dw.wu = at(b->dw.xu, matrix);
+    x.w.wd = at(b->w.xd, matrix), x.dw.wd = at(b->dw.xd, matrix);
+    x.w.hidden_w = at(b->w.expert_hidden_w, inner);
+    x.dw.hidden_w = at(b->dw.expert_hidden_w, inner);
+    x.w.shared_out_w = at(b->w.expert_out_w, outer);
+    x.dw.shared_out_w = at(b->dw.expert_out_w, outer);
     x.a.hidden_rstd = at(b->a.expert_hidden_rstd, row * hidden->groups);
     x.a.shared_out_rstd = at(b->a.expert_out_rstd, row);
     x.a.gu = at(b->a.xgu, row * GU), x.d.gu = at(b->d.xgu, row * GU);
@@ -1334,22 +1335,21 @@ static void block_recompute(const Block *b, real *x) {
 
 // sum of (x - a y)^2; of x^2 where y is NULL, in a loop of its own, which is twice as fast
 static double square_sum(const real *x, const real *y, double a, int64_t size) {
-    enum { PIECES = 64 };
-    double part[PIECES], sum = 0;
+    double piece[PIECES], total = 0;
 #pragma omp parallel for
     for (int64_t k = 0; k < PIECES; k++) {
         int64_t begin = size * k / PIECES, end = size * (k + 1) / PIECES;
-        double piece = 0;
+        double sum = 0;
         if (y)
-#pragma omp simd reduction(+ : piece)
-            for (int64_t i = begin; i < end; i++) piece += (x[i] - a * y[i]) * (x[i] - a * y[i]);
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = begin; i < end; i++) sum += (x[i] - a * y[i]) * (x[i] - a * y[i]);
         else
-#pragma omp simd reduction(+ : piece)
-            for (int64_t i = begin; i < end; i++) piece += (double)x[i] * x[i];
-        part[k] = piece;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = begin; i < end; i++) sum += (double)x[i] * x[i];
+        piece[k] = sum;
     }
-    for (int k = 0; k < PIECES; k++) sum += part[k];
-    return sum;
+    for (int k = 0; k < PIECES; k++) total += piece[k];
+    return total;
 }
 
 static double squares(const real *x, int64_t size) { return square_sum(x, NULL, 0, size); }
@@ -1534,11 +1534,7 @@ static void gpt_destroy(Gpt *g) {
 // counted: the routers' losses count (a forward with targets, not a decode).
 static real *blocks_forward(Gpt *g, const int32_t *inputs, int B, int T, bool counted) {
     const Model *m = &g->m;
-    CHECK(B * T <= g->max.n && T <= g->max.T,
-          "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
-    g->now.B = B;
-    g->now.T = T;
-    g->now.n = B * T;
+    sizes_set(&g->now, &g->max, B, T);
     memcpy(g->inputs, inputs, g->now.n * sizeof *inputs);  // backward needs them
     tokens_check("token", inputs, g->now.n, m->V);
     if (g->begins) documents_find(g->begins, NULL, inputs, B, T, g->documents.separator);
@@ -1586,7 +1582,7 @@ static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, i
 }
 
 // The new tokens go through the same blocks as in gpt_forward; only attention and positions see
-// the tokens before, by the KV cache (kv_cache_fill).
+// the tokens before, through the KV cache (kv_cache_fill).
 static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     const Model *m = &g->m;
     int T = g->max.T;
@@ -1716,7 +1712,8 @@ static LayerStats *gpt_layer_stats(Gpt *g) {
     return g->layer_stats;
 }
 
-// ------------------------------------------------------------------------------ AdamW
+// ------------------------------------------------------------------------------ update
+// Shared by AdamW and Muon: nGPT's rows, the router's bias, the gradient's norm, shards.
 
 // nGPT: after every step each row (or column) of a matrix is divided by its length.
 static void gpt_normalize(Gpt *g) {
@@ -1787,7 +1784,7 @@ typedef struct {
     double correct1, correct2;  // 1 / (1 - beta^step), because the moments start at 0
 } TensorShard;
 
-static TensorShard tensor_shard(Gpt *g, const Entry *e, const AdamW *o) {
+static TensorShard tensor_shard(Gpt *g, const Entry *e, const Optimizer *o) {
     Part part = entry_part(e, g->rank, g->processes);
     return (TensorShard){
         .size = part.size, .matrices = part.size ? e->muon : 0,
@@ -1801,12 +1798,14 @@ static TensorShard tensor_shard(Gpt *g, const Entry *e, const AdamW *o) {
     };
 }
 
+// ------------------------------------------------------------------------------ AdamW
+
 // AdamW (Loshchilov, Hutter 2019), with g the clipped gradient:
 //   m = b1 m + (1 - b1) g      mhat = m / (1 - b1^step)
 //   v = b2 v + (1 - b2) g^2    vhat = v / (1 - b2^step)
 //   w -= lr (mhat / (sqrt(vhat) + eps) + decay (w - target))
 // clip_factor: gradient clipping's factor for every gradient, at most 1
-static void adamw_update(TensorShard s, const AdamW *o, real clip_factor) {
+static void adamw_update(TensorShard s, const Optimizer *o, real clip_factor) {
     real lr = s.lr, decay = s.decay, target = s.target, b1 = o->beta1, b2 = o->beta2, eps = o->eps;
     real correct1 = s.correct1, correct2 = s.correct2;
 #pragma omp parallel for simd
@@ -1875,7 +1874,7 @@ static const real *muon_direction(TensorShard s, int i, real *scratch, real mu, 
     return newton_schulz(x, y, y + size, y + size + k * k, s.rows, s.cols);
 }
 
-static void muon_update(TensorShard s, const AdamW *o, real clip_factor, real *scratch) {
+static void muon_update(TensorShard s, const Optimizer *o, real clip_factor, real *scratch) {
     real decay = s.decay, lr = s.lr, scale = muon_scale(o, s.rows, s.cols);
     int64_t size = (int64_t)s.rows * s.cols;
     for (int i = 0; i < s.matrices; i++) {
@@ -1889,13 +1888,13 @@ static void muon_update(TensorShard s, const AdamW *o, real clip_factor, real *s
 // ------------------------------------------------------------------------------ a step
 
 // The factor of gradient clipping by the global norm.
-static real clip_factor_of(const AdamW *o, double norm) {
+static real clip_factor_of(const Optimizer *o, double norm) {
     return o->clip > 0 && norm > o->clip ? o->clip / norm : 1;
 }
 
 // One step: gradient clipping by the global norm, then AdamW or Muon on the shards of this process.
 // Nothing changes where loss or gradient are not finite or beyond the limits of --skip-spikes.
-static void gpt_update(Gpt *g, const AdamW *o) {
+static void gpt_update(Gpt *g, const Optimizer *o) {
     comm_wait(g->comm);  // for the gradients that are being reduced
     double square = gpt_square(g);
     Loss loss = gpt_means(g, &square);  // all-reduces square too
@@ -1949,7 +1948,7 @@ static TensorStats shard_stats(TensorShard s, double eps, bool normalized) {
 }
 
 // The same sums for Muon's matrices: the momentum and the gradient give the step again.
-static TensorStats muon_stats(const Gpt *g, TensorShard s, const AdamW *o) {
+static TensorStats muon_stats(const Gpt *g, TensorShard s, const Optimizer *o) {
     double scale = muon_scale(o, s.rows, s.cols);
     int64_t size = (int64_t)s.rows * s.cols;
     TensorStats sums = {squares(s.d, s.size), 0, 0};
@@ -1971,7 +1970,7 @@ static TensorStats muon_stats(const Gpt *g, TensorShard s, const AdamW *o) {
 
 // The same sums for a selection bias. It has no gradient. Every process has updated all of it;
 // process 0 counts it.
-static TensorStats balance_stats(Gpt *g, const AdamW *o, const Entry *e) {
+static TensorStats balance_stats(Gpt *g, const Optimizer *o, const Entry *e) {
     const double *load = router_loads(g, e->layer);
     const real *w = gpt_tensor(g, WEIGHTS, e);
     TensorStats sums = {0, 0, 0};
@@ -1986,7 +1985,7 @@ static TensorStats balance_stats(Gpt *g, const AdamW *o, const Entry *e) {
 }
 
 // o: the update that was made.
-static TensorStats *gpt_tensor_stats(Gpt *g, const AdamW *o) {
+static TensorStats *gpt_tensor_stats(Gpt *g, const Optimizer *o) {
     TensorStats *stats = g->tensor_stats;
 #pragma omp parallel for schedule(dynamic)
     for (int k = 0; k < g->layout.count; k++) {

@@ -162,7 +162,7 @@ static void refuse_above(const char *flag, int value, int most) {
 // lines of more than 8192 values 128 KiB, where GPUs of compute capability 8.6, 8.9 and 12 have 99.
 static void refuse_wide_norms(const Model *m) {
     int shared, widest = 0;
-    // Without a GPU, gpu_open refuses, or there is only something to show.
+    // Without a GPU there is no limit: gpu_open refuses to train, --show goes on.
     if (cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0)) return;
     for (int l = 0; l < m->L; l++) {
         LayerMode p = layer_mode(m, l);
@@ -208,7 +208,7 @@ static double gpt_free_bytes(const Model *m, const Setup *setup) {
 
 // Memory of the device and pinned memory are on a list each, from which gpt_destroy frees them. It
 // frees the rest by name: the host's copies and router_bias.
-static void keep(void **list, int *count, void *p) {
+static void list_add(void **list, int *count, void *p) {
     CHECK(*count < ARRAYS_MAX, "more than %d arrays\n  -> a larger ARRAYS_MAX in train_gpt.cu",
           ARRAYS_MAX);
     list[(*count)++] = p;
@@ -221,7 +221,7 @@ template <typename T> static T *device_alloc(Gpt *g, int64_t count, const char *
           "no GPU memory for %s (%lld MiB): %s\n  -> a smaller --micro-batch, or --recompute on; "
           "nvidia-smi shows who else uses the GPU", what,
           (long long)(count * (int64_t)sizeof(T) >> 20), cudaGetErrorString(error));
-    keep(g->device, &g->device_count, p);
+    list_add(g->device, &g->device_count, p);
     return p;
 }
 
@@ -229,7 +229,7 @@ template <typename T> static T *pinned_alloc(Gpt *g, int64_t count) {
     T *p = nullptr;
     cudaCheck(cudaMallocHost((void **)&p, count * sizeof(T)));
     memset((void *)p, 0, count * sizeof(T));
-    keep(g->pinned, &g->pinned_count, p);
+    list_add(g->pinned, &g->pinned_count, p);
     return p;
 }
 
@@ -255,7 +255,7 @@ template <typename T> static void clear(Gpt *g, T *x, int64_t count) {
 }
 
 // Waits until the device has done all work given to it, with a time limit: a transfer between
-// processes may never end. The host's other waits follow no transfer.
+// processes may never end. Waits without a limit (kinds.cuh, linear.cuh) come before any transfer.
 static void wait(Gpt *g) {
     cudaCheck(cudaEventRecord(g->reached, g->gpu.stream));
     nccl_wait(&g->nccl, g->reached);
@@ -560,17 +560,8 @@ static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     copy_staged(g, BATCH_BEGINS * n, 2 * n);
 }
 
-// Makes B sequences of T tokens the current micro-batch.
-static void set_sizes(Gpt *g, int B, int T) {
-    g->now.B = B;
-    g->now.T = T;
-    g->now.n = B * T;
-}
-
 static void gpt_forward(Gpt *g, const int32_t *inputs, const int32_t *targets, int B, int T) {
-    CHECK(B * T <= g->max.n && T <= g->max.T,
-          "a batch of %d x %d tokens where memory was made for %d x %d", B, T, g->max.B, g->max.T);
-    set_sizes(g, B, T);
+    sizes_set(&g->now, &g->max, B, T);
     if (g->measuring) g->measured += g->now.n;
     stage_batch(g, inputs, targets);
     if (!targets) return logits_forward(g, blocks_forward(g, false));
@@ -584,12 +575,12 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     decode_check(n, position, g->cached, g->max.T);
     int64_t cache = (int64_t)g->m.L * g->max.T * kv_cache_width(&g->m);
     if (!g->kv_cache) g->kv_cache = device_alloc<real>(g, cache, "the KV cache");
-    set_sizes(g, 1, n);
+    sizes_set(&g->now, &g->max, 1, n);
     g->decoding = true;
     g->cached_before = position;
     stage_batch(g, inputs, nullptr);
     real *x = blocks_forward(g, false);
-    set_sizes(g, 1, 1);                                   // logits of the last token alone
+    sizes_set(&g->now, &g->max, 1, 1);  // logits of the last token alone
     logits_forward(g, x + (int64_t)(n - 1) * g->m.C);
     g->cached = position + n;
     g->decoding = false;
@@ -693,8 +684,8 @@ static uint64_t rounding_key(const Gpt *g, int64_t step) {
 
 // Sends learning rate, decay and nGPT's lines of each entry to the device. Returns the settings
 // that all entries share.
-static AdamWStep send_rates(Gpt *g, const AdamW *o) {
-    nccl_wait(&g->nccl, g->reached);                      // the update before has read entries.host
+static AdamWStep send_rates(Gpt *g, const Optimizer *o) {
+    nccl_wait(&g->nccl, g->reached);  // until the last update has read entries.host
     double tokens = g->seen;                              // of all processes
     if (g->nccl.size > 1) tokens = g->setup.batch * g->max.T;
     for (int k = 0; k < g->layout.count; k++) {
@@ -731,7 +722,7 @@ static MuonTensor muon_tensor(const Gpt *g, int k) {
 }
 
 // Muon's step for the matrices that this process owns.
-static void muon_update(Gpt *g, const AdamW *o, const AdamWStep &step) {
+static void muon_update(Gpt *g, const Optimizer *o, const AdamWStep &step) {
     for (int k = 0; k < g->layout.count; k++) {
         if (!g->layout.entries[k].muon || !g->entries.host[k].size) continue;
         MuonTensor m = muon_tensor(g, k);
@@ -752,7 +743,7 @@ static void balance_routers(Gpt *g, double rate) {
 
 // Gradient clipping, AdamW and Muon, nGPT's normalization; each process updates its shards. All of
 // it runs on the device, and changes nothing if a loss or the norm is not finite (adamw.cuh).
-static void gpt_update(Gpt *g, const AdamW *o) {
+static void gpt_update(Gpt *g, const Optimizer *o) {
     AdamWStep step = send_rates(g, o);
     Arenas arenas = gpt_arenas(g);
     const UpdateEntry *entries = g->entries.device;
@@ -776,7 +767,7 @@ static void gpt_update(Gpt *g, const AdamW *o) {
 
 // After weights were set: nGPT's matrices get rows (or columns) of length 1, as after an update.
 static void gpt_normalize(Gpt *g) {
-    AdamW none = {};
+    Optimizer none = {};
     AdamWStep step = send_rates(g, &none);
     if (g->m.mode->unit)
         ngpt_normalize(gpt_arenas(g), g->entries.device, g->layout.count, nullptr, step, &g->gpu);
@@ -826,7 +817,7 @@ static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
     return sums;
 }
 
-static TensorStats *gpt_tensor_stats(Gpt *g, const AdamW *applied) {
+static TensorStats *gpt_tensor_stats(Gpt *g, const Optimizer *applied) {
     TensorStats *stats = g->tensor_stats.host;
     AdamWStep step = send_rates(g, applied);
     for (int k = 0; k < g->layout.count; k++) {
@@ -836,7 +827,7 @@ static TensorStats *gpt_tensor_stats(Gpt *g, const AdamW *applied) {
             x = muon_direction(m, muon_scratch(g->muon, m), gpt_arenas(g), g->state.device,
                                (float)applied->momentum, false, &g->gpu);
         }
-        tensor_sums(g->tensor_stats.device + k, gpt_arenas(g), g->entries.device + k, 1, step,
+        tensor_sums(g->tensor_stats.device + k, gpt_arenas(g), g->entries.device + k, step,
                     &g->gpu, x);
     }
     to_host(g, g->tensor_stats);
@@ -895,7 +886,7 @@ static void gpt_fetch(Gpt *g, int kind) {
         compare_weights(g);
         copy_shards(g, false);
         all_gather(g, whole_tensors(g, WEIGHTS));
-        wait(g);                                          // copy would, without a limit
+        wait(g);                                          // copy would wait too, without a limit
     }
     copy(g, host_tensors(g, kind), whole_tensors(g, kind), whole_count(g, kind));
     wait(g);
@@ -952,7 +943,7 @@ static void choose_kernels(Gpt *g) {
 }
 
 // Runs forward and backward on a batch of zeros; twice if a step has several micro-batches: the
-// second backward ADDs to the gradients that the first SETs, by other plans. That loads the
+// second backward ADDs to the gradients that the first SETs, by other plans. This loads the
 // kernels, and with --tune times the algorithms of every product that has no plan, on the product's
 // own arrays. Before that, kernels of two kinds are compared. The other processes wait for the
 // plans of process 0. Weights and moments stay as they are.

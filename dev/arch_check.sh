@@ -35,9 +35,9 @@ rm -rf $out/*-fp32 $out/*-bf16
 
 # Kernels that may spill: kernel, precision and architecture as the table has them | bytes | why.
 allowed='
-interpolate_forward_kernel<Team<512, 8, 512> > fp32 sm_120|16|rows of more than 8192 floats
-interpolate_backward_kernel<Team<512, 8, 512> > fp32 sm_80|8|the same rows
-interpolate_backward_kernel<Team<512, 8, 512> > fp32 sm_120|20|the same rows
+interpolate_forward_kernel<Team<512, 8, 256> > fp32 sm_120|16|rows of more than 8192 floats
+interpolate_backward_kernel<Team<512, 8, 256> > fp32 sm_80|8|the same rows
+interpolate_backward_kernel<Team<512, 8, 256> > fp32 sm_120|20|the same rows
 attention_forward_kernel<AttentionTiles<192, 128, false> > bf16 sm_120|36|the mask of documents
 attention_dq_kernel<AttentionTiles<192, 128, true> > bf16 sm_120|16|the same
 '

@@ -6,15 +6,15 @@
 #
 #   first       is it right? the bf16 tests of attention, linear, norm and moe
 #   train124    how fast? GPT-2 124M in turns: ms a step, tokens a second, percent of the peak;
-#               SPAN's time over PRE's, and that of PRE by mma.sync, under Muon, with documents apart
+#               SPAN's time over PRE's; PRE by mma.sync, under Muon, and with documents apart
 #   kernels     which layer is slow? every layer beside its floor and its estimate, at the shapes of
 #               GPT-2 124M, of the 740M model, and of experts; first a product and a copy as large
 #               as the GPU likes them: what it reaches; attention and experts in PyTorch
 #   ncu         why? Nsight Compute on eleven kernels: speed of light, shared memory
 #   timeline    where is the rest? a step launch by launch: it adds up to the step
 #   graph       GPT-2 124M with --graph on and off, 64 and 4 sequences a step
-#   train740    the 740M model, with and without gradient accumulation
-#   trainmoe    OLMoE with 588M active parameters of 3.4B: 64 experts, 8 a token
+#   train740    the 740M model, with and without gradient accumulation, by mma.sync, under Muon
+#   trainmoe    OLMoE with 588M active parameters of 3.4B: 64 experts, 8 a token; the same options
 #   tests       every layer and every placement against the judge, in both precisions
 #   sanitize    compute-sanitizer over the tests of layers: memory, races and barriers where all
 #               kernels are ours; then memory where the library's are among them

@@ -1,7 +1,7 @@
 // adamw.cuh: AdamW (Loshchilov, Hutter 2019, algorithm 2), gradient clipping by the global norm,
 // and rounding of the weights to the storage type, to nearest or stochastic.
 //
-//   g = scale d,  scale = min(1, clip / |d|)               gradient clipping
+//   g = clip_factor d,  clip_factor = min(1, clip / |d|)   gradient clipping
 //   m = b1 m + (1 - b1) g                                  first moment
 //   v = b2 v + (1 - b2) g^2                                second moment
 //   w -= lr (c1 m / (sqrt(c2 v) + eps) + decay (w - target)),  c = 1 / (1 - b^step)
@@ -218,14 +218,14 @@ __device__ inline void master_store(const Arenas &t, const UpdateEntry &e, int64
 
 // Updates elements i..i+3 of an entry. Elements from its size on are a gap and stay as they are.
 __device__ inline void adamw_four(const Arenas &t, const UpdateEntry &e, int64_t i,
-                                  const AdamWStep &s, float scale) {
+                                  const AdamWStep &s, float clip_factor) {
     int64_t own = e.state + i;
     Four w = four_load(master_of(t, e) + i), m = four_load(t.m + own);
     float *second = t.v + own - e.skipped;
     Four v = four_load(second), d = four_load(t.d + e.offset + i);
     for (int k = 0; k < FOUR; k++) {
         if (i + k >= e.size) break;
-        float g = scale * d.v[k];
+        float g = clip_factor * d.v[k];
         m.v[k] = s.beta1 * m.v[k] + (1 - s.beta1) * g;
         v.v[k] = s.beta2 * v.v[k] + (1 - s.beta2) * g * g;
         w.v[k] -= e.lr * (m.v[k] * s.correct1 / (sqrtf(v.v[k] * s.correct2) + s.eps) +

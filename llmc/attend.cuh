@@ -69,18 +69,18 @@ static inline AttentionTrial attention_trial(AttentionShape s, real *arena, int6
 }
 
 // Runs a layer by one kind of kernels. Backward reads what forward by mma.sync has saved.
-static inline void trial_run(const AttentionTrial &t, int layer, int kind, Gpu *gpu) {
+static inline void trial_run(const AttentionTrial &t, int layer, int wgmma, Gpu *gpu) {
     Heads qkv[3], d[3];
     int64_t at = 0;
     for (int part = 0; part < 3; part++) {
         int size = part < 2 ? t.s.QK : t.s.HS, heads = part ? t.s.KV : t.s.NH;
-        qkv[part] = {t.x + at, (int)t.width, size}, d[part] = {t.d[kind] + at, (int)t.width, size};
+        qkv[part] = {t.x + at, (int)t.width, size}, d[part] = {t.d[wgmma] + at, (int)t.width, size};
         at += heads * size;
     }
-    by_kind(layer, kind, gpu, [&] {
+    by_kind(layer, wgmma, gpu, [&] {
         if (layer == ATTENTION_BACKWARD)
             attend_backward(d, t.D, t.dc, t.c[0], t.lse[0], qkv, t.s, gpu);
-        else attend_forward(t.c[kind], t.peak[kind], t.lse[kind], qkv, t.s, gpu);
+        else attend_forward(t.c[wgmma], t.peak[wgmma], t.lse[wgmma], qkv, t.s, gpu);
     });
 }
 
@@ -89,7 +89,7 @@ static inline bool trial_agrees(const AttentionTrial &t, int layer, double *erro
     int64_t rows = t.n * t.s.NH, results = (real *)t.D - t.c[0];
     cudaCheck(cudaMemsetAsync(t.c[0], 0xff, results * sizeof(real), gpu->stream));
     if (layer == ATTENTION_BACKWARD) trial_run(t, ATTENTION_FORWARD, 0, gpu);
-    for (int kind = 0; kind < 2; kind++) trial_run(t, layer, kind, gpu);
+    for (int wgmma : {0, 1}) trial_run(t, layer, wgmma, gpu);
     if (layer == ATTENTION_BACKWARD) return compare(t.d[1], t.d[0], t.n * t.width, error, gpu);
     return compare(t.c[1], t.c[0], rows * t.s.HS, error, gpu) &&
            compare(t.lse[1], t.lse[0], rows, error, gpu) &&

@@ -19,12 +19,12 @@
 //   begins, ends    [B, T] int32: where a position's document begins and the next one does, in its
 //            sequence (documents_find); nullptr: a sequence is one document
 //
-// There are three kernels of one shape. A block of four warps (two in backward of heads of 192 in
-// float) owns a tile of rows of one head, 16 or 32 rows a warp, and walks over tiles of columns of
-// two matrices. While it works on one tile, the next is copied to the other half of a double buffer
-// (cp.async). In bfloat16 a warp keeps as many of its rows in registers as fit there (OwnRows).
-// Each result is written once, by one block: no atomics, one order of summation, the same bits in
-// every run.
+// Three kernels have one shape; a small fourth one computes D. A block of four warps (two in
+// backward of heads of 192 in float) owns a tile of rows of one head, 16 or 32 rows a warp, and
+// walks over tiles of columns of two matrices. While it works on one tile, the next is copied to
+// the other half of a double buffer (cp.async). In bfloat16 a warp keeps as many of its rows in
+// registers as fit there (OwnRows). Each result is written once, by one block: no atomics, one
+// order of summation, the same bits in every run.
 //
 //             rows, kept   columns, streamed                    per tile
 //   forward   Q            K, V of all keys up to the last row  S = Q K^T, online softmax, C += P V
@@ -332,12 +332,6 @@ __device__ void head_store(Heads x, int64_t b, int h, int row0, int T, real *til
     rows_store(x.at + (b * T + row0) * x.ld + h * x.head, x.ld, T - row0, tile, sums);
 }
 
-// Sum over the four lanes that share a row.
-__device__ inline float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 // ------------------------------------------------------------------------------------------ sizes
 
 // Tiles of forward or backward that fit into 255 registers a thread, and into the 99 KiB of shared
@@ -387,6 +381,15 @@ __device__ void softmax_tile(Strips<STRIPS, N> &p, Strips<STRIPS, HS> &c, float 
 
 // The head of a block in forward and dq, counted over all sequences. The grid is query_grid's.
 __device__ inline int head_of_block() { return blockIdx.z * gridDim.x + blockIdx.x; }
+
+// The first of the four lanes that share row t stores lse, and as peak the row's largest score,
+// max ln 2. fmaxf drops a NaN and the sum keeps it, so peak is total then.
+__device__ inline void saved_store(wide *peak, wide *lse, float max, float total, int t, int T) {
+    if (threadIdx.x % 4 || t >= T) return;
+    int64_t row = (int64_t)head_of_block() * T + t;
+    lse[row] = max + log2f(total);
+    peak[row] = total == total ? max * 0.693147181f : total;
+}
 
 // A block's tile of queries in forward and dq. A head's last tiles start first.
 struct QueryTile {
@@ -459,7 +462,7 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
 
     HeadRows q_h = head_rows(q, tile.b, tile.h, s.T);
     tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
-    constexpr int HELD = QK < 64 ? QK : QK > 128 ? 0 : 64 * 64 / QK;
+    constexpr int FITS = QK > 128 ? 0 : 64 * 64 / QK, HELD = QK < FITS ? QK : FITS;
     OwnRows<QK, STRIPS, HELD> own_q = {q_rows, {}};
     walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int key0) {
         Strips<STRIPS, Tiles::COLUMNS> p = {};
@@ -471,17 +474,12 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
     UNROLL for (int m = 0; m < STRIPS; m++)
         UNROLL for (int i = 0; i < 2; i++) {
             int t = tile.row0 + 16 * m + 8 * i + lane / 4;
-            float total = quad_sum(sum[m][i]), inverse = 1 / total;
+            float total = warp_sum(sum[m][i], 4), inverse = 1 / total;
             UNROLL for (int n = 0; n < HS / 8; n++) {
                 sums.v[m][n][2 * i] *= inverse;
                 sums.v[m][n][2 * i + 1] *= inverse;
             }
-            if (lane % 4 == 0 && t < s.T) {
-                int64_t row = (int64_t)head_of_block() * s.T + t;
-                lse[row] = max[m][i] + log2f(total);
-                // peak = max ln 2, a score S. fmaxf drops NaN, the sum does not: total is NaN then.
-                peak[row] = total == total ? max[m][i] * 0.693147181f : total;
-            }
+            saved_store(peak, lse, max[m][i], total, t, s.T);
         }
     head_store({c, s.NH * HS, HS}, tile.b, tile.h, tile.row0, s.T, q_rows, sums);
 }
@@ -502,7 +500,7 @@ attention_dot_kernel(wide *D, const real *dc, const real *c, AttentionShape s) {
         Floats dc_x = floats_load(dc + at + x), c_x = floats_load(c + at + x);
         for (int i = 0; i < PACK; i++) sum += dc_x.v[i] * c_x.v[i];
     }
-    sum = quad_sum(sum);
+    sum = warp_sum(sum, 4);
     if (live && threadIdx.x % 4 == 0) D[row] = sum;
 }
 

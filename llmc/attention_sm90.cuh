@@ -85,7 +85,7 @@ template <int SIZE, int N>
 __device__ void rows_by_rows(float (&d)[N / 2], const unsigned char *x, int x_rows,
                              const unsigned char *y) {
     UNROLL for (int k = 0; k < SIZE / 16; k++) {
-        int tile = k / 4, step = k % 4 * STEP;
+        int tile = k / 4, step = k % 4 * STEP_BYTES;
         wgmma<MAJOR_K, MAJOR_K>(d, tile_descriptor(x + tile * x_rows * TILE_ROW + step),
                                 tile_descriptor(y + tile * N * TILE_ROW + step), k > 0);
     }
@@ -137,7 +137,7 @@ __device__ void document_mask(float (&s)[N], const int32_t *borders, int b, int 
     }
 }
 
-// Of this lane's two rows: the largest score so far, times log2_scale, and this lane's part of the
+// For this lane's two rows: the largest score so far, times log2_scale, and this lane's part of the
 // sum of 2^(score - max).
 struct RunningSoftmax { float max[2], sum[2]; };
 
@@ -203,17 +203,39 @@ template <int QUERIES, int KEYS> __device__ BlockPlace block_place(AttentionShap
     return {b, h, h / (s.NH / s.KV), first, begin, end};
 }
 
+// The places of a block's arrays in shared memory.
+template <typename Tiles> struct ForwardShared {
+    unsigned char *q, *k, *v;
+    uint64_t *q_full;
+    RingBarriers k_ring, v_ring;
+    __device__ ForwardShared(unsigned char *shared) {
+        constexpr int STAGES = Tiles::STAGES;
+        q = shared, k = q + Tiles::Q_BYTES, v = k + STAGES * Tiles::K_BYTES;
+        q_full = reinterpret_cast<uint64_t *>(v + STAGES * Tiles::V_BYTES);
+        k_ring = {q_full + 1, q_full + 1 + STAGES};
+        v_ring = {k_ring.empty + STAGES, k_ring.empty + 2 * STAGES};
+    }
+    __device__ void init(void) {
+        if (threadIdx.x == 0) {
+            mbarrier_init(q_full, 1);
+            ring_init<Tiles::STAGES>(k_ring, 1, Tiles::CONSUMERS * WARPGROUP / WARP);
+            ring_init<Tiles::STAGES>(v_ring, 1, Tiles::CONSUMERS * WARPGROUP / WARP);
+            mbarrier_init_fence();
+        }
+        __syncthreads();
+    }
+};
+
 template <typename Tiles>
-__device__ void forward_produce(const ForwardMaps &maps, unsigned char *q, unsigned char *k,
-                                unsigned char *v, uint64_t *q_full, RingBarriers k_ring,
-                                RingBarriers v_ring, BlockPlace p) {
-    mbarrier_expect(q_full, Tiles::Q_BYTES);
-    tiles_load<Tiles::QK, Tiles::QUERIES>(q, &maps.q, q_full, p.first, p.h, p.b);
+__device__ void forward_produce(const ForwardMaps &maps, const ForwardShared<Tiles> &shared,
+                                BlockPlace p) {
+    mbarrier_expect(shared.q_full, Tiles::Q_BYTES);
+    tiles_load<Tiles::QK, Tiles::QUERIES>(shared.q, &maps.q, shared.q_full, p.first, p.h, p.b);
     Ring<Tiles::STAGES> at = {0, 0};
     for (int i = p.begin; i < p.end; i++, at.next()) {
         int key0 = i * Tiles::KEYS;
-        stage_fill<Tiles::QK, Tiles::KEYS>(k, &maps.k, k_ring, at, key0, p.g, p.b);
-        stage_fill<Tiles::HS, Tiles::KEYS>(v, &maps.v, v_ring, at, key0, p.g, p.b);
+        stage_fill<Tiles::QK, Tiles::KEYS>(shared.k, &maps.k, shared.k_ring, at, key0, p.g, p.b);
+        stage_fill<Tiles::HS, Tiles::KEYS>(shared.v, &maps.v, shared.v_ring, at, key0, p.g, p.b);
     }
 }
 
@@ -232,25 +254,26 @@ template <int CONSUMERS> struct Turns {
     __device__ void pass(void) { named_arrive(next, 2 * WARPGROUP); }
 };
 
-// The sums of 64 rows from row0 on over the tiles of keys from place.begin to `end`.
+// The sums of 64 rows from row0 on, at q, over the tiles of keys from place.begin to `end`.
 template <typename Tiles>
 __device__ void forward_consume(float (&c)[Tiles::HS / 2], RunningSoftmax &m,
-                                const unsigned char *q, const unsigned char *k,
-                                const unsigned char *v, RingBarriers k_ring, RingBarriers v_ring,
+                                const unsigned char *q, const ForwardShared<Tiles> &shared,
                                 BlockPlace place, int row0, int end, AttentionShape shape,
                                 Turns<Tiles::CONSUMERS> &turns) {
     constexpr int KEYS = Tiles::KEYS;
+    RingBarriers k_ring = shared.k_ring, v_ring = shared.v_ring;
     int row = row0 + group_row(), b = place.b, T = shape.T;
     int last_begin = border_at(shape.begins, b, row0 + GROUP_ROWS - 1, T, 0);  // of the last row
     float s[KEYS / 2], shrink[2];
     uint32_t p[KEYS / 16][4];
     Ring<Tiles::STAGES> at = {0, 0}, before = {0, 0};  // before: the tile before
     auto scores = [&] {
-        rows_by_rows<Tiles::QK, KEYS>(s, q, Tiles::QUERIES, k + at.stage * Tiles::K_BYTES);
+        const unsigned char *k = shared.k + at.stage * Tiles::K_BYTES;
+        rows_by_rows<Tiles::QK, KEYS>(s, q, Tiles::QUERIES, k);
         wgmma_commit();
     };
     auto sums = [&](bool add) {
-        sums_by_tile<Tiles::HS, KEYS>(c, p, v + before.stage * Tiles::V_BYTES, add);
+        sums_by_tile<Tiles::HS, KEYS>(c, p, shared.v + before.stage * Tiles::V_BYTES, add);
         wgmma_commit();
     };
     auto probabilities = [&](int tile) {
@@ -305,56 +328,39 @@ __global__ void __launch_bounds__(Tiles::THREADS, 1)
 attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps maps, wide *peak, wide *lse,
                               AttentionShape s) {
 #if SM90_CODE
-    constexpr int STAGES = Tiles::STAGES;
-    SHARED_TILES(q);
-    unsigned char *k = q + Tiles::Q_BYTES, *v = k + STAGES * Tiles::K_BYTES;
-    uint64_t *q_full = reinterpret_cast<uint64_t *>(v + STAGES * Tiles::V_BYTES);
-    RingBarriers k_ring = {q_full + 1, q_full + 1 + STAGES};
-    RingBarriers v_ring = {k_ring.empty + STAGES, k_ring.empty + 2 * STAGES};
+    SHARED_TILES(tiles);
+    ForwardShared<Tiles> shared(tiles);
     BlockPlace place = block_place<Tiles::QUERIES, Tiles::KEYS>(s);
-    if (threadIdx.x == 0) {
-        mbarrier_init(q_full, 1);
-        ring_init<STAGES>(k_ring, 1, Tiles::CONSUMERS * WARPGROUP / WARP);
-        ring_init<STAGES>(v_ring, 1, Tiles::CONSUMERS * WARPGROUP / WARP);
-        mbarrier_init_fence();
-    }
-    __syncthreads();
+    shared.init();
     int group = warpgroup_index() - 1;  // -1: the producer
     if (group < 0) {
         registers_give<Tiles::PRODUCERS>();
-        if (threadIdx.x == 0)
-            forward_produce<Tiles>(maps, q, k, v, q_full, k_ring, v_ring, place);
+        if (threadIdx.x == 0) forward_produce<Tiles>(maps, shared, place);
         return;
     }
     registers_take<Tiles::CONSUMERS_OWN>();
     int row0 = place.first + group * GROUP_ROWS;
     bool live = row0 < s.T;
     int end = live ? CEIL_DIV(min(row0 + GROUP_ROWS, s.T), Tiles::KEYS) : place.begin;
-    unsigned char *own = q + group * GROUP_ROWS * TILE_ROW;
-    mbarrier_wait(q_full, 0);
+    unsigned char *own = shared.q + group * GROUP_ROWS * TILE_ROW;
+    mbarrier_wait(shared.q_full, 0);
     float c[Tiles::HS / 2];
     RunningSoftmax m = {{-FLT_MAX, -FLT_MAX}, {0, 0}};
     Turns<Tiles::CONSUMERS> turns(group);
-    if (live) forward_consume<Tiles>(c, m, own, k, v, k_ring, v_ring, place, row0, end, s, turns);
+    if (live) forward_consume<Tiles>(c, m, own, shared, place, row0, end, s, turns);
     for (int i = end - place.begin; i < place.end - place.begin; i++) {  // keys after these queries
-        Ring<STAGES> at = {i % STAGES, i / STAGES % 2};
+        Ring<Tiles::STAGES> at = {i % Tiles::STAGES, i / Tiles::STAGES % 2};
         turns.take();
         turns.pass();
-        stage_skip(k_ring, at);
-        stage_skip(v_ring, at);
+        stage_skip(shared.k_ring, at);
+        stage_skip(shared.v_ring, at);
     }
     if (!live) return;
     float inverse[2];
     UNROLL for (int i = 0; i < 2; i++) {
-        int lane = threadIdx.x % WARP, t = row0 + group_row() + i * 8;
-        float total = quad_sum(m.sum[i]);
+        float total = warp_sum(m.sum[i], 4);
         inverse[i] = 1 / total;
-        if (lane % 4 == 0 && t < s.T) {
-            int64_t row = (int64_t)head_of_block() * s.T + t;
-            lse[row] = m.max[i] + log2f(total);
-            // peak = max ln 2, a score S. fmaxf drops NaN, the sum does not: total is NaN then.
-            peak[row] = total == total ? m.max[i] * 0.693147181f : total;
-        }
+        saved_store(peak, lse, m.max[i], total, row0 + group_row() + i * 8, s.T);
     }
     rows_scale(c, inverse);
     group_store<Tiles::HS>(&maps.c, own, Tiles::QUERIES, c, row0, place.h, place.b);
@@ -384,7 +390,7 @@ template <int QK_SIZE, int HS_SIZE, bool BY_KEYS> struct BackwardTiles {
 // x, y: own rows. u, w: streamed. dx, dy: the gradients of x and y; dq has no dy.
 struct BackwardMaps { CUtensorMap x, y, u, w, dx, dy; };
 
-// Where a block's arrays are in shared memory.
+// The places of a block's arrays in shared memory.
 template <typename Tiles> struct BackwardShared {
     unsigned char *x, *y, *u, *w;
     float *lse;                // [STAGES, 2, COLUMNS]: lse, D

@@ -111,18 +111,18 @@ static inline ExpertsTrial experts_trial(const Experts products[2], int64_t toke
 }
 
 // Runs a form of one product by one kind of kernels.
-static inline void product_run(const ExpertsTrial &t, Experts e, int layer, int kind, Gpu *gpu) {
-    real *result = t.result[kind];
+static inline void product_run(const ExpertsTrial &t, Experts e, int layer, int wgmma, Gpu *gpu) {
+    real *result = t.result[wgmma];
     e.dw = (wide *)result;
-    by_kind(layer, kind, gpu, [&] {
+    by_kind(layer, wgmma, gpu, [&] {
         if (layer == EXPERTS_FORWARD) grouped_product<FORWARD>({e, t.x, e.w, result}, gpu);
         if (layer == EXPERTS_INPUT) grouped_product<INPUT>({e, t.dy, e.w, result}, gpu);
         if (layer == EXPERTS_WEIGHT) grouped_product<WEIGHT>({e, t.dy, t.x, nullptr}, gpu);
     });
 }
 
-static inline void trial_run(const ExpertsTrial &t, int layer, int kind, Gpu *gpu) {
-    for (const Experts &e : t.products) product_run(t, e, layer, kind, gpu);
+static inline void trial_run(const ExpertsTrial &t, int layer, int wgmma, Gpu *gpu) {
+    for (const Experts &e : t.products) product_run(t, e, layer, wgmma, gpu);
 }
 
 // Whether both kinds compute the same. All results begin as NaN, so that none may be left out. dW

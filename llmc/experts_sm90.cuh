@@ -196,7 +196,7 @@ template <int FORM> struct GroupedProducer {
 
 // The wgmma descriptor of 16 of the depth, from 16 k on, of an operand that begins at `tiles`.
 template <Major M> __device__ uint64_t operand_descriptor(const unsigned char *tiles, int k) {
-    if (M == MAJOR_K) return tile_descriptor(tiles + k * STEP);
+    if (M == MAJOR_K) return tile_descriptor(tiles + k * STEP_BYTES);
     return tile_descriptor(tiles + k * 16 * TILE_ROW, 8 * TILE_ROW, BOX_BYTES);
 }
 

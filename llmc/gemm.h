@@ -219,7 +219,7 @@ typedef struct {
 static inline void gemm_begin(void) {}
 static inline void gemm_end(void) {}
 
-// The rank-1 update c += (column of A) (row of B). Where rows of A lie apart, three rows share an
+// The rank-1 update c += (column of A) (row of B). If rows of A lie apart, three of them share an
 // address, because there are no more registers for addresses.
 INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, const Unit *b,
                         const int rows, const bool apart) {
@@ -241,7 +241,7 @@ INLINE void gemm_run(const KernelArgs *p, const int rows, const bool apart) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
     const int64_t row = p->a->row, stride = p->stride;
-    const int64_t next_a = !IN_PLACE ? MR : apart ? 1 : p->a->unit;
+    const int64_t unit = IN_PLACE ? p->a->unit : MR, next_a = apart ? 1 : unit;
     const int64_t next_b = IN_PLACE ? p->b->unit : NR;
     const Unit *of_a[MR / 3], *of_b = p->b->p + s.from * next_b;
     int64_t k = s.from;
@@ -291,7 +291,7 @@ static inline void gemm_kernel(const KernelArgs *p) {
 }
 #endif
 
-// Any block of C: p->rows x cols at p->out. Where that is no whole number of thirds, or not NR
+// Any block of C: p->rows x cols at p->out. If that is no whole number of thirds, or not NR
 // columns, it is computed in a copy, with the same sums.
 static inline void gemm_block(KernelArgs *p, int64_t cols) {
     if (p->rows % THIRD == 0 && cols >= NR) {
@@ -412,13 +412,13 @@ static void gemm_tile(const Tiles *p, int64_t tile) {
 }
 
 // Cuts C into tiles: for one thread as few as possible, for more the cut whose slowest thread ends
-// first. That is the thread with most tiles and, because threads are never equally fast, a
-// twentieth of a tile more. A tile takes its multiply-adds and its packing, where one number costs
-// as much as PACKING multiply-adds. Both are counted per column of K.
+// first. The slowest thread has most tiles and, because threads are never equally fast, a twentieth
+// of a tile more. A tile takes its multiply-adds and its packing, where one number costs as much as
+// PACKING multiply-adds. Both are counted per column of K.
 static inline void gemm_divide(Tiles *p, int64_t threads) {
     enum { PACKING = 8 * PER_UNIT };
     const int64_t fewest = CEIL_DIV(p->M, MC), columns = CEIL_DIV(p->N, NC);
-    int64_t least = INT64_MAX;
+    int64_t best = INT64_MAX;
     p->mp = fewest, p->np = columns;
     for (int64_t np = columns; threads > 1 && np < columns + 2 * threads; np++)
         for (int64_t each = 1; each <= 2; each++) {  // tiles a thread, where it need not be more
@@ -426,7 +426,7 @@ static inline void gemm_divide(Tiles *p, int64_t threads) {
             int64_t tm = gemm_cut(p->M, mp, MR, 0).to, tn = gemm_cut(p->N, np, NR, 0).to;
             int64_t rounds = CEIL_DIV(mp * np, threads);
             int64_t time = (20 * rounds + 1) * (tm * tn + PACKING * (tm + tn));
-            if (time < least) least = time, p->mp = mp, p->np = np;
+            if (time < best) best = time, p->mp = mp, p->np = np;
         }
 }
 

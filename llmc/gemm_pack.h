@@ -56,7 +56,7 @@ static inline Unit gemm_unit(const real *x, int64_t next, int64_t left) {
     return gemm_unit4(one, 1)[0];
 }
 
-// Packs a panel, one unit after another. Of its `width` rows the first `rows` exist; the others
+// Packs a panel, one unit after another. The first `rows` of its `width` rows exist; the others
 // become 0. rs: from row to row, cs: from k to k. Columns of B: strides change places.
 NOINLINE void gemm_pack_any(Unit *dst, const real *src, int64_t rs, int64_t cs, int64_t rows,
                             int64_t width, int64_t depth) {
@@ -110,7 +110,7 @@ INLINE void gemm_transpose(U32x16 x[16]) { EXCHANGE(1) EXCHANGE(2) EXCHANGE(4) E
 
 // Packs a square, of which `rows` and `depth` exist; the others become 0 and are not read. It
 // writes one register for each row (by_row) or for each unit, `apart` units apart. The panel takes
-// the first `wide` rows. Where registers lie closer than they are long, each overwrites what the
+// the first `wide` rows. If registers lie closer than they are long, each overwrites what the
 // one before has beyond. Prefetches the next square.
 INLINE void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, int64_t cs,
                         int64_t rows, int64_t depth, const int wide, const bool by_row) {

@@ -226,6 +226,14 @@ __device__ inline float block_max(float x) {
     return block_all(x, -FLT_MAX, [](float y) { return warp_max(y); });
 }
 
+// One block adds up partial sums, so there is one order.
+enum { SUMS_THREADS = 512 };
+
+// `count` threads rounded up to whole warps, at most `limit`.
+static inline int threads_for(int64_t count, int limit) {
+    return count < limit ? (int)CEIL_DIV(count, WARP) * WARP : limit;
+}
+
 // ------------------------------------------------------------------------------------------- rows
 // Kernels over n rows with the grid (row, part of the row): a block has a row and a part of it, a
 // thread 16 bytes of the part.

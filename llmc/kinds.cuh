@@ -11,6 +11,7 @@
 //   trial_agrees(trial, layer, &error, gpu)         runs both and compares their results
 #pragma once
 #include "linear.cuh"
+#include "rand.h"
 #include "run/trainer.h"
 
 static inline bool by_wgmma(const Gpu *gpu, int layer) {
@@ -34,14 +35,11 @@ enum { COMPARE_BLOCKS = 256, COMPARE_THREADS = 256 };
 static constexpr double SAME_ERROR = 1e-4;
 static constexpr float SAME_VALUE = 0.1f;
 
-// Numbers from -2 to 2, by a hash of their place (Steele, Lea, Flood 2014).
+// Numbers from -2 to 2, by a hash of their place.
 static __global__ void fill_kernel(real *x, int64_t n) {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * blockDim.x) {
-        uint64_t z = (uint64_t)(i + 1) * 0x9e3779b97f4a7c15ull;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-        x[i] = to_real((float)(z >> 40) * 0x1p-22f - 2);
-    }
+         i += (int64_t)gridDim.x * blockDim.x)
+        x[i] = to_real((float)(rand_at(0, i) >> 40) * 0x1p-22f - 2);
 }
 
 static inline void fill_random(real *x, int64_t n, Gpu *gpu) {
@@ -91,9 +89,9 @@ static uint8_t kind_choose(const Trial &t, int layer, int wanted, Gpu *gpu) {
     int before = gpu->plans->kinds[layer];
     const char *name = TWO_KINDS[layer];
     double error = 0;
-    if (wanted == KERNELS_MMA) return BY_MMA;
-    if (wanted == KERNELS_AUTO && before != BY_WGMMA && !(before == UNCHOSEN && gpu->plans->tuning))
-        return BY_MMA;
+    bool asked = wanted == KERNELS_WGMMA || before == BY_WGMMA;
+    bool open = before == UNCHOSEN && gpu->plans->tuning;  // the times decide
+    if (wanted == KERNELS_MMA || !(asked || open)) return BY_MMA;
     // A kernel that hangs or faults would end the run here.
     printf("kernels: comparing %s by wgmma with mma.sync; if it hangs: --kernels mma\n",
            name);
@@ -104,7 +102,7 @@ static uint8_t kind_choose(const Trial &t, int layer, int wanted, Gpu *gpu) {
                "(nvidia-smi)\n", name, error);
         return BY_MMA;
     }
-    if (wanted == KERNELS_WGMMA || before == BY_WGMMA) return BY_WGMMA;
+    if (asked) return BY_WGMMA;
     auto time_by = [&](int wgmma) {
         return fastest(gpu, [&] { return trial_run(t, layer, wgmma, gpu), true; });
     };

@@ -76,8 +76,8 @@ enum { NOTHING_ADDED, ADDED_ELSEWHERE, ADDED_IN_PLACE };  // C: absent, another 
 // The bit that epilogues with the auxiliary matrix pre have in common.
 enum { EPILOGUE_AUX = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU };
 
-// Everything that a plan depends on, in the library's terms. Rows are contiguous, so sizes and
-// transposes give the leading dimensions.
+// Everything that a plan depends on, in the library's terms. All are int64_t, because plan_find
+// compares bytes. Rows are contiguous, so sizes and transposes give the leading dimensions.
 struct PlanKey {
     int64_t m, n, k;
     int64_t ta, tb;            // A, B are transposed
@@ -429,8 +429,8 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     plans_forget(plans, false);
 }
 
-// The kernels that an earlier run chose. A layer that its checkpoint does not name had only
-// mma.sync then; kernels is nullptr if it names none.
+// The kernels that an earlier run chose. A layer that its checkpoint does not name, or no layer if
+// kernels is nullptr, had only mma.sync then.
 static inline void kinds_read(Plans *plans, const Json *kernels, const char *path) {
     for (int i = 0; i < LAYERS_OF_TWO_KINDS; i++) {
         const char *kind = KIND_NAMES[BY_MMA];
@@ -462,8 +462,6 @@ static inline void plans_read(Plans *plans, const char *text, const char *path) 
 }
 
 // ---------------------------------------------------------------------------------------- forward
-
-enum { COLUMN_SPLITS = 256 };  // at most so many splits of the rows for a bias's gradient
 
 // y = c x W^T + add, or backward c x W + add, where x is dy.
 static inline Matmul linear_matmul(bool forward, void *y, const real *x, const Linear &l,
@@ -536,6 +534,8 @@ column_sums_kernel(float *partial, const real *dy, int64_t n, int out, int64_t r
     for (int64_t i = first; i < end; i++) sum = sum + floats_load(dy + i * out + j);
     for (int k = 0; k < PACK; k++) partial[(int64_t)blockIdx.x * out + j + k] = sum.v[k];
 }
+
+enum { COLUMN_SPLITS = 256 };  // at most so many splits of the rows for a bias's gradient
 
 // dW = c dy^T x, SET or ADD;  db += sum of the rows of dy
 static inline void linear_backward_weight(const real *dy, const real *x, const Linear &l,

@@ -26,7 +26,7 @@
 #pragma once
 #include "ngpt.cuh"
 
-enum { CLASSIFIER_THREADS = 512, CLASSIFIER_LOADS = 4, SUMS_THREADS = 512 };
+enum { CLASSIFIER_THREADS = 512, CLASSIFIER_LOADS = 4 };
 
 // ------------------------------------------------------------------------------------- classifier
 
@@ -124,11 +124,6 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2) classifier_kernel(Logit
     const real *from = GRADIENT == GRADIENT_KEPT ? kept : z;
     for (int j = threadIdx.x * PACK; j < f.Vp; j += blockDim.x * PACK)
         floats_store(z + j, logits_gradient(floats_load(from + j), f, j, target, log_row));
-}
-
-// `count` threads rounded up to whole warps, at most `limit`.
-static inline int threads_for(int64_t count, int limit) {
-    return count < limit ? (int)CEIL_DIV(count, WARP) * WARP : limit;
 }
 
 // SETs losses and logsum. With `gradient` the logits become their own gradient, unless they have a

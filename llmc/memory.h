@@ -64,8 +64,10 @@ typedef struct Entry {
     char name[96];
     int64_t size;    // elements
     int64_t offset;  // in the arenas of weights and of gradients
+    // From here on by layout_share, 0 before:
     int owner;       // the process that updates it (ZeRO-1)
-    int64_t state;   // offset in the arena of first moments, which holds this process's shards
+    int64_t state;   // offset in arenas of this process's shards: first moments, on GPUs sharded
+                     // master weights
     int64_t second;  // the same for second moments; Muon's matrices have none
     int muon;        // matrices that Muon updates, one below the other; 0: AdamW updates the tensor
 } Entry;
@@ -74,7 +76,7 @@ typedef struct Layout {
     Entry *entries;  // [count]
     int count;
     int64_t total;    // elements of the weights
-    int64_t state;    // elements of the first moments in this process
+    int64_t state;    // elements of an arena of this process's shards (layout_share)
     int64_t second;   // elements of the second moments in this process
     int64_t *offset;  // [(layer + 1) * PARAM_COUNT + id]; -1: absent
 } Layout;
@@ -86,10 +88,10 @@ static inline void layout_add(Layout *t, const ParamRow *row, int id, int layer)
     e->id = id;
     e->layer = layer;
     e->size = row->rows * row->cols;
-    e->offset = e->state = e->second = t->total;
+    e->offset = t->total;
     check_format(e->name, sizeof e->name, row->name, layer);  // the model's names have no %d
     t->offset[(layer + 1) * PARAM_COUNT + id] = e->offset;
-    t->second = t->state = t->total = memory_add(t->total, e->size);
+    t->total = memory_add(t->total, e->size);
 }
 
 // An array of offsets, all -1: absent.

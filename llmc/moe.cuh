@@ -38,7 +38,6 @@
 #pragma once
 #include "attention.cuh"
 #include "linear.cuh"
-#include "loss.cuh"
 #include "run/trainer.h"
 
 // The router of a layer: its sizes, its inputs and its results. A row is one token at one of its
@@ -158,7 +157,7 @@ router_forward_kernel(Router r) {
 }
 
 // One block. Sums the chunks to loads and shares, and from the loads computes the first row of each
-// expert and the tiles of rows. Loads are whole numbers below 2^24.
+// expert and the tiles of rows, `bound` at most. Loads are whole numbers below 2^24.
 static __global__ void __launch_bounds__(PLAN_THREADS)
 router_plan_kernel(Router r, int bound) {
     SHARED_DYNAMIC(int, row);
@@ -235,13 +234,9 @@ static inline void router_forward(Router r, Gpu *gpu) {
 }
 
 // ------------------------------------------------------------------------------- router, backward
-// Backward of top-k: the choice itself has no gradient; the gates of the chosen experts have.
-//   pull_e = d(balance and sequence losses) / d(p_e), p = s / sum s, for one token
-//   ds_e   = scale dgate_e, or (scale dgate_e - sum_S dgate gate) / sum_S s, for e in S; else 0
-//   softmax:  u = ds + pull,  dz = s (u - sum s u)
-//   sigmoid:  dz = s (1 - s) (ds + (pull - sum p pull) / sum s)
-//   z-loss:   dz += 2 coefficient lse softmax(z) / n
-// The gradients of the losses are multiplied by dloss, the gradient of the micro-batch's mean loss.
+// The equations are in train_gpt.c. The choice has no gradient; a score's gradient ds comes through
+// the gates of the chosen experts, and is 0 for the others. The gradients of the losses are
+// multiplied by dloss, the gradient of the micro-batch's mean loss.
 
 // A warp takes a token. Its lanes share u: the gradient of a gate goes to any lane's expert.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
@@ -298,8 +293,6 @@ static inline void router_backward(real *dz, const wide *dgate, const Router &r,
 
 // ----------------------------------------------------------------------------- losses, loads, bias
 
-// Statistics of a router [ROUTER_SUMS + E]: LayerStats.router of run/trainer.h.
-
 // partial[block] = sum of the entropies of p over ROUTER_CHUNK tokens. A warp takes one token at a
 // time. Reads 4 (E + 1) bytes a token.
 static __global__ void __launch_bounds__(ROUTER_THREADS)
@@ -327,7 +320,7 @@ router_entropy_kernel(float *partial, Router r) {
 static __global__ void __launch_bounds__(SUMS_THREADS)
 router_count_kernel(double *loss, wide *loads, double *stats, Router r, const float *entropy,
                     int parts) {
-    double n = (double)r.B * r.T, each = r.E / (n * r.K), sums[ROUTER_SUMS] = {};
+    double n = (double)r.B * r.T, each = (double)r.E / r.K, sums[ROUTER_SUMS] = {};
     for (int64_t t = threadIdx.x; t < n; t += blockDim.x)
         sums[ROUTER_Z] += (double)r.lse[t] * r.lse[t];
     for (int i = threadIdx.x; i < parts && stats; i += blockDim.x)
@@ -337,9 +330,9 @@ router_count_kernel(double *loss, wide *loads, double *stats, Router r, const fl
         for (int b = 0; b < r.B; b++) {
             int at = b * r.E + j;
             share += (double)r.share[at] / r.B;
-            sums[ROUTER_SEQUENCE] += n * each * r.B * r.load[at] * r.share[at] / r.B;
+            sums[ROUTER_SEQUENCE] += each * r.load[at] * r.share[at];
         }
-        sums[ROUTER_BALANCE] += n * each * load * share;
+        sums[ROUTER_BALANCE] += each * load * share;
         loads[j] += (float)load;
         if (stats) stats[ROUTER_SUMS + j] += load;
     }
@@ -398,14 +391,10 @@ combine_kernel(real *y, const real *rows, const wide *gate, const int32_t *place
     if (i >= C) return;
     Floats sum = {};
     for (int k = 0; k < K; k++) {
-        Floats row = floats_load(rows + (int64_t)place[at + k] * C + i);
         float g = gate ? gate[at + k] : 1;
-        for (int x = 0; x < PACK; x++) sum.v[x] += g * row.v[x];
+        sum = sum + g * floats_load(rows + (int64_t)place[at + k] * C + i);
     }
-    if (add.x) {
-        Floats more = floats_load(add.x + t * C + i);
-        for (int x = 0; x < PACK; x++) sum.v[x] += add.scale * more.v[x];
-    }
+    if (add.x) sum = sum + add.scale * floats_load(add.x + t * C + i);
     floats_store(y + t * C + i, sum);
 }
 
@@ -482,7 +471,7 @@ enum { WARP_STRIPS = sizeof(real) == 2 ? 4 : 2, WARP_ROWS = 16 * WARP_STRIPS };
 enum { EXPERT_WARPS = ROW_TILE / WARP_ROWS * (TILE_COLUMNS / WARP_COLUMNS) };
 enum { EXPERT_THREADS = EXPERT_WARPS * WARP };
 // Steps in shared memory: as many as fit in the 99 KiB of compute capability 8.6.
-enum { STAGES = sizeof(real) == 2 ? 4 : 2 };
+enum { EXPERT_STAGES = sizeof(real) == 2 ? 4 : 2 };
 
 // A grouped product: FORWARD and INPUT SET y, WEIGHT writes dw.
 struct Grouped {
@@ -548,7 +537,7 @@ template <int FORM> struct Panels {
     static constexpr bool LEFT_ACROSS = FORM == WEIGHT, RIGHT_ACROSS = FORM != FORWARD;
     static constexpr int LEFT = Panel<LEFT_ACROSS>::SIZE;
     static constexpr int STAGE = LEFT + Panel<RIGHT_ACROSS>::SIZE;
-    static constexpr size_t BYTES = STAGES * STAGE * sizeof(real);
+    static constexpr size_t BYTES = EXPERT_STAGES * STAGE * sizeof(real);
     static_assert(BYTES <= 99 << 10, "fewer stages");
     static_assert(FORM == WEIGHT ||
                   EXPERT_WARPS * WARP_ROWS * TILE_PITCH<WARP_COLUMNS> * sizeof(real) <= BYTES,
@@ -686,22 +675,22 @@ grouped_kernel(Grouped f) {
     if (steps == 0 && (FORM != WEIGHT || f.e.to_dw == ADD)) return;
     PanelLines lines = {};
     if (steps > 0) lines = lines_at<FORM>(f, t, 0);
-    for (int step = 0; step < STAGES - 1; step++) {
+    for (int step = 0; step < EXPERT_STAGES - 1; step++) {
         if (step < steps) stage_copy<FORM>(shared + step * STAGE, f, t, lines, step * TILE_DEPTH);
         copy_commit();
     }
     for (int step = 0; step < steps; step++) {
-        int next = step + STAGES - 1;
-        copy_wait<STAGES - 2>();
+        int next = step + EXPERT_STAGES - 1;
+        copy_wait<EXPERT_STAGES - 2>();
         // After this barrier every thread sees this step's copies, and none reads the stage that
         // the next copy overwrites.
         __syncthreads();
         if (next < steps) {
-            real *stage = shared + next % STAGES * STAGE;
+            real *stage = shared + next % EXPERT_STAGES * STAGE;
             stage_copy<FORM>(stage, f, t, lines, next * TILE_DEPTH);
         }
         copy_commit();
-        if (busy) stage_multiply<FORM>(sums, shared + step % STAGES * STAGE, row, column);
+        if (busy) stage_multiply<FORM>(sums, shared + step % EXPERT_STAGES * STAGE, row, column);
     }
     row += t.row;
     column += t.column;

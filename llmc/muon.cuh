@@ -6,14 +6,15 @@
 //   5 times:  s = x x^T       x = a x + (b s + c s s) x     Newton-Schulz iteration
 //   w -= lr (scale x + decay w)                             scale: muon_scale (run/trainer.h)
 //
-//   w, m, d, u [count, rows, cols] float     x, y [count, rows, cols]     s, p [count, k, k]
+//   w, m, d [count, rows, cols] float     x, y [count, rows, cols]     s, p [count, k, k]
+//   u is computed where it is read, and not stored
 //
 // The tensor holds `count` matrices one below the other, those of experts, or one. Their products
 // are one batch. k is the smaller of rows and cols. If rows > cols, s = x^T x and the last product
 // is x (b s + c s s): the same for the transpose, and nothing is transposed in memory.
 //
 // Products are the library's (linear.cuh), in the storage type with float sums: Jordan et al.
-// iterate in bfloat16 too. m, u and w are float. A step that is refused changes neither m nor w;
+// iterate in bfloat16 too. m and w are float. A step that is refused changes neither m nor w;
 // the host does not wait for that decision (adamw.cuh).
 //
 // Bytes per parameter in bf16, beside the products: momentum 12 (m, d; m written), start 10 (m, d,
@@ -74,7 +75,7 @@ muon_momentum_kernel(double *partial, Arenas t, UpdateEntry e, int64_t size,
     if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum;
 }
 
-// x = u / |u|. A thread adds up one piece of |u|^2, so there are at most as many.
+// x = u / |u|. A thread adds up one piece of |u|^2, so there are no more pieces than threads.
 static __global__ void __launch_bounds__(UPDATE_THREADS)
 muon_start_kernel(real *x, const double *partial, Arenas t, UpdateEntry e, int64_t size,
                   const UpdateState *state, float mu) {

@@ -91,8 +91,8 @@ static inline size_t norm_sums(const Norm *norm) {
 // T neighboring threads share a line; each holds up to P packs of 16 bytes of it. A block has TEAMS
 // teams. Blocks are smaller where a thread holds many packs, so that the sums of the gains'
 // gradients fit into the shared memory of smaller GPUs too.
-template <int T, int P, int B = (T > 256 ? T : T <= 32 && P >= 8 ? 128 : 256)> struct Team {
-    static constexpr int THREADS = T, PACKS = P, BLOCK = B, TEAMS = BLOCK / T;
+template <int T, int P, int B = (T <= 32 && P >= 8 ? 128 : 256)> struct Team {
+    static constexpr int THREADS = T, PACKS = P, BLOCK = T > B ? T : B, TEAMS = BLOCK / T;
 };
 
 // Calls launch with the first team, from narrow to wide, that holds this many packs.
@@ -508,7 +508,7 @@ norm_backward_kernel(NormBackward f, Norm norm, Lines lines, float *partial) {
         Bits dy[N], x[N], gain[N], add[N], other[N];
         auto load = [&](int first) {
             UNROLL for (int j = first; j < N && j < first + BATCH; j++) {
-                gain[j] = bits_load(w, column[j]);
+                if (BATCH < N) gain[j] = bits_load(w, column[j]);  // again, not kept
                 add[j] = bits_load(f.add ? f.add + at : nullptr, column[j]);
                 other[j] = bits_load(f.other ? f.other + at : nullptr, column[j]);
             }

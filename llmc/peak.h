@@ -2,7 +2,7 @@
 // (Memory bandwidth: dev/bench/cpu/bench.c.)
 //
 // peak_products runs the innermost step of gemm.h, gemm_dot, on as many vectors as its kernel
-// holds. That is multiply-adds of floats, one instruction where the CPU has it and
+// holds: multiply-adds of floats, one instruction where the CPU has it and
 // -ffp-contract=fast allows it. With BF16_PRODUCTS it is the dot product of pairs, or AMX's product
 // of tiles, where the build may use them; elsewhere bfloat16 runs at the speed of floats. Units
 // that gemm.h does not use (SME, bfmmla) do not count.

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-// adamw.cuh calls these hashes on the device.
+// Kernels call these hashes on the device.
 #ifdef __CUDACC__
 #define HOST_AND_DEVICE __host__ __device__
 #else

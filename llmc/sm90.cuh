@@ -27,7 +27,7 @@
 
 enum { WARPGROUP = 128, GROUP_ROWS = 64 };  // threads; rows of their D
 enum { TILE_WIDTH = 64, TILE_ROW = TILE_WIDTH * 2, TILE_ALIGN = 1024 };  // columns; bytes
-enum { STEP = 32 };                         // bytes of 16 columns
+enum { STEP_BYTES = 32 };                   // of 16 columns
 enum Major { MAJOR_K, MAJOR_MN };  // rows of a tile run along the depth K, or along M or N
 
 // Whether the code that is being compiled may have these instructions: kernels have empty bodies

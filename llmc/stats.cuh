@@ -25,7 +25,7 @@
 #include "run/trainer.h"
 
 // The results of a layer's forward. In a pair, attention's comes first and the ffn's second.
-typedef struct LayerTensors {
+struct LayerTensors {
     const real *s[2];          // two of [n, C]: the sum s; nGPT: the branch y
     const real *skip[2];       // two of [n, C]: what the skip carries, without its factor
     const real *x;             // [n, C] the stream out of the block
@@ -36,7 +36,7 @@ typedef struct LayerTensors {
     const wide *rstd[2];       // nGPT, two of [n]: of y, saved by forward
     const real *p[2];          // nGPT, two of [C]: alpha = 0.05 sqrt(C) |p|; otherwise nullptr
     int C;
-} LayerTensors;
+};
 
 enum { LAYER_PIECES = 1024, TENSOR_PIECES = 128 };
 
@@ -164,16 +164,13 @@ tensor_add_kernel(TensorStats *sums, const TensorStats *partial, int pieces) {
     if (threadIdx.x == 0) *sums = seen;
 }
 
-// SETs sums[count], on the device, for entries and arenas that adamw_apply has just updated with
-// `step`; an entry whose lr is 0 did not move. All entries have the same number of pieces. x: the
-// direction of one entry that Muon has updated.
-static inline void tensor_sums(TensorStats *sums, Arenas t, const UpdateEntry *entries, int count,
-                               AdamWStep step, Gpu *gpu, const real *x = nullptr) {
+// SETs *sums, on the device, for an entry of arenas that adamw_apply has just updated with `step`;
+// an entry whose lr is 0 did not move. x: the direction of an entry that Muon has updated, else
+// nullptr. All entries have the same number of pieces.
+static inline void tensor_sums(TensorStats *sums, Arenas t, const UpdateEntry *entry,
+                               AdamWStep step, Gpu *gpu, const real *x) {
     int pieces = square_pieces(t.total, FOUR, TENSOR_PIECES);
     TensorStats *partial = scratch_for<TensorStats>(pieces, gpu);
-    for (int k = 0; k < count; k++) {
-        LAUNCH(tensor_sums_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t, entries + k,
-               step, x);
-        LAUNCH(tensor_add_kernel, 1, TENSOR_PIECES, 0, gpu->stream, sums + k, partial, pieces);
-    }
+    LAUNCH(tensor_sums_kernel, pieces, SQUARES_THREADS, 0, gpu->stream, partial, t, entry, step, x);
+    LAUNCH(tensor_add_kernel, 1, TENSOR_PIECES, 0, gpu->stream, sums, partial, pieces);
 }

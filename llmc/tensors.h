@@ -14,7 +14,7 @@ enum {
     ROLE_HEAD,                                // an untied LM head
     ROLE_ROUTER,                              // of experts
     ROLE_IN,                                  // matrices that read u or a latent
-    ROLE_VALUE,                               // W_v, which DeepNorm scales, as it does
+    ROLE_VALUE,                               // W_v; DeepNorm scales it and the next two
     ROLE_FFN_IN,                              // gate and up
     ROLE_OUT,                                 // output projections, which write to the stream
     ROLE_ZERO,                                // biases; from here on vectors

@@ -44,7 +44,7 @@ static void run_line(const uint8_t *data, size_t size) {
     r->training = true;
     r->setup = run_setup(r);
     for (int64_t step = 1; step <= 3; step++) {
-        AdamW o = schedule_adamw(r->f, schedule_lr(r->f, step * r->f->steps / 3), step);
+        Optimizer o = schedule_optimizer(r->f, schedule_lr(r->f, step * r->f->steps / 3), step);
         must(o.clip >= 0 && isfinite(o.lr[LR_HIDDEN]) && o.lr[LR_HIDDEN] >= 0);
     }
     expect_config(r);

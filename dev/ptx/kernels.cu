@@ -334,7 +334,8 @@ void run_weights_round(Int stochastic, Int key) {
     weights_round(arenas.w, arenas.master, arenas.total, stochastic, key, gpu);
 }
 void run_tensor_sums(TensorStats *sums, const UpdateEntry *entries, Int count) {
-    tensor_sums(sums, arenas, entries, count, adamw_step, gpu);
+    for (Int k = 0; k < count; k++)
+        tensor_sums(sums + k, arenas, entries + k, adamw_step, gpu, nullptr);
 }
 void set_muon(UpdateEntry *entry, double scale) { entry->scale = (float)scale; }
 // x: where the direction is copied to.
@@ -346,7 +347,7 @@ void run_muon(real *scratch, const UpdateEntry *entry, UpdateState *state, Int c
     muon_apply(m, f, arenas, state, adamw_step, (float)momentum, gpu);
     const real *last = muon_direction(m, f, arenas, state, (float)momentum, false, gpu);
     memcpy(x, last, m.e.size * sizeof(real));
-    tensor_sums(sums, arenas, entry, 1, adamw_step, gpu, last);
+    tensor_sums(sums, arenas, entry, adamw_step, gpu, last);
 }
 // Index 0 is attention, 1 the ffn. p is nullptr but for nGPT.
 void run_layer_sums(LayerSums *sums, real *const *s, real *const *skip, real *x, wide *peak,

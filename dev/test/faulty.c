@@ -25,7 +25,7 @@ static bool fault_is_here(void) {
 }
 
 static Gpt *faulty_create(const Model *m, const Setup *setup) {
-    layout = layout_make(m);
+    layout = setup_layout(m, setup);
     return judge_fp32.create(m, setup);
 }
 
@@ -42,10 +42,10 @@ static void faulty_backward(Gpt *gpt, double scale, int last) {
     judge_fp32.backward(gpt, fault_is("spike") ? 1000 * scale : scale, last);
 }
 
-static void faulty_update(Gpt *gpt, const AdamW *adamw) {
+static void faulty_update(Gpt *gpt, const Optimizer *o) {
     updated = fault.now;
     if (fault_is("router")) return;
-    judge_fp32.update(gpt, adamw);
+    judge_fp32.update(gpt, o);
     const Entry *e = &layout.entries[layout.count - 1];         // the gain of the last norm
     if (fault_is("moment")) *(float *)judge_fp32.tensor(gpt, ADAM_V, e) = INFINITY;
     if (fault_is("dead"))

@@ -85,7 +85,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 mkdir "$out"
-echo "kernels: attention forward by wgmma: wgmma takes 0.123 ms, mma.sync 0.456"
+echo "kernels: attention_forward by wgmma: wgmma takes 0.123 ms, mma.sync 0.456"
+[ $ms = 90 ] && echo "note: attention_forward by wgmma is wrong on this GPU, an error of 1"
 [ -e never ] && exec sleep 20
 [ -e late ] && sleep 1
 case $model in
@@ -321,8 +322,9 @@ check "by the older kernels"     reports "| PRE, mma.sync | 104.00 | 630154 |"
 check "under Muon"               reports "| PRE, muon | 106.00 | 618264 |"
 check "documents apart"          reports "| PRE, documents | 90.00 | 728178 |"
 check "the kinds of kernels"     reports \
-    "- gpt2-124M: attention forward by wgmma: wgmma takes 0.123 ms, mma.sync 0.456"
-check "each once"                sh -c '[ "$(grep -c "wgmma takes" build/gpu_check/report.md)" = 3 ]'
+    "- pre: attention_forward by wgmma: wgmma takes 0.123 ms, mma.sync 0.456"
+check "one that is wrong"        reports \
+    "- pre,documents: attention_forward by wgmma is wrong on this GPU, an error of 1"
 check "740M"                     reports "| PRE | 100.00 | 327680 | 1609 | 162.6 | - | 8 in 2 |"
 check "accumulated"              reports "## 740M, 64 sequences a step in micro-batches of 16"
 check "experts"                  reports "| PRE | 100.00 | 163840 | 712 | 72.0 | - | 8 in 2 |"
@@ -504,7 +506,7 @@ cd "$root" || exit 1
     grep -E '^\{.*\"round\": 4, \"from\": .* \"ms\": \[[0-9., ]+\], .*\"compiled\": false'"
 "$PYTHON" -c 'import torch; torch._grouped_mm' 2> /dev/null && check "torch_layers.py on the CPU" \
     sh -c "'$PYTHON' dev/bench/gpu/torch_layers.py --device cpu --tiny |
-    [ \$(grep -c -E '^\{.*_grouped_mm.*\"ms\": [0-9.e-]+, ') = 6 ]"
+    [ \$(grep -c -E '^\{.*(_grouped_mm|attention).*\"ms\": [0-9.e-]+, ') = 10 ]"
 unset CXX CUPTI
 if [ -f "$toolkit/include/cuda_runtime.h" ] && [ -f "$headers/cublasLt.h" ]; then
     export CUDA="$toolkit" CUBLAS="$headers"

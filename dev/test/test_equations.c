@@ -1115,8 +1115,8 @@ static void test_lengths(const Mode *mode, int family) {
         unit(&m, &r.list.entries[k], w + r.list.entries[k].offset);
     judge_fp64.normalize(r.gpt);
     expect_weights(&r, w, ngpt ? 1e-12 : 0, "normalized");
-    AdamW o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8, .beta2 = 0.9,
-               .eps = 1e-3, .step = 1};
+    Optimizer o = {.lr = {0.01, 0.02, 0.03, 0.04}, .decay = {0.1, 0.2, 0.3}, .beta1 = 0.8,
+                   .beta2 = 0.9, .eps = 1e-3, .step = 1};
     judge_fp64.update(r.gpt, &o);
     const TensorStats *stats = judge_fp64.tensor_stats(r.gpt, &o);
     for (int k = 0; k < r.list.count; k++) {
@@ -1146,8 +1146,8 @@ static void test_selection_bias(int mode, int family, int recompute) {
     Model m = small_model(&MODES[mode], NULL, family, 3);
     m.moe.bias_rate = 0.01;
     Ref r = trained(&m, recompute);
-    AdamW o = {.lr[LR_BALANCE] = 0.05, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95,
-               .eps = 1e-8, .clip = 1e-3};
+    Optimizer o = {.lr[LR_BALANCE] = 0.05, .decay = {0.1, 0.1, 0.1}, .beta1 = 0.9, .beta2 = 0.95,
+                   .eps = 1e-8, .clip = 1e-3};
     for (o.step = 1; o.step <= STEPS; o.step++) {
         int batches = o.step % 2 ? 1 : 3;
         double square = 0;

@@ -39,7 +39,7 @@ typedef struct {
     const Entry **order;
     int B, T, micro, optimizer;
     double z_loss, clip, *gradients, *parameters, steps[STEPS][4];
-    AdamW adamw;
+    Optimizer settings;          // of an update
     Documents documents;
     int32_t *inputs, *targets;
 } Case;
@@ -150,8 +150,8 @@ static Model read_model(const Case *c) {
     return m;
 }
 
-static AdamW read_adamw(const Case *c) {
-    AdamW o = {.eps = number(c, "adam_eps"), .gain_target = number(c, "gain_target")};
+static Optimizer read_optimizer(const Case *c) {
+    Optimizer o = {.eps = number(c, "adam_eps"), .gain_target = number(c, "gain_target")};
     double betas[2] = {0, 0};
     numbers(c, "lr", o.lr, LR_BALANCE);
     o.lr[LR_BALANCE] = number(c, "moe.bias_rate");
@@ -233,7 +233,7 @@ static bool read_case(Case *c, const Golden *g, const Json *json) {
     int failed = test_count.failed;
     c->m = read_model(c);
     static const char *const OPTIMIZERS[] = {"adamw", "muon"};
-    c->adamw = read_adamw(c);
+    c->settings = read_optimizer(c);
     c->optimizer = choice(c, "optimizer", OPTIMIZERS, 2);
     int separator = integer(c, "separator");
     c->documents = (Documents){separator >= 0, yes(c, "restart"), separator};
@@ -320,7 +320,7 @@ static void compare_case(const Case *c, int micro, int recompute) {
                                          .training = 1, .optimizer = c->optimizer,
                                          .documents = c->documents,
                                          .z_loss = c->z_loss});
-    AdamW adamw = c->adamw;
+    Optimizer o = c->settings;
     load_weights(c, gpt);
     for (int step = 0; step < STEPS; step++) {
         t->zero_grads(gpt);
@@ -330,9 +330,9 @@ static void compare_case(const Case *c, int micro, int recompute) {
             t->backward(gpt, 1.0 / (c->B * c->T), 0);
         }
         if (step == 0) compare_tensors(c, gpt, GRADS, c->gradients, SMALLEST * c->steps[0][3], how);
-        adamw.clip = c->clip;
-        adamw.step = step + 1;
-        t->update(gpt, &adamw);
+        o.clip = c->clip;
+        o.step = step + 1;
+        t->update(gpt, &o);
         Update u = t->outcome(gpt);
         compare_number(c, step, "the loss", u.loss.ce, c->steps[step][0], LOSS_ERROR, how);
         compare_number(c, step, "the z-loss", u.loss.z, c->steps[step][1], LOSS_ERROR, how);

@@ -89,7 +89,9 @@ static void expect_lr(const char *flags, int64_t step, double expected) {
            (long long)step, expected);
 }
 
-static double group_rate(const Flags *f, int group) { return schedule_adamw(f, 1, 1).lr[group]; }
+static double group_rate(const Flags *f, int group) {
+    return schedule_optimizer(f, 1, 1).lr[group];
+}
 
 void test_schedule(void) {
     const char *cosine = "--lr 1 --steps 110 --warmup 10 --min-lr 0.1 --schedule cosine";
@@ -119,7 +121,7 @@ void test_schedule(void) {
     EXPECT(group_rate(&s.f, LR_HIDDEN) == 0.5, "width scaling, power 1/2");
     s = parse("--weight-decay 0.3 --clip 2 --width 512 --width-base 256 --decay-gains one "
               "--decay-embeddings off --beta2 0.97");
-    AdamW o = schedule_adamw(&s.f, 0.1, 5);
+    Optimizer o = schedule_optimizer(&s.f, 0.1, 5);
     EXPECT(o.clip == 2 && o.decay[DECAY_MATRIX] == 0.3 && o.decay[DECAY_EMBEDDING] == 0 &&
                o.decay[DECAY_GAIN] == 0.3 && o.gain_target == 1,
            "clipping and decay");
@@ -127,17 +129,17 @@ void test_schedule(void) {
                o.lr[LR_VECTOR] == 0.1 && o.beta2 == 0.97 && o.step == 5,
            "rates");
     s = parse("--clip 0");
-    o = schedule_adamw(&s.f, 0.1, 1);
+    o = schedule_optimizer(&s.f, 0.1, 1);
     EXPECT(o.clip == 0 && o.decay[DECAY_GAIN] == 0 && o.decay[DECAY_EMBEDDING] == 0.1,
            "--clip 0 is off; gains do not decay by default");
     EXPECT(o.muon_lr == 0.1 && o.momentum == 0.95 && o.muon_scale == MUON_MATCH_RMS_ADAMW,
            "Muon's rate is AdamW's by default");
     s = parse("--lr 0.4 --muon-lr 0.02 --muon-scale original --width 1024 --width-base 256");
-    o = schedule_adamw(&s.f, 0.1, 1);
+    o = schedule_optimizer(&s.f, 0.1, 1);
     EXPECT(fabs(o.muon_lr - 0.005) < 1e-15 && o.muon_scale == MUON_ORIGINAL,
            "Muon's own rate follows the schedule, and not the width");
     s = parse("--lr 0 --muon-lr 0.02");
-    EXPECT(schedule_adamw(&s.f, 0, 1).muon_lr == 0, "a rate of 0 is 0");
+    EXPECT(schedule_optimizer(&s.f, 0, 1).muon_lr == 0, "a rate of 0 is 0");
     s = parse("--width 1024");
     EXPECT(group_rate(&s.f, LR_HIDDEN) == 1, "width scaling is off by default");
 }

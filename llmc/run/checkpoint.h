@@ -43,6 +43,6 @@ bool checkpoint_verify(const char *dir, char *error);
 
 // Removes old checkpoints after the one of step `newest` was written. Keeps the `last` newest up to
 // it (0: all), and every one whose step is a multiple of `every` (0: none). Checkpoints of later
-// steps are damaged ones that a resume passed over: they are neither counted nor removed. Of a
-// symbolic link only the link is removed.
+// steps are damaged ones that a resume passed over: they are neither counted nor removed. A
+// symbolic link is removed, not what it points to.
 void checkpoint_prune(int run, const char *run_dir, int64_t newest, int64_t last, int64_t every);

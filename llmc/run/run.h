@@ -55,7 +55,7 @@ struct Run {
     double loss_z, norm_z;                // robust z-scores of the last step
     bool unfinished;                      // the last step's outcome has not been read,
     bool measured;                        // its layers were measured (--norms-every);
-    AdamW adamw;                          // its update,
+    Optimizer optimizer;                  // its update,
     double lr;                            // and scheduled rate, without the factors of --width-base
 
     double started, printed;              // seconds: training time began, last line of progress,

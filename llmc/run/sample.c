@@ -25,11 +25,11 @@ int sample_token(const double *logits, int V, double temperature, int64_t k, dou
     for (int i = 1; i < V; i++)
         if (logits[i] > logits[best]) best = i;
     if (temperature == 0) return best;
-    double least = -INFINITY, sum = 0;
+    double smallest = -INFINITY, sum = 0;
     // Top-k: logits below the k-th largest get no weight.
-    if (k > 0 && k < V) least = kth_largest(logits, V, k, weights + V);
+    if (k > 0 && k < V) smallest = kth_largest(logits, V, k, weights + V);
     for (int i = 0; i < V; i++) {
-        weights[i] = logits[i] < least ? 0 : exp((logits[i] - logits[best]) / temperature);
+        weights[i] = logits[i] < smallest ? 0 : exp((logits[i] - logits[best]) / temperature);
         sum += weights[i];
     }
     for (int i = 0; i < V; i++) {

@@ -191,7 +191,7 @@ void run_save_tensors(Run *r, Checkpoint *c, const char *file, int first_kind, i
 // A window of the last losses or gradient norms (spikes.h).
 static void write_window(Log *state, const char *name, const SpikeWindow *w) {
     log_nest(state, name, '{');
-    log_int(state, "row", w->row);
+    log_int(state, "row", w->in_a_row);
     log_nest(state, "values", '[');
     for (int k = 0; k < w->count; k++) log_real(state, NULL, w->values[k]);
     log_unnest(state, ']');
@@ -309,10 +309,9 @@ static int64_t read_int(const Json *state, const char *name, long long max, cons
 
 // The inverse of write_window. The file may have been edited, so counts are checked.
 static void read_window(SpikeWindow *w, const Json *state, const char *name, const char *path) {
-    if (!json_get(state, name)) return;           // a checkpoint of an older version has none
     const Json *window = json_need(state, name, JSON_OBJECT, path);
     const Json *values = json_need(window, "values", JSON_ARRAY, path);
-    w->row = read_int(window, "row", SPIKES_IN_A_ROW, path);
+    w->in_a_row = read_int(window, "row", SPIKES_IN_A_ROW, path);
     w->count = 0;
     for (const Json *v = values->first; v; v = v->next) {
         bool fits = w->count < SPIKE_WINDOW && (v->kind == JSON_INT || v->kind == JSON_REAL);
@@ -342,10 +341,6 @@ static void check_config(const Run *r, const char *dir) {
 // Training data must have the same hash as before, wherever it is now. Other validation data gives
 // a warning.
 static void check_data(Run *r, const Json *state, const char *path) {
-    if (!json_get(state, "data_xxh64")) {
-        printf("note: this checkpoint of an older norm.c has no hash of its data\n");
-        return;
-    }
     DataLoader *loaders[] = {&r->data, &r->val};
     static const char *const NAMES[] = {"data_xxh64", "val_data_xxh64"};
     bool same[2];

@@ -31,9 +31,9 @@ static double group_factor(const Flags *f, int group) {
 }
 
 // The groups of tensors.h: rate and weight decay each, the rest for all.
-AdamW schedule_adamw(const Flags *f, double lr, int64_t update) {
+Optimizer schedule_optimizer(const Flags *f, double lr, int64_t update) {
     double decay = f->weight_decay;
-    AdamW o = {
+    Optimizer o = {
         // The selection bias moves by its own step, whatever the schedule.
         .lr[LR_BALANCE] = f->balance_rate,
         .decay[DECAY_MATRIX] = decay,

@@ -45,9 +45,9 @@ double spike_limit(const SpikeWindow *w, double z) {
 void spike_add(SpikeWindow *w, double x, bool spike) {
     if (!isfinite(x)) return;
     // After many spikes in a row the last one becomes the first value of a new window.
-    w->row = spike ? w->row + 1 : 0;
-    if (w->row >= SPIKES_IN_A_ROW) w->count = w->row = 0;     // a new level
-    if (spike && w->row) return;
+    w->in_a_row = spike ? w->in_a_row + 1 : 0;
+    if (w->in_a_row >= SPIKES_IN_A_ROW) w->count = w->in_a_row = 0;  // a new level
+    if (spike && w->in_a_row) return;
     // A full window drops its oldest value. Moving 1 KB once a step costs nothing.
     if (w->count == SPIKE_WINDOW) {
         w->count--;

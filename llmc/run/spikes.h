@@ -18,7 +18,7 @@ enum { SPIKES_IN_A_ROW = 10 };            // so many spikes in a row are a new l
 typedef struct SpikeWindow {
     double values[SPIKE_WINDOW];          // the oldest first
     int count;                            // values in use
-    int row;                              // spikes since the last value that was none
+    int in_a_row;                         // spikes since the last value that was none
 } SpikeWindow;
 
 double spike_median(double *x, int n);                        // sorts x

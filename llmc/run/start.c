@@ -194,9 +194,9 @@ static void choose_micro_batch(Run *r) {
     // NAN, unknown, compares as false: then all fits.
     bool chooses = !given && !(f->experts && f->balance_loss > 0);
     int B = chooses && needed > free_bytes ? memory_fitting(r, *setup, free_bytes) : setup->B;
-    double least = -B;
-    comm_all_reduce(&r->comm, &least, 1, COMM_MAX);          // the same for all processes
-    B = -least;
+    double smallest = -B;
+    comm_all_reduce(&r->comm, &smallest, 1, COMM_MAX);       // the same for all processes
+    B = -smallest;
     if (B && B < setup->B) {
         printf("micro-batches of %d sequences, as many as fit into %.2f GiB\n", B,
                free_bytes / gib);

@@ -103,15 +103,16 @@ static bool read_tokens(Tokenizer *t, size_t *at, char *error) {
 static bool read_lists(Tokenizer *t, char *error) {
     uint32_t count = t->count, merging = t->how.order ? t->how.order : count;
     uint32_t all = merging + t->how.names;
-    // At least twice as many slots as tokens, a power of two.
-    for (t->mask = 1; t->mask < 2 * count;) t->mask *= 2;
-    size_t slots = t->mask-- * sizeof *t->slots, bytes = 4 * (t->how.order + t->how.names);
-    t->slots = check_alloc(slots, "a tokenizer");
-    memset(t->slots, 0xFF, slots);  // -1
+    uint32_t listed = t->how.order + t->how.names, slots = 1;
+    while (slots < 2 * count) slots *= 2;
+    t->mask = slots - 1;
+    t->slots = check_alloc(slots * sizeof *t->slots, "a tokenizer");
+    memset(t->slots, 0xFF, slots * sizeof *t->slots);  // -1
     t->order = check_alloc(4 * all, "a tokenizer");
     t->names = t->order + merging;
     for (uint32_t rank = 0; rank < merging; rank++) t->order[rank] = rank;
-    memcpy(t->order + all - bytes / 4, t->file + t->size - t->how.attached - bytes, bytes);
+    // The file's lists become the end of `order`.
+    memcpy(t->order + all - listed, t->file + t->size - t->how.attached - 4 * listed, 4 * listed);
     for (uint32_t i = 0; i < all; i++) {
         uint32_t token = t->order[i];
         if (token >= count) return error_set(error, "token %u of %u is listed", token, count);

@@ -178,7 +178,7 @@ static void log_loads(const Run *r, Log *log, const LayerStats *layers) {
 static void log_stats(Run *r) {
     int count = r->layout.count;
     LayerStats *layers = r->t->layer_stats(r->gpt);
-    TensorStats *tensors = r->t->tensor_stats(r->gpt, &r->adamw);
+    TensorStats *tensors = r->t->tensor_stats(r->gpt, &r->optimizer);
     // All-reduce: sums over processes, and the maximum of the attention scores.
     for (LayerStats *s = layers; s < layers + r->m.L; s++) {
         comm_all_reduce(&r->comm, s->sums.squares, LAYER_SQUARES, COMM_SUM);
@@ -337,10 +337,10 @@ static int stop_by_signal(Run *r, int signal) {
 
 // -------------------------------------------------------------------------------------- the loop
 
-// AdamW's numbers for the next step, and the limits above which --skip-spikes skips it. Bias
+// The settings of the next update, and the limits above which --skip-spikes skips it. Bias
 // correction counts updates: a skipped step does not count.
-static AdamW next_adamw(const Run *r) {
-    AdamW o = schedule_adamw(r->f, r->lr, r->updates + 1);
+static Optimizer next_optimizer(const Run *r) {
+    Optimizer o = schedule_optimizer(r->f, r->lr, r->updates + 1);
     if (r->f->skip_spikes) {
         o.max_ce = spike_limit(&r->losses, r->f->spike_z);
         o.max_norm = spike_limit(&r->norms, r->f->spike_z);
@@ -376,7 +376,8 @@ static bool finish_step(Run *r) {
     double now = clock_seconds();
     log_step(r, &u, event, now - r->finished);
     r->finished = now;
-    if (!u.applied) r->adamw = (AdamW){.eps = 1, .step = 1};  // all rates 0: no weight changed
+    // All rates 0: no weight changed.
+    if (!u.applied) r->optimizer = (Optimizer){.eps = 1, .step = 1};
     if (r->measured) log_stats(r);
     if (event) print_event(r, event, &u);
     print_progress(r, &u);                            // prints only when a line is due
@@ -441,13 +442,11 @@ int train(Run *r) {
             t->backward(r->gpt, scale, b.at == b.end);
         }
 
-        // Gradient clipping and AdamW, once it is known whether the step before was applied. A loss
-        // or gradient that is not finite never reaches the weights: that step is skipped, and
-        // DIVERGED_STEPS of them in a row end the run.
+        // The update, once it is known whether the step before was applied.
         if (!finish_step(r)) break;
         r->lr = schedule_lr(f, r->step + 1);
-        r->adamw = next_adamw(r);
-        t->update(r->gpt, &r->adamw);
+        r->optimizer = next_optimizer(r);
+        t->update(r->gpt, &r->optimizer);
         r->step++;
         r->tokens += f->batch * r->m.T;
         r->unfinished = true;

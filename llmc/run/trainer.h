@@ -32,8 +32,8 @@ static inline bool loss_is_finite(Loss l) { return isfinite(l.ce + l.z + l.route
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };         // in the order of --optimizer's choices
 enum { MUON_MATCH_RMS_ADAMW, MUON_ORIGINAL };     // in the order of --muon-scale's choices
 
-// One step of AdamW (Loshchilov, Hutter 2019), and of Muon for the tensors that it updates.
-typedef struct AdamW {
+// The settings of one update: AdamW's (Loshchilov, Hutter 2019), and Muon's for its tensors.
+typedef struct Optimizer {
     double lr[LR_GROUPS], decay[DECAY_GROUPS];  // tensors.h
     double beta1, beta2, eps;
     double clip;                              // gradient clipping: largest global norm; 0: off
@@ -42,11 +42,11 @@ typedef struct AdamW {
     double max_ce, max_norm;                  // skip the update above these (--skip-spikes); 0: off
     double muon_lr, momentum;                 // of Muon
     int muon_scale;                           // MUON_*
-} AdamW;
+} Optimizer;
 
 // The factor of Muon's update of a matrix: so that its root mean square is AdamW's, about 0.2 (Liu
 // et al. 2025, section 2.2), or that of Jordan et al. 2024.
-static inline double muon_scale(const AdamW *o, int64_t rows, int64_t cols) {
+static inline double muon_scale(const Optimizer *o, int64_t rows, int64_t cols) {
     double ratio = (double)rows / cols;
     if (o->muon_scale == MUON_ORIGINAL) return ratio > 1 ? sqrt(ratio) : 1;
     return 0.2 * sqrt((double)(ratio > 1 ? rows : cols));
@@ -61,8 +61,8 @@ typedef struct Update {
 
 // Statistics of a layer, over the tokens since stats_begin. A process returns sums; train.c adds up
 // those of all processes and logs ratios and means.
-// Sums of squares: the residual stream behind the block, and the branch b y and the skip a x of
-// each sublayer, with s = a skip + b y (modes.h).
+// Sums of squares: the residual stream behind the block, and both terms of each sublayer's
+// s = a skip + b yn (modes.h), the branch and the skip.
 enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, LAYER_SQUARES };
 // Sums over tokens: the entropy of the router's probabilities, in nats, and the router's losses
 // without their coefficients.
@@ -148,17 +148,17 @@ typedef struct Trainer {
     void (*backward)(Gpt *gpt, double scale, int last);
     // One step of the optimizer, if losses and gradients are finite and below the limits of
     // --skip-spikes; otherwise no weight or moment changes. Begins new sums of losses.
-    void (*update)(Gpt *gpt, const AdamW *adamw);
+    void (*update)(Gpt *gpt, const Optimizer *o);
     // The result of the last update, for which it waits: not for work that was given later.
     Update (*outcome)(Gpt *gpt);
     // Returns the mean losses since the last call of loss or update, and begins new sums.
     Loss (*loss)(Gpt *gpt);
 
-    // Forward of the next n tokens of one text, at positions at, at + 1, ... Keys and values of
-    // earlier positions are in the KV cache, which the first call allocates; at = 0 begins another
+    // Forward of the next n tokens of one text, from `position` on. Keys and values of earlier
+    // positions are in the KV cache, which the first call allocates; position 0 begins another
     // text. Row 0 of logits is then that of the last token, on the CPU bit for bit as in forward.
     // Adds to no loss and no statistics. With several processes only the caller takes part.
-    void (*decode)(Gpt *gpt, const int32_t *inputs, int n, int at);
+    void (*decode)(Gpt *gpt, const int32_t *inputs, int n, int position);
     // A row of V logits of the last forward without targets, or of the last decode.
     const void *(*logits)(Gpt *gpt, int64_t row);
 
@@ -167,7 +167,7 @@ typedef struct Trainer {
     // arrays; they are valid until the next call.
     void (*stats_begin)(Gpt *gpt);
     LayerStats *(*layer_stats)(Gpt *gpt);
-    TensorStats *(*tensor_stats)(Gpt *gpt, const AdamW *applied);
+    TensorStats *(*tensor_stats)(Gpt *gpt, const Optimizer *applied);
 
     // A matrix plan is the library's algorithm for one product. prepare comes after the weights are
     // set and before the first step: it takes the plans of an earlier run (NULL: none) and times
@@ -214,15 +214,25 @@ static inline void documents_find(int32_t *begins, int32_t *ends, const int32_t 
     }
 }
 
-// Refuses a call of decode at position `at` if the KV cache does not hold the tokens before. It
-// holds `cached` tokens of the text: none once the weights have changed.
-static inline void decode_check(int n, int at, int cached, int T) {
-    CHECK(n >= 1 && at >= 0 && n <= T - at,
+// Makes B sequences of T tokens the current micro-batch, at most as many as memory was made for.
+static inline void sizes_set(Sizes *now, const Sizes *max, int B, int T) {
+    CHECK(B * T <= max->n && T <= max->T,
+          "a batch of %d x %d tokens where memory was made for %d x %d", B, T, max->B, max->T);
+    now->B = B;
+    now->T = T;
+    now->n = B * T;
+}
+
+// Refuses a call of decode if the KV cache does not hold the tokens before `position`. It holds
+// `cached` tokens of the text: none once the weights have changed.
+static inline void decode_check(int n, int position, int cached, int T) {
+    CHECK(n >= 1 && position >= 0 && n <= T - position,
           "%d tokens at position %d of a text, but the KV cache has room for %d\n"
-          "  -> begin again with the last of them at position 0, or a larger --seq", n, at, T);
-    CHECK(at <= cached,
+          "  -> begin again with the last of them at position 0, or a larger --seq", n, position,
+          T);
+    CHECK(position <= cached,
           "decode at position %d, but the KV cache holds only %d tokens of this text\n"
-          "  -> give it from position %d on", at, cached, cached);
+          "  -> give it from position %d on", position, cached, cached);
 }
 
 // NAMED(judge_, PREC) and QUOTED(PREC) spell the precision that is being built.

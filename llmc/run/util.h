@@ -32,7 +32,7 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 // to do after each.
 enum { EXIT_REFUSED = 1, EXIT_WRITE, EXIT_DIVERGED, EXIT_LOST };
 
-enum { ERROR_CAP = 256 };  // bytes of every `error`, the reason that a function gives for its false
+enum { ERROR_CAP = 256 };  // bytes of every `error`: why a function returned false
 
 // CHECK and CHECK_WRITE call this. It never returns, and compilers keep it out of hot loops.
 PRINTF_LIKE(4, 5) __attribute__((noreturn, cold))

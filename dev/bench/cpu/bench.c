@@ -158,7 +158,7 @@ static Update step(Run *r) {
         r->t->backward(r->gpt, 1.0 / (double)(r->f->batch * r->m.T), true);
     }
     r->step++;
-    AdamW o = schedule_adamw(r->f, schedule_lr(r->f, r->step), r->step);
+    Optimizer o = schedule_optimizer(r->f, schedule_lr(r->f, r->step), r->step);
     r->t->update(r->gpt, &o);
     Update u = r->t->outcome(r->gpt);
     CHECK(u.applied, "step %lld: loss %g, gradient norm %g: not finite\n  -> a smaller --lr",
@@ -269,7 +269,7 @@ static void layers(Run *r, const Peaks *p) {
     int micros = (int)(r->f->batch / r->micro);
     int all = micros * m->L;
     double n = r->micro * m->T, squares = n * m->T * Q, weights = (double)g->layout.total;
-    AdamW adamw = schedule_adamw(r->f, schedule_lr(r->f, 1), 1);
+    Optimizer optimizer = schedule_optimizer(r->f, schedule_lr(r->f, 1), 1);
     Layer *blocks = check_alloc((size_t)m->L * sizeof *blocks, "the blocks");
     const Layer *l = blocks;
     Table table = {.peaks = p, .blocks = blocks, .count = m->L}, *t = &table;
@@ -343,7 +343,7 @@ static void layers(Run *r, const Peaks *p) {
     while (timed(t, &l, "norms backward", all, moved(3 * n * width))) norms(&l->b, true);
     while (timed(t, &l, "embedding backward", micros, moved(n * C * (m->rope ? 3 : 5))))
         embedding_backward(l->b.dw.wte, l->b.dw.wpe, l->b.d.e, g->inputs, s->B, s->T, C, 1);
-    while (timed(t, &l, "optimizer", 1, moved(8 * weights))) gpt_update(g, &adamw);
+    while (timed(t, &l, "optimizer", 1, moved(8 * weights))) gpt_update(g, &optimizer);
     printf("%-61s %10.2f %5.1f %%\n", "the sum", 1e3 * t->sum, 100 * t->sum / t->whole);
     printf("%-61s %10.2f %5.1f %%  %s\n", "a whole step, measured", 1e3 * t->whole, 100.0,
            rate(text, p, t->whole, step_flops(r), 0));

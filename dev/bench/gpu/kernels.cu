@@ -216,7 +216,7 @@ static void time_linears(Bench *b) {
 }
 
 // Causal: half of the 4 T^2 HS operations of a head forward; backward counts 2.5 times that (5
-// products for 2), as is usual, whatever is computed again. By wgmma where it is.
+// products for 2), as is usual, whatever is computed again. By wgmma too, on GPUs that have it.
 static void time_heads(Bench *b, const std::string &name, int NH, int KV, int HS) {
     const Shapes &s = b->s;
     int64_t ld = (NH + 2 * KV) * HS, out = NH * HS;

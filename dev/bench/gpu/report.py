@@ -66,7 +66,8 @@ def runs_of(folder, name):
                      "tokens": int(flags["batch"]) * int(flags["seq"])
                      if flags else run["batch"] * run["seq"],
                      "micro": int(flags.get("micro_batch", 0)) if flags else 0,
-                     "torch": run.get("torch"), "compiled": run.get("compiled")})
+                     "torch": run.get("torch"), "compiled": run.get("compiled"),
+                     "kinds": run.get("kinds", [])})
     return runs
 
 
@@ -105,6 +106,12 @@ def groups_of(model, runs):
     return groups
 
 
+def kinds_of(runs):
+    """What the first of these runs said of kernels of two kinds, and what any said to be wrong."""
+    wrong = {line for run in runs for line in run["kinds"] if " is wrong" in line}
+    return [line for line in runs[0]["kinds"] if " is wrong" not in line] + sorted(wrong)
+
+
 def training_of(runs, peak):
     rows = []
     # PyTorch's model is the same
@@ -120,7 +127,7 @@ def training_of(runs, peak):
                      "over_pre": ratio_to(runs, what, "pre"),
                      "mhz": median_of(mine, "mhz"), "watts": median_of(mine, "watts"),
                      "torch": mine[0]["torch"],
-                     "compiled": mine[0]["compiled"]})
+                     "compiled": mine[0]["compiled"], "kinds": kinds_of(mine)})
     return rows
 
 
@@ -160,15 +167,6 @@ def sanitizer_of(folder):
     return {run: words.get(status, f"status {status}") for run, status in found}
 
 
-def kinds_of(folder):
-    """What the runs said of kernels of two kinds: the last line of a model and layer."""
-    path, found = folder / "kinds.txt", {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        model, layer, _ = re.split(r": (?:note: )?| by ", line, maxsplit=2)
-        found[model, layer] = line
-    return [found[key] for key in sorted(found)]
-
-
 def count_text(count):
     return (f"not finished, {count['failed']} failed so far"
             if count["passed"] is None else f"{count['passed']} passed, {count['failed']} failed")
@@ -195,6 +193,7 @@ def training_text(title, rows):
                     f"{number(row['tflops'], 0)} | {number(row['percent_of_peak'], 1)} | {ratio} | "
                     f"{row['steps']} in {row['runs']} | {number(row['mhz'], 0)} | "
                     f"{number(row['watts'], 0)} |")
+    text += [""] + [f"- {row['what']}: {line}" for row in rows for line in row["kinds"]]
     return text + [""]
 
 
@@ -218,7 +217,6 @@ def checks_text(report):
         text.append(f"- runs of the trainer: {count_text(report['runs'])}")
     text += [f"- compute-sanitizer, {run}: {verdict}"
              for run, verdict in report["sanitizer"].items()]
-    text += [f"- {line}" for line in report["kinds"]]
     return text + [""]
 
 
@@ -261,7 +259,6 @@ def main():
     report = {"machine": machine, "peak_tflops": peak, "ceilings": ceilings,
               "first": tests_of(folder, "first.txt"), "tests": tests_of(folder, "tests.txt"),
               "runs": trainer_of(folder), "sanitizer": sanitizer_of(folder),
-              "kinds": kinds_of(folder),
               "training": {title: training_of(runs, peak) for title, runs in training.items()},
               "surprises": layers.surprises_of(kernels),
               "steps": layers.steps_of(folder, machine["gpu"]), "ncu": layers.ncu_of(folder),

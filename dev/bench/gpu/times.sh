@@ -51,8 +51,9 @@ stage_ncu() {
     : > "$OUT/ncu.csv"
     have ncu || return 0
     built cuda-bench/kernels || return 1
-    bad=0
+    bad=0 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null)
     for what in $NCU_KERNELS; do
+        case $what in *_sm90_*) case $capability in 9.0*) ;; *) continue ;; esac ;; esac
         timeout -k 5 "$(at_most 75)" ncu --clock-control none --csv --print-units base \
             --log-file build/ncu.csv --section SpeedOfLight --metrics \
 l1tex__data_pipe_lsu_wavefronts_mem_shared.sum,l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum \
@@ -134,16 +135,16 @@ one_run() {
     if first_step; then
         ms=$(sed -n 's/.*"ms": \([0-9.e+]*\).*/\1/p' build/gpu_run/log.jsonl | tr '\n' ',')
         config=$(tr -d '\n' < build/gpu_run/config.json)
+        kinds=$(sed -n 's/^kernels: \(.*: wgmma takes.*\)/"\1",/p
+            s/^note: \(.* is wrong.*\)/"\1",/p' build/gpu_run.txt | tr -d '\n')
         printf '{"what": "%s", "model": "%s", "round": %s, "from": %s, "to": %s, "ms": [%s], ' \
             "$what" "$model" "$round" "$from" "$(date +%s)" "${ms%,}"
-        printf '"config": %s}\n' "$config"
+        printf '"kinds": [%s], "config": %s}\n' "${kinds%,}" "$config"
     else
         say "no steps$late: $what $model: $(tail -n 3 build/gpu_run.txt | tr '\n' ' ')" >&2
         false
     fi
     status=$?
-    sed -n "s/^kernels: \(.*: wgmma takes\)/$model: \1/p; s/^note: .* is wrong/$model: &/p" \
-        build/gpu_run.txt >> "$OUT/kinds.txt"
     rm -rf build/gpu_run build/gpu_run.txt
     return $status
 }
