@@ -40,9 +40,10 @@ experts="$experts --balance-rate 0.01 --balance-loss 0.01 --tied off --optimizer
 check "NCCL in the emulator"                       "$emu/test_nccl"
 for p in fp32 bf16; do
     # In bf16 gradients are float: they add up to nearly the same, but a weight between two
-    # neighbours may be rounded to the other.
-    gpu=$emu/train_gpt-$p error=1e-5 wide=1e-5
-    [ $p = bf16 ] && error=1e-3 wide=1e-2
+    # neighbours may be rounded to the other. Then a token may choose the other one of two nearly
+    # equal experts: one choice in 240 is 3 % of an expert's load.
+    gpu=$emu/train_gpt-$p error=1e-5
+    [ $p = bf16 ] && error=1e-3
     check "$p, 1 process"                          "$gpu" $short --steps 3 --out $p-1
     check "$p, 1 process, experts"                 "$gpu" $short $experts --steps 3 \
         --out $p-experts-1
@@ -56,6 +57,11 @@ for p in fp32 bf16; do
     for pair in 1:2 1:3 experts-1:experts-3 ngpt-1:ngpt-2; do
         one=$p-${pair%:*} more=$p-${pair#*:}
         check "$p: the losses of $more"            agree $one $more $error
+        case $more in
+            fp32*) wide=1e-5 ;;
+            bf16-experts*) wide=2e-1 ;;
+            *) wide=1e-2 ;;
+        esac
         check "$p: the diagnostics of $more"       agree_everywhere $one $more $wide
     done
     check "$p, another order of streams"           several 2 env EMU_SEED=4 "$gpu" $short \
