@@ -32,7 +32,6 @@ static __global__ void naive_kernel(real *c, const real *a, const real *b) {
 // ------------------------------------------------------------------------------------------ 2 tile
 
 enum { TILE_ROWS = 64, TILE_COLUMNS = 128, TILE_DEPTH = TILE_WIDTH };
-enum { ROW_BYTES = TILE_WIDTH * 2, STEP_BYTES = 32 };  // of a tile's row; of 16 columns
 
 // d += A B^T for a tile of 64 rows of A and one of 128 rows of B, 64 columns each.
 static __device__ void multiply(float (&d)[64], const unsigned char *a, const unsigned char *b,
@@ -50,8 +49,8 @@ static __global__ void __launch_bounds__(WARPGROUP)
     tile_kernel(real *c, const __grid_constant__ CUtensorMap a_map,
                 const __grid_constant__ CUtensorMap b_map) {
     SHARED_TILES(tiles);
-    unsigned char *a = tiles, *b = tiles + TILE_ROWS * ROW_BYTES;
-    uint64_t *full = reinterpret_cast<uint64_t *>(b + TILE_COLUMNS * ROW_BYTES);
+    unsigned char *a = tiles, *b = tiles + TILE_ROWS * TILE_ROW;
+    uint64_t *full = reinterpret_cast<uint64_t *>(b + TILE_COLUMNS * TILE_ROW);
     int m = blockIdx.y * TILE_ROWS, n = blockIdx.x * TILE_COLUMNS;
     float d[64];
     if (threadIdx.x == 0) {
@@ -61,7 +60,7 @@ static __global__ void __launch_bounds__(WARPGROUP)
     __syncthreads();
     for (int k = 0, parity = 0; k < K; k += TILE_DEPTH, parity ^= 1) {
         if (threadIdx.x == 0) {
-            mbarrier_expect(full, (TILE_ROWS + TILE_COLUMNS) * ROW_BYTES);
+            mbarrier_expect(full, (TILE_ROWS + TILE_COLUMNS) * TILE_ROW);
             tma_load(a, &a_map, full, k, m, 0, 0);
             tma_load(b, &b_map, full, k, n, 0, 0);
         }
@@ -81,7 +80,7 @@ static __global__ void __launch_bounds__(WARPGROUP)
 // ------------------------------------------------------------------------------------------ 3 ring
 
 enum { STAGES = 4, CONSUMERS = 2, RING_THREADS = (CONSUMERS + 1) * WARPGROUP };
-enum { A_BYTES = CONSUMERS * TILE_ROWS * ROW_BYTES, B_BYTES = TILE_COLUMNS * ROW_BYTES };
+enum { A_BYTES = CONSUMERS * TILE_ROWS * TILE_ROW, B_BYTES = TILE_COLUMNS * TILE_ROW };
 enum { C_BYTES = TILE_ROWS * TILE_COLUMNS * 2, BARRIER_BYTES = 2 * STAGES * sizeof(uint64_t) };
 enum { RING_BYTES = STAGES * (A_BYTES + B_BYTES) + CONSUMERS * C_BYTES + BARRIER_BYTES };
 
@@ -91,7 +90,7 @@ static __device__ void store_tiles(const CUtensorMap *c_map, unsigned char *c, c
     int thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
     UNROLL for (int i = 0; i < 64; i += 2) {
         int row = thread / WARP * 16 + i / 2 % 2 * 8 + lane / 4, column = i / 4 * 8 + lane % 4 * 2;
-        unsigned char *tile = c + column / TILE_WIDTH * TILE_ROWS * ROW_BYTES;
+        unsigned char *tile = c + column / TILE_WIDTH * TILE_ROWS * TILE_ROW;
         *reinterpret_cast<__nv_bfloat162 *>(tile_at(tile, row, column % TILE_WIDTH)) =
             __floats2bfloat162_rn(d[i], d[i + 1]);
     }
@@ -99,7 +98,7 @@ static __device__ void store_tiles(const CUtensorMap *c_map, unsigned char *c, c
     named_sync(1 + group, WARPGROUP);
     if (thread > 0) return;
     tma_store(c_map, c, n, m, 0, 0);
-    tma_store(c_map, c + TILE_ROWS * ROW_BYTES, n + TILE_WIDTH, m, 0, 0);
+    tma_store(c_map, c + TILE_ROWS * TILE_ROW, n + TILE_WIDTH, m, 0, 0);
     tma_commit();
     tma_wait_read();
 }
@@ -135,7 +134,7 @@ static __global__ void __launch_bounds__(RING_THREADS)
     }
     registers_take<232>();
     float d[64];
-    unsigned char *own = a + group * TILE_ROWS * ROW_BYTES;
+    unsigned char *own = a + group * TILE_ROWS * TILE_ROW;
     for (int k = 0; k < K; k += TILE_DEPTH, ring.next()) {
         mbarrier_wait(full + ring.stage, ring.parity);
         multiply(d, own + ring.stage * A_BYTES, b + ring.stage * B_BYTES, k > 0);
@@ -173,7 +172,7 @@ int main(void) {
         LAUNCH(naive_kernel, CEIL_DIV(M * N, 128), 128, 0, gpu->stream, c, a, b);
     });
     ladder_step("2 tile", floor, result, gpu, [&] {
-        LAUNCH(tile_kernel, tiles, WARPGROUP, (TILE_ROWS + TILE_COLUMNS) * ROW_BYTES + 8,
+        LAUNCH(tile_kernel, tiles, WARPGROUP, (TILE_ROWS + TILE_COLUMNS) * TILE_ROW + 8,
                gpu->stream, c, matrix_map(a, M, K, TILE_ROWS), matrix_map(b, N, K, TILE_COLUMNS));
     });
     ladder_step("3 ring", floor, result, gpu, [&] {
