@@ -1592,7 +1592,7 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     g->decoding = true;  // gpt_block hands out the KV cache
     g->cached_before = position;
     real *x = blocks_forward(g, inputs, 1, n, false);
-    g->now.T = g->now.n = 1;  // logits of the last row alone
+    sizes_set(&g->now, &g->max, 1, 1);  // logits of the last token alone
     lm_head_forward(g, x + (int64_t)(n - 1) * m->C);
     g->cached = position + n;
     g->decoding = false;
