@@ -335,14 +335,15 @@ def check_growth(out, kept, asked):
 
 
 def check_only_growth(out, kept, asked):
-    """Stops at an `only` that leaves out runs of the study, or every run of a value."""
+    """Stops at an `only` that leaves out runs of the study, or every run of a new value."""
     runs = combinations(dict(kept, **asked))
     if not all(run in runs for run in combinations(kept)):
         stop(f"{out} has runs that `only` leaves out",
              "its tables and more of them; for another study: another --out")
     for name, values in asked["axes"].items():
         for value in values:
-            if not any(run[name] == value for run in runs):
+            if (value not in kept["axes"].get(name, [])
+                    and not any(run[name] == value for run in runs)):
                 stop(f"--{name} {value} is in no run of {out}: its `only` names it in no table",
                      f'a file with a table more: only = [..., {{{name} = "{value}"}}]')
 

@@ -65,8 +65,9 @@ def note(axes, text):
 
 def runs_of(study, row):
     """The runs to show of a level, by seed; where none finished at any value of the tuned axis,
-    those at the lowest."""
-    return row.runs or study.cell(row.panel, row.level, min(study.axes[study.tune], key=float))
+    those at the lowest; {} where the study has none."""
+    lowest = min(study.axes[study.tune], key=float) if study.tune else None
+    return row.runs or study.cell(row.panel, row.level, lowest)
 
 
 def new_figure(height):

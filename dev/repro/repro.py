@@ -13,9 +13,9 @@
     python3 dev/repro/repro.py --table            no runs: RESULTS.md from results/ as it lies there
     python3 dev/repro/repro.py --costs            no runs: updates each study's line "# cost:"
 
-Results are committed: a study whose runs are all in results/ is not trained again. Runs that are to
-be committed are made from a worktree of one clean commit; what this script writes does not make it
-dirty.
+Results are committed, also those of a part of a study: a run that is in results/ with the study's
+flags is not trained again, whatever machine it was made on. Runs that are to be committed are made
+from a worktree of one clean commit; what this script writes does not make it dirty.
 
 claims.toml has the claims, questions.toml our own, STUDY.toml the studies (each for dev/ablate.py,
 which trains and resumes them, in ablations/repro/STUDY), results/STUDY.json what came out,
@@ -276,8 +276,9 @@ def harvest(name, out, keep):
     study, path = ablate.make_study(out, kept), HERE / f"results/{name}.json"
     before = {json.dumps(run["axes"]): run for run in (read_json(path) or {"runs": []})["runs"]}
     now = {json.dumps(run.axes): kept_run(run, keep) for run in study.runs if run.status in ENDED}
-    order = [json.dumps(run.axes) for run in study.runs]
     # the study in work may not have grown to all of it
+    order = dict.fromkeys(json.dumps({axis: run[axis] for axis in study.axes})
+                          for run in study_runs(name))
     asked = {axis: values for axis, values in read_study(name).items() if axis in study.axes}
     only = read_only(name)
     found = {"study": name, "machine": kept["machine"], "axes": asked,
@@ -290,9 +291,22 @@ def harvest(name, out, keep):
 # ------------------------------------------------------------------------------------------ running
 
 def missing(name):
-    """How many of a study's runs have no result."""
-    return (len(study_runs(name))
-            - len((read_json(HERE / f"results/{name}.json") or {"runs": []})["runs"]))
+    """The runs of a study without a result."""
+    found = read_json(HERE / f"results/{name}.json") or {"runs": []}
+    done = [found["flags"] | run["axes"] for run in found["runs"]]
+    return [run for run in study_runs(name) if run not in done]
+
+
+def left_to_train(name, out):
+    """A study's table for dev/ablate.py: all of it, or where results/ has runs that the folder
+    lacks, its other runs as rows of `only`."""
+    table, every, kept = plain_study(name), study_runs(name), read_json(out / "study.json")
+    here = ablate.combinations(kept) if kept else []
+    asked = [run for run in every if run in here + missing(name)]
+    if len(asked) == len(every):
+        return table
+    several = [axis for axis, values in read_study(name).items() if len(values) > 1]
+    return dict(table, only=[{axis: run[axis] for axis in several} for run in asked])
 
 
 def has_data(name):
@@ -334,7 +348,7 @@ def run_study(name, out, deadline, jobs):
     out.mkdir(parents=True, exist_ok=True)
     asked = out.parent / f"{name}.toml"
     asked.write_text("".join(f"{axis} = {as_toml(value)}\n"
-                             for axis, value in plain_study(name).items()))
+                             for axis, value in left_to_train(name, out).items()))
     words = [sys.executable, str(ROOT / "dev/ablate.py"), str(asked), "--out", str(out)]
     words += ["--jobs", str(jobs)] if jobs else []
     flags = f"{os.environ.get('MAKEFLAGS', '')} GIT={commit}".strip()
@@ -444,7 +458,8 @@ def main():
                 print("the time is up: the same command goes on", flush=True)
                 break
     report.write(table, HERE, pictures=not options.table)
-    left = {name: missing(name) for name in chosen if name != "calculations" and missing(name)}
+    left = {name: len(missing(name)) for name in chosen
+            if name != "calculations" and missing(name)}
     if left and not (options.table or options.timing or options.budget):
         sys.exit("error: runs without a result: "
                  f"{', '.join(f'{name} {count}' for name, count in left.items())}\n"

@@ -573,8 +573,10 @@ def test_page():
         if path.stem not in ("calculations", "timing"):
             found = json.loads(path.read_text())
             expect(len({json.dumps(run["axes"]) for run in found["runs"]})
-                   == len(found["runs"]) > 0 <= repro.missing(path.stem),
-                   f"{path.stem}: each run once, and no more than the study has")
+                   == len(found["runs"]) > 0
+                   and len(found["runs"]) + len(repro.missing(path.stem))
+                   == len(repro.study_runs(path.stem)),
+                   f"{path.stem}: each run once, with the study's flags, none that it lacks")
     figures = json.loads((repro.HERE / "results/calculations.json").read_text())["figures"]
     expect(set(figures) == {calculations.name_of(words) for words in calculations.ALL},
            "every calculation has its figures")
@@ -641,17 +643,18 @@ TINY = ('mode = "SPAN"\nseed = [1, 2, 3]\nlr = [1e-3, 2e-3]\n'
 
 def test_resume():
     with tempfile.TemporaryDirectory() as folder:
-        folder, before = pathlib.Path(folder), repro.HERE
-        repro.HERE = folder
+        folder, before, here = pathlib.Path(folder), repro.HERE, pathlib.Path(folder, "here")
+        repro.HERE = here
         try:
-            (folder / "tiny.toml").write_text(TINY)
-            expect(repro.missing("tiny") == 4, "runs of two rates, and of the seeds of one")
+            here.mkdir()
+            (here / "tiny.toml").write_text(TINY)
+            expect(len(repro.missing("tiny")) == 4, "runs of two rates, and of the seeds of one")
             whole = repro.run_study("tiny", folder / "whole", None, 1)
             repro.harvest("tiny", folder / "whole", ["layers", "curve", "picture"])
-            wanted = json.loads((folder / "results/tiny.json").read_text())
-            expect(whole and repro.missing("tiny") == 0 and len(wanted["runs"]) == 4,
+            wanted = json.loads((here / "results/tiny.json").read_text())
+            expect(whole and not repro.missing("tiny") and len(wanted["runs"]) == 4,
                    "a study without a kill")
-            shutil.rmtree(folder / "results")
+            shutil.rmtree(here / "results")
             (folder / "broken").mkdir()
             shutil.copytree(folder / "whole/bin", folder / "broken/bin")
             kills, left = 0, 4
@@ -659,9 +662,9 @@ def test_resume():
                 in_time = repro.run_study("tiny", folder / "broken",
                                           time.time() + 1.5 * 1.3 ** kills, 1)
                 repro.harvest("tiny", folder / "broken", ["layers", "curve", "picture"])
-                kills, left = kills + (not in_time), repro.missing("tiny")
+                kills, left = kills + (not in_time), len(repro.missing("tiny"))
             expect(kills >= 1 and left == 0, f"killed {kills} times on the way, {left} runs left")
-            found = json.loads((folder / "results/tiny.json").read_text())
+            found = json.loads((here / "results/tiny.json").read_text())
             same = lambda run: {name: value for name, value in run.items()
                                 if name not in ("seconds", "commit")}
             expect(list(map(same, found["runs"])) == list(map(same, wanted["runs"])),
@@ -673,7 +676,20 @@ def test_resume():
                    and len(found["runs"][0]["drawn"]) == 30, "what is kept of a run")
             shutil.rmtree(folder / "broken")
             repro.harvest("tiny", folder / "broken", [])
-            expect(repro.missing("tiny") == 0, "results stay when the runs' folder is gone")
+            expect(not repro.missing("tiny"), "results stay when the runs' folder is gone")
+            path = here / "results/tiny.json"
+            repro.write_results(path, dict(wanted, runs=wanted["runs"][:2] + wanted["runs"][3:]))
+            shutil.copytree(folder / "whole/bin", folder / "other/bin")
+            for _ in range(2):                     # the second time the folder has a study already
+                expect(repro.run_study("tiny", folder / "other", None, 1), "a part of a study")
+            repro.harvest("tiny", folder / "other", ["layers", "curve", "picture"])
+            found = json.loads(path.read_text())
+            expect(len(list(folder.glob("other/runs/*"))) == 1
+                   and (folder / "other/index.html").is_file()
+                   and list(map(same, found["runs"])) == list(map(same, wanted["runs"])),
+                   "a run whose result is there is not trained again, and stays in its place")
+            (here / "tiny.toml").write_text(TINY.replace("6000", "5000"))
+            expect(len(repro.missing("tiny")) == 4, "results of other flags are none of the study")
         finally:
             repro.HERE = before
 
