@@ -52,9 +52,11 @@ import calculations
 import report
 from ablation.study import ENDED, read_json, write_json
 
-# Floating-point operations a second of one core of an AMD EPYC, in whole training steps by width,
-# and seconds that a run takes besides (starting, validating): one short run of each, 2026-11-22.
-CORE = {32: 20e9, 64: 31e9, 128: 43e9, 256: 43e9}                    # at 256: not measured
+# Floating-point operations a second of one core, in whole training steps by width: fp32 on an AMD
+# EPYC (one short run of each, 2026-11-22), bf16 on a Xeon with AMX (the study muon24, 2026-11-28).
+# BESIDES: seconds that a run takes besides (starting, validating).
+CORE = {"fp32": {32: 20e9, 64: 31e9, 128: 43e9, 256: 43e9},          # at 256: not measured
+        "bf16": {128: 170e9}}
 BESIDES = 1.5
 # flags left out of the count of operations
 COUNTED_ALIKE = ("mode", "seed", "lr", "mix-ratio", "sdd", "data")
@@ -141,29 +143,30 @@ def flops_per_token(binary, axes):
     return json.loads(shown[re.search(r"^\{", shown, re.M).start():])["flops_per_token"]
 
 
-def cost_of(runs, binary):
+def cost_of(runs, binary, precision):
     """Operations and seconds of one core of a study's runs, by the placement-free count of SPAN's
     trainer."""
     @functools.cache
     def flops_of(*axes):
         return flops_per_token(binary, dict(axes))
 
-    flops, seconds = 0.0, 0.0
+    flops, seconds, speeds = 0.0, 0.0, CORE[precision]
     for run in runs:
         same = [pair for pair in run.items() if pair[0] not in COUNTED_ALIKE]
         work = flops_of(*same) * int(run["batch"]) * int(run["seq"]) * int(run["steps"])
-        flops, seconds = flops + work, seconds + work / CORE[int(run["width"])] + BESIDES
+        flops, seconds = flops + work, seconds + work / speeds[int(run["width"])] + BESIDES
     return flops, seconds
 
 
-def cost_line(runs, binary):
-    flops, seconds = cost_of(runs, binary)
+def cost_line(name, binary):
+    runs, precision = study_runs(name), plain_study(name)["make"].partition("PREC=")[2]
+    flops, seconds = cost_of(runs, binary, precision)
     return f"# cost: {len(runs)} runs, {flops:.2e} FLOP, {seconds / 60:.1f} minutes of one core"
 
 
 def cost_lines(base, binary):
     """"# cost: ..." of a study, and "# cost@WIDTH: ..." of each of its widths."""
-    return [cost_line(study_runs(name), binary).replace("# cost", "# cost" + name[len(base):])
+    return [cost_line(name, binary).replace("# cost", "# cost" + name[len(base):])
             for name in studies() if name.partition("@")[0] == base]
 
 

@@ -594,7 +594,7 @@ def test_costs():
             lines = (repro.HERE / f"{name}.toml").read_text().splitlines()
             expect(all(line in lines for line in repro.cost_lines(name, binary)),
                    f"{name}: its cost: python3 dev/repro/repro.py --costs")
-        limit = 15 if "data" in repro.read_study(name) else 4
+        limit = 12 if "data" in repro.read_study(name) else 4
         expect(repro.stated_minutes(name) <= 60 * limit,
                f"{name}: at most {limit} hours of one core")
     expect(sum(repro.stated_minutes(name) for name in repro.studies()
