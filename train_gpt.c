@@ -72,8 +72,8 @@ typedef struct {
 } LinearShape;
 
 static void linear_forward(real *y, const real *x, const real *w, const real *b, LinearShape s) {
-    // view(w, 1, s.in) is W transposed
-    gemm(view(y, s.ldy, 1), view(x, s.in, 1), view(w, 1, s.in), s.n, s.out, s.in, s.c, 0);
+    View y_out = view(y, s.ldy, 1), x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
+    gemm(y_out, x_in, transpose(w_in), s.n, s.out, s.in, s.c, 0);
     if (!b) return;
 #pragma omp parallel for
     for (int64_t i = 0; i < s.n; i++)
@@ -84,10 +84,9 @@ static void linear_forward(real *y, const real *x, const real *w, const real *b,
 //   dx [n, in] is SET or ADDed to, by `add`   dw [out, in] by s.to_dw   db [out] or NULL
 static void linear_backward(real *dx, real *dw, real *db, const real *dy, const real *x,
                             const real *w, LinearShape s, int add) {
-    View x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
-    gemm(view(dx, s.in, 1), view(dy, s.ldy, 1), w_in, s.n, s.in, s.out, s.c, add == ADD);
-    // view(dy, 1, s.ldy) is dy transposed
-    gemm(view(dw, s.in, 1), view(dy, 1, s.ldy), x_in, s.out, s.in, s.n, s.c, s.to_dw == ADD);
+    View dy_out = view(dy, s.ldy, 1), x_in = view(x, s.in, 1), w_in = view(w, s.in, 1);
+    gemm(view(dx, s.in, 1), dy_out, w_in, s.n, s.in, s.out, s.c, add == ADD);
+    gemm(view(dw, s.in, 1), transpose(dy_out), x_in, s.out, s.in, s.n, s.c, s.to_dw == ADD);
     if (!db) return;
     // A thread owns a strip of columns, and sums it over the rows in their order.
 #pragma omp parallel for
@@ -115,7 +114,7 @@ static void linear_backward(real *dx, real *dw, real *db, const real *dy, const 
 //   neither
 
 typedef struct Norm {
-    Site site;                  // llmc/modes.h: kind, groups, width, gains, scale
+    Site site;                  // llmc/modes.h: on, groups, width, gains, scale
     real *w, *b, *alpha;        // [gains]; b is NULL for RMSNorm; alpha is DyT's number, or NULL
     real *dw, *db, *dalpha;
     real *mean, *rstd;          // [n, groups], or NULL
@@ -303,7 +302,7 @@ static void rope(real *x, const real *table, int64_t n, int T, int heads, int si
 // (Milakov, Gimelshein 2018; FlashAttention, Dao et al. 2022). Backward computes S again.
 // With a KV cache (B is 1 then) k and v begin `cached` rows before q. Blocks begin at multiples of
 // ATTN_BLOCK of the whole text, so that decoding it in pieces gives the same bits.
-// --mask-documents: a query sees its own document alone. Blocks of other documents are skipped.
+// --mask-documents: a query sees only its own document. Blocks of other documents are skipped.
 
 typedef struct {
     int B, T, NH, KV;
@@ -335,8 +334,8 @@ static Head head_at(const real *q, const real *k, const real *v, const real *c, 
     };
 }
 
-// The first key of the document of query `row`; it never decreases. Rows are positions here: while
-// decoding, where `cached` is not 0, begins are NULL.
+// The first key of the document of query `row`; it never decreases from row to row. A row is a
+// position here, because decoding has no begins.
 static int64_t first_key(Head x, int64_t row) { return x.begins ? x.begins[row] : 0; }
 
 // The first key of the first block that any query from `row` on sees.
@@ -580,9 +579,9 @@ static void activation_backward(real *dgu, const real *dh, const real *gu, int64
 // The router of a mixture of experts sends each token to its top-k experts, K of E (Shazeer et
 // al. 2017; OLMoE 2024; DeepSeek-V3 2024, eq 12-16). From logits z = W x:
 //   s = softmax(z) or sigmoid(z)
-//   S = top-k of s + bias: among equals the first
+//   S = top-k of s + bias; ties go to the lower index
 //   gate_e = scale s_e, or scale s_e / sum_S s
-//   z, s [n, E]   lse [n] log-sum-exp of z   bias [E] for selection alone, or NULL
+//   z, s [n, E]   lse [n] log-sum-exp of z   bias [E] only for selection, or NULL
 //   gate [n, K]   choice [n, K] the chosen experts
 //   load [B + 1, E] tokens of each expert in sequence b; the last row is the sum of the others
 //   share [B, E] mean over sequence b of p = s / sum s
@@ -593,8 +592,8 @@ static void activation_backward(real *dgu, const real *dh, const real *gu, int64
 //   sequence   E/(K T B) sum_b sum_e load_be share_be            over each sequence (DeepSeek-V2,
 //              eq 23-25)
 //   z          mean_t logsumexp(z_t)^2                           (ST-MoE, Zoph et al. 2022)
-// Over layers they add up as their mean, with z divided by K too (--router-losses mean: OLMoE), or
-// plainly (sum: DeepSeek, OLMo-core).
+// The layers' losses are averaged, and z is divided by K too (--router-losses mean: OLMoE), or they
+// are summed (sum: DeepSeek, OLMo-core).
 
 typedef struct {
     int64_t n;
@@ -626,9 +625,9 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
         real sum = 0;
         // Top-k by insertion: choice_t holds the best experts so far, in order. It fills up even
         // where all scores are NaN.
-        for (int j = 0, found = 0; j < r.E; j++) {
+        for (int j = 0; j < r.E; j++) {
             real score = s_t[j] + (bias ? bias[j] : 0);
-            int i = found < r.K ? found++ : r.K;
+            int i = j < r.K ? j : r.K;  // experts found so far
             for (; i > 0; i--) {
                 int before = choice_t[i - 1];
                 if (!(score > s_t[before] + (bias ? bias[before] : 0))) break;
@@ -662,7 +661,7 @@ static void router_forward(real *gate, int32_t *choice, real *load, real *share,
 // Top-k's backward and that of the losses: the choice itself is a constant, and gradients flow
 // through the gates of the chosen experts. dz is SET.
 //   pull_e = d(balance + sequence) / d(p_e), for one token
-//   ds_e = scale dgate_e, or scale / sum_S s (dgate_e - sum_S dgate gate / scale), for e in S
+//   ds_e = scale dgate_e, or (scale dgate_e - sum_S dgate gate) / sum_S s, for e in S
 //   softmax:  u = ds + pull    dz = s (u - sum s u)
 //   sigmoid:  dz = s (1 - s) (ds + (pull - sum p pull) / sum s)
 //   z-loss:   dz += 2 coefficient lse softmax(z) / n
@@ -692,7 +691,7 @@ static void router_backward(real *dz, const real *dgate, const real *gate, const
         // p = s / sum s: from the gradient of p to that of s
         if (r.kind == ROUTER_SIGMOID)
             for (int j = 0; j < r.E; j++) dz_t[j] = (dz_t[j] - pulled / sum) / sum;
-        // the gates' gradient, for the chosen experts alone
+        // the gates' gradient, only for the chosen experts
         for (int k = 0; k < r.K; k++) {
             real dg = dgate[t * r.K + k];
             dz_t[choice[t * r.K + k]] +=
@@ -715,17 +714,13 @@ static void router_backward(real *dz, const real *dgate, const real *gate, const
 //   start [E + 1] first row of each expert   place [n, K] row of each token's k-th choice
 
 static void router_sort(int32_t *place, int32_t *start, const int32_t *choice, RouterShape r) {
-    int32_t first = 0;
     // Counting sort: start holds counts, then their sums, then where the next row goes.
     memset(start, 0, (r.E + 1) * sizeof *start);
     for (int64_t i = 0; i < r.n * r.K; i++) start[choice[i] + 1]++;
     for (int j = 0; j < r.E; j++) start[j + 1] += start[j];
     for (int64_t i = 0; i < r.n * r.K; i++) place[i] = start[choice[i]]++;
-    for (int j = 0; j <= r.E; j++) {  // each start has moved to that of the next expert
-        int32_t next = start[j];
-        start[j] = first;
-        first = next;
-    }
+    memmove(start + 1, start, r.E * sizeof *start);  // each start has become the next expert's
+    start[0] = 0;
 }
 
 // rows[place[t, k]] = x[t]
@@ -781,7 +776,7 @@ static void combine_backward(real *drows, real *dgate, const real *dy, const rea
 // ------------------------------------------------------------------------------ embedding
 // e[b, t] = scale * wte[token] + wpe[position]
 //   tokens [B, T]   wte [Vp, C]   wpe [positions, C], NULL with RoPE   e [B, T, C]
-//   begins [B, T]: --restart-positions: position = t - begins, in the document; NULL: position = t
+//   begins [B, T]: position = t - begins (--restart-positions); NULL: position = t
 
 static int64_t position_of(int64_t bt, int T, const int32_t *begins) {
     return bt % T - (begins ? begins[bt] : 0);
@@ -866,7 +861,7 @@ typedef struct Block {
     const real *rotary;  // rope_table from row 0's position; NULL with learned positions
     real dloss;          // backward: the gradient of the micro-batch's mean loss, for the router
     int dw_of_linears;   // backward: SET in the first micro-step of a step, then ADD
-    const int32_t *begins;  // [n] of each token's document, in its sequence; NULL: no mask
+    const int32_t *begins;  // [n] where each token's document begins; NULL: no mask
 } Block;
 
 // L2: only prevents 0/0 for x = 0.
@@ -1007,7 +1002,6 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
     real *k = slot_forward(k_norm(b), a->kn, a->k);
     real *v = slot_forward(NORM(b, v), a->vn, a->v);
     if (m->rope && !l2) qk_rope(b, q, k, +1);
-    // what attention reads: with a KV cache all tokens of the text so far
     const real *keys = kv_cache_fill(b, b->cache.k, k, m->KV * qk_size(m));
     const real *values = kv_cache_fill(b, b->cache.v, v, m->KV * m->HS);
     attention_forward(a->c, a->peak, a->lse, q, keys, values, attn_shape(b));
@@ -1016,7 +1010,7 @@ static void attn_branch_forward(const Block *b, real *y, const real *u) {
 }
 
 // dq, dk, dv and dc are gradients of what attention read and wrote: after the norms of filled
-// slots, otherwise before. du is SET or ADDed to, by `add`; the residual stream reads x itself.
+// slots, otherwise before. add: ADD where the slot `in` is empty and du is the stream's dx.
 static void attn_branch_backward(const Block *b, real *du, real *dy, const real *u, int add) {
     const Model *m = b->m;
     const Acts *a = &b->a, *d = &b->d;
@@ -1094,7 +1088,6 @@ static Block expert_block(const Block *b, int e) {
     Block x = *b;
     const Site *hidden = &b->p.expert_hidden, *out = &b->p.expert_out;
     int64_t row = b->a.start[e], C = b->m->C, F = b->m->F, GU = b->m->swiglu ? 2 * F : F;
-    // The expert's matrices and gains begin here.
     int64_t matrix = e * F * C, inner = (int64_t)e * hidden->gains, outer = (int64_t)e * out->gains;
     x.n = b->a.start[e + 1] - row;  // may be 0
     x.p.F = F;
@@ -1117,7 +1110,6 @@ static Block expert_block(const Block *b, int e) {
     return x;
 }
 
-// The coefficients of one layer's losses: their mean over layers, or their sum.
 static RouterShape router_shape(const Block *b) {
     const Moe *o = &b->m->moe;
     bool mean = o->losses == LOSSES_MEAN;
@@ -1168,7 +1160,7 @@ static void moe_backward(const Block *b, real *du, real *dy, const real *u, int 
     for (int e = 0; e < r.E; e++) {
         Block x = expert_block(b, e);
         int64_t row = a->start[e] * (int64_t)C;
-        // without tokens too if that SETs the gradients, to 0
+        // an expert without tokens still SETs its gradients, to 0
         if (x.n || x.dw_of_linears == SET)
             mlp_backward(&x, d->xx + row, drows + row, a->xx + row, SET);
     }
@@ -1191,7 +1183,7 @@ typedef struct Sublayer {
     real a;
     const real *p;       // [C] nGPT: alpha = 0.05 sqrt(C) |p|; NULL: the skip's factor is a
     real *dp;
-    real *u, *du;        // [n, C], and so all that follow; only if `in` is filled
+    real *u, *du;        // [n, C], as all that follow; only if `in` is filled
     real *y, *dy;
     real *yn, *dyn;      // only if `out` is filled
     real *s, *ds;        // only if `post` is filled
@@ -1354,8 +1346,8 @@ static double square_sum(const real *x, const real *y, double a, int64_t size) {
 
 static double squares(const real *x, int64_t size) { return square_sum(x, NULL, 0, size); }
 
-// Adds a router's losses to *loss, and the tokens of its experts to loads [E], which
-// gpt_zero_grads zeroes. stats [router_size], or NULL: the same, with the entropy.
+// Adds a router's losses to *loss, and the tokens of its experts to loads [E], which gpt_zero_grads
+// zeroes. stats [router_size] gets losses without coefficients, entropy and tokens; NULL: nothing.
 static void router_count(const Block *b, double *loss, double *stats) {
     RouterShape r = router_shape(b);
     const Acts *a = &b->a;
@@ -1432,7 +1424,7 @@ struct Gpt {
     real *rotary;                 // rope_table of all positions; NULL with learned positions
     int32_t *inputs, *targets;    // [n]
     Documents documents;          // --mask-documents
-    int32_t *begins;              // [n] of each token's document; NULL: no mask
+    int32_t *begins;              // [n] where each token's document begins; NULL: no mask
     int recompute;
     int dw_of_linears;            // SET until the first backward of a step has ended, then ADD
     real z_loss;                  // coefficient
@@ -1440,8 +1432,8 @@ struct Gpt {
     int64_t seen;                 // number of these tokens
     real *kv_cache;               // k and v of one text, layer by layer; allocated by decode
     int cached;                   // positions in the KV cache, computed with the present weights
-    bool decoding;                // the current forward reads and fills the KV cache,
-    int cached_before;            // which held so many positions before
+    bool decoding;                // the current forward reads and fills the KV cache
+    int cached_before;            // positions in the KV cache before this forward (decoding)
     bool measuring;               // since stats_begin
     LayerStats *layer_stats;      // [L]
     double *router_sums;          // [L, router_size] the sums that layer_stats point to
@@ -1469,7 +1461,7 @@ static Block gpt_block(const Gpt *g, int l) {
     };
 }
 
-// The embedding counts positions from the begins of documents (--restart-positions), or from 0.
+// Positions of the embedding count from the document's start (--restart-positions), or from 0.
 static const int32_t *restarts(const Gpt *g, const Block *b) {
     return g->documents.restart ? b->begins : NULL;
 }
@@ -1554,7 +1546,7 @@ static real *blocks_forward(Gpt *g, const int32_t *inputs, int B, int T, bool co
     return x;
 }
 
-// logits [n, Vp] = s_z * W_head N_fin(x), for the current rows. s_z: nGPT alone.
+// logits [n, Vp] = s_z * W_head N_fin(x), for the current rows. s_z: only nGPT.
 static void lm_head_forward(Gpt *g, real *x) {
     const Model *m = &g->m;
     Block b = gpt_block(g, m->L - 1);
@@ -1592,7 +1584,7 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
     g->decoding = true;  // gpt_block hands out the KV cache
     g->cached_before = position;
     real *x = blocks_forward(g, inputs, 1, n, false);
-    sizes_set(&g->now, &g->max, 1, 1);  // logits of the last token alone
+    sizes_set(&g->now, &g->max, 1, 1);  // logits of only the last token
     lm_head_forward(g, x + (int64_t)(n - 1) * m->C);
     g->cached = position + n;
     g->decoding = false;
@@ -1601,7 +1593,6 @@ static void gpt_decode(Gpt *g, const int32_t *inputs, int n, int position) {
 // All-reduces the sums of losses, and *square with them. Returns means over the tokens of all
 // processes, and begins new sums.
 static Loss gpt_means(Gpt *g, double *square) {
-    // one all-reduce for all of them
     double sums[] = {g->ce, g->z, g->router, (double)g->seen, *square};
     comm_all_reduce(g->comm, sums, 5, COMM_SUM);
     double n = sums[3] > 0 ? sums[3] : 1;
@@ -1632,7 +1623,7 @@ static void reduce_gradients(Gpt *g, int l) {
         const Entry *e = &g->layout.entries[k];
         if (e->layer == l && !entry_is_common(e)) shards_start(g, COMM_REDUCE, GRADS, e);
     }
-    comm_poke(g->comm);  // MPI makes progress inside its calls alone
+    comm_poke(g->comm);  // MPI makes progress only inside its calls
 }
 
 // Mirrors gpt_forward: head, blocks from the last to the first, embedding.
@@ -1656,7 +1647,7 @@ static void gpt_backward(Gpt *g, double scale, int last) {
         // --recompute: activations that were not kept are computed again
         if (g->recompute == RECOMPUTE_ON) block_forward(&b, in);
         if (g->recompute == RECOMPUTE_CHEAP) block_recompute(&b, in);
-        block_backward(&b, din, in);  // `in` is the stream out of the block below
+        block_backward(&b, din, in);
         if (reducing) reduce_gradients(g, l);
         b = below;
     }
@@ -1766,7 +1757,7 @@ static double gpt_square(const Gpt *g) {
             sum += squares(g->tensors[GRADS] + begin, end - begin);
             begin = e->offset + part.first;
         }
-        bool to_end = part.first + part.size == e->size;  // and the padding behind it
+        bool to_end = part.first + part.size == e->size;  // and the padding after it
         end = e->offset + (to_end ? memory_padded(e->size) : part.first + part.size);
     }
     return sum + squares(g->tensors[GRADS] + begin, end - begin);
@@ -1859,7 +1850,8 @@ static real *newton_schulz(real *x, real *y, real *s, real *p, int64_t rows, int
     return x;
 }
 
-// x of matrix i of a shard, in scratch. advance: m takes in the gradient; otherwise it has already.
+// Computes x of matrix i of a shard, in scratch. advance: adds the gradient to m first; false: m
+// has it already.
 static const real *muon_direction(TensorShard s, int i, real *scratch, real mu, real clip_factor,
                                   bool advance) {
     int64_t size = (int64_t)s.rows * s.cols, k = least(s.rows, s.cols);
@@ -1909,7 +1901,7 @@ static void gpt_update(Gpt *g, const Optimizer *o) {
     for (int k = 0; k < g->layout.count; k++) {
         const Entry *e = &g->layout.entries[k];
         real *w = gpt_tensor(g, WEIGHTS, e);
-        if (entry_is_common(e)) {  // the selection bias: every process updates all of it, alike
+        if (entry_is_common(e)) {  // the selection bias
             const double *load = router_loads(g, e->layer);
             real rate = o->lr[LR_BALANCE];
             for (int i = 0; i < e->size; i++)
@@ -1968,8 +1960,7 @@ static TensorStats muon_stats(const Gpt *g, TensorShard s, const Optimizer *o) {
     return sums;
 }
 
-// The same sums for a selection bias. It has no gradient. Every process has updated all of it;
-// process 0 counts it.
+// The same sums for a selection bias, which has no gradient: process 0 alone returns them.
 static TensorStats balance_stats(Gpt *g, const Optimizer *o, const Entry *e) {
     const double *load = router_loads(g, e->layer);
     const real *w = gpt_tensor(g, WEIGHTS, e);

@@ -13,7 +13,7 @@
 //    (With several processes the order is NCCL's.)
 // 5. Several processes (llmc/run/comm.h): in the last backward of a step the gradients of each
 //    layer are reduced to their owners while the layers below are computed. Each process updates
-//    its shards of the weights and broadcasts them. has_shards says which process has what.
+//    its shards of the weights and broadcasts them. entry_part (memory.h) says which those are.
 //
 // The path of a step. train.c calls the gpt_ functions; read them in this order:
 //
@@ -158,8 +158,8 @@ static void refuse_above(const char *flag, int value, int most) {
     refuse_unless(min(value, most), flag, value, "at most", most);
 }
 
-// In backward LayerNorm and DyT keep a sum for each gain and bias of a line in shared memory: for
-// lines of more than 8192 values 128 KiB, where GPUs of compute capability 8.6, 8.9 and 12 have 99.
+// In backward LayerNorm and DyT keep a sum for each gain and bias of a line in shared memory. Lines
+// of more than 8192 values need 128 KiB; GPUs of compute capability 8.6, 8.9 and 12 have 99.
 static void refuse_wide_norms(const Model *m) {
     int shared, widest = 0;
     // Without a GPU there is no limit: gpu_open refuses to train, --show goes on.
@@ -181,6 +181,7 @@ static void refuse_wide_norms(const Model *m) {
 static void refuse_model(const Model *m, const Setup *setup) {
     if (setup->training) refuse_wide_norms(m);
     refuse_above("--seq", m->T, attention_longest(qk_size(m), m->HS));
+    refuse_unless_multiple("--width", m->C, 8);
     refuse_unless_multiple("--kv-rank", m->kv_rank, 16);
     refuse_unless_multiple("--ffn", m->F, 8);
     refuse_unless_multiple("--dense-ffn", m->moe.dense_F, 8);
@@ -267,8 +268,8 @@ static bool has_shards(const Gpt *g) {
     return g->nccl.size > 1 && g->setup.training && MASTER_WEIGHTS;
 }
 
-// Elements of a kind as the host sees them: of moments the shards of this process, of weights and
-// gradients all. Every process has all weights that products read, and gradients of all weights.
+// Elements of a kind as the host sees them: all weights and gradients, of moments this process's
+// shards. Every process has all weights that products read, and gradients of all weights.
 static int64_t whole_count(const Gpt *g, int kind) {
     if (kind == ADAM_V) return g->layout.second;
     return kind == ADAM_M ? g->layout.state : g->layout.total;
@@ -462,8 +463,8 @@ static void logits_forward(Gpt *g, real *x) {
     slot_forward(logits_of(g, &b).gain, b.a.logits, b.a.logits, &g->gpu);
 }
 
-// Reduces or broadcasts every process's shards of `whole`, which is laid out like the parameters:
-// those of one layer (-1: tensors of no layer, such as the embedding), or of all layers.
+// Reduces or broadcasts every process's shards of `whole`, which is laid out like the parameters.
+// layer: that of the tensors; -1: tensors of no layer, such as the embedding; or ALL_LAYERS.
 enum { ALL_LAYERS = -2 };
 template <typename T>
 static void move_shards(Gpt *g, T *whole, int layer, void (*move)(Nccl *, T *, int64_t, int)) {
@@ -515,8 +516,8 @@ static void loss_backward(Gpt *g) {
 
 // ----------------------------------------------------------------------------------- a micro-batch
 
-// Runs `work`, or with --graph on its recorded CUDA graph: a micro-batch is then one launch forward
-// and one backward. Work that takes statistics or talks to other processes is in no graph.
+// Runs `work`; with `--graph on`, a recorded CUDA graph of it: a micro-batch is then one launch
+// forward and one backward. Work that takes statistics or talks to other processes is in no graph.
 static void run_graph(Gpt *g, cudaGraphExec_t *graph, void (*work)(Gpt *)) {
     bool full = g->now.n == g->max.n && g->now.T == g->max.T;
     bool plain = !g->preparing && !g->measuring && !g->reducing;
@@ -544,12 +545,11 @@ static void copy_staged(Gpt *g, int64_t first, int64_t count) {
 // refused first.
 static void stage_batch(Gpt *g, const int32_t *inputs, const int32_t *targets) {
     int64_t n = g->now.n;
-    // The device may still read the other buffer.
     g->turn ^= 1;
     int32_t *staged = g->staged[g->turn];
     tokens_check("token", inputs, n, g->m.V);
     if (targets) tokens_check("target", targets, n, g->m.V);
-    nccl_wait(&g->nccl, g->copied[g->turn]);
+    nccl_wait(&g->nccl, g->copied[g->turn]);              // until the device has read this buffer
     memcpy(staged, inputs, n * sizeof *inputs);
     if (targets) memcpy(staged + n, targets, n * sizeof *targets);
     copy_staged(g, 0, targets ? 2 * n : n);
@@ -596,8 +596,8 @@ static void gpt_backward(Gpt *g, double scale, int last) {
     g->scale = scale;
     int64_t n = g->now.n;
     int32_t *staged = g->staged[g->turn];
-    // The embedding's backward reads sorted positions (embed.cuh). They are sorted while the GPU
-    // works on the forward.
+    // The embedding's backward reads sorted places (embed.cuh). They are sorted while the GPU works
+    // on the forward.
     int32_t *groups = staged + BATCH_GROUPS * n;
     token_groups(groups, staged, n);
     if (!g->m.rope)
@@ -797,8 +797,8 @@ static LayerStats *gpt_layer_stats(Gpt *g) {
     return g->layer_stats;
 }
 
-// The step that balance_routers has just made with a selection bias, which has no gradient, is
-// computed again from the loads. Every process has made all of it; process 0 counts it.
+// A selection bias has no gradient: the step that balance_routers has just made is computed again
+// from the loads. Every process has made the same step, so process 0 alone returns it.
 static TensorStats balance_stats(Gpt *g, const Entry *e, float rate) {
     int E = g->m.moe.E;
     float *w = (float *)check_alloc(2 * (size_t)E * sizeof *w, "a selection bias and loads");
@@ -942,11 +942,11 @@ static void choose_kernels(Gpt *g) {
     experts_choose(products, b.s->n, wanted, g->acts, g->act_layout.acts, &g->gpu);
 }
 
-// Runs forward and backward on a batch of zeros; twice if a step has several micro-batches: the
+// Process 0 goes first and compares kernels of two kinds; the others wait for its plans. A process
+// runs forward and backward on a batch of zeros, twice if a step has several micro-batches: the
 // second backward ADDs to the gradients that the first SETs, by other plans. This loads the
 // kernels, and with --tune times the algorithms of every product that has no plan, on the product's
-// own arrays. Before that, kernels of two kinds are compared. The other processes wait for the
-// plans of process 0. Weights and moments stay as they are.
+// own arrays. Weights and moments stay as they are.
 static void gpt_prepare(Gpt *g, const char *plans, const char *path) {
     if (!g->setup.training) return;
     if (plans) plans_read(g->gpu.plans, plans, path);
@@ -978,7 +978,7 @@ static char *gpt_plans(Gpt *g) { return plans_text(g->gpu.plans); }
 static const char *gpt_kernels(Gpt *g, int layer, const char **kind) {
     if (layer == (moe_layers(&g->m) ? LAYERS_OF_TWO_KINDS : EXPERTS_FORWARD)) return nullptr;
     *kind = KIND_NAMES[g->gpu.plans->kinds[layer]];
-    return TWO_KINDS[layer];
+    return LAYER_NAMES[layer];
 }
 
 // ------------------------------------------------------------------------------------------- main

@@ -42,8 +42,8 @@ struct UpdateEntry {
 };
 
 // Processes add these up before they decide about the step: the losses (loss_sums, router_count);
-// the squares of all gradients, before clipping (gradient_square); and the tokens, which with one
-// process the host counts alone.
+// the squares of all gradients, before clipping (gradient_square); and the tokens, which the host
+// counts.
 enum { SUM_SQUARE = LOSS_SUMS, SUM_TOKENS, REDUCED_SUMS };
 
 // The state of an update, on the device.
@@ -158,8 +158,8 @@ square_add_kernel(double *square, const double *partial, int pieces) {
     if (threadIdx.x == 0) *square = sum;
 }
 
-// The number of blocks, at most `limit`, that add up `size` squares of which a thread loads `width`
-// at a time: each thread has at least four loads.
+// Blocks for a sum of `size` squares, `width` a thread and load: as many as leave a thread at most
+// four loads, or `limit`.
 static inline int square_pieces(int64_t size, int width, int limit) {
     int64_t pieces = CEIL_DIV(size, (int64_t)SQUARES_THREADS * width * 4);
     return pieces < limit ? (int)pieces : limit;

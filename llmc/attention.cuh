@@ -200,8 +200,8 @@ __device__ void pair_copy(real *to, HeadRows x, HeadRows y, int first, int T) {
 }
 
 // The warp's rows in a tile, as left operands of 16 columns. bfloat16 keeps those of the first HELD
-// columns in registers. The last of `a` is for the others, loaded from shared memory each time: in
-// float all, as its sums leave no registers.
+// columns in registers; the others pass through the last of `a`, loaded from shared memory each
+// time. float keeps none: its sums leave no registers.
 template <int SIZE, int STRIPS, int HELD> struct OwnRows {
     static constexpr int KEPT = sizeof(real) == 2 ? HELD / 16 : 0, PITCH = TILE_PITCH<SIZE>;
     const real *at;
@@ -462,7 +462,8 @@ attention_forward_kernel(real *c, wide *peak, wide *lse, Heads q, Heads k, Heads
 
     HeadRows q_h = head_rows(q, tile.b, tile.h, s.T);
     tile_copy<QK, ROWS, Tiles::THREADS>(q_tile, q_h, tile.first, s.T);
-    constexpr int FITS = QK > 128 ? 0 : 64 * 64 / QK, HELD = QK < FITS ? QK : FITS;
+    // Columns of Q that stay in registers: all up to 64, 32 of longer heads, none of 192.
+    constexpr int LONG = QK > 128 ? 0 : 32, HELD = QK <= 64 ? QK : LONG;
     OwnRows<QK, STRIPS, HELD> own_q = {q_rows, {}};
     walk_keys<Tiles>(tile, buffer, s.T, [&](auto k_tile, auto v_tile, int key0) {
         Strips<STRIPS, Tiles::COLUMNS> p = {};

@@ -412,7 +412,7 @@ template <typename Tiles> struct BackwardShared {
         }
         __syncthreads();
     }
-    // One thread copies the own rows, and tile by tile the others.
+    // One thread copies: fill_own the block's own rows, fill the streamed tiles of a stage.
     __device__ void fill_own(const BackwardMaps &maps, int first, int h, int b) {
         mbarrier_expect(own, Tiles::X_BYTES + Tiles::Y_BYTES);
         tiles_load<Tiles::QK, Tiles::ROWS>(x, &maps.x, own, first, h, b);
@@ -429,7 +429,7 @@ template <typename Tiles> struct BackwardShared {
 
 // A consumer's walk over the streamed tiles. For each, S (rows of x by rows of u) and dP (rows of y
 // by rows of w) are computed; scores(s) makes S the probabilities while dP is under way; then
-// products(s, dp, u, w) begins the sums with them. Those end when S of the next tile has, or at
+// products(s, dp, u, w) begins the sums with them. They end together with S of the next tile, or at
 // once without OVERLAP.
 template <typename Tiles> struct BackwardWalk {
     static constexpr int N = Tiles::COLUMNS;
@@ -457,7 +457,7 @@ template <typename Tiles> struct BackwardWalk {
         if (begun) stage_release(shared.ring, before);
         scores(s);
         settle(s);
-        mbarrier_wait(shared.ring.full + at.stage, at.parity);  // keeps the next wait below
+        mbarrier_wait(shared.ring.full + at.stage, at.parity);  // ptxas moves no wait above it
         wgmma_wait<0>();
         settle(dp);
         products(s, dp, u, w);
@@ -554,9 +554,7 @@ __device__ void saved_load(float *to, const wide *lse, const wide *D, int first,
     }
 }
 
-// The grid is (kv head of a sequence, tile of keys). A block walks over the query heads of the
-// group, one after the other, and for each over the queries up to the end of the last key's
-// document.
+// The grid and the walk over queries are those of attention_dkv_kernel.
 template <typename Tiles>
 __global__ void __launch_bounds__(Tiles::THREADS, 1)
 attention_dkv_sm90_kernel(const __grid_constant__ BackwardMaps maps, const wide *lse, const wide *D,

@@ -18,8 +18,8 @@
 // since one token can be a tenth of a text (bytes). dwpe is the same sum, sorted by position.
 //
 // Values moved, and the computed floor (gpu.cuh) for GPT-2 in bf16 (n = B T = 65536, C = 768):
-//   forward    2C per position: a row of wte, a row of e (wpe stays in the L2 cache)     0.047 ms
-//   backward   C per position (de), and for each of the 15,000 distinct tokens of this
+//   forward    2C per place: a row of wte, a row of e (wpe stays in the L2 cache)        0.047 ms
+//   backward   C per place (de), and for each of the 15,000 distinct tokens of this
 //              batch a row of dwte, float, read and written                              0.045 ms
 //              pieces inside a group: a row of float each, written and read (334 rows)   0.001 ms
 //              dwpe: de once more, at most from memory, and T rows of dwpe               0.025 ms

@@ -49,12 +49,12 @@ struct GroupedMaps { CUtensorMap dy, w; };
 struct GroupedTile {
     int expert;                // -1: this tile and all further ones are not needed
     int part;                  // FORWARD, WEIGHT: the part of W
-    int first, end;            // rows of the expert; not WEIGHT: from the tile's first one on
-    int row, column;           // the first ones; WEIGHT: row, FORWARD: column of the part
+    int first, end;            // WEIGHT: all rows of the expert; otherwise those from the tile on
+    int row, column;           // the tile's first; in the part of W: WEIGHT's row, FORWARD's column
     int steps;                 // of the depth
 };
 
-// How many tiles lie side by side; WEIGHT: how many one below the other in a matrix.
+// Tiles side by side. grouped_down, for WEIGHT: tiles one below the other in an expert's matrix.
 template <int FORM> __host__ __device__ int grouped_across(const Experts &e) {
     if (FORM == FORWARD) return e.parts * CEIL_DIV(e.width, GroupedSizes::COLUMNS);
     return CEIL_DIV(e.in, GroupedSizes::COLUMNS);
@@ -219,8 +219,9 @@ template <int FORM> struct GroupedConsumer {
     int group;                     // 0 or 1
     float d[G::COLUMNS / 2];
 
-    // y = c d. 64 columns at a time pass through the room, so that a warp writes whole rows of 128
-    // bytes. row: the warp's first. ld: of y; columns: how many of the tile's there are.
+    // y = c d, from the warp's first row and the tile's first column on, which `y` points to. There
+    // are `rows` rows and `columns` columns from there. 64 columns at a time pass through the room,
+    // so that a warp writes whole rows of 128 bytes.
     __device__ void y_store(real *y, int ld, int rows, int columns) const {
         int lane = threadIdx.x % WARP;
         UNROLL for (int box = 0; box < G::COLUMNS / TILE_WIDTH; box++) {

@@ -13,9 +13,9 @@
 // nvcc compiles these files for GPUs. A C++ compiler compiles the same files for the emulator,
 // which defines SHARED, SHARED_DYNAMIC, UNROLL and the functions in PTX itself (dev/emu/emu.h).
 //
-// Computed floor, in the heads of layers: the least time on an H200 of the bytes that a layer moves
-// or of its products, whichever is longer. Memory counts 4.3 TB/s, 0.9 of the datasheet's 4.8;
-// products in bf16 790 TFLOP/s, 0.8 of its 989 (dev/bench/gpu/report.py has other GPUs).
+// Computed floor, in head comments: the least time on an H200 for the bytes that a layer moves or
+// for its products, whichever is longer. Memory counts 4.3 TB/s, 0.9 of the datasheet's 4.8;
+// products in bf16 790 TFLOP/s, 0.8 of the datasheet's 989 (dev/bench/gpu/report.py: other GPUs).
 //
 // REAL is the storage type of weights and activations, `real` below: float or __nv_bfloat16
 // (PREC=fp32, bf16). Arithmetic is always in float. Statistics, parameter gradients, moments and
@@ -149,7 +149,7 @@ struct alignas(16) Four {
     float v[FOUR];
 };
 
-// Heads inside wider rows: head h of row i begins at at + i * ld + h * head.
+// Heads inside wider rows: at[i * ld + h * head] is the first element of head h of row i.
 struct Heads {
     real *at;
     int ld, head;

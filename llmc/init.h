@@ -16,7 +16,7 @@
 //   out     standard deviation of output projections, which write to the residual stream
 //   head    standard deviation of an untied LM head
 //   beta    multiplies the deviation of v, gate, up and output projections (DeepNorm)
-//   cut     normals beyond so many deviations are drawn again; 0: never
+//   cut     normals beyond this many deviations are drawn again; 0: never
 #define INIT_TABLE(INIT) \
 INIT(NORMAL,   "normal",   1 / sqrt(2.5 * C), sigma,                       sigma, 1, 3, \
      "HybridNorm appendix; SDD") \

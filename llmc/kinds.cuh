@@ -1,5 +1,5 @@
-// kinds.cuh: layers that have kernels of two kinds (TWO_KINDS of linear.cuh): by mma.sync, and on
-// compute capability 9.0 by wgmma. It compares them when training begins, and chooses (--kernels).
+// kinds.cuh: layers that have kernels of two kinds (LAYER_NAMES of linear.cuh): by mma.sync, and on
+// compute capability 9.0 by wgmma. Both are compared when training begins (--kernels).
 //
 // The kernels by wgmma have run in an emulator, and as PTX on a CPU, and on no GPU yet. So a run
 // that may use them first compares all of their results with those of mma.sync, at its own sizes,
@@ -87,7 +87,7 @@ static bool compare(const T *x, const T *y, int64_t n, double *error, Gpu *gpu) 
 template <typename Trial>
 static uint8_t kind_choose(const Trial &t, int layer, int wanted, Gpu *gpu) {
     int before = gpu->plans->kinds[layer];
-    const char *name = TWO_KINDS[layer];
+    const char *name = LAYER_NAMES[layer];
     double error = 0;
     bool asked = wanted == KERNELS_WGMMA || before == BY_WGMMA;
     bool open = before == UNCHOSEN && gpu->plans->tuning;  // the times decide

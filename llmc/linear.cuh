@@ -31,9 +31,9 @@
 //
 // The epilogue is the library's name for what follows a product in the same kernel: the bias, GELU
 // (which also writes pre, the "auxiliary" matrix), and the derivative of GELU. If the library has
-// no such kernel, the plain product runs, then a small kernel from here; so it does if that is
-// faster than a product with GELU (matmul_or). db always has kernels from here: the library's
-// epilogue for it, BGRADB, reads dy once more too.
+// no such kernel, or a slower one with GELU (matmul_or), the plain product runs, then a small
+// kernel from here. db always has kernels from here: the library's epilogue for it, BGRADB, also
+// reads dy once more.
 //
 // A plan holds the descriptors of one product and the algorithm chosen for it. It is made at the
 // product's first use and kept. The algorithm is the library's first guess, or, while `tuning`, the
@@ -101,7 +101,7 @@ struct Plan {
 enum { ATTENTION_FORWARD, ATTENTION_BACKWARD, EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT,
        LAYERS_OF_TWO_KINDS };
 enum { UNCHOSEN, BY_MMA, BY_WGMMA, KIND_COUNT };
-static const char *const TWO_KINDS[LAYERS_OF_TWO_KINDS] = {
+static const char *const LAYER_NAMES[LAYERS_OF_TWO_KINDS] = {
     "attention_forward", "attention_backward", "experts_forward", "experts_input",
     "experts_weight"};
 static const char *const KIND_NAMES[KIND_COUNT] = {"unchosen", "mma.sync", "wgmma"};
@@ -347,14 +347,14 @@ static inline bool matmul(Matmul f, Epilogue epilogue, Gpu *gpu, float limit = I
     plan_set_arrays(p, f.bias, f.aux);
     cublasStatus_t status = plan_run(p, &p->algo, &f, gpu);
     bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
-    p->found = epilogue == PLAIN || !refused;
-    if (p->found) lt_check(status, "cublasLtMatmul", p->key);
-    return p->found;
+    if (refused && epilogue != PLAIN) return p->found = false;
+    lt_check(status, "cublasLtMatmul", p->key);
+    return true;
 }
 
-// The product with this epilogue; or, if the library has none for the two or tuning shows that it
-// takes longer, `apart`: the plain product and kernels from here. The plan without an algorithm
-// keeps that choice.
+// The product with its epilogue in one kernel; or `apart`, the plain product and kernels from here,
+// if the library has no such kernel or tuning finds it slower. A plan that is not `found` keeps
+// this choice.
 template <typename F> static void matmul_or(Matmul f, Epilogue epilogue, Gpu *gpu, F apart) {
     f.key.epilogue = epilogue;
     bool timed = gpu->plans->tuning && !plan_find(gpu->plans, &f.key);
@@ -374,7 +374,7 @@ static inline char *plans_text(const Plans *plans) {
     json_write_string(f, plans->origin);
     fprintf(f, ", \"kernels\": {");
     for (int i = 0; i < LAYERS_OF_TWO_KINDS; i++)
-        fprintf(f, "%s\"%s\": \"%s\"", i ? ", " : "", TWO_KINDS[i], KIND_NAMES[plans->kinds[i]]);
+        fprintf(f, "%s\"%s\": \"%s\"", i ? ", " : "", LAYER_NAMES[i], KIND_NAMES[plans->kinds[i]]);
     fprintf(f, "}, \"plans\": [");
     for (int i = 0; i < plans->count; i++) {
         const Plan *p = &plans->plans[i];
@@ -429,16 +429,16 @@ static inline void plan_read(Plans *plans, const Json *entry, const char *path) 
     plans_forget(plans, false);
 }
 
-// The kernels that an earlier run chose. A layer that its checkpoint does not name, or no layer if
-// kernels is nullptr, had only mma.sync then.
+// The kernels that an earlier run chose. A layer that `kernels` does not name had only mma.sync
+// then; nullptr names none.
 static inline void kinds_read(Plans *plans, const Json *kernels, const char *path) {
     for (int i = 0; i < LAYERS_OF_TWO_KINDS; i++) {
-        const char *kind = KIND_NAMES[BY_MMA];
-        if (json_get(kernels, TWO_KINDS[i])) kind = json_get_string(kernels, TWO_KINDS[i], path);
+        const char *kind = KIND_NAMES[BY_MMA], *layer = LAYER_NAMES[i];
+        if (json_get(kernels, layer)) kind = json_get_string(kernels, layer, path);
         int k = 0;
         while (k < KIND_COUNT && strcmp(KIND_NAMES[k], kind)) k++;
         CHECK(k < KIND_COUNT, "%s: \"%s\": \"%s\" is not known\n  -> use another checkpoint", path,
-              TWO_KINDS[i], kind);
+              layer, kind);
         plans->kinds[i] = (uint8_t)k;
     }
 }

@@ -11,11 +11,11 @@
 // Saved: logsum, for the z-loss and nGPT's backward. The gradient overwrites the logits. It lacks
 // the factor of the loss (gpt_backward's scale), which the matrix products that read it apply.
 //
-// A block takes a row. While the row arrives from memory, each thread keeps the maximum and the sum
-// of exponentials relative to it for the columns it has seen (online softmax: Milakov, Gimelshein
-// 2018), and stores them in shared memory, from which it computes the gradient. So the row is read
-// and written once. A row that does not fit in shared memory (on Hopper more than 116,000 columns
-// in bf16, 58,000 in float) is read again. Without a gradient the row is read once and not kept.
+// A block takes a row. While the row arrives from memory, each thread keeps the maximum of its
+// columns so far and the sum of exponentials relative to it (online softmax: Milakov, Gimelshein
+// 2018), and copies the columns to shared memory, for the gradient. So the row is read and written
+// once. A row that does not fit in shared memory (on Hopper more than 116,000 columns in bf16,
+// 58,000 in float) is read again. Without a gradient the row is read once and not kept.
 // Elements moved per row: Vp forward, 2 Vp with the gradient. Computed floor (gpu.cuh) for GPT-2 in
 // bf16, n = 65536, Vp = 50304: 1.53 and 3.07 ms.
 //

@@ -12,8 +12,8 @@
 #include "tensors.h"
 #include "threads.h"
 
-// Every tensor starts at a multiple of ALIGN elements. Head sizes are multiples of it too, so the
-// neighbours [wq wk wv] and [bq bk bv] have no gaps.
+// Every tensor starts at a multiple of ALIGN elements. On a GPU refuse_model (train_gpt.cu) refuses
+// sizes that leave gaps between the neighbours wq_b, wk_b, wv_b.
 enum { ALIGN = 32 };
 
 static inline int64_t memory_padded(int64_t elements) {
@@ -69,7 +69,7 @@ typedef struct Entry {
     int64_t state;   // offset in arenas of this process's shards: first moments, on GPUs sharded
                      // master weights
     int64_t second;  // the same for second moments; Muon's matrices have none
-    int muon;        // matrices that Muon updates, one below the other; 0: AdamW updates the tensor
+    int muon;        // matrices that Muon updates, stacked; 0: AdamW updates the tensor
 } Entry;
 
 typedef struct Layout {
@@ -141,8 +141,8 @@ static inline Part entry_part(const Entry *e, int rank, int processes) {
     return part;
 }
 
-// Whether a linear reads the tensor. Its gradient is one product, so the first micro-step of a step
-// SETs it. Vectors, and embeddings without the LM head, are ADDed to zero.
+// Whether a linear reads the tensor. The first micro-step of a step SETs its gradient, one product.
+// Gradients of vectors, of wpe and of an untied wte are zeroed instead, then ADDed to.
 static inline bool entry_is_linear(const Model *m, const Entry *e) {
     if (e->row.role == ROLE_EMBEDDING) return e->id == PARAM_wte && m->tied;
     return e->row.role < ROLE_ZERO;
@@ -150,8 +150,8 @@ static inline bool entry_is_linear(const Model *m, const Entry *e) {
 
 // The lines of a matrix that nGPT keeps at length 1 (section 2.3) are vectors of the residual
 // stream's space: the rows of a matrix that reads the stream, the columns of an output projection,
-// which writes to it. Matrices of experts lie one below the other. nGPT's paper has no router; here
-// its matrix is not normalized.
+// which writes to it. Matrices of experts are stacked. A router, which nGPT's paper does not have,
+// is not normalized.
 typedef struct EntryLines {
     int length;  // elements of a line; 0: no lines
     int stride;  // from one element to the next
@@ -164,7 +164,7 @@ static inline EntryLines entry_lines(const Model *m, const Entry *e) {
     return role == ROLE_OUT ? columns : rows;
 }
 
-// The matrices of a tensor that Muon updates (--optimizer muon): each expert's is one by itself.
+// The number of matrices in a tensor that Muon updates: an expert's is one. 0: AdamW updates it.
 static inline int entry_matrices(const Model *m, const Entry *e) {
     bool experts = e->id == PARAM_xg || e->id == PARAM_xu || e->id == PARAM_xd;
     return ROLES[e->row.role].muon * (experts ? m->moe.E : 1);
@@ -191,8 +191,8 @@ static inline void layout_share(Layout *t, const Model *m, bool muon, int rank, 
     free(load);
 }
 
-// Elements of Muon's scratch: two copies of the largest matrix [rows, cols], or of all matrices of
-// a tensor if they are computed together, and for each two of [k, k], k the smaller of its sides.
+// Elements of Muon's scratch: for a matrix [rows, cols] two copies of it and two of [k, k], k its
+// smaller side; for the largest matrix, or with `together` for all matrices of the largest tensor.
 static inline int64_t layout_muon_scratch(const Layout *t, bool together) {
     int64_t most = 0;
     for (const Entry *e = t->entries; e < t->entries + t->count; e++) {

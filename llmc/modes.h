@@ -6,7 +6,7 @@
 //   u  = in ? N(x) : x               skip = OWN: x | NORMED: u | BLOCK: x0
 //   y  = F(c * u)                    c = ONE: 1 | LNS: 1/sqrt(l+1)
 //   yn = out ? N(y) : y              q, k, v and the context have slots of their own inside F
-//   s  = a * skip + b * yn           a = ONE: 1 | DEEP: (2L)^(1/4) | SUBLAYERS: 2L, with b = 1
+//   s  = a * skip + b * yn           b = 1; a = ONE: 1 | DEEP: (2L)^(1/4) | SUBLAYERS: 2L
 //   x' = post ? N(s) : s
 //
 // nGPT (a = LEARNED): a = 1 - alpha and b = alpha = 0.05 sqrt(C) |p|. The vector p [C] is a
@@ -22,9 +22,9 @@
 enum { OWN, NORMED, BLOCK };                  // skip
 enum { ONE, LNS, DEEP, SUBLAYERS, LEARNED };  // c: ONE or LNS; a: all but LNS
 enum { HEAD, FULL };                          // per
-enum { L2 = 2, SCALE, DYT };                  // a slot's norm: 0 none, 1 the model's, L2: x / |x|;
-                                              // sites only: SCALE: a gain without a norm; DYT:
-                                              // the model's, where that is DyT
+enum { L2 = 2, SCALE, DYT };                  // a slot's norm: 0 none; 1 the model's; L2: x / |x|.
+                                              // Only in Site: SCALE: a gain without a norm; DYT: 1,
+                                              // where the model's norm is DyT
 
 // One sublayer's columns, as in the equations above.
 typedef struct SubMode {
@@ -44,8 +44,8 @@ typedef struct Mode {
     int sdd;                                  // every linear of a block is alpha * rmsnorm(V x)
     int unit;                                 // nGPT: after every step each row of a matrix (column
                                               // of an output projection) is scaled to length 1;
-                                              // gate, up and logits have gains; so have q and k,
-                                              // after RoPE
+                                              // gate, up, logits, q and k have gains; q and k are
+                                              // normed after RoPE
     int first, early;                         // the row of layer 0; of the first --mix-ratio * L
                                               // layers; 0: this one
     const char *init;                         // row of init.h for --init auto; NULL: the method
@@ -131,7 +131,7 @@ enum { MODE_NONE, MODE_TABLE(MODE_ENUM, MODE_ENUM) MODE_COUNT };
 #undef MODE_ENUM
 
 #ifdef __cplusplus
-#define TABLE static constexpr                // block.cuh decides by it at compile time
+#define TABLE static constexpr                // block.cuh reads it at compile time
 #pragma GCC diagnostic push                   // a row leaves columns out on purpose
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #else
@@ -204,7 +204,7 @@ typedef struct Model {
     Moe moe;
     int norm;                                 // NORM_*; all but RMSNorm have a bias
     double dyt_alpha;                         // DyT's alpha at the start
-    int bias;                                 // linears have biases: none, BIAS_ON or BIAS_QKV
+    int bias;                                 // biases of linears: BIAS_OFF, BIAS_ON or BIAS_QKV
     int rope;                                 // 1: RoPE, 0: learned positions
     int swiglu;                               // 1: SwiGLU, 0: GELU
     int tied;                                 // the LM head's matrix is the embedding's
@@ -218,10 +218,11 @@ typedef struct Model {
 // or of the context has HS channels.
 static inline int qk_size(const Model *m) { return m->HS + (m->kv_rank ? m->rope_size : 0); }
 static inline int rotary_size(const Model *m) { return m->kv_rank ? m->rope_size : m->HS; }
-// The angle of RoPE's pair i of R / 2 at position 1: theta^(-2i/R). Llama 3's RoPE (2024) stretches
-// a model that was trained on sequences of `original`: a pair that made less than one turn over
-// them, r < 1, turns `factor` times slower, one of more than four turns as before, and between them
-// the rate is interpolated. R: rotary_size(m).
+
+// The angle of RoPE's pair i at position 1: theta^(-2i/R), with R = rotary_size(m). Llama 3's RoPE
+// (2024) extends a model trained on sequences of rope_original tokens, in which the pair makes r
+// turns. Below one turn its rate is divided by rope_factor, above four it stays, and between them
+// it is interpolated.
 static inline double rope_rate(const Model *m, int i, int R) {
     double rate = pow(m->theta, -2.0 * i / R), r = m->rope_original * rate / (2 * acos(-1.0));
     double keep = fmin(fmax((r - 1) / (4 - 1), 0), 1);
@@ -253,7 +254,7 @@ typedef struct LayerMode {
     double attn_c, attn_a, ffn_c, ffn_a;      // what multiplies u and the skip
     double gate_scale;                        // factor of the gates: --router-scale, SDD's share
     int moe;                                  // this layer has experts
-    int F;                                    // width of the ffn of all tokens; 0: none
+    int F;                                    // width of the dense ffn or shared experts; 0: none
     int out_anywhere;                         // some layer of the model has an out slot
 } LayerMode;
 

@@ -51,8 +51,9 @@ __device__ inline Four muon_nesterov(const Four &m, const Four &d, float mu, flo
     return u;
 }
 
-// partial[matrix][block] = sum of u^2 over the block's share of a matrix. ADVANCE: m takes in the
-// gradient, if the step is taken; otherwise it has already. The grid is (pieces, matrix).
+// partial[matrix][block] = sum of u^2 over the block's share of a matrix. The grid is (pieces,
+// matrix). ADVANCE: m takes in the gradient, and is stored if the step is taken. Without ADVANCE
+// the m in memory has it already.
 template <bool ADVANCE>
 static __global__ void __launch_bounds__(UPDATE_THREADS)
 muon_momentum_kernel(double *partial, Arenas t, UpdateEntry e, int64_t size,

@@ -82,8 +82,8 @@ static inline dim3 lines_grid(int64_t blocks, const Lines &lines, const Norm *no
 
 static inline int norm_gains(const Norm *norm) { return norm->site.gains * norm->experts; }
 
-// Floats of partial sums for each chunk of the rows: gains, biases, and four for alpha, which needs
-// one, so that what follows is aligned to 16 bytes.
+// Floats of partial sums for each chunk of the rows: gains, biases, and alpha. Alpha needs one and
+// has four, so that what follows is aligned to 16 bytes.
 static inline size_t norm_sums(const Norm *norm) {
     return norm_gains(norm) * (norm->b ? 2 : 1) + (norm->dalpha ? FOUR : 0);
 }
@@ -127,7 +127,7 @@ template <typename F> static inline void norm_launch(int width, F launch) {
 }
 
 // Calls launch(team, tanh) for a kernel that has two forms. tanh: one of its norms is DyT, which
-// needs no sums over a line, so that a few sizes of teams suffice.
+// needs no sums over a line: a few sizes of teams suffice.
 template <typename F> static inline void norm_launch(int width, bool tanh, F launch) {
     std::false_type no;
     std::true_type yes;

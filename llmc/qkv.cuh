@@ -118,8 +118,8 @@ static inline QkvParts qkv_parts(const QkvPlaces &to, const QkvPlaces &d, const 
 }
 
 // Calls launch with the template arguments of the kernels: the team, KIND and LATENT. A thread
-// holds two packs per pair, so blocks become smaller from 4 pairs on, not from 8. DyT needs no sums
-// over a line, so that a few sizes of teams suffice.
+// holds two packs per pair, so blocks become smaller from 4 pairs on, not from 8. DyT has fewer
+// teams, as in norm_launch.
 template <typename F> static inline void qkv_launch(const QkvParts *parts, F launch) {
     auto with = [&](auto latent) {
         auto of = [&](auto kind) { return [=](auto team) { launch(team, kind, latent); }; };

@@ -26,8 +26,8 @@ enum { DECAY_MATRIX, DECAY_EMBEDDING, DECAY_GAIN, DECAY_NONE, DECAY_GROUPS };  /
 // Groups of tensors with a learning rate of their own, which may depend on the width (Everett et
 // al. 2024). LR_BALANCE is the step of the selection bias.
 enum { LR_EMBEDDING, LR_HIDDEN, LR_HEAD, LR_VECTOR, LR_BALANCE, LR_GROUPS };
-// muon: --optimizer muon updates it, and AdamW the others. Jordan et al. 2024 take the matrices of
-// blocks; a router, which they do not have, chooses among experts as the head does among tokens.
+// muon: 1: --optimizer muon updates these tensors with Muon, 0: with AdamW. Jordan et al. 2024 take
+// the matrices of blocks. Routers are left to AdamW, as the head is: both choose among classes.
 static const struct { int decay, lr, muon; } ROLES[] = {
     {DECAY_EMBEDDING, LR_EMBEDDING, 0},       // ROLE_EMBEDDING, and so on in their order
     {DECAY_MATRIX,    LR_HEAD,      0},
@@ -48,7 +48,7 @@ static const struct { int decay, lr, muon; } ROLES[] = {
 //           and Gemma 2's names in Hugging Face where these have the tensor.
 #define LAYER_NAME "model.layers.%d."
 #define ATTN_NAME(part) LAYER_NAME "self_attn." part
-#define EXPERT_NAME(part) LAYER_NAME "mlp.experts." part  // of all experts, one below the other
+#define EXPERT_NAME(part) LAYER_NAME "mlp.experts." part  // of all experts, stacked
 // The ffn that all tokens of a layer go through: a dense one, or shared experts.
 #define MLP_NAME(part) (p->moe ? LAYER_NAME "mlp.shared_experts." part : LAYER_NAME "mlp." part)
 // A norm site brings its gain; for LayerNorm and DyT its bias; for DyT its alpha.
@@ -119,9 +119,9 @@ PARAM(logits_w, "lm_head.s_z",  Vp, 1, ROLE_GAIN, p->logits.gain, p->logits.on)
 typedef struct Sizes {
     int B, T, n;                              // n = B * T tokens
     int keep, cheap;                          // copies of an activation: L, one for each layer, or
-                                              // 1 for all. cheap: of activations that cost little
-                                              // to compute again; keep: of the others.
-                                              // --recompute: off L, L | cheap L, 1 | on 1, 1
+                                              // 1 for all. cheap: of those that are cheap to
+                                              // recompute; keep: of the others. --recompute sets
+                                              // keep, cheap: off: L, L | cheap: L, 1 | on: 1, 1
     int threads;                              // OpenMP threads on the CPU, 0 on a GPU
     int ratio;                                // elements of the storage type in one `wide`; bf16: 2
 } Sizes;

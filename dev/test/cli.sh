@@ -84,7 +84,7 @@ sed -i "/^PARAM(wlm, /i $row" llmc/tensors.h
 sed -i 's/m->tied ? b.w.wte : b.w.wlm, NULL,/m->tied ? b.w.wte : b.w.wlm, b.w.head_b,/
         s/m->tied ? b.dw.wte : b.dw.wlm, NULL,/m->tied ? b.dw.wte : b.dw.wlm, b.dw.head_b,/' \
     train_gpt.c
-row='FLAG(note, TEXT(), "a remark for config.json", FREE) \\'
+row=$(sed -n 's/^ *\(FLAG(note, .*\)\\$/\1\\\\/p' doc/adding.md)
 sed -i "/^FLAG(data, /i $row" llmc/run/flags.h
 file=mine/step_00000002/model.safetensors
 check "recipe: it builds"             trainer NORM_MODE=MINE

@@ -171,6 +171,8 @@ check "experts that make no 16-byte rows"      refused "a multiple of 8" \
     "$gpu-bf16" $short --experts 6 --steps 1 --out none
 check "a head size the GPU has not"            refused "32, 48, 64, 96 or 128" \
     "$gpu-bf16" --width 64 --heads 4 --steps 1 --out none
+check "a width the GPU has not"                refused "-> --width 104" "$gpu-bf16" --width 100 \
+    --heads 3 --head-size 32 --ffn 64 --steps 1 --out none
 check "an ffn width the GPU has not"           refused "-> --ffn 104" "$gpu-bf16" --width 64 \
     --heads 2 --ffn 100 --steps 1 --out none
 check "a sequence of too many tiles"           refused "-> --seq 4194240, " "$gpu-fp32" --width 64 \

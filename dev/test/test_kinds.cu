@@ -113,7 +113,7 @@ static void choose_experts(Chooser *c, int64_t tokens, int wanted, int E = 5) {
 static void expect_experts(const Chooser &c, int kind, const char *what) {
     for (int layer : {EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT}) {
         int found = c.gpu.plans->kinds[layer];
-        EXPECT(found == kind, "%s: %s by %s, expected %s", what, TWO_KINDS[layer],
+        EXPECT(found == kind, "%s: %s by %s, expected %s", what, LAYER_NAMES[layer],
                KIND_NAMES[found], KIND_NAMES[kind]);
     }
 }

@@ -29,8 +29,8 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
     // A user's --micro-batch must divide the batch, and so must one over which the balance loss is
     // defined. Any other one may leave a smaller last micro-batch.
     bool divides = micro && (set->by[FLAG_micro_batch] == BY_USER || (E && f->balance_loss > 0));
-    // The widths of a token's experts add up to the width of one row, an int. This leaves room for
-    // the default --ffn, 8/3 of the width or 4 times, and for gate and up together.
+    // The widths of a token's experts add up to the width of one row, an int. 2^24 leaves room for
+    // [gate | up]. Without --ffn the larger default counts, 4 times the width.
     bool wide = (K + f->shared_experts) * (f->ffn ? f->ffn : 4 * f->width) > 1 << 24;
     const struct { bool found; int flag, other; const char *hint; } rows[] = {
         {!own && f->width % heads, FLAG_heads, FLAG_width,
@@ -91,9 +91,9 @@ static void refuse_pairs(const FlagSet *set, const Mode *mode) {
               rows[i].hint);
 }
 
-// Refuses flags that the user gave and that lack what they need. A row names the flags from `first`
-// to `last` of flags.h. A preset or a run may have them: one recipe serves several placements and
-// devices.
+// Refuses flags of the user that need another flag or another build. A row names the flags from
+// `first` to `last` of flags.h. A preset or a run may have them: one recipe serves several
+// placements and devices.
 static void refuse_useless(const FlagSet *set, const Trainer *t) {
     char flag[PATH_CAP];
     const Flags *f = &set->f;
@@ -297,7 +297,7 @@ static Json *config_open(FlagSet *set, const char *path, const Mode *mode) {
     return root;
 }
 
-// A run in fp64 goes on in fp64 alone: its weights on disk are doubles.
+// A run in fp64 continues only in fp64: its weights on disk are doubles.
 bool config_read(FlagSet *set, const char *path, const Trainer *t) {
     Json *root = config_open(set, path, t->mode);
     const char *was = json_get_string(root, "precision", path);
@@ -328,7 +328,7 @@ static void flag_copy(FlagSet *set, int flag, const Flags *from, int by) {
 }
 
 // Refuses flags of the model, from the command line or by --model, that differ from those of the
-// weights. --seq and the losses of routers concern the training alone, and may differ.
+// weights. --seq and the losses of routers concern only training, and may differ.
 void config_init_from(FlagSet *set, const FlagSet *given, const Trainer *t) {
     char path[PATH_CAP];
     const char *folder = given->f.init_from;
@@ -370,7 +370,7 @@ void flags_override(FlagSet *set, const FlagSet *given, bool found) {
     bool reading = *given->f.from;                         // set holds the flags of that run
     for (int i = 0; i < FLAG_COUNT; i++) {
         int by = given->by[i], resume = FLAGS[i].resume;
-        // Defaults and presets of `given` are in set already, below what a run says.
+        // set already has the defaults and presets of `given`, and the run's flags over them.
         if (by < BY_CHECKPOINT || (by == BY_CHECKPOINT && found && resume == FREE)) continue;
         bool pinned = (found && resume == FIXED) || (reading && i < FLAG_init && i != FLAG_seq);
         if (pinned) check_same(i, &set->f, "this run", given);

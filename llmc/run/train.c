@@ -186,7 +186,7 @@ static void log_stats(Run *r) {
         comm_all_reduce(&r->comm, &s->tokens, 1, COMM_SUM);
         comm_all_reduce(&r->comm, s->router, router_size(&r->m), COMM_SUM);
     }
-    // TensorStats has doubles alone.
+    // TensorStats has only doubles.
     comm_all_reduce(&r->comm, &tensors->grad, count * (sizeof *tensors / sizeof(double)), COMM_SUM);
     Log *log = run_begin_line(r);
     log_layer_values(r, log, layers);
@@ -299,10 +299,9 @@ static void begin_training(Run *r) {
     comm_broadcast(&r->comm, &r->log.tasked, sizeof r->log.tasked);
     r->saved = r->step > 0;
     r->saved_updates = r->saved ? r->updates : -1;
-    // Loading is not training time.
     r->peak = r->t->peak ? r->t->peak() : 0;
     comm_all_reduce(&r->comm, &r->peak, 1, COMM_SUM);
-    r->started = r->finished = clock_seconds();
+    r->started = r->finished = clock_seconds();            // loading is not training time
     r->started_tokens = r->pace.tokens = r->tokens;
     if (r->step >= f->steps)
         printf("note: the run is at step %lld of --steps %lld: nothing to train\n"
@@ -311,8 +310,8 @@ static void begin_training(Run *r) {
 }
 
 // Prints that the run diverged, and which checkpoint has its last finite weights. Bad steps were
-// skipped, so the weights may be finite: saves them first, unless the last save, done or refused,
-// was of the same updates and so of the same weights.
+// skipped, so the weights may be finite: saves them first, unless no update was applied since the
+// last save, done or refused.
 static int end_diverged(Run *r) {
     char last[PATH_CAP] = "no checkpoint";
     char why[80] = "weights or moments are infinite or NaN and were not saved";
@@ -407,8 +406,8 @@ int train(Run *r) {
         if (wait && !finish_step(r)) break;
         r->measured = measured;
 
-        // Checkpoint, validation and tasks of the step that has just ended. A resumed run does here
-        // those that a kill has prevented. They are not training time.
+        // Checkpoint, validation and tasks of the step that has just ended. A resumed run does
+        // those that a kill prevented. They are not training time.
         double begin = clock_seconds();
         if (is_due(r, f->save_every) && !r->saved && !run_save(r)) break;
         if (is_due(r, f->val_every)) {

@@ -44,8 +44,8 @@ typedef struct Optimizer {
     int muon_scale;                           // MUON_*
 } Optimizer;
 
-// The factor of Muon's update of a matrix: so that its root mean square is AdamW's, about 0.2 (Liu
-// et al. 2025, section 2.2), or that of Jordan et al. 2024.
+// The factor of Muon's update of a matrix: the one of Jordan et al. 2024, or one that gives the
+// update AdamW's root mean square, about 0.2 (Liu et al. 2025, section 2.2).
 static inline double muon_scale(const Optimizer *o, int64_t rows, int64_t cols) {
     double ratio = (double)rows / cols;
     if (o->muon_scale == MUON_ORIGINAL) return ratio > 1 ? sqrt(ratio) : 1;
@@ -61,7 +61,7 @@ typedef struct Update {
 
 // Statistics of a layer, over the tokens since stats_begin. A process returns sums; train.c adds up
 // those of all processes and logs ratios and means.
-// Sums of squares: the residual stream behind the block, and both terms of each sublayer's
+// Sums of squares: the residual stream out of the block, and both terms of each sublayer's
 // s = a skip + b yn (modes.h), the branch and the skip.
 enum { STREAM, ATTN_BRANCH, ATTN_SKIP, FFN_BRANCH, FFN_SKIP, LAYER_SQUARES };
 // Sums over tokens: the entropy of the router's probabilities, in nats, and the router's losses
@@ -89,7 +89,7 @@ typedef struct TensorStats {
 // --mask-documents: attention of a token stays within its document.
 typedef struct Documents {
     int mask;                                 // 0: a sequence is one document
-    int restart;                              // learned positions count from the document's begin
+    int restart;                              // learned positions count from the document's start
     int32_t separator;                        // the token that begins a document
 } Documents;
 
@@ -149,7 +149,7 @@ typedef struct Trainer {
     // One step of the optimizer, if losses and gradients are finite and below the limits of
     // --skip-spikes; otherwise no weight or moment changes. Begins new sums of losses.
     void (*update)(Gpt *gpt, const Optimizer *o);
-    // The result of the last update, for which it waits: not for work that was given later.
+    // Waits for the last update, not for work queued after it, and returns its result.
     Update (*outcome)(Gpt *gpt);
     // Returns the mean losses since the last call of loss or update, and begins new sums.
     Loss (*loss)(Gpt *gpt);
