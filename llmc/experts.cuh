@@ -1,5 +1,5 @@
-// experts.cuh: the products of experts by the kernels that the run has chosen: those of moe.cuh
-// (mma.sync), or on compute capability 9.0 those of experts_sm90.cuh (wgmma), each form apart.
+// experts.cuh: the products of experts. For each form the run has chosen the kernels of moe.cuh
+// (mma.sync) or, on compute capability 9.0, those of experts_sm90.cuh (wgmma).
 //
 //   experts_forward, experts_backward    the products, with the kernels of gpu->plans
 //   experts_choose                       compares both kinds on this GPU when training begins, and
@@ -81,8 +81,8 @@ static inline void experts_rows(ExpertsTrial *t, int64_t rows, int32_t *to, Gpu 
     }
 }
 
-// In an arena that nobody uses yet, for as many experts and tokens as fit; tokens is 0 if not even
-// one does.
+// Makes a trial of as many experts and tokens as fit in an arena that nobody uses yet; tokens is 0
+// if not even one does.
 static inline ExpertsTrial experts_trial(const Experts products[2], int64_t tokens, real *arena,
                                          int64_t count, Gpu *gpu) {
     ExpertsTrial t = {{products[0], products[1]}, tokens, nullptr, nullptr, nullptr, {}, 0};

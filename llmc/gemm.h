@@ -236,7 +236,7 @@ INLINE void gemm_update(Vec c[MR][2], const Unit *const a[MR / 3], int64_t row, 
 // instructions a cycle, and every instruction beside the multiply-adds costs one.
 // Prefetches go one cache line at a time, because many at once would wait for each other: every
 // EVERY units a line of p->ahead; in the last 2 MR units one row of `out` a unit, and some rows
-// below. Fetched earlier, B would push them out of the L1 cache.
+// below. If they were fetched earlier, B would push them out of the L1 cache.
 INLINE void gemm_run(const KernelArgs *p, const int rows, const bool apart) {
     Vec c[MR][2] = {0};
     const Span s = p->s;
@@ -370,8 +370,8 @@ static inline Span gemm_columns(const Tiles *p, int64_t tile) {
 }
 
 // One tile of C by one thread: at most MC rows, rounded up to MR. Columns of C are contiguous.
-// The kernel prefetches the next panel of B, then the next slice of A; with the last slice that of
-// the next tile.
+// The kernel prefetches the next panel of B, then the next slice of A; during the last slice, the
+// first slice of the next tile.
 static void gemm_tile(const Tiles *p, int64_t tile) {
     enum { UNITS = KC / PER_UNIT };
     Unit pa[(MC + MR) * UNITS] __attribute__((aligned(64)));

@@ -110,8 +110,8 @@ INLINE void gemm_transpose(U32x16 x[16]) { EXCHANGE(1) EXCHANGE(2) EXCHANGE(4) E
 
 // Packs a square, of which `rows` and `depth` exist; the others become 0 and are not read. It
 // writes one register for each row (by_row) or for each unit, `apart` units apart. The panel takes
-// the first `wide` rows. If registers lie closer than they are long, each overwrites what the
-// one before has beyond. Prefetches the next square.
+// the first `wide` rows. If `apart` is less than 16, each register overwrites the end of the one
+// before. Prefetches the next square.
 INLINE void gemm_square(Unit *dst, int64_t apart, const real *src, int64_t rs, int64_t cs,
                         int64_t rows, int64_t depth, const int wide, const bool by_row) {
     enum { DEPTH = 16 * PER_UNIT };

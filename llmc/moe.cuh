@@ -572,8 +572,8 @@ template <int FORM> __device__ Tile tile_of(const Grouped &f) {
 }
 
 // The beginnings of the lines that a thread copies, as far as it knows them before a step. Lines
-// along the depth are the same in every step; nullptr stands for zeros. WEIGHT has the rows of x of
-// the step from `k` of the depth on, looked up one step ahead: no copy waits for an index.
+// along the depth are the same in every step; nullptr stands for zeros. WEIGHT looks up the rows of
+// x (from depth `k` on) one step ahead, so no copy waits for an index.
 struct PanelLines {
     const real *left[COPIES], *right[COPIES];
     int x_row[COPIES];

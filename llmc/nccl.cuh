@@ -59,7 +59,7 @@ static int nccl_type(const float *) { return 7; }
 static int nccl_type(const double *) { return 8; }
 static inline int nccl_type(const __nv_bfloat16 *) { return 9; }
 
-enum { NCCL_SECONDS = 600 };       // the host waits for the GPU, which takes seconds
+enum { NCCL_SECONDS = 600 };       // limit of a wait for the GPU, which usually takes seconds
 
 // Ends the process. why NULL: the watchdog prints the reason. A transfer that has lost a process
 // never ends by itself, so it is aborted; an abort that hangs is ended by the alarm.
@@ -81,9 +81,9 @@ static void nccl_check(const Nccl *n, int error, const char *what) {
     if (error) nccl_fail(n, what, n->GetErrorString(error));
 }
 
-// Waits until the GPU has reached a recorded event. With several processes it may be a transfer
-// from one that is lost. NCCL has an error for that only if a network lay between (issue 279 of
-// github.com/NVIDIA/nccl), the watchdog only if the process died; for all else there is the limit.
+// Waits until the GPU has reached a recorded event. With several processes it may wait for a lost
+// one. NCCL reports that only across a network (issue 279 of github.com/NVIDIA/nccl), the watchdog
+// only if the process died; the limit catches all else.
 static void nccl_wait(Nccl *n, cudaEvent_t event) {
     if (n->size == 1) return cudaCheck(cudaEventSynchronize(event));
     double limit = clock_seconds() + NCCL_SECONDS;

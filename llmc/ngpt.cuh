@@ -195,7 +195,7 @@ __device__ inline Floats gain_load(const Norm &gain, int j) {
 
 // Walks down this thread's columns, from j on, in the rows of chunk blockIdx.y of expert
 // blockIdx.z: use(row, j, v, x, g, sum) with the packs v of `from`, x of `x` (zeros if nullptr) and
-// g of the gain. It changes v, which goes to `to`, and adds to sum; factor * sum goes to
+// g of the gain. It changes v, which goes to `to`, and adds to sum; factor * scale * sum goes to
 // partial [chunks, experts, gains] unless nullptr.
 template <typename Use>
 __device__ void gain_columns(real *to, const real *from, const real *x, const Norm &gain,

@@ -1,8 +1,8 @@
 // threads.h: how the CPU's threads share the matrix products and attention heads of a layer.
 //
 // Work stealing: each thread takes the pieces of its own share in order, then what others have
-// left of theirs. So the same tokens stay with the same core from layer to layer, whose L2 cache
-// holds what it wrote last; and threads, which are never equally fast, finish together.
+// left of theirs. So a core keeps the same tokens from layer to layer, and its L2 cache holds what
+// it wrote last; and threads, which are never equally fast, finish together.
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
@@ -15,10 +15,10 @@ static inline int omp_get_thread_num(void) { return 0; }
 static inline int omp_in_parallel(void) { return 0; }
 #endif
 
-// Called first. An idle OpenMP thread spins for some microseconds and then sleeps, so that it
-// leaves its core to other programs: spinning as long as the runtimes do by default (milliseconds),
-// four runs on two cores take thirty times as long as one. The runtimes read their settings before
-// main, so the program starts once more with them. The user's own setting wins.
+// Called first. Makes an idle OpenMP thread spin for some microseconds only, then sleep and leave
+// its core to other programs. With the default, milliseconds, four runs on two cores take thirty
+// times as long as one. The runtimes read their settings before main, so the program starts once
+// more with them. The user's own setting wins.
 static inline void threads_begin(char **argv) {
 #ifdef _OPENMP
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;

@@ -278,7 +278,7 @@ static void test_windows(void) {
     int seen[WORDS] = {0}, wrong = 0;
     for (int64_t i = 0; i < t.rows; i++) {
         const TaskRow *row = &t.row[i];
-        // reaches back to the document's begin, or T tokens
+        // reaches back to the document's start, or T tokens
         wrong += row->after - 1 > T ||
                  (row->scored < T && row->after - 1 < T && task_token(&t, row->completion));
         for (int k = 0; k < row->scored; k++) seen[row->completion + row->after - 1 - k]++;

@@ -180,7 +180,7 @@ void comm_catch_signals(void) {
     sigaction(SIGTERM, &stop, &terminate_before);
 }
 
-// The handlers of before may ignore these signals (nohup).
+// The old handlers may ignore these signals (nohup).
 void comm_release_signals(bool raise_late) {
     sigaction(SIGINT, &interrupt_before, NULL);
     sigaction(SIGTERM, &terminate_before, NULL);

@@ -4,8 +4,8 @@
 // A step: every process computes the gradients of its samples. While backward goes on to earlier
 // layers, each layer's gradients are reduced to their owners (memory.h, entry_part). An owner
 // updates its shard of the weights and broadcasts it. Losses, the gradient norm and signals are
-// all-reduced through process 0 in the order of ranks, so that all processes take the same decision
-// and repeated runs have the same bits. If one process dies, the others end.
+// all-reduced through process 0 (on the CPU in the order of ranks), so all processes take the same
+// decision and repeated runs have the same bits. If one process dies, the others end.
 //
 // On the CPU, mpirun (Open MPI) or srun starts the processes, which communicate by MPI. Its library
 // is loaded only then; building needs no MPI. On GPUs torchrun may start them as well: small
@@ -78,7 +78,7 @@ void comm_wait(Comm *c);
 
 // On GPUs: whether a process has died; the watchdog (socket.h) then ends this one in a second.
 bool comm_lost(const Comm *c);
-// The watchdog reports a process that died within these. A transfer that failed waits for it.
+// Seconds that a failed transfer waits, so that the watchdog reports first that a process died.
 enum { WATCHDOG_SECONDS = 5 };
 
 // A function of a library that dlopen has found; `where` ends the error if it is missing.

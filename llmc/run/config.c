@@ -242,8 +242,7 @@ char *run_config(const Run *r) {
     return text;
 }
 
-// A placement is compiled in: another one needs another program. A run's config.json always names
-// its placement, one written by hand may.
+// A placement is compiled in: another one needs another program.
 static void check_mode(const Json *root, const char *path, const Mode *mode) {
     const char *was = json_get_string(root, "norm_mode", path);
     CHECK(!strcmp(was, mode->name),
@@ -284,7 +283,7 @@ static Json *config_open(FlagSet *set, const char *path, const Mode *mode) {
           "%s: expected a version of the format up to %d, found %lld\n  -> use a newer norm.c",
           path, CONFIG_VERSION, (long long)version);
     if (version > 1 || json_get(root, "xxh64")) {
-        // The checksum is the last member: what lies before its comma is what it covers.
+        // The checksum is the last member and covers the text before its comma.
         char *tail = strrchr(text, ',');
         CHECK(tail && !strcmp(tail, config_end(end, text, tail - text)),
               "%s: its text does not match its checksum (xxh64): it was edited or damaged\n"

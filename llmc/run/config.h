@@ -6,8 +6,8 @@
 
 enum { CONFIG_VERSION = 2 };                  // of config.json; 2 has a checksum
 
-// Merges the sources of flags, later over earlier: defaults, the preset (--model), the run that is
-// resumed or read, --config, the command line. Returns whether there is a checkpoint to resume
+// Merges the sources of flags, later over earlier: defaults, the preset (--model), --config, the
+// run that is resumed or read, the command line. Returns whether there is a checkpoint to resume
 // from; a run killed before its first one begins again, with its own flags.
 bool flags_resolve(FlagSet *set, const Trainer *t, int argc, char **argv);
 // Overrides the flags in `set` by those in `given`, and refuses those that may not change.

@@ -34,7 +34,7 @@ static int64_t row_place(const TaskRow *row, int i) {
 }
 
 // The length that acc_norm divides by, if the file does not give it: characters without the leading
-// space, as lm-evaluation-harness counts; without a tokenizer tokens, as llm.c counts.
+// space, as lm-evaluation-harness counts; tokens if there is no tokenizer, as llm.c counts.
 static double completion_length(const Task *t, const TaskRow *row, const Tokenizer *tokenizer) {
     int all = row->before + row->after, begin = all - row->scored;
     double length = 0;
@@ -321,8 +321,7 @@ static void score_batch(Task *t, const TaskScorer *s, int64_t first, int n) {
     }
 }
 
-// In each round every process scores one batch. The longest sequences come first: if they do not
-// fit into memory, the program ends at once and not at the end.
+// In each round every process scores one batch, the longest sequences that are left first.
 bool task_score(Task *t, const TaskScorer *s) {
     int64_t step = (int64_t)s->B * comm_size(s->comm);
     double begin = clock_seconds(), printed = begin, all = 0, done = 0;

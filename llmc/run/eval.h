@@ -93,9 +93,8 @@ int64_t task_token(const Task *t, int64_t i);
 // Fills t->scores; each process scores its share. False: a signal stopped it.
 bool task_score(Task *t, const TaskScorer *s);
 int task_metrics(const Task *t, TaskMetric metrics[TASK_METRICS]);      // returns how many
-// Prints the metrics as a table and logs them as the member "task_results". The mean
-// of the metrics that tasks' files name (data/get.py spannorm and the like) follows as
-// "task_average".
+// Prints the metrics as a table and logs them as the member "task_results"; then, as
+// "task_average", the mean of the metrics that task files name (data/get.py spannorm and the like).
 void tasks_report(const Tasks *tasks, Log *log);
 // The completion with the largest log p of the example that starts at row `first`, by length if
 // `norm`; ties go to the first. *next: the row where the next example starts.

@@ -1,8 +1,8 @@
 // files.c: see files.h.
 //
-// A power cut keeps data that was synced (fsync), and names whose folder was synced. Hence the
-// order of file_commit: sync the data, rename, sync the folder. A kill of the process alone loses
-// nothing that write has passed to the kernel.
+// Data that was synced (fsync) survives a power cut, and so does a name whose folder was synced.
+// Hence the order of file_commit: sync the data, rename, sync the folder. If only the process is
+// killed, nothing that write has passed to the kernel is lost.
 #include "files.h"
 #include <fcntl.h>
 #include <libgen.h>

@@ -19,7 +19,7 @@ enum { FIXED, FREE, ONCE };
 // the field's with '-' for '_'. Types, with the default as it would be typed:
 //   INT(default, low, high)   NUMBER(default, low, high)   TEXT(default)
 //   CHOICE(default, "a|b|c")  SWITCH(default): off|on
-// A flag whose choices begin with off may stand alone and then takes the second choice, mostly on.
+// A flag whose choices begin with off needs no value: without one it takes the second, mostly on.
 
 // The architecture. --resume, --from and --init-from take these from config.json and refuse other
 // values.
@@ -64,7 +64,7 @@ FLAG(vocab, INT(0, 0, 1 << 24), \
 FLAG(seq, INT(128, 1, 1 << 22), "tokens in a sequence (context length)") \
 FLAG(norm, CHOICE(rms, "rms|layer|dyt"), \
      "RMSNorm; LayerNorm, with bias; or DyT, gain tanh(alpha x) + bias with a learned alpha") \
-FLAG(bias, CHOICE(off, "off|on|qkv"), "biases in linears; qkv: in those of q, k and v alone") \
+FLAG(bias, CHOICE(off, "off|on|qkv"), "biases in linears; qkv: only in those of q, k and v") \
 FLAG(positions, CHOICE(rope, "rope|learned"), "rotary (RoPE) or learned positions") \
 FLAG(activation, CHOICE(swiglu, "swiglu|gelu"), "activation of the ffn") \
 FLAG(tied, SWITCH(on), "the LM head shares the embedding's weights") \
@@ -72,7 +72,7 @@ FLAG(rope_theta, NUMBER(10000, 1, 1e9), "base of RoPE's angles") \
 FLAG(rope_factor, NUMBER(1, 1, 1e6), \
      "Llama 3's RoPE: slow pairs of channels turn so many times slower; 1: off") \
 FLAG(rope_original, INT(8192, 1, 1 << 24), \
-     "with --rope-factor: tokens in a sequence before; a pair that turned less than once is slow") \
+     "with --rope-factor: the original --seq; a pair that turns less than once in it is slow") \
 FLAG(eps, NUMBER(1e-5, 0, 1), "epsilon of norms, under the square root") \
 FLAG(emb_scale, CHOICE(one, "one|sqrt-width"), \
      "factor of the embedding: 1, or sqrt(width) as in Gemma") \
@@ -124,7 +124,7 @@ FLAG(muon_scale, CHOICE(match-rms-adamw, "match-rms-adamw|original"), \
 FLAG(mask_documents, SWITCH(off), \
      "attention stays within a document, which begins at the tokenizer's separator (bytes: 0)") \
 FLAG(restart_positions, SWITCH(off), \
-     "with --mask-documents and --positions learned: positions count from the document's begin") \
+     "with --mask-documents and --positions learned: positions count from the document's start") \
 FLAG(clip, NUMBER(1, 0, 1e9), "gradient clipping: largest global norm; 0: off") \
 FLAG(spike_z, NUMBER(10, 0, 1e9), \
      "report a loss or gradient norm so many robust deviations above the median of the last 128; " \
@@ -178,7 +178,7 @@ FLAG(init_from, TEXT(), "initial weights: of a run, a checkpoint or a model.safe
 FLAG(from, TEXT(), "a run or checkpoint to read for --eval or --sample, without training", ONCE) \
 FLAG(eval, SWITCH(off), "with --from: validation loss, and scores of --tasks", ONCE) \
 FLAG(sample, INT(400, 0, 1 << 20), \
-     "tokens to generate at the end, or with --from; past --seq, from the text's last half", FREE) \
+     "tokens to generate at the end, or with --from; past --seq, from the last --seq / 2", FREE) \
 FLAG(prompt, TEXT(), \
      "text that the sample continues; -, with --from: each line of standard input", FREE) \
 FLAG(temperature, NUMBER(0.8, 0, 100), \

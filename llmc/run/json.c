@@ -217,7 +217,7 @@ Json *json_parse(const char *text, size_t n, const char *where) {
     return root;
 }
 
-// A missing file and a damaged one have different messages, because the user must do other things.
+// A missing file and a damaged one need different remedies, so their messages differ.
 Json *json_read_file(const char *path) {
     size_t n;
     char *text = file_read(path, JSON_MOST, &n);

@@ -168,7 +168,7 @@ void safetensors_close(SafetensorsFile *file) {
     memset(file, 0, sizeof *file);
 }
 
-// The header is read only after its length was checked. The map remains valid after close.
+// The header is read only after its length was checked. The map outlives the open file.
 bool safetensors_open(const char *path, SafetensorsFile *file, char *error) {
     int64_t size;
     unsigned long long n = 0;

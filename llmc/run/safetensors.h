@@ -16,8 +16,8 @@ typedef struct {
     int rank;           // 0 is a scalar
     int64_t shape[TENSOR_RANK];
     const void *data;                    // in a mapped file it may be unaligned
-    const void *(*bring)(void *source);  // for writing, NULL: data. Gives the data when its turn
-    void *source;                        // comes, good until the next tensor's turn
+    const void *(*bring)(void *source);  // for writing: gives the data when its turn comes, good
+    void *source;                        // until the next tensor's turn; NULL: data is written
 } Tensor;
 
 typedef struct {

@@ -357,8 +357,8 @@ static void check_data(Run *r, const Json *state, const char *path) {
         fprintf(stderr, "warning: the validation data is not what this run was validated with\n");
 }
 
-// Each counter is bounded by one that is read before it. The position in the data follows from the
-// step; the file must agree.
+// The step, read first, bounds updates and tokens. The position in the data follows from it too;
+// the file must agree.
 static void read_state(Run *r, const char *path) {
     Json *state = json_read_file(path);
     int64_t batch = r->f->batch, tokens = batch * r->m.T;

@@ -100,8 +100,8 @@ static void accept_peer(Sockets *s, int fd) {
     keep_connection(s, g.rank, fd, watch);
 }
 
-// Process 0 waits for all others; each watches after it talks. One deadline holds for all of them
-// together.
+// Process 0 waits for all others; each connects talk first, then watch. One deadline holds for all
+// of them together.
 static void gather_peers(Sockets *s, int listener) {
     double deadline = clock_seconds() + MEET_SECONDS;
     for (int missing = 1; missing < s->size;) {
@@ -145,8 +145,8 @@ static void reach_process_0(Sockets *s, struct sockaddr_in at, const char *host,
 
 // --------------------------------------------------------------------------------------- watching
 
-// Tells the others that a process has died, and exits. The main thread has one second before: it
-// aborts transfers; or all processes refuse something, and its own message is the better one.
+// Tells the others that a process has died, and exits a second later. Until then the main thread
+// may abort transfers, or end the program with a better message if all processes refuse something.
 static void report_death(Sockets *s, int dead) {
     s->lost = true;
     for (int i = 0; i < s->size; i++)

@@ -6,8 +6,7 @@
 //            If a connection ends without either, its process has died.
 //
 // Process 0 listens at port MASTER_PORT + 1 of MASTER_ADDR: torchrun sets both and listens at
-// MASTER_PORT itself. If all processes are on one machine neither is needed; the port is then
-// 29501.
+// MASTER_PORT itself. On one machine neither is needed; without MASTER_PORT the port is 29501.
 //
 // Process 0 notices every death and tells the others. A machine that vanishes counts as dead after
 // 50 seconds without an answer. A process that learns of a death prints it and exits with

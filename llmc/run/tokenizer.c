@@ -183,7 +183,7 @@ static uint32_t code_at(const char *text, size_t n, size_t at, size_t *length) {
 
 // The class of the character at `at` for the patterns, and its length in bytes.
 static int class_at(const Tokenizer *t, const char *text, size_t n, size_t at, size_t *length) {
-    return t->classes[code_at(text, n, at, length)] % CLASS_SORTED;  // which is CLASS_OTHER
+    return t->classes[code_at(text, n, at, length)] % CLASS_SORTED;  // SORTED counts as OTHER
 }
 
 static bool is_newline(char c) { return c == '\n' || c == '\r'; }
@@ -205,8 +205,8 @@ size_t tokenizer_piece(const Tokenizer *t, const char *text, size_t n, size_t at
     size_t length, last = at;  // last: where the last character of the run begins
     if (text[at] == '\'' && (length = contraction(text + at + 1, n - at - 1, llama3)))
         return at + 1 + length;
-    // A run of characters of one class begins here, or behind one character: a space, or in Llama
-    // 3's pattern, before letters, any but numbers and newlines.
+    // A run of characters of one class begins here or after one character: a space, or, before
+    // letters in Llama 3's pattern, any but numbers and newlines.
     int kind = class_at(t, text, n, at, &length);
     size_t next = at + length;
     if (next < n && (space || (llama3 && kind != CLASS_NUMBER && !is_newline(text[at])))) {

@@ -15,9 +15,9 @@
 //   names, uint32           ids of special tokens, which a text contains by their names
 //   attached                bytes for other programs: the tokenizer's own files
 //
-// The ranges are those that \p{L}, \p{N} and \s match, so the file determines the version of
-// Unicode, and of characters that the tokenizer's normalizer (NFC) replaces or sorts: text with
-// those is refused. A file without ranges, as llm.c's, decodes and does not encode.
+// Three classes are what \p{L}, \p{N} and \s match, so the file determines the version of Unicode.
+// Two are characters that the tokenizer's normalizer (NFC) may replace or sort: text that it may
+// change is refused. A file without ranges, as llm.c's, decodes and does not encode.
 //
 // Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2,
 // and their code's pattern; Kudo and Richardson 2018, "SentencePiece"; tiktoken and Hugging Face's

@@ -106,8 +106,8 @@ static void log_validation(Run *r) {
     fflush(stdout);
 }
 
-// The line is logged after the last task: a signal before logs none, so the resumed run does all
-// tasks again.
+// The line is logged after the last task. A signal before that leaves no line, so the resumed run
+// does all tasks again.
 static void log_tasks(Run *r) {
     TaskScorer s = {r->t, r->gpt, &r->comm, r->micro, r->m.T, r->m.V, r->inputs};
     for (Task *t = r->tasks.task; t < r->tasks.task + r->tasks.count; t++)
