@@ -20,7 +20,7 @@
 The tokens are GPT-2's, or with --vocab those of any tokenizer.json, or bytes (--vocab bytes).
 Folders also get tokenizer.bin, so that the trained model can be prompted and its samples read.
 Whatever stops a run (a kill, a full disk, no network), the same command continues it: DIR/get.json
-lists the finished parts. Needs numpy, and tiktoken for GPT-2's tokens; tokenizers for --vocab,
+lists the finished parts. Needs numpy, and for tokens tokenizers, for GPT-2's also tiktoken;
 huggingface_hub for downloads, pyarrow for Parquet and compressed files. HF_ENDPOINT, HF_TOKEN and
 the usual proxy variables are honoured. A folder of your own called tinystories is ./tinystories
 here.
@@ -84,10 +84,11 @@ def get_vocabulary(path, separator):
         return Bytes()
     if path is None:
         try:
-            import tiktoken  # noqa: F401
+            import tiktoken, tokenizers  # noqa: E401, F401
         except ImportError as error:
-            raise Refusal(f"GPT-2's tokens: expected tiktoken, found: {error}\n"
-                          "  -> python3 -m pip install tiktoken, or --vocab") from None
+            raise Refusal(f"GPT-2's tokens: expected tiktoken and tokenizers, found: {error}\n"
+                          "  -> python3 -m pip install tiktoken tokenizers, or --vocab bytes"
+                          ) from None
         paths = {name: os.path.join(HERE, "gpt2", name) for name in VOCABULARY}
         for name, pinned in VOCABULARY.items():
             if not hub.is_whole(paths[name], pinned):

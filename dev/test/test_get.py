@@ -1460,6 +1460,7 @@ def test_missing_modules():
     for name, args, parts in (
             ("numpy", ("tokenizer",), ("expected numpy", "pip install numpy")),
             ("tiktoken", ("tokenizer",), ("expected tiktoken", "pip install tiktoken")),
+            ("tokenizers", ("tokenizer",), ("and tokenizers", "pip install tiktoken tokenizers")),
             ("tokenizers", ("tokenizer", "--vocab", vocab), ("expected the package tokenizers",)),
             ("huggingface_hub", ("fineweb", "--out", fresh("x")),
              ("expected huggingface_hub", "pip install huggingface_hub")),
