@@ -491,7 +491,8 @@ models do, and neither confirm nor refute a paper.
    wholly on the other. Several comparisons of a claim must all agree; one that disagrees is enough.
    They are tested with Holm's correction over the claim's comparisons of that scale; what each
    would be without it is in the row.
-2. There is no verdict while the best learning rate of an arm is the first or the last tried.
+2. There is no verdict while the best learning rate of an arm is the first or the last tried. Where
+   a study has one rate, nothing shows that it is the best.
 3. *Always* and *never* need {fail_seeds} seeds or more. They agree if all seeds are alike, and
    disagree if Clopper and Pearson's interval of the proportion lies below one half.
 4. Likeness is a test of its own (equivalence): the interval lies within a margin that is taken from
